@@ -10,47 +10,47 @@ type End uint8
 
 // The ends.
 const (
-	Runs      End = iota // it has not ended
-	Whole                // as it should
-	Short                // [DONE] came, or the body ended, without a finish_reason
-	Refused              // the engine says that it failed: see Mirror.Failure
+	Runs      End = iota // the answer has not ended
+	Whole                // the answer is complete
+	Short                // [DONE] or the end of the body came before a finish_reason
+	Refused              // the engine reported an error: see Mirror.Failure
 	GivenBack            // the engine ran out of KV memory and wants a new prefill
 	Broken               // the answer exceeds a limit, or its events cannot be joined: see Err
 	Garbled              // an event cannot be read; another engine may send the answer intact: see Err
 )
 
-// Effects says what the bytes that arrived have brought, besides bytes for the client.
+// Effects says what the engine's bytes contained, besides what is forwarded to the client.
 type Effects struct {
 	Events int // events that carried tokens
-	Tokens int // the most tokens of the answer that were counted so far; 0 if Events is 0
+	Tokens int // tokens of the whole answer so far; 0 if Events is 0
 	End    End
 }
 
 // Answer is one engine's answer as a value: the engine's bytes and the time go in, bytes for
 // the client and effects come out. It has no clock and no socket: the caller that
-// reads the socket drives it. Use Reset before anything else.
+// reads the socket calls Feed. Call Reset before any other method.
 type Answer struct {
 	Reader    Reader
 	Mirror    Mirror
 	Trail     Trail
-	Assembler *Assembler // takes the events instead of the client; nil: they are for the client
+	Assembler *Assembler // collects the events for a client that asked for no stream; nil: the client gets each event
 
-	reported int // tokens that the Effects so far have reported
-	endBytes int // bytes of the event that says that the answer is whole; Unend removes them
+	reported int // the largest Effects.Tokens returned so far
+	endBytes int // length of the last event, if it completed the answer: Unend removes so many bytes
 	ended    bool
 	err      error
 }
 
-// Reset makes the answer ready for another request; it keeps its memory. The assembler is
-// nil, and the reader has no limits, until the caller sets them.
+// Reset makes the answer ready for another request and reuses its memory. Afterwards the assembler is
+// nil and the reader has no limits, until the caller sets them.
 func (a *Answer) Reset(ask Ask) {
 	a.Reader.Reset(Limits{})
 	a.Mirror.Reset(ask)
 	a.Assembler, a.reported, a.endBytes, a.ended, a.err = nil, 0, 0, false, nil
 }
 
-// Feed takes in the bytes that came by now, and appends to dst what the client gets for
-// them. p must not change during the call. Once the answer has ended, Feed returns no more events or bytes.
+// Feed takes in p, the bytes that the engine sent by now, and appends to dst the bytes for the client.
+// p must not change during the call. Once the answer has ended, Feed returns no more events or bytes.
 func (a *Answer) Feed(dst, p []byte, now time.Time) ([]byte, Effects) {
 	var all Effects
 	if a.ended && !a.Reader.Done() {
@@ -71,13 +71,13 @@ func (a *Answer) Feed(dst, p []byte, now time.Time) ([]byte, Effects) {
 	return dst, all
 }
 
-// Event does for one event what Feed does for bytes: it appends to dst what the client gets for the event.
+// Event takes in one event and appends to dst the bytes that the client gets for it.
 func (a *Answer) Event(dst []byte, e Event) ([]byte, Effects) {
 	var effects Effects
 	mark := len(dst)
 	edited, verdict := a.Mirror.Event(e, dst)
-	// The mirror appends what it edited to dst and returns the whole of it;
-	// an event it left alone is returned as it came.
+	// An edited event is appended to dst, and the mirror returns the longer dst.
+	// An event that needs no edit is returned as e.Raw, and dst is unchanged.
 	if len(edited) > 0 && &edited[0] != &e.Raw[0] {
 		dst = edited
 		edited = dst[mark:]
@@ -100,7 +100,7 @@ func (a *Answer) Event(dst []byte, e Event) ([]byte, Effects) {
 	switch verdict {
 	case Forward:
 		if e.Kind == KindComment && !a.Mirror.Started() {
-			dst = dst[:mark] // a comment sent now would commit the proxy to status 200
+			dst = dst[:mark] // a comment sent now would fix the client's status to 200, and the engine may still fail
 		}
 		if a.Mirror.over {
 			a.Reader.finish()
@@ -115,7 +115,7 @@ func (a *Answer) Event(dst []byte, e Event) ([]byte, Effects) {
 	case Unreadable:
 		a.err, effects.End = a.Mirror.Fault(), Garbled
 	case Failed:
-		dst, effects.End = dst[:mark], Refused // the caller that ends the answer writes an error of our own instead
+		dst, effects.End = dst[:mark], Refused // the engine's error event is dropped: the caller writes evenkeel's own error
 	case Recomputed:
 		effects.End = GivenBack
 	case Ended:
@@ -127,8 +127,8 @@ func (a *Answer) Event(dst []byte, e Event) ([]byte, Effects) {
 	return dst, effects
 }
 
-// Closed returns how the answer has ended when the engine's body ends. An answer with a finish_reason
-// is Whole without [DONE], too, because some engines leave [DONE] out.
+// Closed returns how the answer ended; the caller calls it when the engine's body ends. An answer with a finish_reason
+// is Whole even without [DONE], because some engines leave [DONE] out.
 func (a *Answer) Closed() End {
 	if a.Mirror.Finished() && a.Reader.Buffered() == 0 {
 		return Whole
@@ -136,18 +136,18 @@ func (a *Answer) Closed() End {
 	return Short
 }
 
-// Unend removes from the end of dst the event which says that the answer is whole, for a caller that found a reason not to
-// believe that. dst must end with this event, not with a [DONE] behind it.
+// Unend removes the event that completes the answer from the end of dst. A caller needs it if it finds
+// that the answer is not complete after all. dst must end with this event, not with a [DONE] after it.
 func (a *Answer) Unend(dst []byte) []byte {
 	if a.endBytes == 0 || a.endBytes > len(dst) {
 		return dst
 	}
 	dst, a.endBytes = dst[:len(dst)-a.endBytes], 0
-	a.Mirror.events-- // the error event that follows takes its number
+	a.Mirror.events-- // the error event that follows gets the number of the removed event
 	return dst
 }
 
-// Mend appends the blank line that must come before the next event if the last event was cut off in its middle.
+// Mend appends a blank line if the last event was cut off in its middle: without it, the next event would be read as a part of the last.
 func (a *Answer) Mend(dst []byte) []byte {
 	if a.Reader.Torn() && a.Assembler == nil {
 		return append(dst, BlankLine...)
@@ -155,7 +155,7 @@ func (a *Answer) Mend(dst []byte) []byte {
 	return dst
 }
 
-// Owed appends the event of the final usage if the engine sent this usage only beside the finish_reason.
+// Owed appends a last event with the usage, if the engine sent the usage only in the event with the finish_reason.
 func (a *Answer) Owed(dst []byte) []byte {
 	mark := len(dst)
 	dst = a.Mirror.Owed(dst)
@@ -174,17 +174,17 @@ func (a *Answer) Err() error {
 	return a.Reader.Err()
 }
 
-// TooMuch says that the engine sent more bytes than its answer may have.
+// TooMuch says that the engine sent more bytes than the reader's limits allow.
 func (a *Answer) TooMuch() bool { return errors.Is(a.Reader.Err(), ErrTooMuch) }
 
-// forms has, for each Form that is not chunked, how an event or a whole answer is read, and how a stream ends.
-// Verbatim needs none of that.
+// forms has a row for each Form that is not chunked: how an event or a whole answer is read, and how a stream ends.
+// Verbatim needs no such functions, because its events are not read.
 var forms = [...]struct {
 	read   func(b []byte, cached int) formFacts
-	judge  func(m *Mirror, s *formFacts, data []byte)           // adapts s to what the client asked for; nil: nothing in s depends on that
-	keep   func(t *Trail, m *Mirror, s *formFacts, data []byte) // adds an event to the Trail; nil: no other leg goes on with such an answer
+	judge  func(m *Mirror, s *formFacts, data []byte)           // adapts s to what the client asked for; nil: s is the same for all clients
+	keep   func(t *Trail, m *Mirror, s *formFacts, data []byte) // adds an event to the Trail; nil: no other engine can continue the answer
 	failed func(dst []byte, events int, message, typ, code string) []byte
-	end    string // the event that ends a whole answer; empty: the event with the finish_reason does
+	end    string // the event that ends a complete answer; empty: the event with the finish_reason ends it
 }{
 	Responses: {read: readResponse, failed: failedResponse},
 	Messages:  {read: readMessage, failed: failedMessage, end: messageStop},

@@ -9,28 +9,26 @@ import (
 	"evenkeel/internal/rawjson"
 )
 
-// ErrNoAnswer says that the stream held no event an answer could be made of.
+// ErrNoAnswer says that no event of the stream had a choice or a usage.
 var ErrNoAnswer = errors.New("sse: the decode stream ended without any choice or usage; prefill again")
 
 // ErrTooLarge says that an answer has more bytes than may be put together.
 var ErrTooLarge = errors.New("the answer is larger than limits.answer_bytes; ask for a stream, or for less")
 
-// Assembler makes a non-streamed answer of a stream's events. It
-// takes them as a Mirror returns them, with Ask.Usage set, and judges nothing:
-// whether the stream ended well is the Mirror's word.
+// Assembler joins the events of a stream into an answer in one piece. The events come from a Mirror whose Ask.Usage is
+// set. The Mirror, not the Assembler, decides whether the stream ended well.
 type Assembler struct {
 	chat     bool
-	top      fields // all but object, choices and usage
+	top      fields // the members of the answer except object, choices and usage
 	choices  []*choice
 	usage    []byte
 	scratch  []byte
 	found    bool // an event had a choice or a usage
-	byTokens bool // it is an answer of /inference/v1/generate
-	room     int  // bytes of events that it may still take
+	byTokens bool // the answer is one of /inference/v1/generate
+	room     int  // bytes of events that Add may still take
 }
 
-// NewAssembler returns an assembler of one answer, of up to limit bytes of
-// events; 0: of any size.
+// NewAssembler returns an assembler for one answer whose events have up to limit bytes together; 0: no limit.
 func NewAssembler(chat bool, limit int) *Assembler {
 	if limit <= 0 {
 		limit = math.MaxInt
@@ -79,11 +77,11 @@ func (a *Assembler) Add(event []byte) error {
 	return nil
 }
 
-// errMembers is an answer with more members, choices or tool calls than any engine
-// sends. The bound is needed because each event searches among all of them.
+// errMembers refuses an answer with more members, choices or tool calls than any engine sends.
+// Without a bound, time could grow with the square of their number, because each event searches among all of them.
 var errMembers = fmt.Errorf("sse: assembling the answer: it has more than %d members of one kind", maxMembers)
 
-// addChoices takes the list of choices at i in b, or null; false: it is no such list.
+// addChoices adds the list of choices at i in b, which may be null; false: the value cannot be read.
 func (a *Assembler) addChoices(b []byte, i int) bool {
 	if rawjson.IsNull(b[i:]) {
 		return true
@@ -95,7 +93,7 @@ func (a *Assembler) addChoices(b []byte, i int) bool {
 	return list.Pos > 0
 }
 
-// addChoice takes one choice of one event; it returns its end.
+// addChoice adds the choice of an event that starts at i in b, and returns where the choice ends; -1: it cannot be read.
 func (a *Assembler) addChoice(b []byte, i int) int {
 	index := 0
 	o := rawjson.ObjectAt(b, i)
@@ -111,7 +109,7 @@ func (a *Assembler) addChoice(b []byte, i int) int {
 	return o.Pos
 }
 
-// choice returns the choice with an index, and makes it if no event had it so far.
+// choice returns the choice with this index, and creates it if no event had it so far.
 func (a *Assembler) choice(index int) *choice {
 	i, found := slices.BinarySearchFunc(a.choices, index, func(c *choice, index int) int { return c.index - index })
 	if !found {
@@ -129,7 +127,7 @@ func (a *Assembler) JSON(dst []byte) ([]byte, error) {
 		return a.tokensJSON(dst), nil
 	}
 	dst = append(dst, '{')
-	if id := a.top.find([]byte("id")); id != nil { // the order OpenAI answers in
+	if id := a.top.find([]byte("id")); id != nil { // OpenAI sends id and object first
 		dst = append(appendKey(dst, "id"), id.val...)
 	}
 	dst = appendKey(dst, "object")

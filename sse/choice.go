@@ -11,16 +11,16 @@ import (
 type choice struct {
 	index    int
 	text     []byte // completions: the text as a JSON string
-	message  fields // chat: the delta's members
+	message  fields // chat: the members of all deltas, joined
 	tools    calls
 	function fields // the single function_call of older APIs
 	logprobs fields
 	hasProbs bool
 	finish   []byte
-	rest     fields // stop_reason, token_ids, and what we do not know
+	rest     fields // stop_reason, token_ids, and members that we do not know
 }
 
-// add takes a choice object of one event, at i in b.
+// add adds the choice of one event, an object at i in b; false: it cannot be read or has too many members.
 func (c *choice) add(b []byte, i int) bool {
 	o := rawjson.ObjectAt(b, i)
 	for o.NextValue() {
@@ -53,12 +53,12 @@ func (c *choice) add(b []byte, i int) bool {
 	return o.Pos > 0 && !c.full()
 }
 
-// full tells whether an object or a list of the choice has more than maxMembers members.
+// full says whether any object or list of the choice has more than maxMembers members.
 func (c *choice) full() bool {
 	return c.message.full() || c.function.full() || c.logprobs.full() || c.rest.full() || len(c.tools) > maxMembers
 }
 
-// addText adds a text, as a JSON string, behind the text so far. A value that is no string adds nothing.
+// addText appends a JSON string to the text so far. It ignores a value that is not a string.
 func (c *choice) addText(val []byte) {
 	switch {
 	case val[0] != '"':
@@ -69,7 +69,7 @@ func (c *choice) addText(val []byte) {
 	}
 }
 
-// addDelta takes the delta of a chat's choice, an object at i in b; false: it cannot be read.
+// addDelta adds the delta of a chat's choice, an object at i in b; false: it cannot be read.
 func (c *choice) addDelta(b []byte, i int) bool {
 	o := rawjson.ObjectAt(b, i)
 	for o.NextValue() {
@@ -85,7 +85,7 @@ func (c *choice) addDelta(b []byte, i int) bool {
 			if !rawjson.IsNull(val) && !addFunction(&c.function, b, o.Val) {
 				return false
 			}
-		default: // content, reasoning by either name, refusal
+		default: // content, refusal, and reasoning or reasoning_content
 			if val[0] == '"' {
 				c.message.join(o.Key, val)
 			} else {
@@ -110,7 +110,7 @@ func (c *choice) addLogprobs(b []byte, i int) bool {
 	return o.Pos > 0
 }
 
-// appendJSON appends the choice as it stands in an answer in one piece.
+// appendJSON appends the choice in the form that an answer without a stream has.
 func (c *choice) appendJSON(dst []byte, chat bool) []byte {
 	dst = strconv.AppendInt(append(dst, `{"index":`...), int64(c.index), 10)
 	if chat {
@@ -168,20 +168,20 @@ func (c *choice) appendMessage(dst []byte) []byte {
 	return append(dst, '}')
 }
 
-// saysOtherwise tells whether the message says something that is not content.
+// saysOtherwise says whether the message has anything besides content: a tool call, a refusal or reasoning.
 func (c *choice) saysOtherwise() bool {
 	return len(c.tools) > 0 || len(c.function) > 0 || slices.ContainsFunc(c.message, func(f field) bool {
 		return f.key != "role" && f.key != "content" && len(f.val) > len(`""`) && !rawjson.IsNull(f.val)
 	})
 }
 
-// calls are the tool calls of a message, by their index in the deltas.
+// calls are the tool calls of a message, sorted by their index in the deltas.
 type calls []*call
 
 type call struct {
 	index    int
 	function fields
-	rest     fields // id, type, and what we do not know
+	rest     fields // id, type, and members that we do not know
 }
 
 func (cs *calls) add(b []byte, i int) bool {
@@ -192,8 +192,8 @@ func (cs *calls) add(b []byte, i int) bool {
 	return list.Pos > 0
 }
 
-// addOne takes one tool call's delta; without an index, its place in the list is
-// its index.
+// addOne adds the delta of one tool call, at i in b, and returns where it ends; -1: it cannot be read.
+// index is its position in the list, which counts if the delta has no index of its own.
 func (cs *calls) addOne(b []byte, i, index int) int {
 	o := rawjson.ObjectAt(b, i)
 	for o.NextValue() {
@@ -209,7 +209,7 @@ func (cs *calls) addOne(b []byte, i, index int) int {
 	for o = rawjson.ObjectAt(b, i); o.NextValue(); {
 		val := o.Value()
 		switch string(o.Key) {
-		case "index": // a tool call has an index in a stream only
+		case "index": // only a stream gives tool calls an index
 		case "function":
 			if !rawjson.IsNull(val) && !addFunction(&c.function, b, o.Val) {
 				return -1
@@ -226,7 +226,7 @@ func (cs *calls) addOne(b []byte, i, index int) int {
 	return end
 }
 
-// call returns the tool call with an index, and makes it if no delta had it so far.
+// call returns the tool call with this index, and creates it if no delta had it so far.
 func (cs *calls) call(index int) *call {
 	i, found := slices.BinarySearchFunc(*cs, index, func(c *call, index int) int { return c.index - index })
 	if !found {
@@ -235,7 +235,7 @@ func (cs *calls) call(index int) *call {
 	return (*cs)[i]
 }
 
-// addFunction keeps the first name and joins the arguments.
+// addFunction adds the function at i in b to fn: it keeps the first name and joins the arguments. false: it cannot be read.
 func addFunction(fn *fields, b []byte, i int) bool {
 	o := rawjson.ObjectAt(b, i)
 	for o.NextValue() {

@@ -7,25 +7,25 @@ import (
 	"evenkeel/internal/rawjson"
 )
 
-// action is what becomes of a marked member of an event.
+// action says how the client's copy of an event differs at a marked member.
 type action uint8
 
 const (
 	keep action = iota
 	remove
 	null
-	put // the value that m.value appends
+	put // write a new value: see appendValue
 )
 
-// edit returns the event as the client gets it. All bytes but those of the
-// members that change stay as the engine wrote them, order and numbers included.
+// edit returns the event as the client gets it. Members that do not change keep their bytes,
+// so that their order and the spelling of numbers stay as the engine wrote them.
 func (m *Mirror) edit(e Event, dst []byte) []byte {
-	var gone [3]struct{ open, n int32 } // members removed so far of the current object of each level
+	var gone [3]struct{ open, n int32 } // for each nesting level: where the current object opens, and how many of its members are removed
 	b, copied, edited := e.Data, 0, false
 	for i := range m.marks {
 		marked := &m.marks[i]
 		if int(marked.val) < copied {
-			continue // inside a member that is gone
+			continue // an enclosing member was replaced or removed already
 		}
 		act := m.act(marked, b)
 		if act == keep {
@@ -49,16 +49,7 @@ func (m *Mirror) edit(e Event, dst []byte) []byte {
 		case null:
 			dst = append(dst, "null"...)
 		case put:
-			switch marked.kind {
-			case spansValue:
-				dst = appendSpans(dst, b[marked.val:marked.end], m.ask.Seam.Tokens)
-			case offsetsValue:
-				dst = appendShifted(dst, b[marked.val:marked.end], m.ask.Seam.Runes)
-			case noDetails, nullDetails, noCached:
-				dst = m.appendCached(dst, marked)
-			default:
-				dst = m.appendValue(dst, marked.kind)
-			}
+			dst = m.appendValue(dst, marked, b[marked.val:marked.end])
 		}
 		copied = to
 	}
@@ -68,7 +59,7 @@ func (m *Mirror) edit(e Event, dst []byte) []byte {
 	return appendTail(appendPart(dst, e, b[copied:]), e)
 }
 
-// act says what becomes of a marked member.
+// act decides what to do with a marked member. A case that does not return leaves it to the end: put, if the new value differs.
 func (m *Mirror) act(marked *mark, b []byte) action {
 	var scratch [20]byte
 	old := b[marked.val:marked.end]
@@ -77,14 +68,14 @@ func (m *Mirror) act(marked *mark, b []byte) action {
 		switch {
 		case m.continuous, m.ask.Usage && m.facts.choices == 0:
 			return keep
-		case m.byIDs && rawjson.IsNull(old): // each event of this endpoint has a usage
+		case m.byIDs && rawjson.IsNull(old): // every event of /inference/v1/generate has a usage, and the client expects one
 			return keep
 		case !m.ask.Usage && !m.byIDs:
 			return remove
 		case rawjson.IsNull(old):
 			return keep
 		}
-		return null // what OpenAI sends before the final usage
+		return null // OpenAI sends null in each event before the one with the final usage
 	case detailsValue:
 		if m.ask.Cached == -1 && marked.inside == 0 {
 			return remove
@@ -106,7 +97,7 @@ func (m *Mirror) act(marked *mark, b []byte) action {
 		switch {
 		case !m.ask.Whole:
 			return remove
-		case rawjson.IsNull(old): // engines send this null in every answer in one piece
+		case rawjson.IsNull(old): // an engine that does not stream sends this null to every client
 			return keep
 		}
 		return null
@@ -128,28 +119,34 @@ func (m *Mirror) act(marked *mark, b []byte) action {
 		}
 	case fingerprintValue:
 		if len(m.ask.Seam.Head.Fingerprint) == 0 {
-			return remove // the first leg had none
+			return remove // the first engine of this answer sent no fingerprint
 		}
 	case idValue:
 		if bytes.Equal(old, m.id) {
 			return keep
 		}
 		return put
-	case endValue: // of a leg whose answer goes on in another
+	case endValue: // the finish_reason of an engine whose answer is continued by another
 		if m.facts.recomputed && !rawjson.IsNull(old) {
 			return null
 		}
 		return keep
 	}
-	if bytes.Equal(old, m.appendValue(scratch[:0], marked.kind)) {
+	if bytes.Equal(old, m.appendValue(scratch[:0], marked, old)) {
 		return keep
 	}
 	return put
 }
 
-// appendValue appends the value that the client gets for a member of this kind.
-func (m *Mirror) appendValue(dst []byte, w valueKind) []byte {
-	switch w {
+// appendValue appends the value that the client gets for a marked member, whose value in the event is old.
+func (m *Mirror) appendValue(dst []byte, marked *mark, old []byte) []byte {
+	switch marked.kind {
+	case spansValue:
+		return appendSpans(dst, old, m.ask.Seam.Tokens)
+	case offsetsValue:
+		return appendShifted(dst, old, m.ask.Seam.Runes)
+	case noDetails, nullDetails, noCached:
+		return m.appendCached(dst, marked)
 	case idValue:
 		return append(dst, m.id...)
 	case createdValue:
@@ -174,7 +171,7 @@ func (m *Mirror) appendValue(dst []byte, w valueKind) []byte {
 	}
 }
 
-// appendCached appends prefill's cached_tokens with what is missing around them.
+// appendCached appends the prefill engine's cached_tokens, and the enclosing prompt_tokens_details if the event lacks that object.
 func (m *Mirror) appendCached(dst []byte, marked *mark) []byte {
 	if marked.kind != nullDetails && marked.inside > 0 {
 		dst = append(dst, ',')
@@ -192,8 +189,8 @@ func (m *Mirror) appendCached(dst []byte, marked *mark) []byte {
 	return dst
 }
 
-// appendShifted appends a list of numbers, each with n more.
-func appendShifted(dst, list []byte, n int) []byte {
+// appendShifted appends a list of numbers with offset added to each.
+func appendShifted(dst, list []byte, offset int) []byte {
 	dst = append(dst, '[')
 	a := rawjson.ArrayAt(list, 0)
 	for a.Next() {
@@ -202,7 +199,7 @@ func appendShifted(dst, list []byte, n int) []byte {
 			dst = append(dst, ',')
 		}
 		if v, ok := rawjson.Int(list, a.Val, a.Pos); ok {
-			dst = strconv.AppendInt(dst, int64(v+n), 10)
+			dst = strconv.AppendInt(dst, int64(v+offset), 10)
 		} else if a.Pos > 0 {
 			dst = append(dst, list[a.Val:a.Pos]...)
 		}
@@ -210,7 +207,7 @@ func appendShifted(dst, list []byte, n int) []byte {
 	return append(dst, ']')
 }
 
-// appendHead appends what stands before an event's data.
+// appendHead appends the bytes of an event before its data.
 func appendHead(dst []byte, e Event) []byte {
 	if e.at > 0 {
 		return append(dst, e.Raw[:e.at]...)
@@ -218,8 +215,7 @@ func appendHead(dst []byte, e Event) []byte {
 	return append(appendOtherLines(dst, e.Raw), "data: "...)
 }
 
-// appendPart appends a piece of the data. Data that came in several lines goes
-// out in several lines.
+// appendPart appends a piece of the data. Data that came in several data lines is written in several, too.
 func appendPart(dst []byte, e Event, part []byte) []byte {
 	if e.at > 0 {
 		return append(dst, part...)
@@ -234,7 +230,7 @@ func appendPart(dst []byte, e Event, part []byte) []byte {
 	}
 }
 
-// appendTail appends what stands behind an event's data.
+// appendTail appends the bytes of an event after its data.
 func appendTail(dst []byte, e Event) []byte {
 	if e.at > 0 {
 		return append(dst, e.Raw[e.at+len(e.Data):]...)

@@ -7,7 +7,7 @@ import (
 	"evenkeel/internal/rawjson"
 )
 
-// BlankLine ends an event, wherever it broke off.
+// BlankLine ends an event, even one that was cut off in the middle of a line.
 const BlankLine = "\n\n"
 
 // Done is the event that ends a stream.
@@ -19,9 +19,8 @@ type Usage struct {
 	Cached                    int // prompt tokens that prefill found in its prefix cache; -1: not known
 }
 
-// UsageEvent appends the event without choices that carries a stream's usage,
-// for a stream that evenkeel puts together itself. details are the counts of
-// prompt_tokens_details; cached_tokens is left out of them, because u.Cached has it.
+// UsageEvent appends the event that has no choices and carries a stream's usage. It is for a stream that evenkeel
+// puts together itself. details are the counts of prompt_tokens_details; its cached_tokens is ignored, because u.Cached has it.
 func UsageEvent(dst, id, model []byte, created int64, chat bool, u Usage, details map[string]int) []byte {
 	dst = rawjson.AppendString(append(dst, `data: {"id":`...), id)
 	if chat {
@@ -65,8 +64,7 @@ func (u Usage) appendJSON(dst []byte, details map[string]int) []byte {
 	return append(dst, '}')
 }
 
-// ErrorEvent appends the event that tells a client that its stream failed after
-// it began. Done has to follow it.
+// ErrorEvent appends the event that tells a client that its stream failed after it began. The caller must append Done after it.
 func ErrorEvent(dst []byte, message, typ, code string) []byte {
 	dst = rawjson.AppendString(append(dst, `data: {"error":{"message":`...), message)
 	dst = rawjson.AppendString(append(dst, `,"type":`...), typ)

@@ -7,8 +7,8 @@ import (
 	"evenkeel/internal/rawjson"
 )
 
-// Failure is what an engine said when a stream failed. Fields it did not fill
-// are empty; Status always says how to answer a client that has no byte yet.
+// Failure is an engine's error as its stream reported it. Fields that the engine did not send are
+// empty. Status is always set: it is the HTTP status for a client that has received no byte yet.
 type Failure struct {
 	Message string
 	Type    string
@@ -16,7 +16,7 @@ type Failure struct {
 	Status  int
 }
 
-// finishFailure is for a choice that ends with finish_reason error or abort.
+// finishFailure returns the failure of a choice whose finish_reason is error or abort.
 func finishFailure(reason string) Failure {
 	return Failure{
 		Message: "the decode engine ended the answer with finish_reason " + strconv.Quote(reason),
@@ -26,14 +26,14 @@ func finishFailure(reason string) Failure {
 	}
 }
 
-// ReadFailure reads an error event in any of its shapes: under
-// "error" as an object or a string, or spread over the top level by old engines.
+// ReadFailure reads an error event. The error is the member "error", an object or a string;
+// old engines put the fields of the error at the top level instead.
 func ReadFailure(data []byte) Failure {
 	var top struct {
 		errorFields
 		Error json.RawMessage `json:"error"`
 	}
-	_ = json.Unmarshal(data, &top) // what cannot be read stays empty
+	_ = json.Unmarshal(data, &top) // a field that cannot be read stays empty
 	fields := top.errorFields
 	if len(top.Error) > 0 && !rawjson.IsNull(top.Error) {
 		fields = errorFields{}
@@ -55,8 +55,8 @@ type errorFields struct {
 	Code    json.RawMessage `json:"code"` // a number, or in the Rust frontend a name
 }
 
-// clientGone is the status with which proxies log that a client has left. An engine
-// cannot know that of our client, and with this status the client would get no error.
+// clientGone is the status with which proxies log that a client disconnected. The engine's client is evenkeel,
+// so 499 says nothing about evenkeel's client, who must get a real error status.
 const clientGone = 499
 
 // errorCode takes the status from a numeric code, else from the type.

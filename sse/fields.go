@@ -6,8 +6,7 @@ import (
 	"evenkeel/internal/rawjson"
 )
 
-// fields is a JSON object under construction: its members in the order they
-// were first seen, each value in its own buffer.
+// fields is a JSON object under construction. Its members are in the order in which they first came, each value in its own buffer.
 type fields []field
 
 type field struct {
@@ -15,8 +14,7 @@ type field struct {
 	val []byte
 }
 
-// find returns the member's value, nil if there is none. The pointer is good
-// until the next add.
+// find returns the member with a key; nil: there is none. The pointer is valid until the next add.
 func (fs fields) find(key []byte) *field {
 	for i := range fs {
 		if fs[i].key == string(key) {
@@ -46,8 +44,8 @@ func (fs *fields) last(key, val []byte) {
 	}
 }
 
-// join puts strings and arrays together, and keeps the last of anything else.
-// Strings are joined as written: half a surrogate pair meets its other half.
+// join appends a string to a string and an array to an array. Of other values it keeps the last.
+// Strings are joined in their escaped form, because two events may each have one half of a \u surrogate pair.
 func (fs *fields) join(key, val []byte) {
 	f := fs.find(key)
 	if f == nil {
@@ -68,8 +66,8 @@ func (fs *fields) join(key, val []byte) {
 	}
 }
 
-// gather keeps all values of a member whose meaning is not known: lists are joined, and so are the members of objects.
-// Of other values the last one stays. A value that comes again unchanged is not added again.
+// gather adds a value of a member whose meaning is not known. It joins lists, and the members of objects.
+// Of other values it keeps the last. It ignores a value that equals the one so far.
 func (fs *fields) gather(key, val []byte) {
 	f := fs.find(key)
 	switch {
@@ -91,7 +89,7 @@ const maxMembers = 256
 
 func (fs fields) full() bool { return len(fs) > maxMembers }
 
-// add appends a member; it drops the member if the object is full.
+// add appends a member; a full object ignores it, and the caller finds out by full.
 func (fs *fields) add(key, val []byte) {
 	if fs.full() {
 		return
@@ -111,7 +109,7 @@ func joinArrays(a, b []byte) []byte {
 	}
 }
 
-// joinObjects puts the members of object b into object a. Of a member that both have, b's value stays.
+// joinObjects returns object a with the members of object b. If both have a member, b's value is used.
 func joinObjects(a, b []byte) []byte {
 	var all fields
 	for _, from := range [][]byte{a, b} {
@@ -122,8 +120,7 @@ func joinObjects(a, b []byte) []byte {
 	return append(all.appendMembers([]byte{'{'}), '}')
 }
 
-// appendMembers appends the members with a comma before each but the first of
-// the object at the end of dst.
+// appendMembers appends the members to the open object at the end of dst, with commas between them.
 func (fs fields) appendMembers(dst []byte) []byte {
 	for _, f := range fs {
 		dst = append(appendKey(dst, f.key), f.val...)
@@ -131,8 +128,7 @@ func (fs fields) appendMembers(dst []byte) []byte {
 	return dst
 }
 
-// appendKey starts a member of the object at the end of dst. The key is written
-// as it came.
+// appendKey appends a key to the open object at the end of dst. The key is already escaped.
 func appendKey(dst []byte, key string) []byte {
 	if c := dst[len(dst)-1]; c != '{' {
 		dst = append(dst, ',')

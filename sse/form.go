@@ -7,20 +7,20 @@ import (
 	"evenkeel/internal/rawjson"
 )
 
-// A Form is what the events of an endpoint are like.
+// A Form is the format of the events of an endpoint.
 type Form uint8
 
-// The forms. Chat and completions share Chunks. Tokens differs little from it, and Mirror.read reads both.
+// The forms. Chat and completions share Chunks. Tokens differs little from Chunks, and Mirror.read reads both.
 const (
 	Chunks    Form = iota
 	Responses      // of /v1/responses
 	Messages       // of /v1/messages
 	Tokens         // of /inference/v1/generate
 	Generated      // of /generate
-	Verbatim       // any events: the client gets them as they came, and no finish_reason is wanted
+	Verbatim       // any events: the client gets them unchanged, and a finish_reason is not required
 )
 
-// FormOf is the form of a path's events.
+// FormOf returns the form of the events that the endpoint at this path sends.
 func FormOf(path string) Form {
 	switch path {
 	case "/v1/responses":
@@ -35,43 +35,42 @@ func FormOf(path string) Form {
 	return Chunks
 }
 
-// chunked says whether the events are those of completions, or like them.
+// chunked says whether the events have choices, as those of completions have.
 func (f Form) chunked() bool { return f == Chunks || f == Tokens }
 
-// formFacts is what an event, or a whole answer, says, of a form that is not chunked. See facts for the chunked ones.
+// formFacts is what one event, or one answer in one piece, contains if its form is not chunked. For chunked forms see facts.
 type formFacts struct {
-	ok       bool
+	ok       bool // the event is readable JSON
 	opening  bool // the event is about the request, not about the answer
 	idle     bool // the event says nothing: a ping
-	delta    bool // it has text or another part of the answer that the engine made of tokens
+	delta    bool // it has generated tokens, as text or in another form
 	last     bool // it has the final usage
-	over     bool // no event comes behind it
+	over     bool // it is the last event of the stream
 	failed   bool
-	fault    error  // why the event cannot be used; nil: it can
+	fault    error  // why the event cannot be forwarded; nil: it can
 	why      []byte // the event, or the error in it: what ReadFailure reads
 	finish   string
 	stopText bool // a stop text of the request ended the answer
 	usage    Usage
-	cuts     []cut
-	idAt     cut // of Generated: where the answer's id stands
-	textAt   cut // of Generated: where the text stands
-	idsAt    cut // of Generated: where the token ids stand
-	endAt    int // of Generated: the place behind all members
+	cuts     []cut // changes that the client's copy needs
+	idAt     cut   // of Generated: where the answer's id stands
+	textAt   cut   // of Generated: where the text stands
+	idsAt    cut   // of Generated: where the token ids stand
+	endAt    int   // of Generated: where the object's closing brace stands
 }
 
-// verbatim takes the next event of an answer that goes to the client as it came. Only an error among its members ends it.
+// verbatim takes the next event of an answer that the client gets unchanged. Only an event with an error makes the answer fail.
 func (m *Mirror) verbatim(e Event) ([]byte, Verdict) {
 	if e.Kind == KindData && m.ReadUsage(e.Data) {
-		m.failure = Failure{Message: "the engine ended its answer with an error; its log says why", Type: "server_error", Code: "engine_failed",
-			Status: 502}
+		const message = "the engine ended its answer with an error; its log says why"
+		m.failure = Failure{Message: message, Type: "server_error", Code: "engine_failed", Status: 502}
 		return e.Raw, Failed
 	}
-	m.started, m.over, m.finish = true, e.Kind == KindDone, "stop" // the end of the body may also end it, so it is finished at any time
+	m.started, m.over, m.finish = true, e.Kind == KindDone, "stop" // the body may end at any event, so the answer always counts as finished
 	return e.Raw, Forward
 }
 
-// ReadUsage takes over the usage of an object, which is an event or an answer in one piece. failed says that the object has an
-// error instead.
+// ReadUsage stores the usage in b, which is an event or an answer in one piece. failed says that b has a member error.
 func (m *Mirror) ReadUsage(b []byte) (failed bool) {
 	u := Usage{Cached: -1}
 	o := rawjson.ObjectAt(b, rawjson.Space(b, 0))
@@ -100,23 +99,22 @@ func (m *Mirror) ReadUsage(b []byte) (failed bool) {
 	return failed
 }
 
-// mostCounted is the largest number of tokens that an engine is believed to count: a request may have many prompts, but not so
-// many tokens.
+// mostCounted is the largest number of tokens that evenkeel believes in a usage (67 million). A larger number is taken for garbage,
+// because not even a request with many prompts has that many tokens.
 const mostCounted = 64 << 20
 
-// maxHeld is how many events may come before the answer begins.
+// maxHeld bounds how many events take holds back before the first event with a token.
 const maxHeld = 4
 
-// take takes the next event, or a whole answer, of an endpoint with a form of its own. An engine sends
-// events about the request, or about what begins, before the first event with a token. take holds them
-// back until that event comes: before it, the engine may not have the KV, and the client has no status.
-// If the engine fails before it, another engine can answer, because the client has nothing yet.
+// take takes the next event, or an answer in one piece, of a form that is not chunked. Before the first event with a token,
+// an engine sends events that only announce the answer. take holds these back until the first token comes. Until then the
+// engine may still fail to get the KV, and another engine can answer in its place, because the client has received nothing.
 func (m *Mirror) take(e Event, dst []byte) (out []byte, v Verdict) {
 	if m.ask.Form == Verbatim {
 		return m.verbatim(e)
 	}
 	if e.Kind == KindOpaque {
-		if m.ask.Form == Responses { // it may be an opening event or the last one, which have members that are not for the client
+		if m.ask.Form == Responses { // the event may have members that must be removed, and it is too large to be parsed
 			m.fault = ErrLargeEvent
 			return nil, Overrun
 		}
@@ -141,11 +139,11 @@ func (m *Mirror) take(e Event, dst []byte) (out []byte, v Verdict) {
 		return nil, Overrun
 	case said.idle && !m.started && (m.opened == 0 || m.opened == maxHeld):
 		return nil, Drop
-	case said.over && !said.last && m.finish == "": // the stream ended, and no finish_reason came before
+	case said.over && !said.last && m.finish == "": // the stream ends without a finish_reason
 		return nil, Ended
 	}
 	m.events++
-	// SGLang counts the prompt in message_start alone (0.5.23, entrypoints/anthropic/serving.py)
+	// SGLang sends the prompt's tokens in message_start only (0.5.23, entrypoints/anthropic/serving.py).
 	if said.usage.Prompt == 0 && said.usage.Total > 0 {
 		said.usage.Prompt, said.usage.Cached = m.usage.Prompt, m.usage.Cached
 		said.usage.Total += said.usage.Prompt
@@ -158,7 +156,8 @@ func (m *Mirror) take(e Event, dst []byte) (out []byte, v Verdict) {
 		m.fault = fault
 		return nil, Overrun
 	}
-	if !m.started && !said.delta && !said.last && (said.opening || m.opened < maxHeld) {
+	announces := !m.started && !said.delta && !said.last // nothing of the answer itself has come
+	if announces && (said.opening || m.opened < maxHeld) {
 		if m.opened++; m.opened > maxHeld {
 			m.fault = ErrBadCount
 			return nil, Overrun
@@ -184,7 +183,7 @@ func (m *Mirror) take(e Event, dst []byte) (out []byte, v Verdict) {
 	return m.cut(e, said.cuts, dst), Forward
 }
 
-// release returns the events that were held back and raw behind them, appended to dst; raw itself if none were held back.
+// release returns dst with the events that were held back and then raw. If none were held back, it returns raw alone.
 func (m *Mirror) release(raw, dst []byte) []byte {
 	if len(m.held) == 0 {
 		return raw
@@ -200,33 +199,34 @@ type cut struct {
 	put      string // the replacement
 }
 
-// cut writes an event with its cuts, which are in the order of their places.
+// cut appends an event with its cuts made. The cuts are sorted by where they start.
 func (m *Mirror) cut(e Event, cuts []cut, dst []byte) []byte {
-	dst, at := appendHead(dst, e), 0
+	dst, copied := appendHead(dst, e), 0
 	for _, c := range cuts {
-		if c.to <= at {
+		if c.to <= copied {
 			continue
 		}
-		dst = append(appendPart(dst, e, e.Data[at:max(c.from, at)]), c.put...)
-		at = c.to
+		dst = append(appendPart(dst, e, e.Data[copied:max(c.from, copied)]), c.put...)
+		copied = c.to
 	}
-	return appendTail(appendPart(dst, e, e.Data[at:]), e)
+	return appendTail(appendPart(dst, e, e.Data[copied:]), e)
 }
 
-// without returns the cut that removes an object's current member. kept says that a member before it stays.
+// without returns the cut that removes an object's current member and a comma beside it.
+// kept says that an earlier member stays: then the comma before the removed one goes with it.
 func without(o *rawjson.Object, kept bool) cut {
 	from, to := rawjson.Cut(o.Text, o.Comma, o.Quote, o.Pos, !kept)
 	return cut{from: from, to: to}
 }
 
-// order puts the cuts in the order of their places.
+// order sorts the cuts by where they start.
 func (s *formFacts) order() {
 	if len(s.cuts) > 1 {
 		slices.SortFunc(s.cuts, func(a, b cut) int { return a.from - b.from })
 	}
 }
 
-// foreignKey says whether a member of an answer is for engines alone.
+// foreignKey says whether a member of an answer is meant for engines, so that clients must not get it.
 func foreignKey(key string) bool { return key == "kv_transfer_params" || key == "ec_transfer_params" }
 
 // text unquotes a JSON string; empty: v is not a string.
@@ -237,19 +237,19 @@ func text(v []byte) string {
 	return rawjson.Unquote(v)
 }
 
-// countOf reads the current member of an object as a number of tokens.
+// countOf reads the current member of an object as a number of tokens; 0: it is no such number.
 func countOf(o *rawjson.Object) int {
 	n, _ := rawjson.Int(o.Text, o.Val, o.Pos)
 	return max(0, n)
 }
 
-// OnlyFailure appends a whole stream that has only an error.
+// OnlyFailure appends a complete stream whose only event is an error.
 func OnlyFailure(dst []byte, f Form, message, typ, code string) []byte {
 	return (&Answer{Mirror: Mirror{ask: Ask{Form: f}}}).Ending(dst, true, message, typ, code)
 }
 
-// Silence is what a client gets while no event comes, so that it sees that the connection lives. Clients of messages know the
-// event ping for that, and clients of other endpoints ignore comments. The caller must not change the bytes.
+// Silence returns the bytes that show a client that its connection is alive while no event comes. For /v1/messages it is
+// the event ping, for other endpoints a comment, which clients ignore. The caller must not change the bytes.
 func Silence(f Form) []byte {
 	if f == Messages {
 		return pinged
@@ -262,8 +262,8 @@ var (
 	commented = []byte(": keep-alive\n\n")
 )
 
-// Ending appends what ends a stream for its client: the error, if there is one, and [DONE]
-// where the endpoint has it. typ and code are the error's in the words of the endpoint.
+// Ending appends the end of a client's stream: an error event if failed, and [DONE] if the endpoint uses it.
+// typ and code are the error's type and code as this endpoint names them.
 func (a *Answer) Ending(dst []byte, failed bool, message, typ, code string) []byte {
 	m := &a.Mirror
 	form := &forms[m.ask.Form]
@@ -280,7 +280,7 @@ func (a *Answer) Ending(dst []byte, failed bool, message, typ, code string) []by
 	return dst
 }
 
-// failedResponse appends the error event of /v1/responses.
+// failedResponse appends the error event of /v1/responses. events, the number of events before it, becomes its sequence_number.
 func failedResponse(dst []byte, events int, message, _, code string) []byte {
 	dst = rawjson.AppendString(append(dst, "event: error\ndata: {\"type\":\"error\",\"code\":"...), code)
 	dst = rawjson.AppendString(append(dst, `,"message":`...), message)

@@ -1,19 +1,18 @@
-// Package sse reads a decode engine's event stream for a client: it cuts
-// the bytes into events, counts the tokens that were generated, removes
-// what evenkeel asked the engine for but the client did not, and assembles
-// the answer of a client that did not ask for a stream.
+// Package sse reads a decode engine's event stream for a client. It cuts
+// the bytes into events, counts the generated tokens, and removes members that
+// evenkeel, but not the client, asked the engine for. For a client that did not ask for
+// a stream it joins the events into one answer.
 //
 // The package is pure: bytes in, bytes out; no I/O, clock, goroutine or log.
 package sse
 
 import "bytes"
 
-// DefaultMaxEvent bounds one event. The token ids of a prompt of a million
-// tokens come in one event of about 7 MB.
+// DefaultMaxEvent bounds one event, in bytes. One event can carry the token ids of a prompt of a million tokens, about 7 MB.
 const DefaultMaxEvent = 8 << 20
 
-// keepBuffer is the largest buffer kept once it is empty: the one event that
-// carried a long prompt's token ids does not stay in memory with its stream.
+// keepBuffer is the largest empty buffer, in bytes, that a stream keeps. A larger one is freed: it was needed
+// only for a rare large event, for example one with the token ids of a long prompt.
 const keepBuffer = 4 << 10
 
 // Kind says what an event holds.
@@ -22,41 +21,40 @@ type Kind uint8
 // The kinds of event.
 const (
 	KindData    Kind = iota // at least one data line
-	KindComment             // no data line: comments, id:, retry:, or a blank line too many
+	KindComment             // no data line: only comments, id:, retry:, or a superfluous blank line
 	KindDone                // data: [DONE]
-	KindOpaque              // a piece of an event beyond the size cap: forward as is, do not parse
+	KindOpaque              // a piece of an event that exceeds the size limit: forward it unchanged, do not parse it
 )
 
 // Event is one block of the stream, its closing blank line included.
 type Event struct {
 	Raw  []byte // the bytes of the event as they came
-	Data []byte // the value of its data line; several are joined by \n
+	Data []byte // the value of its data line; the values of several data lines are joined by \n
 	Kind Kind
 
-	at int // where Data starts in Raw; 0: it was joined, and is not in Raw in one piece
+	at int // where Data starts in Raw; 0: Data was joined from several lines and is not a part of Raw
 }
 
-// Framer cuts a byte stream into events at blank lines, however the bytes were
-// split on their way. Lines end in LF, CRLF or a lone CR. The zero value is
-// not ready: use NewFramer.
+// Framer cuts a byte stream into events at blank lines. How the network split the bytes makes no difference.
+// Lines end in LF, CRLF or a lone CR. The zero value is not ready: use NewFramer.
 type Framer struct {
 	max     int
-	buf     []byte // what is being framed: the caller's bytes while lent, else a part of own
-	own     []byte // the memory for an event that has come in part
+	buf     []byte // the bytes to cut: the caller's slice while lent is true, else a part of own
+	own     []byte // memory of the framer for an event of which only a part has come
 	lent    bool
 	scratch []byte // joined data of the events returned since the last Feed
 
 	start int // the event being read starts here in buf
 	line  int // its current line starts here
-	scan  int // bytes of the line before here hold no line end
-	lf    int // bytes from scan up to here hold no LF; to look at them again for each line that ends in CR would take quadratic time
+	scan  int // the current line has no line end before this offset
+	lf    int // there is no LF from scan up to this offset; without it, lines that end in CR would be searched in quadratic time
 
-	handed  int  // bytes of this event already returned as opaque pieces
-	midLine bool // some of these bytes belong to the current line, which is thus not blank
+	handed  int  // bytes of this event that were returned already, as opaque pieces
+	midLine bool // some bytes of the current line were returned already, so the line is not blank
 	afterCR bool // the previous line of this event ended in a lone CR
 
 	dataLines       int // how many data lines this event has so far
-	dataAt, dataLen int // the value of its first data line; dataAt counts from start
+	dataAt, dataLen int // offset (from start) and length of the value of its first data line
 }
 
 // NewFramer returns a framer that takes events of up to maxEvent bytes;
@@ -78,9 +76,8 @@ func Events(text []byte) func(yield func(Event) bool) {
 	}
 }
 
-// Feed takes bytes in. They are framed where they are, and p must not change until
-// Next returns false; only the beginning of an event that has not ended is copied.
-// Slices of earlier events are no longer valid.
+// Feed takes in the bytes p. They are not copied, except those of an event that has not ended, so p must not change
+// until Next returns false. Slices of earlier events are no longer valid after Feed.
 func (f *Framer) Feed(p []byte) {
 	f.settle()
 	f.scratch = f.scratch[:0]
@@ -95,11 +92,11 @@ func (f *Framer) Feed(p []byte) {
 	f.own = f.buf
 }
 
-// settle moves the beginning of an unfinished event to the start of our own memory.
+// settle copies the beginning of an unfinished event from the caller's bytes to the start of the framer's own memory.
 func (f *Framer) settle() {
 	rest := f.buf[f.start:]
 	if len(rest) > 0 && f.start == 0 && !f.lent {
-		return // the event is at the start already; to copy it at each Feed would cost the square of its length
+		return // it is there already; copying it again at each Feed would take time quadratic in its length
 	}
 	f.line -= f.start
 	f.scan -= f.start
@@ -109,7 +106,7 @@ func (f *Framer) settle() {
 		f.buf, f.lent = nil, false
 		return
 	}
-	f.own = append(f.own[:0], rest...) // a rest in our own memory moves within it
+	f.own = append(f.own[:0], rest...) // if rest is a part of own, it moves to the front
 	f.buf, f.lent = f.own, false
 }
 
@@ -133,11 +130,11 @@ func (f *Framer) Next() (Event, bool) {
 	}
 }
 
-// Buffered is how many bytes of an unfinished event have come, those returned
-// as opaque pieces included. If the stream ends and it is not 0, it was cut off.
+// Buffered returns how many bytes of an unfinished event have come, including those returned
+// as opaque pieces. If it is not 0 when the stream ends, the stream was cut off.
 func (f *Framer) Buffered() int { return f.handed + f.held() }
 
-// held is how many bytes have come and are in no event yet.
+// held returns how many bytes have come that were not returned yet.
 func (f *Framer) held() int { return len(f.buf) - f.start }
 
 // Reset makes the framer ready for another stream.
@@ -152,10 +149,9 @@ func (f *Framer) Reset() {
 	*f = Framer{max: f.max, own: own, scratch: scratch}
 }
 
-// lineEnd finds where the current line ends and the next one starts.
-// A CR that is the last byte so far may be half a CRLF and waits for the next,
-// unless it follows a lone CR: then lines of this stream end so, and waiting
-// would hold back every event until the one after it.
+// lineEnd finds where the current line ends and the next one starts; ok is false if the end has not come yet.
+// A CR that is the last byte so far may be half of a CRLF, so lineEnd waits for the next byte. It does not wait if the
+// line before ended in a lone CR: then this stream ends its lines so, and waiting would delay each event until the next.
 func (f *Framer) lineEnd() (end, next int, ok bool) {
 	limit := len(f.buf)
 	f.lf = max(f.lf, f.scan)
@@ -198,12 +194,12 @@ func (f *Framer) keepLine(end int) {
 	f.dataLines++
 }
 
-// cut returns the event that ends at next, and starts another there.
+// cut returns the event that ends at next, where the following event starts.
 func (f *Framer) cut(next int) Event {
 	raw := f.buf[f.start:next:next]
 	e := Event{Raw: raw, Kind: KindComment}
 	switch {
-	case f.handed+len(raw) > f.max: // also if the event came in one read: how its bytes were split must not matter
+	case f.handed+len(raw) > f.max: // even if the event came in one read, so that the result does not depend on how the bytes were split
 		e.Kind = KindOpaque
 	case f.dataLines == 1:
 		e.Kind, e.at = KindData, f.dataAt
@@ -220,11 +216,11 @@ func (f *Framer) cut(next int) Event {
 	return e
 }
 
-// piece returns what there is of an event that is already too large.
+// piece returns the bytes of an unfinished event that is already too large; false: there is no such event.
 func (f *Framer) piece() (Event, bool) {
 	end := len(f.buf)
 	if f.scan < end {
-		end = f.scan // a CR that waits for its LF
+		end = f.scan // a CR at the end may be half of a CRLF, so it waits
 	}
 	if f.Buffered() <= f.max || end == f.start {
 		if f.lent {

@@ -6,9 +6,9 @@ import (
 	"evenkeel/internal/rawjson"
 )
 
-// The answers of POST /generate: SGLang 0.5.23, _handle_batch_output in managers/tokenizer_manager.py. Each event has all of the answer so
-// far, or with --incremental-streaming-output what is new. Its counts, its id and why it ends stand in meta_info. If the request has a
-// list of prompts, each event has an index.
+// The answers of POST /generate: SGLang 0.5.23, _handle_batch_output in managers/tokenizer_manager.py. Each event has all of the
+// answer so far, or only the new part if the engine runs with --incremental-streaming-output. meta_info has the token counts, the
+// id and the finish_reason. If the request has a list of prompts, each event has the index of its prompt.
 
 // readGenerated reads an event of /generate, or an answer in one piece.
 func readGenerated(b []byte, _ int) (s formFacts) {
@@ -35,7 +35,7 @@ func readGenerated(b []byte, _ int) (s formFacts) {
 	return s
 }
 
-// readMeta takes in a meta_info.
+// readMeta reads a meta_info.
 func (s *formFacts) readMeta(o rawjson.Object) {
 	u := Usage{Cached: -1}
 	for o.NextValue() {
@@ -58,7 +58,7 @@ func (s *formFacts) readMeta(o rawjson.Object) {
 	s.usage = u
 }
 
-// readEnd takes in why an answer ends. An abort has a message, and the status with which the engine would have refused the request.
+// readEnd reads a finish_reason. If its type is abort, it has a message and the HTTP status of the error.
 func (s *formFacts) readEnd(o rawjson.Object) {
 	message, status := `""`, "500"
 	for o.NextValue() {
@@ -80,7 +80,7 @@ func (s *formFacts) readEnd(o rawjson.Object) {
 	}
 }
 
-// judgeGenerated judges and edits what readGenerated has read.
+// judgeGenerated decides whether an event that readGenerated has read failed, and adds the cuts that the client's copy needs.
 func (m *Mirror) judgeGenerated(s *formFacts, data []byte) {
 	if s.finish == "abort" && (m.ask.Aborted == nil || !m.ask.Aborted()) {
 		s.failed = true
@@ -98,8 +98,10 @@ func (m *Mirror) judgeGenerated(s *formFacts, data []byte) {
 			known = len(m.ask.Trail.IDs)
 		}
 		count := countAt(data, s.idsAt)
-		if grows, _ := growth(count, s.usage.Completion, known); grows != GrowthUnknown && grows != seam.Grows || seam.Grows == AllSoFar &&
-			count != s.usage.Completion {
+		grows, _ := growth(count, s.usage.Completion, known)
+		otherGrowth := grows != GrowthUnknown && grows != seam.Grows
+		tokensMissing := seam.Grows == AllSoFar && count != s.usage.Completion
+		if otherGrowth || tokensMissing {
 			s.fault = ErrOtherGrowth
 			return
 		}
@@ -108,8 +110,8 @@ func (m *Mirror) judgeGenerated(s *formFacts, data []byte) {
 	}
 }
 
-// GeneratedEnding appends the end of a stream of /generate. An answer that was aborted before its first token has one event,
-// which comes before [DONE] (_handle_abort_req in managers/tokenizer_manager.py).
+// GeneratedEnding appends the end of a stream of /generate. If the answer was aborted before its first token, one event
+// that says so comes before [DONE], as SGLang sends it (_handle_abort_req in managers/tokenizer_manager.py).
 func GeneratedEnding(dst []byte, finish string, u Usage) []byte {
 	if finish == "abort" {
 		dst = append(dst, `data: {"text":"","output_ids":[],"meta_info":{"id":"","finish_reason":`...)
@@ -119,7 +121,7 @@ func GeneratedEnding(dst []byte, finish string, u Usage) []byte {
 	return append(dst, Done...)
 }
 
-// MergeGenerated joins the answers to a list of prompts into one list.
+// MergeGenerated returns the answers to a list of prompts as one JSON list.
 func MergeGenerated(parts []Part) []byte {
 	all := []byte{'['}
 	for i, p := range parts {

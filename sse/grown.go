@@ -15,8 +15,8 @@ import (
 var ErrOtherGrowth = errors.New("this engine and the one before send /generate differently, all of an answer so far or only what is new; " +
 	"set --incremental-streaming-output for all engines of a model or for none")
 
-// growth tells whether an event of /generate has all tokens of the answer so far or only the new ones. The event has n token ids,
-// the engine has counted completion tokens so far, and known token ids came before. ok is false if the numbers fit neither.
+// growth finds out whether an event of /generate has all tokens of the answer so far or only the new ones. n is the number of token
+// ids in the event, completion the engine's count so far, and known the number of ids before. ok is false if the numbers fit neither.
 func growth(n, completion, known int) (g Growth, ok bool) {
 	switch {
 	case known == 0:
@@ -56,7 +56,12 @@ func (t *Trail) keepGenerated(m *Mirror, s *formFacts, b []byte) {
 	t.Completed, t.Prompt = m.tokens, s.usage.Prompt
 	t.Content = t.Content || n > 0
 	text := b[s.textAt.from:s.textAt.to]
-	if length := len(text); grows == OnlyNew && length > len(`""`) || grows != OnlyNew && length > t.textBytes || length == 0 {
+	length := len(text)
+	longer := length > t.textBytes
+	if grows == OnlyNew {
+		longer = length > len(`""`)
+	}
+	if longer || length == 0 {
 		t.textBytes = length
 		if shown(text) {
 			t.Shown = len(t.IDs)
@@ -65,7 +70,7 @@ func (t *Trail) keepGenerated(m *Mirror, s *formFacts, b []byte) {
 	t.Last = append(t.Last[:0], b...)
 }
 
-// countAt is how many elements the list at a place has.
+// countAt returns how many elements the list in b at this stretch has; 0 if the stretch is empty.
 func countAt(b []byte, at cut) (n int) {
 	for list := rawjson.ArrayAt(b, at.from); at.to > 0 && list.Next(); n++ {
 		list.Pos = rawjson.ValueEnd(b, list.Val)
@@ -73,9 +78,9 @@ func countAt(b []byte, at cut) (n int) {
 	return n
 }
 
-// shown says whether a text that has just become longer has all that its tokens say. The engine holds back a character that is not
-// complete yet, and a text that lacks it ends with a space or a Chinese character (SGLang 0.5.23, find_printable_text in utils.py).
-// An engine without a tokenizer sends no text; then shown is true.
+// shown says whether a text that has just become longer surely includes the text of all its tokens. The engine holds back
+// a character that is not complete yet; then the text ends with a space or a Chinese character
+// (SGLang 0.5.23, find_printable_text in utils.py). If the engine has no tokenizer and sends no text, shown is true.
 func shown(text []byte) bool {
 	if len(text) <= len(`""`) {
 		return len(text) == 0
@@ -88,7 +93,7 @@ func shown(text []byte) bool {
 	return r != ' ' && !unicode.Is(unicode.Han, r)
 }
 
-// Join appends what a resumed leg added.
+// Join appends the trail of the engine that continued this answer.
 func (t *Trail) Join(next *Trail) {
 	if next.Content {
 		t.Shown = len(t.IDs) + next.Shown
@@ -104,7 +109,7 @@ func (t *Trail) Join(next *Trail) {
 	t.joinLast(next)
 }
 
-// joinLast replaces the last event of the legs before by the last event of the next leg, joined with it.
+// joinLast replaces the last event so far by the last event of the next engine, joined with it.
 func (t *Trail) joinLast(next *Trail) {
 	if len(next.Last) == 0 {
 		return
@@ -117,8 +122,8 @@ func (t *Trail) joinLast(next *Trail) {
 	t.Last = applyCuts(joinEvent(nil, t.Last, t.Grows, last), last)
 }
 
-// withSpans returns the event with weight_versions, which says which weights made which tokens. Some engines send that at the end only,
-// and before it weight_version: the weights that they have now.
+// withSpans returns the event with the member weight_versions, which says which model weights made which tokens. Some engines send
+// this member only in the last event. Earlier events have weight_version, the current weights, from which withSpans makes it.
 func withSpans(event []byte) []byte {
 	o := rawjson.ObjectAt(event, rawjson.Space(event, 0))
 	for o.NextValue() {
@@ -135,7 +140,7 @@ func withSpans(event []byte) []byte {
 	return bytes.Clone(event)
 }
 
-// applyCuts returns a copy of the event with the cuts made. The cuts are in the order of their places.
+// applyCuts returns a copy of the event with the cuts made. The cuts are sorted by where they start.
 func applyCuts(cuts []cut, event []byte) (all []byte) {
 	copied := 0
 	for _, c := range cuts {
@@ -151,8 +156,8 @@ var perToken = []string{
 	"output_token_sampling_logprobs",
 }
 
-// joinEvent adds the cuts that make event b what it would be if its engine had made the whole answer. last is the last
-// event of the legs before.
+// joinEvent adds the cuts that make event b look as if its engine had made the whole answer. last is the last
+// event of the engines before it.
 func joinEvent(cuts []cut, last []byte, grows Growth, b []byte) []cut {
 	o := rawjson.ObjectAt(b, rawjson.Space(b, 0))
 	for o.NextValue() {
@@ -175,14 +180,14 @@ func joinEvent(cuts []cut, last []byte, grows Growth, b []byte) []cut {
 	return cuts
 }
 
-// joinMeta does for a meta_info what join does for an event.
+// joinMeta does for the member meta_info what joinEvent does for an event.
 func joinMeta(cuts []cut, last []byte, grows Growth, o rawjson.Object) []cut {
 	tokens := numberOf(memberOf(last, "completion_tokens"))
 	for o.NextValue() {
 		key := string(o.Key)
 		before, v, put := memberOf(last, key), o.Value(), ""
 		switch {
-		case key == "finish_reason" && v[0] == '{': // if its type is length, it has how many tokens the engine was asked for
+		case key == "finish_reason" && v[0] == '{': // the type length has the number of tokens that this engine was asked for
 			for in := rawjson.ObjectAt(o.Text, o.Val); in.NextValue(); {
 				if n, ok := rawjson.Int(in.Text, in.Val, in.Pos); ok && string(in.Key) == "length" {
 					cuts = append(cuts, cut{in.Val, in.Pos, strconv.Itoa(n + tokens)})
@@ -199,7 +204,7 @@ func joinMeta(cuts []cut, last []byte, grows Growth, o rawjson.Object) []cut {
 			key == "output_token_sampling_mask_length":
 			put = strconv.Itoa(numberOf(before) + numberOf(v))
 		case key == "prompt_tokens", key == "cached_tokens", key == "cached_tokens_details", bytes.HasPrefix(o.Key, []byte("input_")):
-			put = string(before) // it describes the client's prompt; this leg's prompt has the answer so far, too
+			put = string(before) // it describes the client's prompt; the prompt of this engine also has the answer so far
 		}
 		if put != "" {
 			cuts = append(cuts, cut{o.Val, o.Pos, put})
@@ -208,13 +213,14 @@ func joinMeta(cuts []cut, last []byte, grows Growth, o rawjson.Object) []cut {
 	return cuts
 }
 
-// A span says which weights made some tokens of an answer (add_weight_versions_to_meta_info in utils/weight_versions.py).
+// A span says which model weights made the tokens from start to end of an answer (add_weight_versions_to_meta_info in
+// utils/weight_versions.py).
 type span struct {
 	versionJSON []byte // as the engine sent it, with its quotes
 	start, end  int
 }
 
-// readSpans adds a list of spans, each n tokens later. A span that follows a span of the same weights makes it longer instead.
+// readSpans adds a list of spans to all, each shifted by offset tokens. A span that continues one of the same weights is joined with it.
 func readSpans(all []span, list []byte, offset int) []span {
 	for a := rawjson.ArrayAt(list, 0); a.Next(); {
 		a.Pos = rawjson.ValueEnd(list, a.Val)
@@ -229,7 +235,7 @@ func readSpans(all []span, list []byte, offset int) []span {
 	return all
 }
 
-// appendSpanList appends spans as the JSON list that weight_versions of an answer has.
+// appendSpanList appends spans as the JSON list of the member weight_versions.
 func appendSpanList(dst []byte, spans []span) []byte {
 	dst = append(dst, '[')
 	for i, s := range spans {
@@ -243,7 +249,7 @@ func appendSpanList(dst []byte, spans []span) []byte {
 	return append(dst, ']')
 }
 
-// memberOf is the member of an object with a key; nil: it has none.
+// memberOf returns the value of the member with this key; nil: the object has none.
 func memberOf(object []byte, key string) []byte {
 	o := rawjson.ObjectAt(object, rawjson.Space(object, 0))
 	for o.NextValue() {
@@ -260,7 +266,7 @@ func numberOf(v []byte) int {
 	return n
 }
 
-// joinLists makes one list of two, either of which may be null.
+// joinLists joins two JSON lists, each of which may be null.
 func joinLists(before, behind []byte) string {
 	switch first, second := inside(before), inside(behind); {
 	case len(first) == 0:
@@ -272,7 +278,7 @@ func joinLists(before, behind []byte) string {
 	}
 }
 
-// inside are the elements of a list.
+// inside returns the elements of a JSON list without its brackets.
 func inside(list []byte) []byte {
 	if len(list) < len("[]") || list[0] != '[' {
 		return nil

@@ -2,7 +2,7 @@ package sse
 
 import "bytes"
 
-// dataLine returns the value of a data line: what follows the colon, less one space.
+// dataLine returns the value of a data line: the bytes after the colon and one optional space.
 func dataLine(line []byte) (value []byte, ok bool) {
 	if !bytes.HasPrefix(line, []byte("data")) {
 		return nil, false

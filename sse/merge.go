@@ -9,15 +9,14 @@ import (
 	"evenkeel/internal/rawjson"
 )
 
-// Part is one answer of a fan-out.
+// Part is one answer of a fan-out: a client's request that evenkeel split into several engine requests.
 type Part struct {
 	JSON        []byte // a chat.completion or text_completion
 	PromptIndex int    // which of the client's prompts it answers
 }
 
-// MergeAnswers makes one answer of those of a fan-out: the choices in the order
-// of the parts, numbered anew; what stands beside them from the first; the
-// usage summed, with the prompt tokens of each distinct prompt counted once.
+// MergeAnswers joins the answers of a fan-out. The choices are in the order of the parts and numbered anew.
+// Other members come from the first part that has them. The usage is the sum, in which each distinct prompt counts once.
 func MergeAnswers(parts []Part) ([]byte, error) {
 	if len(parts) == 0 {
 		return nil, errors.New("sse: merging the answers of a fan-out: there are none")
@@ -35,7 +34,7 @@ func MergeAnswers(parts []Part) ([]byte, error) {
 type merger struct {
 	single  bool // there is only one answer
 	top     fields
-	choices []byte // elements, with commas
+	choices []byte // the elements of the list, with commas between them
 	count   int    // how many choices there are
 	usage   usageSum
 }
@@ -52,7 +51,7 @@ func (m *merger) add(p Part) error {
 			if err := m.usage.add(o.Value(), p.PromptIndex); err != nil {
 				return err
 			}
-		case "metrics": // metrics describe one answer; vLLM leaves them out if a request has several (0.33)
+		case "metrics": // metrics describe one answer; vLLM 0.33 leaves them out if a request has several
 			if m.single {
 				m.top.first(o.Key, o.Value())
 			}
@@ -66,7 +65,7 @@ func (m *merger) add(p Part) error {
 	return nil
 }
 
-// addChoices takes the list of choices at i in b; false: it is no list of objects.
+// addChoices adds the list of choices at i in b; false: it is not a list of objects.
 func (m *merger) addChoices(b []byte, i int) bool {
 	list := rawjson.ArrayAt(b, i)
 	for list.Next() {
@@ -79,7 +78,7 @@ func (m *merger) addChoices(b []byte, i int) bool {
 	return list.Pos > 0
 }
 
-// addChoice copies a choice with its place in the merged answer as index.
+// addChoice copies the choice at i in b with its new index, and returns where it ends; not positive: it cannot be read.
 func (m *merger) addChoice(b []byte, i int) int {
 	m.choices = strconv.AppendInt(append(m.choices, `{"index":`...), int64(m.count), 10)
 	o := rawjson.ObjectAt(b, i)
@@ -111,7 +110,7 @@ func (m *merger) json() ([]byte, error) {
 
 var errUsage = errors.New("its usage is no object of counts")
 
-// usageSum adds up the usage of answers. Details are sums of what they name.
+// usageSum adds up the usage of answers. The details are summed by name.
 type usageSum struct {
 	Prompt     int            `json:"prompt_tokens"`
 	Total      int            `json:"total_tokens"`
@@ -123,7 +122,7 @@ type usageSum struct {
 	prompts map[int]bool
 }
 
-// add adds the usage of the answer to a prompt. The tokens of a prompt count with its first answer only.
+// add adds the usage val of one answer. prompt is the index of its prompt, whose tokens count with the first answer only.
 func (s *usageSum) add(val []byte, prompt int) error {
 	if rawjson.IsNull(val) {
 		return nil
@@ -152,8 +151,7 @@ func (s *usageSum) add(val []byte, prompt int) error {
 	return nil
 }
 
-// addCounts adds each count in details to sum. It leaves out a member that is not a
-// number: null, or what an engine that we do not know says about tokens.
+// addCounts adds each count in details to sum. It ignores a member that is not a number.
 func addCounts(sum *map[string]int, details []byte) {
 	o := rawjson.ObjectAt(details, 0)
 	for o.NextValue() {

@@ -6,17 +6,17 @@ import (
 	"evenkeel/internal/rawjson"
 )
 
-// Anthropic's events. The first one is message_start, and then content blocks begin. Text, thinking
-// and the arguments of tools come as deltas of these blocks. message_delta has the stop_reason and
-// the usage, and message_stop is the end.
+// Anthropic's events. The first one is message_start. Content blocks follow: their deltas carry text,
+// thinking and the arguments of tools. Then message_delta has the stop_reason and the usage, and message_stop
+// ends the stream.
 
 const messageStop = "event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n"
 
 // noReason is the error of an answer that the engine ended without a stop_reason, as vLLM ends an aborted answer.
 const noReason = `{"error":"the decode engine ended the answer without a stop_reason"}`
 
-// readMessage reads an event of /v1/messages, or its whole answer. cached is Ask.Cached: how many
-// cached prompt tokens the client is to see.
+// readMessage reads an event of /v1/messages, or an answer in one piece. cached is Ask.Cached: the number of
+// cached prompt tokens that the client is to see.
 func readMessage(b []byte, cached int) (s formFacts) {
 	var kind string
 	s.why = b
@@ -62,9 +62,9 @@ func readMessage(b []byte, cached int) (s formFacts) {
 	return s
 }
 
-// readAnswer takes in a message.
+// readAnswer reads a message, and adds cuts for the members that clients must not get.
 func (s *formFacts) readAnswer(o rawjson.Object, cached int) {
-	kept := false // a member before the current one stays
+	kept := false // an earlier member stays in the client's copy
 	for o.NextValue() {
 		key := rawjson.Key(o.Key)
 		if foreignKey(key) {
@@ -81,7 +81,7 @@ func (s *formFacts) readAnswer(o rawjson.Object, cached int) {
 	}
 }
 
-// readDelta takes in what an event adds.
+// readDelta reads the delta of an event.
 func (s *formFacts) readDelta(o rawjson.Object) {
 	for o.NextValue() {
 		switch string(o.Key) {
@@ -100,7 +100,7 @@ func (s *formFacts) readReason(v []byte) {
 	s.finish, s.stopText = stopReason(v), string(v) == `"stop_sequence"`
 }
 
-// stopReason is a stop_reason as a finish_reason; empty: there is none.
+// stopReason translates a stop_reason into a finish_reason; empty: v is not a string.
 func stopReason(v []byte) string {
 	switch string(v) {
 	case `"end_turn"`, `"stop_sequence"`:
@@ -113,14 +113,14 @@ func stopReason(v []byte) string {
 	return text(v)
 }
 
-// readMessageUsage takes in the usage that is the current member of an object. Its input_tokens leave out cached
-// tokens, and the decode engine counts the KV that it pulled as cached. cached is Ask.Cached.
+// readMessageUsage reads a usage, the current member of an object. Its input_tokens do not include cached tokens. A decode
+// engine counts the KV that it pulled as cached, so the counts are corrected by cached, which is Ask.Cached.
 func (s *formFacts) readMessageUsage(usage *rawjson.Object, cached int) {
 	if usage.Text[usage.Val] != '{' {
 		return
 	}
 	var input, read, created, output int
-	var inputs, reads []cut // where the counts stand; a repeated key has several places, because a client may take any of them
+	var inputs, reads []cut // where the counts stand; all values of a repeated key are corrected, because a client may read any of them
 	for o := rawjson.ObjectAt(usage.Text, usage.Val); o.NextValue(); {
 		switch n, place := countOf(&o), (cut{from: o.Val, to: o.Pos}); string(o.Key) {
 		case "input_tokens":
@@ -138,7 +138,7 @@ func (s *formFacts) readMessageUsage(usage *rawjson.Object, cached int) {
 	if cached == OwnCached || len(reads) == 0 {
 		return
 	}
-	cached = min(max(0, cached), input+read) // a client adds up the three counts, so that their sum must stay
+	cached = min(max(0, cached), input+read) // a client adds up the three counts, so their sum must not change
 	for i := range inputs {
 		inputs[i].put = strconv.Itoa(input + read - cached)
 	}

@@ -7,48 +7,47 @@ import (
 	"evenkeel/internal/rawjson"
 )
 
-// Ask is what the client asked for, where it differs from what decode was asked,
-// and what a fan-out changes in the events of one of its legs.
+// Ask says how a client's request differs from the request that the decode engine got. For one request of a fan-out,
+// it also says how the events must change so that all requests of the fan-out share one stream.
 type Ask struct {
 	Form Form // the form of the engine's events
 
 	Usage           bool // stream_options.include_usage
-	ContinuousUsage bool // stream_options.continuous_usage_stats; means nothing without Usage
+	ContinuousUsage bool // stream_options.continuous_usage_stats; ignored without Usage
 	TokenIDs        bool // return_token_ids
 	Whole           bool // the answer comes in one piece, as its only event
 
-	// Cached is the prefill engine's cached_tokens. It replaces the decode engine's count,
-	// which counts the KV that it pulled as cached. -1: not known, the decode engine's
-	// count is removed; OwnCached: the decode engine computed the prompt, so its count is right.
+	// Cached is the prefill engine's cached_tokens. It replaces the count of the decode engine, which is wrong, because
+	// that engine counts the KV that it pulled as cached. -1: the number is not known, and the decode engine's count is removed.
+	// OwnCached: the decode engine computed the prompt itself, so its count is right.
 	Cached int
 
-	// TokensPerChunk is what this decode engine's streams had on average; it
-	// counts tokens where an engine reports none. 0: not known, taken as 1.
+	// TokensPerChunk is the average number of tokens in a chunk of this decode engine. It estimates the
+	// tokens of chunks for which the engine reports no count. 0: not known, taken as 1.
 	TokensPerChunk float64
 
-	// MaxTokens is how many tokens the answer may have, Context how many it may have
-	// together with its prompt. An event beyond them is a fault of the engine, and no
-	// count of that event is taken. 0: any number.
+	// MaxTokens bounds the tokens of the answer, and Context those of the prompt and the answer together. An event that
+	// exceeds a bound is the engine's fault and is not counted. 0: no bound.
 	MaxTokens, Context int
 
 	// A fan-out (n > 1, or a list of prompts) makes one stream out of several.
 	ID             []byte // replaces the id; nil: leave it
 	Created        int64  // replaces created; 0: leave it
 	Choice         int    // replaces choices[].index; -1: leave it
-	DropFinalUsage bool   // one UsageEvent will stand for all legs
-	DropDone       bool
+	DropFinalUsage bool   // the fan-out sends one UsageEvent for all its streams instead
+	DropDone       bool   // the fan-out sends one [DONE] for all its streams instead
 
-	Aborted func() bool // says that the client has aborted the answer, so that finish_reason abort is a proper end; nil: no client can
+	Aborted func() bool // the client aborted the answer, so finish_reason abort is not a failure; nil: clients cannot abort it
 
-	Trail *Trail // keeps what another leg would need to go on; nil: nothing is kept
-	Seam  *Seam  // set if the leg goes on with an interrupted answer; nil: the leg begins the answer
+	Trail *Trail // records what another engine needs to continue the answer; nil: nothing is recorded
+	Seam  *Seam  // set if this engine continues an interrupted answer; nil: this engine begins the answer
 }
 
-// Found sets Ask.Cached, in tokens, for a leg that began before the prefill engine had reported how much of the prompt
-// it found in its prefix cache.
+// Found sets Ask.Cached, in tokens. It is for a decode stream that begins before the prefill engine reports how much of
+// the prompt it found in its prefix cache.
 func (m *Mirror) Found(cached int) { m.ask.Cached = cached }
 
-// OwnCached leaves cached_tokens as decode counts them.
+// OwnCached, as Ask.Cached, leaves the decode engine's cached_tokens unchanged.
 const OwnCached = -2
 
 // Verdict is what an event means for its stream.
@@ -57,26 +56,26 @@ type Verdict uint8
 // The verdicts.
 const (
 	Forward    Verdict = iota // send out to the client
-	Drop                      // nothing in it is for the client
-	Failed                    // decode failed: see Failure; out is its event, for a client that already has bytes
-	Recomputed                // the decode engine gave up the KV and wants a new prefill; out is the event if it has content, else nil
+	Drop                      // send nothing to the client
+	Failed                    // decode failed: see Failure; out is the engine's error event
+	Recomputed                // the decode engine lost the KV and wants a new prefill; out is the event if it has content, else nil
 	Ended                     // [DONE] came; unless Finished is true, the answer has failed
-	Overrun                   // the event exceeds a limit, or does not fit the events before: see Fault; the client gets nothing of it
-	Unreadable                // the event is not a JSON object: see Fault; the client gets nothing of it
+	Overrun                   // the event exceeds a limit, or contradicts earlier events: see Fault; send nothing
+	Unreadable                // the event is not a JSON object: see Fault; send nothing
 )
 
 func (v Verdict) String() string {
 	return [...]string{"forward", "drop", "failed", "recomputed", "ended", "overrun", "unreadable"}[v]
 }
 
-// NewMirror returns a mirror for one leg.
+// NewMirror returns a mirror for one stream of a decode engine.
 func NewMirror(a Ask) *Mirror {
 	m := &Mirror{marks: make([]mark, 0, 16)}
 	m.Reset(a)
 	return m
 }
 
-// Reset makes the mirror ready for another leg; it keeps its memory.
+// Reset makes the mirror ready for another stream and reuses its memory.
 func (m *Mirror) Reset(a Ask) {
 	id, marks, owed, details, held := m.id[:0], m.marks[:0], m.owed[:0], m.details[:0], m.held[:0]
 	if cap(held) > keepBuffer {
@@ -95,12 +94,12 @@ func (m *Mirror) Reset(a Ask) {
 		held: held}
 }
 
-// Event takes the next event of the stream and returns the bytes the client
-// gets for it: e.Raw itself if nothing in it changes, else appended to dst; nil
-// if it gets none. It does not allocate once dst has room.
+// Event takes the next event of the stream and returns the client's bytes for it: e.Raw itself if the event does not
+// change, dst with the edited event appended if it does, nil if the client gets nothing. Event does not allocate
+// if dst has room.
 //
-// Event drops the final usage if the client did not ask for it, and a chunk with an
-// empty delta that the engine sends only because evenkeel asked for token ids.
+// Event drops the final usage if the client did not ask for it. It also drops a chunk with an
+// empty delta if the engine sends the chunk only because evenkeel asked for token ids.
 func (m *Mirror) Event(e Event, dst []byte) (out []byte, v Verdict) {
 	switch e.Kind {
 	case KindComment:
@@ -123,7 +122,7 @@ func (m *Mirror) Event(e Event, dst []byte) (out []byte, v Verdict) {
 	}
 	m.facts = facts{choices: -1}
 	m.marks = m.marks[:0]
-	if e.Kind == KindOpaque { // the event is larger than the reader's limit: it is passed on unread
+	if e.Kind == KindOpaque { // the event is larger than the reader's limit, so it is forwarded without being read
 		m.started = true
 		if m.ask.Trail != nil {
 			m.ask.Trail.Unread = true
@@ -149,8 +148,8 @@ func (m *Mirror) Event(e Event, dst []byte) (out []byte, v Verdict) {
 	return out, v
 }
 
-// unreadable judges an event that is no JSON object. No engine sends one, so the answer is damaged, unless it has ended
-// already, or the event is empty.
+// unreadable returns the verdict on an event that is not a JSON object. Such an event means that the answer was damaged on
+// its way. It is ignored if it is empty or if the answer has ended already.
 func (m *Mirror) unreadable(data []byte) ([]byte, Verdict) {
 	if m.finish != "" || rawjson.Space(data, 0) == len(data) {
 		return nil, Drop
@@ -168,15 +167,15 @@ var (
 )
 
 const (
-	// spareTokens is how far over its limit an answer may be: an engine that
-	// speculates may end some tokens late.
+	// spareTokens is by how many tokens an answer may exceed its limit: with speculative decoding,
+	// an engine may stop some tokens late.
 	spareTokens = 32
-	// chunksPerToken is how many chunks a token may come in: parsers of tools and
-	// of reasoning make several of one.
+	// chunksPerToken is how many chunks one token may be split into: an engine's parsers of tool calls and
+	// reasoning do so.
 	chunksPerToken = 4
 )
 
-// overrun returns the error of the limit that the event exceeds; nil: the event exceeds none.
+// overrun returns an error that names the limit which the event exceeds; nil: it exceeds none.
 func (m *Mirror) overrun() error {
 	f, limit := &m.facts, m.ask.MaxTokens
 	switch {
@@ -191,9 +190,9 @@ func (m *Mirror) overrun() error {
 	return nil
 }
 
-// count adds the tokens that read found in the event. Tokens after the engine's last usage
-// are counted by their token ids, or estimated from the number of chunks if the engine sends
-// no ids. The next usage corrects that count.
+// count adds the tokens that read found in the event. The engine's last usage counts all tokens before it. Tokens after it
+// are counted by their token ids or, if the engine sends no ids, estimated from the number of chunks. The next usage
+// corrects the estimate.
 func (m *Mirror) count(data []byte) {
 	f, before := &m.facts, m.tokens
 	if f.content {
@@ -226,7 +225,7 @@ func (m *Mirror) count(data []byte) {
 	}
 }
 
-// perChunk is how many tokens a chunk counts for, where the engine counts none.
+// perChunk is the number of tokens assumed for a chunk without an exact count.
 func (m *Mirror) perChunk() float64 {
 	if m.ask.TokensPerChunk <= 0 {
 		return 1
@@ -234,14 +233,13 @@ func (m *Mirror) perChunk() float64 {
 	return m.ask.TokensPerChunk
 }
 
-// judge decides what the client gets of the event. First it looks for a finish that does
-// not end the answer well: recomputed, error or abort. Then it drops what only evenkeel
-// asked for, and what the client already has from an earlier leg.
+// judge decides what the client gets of the event. First it looks for a bad end: recomputed, error or abort.
+// Then it drops an event that only evenkeel asked for, or that the client already has from an earlier engine.
 func (m *Mirror) judge(e Event, dst []byte) ([]byte, Verdict) {
 	f := &m.facts
 	finish := e.Data[f.finishAt:f.finishEnd]
 	switch {
-	case f.recomputed: // this counts whatever the finish_reason is
+	case f.recomputed: // checked first, because recomputed counts with any finish_reason
 		m.started = true
 		if !f.content {
 			return nil, Recomputed
@@ -266,20 +264,20 @@ func (m *Mirror) judge(e Event, dst []byte) ([]byte, Verdict) {
 		return nil, Drop
 	}
 	if f.choices == 0 && f.hasUsage && m.ask.Trail != nil && m.finish == "" {
-		return nil, Drop // the answer has not ended: the leg that goes on with it sends the usage
+		return nil, Drop // the answer has not ended: the engine that continues it will send the usage
 	}
 	if f.choices == 1 && f.bare && f.hasIDs && !m.ask.TokenIDs && !m.continuous {
 		return nil, Drop // the engine sends this chunk only because evenkeel asked for token ids
 	}
 	if m.ask.Seam != nil && f.choices == 1 && f.role && !f.content && f.ids == 0 && len(finish) == 0 {
-		return nil, Drop // the client has the opening event already, from an earlier leg
+		return nil, Drop // the client already has the event with the role, from an earlier engine
 	}
 	m.usageSent = m.usageSent || f.hasUsage && (f.choices == 0 || m.continuous)
 	return m.edit(e, dst), Forward
 }
 
-// owe keeps the final usage for a client that asked for it, if the engine sends it
-// only with the finish_reason: OpenAI's clients do not look for it there.
+// owe stores the final usage as an event of its own, which Owed appends. It is needed if the engine sends the usage
+// only with the finish_reason, where OpenAI's clients do not look for it.
 func (m *Mirror) owe(data []byte) {
 	f := &m.facts
 	switch {
@@ -304,8 +302,7 @@ func (m *Mirror) owe(data []byte) {
 	m.owed = append(append(append(m.owed, `"choices":[],"usage":`...), usage...), "}\n\n"...)
 }
 
-// Owed appends the event of the final usage, for an answer that came to its end
-// without the engine sending one.
+// Owed appends the event with the final usage if the client asked for it and the engine sent no such event.
 func (m *Mirror) Owed(dst []byte) []byte {
 	if len(m.owed) == 0 {
 		return dst
@@ -319,35 +316,35 @@ func (m *Mirror) Owed(dst []byte) []byte {
 	return out
 }
 
-// LacksUsage says that the client asked for the usage and has not got it, in an answer that does not go on with one of another leg. The
-// usage of a chunk before the last is no final one: the client does not see it, because only evenkeel asked. With DropFinalUsage, the code
-// that merges the legs reads the usage, and that of any chunk will do.
+// LacksUsage says that the client asked for the usage and did not get it; it is false for an answer that continues another engine's.
+// The usage of an earlier chunk does not count: it is not the final one, and it is removed, because only evenkeel asked for it. With
+// DropFinalUsage the fan-out reads the usage by Usage, so the usage of any chunk is enough.
 func (m *Mirror) LacksUsage() bool {
-	told := m.usageSent || len(m.owed) > 0 || m.ask.DropFinalUsage && m.usageSeen
-	return m.ask.Usage && !told && m.ask.Seam == nil
+	satisfied := m.usageSent || len(m.owed) > 0 || m.ask.DropFinalUsage && m.usageSeen
+	return m.ask.Usage && !satisfied && m.ask.Seam == nil
 }
 
 // Untrack stops adding events to Ask.Trail.
 func (m *Mirror) Untrack() { m.ask.Trail = nil }
 
-// Tokens is how many tokens this leg generated so far. It falls when the engine's
-// usage is below the number that was estimated from its chunks.
+// Tokens returns how many tokens this engine generated so far. The number falls if the engine's
+// usage is lower than the estimate from its chunks was.
 func (m *Mirror) Tokens() int { return m.tokens }
 
-// Empty tells whether this leg said nothing so far: no text, no reasoning, no call of a tool.
+// Empty says whether the engine has sent no content so far: no text, no reasoning, no tool call.
 func (m *Mirror) Empty() bool { return m.chunks == 0 }
 
-// Started tells whether a data event came that is not a failure. Then the decode engine
-// has pulled the KV, and the prefill engine frees it.
+// Started says whether a data event came that is not a failure. If so, the decode engine has pulled the KV,
+// and the prefill engine frees its copy.
 func (m *Mirror) Started() bool { return m.started }
 
-// Finished tells whether a finish_reason came that ends the answer well.
+// Finished says whether a finish_reason came that ends the answer without a failure.
 func (m *Mirror) Finished() bool { return m.finish != "" }
 
-// Kept tells whether the answer has ended in a way in which an engine of vLLM may keep its KV. The engine keeps no KV of an answer
-// that its front end ends at a stop text of the request (0.33, process_outputs in v1/engine/output_processor.py), or that ends for
-// repetition (request_finished in nixl/pull_scheduler.py). From 0.33 on, the last chunk of a stream has kv_transfer_params if the
-// engine keeps the KV.
+// Kept says whether the answer ended in a way after which a vLLM engine may keep its KV. From 0.33 on, the last chunk of
+// a stream has kv_transfer_params if the engine keeps the KV. vLLM keeps no KV if its front end ended the answer at a stop text
+// of the request (0.33, process_outputs in v1/engine/output_processor.py), or if the answer ended for repetition
+// (request_finished in nixl/pull_scheduler.py).
 func (m *Mirror) Kept() bool {
 	return m.handsBack || !m.stopped && (m.finish == "stop" || m.finish == "length" || m.finish == "tool_calls")
 }
@@ -355,8 +352,8 @@ func (m *Mirror) Kept() bool {
 // FinishReason is the finish_reason that ended the answer; empty: none came so far.
 func (m *Mirror) FinishReason() string { return m.finish }
 
-// Usage is the last usage that the engine sent, as the client gets it, with the tokens of
-// earlier legs. ok is false while the engine sent none.
+// Usage returns the last usage that the engine sent, with the tokens of earlier engines of this answer added, as the
+// client gets it. ok is false if the engine has sent none so far.
 func (m *Mirror) Usage() (u Usage, ok bool) {
 	if m.ask.Seam != nil && m.usageSeen {
 		return m.ask.Seam.join(m.usage), true
@@ -364,15 +361,13 @@ func (m *Mirror) Usage() (u Usage, ok bool) {
 	return m.usage, m.usageSeen
 }
 
-// PromptDetails are the counts of the last usage's prompt_tokens_details, as the
-// engine sent them.
+// PromptDetails returns the counts in prompt_tokens_details of the engine's last usage.
 func (m *Mirror) PromptDetails() (counts map[string]int) {
 	addCounts(&counts, m.details)
 	return counts
 }
 
-// Prompt is the length in tokens of the prompt this leg was given, as the
-// engine counts; 0 while it has not said.
+// Prompt returns the engine's count of the tokens in the prompt that it was given; 0: it has sent none so far.
 func (m *Mirror) Prompt() int {
 	if m.usageSeen {
 		return m.usage.Prompt
@@ -380,27 +375,27 @@ func (m *Mirror) Prompt() int {
 	return m.promptIDs
 }
 
-// Failure is what the engine said where Event returned Failed.
+// Failure returns the engine's error after Event has returned Failed.
 func (m *Mirror) Failure() Failure { return m.failure }
 
-// Fault is why Event returned Overrun or Unreadable.
+// Fault returns the reason after Event has returned Overrun or Unreadable.
 func (m *Mirror) Fault() error { return m.fault }
 
-// Drift is how many tokens more were counted than the engine's final usage then said;
-// it is negative if fewer were. ok is false until the final usage came.
+// Drift returns the mirror's count of tokens before the engine's final usage came, minus the count in that usage.
+// ok is false until the final usage has come.
 func (m *Mirror) Drift() (tokens int, ok bool) { return m.drift, m.reconciled }
 
 const (
-	// fewChunks is how many chunks a leg must have so that its average is used: a parser of
-	// tools may hold back a whole call and send it as one chunk.
+	// fewChunks is the least number of chunks a stream must have for its average to count: a parser of
+	// tool calls may hold back a whole call and send it as one chunk.
 	fewChunks = 4
-	// mostPerChunk bounds a leg's average: an engine that speculates makes about so many tokens in one step.
+	// mostPerChunk bounds a stream's average: with speculative decoding, one step makes about so many tokens.
 	mostPerChunk = 8
 )
 
-// TokensPerChunk returns the average number of tokens in a chunk, for the Ask of the next leg:
-// before, which is the average up to this leg (0: 1), moved a tenth of the way to this leg's average.
-// It returns before unchanged if the leg's true count is not known, or if the leg had few chunks.
+// TokensPerChunk returns the average number of tokens in a chunk, for the Ask of the next stream. It moves before, the average
+// of earlier streams (0: taken as 1), a tenth of the way to the average of this stream. It returns before unchanged if
+// the true count of this stream is not known, or if the stream had few chunks.
 func (m *Mirror) TokensPerChunk(before float64) float64 {
 	exact := m.ids
 	if m.usageSeen {
@@ -416,7 +411,7 @@ func (m *Mirror) TokensPerChunk(before float64) float64 {
 	return before + (seen-before)/10
 }
 
-// finishReason is string(b) without an allocation for the reasons engines give.
+// finishReason returns string(b); for the reasons that engines use it does not allocate.
 func finishReason(b []byte) string {
 	switch string(b) {
 	case "stop":

@@ -6,87 +6,87 @@ import (
 	"evenkeel/internal/rawjson"
 )
 
-// Mirror follows one decode leg: it counts its tokens, edits its
-// events for the client, and knows whether it came to a proper end. The choices
-// of a leg count as one; evenkeel never asks a leg for more.
+// Mirror follows the stream of one decode engine. It counts the tokens, edits the
+// events for the client, and finds out whether the answer ended as it should. It counts all choices as one answer, because
+// evenkeel never asks an engine for more than one choice.
 type Mirror struct {
 	ask        Ask
 	continuous bool   // the client gets the usage of every chunk
 	id         []byte // ask.ID as JSON
 	byIDs      bool   // the answer is one of /inference/v1/generate
 
-	facts facts  // of the current event
-	marks []mark // of the current event
+	facts facts  // what the current event contains
+	marks []mark // members of the current event that may have to change
 
-	tokens        int
+	tokens        int  // generated so far
 	guessed       bool // some of the tokens are estimated from the number of chunks
 	ids           int  // token ids seen
 	chunks        int  // chunks with content
 	idsSeen       bool
 	usageSeen     bool
 	usageSent     bool // the client has the usage that it asked for
-	idsAtUsage    int  // ids and chunks when the last usage came, which has counted them
-	chunksAtUsage int
+	idsAtUsage    int  // the value of ids when the last usage came
+	chunksAtUsage int  // the value of chunks when the last usage came
 	started       bool
 	finish        string
 	stopped       bool // the answer ended at a stop text of the request
 	handsBack     bool // the event with the finish_reason had kv_transfer_params: the engine keeps the KV
 	usage         Usage
 	details       []byte // prompt_tokens_details of usage
-	drift         int
-	reconciled    bool
-	promptIDs     int
+	drift         int    // see Drift
+	reconciled    bool   // the final usage has come, so drift is set
+	promptIDs     int    // how many token ids the prompt has; 0: not known
 	failure       Failure
 	fault         error
-	owed          []byte // the final usage as an event of its own, which the engine has not sent so far
+	owed          []byte // the final usage as an event of its own, if the engine has not sent such an event
 
-	// Of the other forms than chunks:
+	// For forms that are not chunked:
 	held   []byte // events that are held back until the first event with a token
 	opened int    // how many events were held back
-	events int    // events for the client so far, those held back included
-	over   bool   // the last event ends the stream, whether it is [DONE] or not
+	events int    // events for the client so far, including those that are held back
+	over   bool   // the stream has ended, with or without [DONE]
 }
 
-// facts is what one event says, found in one pass over its bytes.
+// facts is what one event contains. read finds all of it in one pass over the bytes.
 type facts struct {
-	choices             int // -1: not a list of choices
+	choices             int // how many choices the event has; -1: it has no list of choices
 	hasUsage            bool
 	details, detailsEnd int // where the usage's prompt_tokens_details stands
 	usage               Usage
 	ids                 int // token ids in this event
 	hasIDs              bool
-	content             bool // text, reasoning, a tool call: what a token becomes
-	bare                bool // the last choice says nothing at all: an empty delta, no finish, no logprobs
+	content             bool // the event has text, reasoning or a part of a tool call
+	bare                bool // the last choice is empty: an empty delta, no finish_reason, no logprobs
 
-	finishAt, finishEnd int // the finish_reason, without its quotes
-	recomputed          bool
+	finishAt, finishEnd int  // the finish_reason, without its quotes
+	recomputed          bool // the stop_reason is "recomputed"
 	stopText            bool // the stop_reason is a text
 	backAt, backEnd     int  // where kv_transfer_params stands; 0: there is none
 	isError             bool
 
 	textAt, textEnd int  // the text or content, with its quotes
-	moreThan        bool // the event has content besides that text
+	moreThan        bool // the event has content other than this text
 	role            bool // the delta has a role
-	idsAt           int  // the list of token ids
+	idsAt           int  // where the list of token ids starts
 	promptIDs       int  // how many token ids of the prompt the event has
 
 	promptAt, promptEnd int // where the list of the prompt's token ids stands
 }
 
-// valueKind names a member that may have to change for the client.
+// valueKind names a member of an event that may have to change before the client gets the event.
 type valueKind uint8
 
 const (
 	usageValue valueKind = iota
 	detailsValue
 	cachedValue
-	foreign // token ids and hand-off params: never for this client
+	foreign // token ids and hand-off parameters that this client must not get
 	idValue
 	createdValue
 	indexValue
 	endValue // a finish_reason or stop_reason
 
-	// Of a leg that goes on with an answer only:
+	// Marked only if this engine continues an answer of another:
 	modelValue
 	fingerprintValue
 	roleValue
@@ -96,43 +96,43 @@ const (
 	offsetsValue
 	spansValue
 
-	// Where the prefill engine's cached_tokens go if the decode engine's usage has no such member:
-	noDetails   // behind the members of a usage
-	nullDetails // in place of null
-	noCached    // behind the members of its details
+	// Where to insert the prefill engine's cached_tokens if the decode engine's usage lacks this member:
+	noDetails   // at the end of a usage without prompt_tokens_details
+	nullDetails // in place of prompt_tokens_details: null
+	noCached    // at the end of prompt_tokens_details
 )
 
-// mark is a member that may have to change. Marks are in the order in which their
-// keys stand, so a mark inside the value of another follows it. The places are int32
-// because every stream keeps marks in memory; no event has more than 1 GiB.
+// mark is a member that may have to change. Marks are in the order of their keys in the event,
+// so a mark inside the value of another comes after it. Offsets are int32 to save memory,
+// because every stream keeps its marks; no event has more than 1 GiB.
 type mark struct {
 	kind              valueKind
 	level             uint8 // 0 top, 1 a choice or usage, 2 usage's details
-	open              int32 // its object's brace
-	nth               int32 // members before it in that object
-	comma, quote, val int32
-	end               int32 // of its value
-	inside            int32 // members of its value, where that matters
+	open              int32 // where the object opens that has the member
+	nth               int32 // how many members of the object come before it
+	comma, quote, val int32 // where its comma, its key and its value start
+	end               int32 // where its value ends
+	inside            int32 // for details: how many members its value has
 }
 
-// mark keeps the current member of o, with the end of its value as far as o knows it.
-func (m *Mirror) mark(w valueKind, level uint8, o *rawjson.Object) {
-	m.marks = append(m.marks, mark{kind: w, level: level, open: int32(o.Open), nth: int32(o.N - 1), comma: int32(o.Comma),
+// mark records the current member of o. If o.Pos is not yet the end of the value, the caller must set end later.
+func (m *Mirror) mark(kind valueKind, level uint8, o *rawjson.Object) {
+	m.marks = append(m.marks, mark{kind: kind, level: level, open: int32(o.Open), nth: int32(o.N - 1), comma: int32(o.Comma),
 		quote: int32(o.Quote), val: int32(o.Val), end: int32(o.Pos)})
 }
 
-// markValue does what mark does, for a value whose end is not known yet.
-func (m *Mirror) markValue(w valueKind, level uint8, o *rawjson.Object) {
+// markValue finds the end of the current member's value and records the member.
+func (m *Mirror) markValue(kind valueKind, level uint8, o *rawjson.Object) {
 	o.Pos = rawjson.ValueEnd(o.Text, o.Val)
-	m.mark(w, level, o)
+	m.mark(kind, level, o)
 }
 
-// markBehind marks the place behind the last member of an object that was walked.
-func (m *Mirror) markBehind(w valueKind, o *rawjson.Object) {
-	m.marks = append(m.marks, mark{kind: w, open: int32(o.Open), val: int32(o.Pos - 1), end: int32(o.Pos - 1), inside: int32(o.N)})
+// markBehind records the offset after the last member of an object whose members were all read.
+func (m *Mirror) markBehind(kind valueKind, o *rawjson.Object) {
+	m.marks = append(m.marks, mark{kind: kind, open: int32(o.Open), val: int32(o.Pos - 1), end: int32(o.Pos - 1), inside: int32(o.N)})
 }
 
-// read scans an event's JSON into m.f and m.marks; false if it is not an object.
+// read scans an event's JSON and fills m.facts and m.marks; false: it is not a JSON object.
 func (m *Mirror) read(b []byte) bool {
 	o := rawjson.ObjectAt(b, rawjson.Space(b, 0))
 	for o.Next() {
@@ -173,27 +173,28 @@ func (m *Mirror) read(b []byte) bool {
 	return o.Pos > 0 && rawjson.Space(b, o.Pos) == len(b)
 }
 
-// foreignIDs marks the prompt's token ids for removal, if the client did not ask for
-// them or has them from an earlier leg.
+// foreignIDs marks the token ids of the prompt for removal if the client did not ask for
+// them, or got them already from an earlier engine.
 func (m *Mirror) foreignIDs(level uint8, o *rawjson.Object) {
 	o.Pos = rawjson.ValueEnd(o.Text, o.Val)
 	if !m.ask.TokenIDs || m.ask.Seam != nil {
 		m.mark(foreign, level, o)
 	}
-	if (m.ask.Trail != nil || m.ask.Seam != nil) && o.Pos-o.Val > len("[]") && o.Text[o.Val] == '[' { // not null, as behind the first event
+	listed := o.Text[o.Val] == '[' && o.Pos-o.Val > len("[]") // only in the first event: later events have null here
+	if listed && (m.ask.Trail != nil || m.ask.Seam != nil) {
 		m.facts.promptIDs = bytes.Count(o.Text[o.Val:o.Pos], []byte{','}) + 1
 		m.facts.promptAt, m.facts.promptEnd = o.Val, o.Pos
 	}
 }
 
-// markForSeam calls markValue for a leg that goes on with an answer; other legs leave the member as it is.
-func (m *Mirror) markForSeam(w valueKind, level uint8, o *rawjson.Object) {
+// markForSeam calls markValue if this engine continues an answer of another. Otherwise the member does not change.
+func (m *Mirror) markForSeam(kind valueKind, level uint8, o *rawjson.Object) {
 	if m.ask.Seam != nil {
-		m.markValue(w, level, o)
+		m.markValue(kind, level, o)
 	}
 }
 
-// readChoices reads the choices of an event, and moves the event's walk behind them.
+// readChoices reads the choices of an event, and moves top to the end of their list.
 func (m *Mirror) readChoices(top *rawjson.Object) {
 	if top.Text[top.Val] != '[' {
 		return
@@ -207,7 +208,7 @@ func (m *Mirror) readChoices(top *rawjson.Object) {
 	m.facts.choices, top.Pos = a.N, a.Pos
 }
 
-// readChoice reads the choice at i in b, and returns its end; not above 0: it cannot be read.
+// readChoice reads the choice at i in b, and returns where it ends; not positive: it cannot be read.
 func (m *Mirror) readChoice(b []byte, i int) int {
 	bare, delta, texts := true, false, false
 	o := rawjson.ObjectAt(b, i)
@@ -260,7 +261,7 @@ func (m *Mirror) readChoice(b []byte, i int) int {
 	return o.Pos
 }
 
-// readDelta returns whether a choice's delta says anything, a role or "" included.
+// readDelta reads the delta of a choice. says is false only if the delta is null or {}: a role or an empty text counts.
 func (m *Mirror) readDelta(choice *rawjson.Object) (says bool) {
 	b := choice.Text
 	if b[choice.Val] != '{' {
@@ -274,8 +275,8 @@ func (m *Mirror) readDelta(choice *rawjson.Object) (says bool) {
 			continue
 		}
 		switch b[o.Val] {
-		case '"', '[', '{': // more than the two quotes or brackets
-			if o.Pos = rawjson.ValueEnd(b, o.Val); o.Pos-o.Val <= 2 {
+		case '"', '[', '{':
+			if o.Pos = rawjson.ValueEnd(b, o.Val); o.Pos-o.Val <= len(`""`) { // empty: two quotes or brackets
 				break
 			}
 			m.facts.content = true
@@ -290,8 +291,8 @@ func (m *Mirror) readDelta(choice *rawjson.Object) (says bool) {
 	return o.N > 0
 }
 
-// readOffsets marks text_offset in a completion's logprobs: where each token begins in
-// the text.
+// readOffsets marks text_offset, the list of where each token begins in the text, in the logprobs of a completion.
+// The logprobs start at i in b; readOffsets returns where they end.
 func (m *Mirror) readOffsets(b []byte, i int) int {
 	o := rawjson.ObjectAt(b, i)
 	for o.Next() {
@@ -302,7 +303,7 @@ func (m *Mirror) readOffsets(b []byte, i int) int {
 	return o.Pos
 }
 
-// readIDs counts a choice's token ids: how many were generated since the last event.
+// readIDs counts the token ids of a choice, which are the tokens generated since the last event.
 func (m *Mirror) readIDs(choice *rawjson.Object) {
 	if choice.Text[choice.Val] == '[' {
 		a := rawjson.ArrayAt(choice.Text, choice.Val)
@@ -319,7 +320,7 @@ func (m *Mirror) readIDs(choice *rawjson.Object) {
 	}
 }
 
-// readUsage reads the usage of an event, or null, and moves the event's walk behind it.
+// readUsage reads the usage of an event, which may be null, and moves top to its end.
 func (m *Mirror) readUsage(top *rawjson.Object) {
 	at := len(m.marks)
 	m.mark(usageValue, 0, top)
@@ -331,7 +332,7 @@ func (m *Mirror) readUsage(top *rawjson.Object) {
 	m.marks[at].end = int32(top.Pos)
 }
 
-// readCounts reads the usage at i in b, and returns its end. A usage without completion_tokens does not count.
+// readCounts reads the usage at i in b, and returns where it ends. A usage without completion_tokens is ignored.
 func (m *Mirror) readCounts(b []byte, i int) int {
 	u := Usage{Cached: -1}
 	counts, total, details := false, false, false
@@ -361,20 +362,20 @@ func (m *Mirror) readCounts(b []byte, i int) int {
 	return o.Pos
 }
 
-func (m *Mirror) readCount(w valueKind, usage *rawjson.Object) (n int, ok bool) {
+func (m *Mirror) readCount(kind valueKind, usage *rawjson.Object) (n int, ok bool) {
 	usage.Pos = rawjson.ValueEnd(usage.Text, usage.Val)
 	if m.ask.Seam != nil {
-		m.mark(w, 1, usage)
+		m.mark(kind, 1, usage)
 	}
 	return rawjson.Int(usage.Text, usage.Val, usage.Pos)
 }
 
-// readDetails reads prompt_tokens_details, at which the walk of a usage stands, into u. It also marks where the prefill engine's
-// cached_tokens belong; these are known if ask.Cached is not below 0.
+// readDetails reads prompt_tokens_details, the current member of a usage, into u. If the prefill engine's cached_tokens
+// are known (ask.Cached >= 0), it also marks where they belong.
 func (m *Mirror) readDetails(usage *rawjson.Object, u *Usage) {
 	b := usage.Text
 	if b[usage.Val] != '{' {
-		if m.ask.Cached >= 0 && b[usage.Val] == 'n' { // null: details with cached_tokens take its place
+		if m.ask.Cached >= 0 && b[usage.Val] == 'n' { // null is replaced by details with cached_tokens
 			m.markValue(nullDetails, 1, usage)
 		}
 		return
@@ -395,7 +396,7 @@ func (m *Mirror) readDetails(usage *rawjson.Object, u *Usage) {
 	usage.Pos = o.Pos
 	m.facts.details, m.facts.detailsEnd = usage.Val, o.Pos
 	m.marks[at].end = int32(o.Pos)
-	m.marks[at].inside = int32(o.N - found) // if cached_tokens goes and nothing else is there, act may remove the details
+	m.marks[at].inside = int32(o.N - found) // 0: cached_tokens is the only member, so act may remove the details as a whole
 	if found == 0 {
 		m.marks[at].inside = 1 // the details lack cached_tokens, so act must not remove them, even if they are empty
 		if m.ask.Cached >= 0 && o.Pos > 0 {

@@ -5,56 +5,55 @@ import (
 	"time"
 )
 
-// These errors say why a Reader takes no more from an engine.
+// These errors say why a Reader reads no more from an engine.
 var (
-	// ErrSilent says that no data event came in time, though other bytes may have come.
+	// ErrSilent says that no data event came in time. Comments or a part of an event may have come.
 	ErrSilent = errors.New("the engine sent no event in time")
-	// ErrTooMuch says that the answer has more bytes than it may have.
+	// ErrTooMuch says that the answer has more bytes than Limits.Bytes.
 	ErrTooMuch = errors.New("the engine sent more bytes than its answer may have")
-	// ErrTail says that the body did not end soon behind [DONE]. The answer is whole.
+	// ErrTail says that the body did not end soon after [DONE]. The answer is complete.
 	ErrTail = errors.New("the engine did not end its stream behind [DONE]")
 )
 
-// tailTime and tailBytes bound how long a Reader waits for the end of a body behind [DONE], and how many bytes
-// it reads there. The wait pays, because the connection to the engine can then be used again.
+// tailTime and tailBytes bound how long a Reader waits for the end of the body after [DONE], and how many bytes
+// it reads until then. It waits because only a connection whose body has ended can be used again.
 const (
 	tailTime  = 250 * time.Millisecond
 	tailBytes = 64 << 10
 )
 
-// Limits bound what an engine may send for one answer. Zero bounds nothing,
-// except where a default is named.
+// Limits bound what an engine may send for one answer. Zero means no bound, except for Event.
 type Limits struct {
-	Event int           // bytes of one event (DefaultMaxEvent); a larger one comes in pieces of KindOpaque
-	Bytes int64         // of the whole stream, comments and line ends included
+	Event int           // bytes of one event, 0: DefaultMaxEvent; a larger event comes in pieces of KindOpaque
+	Bytes int64         // bytes of the whole stream, including comments and line ends
 	First time.Duration // until the first data event
 	Gap   time.Duration // between two data events
 }
 
-// Reader cuts an engine's stream into events as a Framer does, and holds the
-// engine to its Limits. It has no clock: the caller that reads the socket tells it
-// when a wait begins and when bytes came, and asks how long the wait may take.
+// Reader cuts an engine's stream into events as a Framer does, and checks that the engine keeps to its Limits.
+// It has no clock: the caller that reads the socket says when a wait begins and when bytes came, and asks how long
+// the wait may last.
 //
-// Only a data event, as a whole, ends a wait. A comment, or the next byte of an
-// event, shows that the connection lives, not that the answer goes on.
+// Only a complete data event ends a wait. A comment, or a part of an event, shows that the
+// connection is alive, but not that the answer makes progress.
 type Reader struct {
 	framer Framer
 	limits Limits
 
-	bytes       int64         // bytes of the events returned; after [DONE], bytes that came behind it
-	quiet       time.Duration // waited since the last data event
+	bytes       int64         // bytes of the events returned; after [DONE], only the bytes that came after it
+	quiet       time.Duration // time spent in waits since the last data event
 	quietBefore time.Duration // the value of quiet when the last data event came; see unheard
 	since       time.Time     // when the present wait began; zero: there is no wait
 	begun       bool          // a data event came
 	done        bool          // [DONE] came
-	torn        bool          // the last event returned is a piece, and not the last one of its event
+	torn        bool          // the last event returned is a piece of an event, but not its last piece
 	err         error
 }
 
 // NewReader returns a reader without limits; Reset sets them.
 func NewReader() *Reader { return &Reader{framer: Framer{max: DefaultMaxEvent}} }
 
-// Reset makes the reader ready for another stream; it keeps its memory.
+// Reset makes the reader ready for another stream and reuses its memory.
 func (r *Reader) Reset(l Limits) {
 	f := r.framer
 	if f.max = l.Event; f.max <= 0 {
@@ -64,10 +63,9 @@ func (r *Reader) Reset(l Limits) {
 	*r = Reader{framer: f, limits: l}
 }
 
-// Wait records that a wait for bytes begins now, and returns how long it may last; 0:
-// for ever. Once that time is over, Err returns ErrSilent or ErrTail. The time between a
-// Feed and the next Wait belongs to the client, which may read slowly, and does
-// not count.
+// Wait records that a wait for bytes begins now, and returns how long the wait may last; 0: for ever. Once this time is
+// over, Err returns ErrSilent or ErrTail. The time between a Feed and the next Wait does not count, because the proxy
+// spends it on a client that may read slowly.
 func (r *Reader) Wait(now time.Time) time.Duration {
 	if r.since.IsZero() {
 		r.since = now
@@ -83,8 +81,7 @@ func (r *Reader) Wait(now time.Time) time.Duration {
 	return max(left, 1)
 }
 
-// limit is how long the present wait may last: for the first event, for the next one, or for the end behind [DONE]; 0:
-// for ever.
+// limit is how long the reader may wait for the first event, for the next event, or after [DONE] for the end of the body; 0: for ever.
 func (r *Reader) limit() time.Duration {
 	switch {
 	case r.done:
@@ -95,7 +92,7 @@ func (r *Reader) limit() time.Duration {
 	return r.limits.First
 }
 
-// timeUp sets err, because the present wait has lasted too long.
+// timeUp sets err to say that the current wait took too long.
 func (r *Reader) timeUp() {
 	switch {
 	case r.err != nil:
@@ -122,8 +119,8 @@ func (r *Reader) Feed(p []byte, now time.Time) {
 	}
 }
 
-// Next returns the next complete event up to [DONE]; see Framer.Next. Once it
-// has none, Err tells whether the engine may go on.
+// Next returns the next complete event up to [DONE]; see Framer.Next. If it returns false, Err says whether
+// the caller may read more from the engine.
 func (r *Reader) Next() (Event, bool) {
 	if r.err != nil || r.done {
 		return Event{}, false
@@ -151,14 +148,14 @@ func (r *Reader) Next() (Event, bool) {
 	return e, true
 }
 
-// unheard undoes that the event just returned has begun the answer, because nothing in it shows that
-// the engine has computed anything. The wait for the first event goes on as if this event had not come.
+// unheard makes the event that Next returned last not count as the first event of the answer, because nothing in it shows that
+// the engine has computed anything. The wait for the first event continues as if this event had not come.
 func (r *Reader) unheard() { r.begun, r.quiet = false, r.quietBefore }
 
-// finish says that the event just returned was the last, as [DONE] does.
+// finish marks the event that Next returned last as the end of the answer, as [DONE] would be.
 func (r *Reader) finish() { r.done, r.bytes, r.quiet = true, int64(r.framer.held()), 0 }
 
-// exceeds tells whether the answer would have more bytes than Limits.Bytes with so many bytes more, and sets err then.
+// exceeds says whether the answer with so many more bytes is larger than Limits.Bytes. If so, it sets err.
 func (r *Reader) exceeds(more int64) bool {
 	if r.limits.Bytes > 0 && r.bytes+more > r.limits.Bytes {
 		r.err = ErrTooMuch
@@ -167,18 +164,16 @@ func (r *Reader) exceeds(more int64) bool {
 	return false
 }
 
-// Err is why nothing more is taken from this engine: ErrSilent or ErrTooMuch
-// for an answer that is not whole, ErrTail for one that is; nil while it may go
-// on.
+// Err returns why the reader stopped: ErrSilent or ErrTooMuch if the answer is not complete,
+// ErrTail if it is; nil: it has not stopped.
 func (r *Reader) Err() error { return r.err }
 
-// Torn tells whether pieces of an event were returned and its end was not. A blank
-// line must go out before another event, or a client reads both as one.
+// Torn says whether only a part of an event was returned so far. Before another event, the client must
+// get a blank line, or it would read both as one event.
 func (r *Reader) Torn() bool { return r.torn }
 
-// Done tells whether [DONE] came.
+// Done says whether [DONE] or another last event came.
 func (r *Reader) Done() bool { return r.done }
 
-// Buffered is how many bytes of an unfinished event have come; see
-// Framer.Buffered.
+// Buffered returns how many bytes of an unfinished event have come; see Framer.Buffered.
 func (r *Reader) Buffered() int { return r.framer.Buffered() }

@@ -6,8 +6,8 @@ import (
 	"evenkeel/internal/rawjson"
 )
 
-// readResponse reads an event of /v1/responses, or its whole answer. cached is Ask.Cached: how many
-// cached prompt tokens the client is to see.
+// readResponse reads an event of /v1/responses, or an answer in one piece. cached is Ask.Cached: the number of
+// cached prompt tokens that the client is to see.
 func readResponse(b []byte, cached int) (s formFacts) {
 	var kind, object string
 	s.why = b
@@ -47,9 +47,9 @@ func readResponse(b []byte, cached int) (s formFacts) {
 	return s
 }
 
-// readResponse takes in a response.
+// readResponse reads a response object, and adds cuts for members that clients must not get.
 func (s *formFacts) readResponse(o rawjson.Object, cached int) {
-	kept := false // a member before the current one stays
+	kept := false // an earlier member stays in the client's copy
 	for o.NextValue() {
 		key, v := rawjson.Key(o.Key), o.Value()
 		if foreignKey(key) {
@@ -79,10 +79,9 @@ func (s *formFacts) readResponse(o rawjson.Object, cached int) {
 	}
 }
 
-// readUsage takes in the usage of a response. cached is Ask.Cached: it replaces the engine's own count for the client,
-// unless it is OwnCached.
+// readUsage reads the usage of a response. cached is Ask.Cached: unless it is OwnCached, it replaces the engine's own count.
 func (s *formFacts) readUsage(o rawjson.Object, cached int) {
-	n := strconv.Itoa(max(0, cached)) // clients expect a number, even if the count is not known
+	shown := strconv.Itoa(max(0, cached)) // clients expect a number, even if the count is not known
 	for o.NextValue() {
 		switch string(o.Key) {
 		case "input_tokens":
@@ -99,10 +98,10 @@ func (s *formFacts) readUsage(o rawjson.Object, cached int) {
 				switch listed := d.Text[d.Val] == '[' && len(d.Value()) > len("[]"); {
 				case string(d.Key) == "cached_tokens":
 					if s.usage.Cached = countOf(&d); cached != OwnCached {
-						s.cuts = append(s.cuts, cut{d.Val, d.Pos, n})
+						s.cuts = append(s.cuts, cut{d.Val, d.Pos, shown})
 					}
 				case string(d.Key) == "cached_tokens_per_turn" && listed && cached != OwnCached:
-					s.cuts = append(s.cuts, cut{d.Val, d.Pos, "[" + n + "]"})
+					s.cuts = append(s.cuts, cut{d.Val, d.Pos, "[" + shown + "]"})
 				}
 			}
 		}

@@ -7,10 +7,11 @@ import (
 	"evenkeel/internal/rawjson"
 )
 
-// The answers of POST /inference/v1/generate are like those of completions, but for their names: vLLM 0.32.0 and 0.33.0,
-// entrypoints/scale_out/token_in_token_out/protocol.py. Each choice has the ids of its tokens, and text only if output_mode is text.
+// The answers of POST /inference/v1/generate resemble those of completions, with other member names (vLLM 0.32.0 and 0.33.0,
+// entrypoints/scale_out/token_in_token_out/protocol.py). Each choice has the ids of its tokens; it has text only if output_mode is text.
 
-// ByTokens makes the assembler one of such an answer. Its events tell neither the model nor when the answer was made.
+// ByTokens makes the assembler build an answer of /inference/v1/generate. model and created are
+// arguments because the events of this endpoint do not have them.
 func (a *Assembler) ByTokens(model string, created int64) *Assembler {
 	a.byTokens = true
 	a.top.add([]byte("model"), rawjson.AppendString(nil, model))
@@ -18,7 +19,7 @@ func (a *Assembler) ByTokens(model string, created int64) *Assembler {
 	return a
 }
 
-// The members of an answer in one piece, in the order of vLLM. An event has no place for some of them.
+// The members of an answer in one piece, in the order in which vLLM sends them. Events lack some of them.
 var (
 	tokensBefore = []string{"request_id", "model", "created"}
 	tokensBehind = []string{
@@ -28,7 +29,7 @@ var (
 	tokensChoice = []string{"stop_reason", "token_ids", "routed_experts", "sampling_mask", "weight_versions"}
 )
 
-// appendNamed appends the members with these names, null where there is none.
+// appendNamed appends the members with these names; a member that is missing becomes null.
 func (fs fields) appendNamed(dst []byte, names []string) []byte {
 	for _, name := range names {
 		dst = appendKey(dst, name)
@@ -51,7 +52,7 @@ func (fs fields) appendOthers(dst []byte, names ...[]string) []byte {
 	return dst
 }
 
-// tokensJSON is JSON of such an answer.
+// tokensJSON does what JSON does, for an answer of /inference/v1/generate.
 func (a *Assembler) tokensJSON(dst []byte) []byte {
 	dst = appendKey(a.top.appendNamed(append(dst, '{'), tokensBefore), "usage")
 	if a.usage == nil {
@@ -68,7 +69,7 @@ func (a *Assembler) tokensJSON(dst []byte) []byte {
 	return append(dst, "]}"...)
 }
 
-// tokensJSON appends the choice as it stands in an answer of /inference/v1/generate in one piece.
+// tokensJSON appends the choice as vLLM writes it in an answer in one piece.
 func (c *choice) tokensJSON(dst []byte) []byte {
 	dst = strconv.AppendInt(append(dst, `{"index":`...), int64(c.index), 10)
 	dst = appendKey(dst, "finish_reason")
@@ -86,14 +87,13 @@ func (c *choice) tokensJSON(dst []byte) []byte {
 	return append(c.logprobs.appendMembers(append(dst, '{')), "}}"...)
 }
 
-// TokensUsage appends the event without choices that has a stream's usage, for a stream that evenkeel puts together itself. mode is a JSON
-// string.
+// TokensUsage does what UsageEvent does, for a stream of /inference/v1/generate. mode, its output_mode, is a JSON string.
 func TokensUsage(dst, id, mode []byte, u Usage, details map[string]int) []byte {
 	dst = u.appendJSON(append(rawjson.AppendString(append(dst, `data: {"request_id":`...), id), `,"usage":`...), details)
 	return append(append(append(dst, `,"output_mode":`...), mode...), ",\"choices\":[]}\n\n"...)
 }
 
-// TokensEnding is Ending of such an answer.
+// TokensEnding does what Ending does, for a stream of /inference/v1/generate.
 func TokensEnding(dst []byte, h Head, finish string, u Usage) []byte {
 	mode := h.Mode
 	if mode == nil {
@@ -115,7 +115,8 @@ func TokensEnding(dst []byte, h Head, finish string, u Usage) []byte {
 	return append(append(dst, "}\n\n"...), Done...)
 }
 
-// appendSpans appends a list of spans of tokens, each n tokens later: which weights made them (WeightVersionSpan in vLLM's outputs.py).
+// appendSpans appends a list of spans with start and end shifted by offset tokens. A span says which model weights made some
+// tokens (WeightVersionSpan in vLLM's outputs.py).
 func appendSpans(dst, list []byte, offset int) []byte {
 	dst = append(dst, '[')
 	for a := rawjson.ArrayAt(list, 0); a.Next(); {
@@ -132,7 +133,7 @@ func appendSpans(dst, list []byte, offset int) []byte {
 		for o.NextValue() {
 			dst = appendKey(dst, string(o.Key))
 			v, ok := rawjson.Int(list, o.Val, o.Pos)
-			if at := string(o.Key); ok && (at == "start" || at == "end") {
+			if key := string(o.Key); ok && (key == "start" || key == "end") {
 				dst = strconv.AppendInt(dst, int64(v+offset), 10)
 			} else {
 				dst = append(dst, o.Value()...)

@@ -2,23 +2,23 @@ package sse
 
 import "evenkeel/internal/rawjson"
 
-// Trail is what is kept of a leg so that another can go on with its answer.
-// The mirror adds what reaches the client, event by event; it
-// allocates only where the trail grows.
+// Trail records what one engine has answered, so that another engine can continue the answer.
+// The mirror adds to it with each event that reaches the client, and
+// allocates only if the trail must grow.
 type Trail struct {
-	KeepText   bool // keep Text as well
-	KeepPrompt bool // keep PromptIDs as well
+	KeepText   bool // fill Text
+	KeepPrompt bool // fill PromptIDs
 
 	Head      Head
-	IDs       []int32 // of the tokens, in order
-	Shown     int     // how many of IDs came up to the last event that had text
-	Text      []byte  // the content as it stands inside a JSON string
+	IDs       []int32 // the ids of the tokens, in order
+	Shown     int     // how many of IDs came up to the last event with text: the client has seen these
+	Text      []byte  // the content, escaped as inside a JSON string
 	PromptIDs []byte  // the list of the prompt's token ids, as an event had it
-	Runes     int     // of the content
-	Content   bool    // an event said something
-	MoreThan  bool    // more than plain text was said: reasoning, a tool call
-	Unread    bool    // an event was not understood, so something may be missing
-	Prompt    int     // tokens of the prompt as decode counted them; 0: it did not say
+	Runes     int     // how many runes the content has
+	Content   bool    // an event had content
+	MoreThan  bool    // there was content other than plain text: reasoning or a tool call
+	Unread    bool    // an event could not be read, so the trail may lack a part of the answer
+	Prompt    int     // tokens of the prompt as the decode engine counted them; 0: it sent no count
 	Completed int     // tokens by the engine's count
 	Guessed   bool    // the engine did not count all tokens: Completed is partly estimated from chunks
 
@@ -26,36 +26,34 @@ type Trail struct {
 
 	Last      []byte // the last event of /generate
 	Grows     Growth // whether events of /generate have all tokens so far or only new ones
-	textBytes int    // bytes of the text of the last such event, as a JSON string
+	textBytes int    // bytes of the text in Last, as a JSON string
 }
 
-// Growth says whether each event of a stream of /generate has all of the answer so far or only what is new.
+// Growth says whether each event of a stream of /generate has the whole answer so far or only the new part.
 type Growth uint8
 
-// The growths. The first event with tokens does not show which of them a stream has.
+// The growths. A stream's first event with tokens is the same for both, so it does not show which one applies.
 const (
 	GrowthUnknown Growth = iota
 	AllSoFar
 	OnlyNew // --incremental-streaming-output
 )
 
-// Head is what the events of an answer have in common, each as JSON; nil where
-// the engine sent none.
+// Head holds the members that all events of an answer share, each as JSON; nil: the engine sent no such member.
 type Head struct {
 	ID, Created, Model, Fingerprint []byte
 	Mode                            []byte // the output_mode of /inference/v1/generate
 }
 
-// Reset empties the trail; it keeps its memory.
+// Reset empties the trail and reuses its memory.
 func (t *Trail) Reset(keepText bool) {
 	*t = Trail{KeepText: keepText, IDs: t.IDs[:0], Text: t.Text[:0], Last: t.Last[:0], HandBack: t.HandBack[:0]}
 }
 
-// Exact tells whether every token of the leg is known by its id.
+// Exact says whether the id of every token is known.
 func (t *Trail) Exact() bool { return !t.Unread && len(t.IDs) == t.Completed }
 
-// Cut forgets the tokens behind Shown, whose text a client has not seen: the
-// next leg makes them anew.
+// Cut drops the tokens after Shown. The client has not seen their text, so the next engine generates them again.
 func (t *Trail) Cut() {
 	t.IDs = t.IDs[:t.Shown]
 	t.Completed = t.Shown
@@ -92,16 +90,16 @@ func readHead(b []byte) (h Head) {
 	return h
 }
 
-// runes counts the runes of a JSON string's inside. Half a surrogate pair
-// counts with its other half.
+// runes counts the runes of s, which is escaped as inside a JSON string. The two escapes of a surrogate pair count as one rune.
 func runes(s []byte) (n int) {
 	for i := 0; i < len(s); i++ {
 		switch c := s[i]; {
-		case c&0xC0 == 0x80: // inside a rune
+		case c&0xC0 == 0x80: // a later byte of a rune that was counted
 		case c != '\\':
 			n++
 		case i+5 < len(s) && s[i+1] == 'u':
-			if high := (s[i+2]|0x20) == 'd' && s[i+3] >= '8' && (s[i+3] <= '9' || (s[i+3]|0x20) <= 'b'); !high {
+			firstOfPair := (s[i+2]|0x20) == 'd' && s[i+3] >= '8' && (s[i+3] <= '9' || (s[i+3]|0x20) <= 'b') // \uD800 to \uDBFF
+			if !firstOfPair {
 				n++
 			}
 			i += 5
@@ -113,21 +111,20 @@ func runes(s []byte) (n int) {
 	return n
 }
 
-// Seam is where a resumed leg joins the answer it goes on with. Its events then
-// say what the client would have read had the answer not been interrupted: no
-// second role, the first leg's head, the usage of both, positions in the whole
-// text.
+// Seam describes the part of an answer that came before the current engine continued it. With it, the mirror edits the
+// events so that the client cannot see the interruption: there is no second role, the head is the first engine's,
+// the usage counts all engines, and text offsets count from the start of the whole text.
 type Seam struct {
 	Head   Head
-	Prompt int // tokens of the client's own prompt; 0: not known, the leg's count less Tokens is taken
-	Tokens int // tokens that the legs before generated
-	Runes  int // runes of the text that the legs before generated
+	Prompt int // tokens of the client's own prompt; 0: not known, this engine's count less Tokens is used
+	Tokens int // tokens that earlier engines generated
+	Runes  int // runes of the text that earlier engines generated
 
-	Last  []byte // the last event of the legs before, of /generate; nil: the endpoint is another one
+	Last  []byte // the last event so far of /generate; nil: the endpoint is another one
 	Grows Growth
 }
 
-// join adds the tokens of the legs before to a leg's usage.
+// join adds the tokens of earlier engines to the usage of this one.
 func (s *Seam) join(u Usage) Usage {
 	u.Prompt -= s.Tokens
 	if s.Prompt > 0 {
@@ -138,8 +135,8 @@ func (s *Seam) join(u Usage) Usage {
 	return u
 }
 
-// Ending appends a leg that has nothing but its end: the finish_reason, unless
-// it is empty, the usage and [DONE]. A mirror makes it the end of an answer.
+// Ending appends a stream that consists of its end only: the finish_reason if it is not empty, the usage and [DONE].
+// It is fed to a mirror as if an engine had sent it, to end an answer that no engine needs to continue.
 func Ending(dst []byte, chat bool, h Head, finish string, u Usage) []byte {
 	if finish != "" {
 		dst = h.open(dst, chat)
@@ -155,7 +152,7 @@ func Ending(dst []byte, chat bool, h Head, finish string, u Usage) []byte {
 	return append(append(u.appendJSON(dst, nil), "}\n\n"...), Done...)
 }
 
-// open appends an event up to its first choice.
+// open appends the beginning of an event, up to its first choice.
 func (h *Head) open(dst []byte, chat bool) []byte {
 	object := `"text_completion"`
 	if chat {
