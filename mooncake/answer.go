@@ -12,28 +12,28 @@ import (
 
 // Sentinels of ReadProbe.
 var (
-	// ErrNoHandoff: the prefill engine answered 200 and keeps no blocks for us.
-	// If FinishReason is "stop" the first token ended the answer; else a
-	// preemption took the blocks. Probe again.
+	// ErrNoHandoff: the prefill engine answered 200 and keeps no KV blocks for a decode engine.
+	// If FinishReason is "stop", the first token ended the answer. Otherwise the engine
+	// preempted the request and gave the blocks to another one: probe again.
 	ErrNoHandoff = errors.New("mooncake: the prefill engine returned no hand-off")
-	// ErrBadHandoff: the answer has no valid handoff of this connector.
+	// ErrBadHandoff: the answer has no hand-off that is valid for this connector.
 	ErrBadHandoff = errors.New("mooncake: the prefill engine returned a malformed hand-off")
 )
 
 const (
-	// MaxProbeAnswer bounds the answer of a probe: the token ids of a prompt of
+	// MaxProbeAnswer bounds the answer of a probe, in bytes: the token ids of a prompt of
 	// a million tokens take about 7 MB.
 	MaxProbeAnswer = 16 << 20
-	// maxHandoff bounds the handoff in the answer, in bytes: the block ids of a million
+	// maxHandoff bounds the hand-off in the answer, in bytes: the block ids of a million
 	// tokens take about 100 KB.
 	maxHandoff = 1 << 20
-	// maxName bounds the names in a handoff, in bytes: hosts, engine and request ids.
+	// maxName bounds each name in a hand-off, in bytes: the host, and the ids of engine and request.
 	maxName = 512
 )
 
-// ProbeAnswer is what a prefill engine answered to a probe.
+// ProbeAnswer is the answer of a prefill engine to a probe, the request that makes it run prefill.
 type ProbeAnswer struct {
-	KV             json.RawMessage // the handoff, byte for byte; a copy
+	KV             json.RawMessage // the hand-off, byte for byte; a copy
 	PromptTokens   int             // 0: not reported; may be one less than decode's count
 	CachedTokens   int             // -1: not reported
 	PromptTokenIDs json.RawMessage // nil: not reported; points into the answer
@@ -42,17 +42,16 @@ type ProbeAnswer struct {
 
 	Coordinates *Coordinates // of a prefill engine that pushes; nil: not reported
 
-	// ByProbeID: the decode request must have the probe's X-Request-Id, because the
-	// handoff does not say which request made it, or because the prefill engine ignores
-	// what it says. A decode engine reports its pull, or the blocks into which the KV is
-	// to be written, under its own request's id. A prefill engine that does not know that id
-	// keeps the blocks until the hold timeout, or writes nothing if it pushes.
+	// ByProbeID: the decode request must have the X-Request-Id of the probe. The decode engine reports to the prefill engine
+	// under the id of its own request: that it pulled the KV, or into which blocks the KV is to be written. The prefill engine
+	// cannot match another id, because the hand-off has no request id, or the engine ignores it. It would then
+	// keep its blocks until the hold timeout or, if it pushes, write nothing.
 	ByProbeID bool
 }
 
-// ReadProbe reads the JSON of a probe's 200 and checks the handoff by its
-// shape, never against a fixed list of fields: they differ by version.
-// knownHost says which hosts a decode engine may be sent to; nil: none.
+// ReadProbe reads the JSON of an answer with status 200 to a probe. It checks the types of the hand-off's members,
+// but allows unknown members, because each engine version has others.
+// knownHost says which hosts a hand-off may send a decode engine to; nil: none.
 // With ErrNoHandoff, the rest of the returned ProbeAnswer is valid.
 func (p *Profile) ReadProbe(answer []byte, x *Exchange, knownHost func(host string) bool) (ProbeAnswer, error) {
 	if len(answer) > MaxProbeAnswer {
@@ -62,7 +61,7 @@ func (p *Profile) ReadProbe(answer []byte, x *Exchange, knownHost func(host stri
 	if err != nil {
 		return ProbeAnswer{}, fmt.Errorf("%w: the answer is not JSON: %w", ErrBadHandoff, err)
 	}
-	if members.err != nil && !rawjson.IsNull(members.err) { // some routes send an error with status 200
+	if members.err != nil && !rawjson.IsNull(members.err) { // some endpoints send an error with status 200
 		return ProbeAnswer{}, fmt.Errorf("%w: %w", ErrBadHandoff, &SaidError{answer})
 	}
 	answered := members.read()
@@ -99,25 +98,24 @@ func (p *Profile) ReadProbe(answer []byte, x *Exchange, knownHost func(host stri
 	return answered, nil
 }
 
-// SaidError is an error that an engine sent with status 200: SGLang begins a stream before it looks at its request (0.5.23,
-// http_server.py).
+// SaidError is an error that an engine sent with status 200. SGLang does so because it begins a stream before it checks the
+// request (0.5.23, http_server.py).
 type SaidError struct {
-	Answer []byte // the answer, or its event with the error; it is valid until the buffer that it points into is used again
+	Answer []byte // the answer, or the event with the error; it points into the caller's buffer
 }
 
 func (e *SaidError) Error() string {
 	return "an error came with status 200; the engine's log says which" // the answer is not quoted, because it may repeat the prompt
 }
 
-// scanned has the members of an answer that evenkeel reads; nil: the answer has no such member.
+// scanned holds the members of an answer that evenkeel reads; nil: the answer has no such member.
 type scanned struct {
 	err, kv, usage, choices, ids, status, stop json.RawMessage
 
-	inner json.RawMessage // the answer, if it is a member of an event
+	inner json.RawMessage // the answer itself, if it is nested in an event
 }
 
-// scanAnswer validates an answer as ScanBody does. Of a key that is repeated the last
-// value counts, as in Body.Get.
+// scanAnswer validates an answer as ScanBody does. If a key is repeated, its last value counts, as in Body.Get.
 func scanAnswer(answer []byte) (s scanned, err error) {
 	members := 0
 	_, err = rawjson.Scan(answer, 0, func(at rawjson.Place) string {
@@ -138,15 +136,15 @@ func scanAnswer(answer []byte) (s scanned, err error) {
 			}
 		case "choices":
 			s.choices = value
-		case "status": // of a response
+		case "status": // of /v1/responses
 			s.status = value
-		case "stop_reason": // of a message
+		case "stop_reason": // of /v1/messages
 			s.stop = value
-		case "response", "message", "delta": // of the events of a response, and of a message
+		case "response", "message", "delta": // of events of /v1/responses and /v1/messages
 			if value[0] == '{' {
 				s.inner = value
 			}
-		case "prompt_token_ids": // of a chat; completions have it in the choice
+		case "prompt_token_ids": // of chat; a completion has it in its choice
 			s.ids = value
 		}
 		return ""
@@ -154,12 +152,45 @@ func scanAnswer(answer []byte) (s scanned, err error) {
 	return s, err
 }
 
-// read takes from an answer, or from an event of one, what a probe is to learn. The endpoints name these members
-// differently, and each answer has those of its endpoint only.
+// read makes a ProbeAnswer of an answer or of one event. The endpoints use different names for the same members,
+// and each answer has only the names of its endpoint.
 func (s *scanned) read() ProbeAnswer {
 	a := ProbeAnswer{CachedTokens: -1, PromptTokenIDs: tokenList(s.ids)}
-	read, created := 0, 0 // tokens of a message's prompt that its input_tokens leave out
-	for key, value := range rawjson.Members(s.usage) {
+	a.readUsage(s.usage)
+	if choices := rawjson.ArrayAt(s.choices, 0); choices.Next() { // a probe has one
+		ids := json.RawMessage(nil)
+		for o := rawjson.ObjectAt(s.choices, choices.Val); o.NextValue(); {
+			switch string(rawjson.KeyText(o.Key)) {
+			case "finish_reason":
+				a.FinishReason = finishReason(o.Value())
+			case "prompt_token_ids":
+				ids = tokenList(o.Value())
+			}
+		}
+		if a.PromptTokenIDs == nil {
+			a.PromptTokenIDs = ids
+		}
+	}
+	switch string(s.status) {
+	case `"incomplete"`:
+		a.FinishReason = "length"
+	case `"completed"`:
+		a.FinishReason = "stop"
+	}
+	switch string(s.stop) {
+	case "", "null":
+	case `"max_tokens"`, `"stop_sequence"`: // the probe's own stop string came at the token limit
+		a.FinishReason = "length"
+	default:
+		a.FinishReason = "stop"
+	}
+	return a
+}
+
+// readUsage takes the counts from a usage, or from a meta_info of SGLang, which also has the finish_reason.
+func (a *ProbeAnswer) readUsage(usage json.RawMessage) {
+	read, created := 0, 0 // of /v1/messages: cached prompt tokens, which input_tokens does not count
+	for key, value := range rawjson.Members(usage) {
 		switch key {
 		case "cache_creation_input_tokens":
 			created, _ = rawjson.Int(value, 0, len(value))
@@ -194,38 +225,9 @@ func (s *scanned) read() ProbeAnswer {
 		}
 	}
 	a.PromptTokens += read + created
-	if choices := rawjson.ArrayAt(s.choices, 0); choices.Next() { // a probe has one
-		ids := json.RawMessage(nil)
-		for o := rawjson.ObjectAt(s.choices, choices.Val); o.NextValue(); {
-			switch string(rawjson.KeyText(o.Key)) {
-			case "finish_reason":
-				a.FinishReason = finishReason(o.Value())
-			case "prompt_token_ids":
-				ids = tokenList(o.Value())
-			}
-		}
-		if a.PromptTokenIDs == nil {
-			a.PromptTokenIDs = ids
-		}
-	}
-	switch string(s.status) {
-	case `"incomplete"`:
-		a.FinishReason = "length"
-	case `"completed"`:
-		a.FinishReason = "stop"
-	}
-	switch string(s.stop) {
-	case "", "null":
-	case `"max_tokens"`, `"stop_sequence"`: // the probe's own stop string came at the token limit
-		a.FinishReason = "length"
-	default:
-		a.FinishReason = "stop"
-	}
-	return a
 }
 
-// finishReason unquotes a finish_reason. For "length", the usual end of a probe, it
-// makes no copy.
+// finishReason unquotes a finish_reason. It does not allocate for "length", the usual end of a probe.
 func finishReason(value json.RawMessage) string {
 	if string(value) == `"length"` {
 		return "length"
@@ -233,17 +235,17 @@ func finishReason(value json.RawMessage) string {
 	return text(value)
 }
 
-// handoff is a kv_transfer_params: how many members it has, and the values of the members
-// that a decode engine acts on. nil: it has no such member.
+// handoff is a parsed kv_transfer_params. Its last fields are the values of the members that a decode engine
+// uses; nil: there is no such member.
 type handoff struct {
 	raw     json.RawMessage
-	members int
+	members int // how many members raw has
 
 	doPrefill, mode, blockIDs, engineID, host, requestID, port, tpSize, ppSize, dcpSize json.RawMessage
 }
 
-// readHandoff finds the members of a value that is known to be valid JSON, because the whole answer
-// is. Of a key that is repeated the last value counts, as in Body.Get.
+// readHandoff reads a kv_transfer_params; ok is false if it is not an object. The caller has checked that kv is valid JSON.
+// If a key is repeated, its last value counts, as in Body.Get.
 func readHandoff(kv json.RawMessage) (h handoff, ok bool) {
 	h.raw = kv
 	for o := rawjson.ObjectAt(kv, 0); o.NextValue(); {
@@ -275,7 +277,7 @@ func readHandoff(kv json.RawMessage) (h handoff, ok bool) {
 	return h, kv[0] == '{' && h.members <= maxMembers
 }
 
-// checkHandoff checks the parts a decode engine would act on.
+// checkHandoff checks the members that a decode engine uses.
 func (p *Profile) checkHandoff(h *handoff, knownHost func(string) bool) (byProbeID bool, err error) {
 	if h.members == 0 {
 		return false, fmt.Errorf("%w: kv_transfer_params is {}", ErrNoHandoff)
@@ -283,7 +285,9 @@ func (p *Profile) checkHandoff(h *handoff, knownHost func(string) bool) (byProbe
 	if p.Connector == Opaque {
 		return false, nil
 	}
-	if pushes := string(h.mode) == `"push"`; h.mode != nil && p.nixl() && pushes != (p.Connector == NIXLPush) { // decode would never end
+	pushes := string(h.mode) == `"push"`
+	wrongMode := h.mode != nil && p.nixl() && pushes != (p.Connector == NIXLPush)
+	if wrongMode { // each engine would wait for the other, and the decode request would never end
 		runs, wanted := "NixlConnector", NIXLPull
 		if pushes {
 			runs, wanted = "NixlPushConnector", NIXLPush
@@ -297,10 +301,10 @@ func (p *Profile) checkHandoff(h *handoff, knownHost func(string) bool) (byProbe
 	case !ok:
 		return false, fmt.Errorf("%w: remote_block_ids is %s, not a list of block numbers or a list of such lists", ErrBadHandoff,
 			kindOf(h.blockIDs))
-	case n == 0: // the blocks were preempted; an empty list would crash the decode engine
+	case n == 0: // the request was preempted and lost its blocks; an empty list would crash the decode engine
 		return false, fmt.Errorf("%w: remote_block_ids is empty", ErrNoHandoff)
 	}
-	byProbeID = h.requestID == nil // vllm-ascend before 0.14, vLLM's NIXL before 0.13
+	byProbeID = h.requestID == nil // as in vllm-ascend before 0.14, and vLLM's NIXL before 0.13
 	switch {
 	case !isName(h.engineID):
 		return false, fmt.Errorf("%w: remote_engine_id is %s, not a name", ErrBadHandoff, kindOf(h.engineID))
@@ -315,7 +319,7 @@ func (p *Profile) checkHandoff(h *handoff, knownHost func(string) bool) (byProbe
 	return byProbeID || p.Connector == NIXLPush, p.checkHosts(h.raw, knownHost)
 }
 
-// isName says whether a value is a string that is neither empty nor longer than any name.
+// isName says whether a value is a string that is not empty and has at most maxName bytes.
 func isName(raw json.RawMessage) bool {
 	if len(raw) <= len(`""`) || raw[0] != '"' {
 		return false
@@ -327,8 +331,8 @@ func isName(raw json.RawMessage) bool {
 	return n <= maxName
 }
 
-// countBlocks counts the block numbers in a list or in a list of lists, one
-// for each KV cache group; ok is false for any other shape.
+// countBlocks counts the block numbers in a list, or in a list with a list for each KV cache group;
+// ok is false for any other value.
 func countBlocks(ids json.RawMessage) (n int, ok bool) {
 	if len(ids) == 0 || ids[0] != '[' {
 		return 0, false
@@ -363,9 +367,7 @@ func isBlockNumber(raw json.RawMessage) bool {
 	return true
 }
 
-// text and tokenList read parts of an answer. A value of another type counts as
-// missing.
-
+// text unquotes a JSON string; empty: the value is missing or has another type.
 func text(raw json.RawMessage) string {
 	if len(raw) == 0 || raw[0] != '"' {
 		return ""
@@ -373,6 +375,7 @@ func text(raw json.RawMessage) string {
 	return rawjson.Unquote(raw)
 }
 
+// tokenList returns a value that is a list; nil: it is missing or has another type.
 func tokenList(raw json.RawMessage) json.RawMessage {
 	if len(raw) == 0 || raw[0] != '[' {
 		return nil
@@ -380,17 +383,17 @@ func tokenList(raw json.RawMessage) json.RawMessage {
 	return raw
 }
 
-// ErrPrefillFailed says that a prefill engine answered 200 and did not finish the prompt:
+// ErrPrefillFailed says that a prefill engine answered 200 but did not finish the prompt, so
 // the KV that it wrote to the decode engine may be incomplete.
 var ErrPrefillFailed = errors.New("mooncake: the prefill engine did not finish the prompt")
 
-// ReadEarlyProbe reads the 200 of EarlyProbe: JSON, or the events of a stream
-// from SGLang. knownHost is as in ReadProbe. The errors are ErrPrefillFailed, and for
-// nixl-push the errors of ReadProbe; what could be read is returned beside an error.
+// ReadEarlyProbe reads an answer with status 200 to an EarlyProbe: JSON, or a stream of events
+// from SGLang. knownHost is as in ReadProbe. Its errors are ErrPrefillFailed, and for
+// nixl-push those of ReadProbe. With an error it also returns the part that it could read.
 //
-// If an SGLang prefill is aborted while its engine writes the KV, the engine may answer as if it were not (SGLang issue 33507), but
-// reports fewer PromptTokens than the decode engine does. Its prefills end with finish_reason length, whatever the first
-// token is, and a message that was aborted ends with stop_reason end_turn (0.5.23,
+// If a request is aborted while an SGLang prefill engine writes its KV, the engine may answer as if nothing had happened (SGLang
+// issue 33507), but it reports fewer PromptTokens than the decode engine does. An SGLang prefill always ends with finish_reason length,
+// whatever the first token is. An aborted request of /v1/messages ends with stop_reason end_turn (0.5.23,
 // process_disagg_prefill_inflight_queue in disaggregation/prefill.py, STOP_REASON_MAP in
 // entrypoints/anthropic/serving.py).
 func (p *Profile) ReadEarlyProbe(answer []byte, knownHost func(host string) bool) (ProbeAnswer, error) {
@@ -424,7 +427,7 @@ func (p *Profile) ReadEarlyProbe(answer []byte, knownHost func(host string) bool
 	return a, nil
 }
 
-// add reads an answer, or one event of an answer.
+// add adds to a what an answer, or one event of an answer, contains.
 func (a *ProbeAnswer) add(part []byte) error {
 	members, err := scanAnswer(part)
 	if err != nil {
@@ -457,7 +460,7 @@ func (a *ProbeAnswer) add(part []byte) error {
 	return nil
 }
 
-// coordinates returns where the engine that made the hand-off is reached. The hand-off was checked before.
+// coordinates returns the address and layout of the engine that made the hand-off, which checkHandoff has accepted.
 func (h *handoff) coordinates() *Coordinates {
 	c := &Coordinates{EngineID: text(h.engineID), Host: text(h.host)}
 	c.Port, _ = rawjson.Int(h.port, 0, len(h.port))

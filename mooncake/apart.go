@@ -2,10 +2,11 @@ package mooncake
 
 // Bodies of POST /inference/v1/generate (vLLM 0.32.0 and 0.33.0, GenerateRequest in
 // entrypoints/scale_out/token_in_token_out/protocol.py) and of POST /generate (SGLang 0.5.23, GenerateReqInput in
-// managers/io_struct.py) have the sampling parameters in an object of its own, sampling_params, and some of them under other keys
-// than completions. The other code reads and writes them by the keys of completions, and a form says where a body has each of them.
+// managers/io_struct.py) nest the sampling parameters in a member sampling_params, and name some of them differently
+// from completions. The code outside this file uses the keys of completions, and a form translates each key to its place in the body.
 
-// forms has the endpoints whose bodies have a form. A body of SGLang has its prompt in text, or else in input_ids.
+// forms has a form for each endpoint whose keys differ from those of completions. A body of SGLang has its prompt in text or in
+// input_ids.
 var forms = [Endpoints]*form{
 	// extra_args is dropped because kv_transfer_params in it would name the KV of another request. Keys that begin with an underscore
 	// are dropped because SamplingParams uses them internally (vLLM 0.32.0, sampling_params.py).
@@ -20,7 +21,8 @@ var forms = [Endpoints]*form{
 
 var textForm = generateForm("text")
 
-// generateForm has the names of SGLang 0.5.23, sampling/sampling_params.py. Clients may set every member of sampling_params there.
+// generateForm returns a form with the names of SGLang 0.5.23 (sampling/sampling_params.py). prompt is the key of the prompt.
+// No member is dropped, because in SGLang clients may set every member of sampling_params.
 func generateForm(prompt string) *form {
 	return newForm(map[string]place{
 		"prompt": {prompt, false}, "max_tokens": {"max_new_tokens", true}, "min_tokens": {"min_new_tokens", true}, "seed": {"sampling_seed", true},
@@ -30,8 +32,8 @@ func generateForm(prompt string) *form {
 	}, nil)
 }
 
-// newForm makes a form. at has the members whose keys differ from a completion's, inner the members of sampling_params
-// with the same key.
+// newForm makes a form. at says where a body has the keys that differ from those of completions. inner lists the keys that do not
+// differ, but are members of sampling_params. drops says which members of sampling_params to remove; nil: none.
 func newForm(at map[string]place, inner []string, drops func(key string) bool) *form {
 	f := &form{at: at, words: map[place]string{}, drops: drops}
 	for _, key := range inner {
@@ -43,7 +45,7 @@ func newForm(at map[string]place, inner []string, drops func(key string) bool) *
 	return f
 }
 
-// ScanFor is ScanBody for an endpoint.
+// ScanFor does what ScanBody does, and also scans sampling_params if the bodies of this endpoint have it.
 func ScanFor(ep Endpoint, raw []byte, maxDepth int) (Body, error) {
 	b, err := ScanBody(raw, maxDepth)
 	if err != nil || forms[ep] == nil {

@@ -9,36 +9,35 @@ import (
 	"evenkeel/internal/rawjson"
 )
 
-// Body is one JSON object, a client's request or an engine's answer: its text
-// and where each top-level member stands in it. Keys compare byte for byte,
-// after escapes ("str\u0065am" is "stream", "Stream" is not), as the engines'
-// parsers do. A Body points into the text it was scanned from.
+// Body is one JSON object, a client's request or an engine's answer: its text and the offsets of its top-level members. Keys are
+// unescaped ("str\u0065am" is "stream") and then compared byte for byte ("Stream" is another key), as engines
+// do. A Body points into the text from which it was scanned.
 type Body struct {
 	raw     []byte
 	members []member
 	closing int      // index of the outermost '}'
-	set     []Member // members that Set has added; they replace members of the text
-	form    *form    // where the body has the members of a completion; nil: under the same keys, or it has a shape of its own
-	inner   *Body    // its sampling_params; nil: the body has no form
+	set     []Member // members added by Set; they replace members of the text with the same key
+	form    *form    // where the body has the members of a completion; nil: keys are not translated
+	inner   *Body    // its sampling_params; nil: form is nil
 }
 
 type member struct {
 	key        string
-	from, to   int32 // its text between the commas, white space included
-	val, valTo int32
+	from, to   int32 // its text between the commas, including white space
+	val, valTo int32 // its value
 }
 
-// form says where a body has the members that a completion has.
+// form translates between the keys of a completion and the places of the same members in another endpoint's body.
 type form struct {
-	at    map[string]place      // by the key in a completion
-	words map[place]string      // the reverse of at: the key in a completion
-	drops func(key string) bool // says which members of sampling_params no client may set; nil: it may set all
+	at    map[string]place      // from the key in a completion to the place
+	words map[place]string      // from the place to the key in a completion
+	drops func(key string) bool // which members of sampling_params clients may not set; nil: they may set all
 }
 
-// place is a member of a body, or of its sampling_params.
+// place names a member of a body, or of its sampling_params.
 type place struct {
 	key   string
-	inner bool
+	inner bool // the member is in sampling_params
 }
 
 const paramsKey = "sampling_params"
@@ -49,16 +48,15 @@ type Member struct {
 	Value []byte
 }
 
-// maxMembers bounds what one small body can make us remember: six bytes of
-// input cost a whole member record.
+// maxMembers bounds the memory that a small body can occupy: each member of as little as six bytes needs
+// a member struct of 32 bytes.
 const maxMembers = 1024
 
 const tooManyMembers = "more than 1024 keys"
 
-// ScanBody validates raw and finds its top-level members, in one pass. Beyond
-// what JSON itself forbids it refuses text that is not UTF-8, anything but an
-// object, more than maxDepth levels (0: rawjson.DefaultMaxDepth), more than 1024
-// members and more than 2 GiB; every refusal is a *rawjson.SyntaxError.
+// ScanBody validates raw and finds its top-level members, in one pass. Besides invalid JSON, it refuses text that is not
+// UTF-8, a value that is not an object, more than maxDepth levels (0: rawjson.DefaultMaxDepth), more than 1024
+// members, and more than 2 GiB. Each of its errors is a *rawjson.SyntaxError.
 func ScanBody(raw []byte, maxDepth int) (Body, error) {
 	if len(raw) > math.MaxInt32 {
 		return Body{}, &rawjson.SyntaxError{Offset: math.MaxInt32, Msg: "more than 2 GiB"}
@@ -85,7 +83,7 @@ func ScanBody(raw []byte, maxDepth int) (Body, error) {
 	return b, nil
 }
 
-// Set replaces or adds the member key of the body.
+// Set sets the member with this key; it replaces a member that the text has.
 func (b *Body) Set(key string, value []byte) {
 	for i := range b.set {
 		if b.set[i].Key == key {
@@ -96,7 +94,7 @@ func (b *Body) Set(key string, value []byte) {
 	b.set = append(b.set, Member{key, value})
 }
 
-// Salt returns the cache_salt of the client as JSON. ok is false if there is none; null is none to engines, too.
+// Salt returns the client's cache_salt as JSON. ok is false if it is missing or null, which engines treat alike.
 func (b *Body) Salt() (salt json.RawMessage, ok bool) {
 	salt, ok = b.Get("cache_salt")
 	if !ok || rawjson.IsNull(salt) {
@@ -105,11 +103,10 @@ func (b *Body) Salt() (salt json.RawMessage, ok bool) {
 	return salt, true
 }
 
-// Raw is the text the body was scanned from.
+// Raw returns the text from which the body was scanned, without the changes of Set.
 func (b *Body) Raw() []byte { return b.raw }
 
-// Get returns the value of key: the last one if there are several, which is
-// the one that Python's json keeps.
+// Get returns the value of key. If the key is repeated, it returns the last value, as Python's json does.
 func (b *Body) Get(key string) (json.RawMessage, bool) {
 	for i := range b.set {
 		if b.set[i].Key == key {
@@ -125,7 +122,7 @@ func (b *Body) Get(key string) (json.RawMessage, bool) {
 	return nil, false
 }
 
-// Count tells how often key appears in the text.
+// Count returns how often key appears in the text.
 func (b *Body) Count(key string) int {
 	n := 0
 	b, key = b.find(key)
@@ -137,7 +134,7 @@ func (b *Body) Count(key string) int {
 	return n
 }
 
-// All yields the members in the order of the text, repeated keys included, and then those that were set.
+// All yields the members in the order of the text, including repeated keys, and then those that Set added.
 func (b *Body) All() iter.Seq2[string, json.RawMessage] {
 	return func(yield func(string, json.RawMessage) bool) {
 		for object := b; object != nil; object = object.inner {
@@ -160,19 +157,18 @@ func (b *Body) All() iter.Seq2[string, json.RawMessage] {
 	}
 }
 
-// usualSegments is a number of segments that is enough for most bodies.
+// usualSegments is a capacity, in segments, that is enough for most bodies.
 const usualSegments = 8
 
-// inlineValue is the size up to which a set value is copied beside its key;
-// a larger one becomes a segment of its own.
+// inlineValue is the largest value of set, in bytes, that is copied beside its key. A larger value is not copied: it becomes
+// a segment of its own.
 const inlineValue = 128
 
-// Splice appends to dst the segments of a new body: the old text in its order,
-// byte for byte, less the members whose key drop reports or set replaces, then
-// the members of set. The segments point into the body and into set's values;
-// the only allocations are dst's room and one buffer for the keys of set.
+// Splice appends to dst the segments of a new body. First comes the old text, byte for byte, without the members that set
+// replaces or for whose key drop returns true. Then come the members of set. The segments point into the body and into the
+// values of set. Splice allocates only memory for dst and one buffer for the keys of set.
 func (b *Body) Splice(dst [][]byte, drop func(key string) bool, set []Member) [][]byte {
-	for _, m := range b.set { // few bodies have any
+	for _, m := range b.set { // empty for most bodies
 		if !replaced(set, m.Key) && (drop == nil || !drop(m.Key)) {
 			set = append(set[:len(set):len(set)], m)
 		}
@@ -183,17 +179,17 @@ func (b *Body) Splice(dst [][]byte, drop func(key string) bool, set []Member) []
 	return b.splice(dst, drop, set)
 }
 
-// splice is Splice without the members of Set and without a form.
+// splice does what Splice does, but ignores form and the members that Set added.
 func (b *Body) splice(dst [][]byte, drop func(key string) bool, set []Member) [][]byte {
 	if dst == nil {
 		dst = make([][]byte, 0, usualSegments)
 	}
-	kept := false      // a member stands before what comes next
-	var from, to int32 // the stretch that is kept as it is
+	kept := false      // an earlier member stays, so a comma is needed
+	var from, to int32 // a stretch of the text that stays and is not appended yet
 	if len(b.members) == 0 {
 		to = int32(b.closing)
 	} else {
-		to = b.members[0].from // through the '{'
+		to = b.members[0].from // up to and including the '{'
 	}
 	for i := range b.members {
 		m := &b.members[i]
@@ -225,8 +221,8 @@ func replaced(set []Member, key string) bool {
 	return false
 }
 
-// appendMembers appends the segments of the members of set. comma says that a member comes before them. Short values
-// are copied beside their keys, and a long value becomes a segment of its own.
+// appendMembers appends the segments of the members of set. comma says that another member comes before them. A value of up to
+// inlineValue bytes is copied beside its key, and a longer one becomes a segment of its own.
 func appendMembers(dst [][]byte, set []Member, comma bool) [][]byte {
 	size := 0
 	for _, m := range set {
@@ -258,7 +254,7 @@ func appendMembers(dst [][]byte, set []Member, comma bool) [][]byte {
 	return dst
 }
 
-// Name is the key, in this body, of the member that a completion calls word.
+// Name returns the key that this body uses for the member which a completion calls word. Error messages show it.
 func (b *Body) Name(word string) string {
 	if b.form == nil {
 		return word
@@ -273,7 +269,7 @@ func (b *Body) Name(word string) string {
 	return p.key
 }
 
-// find returns the object that has the member which a completion calls word, the body or its sampling_params, and the key there.
+// find returns where to look for the member that a completion calls word: the body or its sampling_params, and the key there.
 func (b *Body) find(word string) (*Body, string) {
 	if b.form == nil {
 		return b, word
@@ -287,7 +283,8 @@ func (b *Body) find(word string) (*Body, string) {
 	return b, word
 }
 
-// word is what a completion calls the member key; empty: a completion has no such member.
+// word returns the name that a completion uses for the member key; empty: a completion has no such member.
+// inner says that the member is in sampling_params.
 func (b *Body) word(key string, inner bool) string {
 	if b.form == nil {
 		return key
@@ -301,7 +298,7 @@ func (b *Body) word(key string, inner bool) string {
 	return key
 }
 
-// spliceForm is Splice of a body with a form.
+// spliceForm does what Splice does, for a body with a form.
 func (b *Body) spliceForm(dst [][]byte, drop func(word string) bool, set []Member) [][]byte {
 	var params, outer []Member
 	for _, m := range set {
@@ -314,7 +311,7 @@ func (b *Body) spliceForm(dst [][]byte, drop func(word string) bool, set []Membe
 		}
 		outer = append(outer, m)
 	}
-	drops := func(inner bool) func(string) bool {
+	dropsIn := func(inner bool) func(string) bool {
 		return func(key string) bool {
 			if inner && b.form.drops != nil && b.form.drops(key) {
 				return true
@@ -324,7 +321,7 @@ func (b *Body) spliceForm(dst [][]byte, drop func(word string) bool, set []Membe
 		}
 	}
 	if v, ok := b.Get(paramsKey); !ok || v[0] == '{' || len(params) > 0 {
-		outer = append(outer, Member{paramsKey, bytes.Join(b.inner.splice(nil, drops(true), params), nil)})
+		outer = append(outer, Member{paramsKey, bytes.Join(b.inner.splice(nil, dropsIn(true), params), nil)})
 	}
-	return b.splice(dst, drops(false), outer)
+	return b.splice(dst, dropsIn(false), outer)
 }

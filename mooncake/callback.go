@@ -14,23 +14,23 @@ import (
 var (
 	// ErrBadCallback: the body is not a callback of this connector.
 	ErrBadCallback = errors.New("mooncake: the decode engine sent a malformed callback")
-	// ErrOtherRequest: the callback names another request than the one that it was made for.
+	// ErrOtherRequest: the request_id in the callback is not the id of the request that waits for this callback.
 	ErrOtherRequest = errors.New("mooncake: the callback names another request")
 )
 
 const (
-	callbackDepth = 8       // levels of JSON
-	callbackBase  = 1 << 20 // bytes of a callback besides its blocks
-	blockBytes    = 32      // bytes of a block's number in a callback, with room to spare
+	callbackDepth = 8       // nesting levels of a callback's JSON at most
+	callbackBase  = 1 << 20 // bytes of a callback without its block numbers, at most
+	blockBytes    = 32      // bytes of one block number in a callback at most; it needs about 12
 	suffixLength  = 9       // bytes of the suffix that an engine adds to a request's id, and cuts off in a callback
 	blockDigits   = 10      // digits of a block's number at most
 )
 
-// MaxCallback is how many bytes a callback may have. prompt is the most tokens that the
-// prompt can have and block the decode engine's KV block in tokens; 0: unknown.
+// MaxCallback returns how many bytes a callback may have. prompt is the largest number of tokens that the
+// prompt can have; block is the size of the decode engine's KV blocks, in tokens. 0: not known.
 func MaxCallback(prompt, block int) int { return callbackBase + blockBytes*maxBlocks(prompt, block) }
 
-// maxBlocks is how many blocks of a KV cache group a prompt can have; 0: unknown.
+// maxBlocks returns how many KV blocks a prompt can have in one KV cache group; 0: not known.
 func maxBlocks(prompt, block int) int {
 	if prompt <= 0 || block <= 0 {
 		return 0
@@ -38,18 +38,17 @@ func maxBlocks(prompt, block int) int {
 	return (prompt-1)/block + 2
 }
 
-// Callback is where a layerwise decode engine wants its KV.
+// Callback is a message of a decode engine with connector ascend-layerwise: it says where the prefill engine is to write the KV.
 type Callback struct {
-	KV      json.RawMessage // for the prefill engine, byte for byte; a copy
+	KV      json.RawMessage // the message, for the prefill engine, byte for byte; a copy
 	Empty   bool            // no KV is needed: the whole prompt is in the decode engine's prefix cache
-	ShortID bool            // the decode engine adds no suffix to ids, so that it cut off the end of ours
-	Unknown []string        // keys of the callback that evenkeel does not know; they hold no address
+	ShortID bool            // the request_id lacks the end of the id: this decode engine cuts off a suffix that it did not add
+	Unknown []string        // keys that evenkeel does not know, but that hold no address
 }
 
-// ReadCallback checks a callback that came to the metaserver. Nothing in it is trusted: it must have
-// the keys that every callback has, name the request id (of Endpoint.RequestID) and
-// hosts that are known, and no more blocks than the prompt can have. A key that we do not
-// know passes if a prefill engine cannot do harm by it: see unknownKey. prompt and block
+// ReadCallback checks a callback that came to the metaserver. It trusts nothing in the callback: all needed keys must be
+// there, its request_id must be id (see Endpoint.RequestID), all hosts must be known, and there may not be more blocks than
+// the prompt can have. An unknown key is accepted only if it looks harmless: see unknownKey. prompt and block
 // are as in MaxCallback.
 func (p *Profile) ReadCallback(body []byte, id string, prompt, block int, known func(host string) bool) (Callback, error) {
 	bad := func(format string, args ...any) (Callback, error) {
@@ -81,7 +80,7 @@ func (p *Profile) ReadCallback(body []byte, id string, prompt, block int, known 
 		}
 	}
 	callback.KV = bytes.Clone(bytes.TrimSpace(body))
-	if host, _ := hostIn(text(c.values[atHost])); known == nil || !known(host) { // checkHosts may see an empty list in it
+	if host, _ := hostIn(text(c.values[atHost])); known == nil || !known(host) { // checkHosts accepts a string without a host
 		return Callback{}, fmt.Errorf("%w: %s under remote_host; if it is one of yours, add it to kv_hosts of the engine's profile",
 			ErrUnknownHost, shownHost(host))
 	}
@@ -91,7 +90,7 @@ func (p *Profile) ReadCallback(body []byte, id string, prompt, block int, known 
 	return callback, nil
 }
 
-// callbackKeys has the members of a callback, and the check of each value. The first needed members
+// callbackKeys lists the known members of a callback with a check of each value. The first seven (the constant needed)
 // must exist (vllm-ascend 182b75ea, mooncake_layerwise_connector.py).
 var callbackKeys = [...]struct {
 	name string
@@ -112,21 +111,21 @@ var callbackKeys = [...]struct {
 	12:          {"remote_cached_tokens", func(v json.RawMessage) bool { return isNumber(v, 0, maxCount) }},
 }
 
-// The places in callbackKeys of members that ReadCallback reads again; needed is how many members must exist.
+// Indices in callbackKeys of members that ReadCallback uses.
 const (
 	atBlockIDs = iota
 	atRequestID
 	atHost
-	needed = 7
+	needed = 7 // how many of callbackKeys, from the first on, must exist
 
-	maxCount = 1 << 31
+	maxCount = 1 << 31 // the largest count that a callback may have
 )
 
-// actedOn has keys that no callback needs, and that would make a prefill engine do something else than write
-// the KV of this request to the engine that called. A decode engine may not send them. vllm-ascend 182b75ea
-// reads them; the last two are read by vLLM 0.32.0.
+// actedOn lists keys that a decode engine may not send. No callback needs them, and they would make the prefill engine do
+// something other than write the KV of this request to the engine that sent the callback. vllm-ascend 182b75ea
+// reads these keys, except the last two, which vLLM 0.32.0 reads.
 var actedOn = []string{
-	"metaserver",               // a URL to post to
+	"metaserver",               // a URL to which the engine posts
 	"do_virtual",               // no KV is written
 	"batch_kv_transfer_params", // replaces all of these parameters (SfaRemoteD2HConnector)
 	"remote_te_rpc_port",       // the port of the transfer engine, which the prefill engine asks the decode engine for
@@ -136,19 +135,19 @@ var actedOn = []string{
 }
 
 const (
-	mostUnknown = 32 // keys of a callback
-	keyBytes    = 64 // of a key's name
+	mostUnknown = 32 // unknown keys in a callback at most
+	keyBytes    = 64 // bytes of an unknown key at most
 )
 
-// scannedCallback is the members of a callback: the values of the known ones by their places in callbackKeys,
-// and the names of the others.
+// scannedCallback holds the members of a callback: the values of the known members, with the indices of callbackKeys,
+// and the names of the unknown ones.
 type scannedCallback struct {
 	plain   []string // Profile.KVPlainKeys
 	values  [len(callbackKeys)]json.RawMessage
 	unknown []string
 }
 
-// add keeps a member, or says why the callback is refused for it.
+// add stores a member, or returns why the callback is refused; empty: the member is accepted.
 func (c *scannedCallback) add(key string, value json.RawMessage) (refused string) {
 	for i := range callbackKeys {
 		if callbackKeys[i].name != key {
@@ -163,9 +162,9 @@ func (c *scannedCallback) add(key string, value json.RawMessage) (refused string
 	return c.unknownKey(key, value)
 }
 
-// unknownKey says why a key that we do not know is refused. A key passes if its name is that of a variable (so that a
-// log may show it), and if it holds no address. A name that begins with '_' is refused, because engines use such
-// names for their own notes in the parameters of a request.
+// unknownKey returns why a key that we do not know is refused; empty: it is accepted. An accepted key looks like the name of a
+// variable, so that a log may show it, and holds no address. A name that begins with '_' is refused, because engines use such
+// names for internal data in the parameters of a request.
 func (c *scannedCallback) unknownKey(key string, value json.RawMessage) (refused string) {
 	address := hostCheck{plainKeys: c.plain, known: func(string) bool { return false }}
 	switch {
@@ -186,28 +185,32 @@ func (c *scannedCallback) unknownKey(key string, value json.RawMessage) (refused
 	return ""
 }
 
-// isVariable says whether a key is written like the name of a variable.
+// isVariable says whether a key looks like the name of a variable: a letter, then letters, digits and underscores.
 func isVariable(key string) bool {
 	for i := range len(key) {
 		c := key[i]
-		if letter := c|0x20 >= 'a' && c|0x20 <= 'z'; !letter && (i == 0 || c != '_' && (c < '0' || c > '9')) {
+		letter := c|0x20 >= 'a' && c|0x20 <= 'z'
+		inside := c == '_' || c >= '0' && c <= '9' // allowed, but not as the first character
+		if !letter && (i == 0 || !inside) {
 			return false
 		}
 	}
 	return key != "" && len(key) <= keyBytes
 }
 
-// wrong names a member that is missing or of a wrong type; empty: there is none.
+// wrong describes a member that is missing or has a wrong value; empty: there is none.
 func (c *scannedCallback) wrong() string {
 	for i, v := range c.values {
-		if k := &callbackKeys[i]; v == nil && i < needed || v != nil && !k.ok(v) {
+		k := &callbackKeys[i]
+		missing := v == nil && i < needed
+		if missing || v != nil && !k.ok(v) {
 			return k.name + " is " + kindOf(v) + ", which it cannot be"
 		}
 	}
 	return ""
 }
 
-// mostBlocks is how many blocks the largest group of a list has; ok is false for what is
+// mostBlocks returns how many blocks the largest KV cache group in ids has; ok is false if ids is
 // neither a list of block numbers nor a list of such lists.
 func mostBlocks(ids json.RawMessage) (most int, ok bool) {
 	if _, ok = countBlocks(ids); !ok {

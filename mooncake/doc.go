@@ -1,7 +1,7 @@
-// Package mooncake speaks the wire contract between evenkeel and a pair of
-// prefill and decode engines: it scans a client's JSON body, splices from it
-// what each engine gets, checks what a probe returned, and guards the handoff
-// until one decode request consumes it.
+// Package mooncake builds and reads the messages between evenkeel and a pair of
+// prefill and decode engines. It scans a client's JSON body, and builds from it
+// the request for each engine. It checks the answer of the prefill engine, and makes sure that its hand-off
+// is used by one decode request only.
 //
 // The package is pure: no clock, no I/O, no goroutine, no log.
 package mooncake

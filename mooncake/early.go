@@ -5,39 +5,40 @@ import (
 	"strconv"
 )
 
-// Meeting is how the prefill and the decode leg of a request find each other, if the decode
-// rank is chosen before the prefill. Each connector uses its own fields.
+// Meeting is the data by which the prefill and the decode request of one client request find each other, if the decode
+// rank is chosen before the prefill. Each connector uses other fields.
 type Meeting struct {
-	// Of ascend-layerwise.
-	Metaserver string          // the URL to which the decode engine posts where it wants the KV
-	Callback   json.RawMessage // what the decode engine posted, for the prefill engine: Callback.KV
+	// For connector ascend-layerwise.
+	Metaserver string          // the URL to which the decode engine posts its callback
+	Callback   json.RawMessage // this callback, for the prefill engine: Callback.KV
 
-	// Of sglang.
+	// For connector sglang.
 	Endpoint Endpoint
-	RID      string // the id of both legs; no id may be the beginning of another id
+	RID      string // the id of both requests; no id may be a prefix of another one
 	Host     string // of the prefill engine's bootstrap server
 	Port     int
-	// new for every attempt; modulo the prefill engine's ranks it is PrefillRank (SGLang 0094505d, disaggregation/common/conn.py)
+	// Room is new for every attempt. Room modulo the number of prefill ranks must be PrefillRank (SGLang 0094505d,
+	// disaggregation/common/conn.py).
 	Room                    int64
 	PrefillRank, DecodeRank int // -1: the engine has one rank, or chooses the rank itself
 
-	// Of nixl-push.
+	// For connector nixl-push.
 	Coordinates *Coordinates // of the prefill engine
-	RequestID   string       // of the prefill leg, see Endpoint.RequestID
+	RequestID   string       // of the prefill request, see Endpoint.RequestID
 }
 
-// Coordinates say where decode engines reach a prefill engine that pushes.
-// They are valid until that engine restarts.
+// Coordinates are the address and the parallel layout of a prefill engine with connector nixl-push. Decode engines need them
+// to reach it. They are valid until the engine restarts.
 type Coordinates struct {
 	EngineID                string
 	Host                    string
 	Port                    int
-	TPSize, PPSize, DCPSize int // 0 is 1
+	TPSize, PPSize, DCPSize int // 0: 1
 }
 
 // EarlyProbe appends the segments of the prefill request of a profile that is Early.
-// stream says whether the decode engine's answer is a stream; only SGLang's prefill leg needs that,
-// because it differs from the decode leg in nothing but ranks.
+// stream says whether the decode engine streams its answer. Only SGLang needs to know, because its prefill request must be
+// equal to its decode request except for the ranks.
 func (p *Profile) EarlyProbe(b *Body, changes *Changes, m *Meeting, stream bool, dst [][]byte) [][]byte {
 	switch p.Connector {
 	case SGLang:
@@ -77,25 +78,24 @@ func (p *Profile) decodeParams(m *Meeting) []byte {
 	return append(appendString(out, m.RequestID), '}')
 }
 
-// RIDHeader is the header with the id of a request to SGLang whose body has no place for an id, such as a message. SGLang uses
+// RIDHeader is the header with a request's id for SGLang, if the body cannot have an id, as in /v1/messages. SGLang reads
 // it if SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES is set (0.5.23, entrypoints/request_headers.py). Otherwise SGLang
-// makes an id of its own and does not return it.
+// invents an id and does not return it.
 const RIDHeader = "X-Override-Rid"
 
-// Nameless says whether the engine may give a request to the endpoint an id that evenkeel does not know.
+// Nameless says whether the engine may run requests of this endpoint under an id that evenkeel does not know: see RIDHeader.
 func (p *Profile) Nameless(e Endpoint) bool {
 	return p.Connector == SGLang && shapes[e] != nil && shapes[e].rid == ""
 }
 
-// roomBody appends the body of SGLang's prefill or decode leg. The prefill engine samples the first token and hands
-// it over, so the legs are the same, byte for byte, up to the ranks, which come last. The bootstrap members
-// are those of SGLang 004dcda2, sgl-model-gateway/src/routers/http/pd_router.rs, and the ranks those of
-// 0.5.23, managers/data_parallel_controller.py and disaggregation/decode.py.
+// roomBody appends the body of SGLang's prefill or decode request. The two are equal, byte for byte, except for the ranks at
+// their end, because the prefill engine also samples the first token and hands it over. The bootstrap members are as in SGLang
+// 004dcda2, sgl-model-gateway/src/routers/http/pd_router.rs; the ranks as in 0.5.23, managers/data_parallel_controller.py and
+// disaggregation/decode.py.
 //
-// Both legs name the prefill engine's rank. Otherwise a rank of the prefill engine compares the
-// room with its own number, which is 0 in all replicas without DP attention, and refuses a room of
-// another rank; or it first registers the room with its bootstrap server, and does no other work
-// until that is done (SGLang 0.5.23, CommonKVSender in disaggregation/common/conn.py).
+// Both requests name the prefill engine's rank. Without it, a prefill rank would derive the rank from the room and compare
+// it with its own number, which is 0 in all replicas without DP attention, so it could refuse the room. Or it would first register the
+// room with its bootstrap server and do no other work meanwhile (SGLang 0.5.23, CommonKVSender in disaggregation/common/conn.py).
 func (p *Profile) roomBody(b *Body, changes *Changes, m *Meeting, stream bool, dst [][]byte, decode bool) [][]byte {
 	members, drop := p.answerMembers(b, changes, stream)
 	rid := "rid"

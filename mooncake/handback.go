@@ -8,9 +8,9 @@ import (
 	"evenkeel/internal/rawjson"
 )
 
-// ReadHandBack checks the kv_transfer_params with which a decode engine of nixl-pull says that it keeps the KV of an answer. It returns
-// of how many tokens: those of the prompt and of the answer, less the last one. A prefill request that has these kv_transfer_params
-// fetches the KV (vLLM 0.33.0, request_finished and get_num_new_matched_tokens in nixl/pull_scheduler.py).
+// ReadHandBack checks the kv_transfer_params by which a decode engine with connector nixl-pull reports that it keeps the KV of an
+// answer. tokens is how many tokens this KV has: those of the prompt and the answer without the last token. A prefill engine that gets
+// these kv_transfer_params fetches the KV (vLLM 0.33.0, request_finished and get_num_new_matched_tokens in nixl/pull_scheduler.py).
 func (p *Profile) ReadHandBack(kv json.RawMessage, knownHost func(host string) bool) (tokens int, err error) {
 	if len(kv) > maxHandoff {
 		return 0, fmt.Errorf("%w: kv_transfer_params has %d bytes, more than %d", ErrBadHandoff, len(kv), maxHandoff)
@@ -26,14 +26,15 @@ func (p *Profile) ReadHandBack(kv json.RawMessage, knownHost func(host string) b
 			kept = string(v) == "true"
 		case "remote_num_tokens":
 			if tokens, err = strconv.Atoi(string(v)); err != nil {
-				tokens = 0 // which is refused below
+				tokens = 0 // 0 is refused below
 			}
 		}
 	}
-	if string(h.doPrefill) == "true" || !kept || tokens <= 0 || h.requestID == nil {
+	handsOff := string(h.doPrefill) == "true" // a hand-off to a decode engine instead
+	if handsOff || !kept || tokens <= 0 || h.requestID == nil {
 		return 0, fmt.Errorf("%w: kv_transfer_params does not say whose KV of how many tokens is kept for a prefill engine", ErrBadHandoff)
 	}
-	h.doPrefill = json.RawMessage("true") // the other members are checked as those of a hand-off
+	h.doPrefill = json.RawMessage("true") // the other members are the same as in a hand-off, so checkHandoff can check them
 	_, err = p.checkHandoff(&h, knownHost)
 	return tokens, err
 }

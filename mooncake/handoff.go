@@ -7,30 +7,28 @@ import (
 	"time"
 )
 
-// Sentinels of Acquire and Discard. After either of them from Acquire, the prompt must be prefilled again.
+// Errors of Acquire and Discard. If Acquire returns one of them, the prompt must be prefilled again.
 var (
 	ErrTaken   = errors.New("mooncake: the hand-off was already used")
 	ErrExpired = errors.New("mooncake: the hand-off is past its deadline")
 )
 
-// Handoff is what a probe returned and one decode request may consume: the
-// prefill engine's kv_transfer_params, opaque, single use and perishable.
-// Replaying it can answer with another user's text.
+// Handoff holds the kv_transfer_params that a prefill engine returned. One decode request may use them, and only
+// before a deadline: a later or second use could read KV blocks that now belong to another user's prompt.
 type Handoff struct {
 	params   json.RawMessage
-	deadline time.Time   // from then on Acquire refuses: the pull might come too late
-	expires  time.Time   // from then on Discard refuses, too: the prefill engine has freed the blocks
-	taken    atomic.Bool // an atomic also makes go vet reject a copy
+	deadline time.Time   // from this time on Acquire refuses, because the decode engine might pull too late
+	expires  time.Time   // from this time on Discard refuses, too, because the prefill engine has freed the blocks
+	taken    atomic.Bool // its type also makes go vet report a copy of the Handoff
 }
 
-// NewHandoff returns a hand-off with these params and owns them from now on. deadline is the
-// time of the probe's response headers plus HoldBudget; expires is that time plus the engine's
-// whole hold timeout.
+// NewHandoff returns a hand-off with these params, which the caller must not change any more. deadline is the
+// time of the probe's response headers plus HoldBudget. expires is the time of these headers plus the whole kv_hold_timeout.
 func NewHandoff(params json.RawMessage, deadline, expires time.Time) Handoff {
 	return Handoff{params: params, deadline: deadline, expires: expires}
 }
 
-// Deadline is the instant from which Acquire refuses.
+// Deadline returns the time from which Acquire refuses.
 func (h *Handoff) Deadline() time.Time { return h.deadline }
 
 // Acquire returns the params to the first caller before the deadline, and
@@ -50,12 +48,11 @@ func (h *Handoff) take(now, end time.Time) (json.RawMessage, error) {
 	return h.params, nil
 }
 
-// Discard is Acquire for a decode whose answer is thrown away, so that the prefill engine
-// frees the blocks. Its tokens reach no client, so that it may come as long as the
-// blocks are held.
+// Discard does what Acquire does, for a decode request whose only purpose is that the prefill engine frees the blocks.
+// It may be called until expires, not only until the deadline, because no client gets the answer of this request.
 func (h *Handoff) Discard(now time.Time) (json.RawMessage, error) {
 	return h.take(now, h.expires)
 }
 
-// Expires is the instant from which Discard refuses, too.
+// Expires returns the time from which Discard refuses.
 func (h *Handoff) Expires() time.Time { return h.expires }

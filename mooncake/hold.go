@@ -2,33 +2,35 @@ package mooncake
 
 import "time"
 
-// Hold says until when the prefill engine certainly keeps the KV of a hand-off, as far as this can be known from outside.
-// It is a value: its owner calls Quiet for each time in which the core of the decode engine gave no sign of life.
+// Hold computes until when the prefill engine certainly keeps the KV of a hand-off, as far as a proxy can know.
+// It has no clock: its owner calls Quiet for each period in which the core of the decode engine, the process that
+// makes its steps, gave no sign of life.
 //
-// A prefill engine of NIXL keeps KV for the time of its lease. The decode engine prolongs this time by heartbeats: every
-// sixth of the lease, in a step of its scheduler, it sends one for every request whose KV has not come. From each heartbeat
-// on, the KV is kept for two thirds of the lease. The first heartbeat to a prefill engine may only open the connection. A
-// core that stands still sends none. The prefill engine then gives the blocks to another prompt, and the decode engine
-// reads them without an error when it goes on. Source: vLLM 0.32, nixl/base_scheduler.py and base_worker.py.
+// A prefill engine with NIXL keeps KV for the time of a lease. The decode engine renews the lease by heartbeats: once per
+// sixth of the lease, in a step of its scheduler, it sends one for each request whose KV has not come. After a
+// heartbeat, the KV is kept for two thirds of the lease. The first heartbeat to a prefill engine may only open the connection. A
+// core that hangs sends no heartbeats. The prefill engine then gives the blocks to another prompt, and the decode engine
+// reads them without an error once it runs again. Source: vLLM 0.32, nixl/base_scheduler.py and base_worker.py.
 type Hold struct {
-	until time.Time // the KV is certainly kept up to then
-	// for so long after a sign of life the KV is kept, once heartbeats are known to go out; 0: nothing renews the hold
+	until time.Time // the KV is certainly kept up to this time
+	// keptAfterSign is how long the KV is kept after a sign of life, once heartbeats are known to go out; 0: nothing renews the hold.
 	keptAfterSign time.Duration
 	heartbeat     time.Duration // the time between heartbeats
-	begin         time.Time     // since when signs have come without a gap
-	nextSign      time.Time     // the first sign after this counts as the next one
-	signsLeft     int           // so many more signs must count before heartbeats are known to go out
+	begin         time.Time     // signs of life have come without a gap since this time
+	nextSign      time.Time     // the next sign of life counts only after this time
+	signsLeft     int           // how many more signs must count before heartbeats are known to go out
 	lost          bool          // the KV may have been given to another prompt before it was read
 }
 
-// Hold returns the Hold of a hand-off that is sent to a decode engine now. If no heartbeat
-// renews the hold, the prefill engine keeps the KV until the time until. A quarter of the hold's margin is left for clocks that
-// differ and for the way of a heartbeat.
+// Hold returns the Hold of a hand-off that is sent to a decode engine now. until is how long the prefill engine keeps the KV
+// without a heartbeat. A quarter of the hold's margin is reserved for clocks that differ and for the time that a
+// heartbeat is on its way.
 func (p *Profile) Hold(now, until time.Time) Hold {
 	k := Hold{until: until, begin: now}
 	if p.Renews() {
 		k.keptAfterSign, k.heartbeat = p.KVHoldTimeout/2-p.slack(), p.KVHoldTimeout/6
-		k.nextSign, k.signsLeft = now.Add(p.slack()/6), 3 // a moment to take the request in; between three signs lie two heartbeats
+		// The decode engine needs a moment to take the request in. Two heartbeats are sent between three signs.
+		k.nextSign, k.signsLeft = now.Add(p.slack()/6), 3
 	}
 	return k
 }
@@ -36,10 +38,11 @@ func (p *Profile) Hold(now, until time.Time) Hold {
 // HeldUntil returns the Hold of a hand-off whose hold nothing renews, or of a request without a hand-off.
 func HeldUntil(until time.Time) Hold { return Hold{until: until} }
 
-// PulledWithin is how long after a prefill a first event still proves that the right KV was pulled, if no decode engine renews the hold.
+// PulledWithin returns a time after a prefill. If the first event of the answer comes within it, the right KV was pulled,
+// even if nothing renewed the hold.
 func (p *Profile) PulledWithin() time.Duration { return p.KVHoldTimeout - p.slack() }
 
-// slack is a quarter of the time that a decode engine has to queue and pull.
+// slack is a quarter of the hold margin, the time that a decode engine has to queue a request and pull its KV.
 func (p *Profile) slack() time.Duration {
 	margin := p.HoldMargin
 	if margin == 0 {
@@ -48,35 +51,35 @@ func (p *Profile) slack() time.Duration {
 	return margin / 4
 }
 
-// Quiet says that the decode engine's core gave no sign of life between two signs, or since the last one.
+// Quiet records that the decode engine's core gave no sign of life between from, its last sign, and to.
 func (k *Hold) Quiet(from, to time.Time) {
 	k.until, k.nextSign, k.signsLeft = k.after(from)
 	k.begin = to
 	k.lost = k.lost || to.After(k.until)
 }
 
-// Until returns until when the KV is certainly kept, if last is the last sign of life and no sign was missing before it.
+// Until returns the time up to which the KV is certainly kept, if signs of life came without a gap up to last.
 func (k *Hold) Until(last time.Time) time.Time {
 	until, _, _ := k.after(last)
 	return until
 }
 
-// after returns what until, next and left are after signs without a gap up to last. A core that makes steps has sent a
-// heartbeat at most one beat before each of its signs.
+// after returns the new values of until, nextSign and signsLeft if signs of life came without a gap up to last. A core that makes
+// steps sent its last heartbeat at most one heartbeat interval before each of its signs.
 func (k *Hold) after(last time.Time) (until, next time.Time, left int) {
 	until, next, left = k.until, k.nextSign, k.signsLeft
 	if k.keptAfterSign == 0 {
 		return until, next, left
 	}
 	for left > 0 {
-		at := k.begin
-		if next.After(at) {
-			at = next
+		sign := k.begin
+		if next.After(sign) {
+			sign = next
 		}
-		if at.After(last) {
+		if sign.After(last) {
 			return until, next, left
 		}
-		next, left = at.Add(k.heartbeat), left-1
+		next, left = sign.Add(k.heartbeat), left-1
 	}
 	if renewed := last.Add(k.keptAfterSign); renewed.After(until) {
 		until = renewed
@@ -90,5 +93,5 @@ func (k *Hold) Lost() bool { return k.lost }
 // Lose makes the KV count as lost.
 func (k *Hold) Lose() { k.lost = true }
 
-// Patience is how long the core may be quiet until its engine gets no more requests; 0: the engine renews no holds.
+// Patience returns how long the core may give no sign of life before its engine gets no more requests; 0: the engine renews no holds.
 func (k *Hold) Patience() time.Duration { return k.keptAfterSign * 2 / 3 }

@@ -12,15 +12,14 @@ import (
 	"evenkeel/internal/rawjson"
 )
 
-// ErrUnknownHost says that the handoff names a host that is no prefill engine's.
+// ErrUnknownHost says that a hand-off names a host that is not known as a prefill engine's.
 var ErrUnknownHost = errors.New("mooncake: the hand-off points to an unknown host")
 
-// checkHosts refuses unknown hosts: a prefill engine that an attacker controls must
-// not send decode engines to other hosts. The place of hosts in a hand-off differs by connector and
-// version, and an engine that spans several nodes names a host for each. So all strings are checked,
-// however deep. Below a key whose name says that it holds addresses, each string must be a known
-// host, with a port or as a URL. Elsewhere only a string that is written like a URL or an IP
-// address must be, unless kv_plain_keys of the profile names its key.
+// checkHosts refuses unknown hosts, because a prefill engine that an attacker controls must
+// not send decode engines to other hosts. Connectors and versions put hosts under different keys, and an engine with several
+// nodes names a host for each. So all strings are checked, at any depth. Below a key whose name
+// means addresses, each string must be a known host, possibly with a port or as a URL. Elsewhere, a string that looks like a
+// URL or an IP address must have a known host. Keys in the profile's kv_plain_keys are not checked.
 func (p *Profile) checkHosts(handoff json.RawMessage, knownHost func(string) bool) error {
 	if knownHost == nil {
 		knownHost = func(string) bool { return false }
@@ -31,12 +30,11 @@ func (p *Profile) checkHosts(handoff json.RawMessage, knownHost func(string) boo
 
 // hostCheck refuses unknown hosts in a JSON value.
 type hostCheck struct {
-	plainKeys []string          // keys whose values are not looked at, whatever they look like
+	plainKeys []string          // keys whose values are not checked
 	known     func(string) bool // says whether decode engines may be sent to a host
 }
 
-// checkValue checks what stands under a key. address says that the name of this key, or of a key around it, says that
-// it holds addresses.
+// checkValue checks the value of a key. address says that the name of this key, or of a key around it, means addresses.
 func (w *hostCheck) checkValue(key string, raw json.RawMessage, address bool) error {
 	switch raw[0] {
 	case '{':
@@ -70,20 +68,18 @@ func (w *hostCheck) checkValue(key string, raw json.RawMessage, address bool) er
 	return nil
 }
 
-// maybeAddress says whether a string, as it is written, may hold what is written like a
-// URL or an IP address.
+// maybeAddress says whether a JSON string that is still escaped may contain something that looks like a URL or an IP address.
 func maybeAddress(written []byte) bool {
 	return bytes.IndexByte(written, '.') >= 0 || bytes.IndexByte(written, ':') >= 0 || bytes.IndexByte(written, '\\') >= 0
 }
 
-// checkText checks each part of a string that may be a list of hosts. key is for the error, and address is as for
-// checkValue.
+// checkText checks each part of a string, which may be a list of hosts. key is for the error message; address is as in checkValue.
 func (w *hostCheck) checkText(key, s string, address bool) error {
-	if !address && !strings.ContainsAny(s, ".:") { // no part of it is written like an address
+	if !address && !strings.ContainsAny(s, ".:") { // no part of it looks like an address
 		return nil
 	}
 	for part := range strings.FieldsFuncSeq(s, func(r rune) bool { return strings.ContainsRune(", ;|\t\r\n", r) }) {
-		if w.known(part) { // most hosts have no port and are no URL, so no parser is needed
+		if w.known(part) { // most hosts are plain names, which need no parser
 			continue
 		}
 		host, written := hostIn(part)
@@ -97,7 +93,7 @@ func (w *hostCheck) checkText(key, s string, address bool) error {
 	return nil
 }
 
-// namesAddress says whether the name of a key says that it holds addresses: one
+// namesAddress says whether the name of a key means addresses: one
 // of its words is host, ip, addr or the like, as in remote_host,
 // remoteBootstrapAddr, hosts and local_ip.
 func namesAddress(key string) bool {
@@ -127,7 +123,7 @@ func namesAddress(key string) bool {
 	return word(len(key))
 }
 
-// isAddressWord says whether a word in the singular and in lower case means an address.
+// isAddressWord says whether a word means an address. The word is singular and in lower case.
 func isAddressWord(w string) bool {
 	switch w {
 	case "host", "hostname", "ip", "ipv", "addr", "address", "url", "uri", "endpoint":
@@ -136,11 +132,11 @@ func isAddressWord(w string) bool {
 	return false
 }
 
-// hostIn returns the host of what may be a host, a host with a port or a URL, and
-// whether it is written like a URL or an IP address.
+// hostIn returns the host in s, which may be a host, a host with a port, or a URL. written says whether
+// s looks like a URL or an IP address.
 func hostIn(s string) (host string, written bool) {
 	if !strings.ContainsAny(s, ".:") {
-		return s, false // a name; parsers are not needed to see that
+		return s, false // a plain name, which needs no parser
 	}
 	if _, rest, ok := strings.Cut(s, "://"); ok {
 		written = true
@@ -149,7 +145,7 @@ func hostIn(s string) (host string, written bool) {
 			s = s[:end]
 		}
 	}
-	if strings.Contains(s, ":") { // else there is no port, and the parser would allocate an error
+	if strings.Contains(s, ":") { // without a colon there is no port, and the parser would allocate an error
 		if at, err := netip.ParseAddrPort(s); err == nil {
 			return at.Addr().String(), true
 		}
@@ -164,8 +160,8 @@ func hostIn(s string) (host string, written bool) {
 	return s, written
 }
 
-// shownHost is a host as an error shows it: an IP address, or only the length of the
-// name. An engine may write anything there, prompts included.
+// shownHost returns a host for an error message: an IP address, or only the length of a
+// name, because an engine may put anything there, even a prompt.
 func shownHost(host string) string {
 	if ip, err := netip.ParseAddr(host); err == nil && ip.Zone() == "" {
 		return `"` + ip.String() + `"`
@@ -173,7 +169,7 @@ func shownHost(host string) string {
 	return fmt.Sprintf("a name of %d bytes", len(host))
 }
 
-// shown is a key as an error shows it: its name if we know it, else no part of it.
+// shown returns a key for an error message. It hides a key that evenkeel does not know, because the key could be a part of a prompt.
 func shown(key string) string {
 	switch key {
 	case "remote_host", "remote_engine_id", "remote_request_id", "remote_multi_nodes_meta_mapping", "remote_bootstrap_addr", "host", "hosts",
@@ -183,7 +179,7 @@ func shown(key string) string {
 	return "a key that we do not know"
 }
 
-// kindOf is a value as an error shows it: its kind, without its text.
+// kindOf describes a value for an error message by its type and length, without its text.
 func kindOf(raw json.RawMessage) string {
 	if len(raw) == 0 {
 		return "missing"
@@ -201,7 +197,7 @@ func kindOf(raw json.RawMessage) string {
 	return "a number"
 }
 
-// reasonOf is a finish_reason as an error shows it.
+// reasonOf returns a finish_reason for an error message.
 func reasonOf(s string) string {
 	switch s {
 	case "":

@@ -12,16 +12,16 @@ import (
 	"evenkeel/internal/spelling"
 )
 
-// Connectors: how KV gets from a prefill engine to a decode engine.
+// The connectors: the ways in which KV gets from a prefill engine to a decode engine.
 const (
 	AscendMooncakeV1 = "ascend-mooncake-v1"
 	NIXLPull         = "nixl-pull"
 	NIXLPush         = "nixl-push" // the decode engine registers its blocks with the prefill engine, which then writes the KV into them
 	VLLMMooncake     = "vllm-mooncake"
 	Opaque           = "opaque"
-	AscendLayerwise  = "ascend-layerwise" // the prefill engine writes each layer to where the decode engine's callback said
+	AscendLayerwise  = "ascend-layerwise" // the prefill engine writes each layer to the address in the decode engine's callback
 	SGLang           = "sglang"           // both engines get the request at once, and find each other by its bootstrap_room
-	None             = "none"             // nothing is handed over: the engine prefills and decodes
+	None             = "none"             // one engine prefills and decodes, so no KV is transferred
 )
 
 // Connectors lists the connectors that a profile may name.
@@ -29,7 +29,7 @@ func Connectors() []string {
 	return []string{AscendMooncakeV1, NIXLPull, NIXLPush, VLLMMooncake, Opaque, AscendLayerwise, SGLang, None}
 }
 
-// When a request is bound to its decode rank.
+// The times at which a request is bound to its decode rank.
 const (
 	BindLate    = "late"    // after its prefill
 	BindArrival = "arrival" // before its prefill
@@ -37,16 +37,16 @@ const (
 	bindAlone = "alone" // to a rank that prefills and decodes; see Alone
 )
 
-// Alone is the profile of an engine that prefills and decodes. Its connector only says what kind of engine it is.
+// Alone returns the profile for an engine that prefills and decodes. Its connector then only says what kind of engine it is.
 func (p Profile) Alone() Profile {
 	p.Bind = bindAlone
 	return p
 }
 
-// Aggregated tells whether the profile was made by Alone: its engine prefills and decodes.
+// Aggregated says whether Alone returned the profile: its engine prefills and decodes.
 func (p *Profile) Aggregated() bool { return p.Bind == bindAlone }
 
-// alwaysEarly has the connectors that cannot bind late, each with the reason.
+// alwaysEarly lists the connectors that cannot bind late, each with the reason.
 var alwaysEarly = map[string]string{
 	AscendLayerwise: "its decode rank allocates blocks before the prefill starts; to choose the rank after the prefill, start the engines " +
 		"with MooncakeConnectorV1 and use " + AscendMooncakeV1,
@@ -54,16 +54,15 @@ var alwaysEarly = map[string]string{
 	None:   "one engine prefills and decodes, and there is no hand-off",
 }
 
-// Early tells whether a request is bound to its decode rank before its prefill.
+// Early says whether a request is bound to its decode rank before its prefill.
 func (p *Profile) Early() bool { return p.Bind == BindArrival || p.alwaysEarly() || p.Aggregated() }
 
-// HasHandoff reports whether a prefill engine returns a hand-off, which a decode rank that is
-// chosen afterwards can use.
+// HasHandoff says whether the prefill engine returns a hand-off, so that the decode rank can be chosen after the prefill.
 func (p *Profile) HasHandoff() bool { return !p.alwaysEarly() && !p.Aggregated() }
 
 func (p *Profile) alwaysEarly() bool { return alwaysEarly[p.Connector] != "" }
 
-// nixl says whether the hand-off is vLLM's NIXL, whose hold is a lease that the queue of a decode engine renews.
+// nixl says whether the connector is vLLM's NIXL, which keeps KV under a lease that the decode engine renews while a request is queued.
 func (p *Profile) nixl() bool { return p.Connector == NIXLPull || p.Connector == NIXLPush }
 
 // Ascend says whether the engine is one of vllm-ascend.
@@ -71,50 +70,48 @@ func (p *Profile) Ascend() bool {
 	return p.Connector == AscendMooncakeV1 || p.Connector == AscendLayerwise
 }
 
-// MayGiveBack says whether a decode engine may end an answer for want of memory and say so only in
-// stop_reason, which responses and messages do not show (vLLM 0.27.1, messages_full_converter in
+// MayGiveBack says whether a decode engine may end an answer because it lacks memory and report this only in
+// stop_reason, a member that /v1/responses and /v1/messages do not have (vLLM 0.27.1, messages_full_converter in
 // entrypoints/anthropic/serving.py, responses_full_generator in entrypoints/openai/responses/serving.py).
 func (p *Profile) MayGiveBack() bool { return p.Ascend() && (p.GivesBack == nil || *p.GivesBack) }
 
-// How a probe makes sure that the end-of-sequence token does not end it: a probe
-// that ends so returns no handoff.
+// The ways to make sure that a probe does not end with the end-of-sequence token: if it does, it returns no hand-off.
 const (
 	MinTokensOne       = "1"
 	MinTokensOmit      = "omit"
 	MinTokensIgnoreEOS = "ignore_eos"
 )
 
-// What a request that is not streamed gets: an answer put together from a
-// stream, or the decode engine's own.
+// The answers to a request without a stream: joined from a stream by evenkeel, or the decode engine's own.
 const (
 	NonStreamAssemble    = "assemble"
 	NonStreamPassthrough = "passthrough"
 )
 
-// How a rank of a decode engine is addressed.
+// The ways to address a rank of a decode engine.
 const (
 	DPExternal = "external" // one URL per rank
-	DPHybrid   = "hybrid"   // header with the rank on its node
-	DPInternal = "internal" // header with the rank of the deployment
+	DPHybrid   = "hybrid"   // one URL per node, and a header with the number of the rank on this node
+	DPInternal = "internal" // one URL, and a header with the number of the rank in the whole deployment
 )
 
-// How a chat goes on if its decode rank gave it up after the client had a part of
-// the answer.
+// The ways to continue a chat if its decode rank fails after the client got a part of the answer.
 const (
 	ChatResumeNone     = "none"
-	ChatResumeVLLM     = "vllm_prompt_token_ids"  // token ids beside the hand-off, vLLM from 0.27 on (PR 48145)
+	ChatResumeVLLM     = "vllm_prompt_token_ids"  // token ids are sent beside the hand-off, vLLM from 0.27 on (PR 48145)
 	ChatResumeAscend   = "ascend_private"         // the same for vllm-ascend from 0.26 on, see idKeys
-	ChatResumeContinue = "continue_final_message" // the text so far as a last message
+	ChatResumeContinue = "continue_final_message" // the text so far is sent as the last message
 )
 
 var chatResumes = []string{ChatResumeNone, ChatResumeVLLM, ChatResumeAscend, ChatResumeContinue}
 
-// What becomes of the KV of an answer that a decode engine keeps for the next turn of its chat, so that a prefill engine can fetch it.
+// The values of hand_back: whether a decode engine keeps the KV of an answer, so that a prefill engine can fetch it for the next turn
+// of the chat.
 const (
 	HandBackNone = "none" // the decode engine keeps no such KV
-	// vLLM with bidirectional_kv_xfer: the KV only takes room until the engine frees it; no prefill engine is asked to fetch it
+	// vLLM keeps the KV (bidirectional_kv_xfer) and its room is accounted for, but no prefill engine is asked to fetch it.
 	HandBackCounted = "counted"
-	HandBackFetched = "fetched" // the same, but prefill engines with this profile are asked to fetch it
+	HandBackFetched = "fetched" // as HandBackCounted, and prefill engines with this profile are asked to fetch the KV
 )
 
 // Profile is what the operator configures about a kind of engine.
@@ -136,8 +133,8 @@ type Profile struct {
 	VocabSize         int           `yaml:"vocab_size"`             // 0: unknown
 	MaxModelLen       int           `yaml:"max_model_len"`          // 0: from the engine's /v1/models
 	AllowLocalPrefill bool          `yaml:"allow_local_prefill"`    // decode engines may get prompts without a handoff
-	MaxBatchedTokens  int           `yaml:"max_num_batched_tokens"` // of a decode engine's step; 0: unknown
-	PassThrough       bool          `yaml:"pass_through"`           // an engine that is half of a pair also computes requests that are passed through
+	MaxBatchedTokens  int           `yaml:"max_num_batched_tokens"` // tokens in one step of a decode engine; 0: unknown
+	PassThrough       bool          `yaml:"pass_through"`           // prefill and decode engines also compute passed-through requests
 	NonStream         string        `yaml:"nonstream"`
 	Metrics           MetricNames   `yaml:"metrics"`
 	RecomputeMax      *int          `yaml:"recompute_max"`
@@ -159,19 +156,17 @@ type Profile struct {
 	DecoderTTL        time.Duration `yaml:"decoder_kv_blocks_ttl"` // how long a decode engine keeps the KV that HandBack is about
 }
 
-// MetricNames are the engine's gauges; an empty name is looked for under the
-// new and then the old vLLM name.
+// MetricNames are the names of the engine's gauges. For an empty name, vLLM's new name is tried, then its old one.
 type MetricNames struct {
 	KVUsage string `yaml:"kv_usage"`
 	Running string `yaml:"running"`
 	Waiting string `yaml:"waiting"`
 }
 
-// oldHold is how long engines without a lease keep a hand-off.
+// oldHold is how long engines without a lease keep the KV of a hand-off.
 const oldHold = 480 * time.Second
 
-// WithDefaults returns the profile with every unset field that has a default
-// at that default.
+// WithDefaults returns the profile with defaults in the fields that are not set.
 func (p Profile) WithDefaults() Profile {
 	set(&p.Connector, AscendMooncakeV1)
 	set(&p.Name, p.Connector)
@@ -181,12 +176,12 @@ func (p Profile) WithDefaults() Profile {
 		set(&p.Bind, BindLate)
 		hold := oldHold
 		if p.nixl() {
-			hold = 30 * time.Second // the lease of vLLM since mid 2026
+			hold = 30 * time.Second // vLLM's lease since mid 2026
 		}
 		set(&p.KVHoldTimeout, hold)
 		set(&p.ProbeMinTokens, MinTokensOne)
 	}
-	if p.Ascend() { // its recompute scheduler gives up answers in their middle, and most tutorials of vllm-ascend turn it on
+	if p.Ascend() { // most tutorials of vllm-ascend turn on its recompute scheduler, which interrupts answers
 		set(&p.ChatResume, ChatResumeAscend)
 	}
 	set(&p.ChatResume, ChatResumeNone)
@@ -205,13 +200,13 @@ func (p Profile) WithDefaults() Profile {
 	if p.RecomputeMax == nil {
 		p.RecomputeMax = new(3)
 	}
-	if p.QueueRenews == nil { // versions of vLLM whose NIXL held KV for 480 s had no leases
+	if p.QueueRenews == nil { // versions of vLLM whose NIXL kept KV for 480 s had no leases
 		p.QueueRenews = new(p.nixl() && p.KVHoldTimeout < oldHold)
 	}
 	return p
 }
 
-// set gives a field its default, if it has its zero value.
+// set sets a field to its default if it has its zero value.
 func set[T comparable](field *T, def T) {
 	var zero T
 	if *field == zero {
@@ -219,8 +214,7 @@ func set[T comparable](field *T, def T) {
 	}
 }
 
-// Validate returns everything that is wrong with a profile whose defaults are
-// filled in; nil: nothing.
+// Validate returns all errors of a profile whose defaults are filled in; nil: there are none.
 func (p Profile) Validate() error {
 	var errs []error
 	bad := func(format string, args ...any) {
@@ -257,7 +251,7 @@ func (p Profile) Validate() error {
 		bad("%w", err)
 	}
 	oneOf("hand_back", p.HandBack, HandBackNone, HandBackCounted, HandBackFetched)
-	// an engine with the push connector refuses to start with bidirectional_kv_xfer (vLLM 0.33, nixl/push_scheduler.py)
+	// Only nixl-pull: with nixl-push, an engine refuses to start with bidirectional_kv_xfer (vLLM 0.33, nixl/push_scheduler.py).
 	if (p.HandBack == HandBackCounted || p.HandBack == HandBackFetched) && p.Connector != NIXLPull {
 		bad("hand_back is %s, and engines with connector %s keep no KV of answers; only those with %s do", p.HandBack, p.Connector, NIXLPull)
 	}
@@ -325,11 +319,10 @@ func (p *Profile) refuseMeaningless(bad func(format string, args ...any)) {
 // maxHoldMargin bounds the hold margin that is used when none is configured.
 const maxHoldMargin = 120 * time.Second
 
-// HoldBudget returns how long a finished prefill may wait for a rank: the time
-// its engine keeps the KV blocks (timeout) less what a decode rank may queue
-// and pull (margin; 0: half of timeout, at most 120 s), counted from the
-// probe's response headers. It fails if nothing is left: a late pull can read
-// recycled blocks and still answer 200.
+// HoldBudget returns how long a finished prefill may wait for a decode rank, counted from the
+// probe's response headers. It is the time for which the prefill engine keeps the KV blocks (timeout) minus the time
+// that a decode rank may need to queue and pull (margin; 0: half of timeout, at most 120 s). It fails if nothing is left, because
+// a late pull can read blocks that another request uses by now, and still answer 200.
 func (p Profile) HoldBudget() (time.Duration, error) {
 	timeout, margin := p.KVHoldTimeout, p.HoldMargin
 	switch {
@@ -349,8 +342,8 @@ func (p Profile) HoldBudget() (time.Duration, error) {
 	return timeout - margin, nil
 }
 
-// Ready is the path that says at once whether an engine takes requests; empty: GET /health does.
-// GET /health of SGLang generates a token and takes from 1 to 20 s (0.5.23, health_generate in
+// Ready returns the path that reports quickly whether an engine takes requests; empty: GET /health does.
+// SGLang needs another path, because its GET /health generates a token, which takes from 1 to 20 s (0.5.23, health_generate in
 // entrypoints/http_server.py).
 func (p *Profile) Ready() string {
 	if p.Connector == SGLang {
@@ -359,8 +352,8 @@ func (p *Profile) Ready() string {
 	return ""
 }
 
-// VersionPath is the path that tells an engine's version; empty: GET /version does (SGLang 0.5.23,
-// entrypoints/http_server.py).
+// VersionPath returns the path that reports an engine's version; empty: GET /version does. The path for SGLang is from
+// 0.5.23, entrypoints/http_server.py.
 func (p *Profile) VersionPath() string {
 	if p.Connector == SGLang {
 		return "/server_info"
@@ -368,24 +361,25 @@ func (p *Profile) VersionPath() string {
 	return ""
 }
 
-// fakeHost is the bootstrap host with which an engine of SGLang runs a request alone. A decode
-// engine then waits for no KV and decodes on pages as they are, and keeps none of it in its prefix
-// cache. SGLang warms each rank up in this way (0.5.23: FAKE_BOOTSTRAP_HOST in
+// fakeHost is the bootstrap host that makes an SGLang engine run a request without a partner. A decode
+// engine then waits for no KV, decodes on whatever its pages contain, and keeps none of it in its prefix
+// cache. SGLang itself warms up each rank in this way (0.5.23: FAKE_BOOTSTRAP_HOST in
 // disaggregation/utils.py, _is_fake_transfer in disaggregation/decode.py).
 const fakeHost = "2.2.2.2"
 
-// Canary returns a function that makes the body of a short completion which shows whether a rank
-// computes; nil: any completion shows it. Without a room, an engine of SGLang refuses a request whatever the
-// rank does, and a server whose ranks follow the room ends. The second token is the first one that
-// a decode rank computes. SGLang's own GET /health_generate asks one rank only, ends with the
-// first token, and says yes when any other answer goes on.
+// Canary returns a function that makes the body of a short completion, which shows whether a rank
+// computes; nil: any completion shows it. SGLang needs a special body: without a room, an engine refuses every request, and a
+// server whose ranks are chosen by the room crashes. The body asks for two tokens, because the second token is the first that
+// a decode rank computes. SGLang's own GET /health_generate does not suffice: it asks only one rank, ends with the
+// first token, and succeeds whenever any other answer makes progress.
 func (p *Profile) Canary() func(model string, rank int) []byte {
 	if p.Connector != SGLang {
 		return nil
 	}
 	return func(model string, rank int) []byte {
+		room := max(0, rank) // the server may choose the rank by the room
 		request := map[string]any{"model": model, "prompt": "a", "max_tokens": 2, "ignore_eos": true, "temperature": 0, "stream": false,
-			"bootstrap_host": fakeHost, "bootstrap_port": p.BootstrapPort, "bootstrap_room": max(0, rank)} // a rank may follow the room
+			"bootstrap_host": fakeHost, "bootstrap_port": p.BootstrapPort, "bootstrap_room": room}
 		if named := p.NamedRank(rank); named >= 0 {
 			request["routed_dp_rank"] = named
 		}
@@ -394,12 +388,12 @@ func (p *Profile) Canary() func(model string, rank int) []byte {
 	}
 }
 
-// PullsLacking says whether a decode engine pulls only the KV that its own prefix cache lacks, as vLLM's NIXL connectors do (0.33,
-// get_num_new_matched_tokens). vllm-ascend's Mooncake connectors do so, too, but its decode engines are usually started without a
-// prefix cache. SGLang's do it only with --disaggregation-decode-enable-radix-cache (0.5.23), which is off by default.
+// PullsLacking says whether a decode engine pulls only the KV that its own prefix cache lacks, as with vLLM's NIXL connectors (0.33,
+// get_num_new_matched_tokens). It is false for vllm-ascend, whose connectors can do so, because its decode engines are usually started
+// without a prefix cache. SGLang's do so only with --disaggregation-decode-enable-radix-cache (0.5.23), which is off by default.
 func (p *Profile) PullsLacking() bool { return p.nixl() }
 
-// Keeps is how long a decode engine keeps the KV of an answer that has ended; 0: it keeps none.
+// Keeps returns how long a decode engine keeps the KV of an answer that has ended; 0: it keeps none.
 func (p *Profile) Keeps() time.Duration {
 	if p.HandBack != HandBackCounted && p.HandBack != HandBackFetched {
 		return 0
@@ -407,8 +401,8 @@ func (p *Profile) Keeps() time.Duration {
 	return p.DecoderTTL
 }
 
-// NamedRank is the rank that requests to SGLang name; -1: they name none. With elastic EP they must
-// name none, because a request for a rank that has lost its GPU ends the whole server (SGLang 0.5.23,
+// NamedRank returns the rank to name in a request to SGLang; -1: name none. With elastic EP (expert parallelism), operators must
+// turn names off, because a request for a rank that has lost its GPU ends the whole server (SGLang 0.5.23,
 // maybe_external_dp_rank_routing in managers/data_parallel_controller.py).
 func (p *Profile) NamedRank(rank int) int {
 	if p.NameRanks != nil && !*p.NameRanks {
@@ -417,11 +411,9 @@ func (p *Profile) NamedRank(rank int) int {
 	return rank
 }
 
-// WithDefaults turns the switches below on, unless the operator turned them off. But it turns Renews on only for nixl-pull
-// and nixl-push, and only if kv_hold_timeout is below 480 s: then the hold is a lease.
-
-// Renews tells whether a decode engine's own queue renews the hold of a hand-off
-// that waits in it, by heartbeats to the prefill engine.
+// Renews says whether a decode engine renews the hold of a hand-off while its request is queued there,
+// by heartbeats to the prefill engine. By default it does with nixl-pull and nixl-push if kv_hold_timeout is below 480 s,
+// because the hold is then a lease.
 func (p *Profile) Renews() bool { return p.QueueRenews != nil && *p.QueueRenews }
 
 func (p *Profile) continuousUsage() bool { return p.ContinuousUsage == nil || *p.ContinuousUsage }

@@ -3,7 +3,7 @@ package mooncake
 import "evenkeel/internal/rawjson"
 
 // ConnectorOf names the connector whose hand-off is in a probe's answer; empty: there is no hand-off, or several connectors
-// could have made it. Each connector has keys that no other one has: see testdata/handoffs.
+// could have made it. It looks for keys that only one connector uses: see testdata/handoffs.
 func ConnectorOf(answer []byte) string {
 	members, err := scanAnswer(answer)
 	if err != nil || len(members.kv) == 0 || members.kv[0] != '{' {

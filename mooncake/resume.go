@@ -7,33 +7,32 @@ import (
 	"strconv"
 )
 
-// Resume is how a request goes on with an answer that another decode rank gave
-// up: the answer so far becomes part of the prompt, on the probe and on the
-// decode leg alike. A nil Resume changes nothing.
+// Resume says how a request continues an answer that another decode rank did not finish: the answer so far becomes a part
+// of the prompt, in the prefill and in the decode request. A nil Resume changes nothing.
 type Resume struct {
 	How    string          // a chat_resume, ResumePrompt or ResumeText
-	IDs    json.RawMessage // token ids of the prompt and of the answer so far; nil: Text has them as text
-	Text   json.RawMessage // a JSON string: for ChatResumeContinue the answer so far, for ResumeText with the prompt before it
+	IDs    json.RawMessage // token ids of the prompt and of the answer so far; nil: Text is used instead
+	Text   json.RawMessage // a JSON string: the answer so far; for ResumeText, the prompt comes before it
 	Tokens int             // how many tokens the answer has so far
 
-	Limit    int    // tokens that the rest may have
+	Limit    int    // how many tokens the rest may have
 	LimitKey string // the key of the body that gets Limit; empty: only the context limits the answer
 }
 
-// The ways of completions: their prompt becomes the token ids of prompt and answer,
-// or the text of both, where an engine does not tell ids.
+// The values of How for completions. The new prompt has the prompt and the answer so far, as token ids or, if the engine does
+// not report ids, as text.
 const (
 	ResumePrompt = "prompt"
 	ResumeText   = "text"
 )
 
-// ByText tells whether a way to resume gives the engines text. The engines then tokenise
-// the answer so far, and may get other tokens than those that were generated.
+// ByText says whether this value of How gives the engines text. They then tokenise
+// the answer so far, and may get other tokens than the first engine generated.
 func ByText(how string) bool { return how == ResumeText || how == ChatResumeContinue }
 
 func (r *Resume) replacesPrompt() bool { return r.How == ResumePrompt || ByText(r.How) }
 
-// promptMembers adds the members that replace the prompt: they have the prompt and the answer so far.
+// promptMembers adds the members that replace the prompt. Their value is the prompt and the answer so far.
 func (r *Resume) promptMembers(b *Body, members []Member) []Member {
 	switch r.How {
 	case ResumePrompt:
@@ -44,10 +43,11 @@ func (r *Resume) promptMembers(b *Body, members []Member) []Member {
 	messages, _ := b.Get("messages")
 	longer := bytes.TrimRight(messages[:len(messages)-1], " \t\r\n")
 	longer = slices.Concat(longer, []byte(`,{"role":"assistant","content":`), r.Text, []byte(`}]`))
-	return append(members, Member{"messages", longer}, Member{"continue_final_message", jsonTrue}, Member{"add_generation_prompt", jsonFalse})
+	members = append(members, Member{"messages", longer}, Member{"continue_final_message", jsonTrue})
+	return append(members, Member{"add_generation_prompt", jsonFalse})
 }
 
-// addIDs adds the token ids to kv_transfer_params, if How puts them there; else it returns kv as it is.
+// addIDs returns kv, a kv_transfer_params, with the token ids added if How puts them there.
 func (r *Resume) addIDs(kv json.RawMessage) json.RawMessage {
 	if !r.idsInParams() {
 		return kv
@@ -55,7 +55,7 @@ func (r *Resume) addIDs(kv json.RawMessage) json.RawMessage {
 	if kv == nil {
 		kv = json.RawMessage("{}")
 	}
-	out := slices.Clip(bytes.TrimRight(kv[:len(kv)-1], " \t\r\n")) // kv stays as it is
+	out := slices.Clip(bytes.TrimRight(kv[:len(kv)-1], " \t\r\n")) // Clip makes append copy, so that kv does not change
 	for _, key := range idKeys[r.How] {
 		if len(out) > 1 { // an empty object needs no comma
 			out = append(out, ',')
@@ -65,19 +65,19 @@ func (r *Resume) addIDs(kv json.RawMessage) json.RawMessage {
 	return append(out, '}')
 }
 
-// idsInParams says whether the token ids stand in kv_transfer_params.
+// idsInParams says whether How puts the token ids into kv_transfer_params.
 func (r *Resume) idsInParams() bool { return r != nil && idKeys[r.How] != nil }
 
-// idKeys are the members of kv_transfer_params that have the token ids of prompt and answer. vLLM reads its own from 0.27 on
-// (renderers/online_renderer.py). vllm-ascend 0.26.0rc1 has another key (patch/recompute_proxy.py), because its vLLM 0.26 reads none,
-// and 0.27.1rc1 and 0.30.0rc2 no longer have that key. So engines of vllm-ascend get both keys: each engine takes out the key that it
-// knows, and the connectors of vllm-ascend only read the members that they know (distributed/kv_transfer/kv_p2p).
+// idKeys are the members of kv_transfer_params that get the token ids of prompt and answer. vLLM reads prompt_token_ids from 0.27 on
+// (renderers/online_renderer.py). vllm-ascend 0.26.0rc1 reads the other key (patch/recompute_proxy.py), which 0.27.1rc1 and 0.30.0rc2
+// no longer know. So evenkeel sends both keys to engines of vllm-ascend: each engine removes the key that it
+// knows, and the connectors ignore members that they do not know (distributed/kv_transfer/kv_p2p).
 var idKeys = map[string][]string{
 	ChatResumeVLLM:   {"prompt_token_ids"},
 	ChatResumeAscend: {"_vllm_ascend_recompute_token_ids", "prompt_token_ids"},
 }
 
-// addLimits adds the members that say how many tokens the rest of the answer may have, and must have.
+// addLimits adds the members that bound the rest of the answer: its most tokens, and min_tokens, its fewest.
 func (r *Resume) addLimits(b *Body, members []Member) []Member {
 	if r == nil {
 		return members
@@ -93,8 +93,8 @@ func (r *Resume) addLimits(b *Body, members []Member) []Member {
 	return members
 }
 
-// alsoDrop returns a function that drops what inner drops, and also the keys that were meant for the client's own
-// prompt: the prompt of a resumed leg was cut to size already, and the engine must not echo it into the answer.
+// alsoDrop returns a function that drops the keys that inner drops, and the keys that apply only to the client's own prompt:
+// the longer prompt was truncated before, and the engine must not echo it into the answer.
 func (r *Resume) alsoDrop(inner func(string) bool) func(string) bool {
 	if r == nil {
 		return inner
@@ -104,7 +104,7 @@ func (r *Resume) alsoDrop(inner func(string) bool) func(string) bool {
 	}
 }
 
-// CountIDs counts the elements of a list of numbers.
+// CountIDs returns how many elements a JSON list of numbers has.
 func CountIDs(list json.RawMessage) int {
 	if len(list) <= len("[]") {
 		return 0
@@ -112,7 +112,7 @@ func CountIDs(list json.RawMessage) int {
 	return bytes.Count(list, []byte{','}) + 1
 }
 
-// JoinIDs makes one list of the prompt's ids and the answer's.
+// JoinIDs returns the token ids of the prompt and then those of the answer as one JSON list.
 func JoinIDs(prompt json.RawMessage, answer []int32) json.RawMessage {
 	list := make([]byte, 0, len(prompt)+8*len(answer))
 	list = append(list, bytes.TrimRight(prompt[:len(prompt)-1], " \t\r\n")...)

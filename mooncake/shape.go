@@ -4,19 +4,20 @@ import "evenkeel/internal/rawjson"
 
 // shape says how the bodies of an endpoint differ from those of chat and completions.
 // evenkeel adds no min_tokens, stream_options or return_token_ids to bodies with a shape.
-// A probe makes the KV on a prefill engine; a discard has a decode engine pull KV that nobody needs, so that it is freed.
+// There are three kinds of request: a probe makes a prefill engine compute the KV; a decode request produces the answer; a discard
+// makes a decode engine pull KV that no request needs any more, so that the prefill engine frees it.
 type shape struct {
-	always         []Member              // members of every leg
-	once           []Member              // further members, which end the answer of a probe or a discard after its first token
+	always         []Member              // members of every request
+	once           []Member              // more members of a probe or a discard; they end its answer after one token
 	knowsIgnoreEOS bool                  // the endpoint knows ignore_eos
-	rid            string                // the member from which SGLang takes the request's id; empty: there is none
-	drops          func(key string) bool // keys that every leg drops
-	dropsOnce      func(key string) bool // further keys, which a leg sent for its KV only (onceBody) drops: they do not shape the prompt
+	rid            string                // the member in which SGLang expects the request's id; empty: there is none
+	drops          func(key string) bool // keys that every request drops
+	dropsOnce      func(key string) bool // more keys that a probe or a discard drops, because they do not change the prompt
 }
 
-// shapes has the endpoints with a shape of their own.
+// shapes has the shape of each endpoint that needs one; nil: the endpoint needs none.
 var shapes = [Endpoints]*shape{
-	// store is false because engines keep their answers otherwise.
+	// store is false because an engine would otherwise keep each answer.
 	Responses: {
 		always:         []Member{{"store", jsonFalse}},
 		once:           []Member{{"max_output_tokens", jsonOne}, {"top_logprobs", []byte("0")}},
@@ -33,9 +34,9 @@ var shapes = [Endpoints]*shape{
 			return dropOnProbe(key)
 		},
 	},
-	// vLLM turns a message into a chat, and this endpoint has no min_tokens. If the client demands a tool by name,
-	// vLLM parses the tool's arguments, and fails if they are cut off after the probe's one token. The stop string "{"
-	// leaves no arguments to parse. Unlike tool_choice, it does not shape the prompt, and the engine has the KV by then.
+	// The stop string "{" is for a client that demands a tool by name. vLLM parses the tool's arguments, and would fail because
+	// they are cut off after the one token of a probe. With this stop string there are no arguments to parse. Dropping tool_choice
+	// would not do, because it changes the prompt. The stop string does not, and the engine has computed the KV before it stops.
 	Messages: {
 		once:      []Member{{"max_tokens", jsonOne}, {"stop_sequences", []byte(`["{"]`)}},
 		drops:     Reserved,
@@ -43,8 +44,8 @@ var shapes = [Endpoints]*shape{
 	},
 }
 
-// thinksFor says whether a message has a budget for thinking. Engines refuse a budget that is not below
-// max_tokens, except for a prefill. The budget does not shape the prompt; whether the model thinks does.
+// thinksFor says whether a request of /v1/messages has a budget for thinking. Except for a prefill, engines refuse a budget
+// that is not below max_tokens, which is 1 in a discard.
 func thinksFor(b *Body) bool {
 	thinking, _ := b.Get("thinking")
 	for key, v := range rawjson.Members(thinking) {
@@ -55,7 +56,7 @@ func thinksFor(b *Body) bool {
 	return false
 }
 
-// commonMembers returns the members that every leg has: stream, and the members in always.
+// commonMembers returns the members that every request gets: stream, and the members in always.
 func (s *shape) commonMembers(stream bool) []Member {
 	members := append(make([]Member, 0, 8), Member{"stream", jsonFalse})
 	if stream {
@@ -64,7 +65,7 @@ func (s *shape) commonMembers(stream bool) []Member {
 	return append(members, s.always...)
 }
 
-// onceBody appends the body of a leg that is sent for its KV only: a probe or a discard. more are its further members.
+// onceBody appends the body of a probe or a discard, with the members more.
 func (s *shape) onceBody(b *Body, drop func(key string) bool, ignoreEOS bool, dst [][]byte, more ...Member) [][]byte {
 	members := append(s.commonMembers(false), s.once...)
 	if ignoreEOS && s.knowsIgnoreEOS {
@@ -73,19 +74,19 @@ func (s *shape) onceBody(b *Body, drop func(key string) bool, ignoreEOS bool, ds
 	return b.Splice(dst, drop, append(members, more...))
 }
 
-// probe is probeWith for the shape.
+// probe does what probeWith does, for an endpoint with a shape.
 func (s *shape) probe(p *Profile, b *Body, changes *Changes, params []byte, dst [][]byte) [][]byte {
 	drop := func(key string) bool { return s.drops(key) || s.dropsOnce(key) }
 	return s.onceBody(b, drop, p.ProbeIgnoreEOS || changes.ignoresEOS(), dst, Member{"kv_transfer_params", params})
 }
 
-// discard is DiscardBody for the shape.
+// discard does what DiscardBody does, for an endpoint with a shape.
 func (s *shape) discard(b *Body, changes *Changes, kv []byte, salt string, dst [][]byte) [][]byte {
 	drop := func(key string) bool { return s.drops(key) || s.dropsOnce(key) || key == "thinking" && thinksFor(b) }
 	return s.onceBody(b, drop, changes.ignoresEOS(), dst, Member{"cache_salt", appendString(nil, salt)}, Member{"kv_transfer_params", kv})
 }
 
-// decode is DecodeBody for the shape.
+// decode does what DecodeBody does, for an endpoint with a shape.
 func (s *shape) decode(p *Profile, b *Body, kv []byte, salt string, stream bool, dst [][]byte) [][]byte {
 	members := salted(b, salt, s.commonMembers(stream))
 	if kv != nil {
@@ -98,4 +99,4 @@ func (s *shape) decode(p *Profile, b *Body, kv []byte, salt string, stream bool,
 	return b.Splice(dst, drop, members)
 }
 
-func (l *Changes) ignoresEOS() bool { return l != nil && l.IgnoreEOS }
+func (c *Changes) ignoresEOS() bool { return c != nil && c.IgnoreEOS }
