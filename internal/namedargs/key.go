@@ -6,21 +6,21 @@ import (
 	"strings"
 )
 
-// Key is a key that a policy takes: how its value is read into T and shown again.
+// Key is a setting of a policy: its name, and how its value is read into a T and shown again.
 type Key[T any] struct {
 	Name string
-	Must string // what a value must be, as an error says it
+	Must string // what a value must be, for error messages
 	Read func(v *T, text string) (ok bool)
 	Show func(v *T) string
 }
 
-// Meaning returns the key with other words for what a value must be.
+// Meaning returns the key with another text for Must.
 func (k Key[T]) Meaning(must string) Key[T] {
 	k.Must = must
 	return k
 }
 
-// Whole is a key for a whole number from least to most.
+// Whole returns a key for a whole number from least to most. at returns where a T holds the value.
 func Whole[T any, N int | int32 | int64](name string, least, most N, at func(*T) *N) Key[T] {
 	return Key[T]{
 		Name: name, Must: "a whole number from " + show(float64(least)) + " to " + show(float64(most)),
@@ -33,7 +33,7 @@ func Whole[T any, N int | int32 | int64](name string, least, most N, at func(*T)
 	}
 }
 
-// Number is a key for a number from least to most.
+// Number returns a key for a number from least to most. at returns where a T holds the value.
 func Number[T any](name string, least, most float64, at func(*T) *float64) Key[T] {
 	return Key[T]{
 		Name: name, Must: "a number from " + show(least) + " to " + show(most),
@@ -45,7 +45,7 @@ func Number[T any](name string, least, most float64, at func(*T) *float64) Key[T
 	}
 }
 
-// Words is a key for one of some words; value says what the word of an index means.
+// Words returns a key whose value is one of these words. value(i) is the value that words[i] stands for.
 func Words[T any, N comparable](name string, at func(*T) *N, value func(i int) N, words ...string) Key[T] {
 	must := strings.Join(words, ", ")
 	if len(words) == 2 {
@@ -73,12 +73,12 @@ func Words[T any, N comparable](name string, at func(*T) *N, value func(i int) N
 	}
 }
 
-// Either is a key for two words, of which the second means true.
+// Either returns a key for two words: no means false, yes means true.
 func Either[T any](name, no, yes string, at func(*T) *bool) Key[T] {
 	return Words(name, at, func(i int) bool { return i == 1 }, no, yes)
 }
 
-// Or returns the key with a word more, which stands for a value beyond its range.
+// Or returns the key k with one more word, which stands for a value outside the range of k.
 func Or[T any, N comparable](k Key[T], word string, value N, at func(*T) *N) Key[T] {
 	with := k
 	with.Must = word + " or " + k.Must
@@ -98,7 +98,7 @@ func Or[T any, N comparable](k Key[T], word string, value N, at func(*T) *N) Key
 	return with
 }
 
-// number reads a number from least to most; NaN is not one.
+// number reads a number from least to most; ok is false for any other text, and for NaN.
 func number(text string, least, most float64) (x float64, ok bool) {
 	x, err := strconv.ParseFloat(text, 64)
 	return x, err == nil && x >= least && x <= most

@@ -1,4 +1,4 @@
-// Package namedargs is the language in which a policy is named, in the config
+// Package namedargs reads and writes the notation for a policy and its settings, which is used in the config
 // file, in flags and on the admin listener: `name`, `name:key=value,key=value` or
 // `name:preset,key=value`.
 package namedargs
@@ -12,20 +12,20 @@ import (
 	"evenkeel/internal/spelling"
 )
 
-// Setting is one key with its value as the text has it.
+// Setting is a key and its value, as they are written.
 type Setting struct{ Key, Value string }
 
 func (s Setting) String() string { return s.Key + "=" + s.Value }
 
-// Parse takes a text apart: which of names it is, and its settings. A preset is a
-// name of its own, such as br0:paper.
+// Parse splits a text into a name, which must be in names, and settings. A preset is a part of
+// the name, as in br0:paper.
 func Parse(text string, names []string) (name string, set []Setting, err error) {
 	items := strings.Split(strings.TrimSpace(text), ",")
 	name, first, colon := strings.Cut(items[0], ":")
 	items = items[1:]
-	presets := func(n string) bool { return strings.HasPrefix(n, name+":") }
+	isPreset := func(n string) bool { return strings.HasPrefix(n, name+":") }
 	switch {
-	case colon && !strings.Contains(first, "=") && slices.ContainsFunc(names, presets):
+	case colon && !strings.Contains(first, "=") && slices.ContainsFunc(names, isPreset):
 		name += ":" + first
 	case colon:
 		items = append([]string{first}, items...)
@@ -62,7 +62,7 @@ func Apply[T any](name string, keys []Key[T], v *T, set ...Setting) error {
 	return nil
 }
 
-// Text is what Parse and Apply make the same values of: the name, and the settings
+// Text returns a text from which Parse and Apply make these values: the name, and the settings
 // that differ from the defaults, in the order of the keys.
 func Text[T any](name string, keys []Key[T], v, defaults *T) string {
 	text, separator := name, ":"
@@ -78,7 +78,7 @@ func Text[T any](name string, keys []Key[T], v, defaults *T) string {
 	return text
 }
 
-// Has tells whether a key is one of these.
+// Has says whether one of the keys has this name.
 func Has[T any](keys []Key[T], name string) bool { return find(keys, name) != nil }
 
 func find[T any](keys []Key[T], name string) *Key[T] {
@@ -98,8 +98,8 @@ func namesOf[T any](keys []Key[T]) []string {
 	return names
 }
 
-// List takes a list of policies apart. An item with `=` and no `:` before it
-// belongs to the policy on its left: "jsq,br0:window=4,theta=0" is two.
+// List splits a list of policies at its commas. An item that has `=` without a `:` before it is a setting of the policy
+// before it: "jsq,br0:window=4,theta=0" has two policies.
 func List(list string) []string {
 	var texts []string
 	for item := range strings.SplitSeq(list, ",") {
