@@ -2,5 +2,5 @@
 
 package race
 
-// Enabled says that the race detector watches.
+// Enabled says whether this program was built with the race detector.
 const Enabled = true

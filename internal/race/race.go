@@ -1,10 +1,10 @@
-// Package race tells tests whether the race detector watches them. It makes them about ten times slower.
+// Package race says whether tests run under the race detector, which makes them about ten times slower.
 package race
 
 import "testing"
 
-// Alone skips a test under the race detector that is long because it computes, each result in a goroutine of its
-// own: a shorter test of the same code shows the detector as much. The pass without the detector runs it.
+// Alone skips the test under the race detector. It is for a long test that only computes, with independent goroutines:
+// the detector finds as much in a shorter test of the same code. Without the detector the test runs.
 func Alone(t *testing.T) {
 	t.Helper()
 	if Enabled {
