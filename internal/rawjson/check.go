@@ -7,10 +7,10 @@ import (
 	"unicode/utf8"
 )
 
-// DefaultMaxDepth is how deep objects and arrays may nest.
+// DefaultMaxDepth is how many levels of objects and arrays may be nested if the caller names no limit.
 const DefaultMaxDepth = 64
 
-// SyntaxError says where a text stops being the JSON we accept.
+// SyntaxError says where a text violates JSON or a limit of Scan. Offset counts bytes.
 type SyntaxError struct {
 	Offset int
 	Msg    string
@@ -20,15 +20,15 @@ func (e *SyntaxError) Error() string {
 	return fmt.Sprintf("invalid JSON at byte %d: %s", e.Offset, e.Msg)
 }
 
-// Place is where a member stands in an object: where its text begins and ends
-// (white space around it included), and where its key and its value do.
+// Place has the offsets of a member: where its text begins and ends, including white space around it (From, To), where
+// its key does, including its quotes (Key, KeyEnd), and where its value does (Val, ValEnd).
 type Place struct{ From, Key, KeyEnd, Val, ValEnd, To int }
 
-// Scan validates a text that is one object. Beyond what JSON itself forbids it
-// refuses text that is not UTF-8 and more than maxDepth levels (0:
-// DefaultMaxDepth). Every refusal is a *SyntaxError. Scan hands each member of the
-// object to found, if it is not nil, and returns where its closing '}' stands. A
-// found that returns words refuses the object at that member's key.
+// Scan validates a text that must be one JSON object. It also
+// refuses text that is not UTF-8, and more than maxDepth levels (0:
+// DefaultMaxDepth). Each of its errors is a *SyntaxError. Scan calls found for each member of the
+// object, unless found is nil, and returns the offset of the closing '}'. If found returns a text, Scan fails
+// with this text as the message.
 func Scan(text []byte, maxDepth int, found func(Place) (refused string)) (closing int, err error) {
 	if maxDepth <= 0 {
 		maxDepth = DefaultMaxDepth
@@ -50,8 +50,8 @@ func Scan(text []byte, maxDepth int, found func(Place) (refused string)) (closin
 	return closing, nil
 }
 
-// scanner validates JSON in one pass. Its methods take the index where
-// something starts and return the index behind it, or -1 with err set.
+// scanner validates JSON in one pass. Its methods take the index where a value or a part of it starts. They return the index
+// after its end, or -1 after setting err.
 type scanner struct {
 	data     []byte
 	maxDepth int
@@ -65,7 +65,7 @@ func (s *scanner) fail(at int, msg string) int {
 	return -1
 }
 
-// failAt describes the byte at i, which should have been something else.
+// failAt fails because the byte at i, or the end of the text, is not what was wanted.
 func (s *scanner) failAt(i int, want string) int {
 	if i >= len(s.data) {
 		return s.fail(i, "the text ends where "+want+" should be")
@@ -73,7 +73,7 @@ func (s *scanner) failAt(i int, want string) int {
 	return s.fail(i, fmt.Sprintf("%q where %s should be", s.data[i], want))
 }
 
-// Classes of bytes outside strings.
+// Classes of bytes by which a value can start.
 const (
 	classOther = iota
 	classQuote
@@ -114,7 +114,7 @@ func (s *scanner) value(i, depth int) int {
 		}
 		return s.object(i, depth+1, nil)
 	}
-	if c := s.data[i]; c == 'N' || c == 'I' { // Python's json reads these, the engines must not
+	if c := s.data[i]; c == 'N' || c == 'I' { // Python's json would accept NaN and Infinity, so engines must not get them
 		return s.fail(i, "NaN and Infinity are not JSON")
 	}
 	return s.failAt(i, "a value")
@@ -141,7 +141,7 @@ func (s *scanner) array(i, depth int) int {
 	}
 }
 
-// object scans an object and hands its members to found, if it is not nil.
+// object scans an object and calls found for each member, unless found is nil.
 func (s *scanner) object(i, depth int, found func(Place) string) int {
 	from := i + 1
 	i = Space(s.data, from)
@@ -187,9 +187,9 @@ const (
 	highs = 0x8080808080808080
 )
 
-// special marks, in the high bit of each byte of eight, what a string scan
-// must look at: a quote, a backslash, a control character, a byte beyond
-// ASCII. Only the lowest mark is exact, borrows may disturb those above it.
+// special looks at eight bytes at once. In the result, the high bit of a byte is set if the scan of a string must look at
+// this byte: a quote, a backslash, a control character, or a byte that is not ASCII. Only the lowest set bit is
+// reliable, because the subtractions may borrow from higher bytes.
 func special(x uint64) uint64 {
 	quote, slash := x^('"'*ones), x^('\\'*ones)
 	return (x | (x - 0x20*ones) | (quote - ones) | (slash - ones)) & highs
@@ -219,7 +219,7 @@ func (s *scanner) str(i int) int {
 		case c < 0x20:
 			return s.fail(i, fmt.Sprintf("control character %#02x in a string; write it as \\u%04x", c, c))
 		case c < utf8.RuneSelf:
-			i++ // the last bytes of the text, too few for eight at once
+			i++ // one of the last bytes of the text, where fewer than eight are left
 		default:
 			for i < len(data) && data[i] >= utf8.RuneSelf {
 				r, n := utf8.DecodeRune(data[i:])
@@ -263,7 +263,7 @@ func (s *scanner) digits(i int) int {
 	return i
 }
 
-// number scans the number at i; only its form counts, any size passes.
+// number scans the number at i. It checks only the syntax: a number may have any size.
 func (s *scanner) number(i int) int {
 	if s.data[i] == '-' {
 		i++

@@ -1,5 +1,4 @@
-// Package rawjson scans JSON by byte positions, without decoding it. Scan
-// validates a text in one pass. Object, Array and what is built on them walk
-// a text and trust what lies between its structure: they find where members and
-// values start and end. Nothing here allocates but errors and keys with escapes.
+// Package rawjson finds where the members and values of a JSON text start and end, without decoding it. Scan
+// validates a text in one pass. Object, Array and the functions that use them do not validate: they check
+// only brackets, commas, colons and quotes. The package allocates only for errors and for keys with escapes.
 package rawjson

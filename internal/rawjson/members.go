@@ -5,8 +5,8 @@ import (
 	"iter"
 )
 
-// Elements yields the elements of an array, nothing for any other value. It
-// stops where the array's structure does not hold.
+// Elements yields the elements of an array; for any other value it yields nothing. It
+// stops where the array is malformed.
 func Elements(value json.RawMessage) iter.Seq[json.RawMessage] {
 	return func(yield func(json.RawMessage) bool) {
 		for a := ArrayAt(value, 0); a.Next(); {
@@ -17,8 +17,8 @@ func Elements(value json.RawMessage) iter.Seq[json.RawMessage] {
 	}
 }
 
-// Members yields keys and values of an object, repeated keys included, nothing
-// for any other value. It stops where the object's structure does not hold.
+// Members yields the keys and values of an object, including repeated keys; for any other value it yields nothing.
+// It stops where the object is malformed.
 func Members(value json.RawMessage) iter.Seq2[string, json.RawMessage] {
 	return func(yield func(string, json.RawMessage) bool) {
 		for o := ObjectAt(value, 0); o.NextValue(); {
@@ -29,9 +29,8 @@ func Members(value json.RawMessage) iter.Seq2[string, json.RawMessage] {
 	}
 }
 
-// Blank writes spaces over the members of an object whose key drop reports, in
-// the text that the object stands in. What is left is the same object without
-// them, as long as it was.
+// Blank overwrites with spaces, in place, each member of an object for whose key drop returns true. The object keeps
+// its length.
 func Blank(value json.RawMessage, drop func(key string) bool) {
 	kept := false
 	for o := ObjectAt(value, 0); o.NextValue(); {
@@ -44,14 +43,14 @@ func Blank(value json.RawMessage, drop func(key string) bool) {
 			value[i] = ' '
 		}
 		if !kept {
-			o.N = 0 // the comma before the next member is gone
+			o.N = 0 // the next member has no comma before it any more, so the walk must not expect one
 		}
 	}
 }
 
-// Cut returns the span to take out of an object for a member to be gone: with the
-// comma before it, or, if it is the first of those that stay, with the one behind
-// it. Its comma, its opening quote and its end are those of the walk.
+// Cut returns the part of text to delete in order to remove a member with one comma: the comma after it
+// if no earlier member stays (first), else the comma before it. comma, quote and end are the member's offsets, as an
+// Object has them.
 func Cut(text []byte, comma, quote, end int, first bool) (from, to int) {
 	if !first {
 		return comma, end

@@ -6,7 +6,7 @@ import (
 	"unicode/utf8"
 )
 
-// Int reads the non-negative integer that starts at i.
+// Int reads the non-negative integer from i to end, of at most 18 digits.
 func Int(b []byte, i, end int) (n int, ok bool) {
 	if end-i > 18 || end <= i {
 		return 0, false
@@ -21,7 +21,7 @@ func Int(b []byte, i, end int) (n int, ok bool) {
 	return n, true
 }
 
-// IsNull tells whether the value is null; nothing else starts with an n.
+// IsNull says whether the value is null. In valid JSON, only null starts with an n.
 func IsNull(value []byte) bool { return len(value) > 0 && value[0] == 'n' }
 
 const hexDigits = "0123456789abcdef"
@@ -31,7 +31,7 @@ func AppendString[T string | []byte](dst []byte, s T) []byte {
 	return append(AppendEscaped(append(dst, '"'), s), '"')
 }
 
-// AppendEscaped appends s as it stands between the quotes of a JSON string.
+// AppendEscaped appends s as the inside of a JSON string, without quotes.
 func AppendEscaped[T string | []byte](dst []byte, s T) []byte {
 	for _, r := range string(s) {
 		switch {
@@ -41,14 +41,14 @@ func AppendEscaped[T string | []byte](dst []byte, s T) []byte {
 			dst = append(dst, '\\', 'n')
 		case r < ' ':
 			dst = append(dst, '\\', 'u', '0', '0', hexDigits[r>>4], hexDigits[r&15])
-		default: // an invalid byte ranges as U+FFFD
+		default: // range turns an invalid byte into U+FFFD
 			dst = utf8.AppendRune(dst, r)
 		}
 	}
 	return dst
 }
 
-// Unquote returns what a valid JSON string says.
+// Unquote returns the text of a JSON string, which must have its quotes.
 func Unquote(quoted []byte) string {
 	inside := quoted[1 : len(quoted)-1]
 	if bytes.IndexByte(inside, '\\') < 0 {
@@ -57,8 +57,8 @@ func Unquote(quoted []byte) string {
 	return string(AppendUnescaped(nil, inside))
 }
 
-// AppendUnescaped appends what the inside of a JSON string says. An escape that JSON does not have means U+FFFD:
-// what engines send is read before anybody knows that it is valid.
+// AppendUnescaped appends the text of a JSON string, given without its quotes. An escape that JSON does not have becomes U+FFFD,
+// because the text of an engine may not have been validated yet.
 func AppendUnescaped(dst, inside []byte) []byte {
 	for {
 		i := bytes.IndexByte(inside, '\\')
@@ -78,14 +78,13 @@ func AppendUnescaped(dst, inside []byte) []byte {
 	}
 }
 
-// Escaped returns what a backslash and c mean, 0 for \u.
+// Escaped returns the byte that a backslash followed by c means; 0: c is 'u', or there is no such escape.
 func Escaped(c byte) byte { return escapes[c] }
 
 var escapes = [256]byte{'n': '\n', 't': '\t', 'r': '\r', 'b': '\b', 'f': '\f', '"': '"', '\\': '\\', '/': '/'}
 
-// CodePoint returns what the \u escape at the start of text means, and how many bytes
-// it takes: twelve for a surrogate pair. Half a pair means U+FFFD, as does anything
-// else behind a backslash.
+// CodePoint returns the rune of the \u escape at the start of text, and the length of the escape in bytes: 12 for a
+// surrogate pair. Half a pair, or an invalid escape, gives U+FFFD.
 func CodePoint(text []byte) (r rune, n int) {
 	if r = unit(text); r < 0 {
 		return utf8.RuneError, min(2, len(text))
@@ -98,7 +97,7 @@ func CodePoint(text []byte) (r rune, n int) {
 	return r, 6
 }
 
-// unit reads the \uXXXX at the start of text, -1 if there is none.
+// unit returns the UTF-16 unit of the \uXXXX at the start of text; -1: there is none.
 func unit(text []byte) (r rune) {
 	if len(text) < 6 || text[0] != '\\' || text[1] != 'u' {
 		return -1
@@ -112,8 +111,7 @@ func unit(text []byte) (r rune) {
 	return r
 }
 
-// KeyText returns what a key says that stands between its quotes: the same bytes, but for
-// one with escapes.
+// KeyText returns the text of a key, given without its quotes. It copies only a key with escapes.
 func KeyText(inside []byte) []byte {
 	if bytes.IndexByte(inside, '\\') >= 0 {
 		return AppendUnescaped(nil, inside)
@@ -121,8 +119,7 @@ func KeyText(inside []byte) []byte {
 	return inside
 }
 
-// Key is KeyText as a string. Keys that requests, their answers and hand-offs commonly
-// have are not allocated.
+// Key returns KeyText as a string. It does not allocate for keys that are common in requests, answers and hand-offs.
 func Key(inside []byte) string {
 	inside = KeyText(inside)
 	if known, ok := commonKeys[string(inside)]; ok {

@@ -2,13 +2,12 @@ package rawjson
 
 import "bytes"
 
-// The walk finds where members and values start and end and trusts what lies
-// between (a number's digits, an escape). Every function returns -1 where the
-// structure does not hold. Keys are given as written.
+// The functions in this file find where members and values start and end. They do not check the content of
+// strings, numbers and literals. Each returns -1 if brackets, commas, colons or quotes are wrong. Keys are not unescaped.
 
 // Space returns the position of the first byte from i on that is not white space.
 func Space(b []byte, i int) int {
-	if i < len(b) && b[i] > ' ' { // nearly always; this much is inlined
+	if i < len(b) && b[i] > ' ' { // the usual case; the compiler can inline a function this small
 		return i
 	}
 	return skipSpace(b, i)
@@ -30,7 +29,7 @@ func StringEnd(b []byte, i int) int {
 		}
 		j += q
 		slashes := 0
-		for b[j-1-slashes] == '\\' { // ends at the opening quote at the latest
+		for b[j-1-slashes] == '\\' { // the loop ends at the opening quote at the latest
 			slashes++
 		}
 		if slashes&1 == 0 {
@@ -92,22 +91,21 @@ func nestEnd(b []byte, i int) int {
 	return -1
 }
 
-// Object walks the members of a JSON object. After Next the caller may set Pos to
-// the end of the value, if it knows that, or to -1 to give up. Else the following
-// Next passes over the value.
+// Object iterates over the members of a JSON object. After Next, a caller that knows the end of the value may store it in
+// Pos, so that the following Next need not search for it. A caller that stores -1 ends the iteration.
 type Object struct {
 	Text []byte
-	Pos  int // where to go on; 0: behind the value at Val; after the last member: behind the object; -1: not an object
+	Pos  int // where the following Next starts; 0: after the value at Val; after the last member: the end of the object; -1: malformed
 
-	Open  int    // its opening brace
-	N     int    // members met
-	Comma int    // before this member; meaningless for the first
-	Quote int    // of this member's key
-	Key   []byte // between its quotes, as written
-	Val   int    // where its value starts
+	Open  int    // offset of the opening brace
+	N     int    // how many members were found so far, including the current one
+	Comma int    // offset of the comma before the current member; meaningless for the first
+	Quote int    // offset of the opening quote of its key
+	Key   []byte // its key without quotes, not unescaped
+	Val   int    // offset of its value
 }
 
-// ObjectAt returns a walk over the object at i.
+// ObjectAt returns an iteration over the object at i.
 func ObjectAt(b []byte, i int) Object {
 	if i < 0 || i >= len(b) || b[i] != '{' {
 		return Object{Pos: -1}
@@ -115,7 +113,7 @@ func ObjectAt(b []byte, i int) Object {
 	return Object{Text: b, Open: i, Pos: i + 1}
 }
 
-// Next moves to the next member; false behind the last, or where the structure does not hold.
+// Next moves to the next member; false: there is none, or the object is malformed.
 func (o *Object) Next() bool {
 	b, i := o.Text, o.Pos
 	if i == 0 {
@@ -158,8 +156,7 @@ func (o *Object) Next() bool {
 	return true
 }
 
-// NextValue is Next that also finds the end of the value. It is false as well where
-// there is none.
+// NextValue does what Next does, and also finds the end of the value; false also if the value has no end.
 func (o *Object) NextValue() bool {
 	if !o.Next() {
 		return false
@@ -168,10 +165,10 @@ func (o *Object) NextValue() bool {
 	return o.Pos > 0
 }
 
-// Value is the member's value, once its end is known.
+// Value returns the current member's value. Pos must be the end of the value, as after NextValue.
 func (o *Object) Value() []byte { return o.Text[o.Val:o.Pos:o.Pos] }
 
-// Array walks the elements of a JSON array in the same way.
+// Array iterates over the elements of a JSON array. Its fields mean the same as those of Object.
 type Array struct {
 	Text []byte
 	Pos  int
@@ -179,7 +176,7 @@ type Array struct {
 	Val  int
 }
 
-// ArrayAt returns a walk over the array at i.
+// ArrayAt returns an iteration over the array at i.
 func ArrayAt(b []byte, i int) Array {
 	if i < 0 || i >= len(b) || b[i] != '[' {
 		return Array{Pos: -1}
@@ -187,7 +184,7 @@ func ArrayAt(b []byte, i int) Array {
 	return Array{Text: b, Pos: i + 1}
 }
 
-// Next moves to the next element.
+// Next moves to the next element; false: there is none, or the array is malformed.
 func (a *Array) Next() bool {
 	b, i := a.Text, a.Pos
 	if i == 0 {
