@@ -4,9 +4,9 @@ package socket
 
 import "syscall"
 
-// The race detector takes what is written to a socket to happen before what is read from one. It learns that
-// from package syscall, which raw calls pass by.
+// The race detector assumes that a write to a socket happens before a read from one. It learns of reads and writes from
+// package syscall, which raw calls bypass. So these functions make calls of package syscall that have no other effect.
 
-func written() { _, _ = syscall.Write(-1, nil) } // the write fails, and has been seen
+func written() { _, _ = syscall.Write(-1, nil) } // the write fails, but the detector has seen it
 
 func received(fd uintptr) { _, _ = syscall.Read(int(fd), nil) } // nothing is read

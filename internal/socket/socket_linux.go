@@ -11,11 +11,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A Socket is that of one connection; the zero value is that of none. One goroutine may read it while another
+// A Socket is the socket of one connection; the zero value has none. One goroutine may read it while another
 // writes it.
 type Socket struct{ raw syscall.RawConn }
 
-// Of returns the socket of a connection.
+// Of returns the socket of a connection; Exists is false if the connection has none.
 func Of(c net.Conn) Socket {
 	t, ok := c.(syscall.Conn)
 	if !ok {
@@ -28,34 +28,34 @@ func Of(c net.Conn) Socket {
 	return Socket{raw}
 }
 
-// Exists says whether the connection has one.
+// Exists says whether the connection has a socket.
 func (s Socket) Exists() bool { return s.raw != nil }
 
-// A turn is one use of a socket: what is to be done, and what came of it.
+// A turn is one operation on a socket: its arguments and its result.
 type turn struct {
-	what what
-	// Both functions call step. They are kept when the turn is used again, because new ones for each use would be garbage.
+	op operation
+	// Both functions call step. A turn that is used again keeps them, because making them anew would allocate.
 	try  func(fd uintptr) bool
 	look func(fd uintptr)
 
-	p     []byte
-	parts [][]byte
+	p     []byte   // the argument of read and write
+	parts [][]byte // the arguments of ask
 	sent  func()
 
 	tried bool // step was called before in this turn
-	quiet bool // what peek found: nothing waits to be read
+	quiet bool // the result of peek: there is nothing to read
 	n     int
 	err   error
 }
 
-type what uint8
+type operation uint8
 
 const (
-	read what = iota
+	read operation = iota
 	write
-	await
-	ask
-	peek
+	await // see Await
+	ask   // see Ask
+	peek  // see Quiet
 )
 
 var turns = sync.Pool{New: func() any {
@@ -70,11 +70,11 @@ func (t *turn) end() {
 	turns.Put(t)
 }
 
-// step does what can be done now. It returns false if the poller has to call it again once the socket is ready.
+// step does as much of the operation as is possible now. It returns false if the poller must call it again once the socket is ready.
 func (t *turn) step(fd uintptr) bool {
 	again := t.tried
 	t.tried = true
-	switch t.what {
+	switch t.op {
 	case read:
 		t.n, t.err = Read(fd, t.p)
 		return t.n > 0 || t.err != nil
@@ -84,7 +84,7 @@ func (t *turn) step(fd uintptr) bool {
 		t.n += n
 		return t.err != nil || t.n == len(t.p)
 	case ask:
-		return again || t.pose(fd) // the poller calls again when the answer comes
+		return again || t.pose(fd) // the second call means that the answer has come
 	case await:
 		return again || !quiet(fd)
 	case peek:
@@ -93,7 +93,7 @@ func (t *turn) step(fd uintptr) bool {
 	return true
 }
 
-// pose writes the question. It returns false if all of it was written, so that the turn waits for the answer.
+// pose writes parts. It returns false if it could write everything, so that the turn now waits for the answer.
 func (t *turn) pose(fd uintptr) bool {
 	size := 0
 	for _, p := range t.parts {
@@ -108,25 +108,25 @@ func (t *turn) pose(fd uintptr) bool {
 	return false
 }
 
-// Read is the connection's.
+// Read does what Read of the connection does.
 func (s Socket) Read(p []byte) (int, error) {
 	if len(p) == 0 {
 		return 0, nil
 	}
 	t := turns.Get().(*turn)
 	defer t.end()
-	t.what, t.p = read, p
+	t.op, t.p = read, p
 	if err := s.raw.Read(t.try); err != nil {
 		return 0, err
 	}
 	return t.n, t.err
 }
 
-// Write is the connection's.
+// Write does what Write of the connection does.
 func (s Socket) Write(p []byte) (int, error) {
 	t := turns.Get().(*turn)
 	defer t.end()
-	t.what, t.p = write, p
+	t.op, t.p = write, p
 	err := s.raw.Write(t.try)
 	if err == nil {
 		err = t.err
@@ -134,23 +134,23 @@ func (s Socket) Write(p []byte) (int, error) {
 	return t.n, err
 }
 
-// Await waits until Read has something to tell. Whoever waits so needs no buffer meanwhile.
+// Await waits until Read would not block. A caller needs no buffer while it waits so.
 func (s Socket) Await() error {
 	t := turns.Get().(*turn)
 	defer t.end()
-	t.what = await
+	t.op = await
 	return s.raw.Read(t.try)
 }
 
-// Ask writes what there is room for. If that is everything, it calls sent, if that is not nil, and waits until Read
-// has something to tell. It tells of the writing only: what ends the wait ends the next Read as well. It saves
-// the attempt to read what cannot have come yet.
+// Ask writes parts, as far as the socket has room. If it could write everything, it calls sent, unless sent is nil, and waits
+// until Read would not block. n and err are about the writing only: an error that ends the wait is returned by the next Read.
+// Compared with Write and Read, Ask saves a system call: the attempt to read an answer that cannot have come yet.
 func (s Socket) Ask(parts [][]byte, sent func()) (n int, err error) {
 	t := turns.Get().(*turn)
 	defer t.end()
-	t.what, t.parts, t.sent = ask, parts, sent
-	// The poller forgets what it has seen and then calls step, so that an answer to the question is always seen. One
-	// that came before the question is not: ask Quiet first.
+	t.op, t.parts, t.sent = ask, parts, sent
+	// The poller forgets earlier events and then calls step, so it always notices an answer that comes after the writing.
+	// It does not notice bytes that came before: the caller must check Quiet first.
 	err = s.raw.Read(t.try)
 	if t.tried {
 		err = t.err
@@ -158,16 +158,16 @@ func (s Socket) Ask(parts [][]byte, sent func()) (n int, err error) {
 	return t.n, err
 }
 
-// Quiet says that nothing waits to be read: neither bytes nor an end nor an error.
+// Quiet says that there is nothing to read: no bytes, no end of the stream and no error.
 func (s Socket) Quiet() bool {
 	t := turns.Get().(*turn)
 	defer t.end()
-	t.what = peek
-	// Control, not Read: that fails once a deadline has passed.
+	t.op = peek
+	// Control instead of Read, because Read fails once a deadline has passed.
 	return s.raw.Control(t.look) == nil && t.quiet
 }
 
-// Read reads from a socket that does not block. It is 0 without an error if nothing is there, and io.EOF at the end.
+// Read reads from a non-blocking socket. It returns 0 and no error if there is nothing to read, and io.EOF at the end.
 func Read(fd uintptr, p []byte) (int, error) {
 	n, errno := call(unix.SYS_RECVFROM, fd, unsafe.Pointer(unsafe.SliceData(p)), len(p), 0)
 	switch {
@@ -182,7 +182,7 @@ func Read(fd uintptr, p []byte) (int, error) {
 	return n, nil
 }
 
-// Write writes as much of p to a socket that does not block as it has room for.
+// Write writes to a non-blocking socket as much of p as it has room for.
 func Write(fd uintptr, p []byte) (n int, err error) {
 	written()
 	for n < len(p) {
@@ -198,7 +198,7 @@ func Write(fd uintptr, p []byte) (n int, err error) {
 	return n, nil
 }
 
-// writev is one Write of several parts. More than those of a request may be left over.
+// writev does what Write does, for several parts in one system call. It ignores parts after the first 16 that are not empty.
 func writev(fd uintptr, parts [][]byte) (int, error) {
 	var list [16]unix.Iovec
 	n := 0
@@ -220,7 +220,7 @@ func writev(fd uintptr, parts [][]byte) (int, error) {
 	return k, nil
 }
 
-// quiet looks for what there is to read, and leaves it there.
+// quiet says whether there is nothing to read. It takes no bytes off the socket.
 func quiet(fd uintptr) bool {
 	var b [1]byte
 	for {
@@ -231,7 +231,8 @@ func quiet(fd uintptr) bool {
 	}
 }
 
-// call makes a system call. One for sockets costs less than one for any file: the kernel finds its way at once.
+// call makes a system call, again if a signal interrupts it. Its callers prefer calls for sockets to read and write, because the
+// kernel handles them faster.
 func call(trap, fd uintptr, p unsafe.Pointer, size int, flags uintptr) (int, syscall.Errno) {
 	for {
 		n, _, errno := unix.RawSyscall6(trap, fd, uintptr(p), uintptr(size), flags, 0, 0)

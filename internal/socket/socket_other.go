@@ -7,21 +7,21 @@ import (
 	"net"
 )
 
-// A Socket is never found on this system.
+// A Socket never exists on this system: callers use the connection instead.
 type Socket struct{}
 
-// Of finds none.
+// Of returns a Socket that does not exist.
 func Of(net.Conn) Socket { return Socket{} }
 
-// Exists is false.
+// Exists returns false.
 func (Socket) Exists() bool { return false }
 
-// These are never called.
+// These methods are never called, because Exists is false.
 func (Socket) Read([]byte) (int, error)          { return 0, errors.ErrUnsupported }
 func (Socket) Write([]byte) (int, error)         { return 0, errors.ErrUnsupported }
 func (Socket) Await() error                      { return errors.ErrUnsupported }
 func (Socket) Ask([][]byte, func()) (int, error) { return 0, errors.ErrUnsupported }
 func (Socket) Quiet() bool                       { return false }
 
-// Write fails.
+// Write always fails.
 func Write(uintptr, []byte) (int, error) { return 0, errors.ErrUnsupported }
