@@ -1,4 +1,4 @@
-// Package spelling finds the name that was meant where an unknown one is written.
+// Package spelling guesses which name a user meant by a misspelt one.
 package spelling
 
 import (
@@ -7,12 +7,13 @@ import (
 	"unicode/utf8"
 )
 
-// most is how many letters may be missing, wrong or too many, as the command line has it for commands and flags (kong,
-// findPotentialCandidates). In a word of two to four letters it is one: with two, it would be another word.
+// most is how many letters of a word may be missing, wrong or superfluous. The parser of the command line uses the same number
+// for commands and flags (kong, findPotentialCandidates). Hint allows only one in a word of two to four letters, because two
+// changes would make it a different word.
 const most = 2
 
-// Hint returns ` (did you mean "name"?)` with the names that are closest to word, or nothing where no name is close.
-// It stands behind the unknown word in an error.
+// Hint returns ` (did you mean "name"?)` with the names that are closest to word, or nothing if no name is close.
+// An error message has it after the unknown word.
 func Hint(word string, names []string) string {
 	var closest []string
 	least := min(most, (utf8.RuneCountInString(word)+1)/3)
@@ -31,14 +32,14 @@ func Hint(word string, names []string) string {
 	return " (did you mean " + strings.Join(closest, " or ") + "?)"
 }
 
-// distance is how many letters must be added, removed or changed to make b of a. A beginning of b, from two letters
-// on, counts as one letter away.
+// distance returns how many letters must be added, removed or changed to turn a into b. If a is a prefix of b with at least
+// two letters, the distance is 1.
 func distance(a, b string) int {
 	if a != b && len(a) > 1 && strings.HasPrefix(b, a) {
 		return 1
 	}
 	from, to := []rune(a), []rune(b)
-	row := make([]int, len(to)+1) // of the first i letters of a, to each beginning of b
+	row := make([]int, len(to)+1) // row[j] is the distance between the first i letters of a and the first j letters of b
 	for j := range row {
 		row[j] = j
 	}
