@@ -2,77 +2,86 @@ package stats
 
 import "math"
 
-// Regression is y = the sum of Of[i] * x[i], by least squares. A column of ones gives it a constant.
+// Regression is a linear model, y = the sum of Of[i] * x[i], fitted by least squares. For a constant term, one column must be all ones.
 type Regression struct {
-	N         int
+	N         int       // how many rows it was fitted to
 	Of, Error []float64 // the coefficients, and the standard error of each
-	R2        float64   // share of y's variance that it explains; 0 where y does not vary
+	R2        float64   // share of y's variance that the model explains; 0 if y does not vary
 }
 
-// Regress fails where there are no more rows than columns, or where columns depend on each other.
+// Regress fits y to the rows, each of which has one value per column. It fails unless there are more rows than columns, or if
+// columns depend on each other.
 func Regress(rows [][]float64, y []float64) (r Regression, ok bool) {
 	r.N = len(rows)
 	if r.N == 0 || r.N <= len(rows[0]) {
 		return r, false
 	}
-	n := len(rows[0])
-	size := make([]float64, n) // columns are in different units, so each is taken in its own size
+	columns := len(rows[0])
+	scale := make([]float64, columns) // columns have different units, so each is divided by its root mean square
 	for _, x := range rows {
 		for i, v := range x {
-			size[i] += v * v / float64(r.N)
+			scale[i] += v * v / float64(r.N)
 		}
 	}
-	for i := range size {
-		if size[i] == 0 {
+	for i := range scale {
+		if scale[i] == 0 {
 			return r, false
 		}
-		size[i] = math.Sqrt(size[i])
+		scale[i] = math.Sqrt(scale[i])
 	}
-	sums := make([][]float64, n) // the normal equations, with the unit matrix and y behind
+	sums := make([][]float64, columns) // each row: the normal equations, the unit matrix (which becomes the inverse), and y
 	for i := range sums {
-		sums[i] = make([]float64, 2*n+1)
-		sums[i][n+i] = 1
+		sums[i] = make([]float64, 2*columns+1)
+		sums[i][columns+i] = 1
 	}
 	mean := Mean(y)
 	for k, x := range rows {
-		for i := range n {
-			for j := range n {
-				sums[i][j] += x[i] / size[i] * x[j] / size[j] / float64(r.N)
+		for i := range columns {
+			for j := range columns {
+				sums[i][j] += x[i] / scale[i] * x[j] / scale[j] / float64(r.N)
 			}
-			sums[i][2*n] += x[i] / size[i] * y[k] / float64(r.N)
+			sums[i][2*columns] += x[i] / scale[i] * y[k] / float64(r.N)
 		}
 	}
-	for i := range n { // Gauss and Jordan
-		if sums[i][i] < 1e-9 {
-			return r, false
-		}
-		for j := range n {
-			if f := sums[j][i] / sums[i][i]; j != i {
-				for k := range sums[j] {
-					sums[j][k] -= f * sums[i][k]
-				}
-			}
-		}
+	if !eliminate(sums) {
+		return r, false
 	}
-	r.Of, r.Error = make([]float64, n), make([]float64, n)
-	for i := range n {
-		r.Of[i] = sums[i][2*n] / sums[i][i] / size[i]
+	r.Of, r.Error = make([]float64, columns), make([]float64, columns)
+	for i := range columns {
+		r.Of[i] = sums[i][2*columns] / sums[i][i] / scale[i]
 	}
-	left, all := 0.0, 0.0
+	residual, total := 0.0, 0.0
 	for k, x := range rows {
-		left += math.Pow(y[k]-r.At(x), 2)
-		all += math.Pow(y[k]-mean, 2)
+		residual += math.Pow(y[k]-r.At(x), 2)
+		total += math.Pow(y[k]-mean, 2)
 	}
-	for i := range n {
-		r.Error[i] = math.Sqrt(left/float64(r.N-n)*sums[i][n+i]/sums[i][i]/float64(r.N)) / size[i]
+	for i := range columns {
+		r.Error[i] = math.Sqrt(residual/float64(r.N-columns)*sums[i][columns+i]/sums[i][i]/float64(r.N)) / scale[i]
 	}
-	if all > 0 {
-		r.R2 = 1 - left/all
+	if total > 0 {
+		r.R2 = 1 - residual/total
 	}
 	return r, true
 }
 
-// At is its y at an x.
+// eliminate solves the equations by Gauss-Jordan elimination; false: they have no single solution.
+func eliminate(sums [][]float64) bool {
+	for i := range sums {
+		if sums[i][i] < 1e-9 { // the columns depend on each other
+			return false
+		}
+		for j := range sums {
+			if factor := sums[j][i] / sums[i][i]; j != i {
+				for k := range sums[j] {
+					sums[j][k] -= factor * sums[i][k]
+				}
+			}
+		}
+	}
+	return true
+}
+
+// At returns the model's y at x.
 func (r Regression) At(x []float64) (y float64) {
 	for i, v := range x {
 		y += r.Of[i] * v

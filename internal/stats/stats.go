@@ -1,5 +1,5 @@
-// Package stats has the few figures that measurements, simulators, fits and the
-// server itself take of numbers.
+// Package stats computes the few statistics that measurements, simulators, fits and the
+// server itself need.
 package stats
 
 import (
@@ -9,7 +9,7 @@ import (
 	"slices"
 )
 
-// GeometricMean is that of values above 0. Those that are no number do not count; NaN where none does.
+// GeometricMean returns the geometric mean of values, which must be above 0. It ignores NaN; without any other value it returns NaN.
 func GeometricMean(values []float64) float64 {
 	sum, n := 0.0, 0
 	for _, x := range values {
@@ -21,7 +21,7 @@ func GeometricMean(values []float64) float64 {
 	return math.Exp(sum / float64(n))
 }
 
-// Mean is NaN of none.
+// Mean returns the arithmetic mean; NaN if there are no values.
 func Mean(values []float64) float64 {
 	sum := 0.0
 	for _, v := range values {
@@ -30,7 +30,7 @@ func Mean(values []float64) float64 {
 	return sum / float64(len(values))
 }
 
-// Deviation is the standard deviation of a sample; 0 of fewer than two values.
+// Deviation returns the standard deviation of a sample; 0 if there are fewer than two values.
 func Deviation(values []float64) float64 {
 	if len(values) < 2 {
 		return 0
@@ -42,7 +42,7 @@ func Deviation(values []float64) float64 {
 	return math.Sqrt(sum / float64(len(values)-1))
 }
 
-// Percentile is by nearest rank, of sorted values: one that occurred. NaN of none.
+// Percentile returns the percentile of sorted values by the nearest-rank method, so it is one of the values; NaN if there are none.
 func Percentile(sorted []float64, share float64) float64 {
 	if len(sorted) == 0 {
 		return math.NaN()
@@ -50,10 +50,10 @@ func Percentile(sorted []float64, share float64) float64 {
 	return sorted[max(0, int(math.Ceil(share*float64(len(sorted))))-1)]
 }
 
-// Median is the middle one of sorted values, the upper of two. There must be one.
+// Median returns the middle one of sorted values, or the upper of the two middle ones. There must be at least one value.
 func Median[T any](sorted []T) T { return sorted[len(sorted)/2] }
 
-// Grouped writes 12500 as 12,500, as people are told of counts.
+// Grouped writes a count for people: 12500 as 12,500.
 func Grouped[N int | int64 | uint64](n N) string {
 	s := fmt.Sprint(n)
 	first := 0
@@ -66,19 +66,19 @@ func Grouped[N int | int64 | uint64](n N) string {
 	return s
 }
 
-// Line is y = Intercept + Slope*x, by least squares.
+// Line is y = Intercept + Slope*x, fitted by least squares to N points.
 type Line struct {
 	N                int
 	Intercept, Slope float64
-	R2               float64 // share of y's variance that the line explains; 0 where y or x does not vary
+	R2               float64 // share of y's variance that the line explains; 0 if y or x does not vary
 	MinX, MaxX       float64
 }
 
-// Point is one that a line is laid through.
+// Point is one of the points to which a Line is fitted.
 type Point struct{ X, Y float64 }
 
-// LeastSquares centres first: sums of squares of raw token counts would lose
-// the digits that matter.
+// LeastSquares fits a line. It subtracts the means first, because sums of squares of large
+// token counts would lose the digits that matter.
 func LeastSquares(points []Point) Line {
 	l := Line{N: len(points)}
 	if l.N == 0 {
@@ -110,16 +110,16 @@ func LeastSquares(points []Point) Line {
 	return l
 }
 
-// At is the line's y at an x.
+// At returns the line's y at x.
 func (l Line) At(x float64) float64 { return l.Intercept + l.Slope*x }
 
-// redraws of a bootstrap: its ends are then known to about a hundredth of their distance.
+// redraws is how often Bootstrap draws the samples anew. With so many, the ends of the interval are accurate to about a
+// hundredth of its length.
 const redraws = 2000
 
-// Bootstrap is where the middle share of a figure lies when the n samples that it was
-// taken of are drawn anew, with replacement. The figure gets the numbers of the samples
-// drawn, so that what was measured on one sample stays together. The same call gives
-// the same interval.
+// Bootstrap returns a confidence interval of a figure that was computed from n samples. It draws n of the samples with
+// replacement, many times, and computes the figure each time. The interval contains the middle share of the results.
+// figure gets the indices of the samples drawn. The same arguments always give the same interval.
 func Bootstrap(n int, share float64, figure func(drawn []int) float64) (low, high float64) {
 	dice := rand.New(rand.NewPCG(uint64(n), 1))
 	figures, drawn := make([]float64, redraws), make([]int, n)
