@@ -1,4 +1,4 @@
-// Package words has the few words of English sentences that depend on a number or on their place.
+// Package words forms the parts of English sentences that depend on a number or on their position.
 package words
 
 import (
@@ -8,7 +8,7 @@ import (
 	"evenkeel/internal/stats"
 )
 
-// Count says how many there are of something that gets an s.
+// Count returns a number with a noun, whose plural ends in s: "1 rank" or "1,200 ranks".
 func Count(n int, what string) string {
 	if n == 1 {
 		return "1 " + what
@@ -16,7 +16,7 @@ func Count(n int, what string) string {
 	return stats.Grouped(n) + " " + what + "s"
 }
 
-// Are is the verb behind a number.
+// Are returns the verb after a number: is or are.
 func Are(n int) string {
 	if n == 1 {
 		return "is"
@@ -24,7 +24,7 @@ func Are(n int) string {
 	return "are"
 }
 
-// Capital has the first letter of a sentence large.
+// Capital returns s with a capital first letter, to begin a sentence.
 func Capital(s string) string {
 	if s == "" {
 		return s
@@ -32,7 +32,7 @@ func Capital(s string) string {
 	return strings.ToUpper(s[:1]) + s[1:]
 }
 
-// FirstOf names the first few.
+// FirstOf lists the first three names and says how many more there are.
 func FirstOf(names []string) (s string) {
 	const most = 3
 	for i, n := range names[:min(most, len(names))] {
