@@ -1,9 +1,9 @@
-// Package circuit takes something out of service after failures in a row and tries it again. Each time a trial fails,
-// too, the time to the next one doubles.
+// Package circuit is a circuit breaker. It takes an engine or another resource out of service after several failures in a row.
+// After a while one request, the trial, may be sent again. Each time the trial fails, the time to the next one doubles.
 //
-// It is our own because other packages do not fit: sony/gobreaker's open time is fixed, and it and failsafe-go read a
-// clock and take a lock of their own. A Circuit is a value beside the account that it belongs to, under its owner's
-// lock and in its owner's time, and a trial that says nothing lets the next request be the trial.
+// Existing packages do not fit: with sony/gobreaker the time out of service is fixed, and both it and failsafe-go read a
+// clock and have their own lock. A Circuit has neither: its owner has a lock and passes the time. Also, if a trial
+// ends without a result, the next request becomes the trial.
 package circuit
 
 import (
@@ -13,22 +13,22 @@ import (
 
 // Defaults of a circuit.
 const (
-	Limit    = 5 // failures in a row
-	FirstOut = time.Second
-	MaxOut   = 30 * time.Second
+	Limit    = 5                // failures in a row that take it out
+	FirstOut = time.Second      // length of the first outage
+	MaxOut   = 30 * time.Second // longest outage
 )
 
-// Circuit says whether what it belongs to is in service, and when it is tried again. The zero value is in service.
+// Circuit says whether its resource is in service, and when the next trial may be sent. The zero value is in service.
 type Circuit struct {
 	Limit int // failures in a row that take it out; 0: Limit
 
 	failures int
-	out      time.Duration // length of the present outage, or of the last one if no success has followed it
-	until    time.Time     // end of the outage; zero: it is in service
-	trial    uint64        // number of the request that is the trial; 0: none
+	out      time.Duration // length of the current outage, or of the last one if there was no success since
+	until    time.Time     // when the trial may be sent; zero: the circuit is in service
+	trial    uint64        // id of the trial while it runs; 0: none runs
 }
 
-// In says whether the circuit is in service, so that no trial is needed.
+// In says whether the circuit is in service.
 func (c *Circuit) In() bool { return c.until.IsZero() }
 
 // Allows says whether a request may be sent: the circuit is in service, or the request would be its trial.
@@ -36,7 +36,7 @@ func (c *Circuit) Allows(now time.Time) bool {
 	return c.In() || c.trial == 0 && !now.Before(c.until)
 }
 
-// Send records that a request is sent, by a number that is not 0. After an outage this request is the trial.
+// Send records that a request is sent; its id is not 0. If a trial is due, this request becomes the trial.
 func (c *Circuit) Send(request uint64, now time.Time) {
 	if !c.In() && c.Allows(now) {
 		c.trial = request
@@ -46,12 +46,12 @@ func (c *Circuit) Send(request uint64, now time.Time) {
 // Succeed brings the circuit back into service and forgets all failures.
 func (c *Circuit) Succeed() { *c = Circuit{Limit: c.Limit} }
 
-// Return brings the circuit back into service after less than a real success: the next outage is twice as long as
-// this one, unless a success comes first.
+// Return brings the circuit back into service after a check that proves less than a success. Unless Succeed is called first, the next
+// outage is twice as long as this one.
 func (c *Circuit) Return() { c.failures, c.until, c.trial = 0, time.Time{}, 0 }
 
-// Fail counts a failure and reports whether it took the circuit out. While it is out only the trial's failure counts,
-// because other requests were sent before.
+// Fail counts a failed request and reports whether this took the circuit out of service. During an outage only the failure of the
+// trial counts, because the other requests were sent before the outage.
 func (c *Circuit) Fail(request uint64, now time.Time) (out bool) {
 	switch {
 	case c.In():
@@ -65,33 +65,33 @@ func (c *Circuit) Fail(request uint64, now time.Time) (out bool) {
 	return true
 }
 
-// Forgive takes back one failure. An outage that has begun goes on.
+// Forgive takes back one counted failure. It does not end an outage.
 func (c *Circuit) Forgive() {
 	if c.In() {
 		c.failures = max(0, c.failures-1)
 	}
 }
 
-// Trip takes the circuit out now, however many failures were counted.
+// Trip takes the circuit out of service now, without regard to the number of failures.
 func (c *Circuit) Trip(now time.Time) {
 	c.out = min(max(2*c.out, FirstOut), MaxOut)
 	c.trial = 0
 	c.until = now.Add(c.out)
 }
 
-// Neutral ends a request that says nothing, such as one whose client left. If it was the trial, the next request will
-// be.
+// Neutral records that a request ended without a result, for example because its client disconnected. If it was the trial, the next
+// request becomes the trial.
 func (c *Circuit) Neutral(request uint64) {
 	if c.trial == request {
 		c.trial = 0
 	}
 }
 
-// Failures is how many failures were counted in a row.
+// Failures returns how many failures in a row were counted.
 func (c *Circuit) Failures() int { return c.failures }
 
-// Out is how long the present outage lasts.
+// Out returns the length of the current outage, from its begin to the next trial.
 func (c *Circuit) Out() time.Duration { return c.out }
 
-// Until is when the outage ends; zero while in service.
+// Until returns when the next trial may be sent; zero: the circuit is in service.
 func (c *Circuit) Until() time.Time { return c.until }
