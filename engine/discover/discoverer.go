@@ -19,25 +19,25 @@ import (
 type Config struct {
 	Fleet   Fleet
 	Sources []Source // if two sources list an engine, the first one counts
-	// Probe tries an engine before its first request; an error says why the engine is not fit. nil: engines are not
-	// tried.
+	// Probe is the trial of an engine before its first request. It returns an error if the engine cannot be used. nil: engines are
+	// used without a trial.
 	Probe      func(context.Context, Engine) error
 	Registerer prometheus.Registerer
 	Log        *zap.Logger
 }
 
-// States of a found engine.
+// States of an engine that a source lists.
 const (
 	InUse  = "in_use"
-	Away   = "away"   // found, but it must get no new work now
-	Trying = "trying" // its trial before its first request has not ended
-	Unfit  = "unfit"  // it failed the trial, or the fleet refused it; it is tried again
-	Listed = "listed" // it is also in the config, and left alone
+	Away   = "away"   // it must not get new requests now
+	Trying = "trying" // its trial has not ended
+	Unfit  = "unfit"  // it failed the trial, or the fleet refused it; the trial will be repeated
+	Listed = "listed" // it is also in the config, so discovery ignores it
 )
 
 var states = []string{InUse, Away, Trying, Unfit, Listed}
 
-// Status is what discovery knows.
+// Status is the state of all sources and engines.
 type Status struct {
 	Sources []SourceStatus `json:"sources"`
 	Engines []Found        `json:"engines"`
@@ -46,9 +46,9 @@ type Status struct {
 // SourceStatus says whether a source works.
 type SourceStatus struct {
 	Name    string    `json:"name"`
-	Engines int       `json:"engines"`         // in its last list
-	At      time.Time `json:"at,omitzero"`     // of that list
-	Error   string    `json:"error,omitempty"` // failure since then; the list stays in force
+	Engines int       `json:"engines"`         // number of engines in its last list
+	At      time.Time `json:"at,omitzero"`     // when this list came
+	Error   string    `json:"error,omitempty"` // failure since then; the list stays valid
 }
 
 // Found is an engine that a source lists.
@@ -64,13 +64,13 @@ type Found struct {
 }
 
 const (
-	probes     = 8 // at a time
-	firstPause = time.Second
-	lastPause  = time.Minute
+	probes     = 8           // trials that may run at the same time
+	firstPause = time.Second // pause after the first failed trial; it doubles with each further one
+	lastPause  = time.Minute // longest pause
 )
 
-// Discoverer reports to the fleet what the sources list. Everything but its channels and the published status belongs
-// to Run's goroutine.
+// Discoverer reports the engines that the sources list to the fleet. Only Run's goroutine uses its fields, except the channels
+// and status.
 type Discoverer struct {
 	cfg      Config
 	metrics  *metrics
@@ -79,37 +79,39 @@ type Discoverer struct {
 	recheck  chan struct{}
 	status   atomic.Pointer[Status]
 
-	lists        [][]Engine // by source, the last good ones
+	lists        [][]Engine // for each source, its last list
 	sources      []SourceStatus
-	loggedCauses []map[string]bool // by source, the causes of failure that were logged since the source last worked
+	loggedCauses []map[string]bool // for each source, the causes of failures that were logged since it last worked
 	records      map[string]*record
-	running      int // probes that run
+	running      int // how many trials run now
 }
 
+// news is a report of a source, as its Run passes it on.
 type news struct {
 	source  int
 	engines []Engine
 	err     error
 }
 
+// verdict is the result of a trial.
 type verdict struct {
 	engine Engine
 	err    error
 }
 
-// record is one engine between a source and the fleet.
+// record is the state of one engine that a source lists.
 type record struct {
-	want    Engine
-	inFleet *Engine // the engine as the fleet has it; nil: the fleet does not have it
-	passed  bool    // the engine has passed the probe
-	trying  bool
-	listed  bool
-	tries   int
-	err     error
-	next    time.Time // the next try is not before this time
+	want    Engine    // the engine as the source lists it
+	inFleet *Engine   // the engine as the fleet has it; nil: the fleet does not have it
+	passed  bool      // it has passed the trial
+	trying  bool      // its trial runs
+	listed  bool      // it is in the config
+	tries   int       // failed tries since its description changed
+	err     error     // why the last try failed
+	next    time.Time // the earliest time of the next try
 }
 
-// New returns a Discoverer that does nothing yet.
+// New returns a Discoverer; Run starts it.
 func New(cfg Config) *Discoverer {
 	if cfg.Log == nil {
 		cfg.Log = zap.NewNop()
@@ -126,10 +128,10 @@ func New(cfg Config) *Discoverer {
 	return d
 }
 
-// Status is what was known last.
+// Status returns the last published status.
 func (d *Discoverer) Status() Status { return *d.status.Load() }
 
-// Recheck looks again which engines are in the config.
+// Recheck makes Run ask the fleet again which engines are in the config, after the config has changed.
 func (d *Discoverer) Recheck() {
 	select {
 	case d.recheck <- struct{}{}:
@@ -137,7 +139,7 @@ func (d *Discoverer) Recheck() {
 	}
 }
 
-// Run discovers until ctx ends; it returns when every source and probe has ended.
+// Run discovers engines until ctx ends. It returns once all sources and trials have ended.
 func (d *Discoverer) Run(ctx context.Context) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -172,8 +174,7 @@ func (d *Discoverer) Run(ctx context.Context) {
 	}
 }
 
-// hear takes over a source's answer. If a failure comes without engines, the engines that the source found last stay
-// in force.
+// hear stores the list of a source. After a failure without a list, the last list stays valid.
 func (d *Discoverer) hear(n news, now time.Time) {
 	s := &d.sources[n.source]
 	d.metrics.answered(s.Name, n.err)
@@ -194,8 +195,8 @@ func (d *Discoverer) hear(n news, now time.Time) {
 	d.loggedCauses[n.source], s.Error = nil, ""
 }
 
-// complain logs a failure if one of its causes was not logged since the source last worked. At the begin and at the
-// end of an outage causes alternate, so each is logged only once.
+// complain logs a failure if it has a cause that was not logged since the source last worked. Each cause is logged only once per
+// outage, because at its begin and at its end several causes alternate.
 func (d *Discoverer) complain(source int, err error) {
 	s, logged := &d.sources[source], d.loggedCauses[source]
 	if logged == nil {
@@ -214,10 +215,10 @@ func (d *Discoverer) complain(source int, err error) {
 	}
 }
 
-// causesOf returns the causes by which failures are told apart. A text has the failed call, ports and times, which
-// differ at every try, so digits are left out.
+// causesOf returns the texts of the innermost errors of err. It removes digits, because ports and times differ at
+// every try.
 func causesOf(err error) (causes []string) {
-	switch e := err.(type) { //nolint:errorlint // it looks at each link of the chain itself
+	switch e := err.(type) { //nolint:errorlint // this function itself follows the chain
 	case interface{ Unwrap() []error }:
 		for _, one := range e.Unwrap() {
 			causes = append(causes, causesOf(one)...)
@@ -236,7 +237,7 @@ func causesOf(err error) (causes []string) {
 	}, err.Error())}
 }
 
-// settle brings the fleet to what the sources list, as far as the engines have passed their trial.
+// settle updates the fleet to the lists of the sources. Engines that have not passed their trial are left out.
 func (d *Discoverer) settle(now time.Time) {
 	all := merge(d.lists)
 	for key, r := range d.records {
@@ -245,7 +246,7 @@ func (d *Discoverer) settle(now time.Time) {
 			delete(d.records, key)
 		}
 	}
-	for _, key := range slices.Sorted(maps.Keys(all)) { // in a fixed order, because the fleet keeps the order of arrival
+	for _, key := range slices.Sorted(maps.Keys(all)) { // sorted, because the fleet keeps the order in which engines come
 		r, e := d.records[key], all[key]
 		if r == nil {
 			r = &record{}
@@ -256,19 +257,19 @@ func (d *Discoverer) settle(now time.Time) {
 			r.want, r.err, r.tries, r.next = e, nil, 0, time.Time{}
 		}
 		if r.listed = d.cfg.Fleet.Listed(e); r.listed {
-			r.inFleet, r.passed = nil, false // the fleet has it from the config now
+			r.inFleet, r.passed = nil, false // the fleet now has the engine from the config, so it is not discovery's
 			continue
 		}
 		d.report(r, now)
 	}
 }
 
-// report tells the fleet of an engine that may be used, or of which something has changed.
+// report passes an engine to the fleet if it may be used or has changed.
 func (d *Discoverer) report(r *record, now time.Time) {
-	switch {
-	case r.inFleet != nil && *r.inFleet == r.want, r.inFleet == nil && r.want.Away != "", now.Before(r.next):
-		return
-	case r.inFleet == nil && !r.passed && d.cfg.Probe != nil:
+	isNew := r.inFleet == nil
+	unchanged := !isNew && *r.inFleet == r.want
+	notYet := isNew && (r.want.Away != "" || !r.passed && d.cfg.Probe != nil)
+	if unchanged || notYet || now.Before(r.next) {
 		return
 	}
 	change := added
@@ -289,12 +290,11 @@ func (d *Discoverer) report(r *record, now time.Time) {
 	r.inFleet, r.err, r.tries = new(r.want), nil, 0
 }
 
-// difference names the change of an engine that the fleet has.
-func difference(told, want Engine) string {
-	rest := told
-	rest.Away = want.Away
+// difference names the change from old, an engine as the fleet has it, to want.
+func difference(old, want Engine) string {
+	old.Away = want.Away
 	switch {
-	case rest != want:
+	case old != want:
 		return changed
 	case want.Away != "":
 		return away
@@ -302,7 +302,7 @@ func difference(told, want Engine) string {
 	return back
 }
 
-// drop takes an engine out of the fleet, if the fleet has it.
+// drop removes an engine from the fleet, if the fleet has it.
 func (d *Discoverer) drop(r *record) {
 	if r.inFleet == nil {
 		return
@@ -312,7 +312,7 @@ func (d *Discoverer) drop(r *record) {
 		zap.String("incarnation", r.inFleet.Incarnation))
 }
 
-// try begins the probes that are due.
+// try starts the trials that are due.
 func (d *Discoverer) try(ctx context.Context, wg *sync.WaitGroup, now time.Time) {
 	if d.cfg.Probe == nil {
 		return
@@ -321,7 +321,8 @@ func (d *Discoverer) try(ctx context.Context, wg *sync.WaitGroup, now time.Time)
 		if d.running == probes {
 			return
 		}
-		if r.inFleet != nil || r.passed || r.trying || r.listed || r.want.Away != "" || now.Before(r.next) {
+		tried := r.inFleet != nil || r.passed || r.trying
+		if tried || r.listed || r.want.Away != "" || now.Before(r.next) {
 			continue
 		}
 		r.trying = true
@@ -337,7 +338,7 @@ func (d *Discoverer) try(ctx context.Context, wg *sync.WaitGroup, now time.Time)
 	}
 }
 
-// judge takes the end of a probe. If the engine is described differently by now, the result does not count.
+// judge records the result of a trial. If the source describes the engine differently by now, the result is ignored.
 func (d *Discoverer) judge(v verdict, now time.Time) {
 	d.running--
 	d.metrics.probed(v.engine.Role, v.err)
@@ -367,7 +368,7 @@ func (d *Discoverer) fail(r *record, now time.Time, err error) {
 	r.err = err
 }
 
-// pause is the time until the next try is due.
+// pause returns the time until the next try is due.
 func (d *Discoverer) pause(now time.Time) time.Duration {
 	next := now.Add(time.Hour)
 	for _, r := range d.records {
@@ -378,7 +379,7 @@ func (d *Discoverer) pause(now time.Time) time.Duration {
 	return max(time.Millisecond, next.Sub(now))
 }
 
-// publish copies what is known for calls of Status.
+// publish stores a copy of the state for calls of Status.
 func (d *Discoverer) publish() {
 	s := &Status{Sources: slices.Clone(d.sources), Engines: make([]Found, 0, len(d.records))}
 	for _, r := range d.records {
@@ -391,7 +392,7 @@ func (d *Discoverer) publish() {
 	d.status.Store(s)
 }
 
-// status is the engine as operators see it.
+// status returns the state of the engine for operators.
 func (r *record) status() Found {
 	f := Found{ID: r.want.Address, Role: r.want.Role, Source: r.want.Source, Incarnation: r.want.Incarnation, Tries: r.tries, Next: r.next}
 	switch {

@@ -1,6 +1,6 @@
-// Package discover finds engines. Each source lists all engines that it knows of. A Discoverer compares the lists
-// with what its fleet has, tries new engines before they serve requests, and reports the differences to the fleet. A
-// source that fails changes nothing: its last list stays.
+// Package discover finds engines. Each source lists all engines that it knows. A Discoverer compares the lists
+// with the engines of its fleet, and reports the differences to the fleet. It reports a new engine only after a trial. If a
+// source fails, its last list stays valid.
 package discover
 
 import "context"
@@ -12,29 +12,29 @@ const (
 	Aggregated = "aggregated" // it prefills and decodes
 )
 
-// Reasons why a found engine gets no new work.
+// Reasons why a listed engine gets no new requests.
 const (
 	NotReady = "not ready"
-	Leaving  = "leaving" // requests that run there may finish
+	Leaving  = "leaving" // its running requests may finish
 )
 
 // Engine is an engine as a source lists it.
 type Engine struct {
-	Source  string // name of the source; if two sources list an engine, the first one counts
+	Source  string // name of the source that lists it; if several do, of the first one
 	Role    string
 	Address string // host:port
 	URL     string
-	// Incarnation tells the engine from another one that had the address before; empty: only the address identifies
-	// it.
+	// Incarnation identifies the process, because another engine may have had the same address before; empty: only the address
+	// identifies the engine.
 	Incarnation string
-	Away        string // why it gets no new work; empty: it gets work
+	Away        string // why it gets no new requests; empty: it gets them
 	Attributes
 }
 
-// Key is the engine's name in the fleet.
+// Key returns the name of the engine in the fleet.
 func (e Engine) Key() string { return e.Role + " " + e.Address }
 
-// Attributes are what an engine cannot be asked for, in the form of the config.
+// Attributes are settings that an engine does not report itself, with the same meaning as in the config.
 type Attributes struct {
 	Profile, Region            string
 	Group, Barrier             string
@@ -48,34 +48,33 @@ type Attributes struct {
 	Budget, Interval           int // tokens of a step, and the number of steps from one that computes prompts to the next
 }
 
-// A Source reports all its engines whenever they change, until ctx ends. An error means that the source does not know
-// all of its engines now. With an error it passes nil, or the engines that it knows all the same.
+// A Source passes all its engines to tell whenever they change, until ctx ends. An error means that the source does not know
+// all of its engines now. With an error it passes nil or, if it has a list, the engines that it knows.
 type Source interface {
 	Name() string
 	Run(ctx context.Context, tell func([]Engine, error))
 }
 
-// Fleet receives the engines. One goroutine calls its methods.
+// Fleet receives the engines. Only one goroutine calls its methods.
 type Fleet interface {
-	// Put takes an engine in, or a new description of an engine that the fleet has. If it refuses the engine, it may
-	// be called with it again later.
+	// Put adds an engine, or replaces the description of an engine that the fleet has. After an error it may be called
+	// again with the same engine.
 	Put(Engine) error
-	// Turn reports an engine that the fleet has and of which only one thing has changed: whether it gets new work,
-	// and if not, why.
+	// Turn replaces the description of an engine that the fleet has, if only its field Away has changed.
 	Turn(Engine)
-	// Remove takes out an engine that no source lists any more, or that another incarnation has replaced.
+	// Remove removes an engine that no source lists any more, or whose address now belongs to another incarnation.
 	Remove(Engine)
-	// Listed says that the engine is in the config, so that discovery leaves it alone.
+	// Listed says that the engine is in the config, so that discovery ignores it.
 	Listed(Engine) bool
 }
 
-// merge makes one list of the sources' lists, by key.
+// merge joins the lists of all sources. If several sources list an engine, the first one counts.
 func merge(lists [][]Engine) map[string]Engine {
 	all := map[string]Engine{}
 	for _, list := range lists {
 		for _, e := range list {
 			old, double := all[e.Key()]
-			// Of two engines of one source at one address, the one that gets work counts.
+			// If one source lists an address twice, the engine that gets requests counts.
 			if !double || old.Source == e.Source && old.Away != "" && e.Away == "" {
 				all[e.Key()] = e
 			}
@@ -84,7 +83,7 @@ func merge(lists [][]Engine) map[string]Engine {
 	return all
 }
 
-// replaced says that the address belongs to another engine now: both have an incarnation, and not the same.
+// replaced says that the address belongs to another engine now: a and b have different incarnations.
 func replaced(a, b Engine) bool {
 	return a.Incarnation != "" && b.Incarnation != "" && a.Incarnation != b.Incarnation
 }

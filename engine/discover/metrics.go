@@ -9,8 +9,8 @@ import (
 const (
 	added   = "added"
 	changed = "changed" // its description has changed
-	away    = "away"    // it gets no new work from now on
-	back    = "back"    // it gets new work again
+	away    = "away"    // it gets no new requests from now on
+	back    = "back"    // it gets new requests again
 	removed = "removed"
 )
 
@@ -39,7 +39,7 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 	}
 }
 
-// createSeries makes the series of a source, so that they begin at zero.
+// createSeries creates the series of a source, so that each starts at 0.
 func (m *metrics) createSeries(source string) {
 	m.stale.WithLabelValues(source).Set(0)
 	for _, outcome := range []string{"used", "failed"} {
@@ -52,7 +52,7 @@ func (m *metrics) createSeries(source string) {
 	}
 }
 
-// answered counts an answer of a source, and shows whether the source fails.
+// answered counts an answer of a source, and sets the gauge that shows whether the source fails.
 func (m *metrics) answered(source string, err error) {
 	if err != nil {
 		m.answers.WithLabelValues(source, "failed").Inc()
@@ -63,7 +63,7 @@ func (m *metrics) answered(source string, err error) {
 	m.stale.WithLabelValues(source).Set(0)
 }
 
-// probed counts the end of a trial of an engine.
+// probed counts a trial of an engine by its result.
 func (m *metrics) probed(role string, err error) {
 	outcome := "passed"
 	if err != nil {
@@ -72,7 +72,7 @@ func (m *metrics) probed(role string, err error) {
 	m.probes.WithLabelValues(role, outcome).Inc()
 }
 
-// show counts the engines of every source by state.
+// show sets the gauges that count the engines of each source by state.
 func (m *metrics) show(s *Status) {
 	type series struct{ source, state string }
 	count := map[series]int{}

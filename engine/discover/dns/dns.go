@@ -1,8 +1,8 @@
-// Package dns finds engines by the A, AAAA or SRV records of a name. It asks at intervals, because Go's resolver does
-// not say how long an answer is valid.
+// Package dns finds engines by the A, AAAA or SRV records of a name. It looks them up at fixed intervals, because Go's resolver does
+// not report how long an answer is valid.
 //
-// Resolvers fail, or answer with no records or only some of them. So a lookup that fails or finds nothing changes
-// nothing, and an engine is gone only when several answers in a row were without it.
+// Resolvers may fail, or return no records or only some of them. So a look-up that fails or finds nothing changes
+// nothing, and an engine is removed only after several answers in a row without it.
 package dns
 
 import (
@@ -23,24 +23,24 @@ import (
 
 // Types of records.
 const (
-	TypeA   = "A" // and AAAA
+	TypeA   = "A" // A and AAAA records
 	TypeSRV = "SRV"
 )
 
-// Config of a Source. Resolver is nil for the system's.
+// Config of a Source.
 type Config struct {
 	Host     string
 	Type     string
 	Role     string
 	Scheme   string // empty: http
-	Port     int    // of type A; SRV records have theirs
+	Port     int    // for type A; an SRV record has its own port
 	Interval time.Duration
-	Misses   int // answers in a row that an engine must be missing from
-	Resolver Resolver
+	Misses   int      // after so many answers in a row without an engine it is removed
+	Resolver Resolver // nil: the system's resolver
 	Attributes
 }
 
-// Attributes are the attributes of every engine of the name.
+// Attributes are the attributes of all engines that a Source finds.
 type Attributes = discover.Attributes
 
 // Resolver has the methods of net.Resolver that a Source uses.
@@ -49,13 +49,13 @@ type Resolver interface {
 	LookupSRV(ctx context.Context, service, proto, name string) (cname string, srvs []*net.SRV, err error)
 }
 
-// timeout is the time limit of a lookup.
+// timeout bounds one look-up.
 const timeout = 5 * time.Second
 
 var errNothing = errors.New("the name has no such records; no engine is removed for this reason; remove the entry from discovery.dns if " +
 	"there are to be none")
 
-// Source asks for one name. It implements discover.Source.
+// Source looks up one name. It implements discover.Source.
 type Source struct {
 	cfg     Config
 	missing map[string]int // for each known address, answers in a row without it
@@ -63,7 +63,7 @@ type Source struct {
 
 var _ discover.Source = (*Source)(nil)
 
-// New returns a source that has not asked yet.
+// New returns a source; Run starts it.
 func New(cfg Config) *Source {
 	if cfg.Resolver == nil {
 		cfg.Resolver = net.DefaultResolver
@@ -71,11 +71,11 @@ func New(cfg Config) *Source {
 	return &Source{cfg: cfg, missing: map[string]int{}}
 }
 
-// Name is "dns:", the name and the role.
+// Name returns "dns:", the host and the role.
 func (s *Source) Name() string { return "dns:" + s.cfg.Host + " " + s.cfg.Role }
 
-// Run asks until ctx ends. Intervals vary by a tenth, so that proxies do not ask
-// in step.
+// Run looks up the name until ctx ends. Each interval varies at random by up to 10 %, so that several proxies do not ask at the same
+// times.
 func (s *Source) Run(ctx context.Context, tell func([]discover.Engine, error)) {
 	for {
 		found, err := s.lookup(ctx)
@@ -101,7 +101,7 @@ func (s *Source) lookup(ctx context.Context) (found []string, err error) {
 	defer cancel()
 	if s.cfg.Type == TypeSRV {
 		_, records, err := s.cfg.Resolver.LookupSRV(ctx, "", "", s.cfg.Host)
-		for _, r := range records { // records are used even with an error, which only says that some were left out
+		for _, r := range records { // an error beside records only means that the resolver left some out
 			if host := strings.ToLower(strings.TrimSuffix(r.Target, ".")); host != "" && r.Port != 0 {
 				found = append(found, net.JoinHostPort(host, strconv.Itoa(int(r.Port))))
 			}
@@ -115,8 +115,7 @@ func (s *Source) lookup(ctx context.Context) (found []string, err error) {
 	return found, orNothing(found, err)
 }
 
-// orNothing returns the error of a lookup that found no address: err, or errNothing if err is nil. It is nil if
-// addresses were found.
+// orNothing returns nil if addresses were found. Otherwise it returns err or, if err is nil, errNothing.
 func orNothing(found []string, err error) error {
 	if len(found) > 0 {
 		return nil
@@ -124,10 +123,11 @@ func orNothing(found []string, err error) error {
 	return cmp.Or(err, errNothing)
 }
 
-// present counts the answers that each address is missing from, and lists the addresses that are not gone.
+// present counts for each known address the answers in a row without it. It removes an address after too many of them, and returns
+// engines for the others.
 func (s *Source) present(found []string) (list []discover.Engine) {
 	for _, address := range found {
-		s.missing[address] = -1
+		s.missing[address] = -1 // the loop below makes it 0
 	}
 	for address := range s.missing {
 		if s.missing[address]++; s.missing[address] >= s.cfg.Misses {

@@ -15,30 +15,30 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// Kinds of objects that a Source asks for.
+// Kinds of objects that a Source reads.
 const (
 	Pods   = "pods"
 	Slices = "endpointslices"
 )
 
-// Client lists and watches the objects of a kind in a namespace.
+// Client lists and watches the objects of one kind in a namespace.
 type Client interface {
 	List(ctx context.Context, kind, namespace string, o metav1.ListOptions) (runtime.Object, error)
 	Watch(ctx context.Context, kind, namespace string, o metav1.ListOptions) (watch.Interface, error)
 }
 
-// server is the Client of an API server. client-go's clientset would do, but it registers every type of Kubernetes
-// when the program starts. That takes tens of megabytes, also for operators who do not use Kubernetes.
+// server is a Client that asks an API server. It does not use client-go's clientset, which registers every type of Kubernetes
+// when the program starts. This would take tens of megabytes, even for operators who do not use Kubernetes.
 type server struct {
 	core, discovery rest.Interface
 	params          runtime.ParameterCodec
 }
 
-// NewClient returns a client of an API server.
+// NewClient returns a Client that asks the API server in cfg.
 func NewClient(cfg *rest.Config) (Client, error) {
 	s := &server{}
 	types := runtime.NewScheme()
-	metav1.AddToGroupVersion(types, schema.GroupVersion{Version: "v1"}) // for Status, with which a server describes a failure
+	metav1.AddToGroupVersion(types, schema.GroupVersion{Version: "v1"}) // for the type Status, by which a server describes a failure
 	s.params = runtime.NewParameterCodec(types)
 	for _, group := range []struct {
 		path string
@@ -68,9 +68,8 @@ func (s *server) List(ctx context.Context, kind, namespace string, o metav1.List
 	return s.get(kind, namespace, &o).Do(ctx).Get()
 }
 
-// Watch returns an error if no connection could be made. client-go treats this like a watch that ended at once
-// without an error, and returns an empty watch and no error. The caller would then see no more changes, and no
-// failure.
+// Watch returns an error if no connection could be made. client-go itself would return an empty watch and no error, as if the
+// watch had ended at once. The caller would then get no changes, and would not notice the failure.
 func (s *server) Watch(ctx context.Context, kind, namespace string, o metav1.ListOptions) (watch.Interface, error) {
 	o.Watch = true
 	var failed error
@@ -82,9 +81,9 @@ func (s *server) Watch(ctx context.Context, kind, namespace string, o metav1.Lis
 	return w, err
 }
 
-// get makes a request that is sent only once. client-go would repeat it for up to 41 s if the server allows it. A
-// list may not take so long. Also, the caller would not see the first answer meanwhile, although it knows better what
-// to ask next: a server whose data were restored refuses every version that it does not have yet.
+// get prepares a request that is sent only once. By default client-go repeats a refused request for up to 41 s, which is too long
+// for a list. Meanwhile the caller would not see the refusal, to which it could react: a server whose data were restored from a
+// backup refuses each resource version that it does not have yet, and then the caller must ask without a version.
 func (s *server) get(kind, namespace string, o *metav1.ListOptions) *rest.Request {
 	client := s.core
 	if kind == Slices {
@@ -93,11 +92,11 @@ func (s *server) get(kind, namespace string, o *metav1.ListOptions) *rest.Reques
 	return client.Get().MaxRetries(0).Namespace(namespace).Resource(kind).VersionedParams(o, s.params)
 }
 
-// telltale is a transport that passes the error of a round trip to a caller that asked for it.
+// telltale is a transport that reports the error of a round trip to a caller that asked for it.
 type telltale struct{ http.RoundTripper }
 
-// failureKey is the key of the context value with which a caller asks for the error. The value is a pointer, to which
-// telltale writes the error.
+// failureKey is the key of a context value by which a caller asks for the error: a pointer to an error variable, which
+// telltale sets.
 type failureKey struct{}
 
 // RoundTrip implements http.RoundTripper.

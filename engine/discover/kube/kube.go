@@ -1,11 +1,11 @@
-// Package kube finds engines among the pods of a namespace, with client-go's reflectors: by label, and with the role
-// in a label. A pod is used while it is ready and not terminating, by its own status and by that of every
+// Package kube finds engines among the pods of a namespace, with client-go's reflectors. A label selector selects the pods, and a label
+// has their role. A pod gets requests while it is ready and not terminating, by its own status and by every
 // EndpointSlice that lists it.
 //
-// A pod is identified only by its UID: a pod with the same name, or at the same address, but with another UID is
-// another engine. While the API server cannot be reached nothing changes.
+// A pod is identified only by its UID: a pod with the same name or address but another UID is
+// another engine. While the API server cannot be reached, nothing changes.
 //
-// It needs get, list and watch on pods and on discovery.k8s.io/endpointslices in that namespace, and nothing else.
+// The package needs only the permissions get, list and watch on pods and on discovery.k8s.io/endpointslices in the namespace.
 package kube
 
 import (
@@ -28,7 +28,7 @@ import (
 
 var _ discover.Source = (*Source)(nil)
 
-// New returns a source that watches nothing yet.
+// New returns a source; Run starts it.
 func New(cfg Config) *Source {
 	if cfg.Log == nil {
 		cfg.Log = zap.NewNop()
@@ -41,15 +41,15 @@ func New(cfg Config) *Source {
 	return s
 }
 
-// wake has Run look at the mirrors again.
+// wake makes Run read the mirrors again.
 func (s *Source) wake() {
 	select {
 	case s.signal <- struct{}{}:
-	default: // several changes are handled by one look
+	default: // Run will read the mirrors anyway
 	}
 }
 
-// Name is "kubernetes:", the namespace, the selector and, if it is fixed, the role.
+// Name returns "kubernetes:", the namespace, the selector and, if it is configured, the role.
 func (s *Source) Name() string {
 	name := "kubernetes:" + s.cfg.Namespace + "/" + s.cfg.Selector
 	if s.cfg.Role != "" {
@@ -58,7 +58,7 @@ func (s *Source) Name() string {
 	return name
 }
 
-// Run mirrors pods and slices until ctx ends.
+// Run mirrors pods and EndpointSlices until ctx ends.
 func (s *Source) Run(ctx context.Context, tell func([]discover.Engine, error)) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -81,9 +81,9 @@ func (s *Source) Run(ctx context.Context, tell func([]discover.Engine, error)) {
 			listed, err := m.state()
 			complete, failure = complete && listed, errors.Join(failure, err)
 		}
-		var news []discover.Engine // nil with a failure: the engines are as before
+		var news []discover.Engine // nil: the engines are as before
 		if complete {
-			// One mirror may show that a pod leaves while the other one is behind.
+			// A changed list is reported even with a failure: one mirror may show that a pod leaves while the other is stale.
 			if list := s.list(); failure == nil || !slices.Equal(list, last) {
 				news, last = append([]discover.Engine{}, list...), list
 			}
@@ -94,7 +94,7 @@ func (s *Source) Run(ctx context.Context, tell func([]discover.Engine, error)) {
 	}
 }
 
-// list returns the engines of the pods that the mirrors hold.
+// list returns the engines of all pods in the mirrors.
 func (s *Source) list() (list []discover.Engine) {
 	var seen []*discoveryv1.EndpointSlice
 	if s.slices != nil {
@@ -126,8 +126,8 @@ func (s *Source) list() (list []discover.Engine) {
 	return list
 }
 
-// mirror returns a mirror of the objects of a kind that a label selector selects; empty: of all. It asks the API server
-// for nothing before it runs.
+// mirror returns a mirror of the objects of one kind that a label selector selects; an empty selector selects all. It makes no request
+// before its method run is called.
 func (s *Source) mirror(kind string, object runtime.Object, selector string) *mirror {
 	m := &mirror{Store: cache.NewStore(cache.MetaNamespaceKeyFunc), kind: kind, namespace: s.cfg.Namespace, wake: s.wake}
 	lw := &cache.ListWatch{
@@ -143,10 +143,10 @@ func (s *Source) mirror(kind string, object runtime.Object, selector string) *mi
 			o.LabelSelector = selector
 			w, err := s.cfg.Client.Watch(ctx, kind, m.namespace, o)
 			if err != nil {
-				if o.SendInitialEvents == nil { // else this asked for a streamed list: if that is refused, a plain one is asked for
+				if o.SendInitialEvents == nil { // otherwise this asked for a streamed list, and a plain list comes next
 					m.keepFailure(ctx, "watch", err)
 				}
-				return nil, errors.New(err.Error()) // for some kinds of errors the reflector would watch again without a list
+				return nil, errors.New(err.Error()) // without the type, for some of which the reflector would not list again
 			}
 			return overhear(w, func(e watch.Event) watch.Event { return m.heard(ctx, e) }), nil
 		},

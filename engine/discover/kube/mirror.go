@@ -18,21 +18,21 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// Source watches one namespace. It implements discover.Source.
+// Source watches the pods of one namespace. It implements discover.Source.
 type Source struct {
 	cfg    Config
 	pods   *mirror
-	slices *mirror // nil: EndpointSlices are not used
-	signal chan struct{}
-	warned map[string]string // by pod UID: why the pod is not used, as it was logged
+	slices *mirror           // nil: EndpointSlices are not used
+	signal chan struct{}     // holds a token while a mirror may have changed
+	warned map[string]string // for each pod UID, the logged reason why the pod is not used
 }
 
 // Config of a Source.
 type Config struct {
 	Client    Client
 	Namespace string
-	Selector  string // of labels
-	Role      string // prefill, decode, both or aggregated; empty: the pod's label RoleLabel has it
+	Selector  string // label selector
+	Role      string // prefill, decode, both or aggregated; empty: the value of the pod's label RoleLabel
 	RoleLabel string
 	Port      string // numbers or names of container ports, separated by commas
 	Scheme    string // empty: http
@@ -41,44 +41,43 @@ type Config struct {
 	discover.Attributes
 }
 
-// mirror holds the objects of one kind as the API server last sent them. The reflector that fills it does not report
-// its failures, so the mirror records the calls' failures itself. From the first failed call on the mirror is stale,
-// until a list has come. A watch that opens is no proof that the mirror is fresh, because it may go on from a version
-// that is gone.
+// mirror holds the objects of one kind as the API server last sent them. A reflector fills it. The reflector does not report
+// failures, so the mirror records the failures of its calls itself. After a failed call, the mirror is stale
+// until a new list has come. A new watch does not prove that the mirror is fresh, because the server may not have the watch's version any
+// more.
 type mirror struct {
 	cache.Store
 	reflector *cache.Reflector
 	kind      string
 	namespace string
-	wake      func()
+	wake      func() // called after each change or failure
 
 	mu     sync.Mutex
-	listed bool  // a list has come at least once
+	listed bool  // at least one list has come
 	failed error // last failure since the last list; nil: the mirror is fresh
 }
 
-// pauses are the times between two tries. They are short, so that the mirror asks for a list soon after the server
-// answers again; client-go's own pauses go up to half a minute.
+// pauses are the times between two tries after a failure. They are shorter than client-go's own, which go up to half a minute, so that
+// a list comes soon after the server answers again.
 var pauses = wait.Backoff{Duration: 200 * time.Millisecond, Factor: 2, Jitter: 0.5, Steps: 8, Cap: 2 * time.Second}
 
-// listPatience bounds how long a list may take. Without it, a list over a connection that is dead but still open
+// listPatience bounds how long a list may take. Without it, a list over a dead connection that is still open
 // would never end.
 const listPatience = 30 * time.Second
 
-// run fills the mirror until ctx ends. It drops what the reflector would log at each try, because the mirror records
-// failures itself.
+// run fills the mirror until ctx ends. It discards the log of the reflector, because the mirror records failures itself.
 func (m *mirror) run(ctx context.Context) {
 	m.reflector.RunWithContext(klog.NewContext(ctx, logr.Discard()))
 }
 
-// state says whether a list has come, and returns the failure since then.
+// state says whether a list has ever come, and returns the last failure since the last list.
 func (m *mirror) state() (listed bool, failed error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.listed, m.failed
 }
 
-// keepFailure records a failure of a call.
+// keepFailure records that a call failed, unless the end of ctx was the cause.
 func (m *mirror) keepFailure(ctx context.Context, verb string, err error) {
 	if err == nil || ctx.Err() != nil {
 		return
@@ -89,8 +88,8 @@ func (m *mirror) keepFailure(ctx context.Context, verb string, err error) {
 	m.wake()
 }
 
-// heard records a watch that ends with an error. If the error is that the version of the watch is gone, it is no
-// failure: the list that the reflector asks for next has everything.
+// heard records an event that ends a watch with an error. It is no failure if the server only does not have the version of the watch any
+// more: then the reflector asks for a new list, which is complete.
 func (m *mirror) heard(ctx context.Context, e watch.Event) watch.Event {
 	if e.Type != watch.Error {
 		return e
@@ -100,12 +99,12 @@ func (m *mirror) heard(ctx context.Context, e watch.Event) watch.Event {
 		return e
 	}
 	m.keepFailure(ctx, "watch", err)
-	// without the error's kind, as for a failed watch in Source.mirror
+	// A copy without the type of the error, for the reason given in Source.mirror.
 	return watch.Event{Type: watch.Error, Object: &metav1.Status{Status: metav1.StatusFailure, Message: err.Error()}}
 }
 
-// overheard is a watch whose events pass through a function. watch.Filter would do, but its goroutine stays for ever
-// if it holds an event when the watch is stopped, such as the last event of a watch whose context has ended.
+// overheard is a watch whose events pass through a function. It replaces watch.Filter, whose goroutine never ends
+// if it has an event to send when the watch is stopped, for example after the context of the watch has ended.
 type overheard struct {
 	watch.Interface
 	events  chan watch.Event
@@ -113,7 +112,7 @@ type overheard struct {
 	stopped chan struct{}
 }
 
-// overhear returns a watch whose events are those of w, passed through each.
+// overhear returns a watch with the events of w, each passed through the function each.
 func overhear(w watch.Interface, each func(watch.Event) watch.Event) *overheard {
 	o := &overheard{Interface: w, events: make(chan watch.Event), stopped: make(chan struct{})}
 	go func() {
@@ -138,7 +137,7 @@ func (o *overheard) Stop() {
 	o.Interface.Stop()
 }
 
-// Replace takes over the objects of a list.
+// Replace stores the objects of a new list instead of the old ones. From now on the mirror is fresh.
 func (m *mirror) Replace(all []any, version string) error {
 	for _, o := range all {
 		slim(o)
@@ -151,25 +150,25 @@ func (m *mirror) Replace(all []any, version string) error {
 	return err
 }
 
-// Add keeps an object that is new on the API server, and wakes the Source, which then looks at the mirror again.
+// Add stores an object that is new on the API server, and wakes the Source.
 func (m *mirror) Add(o any) error {
 	defer m.wake()
 	return m.Store.Add(slim(o))
 }
 
-// Update keeps the new state of an object, and wakes the Source, which then looks at the mirror again.
+// Update stores the new state of an object, and wakes the Source.
 func (m *mirror) Update(o any) error {
 	defer m.wake()
 	return m.Store.Update(slim(o))
 }
 
-// Delete removes an object that the API server has deleted, and wakes the Source, which then looks at the mirror again.
+// Delete removes an object that was deleted on the API server, and wakes the Source.
 func (m *mirror) Delete(o any) error {
 	defer m.wake()
 	return m.Store.Delete(o)
 }
 
-// slim drops the managed fields, which are half of a pod's size and say nothing about an engine.
+// slim removes the managed fields from an object to save memory: they are half of a pod's size, and discovery does not need them.
 func slim(o any) any {
 	if m, ok := o.(metav1.Object); ok {
 		m.SetManagedFields(nil)

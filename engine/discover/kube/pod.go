@@ -25,13 +25,13 @@ const (
 	annEventsPort, annReplayPort             = prefix + "kv-events-port", prefix + "kv-replay-port"
 )
 
-// both is the role of pods that are listed as prefill and as decode engines.
+// both is the role of a pod that is listed twice: as a prefill engine and as a decode engine.
 const both = "both"
 
-// standing is what the EndpointSlices say of a pod, combined over all its services.
+// standing is the state of a pod by the EndpointSlices of all its services: each field is true if one of them says so.
 type standing struct{ terminating, unserving bool }
 
-// standings reads the standing of each pod from slices, by pod UID.
+// standings returns the standing of each pod, by pod UID.
 func standings(slices []*discoveryv1.EndpointSlice) map[string]standing {
 	all := map[string]standing{}
 	for _, s := range slices {
@@ -48,15 +48,15 @@ func standings(slices []*discoveryv1.EndpointSlice) map[string]standing {
 			}
 			all[uid] = standing{
 				terminating: before.terminating || c.Terminating != nil && *c.Terminating,
-				unserving:   before.unserving || serving != nil && !*serving, // if no value is given, the pod counts as serving
+				unserving:   before.unserving || serving != nil && !*serving, // without a value, the pod counts as serving
 			}
 		}
 	}
 	return all
 }
 
-// engines returns the engines of a pod: one for each port and role. There are none while the pod has no address, and
-// none when it has ended, because its address may belong to another pod by then.
+// engines returns the engines of a pod: one for each port and role. A pod without an address has none. A pod that has ended
+// has none either, because its address may belong to another pod by now.
 func (c *Config) engines(pod *corev1.Pod, s standing) ([]discover.Engine, error) {
 	if pod.Status.PodIP == "" || pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
 		return nil, nil
@@ -91,7 +91,7 @@ func (c *Config) engines(pod *corev1.Pod, s standing) ([]discover.Engine, error)
 	return list, nil
 }
 
-// forRole drops the attributes that only engines of the other roles have.
+// forRole clears the attributes that engines of this role do not have.
 func forRole(e discover.Engine) discover.Engine {
 	if a := &e.Attributes; e.Role == discover.Prefill {
 		a.Group, a.Barrier, a.Slots, a.KVTokens, a.Cost = "", "", 0, 0, 0
@@ -104,7 +104,7 @@ func forRole(e discover.Engine) discover.Engine {
 	return e
 }
 
-// roles are the roles of a pod's engines: the source's, or those in the pod's label.
+// roles returns the roles of a pod's engines: the configured role or, without one, the value of the pod's label.
 func (c *Config) roles(pod *corev1.Pod) ([]string, error) {
 	switch role := cmp.Or(c.Role, pod.Labels[c.RoleLabel]); role {
 	case discover.Prefill, discover.Decode, discover.Aggregated:
@@ -117,7 +117,7 @@ func (c *Config) roles(pod *corev1.Pod) ([]string, error) {
 	}
 }
 
-// portsOf reads numbers, or names of container ports, separated by commas.
+// portsOf reads a list of ports, separated by commas. Each is a number or the name of one of the pod's container ports.
 func portsOf(pod *corev1.Pod, spec string) (ports []int, err error) {
 	for name := range strings.SplitSeq(spec, ",") {
 		name = strings.TrimSpace(name)
@@ -133,9 +133,9 @@ func portsOf(pod *corev1.Pod, spec string) (ports []int, err error) {
 	return ports, nil
 }
 
-// namedPort is the container port with a name; 0: there is none.
+// namedPort returns the number of the container port with this name; 0: there is none.
 func namedPort(pod *corev1.Pod, name string) int {
-	for _, list := range [][]corev1.Container{pod.Spec.Containers, pod.Spec.InitContainers} { // sidecars are among the init containers
+	for _, list := range [][]corev1.Container{pod.Spec.Containers, pod.Spec.InitContainers} { // sidecars are init containers
 		for _, c := range list {
 			for _, p := range c.Ports {
 				if p.Name == name {
@@ -147,7 +147,7 @@ func namedPort(pod *corev1.Pod, name string) int {
 	return 0
 }
 
-// ready says whether the pod is ready, by its own status.
+// ready says whether the pod's own status is ready.
 func ready(pod *corev1.Pod) bool {
 	for _, c := range pod.Status.Conditions {
 		if c.Type == corev1.PodReady {
@@ -157,7 +157,7 @@ func ready(pod *corev1.Pod) bool {
 	return false
 }
 
-// attributes are the attributes of a pod's engines: the source's own, and the pod's annotations where it has some.
+// attributes returns the attributes of a pod's engines: the configured ones, each replaced by an annotation if the pod has it.
 func (c *Config) attributes(pod *corev1.Pod) (discover.Attributes, error) {
 	a, annotations := c.Attributes, pod.Annotations
 	a.Profile, a.Region = cmp.Or(annotations[annProfile], a.Profile), cmp.Or(annotations[annRegion], a.Region)
@@ -178,7 +178,7 @@ func (c *Config) attributes(pod *corev1.Pod) (discover.Attributes, error) {
 	a.KVTokens = int64(kvTokens)
 	if text, ok := annotations[annCost]; ok {
 		n, err := strconv.ParseFloat(text, 32)
-		if err != nil || !(n > 0) {
+		if err != nil || !(n > 0) { // this condition also refuses NaN
 			return a, fmt.Errorf("its annotation %s is %q; write a number above 0", annCost, text)
 		}
 		a.Cost = float32(n)

@@ -1,4 +1,4 @@
-// Package kubetest makes client-go's fake clientset the API server of tests.
+// Package kubetest lets tests use client-go's fake clientset in place of an API server.
 package kubetest
 
 import (
@@ -10,7 +10,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-const slices = "endpointslices" // same as kube.Slices; that package's own tests use this package, so it is not imported
+const slices = "endpointslices" // equal to kube.Slices, which cannot be imported, because the tests of kube import this package
 
 // Client is a kube.Client that asks a clientset.
 type Client struct{ API kubernetes.Interface }
@@ -31,5 +31,5 @@ func (c Client) Watch(ctx context.Context, kind, namespace string, o metav1.List
 	return c.API.CoreV1().Pods(namespace).Watch(ctx, o)
 }
 
-// IsWatchListSemanticsUnSupported says that the fake has no streamed lists.
+// IsWatchListSemanticsUnSupported returns true, because the fake clientset has no streamed lists.
 func (Client) IsWatchListSemanticsUnSupported() bool { return true }
