@@ -8,14 +8,14 @@ import (
 	"github.com/valyala/fasthttp"
 )
 
-// framing is how the client knows where a response body ends.
+// framing says how a reader recognises where a response body ends.
 type framing uint8
 
 const (
 	noBody framing = iota
 	byLength
 	byChunks
-	byClose // the engine closes the connection; a cut cannot be told from the end
+	byClose // by closing the connection, so a body that was cut off looks complete
 )
 
 // body reads one response body, whatever its framing.
@@ -26,7 +26,7 @@ type body struct {
 	br      *bufio.Reader
 }
 
-// open prepares b for the body behind head.
+// open prepares b for the body that follows head.
 func (b *body) open(br *bufio.Reader, method string, head *fasthttp.ResponseHeader) {
 	*b = body{br: br}
 	code, length := head.StatusCode(), head.ContentLength()
@@ -41,7 +41,7 @@ func (b *body) open(br *bufio.Reader, method string, head *fasthttp.ResponseHead
 	}
 }
 
-// Read returns io.EOF at the clean end, and io.ErrUnexpectedEOF if the body was cut off.
+// Read returns io.EOF at the end of a complete body, and io.ErrUnexpectedEOF if the body was cut off.
 func (b *body) Read(p []byte) (int, error) {
 	switch b.framing {
 	case byChunks:
@@ -70,8 +70,7 @@ func (b *body) arrived() bool {
 	return b.framing != noBody && b.br.Buffered() > 0
 }
 
-// finished reports whether all of the body was taken off the connection. It does not wait for bytes that have not
-// arrived.
+// finished reports whether the whole body was read from the connection. It does not wait for bytes that have not arrived.
 func (b *body) finished() bool {
 	switch b.framing {
 	case byChunks:

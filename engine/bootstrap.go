@@ -11,12 +11,12 @@ import (
 	"evenkeel/mooncake"
 )
 
-// Bootstrap asks the bootstrap server of a vllm-mooncake prefiller, on port of the engine's host, for the engine id
-// of the target's rank: the proxy has to name this id to the decode engine. The caller sets the transfer id.
+// Bootstrap asks the bootstrap server of a vllm-mooncake prefill engine for the engine id of the target's rank, which the
+// proxy must send to the decode engine. The server is on this port of the engine's host. The caller sets TransferID.
 func Bootstrap(ctx context.Context, c *Client, t *Target, port int) (mooncake.Exchange, error) {
 	host := net.JoinHostPort(t.URL.Hostname(), strconv.Itoa(port))
-	at := &Target{ID: host, URL: &url.URL{Scheme: "http", Host: host}, Rank: -1}
-	body, err := c.read(ctx, at, "/query", answerLimit)
+	server := &Target{ID: host, URL: &url.URL{Scheme: "http", Host: host}, Rank: -1}
+	body, err := c.read(ctx, server, "/query", answerLimit)
 	if err != nil {
 		return mooncake.Exchange{}, fmt.Errorf("bootstrap server of prefill %s: %w; check the profile's bootstrap_port", t.ID, err)
 	}

@@ -13,58 +13,55 @@ import (
 type Call struct {
 	client    *Client
 	target    *Target
-	fresh     bool
+	fresh     bool         // Fresh was called: use no idle connection
 	mayRepeat bool         // Repeat was called: the request may be sent twice
-	guard     func() error // asked right before the request is written; its error ends the call; nil: none
+	guard     func() error // called right before the request is written; its error ends the call; nil: none
 	onSent    func()       // called once the request is written; nil: none
 	resp      Response
 
 	mu       sync.Mutex
 	made     bool               // Do was called
-	aborted  bool               // never unset
+	aborted  bool               // Abort or Leave was called
 	heedless bool               // the engine did not close its side within the time of Leave
-	cancel   context.CancelFunc // ends a dial under way
+	cancel   context.CancelFunc // cancels the dial that is in progress; nil: there is none
 	conn     *conn              // set from the time it is connected until it is released
 
-	wrote, read int64 // bytes of the connection, kept once it is released
+	wrote, read int64 // see Bytes; set when the connection is released
 }
 
-// NewCall prepares a call; nothing happens before Do.
+// NewCall prepares a call; Do sends it.
 func (c *Client) NewCall(t *Target) *Call { return &Call{client: c, target: t} }
 
-// Target is the engine that the call goes to.
+// Target returns the engine to which the call goes.
 func (k *Call) Target() *Target { return k.target }
 
-// Fresh makes Do dial instead of taking a kept-alive connection, so that no Error is Stale. It is for a call that
-// follows a stale one, and for a call that must not meet a stale connection.
+// Fresh makes Do dial instead of using an idle connection, so that no Error is Stale. It is for a repetition after a stale
+// connection, and for a call that must not meet one.
 func (k *Call) Fresh() *Call {
 	k.fresh = true
 	return k
 }
 
-// Repeat lets Do send the request a second time after a stale connection, because it does no harm if the engine acts
-// on both.
+// Repeat allows Do to send the request a second time if the connection is stale. It is for a request that does no harm if the
+// engine acts on it twice.
 func (k *Call) Repeat() *Call {
 	k.mayRepeat = true
 	return k
 }
 
-// Guard has Do call f once there is a connection, right before the request is written. If f returns an error, the
-// call ends with it and nothing is sent.
+// Guard makes Do call f once there is a connection, right before it writes the request. If f returns an error, Do sends nothing and
+// returns this error.
 func (k *Call) Guard(f func() error) { k.guard = f }
 
-// OnWritten has Do call f once the request is written, while the answer is
-// waited for. f must not block.
+// OnWritten makes Do call f once the request is written, before it waits for the answer. f must not block.
 func (k *Call) OnWritten(f func()) { k.onSent = f }
 
-// Do sends the request and returns at the end of the response head, whatever
-// its status; the caller must Close the response. Body parts are written as
-// they are, in one system call with the head, and not touched after Do. An
-// error is always an *Error.
+// Do sends the request and returns once it has read the head of the response, whatever its status. The caller must Close the
+// response. Do writes the parts of body without copying them, in one system call with the head, and does not use them
+// after it returns. Its errors are always an *Error.
 //
-// A request on a kept-alive connection that turns out to be stale is sent once more on a new connection, if no byte
-// of it was written, or if it does no harm twice: a GET, a HEAD, or a call with Repeat. Nothing else is ever sent
-// twice.
+// If an idle connection turns out to be stale, Do sends the request once more on a new connection, but only if no byte of it was
+// written, or if it does no harm twice: a GET, a HEAD, or a call with Repeat. No other request is ever sent twice.
 func (k *Call) Do(method, path string, hdr []Header, body [][]byte, d Deadlines) (*Response, error) {
 	if err := k.check(method, path, hdr); err != nil {
 		return nil, &Error{Target: k.target.ID, Phase: PhaseRequest, Err: err}
@@ -74,13 +71,13 @@ func (k *Call) Do(method, path string, hdr []Header, body [][]byte, d Deadlines)
 	if failure != nil && failure.Stale() && (harmless || !failure.Sent) {
 		r, failure = k.attempt(method, path, hdr, body, d, true)
 	}
-	if failure != nil { // not returned as it is: a nil *Error would be a non-nil error
+	if failure != nil { // a separate return, because a nil *Error in an error would not be nil
 		return nil, failure
 	}
 	return r, nil
 }
 
-// check refuses requests that must not be sent, and a second use of the call.
+// check refuses a request that must not be sent, and a second use of the call.
 func (k *Call) check(method, path string, hdr []Header) error {
 	if err := checkRequest(k.target, method, path, hdr); err != nil {
 		return err
@@ -128,8 +125,8 @@ func (k *Call) attempt(method, path string, hdr []Header, body [][]byte, d Deadl
 	return &k.resp, nil
 }
 
-// connect takes an idle connection, unless fresh, or dials one, and lets Abort reach it. limit bounds the dial; 0: no
-// bound.
+// connect takes an idle connection, unless fresh, or else dials. From then on Abort can close the connection. limit bounds
+// the dial; 0: no bound.
 func (k *Call) connect(limit time.Duration, fresh bool) (*conn, error) {
 	if k.client.idle.isClosed() {
 		return nil, ErrClosed
@@ -174,8 +171,8 @@ func (k *Call) attach(c *conn) error {
 	return nil
 }
 
-// release gives the connection back to the pool, or closes it. From then on Abort does not reach it, because it may
-// belong to another call.
+// release gives the connection back to the pool of idle connections, or closes it. From then on Abort does not close it,
+// because it may belong to another call.
 func (k *Call) release(keep bool) {
 	k.mu.Lock()
 	c := k.conn
@@ -196,8 +193,8 @@ func (k *Call) release(keep bool) {
 	}
 }
 
-// Bytes is how many bytes were sent and received, with the heads and without TLS. Only the goroutine that made the
-// call may call it.
+// Bytes returns how many bytes were sent and received, including heads, but not counting TLS. Only the goroutine that called Do
+// may call it.
 func (k *Call) Bytes() (sent, received int64) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -207,7 +204,7 @@ func (k *Call) Bytes() (sent, received int64) {
 	return k.wrote, k.read
 }
 
-// Abort ends the call in any phase: it closes the connection, and the method that waits fails with Error.Aborted. It
+// Abort ends the call in any phase: it closes the connection, and a method that is waiting fails with Error.Aborted. It
 // never blocks, may be called more than once, and does nothing once the response is closed.
 func (k *Call) Abort() {
 	k.mu.Lock()
@@ -222,7 +219,7 @@ func (k *Call) Abort() {
 	}
 }
 
-// Expire ends a wait for bytes at once, as if its time were over; between two reads, the next read fails. It may be
+// Expire ends a wait for bytes at once, as if its time were over. If no read is waiting, the next read fails. It may be
 // called from any goroutine, and does nothing while the call has no connection.
 func (k *Call) Expire() {
 	k.mu.Lock()
@@ -233,9 +230,9 @@ func (k *Call) Expire() {
 	}
 }
 
-// Leave ends the call as a client that goes away does, but reads what the engine still sends for at most limit. It
-// closes our half of the connection. The engine closes its own half once it has noticed, so that the end of what can
-// be read shows when that was. An answer that was on its way is not lost. If there is no connection yet, Leave does
+// Leave ends the call as a client does that disconnects, but lets the caller read for at most limit what the engine still sends.
+// It closes evenkeel's half of the connection. The engine closes its own half once it has noticed, so the end of the
+// stream shows when the engine noticed, and an answer that was on its way is not lost. If there is no connection yet, Leave does
 // the same as Abort. It never blocks and may be called from any goroutine.
 func (k *Call) Leave(limit time.Duration) {
 	k.mu.Lock()
@@ -250,8 +247,8 @@ func (k *Call) Leave(limit time.Duration) {
 	}
 }
 
-// newError makes the Error of a call that failed in a phase; c is nil before there is a connection. After an abort the
-// error is ErrAborted, whatever the cause.
+// newError makes the Error of a call that failed in this phase; c is nil before there is a connection. After an abort, the
+// error is ErrAborted instead of cause.
 func (k *Call) newError(phase Phase, c *conn, cause error) *Error {
 	failure := &Error{Target: k.target.ID, Phase: phase, Timeout: isTimeout(cause), Err: cause}
 	if c != nil {
@@ -266,8 +263,8 @@ func (k *Call) newError(phase Phase, c *conn, cause error) *Error {
 	return failure
 }
 
-// Heedless reports that the engine had not closed its side when the time of Leave was over: it may still work on the
-// request.
+// Heedless reports that the engine had not closed its half of the connection when the limit of Leave was over, so that it may
+// still work on the request.
 func (k *Call) Heedless() bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()

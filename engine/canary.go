@@ -10,16 +10,16 @@ import (
 	"time"
 )
 
-// Outcomes of a canary, as values of a label.
+// Outcomes of a canary, as values of a metric's label. A canary is a short request that shows whether an engine computes.
 const (
 	canaryPassed  = "passed"
 	canaryFailed  = "failed"
-	canaryVouched = "vouched" // the canary ran into its deadline, but streams of the instance went on meanwhile
+	canaryVouched = "vouched" // the canary timed out, but streams of the engine sent tokens meanwhile
 )
 
-// canary asks each of the ranks for a completion of one token, because an engine that no longer computes still
-// answers GET /health. A refusal of the request itself, 4xx, passes, because it says nothing about the engine. It
-// takes at most limit, and involves no other engine: there is no hand-off.
+// canary asks each rank for a completion of one token, because an engine that no longer computes still
+// answers GET /health. A refusal of the request itself (4xx) is no failure, because it says nothing about the engine. canary
+// takes at most limit. The request has no hand-off, so it does not depend on another engine.
 func (w *watch) canary(ctx context.Context, ranks []*Target, ask question, limit time.Duration) error {
 	ctx, stop := context.WithTimeout(ctx, limit)
 	defer stop()
@@ -29,7 +29,7 @@ func (w *watch) canary(ctx context.Context, ranks []*Target, ask question, limit
 		go func() {
 			sentAt := time.Now()
 			computed, err := oneToken(ctx, w.m.cfg.Client, rank, ask)
-			if computed { // the core of this rank computed it, and that was after the request was sent
+			if computed { // so the core of this rank was alive after the request was sent
 				w.traffic.Signs(rank.Rank).Seen(sentAt)
 			}
 			if errors.As(err, new(*RankError)) { // the engine refuses only this rank
@@ -46,14 +46,14 @@ func (w *watch) canary(ctx context.Context, ranks []*Target, ask question, limit
 	return errors.Join(errs...)
 }
 
-// canaryTokens is a bound that a canary's prompt stays below, in tokens.
+// canaryTokens is an upper bound of the tokens in a canary's prompt.
 const canaryTokens = 16
 
-// question returns the request of one token for a rank, and the target that it is sent to.
+// question returns the body of a canary for a rank, and the target to which it is sent.
 type question func(t *Target) (to *Target, body []byte)
 
-// questionFor returns the question for the engine's ranks: by the instance's own form, which names the rank in the body,
-// or a plain completion, whose header names it. It needs m.mu.
+// questionFor returns the question for the engine's ranks. If the instance has its own Canary, the body names the rank.
+// Otherwise the question is a plain completion, and a header names the rank. The caller holds m.mu.
 func (w *watch) questionFor(model string) question {
 	if own := w.in.Canary; own != nil {
 		return func(t *Target) (*Target, []byte) { return t.Unranked(), own(model, t.Rank) }
@@ -65,11 +65,11 @@ func (w *watch) questionFor(model string) question {
 	}
 }
 
-// oneToken asks a rank for one token. computed says that the rank's core computed it. A refusal, 4xx, comes before the
-// core sees the request: it is no error, unless it says that the rank is lost.
+// oneToken asks a rank for one token. computed says that the rank's core computed it. A refusal (4xx) comes before the
+// core sees the request, so it is an error only if it says that the rank is lost.
 func oneToken(ctx context.Context, c *Client, t *Target, ask question) (computed bool, err error) {
 	to, request := ask(t)
-	call := c.NewCall(to).Fresh() // a kept-alive connection may lead to another process
+	call := c.NewCall(to).Fresh() // an idle connection may lead to another process, which ran at this address before
 	defer context.AfterFunc(ctx, call.Abort)()
 	id := Header{"X-Request-Id", fmt.Sprintf("ek-canary-%016x", rand.Uint64())}
 	resp, err := call.Do(http.MethodPost, completionsPath, []Header{{"Content-Type", "application/json"}, id},
@@ -100,7 +100,7 @@ func oneToken(ctx context.Context, c *Client, t *Target, ask question) (computed
 
 const completionsPath = "/v1/completions"
 
-// baseModel is the model that a canary asks for; empty: none is known.
+// baseModel returns the model for which a canary asks, the first one that is no adapter; empty: none is known.
 func (s Status) baseModel() string {
 	for _, m := range s.Models {
 		if m.Parent == "" {

@@ -8,40 +8,40 @@ import (
 )
 
 const (
-	maxChunk   = 1 << 30 // bytes; a larger size is taken for garbage
-	maxLine    = 4 << 10 // bytes of a line between chunks
+	maxChunk   = 1 << 30 // bytes of one chunk; a larger size is taken for garbage
+	maxLine    = 4 << 10 // bytes of one line between chunks
 	maxTrailer = 1 << 16 // bytes of all trailer lines together
 )
 
-// part is what comes next in a chunked body.
+// part names a part of a chunked body.
 type part uint8
 
 const (
 	sizeLine part = iota
 	chunkData
-	chunkEnd // the CRLF behind a chunk's data
+	chunkEnd // the CRLF after a chunk's data
 	trailer
-	nothing // the whole body was read
+	nothing // the body has ended
 )
 
-// chunked finds the data in the bytes of a chunked body. It keeps none of these bytes: of a line that has arrived in
-// part, it keeps only what the line has said so far.
+// chunked finds the data in the bytes of a chunked body. It stores none of these bytes: of a line that has not arrived
+// completely, it stores only the values read so far.
 type chunked struct {
-	next     part
-	left     int // data bytes of this chunk that have not arrived
-	trailers int // bytes of trailer lines so far
+	next     part // the part to which the next byte belongs
+	left     int  // data bytes of this chunk that have not arrived
+	trailers int  // bytes of trailer lines so far
 	err      error
 
 	line       int   // bytes of this line so far, without its CRLF
 	afterCR    bool  // the last byte was a CR, and only an LF may follow
 	digits     bool  // the size line has at least one digit
-	digitsOver bool  // the digits of the size line are over
+	digitsOver bool  // a space after the digits has come, so no digit may follow
 	ext        bool  // the extension of the size line has begun; it is ignored
 	size       int64 // the size by the digits so far, at most maxChunk+1
 }
 
-// step goes through p, bytes of the body as they arrived, up to the next data. It returns at most limit bytes of data,
-// and how many bytes of p it has used. It returns io.EOF after the last chunk and its trailers. After an error it
+// step reads p, the next bytes of the body, up to the next data. It returns at most limit bytes of data,
+// and how many bytes of p it has used. It returns io.EOF after the last chunk and the trailers. After an error it
 // returns the same error again.
 func (c *chunked) step(p []byte, limit int) (data []byte, used int, err error) {
 	for c.err == nil {
@@ -65,8 +65,8 @@ func (c *chunked) step(p []byte, limit int) (data []byte, used int, err error) {
 	return nil, used, c.err
 }
 
-// lineByte reads the next byte of a line. A bare LF or CR is refused, because two readers that differ about line ends
-// differ about where an answer ends.
+// lineByte reads the next byte of a line. It refuses an LF without a CR, and a CR without an LF: if evenkeel and another program
+// disagree about line ends, they also disagree about where an answer ends.
 func (c *chunked) lineByte(b byte) error {
 	switch {
 	case c.afterCR != (b == '\n'):
@@ -97,7 +97,7 @@ func (c *chunked) lineByte(b byte) error {
 
 var errChunkSize = fmt.Errorf("%w: bad chunk size", ErrMalformed)
 
-// sizeByte reads one byte of a size line: of the hexadecimal size, or of what follows it.
+// sizeByte reads one byte of a size line: a digit of the hexadecimal size, or a byte after it.
 func (c *chunked) sizeByte(b byte) error {
 	digit := int64(-1)
 	switch {
@@ -124,7 +124,7 @@ func (c *chunked) sizeByte(b byte) error {
 	return nil
 }
 
-// lineEnd goes on to what follows a line that is over: after a size line the data, or the trailers if the size is 0.
+// lineEnd moves to the part that follows a complete line. After a size line, this is the data, or the trailers if the size is 0.
 func (c *chunked) lineEnd() error {
 	switch c.next {
 	case sizeLine:
@@ -150,9 +150,9 @@ func (c *chunked) lineEnd() error {
 	return nil
 }
 
-// read reads data from br. It returns what has arrived, and never waits for more once it has some data, not even for
-// the CRLF behind a chunk: the last token of an event must not wait for the next event. If the connection is closed
-// anywhere before the end, the error is io.ErrUnexpectedEOF.
+// read reads data from br. It waits only until it has some data, and not for
+// the CRLF after a chunk: otherwise a client would get the last token of an event only with the next event. If the connection is
+// closed before the end of the body, the error is io.ErrUnexpectedEOF.
 func (c *chunked) read(br *bufio.Reader, p []byte) (n int, err error) {
 	for n < len(p) && err == nil {
 		if c.next != nothing && c.err == nil && br.Buffered() == 0 {
@@ -172,23 +172,23 @@ func (c *chunked) read(br *bufio.Reader, p []byte) (n int, err error) {
 
 // readBuffered reads data that is in br's buffer already.
 func (c *chunked) readBuffered(br *bufio.Reader, p []byte) (n int, err error) {
-	b, _ := br.Peek(br.Buffered()) // it cannot fail: it asks for buffered bytes only
+	b, _ := br.Peek(br.Buffered()) // no error is possible, because all these bytes are buffered
 	data, used, err := c.step(b, len(p))
 	n = copy(p, data)
-	_, _ = br.Discard(used) // these bytes are in the buffer
+	_, _ = br.Discard(used) // no error is possible either
 	return n, err
 }
 
-// settle goes through the framing bytes that have arrived, and reports whether the body is over. It neither blocks
-// nor drops data.
+// settle reads the bytes between chunks that have arrived, and reports whether the body has ended. It neither blocks
+// nor loses data.
 func (c *chunked) settle(br *bufio.Reader) bool {
 	if c.next != chunkData && br.Buffered() > 0 {
-		_, _ = c.readBuffered(br, nil) // c keeps an error for the next read
+		_, _ = c.readBuffered(br, nil) // c stores an error, and the next read returns it
 	}
 	return c.next == nothing
 }
 
-// cutOff turns io.EOF into io.ErrUnexpectedEOF: where it is called, the body is not over.
+// cutOff turns io.EOF into io.ErrUnexpectedEOF. It is for the end of a connection before the end of the body.
 func cutOff(err error) error {
 	if errors.Is(err, io.EOF) {
 		return io.ErrUnexpectedEOF

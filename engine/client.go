@@ -1,9 +1,9 @@
-// Package engine speaks HTTP/1.1 to prefill and decode engines: calls that can
-// be aborted in any phase and whose errors say what the engine can have seen,
-// metric scrapes, and the watch over which engines are alive.
+// Package engine is the HTTP/1.1 client for prefill and decode engines. Its calls can
+// be aborted in any phase, and their errors say how much of the request the engine may have seen. The package also
+// scrapes metrics and monitors which engines are alive.
 //
-// The client is our own because a stream that breaks off must never look
-// finished, and because a POST must never be sent twice behind our back.
+// It does not use the client of net/http, because a stream that breaks off must never look
+// complete, and because a POST must never be repeated without the caller's knowledge.
 package engine
 
 import (
@@ -16,16 +16,16 @@ import (
 	"time"
 )
 
-// Options of a Client; the zero value is good.
+// Options of a Client; the zero value uses the defaults.
 type Options struct {
 	MaxIdle     int           // idle connections kept for each host; default 1024
-	IdleTimeout time.Duration // longest time for which an idle connection is kept and used again; default 4 s
-	ReadBuffer  int           // bytes for each connection; also bounds the response head; default 8 KiB
+	IdleTimeout time.Duration // how long an idle connection may be used again; default 4 s
+	ReadBuffer  int           // size of a connection's read buffer in bytes, which also bounds the response head; default 8 KiB
 	Dial        func(ctx context.Context, network, address string) (net.Conn, error)
 	Lookup      func(ctx context.Context, host string) ([]netip.Addr, error) // nil: the system's resolver, or no look-ups if Dial is set
 }
 
-// Client makes calls to any number of engines over kept-alive connections.
+// Client makes calls to any number of engines and reuses idle connections.
 type Client struct {
 	opts    Options
 	idle    *idlePool
@@ -62,11 +62,11 @@ func (c *Client) Warm(ctx context.Context, t *Target, n int) error {
 	return nil
 }
 
-// Close closes the idle connections and refuses new calls. Calls in flight go
-// on; their connections are closed when they end.
+// Close closes the idle connections and refuses new calls. Calls in flight continue,
+// and their connections are closed when they end.
 func (c *Client) Close() { c.idle.close() }
 
-// dial connects, with the TLS handshake; ctx bounds both.
+// dial connects and makes the TLS handshake, if the target uses TLS. ctx bounds both.
 func (c *Client) dial(ctx context.Context, t *Target) (*conn, error) {
 	raw, err := c.opts.Dial(ctx, "tcp", t.address())
 	if err != nil {
@@ -76,7 +76,7 @@ func (c *Client) dial(ctx context.Context, t *Target) (*conn, error) {
 	if t.URL.Scheme == "https" {
 		secure := tls.Client(raw, t.tlsConfig())
 		if err := secure.HandshakeContext(ctx); err != nil {
-			_ = raw.Close() // the handshake's error is returned, not this one
+			_ = raw.Close() // the error of the handshake is the one to return
 			return nil, err
 		}
 		nc = secure
@@ -86,5 +86,5 @@ func (c *Client) dial(ctx context.Context, t *Target) (*conn, error) {
 
 const (
 	answerLimit  = 1 << 20  // bytes of an answer about health or models
-	versionLimit = 16 << 20 // bytes of an answer about the version: SGLang adds the settings of each rank to it
+	versionLimit = 16 << 20 // bytes of an answer about the version, in which SGLang includes the settings of each rank
 )

@@ -17,59 +17,59 @@ import (
 )
 
 const (
-	// inlineWrite is the largest request that is written without a second goroutine, in bytes: the send buffer of an
-	// idle socket takes it without blocking.
+	// inlineWrite is the size in bytes of the largest request that is written without a second goroutine. The write does not
+	// block, because the send buffer of an idle socket has room for so much.
 	inlineWrite = 16 << 10
-	// lastAnswerWait is how long to wait for an answer that the engine sent before it stopped reading: by then it has
-	// arrived, or was lost with the connection.
+	// lastAnswerWait is how long to wait for an answer after a write has failed. The engine may have answered before it stopped
+	// reading the request. An answer that has not arrived by then is lost.
 	lastAnswerWait = time.Second
-	maxInterim     = 16 // 1xx heads before the real one
-	tlsRecord      = 16 << 10
+	maxInterim     = 16       // heads with status 1xx before the final one
+	tlsRecord      = 16 << 10 // bytes of the largest TLS record
 )
 
 var (
-	past       = time.Unix(1, 0) // a deadline in the past, which interrupts at once
+	past       = time.Unix(1, 0) // as a deadline, it interrupts a read or write at once
 	noDeadline time.Time
 )
 
 const noSocket = -1
 
-// conn is one connection, with the memory that an exchange on it needs, kept for the next exchange. One call owns it
-// at a time; other goroutines may touch only raw.
+// conn is one connection with the buffers that an exchange needs, which are reused by the next exchange. One call owns it
+// at a time; other goroutines may use only raw and the fields under mu.
 type conn struct {
-	raw     net.Conn      // the socket: closing it ends any phase at once, with TLS or without
+	raw     net.Conn      // the TCP connection; closing it ends any phase at once, even with TLS
 	nc      net.Conn      // raw, or TLS over it
-	br      *bufio.Reader // nil while parked: an idle connection holds no buffer
-	bw      *bufio.Writer // only with TLS, which then gets few large records; a plain socket gets one writev
+	br      *bufio.Reader // nil while the connection is idle, so that it occupies no buffer
+	bw      *bufio.Writer // only with TLS, to make few large records; a plain socket needs none, because it gets one writev
 	sock    socket.Socket // the socket of raw; its zero value if raw has none
 	plain   bool          // the connection has no TLS
 	key     key
-	readers *sync.Pool // of readers, shared by the client's connections
-	reused  bool
-	idleAt  time.Time // when it was put into the pool
+	readers *sync.Pool // pool of readers, shared by the client's connections
+	reused  bool       // an earlier request used the connection
+	idleAt  time.Time  // when it was put into the pool
 
 	head     fasthttp.ResponseHeader
-	out      []byte      // request head
-	parts    [][]byte    // request head and body
+	out      []byte      // the request head
+	parts    [][]byte    // the request head and the parts of the body
 	queue    net.Buffers // parts, while writev consumes it
 	onSent   func()      // called once parts are written; nil: none
 	wrote    int64       // request bytes that the socket has taken
 	read     int64       // response bytes
 	answered bool        // a response byte came
-	readErr  error       // the last read error, which fasthttp's header parser hides
+	readErr  error       // the last read error; kept because fasthttp's header parser hides it
 
-	fd      int    // the socket while an event loop reads it, else noSocket; the call's lock guards it
-	touched func() // called when the call is touched while an event loop reads the socket
+	fd      int    // the socket while an event loop reads it (see Lift), else noSocket; the call's lock guards it
+	touched func() // see touch; nil: no event loop reads the socket
 
 	mu          sync.Mutex
-	readBy      time.Time     // the time until which reads may wait, such as those for the response head; zero: only idle bounds them
-	leaving     bool          // leave was called: the field readBy bounds all that is still read
-	idle        time.Duration // after the head, how long each read may wait
+	readBy      time.Time     // until when reads may wait, for example for the response head; zero: only idle bounds them
+	leaving     bool          // leave was called, and readBy bounds all reads from now on
+	idle        time.Duration // how long each read of the body may wait
 	deadlineSet time.Time     // the deadline that the socket has; zero: it must be set again
 }
 
-// newConn returns a connection over raw; nc is raw itself, or TLS over it. k says which calls may use the connection,
-// and spare is the pool that lends it a reader.
+// newConn returns a connection over raw. nc is raw itself, or TLS over it. k says which calls may use the connection. Its
+// readers come from the pool spare.
 func newConn(raw, nc net.Conn, k key, spare *sync.Pool) *conn {
 	c := &conn{key: k, readers: spare, fd: noSocket}
 	c.setSocket(raw, nc)
@@ -80,14 +80,14 @@ func newConn(raw, nc net.Conn, k key, spare *sync.Pool) *conn {
 	return c
 }
 
-// setSocket makes c a connection over raw; nc is raw itself, or TLS over it.
+// setSocket makes c use raw. nc is raw itself, or TLS over it.
 func (c *conn) setSocket(raw, nc net.Conn) {
 	c.raw, c.nc = raw, nc
 	c.sock = socket.Of(raw)
 	c.plain = raw == nc && c.sock.Exists()
 }
 
-// newReaders returns a pool of readers of a size in bytes.
+// newReaders returns a pool of readers whose buffers have this size in bytes.
 func newReaders(size int) *sync.Pool {
 	return &sync.Pool{New: func() any { return bufio.NewReaderSize(nil, size) }}
 }
@@ -105,13 +105,13 @@ func (c *conn) park() {
 	c.br = nil
 }
 
-// exchange writes the request and returns once the response head is read. keep says that the connection may be used
-// again after the body. After a failure, phase says how far the exchange had come. A large body is written by a second
-// goroutine, so that the answer of an engine that does not read the body (400, 413) is read; that answer then ends the
-// write. The caller's body is not used after exchange.
+// exchange writes the request and returns once it has read the response head. keep says that the connection may be used
+// again after the body. After a failure, phase says how far the exchange had come. A second goroutine writes a large
+// body, because an engine may answer (400, 413) without reading the body. Such an answer ends the
+// write. exchange does not use body after it returns.
 func (c *conn) exchange(d Deadlines, head []byte, body [][]byte) (keep bool, phase Phase, err error) {
 	c.reset(d, head, body)
-	defer clear(c.parts) // a pooled connection must not hold on to a prompt
+	defer clear(c.parts) // an idle connection must not keep a prompt in memory
 	size := 0
 	for _, b := range c.parts {
 		size += len(b)
@@ -135,15 +135,15 @@ func (c *conn) exchange(d Deadlines, head []byte, body [][]byte) (keep bool, pha
 		return writeErr == nil && !hasClose(&c.head), PhaseHead, nil
 	case c.answered || writeErr == nil:
 		return false, PhaseHead, err
-	case errors.Is(writeErr, os.ErrDeadlineExceeded): // our deadline stopped the write: the read has the cause
+	case errors.Is(writeErr, os.ErrDeadlineExceeded): // evenkeel's own deadline stopped the write, so the error of the read is the cause
 		return false, PhaseWrite, err
 	default:
 		return false, PhaseWrite, writeErr
 	}
 }
 
-// sendListening reads the response head while a second goroutine writes the request. Once the head has come, or cannot
-// come any more, the write is ended. writeErr is the error of the write, err that of the read.
+// sendListening reads the response head while a second goroutine writes the request. Once the head has come, or reading has
+// failed, it ends the write. writeErr is the error of the write, err that of the read.
 func (c *conn) sendListening() (writeErr, err error) {
 	written := make(chan error, 1)
 	go func() { written <- c.send() }()
@@ -152,14 +152,14 @@ func (c *conn) sendListening() (writeErr, err error) {
 	return <-written, err
 }
 
-// reset forgets the exchange before.
+// reset prepares c for a new exchange.
 func (c *conn) reset(d Deadlines, head []byte, body [][]byte) {
 	c.wrote, c.read, c.answered, c.readErr = 0, 0, false, nil
 	c.parts = append(append(c.parts[:0], head), body...)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.leaving {
-		return // leave has closed our half, so the write will fail
+		return // leave has closed evenkeel's half of the connection, so the write will fail
 	}
 	c.readBy, c.idle, c.deadlineSet = time.Time{}, 0, time.Time{}
 	if d.FirstByte > 0 {
@@ -167,20 +167,20 @@ func (c *conn) reset(d Deadlines, head []byte, body [][]byte) {
 	}
 }
 
-// limitWrite sets the write deadline to the time by which the answer must come. send does not call it, because
-// sendListening stops send by a write deadline in the past, which would be undone.
+// limitWrite sets the write deadline to the time by which the answer must come. It must be called before send, not in it:
+// sendListening may end the write by a deadline in the past, which limitWrite would overwrite.
 func (c *conn) limitWrite() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if !c.leaving {
-		_ = c.raw.SetWriteDeadline(c.readBy) // fails only on a closed socket, and so will the write
+		_ = c.raw.SetWriteDeadline(c.readBy) // it fails only on a closed socket, and then the write fails, too
 	}
 }
 
-// sendPlain does on a plain socket what send does. If the socket takes all of the request at once, sendPlain also waits until there is
-// something to read, or until nothing will come. size is the length of parts in bytes.
+// sendPlain does what send does, on a socket without TLS. If the socket takes the whole request at once, sendPlain also waits until
+// an answer, an error or the end of the connection has come. size is the length of parts in bytes.
 func (c *conn) sendPlain(size int) error {
-	if err := c.armRead(); err != nil { // Ask waits for the answer, too
+	if err := c.armRead(); err != nil { // because Ask also waits for the answer
 		return err
 	}
 	n, err := c.sock.Ask(c.parts, c.onSent)
@@ -192,7 +192,7 @@ func (c *conn) sendPlain(size int) error {
 	case n == size:
 		return nil
 	}
-	c.limitWrite() // the engine has not read the bytes sent so far, so the socket's buffer is full
+	c.limitWrite() // the socket's buffer is full, so the rest of the write may block
 	for i, b := range c.parts {
 		taken := min(n, len(b))
 		c.parts[i], n = b[taken:], n-taken
@@ -200,8 +200,7 @@ func (c *conn) sendPlain(size int) error {
 	return c.send()
 }
 
-// send writes all of parts. If it fails, the wait for an answer is cut to lastAnswerWait: an answer may be the reason of the
-// failure.
+// send writes all of parts. If it fails, it shortens the wait for an answer to lastAnswerWait.
 func (c *conn) send() error {
 	err := c.write()
 	if err != nil {
@@ -212,7 +211,7 @@ func (c *conn) send() error {
 	return err
 }
 
-// write makes one writev on a plain socket, and writes whole records with TLS.
+// write writes parts: by one writev without TLS, in large records with TLS.
 func (c *conn) write() error {
 	if c.bw == nil {
 		c.queue = c.parts
@@ -229,14 +228,14 @@ func (c *conn) write() error {
 	return c.bw.Flush()
 }
 
-// Write counts the bytes that the TLS connection takes.
+// Write writes to the TLS connection and counts the bytes. The buffer bw calls it.
 func (c *conn) Write(p []byte) (int, error) {
 	n, err := c.nc.Write(p)
 	c.wrote += int64(n)
 	return n, err
 }
 
-// Read sets the deadline of the read that is about to block, then reads.
+// Read sets the read deadline and then reads. The reader br calls it.
 func (c *conn) Read(p []byte) (int, error) {
 	if err := c.armRead(); err != nil {
 		c.readErr = err
@@ -259,9 +258,9 @@ func (c *conn) receive(p []byte) (int, error) {
 	return c.nc.Read(p)
 }
 
-// armRead sets the deadline of the next read. The deadline between two reads of a body is moved only if less than 3/4
-// of its time is left: a stream reads hundreds of small events in that time, and setting a deadline costs a lock in
-// the runtime's poller.
+// armRead sets the deadline of the next read. Within a body, it moves the deadline only if less than 3/4
+// of the time idle is left until the old one. A stream reads hundreds of small events in this time, and setting a deadline each
+// time would cost a lock in the runtime's poller.
 func (c *conn) armRead() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -280,27 +279,27 @@ func (c *conn) armRead() error {
 	return c.raw.SetReadDeadline(deadline)
 }
 
-// shortenWait shortens the wait for bytes to d, also a wait that has begun.
+// shortenWait shortens the wait for bytes to d from now, even if a read is waiting already.
 func (c *conn) shortenWait(d time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.shortenWaitLocked(d)
 }
 
-// shortenWaitLocked is shortenWait; mu must be held.
+// shortenWaitLocked does what shortenWait does. The caller holds mu.
 func (c *conn) shortenWaitLocked(d time.Duration) {
 	by := time.Now().Add(d)
 	if c.readBy.IsZero() || by.Before(c.readBy) {
 		c.readBy, c.deadlineSet = by, by
-		if c.raw != nil { // else the socket is lifted: readBy will hold once it is lowered
-			_ = c.raw.SetReadDeadline(by) // fails only on a closed socket, where the read ends anyway
+		if c.raw != nil { // nil: an event loop reads the socket (see Lift), and readBy applies after Lower
+			_ = c.raw.SetReadDeadline(by) // it fails only on a closed socket, where the read ends anyway
 		}
 	}
 }
 
-// leave closes our half of the connection. What the engine still sends is read for at most limit, and the connection
-// is never used again. Only the first call does anything: the engine may have closed its side since, and then our
-// half could not be closed a second time.
+// leave closes evenkeel's half of the connection. What the engine still sends can be read for at most limit, and the connection
+// is never used again. Only the first call has an effect: if the engine has closed its half meanwhile, CloseWrite would
+// fail, and leave would close the whole connection.
 func (c *conn) leave(limit time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -317,7 +316,7 @@ func (c *conn) leave(limit time.Duration) {
 	c.shortenWaitLocked(limit)
 }
 
-// awaitBody replaces the deadline of the head by the limit between two reads of the body.
+// awaitBody replaces the deadline of the head by idle, the limit of each read of the body.
 func (c *conn) awaitBody(idle time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -345,7 +344,7 @@ func (c *conn) readHead() error {
 	return fmt.Errorf("%w: %d interim responses and no final one", ErrMalformed, maxInterim)
 }
 
-// explain finds the cause of a failed head. fasthttp hides it behind texts that quote the bytes of the answer.
+// explain returns why reading the head failed. It does not use fasthttp's messages, because they quote bytes of the answer.
 func (c *conn) explain(err error) error {
 	var small *fasthttp.ErrSmallBuffer
 	switch {
@@ -358,7 +357,7 @@ func (c *conn) explain(err error) error {
 	}
 }
 
-// checkEncoding refuses a compressed body, because the request asked for none and the proxy edits events.
+// checkEncoding refuses a compressed body, which the request did not ask for: evenkeel could not edit its events.
 func (c *conn) checkEncoding() error {
 	if enc := c.head.ContentEncoding(); len(enc) > 0 && !bytes.EqualFold(enc, []byte("identity")) {
 		return fmt.Errorf("%w: body has a Content-Encoding though identity was asked for; turn compression off in front of the engine",
@@ -367,8 +366,8 @@ func (c *conn) checkEncoding() error {
 	return nil
 }
 
-// hasClose reports whether the engine announced that it will close the connection. fasthttp finds the word close only
-// if it stands alone and in lower case.
+// hasClose reports whether the engine announced that it will close the connection. fasthttp alone finds only the
+// header value close in lower case, without other words.
 func hasClose(h *fasthttp.ResponseHeader) bool {
 	if h.ConnectionClose() {
 		return true
@@ -386,7 +385,7 @@ func (c *conn) quiet() bool {
 	return (c.br == nil || c.br.Buffered() == 0) && (!c.sock.Exists() || c.sock.Quiet())
 }
 
-// drained reports that TLS holds back no decrypted bytes for which the reader had no room.
+// drained reports that the TLS layer has no decrypted bytes that were not read. Without TLS it is true.
 func (c *conn) drained() bool {
 	if c.bw == nil {
 		return true
@@ -403,14 +402,14 @@ func (c *conn) drained() bool {
 	return n == 0 && errors.Is(err, os.ErrDeadlineExceeded)
 }
 
-// touch tells the event loop that reads the socket, if there is one, that the call has changed.
+// touch calls touched, if it is set, to tell the event loop that reads the socket that the call was aborted or its wait was shortened.
 func (c *conn) touch() {
 	if c.touched != nil {
 		c.touched()
 	}
 }
 
-// close ends the connection at once: it never blocks.
+// close closes the connection. It never blocks.
 func (c *conn) close() {
 	if c.fd != noSocket {
 		c.shutdown(true)

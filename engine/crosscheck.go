@@ -7,14 +7,14 @@ import (
 	"go.uber.org/zap"
 )
 
-// crossCheck compares a scrape, which began at the time at, with what this proxy knows itself of its requests on the
-// engine. It notes signs of life, and raises an alarm where the two contradict each other.
+// crossCheck compares a scrape, which began at the time at, with this proxy's own knowledge of its requests on the
+// engine. It records signs of life, and raises an alarm if the two contradict each other.
 func (w *watch) crossCheck(s *Sample, at time.Time) {
-	if len(w.in.Canaries) == 0 { // no rank of this engine is watched
+	if len(w.in.Canaries) == 0 { // the gauges of this engine are not watched
 		return
 	}
 	w.noteSigns(s, at)
-	if onSample := w.m.onSample; onSample != nil { // behind noteSigns: what has changed in the sample is a sign of life
+	if onSample := w.m.onSample; onSample != nil { // called after noteSigns, which records the signs of life that s shows
 		onSample(w.in.ID, s, at)
 	}
 	w.m.mu.Lock()
@@ -27,8 +27,8 @@ func (w *watch) crossCheck(s *Sample, at time.Time) {
 	checkOverfull(w, s)
 }
 
-// checkFrozen makes an engine a suspect whose gauges do not change for frozenScrapes scrapes while it has requests of this proxy, because
-// a wedged engine goes on reporting healthy numbers.
+// checkFrozen makes an engine a suspect if its gauges do not change for frozenScrapes scrapes while it has requests of this proxy.
+// A suspect gets a canary. The check is needed because an engine that hangs still reports healthy numbers.
 func checkFrozen(w *watch, s *Sample) {
 	scrapes, now, busy := &w.scrapes, vitalsOf(s, -1), w.traffic.running.Load() > 0
 	if busy && scrapes.busy && now == scrapes.last {
@@ -48,14 +48,14 @@ func checkFrozen(w *watch, s *Sample) {
 	}
 	w.m.cfg.Log.Warn("ALARM: an engine's gauges do not change although it has requests of this proxy; a request of one token will tell "+
 		"whether it computes", zap.String("engine", w.in.ID))
-	if w.suspect.circuit.In() { // one that is out of service is tried anyway
+	if w.suspect.circuit.In() { // an engine that is out of service gets a canary anyway
 		w.suspect.doubted = true
 		w.publishSuspicion()
 	}
 }
 
-// checkOverfull raises an alarm if a rank runs more requests than it has slots, beyond those that were sent there on purpose: then slots is
-// configured wrong, or other clients use the engine too.
+// checkOverfull raises an alarm if a rank runs more requests than its slots and the requests that evenkeel sent on purpose
+// above this number. Then slots is configured wrong, or other clients use the engine, too.
 func checkOverfull(w *watch, s *Sample) {
 	scrapes, excess, running := &w.scrapes, 0.0, 0.0
 	for _, t := range w.in.Canaries {
@@ -75,8 +75,8 @@ func checkOverfull(w *watch, s *Sample) {
 	scrapes.overfull = excess > 0
 }
 
-// noteSigns looks for gauges that have changed since the scrape before. The core then made a step at some time after
-// that scrape, so the time of that scrape counts as a sign of life of the rank's core. at is when this scrape began.
+// noteSigns looks for gauges that have changed since the previous scrape. If one has, the rank's core made a step after the
+// previous scrape, so the time of the previous scrape counts as a sign of life. at is when this scrape began.
 func (w *watch) noteSigns(s *Sample, at time.Time) {
 	scrapes := &w.scrapes
 	before := scrapes.ranks
@@ -93,7 +93,7 @@ func (w *watch) noteSigns(s *Sample, at time.Time) {
 	scrapes.at = at
 }
 
-// keep stores what an engine said in a scrape that began at the time at. It needs m.mu.
+// keep stores the values of a scrape that began at the time at. The caller holds m.mu.
 func (w *watch) keep(s *Sample, at time.Time) {
 	w.gauges = make(map[int]Gauges, len(w.in.Canaries))
 	for _, t := range w.in.Canaries {

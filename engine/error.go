@@ -8,12 +8,12 @@ import (
 	"net/http"
 )
 
-// Sentinels behind an Error; test with errors.Is.
+// Causes of an Error; test for them with errors.Is.
 var (
 	ErrAborted   = errors.New("call aborted")
 	ErrClosed    = errors.New("client is closed")
-	ErrRefused   = errors.New("request refused before it was sent")       // a header, path or target that must not reach the wire
-	ErrMalformed = errors.New("engine's answer is not valid HTTP/1.1")    // it quotes no bytes: they may be of a client's answer
+	ErrRefused   = errors.New("request refused before it was sent")       // a header, path or target is not safe to send
+	ErrMalformed = errors.New("engine's answer is not valid HTTP/1.1")    // quotes no bytes: they may be of a client's answer
 	ErrTooLarge  = errors.New("engine's answer is larger than the limit") // head over Options.ReadBuffer, or body over ReadAll's limit
 )
 
@@ -22,10 +22,10 @@ type Phase uint8
 
 // The phases of a call, in order.
 const (
-	PhaseRequest Phase = iota // the request was refused here, nothing was dialled
+	PhaseRequest Phase = iota // the client refused the request before it dialled
 	PhaseConnect              // name lookup, TCP, TLS handshake
 	PhaseWrite                // the request was not fully written
-	PhaseHead                 // written; no complete response head yet
+	PhaseHead                 // the request was written, but no complete response head came
 	PhaseBody                 // the response body broke off
 )
 
@@ -38,7 +38,7 @@ func (p Phase) String() string {
 	return fmt.Sprintf("Phase(%d)", uint8(p))
 }
 
-// Error has what a caller needs to decide about a retry: whether the engine can have seen the request, and whether it
+// Error has the facts by which a caller decides about a retry: whether the engine may have seen the request, and whether it
 // had begun to answer.
 type Error struct {
 	Target   string // Target.ID
@@ -62,9 +62,9 @@ func (e *Error) Error() string {
 // Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
 
-// Stale reports that a kept-alive connection broke before a response byte came. Most likely the engine had closed it
-// while it was idle. But if the Error is Sent, the request may also have run: a POST goes again only as a new
-// request.
+// Stale reports that a reused connection broke before a response byte came. Most likely the engine had closed it
+// while it was idle. But if Sent is true, the engine may have run the request, so Do does not repeat a
+// POST by itself.
 func (e *Error) Stale() bool {
 	return e.Reused && !e.Answered && !e.Timeout && !e.Aborted && (e.Phase == PhaseWrite || e.Phase == PhaseHead)
 }
@@ -74,13 +74,13 @@ func isTimeout(err error) bool {
 	return errors.As(err, &t) && t.Timeout()
 }
 
-// StatusError is an answer whose HTTP status was not the wanted one.
+// StatusError is an answer with an HTTP status other than the expected one.
 type StatusError struct {
 	Target string
 	Method string // empty: GET
 	Path   string
 	Status int
-	Why    error // the reason that the engine gave, if evenkeel knows it; nil: it is another one
+	Why    error // the reason that the engine gave; nil: evenkeel does not know the reason
 }
 
 func (e *StatusError) Error() string {
@@ -103,6 +103,6 @@ func (e *StatusError) Unwrap() error {
 	return nil
 }
 
-// ErrCredential is in Status.Err while an engine refuses our API key. Every request would fail, so the engine counts
-// as down.
+// ErrCredential is in Status.Err while an engine refuses the proxy's API key. The engine counts as down then, because every
+// request would fail.
 var ErrCredential = errors.New("the engine refused the proxy's API key; check api_key_env of its profile")

@@ -6,17 +6,17 @@ import (
 	"net/http"
 )
 
-// Get reads a whole small answer (health, models, metrics), bounded by ctx. A GET is idempotent, so a stale
-// connection is replaced once, without an error.
+// Get reads a whole small answer (health, models, metrics), bounded by ctx. If the connection is stale, the request is
+// sent once more on a new one, because a GET may be repeated.
 func (c *Client) Get(ctx context.Context, t *Target, path string, limit int, hdr ...Header) (status int, body []byte, err error) {
 	return c.NewCall(t).ask(ctx, http.MethodGet, path, limit, hdr...)
 }
 
-// ask is Get with any method, for questions that an engine does not take as a GET.
+// ask does what Get does, with any method. It is for requests that an engine does not accept as a GET.
 func (k *Call) ask(ctx context.Context, method, path string, limit int, hdr ...Header) (status int, body []byte, err error) {
 	stop := context.AfterFunc(ctx, k.Abort)
 	defer stop()
-	defer func() { // the context's end shows as an abort; the caller is told the context's own error
+	defer func() { // the end of ctx looks like an abort; the caller gets the error of ctx instead
 		var e *Error
 		if errors.As(err, &e) && ctx.Err() != nil {
 			e.Err, e.Timeout = ctx.Err(), isTimeout(ctx.Err())
@@ -32,7 +32,7 @@ func (k *Call) ask(ctx context.Context, method, path string, limit int, hdr ...H
 	return r.StatusCode(), body, err
 }
 
-// read is Get for an answer that must be a 200; it returns the body.
+// read does what Get does, but fails unless the status is 200.
 func (c *Client) read(ctx context.Context, t *Target, path string, limit int, hdr ...Header) ([]byte, error) {
 	status, body, err := c.Get(ctx, t, path, limit, hdr...)
 	if err == nil && status != http.StatusOK {

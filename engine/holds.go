@@ -2,15 +2,15 @@ package engine
 
 import "strings"
 
-// Holds are the settings by which a server of SGLang that prefills and decodes holds prompts back itself, as GET /server_info tells
-// them. Source: SGLang 0.5.23, managers/min_free_slots_delayer.py.
+// Holds are settings of an SGLang server that prefills and decodes, as GET /server_info reports them. They make the server itself
+// delay prompts. Source: SGLang 0.5.23, managers/min_free_slots_delayer.py.
 type Holds struct {
 	Delays      bool   `json:"enable_prefill_delayer"`
-	FreeSlots   Number `json:"min_free_slots_delay"` // prompts wait until so many slots of a rank are free; null: its start command does not say
+	FreeSlots   Number `json:"min_free_slots_delay"` // prompts wait until a rank has so many free slots; null: the flag is not set
 	Speculation string `json:"speculative_algorithm"`
 }
 
-// Flags returns the flags of the start command that make the server hold prompts back, each with what to do about it.
+// Flags returns the flags of the start command that make the server delay prompts, each with a remedy.
 // slots is how many requests a rank runs at once; 0: unknown.
 func (h *Holds) Flags(slots int) (flags, remedies []string) {
 	add := func(flag, remedy string) { flags, remedies = append(flags, flag), append(remedies, remedy) }
@@ -20,7 +20,7 @@ func (h *Holds) Flags(slots int) (flags, remedies []string) {
 	const off = "start it with --min-free-slots-delay 1"
 	switch algorithm := strings.ToUpper(h.Speculation); {
 	case h.FreeSlots == "": // this version has no such setting
-	case h.FreeSlots == "null": // these algorithms turn the setting on by themselves, but not for a few slots
+	case h.FreeSlots == "null": // two algorithms turn the setting on if the flag is not set, unless a rank has few slots
 		if (algorithm == "DFLASH" || algorithm == "DSPARK") && (slots == 0 || slots >= fewSlots) {
 			add("--speculative-algorithm "+algorithm+", which turns --min-free-slots-delay on", off)
 		}
@@ -32,5 +32,5 @@ func (h *Holds) Flags(slots int) (flags, remedies []string) {
 	return flags, remedies
 }
 
-// fewSlots is the least number of slots of a rank with which SGLang turns the setting on by itself.
+// fewSlots is the least number of slots of a rank for which these algorithms turn the setting on.
 const fewSlots = 8

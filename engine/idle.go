@@ -5,15 +5,15 @@ import (
 	"time"
 )
 
-// idlePool keeps connections between calls, by host, the newest on top: after a quiet hour few of them are left, and
-// these are the freshest. uvicorn closes idle connections after 5 s, so take returns none that was idle for longer
-// than ttl.
+// idlePool keeps connections between calls. Each host has a stack with the newest connection on top, so that old ones expire when
+// there are few calls. uvicorn, the server of many engines, closes idle connections after 5 s, so take returns none that was idle for
+// longer than ttl.
 type idlePool struct {
 	ttl time.Duration
-	max int // connections for each host
+	max int // idle connections per host
 
 	mu     sync.Mutex
-	stacks map[key][]*conn // idleAt ascends
+	stacks map[key][]*conn // each is sorted by idleAt, the oldest first
 	timer  *time.Timer     // runs while any connection is idle
 	closed bool
 }
@@ -22,7 +22,7 @@ func newIdlePool(ttl time.Duration, size int) *idlePool {
 	return &idlePool{ttl: ttl, max: size, stacks: map[key][]*conn{}}
 }
 
-// take returns the newest live connection, or nil.
+// take returns the newest idle connection to a host that is still open; nil: there is none.
 func (p *idlePool) take(host key) *conn {
 	for {
 		c := p.pop(host)
@@ -33,7 +33,7 @@ func (p *idlePool) take(host key) *conn {
 	}
 }
 
-// pop takes the newest connection to a host off its stack; nil: there is none that is young enough.
+// pop takes the newest connection to a host off its stack; nil: none is younger than ttl.
 func (p *idlePool) pop(host key) *conn {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -42,7 +42,7 @@ func (p *idlePool) pop(host key) *conn {
 		return nil
 	}
 	c := stack[len(stack)-1]
-	if time.Since(c.idleAt) >= p.ttl { // the connections below are older still; sweep closes them
+	if time.Since(c.idleAt) >= p.ttl { // all others are even older; sweep closes them
 		return nil
 	}
 	stack[len(stack)-1] = nil
@@ -50,7 +50,7 @@ func (p *idlePool) pop(host key) *conn {
 	return c
 }
 
-// put takes the connection over: it keeps or closes it.
+// put stores the connection, or closes it if the pool is full or closed.
 func (p *idlePool) put(c *conn) {
 	c.idleAt, c.reused = time.Now(), true
 	p.mu.Lock()
@@ -68,7 +68,7 @@ func (p *idlePool) put(c *conn) {
 	}
 }
 
-// count is how many connections of a host may still be used.
+// count returns how many connections to a host are younger than ttl.
 func (p *idlePool) count(host key) (n int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -80,7 +80,7 @@ func (p *idlePool) count(host key) (n int) {
 	return n
 }
 
-// drop closes a host's idle connections. One of them was found stale, so the engine has most likely restarted, and
+// drop closes all idle connections to a host. It is for a host with a stale connection: most likely the engine has restarted, so
 // all of them are stale.
 func (p *idlePool) drop(host key) {
 	p.mu.Lock()
@@ -90,7 +90,7 @@ func (p *idlePool) drop(host key) {
 	closeAll(stack)
 }
 
-// sweep closes the connections that are too old to be used.
+// sweep closes the connections that are older than ttl.
 func (p *idlePool) sweep() {
 	var old []*conn
 	p.mu.Lock()
@@ -116,7 +116,7 @@ func (p *idlePool) sweep() {
 	closeAll(old)
 }
 
-// close closes all connections, and has put close every later one.
+// close closes all connections. From then on put closes each connection at once.
 func (p *idlePool) close() {
 	p.mu.Lock()
 	p.closed = true

@@ -5,18 +5,20 @@ import (
 	"net"
 )
 
-// While an answer streams, an event loop may read its socket instead of a goroutine. Lift takes the socket out of
-// Go's poller, which would otherwise be woken for every arrival as well, and Lower puts it back. In between the
-// connection has no buffer, nor anything else that only a goroutine needs.
+// While an answer streams, an event loop may read its socket instead of a goroutine, which saves memory and wake-ups. Lift takes
+// the socket away from Go's poller, which would otherwise also be woken for every arrival. Lower gives it back. In between, the
+// connection has no buffers.
 
-// Lift returns the socket of a response whose body has begun, if the connection has no TLS, the body is chunked, and
-// all that has arrived was read. The caller may read and watch the socket, must not close it, and must call Lower
-// before any other method but Unframe. touched is called, from any goroutine, if the call is aborted or left or its
-// wait is ended meanwhile. The caller must then call Lower and go on reading, which returns the error.
+// Lift returns the socket of a response whose body has begun; ok is false unless the connection has no TLS, the body is chunked, and
+// all bytes that have arrived were read. The caller may read and poll the socket but must not close it, and must call Lower
+// before any other method except Unframe. If Abort, Leave or Expire of the call is called meanwhile, touched is called, from any
+// goroutine. The caller must then call Lower and continue with Read, which returns the error.
 func (r *Response) Lift(touched func()) (fd int, ok bool) {
 	c := r.conn
-	if c == nil || r.err != nil || c.bw != nil || r.body.framing != byChunks || r.body.chunks.settle(c.br) || r.body.chunks.err != nil ||
-		c.br.Buffered() > 0 {
+	if c == nil || r.err != nil || c.bw != nil || r.body.framing != byChunks {
+		return 0, false
+	}
+	if ended := r.body.chunks.settle(c.br); ended || r.body.chunks.err != nil || c.br.Buffered() > 0 {
 		return 0, false
 	}
 	k := r.call
@@ -28,7 +30,7 @@ func (r *Response) Lift(touched func()) (fd int, ok bool) {
 	if fd, ok = dupSocket(c.raw); !ok {
 		return 0, false
 	}
-	c.close() // the copy of the descriptor keeps the connection open
+	c.close() // this does not end the connection, because fd is a copy of the descriptor
 	c.park()
 	c.fd, c.touched, r.body.br = fd, touched, nil
 	c.setSocket(nil, nil)
@@ -36,16 +38,16 @@ func (r *Response) Lift(touched func()) (fd int, ok bool) {
 	return fd, true
 }
 
-// Unframe finds the data in bytes that were read from a lifted socket. It returns the first piece of data, and how
-// many bytes it has used. io.EOF says that the body is complete.
+// Unframe finds the data in p, bytes that were read from a lifted socket. It returns the first piece of data, and how
+// many bytes of p it has used. io.EOF says that the body is complete.
 func (r *Response) Unframe(p []byte) (data []byte, used int, err error) {
 	data, used, err = r.body.chunks.step(p, len(p))
 	r.conn.read += int64(used)
 	return data, used, err
 }
 
-// Lower makes a lifted response an ordinary one again. socketErr is the error of the socket, if it had one that a
-// further read would not return again; nil: there was none.
+// Lower ends the effect of Lift: Read works again. socketErr is an error of the socket that a
+// further read would not return; nil: there was none.
 func (r *Response) Lower(socketErr error) {
 	k, c := r.call, r.conn
 	k.mu.Lock()
@@ -53,7 +55,7 @@ func (r *Response) Lower(socketErr error) {
 	c.fd, c.touched = noSocket, nil
 	if err != nil {
 		socketErr = cmp.Or(socketErr, err)
-		raw, _ = net.Pipe() // a closed connection in its place
+		raw, _ = net.Pipe() // closed below, so that reads fail
 		_ = raw.Close()
 	}
 	c.setSocket(raw, raw)

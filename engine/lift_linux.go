@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// dupSocket returns another descriptor of a TCP connection's socket.
+// dupSocket returns a second file descriptor for the socket of a TCP connection.
 func dupSocket(c net.Conn) (fd int, ok bool) {
 	t, ok := c.(*net.TCPConn)
 	if !ok {
@@ -24,19 +24,19 @@ func dupSocket(c net.Conn) (fd int, ok bool) {
 	return fd, err == nil && dupErr == nil
 }
 
-// netConn makes a connection of a descriptor. It closes the descriptor in any case.
+// netConn returns a connection that uses a copy of the descriptor fd. It always closes fd itself.
 func netConn(fd int) (net.Conn, error) {
-	err := syscall.SetNonblock(fd, false) // else os.NewFile would give the descriptor to Go's poller, which is not needed
+	err := syscall.SetNonblock(fd, false) // otherwise os.NewFile would needlessly register fd with Go's poller
 	f := os.NewFile(uintptr(fd), "socket")
 	c, fileErr := net.FileConn(f)
 	return c, errors.Join(err, fileErr, f.Close())
 }
 
-// shutdown closes our half of a lifted socket, or both halves.
+// shutdown closes evenkeel's half of a lifted socket, or both halves.
 func (c *conn) shutdown(both bool) {
 	how := unix.SHUT_WR
 	if both {
 		how = unix.SHUT_RDWR
 	}
-	_ = unix.Shutdown(c.fd, how) // a connection that is gone is shut already
+	_ = unix.Shutdown(c.fd, how) // it fails only if the connection has ended already
 }

@@ -6,7 +6,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// metrics has the metrics of a monitor's instances.
+// metrics has the Prometheus metrics of a monitor's instances. newMetrics has the help of each.
 type metrics struct {
 	up       *prometheus.GaugeVec
 	state    *prometheus.GaugeVec
@@ -18,7 +18,7 @@ type metrics struct {
 	short    *prometheus.CounterVec
 }
 
-// newMetrics makes the metrics, and registers them with reg; nil: they are kept but not exported.
+// newMetrics makes the metrics and registers them with reg; nil: they are not exported.
 func newMetrics(reg prometheus.Registerer) *metrics {
 	gauge := func(name, help string, labels ...string) *prometheus.GaugeVec {
 		return shared(reg, prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "evenkeel_engine_" + name, Help: help}, labels))
@@ -44,8 +44,8 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 	}
 }
 
-// shared registers a collector. If it is registered already it returns that one, so that a second monitor of the
-// process shares it.
+// shared registers a collector and returns it. If another monitor of this process has registered the same metric, shared returns
+// the registered one, so that the monitors share it.
 func shared[C prometheus.Collector](reg prometheus.Registerer, c C) C {
 	if reg == nil {
 		return c
@@ -57,16 +57,16 @@ func shared[C prometheus.Collector](reg prometheus.Registerer, c C) C {
 			return old
 		}
 	}
-	if err != nil { // another collector has our name, which is a bug
+	if err != nil { // another collector uses this name, which is a bug
 		panic(err)
 	}
 	return c
 }
 
-// States of an instance, as a label.
+// states are the states of an instance, as values of a label.
 var states = []string{"up", "out", "wedged", "halted", "down"}
 
-// State is one of up, out, wedged, halted and down.
+// State returns the state of the instance: one of states.
 func (s Status) State() string {
 	switch {
 	case !s.Up:
@@ -89,7 +89,7 @@ func (m *metrics) show(in Instance, s Status) {
 	}
 }
 
-// createSeries makes the series of an instance, so that an alert sees a zero before the first count.
+// createSeries creates the series of an instance, so that each starts at 0 and an alert notices the first count.
 func (m *metrics) createSeries(in Instance) {
 	m.show(in, Status{})
 	m.late.WithLabelValues(in.ID)
@@ -107,7 +107,7 @@ func (m *metrics) createSeries(in Instance) {
 	m.short.WithLabelValues(in.ID)
 }
 
-// forget drops the series of an instance that is not watched any more.
+// forget deletes the series of an instance that is not watched any more.
 func (m *metrics) forget(in Instance) {
 	m.up.DeleteLabelValues(in.ID, in.Role)
 	m.state.DeletePartialMatch(prometheus.Labels{"engine": in.ID, "role": in.Role})
@@ -123,7 +123,7 @@ func (m *metrics) forget(in Instance) {
 	m.short.DeletePartialMatch(gone)
 }
 
-// truth is 1 for true and 0 for false.
+// truth returns 1 for true and 0 for false.
 func truth(b bool) float64 {
 	if b {
 		return 1

@@ -11,8 +11,8 @@ import (
 	"sync"
 )
 
-// Models reads GET /v1/models, bounded by ctx. If the error is a PageError, the models are known, but not the context
-// length of all of them.
+// Models reads GET /v1/models, bounded by ctx. If the error is a PageError, the models are returned, too, but at least one of
+// them without its context length.
 func Models(ctx context.Context, c *Client, t *Target) ([]Model, error) {
 	body, err := c.read(ctx, t, "/v1/models", answerLimit)
 	if err != nil {
@@ -25,8 +25,8 @@ func Models(ctx context.Context, c *Client, t *Target) ([]Model, error) {
 	return models, nil
 }
 
-// parseModels reads an answer of GET /v1/models. If a context length cannot be right it is left out of its model, and
-// the first such PageError is returned with the models.
+// parseModels reads an answer of GET /v1/models. It ignores a context length that cannot be right, and returns
+// the first PageError of this kind with the models.
 func parseModels(body []byte) ([]Model, error) {
 	var list struct {
 		Data []struct {
@@ -51,33 +51,33 @@ func parseModels(body []byte) ([]Model, error) {
 	return models, odd
 }
 
-// ErrUnlisted is the refusal of an engine that does not have the model, or the LoRA adapter, that a request names.
-// Requests go only to engines that list the name: so the engine's list has changed since it was read.
+// ErrUnlisted says that an engine refused a request because it does not have the model, or the LoRA adapter, that the request names.
+// Requests go only to engines that list the name, so the engine's list has changed since it was read.
 var ErrUnlisted = errors.New("it does not have the model, or the LoRA adapter, that the request names")
 
-// noModel matches the whole message with which engines refuse so: vLLM 0.31 in entrypoints/openai/models/serving.py
-// and entrypoints/serve/engine/serving.py, SGLang 0.5.23 in entrypoints/openai/serving_responses.py. Only a whole
-// message counts, because other messages may quote a client.
+// noModel matches the message by which engines say that they do not have a model: vLLM 0.31 in entrypoints/openai/models/serving.py
+// and entrypoints/serve/engine/serving.py, SGLang 0.5.23 in entrypoints/openai/serving_responses.py. It matches only
+// whole messages, because a message with another meaning may quote a client's text.
 var noModel = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile("(?s)^(?:The model [`'].*[`']|LoRA adapter .*) does not exist\\.?$")
 })
 
-// Unlisted reads a refusal: it returns ErrUnlisted, or nil if the refusal says something else.
+// Unlisted returns ErrUnlisted if an answer says that the engine does not have the model; nil: it says something else.
 func Unlisted(status int, body []byte) error {
-	var told struct {
+	var answer struct {
 		Error   json.RawMessage `json:"error"`
 		Message string          `json:"message"` // in vLLM before 0.11, the whole body is the error
 	}
 	if status != http.StatusNotFound {
 		return nil
 	}
-	_ = json.Unmarshal(body, &told) // a value that is no object has no message
+	_ = json.Unmarshal(body, &answer) // an answer that is not an object has no message
 	var inner struct {
 		Message string          `json:"message"`
-		Code    json.RawMessage `json:"code"` // a number, or a word of vLLM's Rust front end and of SGLang
+		Code    json.RawMessage `json:"code"` // a number; vLLM's Rust front end and SGLang send a word
 	}
-	_ = json.Unmarshal(told.Error, &inner) // a value that is no object has no message
-	if noModel().MatchString(inner.Message) || noModel().MatchString(told.Message) || string(inner.Code) == `"model_not_found"` {
+	_ = json.Unmarshal(answer.Error, &inner) // an error that is not an object has no message
+	if noModel().MatchString(inner.Message) || noModel().MatchString(answer.Message) || string(inner.Code) == `"model_not_found"` {
 		return ErrUnlisted
 	}
 	return nil

@@ -23,7 +23,7 @@ func NewMonitor(cfg MonitorConfig) *Monitor {
 	}
 }
 
-// Start watches until ctx ends, and returns when the last request of a check has ended. It calls the function of
+// Start watches the instances until ctx ends, and returns when the last request of a check has ended. It calls the function set by
 // OnChange in this goroutine.
 func (m *Monitor) Start(ctx context.Context) {
 	m.mu.Lock()
@@ -38,7 +38,7 @@ func (m *Monitor) Start(ctx context.Context) {
 			m.notify()
 		case <-ctx.Done():
 			m.mu.Lock()
-			m.ctx = nil // no watch is started from now on
+			m.ctx = nil // from now on launch starts no watch
 			m.mu.Unlock()
 			m.wg.Wait()
 			return
@@ -46,12 +46,12 @@ func (m *Monitor) Start(ctx context.Context) {
 	}
 }
 
-// Set replaces the watched instances. An instance that stays, with the same target, keeps its state; an instance with
-// another target counts as new.
+// Set replaces the watched instances. An instance that was watched before keeps its state, unless its target has changed:
+// then it counts as new.
 func (m *Monitor) Set(instances []Instance) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	stay := make(map[string]*watch, len(instances))
+	watches := make(map[string]*watch, len(instances))
 	for _, in := range instances {
 		w := m.watches[in.ID]
 		if w == nil || !w.in.same(in) {
@@ -59,28 +59,28 @@ func (m *Monitor) Set(instances []Instance) {
 		}
 		w.in.Slots, w.in.Canary = in.Slots, in.Canary
 		w.hold(in.Held)
-		stay[in.ID] = w
+		watches[in.ID] = w
 	}
 	for id, w := range m.watches {
-		if stay[id] != w {
+		if watches[id] != w {
 			w.gone = true
 			w.stop()
 			m.metrics.forget(w.in)
 		}
-		if stay[id] == nil {
+		if watches[id] == nil {
 			m.forgetTraffic(id)
 		}
 	}
-	for id, w := range stay {
+	for id, w := range watches {
 		if m.watches[id] != w {
 			m.metrics.createSeries(w.in)
 			m.launch(w)
 		}
 	}
-	m.watches = stay
+	m.watches = watches
 }
 
-// Status returns a copy of what is known of an instance; the zero Status for an unknown id.
+// Status returns a copy of an instance's status; the zero Status if the id is not known.
 func (m *Monitor) Status(id string) Status {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -90,80 +90,71 @@ func (m *Monitor) Status(id string) Status {
 	return Status{}
 }
 
-// OnChange sets the function that is called after every change, one call at a time. Changes of one instance that come
-// while it runs are reported in one call. Set it before Start.
+// OnChange sets the function that is called after every change of a status, one call at a time. If an instance changes several times
+// while f runs, one call reports the last status. Call OnChange before Start.
 func (m *Monitor) OnChange(f func(id string, s Status)) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.onChange = f
 }
 
-// OnSample sets the function that receives each reading of an engine's metrics, for every engine whose gauges are
-// watched. Call it before Start; f must not block.
+// OnSample sets the function that gets each sample of the metrics of each engine whose gauges are
+// watched. asked is when the scrape began. Call OnSample before Start; f must not block.
 func (m *Monitor) OnSample(f func(id string, s *Sample, asked time.Time)) { m.onSample = f }
 
-// Report says how a call to an instance failed. If no connection could be made, the instance is down from now on
-// until its next good check, and a check is made at once. If a connection broke, a check is made at once, too, and the
-// instance is down if that check cannot connect either. If a connection could not be made in time, a check is made at
-// once over a new connection. Any other failure (a timeout, bytes that are no answer) may be the request's own fault,
-// and the checks find out in their time. An engine or a rank that says itself that it takes no requests gets none
-// from now on. If an engine does not have a model that its list has, the list is read again.
+// Report says how a call to an instance failed. What follows depends on err:
+//
+//   - The engine or the rank said that it takes no requests: it gets none from now on.
+//   - The engine does not have a model that its list has: the list is read again.
+//   - No connection could be made in time: the instance is checked at once, over a new connection.
+//   - A connection was refused: the instance is down from now on until its next good check, which begins at once.
+//   - A connection broke: the instance is checked at once, and is down if that check cannot connect.
+//   - Any other failure (a timeout, bytes that are no answer) may be the request's own fault: the regular checks will find out.
 func (m *Monitor) Report(id string, err error) {
-	var e *Error
-	if unlisted := errors.Is(err, ErrUnlisted); unlisted || IsWithheld(err) {
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		switch w := m.watches[id]; {
-		case w == nil || !w.status.Up:
-		case unlisted:
-			w.unlisted(err)
-		default:
-			w.withheld(err)
-		}
-		return
-	}
-	// the engine's name may lead to a host that is gone, while kept-alive connections still answer
-	if errors.As(err, &e) && e.Phase == PhaseConnect && e.Timeout {
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		if w := m.watches[id]; w != nil && w.status.Up {
-			w.redial = true
-			w.checkNow()
-		}
-		return
-	}
-	if !errors.As(err, &e) || e.Aborted || e.Timeout || errors.Is(err, ErrClosed) || errors.Is(err, ErrMalformed) ||
-		errors.Is(err, ErrTooLarge) {
-		return
-	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	w := m.watches[id]
 	if w == nil {
 		return
 	}
-	if unreachable(err) {
-		w.reports++ // a check begun before this cannot take the instance up
-	}
-	if !w.status.Up {
-		return
-	}
-	if unreachable(err) {
-		next := w.status
-		next.Up, next.Err = false, err
-		w.setStatus(next)
-		w.failed = misses
-	} else {
+	up := w.status.Up
+	var e *Error
+	isCall := errors.As(err, &e)
+	switch {
+	case errors.Is(err, ErrUnlisted):
+		if up {
+			w.unlisted(err)
+		}
+	case IsWithheld(err):
+		if up {
+			w.withheld(err)
+		}
+	case isCall && e.Phase == PhaseConnect && e.Timeout: // the engine may have moved, while idle connections to its old address still work
+		if up {
+			w.redial = true
+			w.checkNow()
+		}
+	case !isCall || e.Aborted || e.Timeout || errors.Is(err, ErrClosed) || errors.Is(err, ErrMalformed) || errors.Is(err, ErrTooLarge):
+	case unreachable(err):
+		w.reports++ // so that a check which began before this report does not set Up
+		if up {
+			next := w.status
+			next.Up, next.Err = false, err
+			w.setStatus(next)
+			w.failed = misses
+			w.checkNow()
+		}
+	case up:
 		w.broke = true
+		w.checkNow()
 	}
-	w.checkNow()
 }
 
-// relistEvery is the least time between two readings of an engine's list because of its answers to requests.
+// relistEvery is the least time between two readings of an engine's list of models that unlisted causes.
 const relistEvery = time.Second
 
-// unlisted has the engine's list read again: now, or with the next check if it was read a moment ago for the same
-// reason. It needs m.mu.
+// unlisted makes the watch read the engine's list of models again: now or, if it was read for the same reason less than
+// relistEvery ago, with the next check. The caller holds m.mu.
 func (w *watch) unlisted(err error) {
 	w.relist = true
 	if time.Since(w.relisted) < relistEvery {
@@ -175,7 +166,7 @@ func (w *watch) unlisted(err error) {
 	w.checkNow()
 }
 
-// Expired is how many hand-offs a prefill engine has given up before a decode engine had fetched them, by its gauges
+// Expired returns how many hand-offs of a prefill engine expired before a decode engine fetched them, by its metrics
 // when they were last read.
 func (m *Monitor) Expired(id string) (n float64, known bool) {
 	m.mu.Lock()
@@ -187,8 +178,8 @@ func (m *Monitor) Expired(id string) (n float64, known bool) {
 	return w.expired, true
 }
 
-// ExpiredNow asks the engine for that number now, for at most a second. Callers that come meanwhile share the next
-// answer.
+// ExpiredNow returns the same number as Expired, but reads the metrics now, within at most a second. Calls that come meanwhile share one
+// reading.
 func (m *Monitor) ExpiredNow(ctx context.Context, id string) (n float64, known bool) {
 	asked := time.Now()
 	m.mu.Lock()
@@ -199,7 +190,7 @@ func (m *Monitor) ExpiredNow(ctx context.Context, id string) (n float64, known b
 	}
 	w.counting.Lock()
 	defer w.counting.Unlock()
-	if w.countedAt.After(asked) { // another caller asked the engine after this call began
+	if w.countedAt.After(asked) { // another call has read the metrics after this call began
 		return m.Expired(id)
 	}
 	w.countedAt = time.Now()
@@ -210,11 +201,11 @@ func (m *Monitor) ExpiredNow(ctx context.Context, id string) (n float64, known b
 	return w.countExpired(s)
 }
 
-// oldReadings is the number of intervals without a reading after which the last one no longer counts.
+// oldReadings is the number of intervals after which the last sample is too old, if no newer one has come.
 const oldReadings = 3
 
-// Gauges is what a decode engine said of a rank when its metrics were last read; ok is false if that was too long
-// ago, or never.
+// Gauges returns a rank's gauges from the last sample of the engine's metrics; ok is false if there is no sample,
+// or if it is too old.
 func (m *Monitor) Gauges(id string, rank int) (g Gauges, ok bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -226,8 +217,8 @@ func (m *Monitor) Gauges(id string, rank int) (g Gauges, ok bool) {
 	return g, ok
 }
 
-// Answered reports that an instance answered something other than a check of the monitor. So it is alive, even if the
-// answer to its health check comes late.
+// Answered records that an instance answered a request, so it is alive, even if it is slow to
+// answer its health check.
 func (m *Monitor) Answered(id string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -236,7 +227,7 @@ func (m *Monitor) Answered(id string) {
 	}
 }
 
-// launch begins the checks of an instance, if Start was called and its ctx has not ended. It needs mu.
+// launch starts the checks of an instance, if Start was called and its ctx has not ended. The caller holds mu.
 func (m *Monitor) launch(w *watch) {
 	if m.ctx == nil || m.ctx.Err() != nil {
 		return

@@ -11,19 +11,19 @@ import (
 	"go.uber.org/zap"
 )
 
-// Moved says that the name of an engine has other addresses than before. Its zero value says that it has not.
+// Moved says that the name of an engine resolves to other addresses than before; its zero value: it does not.
 type Moved struct {
 	From string    `json:"from"` // the addresses, separated by commas
 	To   string    `json:"to"`
 	At   time.Time `json:"at"` // when the change was seen
 }
 
-// lookupTimeout is how long it may take to look up a name.
+// lookupTimeout bounds one look-up of a name.
 const lookupTimeout = time.Second
 
-// locate looks up the addresses of the engine's name, before the engine is checked over a new connection. If the last
-// look-up gave none of these addresses, the kept-alive connections lead to a host that the name no longer means, so they
-// are closed.
+// locate looks up the addresses of the engine's name, before the engine is checked over a new connection. If none of them
+// was among the addresses of the previous look-up, the engine has moved. Then idle connections lead to a host that the name no longer
+// means, so locate closes them.
 func (w *watch) locate(ctx context.Context) {
 	c, host := w.m.cfg.Client, w.in.Target.URL.Hostname()
 	if _, err := netip.ParseAddr(host); err == nil || c.opts.Lookup == nil { // it is an address, or names are not looked up
@@ -32,7 +32,7 @@ func (w *watch) locate(ctx context.Context) {
 	ctx, stop := context.WithTimeout(ctx, min(lookupTimeout, w.m.cfg.Timeout))
 	defer stop()
 	found, err := c.opts.Lookup(ctx, host)
-	if err != nil || len(found) == 0 { // if the failure lasts, new connections fail, too
+	if err != nil || len(found) == 0 { // ignored: if the failure lasts, new connections fail, too
 		return
 	}
 	slices.SortFunc(found, netip.Addr.Compare)
@@ -41,18 +41,18 @@ func (w *watch) locate(ctx context.Context) {
 	if len(before) == 0 || slices.ContainsFunc(found, func(a netip.Addr) bool { return slices.Contains(before, a) }) {
 		return
 	}
-	w.unproven = true // until a new connection is answered
+	w.unproven = true // until the engine answers over a new connection
 	c.idle.drop(w.in.Target.key())
 	moved := Moved{From: list(before), To: list(found), At: time.Now()}
 	w.m.cfg.Log.Warn("the name of an engine has another address now; it is up only while new connections to that address are answered",
 		zap.String("engine", w.in.ID), zap.String("role", w.in.Role), zap.String("from", moved.From), zap.String("to", moved.To))
 	w.m.mu.Lock()
 	defer w.m.mu.Unlock()
-	w.moved = moved // it is published with the result of the check, because facts read before say nothing about the new host
+	w.moved = moved // published only with the result of the check, because the facts in the status are those of the old host
 }
 
-// elsewhere adds to the reason why an engine does not answer that its name has another address, if no new connection
-// was answered there yet. It needs m.mu.
+// elsewhere adds to err that the engine's name has another address, if the engine has not answered at the new
+// address yet. The caller holds m.mu.
 func (w *watch) elsewhere(err error) error {
 	if m := w.moved; w.unproven {
 		return fmt.Errorf("%w; its name has another address now, %s instead of %s, which was seen at %s", err, m.To, m.From,
@@ -61,7 +61,7 @@ func (w *watch) elsewhere(err error) error {
 	return err
 }
 
-// list writes addresses in one line, separated by commas.
+// list returns the addresses as text, separated by commas.
 func list(all []netip.Addr) string {
 	words := make([]string, len(all))
 	for i, a := range all {

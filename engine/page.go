@@ -14,35 +14,35 @@ import (
 	"github.com/prometheus/common/model"
 )
 
-// PageError says that a number on an engine's page cannot be right, so that the page, or at least the number, is not
-// used.
+// PageError says that a number on an engine's page, such as its metrics page, cannot be right. Then the page, or at least the number,
+// is not used.
 type PageError struct {
-	Name string // name of the number
-	Says string // text that stands for it on the page
+	Name string // the name of the number
+	Says string // its text on the page
 }
 
 func (e *PageError) Error() string {
 	return fmt.Sprintf("the engine's page cannot be right: %s says %s", e.Name, e.Says)
 }
 
-// These are the largest numbers that can be right on an engine's page. They are far above what any engine has: a
-// larger one comes from a broken counter, or from a page that is not an engine's.
+// The largest numbers that are accepted from an engine's page. They are far above those of any engine. A
+// larger number comes from a broken counter, or from a page that is not an engine's.
 const (
-	MostRanks    = 4096            // behind one address
-	MostRequests = 1 << 20         // that run or wait on a rank: each has a connection
-	MostKVTokens = 100_000_000_000 // in the memory of a rank: 100 TB at 1 KB for each, and models need more than that
-	MostStep     = 100_000_000     // tokens of one step of a rank, and steps of a cycle
+	MostRanks    = 4096            // ranks behind one address
+	MostRequests = 1 << 20         // requests that run or wait on a rank; each needs a connection
+	MostKVTokens = 100_000_000_000 // KV tokens of a rank: at 1 KB per token, less than models need, they would take 100 TB
+	MostStep     = 100_000_000     // tokens in one step of a rank, and steps in a cycle
 	MostContext  = 100_000_000     // tokens of one request
-	mostCounted  = 1 << 53         // above this a counter of 64-bit floats cannot count by one any more
-	mostShare    = 1.01            // of the KV memory: it is the quotient of two numbers that an engine reads one after the other
+	mostCounted  = 1 << 53         // a count; a 64-bit float cannot count by one above this
+	mostShare    = 1.01            // a share of the KV memory; it may exceed 1, because engines read its two terms one after the other
 	mostBlock    = 1 << 20         // tokens of a KV block
-	latestStart  = 100_000_000_000 // Unix seconds: the year 5138
+	latestStart  = 100_000_000_000 // a start time in Unix seconds: the year 5138
 )
 
-// Limits has the series that are read from a page: the largest value of each, by name.
+// Limits lists the series to read from a page, and the largest value that each may have.
 type Limits map[string]float64
 
-// Add sets the limit of these names.
+// Add sets the limit of the series with these names and returns l.
 func (l Limits) Add(most float64, names ...string) Limits {
 	for _, n := range names {
 		l[n] = most
@@ -50,33 +50,33 @@ func (l Limits) Add(most float64, names ...string) Limits {
 	return l
 }
 
-// Counters sets the limit of names that count since the engine's start.
+// Counters does what Add does, with the limit for counts since the engine's start.
 func (l Limits) Counters(names ...string) Limits { return l.Add(mostCounted, names...) }
 
-// Shares sets the limit of names that are a share of the KV memory.
+// Shares does what Add does, with the limit for shares of the KV memory.
 func (l Limits) Shares(names ...string) Limits { return l.Add(mostShare, names...) }
 
-// of is the limit of a name. wanted is false if the series is not read.
+// of returns the limit of a name; wanted is false if the series is not to be read.
 func (l Limits) of(name string) (most float64, wanted bool) {
 	switch name {
 	case StartTimeName:
 		return latestStart, true
-	case CacheConfigName: // its information is in its labels
+	case CacheConfigName: // only its labels are used
 		return math.MaxFloat64, true
 	}
 	most, wanted = l[name]
 	return most, wanted
 }
 
-// Named reads the series of these names from a page in the Prometheus text format, with the start time and the cache
-// config that each page has, all of them untyped. A value must be NaN, which stands for unknown, or lie between 0 and
-// the limit of its name. If any value is wrong, the whole page is a PageError, because then nothing shows that the
-// other values are right.
+// Named reads from a page in the Prometheus text format the series in limits, the start time, and the cache
+// config. All of them are untyped. A value must be between 0 and
+// the limit of its name, or NaN, which means unknown. If any value is wrong, Named returns a PageError and no values, because then
+// the other values cannot be trusted either.
 func Named(page []byte, limits Limits) (map[string]*dto.MetricFamily, error) {
 	parser := expfmt.NewTextParser(model.UTF8Validation)
 	families, err := parser.TextToMetricFamilies(bytes.NewReader(onlyNamed(page, limits)))
 	if err != nil {
-		line := 0 // only the line is used: the rest of the parser's message quotes the page
+		line := 0 // the error names only the line, because the parser's message quotes the page
 		if at := (expfmt.ParseError{}); errors.As(err, &at) {
 			line = at.Line
 		}
@@ -93,8 +93,8 @@ func Named(page []byte, limits Limits) (map[string]*dto.MetricFamily, error) {
 	return families, nil
 }
 
-// onlyNamed keeps the sample lines of exactly these names. Without their TYPE lines all series are untyped, which is
-// enough to read their values.
+// onlyNamed returns the sample lines of these names. It removes TYPE lines, so that all series are untyped and their values can be
+// read in the same way.
 func onlyNamed(page []byte, names Limits) []byte {
 	var kept []byte
 	for line := range bytes.Lines(page) {
@@ -110,25 +110,25 @@ func onlyNamed(page []byte, names Limits) []byte {
 	return kept
 }
 
-// Number is the text of a number in JSON; empty: there is none. With an int instead, a number that is not an int
+// Number is the text of a number in JSON; empty: there is none. It is not an int, because then a single number that is not an int
 // would make the whole document unreadable.
 type Number string
 
-// UnmarshalJSON stores any value as it is.
+// UnmarshalJSON stores the text of any value.
 func (n *Number) UnmarshalJSON(raw []byte) error {
 	*n = Number(raw)
 	return nil
 }
 
-// Whole is the number, 0 if it is not known. A number that is negative, above most or not whole is a PageError with
-// the number's name.
+// Whole returns the number; 0: it is not known. If the number is negative, above most or not whole, it returns a PageError with
+// this name.
 func (n Number) Whole(name string, most int64) (int, error) {
 	v, _, err := Whole(name, string(n), most)
 	return int(v), err
 }
 
-// Whole reads a whole number from text on an engine's page; name is for the error. For text that is not a number,
-// known is false. A number that is negative, above most or not whole is a PageError.
+// Whole reads a whole number from a text of an engine's page. If the text is not a number,
+// known is false. If the number is negative, above most or not whole, the error is a PageError with this name.
 func Whole(name, text string, most int64) (n int64, known bool, err error) {
 	v, err := strconv.ParseFloat(text, 64)
 	switch {
@@ -140,7 +140,7 @@ func Whole(name, text string, most int64) (n int64, known bool, err error) {
 	return int64(v), true, nil
 }
 
-// shown quotes text of a page, cut after 40 bytes.
+// shown returns a text of a page in quotes, cut after 40 bytes.
 func shown(text string) string {
 	const most = 40
 	if len(text) > most {
@@ -149,8 +149,8 @@ func shown(text string) string {
 	return strconv.QuoteToASCII(text)
 }
 
-// Capacities is the KV capacity in tokens of each engine of a page, by the engine's label, from the series of
-// vllm:cache_config_info.
+// Capacities returns the KV capacity in tokens of each engine on a page. configs are the series of
+// vllm:cache_config_info; the keys of the result are their label engine.
 func Capacities(configs []*dto.Metric) (map[string]float64, error) {
 	all := map[string]float64{}
 	for _, m := range configs {
@@ -165,8 +165,8 @@ func Capacities(configs []*dto.Metric) (map[string]float64, error) {
 	return all, nil
 }
 
-// sharers is how many engines share the number of blocks on a page. An API server of vLLM adds up the blocks of all
-// engines behind it, and gives that sum for every one of them. If the numbers differ, each is the engine's own.
+// sharers returns how many engines share the number of blocks on a page. An API server of vLLM adds up the blocks of all
+// its engines and shows the sum for each of them. If the numbers differ, each is the engine's own, and sharers returns 1.
 func sharers(configs []*dto.Metric) int {
 	for _, m := range configs {
 		if Label(m, "num_gpu_blocks") != Label(configs[0], "num_gpu_blocks") {
@@ -176,30 +176,30 @@ func sharers(configs []*dto.Metric) int {
 	return len(configs)
 }
 
-// cacheTokens is the capacity in tokens of one of n engines that share the number of blocks.
-func cacheTokens(m *dto.Metric, n int) (float64, bool, error) {
-	blocks, told, err := Whole(CacheConfigName+" num_gpu_blocks", Label(m, "num_gpu_blocks"), MostKVTokens*int64(n))
-	if err != nil || !told { // "None" until the engine has measured its memory
+// cacheTokens returns the KV capacity in tokens of one engine; sharers engines share its number of blocks.
+func cacheTokens(m *dto.Metric, sharers int) (capacity float64, known bool, err error) {
+	blocks, known, err := Whole(CacheConfigName+" num_gpu_blocks", Label(m, "num_gpu_blocks"), MostKVTokens*int64(sharers))
+	if err != nil || !known { // the label is "None" until the engine has measured its memory
 		return 0, false, err
 	}
 	size, err := blockTokens(m)
 	if err != nil {
 		return 0, false, err
 	}
-	tokens := float64(blocks/int64(n)) * float64(size)
-	if tokens > MostKVTokens {
+	capacity = float64(blocks/int64(sharers)) * float64(size)
+	if capacity > MostKVTokens {
 		return 0, false, &PageError{CacheConfigName, fmt.Sprintf("num_gpu_blocks %d of block_size %d", blocks, size)}
 	}
-	return tokens, tokens > 0, nil
+	return capacity, capacity > 0, nil
 }
 
-// blockTokens is the tokens of a KV block by a series of vllm:cache_config_info, 0 if unknown.
+// blockTokens returns the size of a KV block in tokens, from a series of vllm:cache_config_info; 0: unknown.
 func blockTokens(m *dto.Metric) (int, error) {
 	n, _, err := Whole(CacheConfigName+" block_size", Label(m, "block_size"), mostBlock)
 	return int(n), err
 }
 
-// Label is the value of a label; empty: the series has no such label.
+// Label returns the value of a label; empty: the series has no such label.
 func Label(m *dto.Metric, name string) string {
 	for _, l := range m.GetLabel() {
 		if l.GetName() == name {
@@ -209,8 +209,8 @@ func Label(m *dto.Metric, name string) string {
 	return ""
 }
 
-// byEngine takes, for each engine label, the value of the first name that has one. If other labels (LoRA) split a
-// series, the largest value counts.
+// byEngine returns a value for each label engine. It prefers the series that comes first in names. If
+// an engine has several series of one name, because other labels differ (LoRA), the largest value counts.
 func byEngine(families map[string]*dto.MetricFamily, names []string) map[string]float64 {
 	out := map[string]float64{}
 	for _, name := range names {
@@ -230,8 +230,7 @@ func byEngine(families map[string]*dto.MetricFamily, names []string) map[string]
 	return out
 }
 
-// sums adds up the values of each rank: vLLM labels ranks `engine`, SGLang `dp_rank`. Of SGLang's workers of a rank,
-// only one counts.
+// sums adds up the values of each rank. The label of a rank is engine for vLLM and dp_rank for SGLang.
 func sums(f *dto.MetricFamily) map[string]float64 {
 	out := map[string]float64{}
 	for _, m := range f.GetMetric() {
@@ -242,8 +241,8 @@ func sums(f *dto.MetricFamily) map[string]float64 {
 	return out
 }
 
-// firstRank is the lowest engine label of a page, whether its value is known or not. If there are more labels than
-// one address can have engines, that is a PageError.
+// firstRank returns the lowest label engine on a page. It returns a PageError if there are more of these labels than
+// one address can have ranks.
 func firstRank(families map[string]*dto.MetricFamily) (int, error) {
 	var all []int
 	for _, f := range families {

@@ -13,21 +13,21 @@ import (
 	"strings"
 )
 
-// Publisher is where a rank publishes its KV events and where it replays them, by the engine's answer. An empty host
-// stands for all addresses of the engine.
+// Publisher has the addresses at which a rank publishes its KV events and replays them, as the engine reported them. An empty host
+// means that the rank listens on all addresses of its engine.
 type Publisher struct {
 	Rank           int // number of the rank in the whole deployment
 	Events, Replay HostPort
 }
 
-// HostPort is an address of ZeroMQ over TCP; its zero value is none.
+// HostPort is an address of ZeroMQ over TCP; its zero value: there is no address.
 type HostPort struct {
 	Host string
 	Port int
 }
 
-// Publishers reads GET /kv_event_sources, which vLLM has from 0.32 on, bounded by ctx. The publishers are in the
-// order of their ranks. The list is empty if the engine does not have the path, or publishes nothing.
+// Publishers reads GET /kv_event_sources, which vLLM has from 0.32 on, bounded by ctx. The result is sorted
+// by rank. It is empty if the engine does not have this path or publishes nothing.
 func Publishers(ctx context.Context, c *Client, t *Target) ([]Publisher, error) {
 	body, err := c.read(ctx, t, "/kv_event_sources", answerLimit)
 	if status := (*StatusError)(nil); errors.As(err, &status) && status.Status == http.StatusNotFound {
@@ -45,21 +45,21 @@ func Publishers(ctx context.Context, c *Client, t *Target) ([]Publisher, error) 
 
 // parsePublishers reads an answer of GET /kv_event_sources, an object with a publisher for each rank.
 func parsePublishers(body []byte) ([]Publisher, error) {
-	var told map[string]struct {
+	var sources map[string]struct {
 		Events string `json:"endpoint"`
 		Replay string `json:"replay_endpoint"`
 	}
-	if err := json.Unmarshal(body, &told); err != nil {
+	if err := json.Unmarshal(body, &sources); err != nil {
 		return nil, errors.New("the answer is not a publisher for each rank")
 	}
 	var all []Publisher
-	for name, s := range told {
+	for name, s := range sources {
 		rank, known, err := Whole("a rank", name, math.MaxInt32)
 		switch {
 		case err != nil:
 			return nil, err
-		case !known || len(told) > MostRanks:
-			return nil, &PageError{"a list of ranks", fmt.Sprintf("%s among %d", shown(name), len(told))}
+		case !known || len(sources) > MostRanks:
+			return nil, &PageError{"a list of ranks", fmt.Sprintf("%s among %d", shown(name), len(sources))}
 		}
 		p := Publisher{Rank: int(rank)}
 		if p.Events, err = hostPort("endpoint", s.Events); err != nil {
@@ -76,18 +76,18 @@ func parsePublishers(body []byte) ([]Publisher, error) {
 	return all, nil
 }
 
-// hostPort reads an address in ZeroMQ's form. An engine that binds to all of its addresses writes * for the host.
-func hostPort(name, endpoint string) (at HostPort, err error) {
+// hostPort reads an address in ZeroMQ's notation, where the host * means all addresses. name is for the error.
+func hostPort(name, endpoint string) (address HostPort, err error) {
 	const scheme = "tcp://"
 	host, port, err := net.SplitHostPort(strings.TrimPrefix(endpoint, scheme))
 	if err == nil {
-		at.Port, err = strconv.Atoi(port)
+		address.Port, err = strconv.Atoi(port)
 	}
-	if err != nil || !strings.HasPrefix(endpoint, scheme) || at.Port < 1 || at.Port > math.MaxUint16 {
+	if err != nil || !strings.HasPrefix(endpoint, scheme) || address.Port < 1 || address.Port > math.MaxUint16 {
 		return HostPort{}, &PageError{name, shown(endpoint) + ", which no other host reaches; give the engine an address like tcp://*:5557"}
 	}
-	if at.Host = host; host == "*" || host == "0.0.0.0" || host == "::" {
-		at.Host = ""
+	if host != "*" && host != "0.0.0.0" && host != "::" {
+		address.Host = host
 	}
-	return at, nil
+	return address, nil
 }

@@ -7,15 +7,15 @@ import (
 	"strings"
 )
 
-// reserved are the headers that a caller may not set: they frame the message, carry our own credential or rank, or
-// ask for what this client does not do.
+// reserved are the headers that a caller may not set. They frame the message, carry evenkeel's API key or rank, or
+// ask for a feature that this client does not have.
 var reserved = []string{
 	"Host", "Content-Length", "Transfer-Encoding", "Connection", "Keep-Alive", "Proxy-Connection", "TE", "Trailer",
 	"Upgrade", "Expect", "Accept-Encoding", "Authorization", "X-data-parallel-rank",
 }
 
-// checkRequest refuses whatever could end a line or a message early: one smuggled CRLF would begin a second request
-// on a shared connection.
+// checkRequest refuses a request with bytes that could end a line or the message early. A CRLF in a header, for example, could begin a
+// second request on the connection.
 func checkRequest(t *Target, method, path string, hdr []Header) error {
 	if err := t.check(); err != nil {
 		return err
@@ -33,14 +33,14 @@ func checkRequest(t *Target, method, path string, hdr []Header) error {
 		if isReserved(h.Name) {
 			return fmt.Errorf("%w: header %s is set by the client itself", ErrRefused, h.Name)
 		}
-		if !isFieldValue(h.Value) { // the value is not quoted: it may be a secret
+		if !isFieldValue(h.Value) { // the error does not quote the value, which may be a secret
 			return fmt.Errorf("%w: header %s has a control character in its value", ErrRefused, h.Name)
 		}
 	}
 	return nil
 }
 
-// appendHead writes the request head. checkRequest must have passed.
+// appendHead appends the request head. checkRequest must have accepted the request.
 func appendHead(dst []byte, t *Target, method, path string, hdr []Header, length int) []byte {
 	dst = append(dst, method...)
 	dst = append(dst, ' ')
@@ -77,7 +77,7 @@ func appendField(dst []byte, name, value string) []byte {
 	return append(dst, "\r\n"...)
 }
 
-// isReserved says whether a header is one of reserved, in any case.
+// isReserved says whether a header is in reserved; upper and lower case are equal.
 func isReserved(name string) bool {
 	for _, r := range reserved {
 		if len(r) == len(name) && strings.EqualFold(r, name) {
@@ -100,7 +100,7 @@ func isToken(s string) bool {
 	return s != ""
 }
 
-// isFieldValue says whether s may be a header value by RFC 9110: no control character but tab.
+// isFieldValue says whether s may be a header value by RFC 9110: it has no control character except tab.
 func isFieldValue(s string) bool {
 	for i := range len(s) {
 		if c := s[i]; c < ' ' && c != '\t' || c == 0x7f {

@@ -7,15 +7,15 @@ import (
 	"time"
 )
 
-// Response is an engine's answer from its head on. It belongs to the goroutine
-// that called Do; the slices it returns are valid until Close.
+// Response is an engine's answer whose head was read. Only the goroutine
+// that called Do may use it. The slices that it returns are valid until Close.
 type Response struct {
 	call   *Call
 	conn   *conn // nil once closed
 	status int
 	keep   bool // the connection may be used again if the body ends cleanly
 	body   body
-	err    error // of the last Read; it stays
+	err    error // the first error of Read, which later Reads return again
 }
 
 func (r *Response) open(k *Call, c *conn, method string, keep bool) {
@@ -23,13 +23,13 @@ func (r *Response) open(k *Call, c *conn, method string, keep bool) {
 	r.body.open(c.br, method, &c.head)
 }
 
-// StatusCode is the HTTP status, 200 or above. It is also known after Close.
+// StatusCode returns the HTTP status, 200 or above, even after Close.
 func (r *Response) StatusCode() int { return r.status }
 
-// ContentType is the header of that name as the engine sent it.
+// ContentType returns the header Content-Type as the engine sent it.
 func (r *Response) ContentType() []byte { return r.Header("Content-Type") }
 
-// Header returns the first value of a header in any case, nil if there is none.
+// Header returns the first value of a header, whose name may be in upper or lower case; nil: there is none.
 func (r *Response) Header(name string) []byte {
 	if r.conn == nil {
 		return nil
@@ -37,8 +37,8 @@ func (r *Response) Header(name string) []byte {
 	return r.conn.head.Peek(name)
 }
 
-// SetIdle changes how long each later Read may wait for bytes; zero: for ever. A caller that waits for something
-// rarer than bytes (the first data event among keep-alive comments) sets the rest of its wait before each Read. A
+// SetIdle sets how long each later Read may wait for bytes; zero: for ever. A caller that waits for an event, not for any
+// bytes (keep-alive comments may come before it), must call SetIdle with the rest of its wait before each Read. A
 // Read without SetIdle right before it waits between 3/4 of d and d.
 func (r *Response) SetIdle(d time.Duration) {
 	if r.conn == nil {
@@ -52,7 +52,7 @@ func (r *Response) SetIdle(d time.Duration) {
 	}
 }
 
-// SetDeadline ends all later Reads at the time t, however many bytes come before. A later SetIdle takes it back.
+// SetDeadline makes all later Reads fail from the time t on, even if bytes have come before. A later SetIdle removes the deadline.
 func (r *Response) SetDeadline(t time.Time) {
 	if r.conn == nil {
 		return
@@ -64,9 +64,9 @@ func (r *Response) SetDeadline(t time.Time) {
 	}
 }
 
-// Read waits for the first byte and returns what has arrived. io.EOF means that the whole body was read. A body that
-// breaks off is an *Error around io.ErrUnexpectedEOF. (If the engine marks the end only by closing, the two cannot be
-// told apart.)
+// Read waits for at least one byte and returns the bytes that have arrived. io.EOF means that the whole body was read. If the body
+// breaks off, Read returns an *Error that wraps io.ErrUnexpectedEOF. If the engine marks the end of the body only by closing the
+// connection, Read cannot distinguish the two and returns io.EOF.
 func (r *Response) Read(p []byte) (int, error) {
 	if r.conn == nil {
 		return 0, fmt.Errorf("engine %s: read of a closed response: %w", r.call.target.ID, io.ErrClosedPipe)
@@ -85,7 +85,7 @@ func (r *Response) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Reused says that the connection had served a request before, so that the time until the head has no dialling in it.
+// Reused says that the connection had served an earlier request, so the time until the head does not include dialling.
 func (r *Response) Reused() bool { return r.conn != nil && r.conn.reused }
 
 // Arrived says that the next Read returns data without waiting.
@@ -94,11 +94,11 @@ func (r *Response) Arrived() bool { return r.conn != nil && r.err == nil && r.bo
 // Ended says that nothing more can be read: the body is complete, or it broke off.
 func (r *Response) Ended() bool { return r.conn == nil || r.err != nil || r.body.finished() }
 
-// ReadAll returns the rest of the body, or an *Error around ErrTooLarge if the rest is more than limit bytes.
+// ReadAll returns the rest of the body. If it has more than limit bytes, ReadAll returns an *Error that wraps ErrTooLarge.
 func (r *Response) ReadAll(limit int) ([]byte, error) { return r.ReadInto(nil, limit) }
 
-// ReadInto is ReadAll into buf, from its beginning. If buf is too small it takes a new buffer. The body is in the
-// slice that it returns.
+// ReadInto does what ReadAll does, but stores the body in buf, or in a new buffer if buf is too small. It returns the slice with the
+// body.
 func (r *Response) ReadInto(buf []byte, limit int) ([]byte, error) {
 	if r.conn != nil && r.body.framing == byLength && r.body.left > limit {
 		return nil, r.tooLarge(limit)
@@ -124,14 +124,14 @@ func (r *Response) ReadInto(buf []byte, limit int) ([]byte, error) {
 	}
 }
 
-// ReadUpTo returns the rest of the body as far as it arrives, cut at limit bytes. It is for refusals, of which a part
+// ReadUpTo returns at most limit bytes of the rest of the body, and ignores errors. It is for an engine's error message, where a part
 // is better than nothing.
 func (r *Response) ReadUpTo(limit int) []byte {
-	beginning, _ := io.ReadAll(io.LimitReader(r, int64(limit))) // what came before an error is kept
+	beginning, _ := io.ReadAll(io.LimitReader(r, int64(limit))) // after an error, the bytes before it are still useful
 	return beginning
 }
 
-// expected is how many bytes the body may still have: as its length says, or a guess.
+// expected returns how many bytes of the body are left, by its Content-Length; without one, it returns a guess.
 func (r *Response) expected() int {
 	if r.body.framing == byLength {
 		return r.body.left
@@ -144,8 +144,8 @@ func (r *Response) tooLarge(limit int) error {
 	return r.err
 }
 
-// Close ends the response. It never blocks and may be called more than once. The connection is kept only if all of
-// the body has arrived and was read: a caller tells the engine to stop by closing early.
+// Close ends the response. It never blocks and may be called more than once. Unless the whole body was read, it closes the
+// connection, which tells the engine to stop.
 func (r *Response) Close() {
 	if r.conn == nil {
 		return

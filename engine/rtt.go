@@ -2,15 +2,16 @@ package engine
 
 import "time"
 
-// rttWeight is the weight of one health check in the mean: GORGO's value.
+// rttWeight is the weight of one health check in the moving mean. The value is that of GORGO, a published router.
 const rttWeight = 0.3
 
-// learnRTT learns from how long a good health check took. A check over a fresh connection, and the first one after a
-// while, are left out: they open a connection, which takes longer than any request will.
+// learnRTT adds the duration of a successful health check to the mean. It ignores a check that had to open a connection, because
+// opening takes longer than a request over an open one. These are a check that is fresh, and a check after a pause in which
+// idle connections expired.
 func (w *watch) learnRTT(took time.Duration, now time.Time, fresh bool) {
-	kept := !fresh && now.Sub(w.answered) < w.m.cfg.Client.opts.IdleTimeout
+	reused := !fresh && now.Sub(w.answered) < w.m.cfg.Client.opts.IdleTimeout
 	w.answered = now
-	if !kept {
+	if !reused {
 		return
 	}
 	w.m.mu.Lock()
@@ -22,7 +23,7 @@ func (w *watch) learnRTT(took time.Duration, now time.Time, fresh bool) {
 	w.rtt += time.Duration(rttWeight * float64(took-w.rtt))
 }
 
-// RTT is how long an instance takes to answer a request that costs it nothing, over an open connection; 0: not known.
+// RTT returns the mean time in which an instance answers a health check over an open connection; 0: not known.
 func (m *Monitor) RTT(id string) time.Duration {
 	m.mu.Lock()
 	defer m.mu.Unlock()

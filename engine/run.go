@@ -9,7 +9,7 @@ import (
 	"go.uber.org/zap"
 )
 
-// run checks the instance again and again until ctx ends: after each HealthInterval, and at once when checkNow says so.
+// run checks the instance until ctx ends: once per HealthInterval, and at once after checkNow.
 func (w *watch) run(ctx context.Context) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -25,7 +25,7 @@ func (w *watch) run(ctx context.Context) {
 	}
 }
 
-// checkNow has run make a check at once. It does not wait for it.
+// checkNow makes run check the instance at once. It does not wait for the check.
 func (w *watch) checkNow() {
 	select {
 	case w.checkDue <- struct{}{}:
@@ -33,8 +33,8 @@ func (w *watch) checkNow() {
 	}
 }
 
-// check makes one check and updates the engine's state. A health check that comes too late does not count against an
-// engine that answered something else meanwhile: its API server is busy, and the work goes on.
+// check makes one check and updates the engine's status. If the answer to the health check is late, but streams of the engine sent
+// tokens meanwhile, the engine stays up: its API server is only busy.
 func (w *watch) check(ctx context.Context) {
 	w.m.mu.Lock()
 	reportsBefore, wasUp, hadBroken, wasHalted, relist := w.reports, w.status.Up, w.broke, w.absent.halt != nil, w.relist
@@ -58,7 +58,7 @@ func (w *watch) check(ctx context.Context) {
 	switch {
 	case err == nil && (!wasUp || modelsUnknown || wasHalted || relist || time.Since(w.factsAt) >= w.m.cfg.FactsInterval):
 		w.readFacts(ctx, !wasUp, !wasUp || modelsUnknown || wasHalted)
-	case (err == nil || late(err)) && w.traffic.quiet(began) > 0.5:
+	case (err == nil || late(err)) && w.traffic.quiet(began) > lookAfter:
 		w.lookForSigns(ctx)
 	}
 	var halt, reforming error
@@ -68,7 +68,7 @@ func (w *watch) check(ctx context.Context) {
 	if err == nil && errors.Is(w.facts.err, ErrReforming) {
 		reforming = w.reforming(ctx)
 	}
-	if ctx.Err() != nil { // the watch was stopped, and failures may come from that
+	if ctx.Err() != nil { // the watch was stopped, which may be the cause of failures
 		return
 	}
 	w.m.mu.Lock()
@@ -80,21 +80,11 @@ func (w *watch) check(ctx context.Context) {
 	keyRefused := errors.Is(err, ErrCredential) || (err == nil && errors.Is(w.facts.err, ErrCredential))
 	w.alarmCredential(keyRefused)
 	if err == nil && w.facts.err != nil && !w.status.Up && errors.Is(w.status.Err, ErrRetired) {
-		w.facts.err = ErrRetired // the engine has told a request so: that counts like a list of models that is refused so
+		w.facts.err = ErrRetired // the engine gave this reason to a request before, and still lists no models
 	}
 	strange := err == nil && (errors.Is(w.facts.err, ErrNotAnEngine) || errors.Is(w.facts.err, ErrRetired))
-	if w.in.Held != nil && errors.Is(halt, ErrPaused) { // the pause is the operator's, and Held has its reason
-		halt = nil
-	}
-	confirmed := halt != nil
-	switch {
-	case errors.Is(err, ErrReforming):
-		halt, confirmed = ErrReforming, true
-	case reforming != nil:
-		halt, confirmed = reforming, true
-	case err == nil && w.facts.err != nil && (errors.Is(w.absent.halt, ErrReforming) || errors.Is(w.absent.halt, errScaleFailed)):
-		halt = w.absent.halt // only a list of models shows that the halt is over
-	}
+	halt, confirmed := w.haltBy(err, halt, reforming)
+	reported := reportsBefore != w.reports // meanwhile a caller could not connect, or the engine took no requests
 	switch {
 	case errors.Is(err, ErrReforming): // before 0.33 the health check of vLLM also answers that it re-forms
 		w.failed = 0
@@ -108,25 +98,13 @@ func (w *watch) check(ctx context.Context) {
 		w.setStatus(next)
 	case w.holdsBack(err) && !keyRefused:
 		w.failed = 0
-	case err == nil && reportsBefore != w.reports: // meanwhile a caller could not reach it, or it took no requests: the next check decides
+	case err == nil && reported: // the next check decides
 	case err == nil:
-		w.failed = 0
-		if w.facts.start != w.status.StartTime {
-			w.forgive() // another process did what is held against it
-			w.absent = absent{halt: w.absent.halt, since: w.absent.since, confirmed: w.absent.halt != nil}
-		}
-		w.halt(halt, confirmed)
-		next := w.statusByFacts(!keyRefused && !strange)
-		if why := w.absent.hopeless(time.Now()); why != nil {
-			next.Up, next.Err = false, why
-		}
-		w.publish(next)
-		w.lookForMore()
-		w.publishSuspicion()
-	// if the address is unproven, the events may be of another host
+		w.afterGood(halt, confirmed, !keyRefused && !strange)
+	// The answer is late, but streams went on, so the engine is only busy. If its address is unproven, the streams may be of another host.
 	case late(err) && w.traffic.events.Load() != eventsBefore && len(w.facts.models) > 0 && !w.unproven:
 		w.m.metrics.late.WithLabelValues(w.in.ID).Inc()
-		if reportsBefore != w.reports { // a caller could not reach it meanwhile
+		if reported {
 			return
 		}
 		w.failed = 0
@@ -135,25 +113,67 @@ func (w *watch) check(ctx context.Context) {
 		next.Up, next.Hangs, next.Err = true, false, fmt.Errorf("it answered a health check too late, while requests go on: %w", err)
 		w.setStatus(next)
 	default:
-		w.failed++
-		if hadBroken && unreachable(err) { // a broken connection and a failed connect are two signs of one death
-			w.failed = misses
-		}
-		next := w.status
-		if keyRefused || w.failed >= misses {
-			next.Up = false
-		}
-		next.Hangs = late(err)
-		next.Late = !next.Up && next.Hangs && time.Since(w.answered) < Standstill
-		if next.Err = err; next.Hangs {
-			next.Err = fmt.Errorf("it does not answer its health check (%.3g s): %w", w.m.cfg.Timeout.Seconds(), err)
-		}
-		next.Err = w.elsewhere(next.Err)
-		w.setStatus(next)
+		w.afterFailed(err, hadBroken, keyRefused)
 	}
 }
 
-// alarmCredential logs once that the engine refuses the API key, until it accepts the key. It needs m.mu.
+// haltBy returns why requests must wait for the engine now; nil: they need not. err is the error of the health check; halt and
+// reforming are the errors of the other questions. confirmed says that the engine itself has just given this reason. The caller
+// holds m.mu.
+func (w *watch) haltBy(err, halt, reforming error) (why error, confirmed bool) {
+	if w.in.Held != nil && errors.Is(halt, ErrPaused) { // the operator paused the engine, and Held has the reason
+		halt = nil
+	}
+	switch old := w.absent.halt; {
+	case errors.Is(err, ErrReforming):
+		return ErrReforming, true
+	case reforming != nil:
+		return reforming, true
+	case err == nil && w.facts.err != nil && (errors.Is(old, ErrReforming) || errors.Is(old, errScaleFailed)):
+		return old, halt != nil // only a list of models shows that this halt is over
+	}
+	return halt, halt != nil
+}
+
+// afterGood updates the status after a good health check. The caller holds m.mu.
+func (w *watch) afterGood(halt error, confirmed, up bool) {
+	w.failed = 0
+	if w.facts.start != w.status.StartTime {
+		w.forgive() // the engine has restarted, and the suspicion is about the old process
+		w.absent = absent{halt: w.absent.halt, since: w.absent.since, confirmed: w.absent.halt != nil}
+	}
+	w.halt(halt, confirmed)
+	next := w.statusByFacts(up)
+	if why := w.absent.hopeless(time.Now()); why != nil {
+		next.Up, next.Err = false, why
+	}
+	w.publish(next)
+	w.lookForMore()
+	w.publishSuspicion()
+}
+
+// afterFailed updates the status after a failed health check. hadBroken says that a caller's connection broke before it.
+// The caller holds m.mu.
+func (w *watch) afterFailed(err error, hadBroken, keyRefused bool) {
+	w.failed++
+	if hadBroken && unreachable(err) { // a broken connection and then a refused one: the process has ended
+		w.failed = misses
+	}
+	next := w.status
+	if keyRefused || w.failed >= misses {
+		next.Up = false
+	}
+	next.Hangs = late(err)
+	next.Late = !next.Up && next.Hangs && time.Since(w.answered) < Standstill
+	if next.Err = err; next.Hangs {
+		next.Err = fmt.Errorf("it does not answer its health check (%.3g s): %w", w.m.cfg.Timeout.Seconds(), err)
+	}
+	next.Err = w.elsewhere(next.Err)
+	w.setStatus(next)
+}
+
+// alarmCredential logs that the engine refuses the API key. It logs again only after the engine has accepted the key. The caller
+// holds m.mu.
 func (w *watch) alarmCredential(refused bool) {
 	if refused && !w.alarmed {
 		w.m.cfg.Log.Error("ALARM: an engine refuses the API key that the proxy sends, so it gets no requests; check api_key_env of its profile",
@@ -162,7 +182,7 @@ func (w *watch) alarmCredential(refused bool) {
 	w.alarmed = refused
 }
 
-// statusByFacts is the status that follows from the facts that were read last, with the present suspicion.
+// statusByFacts returns a status with the facts that were read last. It keeps Out and Wedged of the current status.
 func (w *watch) statusByFacts(up bool) Status {
 	f := w.facts
 	return Status{
@@ -172,13 +192,12 @@ func (w *watch) statusByFacts(up bool) Status {
 	}
 }
 
-// readFacts reads what /health does not say. Version and capacity are read again after a restart, which shows as
-// another start time, or if full asks for it. If an engine has no /version or /metrics (404, or no usable answer), they
-// stay unknown: such an engine serves as well as others. hurry says that the engine gets no requests until the facts
-// are read.
+// readFacts reads the facts that GET /health does not report. It reads version and capacity again if full is true, or if the
+// start time shows that the engine has restarted. If an engine has no /version or /metrics, these facts stay unknown, which
+// does not keep the engine from serving. hurry says that the engine gets no requests until the facts are read.
 func (w *watch) readFacts(ctx context.Context, full, hurry bool) {
 	f, patience := w.facts, w.m.cfg.Timeout
-	if hurry { // the engine could serve already, so it must not wait for facts that only help
+	if hurry { // the engine could serve already, so facts that are only useful must not delay it
 		patience = min(patience, time.Second)
 	}
 	w.scrapes.pulls.before(w.traffic)
@@ -200,11 +219,11 @@ func (w *watch) readFacts(ctx context.Context, full, hurry bool) {
 	}
 	if full || f.version == "" {
 		path, limit := "/version", answerLimit
-		if w.in.Version != "" { // this path may ask each rank, so it takes longer while they are busy
+		if w.in.Version != "" { // the server may ask each rank for this answer, which takes longer while ranks are busy
 			path, patience, limit = w.in.Version, w.m.cfg.Timeout, versionLimit
 		}
 		if answer, err := w.get(ctx, path, patience, limit); err == nil {
-			f.version = parseVersion(answer) // else the version known before stays
+			f.version = parseVersion(answer) // after an error the old version stays
 			f.elastic = w.in.Version != "" && parseElastic(answer)
 		}
 	}
@@ -215,20 +234,20 @@ func (w *watch) readFacts(ctx context.Context, full, hurry bool) {
 		f.pauses, f.unsure = err == nil, f.unsure || err != nil && !lacks(err)
 	}
 	w.m.mu.Lock()
-	w.relist = false // a report from now on may be about a newer list
+	w.relist = false // before the list is read, because a later report may be about this reading
 	w.m.mu.Unlock()
 	models, err := w.models(ctx)
-	if errors.As(err, new(*PageError)) { // the models are known all the same
+	if errors.As(err, new(*PageError)) { // the models are known, except for a number
 		pageErr, err = err, nil
 	}
 	if f.err = err; err == nil {
-		f.models = models // else the models known before stay
+		f.models = models // after an error the old models stay
 	}
 	w.tellOdd(pageErr)
 	w.facts, w.factsAt = f, time.Now()
 }
 
-// tellOdd warns of a page whose numbers cannot be right. It warns once, until the engine's pages can be read again.
+// tellOdd logs that numbers on an engine's page cannot be right. It logs again only after the pages were right.
 func (w *watch) tellOdd(err error) {
 	odd := errors.As(err, new(*PageError))
 	if odd && !w.odd {
@@ -239,7 +258,11 @@ func (w *watch) tellOdd(err error) {
 	w.odd = odd || w.odd && err != nil
 }
 
-// lookForSigns reads the gauges out of turn: the streams are quiet, and the gauges may show that the core goes on.
+// lookAfter is the share of its patience that a request must have used up without a sign of life before the gauges are read early.
+const lookAfter = 0.5
+
+// lookForSigns reads the gauges before their time. It is for an engine whose streams send nothing, because the gauges may show that
+// its core still works.
 func (w *watch) lookForSigns(ctx context.Context) {
 	began := time.Now()
 	if s, err := w.scrape(ctx, min(w.m.cfg.Timeout, time.Second)); err == nil {

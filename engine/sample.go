@@ -10,7 +10,7 @@ import (
 	"strconv"
 )
 
-// Names of the series that a Sample reads: of new vLLM, old vLLM and SGLang. The first name that has a value is used.
+// Names of the series that a Sample reads, in the order new vLLM, old vLLM, SGLang. The first name that has a value is used.
 var (
 	kvUsageNames  = []string{"vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "sglang:token_usage"}
 	runningNames  = []string{"vllm:num_requests_running", "sglang:num_running_reqs"}
@@ -27,45 +27,43 @@ var (
 
 // Names of series that each page has.
 const (
-	CacheConfigName = "vllm:cache_config_info"     // the capacity is in its labels
+	CacheConfigName = "vllm:cache_config_info"     // its labels have the KV capacity
 	StartTimeName   = "process_start_time_seconds" // another value means that the engine restarted
 )
 
 const (
-	metricsLimit  = 16 << 20                           // bytes; the page of a big deployment is below 1 MiB
-	metricsAccept = "text/plain;version=0.0.4;q=1,*/*" // OpenMetrics writes time stamps another way
+	metricsLimit  = 16 << 20                           // bytes of a page; the page of a big deployment is below 1 MiB
+	metricsAccept = "text/plain;version=0.0.4;q=1,*/*" // not OpenMetrics, whose time stamps have another unit
 )
 
-// MetricNames replace the known names if an operator's engine has other ones. An empty name keeps the known ones.
+// MetricNames are names that replace the known ones, for an engine with other names. An empty name keeps the known ones.
 type MetricNames struct{ KVUsage, Running, Waiting string }
 
-// Sample is one reading of an engine's metrics. Every value is kept by the `engine` label, one for each DP rank, and
-// never averaged. A series that is absent or NaN is unknown: the second result is false. A page with a number that
-// cannot be right is an error.
+// Sample is one reading of an engine's metrics. It has a value for each label engine, which stands for a DP rank.
+// The second result of a method is false if the series is missing or NaN. A page with a number that cannot be right gives no Sample.
 //
-// Rank -1 stands for the instance as a whole: the KV usage of the fullest rank, and of all other values the sum over
-// the ranks. Gauges freeze while an engine is idle: a sample is a hint about load that others cause, and never the only
-// gate.
+// Rank -1 stands for the whole instance: its KV usage is that of the fullest rank, and its other values are sums over
+// the ranks. The gauges of an idle engine may be out of date, so no decision to send a request may depend on a sample alone.
 type Sample struct {
-	// StartTime is the start of the engine's process in Unix seconds, 0 if unknown.
+	// StartTime is when the engine's process started, in Unix seconds; 0: unknown.
 	StartTime float64
-	// BlockTokens is the tokens of a KV block, 0 if unknown.
+	// BlockTokens is the size of a KV block in tokens; 0: unknown.
 	BlockTokens int
-	// FirstRank is the number of the first rank in its deployment. A node of vLLM under hybrid load balancing may
-	// count from another number than 0; here its ranks are counted from 0.
+	// FirstRank is the engine's number of the first rank on the page. With vLLM's hybrid load balancing, a node may not number its
+	// ranks from 0. The methods of Sample always count from 0.
 	FirstRank int
 
 	kvUsage, running, waiting, capacity, generated, preempted, asked, pulled, expired map[string]float64
 
-	waited, steps map[string]float64 // seconds and steps, by DP rank where SGLang labels it
+	waited, steps map[string]float64 // seconds and steps, for each DP rank if SGLang labels it
 }
 
-// Scrape reads GET /metrics with the known names, bounded by ctx. ctx should have a deadline.
+// Scrape reads GET /metrics with the known names. ctx should have a deadline.
 func Scrape(ctx context.Context, c *Client, t *Target) (*Sample, error) {
 	return MetricNames{}.Scrape(ctx, c, t)
 }
 
-// Scrape reads GET /metrics with an operator's own names where there are some.
+// Scrape reads GET /metrics with the names n.
 func (n MetricNames) Scrape(ctx context.Context, c *Client, t *Target) (*Sample, error) {
 	page, err := Metrics(ctx, c, t)
 	if err != nil {
@@ -78,12 +76,12 @@ func (n MetricNames) Scrape(ctx context.Context, c *Client, t *Target) (*Sample,
 	return s, nil
 }
 
-// Metrics is the page of GET /metrics, bounded by ctx.
+// Metrics returns the page of GET /metrics, bounded by ctx.
 func Metrics(ctx context.Context, c *Client, t *Target) ([]byte, error) {
 	return c.read(ctx, t, "/metrics", metricsLimit, Header{"Accept", metricsAccept})
 }
 
-// Parse reads a page in the Prometheus text format. Only lines of known names reach the parser: an engine's page has
+// Parse reads a page in the Prometheus text format. It parses only lines with known names, because an engine's page has
 // thousands of histogram buckets, and a broken line among them must not make the whole page unreadable.
 func (n MetricNames) Parse(page []byte) (*Sample, error) {
 	kv, running, waiting := orDefault(n.KVUsage, kvUsageNames), orDefault(n.Running, runningNames), orDefault(n.Waiting, waitingNames)
@@ -98,7 +96,7 @@ func (n MetricNames) Parse(page []byte) (*Sample, error) {
 	}
 	clocks, err := Named(page, Limits{}.Counters(waitedNames[0], stepsNames[0]))
 	if err != nil {
-		clocks = nil // nothing is decided by these clocks, so the rest of the page is used without them
+		clocks = nil // no decision depends on these clocks, so the rest of the page is still used
 	}
 	s := &Sample{
 		FirstRank: first,
@@ -137,7 +135,7 @@ func (n MetricNames) Parse(page []byte) (*Sample, error) {
 	return s, nil
 }
 
-// KVUsage is the share of KV blocks in use, 0 to 1.
+// KVUsage returns the share of KV blocks in use, 0 to 1.
 func (s *Sample) KVUsage(rank int) (float64, bool) {
 	if rank < 0 {
 		return fold(s.kvUsage, math.Max)
@@ -145,28 +143,28 @@ func (s *Sample) KVUsage(rank int) (float64, bool) {
 	return s.at(s.kvUsage, rank)
 }
 
-// Running is the number of requests in the engine's batch.
+// Running returns the number of requests in the engine's batch.
 func (s *Sample) Running(rank int) (float64, bool) { return s.total(s.running, rank) }
 
-// Waiting is the number of requests that the engine holds back.
+// Waiting returns the number of requests in the engine's queue.
 func (s *Sample) Waiting(rank int) (float64, bool) { return s.total(s.waiting, rank) }
 
-// Generated counts the output tokens of all requests since the start.
+// Generated returns how many output tokens the engine has generated since its start.
 func (s *Sample) Generated(rank int) (float64, bool) { return s.total(s.generated, rank) }
 
-// Expired counts the hand-offs, since the start, whose KV the instance freed before a decode engine had fetched it.
+// Expired returns how many hand-offs since the start have expired: the engine freed their KV before a decode engine fetched it.
 func (s *Sample) Expired() (float64, bool) { return s.total(s.expired, -1) }
 
-// Preempted counts the requests, since the start, that had to give their KV back before they were done.
+// Preempted returns how many requests since the start lost their KV to other requests before they were complete.
 func (s *Sample) Preempted(rank int) (float64, bool) { return s.total(s.preempted, rank) }
 
-// Waited counts the seconds, since the start, that a rank waited for the others before its steps, by SGLang's own clock.
+// Waited returns how many seconds since the start a rank has waited for the other ranks before its steps, by SGLang's own clock.
 func (s *Sample) Waited(rank int) (float64, bool) { return s.total(s.waited, rank) }
 
-// Steps counts the steps, since the start, before which a rank waited.
+// Steps returns the number of steps to which Waited refers.
 func (s *Sample) Steps(rank int) (float64, bool) { return s.total(s.steps, rank) }
 
-// NotPulled counts the prompt tokens, since the start, whose KV the engine asked other engines for and did not get:
+// NotPulled returns for how many prompt tokens since the start the engine wanted KV of other engines and did not get it, so that
 // it computed them itself.
 func (s *Sample) NotPulled(rank int) (tokens float64, ok bool) {
 	asked, ok := s.total(s.asked, rank)
@@ -174,14 +172,14 @@ func (s *Sample) NotPulled(rank int) (tokens float64, ok bool) {
 	return asked - pulled, ok && both
 }
 
-// CacheTokens is the KV capacity in tokens: num_gpu_blocks x block_size.
+// CacheTokens returns the KV capacity in tokens: num_gpu_blocks x block_size.
 func (s *Sample) CacheTokens(rank int) (int64, bool) {
 	v, ok := s.total(s.capacity, rank)
 	return int64(v), ok
 }
 
-// Capacities is CacheTokens of every rank, by its number from 0 on. If the engine does not number its ranks, the key
-// is empty.
+// Capacities returns CacheTokens of every rank. The keys are the numbers of the ranks, counted from 0. If the engine does not number its
+// ranks, the only key is empty.
 func (s *Sample) Capacities() map[string]int64 {
 	out := make(map[string]int64, len(s.capacity))
 	for e, v := range s.capacity {
@@ -193,27 +191,28 @@ func (s *Sample) Capacities() map[string]int64 {
 	return out
 }
 
-// Engines lists the `engine` labels that have a KV usage, by number, from FirstRank on.
+// Engines returns the values of the label engine for which there is a KV usage, sorted as numbers.
 func (s *Sample) Engines() []string {
 	return slices.SortedFunc(maps.Keys(s.kvUsage), func(a, b string) int {
 		return cmp.Or(cmp.Compare(len(a), len(b)), cmp.Compare(a, b))
 	})
 }
 
-// Gauges are what an engine says of one of its ranks. A value that it does not say is below 0.
+// Gauges are values that an engine reported about one of its ranks. A value below 0 is not known.
+// "New" means since the previous sample.
 type Gauges struct {
-	Running, Waiting float64 // requests in its batch, and those that it holds back
-	KVShare          float64 // share of its KV memory in use
-	Preempted        float64 // requests, since the reading before
-	Computed         float64 // prompt tokens whose KV it asked other engines for and did not get, since the reading before
-	WaitMs           float64 // mean wait for others before a step, since the reading before; below 0 also if it made no step
+	Running, Waiting float64 // requests in its batch and in its queue
+	KVShare          float64 // share of its KV memory that is in use
+	Preempted        float64 // new preempted requests
+	Computed         float64 // new prompt tokens whose KV it wanted from other engines and did not get
+	WaitMs           float64 // mean wait for other ranks before a new step, in ms; below 0 also if there was no new step
 }
 
-// mostWaitMs is the longest mean wait that is believed: an hour before each step.
+// mostWaitMs is the longest mean wait that is believed: an hour, in ms.
 const mostWaitMs = 3600 * 1000
 
-// gaugesOf is what a rank says now, with the growth of its counters since the reading before. before is nil at the
-// first reading.
+// gaugesOf returns the gauges of a rank by the sample now, with the growth of counters since the sample before. before is nil for the
+// first sample.
 func gaugesOf(before, now *Sample, rank int) Gauges {
 	known := func(v float64, ok bool) float64 {
 		if !ok {
@@ -226,10 +225,10 @@ func gaugesOf(before, now *Sample, rank int) Gauges {
 	if before == nil || before.StartTime != now.StartTime {
 		return g
 	}
-	grew := func(of func(*Sample, int) (float64, bool)) float64 {
-		was, had := of(before, rank)
-		is, has := of(now, rank)
-		return known(is-was, had && has && is >= was) // a counter that went back was reset, although the start time does not show it
+	grew := func(counter func(*Sample, int) (float64, bool)) float64 {
+		from, had := counter(before, rank)
+		to, has := counter(now, rank)
+		return known(to-from, had && has && to >= from) // a counter that went back was reset, although the start time does not show it
 	}
 	g.Preempted, g.Computed = grew((*Sample).Preempted), grew((*Sample).NotPulled)
 	if steps := grew((*Sample).Steps); steps > 0 {
@@ -240,7 +239,7 @@ func gaugesOf(before, now *Sample, rank int) Gauges {
 	return g
 }
 
-// total is the value of a rank; for rank -1 it is the sum over all ranks.
+// total returns the value of a rank; for rank -1 the sum over all ranks.
 func (s *Sample) total(values map[string]float64, rank int) (float64, bool) {
 	if rank < 0 {
 		return fold(values, func(a, b float64) float64 { return a + b })
@@ -248,7 +247,7 @@ func (s *Sample) total(values map[string]float64, rank int) (float64, bool) {
 	return s.at(values, rank)
 }
 
-// fold combines the values of all ranks, beginning with 0; ok is false if there are none.
+// fold combines 0 and the values of all ranks; ok is false if there are no values.
 func fold(values map[string]float64, combine func(a, b float64) float64) (result float64, ok bool) {
 	for _, v := range values { // values are not negative, so 0 can begin a maximum as well as a sum
 		result, ok = combine(result, v), true
@@ -256,7 +255,7 @@ func fold(values map[string]float64, combine func(a, b float64) float64) (result
 	return result, ok
 }
 
-// at is the value of a rank. An engine that is too old to label its series has one rank.
+// at returns the value of a rank. If a series has no label, as in old engines, it belongs to rank 0.
 func (s *Sample) at(values map[string]float64, rank int) (float64, bool) {
 	if v, ok := values[strconv.Itoa(s.FirstRank+rank)]; ok {
 		return v, true

@@ -11,25 +11,25 @@ import (
 	"evenkeel/mooncake"
 )
 
-// Signs has the signs of life of a decode rank's core: events of its streams, and gauges that moved. Requests whose KV is on
-// its way to the rank wait here, because the prefill engines keep this KV only as long as the core goes on. Methods may be
-// called from any goroutine.
+// Signs records the signs of life of a decode rank's core, the process that makes its steps: events of its streams, and gauges that
+// changed. It also has the requests whose KV the rank has not pulled yet (Wait), because the prefill engines may keep this KV only as
+// long as the core works (see mooncake.Hold). Methods may be called from any goroutine.
 type Signs struct {
-	begin    time.Time    // times are counted from here, so that they fit into an atomic and do not depend on the wall clock
+	begin    time.Time    // times are stored as ns after begin, which fit into an atomic and do not depend on the wall clock
 	last     atomic.Int64 // the last sign, ns after begin
-	shortGap atomic.Int64 // ns; a gap that is no longer than this cannot matter to the requests that wait
-	gauge    atomic.Bool  // the engine's gauges show whether the rank goes on
+	shortGap atomic.Int64 // ns; a gap up to this length between two signs cannot harm a waiting request
+	gauge    atomic.Bool  // the engine reports gauges that change while the rank works
 
 	mu    sync.Mutex
-	waits []*Wait
-	salt  string // the cache_salt of later requests; empty: none is needed
-	salts int    // how many salts there have been
+	waits []*Wait // requests whose first event has not come
+	salt  string  // the cache_salt of later requests; empty: none is needed
+	salts int     // how many salts there have been
 }
 
-// NewSigns returns the signs of a rank of which nothing is known yet.
+// NewSigns returns the Signs of a rank that has given no sign yet.
 func NewSigns() *Signs {
 	s := &Signs{begin: time.Now()}
-	s.shortGap.Store(math.MaxInt64) // no gap matters before a request waits whose hold the signs renew
+	s.shortGap.Store(math.MaxInt64) // no gap matters until a request waits whose hold depends on signs
 	return s
 }
 
@@ -37,11 +37,10 @@ func (s *Signs) since(t time.Time) int64 { return int64(t.Sub(s.begin)) }
 
 func (s *Signs) at(ns int64) time.Time { return s.begin.Add(time.Duration(ns)) }
 
-// Last is the last time at which the core is known to have worked. Before the first sign it is when the rank became
-// known.
+// Last returns the last time at which the core is known to have worked. Before the first sign, it is the time of NewSigns.
 func (s *Signs) Last() time.Time { return s.at(s.last.Load()) }
 
-// Seen records a sign of life. It is called for every event, and allocates nothing.
+// Seen records a sign of life at a time. It is called for every event, so it does not allocate.
 func (s *Signs) Seen(at time.Time) {
 	to := s.since(at)
 	for {
@@ -60,9 +59,8 @@ func (s *Signs) Seen(at time.Time) {
 	}
 }
 
-// endGap takes in a sign at the time to, in ns after begin, which ends a gap without signs. It tells each request that
-// waits how long the gap was. If a request's KV may have been lost in the gap, later requests get a new salt. It needs
-// mu.
+// endGap records a sign of life at the time to, in ns after begin, that comes after a long gap. It reports the gap to the hold of each
+// waiting request. If the KV of a request may have been lost in the gap, later requests get a new salt. The caller holds mu.
 func (s *Signs) endGap(to int64) {
 	from := s.last.Load()
 	if to <= from {
@@ -78,7 +76,7 @@ func (s *Signs) endGap(to int64) {
 	if lost {
 		s.resalt()
 	}
-	// KV that was lost may be in the rank's prefix cache by now, and a request with an older salt might find it there.
+	// Lost KV means that another prompt's KV may be in the rank's prefix cache by now. A request with an older salt could use it.
 	for _, w := range s.waits {
 		if w.salts < s.salts {
 			w.hold.Lose()
@@ -87,24 +85,24 @@ func (s *Signs) endGap(to int64) {
 	}
 }
 
-// resalt changes the salt, so that later requests find nothing that is in the rank's prefix cache now. It needs mu.
+// resalt changes the salt, so that later requests do not use what is in the rank's prefix cache now. The caller holds mu.
 func (s *Signs) resalt() {
 	s.salt = rand.Text()
 	s.salts++
 }
 
-// Arrival is what was read of a stream at one moment.
+// Arrival is the last arrival of bytes on a stream.
 type Arrival struct {
 	at    time.Time
-	bytes int
+	bytes int // how many bytes were read at this time
 }
 
-// enough is so many bytes in one arrival that more may have been left in the socket.
+// enough is a number of bytes: after an arrival with so many, the socket may still have more.
 const enough = 2 << 10
 
-// Came takes how many bytes were read now. It returns a time after which they were made: the arrival before, if that
-// left nothing in the socket. So it does not matter how late a slow client has them read. left: some of what has come
-// was not read. ok is false if no such time is known.
+// Came records that bytes were read now, and returns a time after which the engine must have sent them: the previous arrival, if it
+// had emptied the socket. This time is right even if a slow client made evenkeel read late. left says that some bytes that have
+// come were not read. ok is false if no such time is known.
 func (a *Arrival) Came(bytes int, left bool, now time.Time) (made time.Time, ok bool) {
 	if left {
 		bytes += enough
@@ -122,32 +120,32 @@ func (a *Arrival) Came(bytes int, left bool, now time.Time) (made time.Time, ok 
 type Wait struct {
 	signs     *Signs
 	sent      time.Time
-	keptUntil time.Time // until then the KV is kept even if nothing renews the hold
+	keptUntil time.Time // up to this time the KV is kept even if nothing renews the hold
 	hold      mooncake.Hold
-	salt      string
-	salts     int
-	counted   bool // its loss has changed the salt already
-	timer     *time.Timer
+	salt      string      // the cache_salt of the request
+	salts     int         // Signs.salts when the wait began
+	counted   bool        // the loss of its KV has changed the salt already
+	timer     *time.Timer // see Limit
 }
 
-// Await begins a wait, before the request is written.
+// Await begins the wait of a request. It must be called before the request is written.
 func (s *Signs) Await(now time.Time, hold mooncake.Hold) *Wait {
 	w := &Wait{signs: s, sent: now, keptUntil: hold.Until(time.Time{}), hold: hold}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	w.salt, w.salts = s.salt, s.salts
 	if p := hold.Patience(); p > 0 {
-		s.shortGap.Store(int64(p / 16))
+		s.shortGap.Store(int64(p / 16)) // a small part of the patience, so that longer gaps are reported to the hold
 	}
 	s.waits = append(s.waits, w)
 	return w
 }
 
-// Salt is the cache_salt with which the request finds none of the KV in the rank's prefix cache that may be wrong;
-// empty: all KV there is right.
+// Salt returns the cache_salt of the request, which keeps it from using wrong KV in the rank's prefix cache;
+// empty: no KV there is known to be wrong.
 func (w *Wait) Salt() string { return w.salt }
 
-// Limit ends the wait as soon as the KV is not surely kept any more: it then calls expire, from another goroutine.
+// Limit calls expire, from another goroutine, once the prefill engine may have freed the KV, unless End is called before.
 func (w *Wait) Limit(expire func()) {
 	w.signs.mu.Lock()
 	defer w.signs.mu.Unlock()
@@ -168,19 +166,19 @@ func (w *Wait) Limit(expire func()) {
 	})
 }
 
-// until is the time until which the KV is surely kept. It needs mu of the signs.
+// until returns the time up to which the KV is certainly kept. The caller holds mu of the Signs.
 func (w *Wait) until() time.Time {
 	return w.hold.Until(w.signs.at(w.signs.last.Load()))
 }
 
-// Gauged says whether the engine's gauges show if the rank's core goes on, also while no stream shows it.
+// Gauged says whether the engine's gauges show if the rank's core works, so that they give signs even without streams.
 func (s *Signs) Gauged() bool { return s.gauge.Load() }
 
-// Renewed says whether the KV was kept until the time at only because the core went on.
+// Renewed says whether, up to the time at, the KV was kept only because heartbeats renewed the hold.
 func (w *Wait) Renewed(at time.Time) bool { return at.After(w.keptUntil) }
 
-// Over says whether the time for which the KV was surely kept is over. If it is, later requests must not find this KV
-// in the rank's prefix cache.
+// Over says whether the prefill engine may have freed the KV by now. If so, later requests get another salt, so that they do not
+// use this KV in the rank's prefix cache.
 func (w *Wait) Over(now time.Time) bool {
 	w.signs.mu.Lock()
 	defer w.signs.mu.Unlock()
@@ -190,8 +188,8 @@ func (w *Wait) Over(now time.Time) bool {
 	return w.hold.Lost()
 }
 
-// Resalt gives later requests a new salt, so that they find nothing of what the rank's prefix cache holds now.
-// Requests that wait are not changed.
+// Resalt gives later requests a new salt, so that they do not use what is in the rank's prefix cache now.
+// It does not affect requests that wait.
 func (w *Wait) Resalt() {
 	w.signs.mu.Lock()
 	defer w.signs.mu.Unlock()
@@ -205,15 +203,15 @@ func (s *Signs) salted() bool {
 	return s.salt != ""
 }
 
-// Lose says that the KV may have been read too late, so that later requests must not find it in the rank's prefix
-// cache.
+// Lose records that the rank may have read the KV too late. Later requests get another salt, so that they do not use this KV in
+// the rank's prefix cache.
 func (w *Wait) Lose() {
 	w.signs.mu.Lock()
 	defer w.signs.mu.Unlock()
 	w.lose()
 }
 
-// lose is Lose; mu of the signs must be held.
+// lose does what Lose does. The caller holds mu of the Signs.
 func (w *Wait) lose() {
 	if w.hold.Lose(); !w.counted {
 		w.counted = true
@@ -221,7 +219,7 @@ func (w *Wait) lose() {
 	}
 }
 
-// Arrived says that the first event came at the time at. held says whether the KV was surely kept until the rank had
+// Arrived records that the first event came at the time at. held says whether the KV was certainly kept until the rank had
 // read it.
 func (w *Wait) Arrived(at time.Time) (held bool) {
 	w.signs.mu.Lock()
@@ -230,7 +228,7 @@ func (w *Wait) Arrived(at time.Time) (held bool) {
 	return !w.hold.Lost()
 }
 
-// End ends the wait, whatever became of the request. A second call does nothing.
+// End ends the wait. A second call does nothing.
 func (w *Wait) End() {
 	w.signs.mu.Lock()
 	defer w.signs.mu.Unlock()
@@ -245,8 +243,8 @@ func (w *Wait) End() {
 	}
 }
 
-// quiet is the largest share of its patience that a waiting request has used up without a sign of life; 0: no request
-// waits.
+// quiet returns the largest share of its patience (see mooncake.Hold) that any waiting request has spent without a sign of
+// life; 0: no request waits.
 func (s *Signs) quiet(now time.Time) (most float64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

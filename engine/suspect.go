@@ -13,21 +13,21 @@ import (
 	"evenkeel/engine/circuit"
 )
 
-// Verdict is what the end of a request says about its engine. An end that the request or its client caused says
-// nothing, and is not passed to Judge.
+// Verdict is the conclusion about an engine from the end of a request. If the request or its client caused the end, there is no
+// verdict, and Judge is not called.
 type Verdict uint8
 
 // The verdicts.
 const (
 	Served  Verdict = iota // the whole answer came
-	Faulted                // the engine failed the request
-	Silent                 // nothing came in time, at first or within the answer: the engine may be wedged
-	Unclear                // the request failed by the engine's fault or by its own: only the canary can show which
+	Faulted                // the request failed, and the engine is at fault
+	Silent                 // the engine sent nothing in time, so it may hang
+	Unclear                // the request failed, and only a canary can show whether the engine is at fault
 )
 
-// Judge takes how a request on an instance ended. An instance that failed several in a row gets no more until the
-// canary passes. An instance that may be wedged gets a canary at once. An instance without canaries is not judged,
-// because its caller has other means. The monitor does not touch running requests, or what is charged for them.
+// Judge records how a request on an instance ended. After several failures in a row the instance gets no requests until a
+// canary passes. An instance that may hang gets a canary at once. Judge ignores an instance without canaries,
+// because its callers detect failures in other ways. Running requests are not affected.
 func (m *Monitor) Judge(id string, v Verdict, why error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -36,21 +36,20 @@ func (m *Monitor) Judge(id string, v Verdict, why error) {
 	}
 }
 
-// maxAccused is how many failures whose fault is open an instance may have until it gets no new requests. An engine
-// that fails requests at once is always free, and would get every request until the first failed one was answered by
-// another engine.
+// maxAccused is the number of accusations (see Accuse) at which an instance gets no new requests. The bound is needed because an
+// engine that fails requests at once always has free slots. It would get every request until another engine had
+// answered the first of the failed requests.
 const maxAccused = 3
 
-// Accuse counts a failure against an instance that may be the request's own fault. Once it is known whose fault it
-// was, settle must be called, and then Judge.
+// Accuse counts a failure on an instance of which it is not known whether the engine or the request is at fault. Once it is known,
+// the caller must call settle, and then Judge.
 func (m *Monitor) Accuse(id string) (settle func()) {
-	m.accused(id, 1)
-	return sync.OnceFunc(func() { m.accused(id, -1) })
+	m.addAccusations(id, 1)
+	return sync.OnceFunc(func() { m.addAccusations(id, -1) })
 }
 
-// accused adds n to the failures of an instance that may be the request's own fault, and publishes whether the instance
-// gets new requests.
-func (m *Monitor) accused(id string, n int) {
+// addAccusations adds n to the accusations of an instance, and publishes whether the instance gets new requests.
+func (m *Monitor) addAccusations(id string, n int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	w := m.watches[id]
@@ -58,7 +57,7 @@ func (m *Monitor) accused(id string, n int) {
 		return
 	}
 	s := &w.suspect
-	s.accused = max(0, s.accused+n) // a restart forgives the accusations before it, so this may be below 0
+	s.accused = max(0, s.accused+n) // max is needed, because a restart sets the number to 0 before its accusations are settled
 	next := w.status
 	next.Accused = s.accusation()
 	w.setStatus(next)
@@ -71,7 +70,7 @@ var (
 		"event on any stream, and no gauge moved")
 )
 
-// accusation is the reason why the engine should get no new requests for a moment; nil: there is none.
+// accusation returns why the engine should get no new requests for a moment; nil: it may get them.
 func (s *suspicion) accusation() error {
 	switch {
 	case s.accused >= maxAccused:
@@ -82,7 +81,7 @@ func (s *suspicion) accusation() error {
 	return nil
 }
 
-// listen checks whether the core of an engine on which requests wait for KV gives signs of life. It needs m.mu.
+// listen checks whether the engine's core gives signs of life, if requests wait on it for their KV. The caller holds m.mu.
 func (w *watch) listen(now time.Time) {
 	if w.in.Held != nil {
 		return
@@ -92,7 +91,7 @@ func (w *watch) listen(now time.Time) {
 	case !s.quiet.IsZero() && !quiet && w.traffic.seenSince(s.quiet):
 		s.quiet = time.Time{}
 		w.m.cfg.Log.Info("an engine gives signs of life again", zap.String("engine", w.in.ID))
-	case !s.quiet.IsZero() && !quiet: // no request waits there any more, so only the canary can show it
+	case !s.quiet.IsZero() && !quiet: // no request waits any more, so only a canary can show whether the core works
 		s.doubted = s.circuit.In()
 	case s.quiet.IsZero() && quiet:
 		s.quiet = now
@@ -102,7 +101,7 @@ func (w *watch) listen(now time.Time) {
 	}
 }
 
-// judge is Judge for one instance; m.mu must be held.
+// judge does what Judge does, for one instance. The caller holds m.mu.
 func (w *watch) judge(v Verdict, why error) {
 	now := time.Now()
 	s := &w.suspect
@@ -124,8 +123,8 @@ const (
 	outCanary   = "canary"
 )
 
-// takeOut records that the instance was taken out of service: reason is the metric's label, and why is what was seen.
-// It needs m.mu.
+// takeOut records that the instance was taken out of service. reason is a label of the metric, why the error that caused it.
+// The caller holds m.mu.
 func (w *watch) takeOut(reason string, why error) {
 	s := &w.suspect
 	s.doubted = false
@@ -142,8 +141,8 @@ func (w *watch) takeOut(reason string, why error) {
 		zap.String("engine", w.in.ID), zap.Duration("after", s.circuit.Out()), zap.Error(why))
 }
 
-// publishSuspicion puts into the status whether the instance is out of service, and wakes tryOut if a canary may be due.
-// It needs m.mu.
+// publishSuspicion updates the status to whether the instance is out of service, and wakes tryOut if a canary may be due.
+// The caller holds m.mu.
 func (w *watch) publishSuspicion() {
 	next := w.status
 	next.Out, next.Wedged = nil, w.suspect.wedged
@@ -159,17 +158,17 @@ func (w *watch) publishSuspicion() {
 	}
 }
 
-// forgive drops the suspicion, for example because the process that it was about is gone. It needs m.mu.
+// forgive clears the suspicion, for example after a restart of the engine. The caller holds m.mu.
 func (w *watch) forgive() { w.suspect = suspicion{} }
 
-// tryOut sends a canary whenever one is due, until ctx ends. When it is woken, it also tries whether lost ranks are back.
+// tryOut sends a canary whenever one is due, until ctx ends. When it is woken by canaryDue, it also checks whether lost ranks work again.
 func (w *watch) tryOut(ctx context.Context) {
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
 	for {
-		at, due := w.canaryAt()
+		next, due := w.canaryAt()
 		if due {
-			timer.Reset(time.Until(at))
+			timer.Reset(time.Until(next))
 		} else {
 			timer.Stop()
 		}
@@ -184,8 +183,8 @@ func (w *watch) tryOut(ctx context.Context) {
 	}
 }
 
-// canaryAt is when the next canary is due; false: none is. If an instance is down, its health check finds out when it
-// is up again.
+// canaryAt returns when the next canary is due; false: no canary is due. An instance that is down gets none, because its health
+// checks will show when it is up again.
 func (w *watch) canaryAt() (time.Time, bool) {
 	w.m.mu.Lock()
 	defer w.m.mu.Unlock()
@@ -199,11 +198,11 @@ func (w *watch) canaryAt() (time.Time, bool) {
 	}
 }
 
-// canaryRest is the least time between two canaries to an engine in service. The ranks prefill each canary
-// themselves, and while they do, their group waits.
+// canaryRest is the least time between two canaries to an engine in service. It limits their cost: while a rank prefills a canary, all
+// ranks of its group wait.
 const canaryRest = 5 * time.Second
 
-const theCanary = 1 // number of the canary as the circuit's trial
+const theCanary = 1 // the id of the canary for circuit.Circuit, which allows one trial request at a time
 
 // tryNow sends a canary and judges the engine by it.
 func (w *watch) tryNow(ctx context.Context) {
@@ -220,13 +219,13 @@ func (w *watch) tryNow(ctx context.Context) {
 	if limit := w.m.cfg.Canary; limit > 0 && model != "" {
 		err = w.canary(ctx, ranks, ask, limit)
 	}
-	if ctx.Err() != nil { // the watch was stopped, and failures may come from that
+	if ctx.Err() != nil { // the watch was stopped, which may be the cause of failures
 		return
 	}
 	switch {
 	case err == nil:
 	case errors.Is(err, context.DeadlineExceeded) && w.traffic.events.Load() != eventsBefore:
-		outcome = canaryVouched // the engine's batch was full, and is running
+		outcome = canaryVouched // the engine computes, but its batch was full
 	default:
 		outcome = canaryFailed
 	}
@@ -236,12 +235,12 @@ func (w *watch) tryNow(ctx context.Context) {
 	if w.gone {
 		return
 	}
-	if IsWithheld(err) { // such a refusal does not say that the engine is broken
+	if IsWithheld(err) { // the engine or a rank refuses requests, which does not mean that it is broken
 		w.withheld(err)
 		return
 	}
 	w.m.metrics.canaries.WithLabelValues(w.in.ID, outcome).Inc()
-	if outcome == canaryPassed && w.traffic.quiet(time.Now()) <= 1 { // if canaries are off, the next requests are the trial
+	if outcome == canaryPassed && w.traffic.quiet(time.Now()) <= 1 { // the canary passed, or canaries are off
 		s.quiet = time.Time{}
 	}
 	switch in := s.circuit.In(); {
@@ -250,7 +249,7 @@ func (w *watch) tryNow(ctx context.Context) {
 		s.wedged = true
 		w.takeOut(outCanary, err)
 	case !in:
-		s.circuit.Return() // one token is less than a served request: the next outage is twice as long
+		s.circuit.Return() // one token proves less than a served request, so the next outage lasts twice as long
 		s.wedged = false
 		w.m.cfg.Log.Info("an engine is back in service", zap.String("engine", w.in.ID), zap.String("canary", outcome))
 	}

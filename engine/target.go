@@ -9,25 +9,24 @@ import (
 	"time"
 )
 
-// Target is where a call goes, and with which credential. It must not change while calls use it.
+// Target is an engine or a rank of it, with the data that calls need. It must not change while calls use it.
 type Target struct {
 	ID     string   // name of the engine in errors, logs and metrics
-	URL    *url.URL // http or https; its path is put before every call's path
-	Rank   int      // >= 0 is sent as X-data-parallel-rank; -1 for none
-	First  int      // number of rank 0 in that header
-	APIKey string   // sent as a bearer token; empty for none
+	URL    *url.URL // http or https; its path is a prefix of every call's path
+	Rank   int      // the rank, for the header X-data-parallel-rank; -1: no header is sent
+	First  int      // the number of rank 0 in this header
+	APIKey string   // sent as a bearer token; empty: none is sent
 	TLS    *tls.Config
 }
 
-// Unranked is the same engine without the rank header, for requests whose body names the rank.
+// Unranked returns the same engine without a rank, for requests whose body names the rank.
 func (t *Target) Unranked() *Target {
 	u := *t
 	u.Rank = -1
 	return &u
 }
 
-// Header is one request header. A caller cannot set the headers that frame the message or carry our own credential or
-// rank: see reserved.
+// Header is one request header. A caller cannot set the headers in the list reserved.
 type Header struct{ Name, Value string }
 
 // RequestID is the header that names a request in the logs of engines.
@@ -42,11 +41,11 @@ func JSONHeaders(id string) []Header {
 // for an hour.
 type Deadlines struct {
 	Connect   time.Duration // name lookup, TCP and TLS together
-	FirstByte time.Duration // from the connection to the end of the response head, with the time to write the request
+	FirstByte time.Duration // from the connection to the end of the response head, including the writing of the request
 	Idle      time.Duration // between two reads of the body; see Response.SetIdle
 }
 
-// Validate returns an error if calls to the target cannot work.
+// Validate returns an error if calls to the target can never work.
 func (t *Target) Validate() error {
 	if err := t.check(); err != nil {
 		return fmt.Errorf("engine %s: %w", t.ID, err)
@@ -54,7 +53,7 @@ func (t *Target) Validate() error {
 	return nil
 }
 
-// check returns an error if a call to the target could not work, or if the target's URL or key could end a line of the
+// check returns an error if a call to the target can never work, or if its URL or key has bytes that could end a line of the
 // request's head early.
 func (t *Target) check() error {
 	switch {
@@ -74,7 +73,7 @@ func (t *Target) check() error {
 	return nil
 }
 
-// key has what must be equal for two calls to share a connection.
+// key identifies the connections that a call may use: two calls with equal keys can share them.
 type key struct {
 	https bool
 	host  string // as in the URL
@@ -85,7 +84,7 @@ func (t *Target) key() key {
 	return key{https: t.URL.Scheme == "https", host: t.URL.Host, tls: t.TLS}
 }
 
-// address is the address to dial; it keeps the zone of an IPv6 address.
+// address returns the address to dial, with the zone of an IPv6 address.
 func (t *Target) address() string {
 	port := t.URL.Port()
 	if port == "" {
@@ -97,7 +96,7 @@ func (t *Target) address() string {
 	return net.JoinHostPort(t.URL.Hostname(), port)
 }
 
-// hostHeader is the URL's host without an IPv6 zone, which means nothing to the other side (RFC 6874).
+// hostHeader returns the URL's host without an IPv6 zone, which has a meaning only on this machine (RFC 6874).
 func (t *Target) hostHeader() string {
 	zone := strings.IndexByte(t.URL.Host, '%')
 	if zone < 0 {
@@ -110,7 +109,7 @@ func (t *Target) hostHeader() string {
 	return t.URL.Host[:zone] + t.URL.Host[end:]
 }
 
-// tlsConfig offers only HTTP/1.1, because this client does not speak h2.
+// tlsConfig returns a config that offers only HTTP/1.1, because this client has no HTTP/2.
 func (t *Target) tlsConfig() *tls.Config {
 	c := &tls.Config{MinVersion: tls.VersionTLS12}
 	if t.TLS != nil {

@@ -7,19 +7,19 @@ import (
 	"time"
 )
 
-// Traffic is what callers report of their streams on an instance while these run, so that the monitor can compare its
-// gauges with it. Every method may be called from any goroutine, for every event.
+// Traffic has what callers report about their running streams on an instance, so that the monitor can compare it with the engine's
+// gauges. Every method may be called from any goroutine, and is cheap enough to be called for every event.
 type Traffic struct {
-	running atomic.Int64
-	events  atomic.Uint64
-	chunk   atomic.Uint64 // mean tokens of a chunk, as the bits of a float64
-	beyond  atomic.Int64
+	running atomic.Int64  // streams that have begun and not ended
+	events  atomic.Uint64 // events so far
+	chunk   atomic.Uint64 // mean number of tokens in a chunk, as the bits of a float64
+	beyond  atomic.Int64  // see Beyond
 
 	mu    sync.Mutex
 	signs map[int]*Signs // by rank, as in Target.Rank
 
-	computes atomic.Int64 // prompt tokens that the engine had to compute itself, at most
-	open     atomic.Int64 // of these, tokens of requests that the engine may not have counted yet
+	computes atomic.Int64 // upper bound of the prompt tokens that the engine had to compute itself
+	open     atomic.Int64 // the part of them that the engine may not have counted yet
 }
 
 // Begin reports the first event of a stream.
@@ -28,8 +28,8 @@ func (t *Traffic) Begin() { t.running.Add(1); t.events.Add(1) }
 // OnEvent reports a later event of a stream.
 func (t *Traffic) OnEvent() { t.events.Add(1) }
 
-// Beyond reports, with 1, a request that was sent on purpose although its rank has no slot for it, and with -1 that
-// this request is gone. The engine may run it although all slots that we count are taken.
+// Beyond(1) reports that a request was sent on purpose although its rank has no free slot, and Beyond(-1) that this request has
+// ended. The engine may then run more requests than the rank has slots.
 func (t *Traffic) Beyond(n int64) { t.beyond.Add(n) }
 
 // Signs returns the signs of life of a rank's core.
@@ -47,7 +47,7 @@ func (t *Traffic) Signs(rank int) *Signs {
 	return s
 }
 
-// Lose says that KV may have been read too late on some rank, and that it is not known on which.
+// Lose records that some rank may have read KV too late, without knowing which, so later requests to all ranks get a new salt.
 func (t *Traffic) Lose() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -70,8 +70,7 @@ func (t *Traffic) salted() bool {
 	return false
 }
 
-// quiet is the largest share of its patience that a request has used up while it waited for a sign of life of its
-// rank.
+// quiet returns the largest value of Signs.quiet over all ranks.
 func (t *Traffic) quiet(now time.Time) (most float64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -81,7 +80,7 @@ func (t *Traffic) quiet(now time.Time) (most float64) {
 	return most
 }
 
-// seenSince says whether the core of any rank has given a sign of life since at.
+// seenSince says whether any rank's core has given a sign of life at or after the time at.
 func (t *Traffic) seenSince(at time.Time) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -93,23 +92,23 @@ func (t *Traffic) seenSince(at time.Time) bool {
 	return false
 }
 
-// Sends reports a request right before it is sent, with the most tokens of its prompt that the engine has to compute.
+// Sends reports a request right before it is sent. tokens is an upper bound of the prompt tokens that the engine must compute.
 func (t *Traffic) Sends(tokens int64) { t.computes.Add(tokens); t.open.Add(tokens) }
 
-// Settles reports that a request has its first event or will get none. tokens is what Sends was called with, and
-// computed is how many of these the engine computed at most.
+// Settles reports that a request got its first event, or will get none. tokens is the argument of Sends, and
+// computed is an upper bound of the prompt tokens that the engine really computed.
 func (t *Traffic) Settles(tokens, computed int64) {
 	t.open.Add(-tokens)
 	t.computes.Add(computed - tokens)
 }
 
-// End reports that a stream is over.
+// End reports that a stream has ended.
 func (t *Traffic) End() { t.running.Add(-1) }
 
-// TokensPerChunk is how many tokens a chunk has on average, by Learn; 0: not known.
+// TokensPerChunk returns the average number of tokens in a chunk, as Learn has set it; 0: not known.
 func (t *Traffic) TokensPerChunk() float64 { return math.Float64frombits(t.chunk.Load()) }
 
-// Learn is called after a whole stream: next returns the new average for the old one.
+// Learn is called after a complete stream. It replaces the average of TokensPerChunk by next(the old average).
 func (t *Traffic) Learn(next func(before float64) float64) {
 	for {
 		old := t.chunk.Load()
@@ -119,23 +118,22 @@ func (t *Traffic) Learn(next func(before float64) float64) {
 	}
 }
 
-// Traffic returns the traffic of an instance. Streams that outlive the instance go on counting in the one that they
-// hold.
+// Traffic returns the Traffic of an instance. A stream that outlives the instance continues to use the Traffic that it got.
 func (m *Monitor) Traffic(id string) *Traffic {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.trafficOf(id)
 }
 
-// forgetTraffic drops the traffic of an instance that has left. Streams that outlive it hold theirs. If its prefix
-// cache may hold wrong KV, it is kept, because the instance may come back and must keep its salts. It needs mu.
+// forgetTraffic removes the Traffic of an instance that is not watched any more. It keeps a Traffic with a salt, because the
+// instance may come back with wrong KV in its prefix cache, and then needs the same salts. The caller holds mu.
 func (m *Monitor) forgetTraffic(id string) {
 	if t := m.traffic[id]; t != nil && !t.salted() {
 		delete(m.traffic, id)
 	}
 }
 
-// trafficOf returns the traffic of an instance, and makes it if there is none. It needs mu.
+// trafficOf returns the Traffic of an instance, and creates it if there is none. The caller holds mu.
 func (m *Monitor) trafficOf(id string) *Traffic {
 	t := m.traffic[id]
 	if t == nil {
@@ -145,13 +143,13 @@ func (m *Monitor) trafficOf(id string) *Traffic {
 	return t
 }
 
-// frozenScrapes is how many scrapes in a row must not differ from the one before for gauges to count as frozen.
+// frozenScrapes is how many scrapes in a row must equal the scrape before them for the gauges to count as frozen.
 const frozenScrapes = 3
 
-// vitals are the gauges of which at least one changes while an engine computes.
+// vitals are values of which at least one changes between two scrapes while an engine computes.
 type vitals struct{ generated, running, waiting, kv float64 }
 
-// vitalsOf returns the vitals of a rank, of all ranks together for -1. A value that the engine does not say is -1.
+// vitalsOf returns the vitals of a rank; for rank -1 those of all ranks together. A value that is not known is -1.
 func vitalsOf(s *Sample, rank int) vitals {
 	known := func(v float64, ok bool) float64 {
 		if !ok {
@@ -165,29 +163,29 @@ func vitalsOf(s *Sample, rank int) vitals {
 	}
 }
 
-// scrapes is what the scrapes of an instance showed; only run's goroutine uses it.
+// scrapes has the results of the scrapes of an instance. Only run's goroutine uses it.
 type scrapes struct {
-	at        time.Time // when the last scrape began
-	ranks     map[int]vitals
-	last      vitals
-	busy      bool // streams of ours ran at the last scrape
-	unchanged int  // scrapes in a row that did not differ from the one before while our streams ran
-	frozen    bool
-	overfull  bool
+	at        time.Time      // when the last scrape began
+	ranks     map[int]vitals // of the last scrape, by rank
+	last      vitals         // of the last scrape, of all ranks together
+	busy      bool           // streams of this proxy ran at the last scrape
+	unchanged int            // scrapes in a row that equal the one before although streams of this proxy ran
+	frozen    bool           // see checkFrozen
+	overfull  bool           // see checkOverfull
 
 	pulls pulls
 
-	slots   int // requests that may run without an alarm: the configured slots, or more for a while after these were lowered
+	slots   int // requests that may run without an alarm: the configured slots, or their old number for a while after they were lowered
 	settled int // scrapes in a row with no more requests than the configured slots
 }
 
-// settledScrapes is how many scrapes in a row must show no more requests than lowered slots before the lower number
-// counts. A request that was admitted before may still pull its KV, and begin to run after a scrape that did not
-// count it.
+// settledScrapes is how many scrapes in a row must show no more requests than the configured slots before a lowered number of slots
+// applies. One scrape is not enough: a request that was admitted before may still pull its KV, and begin to run after this
+// scrape.
 const settledScrapes = 2
 
-// followSlots has the alarm about too many requests follow the configured slots: at once if they are raised; if they are
-// lowered, once the requests that were admitted before have ended. running is how many requests the fullest rank runs.
+// followSlots updates the number of slots that checkOverfull uses to the configured one: at once if it was raised; if it was
+// lowered, only after the requests that were admitted before have ended. running is how many requests the fullest rank runs.
 func (p *scrapes) followSlots(slots int, running float64) {
 	if running > float64(slots) {
 		p.settled = 0
@@ -199,22 +197,22 @@ func (p *scrapes) followSlots(slots int, running float64) {
 	}
 }
 
-// pulls compares two counts: the prompt tokens that an engine says it did not get from other engines, and those that
-// it had to compute itself. A count that comes late must not look like a pull that fell short. So the tokens of a
-// request count as the engine's own to compute from before it is sent, but for a base only once the request has its
-// first event.
+// pulls finds prompt tokens whose KV an engine should have pulled, but did not. It compares two counts: the tokens that the engine
+// says it did not get from other engines, and the tokens that it had to compute itself anyway. A difference only because one count
+// comes later than the other must not be reported. So fellShort counts the tokens of a request as the engine's own from before the
+// request is sent, but the base of a process counts them only after the request has its first event.
 type pulls struct {
 	known    bool
 	start    float64 // start time of the process that counts
-	settled  float64 // tokens that the engine had to compute and that it had counted before the scrape
-	base     float64 // tokens that have no explanation, at the first scrape of this process
-	reported float64 // tokens reported as short since then
+	settled  float64 // tokens that the engine had to compute itself and has surely counted before the scrape
+	base     float64 // the difference of the two counts at the first scrape of this process
+	reported float64 // tokens that fellShort has returned since then
 }
 
-// before notes how many tokens the engine must have counted already. It must be called right before a scrape.
+// before sets settled. It must be called right before a scrape.
 func (p *pulls) before(t *Traffic) { p.settled = float64(t.computes.Load() - t.open.Load()) }
 
-// fellShort returns how many more tokens were not pulled, beyond those reported after earlier scrapes.
+// fellShort returns how many tokens were not pulled, without those returned after earlier scrapes.
 func (p *pulls) fellShort(s *Sample, t *Traffic) float64 {
 	n, ok := s.NotPulled(-1)
 	switch {

@@ -12,11 +12,11 @@ import (
 	"go.uber.org/zap"
 )
 
-// ErrNotAnEngine is in Status.Err of an address that answers, but not as an engine does: for example a web server
+// ErrNotAnEngine is in Status.Err if the address answers, but not as an engine does: for example, it may be a web server
 // that returns a page for every path.
 var ErrNotAnEngine = errors.New("the answer is not a list of models; check that the address is an engine's")
 
-// newWatch returns the watch of an instance that was not checked yet, and so counts as down. It needs m.mu.
+// newWatch returns the watch of an instance. The instance counts as down until its first check. The caller holds m.mu.
 func newWatch(m *Monitor, in Instance) *watch {
 	return &watch{
 		m: m, in: in, checkDue: make(chan struct{}, 1), canaryDue: make(chan struct{}, 1), stop: func() {},
@@ -24,12 +24,12 @@ func newWatch(m *Monitor, in Instance) *watch {
 	}
 }
 
-// alive asks an engine whether it serves. quick says that the answer cost the engine nothing. If the quick path says
-// no, it may only repeat what GET /health has found before, or an older version may lack the path. So the engine is
-// then asked for its health.
+// alive asks an engine whether it takes requests. quick says that the answer was cheap for the engine. If the path Ready answers no
+// (503), this may only be the result of an earlier GET /health, and an older version may lack the path (404). In both cases alive
+// also asks GET /health.
 //
-// fresh: the engine is asked over a new connection, to the address that its name has now. A kept-alive connection may
-// lead to a process that accepts no new ones.
+// fresh says to ask over a new connection, to the current address of the engine's name. An idle connection may
+// lead to a process that accepts no new connections.
 func (w *watch) alive(ctx context.Context, fresh bool) (quick bool, err error) {
 	ask := func(path string) error {
 		call := w.m.cfg.Client.NewCall(w.in.Target)
@@ -42,15 +42,16 @@ func (w *watch) alive(ctx context.Context, fresh bool) (quick bool, err error) {
 	if w.in.Ready != "" {
 		err = ask(w.in.Ready)
 		var answered *StatusError
-		if !errors.As(err, &answered) || answered.Status != http.StatusNotFound && answered.Status != http.StatusServiceUnavailable {
+		unsure := errors.As(err, &answered) && (answered.Status == http.StatusNotFound || answered.Status == http.StatusServiceUnavailable)
+		if !unsure {
 			return true, err
 		}
 	}
 	return w.in.Ready == "", ask("/health")
 }
 
-// setStatus replaces the status, logs what has changed and tells the callback of it. Since moves with Up, and Changed
-// with its State. It needs m.mu.
+// setStatus replaces the status, logs the change and queues it for the callback. It sets Since if Up has changed, and Changed
+// if State has changed. The caller holds m.mu.
 func (w *watch) setStatus(next Status) {
 	old := w.status
 	next.Moved = w.moved
@@ -68,7 +69,7 @@ func (w *watch) setStatus(next Status) {
 	case old.Up && !next.Up:
 		next.Since = time.Now()
 		log.Warn("an engine is down", zap.Error(next.Err))
-		w.m.cfg.Client.idle.drop(w.in.Target.key()) // kept-alive connections lead to nothing, or to another process
+		w.m.cfg.Client.idle.drop(w.in.Target.key()) // idle connections lead to no process, or to another one
 	case old.StartTime != 0 && next.StartTime != old.StartTime:
 		log.Warn("an engine restarted between two health checks, so the KV that it held is lost")
 	}
@@ -85,10 +86,10 @@ func (w *watch) setStatus(next Status) {
 	w.m.tell(w.in.ID)
 }
 
-// sayAgain is the least time between two log lines about an engine that stays away while its reason changes.
+// sayAgain is the least time between two log lines about an engine that stays down while the reason changes.
 const sayAgain = time.Minute
 
-// tellWhy logs why an engine does not serve: once, and again if the reason has changed. It needs m.mu.
+// tellWhy logs why an engine does not serve: once, and again if the reason has changed. The caller holds m.mu.
 func (w *watch) tellWhy(log *zap.Logger, next Status) {
 	kind, now := kindOf(next.Err), time.Now()
 	if kind == w.loggedReason || w.loggedReason != "" && now.Sub(w.loggedAt) < sayAgain {
@@ -106,7 +107,7 @@ func (w *watch) tellWhy(log *zap.Logger, next Status) {
 	}
 }
 
-// kindOf is the text of an error without the parts that differ each time, such as the port of our own side.
+// kindOf returns the text of an error without the parts that differ each time, such as the local port of a connection.
 func kindOf(err error) string {
 	var e *Error
 	if !errors.As(err, &e) {
@@ -119,18 +120,18 @@ func kindOf(err error) string {
 	return fmt.Sprint(e.Phase, " ", root)
 }
 
-// Standstill is how long requests wait if the only engines of a model take connections and answer nothing, counted
-// from the last good health check. A process that was stopped, or a host that pages, stands still in this way and
-// then goes on. One that hangs for longer counts as dead.
+// Standstill is how long requests wait for a model all of whose engines hang, counted from the last good health check. An engine
+// hangs if it takes connections but does not answer. A stopped process, or a host that swaps memory, may hang and then
+// continue. After this time it counts as dead.
 const Standstill = 30 * time.Second
 
-// late says that a server accepted the connection, but did not answer in time.
+// late says that the engine accepted the connection but did not answer in time.
 func late(err error) bool {
 	var e *Error
 	return errors.As(err, &e) && e.Timeout && e.Phase > PhaseConnect
 }
 
-// countExpired stores how many hand-offs the engine says it gave up.
+// countExpired stores and returns how many hand-offs have expired by the sample.
 func (w *watch) countExpired(s *Sample) (n float64, known bool) {
 	n, known = s.Expired()
 	w.m.mu.Lock()
@@ -141,26 +142,26 @@ func (w *watch) countExpired(s *Sample) (n float64, known bool) {
 	return n, known
 }
 
-// models reads the engine's list of models, for at most the monitor's timeout.
+// models reads the engine's list of models, within the monitor's timeout.
 func (w *watch) models(ctx context.Context) ([]Model, error) {
 	ctx, stop := context.WithTimeout(ctx, w.m.cfg.Timeout)
 	defer stop()
 	return Models(ctx, w.m.cfg.Client, w.in.Target)
 }
 
-// scrape reads the engine's metrics, for at most the time patience.
+// scrape reads the engine's metrics, within the time patience.
 func (w *watch) scrape(ctx context.Context, patience time.Duration) (*Sample, error) {
 	ctx, stop := context.WithTimeout(ctx, patience)
 	defer stop()
 	return Scrape(ctx, w.m.cfg.Client, w.in.Target)
 }
 
-// get reads a page of the engine that must be a 200, of at most limit bytes, for at most the time patience.
+// get reads a page of the engine, of at most limit bytes and within the time patience. It fails unless the status is 200.
 func (w *watch) get(ctx context.Context, path string, patience time.Duration, limit int) ([]byte, error) {
 	return w.ask(ctx, w.m.cfg.Client.NewCall(w.in.Target), path, patience, limit)
 }
 
-// ask is get with a call of the caller's, which may ask for a fresh connection.
+// ask does what get does, with a call of the caller, for example one that needs a new connection.
 func (w *watch) ask(ctx context.Context, call *Call, path string, patience time.Duration, limit int) ([]byte, error) {
 	ctx, stop := context.WithTimeout(ctx, patience)
 	defer stop()
@@ -171,10 +172,10 @@ func (w *watch) ask(ctx context.Context, call *Call, path string, patience time.
 	return body, err
 }
 
-// longestVersion bounds an engine's version text, in bytes, because it is kept and logged.
+// longestVersion is how many bytes an engine's version may have. It is bounded because evenkeel stores and logs it.
 const longestVersion = 256
 
-// parseVersion returns the version; empty if the answer is not understood.
+// parseVersion returns the version in an answer; empty: there is none, or it is too long.
 func parseVersion(body []byte) string {
 	var v struct {
 		Version string `json:"version"`
@@ -185,7 +186,7 @@ func parseVersion(body []byte) string {
 	return v.Version
 }
 
-// parseElastic says whether a server of SGLang goes on without ranks that have failed.
+// parseElastic says whether an SGLang server continues without ranks that have failed.
 func parseElastic(body []byte) bool {
 	var v struct {
 		Backend string `json:"elastic_ep_backend"`
@@ -193,7 +194,7 @@ func parseElastic(body []byte) bool {
 	return json.Unmarshal(body, &v) == nil && v.Backend != ""
 }
 
-// jitter spreads the checks of many engines: a tenth to either side of d.
+// jitter returns a random duration within 10 % of d, so that the checks of many engines do not coincide.
 func jitter(d time.Duration) time.Duration {
 	return time.Duration(float64(d) * (0.9 + 0.2*rand.Float64()))
 }

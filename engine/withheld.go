@@ -17,55 +17,55 @@ import (
 	"go.uber.org/zap"
 )
 
-// The reasons that an engine which is alive gives for taking no requests.
+// The reasons that an engine gives if it is alive but takes no requests.
 var (
 	// ErrReforming is the answer of vLLM while it changes the number of its ranks. The ScalingMiddleware of
-	// entrypoints/serve/elastic_ep/middleware.py (0.32, 0.33) answers before anything reads the request.
+	// entrypoints/serve/elastic_ep/middleware.py (0.32, 0.33) gives it before the request is read, so the request may be repeated.
 	ErrReforming = errors.New("its group re-forms, because vLLM changes the number of its ranks (elastic EP)")
-	// ErrPaused is the answer of vLLM from 0.33 on to a request that comes while it is paused, unless by mode=keep:
-	// the core has run nothing of the request (_reject_add_while_paused in v1/engine/core.py). Before 0.33, and with
-	// mode=keep, requests wait in the engine until it goes on.
+	// ErrPaused is the answer of vLLM 0.33 and later to a request that comes while it is paused. The core has run nothing of the request
+	// (_reject_add_while_paused in v1/engine/core.py). Before 0.33, or if it was paused with mode=keep, the engine gives no such answer:
+	// requests wait in it until it is resumed.
 	ErrPaused = errors.New("it is paused, and POST /resume ends that (vLLM)")
-	// ErrRetired is the answer of the API server of a rank that was taken out of its group, so that the other ranks
-	// go on without it (entrypoints/serve/elastic_ep/middleware.py, 0.33).
+	// ErrRetired is the answer of the API server of a rank that vLLM has removed from its group. The other ranks
+	// continue without it (entrypoints/serve/elastic_ep/middleware.py, 0.33).
 	ErrRetired = errors.New("vLLM has taken this rank out of its group (elastic EP) and waits for its process to be ended; take it out of " +
 		"the config, too")
 )
 
-// errDead is the state of a core that will not come back, by vLLM's own answer.
+// errDead says that vLLM itself reports that its core cannot recover.
 var errDead = errors.New("one of its workers has died, and vLLM (--enable-fault-tolerance) will end the engine soon")
 
-// errScaleFailed is the state of vLLM, from 0.33 on, after a change of its ranks that failed for good: its API server
-// refuses everything from then on.
+// errScaleFailed says that vLLM (0.33 and later) failed to change the number of its ranks. From then on its API server
+// refuses all requests.
 var errScaleFailed = errors.New("vLLM could not change the number of its ranks, and takes no requests until all of them are restarted")
 
-// LongestHalt is how long requests wait for an engine that is halted. An engine that is halted for longer counts as
+// LongestHalt is how long requests wait for an engine that is halted (see Status.Halt). After this time it counts as
 // down.
 const LongestHalt = 10 * time.Minute
 
-// RankError is the refusal of a request for a rank that the engine does not have any more, or not yet.
+// RankError says that an engine refused a request, because it does not have the requested rank any more, or not yet.
 type RankError struct{ Rank, Ranks int }
 
 func (e *RankError) Error() string {
 	return fmt.Sprintf("it has only %d ranks now, so there is no rank %d", e.Ranks, e.Rank)
 }
 
-// These are the messages with which vLLM refuses: of its core while that is paused, and two of its middleware.
+// Messages of vLLM's refusals: the first is from its core, the others from its middleware.
 const (
 	saysPaused  = "Generation is paused. Please retry after it resumes."
 	saysScaling = "The model is currently scaling. Please try again later."
 	saysRetired = "This data-parallel rank has been retired and is awaiting shutdown."
 )
 
-// noRank matches the whole message with which engines refuse a rank: vLLM in v1/engine/input_processor.py, SGLang in
-// managers/tokenizer_manager.py. Only a whole message counts, because other messages may quote a client.
+// noRank matches the message by which engines say that they do not have a rank: vLLM in v1/engine/input_processor.py, SGLang in
+// managers/tokenizer_manager.py. It matches only whole messages, because a message with another meaning may quote a client's text.
 var noRank = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`^(?:data_parallel_rank (\d{1,6}) is|routed_dp_rank=(\d{1,6})) out of range \[0, (\d{1,6})\)\.?$`)
 })
 
-// Withheld reads a refusal that is about the engine and not about the request. It returns ErrReforming, ErrPaused,
-// ErrRetired or a RankError; nil: it is another refusal. If the target has a rank, the request named it in a header.
-// The engine counts its ranks as the header does.
+// Withheld finds out whether an answer is a refusal for a reason that lies in the engine, not in the request. It returns ErrReforming,
+// ErrPaused, ErrRetired or a RankError; nil: it is another answer. t is the target of the request. The numbers in the engine's message
+// count ranks as the rank header does, from t.First on.
 func Withheld(status int, body []byte, t *Target) error {
 	switch status {
 	case http.StatusServiceUnavailable:
@@ -76,7 +76,7 @@ func Withheld(status int, body []byte, t *Target) error {
 		var why struct {
 			Message string `json:"message"`
 		}
-		_ = json.Unmarshal(body, &told) // else it is another refusal, which stays unread
+		_ = json.Unmarshal(body, &told) // a body that cannot be read is another refusal, for which Withheld returns nil
 		_ = json.Unmarshal(told.Error, &says)
 		if json.Unmarshal(told.Error, &why) == nil && SaysPaused(status, why.Message) {
 			return ErrPaused
@@ -94,7 +94,7 @@ func Withheld(status int, body []byte, t *Target) error {
 				Message string `json:"message"`
 			} `json:"error"`
 		}
-		_ = json.Unmarshal(body, &told) // else it is another refusal
+		_ = json.Unmarshal(body, &told) // a body that cannot be read is another refusal
 		found := noRank().FindStringSubmatch(told.Message + told.Error.Message)
 		if found == nil {
 			return nil
@@ -103,14 +103,15 @@ func Withheld(status int, body []byte, t *Target) error {
 		e.Rank, _ = strconv.Atoi(found[1] + found[2]) // the pattern allows only a few digits, so Atoi does not fail
 		e.Ranks, _ = strconv.Atoi(found[3])
 		e.Rank, e.Ranks = e.Rank-t.First, e.Ranks-t.First
-		if e.Ranks > 0 && e.Ranks <= e.Rank && (t.Rank < 0 || t.Rank == e.Rank) {
+		plausible := e.Ranks > 0 && e.Ranks <= e.Rank
+		if plausible && (t.Rank < 0 || t.Rank == e.Rank) {
 			return e
 		}
 	}
 	return nil
 }
 
-// SaysPaused says whether a refusal, which may be an event of a stream, comes from a core that is paused.
+// SaysPaused says whether an error, from an answer or from an event of a stream, is the refusal of a paused core.
 func SaysPaused(status int, message string) bool {
 	return status == http.StatusServiceUnavailable && message == saysPaused
 }
@@ -120,21 +121,20 @@ func IsWithheld(err error) bool {
 	return errors.Is(err, ErrReforming) || errors.Is(err, ErrPaused) || errors.Is(err, ErrRetired) || errors.As(err, new(*RankError))
 }
 
-// absent has the ranks of an engine that is up which get no requests, and why the whole engine gets none. It is a
-// value.
+// absent says which ranks of an engine get no requests although the engine is up, or why the whole engine gets none.
 type absent struct {
-	halt      error         // why nothing new goes there; requests for it wait; nil: it is not halted
-	since     time.Time     // begin of the halt
-	confirmed bool          // a check has seen the halt, too, and not only a request
-	ranks     int           // how many ranks the engine has, by its refusal of a rank; 0: all
-	triedAt   time.Time     // when a try last asked whether it has more ranks again
-	rest      time.Duration // least time before the next try, if requests of clients are the tries
-	silent    map[int]bool
+	halt      error         // see Status.Halt; nil: the engine is not halted
+	since     time.Time     // when the halt began
+	confirmed bool          // a check has seen the halt, not only a request
+	ranks     int           // how many ranks the engine has, by its RankError; 0: all
+	triedAt   time.Time     // when a request last showed how many ranks the engine has
+	rest      time.Duration // least time between two tries of a lost rank, if clients' requests are the tries
+	silent    map[int]bool  // ranks of SGLang that do not report their load
 	reports   loads
 }
 
-// lost is the reason of each rank that is out of its group, by rank; of is how many ranks the engine has by the config.
-func (a *absent) lost(of int) map[int]string {
+// lost returns the reason for each lost rank, by rank. configured is how many ranks the engine has in the config.
+func (a *absent) lost(configured int) map[int]string {
 	if a.ranks == 0 && len(a.silent) == 0 {
 		return nil
 	}
@@ -142,16 +142,16 @@ func (a *absent) lost(of int) map[int]string {
 	for r := range a.silent {
 		all[r] = "its scheduler says nothing while those of other ranks do, so SGLang goes on without it (elastic EP)"
 	}
-	for r := a.ranks; a.ranks > 0 && r < of; r++ {
+	for r := a.ranks; a.ranks > 0 && r < configured; r++ {
 		all[r] = fmt.Sprintf("the engine has only %d ranks now (elastic EP)", a.ranks)
 	}
 	return all
 }
 
-// Halted says that no new requests go to an engine that is up, and that requests wait for it.
+// Halted says that the engine is up, but that it gets no new requests for now, and that requests wait for it.
 func (s Status) Halted() bool { return s.Up && s.Halt != nil }
 
-// LostRanks says in a sentence which ranks are lost, and why; nil: none is.
+// LostRanks returns an error that says which ranks are lost, and why; nil: none is lost.
 func (s Status) LostRanks() error {
 	if len(s.Lost) == 0 {
 		return nil
@@ -173,25 +173,25 @@ func (s Status) LostRanks() error {
 	return errors.New(strings.Join(parts, "; "))
 }
 
-// quietChecks is how many check intervals the scheduler of a rank may send no load while other ranks do. Each
-// scheduler sends its load after its batches, and after every turn without one.
+// quietChecks is for how many check intervals the scheduler of a rank may report no load while other ranks do. A working
+// scheduler reports its load after each batch, and regularly while it has none.
 const quietChecks = 5
 
-// loads has the time at which each rank of a server of SGLang last sent its load. It is a value.
+// loads records when each rank of an SGLang server last reported its load.
 type loads struct {
-	stamps map[int]float64
-	at     map[int]time.Time // when the entry of told last changed
+	stamps map[int]float64   // the last time stamp of each rank, by SGLang's clock
+	at     map[int]time.Time // when this time stamp was first seen
 }
 
-// see takes in the answer of GET /v1/loads: for each rank, the time stamp of the last load that it sent. It returns the
-// ranks that have sent no new load for the time quiet, while others have.
-func (l *loads) see(told map[int]float64, quiet time.Duration, now time.Time) map[int]bool {
+// see records an answer of GET /v1/loads: for each rank, the time stamp of its last report. It returns the
+// ranks whose last report is older than that of another rank by the time quiet or more.
+func (l *loads) see(reported map[int]float64, quiet time.Duration, now time.Time) map[int]bool {
 	if l.stamps == nil {
 		l.stamps, l.at = map[int]float64{}, map[int]time.Time{}
 	}
 	var newest time.Time
-	for r, stamp := range told {
-		if was, known := l.stamps[r]; !known || was != stamp {
+	for r, stamp := range reported {
+		if old, known := l.stamps[r]; !known || old != stamp {
 			l.stamps[r], l.at[r] = stamp, now
 		}
 		if l.at[r].After(newest) {
@@ -199,7 +199,7 @@ func (l *loads) see(told map[int]float64, quiet time.Duration, now time.Time) ma
 		}
 	}
 	silent := map[int]bool{}
-	for r := range told {
+	for r := range reported {
 		if newest.Sub(l.at[r]) >= quiet {
 			silent[r] = true
 		}
@@ -207,23 +207,23 @@ func (l *loads) see(told map[int]float64, quiet time.Duration, now time.Time) ma
 	return silent
 }
 
-// withheld takes in the reason that an engine gave in place of an answer, and has the engine checked at once. It
-// needs m.mu.
+// withheld records the reason with which an engine refused a request (see Withheld), and makes run check the engine at once. The
+// caller holds m.mu.
 func (w *watch) withheld(why error) {
-	if w.in.Held != nil { // the pause of the operator is the reason
+	if w.in.Held != nil { // an operator has stopped requests to the engine, so the reason is known
 		return
 	}
 	w.checkNow()
 	var rank *RankError
 	switch {
 	case errors.Is(why, ErrReforming):
-		w.reports++ // a check that began before this cannot end the halt
+		w.reports++ // so that a check which began before this does not end the halt
 		w.halt(ErrReforming, false)
-	case errors.Is(why, ErrPaused): // by a call that did not come through this proxy, or that this proxy does not remember
+	case errors.Is(why, ErrPaused): // another program paused the engine, or this proxy did so before a restart
 		w.reports++
 		w.halt(ErrPaused, false)
 	case errors.As(why, &rank):
-		if w.absent.ranks != rank.Ranks { // else other requests were refused in the same way before
+		if w.absent.ranks != rank.Ranks { // the first refusal of this kind: wait longer before the next try
 			w.absent.rest = min(2*w.absent.rest, longestRest)
 		}
 		w.absent.ranks, w.absent.triedAt = rank.Ranks, time.Now()
@@ -236,9 +236,9 @@ func (w *watch) withheld(why error) {
 	}
 }
 
-// halt stops new requests to the engine for the reason why; nil: they may go there again. confirmed says that a check has
-// seen the reason, too. If an engine gives the reason only to requests, and no check sees it, the halt counts as a
-// failure once it ends. It needs m.mu.
+// halt stops new requests to the engine for the reason why; nil: it may get them again. confirmed says that a check has
+// seen the reason. If no check has seen it until the halt ends, only requests were refused, and the halt counts as a
+// failure. The caller holds m.mu.
 func (w *watch) halt(why error, confirmed bool) {
 	before, confirmedBefore := w.absent.halt, w.absent.confirmed
 	w.absent.halt, w.absent.confirmed = why, why != nil && (confirmed || confirmedBefore)
@@ -247,11 +247,11 @@ func (w *watch) halt(why error, confirmed bool) {
 	}
 	switch {
 	case why == nil && confirmedBefore:
-		w.forgive()                                      // failures during the halt say nothing
+		w.forgive()                                      // failures during the halt do not count
 		w.absent.triedAt, w.absent.rest = time.Time{}, 0 // the engine may have more ranks now
 		w.m.cfg.Log.Info("an engine takes requests again", zap.String("engine", w.in.ID))
 	case why == nil && before != nil && len(w.in.Canaries) > 0:
-		if w.suspect.circuit.Fail(theCanary, time.Now()) { // the request that was refused may be the canary
+		if w.suspect.circuit.Fail(theCanary, time.Now()) { // as the canary, because the refused request may have been one
 			w.takeOut(outFailures, fmt.Errorf("it refuses requests again and again, although its health checks do not say so: %w", before))
 		}
 	case w.absent.confirmed && !confirmedBefore:
@@ -260,11 +260,12 @@ func (w *watch) halt(why error, confirmed bool) {
 	w.publish(w.status)
 }
 
-// hold sets why an operator stops requests to the engine. Nothing counts against the engine while it is held, and
-// what counted before is forgotten when the hold ends. It needs m.mu.
+// hold sets in.Held: why an operator has stopped requests to the engine; nil: the engine gets requests. Failures while it is held do not
+// count, and when the hold ends, earlier failures are forgotten, too. The caller holds m.mu.
 func (w *watch) hold(why *Held) {
-	was := w.in.Held
-	if w.in.Held = why; was == why || was != nil && why != nil && *was == *why {
+	old := w.in.Held
+	w.in.Held = why
+	if same := old == why || old != nil && why != nil && *old == *why; same {
 		return
 	}
 	if why == nil {
@@ -272,16 +273,16 @@ func (w *watch) hold(why *Held) {
 		w.failed = 0
 		w.checkNow()
 	}
-	if w.m.watches[w.in.ID] == w { // else the watch is new, and its status was not published yet
+	if w.m.watches[w.in.ID] == w { // not a new watch, whose first check will publish its status
 		w.publish(w.status)
 	}
 }
 
-// holdsBack says that an error does not count, because the engine is held. Only an unreachable engine counts as a
-// failure then.
+// holdsBack says that the error of a check does not count, because the engine is held. While it is held, only a failure to connect
+// counts.
 func (w *watch) holdsBack(err error) bool { return w.in.Held != nil && err != nil && !unreachable(err) }
 
-// hopeless is the reason why a halted engine counts as down; nil: it does not.
+// hopeless returns why a halted engine counts as down; nil: it does not.
 func (a *absent) hopeless(now time.Time) error {
 	switch {
 	case errors.Is(a.halt, errDead), errors.Is(a.halt, errScaleFailed):
@@ -292,8 +293,8 @@ func (a *absent) hopeless(now time.Time) error {
 	return nil
 }
 
-// publish completes a status by what is absent, and makes it the current one. It logs which ranks are lost or back. It
-// needs m.mu.
+// publish sets Halt, Lost and Accused in a status and makes it the current one. It logs which ranks are lost or back. The
+// caller holds m.mu.
 func (w *watch) publish(next Status) {
 	w.fill(&next)
 	before := w.status.LostRanks()
@@ -307,7 +308,7 @@ func (w *watch) publish(next Status) {
 	}
 }
 
-// fill sets Halt, Lost and Accused of a status. It needs m.mu.
+// fill sets Halt, Lost and Accused of a status. The caller holds m.mu.
 func (w *watch) fill(next *Status) {
 	next.Halt, next.Lost = w.absent.halt, w.absent.lost(w.in.Ranks)
 	if w.in.Held != nil && (next.Halt == nil || errors.Is(next.Halt, ErrPaused)) {
@@ -318,16 +319,16 @@ func (w *watch) fill(next *Status) {
 	}
 }
 
-// lookForRanks asks an engine that is alive for what its health check does not show: whether it waits for its
-// recovery, and which of its ranks are silent. It returns the reason why nothing new may go there.
+// lookForRanks asks an engine that is alive whether it is paused or waits for recovery, and which of its ranks are silent, because
+// the health check does not show this. It returns why the engine may get no new requests; nil: it may get them.
 func (w *watch) lookForRanks(ctx context.Context) (halt error) {
 	w.m.mu.Lock()
-	held, was := w.in.Held != nil, errors.Is(w.absent.halt, ErrPaused)
+	held, wasPaused := w.in.Held != nil, errors.Is(w.absent.halt, ErrPaused)
 	w.m.mu.Unlock()
-	if !held && (w.facts.pauses || was) {
+	if !held && (w.facts.pauses || wasPaused) {
 		paused, err := w.isPaused(ctx)
-		if err != nil { // if the question fails, the last answer counts
-			paused = was && !lacks(err)
+		if err != nil { // without an answer, the last one stays valid
+			paused = wasPaused && !lacks(err)
 		}
 		if paused {
 			return ErrPaused
@@ -336,7 +337,7 @@ func (w *watch) lookForRanks(ctx context.Context) (halt error) {
 	switch {
 	case w.facts.tolerant:
 		var err error
-		if halt, err = w.fault(ctx, w.m.cfg.Timeout); err != nil { // if the question fails, the last answer counts
+		if halt, err = w.fault(ctx, w.m.cfg.Timeout); err != nil { // without an answer, the last one stays valid
 			w.m.mu.Lock()
 			if halt = w.absent.halt; errors.Is(halt, ErrReforming) || errors.Is(halt, ErrPaused) || errors.Is(halt, errScaleFailed) {
 				halt = nil
@@ -354,10 +355,10 @@ func (w *watch) lookForRanks(ctx context.Context) (halt error) {
 	return halt
 }
 
-// reforming asks vLLM how far a change of the number of its ranks is, while it refuses requests because of that
-// change. From 0.33 on vLLM answers with the phase, the requested number and why it failed, also where each rank has
-// an API server of its own (entrypoints/serve/elastic_ep/api_router.py). Before the commit, in the phase preparing,
-// it takes requests. After a change that failed it never does.
+// reforming asks a vLLM that changes the number of its ranks how far the change has come. The result is ErrReforming or errScaleFailed
+// with details. From 0.33 on, vLLM answers with the phase, the requested number and the reason of a failure, even if each rank has
+// an API server of its own (entrypoints/serve/elastic_ep/api_router.py). In the phase preparing, vLLM still takes requests. After a
+// change that failed, it takes none any more.
 func (w *watch) reforming(ctx context.Context) error {
 	ctx, stop := context.WithTimeout(ctx, min(w.m.cfg.Timeout, time.Second))
 	defer stop()
@@ -367,7 +368,7 @@ func (w *watch) reforming(ctx context.Context) error {
 		Error string `json:"error"`
 		Ranks Number `json:"requested_data_parallel_size"`
 	}
-	if err != nil || status != http.StatusOK || json.Unmarshal(body, &told) != nil { // older versions do not answer this
+	if err != nil || status != http.StatusOK || json.Unmarshal(body, &told) != nil { // older versions do not have this path
 		return ErrReforming
 	}
 	ranks, err := told.Ranks.Whole("requested_data_parallel_size", MostRanks)
@@ -383,14 +384,14 @@ func (w *watch) reforming(ctx context.Context) error {
 	return ErrReforming
 }
 
-// rankDue says that it is time to try whether an engine has more ranks again. It needs m.mu.
+// rankDue says that it is time to try whether a lost rank is back. The caller holds m.mu.
 func (w *watch) rankDue() bool {
 	a := &w.absent
 	return w.status.Up && a.ranks > 0 && a.halt == nil && time.Since(a.triedAt) >= max(a.rest, w.m.cfg.FactsInterval)
 }
 
-// lookForMore starts a try of the first lost rank when it is due. If requests of one token are not allowed, only that
-// rank is used again, and the next request of a client is the try. It needs m.mu.
+// lookForMore starts a try of the first lost rank if one is due. If canaries are turned off, it puts this rank back into service,
+// and the next request of a client is the try. The caller holds m.mu.
 func (w *watch) lookForMore() {
 	switch a := &w.absent; {
 	case !w.rankDue():
@@ -408,22 +409,22 @@ func (w *watch) lookForMore() {
 	}
 }
 
-// longestRest bounds the time between two tries of a rank whose requests are refused.
+// longestRest bounds the time between two tries of a lost rank.
 const longestRest = 5 * time.Minute
 
-// tryLost asks whether an engine has more ranks again, with a request of one token for the first lost rank. An engine
-// that does not have the rank refuses before it computes anything.
+// tryLost sends a canary to the first lost rank, to find out whether the engine has it again. If it does not, the engine refuses
+// the request before it computes anything.
 func (w *watch) tryLost(ctx context.Context) {
 	w.m.mu.Lock()
 	lowest, model := w.absent.ranks, w.status.baseModel()
-	at := slices.IndexFunc(w.in.Canaries, func(t *Target) bool { return t.Rank == lowest })
-	due, ask := w.rankDue() && at >= 0 && model != "", w.questionFor(model)
+	index := slices.IndexFunc(w.in.Canaries, func(t *Target) bool { return t.Rank == lowest })
+	due, ask := w.rankDue() && index >= 0 && model != "", w.questionFor(model)
 	w.m.mu.Unlock()
 	if !due {
 		return
 	}
 	bounded, stop := context.WithTimeout(ctx, min(w.m.cfg.Canary, w.m.cfg.Timeout))
-	computed, err := oneToken(bounded, w.m.cfg.Client, w.in.Canaries[at], ask)
+	computed, err := oneToken(bounded, w.m.cfg.Client, w.in.Canaries[index], ask)
 	stop()
 	w.m.mu.Lock()
 	defer w.m.mu.Unlock()
@@ -441,9 +442,9 @@ func (w *watch) tryLost(ctx context.Context) {
 	w.publish(w.status)
 }
 
-// fault asks vLLM whether its core has met a fault and waits for its recovery. It returns an error unless vLLM was
-// started with --enable-fault-tolerance (entrypoints/serve/fault_tolerance/api_router.py of 0.33). GET /health
-// answers 200 meanwhile, and requests that come wait in the engine. The status is unhealthy while a recovery is
+// fault asks vLLM whether its core has met a fault and waits for recovery. err is nil only if vLLM was
+// started with --enable-fault-tolerance (entrypoints/serve/fault_tolerance/api_router.py of 0.33). While it waits, GET /health
+// answers 200, and new requests wait in the engine. vLLM's status is unhealthy while recovery is
 // possible, and dead if a worker has died.
 func (w *watch) fault(ctx context.Context, patience time.Duration) (halt, err error) {
 	body, err := w.get(ctx, "/fault_tolerance/status", patience, answerLimit)
@@ -472,7 +473,7 @@ func (w *watch) fault(ctx context.Context, patience time.Duration) (halt, err er
 	return nil, nil
 }
 
-// isPaused asks vLLM whether its core is paused. vLLM has this path, and the one that pauses it, only with
+// isPaused asks vLLM whether its core is paused. vLLM has the paths to ask and to pause only with
 // VLLM_SERVER_DEV_MODE=1 (entrypoints/rl/online/api_router.py and entrypoints/launchers/api_server/routers.py of 0.32
 // and 0.33).
 func (w *watch) isPaused(ctx context.Context) (bool, error) {
@@ -488,7 +489,7 @@ func (w *watch) isPaused(ctx context.Context) (bool, error) {
 
 var errNoFaults = errors.New("it does not say whether it has met a fault")
 
-// lacks says that an engine's error means that it does not have what was asked for, and will not have it.
+// lacks says whether an error means that the engine does not have the path or the feature at all, so that asking again is useless.
 func lacks(err error) bool {
 	var answered *StatusError
 	if errors.As(err, &answered) {
@@ -497,8 +498,8 @@ func lacks(err error) bool {
 	return errors.Is(err, errNoFaults)
 }
 
-// loads asks a server of SGLang when each rank's scheduler last sent its load. Nothing is sent to the schedulers for
-// that (entrypoints/v1_loads.py of 0.5.23). GET /server_info does ask them, and waits for the answer of lost ranks, too.
+// loads asks an SGLang server when each rank's scheduler last reported its load. The server answers without asking the schedulers
+// (entrypoints/v1_loads.py of 0.5.23). GET /server_info would ask them, and so wait for lost ranks.
 func (w *watch) loads(ctx context.Context) (map[int]float64, error) {
 	body, err := w.get(ctx, "/v1/loads?include=core", w.m.cfg.Timeout, versionLimit)
 	if err != nil {
