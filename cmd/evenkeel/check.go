@@ -25,7 +25,7 @@ type checkCmd struct {
 	JSON    bool   `name:"json" help:"Print one JSON document, with the errors in it."`
 }
 
-// Help is what `check --help` says below its first line.
+// Help returns the text that `check --help` prints below its first line.
 func (checkCmd) Help() string {
 	return `check does what serve does before it opens its first socket. It also reads the files that the config names, and tries whether it can write the files that serve writes. It prints the warnings that serve would log, and the errors with which serve would
 not start. Run it as the user that serve runs as, in the same working directory and environment: relative paths start at the working directory, and check reads variables such as an api_key_env.
@@ -35,7 +35,7 @@ not start. Run it as the user that serve runs as, in the same working directory 
 The exit status is 0 if serve would start. It is 1 if serve would not start, or if a probe or a case failed.`
 }
 
-// checked is what check found out about a config file.
+// checked is the result of check for a config file.
 type checked struct {
 	Config   string             `json:"config"`
 	Errors   []problem          `json:"errors"`
@@ -46,7 +46,7 @@ type checked struct {
 	cfg *config.Config
 }
 
-// problem is an error, and where in the file its cause is written.
+// problem is an error and the place in the config file that causes it.
 type problem struct {
 	File   string `json:"file,omitempty"`
 	Line   int    `json:"line,omitempty"`
@@ -55,8 +55,7 @@ type problem struct {
 	Msg    string `json:"message"`
 }
 
-// Run fails on a config that serve would refuse and on engines that would fail
-// requests.
+// Run fails if serve would refuse the config, or if a probe or a case failed.
 func (c *checkCmd) Run(std streams) error {
 	found := checked{Config: c.Config, Errors: []problem{}, Findings: []selftest.Finding{}}
 	err := c.look(&found)
@@ -91,7 +90,7 @@ func (c *checkCmd) Run(std streams) error {
 	return nil
 }
 
-// counted says how many engines of each role there are.
+// counted returns a text with the number of engines of each role.
 func counted(e *config.Engines) string {
 	switch p, d, a := len(e.Prefill), len(e.Decode), len(e.Aggregated); {
 	case a == 0:
@@ -105,8 +104,8 @@ func counted(e *config.Engines) string {
 	}
 }
 
-// groupsOf names the groups of a role if there are several, because a name that is misspelt makes a group of its own. An engine that is
-// a group by itself, and is named after its address, is left out.
+// groupsOf lists the groups of a role if there are several. The list reveals a misspelt name, which makes a group of its own. A group
+// without a configured name, which has only one engine and its address as the name, is not listed.
 func groupsOf(role string, engines []config.Engine) string {
 	ranks := map[string]int{}
 	for _, e := range engines {
@@ -124,8 +123,8 @@ func groupsOf(role string, engines []config.Engine) string {
 	return fmt.Sprintf(", ranks of each %s group: %s", role, strings.Join(list, ", "))
 }
 
-// look checks the config. Its error is what serve would refuse, or a check that
-// was asked for and cannot be done.
+// look checks the config and stores the results in found. It returns an error if serve would refuse the config, or if a requested check
+// cannot be made.
 func (c *checkCmd) look(found *checked) error {
 	var err error
 	if found.cfg, err = config.Load(c.Config); err != nil {
@@ -163,8 +162,7 @@ func (c *checkCmd) look(found *checked) error {
 	return nil
 }
 
-// discoveryFiles looks at the files that list engines. serve starts without them,
-// so what is wrong there is a warning.
+// discoveryFiles reads the files that list engines. A problem with them is only a warning, because serve starts without them.
 func discoveryFiles(cfg *config.Config) (found []selftest.Finding) {
 	for _, path := range cfg.Discovery.Files {
 		text, err := os.ReadFile(path)
@@ -178,7 +176,7 @@ func discoveryFiles(cfg *config.Config) (found []selftest.Finding) {
 	return found
 }
 
-// problemsOf takes joined errors apart.
+// problemsOf returns the parts of a joined error.
 func problemsOf(err error) (list []problem) {
 	if err == nil {
 		return nil
@@ -189,7 +187,7 @@ func problemsOf(err error) (list []problem) {
 			list = append(list, problemsOf(e)...)
 			texts = append(texts, e.Error())
 		}
-		if err.Error() == strings.Join(texts, "\n") { // else it is one sentence about several
+		if err.Error() == strings.Join(texts, "\n") { // otherwise the error is one sentence about all its parts
 			return list
 		}
 	}

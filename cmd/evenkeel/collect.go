@@ -7,14 +7,14 @@ import (
 	"runtime/metrics"
 )
 
-// The garbage that a heap may hold before it is collected: a quarter of what is in use, and this at least.
+// garbageRoom is the least amount of garbage, in bytes, that the heap may have before it is collected. A larger heap may have a quarter
+// of the memory in use.
 const garbageRoom = 16 << 20
 
-// boundGarbage has the collector come after so much garbage, where Go's own rule lets the heap
-// double. Answers that flow allocate nothing: by that rule the garbage of the burst that opened
-// them would stay as long as they do. The heap of a proxy with few streams is
-// collected more rarely than by that rule, which makes a request cheaper. An
-// operator who sets GOGC has that.
+// boundGarbage makes the collector run earlier than by Go's own rule, which lets the heap double. A running stream allocates
+// nothing, so by Go's rule no collection would come, and the garbage of a burst of new streams would stay as long as they
+// run. A small heap is collected more rarely than by Go's rule, which makes requests cheaper. If the operator has set GOGC, boundGarbage
+// changes nothing.
 func boundGarbage() {
 	if os.Getenv("GOGC") == "" {
 		(&collector{percent: 100}).follow()
@@ -22,10 +22,10 @@ func boundGarbage() {
 }
 
 type collector struct {
-	percent int // of the heap in use, as Go has it
+	percent int // the current GC percent, as debug.SetGCPercent defines it
 }
 
-// follow calls adjust after every collection, the next one first.
+// follow calls adjust after each collection from now on: the collector runs the cleanup of an object that is garbage already.
 func (c *collector) follow() {
 	runtime.AddCleanup(&struct{ _ *collector }{}, func(c *collector) {
 		c.adjust()
@@ -33,6 +33,7 @@ func (c *collector) follow() {
 	}, c)
 }
 
+// adjust sets the GC percent for the next collection.
 func (c *collector) adjust() {
 	parts := []metrics.Sample{{Name: "/gc/heap/live:bytes"}, {Name: "/gc/scan/globals:bytes"}, {Name: "/gc/scan/stack:bytes"}}
 	metrics.Read(parts)
@@ -43,8 +44,8 @@ func (c *collector) adjust() {
 	}
 }
 
-// garbagePercent is the room for garbage beside so many bytes in use, as Go wants it: of these and of
-// the roots together. Its steps leave alone what has hardly changed: to set it stops all
+// garbagePercent returns the room for garbage as a percentage of the live heap and the roots together, which is Go's definition. live
+// and roots are in bytes. The result is rounded to steps of 5, so that it rarely changes: setting it stops all
 // goroutines for an instant.
 func garbagePercent(live, roots uint64) int {
 	const step = 5

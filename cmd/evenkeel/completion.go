@@ -12,12 +12,12 @@ import (
 	"evenkeel/mooncake"
 )
 
-// completionCmd prints a script that teaches a shell to ask completeCmd.
+// completionCmd prints a script that makes a shell complete command lines of evenkeel by running completeCmd.
 type completionCmd struct {
 	Shell string `arg:"" enum:"bash,zsh,fish" help:"Write it for this shell: bash, zsh or fish."`
 }
 
-// Help is the page of `evenkeel completion --help`.
+// Help returns the text that `completion --help` prints below its first line.
 func (completionCmd) Help() string {
 	return `The script asks evenkeel itself, so it stays right when evenkeel is replaced.
 
@@ -31,8 +31,8 @@ func (c completionCmd) Run(std streams) error {
 	return err
 }
 
-// completionScripts pass the words up to the cursor, the unfinished one last. The
-// answer is a word a line; the line :files asks for names of files as well.
+// completionScripts are the scripts by shell. They run `evenkeel complete` with the words up to the cursor, the unfinished one last.
+// It prints one word per line; the line :files means that names of files are possible, too.
 var completionScripts = map[string]string{
 	"bash": `_evenkeel() {
     local cur=${COMP_LINE:0:COMP_POINT} words word
@@ -82,7 +82,7 @@ complete -c evenkeel -f -a '(__evenkeel_complete)'
 `,
 }
 
-// completeCmd is the command that the scripts run. It prints what the unfinished word can become, one word a line.
+// completeCmd is the command that the scripts run. It prints the words that the unfinished word can become, one per line.
 type completeCmd struct {
 	Words []string `arg:"" optional:"" passthrough:"" help:"Words of the command line after the program's name; the last is completed."`
 }
@@ -100,51 +100,52 @@ func (c completeCmd) Run(ctx *kong.Context, std streams) error {
 	return nil
 }
 
-// askFiles is the answer of complete where a file is meant.
+// askFiles is the line by which complete asks the shell for names of files.
 const askFiles = ":files"
 
-// complete lists what the last word can become.
-func complete(at *kong.Node, words []string) []string {
+// complete returns the words that the last of words can become. node is the program's command line.
+func complete(node *kong.Node, words []string) []string {
 	if len(words) == 0 {
 		words = []string{""}
 	}
 	last := words[len(words)-1]
-	var open *kong.Flag // waits for its value
+	var open *kong.Flag // the flag to which the next word belongs as a value; nil: there is none
 	for _, w := range words[:len(words)-1] {
 		switch {
 		case strings.HasPrefix(w, "-"):
 			name, _, has := strings.Cut(w, "=")
-			if open = flagOf(at, name); open == nil && at.Parent == nil { // the example proxy's command line
-				if f := flagOf(childOf(at, "serve"), name); f != nil {
-					at, open = childOf(at, "serve"), f
+			// A command line may begin with a flag of serve instead of a command: see isServeFlag.
+			if open = flagOf(node, name); open == nil && node.Parent == nil {
+				if f := flagOf(childOf(node, "serve"), name); f != nil {
+					node, open = childOf(node, "serve"), f
 				}
 			}
 			if has || open != nil && open.IsBool() {
 				open = nil
 			}
 		case open != nil:
-			if !open.IsSlice() { // a list goes on to the next flag
+			if !open.IsSlice() { // a list of values ends only at the next flag
 				open = nil
 			}
 		default:
-			if child := childOf(at, w); child != nil {
-				at = child
+			if child := childOf(node, w); child != nil {
+				node = child
 			}
 		}
 	}
 	switch name, value, has := strings.Cut(last, "="); {
 	case strings.HasPrefix(last, "-") && has:
-		return under(name+"=", valuesOf(flagOf(at, name), value))
+		return under(name+"=", valuesOf(flagOf(node, name), value))
 	case strings.HasPrefix(last, "-"):
-		return starting(last, flagNames(at))
+		return starting(last, flagNames(node))
 	case open != nil:
 		return valuesOf(open, last)
 	default:
-		return placesOf(at, last)
+		return placesOf(node, last)
 	}
 }
 
-// placesOf are the commands below a node, or the values of its argument.
+// placesOf returns the commands below a node or, if no command matches, the values of its argument.
 func placesOf(at *kong.Node, last string) []string {
 	var list []string
 	for _, c := range at.Children {
@@ -170,8 +171,8 @@ func childOf(at *kong.Node, name string) *kong.Node {
 	return nil
 }
 
-// flagOf finds a flag by the word it is written as; commands of a command with a
-// default share its flags.
+// flagOf returns the flag that a word such as --name or -n means; nil: there is none. A node with a default command
+// also has the flags of this command.
 func flagOf(at *kong.Node, word string) *kong.Flag {
 	for _, group := range at.AllFlags(false) {
 		for _, f := range group {
@@ -201,7 +202,7 @@ func flagNames(at *kong.Node) (names []string) {
 	return names
 }
 
-// valuesOf are the values of a flag, as far as they can be listed.
+// valuesOf returns the values of a flag that begin with begun, as far as they can be listed.
 func valuesOf(f *kong.Flag, begun string) []string {
 	if f == nil {
 		return nil
@@ -230,6 +231,7 @@ func valuesOf(f *kong.Flag, begun string) []string {
 	return list
 }
 
+// starting returns the words of a list that start with a prefix.
 func starting(with string, list []string) (some []string) {
 	for _, s := range list {
 		if strings.HasPrefix(s, with) {
@@ -239,7 +241,7 @@ func starting(with string, list []string) (some []string) {
 	return some
 }
 
-// under puts a prefix before every word.
+// under puts a prefix before every word of a list, except askFiles.
 func under(prefix string, list []string) []string {
 	for i, s := range list {
 		if s != askFiles {

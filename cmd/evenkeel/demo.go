@@ -25,8 +25,8 @@ import (
 	"evenkeel/predictor"
 )
 
-// demoCmd shows policies side by side on a real trace: reference engines, proxy
-// and load in this process, over loopback HTTP, all fresh for every policy. With
+// demoCmd compares policies on a real trace. Reference engines, proxy
+// and load run in this process and use HTTP over loopback; each policy gets new ones. With
 // --aggregated the engines both prefill and decode, see demo_aggregated.go.
 type demoCmd struct {
 	Trace    string `placeholder:"FILE" help:"Send the requests of a trace: CSV or JSON lines, gzipped or not (default: Azure's conversation trace of 2023; docs/traces.md has the columns)."`
@@ -51,16 +51,16 @@ type demoCmd struct {
 
 	demoAggregated `embed:"" group:"Ranks that prefill and decode"`
 
-	deployment *laws.Entry // whose law it is; nil: none was named
+	deployment *laws.Entry // the deployment that --law names; nil: none
 }
 
-// demoPolicy is a policy to show.
+// demoPolicy is one of the policies to compare.
 type demoPolicy struct {
 	name string // as the user wrote it
-	spec string // as it runs
+	spec string // with the settings with which it runs
 }
 
-// Run fails if any stream was wrong or broken, or the user ended it.
+// Run fails if any stream was wrong or broken, or if the user interrupts it.
 func (c *demoCmd) Run(std streams, k *kong.Context) error {
 	if c.Law == lawList {
 		return listLaws(std, k)
@@ -70,7 +70,7 @@ func (c *demoCmd) Run(std streams, k *kong.Context) error {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	context.AfterFunc(ctx, stop) // a second signal ends at once
+	context.AfterFunc(ctx, stop) // after the first signal, a second one ends the program at once
 	return c.run(ctx, std)
 }
 
@@ -133,8 +133,8 @@ func (c *demoCmd) run(ctx context.Context, std streams) error {
 	return nil
 }
 
-// folder makes where the report goes. Without --out it is a new one: demos of two
-// users, or two at once, keep out of each other's way.
+// folder creates the folder for the report. Without --out its name is new, so that several demos do not overwrite each
+// other's files.
 func (c *demoCmd) folder() (string, error) {
 	if c.Out == "" {
 		return os.MkdirTemp("", "evenkeel-demo-")
@@ -142,8 +142,8 @@ func (c *demoCmd) folder() (string, error) {
 	return c.Out, makeFolder(c.Out)
 }
 
-// makeFolder makes the folder of --out, if it is not there, and tries whether
-// files can be made in it: a run takes minutes.
+// makeFolder creates the folder of --out if it does not exist. It also tries whether files can be written there, before a run that
+// takes minutes.
 func makeFolder(dir string) error {
 	err := os.MkdirAll(dir, 0o755)
 	if err == nil {
@@ -155,7 +155,7 @@ func makeFolder(dir string) error {
 	return nil
 }
 
-// plan checks the flags and gives policies the demo's guard age.
+// plan checks the flags and returns the policies. It sets --max-age in policies that have this setting and name no value.
 func (c *demoCmd) plan() ([]demoPolicy, error) {
 	for flag, n := range map[string]int{"--requests": c.Requests, "--workers": c.Workers, "--slots": c.Slots, "--prefills": c.Prefills} {
 		if n < 1 {
@@ -195,8 +195,8 @@ func (c *demoCmd) plan() ([]demoPolicy, error) {
 	return policies, nil
 }
 
-// requests reads the trace and cuts from it what is sent, for each seed another
-// part, and what predictors may learn from: at most 2,000 requests before it.
+// requests reads the trace. It returns the requests to send, a part of the trace that depends on the seed, and at most 2,000 requests
+// before them, from which predictors may learn.
 func (c *demoCmd) requests() (send, history []trace.Request, source string, err error) {
 	t := trace.Azure()
 	source = "Azure's conversation trace (2023)"
@@ -216,8 +216,8 @@ func (c *demoCmd) requests() (send, history []trace.Request, source string, err 
 	return send, t.Requests[first-min(first, learn) : first], source, nil
 }
 
-// warm is how many requests end before anything is measured: every slot was refilled once.
-// Where ranks prefill, too, the proxy also had the time to learn what a prompt takes.
+// warm returns how many requests must end before measuring begins, so that every slot was refilled once. If the ranks also prefill,
+// it is more, so that the proxy has learned how long a prompt takes.
 func (c *demoCmd) warm() int {
 	if c.Aggregated {
 		return 5 * c.Workers * c.Slots / 2
@@ -225,9 +225,10 @@ func (c *demoCmd) warm() int {
 	return c.Workers * c.Slots
 }
 
+// concurrency returns how many requests are in the system at the same time.
 func (c *demoCmd) concurrency() int { return c.Workers*c.Slots + c.Extra }
 
-// perToken is what a KV token takes, in the unit that suits it.
+// perToken returns the time of a step per KV token as text, in a unit that suits it.
 func (c *demoCmd) perToken() string {
 	if c.Aggregated {
 		return micros(c.C1)
@@ -246,7 +247,7 @@ func (c *demoCmd) model() report.StepModel {
 	return m
 }
 
-// show prints the outcome to the output that programs read, or people.
+// show prints the result as JSON for programs or as text for people.
 func (c *demoCmd) show(r *report.Report, std streams) error {
 	if c.JSON {
 		return r.JSON(std.out)
@@ -268,7 +269,7 @@ func (c *demoCmd) show(r *report.Report, std streams) error {
 	return err
 }
 
-// writeWrapped writes a list's item in lines that a terminal shows whole.
+// writeWrapped writes an item of a list in lines of about 100 characters, which fit into a terminal.
 func writeWrapped(b *bytes.Buffer, text string) {
 	const width = 100
 	if text == "" {
@@ -291,8 +292,7 @@ func writeWrapped(b *bytes.Buffer, text string) {
 	b.WriteByte('\n')
 }
 
-// writeReport leaves the page, its numbers and its animation in dir and returns where the
-// page is.
+// writeReport writes the page, its numbers and its animation to dir, and returns the path of the page.
 func writeReport(r *report.Report, dir string) (string, error) {
 	page := filepath.Join(dir, "report.html")
 	for path, write := range map[string]func(io.Writer) error{page: r.HTML, filepath.Join(dir, "report.json"): r.JSON,
@@ -301,7 +301,7 @@ func writeReport(r *report.Report, dir string) (string, error) {
 		if err := write(&b); err != nil {
 			return "", err
 		}
-		if b.Len() == 0 { // one run has no animation
+		if b.Len() == 0 { // with only one run there is no animation
 			continue
 		}
 		if err := os.WriteFile(path, b.Bytes(), 0o644); err != nil {
@@ -311,7 +311,7 @@ func writeReport(r *report.Report, dir string) (string, error) {
 	return filepath.Abs(page)
 }
 
-// fileName makes a policy's name one that every file system takes.
+// fileName returns a policy's name without characters that a file system may not allow.
 func fileName(name string) string {
 	return strings.Map(func(r rune) rune {
 		if strings.ContainsRune(`:=,/\ `, r) {
@@ -321,12 +321,12 @@ func fileName(name string) string {
 	}, name)
 }
 
-// demoHistory is how many requests before the replayed ones a predictor learns
-// from: what a proxy has seen after a few minutes.
+// demoHistory is how many requests a predictor learns from, those before the requests that are sent. A proxy has seen so many after
+// a few minutes.
 const demoHistory = 2000
 
-// writeDemoFit writes what `evenkeel fit` would and returns its path, or "" where
-// there are too few requests to learn from: the proxy then learns as it goes.
+// writeDemoFit writes the file that `evenkeel fit` would write and returns its path. It returns "" if there are too few requests to
+// learn from; the proxy then learns while it runs.
 func writeDemoFit(history []trace.Request, path, source string) (string, error) {
 	const enough = 100
 	if len(history) < enough {

@@ -18,7 +18,7 @@ import (
 	"evenkeel/gateway/config"
 )
 
-// demoAggregated are the flags of a demo whose ranks prefill and decode.
+// demoAggregated has the flags of demo for ranks that prefill and decode.
 type demoAggregated struct {
 	Aggregated    bool          `help:"Have ranks that prefill and decode, in place of pairs of engines. The defaults are then ${aggregateddemo}. With the policy delayer, requests go as with jsq-kv, and the engines themselves hold prompts for up to 30 steps, until each rank has one."`
 	TokenBudget   int           `default:"2048" placeholder:"N" help:"A rank computes this many tokens of prompts and answers in one step (default: ${default})."`
@@ -28,30 +28,29 @@ type demoAggregated struct {
 }
 
 const (
-	// aggregatedFactor is how many times as fast as at full scale these engines are.
+	// aggregatedFactor is how many times faster these engines are than at full scale.
 	aggregatedFactor   = 5
-	demoSteps          = 1 << 20 // that are kept: an hour and a half of 5 ms
+	demoSteps          = 1 << 20 // how many steps the log of an engine keeps: an hour and a half of 5 ms steps
 	aggregatedPolicies = "rr,jsq-kv," + delayer + ",evenkeel"
 )
 
-// fullAggregated are aggregated engines at full scale: about the middle of the ranges from which `make claim NAME=rounds`
-// draws its loads, which is the geometric mean where it draws logarithms.
+// fullAggregated has the times of aggregated engines at full scale: about the middle of the ranges from which `make claim NAME=rounds`
+// draws its loads. For a time that it draws on a logarithmic scale, the middle is the geometric mean.
 var fullAggregated = report.StepModel{
 	C0: 25 * time.Millisecond, C1: 80,
 	Own: 72 * time.Microsecond, Shared: 48 * time.Microsecond, Prefill: 10 * time.Millisecond,
 }
 
-// aggregatedDefaults are the flags that have another default there.
+// aggregatedDefaults returns a text with the flags whose defaults differ with --aggregated.
 func aggregatedDefaults() string {
 	c := demoCmd{Workers: 8, Slots: 16}
-	c.become(nil)
+	c.setAggregatedDefaults(nil)
 	return fmt.Sprintf("--requests %d, --policies %s, --extra %d (15 %% of the slots are free), --c0 %v, --c1 %v, --prefill-base %v (for "+
 		"each step that computes any prompt) and --prefill-per-token %v (of the slowest rank)",
 		c.Requests, c.Policies, c.Extra, c.C0, c.C1, c.PrefillBase, c.PrefillPerToken)
 }
 
-// defaults sets the flags that were not given to those of aggregated engines. It refuses
-// flags that the engines of the demo would not look at.
+// defaults sets the defaults that depend on --aggregated and --law. It refuses flags that would have no effect.
 func (c *demoCmd) defaults(k *kong.Context) error {
 	given := namesOf(given(k))
 	idle, why := []string{"token-budget", "prefill-shared", "jitter", "max-hold"}, "without --aggregated: these ranks only decode"
@@ -67,16 +66,16 @@ func (c *demoCmd) defaults(k *kong.Context) error {
 		return err
 	}
 	if c.Aggregated {
-		c.become(given)
+		c.setAggregatedDefaults(given)
 	}
 	if c.deployment != nil {
-		c.becomeLike(given)
+		c.setLawDefaults(given)
 	}
 	return nil
 }
 
-// become sets all flags but those that were given.
-func (c *demoCmd) become(given []string) {
+// setAggregatedDefaults sets the defaults of --aggregated for the flags that were not given.
+func (c *demoCmd) setAggregatedDefaults(given []string) {
 	m := fullAggregated
 	for flag, set := range map[string]func(){
 		"policies":          func() { c.Policies = aggregatedPolicies },
@@ -93,7 +92,7 @@ func (c *demoCmd) become(given []string) {
 	}
 }
 
-// check looks at what only these engines have.
+// check checks the flags of --aggregated.
 func (c *demoCmd) check() error {
 	switch {
 	case c.TokenBudget < c.Slots:
@@ -106,7 +105,7 @@ func (c *demoCmd) check() error {
 	return nil
 }
 
-// hold gives a policy that holds prompts the time that it may.
+// hold sets --max-hold in a policy that has this setting and names no value.
 func (c *demoCmd) hold(spec policy.Spec) (policy.Spec, error) {
 	if !spec.Accepts("max_hold") || spec.Sets("max_hold") {
 		return spec, nil
@@ -118,7 +117,7 @@ func (c *demoCmd) hold(spec policy.Spec) (policy.Spec, error) {
 	return spec, nil
 }
 
-// aggregatedEngine is one deployment.
+// aggregatedEngine returns the config of the engine for a policy.
 func (c *demoCmd) aggregatedEngine(p demoPolicy) refengine.Config {
 	cfg := refengine.Config{
 		Role: refengine.Aggregated, Model: "demo", DPSize: c.Workers, Slots: c.Slots, C0: c.C0, C1: c.C1,
@@ -133,8 +132,8 @@ func (c *demoCmd) aggregatedEngine(p demoPolicy) refengine.Config {
 	return cfg
 }
 
-// list tells the proxy where the ranks are. One of them counts the tokens of each prompt,
-// as configs/aggregated.yaml recommends: nothing else tells how long a prompt is.
+// list adds the ranks to the proxy's config. It also makes the proxy ask an engine for the number of tokens of each prompt,
+// as configs/aggregated.yaml recommends, because nothing else shows how long a prompt is.
 func (c *demoCmd) list(cfg *config.Config, ranks *refengine.Engine) {
 	for _, url := range ranks.URLs() {
 		cfg.Engines.Aggregated = append(cfg.Engines.Aggregated, config.Engine{URL: url, Slots: c.Slots, Budget: c.TokenBudget})
@@ -142,9 +141,10 @@ func (c *demoCmd) list(cfg *config.Config, ranks *refengine.Engine) {
 	cfg.Prefill.Index.Tokenize = "engine"
 }
 
+// unknownLaw is the text of learned for a proxy that has learned nothing.
 const unknownLaw = "nothing"
 
-// learned says what the proxy knows of what prompts take.
+// learned returns a text with the times of prompts that the proxy has learned.
 func learned(ctx context.Context, g *gateway.Gateway) string {
 	for _, m := range g.Status(ctx).Dispatch.Models {
 		for _, group := range m.Groups {
@@ -156,7 +156,7 @@ func learned(ctx context.Context, g *gateway.Gateway) string {
 	return unknownLaw
 }
 
-// aggregatedLine makes the same report again.
+// aggregatedLine returns the command line that makes the same report again.
 func (c *demoCmd) aggregatedLine() string {
 	line := fmt.Sprintf("evenkeel demo --aggregated --requests %d --slots %d --extra=%d --policies %s --seed %d ", c.Requests, c.Slots,
 		c.Extra, c.Policies, c.Seed)
@@ -170,14 +170,14 @@ func (c *demoCmd) aggregatedLine() string {
 	return line
 }
 
-// prefillFact says what a prompt takes.
+// prefillFact returns a text with the times of prompts.
 func (c *demoCmd) prefillFact() string {
 	return fmt.Sprintf("by the same ranks, %d tokens of a rank in a step at most; a step takes %s more per prompt token of the slowest rank, "+
 		"%s per prompt token of a rank in the mean, and %s if any rank computes one; a request reaches the scheduler up to %s late",
 		c.TokenBudget, micros(c.PrefillPerToken), micros(c.PrefillShared), millis(c.PrefillBase), millis(c.Jitter))
 }
 
-// engineNotes say how far the numbers of these engines carry.
+// engineNotes returns notes on how far the numbers of these engines apply to real ones.
 func (c *demoCmd) engineNotes() []string {
 	m := fullAggregated
 	return []string{

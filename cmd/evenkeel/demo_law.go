@@ -11,13 +11,14 @@ import (
 	"evenkeel/dispatcher/step"
 )
 
-// factor is how many times as fast as at full scale the engines of a deployment are here. They share a laptop's cores with the proxy and
-// the load, so that many ranks are not as fast as few.
+// factor returns how many times faster than at full scale the engines of a deployment run here. It is less for many ranks, because all
+// of them share a laptop's cores with the proxy and the load.
 func (c *demoCmd) factor() float64 {
 	return min(aggregatedFactor, max(1, 8*aggregatedFactor/float64(c.deployment.Ranks)))
 }
 
-// nameLaw finds the law that is named, which says how many ranks there are, and refuses flags whose place it takes.
+// nameLaw finds the law that --law names and sets the number of ranks to that of its deployment. It refuses flags whose values the
+// law has.
 func (c *demoCmd) nameLaw(given []string) (err error) {
 	if c.Law == "" {
 		if slices.Contains(given, "law") {
@@ -25,11 +26,11 @@ func (c *demoCmd) nameLaw(given []string) (err error) {
 		}
 		return nil
 	}
-	takes := []string{"workers", "c0", "c1"}
+	inLaw := []string{"workers", "c0", "c1"}
 	if c.Aggregated {
-		takes = append(takes, "prefill-base", "prefill-per-token", "prefill-shared")
+		inLaw = append(inLaw, "prefill-base", "prefill-per-token", "prefill-shared")
 	}
-	for _, flag := range takes {
+	for _, flag := range inLaw {
 		if slices.Contains(given, flag) {
 			return usageError{fmt.Errorf("--%s does not go with --law, which says it; leave one out", flag)}
 		}
@@ -44,19 +45,19 @@ func (c *demoCmd) nameLaw(given []string) (err error) {
 	return nil
 }
 
-// becomeLike sets what depends on the law to what suits it, but for what was given.
-func (c *demoCmd) becomeLike(given []string) {
+// setLawDefaults sets the defaults that depend on the law for the flags that were not given.
+func (c *demoCmd) setLawDefaults(given []string) {
 	own, m := c.deployment.Balances(), c.model()
-	c.C0, c.C1 = m.C0, max(1, time.Duration(m.C1)) // they are checked and not used: the engines have the law
+	c.C0, c.C1 = m.C0, max(1, time.Duration(m.C1)) // they pass the checks of flags and are not used, because the engines have the law
 	defaults := map[string]func(){
 		"policies": func() { c.Policies = own + ",jsq-kv,br0,brh,evenkeel" },
-		// Prefill engines are never short, so that the ranks decide.
+		// Prefill is fast enough never to limit the result, which then depends on the decode ranks.
 		"prefills":          func() { c.Prefills = 4 },
 		"prefill-base":      func() { c.PrefillBase = time.Millisecond },
 		"prefill-per-token": func() { c.PrefillPerToken = time.Microsecond },
 	}
 	if c.Aggregated {
-		c.PrefillBase, c.PrefillPerToken, c.PrefillShared = 0, 0, 0 // the law has them
+		c.PrefillBase, c.PrefillPerToken, c.PrefillShared = 0, 0, 0 // the law has these times
 		slower := aggregatedFactor / c.factor()
 		defaults = map[string]func(){
 			"policies": func() { c.Policies = own + ",jsq-kv," + delayer + ",evenkeel" },
@@ -72,8 +73,7 @@ func (c *demoCmd) becomeLike(given []string) {
 	}
 }
 
-// law is the deployment's, as fast as it is here. What all ranks compute of a prompt together takes as long as in whole steps that were
-// published.
+// law returns the deployment's law with all times divided by factor.
 func (c *demoCmd) law() step.Law {
 	l := c.deployment.Served()
 	for _, part := range []*float64{&l.C0Ms, &l.C1Ms, &l.RequestMs, &l.MostMs, &l.MeanMs, &l.OwnMs, &l.SharedMs, &l.PrefillMs} {
@@ -82,7 +82,7 @@ func (c *demoCmd) law() step.Law {
 	return l
 }
 
-// step has an engine take for its requests what those of the law take, and pad as they do.
+// step gives an engine the law, if --law names one, for the times of its steps and its padding.
 func (c *demoCmd) step(cfg *refengine.Config) {
 	if c.deployment != nil {
 		l := c.law()
@@ -90,7 +90,7 @@ func (c *demoCmd) step(cfg *refengine.Config) {
 	}
 }
 
-// stepWords say how long a step takes.
+// stepWords returns a text that says how long a step takes.
 func (c *demoCmd) stepWords() string {
 	if c.deployment != nil {
 		return fmt.Sprintf("%s, and all of it is %.3g times as fast", lawWords(c.deployment), c.factor())
@@ -98,7 +98,7 @@ func (c *demoCmd) stepWords() string {
 	return fmt.Sprintf("a step takes %s and %s for each KV token of the fullest rank", millis(c.C0), c.perToken())
 }
 
-// lawFlags are --law, or else what it takes the place of.
+// lawFlags returns --law if it was given, else flags, which are the flags that --law replaces.
 func (c *demoCmd) lawFlags(flags string) string {
 	if c.deployment != nil {
 		return "--law " + c.Law
@@ -106,7 +106,7 @@ func (c *demoCmd) lawFlags(flags string) string {
 	return flags
 }
 
-// lawNotes say what came out and how far it carries.
+// lawNotes returns notes on the result, and on how far it applies to real engines.
 func (c *demoCmd) lawNotes(runs []report.Run) []string {
 	which, load, made := "decode", "", pricedBy
 	if c.Aggregated {

@@ -12,8 +12,8 @@ import (
 	"evenkeel/gateway"
 )
 
-// readGateway takes the tick's time from the proxy's metrics and returns how
-// far its books are off.
+// readGateway reads the time of a tick from the proxy's metrics. drift is by how much the proxy's accounts of slots and KV tokens do
+// not balance; it should be 0.
 func readGateway(ctx context.Context, g *gateway.Gateway, into report.Sample) (drift int64, err error) {
 	families, err := g.Registry().Gather()
 	if err != nil {
@@ -31,9 +31,8 @@ func readGateway(ctx context.Context, g *gateway.Gateway, into report.Sample) (d
 	return max(d.Slots, -d.Slots) + max(d.KVTokens, -d.KVTokens), nil
 }
 
-// quantile of histograms with equal buckets taken together, as PromQL's
-// histogram_quantile: linear within the bucket. NaN: no observation, or it is
-// beyond the last bucket.
+// quantile returns a quantile of the sum of histograms with equal buckets. It interpolates within a bucket, as PromQL's
+// histogram_quantile does. NaN: there are no observations, or the quantile is above the last bucket.
 func quantile(series []*dto.Metric, q float64) float64 {
 	var total uint64
 	var bounds []float64
@@ -58,12 +57,12 @@ func quantile(series []*dto.Metric, q float64) float64 {
 	return math.NaN()
 }
 
-// millis writes a time as people compare them here.
+// millis returns a time in milliseconds as text, without rounding.
 func millis(d time.Duration) string {
 	return strconv.FormatFloat(float64(d)/float64(time.Millisecond), 'f', -1, 64) + " ms"
 }
 
-// micros writes a short time.
+// micros returns a time in microseconds as text, without rounding.
 func micros(d time.Duration) string {
 	return strconv.FormatFloat(float64(d)/float64(time.Microsecond), 'f', -1, 64) + " µs"
 }

@@ -14,15 +14,14 @@ import (
 	"evenkeel/dispatcher/policy"
 )
 
-// The engines that the demo's are a fast copy of.
+// fullScale has the times of the engines at full scale, which are slower than those of the demo.
 var fullScale = report.StepModel{C0: 55 * time.Millisecond, C1: 200}
 
-// Of Mooncake's conversation trace: mean over decode steps of the KV tokens
-// that a running request holds, as trace.Resident has it. The trace is not
-// part of the program.
+// mooncakeResident is the mean number of KV tokens that a running request of Mooncake's conversation trace holds, as
+// trace.Resident computes it.
 const mooncakeResident = 13_125
 
-// report puts together what all trials showed, with notes that say how far the numbers carry.
+// report makes the report of all trials, with notes on how far the numbers apply to real engines.
 func (c *demoCmd) report(trials []*trial, requests []trace.Request, source string, began time.Time) *report.Report {
 	r := &report.Report{Title: "evenkeel demo", Command: c.commandLine(), Model: c.model()}
 	bounds := make([]report.Sample, 0, len(trials))
@@ -48,7 +47,7 @@ func (c *demoCmd) report(trials []*trial, requests []trace.Request, source strin
 	return r
 }
 
-// commandLine makes the same report again.
+// commandLine returns the command line that makes the same report again.
 func (c *demoCmd) commandLine() string {
 	if c.Aggregated {
 		return c.aggregatedLine()
@@ -63,7 +62,7 @@ func (c *demoCmd) commandLine() string {
 	return line
 }
 
-// facts say what ran on what.
+// facts returns the conditions of the run: machine, trace, engines and policies.
 func (c *demoCmd) facts(trials []*trial, requests []trace.Request, source string, began time.Time) []report.Fact {
 	v, commit := buildInfo()
 	specs, audits := make([]string, len(trials)), make([]string, len(trials))
@@ -109,7 +108,7 @@ func tokens(s trace.Stats) string {
 	return fmt.Sprintf("mean %.0f, p50 %d, p90 %d, p99 %d, largest %d", s.Mean, s.P50, s.P90, s.P99, s.Max)
 }
 
-// machine names the processor where the system tells it.
+// machine describes the machine, with the name of the processor if the system reports it.
 func machine() string {
 	name := ""
 	if f, err := os.Open("/proc/cpuinfo"); err == nil {
@@ -123,7 +122,7 @@ func machine() string {
 	return fmt.Sprintf("%s%d CPUs, %s/%s", name, runtime.GOMAXPROCS(0), runtime.GOOS, runtime.GOARCH)
 }
 
-// scaleNotes say how far the numbers carry. All are computed from this run.
+// scaleNotes returns notes on how far the numbers apply to engines at full scale. It computes them from this run.
 func (c *demoCmd) scaleNotes(r *report.Report) []string {
 	full := report.StepModel{C0: fullScale.C0, C1: float64(c.C1)}
 	var notes []string
@@ -154,7 +153,7 @@ func (c *demoCmd) scaleNotes(r *report.Report) []string {
 	return notes
 }
 
-// aggregatedNotes say what the engines are, and what the proxy knew of them.
+// aggregatedNotes returns notes on the engines, and on the times that the proxy has learned.
 func (c *demoCmd) aggregatedNotes(trials []*trial) []string {
 	notes := c.engineNotes()
 	for _, t := range trials {
@@ -167,7 +166,7 @@ func (c *demoCmd) aggregatedNotes(trials []*trial) []string {
 	return notes
 }
 
-// measuredNotes say what was measured, and how well.
+// measuredNotes returns notes on what was measured, and how accurately.
 func (c *demoCmd) measuredNotes(r *report.Report) []string {
 	ended := "as many requests had ended as there are slots"
 	if c.Aggregated {
@@ -190,7 +189,7 @@ func (c *demoCmd) measuredNotes(r *report.Report) []string {
 	return append(notes, "One run a policy: differences of a few per cent are noise.")
 }
 
-// meanLoad of a rank over all runs, in KV tokens.
+// meanLoad returns the mean load of a rank over all runs, in KV tokens.
 func (c *demoCmd) meanLoad(r *report.Report) float64 {
 	sum := 0.0
 	for _, run := range r.Runs {
@@ -199,7 +198,7 @@ func (c *demoCmd) meanLoad(r *report.Report) float64 {
 	return sum / float64(len(r.Runs)*c.Workers)
 }
 
-// rescaled is a mean step of this run, in ms, at full scale.
+// rescaled returns how long a step of this run, in ms, would take at full scale.
 func (c *demoCmd) rescaled(step float64) float64 {
 	return step + float64(fullScale.C0-c.C0)/float64(time.Millisecond)
 }

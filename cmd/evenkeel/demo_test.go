@@ -167,8 +167,8 @@ func TestADemoStepsAsTheDeployment(t *testing.T) {
 		}
 		c := demoCmd{Law: e.Name(), Slots: 8, demoAggregated: demoAggregated{Aggregated: true}}
 		require.NoError(t, c.nameLaw(nil))
-		c.become(nil)
-		c.becomeLike(nil)
+		c.setAggregatedDefaults(nil)
+		c.setLawDefaults(nil)
 		got, want := c.aggregatedEngine(demoPolicy{}).Law, e.Served()
 		ranks := make([]step.Rank, e.Ranks)
 		for i := range ranks {

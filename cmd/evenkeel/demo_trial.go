@@ -28,32 +28,32 @@ import (
 	"evenkeel/mooncake"
 )
 
-// trial is what one policy did.
+// trial is the result of one policy.
 type trial struct {
 	policy demoPolicy
 	load   *load.Result
 	run    report.Run
-	bound  report.Sample // what the same steps would give if every one were balanced
-	law    string        // what a prompt takes, as the proxy knew it when measuring began and at the end; of ranks that prefill and decode
+	bound  report.Sample // the result if all ranks had the same load in each of the same steps
+	law    string        // with --aggregated: the times of prompts that the proxy had learned when measuring began, and at the end
 	audit  audit
 }
 
-// audit is what must be zero after a run, by the books of engines and proxy.
+// audit has counts of engines and proxy after a run. Those that show an error must be 0.
 type audit struct {
-	pulls, writes      int64 // hand-offs decoded, and parts of KV that prefill engines wrote; no errors
-	leaks, pins, wrong int64 // prefilled KV nobody pulled, or still pinned; pulls that read other KV
-	drift              int64 // charged less released less held
+	pulls, writes      int64 // hand-offs pulled, and parts of KV that prefill engines wrote; these are no errors
+	leaks, pins, wrong int64 // KV that no decode engine pulled; KV that is still pinned; pulls that read wrong KV
+	drift              int64 // difference between what the proxy charged and what it released or still holds
 }
 
 func (a audit) bad() bool { return a.leaks != 0 || a.pins != 0 || a.wrong != 0 || a.drift != 0 }
 
-// tryAll runs one policy after another. The next one begins when all requests of the one
-// before have been sent: from then on that one is not measured, and its answers end while the
-// next one fills its slots, which is not measured either.
+// tryAll runs one policy after another. A policy starts once all requests of the policy before have been sent, because the end of a
+// run is not measured. The last answers of one policy end while the next one fills its slots, which is not measured
+// either.
 func (c *demoCmd) tryAll(ctx context.Context, policies []demoPolicy,
 	try func(p demoPolicy, title string, sent func()) (*trial, error)) ([]*trial, error) {
 	trials, errs := make([]*trial, len(policies)), make([]error, len(policies))
-	var before chan struct{} // closed when the one before has ended
+	var before chan struct{} // closed when the policy before has ended
 	for i, p := range policies {
 		sent, ended := make(chan struct{}), make(chan struct{})
 		go func() {
@@ -67,7 +67,7 @@ func (c *demoCmd) tryAll(ctx context.Context, policies []demoPolicy,
 		case <-ended:
 		}
 		if before != nil {
-			<-before // two at most
+			<-before // so that at most two policies run at the same time
 		}
 		before = ended
 		if ctx.Err() != nil || i > 0 && errs[i-1] != nil {
@@ -78,11 +78,10 @@ func (c *demoCmd) tryAll(ctx context.Context, policies []demoPolicy,
 	return trials, errors.Join(errs...)
 }
 
-// try runs one policy on engines and a proxy of its own. It calls sent when its last
-// request was sent.
+// try runs one policy on new engines and a new proxy. It calls sent once its last request was sent.
 func (c *demoCmd) try(ctx context.Context, p demoPolicy, requests []trace.Request, fitFile, logFile, title string, progress io.Writer,
 	sent func()) (*trial, error) {
-	if err := os.Remove(logFile); err != nil && !errors.Is(err, fs.ErrNotExist) { // the proxy appends
+	if err := os.Remove(logFile); err != nil && !errors.Is(err, fs.ErrNotExist) { // an old file must go, because the proxy appends to it
 		return nil, err
 	}
 	prefills, decode, err := c.engines(p)
@@ -113,7 +112,7 @@ func (c *demoCmd) try(ctx context.Context, p demoPolicy, requests []trace.Reques
 			allSent()
 		}
 	}
-	known := "" // of the law, when measuring begins
+	known := "" // the times of prompts that the proxy has learned when measuring begins
 	result, err := load.Run(ctx, load.Config{
 		URLs: []string{"http://" + g.Addr()}, Requests: requests, Concurrency: c.concurrency(),
 		Chat: 0.5, Stream: 1, Usage: 0.5, Seed: c.Seed, OnProgress: tell,
@@ -136,7 +135,7 @@ func (c *demoCmd) try(ctx context.Context, p demoPolicy, requests []trace.Reques
 	}
 	ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 	defer cancel()
-	if ctx.Err() != nil { // the user does not want to wait for streams
+	if ctx.Err() != nil { // the user interrupted the demo, so do not wait for streams
 		cancel()
 	}
 	if serr := g.Shutdown(ending); serr != nil && ctx.Err() == nil {
@@ -154,7 +153,7 @@ func (c *demoCmd) try(ctx context.Context, p demoPolicy, requests []trace.Reques
 	return t, nil
 }
 
-// engines starts what the proxy stands in front of.
+// engines starts the engines.
 func (c *demoCmd) engines(p demoPolicy) (prefills []*refengine.Engine, decode *refengine.Engine, err error) {
 	if c.Aggregated {
 		decode, err = refengine.Start(c.aggregatedEngine(p))
@@ -180,13 +179,13 @@ func (c *demoCmd) engines(p demoPolicy) (prefills []*refengine.Engine, decode *r
 	return prefills, decode, err
 }
 
-// gateway starts the proxy and waits until it may serve.
+// gateway starts the proxy and waits until it is ready to serve.
 func (c *demoCmd) gateway(ctx context.Context, p demoPolicy, prefills []*refengine.Engine, decode *refengine.Engine, fitFile,
 	logFile string) (*gateway.Gateway, error) {
 	cfg := config.Default()
 	cfg.Listen, cfg.Admin.Listen = "127.0.0.1:0", "127.0.0.1:0"
 	cfg.Dispatch.Policy, cfg.Dispatch.Window = p.spec, c.Window
-	cfg.Pool.Size = c.concurrency() // all may wait at once, at the start
+	cfg.Pool.Size = c.concurrency() // at the start all requests may wait at the same time
 	cfg.Log.Requests = logFile
 	cfg.Predictor.File = fitFile
 	if c.Aggregated {
@@ -200,7 +199,8 @@ func (c *demoCmd) gateway(ctx context.Context, p demoPolicy, prefills []*refengi
 	return startGateway(ctx, cfg, len(prefills)+c.Workers, 10*time.Second)
 }
 
-// startGateway starts a proxy in this process, and waits until it and so many engines may serve, no longer than the patience.
+// startGateway starts a proxy in this process. It waits until the proxy is ready and this number of engines is up, at most for the time
+// patience.
 func startGateway(ctx context.Context, cfg *config.Config, engines int, patience time.Duration) (*gateway.Gateway, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
@@ -231,8 +231,8 @@ func startGateway(ctx context.Context, cfg *config.Config, engines int, patience
 	return g, nil
 }
 
-// connect tells the proxy how its engines hand KV over, and where its prefill engines are. A reference engine has its
-// bootstrap server at its own port, so each has a profile of its own.
+// connect adds the connector and the prefill engines to the proxy's config. Each prefill engine gets its own profile, because the
+// bootstrap server of a reference engine is at the engine's own port.
 func (c *demoCmd) connect(cfg *config.Config, prefills []*refengine.Engine) {
 	cfg.Profiles = map[string]mooncake.Profile{config.DefaultProfile: {Connector: c.Connector}}
 	if c.Connector == mooncake.AscendLayerwise {
@@ -250,7 +250,7 @@ func (c *demoCmd) connect(cfg *config.Config, prefills []*refengine.Engine) {
 	}
 }
 
-// ready waits until every engine is up: with fewer the load would not be the same.
+// ready waits until the proxy is ready and all engines are up, because with fewer engines the results could not be compared.
 func ready(ctx context.Context, g *gateway.Gateway, engines int, patience time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -275,7 +275,7 @@ func ready(ctx context.Context, g *gateway.Gateway, engines int, patience time.D
 	}
 }
 
-// read adds up what the engines counted.
+// read adds up the counts of the engines.
 func (a *audit) read(prefills []*refengine.Engine, decode *refengine.Engine) {
 	for _, e := range append([]*refengine.Engine{decode}, prefills...) {
 		s := e.Stats()
@@ -288,7 +288,7 @@ func (a *audit) read(prefills []*refengine.Engine, decode *refengine.Engine) {
 	}
 }
 
-// readRequestLog finds the longest wait in the pool: a histogram has no maximum.
+// readRequestLog finds the longest wait in the pool in the request log, because the histogram in the metrics has no maximum.
 func readRequestLog(path string, into report.Sample) error {
 	f, err := os.Open(path)
 	if err != nil {
@@ -309,8 +309,8 @@ func readRequestLog(path string, into report.Sample) error {
 	return lines.Err()
 }
 
-// readLoad takes what clients saw; latencies are of requests sent in the
-// measured window.
+// readLoad copies the results that clients saw. The latencies are of requests that were sent while
+// measuring.
 func readLoad(r *load.Result, into report.Sample) {
 	into[report.OK], into[report.Failed] = float64(r.OK), float64(r.Failed)
 	if r.Window == nil {
@@ -325,7 +325,7 @@ func readLoad(r *load.Result, into report.Sample) {
 	}
 }
 
-// measure reads the engines' step log, whose ranks may prefill, too.
+// measure computes the results from the engine's log of steps. prefills says that its ranks also prefill.
 func (t *trial) measure(log []steplog.Step, m report.StepModel, prefills bool, sample report.Sample) {
 	steps := make([]report.Step, len(log))
 	for i, s := range log {
@@ -350,7 +350,7 @@ func (t *trial) measure(log []steplog.Step, m report.StepModel, prefills bool, s
 	t.run = report.Run{Policy: t.policy.name, Seeds: 1, Metrics: report.Summarize(sample), Steps: steps, Window: w}
 }
 
-// complain says what was not as it must be.
+// complain prints the errors of a trial.
 func (t *trial) complain(out io.Writer) {
 	r := t.load
 	if r.Failed > 0 || r.Stopped > 0 {

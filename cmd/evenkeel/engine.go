@@ -18,9 +18,9 @@ import (
 	"evenkeel/dispatcher/step"
 )
 
-// engineCmd is the reference engine: it speaks what vLLM and vllm-ascend speak,
-// steps its ranks behind a barrier, and fails on demand. It generates a
-// language of its own, so that a wrong token is seen.
+// engineCmd runs the reference engine, which has the API of vLLM, vllm-ascend and SGLang without a model. It
+// steps its ranks behind a barrier, and fails on demand. The prompt alone determines
+// the tokens of an answer, so that a client can detect a wrong one.
 type engineCmd struct {
 	Role      string `enum:"prefill,decode,both,aggregated" default:"both" help:"Have this role: prefill, decode or both, with hand-offs between engines; or aggregated, with ranks that compute prompts in chunks beside their decodes, and no KV connector (default: ${default})."`
 	Listen    string `default:"127.0.0.1:8200" help:"Listen here with rank 0; rank i listens i ports above (default: ${default})."`
@@ -72,7 +72,7 @@ type holdFlags struct {
 	KeepsAnswers  time.Duration `name:"decoder-kv-blocks-ttl" placeholder:"480s" help:"Keep the KV of each answer for this long, as decode engines of nixl-pull do with bidirectional_kv_xfer (default: keep none)."`
 }
 
-// paddings are the values of --padding, in the order of step.Forms.
+// paddings has the value of --padding for each step.Form.
 var paddings = []string{step.Eager: "none", step.Unmasked: "all", step.Masked: "masked", step.OwnBuckets: "own"}
 
 type stepFlags struct {

@@ -10,16 +10,14 @@ import (
 	"evenkeel/predictor"
 )
 
-// fitCmd learns from what was written down. Without a further word it fits a
-// predictor of output lengths.
+// fitCmd fits models to logs and traces. Without a subcommand it fits a predictor of output lengths.
 type fitCmd struct {
 	Predictor fitPredictorCmd `cmd:"" default:"withargs" help:"Fit a predictor of output lengths (the default)."`
 	TTFT      fitTTFTCmd      `cmd:"" name:"ttft" help:"Fit the time of a prefill, a + b * tokens, for each prefill engine."`
 	Step      fitStepCmd      `cmd:"" help:"Fit the time of a step, c0 + c1 * KV tokens, for each barrier group."`
 }
 
-// Help stands under the usage of `evenkeel fit --help`, which knows only the
-// words that may follow.
+// Help returns the text below the usage line of `evenkeel fit --help`, which itself shows only the subcommands.
 func (fitCmd) Help() string {
 	return "evenkeel fit (--trace FILE | --log FILE) [--kind KIND] [--horizon H] [--holdout F] --out FILE [--json] " +
 		"fits a predictor; evenkeel fit predictor --help explains its flags."
@@ -35,7 +33,7 @@ type fitPredictorCmd struct {
 	JSON    bool    `name:"json" help:"Print one JSON document."`
 }
 
-// Run fits, writes the file and says how good it is.
+// Run fits a predictor, writes it to a file and prints its scores.
 func (c *fitPredictorCmd) Run(std streams) error {
 	var history *fit.History
 	err := fit.CanWrite(c.Out)
@@ -70,7 +68,7 @@ type fitTTFTCmd struct {
 	JSON bool   `name:"json" help:"Print one JSON document."`
 }
 
-// Run fails when no line may be used.
+// Run fits the times of prefills. It fails if the fit of no engine is good enough to be used.
 func (c *fitTTFTCmd) Run(std streams) error {
 	log, err := fit.ReadRequestLog(c.Log)
 	if err != nil {
@@ -90,7 +88,7 @@ type fitStepCmd struct {
 	JSON      bool    `name:"json" help:"Print one JSON document."`
 }
 
-// Run fails when no group's fit may be used.
+// Run fits the times of steps. It fails if the fit of no group is good enough to be used.
 func (c *fitStepCmd) Run(std streams) error {
 	if c.Shift != 0 && c.Decisions == "" {
 		return usageError{errors.New("--shift needs --decisions, because it shifts the trace against the decision log")}
@@ -108,8 +106,8 @@ func (c *fitStepCmd) Run(std streams) error {
 	return failWithout(steps.Config, printFit(std.out, steps, c.JSON))
 }
 
-// failWithout makes the exit status tell a script that there is nothing to use;
-// why was printed.
+// failWithout returns an error if there is no config to use, so that the exit status tells a script. The reason was
+// printed before.
 func failWithout(config string, err error) error {
 	if err == nil && config == "" {
 		return errFailed

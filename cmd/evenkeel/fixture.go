@@ -19,11 +19,11 @@ import (
 	"evenkeel/prefill/policy"
 )
 
-// A fixture is a list of cases: what is known of some prefill engines, and who
-// is to get a request then.
+// A fixture is a file with a list of cases. Each case describes some prefill engines, and says which of them a policy should choose
+// for a request.
 type fixtureCase struct {
 	Name       string             `json:"name"`
-	Policy     string             `json:"policy"` // empty: the config's
+	Policy     string             `json:"policy"` // empty: the policy of the config
 	Request    fixtureRequest     `json:"request"`
 	Candidates []fixtureCandidate `json:"candidates"`
 	Want       string             `json:"want"` // id of a candidate
@@ -33,14 +33,13 @@ type fixtureRequest struct {
 	ID           string  `json:"id"`
 	Session      string  `json:"session"`
 	PromptTokens float64 `json:"prompt_tokens"`
-	Last         string  `json:"last"` // whom round-robin chose last
+	Last         string  `json:"last"` // id of the candidate that round-robin chose last
 }
 
-// fixtureCandidate is an id and numbers: the names of expressions, and those of
-// extra.
+// fixtureCandidate has the id of a candidate and numbers. Their keys are the variables of policy expressions, and those of extra.
 type fixtureCandidate map[string]any
 
-// extra are the numbers that no expression sees.
+// extra are the numbers of a candidate that are not variables of expressions.
 var extra = map[string]func(*policy.Candidate) *float64{
 	"block_tokens":     func(c *policy.Candidate) *float64 { return &c.BlockTokens },
 	"beta2_ms":         func(c *policy.Candidate) *float64 { return &c.Beta2 },
@@ -49,10 +48,10 @@ var extra = map[string]func(*policy.Candidate) *float64{
 	"kv_work":          func(c *policy.Candidate) *float64 { return &c.KVWork },
 }
 
-// matched is what a candidate has of the prompt, before whole blocks are counted.
+// matched is the key of the number of prompt tokens that the candidate has in its cache. Only whole blocks of them count.
 const matched = "matched_tokens"
 
-// verdict is what became of a case.
+// verdict is the result of a case.
 type verdict struct {
 	Name   string       `json:"name"`
 	Policy string       `json:"policy"`
@@ -77,7 +76,7 @@ func (v verdict) String() string {
 	return fmt.Sprintf("FAIL %s: %s chooses %s, not %s; scores: %s", v.Name, v.Policy, v.Chosen, v.Want, strings.Join(scores, ", "))
 }
 
-// runFixture decides every case of a file with the policies of a config.
+// runFixture decides the cases of a file with the policies of a config.
 func runFixture(file string, cfg *config.Config) ([]verdict, error) {
 	text, err := os.ReadFile(file)
 	if err != nil {
@@ -142,8 +141,8 @@ func (f *fixtureCase) decide(library *policy.Library, cfg *config.Config) (verdi
 	}, nil
 }
 
-// read sets a candidate's indicators. What is not given is as of an idle engine,
-// its times those of the config.
+// read sets the indicators of a candidate. The defaults of indicators that the case does not give are those of an idle engine, with the
+// times of the config.
 func (f fixtureCandidate) read(c *policy.Candidate, prompt float64, cfg *config.Config) error {
 	id, _ := f["id"].(string)
 	if id == "" {
@@ -181,15 +180,15 @@ func (f fixtureCandidate) read(c *policy.Candidate, prompt float64, cfg *config.
 	return nil
 }
 
-// derived are the indicators that follow from the others and the prompt.
+// derived are the indicators that are computed from other indicators and the prompt, so that a case cannot give them.
 var derived = []string{"prompt_tokens", "hit_tokens", "hit_ratio", "new_tokens", "p_tokens", "max_bs", "min_bs", "mean_bs", "n"}
 
-// indicatorsOf are the numbers that a case may give, by their names.
+// indicatorsOf returns the indicators that a case may give, by name.
 func indicatorsOf(i *policy.Indicators) map[string]*float64 {
 	all, v := map[string]*float64{}, reflect.ValueOf(i).Elem()
-	for at := range v.NumField() {
-		name := v.Type().Field(at).Tag.Get("expr")
-		if p, ok := v.Field(at).Addr().Interface().(*float64); ok && !slices.Contains(derived, name) {
+	for field := range v.NumField() {
+		name := v.Type().Field(field).Tag.Get("expr")
+		if p, ok := v.Field(field).Addr().Interface().(*float64); ok && !slices.Contains(derived, name) {
 			all[name] = p
 		}
 	}

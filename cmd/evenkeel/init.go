@@ -15,7 +15,7 @@ import (
 	"evenkeel/gateway/draft"
 )
 
-// initCmd writes the file that serve would be started with.
+// initCmd writes a first config file for serve.
 type initCmd struct {
 	Out   string   `short:"o" placeholder:"FILE" help:"Write the config to FILE, which must not exist yet (default, and -: stdout)."`
 	Probe []string `sep:"none" placeholder:"[ROLE=]ADDR ..." help:"Ask the engines at these addresses for their settings, in place of the flags that list engines. ROLE is prefill, decode or aggregated; engines that do not tell their role need it."`
@@ -24,7 +24,7 @@ type initCmd struct {
 	dialect
 }
 
-// Help is what `init --help` says below its first line.
+// Help returns the text that `init --help` prints below its first line.
 func (initCmd) Help() string {
 	return `From the flags of serve:
 
@@ -38,7 +38,7 @@ Comments in the file say what each engine told, and what it did not tell. If som
 Then run evenkeel check --config evenkeel.yaml --probe.`
 }
 
-// Run writes the file, and says on stderr what comes next.
+// Run writes the file, and prints the next step on stderr.
 func (c *initCmd) Run(std streams) error {
 	if c.Out == "-" {
 		c.Out = ""
@@ -97,7 +97,7 @@ func (c *initCmd) Run(std streams) error {
 	} else if err = writeNew(c.Out, text); err == nil {
 		fmt.Fprintf(std.err, "%s is written; read its comments, then try it with: evenkeel check --config %[1]s --probe\n", c.Out)
 	}
-	if err == nil && len(dead) > 0 { // the config is worth having all the same: most of many engines may be there
+	if err == nil && len(dead) > 0 { // the config was written anyway, because it may have most of many engines
 		return errors.New("the config is not complete: it has nothing that the engines which did not answer would have told, and those whose " +
 			"role you did not name stand in comments only; run init again once they answer, or complete it yourself")
 	}
@@ -114,7 +114,7 @@ func unanswered(entries []draft.Entry) (urls []string) {
 	return urls
 }
 
-// withoutRole returns the addresses of engines that answered, and whose role is not known all the same.
+// withoutRole returns the addresses of engines that answered, but whose role is not known.
 func withoutRole(entries []draft.Entry) (urls []string) {
 	for _, e := range entries {
 		if e.Role == "" && e.Dead == "" {
@@ -124,7 +124,7 @@ func withoutRole(entries []draft.Entry) (urls []string) {
 	return urls
 }
 
-// shortList names the first of many.
+// shortList returns the names, or the first eight and how many more there are.
 func shortList(names []string) string {
 	const most = 8
 	if len(names) <= most {
@@ -133,7 +133,7 @@ func shortList(names []string) string {
 	return fmt.Sprintf("%s and %d more", strings.Join(names[:most], ", "), len(names)-most)
 }
 
-// entries are the engines of the flags, or those to be asked.
+// entries returns the engines that flags list, or those of --probe.
 func (c *initCmd) entries(cfg *config.Config) (list []draft.Entry, err error) {
 	roles := c.roles()
 	if len(c.Probe) == 0 {
@@ -150,8 +150,8 @@ func (c *initCmd) entries(cfg *config.Config) (list []draft.Entry, err error) {
 		return nil, usageError{errors.New("--probe does not go with the flags that list engines (--prefiller-hosts and others); use one of the " +
 			"two; --probe prefill=HOST:PORT gives the role, too")}
 	}
-	// The config has the retry delay of vllm-ascend's example proxy, for users who replace that proxy and keep its flags. A config from
-	// --probe gets evenkeel's own default, unless --retry-delay is given.
+	// cfg has the retry delay of vllm-ascend's example proxy, for users who replace the example proxy and keep its flags. Users of
+	// --probe do not, so their config gets evenkeel's own default, unless --retry-delay is given.
 	if c.RetryDelay == nil {
 		cfg.Prefill.Retry.Base = config.Default().Prefill.Retry.Base
 	}
@@ -183,7 +183,7 @@ func (c *initCmd) entries(cfg *config.Config) (list []draft.Entry, err error) {
 	return list, nil
 }
 
-// writeNew writes a file that is not there yet.
+// writeNew writes a new file. It fails if the file exists.
 func writeNew(path string, text []byte) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
 	if errors.Is(err, fs.ErrExist) {

@@ -6,10 +6,10 @@ import (
 	"strings"
 )
 
-// spreadLists rewrites lists as argparse users type them, `--ports 1 2 3`, into
-// repeated flags, `--ports=1 --ports=2 --ports=3`, which kong reads. A list ends
-// at the next word that starts with "-" and is no number; a negative number belongs
-// to the flag before it. Nothing behind "--" is touched.
+// spreadLists rewrites a list in the notation of Python's argparse, `--ports 1 2 3`, as
+// repeated flags, `--ports=1 --ports=2 --ports=3`, which kong can read. A list ends
+// at the next word that starts with "-" and is not a number. It also joins a negative number with the flag
+// before it. Words after "--" are not changed.
 func spreadLists(args []string, lists map[string]bool) []string {
 	out := make([]string, 0, len(args))
 	flag := ""
@@ -25,7 +25,7 @@ func spreadLists(args []string, lists map[string]bool) []string {
 			}
 			out = append(out, word)
 		case flag == "" && strings.HasPrefix(word, "-") && i > 0 && isFlag(args[i-1]) && !strings.Contains(args[i-1], "="):
-			out[len(out)-1] += "=" + word // or kong takes it for a flag, and says so
+			out[len(out)-1] += "=" + word // otherwise kong would refuse the number as an unknown flag
 		case flag != "":
 			out = append(out, flag+"="+word)
 		default:
@@ -35,7 +35,7 @@ func spreadLists(args []string, lists map[string]bool) []string {
 	return out
 }
 
-// isFlag tells a flag from a value, which may be a negative number.
+// isFlag says whether a word is a flag, and not a value such as a negative number.
 func isFlag(word string) bool {
 	if !strings.HasPrefix(word, "-") || word == "-" {
 		return false
@@ -44,7 +44,7 @@ func isFlag(word string) bool {
 	return err != nil
 }
 
-// listsOf are the flags of a command line that take lists.
+// listsOf returns the flags that take lists in the command of a command line.
 func listsOf(args []string) map[string]bool {
 	if len(args) > 0 {
 		switch args[0] {
@@ -57,8 +57,7 @@ func listsOf(args []string) map[string]bool {
 	return listFlags(serveCmd{})
 }
 
-// listFlags are the flags of a command whose field is a slice, by the names kong
-// gives them.
+// listFlags returns the flags, with their aliases, of a command's fields that are slices.
 func listFlags(command any) map[string]bool {
 	flags := map[string]bool{}
 	for _, f := range reflect.VisibleFields(reflect.TypeOf(command)) {
@@ -75,7 +74,7 @@ func listFlags(command any) map[string]bool {
 	return flags
 }
 
-// flagName is the flag of a field, as kong names it: --prefiller-hosts for PrefillerHosts.
+// flagName returns the flag of a field as kong names it: --prefiller-hosts for PrefillerHosts.
 func flagName(f reflect.StructField) string {
 	if name := f.Tag.Get("name"); name != "" {
 		return "--" + name

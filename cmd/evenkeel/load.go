@@ -14,8 +14,8 @@ import (
 	"evenkeel/bench/lab/trace"
 )
 
-// loadCmd paces by a trace's own times (--trace), by a rate (--rate, with the
-// trace's lengths where one is given), or closed loop (--concurrency).
+// loadCmd sends requests to a server: at the times of a trace (--trace), at a rate (--rate, which may be combined with the
+// lengths of a trace), or in a closed loop (--concurrency).
 type loadCmd struct {
 	URL []string `name:"url" required:"" sep:"none" placeholder:"URL" help:"Send to this server, such as http://127.0.0.1:8000. If there are several, requests go to them in turn."`
 
@@ -46,7 +46,7 @@ type loadCmd struct {
 	JSON           bool          `name:"json" help:"Print one JSON document."`
 }
 
-// Run fails if any request did, or was answered wrongly.
+// Run sends the load. It fails if any request failed or got a wrong answer.
 func (c *loadCmd) Run(std streams) error {
 	cfg, notes, err := c.config()
 	if err != nil {
@@ -75,7 +75,7 @@ func (c *loadCmd) Run(std streams) error {
 	return err
 }
 
-// config refuses flags that do not go together and reads the trace.
+// config checks the flags and reads the trace. It returns the config of the load, and notes on the trace.
 func (c *loadCmd) config() (load.Config, []string, error) {
 	var none load.Config
 	if err := c.conflicts(); err != nil {
@@ -111,12 +111,12 @@ func (c *loadCmd) config() (load.Config, []string, error) {
 		cfg.Count = 1000
 	}
 	if n := len(cfg.Requests); cfg.Count > 0 && cfg.Count < n {
-		cfg.Requests = cfg.Requests[:cfg.Count] // so that --rate is the mean of what is sent
+		cfg.Requests = cfg.Requests[:cfg.Count] // so that --rate is the mean rate of the requests that are sent
 	}
 	return cfg, t.Notes(), cfg.Validate()
 }
 
-// conflicts names both flags of a pair that does not go together.
+// conflicts returns an error that names a pair of flags that cannot be combined; nil: there is none.
 func (c *loadCmd) conflicts() error {
 	for _, pair := range []struct {
 		both bool

@@ -10,8 +10,8 @@ import (
 	"golang.org/x/term"
 )
 
-// newLogger writes to out, without sampling: an SRE needs every line of the one
-// request that failed. A terminal gets lines for people, anything else JSON.
+// newLogger returns a logger that writes to out: readable lines if out is a terminal, else JSON. It does not drop lines (sampling),
+// because an operator needs every line about a request that failed.
 func newLogger(level string, out io.Writer) (*zap.Logger, error) {
 	l, err := zapcore.ParseLevel(level)
 	if err != nil {
@@ -22,8 +22,7 @@ func newLogger(level string, out io.Writer) (*zap.Logger, error) {
 	return zap.New(core, zap.AddCaller(), zap.AddStacktrace(zapcore.DPanicLevel)), nil
 }
 
-// logEncoder is how a line looks: for people the time of day, the level, what
-// happened, and the fields as JSON behind it.
+// logEncoder returns the encoder of lines. A line for people has the time of day, the level, the message, and the fields as JSON.
 func logEncoder(forPeople bool) zapcore.Encoder {
 	cfg := zap.NewProductionEncoderConfig()
 	if !forPeople {
@@ -38,18 +37,18 @@ func logEncoder(forPeople bool) zapcore.Encoder {
 	return zapcore.NewConsoleEncoder(cfg)
 }
 
-// isTerminal tells whether somebody reads what is written there.
+// isTerminal says whether out is a terminal.
 func isTerminal(out io.Writer) bool {
 	f, ok := out.(*os.File)
 	return ok && term.IsTerminal(int(f.Fd()))
 }
 
-// logOutput counts the lines that cannot be written, because the reader of a
-// pipe has gone or a disk is full, and tells of them once one can be written.
+// logOutput writes lines. It counts the lines that cannot be written, because the reader of a
+// pipe has ended or a disk is full, and writes their number once writing works again.
 type logOutput struct {
 	out  io.Writer
 	enc  zapcore.Encoder
-	lost int   // lines that could not be written, and of which nobody was told yet
+	lost int   // lines that could not be written, and whose number was not logged yet
 	why  error // why the first of them could not be written
 }
 
@@ -62,16 +61,16 @@ func (o *logOutput) Write(line []byte) (int, error) {
 			o.why = err
 		}
 	case o.lost > 0:
-		told, encErr := o.enc.EncodeEntry(zapcore.Entry{Level: zapcore.WarnLevel, Time: time.Now(),
+		report, encErr := o.enc.EncodeEntry(zapcore.Entry{Level: zapcore.WarnLevel, Time: time.Now(),
 			Message: "log lines before this one could not be written and are lost"},
 			[]zapcore.Field{zap.Int("lines_lost", o.lost), zap.Error(o.why)})
-		if encErr != nil { // of plain values: it does not fail
+		if encErr != nil { // cannot happen with such plain values
 			break
 		}
-		if _, err := o.out.Write(told.Bytes()); err == nil {
+		if _, err := o.out.Write(report.Bytes()); err == nil {
 			o.lost = 0
 		}
-		told.Free()
+		report.Free()
 	}
 	return n, err
 }

@@ -1,5 +1,5 @@
-// Command evenkeel is the stateful proxy between prefill and decode engines,
-// with what judges it: reference engines, load, demo and vectors.
+// Command evenkeel is the stateful proxy between prefill and decode engines, with the tools to test and
+// compare it: reference engines, load, demo and vectors.
 package main
 
 import (
@@ -18,7 +18,7 @@ import (
 	prefillpolicy "evenkeel/prefill/policy"
 )
 
-// commands is the whole command line; one file a subcommand.
+// commands is the whole command line. Each subcommand has its own file.
 type commands struct {
 	Serve    serveCmd    `cmd:"" help:"Run the proxy."`
 	Init     initCmd     `cmd:"" help:"Write a first config file, from flags or from the answers of engines that run."`
@@ -44,17 +44,16 @@ func main() {
 	os.Exit(run(os.Args[1:], streams{os.Stdout, os.Stderr}))
 }
 
-// run parses and executes a command line and returns the exit status: 1 where
-// the work failed, 2 where the command line is wrong.
+// run parses and executes a command line. It returns the exit status: 1 if the work failed, 2 if the command line is wrong.
 func run(args []string, std streams) int {
 	var cli commands
-	said := false // --help was answered
+	helped := false // kong has printed the help for --help
 	parser, err := kong.New(&cli,
 		kong.Name("evenkeel"),
 		kong.Description("evenkeel is a proxy in front of the engines of a large model. It keeps their data-parallel ranks level. `evenkeel "+
 			"demo` shows this on a real trace, `evenkeel help COMMAND` explains a command, and `evenkeel --version` prints the version."),
 		kong.Writers(std.out, std.err),
-		kong.Exit(func(int) { said = true }),
+		kong.Exit(func(int) { helped = true }),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true, WrapUpperBound: 100}),
 		kong.ExplicitGroups([]kong.Group{
 			{Key: "ascend", Title: "In place of a file, the flags of vllm-ascend's example proxy (lists are separated by spaces):"},
@@ -69,15 +68,15 @@ func run(args []string, std streams) int {
 	switch {
 	case len(args) == 0:
 		args = []string{"--help"}
-	case args[0] == "help": // as other programs take it
+	case args[0] == "help": // evenkeel help COMMAND
 		args = append(args[1:len(args):len(args)], "--help")
 	case slices.Contains([]string{"--version", "-version", "-V", "-v"}, args[0]):
 		args = []string{"version"}
-	case isServeFlag(parser.Model.Node, args[0]): // the example proxy's command line, only its name replaced
+	case isServeFlag(parser.Model.Node, args[0]): // the command line of vllm-ascend's example proxy, with only the program's name replaced
 		args = append([]string{"serve"}, args...)
 	}
 	ctx, err := parser.Parse(spreadLists(args, listsOf(args)))
-	if said {
+	if helped {
 		return 0
 	}
 	if err != nil {
@@ -105,7 +104,7 @@ func run(args []string, std streams) int {
 	return 1
 }
 
-// meantAsConfig is a hint for a user who gives a config file without its flag.
+// meantAsConfig returns a hint for a user who gives a config file without --config; empty: it does not apply.
 func meantAsConfig(args []string) string {
 	if len(args) != 2 || args[0] != "serve" && args[0] != "check" || strings.HasPrefix(args[1], "-") {
 		return ""
@@ -113,22 +112,23 @@ func meantAsConfig(args []string) string {
 	return fmt.Sprintf("; a config file is given as --config %s", args[1])
 }
 
-// meantAsLong is a hint for a user who gives a long flag one dash, as Go's programs take it: the parser reads letters there.
+// meantAsLong returns a hint for a user who writes a long flag with one dash, as Go's own programs allow. The parser here reads such a
+// word as several flags of one letter. Empty: it does not apply.
 func meantAsLong(root *kong.Node, args []string) string {
-	at := childOf(root, args[0])
-	if at == nil {
+	command := childOf(root, args[0])
+	if command == nil {
 		return ""
 	}
 	for _, word := range args[1:] {
 		name, _, _ := strings.Cut("-"+word, "=")
-		if strings.HasPrefix(name, "--") && len(name) > len("--x") && flagOf(at, name) != nil {
+		if strings.HasPrefix(name, "--") && len(name) > len("--x") && flagOf(command, name) != nil {
 			return fmt.Sprintf("; a long flag has two dashes: %s", name)
 		}
 	}
 	return ""
 }
 
-// isServeFlag tells a command line that begins with a flag only serve has.
+// isServeFlag says whether a word is a flag of serve, and not a flag of evenkeel itself.
 func isServeFlag(root *kong.Node, word string) bool {
 	name, _, _ := strings.Cut(word, "=")
 	return strings.HasPrefix(name, "--") && flagOf(root, name) == nil && flagOf(childOf(root, "serve"), name) != nil
@@ -138,13 +138,13 @@ func hint(w io.Writer, command string) {
 	fmt.Fprintf(w, "evenkeel %s --help lists what it takes\n", commandName(command))
 }
 
-// commandName is kong's command without its arguments: "keys new", "vectors".
+// commandName returns the name of a command without the arguments that kong adds: "keys new", "vectors".
 func commandName(command string) string {
 	name, _, _ := strings.Cut(command, " <")
 	return name
 }
 
-// helpWords are the lists that help texts name.
+// helpWords returns the values of the variables in help texts, such as ${policies}.
 func helpWords() kong.Vars {
 	return kong.Vars{"policies": policyNames(), "decodepolicies": decodePolicies,
 		"aggregatedpolicies": aggregatedSimulated, "lawslots": strconv.Itoa(lawSlots), "demofactor": strconv.Itoa(aggregatedFactor), "prefillpolicies": strings.Join(prefillpolicy.Names(), ", "),

@@ -9,8 +9,7 @@ import (
 	"github.com/alecthomas/kong"
 )
 
-// manCmd writes the manual page. It says what --help says, of every command, so that it
-// cannot differ from the program.
+// manCmd writes the manual page. It uses the help texts of the commands, so that the page cannot differ from --help.
 type manCmd struct{}
 
 func (manCmd) Run(ctx *kong.Context, std streams) error {
@@ -31,7 +30,7 @@ func (manCmd) Run(ctx *kong.Context, std streams) error {
 	return err
 }
 
-// manCommand is the part of one command.
+// manCommand writes the section of one command.
 func manCommand(b *bytes.Buffer, c *kong.Node) {
 	fmt.Fprintf(b, ".SS \"%s\"\n%s\n", roff(c.Summary()), roff(c.Help))
 	if c.Detail != "" {
@@ -48,10 +47,10 @@ func manCommand(b *bytes.Buffer, c *kong.Node) {
 	}
 }
 
-// examples are lines that begin with a space: they stay as they are.
+// examples matches lines that begin with a space, whose line breaks must not change.
 var examples = regexp.MustCompile(`(?m)(^ .*\n)+`)
 
-// roff writes text so that the formatter shows it letter by letter.
+// roff escapes a text so that the formatter of manual pages shows it unchanged.
 func roff(text string) string {
 	text = strings.NewReplacer(`\`, `\e`, `-`, `\-`).Replace(strings.TrimSpace(text))
 	lines := strings.Split(text, "\n")

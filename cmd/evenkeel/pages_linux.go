@@ -9,12 +9,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// forgetProgram has the kernel drop the pages of the program file that this process has
-// read, as the kernel may do at any time by itself. What runs comes back from the page
-// cache, 64 KiB at once. A start reads most of the file, because every package prepares
-// its tables then, those of the other subcommands, too; serve needs a third of it afterwards.
+// forgetProgram makes the kernel drop the pages of the program file from this process, as the kernel may do at any time by
+// itself. A page that is used again comes back from the page cache. This saves memory: at the start, most of the file is read,
+// because every package prepares its tables, even for other subcommands, but serve needs only a third of it afterwards.
 //
-// A part of the program that differs from the file stays: a debugger may have written to it.
+// A part of the program that differs from the file is kept, because a debugger may have written to it.
 func forgetProgram() error {
 	program, err := os.Readlink("/proc/self/exe")
 	if err != nil {
@@ -25,13 +24,13 @@ func forgetProgram() error {
 		return err
 	}
 	defer func() { _ = maps.Close() }()
-	var from, to uintptr // of the part that the lines are about
+	var from, to uintptr // the part of the program that the current lines describe; 0: they describe something else
 	lines := bufio.NewScanner(maps)
 	for lines.Scan() {
 		line := lines.Text()
 		fields := strings.Fields(line)
 		switch {
-		case !strings.HasSuffix(fields[0], ":"): // the line that a part begins with
+		case !strings.HasSuffix(fields[0], ":"): // the first line about a part
 			if from, to = 0, 0; strings.HasPrefix(fields[1], "r-") && strings.HasSuffix(line, " "+program) {
 				if _, err := fmt.Sscanf(fields[0], "%x-%x", &from, &to); err != nil {
 					return err

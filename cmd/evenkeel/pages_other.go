@@ -2,5 +2,5 @@
 
 package main
 
-// forgetProgram leaves the program's pages to the system.
+// forgetProgram does nothing on this system.
 func forgetProgram() error { return nil }

@@ -12,15 +12,15 @@ import (
 	"evenkeel/bench/lab/load"
 )
 
-// progress shows a bar, or a line every five seconds.
+// progress shows the progress of a long run: as a bar, or as a line every five seconds.
 type progress struct {
 	out   io.Writer
-	bar   *progressbar.ProgressBar // nil: lines
-	told  time.Time
+	bar   *progressbar.ProgressBar // nil: lines are written
+	told  time.Time                // when the last line was written
 	total int
 }
 
-// newProgress shows a bar on a terminal and lines elsewhere.
+// newProgress returns a progress that shows a bar if out is a terminal, else lines.
 func newProgress(out io.Writer) *progress {
 	p := progressLines(out)
 	if f, ok := out.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
@@ -32,7 +32,7 @@ func newProgress(out io.Writer) *progress {
 
 func progressLines(out io.Writer) *progress { return &progress{out: out, told: time.Now()} }
 
-// update takes how far it is; total is not above 0 when nobody knows. line is what a line says.
+// update shows that done of total steps are complete; total <= 0: not known. line is the text if lines are written.
 func (p *progress) update(done, total int, line string) {
 	if p.bar == nil {
 		if time.Since(p.told) >= 5*time.Second {
@@ -45,10 +45,10 @@ func (p *progress) update(done, total int, line string) {
 		p.bar.ChangeMax(total)
 	}
 	p.total = total
-	_ = p.bar.Set(done) // a terminal that cannot be written to is no reason to end
+	_ = p.bar.Set(done) // an error of the terminal must not end the run
 }
 
-// load is update for requests that are sent.
+// load shows the progress of requests that are sent.
 func (p *progress) load(now load.Progress) {
 	of := ""
 	if now.Total > 0 {
@@ -61,7 +61,7 @@ func (p *progress) load(now load.Progress) {
 		now.Ended, of, now.OK, now.Failed, now.Cancelled, now.Sent-now.Ended))
 }
 
-// trial is load of a block that has a name.
+// trial shows the progress of requests of a block; what is the name of the block.
 func (p *progress) trial(now load.Progress, what string) {
 	if p.bar != nil {
 		p.bar.Describe(what)

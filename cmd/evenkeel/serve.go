@@ -19,8 +19,8 @@ import (
 	"evenkeel/gateway/config"
 )
 
-// serveCmd is the proxy. Without --config it takes the command line of
-// vllm-ascend's load_balance_proxy_server_example.py as its users type it.
+// serveCmd runs the proxy. Without --config it accepts the command line of
+// vllm-ascend's load_balance_proxy_server_example.py.
 type serveCmd struct {
 	Config string `short:"c" placeholder:"FILE" help:"Read the config from FILE. docs/configuration.md lists every key."`
 
@@ -31,7 +31,7 @@ type serveCmd struct {
 	dialect
 }
 
-// overrides are the flags that go with a file, too.
+// overrides are the flags that may be combined with --config.
 type overrides struct {
 	Policy     string `placeholder:"NAME" help:"The policy that chooses decode ranks (default: evenkeel). There are: ${policies}."`
 	Admin      string `placeholder:"ADDR" help:"Listen here for operators: metrics, health and status (default: 127.0.0.1:9090)."`
@@ -39,7 +39,7 @@ type overrides struct {
 	LogLevel   string `placeholder:"LEVEL" help:"Log lines of this level and above: debug, info, warn or error (default: info)."`
 }
 
-// Help is what `serve --help` says below its first line.
+// Help returns the text that `serve --help` prints below its first line.
 func (serveCmd) Help() string {
 	return `With a file:
 
@@ -62,10 +62,9 @@ The log goes to stderr: readable lines on a terminal, JSON lines anywhere else.
 The proxy goes on if stdout or stderr is closed. It loses the lines that it cannot write, and logs their number once it can write again.`
 }
 
-// Run serves until SIGTERM or SIGINT, then lets streams finish; a second signal
-// ends at once.
+// Run serves until SIGTERM or SIGINT, and then lets streams finish. A second signal ends them at once.
 func (c *serveCmd) Run(streams) error {
-	signal.Ignore(syscall.SIGPIPE) // the reader of the logs may leave, and the streams go on
+	signal.Ignore(syscall.SIGPIPE) // if the reader of the logs ends, the streams must not
 	cfg, err := c.config()
 	if err != nil {
 		return err
@@ -79,7 +78,7 @@ func (c *serveCmd) Run(streams) error {
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
 	defer signal.Stop(signals)
 	reloads := make(chan os.Signal, 1)
-	signal.Notify(reloads, syscall.SIGHUP) // one that comes while the proxy starts would end it
+	signal.Notify(reloads, syscall.SIGHUP) // before the start, because SIGHUP would end the program without this
 	defer signal.Stop(reloads)
 
 	g, err := gateway.New(cfg, log)
@@ -99,32 +98,13 @@ func (c *serveCmd) Run(streams) error {
 	tell(log, daemon.SdNotifyReady)
 	boundGarbage()
 	endSelfTest := startSelfTest(g, cfg, log)
-	forget := func() {
-		if err := forgetProgram(); err != nil {
-			log.Debug("memory that only the start needed could not be given back to the system", zap.Error(err))
-		}
-	}
-	forget()
-	again := time.NewTicker(forgetEvery)
-	defer again.Stop()
-	var s os.Signal
-	for s == nil {
-		select {
-		case <-reloads:
-			tell(log, daemon.SdNotifyReloading)
-			g.Reloader().Reload(false) // it logs what came of it
-			tell(log, daemon.SdNotifyReady)
-		case <-again.C:
-			forget()
-		case s = <-signals:
-		}
-	}
+	s := reloadUntil(signals, reloads, g, log)
 	tell(log, daemon.SdNotifyStopping)
 	endSelfTest()
 	limit := g.Config().Limits.DrainTimeout
 	log.Info("the proxy got a signal and ends; running requests may finish", zap.Stringer("signal", s), zap.Duration("at_most", limit))
 	grace := g.Service().Drain(0)
-	if s == syscall.SIGINT { // somebody waits at a terminal
+	if s == syscall.SIGINT { // a user waits at a terminal
 		grace = 0
 	}
 	if err := shutDown(g, grace, limit, signals, log); err != nil {
@@ -135,12 +115,37 @@ func (c *serveCmd) Run(streams) error {
 	return nil
 }
 
-// forgetEvery is how long a page of the program stays in memory that is needed once,
-// as by the self-test or by a burst of requests.
+// reloadUntil reloads the config on each signal in reloads, until a signal in signals comes, which it returns. It also calls
+// forgetProgram, at first and then once per forgetEvery.
+func reloadUntil(signals, reloads <-chan os.Signal, g *gateway.Gateway, log *zap.Logger) os.Signal {
+	forget := func() {
+		if err := forgetProgram(); err != nil {
+			log.Debug("memory that only the start needed could not be given back to the system", zap.Error(err))
+		}
+	}
+	forget()
+	again := time.NewTicker(forgetEvery)
+	defer again.Stop()
+	for {
+		select {
+		case <-reloads:
+			tell(log, daemon.SdNotifyReloading)
+			g.Reloader().Reload(false) // it logs the result
+			tell(log, daemon.SdNotifyReady)
+		case <-again.C:
+			forget()
+		case s := <-signals:
+			return s
+		}
+	}
+}
+
+// forgetEvery is the time between two calls of forgetProgram. It bounds how long a page of the program stays in memory that was needed
+// only once, for example for the self-test or a burst of requests.
 const forgetEvery = 10 * time.Second
 
-// shutDown lets load balancers notice, for grace, and then running streams
-// finish, for limit; a second signal ends both.
+// shutDown first waits for the time grace, so that load balancers notice the drain. Then it gives running streams the time limit to
+// finish. A second signal ends both waits.
 func shutDown(g *gateway.Gateway, grace, limit time.Duration, signals <-chan os.Signal, log *zap.Logger) error {
 	ctx, cancel := context.WithTimeout(context.Background(), grace+limit)
 	defer cancel()
@@ -172,7 +177,7 @@ func shutDown(g *gateway.Gateway, grace, limit time.Duration, signals <-chan os.
 	}
 }
 
-// config reads the file, or makes one of the flags.
+// config reads the config file or, without --config, makes a config from the flags.
 func (c *serveCmd) config() (*config.Config, error) {
 	if c.Config == "" {
 		cfg, err := c.asConfig()
@@ -201,7 +206,7 @@ func (c *serveCmd) apply(cfg *config.Config) {
 	cfg.SelfTest = cfg.SelfTest && c.SelfTest
 }
 
-// override has a config say what the flags say.
+// override sets the values of a config for which flags were given.
 func (c *overrides) override(cfg *config.Config) {
 	for _, f := range []struct {
 		flag, value string
@@ -220,7 +225,7 @@ func (c *overrides) override(cfg *config.Config) {
 	}
 }
 
-// pythonLevel takes the levels of vllm-ascend's proxy for ours.
+// pythonLevel translates the names of log levels that vllm-ascend's proxy uses.
 func pythonLevel(level string) string {
 	switch l := strings.ToLower(level); l {
 	case "warning":

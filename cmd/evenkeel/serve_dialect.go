@@ -15,9 +15,8 @@ import (
 	"evenkeel/mooncake"
 )
 
-// dialect is the command line of vllm-ascend's example proxy, and what it lacks
-// to describe engines. An unset flag is zero, so that a file is never silently
-// overruled by a default.
+// dialect has the flags of vllm-ascend's example proxy, and flags for settings of engines that the example proxy lacks.
+// A flag that was not given is zero, so that used can tell whether it was given.
 type dialect struct {
 	Host           string   `group:"ascend" placeholder:"ADDR" help:"Listen at this address (default: localhost)."`
 	Port           *int     `group:"ascend" placeholder:"PORT" help:"Listen at this port (default: 8000)."`
@@ -28,8 +27,8 @@ type dialect struct {
 	MaxRetries     *int     `group:"ascend" placeholder:"N" help:"Try a request at most this many times in all (default: 3)."`
 	RetryDelay     *float64 `group:"ascend" placeholder:"SECONDS" help:"Wait this long before the first retry (default: 0.001)."`
 
-	Workers              int     `group:"ascend" hidden:""` // of uvicorn
-	MaxWaitingRetries    int     `group:"ascend" hidden:""` // engines that are down are asked for as long as they are listed
+	Workers              int     `group:"ascend" hidden:""` // ignored: a setting of uvicorn, the example proxy's server
+	MaxWaitingRetries    int     `group:"ascend" hidden:""` // ignored: an engine that is down is checked as long as it is listed
 	WaitingRetryInterval float64 `group:"ascend" hidden:""`
 
 	AggregatedHosts []string `group:"engines" sep:"none" aliases:"aggregated-host" placeholder:"HOST ..." help:"These are the hosts of engines that prefill and decode, each a rank of one barrier group, or a group of its own if it has several ranks. If only these are given, there is no prefill engine and no decode engine."`
@@ -43,10 +42,10 @@ type dialect struct {
 	AggregatedDataParallelSize int    `group:"engines" placeholder:"N" help:"Each aggregated address has this many DP ranks, and a header chooses one (default: one rank, without a header)."`
 }
 
-// engineKeyEnv is where vllm-ascend's proxy takes the engines' API key from.
+// engineKeyEnv is the variable from which vllm-ascend's proxy takes the engines' API key.
 const engineKeyEnv = "OPENAI_API_KEY"
 
-// asConfig is the config file that the flags stand for, not yet validated.
+// asConfig returns the config that the flags mean. It is not validated yet.
 func (d *dialect) asConfig() (*config.Config, error) {
 	cfg := config.Default()
 	host, port := cmp.Or(d.Host, "localhost"), 8000
@@ -59,7 +58,7 @@ func (d *dialect) asConfig() (*config.Config, error) {
 	if port < 0 || port > 65535 {
 		return nil, usageError{fmt.Errorf("--port: %d is no port; write one from 1 to 65535, or 0 for any that is free", port)}
 	}
-	if d.Slots != nil && *d.Slots == 0 { // to a file it is the default
+	if d.Slots != nil && *d.Slots == 0 { // in a config, 0 means the default
 		return nil, usageError{errors.New("--slots: a rank with 0 slots runs nothing; write the engines' --max-num-seqs")}
 	}
 	cfg.Listen = net.JoinHostPort(strings.Trim(host, "[]"), strconv.Itoa(port))
@@ -72,7 +71,7 @@ func (d *dialect) asConfig() (*config.Config, error) {
 	if d.RetryDelay != nil {
 		cfg.Prefill.Retry.Base = time.Duration(*d.RetryDelay * float64(time.Second))
 		if *d.RetryDelay == 0 {
-			cfg.Prefill.Retry.Base = 1 // none; a zero is a default to the prefill tier
+			cfg.Prefill.Retry.Base = 1 // 1 ns, because 0 would mean the default
 		}
 		cfg.Flag("prefill.retry.base", "--retry-delay")
 	}
@@ -88,7 +87,7 @@ func (d *dialect) asConfig() (*config.Config, error) {
 	return cfg, nil
 }
 
-// profiles are those of the engines that flags list.
+// profiles sets the profiles of the engines that flags list.
 func (d *dialect) profiles(cfg *config.Config) {
 	profile, aggregated := mooncake.Profile{Connector: d.Connector}, mooncake.Profile{Connector: mooncake.None}
 	if d.Connector == mooncake.SGLang {
@@ -105,20 +104,22 @@ func (d *dialect) profiles(cfg *config.Config) {
 type listed struct {
 	role, flags  string // the flags are --FLAGS-hosts and --FLAGS-ports
 	hosts, ports []string
-	port, ranks  int // the port of an engine that has none
+	port, ranks  int // port is the default of ports; ranks is the number of DP ranks behind one address
 }
 
-// roles are those that have engines. Without a flag that lists some, prefill and decode have one each on this machine.
+// roles returns the roles that have engines. If no flag lists engines, these are prefill and decode, each with one engine on this
+// machine.
 func (d *dialect) roles() []listed {
 	all := []listed{
 		{"prefill", "prefiller", d.PrefillerHosts, d.PrefillerPorts, 8001, d.PrefillDataParallelSize},
 		{"decode", "decoder", d.DecoderHosts, d.DecoderPorts, 8002, d.DecodeDataParallelSize},
 		{"aggregated", "aggregated", d.AggregatedHosts, d.AggregatedPorts, 8003, d.AggregatedDataParallelSize},
 	}
-	switch together := all[2].given(); {
-	case !together:
+	prefill, decode, aggregated := all[0].given(), all[1].given(), all[2].given()
+	switch {
+	case !aggregated:
 		return all[:2]
-	case !all[0].given() && !all[1].given():
+	case !prefill && !decode:
 		return all[2:]
 	}
 	return all
@@ -126,7 +127,7 @@ func (d *dialect) roles() []listed {
 
 func (l *listed) given() bool { return len(l.hosts)+len(l.ports) > 0 }
 
-// list adds the engines of a role.
+// list adds the engines of a role to the config.
 func (d *dialect) list(cfg *config.Config, l listed) error {
 	engines, err := engineList(l.flags, l.hosts, l.ports, l.port)
 	if err != nil {
@@ -152,8 +153,8 @@ func (d *dialect) list(cfg *config.Config, l listed) error {
 	return nil
 }
 
-// listenForCallbacks says where decode engines call back that do so. vllm-ascend's layerwise
-// example has them call its only port, which its clients call, too.
+// listenForCallbacks sets the address at which the proxy receives callbacks of decode engines, if the connector has callbacks. In
+// vllm-ascend's layerwise example, this is the port for clients. Here it is a port of its own, by default the next one.
 func (d *dialect) listenForCallbacks(cfg *config.Config, host string, port int) error {
 	switch bare := strings.Trim(host, "[]"); {
 	case d.Connector != mooncake.AscendLayerwise && d.Metaserver != "":
@@ -175,7 +176,7 @@ func (d *dialect) listenForCallbacks(cfg *config.Config, host string, port int) 
 	return nil
 }
 
-// engineList pairs hosts with ports.
+// engineList returns the engines at pairs of a host and a port. port is the default port.
 func engineList(side string, hosts, ports []string, port int) ([]config.Engine, error) {
 	for _, host := range hosts {
 		if problem := hostProblem(host); problem != "" {
@@ -210,8 +211,7 @@ func engineList(side string, hosts, ports []string, port int) ([]config.Engine, 
 	return list, nil
 }
 
-// hostProblem says what is wrong with a host of the command line and what to
-// write in its place.
+// hostProblem says what is wrong with a host of the command line, and what to write instead; empty: it is right.
 func hostProblem(host string) string {
 	problem := config.HostProblem(strings.Trim(host, "[]"))
 	switch {
@@ -233,7 +233,7 @@ func portProblem(port string) string {
 	return ""
 }
 
-// used lists the flags given that a file would have to say.
+// used returns the flags that were given and that cannot be combined with --config.
 func (d *dialect) used() (flags []string) {
 	given := reflect.ValueOf(*d)
 	for _, f := range reflect.VisibleFields(given.Type()) {

@@ -14,12 +14,12 @@ import (
 
 const (
 	selfTestPoll     = 500 * time.Millisecond
-	selfTestPatience = time.Minute     // for the engines that are still down once requests can be served
-	selfTestLimit    = 5 * time.Minute // for the test itself
+	selfTestPatience = time.Minute     // how long to wait for engines that are down when the proxy becomes ready
+	selfTestLimit    = 5 * time.Minute // how long the test may take
 )
 
-// startSelfTest tests the engines in the background, once, and logs what it
-// finds; serving never waits for it. The function it returns ends it.
+// startSelfTest starts a test of the engines in the background, which logs its findings. Serving does not wait for it. The
+// function end stops the test.
 func startSelfTest(g *gateway.Gateway, cfg *config.Config, log *zap.Logger) (end func()) {
 	if !cfg.SelfTest {
 		return func() {}
@@ -34,15 +34,15 @@ func startSelfTest(g *gateway.Gateway, cfg *config.Config, log *zap.Logger) (end
 		limited, cancel := context.WithTimeout(ctx, selfTestLimit)
 		defer cancel()
 		findings := selftest.Run(limited, atHome(cfg), selftest.Options{Callbacks: g.Callbacks(), Seat: g.Seat})
-		if ctx.Err() == nil { // what was cut by the end of serve says nothing about engines
+		if ctx.Err() == nil { // otherwise serve has ended and cut the test, and the findings may be wrong
 			logFindings(log, findings)
 		}
 	}()
 	return func() { cancel(); <-done }
 }
 
-// awaitEngines waits until every engine is up, or some of each side are and the
-// rest were given their time. It is false when ctx ended first.
+// awaitEngines waits until all engines are up. Once the proxy is ready with only some engines, it waits for the others for
+// selfTestPatience. It returns false if ctx ends first.
 func awaitEngines(ctx context.Context, g *gateway.Gateway) bool {
 	tick := time.NewTicker(selfTestPoll)
 	defer tick.Stop()
@@ -67,8 +67,7 @@ func awaitEngines(ctx context.Context, g *gateway.Gateway) bool {
 	}
 }
 
-// atHome leaves out the engines of other regions: who owns them sends nothing to
-// them for a test.
+// atHome returns a config without the engines of other regions, which are tested by the proxies of their own region.
 func atHome(cfg *config.Config) *config.Config {
 	own := *cfg
 	ours := func(list []config.Engine) (home []config.Engine) {
@@ -88,7 +87,7 @@ func allUp(s *gateway.Status) bool {
 	return !slices.ContainsFunc(s.Engines, func(e gateway.EngineStatus) bool { return !e.Up })
 }
 
-// anyHalted says that an engine is paused, or its group re-forms: a request of the test would wait, and find nothing out.
+// anyHalted says that an engine is paused, or that its group re-forms. A request of the test would only wait there.
 func anyHalted(s *gateway.Status) bool {
 	return slices.ContainsFunc(s.Engines, func(e gateway.EngineStatus) bool { return e.State == "halted" })
 }

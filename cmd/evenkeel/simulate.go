@@ -29,8 +29,7 @@ import (
 	"evenkeel/predictor"
 )
 
-// simulateCmd compares policies on a trace in the barrier simulator, or on the
-// snapshots of a decision log.
+// simulateCmd compares policies in a simulator that replays a trace, or on the recorded snapshots of a decision log.
 type simulateCmd struct {
 	Trace     string        `tier:"decode,aggregated,prefill" placeholder:"FILE|synth:NAME" help:"Replay the requests of FILE, CSV or JSON lines, gzipped or not (docs/traces.md has the columns), or a drawn trace, one of ${synths} (default: Azure's conversation trace of 2023)."`
 	Format    string        `tier:"decode,aggregated,prefill" enum:"auto,azure,mooncake" default:"auto" help:"The trace has this format: auto, azure (any CSV) or mooncake (any JSON lines) (default: ${default})."`
@@ -65,10 +64,10 @@ type simulateCmd struct {
 	Out       string        `tier:"decode" placeholder:"DIR" help:"Write a page with plots, and the numbers, to DIR."`
 	JSON      bool          `name:"json" help:"Print one JSON document."`
 
-	deployment *laws.Entry // whose law it is; nil: none was named
+	deployment *laws.Entry // the deployment that --law names; nil: none
 }
 
-// Run simulates, or replays a log, until it is done or the user ends it.
+// Run runs the simulation or replays the log. It fails if the user interrupts it.
 func (c *simulateCmd) Run(std streams, k *kong.Context) error {
 	if err := c.idle(k); err != nil {
 		return err
@@ -78,7 +77,7 @@ func (c *simulateCmd) Run(std streams, k *kong.Context) error {
 	if c.Law == lawList {
 		return listLaws(std, k)
 	}
-	if err := c.become(namesOf(given(k))); err != nil {
+	if err := c.applyLaw(namesOf(given(k))); err != nil {
 		return err
 	}
 	if c.Tier == tierAggregated {
@@ -91,7 +90,7 @@ func (c *simulateCmd) Run(std streams, k *kong.Context) error {
 		return ended(ctx, std, c.simulateGeo(ctx, std))
 	}
 	c.Policies = cmp.Or(c.Policies, c.decodePolicies())
-	if c.Out != "" { // before anything is simulated for it
+	if c.Out != "" { // before the simulation, so that an error shows at once
 		if err := makeFolder(c.Out); err != nil {
 			return err
 		}
@@ -122,10 +121,10 @@ func (c *simulateCmd) Run(std streams, k *kong.Context) error {
 	return err
 }
 
-// decodePolicies are those that are compared unless told otherwise or a law is named.
+// decodePolicies is the default of --policies for the decode tier without --law.
 const decodePolicies = "jsq,jsq-kv,pjsq-kv,br0,brh,evenkeel"
 
-// ended puts a signal in the place of the error that it led to.
+// ended reports a signal of the user instead of the error that the signal caused.
 func ended(ctx context.Context, std streams, err error) error {
 	if err != nil && ctx.Err() != nil {
 		fmt.Fprintln(std.err, "ended by a signal; what was simulated so far is not shown")
@@ -134,7 +133,7 @@ func ended(ctx context.Context, std streams, err error) error {
 	return err
 }
 
-// Columns of the two tables; JSON has all.
+// The columns of the two tables. JSON has all metrics.
 var (
 	simulated = []report.Metric{report.Imbalance, report.IdleShare, report.TokensPerS, report.TPOTP95, report.TTFTP50, report.TTFTP99,
 		report.WaitMax, report.Preempted, report.Pulled, report.Failed, report.TickP99}
@@ -168,7 +167,7 @@ func (c *simulateCmd) report(ctx context.Context, progress io.Writer) (*report.R
 	return r, simulated, nil
 }
 
-// plan checks the flags.
+// plan makes the plan of the simulation from the flags, and returns it with the name of the trace.
 func (c *simulateCmd) plan() (*decode.Plan, string, error) {
 	if c.Workers < 1 {
 		return nil, "", fmt.Errorf("--workers %d: at least 1", c.Workers)
@@ -201,7 +200,7 @@ func (c *simulateCmd) plan() (*decode.Plan, string, error) {
 	return plan, source, plan.Validate()
 }
 
-// uniform is the fleet of the flags.
+// uniform returns the fleet that the flags describe: one group of equal ranks.
 func (c *simulateCmd) uniform() decode.Fleet {
 	f := decode.Uniform(min(max(c.Workers, 1), 1<<20), c.Slots, c.Capacity)
 	g := &f.Groups[0]
@@ -237,7 +236,7 @@ func (c *simulateCmd) load(f *decode.Fleet) (decode.Load, error) {
 	return decode.Load{Rho: rho}, nil
 }
 
-// bind reads when requests get their ranks, and what prefills take.
+// bind reads the flags that say when requests get their ranks, and how long a prefill takes.
 func (c *simulateCmd) bind(l *decode.Load) error {
 	l.AtArrival = c.Bind == bindArrival
 	l.Prefill = &decode.Prefill{Ms: c.PrefillMs, PerTokenMs: c.PerToken}
@@ -260,7 +259,7 @@ func (c *simulateCmd) bind(l *decode.Load) error {
 
 const bindArrival = "arrival"
 
-// predictor reads the flag: a kind, or a fit file.
+// predictor reads --predictor: a kind, or a file that evenkeel fit wrote.
 func (c *simulateCmd) predictor(plan *decode.Plan) error {
 	if c.Predictor == "" {
 		return nil
@@ -280,7 +279,7 @@ func (c *simulateCmd) predictor(plan *decode.Plan) error {
 	return nil
 }
 
-// synthNames for the help text.
+// synthNames returns the names of drawn traces for the help text.
 func synthNames() string {
 	names := trace.SynthNames()
 	for i := range names {
@@ -289,7 +288,7 @@ func synthNames() string {
 	return strings.Join(names, ", ")
 }
 
-// source opens the trace and names it.
+// source sets the trace of the plan and returns its name.
 func (c *simulateCmd) source(plan *decode.Plan) (string, error) {
 	if name, ok := strings.CutPrefix(c.Trace, trace.SynthPrefix); ok {
 		if !slices.Contains(trace.SynthNames(), name) {
@@ -303,12 +302,12 @@ func (c *simulateCmd) source(plan *decode.Plan) (string, error) {
 		plan.Source.Trace = trace.Azure()
 		return "Azure's conversation trace (2023)", nil
 	}
-	t, name, err := c.readTrace(0) // it is in a file
+	t, name, err := c.readTrace(0) // 0, because the trace is in a file and not drawn
 	plan.Source.Trace = t
 	return name, err
 }
 
-// readTrace is the trace that is named, and what it is called. One that is drawn has so many requests.
+// readTrace returns the trace of --trace and its name. drawn is the number of requests if the trace is drawn, not read from a file.
 func (c *simulateCmd) readTrace(drawn int) (*trace.Trace, string, error) {
 	if name, ok := strings.CutPrefix(c.Trace, trace.SynthPrefix); ok {
 		t, err := trace.Synth(name, drawn, 1)
@@ -318,7 +317,7 @@ func (c *simulateCmd) readTrace(drawn int) (*trace.Trace, string, error) {
 	return t, filepath.Base(c.Trace), err
 }
 
-// replay runs the policies on a decision log.
+// replay runs the policies on the snapshots of a decision log.
 func (c *simulateCmd) replay(ctx context.Context, progress io.Writer) (*report.Report, error) {
 	f, err := os.Open(c.Log)
 	if err != nil {
@@ -343,7 +342,7 @@ func (c *simulateCmd) replay(ctx context.Context, progress io.Writer) (*report.R
 	}, nil
 }
 
-// fleetWords describe what decodes.
+// fleetWords describes the decode ranks.
 func (c *simulateCmd) fleetWords(f *decode.Fleet) string {
 	if c.Scenario != "" {
 		return fmt.Sprintf("%d ranks in %d groups, as %s has them", f.Ranks(), len(f.Groups), filepath.Base(c.Scenario))
@@ -355,7 +354,7 @@ func (c *simulateCmd) fleetWords(f *decode.Fleet) string {
 		millis(c.C0), millis(c.C1))
 }
 
-// commandLine makes the same numbers again.
+// commandLine returns the command line that makes the same numbers again.
 func (c *simulateCmd) commandLine() string {
 	line := report.Words{Text: "evenkeel simulate", Before: " --"}
 	line.Add(c.Log != "", "log %s", c.Log)
@@ -421,7 +420,7 @@ func (c *simulateCmd) facts(plan *decode.Plan, result *decode.Result, source str
 	}
 }
 
-// prefillWords describe what prefills, and when requests get their ranks.
+// prefillWords describes the prefill engines, and says when requests get their ranks.
 func (c *simulateCmd) prefillWords(l *decode.Load) string {
 	engines := "as many engines as are asked for"
 	if l.Prefill.Engines > 0 {
@@ -434,7 +433,7 @@ func (c *simulateCmd) prefillWords(l *decode.Load) string {
 	return words + fmt.Sprintf(", after a request has its rank; a rank may have %s requests beyond its slots meanwhile", c.Ahead)
 }
 
-// notes say how far the numbers carry.
+// notes returns notes on how far the numbers apply to real engines.
 func (c *simulateCmd) notes(r *report.Report) []string {
 	first := r.Runs[0]
 	notes := []string{r.Headline()}

@@ -20,12 +20,12 @@ const (
 
 	aggregatedSimulated = engineItself + ",jsq-kv," + delayer + ",evenkeel"
 	aggregatedBudget    = 8192   // tokens that a rank computes in a step: vLLM's default on these GPUs
-	aggregatedFree      = 0.15   // of the slots, in a closed loop
+	aggregatedFree      = 0.15   // share of the slots that stay free in a closed loop
 	drawnTexts          = 20_000 // requests of a drawn trace
-	mostAggregated      = 16_384 // slots of all ranks, and requests in the system: each request of a run is kept
+	mostAggregated      = 16_384 // most slots of all ranks, and most requests beyond them; bounded because a run keeps each request
 )
 
-// aggregatedColumns are those of the table.
+// aggregatedColumns are the columns of the table.
 var aggregatedColumns = []report.Metric{report.TokensPerS, report.TTFTMean, report.TTFTP99, report.TPOTP50, report.TPOTP95,
 	report.MixedSteps,
 	report.EmptyRanks, report.Failed}
@@ -52,7 +52,7 @@ func (c *simulateCmd) simulateAggregated(ctx context.Context, std streams) error
 	all, err := report.Trials(ctx, len(policies), c.Seeds, func(done, total int) {
 		bar.update(done, total, fmt.Sprintf("%d of %d runs done", done, total))
 	}, func(ctx context.Context, i int, seed uint64) (report.Sample, error) {
-		return outcome(ctx, c.of(load, texts, seed), policies[i])
+		return outcome(ctx, c.forSeed(load, texts, seed), policies[i])
 	})
 	bar.finish()
 	if err != nil {
@@ -84,7 +84,7 @@ func (c *simulateCmd) simulateAggregated(ctx context.Context, std streams) error
 	return err
 }
 
-// contenders are who is compared.
+// contenders returns the policies to compare.
 func (c *simulateCmd) contenders() (all []mixed.Contender, err error) {
 	if c.Policies == "" {
 		c.Policies = aggregatedSimulated
@@ -107,7 +107,7 @@ func (c *simulateCmd) contenders() (all []mixed.Contender, err error) {
 	return all, nil
 }
 
-// mixedLoad is the load of the first seed.
+// mixedLoad makes the load and its trace from the flags. forSeed varies them for each seed.
 func (c *simulateCmd) mixedLoad() (*mixed.Load, *mixed.Replayed, error) {
 	if c.deployment.Prompt.Fit.Steps == 0 {
 		return nil, nil, fmt.Errorf("--law %s does not say what prompts take; take --tier decode, or another law", c.Law)
@@ -154,16 +154,16 @@ func (c *simulateCmd) mixedLoad() (*mixed.Load, *mixed.Replayed, error) {
 	return l, texts, nil
 }
 
-// of is the load of a seed: that begins elsewhere in the trace, and draws its arrivals anew.
-func (c *simulateCmd) of(l *mixed.Load, texts *mixed.Replayed, seed uint64) *mixed.Load {
-	so, from := *l, *texts
-	from.From = int(seed-1) * len(texts.Requests) / c.Seeds
-	so.Texts, so.Seed, so.Room = &from, seed, c.Capacity
-	so.Measure(0)
-	return &so
+// forSeed returns the load of a seed. Each seed begins at another place of the trace and draws other arrivals.
+func (c *simulateCmd) forSeed(l *mixed.Load, texts *mixed.Replayed, seed uint64) *mixed.Load {
+	load, part := *l, *texts
+	part.From = int(seed-1) * len(texts.Requests) / c.Seeds
+	load.Texts, load.Seed, load.Room = &part, seed, c.Capacity
+	load.Measure(0)
+	return &load
 }
 
-// outcome is what one of them makes of a load.
+// outcome runs a load under one policy and returns the results.
 func outcome(ctx context.Context, l *mixed.Load, p mixed.Contender) (report.Sample, error) {
 	o, err := mixed.Serve(ctx, l, p)
 	return report.Sample{
@@ -172,7 +172,7 @@ func outcome(ctx context.Context, l *mixed.Load, p mixed.Contender) (report.Samp
 	}, err
 }
 
-// aggregatedLine makes the same numbers again.
+// aggregatedLine returns the command line that makes the same numbers again.
 func (c *simulateCmd) aggregatedLine() string {
 	line := report.Words{Text: "evenkeel simulate --tier aggregated", Before: " --"}
 	line.Add(true, "law %s", c.Law)
@@ -189,7 +189,7 @@ func (c *simulateCmd) aggregatedLine() string {
 	return line.Text
 }
 
-// aggregatedNotes say how far the numbers carry.
+// aggregatedNotes returns notes on how far the numbers apply to real engines.
 func (c *simulateCmd) aggregatedNotes(r *report.Report) []string {
 	how := "In a closed loop a request comes when one has left"
 	if c.Load != "closed" {

@@ -11,16 +11,15 @@ import (
 	"evenkeel/bench/lab/trace"
 )
 
-// idle refuses flags that were given and that what runs would not look at: those
-// of another tier (the tag tier says whose a flag is; without, of all), and those
-// that another flag takes the place of or makes sense of.
+// idle refuses flags that were given but would have no effect: flags of another tier, and flags that another flag replaces
+// or whose effect needs another flag. The tag tier of a flag lists its tiers; without this tag it belongs to all of them.
 func (c *simulateCmd) idle(k *kong.Context) error {
 	given := given(k)
 	var foreign, tiers []string
 	for _, f := range given {
-		if of := f.Tag.Get("tier"); of != "" && !slices.Contains(strings.Split(of, ","), c.Tier) {
+		if own := f.Tag.Get("tier"); own != "" && !slices.Contains(strings.Split(own, ","), c.Tier) {
 			foreign = append(foreign, "--"+f.Name)
-			tiers = append(tiers, strings.Split(of, ",")...)
+			tiers = append(tiers, strings.Split(own, ",")...)
 		}
 	}
 	if len(foreign) > 0 {
@@ -63,7 +62,7 @@ func (c *simulateCmd) idle(k *kong.Context) error {
 	return nil
 }
 
-// given are the flags of a command line.
+// given returns the flags that a command line has.
 func given(k *kong.Context) (flags []*kong.Flag) {
 	for _, p := range k.Path {
 		if p.Flag != nil && !slices.Contains(flags, p.Flag) {
@@ -73,7 +72,7 @@ func given(k *kong.Context) (flags []*kong.Flag) {
 	return flags
 }
 
-// namesOf are the names of flags.
+// namesOf returns the names of flags.
 func namesOf(flags []*kong.Flag) (names []string) {
 	for _, f := range flags {
 		names = append(names, f.Name)
@@ -81,8 +80,7 @@ func namesOf(flags []*kong.Flag) (names []string) {
 	return names
 }
 
-// prefillFlags are those of --tier prefill alone. Trace, policies, seeds, load,
-// capacity, requests and prefills it shares with the decode tier.
+// prefillFlags are the flags that only --tier prefill has.
 type prefillFlags struct {
 	Tp            float64           `tier:"prefill" default:"0.0938" placeholder:"MS" help:"A prefill takes this time per token that is not cached (default: ${default})."`
 	T0            float64           `tier:"prefill" name:"t0" default:"150.72" placeholder:"MS" help:"A prefill takes this time, however short (default: ${default})."`
@@ -100,8 +98,7 @@ type prefillFlags struct {
 	Define        map[string]string `tier:"prefill" placeholder:"NAME=SCORE" help:"Add a policy of your own: an expression over indicators, where smaller is better. The flag may be repeated."`
 }
 
-// geoFlags are those of --tier geo alone. Scenario, policies and seeds it shares
-// with the other tiers.
+// geoFlags are the flags that only --tier geo has.
 type geoFlags struct {
 	Preset string `tier:"geo" placeholder:"NAME" help:"Give the scenario these engines: ${geopresets} (default: those in the scenario's file, else l4-llama8b)."`
 }

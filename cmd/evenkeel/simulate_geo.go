@@ -15,7 +15,7 @@ import (
 	"evenkeel/internal/namedargs"
 )
 
-// geoPolicies are those that are compared unless told otherwise.
+// geoPolicies is the default of --policies for the tier geo.
 const geoPolicies = "skylb:push=sp-p,finish,gorgo,skylb-ch,region-local,central-least-load,rr"
 
 func (c *simulateCmd) simulateGeo(ctx context.Context, std streams) error {
@@ -46,7 +46,7 @@ func (c *simulateCmd) simulateGeo(ctx context.Context, std streams) error {
 	return err
 }
 
-// geoTable shows what the tables of docs/results/regions.md show, and what went wrong.
+// geoTable writes the columns of the tables in docs/results/regions.md, and columns and lines for what went wrong.
 func geoTable(b *bytes.Buffer, runs []report.Run, seeds int) {
 	w := tabwriter.NewWriter(b, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(w, "policy\ttokens/s\tTTFT mean\tp50\tp90\tp99, ms\tE2E mean, s\tp99\thits\tforwards\tegress, MB\tUSD\tspread\tfell "+
@@ -73,7 +73,7 @@ func geoTable(b *bytes.Buffer, runs []report.Run, seeds int) {
 			show(regions.Lost, 1, 0), show(report.Failed, 1, 0), show(regions.Violations, 1, 0),
 		}, "\t")+"\t")
 	}
-	_ = w.Flush() // into a buffer
+	_ = w.Flush() // writing to a buffer cannot fail
 	for _, r := range runs {
 		if v := r.Metrics[regions.Violations].Mean; v > 0 || math.IsNaN(v) {
 			fmt.Fprintf(b, "%s broke an invariant: a request ended twice or never, was forwarded twice, or ran three times.\n", r.Policy)
@@ -81,7 +81,7 @@ func geoTable(b *bytes.Buffer, runs []report.Run, seeds int) {
 	}
 }
 
-// geoLine makes the same numbers again.
+// geoLine returns the command line that makes the same numbers again.
 func (c *simulateCmd) geoLine() string {
 	line := "evenkeel simulate --tier geo --scenario " + c.Scenario
 	if c.Geo.Preset != "" {

@@ -15,24 +15,24 @@ import (
 )
 
 const (
-	lawList  = "list" // in place of a law's name
-	lawSlots = 64     // of a rank, unless --slots says another number
+	lawList  = "list" // the value of --law that prints all laws
+	lawSlots = 64     // default of --slots with --law
 
-	// In place of a policy, what engines do by themselves.
-	engineItself = "engine"  // requests go to the engine, which balances its ranks
-	delayer      = "delayer" // ranks hold prompts until each of them has one,
-	delayerSteps = 30        // or so many steps are over
+	// Names in --policies that are no policies of evenkeel, but what engines do by themselves.
+	engineItself = "engine"  // the engine balances its ranks
+	delayer      = "delayer" // ranks hold prompts until each rank has one
+	delayerSteps = 30        // the most steps for which the delayer holds a prompt
 )
 
-// pricedBy says what a law was made of.
+// pricedBy is a note on the data from which the laws were made.
 const pricedBy = "The law of a step is made of times of kernels that NVIDIA measured or estimated, and of how the engine pads its ranks. " +
 	"Nobody has measured whole steps of uneven ranks for it."
 
-// priced is what it was made of besides, where ranks compute prompts, too.
+// priced is a further note, for ranks that also compute prompts.
 var priced = fmt.Sprintf(" The part of a prompt that all ranks compute together is %g of that, as in whole steps that were published.",
 	laws.Published)
 
-// listLaws prints all laws, and looks at no other flag.
+// listLaws prints all laws. It refuses other flags, which would have no effect.
 func listLaws(std streams, k *kong.Context) error {
 	if more := given(k); len(more) > 1 {
 		return usageError{errors.New("--law list prints all laws and looks at no other flag; leave the others out")}
@@ -40,8 +40,8 @@ func listLaws(std streams, k *kong.Context) error {
 	return laws.List(std.out)
 }
 
-// become takes the number of ranks from the law that is named, and what else is not given then.
-func (c *simulateCmd) become(given []string) (err error) {
+// applyLaw finds the law that --law names and sets the number of ranks to that of its deployment. It also sets the default of --slots.
+func (c *simulateCmd) applyLaw(given []string) (err error) {
 	switch {
 	case c.Law == "" && slices.Contains(given, "law"):
 		return usageError{errNoLaw}
@@ -60,7 +60,7 @@ func (c *simulateCmd) become(given []string) (err error) {
 
 var errNoLaw = errors.New("--law is empty; write MODEL,ENGINE,GPU,RANKS, or list")
 
-// namedLaw is the law of a flag.
+// namedLaw returns the law with the name that --law gives.
 func namedLaw(name string) (*laws.Entry, error) {
 	e, err := laws.Find(name)
 	if err != nil {
@@ -69,7 +69,7 @@ func namedLaw(name string) (*laws.Entry, error) {
 	return e, nil
 }
 
-// model is what a step takes, for plots.
+// model returns the times of a step, for plots.
 func (c *simulateCmd) model() report.StepModel {
 	if c.deployment == nil {
 		return report.StepModel{C0: c.C0, C1: float64(c.C1)}
@@ -77,7 +77,7 @@ func (c *simulateCmd) model() report.StepModel {
 	return modelOf(c.deployment.Law())
 }
 
-// modelOf is a law as reports have it, where ranks are level.
+// modelOf returns the times that a law gives if all ranks have the same load, in the form that reports use.
 func modelOf(law step.Law) report.StepModel {
 	ns := func(ms float64) time.Duration { return time.Duration(ms * float64(time.Millisecond)) }
 	l := law.Level()
@@ -86,7 +86,7 @@ func modelOf(law step.Law) report.StepModel {
 	}
 }
 
-// decodePolicies are those that are compared unless others are given. With a law, what its engine does by itself is first.
+// decodePolicies returns the default of --policies for the decode tier. With --law, the engine's own balancing comes first.
 func (c *simulateCmd) decodePolicies() string {
 	if c.deployment == nil {
 		return decodePolicies
@@ -94,7 +94,7 @@ func (c *simulateCmd) decodePolicies() string {
 	return c.deployment.Balances() + ",jsq-kv,br0,brh,evenkeel"
 }
 
-// lawWords name a law, and what a step takes where all ranks have as much.
+// lawWords returns a text with the name of a law and the times of a step if all ranks have the same load.
 func lawWords(e *laws.Entry) string {
 	law := e.Law()
 	l := law.Level()
@@ -102,15 +102,15 @@ func lawWords(e *laws.Entry) string {
 		e.Name(), law.Form, l.C0Ms, 1000*l.C1Ms, l.RequestMs)
 }
 
-// gain says what the last policy makes of a deployment beside the first one; nothing where too little was measured.
+// gain returns a sentence that compares the last policy with the first one; empty: too little was measured.
 func gain(e *laws.Entry, which string, runs []report.Run) string {
 	a, b := runs[0], runs[len(runs)-1]
 	var parts []string
 	for _, m := range []struct {
-		words string
-		of    report.Metric
+		words  string
+		metric report.Metric
 	}{{"tokens/s", report.TokensPerS}, {"mean TTFT", report.TTFTMean}, {"TPOT p95", report.TPOTP95}} {
-		if x, y := a.Metrics[m.of].Mean, b.Metrics[m.of].Mean; x > 0 && y > 0 {
+		if x, y := a.Metrics[m.metric].Mean, b.Metrics[m.metric].Mean; x > 0 && y > 0 {
 			parts = append(parts, fmt.Sprintf("%s %+.1f %%", m.words, 100*(y/x-1)))
 		}
 	}

@@ -18,10 +18,10 @@ import (
 	prefillpolicy "evenkeel/prefill/policy"
 )
 
-// defaultCapacity is that of a prefill engine: KV tokens.
+// defaultCapacity is how many KV tokens a prefill engine has room for by default.
 const defaultCapacity = 1_000_000
 
-// prefilled are the columns of the table; JSON has all.
+// prefilled are the columns of the table. JSON has all metrics.
 var prefilled = []report.Metric{report.TTFTMean, report.TTFTP50, report.TTFTP90, report.TTFTP99, report.HitRatio, report.HitError,
 	report.Utilisation, report.Uneven, report.TPOTMean, report.TPOTP95, report.BurstMean}
 
@@ -65,7 +65,7 @@ func (c *simulateCmd) simulatePrefill(ctx context.Context, std streams) error {
 	return err
 }
 
-// prefills is how many engines prefill with --tier prefill.
+// prefills returns how many engines prefill with --tier prefill.
 func (c *simulateCmd) prefills() int {
 	if c.Prefills == nil {
 		return 8
@@ -73,7 +73,7 @@ func (c *simulateCmd) prefills() int {
 	return *c.Prefills
 }
 
-// prefillPlan checks the flags.
+// prefillPlan makes the plan of the simulation from the flags, and returns it with the name of the trace.
 func (c *simulateCmd) prefillPlan() (*prefill.Plan, string, error) {
 	f := &c.Prefill
 	plan := &prefill.Plan{
@@ -104,11 +104,11 @@ func (c *simulateCmd) prefillPlan() (*prefill.Plan, string, error) {
 			return nil, "", err
 		}
 	}
-	plan.Load = 0.5 // of each table its own
+	plan.Load = 0.5 // a value that Validate accepts; simulatePrefill sets each load of --load in turn
 	return plan, source, plan.Validate()
 }
 
-// loads are what --load lists.
+// loads returns the loads that --load lists.
 func (c *simulateCmd) loads() ([]float64, error) {
 	if c.Load == "closed" {
 		return []float64{0.7}, nil
@@ -141,7 +141,7 @@ func (c *simulateCmd) enginesWords() string {
 	return words + fmt.Sprintf("; its KV is fetched %v later", f.Hold)
 }
 
-// prefillLine makes the same numbers again.
+// prefillLine returns the command line that makes the same numbers again.
 func (c *simulateCmd) prefillLine() string {
 	f := &c.Prefill
 	line := report.Words{Text: "evenkeel simulate --tier prefill", Before: " "}
@@ -168,7 +168,7 @@ func (c *simulateCmd) prefillLine() string {
 	return line.Text
 }
 
-// prefillNotes say how far the numbers carry.
+// prefillNotes returns notes on how far the numbers apply to real engines.
 func (c *simulateCmd) prefillNotes(p *prefill.Plan) []string {
 	var notes []string
 	if !slices.ContainsFunc(p.Trace.Requests, func(r trace.Request) bool { return len(r.HashIDs) > 0 }) {

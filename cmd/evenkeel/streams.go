@@ -9,25 +9,25 @@ import (
 	"path/filepath"
 )
 
-// streams are what a subcommand writes to: results to out, progress to err.
+// streams are the outputs of a subcommand: results go to out, progress and messages to err.
 type streams struct {
 	out, err io.Writer
 }
 
-// errFailed ends with exit status 1 when everything was said already.
+// errFailed makes the program end with status 1 without a message. It is for a subcommand that has already printed the reason.
 var errFailed = errors.New("failed")
 
-// usageError is a command line that parses and cannot be meant.
+// usageError is an error of a command line that can be parsed but makes no sense.
 type usageError struct{ error }
 
-// writeJSON writes one document for programs, and people who look at it.
+// writeJSON writes one document with indentation.
 func writeJSON(w io.Writer, document any) error {
 	enc := json.NewEncoder(w)
 	enc.SetIndent("", "  ")
 	return enc.Encode(document)
 }
 
-// relativeTo says where a file was looked for that is not there.
+// relativeTo returns a hint for an error about a missing file with a relative path: the working directory; empty: it is another error.
 func relativeTo(err error) string {
 	var at *fs.PathError
 	if !errors.As(err, &at) || !errors.Is(at, fs.ErrNotExist) || filepath.IsAbs(at.Path) {

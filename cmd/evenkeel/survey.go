@@ -18,7 +18,7 @@ import (
 	"evenkeel/mooncake"
 )
 
-// surveyCmd looks at engines that serve already, or plays loads to them, see survey_trial.go.
+// surveyCmd watches engines that serve already. With --trial, it sends loads to them instead: see survey_trial.go.
 type surveyCmd struct {
 	Engines []string      `sep:"none" required:"" placeholder:"ADDR ..." help:"Ask the engines at these addresses, host:port or a URL. Name an address with several ranks once."`
 	For     time.Duration `default:"15m" placeholder:"TIME" help:"Watch for this long; Ctrl-C ends it sooner (default: ${default})."`
@@ -30,7 +30,7 @@ type surveyCmd struct {
 	surveyTrial `embed:"" group:"Play loads instead of watching"`
 }
 
-// Help is what `survey --help` says below its first line.
+// Help returns the text that `survey --help` prints below its first line.
 func (surveyCmd) Help() string {
 	return `survey reads GET /metrics of engines that serve already, behind any router, and changes nothing:
 
@@ -45,7 +45,7 @@ With --trial, survey does not watch. It plays four loads to ranks that prefill a
 The requests of a load go both ways, in short blocks in turn: straight to the address, where the engine balances its ranks, and through an evenkeel in this process. First it prints what that costs and what the simulator expects. Then it prints the gain with an interval, and writes one file with all figures, without prompts and names of hosts. Start vLLM with --data-parallel-size 8 and VLLM_SERVER_DEV_MODE=1, or SGLang with --enable-dp-attention --dp-size 8 --enable-metrics (docs/trial.md).`
 }
 
-// Run watches, simulates and reports.
+// Run watches the engines, simulates what evenkeel could gain, and prints a report.
 func (c *surveyCmd) Run(std streams) error {
 	switch err := c.checkTrial(); {
 	case err != nil:
@@ -70,7 +70,7 @@ func (c *surveyCmd) Run(std streams) error {
 	return writesTo(c.Out, func(file *os.File) error { return c.watch(std, targets, file) })
 }
 
-// writesTo makes a new file before work is done for it, and removes it if the work fails with anything but an error that keeps it.
+// writesTo creates a new file and then calls work. If work fails, writesTo removes the file, unless the error is a keepsFile.
 func writesTo(path string, work func(file *os.File) error) (fail error) {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666) //nolint:gosec // a report is read by others
 	if errors.Is(err, fs.ErrExist) {
@@ -89,7 +89,7 @@ func writesTo(path string, work func(file *os.File) error) (fail error) {
 	return work(f)
 }
 
-// keepsFile is an error after which what was written is worth keeping.
+// keepsFile is an error after which the file is still useful.
 type keepsFile struct{ error }
 
 func (k keepsFile) Unwrap() error { return k.error }
@@ -112,7 +112,8 @@ func (c *surveyCmd) watch(std streams, targets []*engine.Target, page io.Writer)
 	}
 	lasted := time.Since(began)
 	stop()
-	ctx, stop = signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM) // ends the simulation, and not what was seen
+	// A new context: a signal from here on ends only the simulation, and the report is still written.
+	ctx, stop = signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	fmt.Fprintln(std.err, "simulating what was seen, for about half a minute; Ctrl-C now ends it without the gain")
 	bar = newProgress(std.err)
@@ -136,7 +137,7 @@ func (c *surveyCmd) watch(std streams, targets []*engine.Target, page io.Writer)
 	return nil
 }
 
-// targets are the addresses, each once.
+// targets returns the engines of --engines. It fails if one is given twice.
 func (c *surveyCmd) targets() (all []*engine.Target, err error) {
 	profile := &mooncake.Profile{}
 	if os.Getenv(engineKeyEnv) != "" {

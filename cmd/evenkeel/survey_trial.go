@@ -22,7 +22,7 @@ import (
 	"evenkeel/gateway/draft"
 )
 
-// surveyTrial are the flags of a survey that plays loads itself.
+// surveyTrial has the flags of a survey that sends loads itself.
 type surveyTrial struct {
 	Trial bool          `help:"Instead of watching, play four loads to the one address of --engines, whose ranks prefill and decode: in turn straight to it, and through an evenkeel in this process. Nobody else may use the engine meanwhile."`
 	Each  time.Duration `default:"5m" placeholder:"TIME" help:"Play each load for this long each way (default: ${default})."`
@@ -32,19 +32,19 @@ type surveyTrial struct {
 	Short bool          `help:"Play a few seconds of each load, with short texts. This shows that it works, and not what is gained."`
 }
 
-// Trials have so many pairs of blocks of a load.
+// Bounds of a trial. A load is sent in pairs of blocks: one block straight to the engine, and one through evenkeel.
 const (
-	trialPairs, leastTrialPairs = 8, 3
-	shortPairs                  = 2
-	shortEach                   = time.Second
-	shortSimulated              = 20 * time.Second
+	trialPairs, leastTrialPairs = 8, 3             // most and least pairs of a load
+	shortPairs                  = 2                // pairs of a load with --short
+	shortEach                   = time.Second      // --each with --short
+	shortSimulated              = 20 * time.Second // how much of each load is simulated with --short
 	trialFile                   = "evenkeel-trial.json"
 )
 
-// checkTrial refuses flags that do not go together.
+// checkTrial refuses flags that cannot be combined.
 func (c *surveyCmd) checkTrial() error {
-	switch d := (surveyTrial{Each: 5 * time.Minute}); {
-	case !c.Trial && c.surveyTrial != d:
+	switch defaults := (surveyTrial{Each: 5 * time.Minute}); {
+	case !c.Trial && c.surveyTrial != defaults:
 		return errors.New("--each, --law, --ranks, --plan and --short are for --trial; add it, or leave them out")
 	case !c.Trial:
 		return nil
@@ -60,7 +60,7 @@ func (c *surveyCmd) checkTrial() error {
 	return nil
 }
 
-// runTrial makes the file, unless there is to be none, and plays the trial.
+// runTrial makes the trial and writes its file. With --plan, it writes no file.
 func (c *surveyCmd) runTrial(std streams) error {
 	targets, err := c.targets()
 	if err != nil {
@@ -78,7 +78,7 @@ func (c *surveyCmd) runTrial(std streams) error {
 func untilSignal() (ctx context.Context, stop func()) {
 	interrupted, stopInterrupts := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(interrupted, stopInterrupts) // so that the next one of these signals ends the process
-	if signal.Ignored(syscall.SIGHUP) {            // nohup has asked for this, and NotifyContext would undo it
+	if signal.Ignored(syscall.SIGHUP) {            // nohup sets this, and NotifyContext would undo it
 		return interrupted, stopInterrupts
 	}
 	hungUp, stopHangups := signal.NotifyContext(interrupted, syscall.SIGHUP)
@@ -88,7 +88,7 @@ func untilSignal() (ctx context.Context, stop func()) {
 	}
 }
 
-// trial plans, plays and tells. Without a file, it only plans.
+// trial prints the plan, sends the loads and reports the results. With --plan, it only prints the plan, and file is nil.
 func (c *surveyCmd) trial(std streams, target *engine.Target, file io.Writer) error {
 	ctx, stop := untilSignal()
 	defer stop()
@@ -128,14 +128,14 @@ func (c *surveyCmd) trial(std streams, target *engine.Target, file io.Writer) er
 		return g.Shutdown(ending)
 	}
 	if err := c.play(ctx, std, r, g, entry.URL, client, target); err != nil {
-		_ = end() // the other error is the one to mend
+		_ = end() // err is the error that the user should see
 		return err
 	}
 	return c.tell(std, r, file, end)
 }
 
-// tell writes and prints what was played, and only then ends what it was played through. No error from there on takes the file away.
-// The file is first: the terminal may be gone.
+// tell writes the report to the file and to the terminal, and then calls end to stop the proxy. The file comes first, because the
+// terminal may not exist any more. Each error of tell is a keepsFile.
 func (c *surveyCmd) tell(std streams, r *trials.Report, file io.Writer, end func() error) error {
 	err := r.JSON(file)
 	r.Text(std.out)
@@ -151,12 +151,12 @@ func (c *surveyCmd) tell(std streams, r *trials.Report, file io.Writer, end func
 	case err != nil:
 		return keepsFile{err}
 	case !r.Complete:
-		return keepsFile{errFailed} // the text says it
+		return keepsFile{errFailed} // the text has the reason
 	}
 	return nil
 }
 
-// pairs are how many pairs of blocks a load has at most, and at least.
+// pairs returns how many pairs of blocks a load has at most, and at least.
 func (c *surveyCmd) pairs() (most, least int) {
 	if c.Short {
 		return shortPairs, shortPairs
@@ -164,6 +164,7 @@ func (c *surveyCmd) pairs() (most, least int) {
 	return trialPairs, leastTrialPairs
 }
 
+// each returns how long each load is sent each way.
 func (c *surveyCmd) each() time.Duration {
 	if c.Short {
 		return shortEach
@@ -171,13 +172,14 @@ func (c *surveyCmd) each() time.Duration {
 	return c.Each
 }
 
-// detect finds out what stands behind the address, as init does.
+// detect asks the engine for its role and settings, as init does. It fails if the engine is not fit for a trial.
 func (c *surveyCmd) detect(ctx context.Context) (*draft.Entry, error) {
-	at := c.Engines[0]
-	if !strings.Contains(at, "://") {
-		at = "http://" + at
+	address := c.Engines[0]
+	if !strings.Contains(address, "://") {
+		address = "http://" + address
 	}
-	entries := []draft.Entry{{Engine: config.Engine{URL: strings.TrimRight(at, "/"), Ranks: c.Ranks, Slots: c.Slots, Budget: c.Budget}}}
+	given := config.Engine{URL: strings.TrimRight(address, "/"), Ranks: c.Ranks, Slots: c.Slots, Budget: c.Budget}
+	entries := []draft.Entry{{Engine: given}}
 	key := ""
 	if os.Getenv(engineKeyEnv) != "" {
 		key = engineKeyEnv
@@ -199,24 +201,25 @@ func (c *surveyCmd) detect(ctx context.Context) (*draft.Entry, error) {
 	says := strings.Join(e.Notes, " ")
 	switch {
 	case e.Dead != "":
-		return nil, fmt.Errorf("%s does not answer (%s); start the engine, or give the address at which it listens", at, e.Dead)
+		return nil, fmt.Errorf("%s does not answer (%s); start the engine, or give the address at which it listens", address, e.Dead)
 	case e.Role == "prefill" || e.Role == "decode" || e.Role == "" && e.Connector != "":
 		return nil, fmt.Errorf("%s belongs to a pair of prefill and decode engines, and a trial is for ranks that do both; "+
-			"take evenkeel survey without --trial, or start an engine without a KV connector. %s", at, says)
+			"take evenkeel survey without --trial, or start an engine without a KV connector. %s", address, says)
 	case e.Role == "":
 		return nil, fmt.Errorf("%s answers, but nothing tells that it is an engine that prefills and decodes; "+
-			"look whether the address is that of vLLM or SGLang, and whether a model is loaded. %s", at, says)
+			"look whether the address is that of vLLM or SGLang, and whether a model is loaded. %s", address, says)
 	case e.Ranks < 2:
 		return nil, fmt.Errorf("%s has one rank, which waits for no other; start vLLM with --data-parallel-size 8, "+
-			"or SGLang with --enable-dp-attention --dp-size 8, behind one address. If it has several and does not tell, add --ranks", at)
+			"or SGLang with --enable-dp-attention --dp-size 8, behind one address. If it has several and does not tell, add --ranks",
+			address)
 	case e.Slots < 1:
 		return nil, fmt.Errorf("%s does not tell how many requests a rank runs at once; "+
-			"add --slots with its --max-num-seqs, or start vLLM with VLLM_SERVER_DEV_MODE=1", at)
+			"add --slots with its --max-num-seqs, or start vLLM with VLLM_SERVER_DEV_MODE=1", address)
 	}
 	return e, nil
 }
 
-// expect simulates what the loads should show.
+// expect simulates the loads, and returns the results to expect.
 func (c *surveyCmd) expect(ctx context.Context, std streams, e *trials.Engine, loads []*trials.Load) (*trials.Expectation, error) {
 	by, err := trials.Find(c.Law, e)
 	if err != nil {
@@ -243,7 +246,7 @@ func (c *surveyCmd) expect(ctx context.Context, std streams, e *trials.Engine, l
 	return &x, err
 }
 
-// play plays all loads, straight to the address and through evenkeel. The engine's page is watched meanwhile.
+// play sends all loads, straight to the engine and through evenkeel. Meanwhile it follows the engine's metrics.
 func (c *surveyCmd) play(ctx context.Context, std streams, r *trials.Report, g *gateway.Gateway, straight string,
 	client *engine.Client, target *engine.Target,
 ) error {
@@ -273,7 +276,7 @@ func (c *surveyCmd) play(ctx context.Context, std streams, r *trials.Report, g *
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		pages = survey.Follow(watched, client, []*engine.Target{target}, every) // a page that cannot be read is told with the law
+		pages = survey.Follow(watched, client, []*engine.Target{target}, every) // if the metrics cannot be read, r.Law says so
 	}()
 	began := time.Now()
 	r.Began = began.UTC()
@@ -288,11 +291,11 @@ func (c *surveyCmd) play(ctx context.Context, std streams, r *trials.Report, g *
 	return nil
 }
 
-// proxy is evenkeel as init would configure it for this engine, on a free port of this machine.
+// proxy starts evenkeel on a free port, with the config that init would write for this engine.
 func (c *surveyCmd) proxy(ctx context.Context, r *trials.Report, entry *draft.Entry) (*gateway.Gateway, error) {
-	of := config.Default()
-	(&dialect{}).profiles(of)
-	text, err := draft.File(of, []draft.Entry{*entry})
+	base := config.Default()
+	(&dialect{}).profiles(base)
+	text, err := draft.File(base, []draft.Entry{*entry})
 	if err != nil {
 		return nil, err
 	}
@@ -308,10 +311,10 @@ func (c *surveyCmd) proxy(ctx context.Context, r *trials.Report, entry *draft.En
 	return startGateway(ctx, cfg, 1, trialStarts)
 }
 
-// trialStarts is how long evenkeel may take to find the engine in service.
+// trialStarts is how long evenkeel may take until it is ready and the engine is up.
 const trialStarts = time.Minute
 
-// lawOf is what evenkeel learned of the steps; nil: nothing.
+// lawOf returns what evenkeel has learned about the times of steps; nil: nothing.
 func lawOf(ctx context.Context, g *gateway.Gateway) *trials.Learned {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()

@@ -22,7 +22,7 @@ type topCmd struct {
 	Once      bool   `help:"Print the present state once, and end."`
 }
 
-// Help is the page of `evenkeel top --help`.
+// Help returns the text that `top --help` prints below its first line.
 func (topCmd) Help() string {
 	return `top prints the state of a proxy once per second: incidents with what to do, what clients get, the KV load of each rank, the pool, the prefill engines, the engines that are out of service and why, and the last decisions. It works over ssh and in 80 columns. Ctrl-C ends it. If its output is no terminal, it prints the state once and ends.
 
@@ -56,7 +56,7 @@ func (c topCmd) Run(std streams) error {
 	screen := ok && term.IsTerminal(int(file.Fd()))
 	if screen {
 		size = func() (width, height int) {
-			width, height, _ = term.GetSize(int(file.Fd())) // 0: it does not tell
+			width, height, _ = term.GetSize(int(file.Fd())) // 0: not known
 			return cmp.Or(width, 80), cmp.Or(height, 24)
 		}
 	}

@@ -8,7 +8,7 @@ type vectorsCmd struct {
 	Paths []string `arg:"" name:"path" help:"Run these vector files, or folders of *.jsonl."`
 }
 
-// Run fails if any vector does, an unknown kind included.
+// Run runs the vectors. It fails if any vector fails or is of an unknown kind.
 func (c *vectorsCmd) Run(std streams) error {
 	_, failed, err := vectors.Run(c.Paths, std.out)
 	if err != nil {

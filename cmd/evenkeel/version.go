@@ -7,8 +7,8 @@ import (
 	"runtime/debug"
 )
 
-// version and commit are set by make (-ldflags -X). A plain build has no version, but the commit
-// that Go recorded.
+// version and commit are set by make (-ldflags -X). A plain go build has no version, and its commit is the one
+// that Go records in the program.
 var version, commit = "dev", ""
 
 type versionCmd struct{}
@@ -19,12 +19,13 @@ func (versionCmd) Run(std streams) error {
 	return err
 }
 
-// program is version and commit in short.
+// program returns the version and the first 12 characters of the commit.
 func program() string {
 	v, c := buildInfo()
 	return v + " " + c[:min(len(c), 12)]
 }
 
+// buildInfo returns the version and the commit of this program.
 func buildInfo() (v, c string) {
 	v, c = version, commit
 	if info, ok := debug.ReadBuildInfo(); ok && c == "" {
