@@ -241,3 +241,25 @@ func TestAnotherRegionIsToldOfRequestsThatGiveUp(t *testing.T) {
 		})
 	}
 }
+
+// However many requests of one key wait for another region, or for engines that residency leaves them, they keep no request of another key
+// from the engines that are free.
+func TestRequestsOfOneKeyThatWaitKeepNoOtherKeyFromTheEngines(t *testing.T) {
+	for _, n := range []int{1, 64, 200} {
+		synctest.Test(t, func(t *testing.T) {
+			tier := newTier(t, up("a"))
+			ctx, stop := context.WithCancel(t.Context())
+			waits := &region{offers: true, where: always(Waits)}
+			for i := range n {
+				q := waits.ask(i)
+				q.Key = "one"
+				start(ctx, tier, q)
+			}
+			q := (&region{where: always(ToHere)}).ask(n)
+			q.Key = "another"
+			require.Len(t, start(t.Context(), tier, q), 1, "%d wait", n)
+			stop()
+			synctest.Wait()
+		})
+	}
+}

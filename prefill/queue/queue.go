@@ -66,6 +66,7 @@ type Line[T any] struct {
 	tokens  int64             // prompt tokens of the part of fresh that is not batch
 
 	settledIn, shutIn, heldIn uint64 // the last rounds in which Settle, Shut and Hold were called
+	retryHeldIn               uint64 // the last round in which a retry was held
 	holds                     int    // requests that were held in round heldIn
 	closed                    []aim  // what HoldAll has held in round heldIn
 }
@@ -156,18 +157,20 @@ func (q *Queue[T]) StartRound() {
 func (q *Queue[T]) Round() uint64 { return q.round }
 
 // A round ends for a line after roundDepth held requests in all lines, but not before lineDepth held requests of the line
-// itself: a model whose requests are all held must not keep the requests of another model from free engines.
-const roundDepth, lineDepth = 64, 4
+// itself: a model whose requests are all held must not keep the requests of another model from free engines. Nor may a key
+// whose requests are all held keep another key from them. So until keysDepth requests are held, the round goes on with those
+// lanes of the line in which no request is held yet, and with the retries if none of them is.
+const roundDepth, keysDepth, lineDepth = 64, 128, 4
 
 // Next is the first request that may still be served in this round and was not held in it; nil: the round is over.
 func (q *Queue[T]) Next() (first *Entry[T]) {
 	for _, l := range q.lines {
 		tooDeep := q.holds >= roundDepth && l.heldIn == q.round && l.holds >= lineDepth
-		if l.shutIn == q.round || tooDeep {
+		if l.shutIn == q.round || tooDeep && q.holds >= keysDepth {
 			continue
 		}
 		places := q.places && l.settledIn != q.round
-		if e := l.nextNotHeld(q.round, places); e != nil && (first == nil || e.before(first)) {
+		if e := l.nextNotHeld(q.round, places, tooDeep); e != nil && (first == nil || e.before(first)) {
 			first = e
 		}
 	}
@@ -184,6 +187,11 @@ func (e *Entry[T]) Hold() {
 		l.heldIn, l.holds, l.closed = round, 0, l.closed[:0]
 	}
 	e.heldIn = round
+	if e.lane != nil {
+		e.lane.heldIn = round
+	} else {
+		l.retryHeldIn = round
+	}
 	l.holds++
 	l.queue.holds++
 }
@@ -259,10 +267,11 @@ func (l *Line[T]) next(places bool) (first *Entry[T]) {
 }
 
 // nextNotHeld is next without the requests that were held in the round. It goes through all requests only if the first
-// one was held, which is rare.
-func (l *Line[T]) nextNotHeld(round uint64, places bool) *Entry[T] {
+// one was held, which is rare. If newLanes is true, it also leaves out the lanes of which a request was held, and all
+// retries if one of them was.
+func (l *Line[T]) nextNotHeld(round uint64, places, newLanes bool) *Entry[T] {
 	first := l.next(places)
-	if first == nil || !first.held(round) {
+	if first == nil || !first.held(round) && !newLanes {
 		return first
 	}
 	first = nil
@@ -272,7 +281,7 @@ func (l *Line[T]) nextNotHeld(round uint64, places bool) *Entry[T] {
 		}
 	}
 	for _, e := range l.retries.members {
-		if !e.held(round) {
+		if !e.held(round) && !(newLanes && l.retryHeldIn == round) {
 			consider(e)
 		}
 	}
@@ -280,6 +289,9 @@ func (l *Line[T]) nextNotHeld(round uint64, places bool) *Entry[T] {
 		return first
 	}
 	for _, lane := range l.turns.members {
+		if newLanes && lane.heldIn == round {
+			continue
+		}
 		for element := lane.entries.Front(); element != nil; element = element.Next() {
 			if e := element.Value.(*Entry[T]); !e.held(round) {
 				consider(e)

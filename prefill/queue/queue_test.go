@@ -392,3 +392,21 @@ func TestARoundPassesAllThatNameATargetThatIsClosed(t *testing.T) {
 		require.Equal(t, []string{"retry", "fresh", "other target", "any target"}, looks)
 	}
 }
+
+// A round in which every request of every key is held looks at some keys beyond those that come first, but not at all of them.
+func TestARoundOfHeldRequestsLooksAtOtherKeys(t *testing.T) {
+	l := newLine()
+	for i := range 2 * keysDepth {
+		l.enter(entry{Of: "first", Key: "first", Arrival: epoch.Add(time.Duration(i) * time.Second)})
+	}
+	for i := range 2 * keysDepth {
+		l.enter(entry{Of: "other", Key: fmt.Sprint(i), Arrival: epoch.Add(time.Hour)})
+	}
+	looks := map[string]int{}
+	l.queue.StartRound()
+	for e := l.queue.Next(); e != nil; e = l.queue.Next() {
+		looks[e.Of]++
+		e.Hold()
+	}
+	require.Equal(t, map[string]int{"first": roundDepth, "other": keysDepth - roundDepth}, looks)
+}

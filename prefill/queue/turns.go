@@ -31,6 +31,7 @@ type lane[T any] struct {
 	line         *Line[T]
 	entries      list.List // of *Entry[T], by deadline and arrival
 	displaceable int       // number of entries that are not fixed
+	heldIn       uint64    // the last round in which one of the entries was held
 	turnsIndex   int       // index in the line's heap turns
 	longestIndex int       // index in the line's heap longest
 }
