@@ -8,7 +8,7 @@ import (
 // End is how an engine's answer ended.
 type End uint8
 
-// The ends.
+// The possible ends of an answer.
 const (
 	Runs      End = iota // the answer has not ended
 	Whole                // the answer is complete
@@ -85,7 +85,7 @@ func (a *Answer) Event(dst []byte, e Event) ([]byte, Effects) {
 		dst = append(dst, edited...)
 	}
 	if a.Assembler != nil {
-		dst = dst[:mark] // edited stays readable until the next append
+		dst = dst[:mark] // this client gets no events; the bytes of edited stay valid until the next append
 	}
 	if tokens := a.Mirror.Tokens(); tokens > a.reported {
 		a.reported = tokens

@@ -52,14 +52,14 @@ func ReadFailure(data []byte) Failure {
 type errorFields struct {
 	Message string          `json:"message"`
 	Type    string          `json:"type"`
-	Code    json.RawMessage `json:"code"` // a number, or in the Rust frontend a name
+	Code    json.RawMessage `json:"code"` // a number; vLLM's Rust front end sends a name
 }
 
 // clientGone is the status with which proxies log that a client disconnected. The engine's client is evenkeel,
 // so 499 says nothing about evenkeel's client, who must get a real error status.
 const clientGone = 499
 
-// errorCode takes the status from a numeric code, else from the type.
+// errorCode returns the error's code as text, and the HTTP status: by the code if it is a status, else by the type.
 func errorCode(raw json.RawMessage, typ string) (code string, status int) {
 	if json.Unmarshal(raw, &code) != nil && !rawjson.IsNull(raw) {
 		code = string(raw)

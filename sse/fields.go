@@ -10,7 +10,7 @@ import (
 type fields []field
 
 type field struct {
-	key string // as written, without quotes
+	key string // the key without quotes, still escaped
 	val []byte
 }
 
@@ -24,7 +24,7 @@ func (fs fields) find(key []byte) *field {
 	return nil
 }
 
-// first keeps the first value that is not null.
+// first sets a member to val, unless the member has a value other than null already.
 func (fs *fields) first(key, val []byte) {
 	switch f := fs.find(key); {
 	case f == nil:
@@ -34,7 +34,7 @@ func (fs *fields) first(key, val []byte) {
 	}
 }
 
-// last keeps the last value that is not null.
+// last sets a member to val. It ignores null if the member exists.
 func (fs *fields) last(key, val []byte) {
 	switch f := fs.find(key); {
 	case f == nil:

@@ -13,10 +13,10 @@ type Form uint8
 // The forms. Chat and completions share Chunks. Tokens differs little from Chunks, and Mirror.read reads both.
 const (
 	Chunks    Form = iota
-	Responses      // of /v1/responses
-	Messages       // of /v1/messages
-	Tokens         // of /inference/v1/generate
-	Generated      // of /generate
+	Responses      // the events of /v1/responses
+	Messages       // the events of /v1/messages
+	Tokens         // the events of /inference/v1/generate
+	Generated      // the events of /generate
 	Verbatim       // any events: the client gets them unchanged, and a finish_reason is not required
 )
 
@@ -42,13 +42,13 @@ func (f Form) chunked() bool { return f == Chunks || f == Tokens }
 type formFacts struct {
 	ok       bool // the event is readable JSON
 	opening  bool // the event is about the request, not about the answer
-	idle     bool // the event says nothing: a ping
+	idle     bool // the event has no content: a ping
 	delta    bool // it has generated tokens, as text or in another form
 	last     bool // it has the final usage
 	over     bool // it is the last event of the stream
 	failed   bool
 	fault    error  // why the event cannot be forwarded; nil: it can
-	why      []byte // the event, or the error in it: what ReadFailure reads
+	why      []byte // the event or the error in it, as the argument for ReadFailure
 	finish   string
 	stopText bool // a stop text of the request ended the answer
 	usage    Usage

@@ -44,8 +44,8 @@ type Framer struct {
 	lent    bool
 	scratch []byte // joined data of the events returned since the last Feed
 
-	start int // the event being read starts here in buf
-	line  int // its current line starts here
+	start int // where the current event starts in buf
+	line  int // where its current line starts
 	scan  int // the current line has no line end before this offset
 	lf    int // there is no LF from scan up to this offset; without it, lines that end in CR would be searched in quadratic time
 
@@ -111,7 +111,7 @@ func (f *Framer) settle() {
 }
 
 // Next returns the next complete event. Its slices are valid until the next Feed.
-// An event that grows beyond the cap comes out in pieces of KindOpaque, so that
+// An event that is larger than the limit comes in pieces of KindOpaque, so that
 // a client still gets it.
 func (f *Framer) Next() (Event, bool) {
 	for {
@@ -182,7 +182,7 @@ func (f *Framer) lineEnd() (end, next int, ok bool) {
 	}
 }
 
-// keepLine remembers the current line if it is a data line.
+// keepLine records the current line, which ends at end, if it is a data line.
 func (f *Framer) keepLine(end int) {
 	value, ok := dataLine(f.buf[f.line:end])
 	if !ok {

@@ -39,7 +39,7 @@ type merger struct {
 	usage   usageSum
 }
 
-// add takes the next answer.
+// add adds the next answer.
 func (m *merger) add(p Part) error {
 	b, choices := p.JSON, false
 	o := rawjson.ObjectAt(b, rawjson.Space(b, 0))

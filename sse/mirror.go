@@ -30,7 +30,7 @@ type Ask struct {
 	// exceeds a bound is the engine's fault and is not counted. 0: no bound.
 	MaxTokens, Context int
 
-	// A fan-out (n > 1, or a list of prompts) makes one stream out of several.
+	// For a fan-out: a client's request with n > 1, or with a list of prompts, whose answers share one stream.
 	ID             []byte // replaces the id; nil: leave it
 	Created        int64  // replaces created; 0: leave it
 	Choice         int    // replaces choices[].index; -1: leave it
@@ -55,11 +55,11 @@ type Verdict uint8
 
 // The verdicts.
 const (
-	Forward    Verdict = iota // send out to the client
+	Forward    Verdict = iota // send the event to the client
 	Drop                      // send nothing to the client
 	Failed                    // decode failed: see Failure; out is the engine's error event
 	Recomputed                // the decode engine lost the KV and wants a new prefill; out is the event if it has content, else nil
-	Ended                     // [DONE] came; unless Finished is true, the answer has failed
+	Ended                     // [DONE] came; the answer has failed unless Finished is true
 	Overrun                   // the event exceeds a limit, or contradicts earlier events: see Fault; send nothing
 	Unreadable                // the event is not a JSON object: see Fault; send nothing
 )
@@ -245,7 +245,7 @@ func (m *Mirror) judge(e Event, dst []byte) ([]byte, Verdict) {
 			return nil, Recomputed
 		}
 		return m.edit(e, dst), Recomputed
-	case string(finish) == "abort" && m.ask.Aborted != nil && m.ask.Aborted():
+	case string(finish) == "abort" && m.ask.Aborted != nil && m.ask.Aborted(): // the client wanted this end, so it is no failure
 	case string(finish) == "error", string(finish) == "abort":
 		m.failure = finishFailure(string(finish))
 		return m.edit(e, dst), Failed
@@ -260,16 +260,18 @@ func (m *Mirror) judge(e Event, dst []byte) ([]byte, Verdict) {
 	if m.finish != "" && f.hasUsage {
 		m.owe(e.Data)
 	}
-	if f.choices == 0 && f.hasUsage && (!m.ask.Usage || m.ask.DropFinalUsage) {
+	onlyUsage := f.choices == 0 && f.hasUsage
+	onlyRole := f.choices == 1 && f.role && !f.content && f.ids == 0 && len(finish) == 0
+	if onlyUsage && (!m.ask.Usage || m.ask.DropFinalUsage) {
 		return nil, Drop
 	}
-	if f.choices == 0 && f.hasUsage && m.ask.Trail != nil && m.finish == "" {
+	if onlyUsage && m.ask.Trail != nil && m.finish == "" {
 		return nil, Drop // the answer has not ended: the engine that continues it will send the usage
 	}
 	if f.choices == 1 && f.bare && f.hasIDs && !m.ask.TokenIDs && !m.continuous {
 		return nil, Drop // the engine sends this chunk only because evenkeel asked for token ids
 	}
-	if m.ask.Seam != nil && f.choices == 1 && f.role && !f.content && f.ids == 0 && len(finish) == 0 {
+	if onlyRole && m.ask.Seam != nil {
 		return nil, Drop // the client already has the event with the role, from an earlier engine
 	}
 	m.usageSent = m.usageSent || f.hasUsage && (f.choices == 0 || m.continuous)

@@ -20,8 +20,8 @@ type Mirror struct {
 
 	tokens        int  // generated so far
 	guessed       bool // some of the tokens are estimated from the number of chunks
-	ids           int  // token ids seen
-	chunks        int  // chunks with content
+	ids           int  // how many token ids have come
+	chunks        int  // how many chunks with content have come
 	idsSeen       bool
 	usageSeen     bool
 	usageSent     bool // the client has the usage that it asked for
@@ -60,11 +60,11 @@ type facts struct {
 
 	finishAt, finishEnd int  // the finish_reason, without its quotes
 	recomputed          bool // the stop_reason is "recomputed"
-	stopText            bool // the stop_reason is a text
+	stopText            bool // the stop_reason is a string
 	backAt, backEnd     int  // where kv_transfer_params stands; 0: there is none
 	isError             bool
 
-	textAt, textEnd int  // the text or content, with its quotes
+	textAt, textEnd int  // where the text or content stands, with its quotes
 	moreThan        bool // the event has content other than this text
 	role            bool // the delta has a role
 	idsAt           int  // where the list of token ids starts
@@ -107,7 +107,7 @@ const (
 // because every stream keeps its marks; no event has more than 1 GiB.
 type mark struct {
 	kind              valueKind
-	level             uint8 // 0 top, 1 a choice or usage, 2 usage's details
+	level             uint8 // nesting: 0 in the event itself, 1 in a choice or the usage, 2 in the details of the usage
 	open              int32 // where the object opens that has the member
 	nth               int32 // how many members of the object come before it
 	comma, quote, val int32 // where its comma, its key and its value start

@@ -26,8 +26,8 @@ const (
 type Limits struct {
 	Event int           // bytes of one event, 0: DefaultMaxEvent; a larger event comes in pieces of KindOpaque
 	Bytes int64         // bytes of the whole stream, including comments and line ends
-	First time.Duration // until the first data event
-	Gap   time.Duration // between two data events
+	First time.Duration // longest wait for the first data event
+	Gap   time.Duration // longest wait between two data events
 }
 
 // Reader cuts an engine's stream into events as a Framer does, and checks that the engine keeps to its Limits.
@@ -43,7 +43,7 @@ type Reader struct {
 	bytes       int64         // bytes of the events returned; after [DONE], only the bytes that came after it
 	quiet       time.Duration // time spent in waits since the last data event
 	quietBefore time.Duration // the value of quiet when the last data event came; see unheard
-	since       time.Time     // when the present wait began; zero: there is no wait
+	since       time.Time     // when the current wait began; zero: there is no wait
 	begun       bool          // a data event came
 	done        bool          // [DONE] came
 	torn        bool          // the last event returned is a piece of an event, but not its last piece
@@ -103,7 +103,7 @@ func (r *Reader) timeUp() {
 	}
 }
 
-// Feed takes the bytes that came by now. p must not change until Next returns false.
+// Feed takes in p, the bytes that came by now. p must not change until Next returns false.
 // Slices of earlier events are no longer valid.
 func (r *Reader) Feed(p []byte, now time.Time) {
 	if !r.since.IsZero() {
@@ -142,7 +142,7 @@ func (r *Reader) Next() (Event, bool) {
 	switch {
 	case e.Kind == KindDone:
 		r.finish()
-	case e.Kind == KindData, e.Kind == KindOpaque && !r.torn: // the last piece
+	case e.Kind == KindData, e.Kind == KindOpaque && !r.torn: // a whole event, or the last piece of a large one
 		r.begun, r.quiet, r.quietBefore = true, 0, r.quiet
 	}
 	return e, true

@@ -13,13 +13,13 @@ type Trail struct {
 	IDs       []int32 // the ids of the tokens, in order
 	Shown     int     // how many of IDs came up to the last event with text: the client has seen these
 	Text      []byte  // the content, escaped as inside a JSON string
-	PromptIDs []byte  // the list of the prompt's token ids, as an event had it
+	PromptIDs []byte  // the list of the prompt's token ids, as an event has it
 	Runes     int     // how many runes the content has
 	Content   bool    // an event had content
 	MoreThan  bool    // there was content other than plain text: reasoning or a tool call
 	Unread    bool    // an event could not be read, so the trail may lack a part of the answer
 	Prompt    int     // tokens of the prompt as the decode engine counted them; 0: it sent no count
-	Completed int     // tokens by the engine's count
+	Completed int     // how many tokens the answer has, by the engine's count
 	Guessed   bool    // the engine did not count all tokens: Completed is partly estimated from chunks
 
 	HandBack []byte // kv_transfer_params of an event: where the engine keeps the KV of the answer
