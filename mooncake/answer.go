@@ -10,7 +10,7 @@ import (
 	"evenkeel/internal/rawjson"
 )
 
-// Sentinels of ReadProbe.
+// Errors of ReadProbe.
 var (
 	// ErrNoHandoff: the prefill engine answered 200 and keeps no KV blocks for a decode engine.
 	// If FinishReason is "stop", the first token ended the answer. Otherwise the engine
@@ -34,13 +34,13 @@ const (
 // ProbeAnswer is the answer of a prefill engine to a probe, the request that makes it run prefill.
 type ProbeAnswer struct {
 	KV             json.RawMessage // the hand-off, byte for byte; a copy
-	PromptTokens   int             // 0: not reported; may be one less than decode's count
+	PromptTokens   int             // 0: not reported; may be one less than the decode engine's count
 	CachedTokens   int             // -1: not reported
 	PromptTokenIDs json.RawMessage // nil: not reported; points into the answer
 	FinishReason   string
-	EngineID       string // of the engine that has the blocks; empty: not reported
+	EngineID       string // id of the engine that keeps the blocks; empty: not reported
 
-	Coordinates *Coordinates // of a prefill engine that pushes; nil: not reported
+	Coordinates *Coordinates // where to reach a prefill engine that pushes; nil: not reported
 
 	// ByProbeID: the decode request must have the X-Request-Id of the probe. The decode engine reports to the prefill engine
 	// under the id of its own request: that it pulled the KV, or into which blocks the KV is to be written. The prefill engine
@@ -157,7 +157,7 @@ func scanAnswer(answer []byte) (s scanned, err error) {
 func (s *scanned) read() ProbeAnswer {
 	a := ProbeAnswer{CachedTokens: -1, PromptTokenIDs: tokenList(s.ids)}
 	a.readUsage(s.usage)
-	if choices := rawjson.ArrayAt(s.choices, 0); choices.Next() { // a probe has one
+	if choices := rawjson.ArrayAt(s.choices, 0); choices.Next() { // the answer to a probe has one choice
 		ids := json.RawMessage(nil)
 		for o := rawjson.ObjectAt(s.choices, choices.Val); o.NextValue(); {
 			switch string(rawjson.KeyText(o.Key)) {

@@ -42,7 +42,7 @@ type place struct {
 
 const paramsKey = "sampling_params"
 
-// Member is a key and its JSON value, to be set by Splice.
+// Member is a key and its JSON value.
 type Member struct {
 	Key   string
 	Value []byte
@@ -198,7 +198,7 @@ func (b *Body) splice(dst [][]byte, drop func(key string) bool, set []Member) []
 		}
 		start := m.from
 		if kept {
-			start-- // the comma before it
+			start-- // with the comma before the member
 		}
 		if start != to {
 			dst = append(dst, b.raw[from:to:to])

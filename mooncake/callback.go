@@ -10,7 +10,7 @@ import (
 	"evenkeel/internal/rawjson"
 )
 
-// Sentinels of ReadCallback, beside ErrUnknownHost.
+// Errors of ReadCallback; ErrUnknownHost is another.
 var (
 	// ErrBadCallback: the body is not a callback of this connector.
 	ErrBadCallback = errors.New("mooncake: the decode engine sent a malformed callback")
@@ -126,12 +126,12 @@ const (
 // reads these keys, except the last two, which vLLM 0.32.0 reads.
 var actedOn = []string{
 	"metaserver",               // a URL to which the engine posts
-	"do_virtual",               // no KV is written
+	"do_virtual",               // the engine writes no KV
 	"batch_kv_transfer_params", // replaces all of these parameters (SfaRemoteD2HConnector)
 	"remote_te_rpc_port",       // the port of the transfer engine, which the prefill engine asks the decode engine for
 	"remote_layer_metadata",    // memory addresses to write to; the prefill engine asks the decode engine for them, too
 	"prompt_token_ids",         // another prompt; evenkeel itself adds it to a callback
-	"hidden_states_path",       // a file that is written (ExampleHiddenStatesConnector)
+	"hidden_states_path",       // a file to which the engine writes (ExampleHiddenStatesConnector)
 }
 
 const (
@@ -176,7 +176,7 @@ func (c *scannedCallback) unknownKey(key string, value json.RawMessage) (refused
 		return key + " stands there twice"
 	case len(c.unknown) == mostUnknown:
 		return fmt.Sprintf("more than %d keys that this evenkeel does not know", mostUnknown)
-	case slices.Contains(c.plain, key): // the operator says that it holds no address
+	case slices.Contains(c.plain, key): // the operator has declared that this key holds no address
 	case namesAddress(key), address.checkValue(key, value, false) != nil:
 		return key + " seems to hold an address, and this evenkeel does not know it; add it to kv_plain_keys of the engine's profile if it is " +
 			"right"

@@ -15,16 +15,16 @@ type Meeting struct {
 	// For connector sglang.
 	Endpoint Endpoint
 	RID      string // the id of both requests; no id may be a prefix of another one
-	Host     string // of the prefill engine's bootstrap server
-	Port     int
+	Host     string // host of the prefill engine's bootstrap server
+	Port     int    // port of this server
 	// Room is new for every attempt. Room modulo the number of prefill ranks must be PrefillRank (SGLang 0094505d,
 	// disaggregation/common/conn.py).
 	Room                    int64
 	PrefillRank, DecodeRank int // -1: the engine has one rank, or chooses the rank itself
 
 	// For connector nixl-push.
-	Coordinates *Coordinates // of the prefill engine
-	RequestID   string       // of the prefill request, see Endpoint.RequestID
+	Coordinates *Coordinates // where to reach the prefill engine
+	RequestID   string       // id of the prefill request, see Endpoint.RequestID
 }
 
 // Coordinates are the address and the parallel layout of a prefill engine with connector nixl-push. Decode engines need them

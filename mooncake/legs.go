@@ -14,7 +14,7 @@ import (
 // Endpoint is an HTTP endpoint whose requests are split into prefill and decode.
 type Endpoint uint8
 
-// The endpoints.
+// The endpoints whose requests are split.
 const (
 	Chat Endpoint = iota
 	Completions

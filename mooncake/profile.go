@@ -99,7 +99,7 @@ const (
 const (
 	ChatResumeNone     = "none"
 	ChatResumeVLLM     = "vllm_prompt_token_ids"  // token ids are sent beside the hand-off, vLLM from 0.27 on (PR 48145)
-	ChatResumeAscend   = "ascend_private"         // the same for vllm-ascend from 0.26 on, see idKeys
+	ChatResumeAscend   = "ascend_private"         // as ChatResumeVLLM, for vllm-ascend from 0.26 on; see idKeys
 	ChatResumeContinue = "continue_final_message" // the text so far is sent as the last message
 )
 
@@ -114,7 +114,7 @@ const (
 	HandBackFetched = "fetched" // as HandBackCounted, and prefill engines with this profile are asked to fetch the KV
 )
 
-// Profile is what the operator configures about a kind of engine.
+// Profile has the operator's settings for a kind of engine.
 type Profile struct {
 	Name              string        `yaml:"name"`
 	Connector         string        `yaml:"connector"`
@@ -147,8 +147,8 @@ type Profile struct {
 	QueueRenews       *bool         `yaml:"queue_renews"`      // a decode engine renews the holds in its queue; nil: nixl below 480 s
 	KVHosts           []string      `yaml:"kv_hosts"`          // hosts a handoff may name besides the engine's own
 	KVPlainKeys       []string      `yaml:"kv_plain_keys"`     // keys of a handoff that hold no address, whatever they look like
-	RejectReleases    *bool         `yaml:"reject_releases"`   // nil: by the engine's version
-	ClampsMaxTokens   *bool         `yaml:"clamps_max_tokens"` // nil: by the decode engine's version
+	RejectReleases    *bool         `yaml:"reject_releases"`   // nil: depends on the engine's version
+	ClampsMaxTokens   *bool         `yaml:"clamps_max_tokens"` // nil: depends on the decode engine's version
 	BootstrapPort     int           `yaml:"bootstrap_port"`    // vllm-mooncake and sglang
 	NameRanks         *bool         `yaml:"name_ranks"`        // sglang: requests name their rank; nil: they do
 	GivesBack         *bool         `yaml:"gives_back"`        // vllm-ascend: the decode engine's recompute scheduler may be on; nil: it may

@@ -10,7 +10,7 @@ import (
 // Resume says how a request continues an answer that another decode rank did not finish: the answer so far becomes a part
 // of the prompt, in the prefill and in the decode request. A nil Resume changes nothing.
 type Resume struct {
-	How    string          // a chat_resume, ResumePrompt or ResumeText
+	How    string          // a value of chat_resume, or ResumePrompt, or ResumeText
 	IDs    json.RawMessage // token ids of the prompt and of the answer so far; nil: Text is used instead
 	Text   json.RawMessage // a JSON string: the answer so far; for ResumeText, the prompt comes before it
 	Tokens int             // how many tokens the answer has so far

@@ -9,7 +9,7 @@ import "evenkeel/internal/rawjson"
 type shape struct {
 	always         []Member              // members of every request
 	once           []Member              // more members of a probe or a discard; they end its answer after one token
-	knowsIgnoreEOS bool                  // the endpoint knows ignore_eos
+	knowsIgnoreEOS bool                  // the endpoint accepts ignore_eos
 	rid            string                // the member in which SGLang expects the request's id; empty: there is none
 	drops          func(key string) bool // keys that every request drops
 	dropsOnce      func(key string) bool // more keys that a probe or a discard drops, because they do not change the prompt
@@ -28,7 +28,7 @@ var shapes = [Endpoints]*shape{
 		},
 		dropsOnce: func(key string) bool {
 			switch key {
-			case "text", "include", "enable_response_messages", "max_tool_calls": // the format of the answer
+			case "text", "include", "enable_response_messages", "max_tool_calls": // these change only the format of the answer
 				return true
 			}
 			return dropOnProbe(key)
