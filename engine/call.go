@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// Call is one request to one engine, made once. Do and the Response it returns
-// belong to one goroutine; Abort may come from any.
+// Call is one request to one engine; Do may be called once. Only one goroutine may use Do and the Response that it returns. Abort,
+// Expire and Leave may be called from any goroutine.
 type Call struct {
 	client    *Client
 	target    *Target
@@ -22,9 +22,9 @@ type Call struct {
 	mu       sync.Mutex
 	made     bool               // Do was called
 	aborted  bool               // Abort or Leave was called
-	heedless bool               // the engine did not close its side within the time of Leave
+	heedless bool               // see Heedless
 	cancel   context.CancelFunc // cancels the dial that is in progress; nil: there is none
-	conn     *conn              // set from the time it is connected until it is released
+	conn     *conn              // the connection, from attach until release
 
 	wrote, read int64 // see Bytes; set when the connection is released
 }

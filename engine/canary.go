@@ -59,7 +59,7 @@ func (w *watch) questionFor(model string) question {
 		return func(t *Target) (*Target, []byte) { return t.Unranked(), own(model, t.Rank) }
 	}
 	return func(t *Target) (*Target, []byte) {
-		// text and numbers always marshal
+		// no error is possible: text and numbers always marshal
 		body, _ := json.Marshal(map[string]any{"model": model, "prompt": "a", "max_tokens": 1, "temperature": 0, "stream": false})
 		return t, body
 	}

@@ -36,8 +36,8 @@ type chunked struct {
 	afterCR    bool  // the last byte was a CR, and only an LF may follow
 	digits     bool  // the size line has at least one digit
 	digitsOver bool  // a space after the digits has come, so no digit may follow
-	ext        bool  // the extension of the size line has begun; it is ignored
-	size       int64 // the size by the digits so far, at most maxChunk+1
+	ext        bool  // the extension of the size line, which is ignored, has begun
+	size       int64 // the size that the digits so far mean, at most maxChunk+1
 }
 
 // step reads p, the next bytes of the body, up to the next data. It returns at most limit bytes of data,

@@ -32,7 +32,7 @@ type Client struct {
 	readers *sync.Pool
 }
 
-// NewClient returns a client; Close it to close its idle connections.
+// NewClient returns a client. The caller must call Close.
 func NewClient(o Options) *Client {
 	o.MaxIdle = cmp.Or(o.MaxIdle, 1024)
 	o.IdleTimeout = cmp.Or(o.IdleTimeout, 4*time.Second)

@@ -38,7 +38,7 @@ const noSocket = -1
 // at a time; other goroutines may use only raw and the fields under mu.
 type conn struct {
 	raw     net.Conn      // the TCP connection; closing it ends any phase at once, even with TLS
-	nc      net.Conn      // raw, or TLS over it
+	nc      net.Conn      // raw itself, or TLS over it
 	br      *bufio.Reader // nil while the connection is idle, so that it occupies no buffer
 	bw      *bufio.Writer // only with TLS, to make few large records; a plain socket needs none, because it gets one writev
 	sock    socket.Socket // the socket of raw; its zero value if raw has none
@@ -54,7 +54,7 @@ type conn struct {
 	queue    net.Buffers // parts, while writev consumes it
 	onSent   func()      // called once parts are written; nil: none
 	wrote    int64       // request bytes that the socket has taken
-	read     int64       // response bytes
+	read     int64       // response bytes that were read
 	answered bool        // a response byte came
 	readErr  error       // the last read error; kept because fasthttp's header parser hides it
 
@@ -148,7 +148,7 @@ func (c *conn) sendListening() (writeErr, err error) {
 	written := make(chan error, 1)
 	go func() { written <- c.send() }()
 	err = c.readHead()
-	_ = c.raw.SetWriteDeadline(past) // fails only on a closed socket, where the write ends anyway
+	_ = c.raw.SetWriteDeadline(past) // it fails only on a closed socket, where the write ends anyway
 	return <-written, err
 }
 
@@ -380,7 +380,7 @@ func hasClose(h *fasthttp.ResponseHeader) bool {
 	return false
 }
 
-// quiet reports that neither bytes nor the end of the connection have come since the last exchange was complete.
+// quiet reports that since the end of the last exchange no bytes have come, and the engine has not closed the connection.
 func (c *conn) quiet() bool {
 	return (c.br == nil || c.br.Buffered() == 0) && (!c.sock.Exists() || c.sock.Quiet())
 }

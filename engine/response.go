@@ -11,7 +11,7 @@ import (
 // that called Do may use it. The slices that it returns are valid until Close.
 type Response struct {
 	call   *Call
-	conn   *conn // nil once closed
+	conn   *conn // nil after Close
 	status int
 	keep   bool // the connection may be used again if the body ends cleanly
 	body   body

@@ -25,7 +25,7 @@ var (
 	stepsNames    = []string{"sglang:dp_attention_sync_wait_seconds_count"}
 )
 
-// Names of series that each page has.
+// Names of series that are read from each page.
 const (
 	CacheConfigName = "vllm:cache_config_info"     // its labels have the KV capacity
 	StartTimeName   = "process_start_time_seconds" // another value means that the engine restarted

@@ -25,7 +25,7 @@ type Monitor struct {
 	onSample func(id string, s *Sample, asked time.Time) // see OnSample; nil: none
 
 	mu       sync.Mutex
-	ctx      context.Context // of Start; nil before and after it
+	ctx      context.Context // the argument of Start; nil before Start and after its end
 	watches  map[string]*watch
 	traffic  map[string]*Traffic
 	changed  []string // ids of instances with a change for which onChange was not called yet, oldest first
@@ -53,7 +53,7 @@ type watch struct {
 	counting  sync.Mutex // held while ExpiredNow reads metrics; m.mu may be taken while it is held, but not the reverse
 	countedAt time.Time  // when ExpiredNow last began to read metrics; under counting
 
-	// Under m.mu:
+	// The following fields are under m.mu.
 	status   Status
 	suspect  suspicion
 	absent   absent // except its reports, which only run's goroutine uses
@@ -142,7 +142,7 @@ type Status struct {
 	Lost map[int]string
 }
 
-// MonitorConfig of a Monitor; Client is required.
+// MonitorConfig has the settings of a Monitor; Client is required.
 type MonitorConfig struct {
 	Client         *Client
 	HealthInterval time.Duration // GET /health; default 1 s

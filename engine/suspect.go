@@ -117,7 +117,7 @@ func (w *watch) judge(v Verdict, why error) {
 	w.publishSuspicion()
 }
 
-// Reasons why an instance was taken out, as values of a label.
+// Reasons why an instance was taken out of service, as values of a metric's label.
 const (
 	outFailures = "failures"
 	outCanary   = "canary"
@@ -204,7 +204,7 @@ const canaryRest = 5 * time.Second
 
 const theCanary = 1 // the id of the canary for circuit.Circuit, which allows one trial request at a time
 
-// tryNow sends a canary and judges the engine by it.
+// tryNow sends a canary and updates the suspicion by its result.
 func (w *watch) tryNow(ctx context.Context) {
 	w.m.mu.Lock()
 	s, model := &w.suspect, w.status.baseModel()

@@ -16,7 +16,7 @@ type Traffic struct {
 	beyond  atomic.Int64  // see Beyond
 
 	mu    sync.Mutex
-	signs map[int]*Signs // by rank, as in Target.Rank
+	signs map[int]*Signs // for each rank, by Target.Rank
 
 	computes atomic.Int64 // upper bound of the prompt tokens that the engine had to compute itself
 	open     atomic.Int64 // the part of them that the engine may not have counted yet
@@ -32,7 +32,7 @@ func (t *Traffic) OnEvent() { t.events.Add(1) }
 // ended. The engine may then run more requests than the rank has slots.
 func (t *Traffic) Beyond(n int64) { t.beyond.Add(n) }
 
-// Signs returns the signs of life of a rank's core.
+// Signs returns the Signs of a rank, and creates them if there are none.
 func (t *Traffic) Signs(rank int) *Signs {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -20,7 +20,7 @@ const (
 
 // Circuit says whether its resource is in service, and when the next trial may be sent. The zero value is in service.
 type Circuit struct {
-	Limit int // failures in a row that take it out; 0: Limit
+	Limit int // failures in a row that take it out; 0: the constant Limit
 
 	failures int
 	out      time.Duration // length of the current outage, or of the last one if there was no success since

@@ -15,7 +15,7 @@ import (
 	"go.uber.org/zap"
 )
 
-// Config of a Discoverer; Fleet and Sources are required.
+// Config has the settings of a Discoverer; Fleet and Sources are required.
 type Config struct {
 	Fleet   Fleet
 	Sources []Source // if two sources list an engine, the first one counts
@@ -58,7 +58,7 @@ type Found struct {
 	Source      string    `json:"source"`
 	Incarnation string    `json:"incarnation,omitempty"`
 	State       string    `json:"state"`
-	Why         string    `json:"why,omitempty"` // why it is not in use
+	Why         string    `json:"why,omitempty"` // why it is not used
 	Tries       int       `json:"tries,omitempty"`
 	Next        time.Time `json:"next_try,omitzero"`
 }

@@ -21,13 +21,13 @@ import (
 	"evenkeel/engine/discover"
 )
 
-// Types of records.
+// Types of DNS records.
 const (
 	TypeA   = "A" // A and AAAA records
 	TypeSRV = "SRV"
 )
 
-// Config of a Source.
+// Config has the settings of a Source.
 type Config struct {
 	Host     string
 	Type     string
@@ -95,7 +95,7 @@ func (s *Source) Run(ctx context.Context, tell func([]discover.Engine, error)) {
 	}
 }
 
-// lookup returns at least one host:port, or an error.
+// lookup returns the addresses of the name's records, each as host:port, or an error if there are none.
 func (s *Source) lookup(ctx context.Context) (found []string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()

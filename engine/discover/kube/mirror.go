@@ -27,7 +27,7 @@ type Source struct {
 	warned map[string]string // for each pod UID, the logged reason why the pod is not used
 }
 
-// Config of a Source.
+// Config has the settings of a Source.
 type Config struct {
 	Client    Client
 	Namespace string
