@@ -112,7 +112,7 @@ func tokens(s trace.Stats) string {
 func machine() string {
 	name := ""
 	if f, err := os.Open("/proc/cpuinfo"); err == nil {
-		defer func() { _ = f.Close() }() // only read
+		defer func() { _ = f.Close() }() // an error does not matter, because the file was only read
 		for lines := bufio.NewScanner(f); lines.Scan() && name == ""; {
 			if key, value, ok := strings.Cut(lines.Text(), ":"); ok && strings.TrimSpace(key) == "model name" {
 				name = strings.TrimSpace(value) + ", "

@@ -323,7 +323,7 @@ func (c *simulateCmd) replay(ctx context.Context, progress io.Writer) (*report.R
 	if err != nil {
 		return nil, fmt.Errorf("--log: %w", err)
 	}
-	defer func() { _ = f.Close() }() // only read
+	defer func() { _ = f.Close() }() // an error does not matter, because the file was only read
 	bar := newProgress(progress)
 	began := time.Now()
 	runs, err := vectors.Replay(ctx, f, c.Log, namedargs.List(c.Policies), func(n int) { bar.update(n, -1, fmt.Sprintf("%d rounds done", n)) })
