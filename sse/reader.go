@@ -45,7 +45,7 @@ type Reader struct {
 	quietBefore time.Duration // the value of quiet when the last data event came; see unheard
 	since       time.Time     // when the current wait began; zero: there is no wait
 	begun       bool          // a data event came
-	done        bool          // [DONE] came
+	done        bool          // [DONE] or another last event came
 	torn        bool          // the last event returned is a piece of an event, but not its last piece
 	err         error
 }
