@@ -1,4 +1,4 @@
-// Package dns finds engines by the A, AAAA or SRV records of a name. It looks them up at fixed intervals, because Go's resolver does
+// Package dns finds engines by the A, AAAA or SRV records of a name. It looks them up at intervals, because Go's resolver does
 // not report how long an answer is valid.
 //
 // Resolvers may fail, or return no records or only some of them. So a look-up that fails or finds nothing changes
