@@ -155,3 +155,21 @@ func TestCallbacksThatCannotBeHeard(t *testing.T) {
 	require.NoError(t, err)
 	require.Zero(t, p.Stats().Requests+d.Stats().Requests)
 }
+
+// An engine that works with a partner is tried with those that answer, however many before them in the list do not.
+func TestPartnersThatAreDownDoNotCount(t *testing.T) {
+	p := start(t, refengine.Config{Role: refengine.Prefill, Connector: refengine.SGLang})
+	failing := start(t, refengine.Config{Role: refengine.Decode, Connector: refengine.SGLang})
+	good := start(t, refengine.Config{Role: refengine.Decode, Connector: refengine.SGLang})
+	require.NoError(t, failing.SetFaults(refengine.Rule{Fault: refengine.Reject}))
+	c := meeting(t, refengine.SGLang, p, failing)
+	partners := []config.Engine{{URL: "http://" + closedAddress(t)}, {URL: failing.URLs()[0]}, {URL: good.URLs()[0]}}
+	for i := range partners {
+		var err error
+		partners[i], err = c.Complete("decode", partners[i])
+		require.NoError(t, err)
+	}
+	_, err := One(t.Context(), c, "prefill", c.Engines.Prefill[0], partners, nil)
+	require.NoError(t, err)
+	require.EqualValues(t, 1, good.Stats().Finished, "its prefill is decoded by the engine that can")
+}

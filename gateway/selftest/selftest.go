@@ -227,7 +227,11 @@ func One(ctx context.Context, cfg *config.Config, role string, e config.Engine, 
 // onePrefill tries a prefill engine that returns a hand-off. If there is a partner, it fetches the KV.
 func (t *tester) onePrefill(ctx context.Context, s testedRank, partners []config.Engine) error {
 	t.learnHosts(ctx, s)
-	q, err := ask(mooncake.Completions, s.models[0], t.id())
+	d, model, _, paired := t.partner(ctx, "decode", s, partners)
+	if !paired {
+		model = s.models[0]
+	}
+	q, err := ask(mooncake.Completions, model, t.id())
 	if err != nil {
 		return err
 	}
@@ -235,7 +239,7 @@ func (t *tester) onePrefill(ctx context.Context, s testedRank, partners []config
 	if err != nil {
 		return err
 	}
-	if d, _, ok := t.partner(ctx, "decode", s, partners); ok {
+	if paired {
 		_, _ = t.decode(ctx, d, q, answer, t.id()) // only frees the KV; if it fails, the hold timeout frees it
 	}
 	return nil
@@ -245,11 +249,12 @@ func (t *tester) onePrefill(ctx context.Context, s testedRank, partners []config
 // itself: a failure of a partner does not count. If no partner can serve, an engine that decodes hand-offs gets a prompt to compute itself.
 func (t *tester) oneWith(ctx context.Context, role string, s testedRank, partners []config.Engine) error {
 	other := map[string]string{"prefill": "decode", "decode": "prefill"}[role]
-	for n := range min(partnersTried, len(partners)) {
-		partner, model, ok := t.partner(ctx, other, s, partners[n:])
+	for n := range partnersTried {
+		partner, model, rest, ok := t.partner(ctx, other, s, partners)
 		if !ok {
 			break
 		}
+		partners = rest
 		id := fmt.Sprintf("%s-%d", t.id(), n)
 		q, err := ask(mooncake.Completions, model, id)
 		if err != nil {
@@ -289,16 +294,17 @@ func (t *tester) oneWith(ctx context.Context, role string, s testedRank, partner
 	return err
 }
 
-// partner returns the first of the other side's engines that answers and has a model in common with s, and this model. role is the role of
-// the other side.
-func (t *tester) partner(ctx context.Context, role string, s testedRank, engines []config.Engine) (o testedRank, model string, ok bool) {
-	for _, e := range engines {
+// partner returns the first of the other side's engines that answers and has a model in common with s, this model, and the engines after
+// it. role is the role of the other side.
+func (t *tester) partner(ctx context.Context, role string, s testedRank, engines []config.Engine) (o testedRank, model string,
+	rest []config.Engine, ok bool) {
+	for i, e := range engines {
 		var err error
 		if o, err = t.firstRank(ctx, role, e); err == nil {
 			if model, ok = common(o, s); ok {
-				return o, model, true
+				return o, model, engines[i+1:], true
 			}
 		}
 	}
-	return o, "", false
+	return o, "", nil, false
 }

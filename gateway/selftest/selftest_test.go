@@ -362,11 +362,7 @@ func TestAnEngineThatLacksOneModelOfItsPartners(t *testing.T) {
 func TestADeadEngineIsBadAndTheOthersAreTested(t *testing.T) {
 	p := start(t, refengine.Config{Role: refengine.Prefill})
 	d := start(t, refengine.Config{Role: refengine.Decode})
-	dead, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	address := dead.Addr().String()
-	require.NoError(t, dead.Close())
-	found := Run(t.Context(), cluster(t, mooncake.Profile{}, p.URLs(), append(d.URLs(), "http://"+address)), Options{})
+	found := Run(t.Context(), cluster(t, mooncake.Profile{}, p.URLs(), append(d.URLs(), "http://"+closedAddress(t))), Options{})
 	require.Len(t, pick(found, Bad), 1)
 	require.Contains(t, pick(found, Bad)[0], "connect")
 	require.Len(t, pick(found, OK), 2)
@@ -525,4 +521,27 @@ func TestAWrongConnectorIsNamed(t *testing.T) {
 			require.Zero(t, d.Stats().Requests, "no decode engine waits for KV that does not come")
 		})
 	}
+}
+
+// A prefill engine computes a prompt for a model that its partner has, too, so that the partner frees the KV.
+func TestTheKVOfATriedPrefillIsFreed(t *testing.T) {
+	p := start(t, refengine.Config{Role: refengine.Prefill})
+	d := start(t, refengine.Config{Role: refengine.Decode})
+	lora := func(body []byte) []byte {
+		return bytes.Replace(body, []byte(`"data":[`), []byte(`"data":[{"id":"lora","object":"model","parent":"ref"},`), 1)
+	}
+	c := cluster(t, mooncake.Profile{}, []string{between(t, p, "/v1/models", lora)}, d.URLs())
+	_, err := One(t.Context(), c, "prefill", c.Engines.Prefill[0], c.Engines.Decode, nil)
+	require.NoError(t, err)
+	require.EqualValues(t, 1, d.Stats().Finished)
+	require.Zero(t, p.Stats().Pins)
+}
+
+// closedAddress is an address at which nothing listens.
+func closedAddress(t *testing.T) string {
+	t.Helper()
+	dead, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	require.NoError(t, dead.Close())
+	return dead.Addr().String()
 }
