@@ -137,7 +137,7 @@ func (g *Gateway) Watch() *watch.Watch { return g.watch }
 // Gauges are the metrics that an engine exports for one of its ranks.
 type Gauges = engine.Gauges
 
-// Gauges returns what the metrics of an engine said of a decode rank when they were last read. ok is false if they could not be read lately.
+// Gauges returns what the metrics of an engine last said of a decode rank. ok is false if they could not be read lately.
 func (g *Gateway) Gauges(worker int32) (said Gauges, ok bool) {
 	r := g.fleet.Now().Rank(worker)
 	if r == nil {

@@ -54,8 +54,8 @@ func (c *demoCmd) commandLine() string {
 	}
 	line := fmt.Sprintf("evenkeel demo --requests %d %s --slots %d --extra %d --policies %s --seed %d",
 		c.Requests, c.lawFlags(fmt.Sprintf("--workers %d --c0 %v --c1 %v", c.Workers, c.C0, c.C1)), c.Slots, c.Extra, c.Policies, c.Seed)
-	line += fmt.Sprintf(" --prefills %d --prefill-base %v --prefill-per-token %v --window %v --max-age %v",
-		c.Prefills, c.PrefillBase, c.PrefillPerToken, c.Window, c.MaxAge)
+	line += fmt.Sprintf(" --connector %s --prefills %d --prefill-base %v --prefill-per-token %v --window %v --max-age %v",
+		c.Connector, c.Prefills, c.PrefillBase, c.PrefillPerToken, c.Window, c.MaxAge)
 	if c.Trace != "" {
 		line += " --trace " + c.Trace
 	}

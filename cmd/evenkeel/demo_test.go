@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/alecthomas/kong"
 	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
 	"github.com/stretchr/testify/require"
@@ -238,6 +239,27 @@ func TestDemoEndsWhenAsked(t *testing.T) {
 		Prefills: 1, PrefillBase: time.Millisecond, PrefillPerToken: 1000, Window: time.Millisecond, MaxAge: time.Second}
 	require.ErrorIs(t, c.run(ctx, streams{&out, progress}), errFailed)
 	require.Empty(t, out.String())
+}
+
+// Whoever types the command of a report runs the same demo again.
+func TestTheCommandOfAReportRunsItAgain(t *testing.T) {
+	for _, args := range []string{
+		"--connector sglang --extra 4 --policies rr,br0 --prefills 3",
+		"--aggregated --extra=-2 --policies engine,br0 --prefill-shared 6us --token-budget 512 --jitter 1ms --max-hold 2s",
+	} {
+		args += " --requests 10 --workers 2 --slots 3 --trace t.csv --seed 5 --c0 2ms --c1 3us --prefill-base 4ms --prefill-per-token 5us " +
+			"--window 2ms --max-age 4s"
+		parse := func(line string) (c demoCmd) {
+			var cli commands
+			parser, err := kong.New(&cli, helpWords())
+			require.NoError(t, err)
+			_, err = parser.Parse(strings.Fields(line)[1:])
+			require.NoError(t, err, line)
+			return cli.Demo
+		}
+		c := parse("evenkeel demo " + args)
+		require.Equal(t, c, parse(c.commandLine()))
+	}
 }
 
 type writerFunc func([]byte) (int, error)
