@@ -83,7 +83,7 @@ func (w *watch) check(ctx context.Context) {
 		w.facts.err = ErrRetired // the engine gave this reason to a request before, and still lists no models
 	}
 	strange := err == nil && (errors.Is(w.facts.err, ErrNotAnEngine) || errors.Is(w.facts.err, ErrRetired))
-	halt, confirmed := w.haltBy(err, halt, reforming)
+	confirmed, halt := w.haltBy(err, halt, reforming)
 	reported := reportsBefore != w.reports // meanwhile a caller could not connect, or the engine took no requests
 	switch {
 	case errors.Is(err, ErrReforming): // before 0.33 the health check of vLLM also answers that it re-forms
@@ -120,19 +120,19 @@ func (w *watch) check(ctx context.Context) {
 // haltBy returns why requests must wait for the engine now; nil: they need not. err is the error of the health check; halt and
 // reforming are the errors of the other questions. confirmed says that the engine itself has just given this reason. The caller
 // holds m.mu.
-func (w *watch) haltBy(err, halt, reforming error) (why error, confirmed bool) {
+func (w *watch) haltBy(err, halt, reforming error) (confirmed bool, why error) {
 	if w.in.Held != nil && errors.Is(halt, ErrPaused) { // the operator paused the engine, and Held has the reason
 		halt = nil
 	}
 	switch old := w.absent.halt; {
 	case errors.Is(err, ErrReforming):
-		return ErrReforming, true
+		return true, ErrReforming
 	case reforming != nil:
-		return reforming, true
+		return true, reforming
 	case err == nil && w.facts.err != nil && (errors.Is(old, ErrReforming) || errors.Is(old, errScaleFailed)):
-		return old, halt != nil // only a list of models shows that this halt is over
+		return halt != nil, old // only a list of models shows that this halt is over
 	}
-	return halt, halt != nil
+	return halt != nil, halt
 }
 
 // afterGood updates the status after a good health check. The caller holds m.mu.

@@ -28,8 +28,8 @@ func (t *Traffic) Begin() { t.running.Add(1); t.events.Add(1) }
 // OnEvent reports a later event of a stream.
 func (t *Traffic) OnEvent() { t.events.Add(1) }
 
-// Beyond(1) reports that a request was sent on purpose although its rank has no free slot, and Beyond(-1) that this request has
-// ended. The engine may then run more requests than the rank has slots.
+// Beyond reports, with 1, that a request was sent on purpose although its rank has no free slot, and with -1 that this request has
+// ended. Until then the engine may run more requests than the rank has slots.
 func (t *Traffic) Beyond(n int64) { t.beyond.Add(n) }
 
 // Signs returns the Signs of a rank, and creates them if there are none.

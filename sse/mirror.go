@@ -47,7 +47,7 @@ type Ask struct {
 // the prompt it found in its prefix cache.
 func (m *Mirror) Found(cached int) { m.ask.Cached = cached }
 
-// OwnCached, as Ask.Cached, leaves the decode engine's cached_tokens unchanged.
+// OwnCached as the value of Ask.Cached leaves the decode engine's cached_tokens unchanged.
 const OwnCached = -2
 
 // Verdict is what an event means for its stream.
