@@ -1,7 +1,5 @@
-// Package admin is the operators' listener: metrics, health, status, and what
-// may be changed while the proxy runs. It also speaks the admin dialect of
-// vllm-ascend's proxy. On any address but loopback it wants a token; guard.go
-// has what else a request must be.
+// Package admin serves the operators' listener: metrics, health, status, and the calls that change a running proxy. It also speaks the
+// admin API of vllm-ascend's proxy. On any address but loopback the listener needs a token; guard.go says what else it asks of a request.
 package admin
 
 import (
@@ -26,10 +24,10 @@ import (
 	"evenkeel/gateway/live"
 )
 
-// Options of the listener.
+// Options are what the listener needs besides the proxy itself.
 type Options struct {
 	Log     *zap.Logger
-	Version string // of the program, for people
+	Version string // of the program; people read it on the live page
 }
 
 // New returns the listener's handler. It registers the process's own metrics
@@ -85,7 +83,7 @@ func (r *refusal) Header() http.Header         { return r.header }
 func (r *refusal) Write(p []byte) (int, error) { return len(p), nil }
 func (r *refusal) WriteHeader(status int)      { r.status = status }
 
-// open is what needs no token: health, and the page, which asks for it.
+// open returns the routes that need no token: health, and the page for people, which asks for the token itself.
 func (h *handler) open() map[string]http.Handler {
 	open := map[string]http.Handler{"GET /livez": http.HandlerFunc(h.livez), "GET /readyz": http.HandlerFunc(h.readyz)}
 	for path, page := range live.Page() {
@@ -94,7 +92,7 @@ func (h *handler) open() map[string]http.Handler {
 	return open
 }
 
-// guarded is what is for operators alone. docs/openapi.yaml describes all of it.
+// guarded returns the routes for operators only. docs/openapi.yaml describes all of them.
 func (h *handler) guarded(shown http.Handler) map[string]http.HandlerFunc {
 	guarded := map[string]http.HandlerFunc{
 		"GET /metrics":                  promhttp.HandlerFor(h.g.Registry(), promhttp.HandlerOpts{}).ServeHTTP,
@@ -135,9 +133,8 @@ func (h *handler) guarded(shown http.Handler) map[string]http.HandlerFunc {
 
 func (h *handler) livez(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ok\n") }
 
-// readyz is false while no request could be served, and first of all while the
-// proxy drains. Operators also get a line for each engine that is missing. Kubelets and
-// strangers do not, because these lines have addresses.
+// readyz answers 503 while no request could be served, and as soon as the proxy begins to drain. Operators also get a line for each engine
+// that is missing. Kubelets and strangers do not get these lines, because they contain addresses.
 func (h *handler) readyz(w http.ResponseWriter, r *http.Request) {
 	if ok, why := h.g.Ready(); !ok {
 		if known, asked := h.g.Reloader().Operator(bearer(r)); known && (asked || here(r.Host)) {
@@ -147,7 +144,7 @@ func (h *handler) readyz(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	_, _ = io.WriteString(w, "ok\n")
-	for _, p := range h.g.Pauses() { // requests wait, and are let in
+	for _, p := range h.g.Pauses() { // engines are paused; requests for them are accepted, and wait
 		_, _ = io.WriteString(w, p.String()+"\n")
 	}
 }
@@ -160,7 +157,7 @@ func (h *handler) workers(w http.ResponseWriter, r *http.Request) {
 	reply(w, map[string]any{"engines": s.Engines, "drains": s.Drains, "discovery": s.Discovery, "models": s.Dispatch.Models})
 }
 
-// engine is how an engine is described to POST /workers.
+// newWorker is the body of POST /workers: the engine to add.
 type newWorker struct {
 	Role     string  `json:"role"` // default decode
 	URL      string  `json:"url"`
@@ -196,10 +193,10 @@ func (h *handler) addWorker(w http.ResponseWriter, r *http.Request) {
 	w.WriteHeader(http.StatusCreated)
 }
 
-// worker runs f on the engine the path names, host:port. ?role= says of which
-// side; without it f decides.
+// worker calls f with the engine that the path names by host:port, perhaps with /rank. The query's role says whether the prefill or the
+// decode engine of that address is meant; if it is empty, f decides.
 func (h *handler) worker(w http.ResponseWriter, r *http.Request, f func(role, id string) error) {
-	address, rank, _ := strings.Cut(r.PathValue("id"), "/") // as %2F
+	address, rank, _ := strings.Cut(r.PathValue("id"), "/") // a client may write the slash before the rank as %2F
 	rank = cmp.Or(rank, r.PathValue("rank"))
 	id, _, err := gateway.IDOf(address)
 	if err == nil {
@@ -221,7 +218,7 @@ func (h *handler) worker(w http.ResponseWriter, r *http.Request, f func(role, id
 func (h *handler) removeWorker(w http.ResponseWriter, r *http.Request) {
 	h.worker(w, r, func(role, id string) error {
 		err := h.g.Remove(cmp.Or(role, "decode"), id)
-		if role == "" && errors.Is(err, gateway.ErrNoSuchEngine) { // one that does both decodes, too
+		if role == "" && errors.Is(err, gateway.ErrNoSuchEngine) { // an aggregated engine decodes, too
 			err = h.g.Remove("aggregated", id)
 		}
 		return err
@@ -246,8 +243,7 @@ func (h *handler) drain(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// reload reads the config file again; with ?dry=1 it only tells what that would
-// change.
+// reload reads the config file again. With ?dry=1 it only reports what a reload would change.
 func (h *handler) reload(w http.ResponseWriter, r *http.Request) {
 	dry, err := strconv.ParseBool(cmp.Or(r.URL.Query().Get("dry"), "0"))
 	if err != nil {
@@ -267,7 +263,8 @@ func (h *handler) undrain(w http.ResponseWriter, _ *http.Request) {
 	w.WriteHeader(http.StatusNoContent)
 }
 
-// deadline reads how long a drain may take; 0 where the body does not say.
+// deadline reads from the body how long a drain may take; 0: there is no body, and so no limit. ok is false if it has answered the request
+// with an error.
 func deadline(w http.ResponseWriter, r *http.Request) (limit time.Duration, ok bool) {
 	if r.ContentLength == 0 {
 		return 0, true
@@ -286,7 +283,8 @@ func deadline(w http.ResponseWriter, r *http.Request) (limit time.Duration, ok b
 	return limit, true
 }
 
-// instances speaks {"type":"prefill|decode|aggregated","instances":["h:p"]}.
+// instances serves /instances/add and /instances/remove of vllm-ascend's proxy, whose body is
+// {"type":"prefill|decode|aggregated","instances":["host:port"]}. It calls f for each instance.
 func (h *handler) instances(f func(role, address string) error) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		var in struct {
@@ -325,7 +323,7 @@ func (h *handler) instances(f func(role, address string) error) http.HandlerFunc
 	}
 }
 
-// oneOrAll takes "h:p" for ["h:p"], as that proxy does.
+// oneOrAll is a list of addresses. Like vllm-ascend's proxy, it also accepts one string in place of a list.
 type oneOrAll []string
 
 // UnmarshalJSON implements json.Unmarshaler.

@@ -7,7 +7,7 @@ import (
 	"evenkeel/gateway/fleetcall"
 )
 
-// callFleet calls all engines, or those of a group. A tool that looks only at the status sees whether all of them did it.
+// callFleet calls all engines, or those of one group. It answers 502 if some engine failed, for tools that look only at the status.
 func (h *handler) callFleet(w http.ResponseWriter, r *http.Request) {
 	var in fleetcall.Call
 	if !read(w, r, &in) {
@@ -45,7 +45,7 @@ func (h *handler) resetPrefixCache(w http.ResponseWriter, r *http.Request) {
 	reply(w, map[string]string{"message": "ok"})
 }
 
-// caller is what the log calls an operator. The token of admin.token_file has no name.
+// caller names an operator in the log. An operator who sent the token has no other name than an address.
 func caller(r *http.Request) string {
 	if bearer(r) == "" {
 		return r.RemoteAddr

@@ -11,8 +11,7 @@ import (
 	"evenkeel/geo"
 )
 
-// node is this proxy among those of other regions; without others the request
-// is answered.
+// node returns this proxy's node among the regions. If there are no other regions, it answers the request with 404 and returns nil.
 func (h *handler) node(w http.ResponseWriter) *geo.Node {
 	n := h.g.Geo()
 	if n == nil {
@@ -34,8 +33,7 @@ func (h *handler) geo(w http.ResponseWriter, _ *http.Request) {
 	}
 }
 
-// tuneGeo takes {"policy":NAME,"qs":1,"w":1,"load":50,"min_gain_ms":10}, each of
-// which may be left out.
+// tuneGeo takes {"policy":NAME,"qs":1,"w":1,"load":50,"min_gain_ms":10}. Any of the keys may be left out.
 func (h *handler) tuneGeo(w http.ResponseWriter, r *http.Request) {
 	n := h.node(w)
 	var t geo.Tuning
@@ -51,7 +49,7 @@ func (h *handler) tuneGeo(w http.ResponseWriter, r *http.Request) {
 	reply(w, n.Status())
 }
 
-// receipts lists the last forwards, ?n= of them.
+// receipts lists the last n requests that were forwarded to other regions; n comes from the query.
 func (h *handler) receipts(w http.ResponseWriter, r *http.Request) {
 	n := h.node(w)
 	if n == nil {

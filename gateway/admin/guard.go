@@ -14,9 +14,8 @@ import (
 	"evenkeel/gateway/openai"
 )
 
-// guard lets a request through that an operator meant to send: with the token,
-// where there is one, and not sent by a browser on behalf of a page elsewhere.
-// Health is not guarded: kubelets have neither.
+// guard calls next only for requests that an operator meant to send: they have the token, if one is set, and no browser sent them for the
+// page of another site. Health routes are not guarded, because kubelets have no token.
 func (h *handler) guard(next http.HandlerFunc) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		known, asked := h.g.Reloader().Operator(bearer(r))
@@ -45,7 +44,7 @@ func (h *handler) guard(next http.HandlerFunc) http.HandlerFunc {
 	}
 }
 
-// bearer is the token of a request, empty without one.
+// bearer returns the token of a request; empty: it has none.
 func bearer(r *http.Request) string {
 	scheme, token, _ := strings.Cut(r.Header.Get("Authorization"), " ")
 	if !strings.EqualFold(scheme, "Bearer") {
@@ -54,8 +53,8 @@ func bearer(r *http.Request) string {
 	return token
 }
 
-// here tells a loopback name or address from one that a page's owner made lead
-// here (DNS rebinding): to the browser, page and listener are then one site.
+// here says whether a Host header has a loopback name or address. An attacker can make any other name resolve to this machine (DNS
+// rebinding), and a browser then treats the attacker's page and this listener as one site.
 func here(host string) bool {
 	bracketed := strings.HasPrefix(host, "[")
 	if name, _, err := net.SplitHostPort(host); err == nil {
@@ -63,17 +62,17 @@ func here(host string) bool {
 	} else if bracketed {
 		host = strings.TrimSuffix(host[1:], "]")
 	}
-	return config.Loopback(strings.ToLower(host)) && bracketed == strings.Contains(host, ":") // as RFC 3986 writes addresses, and no other way
+	// RFC 3986: an IPv6 address has brackets, and nothing else has
+	return config.Loopback(strings.ToLower(host)) && bracketed == strings.Contains(host, ":")
 }
 
 var origins = http.NewCrossOriginProtection()
 
-// crossSite finds requests that a browser sent for another site: any write, and any
-// read except a link that was followed to a page. Reads cost, too, and a profile
-// takes a minute of CPU, so links from other sites may not lead to /debug at all.
+// crossSite says whether a browser sent a request for the page of another site. Of such requests only links that were followed to a page
+// are allowed. Links to /debug are refused, too, because a profile costs a minute of CPU.
 func crossSite(r *http.Request) bool {
 	as := *r
-	as.Method = http.MethodPost // the check lets every read pass
+	as.Method = http.MethodPost // origins.Check lets every GET pass
 	if origins.Check(&as) == nil {
 		return false
 	}
@@ -83,16 +82,16 @@ func crossSite(r *http.Request) bool {
 	return !read || !link || strings.HasPrefix(r.URL.Path, "/debug/")
 }
 
-// isJSON: a form or a plain text is what a page may send anywhere unasked.
+// isJSON says whether the body is JSON. A page of another site may send forms and plain text without a preflight, but not JSON.
 func isJSON(r *http.Request) bool {
 	kind, _, err := mime.ParseMediaType(r.Header.Get("Content-Type"))
 	return err == nil && kind == "application/json"
 }
 
-// maxBody is far more than any of these bodies needs.
+// maxBody bounds request bodies, in bytes. It is far more than any of them needs.
 const maxBody = 1 << 20
 
-// keepToOurselves has browsers keep answers from the pages of other sites.
+// keepToOurselves sets headers with which browsers do not give the answer to pages of other sites.
 func keepToOurselves(h http.Header) {
 	h.Set("X-Content-Type-Options", "nosniff")
 	h.Set("X-Frame-Options", "DENY")
@@ -118,7 +117,7 @@ func reply(w http.ResponseWriter, v any) {
 	_ = enc.Encode(v) // the operator left
 }
 
-// read decodes a small JSON body; a wrong one is answered.
+// read decodes a JSON body into v. If it cannot, it answers the request with 400 and returns false.
 func read(w http.ResponseWriter, r *http.Request, v any) bool {
 	dec := json.NewDecoder(r.Body)
 	dec.DisallowUnknownFields()
@@ -129,8 +128,8 @@ func read(w http.ResponseWriter, r *http.Request, v any) bool {
 	return true
 }
 
-// choose puts the policy of the body in force, for what the log calls so.
-func (h *handler) choose(w http.ResponseWriter, r *http.Request, what string, of interface {
+// choose puts the policy of the body in force. what names the kind of policy in the log.
+func (h *handler) choose(w http.ResponseWriter, r *http.Request, what string, policies interface {
 	Policy() string
 	SetPolicy(text string) error
 },
@@ -141,11 +140,11 @@ func (h *handler) choose(w http.ResponseWriter, r *http.Request, what string, of
 	if !read(w, r, &in) {
 		return
 	}
-	before := of.Policy()
-	if err := of.SetPolicy(in.Policy); err != nil {
+	before := policies.Policy()
+	if err := policies.SetPolicy(in.Policy); err != nil {
 		fail(w, http.StatusBadRequest, "bad_policy", err.Error())
 		return
 	}
-	h.log.Info("an operator changed the "+what, zap.String("from", before), zap.String("to", of.Policy()))
-	reply(w, map[string]string{"policy": of.Policy()})
+	h.log.Info("an operator changed the "+what, zap.String("from", before), zap.String("to", policies.Policy()))
+	reply(w, map[string]string{"policy": policies.Policy()})
 }

@@ -16,7 +16,8 @@ func (h *handler) setPrefillPolicy(w http.ResponseWriter, r *http.Request) {
 	h.choose(w, r, "prefill policy", h.g.Prefill())
 }
 
-// scorePrefill takes the body of a request to /v1/... and sends it nowhere.
+// scorePrefill takes the body of a request to /v1/... and says how each prefill engine would score for it. It sends the request to no
+// engine.
 func (h *handler) scorePrefill(w http.ResponseWriter, r *http.Request) {
 	body, err := io.ReadAll(r.Body)
 	if err != nil {
@@ -39,7 +40,7 @@ func (h *handler) hotspots(w http.ResponseWriter, _ *http.Request) {
 	reply(w, h.g.Prefill().Hotspots())
 }
 
-// forgetPrefixes empties the prefix index, or what it has of ?candidate=.
+// forgetPrefixes empties the prefix index; with ?candidate= only the part of that prefill engine.
 func (h *handler) forgetPrefixes(w http.ResponseWriter, r *http.Request) {
 	id := r.URL.Query().Get("candidate")
 	if !h.g.ForgetPrefixes(id) {
