@@ -10,7 +10,7 @@ import (
 	"evenkeel/gateway/openai"
 )
 
-// abort ends requests of the caller by their names, as engines do: a name that no request of the caller has is ignored.
+// abort ends the caller's requests that the body names, as engines do. It ignores names that no request of the caller has.
 func (d *Handler) abort(ctx *fasthttp.RequestCtx) {
 	key, fail := d.authenticate(ctx)
 	if fail == nil {
@@ -29,7 +29,7 @@ func (d *Handler) abort(ctx *fasthttp.RequestCtx) {
 	ctx.SetStatusCode(http.StatusOK)
 }
 
-// toAbort reads from the body which requests are to end: matches says it of a request by its name.
+// toAbort reads from the body which requests are to end. matches says whether a request with the given name is one of them.
 func (d *Handler) toAbort(ctx *fasthttp.RequestCtx) (matches func(name string) bool, fail *openai.Error) {
 	packed, charge := edge.AcquireBody(ctx)
 	defer charge.Give()

@@ -24,13 +24,13 @@ import (
 
 // Handler serves the public listener.
 type Handler struct {
-	soleModel func() string // the method sole as a value, which is made once, not for each request
+	soleModel func() string // the method value d.sole, made once and not for each request
 	host      Host
 	routes    map[string]publicRoute
 	endpoint  endpointPage
 }
 
-// Host is what a Handler needs of its proxy.
+// Host is the part of the proxy that a Handler needs.
 type Host struct {
 	Started  time.Time
 	Ready    func() (ok bool, why string)
@@ -38,18 +38,18 @@ type Host struct {
 	Config   *reload.Reloader
 	Service  *service.Service
 	Fleet    *fleet.Fleet
-	Requests *request.Server // with its tier, owner, node and journal
+	Requests *request.Server // with its prefill tier, owner, geo node and journal
 	Through  *passthrough.Server
 }
 
-// ModelLoad is how busy the proxy is with a model.
+// ModelLoad is how busy the proxy is with one model.
 type ModelLoad struct {
 	Model            string
 	Running, Waiting int
 	KV               float64 // share of the KV memory of all decode ranks that are up, from 0 to 1
 }
 
-// endpointPage is the page of endpoint metrics. One request at a time makes it anew.
+// endpointPage is the page of metrics for the endpoint picker. Only one request at a time makes the page anew.
 type endpointPage struct {
 	last atomic.Pointer[endpointText]
 	busy atomic.Bool
@@ -81,7 +81,7 @@ func (d *Handler) keyOf(h *fasthttp.RequestHeader) (keys.Key, bool) {
 	return set.Find(h.Peek("X-Api-Key"))
 }
 
-// Stranger refuses a request whose key is not known by its head, before its body is read; nil: the key is known.
+// Stranger looks only at a request's head, so that an unknown caller is refused before the body is read; nil: the key is known.
 func (d *Handler) Stranger(h *fasthttp.RequestHeader) *edge.Refusal {
 	if _, ok := d.keyOf(h); ok {
 		return nil
@@ -89,7 +89,7 @@ func (d *Handler) Stranger(h *fasthttp.RequestHeader) *edge.Refusal {
 	return &unknownCaller
 }
 
-// Caller is the name of the caller's key. Bodies are charged to that name.
+// Caller returns the name of the caller's key. The memory of request bodies is counted by that name.
 func (d *Handler) Caller(h *fasthttp.RequestHeader) string {
 	key, _ := d.keyOf(h)
 	return key.Name
@@ -114,15 +114,14 @@ type incoming struct {
 	caller
 }
 
-// caller is who sent a request, and what the request holds of the caller's limits.
+// caller is who sent a request, and how much of the limits of its key the request has used.
 type caller struct {
 	key     keys.Key
-	booked  int // answers charged to key, given back at the end
-	metered int // tokens taken of the key's minute before an engine counted them
+	booked  int // answers counted against max_concurrent of key; GiveBack returns them
+	metered int // estimated prompt tokens, taken from the key's tokens per minute before an engine counted them
 }
 
-// identify takes one request of the key's minute and one of its answers. It reads the
-// priority that a trusted caller may give a request.
+// identify counts one request and one answer against the limits of the key, and reads the priority that a trusted caller may set.
 func (r *incoming) identify(ctx *fasthttp.RequestCtx, key keys.Key, objectives map[string]int, now time.Time) *openai.Error {
 	r.key, r.Priority = key, key.Priority
 	r.classify(&ctx.Request.Header, objectives)
@@ -147,12 +146,12 @@ var (
 	fairnessHeaders  = [...]string{"X-Gateway-Inference-Fairness-Id", "X-Llm-D-Inference-Fairness-Id"}
 )
 
-// mostFlows is how many flows a key may have. If there are more, some of them share their turns, because each turn looks through all
-// flows.
+// mostFlows bounds the flows of one key, because each turn looks at all flows. If a key names more, some of them share one flow and its
+// turns.
 const mostFlows = 256
 
-// classify reads the headers in which a trusted gateway describes a request. The objective header has a name, and objectives has the
-// priority for each name. The fairness header has the name of a flow. Flows take turns, as if each flow were a key of its own.
+// classify reads the headers in which a trusted gateway describes a request. The objective header names a priority, which objectives lists.
+// The fairness header names a flow. Flows take turns as if each of them were a key of its own.
 func (r *incoming) classify(h *fasthttp.RequestHeader, objectives map[string]int) {
 	if !r.key.Trusted {
 		return
@@ -183,8 +182,8 @@ func inRate(key keys.Key, now time.Time) *openai.Error {
 	return nil
 }
 
-// book charges n more answers to the caller's key, which may have a limited number at once; GiveBack returns them. It returns an error if
-// that number does not suffice: 400 if this request alone asks for more, else 429.
+// book counts n more answers against the caller's key, which may have a limited number at once. It returns 400 if this request alone asks
+// for more than the limit, and 429 if other requests use the rest. GiveBack returns the answers.
 func (r *caller) book(n int) *openai.Error {
 	switch limit := r.key.MaxConcurrent; {
 	case r.key.Acquire(n):
@@ -206,8 +205,8 @@ func (r *caller) book(n int) *openai.Error {
 	}
 }
 
-// meter takes the tokens of a request's prompts, as estimated, from those that the caller's key may use per minute. It returns an error if
-// not enough are left. GiveBack corrects the estimate, and takes the tokens of the answers.
+// meter counts the estimated tokens of a request's prompts against the tokens per minute of the caller's key. It returns an error if too
+// few are left. GiveBack corrects the estimate, and counts the tokens of the answers.
 func (r *caller) meter(tokens int, now time.Time) *openai.Error {
 	wait, ok := r.key.Tokens(now, tokens)
 	if !ok {
@@ -218,16 +217,16 @@ func (r *caller) meter(tokens int, now time.Time) *openai.Error {
 	return nil
 }
 
-// GiveBack settles what the request took of its key's limits, with the tokens that
-// its prompts and answers had in the end.
+// GiveBack ends what the request took of its key's limits: it returns the answers, and replaces the estimated tokens by those that the
+// prompts and answers had in the end. tokens below 0: the number is not known, and the estimate stays.
 func (r *caller) GiveBack(tokens int) {
 	r.key.Release(r.booked)
-	if tokens >= 0 { // below 0, they are not known, and the estimate stands
+	if tokens >= 0 {
 		r.key.Settle(time.Now(), tokens-r.metered)
 	}
 }
 
-// tooFast is the error for a key that is over a rate. wait is how long until it may send again.
+// tooFast is the error for a key that exceeded a rate. wait is the time until the key may send again.
 func tooFast(message string, wait time.Duration) *openai.Error {
 	e := openai.NewError(http.StatusTooManyRequests, "rate_limit_exceeded", message)
 	e.RetryAfter, e.Own = max(1, int(math.Ceil(wait.Seconds()))), true

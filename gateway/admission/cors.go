@@ -7,12 +7,12 @@ import (
 	"github.com/valyala/fasthttp"
 )
 
-// preflightAge is for how many seconds a browser remembers what it was told of a path.
+// preflightAge is how long a browser may remember the answer to a preflight, in seconds.
 const preflightAge = "600"
 
-// share tells a browser that the page of another site, if it is one of cors.origins, may read the answer; shared says that it may. If not
-// every site may, the header Vary sets answers apart by Origin, because a cache between us would give one site what was said to another.
-// No answer depends on cookies, so none allows a browser to send them.
+// share allows the page of another site to read the answer, if the site is one of cors.origins; shared says whether it did. Unless all
+// sites are allowed, it sets Vary: Origin, because a cache on the way could otherwise give one site the answer that was meant for another.
+// Answers do not depend on cookies, so browsers are not allowed to send them.
 func (d *Handler) share(ctx *fasthttp.RequestCtx) (shared bool) {
 	origins := d.host.Config.Settings().CORS.Origins
 	if len(origins) == 0 {
@@ -39,7 +39,7 @@ func (d *Handler) share(ctx *fasthttp.RequestCtx) (shared bool) {
 func preflight(ctx *fasthttp.RequestCtx, method string) {
 	h := &ctx.Response.Header
 	h.Set("Access-Control-Allow-Methods", method)
-	if asked := ctx.Request.Header.Peek("Access-Control-Request-Headers"); len(asked) > 0 { // a star would not allow Authorization
+	if asked := ctx.Request.Header.Peek("Access-Control-Request-Headers"); len(asked) > 0 { // "*" would not include Authorization
 		h.SetBytesV("Access-Control-Allow-Headers", asked)
 		h.Add("Vary", "Access-Control-Request-Headers")
 	}

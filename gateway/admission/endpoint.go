@@ -12,15 +12,15 @@ import (
 	"evenkeel/gateway/openai"
 )
 
-// Every client may ask for the page of metrics, and to make it the proxy asks the dispatcher. So a page is used for at least endpointLasts
-// before it is made anew, making it takes at most endpointWaits, and a page older than endpointStale is not sent.
+// Any client may ask for the page of metrics, and the dispatcher has to be asked to make it. A page is therefore used for at least
+// endpointLasts. Making one takes at most endpointWaits. A page older than endpointStale is not sent.
 const (
 	endpointLasts = 200 * time.Millisecond
 	endpointWaits = time.Second
 	endpointStale = 10 * time.Second
 )
 
-// metrics tells the picker of an InferencePool how busy the proxy is, in the words of vLLM.
+// metrics tells the endpoint picker of an InferencePool how busy the proxy is, under the metric names of vLLM.
 func (d *Handler) metrics(ctx *fasthttp.RequestCtx) {
 	if !d.host.Config.Settings().GatewayAPI.Metrics {
 		d.host.Requests.Fail(ctx, openai.NewError(http.StatusNotFound, "not_found",
@@ -28,17 +28,17 @@ func (d *Handler) metrics(ctx *fasthttp.RequestCtx) {
 		return
 	}
 	page := d.endpoint.last.Load()
-	// One request at a time makes the page anew. Others get the last page meanwhile.
+	// One request at a time makes the page anew. Meanwhile all others get the last page.
 	if (page == nil || time.Since(page.made) >= endpointLasts) && d.endpoint.busy.CompareAndSwap(false, true) {
 		d.makePage()
 		page = d.endpoint.last.Load()
 	}
 	if page == nil || time.Since(page.made) >= endpointStale {
-		ctx.SetStatusCode(http.StatusServiceUnavailable) // the load is not known
+		ctx.SetStatusCode(http.StatusServiceUnavailable) // no recent page: the load is not known
 		return
 	}
 	ctx.SetContentType("text/plain; version=0.0.4; charset=utf-8")
-	_, _ = ctx.Write(page.text) // into memory
+	_, _ = ctx.Write(page.text) // writes to memory, which cannot fail
 }
 
 // makePage makes the page of metrics anew. If the dispatcher does not answer in time, the last page stays.

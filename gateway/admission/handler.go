@@ -1,5 +1,5 @@
-// Package admission is the way of a request from the public listener to its service: routes, who
-// sends it, what it may and asks for, and whether anything can serve it.
+// Package admission takes a request from the public listener until it is served: it finds the route, checks who sends the request and what
+// its key allows, reads it, and refuses it if no engine could serve it.
 package admission
 
 import (
@@ -41,12 +41,13 @@ func (d *Handler) Handle(ctx *fasthttp.RequestCtx) {
 	if name, isModel := strings.CutPrefix(path, "/v1/models/"); isModel && name != "" { // a model's name may have slashes
 		route, ok = d.routes[oneModel]
 	}
+	takesMethod := method == route.method || method == http.MethodHead && route.method == http.MethodGet
 	switch {
 	case !ok:
 		d.host.Requests.Fail(ctx, openai.NewError(http.StatusNotFound, "not_found", "no such path: "+method+" "+path))
 	case shared && isPreflight(&ctx.Request.Header):
 		preflight(ctx, route.method)
-	case method != route.method && !(method == http.MethodHead && route.method == http.MethodGet):
+	case !takesMethod:
 		ctx.Response.Header.Set("Allow", route.method)
 		d.host.Requests.Fail(ctx, openai.NewError(http.StatusMethodNotAllowed, "method_not_allowed", path+" takes "+route.method+", not "+method))
 	default:
@@ -87,14 +88,14 @@ func (d *Handler) Routes() (all []string) {
 	return all
 }
 
-// Accept is what a client may send.
+// Accept returns the limits on what a client's request may ask for.
 func (d *Handler) Accept() openai.Limits {
 	limits := d.host.Config.Settings().Accept
 	limits.Sole = d.soleModel
 	return limits
 }
 
-// sole is the only model that is served here and in other regions; empty: there are several models, or none.
+// sole returns the only model that this region and the others serve; empty: they serve several models, or none.
 func (d *Handler) sole() string {
 	engines := d.host.Fleet.Now()
 	name := engines.Sole()
@@ -118,7 +119,7 @@ func (d *Handler) complete(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint) {
 	d.receive(ctx, ep.Path(), func(in *incoming) *openai.Error { return d.answer(ctx, ep, in) })
 }
 
-// receive serves a request of a client, once it is known who sent it and that they may.
+// receive serves a request of a client after it has checked the sender.
 func (d *Handler) receive(ctx *fasthttp.RequestCtx, path string, serve func(*incoming) *openai.Error) {
 	arrive := time.Now()
 	clientID := string(ctx.Request.Header.Peek("X-Request-Id"))
@@ -148,15 +149,15 @@ func (d *Handler) serveOrRefuse(ctx *fasthttp.RequestCtx, in *incoming, serve fu
 	panicked = false
 }
 
-// newIncoming begins the record of a request. The request will give back what it holds of its caller's limits.
+// newIncoming begins the record of a request. At its end, the request gives back through in.Limits what it holds of its caller's limits.
 func (d *Handler) newIncoming(facts journal.Facts) *incoming {
 	in := &incoming{Incoming: d.host.Requests.Incoming(facts)}
 	in.Limits = &in.caller
 	return in
 }
 
-// checkSender finds out who sends a request, and takes it from the rate limits of the sender's key. It returns an error if the sender is
-// unknown, or may send no request now.
+// checkSender finds out who sends a request, and counts it against the rate limits of the sender's key. It returns an error if the key is
+// unknown, or over its limits.
 func (d *Handler) checkSender(ctx *fasthttp.RequestCtx, path string, in *incoming) *openai.Error {
 	key, fail := d.authenticate(ctx)
 	if fail != nil {
@@ -174,7 +175,7 @@ func headersOf(ctx *fasthttp.RequestCtx) func(name string) string {
 	return func(name string) string { return string(ctx.Request.Header.Peek(name)) }
 }
 
-// body takes the body of a request, and decodes it: neither evenkeel nor an engine could read a compressed one as JSON.
+// body reads a request's body and decompresses it, because neither evenkeel nor an engine can read compressed JSON.
 func (d *Handler) body(ctx *fasthttp.RequestCtx, in *incoming) ([]byte, *openai.Error) {
 	packed, charge := edge.AcquireBody(ctx)
 	in.Body = charge
@@ -192,8 +193,8 @@ func (d *Handler) body(ctx *fasthttp.RequestCtx, in *incoming) ([]byte, *openai.
 	return nil, fail
 }
 
-// answer serves a request that is split into prefill and decode, and whose sender may send it: a client, or another dispatcher. If it
-// returns an error, the request has no answer yet. What the request took of its caller's limits it holds until its end.
+// answer serves a request that is split into prefill and decode. Its sender, a client or another dispatcher, is checked already. If answer
+// returns an error, nothing has been written to the client yet. Whatever the request took of its caller's limits, it keeps until it ends.
 func (d *Handler) answer(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *incoming) *openai.Error {
 	from := in.From
 	in.Record.Report(journal.Event{What: journal.Parsing})
@@ -222,8 +223,8 @@ func (d *Handler) answer(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *inc
 	return d.host.Requests.Serve(ctx, in.Incoming, req, route, parts)
 }
 
-// admit reads a request, and refuses it if it is malformed, or if neither the engines here nor another region can serve it now. It returns
-// the request, nil if it could not be read, and the route of its model.
+// admit reads a request. It refuses it if it is malformed, or if neither an engine here nor another region can serve it now. The returned
+// request is nil if it could not be read.
 func (d *Handler) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *incoming) (*openai.Request, fleet.Route, *openai.Error) {
 	if fail := d.checkLeaving(ctx, in); fail != nil {
 		return nil, fleet.Route{}, fail
@@ -239,7 +240,7 @@ func (d *Handler) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *inco
 	engines := d.host.Fleet.Now() // one state of the fleet for all questions below
 	route, ok, known := engines.Lookup(req.Model)
 	ok = ok && !route.Half
-	if !ep.Common() { // such an endpoint is served only here, and not by every engine
+	if !ep.Common() { // other regions do not serve such an endpoint, and not every engine has it
 		if fail := d.checkServedHere(ep.Path(), req.Model); fail != nil {
 			return req, route, fail
 		}
@@ -271,9 +272,9 @@ func (d *Handler) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *inco
 		route = fleet.Route{Name: req.Model, Board: req.Model}
 	}
 	switch {
-	case otherRegions: // whether an engine here serves the request is asked later
+	case otherRegions: // later the geo policy chooses between the engines here and another region
 	case node != nil && (!ok && !(known && node.AllUp()) ||
-		// a model may come back with the region that serves it
+		// this dispatcher serves no region now, and the model may come back with the region that has it
 		ok && d.host.Requests.Owner.Has(owner.Regions) && !d.host.Requests.Owner.AdmitsAny()):
 		return req, route, openai.Unavailable("no_region_available",
 			"no engine of this proxy serves "+strconv.Quote(req.Model)+", and no region that can be reached does", 1)
@@ -294,22 +295,21 @@ func (d *Handler) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *inco
 	return req, route, nil
 }
 
-// noRows refuses logprobs of a prompt: SGLang gives none if one engine prefills and another engine decodes.
+// noRows refuses the logprobs of a prompt: SGLang does not return them if prefill and decode run on two engines.
 var noRows = &openai.Error{
 	Status: http.StatusBadRequest, Code: openai.CodeUnsupported, Param: "echo",
 	Message: "\"echo\" with \"logprobs\" is not supported here: the engines of this model either prefill or decode, and tell no logprobs of " +
 		"a prompt then",
 }
 
-// blind is why a request is refused whose answer could be cut short without a word.
+// blind is why a request is refused if its answer could be cut short without any sign of it.
 const blind = ": this model has decode engines of vllm-ascend, which may end an answer early when they have no memory left, and this " +
 	"endpoint would not say so; " +
 	"use /v1/chat/completions, or ask the operator whether the connector of the engines is right, and for gives_back: false"
 
-// unserved refuses a request at an endpoint that the engines of its model do not have, or, with engines of SGLang, would not compute or
-// would compute with another model; nil: the endpoint is served. In a message these look
-// for a LoRA adapter behind a colon of the model's name, and in a response not at all (0.5.23, _resolve_lora_path in
-// entrypoints/openai/serving_base.py, create_responses in serving_responses.py).
+// unserved refuses a request at an endpoint that the engines of its model do not serve, or would answer with another model; nil: the
+// endpoint is served. SGLang takes the LoRA adapter of a message from behind a colon in the model's name, and ignores adapters in responses
+// (0.5.23, _resolve_lora_path in entrypoints/openai/serving_base.py, create_responses in serving_responses.py).
 func unserved(ep mooncake.Endpoint, route fleet.Route) *openai.Error {
 	why := ""
 	switch {
@@ -330,8 +330,8 @@ func unserved(ep mooncake.Endpoint, route fleet.Route) *openai.Error {
 	return openai.NewError(http.StatusNotFound, "no_such_route", ep.Path()+" is not served for "+strconv.Quote(route.Name)+": "+why)
 }
 
-// checkLeaving refuses a request if the proxy shuts down. But while this proxy hands its engines over to another one, it still takes
-// requests of other dispatchers.
+// checkLeaving refuses a request while the proxy shuts down. A proxy that hands its engines over to another one still takes requests of
+// other dispatchers.
 func (d *Handler) checkLeaving(ctx *fasthttp.RequestCtx, in *incoming) *openai.Error {
 	if d.host.Service.Draining() {
 		ctx.SetConnectionClose() // so that the client's next request goes where the load balancer sends it
@@ -359,7 +359,7 @@ func (d *Handler) TurnAway(ctx *fasthttp.RequestCtx, r edge.Refusal) {
 	}
 }
 
-// servedModel is a model as OpenAI shows it, and as Anthropic does, whose clients read the second part.
+// servedModel is a model in the form of OpenAI, followed by the fields that Anthropic's clients read.
 type servedModel struct {
 	ID          string `json:"id"`
 	Object      string `json:"object"`
@@ -375,7 +375,7 @@ type servedModel struct {
 	MaxInput    int    `json:"max_input_tokens,omitempty"`
 }
 
-// newServedModel describes a model. When the model was made is not known, so the page gives the start of the proxy.
+// newServedModel describes a model. Its creation time is not known, so the start of the proxy stands in its place.
 func (d *Handler) newServedModel(name, root string, maxLen int) servedModel {
 	return servedModel{
 		ID: name, Object: "model", Created: d.host.Started.Unix(), OwnedBy: "evenkeel", Root: root, MaxModelLen: maxLen,
@@ -392,7 +392,7 @@ func (d *Handler) listModels(ctx *fasthttp.RequestCtx) {
 	page := struct {
 		Object  string        `json:"object"`
 		Data    []servedModel `json:"data"`
-		HasMore bool          `json:"has_more"` // these three are Anthropic's: it is the only page
+		HasMore bool          `json:"has_more"` // these three are Anthropic's; the list is never split into pages
 		FirstID *string       `json:"first_id"`
 		LastID  *string       `json:"last_id"`
 	}{Object: "list", Data: list}
@@ -430,7 +430,7 @@ func (d *Handler) mayAskForModels(ctx *fasthttp.RequestCtx) bool {
 	return fail == nil
 }
 
-// servedModels returns the models that healthy engines serve, here and in other regions. How long the contexts of models elsewhere are is
+// servedModels returns the models that healthy engines serve, here and in other regions. The context lengths of models in other regions are
 // not known.
 func (d *Handler) servedModels() []servedModel {
 	list := []servedModel{}
@@ -477,7 +477,7 @@ func writeJSON(ctx *fasthttp.RequestCtx, status int, v any) {
 	ctx.SetBody(body)
 }
 
-// pass serves a request that goes to one engine as it came.
+// pass serves a request that is passed through to one engine unchanged.
 func (d *Handler) pass(ctx *fasthttp.RequestCtx, path string) {
 	d.receive(ctx, path, func(in *incoming) *openai.Error {
 		in.Record.Report(journal.Event{What: journal.Parsing})
@@ -510,8 +510,8 @@ func (d *Handler) admitWhole(ctx *fasthttp.RequestCtx, path string, in *incoming
 	return req, raw, d.checkServedHere(path, req.Model)
 }
 
-// checkServedHere refuses a request if no engine of this region has its model. It is for endpoints whose requests are not sent to other
-// regions. While no engine has named its models, it refuses nothing.
+// checkServedHere refuses a request if no engine of this region has its model. It is for endpoints whose requests are not forwarded to
+// other regions. It refuses nothing until the engines have reported their models.
 func (d *Handler) checkServedHere(path, model string) *openai.Error {
 	_, ok, known := d.host.Fleet.Now().Lookup(model)
 	switch {

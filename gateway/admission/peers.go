@@ -15,18 +15,18 @@ import (
 	"evenkeel/mooncake"
 )
 
-// Receive serves a request that another dispatcher sent for a tenant.
+// Receive serves a request that another dispatcher forwarded. tenant is the name of the client's key.
 func (d *Handler) Receive(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, from *geo.Hop, tenant string, came time.Time) {
 	in := d.newIncoming(journal.Facts{ID: request.NewID(), ClientID: from.RID, Arrival: came, Key: tenant, Origin: from.Origin})
 	in.From = from
 	ctx.Response.Header.Set("X-Request-Id", from.RID)
-	in.Record.Witness(headersOf(ctx), true, ep.Path()) // another dispatcher has decided what is sampled
+	in.Record.Witness(headersOf(ctx), true, ep.Path()) // whether the request is traced was decided by the dispatcher that forwarded it
 	d.serveOrRefuse(ctx, in, func() *openai.Error { return d.answer(ctx, ep, in) })
 }
 
 // checkBusy refuses a request of another dispatcher if too many requests for its model wait here already.
 func (d *Handler) checkBusy(from *geo.Hop, route fleet.Route) *openai.Error {
-	// A request that may not be sent on again could only wait here.
+	// This request may not be forwarded again. If no engine here may begin it, it could only wait.
 	if from.N >= from.Max && !d.host.Fleet.Now().Begins(route.Board, route.Name) {
 		return failure.NotOurs
 	}

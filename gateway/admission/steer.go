@@ -16,7 +16,7 @@ import (
 	"evenkeel/mooncake"
 )
 
-// Headers of a request that steer it.
+// With these headers a request says how it is to be served.
 const (
 	explainHeader       = "X-Evenkeel-Explain"
 	disaggregateHeader  = "X-Evenkeel-Disaggregate"
@@ -25,16 +25,15 @@ const (
 	geoHeader           = "X-Evenkeel-Geo" // local: the request is never forwarded
 )
 
-// longestDeadline bounds x-evenkeel-deadline-ms: no request waits for a day.
+// longestDeadline bounds x-evenkeel-deadline-ms. No request waits for a day.
 const longestDeadline = 24 * time.Hour
 
-// steer reads what a request says about how it is to be served: its session, which every caller may name or end, and the class, the
-// deadline, whether it is split, the prefill policy and the engines, which only a trusted caller may name. It returns an error if a value
-// cannot be used.
+// steer reads how a request asks to be served. Every caller may name or end its session. Only a trusted caller may name the class, the
+// deadline, the prefill policy, the engines, and whether the request is split. It returns an error if a value cannot be used.
 func (d *Handler) steer(ctx *fasthttp.RequestCtx, in *incoming, route fleet.Route, body *mooncake.Body) *openai.Error {
 	session := ctx.Request.Header.Peek(request.SessionHeader)
 	for _, key := range [...]string{"prompt_cache_key", "user"} {
-		// a JSON string that is not empty, with its quotes
+		// The value is a JSON string with its quotes, so a length of 2 means an empty one.
 		if value, ok := body.Get(key); ok && len(session) == 0 && len(value) > 2 && value[0] == '"' {
 			session = value
 		}
@@ -42,10 +41,10 @@ func (d *Handler) steer(ctx *fasthttp.RequestCtx, in *incoming, route fleet.Rout
 	if len(session) > 0 {
 		var digest xxhash.Digest
 		digest.Reset()
-		_, _ = digest.WriteString(in.Record.Key) // the same name of another caller is another session
+		_, _ = digest.WriteString(in.Record.Key) // equal names of two callers are two sessions
 		_, _ = digest.Write([]byte{0})
 		_, _ = digest.Write(session)
-		in.Session = max(1, digest.Sum64()) // 0: it has none
+		in.Session = max(1, digest.Sum64()) // 0 means no session
 	}
 	if value := ctx.Request.Header.Peek(request.SessionEndHeader); len(value) > 0 {
 		if in.Ends = string(value) == "true"; !in.Ends && string(value) != "false" {
@@ -74,8 +73,8 @@ func (d *Handler) steer(ctx *fasthttp.RequestCtx, in *incoming, route fleet.Rout
 	return d.aim(ctx, in, route)
 }
 
-// schedule reads how long a request may wait: its class (batch or online), which is that of its key unless a trusted caller names another,
-// and the deadline that a trusted caller gives. Another dispatcher is trusted.
+// schedule reads how long a request may wait: its class (batch or online) and its deadline. The class is that of the key, unless a trusted
+// caller names another one. Only a trusted caller, or another dispatcher, may give a deadline.
 func (r *incoming) schedule(h *fasthttp.RequestHeader) *openai.Error {
 	r.Batch = r.key.Batch
 	if !r.key.Trusted && r.From == nil {
@@ -116,7 +115,7 @@ func (d *Handler) aim(ctx *fasthttp.RequestCtx, in *incoming, route fleet.Route)
 				strconv.Quote(string(name))+" is no decode rank for the model; GET /workers lists them; or leave "+targetDecodeHeader+" out")
 		}
 		in.ToDecode = []int32{worker}
-		if r := engines.Rank(worker); r != nil && r.Group != "" { // then the group stands for the prefill engine
+		if r := engines.Rank(worker); r != nil && r.Group != "" { // a rank of a group gets prefills from the engines of that group
 			in.ToPrefill = r.Group
 		}
 	}
@@ -133,8 +132,8 @@ func (r *incoming) locate(ctx *fasthttp.RequestCtx, otherRegions bool) {
 	r.Patience = patienceOf(&ctx.Request.Header, r.Record.Arrival)
 }
 
-// patienceOf is when the client gives up waiting for an answer to begin, as the
-// OpenAI libraries tell in seconds; zero if it did not.
+// patienceOf returns when the client gives up waiting for the first byte. The OpenAI libraries send this time in seconds; zero: the client
+// did not send it.
 func patienceOf(h *fasthttp.RequestHeader, arrive time.Time) time.Time {
 	for _, name := range [...]string{"X-Stainless-Read-Timeout", "X-Stainless-Timeout"} {
 		value := h.Peek(name)
