@@ -16,29 +16,30 @@ const (
 	None          = "none"
 )
 
-// Reasons of them.
+// Reasons for steps.
 const (
 	ReasonBacklog       = "backlog"           // add_prefill: prompts wait
 	ReasonPoolWait      = "pool_wait"         // add_decode: hand-offs wait
-	ReasonBusy          = "busy"              // add_*: nothing waits yet, but there is nothing to spare
-	ReasonKV            = "kv"                // add_*: the KV budget is what is used up
+	ReasonBusy          = "busy"              // add_*: nothing waits yet, but no rank is free
+	ReasonKV            = "kv"                // add_*: the KV budget is used up
 	ReasonIdle          = "idle"              // remove_*
 	ReasonToPrefill     = "decode_to_prefill" // rebalance
 	ReasonToDecode      = "prefill_to_decode" // rebalance
 	ReasonBalanced      = "balanced"          // none
 	ReasonTooLittleData = "too_little_data"   // none
-	ReasonPrefillDown   = "prefill_down"      // none: no rank answers, which more ranks do not mend
+	ReasonPrefillDown   = "prefill_down"      // none: no rank answers, and more ranks would not help
 	ReasonDecodeDown    = "decode_down"
-	ReasonRanksDown     = "ranks_down" // none: those that answer are enough, and whether all would be is not known
+	// none: the ranks that answer are enough now, but it is not known whether they were enough before the others went down
+	ReasonRanksDown = "ranks_down"
 )
 
-// Step is one thing to do.
+// Step is one advised action.
 type Step struct {
 	Kind   string `json:"kind"`
 	Reason string `json:"reason"`
 }
 
-// Steps lists every step that there can be.
+// Steps lists every step that can be advised.
 func Steps() []Step {
 	return []Step{
 		{AddPrefill, ReasonBacklog}, {AddPrefill, ReasonBusy}, {AddPrefill, ReasonKV},
@@ -49,14 +50,14 @@ func Steps() []Step {
 	}
 }
 
-// Side has the measured values of one side, as means of the window, and the advised number of ranks.
+// Side has the measured values of prefill or decode, as means over the window, and the advised number of ranks.
 type Side struct {
 	Live           int     `json:"live_ranks"` // now
 	Down           int     `json:"down_ranks"` // now; they do not answer
 	Advised        int     `json:"advised_ranks"`
-	BacklogSeconds float64 `json:"backlog_seconds"` // time until a request that comes now would begin
-	Busy           float64 `json:"busy_share"`      // prefill: of time; decode: of slots
-	KV             float64 `json:"kv_share"`        // of the KV budget, 0: unknown
+	BacklogSeconds float64 `json:"backlog_seconds"` // time until a request that arrives now would begin
+	Busy           float64 `json:"busy_share"`      // share of prefill time, or of decode slots
+	KV             float64 `json:"kv_share"`        // share of the KV budget; 0: unknown
 }
 
 // Advice tells what to do about a model's ranks.
@@ -71,29 +72,29 @@ type Advice struct {
 
 // Settings of an Advisor.
 type Settings struct {
-	Window time.Duration // what is seen is the mean over it; a need that is shorter is none
-	Calm   time.Duration // ranks are spared that nothing asked for in all of it
-	Target float64       // how much of what ranks can do is to be used
+	Window time.Duration // all values are means over it; a shorter need is ignored
+	Calm   time.Duration // a rank is spare if nothing needed it for so long
+	Target float64       // share of the capacity of the ranks that should be used
 }
 
-// band is by how much a need must exceed the ranks there are before more are
-// advised; once they are, until it no longer exceeds them.
+// band keeps the advice from flapping: more ranks are advised once the need exceeds the ranks by this factor, and until the need no longer
+// exceeds the ranks at all.
 const band = 1.1
 
 // Advisor follows one model. It is not safe for concurrent use.
 type Advisor struct {
 	set     Settings
-	since   time.Time // of the first sample since a side was down
+	since   time.Time // of the first sample after a side was down
 	lost    time.Time // of the last sample in which a rank was down
 	samples []Sample  // of the window, oldest first
-	needs   []need    // means of the window, over calm
+	needs   []need    // means over the window, kept for Settings.Calm
 	short   struct{ prefill, decode bool }
 }
 
 // New returns an Advisor that has seen nothing.
 func New(set Settings) *Advisor { return &Advisor{set: set} }
 
-// Observe takes in a sample, later than the ones before, and advises.
+// Observe adds a sample, which must be newer than all before, and returns the advice.
 func (a *Advisor) Observe(s Sample) Advice {
 	if s.Prefill.Down+s.Decode.Down > 0 {
 		a.lost = s.At
@@ -117,8 +118,7 @@ func (a *Advisor) Observe(s Sample) Advice {
 	return out
 }
 
-// down is what is said while a side does not answer. What was seen before is
-// kept for when it does; the window begins anew.
+// down returns the advice while prefill or decode does not answer at all. The needs from before are kept for later; the window begins anew.
 func (a *Advisor) down(s Sample) Advice {
 	a.samples = append(a.samples[:0], s)
 	out := a.seen()
@@ -136,7 +136,7 @@ func (a *Advisor) down(s Sample) Advice {
 	return out
 }
 
-// seen sums up the window; as many ranks are advised as there are.
+// seen returns the means over the window, and advises as many ranks as there are.
 func (a *Advisor) seen() Advice {
 	var out Advice
 	now := &a.samples[len(a.samples)-1]
@@ -160,7 +160,7 @@ func (a *Advisor) seen() Advice {
 	return out
 }
 
-// endRate is how many answers end a second.
+// endRate returns how many answers end per second.
 func (a *Advisor) endRate() float64 {
 	first, last := &a.samples[0], &a.samples[len(a.samples)-1]
 	passed := last.At.Sub(first.At).Seconds()
@@ -170,8 +170,7 @@ func (a *Advisor) endRate() float64 {
 	return float64(last.Decode.Ended-first.Decode.Ended) / passed
 }
 
-// poolWait is how long a hand-off that comes now waits for a slot: those ahead of
-// it leave as answers end.
+// poolWait returns how long a hand-off that arrives now waits for a slot, in seconds. The hand-offs before it get slots as answers end.
 func (a *Advisor) poolWait() float64 {
 	d := &a.samples[len(a.samples)-1].Decode
 	if d.Pool == 0 {
@@ -183,7 +182,7 @@ func (a *Advisor) poolWait() float64 {
 	return d.Oldest.Seconds()
 }
 
-// serves is how long an answer keeps its slot, by Little's law.
+// serves returns how long an answer keeps its slot, in seconds, by Little's law.
 func (a *Advisor) serves() float64 {
 	used := 0.0
 	for i := range a.samples {
@@ -195,7 +194,7 @@ func (a *Advisor) serves() float64 {
 	return drain.Seconds()
 }
 
-// mean is what the samples of the window ask for.
+// mean returns the mean need of the samples in the window.
 func (a *Advisor) mean() need {
 	m := need{at: a.samples[len(a.samples)-1].At}
 	serves, n := a.serves(), float64(len(a.samples))
@@ -209,7 +208,7 @@ func (a *Advisor) mean() need {
 	return m
 }
 
-// most is the largest need of each side since then; without a time there was none.
+// most returns the largest need of each side since a time. If m.at is zero, there was none.
 func (a *Advisor) most(since time.Time) (m need) {
 	for _, n := range a.needs {
 		if n.at.Before(since) {
@@ -222,7 +221,7 @@ func (a *Advisor) most(since time.Time) (m need) {
 	return m
 }
 
-// advise compares what is needed with what there is.
+// advise compares the needed ranks with the live ones.
 func (a *Advisor) advise(out *Advice) {
 	now := a.needs[len(a.needs)-1]
 	lately, calm := a.most(now.at.Add(-a.set.Window)), a.most(now.at.Add(-a.set.Calm))
@@ -230,7 +229,8 @@ func (a *Advisor) advise(out *Advice) {
 	a.short.decode = isShort(a.short.decode, now.decode, out.Decode.Live)
 	lost := out.Prefill.Down + out.Decode.Down
 	watched := a.set.Window + a.set.Calm
-	whole := now.at.Sub(a.since) >= watched && now.at.Sub(a.lost) >= watched // while ranks are down, less work gets to the others, too
+	// ranks that are down also keep work from the others, so no rank counts as spare then
+	whole := now.at.Sub(a.since) >= watched && now.at.Sub(a.lost) >= watched
 	sparePrefill := whole && !a.short.prefill && ranks(calm.prefillThen) < out.Prefill.Live
 	spareDecode := whole && !a.short.decode && ranks(calm.decodeThen) < out.Decode.Live
 	if a.short.prefill {
@@ -308,7 +308,7 @@ func count(ranks int) string {
 	return fmt.Sprintf("%d ranks", ranks)
 }
 
-// are says how many ranks are advised, before that word.
+// are returns "1 is" or "N are", for a sentence that goes on with "advised".
 func are(ranks int) string {
 	if ranks == 1 {
 		return "1 is"
@@ -323,14 +323,14 @@ func isShort(was bool, need float64, live int) bool {
 	return need > band*float64(live)
 }
 
-// whyPrefill: prompts that wait say more than engines that are busy.
+// whyPrefill returns the reason for more prefill ranks. Waiting prompts are a stronger reason than busy engines.
 func (a *Advisor) whyPrefill(out *Advice) string {
 	waiting := 0.0
 	for i := range a.samples {
 		waiting += a.samples[i].Prefill.Waiting / float64(len(a.samples)*out.Prefill.Live)
 	}
 	switch {
-	case waiting >= 1: // second a rank
+	case waiting >= 1: // seconds of waiting work per rank
 		return ReasonBacklog
 	case out.Prefill.KV > out.Prefill.Busy:
 		return ReasonKV
@@ -346,13 +346,13 @@ func (a *Advisor) whyDecode(out *Advice) string {
 	switch {
 	case out.Decode.KV > out.Decode.Busy:
 		return ReasonKV
-	case pooled >= len(a.samples): // one at any time
+	case pooled >= len(a.samples): // on average at least one hand-off waits
 		return ReasonPoolWait
 	}
 	return ReasonBusy
 }
 
-// keepAfter drops from the front what was before a time.
+// keepAfter drops from the front of the list everything older than from.
 func keepAfter[T any](list []T, from time.Time, at func(T) time.Time) []T {
 	i := 0
 	for i < len(list) && at(list[i]).Before(from) {

@@ -1,5 +1,4 @@
-// Package advice says how many prefill and decode ranks a model needs, and why:
-// a function of what both sides looked like over the last minutes. It moves
+// Package advice says how many prefill and decode ranks a model needs, and why, from samples of the last minutes. It starts and stops
 // nothing; an autoscaler or a person does.
 package advice
 
@@ -8,40 +7,40 @@ import (
 	"time"
 )
 
-// Sample is what one model's two sides look like at one instant.
+// Sample is the state of one model's prefill and decode ranks at one instant.
 type Sample struct {
 	At       time.Time
 	Prefill  Prefill
 	Decode   Decode
-	PoolFull bool // hand-offs fill the pool: what waits in the arrival queue waits for decode
+	PoolFull bool // hand-offs fill the pool, so requests in the arrival queue wait for decode, not for prefill
 }
 
-// Prefill is the side that computes prompts.
+// Prefill is the state of the ranks that compute prompts.
 type Prefill struct {
 	Live     int     // ranks that answer
 	Down     int     // ranks that do not
-	Busy     int     // of them, those with a probe unanswered
+	Busy     int     // live ranks with an unanswered probe
 	Requests int     // in the arrival queue
-	Waiting  float64 // seconds one rank would compute for: the arrival queue, and what stands behind the probe that runs
-	Begun    float64 // the same of the probes that run
+	Waiting  float64 // seconds of prefill for one rank: the arrival queue, and probes that wait behind a running one
+	Begun    float64 // seconds of prefill for one rank: the running probes
 	KVTokens int64   // held
 	Capacity int64   // 0: unknown
 }
 
-// Decode is the side that makes answers.
+// Decode is the state of the ranks that generate answers.
 type Decode struct {
 	Live     int // ranks that answer
 	Down     int // ranks that do not
-	Slots    int // of them all
+	Slots    int // of all live ranks together
 	Used     int
 	KVTokens int64
 	Capacity int64 // 0: unknown
 	Pool     int   // hand-offs that wait for a rank
 	Oldest   time.Duration
-	Ended    uint64 // answers, ever: what gives slots back
+	Ended    uint64 // answers since the start; each end frees a slot
 }
 
-// kvShare is the part of the KV budget in use, 0 where nobody knows it.
+// kvShare returns the used share of the KV budget; 0: the budget is not known.
 func kvShare(tokens, capacity int64) float64 {
 	if capacity <= 0 {
 		return 0
@@ -56,24 +55,22 @@ func share(part, whole int) float64 {
 	return float64(part) / float64(whole)
 }
 
-// drain is how soon what waits should be gone: a rank is asked for where that
-// takes more than the ranks there are.
+// drain is the time in which waiting requests should be gone. If the ranks would need longer, more ranks are advised.
 const drain = time.Minute
 
 // need is how many ranks of each side a sample asks for, as a fraction.
 type need struct {
 	at              time.Time
 	prefill, decode float64
-	// What the side would be asked for, were the other one not short.
+	// The same, if the other side were not short of ranks.
 	prefillThen, decodeThen float64
 }
 
-// needOf turns a sample into ranks. A side's ranks should be used to target of
-// what they can do, and what waits be gone within drain. serves is how many
-// seconds an answer keeps its slot.
+// needOf returns how many ranks a sample needs: as many as keep the used share of their capacity at target, and finish the waiting requests
+// within drain. serves is how many seconds an answer keeps its slot.
 func needOf(s *Sample, target, serves float64) need {
 	n := need{at: s.At}
-	queued := 0.0 // for decode, though still in the arrival queue
+	queued := 0.0 // requests of the arrival queue that wait for decode
 	if d := s.Decode; d.Live > 0 {
 		perRank := float64(d.Slots) / float64(d.Live)
 		used := max(share(d.Used, d.Slots), kvShare(d.KVTokens, d.Capacity))
@@ -93,7 +90,8 @@ func needOf(s *Sample, target, serves float64) need {
 		}
 		n.prefill = work / target
 		if kv := float64(p.Live) * kvShare(p.KVTokens, p.Capacity); s.Decode.Pool == 0 {
-			n.prefill = max(n.prefill, kv/target) // hand-offs that wait for decode hold KV, too: that is decode's
+			// while hand-offs wait for decode they hold prefill KV, and more prefill ranks would not help
+			n.prefill = max(n.prefill, kv/target)
 		}
 	}
 	n.prefillThen = n.prefill * shortage(n.decode, s.Decode.Live)
@@ -101,7 +99,7 @@ func needOf(s *Sample, target, serves float64) need {
 	return n
 }
 
-// shortage is by how much more would pass a side that is short, were it not.
+// shortage returns by which factor more requests would get through a side that is short of ranks if it were not; 1: it is not short.
 func shortage(need float64, live int) float64 {
 	if live == 0 {
 		return 1
