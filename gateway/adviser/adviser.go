@@ -1,5 +1,5 @@
-// Package adviser watches both sides and keeps what there is to advise on the number of
-// ranks (package advice) for metrics and /status. Nothing on a request's way knows of it.
+// Package adviser samples the prefill and decode ranks of each model, and keeps the latest advice on their number (package advice) for
+// metrics and /status. Requests are served without it.
 package adviser
 
 import (
@@ -21,11 +21,11 @@ import (
 	"evenkeel/prefill"
 )
 
-// An Adviser looks at both sides now and then. The goroutine of Run owns the advisors.
+// Adviser takes a sample at each interval. Only the goroutine of Run uses the advisors.
 type Adviser struct {
-	host  Host
-	of    map[string]*advice.Advisor // by board
-	given atomic.Pointer[[]advice.Advice]
+	host     Host
+	advisors map[string]*advice.Advisor // by board
+	given    atomic.Pointer[[]advice.Advice]
 }
 
 // Host is the proxy that is advised.
@@ -37,10 +37,10 @@ type Host struct {
 	Places     *pool.Places
 }
 
-// New returns an adviser without advice, which is a collector of metrics.
-func New(h Host) *Adviser { return &Adviser{host: h, of: map[string]*advice.Advisor{}} }
+// New returns an adviser that has no advice yet. It is also a collector of metrics.
+func New(h Host) *Adviser { return &Adviser{host: h, advisors: map[string]*advice.Advisor{}} }
 
-// Latest is what was advised last, by model.
+// Latest returns the last advice for each model.
 func (a *Adviser) Latest() []advice.Advice {
 	if given := a.given.Load(); given != nil {
 		return *given
@@ -48,7 +48,7 @@ func (a *Adviser) Latest() []advice.Advice {
 	return nil
 }
 
-// Run looks at both sides until ctx ends.
+// Run takes samples until ctx ends.
 func (a *Adviser) Run(ctx context.Context) {
 	set := a.host.Settings()
 	if set.Interval == 0 {
@@ -66,33 +66,32 @@ func (a *Adviser) Run(ctx context.Context) {
 	}
 }
 
-// look takes a sample of every model. Boards that are gone are forgotten.
+// look takes a sample of every model, and forgets models whose boards are gone.
 func (a *Adviser) look(ctx context.Context, now time.Time) {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	status := a.host.Dispatcher.Status(ctx)
 	if ctx.Err() != nil {
-		return // the loop is stuck; half a sample is none
+		return // the dispatcher did not answer in time, and half a sample would mislead
 	}
 	set := a.host.Settings()
 	given := make([]advice.Advice, 0, len(status.Models))
 	samples := a.samples(now, status.Models)
 	for _, board := range slices.Sorted(maps.Keys(samples)) {
-		if a.of[board] == nil {
-			a.of[board] = advice.New(advice.Settings{Window: set.Window, Calm: set.Calm, Target: set.Target})
+		if a.advisors[board] == nil {
+			a.advisors[board] = advice.New(advice.Settings{Window: set.Window, Calm: set.Calm, Target: set.Target})
 		}
-		one := a.of[board].Observe(*samples[board])
+		one := a.advisors[board].Observe(*samples[board])
 		one.Model = board
 		given = append(given, one)
 	}
-	maps.DeleteFunc(a.of, func(board string, _ *advice.Advisor) bool { return samples[board] == nil })
+	maps.DeleteFunc(a.advisors, func(board string, _ *advice.Advisor) bool { return samples[board] == nil })
 	a.given.Store(&given)
 }
 
-// samples are the boards as they are now, with the prefill ranks that serve
-// them. A model that shares the ranks of its base is a part of it. Of ranks that
-// another proxy admits to nothing is known here. Ranks that prefill and decode are
-// left out: there is no other side whose ranks they could be weighed against.
+// samples returns a sample of each board, with the prefill ranks that serve it. A LoRA adapter counts as part of its base model. Boards
+// whose ranks another proxy admits to are left out, because their load is not known here. Aggregated ranks are left out, because they have
+// no other side to be balanced with.
 func (a *Adviser) samples(now time.Time, boards []board.ModelStatus) map[string]*advice.Sample {
 	all := map[string]*advice.Sample{}
 	pooled := 0
@@ -162,7 +161,7 @@ func addPrefill(p *advice.Prefill, c *prefill.CandidateStatus) {
 	if c.Inflight > 0 {
 		p.Busy++
 		ours := (c.BacklogMs - c.OthersMs) / 1000
-		runs := ours / float64(c.Inflight) // one at a time
+		runs := ours / float64(c.Inflight) // an engine computes one probe at a time
 		p.Begun += runs
 		p.Waiting += ours - runs
 	}

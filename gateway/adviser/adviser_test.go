@@ -208,7 +208,7 @@ evenkeel_live_ranks{model="m",role="prefill"} 2
 		time.Sleep(time.Second)
 		synctest.Wait()
 		require.Empty(t, a.Latest())
-		require.Empty(t, a.of)
+		require.Empty(t, a.advisors)
 		cancel()
 		<-over
 		a.set = &config.Advice{}
