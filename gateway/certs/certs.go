@@ -1,5 +1,4 @@
-// Package certs makes TLS configurations of files: certificates that are read
-// again when their files change, and what engines are trusted by.
+// Package certs makes TLS configurations from certificate files. It reads the files again when they change.
 package certs
 
 import (
@@ -15,12 +14,11 @@ import (
 	"time"
 )
 
-// Pair is a certificate with its key, as two PEM files hold them. Handshakes
-// take whatever was read last; connections keep what they began with.
+// Pair is a certificate with its key, from two PEM files. Each handshake uses the pair that was read last; open connections keep theirs.
 type Pair struct {
-	mu                sync.Mutex // over the next three
+	mu                sync.Mutex // protects the three fields below, but current is read without it
 	certFile, keyFile string
-	seen              [2][]byte // contents tried last
+	seen              [2][]byte // contents of both files that were tried last
 	current           atomic.Pointer[tls.Certificate]
 }
 
@@ -33,11 +31,9 @@ func Load(certFile, keyFile string) (*Pair, error) {
 	return p, nil
 }
 
-// Reload reads the files again if they changed, which it tells by their
-// contents: they are small, and some tools keep a file's time when they replace
-// it. Files that cannot be used are an error once, and what was read before
-// stays in force: between the writing of one file and the other they do not
-// match.
+// Reload reads the files again if their contents changed. It does not go by their times, because some tools keep a file's time when they
+// replace it. While one of the files is written and the other is not yet, they do not match: the old pair then stays in force, and the
+// error is returned only once for the same contents.
 func (p *Pair) Reload() (changed bool, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -61,7 +57,7 @@ func (p *Pair) same(now [2][]byte) bool {
 	return p.seen[0] != nil && bytes.Equal(p.seen[0], now[0]) && bytes.Equal(p.seen[1], now[1])
 }
 
-// missing tells of a file that cannot be read the first time only.
+// missing returns err the first time that a file cannot be read, and nil until the files change.
 func (p *Pair) missing(err error) error {
 	nothing := [2][]byte{{}, {}}
 	if p.same(nothing) {
@@ -71,7 +67,7 @@ func (p *Pair) missing(err error) error {
 	return err
 }
 
-// Succeed takes over the files and the certificate of another pair, which nobody uses yet.
+// Succeed replaces the files and the certificate by those of another pair, which nothing uses yet.
 func (p *Pair) Succeed(next *Pair) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -79,11 +75,10 @@ func (p *Pair) Succeed(next *Pair) {
 	p.current.Store(next.current.Load())
 }
 
-// Leaf is the certificate handshakes present now.
+// Leaf returns the certificate that handshakes present now.
 func (p *Pair) Leaf() *x509.Certificate { return p.current.Load().Leaf }
 
-// Server returns the configuration of a listener: TLS 1.2 at least, HTTP/1.1
-// only, as that is all that is spoken behind it.
+// Server returns the configuration of a listener: TLS 1.2 or later, and HTTP/1.1 only, because the server behind it speaks nothing else.
 func (p *Pair) Server() *tls.Config {
 	return &tls.Config{
 		MinVersion:     tls.VersionTLS12,
@@ -100,12 +95,10 @@ func (p *Pair) Listener(ln net.Listener) net.Listener {
 	return tls.NewListener(ln, p.Server())
 }
 
-// Client returns the configuration of calls to an engine. caFile replaces the
-// system's authorities, certFile and keyFile answer an engine that asks who
-// calls; each may be empty.
+// Client returns the configuration of calls to an engine. caFile replaces the system's authorities. certFile and keyFile are presented to
+// an engine that asks for a certificate. Each may be empty.
 //
-// Our own certificate is read again for every handshake, of which there are
-// few: connections are kept.
+// Our own certificate is read again for every handshake. Handshakes are few, because connections are kept.
 func Client(serverName, caFile, certFile, keyFile string) (*tls.Config, error) {
 	c := &tls.Config{ServerName: serverName, MinVersion: tls.VersionTLS12}
 	if caFile != "" {
@@ -126,7 +119,7 @@ func Client(serverName, caFile, certFile, keyFile string) (*tls.Config, error) {
 		return nil, err
 	}
 	c.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
-		_, _ = pair.Reload() // files that cannot be used are being replaced: the engine judges the old certificate
+		_, _ = pair.Reload() // if the files are just being replaced, the old certificate is sent, and the engine judges it
 		return pair.current.Load(), nil
 	}
 	return c, nil
@@ -148,7 +141,7 @@ func read(certFile, keyFile string) (pair [2][]byte, err error) {
 	return [2][]byte{cert, key}, err
 }
 
-// parse refuses a certificate that nobody would accept any more.
+// parse returns the pair of a certificate and its key, or an error if the certificate has expired.
 func parse(certPEM, keyPEM []byte) (tls.Certificate, error) {
 	cert, err := tls.X509KeyPair(certPEM, keyPEM)
 	switch {
@@ -160,5 +153,5 @@ func parse(certPEM, keyPEM []byte) (tls.Certificate, error) {
 	return cert, nil
 }
 
-// ErrExpired is a certificate past its last day.
+// ErrExpired is the error for a certificate that has expired.
 var ErrExpired = errors.New("the certificate expired")

@@ -10,8 +10,7 @@ import (
 	"sync/atomic"
 )
 
-// Authority is who signs the certificates of a group, as a PEM file holds it.
-// Handshakes take whatever was read last.
+// Authority has the certificates that sign those of all proxies of a group, from a PEM file. Each handshake uses what was read last.
 type Authority struct{ pool atomic.Pointer[x509.CertPool] }
 
 // LoadAuthority reads the file.
@@ -20,8 +19,7 @@ func LoadAuthority(file string) (*Authority, error) {
 	return a, a.Load(file)
 }
 
-// Load reads a file in place of the one before; one that cannot be used changes
-// nothing.
+// Load reads a file and uses it in place of the last one. If the file cannot be used, the last one stays.
 func (a *Authority) Load(file string) error {
 	pem, err := os.ReadFile(file)
 	if err != nil {
@@ -35,7 +33,7 @@ func (a *Authority) Load(file string) error {
 	return nil
 }
 
-// verify checks a chain as both sides do; names are looked at by the caller.
+// verify checks a certificate chain for both servers and clients. Names are checked by the caller.
 func (a *Authority) verify(chain []*x509.Certificate, usage x509.ExtKeyUsage) error {
 	if len(chain) == 0 {
 		return fmt.Errorf("certificate: the caller showed none")
@@ -48,8 +46,8 @@ func (a *Authority) verify(chain []*x509.Certificate, usage x509.ExtKeyUsage) er
 	return err
 }
 
-// MutualServer is the configuration of a listener whose callers show
-// certificates: TLS 1.3. Which of them may do what is for who reads the names.
+// MutualServer returns the configuration of a listener whose callers must present a certificate: TLS 1.3. What a caller may do, the server
+// decides by the names in that certificate.
 func (p *Pair) MutualServer(a *Authority) *tls.Config {
 	c := p.Server()
 	c.MinVersion, c.ClientAuth = tls.VersionTLS13, tls.RequireAnyClientCert
@@ -57,17 +55,17 @@ func (p *Pair) MutualServer(a *Authority) *tls.Config {
 	return c
 }
 
-// MutualListener puts TLS over a listener whose callers show certificates.
+// MutualListener puts TLS over a listener whose callers must present a certificate.
 func (p *Pair) MutualListener(ln net.Listener, a *Authority) net.Listener {
 	return tls.NewListener(ln, p.MutualServer(a))
 }
 
-// MutualClient is the configuration of calls to a member of the group, whose
-// certificate has one of the names, DNS or URI: TLS 1.3.
+// MutualClient returns the configuration of calls to a proxy of the group: TLS 1.3. The proxy's certificate must have one of names, which
+// are DNS names or URIs.
 func (p *Pair) MutualClient(a *Authority, serverName string, names []string) *tls.Config {
 	return &tls.Config{
 		ServerName: serverName, MinVersion: tls.VersionTLS13,
-		InsecureSkipVerify: true, // VerifyConnection does it: a SPIFFE name is no host, and the authority may change
+		InsecureSkipVerify: true, // VerifyConnection checks in its place: a SPIFFE name is no host name, and the authority may change
 		VerifyConnection: func(s tls.ConnectionState) error {
 			if err := a.verify(s.PeerCertificates, x509.ExtKeyUsageServerAuth); err != nil {
 				return err

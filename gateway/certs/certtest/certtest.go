@@ -27,7 +27,7 @@ type Authority struct {
 	dir  string
 }
 
-// New makes an authority with a folder of its own.
+// New makes an authority, whose files are in a temporary folder.
 func New(t testing.TB) *Authority {
 	t.Helper()
 	a := &Authority{dir: t.TempDir(), key: newKey(t)}
@@ -45,15 +45,15 @@ func New(t testing.TB) *Authority {
 	return a
 }
 
-// Pool trusts the authority.
+// Pool returns a pool with only this authority.
 func (a *Authority) Pool() *x509.CertPool {
 	p := x509.NewCertPool()
 	p.AddCert(a.cert)
 	return p
 }
 
-// Issue writes a certificate for 127.0.0.1 and the name, good for both ends,
-// until the time given. Files of the same name are replaced.
+// Issue writes a certificate for servers and clients, valid for name and 127.0.0.1 until the given time. It replaces files of the same
+// name.
 func (a *Authority) Issue(t testing.TB, name string, until time.Time) (certFile, keyFile string) {
 	t.Helper()
 	serial, err := rand.Int(rand.Reader, big.NewInt(1<<62))
@@ -73,7 +73,7 @@ func (a *Authority) Issue(t testing.TB, name string, until time.Time) (certFile,
 	return certFile, keyFile
 }
 
-// Server is a configuration with a certificate of the name.
+// Server returns a server configuration with a new certificate for the name.
 func (a *Authority) Server(t testing.TB, name string) *tls.Config {
 	t.Helper()
 	cert, err := tls.LoadX509KeyPair(a.Issue(t, name, time.Now().Add(time.Hour)))
