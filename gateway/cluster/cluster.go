@@ -1,5 +1,4 @@
-// Package cluster finds the Kubernetes API server and the namespace that one
-// means, for whoever talks to it: about leases, about pods.
+// Package cluster finds the Kubernetes API server and the namespace to use, for the lease store and for discovery.
 package cluster
 
 import (
@@ -15,12 +14,11 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// ownNamespace is where a pod reads which namespace it is in.
+// ownNamespace is the file that tells a pod its own namespace.
 const ownNamespace = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 
-// Find says how the API server is reached, by a kubeconfig or, without one, as a
-// pod is told, and which namespace is meant: the one that is named, else that of
-// the kubeconfig or of this pod.
+// Find returns how to reach the API server, and the namespace to use. The server comes from the kubeconfig or, if that is empty, from this
+// pod's service account. An empty namespace stands for that of the kubeconfig or of this pod.
 func Find(kubeconfig, namespace string) (*rest.Config, string, error) {
 	var cfg *rest.Config
 	var err error
@@ -53,21 +51,19 @@ func Find(kubeconfig, namespace string) (*rest.Config, string, error) {
 	return cfg, namespace, nil
 }
 
-// A connection whose other end has vanished is noticed within deadAfter once
-// nothing has come for quietFor.
+// If nothing has come over a connection for quietFor, it is probed, and it fails within deadAfter if the other end is gone.
 const (
 	quietFor  = 5 * time.Second
 	deadAfter = 5 * time.Second
 )
 
-// notice has connections to the API server fail when its other end is gone. A
-// watch may be silent for minutes, so without it only the half minutes of
-// client-go would tell.
+// notice makes connections to the API server fail soon after the server is gone. A watch may be silent for minutes, and client-go alone
+// would need half a minute or more to find out.
 func notice(cfg *rest.Config) {
 	probes := net.KeepAliveConfig{Enable: true, Idle: quietFor, Interval: deadAfter / 5, Count: 5}
 	cfg.Dial = (&net.Dialer{Timeout: deadAfter, KeepAliveConfig: probes}).DialContext
-	// A device on the way may answer these probes in place of the server. HTTP/2 asks
-	// the server itself; client-go reads how often only from these variables.
+	// A device on the way may answer TCP probes in place of the server, so HTTP/2 pings ask the server itself. client-go takes their
+	// intervals only from these variables.
 	for name, d := range map[string]time.Duration{"HTTP2_READ_IDLE_TIMEOUT_SECONDS": quietFor, "HTTP2_PING_TIMEOUT_SECONDS": deadAfter} {
 		if os.Getenv(name) == "" {
 			_ = os.Setenv(name, strconv.Itoa(int(d.Seconds()))) // fails only for invalid names

@@ -8,9 +8,8 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// LogTo has client-go write through a logger. By itself it writes plain lines to
-// standard error, between those of the log. It is called once, before anything
-// talks to Kubernetes.
+// LogTo makes client-go write to a logger. By default it would write plain lines to standard error, between the lines of the log. LogTo is
+// called once, before anything talks to Kubernetes.
 func LogTo(log *zap.Logger) { klog.SetLogger(logr.New(sink{log.Named("kubernetes").Sugar()})) }
 
 // sink takes the log lines of client-go, except those that only help to debug
@@ -33,7 +32,7 @@ func (s sink) WithValues(pairs ...any) logr.LogSink { return sink{s.log.With(tex
 
 func (s sink) WithName(name string) logr.LogSink { return sink{s.log.Named(name)} }
 
-// texts are values as text: some would be whole objects.
+// texts returns the values as text, because some are whole objects.
 func texts(pairs []any) []any {
 	all := make([]any, len(pairs))
 	for i, v := range pairs {
