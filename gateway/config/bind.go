@@ -14,48 +14,48 @@ import (
 	"evenkeel/mooncake"
 )
 
-// Bind is how requests are served whose decode rank is chosen before their prefill.
+// Bind is for requests whose decode rank is chosen before their prefill.
 type Bind struct {
-	// Of ascend-layerwise, whose decode engines call back.
+	// For engines with connector ascend-layerwise: their decode engines call this proxy back.
 	Listen    string   `yaml:"listen"`    // empty: no such engines
 	Advertise string   `yaml:"advertise"` // URL of Listen for decode engines; empty: http:// and Listen
 	Allow     []string `yaml:"allow"`     // addresses that may call back; empty: those of the decode engines
 
-	Lead            time.Duration `yaml:"lead"`  // before a prefill engine can start
-	Ahead           string        `yaml:"ahead"` // a number, or auto
+	Lead            time.Duration `yaml:"lead"`  // a rank is chosen this long before a prefill engine can start
+	Ahead           string        `yaml:"ahead"` // requests that may be bound beyond the free slots of a rank: a number, or auto
 	CallbackTimeout time.Duration `yaml:"callback_timeout"`
 
-	// These two are constants but for tests. Grace is how long a callback may come after the timeout, and a prefill leg may go on
-	// whose client has left, or whose answer is not confirmed yet: longer than most prefills take, and a slot is not lost for long.
+	// Grace and Confirm are constants except in tests. A callback may come this long after its timeout, and a prefill call may go on this
+	// long after its client left, or while its answer is not confirmed yet. Most prefills end within it, and a slot is not lost for long.
 	Grace time.Duration `yaml:"-"`
-	// Confirm is how long a first token of sglang is held back for the end of its prefill. The two come within milliseconds of each
-	// other, and no client notices a tenth of a second once.
+	// The first token of sglang is held back for at most this long, until its prefill has ended. The two come within milliseconds of each
+	// other, and no client notices a single delay of a tenth of a second.
 	Confirm time.Duration `yaml:"-"`
 }
 
-// grace and confirm are what the linker may set for bench/rigs/chaos, whose engines fail late and on purpose.
+// grace and confirm are strings so that the linker can set them for bench/rigs/chaos, whose engines fail late on purpose.
 var (
 	grace   = "5s"
 	confirm = "100ms"
 )
 
-// aheadAuto is the ahead that follows what prefills take.
+// aheadAuto is the value of bind.ahead with which the proxy derives the number from how long prefills take.
 const aheadAuto = "auto"
 
 // defaultBind is Bind of an empty config file.
 func defaultBind() Bind {
 	b := Bind{Lead: 20 * time.Millisecond, Ahead: "0", CallbackTimeout: 30 * time.Second}
-	b.Grace, _ = time.ParseDuration(grace) // of a program that was linked wrongly it is 0
+	b.Grace, _ = time.ParseDuration(grace) // 0 if the linker set a wrong text
 	b.Confirm, _ = time.ParseDuration(confirm)
 	return b
 }
 
-// Beyond is Ahead for a board.
+// Beyond returns Ahead as a number, in the form that a board takes.
 func (b *Bind) Beyond() int {
 	if b.Ahead == aheadAuto {
 		return board.AheadAuto
 	}
-	n, _ := strconv.Atoi(b.Ahead) // checked
+	n, _ := strconv.Atoi(b.Ahead) // checkBind has checked it
 	return n
 }
 
@@ -70,8 +70,8 @@ func (b *Bind) Allows(a netip.Addr) bool {
 	})
 }
 
-// EarlyOnly says whether all prefill engines that there may be have profiles that bind early, and no engines prefill and decode,
-// so that no request waits for a prefill engine.
+// EarlyOnly says whether no request can wait for a prefill engine: all profiles of prefill engines choose the decode rank before the
+// prefill, and there are no aggregated engines.
 func (c *Config) EarlyOnly() bool {
 	used := c.ProfilesInUse("prefill")
 	return len(used) > 0 && len(c.ProfilesInUse("aggregated")) == 0 &&
@@ -110,7 +110,7 @@ func (c *Config) checkBind(bad report) {
 	c.checkPartners(bad)
 }
 
-// checkMetaserver looks at where decode engines call back.
+// checkMetaserver checks the address at which decode engines call back.
 func (c *Config) checkMetaserver(bad report) {
 	b := &c.Bind
 	if b.Listen == "" {
@@ -166,7 +166,7 @@ func Wildcard(host string) bool {
 	return host == "" || ip != nil && ip.IsUnspecified()
 }
 
-// Callers are the hosts of the decode engines of the file that call back.
+// Callers returns the hosts of those decode engines in the file that call back.
 func (c *Config) Callers() (hosts []string) {
 	for _, e := range c.Engines.Decode {
 		if u, err := url.Parse(e.URL); err == nil && c.Profiles[e.Profile].Connector == mooncake.AscendLayerwise &&
@@ -177,8 +177,7 @@ func (c *Config) Callers() (hosts []string) {
 	return hosts
 }
 
-// checkCaller looks at an engine that comes while the proxy runs: if it calls back, it must be
-// able to.
+// checkCaller checks an engine that is added while the proxy runs: if it calls back, bind must be set for it.
 func (c *Config) checkCaller(role string, e *Engine, bad report) {
 	if role != "decode" || c.Profiles[e.Profile].Connector != mooncake.AscendLayerwise {
 		return
@@ -187,8 +186,8 @@ func (c *Config) checkCaller(role string, e *Engine, bad report) {
 	all.checkMetaserver(func(_, format string, args ...any) { bad("$.profile", format, args...) })
 }
 
-// Manner is what two engines must have in common to serve one model together: the connector
-// where it binds early, else that it does not.
+// Manner is equal for two engines that can serve a model together. It is the connector if the decode rank is chosen before the prefill, and
+// else BindLate.
 func Manner(p *mooncake.Profile) string {
 	if p.Early() {
 		return p.Connector
@@ -196,8 +195,8 @@ func Manner(p *mooncake.Profile) string {
 	return mooncake.BindLate
 }
 
-// checkPartners finds engines that no engine of the other side can serve a request with. Which
-// models they have is not known yet. An empty side may be added later.
+// checkPartners finds engines with which no engine of the other side can serve a request. It does not know yet which models they have. A
+// side without engines is allowed, because engines may be added later.
 func (c *Config) checkPartners(bad report) {
 	if c.Discovery.On() || len(c.Engines.Prefill) == 0 || len(c.Engines.Decode) == 0 {
 		return
@@ -227,13 +226,13 @@ func (c *Config) checkPartners(bad report) {
 	}
 }
 
-// manner is Manner of an engine's profile.
+// manner returns Manner of an engine's profile.
 func (c *Config) manner(e Engine) string {
 	p := c.Profiles[e.Profile]
 	return Manner(&p)
 }
 
-// checkCoordinates looks at where decode engines reach a prefill engine that writes to them.
+// checkCoordinates checks the keys that say where decode engines reach a prefill engine which writes KV to them.
 func (e *Engine) checkCoordinates(path, role string, p *mooncake.Profile, bad report) {
 	set := map[string]bool{"kv_engine_id": e.KVEngineID != "", "kv_host": e.KVHost != "", "kv_port": e.KVPort != 0, "tp_size": e.TPSize != 0,
 		"pp_size": e.PPSize != 0, "dcp_size": e.DCPSize != 0}
@@ -262,8 +261,7 @@ func (e *Engine) checkCoordinates(path, role string, p *mooncake.Profile, bad re
 	}
 }
 
-// Coordinates are where decode engines reach a prefill engine that writes to them; nil: the
-// engine's first answer tells.
+// Coordinates returns where decode engines reach a prefill engine which writes KV to them; nil: the engine's first answer will say it.
 func (e *Engine) Coordinates() *mooncake.Coordinates {
 	if e.KVEngineID == "" {
 		return nil

@@ -9,8 +9,7 @@ import (
 	"evenkeel/mooncake"
 )
 
-// Validate fills derived values and refuses what cannot work, all problems at
-// once.
+// Validate fills in derived values, and returns all problems of the config in one error.
 func (c *Config) Validate() error {
 	c.finish()
 	var found problems
@@ -47,7 +46,7 @@ func (c *Config) Validate() error {
 	return found.join()
 }
 
-// finish fills what depends on other keys. Validate calls it first.
+// finish fills in values that depend on other keys. Validate calls it first.
 func (c *Config) finish() {
 	if c.Profiles == nil {
 		c.Profiles = map[string]mooncake.Profile{}
@@ -61,7 +60,7 @@ func (c *Config) finish() {
 		p.Name = name
 		c.Profiles[name] = p.WithDefaults()
 	}
-	// `decode: *prefill` gives both sides one array
+	// a YAML alias such as `decode: *prefill` gives both sides the same array, so each gets its own
 	c.Engines.Decode, c.Engines.Aggregated = slices.Clone(c.Engines.Decode), slices.Clone(c.Engines.Aggregated)
 	c.Engines.Prefer = cmp.Or(c.Engines.Prefer, PreferPD)
 	for _, role := range Roles {
@@ -72,13 +71,13 @@ func (c *Config) finish() {
 	if c.Prefill.Policy == "" {
 		c.Prefill.Policy = "finish"
 		switch {
-		case c.doubled() && c.Geo.On(): // finish was not measured with other regions
+		case c.doubled() && c.Geo.On(): // finish was not measured with engines that do both in several regions
 			c.Prefill.Policy = "lmetric"
-		case c.Geo.Leads(): // it looks at round trips
+		case c.Geo.Leads(): // gorgo takes the round trips between regions into account
 			c.Prefill.Policy = "gorgo"
 		}
 	}
-	if c.HA.On() && c.Geo.Self.ID == "" { // pods of one file differ in nothing else
+	if c.HA.On() && c.Geo.Self.ID == "" { // all pods have the same file, so the host name tells them apart
 		c.Geo.Self.ID, _ = os.Hostname() // if the host has no name, the ID stays empty, and the check of geo.self.id refuses it
 	}
 	c.Discovery.finish()
@@ -92,9 +91,8 @@ func (c *Config) doubled() bool {
 	})
 }
 
-// Complete fills in and checks an engine that is added while the proxy runs, as
-// if it had stood in the file. What it leaves out of an engine that decodes is taken
-// from the first one of its role in the file: ranks added later usually join its group.
+// Complete fills in and checks an engine that is added while the proxy runs. If the engine decodes, the keys it leaves out come from the
+// first engine of its role in the file, because later ranks usually join the same group.
 func (c *Config) Complete(role string, e Engine) (Engine, error) {
 	problemsOf := &Config{Profiles: c.Profiles, source: source{file: e.URL}}
 	like := c.Engines.of(role)
@@ -123,14 +121,13 @@ func (c *Config) Complete(role string, e Engine) (Engine, error) {
 	return e, c.checkOne(role, e)
 }
 
-// CompleteFound fills in and checks an engine that discovery found. It takes
-// nothing from the engines of the file.
+// CompleteFound fills in and checks an engine that discovery found. The engines of the file have no influence on it.
 func (c *Config) CompleteFound(role string, e Engine) (Engine, error) {
 	c.finishEngine(role, &e)
 	return e, c.checkOne(role, e)
 }
 
-// checkOne checks an engine that is not in the file, by itself.
+// checkOne checks a single engine that is not in the file.
 func (c *Config) checkOne(role string, e Engine) error {
 	one := &Config{Profiles: c.Profiles, source: source{file: e.URL}}
 	var found problems

@@ -1,6 +1,5 @@
-// Package config is evenkeel's configuration file: its keys, their defaults,
-// strict reading and validation. Every error names file, line and column and
-// says what to change; nothing here opens a socket.
+// Package config reads and validates evenkeel's configuration file. Every error names file, line and column, and says what to change.
+// Nothing here opens a socket.
 package config
 
 import (
@@ -35,9 +34,10 @@ type Config struct {
 	Tracing  Tracing                     `yaml:"tracing"`
 	// ExposeRoute puts x-evenkeel-* headers into answers: engine, policy, hit, attempts.
 	ExposeRoute bool `yaml:"expose_route_headers"`
-	SelfTest    bool `yaml:"self_test"` // after the start, one tiny request through every rank, with one partner
+	SelfTest    bool `yaml:"self_test"` // send one tiny request through every rank after the start
 
-	EventLoops int `yaml:"event_loops"` // that carry streamed answers; 0: as many as suit the machine; -1: none, each answer has a goroutine
+	// loops that carry streamed answers; 0: as many as suit the machine; -1: none, each answer has a goroutine
+	EventLoops int `yaml:"event_loops"`
 
 	Predictor board.PredictorConfig `yaml:"predictor"`
 	Geo       geo.Config            `yaml:"geo"`
@@ -49,7 +49,7 @@ type Config struct {
 	CORS       CORS       `yaml:"cors"`
 	GatewayAPI GatewayAPI `yaml:"gateway_api"`
 
-	source source // so that Validate can point at the line
+	source source // where each value is written, for errors
 }
 
 // Admin is the listener for operators.
@@ -57,16 +57,15 @@ type Admin struct {
 	Listen    string `yaml:"listen"`
 	TokenFile string `yaml:"token_file"` // needed on any address but loopback
 	TLS       TLS    `yaml:"tls"`
-	// WorkerHosts are where engines that are added while the proxy runs may be;
-	// empty: anywhere but where no engine is. Those of the file are not held to it.
+	// WorkerHosts are the hosts at which engines may be added while the proxy runs; empty: anywhere, except where no engine can be. Engines
+	// of the file are not restricted.
 	WorkerHosts []string `yaml:"worker_hosts"`
 
-	Receipts      int   `yaml:"receipts"`       // of the last requests, for GET /decisions; 0: none, and choices are not explained
-	ReceiptsBytes int64 `yaml:"receipts_bytes"` // they take at most
+	Receipts      int   `yaml:"receipts"`       // kept for GET /decisions; 0: none, and choices are not explained
+	ReceiptsBytes int64 `yaml:"receipts_bytes"` // receipts take at most this much memory
 }
 
-// TLS is the certificate of a listener, PEM files that are read again when they
-// change; without them it speaks clear text.
+// TLS is the certificate of a listener: PEM files, which are read again when they change. Without them, the listener speaks clear text.
 type TLS struct {
 	CertFile string `yaml:"cert_file"`
 	KeyFile  string `yaml:"key_file"`
@@ -75,12 +74,12 @@ type TLS struct {
 // On says whether the listener speaks TLS.
 func (t TLS) On() bool { return t.CertFile != "" }
 
-// Engines lists the engines by what they do.
+// Engines lists the engines by their role.
 type Engines struct {
 	Prefill    []Engine `yaml:"prefill"`
 	Decode     []Engine `yaml:"decode"`
 	Aggregated []Engine `yaml:"aggregated"` // they prefill and decode
-	Prefer     string   `yaml:"prefer"`     // pd or aggregated, where a model has both
+	Prefer     string   `yaml:"prefer"`     // pd or aggregated: which to use if a model has both
 }
 
 // The kinds of engines that a model may have.
@@ -89,15 +88,15 @@ const (
 	PreferAggregated = "aggregated"
 )
 
-// of are the engines of a role.
+// of returns the engines of a role.
 func (e *Engines) of(role string) []Engine {
 	return map[string][]Engine{"prefill": e.Prefill, "decode": e.Decode, "aggregated": e.Aggregated}[role]
 }
 
-// Roles are what engines may do.
+// Roles are the roles of engines, in the order of All.
 var Roles = []string{"prefill", "decode", "aggregated"}
 
-// All yields the engines with their role, the prefill side first.
+// All yields all engines with their role, prefill engines first.
 func (e *Engines) All() iter.Seq2[string, Engine] {
 	return func(yield func(string, Engine) bool) {
 		for _, role := range Roles {
@@ -110,18 +109,18 @@ func (e *Engines) All() iter.Seq2[string, Engine] {
 	}
 }
 
-// Engine is one API server; with Ranks > 0 it fronts that many DP ranks, which
-// are addressed by header.
+// Engine is one API server. With Ranks > 0 it serves that many DP ranks, and a header selects one of them.
 type Engine struct {
 	URL     string `yaml:"url"`
 	Profile string `yaml:"profile"`
 	Ranks   int    `yaml:"ranks"`
-	First   int    `yaml:"first_rank"` // what the header says for the first of them
-	Region  string `yaml:"region"`     // of another dispatcher: served only while this one owns it; empty: our own
+	First   int    `yaml:"first_rank"` // the header's value for the first of its ranks
+	Region  string `yaml:"region"`     // region of another dispatcher; used only while this proxy owns that region; empty: our own
 	// Prefill only.
-	KVEventsPort int `yaml:"kv_events_port"` // of its first rank, before what it says itself; 0: prefill.kv_events.port, after what it says
+	// port of the first rank, before the one the engine reports; 0: prefill.kv_events.port, after the one it reports
+	KVEventsPort int `yaml:"kv_events_port"`
 	KVReplayPort int `yaml:"kv_replay_port"`
-	// Of nixl-push with bind: arrival, where decode engines reach it; empty: its first answer tells.
+	// For nixl-push with bind: arrival: where decode engines reach this one; empty: its first answer says it.
 	KVEngineID string `yaml:"kv_engine_id"`
 	KVHost     string `yaml:"kv_host"`
 	KVPort     int    `yaml:"kv_port"`  // of its side channel
@@ -135,12 +134,11 @@ type Engine struct {
 	KV      int64   `yaml:"kv_tokens"` // per rank; 0: the profile's, else what the engine reports
 	Cost    float32 `yaml:"cost"`
 	// Aggregated only.
-	Budget   int `yaml:"token_budget"`              // tokens of a rank in a step; 0: the profile's max_num_batched_tokens
+	Budget   int `yaml:"token_budget"`              // tokens that a rank computes per step; 0: the profile's max_num_batched_tokens
 	Interval int `yaml:"prefill_schedule_interval"` // prompts are computed in every so many steps; 0: in each
 }
 
-// How the ranks of a group run: a step lasts as long as its fullest rank, or
-// each goes its own way.
+// How the ranks of a group run: in common steps that last as long as the fullest rank needs, or independently.
 const (
 	BarrierDP   = "dp"
 	BarrierNone = "none"
@@ -148,8 +146,8 @@ const (
 
 // GatewayAPI is what a gateway of Kubernetes' Gateway API with its inference extension needs.
 type GatewayAPI struct {
-	Metrics    bool           `yaml:"metrics"`    // at the client listener, without a key: how busy the proxy is, as vLLM says it
-	Objectives map[string]int `yaml:"objectives"` // priorities of requests of trusted callers, by the name of an InferenceObjective
+	Metrics    bool           `yaml:"metrics"`    // the client listener also tells, without a key and in vLLM's names, how busy the proxy is
+	Objectives map[string]int `yaml:"objectives"` // priority per name of an InferenceObjective, for requests of trusted callers
 }
 
 // CORS says which pages of other sites may call the client listener from a browser.
@@ -157,33 +155,32 @@ type CORS struct {
 	Origins []string `yaml:"origins"` // as browsers send them, such as https://chat.example; *: all
 }
 
-// Advice is on how many ranks each side should have.
+// Advice is for advice on the number of ranks of each side.
 type Advice struct {
-	Interval time.Duration `yaml:"interval"` // between two looks; 0: none is given
-	Target   float64       `yaml:"target"`   // share of what ranks can do that is to be used
+	Interval time.Duration `yaml:"interval"` // between two samples; 0: no advice is given
+	Target   float64       `yaml:"target"`   // share of the ranks' capacity that should be used
 
-	// These two are constants but for tests. What is shorter than Window is no reason for anything: an engine takes longer than a
-	// minute to start. Ranks are spared that nothing asked for in Calm: a removed rank that is missed ten minutes later costs more
-	// than it saved.
+	// Window and Calm are constants except in tests. A need that is shorter than Window is ignored, because an engine takes longer than a
+	// minute to start. A rank is spare only if nothing needed it during Calm: removing a rank that is missed ten minutes later costs more
+	// than it saves.
 	Window time.Duration `yaml:"-"`
 	Calm   time.Duration `yaml:"-"`
 }
 
-// Pool holds what waits for a rank: finished prefills, or requests that are bound before
-// their prefill.
+// Pool has the requests that wait for a decode rank: after their prefill, or before it if the rank is chosen first.
 type Pool struct {
 	Size int           `yaml:"size"`
 	TTL  time.Duration `yaml:"ttl"` // 0: the hold budget of the hand-off; before the prefill: prefill.queue.timeout
 }
 
-// Health is how engines are watched, and what one that comes back gets at once.
+// Health is how engines are watched, and how fast a recovered engine gets its load back.
 type Health struct {
 	Interval  time.Duration `yaml:"interval"`   // between two health checks; facts and gauges are read every tenth
-	Canary    time.Duration `yaml:"canary"`     // a request of one token, sent on suspicion, may take so long; 0: none is sent
-	SlowStart time.Duration `yaml:"slow_start"` // until it has all its slots; 0: at once
+	Canary    time.Duration `yaml:"canary"`     // time limit of the one-token request that is sent to a suspicious engine; 0: none is sent
+	SlowStart time.Duration `yaml:"slow_start"` // until a recovered engine has all its slots; 0: at once
 }
 
-// Limits bound what a client or an engine may cost us.
+// Limits bound what a client or an engine may cost the proxy.
 type Limits struct {
 	Body           int           `yaml:"body_bytes"`
 	Bodies         int           `yaml:"bodies_bytes"` // of all requests that no engine has taken over yet, and of whole answers passed through; 0: unlimited
@@ -197,29 +194,30 @@ type Limits struct {
 	ProbeTimeout   time.Duration `yaml:"probe_timeout"`      // whole prefill; long prompts take minutes
 	ProbeGrace     time.Duration `yaml:"probe_grace"`        // a prefill may still end this long after its client left; 0: it is aborted at once
 	EventTimeout   time.Duration `yaml:"event_timeout"`      // between two events of a decode stream
-	KeepAlive      time.Duration `yaml:"keep_alive"`         // after which a client that waits for an event gets a comment; 0: it gets none
+	KeepAlive      time.Duration `yaml:"keep_alive"`         // a client that waits this long for an event gets a comment; 0: it gets none
 	DrainGrace     time.Duration `yaml:"drain_grace"`        // SIGTERM: /readyz is false this long before requests are refused
 	DrainTimeout   time.Duration `yaml:"drain_timeout"`      // then streams may finish this long
 	EventBytes     int           `yaml:"event_bytes"`
-	AnswerBytes    int           `yaml:"answer_bytes"` // of the events that an answer which is not streamed is put together from
-	ResumeBytes    int           `yaml:"resume_bytes"` // bodies and token ids kept of running requests, so that they can be resumed
-	ChatTemplate   bool          `yaml:"allow_chat_template"`
-	MediaHosts     []string      `yaml:"media_hosts"` // http(s) media URLs are refused unless their host is here
+	AnswerBytes    int           `yaml:"answer_bytes"` // of the events from which an answer that is not streamed is built
+	// memory for bodies and token ids of running requests, from which they can be resumed
+	ResumeBytes  int      `yaml:"resume_bytes"`
+	ChatTemplate bool     `yaml:"allow_chat_template"`
+	MediaHosts   []string `yaml:"media_hosts"` // hosts that media URLs (http, https) may name; others are refused
 
-	// Of one request, and of all that are passed through at once.
+	// The first three are per request, PassedThrough is for all requests together.
 	Answers          int `yaml:"answers"` // to all its prompts together
 	AnswersPerPrompt int `yaml:"answers_per_prompt"`
 	StopStrings      int `yaml:"stop_strings"`
 	PassedThrough    int `yaml:"passed_through"`
 
-	// These two are constants but for tests. All writes of one answer together may take ClientLag: an answer that waits longer for
-	// its client keeps a slot from others. ClientBacklog bytes are kept for a client that reads slower than it is answered: about a
-	// thousand events, where the kernel would keep megabytes for each.
+	// ClientLag and ClientBacklog are constants except in tests. All writes of one answer together may wait this long for its client,
+	// because a slow client keeps its slot from others. The backlog holds about a thousand events for a client that reads too slowly; the
+	// kernel would hold megabytes.
 	ClientLag     time.Duration `yaml:"-"`
 	ClientBacklog int           `yaml:"-"`
 }
 
-// Log says what is written where.
+// Log is what the proxy writes, and where.
 type Log struct {
 	Level    string `yaml:"level"`
 	Requests string `yaml:"requests"` // JSON lines, one a request; "-" is stdout, empty is off
@@ -268,27 +266,26 @@ func Default() *Config {
 		SelfTest: true,
 	}
 	c.Prefill = prefill.Default()
-	c.Prefill.Policy = ""                                         // depends on the engines
-	c.Prefill.Calibration.TPMs, c.Prefill.Calibration.T0Ms = 0, 0 // nothing is known of them
+	c.Prefill.Policy = ""                                         // finish chooses it by the engines
+	c.Prefill.Calibration.TPMs, c.Prefill.Calibration.T0Ms = 0, 0 // no calibration is assumed
 	return c
 }
 
-// Decision is `dispatch` with what other keys say of the dispatcher.
+// Decision returns dispatch, completed with those values of other keys that the dispatcher needs.
 func (c *Config) Decision() dispatcher.Config {
 	d := c.Dispatch
 	d.Predictor, d.TTL, d.BindAhead = c.Predictor, c.Pool.TTL, c.Bind.Beyond()
 	return d
 }
 
-// DefaultProfile is the name an engine without `profile` refers to; it exists
-// without being written down.
+// DefaultProfile is the profile of an engine that names none. It exists even if the file does not define it.
 const DefaultProfile = "ascend"
 
-// DefaultAggregated is the same for engines that prefill and decode.
+// DefaultAggregated is the default profile of engines that prefill and decode.
 const DefaultAggregated = "aggregated"
 
-// ProfilesInUse are the profiles an engine of a role may have, of any role for
-// an empty one. Files and pods may name each that is written down.
+// ProfilesInUse returns the profiles that an engine of a role may have; an empty role stands for all roles. Discovered engines may name any
+// profile that the file defines.
 func (c *Config) ProfilesInUse(role string) []string {
 	used := map[string]bool{}
 	note := func(ofRole, profile string) {
@@ -303,10 +300,10 @@ func (c *Config) ProfilesInUse(role string) []string {
 		note(d.Role, d.Profile)
 	}
 	for _, k := range c.Discovery.Kubernetes {
-		note(k.Role, cmp.Or(k.Profile, DefaultProfile)) // a pod that does both, and names none, has DefaultAggregated
+		note(k.Role, cmp.Or(k.Profile, DefaultProfile)) // an aggregated pod without a profile gets DefaultAggregated
 	}
 	if len(c.Discovery.Files)+len(c.Discovery.Kubernetes) > 0 {
-		pairsWritten := false // some profile of pairs is written down
+		pairsWritten := false // the file defines a profile for engine pairs other than the default
 		for name, p := range c.Profiles {
 			switch pairs := p.Connector != mooncake.None; {
 			case name == DefaultProfile:

@@ -9,9 +9,8 @@ import (
 	"time"
 )
 
-// Change is one key that another version of the config sets otherwise. Neither
-// text is a secret: the file names secrets, and of tracing.headers the text has
-// no values.
+// Change is one key whose value differs between two versions of the config. It contains no secret: the file only names secrets, and the
+// values of tracing.headers appear as hashes.
 type Change struct {
 	Path    string `json:"path"`
 	Old     string `json:"old"` // empty: it was not there
@@ -28,7 +27,7 @@ func (c Change) String() string {
 	return s
 }
 
-// orNothing is a value as a change shows it: two quotes for an empty one.
+// orNothing returns a value as a change shows it; an empty one as two quotes.
 func orNothing(s string) string {
 	if s == "" {
 		return `""`
@@ -36,8 +35,7 @@ func orNothing(s string) string {
 	return s
 }
 
-// fixed are the keys that only a restart changes, and how the next config keeps
-// what the running one says.
+// fixed lists the keys that only a restart changes. Each function copies one of them from the running config into the next one.
 var fixed = []func(next, running *Config){
 	func(n, r *Config) { n.Listen = r.Listen },
 	func(n, r *Config) { n.Admin.Listen = r.Admin.Listen },
@@ -70,8 +68,7 @@ var fixed = []func(next, running *Config){
 	func(n, r *Config) { n.Limits.WriteTimeout = r.Limits.WriteTimeout },
 }
 
-// unlessOn keeps a listener in clear text or under TLS; which certificate it
-// presents may change.
+// unlessOn returns next, unless it would switch TLS on or off. A new certificate does not need a restart.
 func (t TLS) unlessOn(next TLS) TLS {
 	if t.On() == next.On() {
 		return next
@@ -79,9 +76,8 @@ func (t TLS) unlessOn(next TLS) TLS {
 	return t
 }
 
-// Succeed returns the config that a proxy runs with after a reload of next: all
-// of it but what needs a restart. The changes say which that is. Two keys that
-// are right only together may be left apart so, which is an error.
+// Succeed returns the config with which a proxy runs after a reload of next: all of next, except the keys that need a restart. changes
+// marks these keys. It returns an error if the new keys do not fit to the ones that stay.
 func (c *Config) Succeed(next *Config) (merged *Config, changes []Change, err error) {
 	m := *next
 	for _, keep := range fixed {
@@ -101,8 +97,7 @@ func (c *Config) Succeed(next *Config) (merged *Config, changes []Change, err er
 	return &m, changes, nil
 }
 
-// Diff lists what is different in b, in the order of the keys; engines stand
-// under host:port, wherever they are in their list.
+// Diff lists the keys that differ, in the order of the keys. Engines are compared by host:port, at whatever place of their list they stand.
 func Diff(a, b *Config) []Change {
 	var d diff
 	d.value("", reflect.ValueOf(*a), reflect.ValueOf(*b))
@@ -131,8 +126,8 @@ func (d *diff) value(path string, a, b reflect.Value) {
 	}
 }
 
-// engines compares two lists of engines by host:port. An engine that comes or goes is one change; of an engine that
-// stays, each key that differs is one.
+// engines compares two lists of engines by host:port. An engine that is added or removed is one change. For any other engine, each key that
+// differs is one.
 func (d *diff) engines(path string, a, b []Engine) {
 	before, after := byID(a), byID(b)
 	for _, e := range a {
@@ -150,7 +145,7 @@ func (d *diff) engines(path string, a, b []Engine) {
 	}
 }
 
-// named compares two maps by name. As with engines, an entry that comes or goes is one change.
+// named compares two maps by name. An entry that is added or removed is one change.
 func (d *diff) named(path string, a, b reflect.Value) {
 	names := map[string]bool{}
 	for _, m := range []reflect.Value{a, b} {
@@ -172,7 +167,7 @@ func (d *diff) named(path string, a, b reflect.Value) {
 	}
 }
 
-// byID lists engines by the name they have everywhere.
+// byID returns the engines by host:port.
 func byID(list []Engine) map[string]Engine {
 	all := make(map[string]Engine, len(list))
 	for _, e := range list {
@@ -181,7 +176,7 @@ func byID(list []Engine) map[string]Engine {
 	return all
 }
 
-// join is the path of a key below another path.
+// join returns the path of a key below another path.
 func join(path, key string) string {
 	if path == "" {
 		return key
@@ -189,7 +184,7 @@ func join(path, key string) string {
 	return path + "." + key
 }
 
-// text writes a value as the file would, on one line, leaving out what is zero.
+// text writes a value as in the file, but on one line and without values that are zero.
 func text(v reflect.Value) string {
 	switch {
 	case v.Type() == durationType:

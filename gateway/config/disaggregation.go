@@ -6,8 +6,7 @@ import (
 	"evenkeel/prefill"
 )
 
-// checkDisaggregation holds that what may be computed on a decode rank fits into
-// one of its steps: all ranks of the group wait for each step of it.
+// checkDisaggregation checks that the prompts which a decode rank may compute fit into one step. All ranks of its group wait for that step.
 func (c *Config) checkDisaggregation(bad report) {
 	const path = "$.prefill.disaggregation"
 	d := &c.Prefill.Disaggregation

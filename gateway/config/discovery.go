@@ -13,16 +13,16 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 )
 
-// Discovery is where engines are found besides those of the file. What it finds
-// in Engines, it leaves alone.
+// Discovery is where more engines are found, besides those of the file. Engines of the file stay as they are, even if discovery finds them,
+// too.
 type Discovery struct {
 	Probe      bool                  `yaml:"probe"` // try an engine before its first request
-	Files      []string              `yaml:"files"` // each of the shape of Engines, read again when it changes
+	Files      []string              `yaml:"files"` // each has the form of Engines, and is read again when it changes
 	DNS        []DiscoveryDNS        `yaml:"dns"`
 	Kubernetes []DiscoveryKubernetes `yaml:"kubernetes"`
 }
 
-// DiscoveryDNS is a name whose records are engines.
+// DiscoveryDNS is a DNS name whose records are engines.
 type DiscoveryDNS struct {
 	Name     string        `yaml:"name"`
 	Type     string        `yaml:"type"` // A, with AAAA; SRV
@@ -30,8 +30,8 @@ type DiscoveryDNS struct {
 	Scheme   string        `yaml:"scheme"`
 	Port     int           `yaml:"port"` // type A
 	Interval time.Duration `yaml:"interval"`
-	Misses   int           `yaml:"misses"` // answers in a row without an engine until it is gone
-	// Of every engine.
+	Misses   int           `yaml:"misses"` // an engine is gone after it was missing from this many answers in a row
+	// These apply to every engine found.
 	Profile string `yaml:"profile"`
 	Region  string `yaml:"region"`
 	Ranks   int    `yaml:"ranks"`
@@ -45,12 +45,12 @@ type DiscoveryKubernetes struct {
 	Namespace  string `yaml:"namespace"`  // empty: our own
 	Kubeconfig string `yaml:"kubeconfig"` // empty: this pod's
 	Selector   string `yaml:"selector"`
-	Role       string `yaml:"role"` // of all pods; empty: each says in RoleLabel
+	Role       string `yaml:"role"` // role of all pods; empty: each pod has it in the label RoleLabel
 	RoleLabel  string `yaml:"role_label"`
 	Port       string `yaml:"port"` // numbers or names
 	Scheme     string `yaml:"scheme"`
 	Slices     *bool  `yaml:"endpoint_slices"`
-	// Of every engine, unless its pod's annotations say otherwise.
+	// These apply to every engine, unless the annotations of its pod say otherwise.
 	Profile string `yaml:"profile"`
 	Region  string `yaml:"region"`
 	Ranks   int    `yaml:"ranks"`
@@ -59,7 +59,7 @@ type DiscoveryKubernetes struct {
 	Slots   int    `yaml:"slots"`
 }
 
-// DefaultRoleLabel tells the role of a pod.
+// DefaultRoleLabel is the label that says the role of a pod.
 const DefaultRoleLabel = "evenkeel.io/role"
 
 // finish fills in what an entry leaves out.
@@ -73,7 +73,7 @@ func (d *Discovery) finish() {
 	for i := range d.Kubernetes {
 		e := &d.Kubernetes[i]
 		e.RoleLabel, e.Scheme = cmp.Or(e.RoleLabel, DefaultRoleLabel), cmp.Or(e.Scheme, "http")
-		if e.Role != "" { // else each pod has that of its role
+		if e.Role != "" { // without a role, each pod gets the default profile of its own role
 			e.Profile = cmp.Or(e.Profile, DefaultProfileOf(e.Role))
 		}
 		if e.Slices == nil {
@@ -167,7 +167,7 @@ func (c *Config) checkKubernetes(path string, k *DiscoveryKubernetes, bad report
 		Engine{Profile: k.Profile, Region: k.Region, Ranks: k.Ranks, Group: k.Group, Barrier: k.Barrier, Slots: k.Slots}, bad)
 }
 
-// checkFound looks at what every engine of a source would be like.
+// checkFound checks the keys that every engine of a source gets.
 func (c *Config) checkFound(path, role, scheme string, e Engine, bad report) {
 	if scheme != "http" && scheme != "https" {
 		bad(path+".scheme", "%q is not supported; write http or https", scheme)

@@ -10,8 +10,8 @@ import (
 	"evenkeel/mooncake"
 )
 
-// Doubts are settings of a valid config that are probably a mistake: a proxy that
-// starts with it serves no request, or a number has the wrong unit.
+// Doubts returns settings of a valid config that are probably a mistake. With some of them no request is served; others are numbers in a
+// wrong unit.
 func (c *Config) Doubts() []*Error {
 	d := doubts{source: &c.source}
 	d.engines(c)
@@ -34,8 +34,8 @@ func (d *doubts) add(path, format string, args ...any) {
 	d.found = append(d.found, d.source.at(path, format, args...))
 }
 
-// engines that are not listed and not discovered must be added at the admin
-// listener, or belong to another region.
+// engines adds a doubt if a side has no engine in the file and none is discovered. Such engines may still be added at the admin listener,
+// or belong to another region.
 func (d *doubts) engines(c *Config) {
 	if c.Discovery.On() || c.Geo.On() || len(c.Engines.Aggregated) > 0 && len(c.Engines.Prefill)+len(c.Engines.Decode) == 0 {
 		return
@@ -56,10 +56,11 @@ func (d *doubts) engines(c *Config) {
 	}
 }
 
-// profiles that no engine names are set for nothing: one that is called default is not the profile of engines that name none.
+// profiles adds a doubt for each profile that no engine names. A frequent mistake is a profile called default: it is not the one that
+// engines without a profile get.
 func (d *doubts) profiles(c *Config) {
 	if c.Discovery.On() {
-		return // pods name theirs
+		return // pods name their profiles themselves
 	}
 	for name := range c.Profiles {
 		named := func(e Engine) bool { return e.Profile == name }
@@ -71,7 +72,7 @@ func (d *doubts) profiles(c *Config) {
 	}
 }
 
-// connectors that only one side has: no engine of the other side takes what these engines hand over.
+// connectors adds a doubt for each engine whose connector no engine of the other side has: they cannot hand KV over to each other.
 func (d *doubts) connectors(c *Config) {
 	if c.Discovery.On() || c.Geo.On() {
 		return
@@ -94,7 +95,8 @@ func (d *doubts) connectors(c *Config) {
 	}
 }
 
-// pages of any site reach a proxy that asks for no key, with the browser of anybody inside its network.
+// pages adds a doubt if any web page may send requests and no key is needed: the browser of anybody inside the network can then reach the
+// proxy for it.
 func (d *doubts) pages(c *Config) {
 	if c.KeysFile == "" && slices.Contains(c.CORS.Origins, "*") {
 		d.add("$.cors.origins", "every page that somebody inside your network opens may send requests, because no key is asked for; list the "+
@@ -102,14 +104,14 @@ func (d *doubts) pages(c *Config) {
 	}
 }
 
-// Beyond these a number is far from what any proxy was seen to need.
+// Values above these are far from what any proxy was seen to need.
 const (
 	muchMemory = 64 << 30
 	longTime   = 24 * time.Hour
 	manySlots  = 4096 // vLLM's max_num_seqs is 128 to 1024
 )
 
-// sizes looks at every time and at every number of bytes.
+// sizes adds a doubt for each time and each number of bytes that is too large.
 func (d *doubts) sizes(v reflect.Value, path string) {
 	switch v.Kind() {
 	case reflect.Struct:
@@ -134,7 +136,7 @@ func (d *doubts) sizes(v reflect.Value, path string) {
 	}
 }
 
-// numbers looks for numbers that are far larger or smaller than any proxy needs.
+// numbers adds a doubt for each number that is far larger or smaller than any proxy needs.
 func (d *doubts) numbers(c *Config) {
 	most := func(path string, n, most int, what string) {
 		if n > most {

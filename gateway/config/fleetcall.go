@@ -7,28 +7,28 @@ import (
 	"time"
 )
 
-// FleetCall is what POST /admin/fleet/call may ask of engines.
+// FleetCall has the calls that POST /admin/fleet/call may make to engines.
 type FleetCall struct {
-	Timeout time.Duration       `yaml:"timeout"` // all engines together may take so long
-	Paths   map[string][]string `yaml:"paths"`   // of engines, and what a call does to them, as far as the proxy has to know
+	Timeout time.Duration       `yaml:"timeout"` // for all engines together
+	Paths   map[string][]string `yaml:"paths"`   // paths of engines, with those effects of a call that matter to the proxy
 }
 
-// What a call does.
+// Effects of a call on an engine.
 const (
 	CallPauses  = "pauses"  // the engine takes no requests from now on
-	CallResumes = "resumes" // it does again
-	CallEmpties = "empties" // it forgets its prefix cache, or the KV there is of other weights
+	CallResumes = "resumes" // it takes requests again
+	CallEmpties = "empties" // its prefix cache is lost, or was computed with other weights
 )
 
-// ownCalls are there without being written down: of vLLM 0.32 and 0.33, which has them with VLLM_SERVER_DEV_MODE=1 only
-// (entrypoints/rl/online/api_router.py, entrypoints/serve/dev/cache/api_router.py), and of SGLang 0.5.23 (entrypoints/http_server.py).
-// /pause empties the prefix cache unless its mode is keep.
+// ownCalls are known without a config. Those of vLLM 0.32 and 0.33 need VLLM_SERVER_DEV_MODE=1 (entrypoints/rl/online/api_router.py,
+// entrypoints/serve/dev/cache/api_router.py); the others are of SGLang 0.5.23 (entrypoints/http_server.py). /pause empties the prefix cache
+// unless its mode is keep.
 var ownCalls = map[string][]string{
 	"/pause": {CallPauses, CallEmpties}, "/resume": {CallResumes}, "/reset_prefix_cache": {CallEmpties},
 	"/pause_generation": {CallPauses}, "/continue_generation": {CallResumes}, "/flush_cache": {CallEmpties},
 }
 
-// finish adds the paths that are there without being written down. A path of the file replaces them.
+// finish adds the paths of ownCalls. Paths of the file replace them.
 func (f *FleetCall) finish() {
 	paths := maps.Clone(ownCalls)
 	maps.Copy(paths, f.Paths)

@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// checkGeo looks at geo and ha, and at what of them depends on the rest of the file.
+// checkGeo checks geo and ha, and the keys elsewhere that depend on them.
 func (c *Config) checkGeo(bad report) {
 	g := &c.Geo
 	g.Check(func(key, format string, args ...any) { bad("$.geo."+key, format, args...) })

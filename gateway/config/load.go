@@ -23,9 +23,8 @@ func Load(path string) (*Config, error) {
 	return Parse(path, src)
 }
 
-// Parse reads and validates text; file is the name errors carry. Keys that are
-// unknown or written twice and values of the wrong type are refused, all of
-// them in one error; only then are the values looked at.
+// Parse reads and validates text; errors name the given file. All unknown keys, repeated keys and values of a wrong type are reported in
+// one error. Only if there are none are the values checked.
 func Parse(file string, text []byte) (c *Config, err error) {
 	defer func() { // goccy/go-yaml 1.19.2 panics on some input
 		if r := recover(); r != nil {
@@ -46,14 +45,14 @@ func Parse(file string, text []byte) (c *Config, err error) {
 			return nil, src.syntaxError(err)
 		}
 	}
-	c.source = src // last: the decoder may zero all of c
+	c.source = src // after decoding, which may overwrite all of c
 	if err := c.Validate(); err != nil {
 		return nil, err
 	}
 	return c, nil
 }
 
-// root is the file's only document, nil when there is nothing in it.
+// root returns the file's only document; nil: the file is empty.
 func (s *source) root() (ast.Node, error) {
 	f, err := parser.ParseBytes(s.text, 0, parser.AllowDuplicateMapKey()) // checkShape reports those, all at once
 	if err != nil {
@@ -72,7 +71,7 @@ func (s *source) root() (ast.Node, error) {
 	return root, nil
 }
 
-// syntaxError turns the library's error, which knows its token, into ours.
+// syntaxError turns an error of the YAML library into an Error that points at the token.
 func (s *source) syntaxError(err error) error {
 	var ye yaml.Error
 	if !errors.As(err, &ye) || ye.GetToken() == nil {
@@ -85,8 +84,7 @@ func (s *source) syntaxError(err error) error {
 	return e
 }
 
-// ParseEngines reads and checks a file that lists engines as `engines` does;
-// file is the name errors carry.
+// ParseEngines reads and checks a file that has the form of engines; errors name the given file.
 func (c *Config) ParseEngines(file string, text []byte) (e Engines, err error) {
 	defer func() { // as in Parse
 		if r := recover(); r != nil {

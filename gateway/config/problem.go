@@ -12,16 +12,16 @@ import (
 	"github.com/goccy/go-yaml/token"
 )
 
-// Error is a problem at a place of the file.
+// Error is a problem with one value of the config.
 type Error struct {
 	File         string // or the flag that set the value; empty: a default
-	Line, Column int    // 0 when the value stands nowhere in the file
+	Line, Column int    // 0 if the value is not written in the file
 	Path         string // of the key, such as pool.ttl
 	Msg          string // what is wrong, and what to write instead
 	Excerpt      string
 }
 
-// Error is the place, the key, what is wrong, and the lines of the file around it.
+// Error returns the place, the key, the problem, and the lines of the file around it.
 func (e *Error) Error() string {
 	var b strings.Builder
 	if e.File != "" {
@@ -41,7 +41,7 @@ func (e *Error) Error() string {
 	return b.String()
 }
 
-// report notes a problem of the value at a path such as "$.pool.ttl".
+// report adds a problem of the value at a path such as "$.pool.ttl".
 type report func(path, format string, args ...any)
 
 // problems collects Errors and joins them in the order of the file.
@@ -59,7 +59,7 @@ func (p problems) join() error {
 	return errors.Join(p...)
 }
 
-// byPlace orders problems as the file has them.
+// byPlace orders problems by their place in the file.
 func byPlace(a, b *Error) int {
 	return cmp.Or(cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column), cmp.Compare(a.Path, b.Path))
 }
@@ -68,21 +68,21 @@ func byPlace(a, b *Error) int {
 type source struct {
 	file   string
 	text   []byte
-	places map[string]place  // by path
+	places map[string]place  // by the path of the value
 	flags  map[string]string // path → flag that replaced what the file says
 }
 
 type place struct{ line, column int }
 
-// byteOrderMark is what some editors begin a file with, as YAML allows.
+// byteOrderMark may begin a YAML file; some editors write it.
 var byteOrderMark = []byte("\ufeff")
 
 func newSource(file string, text []byte) source {
 	return source{file: file, text: bytes.TrimPrefix(text, byteOrderMark), places: map[string]place{}}
 }
 
-// Flag notes that the value at path, such as "pool.ttl", came from a flag of
-// the command line, which errors then name in place of the file.
+// Flag records that the value at path, such as "pool.ttl", came from a command-line flag. Errors about it then name the flag in place of
+// the file.
 func (c *Config) Flag(path, flag string) {
 	if c.source.flags == nil {
 		c.source.flags = map[string]string{}
@@ -90,8 +90,7 @@ func (c *Config) Flag(path, flag string) {
 	c.source.flags["$."+path] = flag
 }
 
-// at points at the value of a path, or at its nearest parent that is written
-// down.
+// at makes an Error that points at the value of a path or, if it is not in the file, at its nearest parent that is.
 func (s *source) at(path, format string, args ...any) *Error {
 	e := &Error{File: s.file, Path: trimRoot(path), Msg: fmt.Sprintf(format, args...)}
 	for p := path; p != "$"; p = parent(p) {
@@ -107,14 +106,14 @@ func (s *source) at(path, format string, args ...any) *Error {
 	return e
 }
 
-// has says whether a value was written down, in the file or by a flag.
+// has says whether a value was set in the file or by a flag.
 func (s *source) has(path string) bool {
 	_, written := s.places[path]
 	_, flag := s.flags[path]
 	return written || flag
 }
 
-// line is a line of the text, counted from 1; empty where there is none.
+// line returns a line of the text, counted from 1; empty: there is no such line.
 func (s *source) line(n int) string {
 	lines := bytes.Split(s.text, []byte("\n"))
 	if n < 1 || n > len(lines) {
@@ -133,7 +132,7 @@ func (s *source) atToken(t *token.Token, path, format string, args ...any) *Erro
 
 func trimRoot(path string) string { return strings.TrimPrefix(strings.TrimPrefix(path, "$"), ".") }
 
-// parent cuts the last step off a path: "$.a.b[1]" is below "$.a.b".
+// parent cuts the last step off a path: the parent of "$.a.b[1]" is "$.a.b".
 func parent(path string) string {
 	if i := strings.LastIndexAny(path, ".["); i > 0 {
 		return path[:i]
@@ -141,7 +140,7 @@ func parent(path string) string {
 	return "$"
 }
 
-// excerpt shows the line with its neighbours, the line itself marked.
+// excerpt shows the line, marked, and the lines before and after it.
 func (s *source) excerpt(line int) string {
 	lines := bytes.Split(bytes.TrimRight(s.text, "\n"), []byte("\n"))
 	var b bytes.Buffer
@@ -155,7 +154,7 @@ func (s *source) excerpt(line int) string {
 	return strings.TrimRight(b.String(), "\n")
 }
 
-// printable is what a terminal may be shown of a line of a file, which may be no text at all.
+// printable makes a line safe for a terminal, because the file may be no text at all.
 func printable(line []byte) string {
 	const most = 200
 	text := strings.Map(func(r rune) rune {

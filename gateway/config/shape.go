@@ -16,10 +16,8 @@ import (
 	"evenkeel/mooncake"
 )
 
-// checkShape walks the file beside the type it is read into and notes where every
-// value stands, under path. It reports every unknown or repeated key and every value of the
-// wrong type, in the file's words; the decoder would stop at the first, speak
-// of Go types, and cut 1.5 down to 1.
+// checkShape compares the file with the type into which it is decoded, and records where every value is written. It reports all unknown or
+// repeated keys and all values of a wrong type. The decoder alone would stop at the first problem, name Go types, and cut 1.5 down to 1.
 func (s *source) checkShape(root ast.Node, as reflect.Type, path string) error {
 	check := shape{source: s}
 	check.value(root, as, path)
@@ -31,7 +29,7 @@ type shape struct {
 	found  problems
 }
 
-// bad notes a problem at a token of the file.
+// bad adds a problem at a token of the file.
 func (s *shape) bad(t *token.Token, path, format string, args ...any) {
 	s.found = append(s.found, s.source.atToken(t, path, format, args...))
 }
@@ -42,18 +40,18 @@ var (
 	twinType     = reflect.TypeFor[verdict.Policies]()
 )
 
-// value checks one node against the type it is decoded into.
+// value checks one YAML node against the type into which it is decoded.
 func (s *shape) value(n ast.Node, t reflect.Type, path string) {
 	for t.Kind() == reflect.Pointer {
 		t = t.Elem()
 	}
 	switch n := n.(type) {
-	case nil, *ast.NullNode: // nothing written: the default
+	case nil, *ast.NullNode: // an empty value stands for the default
 		return
 	case *ast.AnchorNode:
 		s.value(n.Value, t, path)
 		return
-	case *ast.AliasNode: // what it stands for was checked at its anchor, the type of a second use by the decoder
+	case *ast.AliasNode: // the value was checked at its anchor; the decoder checks its type here
 		return
 	case *ast.TagNode:
 		s.bad(n.GetToken(), path, "tags such as %s have no meaning here; remove the tag", n.Start.Value)
@@ -84,8 +82,7 @@ func (s *shape) value(n ast.Node, t reflect.Type, path string) {
 	}
 }
 
-// mapping checks the keys of one mapping; typeOf tells a key's type, a nil one
-// takes anything.
+// mapping checks the keys of one mapping. typeOf returns the type of a key's value; a nil type allows any value.
 func (s *shape) mapping(n ast.Node, path string, typeOf func(key string) (reflect.Type, bool), names []string) {
 	var values []*ast.MappingValueNode
 	switch n := n.(type) {
@@ -100,7 +97,7 @@ func (s *shape) mapping(n ast.Node, path string, typeOf func(key string) (reflec
 	seen := map[string]int{}
 	for _, v := range values {
 		if v.Key.IsMergeKey() {
-			continue // as with an alias
+			continue // its keys were checked at their anchor
 		}
 		t := v.Key.GetToken()
 		key := t.Value
@@ -126,12 +123,12 @@ func (s *shape) mapping(n ast.Node, path string, typeOf func(key string) (reflec
 	}
 }
 
-// record notes where the value of a path stands.
+// record stores where the value of a path is written.
 func (s *shape) record(path string, t *token.Token) {
 	s.source.places[path] = place{t.Position.Line, t.Position.Column}
 }
 
-// first is the token a node begins with; a mapping's own is the first colon.
+// first returns the first token of a node. The token of a mapping itself is its first colon.
 func first(n ast.Node) *token.Token {
 	switch m := n.(type) {
 	case *ast.MappingNode:
@@ -144,7 +141,7 @@ func first(n ast.Node) *token.Token {
 	return n.GetToken()
 }
 
-// scalarProblem says what is wrong with a single value, empty when nothing is.
+// scalarProblem says what is wrong with a single value; empty: it is right.
 func scalarProblem(n ast.Node, t reflect.Type) string {
 	text := n.GetToken().Value
 	is := func(kinds ...ast.NodeType) bool { return slices.Contains(kinds, n.Type()) }
@@ -176,7 +173,7 @@ func scalarProblem(n ast.Node, t reflect.Type) string {
 	return ""
 }
 
-// keysOf lists the keys of a struct as the file writes them.
+// keysOf returns the keys of a struct, as the file has them.
 func keysOf(t reflect.Type) (types map[string]reflect.Type, names []string) {
 	types = map[string]reflect.Type{}
 	for key, f := range fieldsOf(t) {
@@ -189,8 +186,7 @@ func keysOf(t reflect.Type) (types map[string]reflect.Type, names []string) {
 	return types, names
 }
 
-// fieldsOf yields the fields of a struct that have a key in the file, in order. Those of
-// an embedded struct stand in its place.
+// fieldsOf yields the fields of a struct that have a key in the file, in their order. The fields of an embedded struct appear in its place.
 func fieldsOf(t reflect.Type) iter.Seq2[string, reflect.StructField] {
 	return func(yield func(string, reflect.StructField) bool) {
 		for _, f := range reflect.VisibleFields(t) {

@@ -14,7 +14,7 @@ import (
 	"evenkeel/mooncake"
 )
 
-// InstanceID is the name of an engine everywhere: host:port of its URL.
+// InstanceID returns the name under which an engine appears everywhere: host:port of its URL.
 func InstanceID(raw string) (string, error) {
 	if strings.Contains(raw, ",") {
 		return "", fmt.Errorf("%q names more than one engine; write an entry for each, with http://host:port", raw)
@@ -37,14 +37,13 @@ func InstanceID(raw string) (string, error) {
 	return net.JoinHostPort(u.Hostname(), port), nil
 }
 
-// oddInHost says that no host has this character; % stands before the zone of an IPv6
-// address. People copy the names of engines into shells.
+// oddInHost says whether no host name or address contains this character (% is before the zone of an IPv6 address). Other characters are
+// refused because people copy the names of engines into shells.
 func oddInHost(r rune) bool {
 	return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && !strings.ContainsRune(".-_:%", r)
 }
 
-// Target is where calls to an engine go, without a rank. The engine's key
-// comes from the environment, never from the file.
+// Target returns where calls to an engine go, without a rank. The engine's API key comes from the environment, never from the file.
 func Target(e Engine, p *mooncake.Profile) (*engine.Target, error) {
 	id, err := InstanceID(e.URL)
 	if err != nil {
@@ -68,8 +67,7 @@ func Target(e Engine, p *mooncake.Profile) (*engine.Target, error) {
 	return t, nil
 }
 
-// listenProblem says why nothing can listen on an address, whatever the machine;
-// empty: something might. Port 0 is any free one.
+// listenProblem says why nothing can listen on an address on any machine; empty: it may work. Port 0 stands for any free port.
 func listenProblem(addr string) string {
 	host, port, err := net.SplitHostPort(addr)
 	switch {
@@ -87,14 +85,13 @@ func listenProblem(addr string) string {
 	return ""
 }
 
-// Loopback says whether a host is this machine, whoever resolves it.
+// Loopback says whether a host is this machine, without asking a resolver.
 func Loopback(host string) bool {
 	ip := net.ParseIP(host)
 	return host == "localhost" || ip != nil && ip.IsLoopback()
 }
 
-// HostProblem says why a text is not one host's name or address; empty: it may
-// be. IPv6 addresses have no brackets here.
+// HostProblem says why a text is not the name or address of one host; empty: it may be. IPv6 addresses have no brackets here.
 func HostProblem(host string) string {
 	switch {
 	case strings.Contains(host, "://"):
@@ -109,13 +106,13 @@ func HostProblem(host string) string {
 	return ""
 }
 
-// cutZone takes the zone off an IPv6 address: fe80::1%eth0.
+// cutZone removes the zone of an IPv6 address, such as %eth0 of fe80::1%eth0.
 func cutZone(host string) string {
 	address, _, _ := strings.Cut(host, "%")
 	return address
 }
 
-// idOf is InstanceID of an engine; its URL if that is wrong.
+// idOf returns InstanceID of an engine, or its URL if the URL is wrong.
 func idOf(e Engine) string {
 	id, err := InstanceID(e.URL)
 	if err != nil {

@@ -16,12 +16,11 @@ import (
 	"evenkeel/gateway/tracing"
 )
 
-// Tracing is where spans go (docs/traces.md). What it leaves out OpenTelemetry's
-// own environment variables may say.
+// Tracing is where spans are sent (docs/traces.md). OpenTelemetry's environment variables apply to keys that are left out.
 type Tracing struct {
 	Endpoint    string            `yaml:"endpoint"` // empty: off
 	Insecure    bool              `yaml:"insecure"`
-	Sample      float64           `yaml:"sample"` // share of the requests that no trusted caller decided about
+	Sample      float64           `yaml:"sample"` // share of the requests to trace, except those for which a trusted caller decides
 	Headers     Headers           `yaml:"headers"`
 	TLS         CollectorTLS      `yaml:"tls"`
 	Timeout     time.Duration     `yaml:"timeout"`
@@ -29,17 +28,17 @@ type Tracing struct {
 	Resource    map[string]string `yaml:"resource_attributes"`
 }
 
-// CollectorTLS is how a collector is trusted, and who we say we are.
+// CollectorTLS is how the proxy checks the collector's certificate, and the certificate that it presents.
 type CollectorTLS struct {
 	CAFile   string `yaml:"ca_file"` // empty: the system's authorities
 	CertFile string `yaml:"cert_file"`
 	KeyFile  string `yaml:"key_file"`
 }
 
-// Headers may hold credentials, so that a diff shows their values as hashes.
+// Headers may contain credentials, so a diff shows hashes of their values.
 type Headers map[string]string
 
-// String names the headers, with what tells two values apart.
+// String lists the headers, each with the beginning of its value's hash, so that a changed value shows.
 func (h Headers) String() string {
 	var list []string
 	for _, k := range slices.Sorted(maps.Keys(h)) {
@@ -49,10 +48,10 @@ func (h Headers) String() string {
 	return strings.Join(list, ", ")
 }
 
-// Explains says whether choices are to be explained.
+// Explains says whether the proxy records why it made each choice.
 func (c *Config) Explains() bool { return c.Admin.Receipts > 0 }
 
-// Client reads the files. Nil where nothing is said.
+// Client reads the files and returns the TLS configuration; nil: no key is set, so the defaults apply.
 func (t *CollectorTLS) Client() (*tls.Config, error) {
 	if *t == (CollectorTLS{}) {
 		return nil, nil

@@ -36,7 +36,7 @@ func (c *Config) checkListeners(bad report) {
 	}
 }
 
-// checkOrigins holds each origin to the form in which browsers send it, because it is compared as text.
+// checkOrigins checks that each origin is written exactly as browsers send it, because origins are compared as text.
 func (c *Config) checkOrigins(bad report) {
 	for i, origin := range c.CORS.Origins {
 		path := fmt.Sprintf("$.cors.origins[%d]", i)
@@ -56,7 +56,7 @@ func (c *Config) checkOrigins(bad report) {
 	}
 }
 
-// checkProfiles checks each profile, and names the key that is wrong where one key alone is.
+// checkProfiles checks each profile. If one key alone is wrong, the error names that key.
 func (c *Config) checkProfiles(bad report) {
 	for name, p := range c.Profiles {
 		path := "$.profiles." + name
@@ -66,9 +66,8 @@ func (c *Config) checkProfiles(bad report) {
 	}
 }
 
-// checkAlone tries the connector of a bad profile alone, and then every other key beside
-// it and defaults, so that the report can point at the key. It is false when they are bad
-// only together.
+// checkAlone finds the key that makes a profile bad: it tries the connector alone, and then each other key together with the connector and
+// defaults. It returns false if the keys are bad only in combination.
 func checkAlone(p mooncake.Profile, path string, bad report) (found bool) {
 	beside := mooncake.Profile{Name: p.Name, Connector: p.Connector}
 	if err := beside.WithDefaults().Validate(); err != nil {
@@ -87,8 +86,8 @@ func checkAlone(p mooncake.Profile, path string, bad report) (found bool) {
 	return found
 }
 
-// checkEngines checks each engine, and then what engines must not or must have in common: no engine is listed twice in
-// a role, and all engines of a group have the same barrier.
+// checkEngines checks each engine, and then all together: no engine is listed twice in a role, and all engines of a group have the same
+// barrier.
 func (c *Config) checkEngines(bad report) {
 	seen := map[string]string{}     // role and host:port → where
 	barriers := map[string]Engine{} // role and group → its first engine
@@ -125,7 +124,7 @@ func (c *Config) checkEngines(bad report) {
 	}
 }
 
-// checkEngine looks at one engine by itself.
+// checkEngine checks one engine by itself.
 func (c *Config) checkEngine(path, role string, e *Engine, bad report) {
 	if _, err := InstanceID(e.URL); err != nil {
 		bad(path+".url", "%v", err)
@@ -206,15 +205,15 @@ func (c *Config) checkEngine(path, role string, e *Engine, bad report) {
 
 const maxRanks = 4096
 
-// checkPool holds the pool's TTL within what every prefill engine keeps:
-// a hand-off that outlives it decodes somebody else's blocks.
+// checkPool checks that a finished prefill waits in the pool no longer than its engine keeps the KV. After that time, the decode would read
+// blocks that belong to another request.
 func (c *Config) checkPool(bad report) {
 	if c.Pool.Size < 1 {
 		bad("$.pool.size", "%d places are too few; write at least 1, because each prefill needs a place", c.Pool.Size)
 	}
 	outlives := func(engine, profile string) bool {
 		p, ok := c.Profiles[profile]
-		if !ok || p.Early() { // what waits for a rank there is not prefilled yet
+		if !ok || p.Early() { // with such a profile, requests wait before their prefill
 			return false
 		}
 		budget, err := p.HoldBudget()
@@ -238,7 +237,7 @@ func (c *Config) checkPool(bad report) {
 	}
 }
 
-// checkTimes checks the times of health and limits. Where 0 means something, 0 is allowed.
+// checkTimes checks the times of health and limits. 0 is allowed for those where it has a meaning.
 func (c *Config) checkTimes(bad report) {
 	for path, d := range map[string]time.Duration{
 		"$.health.canary": c.Health.Canary, "$.health.slow_start": c.Health.SlowStart,
@@ -302,7 +301,7 @@ func (c *Config) finishEngine(role string, e *Engine) {
 		return
 	}
 	p := c.Profiles[e.Profile]
-	if role == "aggregated" && e.Ranks > 0 && p.DPMode != mooncake.DPHybrid { // one address is a whole deployment
+	if role == "aggregated" && e.Ranks > 0 && p.DPMode != mooncake.DPHybrid { // the address is a whole deployment, so its ranks form a group
 		e.Group = cmp.Or(e.Group, idOf(*e))
 	}
 	e.Group = cmp.Or(e.Group, "main")
@@ -315,7 +314,7 @@ func (c *Config) finishEngine(role string, e *Engine) {
 	}
 }
 
-// DefaultProfileOf is the profile of an engine that names none.
+// DefaultProfileOf returns the profile of an engine of a role that names none.
 func DefaultProfileOf(role string) string {
 	if role == "aggregated" {
 		return DefaultAggregated
