@@ -7,16 +7,16 @@ import (
 )
 
 const (
-	moment     = 30 * time.Second // findings that begin within this time have begun together
-	follow     = 2 * time.Minute  // what clients notice may follow its cause so late
-	flap       = time.Minute      // what is back within this time counts as not gone
-	keep       = 15 * time.Minute // resolved incidents are kept for so long
+	moment     = 30 * time.Second // findings that begin within this time count as simultaneous
+	follow     = 2 * time.Minute  // an effect may begin this long after its cause
+	flap       = time.Minute      // a finding that is back within this time never ended
+	keep       = 15 * time.Minute // resolved incidents are kept this long
 	mostKept   = 64               // incidents, open and resolved
-	mostFound  = 2000             // findings that are looked at
-	mostListed = 48               // names in Incident.Where
+	mostFound  = 2000             // findings that one Observe takes
+	mostListed = 48               // names in Incident.Where, or in Incident.Ranks
 )
 
-// Incident is everything that one cause has made wrong.
+// Incident has all findings that seem to have one cause.
 type Incident struct {
 	ID       int      `json:"id"`      // unique while the process lives
 	Kind     Kind     `json:"kind"`    // also a label of evenkeel_incident
@@ -33,8 +33,8 @@ type Incident struct {
 	Count    int      `json:"count"`           // how many names there are, with those that Where leaves out
 	SinceMs  int64    `json:"since_ms"`
 	UntilMs  int64    `json:"until_ms"`          // 0: it lasts
-	LastMs   int64    `json:"last_ms"`           // when it was found last, if it comes and goes and is away; 0: it is found now, or is over
-	Times    int      `json:"times"`             // how often it was: equal warnings that are over are counted here and not listed
+	LastMs   int64    `json:"last_ms"`           // if its findings come and go and are absent now, when one was last found; else 0
+	Times    int      `json:"times"`             // how often it occurred: equal warnings that are over are counted here and not listed
 	FirstMs  int64    `json:"first_ms"`          // since_ms of the first of them
 	Clients  string   `json:"clients"`           // what clients notice of it
 	Next     string   `json:"next"`              // what to do
@@ -47,36 +47,36 @@ type Incident struct {
 type Book struct {
 	last          int // the last id that was used
 	now           time.Time
-	enginesAway   bool // some engine gets no requests now
+	enginesAway   bool // some engine is down or out, so it gets no requests now
 	list          []*incident
-	unplaced      []string  // sentences of the findings that found no room beside those that harm more
-	unplacedSince time.Time // zero: all found room
-	unplacedBad   bool      // one of them is bad
+	unplaced      []string  // sentences of the findings for which no incident had room, because all others harm more
+	unplacedSince time.Time // zero: all findings have an incident
+	unplacedBad   bool      // an unplaced finding has the severity Bad
 }
 
-// incident is an incident with its findings. Incident is what is shown of it.
+// incident is an incident with its findings. An Incident is its description for people.
 type incident struct {
 	id           int
 	since, until time.Time // until is zero while it lasts
-	lastsSince   time.Time // since when it lasts, without times before it was last over
-	closed       time.Time // when it was over last, before it came back; zero: it never was
-	members      []member  // the findings that last; if none does, those that lasted last
+	lastsSince   time.Time // when it began or, if it was over and came back, when it came back
+	closed       time.Time // when it was over, before it came back; zero: it never was
+	members      []member  // findings that last; if none does, the ones that lasted until the end
 	subject      string    // where it was found first
 	lastBad      time.Time // when one of its findings was last bad
-	base         *baseline // how the proxy was when it began
+	base         *baseline // the proxy's latencies and counts when it began
 	baseAt       time.Time
 	measured     string   // what clients have had of it, in numbers; empty: nothing was measured
-	everFound    []member // all findings that it ever had, as last found: causes first, then in the order in which they came
+	everFound    []member // all findings it ever had, as last found: causes first, then in the order in which they were found
 }
 
-// State says how far an incident has come.
+// State is the state of an incident.
 type State string
 
 // The states there are.
 const (
-	New     State = "new"     // it began a moment ago: findings that begin now may belong to it
-	Lasting State = "lasting" // it is found, and began more than a moment ago
-	Paused  State = "paused"  // it is not found now; if it is found again soon, it goes on
+	New     State = "new"     // it began less than a moment ago: findings that begin now may belong to it
+	Lasting State = "lasting" // it began more than a moment ago, and is found now
+	Paused  State = "paused"  // it is not found now, and goes on if it is found again soon
 	Over    State = "over"
 )
 
@@ -99,12 +99,12 @@ func (o *incident) lasts() bool { return o.until.IsZero() }
 // member is a finding as a part of an incident.
 type member struct {
 	Finding
-	host, commonReason string // the machine where it is, and its reason without what differs between engines
-	effect             bool   // it is an effect of the cause, and not the cause
+	host, commonReason string // the machine where it is; its reason without the parts that differ between engines
+	effect             bool   // it is an effect of the incident's first member
 	found              time.Time
 }
 
-// subject is what is found where. Findings of one subject are the same finding at different times.
+// subject identifies a finding: its kind and its place. Findings with the same subject are one finding at different times.
 type subject struct {
 	kind  Kind
 	where string
@@ -112,8 +112,8 @@ type subject struct {
 
 func (f *Finding) subject() subject { return subject{f.Kind, f.Where} }
 
-// Observe takes in all findings of now: it gives each one to an incident that lasts or is back, or begins a new incident with it, and ends
-// the incidents of which nothing is found any more.
+// Observe takes all findings of now. Each one joins an incident that lasts or came back, or begins a new incident. Incidents without
+// findings end.
 func (b *Book) Observe(now time.Time, found []Finding) {
 	found = slices.Clone(found[:min(mostFound, len(found))])
 	slices.SortStableFunc(found, func(x, y Finding) int { // causes before their effects
@@ -160,7 +160,7 @@ func (b *Book) Observe(now time.Time, found []Finding) {
 		if o != nil && (o.state(now) == Over || parted[o]) {
 			o = nil
 		}
-		if o == nil || !o.lasts() && kinds[f.Kind].effect { // what clients notice now comes from another cause
+		if o == nil || !o.lasts() && kinds[f.Kind].effect { // the incident is over, so this effect has another cause
 			o = b.place(f, o, now, incidentOf, nextMembers, ends)
 		}
 		if o == nil {
@@ -194,9 +194,8 @@ func (b *Book) Observe(now time.Time, found []Finding) {
 	b.forget(now)
 }
 
-// parted returns the incidents that ended a moment ago and do not go on, although some finding of them is back: it is
-// back together with a finding that was never theirs and shares its cause. So this is another outage, with a time between in which all was
-// well.
+// parted returns incidents that ended a moment ago and must not go on, although one of their findings is back. With it came a new finding
+// of the same cause, which they never had. So it is another outage, and all was well in between.
 func (b *Book) parted(now time.Time, found []Finding, incidentOf map[subject]*incident) map[*incident]bool {
 	cameBack, isParted := map[*incident]bool{}, map[*incident]bool{}
 	for i := range found {
@@ -219,8 +218,8 @@ func (b *Book) parted(now time.Time, found []Finding, incidentOf map[subject]*in
 	return isParted
 }
 
-// measureHarm stores how much each incident that lasts has harmed clients, compared with the time before it began. It leaves out
-// incidents that harm no client.
+// measureHarm stores how much each lasting incident has harmed clients, compared with the time before it began. Incidents that harm no
+// client are left out.
 func (b *Book) measureHarm(r *Ring) {
 	for _, o := range b.list {
 		if !o.lasts() || o.harm() < leastHarm {
@@ -233,7 +232,7 @@ func (b *Book) measureHarm(r *Ring) {
 	}
 }
 
-// memberOf makes a member of a finding, with what is needed to compare it with others.
+// memberOf makes a member of a finding, with the values by which members are compared.
 func memberOf(f *Finding, now time.Time) member {
 	host := hostOf(f.Where)
 	return member{Finding: *f, host: host, commonReason: commonReasonOf(f.Reason, host), found: now}
@@ -246,24 +245,25 @@ func (o *incident) goesOn(now time.Time, seen map[subject]bool) bool {
 	})
 }
 
-// remember adds the members to all findings that the incident ever had. An incident that is over is described by
-// these, so that all engines are named that were restarted one after the other.
+// remember adds the members to everFound. An incident that is over is described by everFound, for example by all engines that were
+// restarted one after the other.
 func (o *incident) remember() {
-	at := make(map[subject]int, len(o.everFound))
+	indexOf := make(map[subject]int, len(o.everFound))
 	for i := range o.everFound {
-		at[o.everFound[i].subject()] = i
+		indexOf[o.everFound[i].subject()] = i
 	}
 	for _, m := range o.members {
-		i, known := at[m.subject()]
-		switch {
-		case known && o.everFound[i].Severity == Bad:
-			m.Severity = Bad
-			fallthrough
-		case known:
-			o.everFound[i] = m
-		case len(o.everFound) < mostFound:
-			o.everFound = append(o.everFound, m)
+		i, known := indexOf[m.subject()]
+		if !known {
+			if len(o.everFound) < mostFound {
+				o.everFound = append(o.everFound, m)
+			}
+			continue
 		}
+		if o.everFound[i].Severity == Bad { // the worst severity stays
+			m.Severity = Bad
+		}
+		o.everFound[i] = m
 	}
 	slices.SortStableFunc(o.everFound, func(x, y member) int { return cmp.Compare(kinds[x.Kind].order(), kinds[y.Kind].order()) })
 	markEffects(o.everFound)
@@ -276,9 +276,8 @@ func markEffects(members []member) {
 	}
 }
 
-// withResting returns the members that the incident has now: members, which are found now, and those of kinds that come and go. Such a
-// member stays in the incident until it was not found for as long as its kind says (rests). Left out are those that are found elsewhere
-// now, and those of engines that are away.
+// withResting adds to members, which are found now, the incident's other members of kinds that come and go. Such a member stays until it
+// has been absent for as long as its kind says (rests). It is not added if another incident has it now, or if its engine gets no requests.
 func (o *incident) withResting(members []member, now time.Time, elsewhere map[subject]bool, away map[string]bool) []member {
 	if !o.lasts() {
 		return members
@@ -294,7 +293,7 @@ func (o *incident) withResting(members []member, now time.Time, elsewhere map[su
 			members, has[s], added = append(members, *m), true, true
 		}
 	}
-	if added { // the first member, which the incident is named by, stays the same
+	if added { // keep the first member the same, because the incident is named by it
 		slices.SortStableFunc(members, func(x, y member) int {
 			return cmp.Or(cmp.Compare(kinds[x.Kind].order(), kinds[y.Kind].order()), cmp.Compare(x.Where, y.Where))
 		})
@@ -313,7 +312,7 @@ func (o *incident) lastFound() (last time.Time) {
 	return last
 }
 
-// merged keeps the first finding of each subject, with the worst severity of them. It reuses found's array.
+// merged keeps one finding of each subject, the first, and gives it the worst severity of all. It reuses found's array.
 func merged(found []Finding) []Finding {
 	index, once := map[subject]int{}, found[:0]
 	for _, f := range found {
@@ -329,8 +328,8 @@ func merged(found []Finding) []Finding {
 	return once
 }
 
-// takesFrom says whether, of two incidents with the same member, this one should get it and not the other: it lasts and the other does not,
-// or it ended later.
+// takesFrom decides between two incidents that have had the same finding: this one gets it if it lasts and the other does not, or if it
+// ended later.
 func (o *incident) takesFrom(other *incident) bool {
 	if o.lasts() || other.lasts() {
 		return !other.lasts()
@@ -338,18 +337,20 @@ func (o *incident) takesFrom(other *incident) bool {
 	return o.until.After(other.until)
 }
 
-// place finds the incident for a finding that no incident which lasts has. If no incident takes it, that is the incident that had it before
-// (before, nil: none), or a new one; nil: the book is full of incidents that harm as much. An incident that has ended, or ends now, takes
-// in only what clients noticed of it and what the same engine does next: else its description would change to another engine. nextMembers
-// are the members that incidents have got so far, and ends says of which incidents no cause is found any more.
+// place chooses the incident of a finding that no lasting incident has: one that the finding may join; else before, the incident that had
+// it until now (nil: none); else a new one. It returns nil if the book is full of incidents that harm as much. An incident that has ended,
+// or is about to end (ends), takes only its own effects and findings of the same engine; otherwise its description would move to another
+// engine. nextMembers are the members that incidents have got so far.
 func (b *Book) place(f *member, before *incident, now time.Time, incidentOf map[subject]*incident, nextMembers map[*incident][]member,
 	ends map[*incident]bool) *incident {
 	since := now.Add(-f.For)
 	var best *incident
 	most := 0
 	for _, o := range b.list {
-		free := len(nextMembers[o]) == 0 && (!o.lasts() || len(o.members) == 0)
-		if free || len(nextMembers[o]) == 0 && ends[o] && (!kinds[f.Kind].effect || kinds[f.Kind].load) && !o.hasEngine(f) {
+		hasNone := len(nextMembers[o]) == 0
+		isOver := hasNone && (!o.lasts() || len(o.members) == 0)
+		mayBeCause := !kinds[f.Kind].effect || kinds[f.Kind].load
+		if isOver || hasNone && ends[o] && mayBeCause && !o.hasEngine(f) {
 			continue
 		}
 		members := nextMembers[o]
@@ -385,14 +386,14 @@ func (b *Book) place(f *member, before *incident, now time.Time, incidentOf map[
 	return best
 }
 
-// isOtherOutage says whether an incident was over and came back, and this finding is a cause that it never had:
-// then what came back is another outage.
+// isOtherOutage says whether an incident was over, came back, and now gets a cause that it never had. Then the part that came back is
+// another outage.
 func (o *incident) isOtherOutage(f *member) bool {
 	return !o.closed.IsZero() && o.lasts() && !kinds[f.Kind].effect &&
 		!slices.ContainsFunc(o.everFound, func(m member) bool { return m.subject() == f.subject() })
 }
 
-// split makes a new incident of what came back, and leaves the first one as it was when it was over.
+// split makes a new incident of the part of o that came back, and ends o at the time when it was over.
 func (b *Book) split(o *incident, incidentOf map[subject]*incident, nextMembers map[*incident][]member) *incident {
 	b.last++
 	other := &incident{id: b.last, since: o.lastsSince, lastsSince: o.lastsSince, members: o.members}
@@ -406,20 +407,20 @@ func (b *Book) split(o *incident, incidentOf map[subject]*incident, nextMembers 
 	return other
 }
 
-// hadEffect says whether the incident lasts and had this finding before as an effect. A finding of a kind with load does not count,
-// because it may itself be the cause.
+// hadEffect says whether the incident lasts and had this finding before as an effect. Findings of kinds with load do not count, because
+// they may be a cause themselves.
 func (o *incident) hadEffect(f *member) bool {
 	return o.lasts() && kinds[f.Kind].effect && !kinds[f.Kind].load &&
 		slices.ContainsFunc(o.everFound, func(m member) bool { return m.subject() == f.subject() })
 }
 
-// hasEngine says whether a member of the incident is of the same engine as the finding.
+// hasEngine says whether a member of the incident is about the same engine as the finding.
 func (o *incident) hasEngine(f *member) bool {
 	return f.host != "" && slices.ContainsFunc(o.members, func(m member) bool { return engineOf(m.Where) == engineOf(f.Where) })
 }
 
-// claim moves what clients noticed before its cause was found into the new incident o of that cause: it takes a
-// while until an engine counts as down. An incident that had nothing else is dropped.
+// claim moves effects that were noticed before their cause was found into the new incident o of that cause. Clients notice errors before an
+// engine counts as down. An incident that had only these effects is dropped.
 func (b *Book) claim(o *incident, cause Kind, incidentOf map[subject]*incident, nextMembers map[*incident][]member) {
 	if k := kinds[cause]; k.effect && !k.load || k.alone || k.harm == nothing {
 		return
@@ -439,25 +440,25 @@ func (b *Book) claim(o *incident, cause Kind, incidentOf map[subject]*incident, 
 		if noticed.lastsSince.Before(o.since) {
 			o.since = noticed.lastsSince
 		}
-		noticed.until = noticed.closed // the incident was over before, and that part of it stays
+		noticed.until = noticed.closed // its earlier part, before it came back, stays as a resolved incident
 		return noticed.closed.IsZero()
 	})
 }
 
-// mayJoin says whether a finding may join the members of an incident. late is how long after the incident the finding
-// began.
+// mayJoin says whether a finding may join the members of an incident. late is the time from the begin of the incident to that of the
+// finding.
 func mayJoin(members []member, f *member, late time.Duration) bool {
 	lead, kind := kinds[members[0].Kind], kinds[f.Kind]
 	switch {
-	case kind.load && lead.harm < waiting: // that so many requests wait harms more than this cause does
+	case kind.load && lead.harm < waiting: // so many waiting requests are worse than this cause explains
 		return false
-	case lead.load && f.Kind == NotReady: // NotReady comes from engines that are gone
+	case lead.load && f.Kind == NotReady: // a proxy is not ready because engines are gone, and not because of load
 		return false
 	}
 	return joinWhen[lead.class()][kind.class()].allows(late, sharesCause(members, f))
 }
 
-// sharesCause says whether a finding has the same cause as one of the members that are no effects.
+// sharesCause says whether a finding seems to have the same cause as a member that is not an effect.
 func sharesCause(members []member, f *member) bool {
 	for i := range members {
 		if m := &members[i]; !m.effect && shareCause(m, f) {
@@ -467,8 +468,8 @@ func sharesCause(members []member, f *member) bool {
 	return false
 }
 
-// shareCause says whether two findings of one moment have the same cause, as far as one can tell: they are on one host or of one engine, of
-// one family of kinds, or of one kind with the same reason.
+// shareCause says whether two findings of one moment seem to have one cause: they are on one host or about one engine, their kinds are of
+// one family, or their kind and reason are equal.
 func shareCause(a, b *member) bool {
 	if kinds[a.Kind].alone || kinds[b.Kind].alone {
 		return false
@@ -477,7 +478,7 @@ func shareCause(a, b *member) bool {
 		return true
 	}
 	if a.host != "" && engineOf(a.Where) == engineOf(b.Where) {
-		return true // what comes and goes at one engine says nothing about other engines
+		return true // a finding that comes and goes on one engine does not explain one on another engine of the host
 	}
 	if family := kinds[a.Kind].family; family != "" && family == kinds[b.Kind].family {
 		return true
@@ -485,7 +486,7 @@ func shareCause(a, b *member) bool {
 	return a.Kind == b.Kind && a.commonReason == b.commonReason
 }
 
-// full says whether there is no room for a new incident of that harm: all that may be kept last, and harm as much or more.
+// full says whether there is no room for a new incident with this harm: mostKept incidents last, and all of them harm as much or more.
 func (b *Book) full(harm int, nextMembers map[*incident][]member) bool {
 	if len(b.list) < mostKept {
 		return false
@@ -503,8 +504,8 @@ func (b *Book) full(harm int, nextMembers map[*incident][]member) bool {
 	return lasting >= mostKept
 }
 
-// forget drops incidents that were resolved long ago and, if there are too many, those that were resolved first. Of
-// incidents that last it drops those that harm least, the newest first, so that the others stay as they are.
+// forget drops incidents that were resolved long ago. If there are still too many, it drops resolved ones, the oldest first, and then
+// lasting ones that harm least, the newest first.
 func (b *Book) forget(now time.Time) {
 	b.list = slices.DeleteFunc(b.list, func(o *incident) bool { return !o.lasts() && now.Sub(o.until) >= keep })
 	for len(b.list) > mostKept {
@@ -528,7 +529,7 @@ func (b *Book) forget(now time.Time) {
 	}
 }
 
-// dropsBefore says whether this incident is dropped before another one: those that are over go first, then those that harm less.
+// dropsBefore says whether forget drops this incident before another one: resolved incidents first, then those that harm less.
 func (o *incident) dropsBefore(other *incident) bool {
 	if over := !o.lasts(); over || !other.lasts() {
 		return over && (other.lasts() || o.until.Before(other.until))
@@ -536,10 +537,10 @@ func (o *incident) dropsBefore(other *incident) bool {
 	return cmp.Or(cmp.Compare(o.harm(), other.harm()), cmp.Compare(other.id, o.id)) < 0
 }
 
-// leastHarm is the harm of a finding of which clients notice something.
+// leastHarm is the least harm that clients notice.
 const leastHarm = 2
 
-// harm is how much clients notice of the incident: that of its worst member (see Finding.harm).
+// harm returns how much clients notice of the incident: the harm of its worst member (see Finding.harm).
 func (o *incident) harm() int { return mostHarm(o.members) }
 
 func mostHarm(members []member) (most int) {
@@ -549,7 +550,7 @@ func mostHarm(members []member) (most int) {
 	return most
 }
 
-// harm is how much clients notice of a finding, as a number that grows with the harm of its kind and, less, with its severity.
+// harm returns how much clients notice of a finding. The kind counts most; the severity decides between equal kinds.
 func (f *Finding) harm() int {
 	n := 2 * int(kinds[f.Kind].harm)
 	if f.Severity == Bad {

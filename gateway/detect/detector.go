@@ -17,7 +17,7 @@ const (
 	Warn = "warn" // worth a look
 )
 
-// harm is how much clients notice.
+// harm is how much clients notice of a kind of finding, in rising order.
 type harm int
 
 const (
@@ -33,21 +33,21 @@ type Detector struct {
 	find    func(v *view, say say)
 	harm    harm
 	urgent  bool // it is bad, although clients notice nothing yet
-	effect  bool // it follows from another finding, if there is one
-	load    bool // an effect of findings that harm as much, and else the cause of what clients notice
+	effect  bool // it is caused by another finding, if there is one
+	load    bool // it is an effect of findings that harm as much, and otherwise the cause of other effects
 	crowded bool // many requests wait
-	gone    bool // the engine gets no requests: one such finding may follow another
-	// other engines may take over: it is bad only while requests fail or wait, or more than half of the engines of
-	// the role are away
+	gone    bool // the engine gets no requests; while it is away, findings with this mark follow each other and stay one incident
+	// Other engines may take over its work: it is bad only while requests fail or wait, or if more than half of the engines of the role are
+	// away.
 	spare  bool
-	wide   bool          // it makes tokens slower: it is bad if it does so much and for many requests
-	vague  bool          // other kinds that harm as much say more
-	family string        // kinds of one family say the same of engines and of ranks
-	alone  bool          // an operator wants it so, or it describes a whole group: no other finding shares its cause
-	rests  time.Duration // it comes and goes: it lasts until it was not found for so long
+	wide   bool          // it slows tokens down: it is bad if the slowdown is large and concerns many requests
+	vague  bool          // other kinds with the same harm say more about the cause, and come first
+	family string        // kinds of one family say the same about engines and about ranks, and share a cause
+	alone  bool          // it never shares a cause: an operator wanted it, or it describes a whole group
+	rests  time.Duration // it comes and goes, and ends only when it was absent this long
 
-	headline string // the first words of the verdict
-	many     string // what several of them do, said after their number and noun; empty: there is at most one
+	headline string // first words of the incident
+	many     string // sentence about several of them, without its subject (number and noun); empty: there is at most one
 	clients  string // what clients notice of it
 	prefill  string // what clients notice if all of these are prefill engines; empty: as clients says
 	first    string // if it is an effect, these words come before the cause
@@ -57,8 +57,8 @@ type Detector struct {
 	runbook  string // entry of the runbook
 }
 
-// again is for how long a finding that comes and goes may be away: a busy engine answers late, then in time while it
-// rests, then late again.
+// again is how long a finding that comes and goes may be absent. A busy engine answers late, then in time while it has less to do, then
+// late again.
 const again = 2 * time.Minute
 
 // severity is the severity that follows from the harm.
@@ -79,7 +79,7 @@ func (d *Detector) order() int {
 		n += 1000
 	}
 	if d.load {
-		n -= 500 // it is the cause of other effects
+		n -= 500 // it may be the cause of other effects
 	}
 	return n
 }
@@ -89,19 +89,19 @@ type Finding struct {
 	Kind     Kind
 	Severity string
 	Panel    string        // the panel of the page that shows more
-	Of       string        // what Where names: "prefill engine", "group"
+	Of       string        // noun for Where: "prefill engine", "group"
 	Where    string        // name of the engine, rank, group or model; empty: the proxy
 	What     string        // a whole sentence with the name in Where and all numbers, without a full stop
-	Rest     string        // added behind What, and behind what several of a kind do; findings that differ only in this may have one cause
+	Rest     string        // ends the sentence, also one about several findings of a kind; findings that differ only in it may have one cause
 	Ranks    []string      // ranks that What names, beside Where
-	slowed   int           // requests whose tokens it makes slower
+	slowed   int           // requests whose tokens are slower because of it
 	times    float64       // how many times as long these tokens take
 	Key      string        // key of the caller that causes most of it; empty: there is none
 	Reason   string        // why, as an engine or a file says; empty: nothing more is known
-	For      time.Duration // for how long it has been so, as far as that is known; 0: since it was found
+	For      time.Duration // how long it has lasted, if known; 0: since it was found
 }
 
-// slows sets how many requests a finding makes slower, and how many times as long their tokens take.
+// setSlowdown sets how many requests a finding slows down, and how many times as long their tokens take.
 func (f *Finding) setSlowdown(running int, times float64) *Finding {
 	f.slowed, f.times = running, times
 	return f
@@ -114,7 +114,7 @@ type view struct {
 	loads   []load // of each model
 	drained map[string]bool
 	running int  // requests, on all ranks
-	several bool // groups are named with their model
+	several bool // there are several groups, so their names include the model
 }
 
 // say adds a finding; format and args make its sentence.
@@ -128,7 +128,7 @@ func proxyAt(panel string) at { return at{panel: panel} }
 
 func (a at) String() string { return a.of + " " + a.where }
 
-// begin is the place in words, for the begin of a sentence.
+// begin returns the place in words, as the beginning of a sentence.
 func (a at) begin() string { return words.Capital(a.String()) }
 
 // firstLine is the first line of an error's text. Lines of a file may follow it.

@@ -8,9 +8,9 @@ import (
 	"evenkeel/internal/stats"
 )
 
-// gauge is a gauge that engines report of each rank. A rank differs if its value is above the median by at least
-// `least`, by half of the median, and by several times the usual distance between ranks. Only values above count,
-// because a rank that does less than others makes no step longer.
+// gauge is a value that engines report for each rank. A rank differs if its value exceeds the median of the group by at least `least`, by
+// half of the median, and by differApart times the usual distance from it. Low values do not count, because a rank with less work makes no
+// step longer.
 type gauge struct {
 	name  string
 	least float64
@@ -39,14 +39,14 @@ var gauges = []gauge{
 }
 
 const (
-	differShare = 0.5 // of the median, above it
-	differApart = 6   // median deviations above the median
+	differShare = 0.5 // share of the median by which a value exceeds it
+	differApart = 6   // median deviations by which a value exceeds the median
 )
 
 func whole(v float64) string { return stats.Grouped(int(v)) }
 
-// differing lists gauges of ranks that are far above those of the other ranks, the farthest first. A gauge that fewer than differRanks
-// ranks report is left out.
+// differing lists values of ranks that are far above those of the other ranks, the farthest first. It leaves out gauges that fewer than
+// differRanks ranks report.
 func differing(g *Group) []Differs {
 	type far struct {
 		Differs
@@ -86,8 +86,8 @@ func differing(g *Group) []Differs {
 	return list
 }
 
-// gaugeOf is the value of a gauge for a rank, by its index in Ranks; below 0: the value is not known, or the rank does not step with its
-// group.
+// gaugeOf returns the value of a gauge for a rank, given by its index in Ranks; below 0: the value is not known, or the rank does not step
+// with its group.
 func (g *Group) gaugeOf(rank int, gauge gauge) float64 {
 	if rank >= len(g.Said) || g.Said[rank] == nil || !g.Ranks[rank].Steps {
 		return -1

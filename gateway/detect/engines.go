@@ -92,7 +92,7 @@ var engineDetectors = []Detector{
 	},
 }
 
-// trouble is the kind of what is wrong with the engine, the one that says most; empty: nothing is, or an operator has paused it.
+// trouble returns the most telling kind of trouble of an engine; empty: it has none, or an operator has paused it.
 func (e *Engine) trouble() Kind {
 	switch {
 	case e.Paused && e.State == "halted": // an operator wants it
@@ -115,12 +115,12 @@ func (e *Engine) trouble() Kind {
 	return ""
 }
 
-// paused says whether an operator has paused some engines, so that requests wait for them.
+// paused says whether an operator has paused engines. Requests for them then wait, which is no fault.
 func (v *view) paused() bool {
 	return slices.ContainsFunc(v.Engines, func(e Engine) bool { return e.Paused })
 }
 
-// movedS is the time in s within which a changed address of a name may be the reason why nothing answers there.
+// movedS is how long a changed address of a name may be the reason why nothing answers there, in seconds.
 const movedS = 3600
 
 func findEngineMoved(v *view, say say) {
@@ -136,7 +136,7 @@ func findEngineMoved(v *view, say say) {
 	})
 }
 
-// ago writes a time as people say it.
+// ago writes a time in seconds as people say it.
 func ago(s float64) string {
 	if s < 120 {
 		return fmt.Sprintf("%.0f s", s)
@@ -144,7 +144,7 @@ func ago(s float64) string {
 	return fmt.Sprintf("%.0f minutes", s/60)
 }
 
-// drainedEngines returns the engines with ranks that drain and answer: their findings include their ranks.
+// drainedEngines returns the decode and aggregated engines that drain and answer. Their ranks get no findings of their own.
 func drainedEngines(f *Facts) map[string]bool {
 	all := map[string]bool{}
 	for i := range f.Engines {
@@ -155,7 +155,7 @@ func drainedEngines(f *Facts) map[string]bool {
 	return all
 }
 
-// eachEngine calls report for the engines whose trouble is of a kind. why is what is known of the cause, without the engine's address.
+// eachEngine calls report for the engines whose trouble is of a kind. why is the known reason, without the engine's address.
 func (v *view) eachEngine(kind Kind, report func(e *Engine, where at, why string)) {
 	for i := range v.Engines {
 		if e := &v.Engines[i]; e.trouble() == kind {
@@ -170,7 +170,7 @@ func findEngineHangs(v *view, say say) {
 	v.eachEngine(EngineHangs, func(e *Engine, where at, why string) {
 		cause, _, _ := strings.Cut(why, ":")
 		f := say(where, "", "%s hangs: its port takes connections, but %s", where.begin(), cause)
-		if e.State != "up" { // for an engine that is up, SinceS is for how long it is up
+		if e.State != "up" { // SinceS is the time in the engine's state, and an engine that hangs may still count as up
 			f.For = seconds(e.SinceS)
 		}
 	})

@@ -1,5 +1,5 @@
-// Package detect says what is wrong with a proxy: it receives facts about the proxy, keeps the last samples, and
-// groups what it finds by its cause. It is a value without a clock, a log and a lock; gateway/watch owns it.
+// Package detect says what is wrong with a proxy. It receives facts about the proxy, keeps samples of the last hour, and groups its
+// findings by cause. It uses no clock, log or lock; package gateway/watch does.
 package detect
 
 import (
@@ -11,10 +11,9 @@ import (
 	"evenkeel/gateway/advice"
 )
 
-// Facts is the state of a proxy at one instant: all that is judged, and what people are shown beside it. Go names end
-// in their unit, Ms, S, Tokens, PerS, as their JSON names do; a Share is of 1. A field without a JSON name is only
-// judged, and not shown. Fields that Watch fills in are marked with (found). Lists that are shown are never null:
-// Listed makes sure of that.
+// Facts is the state of a proxy at one instant: all that detectors look at, and all that people are shown besides. Names end in their unit
+// (Ms, S, Tokens, PerS), as their JSON names do; a Share is from 0 to 1. Fields without a JSON name are only for detectors. Watch fills in
+// the fields marked with (found). JSON lists are never null, because Listed replaces nil.
 type Facts struct {
 	At       time.Time       `json:"-"`
 	Proxy    Proxy           `json:"proxy"`
@@ -26,7 +25,7 @@ type Facts struct {
 	Engines  []Engine        `json:"engines"` // as configured, then as added
 	Advice   []advice.Advice `json:"advice"`  // on the number of ranks, one for each model; empty: there is none yet, or it is off
 	Geo      *Geo            `json:"geo,omitempty"`
-	Sources  []Source        `json:"sources"` // by which engines are discovered; empty: there are none
+	Sources  []Source        `json:"sources"` // sources from which engines are discovered; empty: none
 	Scopes   []Scope         `json:"areas"`   // the groups or regions whose engines this proxy may serve; empty if no other proxy may serve them
 	Twin     bool            `json:"-"`       // the twin replays some policy
 }
@@ -35,7 +34,7 @@ type Facts struct {
 type Proxy struct {
 	ID            string  `json:"id"` // geo.self.id, else the host's name
 	Region        string  `json:"region,omitempty"`
-	Role          string  `json:"role,omitempty"` // among the proxies that serve the same engines: owner or standby; empty: it is alone
+	Role          string  `json:"role,omitempty"` // owner or standby, if several proxies serve the same engines; empty: this one is alone
 	Version       string  `json:"version"`
 	UptimeS       float64 `json:"uptime_s"`
 	Ready         bool    `json:"ready"`
@@ -46,7 +45,7 @@ type Proxy struct {
 	Policy        string  `json:"policy"`                 // decode policy of barrier groups
 	PrefillPolicy string  `json:"prefill_policy"`         // prefill policy
 	Open          int64   `json:"open_requests"`
-	Places        int     `json:"pool_places"` // how many finished prefills there may be at once, with those on their way
+	Places        int     `json:"pool_places"` // bound on finished prefills, including those still being computed
 	PlacesUsed    int     `json:"pool_places_used"`
 	DriftSlots    int64   `json:"audit_drift_slots"` // any value but 0 is a bug
 	DriftTokens   int64   `json:"audit_drift_tokens"`
@@ -54,7 +53,7 @@ type Proxy struct {
 	Certificates []Certificate `json:"certificates,omitempty"` // of listeners with TLS
 }
 
-// Certificate is what a listener presents to clients that connect.
+// Certificate is the certificate of a listener.
 type Certificate struct {
 	Key   string  `json:"key"`    // key of the config: tls, admin.tls or geo.tls
 	EndsS float64 `json:"ends_s"` // seconds until its end; below 0: it has ended
@@ -62,8 +61,9 @@ type Certificate struct {
 
 // Traffic is what clients get. Rates cover the last ten seconds, latencies the last minute.
 type Traffic struct {
-	Rates            // (found)
-	FailedOn string  `json:"failed_on,omitempty"` // host on which nearly all requests that failed in the last minute had a failed attempt
+	Rates // (found)
+	// host on which nearly all requests that failed in the last minute had a failed attempt; empty: there is none
+	FailedOn string  `json:"failed_on,omitempty"`
 	TTFT     Latency `json:"ttft"`
 	TPOT     Latency `json:"tpot"` // one sample for each request, when it ends
 }
@@ -71,10 +71,10 @@ type Traffic struct {
 // Rates cover the last ten seconds.
 type Rates struct {
 	RequestsPerS float64 `json:"requests_per_s"`      // requests that ended
-	FailuresPerS float64 `json:"failures_per_s"`      // of them, with a 5xx, a 429 or an error event
-	OwnPerS      float64 `json:"-"`                   // of these failures, by a limit of the caller's key
+	FailuresPerS float64 `json:"failures_per_s"`      // ended requests with a 5xx, a 429 or an error event
+	OwnPerS      float64 `json:"-"`                   // failures because of a limit of the caller's key
 	TokensPerS   float64 `json:"tokens_per_s"`        // generated
-	Recovered    bool    `json:"recovered,omitempty"` // none failed for 3 s, and so many went well since then that the fault is over
+	Recovered    bool    `json:"recovered,omitempty"` // the fault is over: none failed for 3 s, and enough requests succeeded since
 }
 
 // Latency covers the last minute.
@@ -84,7 +84,7 @@ type Latency struct {
 	Samples int     `json:"samples"` // 0: nothing is known
 }
 
-// Outcome is a way in which requests fail: a name of a fixed set, and a status.
+// Outcome is one kind of failure: a name from a fixed set, and the status of the answer.
 type Outcome struct {
 	Name   string
 	Status int
@@ -93,11 +93,11 @@ type Outcome struct {
 // Why is the reason of a failure, for operators.
 type Why struct {
 	Text string
-	Own  bool // it is a limit of one key
+	Own  bool // a limit of the caller's key is the reason
 	At   time.Time
 }
 
-// Failed counts the requests that failed in one way.
+// Failed counts the requests that failed with one Outcome.
 type Failed struct {
 	Outcome    string `json:"outcome"`
 	Status     int    `json:"status"`    // status of the answer
@@ -107,7 +107,7 @@ type Failed struct {
 	LastHour   uint64 `json:"last_hour"`
 	SinceStart uint64 `json:"since_start"`
 	Why        string `json:"why,omitempty"` // reason of the last one, for operators
-	Own        bool   `json:"-"`             // the reason is a limit of one key: other keys are served
+	Own        bool   `json:"-"`             // a limit of the caller's key is the reason, so other keys are served
 }
 
 // Model is one board: the ranks that serve a model, and the pool in front of them. A model has one board for its
@@ -115,62 +115,62 @@ type Failed struct {
 type Model struct {
 	Name       string `json:"name"`                 // followed by (aggregated) if its ranks prefill and decode
 	Aggregated bool   `json:"aggregated,omitempty"` // its ranks prefill and decode
-	// (found) for how long it has had no free slot or KV memory, while each waiting request waits for about one answer
+	// (found) how long it has had no free slot or no KV memory while so many requests wait that each waits for about one answer to end
 	CrowdedS float64 `json:"-"`
 	Pool     Pool    `json:"pool"`
 	Groups   []Group `json:"groups"`
 }
 
-// Pool has the finished prefills that wait for a decode rank, or the requests that wait for a rank that does both.
+// Pool has the finished prefills that wait for a decode rank, or the requests that wait for an aggregated rank.
 type Pool struct {
 	Entries int       `json:"entries"`
 	OldestS float64   `json:"oldest_s"`
-	TTLS    float64   `json:"ttl_s"`   // how long they may wait; 0: only the hand-off's own limit counts
-	UpToS   []float64 `json:"up_to_s"` // upper bounds of the classes of Ages
-	Ages    []int     `json:"ages"`    // entries of each class, and one more for the older ones
+	TTLS    float64   `json:"ttl_s"`   // how long they may wait; 0: only the hand-off's own deadline counts
+	UpToS   []float64 `json:"up_to_s"` // upper bounds of the age classes in Ages, in seconds
+	Ages    []int     `json:"ages"`    // entries per age class; the last class is for all older ones
 }
 
 // Group has the ranks that step together, or all ranks of a model that have no barrier.
 type Group struct {
 	board.GroupLoads
-	Held    int     `json:"held_entries"`       // held by the last decision for a round, although they had a slot
+	// entries that the last decision held back for a round of prefills, although they could have had a slot
+	Held    int     `json:"held_entries"`
 	StepMs  float64 `json:"step_ms"`            // mean of the last steps, as measured; 0: unknown
 	TokenMs float64 `json:"token_ms,omitempty"` // (found) median of the ranks' token_ms; 0: no rank has one
-	// (found) how long a step took at such loads in the last hour; 0: steps are not much longer now
+	// (found) usual time of a step at the present loads, from the last hour; 0: steps are not much slower now
 	UsualMs float64 `json:"usual_ms,omitempty"`
 	SlowS   float64 `json:"slow_s,omitempty"` // (found) for how long steps have been slow
-	// (found) while steps are slow: gauges of ranks far above the others, the farthest first
+	// (found) while steps are slow: ranks with a gauge far above the others, the farthest first
 	Differ      []Differs `json:"differ,omitempty"`
-	StepTokens  float64   `json:"step_tokens,omitempty"`       // (found) tokens that a step gives to an answer: above 1 if it speculates
-	UsualTokens float64   `json:"usual_step_tokens,omitempty"` // (found) step_tokens in the last hour, while they are far fewer now
+	StepTokens  float64   `json:"step_tokens,omitempty"`       // (found) tokens per step and answer: above 1 with speculative decoding
+	UsualTokens float64   `json:"usual_step_tokens,omitempty"` // (found) step_tokens in the last hour, if there are far fewer now
 	FewS        float64   `json:"few_s,omitempty"`             // (found) for how long steps have given few tokens
-	ModelMs     float64   `json:"model_ms"`                    // a step at the present loads by the step model; 0: there is no model
+	ModelMs     float64   `json:"model_ms"`                    // time of a step at the present loads by the step model; 0: there is no model
 	ModelWhy    string    `json:"model_why,omitempty"`         // why there is no model
-	LostShare   float64   `json:"lost_share"`                  // the part of model_ms that imbalance costs
-	LostMs      float64   `json:"lost_ms"`                     // the part of model_ms that imbalance costs
-	// mean wait of a rank for the others before a step, by its engine's clock, between the last two readings; 0: not
-	// known, or no step
+	LostShare   float64   `json:"lost_share"`                  // share of model_ms that is lost to imbalance
+	LostMs      float64   `json:"lost_ms"`                     // part of model_ms that is lost to imbalance
+	// Mean time for which a rank waits for the others before a step, by its engine's clock, between the last two readings; 0: not known, or
+	// there was no step.
 	SyncWaitMs float64            `json:"sync_wait_ms,omitempty"`
 	Law        Law                `json:"-"`
 	Rounds     *board.RoundStatus `json:"-"` // nil if the ranks do not prefill
 	Twin       *verdict.Twin      `json:"-"`
 	Source     string             `json:"-"` // source of the step model; empty: there is none
-	OwnMs      float64            `json:"-"` // time for a prompt token that the slowest rank computes, by the step model; 0: unknown
+	OwnMs      float64            `json:"-"` // time per prompt token that the slowest rank computes, by the step model; 0: unknown
 	Ranks      []Rank             `json:"ranks"`
-	Said       []*Gauges          `json:"-"` // for each of Ranks, by its engine; nil if not known
+	Said       []*Gauges          `json:"-"` // what the engine of each of Ranks reports; nil: not known
 }
 
-// Law is how long a step takes in ms: a fixed part, a part for each KV token and a part for each request of the
-// fullest rank. If no law could be learned, because steps hardly depend on the load, it is how long a step took at
-// one load.
+// Law gives the time of a step in ms: a fixed part, a part per KV token and a part per request of the fullest rank. If no law could be
+// learned, because steps hardly depend on the load, C0 is the time of a step at one load.
 type Law struct {
 	C0, C1, Each float64
-	Tokens       int64 // if there was no law, KV tokens of the fullest rank at that time; 0: there was a law
-	Running      int   // if there was no law, requests of the rank with the most at that time
+	Tokens       int64 // without a law: KV tokens of the fullest rank when C0 was measured; 0: there is a law
+	Running      int   // without a law: requests of the rank with the most when C0 was measured
 }
 
-// ms is how long a step takes by the law, and how long at most. A step that was measured at one load may take longer
-// at a larger load, in proportion to the load at most.
+// ms returns the time of a step by the law, and its upper bound. Without a law, a step at a larger load than the measured one may take
+// longer, at most in proportion to the load.
 func (l Law) ms(tokens int64, running int) (ms, most float64) {
 	ms = l.C0 + l.C1*float64(tokens) + l.Each*float64(running)
 	if l.Tokens == 0 {
@@ -184,7 +184,8 @@ type Gauges struct {
 	Running, Waiting float64 // requests
 	KVShare          float64
 	Preempted        float64 // requests, since the reading before
-	Computed         float64 // prompt tokens whose KV it asked others for and did not get, since the reading before
+	// prompt tokens that it computed, because it asked others for their KV and did not get it, since the reading before
+	Computed float64
 }
 
 // Differs is a gauge of a rank's engine that is far above the median of its group.
@@ -196,7 +197,7 @@ type Differs struct {
 	Says   string  `json:"says"` // the same in words
 }
 
-// Lately counts the whole answers of a rank in the last minute, or in the last five minutes if those are few.
+// Lately counts the complete answers of a rank in the last minute, or in the last five minutes if there are too few.
 type Lately struct {
 	Answers uint64 `json:"answers"`
 	Empty   uint64 `json:"empty_answers"` // those that the engine ended without any text
@@ -218,51 +219,52 @@ type Rank struct {
 	Name  string `json:"name"` // host:port; if there are several ranks, with /rank behind it
 	State string `json:"state"`
 	Why   string `json:"why,omitempty"` // why it takes no requests
-	// it steps with its group; false: its engine is down or it is removed, and no sum or mean counts it
+	// It steps with its group. If not, its engine is down or it is removed, and sums and means leave it out.
 	Steps    bool  `json:"steps"`
 	KVTokens int64 `json:"kv_tokens"`
-	// part of kv_tokens: prompts not computed yet, which no step reads; of the group's loads only the sum has them
+	// Part of kv_tokens: prompts not computed yet, which steps do not read. Of the loads of the group, only the sum has them.
 	Unread   int64 `json:"unread_kv_tokens,omitempty"`
 	Capacity int64 `json:"capacity_tokens"` // 0: not known, or not limited
 	Used     int   `json:"slots_used"`
-	// slots that may be used now: fewer than it has while it is fresh in service, none while it is not up
+	// Slots that may be used now: fewer than usual after a recovery (slow start), none while it is not up.
 	Slots   int     `json:"slots"`
-	Running int     `json:"running"`            // the other used slots wait for their KV
+	Running int     `json:"running"`            // requests that get tokens; the other used slots wait for their KV
 	Output  int64   `json:"output_tokens"`      // of all its answers since the start
-	Answers uint64  `json:"answers"`            // its whole answers since the start
+	Answers uint64  `json:"answers"`            // its complete answers since the start
 	Empty   uint64  `json:"empty_answers"`      // of these, answers that the engine ended without any text
 	TokenMs float64 `json:"token_ms,omitempty"` // (found) mean time between two tokens of an answer in the last 20 s; 0: too few came
-	// (found) the same in those spans of the last minute in which it was much slower than the others; 0: few were
+	// (found) the same, in those spans of the last minute in which it was much slower than the others; 0: there were too few
 	SlowMs   float64 `json:"-"`
 	OthersMs float64 `json:"-"`                        // (found) what the median rank of its group took in these spans
-	Tight    bool    `json:"tight,omitempty"`          // its engine preempted requests, so it is kept emptier for a while
+	Tight    bool    `json:"tight,omitempty"`          // its engine preempted requests, so for a while the proxy puts fewer there
 	Lately   Lately  `json:"lately"`                   // (found)
 	Backlog  int64   `json:"backlog_tokens,omitempty"` // prompt tokens that it still has to compute, if it prefills
 	Prompts  uint64  `json:"prompts,omitempty"`        // prompts that were sent to it since the start, if it prefills
-	Kept     int64   `json:"kept_kv_tokens,omitempty"` // not in kv_tokens: KV of ended answers, kept for the next turns of their chats
+	Kept     int64   `json:"kept_kv_tokens,omitempty"` // beside kv_tokens: KV of ended answers, kept for the next turns of their chats
 }
 
 // Prefill is the prefill tier.
 type Prefill struct {
-	Policy        string          `json:"policy"`
-	Waiting       int             `json:"waiting_requests"` // in the arrival queue, without batch
-	Batch         BatchStatus     `json:"batch"`
-	QueueMax      int             `json:"queue_max"`
-	ScrapeEveryMs float64         `json:"scrape_every_ms"`  // interval in which engines are asked for their load; 0: never
-	HitShare      float64         `json:"hit_share"`        // share of all prompt tokens since the start that were found in a prefix cache
-	BacklogS      float64         `json:"backlog_s"`        // until a prompt that comes now would begin, longest over models; 0: unknown
-	BusyS         float64         `json:"busy_s,omitempty"` // (found) for how long the backlog has been long
-	Hits          *Hits           `json:"hits,omitempty"`   // of the key with the most requests that wait, while the backlog is long
-	Heaviest      *Heaviest       `json:"-"`                // nil: the waiting requests have no prompt, or no receipts are kept
-	Engines       []PrefillEngine `json:"engines"`
-	Groups        []PrefillGroup  `json:"groups"` // of ranks that prefill and decode, which take prompts, too
+	Policy        string      `json:"policy"`
+	Waiting       int         `json:"waiting_requests"` // in the arrival queue, without batch
+	Batch         BatchStatus `json:"batch"`
+	QueueMax      int         `json:"queue_max"`
+	ScrapeEveryMs float64     `json:"scrape_every_ms"` // interval between two readings of the engines' load; 0: never
+	HitShare      float64     `json:"hit_share"`       // share of all prompt tokens since the start that were found in a prefix cache
+	// time until a prompt that arrives now would begin, the longest of all models; 0: unknown
+	BacklogS float64         `json:"backlog_s"`
+	BusyS    float64         `json:"busy_s,omitempty"` // (found) for how long the backlog has been long
+	Hits     *Hits           `json:"hits,omitempty"`   // of the key with the most waiting requests, while the backlog is long
+	Heaviest *Heaviest       `json:"-"`                // nil: the waiting requests have no prompt, or no receipts are kept
+	Engines  []PrefillEngine `json:"engines"`
+	Groups   []PrefillGroup  `json:"groups"` // of ranks that prefill and decode, which take prompts, too
 }
 
-// BatchStatus counts requests that take only what others leave.
+// BatchStatus counts batch requests, which use only capacity that other requests leave.
 type BatchStatus struct {
 	Waiting int     `json:"waiting_requests"`
 	Ran     uint64  `json:"ran_requests"` // since the start
-	HeldS   float64 `json:"held_s"`       // seconds for which these waited, all together
+	HeldS   float64 `json:"held_s"`       // sum of the seconds for which these waited
 }
 
 // Hits are shares of a key's prompt tokens that were in a prefix cache.
@@ -279,7 +281,7 @@ type Heaviest struct {
 	Mean  int     // mean number of tokens of its prompts
 }
 
-// PrefillGroup is a group of ranks that prefill and decode, as the arrival queue sees it.
+// PrefillGroup is a group of aggregated ranks, as the arrival queue sees it.
 type PrefillGroup struct {
 	ID       string `json:"id"`                // the group, and its model
 	State    string `json:"state"`             // open, out, unknown (its models), down, removed
@@ -290,15 +292,15 @@ type PrefillGroup struct {
 type PrefillEngine struct {
 	ID          string  `json:"id"`                // host:port/rank
 	State       string  `json:"state"`             // open, closed (its gate), out, unknown (its models), down, removed
-	Why         string  `json:"why,omitempty"`     // what failed there last, if that took it out
-	KVTokens    int64   `json:"kv_tokens"`         // by our accounts
+	Why         string  `json:"why,omitempty"`     // the failure because of which it is out
+	KVTokens    int64   `json:"kv_tokens"`         // by the proxy's accounts
 	Budget      int64   `json:"budget_tokens"`     // KV tokens at which the gate closes; 0: the capacity is not known
 	KVShare     float64 `json:"kv_share"`          // share of its cache in use: the larger of our accounts and the engine's gauge
 	GateShare   float64 `json:"gate_share"`        // share at which the gate closes
-	Inflight    int     `json:"inflight_requests"` // our probes that it has not answered
+	Inflight    int     `json:"inflight_requests"` // probes that it has not answered
 	NewTokens   int64   `json:"queued_new_tokens"` // tokens that it has to compute for these
 	Waiting     float64 `json:"waiting"`           // requests in the engine's own queue, as scraped
-	Pooled      int     `json:"pooled"`            // finished prompts that have no rank yet
+	Pooled      int     `json:"pooled"`            // finished prompts that have no decode rank yet
 	Dispatched  int     `json:"dispatched"`        // finished prompts on their way to a rank
 	HitShare    float64 `json:"hit_share"`         // share of recent prompt tokens that were in its prefix cache
 	ScrapeAgeMs float64 `json:"scrape_age_ms"`     // -1: never scraped
@@ -321,16 +323,16 @@ const (
 type Engine struct {
 	ID       string   `json:"id"` // host:port
 	Role     string   `json:"role"`
-	Models   []string `json:"models"` // the first ones, and then other
+	Models   []string `json:"models"` // the first few; "other" stands for the rest
 	Group    string   `json:"group,omitempty"`
 	State    string   `json:"state"`            // up, out, wedged, halted, down
 	Why      string   `json:"why,omitempty"`    // why it is not up, or what is wrong although it is
 	Paused   bool     `json:"paused,omitempty"` // by POST /admin/fleet/call; it is halted, and why says since when
-	Hangs    bool     `json:"hangs,omitempty"`  // its port takes connections, but its last health check got no answer
+	Hangs    bool     `json:"hangs,omitempty"`  // its port accepts connections, but its last health check got no answer
 	Moved    *Moved   `json:"-"`                // nil: its name always had the same address
 	SinceS   float64  `json:"since_s"`          // for how long it has been in this state
 	Draining bool     `json:"draining"`
-	Share    float64  `json:"share"` // of its slots that may be used; below 1 while it is fresh in service
+	Share    float64  `json:"share"` // share of its slots that may be used; below 1 after a recovery
 	Ranks    int      `json:"ranks"`
 	Version  string   `json:"version,omitempty"`
 }
@@ -341,7 +343,7 @@ type Moved struct {
 	AgoS     float64
 }
 
-// Source is a source by which engines are discovered.
+// Source is a source from which engines are discovered.
 type Source struct {
 	Name    string  `json:"name"`
 	Engines int     `json:"engines"`         // in its last list
@@ -356,7 +358,7 @@ type Unfit struct {
 	Why  string `json:"why"`
 }
 
-// Geo is this proxy among the proxies of other regions.
+// Geo has the proxies of other regions.
 type Geo struct {
 	Policy string `json:"policy"`
 	Peers  []Peer `json:"peers"`
@@ -374,7 +376,7 @@ type Peer struct {
 	Circuit  string  `json:"circuit"` // closed, or open
 }
 
-// Scope is a region, or a decode group of our own, whose engines this proxy may own.
+// Scope is a region, or a decode group of our own region, whose engines this proxy may own.
 type Scope struct {
 	Region string `json:"region"`
 	Group  string `json:"group,omitempty"` // empty: all of the region

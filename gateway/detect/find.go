@@ -10,7 +10,7 @@ import (
 var detectors = slices.Concat(proxyDetectors, loadDetectors, requestDetectors, engineDetectors, prefillDetectors, groupDetectors,
 	rankDetectors, ownerDetectors)
 
-// kinds has the detectors by the kind that they find.
+// kinds has the detector of each kind.
 var kinds = func() map[Kind]*Detector {
 	all := make(map[Kind]*Detector, len(detectors))
 	for i := range detectors {
@@ -19,8 +19,7 @@ var kinds = func() map[Kind]*Detector {
 	return all
 }()
 
-// Find returns what is wrong, the bad findings before those that are only worth a look. last is what ended in the
-// last minute.
+// Find returns all findings, the bad ones before the warnings. last counts the requests that ended in the last minute.
 func Find(f *Facts, last Ended) (all []Finding) {
 	v := &view{Facts: f, last: last}
 	v.several = len(f.Models) > 1 || len(f.Models) == 1 && len(f.Models[0].Groups) > 1
@@ -41,7 +40,7 @@ func Find(f *Facts, last Ended) (all []Finding) {
 			return &all[len(all)-1]
 		})
 	}
-	// A finding that makes many answers much slower harms as much as one that lets requests wait.
+	// A finding that makes many answers much slower is as bad as waiting requests.
 	for i := range all {
 		f := &all[i]
 		if kinds[f.Kind].wide && f.times >= wideTimes && float64(f.slowed) >= wideShare*float64(max(1, v.running)) {
@@ -54,15 +53,15 @@ func Find(f *Facts, last Ended) (all []Finding) {
 	return all
 }
 
-// Much slower answers harm as much as waiting requests, if many clients get them.
+// From these limits on, slower answers are as bad as waiting requests.
 const (
-	wideTimes = 2.0 // times as long as before, or as elsewhere
+	wideTimes = 2.0 // times as long per token as before, or as on other ranks
 	wideShare = 0.1 // share of the running requests
 )
 
-// lowerSpare lowers the severity of findings about engines that are away while the other engines do their work: no request fails or
-// waits, and at most half of the engines of their role that serve the model (their side) are away. An engine that hangs and does
-// not count as down yet still has requests, so its finding stays bad.
+// lowerSpare turns findings about missing engines into warnings while the other engines do their work: no request fails or waits, and at
+// most half of the engines with the same role and model (a side) are away. An engine that hangs but does not count as down yet still has
+// requests, so its finding stays bad.
 func (v *view) lowerSpare(all []Finding) {
 	type side struct{ of, model string }
 	sideOf := map[[2]string]side{} // by what the engine is, and its name
@@ -89,7 +88,7 @@ func (v *view) lowerSpare(all []Finding) {
 			}
 			away[t][engineOf(f.Where)] = true
 		case d.effect && f.Severity == Bad:
-			return // requests fail or wait
+			return // requests fail or wait, so all severities stay
 		}
 	}
 	for i := range all {

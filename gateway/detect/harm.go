@@ -8,23 +8,23 @@ import (
 	"evenkeel/internal/stats"
 )
 
-// A latency counts as longer if it is longerTimes as long and so many ms longer than before.
+// A latency counts as longer if it exceeds the one before by the factor longerTimes, and by the given ms.
 const (
 	longerTimes  = 1.3
 	longerTTFTMs = 50
 	longerTPOTMs = 5
 	fewerTokens  = 0.7
-	beforeIt     = 10 * time.Second // this long before an incident began, latencies were still as usual
+	beforeIt     = 10 * time.Second // at this time before an incident began, latencies were still usual
 )
 
-// baseline is how things were when an incident began, and shortly before.
+// baseline has the counts when an incident began, and the latencies shortly before.
 type baseline struct {
 	ended, failed uint64
 	ttft, tpot    Latency
 	tokensPerS    float64
 }
 
-// baseline is the baseline for an incident that began at since; nil: there is no sample.
+// baseline returns the baseline for an incident that began at since; nil: there is no sample.
 func (r *Ring) baseline(since time.Time) *baseline {
 	began, before := r.atLast(since), r.atLast(since.Add(-beforeIt))
 	if began == nil {
@@ -33,7 +33,8 @@ func (r *Ring) baseline(since time.Time) *baseline {
 	return &baseline{ended: began.Ended, failed: began.Failed, ttft: before.TTFT, tpot: before.TPOT, tokensPerS: before.TokensPerS}
 }
 
-// harm says what clients have had since the baseline, in numbers, as a sentence without a full stop; empty: there is no sample or baseline.
+// harm says in numbers what clients have noticed since the baseline, as a sentence without a full stop; empty: there is no sample or no
+// baseline.
 func (r *Ring) harm(base *baseline) string {
 	now := r.Last()
 	if now == nil || base == nil {
@@ -78,7 +79,7 @@ func spoken(ms float64) string {
 	return fmt.Sprintf("%.1f s", ms/1000)
 }
 
-// atLast is the last sample up to the time at, else the oldest one; nil: there is none.
+// atLast returns the last sample that is not later than at, or else the oldest one; nil: there is none.
 func (r *Ring) atLast(at time.Time) (found *Sample) {
 	oldest := r.since(keptFor)
 	for _, t := range []*tier{&r.fine, &r.bins, &r.minutes} {

@@ -2,20 +2,20 @@ package detect
 
 import "time"
 
-// class says how findings of a kind join those of other kinds.
+// class decides which findings may join an incident.
 type class int
 
 const (
 	isAlone  class = iota // no other finding shares its cause
-	isMute                // clients notice nothing of it
-	isCause               // something is wrong
-	comes                 // something is wrong that comes and goes
-	isEffect              // clients notice it, and it follows from another finding, if there is one
-	isLoad                // many requests wait: an effect of findings that harm as much, and else the cause of other effects
+	isMute                // clients notice nothing
+	isCause               // a fault that lasts
+	comes                 // a fault that comes and goes
+	isEffect              // clients notice it, and another finding may have caused it
+	isLoad                // many requests wait: an effect of findings that harm as much, and otherwise a cause of effects
 	classes               // number of classes
 )
 
-// class is how findings of the detector's kind join those of other kinds.
+// class returns the class of the detector's kind.
 func (d *Detector) class() class {
 	switch {
 	case d.alone:
@@ -32,7 +32,7 @@ func (d *Detector) class() class {
 	return isCause
 }
 
-// window says when a finding may join an incident, by the time from the begin of the incident to that of the finding.
+// window says when a finding may join an incident. It compares the begins of both.
 type window int
 
 const (
@@ -44,8 +44,7 @@ const (
 	behind         // at any time from a moment before the incident's begin
 )
 
-// joinWhen says which finding may join which incident: a row for the class of the incident's first member, a column
-// for that of the finding.
+// joinWhen says which finding may join which incident. Rows are the class of the incident's first member, columns that of the finding.
 var joinWhen = [classes][classes]window{
 	/*          alone  mute   cause  comes  effect   load */
 	isAlone:  {never, never, never, never, never, never},
@@ -56,8 +55,8 @@ var joinWhen = [classes][classes]window{
 	isLoad:   {never, atOnce, atOnce, ever, behind, behind},
 }
 
-// allows says whether a finding may join an incident. late is how long after the incident the finding began, below 0 if it was before;
-// shares says that they share a cause.
+// allows says whether a finding may join an incident. late is the time from the incident's begin to the finding's, below 0 if the finding
+// began first. shares says whether they share a cause.
 func (w window) allows(late time.Duration, shares bool) bool {
 	switch w {
 	case atOnce:

@@ -35,13 +35,12 @@ var loadDetectors = []Detector{
 
 // Limits from which a load becomes a finding.
 const (
-	takenShare = 0.95 // of the slots: a slot that was just given back is taken in the next round
-	roomShare  = 0.85 // of the KV tokens of all ranks: the running answers need the rest to grow, so waiting requests find no room
+	takenShare = 0.95 // share of slots in use that counts as all: a slot that becomes free is used in the next round
+	roomShare  = 0.85 // share of KV tokens in use that counts as full: running answers need the rest to grow
 )
 
-// load is the load of a model. It is a finding if the model has no free slot or no KV memory, and so many requests
-// wait that each has to wait for about one answer. A burst that is over soon is no finding, unless other requests are
-// refused.
+// load is the load of a model. It becomes a finding if the model has no free slot or no KV memory, and so many requests wait that each
+// waits for about one answer to end. A short burst is no finding, unless requests are refused.
 type load struct {
 	crowded, hasSlots  bool
 	kind               Kind // kind of the finding; empty: none
@@ -51,7 +50,7 @@ type load struct {
 	where              string // where the requests wait
 }
 
-// load returns what the ranks of a model that take requests have, and what waits for it, and judges that.
+// load returns the load of a model's ranks that are up, and judges it.
 func (f *Facts) load(m *Model) (l load) {
 	for i := range m.Groups {
 		for j := range m.Groups[i].Ranks {
@@ -61,7 +60,8 @@ func (f *Facts) load(m *Model) (l load) {
 		}
 	}
 	l.waiting, l.where = m.Pool.Entries, "in the pool"
-	if len(f.Models) == 1 && f.Prefill.Waiting > 0 && (l.waiting > 0 || f.Proxy.PlacesUsed >= f.Proxy.Places) { // else they wait for prefill
+	// otherwise the requests in the arrival queue wait for prefill, not for decode
+	if len(f.Models) == 1 && f.Prefill.Waiting > 0 && (l.waiting > 0 || f.Proxy.PlacesUsed >= f.Proxy.Places) {
 		l.where = "in the arrival queue"
 		if l.waiting > 0 {
 			l.where = "in the pool and in the arrival queue"
@@ -70,16 +70,18 @@ func (f *Facts) load(m *Model) (l load) {
 	}
 	full := l.capacity > 0 && float64(l.kvTokens) >= roomShare*float64(l.capacity)
 	l.hasSlots = float64(l.used) < takenShare*float64(l.slots)
-	if l.slots == 0 || l.waiting == 0 || l.hasSlots && !full {
+	hasRoom := l.hasSlots && !full
+	if l.slots == 0 || l.waiting == 0 || hasRoom {
 		return l
 	}
-	l.crowded = l.waiting >= min(l.used, l.slots) || l.hasSlots && 2*l.waiting >= l.used // KV memory is freed in large pieces
+	// when an answer ends, its KV memory is enough for several small requests
+	l.crowded = l.waiting >= min(l.used, l.slots) || l.hasSlots && 2*l.waiting >= l.used
 	refused := f.fails() && f.refused() != nil
 	switch {
 	case !refused && (!l.crowded || m.CrowdedS == 0):
 	case l.hasSlots:
 		l.kind = KVFull
-	default: // more KV memory would not help
+	default: // slots are the bottleneck
 		l.kind = Overload
 	}
 	return l
@@ -88,13 +90,13 @@ func (f *Facts) load(m *Model) (l load) {
 // fails says whether more than a few requests fail.
 func (f *Facts) fails() bool { return f.Traffic.FailuresPerS > failShare*f.Traffic.RequestsPerS }
 
-// ownLimits says whether hardly any request fails except by a limit of its own key.
+// ownLimits says whether nearly all failures come from limits of the callers' own keys.
 func (f *Facts) ownLimits() bool {
 	return f.Traffic.FailuresPerS-f.Traffic.OwnPerS <= failShare*f.Traffic.RequestsPerS
 }
 
-// eachLoaded calls report for each model whose load is a finding of a kind. key and floods name the API key that has most of the requests
-// that wait, as a key and as words behind a sentence.
+// eachLoaded calls report for each model whose load is a finding of a kind. key is the API key with most of the waiting requests, and
+// floods says so as the end of a sentence; both are empty if there is no such key.
 func (v *view) eachLoaded(kind Kind, report func(m *Model, l *load, key, floods string)) {
 	key, floods := v.floods()
 	for i := range v.loads {
@@ -128,7 +130,7 @@ func findKVFull(v *view, say say) {
 	})
 }
 
-// words are the words for a slot and a rank of a model.
+// words returns what people call a slot and a rank of the model.
 func (m *Model) words() (slot, rank string) {
 	if m.Aggregated {
 		return "slot", "rank"
@@ -136,7 +138,7 @@ func (m *Model) words() (slot, rank string) {
 	return "decode slot", "decode rank"
 }
 
-// slowed says, behind a sentence about an overload, that slots are taken for longer than before; empty: they are not.
+// slowed says, as the end of a sentence about an overload, that answers hold their slots for longer than before; empty: they do not.
 func slowed(m *Model) string {
 	for i := range m.Groups {
 		g := &m.Groups[i]
@@ -152,8 +154,8 @@ func slowed(m *Model) string {
 	return ""
 }
 
-// floods names the key with more than half of the requests that wait, and says so behind a sentence. Both are empty
-// if there is no such key.
+// floods returns the key with more than half of the waiting requests, and says so as the end of a sentence. Both are empty if there is no
+// such key.
 func (f *Facts) floods() (key, says string) {
 	all := 0
 	for _, w := range f.Waiting {
@@ -169,8 +171,8 @@ func (f *Facts) floods() (key, says string) {
 	return key, fmt.Sprintf(": %s of the %s that wait are of API key %s", stats.Grouped(f.Waiting[0].Requests), stats.Grouped(all), key)
 }
 
-// refused is the failure of requests that are refused because a queue is full; nil: none was lately, or only by the
-// limit of a key.
+// refused returns the count of requests that were refused because a queue is full; nil: there was none lately, or only because of a key's
+// own limit.
 func (f *Facts) refused() *Failed {
 	for i := range f.Failures {
 		if f := &f.Failures[i]; f.Outcome == "queue_full" && f.Last10S > 0 && !f.Own {

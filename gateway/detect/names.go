@@ -2,27 +2,27 @@ package detect
 
 import "strings"
 
-// WithoutAddress is a reason without the address of the engine that it is about.
+// WithoutAddress removes from a reason the address of the engine that it is about.
 func WithoutAddress(why, where string) string {
 	engine := engineOf(where)
 	why = strings.NewReplacer("engine "+engine+": ", "", "dial tcp "+engine+": ", "").Replace(why)
 	return strings.Replace(why, "connect: connect: ", "", 1)
 }
 
-// plain says that a name has no characters that mean something to a shell.
+// plain says whether a name has no characters with a meaning in a shell.
 func plain(name string) bool {
 	return name != "" && !strings.ContainsFunc(name, func(r rune) bool {
 		return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && !strings.ContainsRune(".:_[]/-", r)
 	})
 }
 
-// engineOf is the host:port of an engine or of a rank.
+// engineOf returns the host:port in the name of an engine or a rank.
 func engineOf(where string) string {
 	engine, _, _ := strings.Cut(where, "/")
 	return engine
 }
 
-// hostOf is the machine of an engine or a rank; empty if the name has none.
+// hostOf returns the host in the name of an engine or a rank; empty: the name has none.
 func hostOf(where string) string {
 	engine := engineOf(where)
 	i := strings.LastIndexByte(engine, ':')
@@ -32,8 +32,8 @@ func hostOf(where string) string {
 	return engine[:i]
 }
 
-// commonReasonOf is a reason in lower case, without the words that differ from one engine to the next: words with a digit, such as
-// addresses, and names of the engine's own host. So the findings of several engines can be compared. host is empty if it is not known.
+// commonReasonOf makes the reasons of several engines comparable: lower case, without words that differ from engine to engine. These are
+// words with a digit, such as addresses, and the name of the engine's own host. host is empty if it is not known.
 func commonReasonOf(why, host string) string {
 	host = strings.ToLower(host)
 	words := strings.Fields(strings.ToLower(why))

@@ -9,37 +9,36 @@ import (
 
 const (
 	paceWindow = 20 * time.Second // time over which a rank's pace is measured
-	paceTokens = 50               // tokens that must come in it, at least
-	fewAnswers = 20               // answers from which a share of them proves something
+	paceTokens = 50               // tokens in this window, at least, for the pace to be known
+	fewAnswers = 20               // with fewer answers, the share of empty ones proves nothing
 
-	span       = 2 * time.Second // the length of the spans in which ranks are compared
+	span       = 2 * time.Second // ranks are compared in spans of this length
 	spans      = 30
 	spanTokens = 6 // tokens that a rank must give in a span for its pace to be known
 
-	// A rank is slow in a span if a token takes slowRank times as long as for the median rank of its group, and
-	// slowRankMs longer. It is reported if it was slow in slowSpans spans. Where ranks prefill, prompts make a rank
-	// slow for a while, so more spans are needed.
+	// A rank is slow in a span if its time per token is slowRank times that of the median rank of its group, and slowRankMs longer. It is
+	// reported if it was slow in slowSpans spans. Aggregated ranks need more such spans, because each prompt makes a rank slow for a while.
 	slowRank      = 3
 	slowRankMs    = 20
-	slowMinRanks  = 3 // a group in which fewer ranks have a known pace is not judged
+	slowMinRanks  = 3 // if fewer ranks of a group have a known pace, none is judged
 	slowSpans     = 8
 	slowSpansBoth = 16
 )
 
-// pace is how fast the answers of a rank were lately.
+// pace is how fast a rank generated tokens lately.
 type pace struct {
-	ms     float64 // between two tokens of an answer; 0: too few tokens came
+	ms     float64 // mean time between two tokens of an answer; 0: too few tokens came
 	lately Lately
-	spans  [spans]float64 // ms for a token in each of the last spans, the newest first; 0: too few tokens came
+	spans  [spans]float64 // ms per token in each of the last spans, newest first; 0: too few tokens came
 }
 
-// stretch sums what the streams of a rank got in some time.
+// stretch sums the tokens and the time of a rank's streams over some period.
 type stretch struct {
 	ms     float64 // time, summed over the streams that ran
 	tokens int64
 }
 
-// pace is how long a token took for a stream, in ms; 0: fewer than least tokens came.
+// pace returns the mean time per token of a stream, in ms; 0: fewer than least tokens came.
 func (s stretch) pace(least int64) float64 {
 	if s.tokens < least {
 		return 0
@@ -47,7 +46,7 @@ func (s stretch) pace(least int64) float64 {
 	return s.ms / float64(s.tokens)
 }
 
-// paces returns the pace of each rank of the last sample, by the samples of each second. It goes back from the newest one.
+// paces returns the pace of each rank of the last sample. It goes back through the samples, one per second, from the newest one.
 func (r *Ring) paces() map[int32]pace {
 	list := r.fine.list
 	now := &list[len(list)-1]
@@ -66,7 +65,7 @@ func (r *Ring) paces() map[int32]pace {
 			index := int((age - 1) / span)
 			before := list[i].rank(record.ID)
 			if index >= spans || before == nil || before.Output <= 0 || later.Output < before.Output {
-				break // the rank began anew, and what was before is not its own
+				break // its counter is lower than before: the rank began anew, and older values are not its own
 			}
 			ms := float64(list[i+1].At.Sub(list[i].At).Milliseconds()) * float64(before.Running+later.Running) / 2
 			bySpan[index].ms, bySpan[index].tokens = bySpan[index].ms+ms, bySpan[index].tokens+later.Output-before.Output
@@ -81,7 +80,7 @@ func (r *Ring) paces() map[int32]pace {
 			p.spans[i] = bySpan[i].pace(spanTokens)
 			minute.ms, minute.tokens = minute.ms+bySpan[i].ms, minute.tokens+bySpan[i].tokens
 		}
-		for i := range bySpan { // so few tokens come that a span alone shows nothing, although streams run
+		for i := range bySpan { // a span may have too few tokens although streams run; then the mean of the minute stands in
 			if p.spans[i] == 0 && bySpan[i].ms >= float64(span.Milliseconds()) {
 				p.spans[i] = minute.ms / float64(max(1, minute.tokens))
 			}
@@ -91,7 +90,7 @@ func (r *Ring) paces() map[int32]pace {
 	return paces
 }
 
-// oldest is the oldest record of a rank that is no older than age; nil: there is none.
+// oldest returns the oldest record of a rank that is not older than age; nil: there is none.
 func (r *Ring) oldest(id int32, age time.Duration) *RankAt {
 	list := r.fine.list
 	now := list[len(list)-1].At
@@ -112,8 +111,7 @@ func (s *Sample) rank(id int32) *RankAt {
 	return nil
 }
 
-// since counts the answers since an earlier record. It is zero if that is nil or has more answers, because it then
-// belongs to another rank.
+// since counts the answers since an earlier record; zero: there is none, or it has more answers and so belongs to another rank.
 func (x *RankAt) since(before *RankAt) Lately {
 	if before == nil || before.Answers > x.Answers || before.Empty > x.Empty {
 		return Lately{}
@@ -121,7 +119,7 @@ func (x *RankAt) since(before *RankAt) Lately {
 	return Lately{x.Answers - before.Answers, x.Empty - before.Empty}
 }
 
-// pace fills in what is known of the pace of a group's ranks, and finds those that were slow in several spans.
+// pace fills in the pace of a group's ranks, and finds those that were slow in many spans.
 func (g *Group) pace(ranks map[int32]pace) {
 	var all []float64
 	slow := make([]stretches, len(g.Ranks))
@@ -163,13 +161,12 @@ func (g *Group) pace(ranks map[int32]pace) {
 // stretches counts the spans in which a rank was slow.
 type stretches struct {
 	n          int
-	ms, middle float64 // of a token in these spans: for the rank, and for the median rank; summed
+	ms, middle float64 // sums over these spans of the time per token: of the rank, and of the median rank
 }
 
 func (s *stretches) add(ms, middle float64) { s.n, s.ms, s.middle = s.n+1, s.ms+ms, s.middle+middle }
 
-// mean is how long a token took on average in these spans, in ms, for the rank and for the median rank; 0: the spans are
-// fewer than least.
+// mean returns the mean time per token in these spans, in ms, for the rank and for the median rank; 0: there are fewer spans than least.
 func (s *stretches) mean(least int) (ms, others float64) {
 	if s.n < least {
 		return 0, 0
@@ -177,7 +174,7 @@ func (s *stretches) mean(least int) (ms, others float64) {
 	return s.ms / float64(s.n), s.middle / float64(s.n)
 }
 
-// median is the median of some numbers, which it sorts; 0: there are none.
+// median returns the median of the numbers, and sorts them; 0: there are none.
 func median(all []float64) float64 {
 	if len(all) == 0 {
 		return 0

@@ -75,23 +75,23 @@ var prefillDetectors = []Detector{
 	},
 }
 
-// lateSeconds is how long, in s, a request without a limit may wait before that is a finding.
+// lateSeconds is how long a request without a limit may wait, in seconds, before it becomes a finding.
 const lateSeconds = 10.0
 
-// Late says whether a prompt that comes now would begin late.
+// Late says whether a prompt that arrives now would begin late.
 func (p *Prefill) Late() bool { return p.BacklogS > lateSeconds }
 
-// gates is for how long a gate may be open between two prompts that fill its engine.
+// gates is how long a full engine may have room in between: its gate opens for a short time after each prompt that leaves it.
 const gates = 15 * time.Second
 
 // The metrics of an engine are old after oldScrapes intervals without an answer, and at least oldMs.
 const (
 	oldScrapes = 3
 	oldMs      = 5000
-	silentS    = 60 // s that an engine is up without having reported its load
+	silentS    = 60 // seconds that an engine may be up without having reported its load
 )
 
-// eachCandidate calls report for each rank of the prefill engines, with its place. An engine with one rank is named without the rank.
+// eachCandidate calls report for each rank of the prefill engines, with its place. The name of an engine's only rank is that of the engine.
 func (v *view) eachCandidate(report func(e *PrefillEngine, where at)) {
 	oneRank := map[string]bool{}
 	for i := range v.Engines {
@@ -109,15 +109,15 @@ func (v *view) eachCandidate(report func(e *PrefillEngine, where at)) {
 	}
 }
 
-// findGateClosed reports each prefill rank that gets no prompts because its KV cache is too full. It also names the API key that has more
-// than half of the prompt tokens on prefill engines, if one key has.
+// findGateClosed reports each prefill rank that gets no prompts because its KV cache is too full. If one API key has more than half of the
+// prompt tokens on prefill engines, the finding names it.
 func findGateClosed(v *view, say say) {
 	v.eachCandidate(func(e *PrefillEngine, where at) {
 		if e.State == "closed" {
 			key, says := v.Prefill.heaviest()
 			f := say(where, "", "%s takes no prompts, because its KV cache is %.0f %% full", where.begin(), 100*e.KVShare)
 			f.Key = key
-			if key != "" { // empty: no key has so much
+			if key != "" {
 				f.Rest = ": " + says
 			}
 		}
@@ -145,7 +145,7 @@ func findPrefillOut(v *view, say say) {
 }
 
 func findMetricsOld(v *view, say say) {
-	upFor := map[string]float64{} // for how many s it is up, by engine
+	upFor := map[string]float64{} // seconds since the engine is up
 	for i := range v.Engines {
 		if e := &v.Engines[i]; e.Role == prefillRole && e.State == "up" {
 			upFor[e.ID] = e.SinceS
@@ -163,7 +163,7 @@ func findMetricsOld(v *view, say say) {
 	})
 }
 
-// open is how many prefill ranks and groups take prompts, and what kind of engine they are, in a word.
+// open returns how many prefill ranks and groups take prompts, and a word for their kind.
 func (p *Prefill) open() (n int, called string) {
 	for i := range p.Engines {
 		if p.Engines[i].State == "open" {
@@ -190,7 +190,7 @@ func findNoPrefill(v *view, say say) {
 	}
 }
 
-// queueTrouble is the kind of what is wrong with the arrival queue, the worst first; empty: nothing is.
+// queueTrouble returns the worst kind of trouble of the arrival queue; empty: there is none.
 func (v *view) queueTrouble() Kind {
 	p := &v.Prefill
 	open, _ := p.open()
@@ -206,7 +206,7 @@ func (v *view) queueTrouble() Kind {
 	return ""
 }
 
-// overloaded says whether the load of some model is a finding.
+// overloaded says whether some model has an Overload or a KVFull finding.
 func (v *view) overloaded() bool {
 	for _, l := range v.loads {
 		if l.kind != "" {
@@ -253,11 +253,11 @@ func findQueueWaits(v *view, say say) {
 	}
 }
 
-// hitsLost is the drop of a key's share of cached prompt tokens from which it is reported.
+// hitsLost is how far a key's share of cached prompt tokens must drop to be reported.
 const hitsLost = 0.3
 
-// heaviest names the key with more than half of the prompt tokens that prefill engines hold, and says so. Both are
-// empty if there is no such key.
+// heaviest returns the key with more than half of the prompt tokens on prefill engines, and a sentence about it. Both are empty if there is
+// no such key.
 func (p *Prefill) heaviest() (key, says string) {
 	if h := p.Heaviest; h != nil && h.Key != "" && h.Share > 0.5 {
 		return h.Key, fmt.Sprintf("%.0f %% of the prompt tokens that prefill engines hold are of API key %s, whose prompts have %s tokens in "+
@@ -266,7 +266,7 @@ func (p *Prefill) heaviest() (key, says string) {
 	return "", ""
 }
 
-// lostHits says, behind a sentence, that the prompts of a key are no longer in the caches; empty: they are.
+// lostHits says, as the end of a sentence, that the prompts of a key are no longer in the prefix caches; empty: they are.
 func lostHits(h *Hits) string {
 	if h == nil || h.Before-h.Share < hitsLost {
 		return ""

@@ -54,18 +54,18 @@ var rankDetectors = []Detector{
 }
 
 const (
-	fullShare  = 0.95 // of a rank's KV tokens
-	emptyShare = 0.8  // of the answers of a rank: at least so many are empty
-	wholeShare = 0.2  // of the answers of the other ranks: at most so many are empty
+	fullShare  = 0.95 // share of a rank's KV tokens in use
+	emptyShare = 0.8  // least share of empty answers of a faulty rank
+	wholeShare = 0.2  // largest share of empty answers of the other ranks
 )
 
-// share is the share of empty answers, from 0 to 1. known is false if there are too few answers to prove something.
+// share returns the share of empty answers, from 0 to 1. known is false if there are too few answers to prove anything.
 func (l Lately) share() (share float64, known bool) {
 	return float64(l.Empty) / float64(max(1, l.Answers)), l.Answers >= fewAnswers
 }
 
-// findRankEmpty finds the ranks of a model that give nearly only empty answers while the other ranks give few. No
-// request fails because of that, and such a rank is the fastest one, so it gets ever more requests.
+// findRankEmpty finds ranks whose answers are nearly all empty while the other ranks give few empty ones. No request fails because of such
+// a rank. It is free sooner than all others, so it gets ever more requests.
 func findRankEmpty(v *view, say say) {
 	all := Lately{}
 	for _, g := range v.groups() {
@@ -109,8 +109,8 @@ func findRankEmpty(v *view, say say) {
 	}
 }
 
-// findRankSlow finds ranks that give tokens much more slowly than the middle rank of their group. It goes by the ranks' own pace, whatever
-// the config says about a barrier: behind a real barrier all ranks are as slow as the slowest one, so none is found.
+// findRankSlow finds ranks that give tokens much more slowly than the median rank of their group. It uses the measured pace, whatever the
+// config says about a barrier. With a real barrier all ranks are as slow as the slowest, so it finds none.
 func findRankSlow(v *view, say say) {
 	v.eachGroup("ranks", func(m *Model, g *Group, where at) {
 		slow, worst, running := []string{}, &Rank{}, 0
@@ -135,7 +135,7 @@ func findRankSlow(v *view, say say) {
 	})
 }
 
-// role is the role of the engines behind a board.
+// role returns the role of the model's engines.
 func (m *Model) role() string {
 	if m.Aggregated {
 		return aggregatedRole
@@ -143,8 +143,8 @@ func (m *Model) role() string {
 	return decodeRole
 }
 
-// reportRanks reports, in one finding for each group, the ranks for which isOne returns true. one and many are what the sentence says of
-// one rank and of several; model is the index of the rank's model in Models.
+// reportRanks reports the ranks for which isOne returns true, in one finding per group. one and many are the ends of the sentence for one
+// rank and for several. model is the index of the rank's model in Models.
 func (v *view) reportRanks(say say, one, many string, isOne func(model int, r *Rank) bool) {
 	models := 0
 	v.eachGroup("ranks", func(m *Model, g *Group, where at) {
@@ -184,7 +184,7 @@ func findRanksTight(v *view, say say) {
 	})
 }
 
-// findRanksDrain leaves out the ranks of engines that drain, because the findings about these engines include them.
+// findRanksDrain leaves out the ranks of engines that drain as a whole, because EngineDrains reports these.
 func findRanksDrain(v *view, say say) {
 	v.reportRanks(say, "drains: it takes no new requests", "drain and take no new requests", func(_ int, r *Rank) bool {
 		engine, _, _ := strings.Cut(r.Name, "/")

@@ -21,10 +21,10 @@ var requestDetectors = []Detector{
 	},
 }
 
-const failShare = 0.01 // share of the requests from which they are reported as failing
+const failShare = 0.01 // share of failing requests from which they are reported
 
-// findRequestsFail finds that more than a few requests fail. The sentence counts over the last minute, as the strip and the table of
-// failures count over longer times: a rate over ten seconds would match neither of them.
+// findRequestsFail reports that more than a few requests fail. Its sentence counts over the last minute: a rate over ten seconds would
+// match no number that people see elsewhere on the page.
 func findRequestsFail(v *view, say say) {
 	if !v.fails() || v.Traffic.Recovered {
 		return

@@ -6,14 +6,13 @@ import (
 	"time"
 )
 
-// Sample is what is kept of a moment: a few values each second, and more of the moments at which the whole proxy was
-// looked at. Ended, Failed, Tokens and Failures are totals since the start, so that rates and sums are differences of
-// two samples.
+// Sample has the values of one moment. Some are taken every second, others only when the whole proxy is looked at (Looked). Ended, Failed,
+// Tokens and Failures are totals since the start, so rates and sums are differences of two samples.
 type Sample struct {
 	At       time.Time
 	Ended    uint64
 	Failed   uint64
-	Own      uint64 // of Failed, by a limit of the caller's key
+	Own      uint64 // failures because of a limit of the caller's key
 	Tokens   int64
 	Failures map[Outcome]uint64 // never written to
 	Whys     map[Outcome]Why    // reason of the last request that failed in this way, if known; never written to
@@ -32,66 +31,65 @@ type Sample struct {
 	Policy  string
 	Reload  time.Time // when another config last came into force; Unix time 0: never
 	Started time.Time // start of the proxy
-	Page    []byte    // what was shown, compressed; nil: nothing was shown
+	Page    []byte    // the page shown at that moment, compressed; nil: none
 	PageAt  time.Time
 }
 
-// RankAt is what a rank held, and what it had done so far.
+// RankAt has the load of a rank, and its totals so far.
 type RankAt struct {
 	ID       int32
 	Running  int
 	KVTokens int64
-	Output   int64 // output tokens, but not the first one of each whole answer, because its wait is no time between tokens
+	Output   int64 // output tokens, without the first one of each complete answer, before which no token came
 	Lately         // of all its answers
 }
 
 // GroupName identifies a group of ranks.
 type GroupName struct{ Model, Group string }
 
-// GroupAt is the state of a group, and how its steps were.
+// GroupAt is the load of a group, and how fast its steps were.
 type GroupAt struct {
 	GroupName
 	MostTokens int64
 	Law        Law
-	Usual      bool // its steps may count as usual
+	Usual      bool // the steps were usual, so later steps may be compared with them
 	gives      gives
 }
 
-// gives is how many tokens a step gives to an answer, and how long a token takes in ms.
+// gives is how many tokens a step gives to an answer, and the time per token in ms.
 type gives struct{ tokens, tokenMs float64 }
 
 // EngineName identifies an engine, or one of its ranks; a prefill engine and a decode engine may have the same name.
 type EngineName struct{ Role, Name string }
 
-// How long samples are kept: first one for each second, then one for each bin of five seconds, then one for each
-// minute.
+// Samples are kept in three resolutions: one per second, then one per bin of five seconds, then one per minute.
 const (
 	Every    = time.Second
 	Bin      = 5 * time.Second
 	FineFor  = 5 * time.Minute
 	BinsFor  = 15 * time.Minute
 	keptFor  = time.Hour
-	rateOver = 10 // samples that a rate is taken over
+	rateOver = 10 // samples over which a rate is measured
 
 	mostRanks = 400_000  // kept over all samples
 	mostPages = 16 << 20 // bytes
 )
 
-// Ring keeps samples, the oldest first. The older they are, the longer the steps between them.
+// Ring keeps the samples of the last hour, oldest first. Older samples are farther apart.
 type Ring struct {
 	fine, bins, minutes tier
 }
 
-// tier keeps the last sample of each step.
+// tier keeps samples in one resolution: the last one of each step.
 type tier struct {
 	step, keep time.Duration
 	list       []Sample
 }
 
-// Add takes in a sample. If the clock was set back a little, the sample falls into the present step. If it was set
-// back further, the kept samples have later times than now, and are dropped.
+// Add adds a sample. If the clock was set back a little, the sample gets the time of the last one. If it was set back further, all kept
+// samples would lie in the future, so they are dropped.
 func (r *Ring) Add(s Sample) {
-	s.At = s.At.Round(0) // the wall clock, on which the steps are, without the monotonic reading
+	s.At = s.At.Round(0) // drop the monotonic reading, because steps are counted by the wall clock
 	if last := r.Last(); last != nil && s.At.Before(last.At) {
 		if last.At.Sub(s.At) > Bin {
 			*r = Ring{}
@@ -142,8 +140,8 @@ func (s *Sample) indexRanks(before *Sample) {
 	}
 }
 
-// takeOver takes values over from the earlier sample of the same step, which this sample replaces: what this one does not know, the largest
-// loads of groups, and steps that were usual.
+// takeOver keeps values of the earlier sample of the same step, which this sample replaces: values that this one does not have, the largest
+// loads of groups, and laws of usual steps.
 func (s *Sample) takeOver(before *Sample) {
 	if s.Page == nil {
 		s.Page, s.PageAt = before.Page, before.PageAt
@@ -170,7 +168,7 @@ func (s *Sample) takeOver(before *Sample) {
 	}
 }
 
-// limit drops the ranks and the pages of the oldest samples if there are more than mostRanks and mostPages in the tier.
+// limit bounds the memory of a tier: it drops the ranks and the pages of its oldest samples.
 func (t *tier) limit() {
 	ranks, pages := 0, 0
 	for i := len(t.list) - 1; i >= 0; i-- {
@@ -200,7 +198,7 @@ func (r *Ring) Seconds() []Sample { return r.fine.list }
 // Bins returns the samples of the last quarter of an hour. They must not be changed.
 func (r *Ring) Bins() []Sample { return r.bins.list }
 
-// since is the oldest sample that is no older than age; nil: there is none.
+// since returns the oldest sample that is not older than age; nil: there is none.
 func (r *Ring) since(age time.Duration) (oldest *Sample) {
 	for _, t := range []*tier{&r.fine, &r.bins, &r.minutes} {
 		i := slices.IndexFunc(t.list, func(s Sample) bool { return r.Last().At.Sub(s.At) <= age })
@@ -219,7 +217,7 @@ func (r *Ring) Keep(page []byte, at time.Time) {
 	}
 }
 
-// Page is the page that was shown last up to the time at.
+// Page returns the last page that was shown until at.
 func (r *Ring) Page(at time.Time) (page []byte, ok bool) {
 	for i := len(r.bins.list) - 1; i >= 0; i-- {
 		if s := &r.bins.list[i]; s.Page != nil && !s.PageAt.After(at) {
@@ -229,7 +227,7 @@ func (r *Ring) Page(at time.Time) (page []byte, ok bool) {
 	return nil, false
 }
 
-// rates are the rates over the last rateOver steps of a second, by the totals of the first sample and the last one.
+// rates returns the rates between the newest sample and the one rateOver samples before it.
 func (r *Ring) rates() (t Rates) {
 	n := len(r.fine.list)
 	if n < 2 {
@@ -248,13 +246,14 @@ func (r *Ring) rates() (t Rates) {
 }
 
 const (
-	enoughFailures = 5               // so many requests would have failed since the last failure if the fault still lasted
-	calmFor        = 3 * time.Second // and none has failed for so long: at high rates, some requests may go well between two failures
+	enoughFailures = 5 // if the fault still lasted, this many of the requests since the last failure would have failed
+	// and none may have failed for this long: at high rates, several requests succeed between two failures by chance
+	calmFor = 3 * time.Second
 )
 
-// recovered says whether the failures in a window have stopped. It looks at single samples, because rates over ten seconds would show the
-// failures for ten seconds more. They have stopped if the last one is at least calmFor ago, and so many requests have ended since that
-// enoughFailures of them would have failed if as large a share still did.
+// recovered says whether the failures in a window have stopped. The last one must be at least calmFor ago. And so many requests must have
+// ended since then that, at the failure rate before, enoughFailures of them would have failed. Rates over ten seconds would show the
+// failures ten seconds longer.
 func recovered(window []Sample) bool {
 	first, last := &window[0], &window[len(window)-1]
 	for i := len(window) - 1; i > 0; i-- {
@@ -266,10 +265,10 @@ func recovered(window []Sample) bool {
 	return false
 }
 
-// Ended is how many requests have ended, and how many of them failed.
+// Ended counts the requests that have ended, and the failed ones among them.
 type Ended struct{ All, Failed uint64 }
 
-// lastMinute is how many requests ended in the last minute, and how many of them failed.
+// lastMinute counts the requests that ended in the last minute.
 func (r *Ring) lastMinute() (e Ended) {
 	last, first := r.Last(), r.since(time.Minute)
 	if last == nil {
@@ -278,7 +277,7 @@ func (r *Ring) lastMinute() (e Ended) {
 	return Ended{last.Ended - min(last.Ended, first.Ended), last.Failed - min(last.Failed, first.Failed)}
 }
 
-// failures returns all ways in which requests failed, those of the last seconds first.
+// failures counts the failures of each Outcome, the most recent first.
 func (r *Ring) failures() []Failed {
 	last := r.Last()
 	if last == nil {

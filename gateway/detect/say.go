@@ -23,14 +23,14 @@ const (
 	advised = `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/status" | jq '.advice[] | {model, says, prefill, decode}'`
 )
 
-// What to do if most of the requests are of one key.
+// Advice if one key has most of the requests.
 const (
 	askKey = "Ask who uses API key {key}, and lower its max_concurrent or rpm in the key file. Else add "
 	flood  = askKey + "prefill engines."
 	floods = askKey + "decode ranks."
 )
 
-// describe describes the incident as it was at the time now. An incident that is over is described by all findings that it ever had.
+// describe describes the incident as of now. If it is over, the description covers all findings it ever had.
 func (o *incident) describe(now time.Time) Incident {
 	members := o.members
 	if !o.lasts() {
@@ -115,8 +115,8 @@ func (o *incident) describe(now time.Time) Incident {
 	return in
 }
 
-// before describes, as a sentence to add, a cause that is over while its effects go on; empty: there is none. ever are all findings that
-// the incident had, and now those that it has.
+// before describes a cause that is over while its effects go on, as a sentence to add; empty: there is none. ever are all findings that the
+// incident had, now those of now.
 func before(ever, now []member) string {
 	var causes []*member
 	for i := range ever {
@@ -132,8 +132,7 @@ func before(ever, now []member) string {
 	return " It began with what is over now: " + title(causes, "") + "."
 }
 
-// title describes the findings of one kind, as a sentence without a full stop. host is the host on which all of them are; empty: they are
-// not on one host.
+// title describes the findings of one kind, as a sentence without a full stop. host is the host of all of them; empty: they are on several.
 func title(same []*member, host string) string {
 	lead := same[0]
 	if k := kinds[lead.Kind]; len(same) > 1 && k.many != "" {
@@ -149,8 +148,7 @@ func title(same []*member, host string) string {
 	return lead.What + lead.Rest
 }
 
-// whichOf says in words what several findings are about: by their names if there are two, unless all are on one host, which is then
-// named.
+// whichOf names the subject of several findings in words: their common host, or both names if there are two, or their number.
 func whichOf(same []*member, host string) string {
 	noun := nounOf(same) + "s"
 	switch {
@@ -162,8 +160,8 @@ func whichOf(same []*member, host string) string {
 	return fmt.Sprintf("%d %s", len(same), noun)
 }
 
-// named lists the names of members, grouped by what they are, such as engines or ranks. all is the number of all members: where it is
-// larger than the list, the text ends with how many more there are.
+// named lists the names of members, grouped by what they are, such as engines or ranks. all is the number of all members, some of which the
+// list may lack; the text then ends with how many.
 func named(members []*member, all int) string {
 	var nouns []string
 	by := map[string][]string{}
@@ -199,21 +197,20 @@ func plural(noun string, n int) string {
 	return noun + "s"
 }
 
-// nounOf is a noun that fits what all of these findings are about.
+// nounOf returns a noun that fits all of these findings.
 func nounOf(same []*member) string {
 	noun := same[0].Of
 	for _, m := range same {
 		if m.Of != noun && strings.HasSuffix(m.Of, "engine") && strings.HasSuffix(noun, "engine") {
 			noun = "engine"
 		} else if m.Of != noun {
-			return "area" // a group and a region
+			return "area" // for example a group and a region
 		}
 	}
 	return noun
 }
 
-// command is a command that an operator may copy into a shell. It is empty if a name in it has characters that mean
-// something to a shell.
+// command fills in a command for an operator to copy; empty: a name in it has characters with a meaning in a shell.
 func command(text string, lead *member) string {
 	names := map[string]string{"{where}": lead.Where, "{engine}": engineOf(lead.Where), "{host}": strings.Trim(hostOf(lead.Where), "[]"),
 		"{rank}": ""}
@@ -229,7 +226,7 @@ func command(text string, lead *member) string {
 	return text
 }
 
-// describe describes several findings of a kind. which says what they are about, and reason why, if that is known.
+// describe describes several findings of a kind. which is the subject of the sentence; reason may be empty.
 func (d *Detector) describe(which, reason string) string {
 	s := which + " " + d.many
 	if reason != "" {
@@ -238,8 +235,8 @@ func (d *Detector) describe(which, reason string) string {
 	return s
 }
 
-// Incidents lists the incidents: first those that last, the most harmful first, then those that are over, the last
-// one first. An incident that is over and only worth a look is not listed if an equal one stands before it; that one counts it.
+// Incidents lists the incidents: lasting ones first, the most harmful first, then resolved ones, the latest first. A resolved warning that
+// equals an earlier one in the list is only counted there.
 func (b *Book) Incidents() []Incident {
 	sorted := slices.Clone(b.list)
 	slices.SortStableFunc(sorted, func(x, y *incident) int {
@@ -257,7 +254,7 @@ func (b *Book) Incidents() []Incident {
 	restListed := len(b.unplaced) == 0
 	equal := map[string]int{} // index in list of the first warning with these words
 	for _, o := range sorted {
-		if !restListed && !o.lasts() { // the findings without an incident last, so they stand before what is over
+		if !restListed && !o.lasts() { // unplaced findings last, so they stand before resolved incidents
 			list, restListed = append(list, b.rest()), true
 		}
 		in := o.describe(b.now)
@@ -282,7 +279,7 @@ func (b *Book) Incidents() []Incident {
 	return list
 }
 
-// beyondSeverity is the worst severity of the findings that found no room.
+// beyondSeverity is the worst severity of the unplaced findings.
 func (b *Book) beyondSeverity() string {
 	if b.unplacedBad {
 		return Bad
@@ -290,10 +287,10 @@ func (b *Book) beyondSeverity() string {
 	return Warn
 }
 
-// tooMuch is the kind of the incident that stands for the findings that found no room.
+// tooMuch is the kind of the incident that stands for all unplaced findings.
 const tooMuch Kind = "too_much"
 
-// rest describes the findings that last and found no room. Its id is 0, which no other incident has.
+// rest describes the unplaced findings. Its id is 0, which no other incident has.
 func (b *Book) rest() Incident {
 	return Incident{
 		Kind: tooMuch, State: Lasting, Severity: b.beyondSeverity(), Panel: "problems", Headline: "Too much is wrong", Where: []string{},

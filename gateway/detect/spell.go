@@ -5,32 +5,32 @@ import (
 	"time"
 )
 
-// spell measures for how long something has been wrong. It is reported once it has lasted for a while, and is over
-// once it was away for as long.
+// spell measures how long a condition has been bad. It reports a condition that has been bad for the least time, until it has been well for
+// as long.
 type spell struct {
-	least time.Duration // how long it must last until it is reported; 0: spellLasts
+	least time.Duration // least time; 0: spellLasts
 	state spellState
-	since time.Time // since when it is wrong; zero in spellWell
-	away  time.Time // in spellBegun and spellEnding: since when it is not wrong
+	since time.Time // when it became bad; zero in spellWell
+	away  time.Time // in spellBegun and spellEnding: when it became well
 }
 
 type spellState int
 
 const (
 	spellWell    spellState = iota
-	spellBegun              // it has been wrong for less than its least time
-	spellLasting            // it has been wrong for longer
-	spellEnding             // it was lasting, and has been well for less than its least time
+	spellBegun              // bad for less than the least time
+	spellLasting            // bad for longer, and reported
+	spellEnding             // was lasting, and is well for less than the least time
 )
 
 const (
 	spellLasts = 20 * time.Second
-	// spellGap ends a spell that is away for so long before it is reported. It is less than a bin, so that one look in
-	// between does not count.
+	// A spell that is not reported yet ends when it is well for this long. It is shorter than a bin, so that a single bad look between two
+	// good ones does not count.
 	spellGap = 4 * time.Second
 )
 
-// observe takes in whether it is wrong now (amiss), and returns for how long it has been wrong; 0: it is not, or not for long
+// observe records whether the condition is bad now (amiss), and returns for how long it has been; 0: it is well, or not bad for long
 // enough.
 func (s *spell) observe(amiss bool, now time.Time) time.Duration {
 	least := cmp.Or(s.least, spellLasts)
@@ -54,7 +54,7 @@ func (s *spell) observe(amiss bool, now time.Time) time.Duration {
 	return s.lasts(now)
 }
 
-// lasts is for how long it has been wrong, if it is lasting now; else 0.
+// lasts returns for how long the condition has been bad, if it is reported; else 0.
 func (s *spell) lasts(now time.Time) time.Duration {
 	if s.state != spellLasting {
 		return 0

@@ -5,19 +5,18 @@ import (
 	"time"
 )
 
-// Watch is what is known of a proxy: the last samples, and the incidents. The zero value knows nothing yet.
+// Watch has the samples and the incidents of a proxy. The zero value is empty.
 type Watch struct {
 	Ring
 	book    Book
 	at      time.Time      // when the proxy was last looked at
 	paceOf  map[int32]pace // the pace of each rank
 	groups  map[GroupName]*usual
-	backlog spell             // lasts while prompts come faster than prefill engines compute them
-	crowded map[string]*spell // by model; lasts while so many requests wait that each waits for about one answer
+	backlog spell             // bad while prompts arrive faster than prefill engines compute them
+	crowded map[string]*spell // by model; bad while so many requests wait that each waits for about one answer to end
 }
 
-// Look takes in the facts about the whole proxy, with the sample of the same moment. It completes the facts and
-// judges them.
+// Look takes the facts about the whole proxy and the sample of the same moment. It completes the facts, and judges them.
 func (w *Watch) Look(f *Facts, s Sample) {
 	s.looked(f)
 	w.Add(s)
@@ -31,7 +30,7 @@ func (w *Watch) Look(f *Facts, s Sample) {
 	w.book.measureHarm(&w.Ring)
 }
 
-// compare looks at the steps of all groups, and records usual steps for comparison in the next hour.
+// compare checks the steps of all groups, and stores usual steps for later comparisons.
 func (w *Watch) compare(f *Facts) {
 	groups := map[GroupName]*usual{}
 	for name, g := range f.groups() {
@@ -56,10 +55,10 @@ func (w *Watch) compare(f *Facts) {
 	w.groups = groups
 }
 
-// crowdedLasts is how long many requests may wait in a burst before that is reported.
+// crowdedLasts is how long a burst of waiting requests may last before it is reported.
 const crowdedLasts = 10 * time.Second
 
-// crowd measures for how long each model has been crowded: so many requests wait that each waits for about one answer.
+// crowd measures how long each model has been crowded (see Watch.crowded).
 func (w *Watch) crowd(f *Facts) {
 	all := map[string]*spell{}
 	for i := range f.Models {
@@ -83,7 +82,7 @@ func (w *Watch) Complete(f *Facts) {
 	w.fillIn(f)
 }
 
-// fillIn completes the facts, whose groups must have the pace of their ranks already.
+// fillIn completes the facts. Their groups must have the pace of their ranks already.
 func (w *Watch) fillIn(f *Facts) {
 	if last := w.Last(); last != nil {
 		f.Traffic.Rates = last.Rates
@@ -109,7 +108,7 @@ func (w *Watch) LookedAt() time.Time { return w.at }
 // that were resolved in the last 15 minutes.
 func (w *Watch) Incidents() []Incident { return w.book.Incidents() }
 
-// looked adds to a sample the values that are known because the whole proxy was looked at.
+// looked adds to a sample the values that need a look at the whole proxy.
 func (s *Sample) looked(f *Facts) {
 	s.Looked, s.Drains, s.Policy = true, f.Proxy.Draining, f.Proxy.Policy
 	s.Reload, s.Started = time.UnixMilli(f.Proxy.ReloadedMs), f.At.Add(-seconds(f.Proxy.UptimeS))
@@ -131,7 +130,7 @@ func (s *Sample) looked(f *Facts) {
 			s.Groups = append(s.Groups, GroupAt{GroupName: name, MostTokens: g.MostTokens})
 			for k := range g.Ranks {
 				r := &g.Ranks[k]
-				engine, _, several := strings.Cut(r.Name, "/") // for ranks that drain without their engine
+				engine, _, several := strings.Cut(r.Name, "/") // a rank of several has its engine's name before the slash
 				if several && s.Engines[EngineName{m.role(), engine}] != "drain" {
 					state := "up"
 					if r.State == RankDraining {
