@@ -1,5 +1,4 @@
-// Package draft writes a first config file: from flags, or from what engines tell
-// of themselves when they are asked.
+// Package draft writes a first config file: from flags, or from what engines report about themselves.
 package draft
 
 import (
@@ -20,38 +19,37 @@ import (
 	"evenkeel/mooncake"
 )
 
-// Bounds of what is asked.
+// Bounds on the questions to engines.
 const (
 	askTimeout = 5 * time.Second // for each path of an engine
-	askAtOnce  = 16              // engines
+	askAtOnce  = 16              // engines that are asked at the same time
 	answerSize = 1 << 20         // bytes of an answer
-	told       = 120             // characters of what an engine says of itself
+	told       = 120             // characters of a text from an engine
 	modelsTold = 3
 )
 
-// Entry is an engine of the file: what is known of it, and in words what it said and what
-// it did not say.
+// Entry is an engine of the file, and notes for people: what the engine reported and what it did not.
 type Entry struct {
 	config.Engine
 
 	Role      string // prefill, decode, aggregated, or empty: unknown
-	Connector string // that it has, empty: unknown
+	Connector string // its connector; empty: unknown
 	Bootstrap int    // port of its bootstrap server, 0: unknown
 	Dead      string // why it could not be asked; empty: it answered, or Ask did not ask
 	Notes     []string
 
 	model     string // one that it serves
 	version   string // of vLLM; empty: unknown
-	handed    handed // whether it handed a prompt over, where nothing else tells its role
-	slotsTold bool   // it told its slots itself
+	handed    handed // whether it handed KV over when it was asked to; it counts if nothing else tells the role
+	slotsTold bool   // the engine reported its slots itself
 }
 
 func (e *Entry) note(format string, args ...any) {
 	e.Notes = append(e.Notes, fmt.Sprintf(format, args...))
 }
 
-// Ask asks the engines at these entries' URLs what they are, several at once, and fills in
-// what they tell. key is sent to engines that want one.
+// Ask asks the engines at the URLs of the entries what they are, several at once, and fills in their answers. keyEnv is the environment
+// variable with the key for engines that want one.
 func Ask(ctx context.Context, entries []Entry, keyEnv string) {
 	client := engine.NewClient(engine.Options{ReadBuffer: 64 << 10})
 	defer client.Close()
@@ -104,12 +102,11 @@ func ask(ctx context.Context, client *engine.Client, e *Entry, keyEnv string) {
 	}
 }
 
-// serverInfo are the paths of /server_info. With the query, vLLM tells its settings as JSON; SGLang before 0.5.3 has
-// the other name.
+// serverInfo are the paths at which engines report their settings. With this query, vLLM answers in JSON. SGLang before 0.5.3 has only the
+// second path.
 var serverInfo = []string{"/server_info?config_format=json", "/get_server_info"}
 
-// server takes what /server_info tells. SGLang always has it; vLLM has it only with
-// VLLM_SERVER_DEV_MODE=1.
+// server reads /server_info. SGLang always has it; vLLM has it only with VLLM_SERVER_DEV_MODE=1.
 func (e *Entry) server(get func(path string) (int, []byte, error), version string) {
 	var body []byte
 	for _, path := range serverInfo {
@@ -126,7 +123,7 @@ func (e *Entry) server(get func(path string) (int, []byte, error), version strin
 	e.vllm(body)
 }
 
-// sglang takes what SGLang tells; false: it is another engine.
+// sglang reads the settings of SGLang; false: it is another engine.
 func (e *Entry) sglang(body []byte) bool {
 	var told struct {
 		Version   string        `json:"version"`
@@ -135,7 +132,7 @@ func (e *Entry) sglang(body []byte) bool {
 		Slots     engine.Number `json:"max_running_requests"`
 		Ranks     engine.Number `json:"dp_size"`
 		Attention *bool         `json:"enable_dp_attention"`
-		Budget    engine.Number `json:"chunked_prefill_size"` // of a rank: a server with DP attention has divided it
+		Budget    engine.Number `json:"chunked_prefill_size"` // per rank: with DP attention, the server has divided it already
 		engine.Holds
 	}
 	if json.Unmarshal(body, &told) != nil || told.Mode == "" {
@@ -148,7 +145,7 @@ func (e *Entry) sglang(body []byte) bool {
 		e.Ranks = ranks
 	}
 	most := engine.MostRequests
-	ofAll := told.Attention == nil || *told.Attention // the number is that of all ranks together
+	ofAll := told.Attention == nil || *told.Attention // the number of slots is for all ranks together
 	if ofAll {
 		most *= max(1, ranks)
 	}
@@ -163,7 +160,7 @@ func (e *Entry) sglang(body []byte) bool {
 		e.Bootstrap = e.whole(told.Bootstrap, "disaggregation_bootstrap_port", math.MaxUint16)
 		return true
 	}
-	if told.Budget != "-1" { // which says that prompts are not cut
+	if told.Budget != "-1" { // -1: prompts are not cut into chunks
 		e.Budget = e.whole(told.Budget, "chunked_prefill_size", engine.MostStep)
 	}
 	flags, remedies := told.Flags(e.Slots)
@@ -173,7 +170,7 @@ func (e *Entry) sglang(body []byte) bool {
 	return true
 }
 
-// vllm takes what vLLM tells of its settings.
+// vllm reads the settings of vLLM.
 func (e *Entry) vllm(body []byte) {
 	var told struct {
 		Config struct {
@@ -185,9 +182,10 @@ func (e *Entry) vllm(body []byte) {
 			} `json:"scheduler_config"`
 		} `json:"vllm_config"`
 	}
-	_ = json.Unmarshal(body, &told) // an older one tells its settings as a text, in which the role and the connector are found
+	_ = json.Unmarshal(body, &told) // an older vLLM reports its settings as a text; vllmSays finds the role and the connector in it
 	scheduler := &told.Config.Scheduler
-	if slots := e.whole(scheduler.Slots, "max_num_seqs", engine.MostRequests); slots > 0 { // else what a person says of them counts
+	// otherwise the number from the command line stays
+	if slots := e.whole(scheduler.Slots, "max_num_seqs", engine.MostRequests); slots > 0 {
 		e.Slots, e.slotsTold = slots, true
 	}
 	if string(told.Config.Transfer) == "null" {
@@ -214,7 +212,7 @@ func (e *Entry) vllm(body []byte) {
 	}
 }
 
-// whole is a number that the engine tells of itself, 0 where it is not known or cannot be right.
+// whole returns a number that the engine reports; 0: it is not known, or cannot be right.
 func (e *Entry) whole(n engine.Number, name string, most int) int {
 	v, err := n.Whole(name, int64(most))
 	if err != nil {
@@ -223,7 +221,7 @@ func (e *Entry) whole(n engine.Number, name string, most int) int {
 	return v
 }
 
-// sentence is an error as a sentence of a comment.
+// sentence turns an error into a sentence for a comment of the file.
 func sentence(err error) string {
 	s := clean(err.Error())
 	return strings.ToUpper(s[:1]) + s[1:] + "."
@@ -238,13 +236,13 @@ func vllmSays(body []byte, key string) string {
 	return clean(string(m[1]))
 }
 
-// connectors are the profiles' names for those of the engines.
+// connectors maps an engine's name of a connector to that of a profile.
 var connectors = map[string]string{
 	"NixlConnector": mooncake.NIXLPull, "NixlPullConnector": mooncake.NIXLPull, "NixlPushConnector": mooncake.NIXLPush, "MooncakeConnector": mooncake.VLLMMooncake,
 	"MooncakeConnectorV1": mooncake.AscendMooncakeV1, "MooncakeHybridConnector": mooncake.AscendMooncakeV1, "MooncakeLayerwiseConnector": mooncake.AscendLayerwise,
 }
 
-// is takes up the role that an engine tells, against that which a person gave.
+// is records the role that an engine reports, and notes if the command line gave another one.
 func (e *Entry) is(role, because string) {
 	switch {
 	case role == "":
@@ -317,7 +315,7 @@ func (e *Entry) metrics(ctx context.Context, client *engine.Client, target *engi
 	}
 }
 
-// why is the cause of a failed call, without the address, which stands beside it.
+// why returns the cause of a failed call without the engine's address, which stands beside it.
 func why(err error) string {
 	var call *engine.Error
 	if errors.As(err, &call) && call.Err != nil {
@@ -329,7 +327,7 @@ func why(err error) string {
 	return clean(err.Error())
 }
 
-// clean makes what a stranger said fit for a comment of one line.
+// clean makes a text from an engine fit for a comment of one line.
 func clean(s string) string {
 	s = strings.Map(func(r rune) rune {
 		if !unicode.IsPrint(r) {

@@ -13,11 +13,11 @@ import (
 	"evenkeel/mooncake"
 )
 
-// defaultSlots is what serve takes where nothing says how many requests a decode rank runs.
+// defaultSlots is the number of slots that serve assumes for a decode rank if nothing says it.
 const defaultSlots = 32
 
-// File is the text of a config file with these engines, and with what cfg has otherwise than
-// an empty file. It is read back before it is returned: check takes what it says.
+// File returns the text of a config file with these engines, and with the keys of cfg that differ from the defaults. It is parsed before it
+// is returned, so check accepts it.
 func File(cfg *config.Config, entries []Entry) ([]byte, error) {
 	w := &writer{}
 	w.comment("", "evenkeel's config, written by `evenkeel init`.",
@@ -46,9 +46,9 @@ func File(cfg *config.Config, entries []Entry) ([]byte, error) {
 
 type writer struct {
 	bytes.Buffer
-	said    map[string]bool // sentences of engines' keys; each is written once
-	profile string          // of engines that prefill or decode
-	sglang  bool            // they are SGLang
+	said    map[string]bool // sentences that are written already
+	profile string          // name of the profile of prefill and decode engines
+	sglang  bool            // these engines are SGLang
 }
 
 // once returns a sentence if it was not written yet, and otherwise nothing.
@@ -65,7 +65,7 @@ func (w *writer) once(sentence string) string {
 
 func (w *writer) line(format string, args ...any) { fmt.Fprintf(w, format+"\n", args...) }
 
-// key writes a key with its sentence behind it.
+// key writes a key with a sentence as its comment.
 func (w *writer) key(key, value, sentence string) {
 	if sentence == "" {
 		w.line("%s: %s", key, value)
@@ -148,7 +148,7 @@ func (w *writer) apart(p *mooncake.Profile, entries []Entry) (connector string) 
 	return connector
 }
 
-// chatResume writes how chats go on that a decode engine of vllm-ascend gives back in their middle.
+// chatResume writes how a chat goes on if a decode engine of vllm-ascend gives it back in the middle of its answer.
 func (w *writer) chatResume(connector string, entries []Entry) {
 	if p := (&mooncake.Profile{Connector: connector}); !p.Ascend() {
 		return
@@ -165,7 +165,7 @@ func (w *writer) chatResume(connector string, entries []Entry) {
 	w.key("    chat_resume", how, sentence)
 }
 
-// profileOf is the name of a profile: its engine's.
+// profileOf returns a name for the profile of a connector: that of its engines.
 func profileOf(connector string) string {
 	switch connector {
 	case mooncake.NIXLPull, mooncake.NIXLPush, mooncake.VLLMMooncake:
@@ -176,7 +176,7 @@ func profileOf(connector string) string {
 	return connector
 }
 
-// callbacks is where decode engines of some connectors call.
+// callbacks writes the address that decode engines call back, for the connector that needs one.
 func (w *writer) callbacks(cfg *config.Config, connector string) {
 	if connector != mooncake.AscendLayerwise {
 		return
@@ -208,7 +208,7 @@ func (w *writer) engines(entries []Entry) {
 		}
 		w.key("  "+side.role, "", side.about)
 		for i, e := range list {
-			if i == 0 || !slices.Equal(e.Notes, list[i-1].Notes) { // what is said of an engine is true of those below it, too
+			if i == 0 || !slices.Equal(e.Notes, list[i-1].Notes) { // notes are also true for the engines below, until other notes follow
 				w.comment("    ", e.Notes...)
 			}
 			w.entry("    ", side.role, e)
@@ -261,7 +261,7 @@ func (w *writer) entry(indent, role string, e Entry) {
 	case e.slotsTold:
 		sentence = "The rank runs so many requests at once: " + flag + "."
 	}
-	if role == "decode" || e.Ranks == 0 { // else the address is a group of its own
+	if role == "decode" || e.Ranks == 0 { // otherwise the ranks at this address are a group by default
 		w.key(indent+"  group", "main",
 			w.once("Ranks of one DP deployment step together and have one group. Give each deployment a name of its own."))
 	}
@@ -279,7 +279,7 @@ func (w *writer) entry(indent, role string, e Entry) {
 	}
 }
 
-// rest is what flags of serve set besides, and what most proxies need sooner or later.
+// rest writes keys that the flags of serve have set, and suggests some that most proxies need sooner or later.
 func (w *writer) rest(cfg *config.Config, tokenize bool) {
 	d := config.Default()
 	if cfg.Dispatch.Policy != d.Dispatch.Policy {
@@ -316,5 +316,5 @@ func (w *writer) rest(cfg *config.Config, tokenize bool) {
 	}
 }
 
-// quote writes a text so that YAML reads it as one.
+// quote quotes a text so that YAML reads it as a string.
 func quote(s string) string { return strconv.Quote(s) }

@@ -17,12 +17,11 @@ type handed uint8
 const (
 	unreached handed = iota
 	untried          // it was not asked, or did not answer
-	nothing          // the answer has no hand-off: it has no connector, or one whose hand-offs are not in answers
+	nothing          // the answer has no hand-off: the engine has no connector, or one that does not put hand-offs into answers
 	handoff
 )
 
-// try asks an engine for one token and a hand-off, as a probe does: nothing else says what vLLM is, unless it runs
-// in developer mode.
+// try asks an engine for one token and a hand-off, as a probe does. Outside developer mode, nothing else shows the role of vLLM.
 func (e *Entry) try(ctx context.Context, client *engine.Client, target *engine.Target) {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
@@ -30,7 +29,7 @@ func (e *Entry) try(ctx context.Context, client *engine.Client, target *engine.T
 	asked, _ := json.Marshal(map[string]any{"model": e.model, "prompt": "a", "max_tokens": 1, "stream": false})
 	body, err := mooncake.ScanBody(asked, 0)
 	if err != nil {
-		return // it is ours, and can be read
+		return // our own body can always be read
 	}
 	call := client.NewCall(target)
 	defer context.AfterFunc(ctx, call.Abort)()
@@ -52,8 +51,8 @@ func (e *Entry) try(ctx context.Context, client *engine.Client, target *engine.T
 	}
 }
 
-// settle says what engines are that told no role. One that handed nothing over is aggregated, unless some other engine
-// has a part in disaggregation: its connector may be one whose hand-offs are not in answers.
+// settle decides the role of engines that reported none. An engine that handed nothing over is aggregated, unless another engine prefills
+// or decodes only: then it may have a connector that does not put hand-offs into answers.
 func settle(entries []Entry) {
 	parted := slices.ContainsFunc(entries, func(e Entry) bool {
 		return e.handed == handoff || e.Role == "prefill" || e.Role == "decode"
