@@ -6,11 +6,10 @@ import (
 	"sync"
 )
 
-// An Account bounds how much of a resource all callers hold together: bytes of memory, or
-// places.
+// An Account bounds how much of a resource all callers hold together: bytes of memory, or places.
 //
-// A caller may hold as much as stays free: half of the limit if it is
-// alone, a third if there are two callers. So there is always room for one more caller.
+// A caller may hold as much as stays free for others: half of the limit if it is alone, a third if there are two callers. So there is
+// always room for another caller.
 type Account struct {
 	limit int64 // 0: no limit
 	small int64 // a charge up to this is always allowed
@@ -20,7 +19,7 @@ type Account struct {
 	callers map[caller]int64
 }
 
-// caller is who is charged: a name, or an address if there is no name.
+// caller is whom a charge belongs to: a name or, without one, an address.
 type caller struct {
 	name string
 	addr netip.Addr
@@ -35,14 +34,14 @@ func NewBodies(bytes int64) *Account {
 // NewPlaces returns an empty account of n places; 0: no limit.
 func NewPlaces(n int64) *Account { return &Account{limit: n, callers: map[caller]int64{}} }
 
-// Held is how many bytes or places are taken now.
+// Held returns how many bytes or places are taken now.
 func (a *Account) Held() int64 {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.held
 }
 
-// Full says whether nothing is free.
+// Full says whether the account has nothing left.
 func (a *Account) Full() bool { return a.limit > 0 && a.Held() >= a.limit }
 
 // Charge is what one request holds of an account, in bytes or places, until Give.
@@ -50,10 +49,10 @@ type Charge struct {
 	account *Account
 	who     caller
 	body    *Charge // the charge of the same request's body on the same account; nil: there is none
-	n       int64   // under the account's lock
+	n       int64   // bytes or places; protected by the account's lock
 }
 
-// For returns an empty charge on this account for the caller that body is charged to; nil: for no caller.
+// For returns an empty charge on this account, for the caller who is charged for body; nil: for no caller.
 func (a *Account) For(body *Charge) *Charge {
 	c := &Charge{account: a}
 	if body == nil {
@@ -66,15 +65,15 @@ func (a *Account) For(body *Charge) *Charge {
 	return c
 }
 
-// fits says whether Acquire would grant n more now.
+// fits says whether Acquire would charge n more now.
 func (c *Charge) fits(n int) bool {
 	c.account.mu.Lock()
 	defer c.account.mu.Unlock()
 	return c.allowed(int64(n))
 }
 
-// Acquire charges n more; false: the account does not allow that, and nothing is charged. A nil Charge, of a request
-// without a body, allows all.
+// Acquire charges n more; false: the account does not allow it, and charges nothing. A nil Charge belongs to a request without a body, and
+// allows everything.
 func (c *Charge) Acquire(n int) bool {
 	if c == nil {
 		return true
@@ -91,18 +90,22 @@ func (c *Charge) Acquire(n int) bool {
 	return true
 }
 
-// allowed is the rule of an Account. A caller's only request may take all that is free, because otherwise a
-// body as large as the limit could never be read.
+// allowed applies the rule of Account. A caller's only request may take all that is free, because otherwise a body as large as the limit
+// could never be read.
 func (c *Charge) allowed(n int64) bool {
 	a := c.account
 	mine, free, request := a.callers[c.who]+n, a.limit-a.held-n, c.n+n
 	if c.body != nil {
 		request += c.body.n
 	}
-	return a.limit <= 0 || c.n+n <= a.small || free >= 0 && (mine <= free || mine == request)
+	if a.limit <= 0 || c.n+n <= a.small {
+		return true
+	}
+	isOnlyRequest := mine == request
+	return free >= 0 && (mine <= free || isOnlyRequest)
 }
 
-// Most is how much the charge could hold if no other request held anything, and at most n.
+// Most returns how much the charge could hold if no other request held anything, but not more than n.
 func (c *Charge) Most(n int) int {
 	a := c.account
 	a.mu.Lock()
@@ -120,7 +123,7 @@ func (c *Charge) Most(n int) int {
 // Give returns the whole charge to its account. It may be called more than once.
 func (c *Charge) Give() { c.give(math.MaxInt64) }
 
-// give returns n of the charge to its account, or all of the charge if that is less. left is what stays charged.
+// give returns n of the charge to its account, or the whole charge if it is smaller. left is the rest of the charge.
 func (c *Charge) give(n int64) (left int64) {
 	if c == nil {
 		return 0
@@ -137,6 +140,5 @@ func (c *Charge) give(n int64) (left int64) {
 	return c.n
 }
 
-// smallBody is how many bytes of a body are read even if its request is refused.
-// So the connection can stay open after a refusal of a small request.
+// smallBody is how many bytes of a body are read although its request will be refused, so that the connection can stay open after it.
 const smallBody = 4 << 10

@@ -10,7 +10,7 @@ import (
 
 const (
 	maxChunkLine = 256      // bytes of a line with a chunk's size and its extensions
-	maxFraming   = 16 << 10 // bytes of such lines beyond 16 per chunk and two per byte of data
+	maxFraming   = 16 << 10 // bytes of such lines, beyond 16 per chunk and two per byte of data
 )
 
 // errChunked says what is wrong with the framing of a chunked body.
@@ -18,8 +18,7 @@ type errChunked string
 
 func (e errChunked) Error() string { return "edge: " + string(e) }
 
-// readChunks reads a chunked body to the end of its trailer. It is as strict as
-// heads are: what two parsers may read differently is refused.
+// readChunks reads a chunked body and its trailer. It is as strict as parseHead: framing that two parsers may read differently is refused.
 func (u *upload) readChunks(br *bufio.Reader) error {
 	framing := 0
 	for {
@@ -74,8 +73,7 @@ func chunkLine(br *bufio.Reader, most int) ([]byte, error) {
 	return line, nil
 }
 
-// chunkSize reads the line before a chunk: hex digits, then white space or an
-// extension, which means nothing to us.
+// chunkSize reads the size in the line before a chunk: hex digits. White space or an extension may follow, and is ignored.
 func chunkSize(line []byte) (int, error) {
 	rest := bytes.TrimLeft(line, "0123456789abcdefABCDEF")
 	digits := line[:len(line)-len(rest)]
@@ -89,9 +87,8 @@ func chunkSize(line []byte) (int, error) {
 	return int(n), nil
 }
 
-// readTrailer reads the fields behind the last chunk and drops them. Fields that
-// frame, route or authorise a request are refused: another proxy on the request's way
-// may take them for fields of the head.
+// readTrailer reads the fields after the last chunk and drops them. It refuses fields that frame, route or authorise a request, because
+// another proxy may treat them as part of the head.
 func readTrailer(br *bufio.Reader) error {
 	for all := 0; ; {
 		line, err := chunkLine(br, br.Size())

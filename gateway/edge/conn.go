@@ -17,35 +17,33 @@ import (
 )
 
 const (
-	writePiece = 64 << 10    // bytes under one write deadline: a large answer to a slow but reading client is not cut
-	lingerTime = time.Second // how long a refused client may go on sending before its answer is lost to a reset
+	writePiece = 64 << 10    // bytes that get one write deadline, so that a large answer to a slow client is not cut
+	lingerTime = time.Second // a refused client may go on sending this long; a reset before would destroy its answer
 )
 
-// Conn is an accepted client connection. It closes Gone as soon as the client
-// closes, resets or half-closes it, whether or not anyone reads or writes.
+// Conn is an accepted client connection. It closes Gone as soon as the client closes, resets or half-closes the connection, even while no
+// goroutine reads or writes it.
 //
-// A half close (shutdown(SHUT_WR)) counts as gone, as it does in net/http: a
-// client that wants its answer keeps its side open.
+// A half close (shutdown(SHUT_WR)) counts as leaving, as in net/http: a client that waits for its answer keeps its side open.
 type Conn struct {
 	net.Conn
 	*Disconnect
 	sock socket.Socket // the socket of Conn, if Conn has one
 	ln   *Listener
-	id   uint64 // by which the watcher knows the connection; file descriptors are reused, ids are not
+	id   uint64 // key of the watcher; a file descriptor could be reused, an id is not
 	ip   netip.Addr
 
-	writeBy      atomic.Int64 // write deadline in force, Unix ns; 0 none
+	writeBy      atomic.Int64 // current write deadline, Unix ns; 0: none
 	lagged       atomic.Int64 // how long this answer's writes have waited for the client, ns
-	callersOwn   atomic.Bool  // a caller set a write deadline of its own: do not renew it
-	readTimedOut atomic.Bool  // a read has timed out; later errors may hide that
+	callersOwn   atomic.Bool  // the caller set a write deadline, so Write does not renew it
+	readTimedOut atomic.Bool  // a read has timed out; a later error may hide it
 	linger       atomic.Bool
-	idle         atomic.Bool // the connection waits for a request behind an Outlet's answer
+	idle         atomic.Bool // it waits for its next request after an answer of an Outlet
 	closed       atomic.Bool
-	counted      atomic.Bool // the connection was counted as cut
+	counted      atomic.Bool // it is counted in CutStalled or CutLagging
 }
 
-// ConnOf returns the connection a request came in on, also below TLS. It is
-// false for a request that did not come through a Listener.
+// ConnOf returns the connection of a request, also if TLS is above it; false: the request did not come through a Listener.
 func ConnOf(ctx *fasthttp.RequestCtx) (*Conn, bool) {
 	w := wireOf(ctx)
 	if w == nil || w.client == nil {
@@ -54,13 +52,13 @@ func ConnOf(ctx *fasthttp.RequestCtx) (*Conn, bool) {
 	return w.client, true
 }
 
-// timedOut says whether the kernel gave the client up in the middle of an
-// answer. The kernel reports that only once: here, or to a Write.
+// timedOut says whether the kernel gave up the client in the middle of an answer. The kernel reports this error once, either here or to a
+// Write.
 func (c *Conn) timedOut() bool {
 	return c.awaited() && errors.Is(pendingError(c.Conn), syscall.ETIMEDOUT)
 }
 
-// Read notes the errors that end the connection.
+// Read also records errors that end the connection.
 func (c *Conn) Read(p []byte) (int, error) {
 	n, err := c.receive(p)
 	c.observe(err)
@@ -84,7 +82,7 @@ func (c *Conn) Await() error {
 	return err
 }
 
-// observe takes the error of a read: a timeout is noted, and any other error means that the client has left.
+// observe records the error of a read. Any error but a timeout means that the client has left.
 func (c *Conn) observe(err error) {
 	switch {
 	case err == nil:
@@ -95,9 +93,8 @@ func (c *Conn) observe(err error) {
 	}
 }
 
-// Write gives every 64 KiB a deadline of its own, so that a client that never
-// reads is let go and one that reads slowly is not, unless the writes of one
-// answer have waited longer for it than MaxLag altogether.
+// Write gives every 64 KiB a deadline of its own. So a client that reads nothing is cut, and a slow one is not, unless the writes of one
+// answer have waited longer than MaxLag in all.
 func (c *Conn) Write(p []byte) (n int, err error) {
 	for {
 		began := time.Now()
@@ -128,11 +125,10 @@ func (c *Conn) send(p []byte) (int, error) {
 	return c.Conn.Write(p)
 }
 
-// blocked is how long a write takes at least if it waited for the client: a write
-// into a buffer with room takes microseconds.
+// blocked is the least time of a write that waited for the client. A write into a buffer with room takes microseconds.
 const blocked = time.Millisecond
 
-// lagLeft is how long this answer's writes may still wait.
+// lagLeft returns how long the writes of this answer may still wait.
 func (c *Conn) lagLeft() time.Duration {
 	if c.ln.opt.MaxLag <= 0 {
 		return math.MaxInt64
@@ -140,9 +136,8 @@ func (c *Conn) lagLeft() time.Duration {
 	return max(0, c.ln.opt.MaxLag-time.Duration(c.lagged.Load()))
 }
 
-// renewWriteDeadline moves the deadline only when less than 3/4 of it is left:
-// a stream writes hundreds of small events per deadline, and setting one costs
-// a lock in the runtime's poller.
+// renewWriteDeadline sets a new deadline only if less than 3/4 of the last one is left. A stream writes hundreds of small events in that
+// time, and each new deadline costs a lock in the runtime's poller.
 func (c *Conn) renewWriteDeadline(now time.Time) error {
 	timeout := c.ln.opt.WriteTimeout
 	if timeout <= 0 || c.callersOwn.Load() {
@@ -157,11 +152,11 @@ func (c *Conn) renewWriteDeadline(now time.Time) error {
 	return c.Conn.SetWriteDeadline(by)
 }
 
-// logCut counts a client that was cut because it was too slow: for one write, or, if the write
-// was cut before WriteTimeout, for all writes of the answer together.
+// logCut counts a client that was cut because it was too slow: for a single write or, if that write failed before WriteTimeout, for all
+// writes of its answer.
 func (c *Conn) logCut(err error, took time.Duration) {
 	switch {
-	case errors.Is(err, syscall.ETIMEDOUT): // the kernel gave up: it cannot tell a client that takes nothing from one that is gone
+	case errors.Is(err, syscall.ETIMEDOUT): // the kernel gave up: the client reads nothing, or is gone
 		c.countCut(&c.ln.cutStalled)
 	case !errors.Is(err, os.ErrDeadlineExceeded) || c.callersOwn.Load():
 	case took < c.ln.opt.WriteTimeout/4*3:
@@ -171,15 +166,14 @@ func (c *Conn) logCut(err error, took time.Duration) {
 	}
 }
 
-// countCut counts a client once, because several of its writes may fail, and the watcher may see the failure, too.
+// countCut counts a client only once, because several writes may fail, and the watcher may report the failure, too.
 func (c *Conn) countCut(reason *atomic.Uint64) {
 	if !c.counted.Swap(true) {
 		reason.Add(1)
 	}
 }
 
-// abandon gives up on a client that cannot be written to. The bytes that the kernel
-// still holds for the client are dropped, not kept until TCP gives up by itself.
+// abandon gives up a client that cannot be written to. Bytes that the kernel still holds for it are dropped at once.
 func (c *Conn) abandon() {
 	if t, ok := c.Conn.(*net.TCPConn); ok {
 		_ = t.SetLinger(0) // a socket that is already gone has nothing to drop
@@ -187,14 +181,14 @@ func (c *Conn) abandon() {
 	c.Leave()
 }
 
-// SetDeadline sets both deadlines; Write then does not renew the write deadline.
+// SetDeadline sets both deadlines. After it, Write does not renew the write deadline.
 func (c *Conn) SetDeadline(t time.Time) error {
 	c.ownWriteDeadline(t)
 	return c.Conn.SetDeadline(t)
 }
 
-// SetWriteDeadline replaces the deadline renewed per write until it is called
-// with the zero time. crypto/tls uses it to bound its closing alert.
+// SetWriteDeadline sets a fixed write deadline; the zero time makes Write renew deadlines again. crypto/tls uses it to bound its closing
+// alert.
 func (c *Conn) SetWriteDeadline(t time.Time) error {
 	c.ownWriteDeadline(t)
 	return c.Conn.SetWriteDeadline(t)
@@ -205,12 +199,11 @@ func (c *Conn) ownWriteDeadline(t time.Time) {
 	c.writeBy.Store(0)
 }
 
-// NetConn returns the socket below, as tls.Conn's method of that name does.
+// NetConn returns the connection below, as the method of tls.Conn does.
 func (c *Conn) NetConn() net.Conn { return c.Conn }
 
-// Close closes the connection. A client that was refused in the middle of its
-// upload gets lingerTime to stop sending; otherwise the reset would overtake the
-// answer that says why.
+// Close closes the connection. A client that was refused in the middle of its upload gets lingerTime to stop sending. Without it, the reset
+// would destroy the answer before the client reads it.
 func (c *Conn) Close() error {
 	if !c.closed.CompareAndSwap(false, true) {
 		return net.ErrClosed

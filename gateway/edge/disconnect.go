@@ -8,8 +8,7 @@ import (
 	"go.uber.org/zap"
 )
 
-// A Disconnect reports, once, that a client has left. The client has a connection of its own, or
-// shares the connection of another client.
+// A Disconnect reports once that a client has left. Several clients may share one connection.
 type Disconnect struct {
 	log *zap.Logger
 
@@ -25,7 +24,7 @@ func NewDisconnect(log *zap.Logger) *Disconnect {
 	return &Disconnect{log: log, gone: make(chan struct{})}
 }
 
-// Gone is closed once the client has left or the connection was closed here.
+// Gone returns a channel that is closed when the client leaves, or when the connection is closed here.
 func (d *Disconnect) Gone() <-chan struct{} { return d.gone }
 
 // Left says whether the client has left.
@@ -38,7 +37,7 @@ func (d *Disconnect) Left() bool {
 	}
 }
 
-// GoneAt is when it was noticed that the client had left. Call it only after Gone is closed.
+// GoneAt returns when the proxy noticed that the client had left. Call it only after Gone is closed.
 func (d *Disconnect) GoneAt() time.Time { return d.goneAt }
 
 // OnGone sets f as the callback that runs when the client leaves, in place of the one set before. If the client has left already, f runs at

@@ -8,12 +8,11 @@ import (
 
 const (
 	drainPoll = 20 * time.Millisecond
-	cutGrace  = 5 * time.Second // the time that handlers have to notice that their connection was cut
+	cutGrace  = 5 * time.Second // handlers get this long to notice that their connection was cut
 )
 
-// Drain stops s: it takes no new connection, and no new request on an open connection.
-// Requests that run may finish until ctx ends. Then the connections that are left are cut,
-// their handlers see Gone, and the error says how many were cut. Call it once for a server.
+// Drain stops s: it accepts no new connections and no new requests. Running requests may finish until ctx ends. Then it cuts the remaining
+// connections, their handlers see Gone, and the error says how many there were. Call it once for a server.
 func Drain(ctx context.Context, s *Server, l *Listener) error {
 	s.stopping.Store(true)
 	l.closeIdle()

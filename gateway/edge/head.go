@@ -5,17 +5,16 @@ import (
 	"strconv"
 )
 
-// framing is what a head says of the body behind it.
+// framing is how a request head announces its body.
 type framing struct {
-	length  int  // bytes; 0: there is no body; it means nothing if chunked is set
+	length  int  // bytes; 0: there is no body; not used if chunked is set
 	chunked bool // the length is not known before the end
 	expect  bool // the client waits for 100 Continue before it sends the body
 }
 
-// parseHead returns the body's framing, and names the rule that a request head breaks; empty: none.
-// fasthttp itself refuses most heads that smuggle a request past a proxy. It accepts the
-// heads that parseHead refuses, and a proxy in front of us may read them differently than we
-// do. protocol is the last word of the request line, raw the header block as it came.
+// parseHead returns the framing of the body, and the rule that the head breaks; empty: it breaks none. fasthttp itself refuses most heads
+// with which a request is smuggled past a proxy. parseHead refuses those that fasthttp accepts and another proxy may read differently.
+// protocol is the last word of the request line, raw the header block as received.
 func parseHead(protocol, raw []byte) (f framing, why string) {
 	http11 := string(protocol) == "HTTP/1.1"
 	if !http11 && string(protocol) != "HTTP/1.0" { // fasthttp v1.73.0 serves any protocol, even the HTTP/2 preface
@@ -71,8 +70,8 @@ func parseHead(protocol, raw []byte) (f framing, why string) {
 	return f, ""
 }
 
-// fieldName returns the name in a line of a head or a trailer, without its
-// CRLF, or names the rule that the line breaks.
+// fieldName returns the name in a line of a head or a trailer, which comes without its CRLF. why is the rule that the line breaks; empty:
+// none.
 func fieldName(line []byte) (name []byte, why string) {
 	if line[0] == ' ' || line[0] == '\t' {
 		return nil, "a header is folded over several lines"
@@ -96,7 +95,7 @@ func is(b []byte, word string) bool {
 	return len(b) == len(word) && bytes.EqualFold(b, []byte(word))
 }
 
-// decimal reads a length that has digits only.
+// decimal reads a length, which must have digits only.
 func decimal(b []byte) (n int, ok bool) {
 	u, err := strconv.ParseUint(string(b), 10, 63)
 	return int(u), err == nil && len(b) <= 18

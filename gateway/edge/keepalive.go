@@ -11,9 +11,9 @@ import (
 	"go.uber.org/zap"
 )
 
-// A KeepAlive sends comments to a client that waits for events, because proxies between us and the client close a connection
-// on which nothing moves. The client gets a comment each time that it has waited for span. The first comment sends
-// the head of the answer, if no event has. From then on the status is 200, whatever becomes of the request.
+// A KeepAlive sends comments to a client that waits for events, because proxies on the way close a connection on which nothing moves. The
+// client gets one each time it has waited for span. The first comment sends the head of the answer, if no event has. From then on the
+// status is 200, even if the request fails later.
 //
 // A KeepAlive belongs to the goroutine that answers. Its timer uses the connection and the head only during a wait.
 type KeepAlive struct {
@@ -22,7 +22,7 @@ type KeepAlive struct {
 	log     *zap.Logger
 
 	client *Conn
-	conn   net.Conn // above TLS
+	conn   net.Conn // the client's connection, above TLS
 	header *fasthttp.ResponseHeader
 	plain  bool // the client speaks HTTP/1.0, which has no chunks
 	closes bool // the connection ends with the answer
@@ -34,7 +34,7 @@ type KeepAlive struct {
 	waits bool
 }
 
-// An opening says whether the head of an answer was sent, and with what.
+// An opening says whether the head of an answer was sent, and together with what.
 type opening uint8
 
 const (
@@ -43,7 +43,7 @@ const (
 	answered                // the head went out with the first event
 )
 
-// says returns whether the head is to be sent with a comment, and the opening after the comment.
+// says returns whether the next comment must be sent with the head, and the opening after it.
 func (o opening) says() (head bool, next opening) {
 	if o == unopened {
 		return true, opened
@@ -51,8 +51,8 @@ func (o opening) says() (head bool, next opening) {
 	return false, o
 }
 
-// KeepClient begins the wait of ctx's client, which has waited from since on. EndWait ends the wait. Until then the handler must
-// not touch ctx's answer.
+// KeepClient begins the wait of ctx's client, who has waited since the given time. EndWait ends it. In between, the handler must not touch
+// ctx's answer.
 func KeepClient(ctx *fasthttp.RequestCtx, span time.Duration, since time.Time, comment []byte, log *zap.Logger) {
 	w := wireOf(ctx)
 	if span <= 0 || w == nil || w.client == nil || w.server == nil || ctx.IsHead() {
@@ -67,7 +67,7 @@ func KeepClient(ctx *fasthttp.RequestCtx, span time.Duration, since time.Time, c
 	k.wait(time.Until(since.Add(span)))
 }
 
-// EndWait ends the wait of ctx's client. It says whether the head of the answer was sent during the wait: then only events may follow.
+// EndWait ends the wait of ctx's client. It returns true if the head of the answer was sent during the wait: then only events may follow.
 func EndWait(ctx *fasthttp.RequestCtx) bool {
 	w := wireOf(ctx)
 	return w != nil && w.alive.over() == opened
@@ -97,7 +97,7 @@ func (k *KeepAlive) Wait() {
 // Over ends a wait: the client gets no more comments.
 func (k *KeepAlive) Over() { k.over() }
 
-// over ends a wait as Over does, and returns the opening.
+// over ends a wait, and returns the opening.
 func (k *KeepAlive) over() opening {
 	if k == nil {
 		return unopened
@@ -110,14 +110,14 @@ func (k *KeepAlive) over() opening {
 	return k.head
 }
 
-// wrote notes that the answer's head was written.
+// wrote records that the answer's head was written.
 func (k *KeepAlive) wrote() {
 	if k != nil && k.over() == unopened {
 		k.head = answered
 	}
 }
 
-// Silence is the time without an event after which the client gets a comment; 0: it gets none.
+// Silence returns the time without an event after which the client gets a comment; 0: it gets none.
 func (k *KeepAlive) Silence() time.Duration {
 	if k == nil {
 		return 0
@@ -125,7 +125,7 @@ func (k *KeepAlive) Silence() time.Duration {
 	return k.span
 }
 
-// Comment is the bytes of the comment, without a chunk's frame.
+// Comment returns the bytes of the comment, without the framing of a chunk.
 func (k *KeepAlive) Comment() []byte { return k.comment }
 
 // speak writes a comment, if the client still waits.
@@ -171,20 +171,20 @@ func (k *KeepAlive) appendHead() []byte {
 	return h.AppendBytes(nil)
 }
 
-// identity is fasthttp's length of a body that ends with its connection.
+// identity is the content length by which fasthttp marks a body that ends with its connection.
 const identity = -2
 
-// eventStream is the type of the answer, as engines have it.
+// eventStream is the content type of streamed answers, as engines send it.
 var eventStream = []byte("text/event-stream; charset=utf-8")
 
-// StreamHead sets what the head of each streamed answer has.
+// StreamHead sets the header fields of every streamed answer.
 func StreamHead(h *fasthttp.ResponseHeader, contentType []byte) {
 	h.SetContentTypeBytes(contentType)
 	h.Set("Cache-Control", "no-cache")
-	h.Set("X-Accel-Buffering", "no") // an nginx in front must not gather tokens
+	h.Set("X-Accel-Buffering", "no") // nginx must not buffer tokens
 }
 
-// frame appends data as a chunk, or as it is for a client of HTTP/1.0.
+// frame appends data as a chunk, or unframed for a client of HTTP/1.0.
 func (k *KeepAlive) frame(dst, data []byte) []byte {
 	if k.plain || len(data) == 0 {
 		return append(dst, data...)

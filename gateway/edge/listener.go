@@ -30,25 +30,22 @@ const (
 // ListenOptions say how a Listener treats its connections. Zero values turn
 // the limits off, except where a default is named.
 type ListenOptions struct {
-	// WriteTimeout is how long a client may leave one write of up to 64 KiB
-	// blocked before it is let go (default 30 s; negative: for ever). TCP gives
-	// up on a peer that acknowledges nothing after the same time.
+	// WriteTimeout is how long one write of up to 64 KiB may wait for its client (default 30 s; negative: for ever). Then the client is
+	// cut. TCP gives up a peer that acknowledges nothing after the same time.
 	WriteTimeout time.Duration
 	// MaxLag bounds how long the writes of one answer may wait for its client
 	// altogether (0: for ever).
 	MaxLag time.Duration
-	// SendBuffer is how many bytes the kernel keeps for a client that reads slower
-	// than its answer comes (0: the kernel's choice, some megabytes). If the buffer is full, writes wait.
+	// SendBuffer is how many bytes the kernel buffers for a slow client (0: the kernel's choice, some megabytes). If the buffer is full,
+	// writes wait.
 	SendBuffer int
-	// MaxConns is how many connections may be open at once. Keep it below the
-	// server's Concurrency and below half the file limit: a request that runs
-	// needs a second socket.
+	// MaxConns bounds the open connections. Keep it below the server's Concurrency and below half of the file limit, because a running
+	// request needs a second socket.
 	MaxConns int
-	// MaxConnsPerIP is MaxConns for one IPv4 address or one IPv6 /64. Leave it 0
-	// behind a load balancer, which is one address.
+	// MaxConnsPerIP bounds the connections of one IPv4 address or one IPv6 /64. Leave it 0 behind a load balancer, from which all
+	// connections have one address.
 	MaxConnsPerIP int
-	// TLS says that the sockets carry TLS: a connection over a limit is then
-	// closed without a word instead of with a 503 or 429.
+	// TLS says that the sockets carry TLS. Then a connection over a limit is closed without an answer, not with a 503 or 429.
 	TLS bool
 	Log *zap.Logger // default: none
 }
@@ -65,8 +62,8 @@ type Stats struct {
 	CutLagging    uint64 // clients whose answer waited for MaxLag altogether
 }
 
-// Listener accepts client connections as *Conn and watches them all with one
-// goroutine, which lives until the listener and its last connection are closed.
+// Listener accepts client connections as *Conn. One goroutine watches all of them, and lives until the listener and its last connection are
+// closed.
 type Listener struct {
 	net.Listener
 	opt   ListenOptions
@@ -84,7 +81,7 @@ type Listener struct {
 	accepted, acceptErrors, watchErrors, refusedTotal, refusedByAddr, cutStalled, cutLagging atomic.Uint64
 }
 
-// ListenError adds to the error of net.Listen what to do about its cause.
+// ListenError adds advice to an error of net.Listen.
 func ListenError(addr string, err error) error {
 	var name *net.DNSError
 	switch {
@@ -102,7 +99,7 @@ func ListenError(addr string, err error) error {
 
 // Listen listens on a TCP address and wraps the socket.
 func Listen(addr string, opt ListenOptions) (*Listener, error) {
-	// A client that vanished without a FIN is noticed after 15 + 3 x 5 s.
+	// A client that vanished without a FIN is noticed after 30 s: 15 s of silence and three probes, 5 s apart.
 	lc := net.ListenConfig{KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 5 * time.Second, Count: 3}}
 	ln, err := lc.Listen(context.Background(), "tcp", addr)
 	if err != nil {
@@ -110,7 +107,7 @@ func Listen(addr string, opt ListenOptions) (*Listener, error) {
 	}
 	l, err := Wrap(ln, opt)
 	if err != nil {
-		_ = ln.Close() // the error that matters is the other one
+		_ = ln.Close() // the other error matters more
 		return nil, err
 	}
 	return l, nil
@@ -132,9 +129,8 @@ func Wrap(ln net.Listener, opt ListenOptions) (*Listener, error) {
 	return l, nil
 }
 
-// Accept returns the next connection, and no error but net.ErrClosed:
-// fasthttp ends Serve on any other, and one "too many open files" would end
-// the proxy.
+// Accept returns the next connection. Its only error is net.ErrClosed: fasthttp ends Serve on any error, so a single "too many open files"
+// would end the proxy.
 func (l *Listener) Accept() (net.Conn, error) {
 	backoff := firstBackoff
 	for {
@@ -152,7 +148,7 @@ func (l *Listener) Accept() (net.Conn, error) {
 			l.accepted.Add(1)
 			return c, nil
 		}
-		_ = raw.Close() // refused; that it could not be closed cleanly changes nothing
+		_ = raw.Close() // refused; an error here changes nothing
 		if errors.Is(err, net.ErrClosed) {
 			return nil, net.ErrClosed
 		}
@@ -179,7 +175,7 @@ var (
 	errPerIP = errors.New("edge: too many connections from one address")
 )
 
-// admit checks the limits, books the connection and starts watching it.
+// admit checks the limits, counts the connection and begins to watch it.
 func (l *Listener) admit(raw net.Conn) (*Conn, error) {
 	c := &Conn{Conn: raw, sock: socket.Of(raw), Disconnect: NewDisconnect(l.log), ln: l, ip: addrOf(raw)}
 	if err := l.book(c); err != nil {
@@ -214,7 +210,7 @@ func (l *Listener) book(c *Conn) error {
 	case l.opt.MaxConnsPerIP > 0 && c.ip.IsValid() && l.perIP[c.ip] >= l.opt.MaxConnsPerIP:
 		return errPerIP
 	}
-	l.lastID++ // ids begin at 1: 0 is the watcher's own
+	l.lastID++ // ids begin at 1, because 0 is the watcher's stopID
 	c.id = l.lastID
 	l.conns[c.id] = c
 	if l.opt.MaxConnsPerIP > 0 && c.ip.IsValid() {
@@ -223,8 +219,8 @@ func (l *Listener) book(c *Conn) error {
 	return nil
 }
 
-// turnAway counts a connection over a limit, and tells the client why if the connection has
-// no TLS. The answer fits into the empty socket buffer.
+// turnAway counts a refused connection, and answers its client unless it uses TLS. The answer fits into the empty socket buffer, so the
+// write does not wait.
 func (l *Listener) turnAway(raw net.Conn, why error) {
 	var answer string
 	switch {
@@ -243,7 +239,7 @@ func (l *Listener) turnAway(raw net.Conn, why error) {
 	}
 }
 
-// logRefusal logs refusals once a minute: a flood of them must not become a flood of log lines.
+// logRefusal logs refusals at most once a minute, because there may be very many.
 func (l *Listener) logRefusal(why error) {
 	l.mu.Lock()
 	again := time.Since(l.lastNoted) >= noteEvery
@@ -259,7 +255,7 @@ func (l *Listener) logRefusal(why error) {
 	}
 }
 
-// fire is called by the watcher.
+// fire is called by the watcher when the client of a connection has left.
 func (l *Listener) fire(id uint64) {
 	l.mu.Lock()
 	c := l.conns[id]
@@ -342,8 +338,8 @@ func (l *Listener) Stats() Stats {
 	}
 }
 
-// addrOf returns the address that a connection counts for: its IPv4 address or its IPv6
-// /64, which is what one customer gets. It is invalid for a Unix socket.
+// addrOf returns the address by which connections are counted: the IPv4 address, or the IPv6 /64, which is what one customer gets. It is
+// invalid for a Unix socket.
 func addrOf(c net.Conn) netip.Addr {
 	t, ok := c.RemoteAddr().(*net.TCPAddr)
 	if !ok {

@@ -15,31 +15,30 @@ import (
 	"evenkeel/internal/socket"
 )
 
-// An Outlet is the connection of a client whose streamed answer fasthttp does not write: after the request,
-// fasthttp has let go of the connection and of its memory for it. After the end of the
-// answer, fasthttp serves the connection again.
+// An Outlet is the connection of a client whose streamed answer is not written by fasthttp. fasthttp releases the connection and its memory
+// after the request, and serves the connection again after the end of the answer.
 //
 // An Outlet belongs to one goroutine at a time.
 type Outlet struct {
 	client *Conn
 	wire   *wire
 	log    *zap.Logger
-	head   []byte // the answer's head; nil: it was written already
+	head   []byte // head of the answer; nil: it is written
 	closes bool   // the connection ends with the answer
 	keep   *KeepAlive
 
 	raw     syscall.RawConn
-	attempt func(fd uintptr) // made once: a closure for each chunk would be garbage
-	p       []byte           // what attempt is to write; n and err are what came of it
+	attempt func(fd uintptr) // the method value o.write, made once, because a closure per chunk would be garbage
+	p       []byte           // bytes for attempt to write; n and err are its results
 	n       int
 	err     error
 
-	blocked time.Time // since when the client has not taken all that Try was given; zero: it has taken all
+	blocked time.Time // since when the client has not taken all bytes given to Try; zero: it has
 }
 
-// Release has fasthttp let go of the connection of ctx once the handler has returned, and then calls run on
-// a goroutine of its own. run, or the code to which it passes the outlet, writes the body and calls End.
-// Release is false if fasthttp has to write the answer itself: to a client without chunks, or over TLS.
+// Release makes fasthttp release the connection of ctx when the handler returns, and then calls run on a goroutine of its own. run, or code
+// to which it passes the outlet, writes the body and calls End. Release returns false if fasthttp must write the answer itself: to a client
+// without chunks, or over TLS.
 func Release(ctx *fasthttp.RequestCtx, log *zap.Logger, run func(*Outlet)) bool {
 	w := wireOf(ctx)
 	if w == nil || w.client == nil || w.server == nil || ctx.IsTLS() || ctx.IsHead() || !ctx.Request.Header.IsHTTP11() {
@@ -71,7 +70,7 @@ func Release(ctx *fasthttp.RequestCtx, log *zap.Logger, run func(*Outlet)) bool 
 	return true
 }
 
-// guard keeps a panic from ending the process: fasthttp does not recover here.
+// guard recovers a panic, which fasthttp does not do here and which would end the process.
 func (o *Outlet) guard(f func()) {
 	defer func() {
 		if v := recover(); v != nil {
@@ -83,11 +82,10 @@ func (o *Outlet) guard(f func()) {
 	f()
 }
 
-// ChunkRoom is how many bytes of a buffer Frame needs before the data.
+// ChunkRoom is the room that Frame needs before the data, in bytes.
 const ChunkRoom = 10
 
-// Frame makes a chunk, in place, of the data behind the first ChunkRoom bytes of b. It puts the
-// answer's head before the first chunk.
+// Frame makes a chunk of the data behind the first ChunkRoom bytes of b, in place. The first chunk gets the answer's head before it.
 func (o *Outlet) Frame(b []byte) []byte {
 	var digits [ChunkRoom]byte
 	size := append(strconv.AppendInt(digits[:0], int64(len(b)-ChunkRoom), 16), "\r\n"...)
@@ -101,11 +99,10 @@ func (o *Outlet) Frame(b []byte) []byte {
 	return b
 }
 
-// KeepAlive is what sends the client comments while the engine is silent; nil: the client gets none.
+// KeepAlive returns what sends comments to the client while the engine is silent; nil: the client gets none.
 func (o *Outlet) KeepAlive() *KeepAlive { return o.keep }
 
-// Send writes data as a chunk, and the end of the body behind it if last is set. It waits until the client
-// has taken all of it.
+// Send writes data as a chunk and, if last is set, the end of the body. It waits until the client has taken all bytes.
 func (o *Outlet) Send(data []byte, last bool) error {
 	buf := chunks.Get().(*[]byte)
 	defer chunks.Put(buf)
@@ -127,14 +124,14 @@ func (o *Outlet) Send(data []byte, last bool) error {
 	return err
 }
 
-// Finish writes the rest of bytes that Try wrote in part, and waits until the client has taken it.
+// Finish writes the rest of bytes of which Try wrote a part. It waits until the client has taken them.
 func (o *Outlet) Finish(rest []byte) error {
 	o.unblocked(time.Now())
 	_, err := o.client.Write(rest)
 	return err
 }
 
-// Smooth makes the connection ready for Try.
+// Smooth removes the write deadline, so that Try may be used.
 func (o *Outlet) Smooth() error {
 	o.client.writeBy.Store(0)
 	return o.client.Conn.SetWriteDeadline(time.Time{})
@@ -144,7 +141,7 @@ func (o *Outlet) Smooth() error {
 // another Try writes the rest.
 func (o *Outlet) Try(p []byte, now time.Time) (int, error) {
 	o.p, o.n, o.err = p, 0, nil
-	err := o.raw.Control(o.attempt) // not raw.Write, which prepares to wait for room in the socket: here the loop waits
+	err := o.raw.Control(o.attempt) // raw.Write would prepare to wait for room, but here the event loop waits
 	o.p = nil
 	if err == nil {
 		err = o.err
@@ -163,7 +160,7 @@ func (o *Outlet) Try(p []byte, now time.Time) (int, error) {
 	return o.n, err
 }
 
-// unblocked charges the client for the time for which it kept a write waiting.
+// unblocked adds the time for which the client kept a write waiting to its lag.
 func (o *Outlet) unblocked(now time.Time) {
 	if !o.blocked.IsZero() {
 		o.client.lagged.Add(int64(now.Sub(o.blocked)))
@@ -171,10 +168,10 @@ func (o *Outlet) unblocked(now time.Time) {
 	}
 }
 
-// write is attempt: it writes p without waiting.
+// write writes p without waiting.
 func (o *Outlet) write(fd uintptr) { o.n, o.err = socket.Write(fd, o.p) }
 
-// Patience is the time by which a blocked client has to take the rest; zero: there is no limit.
+// Patience returns when a blocked client is given up; zero: never.
 func (o *Outlet) Patience() time.Time {
 	timeout := o.client.ln.opt.WriteTimeout
 	if timeout <= 0 {
@@ -189,13 +186,12 @@ func (o *Outlet) Cut(now time.Time) {
 	o.client.abandon()
 }
 
-// Socket calls f with the descriptor of the client's socket, which stays open meanwhile. It fails if the socket
-// is closed.
+// Socket calls f with the descriptor of the client's socket, which stays open during the call. It fails if the socket is closed.
 func (o *Outlet) Socket(f func(fd int)) error {
 	return o.raw.Control(func(fd uintptr) { f(int(fd)) })
 }
 
-// End closes the connection, or has its next requests served if the answer was whole.
+// End closes the connection. If the answer was whole and the connection may stay open, it serves the next requests instead.
 func (o *Outlet) End(whole bool) {
 	if !whole || o.closes {
 		_ = o.client.Close() // an error could not be reported to anyone

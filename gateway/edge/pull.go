@@ -14,40 +14,36 @@ import (
 	"go.uber.org/zap"
 )
 
-// ErrUnfinished is the error that Pull's end gets if the source was not read to its
-// end: the client left, or wanted the head only.
+// ErrUnfinished is the error for Pull's end function if the source was not read to its end: the client left, or wanted only the head.
 var ErrUnfinished = errors.New("edge: the client left before the answer's end")
 
-// Pull streams an answer by being read, as Answer arranges it. fasthttp then
-// writes and flushes one HTTP chunk a Read on the connection's own goroutine, so
-// a slow client slows the source down and no goroutine or pipe is spent on it.
+// Pull is the body of a streamed answer, which fasthttp reads. fasthttp writes and flushes one chunk per Read, on the goroutine of the
+// connection. So a slow client slows the source down, and no other goroutine or pipe is needed.
 //
-// fasthttp reads 4 KiB at a time. If more has arrived, Pull writes it past fasthttp: as one
-// chunk and one write of up to 64 KiB, from a buffer that the stream holds only for this write.
+// fasthttp reads 4 KiB at a time. If the source has more, Pull writes to the connection itself: one chunk of up to 64 KiB, from a buffer
+// that it holds only for this write.
 //
-// A Read that fails with anything but io.EOF ends the connection without the
-// last chunk: the client sees a truncated answer, never a whole one.
+// A Read that fails with an error other than io.EOF ends the connection without the last chunk, so that the client sees that the answer is
+// cut off.
 type Pull struct {
 	src   io.Reader
-	ahead interface{ Pending() int } // src, if it knows how much Read has without waiting
-	ends  interface{ Ended() bool }  // src, if it knows that nothing comes behind the bytes that Read has
-	torn  interface{ Torn() bool }   // src, if it knows that it has given only a part of an event
+	ahead interface{ Pending() int } // src, if it knows how many bytes Read returns without waiting
+	ends  interface{ Ended() bool }  // src, if it knows that these bytes are the last ones
+	torn  interface{ Torn() bool }   // src, if it knows whether it has returned only a part of an event
 	end   func(err error)
 	log   *zap.Logger
-	conn  io.Writer // the client's connection; nil: the whole answer is written by fasthttp
-	wire  *wire     // keeps back what fasthttp writes at the end; nil: it is not kept back
-	head  bool      // the answer's head is out, so that conn may be written to
+	conn  io.Writer // the client's connection; nil: fasthttp writes everything
+	wire  *wire     // holds the pieces of the end of the answer, to write them at once; nil: it holds nothing
+	head  bool      // the head is written, so conn may be written to
 	keep  *KeepAlive
 	err   error // why reading ended; nil: not yet
 	once  sync.Once
 }
 
-// NewPull returns a Pull of src, whose Pending() int, if it has one, is how much
-// Read has without waiting, and whose Ended() bool, if it has one, says that nothing
-// comes behind that. While its Torn() bool, if it has one, says that the client has only a
-// part of an event, the client gets no comment. end is called exactly once, when fasthttp is
-// through with the answer or has given it up: err is nil after src's io.EOF,
-// the error src gave, an error about its panic, or ErrUnfinished.
+// NewPull returns a Pull of src. If src has Pending() int, this is how many bytes Read returns without waiting; if it has Ended() bool,
+// this says whether nothing follows them. If it has Torn()
+// bool, the client gets no comments while this says that it has only a part of an event. end is called exactly once, when fasthttp has finished the answer or given it up. Its err is nil
+// after io.EOF, the error of src, an error about its panic, or ErrUnfinished.
 func NewPull(src io.Reader, end func(err error), log *zap.Logger) *Pull {
 	p := &Pull{src: src, end: end, log: log}
 	p.ahead, _ = src.(interface{ Pending() int })
@@ -76,14 +72,13 @@ func (p *Pull) Answer(ctx *fasthttp.RequestCtx) {
 		return
 	}
 	p.conn, p.wire = ctx.Conn(), w
-	p.head = p.pending() > smallChunk // the head is flushed alone, because the first chunk may be written past fasthttp
+	p.head = p.pending() > smallChunk // the head is flushed alone, because Pull may write the first chunk itself
 	ctx.Response.ImmediateHeaderFlush = p.head
 	ctx.Response.SetBodyStream(p, -1)
 }
 
-// writePlain writes the answer past fasthttp and waits until it is written: to a client of HTTP/1.0, or behind a head that a
-// KeepAlive has written already. HTTP/1.0 has no chunks: the body ends with the connection, and a reset tells the client that the
-// body is not whole.
+// writePlain writes the answer without fasthttp, and waits until it is written. It is for clients of HTTP/1.0, and for answers whose head a
+// KeepAlive has sent. HTTP/1.0 has no chunks, so the body ends with the connection, and a reset tells the client that it is not whole.
 func (p *Pull) writePlain(ctx *fasthttp.RequestCtx, opened bool) {
 	defer func() { _ = p.Close() }()
 	conn, w, plain := ctx.Conn(), wireOf(ctx), !ctx.Request.Header.IsHTTP11()
@@ -133,13 +128,13 @@ func (p *Pull) writePlain(ctx *fasthttp.RequestCtx, opened bool) {
 const lastChunk = "0\r\n\r\n"
 
 const (
-	smallChunk = 4<<10 - 64 // with its frame it fits fasthttp's buffer
-	chunkRoom  = 16         // bytes for a chunk's frame
+	smallChunk = 4<<10 - 64 // with its framing, it fits into fasthttp's buffer
+	chunkRoom  = 16         // bytes for the framing of a chunk
 )
 
 var chunks = sync.Pool{New: func() any { return new([]byte) }}
 
-// Read reads from the source and turns its panic into an error.
+// Read reads from the source, and turns a panic of the source into an error.
 func (p *Pull) Read(b []byte) (n int, err error) {
 	if p.err != nil {
 		return 0, p.err
@@ -173,7 +168,7 @@ func (p *Pull) Read(b []byte) (n int, err error) {
 	return n, err
 }
 
-// write writes, as one chunk, begun and the bytes that the source has besides, up to writePiece.
+// write writes one chunk of up to writePiece bytes: begun, and then the bytes that the source has without waiting.
 func (p *Pull) write(begun []byte) error {
 	buf := chunks.Get().(*[]byte)
 	defer chunks.Put(buf)
@@ -193,14 +188,13 @@ func (p *Pull) write(begun []byte) error {
 	return err
 }
 
-// Close calls end, the first time. It never fails: fasthttp would report the
-// failure of an answer that is already out.
+// Close calls end, once. It returns no error, because fasthttp would report it as the failure of an answer that is already written.
 func (p *Pull) Close() error {
 	p.once.Do(func() {
 		defer p.complete()
 		defer func() {
 			if v := recover(); v != nil {
-				_ = p.panicked("ending an answer", v) // panicked has logged it, and no caller takes the error
+				_ = p.panicked("ending an answer", v) // panicked has logged it
 			}
 		}()
 		switch p.err {
@@ -215,14 +209,14 @@ func (p *Pull) Close() error {
 	return nil
 }
 
-// complete writes what was kept back: with the end of the answer, which fasthttp writes next, or alone after an error.
+// complete writes the bytes that wire holds: together with the end of the answer, which fasthttp writes next, or at once after an error.
 func (p *Pull) complete() {
 	switch {
 	case p.wire == nil || p.wire.held == nil:
 	case p.err == io.EOF: //nolint:errorlint // as fasthttp compares
 		p.wire.complete()
 	default:
-		_ = p.wire.release() // the connection ends, whatever becomes of these bytes
+		_ = p.wire.release() // the connection ends in any case
 	}
 }
 

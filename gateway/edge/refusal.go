@@ -12,57 +12,51 @@ import (
 	"go.uber.org/zap"
 )
 
-// Options are the handler and the limits of a server; zero means the default in the comment.
+// Options are the handler and the limits of a server. Zero stands for the default in the comment.
 type Options struct {
-	// Handler serves one request. It may panic: the client gets a 500, the log the stack.
+	// Handler serves one request. If it panics, the client gets a 500, and the stack is logged.
 	Handler fasthttp.RequestHandler
 	// Answer writes a refusal as the answer of ctx (default: OpenAI's error
 	// object). ctx.Request may be empty or half read.
 	Answer func(ctx *fasthttp.RequestCtx, r Refusal)
 	Log    *zap.Logger // default: none
 
-	// Stranger, if set, says from the head alone that a request will be refused,
-	// and how; nil: it will not. It is called once for each request
-	// whose body may be large. If it refuses, a body of more than 4 KiB is not read: otherwise
-	// every stranger could take MaxBody of memory on each connection. A smaller body is read,
-	// and the handler refuses the request, so that the connection stays open.
+	// Stranger, if set, says from the head alone whether a request will be refused; nil: it will not. It is called once for each request
+	// whose body may be large. If it refuses, a body of more than 4 KiB is not read: otherwise any unknown caller could take MaxBody of
+	// memory per connection. A smaller body is read before the handler refuses the request, so that the connection stays open.
 	Stranger func(h *fasthttp.RequestHeader) *Refusal
-	// Caller, if set, returns from the head the name that is charged for the body.
-	// Without a name the address of the connection is charged.
+	// Caller, if set, returns from the head the name of the caller whom the body is charged to; empty: the connection's address is charged.
 	Caller func(h *fasthttp.RequestHeader) string
 
-	// Bodies, if set, is charged for each body: it bounds their memory in all, and the
-	// share of each caller.
+	// Bodies, if set, bounds the memory of all bodies, and the share of each caller.
 	Bodies *Account
-	// Refused, if set, is called for every refusal that the edge answers without the handler. The
-	// head is empty if it could not be read.
+	// Refused, if set, is called for every refusal that the handler does not see. The head is empty if it could not be read.
 	Refused func(h *fasthttp.RequestHeader, r Refusal)
 
 	MaxHead int // bytes of request line and headers (16 KiB); more: 431
 	MaxBody int // bytes of body (32 MiB); more: 413
 
-	// ReadTimeout bounds a request from its first byte to its last (30 s; 408).
-	// MinUploadRate, in bytes per second (256 KiB), extends this time for a large body by
-	// the time that the arrived bytes take at this rate: 32 MiB may take 128 s more.
+	// ReadTimeout bounds the time from a request's first byte to its last (30 s; 408). A large body gets more time, as long as its bytes
+	// arrive at MinUploadRate (256 KiB per second): 32 MiB may take 128 s more.
 	ReadTimeout   time.Duration
 	MinUploadRate int
-	IdleTimeout   time.Duration // of a connection between requests (120 s: longer than common clients keep theirs)
+	IdleTimeout   time.Duration // of a connection between requests (120 s, because common clients keep theirs for less)
 
 	// Concurrency is how many connections are served at once (65,536). Keep the
 	// listener's MaxConns below it: the listener refuses connections without blocking accept.
 	Concurrency int
 }
 
-// Refusal is an answer the edge gives in place of the handler.
+// Refusal is an error answer of the edge, given without the handler.
 type Refusal struct {
 	Status  int
 	Code    string // the error.code of the answer: request_timeout, body_too_large, ...
-	Message string // what was wrong and what to do; quotes nothing of the request
+	Message string // what was wrong and what to do; it repeats nothing of the request
 }
 
 // The refusals with a fixed text, one for each cause.
 var (
-	refusedHead    = Refusal{fasthttp.StatusBadRequest, "bad_request_head", ""} // Message: which rule, see parseHead
+	refusedHead    = Refusal{fasthttp.StatusBadRequest, "bad_request_head", ""} // Message: the rule that parseHead names
 	refusedRequest = Refusal{fasthttp.StatusBadRequest, "bad_request", "the request is not valid HTTP/1.1, or ended too early"}
 	refusedSlow    = Refusal{fasthttp.StatusRequestTimeout, "request_timeout",
 		"the request did not arrive in time; send it faster, or in smaller parts"}
@@ -71,7 +65,7 @@ var (
 	refusedPanic = Refusal{fasthttp.StatusInternalServerError, "internal_error", "internal error; the request may be tried again"}
 )
 
-// refusalOf says what to answer to a request that fasthttp could not read.
+// refusalOf returns the answer to a request that fasthttp could not read.
 func refusalOf(ctx *fasthttp.RequestCtx, err error, maxHead int) Refusal {
 	var (
 		small   *fasthttp.ErrSmallBuffer
@@ -131,7 +125,7 @@ func errorJSON(r Refusal) []byte {
 	return b
 }
 
-// Whole answers for connections over a limit, written before any request was read.
+// These are complete answers to connections over a limit, of which no request is read.
 var (
 	busyAnswer = rawAnswer("503 Service Unavailable", Refusal{503, "too_many_connections",
 		"the server has as many connections as it may; try again later"})

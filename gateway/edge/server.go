@@ -29,11 +29,9 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// NewServer returns a server with the limits set. Serve it on a Listener, for
-// TLS on tls.NewListener(listener, config), and end it with Drain.
+// NewServer returns a server with the limits set. Serve it on a Listener, or on tls.NewListener of one, and end it with Drain.
 //
-// There is no WriteTimeout: fasthttp's is for a whole answer and would cut
-// long streams; the Listener has one per write.
+// fasthttp's WriteTimeout is not set, because it bounds a whole answer and would cut long streams. The Listener bounds each write instead.
 func NewServer(o Options) *Server {
 	o = o.withDefaults()
 	return &Server{Server: &fasthttp.Server{
@@ -45,7 +43,8 @@ func NewServer(o Options) *Server {
 		IdleTimeout:    o.IdleTimeout,
 		Concurrency:    o.Concurrency,
 
-		// the default is 10 s, in which the goroutines of a burst keep their stacks although loops already carry its answers
+		// With the default of 10 s, the goroutines of a burst would keep their stacks for so long, although event loops already carry the
+		// answers.
 		MaxIdleWorkerDuration: time.Second,
 		CloseOnShutdown:       true,
 		KeepHijackedConns:     true, // an Outlet goes on with them
@@ -58,8 +57,8 @@ func NewServer(o Options) *Server {
 	}}
 }
 
-// withoutBody makes fasthttp treat every request as one without a body. RawHeaders still
-// has the head as it came.
+// withoutBody makes fasthttp treat every request as one without a body, because the edge reads the body. RawHeaders still has the head as
+// received.
 func withoutBody(h *fasthttp.RequestHeader) fasthttp.RequestConfig {
 	if h.ContentLength() != 0 {
 		h.SetContentLength(0)
@@ -81,13 +80,13 @@ func (o *Options) guard(ctx *fasthttp.RequestCtx) {
 		o.Log.Error("edge: panic in a handler", zap.Any("panic", v), zap.ByteString("method", ctx.Method()),
 			zap.ByteString("path", ctx.Path()), zap.ByteString("stack", debug.Stack()))
 		if w := wireOf(ctx); w != nil {
-			w.charge.Give() // the handler will not
+			w.charge.Give() // the panic kept the handler from doing it
 		}
 		c, ok := ConnOf(ctx)
 		if ok {
 			c.OnGone(nil)
 		}
-		if ok && EndWait(ctx) { // status 200 was sent already: cut the connection, so that the client sees that the answer is not whole
+		if ok && EndWait(ctx) { // status 200 is sent already, so cut the connection to show that the answer is not whole
 			if conn := ctx.Conn(); !ctx.Hijacked() {
 				ctx.HijackSetNoResponse(true)
 				ctx.Hijack(func(net.Conn) { _ = conn.Close() })
@@ -96,7 +95,7 @@ func (o *Options) guard(ctx *fasthttp.RequestCtx) {
 			c.cut()
 			return
 		}
-		ctx.Response.Reset() // also closes a stream that was set
+		ctx.Response.Reset() // it also closes a stream that was set
 		o.refuse(ctx, refusedPanic)
 	}()
 	w := wireOf(ctx)
@@ -107,14 +106,14 @@ func (o *Options) guard(ctx *fasthttp.RequestCtx) {
 	if why != "" {
 		r := refusedHead
 		r.Message = why
-		o.refuse(ctx, r) // it is not known where the next request begins
+		o.refuse(ctx, r) // the connection must end, because the begin of the next request is not known
 		return
 	}
 	if r := o.receive(ctx, w, f); r != nil {
 		o.refuse(ctx, *r)
 		return
 	}
-	defer func() { // otherwise a body that the handler did not acquire would take memory until the answer ends
+	defer func() { // release a body that the handler did not acquire; it would take memory until the answer ends
 		if !w.taken {
 			_, charge := AcquireBody(ctx)
 			charge.Give()
@@ -125,19 +124,18 @@ func (o *Options) guard(ctx *fasthttp.RequestCtx) {
 	}
 	w.alive = nil
 	if w.server.stopping.Load() {
-		ctx.SetConnectionClose() // fasthttp does so itself only while it waits for its own connections
+		ctx.SetConnectionClose() // fasthttp itself does this only while it waits for its own connections
 	}
 	o.Handler(ctx)
 }
 
-// unread is fasthttp's ErrorHandler, for heads that fasthttp could not read. The
-// status is 200 when it begins, and the connection is closed after it.
+// unread is fasthttp's ErrorHandler, for heads that fasthttp could not read. fasthttp calls it with status 200 and closes the connection
+// after it.
 func (o *Options) unread(ctx *fasthttp.RequestCtx, err error) {
 	o.refuse(ctx, refusalOf(ctx, err, o.MaxHead))
 }
 
-// refuse answers in place of the handler, and closes the connection: what is
-// left of the request is not read.
+// refuse answers without the handler, and closes the connection, because the rest of the request is not read.
 func (o *Options) refuse(ctx *fasthttp.RequestCtx, r Refusal) {
 	if c, ok := ConnOf(ctx); ok && r.Status != fasthttp.StatusRequestTimeout {
 		c.linger.Store(true) // the client may still be sending
@@ -147,8 +145,7 @@ func (o *Options) refuse(ctx *fasthttp.RequestCtx, r Refusal) {
 	ctx.SetConnectionClose()
 }
 
-// logger logs fasthttp's lines about single connections at debug level. The gateway logs
-// how each request ended.
+// logger logs fasthttp's lines about single connections at debug level only. The gateway logs the end of each request.
 type logger struct{ log *zap.Logger }
 
 func (l logger) Printf(format string, args ...any) {

@@ -15,23 +15,23 @@ import (
 	"github.com/valyala/fasthttp"
 )
 
-// Encodings are the content codings that a body may have, as the header Accept-Encoding of an answer lists them.
+// Encodings are the content codings that a body may have, in the form of the header Accept-Encoding.
 const Encodings = "gzip, zstd"
 
 // maxWindow bounds, in bytes, how far a zstd body may refer back, and so the decoder's memory. RFC 9659 has this bound for HTTP.
 const maxWindow = 8 << 20
 
-// A coding is one way in which a body may be packed.
+// A coding is one way in which a body may be compressed.
 type coding struct {
 	look func(packed []byte) (says announced, err error)
 	open func(packed []byte, says announced) (io.ReadCloser, error)
-	told func(err error) error // returns the error that the client gets for err
+	told func(err error) error // turns an error of the decoder into the one for the client
 }
 
-// announced is what a packed body says of itself. It may be wrong.
+// announced is what a compressed body says about itself. It may be wrong.
 type announced struct {
-	bytes  uint64 // of the content when it is unpacked; 0: the body does not say
-	window uint64 // bytes of content that the decoder keeps besides its output, to refer back to; 0: gzip, whose window is small
+	bytes  uint64 // size of the content; 0: the body does not say it
+	window uint64 // bytes of content that the decoder keeps to refer back to; 0: gzip, whose window is small
 }
 
 var (
@@ -39,9 +39,9 @@ var (
 	zstds = coding{lookZstd, openZstd, toldZstd}
 )
 
-// Unpack returns a body without its content coding, or says why it refuses it. The memory for the content is
-// charged before it is taken, and the charge of the packed body is given back at the end. So a small body
-// with a large content cannot take memory that is not charged. most bounds the content, in bytes.
+// Unpack returns the content of a compressed body, or a refusal. Memory for the content is charged before it is allocated, so a small body
+// cannot expand into memory that is not charged. At the end, the charge for the compressed body is given back. most bounds the content, in
+// bytes.
 func Unpack(h *fasthttp.RequestHeader, packed []byte, charge *Charge, most int) ([]byte, *Refusal) {
 	c, ok := codingOf(h)
 	switch {
@@ -87,14 +87,14 @@ func badEncoding(err error) *Refusal {
 	return &Refusal{fasthttp.StatusBadRequest, "bad_encoding", "the body is not what its Content-Encoding says: " + err.Error()}
 }
 
-// unpackAll reads up to most bytes to the end, at first into a buffer of room bytes.
+// unpackAll reads the whole content, of at most `most` bytes. Its buffer begins with room bytes.
 func unpackAll(r io.Reader, charge *Charge, room, most int) ([]byte, error) {
 	if !charge.Acquire(room) {
 		return nil, errNoRoom
 	}
 	buf := make([]byte, 0, room)
 	for {
-		var one [1]byte // takes the next byte, to see whether there is more, before the buffer grows
+		var one [1]byte // if the buffer is full, the next byte goes here, to see whether it has to grow
 		into := buf[len(buf):cap(buf)]
 		if len(into) == 0 {
 			into = one[:]
@@ -121,7 +121,7 @@ func unpackAll(r io.Reader, charge *Charge, room, most int) ([]byte, error) {
 	}
 }
 
-// codingOf returns the coding of a body; nil: it has none. ok is false for an unknown coding, or for more than one.
+// codingOf returns the coding of a body; nil: it is not compressed. ok is false for an unknown coding, or for more than one.
 func codingOf(h *fasthttp.RequestHeader) (c *coding, ok bool) {
 	for _, line := range h.PeekAll(fasthttp.HeaderContentEncoding) {
 		for name := range strings.SplitSeq(string(line), ",") {
@@ -143,7 +143,7 @@ func codingOf(h *fasthttp.RequestHeader) (c *coding, ok bool) {
 	return c, true
 }
 
-// gunzips is a pool of decoders. A decoder in it holds no body.
+// gunzips is a pool of decoders. Decoders in the pool hold no body.
 var gunzips = sync.Pool{New: func() any { return new(gunzip) }}
 
 type gunzip struct {
@@ -167,7 +167,8 @@ func (z *gunzip) Close() error {
 	return nil
 }
 
-// lookGzip takes the size from the last four bytes, up to the best ratio of deflate. They may be wrong if a body has several gzip streams.
+// lookGzip reads the size of the content from the last four bytes, but does not believe more than the best ratio of deflate. If a body has
+// several gzip streams, the size may be too small.
 func lookGzip(packed []byte) (says announced, err error) {
 	const mostRatio = 1032
 	if n := len(packed); n >= 4 {
@@ -188,13 +189,13 @@ func toldGzip(err error) error {
 
 var errWindow = errors.New("its zstd window is larger than 8 MiB, which no sender may use over HTTP; compress at a lower level")
 
-// lookZstd reads the head of the first frame. Later frames may not have a larger window.
+// lookZstd reads the head of the first frame. The decoder refuses later frames with a larger window.
 func lookZstd(packed []byte) (says announced, err error) {
 	var h zstd.Header
 	switch err := h.Decode(packed); {
 	case err != nil:
 		return says, toldZstd(err)
-	case h.Skippable: // a skippable frame does not describe the frames behind it
+	case h.Skippable: // a skippable frame says nothing about the frames after it
 		return announced{window: maxWindow}, nil
 	case h.HasFCS:
 		says.bytes = h.FrameContentSize

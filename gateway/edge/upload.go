@@ -11,17 +11,17 @@ import (
 	"github.com/valyala/fasthttp"
 )
 
-// firstRoom is the memory, in bytes, for a body before any of it has arrived. Most bodies are
-// smaller; they get only their length, and are read in one go.
+// firstRoom is the memory for a body before any of it has arrived, in bytes. Most bodies are smaller: they get only their length, and are
+// read in one piece.
 const firstRoom = 64 << 10
 
-// These errors end the reading of a body, beside those of the connection.
+// These errors end the reading of a body; errors of the connection do, too.
 var (
 	errBodyTooLarge = errors.New("edge: the body is too large")
 	errNoRoom       = errors.New("edge: bodies fill their budget")
 )
 
-// upload is one body being read.
+// upload reads one body.
 type upload struct {
 	o      *Options
 	w      *wire
@@ -32,9 +32,8 @@ type upload struct {
 	buf    []byte
 }
 
-// AcquireBody passes the body of a request to the handler, with the charge for it. The
-// handler gives the charge back when it needs the body no longer. The server frees a body
-// that the handler did not acquire when the handler returns.
+// AcquireBody gives the body of a request to the handler, with the charge for its memory. The handler ends the charge when it no longer
+// needs the body. If the handler does not acquire the body, the server frees it when the handler returns.
 func AcquireBody(ctx *fasthttp.RequestCtx) ([]byte, *Charge) {
 	var c *Charge
 	if w := wireOf(ctx); w != nil {
@@ -43,8 +42,8 @@ func AcquireBody(ctx *fasthttp.RequestCtx) ([]byte, *Charge) {
 	return ctx.Request.SwapBody(nil), c
 }
 
-// receive reads the body of a request whose head has been read, or says why the
-// request is refused. A refusal that the head decides leaves the body unread.
+// receive reads the body of a request whose head has been read, or returns a refusal. If the head alone decides the refusal, the body is
+// not read.
 func (o *Options) receive(ctx *fasthttp.RequestCtx, w *wire, f framing) *Refusal {
 	w.charge, w.taken = nil, false
 	if !f.chunked && f.length == 0 {
@@ -78,7 +77,7 @@ func (o *Options) receive(ctx *fasthttp.RequestCtx, w *wire, f framing) *Refusal
 	return nil
 }
 
-// broken says what to answer when a body could not be read.
+// broken returns the refusal if a body could not be read.
 func (o *Options) broken(ctx *fasthttp.RequestCtx, err error, stranger *Refusal) *Refusal {
 	var bad errChunked
 	switch {
@@ -109,7 +108,7 @@ func (o *Options) callerOf(h *fasthttp.RequestHeader, w *wire) (c caller) {
 
 // read reads the body whole.
 func (u *upload) read() error {
-	if w := u.w; !u.f.chunked && len(w.rest) == u.f.length { // the whole body came with the head, and nothing behind it
+	if w := u.w; !u.f.chunked && len(w.rest) == u.f.length { // the whole body came with the head, and nothing after it
 		u.buf, w.rest = w.rest, nil
 		if !u.charge.Acquire(len(u.buf)) {
 			return errNoRoom
@@ -135,8 +134,7 @@ func (u *upload) read() error {
 	return err
 }
 
-// readers is a pool for chunked bodies. The size of their buffer, in bytes, bounds a
-// line of the chunks' framing.
+// readers is a pool of readers for chunked bodies. Their buffer size bounds a line of the framing.
 var readers = sync.Pool{New: func() any { return bufio.NewReaderSize(nil, 4<<10) }}
 
 // copyFrom reads the next n bytes of the body.
@@ -157,9 +155,9 @@ func (u *upload) copyFrom(src io.Reader, n int) error {
 	return nil
 }
 
-// grow makes room in proportion to the bytes that have arrived, and extends the read deadline for it:
-// a caller that announces much and sends little gets little memory and little time. With an announced
-// length the steps are larger, because the room never exceeds that length.
+// grow makes room in proportion to the bytes that have arrived, and extends the read deadline for it. So a caller that announces much and
+// sends little gets little memory and little time. If the length is known, the room grows in larger steps, because it never exceeds that
+// length.
 func (u *upload) grow() error {
 	room := min(u.limit, max(smallBody, 2*len(u.buf)))
 	if !u.f.chunked {
@@ -177,7 +175,7 @@ func (u *upload) grow() error {
 	return nil
 }
 
-// uploadTime is ReadTimeout plus the time that the bytes take at MinUploadRate.
+// uploadTime returns ReadTimeout plus the time that the bytes take at MinUploadRate.
 func (o *Options) uploadTime(bytes int) time.Duration {
 	return o.ReadTimeout + time.Duration(float64(bytes)/float64(o.MinUploadRate)*float64(time.Second))
 }

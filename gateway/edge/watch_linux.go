@@ -10,12 +10,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// watcher is one epoll instance for all connections. It asks for RDHUP only
-// and never reads, so queued requests and TLS records do not hide a FIN from
-// it. It is edge-triggered, so a client that left is reported once. close(2) removes a
-// socket from the epoll instance.
+// watcher is one epoll instance for all connections. It asks only for RDHUP and never reads, so queued requests and TLS records cannot hide
+// a FIN. It is edge-triggered, so each client that leaves is reported once. close(2) removes a socket from the epoll instance.
 type watcher struct {
-	ep, stop int // stop: an eventfd in the same epoll, because closing ep would not end a wait
+	ep, stop int // stop is an eventfd in the same epoll instance, because closing ep does not end a wait
 	gone     func(id uint64)
 }
 
@@ -38,8 +36,8 @@ func newWatcher(gone func(id uint64)) (*watcher, error) {
 	return w, nil
 }
 
-// add watches a socket until it is closed. If a client acknowledges nothing
-// for patience, the kernel gives the connection up, and that is an event as well.
+// add watches a socket until it is closed. If a client acknowledges nothing for patience, the kernel ends the connection, which is an
+// event, too.
 func (w *watcher) add(c syscall.Conn, id uint64, patience time.Duration) error {
 	rc, err := c.SyscallConn()
 	if err != nil {
@@ -56,13 +54,14 @@ func (w *watcher) add(c syscall.Conn, id uint64, patience time.Duration) error {
 }
 
 func (w *watcher) ctlAdd(fd int, events uint32, id uint64) error {
-	ev := unix.EpollEvent{Events: events, Fd: int32(uint32(id)), Pad: int32(uint32(id >> 32))} // together the kernel's 64 bits of user data
+	// Fd and Pad together are the 64 bits of user data
+	ev := unix.EpollEvent{Events: events, Fd: int32(uint32(id)), Pad: int32(uint32(id >> 32))}
 	return unix.EpollCtl(w.ep, unix.EPOLL_CTL_ADD, fd, &ev)
 }
 
-// run ends at close. Only close and EINTR can end a wait without an event.
+// run calls gone for each client that leaves, until close.
 func (w *watcher) run() {
-	defer func() { // add is not called any more: the listener is closed and has no connections
+	defer func() { // the listener is closed and has no connections, so add is not called any more
 		_ = unix.Close(w.ep)
 		_ = unix.Close(w.stop)
 	}()
@@ -89,8 +88,7 @@ func (w *watcher) close() {
 	_, _ = unix.Write(w.stop, one[:]) // an eventfd at 0 always takes a 1
 }
 
-// pendingError is the error of a socket that no read or write has returned yet; nil: there
-// is none, or the connection has no socket.
+// pendingError returns an error of a socket that no read or write has returned yet; nil: there is none, or the connection has no socket.
 func pendingError(c net.Conn) error {
 	sock, ok := c.(syscall.Conn)
 	if !ok {

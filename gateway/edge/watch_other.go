@@ -8,9 +8,8 @@ import (
 	"time"
 )
 
-// watcher does nothing outside Linux: that a client left is noticed at the
-// next read or write on its connection, for a stream at its next event. That is
-// good enough for development; use Linux in production.
+// watcher does nothing outside Linux. There, a client that leaves is noticed only at the next read or write on its connection. This is good
+// enough for development; use Linux in production.
 type watcher struct{}
 
 func newWatcher(func(id uint64)) (*watcher, error) { return &watcher{}, nil }

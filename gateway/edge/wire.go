@@ -12,8 +12,8 @@ import (
 	"github.com/valyala/fasthttp"
 )
 
-// Server is a fasthttp server that reads heads only: the edge reads the bodies,
-// because it can bound and charge them as they arrive, and fasthttp cannot.
+// Server is a fasthttp server that reads only heads. The edge reads the bodies, because it can bound and charge their memory as they
+// arrive.
 type Server struct {
 	*fasthttp.Server
 	stopping atomic.Bool // Drain was called
@@ -22,7 +22,7 @@ type Server struct {
 // Serve serves a Listener, or tls.NewListener of one, until it is closed.
 func (s *Server) Serve(ln net.Listener) error { return s.Server.Serve(wires{ln, s}) }
 
-// wires is a listener whose connections give fasthttp the heads of requests only.
+// wires is a listener whose connections show fasthttp only the heads of requests.
 type wires struct {
 	net.Listener
 	server *Server
@@ -42,9 +42,8 @@ func (l wires) Accept() (net.Conn, error) {
 	return &w, nil
 }
 
-// wire is the connection as fasthttp reads it, above TLS. Its Read stops at the end
-// of a request's head. Bytes that came behind the head wait in rest, for the
-// body's reader or as the beginning of the next request.
+// wire is a connection as fasthttp reads it, above TLS. Its Read stops at the end of a request's head. Bytes that came after the head wait
+// in rest. They belong to the body, or to the next request.
 type wire struct {
 	net.Conn
 	server *Server
@@ -52,14 +51,14 @@ type wire struct {
 	head   headEnd
 	rest   []byte
 	first  *[firstRead]byte // the pooled memory that rest points into; nil: rest has memory of its own
-	held   *[]byte          // bytes that fasthttp has written and that are kept back; nil: nothing is kept back
-	last   bool             // the next piece that is written is the last to be kept back
-	charge *Charge          // of the request being served; nil: it has no body
-	taken  bool             // the handler has the body, and gives its charge back
-	alive  *KeepAlive       // of the request being served; nil: its client gets nothing while it waits
+	held   *[]byte          // bytes that fasthttp has written and that are not sent yet; nil: writes are sent at once
+	last   bool             // the next write is the last one that is held, and sends all of them
+	charge *Charge          // for the body of the current request; nil: it has none
+	taken  bool             // the handler has the body, and ends its charge
+	alive  *KeepAlive       // of the current request; nil: its client gets no comments
 }
 
-// tlsWire lets fasthttp see that a connection is TLS, by these two methods.
+// tlsWire has the two methods by which fasthttp recognises TLS.
 type tlsWire struct {
 	wire
 	tls *tls.Conn
@@ -70,7 +69,7 @@ func (w *tlsWire) ConnectionState() tls.ConnectionState { return w.tls.Connectio
 
 func (w *wire) self() *wire { return w }
 
-// again returns a new wire of the connection for another ServeConn, because fasthttp may still use w.
+// again returns a new wire of the connection, for the next ServeConn, because fasthttp may still use w.
 func (w *wire) again() *wire {
 	return &wire{Conn: w.Conn, server: w.server, client: w.client, rest: w.rest}
 }
@@ -81,11 +80,11 @@ func (w *wire) serve() {
 		_ = w.client.Close() // it was idle
 		return
 	}
-	_ = w.server.ServeConn(w) // closes the connection; what was wrong with it went to the log
+	_ = w.server.ServeConn(w) // it closes the connection, and has logged its error
 }
 
-// await waits for the first byte of the next request; false: the connection is to be closed. fasthttp must not
-// wait for it: it would take the request for the connection's first, and answer 408 to a client that sends none.
+// await waits for the first byte of the next request; false: close the connection. fasthttp must not wait itself: it would treat the
+// request as the first of the connection, and answer 408 to a client that sends none.
 func (w *wire) await() bool {
 	w.client.idle.Store(true)
 	defer w.client.idle.Store(false)
@@ -100,12 +99,12 @@ func (w *wire) await() bool {
 	return w.hear() == nil
 }
 
-// firstRead is how many bytes of a request are read at first: enough for the head and for most bodies.
+// firstRead is the size of the first read of a request, in bytes: enough for the head and for most bodies.
 const firstRead = 4 << 10
 
 var firsts = sync.Pool{New: func() any { return new([firstRead]byte) }}
 
-// hear waits for a request, and keeps its first bytes in rest. It holds no memory while it waits.
+// hear waits for a request, and puts its first bytes into rest. It holds no buffer while it waits.
 func (w *wire) hear() error {
 	if err := w.client.Await(); err != nil {
 		return err
@@ -116,10 +115,10 @@ func (w *wire) hear() error {
 	return err
 }
 
-// errBeyondHead means that fasthttp and headEnd do not agree where a head ends.
+// errBeyondHead means that fasthttp and headEnd disagree about the end of a head.
 var errBeyondHead = errors.New("edge: the head has ended and more of it is asked for")
 
-// Read reads no further than the end of a head.
+// Read returns no bytes after the end of a head.
 func (w *wire) Read(p []byte) (int, error) {
 	if w.head.ended {
 		return 0, errBeyondHead
@@ -143,7 +142,7 @@ func (w *wire) Read(p []byte) (int, error) {
 	return end, err
 }
 
-// keep sets rest to b. It gives the pooled memory back when b is empty, or is only a body.
+// keep sets rest to b. It returns the pooled buffer if b is empty, or if the head is complete and only body bytes are left.
 func (w *wire) keep(b []byte) {
 	if w.rest = b; len(b) == 0 {
 		w.rest = nil
@@ -155,7 +154,7 @@ func (w *wire) keep(b []byte) {
 	}
 }
 
-// hold keeps back what fasthttp writes, until complete: it writes the end of an answer in three pieces, which then leave in one.
+// hold makes Write collect bytes until complete. fasthttp writes the end of an answer in three pieces, which are then sent as one.
 func (w *wire) hold() {
 	if w.held == nil {
 		w.held, w.last = chunks.Get().(*[]byte), false
@@ -163,7 +162,7 @@ func (w *wire) hold() {
 	}
 }
 
-// complete says that the next piece is the last: its Write also writes what was kept back.
+// complete makes the next Write the last one to be collected: it sends all collected bytes.
 func (w *wire) complete() { w.last = true }
 
 func (w *wire) Write(p []byte) (int, error) {
@@ -177,7 +176,7 @@ func (w *wire) Write(p []byte) (int, error) {
 	return len(p), w.release()
 }
 
-// release writes the bytes that were kept back.
+// release sends the collected bytes.
 func (w *wire) release() error {
 	held := w.held
 	w.held = nil
@@ -188,7 +187,7 @@ func (w *wire) release() error {
 	return err
 }
 
-// body reads what follows the head.
+// body reads the bytes after the head.
 type body struct{ w *wire }
 
 func (b body) Read(p []byte) (int, error) {
@@ -200,8 +199,7 @@ func (b body) Read(p []byte) (int, error) {
 	return b.w.Conn.Read(p)
 }
 
-// headEnd finds the end of a head, as fasthttp does: the first empty line after
-// a line that is not empty.
+// headEnd finds the end of a head as fasthttp does: the first empty line after a line that is not empty.
 type headEnd struct {
 	begun  bool // a line that is not empty has come
 	line   int  // bytes of the current line
