@@ -1,6 +1,5 @@
-// Package files tells when files may have changed, however they are replaced:
-// written in place, renamed over, or behind symlinks that are swapped, as a
-// Kubernetes ConfigMap's are.
+// Package files reports that files may have changed, however they are replaced: written in place, renamed over, or behind symlinks that
+// change, as in a Kubernetes ConfigMap.
 package files
 
 import (
@@ -15,16 +14,14 @@ import (
 )
 
 const (
-	quiet = 50 * time.Millisecond // no event for so long: whoever writes is through
-	most  = time.Second           // or so long after the first
-	// poll finds what no event tells of: changes on network file systems, and
-	// directories that were replaced themselves.
+	quiet = 50 * time.Millisecond // without another event for this long, the writer has finished
+	most  = time.Second           // but never wait longer than this after the first event
+	// poll finds changes without events: on network file systems, or if a directory itself was replaced.
 	poll = 10 * time.Second
 )
 
-// Watch calls changed after the files may have changed, until ctx ends: the
-// caller looks which did. list is asked again after each call. Where the system
-// cannot tell of events, changed is called from time to time.
+// Watch calls changed after the files may have changed, until ctx ends. The caller checks which of them did. list returns the files, and is
+// called again after each change. If the system has no events for files, changed is called at intervals.
 func Watch(ctx context.Context, list func() []string, changed func(), log *zap.Logger) {
 	w := &watcher{dirs: map[string]bool{}, log: log}
 	var events chan fsnotify.Event
@@ -34,16 +31,16 @@ func Watch(ctx context.Context, list func() []string, changed func(), log *zap.L
 			"fs.inotify.max_user_instances", zap.Error(err), zap.Duration("every", poll))
 	} else {
 		w.notify, events, errs = n, n.Events, n.Errors
-		defer func() { _ = n.Close() }() // only watched
+		defer func() { _ = n.Close() }() // nothing is written
 	}
 	w.follow(list())
-	changed() // what happened before anything was watched
+	changed() // the files may have changed before they were watched
 	tick := time.NewTicker(poll)
 	defer tick.Stop()
 	settled := time.NewTimer(time.Hour)
 	settled.Stop()
 	defer settled.Stop()
-	var first time.Time // event not acted upon; zero: none
+	var first time.Time // time of the first event since the last call of changed; zero: there was none
 	look := func() {
 		first = time.Time{}
 		changed()
@@ -59,7 +56,7 @@ func Watch(ctx context.Context, list func() []string, changed func(), log *zap.L
 				first = time.Now()
 			}
 			settled.Reset(min(quiet, most-time.Since(first)))
-		case err := <-errs: // lost events: look for yourself
+		case err := <-errs: // events may be lost, so look at all files
 			log.Debug("watching files", zap.Error(err))
 			look()
 		case <-settled.C:
@@ -72,12 +69,11 @@ func Watch(ctx context.Context, list func() []string, changed func(), log *zap.L
 	}
 }
 
-// watcher follows directories: a watch on a file would stay with the old one
-// when another is renamed over it.
+// watcher watches directories. A watch on a file would stay with the old file when another is renamed over it.
 type watcher struct {
-	notify *fsnotify.Watcher // nil: there is none to be had
+	notify *fsnotify.Watcher // nil: the system has no events
 	log    *zap.Logger
-	names  map[string]bool // whose events count
+	names  map[string]bool // files and symlinks whose events matter
 	dirs   map[string]bool
 }
 
@@ -102,7 +98,7 @@ func (w *watcher) follow(list []string) {
 			delete(w.dirs, dir)
 		}
 	}
-	for dir := range wanted { // again each time: one that was replaced is another by that name
+	for dir := range wanted { // add again each time, because a directory may have been replaced by another of the same name
 		if err := w.notify.Add(dir); err != nil && !os.IsNotExist(err) {
 			w.log.Debug("a directory cannot be watched, so the proxy looks at it from time to time", zap.String("dir", dir), zap.Error(err))
 			continue
@@ -111,11 +107,10 @@ func (w *watcher) follow(list []string) {
 	}
 }
 
-// maxLinks is what Linux follows.
+// maxLinks bounds the symlinks on one path, as Linux does.
 const maxLinks = 40
 
-// way lists what decides which file a path names: every symlink on the way, and
-// the file at its end.
+// way returns the paths that decide which file a path names: every symlink on the way, and the file itself.
 func way(path string) (names []string) {
 	path, err := filepath.Abs(path)
 	if err != nil {
