@@ -15,7 +15,7 @@ import (
 	"github.com/goccy/go-yaml/parser"
 )
 
-// maxFile bounds a key file: 16 MiB are some 100,000 keys.
+// maxFile bounds a key file, in bytes. 16 MiB are about 100,000 keys.
 const maxFile = 16 << 20
 
 // Load reads a key file. An empty path means that no key is needed.
@@ -27,7 +27,7 @@ func Load(path string) (*Set, error) {
 	if err != nil {
 		return nil, fmt.Errorf("key file: %w; create it with `evenkeel keys new`, or leave keys_file empty to need no keys", err)
 	}
-	defer func() { _ = f.Close() }() // only read
+	defer func() { _ = f.Close() }() // nothing is written
 	src, err := io.ReadAll(io.LimitReader(f, maxFile+1))
 	if err != nil {
 		return nil, fmt.Errorf("key file: %w", err)
@@ -50,8 +50,7 @@ type entry struct {
 	TPM           int    `yaml:"tpm"`
 }
 
-// Parse reads the contents of a key file; path is for its errors. A file
-// without a single key is refused: it would lock everybody out.
+// Parse reads the contents of a key file; errors name path. A file without keys is refused, because it would lock out all callers.
 func Parse(path string, src []byte) (*Set, error) {
 	entries, lines, err := decode(src)
 	if err != nil {
@@ -86,7 +85,7 @@ func Parse(path string, src []byte) (*Set, error) {
 	return s, nil
 }
 
-// decode returns the entries and the line each starts on.
+// decode returns the entries, and the line on which each begins.
 func decode(src []byte) (entries []entry, lines []int, err error) {
 	defer func() {
 		if v := recover(); v != nil { // goccy/go-yaml v1.19.2 does on tags where a list belongs: "keys: !x y"
@@ -127,8 +126,8 @@ func (e *entry) check() (sum [sha256.Size]byte, err error) {
 	return [sha256.Size]byte(raw), nil
 }
 
-// entryLines returns the line on which each entry starts. It returns none if the layout is unusual (anchors, several
-// documents); errors then name the number of the entry.
+// entryLines returns the line on which each entry begins. It returns none for an unusual layout (anchors, several documents); errors then
+// name the number of the entry.
 func entryLines(src []byte) []int {
 	file, err := parser.ParseBytes(src, 0)
 	if err != nil || len(file.Docs) != 1 {
@@ -153,8 +152,8 @@ func entryLines(src []byte) []int {
 	return lines
 }
 
-// redact keeps the place and the reason of a YAML error, and drops the excerpt: a key that was pasted into the file by
-// mistake must not reach the log.
+// redact keeps the place and the reason of a YAML error, and drops the excerpt of the file. It may contain a key that was pasted by
+// mistake, which must not reach the log.
 func redact(err error) error {
 	var yamlErr yaml.Error
 	if !errors.As(err, &yamlErr) {

@@ -8,8 +8,7 @@ import (
 	"strconv"
 )
 
-// Generate returns a new API key of 256 random bits. Whoever gets it keeps it:
-// the file holds only its hash.
+// Generate returns a new API key of 256 random bits. The key file holds only its hash, so the caller must keep the key.
 func Generate() string {
 	var b [32]byte
 	_, _ = rand.Read(b[:]) // crypto/rand never fails, it ends the process

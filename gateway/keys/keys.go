@@ -27,8 +27,8 @@ import (
 	"time"
 )
 
-// Key is a caller: the entry its API key stands for. The zero Key is everybody
-// when no key is needed: no name, not trusted, no limit.
+// Key is a caller, as its entry in the key file says. The zero Key stands for every caller if no key is needed: no name, not trusted, no
+// limits.
 type Key struct {
 	Name          string
 	Trusted       bool
@@ -38,10 +38,10 @@ type Key struct {
 	RPM           int // requests a minute
 	TPM           int // tokens a minute
 
-	usage *usage // shared by all copies of the Key, in later versions of the file too; nil in the zero Key
+	usage *usage // shared by all copies of the Key, also across reloads of the file; nil in the zero Key
 }
 
-// MaxPriority bounds priorities, above and below 0.
+// MaxPriority is the highest priority; -MaxPriority is the lowest.
 const MaxPriority = 100
 
 // usage is how much a key has used of its limits.
@@ -50,8 +50,8 @@ type usage struct {
 	requests, tokens bucket
 }
 
-// Request takes one request of the key's requests per minute. If none is left, ok is false and wait is how long until
-// there is one: the answer is a 429.
+// Request counts one request against the key's requests per minute. If none is left, ok is false, and wait is the time until one is; the
+// caller answers 429.
 func (k Key) Request(now time.Time) (wait time.Duration, ok bool) {
 	if k.usage == nil || k.RPM == 0 {
 		return 0, true
@@ -59,8 +59,8 @@ func (k Key) Request(now time.Time) (wait time.Duration, ok bool) {
 	return k.usage.requests.take(now, k.RPM, 1)
 }
 
-// Tokens takes the n tokens that a request is expected to cost from the key's tokens per minute. If they are not left,
-// ok is false and wait is how long until they are. Settle corrects the number once it is known.
+// Tokens counts n tokens, the expected cost of a request, against the key's tokens per minute. If too few are left, ok is false, and wait
+// is the time until they are. Settle corrects the number later.
 func (k Key) Tokens(now time.Time, n int) (wait time.Duration, ok bool) {
 	if k.usage == nil || k.TPM == 0 {
 		return 0, true
@@ -68,17 +68,17 @@ func (k Key) Tokens(now time.Time, n int) (wait time.Duration, ok bool) {
 	return k.usage.tokens.take(now, k.TPM, n)
 }
 
-// Settle takes n more tokens than Tokens did, or gives some back.
+// Settle counts n more tokens than Tokens did; below 0, it gives tokens back.
 func (k Key) Settle(now time.Time, n int) {
 	if k.usage != nil && k.TPM > 0 {
 		k.usage.tokens.settle(now, k.TPM, n)
 	}
 }
 
-// Acquire books n more answers that run for this key; false: that would be more than MaxConcurrent, and the answer is a
-// 429. Release gives back what was booked.
+// Acquire counts n more running answers of this key; false: there would be more than MaxConcurrent, and the caller answers 429. Release
+// ends them.
 func (k Key) Acquire(n int) bool {
-	if k.usage == nil || n == 0 { // nothing more is allowed above a limit that was lowered, too
+	if k.usage == nil || n == 0 { // a request for no more answers is allowed, even if the limit was lowered below the running ones
 		return true
 	}
 	if now := k.usage.running.Add(int64(n)); k.MaxConcurrent > 0 && now > int64(k.MaxConcurrent) {
@@ -88,14 +88,14 @@ func (k Key) Acquire(n int) bool {
 	return true
 }
 
-// Release gives n answers back that Acquire booked.
+// Release ends n answers that Acquire counted.
 func (k Key) Release(n int) {
 	if k.usage != nil {
 		k.usage.running.Add(-int64(n))
 	}
 }
 
-// Set is what a key file holds, read only. The zero Set needs no key.
+// Set has the keys of a key file, and does not change after Succeed. The zero Set needs no key.
 type Set struct {
 	required bool
 	hashes   [][sha256.Size]byte // keys[i] is the entry of hashes[i]
@@ -108,8 +108,8 @@ func (s *Set) Required() bool { return s.required }
 // Len returns the number of keys.
 func (s *Set) Len() int { return len(s.keys) }
 
-// Succeed takes over from old, the last version of the file: a key that keeps its name keeps what it has used of its
-// limits, although its hash or its limits may be new. It must be called before the set is used.
+// Succeed takes over the used limits from old, the last version of the file: a key with the same name keeps what it has used, even if its
+// hash or its limits are new. Call it before the set is used.
 func (s *Set) Succeed(old *Set) {
 	taken := make(map[string]*usage, len(old.keys))
 	for _, k := range old.keys {
@@ -122,17 +122,17 @@ func (s *Set) Succeed(old *Set) {
 	}
 }
 
-// Authenticate finds the key of an Authorization header, "Bearer KEY", as Find does.
+// Authenticate finds the key in an Authorization header, "Bearer KEY". See Find.
 func (s *Set) Authenticate(authorization []byte) (key Key, ok bool) {
 	secret, _ := bearer(authorization)
 	return s.Find(secret)
 }
 
-// Find finds the key of a secret. ok is false if the secret is missing or unknown: the answer is a 401. If no key is
-// required, every caller is the zero Key.
+// Find finds the key of a secret. ok is false if the secret is missing or unknown; the caller answers 401. If no key is required, every
+// caller gets the zero Key.
 //
-// It compares the secret with every hash, each in constant time, so that the time shows neither which key came close
-// nor where a key stands in the file.
+// It compares the secret with every hash in constant time. The time therefore shows neither how close a secret came nor where its key
+// stands in the file.
 func (s *Set) Find(secret []byte) (key Key, ok bool) {
 	if !s.required {
 		return Key{}, true
@@ -151,7 +151,7 @@ func (s *Set) Find(secret []byte) (key Key, ok bool) {
 	return s.keys[found], true
 }
 
-// bearer returns the credentials of the Bearer scheme, whose name has no case.
+// bearer returns the credentials of the Bearer scheme, whose name may be in upper or lower case.
 func bearer(authorization []byte) ([]byte, bool) {
 	const scheme = "bearer "
 	if len(authorization) <= len(scheme) || !bytes.EqualFold(authorization[:len(scheme)], []byte(scheme)) {

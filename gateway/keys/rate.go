@@ -5,16 +5,16 @@ import (
 	"time"
 )
 
-// bucket holds how much a key may use now. It fills evenly over a minute. It may be in debt, because only at the end of
-// an answer is it known how much the answer took.
+// bucket holds how much of a limit a key may use now. It fills evenly, from empty to full in a minute. It may go into debt, because the
+// tokens of an answer are known only at its end.
 type bucket struct {
 	mu   sync.Mutex
-	debt float64 // what is missing to full
+	debt float64 // how much is missing to a full bucket
 	at   time.Time
 }
 
-// take takes n out of a bucket that holds perMinute. If there is not enough in it, ok is false and wait is how long
-// until there is. More than the whole bucket may be taken only when it is full.
+// take takes n out of a bucket of size perMinute. If the bucket holds too little, ok is false, and wait is the time until it holds enough.
+// More than the whole bucket can be taken only when it is full.
 func (b *bucket) take(now time.Time, perMinute, n int) (wait time.Duration, ok bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -26,13 +26,13 @@ func (b *bucket) take(now time.Time, perMinute, n int) (wait time.Duration, ok b
 	return 0, true
 }
 
-// longestWait is the longest that is told; a debt may be larger than a Duration.
+// longestWait bounds the wait that take returns, because a large debt could overflow a Duration.
 const longestWait = 24 * time.Hour
 
-// rounding is what a sum of many refills may be off, in requests or tokens.
+// rounding is the error that many refills may add up to, in requests or tokens.
 const rounding = 1e-6
 
-// settle takes n more, however much is left; below 0 it puts back.
+// settle takes n more even if the bucket holds less; below 0, it puts back.
 func (b *bucket) settle(now time.Time, perMinute, n int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -40,7 +40,7 @@ func (b *bucket) settle(now time.Time, perMinute, n int) {
 	b.debt = max(0, b.debt+float64(n))
 }
 
-// refill pays back what the time since the last call has earned.
+// refill adds what has flowed in since the last call.
 func (b *bucket) refill(now time.Time, perMinute int) {
 	if passed := now.Sub(b.at); passed > 0 {
 		b.debt = max(0, b.debt-passed.Minutes()*float64(perMinute))
