@@ -12,22 +12,21 @@ import (
 	"evenkeel/internal/words"
 )
 
-// MostDecisions are in a document.
+// MostDecisions is how many decisions a document has at most.
 const MostDecisions = 24
 
-// Decisions are the receipts of the last requests in short, as of now. A request
-// that still runs lacks the fields that are not known yet.
+// Decisions returns the last requests' receipts in short, as of now. Those that still run lack values that are not known yet.
 func Decisions(last []*receipt.Receipt, now time.Time) []Decision {
 	all := make([]Decision, 0, len(last))
 	for _, r := range last {
 		d := Decision{
 			ID: r.ID, AtMs: r.Arrival.UnixMilli(), Model: r.Model, Prompt: r.PromptTokens, WaitMs: r.Waits.Pool, Outcome: r.Outcome, Why: why(r),
 		}
-		for i := range r.Attempts { // the last one that got there
+		for i := range r.Attempts { // later attempts overwrite the values of earlier ones
 			a := &r.Attempts[i]
 			if a.Prefill != nil {
 				d.Prefill, d.Prompt = a.Prefill.Candidate, cmp.Or(d.Prompt, a.Prefill.Prompt)
-				if _, together := fleet.Called(d.Prefill); together { // the rank is what one wants to know
+				if _, together := fleet.Called(d.Prefill); together { // the rank says where the prompt was computed
 					d.Prefill = ""
 				}
 			}
@@ -88,7 +87,7 @@ func why(r *receipt.Receipt) string {
 	return strings.Join(all, " ")
 }
 
-// on names where something failed, if that is known.
+// on says on which engine something failed; empty: the engine is not known.
 func on(engine string) string {
 	if engine == "" {
 		return ""
@@ -98,12 +97,12 @@ func on(engine string) string {
 
 // whyRank says in sentences why a request got its decode rank.
 func whyRank(d *receipt.Decode) []string {
-	if d.Able == 0 { // the slot has no trace, because dispatcher.Config.Explain is not set
+	if d.Able == 0 { // the decision was not traced, because dispatcher.Config.Explain is not set
 		return []string{fmt.Sprintf("Decode policy %s chose the rank in its stage %s.", d.Policy, cmp.Or(d.Stage, "bound"))}
 	}
 	s := []string{fmt.Sprintf("Decode policy %s chose among %s with room. This one held %s KV tokens, the fullest %s.", d.Policy,
 		words.Count(d.Able, "rank"), stats.Grouped(max(0, d.KVTokens)), stats.Grouped(max(0, d.Fullest)))}
-	if d.Stage == "guard" { // the starvation guard chose the request because of its age
+	if d.Stage == "guard" { // the starvation guard chose the request by its age
 		s = append([]string{"It had waited longest."}, s...)
 	}
 	return s

@@ -7,11 +7,11 @@ import (
 	"evenkeel/gateway/detect"
 )
 
-// historyOf is the samples of the last minutes as readers get them.
+// historyOf returns the samples of the last minutes as a History.
 func historyOf(kept []detect.Sample) History {
 	out := History{Form: Form, EveryMs: detect.Every.Milliseconds(), AtMs: make([]int64, len(kept)), Ranks: []RankLine{},
 		Lines: []NumbersLine{}}
-	lines := map[int32]int{} // of a rank, in out.Ranks
+	lines := map[int32]int{} // index in out.Ranks by rank
 	for i := range kept {
 		out.AtMs[i] = kept[i].At.UnixMilli()
 		for _, r := range kept[i].Ranks {
@@ -36,7 +36,7 @@ func historyOf(kept []detect.Sample) History {
 	return out
 }
 
-// numbers are the values of a sample in the order of lineNames; -1: not known.
+// numbers returns the values of a sample in the order of lineNames; -1: not known.
 func numbers(s *detect.Sample) [len(lineNames)]int64 {
 	us := func(ms float64, of detect.Latency) int64 {
 		if of.Samples == 0 {

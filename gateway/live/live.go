@@ -20,58 +20,58 @@ import (
 	"evenkeel/gateway/watch"
 )
 
-// Options of a Live.
+// Options are what a Live needs besides its Watch.
 type Options struct {
 	Version   string                         // of the program
 	Decisions func(now time.Time) []Decision // the last ones, latest first
 	Log       *zap.Logger
 }
 
-// Live tells watchers how a proxy is: it shows what a Watch saw, and judges nothing.
+// Live shows watchers what a Watch has seen of a proxy. It judges nothing itself.
 type Live struct {
 	watch *watch.Watch
 	opt   Options
-	zip   *gzip.Writer // of what is kept; it is large
+	zip   *gzip.Writer // compresses the kept documents; reused, because it is large
 
 	mu       sync.Mutex
 	watchers map[*watcher]struct{}
 }
 
-// watcher is somebody who reads the stream.
+// watcher is a client that reads the stream.
 type watcher struct {
 	since time.Time
-	news  chan news // room for one; closed on one that is too slow, or that gives way
+	news  chan news // room for one; closed if the watcher is too slow, or must make room for another one
 }
 
-// news is what a second brings.
+// news are the events of one second.
 type news struct {
-	document, strip []byte // strip is nil but every five seconds
+	document, strip []byte // strip is nil in four of five seconds
 }
 
 const (
 	mostWatchers = 16
 	writeTimeout = 5 * time.Second // of one event to one watcher
-	watchAtLeast = time.Minute     // before a watcher gives way to another one
+	watchAtLeast = time.Minute     // how long a watcher is safe from having to make room for another one
 )
 
-// New shows what a Watch sees from now on. Call it before the Watch runs.
+// New returns a Live of what a Watch sees from now on. Call it before the Watch runs.
 func New(w *watch.Watch, opt Options) *Live {
 	l := &Live{watch: w, opt: opt, watchers: map[*watcher]struct{}{}}
-	l.zip, _ = gzip.NewWriterLevel(nil, gzip.BestSpeed) // the level is one that there is
+	l.zip, _ = gzip.NewWriterLevel(nil, gzip.BestSpeed) // the level is valid
 	w.OnLook(l.watched, l.show)
 	return l
 }
 
-// show keeps what was seen for those who ask for a moment of the past, and sends it to those who watch.
+// show keeps a document for callers who ask for a past moment, and sends it to the watchers.
 func (l *Live) show(look *watch.Look) {
 	data, err := json.Marshal(l.document(look))
-	if err != nil { // a number that JSON has not: a bug in whoever told it
+	if err != nil { // JSON cannot hold some number, for example NaN: a bug in whatever measured it
 		l.opt.Log.Error("live: the document for the live page cannot be written", zap.Error(err))
 		return
 	}
 	var b bytes.Buffer
 	l.zip.Reset(&b)
-	if _, err := l.zip.Write(data); err == nil && l.zip.Close() == nil { // memory takes all
+	if _, err := l.zip.Write(data); err == nil && l.zip.Close() == nil { // writing to memory cannot fail
 		l.watch.With(func(d *detect.Watch) { d.Keep(b.Bytes(), look.Facts.At.Truncate(time.Millisecond)) })
 	}
 	if !l.watched() {
@@ -84,7 +84,7 @@ func (l *Live) show(look *watch.Look) {
 	l.send(n)
 }
 
-// document is what was seen, with the last decisions.
+// document makes the Document of a look, with the last decisions.
 func (l *Live) document(look *watch.Look) Document {
 	d := documentOf(look, l.opt.Version)
 	if l.opt.Decisions != nil {
@@ -103,21 +103,21 @@ func (l *Live) history() (h History) {
 	return h
 }
 
-// Document is how the proxy is now.
+// Document returns the present state of the proxy.
 func (l *Live) Document(ctx context.Context) Document {
 	look := l.watch.Now(ctx)
 	return l.document(&look)
 }
 
-// watched says whether anybody reads the stream.
+// watched says whether a client reads the stream.
 func (l *Live) watched() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return len(l.watchers) > 0
 }
 
-// send gives every watcher the news of a second. A watcher that has not read the last news yet is too slow to see the
-// present state, and is let go.
+// send gives every watcher the news of a second. A watcher that has not read the last news is dropped, because it is too slow to show the
+// present state.
 func (l *Live) send(n news) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -131,8 +131,8 @@ func (l *Live) send(n news) {
 	}
 }
 
-// join admits a watcher. If there are mostWatchers already, the oldest one gives way, because the buffers of its connection
-// may take documents for a long time even if no client reads them.
+// join adds a watcher. If there are mostWatchers, the oldest one is dropped: its connection may belong to a client that does not read any
+// more, and buffers on the way take documents for a long time.
 func (l *Live) join(now time.Time) (w *watcher, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -154,15 +154,14 @@ func (l *Live) join(now time.Time) (w *watcher, ok bool) {
 	return w, true
 }
 
-// unwatch forgets a watcher that has left.
+// unwatch removes a watcher that has left.
 func (l *Live) unwatch(w *watcher) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	delete(l.watchers, w)
 }
 
-// ServeHTTP answers GET /live: with one document for ?once, with one as a page of text for ?text, and else with a
-// stream of them.
+// ServeHTTP answers GET /live: with one Document for ?once, with a page of text for ?text, and otherwise with a stream.
 func (l *Live) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Cache-Control", "no-store")
 	if r.URL.Query().Has("text") {
@@ -202,7 +201,7 @@ func (l *Live) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// text answers with one document as a page of text: with the present one, or with that of a moment.
+// text answers with a Document as a page of text: the present one, or that of a past moment.
 func (l *Live) text(w http.ResponseWriter, r *http.Request) {
 	query, width := r.URL.Query(), usualWidth
 	if query.Has("width") {
@@ -222,13 +221,13 @@ func (l *Live) text(w http.ResponseWriter, r *http.Request) {
 	} else {
 		var document bytes.Buffer
 		unzip(data, &document)
-		_ = json.Unmarshal(document.Bytes(), &d) // it is our own
+		_ = json.Unmarshal(document.Bytes(), &d) // we wrote it, so it can be read
 	}
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	_, _ = io.WriteString(w, textOf(&d, width)) // the operator left
 }
 
-// kept is the document of a moment, compressed.
+// kept returns the compressed document of a past moment, which at gives in Unix ms.
 func (l *Live) kept(at string) (data []byte, refusal *openai.Error) {
 	var ok bool
 	ms, err := strconv.ParseInt(at, 10, 64)
@@ -249,7 +248,7 @@ func refuse(w http.ResponseWriter, e *openai.Error) {
 	_, _ = w.Write(e.JSON()) // the operator left
 }
 
-// servePast answers with the document of a moment of the past, at in Unix ms.
+// servePast answers with the Document of a past moment, which at gives in Unix ms.
 func (l *Live) servePast(w http.ResponseWriter, r *http.Request, at string) {
 	data, refusal := l.kept(at)
 	if refusal != nil {
@@ -266,15 +265,15 @@ func (l *Live) servePast(w http.ResponseWriter, r *http.Request, at string) {
 	unzip(data, w)
 }
 
-// unzip writes a compressed document in clear text, for callers that do not take gzip.
+// unzip writes the clear text of a compressed document.
 func unzip(data []byte, to io.Writer) {
 	if text, err := gzip.NewReader(bytes.NewReader(data)); err == nil {
 		_, _ = io.Copy(to, text) //nolint:gosec // it is our own, and the operator may have left
 	}
 }
 
-// sender writes events to one watcher. Each document is much like the last one,
-// so a compressed stream of whole documents is as small as one of changes.
+// sender writes events to one watcher. Documents differ little from one another, so a compressed stream of whole ones is as small as a
+// stream of changes.
 type sender struct {
 	to   io.Writer
 	zip  *gzip.Writer // nil: in clear text
@@ -286,7 +285,7 @@ func newSender(w http.ResponseWriter, r *http.Request) *sender {
 	s := &sender{to: w, conn: http.NewResponseController(w)}
 	h := w.Header()
 	h.Set("Content-Type", "text/event-stream")
-	h.Set("X-Accel-Buffering", "no") // an nginx in front must not gather events
+	h.Set("X-Accel-Buffering", "no") // nginx must not buffer events
 	h.Add("Vary", "Accept-Encoding")
 	if strings.Contains(r.Header.Get("Accept-Encoding"), "gzip") {
 		h.Set("Content-Encoding", "gzip")

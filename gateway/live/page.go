@@ -12,17 +12,16 @@ import (
 //go:embed page
 var files embed.FS
 
-// contentPolicy lets the page load what this listener has and nothing else, and
-// turns no text into markup or code: names of models, engines and requests come
-// from outside.
+// contentPolicy lets the page load only files of this listener. It also prevents that text becomes markup or code, because names of models,
+// engines and requests come from outside.
 const contentPolicy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; " +
 	"base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
 
-// Page serves the page's files by their paths; / is the page, /page/ has its modules.
-// They tell nothing of the proxy, so nobody is asked for a token: the page asks for it.
+// Page returns handlers for the page's files by their paths: / is the page, and /page/ has its modules. The files tell nothing about the
+// proxy, so they need no token. The page itself asks for the token.
 func Page() map[string]http.Handler {
 	pages, err := fs.Sub(files, "page")
-	if err != nil { // it is embedded
+	if err != nil { // the folder is embedded, so it exists
 		panic(err)
 	}
 	all := map[string]http.Handler{}
@@ -44,7 +43,7 @@ func Page() map[string]http.Handler {
 	return all
 }
 
-// strictly serves a file with the headers that keep a browser from doing more with it than to show it.
+// strictly serves a file with headers that limit what a browser may do with it.
 func strictly(serve http.HandlerFunc) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h := w.Header()
@@ -54,7 +53,7 @@ func strictly(serve http.HandlerFunc) http.Handler {
 		h.Set("Referrer-Policy", "no-referrer")
 		h.Set("Cross-Origin-Resource-Policy", "same-origin")
 		h.Set("Cross-Origin-Opener-Policy", "same-origin")
-		h.Set("Cache-Control", "no-cache") // another version of the program has another page
+		h.Set("Cache-Control", "no-cache") // another version of the program may have another page
 		serve(w, r)
 	})
 }

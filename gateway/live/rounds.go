@@ -7,7 +7,7 @@ import (
 	"evenkeel/internal/words"
 )
 
-// roundsOf tells how a group gets its prompts; nil where its ranks do not prefill.
+// roundsOf describes how a group gets its prompts; nil: its ranks do not prefill.
 func roundsOf(g *detect.Group) *Rounds {
 	t := g.Rounds
 	if t == nil {

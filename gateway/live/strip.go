@@ -12,25 +12,25 @@ import (
 	"evenkeel/internal/words"
 )
 
-// Strip is the last quarter of an hour in bins, oldest first. Every list of numbers is as long as AtMs.
+// Strip has the last quarter of an hour in bins of EveryMs, oldest first. Every list of numbers is as long as AtMs.
 type Strip struct {
 	Form     int           `json:"form"`
-	EveryMs  int64         `json:"every_ms"` // length of a bin; the last one still fills
-	AtMs     []int64       `json:"at_ms"`    // Unix, begin of each bin
-	Requests []int64       `json:"requests"` // that ended in it
-	Failures []FailureLine `json:"failures"` // a line for each outcome that there was
+	EveryMs  int64         `json:"every_ms"` // length of a bin; the last bin is not over yet
+	AtMs     []int64       `json:"at_ms"`    // Unix time of the begin of each bin
+	Requests []int64       `json:"requests"` // requests that ended in each bin
+	Failures []FailureLine `json:"failures"` // one line per outcome
 	Lines    []GroupLine   `json:"lines"`
 	Events   []Event       `json:"events"` // oldest first
 }
 
-// FailureLine is the requests that failed in one way.
+// FailureLine counts the requests that failed with one outcome, per bin.
 type FailureLine struct {
 	Outcome string  `json:"outcome"`
 	Status  int     `json:"status"`
 	Counts  []int64 `json:"counts"`
 }
 
-// GroupLine is the fullest rank of a group; -1 where nothing is known.
+// GroupLine is the load of the fullest rank of a group, per bin; -1: not known.
 type GroupLine struct {
 	Model  string  `json:"model"`
 	Group  string  `json:"group"`
@@ -48,12 +48,12 @@ const (
 	mostFlags = 64
 	mostLines = 32 // groups that have a line
 
-	burstLeast = 10  // refusals with a 429 in a bin that are a burst
-	burstShare = 0.1 // of the requests that ended in it
+	burstLeast = 10  // refusals (429) in a bin from which they count as a burst
+	burstShare = 0.1 // and share of the requests that ended in the bin
 )
 
-// stripOf makes the strip of the bins of the last quarter of an hour. Counters of a bin are compared with those of the
-// bin before, so that the first bin, if the ring is full, only serves the second one for that.
+// stripOf makes the strip of the last quarter of an hour. Counts of a bin are differences to the bin before. If the ring is full, its first
+// bin serves only for the difference of the second one.
 func stripOf(bins []detect.Sample) Strip {
 	s := Strip{Form: 1, EveryMs: detect.Bin.Milliseconds(), AtMs: []int64{}, Requests: []int64{}, Failures: []FailureLine{},
 		Lines: []GroupLine{}, Events: []Event{}}
@@ -63,7 +63,7 @@ func stripOf(bins []detect.Sample) Strip {
 		from = 1
 	}
 	n, burst := len(bins)-from, false
-	var looked *detect.Sample // the last one that was
+	var looked *detect.Sample // last bin in which the whole proxy was looked at
 	if from == 1 && bins[0].Looked {
 		looked = &bins[0]
 	}
@@ -119,7 +119,7 @@ func stripOf(bins []detect.Sample) Strip {
 	return s
 }
 
-// events are what happened between two samples; before is nil for the first one.
+// events returns what happened between two samples; before is nil for the first one.
 func events(before, now *detect.Sample) (list []Event) {
 	say := func(kind, format string, args ...any) {
 		list = append(list, Event{now.At.UnixMilli(), kind, fmt.Sprintf(format, args...)})
@@ -159,7 +159,7 @@ func events(before, now *detect.Sample) (list []Event) {
 	return list
 }
 
-// eventKind is the kind of the event with which an engine gets into a state.
+// eventKind returns the kind of event that brings an engine into a state.
 func eventKind(state string) string {
 	if state == "up" || state == "drain" {
 		return state

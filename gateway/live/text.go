@@ -12,7 +12,7 @@ import (
 	"evenkeel/internal/words"
 )
 
-// The page of text that GET /live?text answers with: how wide it may be, and how many lines it has at most.
+// These are the width of the page of text, in columns, and its most lines.
 const (
 	usualWidth  = 100
 	leastWidth  = 40
@@ -20,18 +20,18 @@ const (
 	linesOfText = 200
 )
 
-// How much the page has of each list, so that the rest of it stays on the screen. GET /live?once has everything.
+// The page shows only the beginning of each list, so that the rest of it stays on the screen. GET /live?once has everything.
 const (
 	incidentsInFull   = 3
 	incidentsNamed    = 10
 	incidentsOver     = 3
-	mostListed        = 8 // of each of: prefill engines, engines that are not well, peers, scopes
+	mostListed        = 8 // for prefill engines, engines that are not well, peers and scopes, each
 	decisionsListed   = 5
 	replaysOfAGroup   = 4
 	ranksWithTheirBar = 16
 )
 
-// textOf is a document as a page of text: what an operator needs first comes first.
+// textOf writes a document as a page of text. What an operator needs first comes first.
 func textOf(d *Document, width int) string {
 	s := &sheet{width: width}
 	s.proxy(d)
@@ -52,7 +52,7 @@ func textOf(d *Document, width int) string {
 	return strings.Join(s.lines, "\n") + "\n"
 }
 
-// proxy is one line: which proxy it is, and whether it serves.
+// proxy writes one line: which proxy this is, and whether it serves.
 func (s *sheet) proxy(d *Document) {
 	p, state := &d.Proxy, "ready"
 	switch {
@@ -66,8 +66,8 @@ func (s *sheet) proxy(d *Document) {
 	s.say(0, fmt.Sprintf("%s, up %s, %s: %s", who, lasted(p.UptimeS), clock(d.AtMs), state))
 }
 
-// incidents writes the incidents that last; d has the most harmful ones first. The first incidentsInFull have a whole paragraph, the next
-// ones up to incidentsNamed have one line each, and the others are only counted.
+// incidents writes the lasting incidents, the most harmful first. The first incidentsInFull get a paragraph each, those up to
+// incidentsNamed one line each, and the rest are counted.
 func (s *sheet) incidents(d *Document) {
 	lasting := 0
 	for i := range d.Incidents {
@@ -107,7 +107,7 @@ func (s *sheet) incidents(d *Document) {
 	}
 }
 
-// resolved lists the incidents that were resolved last.
+// resolved writes the incidents that were resolved last.
 func (s *sheet) resolved(d *Document) {
 	n := 0
 	for i := range d.Incidents {
@@ -122,7 +122,7 @@ func (s *sheet) resolved(d *Document) {
 	}
 }
 
-// traffic is what clients get.
+// traffic writes rates, latencies, failures and advice.
 func (s *sheet) traffic(d *Document) {
 	t, p := &d.Traffic, &d.Proxy
 	s.say(0, fmt.Sprintf("%.1f requests/s (%.1f/s fail), %s open, %s tokens/s, policy %s", t.RequestsPerS, t.FailuresPerS, short(p.Open),
@@ -140,7 +140,8 @@ func (s *sheet) traffic(d *Document) {
 	}
 }
 
-// advised is what an advice says. It is of the last minute, and so it does not say that there are enough ranks while many requests wait.
+// advised returns the words of an advice. The advice is about the last minute, so it must not say that there are enough ranks while many
+// requests wait now.
 func advised(a *advice.Advice, incidents []detect.Incident) string {
 	waits := slices.ContainsFunc(incidents, func(in detect.Incident) bool { return in.UntilMs == 0 && in.Crowded })
 	if waits && len(a.Steps) > 0 && a.Steps[0].Reason == "balanced" {
@@ -149,7 +150,7 @@ func advised(a *advice.Advice, incidents []detect.Incident) string {
 	return a.Says
 }
 
-// prefill is a line for each prefill engine, those that take no prompts first.
+// prefill writes a line for each prefill engine. Those that take no prompts come first.
 func (s *sheet) prefill(p *detect.Prefill) {
 	text := fmt.Sprintf("prefill policy %s: %d of at most %d requests wait, hits %.0f %% of tokens", cmp.Or(p.Policy, "–"), p.Waiting,
 		p.QueueMax, 100*p.HitShare)
@@ -178,7 +179,7 @@ func (s *sheet) prefill(p *detect.Prefill) {
 	}
 }
 
-// rankOfState puts engines that take no prompts before those that do.
+// rankOfState sorts engines that take no prompts before the others.
 func rankOfState(state string) int {
 	if state == "open" {
 		return 1
@@ -186,7 +187,7 @@ func rankOfState(state string) int {
 	return 0
 }
 
-// engines are those that are not up, or up with something amiss.
+// engines writes the engines that are not up, or have some trouble.
 func (s *sheet) engines(all []detect.Engine) {
 	n, up := 0, 0
 	for _, e := range all {
@@ -213,7 +214,7 @@ func (s *sheet) engines(all []detect.Engine) {
 	}
 }
 
-// regions are the other proxies, and who owns which engines.
+// regions writes the proxies of other regions, and which proxy owns which engines.
 func (s *sheet) regions(d *Document) {
 	if d.Geo != nil {
 		for _, p := range d.Geo.Peers[:min(mostListed, len(d.Geo.Peers))] {
@@ -232,7 +233,7 @@ func (s *sheet) regions(d *Document) {
 	}
 }
 
-// decisions are the last ones, the latest first.
+// decisions writes the last decisions, newest first.
 func (s *sheet) decisions(all []Decision) {
 	for i, d := range all[:min(decisionsListed, len(all))] {
 		if i == 0 {
@@ -250,7 +251,7 @@ func (s *sheet) decisions(all []Decision) {
 	}
 }
 
-// full ends a sentence.
+// full ends a sentence with a full stop if it lacks one.
 func full(sentence string) string {
 	if sentence == "" || strings.HasSuffix(sentence, ".") || strings.HasSuffix(sentence, "?") {
 		return sentence
@@ -260,10 +261,10 @@ func full(sentence string) string {
 
 func clock(ms int64) string { return time.UnixMilli(ms).UTC().Format("15:04:05 UTC") }
 
-// since is how long ago a moment was when the document was made.
+// since says how long a moment was before the document.
 func since(d *Document, ms int64) string { return lasted(float64(max(0, d.AtMs-ms)) / 1000) }
 
-// lasted shortens a time.
+// lasted writes a time in seconds in a short form.
 func lasted(seconds float64) string {
 	switch {
 	case seconds < 1:
@@ -278,7 +279,7 @@ func lasted(seconds float64) string {
 	return fmt.Sprintf("%.0f d", seconds/86400)
 }
 
-// short shortens a count to five characters.
+// short writes a count in at most five characters.
 func short[N int64 | uint64](n N) string {
 	switch {
 	case n >= 10_000_000:
@@ -291,7 +292,7 @@ func short[N int64 | uint64](n N) string {
 	return fmt.Sprint(n)
 }
 
-// percentiles is a latency as text.
+// percentiles writes a latency.
 func percentiles(l detect.Latency) string {
 	if l.Samples == 0 {
 		return "–"

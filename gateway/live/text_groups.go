@@ -7,7 +7,7 @@ import (
 	"evenkeel/internal/words"
 )
 
-// model is the pool of a model and the groups of its ranks.
+// model writes the pool of a model and the groups of its ranks.
 func (s *sheet) model(m *Model, d *Document) {
 	s.lines = append(s.lines, "")
 	pool := "the pool is empty"
@@ -20,7 +20,7 @@ func (s *sheet) model(m *Model, d *Document) {
 	}
 }
 
-// group is how level its ranks are, what the others wait for, and what another policy would have cost.
+// group writes how evenly its ranks are loaded, what imbalance costs, and what another policy would have cost.
 func (s *sheet) group(g *Group, t *detect.Traffic) {
 	name := "group " + g.Name
 	if g.Name == "" {
@@ -35,7 +35,7 @@ func (s *sheet) group(g *Group, t *detect.Traffic) {
 	if g.ModelMs > 0 {
 		text += fmt.Sprintf(", %.1f %% of %.1f ms lost", 100*g.LostShare, g.ModelMs)
 	}
-	if g.StepMs > 0 && (t.TPOT.Samples == 0 || t.TPOT.P50Ms <= 3*g.StepMs) { // else the streams did not come in common steps
+	if g.StepMs > 0 && (t.TPOT.Samples == 0 || t.TPOT.P50Ms <= 3*g.StepMs) { // otherwise tokens do not come in common steps
 		text += fmt.Sprintf(", step %.1f ms", g.StepMs)
 	}
 	if g.Held > 0 {
@@ -49,7 +49,7 @@ func (s *sheet) group(g *Group, t *detect.Traffic) {
 	if g.Rounds != nil {
 		s.say(4, g.Rounds.Says)
 	}
-	if g.ModelWhy != "" { // what other policies would save is known by the step model only
+	if g.ModelWhy != "" { // without a step model it is not known what other policies would save
 		s.say(4, "There is no step model: "+full(g.ModelWhy))
 		return
 	}
@@ -61,7 +61,7 @@ func (s *sheet) group(g *Group, t *detect.Traffic) {
 	s.say(4, g.Twin.Note)
 }
 
-// ranks are the KV tokens of each rank beside the mean, and the names of those that are not up.
+// ranks draws the KV tokens of each rank beside the mean, and names the ranks that are not up.
 func (s *sheet) ranks(g *Group) {
 	var fullest, emptiest *detect.Rank
 	for i := range g.Ranks {
@@ -99,10 +99,10 @@ func (s *sheet) ranks(g *Group) {
 	}
 }
 
-// load is what a step of a rank reads.
+// load returns the KV tokens that a step of a rank reads.
 func load(r *detect.Rank) int64 { return r.KVTokens - r.Unread }
 
-// markOf is the letter of a state in the picture; a space for a rank that is up.
+// markOf returns the letter of a state in the picture; a space for a rank that is up.
 func markOf(state string) rune {
 	switch state {
 	case detect.RankUp:
@@ -119,7 +119,7 @@ func markOf(state string) rune {
 	return 'x'
 }
 
-// bars is a line for each rank, as long as its load is beside the fullest one.
+// bars writes a line for each rank, with a bar for its load. The fullest rank has the longest bar.
 func (s *sheet) bars(g *Group) {
 	name := 0
 	for i := range g.Ranks {
@@ -155,7 +155,7 @@ func (s *sheet) bars(g *Group) {
 	}
 }
 
-// bar has a | at the mean.
+// bar draws the load of a rank, with a | at the mean.
 func bar(r *detect.Rank, g *Group, wide int) string {
 	most, cells := float64(max(1, g.MostTokens)), make([]rune, wide)
 	for i := range cells {
@@ -165,21 +165,21 @@ func bar(r *detect.Rank, g *Group, wide int) string {
 	return string(cells)
 }
 
-// eighths is how much of a cell a share of all cells fills.
+// eighths returns how many eighths of a cell are filled, if a share of all cells is.
 func eighths(share float64, cells, cell int) int {
 	return max(0, min(8, int(share*float64(8*cells)+0.5)-8*cell))
 }
 
-// A picture is bands of columns. It has at most so many bands, and each is so many lines high.
+// A picture has bands of columns: at most mostBands, each of bandLines lines.
 const (
 	mostBands = 8
 	bandLines = 2
 )
 
-// picture is a column for each rank, as high as its load is beside the fullest one. At the foot of those that are not up stands the letter
-// of their state.
+// picture draws a column for each rank, as high as its load compared with the fullest one. At the foot of a rank that is not up is the
+// letter of its state.
 func (s *sheet) picture(g *Group) {
-	const axis = 6 // its labels
+	const axis = 6 // columns for the labels
 	bands := (len(g.Ranks) + s.width - axis - 1) / (s.width - axis)
 	perBand := (len(g.Ranks) + bands - 1) / bands
 	most, backlog := float64(max(1, g.MostTokens)), int64(1)

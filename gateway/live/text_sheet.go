@@ -7,7 +7,7 @@ import (
 	"unicode/utf8"
 )
 
-// sheet is a page of text that is being written. No line is wider than width, and none has a character that a terminal obeys.
+// sheet is a page of text that is being written. No line is wider than width, and none has control characters for the terminal.
 type sheet struct {
 	width int
 	lines []string
@@ -16,7 +16,7 @@ type sheet struct {
 // linesOfAText is how many lines a sentence or a command may take.
 const linesOfAText = 8
 
-// row adds one line, and cuts what does not fit.
+// row adds one line, and cuts it at the width.
 func (s *sheet) row(format string, args ...any) {
 	line := clean(fmt.Sprintf(format, args...))
 	if columns(line) > s.width {
@@ -25,18 +25,18 @@ func (s *sheet) row(format string, args ...any) {
 	s.lines = append(s.lines, strings.TrimRight(line, " "))
 }
 
-// say adds sentences in as many lines as they need, up to a bound.
+// say adds text in as many lines as it needs, up to linesOfAText.
 func (s *sheet) say(indent int, text string) {
 	for i, line := range fill(strings.Fields(clean(text)), s.width-indent-2) {
 		s.lines = append(s.lines, strings.Repeat(" ", indent+2*min(i, 1))+line)
 	}
 }
 
-// run adds a shell command in lines that can be copied and run as they stand. It is broken behind a space, or inside a word where
-// there is none.
+// run adds a shell command in lines that can be copied and run as they are. It breaks lines after a space outside of quotes or, if there is
+// none, inside a word.
 func (s *sheet) run(command string) {
 	command = clean(command)
-	quote := rune(0) // that the command is in where the line begins
+	quote := rune(0) // the quote that is open at the begin of the line; 0: none
 	for range linesOfAText {
 		if columns(command) <= s.width {
 			s.lines = append(s.lines, command)
@@ -61,7 +61,7 @@ func (s *sheet) run(command string) {
 			at, within = space, 0
 		}
 		line, next := command[:at]+`\`, command[at:]
-		if within == '\'' { // no backslash means anything in there
+		if within == '\'' { // a backslash has no meaning inside single quotes
 			line, next, within = command[:at]+`'\`, "'"+next, 0
 		}
 		s.lines = append(s.lines, line)
@@ -70,7 +70,7 @@ func (s *sheet) run(command string) {
 	s.row("…")
 }
 
-// clean replaces every character that a terminal may obey. Names of models, engines and requests come from outside.
+// clean replaces control characters, because names of models, engines and requests come from outside and a terminal would obey them.
 func clean(text string) string {
 	return strings.Map(func(r rune) rune {
 		switch {
@@ -83,8 +83,8 @@ func clean(text string) string {
 	}, text)
 }
 
-// columns is how wide a text is at most. Some characters are as wide as two, and no table is needed to know which: all that this
-// page draws by itself is one column wide, and what is taken for too wide leaves room.
+// columns returns the greatest width of a text on the screen. Some characters take two columns. Only those that this page draws itself are
+// known to take one; a wrong guess just leaves room.
 func columns(text string) (n int) {
 	for _, r := range text {
 		n += columnsOf(r)
@@ -92,7 +92,7 @@ func columns(text string) (n int) {
 	return n
 }
 
-// columnsOf is how many columns a character takes at most.
+// columnsOf returns how many columns a character takes at most.
 func columnsOf(r rune) int {
 	if r < 0x1100 || r >= 0x2010 && r <= 0x2027 || r >= 0x2190 && r <= 0x21ff || r >= 0x2580 && r <= 0x259f {
 		return 1
@@ -100,7 +100,7 @@ func columnsOf(r rune) int {
 	return 2
 }
 
-// cut keeps the beginning of a text.
+// cut returns as much of the beginning of a text as fits.
 func cut(text string, width int) string {
 	for i, r := range text {
 		if width -= columnsOf(r); width < 0 {
@@ -110,7 +110,7 @@ func cut(text string, width int) string {
 	return text
 }
 
-// tail keeps the end of a name, which is where names of engines differ.
+// tail shortens a name to its end, because names of engines differ there.
 func tail(name string, width int) string {
 	name = clean(name)
 	if columns(name) <= width {
@@ -123,12 +123,12 @@ func tail(name string, width int) string {
 	return "…" + string(runes)
 }
 
-// padded fills a text up to a width with spaces.
+// padded fills a text with spaces up to a width.
 func padded(text string, width int) string {
 	return text + strings.Repeat(" ", max(0, width-columns(text)))
 }
 
-// fill puts words into lines, and breaks those that are wider than a line. If there are too many lines, the last one says so.
+// fill distributes words over lines, and breaks words that are wider than a line. If there are too many lines, the last one is an ellipsis.
 func fill(words []string, width int) (lines []string) {
 	for len(words) > 0 {
 		line, n := words[0], 1

@@ -43,7 +43,7 @@ func twinOf(m *detect.Model, g *detect.Group, replays bool) Twin {
 	return t
 }
 
-// span says a time as people do.
+// span writes a time as people say it.
 func span(seconds float64) string {
 	if seconds < 100 {
 		return fmt.Sprintf("%.0f s", seconds)
@@ -51,8 +51,8 @@ func span(seconds float64) string {
 	return fmt.Sprintf("%.1f min", seconds/60)
 }
 
-// counterfactuals are the lines that other policies would have. The twin tells how much longer
-// their steps are, and the step model what a KV token of the fullest rank costs.
+// counterfactuals returns the load of the fullest rank under each replayed policy. The twin says how much longer the steps are, and the
+// step model how long a step takes per KV token.
 func counterfactuals(g *detect.Group) []Counterfactual {
 	list := []Counterfactual{}
 	if g.Twin == nil || g.Law.C1 <= 0 || g.SteppingRanks == 0 {

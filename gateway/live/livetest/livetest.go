@@ -1,4 +1,4 @@
-// Package livetest has a proxy for tests of the live page and of what sends it.
+// Package livetest has a simulated proxy, for tests of the live page and of its sender.
 package livetest
 
 import (
@@ -18,79 +18,78 @@ import (
 	"evenkeel/gateway/watch"
 )
 
-// Proxy is a proxy that a test makes up: one group of ranks whose loads move, and
-// whatever else Change says.
+// Proxy is a simulated proxy: one group of ranks whose loads move. Change can change all other facts.
 type Proxy struct {
 	mu     sync.Mutex
 	began  time.Time
 	ranks  int
 	asked  int           // times that facts were asked for
-	ahead  time.Duration // of the clock
+	ahead  time.Duration // how far its clock is ahead
 	failed map[detect.Outcome]uint64
 	whys   map[detect.Outcome]detect.Why
-	fails  uint64 // requests in all, of which rates are made
+	fails  uint64 // failed requests in total, from which rates are computed
 	change func(*detect.Facts)
 	decide func([]live.Decision)
-	next   *detect.Facts // those of the last sample, which the next look gets
+	next   *detect.Facts // facts of the last sample, for the next call of Facts
 }
 
-// New has so many ranks.
+// New returns a proxy with this number of ranks.
 func New(ranks int) *Proxy { return &Proxy{began: time.Now(), ranks: ranks} }
 
-// Change has a function change all facts from now on; nil: none does.
+// Change sets a function that changes all facts from now on; nil: none does.
 func (p *Proxy) Change(change func(*detect.Facts)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.change = change
 }
 
-// Decide has a function change all decisions from now on.
+// Decide sets a function that changes all decisions from now on.
 func (p *Proxy) Decide(decide func([]live.Decision)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.decide = decide
 }
 
-// Age makes it older.
+// Age moves the start of the proxy into the past.
 func (p *Proxy) Age(d time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.began = p.began.Add(-d)
 }
 
-// Fail has requests fail: so many by their outcome since the start, why, and so many in all, of which rates are made.
+// Fail sets the failed requests since the start, by outcome and in total, with their reasons.
 func (p *Proxy) Fail(by map[detect.Outcome]uint64, whys map[detect.Outcome]detect.Why, all uint64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.failed, p.whys, p.fails = by, whys, all
 }
 
-// Pass lets time go by.
+// Pass moves the clock of the proxy forward.
 func (p *Proxy) Pass(d time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.ahead += d
 }
 
-// seconds since it began; called with p.mu held.
+// seconds returns the time since the start. The caller holds p.mu.
 func (p *Proxy) seconds() float64 { return (time.Since(p.began) + p.ahead).Seconds() }
 
-// Watch looks at it.
+// Watch returns a Watch of the proxy.
 func (p *Proxy) Watch() *watch.Watch { return watch.New(watch.Host{Sample: p.Sample, Facts: p.Facts}) }
 
-// Live shows what a Watch sees of it.
+// Live returns a Live of what a Watch sees.
 func (p *Proxy) Live(w *watch.Watch) *live.Live {
 	return live.New(w, live.Options{Version: "dev", Log: zap.NewNop(), Decisions: p.Decisions})
 }
 
-// Asked is how often facts were asked for.
+// Asked returns how often facts were asked for.
 func (p *Proxy) Asked() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.asked
 }
 
-// load is what rank i holds after s seconds.
+// load returns the KV tokens of rank i after s seconds.
 func (p *Proxy) load(i int, s float64) int64 {
 	base := 180_000 + 26_000*math.Sin(s/17+float64(i)/9) + 14_000*math.Sin(s/5+float64(i*i%97))
 	if i%24 == 7 {
@@ -99,7 +98,7 @@ func (p *Proxy) load(i int, s float64) int64 {
 	return int64(base)
 }
 
-// Sample is how it is now.
+// Sample returns the present sample.
 func (p *Proxy) Sample(context.Context) (s detect.Sample, ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -118,10 +117,10 @@ func (p *Proxy) Sample(context.Context) (s detect.Sample, ok bool) {
 	return s, true
 }
 
-// now is its clock; called with p.mu held.
+// now returns the proxy's time. The caller holds p.mu.
 func (p *Proxy) now() time.Time { return time.Now().Add(p.ahead) }
 
-// At is the sample of another second, so that a test need not wait for a history.
+// At returns the sample of another second, so that a test need not wait for a history.
 func (p *Proxy) At(seconds float64) detect.Sample {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -139,7 +138,7 @@ func (p *Proxy) at(seconds float64) (s detect.Sample) {
 	return s
 }
 
-// Facts are all that is known of it now.
+// Facts returns the present facts.
 func (p *Proxy) Facts(context.Context) detect.Facts {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -151,7 +150,7 @@ func (p *Proxy) Facts(context.Context) detect.Facts {
 	return p.facts()
 }
 
-// facts are those of now; called with p.mu held.
+// facts returns the present facts. The caller holds p.mu.
 func (p *Proxy) facts() detect.Facts {
 	seconds := p.seconds()
 	s := p.at(seconds)
@@ -212,7 +211,7 @@ func (p *Proxy) facts() detect.Facts {
 	return f
 }
 
-// Decisions are the last ones.
+// Decisions returns the last decisions.
 func (p *Proxy) Decisions(now time.Time) []live.Decision {
 	list := []live.Decision{}
 	p.mu.Lock()
