@@ -8,7 +8,7 @@ import (
 	"evenkeel/mooncake"
 )
 
-// dialect has the rules of an endpoint, and its own keys for common things.
+// dialect has the rules of an endpoint, and its names for keys that all endpoints have.
 type dialect struct {
 	rules  map[string]rule
 	prompt string                 // the key of the prompt
@@ -29,8 +29,8 @@ var dialects = [mooncake.Endpoints]dialect{
 // PromptKey is the key of the body that holds the prompt.
 func PromptKey(endpoint mooncake.Endpoint) string { return dialects[endpoint].prompt }
 
-// Lead is the text that stands before the prompt and distinguishes it from other prompts, for example a system message of Anthropic's
-// API; empty: there is none.
+// Lead returns the text before the prompt, for example the system message of Anthropic's API; empty: there is none. Equal prompts with
+// different leads are different prompts.
 func Lead(body *mooncake.Body, endpoint mooncake.Endpoint) string {
 	lead, _ := body.Get(dialects[endpoint].lead)
 	if len(lead) == 0 || lead[0] != '[' {
@@ -47,5 +47,5 @@ func Lead(body *mooncake.Body, endpoint mooncake.Endpoint) string {
 	return text.String()
 }
 
-// billing begins a block of system text that is new in each request of Claude Code. vLLM leaves this block out of the prompt.
+// billing begins a block of system text that changes with each request of Claude Code. vLLM leaves this block out of the prompt.
 const billing = `"x-anthropic-billing-header`

@@ -1,5 +1,4 @@
-// Package openai reads client requests of the OpenAI API and of similar APIs. It refuses, before
-// any work is done for them, requests that an engine would refuse late or would
-// not survive. Other requests are forwarded by splicing, never encoded
-// again, so that the checks see exactly the keys that the engines see.
+// Package openai reads client requests of the OpenAI API and of similar APIs. It refuses requests that an engine would refuse late, or
+// would not survive, before any work is done for them. Other requests are forwarded by splicing. They are never encoded again, so the
+// checks see exactly the keys that the engines see.
 package openai

@@ -18,19 +18,19 @@ const (
 	CodeUnsupported  = "unsupported_parameter"
 )
 
-// Error is an answer that says what went wrong, in OpenAI's shape.
+// Error is an error answer in OpenAI's shape.
 type Error struct {
 	Status     int
 	Type       string // empty: by status
 	Code       string
 	Param      string // the key at fault; empty: null
 	Message    string
-	RetryAfter int    // seconds for a Retry-After header; 0: none
-	Why        string // for operators, never sent to clients: what was full, its limit and the key that sets it; empty: none of that
-	Own        bool   // the limit in Why is that of the caller's key, so other callers are served
+	RetryAfter int // seconds for a Retry-After header; 0: none
+	// for operators, never sent to clients: what was full, its limit, and the key that sets the limit; empty: nothing was full
+	Why string
+	Own bool // the limit in Why is that of the caller's key, so other callers are served
 
-	// An engine's own refusal reaches the client byte for byte:
-	// Raw replaces the object above, of the type ContentType.
+	// Raw is an engine's own refusal, sent unchanged in place of the object above, with its ContentType.
 	Raw         []byte
 	ContentType string
 }
@@ -65,7 +65,7 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("%d %s: %s: %s", e.Status, e.Code, e.Param, e.Message)
 }
 
-// JSON is the body of the answer.
+// JSON returns the body of the answer.
 func (e *Error) JSON() []byte {
 	if e.Raw != nil {
 		return e.Raw
@@ -94,7 +94,7 @@ func (e *Error) JSON() []byte {
 
 // badRequest returns an error of status 400. param is the key at fault; empty: none is.
 func badRequest(code, param, format string, args ...any) *Error {
-	for i := range args { // a client's key may have megabytes
+	for i := range args { // texts from a client may have megabytes
 		if s, ok := args[i].(string); ok {
 			args[i] = cut(s)
 		}
@@ -118,7 +118,7 @@ func (e *Error) under(name string) *Error {
 	return e.within(name)
 }
 
-// cut bounds a text of a client that an error repeats.
+// cut shortens a client's text that an error repeats.
 func cut(s string) string {
 	const most = 512
 	if len(s) > most {

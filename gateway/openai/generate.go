@@ -47,11 +47,10 @@ var generateRules = map[string]rule{
 	"beam_width":         integers(1, 1, nil),
 }
 
-// defaultNewTokens is how many tokens an answer of /generate has at most if the request does not say (SGLang 0.5.23,
-// sampling/sampling_params.py).
+// defaultNewTokens is the limit of an answer of /generate if the request sets none, in tokens (SGLang 0.5.23, sampling/sampling_params.py).
 const defaultNewTokens = 128
 
-// promptOrList checks a prompt, or a list of prompts; the answer to a list is a list, too.
+// promptOrList checks a prompt, or a list of prompts. The answer to a list is a list, too.
 func promptOrList(p *parser, key string, v json.RawMessage) *Error {
 	if refusal := p.prompt(key, v); refusal != nil {
 		return refusal
@@ -68,7 +67,7 @@ func promptOrList(p *parser, key string, v json.RawMessage) *Error {
 	return nil
 }
 
-// requestNames checks the key rid, the client's names: one for the request, or one for each prompt of a list, all different (SGLang
+// requestNames checks rid, the names that the client gives: one for the request, or a different one for each prompt of a list (SGLang
 // 0.5.23, _normalize_rid and _validate_rid_uniqueness in managers/io_struct.py).
 func requestNames(p *parser, key string, v json.RawMessage) *Error {
 	if isString(v) {
@@ -111,7 +110,7 @@ func (p *parser) generateTogether() *Error {
 	return nil
 }
 
-// NameGenerate is the meta_info.id of an answer to /generate: the client's rid, or our own.
+// NameGenerate returns the meta_info.id of an answer to /generate: the client's rid, or else id.
 func NameGenerate(body *mooncake.Body, id string) []byte {
 	rid, _ := body.Get("rid")
 	if len(rid) > len(`""`) && len(rid) <= longestName && isString(rid) {
@@ -120,12 +119,12 @@ func NameGenerate(body *mooncake.Body, id string) []byte {
 	return []byte(id)
 }
 
-// AbortGeneratePath is the path, here and at the engines, at which a client ends requests to /generate by their names. A body without
-// a name ends no request (SGLang 0.5.23, abort_request in managers/tokenizer_manager.py).
+// AbortGeneratePath is the path, here and on engines, at which a client ends requests to /generate by their names. A body without a name
+// ends none (SGLang 0.5.23, abort_request in managers/tokenizer_manager.py).
 const AbortGeneratePath = "/abort_request"
 
-// Aborts reads a body that asks to end requests, and returns a function that says whether the request of a name is to end. At
-// AbortGeneratePath, this is the request with the rid, or all requests of the caller.
+// Aborts reads a body that asks to end requests. takes says whether a request with the given name is one of them. At AbortGeneratePath,
+// these are the request with the rid, or all requests of the caller.
 func Aborts(path string, raw []byte) (takes func(name string) bool, refusal *Error) {
 	body, err := mooncake.ScanBody(raw, 0)
 	if err != nil {

@@ -12,9 +12,8 @@ import (
 	"evenkeel/mooncake"
 )
 
-// content checks the parts of a message. Both engines fetch a media URL, from
-// inside the cluster's network and at different times: it must be a data: URL
-// or name a host that the operator trusts.
+// content checks the parts of a message. Both engines fetch a media URL from inside the cluster's network, at different times. It must
+// therefore be a data: URL, or name a host that the operator trusts.
 func (p *parser) content(v json.RawMessage) *Error {
 	check := (*parser).part
 	if p.req.Endpoint == mooncake.Messages {
@@ -38,15 +37,14 @@ func (p *parser) content(v json.RawMessage) *Error {
 	return nil
 }
 
-// partTypes are the types that a part may have. Other types are refused, because it is
-// not known what a later engine would do with them.
+// partTypes are the allowed types of a part. Others are refused, because it is not known what a later version of an engine does with them.
 var partTypes = []string{
 	"text", "input_text", "output_text", "refusal", "thinking", "tool_reference",
 	"image_url", "input_image", "audio_url", "input_audio", "video_url", "file_url",
 }
 
-// part checks one part of a message: its type, and where its medium comes from. It refuses tensors, and removes the name that would let
-// an engine take the medium from its cache.
+// part checks one part of a message: its type, and the source of its medium. It refuses tensors, and blanks the name by which an engine
+// would take the medium from its cache.
 func (p *parser) part(part json.RawMessage) *Error {
 	hasName, kind, media := false, "", ""
 	var unknownType *Error // returned only if no key gives a more precise error
@@ -103,8 +101,8 @@ func (p *parser) part(part json.RawMessage) *Error {
 	return nil
 }
 
-// media checks a medium's URL, which stands alone or in an object. With any other value,
-// the engine would use a medium that it has in its cache, or fail.
+// media checks a medium's URL, which is the value itself or in an object. With any other value, the engine would fail, or use a medium from
+// its cache.
 func (p *parser) media(key string, v json.RawMessage) *Error {
 	if isString(v) { // the short form
 		return p.mediaURL(key, v)
@@ -114,7 +112,7 @@ func (p *parser) media(key string, v json.RawMessage) *Error {
 	}
 	found := false
 	for inner, address := range rawjson.Members(v) {
-		if inner != "url" { // each of repeated keys: a parser may take any
+		if inner != "url" { // a repeated key is checked each time, because a parser may take any of them
 			continue
 		}
 		if !isString(address) {
@@ -131,7 +129,7 @@ func (p *parser) media(key string, v json.RawMessage) *Error {
 	return nil
 }
 
-// mediaURL checks the URL of a medium: it must have the medium in itself (data:), or name a host that the operator trusts.
+// mediaURL checks the URL of a medium: it must be a data: URL, or name a host that the operator trusts.
 func (p *parser) mediaURL(param string, v json.RawMessage) *Error {
 	if bytes.HasPrefix(v, []byte(`"data:`)) {
 		p.mediaBytes += len(v)
@@ -155,7 +153,7 @@ func (p *parser) allowed(text string) bool {
 	return slices.ContainsFunc(p.limits.MediaHosts, func(host string) bool { return strings.EqualFold(host, address.Host) })
 }
 
-// hostsHint is the end of an error message that names the hosts from which media may come; empty: there are none.
+// hostsHint names the hosts from which media may come, as the end of an error message; empty: there are none.
 func (p *parser) hostsHint() string {
 	if len(p.limits.MediaHosts) == 0 {
 		return ""

@@ -43,7 +43,7 @@ func (p *parser) messageTogether() *Error {
 	return nil
 }
 
-// thinking checks the object thinking. It refuses repeated keys: the prompt may depend on the type, and both engines must read the same.
+// thinking checks the object thinking. It refuses repeated keys: the prompt may depend on them, and both engines must read the same value.
 func thinking(p *parser, key string, v json.RawMessage) *Error {
 	if !isObject(v) {
 		return wrongValue(key, v, isObject, "an object")
@@ -80,17 +80,16 @@ func (p *parser) system(key string, v json.RawMessage) *Error {
 	return nil
 }
 
-// blockTypes are the types that a block of content may have. Other types are refused, for the reason at partTypes.
+// blockTypes are the allowed types of a block of content. Others are refused, as with partTypes.
 var blockTypes = []string{
 	"text", "image", "tool_use", "tool_result", "tool_reference", "thinking", "redacted_thinking", "tool_addition", "tool_removal",
 }
 
-// block checks a block of content. Its medium is its source, and a tool's result has
-// blocks of its own.
+// block checks a block of content. A medium is in its source. The result of a tool has blocks of its own.
 func (p *parser) block(block json.RawMessage) *Error {
 	kind := ""
 	for key, v := range rawjson.Members(block) {
-		if key != "type" { // each of repeated keys: a parser may take any
+		if key != "type" { // a repeated key is checked each time, because a parser may take any of them
 			continue
 		}
 		if !isString(v) {
@@ -118,8 +117,7 @@ func (p *parser) block(block json.RawMessage) *Error {
 	return nil
 }
 
-// toolResult checks the blocks in a tool's result. Engines leave out blocks of types that they do not know, so only the media of the
-// blocks are looked at.
+// toolResult checks the media in the result of a tool. Other blocks need no check, because engines leave out types that they do not know.
 func (p *parser) toolResult(list json.RawMessage) *Error {
 	n := 0
 	for block := range rawjson.Elements(list) {
@@ -136,7 +134,7 @@ func (p *parser) toolResult(list json.RawMessage) *Error {
 	return nil
 }
 
-// source checks where a medium comes from: it is in the request, or at a URL.
+// source checks where a medium comes from: its bytes are in the request, or it is at a URL.
 func (p *parser) source(v json.RawMessage) *Error {
 	for key, inner := range rawjson.Members(v) {
 		switch {
@@ -154,7 +152,7 @@ func (p *parser) source(v json.RawMessage) *Error {
 	return nil
 }
 
-// countRules are the rules for a request to count the tokens of a message, which one engine serves whole.
+// countRules are the rules for requests that count the tokens of a message. One engine serves them alone.
 var countRules = map[string]rule{
 	"model":                model,
 	"messages":             (*parser).messages,
@@ -165,14 +163,14 @@ var countRules = map[string]rule{
 	"chat_template_kwargs": chatTemplateArgs,
 }
 
-// ParseCount is ParsePassed for a request to count the tokens of a message.
+// ParseCount is ParsePassed for requests that count the tokens of a message.
 func ParseCount(raw []byte, limits Limits) (*Request, *Error) {
 	return parsePassed(raw, limits, mooncake.Messages, countRules)
 }
 
-// In returns the body of the error in the shape of the API that has the path: Anthropic's for messages, else OpenAI's.
-// An engine's own error stays as it is if it has that shape. It may not: if a body does not fit its types, vLLM
-// answers in OpenAI's shape, and an engine without the endpoint in neither shape.
+// In returns the body of the error in the shape of the API at the path: Anthropic's for messages, otherwise OpenAI's. An engine's own error
+// is returned unchanged if it has that shape. It may have another: vLLM answers in OpenAI's shape to a body of wrong types, and an engine
+// without the endpoint answers in neither.
 func (e *Error) In(path string) []byte {
 	if !Anthropics(path) {
 		return e.JSON()
@@ -192,7 +190,7 @@ func (e *Error) In(path string) []byte {
 	return body
 }
 
-// Typed returns In and its content type: the engine's own if the body is the engine's.
+// Typed returns In and its content type, which is the engine's if the body is the engine's.
 func (e *Error) Typed(path string) (body []byte, contentType string) {
 	body = e.In(path)
 	if e.ContentType != "" && bytes.Equal(body, e.Raw) {
@@ -201,7 +199,7 @@ func (e *Error) Typed(path string) (body []byte, contentType string) {
 	return body, "application/json"
 }
 
-// Words is the error as one text: the engine's message if there is one, and the key at fault.
+// Words returns the error as one text: the engine's message if there is one, and the key at fault.
 func (e *Error) Words() string {
 	message := e.Message
 	if said, _ := engineMessage(e.Raw); said != "" {
@@ -233,7 +231,7 @@ const CountPath = "/v1/messages/count_tokens"
 // Anthropics says whether a path is one of Anthropic's API.
 func Anthropics(path string) bool { return path == mooncake.Messages.Path() || path == CountPath }
 
-// TypeIn is the type of the error in the API that has the path.
+// TypeIn returns the type of the error in the API at the path.
 func (e *Error) TypeIn(path string) string {
 	switch {
 	case Anthropics(path):

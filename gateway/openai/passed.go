@@ -15,8 +15,7 @@ import (
 	"evenkeel/mooncake"
 )
 
-// passedRules are the rules for a request that one engine serves whole. All other keys
-// are left to the engine.
+// passedRules are the rules for a request that one engine serves alone. It checks all other keys itself.
 var passedRules = map[string]rule{
 	"model":                model,
 	"tools":                nil, // not searched for media: a tool's parameter may have the name of a media key
@@ -26,8 +25,8 @@ var passedRules = map[string]rule{
 	"chat_template_kwargs": chatTemplateArgs,
 }
 
-// ParsePassed reads and checks the body of a request that goes to one engine as it came, without
-// the keys that no client may set. The request points into raw.
+// ParsePassed reads and checks the body of a request that goes to one engine unchanged, except that keys which no client may set are
+// dropped. The request points into raw.
 func ParsePassed(raw []byte, limits Limits) (*Request, *Error) {
 	return parsePassed(raw, limits, mooncake.Chat, passedRules)
 }
@@ -59,8 +58,8 @@ func parsePassed(raw []byte, limits Limits, endpoint mooncake.Endpoint, rules ma
 	return p.req, p.requireModel()
 }
 
-// requireModel refuses a request that names no model, because no engine could be chosen for it. But if there is only one model, the
-// request gets that one, as at engines (vLLM 0.33, _is_model_supported in entrypoints/serve/engine/serving.py).
+// requireModel refuses a request without a model, because no engine can be chosen for it. If there is only one model, the request gets that
+// one, as on engines (vLLM 0.33, _is_model_supported in entrypoints/serve/engine/serving.py).
 func (p *parser) requireModel() *Error {
 	if p.req.Model == "" && p.limits.Sole != nil {
 		if p.req.Model = p.limits.Sole(); p.req.Model != "" && p.req.Body.Raw() != nil {
@@ -74,8 +73,8 @@ func (p *parser) requireModel() *Error {
 	return nil
 }
 
-// mediaIn checks the media that stand anywhere in the value of the key path, because the engine would fetch them from inside the
-// cluster's network. A plugin of the engine may also fetch what the key data names.
+// mediaIn checks all media in the value of the key path, because the engine would fetch them from inside the cluster's network. A plugin of
+// the engine may also fetch URLs under the key data.
 func (p *parser) mediaIn(path string, v json.RawMessage) *Error {
 	if _, refusal := p.mediaInValue(v, 0, path == "data"); refusal != nil {
 		return refusal.under(shorten(path))
@@ -83,8 +82,8 @@ func (p *parser) mediaIn(path string, v json.RawMessage) *Error {
 	return nil
 }
 
-// mediaInValue checks the media in the value that begins at byte i of b, and returns the position after it. So each byte is read once,
-// however deep it stands. data is true if the value stands under the key data.
+// mediaInValue checks the media in the value that begins at byte i of b, and returns the position after it. So each byte is read once, at
+// whatever depth. data is true if the value is under the key data.
 func (p *parser) mediaInValue(b json.RawMessage, i int, data bool) (end int, refusal *Error) {
 	switch {
 	case b[i] == '{':
@@ -109,8 +108,7 @@ func (p *parser) mediaInValue(b json.RawMessage, i int, data bool) (end int, ref
 	return end, refusal
 }
 
-// mediaInObject is mediaInValue for an object. The object may itself be a part of a message that has a medium, and any of its members
-// may have such parts.
+// mediaInObject is mediaInValue for an object. The object may itself be a part with a medium, and its members may contain such parts.
 func (p *parser) mediaInObject(b json.RawMessage, i int, data bool) (end int, refusal *Error) {
 	object, isPart := rawjson.ObjectAt(b, i), false
 	for object.Next() {
@@ -120,7 +118,7 @@ func (p *parser) mediaInObject(b json.RawMessage, i int, data bool) (end int, re
 		}
 		switch v := object.Value(); {
 		case mediaKeys[key]:
-			isPart, p.mediaBytes = true, bytesBefore // the part counts all of it
+			isPart, p.mediaBytes = true, bytesBefore // part counts these bytes again
 		case key == "type" && isString(v):
 			kind := rawjson.Unquote(v)
 			isPart = isPart || mediaKeys[kind] || kind == "input_image"
@@ -136,7 +134,7 @@ func (p *parser) mediaInObject(b json.RawMessage, i int, data bool) (end int, re
 	return object.Pos, refusal
 }
 
-// dataFormats are the formats of data that are allowed. With other formats, a plugin reads or writes files on the engine's machine.
+// dataFormats are the allowed formats of data. With others, a plugin reads or writes files on the engine's machine.
 var dataFormats = []string{"b64_json", "base64", "bytes", "url"}
 
 // checkData checks a string under the key data: it must not name a file of the engine's machine, nor an address that is not allowed.
@@ -163,8 +161,8 @@ const (
 	maxFieldBytes = 64 << 10
 )
 
-// ParseForm reads and checks a form with files, which goes to one engine byte for byte, even if it names no model. So a
-// field that no client may set is refused here, while such a key is dropped from a JSON body.
+// ParseForm reads and checks a form with files, which goes to one engine byte for byte. A field that no client may set is therefore
+// refused, while such a key is only dropped from a JSON body.
 func ParseForm(raw []byte, contentType string, limits Limits) (*Request, *Error) {
 	kind, params, err := mime.ParseMediaType(contentType)
 	if err != nil || kind != "multipart/form-data" || params["boundary"] == "" {

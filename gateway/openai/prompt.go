@@ -35,7 +35,7 @@ func (p *parser) messages(key string, v json.RawMessage) *Error {
 	return nil
 }
 
-// Shapes of a completion's prompt besides one string.
+// Shapes of a prompt that is a list.
 const (
 	listUnknown = iota
 	listStrings
@@ -43,8 +43,8 @@ const (
 	listTokenLists
 )
 
-// prompt checks a prompt: a string, a list of strings, a list of token ids, or a list of such lists. A list of several prompts is split
-// into requests, because an engine hands off only its first prompt.
+// prompt checks a prompt: a string, a list of strings, a list of token ids, or a list of such lists. Several prompts are split into a
+// request each, because an engine hands over only the first one.
 func (p *parser) prompt(key string, v json.RawMessage) *Error {
 	const want = "a string, a list of strings, a list of token ids, or a list of such lists"
 	if isString(v) {

@@ -7,22 +7,22 @@ import (
 	"evenkeel/mooncake"
 )
 
-// Limits are what the operator allows and what the engines accept.
+// Limits are what the operator allows, and what engines accept.
 type Limits struct {
 	MaxDepth     int      // levels of nested JSON; 0: 64
 	VocabSize    int      // token ids are below this number; 0: unknown
 	MediaHosts   []string // host or host:port, as a media URL must write it; empty: only data: URLs are allowed
 	ChatTemplate bool     // clients may send their own chat_template
 
-	Sole func() string // the model of a request that names none, if there is only one; empty, or nil: the request must name one
+	Sole func() string // returns the only model, which a request without a model gets; nil or empty: a request must name one
 
-	// 0: no limit.
-	Answers          int // that a request may ask for: each answer takes a place in the pool
+	// In these, 0 means no limit.
+	Answers          int // per request; each answer takes a place in the pool
 	AnswersPerPrompt int
 	StopStrings      int
 }
 
-// unbounded returns limit, or for 0 a number that no request reaches.
+// unbounded returns limit or, for 0, a number that no request reaches.
 func unbounded(limit int) int {
 	if limit <= 0 {
 		return math.MaxInt32
@@ -30,10 +30,10 @@ func unbounded(limit int) int {
 	return limit
 }
 
-// AllTokens as TopLogprobs means all tokens that the model knows, as in vLLM.
+// AllTokens is the TopLogprobs that asks for all tokens of the vocabulary, as in vLLM.
 const AllTokens = -1
 
-// Request is a client's request that was checked and may go to the engines.
+// Request is a checked client's request, ready for the engines.
 type Request struct {
 	Endpoint mooncake.Endpoint
 	Body     mooncake.Body
@@ -45,7 +45,7 @@ type Request struct {
 	ReturnTokenIDs  bool
 
 	N int // answers for each prompt, 1 or more
-	// how many likeliest tokens, with their probabilities, are asked for at each token of the answer; AllTokens: all that the model knows
+	// At each token of the answer, the client wants this many likeliest tokens with their probabilities. AllTokens: all of the vocabulary.
 	TopLogprobs  int
 	Prompts      []json.RawMessage // the prompts of a list; nil: there is one prompt, in the body
 	MaxTokens    int               // 0: not given
@@ -61,15 +61,14 @@ type Request struct {
 	PromptTokens int               // exact if the prompts are token ids without media; else 0
 }
 
-// A Part is one of the requests for a single answer into which a client's request is split.
+// A Part is a request for a single answer. A client's request for several is split into Parts.
 type Part struct {
 	mooncake.Changes
 	Choice int // index of its answer: prompt * n + sample
 	Prompt int // index of its prompt; usage counts the tokens of each prompt once
 }
 
-// Parts returns the parts in the order of their choices. The single part
-// of a plain request changes nothing in the body.
+// Parts returns the parts in the order of their choices. The only part of a plain request changes nothing in the body.
 func (r *Request) Parts() []Part {
 	prompts := max(1, len(r.Prompts))
 	parts := make([]Part, 0, prompts*r.N)
@@ -114,7 +113,7 @@ func Parse(endpoint mooncake.Endpoint, raw []byte, limits Limits) (*Request, *Er
 	return p.req, nil
 }
 
-// parser holds what the rules find in a request, and what one rule needs from another.
+// parser holds what the rules have read of a request, for the request itself and for other rules.
 type parser struct {
 	limits Limits
 	req    *Request
@@ -126,17 +125,17 @@ type parser struct {
 	stopTokens                     bool // it has stop_token_ids
 	echo, logprobs                 bool
 	promptLogprobs, beams          bool
-	rowsInStream                   bool // the logprobs of the prompt that are asked for are allowed in a stream
+	rowsInStream                   bool // the requested logprobs of the prompt are allowed in a stream
 	derender                       bool // engines parse the answer after all of it is generated
-	mediaBytes                     int  // of inline media, which are no text of the prompt
-	thinking                       int  // tokens of the answer that may be thinking
+	mediaBytes                     int  // bytes of inline media, which do not count as text of the prompt
+	thinking                       int  // budget of tokens for thinking
 }
 
-// DefaultCompletionTokens is the most tokens of a completion whose request lacks the key max_tokens, as in
-// OpenAI's API and vLLM. If max_tokens is null, only the context limits the completion.
+// DefaultCompletionTokens limits the answer of a completion without max_tokens, as in OpenAI's API and vLLM. If max_tokens is null, only
+// the context limits the answer.
 const DefaultCompletionTokens = 16
 
-// checkTogether checks what depends on several keys, once all of them were read, and completes the request.
+// checkTogether checks conditions between several keys, after all of them were read, and completes the request.
 func (p *parser) checkTogether() *Error {
 	req, d := p.req, &dialects[p.req.Endpoint]
 	if refusal := p.requireModel(); refusal != nil {
@@ -193,10 +192,10 @@ func (p *parser) checkTogether() *Error {
 		}
 		req.Beams, req.N = req.N, 1 // one engine computes all beams
 	}
-	// Of all these, a stream of the engine would have less than its answer in one piece, or have it in another form.
+	// For each of these, a stream of the engine has less than an answer in one piece, or another form of it.
 	req.Passthrough = !req.Stream && (req.PromptRows || p.beams || p.derender || !req.Endpoint.Assembles() || HasTools(&req.Body) ||
 		asksBeside(&req.Body))
 	tools, _ := req.Body.Get("tools")
-	req.PromptBytes += len(tools) - p.mediaBytes // engines write the tools into the prompt, but inline media are no text of it
+	req.PromptBytes += len(tools) - p.mediaBytes // engines render the tools into the prompt, but inline media are no text
 	return nil
 }

@@ -84,7 +84,7 @@ func instructions(p *parser, key string, v json.RawMessage) *Error {
 	return nil
 }
 
-// responseTools refuses tools that an engine would run by itself: the engine would generate again with the tool's result, and use the
+// responseTools refuses tools that an engine would run itself. With the tool's result, the engine would generate again, and use the
 // hand-off a second time.
 func responseTools(_ *parser, key string, v json.RawMessage) *Error {
 	if !isArray(v) {
@@ -108,8 +108,8 @@ func responseTools(_ *parser, key string, v json.RawMessage) *Error {
 	return refusal
 }
 
-// eachObject checks each element of a list, which must be an object, with check, and counts them. path names the element in error
-// messages, and what says what it should be.
+// eachObject calls check for each element of a list, and counts them. Each element must be an object. path names the element in error
+// messages; what describes what it should be.
 func eachObject(key string, list json.RawMessage, what string, check func(path string, item json.RawMessage) *Error) (n int,
 	refusal *Error) {
 	for item := range rawjson.Elements(list) {

@@ -7,8 +7,8 @@ import (
 	"evenkeel/mooncake"
 )
 
-// Unresumable says whether a request asks for something that an engine could not carry on in the middle of an answer: a grammar, a
-// thinking budget, a stop string that may begin in what went before, or media that the token ids of the prompt do not hold.
+// Unresumable says whether an engine could not continue the answer to a request in its middle, because the request has a grammar, a
+// thinking budget, a stop string that may begin before that point, or media that the token ids of the prompt do not contain.
 func Unresumable(body *mooncake.Body, endpoint mooncake.Endpoint) bool {
 	if !endpoint.GoesOn() {
 		return true // the events of such an endpoint number the parts of the answer, or its last event repeats all of them
@@ -63,9 +63,9 @@ func HasTools(body *mooncake.Body) bool {
 	return ok && !isNull(v) && string(v) != "[]"
 }
 
-// asksBeside says whether a request asks for something beside the tokens of its answer, such as return_meta_info or
-// return_routed_experts. Engines return all of it in an answer in one piece, but only a part in a stream, and SGLang refuses some of it
-// in a stream (0.5.23, entrypoints/openai/serving_chat.py). Token ids come in both, so they do not count here.
+// asksBeside says whether a request asks for values beside the tokens of its answer, such as return_meta_info or return_routed_experts.
+// Engines return all of them in an answer in one piece, but only some in a stream, and SGLang refuses some in a stream (0.5.23,
+// entrypoints/openai/serving_chat.py). Token ids come in both, so they do not count.
 func asksBeside(body *mooncake.Body) bool {
 	for key, v := range body.All() {
 		if strings.HasPrefix(key, "return_") && key != "return_token_ids" && key != "return_tokens_as_token_ids" && !isNull(v) &&
@@ -88,7 +88,7 @@ func Echoes(body *mooncake.Body) bool {
 	return string(v) == "true"
 }
 
-// HasMedia tells whether some message of a chat has a part that is not text, or whether media belong to token ids.
+// HasMedia says whether a message of a chat has a part that is not text, or whether media belong to token ids.
 func HasMedia(body *mooncake.Body, endpoint mooncake.Endpoint) bool {
 	if endpoint == mooncake.Tokens {
 		parts, ok := body.Get("content_parts")

@@ -10,12 +10,11 @@ import (
 	"evenkeel/mooncake"
 )
 
-// A rule checks the value v of a key and notes what the request needs from it. It returns the refusal, or nil.
+// A rule checks the value v of a key, and stores in p what the request needs of it. It returns the refusal, or nil.
 type rule func(p *parser, key string, v json.RawMessage) *Error
 
-// rules has every key that evenkeel acts on: keys that it sets or drops on either leg, and keys
-// that only the decode engine would see and refuse, after a whole prefill. Reserved
-// keys without a rule are dropped, whatever their value. All other keys are left to
+// rules has every key that evenkeel acts on: keys that it sets or drops in a request to an engine, and keys that only the decode engine
+// would see and refuse, after a whole prefill. Reserved keys without a rule are dropped, whatever their value. All other keys are left to
 // the engines.
 var rules = map[string]rule{
 	"model":    model,
@@ -61,7 +60,7 @@ var rules = map[string]rule{
 	"repetition_detection":  nil,
 }
 
-// maxTokens notes how long an answer may be. With echo, a completion may ask for 0 tokens: for the prompt only.
+// maxTokens stores the limit of the answer. With echo, a completion may ask for 0 tokens, to get only the prompt.
 func maxTokens(p *parser, key string, v json.RawMessage) *Error {
 	echo, _ := p.req.Body.Get("echo")
 	if _, zero := integer(v, 0, 0); zero && p.req.Endpoint == mooncake.Completions && string(echo) == "true" {
@@ -74,7 +73,7 @@ func maxTokens(p *parser, key string, v json.RawMessage) *Error {
 
 var fromOne = integers(1, math.MaxInt32, func(p *parser, n int) { p.maxTokens = n })
 
-// optional makes a rule that takes null for an absent key, as the engines do.
+// optional makes a rule that treats null as an absent key, as engines do.
 func optional(r rule) rule {
 	return func(p *parser, key string, v json.RawMessage) *Error {
 		if isNull(v) {
@@ -84,7 +83,7 @@ func optional(r rule) rule {
 	}
 }
 
-// only makes a rule that is applied at one endpoint. At other endpoints the key has no meaning.
+// only makes a rule for one endpoint. At others, the key has no meaning.
 func only(endpoint mooncake.Endpoint, r rule) rule {
 	return func(p *parser, key string, v json.RawMessage) *Error {
 		if p.req.Endpoint != endpoint || isNull(v) {
@@ -94,8 +93,8 @@ func only(endpoint mooncake.Endpoint, r rule) rule {
 	}
 }
 
-// refuse makes a rule for a key that is not supported. The client reads the reason. The values in unless, as JSON, are allowed all the
-// same, because they ask for nothing.
+// refuse makes a rule for an unsupported key. Clients read the reason. The values in unless, as JSON, are allowed, because they ask for
+// nothing.
 func refuse(reason string, unless ...string) rule {
 	return optional(func(_ *parser, key string, v json.RawMessage) *Error {
 		for _, allowed := range unless {
@@ -107,7 +106,7 @@ func refuse(reason string, unless ...string) rule {
 	})
 }
 
-// flag makes a rule for a key that is true or false. note is called with the value; nil: nothing is noted.
+// flag makes a rule for a key that is true or false. note gets the value; nil: it is not stored.
 func flag(note func(*parser, bool)) rule {
 	return optional(func(p *parser, key string, v json.RawMessage) *Error {
 		on, ok := boolean(v)
@@ -121,7 +120,7 @@ func flag(note func(*parser, bool)) rule {
 	})
 }
 
-// integers makes a rule for a key that is an integer from lo to hi. note is called with the value; nil: nothing is noted.
+// integers makes a rule for an integer from lo to hi. note gets the value; nil: it is not stored.
 func integers(lo, hi int64, note func(*parser, int)) rule {
 	return optional(func(p *parser, key string, v json.RawMessage) *Error {
 		n, ok := integer(v, lo, hi)
@@ -138,9 +137,8 @@ func integers(lo, hi int64, note func(*parser, int)) rule {
 	})
 }
 
-// integerIn describes an integer from lo to hi, for error messages. The lo of math.MinInt64 stands for any integer, the hi of
-// math.MaxInt32 for no upper bound that a client would meet. lo == hi is a key of which only the default is allowed, which may as well
-// be absent.
+// integerIn describes an integer from lo to hi, for error messages. math.MinInt64 as lo stands for any integer, math.MaxInt32 as hi for no
+// bound in practice. lo == hi is the default of a key for which nothing else is allowed.
 func integerIn(lo, hi int64) string {
 	switch {
 	case lo == hi:
@@ -153,7 +151,7 @@ func integerIn(lo, hi int64) string {
 	return fmt.Sprintf("an integer from %d to %d", lo, hi)
 }
 
-// numbers makes a rule for a key that is a number from lo to hi.
+// numbers makes a rule for a number from lo to hi.
 func numbers(lo, hi float64) rule {
 	want := fmt.Sprintf("a number from %g to %g", lo, hi)
 	if hi == math.MaxFloat64 {
@@ -167,8 +165,8 @@ func numbers(lo, hi float64) rule {
 	})
 }
 
-// stringList makes a rule for a key that is a list of strings, of at most as many as most says; nil: of any number. If alone is true,
-// the value may also be one string.
+// stringList makes a rule for a list of strings. most returns the largest number of them; nil: any number. If alone is true, the value may
+// also be one string.
 func stringList(most func(Limits) int, alone bool) rule {
 	want := "a list of strings that are not empty"
 	if alone {
@@ -198,14 +196,13 @@ func stringList(most func(Limits) int, alone bool) rule {
 	})
 }
 
-// stopStrings makes the rule for stop strings. A probe has none, so only the decode engine would refuse too many of them, after a whole
+// stopStrings makes the rule for stop strings. Probes have none, so without it only the decode engine would refuse too many, after a whole
 // prefill. If alone is true, the value may be one string.
 func stopStrings(alone bool) rule {
 	return stringList(func(l Limits) int { return l.StopStrings }, alone)
 }
 
-// tokenIDs makes a rule for a key that is a list of token ids, at most as many as most. note is called with their number; nil: nothing
-// is noted.
+// tokenIDs makes a rule for a list of at most `most` token ids. note gets their number; nil: it is not stored.
 func tokenIDs(most int, note func(p *parser, n int)) rule {
 	return optional(func(p *parser, key string, v json.RawMessage) *Error {
 		if !isArray(v) {
@@ -236,8 +233,8 @@ func (p *parser) tokens(key string, list json.RawMessage) (n int, refusal *Error
 	return n, nil
 }
 
-// acceptToken says whether an element of a list is a token id. If it is, acceptToken writes it with digits only, because not every
-// engine takes 1.0 for an integer.
+// acceptToken says whether an element of a list is a token id, and rewrites it with digits only, because not every engine accepts 1.0 as an
+// integer.
 func (p *parser) acceptToken(id json.RawMessage) bool {
 	token, ok := integer(id, 0, p.maxToken())
 	return ok && writePlain(id, token)
@@ -248,7 +245,7 @@ func (p *parser) isToken(id json.RawMessage) bool {
 	return ok
 }
 
-// maxToken is the largest token id that is accepted.
+// maxToken returns the largest token id that is accepted.
 func (p *parser) maxToken() int64 {
 	if p.limits.VocabSize > 0 {
 		return int64(p.limits.VocabSize) - 1
@@ -256,10 +253,10 @@ func (p *parser) maxToken() int64 {
 	return math.MaxInt32
 }
 
-// longestModel is the most bytes of a model's name, its quotes included: errors and the request log repeat it.
+// longestModel bounds a model's name in bytes, with its quotes, because errors and the request log repeat it.
 const longestModel = 1024
 
-// model notes the model that the request names.
+// model stores the model that the request names.
 func model(p *parser, key string, v json.RawMessage) *Error {
 	if isNull(v) {
 		return nil
@@ -274,7 +271,7 @@ func model(p *parser, key string, v json.RawMessage) *Error {
 	return nil
 }
 
-// streamOptions checks stream_options and notes what they ask for.
+// streamOptions checks stream_options, and stores its values.
 var streamOptions = optional(func(p *parser, key string, v json.RawMessage) *Error {
 	if !isObject(v) {
 		return wrongValue(key, v, isObject, "an object")
@@ -308,12 +305,13 @@ var streamOptions = optional(func(p *parser, key string, v json.RawMessage) *Err
 	return nil
 })
 
-// answers notes how many answers each prompt gets.
+// answers stores how many answers each prompt gets.
 func answers(p *parser, key string, v json.RawMessage) *Error {
 	return integers(1, int64(unbounded(p.limits.AnswersPerPrompt)), func(p *parser, n int) { p.req.N = n })(p, key, v)
 }
 
-// topLogprobs notes for how many tokens, at each token, the answer has probabilities. Engines limit it themselves (vLLM's --max-logprobs).
+// topLogprobs stores for how many tokens, at each position, the client wants probabilities. Engines limit this themselves (vLLM's
+// --max-logprobs).
 var topLogprobs = integers(AllTokens, math.MaxInt32, func(p *parser, n int) { p.req.TopLogprobs = n })
 
 // logprobs is a switch in chat and a count in completions.

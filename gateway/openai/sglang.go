@@ -6,8 +6,8 @@ import (
 	"evenkeel/mooncake"
 )
 
-// sglang has the keys of a chat or completion that no client may set, each with the reason. Engines of SGLang
-// obey these keys, other engines ignore them (SGLang 0.5.23, entrypoints/openai/protocol.py).
+// sglang has the keys that no client may set for engines of SGLang, each with the reason. Other engines ignore these keys (SGLang 0.5.23,
+// entrypoints/openai/protocol.py).
 var sglang = map[string]string{
 	"custom_logit_processor": "it is code that the engine would run",
 	"custom_params":          "it is for code that the engine would run",
@@ -18,10 +18,10 @@ var sglang = map[string]string{
 	"stop_regex":             "an expression can keep the engine's scheduler busy for all; use stop",
 }
 
-// sglangTopLogprobs is how many likeliest tokens a request may ask engines of SGLang for if the size of the vocabulary is unknown.
+// sglangTopLogprobs bounds the likeliest tokens that a request may ask engines of SGLang for, if the size of the vocabulary is unknown.
 const sglangTopLogprobs = 20
 
-// ForSGLang refuses requests that must not go to engines of SGLang. vocabulary is how many tokens the model has; 0: unknown.
+// ForSGLang refuses requests that must not reach engines of SGLang. vocabulary is the number of tokens of the model; 0: unknown.
 func (r *Request) ForSGLang(vocabulary int) *Error {
 	// SGLang's scheduler does not check this number, and would crash (0.5.23, layers/sampler.py)
 	if most := cmp.Or(vocabulary, sglangTopLogprobs); r.TopLogprobs < 0 || r.TopLogprobs > most {

@@ -2,9 +2,8 @@ package openai
 
 import "evenkeel/mooncake"
 
-// Split refuses requests that engines could not answer, or would not survive, if one engine prefills the prompt and another decodes.
-// recompute says that a decode engine computes the prompt once more by itself if its logprobs are asked for. If the answer has at most
-// one token, a prefill engine may answer alone.
+// Split refuses requests that cannot be split between a prefill and a decode engine. recompute says that a decode engine computes the
+// prompt again if its logprobs are wanted. If the answer has at most one token, a prefill engine may answer alone.
 func (r *Request) Split(recompute bool) *Error {
 	switch {
 	case r.Beams > 0:

@@ -10,8 +10,8 @@ import (
 	"evenkeel/mooncake"
 )
 
-// tokensRules are the rules for /inference/v1/generate (vLLM 0.32.0 and 0.33.0, GenerateRequest in
-// entrypoints/scale_out/token_in_token_out/protocol.py), by the keys of completions.
+// tokensRules are the rules for /inference/v1/generate, by the names that completions have for the keys (vLLM 0.32.0 and 0.33.0,
+// GenerateRequest in entrypoints/scale_out/token_in_token_out/protocol.py).
 var tokensRules = map[string]rule{
 	"model":           model,
 	"prompt":          tokenList,
@@ -76,7 +76,7 @@ func samplingParams(_ *parser, key string, v json.RawMessage) *Error {
 	}
 	seen := map[string]bool{}
 	for inner := range rawjson.Members(v) {
-		if seen[inner] { // the engines would take the last, others the first
+		if seen[inner] { // engines would take the last value, other parsers the first
 			return badRequest(CodeDuplicateKey, key+"."+inner, "the key %q appears more than once; send it once", key+"."+inner)
 		}
 		seen[inner] = true
@@ -84,7 +84,7 @@ func samplingParams(_ *parser, key string, v json.RawMessage) *Error {
 	return nil
 }
 
-// contentParts checks the media that the engines fetch; each part has its URL beside its type.
+// contentParts checks media that engines fetch. Each part has its URL beside its type.
 func contentParts(p *parser, key string, v json.RawMessage) *Error {
 	if !isArray(v) {
 		return wrongValue(key, v, isArray, "a list of parts")
@@ -104,7 +104,8 @@ func contentParts(p *parser, key string, v json.RawMessage) *Error {
 	return refusal
 }
 
-// outputMode notes derender (vLLM 0.33.0): engines then parse the answer after all of it is generated, so it is never streamed.
+// outputMode stores whether the client wants derender (vLLM 0.33.0): engines then parse the answer after all of it is generated, so it is
+// never streamed.
 func outputMode(p *parser, key string, v json.RawMessage) *Error {
 	if !isString(v) {
 		return wrongValue(key, v, isString, "tokens, text or derender")
@@ -135,9 +136,9 @@ func (p *parser) tokensTogether() *Error {
 	return nil
 }
 
-// NameTokens is the request_id of an answer to /inference/v1/generate, as vLLM would choose it (0.32.0, _base_request_id in
-// entrypoints/serve/engine/serving.py): by header, which is X-Request-Id, else by the body, else by own, which is evenkeel's id. Clients
-// abort their requests by this name.
+// NameTokens returns the request_id of an answer to /inference/v1/generate, by which clients abort requests. As in vLLM it comes from
+// header (X-Request-Id), else from the body, else it is own, the id that evenkeel gave (0.32.0, _base_request_id in
+// entrypoints/serve/engine/serving.py).
 func NameTokens(body *mooncake.Body, header, own string) []byte {
 	requestID, _ := body.Get("request_id")
 	switch {
@@ -149,15 +150,15 @@ func NameTokens(body *mooncake.Body, header, own string) []byte {
 	return []byte("generate-tokens-" + own)
 }
 
-// longestName is the most bytes that a client's name of a request has, its quotes included. A longer one is replaced by our own, and in
-// a list it is refused.
+// longestName bounds a client's name of a request in bytes, with its quotes. A longer name is replaced by our own; in a list, it is
+// refused.
 const longestName = 256
 
-// AbortTokensPath is the path, here and at the engines, at which a client ends requests to /inference/v1/generate by their names.
+// AbortTokensPath is the path, here and on engines, at which a client ends requests to /inference/v1/generate by their names.
 const AbortTokensPath = "/inference/v1/abort_requests"
 
-// abortsOf reads the names of the requests that are to end. It refuses the same bodies as vLLM 0.32.0 (abort_requests in
-// entrypoints/scale_out/token_in_token_out/api_router.py), but in OpenAI's shape.
+// abortsOf reads the names of the requests to end. It refuses the same bodies as vLLM, but in OpenAI's shape (0.32.0, abort_requests in
+// entrypoints/scale_out/token_in_token_out/api_router.py).
 func abortsOf(body *mooncake.Body) (names map[string]bool, refusal *Error) {
 	list, ok := body.Get("request_ids")
 	if !ok || isNull(list) {
@@ -177,7 +178,7 @@ func abortsOf(body *mooncake.Body) (names map[string]bool, refusal *Error) {
 	return names, nil
 }
 
-// OutputMode is the output_mode of an answer, as JSON.
+// OutputMode returns the output_mode of an answer, as JSON.
 func OutputMode(body *mooncake.Body) json.RawMessage {
 	if mode, ok := body.Get("output_mode"); ok && isString(mode) {
 		return mode
@@ -185,7 +186,7 @@ func OutputMode(body *mooncake.Body) json.RawMessage {
 	return json.RawMessage(`"tokens"`)
 }
 
-// asCalled replaces the key of completions in the error by the key of the body's own endpoint.
+// asCalled replaces in the error the key's name in completions by its name at the endpoint of the body.
 func (e *Error) asCalled(body *mooncake.Body, key string) *Error {
 	if name := body.Name(key); e != nil && name != key {
 		e.Param = strings.Replace(e.Param, key, name, 1)

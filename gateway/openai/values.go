@@ -16,7 +16,7 @@ func isObject(v json.RawMessage) bool  { return v[0] == '{' }
 func isBoolean(v json.RawMessage) bool { return v[0] == 't' || v[0] == 'f' }
 func isNumber(v json.RawMessage) bool  { return v[0] == '-' || v[0] >= '0' && v[0] <= '9' }
 
-// isInteger says whether a value is a whole number. 1.0 and 1e0 are, as in JSON Schema.
+// isInteger says whether a value is a whole number. 1.0 and 1e0 are whole numbers, as in JSON Schema.
 func isInteger(v json.RawMessage) bool {
 	_, ok := digitsOf(v)
 	return ok
@@ -32,8 +32,8 @@ func isPlain(v json.RawMessage) bool {
 	return true
 }
 
-// digitsOf writes a whole number with digits only, exactly. ok is false if v is not a whole number. For a number that is too
-// large for 64 bits, the text is too large as well, but may have fewer zeros.
+// digitsOf returns a whole number exactly, with digits only. ok is false if v is not a whole number. If v does not fit into 64 bits,
+// neither does the result, which may lack some zeros.
 func digitsOf(v json.RawMessage) (text string, ok bool) {
 	if isPlain(v) {
 		return string(v), true
@@ -98,8 +98,8 @@ func integer(v json.RawMessage, lo, hi int64) (int64, bool) {
 	return n, err == nil && n >= lo && n <= hi
 }
 
-// writePlain overwrites the whole number v, which is n, by its digits. It does so in place, within the member that has it, because not
-// every engine takes 1.0 and 1e0 for integers. ok is false if the digits need more room than v has.
+// writePlain overwrites the whole number v, whose value is n, with its digits, in place, because not every engine accepts 1.0 and 1e0 as
+// integers. ok is false if the digits do not fit into v.
 func writePlain(v json.RawMessage, n int64) (ok bool) {
 	if isPlain(v) {
 		return true
@@ -123,8 +123,7 @@ func number(v json.RawMessage, lo, hi float64) bool {
 	return err == nil && f >= lo && f <= hi
 }
 
-// wrongValue returns the refusal of a value that has another type than it must have, as hasType says, or is out of range. want describes
-// what it must be.
+// wrongValue returns the refusal of a value of a wrong type (hasType is false) or out of range. want describes a right value.
 func wrongValue(param string, v json.RawMessage, hasType func(json.RawMessage) bool, want string) *Error {
 	code := CodeInvalidType
 	if hasType(v) {

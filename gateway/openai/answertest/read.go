@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Spent is the usage of an answer of Anthropic's API, in tokens.
+// Spent is the usage in an answer of Anthropic's API, in tokens.
 type Spent struct {
 	Input  int `json:"input_tokens"`
 	Output int `json:"output_tokens"`
@@ -29,7 +29,7 @@ type Message struct {
 	First Spent    `json:"-"` // the usage in message_start
 	Args  string   `json:"-"` // the arguments of all tool calls
 	Kinds []string `json:"-"`
-	Fail  string   `json:"-"` // type of its error event
+	Fail  string   `json:"-"` // type of the error event
 }
 
 // Text joins the text of all blocks.
@@ -40,7 +40,7 @@ func (m Message) Text() (text string) {
 	return text
 }
 
-// blocks are the events of a stream, without comments.
+// blocks returns the events of a stream, without comments.
 func blocks(t *testing.T, body string) (all []string) {
 	t.Helper()
 	body = strings.ReplaceAll(body, "\r\n", "\n")
