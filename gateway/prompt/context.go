@@ -8,15 +8,12 @@ import (
 	"evenkeel/gateway/openai"
 )
 
-// A prompt and the answer that is asked for may together be longer than the model's context. The
-// decode engine decides what happens then: vLLM from 0.32 on gives as many tokens
-// as fit, and ends the answer by length. Older engines answer 400, but only after a
-// whole prefill, because a prefill engine is asked for one token. So evenkeel
-// answers 400 in their place.
+// A prompt and its answer may together be longer than the model's context. vLLM from 0.32 on then gives as many tokens as fit, and ends the
+// answer by length. Older engines answer 400, but only the decode engine does, after a whole prefill: the prefill engine is asked for one
+// token, so it notices nothing. evenkeel answers 400 earlier.
 
-// Overlong refuses, before any prefill, a request that the decode engines of its
-// model would refuse. A prompt whose length is not known in time is prefilled, and
-// checked again with the prefill engine's count.
+// Overlong refuses, before any prefill, a request that the decode engines of its model would refuse. If the length of a prompt is not known
+// in time, the prompt is prefilled, and checked with the prefill engine's count.
 func (r *Reader) Overlong(m fleet.Route, req *openai.Request, legs []openai.Part) *openai.Error {
 	switch {
 	case m.MaxLen == 0 || req.MaxTokensKey == "":
@@ -39,9 +36,8 @@ func (r *Reader) Overlong(m fleet.Route, req *openai.Request, legs []openai.Part
 	return nil
 }
 
-// Beyond checks prompt and answer against the model's context. tokens is the prompt as an
-// engine counted it; answered is how many of these tokens are part of the answer. If a
-// request does not limit its answer, engines limit it to fit.
+// Beyond checks prompt and answer against the model's context. tokens is the engine's count of the prompt, and answered how many of them
+// belong to the answer. An answer without a limit always fits, because engines limit it.
 func Beyond(m fleet.Route, req *openai.Request, tokens, answered int) *openai.Error {
 	if m.MaxLen == 0 || m.Clamps || req.MaxTokensKey == "" || tokens-answered+req.MaxTokens <= m.MaxLen {
 		return nil
@@ -54,12 +50,10 @@ func tooLong(req *openai.Request, message string) *openai.Error {
 	return &openai.Error{Status: http.StatusBadRequest, Code: "context_length_exceeded", Param: req.MaxTokensKey, Message: message}
 }
 
-// mostTokens bounds an engine's counts where the length of its model's context is
-// not known. No model's context is near it.
+// mostTokens bounds an engine's token counts if the length of its context is not known. It is far above the context of any model.
 const mostTokens = 16 << 20
 
-// Longest is how many tokens prompt and answer may have together on an engine. said is
-// the length that the engine reports; 0: it reports none, and mostTokens is taken.
+// Longest returns how many tokens prompt and answer may have together. said is the length that the engine reports; 0: mostTokens is taken.
 func Longest(said int) int {
 	if said <= 0 {
 		return mostTokens
@@ -67,8 +61,7 @@ func Longest(said int) int {
 	return said
 }
 
-// Credible says whether a prompt and its answer can have so many tokens together,
-// as an engine or another proxy counts them.
+// Credible says whether counts of a prompt and its answer, from an engine or another proxy, are possible with this context.
 func Credible(prompt, completion, context int) bool {
 	most := Longest(context)
 	return prompt >= 0 && prompt <= most && completion >= 0 && completion <= most-prompt

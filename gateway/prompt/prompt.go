@@ -1,5 +1,4 @@
-// Package prompt turns prompts of requests into the keys by which prefix caches are looked up, and
-// finds out how long prompts are.
+// Package prompt computes the keys by which prompts are looked up in prefix caches, and the lengths of prompts.
 package prompt
 
 import (
@@ -21,16 +20,16 @@ import (
 	"evenkeel/prefill/index"
 )
 
-// Parts are the parts of a request that make its prompt.
+// Parts has everything of a request that its prompt depends on.
 type Parts struct {
 	Req     *openai.Request
 	Body    *mooncake.Body    // the body to read, because Req.Body may not be valid any more
 	Changes *mooncake.Changes // its Prompt is one of several prompts; nil: the prompt is in the body
 	Model   fleet.Route
-	Resumed bool // the prompt ends with the answer so far, which is not in the body's text
+	Resumed bool // the prompt ends with the answer so far, which the body does not contain
 }
 
-// written is the prompt of a completion as the client sent it.
+// written returns the prompt as the client sent it.
 func (p *Parts) written() json.RawMessage {
 	if p.Changes != nil && p.Changes.Prompt != nil {
 		return p.Changes.Prompt
@@ -39,8 +38,8 @@ func (p *Parts) written() json.RawMessage {
 	return prompt
 }
 
-// Text is a completion's prompt as a JSON string; nil: the prompt is token ids, to which no text
-// can be added, or the engine truncates it, and would truncate it again.
+// Text returns a completion's prompt as a JSON string; nil: it is token ids, to which no text can be added, or the engine truncates it, and
+// would truncate the longer text again.
 func (p *Parts) Text() json.RawMessage {
 	written := p.written()
 	if cut, ok := p.Body.Get("truncate_prompt_tokens"); ok && string(cut) != "null" || len(written) == 0 || written[0] != '"' {
@@ -49,7 +48,7 @@ func (p *Parts) Text() json.RawMessage {
 	return written
 }
 
-// IDs are the token ids of a prompt, and the JSON that they come from; nil: the prompt is text.
+// IDs returns the token ids of a prompt, and their JSON; nil: the prompt is text.
 func (p *Parts) IDs() (ids []int32, written json.RawMessage) {
 	written = p.written()
 	ids, ok := index.PromptTokens(nil, written)
@@ -59,7 +58,7 @@ func (p *Parts) IDs() (ids []int32, written json.RawMessage) {
 	return ids, written
 }
 
-// Config is what a reader needs of the proxy.
+// Config is the part of the proxy that a Reader needs.
 type Config struct {
 	Client *engine.Client
 	Fleet  interface {
@@ -76,7 +75,7 @@ type Reader struct {
 	Config
 	asked     *prometheus.CounterVec
 	tokenizer tokenizer
-	hashers   sync.Pool // of *index.Hasher: a prompt is hashed outside of every lock
+	hashers   sync.Pool // of *index.Hasher, so that prompts are hashed without a lock
 	mu        sync.Mutex
 	salts     index.Salts
 }
@@ -94,8 +93,8 @@ func NewReader(c Config) *Reader {
 	return r
 }
 
-// Recognize hashes a prompt. The result has no keys if no other request can share the prompt:
-// its cache_salt is not shared, or it is several prompts.
+// Recognize hashes a prompt. The result has no keys if no other request can share the prompt: its cache_salt is used only once, or there
+// are several prompts.
 func (r *Reader) Recognize(p *Parts) prefill.Prompt {
 	conf, body := &r.Settings().Prefill.Index, p.Body
 	scope := index.Scope{Model: p.Model.Board}
@@ -148,16 +147,15 @@ func (r *Reader) Recognize(p *Parts) prefill.Prompt {
 			return prefill.Prompt{Keys: keys, BlockTokens: ids, Tokens: n, Salted: salted}
 		}
 	}
-	// Media says here that the text is not all: a resumed prompt also has the answer so far.
+	// Media also stands for a resumed prompt here: in both cases, the text is not the whole prompt.
 	return prefill.Prompt{Keys: text.Keys, Bytes: text.Bytes, Salted: salted, Media: text.Media || p.Resumed}
 }
 
-// length returns how many tokens a prompt has, if that is known. ok is false for a
-// prompt that has no more bytes than it may have tokens: it fits, because a token has
-// at least one byte. ok is also false for a prompt that the engine is asked to cut.
+// length returns the tokens of a prompt, if they are known. ok is also false if the prompt has no more bytes than room: a token has at
+// least one byte, so it fits. And ok is false if the engine is asked to truncate the prompt.
 func (r *Reader) length(p *Parts, room int) (tokens int, ok bool) {
 	if cut, has := p.Body.Get("truncate_prompt_tokens"); has && !rawjson.IsNull(cut) {
-		return 0, false // the engine cuts the prompt, and counts what is left
+		return 0, false // the engine truncates the prompt, and counts the rest
 	}
 	if ids, ok := index.PromptTokens(nil, p.written()); ok && (p.Req.Endpoint == mooncake.Completions || p.Req.PromptTokens > 0) {
 		return len(ids), true
@@ -171,15 +169,15 @@ func (r *Reader) length(p *Parts, room int) (tokens int, ok bool) {
 	return len(ids), err == nil
 }
 
-// Hash is the keyed hash of the prompt's bytes as the client sent them: equal for
-// equal prompts, and without meaning to a reader who lacks the key. It is never 0.
+// Hash returns a keyed hash of the prompt's bytes, as the client sent them. It is equal for equal prompts, and tells nothing to a reader
+// without the key. It is never 0.
 func (p *Parts) Hash(key []byte) uint64 {
 	mac := hmac.New(sha256.New, key)
 	mac.Write(p.written())
 	return max(1, binary.BigEndian.Uint64(mac.Sum(nil)))
 }
 
-// Bytes is the length of a prompt in bytes, as the client sent it.
+// Bytes returns the length of a prompt in bytes, as the client sent it.
 func Bytes(req *openai.Request, leg *mooncake.Changes) int {
 	if leg != nil && leg.Prompt != nil {
 		return len(leg.Prompt)
@@ -187,8 +185,8 @@ func Bytes(req *openai.Request, leg *mooncake.Changes) int {
 	return req.PromptBytes
 }
 
-// Tokens is a prompt's length in tokens before an engine has counted it: exact if the request has one prompt of token ids,
-// else an estimate.
+// Tokens returns a prompt's length in tokens before an engine has counted it. It is exact for a single prompt of token ids, and otherwise
+// an estimate.
 func Tokens(req *openai.Request, leg *mooncake.Changes) int {
 	if (leg == nil || leg.Prompt == nil) && req.PromptTokens > 0 {
 		return req.PromptTokens
@@ -196,8 +194,7 @@ func Tokens(req *openai.Request, leg *mooncake.Changes) int {
 	return Bytes(req, leg) / bytesPerToken
 }
 
-// AllTokens is the sum of Tokens over all legs. A prompt with several answers counts once for each
-// answer, because each is prefilled.
+// AllTokens returns the sum of Tokens over all parts. A prompt with several answers counts once per answer, because each is prefilled.
 func AllTokens(req *openai.Request, legs []openai.Part) (tokens int) {
 	for i := range legs {
 		tokens += Tokens(req, &legs[i].Changes)
@@ -205,5 +202,5 @@ func AllTokens(req *openai.Request, legs []openai.Part) (tokens int) {
 	return tokens
 }
 
-// bytesPerToken is the usual length of a token of English text.
+// bytesPerToken is the usual length of a token of English text, in bytes.
 const bytesPerToken = 4

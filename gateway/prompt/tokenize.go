@@ -18,19 +18,18 @@ import (
 	"evenkeel/prefill/index"
 )
 
-// A tokenizer asks prefill engines for the token ids of prompts.
-// It must never delay a request for long: if no ids come in time, the prompt is
-// looked up by the bytes of its text, as without a tokenizer.
+// A tokenizer asks prefill engines for the token ids of prompts, and remembers the answers. It must not delay a request for long: if no ids
+// come in time, the prompt is looked up by its bytes, as without a tokenizer.
 type tokenizer struct {
 	mu     sync.Mutex
 	known  map[promptDigest]*list.Element
-	recent list.List // of tokenized, the last used first
-	keys   int       // how many keys all of them have
+	recent list.List // of tokenized, the last used one first
+	keys   int       // number of keys in all of them
 	asked  uint64
-	trust  circuit.Circuit // open after one failure; then one prompt at a time tries again
+	trust  circuit.Circuit // open after one failure: then one prompt at a time tries again
 }
 
-// promptDigest is 128 bits of everything that takes part in a prompt.
+// promptDigest is a digest, of 128 bits, of everything that a prompt depends on.
 type promptDigest [2]uint64
 
 type tokenized struct {
@@ -41,9 +40,9 @@ type tokenized struct {
 }
 
 const (
-	tokenizeAnswer = 16 << 20 // bytes
+	tokenizeAnswer = 16 << 20 // bytes of an answer
 	mostTokenized  = 512      // prompts
-	mostKeys       = 1 << 20  // of all these prompts: 16 MiB, 512 prompts of 32k tokens
+	mostKeys       = 1 << 20  // keys in all of them: 16 MiB, as for 512 prompts of 32k tokens
 )
 
 // Outcomes of asking for token ids, as metrics name them.
@@ -53,15 +52,14 @@ const (
 	tokenizeFailed = "failed"
 )
 
-// templated are the members of a body that make its prompt.
+// templated lists the keys of a body that its prompt depends on.
 var templated = map[mooncake.Endpoint][]string{
 	mooncake.Chat: {"messages", "tools", "chat_template", "chat_template_kwargs", "add_generation_prompt",
 		"continue_final_message", "add_special_tokens", "reasoning_effort", "documents", "tool_choice"},
 	mooncake.Completions: {"prompt", "add_special_tokens"},
 }
 
-// tokenize returns the keys of a prompt in blocks of token ids, and how
-// many tokens it has; false: no engine returned its ids.
+// tokenize returns the keys of a prompt in blocks of token ids, and its length in tokens; ok is false if no engine returned its ids.
 func (r *Reader) tokenize(p *Parts, h *index.Hasher, root index.Key, block int) (keys []index.Key, tokens int, ok bool) {
 	body, digest := p.templated(root)
 	if t, ok := r.tokenizer.find(digest, block); ok {
@@ -79,7 +77,7 @@ func (r *Reader) tokenize(p *Parts, h *index.Hasher, root index.Key, block int) 
 	return keys, len(ids), true
 }
 
-// templated is the body that asks for a prompt's token ids, and its digest.
+// templated returns the body that asks for a prompt's token ids, and its digest.
 func (p *Parts) templated(root index.Key) ([]byte, promptDigest) {
 	out := []byte(`{"model":`)
 	name, _ := json.Marshal(p.Model.Name)
@@ -179,7 +177,7 @@ func (t *tokenizer) drop(e *list.Element) {
 	t.keys -= len(k.keys)
 }
 
-// mayAsk says whether an engine may be asked now. turn is the number to pass to answered.
+// mayAsk says whether an engine may be asked now. turn identifies the question for answered.
 func (t *tokenizer) mayAsk(now time.Time) (turn uint64, ok bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -191,8 +189,8 @@ func (t *tokenizer) mayAsk(now time.Time) (turn uint64, ok bool) {
 	return t.asked, true
 }
 
-// answered records the outcome of a question. began says that engines are not asked for a while from
-// now on, ended that they are asked again. A prompt that an engine refuses counts as neither.
+// answered records the outcome of a question. began says that engines will not be asked for a while, ended that they will be asked again. A
+// prompt that an engine refuses changes neither.
 func (t *tokenizer) answered(turn uint64, now time.Time, err error) (began, ended bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
