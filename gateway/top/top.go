@@ -1,4 +1,4 @@
-// Package top prints the state of a running proxy in a terminal: the page of text that its admin listener writes.
+// Package top shows the state of a running proxy in a terminal: the page of text of its admin listener.
 package top
 
 import (
@@ -18,24 +18,24 @@ import (
 // Source is the admin listener of a proxy.
 type Source struct {
 	URL    string
-	Token  string // of admin.token_file; empty: none is asked for
+	Token  string // of admin.token_file; empty: none is needed
 	Client *http.Client
 }
 
 const (
 	patience  = 3 * time.Second
-	mostBytes = 1 << 20 // of a page, which has 200 lines of at most 400 columns
+	mostBytes = 1 << 20 // bytes of a page, which has 200 lines of at most 400 columns
 
-	leastWidth, mostWidth = 40, 400 // that the listener takes
+	leastWidth, mostWidth = 40, 400 // columns that the listener accepts
 )
 
-// NewSource asks a listener, which sends nobody elsewhere.
+// NewSource returns a Source that follows no redirects, because the token is meant for this listener only.
 func NewSource(url, token string) *Source {
 	stay := func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	return &Source{URL: strings.TrimSuffix(url, "/"), Token: token, Client: &http.Client{Timeout: patience, CheckRedirect: stay}}
 }
 
-// Page is the state of the proxy in lines of so many columns.
+// Page returns the state of the proxy in lines of this many columns.
 func (s *Source) Page(ctx context.Context, width int) (string, error) {
 	path := fmt.Sprintf("/live?once&text&width=%d", max(leastWidth, min(mostWidth, width)))
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, s.URL+path, nil)
@@ -75,7 +75,7 @@ func (s *Source) Page(ctx context.Context, width int) (string, error) {
 	return harmless(string(body)), nil
 }
 
-// harmless replaces all but lines of text: a terminal obeys the rest.
+// harmless replaces control characters except line ends, because a terminal would obey them.
 func harmless(text string) string {
 	return strings.Map(func(r rune) rune {
 		if r != '\n' && !unicode.IsPrint(r) {
@@ -85,8 +85,8 @@ func harmless(text string) string {
 	}, text)
 }
 
-// What is written to the terminal. A line that is too long for it is cut and does not go on in the next one. A line is cleared
-// before it is written: when it fills the width, the cursor stands on its last character.
+// These control the terminal. Lines that are too long are cut instead of wrapped. A line is cleared before it is written, because after a
+// full line the cursor stays on the last character and would clear it.
 const (
 	begin = "\x1b[?7l"
 	end   = "\x1b[?7h\n"
@@ -104,7 +104,7 @@ func Run(ctx context.Context, s *Source, out io.Writer, size func() (width, heig
 
 func run(ctx context.Context, s *Source, out io.Writer, size func() (width, height int), tick <-chan time.Time) error {
 	_, height := size()
-	fmt.Fprint(out, begin, strings.Repeat("\n", height)) // what was on the screen can still be scrolled to
+	fmt.Fprint(out, begin, strings.Repeat("\n", height)) // keeps what was on the screen, for scrolling back
 	defer fmt.Fprint(out, end)
 	var last screen
 	for {
@@ -129,7 +129,7 @@ func run(ctx context.Context, s *Source, out io.Writer, size func() (width, heig
 	}
 }
 
-// screen is the last page, and why there is no newer one.
+// screen has the last page, and why there is no newer one.
 type screen struct {
 	page string
 	at   time.Time // of page; zero: there was none yet
@@ -142,7 +142,7 @@ func (s *screen) see(page string, err error, now time.Time) {
 	}
 }
 
-// lines are as many as a terminal has.
+// lines returns as many lines as the terminal has.
 func (s *screen) lines(width, height int, now time.Time) (all []string) {
 	if s.err != nil {
 		says := "There is no page yet; evenkeel top asks again every second: "
