@@ -41,9 +41,9 @@ type Pull struct {
 }
 
 // NewPull returns a Pull of src. If src has Pending() int, this is how many bytes Read returns without waiting; if it has Ended() bool,
-// this says whether nothing follows them. If it has Torn()
-// bool, the client gets no comments while this says that it has only a part of an event. end is called exactly once, when fasthttp has finished the answer or given it up. Its err is nil
-// after io.EOF, the error of src, an error about its panic, or ErrUnfinished.
+// this says whether nothing follows them. While Torn() bool of src says that the client has only a part of an event, the client gets no
+// comments. end is called exactly once, when fasthttp has finished the answer or given it up. Its err is nil after io.EOF, the error of
+// src, an error about its panic, or ErrUnfinished.
 func NewPull(src io.Reader, end func(err error), log *zap.Logger) *Pull {
 	p := &Pull{src: src, end: end, log: log}
 	p.ahead, _ = src.(interface{ Pending() int })
