@@ -23,15 +23,15 @@ import (
 	"evenkeel/prefill"
 )
 
-// What becomes of a hand-off that is discarded, as evenkeel_drains_total labels it. All but
-// the first leave its KV to the prefill engine's hold timeout.
+// The outcomes of a discard, as evenkeel_drains_total labels them. After all but the first, the prefill engine keeps the KV until its hold
+// timeout.
 const (
 	discardDone     = "drained"
 	discardUnplaced = "unplaced" // no rank had room in time
-	discardCrowded  = "crowded"  // too many others waited already
+	discardCrowded  = "crowded"  // as many discards ran already as the pool has places
 	discardExpired  = "expired"
-	discardFailed   = "failed"  // the decode engine broke the call
-	discardRefused  = "refused" // the decode engine refused the call, and is not known to have the KV freed then
+	discardFailed   = "failed"  // the call to the decode engine failed
+	discardRefused  = "refused" // the decode engine refused the call, and its refusals are not known to make the prefill engine free the KV
 )
 
 // Config is what a Discarder needs of the proxy.
@@ -43,12 +43,12 @@ type Config struct {
 	Engines    func() Engines // as they are now
 	Places     *pool.Places
 	Dispatcher Dispatcher
-	NextID     func() uint64 // of an entry of the pool
+	NextID     func() uint64 // returns a new ID for an entry of the pool
 	Registerer prometheus.Registerer
 	Log        *zap.Logger
 }
 
-// Monitor takes reports of how engines did, and says how many hand-offs a prefill engine has given away.
+// Monitor takes reports about engines, and says how many hand-offs of a prefill engine have expired.
 type Monitor interface {
 	Judge(instance string, v engine.Verdict, why error)
 	Report(instance string, err error)
@@ -72,10 +72,10 @@ type Dispatcher interface {
 	Release(s *dispatcher.Slot, o board.Outcome)
 }
 
-// A Discarder throws hand-offs away from which no answer is made.
+// A Discarder discards hand-offs that no request will use, so that their prefill engines free the KV.
 type Discarder struct {
 	Config
-	service.Leftovers // the discards that run
+	service.Leftovers // the discards under way
 	outcomes          *prometheus.CounterVec
 }
 
@@ -94,12 +94,12 @@ func NewDiscarder(c Config) *Discarder {
 	return d
 }
 
-// Discard throws a hand-off away from which no answer is made, so that its prefill engine gets the KV's memory back. No call frees a
-// prefill engine's blocks but a decode that pulls them. So one token is decoded on a rank that the dispatcher picks, charged like any
-// request, and the token is thrown away. Until that has happened, or the hold timeout of the engine is over, the hand-off counts on the
-// budget of the prefill engine. A decode engine may have read the hand-off before: then the blocks that this decode pulls may be another
-// prompt's. So the decode has a cache_salt of its own, under which no other request finds the blocks. Discard returns at once; freed, which
-// may be nil, is called from another goroutine once the prefill engine has let go of the KV.
+// Discard makes the prefill engine free the KV of a hand-off that no request will use. A prefill engine frees the blocks only when a decode
+// engine pulls them. So a rank that the dispatcher picks decodes one token, charged like any request, and the token is thrown away. Until
+// the pull, or until the engine's hold timeout, the hand-off counts on the KV budget of the prefill engine. If a decode engine has pulled
+// the hand-off before, the blocks that this decode pulls may hold another prompt's KV. So the decode has a cache_salt of its own, under
+// which no other request finds the blocks. Discard returns at once. freed, which may be nil, is called from another goroutine once the
+// prefill engine has freed the KV.
 func (d *Discarder) Discard(h *Handoff, freed func()) {
 	h.Lease.PassOn()
 	finish := func(outcome string, err error) {
@@ -110,7 +110,7 @@ func (d *Discarder) Discard(h *Handoff, freed func()) {
 				zap.String("prefill", h.Lease.Candidate.ID), zap.Error(err))
 		}
 	}
-	// Each discard keeps its request's body, so no more discards run at once than the pool has places.
+	// The number of concurrent discards is bounded, because each discard keeps the body of its request in memory.
 	switch err := d.Run(d.Places.Size(), func() {
 		outcome, err := d.discardNow(h)
 		if err == nil && freed != nil {
@@ -125,11 +125,11 @@ func (d *Discarder) Discard(h *Handoff, freed func()) {
 	}
 }
 
-// discardTries is how often a hand-off is offered to decode ranks.
+// discardTries is how many times at most a discard asks a decode rank.
 const discardTries = 3
 
-// discardNow discards a hand-off, and says what became of it, as evenkeel_drains_total labels it. An error leaves the hand-off to the hold
-// timeout of its prefill engine.
+// discardNow discards a hand-off, and returns the outcome, as evenkeel_drains_total labels it. After an error, the prefill engine keeps the
+// KV until its hold timeout.
 func (d *Discarder) discardNow(h *Handoff) (outcome string, err error) {
 	for try := 1; ; try++ {
 		engines := d.Engines()
@@ -149,14 +149,15 @@ func (d *Discarder) discardNow(h *Handoff) (outcome string, err error) {
 		if placed.Err != nil {
 			return discardUnplaced, errors.Join(placed.Err, err)
 		}
-		// A hand-off whose discard has the id of its probe is not offered again after a call that broke: the engine may still run the
-		// request of that id.
 		var again bool
-		if outcome, again, err = d.discardOn(placed.Slot, h, try); err == nil || !again || try == discardTries || h.ProbeID != "" &&
-			outcome == discardFailed {
+		outcome, again, err = d.discardOn(placed.Slot, h, try)
+		// A discard that must use the id of its probe is not tried again after a call that failed: the engine may still run the request
+		// with this id.
+		idInUse := h.ProbeID != "" && outcome == discardFailed
+		if err == nil || !again || try == discardTries || idInUse {
 			return outcome, err
 		}
-		select { // a pause, so that the monitor can learn of the failure
+		select { // the pause lets the monitor learn of the failure, so that the next rank is another one
 		case <-time.After(d.Settings().Prefill.Retry.Base << try):
 		case <-d.Context.Done():
 			return outcome, err
@@ -164,20 +165,20 @@ func (d *Discarder) discardNow(h *Handoff) (outcome string, err error) {
 	}
 }
 
-// discardOn has the rank of a slot decode one token of a hand-off, and gives the slot back. again says that the rank failed and another
-// rank may still do it. After a rank that was silent for all its time no other one is tried: if the hand-off is the cause, the next decode
-// would hold its slot as long. try counts from 1, and makes the id of the request.
+// discardOn has the rank of a slot decode one token from a hand-off, and gives the slot back. again says that another rank may still
+// succeed. If the rank was silent until the time limit, no other rank is tried: the hand-off may be the cause, and then the next decode
+// would hold its slot as long. try counts from 1, and is part of the request's id.
 func (d *Discarder) discardOn(slot *dispatcher.Slot, h *Handoff, try int) (outcome string, again bool, err error) {
 	slotOutcome := board.Outcome{Kind: board.Failed}
 	defer func() { d.Dispatcher.Release(slot, slotOutcome) }()
 	now := time.Now()
-	// After PulledBy too little time is left for a pull before the prefill engine frees the blocks by itself. This also holds for a
-	// hand-off that comes back from another rank.
+	// After PulledBy too little time is left for a pull before the prefill engine frees the blocks by itself. The check is here, because
+	// the hand-off may have spent time on another rank.
 	if !now.Before(h.PulledBy()) {
 		return discardExpired, false, mooncake.ErrExpired
 	}
 	rank := d.Engines().Rank(slot.Worker)
-	if h.kv == nil { // else the params were taken before, for another rank
+	if h.kv == nil { // not nil: the params were taken for another rank, which then failed
 		if h.kv, err = h.Discard(now); err != nil {
 			return discardExpired, false, err
 		}
@@ -202,9 +203,12 @@ func (d *Discarder) discardOn(slot *dispatcher.Slot, h *Handoff, try int) (outco
 	if f != nil {
 		h.Avoid = d.Engines().Beside(slot.Worker, f.Why == lifecycle.Failed, h.Avoid)
 	}
-	// the monitor learns of a call that broke, or of what the engine said of itself
-	if f != nil && (f.Status == 0 && f.Why != lifecycle.NotOurs || f.Why == lifecycle.Withheld || f.Why == lifecycle.Unlisted) {
-		d.Monitor.Report(f.Engine, f.Err)
+	if f != nil {
+		unanswered := f.Status == 0 && f.Why != lifecycle.NotOurs
+		outOfService := f.Why == lifecycle.Withheld || f.Why == lifecycle.Unlisted // the engine itself says so
+		if unanswered || outOfService {
+			d.Monitor.Report(f.Engine, f.Err)
+		}
 	}
 	switch {
 	case f == nil:
@@ -219,16 +223,16 @@ func (d *Discarder) discardOn(slot *dispatcher.Slot, h *Handoff, try int) (outco
 		return discardFailed, f.Why != lifecycle.Silent, f.Err
 	case f.Why == lifecycle.Withheld:
 		return discardRefused, true, f.Err
-	case !d.Engines().RejectionFrees(rank): // a refusal leaves the KV where it is
+	case !d.Engines().RejectionFrees(rank): // the refusal leaves the KV on the prefill engine
 		return discardRefused, true, f.Err
 	}
-	h.Lease.Release()                                              // the KV came, or the refusal has it freed
-	slotOutcome.Kind, slotOutcome.Kept = board.Cancelled, f == nil // its one token is an answer, too
+	h.Lease.Release()                                              // the KV was pulled, or the refusal made the prefill engine free it
+	slotOutcome.Kind, slotOutcome.Kept = board.Cancelled, f == nil // after an answer of one token, too, the engine keeps its KV
 	return discardDone, false, nil
 }
 
-// discardLost tells the monitor of a decode engine that broke the decode of a discarded hand-off, or was silent. It says whether the
-// engine may have the hand-off, which then may be why. If the proxy itself ended the call (HungUp), nobody is to blame.
+// discardLost tells the monitor that a decode engine failed in the decode of a discarded hand-off, or was silent. It returns whether the
+// request may have reached the engine. If the proxy itself ended the call (HungUp), the engine is not to blame.
 func (d *Discarder) discardLost(f *failure.Fault) bool {
 	switch f.Why {
 	case lifecycle.HungUp:
