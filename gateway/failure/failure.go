@@ -1,5 +1,4 @@
-// Package failure has what a client sees of a request that an engine, a queue or this proxy
-// did not serve.
+// Package failure has the errors that a client gets if an engine, a queue or this proxy did not serve its request.
 package failure
 
 import (
@@ -28,26 +27,26 @@ import (
 	"evenkeel/sse"
 )
 
-// The errors that are the same for every request. No code changes them.
+// Errors that are the same for every request, and are shared by all: they must not be changed.
 var (
-	None     = new(openai.Error) // stands for the error of an answer that was whole
+	None     = new(openai.Error) // no error: the answer was complete
 	Gone     = openai.NewError(journal.StatusClientClosed, "client_closed", "the client left")
 	Broken   = openai.NewError(http.StatusInternalServerError, "internal_error", "internal error; the request may be tried again")
 	NotOurs  = openai.Unavailable(geo.RejectOwner, "another proxy admits to the decode group now; send the request again", 1)
 	Leaving  = openai.Unavailable("draining", "this proxy is shutting down; use another", 1)
-	Deadline = openai.Unavailable("deadline_unmet", // the request is refused so that no prefill is made in vain
+	Deadline = openai.Unavailable("deadline_unmet", // a refusal before the prefill, which would be in vain
 		"the first token could not have come by x-evenkeel-deadline-ms, so nothing was computed; give the request more time, or send it later", 1)
-	// Late is the error if a decode engine began its answer after its KV may have become another prompt's.
+	// Late is the error of an answer that began so late that the decode engine may have pulled another prompt's KV.
 	Late = openai.NewError(http.StatusGatewayTimeout, "decode_timeout",
 		"the decode engine was silent for so long that its answer could be made of another prompt's KV; send the request again")
-	// NoRoute is the error of a request that is passed through, and whose endpoint no engine has.
+	// NoRoute is the error of a request that is passed through to an endpoint that no engine has.
 	NoRoute = openai.NewError(http.StatusNotFound, "no_such_route",
 		"no engine that serves the model has this endpoint; it is one of another kind of model")
 	noLocal = openai.Unavailable("decode_unavailable", "no decode engine that may compute this prompt alone has room for it; retry later", 1)
 )
 
-// NoLocal is the answer to a request that only a decode rank which computes its prompt may serve, and that got none.
-// last is the error of its last attempt, nil if there was none.
+// NoLocal is the answer to a request that found no decode rank which may compute its prompt itself, and that no other engine may serve.
+// left says that the client has left. last is the error of the last attempt; nil: there was none.
 func NoLocal(left bool, last *openai.Error) *openai.Error {
 	if left {
 		return Gone
@@ -60,11 +59,11 @@ func BadGateway(side, why string) *openai.Error {
 	return openai.NewError(http.StatusBadGateway, side+"_failed", sideName(side)+" failed: "+why)
 }
 
-// Engine is the side of an engine that serves a request alone.
+// Engine is the side of an engine that computes the prompt and writes the answer. The other sides are "prefill" and "decode".
 const Engine = "engine"
 
-// Unserved says that no engine of a side is up for a model. states names the states of these engines; empty: they are not known. If mixed
-// is set, each engine of the model computes prompts and writes answers, so there are no sides.
+// Unserved is the error if no engine of a side ("prefill", "decode") is up for a model. states names the states of these engines; empty:
+// they are not known. If mixed is set, each engine of the model computes prompts and writes answers, so side is not used.
 func Unserved(side, model string, mixed bool, states string) *openai.Error {
 	who := side + " engine"
 	if mixed {
@@ -76,7 +75,7 @@ func Unserved(side, model string, mixed bool, states string) *openai.Error {
 	return openai.Unavailable(side+"_unavailable", "no healthy "+who+" serves "+strconv.Quote(model)+states, 1)
 }
 
-// sideName is how a message to a client names an engine of a side.
+// sideName names an engine of a side in a message to a client.
 func sideName(side string) string {
 	if side == Engine {
 		return "the engine"
@@ -84,8 +83,8 @@ func sideName(side string) string {
 	return "the " + side + " engine"
 }
 
-// Transport is the error for a client whose request was lost with a call to an engine: 503 if the engine could not be reached at all, 504
-// if it was silent, and else 502.
+// Transport is the error for a client whose request failed because the call to an engine did: 503 if the engine could not be reached, 504
+// if it was silent for too long, and else 502.
 func Transport(side string, err error) *openai.Error {
 	var callErr *engine.Error
 	switch isCall := errors.As(err, &callErr); {
@@ -97,13 +96,13 @@ func Transport(side string, err error) *openai.Error {
 	return BadGateway(side, cause(err))
 }
 
-// Stream is the error with which an answer ends whose engine broke it off.
+// Stream is the error at the end of an answer that its engine broke off.
 func Stream(code string, err error) *openai.Error {
 	return openai.NewError(http.StatusBadGateway, code, "the engine's answer broke off: "+cause(err))
 }
 
-// FromStream is the failure that an engine reported in an event, as the error that a client gets in place of an answer. Only a refusal of
-// the request (4xx) keeps its status. A failure of the engine, or of the proxy's own key (401 and 403), becomes 502.
+// FromStream turns a failure that an engine reported in an event into the error that the client gets in place of an answer. Only a refusal
+// of the request (4xx) keeps its status. A failure of the engine, or a refusal of the proxy's own key (401 and 403), becomes 502.
 func FromStream(f sse.Failure) *openai.Error {
 	e := &openai.Error{Status: f.Status, Type: f.Type, Code: f.Code, Message: f.Message}
 	if f.Status/100 != 4 || f.Status == http.StatusUnauthorized || f.Status == http.StatusForbidden {
@@ -115,8 +114,7 @@ func FromStream(f sse.Failure) *openai.Error {
 	return e
 }
 
-// cause says how a call failed in words for a client; addresses stay in the
-// log.
+// cause says for a client how a call failed. It leaves out the addresses of engines, which clients must not learn.
 func cause(err error) string {
 	var callErr *engine.Error
 	switch isCall := errors.As(err, &callErr); {
@@ -132,15 +130,15 @@ func cause(err error) string {
 	return "the connection was lost"
 }
 
-// ErrUndelivered is in the error of an attempt whose KV did not get from one engine to the other.
-// That is never the request's fault, however many engines say so.
+// ErrUndelivered is wrapped by the error of an attempt whose KV did not get from the prefill engine to the decode engine. The request is
+// not the cause, even if several engines report this error for it.
 var ErrUndelivered = errors.New("KV did not arrive")
 
-// undelivered has the words by which SGLang 0.5.23 says so: those of prepare_abort in disaggregation/prefill.py
-// and decode.py, and of KVTransferError in disaggregation/common/conn.py.
+// undelivered has words from the messages in which SGLang 0.5.23 reports that KV did not arrive: those of prepare_abort in
+// disaggregation/prefill.py and decode.py, and of KVTransferError in disaggregation/common/conn.py.
 var undelivered = []string{"KVTransferError", "transfer failed", "handshake failed", "bootstrap failed", "KVPoll.Bootstrapping"}
 
-// Undelivered marks the error of an attempt with ErrUndelivered, if the engine said that.
+// Undelivered adds ErrUndelivered to the error of an attempt if the engine's message, said, reports that KV did not arrive.
 func Undelivered(err error, said string) error {
 	if slices.ContainsFunc(undelivered, func(words string) bool { return strings.Contains(said, words) }) {
 		return fmt.Errorf("%w: %w", err, ErrUndelivered)
@@ -152,9 +150,9 @@ func Undelivered(err error, said string) error {
 func Relayed(status int, resp *engine.Response, body []byte) *openai.Error {
 	e := &openai.Error{
 		Status: status, Code: "engine_refused", Raw: body, ContentType: string(resp.ContentType()),
-		Message: fmt.Sprintf("an engine refused the request with status %d", status), // for a stream that has begun
+		Message: fmt.Sprintf("an engine refused the request with status %d", status), // used if a stream has begun: Raw cannot be sent then
 	}
-	if e.Raw == nil { // an empty answer is still an answer
+	if e.Raw == nil { // nil would mean that there is no answer to relay; this answer is empty
 		e.Raw = []byte{}
 	}
 	if status == http.StatusTooManyRequests {
@@ -163,22 +161,23 @@ func Relayed(status int, resp *engine.Response, body []byte) *openai.Error {
 	return e
 }
 
-// Body reads the body of an error status. Its beginning says what is wrong, and
-// the status says the rest: neither its length nor its pace may hold the request.
+// Body reads the beginning of the body of an error status. The size and the time are bounded, so that a long or slow body does not hold up
+// the request.
 func Body(resp *engine.Response) []byte {
 	resp.SetDeadline(time.Now().Add(refusalTime))
 	return resp.ReadUpTo(maxErrorBody)
 }
 
 const (
-	maxErrorBody = 1 << 20
+	maxErrorBody = 1 << 20 // bytes
 	refusalTime  = 5 * time.Second
 )
 
-// StatusOf is the status that an engine's refusal deserves. SGLang answers 400 to a response whose generation has failed, and begins
-// the text with the status that a chat would have got (0.5.23, create_responses in entrypoints/openai/serving_responses.py, which has
-// the text of an HTTPException). vLLM answers 403 where token ids are refused for want of --enable-scale-out (0.32.0,
-// register_scale_out_api_routers in entrypoints/scale_out/factories.py): it has no such endpoint, and nothing against our key.
+// StatusOf returns the status that an engine should have answered with; two engines use a wrong one. If SGLang fails in a request to
+// /v1/responses, it answers 400, and its message begins with the real status (0.5.23, create_responses in
+// entrypoints/openai/serving_responses.py, which has the text of an HTTPException). If vLLM was started without --enable-scale-out, it
+// answers 403 to requests with token ids (0.32.0, register_scale_out_api_routers in entrypoints/scale_out/factories.py): it lacks the
+// endpoint (404), and does not refuse our key.
 func StatusOf(path string, status int, body []byte) int {
 	if status == http.StatusForbidden && path == "/inference/v1/generate" && strings.Contains(string(body), "--enable-scale-out") {
 		return http.StatusNotFound
@@ -199,14 +198,14 @@ func StatusOf(path string, status int, body []byte) int {
 	return status
 }
 
-// Withheld is what a client gets if no engine is there for its request in time.
+// Withheld is the error for a client whose request reached an engine that takes no requests at present, for the reason why.
 func Withheld(side string, why error) *openai.Error {
 	return openai.Unavailable(side+"_unavailable", sideName(side)+" takes no requests now: "+why.Error()+"; retry later", 1)
 }
 
-// Refused maps an engine's error status to the client's error. A 4xx reaches the client as it came, because the request is at fault. A 401
-// or 403 is about the proxy's own key, and a 5xx about the engine, so the client gets 502 or 503 in place of them. id names the engine in
-// the log.
+// Refused maps an engine's error status to the client's error. A 4xx reaches the client unchanged, because the request is at fault. But 401
+// and 403 are about the proxy's own key, and 5xx is about the engine, so the client gets 502 or 503 instead. id names the engine in the
+// log.
 func Refused(log *zap.Logger, side, id string, status int, resp *engine.Response, body []byte) *openai.Error {
 	switch {
 	case status == http.StatusUnauthorized || status == http.StatusForbidden:
@@ -230,8 +229,8 @@ func NoSuchModel(name string) *openai.Error {
 	}
 }
 
-// Unplaced maps an error of the prefill tier, or of the dispatcher for an entry that it could not place, to the client's error. side is
-// the side whose engines were waited for, prompt the number of the prompt's tokens, and mixed as in Unserved.
+// Unplaced maps the error of a request that got no engine, from the prefill tier or from the dispatcher, to the client's error. side is the
+// side on which the request waited for an engine, prompt is the number of the prompt's tokens, and mixed is as in Unserved.
 func Unplaced(side string, err error, prompt int, model string, mixed bool) *openai.Error {
 	var full *prefill.FullError
 	switch {
@@ -265,20 +264,19 @@ func Unplaced(side string, err error, prompt int, model string, mixed bool) *ope
 	return Unserved(side, model, mixed, "")
 }
 
-// RetryAfter reads an engine's Retry-After in seconds; a date counts as none. A
-// client that waited for more than an hour would be lost, and no engine can plan
-// that far ahead.
+// RetryAfter reads an engine's Retry-After in seconds, and returns at most mostRetryAfter. A date in place of seconds is ignored: it
+// returns 0.
 func RetryAfter(resp *engine.Response) int {
-	n, err := strconv.Atoi(string(resp.Header("Retry-After")))
-	if errors.Is(err, strconv.ErrSyntax) || n < 0 {
+	seconds, err := strconv.Atoi(string(resp.Header("Retry-After")))
+	if errors.Is(err, strconv.ErrSyntax) || seconds < 0 { // a number that is too large becomes the largest int
 		return 0
 	}
-	return min(n, mostRetryAfter)
+	return min(seconds, mostRetryAfter)
 }
 
-const mostRetryAfter = 3600
+const mostRetryAfter = 3600 // seconds; no engine can plan further ahead, and no client waits longer
 
-// KindOf names a content type in words of ours, for a message: an engine may write anything there, so that its own words are not repeated.
+// KindOf names a content type for a message to a client. It repeats only types that it knows, because an engine may write anything there.
 func KindOf(contentType []byte) string {
 	kind, _, _ := strings.Cut(string(contentType), ";")
 	switch kind = strings.TrimSpace(kind); kind {
@@ -290,33 +288,33 @@ func KindOf(contentType []byte) string {
 	return "a content type that we do not know"
 }
 
-// A Fault is a leg of an attempt that has ended without its result.
+// A Fault says how a leg of an attempt (its request to the prefill or to the decode engine) has failed.
 type Fault struct {
 	lifecycle.Ended
-	Answer     *openai.Error // what the client sees if it is not tried again
+	Answer     *openai.Error // the error that the client gets if the request is not tried again
 	Status     int           // the status of the engine's answer; 0: there was none
 	Err        error         // what failed, for the log
-	Engine     string        // the engine's id, if the monitor must learn that a call broke, or what the engine said of itself; else empty
+	Engine     string        // the engine's id, if the monitor must learn of this fault; else empty
 	RetryAfter time.Duration
-	MostLosses int // how often, in all, a lost answer may go on, and engines without KV room may give the request back
+	MostLosses int // how many times in all the request may be resumed after lost answers, or after engines gave it back for lack of KV room
 }
 
-// ErrMoved is why a call ended whose engine was taken out of service.
+// ErrMoved is the error of a call that ended because its engine was taken out of service.
 var ErrMoved = errors.New("the engine was taken out of service")
 
-// Of is a leg that has ended with err, which may be nil.
+// Of is the fault of a leg that has ended with err, which may be nil.
 func Of(end lifecycle.Ended, answer *openai.Error, err error) *Fault {
 	return &Fault{Ended: end, Answer: answer, Err: err}
 }
 
-// Useless is a leg whose engine has answered with status 200, and whose answer cannot be used.
+// Useless is the fault of a leg whose engine has answered with status 200, but whose answer cannot be used.
 func Useless(leg lifecycle.Leg, why lifecycle.Why, answer *openai.Error, err error) *Fault {
 	return &Fault{Ended: lifecycle.Ended{Leg: leg, Far: lifecycle.Headed, Why: why, Open: true}, Answer: answer, Status: http.StatusOK,
 		Err: err}
 }
 
-// Said is the fault of a leg whose engine refused the request in an answer with status 200; nil: err is no such refusal, or is the engine's
-// own failure.
+// Said is the fault of a leg whose engine answered with status 200, but refused the request in the body. It is nil if err is something
+// else, or if the body reports a failure of the engine itself.
 func Said(leg lifecycle.Leg, err error) *Fault {
 	var said *mooncake.SaidError
 	if !errors.As(err, &said) {
@@ -324,14 +322,14 @@ func Said(leg lifecycle.Leg, err error) *Fault {
 	}
 	f := sse.ReadFailure(said.Answer)
 	answer := FromStream(f)
-	if answer.Status != f.Status { // FromStream keeps the status of a refusal only
+	if answer.Status != f.Status { // FromStream has changed the status, so the engine itself has failed
 		return nil
 	}
 	return &Fault{Ended: lifecycle.Ended{Leg: leg, Far: lifecycle.Headed, Why: lifecycle.ByStatus(f.Status)}, Answer: answer, Status: f.Status,
 		Err: err}
 }
 
-// OfEngine says whether the leg's engine is known to have failed at it. KV that did not arrive may be the fault of either engine.
+// OfEngine says whether the leg's own engine is known to have failed. If KV did not arrive, either engine may be at fault.
 func (f *Fault) OfEngine() bool {
 	return f != nil && f.Ended.OfEngine() && !errors.Is(f.Err, ErrUndelivered)
 }
