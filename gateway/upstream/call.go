@@ -1,5 +1,5 @@
-// Package upstream sends all requests of clients to engines. It returns an answer, or a fault in the terms of gateway/lifecycle. It knows
-// nothing of leases, slots and clients.
+// Package upstream sends the requests of clients to engines. It returns the engine's answer, or a fault in the terms of gateway/lifecycle.
+// It knows nothing of leases, slots and clients.
 package upstream
 
 import (
@@ -20,11 +20,12 @@ import (
 	"evenkeel/sse"
 )
 
-// Notice is how long an engine may take to notice that the proxy has left. Then the proxy cuts a connection that the engine did not close.
+// Notice is how long an engine may take to notice that the proxy has left a call. If the engine has not closed the connection by then, the
+// proxy cuts it.
 const Notice = 250 * time.Millisecond
 
-// New prepares a call to an engine. A request for SGLang names the rank in its body, not in a header. But if SGLang
-// prefills and decodes in one engine, the header names the rank, unless ranks must not be named.
+// New prepares a call to an engine. Between SGLang engines that prefill and engines that decode, the body names the rank, so the header
+// must not. For an SGLang engine that does both, the header names the rank, unless its profile forbids that.
 func New(client *engine.Client, profile *mooncake.Profile, target *engine.Target) *engine.Call {
 	if profile.Connector == mooncake.SGLang && (!profile.Aggregated() || profile.NamedRank(target.Rank) < 0) {
 		target = target.Unranked()
@@ -32,22 +33,23 @@ func New(client *engine.Client, profile *mooncake.Profile, target *engine.Target
 	return client.NewCall(target)
 }
 
-// Meet returns how the two legs of the request with this id find each other. The legs run at once, so this is only as far as it is known
-// before they are sent. ranks is how many ranks the prefill engine has.
+// Meet returns how the prefill engine and the decode engine of the request with this id find each other. The two requests run at the same
+// time, so the meeting has only what is known before either is sent. ranks is the number of ranks of the prefill engine.
 func Meet(id string, endpoint mooncake.Endpoint, prefillProfile *mooncake.Profile, prefill *engine.Target, ranks int,
 	decodeProfile *mooncake.Profile, decode *engine.Target) *mooncake.Meeting {
 	meeting := &mooncake.Meeting{Endpoint: endpoint, RID: id, PrefillRank: prefillProfile.NamedRank(prefill.Rank),
 		DecodeRank: decodeProfile.NamedRank(decode.Rank),
 		RequestID:  endpoint.RequestID(id)}
 	if prefillProfile.Connector == mooncake.SGLang {
-		room, n := rand.Int64N(1<<62), int64(max(1, ranks)) // a random room, so that it is new; modulo ranks it must be the prefill rank
-		meeting.Host, meeting.Port, meeting.Room = prefill.URL.Hostname(), prefillProfile.BootstrapPort,
-			room-room%n+int64(max(0, prefill.Rank))
+		// The room is random, so that no two requests have the same; SGLang takes the room modulo ranks as the prefill rank.
+		random, n := rand.Int64N(1<<62), int64(max(1, ranks))
+		meeting.Host, meeting.Port = prefill.URL.Hostname(), prefillProfile.BootstrapPort
+		meeting.Room = random - random%n + int64(max(0, prefill.Rank))
 	}
 	return meeting
 }
 
-// Headers returns the headers of a leg with this id, for a request that is bound before its prefill.
+// Headers returns the headers of a request with this id to either engine, if both engines were chosen before the prefill.
 func Headers(id string, endpoint mooncake.Endpoint, prefillProfile *mooncake.Profile) []engine.Header {
 	headers := engine.JSONHeaders(id)
 	if prefillProfile.Nameless(endpoint) {
@@ -56,13 +58,13 @@ func Headers(id string, endpoint mooncake.Endpoint, prefillProfile *mooncake.Pro
 	return headers
 }
 
-// A Call is a request to an engine. Open or Whole sends it, once. Any goroutine may end it at any time, by the methods of engine.Call.
+// A Call is a request to an engine. Open or Whole sends it, once. Any goroutine may end it at any time with the methods of engine.Call.
 type Call struct {
 	*engine.Call
 	Leg    lifecycle.Leg
 	Engine string       // the id of the engine in engine.Monitor
-	Scope  *owner.Scope // the request is sent only while the scope is ours; nil: no other proxy sends to the engine
-	Run    Run          // knows whether the call was ended because the engine is down; nil: it is never ended for that
+	Scope  *owner.Scope // the request is sent only while this proxy owns the scope; nil: no other proxy sends to the engine
+	Run    Run          // knows whether the call was ended because the engine is down; nil: it is never ended for this reason
 	Path   string
 	Mixed  bool // the engine computes the prompt and writes the answer
 	Beyond bool // the request is sent although the rank has no slot or no KV room for it
@@ -72,19 +74,20 @@ type Call struct {
 	Refusal []byte // the beginning of the body that came with an error status
 }
 
-// A Run knows whether a call was aborted because its engine is down. Cause then returns err as that of a broken call, else err itself.
+// A Run knows whether a call was aborted because its engine is down. If so, Cause returns the error of a lost connection in place of err,
+// else err itself.
 type Run interface{ Cause(err error) error }
 
-// BeyondHeader tells an engine that the request was sent on purpose although the rank has no slot
-// or no KV room for it. An engine may ignore it; it helps to read logs.
+// BeyondHeader marks a request that was sent on purpose although the rank has no slot or no KV room for it. Engines may ignore the header:
+// it is there for people who read their logs.
 const BeyondHeader = "X-Evenkeel-Beyond-Slots"
 
-// Open sends the request and returns once the head of its answer has come. The caller closes the response. An error status is a
-// fault, and its response is returned, too.
+// Open sends the request and returns once the headers of its answer have come. The caller closes the response. After an error status, Open
+// returns both a fault and the response.
 func (c *Call) Open(headers []engine.Header, body [][]byte) (*engine.Response, *failure.Fault) {
-	scope := c.Scope // a closure that has it, and not c, leaves c on its caller's stack
+	scope := c.Scope // the closures capture scope, not c, so that c stays on its caller's stack
 	markSent, ours := scope.Enter()
-	defer markSent() // if nothing is written; else OnWritten has called it earlier
+	defer markSent() // for a request that is never written; else OnWritten calls it earlier
 	if !ours {
 		return nil, c.Broke(owner.ErrNotOwner)
 	}
@@ -148,7 +151,7 @@ func endOf(leg lifecycle.Leg, err error) lifecycle.Ended {
 	case errors.Is(err, sse.ErrSilent):
 		end.Why = lifecycle.Silent
 		return end
-	case !isCall: // the answer is not as it should be
+	case !isCall: // the call itself went well, but its answer could not be read
 		end.Why = lifecycle.Garbled
 		return end
 	case !call.Sent:
@@ -169,8 +172,7 @@ func endOf(leg lifecycle.Leg, err error) lifecycle.Ended {
 	return end
 }
 
-// refused returns the fault of a call whose engine answered with an error status. The engine's 4xx answers reach the client as they
-// came. Its 5xx answers do not, nor does a refusal of the proxy's own credential.
+// refused returns the fault of a call whose engine answered with an error status.
 func (c *Call) refused(resp *engine.Response) *failure.Fault {
 	c.Scope.Refused(string(resp.Header(owner.EpochHeader)))
 	c.Refusal = failure.Body(resp)
@@ -185,8 +187,8 @@ func (c *Call) refused(resp *engine.Response) *failure.Fault {
 	}
 	if why := engine.Unlisted(status, c.Refusal); why != nil {
 		answer := failure.Refused(c.Log, side, id, status, resp, c.Refusal)
-		// By this code, a proxy that got the request from another region gives it back (see markForPeer): another region may have the
-		// model.
+		// If this request came from another region, this code makes the proxy give it back (see markForPeer), because another region may
+		// have the model.
 		answer.Code = failure.NoSuchModel("").Code
 		return &failure.Fault{
 			Ended: lifecycle.Ended{Leg: c.Leg, Far: lifecycle.Headed, Why: lifecycle.Unlisted}, Answer: answer, Status: status, Engine: c.Engine,
@@ -209,8 +211,8 @@ func (c *Call) side() string {
 	return [...]string{lifecycle.Prefill: "prefill", lifecycle.Decode: "decode", lifecycle.Sole: failure.Engine}[c.Leg]
 }
 
-// Abort asks an engine of SGLang to end a request, because the engine may not notice by itself that the proxy has left. SGLang
-// ends all requests whose id begins with this id (SGLang pull request 25561).
+// Abort asks an SGLang engine to end a request, because the engine may not notice by itself that the proxy has left. SGLang ends all
+// requests whose ids begin with id (SGLang pull request 25561).
 func Abort(client *engine.Client, target *engine.Target, id string, log *zap.Logger) error {
 	c := Call{Call: client.NewCall(target.Unranked()).Repeat(), Path: "/abort_request",
 		Limits: engine.Deadlines{Connect: abortTime, FirstByte: abortTime}, Log: log}
@@ -222,8 +224,8 @@ func Abort(client *engine.Client, target *engine.Target, id string, log *zap.Log
 	return nil
 }
 
-// AbortTokens asks an engine of vLLM to end a request to mooncake.Tokens that has id as its X-Request-Id. The engine answers before it
-// ends the request, and ignores an unknown name (0.32.0, abort_requests in entrypoints/scale_out/token_in_token_out/api_router.py).
+// AbortTokens asks a vLLM engine to end a request to mooncake.Tokens that has id as its X-Request-Id. The engine answers before it ends the
+// request, and ignores an unknown id (0.32.0, abort_requests in entrypoints/scale_out/token_in_token_out/api_router.py).
 func AbortTokens(client *engine.Client, target *engine.Target, id string, log *zap.Logger) error {
 	c := Call{Call: client.NewCall(target.Unranked()).Repeat(), Path: "/inference/v1/abort_requests",
 		Limits: engine.Deadlines{Connect: abortTime, FirstByte: abortTime}, Log: log}
@@ -235,4 +237,4 @@ func AbortTokens(client *engine.Client, target *engine.Target, id string, log *z
 	return nil
 }
 
-const abortTime = 2 * time.Second
+const abortTime = 2 * time.Second // limits the connect, and also the wait for the answer's first byte
