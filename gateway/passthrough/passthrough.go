@@ -1,6 +1,6 @@
-// Package passthrough has the requests that are not split into prefill and decode: token counts,
-// embeddings, scores, speech. Each goes as it came to one engine that has its model and its
-// endpoint. This package chooses the engine; gateway/request sends the request there, and relays the answer.
+// Package passthrough serves requests that are not split into prefill and decode: token counts, embeddings, scores, speech. Each goes
+// unchanged to one engine that has its model and its endpoint. This package chooses the engine; gateway/request sends the request to it and
+// relays the answer.
 package passthrough
 
 import (
@@ -35,8 +35,8 @@ func Parse(path string, raw []byte, contentType string, lim openai.Limits) (*ope
 	return openai.ParsePassed(raw, lim)
 }
 
-// Serve has an engine answer a request. raw is its body. An error it returns has not been
-// answered yet.
+// Serve sends a request to an engine and relays the answer. raw is the request's body. If Serve returns an error, the client has got no
+// answer yet, so the caller must send the error.
 func (s *Server) Serve(ctx *fasthttp.RequestCtx, in *request.Incoming, req *openai.Request, path string, raw []byte) *openai.Error {
 	seat := s.seats.For(in.Body)
 	if !seat.Acquire(1) {
@@ -52,7 +52,7 @@ func (s *Server) Serve(ctx *fasthttp.RequestCtx, in *request.Incoming, req *open
 		p.Body = req.Body.Splice(nil, mooncake.Reserved, nil)
 	}
 	if computes(path) {
-		p.Most = int64(len(raw)) // no token has less than a byte
+		p.Most = int64(len(raw)) // a token has at least one byte
 	}
 	return s.Requests.Pass(ctx, in, req, p)
 }
@@ -77,8 +77,8 @@ type Env struct {
 	Registerer prometheus.Registerer
 	Buckets    []float64 // of histograms of seconds
 	Settings   func() *fleet.Settings
-	Engines    func() Engines  // as they are now
-	Requests   *request.Server // serves the requests, with the engines that Choose names
+	Engines    func() Engines  // returns what is known of the engines at present
+	Requests   *request.Server // sends the requests to the engines that Choose returns
 	Bodies     *edge.Account   // of requests, and of answers in one piece
 }
 
@@ -91,17 +91,17 @@ type Engines interface {
 type Server struct {
 	Env
 	took  *prometheus.HistogramVec
-	seats *edge.Account // of requests that are passed through now: no queue and no pool knows these, so nothing else bounds them
+	seats *edge.Account // bounds how many requests are passed through at once, because they go through no queue and no pool
 
 	mu    sync.Mutex
-	busy  map[string]int     // calls under way, by engine
-	lacks map[lack]time.Time // endpoints that engines do not have, and when they said so
+	busy  map[string]int     // the number of this proxy's calls under way, by engine
+	lacks map[lack]time.Time // endpoints that engines do not have, and when the engine answered so
 }
 
 type lack struct{ instance, path string }
 
-// lackMemory is how long an engine is not asked again for an endpoint that it does not have.
-// After that it may be another process, which has the endpoint.
+// lackMemory is how long an engine gets no requests to an endpoint that it did not have. Later the engine may be a new process, which has
+// the endpoint.
 const lackMemory = time.Minute
 
 // New makes the server of a proxy.
@@ -121,23 +121,23 @@ func New(env Env) *Server {
 	return s
 }
 
-// computes says whether an engine runs its model for a request. It does not for token counts.
+// computes says whether an engine runs its model for a request. For tokenization and token counts it does not.
 func computes(path string) bool {
 	return path != "/tokenize" && path != "/detokenize" && path != openai.CountPath
 }
 
-// Paths are the endpoints that are passed through. Not every engine has all names of one: SGLang 0.5.23 has /v1/rerank and /v1/score only
-// (entrypoints/http_server.py), vLLM 0.33 has them all (entrypoints/pooling/scoring/api_router.py, entrypoints/speech_to_text).
+// Paths are the endpoints that are passed through. Some endpoints have several paths, and not every engine has all of them. SGLang 0.5.23
+// has only /v1/rerank and /v1/score (entrypoints/http_server.py). vLLM 0.33 has all (entrypoints/pooling/scoring/api_router.py,
+// entrypoints/speech_to_text).
 var Paths = []string{
 	"/tokenize", "/detokenize", "/v1/embeddings", "/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/score", "/classify", "/pooling",
 	"/v1/audio/transcriptions", "/v1/audio/translations", openai.CountPath,
 }
 
-// hears says whether an endpoint takes a form with speech. All others take JSON.
+// hears says whether an endpoint takes a form with recorded speech. All other endpoints take JSON.
 func hears(path string) bool { return strings.HasPrefix(path, "/v1/audio/") }
 
-// Estimate is how many tokens of its key's minute a request takes before an engine has
-// counted them.
+// Estimate is how many tokens a request counts against the tokens per minute of its API key, until an engine has counted its tokens.
 func Estimate(path string, req *openai.Request) int {
 	if !computes(path) {
 		return 0
@@ -148,18 +148,16 @@ func Estimate(path string, req *openai.Request) int {
 	return req.PromptBytes / bytesPerToken
 }
 
-// About how many bytes a token is: of text, and of a form with speech. A second of speech has a few
-// tokens, and from 3 to 32 KiB.
 const (
-	bytesPerToken = 4
-	bytesPerHeard = 1 << 10
+	bytesPerToken = 4       // of text, roughly
+	bytesPerHeard = 1 << 10 // bytes of recorded speech per token, roughly: a second of speech has a few tokens, and 3 to 32 KiB
 )
 
 var errNoEngine = openai.Unavailable("engine_unavailable", "no healthy engine of this proxy serves the model; retry later", 1)
 
-// Choose takes the engine with the fewest calls of ours, of those that may have the endpoint and were not tried. Engines of a group of
-// which one engine was tried come last: one limit may stand before the whole group. Choose counts the call, and the caller must take
-// it back with Count.
+// Choose returns the engine with the fewest calls of this proxy, among those that may have the endpoint and were not tried. If an engine of
+// a group was tried, the other engines of the group come last, because a common rate limit may bound the whole group. Choose counts the new
+// call; the caller must undo this with Count when the call is over.
 func (s *Server) Choose(model, path string, tried []string) (fleet.Whole, lifecycle.What, *openai.Error) {
 	all, paired := s.Engines().Wholes(model, computes(path))
 	switch {
@@ -172,21 +170,21 @@ func (s *Server) Choose(model, path string, tried []string) (fleet.Whole, lifecy
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	found, from := -1, rand.IntN(len(all))
-	lacking, groups := 0, map[string]bool{}
+	lacking, triedGroups := 0, map[string]bool{}
 	for i := range all {
 		if all[i].Group != "" && slices.Contains(tried, all[i].Instance) {
-			groups[all[i].Group] = true
+			triedGroups[all[i].Group] = true
 		}
 	}
 	better := func(one, other *fleet.Whole) bool {
-		if a, b := groups[one.Group], groups[other.Group]; a != b {
-			return b
+		if oneTried, otherTried := triedGroups[one.Group], triedGroups[other.Group]; oneTried != otherTried {
+			return otherTried
 		}
 		return s.busy[one.Instance] < s.busy[other.Instance]
 	}
 	for i := range all {
-		i = (i + from) % len(all) // start anywhere, so that of equal engines not always the first is taken
-		if at, ok := s.lacks[lack{all[i].Instance, path}]; ok && now.Sub(at) < lackMemory {
+		i = (i + from) % len(all) // starts at a random engine, so that among equal engines each is taken as often
+		if lackedAt, ok := s.lacks[lack{all[i].Instance, path}]; ok && now.Sub(lackedAt) < lackMemory {
 			lacking++
 			continue
 		}
@@ -207,7 +205,7 @@ func (s *Server) Choose(model, path string, tried []string) (fleet.Whole, lifecy
 	return fleet.Whole{}, lifecycle.NoneLeft, errNoEngine
 }
 
-// Count adds to the calls of ours to an engine.
+// Count adds n, which may be negative, to the number of this proxy's calls to an engine.
 func (s *Server) Count(instance string, n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -221,9 +219,9 @@ func (s *Server) Without(instance, path string) {
 	now := time.Now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for l, at := range s.lacks {
-		if now.Sub(at) >= lackMemory {
-			delete(s.lacks, l)
+	for old, lackedAt := range s.lacks {
+		if now.Sub(lackedAt) >= lackMemory {
+			delete(s.lacks, old)
 		}
 	}
 	s.lacks[lack{instance, path}] = now
