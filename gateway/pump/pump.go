@@ -1,7 +1,7 @@
-// Package pump carries a streamed answer from its engine's socket to its client's socket. As long as bytes only
-// flow, an event loop drives the stream: an arrival is one read, and one write to the client. Everything
-// else (the end, an engine that fails or is silent, a drain, a client that leaves) is handled by a goroutine,
-// which drives the same stream with blocking calls, and may pass it to the loop again.
+// Package pump carries a streamed answer from its engine's socket to its client's socket. In the normal case an event loop drives the
+// stream: each arrival is one read from the engine and one write to the client. Everything else (the end, an engine that fails or is
+// silent, a drain, a client that leaves) is handled by a goroutine, which drives the same stream with blocking calls, and may pass it back
+// to the loop.
 package pump
 
 import (
@@ -20,29 +20,30 @@ import (
 	"evenkeel/sse"
 )
 
-// A Stream is an answer under way. It belongs to the loop or to one goroutine at a time: the side that passes it on
-// does not touch it any more.
+// A Stream is an answer under way. At any time, either the loop or one goroutine owns it. After the owner has passed it on, it must not
+// touch it any more.
 type Stream interface {
-	// Next waits for events and returns all that have come; io.EOF is the end. The events are valid until the
+	// Next waits for events and returns all that have come. At the end of the answer it returns io.EOF. The events are valid until the
 	// next call of any method.
 	Next() (events []byte, err error)
-	// Ended says that nothing comes behind the events that Next has returned.
+	// Ended says that the events that Next has returned are the last ones.
 	Ended() bool
 	// Torn says that the client has only a part of the last event.
 	Torn() bool
-	// Flow returns the response whose bytes the answer is made of, and drops the stream's buffers; nil: the
-	// stream needs its goroutine now.
+	// Flow returns the engine's response from which the answer is made, and drops the stream's buffers. It returns nil if a goroutine must
+	// go on driving the stream.
 	Flow() *engine.Response
 
 	// Wait begins the wait for the engine, and returns how long it may last; 0: for ever.
 	Wait(now time.Time) time.Duration
-	// Arrive takes in data of the response, and appends to dst what the client gets for it. After an end, only
-	// the end of the body is read.
+	// Arrive takes in data of the response, and appends to dst the bytes for the client. Once it has returned an end, it ignores further
+	// data.
 	Arrive(dst, data []byte, now time.Time) ([]byte, sse.End)
-	// Err is why nothing more is taken from the engine; nil: it may go on.
+	// Err is the error that ends the answer, so that the loop must not read on; nil: there is none.
 	Err() error
 
-	// GoBack goes on without a loop: Next returns these events first, and then does what end asks for.
+	// GoBack prepares the stream for a goroutine, after the loop has driven it. Next then returns these events first, and goes on as end
+	// requires.
 	GoBack(events []byte, end sse.End)
 	// Close settles the request, however it ended.
 	Close()
@@ -53,19 +54,19 @@ type Stream interface {
 type pump struct {
 	Stream
 	out  *edge.Outlet
-	keep *edge.KeepAlive  // sends the client comments while the engine is silent; nil: it gets none
-	resp *engine.Response // the engine's response that flows, or flowed last
+	keep *edge.KeepAlive  // sends SSE comments to the client while the engine is silent; nil: the client gets none
+	resp *engine.Response // the engine's response that the loop reads, or read last
 
 	loop  *loop.Loop
-	leave int         // how often the loop has passed the stream on; touched ignores a call for an earlier turn
+	leave int         // how many times the loop has passed the stream to a goroutine, so that touched can ignore a call that came too late
 	in    *loop.Watch // the watch of the engine's socket; nil: a goroutine drives the stream
-	until time.Time   // when the engine has been silent for too long; zero: it may be silent for ever
+	until time.Time   // the engine must send something before this time; zero: it may be silent for ever
 	room  *loop.Watch // the watch of the client's socket, while the client is blocked
 	rest  []byte      // bytes that the blocked client has not taken
 }
 
-// Start carries the answer of ctx without fasthttp, once the handler has returned. It is false if there are no
-// loops, or the client's connection does not allow it.
+// Start takes the client's connection from fasthttp once the handler of ctx has returned, and then carries the answer. It returns false if
+// there are no loops, or if the connection cannot be taken.
 func Start(ctx *fasthttp.RequestCtx, log *zap.Logger, loops *loop.Set, s Stream) bool {
 	l := loops.Next()
 	return l != nil && edge.Release(ctx, log, func(o *edge.Outlet) {
@@ -140,7 +141,8 @@ func (p *pump) lift() bool {
 	if !ok {
 		return false
 	}
-	// From here on, the stream belongs to the loop: touched may have passed it to another goroutine already.
+	// From here on, p must not be used if Post succeeds: the loop owns the stream, and touched may already have passed it to another
+	// goroutine.
 	if !p.loop.Post(func() { p.enter(fd, turn) }) {
 		resp.Lower(nil)
 		return false
@@ -194,11 +196,11 @@ type arrival struct {
 	gone   bool   // nothing can be written to the client any more
 }
 
-// perTurn is how many bytes of one engine are read before the loop looks at its other streams. Without this, an
-// engine that sends faster than we read would hold up all other streams.
+// perTurn is how many bytes are read from one engine before the loop turns to its other streams. Without this limit, an engine that sends
+// faster than the proxy reads would hold up all other streams.
 const perTurn = 256 << 10
 
-// Ready reads what has come from the engine, or writes what the client has room for.
+// Ready reads from the engine's socket, or writes to the client's socket, when the loop reports that socket as ready.
 func (p *pump) Ready(w *loop.Watch, ended bool, now time.Time) {
 	defer p.recovered()
 	if w != p.in {
@@ -215,7 +217,7 @@ func (p *pump) Ready(w *loop.Watch, ended bool, now time.Time) {
 		if err != nil {
 			a := arrival{failed: err}
 			if errors.Is(err, io.EOF) {
-				a.failed = nil // the goroutine's next read returns it again and judges it
+				a.failed = nil // the goroutine reads the EOF again, and decides what it means for the answer
 			}
 			p.pass(a)
 			return
@@ -276,7 +278,7 @@ func (p *pump) unpack(b []byte, now time.Time) arrival {
 	}
 	a.frame = out
 	if p.loop.Out = out[:0]; cap(out) > 4*len(p.loop.Buffer) {
-		p.loop.Out = nil
+		p.loop.Out = nil // all streams of the loop share this buffer, so one large arrival must not keep its memory
 	}
 	return a
 }
@@ -325,17 +327,21 @@ func (p *pump) unblock() {
 // Expired gives up a client that does not take its answer, sends a comment, or passes a stream whose engine is silent to a goroutine.
 func (p *pump) Expired(_ *loop.Watch, now time.Time) {
 	defer p.recovered()
-	switch by := p.out.Patience(); {
-	case p.room == nil && p.silence() > 0 && (p.until.IsZero() || now.Before(p.until)): // a comment is due, the engine is not late
-		p.send(append(make([]byte, edge.ChunkRoom), p.keep.Comment()...), now)
-	case p.room == nil:
-		p.pass(arrival{})
-	case by.IsZero() || by.After(now):
-		p.in.Wake(by)
-	default:
-		p.out.Cut(now)
-		p.pass(arrival{gone: true})
+	if p.room == nil { // the client takes its bytes, so the wait was for the engine
+		engineLate := !p.until.IsZero() && !now.Before(p.until)
+		if p.silence() > 0 && !engineLate {
+			p.send(append(make([]byte, edge.ChunkRoom), p.keep.Comment()...), now)
+		} else {
+			p.pass(arrival{})
+		}
+		return
 	}
+	if by := p.out.Patience(); by.IsZero() || by.After(now) {
+		p.in.Wake(by)
+		return
+	}
+	p.out.Cut(now)
+	p.pass(arrival{gone: true})
 }
 
 // pass passes the stream to a goroutine, with the last arrival.
@@ -351,7 +357,7 @@ func (p *pump) pass(a arrival) {
 	go p.guard(func() { p.goBack(a, rest) })
 }
 
-// goBack goes on, in a goroutine, where the loop has stopped.
+// goBack runs in a goroutine, and goes on where the loop has stopped.
 func (p *pump) goBack(a arrival, rest []byte) {
 	p.resp.Lower(a.failed)
 	if a.gone || len(rest) > 0 && p.out.Finish(rest) != nil {
