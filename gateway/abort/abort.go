@@ -1,9 +1,9 @@
-// Package abort knows which requests run, by the names by which their clients call them, so that clients can end them by these names.
+// Package abort lists the running requests by the names that their clients gave them, so that a client can end a request by its name.
 package abort
 
 import "sync"
 
-// Running are the requests that run. The zero value has none.
+// Running is the list of running requests. Its zero value is empty.
 type Running struct {
 	mu  sync.Mutex
 	all map[string]map[*entry]bool // by caller
@@ -14,8 +14,8 @@ type entry struct {
 	end  func()
 }
 
-// Enter registers a running request of a caller under a name. Until leave is called, cancel is called when the caller ends the
-// requests of that name. Several requests may have the same name.
+// Enter registers a running request of a caller under a name, until leave is called. If the caller ends the requests of this name
+// meanwhile, cancel is called. Several requests may have the same name.
 func (r *Running) Enter(caller, name string, cancel func()) (leave func()) {
 	e := &entry{name, cancel}
 	r.mu.Lock()
@@ -37,8 +37,8 @@ func (r *Running) Enter(caller, name string, cancel func()) (leave func()) {
 	}
 }
 
-// End ends those of the caller's requests whose names are taken, side by side, and returns when all were told. It says how many there
-// were. No caller can end the request of another one.
+// End cancels, concurrently, all requests of the caller whose names takes accepts. It returns their number, once every cancel has returned.
+// A caller cannot end the requests of another caller.
 func (r *Running) End(caller string, takes func(name string) bool) int {
 	var ends []func()
 	r.mu.Lock()
