@@ -1,6 +1,6 @@
-// Package handback remembers the KV that decode engines keep of their answers, so that the prefill engine of the next turn can fetch it
-// instead of computing it. An engine fetches what it is told to and compares no token, so that the comparison is made here: KV is
-// offered only for a prompt that begins with exactly the tokens that it was computed from.
+// Package handback remembers which answers' KV decode engines still have, so that the prefill engine of the conversation's next turn can
+// fetch the KV instead of computing it. An engine fetches the KV that the request names, and does not compare tokens. So this package
+// compares them: it offers KV only for a prompt that begins with exactly the tokens that the KV was computed from.
 package handback
 
 import (
@@ -14,30 +14,30 @@ import (
 
 // A Turn is an answer whose engine keeps its KV.
 type Turn struct {
-	Scope  string          // who may go on from it: turns of another scope are never offered
+	Scope  string          // only a request of the same scope may use the KV
 	IDs    []int32         // the tokens whose KV it is
-	Params json.RawMessage // the kv_transfer_params of a prefill request that fetches it
-	Made   roster.Birth    // the process that has it
+	Params json.RawMessage // the kv_transfer_params with which a prefill request fetches the KV
+	Made   roster.Birth    // the engine process that has the KV
 	Came   time.Time
-	Until  time.Time // it is offered until then
+	Until  time.Time // the KV is not offered at this time or later
 
 	hash uint64
 }
 
-// bytes is what a turn takes of memory.
+// bytes is about how much memory a turn takes.
 func (t *Turn) bytes() int { return 4*len(t.IDs) + len(t.Params) + len(t.Scope) + 256 }
 
 // Turns are the turns that are remembered. The zero value has none.
 type Turns struct {
 	mu      sync.Mutex
 	byHash  map[uint64][]*Turn
-	lengths map[int]int // by number of tokens, how many turns have that many
-	order   []*Turn     // as they came, the oldest first
-	bytes   int         // of memory that all turns take
+	lengths map[int]int // number of tokens -> how many turns have this number
+	order   []*Turn     // all turns, the oldest first
+	bytes   int         // memory that all turns take together
 }
 
-// Keep remembers a turn. All turns together take at most `most` bytes of memory: to make room, the oldest are given up. A turn that takes
-// more than that alone, has no tokens or is too old is not remembered.
+// Keep remembers a turn. All turns together take at most `most` bytes of memory: to make room, Keep forgets the oldest. A turn that alone
+// takes more, that has no tokens, or that is too old is not remembered.
 func (k *Turns) Keep(t *Turn, now time.Time, most int) {
 	if t.bytes() > most || len(t.IDs) == 0 || !now.Before(t.Until) {
 		return
@@ -58,8 +58,8 @@ func (k *Turns) Keep(t *Turn, now time.Time, most int) {
 	k.bytes += t.bytes()
 }
 
-// Take returns the longest turn of a scope whose tokens a prompt begins with and that useful accepts; nil: there is none. A turn is taken
-// once, because the engine gives its KV up when it was fetched.
+// Take returns the longest turn of a scope that useful accepts and with whose tokens the prompt begins; nil: there is none. It also forgets
+// this turn, because the engine frees the KV once it was fetched.
 func (k *Turns) Take(scope string, prompt []int32, now time.Time, useful func(*Turn) bool) *Turn {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -96,7 +96,7 @@ func (k *Turns) Len() (n int) {
 	return n
 }
 
-// drop forgets the oldest turns, up to the first one that mayGo does not give up.
+// drop forgets the oldest turns, up to the first one for which mayGo is false.
 func (k *Turns) drop(mayGo func(*Turn) bool) {
 	n := 0
 	for ; n < len(k.order) && mayGo(k.order[n]); n++ {
@@ -105,7 +105,7 @@ func (k *Turns) drop(mayGo func(*Turn) bool) {
 	k.order = slices.Delete(k.order, 0, n)
 }
 
-// forget takes a turn out of everything but the order.
+// forget removes a turn from all fields but order, which the caller must correct.
 func (k *Turns) forget(turn *Turn) {
 	k.bytes -= turn.bytes()
 	if k.lengths[len(turn.IDs)]--; k.lengths[len(turn.IDs)] == 0 {
