@@ -5,16 +5,16 @@ import (
 	"sync"
 )
 
-// Leftovers are what is left to do for requests that are over, a bounded number at a time,
-// until a shutdown has waited for it. Nothing begins once they are closed.
+// Leftovers runs work that is left after requests have ended, such as discards of hand-offs. It bounds how many pieces of work run at once.
+// A shutdown closes it, so that no more work begins, and waits for the rest.
 type Leftovers struct {
 	mu     sync.Mutex
-	open   int
+	open   int // pieces of work that run
 	closed bool
 	all    sync.WaitGroup
 }
 
-// Run runs one, unless so many run already.
+// Run calls one in a new goroutine, unless most pieces of work, or more, run already.
 func (l *Leftovers) Run(most int, one func()) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -34,7 +34,7 @@ func (l *Leftovers) Run(most int, one func()) error {
 	return nil
 }
 
-// Close has nothing begin any more, and tells when those that run are over.
+// Close lets no more work begin, and closes over once the running work has ended.
 func (l *Leftovers) Close() (over <-chan struct{}) {
 	l.mu.Lock()
 	l.closed = true

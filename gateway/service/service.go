@@ -1,6 +1,5 @@
-// Package service says whether this proxy is in service. It goes out of service in
-// steps, so that load balancers are told before clients are, and at last waits for what is
-// left to do for requests that are over.
+// Package service says whether this proxy is in service. A proxy goes out of service in steps: first /readyz tells the load balancers, then
+// new requests are refused, and at last the proxy waits for the work that is left after requests have ended.
 package service
 
 import (
@@ -11,33 +10,33 @@ import (
 	"go.uber.org/zap"
 )
 
-// Service is the proxy's own standing.
+// Service says whether the proxy serves, drains or refuses new requests.
 type Service struct {
 	host Host
 
 	mu       sync.Mutex
-	ctx      context.Context // of requests that have no answer yet: ends at the drain's limit
+	ctx      context.Context // for requests that have no answer yet: ends at the drain's limit
 	end      context.CancelFunc
-	draining bool // /readyz is false
-	refusing bool // new requests are refused
-	since    time.Time
-	limit    time.Time // zero: none
+	draining bool      // /readyz is false
+	refusing bool      // new requests are refused
+	since    time.Time // when the drain began
+	limit    time.Time // when the drain ends the requests that still run; zero: never
 	timers   []*time.Timer
 }
 
-// Host is the proxy that is in service or not.
+// Host is what Service needs of the proxy.
 type Host struct {
 	Context context.Context // ends with the proxy
 	Log     *zap.Logger
-	Grace   func() time.Duration // how long a proxy that drains takes new requests
-	EndAll  func() (calls int)   // ends what runs on engines
+	Grace   func() time.Duration // how long the proxy still takes new requests after a drain has begun
+	EndAll  func() (calls int)   // ends all calls to engines, and returns their number
 }
 
 // DrainState tells how far the proxy's own drain has got.
 type DrainState struct {
 	Since    time.Time  `json:"since"`
 	Deadline *time.Time `json:"deadline,omitempty"`
-	Refusing bool       `json:"refusing"` // new requests, not only /readyz
+	Refusing bool       `json:"refusing"` // new requests are refused; before, only /readyz is false
 	Over     bool       `json:"over"`     // the deadline has passed
 }
 
@@ -48,10 +47,9 @@ func New(h Host) *Service {
 	return s
 }
 
-// Drain takes the proxy out of service. /readyz is false at once, and new requests are refused after limits.drain_grace. Requests that run
-// then may finish within limit, counted from this call; those that still run at its end get an error event. A limit of 0 means no limit.
-// Drain does not wait. It returns for how long new requests are still accepted. A second call sets another limit, but the grace does not
-// begin anew.
+// Drain takes the proxy out of service. /readyz is false at once, and new requests are refused after limits.drain_grace. Requests may run
+// until limit is over, counted from this call; those that still run then end with an error event. A limit of 0 means no limit. Drain does
+// not wait. It returns for how long new requests are still accepted. A second call sets another limit, but does not restart the grace.
 func (s *Service) Drain(limit time.Duration) (accepting time.Duration) {
 	grace := s.host.Grace()
 	s.mu.Lock()
@@ -95,7 +93,7 @@ func (s *Service) Undrain() {
 	s.host.Log.Info("the proxy is in service again; it drains no more")
 }
 
-// EndAll ends what runs, each answer with an error event.
+// EndAll ends all requests that run; an answer that has begun ends with an error event.
 func (s *Service) EndAll() {
 	s.Close()
 	if n := s.host.EndAll(); n > 0 {
@@ -103,23 +101,22 @@ func (s *Service) EndAll() {
 	}
 }
 
-// isCurrent reports whether at is still the drain's deadline. Its timer may fire after
-// the drain was accepting back or got another deadline.
-func (s *Service) isCurrent(at time.Time) bool {
+// isCurrent reports whether deadline is still the drain's deadline. It may not be when its timer fires, because Undrain ended the drain, or
+// another Drain set another deadline.
+func (s *Service) isCurrent(deadline time.Time) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.draining && s.limit.Equal(at)
+	return s.draining && s.limit.Equal(deadline)
 }
 
-// refuseAfter turns new requests away at the end of the grace, unless that drain was
-// accepting back meanwhile.
+// refuseAfter refuses new requests at the end of the grace, unless the drain that began at since was undone meanwhile.
 func (s *Service) refuseAfter(since time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.refusing = s.refusing || s.draining && s.since.Equal(since)
 }
 
-// Refuse turns new requests away from now on.
+// Refuse has new requests refused from now on.
 func (s *Service) Refuse() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -145,7 +142,7 @@ func (s *Service) stopTimers() {
 	s.timers = nil
 }
 
-// Context ends when the request's time does, whatever its client does.
+// Context is for requests that have no answer yet: it ends at the drain's limit, and does not depend on the client.
 func (s *Service) Context() context.Context {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -159,14 +156,14 @@ func (s *Service) Draining() bool {
 	return s.draining
 }
 
-// Refusing says whether new requests are turned away.
+// Refusing says whether new requests are refused.
 func (s *Service) Refusing() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.refusing
 }
 
-// State is nil while the proxy is in service.
+// State says how far the drain has got; nil: the proxy is in service.
 func (s *Service) State() *DrainState {
 	s.mu.Lock()
 	defer s.mu.Unlock()
