@@ -20,22 +20,21 @@ import (
 	"evenkeel/prefill"
 )
 
-// othersTake says whether an engine has refused the request while a rank takes requests that is neither around the refusing rank nor
-// avoided. A caller that named its rank gets no other one.
+// othersTake says whether an engine has refused the request, and a rank that is neither avoided nor in the same group could take it. It is
+// false for a caller that named its decode rank, because such a request must not go to another rank.
 func othersTake(j *job, fault *failure.Fault) bool {
 	return fault.Refused() && j.avoid.othersTake && j.incoming.ToDecode == nil
 }
 
-// again asks for another attempt and waits the pause before it. It returns false if the
-// budget grants none, or if the client has left, or will have left by then.
+// again asks the retry budget for another attempt, and waits for the pause before that attempt. It returns false if the budget grants none,
+// or if the client has left or will have left after the pause.
 func (j *job) again(retry lifecycle.Retry, fault *failure.Fault) bool {
 	wait, ok := j.backoff(retry, fault)
-	if !othersTake(j, fault) { // the other ranks have not asked for a wait
+	if !othersTake(j, fault) { // else another rank gets the request, and the Retry-After of the refusing engine does not apply to it
 		wait = max(wait, min(fault.RetryAfter, maxRetryAfter))
 	}
 	log := j.srv.Log.With(zap.Inline(j), zap.Int("attempt", j.record.Attempts), zap.Int("status", fault.Status), zap.Error(fault.Err))
-	// The client's own time limit, if it told one, may be over before another attempt could begin. An answer that
-	// has begun has none.
+	// The client may give up before another attempt could begin. Its time limit does not bound an answer that has begun.
 	late := !j.life.Resumed() && !j.incoming.Patience.IsZero() && time.Now().Add(wait).After(j.incoming.Patience)
 	if !ok || late {
 		log.Warn("a request failed, and no retry is left")
@@ -62,7 +61,7 @@ func (j *job) backoff(retry lifecycle.Retry, fault *failure.Fault) (wait time.Du
 		wait, again = j.srv.Tier.RetryUnsent(retry.N)
 	case lifecycle.Counted:
 		if othersTake(j, fault) && pause > 0 {
-			again = retry.N < conf.Attempts // no budget is asked: it keeps failures from multiplying, and here no engine ran anything
+			again = retry.N < conf.Attempts // the budget limits work that is repeated in vain, but a refused request cost no work
 			break
 		}
 		wait, again = j.srv.Tier.Retry(retry.N, fault.Status, fault.Err)
@@ -76,12 +75,11 @@ func (j *job) backoff(retry lifecycle.Retry, fault *failure.Fault) (wait time.Du
 	return wait, again
 }
 
-// maxRetryAfter bounds how long an engine's Retry-After holds up a request that
-// another engine may take.
+// maxRetryAfter bounds how long an engine's Retry-After delays a retry, because another engine may take the request.
 const maxRetryAfter = 5 * time.Second
 
-// legID returns the id that an engine gets for a call. It is new for every attempt, so that a repeated probe never meets the first one
-// on the engine. leg is a letter for the kind of the call.
+// legID returns the request id that an engine gets for a call. Each attempt has a new id, because the request of the attempt before may
+// still run on the engine. leg is a letter for the kind of call.
 func (j *job) legID(leg string, attempt int) string {
 	return "ek-" + j.id + "-" + leg + strconv.Itoa(attempt)
 }
@@ -94,20 +92,20 @@ func (j *job) estimate() int {
 	return prompt.Tokens(j.req, j.changes)
 }
 
-// A leaving ends a call after its client has left: grace after that, but not before moment. Each probe has a leaving, so it is only
-// one allocation with what its callback needs, and one for the callback.
+// A leaving ends a call when its client has been gone for the time grace, but not before earliest. Each probe has a leaving, so it is made
+// with two allocations only: the struct, and the method value for OnGone.
 type leaving struct {
 	client   reader
 	call     *engine.Call
 	grace    time.Duration
 	earliest time.Time   // the call is not ended before this
-	timer    *time.Timer // ends the call; it belongs to departed, which no longer runs once OnGone(nil) has returned
+	timer    *time.Timer // ends the call; set by departed, and read by stop after OnGone(nil), when departed no longer runs
 }
 
-// leaveAfter has the call end some time after the client has left: grace after that, but not before earliest. It is in force until stop
-// is called.
-func (r reader) leaveAfter(call *engine.Call, grace time.Duration, moment time.Time) *leaving {
-	l := &leaving{client: r, call: call, grace: grace, earliest: moment}
+// leaveAfter ends the call when the client has been gone for the time grace, but not before earliest. The caller must call stop when the
+// call is over.
+func (r reader) leaveAfter(call *engine.Call, grace time.Duration, earliest time.Time) *leaving {
+	l := &leaving{client: r, call: call, grace: grace, earliest: earliest}
 	r.OnGone(l.departed)
 	return l
 }
@@ -117,7 +115,7 @@ func (l *leaving) departed() {
 	l.timer = time.AfterFunc(max(l.grace, time.Until(l.earliest)), func() { l.call.Leave(upstream.Notice) })
 }
 
-// stop takes leaveAfter back: the call goes on, whatever becomes of the client.
+// stop undoes leaveAfter: the client no longer ends the call by leaving.
 func (l *leaving) stop() {
 	l.client.OnGone(nil)
 	if l.timer != nil {
@@ -125,8 +123,8 @@ func (l *leaving) stop() {
 	}
 }
 
-// fell makes the event that reports the end of a leg to the request's lifecycle. The event says whether the engine itself is at fault, and
-// which engines went down after their connections broke under this request.
+// fell makes the event that reports the failure of a leg (a request to the prefill or the decode engine) to the request's lifecycle. The
+// event says whether the engine itself is at fault, and which engines went down after their connections broke during this request.
 func (j *job) fell(fault *failure.Fault) lifecycle.Event {
 	event := lifecycle.Event{What: lifecycle.Fell, End: fault.Ended, MostLosses: fault.MostLosses}
 	switch arrived := !errors.Is(fault.Err, failure.ErrUndelivered); {
@@ -143,16 +141,16 @@ func (j *job) fell(fault *failure.Fault) lifecycle.Event {
 	return event
 }
 
-// judge tells the monitor what an answer, or the lack of one, says about the decode engine. A rank that failed or refused is noted so
-// that the next attempts avoid it.
+// judge tells the monitor whether the decode engine did well or failed. It also notes a rank that failed or refused the request, so that
+// the next attempts avoid it.
 func (s *stream) judge(effect lifecycle.Effect) {
 	monitor, id, blame := s.job.srv.Monitor, s.from.rank.Instance, effect.Blame
 	full := s.from.rank.Group != "" && s.from.fault != nil && s.from.fault.Refused()
 	switch {
-	case full && effect.Do == lifecycle.Shun: // the queue of this rank is full, or that of all ranks around it
+	case full && effect.Do == lifecycle.Shun: // the queue of this rank is full, or a queue that it shares with the ranks of its group
 		around, others := s.job.srv.Engines().Around(s.from.rank.Worker, slices.Concat(s.job.avoid.ranks(), s.job.avoid.lastChoice))
 		s.job.avoid.refuse(s.from.rank.Worker, around, others)
-	case effect.Do == lifecycle.Shun && s.from.fault != nil && s.from.fault.Why == lifecycle.Stuck: // the ranks that step with it, too
+	case effect.Do == lifecycle.Shun && s.from.fault != nil && s.from.fault.Why == lifecycle.Stuck: // its core stalls its whole group
 		engines := s.job.srv.Engines()
 		around, _ := engines.Around(s.from.rank.Worker, nil)
 		s.job.avoid.decode = append(engines.Beside(s.from.rank.Worker, false, s.job.avoid.decode), around...)
@@ -182,7 +180,7 @@ func (s *stream) judge(effect lifecycle.Effect) {
 	}
 }
 
-// failedOn is the name of the engine or rank that its source failed on; empty: none did, or it is not known which.
+// failedOn is the name of the engine or rank that failed; empty: none did, or it is not known which.
 func (s *source) failedOn() string {
 	switch {
 	case !s.fault.OfEngine():
@@ -194,7 +192,8 @@ func (s *source) failedOn() string {
 	return ""
 }
 
-// settleAccused does what was put off until the cause of the engines' failures was known; finding is that cause.
+// settleAccused reports the engines that have answered 500 to the monitor, now that finding says whether the engines or the request is to
+// blame.
 func (j *job) settleAccused(finding lifecycle.Finding) {
 	for _, settle := range j.accused {
 		settle(finding)
@@ -202,7 +201,7 @@ func (j *job) settleAccused(finding lifecycle.Finding) {
 	j.accused = nil
 }
 
-// outcome returns what the dispatcher learns with the slot that comes back. kind is how the request ended.
+// outcome returns what the dispatcher learns about the request when it gets the slot back. kind is how the request ended.
 func (s *stream) outcome(kind board.Kind) board.Outcome {
 	unheard := s.from.fault != nil && s.firstAt.IsZero() && s.from.fault.Unheard()
 	mirror := &s.from.answer.Mirror
@@ -214,22 +213,23 @@ func (s *stream) outcome(kind board.Kind) board.Outcome {
 		Orphaned: s.from.stranded, Kept: kind == board.Finished && !s.from.local && mirror.Kept()}
 }
 
-// avoided are the engines and ranks that a request avoids, because they failed at it or refused it.
+// avoided has the engines and ranks that the next attempts of a request avoid, because these failed or refused the request.
 type avoided struct {
-	prefill     []string // candidates tried since the last start
-	decode      []int32  // workers that failed, and workers that may fail with them
-	refused     []int32  // workers that refused it; once a second worker around the same one refuses it, all workers around
-	lastChoice  []int32  // workers around one that refused it: the request goes there if no other worker can take it at once
-	haltedCores int      // how often the request was taken from a rank whose core stood still
-	othersTake  bool     // a rank takes requests that is in none of these lists
+	prefill     []string // prefill candidates that were tried since the request last started from the beginning
+	decode      []int32  // workers that failed, and workers on the same host or in the same group that may fail with them
+	refused     []int32  // workers that refused the request; after two refusals in a group, all workers of the group
+	lastChoice  []int32  // other workers in the group of one that refused: they get the request only if no other worker can take it at once
+	haltedCores int      // how many times the request was taken from a rank whose core stood still
+	othersTake  bool     // a rank that is in none of these lists could take the request when the last rank refused it
 }
 
-// ranks are the workers that no attempt should go to while there are others.
+// ranks are the workers that get the request only if there is no other worker.
 func (a *avoided) ranks() []int32 { return slices.Concat(a.decode, a.refused) }
 
-// refuse notes that a worker refused the request. Its queue may be full, or one limit that stands before it and the workers around it.
-// The next attempt goes to other workers if one of these can take it at once. If a second worker around refuses it, this counts for all
-// of them, and the request waits for others. If there are no others, the workers that refused it earlier may be tried again.
+// refuse notes that a worker refused the request: its own queue is full, or a queue that it shares with the workers around it. After the
+// first refusal, the next attempt avoids this worker, and takes a worker around it only as the last choice. After a second refusal, all
+// workers around count as full, and the request waits for workers elsewhere. If there are none elsewhere (others is false), only the
+// workers around are avoided, and earlier refusals are forgotten.
 func (a *avoided) refuse(worker int32, around []int32, others bool) {
 	refusedAround := slices.ContainsFunc(around, func(id int32) bool { return id != worker && slices.Contains(a.refused, id) })
 	a.othersTake = others

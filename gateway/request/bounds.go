@@ -16,15 +16,15 @@ import (
 	"evenkeel/sse"
 )
 
-// tokenBytes is how many bytes of a stream one token may take. Each of the likeliest tokens in its place may take likeliestBytes more, as
-// text and as bytes. In practice, a token with twenty likeliest ones takes some 3 KiB.
+// tokenBytes is how many bytes of a stream one token may take. Each of its alternatives (top_logprobs) may take likeliestBytes more,
+// because it comes as text and as bytes. In practice, a token with twenty alternatives takes some 3 KiB.
 const (
 	tokenBytes     = 16 << 10
 	likeliestBytes = 1 << 10
-	anyVocabulary  = 512 << 10 // tokens: more than a model knows
+	anyVocabulary  = 512 << 10 // tokens: more than the vocabulary of any model
 )
 
-// maxAnswerTokens is how many tokens the rest of the job's answer may have, on an engine whose context has so many tokens.
+// maxAnswerTokens is how many tokens the rest of the job's answer may have. context is the engine's largest number of tokens per request.
 func (j *job) maxAnswerTokens(context int) int {
 	most := prompt.Longest(context)
 	if limit := j.req.Limit; limit > 0 {
@@ -33,7 +33,7 @@ func (j *job) maxAnswerTokens(context int) int {
 	return most * max(1, j.req.Beams)
 }
 
-// maxEchoed is the most tokens of the prompt that the answer may begin with; 0: the request does not ask for an echo.
+// maxEchoed is how many tokens of the prompt the answer may repeat at its beginning; 0: the request does not ask for an echo.
 func (j *job) maxEchoed() int {
 	switch {
 	case !openai.Echoes(&j.body):
@@ -41,12 +41,12 @@ func (j *job) maxEchoed() int {
 	case j.promptTokens > 0:
 		return j.promptTokens
 	}
-	// no engine has counted the prompt; a token of text has at least one byte
+	// no engine has counted the prompt, so this is an upper bound: a token of text has at least one byte
 	return max(j.req.PromptTokens, prompt.Bytes(j.req, j.changes))
 }
 
-// maxStreamBytes is how many bytes a stream of so many tokens may have. likeliest is how many likeliest tokens come with each token.
-// Those of one token together have no more bytes than eventBytes, which is what one event may have.
+// maxStreamBytes is how many bytes a stream with this many tokens may have. likeliest is how many alternatives (top_logprobs) come with
+// each token. The alternatives of one token are in one event, so together they have no more than eventBytes, the largest size of an event.
 func maxStreamBytes(tokens, likeliest, eventBytes int) int64 {
 	if likeliest == openai.AllTokens || likeliest > anyVocabulary {
 		likeliest = anyVocabulary
@@ -54,8 +54,8 @@ func maxStreamBytes(tokens, likeliest, eventBytes int) int64 {
 	return int64(eventBytes) + int64(tokens)*int64(tokenBytes+min(likeliest*likeliestBytes, eventBytes))
 }
 
-// finishBody reads the rest of a body behind [DONE], within the reader's limits, so that the connection can be used again. The client
-// has its answer already.
+// finishBody reads the rest of a body after [DONE], within the reader's limits, so that the connection can be used again. The client has
+// its answer already.
 func finishBody(resp *engine.Response, b *buffers) {
 	read := readPool.Get().(*[4 << 10]byte)
 	defer readPool.Put(read)
@@ -74,11 +74,10 @@ func finishBody(resp *engine.Response, b *buffers) {
 	resp.Close()
 }
 
-// mostTails is how many ends of bodies are waited for at once; beyond it
-// connections are closed.
+// mostTails is how many bodies finishBody may read at once. If there are more, their connections are closed instead.
 const mostTails = 1024
 
-// limits are what the source's engine may send.
+// limits bounds the size and the pauses of the engine's stream. first is how long the first event may take.
 func (s *source) limits(first time.Duration) sse.Limits {
 	l := &s.job.srv.Settings().Limits
 	gap := l.EventTimeout
@@ -93,7 +92,7 @@ func (s *source) limits(first time.Duration) sse.Limits {
 		First: max(1, first), Gap: gap}
 }
 
-// waitAtMost returns the time that a limit of the request's lifecycle stands for. profile is that of the engine that is waited for.
+// waitAtMost returns the duration of a limit of the request's lifecycle. profile belongs to the engine that is waited for.
 func waitAtMost(limit lifecycle.Limit, settings *fleet.Settings, profile *mooncake.Profile) time.Duration {
 	switch limit {
 	case lifecycle.ByProbe, lifecycle.ByWhole:
@@ -115,22 +114,21 @@ func waitAtMost(limit lifecycle.Limit, settings *fleet.Settings, profile *moonca
 
 const abortTime = 200 * time.Millisecond
 
-// manyTimes is how many times as long as predicted a rank that prefills and decodes may take for a prompt, on top of the
-// first_event_timeout of its profile, before its core is asked for signs of life.
+// manyTimes times the predicted time of a prompt, plus first_event_timeout, is how long a rank that prefills and decodes may take before
+// watchCore looks for signs of life. The factor is large, because other prompts may be computed before this one.
 const manyTimes = 16
 
 var errStuck = errors.New("its core gave no sign of life for first_event_timeout, and has had the prompt for many times as long as it " +
 	"takes to compute it: there was no event on any of its streams, and no gauge moved")
 
-// watchCore ends a call that waits for its first event, if the core of the rank stands still: its prompt takes far longer than it
-// should, and for first_event_timeout there was no event on any stream of the rank, and no gauge of it moved. A core that is only slow
-// gives such signs, and keeps the request. The request also stays if no rank of another group, or of another engine, takes requests, and
-// as long as prefill.retry allows no further attempt: many requests may wait at the same core, and the other group must not get all of
-// them at one moment. And a prompt that makes cores stand still can only reach as many cores as it has attempts.
-// limits.probe_timeout ends the wait in any case.
+// watchCore ends a call that waits for its first event if the core of the rank stands still: the prompt takes far longer than predicted,
+// and for first_event_timeout no event came on any stream of the rank and none of its gauges moved. A core that is only slow gives such
+// signs, and keeps the request. The request also stays while no rank of another group or engine takes requests, and while prefill.retry
+// grants no further attempt. The retry budget has two purposes: of many requests that wait at this core, not all move at the same moment,
+// and a prompt that itself halts cores reaches only as many cores as it has attempts. limits.probe_timeout ends the wait in any case.
 func watchCore(s *stream) (stop func()) {
 	if s.from.slot.ComputeMs <= 0 || s.from.whole || s.from.muffled || s.job.incoming.ToDecode != nil {
-		return func() {} // the prompt's time was not predicted, or nothing comes before the whole answer, or no other rank may have it
+		return func() {} // no prediction to compare with, or no event before the whole answer, or no other rank that may get the request
 	}
 	silence := s.from.rank.Profile.FirstEventTimeout
 	patience := silence + time.Duration(manyTimes*float64(s.from.slot.ComputeMs)*float64(time.Millisecond))
@@ -144,7 +142,7 @@ func watchCore(s *stream) (stop func()) {
 		if _, others := j.srv.Engines().Around(s.from.rank.Worker, avoided); !others {
 			return silence
 		}
-		if !halted.Load() { // a retry that was granted is not asked for again
+		if !halted.Load() { // else the retry was granted by an earlier look
 			if _, granted := j.srv.Tier.Retry(move, 0, errStuck); !granted {
 				return silence / 4
 			}
@@ -155,7 +153,8 @@ func watchCore(s *stream) (stop func()) {
 	})
 }
 
-// stuck corrects the reason of a call that watchCore has ended: the call fails as silent, but its core stands still.
+// stuck corrects the reason of a call that watchCore has ended: its fault says that the engine was silent, but the rank's core stands
+// still.
 func stuck(s *stream, fault *failure.Fault) *failure.Fault {
 	if fault != nil && fault.Why == lifecycle.Silent && s.from.coreHalted != nil && s.from.coreHalted.Load() {
 		fault.Why, fault.Err = lifecycle.Stuck, errStuck
@@ -166,17 +165,18 @@ func stuck(s *stream, fault *failure.Fault) *failure.Fault {
 // anyPrompt is more tokens than a prompt has.
 const anyPrompt = 1 << 40
 
-// reportCompute tells the engine's monitor, right before the request is sent, how many tokens of the prompt the engine may compute
-// itself. If the engine computes more than that, tokens that were handed over were not pulled.
+// reportCompute announces, right before the request is sent, how many tokens of the prompt the engine may have to compute itself. If the
+// engine computes more than was announced, it has not pulled all of the KV that was handed over.
 func (s *source) reportCompute() {
 	if s.mayCompute = handoff.BlockTokens; s.local {
-		s.mayCompute = anyPrompt // the answer tells how long the prompt is
+		s.mayCompute = anyPrompt // the length is known only when the engine has counted the prompt
 	}
 	s.rank.Traffic.Sends(s.mayCompute)
 }
 
-// settleCompute replaces what reportCompute has announced by what the engine has computed, once. It is called when the engine has
-// counted the prompt, with its first event, or when the request is over. none says that the engine has computed nothing.
+// settleCompute replaces the number that reportCompute has announced by the tokens that the engine has computed; only its first call
+// counts. It is called at the first event, when the engine has counted the prompt, or at the end of the request. none says that the engine
+// has computed nothing.
 func (s *source) settleCompute(none bool) {
 	if s.mayCompute == 0 {
 		return

@@ -18,8 +18,8 @@ import (
 	"evenkeel/prefill"
 )
 
-// decode has the rank decode a hand-off, or serve the whole request if h is nil. It returns when the first data event is here: the
-// engine has the KV then, and only then the client gets a status line. quit says that the client has left, which has ended the call, and
+// decode has the rank decode a hand-off, or serve the whole request if h is nil. It returns at the first data event: this event shows that
+// the engine has the KV, and only after it the client gets a status line. quit says that the call has ended because the client left, and
 // that no engine uses the slot any more.
 func (s *stream) decode(h *handoff.Handoff, until lifecycle.Limit) (_ *failure.Fault, quit bool) {
 	j, slot, phase := s.job, s.from.slot, journal.Transfer
@@ -40,9 +40,9 @@ func (s *stream) decode(h *handoff.Handoff, until lifecycle.Limit) (_ *failure.F
 	return nil, false
 }
 
-// decodeBeside is decode for a request whose prompt is prefilled at the same time, under a lease for which nothing was sent yet. The end
-// of one leg ends the other one. pair is the number of the two legs in the request's lifecycle. quit says that the client has left, and
-// that the prefill leg has ended, or that the engine keeps blocks for it.
+// decodeBeside is decode for a request whose two legs, the call to the prefill engine and the call to the decode engine, run at the same
+// time. Nothing was sent under lease yet. If one leg fails, the other is ended. pair is the number of the two legs in the request's
+// lifecycle. quit says that the client has left, and that the prefill leg has ended, or that the engine keeps blocks for it.
 func (s *stream) decodeBeside(lease *prefill.Lease, pair int, until lifecycle.Limit) (fault *failure.Fault, quit bool) {
 	j, slot := s.job, s.from.slot
 	j.record.Report(journal.Event{What: journal.Entered, Phase: journal.Transfer, Left: j.client.Left(), Call: "decode", Early: true})
@@ -53,8 +53,8 @@ func (s *stream) decodeBeside(lease *prefill.Lease, pair int, until lifecycle.Li
 	j.client.OnGone(s.from.partner.clientLeft)
 	if fault = s.openBeside(); fault != nil {
 		s.from.takePrefillAnswer()
-		// After NotOurs, the rank was sent nothing, so it has no blocks for the request. Else the prefill leg may still write to its blocks
-		// although the client has left, so that leg is waited for.
+		// After NotOurs, nothing was sent to the rank, so it has no blocks for the request. Else the prefill engine may still write to the
+		// rank's blocks although the client has left, so the slot is not free before the prefill leg has ended.
 		if quit = fault.Why != lifecycle.NotOurs && j.client.Left(); quit {
 			s.from.stranded = s.from.partner.outlived() || s.from.stranded
 		}
@@ -64,15 +64,15 @@ func (s *stream) decodeBeside(lease *prefill.Lease, pair int, until lifecycle.Li
 	j.kvArrived(nil, s)
 	j.record.Report(journal.Event{What: journal.Coupled, Took: s.from.takePrefillAnswer(), Slot: slot})
 	s.opened()
-	if s.from.slot == nil { // all of it came at once
+	if s.from.slot == nil { // the whole answer came with the first event, and has given the slot back
 		s.from.partner.close(false)
 	}
 	return nil, false
 }
 
-// open sends the decode request and reads up to the first data event. h is the hand-off; nil: the rank computes the prompt itself. With
-// a hand-off, the connection stays until the first event even if the client leaves, because a pull of KV that is cut leaks blocks on
-// both engines.
+// open sends the decode request and reads up to the first data event. h is the hand-off; nil: the rank computes the prompt itself. With a
+// hand-off, the connection stays open until the first event even if the client leaves, because cutting it during the pull of the KV leaks
+// blocks on both engines.
 func (s *stream) open(h *handoff.Handoff, until lifecycle.Limit) *failure.Fault {
 	j := s.job
 	s.from.wait = h.Await(s.from.rank, s.from.began, s.from.whole)
@@ -100,7 +100,7 @@ func (s *stream) open(h *handoff.Handoff, until lifecycle.Limit) *failure.Fault 
 	if profile.HandBack == mooncake.HandBackFetched {
 		j.decodeProcess = j.srv.Engines().Born(s.from.rank.Instance).Process
 	}
-	if s.from.whole { // the pull is over when a first event would have come; after that, LimitWhole bounds the call
+	if s.from.whole { // the pull may take as long as the wait for a first event; after that, LimitWhole bounds the call
 		until = lifecycle.ByFirstEvent
 	}
 	silence := waitAtMost(until, j.srv.Settings(), profile)
@@ -121,7 +121,7 @@ func (s *stream) open(h *handoff.Handoff, until lifecycle.Limit) *failure.Fault 
 		silence = handoff.Forever
 	}
 	if s.from.whole { // the engine sends the answer in one piece: nothing arrives before all of it is computed
-		if h != nil { // no first event shows that its pull is over, so the call outlives its client until a first event would have come
+		if h != nil { // no event shows the end of the pull, so if the client leaves, the call goes on until the pull must be over
 			defer j.client.leaveAfter(s.from.call, 0, pullOver).stop()
 		}
 		defer handoff.LimitWhole(s.from.rank, s.from.call, j.srv.Settings(), s.from.maxTokens)()
@@ -143,7 +143,7 @@ func (s *stream) open(h *handoff.Handoff, until lifecycle.Limit) *failure.Fault 
 			j.srv.Monitor.Report(fault.Engine, fault.Err)
 		}
 		if s.from.whole && fault.Why == lifecycle.HungUp && fault.Far != lifecycle.Unsent && !time.Now().Before(pullOver) {
-			fault.Far = lifecycle.Through // only the answer was given up: its pull was over
+			fault.Far = lifecycle.Through // the pull was over before the call was ended
 		}
 		return fault
 	}
@@ -161,9 +161,9 @@ func (s *source) send(headers []engine.Header, body [][]byte, silence time.Durat
 	j := s.job
 	if s.slot.Beyond {
 		s.beyond = true
-		s.rank.Traffic.Beyond(1) // so that the alarm about ranks with too many requests expects one more
+		s.rank.Traffic.Beyond(1) // the alarm about ranks with too many requests then allows one more
 	}
-	if s.partner == nil && (s.whole || s.muffled) { // else the partner says it, once the prompt is prefilled
+	if s.partner == nil && (s.whole || s.muffled) { // with a partner, the partner calls Unheard once the prompt is prefilled
 		s.slot.Unheard(s.maxTokens)
 	}
 	call := upstream.Call{
@@ -178,17 +178,17 @@ func (s *source) send(headers []engine.Header, body [][]byte, silence time.Durat
 	return fault
 }
 
-// disbelieved returns the fault of a decode leg whose KV may have been another prompt's, because it began too late.
+// disbelieved returns the fault of an answer that began so late that the decode engine may have pulled another prompt's KV.
 func disbelieved() *failure.Fault {
 	return failure.Of(lifecycle.Ended{Leg: lifecycle.Decode, Far: lifecycle.Through, Why: lifecycle.Disbelieved}, failure.Late,
 		handoff.ErrLate)
 }
 
-// openBeside sends the decode leg of a request whose prefill leg runs at the same time, and reads up to its first data event. The
-// partner ends the wait for it, because how long it may take depends on the prefill.
+// openBeside sends the decode request while the prefill leg runs, and reads up to the first data event. The partner ends the wait for this
+// event if need be, because its limit depends on when the prefill ends.
 func (s *stream) openBeside() *failure.Fault {
 	j := s.job
-	s.from.wait = (*handoff.Handoff)(nil).Await(s.from.rank, s.from.began, s.from.whole) // its partner limits this wait
+	s.from.wait = (*handoff.Handoff)(nil).Await(s.from.rank, s.from.began, s.from.whole) // the partner limits this wait
 	defer s.from.wait.End()
 	body := s.from.rank.Profile.EarlyDecode(&j.body, j.changes, s.from.partner.meeting, s.from.wait.Salt(), !s.from.whole, nil)
 	if fault := s.from.send(upstream.Headers(s.from.partner.id, j.req.Endpoint, s.from.rank.Profile), body, handoff.Forever); fault != nil {
@@ -225,9 +225,9 @@ func (s *stream) openBeside() *failure.Fault {
 	return fault
 }
 
-// firstBeside reads up to the first event of a decode leg. With SGLang it reads on until the decode engine has told how many tokens the
-// prompt has, because the first event may lack that count. An aborted transfer of KV shows when the count is compared with the prefill
-// engine's.
+// firstBeside reads up to the first event of a decode leg. With SGLang it reads on until an event has the number of the prompt's tokens,
+// which the first event may lack. The number is compared with the prefill engine's, because a difference shows that the transfer of the KV
+// was aborted.
 func (s *stream) firstBeside() error {
 	err := s.readFirst(time.Now().Add(handoff.Forever))
 	for err == nil && s.from.rank.Profile.Connector == mooncake.SGLang && s.firstTokenAt.IsZero() && s.from.answer.Mirror.Prompt() == 0 &&
@@ -240,8 +240,8 @@ func (s *stream) firstBeside() error {
 	return err
 }
 
-// lostBeside returns why a decode leg ended before its first event: its own fault, or that of the prefill leg that has ended it. how
-// tells the partner in which way the leg ended.
+// lostBeside returns why a decode leg ended before its first event: its own fault, or the fault of the prefill leg, which has ended the
+// decode leg. how tells the partner in which way the decode leg ended.
 func (s *source) lostBeside(how lifecycle.EndReason, fault *failure.Fault) *failure.Fault {
 	j := s.job
 	cause, stranded := s.partner.decodeEnded(how)
@@ -260,7 +260,7 @@ func (s *source) lostBeside(how lifecycle.EndReason, fault *failure.Fault) *fail
 	return &copied
 }
 
-// takePrefillAnswer copies what the prefill engine has answered so far into the request and its record. It returns how long the decode
+// takePrefillAnswer copies the prefill engine's answer, if it has come, into the request and its record. It returns how long the decode
 // engine took to call back; 0: it did not.
 func (s *source) takePrefillAnswer() (called time.Duration) {
 	j, p := s.job, s.partner
@@ -278,8 +278,9 @@ func (s *source) takePrefillAnswer() (called time.Duration) {
 	return called
 }
 
-// beginPrefill starts the prefill leg of an attempt on a goroutine of its own. The leg is sent at once, or waits for the decode engine's
-// callback first. pair is its number in the request's lifecycle, and until limits its first wait. With a fault nothing was sent.
+// beginPrefill starts the prefill leg of an attempt on a goroutine of its own. The leg is sent at once, or after the decode engine's
+// callback. pair is its number in the request's lifecycle, and until limits its first wait. If beginPrefill returns a fault, nothing was
+// sent.
 func (s *source) beginPrefill(lease *prefill.Lease, pair int, until lifecycle.Limit) *failure.Fault {
 	j, candidate := s.job, lease.Candidate
 	p := &partner{
@@ -311,14 +312,14 @@ func (s *source) beginPrefill(lease *prefill.Lease, pair int, until lifecycle.Li
 	return fault
 }
 
-// pairID is the X-Request-Id of both legs of an attempt. No id is the beginning of another id, which the last letter also ensures for the
-// attempts 1 and 10: SGLang ends every request whose id begins with the id that it is told to abort.
+// pairID is the X-Request-Id of both legs of an attempt. No id may be the beginning of another id, because SGLang ends every request whose
+// id begins with the id that it is told to abort. The last letter ensures this for attempts such as 1 and 10.
 func pairID(request string, attempt int) string {
 	return "ek-" + request + "-" + strconv.Itoa(attempt) + "b"
 }
 
-// prepareMeeting settles how the two legs find each other: by a callback of the decode engine, or by the prefill engine's address. It
-// fails if the proxy does not listen for callbacks yet, or if that address is not known yet.
+// prepareMeeting prepares how the prefill engine and the decode engine find each other: by a callback of the decode engine, or by the
+// prefill engine's address. It fails if the proxy does not listen for callbacks yet, or if the address is not known yet.
 func (p *partner) prepareMeeting() *failure.Fault {
 	srv, candidate, rank, longest := p.job.srv, p.lease.Candidate, p.rank, p.rank.Context
 	engines := srv.Engines()
@@ -343,5 +344,5 @@ func (p *partner) prepareMeeting() *failure.Fault {
 	return nil
 }
 
-// leastBlock is the least that a KV block of any engine may hold, in tokens. It bounds the blocks of a prompt.
+// leastBlock is the number of tokens in the smallest KV block that an engine may use. From it follows how many blocks a prompt can have.
 const leastBlock = 1

@@ -31,22 +31,22 @@ import (
 	"evenkeel/prefill/local"
 )
 
-// Env is what requests need of the proxy that serves them. A part without a socket or a peer of its own is
-// the type itself, not an interface: a lease can only come from a Tier.
+// Env is what requests need of the proxy that serves them. Only parts that tests must replace are interfaces: those that have sockets or
+// peers.
 type Env struct {
 	Context    context.Context // ends when the last stream has ended
 	Log        *zap.Logger
 	Registerer prometheus.Registerer
 	Buckets    []float64 // of histograms of seconds
 
-	Settings  func() *fleet.Settings // in force now
+	Settings  func() *fleet.Settings // the settings in force at present
 	Serving   func() context.Context // ends when requests without an answer must end, because the proxy shuts down
 	PromptKey func() []byte          // the key of hashes that tell prompts apart; nil: no predictor needs these hashes
 
 	Client     *engine.Client
 	Monitor    Monitor
 	Fleet      Fleet
-	Engines    func() Engines // as they are now
+	Engines    func() Engines // what is known of the engines at present
 	Tier       *prefill.Tier
 	Locals     *local.Ranks
 	Places     *pool.Places
@@ -59,7 +59,7 @@ type Env struct {
 	Loops      *loop.Set // the loops that carry streamed answers; empty: each answer has a goroutine
 }
 
-// Monitor takes reports of how engines did.
+// Monitor takes reports about engines.
 type Monitor interface {
 	handoff.Monitor
 	Answered(instance string)
@@ -113,7 +113,7 @@ type Server struct {
 	Prompts     *prompt.Reader
 	discards    *handoff.Discarder
 	legs        service.Leftovers // prefill legs that run beside a decode leg
-	tails       service.Leftovers // what runs on after the client has its answer: ends of bodies, legs beside one that failed
+	tails       service.Leftovers // work after the client has its answer: reading bodies to their end, waiting for other legs of a fan-out
 	open        atomic.Int64      // client requests being served
 	ids         atomic.Uint64
 	turns       handback.Turns
@@ -137,12 +137,12 @@ func New(env Env) *Server {
 // Open is how many client requests are being served.
 func (srv *Server) Open() int64 { return srv.open.Load() }
 
-// Finish begins no more work for requests that are over, and waits until the work that
-// runs for them has ended, or ctx has. The returned function waits for the rest.
+// Finish lets no more work begin for requests that are over, and waits until their running work has ended, or ctx has. The function that it
+// returns waits for work that still runs then.
 func (srv *Server) Finish(ctx context.Context) (wait func()) {
 	var all []<-chan struct{}
-	for _, g := range []*service.Leftovers{&srv.tails, &srv.discards.Leftovers, &srv.legs} {
-		over := g.Close()
+	for _, leftovers := range []*service.Leftovers{&srv.tails, &srv.discards.Leftovers, &srv.legs} {
+		over := leftovers.Close()
 		select {
 		case <-over:
 		case <-ctx.Done():
@@ -240,8 +240,8 @@ const (
 	localShort, localAsked, localWhole, localEnded        = "short", "asked", "endpoint", "ended"
 )
 
-// rebound counts a rank that a request was bound to and has lost before the first token. fault is why the prefill leg ended the decode
-// leg; nil: the decode leg ended by itself.
+// rebound counts a request that was bound to a decode rank before its prefill, and lost the rank before the first token. fault is why the
+// prefill leg ended the decode leg; nil: the decode leg ended by itself.
 func (m *metrics) rebound(fault *failure.Fault) {
 	cause := causePrefill
 	switch {

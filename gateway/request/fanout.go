@@ -26,41 +26,41 @@ import (
 	"evenkeel/sse"
 )
 
-// A fanned is a client's request that became several PD requests, because an engine's answer carries one hand-off only: n above 1, or a
-// list of prompts. Its legs run side by side, their choices renumbered; the first failure ends all. If the answer is streamed, a fanned is
-// its body: the whole events of its legs in the order in which they come, and one end.
+// A fanned is a client's request for several answers: n above 1, or a list of prompts. An engine's answer carries one hand-off only, so the
+// request becomes several requests to engines, its legs. The legs run concurrently, and their choices are renumbered. The first failure
+// ends all legs. If the answer is streamed, the fanned is also its body: the events of all legs in the order of their arrival, and one end.
 type fanned struct {
 	srv      *Server
 	conn     client
 	req      *openai.Request
 	in       *Incoming
-	id       []byte // of the whole answer
-	mode     []byte // output_mode, of /inference/v1/generate
+	id       []byte // the id of the whole answer
+	mode     []byte // output_mode of a request to /inference/v1/generate
 	legs     []branch
 	wg       sync.WaitGroup
 	stopOnce sync.Once
 	stop     chan struct{} // closed by endLegs
 
-	pieces     chan piece    // what the legs have for the client
-	pending    []byte        // bytes that Read has for the client now
-	endedCount int           // legs that have ended
-	allEnded   bool          // no leg has anything more for the client
+	pieces     chan piece    // the output of the legs for the client
+	pending    []byte        // bytes that Read returns next
+	endedCount int           // how many legs have ended
+	allEnded   bool          // no leg has more output
 	endError   *openai.Error // the error that ended the whole answer; nil: none did
 }
 
-// A branch is one leg of a fan-out: a job with one prompt and one answer, and what it has given.
+// A branch is one leg of a fan-out: a job with one prompt and one answer, and its results.
 type branch struct {
 	job    *job
-	share  *edge.Disconnect // its share of the client's connection: gone when the client is, or when a sibling failed
-	prompt int              // index of its prompt
+	share  *edge.Disconnect // the job's client: it counts as gone when the real client has left, or when another leg failed
+	prompt int              // the index of the prompt in the request's list
 
-	// These are written before its last piece is sent.
-	answer  []byte // in one piece
+	// The leg's goroutine writes these fields before it sends its last piece, and others read them only after that.
+	answer  []byte // the answer in one piece, if it is not streamed
 	usage   sse.Usage
-	details map[string]int // of usage: the counts of prompt_tokens_details
+	details map[string]int // the counts of prompt_tokens_details
 }
 
-// piece is what a leg has for the client: whole events, or its end.
+// piece is a part of a leg's output for the client: complete events, or the end of the leg.
 type piece struct {
 	contentType []byte
 	events      []byte
@@ -68,8 +68,8 @@ type piece struct {
 	fail        *openai.Error
 }
 
-// fanOut serves a request that needs several answers of engines, each by a job of its own. An error that it returns has not been
-// answered yet.
+// fanOut serves a request that needs several answers of engines, each in a job of its own. If it returns an error, the client has got no
+// answer yet, so the caller must send the error.
 func (srv *Server) fanOut(ctx *fasthttp.RequestCtx, conn client, whole *job, legs []openai.Part) *openai.Error {
 	req, in := whole.req, whole.incoming
 	prefix := "chatcmpl-ek-"
@@ -107,8 +107,8 @@ func (srv *Server) fanOut(ctx *fasthttp.RequestCtx, conn client, whole *job, leg
 	return nil
 }
 
-// goElsewhere has all legs enter the arrival queue. Another dispatcher may then answer the whole request (answered). If that one gives
-// the request back, the legs take their old places in the queue.
+// goElsewhere puts all legs into the arrival queue. While they wait, the whole request may go to another dispatcher. If that dispatcher
+// answers it, answered is true. If it gives the request back, the legs take their old places in the queue.
 func (f *fanned) goElsewhere(ctx *fasthttp.RequestCtx, whole *job) (answered bool, fail *openai.Error) {
 	defer func() {
 		if fail == nil {
@@ -123,7 +123,7 @@ func (f *fanned) goElsewhere(ctx *fasthttp.RequestCtx, whole *job) (answered boo
 		edge.EndWait(ctx)
 		f.srv.markRoute(ctx, f.in)
 	}()
-	whole.record.Reached = journal.Queued // the legs enter phases; the whole request does not, until it is sent
+	whole.record.Reached = journal.Queued // each leg records its own phases; the whole request has this one until it is sent elsewhere
 	for {
 		forward, err := f.enterQueue()
 		if forward == nil && err != nil {
@@ -144,8 +144,8 @@ func (f *fanned) goElsewhere(ctx *fasthttp.RequestCtx, whole *job) (answered boo
 	}
 }
 
-// enterQueue puts the legs into the arrival queue together, except those whose prompt a decode rank computes itself. The whole request
-// may go to another region: the decision about its first leg counts for all legs, as long as no leg was served here.
+// enterQueue puts the legs into the arrival queue together, except those whose prompts a decode rank computes itself. If no leg is served
+// here, the whole request may go to another region; the decision about the first leg counts for all legs.
 func (f *fanned) enterQueue() (forward *geo.Forward, err error) {
 	queued := f.legs
 	if !f.srv.Settings().Geo.Follows() {
@@ -175,7 +175,8 @@ func (f *fanned) enterQueue() (forward *geo.Forward, err error) {
 	return nil, err
 }
 
-// askForAll gives the legs one common question where the request should go, and returns it; nil: there are no other regions.
+// askForAll gives all legs one common geo.Question, which asks where the request should go, and returns it; nil: there are no other
+// regions.
 func (f *fanned) askForAll(legs []branch) (question *geo.Question) {
 	first := legs[0]
 	if question = first.job.elsewhere(first.job.life.Stays() || len(legs) < len(f.legs)); question == nil {
@@ -198,8 +199,8 @@ func (f *fanned) awaitElsewhere(first *prefill.Ticket) bool {
 	return first.Elsewhere(ctx)
 }
 
-// serve has each leg served on a goroutine of its own. An error that run returns is that of a leg without an answer. The edge cannot
-// recover a panic of these goroutines, which would end the process. So serve recovers it and ends only the request.
+// serve calls run for each leg in a goroutine of its own. If run returns an error, the leg has no answer. A panic in such a goroutine would
+// end the process, because the edge cannot recover it. So serve recovers the panic, and only the request ends.
 func (f *fanned) serve(run func(l *branch) *openai.Error) {
 	f.pieces = make(chan piece, len(f.legs))
 	for i := range f.legs {
@@ -217,7 +218,8 @@ func (f *fanned) serve(run func(l *branch) *openai.Error) {
 	}
 }
 
-// send passes a piece on to the client's side. It returns false if the fan-out was ended, so that nobody reads the piece.
+// send passes a piece on to the goroutine that writes to the client. It returns false if the legs were ended, so that the piece is not
+// read.
 func (f *fanned) send(p piece) bool {
 	select {
 	case f.pieces <- p:
@@ -237,7 +239,7 @@ func (f *fanned) next() (piece, bool) {
 	}
 }
 
-// collect answers a fan-out in one piece, once all its answers are here or one has failed.
+// collect answers a fan-out in one piece, once all legs have their answers or one leg has failed.
 func (f *fanned) collect(ctx *fasthttp.RequestCtx) {
 	f.serve(func(l *branch) *openai.Error {
 		s, fail := l.job.serve(nil)
@@ -277,8 +279,7 @@ func (f *fanned) collect(ctx *fasthttp.RequestCtx) {
 	Piece(ctx, "application/json", answer, nil)
 }
 
-// stream answers a streamed fan-out. The status is decided by the first leg
-// that has an event, or fails.
+// stream answers a streamed fan-out. The first leg that has an event or fails decides the status.
 func (f *fanned) stream(ctx *fasthttp.RequestCtx) {
 	f.serve(f.relay)
 	first, _ := f.next()
@@ -292,12 +293,12 @@ func (f *fanned) stream(ctx *fasthttp.RequestCtx) {
 	f.srv.Stream(ctx, first.contentType, f, 0)
 }
 
-// relay serves one answer of a streamed fan-out, and passes its events on as they come.
+// relay serves one leg of a streamed fan-out, and passes its events on as they come.
 func (f *fanned) relay(l *branch) *openai.Error {
 	s, fail := l.job.serve(nil)
 	if fail != nil && f.aborted(l, fail) {
 		kind := []byte("text/event-stream")
-		l.usage = sse.Usage{Prompt: l.job.estimate(), Cached: -1} // as unanswered says; the sum of all branches needs it
+		l.usage = sse.Usage{Prompt: l.job.estimate(), Cached: -1} // the same usage as in unanswered; sumUsage needs it
 		f.send(piece{contentType: kind, events: unanswered(l.job)})
 		f.send(piece{contentType: kind, done: true})
 		return nil
@@ -321,12 +322,12 @@ func (f *fanned) relay(l *branch) *openai.Error {
 	}
 }
 
-// aborted says whether a leg failed because the client has ended the request by name, and still waits for the answer.
+// aborted says whether a leg failed because the client has ended the request by name; the client then still waits for the answer.
 func (f *fanned) aborted(l *branch, fail *openai.Error) bool {
 	return l.job.abort.endedByClient() && !f.conn.Left() && fail.Status == failure.Gone.Status
 }
 
-// put lays a piece where Read finds it. Behind the last piece it lays the end of the whole answer: the sum of the legs' usage or the
+// put makes a piece the next output of Read. After the last piece it appends the end of the whole answer: the sum of the legs' usage or the
 // error, and [DONE].
 func (f *fanned) put(p piece) {
 	f.pending = p.events
@@ -347,7 +348,7 @@ func (f *fanned) put(p piece) {
 	f.pending = append(f.pending, sse.Done...)
 }
 
-// sumUsage adds up the usage of the legs. It counts every completion, but each prompt only once. Cached is -1 if no leg told it.
+// sumUsage adds up the usage of the legs. It counts every completion, but each prompt only once. Cached is -1 if no leg has reported it.
 func (f *fanned) sumUsage() (sum sse.Usage, details map[string]int) {
 	sum, details = sse.Usage{Cached: -1}, map[string]int{}
 	seen := map[int]bool{}
@@ -368,7 +369,7 @@ func (f *fanned) sumUsage() (sum sse.Usage, details map[string]int) {
 	return sum, details
 }
 
-// Read hands out what has arrived, waiting for the first bytes only.
+// Read returns the bytes that have arrived. If there are none, it waits for the next piece.
 func (f *fanned) Read(p []byte) (int, error) {
 	for len(f.pending) == 0 {
 		if f.allEnded {
@@ -385,10 +386,10 @@ func (f *fanned) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// Pending is how much more Read has without waiting.
+// Pending is how many more bytes Read can return without waiting.
 func (f *fanned) Pending() int { return len(f.pending) }
 
-// Close ends every leg and settles the request. How the legs ended is known already.
+// Close ends every leg and settles the request. If the answer has no end yet, the client has left.
 func (f *fanned) Close() {
 	if f.endError == nil && !f.allEnded {
 		f.endError = failure.Gone
@@ -412,16 +413,16 @@ func letters(i int) string {
 	return string(rune('a'+i)) + name
 }
 
-// endLegs ends every leg. It never blocks: the connection's watcher calls it.
+// endLegs ends every leg. It must not block, because the goroutine that watches the client's connection calls it.
 func (f *fanned) endLegs() {
 	f.stopOnce.Do(func() { close(f.stop) })
-	for i := range f.legs { // by index, without a copy: the leg's goroutine may write its counts meanwhile
+	for i := range f.legs { // not by value: the copy would race with the leg's goroutine, which may write its usage now
 		f.legs[i].share.Leave()
 	}
 }
 
-// settle ends the legs, and settles the request once each leg has ended its calls. After a failure that may take until the first event
-// of each leg, so the client does not wait for it.
+// settle ends the legs, and settles the request once each leg has ended its calls. After a failure, a leg may have to wait for its first
+// event, so the client gets the error before this.
 func (f *fanned) settle(fail *openai.Error) {
 	f.endLegs()
 	f.conn.OnGone(nil)
@@ -437,8 +438,8 @@ func (f *fanned) settle(fail *openai.Error) {
 	}
 }
 
-// markAnswer sets the headers that say where the request was served, and, if it came from another dispatcher, what that one needs to
-// know. fail is the request's error; nil: it has an answer.
+// markAnswer sets the headers that say where the request was served. If the request came from another dispatcher, it also sets the headers
+// for that dispatcher. fail is the request's error; nil: it has an answer.
 func (f *fanned) markAnswer(ctx *fasthttp.RequestCtx, fail *openai.Error) {
 	f.srv.markRoute(ctx, f.in)
 	if f.in.From != nil {
@@ -446,8 +447,8 @@ func (f *fanned) markAnswer(ctx *fasthttp.RequestCtx, fail *openai.Error) {
 	}
 }
 
-// nameable lets the client end all legs by the name of the whole answer, if its endpoint has such names. Each answer of /generate has a
-// name of its own, too, by which it ends alone.
+// nameable lets the client end all legs by the name of the whole answer, if the endpoint has such names. Each answer of /generate also has
+// a name of its own, by which the client can end this answer alone.
 func (f *fanned) nameable(whole *job) {
 	if whole.ask.ID == nil {
 		return
@@ -475,7 +476,7 @@ func (f *fanned) nameable(whole *job) {
 	}
 }
 
-// appendUsage appends the usage of all legs of a stream.
+// appendUsage appends the event with the usage of all legs to a stream.
 func (f *fanned) appendUsage(dst []byte, usage sse.Usage, details map[string]int) []byte {
 	if f.req.Endpoint == mooncake.Tokens {
 		return sse.TokensUsage(dst, f.id, f.mode, usage, details)
@@ -494,7 +495,7 @@ func (f *fanned) nameOf(leg int) []byte {
 	return fmt.Appendf(nil, "%s_%d", f.id, leg)
 }
 
-// merge makes one answer of the legs' answers.
+// merge combines the legs' answers into one.
 func (f *fanned) merge(parts []sse.Part) ([]byte, error) {
 	if f.req.Endpoint == mooncake.Generate {
 		return sse.MergeGenerated(parts), nil

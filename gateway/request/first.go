@@ -24,7 +24,7 @@ func (s *stream) readFirst(deadline time.Time) error {
 	}
 	if contentType := s.from.resp.ContentType(); !bytes.HasPrefix(contentType, []byte("text/event-stream")) {
 		s.from.resp.SetDeadline(deadline)
-		if bytes.HasPrefix(contentType, []byte("application/json")) { // some routes answer so with an error
+		if bytes.HasPrefix(contentType, []byte("application/json")) { // some routes report an error in this way
 			if err := s.readWhole(); err != nil {
 				return err
 			}
@@ -45,8 +45,8 @@ func (s *stream) readFirst(deadline time.Time) error {
 
 var errNotJSON = errors.New("the engine's answer is not JSON")
 
-// readWhole reads an answer that comes in one piece, and takes it as if it were the one event of a stream. So the mirror counts its
-// tokens, corrects its cached_tokens and notices a failure.
+// readWhole reads an answer that comes in one piece, and treats it as the only event of a stream. So the mirror counts its tokens, corrects
+// its cached_tokens and notices a failure.
 func (s *stream) readWhole() error {
 	body, err := s.from.resp.ReadAll(maxBodyBytes(s.job.srv.Settings(), s.from.whole))
 	if err != nil {
@@ -55,7 +55,7 @@ func (s *stream) readWhole() error {
 	return takeWhole(s, body)
 }
 
-// takeWhole is readWhole for an answer that was read already; body is all of it.
+// takeWhole does the work of readWhole for an answer that was read already; body is the complete answer.
 func takeWhole(s *stream, body []byte) error {
 	line := bytes.NewBuffer(make([]byte, 0, len(body)+16))
 	line.WriteString("data: ")
@@ -84,8 +84,8 @@ func complete(s *stream) error {
 	return nil
 }
 
-// maxBodyBytes is how many bytes a body in one piece may have. If whole is true, the body is an answer. Else the engine should have
-// streamed, and the body is its error.
+// maxBodyBytes is how many bytes a body in one piece may have. If whole is true, the body is an answer. Else the engine was asked for a
+// stream, so the body is an error.
 func maxBodyBytes(settings *fleet.Settings, whole bool) int {
 	if whole {
 		return max(settings.Limits.AnswerBytes, settings.Limits.EventBytes)
@@ -93,12 +93,11 @@ func maxBodyBytes(settings *fleet.Settings, whole bool) int {
 	return settings.Limits.EventBytes
 }
 
-// tooLong says whether err means that an answer in one piece is larger than allowed. The request asked for so much, so no other engine
-// would answer otherwise.
+// tooLong says whether err means that an answer in one piece is larger than allowed. The request asked for such a long answer, so another
+// attempt would fail in the same way.
 func (s *source) tooLong(err error) bool { return s.whole && errors.Is(err, engine.ErrTooLarge) }
 
-// side is what clients and operators read as the name of the stream's engine in errors: "decode", or failure.Engine for a rank that also
-// prefills.
+// side names the stream's engine in errors for clients and operators: "decode", or failure.Engine for a rank that also prefills.
 func (s *source) side() string {
 	if s.rank.Group != "" {
 		return failure.Engine
@@ -114,7 +113,7 @@ func (s *stream) decodeFault(err error) *failure.Fault {
 		fault = (&upstream.Call{Leg: lifecycle.Decode, Engine: s.from.rank.Instance, Mixed: s.from.rank.Group != ""}).Broke(err)
 	}
 	if fault.Far, fault.Open = lifecycle.Headed, true; s.from.answer.Mirror.Started() || s.from.tooLong(err) {
-		fault.Far = lifecycle.Through // the KV had been read when it broke
+		fault.Far = lifecycle.Through // an event has come, so the engine had pulled the KV before the call failed
 	}
 	switch {
 	case s.from.tooLong(err) || errors.Is(s.from.answer.Err(), sse.ErrLargeEvent):
@@ -126,7 +125,7 @@ func (s *stream) decodeFault(err error) *failure.Fault {
 		return fault
 	case fault != s.from.fault:
 		return fault
-	case fault.Why == lifecycle.Unusable: // the client has nothing of what came so far
+	case fault.Why == lifecycle.Unusable: // the client has no part of the answer, so another attempt is possible
 		fault.Why = lifecycle.Garbled
 	}
 	if errors.Is(err, errRefusal) {
@@ -143,8 +142,8 @@ func (s *stream) decodeFault(err error) *failure.Fault {
 	return fault
 }
 
-// discard has the KV of a hand-off freed that is not used any more. If the client has left, the record learns when nothing of the
-// request is held any more.
+// discard makes the prefill engine free the KV of a hand-off that will not be used. If the client has left, the record notes when the KV
+// was freed.
 func (j *job) discard(h *handoff.Handoff) {
 	if j.client.Left() {
 		j.srv.discards.Discard(h, j.freed)
@@ -153,8 +152,8 @@ func (j *job) discard(h *handoff.Handoff) {
 	}
 }
 
-// overdue says whether a first event of an answer made of this hand-off would by now come too late to be believed. It also counts the
-// answer that was given up for that.
+// overdue says whether a first event would by now come too late: the decode engine may then have pulled another prompt's KV. If so, overdue
+// also counts the answer as given up for this reason.
 func (s *stream) overdue(h *handoff.Handoff) bool {
 	over := h != nil && s.from.wait.Over(time.Now())
 	if over && !s.from.whole {
@@ -163,13 +162,13 @@ func (s *stream) overdue(h *handoff.Handoff) bool {
 	return over
 }
 
-// countLate counts an answer that is not believed, because its KV may have been another prompt's when it was read.
+// countLate counts an answer that is thrown away because the decode engine may have pulled another prompt's KV.
 func (s *source) countLate() {
 	s.job.srv.metrics.latePulls.Inc()
 	s.rank.Lost(s.job.req.Endpoint)
 }
 
-// believed says whether the KV of an answer whose first event has come was certainly kept until it was read.
+// believed says, at the first event of an answer, whether the prefill engine certainly kept the KV until the decode engine had pulled it.
 func (s *stream) believed(h *handoff.Handoff) bool {
 	if s.from.wait.Arrived(s.now) && !h.Refuted(s.job.srv.Serving(), s.job.srv.Monitor, s.from.wait, s.now) {
 		return true

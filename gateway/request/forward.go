@@ -23,8 +23,9 @@ import (
 	"evenkeel/mooncake"
 )
 
-// send has another dispatcher answer. If that peer fails before the client has anything, it gives the request back, and send returns no
-// error. The request then takes its old place in the queue and stays, or evenkeel asks again where it goes.
+// send forwards the request to another dispatcher, which answers it. If this peer fails before the client has a part of the answer, the
+// request comes back, and send returns no error. The request then takes its old place in the queue and is served here, or evenkeel asks
+// again where it should go.
 func (j *job) send(ctx *fasthttp.RequestCtx, forward *geo.Forward) (lifecycle.What, *openai.Error) {
 	peer := &forwarded{forward, j}
 	if j.client.Left() {
@@ -62,8 +63,8 @@ func (j *job) send(ctx *fasthttp.RequestCtx, forward *geo.Forward) (lifecycle.Wh
 	return lifecycle.PeerAnswers, nil
 }
 
-// passedOn returns the headers of the client's request that the other dispatcher gets, too. A deadline is told as the milliseconds that
-// are left of it.
+// passedOn returns the headers of the client's request that the other dispatcher gets too. The deadline is the number of milliseconds that
+// remain.
 func (j *job) passedOn(ctx *fasthttp.RequestCtx) (headers []engine.Header) {
 	for _, name := range [...]string{SessionHeader, SessionEndHeader} {
 		if s := ctx.Request.Header.Peek(name); len(s) > 0 {
@@ -73,15 +74,15 @@ func (j *job) passedOn(ctx *fasthttp.RequestCtx) (headers []engine.Header) {
 	if j.incoming.Batch {
 		headers = append(headers, engine.Header{Name: ClassHeader, Value: ClassBatch})
 	}
-	if !j.incoming.Deadline.IsZero() { // what is left of it
+	if !j.incoming.Deadline.IsZero() {
 		left := max(1, time.Until(j.incoming.Deadline).Milliseconds())
 		headers = append(headers, engine.Header{Name: DeadlineHeader, Value: strconv.FormatInt(left, 10)})
 	}
 	return headers
 }
 
-// cameBack handles a forward that gave the client nothing. Without an error the request is served here, or evenkeel asks again where it
-// goes.
+// cameBack handles a request that another dispatcher gave back before the client had a part of the answer. If it returns no error, the
+// request is served here, or evenkeel asks again where it should go.
 func (j *job) cameBack(returned *geo.Failure) (lifecycle.What, *openai.Error) {
 	if returned.Gone || j.client.Left() {
 		j.freed()
@@ -100,7 +101,7 @@ func (j *job) cameBack(returned *geo.Failure) (lifecycle.What, *openai.Error) {
 	what := lifecycle.SiblingReturns
 	log := j.srv.Log.With(zap.Inline(j), zap.String("peer", j.record.Peer), zap.String("cause", returned.Reason), zap.Error(returned.Err))
 	if returned.Sibling {
-		if returned.Ran && j.ranElsewhere > 0 { // two runs in vain are allowed, not a third
+		if returned.Ran && j.ranElsewhere > 0 { // it has now run in vain on two proxies, and a third run would cost too much
 			return lifecycle.PeerRefuses,
 				openai.Unavailable("owner_lost",
 					"the proxy that served the request was lost, and so was the next one that served it; send the request again", 1)
@@ -119,9 +120,9 @@ func (j *job) cameBack(returned *geo.Failure) (lifecycle.What, *openai.Error) {
 	return what, nil
 }
 
-// elsewhere returns the question whether another dispatcher should have the request, which goes with it into the arrival queue; nil:
-// nothing is asked. stay is true if the request must be served here. Requests of endpoints whose streams have no [DONE] go to no other
-// dispatcher.
+// elsewhere returns the geo.Question that asks whether another dispatcher should serve the request; nil: it is served here. The question
+// goes with the request into the arrival queue. stay is true if the request must be served here. Requests to endpoints whose streams have
+// no [DONE] are never forwarded.
 func (j *job) elsewhere(stay bool) *geo.Question {
 	if j.srv.Node == nil || !j.req.Endpoint.Common() {
 		return nil
@@ -143,26 +144,25 @@ func (j *job) elsewhere(stay bool) *geo.Question {
 
 var errReturned = openai.NewError(http.StatusBadGateway, "peer_returned", "another proxy gave the request back")
 
-// forwarded is an answer that another dispatcher gives. It outlives the handler, and so
-// it does not keep the handler's context.
+// forwarded is an answer from another dispatcher. It outlives the handler, so it must not keep the handler's context.
 type forwarded struct {
 	*geo.Forward
 	job *job
 }
 
-// started notes that the other dispatcher's answer has begun. Nothing of the request's body is needed here any more.
+// started notes that the other dispatcher's answer has begun. From then on the request's body is not needed here any more.
 func (f *forwarded) started(ctx *fasthttp.RequestCtx) {
 	j := f.job
 	j.enter(journal.Streaming, "")
 	j.record.Report(journal.Event{What: journal.First, At: f.FirstAt()})
 	j.incoming.way = wayForwarded
 	j.record.PromptTokens, j.record.CachedTokens = j.estimate(), max(0, f.Cached())
-	j.body = mooncake.Body{} // the peer has it
+	j.body = mooncake.Body{} // the peer has the body, and cannot give the request back any more
 	j.incoming.Body.Give()
 	j.srv.markRoute(ctx, j.incoming)
 }
 
-// inOnePiece answers with what the other dispatcher gave in one piece, and settles the request.
+// inOnePiece answers with the other dispatcher's answer, which came in one piece, and settles the request.
 func (f *forwarded) inOnePiece(ctx *fasthttp.RequestCtx, whole *geo.Relay) {
 	j := f.job
 	f.started(ctx)
@@ -203,7 +203,7 @@ func (f *forwarded) Close() {
 	j.srv.Conclude(j.incoming, fail)
 }
 
-// Panicked is Close where the stream has panicked.
+// Panicked replaces Close if the code that streams the answer has panicked.
 func (f *forwarded) Panicked(v any) { f.job.panicked(v, f.Close) }
 
 // mayRelay is how many bytes the other dispatcher's answer may have.
@@ -220,8 +220,8 @@ func (f *forwarded) mayRelay() int64 {
 	return int64(answers) * each
 }
 
-// believes says whether an answer that another dispatcher gave in one piece can have so many tokens. A count that it cannot have is not
-// noted.
+// believes says whether the token counts that another dispatcher reports for an answer in one piece are possible. Counts that are not
+// possible are not recorded.
 func (f *forwarded) believes(prompted, completion int) bool {
 	j := f.job
 	if j.changes == nil { // several answers of several prompts

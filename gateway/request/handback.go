@@ -17,12 +17,11 @@ import (
 	"evenkeel/prefill"
 )
 
-// This file has the code by which a request goes on from the KV that the decode engine of the turn before has kept (profile hand_back:
-// fetched).
+// This file lets a request use the KV that a decode engine has kept from the conversation's previous turn (profile hand_back: fetched).
 
-// ownTurns returns the token ids of a request's prompt, and the scope of the earlier turns that it may go on from: those of the same
-// caller, model and cache_salt. ok is false if the token ids are not given, if the engine changes the prompt, or if the engine must
-// compute it.
+// ownTurns returns the token ids of a request's prompt, and the scope of the earlier turns whose KV it may use: those of the same caller,
+// model and cache_salt. ok is false if the request has no token ids, if the engine changes the prompt, or if the engine must compute the
+// whole prompt.
 func ownTurns(j *job) (scope string, prompt []int32, ok bool) {
 	prompt, _ = j.parts().IDs()
 	truncated, _ := j.body.Get("truncate_prompt_tokens")
@@ -33,9 +32,9 @@ func ownTurns(j *job) (scope string, prompt []int32, ok bool) {
 	return j.record.Key + "\x00" + j.model.Name + "\x00" + string(salt), prompt, true
 }
 
-// fetchTurn has the prefill engine of a lease fetch the KV that the decode engine of the turn before has kept. It returns the changes of
-// the probe's body, and the turn, which no other request can take now; nil: there is none. Only the first attempt fetches: the next ones
-// do not depend on what another engine keeps.
+// fetchTurn lets the prefill engine of a lease fetch the KV that a decode engine has kept from the previous turn. It returns the changes of
+// the probe's body, and the turn, which no other request can take now; nil: there is no such turn. Only the first attempt fetches KV, so
+// that a retry does not fail for the same reason.
 func (j *job) fetchTurn(lease *prefill.Lease) (leg *mooncake.Changes, turn *handback.Turn) {
 	if lease.Candidate.Profile.HandBack != mooncake.HandBackFetched || j.record.Attempts > 1 {
 		return j.changes, nil
@@ -58,8 +57,8 @@ func (j *job) fetchTurn(lease *prefill.Lease) (leg *mooncake.Changes, turn *hand
 	return &changes, turn
 }
 
-// fetchEnded takes note of how a prefill ended that was to fetch a turn; nil: there was none to fetch. An engine that cannot fetch the
-// turn answers that it failed, and is not to blame (vLLM 0.33.0, kv_load_failure_policy fail); neither is the request.
+// fetchEnded notes the outcome of a prefill that was to fetch the KV of turn; nil: it had no KV to fetch. An engine that cannot fetch the
+// KV answers with status 500 (vLLM 0.33.0, kv_load_failure_policy fail), although neither the engine nor the request is at fault.
 func (j *job) fetchEnded(turn *handback.Turn, fault *failure.Fault) {
 	switch {
 	case turn == nil:
@@ -74,7 +73,7 @@ func (j *job) fetchEnded(turn *handback.Turn, fault *failure.Fault) {
 	}
 }
 
-// keepTurn remembers which KV the decode engine keeps after a whole answer, so that the next turn of the conversation can fetch it.
+// keepTurn remembers which KV the decode engine keeps after a complete answer, so that the next turn of the conversation can fetch it.
 func keepTurn(s *stream) {
 	j, profile, trail := s.job, s.from.rank.Profile, &s.from.answer.Trail
 	if profile.HandBack != mooncake.HandBackFetched || len(trail.HandBack) == 0 || j.life.Resumed() || !trail.Exact() || s.from.local ||
@@ -84,7 +83,7 @@ func keepTurn(s *stream) {
 	scope, prompt, ok := ownTurns(j)
 	engines := j.srv.Engines()
 	birth := engines.Born(s.from.rank.Instance)
-	if !ok || birth.Process != j.decodeProcess { // its KV is of a process or of weights that are gone
+	if !ok || birth.Process != j.decodeProcess { // the engine was started anew meanwhile, and its KV is gone
 		return
 	}
 	tokens, err := profile.ReadHandBack(trail.HandBack, j.srv.Fleet.KnownHost)

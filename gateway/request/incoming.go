@@ -31,15 +31,15 @@ func (srv *Server) Incoming(facts journal.Facts) *Incoming {
 	return &Incoming{Record: srv.Journal.Request(facts)}
 }
 
-// NewID is 128 random bits: the stem of every id a request has on engines.
+// NewID returns 128 random bits in hex. All ids of a request on engines contain this id.
 func NewID() string {
 	var b [16]byte
 	_, _ = rand.Read(b[:]) // never fails, by its documentation
 	return hex.EncodeToString(b[:])
 }
 
-// Serve answers a request, or has another dispatcher answer it. An error it returns
-// has not been answered yet.
+// Serve answers a request, or forwards it to another dispatcher. If it returns an error, the client has got no answer yet, so the caller
+// must send the error.
 func (srv *Server) Serve(ctx *fasthttp.RequestCtx, in *Incoming, req *openai.Request, model fleet.Route, legs []openai.Part) *openai.Error {
 	conn, ok := edge.ConnOf(ctx)
 	if !ok {
@@ -47,7 +47,7 @@ func (srv *Server) Serve(ctx *fasthttp.RequestCtx, in *Incoming, req *openai.Req
 	}
 	in.way = wayLocal
 	j := &job{srv: srv, req: req, body: req.Body, client: reader{conn}, id: in.Record.ID, model: model, incoming: in, record: in.Record}
-	req.Body, req.Prompts = mooncake.Body{}, nil // the jobs have the body, as long as they need it
+	req.Body, req.Prompts = mooncake.Body{}, nil // the jobs keep the body, and can drop it early only if req does not keep it too
 	if req.Stream {
 		srv.keepAlive(ctx, in, in.Record.Arrival)
 	}
@@ -72,10 +72,10 @@ func (srv *Server) Serve(ctx *fasthttp.RequestCtx, in *Incoming, req *openai.Req
 	if fail != nil && answerAborted(ctx, j, conn, fail) {
 		return nil
 	}
-	edge.EndWait(ctx) // if the client already has the head, headers set from here on are lost
+	edge.EndWait(ctx) // if the client already has the answer's headers, those that are set below do not reach it
 	srv.exposeRoute(ctx, in)
 	srv.markRoute(ctx, in)
-	in.Body.Give() // what is kept to go on elsewhere is on an account of its own
+	in.Body.Give() // the parts that are kept for another attempt count on an account of their own
 	if fail != nil {
 		return fail
 	}
@@ -99,7 +99,8 @@ func (srv *Server) Serve(ctx *fasthttp.RequestCtx, in *Incoming, req *openai.Req
 	return nil
 }
 
-// Pass has an engine answer a request. An error it returns has not been answered yet.
+// Pass passes a request through to one engine and relays the answer. If it returns an error, the client has got no answer yet, so the
+// caller must send the error.
 func (srv *Server) Pass(ctx *fasthttp.RequestCtx, in *Incoming, req *openai.Request, p *Passed) *openai.Error {
 	conn, ok := edge.ConnOf(ctx)
 	if !ok {
@@ -142,7 +143,7 @@ func (srv *Server) Refuse(ctx *fasthttp.RequestCtx, in *Incoming, e *openai.Erro
 	srv.Fail(ctx, e)
 }
 
-// Broken accounts for a request whose handler panics, as Conclude does. The code that recovers the panic writes the answer.
+// Broken settles a request whose handler has panicked. The code that recovers the panic writes the answer.
 func (srv *Server) Broken(in *Incoming) {
 	srv.Conclude(in, failure.Broken)
 }
@@ -160,11 +161,11 @@ const (
 	SessionHeader    = "X-Evenkeel-Session"
 	SessionEndHeader = "X-Evenkeel-Session-End"
 	ClassHeader      = "X-Evenkeel-Class"       // batch or online
-	DeadlineHeader   = "X-Evenkeel-Deadline-Ms" // from arrival until the first token is wanted
-	PolicyHeader     = "X-Evenkeel-Policy"      // of prefill: asked for, or used
+	DeadlineHeader   = "X-Evenkeel-Deadline-Ms" // time from the request's arrival to the first token, at most
+	PolicyHeader     = "X-Evenkeel-Policy"      // the prefill policy: in a request the wanted one, in an answer the one that was used
 )
 
-// Headers of an answer that say where it went.
+// Headers of an answer that say where its request was served.
 const (
 	prefillHeader  = "X-Evenkeel-Prefill"
 	hitHeader      = "X-Evenkeel-Hit-Tokens"
@@ -185,15 +186,16 @@ const (
 	wayFallback  = "fallback"
 )
 
-// keepAlive has the client of ctx get comments while it waits for the events of its answer (limits.keep_alive), until Stream or Fail.
-// Another dispatcher gets no comments: it needs the status, and sends comments to its client itself.
+// keepAlive sends SSE comments to the client of ctx while it waits for its answer (limits.keep_alive), until Stream or Fail. Another
+// dispatcher gets no comments: the first comment would fix the status of the answer, which that dispatcher needs, and it sends comments to
+// its client itself.
 func (srv *Server) keepAlive(ctx *fasthttp.RequestCtx, in *Incoming, since time.Time) {
 	if interval := srv.Settings().Limits.KeepAlive; interval > 0 && in.From == nil {
 		edge.KeepClient(ctx, interval, since, sse.Silence(sse.FormOf(string(ctx.Path()))), srv.Log)
 	}
 }
 
-// Fail writes an error answer. A client that has the head of a stream already gets the error as an event, and the stream ends.
+// Fail writes an error answer. A client that already has the headers of a stream gets the error as an event, and the stream ends.
 func (srv *Server) Fail(ctx *fasthttp.RequestCtx, e *openai.Error) {
 	if path := string(ctx.Path()); edge.EndWait(ctx) {
 		end := sse.OnlyFailure(nil, sse.FormOf(path), e.Words(), e.TypeIn(path), e.Code)
@@ -217,8 +219,8 @@ func markReason(ctx *fasthttp.RequestCtx, e *openai.Error) {
 	}
 }
 
-// exposeRoute says in an answer's headers which way the request went, and what it waited for up to its first event, in the form of a
-// Server-Timing header. Not every caller may see it: names of engines are addresses.
+// exposeRoute says in an answer's headers which engines served the request, and how long it waited in each phase before its first event, in
+// the form of a Server-Timing header. Only some callers may see this, because the names of engines are addresses.
 func (srv *Server) exposeRoute(ctx *fasthttp.RequestCtx, in *Incoming) {
 	record := in.Record
 	if !srv.Settings().ExposeRoute && !in.Explain || record.Route == "" {
@@ -237,16 +239,15 @@ func (srv *Server) exposeRoute(ctx *fasthttp.RequestCtx, in *Incoming) {
 	h.Set(routeHeader, record.Route)
 }
 
-// markRoute says in the answer where the request was served, where there is
-// more than one place.
+// markRoute says in the answer's headers where the request was served, if there are other dispatchers.
 func (srv *Server) markRoute(ctx *fasthttp.RequestCtx, in *Incoming) {
 	if srv.Node != nil && in.From == nil && in.way != "" {
 		ctx.Response.Header.Set(routeHeader, in.way)
 	}
 }
 
-// markForPeer marks an answer to another dispatcher: with its count of cached tokens, or with a code of the refusal, by which the other
-// dispatcher decides whether the request goes on elsewhere.
+// markForPeer sets headers for the dispatcher that forwarded the request: the number of cached tokens, or a code for the refusal, from
+// which that dispatcher decides whether to serve the request elsewhere.
 func (srv *Server) markForPeer(ctx *fasthttp.RequestCtx, in *Incoming, fail *openai.Error) {
 	if fail == nil {
 		if in.Record.PromptTokens > 0 {
@@ -266,15 +267,16 @@ func (srv *Server) markForPeer(ctx *fasthttp.RequestCtx, in *Incoming, fail *ope
 	}
 }
 
-// Events is an answer that comes event by event. It may know how much of it Read has without waiting, and where it ends, as
-// edge.NewPull says. Close settles its request, however it ended.
+// Events is an answer that comes event by event. It may have the optional methods Pending and Ended, see edge.NewPull. Close settles the
+// request, however it ended.
 type Events interface {
 	io.Reader
 	Close()
 }
 
-// Stream has the client of ctx answered event by event. The connection's own goroutine reads them once the handler has returned, so
-// that a slow client slows its engine down. If a loop can carry the answer, and it may have more than a few tokens still, a loop does.
+// Stream answers the client of ctx event by event, once the handler has returned. If the answer may have more than shortAnswer further
+// tokens and an event loop can carry it, the loop does so. Else the connection's own goroutine reads the events, so that a slow client
+// slows its engine down.
 func (srv *Server) Stream(ctx *fasthttp.RequestCtx, contentType []byte, answer Events, tokens int) {
 	if !edge.EndWait(ctx) {
 		ctx.SetStatusCode(http.StatusOK)
@@ -285,7 +287,8 @@ func (srv *Server) Stream(ctx *fasthttp.RequestCtx, contentType []byte, answer E
 	}
 }
 
-// Piece has the client of ctx answered in one piece. room is charged for it until it is written; nil: nothing is.
+// Piece answers the client of ctx in one piece. room is the memory that was charged for the body, and is given back once the body is
+// written; nil: no memory was charged.
 func Piece(ctx *fasthttp.RequestCtx, contentType string, body []byte, room *edge.Charge) {
 	ctx.SetContentType(contentType)
 	if room == nil {
@@ -306,7 +309,8 @@ func (c *charged) Close() error {
 	return nil
 }
 
-// makeNameable lets the client of a job end it by name, if its endpoint has such names. For several answers, fanned.nameable does so.
+// makeNameable lets the client end the job's request by name, if the endpoint has such names. For a request with several answers,
+// fanned.nameable does this.
 func makeNameable(j *job, conn *edge.Conn) {
 	if j.ask.ID == nil {
 		return
@@ -319,7 +323,7 @@ func makeNameable(j *job, conn *edge.Conn) {
 	forget := j.srv.Running.Enter(j.incoming.Record.Key, string(j.ask.ID), func() { j.abort.end(j.srv) })
 	j.incoming.forgetName = func() {
 		forget()
-		conn.OnGone(nil) // the job itself only removes the callback of its share
+		conn.OnGone(nil) // the job has removed only the callback of share, not that of conn
 	}
 }
 
@@ -339,7 +343,7 @@ func answerAborted(ctx *fasthttp.RequestCtx, j *job, conn client, fail *openai.E
 	return true
 }
 
-// readyEvents is a stream whose events are all here.
+// readyEvents is a stream whose events have all been written already.
 type readyEvents struct {
 	*bytes.Reader
 	over func()

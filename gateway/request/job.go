@@ -1,7 +1,6 @@
-// Package request serves one request: it has an engine prefill the prompt, waits for a
-// decode rank, relays that rank's answer, and gives back what the request took, however
-// it ends. What is done when is decided in gateway/lifecycle. run.go, which carries that out, is the
-// place to start reading.
+// Package request serves one request: it has an engine prefill the prompt, waits for a decode rank, relays this rank's answer, and gives
+// back what the request has taken, however it ends. The package gateway/lifecycle decides what is done and when; run.go carries it out, and
+// is the file to read first.
 package request
 
 import (
@@ -30,33 +29,32 @@ import (
 	"evenkeel/sse"
 )
 
-// A job is one prompt that becomes one PD request: a client's request, or one
-// leg of a fan-out. serve is its life. How far it has come, what it holds
-// and where it may still be served stands in gateway/lifecycle.
+// A job is one prompt with one answer: a client's request, or one leg of a fan-out. The method serve runs it. Its field life knows how far
+// the job has come, what it holds and where it may still be served.
 type job struct {
 	srv      *Server
 	req      *openai.Request
 	body     mooncake.Body     // dropped once a decode engine has it
 	changes  *mooncake.Changes // what a leg of a fan-out changes in the body
 	passed   *Passed           // nil: prompts are prefilled and decoded
-	client   reader            // whom the answer goes to
-	id       string            // request id, the stem of the engines' ids
-	model    fleet.Route       // the model that is asked for, and the board of its ranks
-	ask      sse.Ask           // what the client gets of the engine's answer, and in which form
+	client   reader            // the connection that gets the answer
+	id       string            // request id, contained in all ids that engines get
+	model    fleet.Route       // the requested model, and the board of its ranks
+	ask      sse.Ask           // which parts of the engine's answer the client gets, and in which form
 	incoming *Incoming         // the client's request as it was admitted
-	record   *journal.Request  // of incoming; a leg of a fan-out has its own
-	abort    *aborting         // nil: its client cannot end it by a name
+	record   *journal.Request  // the record of incoming; a leg of a fan-out has a record of its own
+	abort    *aborting         // nil: the client cannot end the request by name
 
 	decodeProcess int             // the decode engine's process when the decode call was made
-	promptTokens  int             // tokens of the prompt, if resumed with the answer so far, as an engine counted them; 0: none has
+	promptTokens  int             // tokens of the prompt, and of the answer so far if resumed, as an engine counted them; 0: not counted
 	cachedTokens  int             // prompt tokens that the prefill engine found in its prefix cache; -1: unknown
-	ticket        *prefill.Ticket // the place in the arrival queue of a leg that has entered it with its siblings; nil: it enters alone
-	holder        *prefill.Holder // of the leases that serve is to give back or pass on; nil: it had no turn yet
+	ticket        *prefill.Ticket // the place in the arrival queue, if all legs of a fan-out entered together; nil: the job enters alone
+	holder        *prefill.Holder // holds the leases that serve must give back or pass on; nil: the job had no turn in the queue yet
 
-	mu           sync.Mutex // held for each Step of the life: a prefill leg beside a decode leg has a goroutine of its own
+	mu           sync.Mutex // held for each Step of life, because a prefill leg beside a decode leg has a goroutine of its own
 	life         lifecycle.Lifecycle
 	tape         recording.Tape
-	question     *geo.Question // asks where the request goes; nil: there are no other regions, or that is decided
+	question     *geo.Question // asks where the request should go; nil: there are no other regions, or it is decided already
 	ranElsewhere int           // how many proxies of this region may have run the request before they gave it back
 
 	unlistedAnswer *openai.Error // the error of the last engine that did not have the model; nil: there was none
@@ -64,13 +62,12 @@ type job struct {
 	avoid avoided
 	local locally
 
-	doubts  []*handoff.Handoff // hand-offs that an engine may have read, and of which no answer was made
+	doubts  []*handoff.Handoff // hand-offs that a decode engine may have pulled, although it made no answer from them
 	resume  resumption
-	accused []func(lifecycle.Finding) // what to do about engines' 500s once their cause is known
+	accused []func(lifecycle.Finding) // called once it is known whether the request or an engine caused the engine's status 500
 }
 
-// client is the connection the answer goes to: edge.Conn, or a fan-out's share
-// of one.
+// client is the connection that gets the answer: an edge.Conn, or the share of one that a leg of a fan-out has.
 type client interface {
 	Left() bool
 	Gone() <-chan struct{}
@@ -87,13 +84,13 @@ func (j *job) MarshalLogObject(enc zapcore.ObjectEncoder) error {
 	return nil
 }
 
-// Passed is a request that goes to one engine as it came. It has no slot. Instead it takes a seat: there are as many seats as requests
-// may run at once.
+// Passed is a request that goes to one engine unchanged. It has no slot on a rank. Instead it takes a seat, and the number of seats bounds
+// how many such requests run at once.
 type Passed struct {
 	Engines  Choice
 	Path     string
 	Kind     string   // Content-Type of the body
-	Body     [][]byte // dropped once no engine is sent it any more
+	Body     [][]byte // dropped once no further attempt can need it
 	Most     int64    // tokens that the engine computes at most; 0: it does not run its model
 	Estimate int      // tokens that the request costs if no engine counts them
 	Seat     *edge.Charge
@@ -103,11 +100,11 @@ type Passed struct {
 	triedEngines []string       // names of the engines that had the request
 	chosen       fleet.Whole    // the engine that was chosen last
 	earlierFault *failure.Fault // the fault of the call before the last one
-	noEngine     *openai.Error  // why no engine can be chosen; nil: one was
-	answer       []byte         // if it comes in one piece
+	noEngine     *openai.Error  // why no engine could be chosen; nil: an engine was chosen
+	answer       []byte         // the answer, if it came in one piece
 }
 
-// Choice is which engine gets a request that is passed through.
+// Choice chooses the engine for a request that is passed through.
 type Choice interface {
 	// Choose looks for an engine that was not tried: Chosen, NoneLeft or NoRoute. It counts a call for the engine that it chose.
 	Choose(model, path string, tried []string) (fleet.Whole, lifecycle.What, *openai.Error)
@@ -130,27 +127,26 @@ func (j *job) promptHash() uint64 {
 		return 0
 	}
 	hash := j.parts().Hash(key)
-	if !j.client.isLeg() { // the legs of one request have one line, and their prompts one by one
+	if !j.client.isLeg() { // all legs share one line of the journal, which has room for one hash only
 		j.record.PromptKey = fmt.Sprintf("%016x", hash)
 	}
 	return hash
 }
 
-// locally is what a job needs to be served whole by a decode rank.
+// locally is the state that a job needs if a decode rank may compute its prompt and serve it alone.
 type locally struct {
-	decided     bool             // true once it was decided whether that may be; a failed attempt is not made again
-	endedTokens int              // tokens of a prompt whose answer ends at once, so that probes hand nothing off; 0: they may
-	boundSlot   *dispatcher.Slot // the slot that was bound beforehand, with the siblings of a leg; nil: none was
-	knownPrompt *prefill.Prompt  // what prefix caches know the prompt by, until its KV is somewhere; nil: no rank needs it
+	decided     bool             // it was decided whether a decode rank may serve it alone, and is not decided again after a failure
+	endedTokens int              // prompt tokens of a request whose probes return no hand-off, as its answer ends at once; 0: not so
+	boundSlot   *dispatcher.Slot // the slot that was bound before serve, together with other legs; nil: there is none
+	knownPrompt *prefill.Prompt  // the hashes by which prefix caches know the prompt, until its KV is on a rank; nil: not needed
 }
 
-// resumption is what a job keeps so that a lost answer can go on, and what its
-// next attempt starts from.
+// resumption is what a job keeps so that another engine can continue a lost answer, and from what the next attempt starts.
 type resumption struct {
 	keeping      lifecycle.Keeping // which parts of the request are kept
-	how          string            // the way to go on, as howToResume returns it; empty: the answer can only begin anew
+	how          string            // how to continue the answer, as howToResume returns it; empty: it can only begin anew
 	promptIDs    json.RawMessage   // token ids of the prompt, as the prefill engine had them
-	chargedBytes int64             // bytes kept, as the gateway's account of them has it
+	chargedBytes int64             // bytes kept, as counted in Server.resumeBytes
 
 	promptTokens  int // tokens of the client's prompt without any answer, as the prefill engine counts them
 	answerTokens  int // tokens of the lost answer that are part of the prompt now
@@ -158,7 +154,7 @@ type resumption struct {
 	decodeCounts  int // prompt tokens that the decode engine has to count now; 0: any number
 }
 
-// reader is who reads the answer: a client's connection, or a leg's share of it.
+// reader is the receiver of the answer: a client's connection, or a leg's share of it.
 type reader struct{ client }
 
 // isLeg says whether the job is a leg of a fan-out. The client's request then has a record of its own, apart from the job's.
@@ -168,17 +164,17 @@ func (r reader) isLeg() bool { _, ok := r.client.(*edge.Disconnect); return ok }
 type Incoming struct {
 	Record *journal.Request
 	Wishes
-	Limits     Limits       // of its caller
-	Priority   int          // in the arrival queue
-	Batch      bool         // it takes only what others leave
-	Deadline   time.Time    // until when a trusted caller wants the first token; zero: it did not say
+	Limits     Limits       // the request's share of its caller's limits
+	Priority   int          // the priority in the arrival queue
+	Batch      bool         // the request takes only capacity that other requests leave free
+	Deadline   time.Time    // until when a trusted caller wants the first token; zero: there is no deadline
 	Flow       string       // takes turns in the arrival queue with other flows of the same priority; empty: its caller's key
-	Body       *edge.Charge // what the body takes of the account of bodies in memory
-	Address    string       // of the client
-	From       *geo.Hop     // how it came from another dispatcher; nil: from a client
+	Body       *edge.Charge // the memory that the body takes, on the account of all bodies
+	Address    string       // the client's address
+	From       *geo.Hop     // the dispatcher that forwarded the request; nil: it came from a client
 	way        string       // where it was served, as routeHeader names it; empty: nowhere
-	concluded  atomic.Bool  // Conclude has settled it, which happens once
-	forgetName func()       // ends the client's power to end the request by name; nil: the request has no name
+	concluded  atomic.Bool  // Conclude was called
+	forgetName func()       // after this call, the client cannot end the request by name; nil: the request has no name
 }
 
 // Classes of requests, as ClassHeader names them.
@@ -187,9 +183,9 @@ const (
 	ClassOnline = "online"
 )
 
-// Limits are what a request holds of its caller's limits.
+// Limits is a request's share of its caller's limits.
 type Limits interface {
-	// GiveBack settles them with the tokens that prompts and answers had in the end. Below 0, these are not known, and the estimate stands.
+	// GiveBack gives the share back, and replaces the estimated tokens by the number that prompts and answers had; below 0: not known.
 	GiveBack(tokens int)
 }
 
@@ -199,10 +195,10 @@ type Wishes struct {
 	Explain       bool      // answer headers name engine, policy and reason
 	Stays         bool      // the request is never forwarded
 	Session       uint64    // hash of its name; 0: none
-	Ends          bool      // the session has no further turn, so that nothing of it need be remembered
-	Patience      time.Time // when the client gives up by itself, for an answer that has not begun; zero: unknown
+	Ends          bool      // the session has no further turn, so that its KV need not be remembered
+	Patience      time.Time // when the client gives up if its answer has not begun; zero: unknown
 	PrefillPolicy string    // the policy that chooses its prefill engine; empty: the default
-	Whole         bool      // its endpoint takes no hand-off: only a decode rank that computes it alone may serve it
+	Whole         bool      // its endpoint takes no hand-off, so only a decode rank that computes the prompt itself may serve it
 	Disaggregate  string    // DisaggregateAuto, Always or Never; empty: as configured
 	ToPrefill     string    // the candidate that has to prefill; empty: any
 	ToDecode      []int32   // the decode rank that has to decode; nil: any
@@ -211,7 +207,7 @@ type Wishes struct {
 // aimed says whether a trusted caller named the engine that has to prefill, or the rank that has to decode.
 func (w *Wishes) aimed() bool { return w.ToPrefill != "" || w.ToDecode != nil }
 
-// onPanic is deferred by a step that has taken something which nothing else would give back yet. If the step panics, onPanic calls
+// onPanic is deferred by code that holds something which no other code would give back after a panic. If the code panics, onPanic calls
 // giveBack and lets the panic go on to the edge, which recovers it.
 func onPanic(giveBack func()) {
 	if v := recover(); v != nil {
@@ -241,14 +237,15 @@ func (j *job) enter(phase journal.Phase, call string) {
 	j.record.Report(journal.Event{What: journal.Entered, Phase: phase, Left: j.client.Left(), Call: call})
 }
 
-// freed reports that nothing of a request is held any more, if its client left.
+// freed reports, if the client has left, that the request holds no engine, slot or KV any more.
 func (j *job) freed() {
 	if j.client.Left() {
 		j.record.Report(journal.Event{What: journal.Freed, At: j.client.GoneAt()})
 	}
 }
 
-// leftError is the end of an answer whose client has left. A client that has ended the request by its name still reads.
+// leftError is the error at the end of an answer whose client has left. A client that has ended the request by name counts as gone too, but
+// it still reads the answer.
 func leftError(j *job) *openai.Error {
 	if j.abort.endedByClient() {
 		return errNotAborted

@@ -30,23 +30,23 @@ const (
 // job keeps the hashes, and hashes only once.
 func (j *job) recognize() prefill.Prompt {
 	if j.life.Resumed() {
-		return j.srv.Prompts.Recognize(j.parts()) // it is longer now
+		return j.srv.Prompts.Recognize(j.parts()) // the prompt now includes the answer so far
 	}
 	if j.local.knownPrompt != nil {
 		return *j.local.knownPrompt
 	}
 	p := j.srv.Prompts.Recognize(j.parts())
-	if j.srv.Locals.Remember(j.model.Board) { // for a rank that prefills and decodes placeMixed keeps it
-		known := p // on the heap, and p is not
+	if j.srv.Locals.Remember(j.model.Board) { // for ranks that prefill and decode, placeMixed keeps the hashes
+		known := p // a copy, so that p itself stays off the heap
 		j.local.knownPrompt = &known
 	}
 	return p
 }
 
-// bindLocal binds the request to a decode rank that computes its prompt, if that
-// may be and a rank has room. Without a slot the request goes the usual way, as does
-// a request whose turn was taken with its siblings'. If one dispatcher decides for
-// all, or every attempt here has failed, the question where it goes comes first.
+// bindLocal binds the request to a decode rank that computes the prompt itself, if the rules allow this and a rank has room. If it returns
+// nil, a prefill engine computes the prompt. It always does so for a leg of a fan-out that has entered the arrival queue with the other
+// legs. A request that may go to another dispatcher is not bound before this is decided, if one dispatcher decides for all, or if attempts
+// here failed.
 func (j *job) bindLocal() *dispatcher.Slot {
 	if slot := j.local.boundSlot; slot != nil {
 		j.local.boundSlot = nil
@@ -64,7 +64,7 @@ func (j *job) bindLocal() *dispatcher.Slot {
 	j.local.endedTokens = 0
 	if sought.Tokens == 0 {
 		if sought.Media {
-			return nil // its length in tokens is not known
+			return nil // the number of tokens of images and the like is not known
 		}
 		if sought.Bytes == 0 || j.req.PromptTokens > 0 {
 			sought.Tokens = cmp.Or(sought.Prompt.Tokens, j.estimate())
@@ -106,9 +106,9 @@ func (j *job) nearRanks(on string, tokens int) (hits []board.Hit) {
 	return hits
 }
 
-// reason returns why the request may be served whole by a decode rank now; empty: it may not be. For a short prompt, or if the caller
-// wants it, that is decided once. After a failed prefill the request may only be served whole if the engine found the answer empty, and
-// so handed nothing off.
+// reason returns why a decode rank may serve the request alone now, without a prefill engine; empty: it may not. For a short prompt, or if
+// the caller wants it, this is decided only once. So after a failed prefill, only two reasons are left: the endpoint takes no hand-off, or
+// the prefill engine found that the answer is empty and handed nothing off.
 func (l *locally) reason(conf *prefill.Disaggregation, in *Incoming, resumed bool) string {
 	switch {
 	case resumed, in.aimed():
@@ -122,7 +122,7 @@ func (l *locally) reason(conf *prefill.Disaggregation, in *Incoming, resumed boo
 	}
 	l.decided = true
 	switch {
-	case in.Batch: // the whole group would wait for this prompt, but a batch request should wait for all others
+	case in.Batch: // all ranks of the group would wait while one computes the prompt, and a batch request must not delay others
 	case in.Disaggregate == DisaggregateNever:
 		return localAsked
 	case in.Disaggregate == DisaggregateAuto, in.Disaggregate == "" && conf.Mode == prefill.DisaggregateConditional:
@@ -149,13 +149,12 @@ func (srv *Server) localRule(conf *prefill.Disaggregation, sought *local.Prompt,
 	return rule
 }
 
-// kvArrived notes, with the first event, that the prompt's KV is on the rank. h is the hand-off it came from; nil: there was none. The
-// KV of the answer will be there too, but its blocks cannot be named: the next turn has the answer as text, which may get other token
-// ids. A hit that is expected and does not come is computed by the rank while its whole group waits. So evenkeel never notes more than
-// the rank holds.
+// kvArrived notes at the first event that the rank holds the prompt's KV. h is the hand-off with which the KV came; nil: there was none.
+// The KV of the answer is not noted, although the rank will hold it too: the next turn has the answer as text, which may get other token
+// ids. If evenkeel noted more than the rank holds, the rank would have to compute the missing tokens while its whole group waits.
 func (j *job) kvArrived(h *handoff.Handoff, s *stream) {
 	if j.life.Resumed() {
-		return // the KV is not the prompt's alone
+		return // the prompt included a part of the answer, so its KV is not that of the client's prompt
 	}
 	if h == nil {
 		j.countLocal(s)
@@ -166,7 +165,7 @@ func (j *job) kvArrived(h *handoff.Handoff, s *stream) {
 	}
 	sought := local.Prompt{Prompt: *known, Model: s.from.rank.Board}
 	if j.incoming.Ends {
-		sought.Keys = nil // no further turn will ask for them, but the prompt's length is still learned from
+		sought.Keys = nil // no further turn will look for the KV; Holds still learns from the prompt's length
 	}
 	j.srv.Locals.Holds(s.from.rank.Worker, &sought, j.promptTokens, s.from.began)
 	if !s.from.local {
@@ -177,11 +176,11 @@ func (j *job) kvArrived(h *handoff.Handoff, s *stream) {
 	}
 }
 
-// countLocal takes the prompt's length, and its token ids, from the decode engine. It is called where no probe has told them before: the
-// rank computes the prompt itself, or the prefill leg runs at the same time.
+// countLocal takes the prompt's length and its token ids from the decode engine's answer. It is called if no probe has returned them
+// before, because the rank computes the prompt itself, or because the prefill leg runs at the same time.
 func (j *job) countLocal(s *stream) {
 	j.promptTokens = cmp.Or(s.from.answer.Mirror.Prompt(), prompt.Tokens(j.req, j.changes))
-	if s.from.slot != nil { // else all of the answer came at once
+	if s.from.slot != nil { // nil: the whole answer came at once, and the slot is free already
 		j.srv.Dispatcher.Counted(s.from.slot, j.promptTokens)
 	}
 	j.resume.promptTokens, j.cachedTokens = j.promptTokens, -1
@@ -194,8 +193,8 @@ func (j *job) countLocal(s *stream) {
 	}
 }
 
-// reportLocal notes how many tokens the engine found in its prefix cache, by its final usage, and compares them with the hits that were
-// expected. An engine whose prefix cache does not work as expected gets no more prompts without a hand-off.
+// reportLocal notes how many prompt tokens the engine found in its prefix cache, by its final usage, and compares them with the expected
+// number. An engine whose prefix cache does not work as expected gets no more prompts without a hand-off.
 func (s *stream) reportLocal() {
 	j := s.job
 	if !s.from.local || s.broken != nil {

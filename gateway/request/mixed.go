@@ -12,8 +12,8 @@ import (
 	"evenkeel/prefill/local"
 )
 
-// placeMixed waits in the pool until the dispatcher binds the request to a rank that prefills and decodes. The dispatcher also considers
-// how much of the prompt each rank holds already. The rank gets the prompt with the next call.
+// placeMixed waits in the pool until the dispatcher binds the request to a rank that prefills and decodes. The dispatcher considers how
+// much of the prompt's KV each rank holds already.
 func (j *job) placeMixed(lease *prefill.Lease) (*dispatcher.Slot, *failure.Fault) {
 	sought := local.Prompt{Prompt: j.recognize(), Model: lease.Candidate.Board}
 	if j.promptTokens > 0 || j.life.Resumed() || sought.Media || sought.Bytes == 0 || j.req.PromptTokens > 0 {
@@ -21,7 +21,7 @@ func (j *job) placeMixed(lease *prefill.Lease) (*dispatcher.Slot, *failure.Fault
 	}
 	tokens := j.srv.Locals.Length(&sought)
 	if guessed := sought.Prompt.Tokens == 0 && j.promptTokens == 0 && j.req.PromptTokens == 0; guessed && j.model.MaxLen > 0 {
-		tokens = min(tokens, j.model.MaxLen) // a longer prompt would find no rank, and only an engine can count that it is shorter
+		tokens = min(tokens, j.model.MaxLen) // no rank takes a longer prompt, and the estimate may be too high
 	}
 	var hits []board.Hit
 	for _, offer := range j.srv.Locals.Offers(&sought, j.avoid.ranks()) {
@@ -32,7 +32,7 @@ func (j *job) placeMixed(lease *prefill.Lease) (*dispatcher.Slot, *failure.Fault
 	j.local.knownPrompt = &sought.Prompt
 	slot, fault := j.place(lease.Candidate, tokens, func(entry *pool.Entry) <-chan dispatcher.Result {
 		entry.Express = j.incoming.Priority > 0 && !j.incoming.Batch
-		if settings := j.srv.Settings(); settings.Pool.TTL == 0 { // the pool has no limit of its own, or that of hand-offs
+		if settings := j.srv.Settings(); settings.Pool.TTL == 0 { // hand-offs limit the wait by their deadlines, but here is no hand-off
 			entry.Deadline = entry.Entered.Add(settings.Prefill.Queue.Timeout)
 			if !j.life.Resumed() {
 				entry.Deadline = entry.Arrival.Add(settings.Prefill.Queue.Timeout)

@@ -22,11 +22,11 @@ import (
 	"evenkeel/prefill"
 )
 
-// A partner is the prefill leg that runs beside the decode leg of an attempt. It has a goroutine of its own, which may outlive the attempt.
-// What becomes of both legs is decided by the request's life.
+// A partner is the prefill leg (the request to the prefill engine) of an attempt whose decode leg runs at the same time. It has a goroutine
+// of its own, which may outlive the attempt. The request's lifecycle decides about both legs.
 type partner struct {
 	job         *job
-	pair        int    // the number of the pair in the request's life, from 1
+	pair        int    // the number of the two legs in the request's lifecycle, from 1
 	id          string // X-Request-Id of both legs, never used before
 	dialect     lifecycle.Dialect
 	decode      *engine.Call // the call of the decode leg
@@ -36,28 +36,28 @@ type partner struct {
 	headers     []engine.Header // of the prefill leg
 	body        mooncake.Body
 	changes     *mooncake.Changes
-	prompt      int                     // tokens, as estimated
+	prompt      int                     // tokens of the prompt, as estimated
 	maxTokens   int                     // tokens that the answer may have
-	silent      bool                    // the answer may come at its end only: in one piece, or because its engine holds it back
+	silent      bool                    // the engine may send nothing before the end of the answer: it comes in one piece, or is held back
 	streamed    bool                    // the answer comes event by event
 	expected    *metaserver.Expectation // the decode engine's callback; nil: nothing is called back
 	decodeOver  chan struct{}           // closed when the decode leg has ended
 	prefillOver chan struct{}           // closed when the prefill leg has ended
-	born        fleet.Birth             // of the prefill engine that has the leg
+	born        fleet.Birth             // which process and weights the prefill engine had when the leg was sent
 	tried       []string                // ids of the prefill engines that were asked
 	waitLimit   lifecycle.Limit         // how long the prefill leg's present wait may last
 
 	// These are guarded by the job's mutex.
 	lease           *prefill.Lease       // nil once it is settled
 	lastLease       *prefill.Lease       // the lease of the engine asked last, settled or not
-	refusal         *failure.Fault       // of the last engine that took nothing
-	failed          *failure.Fault       // why one leg has ended the other
-	call            *engine.Call         // the prefill leg's; nil: there is none now
+	refusal         *failure.Fault       // the fault of the last prefill engine that did not take the prompt
+	failed          *failure.Fault       // the fault of one leg that made the lifecycle end the other leg
+	call            *engine.Call         // the call of the prefill leg; nil: no call is under way
 	closed          bool                 // decodeOver is closed
-	stranded        bool                 // the decode engine may keep blocks for ever
-	answeredAt      time.Time            // when the prefill engine has answered
-	probed          mooncake.ProbeAnswer // what it has answered
-	calledBackAfter time.Duration        // time until the decode engine had called back
+	stranded        bool                 // the decode engine may keep KV blocks for ever
+	answeredAt      time.Time            // when the prefill engine answered
+	probed          mooncake.ProbeAnswer // the prefill engine's answer
+	calledBackAfter time.Duration        // how long the decode engine took to call back; 0: it has not
 	prefillTook     time.Duration        // how long the call of the prefill leg took
 	firstTimer      *time.Timer          // ends the wait for the first event
 
@@ -65,7 +65,7 @@ type partner struct {
 	firstWait time.Duration
 }
 
-// Why the legs of a request did not come together.
+// The reasons why the prefill leg and the decode leg of a request failed to work together.
 var (
 	errUnknown    = errors.New("it is not known yet at which address decode engines reach the prefill engine")
 	errUnheard    = errors.New("evenkeel does not listen for callbacks of decode engines yet; bind.listen takes effect with a restart")
@@ -79,8 +79,7 @@ var (
 	errLeft        = errors.New("the client left")
 )
 
-// awaitCallback waits until the decode engine has called back to say where the KV goes. It returns whether there is something to
-// prefill.
+// awaitCallback waits until the decode engine has called back to say where the KV goes. It returns whether the prompt is to be prefilled.
 func (p *partner) awaitCallback() bool {
 	began := time.Now()
 	select {
@@ -90,14 +89,14 @@ func (p *partner) awaitCallback() bool {
 		uncalled := failure.Of(lifecycle.Ended{Leg: lifecycle.Decode, Far: lifecycle.Sent, Why: lifecycle.Uncalled},
 			failure.Transport("decode", errNoCallback), errNoCallback)
 		p.tell(lifecycle.Event{What: lifecycle.Overdue}, uncalled)
-		<-p.decodeOver // if an answer has begun without a callback, wait for its end
+		<-p.decodeOver // an answer may have begun without a callback
 	case <-p.decodeOver:
 	}
 	return p.lateCallback()
 }
 
-// calledBack passes the decode engine's callback on to the request's lifecycle. took is how long the engine took to call back. It returns
-// whether there is something to prefill.
+// calledBack reports the decode engine's callback to the request's lifecycle. took is how long the engine took to call back. calledBack
+// returns whether the prompt is to be prefilled.
 func (p *partner) calledBack(callback metaserver.Callback, took time.Duration) bool {
 	p.job.mu.Lock()
 	defer p.job.mu.Unlock()
@@ -122,8 +121,8 @@ func (p *partner) calledBack(callback metaserver.Callback, took time.Duration) b
 	return p.legs().Due()
 }
 
-// lateCallback waits a little longer for the callback of a request that is over. If it comes, the decode engine has allocated blocks,
-// and only the end of a prefill frees them: so lateCallback returns true, and a prefill is run.
+// lateCallback waits a little longer for the callback of a request that is over. If the callback comes, the decode engine has allocated KV
+// blocks that only the end of a prefill frees. So lateCallback then returns true, and the prompt is prefilled although no client waits.
 func (p *partner) lateCallback() bool {
 	grace := p.limit(lifecycle.ByGrace)
 	p.forget(grace)
@@ -140,8 +139,8 @@ func (p *partner) lateCallback() bool {
 	return p.tell(event, nil)
 }
 
-// tryAnother looks for another prefill engine after one has not taken the prompt, and moves the prefill there. It returns false if there
-// is none.
+// tryAnother looks for another prefill engine after one has refused the prompt, and moves the prefill leg to it. It returns false if there
+// is no other engine.
 func (p *partner) tryAnother() bool {
 	srv := p.job.srv
 	ctx, cancel := context.WithTimeout(srv.Serving(), p.limit(p.waitLimit))
@@ -158,8 +157,8 @@ func (p *partner) tryAnother() bool {
 	return true
 }
 
-// lookForSooner moves the prefill to another engine if it would end there at least one step of the decode rank sooner. It runs when the
-// decode engine has room: during the wait for that, other prefills may have ended earlier than predicted, or later.
+// lookForSooner moves the prefill leg to another engine if the prefill would end there at least one step of the decode rank sooner. It runs
+// when the decode engine has called back: during that wait, other prefills may have ended earlier or later than predicted.
 func (p *partner) lookForSooner() {
 	shunned := p.job.srv.Dispatcher.Shunned(p.slot)
 	p.job.mu.Lock()
@@ -169,7 +168,7 @@ func (p *partner) lookForSooner() {
 	}
 	step := time.Duration(p.slot.StepMs * float32(time.Millisecond))
 	if lease := p.lease.Sooner(step, shunned); lease != nil {
-		p.tried[len(p.tried)-1] = lease.Candidate.ID // the engine before was not tried
+		p.tried[len(p.tried)-1] = lease.Candidate.ID // the engine of the old lease was sent nothing
 		p.moveTo(lease)
 	}
 }
@@ -197,8 +196,8 @@ func (p *partner) locked(f func()) {
 	f()
 }
 
-// step tells the request's lifecycle what happens to a leg, and carries out what is to be done about it. fault is why a leg ends, if that
-// ends the other one. It is called with the job's mutex held, and returns whether the prefill leg goes on.
+// step reports an event of a leg to the request's lifecycle, and carries out the effects. fault is why the leg has failed; nil: it has not.
+// step is called with the job's mutex held, and returns whether the prefill leg goes on.
 func (p *partner) step(event lifecycle.Event, fault *failure.Fault) (goesOn bool) {
 	if fault != nil {
 		event.End = fault.Ended
@@ -236,8 +235,7 @@ func (p *partner) carryOut(effect lifecycle.Effect) {
 	})
 }
 
-// do carries an effect out, without blocking, and says whether the effect has the prefill leg go on. fault is why the prefill lease is
-// settled, if it is.
+// do carries an effect out without blocking, and returns whether the prefill leg goes on. fault is why the leg has failed; nil: it has not.
 func (p *partner) do(effect lifecycle.Effect, fault *failure.Fault) (goesOn bool) {
 	switch effect.Do {
 	case lifecycle.EndDecode:
@@ -286,7 +284,7 @@ func (p *partner) do(effect lifecycle.Effect, fault *failure.Fault) (goesOn bool
 	return false
 }
 
-// limit returns the time that a limit of the request's lifecycle stands for, for this pair of engines.
+// limit returns the duration of a limit of the request's lifecycle, for this pair of engines.
 func (p *partner) limit(limit lifecycle.Limit) time.Duration {
 	wait := waitAtMost(limit, p.job.srv.Settings(), p.rank.Profile)
 	if limit == lifecycle.ByHold {
@@ -305,7 +303,7 @@ func (p *partner) forget(grace time.Duration) {
 // abort tells an engine of SGLang to end its leg. The request does not wait for the engine's answer.
 func (p *partner) abort(target *engine.Target) {
 	srv := p.job.srv
-	_ = srv.legs.Run(math.MaxInt, func() { // if it is not run, the proxy is about to end, and engines notice that
+	_ = srv.legs.Run(math.MaxInt, func() { // Run fails only if the proxy is about to end, and then the engines lose their connections
 		if err := upstream.Abort(srv.Client, target, p.id, srv.Log); err != nil {
 			srv.Log.Warn("an engine did not accept an abort, so it ends the request at its own timeout", zap.Inline(p.job),
 				zap.String("engine", target.ID), zap.Error(err))
@@ -326,7 +324,7 @@ func (p *partner) awaitFirst(limit lifecycle.Limit) {
 		if p.firstTimer == nil {
 			return // the wait ended while this goroutine waited for the mutex
 		}
-		if limit == lifecycle.ByWhole { // the answer is waited for as long as its rank gives signs of life
+		if limit == lifecycle.ByWhole { // an answer in one piece may take longer while its rank gives signs of life
 			if rest := handoff.Patience(p.rank, p.job.srv.Settings(), p.answeredAt, p.maxTokens, time.Now()); rest > 0 {
 				p.firstTimer.Reset(rest)
 				return
@@ -336,9 +334,9 @@ func (p *partner) awaitFirst(limit lifecycle.Limit) {
 	})
 }
 
-// kept is for how long after its answer the prefill engine certainly keeps the KV. It has no limit if nothing is kept, or if the answer
-// comes in one piece and does not show when the KV was read. No decode engine renews this time: a heartbeat has to name the request as
-// the prefill engine does, and that name was not known when the decode leg was sent.
+// kept is how long after its answer the prefill engine certainly keeps the KV. There is no limit if the engine keeps no KV, or if the
+// answer gives no sign when the KV was pulled. A decode engine cannot extend this time: its heartbeats would have to name the request as
+// the prefill engine does, and this name was not known when the decode leg was sent.
 func (p *partner) kept() time.Duration {
 	if !p.dialect.Keeps || p.silent {
 		return math.MaxInt64
@@ -346,7 +344,7 @@ func (p *partner) kept() time.Duration {
 	return p.lastLease.Candidate.Profile.PulledWithin()
 }
 
-// unbegun is the end of a decode leg whose first event did not come in time.
+// unbegun returns the fault of a decode leg whose first event did not come in time.
 func unbegun(why error) *failure.Fault {
 	return failure.Of(lifecycle.Ended{Leg: lifecycle.Decode, Far: lifecycle.Sent, Why: lifecycle.Unbegun},
 		openai.NewError(http.StatusGatewayTimeout, "decode_timeout", why.Error()), why)
@@ -357,9 +355,9 @@ func left() *failure.Fault {
 	return failure.Of(lifecycle.Ended{Why: lifecycle.Left}, failure.Gone, errLeft)
 }
 
-// started reports the decode leg's first event. prompt is how many tokens of the prompt the decode engine has counted, 0 if it has not
-// said so. With a connector whose KV may still be incomplete, started waits a moment for the prefill engine's answer. It returns why the
-// answer cannot be believed, or nil.
+// started reports the decode leg's first event. prompt is the number of prompt tokens that the decode engine has counted; 0: unknown. If
+// the connector may begin an answer before the KV is complete, started waits a moment for the prefill engine's answer. It returns why the
+// answer may be wrong; nil: it is not known to be.
 func (p *partner) started(prompt int) *failure.Fault {
 	p.locked(func() {
 		p.step(lifecycle.Event{What: lifecycle.Began, Prompt: prompt, Expired: time.Since(p.answeredAt) > p.kept()}, unbegun(errLate))
@@ -369,7 +367,7 @@ func (p *partner) started(prompt int) *failure.Fault {
 	return p.lost()
 }
 
-// awaitPrefill waits for the end of the prefill leg if the last effects asked for that.
+// awaitPrefill waits for the end of the prefill leg if the lifecycle's last effects asked for this wait.
 func (p *partner) awaitPrefill() {
 	if p.firstWait > 0 {
 		p.awaitOver(p.firstWait)
@@ -387,9 +385,9 @@ func (p *partner) awaitOver(limit time.Duration) (ended bool) {
 	}
 }
 
-// believe returns why an answer that has ended must not go out as whole; nil: it may. With a connector whose KV may be
-// broken although both legs go on, it waits for the prefill engine's answer, for at most the grace, because the client could not tell a
-// wrong answer that ends like a right one. The wait also ends when the client leaves. The decode leg needs no slot meanwhile. prompt is
+// believe returns why an answer whose last event has come must end with an error; nil: it may end as complete. With some connectors the KV
+// may be broken although both legs go on. Then believe waits for the prefill engine's answer, for a bounded time, because a client could
+// not tell a wrong answer from a right one. The wait also ends when the client leaves. Meanwhile the decode leg needs no slot. prompt is
 // the number of prompt tokens that the decode engine has counted by now.
 func (p *partner) believe(prompt int, gone <-chan struct{}) *failure.Fault {
 	if p == nil {
@@ -412,9 +410,9 @@ func (p *partner) believe(prompt int, gone <-chan struct{}) *failure.Fault {
 	return p.lost()
 }
 
-// decodeEnded reports that the decode leg has ended without a first event, and ends the prefill leg where that is of use. It returns why
-// the prefill leg has ended the decode leg; nil: the decode leg ended by itself. stranded says that the decode engine may keep blocks
-// for ever.
+// decodeEnded reports that the decode leg has ended without a first event. The lifecycle may then end the prefill leg. fault is why the
+// prefill leg has ended the decode leg; nil: the decode leg ended by itself. stranded says that the decode engine may keep KV blocks for
+// ever.
 func (p *partner) decodeEnded(how lifecycle.EndReason) (fault *failure.Fault, stranded bool) {
 	p.locked(func() {
 		p.step(lifecycle.Event{What: lifecycle.DecodeFell, Reason: how}, nil)
@@ -428,8 +426,8 @@ func (p *partner) decodeEnded(how lifecycle.EndReason) (fault *failure.Fault, st
 // goroutine.
 func (p *partner) clientLeft() { p.tell(lifecycle.Event{What: lifecycle.ClientGone}, left()) }
 
-// outlived waits for the end of the prefill leg of a client that has left, for at most the grace. It says whether the leg may still
-// write to blocks that the decode engine keeps for it. An engine of SGLang keeps none, and ends a leg that was aborted.
+// outlived waits, for a bounded time, for the end of a prefill leg whose client has left. It returns whether the prefill engine may still
+// write to KV blocks that the decode engine keeps for it. SGLang keeps no such blocks, and ends an aborted request.
 func (p *partner) outlived() bool {
 	if p.awaitOver(p.limit(lifecycle.ByGrace)) {
 		return false
@@ -446,7 +444,7 @@ func (p *partner) prefiller() prefill.Candidate {
 	return p.lastLease.Candidate
 }
 
-// lost is why an answer that has begun cannot be believed any more; nil: it can be.
+// lost is why an answer that has begun may be wrong, because the prefill leg has failed since; nil: it has not.
 func (p *partner) lost() *failure.Fault {
 	if p == nil {
 		return nil
@@ -456,8 +454,8 @@ func (p *partner) lost() *failure.Fault {
 	return p.failed
 }
 
-// close reports that the decode leg has ended after its first event. If abandoned is true, the client does not wait for the answer any
-// more. Then the prefill engine's answer is not waited for either, if the engine can be told to abort.
+// close reports that the decode leg has ended after its first event. abandoned says that the client does not wait for the answer any more.
+// The prefill leg is then aborted too, if its engine can be told to abort a request.
 func (p *partner) close(abandoned bool) {
 	if abandoned && p.dialect.Aborts {
 		p.tell(lifecycle.Event{What: lifecycle.Unwanted}, left())
@@ -465,6 +463,6 @@ func (p *partner) close(abandoned bool) {
 	p.tell(lifecycle.Event{What: lifecycle.DecodeOver}, nil)
 }
 
-// deaf says that an engine may not heed an abort, and notices only after some seconds that we have left: for an answer in one piece,
-// SGLang checks every 4 s whether the client still waits (0.5.23, SGLANG_REQUEST_STATE_WAIT_TIMEOUT in environ.py).
+// deaf says whether an engine may ignore an abort, and notice only after some seconds that the proxy has closed the call. For an answer in
+// one piece, SGLang checks every 4 s whether the client still waits (0.5.23, SGLANG_REQUEST_STATE_WAIT_TIMEOUT in environ.py).
 func deaf(whole bool, p *mooncake.Profile, e mooncake.Endpoint) bool { return whole && p.Nameless(e) }

@@ -21,7 +21,7 @@ import (
 	"evenkeel/sse"
 )
 
-// Why an answer that is passed on is of no use.
+// The reasons why an engine's answer cannot be passed on.
 var (
 	errNoRoom = errors.New("the caller's requests and answers take all the memory that it may use")
 	errTold   = errors.New("the engine sent an event that says it failed")
@@ -51,8 +51,8 @@ func (r *runner) doPassed(effect lifecycle.Effect) (event lifecycle.Event) {
 	return event
 }
 
-// sendOver sends the request to the engine that was chosen, and returns what came of it. If anew is true, it is sent once more to the
-// same engine, over a new connection.
+// sendOver sends the request to the chosen engine, and returns the event that reports the outcome. If anew is true, it sends the request
+// once more to the same engine, over a new connection.
 func (r *runner) sendOver(anew bool, until lifecycle.Limit) lifecycle.Event {
 	j, p := r.job, r.job.passed
 	if r.stream = nil; anew {
@@ -77,7 +77,7 @@ func (r *runner) sendOver(anew bool, until lifecycle.Limit) lifecycle.Event {
 	return r.fell(fault)
 }
 
-// openPassed sends the request, and reads its answer in one piece or the first event of it. anew is that of sendOver.
+// openPassed sends the request, and reads the answer if it comes in one piece, else its first event. anew is as in sendOver.
 func openPassed(s *stream, anew bool, until lifecycle.Limit) (fault *failure.Fault) {
 	j, p, limits := s.job, s.job.passed, &s.job.srv.Settings().Limits
 	call := &upstream.Call{
@@ -125,14 +125,14 @@ func (p *Passed) refused(resp *engine.Response, call *upstream.Call, fault *fail
 	return fault
 }
 
-// lacksRoute says whether the refusal comes from the engine's router, which does not have the
-// endpoint. Every other body is about the request, a 404 for an unknown model for example.
+// lacksRoute says whether the engine does not have the endpoint: its HTTP router then answers with one of these bodies. Every other body is
+// about the request, for example a 404 for an unknown model.
 func lacksRoute(status int, body []byte) bool {
 	return status == http.StatusNotFound && string(body) == `{"detail":"Not Found"}` ||
 		status == http.StatusMethodNotAllowed && string(body) == `{"detail":"Method Not Allowed"}`
 }
 
-// beginsPassed reads an answer that comes in one piece, or the first event of a stream. Until it returns, the client gets nothing.
+// beginsPassed reads the answer if it comes in one piece, else its first event. Until it returns, the client gets nothing.
 func beginsPassed(s *stream, call *upstream.Call) *failure.Fault {
 	limits := &s.job.srv.Settings().Limits
 	if !bytes.HasPrefix(s.from.resp.ContentType(), []byte("text/event-stream")) {
@@ -143,7 +143,7 @@ func beginsPassed(s *stream, call *upstream.Call) *failure.Fault {
 	s.from.answer.Reader.Reset(sse.Limits{Event: limits.EventBytes, Bytes: int64(limits.AnswerBytes), First: call.Limits.FirstByte,
 		Gap: limits.EventTimeout})
 	for !s.from.answer.Mirror.Started() && s.stage == flows {
-		_ = s.fill() // its error is in s.from.fault, too
+		_ = s.fill() // s.from.fault has the error too
 	}
 	switch {
 	case s.from.answer.Mirror.Started():
@@ -187,13 +187,13 @@ func takePiece(s *stream, call *upstream.Call, limit int) *failure.Fault {
 	return nil
 }
 
-// firstRoom is how many bytes a charge may always take, however full its account is.
+// firstRoom is how many bytes readAll allocates first. A charge may always take this many, however full its account is.
 const firstRoom = 4 << 10
 
 // readAll reads the body, and charges its caller for the memory as the answer grows. It fails with errNoRoom if the caller may have no
 // more memory.
 func (p *Passed) readAll(resp *engine.Response, limit int) (whole []byte, err error) {
-	limit = p.Memory.Most(limit+1) - 1 // one byte more shows that the answer is too large
+	limit = p.Memory.Most(limit+1) - 1 // room for one byte more than allowed, which shows that the answer is too large
 	for {
 		if len(whole) == cap(whole) {
 			more := min(max(firstRoom, cap(whole)), limit+1-cap(whole))
@@ -222,7 +222,7 @@ func (r *runner) giveUp(thing lifecycle.Thing, how lifecycle.How) {
 	switch {
 	case thing == lifecycle.Seat:
 		p.Seat.Give()
-	case thing == lifecycle.Body && how == lifecycle.Back: // no engine is sent it any more
+	case thing == lifecycle.Body && how == lifecycle.Back: // no further attempt is made
 		p.Body, j.req.Body = nil, mooncake.Body{}
 		j.incoming.Body.Give()
 	case thing == lifecycle.Memory && how == lifecycle.Back:
@@ -230,8 +230,8 @@ func (r *runner) giveUp(thing lifecycle.Thing, how lifecycle.How) {
 	}
 }
 
-// countCall takes a call that is over out of what its engine has, and notes how many tokens the engine has computed. If the engine did
-// not count them, but may have computed them (Spent), the estimate counts.
+// countCall removes a call that is over from its engine's count of calls, and notes how many tokens the engine has computed. If the engine
+// did not count tokens, but may have computed some (Spent), the estimate is noted.
 func (r *runner) countCall(how lifecycle.How) {
 	p, record := r.job.passed, r.job.record
 	p.Engines.Count(p.chosen.Instance, -1)

@@ -20,7 +20,7 @@ import (
 	"evenkeel/prefill"
 )
 
-// wait parks the hand-off in the pool until the dispatcher binds it to a rank. If that fails, the fault says that the prefill engine
+// wait keeps the hand-off in the pool until the dispatcher binds it to a rank. If no rank is found, the fault says that the prefill engine
 // still keeps the KV.
 func (j *job) wait(h *handoff.Handoff) (*dispatcher.Slot, *failure.Fault) {
 	slot, fault := j.place(h.Lease.Candidate, j.promptTokens, func(entry *pool.Entry) <-chan dispatcher.Result {
@@ -33,10 +33,10 @@ func (j *job) wait(h *handoff.Handoff) (*dispatcher.Slot, *failure.Fault) {
 	return slot, fault
 }
 
-// place waits in the pool until the dispatcher binds the request to a decode rank, and returns its slot. tokens is the length of the
-// prompt. enqueue completes the pool's entry, and gives it to the dispatcher. Any other end of the wait ends the request, with two
-// exceptions: if the region's engines were handed back or it lost its ranks, the prompt is prefilled again in another region, and if its
-// decode group is another proxy's now, that proxy is asked.
+// place waits in the pool until the dispatcher binds the request to a decode rank, and returns the slot. tokens is the length of the
+// prompt. enqueue completes the pool's entry, and gives it to the dispatcher. If the wait ends without a slot, the request ends, with two
+// exceptions. If the region has lost its ranks, the prompt is prefilled again in another region. If another proxy owns the decode group
+// now, the request goes to that proxy.
 func (j *job) place(candidate prefill.Candidate, tokens int, enqueue func(*pool.Entry) <-chan dispatcher.Result) (*dispatcher.Slot,
 	*failure.Fault) {
 	queued := false
@@ -52,7 +52,7 @@ func (j *job) place(candidate prefill.Candidate, tokens int, enqueue func(*pool.
 		region, prefiller = candidate.Region, ""
 	}
 	boardName := engines.BoardFor(candidate, j.model.Name, region)
-	// whether the decode group is still ours is asked by the board's name without its region
+	// the owner of the decode group is looked up under the board's name without its region
 	scope := strings.TrimSuffix(boardName, roster.BoardIn("", region))
 	if candidate.Mixed {
 		scope = boardName
@@ -63,7 +63,7 @@ func (j *job) place(candidate prefill.Candidate, tokens int, enqueue func(*pool.
 		Only: j.incoming.ToDecode, Avoid: j.avoid.ranks(), Last: j.avoid.lastChoice, Prefiller: prefiller,
 		Response: j.req.Endpoint == mooncake.Responses,
 	}
-	// the time for which a batch request was held back neither puts it before others nor shortens its time here
+	// a batch request was held back before; this time must not put it before others, nor shorten its time in the pool
 	if j.incoming.Batch && !j.life.Resumed() {
 		entry.Arrival = entry.Entered
 	}
@@ -76,7 +76,7 @@ func (j *job) place(candidate prefill.Candidate, tokens int, enqueue func(*pool.
 			j.srv.Dispatcher.Withdraw(entry)
 			result, waiting = <-bound, false
 		}
-		if result.Err == nil { // the slot came first: give it back
+		if result.Err == nil { // the dispatcher gave the slot before it saw the withdrawal
 			j.srv.Dispatcher.Release(result.Slot, board.Outcome{Kind: board.Cancelled})
 		}
 		return nil, failure.Of(lifecycle.Ended{Why: why}, answer, nil)
@@ -85,7 +85,7 @@ func (j *job) place(candidate prefill.Candidate, tokens int, enqueue func(*pool.
 	for waiting {
 		if unowned = !j.srv.Engines().Owned(scope, j.model.Name); unowned || region != "" && !j.srv.Owner.Admits(region) {
 			j.srv.Dispatcher.Withdraw(entry)
-			result, waiting = <-bound, false // the slot may have come first, so it is checked again before it is used
+			result, waiting = <-bound, false // it has a slot if the dispatcher gave one before it saw the withdrawal
 			continue
 		}
 		select {
@@ -112,8 +112,8 @@ func (j *job) place(candidate prefill.Candidate, tokens int, enqueue func(*pool.
 	return result.Slot, nil
 }
 
-// wanted is until when the first token of the answer is wanted; zero: no deadline was given, or it does not count, because the client has
-// part of the answer, or the job is a leg.
+// wanted is the deadline for the first token of the answer; zero: there is none, or it does not count, because the client has a part of the
+// answer already, or because the job is a leg of a fan-out.
 func (j *job) wanted() time.Time {
 	if j.life.Resumed() || j.client.isLeg() {
 		return time.Time{}
@@ -121,9 +121,9 @@ func (j *job) wanted() time.Time {
 	return j.incoming.Deadline
 }
 
-// unplaced returns the fault of a request that got no decode rank. unowned says that its decode group is another proxy's now. KV does
-// not cross regions. So a hand-off in a region whose ranks are gone, most often because the region was handed back, is spent: the prompt
-// is prefilled again elsewhere, once.
+// unplaced returns the fault of a request that got no decode rank. unowned says that another proxy owns its decode group now. KV does not
+// cross regions. So if the ranks of a region are gone, a hand-off in this region is useless, and the prompt is prefilled again elsewhere,
+// once.
 func (j *job) unplaced(err error, tokens int, region string, unowned bool) *failure.Fault {
 	if unowned && !errors.Is(err, board.ErrNotListed) {
 		return failure.Of(lifecycle.Ended{Why: lifecycle.Unowned}, failure.NotOurs, owner.ErrNotOwner)

@@ -28,7 +28,7 @@ import (
 type prefillCall struct {
 	upstream.Call
 	srv         *Server
-	run         *fleet.Run  // has the call among those that a drain may end
+	run         *fleet.Run  // lets a drain end the call
 	engineBirth fleet.Birth // which process and weights the engine has at this time
 	began       time.Time
 }
@@ -57,9 +57,9 @@ func (c *prefillCall) untrack() { c.srv.Fleet.Untrack(c.run) }
 // answerBy is until when the engine may answer.
 func (c *prefillCall) answerBy() time.Time { return c.began.Add(c.Limits.FirstByte) }
 
-// ended takes note of how the call has ended, and returns the fault with its reason set; a nil fault means that the call has brought an
-// answer. If the connection is closed before the answer begins, the engine aborts the request. stopped says that the call was ended by
-// the proxy, or never sent, and left that the client had left.
+// ended reports the end of the call to the monitor, and returns the fault with its reason set; a nil fault means that the engine has
+// answered. stopped says that the proxy never sent the call, or ended it before an answer, which makes the engine abort the request. left
+// says that the client had left.
 func (c *prefillCall) ended(fault *failure.Fault, stopped, left bool) *failure.Fault {
 	switch {
 	case fault == nil || fault.Status != 0:
@@ -81,7 +81,7 @@ func (c *prefillCall) ended(fault *failure.Fault, stopped, left bool) *failure.F
 	return fault
 }
 
-// answered is ended for a call that comes before any decode leg. It also notes in the record how long the engine took.
+// answered is ended for a call that is over before the decode request is sent. It also notes in the record how long the engine took.
 func (c *prefillCall) answered(j *job, fault *failure.Fault) *failure.Fault {
 	if fault == nil || fault.Status != 0 {
 		j.record.Report(journal.Event{What: journal.Probed, Took: time.Since(c.began)})
@@ -89,12 +89,12 @@ func (c *prefillCall) answered(j *job, fault *failure.Fault) *failure.Fault {
 	return c.ended(fault, fault != nil && (fault.Why == lifecycle.HungUp || fault.Far == lifecycle.Unsent), j.client.Left())
 }
 
-// answerPool has the buffers of probes' answers. What outlives a probe is copied.
+// answerPool has the buffers for probes' answers. Data that is needed after the probe must be copied.
 var answerPool = sync.Pool{New: func() any { return new([]byte) }}
 
-// probe has the engine of the lease compute the prompt, and returns the hand-off that its answer has. Once the engine answers, it holds
-// the prompt's KV blocks. So the hand-off is also read if the client has left, to be discarded. A hand-off that is returned with a fault
-// is of no use.
+// probe has the engine of the lease compute the prompt, and returns the hand-off from its answer. Once the engine has answered, it holds
+// the prompt's KV blocks. So probe reads the hand-off even if the client has left, and the hand-off is then discarded. A hand-off that
+// comes with a fault must not be decoded.
 func (j *job) probe(lease *prefill.Lease, until lifecycle.Limit) (*handoff.Handoff, *failure.Fault) {
 	candidate, began := lease.Candidate, time.Now()
 	exchange, err := j.srv.Fleet.Exchange(candidate)
@@ -112,14 +112,14 @@ func (j *job) probe(lease *prefill.Lease, until lifecycle.Limit) (*handoff.Hando
 	call := toPrefill(j, lease, until)
 	call.began = began
 	defer call.untrack()
-	if candidate.Profile.Early() { // the address at which decode engines reach it is not known yet, see script
+	if candidate.Profile.Early() { // bound late only because the address for decode engines is not known yet, see script
 		lease.Send()
 	}
-	// An engine that finishes a prefill pins its KV before it sends the answer. Closing the connection then loses the only name of
-	// that KV: the pin stays until the hold timeout (vllm#50425). So the probe of a client that leaves may still finish for a
-	// moment, and its hand-off is discarded like any other. A probe that takes longer is aborted, which frees its KV on the engine at
-	// once. A prefill that ends in the same instant as the engine notices the abort stays unknown. Its KV is not left on the
-	// budget: charging every aborted probe for the whole hold timeout would close the gate on engines that are empty.
+	// An engine that has finished a prefill pins the KV before it sends the answer. If the connection is closed then, the only name of the
+	// KV is lost, and the pin stays until the hold timeout (vllm#50425). So after the client has left, the probe may go on for a short
+	// time, and its hand-off is discarded. A probe that takes longer is aborted, which frees its KV on the engine at once. If a prefill
+	// ends in the very moment in which the engine notices the abort, its KV stays pinned, and the proxy cannot know it. The KV budget does
+	// not count this: if every aborted probe were charged for the whole hold timeout, empty engines would get no requests.
 	leaving := j.client.leaveAfter(call.Call.Call, j.srv.Settings().Limits.ProbeGrace, time.Time{})
 	leg, turn := j.fetchTurn(lease)
 	resp, fault := call.Open(j.record.Carry(engine.JSONHeaders(j.legID("p", j.record.Attempts))),
@@ -133,7 +133,7 @@ func (j *job) probe(lease *prefill.Lease, until lifecycle.Limit) (*handoff.Hando
 	if fault == nil {
 		room := answerPool.Get().(*[]byte)
 		defer func() {
-			if *room = answer; cap(answer) <= 64<<10 { // one huge answer must not stay in the pool
+			if *room = answer; cap(answer) <= 64<<10 { // the pool must not keep the memory of one huge answer
 				answerPool.Put(room)
 			}
 		}()
@@ -146,8 +146,8 @@ func (j *job) probe(lease *prefill.Lease, until lifecycle.Limit) (*handoff.Hando
 	return j.accept(lease, call.engineBirth, exchange, answer, answered)
 }
 
-// accept makes a hand-off of a probe's answer, or says why it cannot. answered is when the head of the answer came, from which the
-// engine counts its hold timeout. exchange is what the probe named to the engine for the transfer; nil: this engine needs no such name.
+// accept makes a hand-off from a probe's answer, or returns why it cannot. answered is when the headers of the answer came, from which the
+// hold timeout counts. exchange has the names that the probe gave to the engine for the transfer; nil: this engine needs none.
 func (j *job) accept(lease *prefill.Lease, born fleet.Birth, exchange *mooncake.Exchange, answer []byte,
 	answered time.Time) (*handoff.Handoff, *failure.Fault) {
 	candidate := lease.Candidate
@@ -161,7 +161,7 @@ func (j *job) accept(lease *prefill.Lease, born fleet.Birth, exchange *mooncake.
 	}
 	probed.PromptTokens = cmp.Or(probed.PromptTokens, j.estimate())
 	if probed.CachedTokens > probed.PromptTokens {
-		probed.CachedTokens = -1 // it cannot have found more than there is
+		probed.CachedTokens = -1 // an engine cannot find more tokens in its cache than the prompt has, so the count is wrong
 	}
 	budget, budgetErr := candidate.Profile.HoldBudget()
 	if err = errors.Join(err, budgetErr); err != nil {
@@ -177,7 +177,7 @@ func (j *job) accept(lease *prefill.Lease, born fleet.Birth, exchange *mooncake.
 		if fault := failure.Said(lifecycle.Prefill, err); fault != nil {
 			return nil, fault
 		}
-		if why == lifecycle.Garbled { // wrong connector, or an engine that points elsewhere
+		if why == lifecycle.Garbled { // the profile has the wrong connector, or the engine names a host that is not known
 			j.srv.Log.Error("a prefill engine's answer has no usable hand-off, and is refused", zap.Inline(j), zap.Error(err))
 		}
 		return nil, failure.Useless(lifecycle.Prefill, why, failure.BadGateway("prefill", "it gave no usable hand-off"), err)
@@ -201,8 +201,8 @@ func (j *job) accept(lease *prefill.Lease, born fleet.Birth, exchange *mooncake.
 	return h, ignored(lifecycle.Prefill, j.verify(j.resume.prefillCounts, probed.PromptTokens))
 }
 
-// prefilled takes note of what the prefill engine has said of the prompt. The profile is that of an engine of the attempt: whether the
-// prompt's token ids are kept, in case the answer is lost, depends on it.
+// prefilled notes the prefill engine's counts of the prompt's tokens. It also keeps the prompt's token ids, if profile says that they may
+// be needed to continue a lost answer.
 func prefilled(j *job, probed *mooncake.ProbeAnswer, profile *mooncake.Profile) {
 	j.promptTokens = cmp.Or(probed.PromptTokens, j.promptTokens)
 	j.record.Report(journal.Event{What: journal.Prefilled, Tokens: probed.PromptTokens, Cached: probed.CachedTokens,
@@ -211,7 +211,7 @@ func prefilled(j *job, probed *mooncake.ProbeAnswer, profile *mooncake.Profile) 
 		return
 	}
 	j.resume.promptTokens = j.promptTokens
-	if profile.Connector != mooncake.SGLang { // there the decode engine counts them, too
+	if profile.Connector != mooncake.SGLang { // with SGLang the decode engine reports the cached tokens
 		j.cachedTokens = probed.CachedTokens
 	}
 	if wantsIDs(j.req, profile) && probed.PromptTokenIDs != nil {
@@ -219,7 +219,7 @@ func prefilled(j *job, probed *mooncake.ProbeAnswer, profile *mooncake.Profile) 
 	}
 }
 
-// ignored returns the fault of a leg whose engine did not go on from the answer so far; nil if fail is nil.
+// ignored returns the fault of a leg whose engine did not continue the answer so far, but began it anew; nil if fail is nil.
 func ignored(leg lifecycle.Leg, fail *openai.Error) *failure.Fault {
 	if fail == nil {
 		return nil
@@ -227,9 +227,9 @@ func ignored(leg lifecycle.Leg, fail *openai.Error) *failure.Fault {
 	return failure.Of(lifecycle.Ended{Leg: leg, Far: lifecycle.Through, Why: lifecycle.Ignored}, fail, nil)
 }
 
-// endsAtOnce notes that the prompt's first token was the end of the answer, so that the engine handed nothing off. Later probes mask the
-// end-of-sequence token. If that was done already and did not help, a decode rank may compute the prompt without a hand-off. tokens is
-// the length of the prompt; 0: it is estimated.
+// endsAtOnce notes that the first token of the answer was its end, so that the prefill engine returned no hand-off. Later probes mask the
+// end-of-sequence token. If this probe did so already, a decode rank may compute the prompt without a hand-off. tokens is the length of the
+// prompt; 0: it is estimated.
 func (j *job) endsAtOnce(tokens int) {
 	if j.changes.IgnoreEOS {
 		j.local.endedTokens = cmp.Or(tokens, j.estimate())
@@ -254,7 +254,7 @@ func (p *partner) serve() {
 	}
 }
 
-// probe sends the prefill leg that runs beside its decode leg, and reads its answer. It returns whether another engine is to be tried.
+// probe sends the prefill leg while its decode leg runs, and reads the answer. It returns whether another prefill engine is to be tried.
 func (p *partner) probe() (again bool) {
 	j, lease := p.job, p.lastLease // not p.lease, which the other leg may have settled
 	candidate := lease.Candidate
@@ -275,7 +275,7 @@ func (p *partner) probe() (again bool) {
 		mooncake.MaxProbeAnswer, call.answerBy())
 	answered := time.Now()
 	hungUp := fault != nil && fault.Why == lifecycle.HungUp
-	// the engine may still write KV, and the end of this leg ends the decode leg
+	// The engine may still write KV to the decode engine's blocks, so this leg must not count as ended yet: its end ends the decode leg.
 	if hungUp && deaf(p.silent, p.rank.Profile, j.req.Endpoint) {
 		select {
 		case <-time.After(p.limit(lifecycle.ByGrace)):
@@ -301,7 +301,7 @@ func (p *partner) probe() (again bool) {
 func (p *partner) accept(answer []byte, at time.Time) *failure.Fault {
 	srv, lease, candidate := p.job.srv, p.lease, p.lastLease.Candidate
 	probed, err := candidate.Profile.ReadEarlyProbe(answer, srv.Fleet.KnownHost)
-	// the engine did as it was told: no failure, and its blocks were freed
+	// the proxy has told the engine to abort, so this is no failure of the engine, and its blocks are free
 	if errors.Is(err, mooncake.ErrPrefillFailed) && p.legs().Aborting() {
 		end := lifecycle.Ended{Leg: lifecycle.Prefill, Far: lifecycle.Sent, Why: lifecycle.HungUp}
 		return failure.Of(end, srv.movedOut(), failure.ErrMoved)
@@ -330,8 +330,8 @@ func (p *partner) accept(answer []byte, at time.Time) *failure.Fault {
 	return nil
 }
 
-// prefillOnly has a prefill engine answer the request, which asks for logprobs of its prompt and for one token at most. Only an
-// engine that computes the prompt can tell these, and nothing is left to decode. So there is no hand-off and no slot.
+// prefillOnly has a prefill engine answer a request that asks for the logprobs of its prompt and for one token at most. Only an engine that
+// computes the prompt knows these logprobs, and no token is left to decode. So there is no hand-off and no slot.
 func (j *job) prefillOnly(lease *prefill.Lease, until lifecycle.Limit) (*stream, *failure.Fault) {
 	candidate, call := lease.Candidate, toPrefill(j, lease, until)
 	defer call.untrack()
@@ -374,7 +374,7 @@ func (j *job) prefillOnly(lease *prefill.Lease, until lifecycle.Limit) (*stream,
 	return s, nil
 }
 
-// takeAll takes in an answer of which all bytes are here, a stream of events or one piece.
+// takeAll takes in an answer that was read completely: a stream of events, or one piece.
 func takeAll(s *stream, answer []byte) error {
 	if s.from.whole {
 		return takeWhole(s, answer)

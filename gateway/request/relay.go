@@ -45,12 +45,12 @@ func (j *job) newStream(slot *dispatcher.Slot) *stream {
 		ask.Cached = sse.OwnCached
 	}
 	var assembler *sse.Assembler
-	if s.from.whole { // its one piece has choices and usage
+	if s.from.whole { // one piece has both the choices and the usage
 		ask.ContinuousUsage, ask.Whole = true, true
-	} else if j.keep(rank); !resumed && !j.req.Stream { // a resumed source's events go to the assembler of the answer
+	} else if j.keep(rank); !resumed && !j.req.Stream { // a resumed answer has an assembler already, see adopt
 		assembler = newAssembler(j)
 	}
-	// the first event of a whole answer is its last
+	// A drain may end this call at any time if no pull of KV can be cut, or if its first event is also its last.
 	place, safe := fleet.Place{Instance: rank.Instance, Rank: rank.Target.Rank}, s.from.whole || s.from.local
 	s.from.run = j.srv.Fleet.Track(place, call, safe)
 	if s.from.answer.Trail.Reset(mooncake.ByText(j.resume.how)); !s.from.whole && j.resume.keeping != lifecycle.KeepNothing {
@@ -63,9 +63,9 @@ func (j *job) newStream(slot *dispatcher.Slot) *stream {
 	return s
 }
 
-// muffled says whether an engine may hold a text back until it has all of it. SGLang does so with a response while a call of a tool may
-// follow, because its events say whether the text is one (0.5.23, responses_stream_generator_non_harmony in
-// entrypoints/openai/serving_responses.py).
+// muffled says whether an engine may hold the text of a streamed answer back until the text is complete. SGLang does so for a request to
+// /v1/responses with tools, because it cannot say earlier whether the text is a tool call (0.5.23, responses_stream_generator_non_harmony
+// in entrypoints/openai/serving_responses.py).
 func (j *job) muffled(profile *mooncake.Profile) bool {
 	if profile.Connector != mooncake.SGLang || j.req.Endpoint != mooncake.Responses {
 		return false
@@ -78,12 +78,13 @@ func (j *job) muffled(profile *mooncake.Profile) bool {
 func (s *stream) opened() {
 	s.firstAt = time.Now()
 	s.from.settleCompute(false)
-	if s.from.slot != nil { // else all of it came at once
+	if s.from.slot != nil { // nil: the whole answer came at once, and the slot is free already
 		s.from.heard = true
 		s.from.rank.Traffic.Begin()
 	}
 	j := s.job
-	if !j.life.Resumed() && !s.from.whole { // else the client has had its first event, or the time of the first token is not known
+	// A resumed answer had its first event earlier, and for an answer in one piece the time of the first token is not known.
+	if !j.life.Resumed() && !s.from.whole {
 		j.record.Report(journal.Event{What: journal.First, At: s.firstAt, Sent: s.from.began})
 		if j.srv.Node != nil {
 			j.srv.Node.Served(s.firstAt.Sub(j.record.Arrival))
@@ -93,8 +94,8 @@ func (s *stream) opened() {
 	j.enter(journal.Streaming, "")
 }
 
-// fill waits for the engine's next bytes, and turns the events that are complete with them into bytes for the client. It returns an
-// error only before the first data event. After that, an error becomes the stream's last event.
+// fill waits for the engine's next bytes, and turns the events that they complete into bytes for the client. It returns an error only
+// before the first data event. A later error becomes the last event of the stream.
 func (s *stream) fill() error {
 	if s.stage == lost {
 		s.goOn()
@@ -112,7 +113,7 @@ func (s *stream) fill() error {
 		err = s.from.answer.Err()
 	}
 	if err == nil || s.stage != flows {
-		return nil //nolint:nilerr // the end of the stream is not part of the answer
+		return nil //nolint:nilerr // the answer is complete already, so an error after its end does not matter
 	}
 	if s.broke(err); s.from.fault == nil || s.from.fault.Why == lifecycle.Unusable || s.from.answer.Mirror.Started() {
 		return nil
@@ -120,7 +121,7 @@ func (s *stream) fill() error {
 	return err
 }
 
-// feed takes in bytes that the engine has sent; now is when they came.
+// feed takes in bytes from the engine; now is when they came.
 func (s *stream) feed(p []byte, now time.Time) {
 	var effects sse.Effects
 	s.now = now
@@ -129,8 +130,8 @@ func (s *stream) feed(p []byte, now time.Time) {
 	s.effect(effects)
 }
 
-// broke ends the source, whose body ended with err or is not read any further. It decides whether the answer was whole, and else whose
-// fault that is.
+// broke ends the call whose body has ended with err, or is not read any further. It decides whether the answer is complete, and if not,
+// which side is at fault.
 func (s *stream) broke(err error) {
 	s.from.answer.out = s.from.answer.Mend(s.from.answer.out) // the error or the end must be an event of its own
 	whole := errors.Is(err, io.EOF) && s.from.answer.Closed() == sse.Whole
@@ -154,19 +155,19 @@ func (s *stream) broke(err error) {
 	default:
 		s.job.srv.Monitor.Report(s.from.rank.Instance, err)
 		why := (&upstream.Call{Leg: lifecycle.Decode}).Broke(err).Why
-		if why == lifecycle.HungUp { // the cause is not a drain; fails looks whether the client has left
+		if why == lifecycle.HungUp { // the proxy has ended the call, but not for a drain; fails checks whether the client has left
 			why = lifecycle.Broke
 		}
 		s.fails(why, failure.Stream("upstream_broken", err), err)
 	}
 }
 
-// cutPassed is broke for a request that is passed through. What that means before the first event is decided by beginsPassed.
+// cutPassed does the work of broke for a request that is passed through. Before the first event, beginsPassed decides what happens next.
 func cutPassed(s *stream, err error) {
-	err = cmp.Or(s.from.answer.Err(), err) // whatever else came, not all of it was read
+	err = cmp.Or(s.from.answer.Err(), err) // an error of the events comes first, because reading stopped there
 	begun, over := s.from.answer.Mirror.Started(), errors.Is(err, io.EOF)
 	switch {
-	case over && s.from.answer.Closed() == sse.Whole: // engines differ in whether they send [DONE]
+	case over && s.from.answer.Closed() == sse.Whole: // complete even without [DONE], which not all engines send
 		s.ends()
 		return
 	case over && s.from.answer.Reader.Buffered() > 0:
@@ -184,7 +185,7 @@ func cutPassed(s *stream, err error) {
 	s.fails(lifecycle.Broke, answer, err)
 }
 
-// Why an answer that is passed on is not whole.
+// The reasons why an answer that is passed on is not complete.
 var (
 	errCut    = errors.New("the engine's stream ended in the middle of an event")
 	errNoData = errors.New("the engine's stream ended without an event")
@@ -193,15 +194,15 @@ var (
 // notAnswered is what a client reads if the engine of its request was taken out of service before the end of the answer.
 const notAnswered = "its engine was taken out of service; send the request again"
 
-// event takes in one event that was not read from a stream: a whole answer in the form of an event, or the end that evenkeel writes in
-// the engine's place.
+// event takes in one event that was not read from a stream: an answer in one piece, written as an event, or the end that evenkeel writes in
+// place of the engine.
 func (s *stream) event(e sse.Event) {
 	var effects sse.Effects
 	s.from.answer.out, effects = s.from.answer.Event(s.from.answer.out, e)
 	s.effect(effects)
 }
 
-// effect counts the events that were taken in, and ends the source if the last of them has ended the answer.
+// effect counts the events that were taken in, and handles the end of the answer if the last event was the end.
 func (s *stream) effect(effects sse.Effects) {
 	if effects.Events > 0 {
 		s.progress(effects.Tokens, effects.Events)
@@ -225,10 +226,10 @@ func (s *stream) effect(effects sse.Effects) {
 		}
 		s.fails(lifecycle.ByStatus(said.Status), failure.FromStream(said), fmt.Errorf("its event was an error of status %d", said.Status))
 	case sse.GivenBack:
-		if s.firstAt.IsZero() { // serve begins the answer anew
+		if s.firstAt.IsZero() { // the client has no part of the answer, so serve begins it anew
 			s.job.srv.metrics.recomputes.WithLabelValues(lifecycle.Repeated).Inc()
 		}
-		if s.from.slot != nil { // else a prefill engine answers
+		if s.from.slot != nil { // nil: a prefill engine answers
 			s.job.srv.Dispatcher.Preempted(s.from.slot.Worker)
 		}
 		s.job.srv.Fleet.GaveBack(s.from.rank.Instance)
@@ -238,11 +239,11 @@ func (s *stream) effect(effects sse.Effects) {
 	}
 }
 
-// progress reports to the slot, to the engine's traffic and to the metrics that so many more tokens have come, in so many events. The
-// dispatcher's next round reads the slot.
+// progress reports new tokens and events to the slot, to the engine's traffic and to the metrics. The dispatcher's next round reads the
+// slot.
 func (s *stream) progress(tokens, events int) {
-	if s.from.slot != nil { // else a prefill engine answers
-		if s.from.whole { // the partner says so when the prefill engine has answered, which may come later than this answer
+	if s.from.slot != nil { // nil: a prefill engine answers
+		if s.from.whole { // a partner calls Unheard only when the prefill engine has answered, which may be later than this answer
 			s.from.slot.Unheard(s.from.maxTokens)
 		}
 		s.from.slot.Progress(tokens)
@@ -257,12 +258,12 @@ func (s *stream) progress(tokens, events int) {
 	}
 	for gap := s.now.Sub(s.lastTokenAt).Seconds(); events > 0; events-- {
 		s.job.srv.metrics.itl.Observe(gap)
-		gap = 0 // the other events came at the same time
+		gap = 0 // the further events came together with the first one
 	}
 	s.lastTokenAt = s.now
 }
 
-// Read hands out what has arrived. It waits only if nothing has.
+// Read returns bytes of the answer that have arrived. It waits only if there are none.
 func (s *stream) Read(p []byte) (int, error) {
 	if len(s.unread) == 0 {
 		events, err := s.Next()
@@ -276,17 +277,17 @@ func (s *stream) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// Pending is how much more Read has without waiting.
+// Pending is how many more bytes Read can return without waiting.
 func (s *stream) Pending() int { return len(s.unread) + len(s.from.answer.out) }
 
-// Ended says that nothing comes after what Read has.
+// Ended says that no more bytes come after those that Read can return without waiting.
 func (s *stream) Ended() bool { return s.stage >= ended }
 
-// Torn says that only a part of the last event was handed on.
+// Torn says that the client has only a part of the last event.
 func (s *stream) Torn() bool { return s.from.answer.Reader.Torn() }
 
-// Next returns whole events, all that have arrived, and waits if there are none. They are valid until the next call. io.EOF ends the
-// answer, whole or not.
+// Next returns all complete events that have arrived, and waits if there are none. They are valid until the next call. At the end of the
+// answer, complete or not, it returns io.EOF.
 func (s *stream) Next() ([]byte, error) {
 	for len(s.from.answer.out) == 0 || s.more() {
 		if s.stage >= ended {
@@ -301,9 +302,9 @@ func (s *stream) Next() ([]byte, error) {
 	return events, nil
 }
 
-// more says whether bytes have arrived which the client should get together with those that wait for it.
+// more says whether further bytes have arrived that the client should get in the same write.
 func (s *stream) more() bool {
 	return s.stage == flows && len(s.from.answer.out) < mostAtOnce && s.from.resp.Arrived()
 }
 
-const mostAtOnce = 64 << 10
+const mostAtOnce = 64 << 10 // bytes of one write, roughly

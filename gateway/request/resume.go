@@ -20,12 +20,12 @@ import (
 var errIgnoredResume = errors.New("the engine did not go on with the answer so far; set the chat_resume that check --probe names in its " +
 	"profile, or upgrade the engine")
 
-// goOn continues an answer that its engine has lost. The request is served again, with what the client has of the answer as a part of
-// the prompt, and the parts are joined to one answer.
+// goOn continues an answer that its engine has lost. The request is served again, with a prompt that also has the part of the answer that
+// the client has. Both parts are joined to one answer.
 func (s *stream) goOn() {
 	j, fault, moved := s.job, s.from.fault, s.from.run.Moved()
 	if !j.client.Left() {
-		// an answer must not go on from wrong text
+		// if the KV was wrong, the text so far is wrong too, and must not be continued
 		if wrong := s.from.partner.believe(s.from.answer.Mirror.Prompt(), j.client.Gone()); wrong != nil {
 			s.from.fault, fault = wrong, nil
 		}
@@ -135,14 +135,14 @@ func (j *job) maxWholeAnswer() int {
 	return most
 }
 
-// adopt makes the source of next that of this stream. next is the stream of the attempt that goes on with the answer; its first events
-// are here.
+// adopt replaces the lost source of this stream by the source of next, the stream of the attempt that continues the answer. The first
+// events of next have come already.
 func (s *stream) adopt(next *stream) {
 	assembler := s.from.answer.Assembler
 	s.detach()
 	s.from = next.from
 	s.from.answer.Assembler = assembler
-	s.stage, s.broken, next.stage = next.stage, next.broken, settled // s holds now what next held
+	s.stage, s.broken, next.stage = next.stage, next.broken, settled // s now holds the slot and the call of next, and gives them back
 	s.earlierTokens = s.job.resume.answerTokens
 	if !next.lastTokenAt.IsZero() {
 		s.lastTokenAt = next.lastTokenAt
@@ -152,7 +152,7 @@ func (s *stream) adopt(next *stream) {
 	}
 	for e := range sse.Events(s.from.answer.out) {
 		if err := s.from.answer.Assembler.Add(e.Raw); err != nil {
-			if s.stage == ended { // all that was missing came at once, so that the life is over
+			if s.stage == ended { // the rest of the answer came at once, and fails does nothing after the end
 				s.broken = cmp.Or(s.broken, failure.Stream("upstream_broken", err))
 			}
 			s.fails(lifecycle.Unusable, failure.Stream("upstream_broken", err), err)
@@ -162,7 +162,7 @@ func (s *stream) adopt(next *stream) {
 	s.from.answer.out = s.from.answer.out[:0]
 }
 
-// resetForEnd makes the mirror ready for an end that evenkeel writes itself, of an answer that has so many tokens already.
+// resetForEnd prepares the mirror for an end that evenkeel writes itself. tokens is how many tokens the answer has already.
 func (s *stream) resetForEnd(tokens int) {
 	ask := s.job.ask
 	ask.Cached = s.job.cachedTokens
@@ -171,8 +171,8 @@ func (s *stream) resetForEnd(tokens int) {
 	s.from.answer.Trail.Reset(false)
 }
 
-// writeEnding ends an answer in the engine's place: with its usage, and before that with the finish_reason in finish; empty: the engine
-// has sent one. The count of tokens may be an estimate, so the usage never has more than the answer may have.
+// writeEnding ends an answer in place of the engine: it writes the finish_reason in finish (empty: the engine has sent one), and then the
+// usage. The count of tokens may be an estimate, so the usage is limited to the number of tokens that the answer may have.
 func (s *stream) writeEnding(head sse.Head, finish string) {
 	j := s.job
 	mirror := &s.from.answer.Mirror
@@ -194,9 +194,9 @@ func (s *stream) writeEnding(head sse.Head, finish string) {
 	}
 }
 
-// verify checks that the engine of a resumed request has counted as many prompt tokens as prompt and answer have together. An engine
-// that overlooked the answer so far would begin it again. want is how many tokens there must be; 0: more than the client's prompt alone
-// has. counted is 0 if the engine did not say.
+// verify checks that the engine of a resumed request has counted as many prompt tokens as the client's prompt and the answer so far have
+// together. A lower count shows that the engine ignored the answer so far and begins it again. want is the right count; 0: any count above
+// that of the client's prompt. counted is the engine's count; 0: unknown.
 func (j *job) verify(want, counted int) *openai.Error {
 	resume := &j.resume
 	switch {
@@ -210,7 +210,7 @@ func (j *job) verify(want, counted int) *openai.Error {
 	return nil
 }
 
-// keep decides what of a request stays in memory, in case this rank loses its answer, and charges the gateway's account for it.
+// keep decides which parts of a request stay in memory, in case this rank loses its answer, and counts their bytes in Server.resumeBytes.
 func (j *job) keep(rank *fleet.Rank) {
 	if j.life.Resumed() {
 		return
@@ -231,14 +231,13 @@ func (j *job) keep(rank *fleet.Rank) {
 	}
 }
 
-// forget gives back what keep took from the gateway's account.
+// forget undoes the charge of keep.
 func (j *job) forget() {
 	j.srv.resumeBytes.Add(-j.resume.chargedBytes)
 	j.resume.chargedBytes = 0
 }
 
-// shed drops the parts of the request that its answer will not need any more, so that a long prompt does not stay in memory during a
-// long answer.
+// shed drops the parts of the request that are not needed any more, so that a long prompt does not stay in memory during a long answer.
 func (s *stream) shed() {
 	j := s.job
 	if s.firstAt.IsZero() || j.resume.keeping == lifecycle.KeepAll || j.resume.keeping == lifecycle.KeepStart &&
@@ -249,8 +248,8 @@ func (s *stream) shed() {
 	j.body, j.changes, j.resume.promptIDs, j.resume.keeping = mooncake.Body{}, nil, nil, lifecycle.KeepNothing
 }
 
-// howToResume returns the way in which a lost answer of this request could go on: a value of chat_resume, or how a prompt of completions
-// is continued; empty: it could not.
+// howToResume returns how a lost answer of this request could be continued: a value of chat_resume, or ResumePrompt or ResumeText for a
+// prompt that is not a chat; empty: it could not be.
 func (j *job) howToResume(profile *mooncake.Profile) string {
 	how := profile.ChatResume
 	byText := mooncake.ChatResumeContinue
@@ -269,7 +268,7 @@ func (j *job) howToResume(profile *mooncake.Profile) string {
 	case how == mooncake.ChatResumeNone, !j.req.Endpoint.GoesOn():
 		return ""
 	case mooncake.ByText(how):
-	case j.resume.promptIDs == nil, openai.Echoes(&j.body): // beside an echo the decode engine is not asked for ids
+	case j.resume.promptIDs == nil, openai.Echoes(&j.body): // with an echo, the decode engine is not asked for token ids
 		how = byText
 	}
 	if how == mooncake.ResumeText && j.parts().Text() == nil {
@@ -278,7 +277,7 @@ func (j *job) howToResume(profile *mooncake.Profile) string {
 	return how
 }
 
-// recomputeMax is how often the profile allows a lost answer to go on; 0: never.
+// recomputeMax is how many times the profile allows a lost answer to be continued; 0: never.
 func recomputeMax(profile *mooncake.Profile) int {
 	if profile.RecomputeMax == nil {
 		return 0
@@ -292,8 +291,8 @@ func wantsIDs(req *openai.Request, profile *mooncake.Profile) bool {
 		profile.ChatResume == mooncake.ChatResumeAscend
 }
 
-// seesTokens says whether the client sees more of each token than its text, such as its id. Then no token that the client has may be
-// computed again.
+// seesTokens says whether the client gets more of each token than its text, such as its id. If so, tokens that the client has must not be
+// computed again, because they could differ.
 func (j *job) seesTokens() bool {
 	return j.ask.TokenIDs || j.req.Endpoint == mooncake.Generate || j.ask.ContinuousUsage || openai.HasLogprobs(&j.body)
 }

@@ -22,19 +22,17 @@ import (
 	"evenkeel/prefill"
 )
 
-// serve runs a request up to the first event of its answer. It reports to the request's life what happens, and carries out the effects
-// that the life returns.
+// serve runs a request up to the first event of its answer. It reports events to the request's lifecycle, and carries out the effects that
+// the lifecycle returns.
 //
-// The caller relays the rest and settles by closing the stream. Without a stream and
-// without an error the answer came from another dispatcher and is on its way to ctx.
-// Before the first event nothing has reached the client, so a failure may start over.
-// An answer that is lost afterwards comes here again, from goOn: the prompt is longer
-// by then, the rest is the same. ctx is nil then, and for a leg of a fan-out: neither
-// is sent to another dispatcher.
+// The caller relays the rest of the answer, and closes the stream, which settles the request. If serve returns neither a stream nor an
+// error, another dispatcher answers the request through ctx. Before the first event nothing has reached the client, so a failed attempt may
+// start over. If an answer is lost later, goOn calls serve again with a longer prompt. In this case, and for a leg of a fan-out, ctx is
+// nil, and the request is not sent to another dispatcher.
 func (j *job) serve(ctx *fasthttp.RequestCtx) (*stream, *openai.Error) {
 	j.life.Bound, j.life.OnlyLocal = ctx == nil, j.incoming.Whole
 	j.abort.lostRank()
-	j.mu.Lock() // prefill legs of attempts before a lost answer may be under way
+	j.mu.Lock() // if serve continues a lost answer, prefill legs of earlier attempts may still use the tape
 	j.tape.Begin(&j.life)
 	j.mu.Unlock()
 	j.avoid.prefill = nil
@@ -50,7 +48,7 @@ func (j *job) serve(ctx *fasthttp.RequestCtx) (*stream, *openai.Error) {
 	return s, fail
 }
 
-// A runner holds the things of which a life only knows whether they are held: lease, hand-off, slot, stream.
+// A runner holds a request's lease, hand-off, slot and stream. The lifecycle itself only knows whether the request holds them.
 type runner struct {
 	job *job
 	ctx *fasthttp.RequestCtx
@@ -58,13 +56,13 @@ type runner struct {
 	forward      *geo.Forward  // the way to another dispatcher that should have the request
 	nextQuestion *geo.Question // the question that goes with the request's next turn
 	lease        *prefill.Lease
-	handoff      *handoff.Handoff // what the probe has handed over and no decode engine has taken yet; nil: nothing
+	handoff      *handoff.Handoff // the probe's hand-off, until a decode engine has taken it; nil: there is none
 	slot         *dispatcher.Slot
 	stream       *stream
-	fault        *failure.Fault // how the last leg failed; nil: no leg did
-	lastError    *openai.Error  // what the client gets if no further attempt is made
+	fault        *failure.Fault // how the last call to an engine failed; nil: none did
+	lastError    *openai.Error  // the client's error if no further attempt is made
 
-	answerBegun bool // the answer has begun: the runner carries out what follows its end
+	answerBegun bool // the client may have a part of the answer: the runner carries out the effects of its end
 }
 
 // run reports event to the request's lifecycle, carries out the effects that the lifecycle returns, and goes on with the event that the
@@ -74,12 +72,12 @@ func (r *runner) run(event lifecycle.Event) (*stream, *openai.Error) {
 	j := r.job
 	var buffer [8]lifecycle.Effect
 	effects := buffer[:0]
-	defer onPanic(func() { // give back what the remaining effects were to give back, and what is still held
+	defer onPanic(func() { // carry out the effects that give something back, and give back what the request still holds
 		j.client.OnGone(nil)
-		if r.stream != nil { // the stream has the slot
+		if r.stream != nil { // the stream holds the slot
 			defer r.stream.settle(board.Failed)
 		}
-		if !j.life.Resumed() { // bytes may be kept of which the life does not know yet
+		if !j.life.Resumed() { // the lifecycle may not know yet that bytes are kept
 			j.forget()
 		}
 		hasPartner := r.stream != nil && r.stream.from.partner != nil
@@ -107,19 +105,20 @@ func (r *runner) run(event lifecycle.Event) (*stream, *openai.Error) {
 			case lifecycle.Fail:
 				return nil, r.error(effect.Error)
 			}
-			if event = r.do(effect); effect.Do > lifecycle.Forward { // the wait is over, and with it what the client's leaving was to end
+			// an effect after Forward may have set a callback for a client that leaves, which ends a wait that is over now
+			if event = r.do(effect); effect.Do > lifecycle.Forward {
 				j.client.OnGone(nil)
 			}
 		}
 	}
 }
 
-// do carries out one effect. Most effects are done at once, and do returns no event. If an effect is waited for, do returns the event
-// that says how it ended.
+// do carries out one effect. Most effects are done at once, and do returns no event. If an effect takes time, do waits for its end, and
+// returns the event that says how it ended.
 func (r *runner) do(effect lifecycle.Effect) lifecycle.Event {
 	j := r.job
 	switch effect.Do {
-	case lifecycle.Question: // where should the request go?
+	case lifecycle.Question: // asks where the request should go
 		if j.question == nil {
 			j.question = j.elsewhere(false)
 		}
@@ -161,7 +160,7 @@ func (r *runner) do(effect lifecycle.Effect) lifecycle.Event {
 			return lifecycle.Event{What: lifecycle.First}
 		}
 		if r.handoff, fault = j.probe(r.lease, effect.Until); fault != nil {
-			fault.Kept = true // the prefill engine keeps the KV until a decode engine fetches it
+			fault.Kept = true // the prefill engine may hold KV until a decode engine pulls it
 			return r.fell(fault)
 		}
 		return lifecycle.Event{What: lifecycle.HandedOver, Named: r.handoff.ProbeID != ""}
@@ -184,26 +183,26 @@ func (r *runner) do(effect lifecycle.Effect) lifecycle.Event {
 		return r.offer(effect.Group)
 	case lifecycle.Remember, lifecycle.Recall, lifecycle.Complain, lifecycle.Choose, lifecycle.SendOver, lifecycle.SendAnew:
 		return r.doPassed(effect)
-	case lifecycle.Confirm: // the decode engine is done with it, whatever the prefill engine says
+	case lifecycle.Confirm: // the decode engine has ended its answer, but the prefill engine may still report broken KV
 		s := r.stream
 		if fault := s.from.partner.believe(s.from.answer.Mirror.Prompt(), j.client.Gone()); fault != nil {
 			s.from.fault = fault
 			return lifecycle.Event{What: lifecycle.Fell}
 		}
 		return lifecycle.Event{What: lifecycle.Believed}
-	case lifecycle.GoOn: // fill goes on with the answer, once the client has what came so far
+	case lifecycle.GoOn: // fill continues the answer, once the client has all events that have come
 		r.stream.stage = lost
 	case lifecycle.EndWhole:
 		r.stream.finish(nil)
 	case lifecycle.BreakOff:
 		r.stream.finish(r.stream.from.fault.Answer)
-	case lifecycle.AnswerIt, lifecycle.Fail: // run does these
+	case lifecycle.AnswerIt, lifecycle.Fail: // run carries these out
 	}
 	return lifecycle.Event{}
 }
 
-// queue waits for the request's turn in the arrival queue. The event says that it has a lease on a prefill engine (Turn), that another
-// dispatcher should have it (Directed), or that there is no turn for it (NoTurn).
+// queue waits for the request's turn in the arrival queue. It returns Turn if the request has a lease on a prefill engine, Directed if
+// another dispatcher should serve it, and NoTurn if it failed to get a turn.
 func (r *runner) queue() lifecycle.Event {
 	j := r.job
 	lease, away, err := j.choose()
@@ -228,7 +227,7 @@ func (r *runner) queue() lifecycle.Event {
 // whether the prompt is prefilled before that (Late), after it by a prefill engine (Early), or by the rank itself (Mixed).
 func (r *runner) enqueue(effect lifecycle.Effect) lifecycle.Event {
 	j := r.job
-	if effect.Place { // a hand-off that comes back for another rank
+	if effect.Place { // the hand-off had left the pool for a rank that failed, and waits for another rank
 		j.srv.Places.Reserve()
 	}
 	var fault *failure.Fault
@@ -266,14 +265,14 @@ func (r *runner) begin() {
 // mixed says whether the attempt goes to a rank that prefills and decodes.
 func (r *runner) mixed() bool { return r.lease != nil && r.lease.Candidate.Mixed }
 
-// began returns the event that reports how the beginning of an answer went: First without a fault, else what fell makes of the fault.
-// quit says that the client has left, which has ended the call, and that no engine uses the slot any more.
+// began returns the event that reports whether the answer has begun: First if fault is nil, else the event of fell. quit says that the call
+// has ended because the client left, and that no engine uses the slot any more.
 func (r *runner) began(fault *failure.Fault, quit bool) lifecycle.Event {
 	if fault != nil {
 		fault.Moved = r.stream.from.run.Moved()
 		event := r.fell(fault)
 		event.Quit = quit
-		if r.stream.from.slot == nil { // all of its answer had come, so that its slot is free
+		if r.stream.from.slot == nil { // the whole answer had come, so that the slot is free already
 			r.stream.settle(board.Failed)
 		}
 		return event
@@ -281,8 +280,8 @@ func (r *runner) began(fault *failure.Fault, quit bool) lifecycle.Event {
 	return lifecycle.Event{What: lifecycle.First, Copied: r.job.resume.chargedBytes > 0}
 }
 
-// fell notes that a leg of the attempt has failed, and returns the event that reports it to the request's lifecycle. The record gets the
-// fault and the name of the engine that failed.
+// fell notes that a call of the attempt to an engine has failed, and returns the event that reports this to the request's lifecycle. It
+// also writes the fault and the name of the engine into the record.
 func (r *runner) fell(fault *failure.Fault) lifecycle.Event {
 	r.fault, r.lastError = fault, fault.Answer
 	r.job.abort.lostRank()
@@ -311,7 +310,8 @@ func (r *runner) fell(fault *failure.Fault) lifecycle.Event {
 	return event
 }
 
-// prefiller is the prefill engine that the attempt asked last. It is not that of the lease if the prefill leg went on to another engine.
+// prefiller is the prefill engine that the attempt asked last. It differs from that of the lease if the prefill leg was moved to another
+// engine.
 func (r *runner) prefiller() prefill.Candidate {
 	if r.stream != nil && r.stream.from.partner != nil {
 		return r.stream.from.partner.prefiller()
@@ -319,8 +319,8 @@ func (r *runner) prefiller() prefill.Candidate {
 	return r.lease.Candidate
 }
 
-// judge takes note of an engine that failed, or served. A prefill engine's status 500 is forgiven if another engine fails at the same
-// request, because the request is the likely cause then.
+// judge notes that an engine failed or did well. If a prefill engine answers 500 and another engine then fails with the same request, the
+// first engine is forgiven, because the request is the likely cause.
 func (r *runner) judge(effect lifecycle.Effect) {
 	if effect.Do == lifecycle.Condemn && effect.Leg == lifecycle.Prefill {
 		tier, id := r.job.srv.Tier, r.prefiller().ID
@@ -359,13 +359,13 @@ func (r *runner) answer() *stream {
 		return nil
 	}
 	switch s.shed(); {
-	case s.stage == ended: // all of it came at once
+	case s.stage == ended: // the whole answer came with the first event
 		event := lifecycle.Event{What: lifecycle.Ends}
 		if s.from.fault != nil {
 			event = r.job.fell(s.from.fault)
 		}
 		s.step(event)
-	case s.from.call != nil: // from here on a close has the engine abort the request
+	case s.from.call != nil: // after the first event, closing the connection makes the engine abort the request
 		r.job.client.OnGone(func() { s.from.call.Leave(upstream.Notice) })
 	}
 	return s
@@ -388,7 +388,7 @@ func (r *runner) error(which lifecycle.Error) *openai.Error {
 	return r.lastError
 }
 
-// settle gives back a thing that the request holds, or passes it on. how says what became of it.
+// settle gives back a thing that the request holds, or passes it on, in the way that how names.
 func (r *runner) settle(thing lifecycle.Thing, how lifecycle.How) {
 	j := r.job
 	switch thing {
@@ -398,7 +398,7 @@ func (r *runner) settle(thing lifecycle.Thing, how lifecycle.How) {
 		}
 	case lifecycle.Lease:
 		switch {
-		case how == lifecycle.Pass: // the hand-off settles it, or the legs of the attempt do
+		case how == lifecycle.Pass: // the hand-off or the partner has the lease now, and settles it
 		case how == lifecycle.Discard:
 			j.discard(r.handoff)
 		default:
@@ -418,7 +418,7 @@ func (r *runner) settle(thing lifecycle.Thing, how lifecycle.How) {
 		}
 		r.handoff = nil
 	case lifecycle.Doubted:
-		if len(j.doubts) == 0 { // a panic came before the hand-off was noted
+		if len(j.doubts) == 0 { // a panic came before the hand-off was put into doubts
 			break
 		}
 		doubted := j.doubts[0]
@@ -446,7 +446,7 @@ func (r *runner) settle(thing lifecycle.Thing, how lifecycle.How) {
 		if j.passed != nil {
 			r.countCall(how)
 		}
-		if r.stream != nil { // else a panic came before there was one
+		if r.stream != nil { // nil: a panic came before there was a stream
 			r.stream.from.hangUp(how)
 		}
 		if how == lifecycle.Cancelled || j.passed != nil {
@@ -456,7 +456,7 @@ func (r *runner) settle(thing lifecycle.Thing, how lifecycle.How) {
 			r.stream.settle(kinds[how])
 		}
 	case lifecycle.Holder:
-		if j.holder != nil { // the audit hears that no lease has to come back any more
+		if j.holder != nil { // the tier's audit learns that no lease of this request may be out any more
 			j.srv.Tier.Ended(j.holder)
 			j.holder = nil
 		}

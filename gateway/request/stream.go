@@ -17,43 +17,42 @@ import (
 	"evenkeel/sse"
 )
 
-// A stream is an answer under way: it reads the decode engine's events, counts
-// their tokens into the slot, edits what the client did not ask for and hands
-// the bytes on. The connection's own goroutine reads it: one Read is one
-// arrival, so a slow client slows its engine down.
+// A stream is an answer under way: it reads the decode engine's events, reports their tokens to the slot, removes what the client did not
+// ask for, and passes the bytes on. An event loop (see pump) or the connection's own goroutine drives it. Both read from the engine only as
+// fast as the client reads, so a slow client slows its engine down.
 type stream struct {
 	job  *job
 	from source
 
 	unread        []byte        // events the client has not taken yet
-	now           time.Time     // of the last arrival
-	firstAt       time.Time     // first data event; from then on the client may have bytes
-	firstTokenAt  time.Time     // first event that carried tokens
-	lastTokenAt   time.Time     // last event that carried tokens
-	earlierTrail  *sse.Trail    // what earlier sources gave of the answer; nil: there was none
+	now           time.Time     // when the last bytes came
+	firstAt       time.Time     // when the first data event came; from then on the client may have bytes
+	firstTokenAt  time.Time     // when the first event with tokens came
+	lastTokenAt   time.Time     // when the last event with tokens came
+	earlierTrail  *sse.Trail    // the parts of the answer from earlier sources; nil: there was no earlier source
 	earlierTokens int           // tokens of the answer from earlier sources
 	stage         stage         // how far the answer has come
-	broken        *openai.Error // why the answer ended before it was whole; nil: it did not
+	broken        *openai.Error // why the answer ended before it was complete; nil: it did not
 }
 
 // stage says how far an answer has come.
 type stage uint8
 
 const (
-	flows   stage = iota // its source may send more
-	lost                 // its source failed, and the answer may go on elsewhere
-	ended                // nothing more comes from any engine
-	settled              // and nothing is held for it any more
+	flows   stage = iota // the source may send more
+	lost                 // the source failed, and another engine may continue the answer
+	ended                // no engine sends anything more
+	settled              // ended, and its slot, call and buffers were given back
 )
 
-// source is the decode call that an answer comes from at the moment. If it is
-// lost in the middle, another source may follow.
+// source is the decode call from which an answer comes at present. If the call fails in the middle of the answer, another source may
+// follow.
 type source struct {
 	job   *job
 	slot  *dispatcher.Slot // nil once released
 	rank  *fleet.Rank
 	call  *engine.Call
-	run   *fleet.Run // among those that a drain may end, until hangUp; nil: a prefill engine has answered
+	run   *fleet.Run // lets a drain end the call, until hangUp; nil: a prefill engine has answered
 	resp  *engine.Response
 	began time.Time
 
@@ -63,22 +62,22 @@ type source struct {
 	lastArrival engine.Arrival // the last arrival of bytes
 
 	maxTokens  int            // tokens that the rest of the answer may have
-	idle       time.Duration  // how long the engine may be silent, as the connection has it
-	coreHalted *atomic.Bool   // the engine's core was silent for so long that the request goes elsewhere; nil: that is not watched
-	mayCompute int64          // what reportCompute has announced: prompt tokens that the engine was to compute at most; 0: that is settled
-	fault      *failure.Fault // why it ended before the answer was whole; nil: it has not, or the answer was
+	idle       time.Duration  // how long the engine may be silent, as set on the connection
+	coreHalted *atomic.Bool   // watchCore found that the engine's core stands still, and ends the call; nil: watchCore does not run
+	mayCompute int64          // prompt tokens that the engine may compute, as announced by reportCompute; 0: settleCompute was called
+	fault      *failure.Fault // why the source failed before the answer was complete; nil: it did not
 	answer     *buffers
 
-	whole    bool // the engine's own answer in one piece, no events
+	whole    bool // the engine sends its answer in one piece, not as events
 	local    bool // the rank computes the prompt itself
-	stranded bool // its engine may keep the request's KV blocks for ever, because it waits for KV that never comes
-	muffled  bool // the engine may send nothing of a text before it has all of it
+	stranded bool // the engine may keep the request's KV blocks for ever, because it waits for KV that never comes
+	muffled  bool // the engine may hold a text back until the text is complete
 	beyond   bool // the engine's traffic counts the request as one beyond the rank's slots, until hangUp
-	noUsage  bool // the engine sent no usage, and evenkeel writes it in the engine's place
-	heard    bool // its first event came; the engine's traffic counts it until hangUp
+	noUsage  bool // the engine sent no usage, so evenkeel wrote its own count
+	heard    bool // the first event has come, and the engine's traffic counts this stream until hangUp
 }
 
-// buffers are what a stream needs while it runs, reused by the next one.
+// buffers has the memory that a stream needs while it runs. Later streams use it again.
 type buffers struct {
 	sse.Answer
 	out []byte // for the client
@@ -99,14 +98,14 @@ func (b *buffers) putBack() {
 	if cap(b.Trail.IDs) > 64<<10 || cap(b.Trail.Last) > 64<<10 {
 		b.Trail = sse.Trail{}
 	}
-	if cap(b.out) <= 64<<10 { // one huge event must not stay in the pool
+	if cap(b.out) <= 64<<10 { // the pool must not keep the memory of one huge event
 		buffersPool.Put(b)
 	}
 }
 
-// contentType is that of the engine's answer. Without a response, all events are here already, and a stream of events is meant.
+// contentType is the content type of the engine's answer.
 func (s *source) contentType() []byte {
-	if s.resp == nil { // all of it is here
+	if s.resp == nil { // the events were made from an answer that was read completely, see prefillOnly
 		return []byte("text/event-stream")
 	}
 	return s.resp.ContentType()
@@ -124,18 +123,18 @@ func slotless(j *job, rank *fleet.Rank, ask sse.Ask) *stream {
 	return s
 }
 
-// shortAnswer is how many tokens an answer may have at most so that no loop carries it, and fasthttp writes it as any other
-// body. To pass the sockets to a loop and back costs as much as a few arrivals.
+// shortAnswer is the largest number of tokens of an answer that no event loop carries. To pass the sockets to a loop and back costs as much
+// as a few arrivals, so for such an answer a loop does not pay.
 const shortAnswer = 8
 
-var _ pump.Stream = (*stream)(nil) // else no loop would carry an answer, and nothing would say so
+var _ pump.Stream = (*stream)(nil) // checked here, because without one of the methods Stream would silently use no loop
 
 func (s *stream) Wait(now time.Time) time.Duration { return s.from.answer.Reader.Wait(now) }
 
 func (s *stream) Err() error { return s.from.answer.Err() }
 
-// Flow returns the response from which a loop may read the rest of the answer; nil: no loop may, because the answer has ended, is not
-// streamed, or has bytes here that were not read yet.
+// Flow returns the response from which an event loop may read the rest of the answer. It is nil if the answer has ended or is not streamed,
+// or if bytes have arrived that must be read first.
 func (s *stream) Flow() *engine.Response {
 	if s.stage != flows || s.from.slot == nil || s.from.answer.Assembler != nil || s.from.resp.Arrived() {
 		return nil
@@ -144,8 +143,8 @@ func (s *stream) Flow() *engine.Response {
 	return s.from.resp
 }
 
-// Arrive takes in bytes that a loop has read, and appends what the client gets of them to dst. The end says whether the engine's answer
-// is over with them.
+// Arrive takes in bytes that an event loop has read, and appends the bytes for the client to dst. The sse.End says whether the engine's
+// answer ends with them.
 func (s *stream) Arrive(dst, data []byte, now time.Time) ([]byte, sse.End) {
 	s.now = now
 	dst, effects := s.from.answer.Feed(dst, data, now)
@@ -156,7 +155,7 @@ func (s *stream) Arrive(dst, data []byte, now time.Time) ([]byte, sse.End) {
 	return dst, effects.End
 }
 
-// GoBack takes the answer back from a loop, with the events that the client has not got yet. end is that of the last Arrive.
+// GoBack takes the answer back from an event loop, with the events that the client has not got yet. end is the result of the last Arrive.
 func (s *stream) GoBack(events []byte, end sse.End) {
 	s.from.answer.out = events
 	switch err := s.from.answer.Err(); {

@@ -7,7 +7,7 @@ import (
 	"evenkeel/sse"
 )
 
-// This file has what differs between answers of /inference/v1/generate or /generate and answers of completions.
+// This file has the differences between answers of /inference/v1/generate or /generate and answers of completions.
 
 // newAssembler returns an assembler that joins the events of a stream to an answer in one piece.
 func newAssembler(j *job) *sse.Assembler {
@@ -18,7 +18,7 @@ func newAssembler(j *job) *sse.Assembler {
 	return a
 }
 
-// ending returns the events that end an answer in the engine's place.
+// ending returns the events that evenkeel writes at the end of an answer in place of the engine.
 func ending(endpoint mooncake.Endpoint, head sse.Head, finish string, usage sse.Usage) []byte {
 	switch endpoint {
 	case mooncake.Tokens:
@@ -32,7 +32,7 @@ func ending(endpoint mooncake.Endpoint, head sse.Head, finish string, usage sse.
 
 // unanswered is the answer to a request that ended before a rank began it: events, or one piece.
 func unanswered(j *job) []byte {
-	head, ask := sse.Head{ID: []byte(`""`), Mode: j.abort.outputMode}, j.ask // the mirror writes the request's name
+	head, ask := sse.Head{ID: []byte(`""`), Mode: j.abort.outputMode}, j.ask // the mirror replaces the empty ID by the request's name
 	ask.Seam, ask.Trail, ask.Cached, ask.MaxTokens, ask.Context = nil, nil, sse.OwnCached, 0, 0
 	usage := sse.Usage{Prompt: j.estimate(), Total: j.estimate(), Cached: -1}
 	mirror, framer := sse.NewMirror(ask), sse.NewFramer(0)
@@ -51,7 +51,7 @@ func unanswered(j *job) []byte {
 	switch {
 	case assembler != nil:
 		answer, _ = assembler.JSON(nil)
-	case !j.req.Stream: // the one event that there is
+	case !j.req.Stream: // the answer is the JSON of the only event
 		answer, _, _ = bytes.Cut(bytes.TrimPrefix(answer, []byte("data: ")), []byte("\n\n"))
 	}
 	return answer

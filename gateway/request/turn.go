@@ -17,8 +17,8 @@ import (
 	"evenkeel/prefill"
 )
 
-// choose waits in the arrival queue for a place in the pool and an engine that may take the prompt. It returns the lease on that engine,
-// or the way to another dispatcher that should have the request.
+// choose waits in the arrival queue for a place in the pool and for an engine that can prefill the prompt. It returns the lease on this
+// engine, or the way to another dispatcher that should serve the request.
 func (j *job) choose() (*prefill.Lease, *geo.Forward, error) {
 	began := time.Now()
 	j.enter(journal.Queued, "")
@@ -36,13 +36,13 @@ func (j *job) choose() (*prefill.Lease, *geo.Forward, error) {
 		question.Forward().Drop()
 		return nil, nil, err
 	}
-	defer onPanic(func() { // a panic here comes before the request's life knows of the lease and the place
+	defer onPanic(func() { // the request's lifecycle does not know of the lease and the place in the pool yet
 		lease.Orphan()
 		if !j.life.Reserved() {
 			j.srv.Places.Release()
 		}
 	})
-	// the best rank may be of a decode engine that KV of the chosen prefill engine lately did not reach
+	// The best rank may be on a decode engine at which KV from the chosen prefill engine lately did not arrive.
 	if candidate := lease.Candidate; candidate.Profile.Early() {
 		blocked := j.srv.Dispatcher.Blocked(candidate.Board)
 		if slices.Contains(blocked, candidate.Instance) {
@@ -52,7 +52,7 @@ func (j *job) choose() (*prefill.Lease, *geo.Forward, error) {
 	}
 	j.record.Report(journal.Event{What: journal.Chose, Lease: lease})
 	if j.life.Open() {
-		j.avoid.prefill = nil // forget the engines of attempts before the question
+		j.avoid.prefill = nil // engines that failed before the request could go elsewhere may be tried again
 	}
 	if question != nil {
 		question.Stayed()
@@ -72,11 +72,11 @@ func (j *job) notChosen(err error) *openai.Error {
 	return failure.Unplaced("prefill", err, j.promptTokens, j.model.Name, j.model.Mixed)
 }
 
-// awaitTurn waits for the request's turn in the arrival queue. Most requests have it at once, so the context that can end the wait is
-// only set up if they do not.
+// awaitTurn waits for the request's turn in the arrival queue. Most requests have their turn at once, so the context that can end the wait
+// is only made for the others.
 func (j *job) awaitTurn() (*prefill.Lease, error) {
 	ticket := j.ticket
-	if j.ticket = nil; ticket == nil { // else the request has entered the queue already, with its siblings
+	if j.ticket = nil; ticket == nil { // not nil: the legs of a fan-out have entered the queue together
 		if err := j.srv.Serving().Err(); err != nil {
 			return nil, err
 		}
@@ -84,7 +84,8 @@ func (j *job) awaitTurn() (*prefill.Lease, error) {
 			return nil, context.Canceled
 		}
 		arrival := j.arrival()
-		// this leg was served before, or a decode rank failed at it: another leg may have answered, so the deadline is void
+		// A leg enters the queue alone only after a failure. Another leg may have begun its answer, so the deadline does not count any
+		// more.
 		if j.client.isLeg() {
 			arrival.Deadline = time.Time{}
 		}
@@ -121,7 +122,8 @@ func (j *job) arrival() prefill.Request {
 		j.holder = &prefill.Holder{}
 	}
 	arrival.Holder = j.holder
-	if j.question != nil && !j.life.Reserved() && !j.incoming.aimed() { // a request stays if it has a place in the pool, or names engines
+	// a request that has a place in the pool, or that names engines, is not forwarded
+	if j.question != nil && !j.life.Reserved() && !j.incoming.aimed() {
 		arrival.Elsewhere, arrival.Prompt = j.question, j.question.Prompt()
 	}
 	if arrival.Prompt.Keys == nil {
@@ -133,9 +135,9 @@ func (j *job) arrival() prefill.Request {
 	return arrival
 }
 
-// script says in which order a request goes on whose turn has come. If the connector allows it, the request is bound to a decode rank
-// before its prefill (Early). With NIXLPush this needs the address at which decode engines reach the prefill engine. As long as that is
-// unknown, requests are bound after their prefill (Late), whose answer has the address.
+// script says in which order the next steps of a request are made. If the connector allows it, the request is bound to a decode rank before
+// its prefill (Early). With NIXLPush, this needs the address at which decode engines reach the prefill engine. As long as the address is
+// unknown, requests are bound after their prefill (Late), and the prefill engine's answer has the address.
 func (srv *Server) script(candidate prefill.Candidate) lifecycle.Script {
 	switch {
 	case candidate.Mixed:
