@@ -164,7 +164,7 @@ func Watch(after time.Duration, look func() (again time.Duration)) (stop func())
 // tokens can take.
 func Patience(r *fleet.Rank, settings *fleet.Settings, asked time.Time, tokens int, now time.Time) time.Duration {
 	until := asked.Add(settings.Limits.ProbeTimeout)
-	latest := until.Add(time.Duration(tokens) * slowestToken)
+	latest := until.Add(time.Duration(min(tokens, mostTokens)) * slowestToken)
 	if alive := r.Signs.Last().Add(settings.Limits.EventTimeout); alive.After(until) {
 		until = alive
 	}
@@ -177,6 +177,10 @@ func Patience(r *fleet.Rank, settings *fleet.Settings, asked time.Time, tokens i
 // slowestToken is more time than any engine takes for one token. It ends the wait for an engine that has lost this request, but still gives
 // signs of life because it serves others.
 const slowestToken = time.Second
+
+// mostTokens keeps the time for so many tokens within a time.Duration. An answer may have more by its limits alone: several hundred choices,
+// of a model whose context is not known.
+const mostTokens = 1 << 32
 
 // LimitWhole ends the call for an answer in one piece when Patience is over, unless stop is called before. tokens is how many tokens the
 // answer may have.

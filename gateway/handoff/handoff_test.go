@@ -2,11 +2,15 @@ package handoff
 
 import (
 	"encoding/json"
+	"math"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"evenkeel/engine"
+	"evenkeel/gateway/config"
+	"evenkeel/gateway/fleet"
 	"evenkeel/mooncake"
 )
 
@@ -28,4 +32,14 @@ func TestParamsAreNotTakenAfterTheDeadline(t *testing.T) {
 	require.ErrorIs(t, err, mooncake.ErrExpired, "taken before")
 	_, err = fresh().Params(now.Add(time.Second))
 	require.ErrorIs(t, err, mooncake.ErrExpired, "not taken yet")
+}
+
+// The limits of an answer may allow more tokens than a time.Duration has seconds.
+func TestAnAnswerOfVeryManyTokensIsWaitedFor(t *testing.T) {
+	settings := fleet.NewSettings(config.Default())
+	now := time.Now()
+	r := &fleet.Rank{Signs: new(engine.Traffic).Signs(0)}
+	for _, tokens := range []int{1 << 20, 1 << 34, math.MaxInt} {
+		require.Equal(t, settings.Limits.ProbeTimeout, Patience(r, settings, now, tokens, now), "%d tokens", tokens)
+	}
 }
