@@ -138,8 +138,11 @@ func (r *Reader) postTokenize(target *engine.Target, body []byte) ([]int32, erro
 	var said struct {
 		Tokens []int32 `json:"tokens"`
 	}
-	if err := json.Unmarshal(answer, &said); err != nil || len(said.Tokens) == 0 {
-		return nil, fmt.Errorf("engine %s: /tokenize: no tokens in its answer (%w)", target.ID, err)
+	if err := json.Unmarshal(answer, &said); err != nil {
+		return nil, fmt.Errorf("engine %s: /tokenize: its answer cannot be read: %w", target.ID, err)
+	}
+	if len(said.Tokens) == 0 {
+		return nil, fmt.Errorf("engine %s: /tokenize: no tokens in its answer", target.ID)
 	}
 	return said.Tokens, nil
 }
