@@ -135,16 +135,21 @@ func events(before, now *detect.Sample) (list []Event) {
 		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Role, b.Role))
 	}) {
 		if was, ok := before.Engines[e]; ok && eventKind(was) != eventKind(now.Engines[e]) {
-			to := eventKind(now.Engines[e])
-			came[to] = append(came[to], e)
+			did := map[string]string{"down": "went down", "up": "came back", "drain": "began to drain"}[eventKind(now.Engines[e])]
+			if eventKind(was) == "drain" && eventKind(now.Engines[e]) == "up" { // an operator took the drain back
+				did = undrained
+			}
+			came[did] = append(came[did], e)
 		}
 	}
-	for _, k := range []struct{ kind, one string }{{"down", "went down"}, {"up", "came back"}, {"drain", "began to drain"}} {
-		switch list := came[k.kind]; {
+	for _, k := range []struct{ kind, did string }{
+		{"down", "went down"}, {"up", "came back"}, {"up", undrained}, {"drain", "began to drain"},
+	} {
+		switch list := came[k.did]; {
 		case len(list) == 1:
-			say(k.kind, "%s %s", called(list[0]), k.one)
+			say(k.kind, "%s %s", called(list[0]), k.did)
 		case len(list) > 1:
-			say(k.kind, "%s and %d more %s", called(list[0]), len(list)-1, k.one)
+			say(k.kind, "%s and %d more %s", called(list[0]), len(list)-1, k.did)
 		}
 	}
 	if now.Drains && !before.Drains {
@@ -158,6 +163,8 @@ func events(before, now *detect.Sample) (list []Event) {
 	}
 	return list
 }
+
+const undrained = "took requests again"
 
 // eventKind returns the kind of event that brings an engine into a state.
 func eventKind(state string) string {

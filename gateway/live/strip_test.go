@@ -70,6 +70,7 @@ func TestEvents(t *testing.T) {
 			n.Engines[detect.EngineName{Role: "decode", Name: "b:1"}], n.Engines[detect.EngineName{Role: "decode", Name: "c:1"}] = "down", "out"
 		})}, []string{"down: Decode engine b:1 and 1 more went down"}},
 		"it comes back":           {[]detect.Sample{engine("decode", "b:1", "down"), base}, []string{"down: Decode engine b:1 went down", "up: Decode engine b:1 came back"}},
+		"its drain is taken back": {[]detect.Sample{engine("decode", "a:1", "drain"), base}, []string{"drain: Decode engine a:1 began to drain", "up: Decode engine a:1 took requests again"}},
 		"one drains":              {[]detect.Sample{engine("decode", "a:1", "drain")}, []string{"drain: Decode engine a:1 began to drain"}},
 		"it drains and dies":      {[]detect.Sample{engine("decode", "a:1", "drain"), engine("decode", "a:1", "wedged")}, []string{"drain: Decode engine a:1 began to drain", "down: Decode engine a:1 went down"}},
 		"out and down are one":    {[]detect.Sample{engine("prefill", "c:1", "out"), engine("prefill", "c:1", "down")}, []string{"down: Prefill engine c:1 went down"}},
