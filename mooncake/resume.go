@@ -106,7 +106,7 @@ func (r *Resume) alsoDrop(inner func(string) bool) func(string) bool {
 
 // CountIDs returns how many elements a JSON list of numbers has.
 func CountIDs(list json.RawMessage) int {
-	if len(list) <= len("[]") {
+	if len(list) < len("[]") || len(bytes.TrimSpace(list[1:len(list)-1])) == 0 {
 		return 0
 	}
 	return bytes.Count(list, []byte{','}) + 1

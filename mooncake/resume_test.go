@@ -61,3 +61,9 @@ func TestAResumedRequestOnTheWire(t *testing.T) {
 		})
 	}
 }
+
+func TestCountIDs(t *testing.T) {
+	for list, want := range map[string]int{"": 0, "[]": 0, "[ ]": 0, "[\n]": 0, "[5]": 1, "[ 5 , 6 ]": 2} {
+		require.Equal(t, want, CountIDs(json.RawMessage(list)), list)
+	}
+}
