@@ -397,6 +397,7 @@ type shares struct {
 // setShare stores the load of a sibling on the prefill engines; nil: it has none, or is gone.
 func (r *Peers) setShare(id string, load map[string]prefill.Share) {
 	r.shares.mu.Lock()
+	defer r.shares.mu.Unlock() // only after SetShares, so that an earlier call does not replace what a later one has set
 	if r.shares.bySibling == nil {
 		r.shares.bySibling = map[string]map[string]prefill.Share{}
 	}
@@ -404,9 +405,7 @@ func (r *Peers) setShare(id string, load map[string]prefill.Share) {
 	if load == nil {
 		delete(r.shares.bySibling, id)
 	}
-	all := slices.Collect(maps.Values(r.shares.bySibling))
-	r.shares.mu.Unlock()
-	r.host.Tier.SetShares(all...)
+	r.host.Tier.SetShares(slices.Collect(maps.Values(r.shares.bySibling))...)
 }
 
 // forgetShares drops the shares of siblings that are gone.
