@@ -230,10 +230,10 @@ func (k *Call) Expire() {
 	}
 }
 
-// Leave ends the call as a client does that disconnects, but lets the caller read for at most limit what the engine still sends.
-// It closes evenkeel's half of the connection. The engine closes its own half once it has noticed, so the end of the
-// stream shows when the engine noticed, and an answer that was on its way is not lost. If there is no connection yet, Leave does
-// the same as Abort. It never blocks and may be called from any goroutine.
+// Leave ends the call in the same way as a client that disconnects: it closes evenkeel's half of the connection. The caller can
+// still read what the engine sends, for at most limit, so that an answer that was on its way is not lost. When the engine
+// notices that evenkeel has left, it closes its own half. The end of the stream therefore shows when the engine noticed. If there is
+// no connection yet, Leave does the same as Abort. It never blocks and may be called from any goroutine.
 func (k *Call) Leave(limit time.Duration) {
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -40,7 +40,7 @@ func (s *Signs) at(ns int64) time.Time { return s.begin.Add(time.Duration(ns)) }
 // Last returns the last time at which the core is known to have worked. Before the first sign, it is the time of NewSigns.
 func (s *Signs) Last() time.Time { return s.at(s.last.Load()) }
 
-// Seen records a sign of life at a time. It is called for every event, so it does not allocate.
+// Seen records that the core gave a sign of life at the time at. It is called for every event, so it does not allocate.
 func (s *Signs) Seen(at time.Time) {
 	to := s.since(at)
 	for {

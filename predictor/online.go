@@ -178,7 +178,7 @@ func (o *Online) learnEdges() {
 // Counts has numbers for metrics.
 type Counts struct {
 	Finished, Censored uint64 // requests that Online has learned from, and requests that it has left out
-	Outputs, Keys      int    // outputs and keys that it remembers now
+	Outputs, Keys      int    // lengths of outputs, and keys of requests, that Online remembers now
 }
 
 // Counts returns the numbers so far.

@@ -131,24 +131,25 @@ func (a *arrivals) wait(m *model, p *policy.Policy, r Request) *waiter {
 // timeoutError is the error for a request whose time in the queue is over. It names the resource that was missing.
 func (a *arrivals) timeoutError(m *model, r *Request) error {
 	timeout := a.patience(m, r)
-	if len(m.servers) == 0 {
+	if len(m.servers) == 0 { // no engine of this region serves the model, so that the request waited for another region
 		return fmt.Errorf("%w: no region took model %q for %v", ErrQueueTimeout, m.name, timeout)
 	}
 	if !slices.ContainsFunc(m.servers, func(c *candidate) bool { return c.Live }) {
 		return fmt.Errorf("%w for model %q: for %v, no prefill engine of the %d that serve it took requests, or no decode engine did; "+
 			"look at their state in /status", ErrUnavailable, m.name, timeout, len(m.servers))
 	}
-	if r.Batch && !r.Reserved {
+	if r.Batch && !r.Reserved { // a retry (Reserved) does not wait for capacity that other requests leave
 		return fmt.Errorf("%w: for %[3]v, other requests took all engines of model %[2]q, and batch requests take only the rest; send batch "+
 			"requests when there are fewer others, add engines, "+
 			"or raise prefill.queue.batch_timeout", ErrQueueTimeout, m.name, timeout)
 	}
 	for _, c := range m.servers {
-		if c.Live && !c.account.Closed(a.now) { // KV memory was not what was missing
+		if c.Live && !c.account.Closed(a.now) { // its KV gate is open, so that KV memory was not what was missing
 			return fmt.Errorf("%w: for %[3]v, a request for model %[2]q found no place in the pool or no prefill engine that could start it; add "+
 				"decode slots or prefill engines, raise pool.size, or see /prefill", ErrQueueTimeout, m.name, timeout)
 		}
 	}
+	// The KV gates of all live engines are closed.
 	return fmt.Errorf("%w: a request for model %q waited %v; add prefill engines, or look for hand-offs that are not fetched", ErrKVExhausted,
 		m.name, timeout)
 }

@@ -46,18 +46,20 @@ func (d *chooser) look(m *model, r *Request, eligible []*candidate) (known bool)
 }
 
 // misses reports whether all candidates in the view are predicted to end the prefill after the request's deadline. It is
-// false if a candidate has no prediction, as ranks that also decode.
+// false if there is no prediction for one of them. There never is one for ranks that also decode (Mixed).
 func (d *chooser) misses(r *Request, eligible []*candidate) bool {
 	if r.Deadline.IsZero() {
 		return false
 	}
 	leftMs := float64(r.Deadline.Sub(d.now)) / float64(time.Millisecond)
 	for i, c := range eligible {
-		line, known := d.line(r.Model, c)
-		v := &d.view[i]
-		inTime := v.BacklogMs+v.RTTMs+line.Ms(v.NewTokens, v.HitTokens) <= leftMs
-		if c.Mixed || !known || inTime {
+		prefillTimes, known := d.line(r.Model, c)
+		if c.Mixed || !known {
 			return false
+		}
+		v := &d.view[i]
+		if v.BacklogMs+v.RTTMs+prefillTimes.Ms(v.NewTokens, v.HitTokens) <= leftMs {
+			return false // this candidate ends the prefill in time
 		}
 	}
 	return true

@@ -65,7 +65,7 @@ type CacheStatus struct {
 	Mode            string          `json:"mode"`                       // approximate, or precise: for prompts of token ids, from KV events
 	Events          *EventsStatus   `json:"kv_events,omitempty"`        // nil: it publishes none
 	HitShare        float64         `json:"hit_share"`                  // share of recent prompt tokens found in its cache
-	Mispredicted    float64         `json:"mispredicted_share"`         // error as a share of recently predicted tokens
+	Mispredicted    float64         `json:"mispredicted_share"`         // recent error of predicted cache hits, as a share of these hits
 	CapacitySuspect cache.Suspicion `json:"capacity_suspect,omitempty"` // less, more: its cache seems smaller, or larger, than its capacity
 
 	accuracy cache.Accuracy

@@ -85,7 +85,7 @@ func (c *loadCmd) config() (load.Config, []string, error) {
 	if err != nil {
 		return none, nil, err
 	}
-	t := trace.Azure()
+	t := trace.Azure() // the default, unless a flag gives other requests
 	if c.PromptTokens > 0 {
 		t = &trace.Trace{Requests: []trace.Request{{Prompt: c.PromptTokens, Output: c.OutputTokens}}}
 	}
@@ -105,13 +105,14 @@ func (c *loadCmd) config() (load.Config, []string, error) {
 		cfg.Cancel.Phases = append(cfg.Cancel.Phases, load.Phase(p))
 	}
 	if c.Model == "auto" {
-		cfg.Model = ""
+		cfg.Model = "" // load.Run then takes the first of /v1/models
 	}
 	if c.Trace == "" && c.Requests == 0 && c.Duration == 0 {
-		cfg.Count = 1000
+		cfg.Count = 1000 // without it, the requests of t would be sent once: a whole hour of Azure's trace, or a single request
 	}
 	if n := len(cfg.Requests); cfg.Count > 0 && cfg.Count < n {
-		cfg.Requests = cfg.Requests[:cfg.Count] // so that --rate is the mean rate of the requests that are sent
+		// --rate scales the arrival times to the mean rate of cfg.Requests, so that requests that are never sent must not be among them.
+		cfg.Requests = cfg.Requests[:cfg.Count]
 	}
 	return cfg, t.Notes(), cfg.Validate()
 }

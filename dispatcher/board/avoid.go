@@ -127,7 +127,8 @@ func (b *board) countRestricted() {
 	}
 }
 
-// hiddenFrom says whether a group's policy does not see an entry, because some rank of the group does not list its name.
+// hiddenFrom says whether an entry is hidden from a group's policy. It is hidden if some rank of the group does not list the model name
+// that the entry asks for.
 func (b *board) hiddenFrom(e *pool.Entry, g *group) bool {
 	l := b.partial[e.Name]
 	return l != nil && !slices.Contains(l.whole, g)

@@ -33,22 +33,23 @@ func arrange(p *evenkeel, s *Snapshot) {
 		p.fillUp(s)
 		return
 	}
-	budget = max(1, budget/arrangements)
+	budget = max(1, budget/arrangements) // the searches share the evaluations
 	placeAndImprove(p, s, budget)
 	p.fillUp(s)
-	best, bestLimit, lastLimit := resultOf(p, s), int32(0), int32(0)
+	best, bestLimit := resultOf(p, s), int32(0) // 0: no limit
+	presentLimit := bestLimit                   // the limit with which p has its placements now
 	for _, limit := range limitsOfRows(p, s) {
-		if limit == lastLimit {
-			continue
+		if limit == presentLimit {
+			continue // p has the placements of this limit already
 		}
-		lastLimit = limit
-		withLimit(p, s, limit, budget)
-		if a := resultOf(p, s); a.placed >= best.placed && a.late >= best.late && a.load < best.load {
-			best, bestLimit = a, limit
+		withLimit(p, s, limit, budget) // it replaces the placements
+		presentLimit = limit
+		if result := resultOf(p, s); result.placed >= best.placed && result.late >= best.late && result.load < best.load {
+			best, bestLimit = result, limit
 		}
 	}
-	if bestLimit != lastLimit {
-		withLimit(p, s, bestLimit, budget)
+	if presentLimit != bestLimit {
+		withLimit(p, s, bestLimit, budget) // make the best placements again
 	}
 }
 

@@ -6,7 +6,7 @@ type Model struct {
 	C0Ms      float64 `yaml:"c0_ms"`             // ms of a step without any load
 	C1Ms      float64 `yaml:"c1_ms"`             // ms per KV token of a rank
 	RequestMs float64 `yaml:"request_ms"`        // ms per request that decodes on a rank
-	OwnMs     float64 `yaml:"own_prefill_ms"`    // ms per prompt token that a rank computes, on this rank
+	OwnMs     float64 `yaml:"own_prefill_ms"`    // ms that a prompt token adds to the time of the rank that computes it
 	SharedMs  float64 `yaml:"shared_prefill_ms"` // ms per prompt token that a rank computes on average over all ranks
 	PrefillMs float64 `yaml:"prefill_step_ms"`   // ms that a step takes longer if any rank computes a prompt
 }

@@ -65,7 +65,7 @@ type incident struct {
 	lastBad      time.Time // when one of its findings was last bad
 	base         *baseline // the proxy's latencies and counts when it began
 	baseAt       time.Time
-	measured     string   // what clients have had of it, in numbers; empty: nothing was measured
+	measured     string   // what clients have noticed since it began, in numbers; empty: nothing was measured
 	everFound    []member // all findings it ever had, as last found: causes first, then in the order in which they were found
 }
 

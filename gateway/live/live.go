@@ -116,8 +116,8 @@ func (l *Live) watched() bool {
 	return len(l.watchers) > 0
 }
 
-// send gives every watcher the news of a second. A watcher that has not read the last news is dropped, because it is too slow to show the
-// present state.
+// send gives the news of the last second to every watcher. It drops a watcher that has not read the news before them yet, because this
+// watcher is too slow to show the present state.
 func (l *Live) send(n news) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -102,17 +102,17 @@ func (s *Set) askBack(ctx context.Context, a *Scope, holder string, epoch int64)
 	return nil
 }
 
-// Promise answers an owner that cannot reach the store of leases, and asks this proxy to promise not to take over. sender is the peer that
-// asks.
+// Promise promises an owner that this proxy does not take over its group for a while. The owner asks for this when it cannot reach the
+// store of leases. If Promise returns an error, there is no promise. sender is the peer that asks.
 func (s *Set) Promise(sender string, ask geo.Vote) error {
-	a := s.Of(ask.Group)
+	group := s.Of(ask.Group)
 	switch {
-	case !s.Has(Groups) || a == nil || ask.Region != s.region:
+	case !s.Has(Groups) || group == nil || ask.Region != s.region:
 		return fmt.Errorf("%w: group %q is not known here", lease.ErrNoVote, ask.Group)
-	case lease.Dispatcher(ask.Holder) != sender:
+	case lease.Dispatcher(ask.Holder) != sender: // a peer may ask only for itself
 		return fmt.Errorf("%w: %s asks for %s", lease.ErrNoVote, sender, ask.Holder)
 	}
-	return a.claim.Promise(ask.Vote)
+	return group.claim.Promise(ask.Vote)
 }
 
 // Tenure is the part of answers to probes about ownership: the scopes that this proxy owns, and the epochs that it has seen.

@@ -291,10 +291,10 @@ func (c *Charge) Settle() bool {
 	return c.phase != Ended
 }
 
-// Orphan leaves the KV to the engine's own timeout. hold is that timeout: a charge that was not answered yet, or was
-// renewed, expires after it. Any other charge keeps the time at which it expires.
+// Orphan books that no decode engine will fetch the KV, so that the engine frees it by its own timeout. hold is that
+// timeout. It began when the probe was answered, and Answer has set the time at which the charge expires.
 func (c *Charge) Orphan(hold time.Duration, now time.Time) {
-	if c.phase == Probing || c.renewed {
+	if c.phase == Probing || c.renewed { // no answer has set the time, or Renew has put it off: the timeout counts from now
 		c.renewed, c.expires = false, now.Add(hold)
 	}
 	c.account.Unfetched++

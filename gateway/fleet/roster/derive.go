@@ -112,15 +112,17 @@ func (d *deriving) addToGroup(e *Engine, w board.Worker) {
 	}
 }
 
-// candidate describes a rank of a prefill engine for the prefill tier. The candidate has a board once its engine has named its models.
+// candidate describes a rank of a prefill engine for the prefill tier. rank is -1 for an only rank without a number. The candidate has a
+// board and KV events only after its engine has named its models.
 func (d *deriving) candidate(e *Engine, rank int, state RankState) prefill.Candidate {
+	id := e.ID + "/" + strconv.Itoa(max(0, rank)) // an only rank counts as rank 0
 	c := prefill.Candidate{
-		ID: e.ID + "/" + strconv.Itoa(max(0, rank)), Instance: e.Key(), Target: e.At(rank), Profile: e.Profile,
+		ID: id, Instance: e.Key(), Target: e.At(rank), Profile: e.Profile,
 		Hardware: e.Conf.Profile, CapacityTokens: cmp.Or(e.Profile.KVTokensPerRank, e.Capacity(rank)), Region: e.otherRegion,
 		Limit: e.limit(slowProbes),
 		Live:  state.in(Up, Starting), Late: state.awaited(),
 	}
-	_, c.Decodes = d.r.engines[Decode+" "+e.ID]
+	_, c.Decodes = d.r.engines[Decode+" "+e.ID] // an engine that does both is there twice, once in each role
 	for _, m := range e.Status.Models {
 		c.Models = append(c.Models, m.ID)
 	}
