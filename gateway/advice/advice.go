@@ -16,30 +16,29 @@ const (
 	None          = "none"
 )
 
-// Reasons for steps.
+// Reasons of steps. Each is followed by the kinds that it belongs to.
 const (
 	ReasonBacklog       = "backlog"           // add_prefill: prompts wait
 	ReasonPoolWait      = "pool_wait"         // add_decode: hand-offs wait
-	ReasonBusy          = "busy"              // add_*: nothing waits yet, but no rank is free
-	ReasonKV            = "kv"                // add_*: the KV budget is used up
+	ReasonBusy          = "busy"              // add_*: nothing waits yet, but the ranks are used beyond the target
+	ReasonKV            = "kv"                // add_*: the KV budget is short, not time or slots
 	ReasonIdle          = "idle"              // remove_*
 	ReasonToPrefill     = "decode_to_prefill" // rebalance
 	ReasonToDecode      = "prefill_to_decode" // rebalance
 	ReasonBalanced      = "balanced"          // none
 	ReasonTooLittleData = "too_little_data"   // none
-	ReasonPrefillDown   = "prefill_down"      // none: no rank answers, and more ranks would not help
-	ReasonDecodeDown    = "decode_down"
-	// none: the ranks that answer are enough now, but it is not known whether they were enough before the others went down
-	ReasonRanksDown = "ranks_down"
+	ReasonPrefillDown   = "prefill_down"      // none: no prefill rank answers, and more ranks do not mend this
+	ReasonDecodeDown    = "decode_down"       // none: no decode rank answers
+	ReasonRanksDown     = "ranks_down"        // none: the ranks that answer are enough now; whether there are too many is not known
 )
 
-// Step is one advised action.
+// Step is one thing to do.
 type Step struct {
 	Kind   string `json:"kind"`
 	Reason string `json:"reason"`
 }
 
-// Steps lists every step that can be advised.
+// Steps lists every combination of kind and reason.
 func Steps() []Step {
 	return []Step{
 		{AddPrefill, ReasonBacklog}, {AddPrefill, ReasonBusy}, {AddPrefill, ReasonKV},
@@ -50,17 +49,17 @@ func Steps() []Step {
 	}
 }
 
-// Side has the measured values of prefill or decode, as means over the window, and the advised number of ranks.
+// Side has the measured values of one side, as means of the window, and the advised number of ranks.
 type Side struct {
-	Live           int     `json:"live_ranks"` // now
-	Down           int     `json:"down_ranks"` // now; they do not answer
+	Live           int     `json:"live_ranks"` // ranks that answer now
+	Down           int     `json:"down_ranks"` // ranks that do not answer now
 	Advised        int     `json:"advised_ranks"`
-	BacklogSeconds float64 `json:"backlog_seconds"` // time until a request that arrives now would begin
-	Busy           float64 `json:"busy_share"`      // share of prefill time, or of decode slots
-	KV             float64 `json:"kv_share"`        // share of the KV budget; 0: unknown
+	BacklogSeconds float64 `json:"backlog_seconds"` // wait of a new request until it begins
+	Busy           float64 `json:"busy_share"`      // prefill: share of ranks with a probe; decode: share of slots in use
+	KV             float64 `json:"kv_share"`        // share of the KV budget in use; 0: unknown
 }
 
-// Advice tells what to do about a model's ranks.
+// Advice is the advice on the number of ranks of one model.
 type Advice struct {
 	Model   string  `json:"model"`
 	Steps   []Step  `json:"steps"` // at least one
@@ -72,29 +71,29 @@ type Advice struct {
 
 // Settings of an Advisor.
 type Settings struct {
-	Window time.Duration // all values are means over it; a shorter need is ignored
-	Calm   time.Duration // a rank is spare if nothing needed it for so long
-	Target float64       // share of the capacity of the ranks that should be used
+	Window time.Duration // needs are means over this time, so that a short peak asks for nothing
+	Calm   time.Duration // ranks that were not needed in all this time may be removed
+	Target float64       // share of their capacity that ranks should use
 }
 
-// band keeps the advice from flapping: more ranks are advised once the need exceeds the ranks by this factor, and until the need no longer
-// exceeds the ranks at all.
+// band is the factor by which the need must exceed the live ranks before more ranks are
+// advised. The advice then stays until the need no longer exceeds the live ranks, so that it does not flicker.
 const band = 1.1
 
 // Advisor follows one model. It is not safe for concurrent use.
 type Advisor struct {
 	set     Settings
-	since   time.Time // of the first sample after a side was down
-	lost    time.Time // of the last sample in which a rank was down
-	samples []Sample  // of the window, oldest first
-	needs   []need    // means over the window, kept for Settings.Calm
+	since   time.Time // time of the first sample since a whole side was down
+	lost    time.Time // time of the last sample in which a rank was down
+	samples []Sample  // samples of the last Window, the oldest first
+	needs   []need    // needs of the last Calm, each a mean over a Window
 	short   struct{ prefill, decode bool }
 }
 
-// New returns an Advisor that has seen nothing.
+// New returns an Advisor without samples.
 func New(set Settings) *Advisor { return &Advisor{set: set} }
 
-// Observe adds a sample, which must be newer than all before, and returns the advice.
+// Observe adds a sample, which must be later than the ones before, and returns the advice of now.
 func (a *Advisor) Observe(s Sample) Advice {
 	if s.Prefill.Down+s.Decode.Down > 0 {
 		a.lost = s.At
@@ -118,7 +117,8 @@ func (a *Advisor) Observe(s Sample) Advice {
 	return out
 }
 
-// down returns the advice while prefill or decode does not answer at all. The needs from before are kept for later; the window begins anew.
+// down returns the advice while no rank of a side answers. It clears the samples, so that the window begins anew.
+// The needs from before the outage are kept, and the advised numbers come from them.
 func (a *Advisor) down(s Sample) Advice {
 	a.samples = append(a.samples[:0], s)
 	out := a.seen()
@@ -136,7 +136,7 @@ func (a *Advisor) down(s Sample) Advice {
 	return out
 }
 
-// seen returns the means over the window, and advises as many ranks as there are.
+// seen returns the means over the window. Its advised numbers are those of the live ranks.
 func (a *Advisor) seen() Advice {
 	var out Advice
 	now := &a.samples[len(a.samples)-1]
@@ -160,7 +160,7 @@ func (a *Advisor) seen() Advice {
 	return out
 }
 
-// endRate returns how many answers end per second.
+// endRate is how many answers ended per second in the window.
 func (a *Advisor) endRate() float64 {
 	first, last := &a.samples[0], &a.samples[len(a.samples)-1]
 	passed := last.At.Sub(first.At).Seconds()
@@ -170,7 +170,8 @@ func (a *Advisor) endRate() float64 {
 	return float64(last.Decode.Ended-first.Decode.Ended) / passed
 }
 
-// poolWait returns how long a hand-off that arrives now waits for a slot, in seconds. The hand-offs before it get slots as answers end.
+// poolWait is how long, in s, a new hand-off waits for a slot: each answer that ends
+// frees the slot for one hand-off ahead of it.
 func (a *Advisor) poolWait() float64 {
 	d := &a.samples[len(a.samples)-1].Decode
 	if d.Pool == 0 {
@@ -182,7 +183,7 @@ func (a *Advisor) poolWait() float64 {
 	return d.Oldest.Seconds()
 }
 
-// serves returns how long an answer keeps its slot, in seconds, by Little's law.
+// serves is how long, in s, an answer keeps its slot, by Little's law: slots in use divided by answers that end per second.
 func (a *Advisor) serves() float64 {
 	used := 0.0
 	for i := range a.samples {
@@ -194,7 +195,7 @@ func (a *Advisor) serves() float64 {
 	return drain.Seconds()
 }
 
-// mean returns the mean need of the samples in the window.
+// mean is the mean need over the samples of the window.
 func (a *Advisor) mean() need {
 	m := need{at: a.samples[len(a.samples)-1].At}
 	serves, n := a.serves(), float64(len(a.samples))
@@ -208,7 +209,7 @@ func (a *Advisor) mean() need {
 	return m
 }
 
-// most returns the largest need of each side since a time. If m.at is zero, there was none.
+// most returns the largest need of each side since the given time. If there was no need since then, its time is zero.
 func (a *Advisor) most(since time.Time) (m need) {
 	for _, n := range a.needs {
 		if n.at.Before(since) {
@@ -221,15 +222,14 @@ func (a *Advisor) most(since time.Time) (m need) {
 	return m
 }
 
-// advise compares the needed ranks with the live ones.
+// advise compares the needs with the live ranks and writes steps, numbers and the sentence into out.
 func (a *Advisor) advise(out *Advice) {
 	now := a.needs[len(a.needs)-1]
 	lately, calm := a.most(now.at.Add(-a.set.Window)), a.most(now.at.Add(-a.set.Calm))
 	a.short.prefill = isShort(a.short.prefill, now.prefill, out.Prefill.Live)
 	a.short.decode = isShort(a.short.decode, now.decode, out.Decode.Live)
-	lost := out.Prefill.Down + out.Decode.Down
 	watched := a.set.Window + a.set.Calm
-	// ranks that are down also keep work from the others, so no rank counts as spare then
+	// While ranks are down, less work reaches the other side, so the needs of that time are too low to remove ranks.
 	whole := now.at.Sub(a.since) >= watched && now.at.Sub(a.lost) >= watched
 	sparePrefill := whole && !a.short.prefill && ranks(calm.prefillThen) < out.Prefill.Live
 	spareDecode := whole && !a.short.decode && ranks(calm.decodeThen) < out.Decode.Live
@@ -265,25 +265,31 @@ func (a *Advisor) advise(out *Advice) {
 			out.Steps = append(out.Steps, Step{RemoveDecode, ReasonIdle})
 		}
 	}
-	out.Says = fmt.Sprintf("Prefill has %s, and %s advised. Decode has %s, and %s advised.", count(out.Prefill.Live), are(out.Prefill.Advised),
-		count(out.Decode.Live), are(out.Decode.Advised))
+	out.describe()
+}
+
+// describe writes the sentence of the advice. Without steps, it adds one that says why nothing is to be done.
+func (a *Advice) describe() {
+	lost := a.Prefill.Down + a.Decode.Down
+	a.Says = fmt.Sprintf("Prefill has %s, and %s advised. Decode has %s, and %s advised.", count(a.Prefill.Live), are(a.Prefill.Advised),
+		count(a.Decode.Live), are(a.Decode.Advised))
 	switch {
-	case lost > 0 && len(out.Steps) == 0:
-		out.Steps = []Step{{None, ReasonRanksDown}}
-		out.Says = down(out) + " Those that answer are enough for what comes now. Whether there are enough ranks for what came before is not " +
+	case lost > 0 && len(a.Steps) == 0:
+		a.Steps = []Step{{None, ReasonRanksDown}}
+		a.Says = down(a) + " Those that answer are enough for what comes now. Whether there are enough ranks for what came before is not " +
 			"known until all answer."
 	case lost > 0:
 		them := "them"
 		if lost == 1 {
 			them = "it"
 		}
-		out.Says += " " + down(out) + " Mend " + them + " first: how many more are needed then is not known."
-	case len(out.Steps) == 0:
-		out.Steps = []Step{{None, ReasonBalanced}}
+		a.Says += " " + down(a) + " Mend " + them + " first: how many more are needed then is not known."
+	case len(a.Steps) == 0:
+		a.Steps = []Step{{None, ReasonBalanced}}
 	}
 }
 
-// down says which ranks do not answer.
+// down returns a sentence about the ranks that do not answer.
 func down(out *Advice) string {
 	var parts []string
 	for _, s := range []struct {
@@ -308,7 +314,7 @@ func count(ranks int) string {
 	return fmt.Sprintf("%d ranks", ranks)
 }
 
-// are returns "1 is" or "N are", for a sentence that goes on with "advised".
+// are returns the number of advised ranks with the verb, to stand before "advised".
 func are(ranks int) string {
 	if ranks == 1 {
 		return "1 is"
@@ -323,14 +329,14 @@ func isShort(was bool, need float64, live int) bool {
 	return need > band*float64(live)
 }
 
-// whyPrefill returns the reason for more prefill ranks. Waiting prompts are a stronger reason than busy engines.
+// whyPrefill returns the reason why prefill is short. Waiting prompts come first, because they explain more than busy ranks.
 func (a *Advisor) whyPrefill(out *Advice) string {
 	waiting := 0.0
 	for i := range a.samples {
 		waiting += a.samples[i].Prefill.Waiting / float64(len(a.samples)*out.Prefill.Live)
 	}
 	switch {
-	case waiting >= 1: // seconds of waiting work per rank
+	case waiting >= 1: // second per rank
 		return ReasonBacklog
 	case out.Prefill.KV > out.Prefill.Busy:
 		return ReasonKV
@@ -352,7 +358,7 @@ func (a *Advisor) whyDecode(out *Advice) string {
 	return ReasonBusy
 }
 
-// keepAfter drops from the front of the list everything older than from.
+// keepAfter drops the elements before the time from. The list is sorted by time.
 func keepAfter[T any](list []T, from time.Time, at func(T) time.Time) []T {
 	i := 0
 	for i < len(list) && at(list[i]).Before(from) {

@@ -1,5 +1,6 @@
-// Package advice says how many prefill and decode ranks a model needs, and why, from samples of the last minutes. It starts and stops
-// nothing; an autoscaler or a person does.
+// Package advice computes how many prefill and decode ranks a model needs, and why,
+// from samples of both sides over the last minutes. It only advises: an autoscaler or a person
+// adds and removes the ranks.
 package advice
 
 import (
@@ -7,40 +8,40 @@ import (
 	"time"
 )
 
-// Sample is the state of one model's prefill and decode ranks at one instant.
+// Sample is the load of one model's prefill and decode side at one instant.
 type Sample struct {
 	At       time.Time
 	Prefill  Prefill
 	Decode   Decode
-	PoolFull bool // hand-offs fill the pool, so requests in the arrival queue wait for decode, not for prefill
+	PoolFull bool // hand-offs fill the pool, so requests in the arrival queue wait for decode ranks, too
 }
 
-// Prefill is the state of the ranks that compute prompts.
+// Prefill is the side that computes prompts.
 type Prefill struct {
 	Live     int     // ranks that answer
 	Down     int     // ranks that do not
-	Busy     int     // live ranks with an unanswered probe
+	Busy     int     // live ranks with an unanswered probe (the call that computes a prompt)
 	Requests int     // in the arrival queue
-	Waiting  float64 // seconds of prefill for one rank: the arrival queue, and probes that wait behind a running one
-	Begun    float64 // seconds of prefill for one rank: the running probes
-	KVTokens int64   // held
+	Waiting  float64 // seconds that one rank would need for all prompts that no rank has begun
+	Begun    float64 // seconds that one rank would need for the prompts that run
+	KVTokens int64   // held by all live ranks with a known capacity
 	Capacity int64   // 0: unknown
 }
 
-// Decode is the state of the ranks that generate answers.
+// Decode is the side that generates answers.
 type Decode struct {
 	Live     int // ranks that answer
 	Down     int // ranks that do not
-	Slots    int // of all live ranks together
+	Slots    int // of all live ranks, as are the next three
 	Used     int
 	KVTokens int64
 	Capacity int64 // 0: unknown
 	Pool     int   // hand-offs that wait for a rank
 	Oldest   time.Duration
-	Ended    uint64 // answers since the start; each end frees a slot
+	Ended    uint64 // answers that have ended since the start: each one frees a slot
 }
 
-// kvShare returns the used share of the KV budget; 0: the budget is not known.
+// kvShare is the share of the KV capacity in use; 0 if the capacity is not known.
 func kvShare(tokens, capacity int64) float64 {
 	if capacity <= 0 {
 		return 0
@@ -55,22 +56,24 @@ func share(part, whole int) float64 {
 	return float64(part) / float64(whole)
 }
 
-// drain is the time in which waiting requests should be gone. If the ranks would need longer, more ranks are advised.
+// drain is the time within which waiting requests should be served. More ranks are
+// asked for if the present ones need longer.
 const drain = time.Minute
 
-// need is how many ranks of each side a sample asks for, as a fraction.
+// need is the number of ranks that each side needs. It is rounded up only in the advice.
 type need struct {
 	at              time.Time
 	prefill, decode float64
-	// The same, if the other side were not short of ranks.
+	// The need of each side if the other side were not short and passed on all its requests.
 	prefillThen, decodeThen float64
 }
 
-// needOf returns how many ranks a sample needs: as many as keep the used share of their capacity at target, and finish the waiting requests
-// within drain. serves is how many seconds an answer keeps its slot.
+// needOf computes the needed ranks from a sample. The ranks of a side should be
+// busy to the share target, and serve all waiting requests within drain. serves is how many
+// seconds an answer keeps its slot.
 func needOf(s *Sample, target, serves float64) need {
 	n := need{at: s.At}
-	queued := 0.0 // requests of the arrival queue that wait for decode
+	queued := 0.0 // requests in the arrival queue that wait for decode, because the pool is full
 	if d := s.Decode; d.Live > 0 {
 		perRank := float64(d.Slots) / float64(d.Live)
 		used := max(share(d.Used, d.Slots), kvShare(d.KVTokens, d.Capacity))
@@ -90,8 +93,7 @@ func needOf(s *Sample, target, serves float64) need {
 		}
 		n.prefill = work / target
 		if kv := float64(p.Live) * kvShare(p.KVTokens, p.Capacity); s.Decode.Pool == 0 {
-			// while hand-offs wait for decode they hold prefill KV, and more prefill ranks would not help
-			n.prefill = max(n.prefill, kv/target)
+			n.prefill = max(n.prefill, kv/target) // waiting hand-offs fill the KV of prefill ranks, but only more decode ranks help
 		}
 	}
 	n.prefillThen = n.prefill * shortage(n.decode, s.Decode.Live)
@@ -99,7 +101,7 @@ func needOf(s *Sample, target, serves float64) need {
 	return n
 }
 
-// shortage returns by which factor more requests would get through a side that is short of ranks if it were not; 1: it is not short.
+// shortage is the factor by which a side would pass on more requests if it had all ranks that it needs.
 func shortage(need float64, live int) float64 {
 	if live == 0 {
 		return 1

@@ -1,5 +1,5 @@
-// Package adviser samples the prefill and decode ranks of each model, and keeps the latest advice on their number (package advice) for
-// metrics and /status. Requests are served without it.
+// Package adviser samples the prefill and the decode side, and keeps the latest advice on the number of
+// ranks (package advice) for metrics and /status. No request depends on it.
 package adviser
 
 import (
@@ -21,26 +21,26 @@ import (
 	"evenkeel/prefill"
 )
 
-// Adviser takes a sample at each interval. Only the goroutine of Run uses the advisors.
+// An Adviser takes a sample of both sides at every interval.
 type Adviser struct {
 	host     Host
-	advisors map[string]*advice.Advisor // by board
+	advisors map[string]*advice.Advisor // by name of the board, which serves one model; only the goroutine of Run uses it
 	given    atomic.Pointer[[]advice.Advice]
 }
 
-// Host is the proxy that is advised.
+// Host has the parts of the proxy that the adviser reads.
 type Host struct {
-	Settings   func() *config.Advice // in force
+	Settings   func() *config.Advice // returns the settings that are in force
 	Fleet      *fleet.Fleet
 	Tier       *prefill.Tier
 	Dispatcher *dispatcher.Dispatcher
 	Places     *pool.Places
 }
 
-// New returns an adviser that has no advice yet. It is also a collector of metrics.
+// New returns an adviser without advice. It also is a collector of metrics.
 func New(h Host) *Adviser { return &Adviser{host: h, advisors: map[string]*advice.Advisor{}} }
 
-// Latest returns the last advice for each model.
+// Latest returns the last advice, one entry per model; nil: there is none yet.
 func (a *Adviser) Latest() []advice.Advice {
 	if given := a.given.Load(); given != nil {
 		return *given
@@ -48,7 +48,7 @@ func (a *Adviser) Latest() []advice.Advice {
 	return nil
 }
 
-// Run takes samples until ctx ends.
+// Run takes samples until ctx ends. With the interval 0 it returns at once.
 func (a *Adviser) Run(ctx context.Context) {
 	set := a.host.Settings()
 	if set.Interval == 0 {
@@ -66,13 +66,13 @@ func (a *Adviser) Run(ctx context.Context) {
 	}
 }
 
-// look takes a sample of every model, and forgets models whose boards are gone.
+// look samples every model and stores the new advice. It forgets boards that no longer exist.
 func (a *Adviser) look(ctx context.Context, now time.Time) {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	status := a.host.Dispatcher.Status(ctx)
 	if ctx.Err() != nil {
-		return // the dispatcher did not answer in time, and half a sample would mislead
+		return // the dispatcher's loop is stuck, and a sample of one side alone would mislead
 	}
 	set := a.host.Settings()
 	given := make([]advice.Advice, 0, len(status.Models))
@@ -89,9 +89,10 @@ func (a *Adviser) look(ctx context.Context, now time.Time) {
 	a.given.Store(&given)
 }
 
-// samples returns a sample of each board, with the prefill ranks that serve it. A LoRA adapter counts as part of its base model. Boards
-// whose ranks another proxy admits to are left out, because their load is not known here. Aggregated ranks are left out, because they have
-// no other side to be balanced with.
+// samples returns a sample of each board, with the prefill ranks that serve it.
+// A LoRA model that shares the ranks of its base model is counted with the base. Boards are left out if another
+// proxy admits requests to their ranks, because this proxy does not know their load. Ranks that prefill and decode are
+// left out, because they have no other side to compare with.
 func (a *Adviser) samples(now time.Time, boards []board.ModelStatus) map[string]*advice.Sample {
 	all := map[string]*advice.Sample{}
 	pooled := 0
@@ -99,7 +100,8 @@ func (a *Adviser) samples(now time.Time, boards []board.ModelStatus) map[string]
 		if _, together := fleet.Called(boards[i].Model); together {
 			continue
 		}
-		if slices.ContainsFunc(boards[i].Workers, func(w board.WorkerStatus) bool { return a.host.Fleet.Now().Admits(w.ID) }) {
+		admits := func(w board.WorkerStatus) bool { return a.host.Fleet.Now().Admits(w.ID) }
+		if slices.ContainsFunc(boards[i].Workers, admits) {
 			all[boards[i].Model] = &advice.Sample{At: now, Decode: decodeSide(&boards[i])}
 		}
 		pooled += boards[i].Pool
@@ -111,7 +113,7 @@ func (a *Adviser) samples(now time.Time, boards []board.ModelStatus) map[string]
 		}
 		inflight += c.Inflight
 		switch s := all[a.boardOfCandidate(&c, all)]; {
-		case s == nil:
+		case s == nil: // its board is not sampled
 		case c.State == "open" || c.State == "closed":
 			addPrefill(&s.Prefill, &c)
 		case c.State == "down":
@@ -160,10 +162,10 @@ func addPrefill(p *advice.Prefill, c *prefill.CandidateStatus) {
 	p.Live++
 	if c.Inflight > 0 {
 		p.Busy++
-		ours := (c.BacklogMs - c.OthersMs) / 1000
-		runs := ours / float64(c.Inflight) // an engine computes one probe at a time
-		p.Begun += runs
-		p.Waiting += ours - runs
+		ours := (c.BacklogMs - c.OthersMs) / 1000 // s of this proxy's prompts
+		running := ours / float64(c.Inflight)     // an engine computes one prompt at a time
+		p.Begun += running
+		p.Waiting += ours - running
 	}
 	if c.CapacityTokens > 0 {
 		p.KVTokens += c.KVTokens
@@ -171,8 +173,8 @@ func addPrefill(p *advice.Prefill, c *prefill.CandidateStatus) {
 	}
 }
 
-// boardOfCandidate returns the name of the board whose decode ranks get the hand-offs of a prefill rank: that of the first of its models
-// whose board is in boards; empty: none is.
+// boardOfCandidate returns the board whose decode ranks get the hand-offs of a prefill rank. It takes the first of the rank's models
+// that has a board in boards; empty: no model has.
 func (a *Adviser) boardOfCandidate(c *prefill.CandidateStatus, boards map[string]*advice.Sample) string {
 	for _, model := range c.Models {
 		board := model

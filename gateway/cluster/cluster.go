@@ -1,4 +1,5 @@
-// Package cluster finds the Kubernetes API server and the namespace to use, for the lease store and for discovery.
+// Package cluster finds the Kubernetes API server and the namespace to use.
+// The lease store and the discovery of engines connect with it.
 package cluster
 
 import (
@@ -14,11 +15,12 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// ownNamespace is the file that tells a pod its own namespace.
+// ownNamespace is the file in every pod that holds the name of its namespace.
 const ownNamespace = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 
-// Find returns how to reach the API server, and the namespace to use. The server comes from the kubeconfig or, if that is empty, from this
-// pod's service account. An empty namespace stands for that of the kubeconfig or of this pod.
+// Find returns the client config for the API server and the namespace to use. The config comes from
+// a kubeconfig or, without one, from the pod's service account. An empty namespace is
+// replaced by that of the kubeconfig or of this pod.
 func Find(kubeconfig, namespace string) (*rest.Config, string, error) {
 	var cfg *rest.Config
 	var err error
@@ -51,19 +53,21 @@ func Find(kubeconfig, namespace string) (*rest.Config, string, error) {
 	return cfg, namespace, nil
 }
 
-// If nothing has come over a connection for quietFor, it is probed, and it fails within deadAfter if the other end is gone.
+// After quietFor without data, a connection is probed. If no probe is answered for deadAfter,
+// the connection counts as dead.
 const (
 	quietFor  = 5 * time.Second
 	deadAfter = 5 * time.Second
 )
 
-// notice makes connections to the API server fail soon after the server is gone. A watch may be silent for minutes, and client-go alone
-// would need half a minute or more to find out.
+// notice makes connections to the API server fail soon after the server has vanished. A
+// watch may be silent for minutes, and the defaults of client-go
+// detect a dead connection only after half a minute or more.
 func notice(cfg *rest.Config) {
 	probes := net.KeepAliveConfig{Enable: true, Idle: quietFor, Interval: deadAfter / 5, Count: 5}
 	cfg.Dial = (&net.Dialer{Timeout: deadAfter, KeepAliveConfig: probes}).DialContext
-	// A device on the way may answer TCP probes in place of the server, so HTTP/2 pings ask the server itself. client-go takes their
-	// intervals only from these variables.
+	// A load balancer may answer TCP probes in place of the server, but HTTP/2 pings reach
+	// the server itself. client-go reads their interval only from these environment variables.
 	for name, d := range map[string]time.Duration{"HTTP2_READ_IDLE_TIMEOUT_SECONDS": quietFor, "HTTP2_PING_TIMEOUT_SECONDS": deadAfter} {
 		if os.Getenv(name) == "" {
 			_ = os.Setenv(name, strconv.Itoa(int(d.Seconds()))) // fails only for invalid names
@@ -71,7 +75,7 @@ func notice(cfg *rest.Config) {
 	}
 }
 
-// read reads a namespace from a file.
+// read returns the namespace in a file. An empty file is an error.
 func read(file string) (string, error) {
 	text, err := os.ReadFile(file)
 	if err != nil {

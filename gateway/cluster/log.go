@@ -8,11 +8,12 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// LogTo makes client-go write to a logger. By default it would write plain lines to standard error, between the lines of the log. LogTo is
-// called once, before anything talks to Kubernetes.
+// LogTo makes client-go write to log. By default client-go writes plain lines to
+// standard error, which mix with the log's lines. Call LogTo once, before the first client
+// of Kubernetes is made.
 func LogTo(log *zap.Logger) { klog.SetLogger(logr.New(sink{log.Named("kubernetes").Sugar()})) }
 
-// sink takes the log lines of client-go, except those that only help to debug
+// sink writes the log lines of client-go to log. It drops lines above level 0, which only help to debug
 // client-go itself.
 type sink struct{ log *zap.SugaredLogger }
 
@@ -32,7 +33,7 @@ func (s sink) WithValues(pairs ...any) logr.LogSink { return sink{s.log.With(tex
 
 func (s sink) WithName(name string) logr.LogSink { return sink{s.log.Named(name)} }
 
-// texts returns the values as text, because some are whole objects.
+// texts converts values to text, because some are whole Kubernetes objects.
 func texts(pairs []any) []any {
 	all := make([]any, len(pairs))
 	for i, v := range pairs {

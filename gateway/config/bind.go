@@ -14,43 +14,43 @@ import (
 	"evenkeel/mooncake"
 )
 
-// Bind is for requests whose decode rank is chosen before their prefill.
+// Bind has the settings for requests whose decode rank is chosen before their prefill (early binding).
 type Bind struct {
-	// For engines with connector ascend-layerwise: their decode engines call this proxy back.
-	Listen    string   `yaml:"listen"`    // empty: no such engines
+	// For the connector ascend-layerwise, whose decode engines call the proxy back.
+	Listen    string   `yaml:"listen"`    // address for these callbacks; empty: there are no such engines
 	Advertise string   `yaml:"advertise"` // URL of Listen for decode engines; empty: http:// and Listen
 	Allow     []string `yaml:"allow"`     // addresses that may call back; empty: those of the decode engines
 
-	Lead            time.Duration `yaml:"lead"`  // a rank is chosen this long before a prefill engine can start
-	Ahead           string        `yaml:"ahead"` // requests that may be bound beyond the free slots of a rank: a number, or auto
+	Lead            time.Duration `yaml:"lead"`  // time from the choice of the rank until a prefill engine can start
+	Ahead           string        `yaml:"ahead"` // a number, or auto
 	CallbackTimeout time.Duration `yaml:"callback_timeout"`
 
-	// Grace and Confirm are constants except in tests. A callback may come this long after its timeout, and a prefill call may go on this
-	// long after its client left, or while its answer is not confirmed yet. Most prefills end within it, and a slot is not lost for long.
+	// Grace and Confirm are constants except in tests. Grace is how long a callback may come after its timeout. A prefill call whose
+	// client has left, or whose answer is not confirmed yet, may run on for as long. Most prefills end within it, and a slot is lost only
+	// for a short time.
 	Grace time.Duration `yaml:"-"`
-	// The first token of sglang is held back for at most this long, until its prefill has ended. The two come within milliseconds of each
-	// other, and no client notices a single delay of a tenth of a second.
+	// Confirm is how long the first token of an SGLang answer is held back until its prefill ends well. Both come within milliseconds of
+	// each other, and no client notices a single delay of 0.1 s.
 	Confirm time.Duration `yaml:"-"`
 }
 
-// grace and confirm are strings so that the linker can set them for bench/rigs/chaos, whose engines fail late on purpose.
+// grace and confirm are variables, so that the linker can set them for bench/rigs/chaos, whose engines fail late on purpose.
 var (
 	grace   = "5s"
 	confirm = "100ms"
 )
 
-// aheadAuto is the value of bind.ahead with which the proxy derives the number from how long prefills take.
+// aheadAuto is the value of bind.ahead that adapts to the measured time of prefills.
 const aheadAuto = "auto"
 
-// defaultBind is Bind of an empty config file.
 func defaultBind() Bind {
 	b := Bind{Lead: 20 * time.Millisecond, Ahead: "0", CallbackTimeout: 30 * time.Second}
-	b.Grace, _ = time.ParseDuration(grace) // 0 if the linker set a wrong text
+	b.Grace, _ = time.ParseDuration(grace) // fails only if the linker set nonsense; then it is 0
 	b.Confirm, _ = time.ParseDuration(confirm)
 	return b
 }
 
-// Beyond returns Ahead as a number, in the form that a board takes.
+// Beyond converts Ahead to the form that a board takes.
 func (b *Bind) Beyond() int {
 	if b.Ahead == aheadAuto {
 		return board.AheadAuto
@@ -59,7 +59,7 @@ func (b *Bind) Beyond() int {
 	return n
 }
 
-// Allows says whether an address is one of Allow.
+// Allows says whether an address is in Allow, as itself or in a range.
 func (b *Bind) Allows(a netip.Addr) bool {
 	return slices.ContainsFunc(b.Allow, func(s string) bool {
 		if p, err := netip.ParsePrefix(s); err == nil {
@@ -70,21 +70,21 @@ func (b *Bind) Allows(a netip.Addr) bool {
 	})
 }
 
-// EarlyOnly says whether no request can wait for a prefill engine: all profiles of prefill engines choose the decode rank before the
-// prefill, and there are no aggregated engines.
+// EarlyOnly says whether every prefill engine has a profile with early binding, also engines that may be discovered, and no engine both
+// prefills and decodes. Then no request waits for a prefill engine.
 func (c *Config) EarlyOnly() bool {
 	used := c.ProfilesInUse("prefill")
 	return len(used) > 0 && len(c.ProfilesInUse("aggregated")) == 0 &&
 		!slices.ContainsFunc(used, func(name string) bool { return !early(c, name) })
 }
 
-// early says whether a profile binds requests before their prefill.
+// early says whether requests with this profile get their decode rank before their prefill.
 func early(c *Config, profile string) bool {
 	p := c.Profiles[profile]
 	return p.Early()
 }
 
-// checkBind checks bind, and that all engines have partners with which they can serve requests.
+// checkBind checks bind. It also checks that every engine has a partner on the other side with which it can serve requests.
 func (c *Config) checkBind(bad report) {
 	b := &c.Bind
 	c.checkMetaserver(bad)
@@ -110,7 +110,7 @@ func (c *Config) checkBind(bad report) {
 	c.checkPartners(bad)
 }
 
-// checkMetaserver checks the address at which decode engines call back.
+// checkMetaserver checks the address that decode engines call back.
 func (c *Config) checkMetaserver(bad report) {
 	b := &c.Bind
 	if b.Listen == "" {
@@ -177,7 +177,8 @@ func (c *Config) Callers() (hosts []string) {
 	return hosts
 }
 
-// checkCaller checks an engine that is added while the proxy runs: if it calls back, bind must be set for it.
+// checkCaller checks an engine that is added while the proxy runs: if it calls back, it must be
+// able to reach this proxy.
 func (c *Config) checkCaller(role string, e *Engine, bad report) {
 	if role != "decode" || c.Profiles[e.Profile].Connector != mooncake.AscendLayerwise {
 		return
@@ -186,8 +187,8 @@ func (c *Config) checkCaller(role string, e *Engine, bad report) {
 	all.checkMetaserver(func(_, format string, args ...any) { bad("$.profile", format, args...) })
 }
 
-// Manner is equal for two engines that can serve a model together. It is the connector if the decode rank is chosen before the prefill, and
-// else BindLate.
+// Manner is a text that must be equal for two engines that serve one model together: the connector
+// for early binding, and the same constant for all other profiles.
 func Manner(p *mooncake.Profile) string {
 	if p.Early() {
 		return p.Connector
@@ -195,8 +196,8 @@ func Manner(p *mooncake.Profile) string {
 	return mooncake.BindLate
 }
 
-// checkPartners finds engines with which no engine of the other side can serve a request. It does not know yet which models they have. A
-// side without engines is allowed, because engines may be added later.
+// checkPartners reports engines that have no partner on the other side. It cannot compare their
+// models, which are not known yet. An empty side is no problem, because its engines may be added later.
 func (c *Config) checkPartners(bad report) {
 	if c.Discovery.On() || len(c.Engines.Prefill) == 0 || len(c.Engines.Decode) == 0 {
 		return
@@ -226,13 +227,13 @@ func (c *Config) checkPartners(bad report) {
 	}
 }
 
-// manner returns Manner of an engine's profile.
+// manner is Manner of an engine's profile.
 func (c *Config) manner(e Engine) string {
 	p := c.Profiles[e.Profile]
 	return Manner(&p)
 }
 
-// checkCoordinates checks the keys that say where decode engines reach a prefill engine which writes KV to them.
+// checkCoordinates checks the keys that say where decode engines reach a prefill engine that pushes KV to them.
 func (e *Engine) checkCoordinates(path, role string, p *mooncake.Profile, bad report) {
 	set := map[string]bool{"kv_engine_id": e.KVEngineID != "", "kv_host": e.KVHost != "", "kv_port": e.KVPort != 0, "tp_size": e.TPSize != 0,
 		"pp_size": e.PPSize != 0, "dcp_size": e.DCPSize != 0}
@@ -261,7 +262,8 @@ func (e *Engine) checkCoordinates(path, role string, p *mooncake.Profile, bad re
 	}
 }
 
-// Coordinates returns where decode engines reach a prefill engine which writes KV to them; nil: the engine's first answer will say it.
+// Coordinates says where decode engines reach a prefill engine that pushes KV to them; nil: the
+// engine's first answer says it.
 func (e *Engine) Coordinates() *mooncake.Coordinates {
 	if e.KVEngineID == "" {
 		return nil

@@ -9,7 +9,8 @@ import (
 	"evenkeel/mooncake"
 )
 
-// Validate fills in derived values, and returns all problems of the config in one error.
+// Validate fills in derived values and checks the config. The error has all problems
+// at once.
 func (c *Config) Validate() error {
 	c.finish()
 	var found problems
@@ -60,7 +61,7 @@ func (c *Config) finish() {
 		p.Name = name
 		c.Profiles[name] = p.WithDefaults()
 	}
-	// a YAML alias such as `decode: *prefill` gives both sides the same array, so each gets its own
+	// With the YAML alias `decode: *prefill`, both sides would share one array.
 	c.Engines.Decode, c.Engines.Aggregated = slices.Clone(c.Engines.Decode), slices.Clone(c.Engines.Aggregated)
 	c.Engines.Prefer = cmp.Or(c.Engines.Prefer, PreferPD)
 	for _, role := range Roles {
@@ -71,14 +72,14 @@ func (c *Config) finish() {
 	if c.Prefill.Policy == "" {
 		c.Prefill.Policy = "finish"
 		switch {
-		case c.doubled() && c.Geo.On(): // finish was not measured with engines that do both in several regions
+		case c.doubled() && c.Geo.On(): // the policy finish was not measured with other regions
 			c.Prefill.Policy = "lmetric"
-		case c.Geo.Leads(): // gorgo takes the round trips between regions into account
+		case c.Geo.Leads(): // gorgo takes round trips between regions into account
 			c.Prefill.Policy = "gorgo"
 		}
 	}
-	if c.HA.On() && c.Geo.Self.ID == "" { // all pods have the same file, so the host name tells them apart
-		c.Geo.Self.ID, _ = os.Hostname() // if the host has no name, the ID stays empty, and the check of geo.self.id refuses it
+	if c.HA.On() && c.Geo.Self.ID == "" { // several pods have the same file and differ only in their host name
+		c.Geo.Self.ID, _ = os.Hostname() // without a host name the ID stays empty, and checkGeo reports it
 	}
 	c.Discovery.finish()
 	c.FleetCall.finish()
@@ -91,8 +92,9 @@ func (c *Config) doubled() bool {
 	})
 }
 
-// Complete fills in and checks an engine that is added while the proxy runs. If the engine decodes, the keys it leaves out come from the
-// first engine of its role in the file, because later ranks usually join the same group.
+// Complete fills in and checks an engine that is added while the proxy runs, as
+// if it were in the file. Missing values are taken
+// from the first engine of its role in the file, because engines added later usually join that one's group.
 func (c *Config) Complete(role string, e Engine) (Engine, error) {
 	problemsOf := &Config{Profiles: c.Profiles, source: source{file: e.URL}}
 	like := c.Engines.of(role)
@@ -107,7 +109,7 @@ func (c *Config) Complete(role string, e Engine) (Engine, error) {
 			e.Slots, e.Budget, e.Interval = cmp.Or(e.Slots, like[0].Slots), cmp.Or(e.Budget, like[0].Budget), cmp.Or(e.Interval, like[0].Interval)
 		}
 		c.finishEngine(role, &e)
-		for _, other := range like { // a group steps together or not at all
+		for _, other := range like { // all ranks of a group step together, or none
 			if other.Group == e.Group && other.Barrier != e.Barrier {
 				return e, problemsOf.source.at("$.barrier", "group %q has barrier %s, this engine %s; use another group or the "+
 					"same barrier", e.Group, other.Barrier, e.Barrier)
@@ -121,7 +123,8 @@ func (c *Config) Complete(role string, e Engine) (Engine, error) {
 	return e, c.checkOne(role, e)
 }
 
-// CompleteFound fills in and checks an engine that discovery found. The engines of the file have no influence on it.
+// CompleteFound fills in and checks an engine that discovery found. Unlike Complete, it takes
+// no values from the engines of the file.
 func (c *Config) CompleteFound(role string, e Engine) (Engine, error) {
 	c.finishEngine(role, &e)
 	return e, c.checkOne(role, e)

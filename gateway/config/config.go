@@ -1,5 +1,6 @@
-// Package config reads and validates evenkeel's configuration file. Every error names file, line and column, and says what to change.
-// Nothing here opens a socket.
+// Package config reads evenkeel's configuration file: it has the keys, their defaults,
+// a strict parser and the validation. Every error names file, line and column, and
+// says what to change. The package opens no socket.
 package config
 
 import (
@@ -16,7 +17,7 @@ import (
 	"evenkeel/prefill"
 )
 
-// Config is the whole file. Durations are written as in Go.
+// Config is the whole file. Durations are written as in Go, such as 500ms.
 type Config struct {
 	Listen   string                      `yaml:"listen"`
 	TLS      TLS                         `yaml:"tls"`
@@ -32,12 +33,11 @@ type Config struct {
 	Limits   Limits                      `yaml:"limits"`
 	Log      Log                         `yaml:"log"`
 	Tracing  Tracing                     `yaml:"tracing"`
-	// ExposeRoute puts x-evenkeel-* headers into answers: engine, policy, hit, attempts.
+	// ExposeRoute adds x-evenkeel-* headers to answers: engine, policy, hit, attempts.
 	ExposeRoute bool `yaml:"expose_route_headers"`
-	SelfTest    bool `yaml:"self_test"` // send one tiny request through every rank after the start
+	SelfTest    bool `yaml:"self_test"` // at the start, send one tiny request through every rank, each with one partner
 
-	// loops that carry streamed answers; 0: as many as suit the machine; -1: none, each answer has a goroutine
-	EventLoops int `yaml:"event_loops"`
+	EventLoops int `yaml:"event_loops"` // write streamed answers; 0: as many as suit the machine; -1: none, a goroutine per answer instead
 
 	Predictor board.PredictorConfig `yaml:"predictor"`
 	Geo       geo.Config            `yaml:"geo"`
@@ -49,23 +49,25 @@ type Config struct {
 	CORS       CORS       `yaml:"cors"`
 	GatewayAPI GatewayAPI `yaml:"gateway_api"`
 
-	source source // where each value is written, for errors
+	source source // positions of the values, for the errors of Validate
 }
 
 // Admin is the listener for operators.
 type Admin struct {
 	Listen    string `yaml:"listen"`
-	TokenFile string `yaml:"token_file"` // needed on any address but loopback
+	TokenFile string `yaml:"token_file"` // required unless Listen is a loopback address
 	TLS       TLS    `yaml:"tls"`
-	// WorkerHosts are the hosts at which engines may be added while the proxy runs; empty: anywhere, except where no engine can be. Engines
-	// of the file are not restricted.
+	// WorkerHosts are the hosts of engines that may be added while the proxy runs;
+	// empty: all hosts, except addresses that no engine has (see noEngine). Engines of the file may be anywhere.
 	WorkerHosts []string `yaml:"worker_hosts"`
 
-	Receipts      int   `yaml:"receipts"`       // kept for GET /decisions; 0: none, and choices are not explained
-	ReceiptsBytes int64 `yaml:"receipts_bytes"` // receipts take at most this much memory
+	// Receipts is the number of receipts that are kept for GET /decisions; 0: none, and reasons of choices are not recorded.
+	Receipts      int   `yaml:"receipts"`
+	ReceiptsBytes int64 `yaml:"receipts_bytes"` // memory that receipts may take
 }
 
-// TLS is the certificate of a listener: PEM files, which are read again when they change. Without them, the listener speaks clear text.
+// TLS has the certificate of a listener and its key, in PEM files that are read again when they
+// change. Without them, the listener speaks clear text.
 type TLS struct {
 	CertFile string `yaml:"cert_file"`
 	KeyFile  string `yaml:"key_file"`
@@ -78,25 +80,24 @@ func (t TLS) On() bool { return t.CertFile != "" }
 type Engines struct {
 	Prefill    []Engine `yaml:"prefill"`
 	Decode     []Engine `yaml:"decode"`
-	Aggregated []Engine `yaml:"aggregated"` // they prefill and decode
-	Prefer     string   `yaml:"prefer"`     // pd or aggregated: which to use if a model has both
+	Aggregated []Engine `yaml:"aggregated"` // engines that both prefill and decode
+	Prefer     string   `yaml:"prefer"`     // pd or aggregated: which engines serve a model that has both
 }
 
-// The kinds of engines that a model may have.
+// Values of engines.prefer.
 const (
 	PreferPD         = "pd"
 	PreferAggregated = "aggregated"
 )
 
-// of returns the engines of a role.
 func (e *Engines) of(role string) []Engine {
 	return map[string][]Engine{"prefill": e.Prefill, "decode": e.Decode, "aggregated": e.Aggregated}[role]
 }
 
-// Roles are the roles of engines, in the order of All.
+// Roles are the roles of engines.
 var Roles = []string{"prefill", "decode", "aggregated"}
 
-// All yields all engines with their role, prefill engines first.
+// All yields the engines with their role, the prefill side first.
 func (e *Engines) All() iter.Seq2[string, Engine] {
 	return func(yield func(string, Engine) bool) {
 		for _, role := range Roles {
@@ -109,118 +110,120 @@ func (e *Engines) All() iter.Seq2[string, Engine] {
 	}
 }
 
-// Engine is one API server. With Ranks > 0 it serves that many DP ranks, and a header selects one of them.
+// Engine is one API server. With Ranks > 0 it fronts that many DP ranks, and a header of each request
+// says which rank is meant.
 type Engine struct {
 	URL     string `yaml:"url"`
 	Profile string `yaml:"profile"`
 	Ranks   int    `yaml:"ranks"`
-	First   int    `yaml:"first_rank"` // the header's value for the first of its ranks
-	Region  string `yaml:"region"`     // region of another dispatcher; used only while this proxy owns that region; empty: our own
+	First   int    `yaml:"first_rank"` // number of the first rank in this header
+	Region  string `yaml:"region"`     // region of another proxy: used only while this proxy owns it; empty: the own region
 	// Prefill only.
-	// port of the first rank, before the one the engine reports; 0: prefill.kv_events.port, after the one it reports
+	// KVEventsPort is that of its first rank, and overrides the port that the engine reports; 0: the latter, else prefill.kv_events.port.
 	KVEventsPort int `yaml:"kv_events_port"`
 	KVReplayPort int `yaml:"kv_replay_port"`
-	// For nixl-push with bind: arrival: where decode engines reach this one; empty: its first answer says it.
+	// For connector nixl-push with bind: arrival: where decode engines reach this one; empty: its first answer says it.
 	KVEngineID string `yaml:"kv_engine_id"`
 	KVHost     string `yaml:"kv_host"`
-	KVPort     int    `yaml:"kv_port"`  // of its side channel
+	KVPort     int    `yaml:"kv_port"`  // port of NIXL's side channel
 	TPSize     int    `yaml:"tp_size"`  // 0: 1
 	PPSize     int    `yaml:"pp_size"`  // 0: 1
 	DCPSize    int    `yaml:"dcp_size"` // 0: 1
 	// Decode and aggregated only.
 	Group   string  `yaml:"group"`
-	Barrier string  `yaml:"barrier"`   // dp: the group steps together; none: dense ranks
+	Barrier string  `yaml:"barrier"`   // dp: the ranks of the group step together; none: each rank steps by itself
 	Slots   int     `yaml:"slots"`     // per rank, the engine's max_num_seqs; 0: the profile's, else 32 with a warning
 	KV      int64   `yaml:"kv_tokens"` // per rank; 0: the profile's, else what the engine reports
 	Cost    float32 `yaml:"cost"`
 	// Aggregated only.
-	Budget   int `yaml:"token_budget"`              // tokens that a rank computes per step; 0: the profile's max_num_batched_tokens
-	Interval int `yaml:"prefill_schedule_interval"` // prompts are computed in every so many steps; 0: in each
+	Budget   int `yaml:"token_budget"`              // largest number of tokens in a step of a rank; 0: the profile's max_num_batched_tokens
+	Interval int `yaml:"prefill_schedule_interval"` // prompts are computed only in every n-th step; 0: in each step
 }
 
-// How the ranks of a group run: in common steps that last as long as the fullest rank needs, or independently.
+// Values of barrier. With dp, all ranks of a group step together, as slowly as the fullest one.
+// With none, each rank steps by itself.
 const (
 	BarrierDP   = "dp"
 	BarrierNone = "none"
 )
 
-// GatewayAPI is what a gateway of Kubernetes' Gateway API with its inference extension needs.
+// GatewayAPI has settings for a gateway of Kubernetes' Gateway API with the inference extension.
 type GatewayAPI struct {
-	Metrics    bool           `yaml:"metrics"`    // the client listener also tells, without a key and in vLLM's names, how busy the proxy is
-	Objectives map[string]int `yaml:"objectives"` // priority per name of an InferenceObjective, for requests of trusted callers
+	Metrics    bool           `yaml:"metrics"`    // vLLM's gauges of load, at the client listener, without an API key
+	Objectives map[string]int `yaml:"objectives"` // priority of each InferenceObjective that trusted callers may name
 }
 
-// CORS says which pages of other sites may call the client listener from a browser.
+// CORS says pages of which sites may call the client listener from a browser.
 type CORS struct {
-	Origins []string `yaml:"origins"` // as browsers send them, such as https://chat.example; *: all
+	Origins []string `yaml:"origins"` // in the form in which browsers send them, such as https://chat.example; *: all
 }
 
-// Advice is for advice on the number of ranks of each side.
+// Advice has the settings of the advice on how many prefill and decode ranks to run.
 type Advice struct {
-	Interval time.Duration `yaml:"interval"` // between two samples; 0: no advice is given
-	Target   float64       `yaml:"target"`   // share of the ranks' capacity that should be used
+	Interval time.Duration `yaml:"interval"` // time between two samples; 0: there is no advice
+	Target   float64       `yaml:"target"`   // share of their capacity that ranks should use
 
-	// Window and Calm are constants except in tests. A need that is shorter than Window is ignored, because an engine takes longer than a
-	// minute to start. A rank is spare only if nothing needed it during Calm: removing a rank that is missed ten minutes later costs more
-	// than it saves.
+	// Window and Calm are constants except in tests. Needs are means over Window, so that a shorter peak asks for no engine: an engine
+	// takes longer than a minute to start. Ranks may be removed if they were not needed in all of Calm. To remove a rank that is missed
+	// ten minutes later costs more than it saves.
 	Window time.Duration `yaml:"-"`
 	Calm   time.Duration `yaml:"-"`
 }
 
-// Pool has the requests that wait for a decode rank: after their prefill, or before it if the rank is chosen first.
+// Pool has the settings of the pool, in which finished prefills wait for a decode rank. Requests that get their rank before
+// their prefill wait in it, too.
 type Pool struct {
 	Size int           `yaml:"size"`
-	TTL  time.Duration `yaml:"ttl"` // 0: the hold budget of the hand-off; before the prefill: prefill.queue.timeout
+	TTL  time.Duration `yaml:"ttl"` // longest wait; 0: while its hand-off is valid, or prefill.queue.timeout without a hand-off
 }
 
-// Health is how engines are watched, and how fast a recovered engine gets its load back.
+// Health has the settings of health checks, and how fast an engine that comes back gets its full load.
 type Health struct {
-	Interval  time.Duration `yaml:"interval"`   // between two health checks; facts and gauges are read every tenth
-	Canary    time.Duration `yaml:"canary"`     // time limit of the one-token request that is sent to a suspicious engine; 0: none is sent
-	SlowStart time.Duration `yaml:"slow_start"` // until a recovered engine has all its slots; 0: at once
+	Interval  time.Duration `yaml:"interval"`   // between two health checks of an engine; every tenth also reads its facts and gauges
+	Canary    time.Duration `yaml:"canary"`     // time limit of the one-token request that tests a suspicious engine; 0: no test
+	SlowStart time.Duration `yaml:"slow_start"` // time until an engine that comes back may use all its slots; 0: at once
 }
 
-// Limits bound what a client or an engine may cost the proxy.
+// Limits bound the memory and the time that a client or an engine may cost the proxy.
 type Limits struct {
 	Body           int           `yaml:"body_bytes"`
-	Bodies         int           `yaml:"bodies_bytes"` // of all requests that no engine has taken over yet, and of whole answers passed through; 0: unlimited
+	Bodies         int           `yaml:"bodies_bytes"` // requests that no engine has taken yet, and answers passed through; 0: no limit
 	Head           int           `yaml:"head_bytes"`
 	Connections    int           `yaml:"connections"`
 	PerIP          int           `yaml:"connections_per_ip"` // 0: unlimited
-	ReadTimeout    time.Duration `yaml:"read_timeout"`       // first byte of a request to its last
-	IdleTimeout    time.Duration `yaml:"idle_timeout"`       // keep-alive
-	WriteTimeout   time.Duration `yaml:"write_timeout"`      // one write to a client that does not read
+	ReadTimeout    time.Duration `yaml:"read_timeout"`       // from the first byte of a request to its last
+	IdleTimeout    time.Duration `yaml:"idle_timeout"`       // for the next request on a connection
+	WriteTimeout   time.Duration `yaml:"write_timeout"`      // for one write to a client that does not read
 	ConnectTimeout time.Duration `yaml:"connect_timeout"`    // to an engine
-	ProbeTimeout   time.Duration `yaml:"probe_timeout"`      // whole prefill; long prompts take minutes
+	ProbeTimeout   time.Duration `yaml:"probe_timeout"`      // for a whole prefill: long prompts take minutes
 	ProbeGrace     time.Duration `yaml:"probe_grace"`        // a prefill may still end this long after its client left; 0: it is aborted at once
 	EventTimeout   time.Duration `yaml:"event_timeout"`      // between two events of a decode stream
 	KeepAlive      time.Duration `yaml:"keep_alive"`         // a client that waits this long for an event gets a comment; 0: it gets none
-	DrainGrace     time.Duration `yaml:"drain_grace"`        // SIGTERM: /readyz is false this long before requests are refused
-	DrainTimeout   time.Duration `yaml:"drain_timeout"`      // then streams may finish this long
+	DrainGrace     time.Duration `yaml:"drain_grace"`        // after SIGTERM, /readyz fails for this long before requests are refused
+	DrainTimeout   time.Duration `yaml:"drain_timeout"`      // after DrainGrace, streams may finish for this long
 	EventBytes     int           `yaml:"event_bytes"`
-	AnswerBytes    int           `yaml:"answer_bytes"` // of the events from which an answer that is not streamed is built
-	// memory for bodies and token ids of running requests, from which they can be resumed
-	ResumeBytes  int      `yaml:"resume_bytes"`
-	ChatTemplate bool     `yaml:"allow_chat_template"`
-	MediaHosts   []string `yaml:"media_hosts"` // hosts that media URLs (http, https) may name; others are refused
+	AnswerBytes    int           `yaml:"answer_bytes"` // events of one answer that is collected, because its client does not want a stream
+	ResumeBytes    int           `yaml:"resume_bytes"` // bodies and token ids of all running requests, kept to resume them
+	ChatTemplate   bool          `yaml:"allow_chat_template"`
+	MediaHosts     []string      `yaml:"media_hosts"` // hosts of media URLs in requests; other http and https URLs are refused
 
-	// The first three are per request, PassedThrough is for all requests together.
-	Answers          int `yaml:"answers"` // to all its prompts together
+	// The first three are limits of one request, the last one of all requests that are passed through at the same time.
+	Answers          int `yaml:"answers"` // answers to all its prompts together
 	AnswersPerPrompt int `yaml:"answers_per_prompt"`
 	StopStrings      int `yaml:"stop_strings"`
 	PassedThrough    int `yaml:"passed_through"`
 
-	// ClientLag and ClientBacklog are constants except in tests. All writes of one answer together may wait this long for its client,
-	// because a slow client keeps its slot from others. The backlog holds about a thousand events for a client that reads too slowly; the
-	// kernel would hold megabytes.
+	// ClientLag and ClientBacklog are constants except in tests. ClientLag bounds the time of all writes of one answer together, because a
+	// slow client keeps its slot from other requests. ClientBacklog bounds the bytes that are buffered for a slow client. It is room for
+	// about a thousand events; the kernel's buffers would take megabytes per client.
 	ClientLag     time.Duration `yaml:"-"`
 	ClientBacklog int           `yaml:"-"`
 }
 
-// Log is what the proxy writes, and where.
+// Log has the level of the log, and the file for one line per request.
 type Log struct {
 	Level    string `yaml:"level"`
-	Requests string `yaml:"requests"` // JSON lines, one a request; "-" is stdout, empty is off
+	Requests string `yaml:"requests"` // file for one JSON line per request; "-": stdout; empty: none
 }
 
 // Default returns the configuration of an empty file.
@@ -266,26 +269,27 @@ func Default() *Config {
 		SelfTest: true,
 	}
 	c.Prefill = prefill.Default()
-	c.Prefill.Policy = ""                                         // finish chooses it by the engines
-	c.Prefill.Calibration.TPMs, c.Prefill.Calibration.T0Ms = 0, 0 // no calibration is assumed
+	c.Prefill.Policy = ""                                         // Validate chooses it, because it depends on the engines
+	c.Prefill.Calibration.TPMs, c.Prefill.Calibration.T0Ms = 0, 0 // the engines' speed is not known
 	return c
 }
 
-// Decision returns dispatch, completed with those values of other keys that the dispatcher needs.
+// Decision returns `dispatch`, with the settings of the dispatcher that have keys elsewhere in the file.
 func (c *Config) Decision() dispatcher.Config {
 	d := c.Dispatch
 	d.Predictor, d.TTL, d.BindAhead = c.Predictor, c.Pool.TTL, c.Bind.Beyond()
 	return d
 }
 
-// DefaultProfile is the profile of an engine that names none. It exists even if the file does not define it.
+// DefaultProfile is the profile of engines that name none. It exists even if
+// the file does not have it.
 const DefaultProfile = "ascend"
 
-// DefaultAggregated is the default profile of engines that prefill and decode.
+// DefaultAggregated is the same for engines that prefill and decode.
 const DefaultAggregated = "aggregated"
 
-// ProfilesInUse returns the profiles that an engine of a role may have; an empty role stands for all roles. Discovered engines may name any
-// profile that the file defines.
+// ProfilesInUse returns the profiles that engines of a role may have. An empty role stands for all roles.
+// With discovery by files or Kubernetes, engines may name any profile of the file.
 func (c *Config) ProfilesInUse(role string) []string {
 	used := map[string]bool{}
 	note := func(ofRole, profile string) {
@@ -300,10 +304,10 @@ func (c *Config) ProfilesInUse(role string) []string {
 		note(d.Role, d.Profile)
 	}
 	for _, k := range c.Discovery.Kubernetes {
-		note(k.Role, cmp.Or(k.Profile, DefaultProfile)) // an aggregated pod without a profile gets DefaultAggregated
+		note(k.Role, cmp.Or(k.Profile, DefaultProfile)) // DefaultAggregated, which aggregated pods get, is added below
 	}
 	if len(c.Discovery.Files)+len(c.Discovery.Kubernetes) > 0 {
-		pairsWritten := false // the file defines a profile for engine pairs other than the default
+		pairsWritten := false // the file has a profile whose engines work in pairs of prefill and decode
 		for name, p := range c.Profiles {
 			switch pairs := p.Connector != mooncake.None; {
 			case name == DefaultProfile:
@@ -323,5 +327,5 @@ func (c *Config) ProfilesInUse(role string) []string {
 	return slices.Sorted(maps.Keys(used))
 }
 
-// On says whether there is anything to discover.
+// On says whether the config has any source of engines.
 func (d *Discovery) On() bool { return len(d.Files)+len(d.DNS)+len(d.Kubernetes) > 0 }

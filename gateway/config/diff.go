@@ -9,16 +9,16 @@ import (
 	"time"
 )
 
-// Change is one key whose value differs between two versions of the config. It contains no secret: the file only names secrets, and the
-// values of tracing.headers appear as hashes.
+// Change is one key with a different value in another version of the config. The texts
+// contain no secrets: the config only names the files and variables that hold them, and values of tracing.headers
+// are shown as hashes.
 type Change struct {
 	Path    string `json:"path"`
-	Old     string `json:"old"` // empty: it was not there
-	New     string `json:"new"` // empty: it is gone
+	Old     string `json:"old"` // empty: the key was not set
+	New     string `json:"new"` // empty: the key was removed
 	Restart bool   `json:"needs_restart,omitempty"`
 }
 
-// String is how a change is logged and printed.
 func (c Change) String() string {
 	s := c.Path + ": " + orNothing(c.Old) + " -> " + orNothing(c.New)
 	if c.Restart {
@@ -27,7 +27,7 @@ func (c Change) String() string {
 	return s
 }
 
-// orNothing returns a value as a change shows it; an empty one as two quotes.
+// orNothing replaces an empty value by two quotes, to make it visible.
 func orNothing(s string) string {
 	if s == "" {
 		return `""`
@@ -35,7 +35,8 @@ func orNothing(s string) string {
 	return s
 }
 
-// fixed lists the keys that only a restart changes. Each function copies one of them from the running config into the next one.
+// fixed has a function for each key that only a restart can change. It copies the key's value from the
+// running config to the next one.
 var fixed = []func(next, running *Config){
 	func(n, r *Config) { n.Listen = r.Listen },
 	func(n, r *Config) { n.Admin.Listen = r.Admin.Listen },
@@ -68,7 +69,8 @@ var fixed = []func(next, running *Config){
 	func(n, r *Config) { n.Limits.WriteTimeout = r.Limits.WriteTimeout },
 }
 
-// unlessOn returns next, unless it would switch TLS on or off. A new certificate does not need a restart.
+// unlessOn returns next, unless it would turn TLS on or off, which needs a restart. The certificate
+// of a listener may change while it runs.
 func (t TLS) unlessOn(next TLS) TLS {
 	if t.On() == next.On() {
 		return next
@@ -76,8 +78,9 @@ func (t TLS) unlessOn(next TLS) TLS {
 	return t
 }
 
-// Succeed returns the config with which a proxy runs after a reload of next: all of next, except the keys that need a restart. changes
-// marks these keys. It returns an error if the new keys do not fit to the ones that stay.
+// Succeed returns the config that a proxy runs with after a reload of next: next, except
+// for the keys that need a restart, which stay as they are. The changes say which keys these are. It is an error if the merged
+// config is invalid, because one of two keys that belong together needs a restart.
 func (c *Config) Succeed(next *Config) (merged *Config, changes []Change, err error) {
 	m := *next
 	for _, keep := range fixed {
@@ -97,7 +100,8 @@ func (c *Config) Succeed(next *Config) (merged *Config, changes []Change, err er
 	return &m, changes, nil
 }
 
-// Diff lists the keys that differ, in the order of the keys. Engines are compared by host:port, at whatever place of their list they stand.
+// Diff lists the changes from a to b, in the order of the keys. Engines are compared
+// by host:port, so their order in the list does not matter.
 func Diff(a, b *Config) []Change {
 	var d diff
 	d.value("", reflect.ValueOf(*a), reflect.ValueOf(*b))
@@ -126,8 +130,8 @@ func (d *diff) value(path string, a, b reflect.Value) {
 	}
 }
 
-// engines compares two lists of engines by host:port. An engine that is added or removed is one change. For any other engine, each key that
-// differs is one.
+// engines compares two lists of engines by host:port. An engine that is added or removed is one change. For an engine in both
+// lists, each key that differs is a change.
 func (d *diff) engines(path string, a, b []Engine) {
 	before, after := byID(a), byID(b)
 	for _, e := range a {
@@ -145,7 +149,7 @@ func (d *diff) engines(path string, a, b []Engine) {
 	}
 }
 
-// named compares two maps by name. An entry that is added or removed is one change.
+// named compares two maps by name. As with engines, an entry that is added or removed is one change.
 func (d *diff) named(path string, a, b reflect.Value) {
 	names := map[string]bool{}
 	for _, m := range []reflect.Value{a, b} {
@@ -167,7 +171,7 @@ func (d *diff) named(path string, a, b reflect.Value) {
 	}
 }
 
-// byID returns the engines by host:port.
+// byID indexes engines by host:port, their name in all of evenkeel.
 func byID(list []Engine) map[string]Engine {
 	all := make(map[string]Engine, len(list))
 	for _, e := range list {
@@ -176,7 +180,7 @@ func byID(list []Engine) map[string]Engine {
 	return all
 }
 
-// join returns the path of a key below another path.
+// join is the path of a key below another path.
 func join(path, key string) string {
 	if path == "" {
 		return key
@@ -184,7 +188,7 @@ func join(path, key string) string {
 	return path + "." + key
 }
 
-// text writes a value as in the file, but on one line and without values that are zero.
+// text writes a value in the form of the config file, on one line. It leaves out fields of structs that are zero.
 func text(v reflect.Value) string {
 	switch {
 	case v.Type() == durationType:

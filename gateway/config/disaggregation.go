@@ -6,7 +6,8 @@ import (
 	"evenkeel/prefill"
 )
 
-// checkDisaggregation checks that the prompts which a decode rank may compute fit into one step. All ranks of its group wait for that step.
+// checkDisaggregation checks prefill.disaggregation. The prompt tokens that a decode rank may compute must fit into
+// one of its steps, because all ranks of the group wait for the longest step.
 func (c *Config) checkDisaggregation(bad report) {
 	const path = "$.prefill.disaggregation"
 	d := &c.Prefill.Disaggregation

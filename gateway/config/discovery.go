@@ -13,25 +13,25 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 )
 
-// Discovery is where more engines are found, besides those of the file. Engines of the file stay as they are, even if discovery finds them,
-// too.
+// Discovery has the sources of engines that are not in the config file. If a source finds an engine
+// that is also in Engines, the entry in Engines counts.
 type Discovery struct {
-	Probe      bool                  `yaml:"probe"` // try an engine before its first request
-	Files      []string              `yaml:"files"` // each has the form of Engines, and is read again when it changes
+	Probe      bool                  `yaml:"probe"` // send a test request to each engine before its first real one
+	Files      []string              `yaml:"files"` // files with the keys of `engines`, read again when they change
 	DNS        []DiscoveryDNS        `yaml:"dns"`
 	Kubernetes []DiscoveryKubernetes `yaml:"kubernetes"`
 }
 
-// DiscoveryDNS is a DNS name whose records are engines.
+// DiscoveryDNS is a name whose records are engines.
 type DiscoveryDNS struct {
 	Name     string        `yaml:"name"`
-	Type     string        `yaml:"type"` // A, with AAAA; SRV
+	Type     string        `yaml:"type"` // A (which includes AAAA) or SRV
 	Role     string        `yaml:"role"`
 	Scheme   string        `yaml:"scheme"`
-	Port     int           `yaml:"port"` // type A
+	Port     int           `yaml:"port"` // only for type A
 	Interval time.Duration `yaml:"interval"`
-	Misses   int           `yaml:"misses"` // an engine is gone after it was missing from this many answers in a row
-	// These apply to every engine found.
+	Misses   int           `yaml:"misses"` // an engine that is missing in so many answers in a row is removed
+	// The next keys are settings of every engine that is found.
 	Profile string `yaml:"profile"`
 	Region  string `yaml:"region"`
 	Ranks   int    `yaml:"ranks"`
@@ -42,15 +42,15 @@ type DiscoveryDNS struct {
 
 // DiscoveryKubernetes is a namespace with pods that are engines.
 type DiscoveryKubernetes struct {
-	Namespace  string `yaml:"namespace"`  // empty: our own
-	Kubeconfig string `yaml:"kubeconfig"` // empty: this pod's
+	Namespace  string `yaml:"namespace"`  // empty: that of this pod or of the kubeconfig
+	Kubeconfig string `yaml:"kubeconfig"` // empty: the service account of this pod
 	Selector   string `yaml:"selector"`
-	Role       string `yaml:"role"` // role of all pods; empty: each pod has it in the label RoleLabel
+	Role       string `yaml:"role"` // of all pods; empty: the label RoleLabel of each pod says it
 	RoleLabel  string `yaml:"role_label"`
-	Port       string `yaml:"port"` // numbers or names
+	Port       string `yaml:"port"` // port numbers or names of container ports, separated by commas
 	Scheme     string `yaml:"scheme"`
 	Slices     *bool  `yaml:"endpoint_slices"`
-	// These apply to every engine, unless the annotations of its pod say otherwise.
+	// The next keys are settings of every engine, unless annotations of its pod override them.
 	Profile string `yaml:"profile"`
 	Region  string `yaml:"region"`
 	Ranks   int    `yaml:"ranks"`
@@ -59,7 +59,7 @@ type DiscoveryKubernetes struct {
 	Slots   int    `yaml:"slots"`
 }
 
-// DefaultRoleLabel is the label that says the role of a pod.
+// DefaultRoleLabel is the label of a pod whose value is the engine's role.
 const DefaultRoleLabel = "evenkeel.io/role"
 
 // finish fills in what an entry leaves out.
@@ -82,7 +82,7 @@ func (d *Discovery) finish() {
 	}
 }
 
-// checkDiscovery checks the sources of engines. None may be listed twice.
+// checkDiscovery checks the sources of engines. No source may be listed twice.
 func (c *Config) checkDiscovery(bad report) {
 	files := map[string]bool{}
 	for i, f := range c.Discovery.Files {
@@ -167,7 +167,7 @@ func (c *Config) checkKubernetes(path string, k *DiscoveryKubernetes, bad report
 		Engine{Profile: k.Profile, Region: k.Region, Ranks: k.Ranks, Group: k.Group, Barrier: k.Barrier, Slots: k.Slots}, bad)
 }
 
-// checkFound checks the keys that every engine of a source gets.
+// checkFound checks the settings that a source gives to its engines, with an example engine.
 func (c *Config) checkFound(path, role, scheme string, e Engine, bad report) {
 	if scheme != "http" && scheme != "https" {
 		bad(path+".scheme", "%q is not supported; write http or https", scheme)

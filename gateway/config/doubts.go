@@ -10,8 +10,8 @@ import (
 	"evenkeel/mooncake"
 )
 
-// Doubts returns settings of a valid config that are probably a mistake. With some of them no request is served; others are numbers in a
-// wrong unit.
+// Doubts returns settings of a valid config that are probably a mistake: with them, for example, the proxy
+// serves no request, or a number seems to have the wrong unit.
 func (c *Config) Doubts() []*Error {
 	d := doubts{source: &c.source}
 	d.engines(c)
@@ -34,8 +34,8 @@ func (d *doubts) add(path, format string, args ...any) {
 	d.found = append(d.found, d.source.at(path, format, args...))
 }
 
-// engines adds a doubt if a side has no engine in the file and none is discovered. Such engines may still be added at the admin listener,
-// or belong to another region.
+// engines doubts a side without engines: none is listed or discovered, and none of another region
+// can help. Such engines must be added at the admin listener.
 func (d *doubts) engines(c *Config) {
 	if c.Discovery.On() || c.Geo.On() || len(c.Engines.Aggregated) > 0 && len(c.Engines.Prefill)+len(c.Engines.Decode) == 0 {
 		return
@@ -56,11 +56,11 @@ func (d *doubts) engines(c *Config) {
 	}
 }
 
-// profiles adds a doubt for each profile that no engine names. A frequent mistake is a profile called default: it is not the one that
-// engines without a profile get.
+// profiles doubts profiles that no engine names, because they have no effect. A common mistake is a profile called default, which is not
+// the one that engines without a profile get.
 func (d *doubts) profiles(c *Config) {
 	if c.Discovery.On() {
-		return // pods name their profiles themselves
+		return // discovered engines may name any profile
 	}
 	for name := range c.Profiles {
 		named := func(e Engine) bool { return e.Profile == name }
@@ -72,7 +72,7 @@ func (d *doubts) profiles(c *Config) {
 	}
 }
 
-// connectors adds a doubt for each engine whose connector no engine of the other side has: they cannot hand KV over to each other.
+// connectors doubts connectors that only one side has, because no engine of the other side can use their hand-offs.
 func (d *doubts) connectors(c *Config) {
 	if c.Discovery.On() || c.Geo.On() {
 		return
@@ -95,8 +95,8 @@ func (d *doubts) connectors(c *Config) {
 	}
 }
 
-// pages adds a doubt if any web page may send requests and no key is needed: the browser of anybody inside the network can then reach the
-// proxy for it.
+// pages doubts a proxy without API keys that allows every origin. Then any web page can send requests to it with the browser of a person
+// inside the network.
 func (d *doubts) pages(c *Config) {
 	if c.KeysFile == "" && slices.Contains(c.CORS.Origins, "*") {
 		d.add("$.cors.origins", "every page that somebody inside your network opens may send requests, because no key is asked for; list the "+
@@ -104,14 +104,14 @@ func (d *doubts) pages(c *Config) {
 	}
 }
 
-// Values above these are far from what any proxy was seen to need.
+// Larger values than these are far beyond the needs of any known proxy.
 const (
-	muchMemory = 64 << 30
+	muchMemory = 64 << 30 // bytes
 	longTime   = 24 * time.Hour
 	manySlots  = 4096 // vLLM's max_num_seqs is 128 to 1024
 )
 
-// sizes adds a doubt for each time and each number of bytes that is too large.
+// sizes doubts times and numbers of bytes that are very large.
 func (d *doubts) sizes(v reflect.Value, path string) {
 	switch v.Kind() {
 	case reflect.Struct:
@@ -136,7 +136,7 @@ func (d *doubts) sizes(v reflect.Value, path string) {
 	}
 }
 
-// numbers adds a doubt for each number that is far larger or smaller than any proxy needs.
+// numbers doubts numbers that are far larger or smaller than any proxy needs.
 func (d *doubts) numbers(c *Config) {
 	most := func(path string, n, most int, what string) {
 		if n > most {

@@ -7,35 +7,35 @@ import (
 	"time"
 )
 
-// FleetCall has the calls that POST /admin/fleet/call may make to engines.
+// FleetCall has the settings of POST /admin/fleet/call, which calls a path of all engines.
 type FleetCall struct {
 	Timeout time.Duration       `yaml:"timeout"` // for all engines together
-	Paths   map[string][]string `yaml:"paths"`   // paths of engines, with those effects of a call that matter to the proxy
+	Paths   map[string][]string `yaml:"paths"`   // allowed paths, each with the effects of a call that the proxy must know
 }
 
-// Effects of a call on an engine.
+// Effects of a call.
 const (
-	CallPauses  = "pauses"  // the engine takes no requests from now on
-	CallResumes = "resumes" // it takes requests again
-	CallEmpties = "empties" // its prefix cache is lost, or was computed with other weights
+	CallPauses  = "pauses"  // the engine takes no requests after the call
+	CallResumes = "resumes" // the engine takes requests again
+	CallEmpties = "empties" // the engine's prefix cache is emptied, or invalid because its weights have changed
 )
 
-// ownCalls are known without a config. Those of vLLM 0.32 and 0.33 need VLLM_SERVER_DEV_MODE=1 (entrypoints/rl/online/api_router.py,
-// entrypoints/serve/dev/cache/api_router.py); the others are of SGLang 0.5.23 (entrypoints/http_server.py). /pause empties the prefix cache
-// unless its mode is keep.
+// ownCalls are allowed without being in the file: paths of vLLM 0.32 and 0.33, which has them only with VLLM_SERVER_DEV_MODE=1
+// (entrypoints/rl/online/api_router.py, entrypoints/serve/dev/cache/api_router.py), and of SGLang 0.5.23 (entrypoints/http_server.py).
+// /pause empties the prefix cache unless its mode is keep.
 var ownCalls = map[string][]string{
 	"/pause": {CallPauses, CallEmpties}, "/resume": {CallResumes}, "/reset_prefix_cache": {CallEmpties},
 	"/pause_generation": {CallPauses}, "/continue_generation": {CallResumes}, "/flush_cache": {CallEmpties},
 }
 
-// finish adds the paths of ownCalls. Paths of the file replace them.
+// finish adds ownCalls to the paths. If the file has the same path, its effects count.
 func (f *FleetCall) finish() {
 	paths := maps.Clone(ownCalls)
 	maps.Copy(paths, f.Paths)
 	f.Paths = paths
 }
 
-// checkFleetCall checks that each path is one of an engine for operators, and that its effects are known ones.
+// checkFleetCall checks that each path is an operators' path of an engine, and that its effects are known.
 func (c *Config) checkFleetCall(bad report) {
 	if c.FleetCall.Timeout <= 0 {
 		bad("$.fleet_call.timeout", "%v; a time above 0 is needed", c.FleetCall.Timeout)

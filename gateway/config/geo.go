@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// checkGeo checks geo and ha, and the keys elsewhere that depend on them.
+// checkGeo checks geo and ha, and the regions of engines.
 func (c *Config) checkGeo(bad report) {
 	g := &c.Geo
 	g.Check(func(key, format string, args ...any) { bad("$.geo."+key, format, args...) })

@@ -23,8 +23,9 @@ func Load(path string) (*Config, error) {
 	return Parse(path, src)
 }
 
-// Parse reads and validates text; errors name the given file. All unknown keys, repeated keys and values of a wrong type are reported in
-// one error. Only if there are none are the values checked.
+// Parse reads and validates text. file is the name of the file in errors. First, it reports all keys that are
+// unknown or repeated and all values of the wrong type in one error. Only without
+// such problems does it check the values.
 func Parse(file string, text []byte) (c *Config, err error) {
 	defer func() { // goccy/go-yaml 1.19.2 panics on some input
 		if r := recover(); r != nil {
@@ -45,16 +46,16 @@ func Parse(file string, text []byte) (c *Config, err error) {
 			return nil, src.syntaxError(err)
 		}
 	}
-	c.source = src // after decoding, which may overwrite all of c
+	c.source = src // must come after decoding, because the decoder may zero all of c
 	if err := c.Validate(); err != nil {
 		return nil, err
 	}
 	return c, nil
 }
 
-// root returns the file's only document; nil: the file is empty.
+// root is the file's only YAML document; nil: the file is empty.
 func (s *source) root() (ast.Node, error) {
-	f, err := parser.ParseBytes(s.text, 0, parser.AllowDuplicateMapKey()) // checkShape reports those, all at once
+	f, err := parser.ParseBytes(s.text, 0, parser.AllowDuplicateMapKey()) // checkShape reports duplicate keys, all at once
 	if err != nil {
 		return nil, s.syntaxError(err)
 	}
@@ -71,7 +72,7 @@ func (s *source) root() (ast.Node, error) {
 	return root, nil
 }
 
-// syntaxError turns an error of the YAML library into an Error that points at the token.
+// syntaxError turns an error of the YAML library into an Error with the position in the file.
 func (s *source) syntaxError(err error) error {
 	var ye yaml.Error
 	if !errors.As(err, &ye) || ye.GetToken() == nil {
@@ -84,9 +85,10 @@ func (s *source) syntaxError(err error) error {
 	return e
 }
 
-// ParseEngines reads and checks a file that has the form of engines; errors name the given file.
+// ParseEngines reads and checks a file that has the keys of `engines`, for discovery.
+// file is its name in errors.
 func (c *Config) ParseEngines(file string, text []byte) (e Engines, err error) {
-	defer func() { // as in Parse
+	defer func() { // goccy/go-yaml panics on some input, as in Parse
 		if r := recover(); r != nil {
 			e, err = Engines{}, &Error{File: file, Msg: fmt.Sprintf("not readable as YAML (%v)", r)}
 		}

@@ -12,16 +12,16 @@ import (
 	"github.com/goccy/go-yaml/token"
 )
 
-// Error is a problem with one value of the config.
+// Error is a problem with a value, and its position in the file.
 type Error struct {
-	File         string // or the flag that set the value; empty: a default
-	Line, Column int    // 0 if the value is not written in the file
-	Path         string // of the key, such as pool.ttl
+	File         string // file, or the flag that set the value; empty: the value is a default
+	Line, Column int    // 0: the value is not in the file
+	Path         string // path of the key, such as pool.ttl
 	Msg          string // what is wrong, and what to write instead
 	Excerpt      string
 }
 
-// Error returns the place, the key, the problem, and the lines of the file around it.
+// Error returns the position, the key and the message, followed by the lines around the position.
 func (e *Error) Error() string {
 	var b strings.Builder
 	if e.File != "" {
@@ -41,13 +41,12 @@ func (e *Error) Error() string {
 	return b.String()
 }
 
-// report adds a problem of the value at a path such as "$.pool.ttl".
+// report adds a problem with the value at a path such as "$.pool.ttl".
 type report func(path, format string, args ...any)
 
-// problems collects Errors and joins them in the order of the file.
 type problems []error
 
-// join makes one error of the problems, in the order of the file; nil: there are none.
+// join makes one error of all problems, in the order of their positions in the file; nil: there are none.
 func (p problems) join() error {
 	slices.SortStableFunc(p, func(a, b error) int {
 		var x, y *Error
@@ -59,30 +58,30 @@ func (p problems) join() error {
 	return errors.Join(p...)
 }
 
-// byPlace orders problems by their place in the file.
+// byPlace compares two problems by their positions in the file.
 func byPlace(a, b *Error) int {
 	return cmp.Or(cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column), cmp.Compare(a.Path, b.Path))
 }
 
-// source knows where every value was written.
+// source is the text of a config file, with the position of each value.
 type source struct {
 	file   string
 	text   []byte
-	places map[string]place  // by the path of the value
-	flags  map[string]string // path → flag that replaced what the file says
+	places map[string]place  // by path
+	flags  map[string]string // path → command-line flag that set the value instead of the file
 }
 
 type place struct{ line, column int }
 
-// byteOrderMark may begin a YAML file; some editors write it.
+// byteOrderMark is at the beginning of files from some editors. YAML allows it.
 var byteOrderMark = []byte("\ufeff")
 
 func newSource(file string, text []byte) source {
 	return source{file: file, text: bytes.TrimPrefix(text, byteOrderMark), places: map[string]place{}}
 }
 
-// Flag records that the value at path, such as "pool.ttl", came from a command-line flag. Errors about it then name the flag in place of
-// the file.
+// Flag records that a flag of the command line set the value at path, such as "pool.ttl".
+// Errors about the value then name the flag instead of the file.
 func (c *Config) Flag(path, flag string) {
 	if c.source.flags == nil {
 		c.source.flags = map[string]string{}
@@ -90,7 +89,8 @@ func (c *Config) Flag(path, flag string) {
 	c.source.flags["$."+path] = flag
 }
 
-// at makes an Error that points at the value of a path or, if it is not in the file, at its nearest parent that is.
+// at makes an Error that points at the value of a path. If the value is not in the file, it points at the nearest
+// parent that is.
 func (s *source) at(path, format string, args ...any) *Error {
 	e := &Error{File: s.file, Path: trimRoot(path), Msg: fmt.Sprintf(format, args...)}
 	for p := path; p != "$"; p = parent(p) {
@@ -106,14 +106,14 @@ func (s *source) at(path, format string, args ...any) *Error {
 	return e
 }
 
-// has says whether a value was set in the file or by a flag.
+// has says whether the file or a flag sets the value.
 func (s *source) has(path string) bool {
 	_, written := s.places[path]
 	_, flag := s.flags[path]
 	return written || flag
 }
 
-// line returns a line of the text, counted from 1; empty: there is no such line.
+// line returns line n of the text, counted from 1; empty: there is no such line.
 func (s *source) line(n int) string {
 	lines := bytes.Split(s.text, []byte("\n"))
 	if n < 1 || n > len(lines) {
@@ -132,7 +132,7 @@ func (s *source) atToken(t *token.Token, path, format string, args ...any) *Erro
 
 func trimRoot(path string) string { return strings.TrimPrefix(strings.TrimPrefix(path, "$"), ".") }
 
-// parent cuts the last step off a path: the parent of "$.a.b[1]" is "$.a.b".
+// parent cuts the last step off a path: "$.a.b[1]" is below "$.a.b".
 func parent(path string) string {
 	if i := strings.LastIndexAny(path, ".["); i > 0 {
 		return path[:i]
@@ -140,7 +140,7 @@ func parent(path string) string {
 	return "$"
 }
 
-// excerpt shows the line, marked, and the lines before and after it.
+// excerpt returns the line and its two neighbours, with a mark at the line.
 func (s *source) excerpt(line int) string {
 	lines := bytes.Split(bytes.TrimRight(s.text, "\n"), []byte("\n"))
 	var b bytes.Buffer
@@ -154,9 +154,9 @@ func (s *source) excerpt(line int) string {
 	return strings.TrimRight(b.String(), "\n")
 }
 
-// printable makes a line safe for a terminal, because the file may be no text at all.
+// printable makes a line safe for a terminal, because the file may contain anything: no control characters, and a limited length.
 func printable(line []byte) string {
-	const most = 200
+	const most = 200 // characters
 	text := strings.Map(func(r rune) rune {
 		if r != '\t' && !unicode.IsPrint(r) {
 			return unicode.ReplacementChar

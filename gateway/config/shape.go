@@ -16,8 +16,10 @@ import (
 	"evenkeel/mooncake"
 )
 
-// checkShape compares the file with the type into which it is decoded, and records where every value is written. It reports all unknown or
-// repeated keys and all values of a wrong type. The decoder alone would stop at the first problem, name Go types, and cut 1.5 down to 1.
+// checkShape compares the file with the Go type that it is decoded into, and records the position of
+// every value. It reports all unknown or repeated keys and all values of the
+// wrong type. The decoder alone would stop at the first problem, name Go types in its
+// errors, and silently round 1.5 down to 1.
 func (s *source) checkShape(root ast.Node, as reflect.Type, path string) error {
 	check := shape{source: s}
 	check.value(root, as, path)
@@ -40,18 +42,18 @@ var (
 	twinType     = reflect.TypeFor[verdict.Policies]()
 )
 
-// value checks one YAML node against the type into which it is decoded.
+// value checks one node against the type it is decoded into.
 func (s *shape) value(n ast.Node, t reflect.Type, path string) {
 	for t.Kind() == reflect.Pointer {
 		t = t.Elem()
 	}
 	switch n := n.(type) {
-	case nil, *ast.NullNode: // an empty value stands for the default
+	case nil, *ast.NullNode: // no value: the default stays
 		return
 	case *ast.AnchorNode:
 		s.value(n.Value, t, path)
 		return
-	case *ast.AliasNode: // the value was checked at its anchor; the decoder checks its type here
+	case *ast.AliasNode: // its value was checked at the anchor; if the type is another one here, the decoder reports it
 		return
 	case *ast.TagNode:
 		s.bad(n.GetToken(), path, "tags such as %s have no meaning here; remove the tag", n.Start.Value)
@@ -82,7 +84,8 @@ func (s *shape) value(n ast.Node, t reflect.Type, path string) {
 	}
 }
 
-// mapping checks the keys of one mapping. typeOf returns the type of a key's value; a nil type allows any value.
+// mapping checks the keys and values of one mapping. typeOf returns the type of a key's value and whether the key exists. Values of a
+// nil type are not checked. names lists the valid keys for the error.
 func (s *shape) mapping(n ast.Node, path string, typeOf func(key string) (reflect.Type, bool), names []string) {
 	var values []*ast.MappingValueNode
 	switch n := n.(type) {
@@ -97,7 +100,7 @@ func (s *shape) mapping(n ast.Node, path string, typeOf func(key string) (reflec
 	seen := map[string]int{}
 	for _, v := range values {
 		if v.Key.IsMergeKey() {
-			continue // its keys were checked at their anchor
+			continue // like an alias: the merged keys were checked at their anchor
 		}
 		t := v.Key.GetToken()
 		key := t.Value
@@ -123,12 +126,12 @@ func (s *shape) mapping(n ast.Node, path string, typeOf func(key string) (reflec
 	}
 }
 
-// record stores where the value of a path is written.
+// record stores the position of the value at a path.
 func (s *shape) record(path string, t *token.Token) {
 	s.source.places[path] = place{t.Position.Line, t.Position.Column}
 }
 
-// first returns the first token of a node. The token of a mapping itself is its first colon.
+// first is the first token of a node. For a mapping, GetToken would return its first colon.
 func first(n ast.Node) *token.Token {
 	switch m := n.(type) {
 	case *ast.MappingNode:
@@ -141,7 +144,7 @@ func first(n ast.Node) *token.Token {
 	return n.GetToken()
 }
 
-// scalarProblem says what is wrong with a single value; empty: it is right.
+// scalarProblem says what is wrong with a single value; empty: nothing.
 func scalarProblem(n ast.Node, t reflect.Type) string {
 	text := n.GetToken().Value
 	is := func(kinds ...ast.NodeType) bool { return slices.Contains(kinds, n.Type()) }
@@ -173,12 +176,12 @@ func scalarProblem(n ast.Node, t reflect.Type) string {
 	return ""
 }
 
-// keysOf returns the keys of a struct, as the file has them.
+// keysOf returns the keys of a struct in the file, with the types of their values.
 func keysOf(t reflect.Type) (types map[string]reflect.Type, names []string) {
 	types = map[string]reflect.Type{}
 	for key, f := range fieldsOf(t) {
 		if t == profileType && key == "name" {
-			continue // a profile is named by its key
+			continue // the name of a profile is its key in the map
 		}
 		types[key] = f.Type
 		names = append(names, key)
@@ -186,7 +189,8 @@ func keysOf(t reflect.Type) (types map[string]reflect.Type, names []string) {
 	return types, names
 }
 
-// fieldsOf yields the fields of a struct that have a key in the file, in their order. The fields of an embedded struct appear in its place.
+// fieldsOf yields the fields of a struct that have a key in the file, in order. The fields of
+// an embedded struct come in place of the struct.
 func fieldsOf(t reflect.Type) iter.Seq2[string, reflect.StructField] {
 	return func(yield func(string, reflect.StructField) bool) {
 		for _, f := range reflect.VisibleFields(t) {

@@ -14,7 +14,7 @@ import (
 	"evenkeel/mooncake"
 )
 
-// InstanceID returns the name under which an engine appears everywhere: host:port of its URL.
+// InstanceID is the name of an engine in all of evenkeel: host:port of its URL.
 func InstanceID(raw string) (string, error) {
 	if strings.Contains(raw, ",") {
 		return "", fmt.Errorf("%q names more than one engine; write an entry for each, with http://host:port", raw)
@@ -37,13 +37,14 @@ func InstanceID(raw string) (string, error) {
 	return net.JoinHostPort(u.Hostname(), port), nil
 }
 
-// oddInHost says whether no host name or address contains this character (% is before the zone of an IPv6 address). Other characters are
-// refused because people copy the names of engines into shells.
+// oddInHost says whether a character may not be in a host. The check is strict, because people copy names of engines
+// into shells. % is allowed, because it separates the zone of an IPv6 address.
 func oddInHost(r rune) bool {
 	return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && !strings.ContainsRune(".-_:%", r)
 }
 
-// Target returns where calls to an engine go, without a rank. The engine's API key comes from the environment, never from the file.
+// Target returns the address, TLS settings and API key for calls to an engine, without a rank. The key
+// comes from an environment variable, never from the file.
 func Target(e Engine, p *mooncake.Profile) (*engine.Target, error) {
 	id, err := InstanceID(e.URL)
 	if err != nil {
@@ -67,7 +68,8 @@ func Target(e Engine, p *mooncake.Profile) (*engine.Target, error) {
 	return t, nil
 }
 
-// listenProblem says why nothing can listen on an address on any machine; empty: it may work. Port 0 stands for any free port.
+// listenProblem says why no machine can listen on an address; empty: the form of the address is right.
+// Port 0 is allowed and means any free port.
 func listenProblem(addr string) string {
 	host, port, err := net.SplitHostPort(addr)
 	switch {
@@ -85,13 +87,14 @@ func listenProblem(addr string) string {
 	return ""
 }
 
-// Loopback says whether a host is this machine, without asking a resolver.
+// Loopback says whether a host is certainly this machine: localhost, or a loopback address.
 func Loopback(host string) bool {
 	ip := net.ParseIP(host)
 	return host == "localhost" || ip != nil && ip.IsLoopback()
 }
 
-// HostProblem says why a text is not the name or address of one host; empty: it may be. IPv6 addresses have no brackets here.
+// HostProblem says why a text cannot be the name or address of one host; empty: it may be.
+// IPv6 addresses are written without brackets here.
 func HostProblem(host string) string {
 	switch {
 	case strings.Contains(host, "://"):
@@ -106,13 +109,13 @@ func HostProblem(host string) string {
 	return ""
 }
 
-// cutZone removes the zone of an IPv6 address, such as %eth0 of fe80::1%eth0.
+// cutZone removes the zone of an IPv6 address: fe80::1%eth0 becomes fe80::1.
 func cutZone(host string) string {
 	address, _, _ := strings.Cut(host, "%")
 	return address
 }
 
-// idOf returns InstanceID of an engine, or its URL if the URL is wrong.
+// idOf is the InstanceID of an engine, or its URL if the URL is invalid.
 func idOf(e Engine) string {
 	id, err := InstanceID(e.URL)
 	if err != nil {

@@ -16,11 +16,12 @@ import (
 	"evenkeel/gateway/tracing"
 )
 
-// Tracing is where spans are sent (docs/traces.md). OpenTelemetry's environment variables apply to keys that are left out.
+// Tracing says where spans are sent (docs/traces.md). OpenTelemetry's
+// own environment variables apply to settings that are left out.
 type Tracing struct {
 	Endpoint    string            `yaml:"endpoint"` // empty: off
 	Insecure    bool              `yaml:"insecure"`
-	Sample      float64           `yaml:"sample"` // share of the requests to trace, except those for which a trusted caller decides
+	Sample      float64           `yaml:"sample"` // share of requests that are traced, if no trusted caller has decided it
 	Headers     Headers           `yaml:"headers"`
 	TLS         CollectorTLS      `yaml:"tls"`
 	Timeout     time.Duration     `yaml:"timeout"`
@@ -28,17 +29,17 @@ type Tracing struct {
 	Resource    map[string]string `yaml:"resource_attributes"`
 }
 
-// CollectorTLS is how the proxy checks the collector's certificate, and the certificate that it presents.
+// CollectorTLS has the authorities that verify the collector, and the proxy's own client certificate.
 type CollectorTLS struct {
 	CAFile   string `yaml:"ca_file"` // empty: the system's authorities
 	CertFile string `yaml:"cert_file"`
 	KeyFile  string `yaml:"key_file"`
 }
 
-// Headers may contain credentials, so a diff shows hashes of their values.
+// Headers may hold credentials, so their String shows hashes instead of values.
 type Headers map[string]string
 
-// String lists the headers, each with the beginning of its value's hash, so that a changed value shows.
+// String returns the names of the headers with short hashes of their values, so that a diff shows which values changed.
 func (h Headers) String() string {
 	var list []string
 	for _, k := range slices.Sorted(maps.Keys(h)) {
@@ -48,10 +49,10 @@ func (h Headers) String() string {
 	return strings.Join(list, ", ")
 }
 
-// Explains says whether the proxy records why it made each choice.
+// Explains says whether the reasons of choices are recorded, which only receipts need.
 func (c *Config) Explains() bool { return c.Admin.Receipts > 0 }
 
-// Client reads the files and returns the TLS configuration; nil: no key is set, so the defaults apply.
+// Client reads the files and returns the TLS settings; nil: no file is set.
 func (t *CollectorTLS) Client() (*tls.Config, error) {
 	if *t == (CollectorTLS{}) {
 		return nil, nil

@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// checkTLS reports a certificate without its key, and a key without its certificate. With either, a listener that was meant to speak TLS
-// would speak clear text.
+// checkTLS reports a certificate without its key, or a key without its certificate. With only one of them, a listener that was meant to
+// speak TLS could run in clear text.
 func (c *Config) checkTLS(bad report) {
 	needBoth := func(path, certFile, keyFile string) {
 		switch {
@@ -43,12 +43,12 @@ func (c *Config) checkWorkerHosts(bad report) {
 	}
 }
 
-// allowWorker returns an error if no engine may be added at this URL while the proxy runs. An operator who adds an engine makes the proxy
-// call its URL with the engines' API key.
+// allowWorker returns an error if no engine at this URL may be added while the proxy
+// runs. A check is needed, because the proxy calls added engines with the engines' API key.
 func (c *Config) allowWorker(raw string) error {
 	id, err := InstanceID(raw)
 	if err != nil {
-		return nil //nolint:nilerr // the check of the engine reports a wrong URL
+		return nil //nolint:nilerr // checkEngine reports a wrong URL
 	}
 	u, err := url.Parse(raw)
 	if err != nil {
@@ -56,7 +56,7 @@ func (c *Config) allowWorker(raw string) error {
 	}
 	for _, e := range slices.Concat(c.Engines.Prefill, c.Engines.Decode, c.Engines.Aggregated) {
 		if known, err := InstanceID(e.URL); err == nil && known == id {
-			return nil // the engine is in the file, and is changed or put back into service
+			return nil // an engine of the file may always be added again
 		}
 	}
 	host := strings.TrimRight(strings.ToLower(u.Hostname()), ".")
@@ -91,8 +91,8 @@ func (c *Config) allowWorker(raw string) error {
 	return nil
 }
 
-// noEngine says whether no engine can be at an address. Clouds keep the credentials of their machines at some addresses, mostly at
-// 169.254.169.254, which is link-local.
+// noEngine says whether an address cannot be that of an engine. Among these are metadata addresses, at which clouds serve the credentials
+// of their machines: most use 169.254.169.254, which is link-local.
 func noEngine(a netip.Addr) bool {
 	return a.IsLinkLocalUnicast() || a.IsMulticast() || a.IsUnspecified() || slices.Contains(metadataAddrs, a)
 }
@@ -110,8 +110,8 @@ var metadataNames = []string{
 	"metadata.tencentyun.com", "metadata.platformequinix.com",
 }
 
-// embedded returns the IPv4 addresses to which a router or a tunnel on the way
-// may translate an IPv6 address.
+// embedded returns the IPv4 addresses inside an IPv6 address: a router or a tunnel may
+// translate the address to one of them.
 func embedded(a netip.Addr) []netip.Addr {
 	if !a.Is6() {
 		return nil
@@ -121,7 +121,7 @@ func embedded(a netip.Addr) []netip.Addr {
 	in := func(prefix string) bool { return netip.MustParsePrefix(prefix).Contains(a) }
 	last := v4(b[12:])
 	switch {
-	case in("64:ff9b:1::/48"): // local NAT64: its prefix has 48, 56, 64 or 96 bits, and each puts the IPv4 address elsewhere
+	case in("64:ff9b:1::/48"): // local-use NAT64: depending on the length of its prefix, the IPv4 address is in one of four places
 		return []netip.Addr{last, v4([]byte{b[6], b[7], b[9], b[10]}), v4([]byte{b[7], b[9], b[10], b[11]}), v4(b[9:13])}
 	case in("64:ff9b::/96"), in("::/96"), in("::ffff:0:0/96"), in("::ffff:0:0:0/96"): // NAT64; compatible, mapped and translated forms
 		return []netip.Addr{last}
@@ -135,8 +135,8 @@ func embedded(a netip.Addr) []netip.Addr {
 	return nil
 }
 
-// isNumber says whether some resolvers read a host as an address although netip does not, such as 2852039166, 0xa9fea9fe or
-// 0251.0376.169.254.
+// isNumber says whether some resolvers would read a host as an IPv4 address although netip does not. Examples:
+// 2852039166, 0xa9fea9fe, 0251.0376.169.254.
 func isNumber(host string) bool {
 	if _, err := netip.ParseAddr(host); err == nil {
 		return false

@@ -36,7 +36,7 @@ func (c *Config) checkListeners(bad report) {
 	}
 }
 
-// checkOrigins checks that each origin is written exactly as browsers send it, because origins are compared as text.
+// checkOrigins checks that each origin has exactly the form in which browsers send it, because both are compared as text.
 func (c *Config) checkOrigins(bad report) {
 	for i, origin := range c.CORS.Origins {
 		path := fmt.Sprintf("$.cors.origins[%d]", i)
@@ -56,7 +56,7 @@ func (c *Config) checkOrigins(bad report) {
 	}
 }
 
-// checkProfiles checks each profile. If one key alone is wrong, the error names that key.
+// checkProfiles checks each profile. If a single key is wrong, the report points at this key, else at the profile.
 func (c *Config) checkProfiles(bad report) {
 	for name, p := range c.Profiles {
 		path := "$.profiles." + name
@@ -66,8 +66,9 @@ func (c *Config) checkProfiles(bad report) {
 	}
 }
 
-// checkAlone finds the key that makes a profile bad: it tries the connector alone, and then each other key together with the connector and
-// defaults. It returns false if the keys are bad only in combination.
+// checkAlone finds the wrong keys of an invalid profile. It validates the connector with defaults for all other keys, and then each
+// other key together with the connector. It returns false if no key is wrong by itself, so that only a combination of keys
+// is.
 func checkAlone(p mooncake.Profile, path string, bad report) (found bool) {
 	beside := mooncake.Profile{Name: p.Name, Connector: p.Connector}
 	if err := beside.WithDefaults().Validate(); err != nil {
@@ -86,10 +87,10 @@ func checkAlone(p mooncake.Profile, path string, bad report) (found bool) {
 	return found
 }
 
-// checkEngines checks each engine, and then all together: no engine is listed twice in a role, and all engines of a group have the same
-// barrier.
+// checkEngines checks each engine by itself and against the others: no engine may be listed twice in
+// a role, and all engines of a group must have the same barrier.
 func (c *Config) checkEngines(bad report) {
-	seen := map[string]string{}     // role and host:port → where
+	seen := map[string]string{}     // role and host:port → path of the entry
 	barriers := map[string]Engine{} // role and group → its first engine
 	check := func(role string, i int, e *Engine) {
 		path := fmt.Sprintf("$.engines.%s[%d]", role, i)
@@ -203,17 +204,18 @@ func (c *Config) checkEngine(path, role string, e *Engine, bad report) {
 	}
 }
 
+// maxRanks is far more than any deployment has, so a larger number of ranks is a mistake.
 const maxRanks = 4096
 
-// checkPool checks that a finished prefill waits in the pool no longer than its engine keeps the KV. After that time, the decode would read
-// blocks that belong to another request.
+// checkPool checks that hand-offs wait in the pool for less time than every prefill engine keeps their KV.
+// A later hand-off would read blocks that the engine has given to another request.
 func (c *Config) checkPool(bad report) {
 	if c.Pool.Size < 1 {
 		bad("$.pool.size", "%d places are too few; write at least 1, because each prefill needs a place", c.Pool.Size)
 	}
 	outlives := func(engine, profile string) bool {
 		p, ok := c.Profiles[profile]
-		if !ok || p.Early() { // with such a profile, requests wait before their prefill
+		if !ok || p.Early() { // with early binding, waiting requests have no KV yet that could expire
 			return false
 		}
 		budget, err := p.HoldBudget()
@@ -237,7 +239,7 @@ func (c *Config) checkPool(bad report) {
 	}
 }
 
-// checkTimes checks the times of health and limits. 0 is allowed for those where it has a meaning.
+// checkTimes checks the times of health and limits. 0 is allowed only where it has a meaning.
 func (c *Config) checkTimes(bad report) {
 	for path, d := range map[string]time.Duration{
 		"$.health.canary": c.Health.Canary, "$.health.slow_start": c.Health.SlowStart,
@@ -260,7 +262,7 @@ func (c *Config) checkTimes(bad report) {
 	}
 }
 
-// checkNumbers checks the limits that are numbers, and the hosts of media.
+// checkNumbers checks event_loops, the limits that are numbers, and limits.media_hosts.
 func (c *Config) checkNumbers(bad report) {
 	least := func(path string, n, least int) {
 		if n < least {
@@ -294,14 +296,14 @@ func (c *Config) checkNumbers(bad report) {
 	}
 }
 
-// finishEngine fills in what an engine leaves out.
+// finishEngine fills in the defaults of keys that an engine leaves out.
 func (c *Config) finishEngine(role string, e *Engine) {
 	e.Profile = cmp.Or(e.Profile, DefaultProfileOf(role))
 	if role == "prefill" {
 		return
 	}
 	p := c.Profiles[e.Profile]
-	if role == "aggregated" && e.Ranks > 0 && p.DPMode != mooncake.DPHybrid { // the address is a whole deployment, so its ranks form a group
+	if role == "aggregated" && e.Ranks > 0 && p.DPMode != mooncake.DPHybrid { // one address fronts a whole deployment, which is a group
 		e.Group = cmp.Or(e.Group, idOf(*e))
 	}
 	e.Group = cmp.Or(e.Group, "main")
@@ -314,7 +316,7 @@ func (c *Config) finishEngine(role string, e *Engine) {
 	}
 }
 
-// DefaultProfileOf returns the profile of an engine of a role that names none.
+// DefaultProfileOf is the profile of an engine that names none.
 func DefaultProfileOf(role string) string {
 	if role == "aggregated" {
 		return DefaultAggregated

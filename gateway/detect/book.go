@@ -7,16 +7,16 @@ import (
 )
 
 const (
-	moment     = 30 * time.Second // findings that begin within this time count as simultaneous
-	follow     = 2 * time.Minute  // an effect may begin this long after its cause
-	flap       = time.Minute      // a finding that is back within this time never ended
-	keep       = 15 * time.Minute // resolved incidents are kept this long
+	moment     = 30 * time.Second // findings that begin within this time have begun together
+	follow     = 2 * time.Minute  // an effect that clients notice may begin this long after its cause
+	flap       = time.Minute      // a finding that returns within this time continues its incident
+	keep       = 15 * time.Minute // how long a resolved incident stays in the list
 	mostKept   = 64               // incidents, open and resolved
-	mostFound  = 2000             // findings that one Observe takes
-	mostListed = 48               // names in Incident.Where, or in Incident.Ranks
+	mostFound  = 2000             // more findings of one round are ignored, to bound the work
+	mostListed = 48               // names in Incident.Where
 )
 
-// Incident has all findings that seem to have one cause.
+// Incident is everything that one cause has made wrong.
 type Incident struct {
 	ID       int      `json:"id"`      // unique while the process lives
 	Kind     Kind     `json:"kind"`    // also a label of evenkeel_incident
@@ -26,15 +26,15 @@ type Incident struct {
 	Panel    string   `json:"panel"`           // the panel that shows more
 	Headline string   `json:"headline"`        // the cause in a few words
 	What     string   `json:"what"`            // the cause, as a sentence
-	Harm     string   `json:"harm,omitempty"`  // what clients have had since it began, in numbers, a sentence; empty: they notice nothing, or it is not known yet
+	Harm     string   `json:"harm,omitempty"`  // sentence with numbers on what clients noticed; empty: nothing, or not known yet
 	Where    []string `json:"where"`           // names of engines, ranks, groups or models, the first ones; empty: the proxy
-	Named    string   `json:"named"`           // the same names with what they are, as sentences; empty: What has them
+	Named    string   `json:"named"`           // the names and what each one is, as sentences; empty: What has them
 	Ranks    []string `json:"ranks,omitempty"` // ranks that What names beside Where, the first ones
-	Count    int      `json:"count"`           // how many names there are, with those that Where leaves out
+	Count    int      `json:"count"`           // number of names, including those that Where leaves out
 	SinceMs  int64    `json:"since_ms"`
 	UntilMs  int64    `json:"until_ms"`          // 0: it lasts
-	LastMs   int64    `json:"last_ms"`           // if its findings come and go and are absent now, when one was last found; else 0
-	Times    int      `json:"times"`             // how often it occurred: equal warnings that are over are counted here and not listed
+	LastMs   int64    `json:"last_ms"`           // when it was found last, if it comes and goes and is not found now; else 0
+	Times    int      `json:"times"`             // occurrences: equal warnings that are over are counted here instead of listed
 	FirstMs  int64    `json:"first_ms"`          // since_ms of the first of them
 	Clients  string   `json:"clients"`           // what clients notice of it
 	Next     string   `json:"next"`              // what to do
@@ -43,40 +43,40 @@ type Incident struct {
 	Crowded  bool     `json:"crowded,omitempty"` // many requests wait, as the cause or as an effect of it
 }
 
-// Book is the incidents of the last minutes. The zero value is an empty one.
+// Book holds the incidents of the last minutes. Its zero value is empty and ready to use.
 type Book struct {
 	last          int // the last id that was used
 	now           time.Time
-	enginesAway   bool // some engine is down or out, so it gets no requests now
+	enginesAway   bool // some engine gets no requests now
 	list          []*incident
-	unplaced      []string  // sentences of the findings for which no incident had room, because all others harm more
-	unplacedSince time.Time // zero: all findings have an incident
-	unplacedBad   bool      // an unplaced finding has the severity Bad
+	unplaced      []string  // sentences of findings that are in no incident, because the list is full of more harmful ones
+	unplacedSince time.Time // since when there are such findings; zero: there are none
+	unplacedBad   bool      // one of these findings is bad
 }
 
-// incident is an incident with its findings. An Incident is its description for people.
+// incident is an incident with its findings. Incident is the form in which it is shown.
 type incident struct {
 	id           int
 	since, until time.Time // until is zero while it lasts
-	lastsSince   time.Time // when it began or, if it was over and came back, when it came back
-	closed       time.Time // when it was over, before it came back; zero: it never was
-	members      []member  // findings that last; if none does, the ones that lasted until the end
+	lastsSince   time.Time // when it last began or came back; since is when it began first
+	closed       time.Time // when it ended before it came back; zero: it never came back
+	members      []member  // its present findings; once it has ended, those that it had until then
 	subject      string    // where it was found first
 	lastBad      time.Time // when one of its findings was last bad
-	base         *baseline // the proxy's latencies and counts when it began
+	base         *baseline // counters and latencies of the proxy when it began
 	baseAt       time.Time
 	measured     string   // what clients have noticed since it began, in numbers; empty: nothing was measured
-	everFound    []member // all findings it ever had, as last found: causes first, then in the order in which they were found
+	everFound    []member // all findings it ever had, each in its last form: causes first, then in order of arrival
 }
 
-// State is the state of an incident.
+// State says how far an incident has come.
 type State string
 
-// The states there are.
+// States of an incident.
 const (
-	New     State = "new"     // it began less than a moment ago: findings that begin now may belong to it
-	Lasting State = "lasting" // it began more than a moment ago, and is found now
-	Paused  State = "paused"  // it is not found now, and goes on if it is found again soon
+	New     State = "new"     // it began at most 30 s ago: findings that begin now may belong to it
+	Lasting State = "lasting" // it is found now, and began more than 30 s ago
+	Paused  State = "paused"  // it is not found now; if it is found again soon, it goes on
 	Over    State = "over"
 )
 
@@ -99,12 +99,12 @@ func (o *incident) lasts() bool { return o.until.IsZero() }
 // member is a finding as a part of an incident.
 type member struct {
 	Finding
-	host, commonReason string // the machine where it is; its reason without the parts that differ between engines
-	effect             bool   // it is an effect of the incident's first member
+	host, commonReason string // its machine, and its reason without words that differ between engines, to compare findings
+	effect             bool   // the finding is an effect of the incident's cause
 	found              time.Time
 }
 
-// subject identifies a finding: its kind and its place. Findings with the same subject are one finding at different times.
+// subject identifies a finding: its kind and its place. Findings of one subject are the same finding at different times.
 type subject struct {
 	kind  Kind
 	where string
@@ -112,8 +112,8 @@ type subject struct {
 
 func (f *Finding) subject() subject { return subject{f.Kind, f.Where} }
 
-// Observe takes all findings of now. Each one joins an incident that lasts or came back, or begins a new incident. Incidents without
-// findings end.
+// Observe updates the incidents with all findings of this moment. Each finding goes to the incident that it continues or whose cause it
+// shares, or begins a new incident. An incident without a finding ends.
 func (b *Book) Observe(now time.Time, found []Finding) {
 	found = slices.Clone(found[:min(mostFound, len(found))])
 	slices.SortStableFunc(found, func(x, y Finding) int { // causes before their effects
@@ -121,8 +121,7 @@ func (b *Book) Observe(now time.Time, found []Finding) {
 	})
 	found = merged(found)
 	b.now = now
-	incidentOf, ofEngine := map[subject]*incident{}, map[string]*incident{} // ofEngine: those of engines that get no requests
-	away, foundNow := map[string]bool{}, map[subject]bool{}                 // away: engines that get no requests now
+	away, foundNow := map[string]bool{}, map[subject]bool{} // away: engines that get no requests now
 	for i := range found {
 		foundNow[found[i].subject()] = true
 		if kinds[found[i].Kind].gone {
@@ -130,22 +129,10 @@ func (b *Book) Observe(now time.Time, found []Finding) {
 		}
 	}
 	b.enginesAway = len(away) > 0
-	ends := map[*incident]bool{} // incidents of which no cause is found now or may come back: see goesOn
+	incidentOf, ofEngine := b.owners(now)
+	ends := map[*incident]bool{} // incidents whose cause is not found now and is not expected back: see goesOn
 	for _, o := range b.list {
 		ends[o] = !o.goesOn(now, foundNow)
-		members := o.members
-		if o.state(now) == Paused && !o.lasts() { // all findings that it had may come back
-			members = o.everFound
-		}
-		for i := range members {
-			s := members[i].subject()
-			if other := incidentOf[s]; other == nil || o.takesFrom(other) {
-				incidentOf[s] = o
-			}
-			if o.lasts() && kinds[s.kind].gone {
-				ofEngine[engineOf(s.where)] = o
-			}
-		}
 	}
 	parted := b.parted(now, found, incidentOf)
 	b.unplaced, b.unplacedBad = nil, false
@@ -160,7 +147,7 @@ func (b *Book) Observe(now time.Time, found []Finding) {
 		if o != nil && (o.state(now) == Over || parted[o]) {
 			o = nil
 		}
-		if o == nil || !o.lasts() && kinds[f.Kind].effect { // the incident is over, so this effect has another cause
+		if o == nil || !o.lasts() && kinds[f.Kind].effect { // the cause of the ended incident is gone, so this effect has another one
 			o = b.place(f, o, now, incidentOf, nextMembers, ends)
 		}
 		if o == nil {
@@ -174,28 +161,53 @@ func (b *Book) Observe(now time.Time, found []Finding) {
 		nextMembers[o] = append(nextMembers[o], *f)
 	}
 	for _, o := range b.list {
-		switch members := o.withResting(nextMembers[o], now, foundNow, away); {
-		case len(members) > 0:
-			o.members = members
-			o.remember()
-			if o.subject == "" {
-				o.subject = members[0].Where
-			}
-			if slices.ContainsFunc(members, func(m member) bool { return m.Severity == Bad }) {
-				o.lastBad = now
-			}
-		case o.lasts():
-			o.until = now
-			if at := o.lastFound(); len(o.members) > 0 && kinds[o.members[0].Kind].rests > 0 {
-				o.until = at
-			}
-		}
+		o.update(o.withResting(nextMembers[o], now, foundNow, away), now)
 	}
 	b.forget(now)
 }
 
-// parted returns incidents that ended a moment ago and must not go on, although one of their findings is back. With it came a new finding
-// of the same cause, which they never had. So it is another outage, and all was well in between.
+// owners returns the incident that each known finding belongs to, and by engine the lasting incident that keeps requests away from it.
+func (b *Book) owners(now time.Time) (incidentOf map[subject]*incident, ofEngine map[string]*incident) {
+	incidentOf, ofEngine = map[subject]*incident{}, map[string]*incident{}
+	for _, o := range b.list {
+		members := o.members
+		if o.state(now) == Paused && !o.lasts() { // all findings that it had may come back
+			members = o.everFound
+		}
+		for i := range members {
+			s := members[i].subject()
+			if other := incidentOf[s]; other == nil || o.takesFrom(other) {
+				incidentOf[s] = o
+			}
+			if o.lasts() && kinds[s.kind].gone {
+				ofEngine[engineOf(s.where)] = o
+			}
+		}
+	}
+	return incidentOf, ofEngine
+}
+
+// update gives the incident its members of now. Without members, a lasting incident ends.
+func (o *incident) update(members []member, now time.Time) {
+	if len(members) > 0 {
+		o.members = members
+		o.remember()
+		if o.subject == "" {
+			o.subject = members[0].Where
+		}
+		if slices.ContainsFunc(members, func(m member) bool { return m.Severity == Bad }) {
+			o.lastBad = now
+		}
+	} else if o.lasts() {
+		o.until = now
+		if len(o.members) > 0 && kinds[o.members[0].Kind].rests > 0 { // it came and went, so it ended when it was found last
+			o.until = o.lastFound()
+		}
+	}
+}
+
+// parted returns the incidents that ended a moment ago and are not continued, although one of their findings is back. Together with
+// that finding a new one was found that shares its cause and never belonged to the incident. So the two outages are different ones.
 func (b *Book) parted(now time.Time, found []Finding, incidentOf map[subject]*incident) map[*incident]bool {
 	cameBack, isParted := map[*incident]bool{}, map[*incident]bool{}
 	for i := range found {
@@ -218,8 +230,8 @@ func (b *Book) parted(now time.Time, found []Finding, incidentOf map[subject]*in
 	return isParted
 }
 
-// measureHarm stores how much each lasting incident has harmed clients, compared with the time before it began. Incidents that harm no
-// client are left out.
+// measureHarm stores how much each incident that lasts has harmed clients, compared with the time before it began. It leaves out
+// incidents that harm no client.
 func (b *Book) measureHarm(r *Ring) {
 	for _, o := range b.list {
 		if !o.lasts() || o.harm() < leastHarm {
@@ -232,7 +244,7 @@ func (b *Book) measureHarm(r *Ring) {
 	}
 }
 
-// memberOf makes a member of a finding, with the values by which members are compared.
+// memberOf makes a member of a finding, with its host and reason in the form in which findings are compared.
 func memberOf(f *Finding, now time.Time) member {
 	host := hostOf(f.Where)
 	return member{Finding: *f, host: host, commonReason: commonReasonOf(f.Reason, host), found: now}
@@ -245,8 +257,8 @@ func (o *incident) goesOn(now time.Time, seen map[subject]bool) bool {
 	})
 }
 
-// remember adds the members to everFound. An incident that is over is described by everFound, for example by all engines that were
-// restarted one after the other.
+// remember adds the members to everFound. The text of an ended incident is made from everFound, so that it names, for example, all
+// engines that were restarted one after the other.
 func (o *incident) remember() {
 	indexOf := make(map[subject]int, len(o.everFound))
 	for i := range o.everFound {
@@ -254,16 +266,14 @@ func (o *incident) remember() {
 	}
 	for _, m := range o.members {
 		i, known := indexOf[m.subject()]
-		if !known {
-			if len(o.everFound) < mostFound {
-				o.everFound = append(o.everFound, m)
+		if known {
+			if o.everFound[i].Severity == Bad { // once bad, a finding is remembered as bad
+				m.Severity = Bad
 			}
-			continue
+			o.everFound[i] = m
+		} else if len(o.everFound) < mostFound {
+			o.everFound = append(o.everFound, m)
 		}
-		if o.everFound[i].Severity == Bad { // the worst severity stays
-			m.Severity = Bad
-		}
-		o.everFound[i] = m
 	}
 	slices.SortStableFunc(o.everFound, func(x, y member) int { return cmp.Compare(kinds[x.Kind].order(), kinds[y.Kind].order()) })
 	markEffects(o.everFound)
@@ -276,8 +286,9 @@ func markEffects(members []member) {
 	}
 }
 
-// withResting adds to members, which are found now, the incident's other members of kinds that come and go. Such a member stays until it
-// has been absent for as long as its kind says (rests). It is not added if another incident has it now, or if its engine gets no requests.
+// withResting returns members, the findings of this moment, and adds earlier findings of kinds that come and go. Such a finding stays
+// in the incident until it has been missing for the time that its kind says (rests). A finding that is in another incident now, or whose
+// engine gets no requests, is not added.
 func (o *incident) withResting(members []member, now time.Time, elsewhere map[subject]bool, away map[string]bool) []member {
 	if !o.lasts() {
 		return members
@@ -288,12 +299,12 @@ func (o *incident) withResting(members []member, now time.Time, elsewhere map[su
 	}
 	for i := range o.members {
 		m := &o.members[i]
-		s, keptFor := m.subject(), kinds[m.Kind].rests
-		if now.Sub(m.found) < keptFor && !has[s] && !elsewhere[s] && !away[engineOf(m.Where)] && len(members) < mostFound {
+		s, mayRest := m.subject(), kinds[m.Kind].rests
+		if now.Sub(m.found) < mayRest && !has[s] && !elsewhere[s] && !away[engineOf(m.Where)] && len(members) < mostFound {
 			members, has[s], added = append(members, *m), true, true
 		}
 	}
-	if added { // keep the first member the same, because the incident is named by it
+	if added { // the incident is named by its first member, so a fixed order keeps the name the same
 		slices.SortStableFunc(members, func(x, y member) int {
 			return cmp.Or(cmp.Compare(kinds[x.Kind].order(), kinds[y.Kind].order()), cmp.Compare(x.Where, y.Where))
 		})
@@ -312,7 +323,7 @@ func (o *incident) lastFound() (last time.Time) {
 	return last
 }
 
-// merged keeps one finding of each subject, the first, and gives it the worst severity of all. It reuses found's array.
+// merged returns one finding per subject: the first one, with the worst severity of all of them. It overwrites found.
 func merged(found []Finding) []Finding {
 	index, once := map[subject]int{}, found[:0]
 	for _, f := range found {
@@ -328,8 +339,8 @@ func merged(found []Finding) []Finding {
 	return once
 }
 
-// takesFrom decides between two incidents that have had the same finding: this one gets it if it lasts and the other does not, or if it
-// ended later.
+// takesFrom says whether a finding that both incidents have had goes to this one and not to the other. It does if only this one lasts,
+// or if both have ended and this one ended later.
 func (o *incident) takesFrom(other *incident) bool {
 	if o.lasts() || other.lasts() {
 		return !other.lasts()
@@ -337,20 +348,20 @@ func (o *incident) takesFrom(other *incident) bool {
 	return o.until.After(other.until)
 }
 
-// place chooses the incident of a finding that no lasting incident has: one that the finding may join; else before, the incident that had
-// it until now (nil: none); else a new one. It returns nil if the book is full of incidents that harm as much. An incident that has ended,
-// or is about to end (ends), takes only its own effects and findings of the same engine; otherwise its description would move to another
-// engine. nextMembers are the members that incidents have got so far.
+// place finds the incident for a finding that belongs to no lasting incident yet: an incident that it may join, else the ended incident
+// that had it before (before, nil: none), else a new one. It returns nil if the book is full of incidents that harm as much. An ending
+// incident takes in only its effects and findings of its own engines, because another engine's finding would change its description.
+// nextMembers holds the members that incidents have got in this round, and ends the incidents whose cause is gone.
 func (b *Book) place(f *member, before *incident, now time.Time, incidentOf map[subject]*incident, nextMembers map[*incident][]member,
 	ends map[*incident]bool) *incident {
 	since := now.Add(-f.For)
 	var best *incident
 	most := 0
 	for _, o := range b.list {
-		hasNone := len(nextMembers[o]) == 0
-		isOver := hasNone && (!o.lasts() || len(o.members) == 0)
-		mayBeCause := !kinds[f.Kind].effect || kinds[f.Kind].load
-		if isOver || hasNone && ends[o] && mayBeCause && !o.hasEngine(f) {
+		unused := len(nextMembers[o]) == 0
+		over := unused && (!o.lasts() || len(o.members) == 0)
+		onlyEffect := kinds[f.Kind].effect && !kinds[f.Kind].load
+		if over || unused && ends[o] && !onlyEffect && !o.hasEngine(f) {
 			continue
 		}
 		members := nextMembers[o]
@@ -386,14 +397,14 @@ func (b *Book) place(f *member, before *incident, now time.Time, incidentOf map[
 	return best
 }
 
-// isOtherOutage says whether an incident was over, came back, and now gets a cause that it never had. Then the part that came back is
-// another outage.
+// isOtherOutage says whether the incident ended and came back, and f is a cause that it never had before. Then the part that came back is
+// a different outage.
 func (o *incident) isOtherOutage(f *member) bool {
 	return !o.closed.IsZero() && o.lasts() && !kinds[f.Kind].effect &&
 		!slices.ContainsFunc(o.everFound, func(m member) bool { return m.subject() == f.subject() })
 }
 
-// split makes a new incident of the part of o that came back, and ends o at the time when it was over.
+// split moves the part of an incident that came back into a new incident, and leaves the first one as it was when it ended.
 func (b *Book) split(o *incident, incidentOf map[subject]*incident, nextMembers map[*incident][]member) *incident {
 	b.last++
 	other := &incident{id: b.last, since: o.lastsSince, lastsSince: o.lastsSince, members: o.members}
@@ -407,20 +418,20 @@ func (b *Book) split(o *incident, incidentOf map[subject]*incident, nextMembers 
 	return other
 }
 
-// hadEffect says whether the incident lasts and had this finding before as an effect. Findings of kinds with load do not count, because
-// they may be a cause themselves.
+// hadEffect says whether the incident lasts and had this finding before as an effect. A finding of a kind with load does not count,
+// because it may itself be the cause.
 func (o *incident) hadEffect(f *member) bool {
 	return o.lasts() && kinds[f.Kind].effect && !kinds[f.Kind].load &&
 		slices.ContainsFunc(o.everFound, func(m member) bool { return m.subject() == f.subject() })
 }
 
-// hasEngine says whether a member of the incident is about the same engine as the finding.
+// hasEngine says whether a member of the incident is of the same engine as the finding.
 func (o *incident) hasEngine(f *member) bool {
 	return f.host != "" && slices.ContainsFunc(o.members, func(m member) bool { return engineOf(m.Where) == engineOf(f.Where) })
 }
 
-// claim moves effects that were noticed before their cause was found into the new incident o of that cause. Clients notice errors before an
-// engine counts as down. An incident that had only these effects is dropped.
+// claim moves effects that clients noticed before their cause was found into the cause's new incident o. Effects often come first, because
+// an engine counts as down only after a while. An incident that had nothing but these effects is dropped.
 func (b *Book) claim(o *incident, cause Kind, incidentOf map[subject]*incident, nextMembers map[*incident][]member) {
 	if k := kinds[cause]; k.effect && !k.load || k.alone || k.harm == nothing {
 		return
@@ -440,7 +451,7 @@ func (b *Book) claim(o *incident, cause Kind, incidentOf map[subject]*incident, 
 		if noticed.lastsSince.Before(o.since) {
 			o.since = noticed.lastsSince
 		}
-		noticed.until = noticed.closed // its earlier part, before it came back, stays as a resolved incident
+		noticed.until = noticed.closed // if it had ended and come back, its first part stays in the list
 		return noticed.closed.IsZero()
 	})
 }
@@ -450,15 +461,15 @@ func (b *Book) claim(o *incident, cause Kind, incidentOf map[subject]*incident, 
 func mayJoin(members []member, f *member, late time.Duration) bool {
 	lead, kind := kinds[members[0].Kind], kinds[f.Kind]
 	switch {
-	case kind.load && lead.harm < waiting: // so many waiting requests are worse than this cause explains
+	case kind.load && lead.harm < waiting: // a cause that only slows clients does not explain that many requests wait
 		return false
-	case lead.load && f.Kind == NotReady: // a proxy is not ready because engines are gone, and not because of load
+	case lead.load && f.Kind == NotReady: // missing engines make the proxy not ready, and load does not
 		return false
 	}
 	return joinWhen[lead.class()][kind.class()].allows(late, sharesCause(members, f))
 }
 
-// sharesCause says whether a finding seems to have the same cause as a member that is not an effect.
+// sharesCause says whether a finding has the same cause as one of the members. Members that are effects do not count.
 func sharesCause(members []member, f *member) bool {
 	for i := range members {
 		if m := &members[i]; !m.effect && shareCause(m, f) {
@@ -468,8 +479,8 @@ func sharesCause(members []member, f *member) bool {
 	return false
 }
 
-// shareCause says whether two findings of one moment seem to have one cause: they are on one host or about one engine, their kinds are of
-// one family, or their kind and reason are equal.
+// shareCause guesses whether two findings of one moment have the same cause. They do if they are on one host or engine, if their kinds are
+// of one family, or if they have the same kind and the same reason.
 func shareCause(a, b *member) bool {
 	if kinds[a.Kind].alone || kinds[b.Kind].alone {
 		return false
@@ -478,7 +489,7 @@ func shareCause(a, b *member) bool {
 		return true
 	}
 	if a.host != "" && engineOf(a.Where) == engineOf(b.Where) {
-		return true // a finding that comes and goes on one engine does not explain one on another engine of the host
+		return true // unlike one host, one engine is enough even if only one of the two comes and goes
 	}
 	if family := kinds[a.Kind].family; family != "" && family == kinds[b.Kind].family {
 		return true
@@ -486,7 +497,7 @@ func shareCause(a, b *member) bool {
 	return a.Kind == b.Kind && a.commonReason == b.commonReason
 }
 
-// full says whether there is no room for a new incident with this harm: mostKept incidents last, and all of them harm as much or more.
+// full says whether there is no room for a new incident of this harm, because mostKept lasting incidents harm as much or more.
 func (b *Book) full(harm int, nextMembers map[*incident][]member) bool {
 	if len(b.list) < mostKept {
 		return false
@@ -504,8 +515,8 @@ func (b *Book) full(harm int, nextMembers map[*incident][]member) bool {
 	return lasting >= mostKept
 }
 
-// forget drops incidents that were resolved long ago. If there are still too many, it drops resolved ones, the oldest first, and then
-// lasting ones that harm least, the newest first.
+// forget drops incidents that were resolved long ago. If there are still too many, it drops those that were resolved first, then lasting
+// incidents with the least harm. Of equally harmful ones it drops the newest.
 func (b *Book) forget(now time.Time) {
 	b.list = slices.DeleteFunc(b.list, func(o *incident) bool { return !o.lasts() && now.Sub(o.until) >= keep })
 	for len(b.list) > mostKept {
@@ -529,7 +540,7 @@ func (b *Book) forget(now time.Time) {
 	}
 }
 
-// dropsBefore says whether forget drops this incident before another one: resolved incidents first, then those that harm less.
+// dropsBefore says whether forget drops this incident before the other: ended ones go first, then those with less harm.
 func (o *incident) dropsBefore(other *incident) bool {
 	if over := !o.lasts(); over || !other.lasts() {
 		return over && (other.lasts() || o.until.Before(other.until))
@@ -537,10 +548,10 @@ func (o *incident) dropsBefore(other *incident) bool {
 	return cmp.Or(cmp.Compare(o.harm(), other.harm()), cmp.Compare(other.id, o.id)) < 0
 }
 
-// leastHarm is the least harm that clients notice.
+// leastHarm is the smallest value of Finding.harm for a finding that clients notice.
 const leastHarm = 2
 
-// harm returns how much clients notice of the incident: the harm of its worst member (see Finding.harm).
+// harm is the harm of the incident's worst member (see Finding.harm).
 func (o *incident) harm() int { return mostHarm(o.members) }
 
 func mostHarm(members []member) (most int) {
@@ -550,7 +561,7 @@ func mostHarm(members []member) (most int) {
 	return most
 }
 
-// harm returns how much clients notice of a finding. The kind counts most; the severity decides between equal kinds.
+// harm ranks findings by how much clients notice: by the harm of the kind first, then by severity.
 func (f *Finding) harm() int {
 	n := 2 * int(kinds[f.Kind].harm)
 	if f.Severity == Bad {

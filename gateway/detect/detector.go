@@ -13,11 +13,11 @@ type Kind string
 
 // Severities of a Finding.
 const (
-	Bad  = "bad"  // requests fail or wait because of it, or will
+	Bad  = "bad"  // requests fail or wait because of it, or soon will
 	Warn = "warn" // worth a look
 )
 
-// harm is how much clients notice of a kind of finding, in rising order.
+// harm is how much clients notice.
 type harm int
 
 const (
@@ -32,36 +32,35 @@ type Detector struct {
 	Kind    Kind
 	find    func(v *view, say say)
 	harm    harm
-	urgent  bool // it is bad, although clients notice nothing yet
-	effect  bool // it is caused by another finding, if there is one
-	load    bool // it is an effect of findings that harm as much, and otherwise the cause of other effects
-	crowded bool // many requests wait
-	gone    bool // the engine gets no requests; while it is away, findings with this mark follow each other and stay one incident
-	// Other engines may take over its work: it is bad only while requests fail or wait, or if more than half of the engines of the role are
-	// away.
+	urgent  bool // it is Bad, although clients notice nothing yet
+	effect  bool // it is a result of another finding, if one is present
+	load    bool // many requests wait: the effect of a cause that harms at least as much as waiting, else itself a cause
+	crowded bool // many requests wait, so engines that are missing may be the reason
+	gone    bool // the engine gets no requests; one such finding may replace another at the same engine
+	// other engines may do the work: the finding is bad only while requests fail or wait, or while more than half of the engines of
+	// the role are away
 	spare  bool
-	wide   bool          // it slows tokens down: it is bad if the slowdown is large and concerns many requests
-	vague  bool          // other kinds with the same harm say more about the cause, and come first
-	family string        // kinds of one family say the same about engines and about ranks, and share a cause
-	alone  bool          // it never shares a cause: an operator wanted it, or it describes a whole group
-	rests  time.Duration // it comes and goes, and ends only when it was absent this long
+	wide   bool          // it makes tokens slower: it is bad if tokens are much slower and many requests are affected
+	vague  bool          // other kinds of the same harm say more, so they come first
+	family string        // kinds of one family are the same problem, seen at engines or at ranks
+	alone  bool          // it shares its cause with no other finding: an operator caused it, or it is about a whole group or proxy
+	rests  time.Duration // for kinds that come and go: the incident ends once the finding was missing for so long
 
-	headline string // first words of the incident
-	many     string // sentence about several of them, without its subject (number and noun); empty: there is at most one
+	headline string // the first words of the verdict
+	many     string // for several of them: the words after their number and noun; empty: there is at most one
 	clients  string // what clients notice of it
-	prefill  string // what clients notice if all of these are prefill engines; empty: as clients says
-	first    string // if it is an effect, these words come before the cause
+	prefill  string // replaces clients if all of these are prefill engines; empty: clients is used
+	first    string // words before the cause in an incident where this finding is an effect
 	next     string // what to do
 	sender   string // what to do instead of next if most of the requests are from one API key; {key} is replaced by it
 	command  string // a command to copy; {where} and {engine} are replaced
 	runbook  string // entry of the runbook
 }
 
-// again is how long a finding that comes and goes may be absent. A busy engine answers late, then in time while it has less to do, then
-// late again.
+// again is how long a finding that comes and goes may be missing before it counts as over: a busy engine answers late, then in time for
+// a while, then late again.
 const again = 2 * time.Minute
 
-// severity is the severity that follows from the harm.
 func (d *Detector) severity() string {
 	if d.harm >= waiting || d.urgent {
 		return Bad
@@ -69,7 +68,7 @@ func (d *Detector) severity() string {
 	return Warn
 }
 
-// order sorts causes before effects, and among causes those that harm more first.
+// order is a sort key: causes come before effects, and more harmful causes before less harmful ones.
 func (d *Detector) order() int {
 	n := 10 * int(failing-d.harm)
 	if d.vague {
@@ -79,7 +78,7 @@ func (d *Detector) order() int {
 		n += 1000
 	}
 	if d.load {
-		n -= 500 // it may be the cause of other effects
+		n -= 500 // it is the cause of other effects
 	}
 	return n
 }
@@ -89,19 +88,19 @@ type Finding struct {
 	Kind     Kind
 	Severity string
 	Panel    string        // the panel of the page that shows more
-	Of       string        // noun for Where: "prefill engine", "group"
+	Of       string        // what Where names: "prefill engine", "group"
 	Where    string        // name of the engine, rank, group or model; empty: the proxy
 	What     string        // a whole sentence with the name in Where and all numbers, without a full stop
-	Rest     string        // ends the sentence, also one about several findings of a kind; findings that differ only in it may have one cause
+	Rest     string        // text after What; it is no part of Reason, so findings that differ only in Rest may have one cause
 	Ranks    []string      // ranks that What names, beside Where
-	slowed   int           // requests whose tokens are slower because of it
-	times    float64       // how many times as long these tokens take
+	slowed   int           // requests whose tokens it makes slower
+	times    float64       // factor by which these tokens take longer
 	Key      string        // key of the caller that causes most of it; empty: there is none
-	Reason   string        // why, as an engine or a file says; empty: nothing more is known
-	For      time.Duration // how long it has lasted, if known; 0: since it was found
+	Reason   string        // cause in the words of an engine or a file, to compare findings; empty: not known
+	For      time.Duration // how long the problem has lasted; 0: not known, so it counts from when it was found
 }
 
-// setSlowdown sets how many requests a finding slows down, and how many times as long their tokens take.
+// setSlowdown sets how many requests the finding makes slower, and by which factor their tokens take longer.
 func (f *Finding) setSlowdown(running int, times float64) *Finding {
 	f.slowed, f.times = running, times
 	return f
@@ -113,11 +112,11 @@ type view struct {
 	last    Ended  // requests that ended in the last minute
 	loads   []load // of each model
 	drained map[string]bool
-	running int  // requests, on all ranks
-	several bool // there are several groups, so their names include the model
+	running int  // requests that run on all ranks
+	several bool // there are several groups, so each is named with its model
 }
 
-// say adds a finding; format and args make its sentence.
+// say adds a finding and returns it. format and args make its sentence.
 type say func(where at, reason, format string, args ...any) *Finding
 
 // at is the place of a finding: what it is, its name, and the panel that shows more.
@@ -128,10 +127,10 @@ func proxyAt(panel string) at { return at{panel: panel} }
 
 func (a at) String() string { return a.of + " " + a.where }
 
-// begin returns the place in words, as the beginning of a sentence.
+// begin is String with a capital, to begin a sentence.
 func (a at) begin() string { return words.Capital(a.String()) }
 
-// firstLine is the first line of an error's text. Lines of a file may follow it.
+// firstLine is the first line of an error's text. After it, errors about a config show lines of the file.
 func firstLine(text string) string {
 	line, _, _ := strings.Cut(text, "\n")
 	return line

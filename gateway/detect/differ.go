@@ -8,9 +8,9 @@ import (
 	"evenkeel/internal/stats"
 )
 
-// gauge is a value that engines report for each rank. A rank differs if its value exceeds the median of the group by at least `least`, by
-// half of the median, and by differApart times the usual distance from it. Low values do not count, because a rank with less work makes no
-// step longer.
+// gauge is a value that engines report of each rank. A rank differs if its value is above the group's median by more than all three of:
+// least, half of the median, and several times the usual distance of a rank from the median. A value below the median does not count,
+// because a rank with less work makes no step longer.
 type gauge struct {
 	name  string
 	least float64
@@ -39,14 +39,14 @@ var gauges = []gauge{
 }
 
 const (
-	differShare = 0.5 // share of the median by which a value exceeds it
-	differApart = 6   // median deviations by which a value exceeds the median
+	differShare = 0.5 // of the median: a rank must be farther above the median than this
+	differApart = 6   // median absolute deviations: the same
 )
 
 func whole(v float64) string { return stats.Grouped(int(v)) }
 
-// differing lists values of ranks that are far above those of the other ranks, the farthest first. It leaves out gauges that fewer than
-// differRanks ranks report.
+// differing lists gauges of ranks that are far above those of the other ranks, the farthest first. A gauge that fewer than differRanks
+// ranks report is left out.
 func differing(g *Group) []Differs {
 	type far struct {
 		Differs
@@ -86,8 +86,8 @@ func differing(g *Group) []Differs {
 	return list
 }
 
-// gaugeOf returns the value of a gauge for a rank, given by its index in Ranks; below 0: the value is not known, or the rank does not step
-// with its group.
+// gaugeOf is the value of a gauge for a rank, by its index in Ranks; below 0: the value is not known, or the rank does not step with its
+// group.
 func (g *Group) gaugeOf(rank int, gauge gauge) float64 {
 	if rank >= len(g.Said) || g.Said[rank] == nil || !g.Ranks[rank].Steps {
 		return -1

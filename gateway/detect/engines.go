@@ -92,10 +92,10 @@ var engineDetectors = []Detector{
 	},
 }
 
-// trouble returns the most telling kind of trouble of an engine; empty: it has none, or an operator has paused it.
+// trouble is the kind of finding that describes the engine best; empty: nothing is wrong, or an operator has paused it.
 func (e *Engine) trouble() Kind {
 	switch {
-	case e.Paused && e.State == "halted": // an operator wants it
+	case e.Paused && e.State == "halted": // an operator asked for this state, so it is no trouble
 		return ""
 	case e.Moved != nil && e.Moved.AgoS < movedS && (e.State == "down" || e.State == "out" || e.State == "wedged" || e.Hangs):
 		return EngineMoved
@@ -115,12 +115,12 @@ func (e *Engine) trouble() Kind {
 	return ""
 }
 
-// paused says whether an operator has paused engines. Requests for them then wait, which is no fault.
+// paused says whether an operator has paused any engine. Then waiting requests are no fault.
 func (v *view) paused() bool {
 	return slices.ContainsFunc(v.Engines, func(e Engine) bool { return e.Paused })
 }
 
-// movedS is how long a changed address of a name may be the reason why nothing answers there, in seconds.
+// movedS is how long, in s, a changed address may be the reason why an engine does not answer.
 const movedS = 3600
 
 func findEngineMoved(v *view, say say) {
@@ -136,7 +136,7 @@ func findEngineMoved(v *view, say say) {
 	})
 }
 
-// ago writes a time in seconds as people say it.
+// ago writes a time as people say it.
 func ago(s float64) string {
 	if s < 120 {
 		return fmt.Sprintf("%.0f s", s)
@@ -144,7 +144,7 @@ func ago(s float64) string {
 	return fmt.Sprintf("%.0f minutes", s/60)
 }
 
-// drainedEngines returns the decode and aggregated engines that drain and answer. Their ranks get no findings of their own.
+// drainedEngines returns the draining engines with ranks. Their ranks get no findings of their own.
 func drainedEngines(f *Facts) map[string]bool {
 	all := map[string]bool{}
 	for i := range f.Engines {
@@ -155,7 +155,7 @@ func drainedEngines(f *Facts) map[string]bool {
 	return all
 }
 
-// eachEngine calls report for the engines whose trouble is of a kind. why is the known reason, without the engine's address.
+// eachEngine calls report for each engine whose trouble is of this kind. why is the known cause, without the engine's address.
 func (v *view) eachEngine(kind Kind, report func(e *Engine, where at, why string)) {
 	for i := range v.Engines {
 		if e := &v.Engines[i]; e.trouble() == kind {
@@ -170,7 +170,7 @@ func findEngineHangs(v *view, say say) {
 	v.eachEngine(EngineHangs, func(e *Engine, where at, why string) {
 		cause, _, _ := strings.Cut(why, ":")
 		f := say(where, "", "%s hangs: its port takes connections, but %s", where.begin(), cause)
-		if e.State != "up" { // SinceS is the time in the engine's state, and an engine that hangs may still count as up
+		if e.State != "up" { // SinceS is the time in the state, so for an engine that is up it says nothing about the hang
 			f.For = seconds(e.SinceS)
 		}
 	})

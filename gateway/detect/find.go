@@ -10,7 +10,7 @@ import (
 var detectors = slices.Concat(proxyDetectors, loadDetectors, requestDetectors, engineDetectors, prefillDetectors, groupDetectors,
 	rankDetectors, ownerDetectors)
 
-// kinds has the detector of each kind.
+// kinds maps each kind to the detector that finds it.
 var kinds = func() map[Kind]*Detector {
 	all := make(map[Kind]*Detector, len(detectors))
 	for i := range detectors {
@@ -19,7 +19,8 @@ var kinds = func() map[Kind]*Detector {
 	return all
 }()
 
-// Find returns all findings, the bad ones before the warnings. last counts the requests that ended in the last minute.
+// Find runs all detectors and returns their findings, bad ones before warnings. last counts the requests that ended in the
+// last minute.
 func Find(f *Facts, last Ended) (all []Finding) {
 	v := &view{Facts: f, last: last}
 	v.several = len(f.Models) > 1 || len(f.Models) == 1 && len(f.Models[0].Groups) > 1
@@ -40,31 +41,31 @@ func Find(f *Facts, last Ended) (all []Finding) {
 			return &all[len(all)-1]
 		})
 	}
-	// A finding that makes many answers much slower is as bad as waiting requests.
+	// A finding that makes many answers much slower harms as much as one that lets requests wait.
 	for i := range all {
 		f := &all[i]
 		if kinds[f.Kind].wide && f.times >= wideTimes && float64(f.slowed) >= wideShare*float64(max(1, v.running)) {
 			f.Severity = Bad
 		}
 	}
-	// lowerSpare looks for bad findings, so it comes after the loop.
+	// lowerSpare depends on which findings are bad, so the severities above must be final.
 	v.lowerSpare(all)
 	slices.SortStableFunc(all, func(a, b Finding) int { return cmp.Compare(a.Severity, b.Severity) }) // bad before warn
 	return all
 }
 
-// From these limits on, slower answers are as bad as waiting requests.
+// Much slower answers harm as much as waiting requests, if many clients get them.
 const (
-	wideTimes = 2.0 // times as long per token as before, or as on other ranks
+	wideTimes = 2.0 // times as long as before, or as elsewhere
 	wideShare = 0.1 // share of the running requests
 )
 
-// lowerSpare turns findings about missing engines into warnings while the other engines do their work: no request fails or waits, and at
-// most half of the engines with the same role and model (a side) are away. An engine that hangs but does not count as down yet still has
-// requests, so its finding stays bad.
+// lowerSpare lowers the findings about engines that get no requests to warnings while other engines do their work. It does so if no request
+// fails or waits, and if at most half of the engines on their side (same role and model) are away. An engine that hangs but does
+// not count as down yet still has requests, so its finding stays bad.
 func (v *view) lowerSpare(all []Finding) {
 	type side struct{ of, model string }
-	sideOf := map[[2]string]side{} // by what the engine is, and its name
+	sideOf := map[[2]string]side{} // keys: Finding.Of and the engine's name
 	engines, away := map[side]int{}, map[side]map[string]bool{}
 	for i := range v.Engines {
 		e := &v.Engines[i]
@@ -88,7 +89,7 @@ func (v *view) lowerSpare(all []Finding) {
 			}
 			away[t][engineOf(f.Where)] = true
 		case d.effect && f.Severity == Bad:
-			return // requests fail or wait, so all severities stay
+			return // requests fail or wait
 		}
 	}
 	for i := range all {

@@ -66,9 +66,9 @@ var groupDetectors = []Detector{
 
 // Limits from which a number of a group becomes a finding.
 const (
-	lateShare = 0.5  // share of the pool's TTL that the oldest entry has reached
-	lostShare = 0.15 // share of a step that is lost to imbalance
-	heldSlack = 5.0  // seconds beyond the limit of a round, for a process that gets no CPU time
+	lateShare = 0.5  // of the time that a pool entry may wait: the oldest entry has waited longer
+	lostShare = 0.15 // share of a step's time that imbalance costs
+	heldSlack = 5.0  // s of tolerance: a round may be late because the process gets no CPU time
 )
 
 func findPoolLate(v *view, say say) {
@@ -90,8 +90,8 @@ func findPoolLate(v *view, say say) {
 	}
 }
 
-// eachGroup calls report for each group with its place. panel is the panel that shows more. The default group of every model has the same
-// name, so the place also names the model if there are several groups.
+// eachGroup calls report for each group, with a place on the given panel. The default group of every model has the same name,
+// so with several groups each name includes the model.
 func (v *view) eachGroup(panel string, report func(m *Model, g *Group, where at)) {
 	for i := range v.Models {
 		m := &v.Models[i]
@@ -128,16 +128,15 @@ func findPolicySlow(v *view, say say) {
 
 func findImbalance(v *view, say say) {
 	v.eachGroup("balance", func(_ *Model, g *Group, where at) {
-		// an operator empties a rank, so imbalance is expected
-		drains := slices.ContainsFunc(g.Ranks, func(r Rank) bool { return r.State == RankDraining })
+		drains := slices.ContainsFunc(g.Ranks, func(r Rank) bool { return r.State == RankDraining }) // an operator empties it
 		if g.LostShare > lostShare && !drains {
 			say(where, "", "Imbalance costs %s %.0f %% of every step", where, 100*g.LostShare)
 		}
 	})
 }
 
-// findStepsSlow finds groups whose steps take much longer than in the last hour at such loads. One slow rank is enough to slow all of them
-// down, so the finding names the ranks whose gauges differ most.
+// findStepsSlow finds groups whose steps take much longer than steps at the same load took in the last hour. The finding names the ranks
+// whose gauges differ most from those of the other ranks, because one slow rank makes the steps of all ranks slow.
 func findStepsSlow(v *view, say say) {
 	v.eachGroup("balance", func(_ *Model, g *Group, where at) {
 		if g.SlowS > 0 {
@@ -161,7 +160,8 @@ func findTokensFew(v *view, say say) {
 	})
 }
 
-// allOn names the host on which all ranks of the group are, as words that follow the name of the group; empty: they are on several hosts.
+// allOn returns words that follow the group's name and say on which host all its ranks are; empty: they are on
+// several hosts.
 func (g *Group) allOn() string {
 	common := ""
 	for i := range g.Ranks {
@@ -182,7 +182,8 @@ const (
 	differNamed = 2 // ranks that the sentence names
 )
 
-// whatDiffers says which ranks differ by their own gauges, as the end of a sentence about slow steps; empty: too few ranks report any.
+// whatDiffers returns text that follows a sentence about slow steps and names the ranks whose gauges differ from the others'; empty: too
+// few ranks report gauges.
 func whatDiffers(g *Group) string {
 	reporting := 0
 	for i := range g.Ranks {

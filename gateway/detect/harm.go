@@ -8,23 +8,23 @@ import (
 	"evenkeel/internal/stats"
 )
 
-// A latency counts as longer if it exceeds the one before by the factor longerTimes, and by the given ms.
+// A latency counts as longer if it has grown by the factor longerTimes and also by this many ms.
 const (
 	longerTimes  = 1.3
 	longerTTFTMs = 50
 	longerTPOTMs = 5
-	fewerTokens  = 0.7
-	beforeIt     = 10 * time.Second // at this time before an incident began, latencies were still usual
+	fewerTokens  = 0.7              // of the earlier tokens per second: a lower rate is reported
+	beforeIt     = 10 * time.Second // latencies are compared with those this long before the incident began
 )
 
-// baseline has the counts when an incident began, and the latencies shortly before.
+// baseline has the counts of requests when an incident began, and latencies and throughput shortly before it.
 type baseline struct {
 	ended, failed uint64
 	ttft, tpot    Latency
 	tokensPerS    float64
 }
 
-// baseline returns the baseline for an incident that began at since; nil: there is no sample.
+// baseline returns the values to compare an incident that began at since with; nil: there is no sample.
 func (r *Ring) baseline(since time.Time) *baseline {
 	began, before := r.atLast(since), r.atLast(since.Add(-beforeIt))
 	if began == nil {
@@ -33,8 +33,8 @@ func (r *Ring) baseline(since time.Time) *baseline {
 	return &baseline{ended: began.Ended, failed: began.Failed, ttft: before.TTFT, tpot: before.TPOT, tokensPerS: before.TokensPerS}
 }
 
-// harm says in numbers what clients have noticed since the baseline, as a sentence without a full stop; empty: there is no sample or no
-// baseline.
+// harm compares the newest sample with the baseline and describes the harm to clients, as a sentence without a full stop; empty: there is
+// no sample or no baseline.
 func (r *Ring) harm(base *baseline) string {
 	now := r.Last()
 	if now == nil || base == nil {
@@ -66,7 +66,7 @@ func (r *Ring) harm(base *baseline) string {
 	return "Since then " + strings.Join(says[:last], "; ") + "; and " + says[last]
 }
 
-// longer says whether the median of a latency is now much longer than it was: longerTimes as long, and more than ms longer.
+// longer says whether the median of a latency has grown by the factor longerTimes and by more than ms.
 func longer(was, is Latency, ms float64) bool {
 	return was.Samples > 0 && is.Samples > 0 && is.P50Ms > longerTimes*was.P50Ms && is.P50Ms-was.P50Ms > ms
 }
@@ -79,7 +79,7 @@ func spoken(ms float64) string {
 	return fmt.Sprintf("%.1f s", ms/1000)
 }
 
-// atLast returns the last sample that is not later than at, or else the oldest one; nil: there is none.
+// atLast returns the last sample that is not after the time at, else the oldest sample; nil: there is none.
 func (r *Ring) atLast(at time.Time) (found *Sample) {
 	oldest := r.since(keptFor)
 	for _, t := range []*tier{&r.fine, &r.bins, &r.minutes} {

@@ -2,20 +2,19 @@ package detect
 
 import "time"
 
-// class decides which findings may join an incident.
+// class says how findings of a kind join those of other kinds.
 type class int
 
 const (
 	isAlone  class = iota // no other finding shares its cause
-	isMute                // clients notice nothing
-	isCause               // a fault that lasts
-	comes                 // a fault that comes and goes
-	isEffect              // clients notice it, and another finding may have caused it
-	isLoad                // many requests wait: an effect of findings that harm as much, and otherwise a cause of effects
+	isMute                // clients do not notice it
+	isCause               // something is wrong
+	comes                 // something is wrong that comes and goes
+	isEffect              // clients notice it; it is a result of another finding, if one is present
+	isLoad                // many requests wait: an effect of a harmful cause, else itself the cause of other effects
 	classes               // number of classes
 )
 
-// class returns the class of the detector's kind.
 func (d *Detector) class() class {
 	switch {
 	case d.alone:
@@ -32,19 +31,20 @@ func (d *Detector) class() class {
 	return isCause
 }
 
-// window says when a finding may join an incident. It compares the begins of both.
+// window says when a finding may join an incident, by the time from the begin of the incident to that of the finding.
 type window int
 
 const (
 	never   window = iota
-	atOnce         // within a moment of the incident's begin, if they share a cause
-	ever           // at any time, if they share a cause
-	follows        // from a moment before the incident's begin until soon after it
+	atOnce         // within a moment (30 s) of the incident's begin, if both share a cause
+	ever           // at any time, if both share a cause
+	follows        // from a moment before the incident's begin until two minutes after it
 	near           // within a moment before or after the incident's begin
 	behind         // at any time from a moment before the incident's begin
 )
 
-// joinWhen says which finding may join which incident. Rows are the class of the incident's first member, columns that of the finding.
+// joinWhen says which finding may join which incident: a row for the class of the incident's first member, a column
+// for that of the finding.
 var joinWhen = [classes][classes]window{
 	/*          alone  mute   cause  comes  effect   load */
 	isAlone:  {never, never, never, never, never, never},
@@ -55,8 +55,8 @@ var joinWhen = [classes][classes]window{
 	isLoad:   {never, atOnce, atOnce, ever, behind, behind},
 }
 
-// allows says whether a finding may join an incident. late is the time from the incident's begin to the finding's, below 0 if the finding
-// began first. shares says whether they share a cause.
+// allows says whether a finding may join an incident. late is the time from the begin of the incident to that of the finding: below 0 if
+// the finding began first. shares: both have the same cause.
 func (w window) allows(late time.Duration, shares bool) bool {
 	switch w {
 	case atOnce:

@@ -35,12 +35,13 @@ var loadDetectors = []Detector{
 
 // Limits from which a load becomes a finding.
 const (
-	takenShare = 0.95 // share of slots in use that counts as all: a slot that becomes free is used in the next round
-	roomShare  = 0.85 // share of KV tokens in use that counts as full: running answers need the rest to grow
+	takenShare = 0.95 // of the slots in use count as all: the rest was just given back and is taken in the next round
+	roomShare  = 0.85 // of the KV capacity in use counts as full: running answers need the rest to grow
 )
 
-// load is the load of a model. It becomes a finding if the model has no free slot or no KV memory, and so many requests wait that each
-// waits for about one answer to end. A short burst is no finding, unless requests are refused.
+// load is the load of a model. It is a finding if the model has no free slot or no KV memory, and if about as many requests
+// wait as run, so that each waits for one answer to end. A short burst is no finding, unless requests are
+// refused.
 type load struct {
 	crowded, hasSlots  bool
 	kind               Kind // kind of the finding; empty: none
@@ -50,7 +51,7 @@ type load struct {
 	where              string // where the requests wait
 }
 
-// load returns the load of a model's ranks that are up, and judges it.
+// load sums the slots and KV tokens of the model's ranks that take requests, counts its waiting requests, and judges both.
 func (f *Facts) load(m *Model) (l load) {
 	for i := range m.Groups {
 		for j := range m.Groups[i].Ranks {
@@ -60,8 +61,9 @@ func (f *Facts) load(m *Model) (l load) {
 		}
 	}
 	l.waiting, l.where = m.Pool.Entries, "in the pool"
-	// otherwise the requests in the arrival queue wait for prefill, not for decode
-	if len(f.Models) == 1 && f.Prefill.Waiting > 0 && (l.waiting > 0 || f.Proxy.PlacesUsed >= f.Proxy.Places) {
+	// While the pool is empty and has free places, the arrival queue waits for prefill engines, and not for the ranks.
+	waitForRanks := l.waiting > 0 || f.Proxy.PlacesUsed >= f.Proxy.Places
+	if len(f.Models) == 1 && f.Prefill.Waiting > 0 && waitForRanks {
 		l.where = "in the arrival queue"
 		if l.waiting > 0 {
 			l.where = "in the pool and in the arrival queue"
@@ -70,18 +72,17 @@ func (f *Facts) load(m *Model) (l load) {
 	}
 	full := l.capacity > 0 && float64(l.kvTokens) >= roomShare*float64(l.capacity)
 	l.hasSlots = float64(l.used) < takenShare*float64(l.slots)
-	hasRoom := l.hasSlots && !full
-	if l.slots == 0 || l.waiting == 0 || hasRoom {
+	if l.slots == 0 || l.waiting == 0 || l.hasSlots && !full {
 		return l
 	}
-	// when an answer ends, its KV memory is enough for several small requests
+	// If only KV memory is short, half as many waiting requests count: one long answer that ends may make room for two.
 	l.crowded = l.waiting >= min(l.used, l.slots) || l.hasSlots && 2*l.waiting >= l.used
 	refused := f.fails() && f.refused() != nil
 	switch {
 	case !refused && (!l.crowded || m.CrowdedS == 0):
 	case l.hasSlots:
 		l.kind = KVFull
-	default: // slots are the bottleneck
+	default: // slots are short, so more KV memory would not help
 		l.kind = Overload
 	}
 	return l
@@ -90,13 +91,13 @@ func (f *Facts) load(m *Model) (l load) {
 // fails says whether more than a few requests fail.
 func (f *Facts) fails() bool { return f.Traffic.FailuresPerS > failShare*f.Traffic.RequestsPerS }
 
-// ownLimits says whether nearly all failures come from limits of the callers' own keys.
+// ownLimits says whether nearly all failures are due to limits of the callers' own keys.
 func (f *Facts) ownLimits() bool {
 	return f.Traffic.FailuresPerS-f.Traffic.OwnPerS <= failShare*f.Traffic.RequestsPerS
 }
 
-// eachLoaded calls report for each model whose load is a finding of a kind. key is the API key with most of the waiting requests, and
-// floods says so as the end of a sentence; both are empty if there is no such key.
+// eachLoaded calls report for each model whose load is a finding of this kind. key is the API key with more than half of the waiting
+// requests, and floods the words that say so at the end of a sentence.
 func (v *view) eachLoaded(kind Kind, report func(m *Model, l *load, key, floods string)) {
 	key, floods := v.floods()
 	for i := range v.loads {
@@ -130,7 +131,7 @@ func findKVFull(v *view, say say) {
 	})
 }
 
-// words returns what people call a slot and a rank of the model.
+// words are the words for a slot and a rank of a model.
 func (m *Model) words() (slot, rank string) {
 	if m.Aggregated {
 		return "slot", "rank"
@@ -138,7 +139,7 @@ func (m *Model) words() (slot, rank string) {
 	return "decode slot", "decode rank"
 }
 
-// slowed says, as the end of a sentence about an overload, that answers hold their slots for longer than before; empty: they do not.
+// slowed returns text that follows a sentence about an overload: slots are taken for longer than before. Empty: they are not.
 func slowed(m *Model) string {
 	for i := range m.Groups {
 		g := &m.Groups[i]
@@ -154,8 +155,8 @@ func slowed(m *Model) string {
 	return ""
 }
 
-// floods returns the key with more than half of the waiting requests, and says so as the end of a sentence. Both are empty if there is no
-// such key.
+// floods returns the API key with more than half of the waiting requests, and words that say so at the end of a sentence. Both are empty
+// if no key has so many.
 func (f *Facts) floods() (key, says string) {
 	all := 0
 	for _, w := range f.Waiting {
@@ -171,8 +172,8 @@ func (f *Facts) floods() (key, says string) {
 	return key, fmt.Sprintf(": %s of the %s that wait are of API key %s", stats.Grouped(f.Waiting[0].Requests), stats.Grouped(all), key)
 }
 
-// refused returns the count of requests that were refused because a queue is full; nil: there was none lately, or only because of a key's
-// own limit.
+// refused returns the count of requests that were refused because a queue is full; nil: none in the last 10 s, or the reason is a limit
+// of one key.
 func (f *Facts) refused() *Failed {
 	for i := range f.Failures {
 		if f := &f.Failures[i]; f.Outcome == "queue_full" && f.Last10S > 0 && !f.Own {

@@ -2,27 +2,27 @@ package detect
 
 import "strings"
 
-// WithoutAddress removes from a reason the address of the engine that it is about.
+// WithoutAddress removes the address of the engine named by where from a reason, because the sentence around it names the engine.
 func WithoutAddress(why, where string) string {
 	engine := engineOf(where)
 	why = strings.NewReplacer("engine "+engine+": ", "", "dial tcp "+engine+": ", "").Replace(why)
 	return strings.Replace(why, "connect: connect: ", "", 1)
 }
 
-// plain says whether a name has no characters with a meaning in a shell.
+// plain says whether a name is safe in a shell command: no character of it means something to a shell.
 func plain(name string) bool {
 	return name != "" && !strings.ContainsFunc(name, func(r rune) bool {
 		return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && !strings.ContainsRune(".:_[]/-", r)
 	})
 }
 
-// engineOf returns the host:port in the name of an engine or a rank.
+// engineOf is the host:port of an engine or of a rank.
 func engineOf(where string) string {
 	engine, _, _ := strings.Cut(where, "/")
 	return engine
 }
 
-// hostOf returns the host in the name of an engine or a rank; empty: the name has none.
+// hostOf is the host of an engine or a rank, from its host:port; empty: the name has no port.
 func hostOf(where string) string {
 	engine := engineOf(where)
 	i := strings.LastIndexByte(engine, ':')
@@ -32,8 +32,8 @@ func hostOf(where string) string {
 	return engine[:i]
 }
 
-// commonReasonOf makes the reasons of several engines comparable: lower case, without words that differ from engine to engine. These are
-// words with a digit, such as addresses, and the name of the engine's own host. host is empty if it is not known.
+// commonReasonOf returns a reason in lower case, so that the findings of several engines can be compared. It leaves out words that differ
+// between engines: words with a digit, such as addresses, and names of the engine's own host. host is empty if it is not known.
 func commonReasonOf(why, host string) string {
 	host = strings.ToLower(host)
 	words := strings.Fields(strings.ToLower(why))

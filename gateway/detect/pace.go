@@ -9,36 +9,37 @@ import (
 
 const (
 	paceWindow = 20 * time.Second // time over which a rank's pace is measured
-	paceTokens = 50               // tokens in this window, at least, for the pace to be known
-	fewAnswers = 20               // with fewer answers, the share of empty ones proves nothing
+	paceTokens = 50               // fewer tokens in this time say too little
+	fewAnswers = 20               // a share of fewer answers proves nothing
 
-	span       = 2 * time.Second // ranks are compared in spans of this length
-	spans      = 30
-	spanTokens = 6 // tokens that a rank must give in a span for its pace to be known
+	span       = 2 * time.Second // the length of the spans in which ranks are compared
+	spans      = 30              // spans that are compared: one minute
+	spanTokens = 6               // a rank with fewer tokens in a span has no known pace in it
 
-	// A rank is slow in a span if its time per token is slowRank times that of the median rank of its group, and slowRankMs longer. It is
-	// reported if it was slow in slowSpans spans. Aggregated ranks need more such spans, because each prompt makes a rank slow for a while.
+	// A rank is slow in a span if its tokens take slowRank times as long as those of the group's median rank, and also
+	// slowRankMs longer. It is reported if it was slow in slowSpans of the spans. Ranks that also prefill need
+	// slowSpansBoth, because each prompt makes a rank slow for a while.
 	slowRank      = 3
 	slowRankMs    = 20
-	slowMinRanks  = 3 // if fewer ranks of a group have a known pace, none is judged
+	slowMinRanks  = 3 // a group in which fewer ranks have a known pace is not judged
 	slowSpans     = 8
 	slowSpansBoth = 16
 )
 
-// pace is how fast a rank generated tokens lately.
+// pace is how fast a rank gave tokens lately.
 type pace struct {
 	ms     float64 // mean time between two tokens of an answer; 0: too few tokens came
 	lately Lately
-	spans  [spans]float64 // ms per token in each of the last spans, newest first; 0: too few tokens came
+	spans  [spans]float64 // ms for a token in each of the last spans, the newest first; 0: too few tokens came
 }
 
-// stretch sums the tokens and the time of a rank's streams over some period.
+// stretch sums up the streams of a rank over some time.
 type stretch struct {
 	ms     float64 // time, summed over the streams that ran
 	tokens int64
 }
 
-// pace returns the mean time per token of a stream, in ms; 0: fewer than least tokens came.
+// pace is the mean time per token of one stream, in ms; 0: fewer than least tokens came.
 func (s stretch) pace(least int64) float64 {
 	if s.tokens < least {
 		return 0
@@ -46,7 +47,7 @@ func (s stretch) pace(least int64) float64 {
 	return s.ms / float64(s.tokens)
 }
 
-// paces returns the pace of each rank of the last sample. It goes back through the samples, one per second, from the newest one.
+// paces returns the pace of each rank in the newest sample. It goes back second by second, for up to a minute.
 func (r *Ring) paces() map[int32]pace {
 	list := r.fine.list
 	now := &list[len(list)-1]
@@ -65,7 +66,7 @@ func (r *Ring) paces() map[int32]pace {
 			index := int((age - 1) / span)
 			before := list[i].rank(record.ID)
 			if index >= spans || before == nil || before.Output <= 0 || later.Output < before.Output {
-				break // its counter is lower than before: the rank began anew, and older values are not its own
+				break // the samples end here, or the totals began anew: earlier ones are of another engine process
 			}
 			ms := float64(list[i+1].At.Sub(list[i].At).Milliseconds()) * float64(before.Running+later.Running) / 2
 			bySpan[index].ms, bySpan[index].tokens = bySpan[index].ms+ms, bySpan[index].tokens+later.Output-before.Output
@@ -80,7 +81,7 @@ func (r *Ring) paces() map[int32]pace {
 			p.spans[i] = bySpan[i].pace(spanTokens)
 			minute.ms, minute.tokens = minute.ms+bySpan[i].ms, minute.tokens+bySpan[i].tokens
 		}
-		for i := range bySpan { // a span may have too few tokens although streams run; then the mean of the minute stands in
+		for i := range bySpan { // streams run, but one span has too few tokens: use the mean of the minute
 			if p.spans[i] == 0 && bySpan[i].ms >= float64(span.Milliseconds()) {
 				p.spans[i] = minute.ms / float64(max(1, minute.tokens))
 			}
@@ -90,20 +91,20 @@ func (r *Ring) paces() map[int32]pace {
 	return paces
 }
 
-// oldest returns the oldest record of a rank that is not older than age; nil: there is none.
+// oldest is the oldest record of a rank that is no older than age; nil: there is none.
 func (r *Ring) oldest(id int32, age time.Duration) *RankAt {
 	list := r.fine.list
 	now := list[len(list)-1].At
 	from, _ := slices.BinarySearchFunc(list, now.Add(-age), func(s Sample, at time.Time) int { return s.At.Compare(at) })
 	for i := from; i < len(list); i++ {
-		if x := list[i].rank(id); x != nil {
-			return x
+		if record := list[i].rank(id); record != nil {
+			return record
 		}
 	}
 	return nil
 }
 
-// rank finds a rank; nil: the sample does not have it.
+// rank returns the record of a rank; nil: the sample has none.
 func (s *Sample) rank(id int32) *RankAt {
 	if i, ok := s.places[id]; ok {
 		return &s.Ranks[i]
@@ -111,15 +112,16 @@ func (s *Sample) rank(id int32) *RankAt {
 	return nil
 }
 
-// since counts the answers since an earlier record; zero: there is none, or it has more answers and so belongs to another rank.
-func (x *RankAt) since(before *RankAt) Lately {
-	if before == nil || before.Answers > x.Answers || before.Empty > x.Empty {
+// since counts the answers since an earlier record. It returns zero without a record, or if the counts have become smaller: then the record
+// belongs to another rank.
+func (r *RankAt) since(before *RankAt) Lately {
+	if before == nil || before.Answers > r.Answers || before.Empty > r.Empty {
 		return Lately{}
 	}
-	return Lately{x.Answers - before.Answers, x.Empty - before.Empty}
+	return Lately{r.Answers - before.Answers, r.Empty - before.Empty}
 }
 
-// pace fills in the pace of a group's ranks, and finds those that were slow in many spans.
+// pace fills in the token times of the group and its ranks, and marks ranks that were slow in several spans.
 func (g *Group) pace(ranks map[int32]pace) {
 	var all []float64
 	slow := make([]stretches, len(g.Ranks))
@@ -150,7 +152,7 @@ func (g *Group) pace(ranks map[int32]pace) {
 		}
 	}
 	least := slowSpans
-	if g.Rounds != nil {
+	if g.Rounds != nil { // the ranks prefill
 		least = slowSpansBoth
 	}
 	for k := range g.Ranks {
@@ -166,7 +168,8 @@ type stretches struct {
 
 func (s *stretches) add(ms, middle float64) { s.n, s.ms, s.middle = s.n+1, s.ms+ms, s.middle+middle }
 
-// mean returns the mean time per token in these spans, in ms, for the rank and for the median rank; 0: there are fewer spans than least.
+// mean returns the mean time per token in these spans, in ms, of the rank and of the median rank; 0: there are fewer than least
+// spans.
 func (s *stretches) mean(least int) (ms, others float64) {
 	if s.n < least {
 		return 0, 0
@@ -174,7 +177,7 @@ func (s *stretches) mean(least int) (ms, others float64) {
 	return s.ms / float64(s.n), s.middle / float64(s.n)
 }
 
-// median returns the median of the numbers, and sorts them; 0: there are none.
+// median returns the median of the numbers and sorts them; 0: there are none.
 func median(all []float64) float64 {
 	if len(all) == 0 {
 		return 0

@@ -75,23 +75,23 @@ var prefillDetectors = []Detector{
 	},
 }
 
-// lateSeconds is how long a request without a limit may wait, in seconds, before it becomes a finding.
+// lateSeconds is the wait, in s, from which a request is reported as late. In a pool with a time limit, lateShare decides instead.
 const lateSeconds = 10.0
 
-// Late says whether a prompt that arrives now would begin late.
+// Late says whether a new prompt would wait longer than lateSeconds until an engine begins it.
 func (p *Prefill) Late() bool { return p.BacklogS > lateSeconds }
 
-// gates is how long a full engine may have room in between: its gate opens for a short time after each prompt that leaves it.
+// gates is how long the gate of a full engine may be open between two prompts while the incident lasts.
 const gates = 15 * time.Second
 
-// The metrics of an engine are old after oldScrapes intervals without an answer, and at least oldMs.
+// The metrics of an engine are old if they are older than oldScrapes scrape intervals and older than oldMs.
 const (
 	oldScrapes = 3
 	oldMs      = 5000
-	silentS    = 60 // seconds that an engine may be up without having reported its load
+	silentS    = 60 // s for which an engine may be up without having reported its load
 )
 
-// eachCandidate calls report for each rank of the prefill engines, with its place. The name of an engine's only rank is that of the engine.
+// eachCandidate calls report for each rank of the prefill engines, with its place. An engine with one rank is named without the rank.
 func (v *view) eachCandidate(report func(e *PrefillEngine, where at)) {
 	oneRank := map[string]bool{}
 	for i := range v.Engines {
@@ -145,7 +145,7 @@ func findPrefillOut(v *view, say say) {
 }
 
 func findMetricsOld(v *view, say say) {
-	upFor := map[string]float64{} // seconds since the engine is up
+	upFor := map[string]float64{} // s since each engine came up
 	for i := range v.Engines {
 		if e := &v.Engines[i]; e.Role == prefillRole && e.State == "up" {
 			upFor[e.ID] = e.SinceS
@@ -163,7 +163,7 @@ func findMetricsOld(v *view, say say) {
 	})
 }
 
-// open returns how many prefill ranks and groups take prompts, and a word for their kind.
+// open counts the prefill ranks and groups that take prompts. called is the word for their engines: prefill or aggregated.
 func (p *Prefill) open() (n int, called string) {
 	for i := range p.Engines {
 		if p.Engines[i].State == "open" {
@@ -190,7 +190,7 @@ func findNoPrefill(v *view, say say) {
 	}
 }
 
-// queueTrouble returns the worst kind of trouble of the arrival queue; empty: there is none.
+// queueTrouble is the kind of the worst finding about the arrival queue; empty: nothing is wrong with it.
 func (v *view) queueTrouble() Kind {
 	p := &v.Prefill
 	open, _ := p.open()
@@ -206,7 +206,7 @@ func (v *view) queueTrouble() Kind {
 	return ""
 }
 
-// overloaded says whether some model has an Overload or a KVFull finding.
+// overloaded says whether the load of some model is a finding.
 func (v *view) overloaded() bool {
 	for _, l := range v.loads {
 		if l.kind != "" {
@@ -253,11 +253,11 @@ func findQueueWaits(v *view, say say) {
 	}
 }
 
-// hitsLost is how far a key's share of cached prompt tokens must drop to be reported.
+// hitsLost is the smallest drop of a key's cached share of prompt tokens that is reported.
 const hitsLost = 0.3
 
-// heaviest returns the key with more than half of the prompt tokens on prefill engines, and a sentence about it. Both are empty if there is
-// no such key.
+// heaviest returns the API key with more than half of the prompt tokens that prefill engines hold, and a sentence that says so. Both are
+// empty if no key has so many.
 func (p *Prefill) heaviest() (key, says string) {
 	if h := p.Heaviest; h != nil && h.Key != "" && h.Share > 0.5 {
 		return h.Key, fmt.Sprintf("%.0f %% of the prompt tokens that prefill engines hold are of API key %s, whose prompts have %s tokens in "+
@@ -266,7 +266,7 @@ func (p *Prefill) heaviest() (key, says string) {
 	return "", ""
 }
 
-// lostHits says, as the end of a sentence, that the prompts of a key are no longer in the prefix caches; empty: they are.
+// lostHits returns text that follows a sentence: the prompts of a key are in the prefix caches much less than before. Empty: they are not.
 func lostHits(h *Hits) string {
 	if h == nil || h.Before-h.Share < hitsLost {
 		return ""

@@ -84,13 +84,13 @@ func findConfigRefused(v *view, say say) {
 	}
 }
 
-// mistake returns what is wrong with a config, without the list of valid keys, which `evenkeel check` shows.
+// mistake shortens an error about a config: it leaves out the list of valid keys, which `evenkeel check` shows.
 func mistake(text string) string {
 	what, _, _ := strings.Cut(firstLine(text), "; the keys here are ")
 	return what
 }
 
-// A certificate is reported this long before its end.
+// How long before its end a certificate is reported.
 const (
 	certSoon = 14 * day
 	certNow  = day

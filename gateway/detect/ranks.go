@@ -54,18 +54,18 @@ var rankDetectors = []Detector{
 }
 
 const (
-	fullShare  = 0.95 // share of a rank's KV tokens in use
-	emptyShare = 0.8  // least share of empty answers of a faulty rank
-	wholeShare = 0.2  // largest share of empty answers of the other ranks
+	fullShare  = 0.95 // of a rank's KV capacity: from this share on, the rank is full
+	emptyShare = 0.8  // least share of empty answers of a rank that is reported
+	wholeShare = 0.2  // if the other ranks have a larger share, the model itself gives empty answers
 )
 
-// share returns the share of empty answers, from 0 to 1. known is false if there are too few answers to prove anything.
+// share is the share of empty answers, from 0 to 1. known is false if there are too few answers to judge.
 func (l Lately) share() (share float64, known bool) {
 	return float64(l.Empty) / float64(max(1, l.Answers)), l.Answers >= fewAnswers
 }
 
-// findRankEmpty finds ranks whose answers are nearly all empty while the other ranks give few empty ones. No request fails because of such
-// a rank. It is free sooner than all others, so it gets ever more requests.
+// findRankEmpty finds ranks that give nearly only empty answers while the model's other ranks give few. No
+// request fails because of it. An empty answer ends at once, so such a rank is soon free again and attracts ever more requests.
 func findRankEmpty(v *view, say say) {
 	all := Lately{}
 	for _, g := range v.groups() {
@@ -86,7 +86,7 @@ func findRankEmpty(v *view, say say) {
 				counts.Answers, counts.Empty = counts.Answers+r.Lately.Answers, counts.Empty+r.Lately.Empty
 			}
 		}
-		if _, known := ofOthers.share(); !known { // too few answers of this model: answers of other models count, too
+		if _, known := ofOthers.share(); !known { // the model has too few answers, so those of other models are added
 			ofOthers = Lately{all.Answers - ofEmptyRanks.Answers, all.Empty - ofEmptyRanks.Empty}
 		}
 		others, known := ofOthers.share()
@@ -109,8 +109,8 @@ func findRankEmpty(v *view, say say) {
 	}
 }
 
-// findRankSlow finds ranks that give tokens much more slowly than the median rank of their group. It uses the measured pace, whatever the
-// config says about a barrier. With a real barrier all ranks are as slow as the slowest, so it finds none.
+// findRankSlow finds ranks that give tokens much more slowly than the median rank of their group. It does not ask whether the group has a
+// barrier: behind a real barrier all ranks are as slow as the slowest one, so the comparison finds none.
 func findRankSlow(v *view, say say) {
 	v.eachGroup("ranks", func(m *Model, g *Group, where at) {
 		slow, worst, running := []string{}, &Rank{}, 0
@@ -135,7 +135,7 @@ func findRankSlow(v *view, say say) {
 	})
 }
 
-// role returns the role of the model's engines.
+// role is the role of the model's engines.
 func (m *Model) role() string {
 	if m.Aggregated {
 		return aggregatedRole
@@ -143,8 +143,8 @@ func (m *Model) role() string {
 	return decodeRole
 }
 
-// reportRanks reports the ranks for which isOne returns true, in one finding per group. one and many are the ends of the sentence for one
-// rank and for several. model is the index of the rank's model in Models.
+// reportRanks reports the ranks for which isOne returns true, in one finding per group. one and many are the ends of the sentence for
+// one rank and for several. The model passed to isOne is an index in Models.
 func (v *view) reportRanks(say say, one, many string, isOne func(model int, r *Rank) bool) {
 	models := 0
 	v.eachGroup("ranks", func(m *Model, g *Group, where at) {
@@ -167,14 +167,14 @@ func (v *view) reportRanks(say say, one, many string, isOne func(model int, r *R
 	})
 }
 
-// full says whether the KV memory of a rank that takes requests is nearly full.
+// full says whether the rank takes requests and its KV cache is nearly full.
 func (r *Rank) full() bool {
 	return r.State == RankUp && r.Capacity > 0 && float64(r.KVTokens) >= fullShare*float64(r.Capacity)
 }
 
 func findRanksFull(v *view, say say) {
 	v.reportRanks(say, "has a full KV cache", "have full KV caches", func(model int, r *Rank) bool {
-		return r.full() && v.loads[model].kind != KVFull // else the finding about the model includes it
+		return r.full() && v.loads[model].kind != KVFull // a KVFull finding about the model includes its ranks
 	})
 }
 
@@ -184,7 +184,7 @@ func findRanksTight(v *view, say say) {
 	})
 }
 
-// findRanksDrain leaves out the ranks of engines that drain as a whole, because EngineDrains reports these.
+// findRanksDrain leaves out the ranks of engines that drain, because the findings about these engines include them.
 func findRanksDrain(v *view, say say) {
 	v.reportRanks(say, "drains: it takes no new requests", "drain and take no new requests", func(_ int, r *Rank) bool {
 		engine, _, _ := strings.Cut(r.Name, "/")

@@ -21,10 +21,10 @@ var requestDetectors = []Detector{
 	},
 }
 
-const failShare = 0.01 // share of failing requests from which they are reported
+const failShare = 0.01 // a larger share of failed requests is reported
 
-// findRequestsFail reports that more than a few requests fail. Its sentence counts over the last minute: a rate over ten seconds would
-// match no number that people see elsewhere on the page.
+// findRequestsFail reports that more than a few requests fail. It decides by the rates of the last ten seconds, but its sentence counts the
+// last minute, so that the numbers match those that the live page shows.
 func findRequestsFail(v *view, say say) {
 	if !v.fails() || v.Traffic.Recovered {
 		return

@@ -6,13 +6,14 @@ import (
 	"time"
 )
 
-// Sample has the values of one moment. Some are taken every second, others only when the whole proxy is looked at (Looked). Ended, Failed,
-// Tokens and Failures are totals since the start, so rates and sums are differences of two samples.
+// Sample has the values of one moment: a few for each second, and more for moments at which the whole proxy was
+// examined (Looked). Ended, Failed, Tokens and Failures are totals since the start, so rates and sums are differences of
+// two samples.
 type Sample struct {
 	At       time.Time
 	Ended    uint64
 	Failed   uint64
-	Own      uint64 // failures because of a limit of the caller's key
+	Own      uint64 // failed requests that a limit of the caller's key refused
 	Tokens   int64
 	Failures map[Outcome]uint64 // never written to
 	Whys     map[Outcome]Why    // reason of the last request that failed in this way, if known; never written to
@@ -23,73 +24,74 @@ type Sample struct {
 	places   map[int32]int // index of each rank in Ranks; samples of the same ranks share the map
 	Rates                  // (found)
 
-	Looked  bool // the whole proxy was looked at, so the fields below are known
+	Looked  bool // the whole proxy was examined, so the fields below are known
 	Groups  []GroupAt
 	at      map[GroupName]int     // index of each group in Groups
-	Engines map[EngineName]string // up, drain, or the state of an engine that gets no requests; also ranks that drain without their engine
-	Drains  bool                  // the proxy drains
+	Engines map[EngineName]string // up, drain, or why it gets no requests; also ranks of engines that do not drain as a whole
+	Drains  bool
 	Policy  string
 	Reload  time.Time // when another config last came into force; Unix time 0: never
 	Started time.Time // start of the proxy
-	Page    []byte    // the page shown at that moment, compressed; nil: none
+	Page    []byte    // the live page's data as shown at PageAt, compressed; nil: nothing was shown
 	PageAt  time.Time
 }
 
-// RankAt has the load of a rank, and its totals so far.
+// RankAt is the load of a rank at one moment, with totals of its output so far.
 type RankAt struct {
 	ID       int32
 	Running  int
 	KVTokens int64
-	Output   int64 // output tokens, without the first one of each complete answer, before which no token came
-	Lately         // of all its answers
+	Output   int64 // output tokens without the first one of each complete answer, because its wait is no time between tokens
+	Lately         // of all its answers so far, not only the last minute
 }
 
 // GroupName identifies a group of ranks.
 type GroupName struct{ Model, Group string }
 
-// GroupAt is the load of a group, and how fast its steps were.
+// GroupAt is the load of a group and the pace of its steps at one moment.
 type GroupAt struct {
 	GroupName
 	MostTokens int64
 	Law        Law
-	Usual      bool // the steps were usual, so later steps may be compared with them
+	Usual      bool // nothing was wrong, so later steps are compared with these
 	gives      gives
 }
 
-// gives is how many tokens a step gives to an answer, and the time per token in ms.
+// gives is how many tokens a step gives to an answer, and how long a token takes in ms.
 type gives struct{ tokens, tokenMs float64 }
 
 // EngineName identifies an engine, or one of its ranks; a prefill engine and a decode engine may have the same name.
 type EngineName struct{ Role, Name string }
 
-// Samples are kept in three resolutions: one per second, then one per bin of five seconds, then one per minute.
+// How long samples are kept: one per second for FineFor, one per bin of five seconds for BinsFor, and one per
+// minute for keptFor.
 const (
 	Every    = time.Second
 	Bin      = 5 * time.Second
 	FineFor  = 5 * time.Minute
 	BinsFor  = 15 * time.Minute
 	keptFor  = time.Hour
-	rateOver = 10 // samples over which a rate is measured
+	rateOver = 10 // samples that a rate is taken over
 
-	mostRanks = 400_000  // kept over all samples
-	mostPages = 16 << 20 // bytes
+	mostRanks = 400_000  // rank records in all samples of a tier, to bound memory
+	mostPages = 16 << 20 // bytes of pages in a tier
 )
 
-// Ring keeps the samples of the last hour, oldest first. Older samples are farther apart.
+// Ring keeps samples in three tiers: one per second, one per bin, one per minute. Longer steps go back further.
 type Ring struct {
 	fine, bins, minutes tier
 }
 
-// tier keeps samples in one resolution: the last one of each step.
+// tier keeps the last sample of each step of time, for as long as keep. The oldest is first.
 type tier struct {
 	step, keep time.Duration
 	list       []Sample
 }
 
-// Add adds a sample. If the clock was set back a little, the sample gets the time of the last one. If it was set back further, all kept
-// samples would lie in the future, so they are dropped.
+// Add adds a sample. If the clock was set back by up to a bin, the sample gets the time of the last one. If it was set
+// back further, all samples are dropped, because their times lie in the future.
 func (r *Ring) Add(s Sample) {
-	s.At = s.At.Round(0) // drop the monotonic reading, because steps are counted by the wall clock
+	s.At = s.At.Round(0) // drop the monotonic reading, because steps are cut by the wall clock
 	if last := r.Last(); last != nil && s.At.Before(last.At) {
 		if last.At.Sub(s.At) > Bin {
 			*r = Ring{}
@@ -140,8 +142,8 @@ func (s *Sample) indexRanks(before *Sample) {
 	}
 }
 
-// takeOver keeps values of the earlier sample of the same step, which this sample replaces: values that this one does not have, the largest
-// loads of groups, and laws of usual steps.
+// takeOver copies values from the earlier sample of the same step, which this sample replaces: values that this sample lacks, the largest
+// loads of groups, and steps that were usual.
 func (s *Sample) takeOver(before *Sample) {
 	if s.Page == nil {
 		s.Page, s.PageAt = before.Page, before.PageAt
@@ -156,19 +158,20 @@ func (s *Sample) takeOver(before *Sample) {
 	}
 	s.Groups = slices.Clone(s.Groups) // another tier may share the slice
 	for i := range before.Groups {
-		was := &before.Groups[i]
-		k, ok := s.at[was.GroupName]
+		earlier := &before.Groups[i]
+		k, ok := s.at[earlier.GroupName]
 		if !ok {
 			continue
 		}
 		g := &s.Groups[k]
-		if g.MostTokens = max(g.MostTokens, was.MostTokens); was.Usual && !g.Usual {
-			g.Usual, g.Law, g.gives = true, was.Law, was.gives
+		g.MostTokens = max(g.MostTokens, earlier.MostTokens)
+		if earlier.Usual && !g.Usual {
+			g.Usual, g.Law, g.gives = true, earlier.Law, earlier.gives
 		}
 	}
 }
 
-// limit bounds the memory of a tier: it drops the ranks and the pages of its oldest samples.
+// limit drops rank records and pages of the oldest samples until the tier has at most mostRanks records and mostPages bytes.
 func (t *tier) limit() {
 	ranks, pages := 0, 0
 	for i := len(t.list) - 1; i >= 0; i-- {
@@ -198,7 +201,7 @@ func (r *Ring) Seconds() []Sample { return r.fine.list }
 // Bins returns the samples of the last quarter of an hour. They must not be changed.
 func (r *Ring) Bins() []Sample { return r.bins.list }
 
-// since returns the oldest sample that is not older than age; nil: there is none.
+// since is the oldest sample that is no older than age; nil: there is none.
 func (r *Ring) since(age time.Duration) (oldest *Sample) {
 	for _, t := range []*tier{&r.fine, &r.bins, &r.minutes} {
 		i := slices.IndexFunc(t.list, func(s Sample) bool { return r.Last().At.Sub(s.At) <= age })
@@ -209,7 +212,7 @@ func (r *Ring) since(age time.Duration) (oldest *Sample) {
 	return oldest
 }
 
-// Keep stores the page that is shown now.
+// Keep stores the page that is shown now in the newest bin.
 func (r *Ring) Keep(page []byte, at time.Time) {
 	if s := r.bins.last(); s != nil {
 		s.Page, s.PageAt = page, at
@@ -217,7 +220,7 @@ func (r *Ring) Keep(page []byte, at time.Time) {
 	}
 }
 
-// Page returns the last page that was shown until at.
+// Page returns the last page that was shown at or before the given time.
 func (r *Ring) Page(at time.Time) (page []byte, ok bool) {
 	for i := len(r.bins.list) - 1; i >= 0; i-- {
 		if s := &r.bins.list[i]; s.Page != nil && !s.PageAt.After(at) {
@@ -227,7 +230,7 @@ func (r *Ring) Page(at time.Time) (page []byte, ok bool) {
 	return nil, false
 }
 
-// rates returns the rates between the newest sample and the one rateOver samples before it.
+// rates returns mean rates over the last rateOver seconds, from the totals of the first and the last sample.
 func (r *Ring) rates() (t Rates) {
 	n := len(r.fine.list)
 	if n < 2 {
@@ -246,29 +249,27 @@ func (r *Ring) rates() (t Rates) {
 }
 
 const (
-	enoughFailures = 5 // if the fault still lasted, this many of the requests since the last failure would have failed
-	// and none may have failed for this long: at high rates, several requests succeed between two failures by chance
-	calmFor = 3 * time.Second
+	enoughFailures = 5               // failures that a lasting fault would have caused since the last failure
+	calmFor        = 3 * time.Second // least time without a failure: at high rates, many requests succeed between two failures
 )
 
-// recovered says whether the failures in a window have stopped. The last one must be at least calmFor ago. And so many requests must have
-// ended since then that, at the failure rate before, enoughFailures of them would have failed. Rates over ten seconds would show the
-// failures ten seconds longer.
+// recovered says whether the failures in a window have stopped. It compares single samples, because a rate over ten seconds shows failures
+// for ten seconds after they stopped. They have stopped if the last one is at least calmFor ago, and if at least enoughFailures of the
+// requests since then would have failed at the earlier share of failures.
 func recovered(window []Sample) bool {
 	first, last := &window[0], &window[len(window)-1]
 	for i := len(window) - 1; i > 0; i-- {
-		if at := &window[i]; at.Failed > window[i-1].Failed {
-			since, failed, ended := last.Ended-at.Ended, at.Failed-first.Failed, at.Ended-first.Ended
-			return last.At.Sub(at.At) >= calmFor && since*failed >= enoughFailures*ended // since * failed/of would have failed
+		if fault := &window[i]; fault.Failed > window[i-1].Failed { // the last failure
+			since, failed, ended := last.Ended-fault.Ended, fault.Failed-first.Failed, fault.Ended-first.Ended
+			return last.At.Sub(fault.At) >= calmFor && since*failed >= enoughFailures*ended // since * failed/ended would have failed
 		}
 	}
 	return false
 }
 
-// Ended counts the requests that have ended, and the failed ones among them.
+// Ended counts the requests that ended in some time, and those of them that failed.
 type Ended struct{ All, Failed uint64 }
 
-// lastMinute counts the requests that ended in the last minute.
 func (r *Ring) lastMinute() (e Ended) {
 	last, first := r.Last(), r.since(time.Minute)
 	if last == nil {
@@ -277,7 +278,7 @@ func (r *Ring) lastMinute() (e Ended) {
 	return Ended{last.Ended - min(last.Ended, first.Ended), last.Failed - min(last.Failed, first.Failed)}
 }
 
-// failures counts the failures of each Outcome, the most recent first.
+// failures returns the counts of all ways in which requests failed. Those with the most failures in the last seconds come first.
 func (r *Ring) failures() []Failed {
 	last := r.Last()
 	if last == nil {
@@ -286,7 +287,7 @@ func (r *Ring) failures() []Failed {
 	seconds, minute, minutes, hour := r.since(2*Bin), r.since(time.Minute), r.since(FineFor), r.since(keptFor)
 	list := make([]Failed, 0, len(last.Failures))
 	for o, n := range last.Failures {
-		// how many requests failed in this way since an earlier sample
+		// failures of this outcome since an earlier sample
 		in := func(first *Sample) uint64 { return n - min(n, first.Failures[o]) }
 		list = append(list, Failed{
 			Outcome: o.Name, Status: o.Status, Last10S: in(seconds), LastMinute: in(minute), Last5Min: in(minutes), LastHour: in(hour),

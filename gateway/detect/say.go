@@ -23,14 +23,14 @@ const (
 	advised = `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/status" | jq '.advice[] | {model, says, prefill, decode}'`
 )
 
-// Advice if one key has most of the requests.
+// Advice for the case that one API key sends most of the requests.
 const (
 	askKey = "Ask who uses API key {key}, and lower its max_concurrent or rpm in the key file. Else add "
 	flood  = askKey + "prefill engines."
 	floods = askKey + "decode ranks."
 )
 
-// describe describes the incident as of now. If it is over, the description covers all findings it ever had.
+// describe returns the incident in the form in which it is shown. An ended incident is described by all findings that it ever had.
 func (o *incident) describe(now time.Time) Incident {
 	members := o.members
 	if !o.lasts() {
@@ -46,12 +46,12 @@ func (o *incident) describe(now time.Time) Incident {
 	} else if at := o.lastFound(); k.rests > 0 && at.Before(now) {
 		in.LastMs = at.UnixMilli()
 	}
-	if o.lasts() && now.Sub(o.lastBad) <= moment { // so that the severity does not change with every look
+	if o.lasts() && now.Sub(o.lastBad) <= moment { // keeps the severity from changing with every look
 		in.Severity = Bad
 	}
 	host := lead.host
 	names := map[string]bool{}
-	groups := [][]*member{}
+	groups := byKind(members)
 	var listedMembers []*member // the members named in Where
 	for i := range members {
 		m := &members[i]
@@ -59,12 +59,6 @@ func (o *incident) describe(now time.Time) Incident {
 			in.Severity = Bad
 		}
 		in.Crowded = in.Crowded || kinds[m.Kind].crowded
-		at := slices.IndexFunc(groups, func(g []*member) bool { return g[0].Kind == m.Kind })
-		if at < 0 {
-			groups = append(groups, []*member{m})
-		} else {
-			groups[at] = append(groups[at], m)
-		}
 		if m.effect {
 			continue
 		}
@@ -73,7 +67,8 @@ func (o *incident) describe(now time.Time) Incident {
 		}
 		in.Ranks = append(in.Ranks, m.Ranks[:min(len(m.Ranks), mostListed-len(in.Ranks))]...)
 		if m.Where != "" && !names[m.Where] {
-			if names[m.Where] = true; len(in.Where) < mostListed {
+			names[m.Where] = true
+			if len(in.Where) < mostListed {
 				in.Where, listedMembers = append(in.Where, m.Where), append(listedMembers, m)
 			}
 		}
@@ -115,8 +110,22 @@ func (o *incident) describe(now time.Time) Incident {
 	return in
 }
 
-// before describes a cause that is over while its effects go on, as a sentence to add; empty: there is none. ever are all findings that the
-// incident had, now those of now.
+// byKind groups the members by kind, in the order in which the kinds first occur.
+func byKind(members []member) (groups [][]*member) {
+	for i := range members {
+		m := &members[i]
+		index := slices.IndexFunc(groups, func(g []*member) bool { return g[0].Kind == m.Kind })
+		if index < 0 {
+			groups = append(groups, []*member{m})
+		} else {
+			groups[index] = append(groups[index], m)
+		}
+	}
+	return groups
+}
+
+// before returns a sentence about a cause that is over while its effects go on; empty: there is no such cause. ever has all findings that
+// the incident ever had, and now its present ones.
 func before(ever, now []member) string {
 	var causes []*member
 	for i := range ever {
@@ -132,7 +141,8 @@ func before(ever, now []member) string {
 	return " It began with what is over now: " + title(causes, "") + "."
 }
 
-// title describes the findings of one kind, as a sentence without a full stop. host is the host of all of them; empty: they are on several.
+// title describes findings of one kind in a sentence without a full stop. host is the host that all of them share; empty: they share
+// none.
 func title(same []*member, host string) string {
 	lead := same[0]
 	if k := kinds[lead.Kind]; len(same) > 1 && k.many != "" {
@@ -148,7 +158,8 @@ func title(same []*member, host string) string {
 	return lead.What + lead.Rest
 }
 
-// whichOf names the subject of several findings in words: their common host, or both names if there are two, or their number.
+// whichOf returns words for the engines, ranks or groups that several findings are about: the host if they share one, else both names if
+// there are two, else only their number.
 func whichOf(same []*member, host string) string {
 	noun := nounOf(same) + "s"
 	switch {
@@ -160,8 +171,8 @@ func whichOf(same []*member, host string) string {
 	return fmt.Sprintf("%d %s", len(same), noun)
 }
 
-// named lists the names of members, grouped by what they are, such as engines or ranks. all is the number of all members, some of which the
-// list may lack; the text then ends with how many.
+// named lists the names of members, grouped by the noun for them, such as engine or rank. all is the number of all names: if the list
+// has fewer, the text ends with how many more there are.
 func named(members []*member, all int) string {
 	var nouns []string
 	by := map[string][]string{}
@@ -197,36 +208,37 @@ func plural(noun string, n int) string {
 	return noun + "s"
 }
 
-// nounOf returns a noun that fits all of these findings.
+// nounOf returns one noun for the places of all these findings.
 func nounOf(same []*member) string {
 	noun := same[0].Of
 	for _, m := range same {
 		if m.Of != noun && strings.HasSuffix(m.Of, "engine") && strings.HasSuffix(noun, "engine") {
 			noun = "engine"
 		} else if m.Of != noun {
-			return "area" // for example a group and a region
+			return "area" // a group and a region
 		}
 	}
 	return noun
 }
 
-// command fills in a command for an operator to copy; empty: a name in it has characters with a meaning in a shell.
+// command fills the names of the finding into a shell command that operators may copy. It is empty if a name has characters that mean
+// something to a shell.
 func command(text string, lead *member) string {
 	names := map[string]string{"{where}": lead.Where, "{engine}": engineOf(lead.Where), "{host}": strings.Trim(hostOf(lead.Where), "[]"),
 		"{rank}": ""}
 	if len(lead.Ranks) > 0 {
 		names["{rank}"] = lead.Ranks[0]
 	}
-	for at, name := range names {
-		if strings.Contains(text, at) && !plain(name) {
+	for placeholder, name := range names {
+		if strings.Contains(text, placeholder) && !plain(name) {
 			return ""
 		}
-		text = strings.ReplaceAll(text, at, name)
+		text = strings.ReplaceAll(text, placeholder, name)
 	}
 	return text
 }
 
-// describe describes several findings of a kind. which is the subject of the sentence; reason may be empty.
+// describe returns a sentence about several findings of this kind. which names their places. reason is empty if it is not known.
 func (d *Detector) describe(which, reason string) string {
 	s := which + " " + d.many
 	if reason != "" {
@@ -235,8 +247,8 @@ func (d *Detector) describe(which, reason string) string {
 	return s
 }
 
-// Incidents lists the incidents: lasting ones first, the most harmful first, then resolved ones, the latest first. A resolved warning that
-// equals an earlier one in the list is only counted there.
+// Incidents lists the lasting incidents, the most harmful first, and then the ended ones, the latest first. An ended warning is not listed
+// if an equal warning stands before it: the Times of the earlier entry count it.
 func (b *Book) Incidents() []Incident {
 	sorted := slices.Clone(b.list)
 	slices.SortStableFunc(sorted, func(x, y *incident) int {
@@ -254,7 +266,7 @@ func (b *Book) Incidents() []Incident {
 	restListed := len(b.unplaced) == 0
 	equal := map[string]int{} // index in list of the first warning with these words
 	for _, o := range sorted {
-		if !restListed && !o.lasts() { // unplaced findings last, so they stand before resolved incidents
+		if !restListed && !o.lasts() { // unplaced findings still last, so they come before the ended incidents
 			list, restListed = append(list, b.rest()), true
 		}
 		in := o.describe(b.now)
@@ -263,7 +275,7 @@ func (b *Book) Incidents() []Incident {
 		}
 		if in.Severity == Warn {
 			text := in.Headline + "\n" + strings.Join(in.Where, "\n")
-			if i, ok := equal[text]; ok && in.UntilMs > 0 { // it is over
+			if i, ok := equal[text]; ok && in.UntilMs > 0 { // ended
 				list[i].Times++
 				list[i].FirstMs = min(list[i].FirstMs, in.SinceMs)
 				continue
@@ -290,7 +302,7 @@ func (b *Book) beyondSeverity() string {
 // tooMuch is the kind of the incident that stands for all unplaced findings.
 const tooMuch Kind = "too_much"
 
-// rest describes the unplaced findings. Its id is 0, which no other incident has.
+// rest returns one incident for all unplaced findings. Its id is 0, which no other incident has.
 func (b *Book) rest() Incident {
 	return Incident{
 		Kind: tooMuch, State: Lasting, Severity: b.beyondSeverity(), Panel: "problems", Headline: "Too much is wrong", Where: []string{},

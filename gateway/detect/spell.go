@@ -5,33 +5,33 @@ import (
 	"time"
 )
 
-// spell measures how long a condition has been bad. It reports a condition that has been bad for the least time, until it has been well for
-// as long.
+// spell measures for how long a condition has been wrong. It filters flicker: the spell counts once the condition has been wrong for least,
+// and ends once the condition has been well for least.
 type spell struct {
-	least time.Duration // least time; 0: spellLasts
+	least time.Duration // 0: spellLasts
 	state spellState
-	since time.Time // when it became bad; zero in spellWell
-	away  time.Time // in spellBegun and spellEnding: when it became well
+	since time.Time // when the condition became wrong; zero in spellWell
+	away  time.Time // in spellBegun and spellEnding: when the condition became well; zero: it is wrong now
 }
 
 type spellState int
 
 const (
 	spellWell    spellState = iota
-	spellBegun              // bad for less than the least time
-	spellLasting            // bad for longer, and reported
-	spellEnding             // was lasting, and is well for less than the least time
+	spellBegun              // the condition has been wrong for less than least
+	spellLasting            // the condition has been wrong for longer, so it is reported
+	spellEnding             // the spell was lasting, and the condition has been well for less than least
 )
 
 const (
 	spellLasts = 20 * time.Second
-	// A spell that is not reported yet ends when it is well for this long. It is shorter than a bin, so that a single bad look between two
-	// good ones does not count.
+	// spellGap is how long the condition must be well to end a spell that is not yet reported. It is less than the 5 s of a bin, so that
+	// one look at which the condition is well does not end the spell, but a second one does.
 	spellGap = 4 * time.Second
 )
 
-// observe records whether the condition is bad now (amiss), and returns for how long it has been; 0: it is well, or not bad for long
-// enough.
+// observe records whether the condition is wrong now (amiss). It returns for how long it has been wrong; 0: it is well, or has not been
+// wrong for long enough.
 func (s *spell) observe(amiss bool, now time.Time) time.Duration {
 	least := cmp.Or(s.least, spellLasts)
 	if amiss {
@@ -54,7 +54,7 @@ func (s *spell) observe(amiss bool, now time.Time) time.Duration {
 	return s.lasts(now)
 }
 
-// lasts returns for how long the condition has been bad, if it is reported; else 0.
+// lasts is how long the condition has been wrong; 0: the spell is not in spellLasting.
 func (s *spell) lasts(now time.Time) time.Duration {
 	if s.state != spellLasting {
 		return 0

@@ -7,39 +7,39 @@ import (
 	"evenkeel/internal/stats"
 )
 
-// usual compares the steps of a group with those of the last hour. The present step model cannot serve for that: it is learned online, so
-// it soon takes slow steps for usual.
+// usual compares the steps of a group with those of the last hour. It does not compare them with the step model's present law: the model
+// learns while it runs, so it would soon predict the longer steps.
 type usual struct {
-	from      time.Time // steps before this time are not used
-	slow, few spell     // steps take too long; steps give too few tokens
+	from      time.Time // steps before this time are ignored
+	slow, few spell     // slow: steps take too long; few: steps give too few tokens
 
-	list []GroupAt // usual steps of the hour before the trouble began
+	list []GroupAt // usual steps: one per minute of the hour before something went wrong
 
-	usualMs     float64 // while steps are slow: usual time of a step at the present loads, in ms
-	usualTokens float64 // while steps give too few tokens: usual tokens per step and answer
+	usualMs     float64 // while steps are slow: length in ms of a usual step at the present loads; else 0
+	usualTokens float64 // while steps give few tokens: tokens per usual step and answer; else 0
 }
 
 const (
-	usualLeast = 5             // minutes with usual steps that a comparison needs
-	slowTimes  = 1.6           // a slow step takes this many times its usual time
-	slowMs     = 5             // and this many ms more
-	slowEver   = 2 * time.Hour // after this time, the slow steps count as usual
-	fewShare   = 0.6           // a step gives too few tokens below this share of the usual number
-	fewTimes   = 1.3           // if a token also takes this many times as long; otherwise only the size of the engine's chunks has changed
+	usualLeast = 5             // fewer minutes of usual steps prove nothing
+	slowTimes  = 1.6           // a step is slow if it takes this many times as long as usual
+	slowMs     = 5             // and this many ms longer than usual
+	slowEver   = 2 * time.Hour // after that, the slow steps are the usual ones
+	fewShare   = 0.6           // a step gives few tokens if they are less than this share of the usual number
+	fewTimes   = 1.3           // and if a token takes this many times as long: otherwise only the size of stream chunks has changed
 )
 
-// OnlyDecodes says whether a group's steps can be compared with earlier ones: its ranks step together and do not prefill. With prefill, a
+// OnlyDecodes says whether a group's steps can be compared with a law: its ranks step together, and do not prefill. If ranks prefill, a
 // prompt makes a step longer, which is no fault.
 func (g *Group) OnlyDecodes() bool { return g.Barrier && g.Rounds == nil }
 
-// isUsual says whether the group's present steps may count as usual: nothing has been wrong with them, not even for a short time.
+// isUsual says whether the group's present steps may count as usual: nothing is wrong with them, not even since a moment ago.
 func (u *usual) isUsual() bool { return u.slow.state == spellWell && u.few.state == spellWell }
 
 func (s *Sample) group(name GroupName) *GroupAt {
 	return &s.Groups[s.at[name]]
 }
 
-// usually returns the usual steps of a group in the last hour, one per minute, but none before from.
+// usually returns the usual steps of a group in the last hour, from the time from on: at most one per minute.
 func (r *Ring) usually(name GroupName, from time.Time) (list []GroupAt) {
 	for i := range r.minutes.list {
 		s := &r.minutes.list[i]
@@ -50,13 +50,13 @@ func (r *Ring) usually(name GroupName, from time.Time) (list []GroupAt) {
 	return list
 }
 
-// compare compares the present steps with usual ones at the present loads. If they have been slow, or have given few tokens, for longer
-// than slowEver, it forgets the old steps, so that the present ones become the usual ones.
+// compare compares the group's present steps with usual steps at the same loads. Once steps have been slow or have given few tokens for
+// longer than slowEver, it forgets the earlier steps, so that the present ones become usual.
 func (u *usual) compare(g *Group, now time.Time) {
 	u.usualMs, u.usualTokens = 0, 0
 	usually, most, known := usualStep(g, u.list)
 	if u.slow.lasts(now) > 0 {
-		most = usually // slow steps keep requests for longer, and so cause the larger loads themselves: these loads are no excuse
+		most = usually // slow steps keep requests for longer and so raise the load: the higher load is no excuse for them
 	}
 	lasts := u.slow.observe(known && g.StepMs > slowTimes*most && g.StepMs-most > slowMs, now)
 	if known && lasts > 0 {
@@ -72,7 +72,7 @@ func (u *usual) compare(g *Group, now time.Time) {
 	}
 }
 
-// fillIn fills what compare has found into the group.
+// fillIn copies the results of compare into the group.
 func (u *usual) fillIn(g *Group, now time.Time) {
 	g.StepTokens = g.perStep()
 	if g.UsualMs = u.usualMs; u.usualMs > 0 {
@@ -83,7 +83,7 @@ func (u *usual) fillIn(g *Group, now time.Time) {
 	}
 }
 
-// perStep returns how many tokens a step gives to an answer; 0: unknown.
+// perStep is how many tokens a step gives to an answer; 0: unknown.
 func (g *Group) perStep() float64 {
 	if g.StepMs <= 0 || g.TokenMs <= 0 {
 		return 0
@@ -91,7 +91,7 @@ func (g *Group) perStep() float64 {
 	return g.StepMs / g.TokenMs
 }
 
-// lawNow returns the law of the present steps. Without a step model, it has the measured time at the present load.
+// lawNow is the law of the present steps. Without a step model it is the measured length of a step at the present load.
 func (g *Group) lawNow() Law {
 	if g.ModelMs <= 0 {
 		return Law{C0: g.StepMs, Tokens: max(1, g.MostTokens), Running: g.mostRunning()}
@@ -99,8 +99,8 @@ func (g *Group) lawNow() Law {
 	return g.Law
 }
 
-// usualStep returns the usual time of a step at the present loads, and its upper bound, in ms: medians over the laws of the usual steps.
-// known is false if there are too few of them, or if nothing runs, so that no step ends.
+// usualStep returns how long a step at the present loads usually takes, and how long at most (see Law.ms), in ms: medians over the laws of
+// the usual steps. known is false if there are too few usual steps, or if no request runs, so that there is no step.
 func usualStep(g *Group, list []GroupAt) (ms, most float64, known bool) {
 	running := g.mostRunning()
 	if len(list) < usualLeast || running == 0 || g.StepMs <= 0 {
@@ -115,7 +115,7 @@ func usualStep(g *Group, list []GroupAt) (ms, most float64, known bool) {
 	return stats.Median(all), stats.Median(mosts), true
 }
 
-// mostRunning returns the most requests that run on one rank.
+// mostRunning is the largest number of running requests on a rank of the group.
 func (g *Group) mostRunning() (most int) {
 	for i := range g.Ranks {
 		most = max(most, g.Ranks[i].Running)
@@ -123,7 +123,7 @@ func (g *Group) mostRunning() (most int) {
 	return most
 }
 
-// typical returns the medians of tokens per step and of ms per token over the usual steps; zero: too few are known.
+// typical returns medians over the usual steps: tokens per step and answer, and ms per token; zero: too few steps are known.
 func typical(list []GroupAt) (m gives) {
 	var tokens, ms []float64
 	for _, g := range list {

@@ -5,18 +5,19 @@ import (
 	"time"
 )
 
-// Watch has the samples and the incidents of a proxy. The zero value is empty.
+// Watch holds the samples of a proxy and its incidents. The zero value is ready to use.
 type Watch struct {
 	Ring
 	book    Book
-	at      time.Time      // when the proxy was last looked at
+	at      time.Time      // time of the last Look
 	paceOf  map[int32]pace // the pace of each rank
 	groups  map[GroupName]*usual
-	backlog spell             // bad while prompts arrive faster than prefill engines compute them
-	crowded map[string]*spell // by model; bad while so many requests wait that each waits for about one answer to end
+	backlog spell             // lasts while prompts come faster than prefill engines compute them
+	crowded map[string]*spell // by model; lasts while so many requests wait that each waits for about one answer
 }
 
-// Look takes the facts about the whole proxy and the sample of the same moment. It completes the facts, and judges them.
+// Look receives the facts about the whole proxy and the sample of the same moment. It fills in the fields of f that are marked with
+// (found), and updates the incidents.
 func (w *Watch) Look(f *Facts, s Sample) {
 	s.looked(f)
 	w.Add(s)
@@ -30,7 +31,7 @@ func (w *Watch) Look(f *Facts, s Sample) {
 	w.book.measureHarm(&w.Ring)
 }
 
-// compare checks the steps of all groups, and stores usual steps for later comparisons.
+// compare compares the steps of all groups with usual ones. It also records steps without a fault, for comparisons in the next hour.
 func (w *Watch) compare(f *Facts) {
 	groups := map[GroupName]*usual{}
 	for name, g := range f.groups() {
@@ -55,10 +56,10 @@ func (w *Watch) compare(f *Facts) {
 	w.groups = groups
 }
 
-// crowdedLasts is how long a burst of waiting requests may last before it is reported.
+// crowdedLasts is how long many requests may wait before it is reported: a shorter burst is normal.
 const crowdedLasts = 10 * time.Second
 
-// crowd measures how long each model has been crowded (see Watch.crowded).
+// crowd measures for how long each model has been crowded (see load).
 func (w *Watch) crowd(f *Facts) {
 	all := map[string]*spell{}
 	for i := range f.Models {
@@ -74,7 +75,7 @@ func (w *Watch) crowd(f *Facts) {
 	w.crowded = all
 }
 
-// Complete fills in the fields that are found from the samples.
+// Complete fills in the fields of f that are marked with (found), and leaves the samples and the incidents as they are.
 func (w *Watch) Complete(f *Facts) {
 	for _, g := range f.groups() {
 		g.pace(w.paceOf)
@@ -82,7 +83,7 @@ func (w *Watch) Complete(f *Facts) {
 	w.fillIn(f)
 }
 
-// fillIn completes the facts. Their groups must have the pace of their ranks already.
+// fillIn fills in the fields that are marked with (found), except those that Group.pace has filled in before.
 func (w *Watch) fillIn(f *Facts) {
 	if last := w.Last(); last != nil {
 		f.Traffic.Rates = last.Rates
@@ -101,14 +102,13 @@ func (w *Watch) fillIn(f *Facts) {
 	}
 }
 
-// LookedAt is when the proxy was last looked at; zero: never.
+// LookedAt is the time of the last Look; zero: there was none.
 func (w *Watch) LookedAt() time.Time { return w.at }
 
-// Incidents returns what is wrong, by its cause: first the incidents that last, the most harmful first, then those
-// that were resolved in the last 15 minutes.
+// Incidents returns the lasting incidents, the most harmful first, and then those that were resolved in the last 15 minutes.
 func (w *Watch) Incidents() []Incident { return w.book.Incidents() }
 
-// looked adds to a sample the values that need a look at the whole proxy.
+// looked adds to a sample the values that only a look at the whole proxy provides.
 func (s *Sample) looked(f *Facts) {
 	s.Looked, s.Drains, s.Policy = true, f.Proxy.Draining, f.Proxy.Policy
 	s.Reload, s.Started = time.UnixMilli(f.Proxy.ReloadedMs), f.At.Add(-seconds(f.Proxy.UptimeS))
@@ -130,7 +130,7 @@ func (s *Sample) looked(f *Facts) {
 			s.Groups = append(s.Groups, GroupAt{GroupName: name, MostTokens: g.MostTokens})
 			for k := range g.Ranks {
 				r := &g.Ranks[k]
-				engine, _, several := strings.Cut(r.Name, "/") // a rank of several has its engine's name before the slash
+				engine, _, several := strings.Cut(r.Name, "/") // a rank can drain while its engine as a whole does not
 				if several && s.Engines[EngineName{m.role(), engine}] != "drain" {
 					state := "up"
 					if r.State == RankDraining {

@@ -1,4 +1,5 @@
-// Package draft writes a first config file: from flags, or from what engines report about themselves.
+// Package draft writes a first config file, from flags or from the answers of engines
+// that are asked for their settings.
 package draft
 
 import (
@@ -19,37 +20,38 @@ import (
 	"evenkeel/mooncake"
 )
 
-// Bounds on the questions to engines.
+// Limits for asking engines.
 const (
-	askTimeout = 5 * time.Second // for each path of an engine
+	askTimeout = 5 * time.Second // per request to an engine
 	askAtOnce  = 16              // engines that are asked at the same time
 	answerSize = 1 << 20         // bytes of an answer
-	told       = 120             // characters of a text from an engine
-	modelsTold = 3
+	told       = 120             // characters of an engine's text in a comment of the file
+	modelsTold = 3               // models of an engine that are named
 )
 
-// Entry is an engine of the file, and notes for people: what the engine reported and what it did not.
+// Entry is an engine of the file, with its known settings. Notes has sentences about what it reported and
+// what it did not report.
 type Entry struct {
 	config.Engine
 
 	Role      string // prefill, decode, aggregated, or empty: unknown
-	Connector string // its connector; empty: unknown
+	Connector string // connector that it was started with; empty: unknown
 	Bootstrap int    // port of its bootstrap server, 0: unknown
-	Dead      string // why it could not be asked; empty: it answered, or Ask did not ask
+	Dead      string // why it gave no answer; empty: it answered, or Ask was not called
 	Notes     []string
 
-	model     string // one that it serves
+	model     string // the first model that it serves
 	version   string // of vLLM; empty: unknown
-	handed    handed // whether it handed KV over when it was asked to; it counts if nothing else tells the role
-	slotsTold bool   // the engine reported its slots itself
+	handed    handed // result of the test request that asks for a hand-off
+	slotsTold bool   // the engine itself reported Slots
 }
 
 func (e *Entry) note(format string, args ...any) {
 	e.Notes = append(e.Notes, fmt.Sprintf(format, args...))
 }
 
-// Ask asks the engines at the URLs of the entries what they are, several at once, and fills in their answers. keyEnv is the environment
-// variable with the key for engines that want one.
+// Ask asks the engines at the entries' URLs for their settings, several at once, and fills in
+// the answers. keyEnv names the environment variable with the API key for engines that want one.
 func Ask(ctx context.Context, entries []Entry, keyEnv string) {
 	client := engine.NewClient(engine.Options{ReadBuffer: 64 << 10})
 	defer client.Close()
@@ -102,11 +104,12 @@ func ask(ctx context.Context, client *engine.Client, e *Entry, keyEnv string) {
 	}
 }
 
-// serverInfo are the paths at which engines report their settings. With this query, vLLM answers in JSON. SGLang before 0.5.3 has only the
-// second path.
+// serverInfo lists the paths that report an engine's settings. With the query of the first one, vLLM answers in JSON. The second one
+// is for SGLang before 0.5.3.
 var serverInfo = []string{"/server_info?config_format=json", "/get_server_info"}
 
-// server reads /server_info. SGLang always has it; vLLM has it only with VLLM_SERVER_DEV_MODE=1.
+// server fills in the settings that /server_info reports. SGLang always has this path, vLLM only with
+// VLLM_SERVER_DEV_MODE=1.
 func (e *Entry) server(get func(path string) (int, []byte, error), version string) {
 	var body []byte
 	for _, path := range serverInfo {
@@ -123,7 +126,7 @@ func (e *Entry) server(get func(path string) (int, []byte, error), version strin
 	e.vllm(body)
 }
 
-// sglang reads the settings of SGLang; false: it is another engine.
+// sglang fills in the settings that SGLang reports. It returns false if the engine is not SGLang.
 func (e *Entry) sglang(body []byte) bool {
 	var told struct {
 		Version   string        `json:"version"`
@@ -145,7 +148,7 @@ func (e *Entry) sglang(body []byte) bool {
 		e.Ranks = ranks
 	}
 	most := engine.MostRequests
-	ofAll := told.Attention == nil || *told.Attention // the number of slots is for all ranks together
+	ofAll := told.Attention == nil || *told.Attention // max_running_requests is the sum over all ranks
 	if ofAll {
 		most *= max(1, ranks)
 	}
@@ -170,7 +173,7 @@ func (e *Entry) sglang(body []byte) bool {
 	return true
 }
 
-// vllm reads the settings of vLLM.
+// vllm fills in the settings that vLLM reports.
 func (e *Entry) vllm(body []byte) {
 	var told struct {
 		Config struct {
@@ -182,10 +185,9 @@ func (e *Entry) vllm(body []byte) {
 			} `json:"scheduler_config"`
 		} `json:"vllm_config"`
 	}
-	_ = json.Unmarshal(body, &told) // an older vLLM reports its settings as a text; vllmSays finds the role and the connector in it
+	_ = json.Unmarshal(body, &told) // older versions answer with text, in which vllmSays finds the role and the connector
 	scheduler := &told.Config.Scheduler
-	// otherwise the number from the command line stays
-	if slots := e.whole(scheduler.Slots, "max_num_seqs", engine.MostRequests); slots > 0 {
+	if slots := e.whole(scheduler.Slots, "max_num_seqs", engine.MostRequests); slots > 0 { // else the value from the command line stays
 		e.Slots, e.slotsTold = slots, true
 	}
 	if string(told.Config.Transfer) == "null" {
@@ -212,7 +214,7 @@ func (e *Entry) vllm(body []byte) {
 	}
 }
 
-// whole returns a number that the engine reports; 0: it is not known, or cannot be right.
+// whole returns a number that the engine reports; 0: it is not known, or it is out of range, which is noted.
 func (e *Entry) whole(n engine.Number, name string, most int) int {
 	v, err := n.Whole(name, int64(most))
 	if err != nil {
@@ -227,7 +229,7 @@ func sentence(err error) string {
 	return strings.ToUpper(s[:1]) + s[1:] + "."
 }
 
-// vllmSays finds a value in vLLM's config, as text or as JSON.
+// vllmSays finds the value of a key in vLLM's settings, which are JSON or older text.
 func vllmSays(body []byte, key string) string {
 	m := regexp.MustCompile(key + `["']?\s*[:=]\s*["']?(\w+)`).FindSubmatch(body)
 	if m == nil {
@@ -236,13 +238,13 @@ func vllmSays(body []byte, key string) string {
 	return clean(string(m[1]))
 }
 
-// connectors maps an engine's name of a connector to that of a profile.
+// connectors maps vLLM's names of connectors to those of evenkeel's profiles.
 var connectors = map[string]string{
 	"NixlConnector": mooncake.NIXLPull, "NixlPullConnector": mooncake.NIXLPull, "NixlPushConnector": mooncake.NIXLPush, "MooncakeConnector": mooncake.VLLMMooncake,
 	"MooncakeConnectorV1": mooncake.AscendMooncakeV1, "MooncakeHybridConnector": mooncake.AscendMooncakeV1, "MooncakeLayerwiseConnector": mooncake.AscendLayerwise,
 }
 
-// is records the role that an engine reports, and notes if the command line gave another one.
+// is sets the role that an engine reports. If the user gave another role, that one stays and a note says so.
 func (e *Entry) is(role, because string) {
 	switch {
 	case role == "":
@@ -315,7 +317,7 @@ func (e *Entry) metrics(ctx context.Context, client *engine.Client, target *engi
 	}
 }
 
-// why returns the cause of a failed call without the engine's address, which stands beside it.
+// why is the cause of a failed call without the address, because the note stands beside the engine's URL.
 func why(err error) string {
 	var call *engine.Error
 	if errors.As(err, &call) && call.Err != nil {
@@ -327,7 +329,7 @@ func why(err error) string {
 	return clean(err.Error())
 }
 
-// clean makes a text from an engine fit for a comment of one line.
+// clean makes text from an engine safe for a comment of one line: printable characters only, and a limited length.
 func clean(s string) string {
 	s = strings.Map(func(r rune) rune {
 		if !unicode.IsPrint(r) {

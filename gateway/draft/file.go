@@ -13,11 +13,11 @@ import (
 	"evenkeel/mooncake"
 )
 
-// defaultSlots is the number of slots that serve assumes for a decode rank if nothing says it.
+// defaultSlots is the default of serve for the number of requests that a decode rank runs at once.
 const defaultSlots = 32
 
-// File returns the text of a config file with these engines, and with the keys of cfg that differ from the defaults. It is parsed before it
-// is returned, so check accepts it.
+// File returns the text of a config file with these engines, and with the settings in which cfg differs from
+// the defaults. It parses the text first, so that `evenkeel check` accepts the file.
 func File(cfg *config.Config, entries []Entry) ([]byte, error) {
 	w := &writer{}
 	w.comment("", "evenkeel's config, written by `evenkeel init`.",
@@ -46,12 +46,12 @@ func File(cfg *config.Config, entries []Entry) ([]byte, error) {
 
 type writer struct {
 	bytes.Buffer
-	said    map[string]bool // sentences that are written already
-	profile string          // name of the profile of prefill and decode engines
-	sglang  bool            // these engines are SGLang
+	said    map[string]bool // sentences that were written behind keys of engines; each is written once
+	profile string          // profile of engines that either prefill or decode
+	sglang  bool            // the engines of this profile are SGLang
 }
 
-// once returns a sentence if it was not written yet, and otherwise nothing.
+// once returns the sentence the first time, and an empty text after that.
 func (w *writer) once(sentence string) string {
 	if w.said[sentence] {
 		return ""
@@ -65,7 +65,7 @@ func (w *writer) once(sentence string) string {
 
 func (w *writer) line(format string, args ...any) { fmt.Fprintf(w, format+"\n", args...) }
 
-// key writes a key with a sentence as its comment.
+// key writes a key and its value, with the sentence as a comment behind it.
 func (w *writer) key(key, value, sentence string) {
 	if sentence == "" {
 		w.line("%s: %s", key, value)
@@ -74,7 +74,7 @@ func (w *writer) key(key, value, sentence string) {
 	w.line("%-30s # %s", key+": "+value, sentence)
 }
 
-// comment writes sentences, each on a line.
+// comment writes each sentence as a line of comment.
 func (w *writer) comment(indent string, sentences ...string) {
 	for _, s := range sentences {
 		w.line("%s# %s", indent, s)
@@ -148,7 +148,7 @@ func (w *writer) apart(p *mooncake.Profile, entries []Entry) (connector string) 
 	return connector
 }
 
-// chatResume writes how a chat goes on if a decode engine of vllm-ascend gives it back in the middle of its answer.
+// chatResume writes the key that says how a chat continues if a vllm-ascend decode engine gives it back before its end.
 func (w *writer) chatResume(connector string, entries []Entry) {
 	if p := (&mooncake.Profile{Connector: connector}); !p.Ascend() {
 		return
@@ -165,7 +165,7 @@ func (w *writer) chatResume(connector string, entries []Entry) {
 	w.key("    chat_resume", how, sentence)
 }
 
-// profileOf returns a name for the profile of a connector: that of its engines.
+// profileOf names the profile of a connector after the connector's engine.
 func profileOf(connector string) string {
 	switch connector {
 	case mooncake.NIXLPull, mooncake.NIXLPush, mooncake.VLLMMooncake:
@@ -176,7 +176,7 @@ func profileOf(connector string) string {
 	return connector
 }
 
-// callbacks writes the address that decode engines call back, for the connector that needs one.
+// callbacks writes the address that decode engines call back. Only one connector needs it.
 func (w *writer) callbacks(cfg *config.Config, connector string) {
 	if connector != mooncake.AscendLayerwise {
 		return
@@ -208,7 +208,7 @@ func (w *writer) engines(entries []Entry) {
 		}
 		w.key("  "+side.role, "", side.about)
 		for i, e := range list {
-			if i == 0 || !slices.Equal(e.Notes, list[i-1].Notes) { // notes are also true for the engines below, until other notes follow
+			if i == 0 || !slices.Equal(e.Notes, list[i-1].Notes) { // equal notes are written once, for the engines below, too
 				w.comment("    ", e.Notes...)
 			}
 			w.entry("    ", side.role, e)
@@ -261,7 +261,7 @@ func (w *writer) entry(indent, role string, e Entry) {
 	case e.slotsTold:
 		sentence = "The rank runs so many requests at once: " + flag + "."
 	}
-	if role == "decode" || e.Ranks == 0 { // otherwise the ranks at this address are a group by default
+	if role == "decode" || e.Ranks == 0 { // an aggregated engine with several ranks is a group of its own
 		w.key(indent+"  group", "main",
 			w.once("Ranks of one DP deployment step together and have one group. Give each deployment a name of its own."))
 	}
@@ -279,7 +279,7 @@ func (w *writer) entry(indent, role string, e Entry) {
 	}
 }
 
-// rest writes keys that the flags of serve have set, and suggests some that most proxies need sooner or later.
+// rest writes the other settings that flags may change, and examples of keys that most proxies need later.
 func (w *writer) rest(cfg *config.Config, tokenize bool) {
 	d := config.Default()
 	if cfg.Dispatch.Policy != d.Dispatch.Policy {
@@ -316,5 +316,5 @@ func (w *writer) rest(cfg *config.Config, tokenize bool) {
 	}
 }
 
-// quote quotes a text so that YAML reads it as a string.
+// quote quotes a text, so that YAML reads it as a string.
 func quote(s string) string { return strconv.Quote(s) }

@@ -15,21 +15,22 @@ import (
 type handed uint8
 
 const (
-	unreached handed = iota
-	untried          // it was not asked, or did not answer
-	nothing          // the answer has no hand-off: the engine has no connector, or one that does not put hand-offs into answers
-	handoff
+	unreached handed = iota // the engine's health check failed, or Ask was not called
+	untried                 // no test request was sent, or it got no answer
+	nothing                 // the answer has no hand-off: the engine has no connector, or hands over in another way
+	handoff                 // the answer has a hand-off
 )
 
-// try asks an engine for one token and a hand-off, as a probe does. Outside developer mode, nothing else shows the role of vLLM.
+// try sends a request for one token and a hand-off, as the proxy does for a prefill. Only this shows the role of a vLLM engine that
+// does not run in developer mode.
 func (e *Entry) try(ctx context.Context, client *engine.Client, target *engine.Target) {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
-	// text and numbers always marshal
+	// text and numbers can always be marshalled
 	asked, _ := json.Marshal(map[string]any{"model": e.model, "prompt": "a", "max_tokens": 1, "stream": false})
 	body, err := mooncake.ScanBody(asked, 0)
 	if err != nil {
-		return // our own body can always be read
+		return // cannot happen, because the body was made above
 	}
 	call := client.NewCall(target)
 	defer context.AfterFunc(ctx, call.Abort)()
@@ -51,8 +52,8 @@ func (e *Entry) try(ctx context.Context, client *engine.Client, target *engine.T
 	}
 }
 
-// settle decides the role of engines that reported none. An engine that handed nothing over is aggregated, unless another engine prefills
-// or decodes only: then it may have a connector that does not put hand-offs into answers.
+// settle decides the role of engines that reported none. An engine without a hand-off is aggregated, unless another engine
+// prefills or decodes: then its connector may be one that puts no hand-off into answers.
 func settle(entries []Entry) {
 	parted := slices.ContainsFunc(entries, func(e Entry) bool {
 		return e.handed == handoff || e.Role == "prefill" || e.Role == "decode"

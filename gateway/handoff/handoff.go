@@ -178,8 +178,8 @@ func Patience(r *fleet.Rank, settings *fleet.Settings, asked time.Time, tokens i
 // signs of life because it serves others.
 const slowestToken = time.Second
 
-// mostTokens keeps the time for so many tokens within a time.Duration. An answer may have more by its limits alone: several hundred choices,
-// of a model whose context is not known.
+// mostTokens keeps the time for so many tokens within a time.Duration. The limits of an answer may allow more: several hundred choices, of
+// a model whose context is not known.
 const mostTokens = 1 << 32
 
 // LimitWhole ends the call for an answer in one piece when Patience is over, unless stop is called before. tokens is how many tokens the

@@ -12,21 +12,22 @@ import (
 	"evenkeel/internal/words"
 )
 
-// MostDecisions is how many decisions a document has at most.
+// MostDecisions is the number of decisions in a Document.
 const MostDecisions = 24
 
-// Decisions returns the last requests' receipts in short, as of now. Those that still run lack values that are not known yet.
+// Decisions summarises the receipts of the last requests. For a request that still runs, WaitMs counts
+// up to now, and fields that are not known yet are empty.
 func Decisions(last []*receipt.Receipt, now time.Time) []Decision {
 	all := make([]Decision, 0, len(last))
 	for _, r := range last {
 		d := Decision{
 			ID: r.ID, AtMs: r.Arrival.UnixMilli(), Model: r.Model, Prompt: r.PromptTokens, WaitMs: r.Waits.Pool, Outcome: r.Outcome, Why: why(r),
 		}
-		for i := range r.Attempts { // later attempts overwrite the values of earlier ones
+		for i := range r.Attempts { // a later attempt overwrites what an earlier one set
 			a := &r.Attempts[i]
 			if a.Prefill != nil {
 				d.Prefill, d.Prompt = a.Prefill.Candidate, cmp.Or(d.Prompt, a.Prefill.Prompt)
-				if _, together := fleet.Called(d.Prefill); together { // the rank says where the prompt was computed
+				if _, together := fleet.Called(d.Prefill); together { // the rank also prefills, so Rank says enough
 					d.Prefill = ""
 				}
 			}
@@ -45,7 +46,7 @@ func Decisions(last []*receipt.Receipt, now time.Time) []Decision {
 	return all
 }
 
-// why says in short sentences how the last attempt of a request was decided, and why it failed if it did.
+// why returns short sentences: how the engines of the request's last attempt were chosen, and why it failed if it did.
 func why(r *receipt.Receipt) string {
 	var all []string
 	say := func(format string, args ...any) { all = append(all, fmt.Sprintf(format, args...)+".") }
@@ -58,21 +59,7 @@ func why(r *receipt.Receipt) string {
 			say("It was sent to %s", a.Peer)
 		}
 		if p := a.Prefill; p != nil {
-			what, one := "prefill engine", "engine"
-			if _, together := fleet.Called(p.Candidate); together {
-				what, one = "group of ranks that prefill and decode", "group"
-			}
-			switch p.Reason {
-			case "", "policy":
-				say("Prefill policy %s chose among %s", p.Policy, words.Count(p.Eligible, one))
-			case "only":
-				say("The %s was the only one left", what)
-			default:
-				say("The %s was chosen by %s among %d", what, p.Reason, p.Eligible)
-			}
-			if p.Hit > 0 {
-				say("%s tokens were thought to be cached there", stats.Grouped(p.Hit))
-			}
+			sayPrefill(say, p)
 		}
 		if d := a.Decode; d != nil {
 			all = append(all, whyRank(d)...)
@@ -87,7 +74,26 @@ func why(r *receipt.Receipt) string {
 	return strings.Join(all, " ")
 }
 
-// on says on which engine something failed; empty: the engine is not known.
+// sayPrefill says why a request got its prefill engine or group.
+func sayPrefill(say func(format string, args ...any), p *receipt.Prefill) {
+	what, one := "prefill engine", "engine"
+	if _, together := fleet.Called(p.Candidate); together {
+		what, one = "group of ranks that prefill and decode", "group"
+	}
+	switch p.Reason {
+	case "", "policy":
+		say("Prefill policy %s chose among %s", p.Policy, words.Count(p.Eligible, one))
+	case "only":
+		say("The %s was the only one left", what)
+	default:
+		say("The %s was chosen by %s among %d", what, p.Reason, p.Eligible)
+	}
+	if p.Hit > 0 {
+		say("%s tokens were thought to be cached there", stats.Grouped(p.Hit))
+	}
+}
+
+// on returns words for the engine on which an attempt failed; empty: it is not known.
 func on(engine string) string {
 	if engine == "" {
 		return ""
@@ -95,14 +101,14 @@ func on(engine string) string {
 	return " on " + engine
 }
 
-// whyRank says in sentences why a request got its decode rank.
+// whyRank returns sentences that say why a request got its decode rank.
 func whyRank(d *receipt.Decode) []string {
-	if d.Able == 0 { // the decision was not traced, because dispatcher.Config.Explain is not set
+	if d.Able == 0 { // the slot has no trace, because dispatcher.Config.Explain is not set
 		return []string{fmt.Sprintf("Decode policy %s chose the rank in its stage %s.", d.Policy, cmp.Or(d.Stage, "bound"))}
 	}
 	s := []string{fmt.Sprintf("Decode policy %s chose among %s with room. This one held %s KV tokens, the fullest %s.", d.Policy,
 		words.Count(d.Able, "rank"), stats.Grouped(max(0, d.KVTokens)), stats.Grouped(max(0, d.Fullest)))}
-	if d.Stage == "guard" { // the starvation guard chose the request by its age
+	if d.Stage == "guard" { // the starvation guard chose the request because of its age
 		s = append([]string{"It had waited longest."}, s...)
 	}
 	return s

@@ -1,9 +1,11 @@
-// Package live shows the present state of a proxy. The page on the admin listener and `evenkeel top` get the same document, once a second.
-// Package live also shows the last minutes of some values as lines.
+// Package live shows the present state of a proxy. The page on the admin listener
+// and `evenkeel top` read the same document.
 //
-// GET /live answers with a stream of events. The first is `history`, a History. Then comes a `document` each second, a whole Document, so
-// that a reader needs only the last one, and every five seconds a `strip`, a whole Strip. GET /live?once answers with one Document, GET
-// /live?at= with the Document of a moment of the last 15 minutes. With text, both answer with a page of text.
+// GET /live answers with a stream of events. The first is `history`, a History: the
+// last minutes of the values that are drawn as lines. Then a `document` follows every second,
+// a Document, and a `strip` every five seconds, a Strip. Each one is complete,
+// so a reader needs only the last one. GET /live?once answers with one Document,
+// and GET /live?at= with the Document of a moment in the last 15 minutes. With the parameter text, both answer with a page of text.
 package live
 
 import (
@@ -11,82 +13,82 @@ import (
 	"evenkeel/gateway/detect"
 )
 
-// Form is the version of the format of Document. New fields do not change it. If a field is removed or gets another meaning, Form must
-// change.
+// Form is the version of the Document's format. New fields keep the version. A field that is
+// removed or changes its meaning raises it.
 const Form = 2
 
-// Document is everything that the page shows at one instant. Names end in their unit: _ms, _s, _tokens, _per_s; a _share is from 0 to 1.
-// Lists are never null.
+// Document has everything that the page shows at one instant. Names of fields end in their unit:
+// _ms, _s, _tokens, _per_s. A _share is between 0 and 1. Lists are never null.
 type Document struct {
 	Form    int   `json:"form"`
 	AtMs    int64 `json:"at_ms"`    // Unix, by the proxy's clock
-	EveryMs int64 `json:"every_ms"` // interval between two documents; without one for three intervals, the last one is out of date
+	EveryMs int64 `json:"every_ms"` // time between two documents; a page without a new one for three times as long is out of date
 	detect.Facts
-	Incidents []detect.Incident `json:"incidents"` // what is wrong, by cause: those that last, the most harmful first, then those that were resolved in the last 15 minutes
+	Incidents []detect.Incident `json:"incidents"` // lasting ones, the most harmful first, then those resolved in the last 15 minutes
 	Models    []Model           `json:"models"`
-	Decisions []Decision        `json:"decisions"` // the last ones, latest first
+	Decisions []Decision        `json:"decisions"` // of the last requests, the latest first
 }
 
-// Model is one board: the ranks that serve a model, and the pool before them. A model has one board for its decode ranks, and one for its
-// aggregated ranks.
+// Model is detect.Model with the groups in the form of this package.
 type Model struct {
 	detect.Model
 	Groups []Group `json:"groups"`
 }
 
-// Group has the ranks that step together, or all ranks of a model without a barrier.
+// Group is detect.Group with the values that only people read.
 type Group struct {
 	detect.Group
-	Rounds          *Rounds          `json:"rounds,omitempty"` // nil where the ranks do not prefill
+	Rounds          *Rounds          `json:"rounds,omitempty"` // nil: the ranks do not prefill
 	Twin            Twin             `json:"twin"`
-	Counterfactuals []Counterfactual `json:"ghosts"` // where other policies would have the line, the lowest first; empty while there is no verdict that claims a difference
+	Counterfactuals []Counterfactual `json:"ghosts"` // load under other policies, the lowest first; empty: the twin claims no difference
 }
 
-// Rounds is how an aggregated group gets its prompts. If Sent has grown since the last document, a round was sent in between, to the ranks
-// whose Prompts have grown.
+// Rounds describes how a group of ranks that prefill and decode gets its prompts. If Sent has grown since the document before, rounds
+// were sent in this second, to the ranks whose Prompts have grown.
 type Rounds struct {
 	Sent         uint64  `json:"sent"`          // rounds since the start; 0 for policies without rounds
-	RanksFilled  float64 `json:"ranks_filled"`  // mean number of ranks that had a prompt to compute when a round was sent, since the start
-	PrefillShare float64 `json:"prefill_share"` // share of the steps since the start in which a rank computed a prompt
-	EmptyShare   float64 `json:"empty_share"`   // share of ranks that computed no prompt in such a step
-	HeldS        float64 `json:"held_s"`        // how long the oldest held entry has been held; 0: none is held
+	RanksFilled  float64 `json:"ranks_filled"`  // mean number of ranks with a prompt to compute when a round was sent, since the start
+	PrefillShare float64 `json:"prefill_share"` // share of the steps since the start in which some rank computed a prompt
+	EmptyShare   float64 `json:"empty_share"`   // mean share of ranks that computed no prompt in these steps
+	HeldS        float64 `json:"held_s"`        // how long the oldest held request has been held back for a round; 0: none is held
 	MaxHoldS     float64 `json:"max_hold_s"`    // the policy holds no request longer than this
 	Says         string  `json:"says"`          // the same in words
 }
 
-// Twin says how the last minutes of a group would have been under other policies, in words and in numbers.
+// Twin says how the last minutes of a group would have gone under other policies. The twin finds out by a replay.
 type Twin struct {
 	Says    []string      `json:"says"`              // a sentence for each policy of dispatch.twin; empty while there is no verdict
-	Note    string        `json:"note"`              // which minutes were replayed, and how far the replay is from what was; or why there is no verdict; empty without barrier
-	Verdict *verdict.Twin `json:"verdict,omitempty"` // nil: there is none
+	Note    string        `json:"note"`              // replayed time and error, or why there is no verdict; empty: the group has no barrier
+	Verdict *verdict.Twin `json:"verdict,omitempty"` // nil: there is no verdict yet
 }
 
-// Counterfactual is the load that the fullest rank would have under a policy that the twin replayed. By the step model, a longer step
-// stands for a larger load.
+// Counterfactual is the load of the fullest rank under another policy. It is the present load, plus the KV tokens
+// that explain the difference in step time by the step model.
 type Counterfactual struct {
 	Policy     string  `json:"policy"`
 	MostTokens int64   `json:"most_tokens"`
-	SavedMs    float64 `json:"saved_ms"` // by how much its steps would be longer; below 0: shorter
+	SavedMs    float64 `json:"saved_ms"` // by how much steps under this policy are longer than now; below 0: shorter
 }
 
-// Decision is where one request was sent, and the reasons in short.
+// Decision says to which engines one request went, and why.
 type Decision struct {
-	ID      string  `json:"id"` // of the request; GET /decisions?id= has all of it
+	ID      string  `json:"id"` // id of the request; GET /decisions?id= has the whole receipt
 	AtMs    int64   `json:"at_ms"`
 	Model   string  `json:"model"`
 	Prompt  int     `json:"prompt_tokens"`
-	Prefill string  `json:"prefill"` // prefill engine; empty: none, or an aggregated rank
-	Rank    string  `json:"rank"`    // rank that answers; empty: none yet
-	WaitMs  float64 `json:"wait_ms"` // time in the pool; it still grows while rank is empty
-	Outcome string  `json:"outcome"` // empty: the request still runs
+	Prefill string  `json:"prefill"` // prefill engine; empty: none yet, or the rank prefills itself
+	Rank    string  `json:"rank"`    // rank that generates the answer; empty: none yet
+	WaitMs  float64 `json:"wait_ms"` // time in the pool; up to now while rank is empty
+	Outcome string  `json:"outcome"` // empty while it runs
 	Why     string  `json:"why"`
 }
 
-// History has a sample for each EveryMs of the last minutes, oldest first. Every line has as many values as AtMs; -1: nothing is known.
+// History has samples of the last minutes, one every EveryMs, the oldest first. Every
+// line has as many values as AtMs; -1: there is no value for this sample.
 type History struct {
 	Form    int           `json:"form"`
 	EveryMs int64         `json:"every_ms"`
-	AtMs    []int64       `json:"at_ms"` // Unix, of each sample
+	AtMs    []int64       `json:"at_ms"` // Unix time of each sample
 	Ranks   []RankLine    `json:"ranks"`
 	Lines   []NumbersLine `json:"lines"`
 }
@@ -97,12 +99,12 @@ type RankLine struct {
 	KVTokens []int64 `json:"kv_tokens"`
 }
 
-// NumbersLine is one value over time; lineNames lists them.
+// NumbersLine is one value of the whole proxy over time.
 type NumbersLine struct {
 	Name   string  `json:"name"`
 	Values []int64 `json:"values"`
 }
 
-// lineNames are the names of all NumbersLines, with their units. Requests are counted per 1000 s (ks), so that a whole number is precise
-// enough.
+// lineNames has the names of all NumbersLines, with their units. requests_per_ks counts requests
+// per 1000 s, because values are whole numbers.
 var lineNames = [...]string{"pool_entries", "requests_per_ks", "tokens_per_s", "tpot_p50_us", "tpot_p99_us", "ttft_p50_us", "ttft_p99_us"}

@@ -7,20 +7,21 @@ import (
 	"evenkeel/gateway/detect"
 )
 
-// historyOf returns the samples of the last minutes as a History.
+// historyOf turns the samples of the last minutes into a History.
 func historyOf(kept []detect.Sample) History {
 	out := History{Form: Form, EveryMs: detect.Every.Milliseconds(), AtMs: make([]int64, len(kept)), Ranks: []RankLine{},
 		Lines: []NumbersLine{}}
-	lines := map[int32]int{} // index in out.Ranks by rank
+	lines := map[int32]int{} // by rank: index of its line in out.Ranks
 	for i := range kept {
 		out.AtMs[i] = kept[i].At.UnixMilli()
 		for _, r := range kept[i].Ranks {
-			at, ok := lines[r.ID]
+			line, ok := lines[r.ID]
 			if !ok {
-				at, lines[r.ID] = len(out.Ranks), len(out.Ranks)
+				line = len(out.Ranks)
+				lines[r.ID] = line
 				out.Ranks = append(out.Ranks, RankLine{r.ID, slices.Repeat([]int64{-1}, len(kept))})
 			}
-			out.Ranks[at].KVTokens[i] = r.KVTokens
+			out.Ranks[line].KVTokens[i] = r.KVTokens
 		}
 	}
 	slices.SortFunc(out.Ranks, func(a, b RankLine) int { return cmp.Compare(a.ID, b.ID) })

@@ -20,58 +20,58 @@ import (
 	"evenkeel/gateway/watch"
 )
 
-// Options are what a Live needs besides its Watch.
+// Options of a Live.
 type Options struct {
-	Version   string                         // of the program
-	Decisions func(now time.Time) []Decision // the last ones, latest first
+	Version   string                         // version of the program
+	Decisions func(now time.Time) []Decision // returns the last decisions, the latest first; nil: there are none
 	Log       *zap.Logger
 }
 
-// Live shows watchers what a Watch has seen of a proxy. It judges nothing itself.
+// Live serves GET /live. It shows the results of a Watch to its readers, who are called watchers here.
 type Live struct {
 	watch *watch.Watch
 	opt   Options
-	zip   *gzip.Writer // compresses the kept documents; reused, because it is large
+	zip   *gzip.Writer // compresses stored documents; reused, because a gzip.Writer takes much memory
 
 	mu       sync.Mutex
 	watchers map[*watcher]struct{}
 }
 
-// watcher is a client that reads the stream.
+// watcher is one reader of the stream.
 type watcher struct {
 	since time.Time
-	news  chan news // room for one; closed if the watcher is too slow, or must make room for another one
+	news  chan news // has room for one; closed if the watcher is too slow, or makes room for another
 }
 
-// news are the events of one second.
+// news has the events of one second.
 type news struct {
-	document, strip []byte // strip is nil in four of five seconds
+	document, strip []byte // strip is nil except every five seconds
 }
 
 const (
 	mostWatchers = 16
-	writeTimeout = 5 * time.Second // of one event to one watcher
-	watchAtLeast = time.Minute     // how long a watcher is safe from having to make room for another one
+	writeTimeout = 5 * time.Second // for one event to one watcher
+	watchAtLeast = time.Minute     // a watcher that has read for less is not replaced by another
 )
 
-// New returns a Live of what a Watch sees from now on. Call it before the Watch runs.
+// New returns a Live that shows the results of w. Call it before w runs.
 func New(w *watch.Watch, opt Options) *Live {
 	l := &Live{watch: w, opt: opt, watchers: map[*watcher]struct{}{}}
-	l.zip, _ = gzip.NewWriterLevel(nil, gzip.BestSpeed) // the level is valid
+	l.zip, _ = gzip.NewWriterLevel(nil, gzip.BestSpeed) // fails only for an invalid level
 	w.OnLook(l.watched, l.show)
 	return l
 }
 
-// show keeps a document for callers who ask for a past moment, and sends it to the watchers.
+// show stores the document of this look, for requests with at=, and sends it to all watchers.
 func (l *Live) show(look *watch.Look) {
 	data, err := json.Marshal(l.document(look))
-	if err != nil { // JSON cannot hold some number, for example NaN: a bug in whatever measured it
+	if err != nil { // a bug: some number is NaN or infinite, which JSON cannot express
 		l.opt.Log.Error("live: the document for the live page cannot be written", zap.Error(err))
 		return
 	}
 	var b bytes.Buffer
 	l.zip.Reset(&b)
-	if _, err := l.zip.Write(data); err == nil && l.zip.Close() == nil { // writing to memory cannot fail
+	if _, err := l.zip.Write(data); err == nil && l.zip.Close() == nil { // a write to memory does not fail
 		l.watch.With(func(d *detect.Watch) { d.Keep(b.Bytes(), look.Facts.At.Truncate(time.Millisecond)) })
 	}
 	if !l.watched() {
@@ -79,12 +79,12 @@ func (l *Live) show(look *watch.Look) {
 	}
 	n := news{document: data}
 	if look.Bin {
-		n.strip, _ = json.Marshal(l.strip()) // whole numbers and names
+		n.strip, _ = json.Marshal(l.strip()) // has only whole numbers and names, so it does not fail
 	}
 	l.send(n)
 }
 
-// document makes the Document of a look, with the last decisions.
+// document makes the document of a look, with the last decisions.
 func (l *Live) document(look *watch.Look) Document {
 	d := documentOf(look, l.opt.Version)
 	if l.opt.Decisions != nil {
@@ -103,13 +103,13 @@ func (l *Live) history() (h History) {
 	return h
 }
 
-// Document returns the present state of the proxy.
+// Document returns the document of the present moment.
 func (l *Live) Document(ctx context.Context) Document {
 	look := l.watch.Now(ctx)
 	return l.document(&look)
 }
 
-// watched says whether a client reads the stream.
+// watched says whether anybody reads the stream.
 func (l *Live) watched() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -131,8 +131,8 @@ func (l *Live) send(n news) {
 	}
 }
 
-// join adds a watcher. If there are mostWatchers, the oldest one is dropped: its connection may belong to a client that does not read any
-// more, and buffers on the way take documents for a long time.
+// join adds a watcher. If there are mostWatchers already, the stream of the oldest one is ended, because its client may be gone:
+// the buffers of a connection take documents for a long time even if no client reads them.
 func (l *Live) join(now time.Time) (w *watcher, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -154,14 +154,15 @@ func (l *Live) join(now time.Time) (w *watcher, ok bool) {
 	return w, true
 }
 
-// unwatch removes a watcher that has left.
+// unwatch removes a watcher whose client has left.
 func (l *Live) unwatch(w *watcher) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	delete(l.watchers, w)
 }
 
-// ServeHTTP answers GET /live: with one Document for ?once, with a page of text for ?text, and otherwise with a stream.
+// ServeHTTP answers GET /live: with one document for ?once, with one as a page of text for ?text, and else with a
+// stream of them.
 func (l *Live) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Cache-Control", "no-store")
 	if r.URL.Query().Has("text") {
@@ -201,7 +202,7 @@ func (l *Live) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// text answers with a Document as a page of text: the present one, or that of a past moment.
+// text answers with a page of text: of the present document, or of the stored one of the moment at.
 func (l *Live) text(w http.ResponseWriter, r *http.Request) {
 	query, width := r.URL.Query(), usualWidth
 	if query.Has("width") {
@@ -221,13 +222,13 @@ func (l *Live) text(w http.ResponseWriter, r *http.Request) {
 	} else {
 		var document bytes.Buffer
 		unzip(data, &document)
-		_ = json.Unmarshal(document.Bytes(), &d) // we wrote it, so it can be read
+		_ = json.Unmarshal(document.Bytes(), &d) // show wrote it, so it can be read
 	}
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	_, _ = io.WriteString(w, textOf(&d, width)) // the operator left
 }
 
-// kept returns the compressed document of a past moment, which at gives in Unix ms.
+// kept returns the stored document of a moment, compressed.
 func (l *Live) kept(at string) (data []byte, refusal *openai.Error) {
 	var ok bool
 	ms, err := strconv.ParseInt(at, 10, 64)
@@ -248,7 +249,7 @@ func refuse(w http.ResponseWriter, e *openai.Error) {
 	_, _ = w.Write(e.JSON()) // the operator left
 }
 
-// servePast answers with the Document of a past moment, which at gives in Unix ms.
+// servePast answers with the stored document of the moment at, which is in Unix ms.
 func (l *Live) servePast(w http.ResponseWriter, r *http.Request, at string) {
 	data, refusal := l.kept(at)
 	if refusal != nil {
@@ -265,18 +266,18 @@ func (l *Live) servePast(w http.ResponseWriter, r *http.Request, at string) {
 	unzip(data, w)
 }
 
-// unzip writes the clear text of a compressed document.
+// unzip writes a stored document uncompressed.
 func unzip(data []byte, to io.Writer) {
 	if text, err := gzip.NewReader(bytes.NewReader(data)); err == nil {
-		_, _ = io.Copy(to, text) //nolint:gosec // it is our own, and the operator may have left
+		_, _ = io.Copy(to, text) //nolint:gosec // show wrote the data, so it is no bomb; an error means that the operator left
 	}
 }
 
-// sender writes events to one watcher. Documents differ little from one another, so a compressed stream of whole ones is as small as a
-// stream of changes.
+// sender writes events to one watcher. Successive documents differ little, so with compression
+// a stream of whole documents is about as small as a stream of changes.
 type sender struct {
 	to   io.Writer
-	zip  *gzip.Writer // nil: in clear text
+	zip  *gzip.Writer // nil: the stream is not compressed
 	conn *http.ResponseController
 }
 
@@ -285,7 +286,7 @@ func newSender(w http.ResponseWriter, r *http.Request) *sender {
 	s := &sender{to: w, conn: http.NewResponseController(w)}
 	h := w.Header()
 	h.Set("Content-Type", "text/event-stream")
-	h.Set("X-Accel-Buffering", "no") // nginx must not buffer events
+	h.Set("X-Accel-Buffering", "no") // an nginx in front must not buffer events
 	h.Add("Vary", "Accept-Encoding")
 	if strings.Contains(r.Header.Get("Accept-Encoding"), "gzip") {
 		h.Set("Content-Encoding", "gzip")

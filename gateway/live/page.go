@@ -12,16 +12,17 @@ import (
 //go:embed page
 var files embed.FS
 
-// contentPolicy lets the page load only files of this listener. It also prevents that text becomes markup or code, because names of models,
-// engines and requests come from outside.
+// contentPolicy lets the page load files of this listener only. It also forbids that text becomes
+// markup or code, because names of models, engines and requests come
+// from outside and may be hostile.
 const contentPolicy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; " +
 	"base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
 
-// Page returns handlers for the page's files by their paths: / is the page, and /page/ has its modules. The files tell nothing about the
-// proxy, so they need no token. The page itself asks for the token.
+// Page returns the handlers of the page's files by their paths: / is the page, /page/ has its modules.
+// The files contain nothing about this proxy, so they need no token. The page asks for the token and sends it with GET /live.
 func Page() map[string]http.Handler {
 	pages, err := fs.Sub(files, "page")
-	if err != nil { // the folder is embedded, so it exists
+	if err != nil { // impossible: the folder is embedded
 		panic(err)
 	}
 	all := map[string]http.Handler{}
@@ -43,7 +44,7 @@ func Page() map[string]http.Handler {
 	return all
 }
 
-// strictly serves a file with headers that limit what a browser may do with it.
+// strictly adds headers that restrict what a browser may do with the file: no foreign content, no frames, no guessed types.
 func strictly(serve http.HandlerFunc) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h := w.Header()
@@ -53,7 +54,7 @@ func strictly(serve http.HandlerFunc) http.Handler {
 		h.Set("Referrer-Policy", "no-referrer")
 		h.Set("Cross-Origin-Resource-Policy", "same-origin")
 		h.Set("Cross-Origin-Opener-Policy", "same-origin")
-		h.Set("Cache-Control", "no-cache") // another version of the program may have another page
+		h.Set("Cache-Control", "no-cache") // after an upgrade, the browser must load the new page
 		serve(w, r)
 	})
 }

@@ -5,7 +5,7 @@ import (
 	"evenkeel/gateway/watch"
 )
 
-// documentOf returns a look in the form of a Document.
+// documentOf makes a Document of a look. Its Decisions are empty.
 func documentOf(look *watch.Look, version string) Document {
 	d := Document{
 		Form: Form, AtMs: look.Facts.At.UnixMilli(), EveryMs: detect.Every.Milliseconds(), Facts: look.Facts, Incidents: look.Incidents,

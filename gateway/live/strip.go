@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
+	"net/http"
 	"slices"
 	"strings"
 	"time"
@@ -12,25 +13,25 @@ import (
 	"evenkeel/internal/words"
 )
 
-// Strip has the last quarter of an hour in bins of EveryMs, oldest first. Every list of numbers is as long as AtMs.
+// Strip has the last quarter of an hour in bins of five seconds, the oldest first. Every list of numbers is as long as AtMs.
 type Strip struct {
 	Form     int           `json:"form"`
-	EveryMs  int64         `json:"every_ms"` // length of a bin; the last bin is not over yet
-	AtMs     []int64       `json:"at_ms"`    // Unix time of the begin of each bin
+	EveryMs  int64         `json:"every_ms"` // length of a bin; the last bin is not complete yet
+	AtMs     []int64       `json:"at_ms"`    // Unix time at which each bin begins
 	Requests []int64       `json:"requests"` // requests that ended in each bin
-	Failures []FailureLine `json:"failures"` // one line per outcome
+	Failures []FailureLine `json:"failures"` // one line per outcome that occurred
 	Lines    []GroupLine   `json:"lines"`
 	Events   []Event       `json:"events"` // oldest first
 }
 
-// FailureLine counts the requests that failed with one outcome, per bin.
+// FailureLine counts the requests per bin that failed in one way.
 type FailureLine struct {
 	Outcome string  `json:"outcome"`
 	Status  int     `json:"status"`
 	Counts  []int64 `json:"counts"`
 }
 
-// GroupLine is the load of the fullest rank of a group, per bin; -1: not known.
+// GroupLine has the KV tokens of a group's fullest rank per bin; -1: not known.
 type GroupLine struct {
 	Model  string  `json:"model"`
 	Group  string  `json:"group"`
@@ -45,15 +46,15 @@ type Event struct {
 }
 
 const (
-	mostFlags = 64
-	mostLines = 32 // groups that have a line
+	mostFlags = 64 // events in a strip, the latest ones
+	mostLines = 32 // groups with a line
 
-	burstLeast = 10  // refusals (429) in a bin from which they count as a burst
-	burstShare = 0.1 // and share of the requests that ended in the bin
+	burstLeast = 10  // fewer refusals with a 429 in a bin are no burst
+	burstShare = 0.1 // a smaller share of the bin's requests is no burst
 )
 
-// stripOf makes the strip of the last quarter of an hour. Counts of a bin are differences to the bin before. If the ring is full, its first
-// bin serves only for the difference of the second one.
+// stripOf makes the strip from the bins of the last quarter of an hour. Counts are differences from the bin before.
+// So if the bins cover the whole time, the first one serves only for comparison and is not shown.
 func stripOf(bins []detect.Sample) Strip {
 	s := Strip{Form: 1, EveryMs: detect.Bin.Milliseconds(), AtMs: []int64{}, Requests: []int64{}, Failures: []FailureLine{},
 		Lines: []GroupLine{}, Events: []Event{}}
@@ -63,7 +64,7 @@ func stripOf(bins []detect.Sample) Strip {
 		from = 1
 	}
 	n, burst := len(bins)-from, false
-	var looked *detect.Sample // last bin in which the whole proxy was looked at
+	var looked *detect.Sample // the last bin at which the whole proxy was examined
 	if from == 1 && bins[0].Looked {
 		looked = &bins[0]
 	}
@@ -75,30 +76,8 @@ func stripOf(bins []detect.Sample) Strip {
 			before = &bins[from+i-1]
 		}
 		s.Requests = append(s.Requests, int64(b.Ended-min(b.Ended, before.Ended)))
-		refused := int64(0)
-		for outcome, count := range b.Failures {
-			more := int64(count - min(count, before.Failures[outcome]))
-			if more == 0 {
-				continue
-			}
-			if outcome.Status == 429 {
-				refused += more
-			}
-			at := slices.IndexFunc(s.Failures, func(l FailureLine) bool { return l.Outcome == outcome.Name && l.Status == outcome.Status })
-			if at < 0 {
-				at = len(s.Failures)
-				s.Failures = append(s.Failures, FailureLine{outcome.Name, outcome.Status, make([]int64, n)})
-			}
-			s.Failures[at].Counts[i] = more
-		}
-		for _, g := range b.Groups[:min(mostLines, len(b.Groups))] {
-			at := slices.IndexFunc(s.Lines, func(l GroupLine) bool { return l.Model == g.Model && l.Group == g.GroupName.Group })
-			if at < 0 {
-				at = len(s.Lines)
-				s.Lines = append(s.Lines, GroupLine{g.Model, g.GroupName.Group, slices.Repeat([]int64{-1}, n)})
-			}
-			s.Lines[at].Tokens[i] = g.MostTokens
-		}
+		refused := s.addFailures(i, n, b, before)
+		s.addLoads(i, n, b)
 		if b.Looked {
 			s.Events = append(s.Events, events(looked, b)...)
 			looked = b
@@ -107,7 +86,7 @@ func stripOf(bins []detect.Sample) Strip {
 		if bursts && !burst {
 			s.Events = append(s.Events, Event{b.At.UnixMilli(), "refused", "A burst of requests was refused with a 429"})
 		}
-		burst = bursts || burst && refused >= burstLeast
+		burst = bursts || burst && refused >= burstLeast // a burst ends only when refusals are few, so that it is one event
 	}
 	slices.SortFunc(s.Failures, func(a, b FailureLine) int {
 		return cmp.Or(cmp.Compare(a.Outcome, b.Outcome), cmp.Compare(a.Status, b.Status))
@@ -119,7 +98,39 @@ func stripOf(bins []detect.Sample) Strip {
 	return s
 }
 
-// events returns what happened between two samples; before is nil for the first one.
+// addFailures fills in the failures of bin i of n, which are those since the bin before. It returns how many of them were a 429.
+func (s *Strip) addFailures(i, n int, bin, before *detect.Sample) (refused int64) {
+	for outcome, count := range bin.Failures {
+		more := int64(count - min(count, before.Failures[outcome]))
+		if more == 0 {
+			continue
+		}
+		if outcome.Status == http.StatusTooManyRequests {
+			refused += more
+		}
+		row := slices.IndexFunc(s.Failures, func(l FailureLine) bool { return l.Outcome == outcome.Name && l.Status == outcome.Status })
+		if row < 0 {
+			row = len(s.Failures)
+			s.Failures = append(s.Failures, FailureLine{outcome.Name, outcome.Status, make([]int64, n)})
+		}
+		s.Failures[row].Counts[i] = more
+	}
+	return refused
+}
+
+// addLoads fills in the loads of the groups in bin i of n.
+func (s *Strip) addLoads(i, n int, bin *detect.Sample) {
+	for _, g := range bin.Groups[:min(mostLines, len(bin.Groups))] {
+		row := slices.IndexFunc(s.Lines, func(l GroupLine) bool { return l.Model == g.Model && l.Group == g.GroupName.Group })
+		if row < 0 {
+			row = len(s.Lines)
+			s.Lines = append(s.Lines, GroupLine{g.Model, g.GroupName.Group, slices.Repeat([]int64{-1}, n)})
+		}
+		s.Lines[row].Tokens[i] = g.MostTokens
+	}
+}
+
+// events returns what happened between two samples. before is nil for the first sample.
 func events(before, now *detect.Sample) (list []Event) {
 	say := func(kind, format string, args ...any) {
 		list = append(list, Event{now.At.UnixMilli(), kind, fmt.Sprintf(format, args...)})

@@ -12,7 +12,7 @@ import (
 	"evenkeel/internal/words"
 )
 
-// These are the width of the page of text, in columns, and its most lines.
+// Bounds of the page of text that GET /live?text answers with, in columns and lines.
 const (
 	usualWidth  = 100
 	leastWidth  = 40
@@ -20,18 +20,18 @@ const (
 	linesOfText = 200
 )
 
-// The page shows only the beginning of each list, so that the rest of it stays on the screen. GET /live?once has everything.
+// Bounds of the lists on the page of text, so that all of them fit on a screen. GET /live?once has everything.
 const (
 	incidentsInFull   = 3
 	incidentsNamed    = 10
 	incidentsOver     = 3
-	mostListed        = 8 // for prefill engines, engines that are not well, peers and scopes, each
+	mostListed        = 8 // of each of: prefill engines, engines that are not well, peers, scopes
 	decisionsListed   = 5
 	replaysOfAGroup   = 4
 	ranksWithTheirBar = 16
 )
 
-// textOf writes a document as a page of text. What an operator needs first comes first.
+// textOf writes a document as a page of text, the most urgent parts first.
 func textOf(d *Document, width int) string {
 	s := &sheet{width: width}
 	s.proxy(d)
@@ -52,7 +52,7 @@ func textOf(d *Document, width int) string {
 	return strings.Join(s.lines, "\n") + "\n"
 }
 
-// proxy writes one line: which proxy this is, and whether it serves.
+// proxy writes one line: which proxy this is, and whether it serves requests.
 func (s *sheet) proxy(d *Document) {
 	p, state := &d.Proxy, "ready"
 	switch {
@@ -66,18 +66,18 @@ func (s *sheet) proxy(d *Document) {
 	s.say(0, fmt.Sprintf("%s, up %s, %s: %s", who, lasted(p.UptimeS), clock(d.AtMs), state))
 }
 
-// incidents writes the lasting incidents, the most harmful first. The first incidentsInFull get a paragraph each, those up to
-// incidentsNamed one line each, and the rest are counted.
+// incidents writes the lasting incidents, the most harmful first. The first incidentsInFull get a paragraph each, the next ones up to
+// incidentsNamed get one line each, and the rest is only counted.
 func (s *sheet) incidents(d *Document) {
 	lasting := 0
 	for i := range d.Incidents {
 		in := &d.Incidents[i]
-		if in.UntilMs > 0 { // it is over: resolved lists it
+		if in.UntilMs > 0 { // it has ended, so resolved lists it
 			continue
 		}
 		lasting++
 		title := fmt.Sprintf("! %s, for %s", in.Severity, since(d, in.SinceMs))
-		if in.LastMs > 0 { // it comes and goes, and is away at the moment
+		if in.LastMs > 0 { // it comes and goes, and is not found at the moment
 			title += ", not found for " + since(d, in.LastMs) + " and over if it stays so"
 		}
 		title += ": " + cmp.Or(in.Headline, "incident")
@@ -122,7 +122,7 @@ func (s *sheet) resolved(d *Document) {
 	}
 }
 
-// traffic writes rates, latencies, failures and advice.
+// traffic writes rates, latencies, failures and the advice on the number of ranks.
 func (s *sheet) traffic(d *Document) {
 	t, p := &d.Traffic, &d.Proxy
 	s.say(0, fmt.Sprintf("%.1f requests/s (%.1f/s fail), %s open, %s tokens/s, policy %s", t.RequestsPerS, t.FailuresPerS, short(p.Open),
@@ -140,8 +140,8 @@ func (s *sheet) traffic(d *Document) {
 	}
 }
 
-// advised returns the words of an advice. The advice is about the last minute, so it must not say that there are enough ranks while many
-// requests wait now.
+// advised is the sentence of an advice. Advice is a mean over the last minute, so it may call the ranks enough although many requests wait
+// now. In this case another sentence is shown.
 func advised(a *advice.Advice, incidents []detect.Incident) string {
 	waits := slices.ContainsFunc(incidents, func(in detect.Incident) bool { return in.UntilMs == 0 && in.Crowded })
 	if waits && len(a.Steps) > 0 && a.Steps[0].Reason == "balanced" {
@@ -150,7 +150,7 @@ func advised(a *advice.Advice, incidents []detect.Incident) string {
 	return a.Says
 }
 
-// prefill writes a line for each prefill engine. Those that take no prompts come first.
+// prefill writes a line per prefill engine, those that take no prompts first.
 func (s *sheet) prefill(p *detect.Prefill) {
 	text := fmt.Sprintf("prefill policy %s: %d of at most %d requests wait, hits %.0f %% of tokens", cmp.Or(p.Policy, "–"), p.Waiting,
 		p.QueueMax, 100*p.HitShare)
@@ -179,7 +179,7 @@ func (s *sheet) prefill(p *detect.Prefill) {
 	}
 }
 
-// rankOfState sorts engines that take no prompts before the others.
+// rankOfState sorts engines that take no prompts before those that do.
 func rankOfState(state string) int {
 	if state == "open" {
 		return 1
@@ -187,7 +187,7 @@ func rankOfState(state string) int {
 	return 0
 }
 
-// engines writes the engines that are not up, or have some trouble.
+// engines writes the number of engines that are up, and a line per engine that has trouble or drains.
 func (s *sheet) engines(all []detect.Engine) {
 	n, up := 0, 0
 	for _, e := range all {
@@ -233,14 +233,14 @@ func (s *sheet) regions(d *Document) {
 	}
 }
 
-// decisions writes the last decisions, newest first.
+// decisions writes the last decisions, the latest first.
 func (s *sheet) decisions(all []Decision) {
 	for i, d := range all[:min(decisionsListed, len(all))] {
 		if i == 0 {
 			s.row("last decisions:")
 		}
 		prompt, waited := "", ""
-		if d.Prompt > 0 { // it is known
+		if d.Prompt > 0 { // 0: not known
 			prompt = short(int64(d.Prompt)) + " tokens, "
 		}
 		if d.Rank != "" || d.WaitMs > 0 {
@@ -251,7 +251,7 @@ func (s *sheet) decisions(all []Decision) {
 	}
 }
 
-// full ends a sentence with a full stop if it lacks one.
+// full adds a full stop to a sentence that has none.
 func full(sentence string) string {
 	if sentence == "" || strings.HasSuffix(sentence, ".") || strings.HasSuffix(sentence, "?") {
 		return sentence
@@ -261,10 +261,10 @@ func full(sentence string) string {
 
 func clock(ms int64) string { return time.UnixMilli(ms).UTC().Format("15:04:05 UTC") }
 
-// since says how long a moment was before the document.
+// since is the time from a moment (Unix ms) to the making of the document, in words.
 func since(d *Document, ms int64) string { return lasted(float64(max(0, d.AtMs-ms)) / 1000) }
 
-// lasted writes a time in seconds in a short form.
+// lasted writes a time in one unit that fits its length.
 func lasted(seconds float64) string {
 	switch {
 	case seconds < 1:
@@ -279,7 +279,7 @@ func lasted(seconds float64) string {
 	return fmt.Sprintf("%.0f d", seconds/86400)
 }
 
-// short writes a count in at most five characters.
+// short shortens a count to five characters.
 func short[N int64 | uint64](n N) string {
 	switch {
 	case n >= 10_000_000:
@@ -292,7 +292,7 @@ func short[N int64 | uint64](n N) string {
 	return fmt.Sprint(n)
 }
 
-// percentiles writes a latency.
+// percentiles is a latency as text.
 func percentiles(l detect.Latency) string {
 	if l.Samples == 0 {
 		return "–"

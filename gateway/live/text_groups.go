@@ -7,7 +7,7 @@ import (
 	"evenkeel/internal/words"
 )
 
-// model writes the pool of a model and the groups of its ranks.
+// model writes the pool of a model, and its groups.
 func (s *sheet) model(m *Model, d *Document) {
 	s.lines = append(s.lines, "")
 	pool := "the pool is empty"
@@ -20,7 +20,7 @@ func (s *sheet) model(m *Model, d *Document) {
 	}
 }
 
-// group writes how evenly its ranks are loaded, what imbalance costs, and what another policy would have cost.
+// group writes how evenly the ranks of a group are loaded, their loads, and what other policies would have cost.
 func (s *sheet) group(g *Group, t *detect.Traffic) {
 	name := "group " + g.Name
 	if g.Name == "" {
@@ -35,7 +35,8 @@ func (s *sheet) group(g *Group, t *detect.Traffic) {
 	if g.ModelMs > 0 {
 		text += fmt.Sprintf(", %.1f %% of %.1f ms lost", 100*g.LostShare, g.ModelMs)
 	}
-	if g.StepMs > 0 && (t.TPOT.Samples == 0 || t.TPOT.P50Ms <= 3*g.StepMs) { // otherwise tokens do not come in common steps
+	// If tokens come much more slowly than one per step, the streams do not run in common steps, and the step time means little.
+	if g.StepMs > 0 && (t.TPOT.Samples == 0 || t.TPOT.P50Ms <= 3*g.StepMs) {
 		text += fmt.Sprintf(", step %.1f ms", g.StepMs)
 	}
 	if g.Held > 0 {
@@ -49,7 +50,7 @@ func (s *sheet) group(g *Group, t *detect.Traffic) {
 	if g.Rounds != nil {
 		s.say(4, g.Rounds.Says)
 	}
-	if g.ModelWhy != "" { // without a step model it is not known what other policies would save
+	if g.ModelWhy != "" { // without a step model, the twin has no results
 		s.say(4, "There is no step model: "+full(g.ModelWhy))
 		return
 	}
@@ -61,7 +62,7 @@ func (s *sheet) group(g *Group, t *detect.Traffic) {
 	s.say(4, g.Twin.Note)
 }
 
-// ranks draws the KV tokens of each rank beside the mean, and names the ranks that are not up.
+// ranks draws the KV tokens of each rank, and names the ranks that are not up.
 func (s *sheet) ranks(g *Group) {
 	var fullest, emptiest *detect.Rank
 	for i := range g.Ranks {
@@ -99,10 +100,10 @@ func (s *sheet) ranks(g *Group) {
 	}
 }
 
-// load returns the KV tokens that a step of a rank reads.
+// load is how many KV tokens a step of the rank reads: not those of prompts that are not computed yet.
 func load(r *detect.Rank) int64 { return r.KVTokens - r.Unread }
 
-// markOf returns the letter of a state in the picture; a space for a rank that is up.
+// markOf is the letter for a rank's state in the drawings; a space: the rank is up.
 func markOf(state string) rune {
 	switch state {
 	case detect.RankUp:
@@ -119,7 +120,7 @@ func markOf(state string) rune {
 	return 'x'
 }
 
-// bars writes a line for each rank, with a bar for its load. The fullest rank has the longest bar.
+// bars draws a horizontal bar per rank. The bar of the fullest rank has full length.
 func (s *sheet) bars(g *Group) {
 	name := 0
 	for i := range g.Ranks {
@@ -155,7 +156,7 @@ func (s *sheet) bars(g *Group) {
 	}
 }
 
-// bar draws the load of a rank, with a | at the mean.
+// bar draws the load of one rank, with a | at the group's mean.
 func bar(r *detect.Rank, g *Group, wide int) string {
 	most, cells := float64(max(1, g.MostTokens)), make([]rune, wide)
 	for i := range cells {
@@ -165,21 +166,21 @@ func bar(r *detect.Rank, g *Group, wide int) string {
 	return string(cells)
 }
 
-// eighths returns how many eighths of a cell are filled, if a share of all cells is.
+// eighths is how many eighths of one cell are filled if a bar fills this share of all cells.
 func eighths(share float64, cells, cell int) int {
 	return max(0, min(8, int(share*float64(8*cells)+0.5)-8*cell))
 }
 
-// A picture has bands of columns: at most mostBands, each of bandLines lines.
+// A picture has rows of columns, called bands: at most mostBands, each bandLines high.
 const (
 	mostBands = 8
 	bandLines = 2
 )
 
-// picture draws a column for each rank, as high as its load compared with the fullest one. At the foot of a rank that is not up is the
-// letter of its state.
+// picture draws a column per rank, for groups with many ranks. The column of the fullest rank has full height. A rank that is not up
+// has the letter of its state at the foot of its column.
 func (s *sheet) picture(g *Group) {
-	const axis = 6 // columns for the labels
+	const axis = 6 // columns of the labels on the left
 	bands := (len(g.Ranks) + s.width - axis - 1) / (s.width - axis)
 	perBand := (len(g.Ranks) + bands - 1) / bands
 	most, backlog := float64(max(1, g.MostTokens)), int64(1)

@@ -7,7 +7,7 @@ import (
 	"unicode/utf8"
 )
 
-// sheet is a page of text that is being written. No line is wider than width, and none has control characters for the terminal.
+// sheet is a page of text. No line is wider than width columns, and none has control characters for a terminal.
 type sheet struct {
 	width int
 	lines []string
@@ -16,7 +16,7 @@ type sheet struct {
 // linesOfAText is how many lines a sentence or a command may take.
 const linesOfAText = 8
 
-// row adds one line, and cuts it at the width.
+// row adds one line, cut to the width of the sheet.
 func (s *sheet) row(format string, args ...any) {
 	line := clean(fmt.Sprintf(format, args...))
 	if columns(line) > s.width {
@@ -25,44 +25,44 @@ func (s *sheet) row(format string, args ...any) {
 	s.lines = append(s.lines, strings.TrimRight(line, " "))
 }
 
-// say adds text in as many lines as it needs, up to linesOfAText.
+// say adds sentences, wrapped into at most linesOfAText lines.
 func (s *sheet) say(indent int, text string) {
 	for i, line := range fill(strings.Fields(clean(text)), s.width-indent-2) {
 		s.lines = append(s.lines, strings.Repeat(" ", indent+2*min(i, 1))+line)
 	}
 }
 
-// run adds a shell command in lines that can be copied and run as they are. It breaks lines after a space outside of quotes or, if there is
-// none, inside a word.
+// run adds a shell command, wrapped with backslashes, so that the lines can be copied and run. It breaks lines at a space outside of
+// quotes if there is one, and else inside a word.
 func (s *sheet) run(command string) {
 	command = clean(command)
-	quote := rune(0) // the quote that is open at the begin of the line; 0: none
+	quote := rune(0) // the quote that is open where the line begins; 0: none
 	for range linesOfAText {
 		if columns(command) <= s.width {
 			s.lines = append(s.lines, command)
 			return
 		}
-		used, at, space, within := 0, 0, 0, quote
+		used, end, space, within := 0, 0, 0, quote
 		for i, r := range command {
 			if used += columnsOf(r); used > s.width-2 {
 				break
 			}
-			at = i + utf8.RuneLen(r)
+			end = i + utf8.RuneLen(r)
 			switch {
 			case r == within:
 				within = 0
 			case within == 0 && (r == '\'' || r == '"'):
 				within = r
 			case within == 0 && r == ' ':
-				space = at
+				space = end
 			}
 		}
 		if space > 0 {
-			at, within = space, 0
+			end, within = space, 0
 		}
-		line, next := command[:at]+`\`, command[at:]
-		if within == '\'' { // a backslash has no meaning inside single quotes
-			line, next, within = command[:at]+`'\`, "'"+next, 0
+		line, next := command[:end]+`\`, command[end:]
+		if within == '\'' { // a backslash has no effect between single quotes, so they are closed and opened again
+			line, next, within = command[:end]+`'\`, "'"+next, 0
 		}
 		s.lines = append(s.lines, line)
 		command, quote = next, within
@@ -70,7 +70,7 @@ func (s *sheet) run(command string) {
 	s.row("…")
 }
 
-// clean replaces control characters, because names of models, engines and requests come from outside and a terminal would obey them.
+// clean replaces control characters, because names of models, engines and requests come from outside and could steer the terminal.
 func clean(text string) string {
 	return strings.Map(func(r rune) rune {
 		switch {
@@ -83,8 +83,8 @@ func clean(text string) string {
 	}, text)
 }
 
-// columns returns the greatest width of a text on the screen. Some characters take two columns. Only those that this page draws itself are
-// known to take one; a wrong guess just leaves room.
+// columns is an upper bound of a text's width in columns. Some characters take two columns. Instead of a table of them, every character
+// outside of the ranges that this page itself draws counts as two. A text that is narrower only leaves room.
 func columns(text string) (n int) {
 	for _, r := range text {
 		n += columnsOf(r)
@@ -92,7 +92,6 @@ func columns(text string) (n int) {
 	return n
 }
 
-// columnsOf returns how many columns a character takes at most.
 func columnsOf(r rune) int {
 	if r < 0x1100 || r >= 0x2010 && r <= 0x2027 || r >= 0x2190 && r <= 0x21ff || r >= 0x2580 && r <= 0x259f {
 		return 1
@@ -100,7 +99,7 @@ func columnsOf(r rune) int {
 	return 2
 }
 
-// cut returns as much of the beginning of a text as fits.
+// cut returns the beginning of a text, at most width columns.
 func cut(text string, width int) string {
 	for i, r := range text {
 		if width -= columnsOf(r); width < 0 {
@@ -110,7 +109,7 @@ func cut(text string, width int) string {
 	return text
 }
 
-// tail shortens a name to its end, because names of engines differ there.
+// tail returns the end of a name, at most width columns, because names of engines differ at their end.
 func tail(name string, width int) string {
 	name = clean(name)
 	if columns(name) <= width {
@@ -123,12 +122,12 @@ func tail(name string, width int) string {
 	return "…" + string(runes)
 }
 
-// padded fills a text with spaces up to a width.
+// padded fills a text up to a width with spaces.
 func padded(text string, width int) string {
 	return text + strings.Repeat(" ", max(0, width-columns(text)))
 }
 
-// fill distributes words over lines, and breaks words that are wider than a line. If there are too many lines, the last one is an ellipsis.
+// fill wraps words into at most linesOfAText lines, and breaks words that are wider than a line. If text is left out, the last line is "…".
 func fill(words []string, width int) (lines []string) {
 	for len(words) > 0 {
 		line, n := words[0], 1

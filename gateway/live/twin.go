@@ -9,8 +9,8 @@ import (
 	"evenkeel/gateway/detect"
 )
 
-// twinOf puts the twin's verdict about a group into words, or says why there is none. replays says whether the twin
-// replays any policy at all.
+// twinOf returns the twin's verdict about a group in words, or the reason why there is none. replays: the config lists policies
+// for the twin to replay.
 func twinOf(m *detect.Model, g *detect.Group, replays bool) Twin {
 	t := Twin{Says: []string{}, Verdict: g.Twin}
 	switch v := g.Twin; {
@@ -43,7 +43,7 @@ func twinOf(m *detect.Model, g *detect.Group, replays bool) Twin {
 	return t
 }
 
-// span writes a time as people say it.
+// span writes a time in seconds or minutes.
 func span(seconds float64) string {
 	if seconds < 100 {
 		return fmt.Sprintf("%.0f s", seconds)
@@ -51,8 +51,8 @@ func span(seconds float64) string {
 	return fmt.Sprintf("%.1f min", seconds/60)
 }
 
-// counterfactuals returns the load of the fullest rank under each replayed policy. The twin says how much longer the steps are, and the
-// step model how long a step takes per KV token.
+// counterfactuals returns the load of the fullest rank under other policies. The twin knows how much longer
+// their steps are in ms, and the step model how many ms each KV token costs (Law.C1).
 func counterfactuals(g *detect.Group) []Counterfactual {
 	list := []Counterfactual{}
 	if g.Twin == nil || g.Law.C1 <= 0 || g.SteppingRanks == 0 {
