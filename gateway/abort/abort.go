@@ -1,21 +1,21 @@
-// Package abort lists the running requests by the names that their clients gave them, so that a client can end a request by its name.
+// Package abort keeps the running requests to which clients gave names, so that clients can end them by name.
 package abort
 
 import "sync"
 
-// Running is the list of running requests. Its zero value is empty.
+// Running is the set of running requests that have names. The zero value is empty.
 type Running struct {
 	mu  sync.Mutex
-	all map[string]map[*entry]bool // by caller
+	all map[string]map[*entry]bool // sets of entries, by caller
 }
 
 type entry struct {
-	name string
-	end  func()
+	name   string
+	cancel func()
 }
 
-// Enter registers a running request of a caller under a name, until leave is called. If the caller ends the requests of this name
-// meanwhile, cancel is called. Several requests may have the same name.
+// Enter registers a running request of a caller under a name. When the caller ends the requests of that name, cancel is called. leave
+// must be called when the request is over. Several requests may have the same name.
 func (r *Running) Enter(caller, name string, cancel func()) (leave func()) {
 	e := &entry{name, cancel}
 	r.mu.Lock()
@@ -37,21 +37,21 @@ func (r *Running) Enter(caller, name string, cancel func()) (leave func()) {
 	}
 }
 
-// End cancels, concurrently, all requests of the caller whose names takes accepts. It returns their number, once every cancel has returned.
-// A caller cannot end the requests of another caller.
-func (r *Running) End(caller string, takes func(name string) bool) int {
-	var ends []func()
+// End ends the caller's requests whose names match. It cancels them concurrently, returns when all calls of cancel have returned, and says
+// how many requests matched. No caller can end the request of another caller.
+func (r *Running) End(caller string, matches func(name string) bool) int {
+	var cancels []func()
 	r.mu.Lock()
 	for e := range r.all[caller] {
-		if takes(e.name) {
-			ends = append(ends, e.end)
+		if matches(e.name) {
+			cancels = append(cancels, e.cancel)
 		}
 	}
 	r.mu.Unlock()
-	var all sync.WaitGroup
-	for _, end := range ends {
-		all.Go(end)
+	var running sync.WaitGroup
+	for _, cancel := range cancels {
+		running.Go(cancel)
 	}
-	all.Wait()
-	return len(ends)
+	running.Wait()
+	return len(cancels)
 }

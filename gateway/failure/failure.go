@@ -1,4 +1,4 @@
-// Package failure has the errors that a client gets if an engine, a queue or this proxy did not serve its request.
+// Package failure makes the errors that clients get when an engine, a queue or this proxy did not serve a request.
 package failure
 
 import (
@@ -27,26 +27,26 @@ import (
 	"evenkeel/sse"
 )
 
-// Errors that are the same for every request, and are shared by all: they must not be changed.
+// The errors that are the same for every request. No code changes them.
 var (
-	None     = new(openai.Error) // no error: the answer was complete
+	None     = new(openai.Error) // stands for the error of an answer that was whole
 	Gone     = openai.NewError(journal.StatusClientClosed, "client_closed", "the client left")
 	Broken   = openai.NewError(http.StatusInternalServerError, "internal_error", "internal error; the request may be tried again")
 	NotOurs  = openai.Unavailable(geo.RejectOwner, "another proxy admits to the decode group now; send the request again", 1)
 	Leaving  = openai.Unavailable("draining", "this proxy is shutting down; use another", 1)
-	Deadline = openai.Unavailable("deadline_unmet", // a refusal before the prefill, which would be in vain
+	Deadline = openai.Unavailable("deadline_unmet", // refused before its prefill, which would be wasted
 		"the first token could not have come by x-evenkeel-deadline-ms, so nothing was computed; give the request more time, or send it later", 1)
-	// Late is the error of an answer that began so late that the decode engine may have pulled another prompt's KV.
+	// Late is the error if a decode engine began its answer so late that its KV may have been another prompt's.
 	Late = openai.NewError(http.StatusGatewayTimeout, "decode_timeout",
 		"the decode engine was silent for so long that its answer could be made of another prompt's KV; send the request again")
-	// NoRoute is the error of a request that is passed through to an endpoint that no engine has.
+	// NoRoute is the error of a request that should be passed through, but whose endpoint no engine has.
 	NoRoute = openai.NewError(http.StatusNotFound, "no_such_route",
 		"no engine that serves the model has this endpoint; it is one of another kind of model")
 	noLocal = openai.Unavailable("decode_unavailable", "no decode engine that may compute this prompt alone has room for it; retry later", 1)
 )
 
-// NoLocal is the answer to a request that found no decode rank which may compute its prompt itself, and that no other engine may serve.
-// left says that the client has left. last is the error of the last attempt; nil: there was none.
+// NoLocal is the error of a request that needs a decode rank that also computes its prompt, and that got no such rank. left says that the
+// client has left. last is the error of the last attempt; nil: there was none.
 func NoLocal(left bool, last *openai.Error) *openai.Error {
 	if left {
 		return Gone
@@ -59,11 +59,11 @@ func BadGateway(side, why string) *openai.Error {
 	return openai.NewError(http.StatusBadGateway, side+"_failed", sideName(side)+" failed: "+why)
 }
 
-// Engine is the side of an engine that computes the prompt and writes the answer. The other sides are "prefill" and "decode".
+// Engine is used in place of a side (prefill or decode) for an engine that serves requests alone.
 const Engine = "engine"
 
-// Unserved is the error if no engine of a side ("prefill", "decode") is up for a model. states names the states of these engines; empty:
-// they are not known. If mixed is set, each engine of the model computes prompts and writes answers, so side is not used.
+// Unserved says that no engine of a side (prefill or decode) is up for a model. states describes these engines; empty: nothing is known. If
+// mixed is set, each engine of the model computes prompts and writes answers, so there are no sides.
 func Unserved(side, model string, mixed bool, states string) *openai.Error {
 	who := side + " engine"
 	if mixed {
@@ -83,8 +83,8 @@ func sideName(side string) string {
 	return "the " + side + " engine"
 }
 
-// Transport is the error for a client whose request failed because the call to an engine did: 503 if the engine could not be reached, 504
-// if it was silent for too long, and else 502.
+// Transport is the client's error for a call to an engine that failed without an answer: 503 if the engine could not be reached at all, 504
+// if it was silent, else 502.
 func Transport(side string, err error) *openai.Error {
 	var callErr *engine.Error
 	switch isCall := errors.As(err, &callErr); {
@@ -96,13 +96,13 @@ func Transport(side string, err error) *openai.Error {
 	return BadGateway(side, cause(err))
 }
 
-// Stream is the error at the end of an answer that its engine broke off.
+// Stream is the error at the end of an answer that the engine broke off.
 func Stream(code string, err error) *openai.Error {
 	return openai.NewError(http.StatusBadGateway, code, "the engine's answer broke off: "+cause(err))
 }
 
-// FromStream turns a failure that an engine reported in an event into the error that the client gets in place of an answer. Only a refusal
-// of the request (4xx) keeps its status. A failure of the engine, or a refusal of the proxy's own key (401 and 403), becomes 502.
+// FromStream turns a failure that an engine reported in an event into the error that the client gets. Only a refusal of the request (4xx)
+// keeps its status. A failure of the engine, or of the proxy's own API key (401 and 403), becomes 502.
 func FromStream(f sse.Failure) *openai.Error {
 	e := &openai.Error{Status: f.Status, Type: f.Type, Code: f.Code, Message: f.Message}
 	if f.Status/100 != 4 || f.Status == http.StatusUnauthorized || f.Status == http.StatusForbidden {
@@ -114,7 +114,7 @@ func FromStream(f sse.Failure) *openai.Error {
 	return e
 }
 
-// cause says for a client how a call failed. It leaves out the addresses of engines, which clients must not learn.
+// cause says in words for a client how a call failed. It names no addresses, which only the log may have.
 func cause(err error) string {
 	var callErr *engine.Error
 	switch isCall := errors.As(err, &callErr); {
@@ -130,15 +130,15 @@ func cause(err error) string {
 	return "the connection was lost"
 }
 
-// ErrUndelivered is wrapped by the error of an attempt whose KV did not get from the prefill engine to the decode engine. The request is
-// not the cause, even if several engines report this error for it.
+// ErrUndelivered is in the error of an attempt whose KV did not get from the prefill engine to the decode engine. This is never the
+// request's fault, even if it happens with many engines.
 var ErrUndelivered = errors.New("KV did not arrive")
 
-// undelivered has words from the messages in which SGLang 0.5.23 reports that KV did not arrive: those of prepare_abort in
-// disaggregation/prefill.py and decode.py, and of KVTransferError in disaggregation/common/conn.py.
+// undelivered has the words in SGLang's messages (0.5.23) about KV that did not arrive. They are from prepare_abort in
+// disaggregation/prefill.py and decode.py, and from KVTransferError in disaggregation/common/conn.py.
 var undelivered = []string{"KVTransferError", "transfer failed", "handshake failed", "bootstrap failed", "KVPoll.Bootstrapping"}
 
-// Undelivered adds ErrUndelivered to the error of an attempt if the engine's message, said, reports that KV did not arrive.
+// Undelivered adds ErrUndelivered to err if the engine's message (said) is about KV that did not arrive.
 func Undelivered(err error, said string) error {
 	if slices.ContainsFunc(undelivered, func(words string) bool { return strings.Contains(said, words) }) {
 		return fmt.Errorf("%w: %w", err, ErrUndelivered)
@@ -150,9 +150,9 @@ func Undelivered(err error, said string) error {
 func Relayed(status int, resp *engine.Response, body []byte) *openai.Error {
 	e := &openai.Error{
 		Status: status, Code: "engine_refused", Raw: body, ContentType: string(resp.ContentType()),
-		Message: fmt.Sprintf("an engine refused the request with status %d", status), // used if a stream has begun: Raw cannot be sent then
+		Message: fmt.Sprintf("an engine refused the request with status %d", status), // for a stream that has begun
 	}
-	if e.Raw == nil { // nil would mean that there is no answer to relay; this answer is empty
+	if e.Raw == nil { // not nil, so that the client gets the engine's empty body
 		e.Raw = []byte{}
 	}
 	if status == http.StatusTooManyRequests {
@@ -161,8 +161,8 @@ func Relayed(status int, resp *engine.Response, body []byte) *openai.Error {
 	return e
 }
 
-// Body reads the beginning of the body of an error status. The size and the time are bounded, so that a long or slow body does not hold up
-// the request.
+// Body reads the body of an answer with an error status: at most maxErrorBody bytes, for at most refusalTime. A long or slow body must not
+// delay the request, and its beginning says what is wrong.
 func Body(resp *engine.Response) []byte {
 	resp.SetDeadline(time.Now().Add(refusalTime))
 	return resp.ReadUpTo(maxErrorBody)
@@ -173,11 +173,10 @@ const (
 	refusalTime  = 5 * time.Second
 )
 
-// StatusOf returns the status that an engine should have answered with; two engines use a wrong one. If SGLang fails in a request to
-// /v1/responses, it answers 400, and its message begins with the real status (0.5.23, create_responses in
-// entrypoints/openai/serving_responses.py, which has the text of an HTTPException). If vLLM was started without --enable-scale-out, it
-// answers 403 to requests with token ids (0.32.0, register_scale_out_api_routers in entrypoints/scale_out/factories.py): it lacks the
-// endpoint (404), and does not refuse our key.
+// StatusOf corrects the status of an engine's refusal in two cases. On /v1/responses, SGLang answers 400 if the generation has failed. Its
+// text begins with the status that a chat would have got (0.5.23, create_responses in entrypoints/openai/serving_responses.py). On
+// /inference/v1/generate, vLLM answers 403 if it runs without --enable-scale-out (0.32.0, register_scale_out_api_routers in
+// entrypoints/scale_out/factories.py). This means that the endpoint is missing, not that the proxy's API key is wrong.
 func StatusOf(path string, status int, body []byte) int {
 	if status == http.StatusForbidden && path == "/inference/v1/generate" && strings.Contains(string(body), "--enable-scale-out") {
 		return http.StatusNotFound
@@ -190,22 +189,23 @@ func StatusOf(path string, status int, body []byte) int {
 		Error struct{ Message string }
 	}
 	_ = json.Unmarshal(body, &answer) // a body of another form has no message
-	if statusText, _, ok := strings.Cut(answer.Error.Message, ": "); ok && len(statusText) == 3 {
-		if n, err := strconv.Atoi(statusText); err == nil && (n == http.StatusTooManyRequests || n >= 500 && n < 600) {
-			return n
-		}
+	statusText, _, ok := strings.Cut(answer.Error.Message, ": ")
+	meant, err := strconv.Atoi(statusText)
+	isStatus := ok && len(statusText) == 3 && err == nil
+	if isStatus && (meant == http.StatusTooManyRequests || meant >= 500 && meant < 600) {
+		return meant
 	}
 	return status
 }
 
-// Withheld is the error for a client whose request reached an engine that takes no requests at present, for the reason why.
+// Withheld is the client's error if no engine of a side was ready for its request in time. why is the reason.
 func Withheld(side string, why error) *openai.Error {
 	return openai.Unavailable(side+"_unavailable", sideName(side)+" takes no requests now: "+why.Error()+"; retry later", 1)
 }
 
-// Refused maps an engine's error status to the client's error. A 4xx reaches the client unchanged, because the request is at fault. But 401
-// and 403 are about the proxy's own key, and 5xx is about the engine, so the client gets 502 or 503 instead. id names the engine in the
-// log.
+// Refused maps an engine's error status to the client's error. Most 4xx mean that the request is at fault, so the client gets the engine's
+// answer unchanged. But 401 and 403 are about the proxy's own API key, and a 5xx is about the engine, so the client gets 502 or 503
+// instead. id names the engine in the log.
 func Refused(log *zap.Logger, side, id string, status int, resp *engine.Response, body []byte) *openai.Error {
 	switch {
 	case status == http.StatusUnauthorized || status == http.StatusForbidden:
@@ -221,7 +221,7 @@ func Refused(log *zap.Logger, side, id string, status int, resp *engine.Response
 	}
 }
 
-// NoSuchModel is the answer to a request for a name that no engine lists.
+// NoSuchModel is the error of a request for a model that no engine lists.
 func NoSuchModel(name string) *openai.Error {
 	return &openai.Error{
 		Status: http.StatusNotFound, Code: "model_not_found", Param: "model",
@@ -229,8 +229,8 @@ func NoSuchModel(name string) *openai.Error {
 	}
 }
 
-// Unplaced maps the error of a request that got no engine, from the prefill tier or from the dispatcher, to the client's error. side is the
-// side on which the request waited for an engine, prompt is the number of the prompt's tokens, and mixed is as in Unserved.
+// Unplaced maps the error of a request that got no engine to the client's error. err comes from the prefill tier or from the dispatcher.
+// side is the side on which the request waited for an engine, and prompt is the prompt's length in tokens. mixed is as in Unserved.
 func Unplaced(side string, err error, prompt int, model string, mixed bool) *openai.Error {
 	var full *prefill.FullError
 	switch {
@@ -247,7 +247,7 @@ func Unplaced(side string, err error, prompt int, model string, mixed bool) *ope
 		return Deadline
 	case errors.Is(err, prefill.ErrModelNotFound), errors.Is(err, board.ErrNotListed):
 		return NoSuchModel(model)
-	case errors.Is(err, prefill.ErrBadPolicy): // a reload dropped the policy since it was checked
+	case errors.Is(err, prefill.ErrBadPolicy): // a reload has removed the policy since the request was checked
 		return openai.NewError(http.StatusBadRequest, "bad_policy", err.Error())
 	case errors.Is(err, context.Canceled), errors.Is(err, board.ErrDraining): // the proxy shuts down
 		return Leaving
@@ -264,19 +264,19 @@ func Unplaced(side string, err error, prompt int, model string, mixed bool) *ope
 	return Unserved(side, model, mixed, "")
 }
 
-// RetryAfter reads an engine's Retry-After in seconds, and returns at most mostRetryAfter. A date in place of seconds is ignored: it
-// returns 0.
+// RetryAfter reads an engine's Retry-After in seconds; 0: there is none, or it is a date. The result is at most an hour: an engine cannot
+// plan further ahead, and a longer wait would lose the client.
 func RetryAfter(resp *engine.Response) int {
 	seconds, err := strconv.Atoi(string(resp.Header("Retry-After")))
-	if errors.Is(err, strconv.ErrSyntax) || seconds < 0 { // a number that is too large becomes the largest int
+	if errors.Is(err, strconv.ErrSyntax) || seconds < 0 {
 		return 0
 	}
 	return min(seconds, mostRetryAfter)
 }
 
-const mostRetryAfter = 3600 // seconds; no engine can plan further ahead, and no client waits longer
+const mostRetryAfter = 3600 // seconds
 
-// KindOf names a content type for a message to a client. It repeats only types that it knows, because an engine may write anything there.
+// KindOf describes a content type for a message. It never repeats an unknown type, because an engine may write anything into this header.
 func KindOf(contentType []byte) string {
 	kind, _, _ := strings.Cut(string(contentType), ";")
 	switch kind = strings.TrimSpace(kind); kind {
@@ -288,33 +288,33 @@ func KindOf(contentType []byte) string {
 	return "a content type that we do not know"
 }
 
-// A Fault says how a leg of an attempt (its request to the prefill or to the decode engine) has failed.
+// A Fault describes a leg (one call to an engine) of an attempt that ended without its result.
 type Fault struct {
 	lifecycle.Ended
-	Answer     *openai.Error // the error that the client gets if the request is not tried again
+	Answer     *openai.Error // the client's error if there is no further attempt
 	Status     int           // the status of the engine's answer; 0: there was none
 	Err        error         // what failed, for the log
-	Engine     string        // the engine's id, if the monitor must learn of this fault; else empty
+	Engine     string        // the engine's id if the fault must be reported to the monitor; else empty
 	RetryAfter time.Duration
-	MostLosses int // how many times in all the request may be resumed after lost answers, or after engines gave it back for lack of KV room
+	MostLosses int // the limit, per request, of engines that lose the answer or give the request back for want of KV room
 }
 
-// ErrMoved is the error of a call that ended because its engine was taken out of service.
+// ErrMoved is the error of a call that was ended because its engine was taken out of service.
 var ErrMoved = errors.New("the engine was taken out of service")
 
-// Of is the fault of a leg that has ended with err, which may be nil.
+// Of makes the fault of a leg that has ended with err, which may be nil.
 func Of(end lifecycle.Ended, answer *openai.Error, err error) *Fault {
 	return &Fault{Ended: end, Answer: answer, Err: err}
 }
 
-// Useless is the fault of a leg whose engine has answered with status 200, but whose answer cannot be used.
+// Useless makes the fault of a leg whose engine answered with status 200, but whose answer cannot be used.
 func Useless(leg lifecycle.Leg, why lifecycle.Why, answer *openai.Error, err error) *Fault {
 	return &Fault{Ended: lifecycle.Ended{Leg: leg, Far: lifecycle.Headed, Why: why, Open: true}, Answer: answer, Status: http.StatusOK,
 		Err: err}
 }
 
-// Said is the fault of a leg whose engine answered with status 200, but refused the request in the body. It is nil if err is something
-// else, or if the body reports a failure of the engine itself.
+// Said makes the fault of a leg whose engine refused the request in an answer with status 200. It returns nil if err is not such a refusal,
+// or if the engine reported a failure of its own.
 func Said(leg lifecycle.Leg, err error) *Fault {
 	var said *mooncake.SaidError
 	if !errors.As(err, &said) {
@@ -322,14 +322,14 @@ func Said(leg lifecycle.Leg, err error) *Fault {
 	}
 	f := sse.ReadFailure(said.Answer)
 	answer := FromStream(f)
-	if answer.Status != f.Status { // FromStream has changed the status, so the engine itself has failed
+	if answer.Status != f.Status { // FromStream keeps the status of a refusal only
 		return nil
 	}
 	return &Fault{Ended: lifecycle.Ended{Leg: leg, Far: lifecycle.Headed, Why: lifecycle.ByStatus(f.Status)}, Answer: answer, Status: f.Status,
 		Err: err}
 }
 
-// OfEngine says whether the leg's own engine is known to have failed. If KV did not arrive, either engine may be at fault.
+// OfEngine says whether the leg's own engine is known to have failed. If KV did not arrive, either engine may be at fault, so it is false.
 func (f *Fault) OfEngine() bool {
 	return f != nil && f.Ended.OfEngine() && !errors.Is(f.Err, ErrUndelivered)
 }

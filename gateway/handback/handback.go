@@ -1,6 +1,6 @@
-// Package handback remembers which answers' KV decode engines still have, so that the prefill engine of the conversation's next turn can
-// fetch the KV instead of computing it. An engine fetches the KV that the request names, and does not compare tokens. So this package
-// compares them: it offers KV only for a prompt that begins with exactly the tokens that the KV was computed from.
+// Package handback remembers which decode engines keep the KV of their answers, so that the prefill engine of the conversation's next turn
+// can fetch this KV instead of computing it again. An engine fetches KV without comparing tokens, so this package compares them: KV is
+// offered only for a prompt that begins with exactly the tokens from which the KV was computed.
 package handback
 
 import (
@@ -14,32 +14,32 @@ import (
 
 // A Turn is an answer whose engine keeps its KV.
 type Turn struct {
-	Scope  string          // only a request of the same scope may use the KV
-	IDs    []int32         // the tokens whose KV it is
+	Scope  string          // a turn is offered only to requests of the same scope
+	IDs    []int32         // the tokens from which the KV was computed
 	Params json.RawMessage // the kv_transfer_params with which a prefill request fetches the KV
 	Made   roster.Birth    // the engine process that has the KV
 	Came   time.Time
-	Until  time.Time // the KV is not offered at this time or later
+	Until  time.Time // the turn is not offered after this time
 
 	hash uint64
 }
 
-// bytes is about how much memory a turn takes.
+// bytes returns how much memory a turn takes; 256 stands for its struct and its map entries.
 func (t *Turn) bytes() int { return 4*len(t.IDs) + len(t.Params) + len(t.Scope) + 256 }
 
-// Turns are the turns that are remembered. The zero value has none.
+// Turns is a bounded set of turns. The zero value is empty.
 type Turns struct {
 	mu      sync.Mutex
 	byHash  map[uint64][]*Turn
-	lengths map[int]int // number of tokens -> how many turns have this number
-	order   []*Turn     // all turns, the oldest first
-	bytes   int         // memory that all turns take together
+	lengths map[int]int // how many turns have a given number of tokens
+	order   []*Turn     // the oldest first
+	bytes   int         // memory that all turns take
 }
 
-// Keep remembers a turn. All turns together take at most `most` bytes of memory: to make room, Keep forgets the oldest. A turn that alone
-// takes more, that has no tokens, or that is too old is not remembered.
-func (k *Turns) Keep(t *Turn, now time.Time, most int) {
-	if t.bytes() > most || len(t.IDs) == 0 || !now.Before(t.Until) {
+// Keep remembers a turn. It forgets the oldest turns until all turns together take at most maxBytes of memory. It does not remember a turn
+// that alone takes more, has no tokens, or is too old.
+func (k *Turns) Keep(t *Turn, now time.Time, maxBytes int) {
+	if t.bytes() > maxBytes || len(t.IDs) == 0 || !now.Before(t.Until) {
 		return
 	}
 	t.hash = hashScope(t.Scope)
@@ -48,7 +48,7 @@ func (k *Turns) Keep(t *Turn, now time.Time, most int) {
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.drop(func(old *Turn) bool { return !now.Before(old.Until) || k.bytes+t.bytes() > most })
+	k.drop(func(old *Turn) bool { return !now.Before(old.Until) || k.bytes+t.bytes() > maxBytes })
 	if k.byHash == nil {
 		k.byHash, k.lengths = map[uint64][]*Turn{}, map[int]int{}
 	}
@@ -58,8 +58,8 @@ func (k *Turns) Keep(t *Turn, now time.Time, most int) {
 	k.bytes += t.bytes()
 }
 
-// Take returns the longest turn of a scope that useful accepts and with whose tokens the prompt begins; nil: there is none. It also forgets
-// this turn, because the engine frees the KV once it was fetched.
+// Take returns and forgets the longest turn of a scope that useful accepts and with whose tokens the prompt begins. It returns nil if there
+// is none. A turn is returned only once, because an engine drops the KV after it was fetched.
 func (k *Turns) Take(scope string, prompt []int32, now time.Time, useful func(*Turn) bool) *Turn {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -86,14 +86,11 @@ func (k *Turns) Take(scope string, prompt []int32, now time.Time, useful func(*T
 	return best
 }
 
-// Len is how many turns are remembered.
-func (k *Turns) Len() (n int) {
+// Len returns how many turns are remembered.
+func (k *Turns) Len() int {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	for _, ofLength := range k.lengths {
-		n += ofLength
-	}
-	return n
+	return len(k.order)
 }
 
 // drop forgets the oldest turns, up to the first one for which mayGo is false.
@@ -105,20 +102,20 @@ func (k *Turns) drop(mayGo func(*Turn) bool) {
 	k.order = slices.Delete(k.order, 0, n)
 }
 
-// forget removes a turn from all fields but order, which the caller must correct.
+// forget removes a turn from all fields of k except order.
 func (k *Turns) forget(turn *Turn) {
 	k.bytes -= turn.bytes()
 	if k.lengths[len(turn.IDs)]--; k.lengths[len(turn.IDs)] == 0 {
 		delete(k.lengths, len(turn.IDs))
 	}
-	left := slices.DeleteFunc(k.byHash[turn.hash], func(other *Turn) bool { return other == turn })
-	if k.byHash[turn.hash] = left; len(left) == 0 {
+	sameHash := slices.DeleteFunc(k.byHash[turn.hash], func(other *Turn) bool { return other == turn })
+	k.byHash[turn.hash] = sameHash
+	if len(sameHash) == 0 {
 		delete(k.byHash, turn.hash)
 	}
 }
 
-// hashScope begins the hash of a turn with its scope, and hashToken adds a token to the hash. The hash only has to tell most turns apart,
-// because Take also compares the tokens.
+// hashScope begins the hash of a turn with its scope (FNV-1a).
 func hashScope(scope string) uint64 {
 	h := uint64(0xcbf29ce484222325)
 	for i := range len(scope) {
@@ -127,6 +124,7 @@ func hashScope(scope string) uint64 {
 	return h
 }
 
+// hashToken adds a token to the hash of a turn. Two turns may have the same hash, because Take also compares the tokens.
 func hashToken(h uint64, id int32) uint64 {
 	h = (h ^ uint64(uint32(id))) * 0x9e3779b97f4a7c15
 	return h ^ h>>29

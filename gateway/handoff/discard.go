@@ -23,15 +23,15 @@ import (
 	"evenkeel/prefill"
 )
 
-// The outcomes of a discard, as evenkeel_drains_total labels them. After all but the first, the prefill engine keeps the KV until its hold
-// timeout.
+// The outcomes of a discarded hand-off, as labels of evenkeel_drains_total. With the first one the prefill engine frees the KV at once,
+// with all others only after its hold timeout.
 const (
 	discardDone     = "drained"
 	discardUnplaced = "unplaced" // no rank had room in time
-	discardCrowded  = "crowded"  // as many discards ran already as the pool has places
+	discardCrowded  = "crowded"  // too many other discards run already
 	discardExpired  = "expired"
-	discardFailed   = "failed"  // the call to the decode engine failed
-	discardRefused  = "refused" // the decode engine refused the call, and its refusals are not known to make the prefill engine free the KV
+	discardFailed   = "failed"  // the decode engine broke the call
+	discardRefused  = "refused" // the decode engine refused the call, and its refusal may leave the KV where it is
 )
 
 // Config is what a Discarder needs of the proxy.
@@ -40,15 +40,16 @@ type Config struct {
 	Settings   func() *fleet.Settings
 	Client     *engine.Client
 	Monitor    Monitor
-	Engines    func() Engines // as they are now
+	Engines    func() Engines // the engines as they are at the call
 	Places     *pool.Places
 	Dispatcher Dispatcher
-	NextID     func() uint64 // returns a new ID for an entry of the pool
+	NextID     func() uint64 // makes the id of a new pool entry
 	Registerer prometheus.Registerer
 	Log        *zap.Logger
 }
 
-// Monitor takes reports about engines, and says how many hand-offs of a prefill engine have expired.
+// Monitor takes reports on whether engines served their requests well. It also says how many hand-offs a prefill engine has given up after
+// its hold timeout, before a decode engine fetched them.
 type Monitor interface {
 	Judge(instance string, v engine.Verdict, why error)
 	Report(instance string, err error)
@@ -66,16 +67,16 @@ type Engines interface {
 	RejectionFrees(r *fleet.Rank) bool
 }
 
-// Dispatcher gives slots.
+// Dispatcher assigns slots on decode ranks, and takes them back.
 type Dispatcher interface {
 	Enqueue(e *pool.Entry, hits ...board.Hit) <-chan dispatcher.Result
 	Release(s *dispatcher.Slot, o board.Outcome)
 }
 
-// A Discarder discards hand-offs that no request will use, so that their prefill engines free the KV.
+// A Discarder frees the KV of hand-offs that no request uses any more.
 type Discarder struct {
 	Config
-	service.Leftovers // the discards under way
+	service.Leftovers // the discards that run
 	outcomes          *prometheus.CounterVec
 }
 
@@ -94,12 +95,13 @@ func NewDiscarder(c Config) *Discarder {
 	return d
 }
 
-// Discard makes the prefill engine free the KV of a hand-off that no request will use. A prefill engine frees the blocks only when a decode
-// engine pulls them. So a rank that the dispatcher picks decodes one token, charged like any request, and the token is thrown away. Until
-// the pull, or until the engine's hold timeout, the hand-off counts on the KV budget of the prefill engine. If a decode engine has pulled
-// the hand-off before, the blocks that this decode pulls may hold another prompt's KV. So the decode has a cache_salt of its own, under
-// which no other request finds the blocks. Discard returns at once. freed, which may be nil, is called from another goroutine once the
-// prefill engine has freed the KV.
+// Discard frees the KV of a hand-off that no request uses any more. A prefill engine frees KV blocks only when a decode engine pulls them.
+// So Discard has one token decoded on a rank that the dispatcher picks, charged like any request, and drops the token. The hand-off counts
+// against the budget of its prefill engine until then, or until the engine's hold timeout is over.
+//
+// Another decode engine may have pulled the blocks before, and they may belong to another prompt now. So the decode has a random
+// cache_salt, and no other request can reuse the KV that it caches. Discard returns at once. freed, which may be nil, is called on another
+// goroutine once the prefill engine has freed the KV.
 func (d *Discarder) Discard(h *Handoff, freed func()) {
 	h.Lease.PassOn()
 	finish := func(outcome string, err error) {
@@ -110,14 +112,15 @@ func (d *Discarder) Discard(h *Handoff, freed func()) {
 				zap.String("prefill", h.Lease.Candidate.ID), zap.Error(err))
 		}
 	}
-	// The number of concurrent discards is bounded, because each discard keeps the body of its request in memory.
-	switch err := d.Run(d.Places.Size(), func() {
+	// Each discard keeps its request's body, so no more discards run at once than the pool has places.
+	err := d.Run(d.Places.Size(), func() {
 		outcome, err := d.discardNow(h)
 		if err == nil && freed != nil {
 			freed()
 		}
 		finish(outcome, err)
-	}); {
+	})
+	switch {
 	case errors.Is(err, service.ErrCrowded):
 		finish(discardCrowded, errCrowded)
 	case err != nil:
@@ -125,11 +128,11 @@ func (d *Discarder) Discard(h *Handoff, freed func()) {
 	}
 }
 
-// discardTries is how many times at most a discard asks a decode rank.
+// discardTries is how often a hand-off is offered to decode ranks.
 const discardTries = 3
 
-// discardNow discards a hand-off, and returns the outcome, as evenkeel_drains_total labels it. After an error, the prefill engine keeps the
-// KV until its hold timeout.
+// discardNow discards a hand-off. outcome is the label for evenkeel_drains_total. After an error, the KV stays on the prefill engine until
+// the hold timeout.
 func (d *Discarder) discardNow(h *Handoff) (outcome string, err error) {
 	for try := 1; ; try++ {
 		engines := d.Engines()
@@ -149,15 +152,15 @@ func (d *Discarder) discardNow(h *Handoff) (outcome string, err error) {
 		if placed.Err != nil {
 			return discardUnplaced, errors.Join(placed.Err, err)
 		}
+		// If the decode request must have the id of the probe, the hand-off is not offered again after a call that broke: an engine may
+		// still run the first request of this id.
 		var again bool
 		outcome, again, err = d.discardOn(placed.Slot, h, try)
-		// A discard that must use the id of its probe is not tried again after a call that failed: the engine may still run the request
-		// with this id.
 		idInUse := h.ProbeID != "" && outcome == discardFailed
-		if err == nil || !again || try == discardTries || idInUse {
+		if err == nil || !again || idInUse || try == discardTries {
 			return outcome, err
 		}
-		select { // the pause lets the monitor learn of the failure, so that the next rank is another one
+		select { // a pause, so that the monitor has taken the failure into account by the next try
 		case <-time.After(d.Settings().Prefill.Retry.Base << try):
 		case <-d.Context.Done():
 			return outcome, err
@@ -165,20 +168,20 @@ func (d *Discarder) discardNow(h *Handoff) (outcome string, err error) {
 	}
 }
 
-// discardOn has the rank of a slot decode one token from a hand-off, and gives the slot back. again says that another rank may still
-// succeed. If the rank was silent until the time limit, no other rank is tried: the hand-off may be the cause, and then the next decode
-// would hold its slot as long. try counts from 1, and is part of the request's id.
+// discardOn has the rank of a slot decode one token of a hand-off, and gives the slot back. again says that this rank failed, but that
+// another one may succeed. It is false after a rank that was silent until the timeout: if the hand-off is the cause, the next rank's slot
+// would be held for as long. try counts from 1 and is part of the request's id.
 func (d *Discarder) discardOn(slot *dispatcher.Slot, h *Handoff, try int) (outcome string, again bool, err error) {
 	slotOutcome := board.Outcome{Kind: board.Failed}
 	defer func() { d.Dispatcher.Release(slot, slotOutcome) }()
 	now := time.Now()
-	// After PulledBy too little time is left for a pull before the prefill engine frees the blocks by itself. The check is here, because
-	// the hand-off may have spent time on another rank.
+	// After PulledBy, too little time is left for a pull before the prefill engine's hold timeout. A hand-off that failed on another rank
+	// may come here as late as that.
 	if !now.Before(h.PulledBy()) {
 		return discardExpired, false, mooncake.ErrExpired
 	}
 	rank := d.Engines().Rank(slot.Worker)
-	if h.kv == nil { // not nil: the params were taken for another rank, which then failed
+	if h.kv == nil { // they are set if an earlier try has taken them
 		if h.kv, err = h.Discard(now); err != nil {
 			return discardExpired, false, err
 		}
@@ -203,12 +206,10 @@ func (d *Discarder) discardOn(slot *dispatcher.Slot, h *Handoff, try int) (outco
 	if f != nil {
 		h.Avoid = d.Engines().Beside(slot.Worker, f.Why == lifecycle.Failed, h.Avoid)
 	}
-	if f != nil {
-		unanswered := f.Status == 0 && f.Why != lifecycle.NotOurs
-		outOfService := f.Why == lifecycle.Withheld || f.Why == lifecycle.Unlisted // the engine itself says so
-		if unanswered || outOfService {
-			d.Monitor.Report(f.Engine, f.Err)
-		}
+	// The monitor gets only faults of the engine: a broken call, or a refusal because of the engine's own state.
+	engineFault := f != nil && (f.Status == 0 && f.Why != lifecycle.NotOurs || f.Why == lifecycle.Withheld || f.Why == lifecycle.Unlisted)
+	if engineFault {
+		d.Monitor.Report(f.Engine, f.Err)
 	}
 	switch {
 	case f == nil:
@@ -223,16 +224,16 @@ func (d *Discarder) discardOn(slot *dispatcher.Slot, h *Handoff, try int) (outco
 		return discardFailed, f.Why != lifecycle.Silent, f.Err
 	case f.Why == lifecycle.Withheld:
 		return discardRefused, true, f.Err
-	case !d.Engines().RejectionFrees(rank): // the refusal leaves the KV on the prefill engine
+	case !d.Engines().RejectionFrees(rank): // the refusal of this engine does not free the KV
 		return discardRefused, true, f.Err
 	}
-	h.Lease.Release()                                              // the KV was pulled, or the refusal made the prefill engine free it
-	slotOutcome.Kind, slotOutcome.Kept = board.Cancelled, f == nil // after an answer of one token, too, the engine keeps its KV
+	h.Lease.Release()                                              // the KV is free: it was pulled, or the refusal has freed it
+	slotOutcome.Kind, slotOutcome.Kept = board.Cancelled, f == nil // the one token counts as an answer
 	return discardDone, false, nil
 }
 
-// discardLost tells the monitor that a decode engine failed in the decode of a discarded hand-off, or was silent. It returns whether the
-// request may have reached the engine. If the proxy itself ended the call (HungUp), the engine is not to blame.
+// discardLost reports a decode engine that broke the call of a discard, or was silent, to the monitor. It returns whether the engine may
+// have got the hand-off, because the hand-off may then be the cause. If the proxy itself ended the call (HungUp), no engine is to blame.
 func (d *Discarder) discardLost(f *failure.Fault) bool {
 	switch f.Why {
 	case lifecycle.HungUp:

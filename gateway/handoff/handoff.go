@@ -1,5 +1,5 @@
-// Package handoff has the hand-offs of prefilled prompts: until when a decode engine may use one, and how one that no request will use is
-// discarded.
+// Package handoff has the hand-offs of prefilled prompts: until when a hand-off may be
+// decoded, and what becomes of a hand-off from which no answer is made.
 package handoff
 
 import (
@@ -20,22 +20,22 @@ import (
 	"evenkeel/prefill"
 )
 
-// A Handoff is a prefilled prompt: its KV on the prefill engine, the lease that counts this KV, and the attempt that made it.
+// A Handoff is a prefilled prompt, with the lease and the other state that it needs until it is used or discarded.
 type Handoff struct {
 	mooncake.Handoff
 	Origin
 	Lease     *prefill.Lease
 	Born      fleet.Birth
-	Avoid     []int32         // decode workers that failed with this hand-off
-	kv        json.RawMessage // the kv_transfer_params; nil: they were not taken yet
-	witnessed witness         // what the prefill engine had said when the hand-off was sent
+	Avoid     []int32         // workers that failed to decode the hand-off
+	kv        json.RawMessage // the kv_transfer_params; nil: not taken yet
+	witnessed witness         // the prefill engine's counters when the hand-off was sent
 }
 
-// Origin is the attempt that made the hand-off. When the hand-off is discarded, the request may be at a later attempt.
+// Origin is the attempt that made the hand-off. When the hand-off is used, its request may already be in a later attempt.
 type Origin struct {
-	Request  zapcore.ObjectMarshaler // names it in the log
+	Request  zapcore.ObjectMarshaler // the request's fields for the log
 	ID       string                  // of the request
-	ProbeID  string                  // X-Request-Id that a decode request must have; empty: it gets a new one
+	ProbeID  string                  // X-Request-Id that a decode request must have; empty: any new one
 	Arrival  time.Time
 	Model    fleet.Route
 	Endpoint mooncake.Endpoint
@@ -45,8 +45,8 @@ type Origin struct {
 	Attempt  int
 }
 
-// Params returns the kv_transfer_params for a decode request. A later call returns the same params until the hand-off's deadline. The
-// caller makes it only if no byte of the earlier request was written to an engine, because a hand-off must be used once.
+// Params returns the kv_transfer_params for a decode request. The first call takes the hand-off. A later call, for another rank, returns
+// the same params until the deadline of the hand-off. It is allowed only if no byte of a request with the params was written to an engine.
 func (h *Handoff) Params(now time.Time) (json.RawMessage, error) {
 	if h.kv != nil {
 		if !now.Before(h.Deadline()) {
@@ -59,9 +59,9 @@ func (h *Handoff) Params(now time.Time) (json.RawMessage, error) {
 	return h.kv, err
 }
 
-// Identify gives a decode request the probe's id if the prefill engine knows the blocks only by that id. Without a hand-off (h is nil) the
-// headers stay as they are. Two requests with this id never run at once: the probe is over, and the hand-off is not discarded while an
-// engine may still decode it.
+// Identify gives a decode request the id of the probe if the prefill engine knows the KV blocks only by this id. Without a hand-off (h is
+// nil), the headers stay as they are. The id is safe to use again: the probe is over, and such a hand-off is not discarded while a decode
+// engine may still have it.
 func (h *Handoff) Identify(headers []engine.Header) []engine.Header {
 	if h == nil || h.ProbeID == "" {
 		return headers
@@ -74,31 +74,32 @@ func (h *Handoff) Identify(headers []engine.Header) []engine.Header {
 	return headers
 }
 
-// PulledBy is the latest time of a first event that proves that the KV was pulled while the prefill engine still held the blocks. A later
-// event may be made from blocks that another request has by then, unless the engine has renewed the hold. PulledBy lies before Expires by a
-// quarter of the margin between Deadline and Expires, because the engine counts from the end of the prefill, and the proxy from the
-// engine's answer. It does not bound an answer in one piece, which does not show when its KV was pulled.
+// PulledBy is the last moment at which a first event proves that its KV was read in time, if the prefill engine's hold on the KV is not
+// renewed. A later answer may be made of KV blocks that belong to another request by then. PulledBy lies before Expires by a quarter of
+// the margin between Deadline and Expires, because the two sides count differently: the engine from the end of the prefill, the proxy from
+// the engine's answer. An answer in one piece does not show when its KV was pulled, so it may come later if nothing renews the hold.
 func (h *Handoff) PulledBy() time.Time {
 	return h.Expires().Add(-h.Expires().Sub(h.Deadline()) / 4)
 }
 
-// BindBy is until when the hand-off may wait for a rank: a little before its deadline, so that it can still be sent in time.
+// BindBy is until when the hand-off may wait for a rank. It lies a little before the deadline, to leave time to send the hand-off.
 func (h *Handoff) BindBy() time.Time {
 	return h.Deadline().Add(-min(h.Expires().Sub(h.Deadline())/16, 250*time.Millisecond))
 }
 
-// ErrOutlived is the error of a hand-off whose prefill engine was started anew, so that the KV is gone.
+// ErrOutlived is the error of a hand-off whose prefill engine has restarted, so that its KV is lost.
 var ErrOutlived = errors.New("the prefill engine's process that made the hand-off is gone, and its KV with it")
 
-// ErrLate is the error of an answer that began so late that the decode engine may have pulled another prompt's KV.
+// ErrLate is the error of an answer whose KV may have been another prompt's when the decode engine read it.
 var ErrLate = errors.New("the decode engine gave no sign of life for longer than the prefill engine certainly keeps the KV, and began " +
 	"its answer after that: it may be made of another prompt's KV")
 
-// BlockTokens is the number of tokens in the largest KV block that engines use. An engine may pull whole blocks only, and then computes the
-// rest of the prompt itself, which is less than one block.
+// BlockTokens is the largest number of tokens in one KV block of any engine. An engine may pull only whole blocks, and then computes the
+// rest of the prompt itself: less than one block.
 const BlockTokens = 128
 
-// Settle gives the lease of a prompt back, in the way that how names. fault is why the request to the engine failed; nil: it did not fail.
+// Settle gives back the lease of a prompt's prefill. how depends on how the prefill ended. fault is the fault that it ended with; nil:
+// there was none.
 func Settle(l *prefill.Lease, how lifecycle.How, fault *failure.Fault) {
 	if (how == lifecycle.Refuse || how == lifecycle.Lose) && fault != nil && fault.Err != nil {
 		l.Blame(fault.Err.Error())
@@ -110,16 +111,16 @@ func Settle(l *prefill.Lease, how lifecycle.How, fault *failure.Fault) {
 		l.Failed(false, 0)
 	case lifecycle.Lose:
 		l.Failed(true, l.Candidate.Profile.KVHoldTimeout)
-	default: // the prefill engine keeps the KV until its hold timeout, because no engine will pull it
+	default: // includes KV that should be discarded, but that no decode engine will fetch
 		l.Orphan()
 	}
 }
 
-// LimitFromSlot ends a call once its request has had a slot for as long as limit, unless stop is called before. The caller calls stop at
-// the first event. A hand-off may be sent to a rank that has no slot or no KV room for it yet: shortly before a slot comes free, or at the
-// hand-off's deadline. The time before it has a slot does not count, because it then waits in the engine's own queue.
+// LimitFromSlot ends a call that waits for its first event once its request has had a slot for as long as limit. stop ends this watch. The
+// time before does not count: a hand-off may be bound to a rank that has no slot or no KV room for it yet, and then waits in the engine's
+// own queue, where its hold is renewed.
 func LimitFromSlot(slot *dispatcher.Slot, call *engine.Call, limit time.Duration) (stop func()) {
-	every := max(limit/16, time.Millisecond) // the time between two looks at the slot
+	every := max(limit/16, time.Millisecond) // how often the slot is looked at
 	var slotSince time.Time                  // zero: the request has had no slot yet
 	return Watch(every, func() time.Duration {
 		switch now := time.Now(); {
@@ -133,8 +134,8 @@ func LimitFromSlot(slot *dispatcher.Slot, call *engine.Call, limit time.Duration
 	})
 }
 
-// Watch calls look after the time `after`, and then again and again, each time after the duration that look has returned. It ends when look
-// returns 0 or less, or when stop is called. Once stop has returned, look does not run any more.
+// Watch calls look once after has passed, and then again after each duration that look returns. It ends when look returns 0 or less, or
+// when stop is called. Once stop has returned, look does not run any more.
 func Watch(after time.Duration, look func() (again time.Duration)) (stop func()) {
 	var mu sync.Mutex
 	var timer *time.Timer // nil: it was stopped
@@ -159,9 +160,9 @@ func Watch(after time.Duration, look func() (again time.Duration)) (stop func())
 }
 
 // Patience is how much longer evenkeel waits for an answer in one piece; 0 or less: the wait is over. asked is when the request was sent,
-// and tokens is how many tokens the answer may have. Nothing arrives before the whole answer is computed. So after limits.probe_timeout
-// evenkeel goes on waiting while the rank gives signs of life, in events of other streams or in its gauges, but for no longer than so many
-// tokens can take.
+// and tokens is how many tokens the answer may have. Nothing arrives before the whole answer is computed. So after limits.probe_timeout,
+// evenkeel goes on waiting while the core of the rank gives signs of life: events of other streams, or gauges that move. The wait never
+// takes longer than the answer's tokens may take.
 func Patience(r *fleet.Rank, settings *fleet.Settings, asked time.Time, tokens int, now time.Time) time.Duration {
 	until := asked.Add(settings.Limits.ProbeTimeout)
 	latest := until.Add(time.Duration(min(tokens, mostTokens)) * slowestToken)
@@ -174,15 +175,15 @@ func Patience(r *fleet.Rank, settings *fleet.Settings, asked time.Time, tokens i
 	return until.Sub(now)
 }
 
-// slowestToken is more time than any engine takes for one token. It ends the wait for an engine that has lost this request, but still gives
-// signs of life because it serves others.
+// slowestToken is longer than an engine takes per token at any speed that clients accept. It only matters for an engine that has lost
+// the request but still serves others: it bounds the wait for this engine.
 const slowestToken = time.Second
 
 // mostTokens keeps the time for so many tokens within a time.Duration. The limits of an answer may allow more: several hundred choices, of
 // a model whose context is not known.
 const mostTokens = 1 << 32
 
-// LimitWhole ends the call for an answer in one piece when Patience is over, unless stop is called before. tokens is how many tokens the
+// LimitWhole ends the call of an answer in one piece when Patience is over, unless stop is called first. tokens is how many tokens the
 // answer may have.
 func LimitWhole(r *fleet.Rank, call *engine.Call, settings *fleet.Settings, tokens int) (stop func()) {
 	asked := time.Now()
@@ -195,46 +196,48 @@ func LimitWhole(r *fleet.Rank, call *engine.Call, settings *fleet.Settings, toke
 	})
 }
 
-// Await begins the wait for the first event of a request that is sent to a rank, with a hand-off or, if h is nil, without one. The wait
-// knows until when the prefill engine certainly keeps the KV. If whole is set, the answer comes in one piece, so that until then only the
-// rank's gauges can show that the engine works.
+// Await begins the wait for the first event of a request that is sent to a rank, with the hand-off h, or without one (nil). The wait knows
+// until when the prefill engine certainly keeps the KV. whole says that the answer comes in one piece. Until it comes, only gauges show
+// whether the core of the rank works.
 func (h *Handoff) Await(r *fleet.Rank, now time.Time, whole bool) *engine.Wait {
 	switch {
 	case h == nil || whole && !(r.Profile.Renews() && r.Signs.Gauged() && r.Heeds(h.Endpoint)):
 		return r.Signs.Await(now, mooncake.HeldUntil(now.Add(Forever)))
-	case !r.Heeds(h.Endpoint): // the engine may run the request on another rank, so this rank's signs of life prove nothing about it
+	case !r.Heeds(h.Endpoint): // the request may run on another rank, so the signs of this rank do not prove that its hold is renewed
 		return r.Signs.Await(now, mooncake.HeldUntil(h.PulledBy()))
 	}
 	return r.Signs.Await(now, r.Profile.Hold(now, h.PulledBy()))
 }
 
-// Strands says whether a decode engine may keep KV blocks for ever for a hand-off that has expired. This happens if the engine stood still
-// and reads the request only now: it then waits for KV that is gone. An engine that has answered has read the request earlier.
+// Strands says whether a decode engine that failed at an expired hand-off may hold KV blocks for it for ever. This happens if the core of
+// the engine stood still: it reads the request only now, and waits for KV that is gone. An engine that has answered has read the request
+// before.
 func Strands(r *fleet.Rank, fault *failure.Fault) bool {
 	return fault.Verdict().KV == lifecycle.DoubtOn && fault.Why < lifecycle.Garbled && lifecycle.Dialects[r.Profile.Connector].Strands
 }
 
-// Forever is the limit of a wait that has no limit of its own.
+// Forever stands for the limit of a wait that other code ends.
 const Forever = 1000 * time.Hour
 
-// witness is what was known of a prefill engine's expired hand-offs when one of its hand-offs was sent to a decode engine.
+// witness has a prefill engine's counts of hand-offs at the moment when one of them was sent to a decode engine.
 type witness struct {
-	expired     float64 // hand-offs whose KV the engine had freed before a decode engine pulled it, as the engine counts them
-	known       bool    // the engine reports this count
-	oursExpired int     // the same for hand-offs of this proxy, which had left them to the engine's hold timeout
+	expired     float64 // hand-offs whose KV it had freed before a decode engine fetched it
+	known       bool    // the engine reports this number
+	oursExpired int     // the share of this proxy: hand-offs that it had left to the hold timeout, and whose timeout is over
 }
 
-// Witness notes how many hand-offs of the prefill engine have expired when this one is sent. Refuted compares with these numbers.
+// Witness is called when the hand-off is sent. It notes how many hand-offs the prefill engine has freed unfetched, for Refuted.
 func (h *Handoff) Witness(m Monitor) {
 	h.witnessed.expired, h.witnessed.known = m.Expired(h.Lease.Candidate.Instance)
 	held, ever := h.Lease.Unfetched()
 	h.witnessed.oursExpired = ever - held
 }
 
-// Refuted says whether the prefill engine may have freed the KV before the first event of the answer came. It is false if the event came so
-// early that the KV needed no renewal, or if the engine does not count its expired hand-offs. Else Refuted compares two numbers since this
-// hand-off was sent: how many hand-offs expired on the engine, and how many this proxy let expire. If more expired, this one may be among
-// them. Hand-offs that another proxy let expire count too, and then a prompt is prefilled again in vain.
+// Refuted says whether the prefill engine may have freed the KV before the first event of the answer came. It only checks if nothing but
+// renewals can have kept the KV. Then it compares two counts since this hand-off was sent: the hand-offs that the engine has freed
+// unfetched, and those that this proxy left to the engine's hold timeout. If the engine has freed more, this hand-off may be among them. If
+// the surplus comes from another proxy instead, the only harm is that the prompt is prefilled once more. An engine that does not report
+// its count refutes nothing.
 func (h *Handoff) Refuted(ctx context.Context, m Monitor, wait *engine.Wait, now time.Time) bool {
 	if h == nil || !h.witnessed.known || !wait.Renewed(now) {
 		return false

@@ -1,6 +1,6 @@
-// Package passthrough serves requests that are not split into prefill and decode: token counts, embeddings, scores, speech. Each goes
-// unchanged to one engine that has its model and its endpoint. This package chooses the engine; gateway/request sends the request to it and
-// relays the answer.
+// Package passthrough handles requests that are not split into prefill and decode: token counts,
+// embeddings, scores, speech. Each goes unchanged to one engine that has its model and its
+// endpoint. This package chooses the engine. Package gateway/request sends the request to the engine and relays the answer.
 package passthrough
 
 import (
@@ -24,7 +24,7 @@ import (
 	"evenkeel/mooncake"
 )
 
-// Parse reads and checks the body of a request to one of the endpoints.
+// Parse reads and checks the body of a request to one of the endpoints in Paths.
 func Parse(path string, raw []byte, contentType string, lim openai.Limits) (*openai.Request, *openai.Error) {
 	switch {
 	case hears(path):
@@ -35,8 +35,8 @@ func Parse(path string, raw []byte, contentType string, lim openai.Limits) (*ope
 	return openai.ParsePassed(raw, lim)
 }
 
-// Serve sends a request to an engine and relays the answer. raw is the request's body. If Serve returns an error, the client has got no
-// answer yet, so the caller must send the error.
+// Serve lets an engine answer a request with the body raw. If Serve returns an error, the client has not
+// been sent an answer yet.
 func (s *Server) Serve(ctx *fasthttp.RequestCtx, in *request.Incoming, req *openai.Request, path string, raw []byte) *openai.Error {
 	seat := s.seats.For(in.Body)
 	if !seat.Acquire(1) {
@@ -52,7 +52,7 @@ func (s *Server) Serve(ctx *fasthttp.RequestCtx, in *request.Incoming, req *open
 		p.Body = req.Body.Splice(nil, mooncake.Reserved, nil)
 	}
 	if computes(path) {
-		p.Most = int64(len(raw)) // a token has at least one byte
+		p.Most = int64(len(raw)) // every token has at least one byte
 	}
 	return s.Requests.Pass(ctx, in, req, p)
 }
@@ -72,18 +72,20 @@ func (s *Server) full() *openai.Error {
 	return e
 }
 
-// Env is what requests that are passed through need of the proxy.
+// Env has the parts of the proxy that a Server uses.
 type Env struct {
 	Registerer prometheus.Registerer
-	Buckets    []float64 // of histograms of seconds
+	Buckets    []float64 // of the histogram, in seconds
 	Settings   func() *fleet.Settings
-	Engines    func() Engines  // returns what is known of the engines at present
-	Requests   *request.Server // sends the requests to the engines that Choose returns
-	Bodies     *edge.Account   // of requests, and of answers in one piece
+	Engines    func() Engines  // returns the engines as they are now
+	Requests   *request.Server // serves the requests, with the engines that Choose returns
+	Bodies     *edge.Account   // memory of the bodies of requests, and of answers in one piece
 }
 
-// Engines is what is known of engines at a moment.
+// Engines is the state of the engines at one moment.
 type Engines interface {
+	// Wholes returns the engines that can serve requests for the model alone. paired says that the model has engines, but that each only
+	// prefills or only decodes. computes says that the request runs the model.
 	Wholes(model string, computes bool) (list []fleet.Whole, paired bool)
 }
 
@@ -91,20 +93,20 @@ type Engines interface {
 type Server struct {
 	Env
 	took  *prometheus.HistogramVec
-	seats *edge.Account // bounds how many requests are passed through at once, because they go through no queue and no pool
+	seats *edge.Account // bounds the requests that are passed through at once; no queue and no pool does
 
 	mu    sync.Mutex
-	busy  map[string]int     // the number of this proxy's calls under way, by engine
-	lacks map[lack]time.Time // endpoints that engines do not have, and when the engine answered so
+	busy  map[string]int     // running calls, by engine
+	lacks map[lack]time.Time // endpoints that engines do not have; the value is when the engine said so
 }
 
 type lack struct{ instance, path string }
 
-// lackMemory is how long an engine gets no requests to an endpoint that it did not have. Later the engine may be a new process, which has
-// the endpoint.
+// lackMemory is how long an engine is not asked again for an endpoint that it does not have.
+// After that time the engine may have been replaced by a version that has the endpoint.
 const lackMemory = time.Minute
 
-// New makes the server of a proxy.
+// New returns a server, and registers its metric.
 func New(env Env) *Server {
 	s := &Server{Env: env, seats: edge.NewPlaces(int64(env.Settings().Limits.PassedThrough)), busy: map[string]int{},
 		lacks: map[lack]time.Time{}}
@@ -121,23 +123,23 @@ func New(env Env) *Server {
 	return s
 }
 
-// computes says whether an engine runs its model for a request. For tokenization and token counts it does not.
+// computes says whether an engine runs its model for a request to this path. For token counts it does not.
 func computes(path string) bool {
 	return path != "/tokenize" && path != "/detokenize" && path != openai.CountPath
 }
 
-// Paths are the endpoints that are passed through. Some endpoints have several paths, and not every engine has all of them. SGLang 0.5.23
-// has only /v1/rerank and /v1/score (entrypoints/http_server.py). vLLM 0.33 has all (entrypoints/pooling/scoring/api_router.py,
-// entrypoints/speech_to_text).
+// Paths are the endpoints that are passed through. Some endpoints have several names: SGLang 0.5.23 has only /v1/rerank and /v1/score
+// (entrypoints/http_server.py), vLLM 0.33 has all names (entrypoints/pooling/scoring/api_router.py, entrypoints/speech_to_text).
 var Paths = []string{
 	"/tokenize", "/detokenize", "/v1/embeddings", "/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/score", "/classify", "/pooling",
 	"/v1/audio/transcriptions", "/v1/audio/translations", openai.CountPath,
 }
 
-// hears says whether an endpoint takes a form with recorded speech. All other endpoints take JSON.
+// hears says whether the endpoint takes a form with recorded speech. All other endpoints take JSON.
 func hears(path string) bool { return strings.HasPrefix(path, "/v1/audio/") }
 
-// Estimate is how many tokens a request counts against the tokens per minute of its API key, until an engine has counted its tokens.
+// Estimate returns how many tokens a request is charged for in its key's limit of tokens per minute,
+// until an engine has counted them.
 func Estimate(path string, req *openai.Request) int {
 	if !computes(path) {
 		return 0
@@ -148,16 +150,18 @@ func Estimate(path string, req *openai.Request) int {
 	return req.PromptBytes / bytesPerToken
 }
 
+// Rough sizes of a token in bytes: of text, and of a form with speech. A second of speech is a few
+// tokens, and takes 3 to 32 KiB.
 const (
-	bytesPerToken = 4       // of text, roughly
-	bytesPerHeard = 1 << 10 // bytes of recorded speech per token, roughly: a second of speech has a few tokens, and 3 to 32 KiB
+	bytesPerToken = 4
+	bytesPerHeard = 1 << 10
 )
 
 var errNoEngine = openai.Unavailable("engine_unavailable", "no healthy engine of this proxy serves the model; retry later", 1)
 
-// Choose returns the engine with the fewest calls of this proxy, among those that may have the endpoint and were not tried. If an engine of
-// a group was tried, the other engines of the group come last, because a common rate limit may bound the whole group. Choose counts the new
-// call; the caller must undo this with Count when the call is over.
+// Choose returns the engine with the fewest calls of this proxy, among those that are not in tried and may have the endpoint. An engine
+// whose group has an engine in tried comes last, because the whole group may share one limit. Choose counts a call for the engine. The
+// caller must subtract the call with Count when it is over.
 func (s *Server) Choose(model, path string, tried []string) (fleet.Whole, lifecycle.What, *openai.Error) {
 	all, paired := s.Engines().Wholes(model, computes(path))
 	switch {
@@ -169,8 +173,7 @@ func (s *Server) Choose(model, path string, tried []string) (fleet.Whole, lifecy
 	now := time.Now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	found, from := -1, rand.IntN(len(all))
-	lacking, triedGroups := 0, map[string]bool{}
+	triedGroups := map[string]bool{}
 	for i := range all {
 		if all[i].Group != "" && slices.Contains(tried, all[i].Instance) {
 			triedGroups[all[i].Group] = true
@@ -182,30 +185,32 @@ func (s *Server) Choose(model, path string, tried []string) (fleet.Whole, lifecy
 		}
 		return s.busy[one.Instance] < s.busy[other.Instance]
 	}
+	best, lacking := -1, 0
+	start := rand.IntN(len(all)) // random, so that of equal engines not always the first one is chosen
 	for i := range all {
-		i = (i + from) % len(all) // starts at a random engine, so that among equal engines each is taken as often
-		if lackedAt, ok := s.lacks[lack{all[i].Instance, path}]; ok && now.Sub(lackedAt) < lackMemory {
+		i = (i + start) % len(all)
+		if at, ok := s.lacks[lack{all[i].Instance, path}]; ok && now.Sub(at) < lackMemory {
 			lacking++
 			continue
 		}
 		if slices.Contains(tried, all[i].Instance) {
 			continue
 		}
-		if found < 0 || better(&all[i], &all[found]) {
-			found = i
+		if best < 0 || better(&all[i], &all[best]) {
+			best = i
 		}
 	}
 	switch {
-	case found >= 0:
-		s.busy[all[found].Instance]++
-		return all[found], lifecycle.Chosen, nil
+	case best >= 0:
+		s.busy[all[best].Instance]++
+		return all[best], lifecycle.Chosen, nil
 	case lacking == len(all):
 		return fleet.Whole{}, lifecycle.NoRoute, failure.NoRoute
 	}
 	return fleet.Whole{}, lifecycle.NoneLeft, errNoEngine
 }
 
-// Count adds n, which may be negative, to the number of this proxy's calls to an engine.
+// Count adds n to the number of this proxy's calls that run on an engine.
 func (s *Server) Count(instance string, n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -214,14 +219,14 @@ func (s *Server) Count(instance string, n int) {
 	}
 }
 
-// Without notes that an engine does not have an endpoint.
+// Without notes that an engine does not have an endpoint, and forgets such notes older than lackMemory.
 func (s *Server) Without(instance, path string) {
 	now := time.Now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for old, lackedAt := range s.lacks {
-		if now.Sub(lackedAt) >= lackMemory {
-			delete(s.lacks, old)
+	for l, at := range s.lacks {
+		if now.Sub(at) >= lackMemory {
+			delete(s.lacks, l)
 		}
 	}
 	s.lacks[lack{instance, path}] = now

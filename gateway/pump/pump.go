@@ -1,7 +1,7 @@
-// Package pump carries a streamed answer from its engine's socket to its client's socket. In the normal case an event loop drives the
-// stream: each arrival is one read from the engine and one write to the client. Everything else (the end, an engine that fails or is
-// silent, a drain, a client that leaves) is handled by a goroutine, which drives the same stream with blocking calls, and may pass it back
-// to the loop.
+// Package pump carries a streamed answer from its engine's socket to its client's socket. As long as bytes only
+// flow, an event loop drives the stream: each time bytes arrive, it reads once and writes once to the client. In all
+// other cases (the end, an engine that fails or is silent, a drain, a client that leaves) a goroutine takes over.
+// The goroutine drives the same stream with blocking calls, and may pass it back to the loop.
 package pump
 
 import (
@@ -20,53 +20,52 @@ import (
 	"evenkeel/sse"
 )
 
-// A Stream is an answer under way. At any time, either the loop or one goroutine owns it. After the owner has passed it on, it must not
-// touch it any more.
+// A Stream is an answer under way. At any time, either the loop or one goroutine owns it. After passing it on, the
+// previous owner must not touch it.
 type Stream interface {
-	// Next waits for events and returns all that have come. At the end of the answer it returns io.EOF. The events are valid until the
-	// next call of any method.
+	// Next waits for events and returns all that have come. io.EOF means the end of the answer. The events are
+	// valid until the next call of any method.
 	Next() (events []byte, err error)
-	// Ended says that the events that Next has returned are the last ones.
+	// Ended says that the events which Next has returned were the last ones.
 	Ended() bool
 	// Torn says that the client has only a part of the last event.
 	Torn() bool
-	// Flow returns the engine's response from which the answer is made, and drops the stream's buffers. It returns nil if a goroutine must
-	// go on driving the stream.
+	// Flow returns the engine's response, from which the loop then reads, and drops the stream's buffers. It
+	// returns nil if the goroutine must keep the stream.
 	Flow() *engine.Response
 
-	// Wait begins the wait for the engine, and returns how long it may last; 0: for ever.
+	// Wait says that a wait for the engine begins now, and returns how long it may last; 0: for ever.
 	Wait(now time.Time) time.Duration
-	// Arrive takes in data of the response, and appends to dst the bytes for the client. Once it has returned an end, it ignores further
-	// data.
+	// Arrive processes data of the response, and appends the bytes for the client to dst. The returned sse.End says
+	// whether the answer has ended. If it has, only the end of the body is still to be read.
 	Arrive(dst, data []byte, now time.Time) ([]byte, sse.End)
-	// Err is the error that ends the answer, so that the loop must not read on; nil: there is none.
+	// Err returns why the stream accepts no more data of the engine; nil: it does.
 	Err() error
 
-	// GoBack prepares the stream for a goroutine, after the loop has driven it. Next then returns these events first, and goes on as end
-	// requires.
+	// GoBack ends the loop's part. The next call of Next returns these events. end is the last one that Arrive returned.
 	GoBack(events []byte, end sse.End)
-	// Close settles the request, however it ended.
+	// Close gives back what the request holds, however it ended.
 	Close()
-	// Panicked replaces Close if the code that drove the stream panicked.
+	// Panicked is called instead of Close if the code that drives the stream panics with v.
 	Panicked(v any)
 }
 
 type pump struct {
 	Stream
 	out  *edge.Outlet
-	keep *edge.KeepAlive  // sends SSE comments to the client while the engine is silent; nil: the client gets none
-	resp *engine.Response // the engine's response that the loop reads, or read last
+	keep *edge.KeepAlive  // sends comments to the client while the engine is silent; nil: no comments are sent
+	resp *engine.Response // the response from which the loop reads, or has read last
 
 	loop  *loop.Loop
-	leave int         // how many times the loop has passed the stream to a goroutine, so that touched can ignore a call that came too late
+	turns int         // how often the loop has passed the stream to a goroutine; so callbacks of an earlier turn are recognised
 	in    *loop.Watch // the watch of the engine's socket; nil: a goroutine drives the stream
-	until time.Time   // the engine must send something before this time; zero: it may be silent for ever
-	room  *loop.Watch // the watch of the client's socket, while the client is blocked
-	rest  []byte      // bytes that the blocked client has not taken
+	until time.Time   // until when the engine may be silent; zero: for ever
+	room  *loop.Watch // the watch of the client's socket while the client takes no bytes; nil: the client takes bytes
+	rest  []byte      // bytes that the client has not taken
 }
 
-// Start takes the client's connection from fasthttp once the handler of ctx has returned, and then carries the answer. It returns false if
-// there are no loops, or if the connection cannot be taken.
+// Start takes over the client's connection from fasthttp when the handler has returned, and carries the answer. It
+// returns false if there are no loops, or if the connection cannot be taken over.
 func Start(ctx *fasthttp.RequestCtx, log *zap.Logger, loops *loop.Set, s Stream) bool {
 	l := loops.Next()
 	return l != nil && edge.Release(ctx, log, func(o *edge.Outlet) {
@@ -84,7 +83,7 @@ func (p *pump) carry() {
 		}
 		if err == nil && !p.Ended() {
 			if p.lift() {
-				return
+				return // the loop drives the stream now
 			}
 			continue
 		}
@@ -97,7 +96,7 @@ func (p *pump) carry() {
 	}
 }
 
-// next waits for events. If the wait is long, the client gets comments.
+// next waits for events. During a long wait, comments are sent to the client.
 func (p *pump) next() ([]byte, error) {
 	if p.silence() > 0 {
 		p.keep.Wait()
@@ -115,7 +114,7 @@ func (p *pump) silence() time.Duration {
 	return p.keep.Silence()
 }
 
-// guard ends the stream if f panics.
+// guard calls f, and ends the stream if f panics.
 func (p *pump) guard(f func()) {
 	defer func() {
 		if v := recover(); v != nil {
@@ -126,7 +125,7 @@ func (p *pump) guard(f func()) {
 	f()
 }
 
-// lift passes the stream to the loop; false: the stream stays with the goroutine.
+// lift passes the stream to the loop. If it returns false, the goroutine keeps the stream.
 func (p *pump) lift() bool {
 	if p.out.Smooth() != nil {
 		return false
@@ -135,14 +134,13 @@ func (p *pump) lift() bool {
 	if resp == nil {
 		return false
 	}
-	turn := p.leave
+	turn := p.turns
 	p.resp = resp
 	fd, ok := resp.Lift(func() { p.loop.Post(func() { p.touched(turn) }) })
 	if !ok {
 		return false
 	}
-	// From here on, p must not be used if Post succeeds: the loop owns the stream, and touched may already have passed it to another
-	// goroutine.
+	// From here on, the loop owns the stream, and touched may even have passed it to another goroutine.
 	if !p.loop.Post(func() { p.enter(fd, turn) }) {
 		resp.Lower(nil)
 		return false
@@ -153,8 +151,8 @@ func (p *pump) lift() bool {
 // enter runs on the loop and begins to watch the engine's socket.
 func (p *pump) enter(fd, turn int) {
 	defer p.recovered()
-	if turn != p.leave {
-		return // touched has passed the stream back already
+	if turn != p.turns {
+		return // touched has passed the stream to a goroutine already
 	}
 	in, err := p.loop.Add(fd, p, false)
 	if err != nil {
@@ -165,14 +163,15 @@ func (p *pump) enter(fd, turn int) {
 	p.await(time.Now())
 }
 
-// touched runs on the loop after an abort, a drain, or a client that left. It passes the stream to a goroutine, which finds out the cause.
+// touched runs on the loop after an abort or a drain, or after the client has left. It passes the stream to a goroutine, which finds out
+// the cause. turn is the value of p.turns when the loop got the stream.
 func (p *pump) touched(turn int) {
-	if turn == p.leave {
+	if turn == p.turns {
 		p.pass(arrival{})
 	}
 }
 
-// await begins the wait for the engine.
+// await begins the wait for more bytes of the engine. The loop calls Expired when a comment is due, or the engine was silent for too long.
 func (p *pump) await(now time.Time) {
 	wait := p.Wait(now)
 	p.until = time.Time{}
@@ -187,27 +186,27 @@ func (p *pump) await(now time.Time) {
 	}
 }
 
-// arrival is what one read brought, or why the loop passes the stream on.
+// arrival is the result of one read from the engine, or the reason why the loop passes the stream to a goroutine.
 type arrival struct {
 	end    sse.End
-	frame  []byte // bytes for the client, behind edge.ChunkRoom bytes
-	failed error  // the socket's error
-	over   bool   // no more is read: the body has ended, or is malformed
+	frame  []byte // edge.ChunkRoom empty bytes, and then the bytes for the client
+	failed error  // the error of the engine's socket
+	over   bool   // the body has ended, or is malformed
 	gone   bool   // nothing can be written to the client any more
 }
 
-// perTurn is how many bytes are read from one engine before the loop turns to its other streams. Without this limit, an engine that sends
-// faster than the proxy reads would hold up all other streams.
+// perTurn is how many bytes the loop reads for one stream before it handles its other streams. Without this bound, an
+// engine that sends faster than the loop reads would delay all other streams.
 const perTurn = 256 << 10
 
-// Ready reads from the engine's socket, or writes to the client's socket, when the loop reports that socket as ready.
+// Ready is called when one of the two sockets is ready: it reads bytes of the engine, or writes to a client that takes bytes again.
 func (p *pump) Ready(w *loop.Watch, ended bool, now time.Time) {
 	defer p.recovered()
-	if w != p.in {
+	if w != p.in { // the client's socket
 		p.flush(now)
 		return
 	}
-	for read := 0; p.in != nil && p.room == nil; {
+	for read := 0; p.in != nil && p.room == nil; { // until the stream is passed on, or the client takes no more
 		if read >= perTurn {
 			p.in.Again(ended)
 			return
@@ -217,12 +216,12 @@ func (p *pump) Ready(w *loop.Watch, ended bool, now time.Time) {
 		if err != nil {
 			a := arrival{failed: err}
 			if errors.Is(err, io.EOF) {
-				a.failed = nil // the goroutine reads the EOF again, and decides what it means for the answer
+				a.failed = nil // the goroutine reads it again, and decides whether the answer is complete
 			}
 			p.pass(a)
 			return
 		}
-		if n == 0 {
+		if n == 0 { // no bytes are left in the socket
 			return
 		}
 		p.arrive(buf[:n], now)
@@ -233,7 +232,7 @@ func (p *pump) Ready(w *loop.Watch, ended bool, now time.Time) {
 	}
 }
 
-// arrive takes in what one read brought, and passes it on to the client.
+// arrive processes the bytes of one read. It sends the result to the client, or passes the stream to a goroutine if the answer has ended.
 func (p *pump) arrive(b []byte, now time.Time) {
 	a := p.unpack(b, now)
 	if a.end != sse.Runs || a.over || p.Err() != nil {
@@ -243,7 +242,7 @@ func (p *pump) arrive(b []byte, now time.Time) {
 	p.send(a.frame, now)
 }
 
-// send writes the bytes behind edge.ChunkRoom to the client, and waits for more from the engine.
+// send writes a frame to the client (see arrival.frame), and begins the wait for more bytes of the engine.
 func (p *pump) send(frame []byte, now time.Time) {
 	if len(frame) > edge.ChunkRoom {
 		frame = p.out.Frame(frame)
@@ -260,7 +259,7 @@ func (p *pump) send(frame []byte, now time.Time) {
 	p.await(now)
 }
 
-// unpack removes the transfer coding from the bytes that have come, and has the stream take them in.
+// unpack removes the HTTP transfer coding from the bytes of the engine, and gives the data to the stream.
 func (p *pump) unpack(b []byte, now time.Time) arrival {
 	var a arrival
 	out := p.loop.Out[:0]
@@ -270,7 +269,7 @@ func (p *pump) unpack(b []byte, now time.Time) arrival {
 		b = b[used:]
 		if len(data) > 0 {
 			var end sse.End
-			if out, end = p.Arrive(out, data, now); a.end == sse.Runs {
+			if out, end = p.Arrive(out, data, now); a.end == sse.Runs { // the first end counts
 				a.end = end
 			}
 		}
@@ -278,12 +277,12 @@ func (p *pump) unpack(b []byte, now time.Time) arrival {
 	}
 	a.frame = out
 	if p.loop.Out = out[:0]; cap(out) > 4*len(p.loop.Buffer) {
-		p.loop.Out = nil // all streams of the loop share this buffer, so one large arrival must not keep its memory
+		p.loop.Out = nil // one huge event must not keep this much memory
 	}
 	return a
 }
 
-// block keeps the bytes that the client did not take, and stops reading from the engine until the client has taken them.
+// block keeps the bytes that the client did not take. Until the client has taken them, nothing is read from the engine.
 func (p *pump) block(rest []byte) {
 	p.rest = append([]byte(nil), rest...)
 	err := p.in.Pause()
@@ -297,7 +296,7 @@ func (p *pump) block(rest []byte) {
 	p.in.Wake(p.out.Patience())
 }
 
-// flush writes to a client that has room again.
+// flush writes to a client that takes bytes again. Once the client has all of them, it lets the loop read from the engine again.
 func (p *pump) flush(now time.Time) {
 	n, err := p.out.Try(p.rest, now)
 	if p.rest = p.rest[n:]; len(p.rest) > 0 && err == nil {
@@ -320,23 +319,23 @@ func (p *pump) unblock() {
 	room := p.room
 	p.room = nil
 	if p.out.Socket(func(int) { room.Remove() }) != nil {
-		room.Forget() // the socket is closed, and its descriptor may belong to another socket
+		room.Forget() // the socket is closed, so its descriptor may already belong to another socket
 	}
 }
 
-// Expired gives up a client that does not take its answer, sends a comment, or passes a stream whose engine is silent to a goroutine.
+// Expired is called when a wait for the engine or for the client has lasted long. It sends a comment to the client, passes a stream whose
+// engine is silent to a goroutine, or gives up a client that does not take its answer.
 func (p *pump) Expired(_ *loop.Watch, now time.Time) {
 	defer p.recovered()
-	if p.room == nil { // the client takes its bytes, so the wait was for the engine
-		engineLate := !p.until.IsZero() && !now.Before(p.until)
-		if p.silence() > 0 && !engineLate {
-			p.send(append(make([]byte, edge.ChunkRoom), p.keep.Comment()...), now)
-		} else {
+	if p.room == nil { // the wait is for the engine
+		if engineLate := !p.until.IsZero() && !now.Before(p.until); engineLate || p.silence() <= 0 {
 			p.pass(arrival{})
+			return
 		}
+		p.send(append(make([]byte, edge.ChunkRoom), p.keep.Comment()...), now)
 		return
 	}
-	if by := p.out.Patience(); by.IsZero() || by.After(now) {
+	if by := p.out.Patience(); by.IsZero() || by.After(now) { // the client still has time
 		p.in.Wake(by)
 		return
 	}
@@ -344,11 +343,11 @@ func (p *pump) Expired(_ *loop.Watch, now time.Time) {
 	p.pass(arrival{gone: true})
 }
 
-// pass passes the stream to a goroutine, with the last arrival.
+// pass passes the stream and the last arrival to a new goroutine.
 func (p *pump) pass(a arrival) {
 	p.depart()
 	if len(a.frame) > edge.ChunkRoom {
-		a.frame = append([]byte(nil), a.frame[edge.ChunkRoom:]...) // a copy, because the loop uses its memory again
+		a.frame = append([]byte(nil), a.frame[edge.ChunkRoom:]...) // a copy, because the loop uses the frame's memory again
 	} else {
 		a.frame = nil
 	}
@@ -357,7 +356,7 @@ func (p *pump) pass(a arrival) {
 	go p.guard(func() { p.goBack(a, rest) })
 }
 
-// goBack runs in a goroutine, and goes on where the loop has stopped.
+// goBack runs in the new goroutine, and continues where the loop has stopped. rest is what the client has not taken.
 func (p *pump) goBack(a arrival, rest []byte) {
 	p.resp.Lower(a.failed)
 	if a.gone || len(rest) > 0 && p.out.Finish(rest) != nil {
@@ -369,9 +368,9 @@ func (p *pump) goBack(a arrival, rest []byte) {
 	p.carry()
 }
 
-// depart ends the loop's watches of the stream.
+// depart ends the loop's watches of the stream's sockets.
 func (p *pump) depart() {
-	p.leave++
+	p.turns++
 	p.unblock()
 	if p.in != nil {
 		p.in.Remove()
@@ -379,7 +378,7 @@ func (p *pump) depart() {
 	}
 }
 
-// recovered ends the stream if its turn on the loop panics. The loop goes on.
+// recovered is deferred by code that runs on the loop. If the code panics, a goroutine ends the stream, and the loop goes on.
 func (p *pump) recovered() {
 	v := recover()
 	if v == nil {

@@ -16,31 +16,31 @@ import (
 	"evenkeel/mooncake"
 )
 
-// abortWait is how long an engine may take to end an answer after it was told to abort the request. After that, evenkeel closes the call.
+// abortWait is how long an engine may take to end an answer that it was told to end. After that, evenkeel closes the call.
 const abortWait = 5 * time.Second
 
-// aborting is what a job needs so that its client can end the request by name and still get the part of the answer that exists then.
+// aborting lets the client of a job end the request by its name. The client still gets the part of the answer that exists by then.
 type aborting struct {
 	asked      atomic.Bool // the client has ended the request by name
 	endpoint   mooncake.Endpoint
-	leave      func() // makes the job treat its client as gone
-	outputMode []byte // output_mode of the request
+	leave      func() // makes the job end as if its client had left
+	outputMode []byte // the request's output_mode
 
 	mu   sync.Mutex
 	rank *fleet.Rank // the rank that has the request; nil: no rank has it
 	id   string      // the engine's id of the request
 }
 
-// errNotAborted is the error at the end of an answer whose client has ended the request by name, but whose engine has not ended it.
+// errNotAborted is the error of an answer whose client has ended the request by name, but whose engine has not stopped.
 var errNotAborted = openai.NewError(http.StatusBadGateway, "upstream_incomplete",
 	"the engine did not end the request when it was told to, so evenkeel left the engine")
 
-// abortable is a client that also counts as gone once aborting.leave was called. It is a type of its own, so that isLeg does not take it
-// for the leg of a fan-out.
+// abortable is a client that also counts as gone once aborting.leave was called. It is a type of its own so that isLeg does not take it
+// for the share of one leg of a fan-out.
 type abortable struct{ *edge.Disconnect }
 
-// sentTo notes that the request is about to be sent to a rank, and under which id. If the client has already ended the request by name, the
-// job treats the client as gone from now on.
+// sentTo notes the rank to which the request is about to be sent, and its id in the headers. If the client has ended the request in the
+// meantime, the job ends as if the client had left.
 func (a *aborting) sentTo(rank *fleet.Rank, headers []engine.Header) {
 	if a == nil {
 		return
@@ -71,9 +71,9 @@ func (a *aborting) lostRank() {
 // endedByClient says whether the client has ended the request by its name.
 func (a *aborting) endedByClient() bool { return a != nil && a.asked.Load() }
 
-// end is called when a client ends its request by name. It tells the decode engine to abort the request, so that the client still gets the
-// part of the answer that exists. If no rank has the request, or the engine cannot be told, the request ends as if the client had left. An
-// answer that has begun then ends with an error.
+// end ends the request because its client asked for this by name. It tells the engine that decodes the request to end it, so that the
+// client still gets the answer up to this point. If no rank has the request, or the engine cannot be told, the request ends as if the
+// client had left. An answer that has begun then ends with an error.
 func (a *aborting) end(srv *Server) {
 	a.asked.Store(true)
 	a.mu.Lock()
@@ -91,6 +91,7 @@ func (a *aborting) end(srv *Server) {
 	}
 }
 
+// abortAt tells the engine of a rank to end the request with the given id.
 func (a *aborting) abortAt(srv *Server, rank *fleet.Rank, id string) error {
 	if a.endpoint == mooncake.Generate {
 		return upstream.Abort(srv.Client, rank.Target, id, srv.Log)

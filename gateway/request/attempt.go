@@ -20,21 +20,21 @@ import (
 	"evenkeel/prefill"
 )
 
-// othersTake says whether an engine has refused the request, and a rank that is neither avoided nor in the same group could take it. It is
-// false for a caller that named its decode rank, because such a request must not go to another rank.
+// othersTake says whether the engine refused the request (fault) while another rank can take it: one that the request does not avoid, and
+// that is not around the refusing rank. It is false for a caller that named its rank, because such a request goes to no other rank.
 func othersTake(j *job, fault *failure.Fault) bool {
 	return fault.Refused() && j.avoid.othersTake && j.incoming.ToDecode == nil
 }
 
-// again asks the retry budget for another attempt, and waits for the pause before that attempt. It returns false if the budget grants none,
-// or if the client has left or will have left after the pause.
+// again asks the retry budget for another attempt, and waits for the pause before it. It returns false if the budget grants none, if the
+// client leaves, or if the client's own time limit would end before the attempt could begin.
 func (j *job) again(retry lifecycle.Retry, fault *failure.Fault) bool {
 	wait, ok := j.backoff(retry, fault)
-	if !othersTake(j, fault) { // else another rank gets the request, and the Retry-After of the refusing engine does not apply to it
+	if !othersTake(j, fault) { // if another rank can take the request, the refusing engine's Retry-After does not matter
 		wait = max(wait, min(fault.RetryAfter, maxRetryAfter))
 	}
 	log := j.srv.Log.With(zap.Inline(j), zap.Int("attempt", j.record.Attempts), zap.Int("status", fault.Status), zap.Error(fault.Err))
-	// The client may give up before another attempt could begin. Its time limit does not bound an answer that has begun.
+	// A client may have sent its own time limit (Patience). The limit no longer counts once the answer has begun.
 	late := !j.life.Resumed() && !j.incoming.Patience.IsZero() && time.Now().Add(wait).After(j.incoming.Patience)
 	if !ok || late {
 		log.Warn("a request failed, and no retry is left")
@@ -50,7 +50,7 @@ func (j *job) again(retry lifecycle.Retry, fault *failure.Fault) bool {
 	}
 }
 
-// backoff asks the retry budget for another attempt. wait is how long to pause before it, and again says whether it may be made.
+// backoff asks the retry budget for another attempt. again says whether the attempt may be made, and wait how long to pause before it.
 func (j *job) backoff(retry lifecycle.Retry, fault *failure.Fault) (wait time.Duration, again bool) {
 	conf, pause := &j.srv.Settings().Prefill.Retry, retry.Pause
 	switch retry.Budget {
@@ -61,7 +61,8 @@ func (j *job) backoff(retry lifecycle.Retry, fault *failure.Fault) (wait time.Du
 		wait, again = j.srv.Tier.RetryUnsent(retry.N)
 	case lifecycle.Counted:
 		if othersTake(j, fault) && pause > 0 {
-			again = retry.N < conf.Attempts // the budget limits work that is repeated in vain, but a refused request cost no work
+			// The budget keeps failures from multiplying. A refused request has run on no engine, so the budget is not asked.
+			again = retry.N < conf.Attempts
 			break
 		}
 		wait, again = j.srv.Tier.Retry(retry.N, fault.Status, fault.Err)
@@ -75,16 +76,16 @@ func (j *job) backoff(retry lifecycle.Retry, fault *failure.Fault) (wait time.Du
 	return wait, again
 }
 
-// maxRetryAfter bounds how long an engine's Retry-After delays a retry, because another engine may take the request.
+// maxRetryAfter bounds how long an engine's Retry-After delays a request, because another engine may be free earlier.
 const maxRetryAfter = 5 * time.Second
 
-// legID returns the request id that an engine gets for a call. Each attempt has a new id, because the request of the attempt before may
-// still run on the engine. leg is a letter for the kind of call.
+// legID returns the id under which an engine gets a call. Every attempt has a new id, because the engine may still hold the call of an
+// earlier attempt. leg is a letter for the kind of the call, such as "d" for decode.
 func (j *job) legID(leg string, attempt int) string {
 	return "ek-" + j.id + "-" + leg + strconv.Itoa(attempt)
 }
 
-// estimate is the prompt's length in tokens: as an engine counted it, or else as estimated.
+// estimate is the prompt's length in tokens: the count of an engine if one has counted it, else an estimate from the text.
 func (j *job) estimate() int {
 	if j.promptTokens > 0 {
 		return j.promptTokens
@@ -92,18 +93,18 @@ func (j *job) estimate() int {
 	return prompt.Tokens(j.req, j.changes)
 }
 
-// A leaving ends a call when its client has been gone for the time grace, but not before earliest. Each probe has a leaving, so it is made
-// with two allocations only: the struct, and the method value for OnGone.
+// A leaving ends a call after its client has left. It waits for grace from then on, and in any case until earliest. Each probe has a
+// leaving, so it costs only two allocations: itself and the callback.
 type leaving struct {
 	client   reader
 	call     *engine.Call
 	grace    time.Duration
 	earliest time.Time   // the call is not ended before this
-	timer    *time.Timer // ends the call; set by departed, and read by stop after OnGone(nil), when departed no longer runs
+	timer    *time.Timer // ends the call; set by departed, which does not run any more once OnGone(nil) has returned
 }
 
-// leaveAfter ends the call when the client has been gone for the time grace, but not before earliest. The caller must call stop when the
-// call is over.
+// leaveAfter makes the call end once the client has left and grace has passed since then, but not before earliest. The method stop of the
+// result takes this back.
 func (r reader) leaveAfter(call *engine.Call, grace time.Duration, earliest time.Time) *leaving {
 	l := &leaving{client: r, call: call, grace: grace, earliest: earliest}
 	r.OnGone(l.departed)
@@ -115,7 +116,7 @@ func (l *leaving) departed() {
 	l.timer = time.AfterFunc(max(l.grace, time.Until(l.earliest)), func() { l.call.Leave(upstream.Notice) })
 }
 
-// stop undoes leaveAfter: the client no longer ends the call by leaving.
+// stop takes leaveAfter back: the call then goes on even if the client leaves.
 func (l *leaving) stop() {
 	l.client.OnGone(nil)
 	if l.timer != nil {
@@ -123,14 +124,16 @@ func (l *leaving) stop() {
 	}
 }
 
-// fell makes the event that reports the failure of a leg (a request to the prefill or the decode engine) to the request's lifecycle. The
-// event says whether the engine itself is at fault, and which engines went down after their connections broke during this request.
+// fell makes the event that reports a failed call to the request's lifecycle. Besides the failure, the event says whether the engine
+// itself is at fault. It names the engines that went down after their connections had broken during this request.
 func (j *job) fell(fault *failure.Fault) lifecycle.Event {
 	event := lifecycle.Event{What: lifecycle.Fell, End: fault.Ended, MostLosses: fault.MostLosses}
-	switch arrived := !errors.Is(fault.Err, failure.ErrUndelivered); {
+	kvArrived := !errors.Is(fault.Err, failure.ErrUndelivered)
+	connectionBroke := fault.Status == 0 && fault.Engine != "" && prefill.Broke(fault.Err)
+	switch {
 	case fault.Status == http.StatusInternalServerError:
-		event.Faulty = arrived && !fault.Moved
-	case fault.Status == 0 && fault.Engine != "" && arrived && prefill.Broke(fault.Err):
+		event.Faulty = kvArrived && !fault.Moved
+	case connectionBroke && kvArrived:
 		event.Breach = lifecycle.Breach{Engine: fault.Engine, At: time.Now()}
 		for _, breach := range j.life.Breaches() {
 			if j.srv.Fleet.DownSince(breach.Engine, breach.At) {
@@ -141,16 +144,17 @@ func (j *job) fell(fault *failure.Fault) lifecycle.Event {
 	return event
 }
 
-// judge tells the monitor whether the decode engine did well or failed. It also notes a rank that failed or refused the request, so that
-// the next attempts avoid it.
+// judge reports to the monitor how the decode engine did with this request. It also notes a rank that failed or refused, so that the next
+// attempts avoid it.
 func (s *stream) judge(effect lifecycle.Effect) {
-	monitor, id, blame := s.job.srv.Monitor, s.from.rank.Instance, effect.Blame
-	full := s.from.rank.Group != "" && s.from.fault != nil && s.from.fault.Refused()
+	monitor, id, blame, fault := s.job.srv.Monitor, s.from.rank.Instance, effect.Blame, s.from.fault
+	full := s.from.rank.Group != "" && fault != nil && fault.Refused()
 	switch {
-	case full && effect.Do == lifecycle.Shun: // the queue of this rank is full, or a queue that it shares with the ranks of its group
+	case full && effect.Do == lifecycle.Shun: // the queue of this rank is full, or the queue that it shares with the ranks around it
 		around, others := s.job.srv.Engines().Around(s.from.rank.Worker, slices.Concat(s.job.avoid.ranks(), s.job.avoid.lastChoice))
 		s.job.avoid.refuse(s.from.rank.Worker, around, others)
-	case effect.Do == lifecycle.Shun && s.from.fault != nil && s.from.fault.Why == lifecycle.Stuck: // its core stalls its whole group
+	case effect.Do == lifecycle.Shun && fault != nil && fault.Why == lifecycle.Stuck:
+		// The ranks that step together with this one stand still, too, so the request avoids them all.
 		engines := s.job.srv.Engines()
 		around, _ := engines.Around(s.from.rank.Worker, nil)
 		s.job.avoid.decode = append(engines.Beside(s.from.rank.Worker, false, s.job.avoid.decode), around...)
@@ -159,10 +163,10 @@ func (s *stream) judge(effect lifecycle.Effect) {
 	case effect.Do == lifecycle.Acclaim:
 		monitor.Judge(id, engine.Served, nil)
 	case effect.Do == lifecycle.Shun:
-		answered := s.from.fault != nil && s.from.fault.Why == lifecycle.Failed // a crash says nothing about the other engines of the host
+		answered := fault != nil && fault.Why == lifecycle.Failed // a crash says nothing about the other engines of the host
 		s.job.avoid.decode = s.job.srv.Engines().Beside(s.from.rank.Worker, answered, s.job.avoid.decode)
 	case blame == lifecycle.Disputed:
-		err, settle := s.from.fault.Err, monitor.Accuse(id)
+		err, settle := fault.Err, monitor.Accuse(id)
 		s.job.accused = append(s.job.accused, func(finding lifecycle.Finding) {
 			settle()
 			switch finding {
@@ -174,13 +178,13 @@ func (s *stream) judge(effect lifecycle.Effect) {
 			}
 		})
 	case blame == lifecycle.Wedged:
-		monitor.Judge(id, engine.Silent, s.from.fault.Err)
+		monitor.Judge(id, engine.Silent, fault.Err)
 	case blame == lifecycle.Engine:
-		monitor.Judge(id, engine.Faulted, s.from.fault.Err)
+		monitor.Judge(id, engine.Faulted, fault.Err)
 	}
 }
 
-// failedOn is the name of the engine or rank that failed; empty: none did, or it is not known which.
+// failedOn is the name of the engine or rank that failed. It is empty if none failed, or if it is not known which one did.
 func (s *source) failedOn() string {
 	switch {
 	case !s.fault.OfEngine():
@@ -192,8 +196,7 @@ func (s *source) failedOn() string {
 	return ""
 }
 
-// settleAccused reports the engines that have answered 500 to the monitor, now that finding says whether the engines or the request is to
-// blame.
+// settleAccused judges the engines whose judgement had to wait until the cause of their failures was known. finding is this cause.
 func (j *job) settleAccused(finding lifecycle.Finding) {
 	for _, settle := range j.accused {
 		settle(finding)
@@ -201,35 +204,40 @@ func (j *job) settleAccused(finding lifecycle.Finding) {
 	j.accused = nil
 }
 
-// outcome returns what the dispatcher learns about the request when it gets the slot back. kind is how the request ended.
+// outcome returns the report that the dispatcher gets when the slot is released. kind is how the request ended.
 func (s *stream) outcome(kind board.Kind) board.Outcome {
-	unheard := s.from.fault != nil && s.firstAt.IsZero() && s.from.fault.Unheard()
-	mirror := &s.from.answer.Mirror
-	empty := kind == board.Finished && mirror.Empty() && mirror.FinishReason() == "stop" && !s.job.life.Resumed()
-	refused := s.from.fault != nil && s.firstAt.IsZero() && s.from.fault.Refused()
-	_, told := mirror.Usage()
-	unsaid := kind == board.Finished && (s.from.noUsage || !told)
-	return board.Outcome{Kind: kind, Generated: mirror.Tokens(), Empty: empty, Unsaid: unsaid, Refused: refused, Lost: unheard,
-		Orphaned: s.from.stranded, Kept: kind == board.Finished && !s.from.local && mirror.Kept()}
+	mirror, finished := &s.from.answer.Mirror, kind == board.Finished
+	failedBeforeFirst := s.from.fault != nil && s.firstAt.IsZero()
+	_, hasUsage := mirror.Usage()
+	return board.Outcome{
+		Kind:      kind,
+		Generated: mirror.Tokens(),
+		Empty:     finished && mirror.Empty() && mirror.FinishReason() == "stop" && !s.job.life.Resumed(),
+		Unsaid:    finished && (s.from.noUsage || !hasUsage),
+		Refused:   failedBeforeFirst && s.from.fault.Refused(),
+		Lost:      failedBeforeFirst && s.from.fault.Unheard(),
+		Orphaned:  s.from.stranded,
+		Kept:      finished && !s.from.local && mirror.Kept(),
+	}
 }
 
-// avoided has the engines and ranks that the next attempts of a request avoid, because these failed or refused the request.
+// avoided are the engines and ranks that a request avoids, because they failed at it or refused it.
 type avoided struct {
-	prefill     []string // prefill candidates that were tried since the request last started from the beginning
-	decode      []int32  // workers that failed, and workers on the same host or in the same group that may fail with them
-	refused     []int32  // workers that refused the request; after two refusals in a group, all workers of the group
-	lastChoice  []int32  // other workers in the group of one that refused: they get the request only if no other worker can take it at once
-	haltedCores int      // how many times the request was taken from a rank whose core stood still
-	othersTake  bool     // a rank that is in none of these lists could take the request when the last rank refused it
+	prefill     []string // ids of the prefill candidates tried since the last start
+	decode      []int32  // workers that failed, and workers that may fail with them
+	refused     []int32  // workers that refused the request; after two refusals in one neighbourhood (Around), all workers in it
+	lastChoice  []int32  // workers around a refusing one: the request goes there only if no other worker can take it at once
+	haltedCores int      // how often the request was taken from a rank whose core stood still
+	othersTake  bool     // some rank that is in none of these lists takes requests
 }
 
-// ranks are the workers that get the request only if there is no other worker.
+// ranks are the workers that an attempt goes to only if there are no others.
 func (a *avoided) ranks() []int32 { return slices.Concat(a.decode, a.refused) }
 
-// refuse notes that a worker refused the request: its own queue is full, or a queue that it shares with the workers around it. After the
-// first refusal, the next attempt avoids this worker, and takes a worker around it only as the last choice. After a second refusal, all
-// workers around count as full, and the request waits for workers elsewhere. If there are none elsewhere (others is false), only the
-// workers around are avoided, and earlier refusals are forgotten.
+// refuse notes that a worker refused the request. Either the worker's own queue is full, or a limit that it shares with the workers around
+// it. After one refusal, the next attempt goes to workers elsewhere if one of them can take it at once. If a second worker around refuses
+// too, the shared limit is to blame: the request avoids all workers around and waits for others. If there are no others (others is false),
+// the workers that refused earlier may be tried again.
 func (a *avoided) refuse(worker int32, around []int32, others bool) {
 	refusedAround := slices.ContainsFunc(around, func(id int32) bool { return id != worker && slices.Contains(a.refused, id) })
 	a.othersTake = others

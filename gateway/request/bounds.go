@@ -16,15 +16,16 @@ import (
 	"evenkeel/sse"
 )
 
-// tokenBytes is how many bytes of a stream one token may take. Each of its alternatives (top_logprobs) may take likeliestBytes more,
-// because it comes as text and as bytes. In practice, a token with twenty alternatives takes some 3 KiB.
+// tokenBytes is how many bytes of a stream one token may take. A request can ask for the likeliest alternatives to each token
+// (top_logprobs), and each alternative may take likeliestBytes more, as text and as bytes. In practice, a token with twenty alternatives
+// takes about 3 KiB.
 const (
 	tokenBytes     = 16 << 10
 	likeliestBytes = 1 << 10
-	anyVocabulary  = 512 << 10 // tokens: more than the vocabulary of any model
+	anyVocabulary  = 512 << 10 // tokens; no model's vocabulary has as many
 )
 
-// maxAnswerTokens is how many tokens the rest of the job's answer may have. context is the engine's largest number of tokens per request.
+// maxAnswerTokens is how many tokens the rest of the job's answer may have. context is the engine's context length in tokens.
 func (j *job) maxAnswerTokens(context int) int {
 	most := prompt.Longest(context)
 	if limit := j.req.Limit; limit > 0 {
@@ -41,12 +42,12 @@ func (j *job) maxEchoed() int {
 	case j.promptTokens > 0:
 		return j.promptTokens
 	}
-	// no engine has counted the prompt, so this is an upper bound: a token of text has at least one byte
+	// No engine has counted the prompt's tokens yet. Its bytes are an upper bound, because a token of text has at least one byte.
 	return max(j.req.PromptTokens, prompt.Bytes(j.req, j.changes))
 }
 
-// maxStreamBytes is how many bytes a stream with this many tokens may have. likeliest is how many alternatives (top_logprobs) come with
-// each token. The alternatives of one token are in one event, so together they have no more than eventBytes, the largest size of an event.
+// maxStreamBytes is how many bytes a stream with the given number of tokens may have. likeliest is how many alternatives come with each
+// token (top_logprobs). The alternatives of one token have at most eventBytes together, because one event may have no more.
 func maxStreamBytes(tokens, likeliest, eventBytes int) int64 {
 	if likeliest == openai.AllTokens || likeliest > anyVocabulary {
 		likeliest = anyVocabulary
@@ -55,7 +56,7 @@ func maxStreamBytes(tokens, likeliest, eventBytes int) int64 {
 }
 
 // finishBody reads the rest of a body after [DONE], within the reader's limits, so that the connection can be used again. The client has
-// its answer already.
+// its whole answer by then.
 func finishBody(resp *engine.Response, b *buffers) {
 	read := readPool.Get().(*[4 << 10]byte)
 	defer readPool.Put(read)
@@ -74,10 +75,11 @@ func finishBody(resp *engine.Response, b *buffers) {
 	resp.Close()
 }
 
-// mostTails is how many bodies finishBody may read at once. If there are more, their connections are closed instead.
+// mostTails is how many goroutines may finish requests at once after their clients have the answer. Beyond that number, detach closes the
+// connection to the engine and does not wait for the end of the body.
 const mostTails = 1024
 
-// limits bounds the size and the pauses of the engine's stream. first is how long the first event may take.
+// limits bounds the stream of the source's engine. first is how long its first event may take.
 func (s *source) limits(first time.Duration) sse.Limits {
 	l := &s.job.srv.Settings().Limits
 	gap := l.EventTimeout
@@ -92,7 +94,7 @@ func (s *source) limits(first time.Duration) sse.Limits {
 		First: max(1, first), Gap: gap}
 }
 
-// waitAtMost returns the duration of a limit of the request's lifecycle. profile belongs to the engine that is waited for.
+// waitAtMost returns the duration of a limit of the request's lifecycle. profile belongs to the engine whose answer is awaited.
 func waitAtMost(limit lifecycle.Limit, settings *fleet.Settings, profile *mooncake.Profile) time.Duration {
 	switch limit {
 	case lifecycle.ByProbe, lifecycle.ByWhole:
@@ -112,23 +114,25 @@ func waitAtMost(limit lifecycle.Limit, settings *fleet.Settings, profile *moonca
 	return handoff.Forever
 }
 
-const abortTime = 200 * time.Millisecond
+const abortTime = 200 * time.Millisecond // the duration of ByAbort
 
-// manyTimes times the predicted time of a prompt, plus first_event_timeout, is how long a rank that prefills and decodes may take before
-// watchCore looks for signs of life. The factor is large, because other prompts may be computed before this one.
+// manyTimes bounds how long a rank that prefills and decodes may take for a prompt: manyTimes as long as predicted, plus the
+// first_event_timeout of its profile. After that, watchCore looks for signs of life of the rank's core.
 const manyTimes = 16
 
 var errStuck = errors.New("its core gave no sign of life for first_event_timeout, and has had the prompt for many times as long as it " +
 	"takes to compute it: there was no event on any of its streams, and no gauge moved")
 
-// watchCore ends a call that waits for its first event if the core of the rank stands still: the prompt takes far longer than predicted,
-// and for first_event_timeout no event came on any stream of the rank and none of its gauges moved. A core that is only slow gives such
-// signs, and keeps the request. The request also stays while no rank of another group or engine takes requests, and while prefill.retry
-// grants no further attempt. The retry budget has two purposes: of many requests that wait at this core, not all move at the same moment,
-// and a prompt that itself halts cores reaches only as many cores as it has attempts. limits.probe_timeout ends the wait in any case.
+// watchCore ends a call that waits for its first event if the core of the rank stands still. A core counts as standing still if the
+// prompt takes far longer than predicted, and if for first_event_timeout no stream of the rank had an event and none of its gauges moved.
+// A core that is only slow keeps the request.
+//
+// The request also stays if no rank of another group or engine takes requests, or as long as prefill.retry allows no further attempt. This
+// limit has two reasons. Many requests may wait at the same core, and another group must not get all of them at one moment. And if the
+// prompt itself makes cores stand still, it reaches no more cores than it has attempts. limits.probe_timeout ends the wait in any case.
 func watchCore(s *stream) (stop func()) {
 	if s.from.slot.ComputeMs <= 0 || s.from.whole || s.from.muffled || s.job.incoming.ToDecode != nil {
-		return func() {} // no prediction to compare with, or no event before the whole answer, or no other rank that may get the request
+		return func() {} // no time was predicted, or nothing comes before the whole answer, or the caller named the rank
 	}
 	silence := s.from.rank.Profile.FirstEventTimeout
 	patience := silence + time.Duration(manyTimes*float64(s.from.slot.ComputeMs)*float64(time.Millisecond))
@@ -142,7 +146,7 @@ func watchCore(s *stream) (stop func()) {
 		if _, others := j.srv.Engines().Around(s.from.rank.Worker, avoided); !others {
 			return silence
 		}
-		if !halted.Load() { // else the retry was granted by an earlier look
+		if !halted.Load() { // a retry that the budget has granted is not asked for again
 			if _, granted := j.srv.Tier.Retry(move, 0, errStuck); !granted {
 				return silence / 4
 			}
@@ -153,8 +157,8 @@ func watchCore(s *stream) (stop func()) {
 	})
 }
 
-// stuck corrects the reason of a call that watchCore has ended: its fault says that the engine was silent, but the rank's core stands
-// still.
+// stuck corrects the reason (Why) of a call that watchCore has ended. Such a call fails as Silent, but the reason is that the core of the
+// rank stands still (Stuck).
 func stuck(s *stream, fault *failure.Fault) *failure.Fault {
 	if fault != nil && fault.Why == lifecycle.Silent && s.from.coreHalted != nil && s.from.coreHalted.Load() {
 		fault.Why, fault.Err = lifecycle.Stuck, errStuck
@@ -162,20 +166,20 @@ func stuck(s *stream, fault *failure.Fault) *failure.Fault {
 	return fault
 }
 
-// anyPrompt is more tokens than a prompt has.
+// anyPrompt is larger than the number of tokens of any prompt.
 const anyPrompt = 1 << 40
 
-// reportCompute announces, right before the request is sent, how many tokens of the prompt the engine may have to compute itself. If the
-// engine computes more than was announced, it has not pulled all of the KV that was handed over.
+// reportCompute notes, right before the request is sent, how many tokens of the prompt the engine may compute itself. If the engine
+// computes more than this, it has not pulled the KV of all tokens that were handed over.
 func (s *source) reportCompute() {
 	if s.mayCompute = handoff.BlockTokens; s.local {
-		s.mayCompute = anyPrompt // the length is known only when the engine has counted the prompt
+		s.mayCompute = anyPrompt // the length of the prompt is known only from the answer
 	}
 	s.rank.Traffic.Sends(s.mayCompute)
 }
 
-// settleCompute replaces the number that reportCompute has announced by the tokens that the engine has computed; only its first call
-// counts. It is called at the first event, when the engine has counted the prompt, or at the end of the request. none says that the engine
+// settleCompute replaces the number that reportCompute has noted by the number of tokens that the engine has computed. Only the first call
+// does so. It comes with the first event, when the engine has counted the prompt, or at the end of the request. none says that the engine
 // has computed nothing.
 func (s *source) settleCompute(none bool) {
 	if s.mayCompute == 0 {

@@ -18,9 +18,9 @@ import (
 	"evenkeel/prefill"
 )
 
-// decode has the rank decode a hand-off, or serve the whole request if h is nil. It returns at the first data event: this event shows that
-// the engine has the KV, and only after it the client gets a status line. quit says that the call has ended because the client left, and
-// that no engine uses the slot any more.
+// decode sends the request to the rank: with the hand-off h, or without one (nil), in which case the rank also computes the prompt. It
+// returns when the first data event has arrived, because then the engine has the KV and the client can get a status line. quit says that
+// the client has left, that this has ended the call, and that no engine uses the slot any more.
 func (s *stream) decode(h *handoff.Handoff, until lifecycle.Limit) (_ *failure.Fault, quit bool) {
 	j, slot, phase := s.job, s.from.slot, journal.Transfer
 	if h == nil {
@@ -40,9 +40,9 @@ func (s *stream) decode(h *handoff.Handoff, until lifecycle.Limit) (_ *failure.F
 	return nil, false
 }
 
-// decodeBeside is decode for a request whose two legs, the call to the prefill engine and the call to the decode engine, run at the same
-// time. Nothing was sent under lease yet. If one leg fails, the other is ended. pair is the number of the two legs in the request's
-// lifecycle. quit says that the client has left, and that the prefill leg has ended, or that the engine keeps blocks for it.
+// decodeBeside is decode for a request whose prefill runs at the same time. Nothing was sent under the lease yet. The prefill call and the
+// decode call are the two legs of the request, and the end of one ends the other. pair is their number in the request's lifecycle. quit
+// says that the client has left, and that either the prefill leg has ended, or the decode engine keeps KV blocks for it.
 func (s *stream) decodeBeside(lease *prefill.Lease, pair int, until lifecycle.Limit) (fault *failure.Fault, quit bool) {
 	j, slot := s.job, s.from.slot
 	j.record.Report(journal.Event{What: journal.Entered, Phase: journal.Transfer, Left: j.client.Left(), Call: "decode", Early: true})
@@ -53,8 +53,8 @@ func (s *stream) decodeBeside(lease *prefill.Lease, pair int, until lifecycle.Li
 	j.client.OnGone(s.from.partner.clientLeft)
 	if fault = s.openBeside(); fault != nil {
 		s.from.takePrefillAnswer()
-		// After NotOurs, nothing was sent to the rank, so it has no blocks for the request. Else the prefill engine may still write to the
-		// rank's blocks although the client has left, so the slot is not free before the prefill leg has ended.
+		// After NotOurs, nothing was sent to the rank, so it has no KV blocks for the request. Otherwise the prefill leg may still write to
+		// the rank's blocks although the client has left, so outlived waits for its end.
 		if quit = fault.Why != lifecycle.NotOurs && j.client.Left(); quit {
 			s.from.stranded = s.from.partner.outlived() || s.from.stranded
 		}
@@ -64,15 +64,15 @@ func (s *stream) decodeBeside(lease *prefill.Lease, pair int, until lifecycle.Li
 	j.kvArrived(nil, s)
 	j.record.Report(journal.Event{What: journal.Coupled, Took: s.from.takePrefillAnswer(), Slot: slot})
 	s.opened()
-	if s.from.slot == nil { // the whole answer came with the first event, and has given the slot back
+	if s.from.slot == nil { // the whole answer came with its first event, so the slot is released already
 		s.from.partner.close(false)
 	}
 	return nil, false
 }
 
-// open sends the decode request and reads up to the first data event. h is the hand-off; nil: the rank computes the prompt itself. With a
-// hand-off, the connection stays open until the first event even if the client leaves, because cutting it during the pull of the KV leaks
-// blocks on both engines.
+// open sends the decode request and reads up to the first data event. h is the hand-off; nil: the rank computes the prompt itself. With
+// a hand-off, the connection stays open until the first event even if the client leaves: if it were cut while the decode engine pulls the
+// KV, both engines would leak KV blocks.
 func (s *stream) open(h *handoff.Handoff, until lifecycle.Limit) *failure.Fault {
 	j := s.job
 	s.from.wait = h.Await(s.from.rank, s.from.began, s.from.whole)
@@ -81,26 +81,16 @@ func (s *stream) open(h *handoff.Handoff, until lifecycle.Limit) *failure.Fault 
 	if h == nil {
 		j.client.OnGone(func() { s.from.call.Leave(upstream.Notice) }) // no pull of KV is under way
 	} else {
-		if gone, sure := j.srv.Engines().Outlived(h.Born); gone {
-			why := lifecycle.MayOutlive
-			if sure {
-				why = lifecycle.Outlived
-			}
-			return failure.Of(lifecycle.Ended{Leg: lifecycle.Decode, Why: why},
-				failure.BadGateway("prefill", "it is gone, and the prefilled prompt with it"), handoff.ErrOutlived)
+		var fault *failure.Fault
+		if kv, fault = s.from.takeHandoff(h); fault != nil {
+			return fault
 		}
-		var err error
-		if kv, err = h.Params(s.from.began); err != nil {
-			return failure.Of(lifecycle.Ended{Leg: lifecycle.Decode, Why: lifecycle.Expired},
-				failure.BadGateway("decode", "its turn came after the hand-off's deadline"), err)
-		}
-		h.Lease.Dispatched()
 	}
 	profile := s.from.rank.Profile
 	if profile.HandBack == mooncake.HandBackFetched {
 		j.decodeProcess = j.srv.Engines().Born(s.from.rank.Instance).Process
 	}
-	if s.from.whole { // the pull may take as long as the wait for a first event; after that, LimitWhole bounds the call
+	if s.from.whole { // the pull of KV is over when a stream's first event would come; from then on, LimitWhole bounds the call
 		until = lifecycle.ByFirstEvent
 	}
 	silence := waitAtMost(until, j.srv.Settings(), profile)
@@ -108,20 +98,21 @@ func (s *stream) open(h *handoff.Handoff, until lifecycle.Limit) *failure.Fault 
 	case h != nil && profile.Renews():
 		h.Lease.Renewed()
 		h.Witness(j.srv.Monitor)
-		if !s.from.whole { // an answer in one piece has no first event that shows when its pull was over
+		if !s.from.whole { // an answer in one piece has no first event, so it does not show when its pull of KV was over
 			s.from.wait.Limit(s.from.call.Expire)
 		}
 	case h != nil:
 		silence = min(silence, h.PulledBy().Sub(s.from.began))
 	}
 	pullOver := s.from.began.Add(silence)
-	// If nothing renews the hold on the KV, the KV must be pulled in time, even if the request waits in the engine's own queue.
+	// A request beyond the rank's slots waits in the engine's own queue, so its time limit starts only once it has a slot. This is safe
+	// only if the hold on the KV is renewed meanwhile. Otherwise the KV must be pulled in time, even if the request waits in that queue.
 	if s.from.slot.Beyond && h != nil && !s.from.whole && profile.Renews() {
 		defer handoff.LimitFromSlot(s.from.slot, s.from.call, silence)()
 		silence = handoff.Forever
 	}
 	if s.from.whole { // the engine sends the answer in one piece: nothing arrives before all of it is computed
-		if h != nil { // no event shows the end of the pull, so if the client leaves, the call goes on until the pull must be over
+		if h != nil { // the pull of KV must not be cut, so the call outlives its client until the pull is over for certain
 			defer j.client.leaveAfter(s.from.call, 0, pullOver).stop()
 		}
 		defer handoff.LimitWhole(s.from.rank, s.from.call, j.srv.Settings(), s.from.maxTokens)()
@@ -143,7 +134,7 @@ func (s *stream) open(h *handoff.Handoff, until lifecycle.Limit) *failure.Fault 
 			j.srv.Monitor.Report(fault.Engine, fault.Err)
 		}
 		if s.from.whole && fault.Why == lifecycle.HungUp && fault.Far != lifecycle.Unsent && !time.Now().Before(pullOver) {
-			fault.Far = lifecycle.Through // the pull was over before the call was ended
+			fault.Far = lifecycle.Through // the pull of KV was over, so only the answer is lost
 		}
 		return fault
 	}
@@ -156,14 +147,33 @@ func (s *stream) open(h *handoff.Handoff, until lifecycle.Limit) *failure.Fault 
 	return ignored(lifecycle.Decode, j.verify(j.resume.decodeCounts, s.from.answer.Mirror.Prompt()))
 }
 
-// send sends the decode request. silence is how long the engine may send nothing; with handoff.Forever, other code limits the wait.
+// takeHandoff returns the kv_transfer_params of a hand-off. It fails if the prefill engine has restarted, or after the hand-off's deadline.
+func (s *source) takeHandoff(h *handoff.Handoff) (json.RawMessage, *failure.Fault) {
+	if gone, sure := s.job.srv.Engines().Outlived(h.Born); gone {
+		why := lifecycle.MayOutlive
+		if sure {
+			why = lifecycle.Outlived
+		}
+		return nil, failure.Of(lifecycle.Ended{Leg: lifecycle.Decode, Why: why},
+			failure.BadGateway("prefill", "it is gone, and the prefilled prompt with it"), handoff.ErrOutlived)
+	}
+	kv, err := h.Params(s.began)
+	if err != nil {
+		return nil, failure.Of(lifecycle.Ended{Leg: lifecycle.Decode, Why: lifecycle.Expired},
+			failure.BadGateway("decode", "its turn came after the hand-off's deadline"), err)
+	}
+	h.Lease.Dispatched()
+	return kv, nil
+}
+
+// send sends the decode request. silence is how long the engine may send nothing. It is handoff.Forever if other code limits the wait.
 func (s *source) send(headers []engine.Header, body [][]byte, silence time.Duration) (fault *failure.Fault) {
 	j := s.job
 	if s.slot.Beyond {
 		s.beyond = true
-		s.rank.Traffic.Beyond(1) // the alarm about ranks with too many requests then allows one more
+		s.rank.Traffic.Beyond(1) // so that the alarm about ranks with too many requests expects one more
 	}
-	if s.partner == nil && (s.whole || s.muffled) { // with a partner, the partner calls Unheard once the prompt is prefilled
+	if s.partner == nil && (s.whole || s.muffled) { // a partner does this itself, once the prompt is prefilled
 		s.slot.Unheard(s.maxTokens)
 	}
 	call := upstream.Call{
@@ -178,14 +188,14 @@ func (s *source) send(headers []engine.Header, body [][]byte, silence time.Durat
 	return fault
 }
 
-// disbelieved returns the fault of an answer that began so late that the decode engine may have pulled another prompt's KV.
+// disbelieved returns the fault of a decode call that began too late: by then, the KV that it read may have been another prompt's.
 func disbelieved() *failure.Fault {
 	return failure.Of(lifecycle.Ended{Leg: lifecycle.Decode, Far: lifecycle.Through, Why: lifecycle.Disbelieved}, failure.Late,
 		handoff.ErrLate)
 }
 
-// openBeside sends the decode request while the prefill leg runs, and reads up to the first data event. The partner ends the wait for this
-// event if need be, because its limit depends on when the prefill ends.
+// openBeside sends the decode call of a request whose prefill call runs at the same time, and reads up to the first data event. The partner
+// limits the wait for this event, because its length depends on the prefill.
 func (s *stream) openBeside() *failure.Fault {
 	j := s.job
 	s.from.wait = (*handoff.Handoff)(nil).Await(s.from.rank, s.from.began, s.from.whole) // the partner limits this wait
@@ -225,9 +235,9 @@ func (s *stream) openBeside() *failure.Fault {
 	return fault
 }
 
-// firstBeside reads up to the first event of a decode leg. With SGLang it reads on until an event has the number of the prompt's tokens,
-// which the first event may lack. The number is compared with the prefill engine's, because a difference shows that the transfer of the KV
-// was aborted.
+// firstBeside reads up to the first event of a decode call. With SGLang it reads on until the engine has reported how many tokens the
+// prompt has, because the first event may lack this count. A difference from the prefill engine's count shows that the transfer of KV was
+// aborted.
 func (s *stream) firstBeside() error {
 	err := s.readFirst(time.Now().Add(handoff.Forever))
 	for err == nil && s.from.rank.Profile.Connector == mooncake.SGLang && s.firstTokenAt.IsZero() && s.from.answer.Mirror.Prompt() == 0 &&
@@ -240,8 +250,8 @@ func (s *stream) firstBeside() error {
 	return err
 }
 
-// lostBeside returns why a decode leg ended before its first event: its own fault, or the fault of the prefill leg, which has ended the
-// decode leg. how tells the partner in which way the decode leg ended.
+// lostBeside returns why the decode call ended before its first event: its own fault, or the fault of the prefill call that ended it. how
+// tells the partner in which way the decode call ended.
 func (s *source) lostBeside(how lifecycle.EndReason, fault *failure.Fault) *failure.Fault {
 	j := s.job
 	cause, stranded := s.partner.decodeEnded(how)
@@ -261,26 +271,27 @@ func (s *source) lostBeside(how lifecycle.EndReason, fault *failure.Fault) *fail
 }
 
 // takePrefillAnswer copies the prefill engine's answer, if it has come, into the request and its record. It returns how long the decode
-// engine took to call back; 0: it did not.
+// engine took to call back; 0: it has not called back.
 func (s *source) takePrefillAnswer() (called time.Duration) {
 	j, p := s.job, s.partner
 	j.mu.Lock()
-	answered, probed, took, called, id := p.legs().Answered(), p.probed, p.prefillTook, p.calledBackAfter, p.lastLease.Candidate.ID
+	answered, probed, took, prefiller := p.legs().Answered(), p.probed, p.prefillTook, p.lastLease.Candidate.ID
+	called = p.calledBackAfter
 	j.mu.Unlock()
 	if !answered {
 		return called
 	}
 	j.record.Report(journal.Event{What: journal.Probed, Took: took})
-	j.record.Prefill = id
+	j.record.Prefill = prefiller
 	if prefilled(j, &probed, s.rank.Profile); !j.life.Resumed() && s.rank.Profile.Connector != mooncake.SGLang {
 		s.answer.Mirror.Found(j.cachedTokens)
 	}
 	return called
 }
 
-// beginPrefill starts the prefill leg of an attempt on a goroutine of its own. The leg is sent at once, or after the decode engine's
-// callback. pair is its number in the request's lifecycle, and until limits its first wait. If beginPrefill returns a fault, nothing was
-// sent.
+// beginPrefill starts the prefill call of an attempt on a goroutine of its own. The call is sent at once, or after the decode engine's
+// callback. pair is the number of the attempt's two calls in the request's lifecycle, and until limits the first wait. If a fault is
+// returned, nothing was sent.
 func (s *source) beginPrefill(lease *prefill.Lease, pair int, until lifecycle.Limit) *failure.Fault {
 	j, candidate := s.job, lease.Candidate
 	p := &partner{
@@ -312,14 +323,14 @@ func (s *source) beginPrefill(lease *prefill.Lease, pair int, until lifecycle.Li
 	return fault
 }
 
-// pairID is the X-Request-Id of both legs of an attempt. No id may be the beginning of another id, because SGLang ends every request whose
-// id begins with the id that it is told to abort. The last letter ensures this for attempts such as 1 and 10.
+// pairID is the X-Request-Id of both calls of an attempt. No id may be the beginning of another id, because SGLang ends every request whose
+// id begins with the one that it is told to abort. The letter at the end ensures this for the attempts 1 and 10.
 func pairID(request string, attempt int) string {
 	return "ek-" + request + "-" + strconv.Itoa(attempt) + "b"
 }
 
-// prepareMeeting prepares how the prefill engine and the decode engine find each other: by a callback of the decode engine, or by the
-// prefill engine's address. It fails if the proxy does not listen for callbacks yet, or if the address is not known yet.
+// prepareMeeting decides how the two engines find each other: by a callback of the decode engine, or by the prefill engine's address. It
+// fails if the proxy does not listen for callbacks yet, or if the address is not known yet.
 func (p *partner) prepareMeeting() *failure.Fault {
 	srv, candidate, rank, longest := p.job.srv, p.lease.Candidate, p.rank, p.rank.Context
 	engines := srv.Engines()
@@ -344,5 +355,5 @@ func (p *partner) prepareMeeting() *failure.Fault {
 	return nil
 }
 
-// leastBlock is the number of tokens in the smallest KV block that an engine may use. From it follows how many blocks a prompt can have.
+// leastBlock is the smallest number of tokens that a KV block of any engine can hold. It bounds how many blocks a prompt can have.
 const leastBlock = 1

@@ -17,13 +17,13 @@ import (
 	"evenkeel/gateway/upstream"
 )
 
-// fails ends the answer of the present engine before it is complete. answer is the error for the client, and err the cause. If the client
-// has a part of the answer, the request's lifecycle decides whether another engine goes on with it.
+// fails ends the answer's current source before the answer was whole. answer is the error for the client, and err the cause. If the answer
+// has begun, the request's lifecycle decides what follows: the answer may still go on at another engine.
 func (s *stream) fails(why lifecycle.Why, answer *openai.Error, err error) {
 	if s.stage >= ended {
 		return
 	}
-	if s.job.client.Left() { // the answer broke off because the client left
+	if s.job.client.Left() { // the answer broke off because its client left
 		why, answer = lifecycle.Left, failure.Gone
 	}
 	begun, leg := !s.firstAt.IsZero(), lifecycle.Decode
@@ -33,14 +33,14 @@ func (s *stream) fails(why lifecycle.Why, answer *openai.Error, err error) {
 	switch {
 	case begun && why == lifecycle.Throttled:
 		why = lifecycle.Rejected
-	case begun && why == lifecycle.Rejected && answer.Status/100 == 5: // the engine refuses the proxy's own key, not the request
+	case begun && why == lifecycle.Rejected && answer.Status/100 == 5: // the engine refuses evenkeel's own credential
 		why = lifecycle.Erred
 	}
 	end := lifecycle.Ended{Leg: leg, Far: lifecycle.Through, Why: why, Open: true, Moved: begun && s.from.run.Moved()}
 	s.from.fault = failure.Of(end, answer, err)
 	s.from.fault.Status, s.from.fault.Engine = s.from.answer.Mirror.Failure().Status, s.from.rank.Instance
 	switch {
-	case !begun && leg == lifecycle.Sole && s.from.answer.Mirror.Started(): // events for the client and the failure came in one read
+	case !begun && leg == lifecycle.Sole && s.from.answer.Mirror.Started(): // the first event came with the end; the client gets it
 		s.finish(answer)
 		return
 	case !begun:
@@ -57,19 +57,19 @@ func (s *stream) ends() {
 	if s.stage >= ended {
 		return
 	}
-	if s.firstAt.IsZero() { // the whole answer came with the first event
+	if s.firstAt.IsZero() { // the whole answer came at once
 		s.finish(nil)
 	}
 	s.step(lifecycle.Event{What: lifecycle.Ends})
 }
 
-// step reports an event of an answer that has begun to the request's lifecycle, and carries out the effects that the lifecycle asks for.
+// step reports an event of an answer that has begun to the request's lifecycle, and carries out the effects that this returns.
 func (s *stream) step(event lifecycle.Event) {
 	r := runner{job: s.job, stream: s, fault: s.from.fault, answerBegun: true}
 	event.Left, event.Engine = s.job.client.Left(), s.from.rank.Instance
 	var buffer [6]lifecycle.Effect
 	effects := s.job.tell(event, buffer[:0])
-	defer onPanic(func() { // the effects that are left must still give back the slot and the leases
+	defer onPanic(func() { // after a panic, still carry out the remaining effects that give something back
 		for _, effect := range effects {
 			if effect.Do == lifecycle.Settle || effect.Do == lifecycle.Find {
 				r.do(effect)
@@ -88,8 +88,8 @@ func (s *stream) step(event lifecycle.Event) {
 var kinds = map[lifecycle.How]board.Kind{lifecycle.Failing: board.Failed, lifecycle.Cancelled: board.Cancelled,
 	lifecycle.Finish: board.Finished}
 
-// finish writes the end of the client's answer; only its first call counts. If fail is nil, the answer is complete. Else it ends with an
-// error event, and without the end that a complete answer has.
+// finish ends the answer that the client reads. Later calls do nothing. If fail is nil, the answer is whole. Otherwise it ends with an
+// error event, so that the client cannot take it for a whole one.
 func (s *stream) finish(fail *openai.Error) {
 	if s.stage >= ended {
 		return
@@ -105,21 +105,21 @@ func (s *stream) finish(fail *openai.Error) {
 		s.from.answer.out = s.from.answer.Owed(s.from.answer.out)
 	case fail.Status == journal.StatusClientClosed:
 		return
-	case s.job.passed != nil: // no warning: the request's receipt has the error
+	case s.job.passed != nil: // the receipt of a request that is passed through has the error, so nothing is logged
 	default:
 		s.job.srv.Log.Warn("an answer broke off", zap.Inline(s.job), zap.String("engine", s.from.rank.Target.ID),
 			zap.Int("tokens", s.tokens()), zap.String("outcome", journal.Outcome(fail)), zap.String("cause", s.forLog(fail)))
 	}
 	if s.from.answer.Assembler != nil || s.from.whole || s.job.client.isLeg() {
-		return // the code that makes one answer of these events writes the end
+		return // the code that assembles the answer writes its end
 	}
 	fail = cmp.Or(fail, failure.None)
 	errorType := fail.TypeIn(s.job.req.Endpoint.Path())
 	s.from.answer.out = s.from.answer.Ending(s.from.answer.out, s.broken != nil, fail.Message, errorType, fail.Code)
 }
 
-// forLog is why a stream failed, without the engine's own message. Only the client may get this message, because many engines repeat parts
-// of the prompt in it.
+// forLog is the reason why a stream failed, without the engine's own words. Only the client gets these words, because many engines repeat
+// parts of the prompt in them.
 func (s *stream) forLog(fail *openai.Error) string {
 	if said := s.from.answer.Mirror.Failure(); said.Status != 0 && said.Message == fail.Message {
 		return fmt.Sprintf("an error event of status %d; the engine's log has its text", said.Status)
@@ -127,18 +127,18 @@ func (s *stream) forLog(fail *openai.Error) string {
 	return fail.Message
 }
 
-// Errors of decode engines that have answered with status 200.
+// The ways in which a decode engine can fail after a status of 200.
 var (
 	errNotWhole = errors.New("the engine's stream ended without a finish_reason")
 	errRefusal  = errors.New("the engine's first event was a failure")
 )
 
-// movedOut is the error at the end of an answer whose engine was drained, and which no other engine can continue.
+// movedOut is the error of an answer that was cut at the deadline of a drain, and that no other engine can continue.
 func (srv *Server) movedOut() *openai.Error {
 	return srv.drained("its engine was taken out of service and the answer cannot go on elsewhere; send the request again")
 }
 
-// drained is the error of a request whose engine was taken out of service. If the proxy shuts down, it is failure.Leaving instead.
+// drained is the error of a request whose engine was taken out of service. If the proxy shuts down, the error says this instead.
 func (srv *Server) drained(why string) *openai.Error {
 	if srv.Serving().Err() != nil {
 		return failure.Leaving
@@ -146,21 +146,21 @@ func (srv *Server) drained(why string) *openai.Error {
 	return openai.Unavailable("engine_drained", why, 1)
 }
 
-// Close settles the request, however it ended. It first removes the callback for a client that leaves: if the client closes its connection
-// later, the callback would end a call that may belong to another request by then.
+// Close settles the request, however it ended. It first removes the callback for the client's departure: the engine's connection may serve
+// another request soon, and a late departure of this client must not end it.
 func (s *stream) Close() {
 	if s.stage == settled {
 		return
 	}
 	s.job.client.OnGone(nil)
-	s.fails(lifecycle.Left, failure.Gone, nil) // does nothing unless the client ended first
-	s.finish(failure.Gone)                     // does nothing unless a panic has ended the request
+	s.fails(lifecycle.Left, failure.Gone, nil) // takes effect if the client's side ended first
+	s.finish(failure.Gone)                     // takes effect if a panic has ended the request's lifecycle
 	s.report()
-	s.job.forget() // does nothing unless a panic came before the lifecycle knew of the kept bytes
+	s.job.forget() // takes effect if something panicked before the lifecycle knew of the kept bytes
 	s.settle(board.Cancelled)
 }
 
-// report writes the outcome, the times and the token counts of the answer into the record and the metrics.
+// report writes into the record and the metrics how the request's answer ended.
 func (s *stream) report() {
 	now, j, tokens := time.Now(), s.job, s.tokens()
 	if j.passed != nil {
@@ -184,8 +184,8 @@ func (s *stream) report() {
 	}
 }
 
-// reconcile compares two counts of an answer's tokens: the proxy's, made while the chunks came, and the engine's final usage. The proxy's
-// count is the load of the ranks, so reconcile learns from the difference how many tokens the engine puts in a chunk.
+// reconcile compares two counts of an answer's tokens: the one made while they came, and the engine's final one. The first count serves as
+// the load of the ranks. So reconcile learns how many tokens the engine puts in a chunk, and counts an answer that is off by over 1 %.
 func reconcile(s *stream) {
 	if s.broken != nil || s.from.whole || s.from.muffled {
 		return
@@ -210,7 +210,8 @@ func (s *stream) collect() ([]byte, *openai.Error) {
 	case s.broken != nil:
 		return nil, s.broken
 	case s.from.whole:
-		// readWhole has made one event of the engine's body. The body is copied, because Close gives the buffer to other requests.
+		// The buffer has the engine's body as one event, because readWhole makes an event of it. The body is copied, because Close gives
+		// the buffer to other requests.
 		return bytes.TrimSpace(bytes.TrimPrefix(bytes.Clone(s.from.answer.out), []byte("data:"))), nil
 	}
 	body, err := s.from.answer.Assembler.JSON(nil)
@@ -221,7 +222,8 @@ func (s *stream) collect() ([]byte, *openai.Error) {
 	return body, nil
 }
 
-// settle gives back the stream's slot, call and buffers, as far as it still holds them. kind tells the dispatcher how the request ended.
+// settle gives back everything that the stream still holds: its slot, its call and its buffers. kind tells the dispatcher how the request
+// ended.
 func (s *stream) settle(kind board.Kind) {
 	if s.stage == settled {
 		return
@@ -232,8 +234,8 @@ func (s *stream) settle(kind board.Kind) {
 	s.detach()
 }
 
-// detach gives back the connection to the engine and the buffers. If the end of the engine's body has not come yet, another goroutine waits
-// for it, so that the client does not have to.
+// detach gives back the source's connection and buffers. If the answer is complete but the end of the HTTP body has not come yet, another
+// goroutine reads it, so that the client does not wait for it.
 func (s *stream) detach() {
 	resp, b := s.from.resp, s.from.answer
 	s.from.answer = nil
@@ -252,8 +254,8 @@ func (s *stream) detach() {
 	b.putBack()
 }
 
-// release gives the slot back, once. If the answer is not complete, it first waits until the engine has dropped the request, so that this
-// request and the next one with the slot do not run at the same time.
+// release gives the slot back, once. If the answer is not whole, it first waits until the engine has dropped the request, so that the
+// next request of this slot does not run beside it.
 func (s *stream) release(kind board.Kind) {
 	if s.from.slot == nil {
 		return
@@ -275,7 +277,7 @@ func (s *stream) release(kind board.Kind) {
 	s.from.slot = nil
 }
 
-// hangUp removes a call that is over from the engine's traffic, and from the calls that a drain may end. If how is Free, the engine has
+// hangUp removes a call that is over from the rank's traffic, and from the calls that a drain may end. If how is Free, the engine has
 // computed nothing.
 func (s *source) hangUp(how lifecycle.How) {
 	s.settleCompute(how == lifecycle.Free)
@@ -290,8 +292,8 @@ func (s *source) hangUp(how lifecycle.How) {
 	s.job.srv.Fleet.Untrack(s.run)
 }
 
-// Conclude is the end of a request: it gives back the request's share of its caller's limits, and writes the journal's record. Only the
-// first call does this. fail is nil if the answer was complete.
+// Conclude is the last step of a request. It gives back the request's share of its caller's limits, and has the journal write how the
+// request ended. Only the first call does this. fail is the request's error; nil: the answer was whole.
 func (srv *Server) Conclude(in *Incoming, fail *openai.Error) {
 	if !in.concluded.CompareAndSwap(false, true) {
 		return // Broken ended the request before its answer was closed
@@ -302,7 +304,7 @@ func (srv *Server) Conclude(in *Incoming, fail *openai.Error) {
 	}
 	tokens := in.Record.PromptTokens + in.Record.OutputTokens
 	if tokens == 0 && in.Record.Route != "" && fail != nil && fail.Status == journal.StatusClientClosed {
-		tokens = -1 // unknown: the client left before an engine had counted the prompt
+		tokens = -1 // unknown: the client left while an engine computed the prompt, before the engine reported its length
 	}
 	in.Limits.GiveBack(tokens)
 	in.Body.Give()
@@ -312,8 +314,8 @@ func (srv *Server) Conclude(in *Incoming, fail *openai.Error) {
 	in.Record.End(fail)
 }
 
-// awaitEnd ends the call and returns when the decode engine has closed it, so that no other request gets the slot while the engine still
-// runs this one. It waits for upstream.Notice at most.
+// awaitEnd ends the call, and returns when the decode engine has noticed this. Otherwise the slot could go to another request while the
+// engine still runs this one. It waits for upstream.Notice at most.
 func (s *source) awaitEnd() {
 	if s.resp == nil || s.resp.Ended() {
 		return

@@ -31,22 +31,22 @@ import (
 	"evenkeel/prefill/local"
 )
 
-// Env is what requests need of the proxy that serves them. Only parts that tests must replace are interfaces: those that have sockets or
-// peers.
+// Env has the parts of the proxy that requests use. Most are concrete types, because nothing else could stand for them: a lease, for
+// example, can only come from a Tier.
 type Env struct {
 	Context    context.Context // ends when the last stream has ended
 	Log        *zap.Logger
 	Registerer prometheus.Registerer
 	Buckets    []float64 // of histograms of seconds
 
-	Settings  func() *fleet.Settings // the settings in force at present
+	Settings  func() *fleet.Settings // in force now
 	Serving   func() context.Context // ends when requests without an answer must end, because the proxy shuts down
 	PromptKey func() []byte          // the key of hashes that tell prompts apart; nil: no predictor needs these hashes
 
 	Client     *engine.Client
 	Monitor    Monitor
 	Fleet      Fleet
-	Engines    func() Engines // what is known of the engines at present
+	Engines    func() Engines // the engines as they are at the call
 	Tier       *prefill.Tier
 	Locals     *local.Ranks
 	Places     *pool.Places
@@ -59,14 +59,14 @@ type Env struct {
 	Loops      *loop.Set // the loops that carry streamed answers; empty: each answer has a goroutine
 }
 
-// Monitor takes reports about engines.
+// Monitor takes reports on whether engines served their requests well.
 type Monitor interface {
 	handoff.Monitor
 	Answered(instance string)
 	Accuse(instance string) (settle func())
 }
 
-// Engines is which engines there are, and what is known of them at a moment.
+// Engines is a view of all engines at one moment.
 type Engines interface {
 	handoff.Engines
 	Ranks(instance string) int
@@ -78,7 +78,7 @@ type Engines interface {
 	NamesRequests(candidate prefill.Candidate) bool
 }
 
-// Fleet keeps the calls under way, and what requests learn about engines.
+// Fleet tracks the calls that are under way, and stores facts about engines that requests have learnt.
 type Fleet interface {
 	KnownHost(host string) bool
 	Coordinates(candidate prefill.Candidate) *mooncake.Coordinates
@@ -93,7 +93,7 @@ type Fleet interface {
 	Track(at fleet.Place, call *engine.Call, abortable bool) *fleet.Run
 }
 
-// Dispatcher gives slots on decode ranks.
+// Dispatcher assigns requests to slots on decode ranks.
 type Dispatcher interface {
 	handoff.Dispatcher
 	Blocked(board string) (prefillers []string)          // prefill engines whose KV lately failed to arrive at a decode engine of the board
@@ -106,18 +106,18 @@ type Dispatcher interface {
 	Preempted(worker int32)
 }
 
-// A Server serves requests that were admitted. It has the state that they share.
+// A Server serves requests that were admitted, and holds the state that they share.
 type Server struct {
 	Env
 	metrics     *metrics
 	Prompts     *prompt.Reader
 	discards    *handoff.Discarder
-	legs        service.Leftovers // prefill legs that run beside a decode leg
-	tails       service.Leftovers // work after the client has its answer: reading bodies to their end, waiting for other legs of a fan-out
+	legs        service.Leftovers // prefill calls that run at the same time as their decode call
+	tails       service.Leftovers // work left after the client has its answer: ends of bodies, fan-out legs beside a failed one
 	open        atomic.Int64      // client requests being served
 	ids         atomic.Uint64
 	turns       handback.Turns
-	resumeBytes atomic.Int64 // bytes kept for answers that may have to go on elsewhere
+	resumeBytes atomic.Int64 // bytes kept so that answers can go on at another engine
 }
 
 // New makes the server of a proxy. It registers the metrics of requests.
@@ -137,12 +137,12 @@ func New(env Env) *Server {
 // Open is how many client requests are being served.
 func (srv *Server) Open() int64 { return srv.open.Load() }
 
-// Finish lets no more work begin for requests that are over, and waits until their running work has ended, or ctx has. The function that it
-// returns waits for work that still runs then.
+// Finish waits until the background work of finished requests has ended, or until ctx is done. No new work of this kind begins. The
+// returned function waits for the rest of it.
 func (srv *Server) Finish(ctx context.Context) (wait func()) {
 	var all []<-chan struct{}
-	for _, leftovers := range []*service.Leftovers{&srv.tails, &srv.discards.Leftovers, &srv.legs} {
-		over := leftovers.Close()
+	for _, g := range []*service.Leftovers{&srv.tails, &srv.discards.Leftovers, &srv.legs} {
+		over := g.Close()
 		select {
 		case <-over:
 		case <-ctx.Done():
@@ -240,8 +240,8 @@ const (
 	localShort, localAsked, localWhole, localEnded        = "short", "asked", "endpoint", "ended"
 )
 
-// rebound counts a request that was bound to a decode rank before its prefill, and lost the rank before the first token. fault is why the
-// prefill leg ended the decode leg; nil: the decode leg ended by itself.
+// rebound counts a request that lost the decode rank it was bound to before its first token. fault is the fault of the prefill call that
+// ended the decode call; nil: the decode call ended by itself.
 func (m *metrics) rebound(fault *failure.Fault) {
 	cause := causePrefill
 	switch {

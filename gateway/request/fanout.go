@@ -26,41 +26,41 @@ import (
 	"evenkeel/sse"
 )
 
-// A fanned is a client's request for several answers: n above 1, or a list of prompts. An engine's answer carries one hand-off only, so the
-// request becomes several requests to engines, its legs. The legs run concurrently, and their choices are renumbered. The first failure
-// ends all legs. If the answer is streamed, the fanned is also its body: the events of all legs in the order of their arrival, and one end.
+// A fanned is a client's request with n above 1 or with a list of prompts. It becomes several requests to engines, the legs, because an
+// engine's answer carries only one hand-off. The legs run side by side, and evenkeel renumbers their choices. The first failure ends all
+// legs. For a streamed answer, a fanned is the body: it passes on the events of the legs as they come, and adds one common end.
 type fanned struct {
 	srv      *Server
 	conn     client
 	req      *openai.Request
 	in       *Incoming
-	id       []byte // the id of the whole answer
-	mode     []byte // output_mode of a request to /inference/v1/generate
+	id       []byte // of the whole answer
+	mode     []byte // output_mode of /inference/v1/generate
 	legs     []branch
 	wg       sync.WaitGroup
 	stopOnce sync.Once
 	stop     chan struct{} // closed by endLegs
 
-	pieces     chan piece    // the output of the legs for the client
-	pending    []byte        // bytes that Read returns next
-	endedCount int           // how many legs have ended
-	allEnded   bool          // no leg has more output
+	pieces     chan piece    // from the legs to the client's side
+	pending    []byte        // bytes that Read can return without waiting
+	endedCount int           // legs that have ended
+	allEnded   bool          // no leg has anything more for the client
 	endError   *openai.Error // the error that ended the whole answer; nil: none did
 }
 
-// A branch is one leg of a fan-out: a job with one prompt and one answer, and its results.
+// A branch is one leg of a fan-out: a job with one prompt and one answer.
 type branch struct {
 	job    *job
-	share  *edge.Disconnect // the job's client: it counts as gone when the real client has left, or when another leg failed
-	prompt int              // the index of the prompt in the request's list
+	share  *edge.Disconnect // its share of the client's connection: gone when the client has left, or when another leg failed
+	prompt int              // index of the leg's prompt in the request
 
-	// The leg's goroutine writes these fields before it sends its last piece, and others read them only after that.
-	answer  []byte // the answer in one piece, if it is not streamed
+	// These fields are written before the leg sends its last piece.
+	answer  []byte // the whole answer, if it is not streamed
 	usage   sse.Usage
-	details map[string]int // the counts of prompt_tokens_details
+	details map[string]int // of usage: the counts of prompt_tokens_details
 }
 
-// piece is a part of a leg's output for the client: complete events, or the end of the leg.
+// A piece goes from a leg to the client's side. It has whole events, or reports the end of the leg.
 type piece struct {
 	contentType []byte
 	events      []byte
@@ -68,8 +68,8 @@ type piece struct {
 	fail        *openai.Error
 }
 
-// fanOut serves a request that needs several answers of engines, each in a job of its own. If it returns an error, the client has got no
-// answer yet, so the caller must send the error.
+// fanOut serves a request that needs several answers of engines: one job per answer. If it returns an error, the client has no answer yet,
+// and the caller writes the error.
 func (srv *Server) fanOut(ctx *fasthttp.RequestCtx, conn client, whole *job, legs []openai.Part) *openai.Error {
 	req, in := whole.req, whole.incoming
 	prefix := "chatcmpl-ek-"
@@ -107,8 +107,8 @@ func (srv *Server) fanOut(ctx *fasthttp.RequestCtx, conn client, whole *job, leg
 	return nil
 }
 
-// goElsewhere puts all legs into the arrival queue. While they wait, the whole request may go to another dispatcher. If that dispatcher
-// answers it, answered is true. If it gives the request back, the legs take their old places in the queue.
+// goElsewhere puts all legs into the arrival queue. Another dispatcher may then answer the whole request (answered). If that dispatcher
+// gives the request back, the legs take their old places in the queue again.
 func (f *fanned) goElsewhere(ctx *fasthttp.RequestCtx, whole *job) (answered bool, fail *openai.Error) {
 	defer func() {
 		if fail == nil {
@@ -123,7 +123,7 @@ func (f *fanned) goElsewhere(ctx *fasthttp.RequestCtx, whole *job) (answered boo
 		edge.EndWait(ctx)
 		f.srv.markRoute(ctx, f.in)
 	}()
-	whole.record.Reached = journal.Queued // each leg records its own phases; the whole request has this one until it is sent elsewhere
+	whole.record.Reached = journal.Queued // set by hand: only the legs enter phases until the whole request is sent
 	for {
 		forward, err := f.enterQueue()
 		if forward == nil && err != nil {
@@ -144,8 +144,8 @@ func (f *fanned) goElsewhere(ctx *fasthttp.RequestCtx, whole *job) (answered boo
 	}
 }
 
-// enterQueue puts the legs into the arrival queue together, except those whose prompts a decode rank computes itself. If no leg is served
-// here, the whole request may go to another region; the decision about the first leg counts for all legs.
+// enterQueue puts the legs into the arrival queue together, except those whose prompt a decode rank computes itself. The whole request
+// may go to another region: the decision about its first leg counts for all legs, as long as no leg was served here.
 func (f *fanned) enterQueue() (forward *geo.Forward, err error) {
 	queued := f.legs
 	if !f.srv.Settings().Geo.Follows() {
@@ -175,8 +175,7 @@ func (f *fanned) enterQueue() (forward *geo.Forward, err error) {
 	return nil, err
 }
 
-// askForAll gives all legs one common geo.Question, which asks where the request should go, and returns it; nil: there are no other
-// regions.
+// askForAll makes one question for all legs: to which dispatcher should the request go? It returns nil if there is none to ask.
 func (f *fanned) askForAll(legs []branch) (question *geo.Question) {
 	first := legs[0]
 	if question = first.job.elsewhere(first.job.life.Stays() || len(legs) < len(f.legs)); question == nil {
@@ -199,8 +198,8 @@ func (f *fanned) awaitElsewhere(first *prefill.Ticket) bool {
 	return first.Elsewhere(ctx)
 }
 
-// serve calls run for each leg in a goroutine of its own. If run returns an error, the leg has no answer. A panic in such a goroutine would
-// end the process, because the edge cannot recover it. So serve recovers the panic, and only the request ends.
+// serve runs each leg on a goroutine of its own. run returns the error of a leg that has no answer. serve recovers a panic in these
+// goroutines itself, so that it ends only the request: the recovery of the HTTP server does not cover them, so it would end the process.
 func (f *fanned) serve(run func(l *branch) *openai.Error) {
 	f.pieces = make(chan piece, len(f.legs))
 	for i := range f.legs {
@@ -218,8 +217,7 @@ func (f *fanned) serve(run func(l *branch) *openai.Error) {
 	}
 }
 
-// send passes a piece on to the goroutine that writes to the client. It returns false if the legs were ended, so that the piece is not
-// read.
+// send passes a piece on to the client's side. It returns false if the fan-out has ended, because no goroutine reads pieces then.
 func (f *fanned) send(p piece) bool {
 	select {
 	case f.pieces <- p:
@@ -239,7 +237,7 @@ func (f *fanned) next() (piece, bool) {
 	}
 }
 
-// collect answers a fan-out in one piece, once all legs have their answers or one leg has failed.
+// collect answers a fan-out that is not streamed, once all legs have their answers or one leg has failed.
 func (f *fanned) collect(ctx *fasthttp.RequestCtx) {
 	f.serve(func(l *branch) *openai.Error {
 		s, fail := l.job.serve(nil)
@@ -256,7 +254,7 @@ func (f *fanned) collect(ctx *fasthttp.RequestCtx) {
 	})
 	var answer []byte
 	var fail *openai.Error
-	for n := 0; n < len(f.legs) && fail == nil; n++ {
+	for left := len(f.legs); left > 0 && fail == nil; left-- {
 		ended, _ := f.next()
 		fail = ended.fail
 	}
@@ -293,12 +291,12 @@ func (f *fanned) stream(ctx *fasthttp.RequestCtx) {
 	f.srv.Stream(ctx, first.contentType, f, 0)
 }
 
-// relay serves one leg of a streamed fan-out, and passes its events on as they come.
+// relay serves one answer of a streamed fan-out, and passes its events on as they come.
 func (f *fanned) relay(l *branch) *openai.Error {
 	s, fail := l.job.serve(nil)
 	if fail != nil && f.aborted(l, fail) {
 		kind := []byte("text/event-stream")
-		l.usage = sse.Usage{Prompt: l.job.estimate(), Cached: -1} // the same usage as in unanswered; sumUsage needs it
+		l.usage = sse.Usage{Prompt: l.job.estimate(), Cached: -1} // the same usage as in unanswered, for the sum of all legs
 		f.send(piece{contentType: kind, events: unanswered(l.job)})
 		f.send(piece{contentType: kind, done: true})
 		return nil
@@ -322,13 +320,13 @@ func (f *fanned) relay(l *branch) *openai.Error {
 	}
 }
 
-// aborted says whether a leg failed because the client has ended the request by name; the client then still waits for the answer.
+// aborted says whether a leg failed because the client has ended the request by name, and still waits for the answer.
 func (f *fanned) aborted(l *branch, fail *openai.Error) bool {
 	return l.job.abort.endedByClient() && !f.conn.Left() && fail.Status == failure.Gone.Status
 }
 
-// put makes a piece the next output of Read. After the last piece it appends the end of the whole answer: the sum of the legs' usage or the
-// error, and [DONE].
+// put makes the events of a piece available to Read. After the last piece it adds the end of the whole answer: the sum of the legs' usage,
+// or the error, and then [DONE].
 func (f *fanned) put(p piece) {
 	f.pending = p.events
 	if !p.done {
@@ -348,7 +346,7 @@ func (f *fanned) put(p piece) {
 	f.pending = append(f.pending, sse.Done...)
 }
 
-// sumUsage adds up the usage of the legs. It counts every completion, but each prompt only once. Cached is -1 if no leg has reported it.
+// sumUsage adds up the usage of the legs. It counts every completion, but each prompt only once. Cached is -1 if no leg reported it.
 func (f *fanned) sumUsage() (sum sse.Usage, details map[string]int) {
 	sum, details = sse.Usage{Cached: -1}, map[string]int{}
 	seen := map[int]bool{}
@@ -369,7 +367,7 @@ func (f *fanned) sumUsage() (sum sse.Usage, details map[string]int) {
 	return sum, details
 }
 
-// Read returns the bytes that have arrived. If there are none, it waits for the next piece.
+// Read returns the bytes that have arrived. It waits only if there are none.
 func (f *fanned) Read(p []byte) (int, error) {
 	for len(f.pending) == 0 {
 		if f.allEnded {
@@ -389,7 +387,7 @@ func (f *fanned) Read(p []byte) (int, error) {
 // Pending is how many more bytes Read can return without waiting.
 func (f *fanned) Pending() int { return len(f.pending) }
 
-// Close ends every leg and settles the request. If the answer has no end yet, the client has left.
+// Close ends every leg and settles the request. If the answer is not whole yet and no leg has failed, the client has left.
 func (f *fanned) Close() {
 	if f.endError == nil && !f.allEnded {
 		f.endError = failure.Gone
@@ -413,16 +411,16 @@ func letters(i int) string {
 	return string(rune('a'+i)) + name
 }
 
-// endLegs ends every leg. It must not block, because the goroutine that watches the client's connection calls it.
+// endLegs ends every leg. It must not block, because the watcher of the client's connection calls it.
 func (f *fanned) endLegs() {
 	f.stopOnce.Do(func() { close(f.stop) })
-	for i := range f.legs { // not by value: the copy would race with the leg's goroutine, which may write its usage now
+	for i := range f.legs { // not by value: a copy of the leg would race with its goroutine, which may write its counts now
 		f.legs[i].share.Leave()
 	}
 }
 
-// settle ends the legs, and settles the request once each leg has ended its calls. After a failure, a leg may have to wait for its first
-// event, so the client gets the error before this.
+// settle ends the legs, and settles the request once each leg has ended its calls. After a failure, this may take until each leg has its
+// first event, so it runs in the background and the client does not wait.
 func (f *fanned) settle(fail *openai.Error) {
 	f.endLegs()
 	f.conn.OnGone(nil)
@@ -447,8 +445,8 @@ func (f *fanned) markAnswer(ctx *fasthttp.RequestCtx, fail *openai.Error) {
 	}
 }
 
-// nameable lets the client end all legs by the name of the whole answer, if the endpoint has such names. Each answer of /generate also has
-// a name of its own, by which the client can end this answer alone.
+// nameable lets the client end all legs by the name of the whole answer, if the endpoint has names of answers. With /generate, each leg's
+// answer also has its own name, by which the client can end this leg alone.
 func (f *fanned) nameable(whole *job) {
 	if whole.ask.ID == nil {
 		return
@@ -476,7 +474,7 @@ func (f *fanned) nameable(whole *job) {
 	}
 }
 
-// appendUsage appends the event with the usage of all legs to a stream.
+// appendUsage appends the usage of all legs of a stream.
 func (f *fanned) appendUsage(dst []byte, usage sse.Usage, details map[string]int) []byte {
 	if f.req.Endpoint == mooncake.Tokens {
 		return sse.TokensUsage(dst, f.id, f.mode, usage, details)
@@ -495,7 +493,7 @@ func (f *fanned) nameOf(leg int) []byte {
 	return fmt.Appendf(nil, "%s_%d", f.id, leg)
 }
 
-// merge combines the legs' answers into one.
+// merge makes one answer of the legs' answers.
 func (f *fanned) merge(parts []sse.Part) ([]byte, error) {
 	if f.req.Endpoint == mooncake.Generate {
 		return sse.MergeGenerated(parts), nil

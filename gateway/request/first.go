@@ -16,7 +16,8 @@ import (
 	"evenkeel/sse"
 )
 
-// readFirst reads an answer up to its first data event, or all of an answer in one piece. deadline is when the first event must be here.
+// readFirst reads an answer up to its first data event. If the answer comes in one piece, it reads all of it. deadline is when the first
+// event must have arrived.
 func (s *stream) readFirst(deadline time.Time) error {
 	if s.from.whole {
 		s.from.resp.SetDeadline(deadline)
@@ -24,7 +25,7 @@ func (s *stream) readFirst(deadline time.Time) error {
 	}
 	if contentType := s.from.resp.ContentType(); !bytes.HasPrefix(contentType, []byte("text/event-stream")) {
 		s.from.resp.SetDeadline(deadline)
-		if bytes.HasPrefix(contentType, []byte("application/json")) { // some routes report an error in this way
+		if bytes.HasPrefix(contentType, []byte("application/json")) { // some routes answer 200 with an error as JSON
 			if err := s.readWhole(); err != nil {
 				return err
 			}
@@ -45,8 +46,8 @@ func (s *stream) readFirst(deadline time.Time) error {
 
 var errNotJSON = errors.New("the engine's answer is not JSON")
 
-// readWhole reads an answer that comes in one piece, and treats it as the only event of a stream. So the mirror counts its tokens, corrects
-// its cached_tokens and notices a failure.
+// readWhole reads an answer that comes in one piece, and handles it like the only event of a stream. So the mirror counts its tokens,
+// corrects its cached_tokens and notices a failure.
 func (s *stream) readWhole() error {
 	body, err := s.from.resp.ReadAll(maxBodyBytes(s.job.srv.Settings(), s.from.whole))
 	if err != nil {
@@ -55,16 +56,16 @@ func (s *stream) readWhole() error {
 	return takeWhole(s, body)
 }
 
-// takeWhole does the work of readWhole for an answer that was read already; body is the complete answer.
+// takeWhole handles an answer in one piece that was already read. body is the whole answer.
 func takeWhole(s *stream, body []byte) error {
-	line := bytes.NewBuffer(make([]byte, 0, len(body)+16))
-	line.WriteString("data: ")
-	if err := json.Compact(line, body); err != nil {
+	event := bytes.NewBuffer(make([]byte, 0, len(body)+16)) // 16: room for "data: " and the line ends
+	event.WriteString("data: ")
+	if err := json.Compact(event, body); err != nil {
 		return errNotJSON
 	}
-	line.WriteString("\n\n")
+	event.WriteString("\n\n")
 	s.now = time.Now()
-	for e := range sse.Events(line.Bytes()) {
+	for e := range sse.Events(event.Bytes()) {
 		s.event(e)
 	}
 	if s.broken == nil && s.from.answer.Mirror.Finished() {
@@ -73,7 +74,7 @@ func takeWhole(s *stream, body []byte) error {
 	return complete(s)
 }
 
-// complete ends an answer that has come in full. It fails if the answer did not end by itself, or ended with an error.
+// complete ends an answer whose last byte has been read. It returns an error if the answer lacks its proper end, or ended with an error.
 func complete(s *stream) error {
 	if s.stage < ended {
 		s.fails(lifecycle.Garbled, failure.Stream("upstream_incomplete", errNotWhole), errNotWhole)
@@ -84,8 +85,8 @@ func complete(s *stream) error {
 	return nil
 }
 
-// maxBodyBytes is how many bytes a body in one piece may have. If whole is true, the body is an answer. Else the engine was asked for a
-// stream, so the body is an error.
+// maxBodyBytes is how many bytes a body in one piece may have. If whole is true, the body is an answer. Otherwise a stream was asked for,
+// so the body is an error.
 func maxBodyBytes(settings *fleet.Settings, whole bool) int {
 	if whole {
 		return max(settings.Limits.AnswerBytes, settings.Limits.EventBytes)
@@ -93,11 +94,12 @@ func maxBodyBytes(settings *fleet.Settings, whole bool) int {
 	return settings.Limits.EventBytes
 }
 
-// tooLong says whether err means that an answer in one piece is larger than allowed. The request asked for such a long answer, so another
-// attempt would fail in the same way.
+// tooLong says whether err means that an answer in one piece is larger than allowed. A retry at another engine would not help, because the
+// request itself asked for an answer of this size.
 func (s *source) tooLong(err error) bool { return s.whole && errors.Is(err, engine.ErrTooLarge) }
 
-// side names the stream's engine in errors for clients and operators: "decode", or failure.Engine for a rank that also prefills.
+// side is the name of the source's engine in error messages for clients and operators: "decode", or failure.Engine for a rank that also
+// prefills.
 func (s *source) side() string {
 	if s.rank.Group != "" {
 		return failure.Engine
@@ -106,14 +108,14 @@ func (s *source) side() string {
 }
 
 // decodeFault returns the fault of a decode call that ended with err before the client got anything. If the engine refused the request
-// in an event of its stream, the client gets this refusal. All else counts as the engine's failure.
+// in an event of its stream, the client gets this refusal. Every other end counts as a failure of the engine.
 func (s *stream) decodeFault(err error) *failure.Fault {
 	fault := s.from.fault
 	if fault == nil || s.from.tooLong(err) || errors.Is(s.from.answer.Err(), sse.ErrLargeEvent) {
 		fault = (&upstream.Call{Leg: lifecycle.Decode, Engine: s.from.rank.Instance, Mixed: s.from.rank.Group != ""}).Broke(err)
 	}
 	if fault.Far, fault.Open = lifecycle.Headed, true; s.from.answer.Mirror.Started() || s.from.tooLong(err) {
-		fault.Far = lifecycle.Through // an event has come, so the engine had pulled the KV before the call failed
+		fault.Far = lifecycle.Through // the engine had read the KV before the call broke
 	}
 	switch {
 	case s.from.tooLong(err) || errors.Is(s.from.answer.Err(), sse.ErrLargeEvent):
@@ -125,7 +127,7 @@ func (s *stream) decodeFault(err error) *failure.Fault {
 		return fault
 	case fault != s.from.fault:
 		return fault
-	case fault.Why == lifecycle.Unusable: // the client has no part of the answer, so another attempt is possible
+	case fault.Why == lifecycle.Unusable: // the client has nothing of the answer yet
 		fault.Why = lifecycle.Garbled
 	}
 	if errors.Is(err, errRefusal) {
@@ -142,8 +144,7 @@ func (s *stream) decodeFault(err error) *failure.Fault {
 	return fault
 }
 
-// discard makes the prefill engine free the KV of a hand-off that will not be used. If the client has left, the record notes when the KV
-// was freed.
+// discard frees the KV of a hand-off that no decode will use. If the client has left, the record notes the moment when the KV is free.
 func (j *job) discard(h *handoff.Handoff) {
 	if j.client.Left() {
 		j.srv.discards.Discard(h, j.freed)
@@ -152,23 +153,23 @@ func (j *job) discard(h *handoff.Handoff) {
 	}
 }
 
-// overdue says whether a first event would by now come too late: the decode engine may then have pulled another prompt's KV. If so, overdue
-// also counts the answer as given up for this reason.
+// overdue says whether a first event would now come too late to be believed, because the prefill engine may have freed the KV of the
+// hand-off. If so, it also counts the answer as late.
 func (s *stream) overdue(h *handoff.Handoff) bool {
-	over := h != nil && s.from.wait.Over(time.Now())
-	if over && !s.from.whole {
+	tooLate := h != nil && s.from.wait.Over(time.Now())
+	if tooLate && !s.from.whole {
 		s.from.countLate()
 	}
-	return over
+	return tooLate
 }
 
-// countLate counts an answer that is thrown away because the decode engine may have pulled another prompt's KV.
+// countLate counts an answer that is not believed, because its KV may have been another prompt's when the decode engine read it.
 func (s *source) countLate() {
 	s.job.srv.metrics.latePulls.Inc()
 	s.rank.Lost(s.job.req.Endpoint)
 }
 
-// believed says, at the first event of an answer, whether the prefill engine certainly kept the KV until the decode engine had pulled it.
+// believed says whether the prefill engine certainly kept the KV until the decode engine had read it. It is called at the first event.
 func (s *stream) believed(h *handoff.Handoff) bool {
 	if s.from.wait.Arrived(s.now) && !h.Refuted(s.job.srv.Serving(), s.job.srv.Monitor, s.from.wait, s.now) {
 		return true

@@ -23,9 +23,9 @@ import (
 	"evenkeel/mooncake"
 )
 
-// send forwards the request to another dispatcher, which answers it. If this peer fails before the client has a part of the answer, the
-// request comes back, and send returns no error. The request then takes its old place in the queue and is served here, or evenkeel asks
-// again where it should go.
+// send forwards the request to another dispatcher, the peer, which answers it. If the peer gives the request back before the client has
+// anything, send returns no error. The request then takes its old place in the queue. It is served here, or evenkeel decides again where
+// it goes.
 func (j *job) send(ctx *fasthttp.RequestCtx, forward *geo.Forward) (lifecycle.What, *openai.Error) {
 	peer := &forwarded{forward, j}
 	if j.client.Left() {
@@ -44,7 +44,7 @@ func (j *job) send(ctx *fasthttp.RequestCtx, forward *geo.Forward) (lifecycle.Wh
 		Method: http.MethodPost, Target: string(ctx.RequestURI()), Headers: j.record.Carry(j.passedOn(ctx)),
 		Body:   j.body.Splice(nil, mooncake.Reserved, nil),
 		Stream: j.req.Stream, Deadline: j.incoming.Patience, Held: heldBack, Most: peer.mayRelay(),
-		Dials: j.ranElsewhere > 0, // a peer that ran the request was lost, perhaps with a connection that had been kept alive
+		Dials: j.ranElsewhere > 0, // after a lost peer, a kept-alive connection may be dead as well
 	})
 	if returned == nil {
 		edge.EndWait(ctx)
@@ -63,8 +63,8 @@ func (j *job) send(ctx *fasthttp.RequestCtx, forward *geo.Forward) (lifecycle.Wh
 	return lifecycle.PeerAnswers, nil
 }
 
-// passedOn returns the headers of the client's request that the other dispatcher gets too. The deadline is the number of milliseconds that
-// remain.
+// passedOn returns the headers of the client's request that the other dispatcher needs, too. The deadline header has the milliseconds that
+// are left.
 func (j *job) passedOn(ctx *fasthttp.RequestCtx) (headers []engine.Header) {
 	for _, name := range [...]string{SessionHeader, SessionEndHeader} {
 		if s := ctx.Request.Header.Peek(name); len(s) > 0 {
@@ -81,8 +81,8 @@ func (j *job) passedOn(ctx *fasthttp.RequestCtx) (headers []engine.Header) {
 	return headers
 }
 
-// cameBack handles a request that another dispatcher gave back before the client had a part of the answer. If it returns no error, the
-// request is served here, or evenkeel asks again where it should go.
+// cameBack handles a forward that ended before the client had anything. If it returns no error, the request is served here, or evenkeel
+// decides again where it goes.
 func (j *job) cameBack(returned *geo.Failure) (lifecycle.What, *openai.Error) {
 	if returned.Gone || j.client.Left() {
 		j.freed()
@@ -101,10 +101,9 @@ func (j *job) cameBack(returned *geo.Failure) (lifecycle.What, *openai.Error) {
 	what := lifecycle.SiblingReturns
 	log := j.srv.Log.With(zap.Inline(j), zap.String("peer", j.record.Peer), zap.String("cause", returned.Reason), zap.Error(returned.Err))
 	if returned.Sibling {
-		if returned.Ran && j.ranElsewhere > 0 { // it has now run in vain on two proxies, and a third run would cost too much
-			return lifecycle.PeerRefuses,
-				openai.Unavailable("owner_lost",
-					"the proxy that served the request was lost, and so was the next one that served it; send the request again", 1)
+		if returned.Ran && j.ranElsewhere > 0 { // two peers that ran the request were lost; a third one does not get it
+			return lifecycle.PeerRefuses, openai.Unavailable("owner_lost",
+				"the proxy that served the request was lost, and so was the next one that served it; send the request again", 1)
 		}
 		if returned.Ran {
 			j.ranElsewhere++
@@ -120,9 +119,9 @@ func (j *job) cameBack(returned *geo.Failure) (lifecycle.What, *openai.Error) {
 	return what, nil
 }
 
-// elsewhere returns the geo.Question that asks whether another dispatcher should serve the request; nil: it is served here. The question
-// goes with the request into the arrival queue. stay is true if the request must be served here. Requests to endpoints whose streams have
-// no [DONE] are never forwarded.
+// elsewhere returns the question whether another dispatcher should serve the request. The question enters the arrival queue together with
+// the request. It is nil if there is no other dispatcher, or if the endpoint's streams have no [DONE]: such requests are always served
+// here. stay is true if this request must be served here.
 func (j *job) elsewhere(stay bool) *geo.Question {
 	if j.srv.Node == nil || !j.req.Endpoint.Common() {
 		return nil
@@ -144,37 +143,38 @@ func (j *job) elsewhere(stay bool) *geo.Question {
 
 var errReturned = openai.NewError(http.StatusBadGateway, "peer_returned", "another proxy gave the request back")
 
-// forwarded is an answer from another dispatcher. It outlives the handler, so it must not keep the handler's context.
+// forwarded is an answer that another dispatcher gives. It does not hold the handler's context, because it outlives the handler.
 type forwarded struct {
 	*geo.Forward
 	job *job
 }
 
-// started notes that the other dispatcher's answer has begun. From then on the request's body is not needed here any more.
+// started notes that the other dispatcher's answer has begun, and frees the request's body, which is not needed here any more.
 func (f *forwarded) started(ctx *fasthttp.RequestCtx) {
 	j := f.job
 	j.enter(journal.Streaming, "")
 	j.record.Report(journal.Event{What: journal.First, At: f.FirstAt()})
 	j.incoming.way = wayForwarded
 	j.record.PromptTokens, j.record.CachedTokens = j.estimate(), max(0, f.Cached())
-	j.body = mooncake.Body{} // the peer has the body, and cannot give the request back any more
+	j.body = mooncake.Body{}
 	j.incoming.Body.Give()
 	j.srv.markRoute(ctx, j.incoming)
 }
 
-// inOnePiece answers with the other dispatcher's answer, which came in one piece, and settles the request.
+// inOnePiece gives the client the other dispatcher's answer, which came in one piece, and settles the request.
 func (f *forwarded) inOnePiece(ctx *fasthttp.RequestCtx, whole *geo.Relay) {
 	j := f.job
 	f.started(ctx)
 	f.Forward.Close()
-	var says struct {
+	var answer struct {
 		Usage struct {
 			Prompt     int `json:"prompt_tokens"`
 			Completion int `json:"completion_tokens"`
 		} `json:"usage"`
 	}
-	if json.Unmarshal(whole.Body, &says) == nil && says.Usage.Prompt > 0 && f.believes(says.Usage.Prompt, says.Usage.Completion) {
-		j.record.PromptTokens, j.record.OutputTokens = says.Usage.Prompt, says.Usage.Completion
+	usage := &answer.Usage
+	if json.Unmarshal(whole.Body, &answer) == nil && usage.Prompt > 0 && f.believes(usage.Prompt, usage.Completion) {
+		j.record.PromptTokens, j.record.OutputTokens = usage.Prompt, usage.Completion
 	}
 	j.record.EndAttempt(nil)
 	j.srv.Conclude(j.incoming, nil)
@@ -203,28 +203,27 @@ func (f *forwarded) Close() {
 	j.srv.Conclude(j.incoming, fail)
 }
 
-// Panicked replaces Close if the code that streams the answer has panicked.
+// Panicked closes the answer after the code that streamed it has panicked with v.
 func (f *forwarded) Panicked(v any) { f.job.panicked(v, f.Close) }
 
 // mayRelay is how many bytes the other dispatcher's answer may have.
 func (f *forwarded) mayRelay() int64 {
 	j := f.job
 	answers := 1
-	if j.changes == nil { // several answers
+	if j.changes == nil { // the request asks for several answers
 		answers = j.srv.Settings().Limits.Answers
 	}
 	each := maxStreamBytes(j.maxEchoed()+j.maxAnswerTokens(j.model.MaxLen), j.req.TopLogprobs, j.srv.Settings().Limits.EventBytes)
-	if each > math.MaxInt64/int64(answers) {
+	if each > math.MaxInt64/int64(answers) { // the product would overflow
 		return math.MaxInt64
 	}
 	return int64(answers) * each
 }
 
-// believes says whether the token counts that another dispatcher reports for an answer in one piece are possible. Counts that are not
-// possible are not recorded.
+// believes says whether the token counts in another dispatcher's answer are possible. Impossible counts do not enter the record.
 func (f *forwarded) believes(prompted, completion int) bool {
 	j := f.job
-	if j.changes == nil { // several answers of several prompts
+	if j.changes == nil { // the counts are sums over several answers, maybe of several prompts
 		return prompt.Credible(prompted, completion, 0)
 	}
 	return prompt.Credible(prompted, completion, j.model.MaxLen) && completion <= j.maxAnswerTokens(j.model.MaxLen)

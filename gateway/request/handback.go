@@ -17,11 +17,12 @@ import (
 	"evenkeel/prefill"
 )
 
-// This file lets a request use the KV that a decode engine has kept from the conversation's previous turn (profile hand_back: fetched).
+// With hand_back: fetched in its profile, a decode engine keeps the KV of an answer. The prefill engine of the conversation's next turn
+// fetches this KV, and does not compute it again. This file has the proxy's part of that.
 
-// ownTurns returns the token ids of a request's prompt, and the scope of the earlier turns whose KV it may use: those of the same caller,
-// model and cache_salt. ok is false if the request has no token ids, if the engine changes the prompt, or if the engine must compute the
-// whole prompt.
+// ownTurns returns the token ids of a request's prompt, and the scope of the earlier turns whose KV it may use: turns of the same caller,
+// model and cache_salt. ok is false if the request does not give token ids, if the engine changes the prompt, or if the engine must
+// compute the whole prompt.
 func ownTurns(j *job) (scope string, prompt []int32, ok bool) {
 	prompt, _ = j.parts().IDs()
 	truncated, _ := j.body.Get("truncate_prompt_tokens")
@@ -32,10 +33,10 @@ func ownTurns(j *job) (scope string, prompt []int32, ok bool) {
 	return j.record.Key + "\x00" + j.model.Name + "\x00" + string(salt), prompt, true
 }
 
-// fetchTurn lets the prefill engine of a lease fetch the KV that a decode engine has kept from the previous turn. It returns the changes of
-// the probe's body, and the turn, which no other request can take now; nil: there is no such turn. Only the first attempt fetches KV, so
-// that a retry does not fail for the same reason.
-func (j *job) fetchTurn(lease *prefill.Lease) (leg *mooncake.Changes, turn *handback.Turn) {
+// fetchTurn makes the prefill engine of a lease fetch the KV of the conversation's earlier turn from the decode engine that kept it. It
+// returns the changes to the probe's body, and the turn, which no other request can take any more; nil: no turn is known. Only the first
+// attempt fetches, so that later attempts do not depend on a further engine.
+func (j *job) fetchTurn(lease *prefill.Lease) (probe *mooncake.Changes, turn *handback.Turn) {
 	if lease.Candidate.Profile.HandBack != mooncake.HandBackFetched || j.record.Attempts > 1 {
 		return j.changes, nil
 	}
@@ -57,8 +58,8 @@ func (j *job) fetchTurn(lease *prefill.Lease) (leg *mooncake.Changes, turn *hand
 	return &changes, turn
 }
 
-// fetchEnded notes the outcome of a prefill that was to fetch the KV of turn; nil: it had no KV to fetch. An engine that cannot fetch the
-// KV answers with status 500 (vLLM 0.33.0, kv_load_failure_policy fail), although neither the engine nor the request is at fault.
+// fetchEnded notes how a prefill that was to fetch the KV of a turn has ended. turn is nil if there was nothing to fetch. If the fetch
+// fails, the engine answers 500 (vLLM 0.33.0, kv_load_failure_policy fail). Neither this engine nor the request is to blame for it.
 func (j *job) fetchEnded(turn *handback.Turn, fault *failure.Fault) {
 	switch {
 	case turn == nil:
@@ -83,7 +84,7 @@ func keepTurn(s *stream) {
 	scope, prompt, ok := ownTurns(j)
 	engines := j.srv.Engines()
 	birth := engines.Born(s.from.rank.Instance)
-	if !ok || birth.Process != j.decodeProcess { // the engine was started anew meanwhile, and its KV is gone
+	if !ok || birth.Process != j.decodeProcess { // the KV is of an engine process, or of weights, that are gone
 		return
 	}
 	tokens, err := profile.ReadHandBack(trail.HandBack, j.srv.Fleet.KnownHost)

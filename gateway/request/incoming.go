@@ -24,22 +24,21 @@ import (
 	"evenkeel/sse"
 )
 
-// Incoming begins the record of a request. It counts as open until Refuse, or the end
-// of its answer.
+// Incoming begins the record of a request. The request counts as open until Refuse, or until its answer ends.
 func (srv *Server) Incoming(facts journal.Facts) *Incoming {
 	srv.open.Add(1)
 	return &Incoming{Record: srv.Journal.Request(facts)}
 }
 
-// NewID returns 128 random bits in hex. All ids of a request on engines contain this id.
+// NewID returns 128 random bits in hex. Every id under which engines get the request contains it.
 func NewID() string {
 	var b [16]byte
 	_, _ = rand.Read(b[:]) // never fails, by its documentation
 	return hex.EncodeToString(b[:])
 }
 
-// Serve answers a request, or forwards it to another dispatcher. If it returns an error, the client has got no answer yet, so the caller
-// must send the error.
+// Serve answers a request, or has another dispatcher answer it. If it returns an error, the client has no answer yet, and the caller writes
+// the error.
 func (srv *Server) Serve(ctx *fasthttp.RequestCtx, in *Incoming, req *openai.Request, model fleet.Route, legs []openai.Part) *openai.Error {
 	conn, ok := edge.ConnOf(ctx)
 	if !ok {
@@ -47,7 +46,7 @@ func (srv *Server) Serve(ctx *fasthttp.RequestCtx, in *Incoming, req *openai.Req
 	}
 	in.way = wayLocal
 	j := &job{srv: srv, req: req, body: req.Body, client: reader{conn}, id: in.Record.ID, model: model, incoming: in, record: in.Record}
-	req.Body, req.Prompts = mooncake.Body{}, nil // the jobs keep the body, and can drop it early only if req does not keep it too
+	req.Body, req.Prompts = mooncake.Body{}, nil // from here on only the jobs hold the body, and drop it when they no longer need it
 	if req.Stream {
 		srv.keepAlive(ctx, in, in.Record.Arrival)
 	}
@@ -72,10 +71,10 @@ func (srv *Server) Serve(ctx *fasthttp.RequestCtx, in *Incoming, req *openai.Req
 	if fail != nil && answerAborted(ctx, j, conn, fail) {
 		return nil
 	}
-	edge.EndWait(ctx) // if the client already has the answer's headers, those that are set below do not reach it
+	edge.EndWait(ctx) // if the client has the head of the answer already, the headers set below do not reach it
 	srv.exposeRoute(ctx, in)
 	srv.markRoute(ctx, in)
-	in.Body.Give() // the parts that are kept for another attempt count on an account of their own
+	in.Body.Give() // bytes kept to continue the answer at another engine are counted separately (resumeBytes)
 	if fail != nil {
 		return fail
 	}
@@ -99,8 +98,7 @@ func (srv *Server) Serve(ctx *fasthttp.RequestCtx, in *Incoming, req *openai.Req
 	return nil
 }
 
-// Pass passes a request through to one engine and relays the answer. If it returns an error, the client has got no answer yet, so the
-// caller must send the error.
+// Pass has an engine answer a request that is passed through. If it returns an error, the client has no answer yet.
 func (srv *Server) Pass(ctx *fasthttp.RequestCtx, in *Incoming, req *openai.Request, p *Passed) *openai.Error {
 	conn, ok := edge.ConnOf(ctx)
 	if !ok {
@@ -143,7 +141,7 @@ func (srv *Server) Refuse(ctx *fasthttp.RequestCtx, in *Incoming, e *openai.Erro
 	srv.Fail(ctx, e)
 }
 
-// Broken settles a request whose handler has panicked. The code that recovers the panic writes the answer.
+// Broken concludes a request whose handler panicked. The code that recovers the panic writes the answer.
 func (srv *Server) Broken(in *Incoming) {
 	srv.Conclude(in, failure.Broken)
 }
@@ -161,11 +159,11 @@ const (
 	SessionHeader    = "X-Evenkeel-Session"
 	SessionEndHeader = "X-Evenkeel-Session-End"
 	ClassHeader      = "X-Evenkeel-Class"       // batch or online
-	DeadlineHeader   = "X-Evenkeel-Deadline-Ms" // time from the request's arrival to the first token, at most
-	PolicyHeader     = "X-Evenkeel-Policy"      // the prefill policy: in a request the wanted one, in an answer the one that was used
+	DeadlineHeader   = "X-Evenkeel-Deadline-Ms" // the longest time from arrival to the first token
+	PolicyHeader     = "X-Evenkeel-Policy"      // the prefill policy: asked for by a request, or used for an answer
 )
 
-// Headers of an answer that say where its request was served.
+// Headers of an answer that say where it went.
 const (
 	prefillHeader  = "X-Evenkeel-Prefill"
 	hitHeader      = "X-Evenkeel-Hit-Tokens"
@@ -186,16 +184,15 @@ const (
 	wayFallback  = "fallback"
 )
 
-// keepAlive sends SSE comments to the client of ctx while it waits for its answer (limits.keep_alive), until Stream or Fail. Another
-// dispatcher gets no comments: the first comment would fix the status of the answer, which that dispatcher needs, and it sends comments to
-// its client itself.
+// keepAlive sends SSE comments to the client of ctx while it waits for the first event of its answer (limits.keep_alive). They end with
+// Stream or Fail. Another dispatcher gets none: it needs the final status, and sends comments to its client itself.
 func (srv *Server) keepAlive(ctx *fasthttp.RequestCtx, in *Incoming, since time.Time) {
 	if interval := srv.Settings().Limits.KeepAlive; interval > 0 && in.From == nil {
 		edge.KeepClient(ctx, interval, since, sse.Silence(sse.FormOf(string(ctx.Path()))), srv.Log)
 	}
 }
 
-// Fail writes an error answer. A client that already has the headers of a stream gets the error as an event, and the stream ends.
+// Fail answers with an error. If the client already has the head of a stream, it gets the error as the last event of this stream.
 func (srv *Server) Fail(ctx *fasthttp.RequestCtx, e *openai.Error) {
 	if path := string(ctx.Path()); edge.EndWait(ctx) {
 		end := sse.OnlyFailure(nil, sse.FormOf(path), e.Words(), e.TypeIn(path), e.Code)
@@ -219,8 +216,8 @@ func markReason(ctx *fasthttp.RequestCtx, e *openai.Error) {
 	}
 }
 
-// exposeRoute says in an answer's headers which engines served the request, and how long it waited in each phase before its first event, in
-// the form of a Server-Timing header. Only some callers may see this, because the names of engines are addresses.
+// exposeRoute sets the headers that name the engines of the request, and its waits up to the first event in the form of a Server-Timing
+// header. Only some callers may see them, because the names of engines are network addresses.
 func (srv *Server) exposeRoute(ctx *fasthttp.RequestCtx, in *Incoming) {
 	record := in.Record
 	if !srv.Settings().ExposeRoute && !in.Explain || record.Route == "" {
@@ -239,15 +236,15 @@ func (srv *Server) exposeRoute(ctx *fasthttp.RequestCtx, in *Incoming) {
 	h.Set(routeHeader, record.Route)
 }
 
-// markRoute says in the answer's headers where the request was served, if there are other dispatchers.
+// markRoute says in a header whether the request was served here or by another dispatcher. Without other regions there is no such header.
 func (srv *Server) markRoute(ctx *fasthttp.RequestCtx, in *Incoming) {
 	if srv.Node != nil && in.From == nil && in.way != "" {
 		ctx.Response.Header.Set(routeHeader, in.way)
 	}
 }
 
-// markForPeer sets headers for the dispatcher that forwarded the request: the number of cached tokens, or a code for the refusal, from
-// which that dispatcher decides whether to serve the request elsewhere.
+// markForPeer adds headers for the dispatcher that forwarded the request: the number of cached tokens, or, after a refusal, a code by which
+// that dispatcher decides where the request goes next.
 func (srv *Server) markForPeer(ctx *fasthttp.RequestCtx, in *Incoming, fail *openai.Error) {
 	if fail == nil {
 		if in.Record.PromptTokens > 0 {
@@ -267,16 +264,16 @@ func (srv *Server) markForPeer(ctx *fasthttp.RequestCtx, in *Incoming, fail *ope
 	}
 }
 
-// Events is an answer that comes event by event. It may have the optional methods Pending and Ended, see edge.NewPull. Close settles the
-// request, however it ended.
+// Events is an answer that comes event by event. Close settles its request, however it ended. An Events may have further methods, which
+// edge.NewPull describes, to report how much Read can return without waiting and where the answer ends.
 type Events interface {
 	io.Reader
 	Close()
 }
 
-// Stream answers the client of ctx event by event, once the handler has returned. If the answer may have more than shortAnswer further
-// tokens and an event loop can carry it, the loop does so. Else the connection's own goroutine reads the events, so that a slow client
-// slows its engine down.
+// Stream answers the client of ctx event by event. tokens is how many tokens may still come. If they are more than shortAnswer and a loop
+// can carry the answer, a loop does. Otherwise the goroutine of the client's connection reads the events once the handler has returned, so
+// that a slow client slows its engine down.
 func (srv *Server) Stream(ctx *fasthttp.RequestCtx, contentType []byte, answer Events, tokens int) {
 	if !edge.EndWait(ctx) {
 		ctx.SetStatusCode(http.StatusOK)
@@ -287,8 +284,7 @@ func (srv *Server) Stream(ctx *fasthttp.RequestCtx, contentType []byte, answer E
 	}
 }
 
-// Piece answers the client of ctx in one piece. room is the memory that was charged for the body, and is given back once the body is
-// written; nil: no memory was charged.
+// Piece answers the client of ctx in one piece. room is the memory charged for the body, given back after the write; nil: none is charged.
 func Piece(ctx *fasthttp.RequestCtx, contentType string, body []byte, room *edge.Charge) {
 	ctx.SetContentType(contentType)
 	if room == nil {
@@ -298,7 +294,7 @@ func Piece(ctx *fasthttp.RequestCtx, contentType string, body []byte, room *edge
 	ctx.SetBodyStream(&charged{bytes.NewReader(body), room}, len(body))
 }
 
-// charged is an answer in one piece whose memory is given back when it is written.
+// charged is the body of an answer in one piece. Its Close gives back the memory that is charged for it.
 type charged struct {
 	*bytes.Reader
 	room *edge.Charge
@@ -309,8 +305,8 @@ func (c *charged) Close() error {
 	return nil
 }
 
-// makeNameable lets the client end the job's request by name, if the endpoint has such names. For a request with several answers,
-// fanned.nameable does this.
+// makeNameable lets the client end the job by the name of its answer, if the endpoint has such names. For a fan-out, fanned.nameable does
+// the same.
 func makeNameable(j *job, conn *edge.Conn) {
 	if j.ask.ID == nil {
 		return
@@ -323,12 +319,12 @@ func makeNameable(j *job, conn *edge.Conn) {
 	forget := j.srv.Running.Enter(j.incoming.Record.Key, string(j.ask.ID), func() { j.abort.end(j.srv) })
 	j.incoming.forgetName = func() {
 		forget()
-		conn.OnGone(nil) // the job has removed only the callback of share, not that of conn
+		conn.OnGone(nil) // the job removes only the callback that it set on share
 	}
 }
 
-// answerAborted answers a request that its client has ended by name before a rank began the answer: with an answer that has no tokens.
-// It returns false, and does nothing, for any other request.
+// answerAborted gives an answer without tokens to a client that has ended its request by name before a rank began the answer. For any
+// other request it does nothing and returns false.
 func answerAborted(ctx *fasthttp.RequestCtx, j *job, conn client, fail *openai.Error) bool {
 	if !j.abort.endedByClient() || conn.Left() || fail.Status != failure.Gone.Status {
 		return false
@@ -343,7 +339,7 @@ func answerAborted(ctx *fasthttp.RequestCtx, j *job, conn client, fail *openai.E
 	return true
 }
 
-// readyEvents is a stream whose events have all been written already.
+// readyEvents is a stream whose events are all known when it begins.
 type readyEvents struct {
 	*bytes.Reader
 	over func()

@@ -26,33 +26,34 @@ const (
 	DisaggregateNever  = "never"
 )
 
-// recognize hashes the prompt, so that prefix caches can be asked for it. If evenkeel remembers what the model's decode ranks hold, the
-// job keeps the hashes, and hashes only once.
+// recognize hashes the prompt for lookups in prefix caches. If evenkeel remembers which prompts the model's decode ranks hold, the job
+// keeps the hashes, so that the prompt is hashed only once.
 func (j *job) recognize() prefill.Prompt {
 	if j.life.Resumed() {
-		return j.srv.Prompts.Recognize(j.parts()) // the prompt now includes the answer so far
+		return j.srv.Prompts.Recognize(j.parts()) // the answer so far is a part of the prompt now
 	}
 	if j.local.knownPrompt != nil {
 		return *j.local.knownPrompt
 	}
 	p := j.srv.Prompts.Recognize(j.parts())
-	if j.srv.Locals.Remember(j.model.Board) { // for ranks that prefill and decode, placeMixed keeps the hashes
-		known := p // a copy, so that p itself stays off the heap
+	if j.srv.Locals.Remember(j.model.Board) { // for ranks that also prefill, placeMixed keeps the hashes
+		known := p // a copy on the heap; taking p's address would move p to the heap on every call
 		j.local.knownPrompt = &known
 	}
 	return p
 }
 
-// bindLocal binds the request to a decode rank that computes the prompt itself, if the rules allow this and a rank has room. If it returns
-// nil, a prefill engine computes the prompt. It always does so for a leg of a fan-out that has entered the arrival queue with the other
-// legs. A request that may go to another dispatcher is not bound before this is decided, if one dispatcher decides for all, or if attempts
-// here failed.
+// bindLocal binds the request to a decode rank that computes the prompt itself, if the
+// configuration allows it and a rank has room. It returns nil if the request must go to a prefill engine.
 func (j *job) bindLocal() *dispatcher.Slot {
 	if slot := j.local.boundSlot; slot != nil {
 		j.local.boundSlot = nil
 		return slot
 	}
-	if j.ticket != nil || j.question != nil && j.life.Open() && (j.srv.Settings().Geo.Follows() || j.life.Tried()) {
+	queued := j.ticket != nil // the leg has a place in the arrival queue, which it entered with its siblings
+	// One dispatcher decides for all others, or every attempt here has failed: first ask which dispatcher gets the request.
+	asksFirst := j.question != nil && j.life.Open() && (j.srv.Settings().Geo.Follows() || j.life.Tried())
+	if queued || asksFirst {
 		return nil
 	}
 	conf := &j.srv.Settings().Prefill.Disaggregation
@@ -64,7 +65,7 @@ func (j *job) bindLocal() *dispatcher.Slot {
 	j.local.endedTokens = 0
 	if sought.Tokens == 0 {
 		if sought.Media {
-			return nil // the number of tokens of images and the like is not known
+			return nil // the length of a prompt with images or sound is not known in tokens
 		}
 		if sought.Bytes == 0 || j.req.PromptTokens > 0 {
 			sought.Tokens = cmp.Or(sought.Prompt.Tokens, j.estimate())
@@ -95,20 +96,21 @@ func (j *job) bindLocal() *dispatcher.Slot {
 	return result.Slot
 }
 
-// nearRanks returns the ranks of the board that hold a part of the prompt, and how many tokens of it, which they need not pull.
-func (j *job) nearRanks(on string, tokens int) (hits []board.Hit) {
+// nearRanks returns the ranks of a board that hold the beginning of the prompt, with how many tokens of KV each need not pull. tokens is
+// the length of the prompt.
+func (j *job) nearRanks(boardName string, tokens int) (hits []board.Hit) {
 	if j.local.knownPrompt == nil || j.life.Resumed() {
 		return nil
 	}
-	for _, offer := range j.srv.Locals.Held(&local.Prompt{Prompt: *j.local.knownPrompt, Model: on, Tokens: tokens}) {
+	for _, offer := range j.srv.Locals.Held(&local.Prompt{Prompt: *j.local.knownPrompt, Model: boardName, Tokens: tokens}) {
 		hits = append(hits, board.Hit{Worker: offer.Rank, Tokens: offer.Hit})
 	}
 	return hits
 }
 
-// reason returns why a decode rank may serve the request alone now, without a prefill engine; empty: it may not. For a short prompt, or if
-// the caller wants it, this is decided only once. So after a failed prefill, only two reasons are left: the endpoint takes no hand-off, or
-// the prefill engine found that the answer is empty and handed nothing off.
+// reason returns why a decode rank may compute the prompt now; empty: no decode rank may. The reasons localShort and localAsked are
+// returned only at the first call. Later calls follow a failed attempt. Then a decode rank may compute the prompt only if the endpoint
+// takes no hand-off, or if the prefill engine handed nothing off because the answer is empty.
 func (l *locally) reason(conf *prefill.Disaggregation, in *Incoming, resumed bool) string {
 	switch {
 	case resumed, in.aimed():
@@ -122,7 +124,7 @@ func (l *locally) reason(conf *prefill.Disaggregation, in *Incoming, resumed boo
 	}
 	l.decided = true
 	switch {
-	case in.Batch: // all ranks of the group would wait while one computes the prompt, and a batch request must not delay others
+	case in.Batch: // all ranks of the group would wait for this prompt, and a batch request must not delay other requests
 	case in.Disaggregate == DisaggregateNever:
 		return localAsked
 	case in.Disaggregate == DisaggregateAuto, in.Disaggregate == "" && conf.Mode == prefill.DisaggregateConditional:
@@ -131,13 +133,12 @@ func (l *locally) reason(conf *prefill.Disaggregation, in *Incoming, resumed boo
 	return ""
 }
 
-// localRule returns which decode ranks may compute the prompt themselves: how many of its tokens may be new to them, and how many such
-// tokens may be in flight. why says why a decode rank is to compute the prompt (localShort: because it is short), and tokens is the length
-// of the prompt.
+// localRule returns the limits under which a decode rank may compute the prompt: how many of the prompt's tokens may be new to the rank,
+// and how many such tokens may be in flight. why is what reason returned, and tokens is the length of the prompt.
 func (srv *Server) localRule(conf *prefill.Disaggregation, sought *local.Prompt, why string, tokens int) *board.Local {
 	rule := &board.Local{Threshold: conf.Threshold(), InFlight: conf.MaxLocalTokens}
 	switch {
-	case why != localShort: // a prompt of any length, but a long one only alone
+	case why != localShort: // the prompt may have any length; one longer than MaxLocalTokens runs only if no other tokens are in flight
 		rule.Threshold, rule.InFlight = math.MaxInt, max(rule.InFlight, tokens)
 	case rule.Threshold == 0:
 		if line, rtt, known := srv.Tier.Line(sought.Model); known {
@@ -149,12 +150,13 @@ func (srv *Server) localRule(conf *prefill.Disaggregation, sought *local.Prompt,
 	return rule
 }
 
-// kvArrived notes at the first event that the rank holds the prompt's KV. h is the hand-off with which the KV came; nil: there was none.
-// The KV of the answer is not noted, although the rank will hold it too: the next turn has the answer as text, which may get other token
-// ids. If evenkeel noted more than the rank holds, the rank would have to compute the missing tokens while its whole group waits.
+// kvArrived notes, when the first event has come, that the rank holds the prompt's KV. h is the hand-off that brought the KV; nil: the
+// rank computed it, or fetched it during the prefill. The answer's KV is not noted. The next turn contains the answer as text, and that
+// text may get other token ids than the answer had. If a rank then lacked KV that evenkeel expected, it would have to compute the prompt
+// while all other ranks of its group wait.
 func (j *job) kvArrived(h *handoff.Handoff, s *stream) {
 	if j.life.Resumed() {
-		return // the prompt included a part of the answer, so its KV is not that of the client's prompt
+		return // the KV also has a part of the answer
 	}
 	if h == nil {
 		j.countLocal(s)
@@ -165,7 +167,7 @@ func (j *job) kvArrived(h *handoff.Handoff, s *stream) {
 	}
 	sought := local.Prompt{Prompt: *known, Model: s.from.rank.Board}
 	if j.incoming.Ends {
-		sought.Keys = nil // no further turn will look for the KV; Holds still learns from the prompt's length
+		sought.Keys = nil // no later turn asks for these keys; the prompt's length is still used for estimates
 	}
 	j.srv.Locals.Holds(s.from.rank.Worker, &sought, j.promptTokens, s.from.began)
 	if !s.from.local {
@@ -176,11 +178,11 @@ func (j *job) kvArrived(h *handoff.Handoff, s *stream) {
 	}
 }
 
-// countLocal takes the prompt's length and its token ids from the decode engine's answer. It is called if no probe has returned them
-// before, because the rank computes the prompt itself, or because the prefill leg runs at the same time.
+// countLocal takes the prompt's length and its token ids from the decode engine. It is called if no earlier prefill has reported them:
+// the rank computes the prompt itself, or the prefill runs beside the decode call.
 func (j *job) countLocal(s *stream) {
 	j.promptTokens = cmp.Or(s.from.answer.Mirror.Prompt(), prompt.Tokens(j.req, j.changes))
-	if s.from.slot != nil { // nil: the whole answer came at once, and the slot is free already
+	if s.from.slot != nil { // nil: all of the answer came at once, and the slot is released
 		j.srv.Dispatcher.Counted(s.from.slot, j.promptTokens)
 	}
 	j.resume.promptTokens, j.cachedTokens = j.promptTokens, -1
@@ -189,29 +191,29 @@ func (j *job) countLocal(s *stream) {
 		if wantsIDs(j.req, s.from.rank.Profile) && len(s.from.answer.Trail.PromptIDs) > 0 {
 			j.resume.promptIDs = slices.Clone(s.from.answer.Trail.PromptIDs)
 		}
-		j.keep(s.from.rank) // again, now that the prompt's length and token ids are known
+		j.keep(s.from.rank) // decide again, because the prompt's length and token ids are known now
 	}
 }
 
-// reportLocal notes how many prompt tokens the engine found in its prefix cache, by its final usage, and compares them with the expected
-// number. An engine whose prefix cache does not work as expected gets no more prompts without a hand-off.
+// reportLocal notes how many prompt tokens the engine found in its prefix cache, which its final usage says, and compares them with the
+// hits that were expected. If the cache does not work as expected, the engine gets no more prompts without a hand-off.
 func (s *stream) reportLocal() {
 	j := s.job
 	if !s.from.local || s.broken != nil {
 		return
 	}
-	usage, ok := s.from.answer.Mirror.Usage()
-	if !ok {
+	usage, reported := s.from.answer.Mirror.Usage()
+	if !reported {
 		usage.Cached = -1
 	}
 	j.record.CachedTokens = max(0, usage.Cached)
 	if known := j.local.knownPrompt; known != nil {
 		sought := local.Prompt{Prompt: *known, Model: s.from.rank.Board}
-		if turned, holds := j.srv.Locals.Computed(s.from.rank.Worker, &sought, j.promptTokens, j.record.HitTokens, usage.Cached,
-			s.from.began); turned {
+		if changed, asExpected := j.srv.Locals.Computed(s.from.rank.Worker, &sought, j.promptTokens, j.record.HitTokens, usage.Cached,
+			s.from.began); changed {
 			j.srv.Log.Warn("a decode engine's cached_tokens show whether its prefix cache works as expected; if it does not, the engine gets no "+
 				"more prompts without a hand-off; without --enable-prompt-tokens-details an engine reports no cached_tokens",
-				zap.String("engine", s.from.rank.Target.ID), zap.Bool("as_expected", holds))
+				zap.String("engine", s.from.rank.Target.ID), zap.Bool("as_expected", asExpected))
 		}
 	}
 }

@@ -12,16 +12,17 @@ import (
 	"evenkeel/prefill/local"
 )
 
-// placeMixed waits in the pool until the dispatcher binds the request to a rank that prefills and decodes. The dispatcher considers how
-// much of the prompt's KV each rank holds already.
+// placeMixed waits in the pool until the dispatcher binds the request to a rank that prefills and decodes. It tells the dispatcher how
+// much of the prompt each rank holds in its prefix cache. No request is sent to the rank yet.
 func (j *job) placeMixed(lease *prefill.Lease) (*dispatcher.Slot, *failure.Fault) {
 	sought := local.Prompt{Prompt: j.recognize(), Model: lease.Candidate.Board}
-	if j.promptTokens > 0 || j.life.Resumed() || sought.Media || sought.Bytes == 0 || j.req.PromptTokens > 0 {
+	counted := j.promptTokens > 0 || j.req.PromptTokens > 0
+	if counted || j.life.Resumed() || sought.Media || sought.Bytes == 0 { // otherwise Length computes the length from the bytes
 		sought.Tokens = cmp.Or(sought.Prompt.Tokens, j.estimate())
 	}
 	tokens := j.srv.Locals.Length(&sought)
-	if guessed := sought.Prompt.Tokens == 0 && j.promptTokens == 0 && j.req.PromptTokens == 0; guessed && j.model.MaxLen > 0 {
-		tokens = min(tokens, j.model.MaxLen) // no rank takes a longer prompt, and the estimate may be too high
+	if guessed := sought.Prompt.Tokens == 0 && !counted; guessed && j.model.MaxLen > 0 {
+		tokens = min(tokens, j.model.MaxLen) // no rank would take a longer prompt, although an engine may count fewer tokens than the guess
 	}
 	var hits []board.Hit
 	for _, offer := range j.srv.Locals.Offers(&sought, j.avoid.ranks()) {
@@ -32,7 +33,7 @@ func (j *job) placeMixed(lease *prefill.Lease) (*dispatcher.Slot, *failure.Fault
 	j.local.knownPrompt = &sought.Prompt
 	slot, fault := j.place(lease.Candidate, tokens, func(entry *pool.Entry) <-chan dispatcher.Result {
 		entry.Express = j.incoming.Priority > 0 && !j.incoming.Batch
-		if settings := j.srv.Settings(); settings.Pool.TTL == 0 { // hand-offs limit the wait by their deadlines, but here is no hand-off
+		if settings := j.srv.Settings(); settings.Pool.TTL == 0 { // pool.ttl is not set: prefill.queue.timeout applies
 			entry.Deadline = entry.Entered.Add(settings.Prefill.Queue.Timeout)
 			if !j.life.Resumed() {
 				entry.Deadline = entry.Arrival.Add(settings.Prefill.Queue.Timeout)

@@ -22,50 +22,50 @@ import (
 	"evenkeel/prefill"
 )
 
-// A partner is the prefill leg (the request to the prefill engine) of an attempt whose decode leg runs at the same time. It has a goroutine
-// of its own, which may outlive the attempt. The request's lifecycle decides about both legs.
+// A partner is the call to a prefill engine (the prefill leg) that runs at the same time as the decode call (the decode leg) of an attempt.
+// It has a goroutine of its own, which may outlive the attempt. The request's lifecycle decides when each leg ends.
 type partner struct {
 	job         *job
-	pair        int    // the number of the two legs in the request's lifecycle, from 1
+	pair        int    // the number of the pair in the request's life, from 1
 	id          string // X-Request-Id of both legs, never used before
 	dialect     lifecycle.Dialect
 	decode      *engine.Call // the call of the decode leg
 	rank        *fleet.Rank  // the rank that decodes
 	slot        *dispatcher.Slot
-	meeting     *mooncake.Meeting
-	headers     []engine.Header // of the prefill leg
+	meeting     *mooncake.Meeting // how the two engines find each other
+	headers     []engine.Header   // of the prefill leg
 	body        mooncake.Body
 	changes     *mooncake.Changes
-	prompt      int                     // tokens of the prompt, as estimated
+	prompt      int                     // estimated tokens of the prompt
 	maxTokens   int                     // tokens that the answer may have
-	silent      bool                    // the engine may send nothing before the end of the answer: it comes in one piece, or is held back
+	silent      bool                    // the engine may send nothing before the whole answer is computed
 	streamed    bool                    // the answer comes event by event
-	expected    *metaserver.Expectation // the decode engine's callback; nil: nothing is called back
+	expected    *metaserver.Expectation // waits for the decode engine's callback; nil: the engine does not call back
 	decodeOver  chan struct{}           // closed when the decode leg has ended
 	prefillOver chan struct{}           // closed when the prefill leg has ended
-	born        fleet.Birth             // which process and weights the prefill engine had when the leg was sent
+	born        fleet.Birth             // which process and weights the prefill engine had when it was asked
 	tried       []string                // ids of the prefill engines that were asked
 	waitLimit   lifecycle.Limit         // how long the prefill leg's present wait may last
 
 	// These are guarded by the job's mutex.
 	lease           *prefill.Lease       // nil once it is settled
 	lastLease       *prefill.Lease       // the lease of the engine asked last, settled or not
-	refusal         *failure.Fault       // the fault of the last prefill engine that did not take the prompt
-	failed          *failure.Fault       // the fault of one leg that made the lifecycle end the other leg
-	call            *engine.Call         // the call of the prefill leg; nil: no call is under way
+	refusal         *failure.Fault       // the fault of the last engine that did not take the prompt
+	failed          *failure.Fault       // why one leg has ended the other
+	call            *engine.Call         // the prefill leg's; nil: there is none now
 	closed          bool                 // decodeOver is closed
 	stranded        bool                 // the decode engine may keep KV blocks for ever
-	answeredAt      time.Time            // when the prefill engine answered
-	probed          mooncake.ProbeAnswer // the prefill engine's answer
-	calledBackAfter time.Duration        // how long the decode engine took to call back; 0: it has not
+	answeredAt      time.Time            // when the prefill engine has answered
+	probed          mooncake.ProbeAnswer // that answer
+	calledBackAfter time.Duration        // from the start of the wait to the decode engine's callback
 	prefillTook     time.Duration        // how long the call of the prefill leg took
 	firstTimer      *time.Timer          // ends the wait for the first event
 
-	// how long the goroutine of the decode leg waits for the end of the prefill leg before it goes on; 0: it does not wait
+	// how long the decode leg's goroutine must now wait for the end of the prefill leg; 0: it need not wait
 	firstWait time.Duration
 }
 
-// The reasons why the prefill leg and the decode leg of a request failed to work together.
+// Why a prefill leg and its decode leg failed to transfer the KV.
 var (
 	errUnknown    = errors.New("it is not known yet at which address decode engines reach the prefill engine")
 	errUnheard    = errors.New("evenkeel does not listen for callbacks of decode engines yet; bind.listen takes effect with a restart")
@@ -79,7 +79,7 @@ var (
 	errLeft        = errors.New("the client left")
 )
 
-// awaitCallback waits until the decode engine has called back to say where the KV goes. It returns whether the prompt is to be prefilled.
+// awaitCallback waits until the decode engine calls back to say where the KV goes. It returns whether a prefill must run.
 func (p *partner) awaitCallback() bool {
 	began := time.Now()
 	select {
@@ -89,14 +89,14 @@ func (p *partner) awaitCallback() bool {
 		uncalled := failure.Of(lifecycle.Ended{Leg: lifecycle.Decode, Far: lifecycle.Sent, Why: lifecycle.Uncalled},
 			failure.Transport("decode", errNoCallback), errNoCallback)
 		p.tell(lifecycle.Event{What: lifecycle.Overdue}, uncalled)
-		<-p.decodeOver // an answer may have begun without a callback
+		<-p.decodeOver // Overdue ends the decode leg, unless its answer has begun without a callback
 	case <-p.decodeOver:
 	}
 	return p.lateCallback()
 }
 
-// calledBack reports the decode engine's callback to the request's lifecycle. took is how long the engine took to call back. calledBack
-// returns whether the prompt is to be prefilled.
+// calledBack reports the decode engine's callback to the request's lifecycle. took is how long the engine took to call back. It returns
+// whether a prefill must run.
 func (p *partner) calledBack(callback metaserver.Callback, took time.Duration) bool {
 	p.job.mu.Lock()
 	defer p.job.mu.Unlock()
@@ -121,8 +121,8 @@ func (p *partner) calledBack(callback metaserver.Callback, took time.Duration) b
 	return p.legs().Due()
 }
 
-// lateCallback waits a little longer for the callback of a request that is over. If the callback comes, the decode engine has allocated KV
-// blocks that only the end of a prefill frees. So lateCallback then returns true, and the prompt is prefilled although no client waits.
+// lateCallback waits a little longer for the callback after the decode leg has ended. A decode engine that calls back has allocated KV
+// blocks, and it frees them only when a prefill has ended. So lateCallback returns true if the callback comes: a prefill must run.
 func (p *partner) lateCallback() bool {
 	grace := p.limit(lifecycle.ByGrace)
 	p.forget(grace)
@@ -139,8 +139,8 @@ func (p *partner) lateCallback() bool {
 	return p.tell(event, nil)
 }
 
-// tryAnother looks for another prefill engine after one has refused the prompt, and moves the prefill leg to it. It returns false if there
-// is no other engine.
+// tryAnother looks for another prefill engine after the last one did not take the prompt, and moves the prefill to that engine. It returns
+// false if no engine is left.
 func (p *partner) tryAnother() bool {
 	srv := p.job.srv
 	ctx, cancel := context.WithTimeout(srv.Serving(), p.limit(p.waitLimit))
@@ -157,8 +157,8 @@ func (p *partner) tryAnother() bool {
 	return true
 }
 
-// lookForSooner moves the prefill leg to another engine if the prefill would end there at least one step of the decode rank sooner. It runs
-// when the decode engine has called back: during that wait, other prefills may have ended earlier or later than predicted.
+// lookForSooner moves the prefill to another engine if the prefill would end at least one decode step sooner on that engine. It runs once
+// the decode engine has room. During the wait for room, other prefills may have ended earlier or later than predicted.
 func (p *partner) lookForSooner() {
 	shunned := p.job.srv.Dispatcher.Shunned(p.slot)
 	p.job.mu.Lock()
@@ -168,7 +168,7 @@ func (p *partner) lookForSooner() {
 	}
 	step := time.Duration(p.slot.StepMs * float32(time.Millisecond))
 	if lease := p.lease.Sooner(step, shunned); lease != nil {
-		p.tried[len(p.tried)-1] = lease.Candidate.ID // the engine of the old lease was sent nothing
+		p.tried[len(p.tried)-1] = lease.Candidate.ID // replaces the last engine, which was sent nothing
 		p.moveTo(lease)
 	}
 }
@@ -180,7 +180,7 @@ func (p *partner) moveTo(lease *prefill.Lease) {
 	p.lease, p.lastLease = lease, lease
 }
 
-// legs is the state of both legs in the request's life. It is called with the job's mutex held.
+// legs returns the state of both legs in the request's lifecycle. It is called with the job's mutex held.
 func (p *partner) legs() *lifecycle.Pair { return p.job.life.Pair(p.pair) }
 
 // tell is step for callers that do not hold the job's mutex.
@@ -189,15 +189,15 @@ func (p *partner) tell(event lifecycle.Event, fault *failure.Fault) (goesOn bool
 	return goesOn
 }
 
-// locked calls f with the job's mutex held. The mutex is free again even if f panics, because what cleans up after a panic needs it.
+// locked calls f with the job's mutex held. It releases the mutex even if f panics, because the cleanup after a panic locks it again.
 func (p *partner) locked(f func()) {
 	p.job.mu.Lock()
 	defer p.job.mu.Unlock()
 	f()
 }
 
-// step reports an event of a leg to the request's lifecycle, and carries out the effects. fault is why the leg has failed; nil: it has not.
-// step is called with the job's mutex held, and returns whether the prefill leg goes on.
+// step reports an event of a leg to the request's lifecycle, and carries out the effects that the lifecycle returns. If the event makes one
+// leg end the other, fault is the reason. step is called with the job's mutex held, and returns whether the prefill leg goes on.
 func (p *partner) step(event lifecycle.Event, fault *failure.Fault) (goesOn bool) {
 	if fault != nil {
 		event.End = fault.Ended
@@ -235,7 +235,8 @@ func (p *partner) carryOut(effect lifecycle.Effect) {
 	})
 }
 
-// do carries an effect out without blocking, and returns whether the prefill leg goes on. fault is why the leg has failed; nil: it has not.
+// do carries out an effect without blocking, and says whether the effect makes the prefill leg go on. If the effect gives the prefill
+// lease back, fault is the reason.
 func (p *partner) do(effect lifecycle.Effect, fault *failure.Fault) (goesOn bool) {
 	switch effect.Do {
 	case lifecycle.EndDecode:
@@ -279,12 +280,12 @@ func (p *partner) do(effect lifecycle.Effect, fault *failure.Fault) (goesOn bool
 	case lifecycle.SendBeside, lifecycle.Seek:
 		p.waitLimit = effect.Until
 		return true
-	default: // nothing else is done for a pair
+	default: // no other effect concerns a pair
 	}
 	return false
 }
 
-// limit returns the duration of a limit of the request's lifecycle, for this pair of engines.
+// limit converts a limit of the request's lifecycle to a duration, for this pair of engines.
 func (p *partner) limit(limit lifecycle.Limit) time.Duration {
 	wait := waitAtMost(limit, p.job.srv.Settings(), p.rank.Profile)
 	if limit == lifecycle.ByHold {
@@ -300,10 +301,10 @@ func (p *partner) forget(grace time.Duration) {
 	}
 }
 
-// abort tells an engine of SGLang to end its leg. The request does not wait for the engine's answer.
+// abort asks an SGLang engine to end its leg, and does not wait for the engine's answer.
 func (p *partner) abort(target *engine.Target) {
 	srv := p.job.srv
-	_ = srv.legs.Run(math.MaxInt, func() { // Run fails only if the proxy is about to end, and then the engines lose their connections
+	_ = srv.legs.Run(math.MaxInt, func() { // Run fails only while the proxy shuts down: then its connections close, and engines notice that
 		if err := upstream.Abort(srv.Client, target, p.id, srv.Log); err != nil {
 			srv.Log.Warn("an engine did not accept an abort, so it ends the request at its own timeout", zap.Inline(p.job),
 				zap.String("engine", target.ID), zap.Error(err))
@@ -324,7 +325,7 @@ func (p *partner) awaitFirst(limit lifecycle.Limit) {
 		if p.firstTimer == nil {
 			return // the wait ended while this goroutine waited for the mutex
 		}
-		if limit == lifecycle.ByWhole { // an answer in one piece may take longer while its rank gives signs of life
+		if limit == lifecycle.ByWhole { // wait as long as the rank shows that it is working
 			if rest := handoff.Patience(p.rank, p.job.srv.Settings(), p.answeredAt, p.maxTokens, time.Now()); rest > 0 {
 				p.firstTimer.Reset(rest)
 				return
@@ -334,9 +335,9 @@ func (p *partner) awaitFirst(limit lifecycle.Limit) {
 	})
 }
 
-// kept is how long after its answer the prefill engine certainly keeps the KV. There is no limit if the engine keeps no KV, or if the
-// answer gives no sign when the KV was pulled. A decode engine cannot extend this time: its heartbeats would have to name the request as
-// the prefill engine does, and this name was not known when the decode leg was sent.
+// kept returns for how long after its answer the prefill engine certainly keeps the KV. It returns no limit if the engine keeps no KV, or
+// if the decode engine's answer does not show when the KV was read. A decode engine cannot prolong this time by heartbeats: a heartbeat
+// has to contain the prefill engine's name of the request, and that name was not known when the decode leg was sent.
 func (p *partner) kept() time.Duration {
 	if !p.dialect.Keeps || p.silent {
 		return math.MaxInt64
@@ -355,9 +356,9 @@ func left() *failure.Fault {
 	return failure.Of(lifecycle.Ended{Why: lifecycle.Left}, failure.Gone, errLeft)
 }
 
-// started reports the decode leg's first event. prompt is the number of prompt tokens that the decode engine has counted; 0: unknown. If
-// the connector may begin an answer before the KV is complete, started waits a moment for the prefill engine's answer. It returns why the
-// answer may be wrong; nil: it is not known to be.
+// started reports the decode leg's first event. prompt is how many prompt tokens the decode engine has counted; 0: it has not said. With
+// some connectors the KV may still be incomplete at the first event. Then started waits a moment for the prefill engine's answer. It
+// returns why the decode engine's answer may be wrong; nil: nothing says so.
 func (p *partner) started(prompt int) *failure.Fault {
 	p.locked(func() {
 		p.step(lifecycle.Event{What: lifecycle.Began, Prompt: prompt, Expired: time.Since(p.answeredAt) > p.kept()}, unbegun(errLate))
@@ -367,7 +368,7 @@ func (p *partner) started(prompt int) *failure.Fault {
 	return p.lost()
 }
 
-// awaitPrefill waits for the end of the prefill leg if the lifecycle's last effects asked for this wait.
+// awaitPrefill waits for the end of the prefill leg if the effects of the last step asked for this wait.
 func (p *partner) awaitPrefill() {
 	if p.firstWait > 0 {
 		p.awaitOver(p.firstWait)
@@ -375,7 +376,7 @@ func (p *partner) awaitPrefill() {
 	p.firstWait = 0
 }
 
-// awaitOver waits for the end of the prefill leg, for limit at most, and says whether it has come.
+// awaitOver waits at most limit for the end of the prefill leg, and says whether the leg has ended.
 func (p *partner) awaitOver(limit time.Duration) (ended bool) {
 	select {
 	case <-p.prefillOver:
@@ -385,10 +386,10 @@ func (p *partner) awaitOver(limit time.Duration) (ended bool) {
 	}
 }
 
-// believe returns why an answer whose last event has come must end with an error; nil: it may end as complete. With some connectors the KV
-// may be broken although both legs go on. Then believe waits for the prefill engine's answer, for a bounded time, because a client could
-// not tell a wrong answer from a right one. The wait also ends when the client leaves. Meanwhile the decode leg needs no slot. prompt is
-// the number of prompt tokens that the decode engine has counted by now.
+// believe is called when the decode engine's answer has ended. It returns why the client must not get the answer's end; nil: it may get
+// it. With some connectors the KV may be broken without any sign on the decode side. Then believe waits for the prefill engine's
+// answer until a limit, or until the client leaves. Without this wait a wrong answer would look complete to the client. The decode leg
+// needs no slot during the wait. prompt is the number of prompt tokens that the decode engine has counted.
 func (p *partner) believe(prompt int, gone <-chan struct{}) *failure.Fault {
 	if p == nil {
 		return nil
@@ -410,9 +411,9 @@ func (p *partner) believe(prompt int, gone <-chan struct{}) *failure.Fault {
 	return p.lost()
 }
 
-// decodeEnded reports that the decode leg has ended without a first event. The lifecycle may then end the prefill leg. fault is why the
-// prefill leg has ended the decode leg; nil: the decode leg ended by itself. stranded says that the decode engine may keep KV blocks for
-// ever.
+// decodeEnded reports that the decode leg has ended without a first event. The lifecycle may end the prefill leg, too. decodeEnded returns
+// why the prefill leg has ended the decode leg; nil: the decode leg ended by itself. stranded says that the decode engine may keep KV
+// blocks for ever.
 func (p *partner) decodeEnded(how lifecycle.EndReason) (fault *failure.Fault, stranded bool) {
 	p.locked(func() {
 		p.step(lifecycle.Event{What: lifecycle.DecodeFell, Reason: how}, nil)
@@ -422,12 +423,12 @@ func (p *partner) decodeEnded(how lifecycle.EndReason) (fault *failure.Fault, st
 	return fault, stranded
 }
 
-// clientLeft reports that the client has left; after the first event it does nothing. It does not block, and may be called from any
-// goroutine.
+// clientLeft reports that the client has left. After the decode leg's first event it does nothing. It does not block, and any goroutine
+// may call it.
 func (p *partner) clientLeft() { p.tell(lifecycle.Event{What: lifecycle.ClientGone}, left()) }
 
-// outlived waits, for a bounded time, for the end of a prefill leg whose client has left. It returns whether the prefill engine may still
-// write to KV blocks that the decode engine keeps for it. SGLang keeps no such blocks, and ends an aborted request.
+// outlived is called after the client has left. It waits a limited time for the end of the prefill leg, and says whether the leg may
+// still write to KV blocks that the decode engine keeps for it. SGLang keeps no such blocks: it ends a leg that was aborted.
 func (p *partner) outlived() bool {
 	if p.awaitOver(p.limit(lifecycle.ByGrace)) {
 		return false
@@ -437,14 +438,14 @@ func (p *partner) outlived() bool {
 	return p.legs().Stranded()
 }
 
-// prefiller is the engine that was asked to prefill last.
+// prefiller returns the prefill engine that was asked last.
 func (p *partner) prefiller() prefill.Candidate {
 	p.job.mu.Lock()
 	defer p.job.mu.Unlock()
 	return p.lastLease.Candidate
 }
 
-// lost is why an answer that has begun may be wrong, because the prefill leg has failed since; nil: it has not.
+// lost returns why the prefill leg has made the answer unusable; nil: it has not.
 func (p *partner) lost() *failure.Fault {
 	if p == nil {
 		return nil
@@ -455,7 +456,7 @@ func (p *partner) lost() *failure.Fault {
 }
 
 // close reports that the decode leg has ended after its first event. abandoned says that the client does not wait for the answer any more.
-// The prefill leg is then aborted too, if its engine can be told to abort a request.
+// Then the prefill leg is ended, too, if its engine supports aborts.
 func (p *partner) close(abandoned bool) {
 	if abandoned && p.dialect.Aborts {
 		p.tell(lifecycle.Event{What: lifecycle.Unwanted}, left())
@@ -463,6 +464,6 @@ func (p *partner) close(abandoned bool) {
 	p.tell(lifecycle.Event{What: lifecycle.DecodeOver}, nil)
 }
 
-// deaf says whether an engine may ignore an abort, and notice only after some seconds that the proxy has closed the call. For an answer in
+// deaf says that an engine may ignore an abort, and may take seconds to notice that the proxy has closed the connection: for an answer in
 // one piece, SGLang checks every 4 s whether the client still waits (0.5.23, SGLANG_REQUEST_STATE_WAIT_TIMEOUT in environ.py).
 func deaf(whole bool, p *mooncake.Profile, e mooncake.Endpoint) bool { return whole && p.Nameless(e) }

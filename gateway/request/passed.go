@@ -21,13 +21,13 @@ import (
 	"evenkeel/sse"
 )
 
-// The reasons why an engine's answer cannot be passed on.
+// Why an answer that is passed through cannot be used.
 var (
 	errNoRoom = errors.New("the caller's requests and answers take all the memory that it may use")
 	errTold   = errors.New("the engine sent an event that says it failed")
 )
 
-// doPassed carries out the effects that occur only for a request that is passed through to one engine.
+// doPassed carries out the effects that the lifecycle has only for a request that is passed through to one engine.
 func (r *runner) doPassed(effect lifecycle.Effect) (event lifecycle.Event) {
 	p := r.job.passed
 	switch effect.Do {
@@ -46,16 +46,17 @@ func (r *runner) doPassed(effect lifecycle.Effect) (event lifecycle.Event) {
 			p.triedEngines = append(p.triedEngines, p.chosen.Instance)
 		}
 	default:
-		return r.sendOver(effect.Do == lifecycle.SendAnew, effect.Until)
+		return r.sendOver(effect.Do == lifecycle.SendAnew, effect.Until) // SendOver or SendAnew
 	}
 	return event
 }
 
-// sendOver sends the request to the chosen engine, and returns the event that reports the outcome. If anew is true, it sends the request
-// once more to the same engine, over a new connection.
+// sendOver sends the request to the chosen engine, and returns the event that says whether an answer has begun. anew says that the request
+// is sent to the same engine a second time, over a new connection.
 func (r *runner) sendOver(anew bool, until lifecycle.Limit) lifecycle.Event {
 	j, p := r.job, r.job.passed
-	if r.stream = nil; anew {
+	r.stream = nil
+	if anew {
 		p.Engines.Count(p.chosen.Instance, 1)
 	}
 	if j.record.Attempts > 0 {
@@ -69,7 +70,7 @@ func (r *runner) sendOver(anew bool, until lifecycle.Limit) lifecycle.Event {
 	if fault == nil {
 		return lifecycle.Event{What: lifecycle.First}
 	}
-	if r.stream.from.run.Moved() && !j.client.Left() {
+	if r.stream.from.run.Moved() && !j.client.Left() { // a drain has ended the call
 		fault = failure.Of(fault.Ended, j.srv.drained(notAnswered), failure.ErrMoved)
 		fault.Moved = true
 	}
@@ -77,7 +78,7 @@ func (r *runner) sendOver(anew bool, until lifecycle.Limit) lifecycle.Event {
 	return r.fell(fault)
 }
 
-// openPassed sends the request, and reads the answer if it comes in one piece, else its first event. anew is as in sendOver.
+// openPassed sends the request, and reads the answer: all of it if it comes in one piece, else up to its first event. anew: see sendOver.
 func openPassed(s *stream, anew bool, until lifecycle.Limit) (fault *failure.Fault) {
 	j, p, limits := s.job, s.job.passed, &s.job.srv.Settings().Limits
 	call := &upstream.Call{
@@ -97,10 +98,11 @@ func openPassed(s *stream, anew bool, until lifecycle.Limit) (fault *failure.Fau
 	j.client.OnGone(func() { call.Leave(upstream.Notice) })
 	headers := engine.JSONHeaders(j.legID("x", j.record.Attempts))
 	headers[0].Value = p.Kind
-	switch s.from.resp, fault = call.Open(j.record.Carry(headers), p.Body); {
-	case fault != nil && fault.Status > 0 && fault.Engine == "":
+	s.from.resp, fault = call.Open(j.record.Carry(headers), p.Body)
+	if refused := fault != nil && fault.Status > 0 && fault.Engine == ""; refused { // an error status of an engine that works
 		return p.refused(s.from.resp, call, fault)
-	case fault == nil:
+	}
+	if fault == nil {
 		fault = beginsPassed(s, call)
 	}
 	switch {
@@ -112,27 +114,27 @@ func openPassed(s *stream, anew bool, until lifecycle.Limit) (fault *failure.Fau
 	return fault
 }
 
-// refused sets the reason of an engine's error status: whether the engine lacks the endpoint, cannot do what is asked for, or refuses
-// this request.
+// refused sets the reason why an engine answered with an error status: the engine lacks the endpoint, its model cannot do what the request
+// asks for, or it refuses this one request.
 func (p *Passed) refused(resp *engine.Response, call *upstream.Call, fault *failure.Fault) *failure.Fault {
-	fault.Why = lifecycle.ByStatus(fault.Answer.Status) // a refusal of our own credential is not the request's fault
+	fault.Why = lifecycle.ByStatus(fault.Answer.Status) // not fault.Status: if the engine refuses the proxy's credential, the two differ
 	switch {
 	case lacksRoute(fault.Status, call.Refusal):
 		fault.Why = lifecycle.Lacks
-	case fault.Status == http.StatusNotImplemented: // the engine's model cannot do what the request asks for
+	case fault.Status == http.StatusNotImplemented:
 		fault.Why, fault.Answer = lifecycle.Unable, failure.Relayed(fault.Status, resp, call.Refusal)
 	}
 	return fault
 }
 
-// lacksRoute says whether the engine does not have the endpoint: its HTTP router then answers with one of these bodies. Every other body is
-// about the request, for example a 404 for an unknown model.
+// lacksRoute says whether the engine does not have the endpoint. Then its HTTP router answers with one
+// of these two bodies. A 404 with another body concerns the request, for example an unknown model.
 func lacksRoute(status int, body []byte) bool {
 	return status == http.StatusNotFound && string(body) == `{"detail":"Not Found"}` ||
 		status == http.StatusMethodNotAllowed && string(body) == `{"detail":"Method Not Allowed"}`
 }
 
-// beginsPassed reads the answer if it comes in one piece, else its first event. Until it returns, the client gets nothing.
+// beginsPassed reads an answer that comes in one piece, or a stream up to its first event. The client gets nothing until it returns.
 func beginsPassed(s *stream, call *upstream.Call) *failure.Fault {
 	limits := &s.job.srv.Settings().Limits
 	if !bytes.HasPrefix(s.from.resp.ContentType(), []byte("text/event-stream")) {
@@ -143,7 +145,7 @@ func beginsPassed(s *stream, call *upstream.Call) *failure.Fault {
 	s.from.answer.Reader.Reset(sse.Limits{Event: limits.EventBytes, Bytes: int64(limits.AnswerBytes), First: call.Limits.FirstByte,
 		Gap: limits.EventTimeout})
 	for !s.from.answer.Mirror.Started() && s.stage == flows {
-		_ = s.fill() // s.from.fault has the error too
+		_ = s.fill() // an error also is in s.from.fault, which is read below
 	}
 	switch {
 	case s.from.answer.Mirror.Started():
@@ -156,7 +158,7 @@ func beginsPassed(s *stream, call *upstream.Call) *failure.Fault {
 	return call.Broke(s.from.fault.Err)
 }
 
-// takePiece reads an answer in one piece, of any content type, of at most limit bytes.
+// takePiece reads an answer in one piece, of any content type and at most limit bytes.
 func takePiece(s *stream, call *upstream.Call, limit int) *failure.Fault {
 	p := s.job.passed
 	isJSON := bytes.HasPrefix(s.from.resp.ContentType(), []byte("application/json"))
@@ -173,7 +175,7 @@ func takePiece(s *stream, call *upstream.Call, limit int) *failure.Fault {
 	case err != nil:
 		return call.Broke(err)
 	}
-	usageJSON := whole // the JSON that says how many tokens the answer has
+	usageJSON := whole // the JSON that has the token counts
 	if !isJSON {
 		usageJSON = s.from.resp.Header(metadataHeader)
 	}
@@ -187,20 +189,20 @@ func takePiece(s *stream, call *upstream.Call, limit int) *failure.Fault {
 	return nil
 }
 
-// firstRoom is how many bytes readAll allocates first. A charge may always take this many, however full its account is.
+// firstRoom is the first size of the buffer in bytes. A charge may take this much even if its account is full.
 const firstRoom = 4 << 10
 
-// readAll reads the body, and charges its caller for the memory as the answer grows. It fails with errNoRoom if the caller may have no
-// more memory.
+// readAll reads the body of an answer. As the answer grows, the client's caller is charged for the memory. readAll fails with errNoRoom if
+// the caller may have no more memory.
 func (p *Passed) readAll(resp *engine.Response, limit int) (whole []byte, err error) {
-	limit = p.Memory.Most(limit+1) - 1 // room for one byte more than allowed, which shows that the answer is too large
+	limit = p.Memory.Most(limit+1) - 1 // the buffer holds one byte more than limit, so that a longer answer is noticed
 	for {
 		if len(whole) == cap(whole) {
 			more := min(max(firstRoom, cap(whole)), limit+1-cap(whole))
 			if !p.Memory.Acquire(more) {
 				return nil, errNoRoom
 			}
-			larger := make([]byte, len(whole), cap(whole)+more) // exactly as many bytes as the charge has taken
+			larger := make([]byte, len(whole), cap(whole)+more) // append might allocate more than was charged
 			copy(larger, whole)
 			whole = larger
 		}
@@ -216,13 +218,13 @@ func (p *Passed) readAll(resp *engine.Response, limit int) (whole []byte, err er
 	}
 }
 
-// giveUp gives back a thing that only a request that is passed through has: its seat, its body, or the memory of its answer.
+// giveUp gives back one of the things that only requests that are passed through hold: a seat, the body, or the memory of the answer.
 func (r *runner) giveUp(thing lifecycle.Thing, how lifecycle.How) {
 	j, p := r.job, r.job.passed
 	switch {
 	case thing == lifecycle.Seat:
 		p.Seat.Give()
-	case thing == lifecycle.Body && how == lifecycle.Back: // no further attempt is made
+	case thing == lifecycle.Body && how == lifecycle.Back: // no engine will be sent the body again
 		p.Body, j.req.Body = nil, mooncake.Body{}
 		j.incoming.Body.Give()
 	case thing == lifecycle.Memory && how == lifecycle.Back:
@@ -230,12 +232,12 @@ func (r *runner) giveUp(thing lifecycle.Thing, how lifecycle.How) {
 	}
 }
 
-// countCall removes a call that is over from its engine's count of calls, and notes how many tokens the engine has computed. If the engine
-// did not count tokens, but may have computed some (Spent), the estimate is noted.
+// countCall subtracts a call that has ended from the engine's calls, and notes how many tokens the engine has computed. If the engine
+// reported no count but may have computed tokens (Spent), the estimate is noted.
 func (r *runner) countCall(how lifecycle.How) {
 	p, record := r.job.passed, r.job.record
 	p.Engines.Count(p.chosen.Instance, -1)
-	if r.stream == nil { // a panic came before there was one
+	if r.stream == nil { // a panic came before the stream was made
 		return
 	}
 	if usage, counted := r.stream.from.answer.Mirror.Usage(); counted {

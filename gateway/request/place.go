@@ -20,8 +20,8 @@ import (
 	"evenkeel/prefill"
 )
 
-// wait keeps the hand-off in the pool until the dispatcher binds it to a rank. If no rank is found, the fault says that the prefill engine
-// still keeps the KV.
+// wait leaves the hand-off in the pool until the dispatcher binds it to a decode rank. If no rank is found, the fault says that the
+// prefill engine still keeps the KV.
 func (j *job) wait(h *handoff.Handoff) (*dispatcher.Slot, *failure.Fault) {
 	slot, fault := j.place(h.Lease.Candidate, j.promptTokens, func(entry *pool.Entry) <-chan dispatcher.Result {
 		entry.Deadline = h.BindBy()
@@ -33,10 +33,10 @@ func (j *job) wait(h *handoff.Handoff) (*dispatcher.Slot, *failure.Fault) {
 	return slot, fault
 }
 
-// place waits in the pool until the dispatcher binds the request to a decode rank, and returns the slot. tokens is the length of the
-// prompt. enqueue completes the pool's entry, and gives it to the dispatcher. If the wait ends without a slot, the request ends, with two
-// exceptions. If the region has lost its ranks, the prompt is prefilled again in another region. If another proxy owns the decode group
-// now, the request goes to that proxy.
+// place waits in the pool until the dispatcher binds the request to a decode rank, and returns the slot on that rank. tokens is the length
+// of the prompt. enqueue completes the pool's entry and gives it to the dispatcher. If the wait ends otherwise, place returns a fault. Two
+// faults do not end the request: if the region lost its ranks, the prompt is prefilled again in another region, and if another proxy now
+// owns the decode group, that proxy is asked.
 func (j *job) place(candidate prefill.Candidate, tokens int, enqueue func(*pool.Entry) <-chan dispatcher.Result) (*dispatcher.Slot,
 	*failure.Fault) {
 	queued := false
@@ -48,11 +48,11 @@ func (j *job) place(candidate prefill.Candidate, tokens int, enqueue func(*pool.
 	j.enter(journal.Pooled, "")
 	engines := j.srv.Engines()
 	region, prefiller := engines.RegionFor(candidate.Instance), candidate.Instance
-	if candidate.Mixed { // the candidate is the ranks themselves
+	if candidate.Mixed { // the candidate is the decode ranks themselves, not a prefill engine
 		region, prefiller = candidate.Region, ""
 	}
 	boardName := engines.BoardFor(candidate, j.model.Name, region)
-	// the owner of the decode group is looked up under the board's name without its region
+	// Owned takes the name of the board without its region
 	scope := strings.TrimSuffix(boardName, roster.BoardIn("", region))
 	if candidate.Mixed {
 		scope = boardName
@@ -63,29 +63,30 @@ func (j *job) place(candidate prefill.Candidate, tokens int, enqueue func(*pool.
 		Only: j.incoming.ToDecode, Avoid: j.avoid.ranks(), Last: j.avoid.lastChoice, Prefiller: prefiller,
 		Response: j.req.Endpoint == mooncake.Responses,
 	}
-	// a batch request was held back before; this time must not put it before others, nor shorten its time in the pool
+	// A batch request may have been held back long before it got here. That time gives it no precedence, and does not count as waiting.
 	if j.incoming.Batch && !j.life.Resumed() {
 		entry.Arrival = entry.Entered
 	}
-	bound, losses := enqueue(entry), j.srv.Owner.Losses() // the entry has the place in the pool now
-	queued = true
+	bound, losses := enqueue(entry), j.srv.Owner.Losses()
+	queued = true // from now on the entry holds the place in the pool
 	var result dispatcher.Result
-	waiting, unowned := true, false
+	waiting, unowned := true, false // unowned: another proxy owns the decode group now
 	withdraw := func(why lifecycle.Why, answer *openai.Error) (*dispatcher.Slot, *failure.Fault) {
 		if waiting {
 			j.srv.Dispatcher.Withdraw(entry)
 			result, waiting = <-bound, false
 		}
-		if result.Err == nil { // the dispatcher gave the slot before it saw the withdrawal
+		if result.Err == nil { // the dispatcher had bound the entry before the withdrawal
 			j.srv.Dispatcher.Release(result.Slot, board.Outcome{Kind: board.Cancelled})
 		}
 		return nil, failure.Of(lifecycle.Ended{Why: why}, answer, nil)
 	}
 	defer onPanic(func() { withdraw(lifecycle.Leaving, nil) })
 	for waiting {
-		if unowned = !j.srv.Engines().Owned(scope, j.model.Name); unowned || region != "" && !j.srv.Owner.Admits(region) {
+		unowned = !j.srv.Engines().Owned(scope, j.model.Name)
+		if unowned || region != "" && !j.srv.Owner.Admits(region) {
 			j.srv.Dispatcher.Withdraw(entry)
-			result, waiting = <-bound, false // it has a slot if the dispatcher gave one before it saw the withdrawal
+			result, waiting = <-bound, false // may hold a slot; the decode call checks the ownership again before it is sent
 			continue
 		}
 		select {
@@ -99,7 +100,7 @@ func (j *job) place(candidate prefill.Candidate, tokens int, enqueue func(*pool.
 			return withdraw(lifecycle.Leaving, failure.Leaving)
 		}
 	}
-	// with nothing prefilled yet, a request whose deadline is over ends as one that missed its deadline
+	// Nothing was prefilled in these two cases, so if the deadline has passed, the error names the deadline.
 	if entry.Early && errors.Is(result.Err, pool.ErrUnbound) || candidate.Mixed && errors.Is(result.Err, pool.ErrTimeout) {
 		if deadline := j.wanted(); !deadline.IsZero() && !time.Now().Before(deadline) {
 			return nil, failure.Of(lifecycle.Ended{Why: lifecycle.NoRank}, failure.Deadline, prefill.ErrDeadline)
@@ -112,8 +113,8 @@ func (j *job) place(candidate prefill.Candidate, tokens int, enqueue func(*pool.
 	return result.Slot, nil
 }
 
-// wanted is the deadline for the first token of the answer; zero: there is none, or it does not count, because the client has a part of the
-// answer already, or because the job is a leg of a fan-out.
+// wanted returns the deadline for the first token of the answer. It is zero if the client gave no deadline, if the client has a part of the
+// answer already, or if the job is a leg of a fan-out.
 func (j *job) wanted() time.Time {
 	if j.life.Resumed() || j.client.isLeg() {
 		return time.Time{}
@@ -121,9 +122,8 @@ func (j *job) wanted() time.Time {
 	return j.incoming.Deadline
 }
 
-// unplaced returns the fault of a request that got no decode rank. unowned says that another proxy owns its decode group now. KV does not
-// cross regions. So if the ranks of a region are gone, a hand-off in this region is useless, and the prompt is prefilled again elsewhere,
-// once.
+// unplaced returns the fault of a request that got no decode rank. unowned says that another proxy owns the decode group now. The KV of a
+// hand-off cannot be sent to another region. So if a region has lost its ranks, the prompt is prefilled again in another one, once.
 func (j *job) unplaced(err error, tokens int, region string, unowned bool) *failure.Fault {
 	if unowned && !errors.Is(err, board.ErrNotListed) {
 		return failure.Of(lifecycle.Ended{Why: lifecycle.Unowned}, failure.NotOurs, owner.ErrNotOwner)

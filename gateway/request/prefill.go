@@ -24,17 +24,17 @@ import (
 	"evenkeel/sse"
 )
 
-// A prefillCall is a call that has an engine compute a prompt. What the engine hands over or answers depends on the kind of request.
+// A prefillCall is a call by which an engine computes a prompt.
 type prefillCall struct {
 	upstream.Call
 	srv         *Server
-	run         *fleet.Run  // lets a drain end the call
-	engineBirth fleet.Birth // which process and weights the engine has at this time
+	run         *fleet.Run  // lists the call as one that a drain may end
+	engineBirth fleet.Birth // which process and weights the engine had when the call was made
 	began       time.Time
 }
 
-// toPrefill prepares the call to the prefill engine of a lease. until limits the wait for its answer. A drain may end the call, until
-// untrack is called.
+// toPrefill prepares the call to the prefill engine of a lease. until limits the wait for the answer. A drain may end the call at any time
+// before untrack is called.
 func toPrefill(j *job, lease *prefill.Lease, until lifecycle.Limit) *prefillCall {
 	srv, candidate := j.srv, lease.Candidate
 	limits := &srv.Settings().Limits
@@ -54,15 +54,15 @@ func toPrefill(j *job, lease *prefill.Lease, until lifecycle.Limit) *prefillCall
 
 func (c *prefillCall) untrack() { c.srv.Fleet.Untrack(c.run) }
 
-// answerBy is until when the engine may answer.
+// answerBy returns the time by which the engine must have answered.
 func (c *prefillCall) answerBy() time.Time { return c.began.Add(c.Limits.FirstByte) }
 
-// ended reports the end of the call to the monitor, and returns the fault with its reason set; a nil fault means that the engine has
-// answered. stopped says that the proxy never sent the call, or ended it before an answer, which makes the engine abort the request. left
-// says that the client had left.
+// ended tells the engine's monitor how the call has ended, and returns the fault with its reason set. A nil fault means that the engine has
+// answered. stopped says that the proxy ended the call, or never sent it. left says that the client had left. If the proxy closes the
+// connection before the answer begins, the engine aborts the request.
 func (c *prefillCall) ended(fault *failure.Fault, stopped, left bool) *failure.Fault {
 	switch {
-	case fault == nil || fault.Status != 0:
+	case fault == nil || fault.Status != 0: // the engine has answered
 		c.srv.Monitor.Answered(c.Engine)
 		if fault != nil && fault.Engine != "" {
 			c.srv.Monitor.Report(fault.Engine, fault.Err)
@@ -81,20 +81,21 @@ func (c *prefillCall) ended(fault *failure.Fault, stopped, left bool) *failure.F
 	return fault
 }
 
-// answered is ended for a call that is over before the decode request is sent. It also notes in the record how long the engine took.
+// answered is ended for a call that ends before the decode call is made. It also notes in the record how long the engine took.
 func (c *prefillCall) answered(j *job, fault *failure.Fault) *failure.Fault {
 	if fault == nil || fault.Status != 0 {
 		j.record.Report(journal.Event{What: journal.Probed, Took: time.Since(c.began)})
 	}
-	return c.ended(fault, fault != nil && (fault.Why == lifecycle.HungUp || fault.Far == lifecycle.Unsent), j.client.Left())
+	stopped := fault != nil && (fault.Why == lifecycle.HungUp || fault.Far == lifecycle.Unsent)
+	return c.ended(fault, stopped, j.client.Left())
 }
 
-// answerPool has the buffers for probes' answers. Data that is needed after the probe must be copied.
+// answerPool has the buffers into which the answers of probes are read. Data that is needed after a probe is copied.
 var answerPool = sync.Pool{New: func() any { return new([]byte) }}
 
-// probe has the engine of the lease compute the prompt, and returns the hand-off from its answer. Once the engine has answered, it holds
-// the prompt's KV blocks. So probe reads the hand-off even if the client has left, and the hand-off is then discarded. A hand-off that
-// comes with a fault must not be decoded.
+// probe asks the engine of the lease to compute the prompt, and returns the hand-off from the engine's answer. An engine that has answered
+// holds the prompt's KV blocks. So the hand-off is read even if the client has left: it is needed to free the blocks. A hand-off that is
+// returned together with a fault must only be discarded.
 func (j *job) probe(lease *prefill.Lease, until lifecycle.Limit) (*handoff.Handoff, *failure.Fault) {
 	candidate, began := lease.Candidate, time.Now()
 	exchange, err := j.srv.Fleet.Exchange(candidate)
@@ -112,20 +113,20 @@ func (j *job) probe(lease *prefill.Lease, until lifecycle.Limit) (*handoff.Hando
 	call := toPrefill(j, lease, until)
 	call.began = began
 	defer call.untrack()
-	if candidate.Profile.Early() { // bound late only because the address for decode engines is not known yet, see script
+	if candidate.Profile.Early() { // its address for decode engines is not known yet (see script); other leases were marked as sent before
 		lease.Send()
 	}
-	// An engine that has finished a prefill pins the KV before it sends the answer. If the connection is closed then, the only name of the
-	// KV is lost, and the pin stays until the hold timeout (vllm#50425). So after the client has left, the probe may go on for a short
-	// time, and its hand-off is discarded. A probe that takes longer is aborted, which frees its KV on the engine at once. If a prefill
-	// ends in the very moment in which the engine notices the abort, its KV stays pinned, and the proxy cannot know it. The KV budget does
-	// not count this: if every aborted probe were charged for the whole hold timeout, empty engines would get no requests.
+	// An engine that finishes a prefill pins the KV before it sends its answer. The answer has the only name of that KV: if the
+	// connection is closed before, the KV stays pinned until the hold timeout (vllm#50425). So when a client leaves, its probe may
+	// run for limits.probe_grace, and the hand-off is then discarded. A probe that takes longer is aborted, which frees the KV at
+	// once. If the prefill ends in the same instant, the KV may stay pinned without evenkeel knowing. The engine's KV budget is not
+	// charged for this rare case: to charge for every aborted probe would keep requests away from engines that are empty.
 	leaving := j.client.leaveAfter(call.Call.Call, j.srv.Settings().Limits.ProbeGrace, time.Time{})
 	leg, turn := j.fetchTurn(lease)
 	resp, fault := call.Open(j.record.Carry(engine.JSONHeaders(j.legID("p", j.record.Attempts))),
 		candidate.Profile.ProbeBody(&j.body, j.req.Endpoint, leg, exchange, nil))
 	leaving.stop()
-	answered := time.Now() // the hold timeout counts from the response headers
+	answered := time.Now() // the hold timeout runs from the response headers on
 	if resp != nil {
 		defer resp.Close()
 	}
@@ -133,7 +134,7 @@ func (j *job) probe(lease *prefill.Lease, until lifecycle.Limit) (*handoff.Hando
 	if fault == nil {
 		room := answerPool.Get().(*[]byte)
 		defer func() {
-			if *room = answer; cap(answer) <= 64<<10 { // the pool must not keep the memory of one huge answer
+			if *room = answer; cap(answer) <= 64<<10 { // one huge answer must not stay in the pool
 				answerPool.Put(room)
 			}
 		}()
@@ -146,8 +147,8 @@ func (j *job) probe(lease *prefill.Lease, until lifecycle.Limit) (*handoff.Hando
 	return j.accept(lease, call.engineBirth, exchange, answer, answered)
 }
 
-// accept makes a hand-off from a probe's answer, or returns why it cannot. answered is when the headers of the answer came, from which the
-// hold timeout counts. exchange has the names that the probe gave to the engine for the transfer; nil: this engine needs none.
+// accept turns a probe's answer into a hand-off, or returns why it cannot. answered is when the head of the answer came. The engine's hold
+// timeout runs from then on. exchange has the names that the probe gave the engine for the transfer; nil: this engine needs no names.
 func (j *job) accept(lease *prefill.Lease, born fleet.Birth, exchange *mooncake.Exchange, answer []byte,
 	answered time.Time) (*handoff.Handoff, *failure.Fault) {
 	candidate := lease.Candidate
@@ -161,13 +162,13 @@ func (j *job) accept(lease *prefill.Lease, born fleet.Birth, exchange *mooncake.
 	}
 	probed.PromptTokens = cmp.Or(probed.PromptTokens, j.estimate())
 	if probed.CachedTokens > probed.PromptTokens {
-		probed.CachedTokens = -1 // an engine cannot find more tokens in its cache than the prompt has, so the count is wrong
+		probed.CachedTokens = -1 // no more than the prompt can be cached, so the count is wrong
 	}
 	budget, budgetErr := candidate.Profile.HoldBudget()
 	if err = errors.Join(err, budgetErr); err != nil {
 		why := lifecycle.Garbled
 		switch {
-		case errors.Is(err, mooncake.ErrNoHandoff) && probed.FinishReason == "stop":
+		case errors.Is(err, mooncake.ErrNoHandoff) && probed.FinishReason == "stop": // the first token ended the answer
 			why = lifecycle.Empty
 			j.endsAtOnce(probed.PromptTokens)
 		case errors.Is(err, mooncake.ErrNoHandoff):
@@ -177,7 +178,7 @@ func (j *job) accept(lease *prefill.Lease, born fleet.Birth, exchange *mooncake.
 		if fault := failure.Said(lifecycle.Prefill, err); fault != nil {
 			return nil, fault
 		}
-		if why == lifecycle.Garbled { // the profile has the wrong connector, or the engine names a host that is not known
+		if why == lifecycle.Garbled { // the profile has the wrong connector, or the hand-off names an unknown host
 			j.srv.Log.Error("a prefill engine's answer has no usable hand-off, and is refused", zap.Inline(j), zap.Error(err))
 		}
 		return nil, failure.Useless(lifecycle.Prefill, why, failure.BadGateway("prefill", "it gave no usable hand-off"), err)
@@ -201,8 +202,8 @@ func (j *job) accept(lease *prefill.Lease, born fleet.Birth, exchange *mooncake.
 	return h, ignored(lifecycle.Prefill, j.verify(j.resume.prefillCounts, probed.PromptTokens))
 }
 
-// prefilled notes the prefill engine's counts of the prompt's tokens. It also keeps the prompt's token ids, if profile says that they may
-// be needed to continue a lost answer.
+// prefilled stores what the prefill engine reported about the prompt: its length, its cached tokens and, if profile says that a lost answer
+// could go on from them, its token ids. profile is the profile of an engine of the attempt.
 func prefilled(j *job, probed *mooncake.ProbeAnswer, profile *mooncake.Profile) {
 	j.promptTokens = cmp.Or(probed.PromptTokens, j.promptTokens)
 	j.record.Report(journal.Event{What: journal.Prefilled, Tokens: probed.PromptTokens, Cached: probed.CachedTokens,
@@ -211,7 +212,7 @@ func prefilled(j *job, probed *mooncake.ProbeAnswer, profile *mooncake.Profile) 
 		return
 	}
 	j.resume.promptTokens = j.promptTokens
-	if profile.Connector != mooncake.SGLang { // with SGLang the decode engine reports the cached tokens
+	if profile.Connector != mooncake.SGLang { // an SGLang decode engine reports its cached tokens itself
 		j.cachedTokens = probed.CachedTokens
 	}
 	if wantsIDs(j.req, profile) && probed.PromptTokenIDs != nil {
@@ -219,7 +220,7 @@ func prefilled(j *job, probed *mooncake.ProbeAnswer, profile *mooncake.Profile) 
 	}
 }
 
-// ignored returns the fault of a leg whose engine did not continue the answer so far, but began it anew; nil if fail is nil.
+// ignored returns the fault of an engine that did not continue the answer so far. It returns nil if fail is nil.
 func ignored(leg lifecycle.Leg, fail *openai.Error) *failure.Fault {
 	if fail == nil {
 		return nil
@@ -227,9 +228,9 @@ func ignored(leg lifecycle.Leg, fail *openai.Error) *failure.Fault {
 	return failure.Of(lifecycle.Ended{Leg: leg, Far: lifecycle.Through, Why: lifecycle.Ignored}, fail, nil)
 }
 
-// endsAtOnce notes that the first token of the answer was its end, so that the prefill engine returned no hand-off. Later probes mask the
-// end-of-sequence token. If this probe did so already, a decode rank may compute the prompt without a hand-off. tokens is the length of the
-// prompt; 0: it is estimated.
+// endsAtOnce notes that the first token which the engine computed ended the answer, so that the engine handed nothing off. Later probes ask
+// the engine to ignore the end-of-sequence token. If this probe asked for that already, a decode rank may compute the prompt without a
+// hand-off. tokens is the length of the prompt; 0: the engine did not report it, and an estimate is used.
 func (j *job) endsAtOnce(tokens int) {
 	if j.changes.IgnoreEOS {
 		j.local.endedTokens = cmp.Or(tokens, j.estimate())
@@ -240,8 +241,8 @@ func (j *job) endsAtOnce(tokens int) {
 	j.changes = &changes
 }
 
-// serve runs the prefill leg, on a goroutine of its own: it waits for the decode engine's callback if there is one, and then asks
-// prefill engines until one takes the leg.
+// serve runs the prefill leg on a goroutine of its own. If the decode engine calls back, serve waits for the callback. Then it asks one
+// prefill engine after the other, until one takes the prompt.
 func (p *partner) serve() {
 	defer close(p.prefillOver)
 	if p.dialect.CallsBack {
@@ -250,13 +251,14 @@ func (p *partner) serve() {
 		}
 		p.lookForSooner()
 	}
-	for p.probe() && p.tryAnother() {
+	for p.probe() && p.tryAnother() { // probe returns true if another engine should be tried
 	}
 }
 
-// probe sends the prefill leg while its decode leg runs, and reads the answer. It returns whether another prefill engine is to be tried.
+// probe asks a prefill engine for the prefill that runs beside the decode call, and reads its answer. It returns whether another engine
+// should be tried.
 func (p *partner) probe() (again bool) {
-	j, lease := p.job, p.lastLease // not p.lease, which the other leg may have settled
+	j, lease := p.job, p.lastLease // not p.lease: the goroutine of the decode leg may have given it back
 	candidate := lease.Candidate
 	var call *prefillCall
 	p.locked(func() {
@@ -275,7 +277,7 @@ func (p *partner) probe() (again bool) {
 		mooncake.MaxProbeAnswer, call.answerBy())
 	answered := time.Now()
 	hungUp := fault != nil && fault.Why == lifecycle.HungUp
-	// The engine may still write KV to the decode engine's blocks, so this leg must not count as ended yet: its end ends the decode leg.
+	// The engine may still write KV into blocks of the decode engine. The end of this leg also ends the decode leg, which frees the blocks.
 	if hungUp && deaf(p.silent, p.rank.Profile, j.req.Endpoint) {
 		select {
 		case <-time.After(p.limit(lifecycle.ByGrace)):
@@ -293,7 +295,7 @@ func (p *partner) probe() (again bool) {
 	if fault == nil {
 		return false
 	}
-	fault.Kept, p.refusal = p.dialect.Keeps, fault // if the engine took nothing, another one may serve the same decode leg
+	fault.Kept, p.refusal = p.dialect.Keeps, fault // refusal: reported if no other engine takes the prompt
 	return p.step(lifecycle.Event{What: lifecycle.PrefillFell, Again: len(p.tried) < p.job.srv.Settings().Prefill.Retry.Attempts}, fault)
 }
 
@@ -301,7 +303,7 @@ func (p *partner) probe() (again bool) {
 func (p *partner) accept(answer []byte, at time.Time) *failure.Fault {
 	srv, lease, candidate := p.job.srv, p.lease, p.lastLease.Candidate
 	probed, err := candidate.Profile.ReadEarlyProbe(answer, srv.Fleet.KnownHost)
-	// the proxy has told the engine to abort, so this is no failure of the engine, and its blocks are free
+	// evenkeel had asked the engine to abort, so that this is no failure of the engine
 	if errors.Is(err, mooncake.ErrPrefillFailed) && p.legs().Aborting() {
 		end := lifecycle.Ended{Leg: lifecycle.Prefill, Far: lifecycle.Sent, Why: lifecycle.HungUp}
 		return failure.Of(end, srv.movedOut(), failure.ErrMoved)
@@ -330,8 +332,8 @@ func (p *partner) accept(answer []byte, at time.Time) *failure.Fault {
 	return nil
 }
 
-// prefillOnly has a prefill engine answer a request that asks for the logprobs of its prompt and for one token at most. Only an engine that
-// computes the prompt knows these logprobs, and no token is left to decode. So there is no hand-off and no slot.
+// prefillOnly lets a prefill engine answer a request for the logprobs of its prompt and for at most one token. Only the engine that
+// computes the prompt knows these logprobs, and nothing is left to decode. So the request needs no hand-off and no slot.
 func (j *job) prefillOnly(lease *prefill.Lease, until lifecycle.Limit) (*stream, *failure.Fault) {
 	candidate, call := lease.Candidate, toPrefill(j, lease, until)
 	defer call.untrack()
@@ -374,7 +376,7 @@ func (j *job) prefillOnly(lease *prefill.Lease, until lifecycle.Limit) (*stream,
 	return s, nil
 }
 
-// takeAll takes in an answer that was read completely: a stream of events, or one piece.
+// takeAll processes an answer that was read to its end: a stream of events, or an answer in one piece.
 func takeAll(s *stream, answer []byte) error {
 	if s.from.whole {
 		return takeWhole(s, answer)

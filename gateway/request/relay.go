@@ -22,7 +22,7 @@ import (
 	"evenkeel/sse"
 )
 
-// newStream prepares the stream of an answer from the rank of the slot. Nothing is sent yet.
+// newStream prepares the call to the rank of the slot, and the stream of its answer. It sends nothing yet.
 func (j *job) newStream(slot *dispatcher.Slot) *stream {
 	rank := j.srv.Engines().Rank(slot.Worker)
 	call := upstream.New(j.srv.Client, rank.Profile, rank.Target)
@@ -39,21 +39,23 @@ func (j *job) newStream(slot *dispatcher.Slot) *stream {
 	ask := j.ask
 	ask.TokensPerChunk = rank.Traffic.TokensPerChunk()
 	if ask.MaxTokens, ask.Context = s.from.maxTokens, prompt.Longest(rank.Context); j.req.Beams > 0 {
-		ask.Context = 0 // all beams together may have more
+		ask.Context = 0 // a beam search answers with several texts, which together may be longer than the context
 	}
 	if ask.Cached = j.cachedTokens; s.from.local || rank.Profile.Connector == mooncake.SGLang {
 		ask.Cached = sse.OwnCached
 	}
 	var assembler *sse.Assembler
-	if s.from.whole { // one piece has both the choices and the usage
+	if s.from.whole { // the answer comes as if it were one event that has the choices and the usage
 		ask.ContinuousUsage, ask.Whole = true, true
-	} else if j.keep(rank); !resumed && !j.req.Stream { // a resumed answer has an assembler already, see adopt
+	} else if j.keep(rank); !resumed && !j.req.Stream { // a resumed answer keeps its first assembler (see adopt)
 		assembler = newAssembler(j)
 	}
-	// A drain may end this call at any time if no pull of KV can be cut, or if its first event is also its last.
-	place, safe := fleet.Place{Instance: rank.Instance, Rank: rank.Target.Rank}, s.from.whole || s.from.local
-	s.from.run = j.srv.Fleet.Track(place, call, safe)
-	if s.from.answer.Trail.Reset(mooncake.ByText(j.resume.how)); !s.from.whole && j.resume.keeping != lifecycle.KeepNothing {
+	// A drain aborts a call only when the rank pulls no KV for it. A local call never pulls any. With an answer in one piece, nothing shows
+	// before its end that the pull is over, so a drain does not wait for it.
+	abortable := s.from.whole || s.from.local
+	s.from.run = j.srv.Fleet.Track(fleet.Place{Instance: rank.Instance, Rank: rank.Target.Rank}, call, abortable)
+	s.from.answer.Trail.Reset(mooncake.ByText(j.resume.how))
+	if !s.from.whole && j.resume.keeping != lifecycle.KeepNothing {
 		s.from.answer.Trail.KeepPrompt = s.from.local || rank.Profile.Early()
 		ask.Trail = &s.from.answer.Trail
 	}
@@ -63,28 +65,27 @@ func (j *job) newStream(slot *dispatcher.Slot) *stream {
 	return s
 }
 
-// muffled says whether an engine may hold the text of a streamed answer back until the text is complete. SGLang does so for a request to
-// /v1/responses with tools, because it cannot say earlier whether the text is a tool call (0.5.23, responses_stream_generator_non_harmony
-// in entrypoints/openai/serving_responses.py).
+// muffled says whether an engine may send no text before the whole answer is computed. SGLang does that for the Responses API if the
+// request has tools: until the end, the text may turn out to be a tool call (0.5.23, responses_stream_generator_non_harmony in
+// entrypoints/openai/serving_responses.py).
 func (j *job) muffled(profile *mooncake.Profile) bool {
 	if profile.Connector != mooncake.SGLang || j.req.Endpoint != mooncake.Responses {
 		return false
 	}
 	tools, _ := j.body.Get("tools")
-	return len(tools) > 0 && tools[0] == '[' && len(bytes.TrimSpace(tools[1:len(tools)-1])) > 0
+	return len(tools) > 0 && tools[0] == '[' && len(bytes.TrimSpace(tools[1:len(tools)-1])) > 0 // a list that is not empty
 }
 
-// opened notes that the first data event has come: from now on the client may have a part of the answer.
+// opened notes that the first data event has come. From now on the client may have a part of the answer.
 func (s *stream) opened() {
 	s.firstAt = time.Now()
 	s.from.settleCompute(false)
-	if s.from.slot != nil { // nil: the whole answer came at once, and the slot is free already
+	if s.from.slot != nil { // nil: the whole answer came at once, and its slot is free
 		s.from.heard = true
 		s.from.rank.Traffic.Begin()
 	}
 	j := s.job
-	// A resumed answer had its first event earlier, and for an answer in one piece the time of the first token is not known.
-	if !j.life.Resumed() && !s.from.whole {
+	if !j.life.Resumed() && !s.from.whole { // if whole, the time of the first token is not known
 		j.record.Report(journal.Event{What: journal.First, At: s.firstAt, Sent: s.from.began})
 		if j.srv.Node != nil {
 			j.srv.Node.Served(s.firstAt.Sub(j.record.Arrival))
@@ -94,8 +95,8 @@ func (s *stream) opened() {
 	j.enter(journal.Streaming, "")
 }
 
-// fill waits for the engine's next bytes, and turns the events that they complete into bytes for the client. It returns an error only
-// before the first data event. A later error becomes the last event of the stream.
+// fill waits for the engine's next bytes, and turns the events that these bytes complete into bytes for the client. It returns an error
+// only before the first data event. A later error becomes the last event that the client gets.
 func (s *stream) fill() error {
 	if s.stage == lost {
 		s.goOn()
@@ -113,15 +114,17 @@ func (s *stream) fill() error {
 		err = s.from.answer.Err()
 	}
 	if err == nil || s.stage != flows {
-		return nil //nolint:nilerr // the answer is complete already, so an error after its end does not matter
+		return nil //nolint:nilerr // the end of the stream is not part of the answer
 	}
-	if s.broke(err); s.from.fault == nil || s.from.fault.Why == lifecycle.Unusable || s.from.answer.Mirror.Started() {
+	s.broke(err)
+	fault := s.from.fault // nil: the answer was whole
+	if fault == nil || fault.Why == lifecycle.Unusable || s.from.answer.Mirror.Started() {
 		return nil
 	}
 	return err
 }
 
-// feed takes in bytes from the engine; now is when they came.
+// feed processes bytes of the engine that arrived at the time now.
 func (s *stream) feed(p []byte, now time.Time) {
 	var effects sse.Effects
 	s.now = now
@@ -130,10 +133,10 @@ func (s *stream) feed(p []byte, now time.Time) {
 	s.effect(effects)
 }
 
-// broke ends the call whose body has ended with err, or is not read any further. It decides whether the answer is complete, and if not,
-// which side is at fault.
+// broke ends the source after its body ended with err, or when no more of the body is read. It decides whether the answer is complete. If
+// it is not, broke decides who caused that.
 func (s *stream) broke(err error) {
-	s.from.answer.out = s.from.answer.Mend(s.from.answer.out) // the error or the end must be an event of its own
+	s.from.answer.out = s.from.answer.Mend(s.from.answer.out) // ends a cut event, so that another event can follow
 	whole := errors.Is(err, io.EOF) && s.from.answer.Closed() == sse.Whole
 	switch disbelief := s.from.partner.lost(); {
 	case s.job.passed != nil:
@@ -155,19 +158,19 @@ func (s *stream) broke(err error) {
 	default:
 		s.job.srv.Monitor.Report(s.from.rank.Instance, err)
 		why := (&upstream.Call{Leg: lifecycle.Decode}).Broke(err).Why
-		if why == lifecycle.HungUp { // the proxy has ended the call, but not for a drain; fails checks whether the client has left
+		if why == lifecycle.HungUp { // no drain ended the call, and fails checks whether the client did
 			why = lifecycle.Broke
 		}
 		s.fails(why, failure.Stream("upstream_broken", err), err)
 	}
 }
 
-// cutPassed does the work of broke for a request that is passed through. Before the first event, beginsPassed decides what happens next.
+// cutPassed is broke for a request that is passed through. If no event has come yet, beginsPassed decides what the client gets.
 func cutPassed(s *stream, err error) {
-	err = cmp.Or(s.from.answer.Err(), err) // an error of the events comes first, because reading stopped there
+	err = cmp.Or(s.from.answer.Err(), err) // the reader's own error comes first: after it, the rest of the body was not read
 	begun, over := s.from.answer.Mirror.Started(), errors.Is(err, io.EOF)
 	switch {
-	case over && s.from.answer.Closed() == sse.Whole: // complete even without [DONE], which not all engines send
+	case over && s.from.answer.Closed() == sse.Whole: // Whole: a [DONE] is not required, because some engines send none
 		s.ends()
 		return
 	case over && s.from.answer.Reader.Buffered() > 0:
@@ -185,24 +188,23 @@ func cutPassed(s *stream, err error) {
 	s.fails(lifecycle.Broke, answer, err)
 }
 
-// The reasons why an answer that is passed on is not complete.
+// Why an answer that is passed through is not complete.
 var (
 	errCut    = errors.New("the engine's stream ended in the middle of an event")
 	errNoData = errors.New("the engine's stream ended without an event")
 )
 
-// notAnswered is what a client reads if the engine of its request was taken out of service before the end of the answer.
+// notAnswered is the message to a client whose engine was taken out of service before the end of the answer.
 const notAnswered = "its engine was taken out of service; send the request again"
 
-// event takes in one event that was not read from a stream: an answer in one piece, written as an event, or the end that evenkeel writes in
-// place of the engine.
+// event processes an event that no engine streamed: an answer in one piece in the form of an event, or the end that evenkeel writes itself.
 func (s *stream) event(e sse.Event) {
 	var effects sse.Effects
 	s.from.answer.out, effects = s.from.answer.Event(s.from.answer.out, e)
 	s.effect(effects)
 }
 
-// effect counts the events that were taken in, and handles the end of the answer if the last event was the end.
+// effect counts the events that were processed, and ends the source if the last event ended the answer.
 func (s *stream) effect(effects sse.Effects) {
 	if effects.Events > 0 {
 		s.progress(effects.Tokens, effects.Events)
@@ -219,14 +221,14 @@ func (s *stream) effect(effects sse.Effects) {
 		s.fails(lifecycle.Unusable, failure.Stream("upstream_broken", s.from.answer.Err()), s.from.answer.Err())
 	case sse.Refused:
 		said := s.from.answer.Mirror.Failure()
-		if s.firstAt.IsZero() && engine.SaysPaused(said.Status, said.Message) { // vLLM has begun the stream before its core refuses the request
+		if s.firstAt.IsZero() && engine.SaysPaused(said.Status, said.Message) { // vLLM begins its stream before its core refuses
 			s.job.srv.Monitor.Report(s.from.rank.Instance, engine.ErrPaused)
 			s.fails(lifecycle.Withheld, failure.Withheld(s.from.side(), engine.ErrPaused), engine.ErrPaused)
 			return
 		}
 		s.fails(lifecycle.ByStatus(said.Status), failure.FromStream(said), fmt.Errorf("its event was an error of status %d", said.Status))
 	case sse.GivenBack:
-		if s.firstAt.IsZero() { // the client has no part of the answer, so serve begins it anew
+		if s.firstAt.IsZero() { // the client has nothing yet, so serve begins the answer anew
 			s.job.srv.metrics.recomputes.WithLabelValues(lifecycle.Repeated).Inc()
 		}
 		if s.from.slot != nil { // nil: a prefill engine answers
@@ -239,11 +241,11 @@ func (s *stream) effect(effects sse.Effects) {
 	}
 }
 
-// progress reports new tokens and events to the slot, to the engine's traffic and to the metrics. The dispatcher's next round reads the
-// slot.
+// progress adds tokens that came in a number of events to the slot, to the engine's traffic and to the metrics. The dispatcher's next round
+// reads the slot.
 func (s *stream) progress(tokens, events int) {
 	if s.from.slot != nil { // nil: a prefill engine answers
-		if s.from.whole { // a partner calls Unheard only when the prefill engine has answered, which may be later than this answer
+		if s.from.whole { // a partner also reports this, but perhaps later, when the prefill engine has answered
 			s.from.slot.Unheard(s.from.maxTokens)
 		}
 		s.from.slot.Progress(tokens)
@@ -258,12 +260,12 @@ func (s *stream) progress(tokens, events int) {
 	}
 	for gap := s.now.Sub(s.lastTokenAt).Seconds(); events > 0; events-- {
 		s.job.srv.metrics.itl.Observe(gap)
-		gap = 0 // the further events came together with the first one
+		gap = 0 // the other events came in the same read
 	}
 	s.lastTokenAt = s.now
 }
 
-// Read returns bytes of the answer that have arrived. It waits only if there are none.
+// Read returns bytes for the client that have arrived. It waits only if none have.
 func (s *stream) Read(p []byte) (int, error) {
 	if len(s.unread) == 0 {
 		events, err := s.Next()
@@ -277,17 +279,17 @@ func (s *stream) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// Pending is how many more bytes Read can return without waiting.
+// Pending is how many bytes Read can return without waiting.
 func (s *stream) Pending() int { return len(s.unread) + len(s.from.answer.out) }
 
-// Ended says that no more bytes come after those that Read can return without waiting.
+// Ended says that no engine sends anything more: only the Pending bytes are left.
 func (s *stream) Ended() bool { return s.stage >= ended }
 
 // Torn says that the client has only a part of the last event.
 func (s *stream) Torn() bool { return s.from.answer.Reader.Torn() }
 
-// Next returns all complete events that have arrived, and waits if there are none. They are valid until the next call. At the end of the
-// answer, complete or not, it returns io.EOF.
+// Next returns all complete events that have arrived, and waits if there are none. They are valid until the next call. io.EOF means the end
+// of the answer, even if the answer is not complete.
 func (s *stream) Next() ([]byte, error) {
 	for len(s.from.answer.out) == 0 || s.more() {
 		if s.stage >= ended {
@@ -302,9 +304,9 @@ func (s *stream) Next() ([]byte, error) {
 	return events, nil
 }
 
-// more says whether further bytes have arrived that the client should get in the same write.
+// more says whether further bytes have arrived that should go to the client in the same write.
 func (s *stream) more() bool {
 	return s.stage == flows && len(s.from.answer.out) < mostAtOnce && s.from.resp.Arrived()
 }
 
-const mostAtOnce = 64 << 10 // bytes of one write, roughly
+const mostAtOnce = 64 << 10 // bytes; once this many wait for the client, Next collects no more

@@ -20,12 +20,12 @@ import (
 var errIgnoredResume = errors.New("the engine did not go on with the answer so far; set the chat_resume that check --probe names in its " +
 	"profile, or upgrade the engine")
 
-// goOn continues an answer that its engine has lost. The request is served again, with a prompt that also has the part of the answer that
-// the client has. Both parts are joined to one answer.
+// goOn continues an answer that its engine has lost. The request is served again: the part of the answer that the client has is appended
+// to the prompt, and the client gets the new part as if one engine had sent the whole answer.
 func (s *stream) goOn() {
 	j, fault, moved := s.job, s.from.fault, s.from.run.Moved()
 	if !j.client.Left() {
-		// if the KV was wrong, the text so far is wrong too, and must not be continued
+		// text that was computed from broken KV must not be continued
 		if wrong := s.from.partner.believe(s.from.answer.Mirror.Prompt(), j.client.Gone()); wrong != nil {
 			s.from.fault, fault = wrong, nil
 		}
@@ -37,11 +37,11 @@ func (s *stream) goOn() {
 	lost := "lost in the middle: " + fault.Answer.Code
 	j.record.Report(journal.Event{What: journal.Failed, Cause: lost, On: s.from.failedOn(), Answer: fault.Answer})
 	tier := s.plan()
-	var cause *openai.Error
+	var cause *openai.Error // why the next attempt failed
 	switch tier {
 	case lifecycle.Broken:
 		s.step(lifecycle.Event{What: lifecycle.GivenUp})
-	case lifecycle.Concluding:
+	case lifecycle.Concluding: // plan has written the end
 	default:
 		j.record.Report(journal.Event{What: journal.Retried})
 		var next *stream
@@ -51,6 +51,13 @@ func (s *stream) goOn() {
 			tier = lifecycle.Broken
 		}
 	}
+	reportLoss(s, fault, moved, tier, cause)
+}
+
+// reportLoss counts and logs a lost answer, and ends the stream if the answer does not go on. cause is why the next attempt failed; nil:
+// it did not fail, or there was none.
+func reportLoss(s *stream, fault *failure.Fault, moved bool, tier lifecycle.Tier, cause *openai.Error) {
+	j := s.job
 	counter := j.srv.metrics.losses
 	switch {
 	case fault.Why == lifecycle.GivenBack:
@@ -72,14 +79,14 @@ func (s *stream) goOn() {
 	}
 }
 
-// plan decides how the lost answer goes on, and prepares the job for its next attempt. With lifecycle.Concluding no token is left to
-// compute, and plan has put the end of the answer into the stream. With lifecycle.Broken the answer cannot go on.
+// plan decides how the lost answer goes on, and prepares the job for its next attempt. It returns lifecycle.Concluding if no token is left
+// to compute: then it has written the end of the answer into the stream. It returns lifecycle.Broken if the answer cannot go on.
 func (s *stream) plan() lifecycle.Tier {
 	j, resume := s.job, &s.job.resume
 	if s.earlierTrail == nil {
 		s.earlierTrail = &sse.Trail{}
 	}
-	if s.earlierTrail.Head.ID == nil { // of the first source that is part of the answer
+	if s.earlierTrail.Head.ID == nil { // all parts of the answer have the head of the first part
 		s.earlierTrail.Head, s.earlierTrail.Prompt = s.from.answer.Trail.Head, s.from.answer.Trail.Prompt
 	}
 	s.earlierTrail.Join(&s.from.answer.Trail)
@@ -92,7 +99,7 @@ func (s *stream) plan() lifecycle.Tier {
 	if resume.keeping == lifecycle.KeepAll {
 		loss.Plain, loss.Tools = !openai.Unresumable(&j.body, j.req.Endpoint), openai.HasTools(&j.body)
 		if resume.how == mooncake.ResumeText {
-			if loss.Text = j.parts().Text(); openai.Echoes(&j.body) { // the answer begins with the prompt's text
+			if loss.Text = j.parts().Text(); openai.Echoes(&j.body) { // with echo, the answer itself begins with the prompt's text
 				loss.Text = []byte(`""`)
 			}
 		}
@@ -101,13 +108,14 @@ func (s *stream) plan() lifecycle.Tier {
 		loss.Seen = j.seesTokens()
 	}
 	p := loss.Plan()
-	switch {
-	case p.Tier == lifecycle.Broken:
+	if p.Tier == lifecycle.Broken {
 		return p.Tier
-	case p.Tier == lifecycle.Concluding && loss.Finished:
+	}
+	if p.Tier == lifecycle.Concluding && loss.Finished { // the engine has sent a finish_reason
 		s.writeEnding(p.Said.Head, "")
 		return p.Tier
-	case p.Unseen:
+	}
+	if p.Unseen {
 		s.from.answer.Assembler = newAssembler(j)
 	}
 	s.earlierTrail, j.ask.Seam = p.Said, p.Seam
@@ -123,7 +131,7 @@ func (s *stream) plan() lifecycle.Tier {
 	return p.Tier
 }
 
-// maxWholeAnswer is how many tokens the whole answer may have, together with what the client has of it already.
+// maxWholeAnswer returns how many tokens the answer may have, with the part that the client has already.
 func (j *job) maxWholeAnswer() int {
 	most := prompt.Longest(j.model.MaxLen)
 	if j.model.MaxLen > 0 {
@@ -135,14 +143,14 @@ func (j *job) maxWholeAnswer() int {
 	return most
 }
 
-// adopt replaces the lost source of this stream by the source of next, the stream of the attempt that continues the answer. The first
-// events of next have come already.
+// adopt lets this stream go on with the source of next. next is the stream of the attempt that continues the answer, and has read its first
+// events already.
 func (s *stream) adopt(next *stream) {
 	assembler := s.from.answer.Assembler
 	s.detach()
 	s.from = next.from
 	s.from.answer.Assembler = assembler
-	s.stage, s.broken, next.stage = next.stage, next.broken, settled // s now holds the slot and the call of next, and gives them back
+	s.stage, s.broken, next.stage = next.stage, next.broken, settled // now s must give back what next held
 	s.earlierTokens = s.job.resume.answerTokens
 	if !next.lastTokenAt.IsZero() {
 		s.lastTokenAt = next.lastTokenAt
@@ -152,7 +160,7 @@ func (s *stream) adopt(next *stream) {
 	}
 	for e := range sse.Events(s.from.answer.out) {
 		if err := s.from.answer.Assembler.Add(e.Raw); err != nil {
-			if s.stage == ended { // the rest of the answer came at once, and fails does nothing after the end
+			if s.stage == ended { // the rest of the answer came at once, so fails does not set the error
 				s.broken = cmp.Or(s.broken, failure.Stream("upstream_broken", err))
 			}
 			s.fails(lifecycle.Unusable, failure.Stream("upstream_broken", err), err)
@@ -162,7 +170,7 @@ func (s *stream) adopt(next *stream) {
 	s.from.answer.out = s.from.answer.out[:0]
 }
 
-// resetForEnd prepares the mirror for an end that evenkeel writes itself. tokens is how many tokens the answer has already.
+// resetForEnd prepares the mirror for an end that evenkeel writes itself. tokens is how many tokens the answer has.
 func (s *stream) resetForEnd(tokens int) {
 	ask := s.job.ask
 	ask.Cached = s.job.cachedTokens
@@ -171,8 +179,8 @@ func (s *stream) resetForEnd(tokens int) {
 	s.from.answer.Trail.Reset(false)
 }
 
-// writeEnding ends an answer in place of the engine: it writes the finish_reason in finish (empty: the engine has sent one), and then the
-// usage. The count of tokens may be an estimate, so the usage is limited to the number of tokens that the answer may have.
+// writeEnding ends an answer that its engine did not end. It writes the finish_reason in finish (empty: the engine has sent one) and then
+// the usage. The token counts may be estimates, so the usage is cut to what the answer may have.
 func (s *stream) writeEnding(head sse.Head, finish string) {
 	j := s.job
 	mirror := &s.from.answer.Mirror
@@ -181,12 +189,12 @@ func (s *stream) writeEnding(head sse.Head, finish string) {
 	if s.from.rank.Context > 0 {
 		usage.Completion = min(usage.Completion, max(0, s.from.rank.Context-usage.Prompt))
 	}
-	if s.from.local || s.from.rank.Profile.Connector == mooncake.SGLang { // only the decode engine knows how many tokens were cached
+	if s.from.local || s.from.rank.Profile.Connector == mooncake.SGLang { // only the decode engine knew it
 		usage.Cached = -1
 	}
 	usage.Total = usage.Prompt + usage.Completion
-	_, told := s.from.answer.Mirror.Usage()
-	s.from.noUsage = !told
+	_, reported := s.from.answer.Mirror.Usage()
+	s.from.noUsage = !reported
 	for e := range sse.Events(ending(j.req.Endpoint, head, finish, usage)) {
 		if s.stage < ended {
 			s.event(e)
@@ -194,23 +202,27 @@ func (s *stream) writeEnding(head sse.Head, finish string) {
 	}
 }
 
-// verify checks that the engine of a resumed request has counted as many prompt tokens as the client's prompt and the answer so far have
-// together. A lower count shows that the engine ignored the answer so far and begins it again. want is the right count; 0: any count above
-// that of the client's prompt. counted is the engine's count; 0: unknown.
+// verify checks the prompt length that the engine of a resumed request has counted. An engine that ignored the answer so far counts too
+// few tokens, and would begin the answer again. want is the right count; 0: it is not known, and only has to exceed the length of the
+// client's prompt. counted is 0 if the engine reported no count.
 func (j *job) verify(want, counted int) *openai.Error {
-	resume := &j.resume
-	switch {
-	case !j.life.Resumed() || counted == 0:
+	if !j.life.Resumed() || counted == 0 {
 		return nil
-	case want > 0 && counted != want, want == 0 && resume.answerTokens > 0 && counted <= resume.promptTokens:
-		j.srv.Log.Warn("an engine ignored the answer so far and began it anew, so the answer ends here with an error", zap.Inline(j),
-			zap.Int("prompt_tokens", counted), zap.Int("want", max(want, resume.promptTokens+1)), zap.Error(errIgnoredResume))
-		return openai.NewError(http.StatusBadGateway, "recompute_unresumable", errIgnoredResume.Error())
 	}
-	return nil
+	resume := &j.resume
+	ignored := counted != want
+	if want == 0 {
+		ignored = resume.answerTokens > 0 && counted <= resume.promptTokens
+	}
+	if !ignored {
+		return nil
+	}
+	j.srv.Log.Warn("an engine ignored the answer so far and began it anew, so the answer ends here with an error", zap.Inline(j),
+		zap.Int("prompt_tokens", counted), zap.Int("want", max(want, resume.promptTokens+1)), zap.Error(errIgnoredResume))
+	return openai.NewError(http.StatusBadGateway, "recompute_unresumable", errIgnoredResume.Error())
 }
 
-// keep decides which parts of a request stay in memory, in case this rank loses its answer, and counts their bytes in Server.resumeBytes.
+// keep decides which parts of a request stay in memory in case this rank loses its answer. It charges their size to Server.resumeBytes.
 func (j *job) keep(rank *fleet.Rank) {
 	if j.life.Resumed() {
 		return
@@ -225,31 +237,34 @@ func (j *job) keep(rank *fleet.Rank) {
 		size := int64(len(j.body.Raw()) + len(resume.promptIDs))
 		if j.srv.resumeBytes.Add(size) > int64(j.srv.Settings().Limits.ResumeBytes) {
 			j.srv.resumeBytes.Add(-size)
-			break
+			break // too little memory: KeepStart stays
 		}
 		resume.keeping, resume.chargedBytes = lifecycle.KeepAll, size
 	}
 }
 
-// forget undoes the charge of keep.
+// forget subtracts the bytes that keep charged to Server.resumeBytes.
 func (j *job) forget() {
 	j.srv.resumeBytes.Add(-j.resume.chargedBytes)
 	j.resume.chargedBytes = 0
 }
 
-// shed drops the parts of the request that are not needed any more, so that a long prompt does not stay in memory during a long answer.
+// shed drops the body of the request, and what was kept for a resume, once the answer needs them no more. So a long prompt does not stay in
+// memory during a long answer.
 func (s *stream) shed() {
-	j := s.job
-	if s.firstAt.IsZero() || j.resume.keeping == lifecycle.KeepAll || j.resume.keeping == lifecycle.KeepStart &&
-		s.from.answer.Mirror.Tokens() == 0 {
+	j, keeping := s.job, s.job.resume.keeping
+	if s.firstAt.IsZero() || keeping == lifecycle.KeepAll {
+		return
+	}
+	if keeping == lifecycle.KeepStart && s.from.answer.Mirror.Tokens() == 0 { // the answer could still begin anew
 		return
 	}
 	s.from.answer.Mirror.Untrack()
 	j.body, j.changes, j.resume.promptIDs, j.resume.keeping = mooncake.Body{}, nil, nil, lifecycle.KeepNothing
 }
 
-// howToResume returns how a lost answer of this request could be continued: a value of chat_resume, or ResumePrompt or ResumeText for a
-// prompt that is not a chat; empty: it could not be.
+// howToResume returns how a lost answer of this request can be continued: a value of chat_resume, mooncake.ResumePrompt or
+// mooncake.ResumeText. Empty means that it cannot.
 func (j *job) howToResume(profile *mooncake.Profile) string {
 	how := profile.ChatResume
 	byText := mooncake.ChatResumeContinue
@@ -268,7 +283,7 @@ func (j *job) howToResume(profile *mooncake.Profile) string {
 	case how == mooncake.ChatResumeNone, !j.req.Endpoint.GoesOn():
 		return ""
 	case mooncake.ByText(how):
-	case j.resume.promptIDs == nil, openai.Echoes(&j.body): // with an echo, the decode engine is not asked for token ids
+	case j.resume.promptIDs == nil, openai.Echoes(&j.body): // with echo, the decode engine is not asked for token ids
 		how = byText
 	}
 	if how == mooncake.ResumeText && j.parts().Text() == nil {
@@ -277,7 +292,7 @@ func (j *job) howToResume(profile *mooncake.Profile) string {
 	return how
 }
 
-// recomputeMax is how many times the profile allows a lost answer to be continued; 0: never.
+// recomputeMax returns how often the profile allows one answer to go on after a loss; 0: never.
 func recomputeMax(profile *mooncake.Profile) int {
 	if profile.RecomputeMax == nil {
 		return 0
@@ -285,14 +300,14 @@ func recomputeMax(profile *mooncake.Profile) int {
 	return *profile.RecomputeMax
 }
 
-// wantsIDs tells whether the prompt's token ids may be needed later.
+// wantsIDs says whether a lost answer could only continue exactly with the token ids of its prompt.
 func wantsIDs(req *openai.Request, profile *mooncake.Profile) bool {
 	return req.Endpoint == mooncake.Completions || profile.ChatResume == mooncake.ChatResumeVLLM ||
 		profile.ChatResume == mooncake.ChatResumeAscend
 }
 
-// seesTokens says whether the client gets more of each token than its text, such as its id. If so, tokens that the client has must not be
-// computed again, because they could differ.
+// seesTokens says whether the client gets more of each token than its text, for example its id. Then no token that the client has may be
+// computed a second time: the new tokens could differ although their text is the same.
 func (j *job) seesTokens() bool {
 	return j.ask.TokenIDs || j.req.Endpoint == mooncake.Generate || j.ask.ContinuousUsage || openai.HasLogprobs(&j.body)
 }

@@ -22,17 +22,17 @@ import (
 	"evenkeel/prefill"
 )
 
-// serve runs a request up to the first event of its answer. It reports events to the request's lifecycle, and carries out the effects that
-// the lifecycle returns.
+// serve runs a request up to the first event of its answer. The caller relays the rest of the answer,
+// and closes the stream to give back what the request holds. If serve returns neither a stream nor
+// an error, another dispatcher answers the request, through ctx.
 //
-// The caller relays the rest of the answer, and closes the stream, which settles the request. If serve returns neither a stream nor an
-// error, another dispatcher answers the request through ctx. Before the first event nothing has reached the client, so a failed attempt may
-// start over. If an answer is lost later, goOn calls serve again with a longer prompt. In this case, and for a leg of a fan-out, ctx is
-// nil, and the request is not sent to another dispatcher.
+// Before the first event nothing has reached the client, so a failed attempt may be repeated.
+// If an answer is lost later, goOn calls serve again, with a prompt that also has
+// the answer so far. For this call, and for a leg of a fan-out, ctx is nil: neither is sent to another dispatcher.
 func (j *job) serve(ctx *fasthttp.RequestCtx) (*stream, *openai.Error) {
 	j.life.Bound, j.life.OnlyLocal = ctx == nil, j.incoming.Whole
 	j.abort.lostRank()
-	j.mu.Lock() // if serve continues a lost answer, prefill legs of earlier attempts may still use the tape
+	j.mu.Lock() // after a lost answer, prefill legs of earlier attempts may still run
 	j.tape.Begin(&j.life)
 	j.mu.Unlock()
 	j.avoid.prefill = nil
@@ -48,36 +48,36 @@ func (j *job) serve(ctx *fasthttp.RequestCtx) (*stream, *openai.Error) {
 	return s, fail
 }
 
-// A runner holds a request's lease, hand-off, slot and stream. The lifecycle itself only knows whether the request holds them.
+// A runner holds the lease, hand-off, slot and stream of a request. The request's lifecycle only knows which of them are held.
 type runner struct {
 	job *job
 	ctx *fasthttp.RequestCtx
 
-	forward      *geo.Forward  // the way to another dispatcher that should have the request
-	nextQuestion *geo.Question // the question that goes with the request's next turn
+	forward      *geo.Forward  // to another dispatcher, which should serve the request
+	nextQuestion *geo.Question // asked when the request is next in the arrival queue
 	lease        *prefill.Lease
-	handoff      *handoff.Handoff // the probe's hand-off, until a decode engine has taken it; nil: there is none
+	handoff      *handoff.Handoff // what the probe has returned, until a decode engine gets it; nil: no hand-off
 	slot         *dispatcher.Slot
 	stream       *stream
-	fault        *failure.Fault // how the last call to an engine failed; nil: none did
-	lastError    *openai.Error  // the client's error if no further attempt is made
+	fault        *failure.Fault // how the last call to an engine failed; nil: none failed
+	lastError    *openai.Error  // what the client gets if no other attempt follows
 
-	answerBegun bool // the client may have a part of the answer: the runner carries out the effects of its end
+	answerBegun bool // this runner only carries out the effects that follow the end of an answer
 }
 
-// run reports event to the request's lifecycle, carries out the effects that the lifecycle returns, and goes on with the event that the
-// last of them brings, until the lifecycle says that there is an answer or an error. It returns the stream of the answer, or the error;
-// both are nil if another dispatcher answers.
+// run reports event to the request's lifecycle and carries out the effects that the lifecycle returns. The last effect brings the next
+// event. This goes on until the lifecycle says that there is an answer or an error. run returns the stream of the answer, or the error.
+// Both are nil if another dispatcher answers.
 func (r *runner) run(event lifecycle.Event) (*stream, *openai.Error) {
 	j := r.job
 	var buffer [8]lifecycle.Effect
 	effects := buffer[:0]
-	defer onPanic(func() { // carry out the effects that give something back, and give back what the request still holds
+	defer onPanic(func() { // give back all that the remaining effects would have given back, and all that is still held
 		j.client.OnGone(nil)
-		if r.stream != nil { // the stream holds the slot
+		if r.stream != nil { // the stream has the slot
 			defer r.stream.settle(board.Failed)
 		}
-		if !j.life.Resumed() { // the lifecycle may not know yet that bytes are kept
+		if !j.life.Resumed() { // keep may have charged bytes that the lifecycle does not know of yet
 			j.forget()
 		}
 		hasPartner := r.stream != nil && r.stream.from.partner != nil
@@ -105,20 +105,20 @@ func (r *runner) run(event lifecycle.Event) (*stream, *openai.Error) {
 			case lifecycle.Fail:
 				return nil, r.error(effect.Error)
 			}
-			// an effect after Forward may have set a callback for a client that leaves, which ends a wait that is over now
-			if event = r.do(effect); effect.Do > lifecycle.Forward {
+			event = r.do(effect)
+			if effect.Do > lifecycle.Forward { // the effect's call or wait is over, so a client that leaves now need not end it
 				j.client.OnGone(nil)
 			}
 		}
 	}
 }
 
-// do carries out one effect. Most effects are done at once, and do returns no event. If an effect takes time, do waits for its end, and
-// returns the event that says how it ended.
+// do carries out one effect. For most effects it does not wait, and returns the zero event. If it must wait for the end of an effect, it
+// returns the event that says how the effect ended.
 func (r *runner) do(effect lifecycle.Effect) lifecycle.Event {
 	j := r.job
 	switch effect.Do {
-	case lifecycle.Question: // asks where the request should go
+	case lifecycle.Question: // asks which dispatcher should serve the request
 		if j.question == nil {
 			j.question = j.elsewhere(false)
 		}
@@ -148,22 +148,7 @@ func (r *runner) do(effect lifecycle.Effect) lifecycle.Event {
 		event.What, r.lastError = j.send(r.ctx, r.forward)
 		return event
 	case lifecycle.SendProbe:
-		if j.client.Left() { // before anything is sent
-			return r.fell(failure.Of(lifecycle.Ended{Why: lifecycle.Left}, failure.Gone, nil))
-		}
-		j.enter(journal.Prefill, "")
-		var fault *failure.Fault
-		if j.req.PrefillOnly {
-			if r.stream, fault = j.prefillOnly(r.lease, effect.Until); fault != nil {
-				return r.fell(fault)
-			}
-			return lifecycle.Event{What: lifecycle.First}
-		}
-		if r.handoff, fault = j.probe(r.lease, effect.Until); fault != nil {
-			fault.Kept = true // the prefill engine may hold KV until a decode engine pulls it
-			return r.fell(fault)
-		}
-		return lifecycle.Event{What: lifecycle.HandedOver, Named: r.handoff.ProbeID != ""}
+		return r.sendProbe(effect.Until)
 	case lifecycle.Enqueue:
 		return r.enqueue(effect)
 	case lifecycle.SendDecode:
@@ -183,26 +168,26 @@ func (r *runner) do(effect lifecycle.Effect) lifecycle.Event {
 		return r.offer(effect.Group)
 	case lifecycle.Remember, lifecycle.Recall, lifecycle.Complain, lifecycle.Choose, lifecycle.SendOver, lifecycle.SendAnew:
 		return r.doPassed(effect)
-	case lifecycle.Confirm: // the decode engine has ended its answer, but the prefill engine may still report broken KV
+	case lifecycle.Confirm: // the decode engine has ended the answer; was the KV complete?
 		s := r.stream
 		if fault := s.from.partner.believe(s.from.answer.Mirror.Prompt(), j.client.Gone()); fault != nil {
 			s.from.fault = fault
 			return lifecycle.Event{What: lifecycle.Fell}
 		}
 		return lifecycle.Event{What: lifecycle.Believed}
-	case lifecycle.GoOn: // fill continues the answer, once the client has all events that have come
+	case lifecycle.GoOn: // the next fill continues the answer, after the client has got all earlier events
 		r.stream.stage = lost
 	case lifecycle.EndWhole:
 		r.stream.finish(nil)
 	case lifecycle.BreakOff:
 		r.stream.finish(r.stream.from.fault.Answer)
-	case lifecycle.AnswerIt, lifecycle.Fail: // run carries these out
+	case lifecycle.AnswerIt, lifecycle.Fail: // run does these
 	}
 	return lifecycle.Event{}
 }
 
-// queue waits for the request's turn in the arrival queue. It returns Turn if the request has a lease on a prefill engine, Directed if
-// another dispatcher should serve it, and NoTurn if it failed to get a turn.
+// queue waits in the arrival queue. The event says that the request has a lease on a prefill engine (Turn), that another dispatcher should
+// serve the request (Directed), or that the request got no lease (NoTurn).
 func (r *runner) queue() lifecycle.Event {
 	j := r.job
 	lease, away, err := j.choose()
@@ -218,16 +203,37 @@ func (r *runner) queue() lifecycle.Event {
 	r.lease = lease
 	script := j.srv.script(lease.Candidate)
 	if j.req.PrefillOnly && script == lifecycle.Early {
-		script = lifecycle.Late // no decode rank has a part in it
+		script = lifecycle.Late // no decode rank is needed
 	}
 	return lifecycle.Event{What: lifecycle.Turn, Script: script, Dialect: lifecycle.Dialects[lease.Candidate.Profile.Connector]}
 }
 
-// enqueue waits until the dispatcher binds the request to a decode rank, and prepares the stream for the rank's slot. The script says
-// whether the prompt is prefilled before that (Late), after it by a prefill engine (Early), or by the rank itself (Mixed).
+// sendProbe asks the prefill engine of the lease for a hand-off, or for the whole answer to a request that needs no decode.
+func (r *runner) sendProbe(until lifecycle.Limit) lifecycle.Event {
+	j := r.job
+	if j.client.Left() { // then no engine is sent anything
+		return r.fell(failure.Of(lifecycle.Ended{Why: lifecycle.Left}, failure.Gone, nil))
+	}
+	j.enter(journal.Prefill, "")
+	var fault *failure.Fault
+	if j.req.PrefillOnly {
+		if r.stream, fault = j.prefillOnly(r.lease, until); fault != nil {
+			return r.fell(fault)
+		}
+		return lifecycle.Event{What: lifecycle.First}
+	}
+	if r.handoff, fault = j.probe(r.lease, until); fault != nil {
+		fault.Kept = true // the prefill engine may hold the KV until its hold timeout
+		return r.fell(fault)
+	}
+	return lifecycle.Event{What: lifecycle.HandedOver, Named: r.handoff.ProbeID != ""}
+}
+
+// enqueue waits until the dispatcher binds the request to a decode rank, and prepares the stream for the slot on that rank. The script says
+// when the prompt is prefilled: before the binding (Late), after it by a prefill engine (Early), or by the rank itself (Mixed).
 func (r *runner) enqueue(effect lifecycle.Effect) lifecycle.Event {
 	j := r.job
-	if effect.Place { // the hand-off had left the pool for a rank that failed, and waits for another rank
+	if effect.Place { // a hand-off waits a second time, for another rank: its first place in the pool was given back
 		j.srv.Places.Reserve()
 	}
 	var fault *failure.Fault
@@ -254,10 +260,9 @@ func (r *runner) enqueue(effect lifecycle.Effect) lifecycle.Event {
 	}
 }
 
-// begin prepares the stream of the answer for the slot that the attempt has got. From then on the stream has the slot, and gives it
-// back.
+// begin prepares the stream of the answer for the slot that the attempt has got. From now on the stream owns the slot, and gives it back.
 func (r *runner) begin() {
-	// a panic here comes before the request's life knows of the slot
+	// if newStream panics, the lifecycle does not know of the slot yet, so the slot is given back here
 	defer onPanic(func() { r.job.srv.Dispatcher.Release(r.slot, board.Outcome{Kind: board.Cancelled}) })
 	r.stream = r.job.newStream(r.slot)
 }
@@ -265,14 +270,14 @@ func (r *runner) begin() {
 // mixed says whether the attempt goes to a rank that prefills and decodes.
 func (r *runner) mixed() bool { return r.lease != nil && r.lease.Candidate.Mixed }
 
-// began returns the event that reports whether the answer has begun: First if fault is nil, else the event of fell. quit says that the call
-// has ended because the client left, and that no engine uses the slot any more.
+// began returns the event that reports whether an answer has begun: First if fault is nil, else the event of the fault. quit says that the
+// call ended because the client left, and that no engine uses the slot any more.
 func (r *runner) began(fault *failure.Fault, quit bool) lifecycle.Event {
 	if fault != nil {
 		fault.Moved = r.stream.from.run.Moved()
 		event := r.fell(fault)
 		event.Quit = quit
-		if r.stream.from.slot == nil { // the whole answer had come, so that the slot is free already
+		if r.stream.from.slot == nil { // the whole answer had come, so its slot is free already
 			r.stream.settle(board.Failed)
 		}
 		return event
@@ -280,26 +285,26 @@ func (r *runner) began(fault *failure.Fault, quit bool) lifecycle.Event {
 	return lifecycle.Event{What: lifecycle.First, Copied: r.job.resume.chargedBytes > 0}
 }
 
-// fell notes that a call of the attempt to an engine has failed, and returns the event that reports this to the request's lifecycle. It
-// also writes the fault and the name of the engine into the record.
+// fell writes the fault of a failed call, and the name of its engine, into the record. It returns the event that reports the fault to the
+// request's lifecycle.
 func (r *runner) fell(fault *failure.Fault) lifecycle.Event {
 	r.fault, r.lastError = fault, fault.Answer
 	r.job.abort.lostRank()
 	if fault.Why == lifecycle.Unlisted {
 		r.job.unlistedAnswer = fault.Answer
 	}
-	on := ""
+	failedOn := ""
 	switch {
 	case r.stream != nil:
 		r.stream.from.fault = fault
-		on = r.stream.from.failedOn()
+		failedOn = r.stream.from.failedOn()
 	case r.lease != nil && fault.OfEngine():
-		on = r.lease.Candidate.ID
+		failedOn = r.lease.Candidate.ID
 	}
-	if fault.Why == lifecycle.Stale && r.lease != nil { // a stale connection says nothing against the prefill engine of this attempt
+	if fault.Why == lifecycle.Stale && r.lease != nil { // the connection was stale, so the next attempt may use the same prefill engine
 		r.job.avoid.prefill = r.job.avoid.prefill[:len(r.job.avoid.prefill)-1]
 	}
-	r.job.record.Report(journal.Event{What: journal.Failed, Cause: fault.Cause(), On: on, Status: fault.Status, Answer: fault.Answer})
+	r.job.record.Report(journal.Event{What: journal.Failed, Cause: fault.Cause(), On: failedOn, Status: fault.Status, Answer: fault.Answer})
 	event := r.job.fell(fault)
 	if r.stream != nil {
 		event.Engine = r.stream.from.rank.Instance
@@ -310,8 +315,7 @@ func (r *runner) fell(fault *failure.Fault) lifecycle.Event {
 	return event
 }
 
-// prefiller is the prefill engine that the attempt asked last. It differs from that of the lease if the prefill leg was moved to another
-// engine.
+// prefiller returns the prefill engine that the attempt asked last. It differs from the engine of r.lease if the partner tried another one.
 func (r *runner) prefiller() prefill.Candidate {
 	if r.stream != nil && r.stream.from.partner != nil {
 		return r.stream.from.partner.prefiller()
@@ -319,8 +323,8 @@ func (r *runner) prefiller() prefill.Candidate {
 	return r.lease.Candidate
 }
 
-// judge notes that an engine failed or did well. If a prefill engine answers 500 and another engine then fails with the same request, the
-// first engine is forgiven, because the request is the likely cause.
+// judge notes that an engine failed or served the request. If another engine fails at the same request later, the request is the likely
+// cause. Then an earlier status 500 does not count against its prefill engine.
 func (r *runner) judge(effect lifecycle.Effect) {
 	if effect.Do == lifecycle.Condemn && effect.Leg == lifecycle.Prefill {
 		tier, id := r.job.srv.Tier, r.prefiller().ID
@@ -334,51 +338,56 @@ func (r *runner) judge(effect lifecycle.Effect) {
 	r.stream.judge(effect)
 }
 
-// offer asks whether a request that cannot be served here should go elsewhere: to the owner of its decode group if group is true, else
-// to a region where attempts have not failed yet. If so, the question goes with the request's next turn.
+// offer asks whether another dispatcher should get a request that cannot be served here: the owner of its decode group if group is true,
+// else a region where no attempt has failed yet. If so, it prepares the question for the request's next wait in the arrival queue.
 func (r *runner) offer(group bool) lifecycle.Event {
 	j, node := r.job, r.job.srv.Node
 	no := lifecycle.Event{What: lifecycle.NotOffered}
-	if node == nil || !j.req.Endpoint.Common() || j.client.Left() || group && j.incoming.aimed() || !group && !node.Offered(j.model.Name) {
+	if node == nil || !j.req.Endpoint.Common() || j.client.Left() {
+		return no
+	}
+	if group && j.incoming.aimed() || !group && !node.Offered(j.model.Name) {
 		return no
 	}
 	question := j.elsewhere(false)
 	if !group && !question.Offered() {
 		return no
 	}
-	if r.nextQuestion = question; r.fault == nil {
+	r.nextQuestion = question
+	if r.fault == nil {
 		j.record.EndAttempt(r.lastError)
 	}
 	return lifecycle.Event{What: lifecycle.Offered}
 }
 
-// answer returns the stream whose first event has come. It is nil if another dispatcher has answered.
+// answer returns the stream of an answer whose first event has come. It returns nil if another dispatcher has answered.
 func (r *runner) answer() *stream {
 	s := r.stream
 	if s == nil {
 		return nil
 	}
-	switch s.shed(); {
-	case s.stage == ended: // the whole answer came with the first event
+	s.shed()
+	switch {
+	case s.stage == ended: // the whole answer came at once
 		event := lifecycle.Event{What: lifecycle.Ends}
 		if s.from.fault != nil {
 			event = r.job.fell(s.from.fault)
 		}
 		s.step(event)
-	case s.from.call != nil: // after the first event, closing the connection makes the engine abort the request
+	case s.from.call != nil: // from now on, if the client leaves, the connection is closed, and the engine aborts the request
 		r.job.client.OnGone(func() { s.from.call.Leave(upstream.Notice) })
 	}
 	return s
 }
 
-// error returns the error that the client gets in the end.
+// error returns the error that the client gets.
 func (r *runner) error(which lifecycle.Error) *openai.Error {
 	switch which {
 	case lifecycle.OfClient:
 		return failure.Gone
 	case lifecycle.OfRanks:
 		if r.job.passed != nil {
-			return cmp.Or(r.job.passed.noEngine, failure.NoRoute) // none is nil if the request has asked as many engines as it may
+			return cmp.Or(r.job.passed.noEngine, failure.NoRoute) // noEngine is nil if the most attempts were made
 		}
 		return failure.NoLocal(r.job.client.Left(), r.lastError)
 	case lifecycle.OfOwner:
@@ -388,7 +397,7 @@ func (r *runner) error(which lifecycle.Error) *openai.Error {
 	return r.lastError
 }
 
-// settle gives back a thing that the request holds, or passes it on, in the way that how names.
+// settle gives back something that the request holds, or passes it on. how says what happens to it.
 func (r *runner) settle(thing lifecycle.Thing, how lifecycle.How) {
 	j := r.job
 	switch thing {
@@ -398,7 +407,7 @@ func (r *runner) settle(thing lifecycle.Thing, how lifecycle.How) {
 		}
 	case lifecycle.Lease:
 		switch {
-		case how == lifecycle.Pass: // the hand-off or the partner has the lease now, and settles it
+		case how == lifecycle.Pass: // the lease is given back later, with the hand-off or by the partner
 		case how == lifecycle.Discard:
 			j.discard(r.handoff)
 		default:
@@ -418,35 +427,14 @@ func (r *runner) settle(thing lifecycle.Thing, how lifecycle.How) {
 		}
 		r.handoff = nil
 	case lifecycle.Doubted:
-		if len(j.doubts) == 0 { // a panic came before the hand-off was put into doubts
-			break
-		}
-		doubted := j.doubts[0]
-		j.doubts = j.doubts[1:]
-		if how == lifecycle.Discard {
-			doubted.Avoid = j.avoid.ranks()
-			j.discard(doubted)
-		} else {
-			handoff.Settle(doubted.Lease, how, nil)
-		}
+		r.settleDoubted(how)
 	case lifecycle.Slot:
-		s := r.stream
-		if s == nil { // a panic came before there was a stream
-			j.srv.Dispatcher.Release(r.slot, board.Outcome{Kind: kinds[how]})
-			return
-		}
-		if s.from.local && how == lifecycle.Failing && r.fault != nil && !r.answerBegun && !r.mixed() {
-			j.srv.metrics.localFailures.Inc()
-			j.record.Route = ""
-			j.srv.Log.Warn("a decode rank failed at a prompt that it got without a hand-off", zap.Inline(j),
-				zap.String("engine", s.from.rank.Target.ID), zap.Error(r.fault.Err))
-		}
-		s.release(kinds[how])
+		r.settleSlot(how)
 	case lifecycle.Call:
 		if j.passed != nil {
 			r.countCall(how)
 		}
-		if r.stream != nil { // nil: a panic came before there was a stream
+		if r.stream != nil { // nil: a panic came before the stream was made
 			r.stream.from.hangUp(how)
 		}
 		if how == lifecycle.Cancelled || j.passed != nil {
@@ -456,7 +444,7 @@ func (r *runner) settle(thing lifecycle.Thing, how lifecycle.How) {
 			r.stream.settle(kinds[how])
 		}
 	case lifecycle.Holder:
-		if j.holder != nil { // the tier's audit learns that no lease of this request may be out any more
+		if j.holder != nil { // the job makes no more calls, so the audit counts leases that are still out
 			j.srv.Tier.Ended(j.holder)
 			j.holder = nil
 		}
@@ -465,4 +453,37 @@ func (r *runner) settle(thing lifecycle.Thing, how lifecycle.How) {
 	case lifecycle.Seat, lifecycle.Body, lifecycle.Memory:
 		r.giveUp(thing, how)
 	}
+}
+
+// settleDoubted discards or gives back the oldest hand-off of which it was not known whether an engine has read it.
+func (r *runner) settleDoubted(how lifecycle.How) {
+	j := r.job
+	if len(j.doubts) == 0 { // a panic came before the hand-off was added to doubts
+		return
+	}
+	doubted := j.doubts[0]
+	j.doubts = j.doubts[1:]
+	if how == lifecycle.Discard {
+		doubted.Avoid = j.avoid.ranks()
+		j.discard(doubted)
+		return
+	}
+	handoff.Settle(doubted.Lease, how, nil)
+}
+
+// settleSlot gives the slot back. It also reports a decode rank that failed at a prompt which it had to compute itself.
+func (r *runner) settleSlot(how lifecycle.How) {
+	j, s := r.job, r.stream
+	if s == nil { // a panic came before the stream was made
+		j.srv.Dispatcher.Release(r.slot, board.Outcome{Kind: kinds[how]})
+		return
+	}
+	failedAtPrompt := how == lifecycle.Failing && r.fault != nil && !r.answerBegun
+	if failedAtPrompt && s.from.local && !r.mixed() {
+		j.srv.metrics.localFailures.Inc()
+		j.record.Route = ""
+		j.srv.Log.Warn("a decode rank failed at a prompt that it got without a hand-off", zap.Inline(j),
+			zap.String("engine", s.from.rank.Target.ID), zap.Error(r.fault.Err))
+	}
+	s.release(kinds[how])
 }

@@ -17,22 +17,23 @@ import (
 	"evenkeel/sse"
 )
 
-// A stream is an answer under way: it reads the decode engine's events, reports their tokens to the slot, removes what the client did not
-// ask for, and passes the bytes on. An event loop (see pump) or the connection's own goroutine drives it. Both read from the engine only as
-// fast as the client reads, so a slow client slows its engine down.
+// A stream is an answer under way. It reads the decode engine's events, counts
+// their tokens in the slot, removes what the client did not ask for, and passes
+// the bytes on. The goroutine of the client's connection reads the stream. It reads
+// from the engine only when the client has taken the bytes, so a slow client slows its engine down.
 type stream struct {
 	job  *job
 	from source
 
-	unread        []byte        // events the client has not taken yet
-	now           time.Time     // when the last bytes came
+	unread        []byte        // events that the client has not taken yet
+	now           time.Time     // when the last bytes arrived
 	firstAt       time.Time     // when the first data event came; from then on the client may have bytes
 	firstTokenAt  time.Time     // when the first event with tokens came
 	lastTokenAt   time.Time     // when the last event with tokens came
-	earlierTrail  *sse.Trail    // the parts of the answer from earlier sources; nil: there was no earlier source
-	earlierTokens int           // tokens of the answer from earlier sources
+	earlierTrail  *sse.Trail    // the part of the answer that earlier sources sent; nil: there was no earlier source
+	earlierTokens int           // tokens in that part
 	stage         stage         // how far the answer has come
-	broken        *openai.Error // why the answer ended before it was complete; nil: it did not
+	broken        *openai.Error // why the answer ended too early; nil: it is complete, or has not ended
 }
 
 // stage says how far an answer has come.
@@ -42,76 +43,76 @@ const (
 	flows   stage = iota // the source may send more
 	lost                 // the source failed, and another engine may continue the answer
 	ended                // no engine sends anything more
-	settled              // ended, and its slot, call and buffers were given back
+	settled              // ended, and all that the answer held was given back
 )
 
-// source is the decode call from which an answer comes at present. If the call fails in the middle of the answer, another source may
-// follow.
+// source is the call to an engine from which the answer comes at present. If the call breaks
+// before the answer is complete, another source may continue the answer.
 type source struct {
 	job   *job
 	slot  *dispatcher.Slot // nil once released
 	rank  *fleet.Rank
 	call  *engine.Call
-	run   *fleet.Run // lets a drain end the call, until hangUp; nil: a prefill engine has answered
+	run   *fleet.Run // lists the call as one that a drain may end, until hangUp; nil: a prefill engine has answered
 	resp  *engine.Response
-	began time.Time
+	began time.Time // when the source was made
 
-	partner *partner // the prefill leg that runs beside the decode leg; nil: no prefill leg does
+	partner *partner // the prefill that runs at the same time; nil: none does
 
-	wait        *engine.Wait   // for the first event
+	wait        *engine.Wait   // the wait for the first event
 	lastArrival engine.Arrival // the last arrival of bytes
 
 	maxTokens  int            // tokens that the rest of the answer may have
-	idle       time.Duration  // how long the engine may be silent, as set on the connection
-	coreHalted *atomic.Bool   // watchCore found that the engine's core stands still, and ends the call; nil: watchCore does not run
-	mayCompute int64          // prompt tokens that the engine may compute, as announced by reportCompute; 0: settleCompute was called
-	fault      *failure.Fault // why the source failed before the answer was complete; nil: it did not
+	idle       time.Duration  // how long the engine may be silent: the value that the connection has now
+	coreHalted *atomic.Bool   // true: the engine's core was silent for so long that another engine is tried; nil: not watched
+	mayCompute int64          // what reportCompute has announced: the most prompt tokens that the engine may compute; 0: corrected since
+	fault      *failure.Fault // why the source ended too early; nil: the answer is complete, or has not ended
 	answer     *buffers
 
 	whole    bool // the engine sends its answer in one piece, not as events
 	local    bool // the rank computes the prompt itself
 	stranded bool // the engine may keep the request's KV blocks for ever, because it waits for KV that never comes
-	muffled  bool // the engine may hold a text back until the text is complete
-	beyond   bool // the engine's traffic counts the request as one beyond the rank's slots, until hangUp
-	noUsage  bool // the engine sent no usage, so evenkeel wrote its own count
-	heard    bool // the first event has come, and the engine's traffic counts this stream until hangUp
+	muffled  bool // the engine may send no text before the whole answer is computed
+	beyond   bool // the engine's traffic counts the request as one without a slot, until hangUp
+	noUsage  bool // the engine sent no usage, so evenkeel writes the usage
+	heard    bool // the first event has come, and the engine's traffic counts the answer as running until hangUp
 }
 
-// buffers has the memory that a stream needs while it runs. Later streams use it again.
+// buffers are the memory of a stream. Later streams use it again.
 type buffers struct {
 	sse.Answer
-	out []byte // for the client
+	out []byte // bytes for the client
 }
 
 var buffersPool = sync.Pool{New: func() any { return &buffers{} }}
 
 var readPool = sync.Pool{New: func() any { return new([4 << 10]byte) }}
 
-// tokens is how many tokens the answer has, from all its sources.
+// tokens returns how many tokens the answer has from all its sources.
 func (s *stream) tokens() int {
 	return s.earlierTokens + s.from.answer.Mirror.Tokens()
 }
 
-// putBack returns the buffers to the pool, except those that one huge answer has made large.
+// putBack returns the buffers to the pool. Buffers of more than 64 KiB are dropped, so that huge answers do not fill the pool.
 func (b *buffers) putBack() {
 	b.Assembler = nil
 	if cap(b.Trail.IDs) > 64<<10 || cap(b.Trail.Last) > 64<<10 {
 		b.Trail = sse.Trail{}
 	}
-	if cap(b.out) <= 64<<10 { // the pool must not keep the memory of one huge event
+	if cap(b.out) <= 64<<10 {
 		buffersPool.Put(b)
 	}
 }
 
-// contentType is the content type of the engine's answer.
+// contentType returns the Content-Type of the engine's answer.
 func (s *source) contentType() []byte {
-	if s.resp == nil { // the events were made from an answer that was read completely, see prefillOnly
+	if s.resp == nil { // takeAll has read all events of a prefill engine's answer
 		return []byte("text/event-stream")
 	}
 	return s.resp.ContentType()
 }
 
-// slotless prepares the stream of an answer whose engine has no slot for it: a prefill engine's own answer, or one that is passed
+// slotless prepares the stream of an answer that takes no slot of a rank: the answer of a prefill engine, or to a request that is passed
 // through.
 func slotless(j *job, rank *fleet.Rank, ask sse.Ask) *stream {
 	rank.Worker = -1
@@ -123,18 +124,18 @@ func slotless(j *job, rank *fleet.Rank, ask sse.Ask) *stream {
 	return s
 }
 
-// shortAnswer is the largest number of tokens of an answer that no event loop carries. To pass the sockets to a loop and back costs as much
-// as a few arrivals, so for such an answer a loop does not pay.
+// shortAnswer bounds the answers, in tokens, that fasthttp writes as ordinary bodies. Longer answers are carried by an event loop (see
+// package pump). To pass the sockets to a loop and back costs as much as a few reads.
 const shortAnswer = 8
 
-var _ pump.Stream = (*stream)(nil) // checked here, because without one of the methods Stream would silently use no loop
+var _ pump.Stream = (*stream)(nil) // without this interface, no loop would carry an answer, and no error would show it
 
 func (s *stream) Wait(now time.Time) time.Duration { return s.from.answer.Reader.Wait(now) }
 
 func (s *stream) Err() error { return s.from.answer.Err() }
 
-// Flow returns the response from which an event loop may read the rest of the answer. It is nil if the answer has ended or is not streamed,
-// or if bytes have arrived that must be read first.
+// Flow returns the response from which an event loop may read the rest of the answer. It returns nil if no loop may: the answer has ended,
+// is not streamed, or has bytes that have arrived but were not read.
 func (s *stream) Flow() *engine.Response {
 	if s.stage != flows || s.from.slot == nil || s.from.answer.Assembler != nil || s.from.resp.Arrived() {
 		return nil
@@ -143,8 +144,8 @@ func (s *stream) Flow() *engine.Response {
 	return s.from.resp
 }
 
-// Arrive takes in bytes that an event loop has read, and appends the bytes for the client to dst. The sse.End says whether the engine's
-// answer ends with them.
+// Arrive processes bytes that a loop has read, and appends the client's bytes to dst. The end that it returns says whether the engine's
+// answer has ended with these bytes.
 func (s *stream) Arrive(dst, data []byte, now time.Time) ([]byte, sse.End) {
 	s.now = now
 	dst, effects := s.from.answer.Feed(dst, data, now)
@@ -155,7 +156,7 @@ func (s *stream) Arrive(dst, data []byte, now time.Time) ([]byte, sse.End) {
 	return dst, effects.End
 }
 
-// GoBack takes the answer back from an event loop, with the events that the client has not got yet. end is the result of the last Arrive.
+// GoBack takes the answer back from a loop. events are those that the client has not got yet, and end is what the last Arrive returned.
 func (s *stream) GoBack(events []byte, end sse.End) {
 	s.from.answer.out = events
 	switch err := s.from.answer.Err(); {
@@ -166,10 +167,10 @@ func (s *stream) GoBack(events []byte, end sse.End) {
 	}
 }
 
-// Panicked settles the request if the code that streams its answer has panicked with v.
+// Panicked closes the stream after the code that streams the answer has panicked with v.
 func (s *stream) Panicked(v any) { s.job.panicked(v, s.Close) }
 
-// panicked settles a request whose stream has panicked.
+// panicked logs the panic of a stream, and calls settle, which gives back what the request holds. It also logs a panic of settle.
 func (j *job) panicked(v any, settle func()) {
 	log := func(doing string, v any) {
 		j.srv.Log.Error("panic while "+doing, zap.Inline(j), zap.Any("panic", v), zap.ByteString("stack", debug.Stack()))

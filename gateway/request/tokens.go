@@ -7,9 +7,9 @@ import (
 	"evenkeel/sse"
 )
 
-// This file has the differences between answers of /inference/v1/generate or /generate and answers of completions.
+// This file has the differences between answers of /inference/v1/generate or /generate and answers of /v1/completions.
 
-// newAssembler returns an assembler that joins the events of a stream to an answer in one piece.
+// newAssembler returns an assembler, which joins the events of a stream to an answer in one piece.
 func newAssembler(j *job) *sse.Assembler {
 	a := sse.NewAssembler(j.req.Endpoint == mooncake.Chat, j.srv.Settings().Limits.AnswerBytes)
 	if j.req.Endpoint == mooncake.Tokens {
@@ -18,7 +18,7 @@ func newAssembler(j *job) *sse.Assembler {
 	return a
 }
 
-// ending returns the events that evenkeel writes at the end of an answer in place of the engine.
+// ending returns the events with which evenkeel ends an answer that its engine did not end.
 func ending(endpoint mooncake.Endpoint, head sse.Head, finish string, usage sse.Usage) []byte {
 	switch endpoint {
 	case mooncake.Tokens:
@@ -30,14 +30,15 @@ func ending(endpoint mooncake.Endpoint, head sse.Head, finish string, usage sse.
 	return sse.Ending(nil, endpoint == mooncake.Chat, head, finish, usage)
 }
 
-// unanswered is the answer to a request that ended before a rank began it: events, or one piece.
+// unanswered returns the answer to a request that ended before any rank began its answer: a stream of events, or one piece.
 func unanswered(j *job) []byte {
-	head, ask := sse.Head{ID: []byte(`""`), Mode: j.abort.outputMode}, j.ask // the mirror replaces the empty ID by the request's name
+	head, ask := sse.Head{ID: []byte(`""`), Mode: j.abort.outputMode}, j.ask // the mirror replaces the empty id
 	ask.Seam, ask.Trail, ask.Cached, ask.MaxTokens, ask.Context = nil, nil, sse.OwnCached, 0, 0
 	usage := sse.Usage{Prompt: j.estimate(), Total: j.estimate(), Cached: -1}
 	mirror, framer := sse.NewMirror(ask), sse.NewFramer(0)
 	var assembler *sse.Assembler
-	if ask.Whole = !j.req.Stream && j.req.Endpoint == mooncake.Generate; !j.req.Stream && !ask.Whole {
+	ask.Whole = !j.req.Stream && j.req.Endpoint == mooncake.Generate
+	if !j.req.Stream && !ask.Whole {
 		assembler = newAssembler(j)
 	}
 	framer.Feed(ending(j.req.Endpoint, head, "abort", usage))
@@ -45,13 +46,13 @@ func unanswered(j *job) []byte {
 	for e, ok := framer.Next(); ok; e, ok = framer.Next() {
 		out, _ := mirror.Event(e, nil)
 		if answer = append(answer, out...); assembler != nil {
-			_ = assembler.Add(out) // no error: evenkeel made the event
+			_ = assembler.Add(out) // cannot fail, because evenkeel itself wrote the event
 		}
 	}
 	switch {
 	case assembler != nil:
 		answer, _ = assembler.JSON(nil)
-	case !j.req.Stream: // the answer is the JSON of the only event
+	case !j.req.Stream: // the answer is one event: take its data
 		answer, _, _ = bytes.Cut(bytes.TrimPrefix(answer, []byte("data: ")), []byte("\n\n"))
 	}
 	return answer

@@ -17,8 +17,8 @@ import (
 	"evenkeel/prefill"
 )
 
-// choose waits in the arrival queue for a place in the pool and for an engine that can prefill the prompt. It returns the lease on this
-// engine, or the way to another dispatcher that should serve the request.
+// choose waits in the arrival queue for a place in the pool and a prefill engine. It returns a lease on that engine, or the way to another
+// dispatcher that should serve the request.
 func (j *job) choose() (*prefill.Lease, *geo.Forward, error) {
 	began := time.Now()
 	j.enter(journal.Queued, "")
@@ -26,33 +26,33 @@ func (j *job) choose() (*prefill.Lease, *geo.Forward, error) {
 	j.record.Report(journal.Event{What: journal.Waited, Took: time.Since(began)})
 	question := j.question
 	j.question = nil
-	switch {
-	case err == nil:
-	case question == nil || question.Forward() == nil:
-		return nil, nil, err
-	case errors.Is(err, prefill.ErrElsewhere):
-		return nil, question.Forward(), nil
-	default:
+	if err != nil {
+		switch {
+		case question == nil || question.Forward() == nil:
+			return nil, nil, err
+		case errors.Is(err, prefill.ErrElsewhere):
+			return nil, question.Forward(), nil
+		}
 		question.Forward().Drop()
 		return nil, nil, err
 	}
-	defer onPanic(func() { // the request's lifecycle does not know of the lease and the place in the pool yet
+	defer onPanic(func() { // the lifecycle does not know of the lease and the place yet, so they are given back here
 		lease.Orphan()
 		if !j.life.Reserved() {
 			j.srv.Places.Release()
 		}
 	})
-	// The best rank may be on a decode engine at which KV from the chosen prefill engine lately did not arrive.
+	// the best decode rank may belong to an engine that lately got no KV from the chosen prefill engine
 	if candidate := lease.Candidate; candidate.Profile.Early() {
 		blocked := j.srv.Dispatcher.Blocked(candidate.Board)
 		if slices.Contains(blocked, candidate.Instance) {
-			// another engine is taken only if it ends the prefill at most bind.lead later
+			// take another prefill engine, but only if it ends the prefill at most bind.lead later
 			lease = cmp.Or(lease.Sooner(-j.srv.Settings().Bind.Lead, blocked), lease)
 		}
 	}
 	j.record.Report(journal.Event{What: journal.Chose, Lease: lease})
 	if j.life.Open() {
-		j.avoid.prefill = nil // engines that failed before the request could go elsewhere may be tried again
+		j.avoid.prefill = nil // the engines of attempts before the question may be tried again
 	}
 	if question != nil {
 		question.Stayed()
@@ -60,7 +60,7 @@ func (j *job) choose() (*prefill.Lease, *geo.Forward, error) {
 	return lease, nil, nil
 }
 
-// notChosen returns the client's error for a request that left the arrival queue without a lease.
+// notChosen returns the error for the client of a request that left the arrival queue without a lease.
 func (j *job) notChosen(err error) *openai.Error {
 	if j.client.Left() {
 		j.freed()
@@ -72,11 +72,12 @@ func (j *job) notChosen(err error) *openai.Error {
 	return failure.Unplaced("prefill", err, j.promptTokens, j.model.Name, j.model.Mixed)
 }
 
-// awaitTurn waits for the request's turn in the arrival queue. Most requests have their turn at once, so the context that can end the wait
-// is only made for the others.
+// awaitTurn waits until the arrival queue grants the request a lease. Most requests get it at once, so the context that can end the wait is
+// made only for the others.
 func (j *job) awaitTurn() (*prefill.Lease, error) {
 	ticket := j.ticket
-	if j.ticket = nil; ticket == nil { // not nil: the legs of a fan-out have entered the queue together
+	j.ticket = nil
+	if ticket == nil { // the request has not entered the queue yet; a leg may have, with its siblings
 		if err := j.srv.Serving().Err(); err != nil {
 			return nil, err
 		}
@@ -84,8 +85,7 @@ func (j *job) awaitTurn() (*prefill.Lease, error) {
 			return nil, context.Canceled
 		}
 		arrival := j.arrival()
-		// A leg enters the queue alone only after a failure. Another leg may have begun its answer, so the deadline does not count any
-		// more.
+		// A leg that enters alone makes a further attempt. The client may have the first token of another leg by now, so no deadline holds.
 		if j.client.isLeg() {
 			arrival.Deadline = time.Time{}
 		}
@@ -105,7 +105,7 @@ func (j *job) awaitTurn() (*prefill.Lease, error) {
 	return ticket.Wait(ctx)
 }
 
-// arrival describes the request for the arrival queue. A retry keeps the time of its first arrival.
+// arrival describes the request for the arrival queue. A retry keeps the time at which the request first arrived.
 func (j *job) arrival() prefill.Request {
 	arrival := prefill.Request{
 		ID: j.id, Model: j.model.Name, PromptTokens: j.estimate(),
@@ -122,7 +122,7 @@ func (j *job) arrival() prefill.Request {
 		j.holder = &prefill.Holder{}
 	}
 	arrival.Holder = j.holder
-	// a request that has a place in the pool, or that names engines, is not forwarded
+	// A request that has a place in the pool, or that names its engines, does not go to another dispatcher.
 	if j.question != nil && !j.life.Reserved() && !j.incoming.aimed() {
 		arrival.Elsewhere, arrival.Prompt = j.question, j.question.Prompt()
 	}
@@ -135,9 +135,9 @@ func (j *job) arrival() prefill.Request {
 	return arrival
 }
 
-// script says in which order the next steps of a request are made. If the connector allows it, the request is bound to a decode rank before
-// its prefill (Early). With NIXLPush, this needs the address at which decode engines reach the prefill engine. As long as the address is
-// unknown, requests are bound after their prefill (Late), and the prefill engine's answer has the address.
+// script returns the order of the next steps for a request that has a lease on the candidate. If the connector allows it, the request is
+// bound to a decode rank before its prefill (Early). With NIXLPush, a decode engine then needs the prefill engine's address. As long as the
+// address is unknown, requests are bound after their prefill (Late): the prefill engine's answer has the address.
 func (srv *Server) script(candidate prefill.Candidate) lifecycle.Script {
 	switch {
 	case candidate.Mixed:

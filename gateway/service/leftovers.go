@@ -5,28 +5,28 @@ import (
 	"sync"
 )
 
-// Leftovers runs work that is left after requests have ended, such as discards of hand-offs. It bounds how many pieces of work run at once.
-// A shutdown closes it, so that no more work begins, and waits for the rest.
+// Leftovers runs functions that may outlive their requests. It bounds how many of them run at once,
+// and lets a shutdown wait for them. After Close it starts none.
 type Leftovers struct {
 	mu     sync.Mutex
-	open   int // pieces of work that run
+	open   int
 	closed bool
 	all    sync.WaitGroup
 }
 
-// Run calls one in a new goroutine, unless most pieces of work, or more, run already.
-func (l *Leftovers) Run(most int, one func()) error {
+// Run runs f on a goroutine of its own. It returns ErrCrowded if limit functions run already, and ErrClosed after Close.
+func (l *Leftovers) Run(limit int, f func()) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch {
 	case l.closed:
 		return ErrClosed
-	case l.open >= most:
+	case l.open >= limit:
 		return ErrCrowded
 	}
 	l.open++
 	l.all.Go(func() {
-		one()
+		f()
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		l.open--
@@ -34,7 +34,7 @@ func (l *Leftovers) Run(most int, one func()) error {
 	return nil
 }
 
-// Close lets no more work begin, and closes over once the running work has ended.
+// Close lets no further function start. The channel that it returns is closed when all running functions have returned.
 func (l *Leftovers) Close() (over <-chan struct{}) {
 	l.mu.Lock()
 	l.closed = true
@@ -47,7 +47,7 @@ func (l *Leftovers) Close() (over <-chan struct{}) {
 	return done
 }
 
-// Run returns one of these errors if it does not run the function.
+// The errors with which Run refuses a function.
 var (
 	ErrClosed  = errors.New("the proxy is shutting down")
 	ErrCrowded = errors.New("too many run already")

@@ -1,5 +1,6 @@
-// Package service says whether this proxy is in service. A proxy goes out of service in steps: first /readyz tells the load balancers, then
-// new requests are refused, and at last the proxy waits for the work that is left after requests have ended.
+// Package service knows whether this proxy is in service. The proxy goes out of service in
+// steps: load balancers see it before new requests are refused. At last the proxy waits for the work
+// that remains after requests have ended (Leftovers).
 package service
 
 import (
@@ -10,33 +11,33 @@ import (
 	"go.uber.org/zap"
 )
 
-// Service says whether the proxy serves, drains or refuses new requests.
+// Service is the state of the proxy: in service, draining or refusing.
 type Service struct {
 	host Host
 
 	mu       sync.Mutex
-	ctx      context.Context // for requests that have no answer yet: ends at the drain's limit
+	ctx      context.Context // for requests that have no answer yet; it ends at the drain's limit
 	end      context.CancelFunc
 	draining bool      // /readyz is false
 	refusing bool      // new requests are refused
 	since    time.Time // when the drain began
-	limit    time.Time // when the drain ends the requests that still run; zero: never
+	limit    time.Time // when requests that still run are ended; zero: never
 	timers   []*time.Timer
 }
 
-// Host is what Service needs of the proxy.
+// Host is the proxy, as far as a Service uses it.
 type Host struct {
 	Context context.Context // ends with the proxy
 	Log     *zap.Logger
-	Grace   func() time.Duration // how long the proxy still takes new requests after a drain has begun
-	EndAll  func() (calls int)   // ends all calls to engines, and returns their number
+	Grace   func() time.Duration // how long the proxy accepts new requests after a drain began (limits.drain_grace)
+	EndAll  func() (calls int)   // ends the calls that run on engines, and returns their number
 }
 
-// DrainState tells how far the proxy's own drain has got.
+// DrainState is how far the drain of the proxy has come.
 type DrainState struct {
 	Since    time.Time  `json:"since"`
 	Deadline *time.Time `json:"deadline,omitempty"`
-	Refusing bool       `json:"refusing"` // new requests are refused; before, only /readyz is false
+	Refusing bool       `json:"refusing"` // new requests are refused; before that, only /readyz is false
 	Over     bool       `json:"over"`     // the deadline has passed
 }
 
@@ -47,9 +48,9 @@ func New(h Host) *Service {
 	return s
 }
 
-// Drain takes the proxy out of service. /readyz is false at once, and new requests are refused after limits.drain_grace. Requests may run
-// until limit is over, counted from this call; those that still run then end with an error event. A limit of 0 means no limit. Drain does
-// not wait. It returns for how long new requests are still accepted. A second call sets another limit, but does not restart the grace.
+// Drain takes the proxy out of service. /readyz is false at once, and new requests are refused after limits.drain_grace. Running requests
+// may finish within limit, which begins now. Requests that run longer get an error event. A limit of 0 means no limit. Drain does not wait.
+// It returns for how long new requests are still accepted. A second call sets another limit, but does not prolong the grace.
 func (s *Service) Drain(limit time.Duration) (accepting time.Duration) {
 	grace := s.host.Grace()
 	s.mu.Lock()
@@ -93,30 +94,31 @@ func (s *Service) Undrain() {
 	s.host.Log.Info("the proxy is in service again; it drains no more")
 }
 
-// EndAll ends all requests that run; an answer that has begun ends with an error event.
+// EndAll ends all running requests. Each answer ends with an error event.
 func (s *Service) EndAll() {
 	s.Close()
-	if n := s.host.EndAll(); n > 0 {
-		s.host.Log.Warn("the drain's time is over; requests that still run end with an error", zap.Int("calls", n))
+	if calls := s.host.EndAll(); calls > 0 {
+		s.host.Log.Warn("the drain's time is over; requests that still run end with an error", zap.Int("calls", calls))
 	}
 }
 
-// isCurrent reports whether deadline is still the drain's deadline. It may not be when its timer fires, because Undrain ended the drain, or
-// another Drain set another deadline.
-func (s *Service) isCurrent(deadline time.Time) bool {
+// isCurrent reports whether the drain still ends at limit. The timer of a limit may fire just after
+// the drain was undone or got another limit.
+func (s *Service) isCurrent(limit time.Time) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.draining && s.limit.Equal(deadline)
+	return s.draining && s.limit.Equal(limit)
 }
 
-// refuseAfter refuses new requests at the end of the grace, unless the drain that began at since was undone meanwhile.
+// refuseAfter refuses new requests from now on, at the end of the grace. It does nothing if the drain that
+// began at since was undone meanwhile.
 func (s *Service) refuseAfter(since time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.refusing = s.refusing || s.draining && s.since.Equal(since)
 }
 
-// Refuse has new requests refused from now on.
+// Refuse refuses new requests from now on, without a grace or a limit.
 func (s *Service) Refuse() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -127,7 +129,7 @@ func (s *Service) Refuse() {
 	s.stopTimers()
 }
 
-// Close ends the requests that have no answer yet.
+// Close refuses new requests, and ends the requests that have no answer yet.
 func (s *Service) Close() {
 	s.Refuse()
 	s.mu.Lock()
@@ -142,14 +144,14 @@ func (s *Service) stopTimers() {
 	s.timers = nil
 }
 
-// Context is for requests that have no answer yet: it ends at the drain's limit, and does not depend on the client.
+// Context returns the context of requests that have no answer yet. It ends at the drain's limit, and does not depend on any client.
 func (s *Service) Context() context.Context {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.ctx
 }
 
-// Draining says whether load balancers are told to send requests elsewhere.
+// Draining says whether /readyz tells load balancers to send requests elsewhere.
 func (s *Service) Draining() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -163,7 +165,7 @@ func (s *Service) Refusing() bool {
 	return s.refusing
 }
 
-// State says how far the drain has got; nil: the proxy is in service.
+// State returns nil while the proxy is in service.
 func (s *Service) State() *DrainState {
 	s.mu.Lock()
 	defer s.mu.Unlock()

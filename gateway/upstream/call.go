@@ -1,5 +1,5 @@
-// Package upstream sends the requests of clients to engines. It returns the engine's answer, or a fault in the terms of gateway/lifecycle.
-// It knows nothing of leases, slots and clients.
+// Package upstream sends requests to engines. It returns an answer, or a fault in the terms of gateway/lifecycle. It knows nothing of
+// leases, slots and clients.
 package upstream
 
 import (
@@ -20,12 +20,12 @@ import (
 	"evenkeel/sse"
 )
 
-// Notice is how long an engine may take to notice that the proxy has left a call. If the engine has not closed the connection by then, the
-// proxy cuts it.
+// Notice is how long an engine may take to notice that the proxy has ended a call. After that, the proxy cuts the connection if the engine
+// has not closed it.
 const Notice = 250 * time.Millisecond
 
-// New prepares a call to an engine. Between SGLang engines that prefill and engines that decode, the body names the rank, so the header
-// must not. For an SGLang engine that does both, the header names the rank, unless its profile forbids that.
+// New prepares a call to an engine. A request for SGLang has the rank in its body and not in a header. But if one SGLang engine both
+// prefills and decodes, the header has the rank, unless the profile says that ranks must not be named.
 func New(client *engine.Client, profile *mooncake.Profile, target *engine.Target) *engine.Call {
 	if profile.Connector == mooncake.SGLang && (!profile.Aggregated() || profile.NamedRank(target.Rank) < 0) {
 		target = target.Unranked()
@@ -33,23 +33,23 @@ func New(client *engine.Client, profile *mooncake.Profile, target *engine.Target
 	return client.NewCall(target)
 }
 
-// Meet returns how the prefill engine and the decode engine of the request with this id find each other. The two requests run at the same
-// time, so the meeting has only what is known before either is sent. ranks is the number of ranks of the prefill engine.
+// Meet returns the data by which the prefill engine and the decode engine of a request find each other. Both calls run at the same time,
+// so it has only what is known before they are sent. id is the X-Request-Id of both calls. ranks is how many ranks the prefill engine has.
 func Meet(id string, endpoint mooncake.Endpoint, prefillProfile *mooncake.Profile, prefill *engine.Target, ranks int,
 	decodeProfile *mooncake.Profile, decode *engine.Target) *mooncake.Meeting {
 	meeting := &mooncake.Meeting{Endpoint: endpoint, RID: id, PrefillRank: prefillProfile.NamedRank(prefill.Rank),
 		DecodeRank: decodeProfile.NamedRank(decode.Rank),
 		RequestID:  endpoint.RequestID(id)}
 	if prefillProfile.Connector == mooncake.SGLang {
-		// The room is random, so that no two requests have the same; SGLang takes the room modulo ranks as the prefill rank.
-		random, n := rand.Int64N(1<<62), int64(max(1, ranks))
+		// The room number is random, so that no other request has it. SGLang takes the number modulo ranks as the prefill rank.
+		room, rankCount := rand.Int64N(1<<62), int64(max(1, ranks))
 		meeting.Host, meeting.Port = prefill.URL.Hostname(), prefillProfile.BootstrapPort
-		meeting.Room = random - random%n + int64(max(0, prefill.Rank))
+		meeting.Room = room - room%rankCount + int64(max(0, prefill.Rank))
 	}
 	return meeting
 }
 
-// Headers returns the headers of a request with this id to either engine, if both engines were chosen before the prefill.
+// Headers returns the headers of a call with this X-Request-Id, for a request that is bound to a decode rank before its prefill.
 func Headers(id string, endpoint mooncake.Endpoint, prefillProfile *mooncake.Profile) []engine.Header {
 	headers := engine.JSONHeaders(id)
 	if prefillProfile.Nameless(endpoint) {
@@ -64,9 +64,9 @@ type Call struct {
 	Leg    lifecycle.Leg
 	Engine string       // the id of the engine in engine.Monitor
 	Scope  *owner.Scope // the request is sent only while this proxy owns the scope; nil: no other proxy sends to the engine
-	Run    Run          // knows whether the call was ended because the engine is down; nil: it is never ended for this reason
+	Run    Run          // knows whether the call was ended because its engine is down; nil: this call never is
 	Path   string
-	Mixed  bool // the engine computes the prompt and writes the answer
+	Mixed  bool // the engine both prefills and decodes
 	Beyond bool // the request is sent although the rank has no slot or no KV room for it
 	Limits engine.Deadlines
 	Log    *zap.Logger
@@ -74,20 +74,20 @@ type Call struct {
 	Refusal []byte // the beginning of the body that came with an error status
 }
 
-// A Run knows whether a call was aborted because its engine is down. If so, Cause returns the error of a lost connection in place of err,
-// else err itself.
+// A Run knows whether a call was aborted because its engine is down. If it was, Cause returns err in the form of a connection that broke.
+// Otherwise Cause returns err itself.
 type Run interface{ Cause(err error) error }
 
-// BeyondHeader marks a request that was sent on purpose although the rank has no slot or no KV room for it. Engines may ignore the header:
-// it is there for people who read their logs.
+// BeyondHeader tells an engine that the request was sent on purpose although the rank has no slot
+// or no KV room for it. Engines may ignore the header. It explains such requests in their logs.
 const BeyondHeader = "X-Evenkeel-Beyond-Slots"
 
-// Open sends the request and returns once the headers of its answer have come. The caller closes the response. After an error status, Open
-// returns both a fault and the response.
+// Open sends the request and returns when the head of the answer has come. The caller closes the response. For an error status, Open
+// returns both the response and a fault.
 func (c *Call) Open(headers []engine.Header, body [][]byte) (*engine.Response, *failure.Fault) {
-	scope := c.Scope // the closures capture scope, not c, so that c stays on its caller's stack
+	scope := c.Scope // the closure below captures scope and not c, so that c stays on its caller's stack
 	markSent, ours := scope.Enter()
-	defer markSent() // for a request that is never written; else OnWritten calls it earlier
+	defer markSent() // has no effect if OnWritten has called it already
 	if !ours {
 		return nil, c.Broke(owner.ErrNotOwner)
 	}
@@ -109,8 +109,8 @@ func (c *Call) Open(headers []engine.Header, body [][]byte) (*engine.Response, *
 	return resp, nil
 }
 
-// Whole sends the request and reads its answer to the end, until deadline at the latest. The answer may have maxBytes at most. It is
-// read into buffer if buffer is large enough.
+// Whole sends the request and reads the whole answer, which must have come by the deadline and may have at most maxBytes bytes. It is read
+// into buffer if buffer is large enough.
 func (c *Call) Whole(headers []engine.Header, body [][]byte, buffer []byte, maxBytes int, deadline time.Time) ([]byte, *failure.Fault) {
 	resp, fault := c.Open(headers, body)
 	if fault == nil {
@@ -134,7 +134,7 @@ func (c *Call) Read(resp *engine.Response, buffer []byte, maxBytes int, deadline
 
 // Broke returns the fault of a call that failed with err, before its answer or in the middle of it.
 func (c *Call) Broke(err error) *failure.Fault {
-	if errors.Is(err, owner.ErrNotOwner) { // nothing was sent, and the engine is not to blame
+	if errors.Is(err, owner.ErrNotOwner) { // nothing was sent, so the engine has not failed
 		return failure.Of(lifecycle.Ended{Leg: c.Leg, Why: lifecycle.NotOurs}, failure.NotOurs, owner.ErrNotOwner)
 	}
 	if c.Run != nil {
@@ -143,17 +143,20 @@ func (c *Call) Broke(err error) *failure.Fault {
 	return &failure.Fault{Ended: endOf(c.Leg, err), Answer: failure.Transport(c.side(), err), Err: err, Engine: c.Engine}
 }
 
-// endOf says how far a leg had come when its call failed with err, and why it ended.
+// endOf returns how far a call had come when it failed with err, and why it failed.
 func endOf(leg lifecycle.Leg, err error) lifecycle.Ended {
 	end := lifecycle.Ended{Leg: leg, Far: lifecycle.Headed, Why: lifecycle.Broke}
 	var call *engine.Error
-	switch isCall := errors.As(err, &call); {
-	case errors.Is(err, sse.ErrSilent):
+	isCall := errors.As(err, &call)
+	if errors.Is(err, sse.ErrSilent) {
 		end.Why = lifecycle.Silent
 		return end
-	case !isCall: // the call itself went well, but its answer could not be read
+	}
+	if !isCall { // the connection works, but the answer is malformed
 		end.Why = lifecycle.Garbled
 		return end
+	}
+	switch {
 	case !call.Sent:
 		end.Far = lifecycle.Unsent
 	case !call.Answered:
@@ -172,7 +175,8 @@ func endOf(leg lifecycle.Leg, err error) lifecycle.Ended {
 	return end
 }
 
-// refused returns the fault of a call whose engine answered with an error status.
+// refused returns the fault of a call whose engine answered with an error status. The client gets an engine's 4xx answers unchanged. It
+// does not get an engine's 5xx answers, or an answer that refuses the proxy's own credential.
 func (c *Call) refused(resp *engine.Response) *failure.Fault {
 	c.Scope.Refused(string(resp.Header(owner.EpochHeader)))
 	c.Refusal = failure.Body(resp)
@@ -187,8 +191,8 @@ func (c *Call) refused(resp *engine.Response) *failure.Fault {
 	}
 	if why := engine.Unlisted(status, c.Refusal); why != nil {
 		answer := failure.Refused(c.Log, side, id, status, resp, c.Refusal)
-		// If this request came from another region, this code makes the proxy give it back (see markForPeer), because another region may
-		// have the model.
+		// With this code, a request that came from another region goes back to that region (see markForPeer), whose engines may have the
+		// model.
 		answer.Code = failure.NoSuchModel("").Code
 		return &failure.Fault{
 			Ended: lifecycle.Ended{Leg: c.Leg, Far: lifecycle.Headed, Why: lifecycle.Unlisted}, Answer: answer, Status: status, Engine: c.Engine,
@@ -203,7 +207,7 @@ func (c *Call) refused(resp *engine.Response) *failure.Fault {
 	}
 }
 
-// side is what clients and operators read as the name of the call's engine in errors.
+// side returns the word for the call's engine in errors: prefill, decode, or engine.
 func (c *Call) side() string {
 	if c.Mixed {
 		return failure.Engine
@@ -211,8 +215,8 @@ func (c *Call) side() string {
 	return [...]string{lifecycle.Prefill: "prefill", lifecycle.Decode: "decode", lifecycle.Sole: failure.Engine}[c.Leg]
 }
 
-// Abort asks an SGLang engine to end a request, because the engine may not notice by itself that the proxy has left. SGLang ends all
-// requests whose ids begin with id (SGLang pull request 25561).
+// Abort asks an SGLang engine to end a request. The engine may not notice by itself that the proxy has closed the connection. SGLang
+// ends all requests whose ids begin with this id (SGLang pull request 25561).
 func Abort(client *engine.Client, target *engine.Target, id string, log *zap.Logger) error {
 	c := Call{Call: client.NewCall(target.Unranked()).Repeat(), Path: "/abort_request",
 		Limits: engine.Deadlines{Connect: abortTime, FirstByte: abortTime}, Log: log}
@@ -224,8 +228,9 @@ func Abort(client *engine.Client, target *engine.Target, id string, log *zap.Log
 	return nil
 }
 
-// AbortTokens asks a vLLM engine to end a request to mooncake.Tokens that has id as its X-Request-Id. The engine answers before it ends the
-// request, and ignores an unknown id (0.32.0, abort_requests in entrypoints/scale_out/token_in_token_out/api_router.py).
+// AbortTokens asks a vLLM engine to end a request to the endpoint mooncake.Tokens that has id as its X-Request-Id. The engine answers
+// before it ends the request, and ignores an unknown id (0.32.0, abort_requests in
+// entrypoints/scale_out/token_in_token_out/api_router.py).
 func AbortTokens(client *engine.Client, target *engine.Target, id string, log *zap.Logger) error {
 	c := Call{Call: client.NewCall(target.Unranked()).Repeat(), Path: "/inference/v1/abort_requests",
 		Limits: engine.Deadlines{Connect: abortTime, FirstByte: abortTime}, Log: log}
@@ -237,4 +242,4 @@ func AbortTokens(client *engine.Client, target *engine.Target, id string, log *z
 	return nil
 }
 
-const abortTime = 2 * time.Second // limits the connect, and also the wait for the answer's first byte
+const abortTime = 2 * time.Second // for the connection, and again for the answer
