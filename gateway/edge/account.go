@@ -19,7 +19,7 @@ type Account struct {
 	callers map[caller]int64
 }
 
-// caller is whom a charge belongs to: a name or, without one, an address.
+// caller is the holder of a charge: a name or, if it has none, an address.
 type caller struct {
 	name string
 	addr netip.Addr
@@ -41,7 +41,7 @@ func (a *Account) Held() int64 {
 	return a.held
 }
 
-// Full says whether the account has nothing left.
+// Full says whether the whole limit is taken.
 func (a *Account) Full() bool { return a.limit > 0 && a.Held() >= a.limit }
 
 // Charge is what one request holds of an account, in bytes or places, until Give.
@@ -140,5 +140,5 @@ func (c *Charge) give(n int64) (left int64) {
 	return c.n
 }
 
-// smallBody is how many bytes of a body are read although its request will be refused, so that the connection can stay open after it.
+// smallBody is the largest body, in bytes, that is read although its request will be refused. Then the connection can stay open.
 const smallBody = 4 << 10

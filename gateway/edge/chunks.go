@@ -10,7 +10,7 @@ import (
 
 const (
 	maxChunkLine = 256      // bytes of a line with a chunk's size and its extensions
-	maxFraming   = 16 << 10 // bytes of such lines, beyond 16 per chunk and two per byte of data
+	maxFraming   = 16 << 10 // bytes of such lines that a body may have beyond 16 per chunk and two per byte of data
 )
 
 // errChunked says what is wrong with the framing of a chunked body.

@@ -17,8 +17,8 @@ import (
 )
 
 const (
-	writePiece = 64 << 10    // bytes that get one write deadline, so that a large answer to a slow client is not cut
-	lingerTime = time.Second // a refused client may go on sending this long; a reset before would destroy its answer
+	writePiece = 64 << 10    // bytes per write deadline: a slow client that takes this much in time is not cut during a large answer
+	lingerTime = time.Second // how long a refused client may go on sending; an earlier reset would destroy its answer
 )
 
 // Conn is an accepted client connection. It closes Gone as soon as the client closes, resets or half-closes the connection, even while no
@@ -28,19 +28,19 @@ const (
 type Conn struct {
 	net.Conn
 	*Disconnect
-	sock socket.Socket // the socket of Conn, if Conn has one
+	sock socket.Socket // the socket of the embedded Conn, if it has one
 	ln   *Listener
-	id   uint64 // key of the watcher; a file descriptor could be reused, an id is not
+	id   uint64 // names the connection to the watcher; unlike a file descriptor, an id is never reused
 	ip   netip.Addr
 
 	writeBy      atomic.Int64 // current write deadline, Unix ns; 0: none
 	lagged       atomic.Int64 // how long this answer's writes have waited for the client, ns
-	callersOwn   atomic.Bool  // the caller set a write deadline, so Write does not renew it
-	readTimedOut atomic.Bool  // a read has timed out; a later error may hide it
+	callersOwn   atomic.Bool  // SetDeadline or SetWriteDeadline set the write deadline, so Write does not renew it
+	readTimedOut atomic.Bool  // a read has timed out, even if a later read failed with another error
 	linger       atomic.Bool
-	idle         atomic.Bool // it waits for its next request after an answer of an Outlet
+	idle         atomic.Bool // an Outlet has written an answer, and the next request has not begun
 	closed       atomic.Bool
-	counted      atomic.Bool // it is counted in CutStalled or CutLagging
+	counted      atomic.Bool // the connection is counted in CutStalled or CutLagging
 }
 
 // ConnOf returns the connection of a request, also if TLS is above it; false: the request did not come through a Listener.
@@ -52,13 +52,13 @@ func ConnOf(ctx *fasthttp.RequestCtx) (*Conn, bool) {
 	return w.client, true
 }
 
-// timedOut says whether the kernel gave up the client in the middle of an answer. The kernel reports this error once, either here or to a
-// Write.
+// timedOut says whether the kernel gave up the client in the middle of an answer. The kernel reports this error only once: either to this
+// call, or to a Write.
 func (c *Conn) timedOut() bool {
 	return c.awaited() && errors.Is(pendingError(c.Conn), syscall.ETIMEDOUT)
 }
 
-// Read also records errors that end the connection.
+// Read reads from the client. It records errors that end the connection.
 func (c *Conn) Read(p []byte) (int, error) {
 	n, err := c.receive(p)
 	c.observe(err)
@@ -176,12 +176,12 @@ func (c *Conn) countCut(reason *atomic.Uint64) {
 // abandon gives up a client that cannot be written to. Bytes that the kernel still holds for it are dropped at once.
 func (c *Conn) abandon() {
 	if t, ok := c.Conn.(*net.TCPConn); ok {
-		_ = t.SetLinger(0) // a socket that is already gone has nothing to drop
+		_ = t.SetLinger(0) // an error means that the socket is closed, and has no bytes to drop
 	}
 	c.Leave()
 }
 
-// SetDeadline sets both deadlines. After it, Write does not renew the write deadline.
+// SetDeadline sets the deadlines of reads and writes. Afterwards Write does not renew the write deadline.
 func (c *Conn) SetDeadline(t time.Time) error {
 	c.ownWriteDeadline(t)
 	return c.Conn.SetDeadline(t)

@@ -16,7 +16,7 @@ const (
 func Drain(ctx context.Context, s *Server, l *Listener) error {
 	s.stopping.Store(true)
 	l.closeIdle()
-	// One call only: a second Shutdown answers nil at once although connections are open.
+	// Shutdown is called only once, because a second call returns nil at once although connections are open.
 	if err := s.ShutdownWithContext(ctx); err != nil && ctx.Err() == nil {
 		return fmt.Errorf("drain: %w", err)
 	}

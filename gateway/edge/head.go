@@ -12,9 +12,9 @@ type framing struct {
 	expect  bool // the client waits for 100 Continue before it sends the body
 }
 
-// parseHead returns the framing of the body, and the rule that the head breaks; empty: it breaks none. fasthttp itself refuses most heads
-// with which a request is smuggled past a proxy. parseHead refuses those that fasthttp accepts and another proxy may read differently.
-// protocol is the last word of the request line, raw the header block as received.
+// parseHead returns the framing of the body. why is the rule that the head breaks; empty: the head is valid. fasthttp itself refuses most
+// heads with which a request is smuggled past a proxy. parseHead refuses those that fasthttp accepts and another proxy may read
+// differently. protocol is the last word of the request line, raw the header block as received.
 func parseHead(protocol, raw []byte) (f framing, why string) {
 	http11 := string(protocol) == "HTTP/1.1"
 	if !http11 && string(protocol) != "HTTP/1.0" { // fasthttp v1.73.0 serves any protocol, even the HTTP/2 preface
@@ -42,7 +42,7 @@ func parseHead(protocol, raw []byte) (f framing, why string) {
 				return f, "Content-Length is not a number"
 			}
 		case is(name, "Transfer-Encoding"):
-			if !is(value, "chunked") { // with identity, some parsers read a body and others none
+			if !is(value, "chunked") { // some parsers read a body after "identity", and others read none
 				return f, "the only Transfer-Encoding is chunked"
 			}
 			f.chunked = true

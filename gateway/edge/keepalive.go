@@ -11,11 +11,11 @@ import (
 	"go.uber.org/zap"
 )
 
-// A KeepAlive sends comments to a client that waits for events, because proxies on the way close a connection on which nothing moves. The
-// client gets one each time it has waited for span. The first comment sends the head of the answer, if no event has. From then on the
-// status is 200, even if the request fails later.
+// A KeepAlive sends comments to a client that waits for events, because proxies on the way close a silent connection. The client gets a
+// comment each time it has waited for span. If no event has come yet, the first comment is sent with the head of the answer. Its status is
+// 200, which then stays even if the request fails later.
 //
-// A KeepAlive belongs to the goroutine that answers. Its timer uses the connection and the head only during a wait.
+// Only the goroutine that answers may use a KeepAlive. Its timer uses the connection and the head only during a wait.
 type KeepAlive struct {
 	span    time.Duration
 	comment []byte
@@ -34,16 +34,16 @@ type KeepAlive struct {
 	waits bool
 }
 
-// An opening says whether the head of an answer was sent, and together with what.
+// An opening says whether the head of an answer was sent, and whether a comment or an event followed it first.
 type opening uint8
 
 const (
-	unopened opening = iota // the answer has no status yet
+	unopened opening = iota // the head was not sent, so the status may still change
 	opened                  // the head went out with a comment
 	answered                // the head went out with the first event
 )
 
-// says returns whether the next comment must be sent with the head, and the opening after it.
+// says returns whether the next comment must be sent with the head, and the opening once that comment is sent.
 func (o opening) says() (head bool, next opening) {
 	if o == unopened {
 		return true, opened
@@ -51,8 +51,8 @@ func (o opening) says() (head bool, next opening) {
 	return false, o
 }
 
-// KeepClient begins the wait of ctx's client, who has waited since the given time. EndWait ends it. In between, the handler must not touch
-// ctx's answer.
+// KeepClient sends comments to ctx's client until EndWait. The client has waited since the given time. Before EndWait, the handler must not
+// touch ctx's answer.
 func KeepClient(ctx *fasthttp.RequestCtx, span time.Duration, since time.Time, comment []byte, log *zap.Logger) {
 	w := wireOf(ctx)
 	if span <= 0 || w == nil || w.client == nil || w.server == nil || ctx.IsHead() {
@@ -67,13 +67,14 @@ func KeepClient(ctx *fasthttp.RequestCtx, span time.Duration, since time.Time, c
 	k.wait(time.Until(since.Add(span)))
 }
 
-// EndWait ends the wait of ctx's client. It returns true if the head of the answer was sent during the wait: then only events may follow.
+// EndWait ends the wait that KeepClient began. It returns true if the head of the answer was sent during the wait: then only events may
+// follow.
 func EndWait(ctx *fasthttp.RequestCtx) bool {
 	w := wireOf(ctx)
 	return w != nil && w.alive.over() == opened
 }
 
-// wait begins a wait. The client gets a comment after first, and then after each span.
+// wait begins a wait. The client gets its first comment after the time first, and then one per span.
 func (k *KeepAlive) wait(first time.Duration) {
 	if k == nil {
 		return
@@ -148,7 +149,7 @@ func (k *KeepAlive) speak() {
 	}
 	k.head = next
 	if _, err := k.conn.Write(k.frame(out, k.comment)); err != nil {
-		k.waits = false // the connection is given up; the next write of the answer fails, too
+		k.waits = false // no more comments: the connection is closed, so the next write of the answer fails, too
 		return
 	}
 	k.timer.Reset(k.span)
@@ -171,7 +172,7 @@ func (k *KeepAlive) appendHead() []byte {
 	return h.AppendBytes(nil)
 }
 
-// identity is the content length by which fasthttp marks a body that ends with its connection.
+// identity is the value that fasthttp takes as the content length of a body that ends where its connection ends.
 const identity = -2
 
 // eventStream is the content type of streamed answers, as engines send it.

@@ -24,14 +24,14 @@ const (
 	firstBackoff = 5 * time.Millisecond
 	lastBackoff  = time.Second
 	busyWrite    = 100 * time.Millisecond // write deadline for a few hundred bytes into an empty socket buffer
-	noteEvery    = time.Minute            // between two log lines about refused connections
+	noteEvery    = time.Minute            // shortest time between two log lines about refused connections
 )
 
-// ListenOptions say how a Listener treats its connections. Zero values turn
-// the limits off, except where a default is named.
+// ListenOptions say how a Listener treats its connections. A limit of zero means no
+// limit, unless its comment names a default.
 type ListenOptions struct {
-	// WriteTimeout is how long one write of up to 64 KiB may wait for its client (default 30 s; negative: for ever). Then the client is
-	// cut. TCP gives up a peer that acknowledges nothing after the same time.
+	// WriteTimeout is how long one write of up to 64 KiB may wait for its client (default 30 s; negative: for ever). After it,
+	// the connection is closed. The kernel gives up a client that acknowledges nothing after the same time.
 	WriteTimeout time.Duration
 	// MaxLag bounds how long the writes of one answer may wait for its client
 	// altogether (0: for ever).
@@ -58,8 +58,8 @@ type Stats struct {
 	WatchErrors   uint64 // connections closed because they could not be watched
 	RefusedTotal  uint64 // connections refused because of MaxConns
 	RefusedByAddr uint64 // connections refused because of MaxConnsPerIP
-	CutStalled    uint64 // clients that left one write blocked for WriteTimeout, or took nothing for as long
-	CutLagging    uint64 // clients whose answer waited for MaxLag altogether
+	CutStalled    uint64 // clients cut because one write, or the data in the kernel, waited for WriteTimeout
+	CutLagging    uint64 // clients cut because the writes of one answer waited for MaxLag in all
 }
 
 // Listener accepts client connections as *Conn. One goroutine watches all of them, and lives until the listener and its last connection are
@@ -69,7 +69,7 @@ type Listener struct {
 	opt   ListenOptions
 	log   *zap.Logger
 	watch *watcher
-	done  chan struct{} // closed by Close: ends a backoff
+	done  chan struct{} // closed by Close, so that pause ends early
 
 	mu        sync.Mutex
 	conns     map[uint64]*Conn
@@ -107,13 +107,13 @@ func Listen(addr string, opt ListenOptions) (*Listener, error) {
 	}
 	l, err := Wrap(ln, opt)
 	if err != nil {
-		_ = ln.Close() // the other error matters more
+		_ = ln.Close() // the caller gets the error from before, which matters more
 		return nil, err
 	}
 	return l, nil
 }
 
-// Wrap makes a Listener of any listener whose connections have a socket below.
+// Wrap makes a Listener of a listener whose connections are sockets, or wrap sockets.
 func Wrap(ln net.Listener, opt ListenOptions) (*Listener, error) {
 	opt.WriteTimeout = cmp.Or(opt.WriteTimeout, 30*time.Second)
 	opt.Log = cmp.Or(opt.Log, zap.NewNop())
@@ -155,7 +155,7 @@ func (l *Listener) Accept() (net.Conn, error) {
 	}
 }
 
-// pause waits before the next accept; false: the listener was closed in that time.
+// pause waits for d after a failed accept. It returns false if the listener was closed meanwhile.
 func (l *Listener) pause(err error, d time.Duration) bool {
 	l.acceptErrors.Add(1)
 	l.log.Warn("a connection could not be accepted; the listener goes on", zap.Error(err), zap.Duration("in", d),
@@ -183,7 +183,7 @@ func (l *Listener) admit(raw net.Conn) (*Conn, error) {
 		return nil, err
 	}
 	if t, ok := raw.(*net.TCPConn); ok && l.opt.SendBuffer > 0 {
-		_ = t.SetWriteBuffer(l.opt.SendBuffer) // if the socket is gone already, the watcher notices
+		_ = t.SetWriteBuffer(l.opt.SendBuffer) // an error means that the socket is closed, which the watcher notices
 	}
 	sock, ok := raw.(syscall.Conn)
 	err := errors.ErrUnsupported
@@ -220,7 +220,7 @@ func (l *Listener) book(c *Conn) error {
 }
 
 // turnAway counts a refused connection, and answers its client unless it uses TLS. The answer fits into the empty socket buffer, so the
-// write does not wait.
+// write returns at once.
 func (l *Listener) turnAway(raw net.Conn, why error) {
 	var answer string
 	switch {
@@ -239,7 +239,7 @@ func (l *Listener) turnAway(raw net.Conn, why error) {
 	}
 }
 
-// logRefusal logs refusals at most once a minute, because there may be very many.
+// logRefusal logs at most one refusal per minute: during an attack there may be thousands per second.
 func (l *Listener) logRefusal(why error) {
 	l.mu.Lock()
 	again := time.Since(l.lastNoted) >= noteEvery
@@ -255,7 +255,7 @@ func (l *Listener) logRefusal(why error) {
 	}
 }
 
-// fire is called by the watcher when the client of a connection has left.
+// fire marks a connection as left by its client. The watcher calls it.
 func (l *Listener) fire(id uint64) {
 	l.mu.Lock()
 	c := l.conns[id]

@@ -23,17 +23,17 @@ type Outlet struct {
 	client *Conn
 	wire   *wire
 	log    *zap.Logger
-	head   []byte // head of the answer; nil: it is written
-	closes bool   // the connection ends with the answer
+	head   []byte // head of the answer, still to be written; nil: it is written already
+	closes bool   // the connection is closed after the answer
 	keep   *KeepAlive
 
 	raw     syscall.RawConn
-	attempt func(fd uintptr) // the method value o.write, made once, because a closure per chunk would be garbage
-	p       []byte           // bytes for attempt to write; n and err are its results
+	attempt func(fd uintptr) // the method value o.write, made once to save an allocation per chunk
+	p       []byte           // bytes that attempt writes; n and err are its results
 	n       int
 	err     error
 
-	blocked time.Time // since when the client has not taken all bytes given to Try; zero: it has
+	blocked time.Time // since when bytes given to Try wait for the client; zero: no bytes wait
 }
 
 // Release makes fasthttp release the connection of ctx when the handler returns, and then calls run on a goroutine of its own. run, or code
@@ -70,7 +70,7 @@ func Release(ctx *fasthttp.RequestCtx, log *zap.Logger, run func(*Outlet)) bool 
 	return true
 }
 
-// guard recovers a panic, which fasthttp does not do here and which would end the process.
+// guard calls f and recovers its panic. fasthttp does not recover on this goroutine, so a panic would end the process.
 func (o *Outlet) guard(f func()) {
 	defer func() {
 		if v := recover(); v != nil {
@@ -82,7 +82,7 @@ func (o *Outlet) guard(f func()) {
 	f()
 }
 
-// ChunkRoom is the room that Frame needs before the data, in bytes.
+// ChunkRoom is how many bytes Frame needs before the data, for the size of the chunk.
 const ChunkRoom = 10
 
 // Frame makes a chunk of the data behind the first ChunkRoom bytes of b, in place. The first chunk gets the answer's head before it.
@@ -99,7 +99,7 @@ func (o *Outlet) Frame(b []byte) []byte {
 	return b
 }
 
-// KeepAlive returns what sends comments to the client while the engine is silent; nil: the client gets none.
+// KeepAlive returns the sender of comments to the client while the engine is silent; nil: the client gets no comments.
 func (o *Outlet) KeepAlive() *KeepAlive { return o.keep }
 
 // Send writes data as a chunk and, if last is set, the end of the body. It waits until the client has taken all bytes.

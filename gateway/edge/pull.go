@@ -14,7 +14,7 @@ import (
 	"go.uber.org/zap"
 )
 
-// ErrUnfinished is the error for Pull's end function if the source was not read to its end: the client left, or wanted only the head.
+// ErrUnfinished is passed to the end function of NewPull if the source was not read to its end: the client left, or wanted only the head.
 var ErrUnfinished = errors.New("edge: the client left before the answer's end")
 
 // Pull is the body of a streamed answer, which fasthttp reads. fasthttp writes and flushes one chunk per Read, on the goroutine of the
@@ -27,23 +27,23 @@ var ErrUnfinished = errors.New("edge: the client left before the answer's end")
 // cut off.
 type Pull struct {
 	src   io.Reader
-	ahead interface{ Pending() int } // src, if it knows how many bytes Read returns without waiting
-	ends  interface{ Ended() bool }  // src, if it knows that these bytes are the last ones
-	torn  interface{ Torn() bool }   // src, if it knows whether it has returned only a part of an event
+	ahead interface{ Pending() int } // src, if it can say how many bytes its Read returns without waiting; else nil
+	ends  interface{ Ended() bool }  // src, if it can say that those waiting bytes are the last ones; else nil
+	torn  interface{ Torn() bool }   // src, if it can say whether its Reads so far end inside an event; else nil
 	end   func(err error)
 	log   *zap.Logger
-	conn  io.Writer // the client's connection; nil: fasthttp writes everything
-	wire  *wire     // holds the pieces of the end of the answer, to write them at once; nil: it holds nothing
-	head  bool      // the head is written, so conn may be written to
+	conn  io.Writer // the client's connection, for large chunks; nil: fasthttp writes all chunks
+	wire  *wire     // joins the last pieces of the answer into one write; nil: each piece is a write of its own
+	head  bool      // the head of the answer is written, so chunks may be written to conn
 	keep  *KeepAlive
-	err   error // why reading ended; nil: not yet
+	err   error // why reading from src ended; nil: it goes on
 	once  sync.Once
 }
 
-// NewPull returns a Pull of src. If src has Pending() int, this is how many bytes Read returns without waiting; if it has Ended() bool,
-// this says whether nothing follows them. While Torn() bool of src says that the client has only a part of an event, the client gets no
-// comments. end is called exactly once, when fasthttp has finished the answer or given it up. Its err is nil after io.EOF, the error of
-// src, an error about its panic, or ErrUnfinished.
+// NewPull returns a Pull of src. src may have three more methods. Pending() int returns how many bytes Read returns without waiting.
+// Ended() bool says whether those bytes are the last ones. Torn() bool says whether the client has only a part of an event: until the rest
+// is sent, the client gets no comments. end is called exactly once, when fasthttp has finished the answer or given it up. Its err is nil
+// after io.EOF, the error of src, an error about its panic, or ErrUnfinished.
 func NewPull(src io.Reader, end func(err error), log *zap.Logger) *Pull {
 	p := &Pull{src: src, end: end, log: log}
 	p.ahead, _ = src.(interface{ Pending() int })
@@ -77,13 +77,14 @@ func (p *Pull) Answer(ctx *fasthttp.RequestCtx) {
 	ctx.Response.SetBodyStream(p, -1)
 }
 
-// writePlain writes the answer without fasthttp, and waits until it is written. It is for clients of HTTP/1.0, and for answers whose head a
-// KeepAlive has sent. HTTP/1.0 has no chunks, so the body ends with the connection, and a reset tells the client that it is not whole.
+// writePlain writes the answer without fasthttp, and returns when all of it is written. It is for clients of HTTP/1.0, and for answers
+// whose head a KeepAlive has sent. HTTP/1.0 has no chunks, so the body ends where the connection ends. If the body is cut off, the
+// connection is reset, which the client sees as an error.
 func (p *Pull) writePlain(ctx *fasthttp.RequestCtx, opened bool) {
 	defer func() { _ = p.Close() }()
 	conn, w, plain := ctx.Conn(), wireOf(ctx), !ctx.Request.Header.IsHTTP11()
 	again := false
-	ctx.HijackSetNoResponse(true) // fasthttp would write chunks, or another head
+	ctx.HijackSetNoResponse(true) // fasthttp would write chunks, or a second head
 	ctx.Hijack(func(net.Conn) {
 		if again {
 			go w.again().serve()
@@ -168,7 +169,7 @@ func (p *Pull) Read(b []byte) (n int, err error) {
 	return n, err
 }
 
-// write writes one chunk of up to writePiece bytes: begun, and then the bytes that the source has without waiting.
+// write writes one chunk of up to writePiece bytes: first the bytes of begun, then those that the source returns without waiting.
 func (p *Pull) write(begun []byte) error {
 	buf := chunks.Get().(*[]byte)
 	defer chunks.Put(buf)
@@ -188,7 +189,8 @@ func (p *Pull) write(begun []byte) error {
 	return err
 }
 
-// Close calls end, once. It returns no error, because fasthttp would report it as the failure of an answer that is already written.
+// Close calls end, but only the first time. It always returns nil: the answer is written already, and fasthttp would report an error as its
+// failure.
 func (p *Pull) Close() error {
 	p.once.Do(func() {
 		defer p.complete()
@@ -200,7 +202,7 @@ func (p *Pull) Close() error {
 		switch p.err {
 		case nil:
 			p.end(ErrUnfinished)
-		case io.EOF: // fasthttp compares the same way: a wrapped one is a failure
+		case io.EOF: // not errors.Is: like fasthttp, we take a wrapped io.EOF for a failure
 			p.end(nil)
 		default:
 			p.end(p.err)
@@ -209,7 +211,8 @@ func (p *Pull) Close() error {
 	return nil
 }
 
-// complete writes the bytes that wire holds: together with the end of the answer, which fasthttp writes next, or at once after an error.
+// complete has the bytes written that wire holds. After io.EOF, they go out together with the end of the answer, which fasthttp writes
+// next. After an error, they go out at once.
 func (p *Pull) complete() {
 	switch {
 	case p.wire == nil || p.wire.held == nil:

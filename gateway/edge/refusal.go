@@ -21,16 +21,16 @@ type Options struct {
 	Answer func(ctx *fasthttp.RequestCtx, r Refusal)
 	Log    *zap.Logger // default: none
 
-	// Stranger, if set, says from the head alone whether a request will be refused; nil: it will not. It is called once for each request
-	// whose body may be large. If it refuses, a body of more than 4 KiB is not read: otherwise any unknown caller could take MaxBody of
-	// memory per connection. A smaller body is read before the handler refuses the request, so that the connection stays open.
+	// Stranger, if set, returns the refusal of a request that its head alone rules out; nil: the head is in order. It is called once for
+	// each request whose body may be large. If it refuses, a body of more than 4 KiB is not read: otherwise any unknown caller could take
+	// MaxBody of memory per connection. A smaller body is read before the handler refuses the request, so that the connection stays open.
 	Stranger func(h *fasthttp.RequestHeader) *Refusal
 	// Caller, if set, returns from the head the name of the caller whom the body is charged to; empty: the connection's address is charged.
 	Caller func(h *fasthttp.RequestHeader) string
 
 	// Bodies, if set, bounds the memory of all bodies, and the share of each caller.
 	Bodies *Account
-	// Refused, if set, is called for every refusal that the handler does not see. The head is empty if it could not be read.
+	// Refused, if set, is called for every request that is refused before the handler is called. The head is empty if it could not be read.
 	Refused func(h *fasthttp.RequestHeader, r Refusal)
 
 	MaxHead int // bytes of request line and headers (16 KiB); more: 431
@@ -40,18 +40,18 @@ type Options struct {
 	// arrive at MinUploadRate (256 KiB per second): 32 MiB may take 128 s more.
 	ReadTimeout   time.Duration
 	MinUploadRate int
-	IdleTimeout   time.Duration // of a connection between requests (120 s, because common clients keep theirs for less)
+	IdleTimeout   time.Duration // of a connection between requests (120 s: common clients close an idle connection earlier)
 
 	// Concurrency is how many connections are served at once (65,536). Keep the
 	// listener's MaxConns below it: the listener refuses connections without blocking accept.
 	Concurrency int
 }
 
-// Refusal is an error answer of the edge, given without the handler.
+// Refusal is an error answer that the edge gives without calling the handler.
 type Refusal struct {
 	Status  int
 	Code    string // the error.code of the answer: request_timeout, body_too_large, ...
-	Message string // what was wrong and what to do; it repeats nothing of the request
+	Message string // says what was wrong and what to do; has no text from the request
 }
 
 // The refusals with a fixed text, one for each cause.
@@ -125,7 +125,7 @@ func errorJSON(r Refusal) []byte {
 	return b
 }
 
-// These are complete answers to connections over a limit, of which no request is read.
+// These are the complete HTTP answers to connections over a limit. No request is read from such a connection.
 var (
 	busyAnswer = rawAnswer("503 Service Unavailable", Refusal{503, "too_many_connections",
 		"the server has as many connections as it may; try again later"})

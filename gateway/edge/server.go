@@ -47,11 +47,11 @@ func NewServer(o Options) *Server {
 		// answers.
 		MaxIdleWorkerDuration: time.Second,
 		CloseOnShutdown:       true,
-		KeepHijackedConns:     true, // an Outlet goes on with them
-		ReduceMemoryUsage:     true, // a stream holds no 16 KiB read buffer while it runs
+		KeepHijackedConns:     true, // an Outlet goes on using the connection
+		ReduceMemoryUsage:     true, // otherwise each running stream holds a read buffer of 16 KiB
 
 		NoDefaultServerHeader:        true,
-		SecureErrorLogMessage:        true, // without it errors quote request heads, keys included
+		SecureErrorLogMessage:        true, // otherwise errors quote request heads, with the API keys in them
 		DisablePreParseMultipartForm: true, // no endpoint needs it: bodies stay bytes
 		Logger:                       logger{o.Log},
 	}}
@@ -80,7 +80,7 @@ func (o *Options) guard(ctx *fasthttp.RequestCtx) {
 		o.Log.Error("edge: panic in a handler", zap.Any("panic", v), zap.ByteString("method", ctx.Method()),
 			zap.ByteString("path", ctx.Path()), zap.ByteString("stack", debug.Stack()))
 		if w := wireOf(ctx); w != nil {
-			w.charge.Give() // the panic kept the handler from doing it
+			w.charge.Give() // the handler panicked before it could end the charge
 		}
 		c, ok := ConnOf(ctx)
 		if ok {
@@ -95,7 +95,7 @@ func (o *Options) guard(ctx *fasthttp.RequestCtx) {
 			c.cut()
 			return
 		}
-		ctx.Response.Reset() // it also closes a stream that was set
+		ctx.Response.Reset() // Reset also closes a body stream that the handler has set
 		o.refuse(ctx, refusedPanic)
 	}()
 	w := wireOf(ctx)
@@ -106,7 +106,7 @@ func (o *Options) guard(ctx *fasthttp.RequestCtx) {
 	if why != "" {
 		r := refusedHead
 		r.Message = why
-		o.refuse(ctx, r) // the connection must end, because the begin of the next request is not known
+		o.refuse(ctx, r) // refuse closes the connection, because it is not known where the next request begins
 		return
 	}
 	if r := o.receive(ctx, w, f); r != nil {
@@ -129,8 +129,8 @@ func (o *Options) guard(ctx *fasthttp.RequestCtx) {
 	o.Handler(ctx)
 }
 
-// unread is fasthttp's ErrorHandler, for heads that fasthttp could not read. fasthttp calls it with status 200 and closes the connection
-// after it.
+// unread is fasthttp's ErrorHandler: it answers heads that fasthttp could not read. fasthttp has set status 200 before, and closes the
+// connection afterwards.
 func (o *Options) unread(ctx *fasthttp.RequestCtx, err error) {
 	o.refuse(ctx, refusalOf(ctx, err, o.MaxHead))
 }

@@ -18,19 +18,19 @@ import (
 // Encodings are the content codings that a body may have, in the form of the header Accept-Encoding.
 const Encodings = "gzip, zstd"
 
-// maxWindow bounds, in bytes, how far a zstd body may refer back, and so the decoder's memory. RFC 9659 has this bound for HTTP.
+// maxWindow bounds how far back a zstd body may refer, in bytes. The decoder must hold as much memory. RFC 9659 sets this bound for HTTP.
 const maxWindow = 8 << 20
 
 // A coding is one way in which a body may be compressed.
 type coding struct {
 	look func(packed []byte) (says announced, err error)
 	open func(packed []byte, says announced) (io.ReadCloser, error)
-	told func(err error) error // turns an error of the decoder into the one for the client
+	told func(err error) error // turns an error of the decoder into an error for the client
 }
 
-// announced is what a compressed body says about itself. It may be wrong.
+// announced has the sizes that a compressed body states in its own header or trailer. They may be wrong.
 type announced struct {
-	bytes  uint64 // size of the content; 0: the body does not say it
+	bytes  uint64 // size of the content; 0: not stated
 	window uint64 // bytes of content that the decoder keeps to refer back to; 0: gzip, whose window is small
 }
 
@@ -94,7 +94,7 @@ func unpackAll(r io.Reader, charge *Charge, room, most int) ([]byte, error) {
 	}
 	buf := make([]byte, 0, room)
 	for {
-		var one [1]byte // if the buffer is full, the next byte goes here, to see whether it has to grow
+		var one [1]byte // if the buffer is full, one more byte is read to here: if there is one, the buffer must grow
 		into := buf[len(buf):cap(buf)]
 		if len(into) == 0 {
 			into = one[:]
@@ -167,8 +167,8 @@ func (z *gunzip) Close() error {
 	return nil
 }
 
-// lookGzip reads the size of the content from the last four bytes, but does not believe more than the best ratio of deflate. If a body has
-// several gzip streams, the size may be too small.
+// lookGzip reads the size of the content from the last four bytes, but bounds it by the best compression ratio of deflate. If a body has
+// several gzip streams, the size may be too small, because the four bytes belong to the last stream only.
 func lookGzip(packed []byte) (says announced, err error) {
 	const mostRatio = 1032
 	if n := len(packed); n >= 4 {

@@ -11,11 +11,11 @@ import (
 	"github.com/valyala/fasthttp"
 )
 
-// firstRoom is the memory for a body before any of it has arrived, in bytes. Most bodies are smaller: they get only their length, and are
-// read in one piece.
+// firstRoom bounds the memory that a body gets before any of it has arrived, in bytes. Most bodies are shorter: they get a buffer of their
+// own length, and are read in one piece.
 const firstRoom = 64 << 10
 
-// These errors end the reading of a body; errors of the connection do, too.
+// Besides errors of the connection, these errors end the reading of a body.
 var (
 	errBodyTooLarge = errors.New("edge: the body is too large")
 	errNoRoom       = errors.New("edge: bodies fill their budget")
@@ -106,7 +106,7 @@ func (o *Options) callerOf(h *fasthttp.RequestHeader, w *wire) (c caller) {
 	return c
 }
 
-// read reads the body whole.
+// read reads the whole body.
 func (u *upload) read() error {
 	if w := u.w; !u.f.chunked && len(w.rest) == u.f.length { // the whole body came with the head, and nothing after it
 		u.buf, w.rest = w.rest, nil

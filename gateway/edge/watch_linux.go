@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// watcher is one epoll instance for all connections. It asks only for RDHUP and never reads, so queued requests and TLS records cannot hide
-// a FIN. It is edge-triggered, so each client that leaves is reported once. close(2) removes a socket from the epoll instance.
+// watcher is one epoll instance for all connections. It waits only for RDHUP and never reads, so it sees a FIN even behind queued requests
+// and TLS records. It is edge-triggered, so each client that leaves is reported once. close(2) removes a socket from the epoll instance.
 type watcher struct {
 	ep, stop int // stop is an eventfd in the same epoll instance, because closing ep does not end a wait
 	gone     func(id uint64)
@@ -36,8 +36,8 @@ func newWatcher(gone func(id uint64)) (*watcher, error) {
 	return w, nil
 }
 
-// add watches a socket until it is closed. If a client acknowledges nothing for patience, the kernel ends the connection, which is an
-// event, too.
+// add watches a socket until it is closed. If a client acknowledges nothing for patience, the kernel ends the connection, and run
+// reports this client, too.
 func (w *watcher) add(c syscall.Conn, id uint64, patience time.Duration) error {
 	rc, err := c.SyscallConn()
 	if err != nil {

@@ -42,8 +42,8 @@ func (l wires) Accept() (net.Conn, error) {
 	return &w, nil
 }
 
-// wire is a connection as fasthttp reads it, above TLS. Its Read stops at the end of a request's head. Bytes that came after the head wait
-// in rest. They belong to the body, or to the next request.
+// wire is a connection as fasthttp reads it, above TLS. Its Read stops at the end of a request's head. Bytes that arrived after the head
+// wait in rest. They belong to the body, or to the next request.
 type wire struct {
 	net.Conn
 	server *Server
@@ -52,10 +52,10 @@ type wire struct {
 	rest   []byte
 	first  *[firstRead]byte // the pooled memory that rest points into; nil: rest has memory of its own
 	held   *[]byte          // bytes that fasthttp has written and that are not sent yet; nil: writes are sent at once
-	last   bool             // the next write is the last one that is held, and sends all of them
-	charge *Charge          // for the body of the current request; nil: it has none
-	taken  bool             // the handler has the body, and ends its charge
-	alive  *KeepAlive       // of the current request; nil: its client gets no comments
+	last   bool             // the next write ends the answer: it sends the held bytes and its own
+	charge *Charge          // memory charged for the body of the current request; nil: the request has no body
+	taken  bool             // the handler has acquired the body, and must end its charge
+	alive  *KeepAlive       // comments for the client of the current request; nil: the client gets none
 }
 
 // tlsWire has the two methods by which fasthttp recognises TLS.
@@ -69,7 +69,7 @@ func (w *tlsWire) ConnectionState() tls.ConnectionState { return w.tls.Connectio
 
 func (w *wire) self() *wire { return w }
 
-// again returns a new wire of the connection, for the next ServeConn, because fasthttp may still use w.
+// again returns a new wire of the same connection for the next ServeConn. w cannot be used again, because fasthttp may still hold it.
 func (w *wire) again() *wire {
 	return &wire{Conn: w.Conn, server: w.server, client: w.client, rest: w.rest}
 }
@@ -80,7 +80,7 @@ func (w *wire) serve() {
 		_ = w.client.Close() // it was idle
 		return
 	}
-	_ = w.server.ServeConn(w) // it closes the connection, and has logged its error
+	_ = w.server.ServeConn(w) // ServeConn closes the connection and logs its own error
 }
 
 // await waits for the first byte of the next request; false: close the connection. fasthttp must not wait itself: it would treat the
@@ -115,7 +115,7 @@ func (w *wire) hear() error {
 	return err
 }
 
-// errBeyondHead means that fasthttp and headEnd disagree about the end of a head.
+// errBeyondHead means that fasthttp reads on where headEnd found the end of a head: the two disagree, so the connection must end.
 var errBeyondHead = errors.New("edge: the head has ended and more of it is asked for")
 
 // Read returns no bytes after the end of a head.
@@ -142,7 +142,7 @@ func (w *wire) Read(p []byte) (int, error) {
 	return end, err
 }
 
-// keep sets rest to b. It returns the pooled buffer if b is empty, or if the head is complete and only body bytes are left.
+// keep sets rest to b. It gives the pooled buffer back if b is empty, or if the head is complete and only body bytes are left.
 func (w *wire) keep(b []byte) {
 	if w.rest = b; len(b) == 0 {
 		w.rest = nil
