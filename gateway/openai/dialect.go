@@ -13,7 +13,7 @@ type dialect struct {
 	rules  map[string]rule
 	prompt string                 // the key of the prompt
 	lead   string                 // the key of the text before the prompt; empty: there is none
-	length string                 // the key of the most tokens of the answer
+	length string                 // the key of the limit of the answer, in tokens
 	check  func(p *parser) *Error // further checks of keys that depend on each other; nil: none
 }
 

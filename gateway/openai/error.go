@@ -21,16 +21,16 @@ const (
 // Error is an error answer in OpenAI's shape.
 type Error struct {
 	Status     int
-	Type       string // empty: by status
+	Type       string // empty: the type follows from the status
 	Code       string
 	Param      string // the key at fault; empty: null
 	Message    string
 	RetryAfter int // seconds for a Retry-After header; 0: none
 	// for operators, never sent to clients: what was full, its limit, and the key that sets the limit; empty: nothing was full
 	Why string
-	Own bool // the limit in Why is that of the caller's key, so other callers are served
+	Own bool // the limit in Why is a limit of the caller's key only, so other callers are still served
 
-	// Raw is an engine's own refusal, sent unchanged in place of the object above, with its ContentType.
+	// Raw is the body of an engine's own error. It is sent unchanged, with ContentType, in place of the fields above.
 	Raw         []byte
 	ContentType string
 }
@@ -40,7 +40,7 @@ func NewError(status int, code, message string) *Error {
 	return &Error{Status: status, Type: typeOfStatus(status), Code: code, Message: message}
 }
 
-// Unavailable returns a 503 with a Retry-After of so many seconds.
+// Unavailable returns a 503. retryAfter is in seconds.
 func Unavailable(code, message string, retryAfter int) *Error {
 	e := NewError(http.StatusServiceUnavailable, code, message)
 	e.RetryAfter = retryAfter

@@ -59,7 +59,7 @@ func promptOrList(p *parser, key string, v json.RawMessage) *Error {
 		return nil
 	}
 	list := rawjson.ArrayAt(v, 0)
-	list.Next() // it is not empty
+	list.Next() // the list is not empty
 	first := v[list.Val:rawjson.ValueEnd(v, list.Val)]
 	if p.req.Listed = !isNumber(first); p.req.Listed && p.req.Prompts == nil {
 		p.req.Prompts = []json.RawMessage{first}

@@ -37,7 +37,7 @@ func (p *parser) content(v json.RawMessage) *Error {
 	return nil
 }
 
-// partTypes are the allowed types of a part. Others are refused, because it is not known what a later version of an engine does with them.
+// partTypes are the allowed types of a part. Other types are refused, because a later version of an engine may fetch a URL from them.
 var partTypes = []string{
 	"text", "input_text", "output_text", "refusal", "thinking", "tool_reference",
 	"image_url", "input_image", "audio_url", "input_audio", "video_url", "file_url",
@@ -47,7 +47,7 @@ var partTypes = []string{
 // would take the medium from its cache.
 func (p *parser) part(part json.RawMessage) *Error {
 	hasName, kind, media := false, "", ""
-	var unknownType *Error // returned only if no key gives a more precise error
+	var unknownType *Error // returned only if no other key gives a more precise error
 	for key, v := range rawjson.Members(part) {
 		switch key {
 		case "type":

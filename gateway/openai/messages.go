@@ -35,7 +35,7 @@ func (p *parser) messageTogether() *Error {
 	switch {
 	case p.maxTokens == 0:
 		return badRequest(CodeMissing, "max_tokens", "the request has no \"max_tokens\"; set how long the answer may be")
-	case p.thinking >= p.maxTokens: // the decode engine would refuse it, after a whole prefill
+	case p.thinking >= p.maxTokens: // otherwise the decode engine refuses the request, after a whole prefill
 		return badRequest(CodeInvalidValue, "thinking.budget_tokens",
 			"\"thinking.budget_tokens\" is %d; it must be below \"max_tokens\", which is %d",
 			p.thinking, p.maxTokens)
@@ -85,7 +85,8 @@ var blockTypes = []string{
 	"text", "image", "tool_use", "tool_result", "tool_reference", "thinking", "redacted_thinking", "tool_addition", "tool_removal",
 }
 
-// block checks a block of content. A medium is in its source. The result of a tool has blocks of its own.
+// block checks a block of content. A block with a medium has it under the key source. A block with the result of a tool has a list of
+// blocks.
 func (p *parser) block(block json.RawMessage) *Error {
 	kind := ""
 	for key, v := range rawjson.Members(block) {
@@ -140,7 +141,7 @@ func (p *parser) source(v json.RawMessage) *Error {
 		switch {
 		case key == "data":
 			p.mediaBytes += len(inner)
-		case key != "url" || isNull(inner): // each of repeated keys: a parser may take any
+		case key != "url" || isNull(inner): // a repeated key is checked each time, because a parser may take any of them
 		case !isString(inner):
 			return wrongValue(key, inner, isString, "a URL")
 		default:
@@ -169,8 +170,8 @@ func ParseCount(raw []byte, limits Limits) (*Request, *Error) {
 }
 
 // In returns the body of the error in the shape of the API at the path: Anthropic's for messages, otherwise OpenAI's. An engine's own error
-// is returned unchanged if it has that shape. It may have another: vLLM answers in OpenAI's shape to a body of wrong types, and an engine
-// without the endpoint answers in neither.
+// is returned unchanged if it has that shape. Some errors have another shape: vLLM answers in OpenAI's shape to a body of
+// wrong types, and an engine without the endpoint answers in neither shape.
 func (e *Error) In(path string) []byte {
 	if !Anthropics(path) {
 		return e.JSON()

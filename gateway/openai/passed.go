@@ -15,7 +15,7 @@ import (
 	"evenkeel/mooncake"
 )
 
-// passedRules are the rules for a request that one engine serves alone. It checks all other keys itself.
+// passedRules are the rules for a request that one engine serves alone. The engine checks all other keys.
 var passedRules = map[string]rule{
 	"model":                model,
 	"tools":                nil, // not searched for media: a tool's parameter may have the name of a media key
@@ -139,7 +139,7 @@ var dataFormats = []string{"b64_json", "base64", "bytes", "url"}
 
 // checkData checks a string under the key data: it must not name a file of the engine's machine, nor an address that is not allowed.
 func (p *parser) checkData(text string) *Error {
-	jpeg := strings.HasPrefix(text, "/9j/") && !strings.Contains(text, ".") // the base64 of a JPEG begins so
+	jpeg := strings.HasPrefix(text, "/9j/") && !strings.Contains(text, ".") // the base64 of a JPEG begins with /9j/
 	switch {
 	case strings.HasPrefix(text, "/") && !jpeg, strings.HasPrefix(strings.ToLower(text), "file:"):
 		return badRequest(CodeInvalidValue, "", "data must not name a file of the engine's machine; send what is in it")

@@ -43,8 +43,8 @@ const (
 	listTokenLists
 )
 
-// prompt checks a prompt: a string, a list of strings, a list of token ids, or a list of such lists. Several prompts are split into a
-// request each, because an engine hands over only the first one.
+// prompt checks a prompt: a string, a list of strings, a list of token ids, or a list of such lists. Each of several prompts
+// becomes a request of its own, because a prefill engine hands over only the KV cache of the first prompt.
 func (p *parser) prompt(key string, v json.RawMessage) *Error {
 	const want = "a string, a list of strings, a list of token ids, or a list of such lists"
 	if isString(v) {

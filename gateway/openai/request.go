@@ -16,8 +16,8 @@ type Limits struct {
 
 	Sole func() string // returns the only model, which a request without a model gets; nil or empty: a request must name one
 
-	// In these, 0 means no limit.
-	Answers          int // per request; each answer takes a place in the pool
+	// In the fields below, 0 means no limit.
+	Answers          int // per request; each answer becomes a request of its own (see Part)
 	AnswersPerPrompt int
 	StopStrings      int
 }
@@ -45,19 +45,19 @@ type Request struct {
 	ReturnTokenIDs  bool
 
 	N int // answers for each prompt, 1 or more
-	// At each token of the answer, the client wants this many likeliest tokens with their probabilities. AllTokens: all of the vocabulary.
+	// How many of the likeliest tokens the client wants to see at each position of the answer. AllTokens: the whole vocabulary.
 	TopLogprobs  int
 	Prompts      []json.RawMessage // the prompts of a list; nil: there is one prompt, in the body
 	MaxTokens    int               // 0: not given
 	MaxTokensKey string            // the key that MaxTokens came from; empty: not given
 	Limit        int               // tokens of the answer: MaxTokens, or the engines' default; 0: only the context limits it
-	Passthrough  bool              // the engine must answer in one piece, because its stream would have less, or have it in another form
-	PromptRows   bool              // an engine of vLLM must compute logprobs of the prompt's tokens for it, even if the answer has none
+	Passthrough  bool              // the engine must not stream, because its stream lacks parts of the answer, or has them in another form
+	PromptRows   bool              // vLLM must compute logprobs of the prompt's tokens for the request, even if the answer shows none
 	Beams        int               // beams of a beam search; 0: there is none
 	PrefillOnly  bool              // a prefill engine alone answers it, because the answer has at most one token
 	PromptBytes  int               // bytes of prompt or messages and tools, without inline media; for estimates of its tokens
-	Listed       bool              // of /generate: the answer is a list
-	Names        [][]byte          // ids of its answers, if the client has named each; nil: they are named after the request
+	Listed       bool              // for /generate only: the answer is a list
+	Names        [][]byte          // one id per answer, given by the client; nil: the ids are made from the id of the request
 	PromptTokens int               // exact if the prompts are token ids without media; else 0
 }
 
@@ -98,7 +98,7 @@ func Parse(endpoint mooncake.Endpoint, raw []byte, limits Limits) (*Request, *Er
 		if !ok && !mooncake.Reserved(key) {
 			continue
 		}
-		if body.Count(key) > 1 { // engines would take the last value, other parsers the first
+		if body.Count(key) > 1 { // engines take the last value, some other parsers the first
 			return nil, badRequest(CodeDuplicateKey, key, "the key %q appears more than once; send it once", key).asCalled(&body, key)
 		}
 		if rule != nil {
@@ -122,7 +122,7 @@ type parser struct {
 	minTokens                      int  // 0: not given
 	hasPrompt                      bool // messages or prompt, whichever the endpoint reads
 	streamOptions                  bool // the request has stream_options
-	stopTokens                     bool // it has stop_token_ids
+	stopTokens                     bool // the request has stop_token_ids
 	echo, logprobs                 bool
 	promptLogprobs, beams          bool
 	rowsInStream                   bool // the requested logprobs of the prompt are allowed in a stream
@@ -192,7 +192,7 @@ func (p *parser) checkTogether() *Error {
 		}
 		req.Beams, req.N = req.N, 1 // one engine computes all beams
 	}
-	// For each of these, a stream of the engine has less than an answer in one piece, or another form of it.
+	// With each of these features, the engine's stream lacks parts of the answer, or has them in another form.
 	req.Passthrough = !req.Stream && (req.PromptRows || p.beams || p.derender || !req.Endpoint.Assembles() || HasTools(&req.Body) ||
 		asksBeside(&req.Body))
 	tools, _ := req.Body.Get("tools")

@@ -84,8 +84,8 @@ func instructions(p *parser, key string, v json.RawMessage) *Error {
 	return nil
 }
 
-// responseTools refuses tools that an engine would run itself. With the tool's result, the engine would generate again, and use the
-// hand-off a second time.
+// responseTools refuses tools that an engine would run itself. Such an engine generates a second time, with the result of the tool, and
+// would then use the same hand-off twice.
 func responseTools(_ *parser, key string, v json.RawMessage) *Error {
 	if !isArray(v) {
 		return wrongValue(key, v, isArray, "a list of tools")
@@ -108,8 +108,8 @@ func responseTools(_ *parser, key string, v json.RawMessage) *Error {
 	return refusal
 }
 
-// eachObject calls check for each element of a list, and counts them. Each element must be an object. path names the element in error
-// messages; what describes what it should be.
+// eachObject calls check for each element of a list, and counts them. Each element must be an object. In error messages, path
+// names the element, and what is the description of a correct element.
 func eachObject(key string, list json.RawMessage, what string, check func(path string, item json.RawMessage) *Error) (n int,
 	refusal *Error) {
 	for item := range rawjson.Elements(list) {

@@ -11,7 +11,7 @@ import (
 // thinking budget, a stop string that may begin before that point, or media that the token ids of the prompt do not contain.
 func Unresumable(body *mooncake.Body, endpoint mooncake.Endpoint) bool {
 	if !endpoint.GoesOn() {
-		return true // the events of such an endpoint number the parts of the answer, or its last event repeats all of them
+		return true // events at these endpoints number the parts of the answer, or the last event repeats the whole answer
 	}
 	for key, v := range body.All() {
 		if isNull(v) {
@@ -32,7 +32,7 @@ func Unresumable(body *mooncake.Body, endpoint mooncake.Endpoint) bool {
 			if endpoint == mooncake.Generate {
 				return true
 			}
-		case "echo": // a chat's answer begins with its last message, which the prompt has already
+		case "echo": // the answer to a chat would begin with the last message once more
 			if endpoint == mooncake.Chat && string(v) == "true" {
 				return true
 			}
@@ -63,9 +63,9 @@ func HasTools(body *mooncake.Body) bool {
 	return ok && !isNull(v) && string(v) != "[]"
 }
 
-// asksBeside says whether a request asks for values beside the tokens of its answer, such as return_meta_info or return_routed_experts.
-// Engines return all of them in an answer in one piece, but only some in a stream, and SGLang refuses some in a stream (0.5.23,
-// entrypoints/openai/serving_chat.py). Token ids come in both, so they do not count.
+// asksBeside says whether a request asks for more than the tokens of its answer, such as return_meta_info or return_routed_experts.
+// Engines return all such values in an answer in one piece, but only some in a stream, and SGLang refuses some in a stream (0.5.23,
+// entrypoints/openai/serving_chat.py). Token ids are in both, so a request for them does not count.
 func asksBeside(body *mooncake.Body) bool {
 	for key, v := range body.All() {
 		if strings.HasPrefix(key, "return_") && key != "return_token_ids" && key != "return_tokens_as_token_ids" && !isNull(v) &&

@@ -10,7 +10,7 @@ import (
 	"evenkeel/mooncake"
 )
 
-// A rule checks the value v of a key, and stores in p what the request needs of it. It returns the refusal, or nil.
+// A rule checks the value v of a key, and stores in p what later steps need. It returns an error if the value is refused, else nil.
 type rule func(p *parser, key string, v json.RawMessage) *Error
 
 // rules has every key that evenkeel acts on: keys that it sets or drops in a request to an engine, and keys that only the decode engine
@@ -45,7 +45,7 @@ var rules = map[string]rule{
 	"echo":                  flag(func(p *parser, on bool) { p.echo = on }),
 	"ignore_eos":            flag(nil),
 	"best_of":               integers(1, 1, nil),
-	"priority":              integers(0, 0, nil), // any other value would jump the engine's queue
+	"priority":              integers(0, 0, nil), // with another value, the request would pass others in the engine's queue
 	"use_beam_search":       flag(func(p *parser, on bool) { p.beams = on }),
 	"prompt_logprobs":       integers(-1, math.MaxInt32, func(p *parser, n int) { p.promptLogprobs, p.rowsInStream = true, n == 0 }),
 	"prompt_embeds":         refuse("prompts are text or token ids here"),
@@ -64,8 +64,8 @@ var rules = map[string]rule{
 func maxTokens(p *parser, key string, v json.RawMessage) *Error {
 	echo, _ := p.req.Body.Get("echo")
 	if _, zero := integer(v, 0, 0); zero && p.req.Endpoint == mooncake.Completions && string(echo) == "true" {
-		p.req.Body.Set(key, []byte("0")) // it may have come as 0.0 or 0e0
-		p.maxTokens = 1                  // an engine computes one token, and leaves it out of the answer
+		p.req.Body.Set(key, []byte("0")) // the client may have written 0.0 or 0e0
+		p.maxTokens = 1                  // an engine still computes one token, but does not send it
 		return nil
 	}
 	return fromOne(p, key, v)
@@ -83,7 +83,7 @@ func optional(r rule) rule {
 	}
 }
 
-// only makes a rule for one endpoint. At others, the key has no meaning.
+// only makes a rule for one endpoint. At other endpoints, the key has no meaning.
 func only(endpoint mooncake.Endpoint, r rule) rule {
 	return func(p *parser, key string, v json.RawMessage) *Error {
 		if p.req.Endpoint != endpoint || isNull(v) {
@@ -93,8 +93,8 @@ func only(endpoint mooncake.Endpoint, r rule) rule {
 	}
 }
 
-// refuse makes a rule for an unsupported key. Clients read the reason. The values in unless, as JSON, are allowed, because they ask for
-// nothing.
+// refuse makes a rule for an unsupported key. The error for the client has the reason. The JSON values in unless are allowed, because they
+// turn the feature off.
 func refuse(reason string, unless ...string) rule {
 	return optional(func(_ *parser, key string, v json.RawMessage) *Error {
 		for _, allowed := range unless {
@@ -196,8 +196,8 @@ func stringList(most func(Limits) int, alone bool) rule {
 	})
 }
 
-// stopStrings makes the rule for stop strings. Probes have none, so without it only the decode engine would refuse too many, after a whole
-// prefill. If alone is true, the value may be one string.
+// stopStrings makes the rule for stop strings. A prefill request has no stop strings. Without the rule, only the decode engine would refuse
+// too many of them, after a whole prefill. If alone is true, the value may be one string.
 func stopStrings(alone bool) rule {
 	return stringList(func(l Limits) int { return l.StopStrings }, alone)
 }
