@@ -38,7 +38,7 @@ type Host struct {
 	Config   *reload.Reloader
 	Service  *service.Service
 	Fleet    *fleet.Fleet
-	Requests *request.Server // with its prefill tier, owner, geo node and journal
+	Requests *request.Server // serves the requests; has the prefill tier, owner, geo node and journal
 	Through  *passthrough.Server
 }
 
@@ -49,7 +49,7 @@ type ModelLoad struct {
 	KV               float64 // share of the KV memory of all decode ranks that are up, from 0 to 1
 }
 
-// endpointPage is the page of metrics for the endpoint picker. Only one request at a time makes the page anew.
+// endpointPage is the page of metrics for the endpoint picker of the Gateway API. Only one request at a time makes a new page.
 type endpointPage struct {
 	last atomic.Pointer[endpointText]
 	busy atomic.Bool
@@ -114,11 +114,11 @@ type incoming struct {
 	caller
 }
 
-// caller is who sent a request, and how much of the limits of its key the request has used.
+// caller has the key of a request's sender, and how much of the limits of that key the request has used.
 type caller struct {
 	key     keys.Key
-	booked  int // answers counted against max_concurrent of key; GiveBack returns them
-	metered int // estimated prompt tokens, taken from the key's tokens per minute before an engine counted them
+	booked  int // answers counted against the key's max_concurrent until GiveBack
+	metered int // estimated prompt tokens, counted against the key's tokens per minute until GiveBack knows the exact number
 }
 
 // identify counts one request and one answer against the limits of the key, and reads the priority that a trusted caller may set.
@@ -140,14 +140,14 @@ func (r *incoming) identify(ctx *fasthttp.RequestCtx, key keys.Key, objectives m
 	return r.book(1)
 }
 
-// The headers with which a gateway of the Gateway API says what a request is, under both of their names.
+// A gateway of the Gateway API describes a request in these headers. Each header has two names.
 var (
 	objectiveHeaders = [...]string{"X-Gateway-Inference-Objective", "X-Llm-D-Inference-Objective"}
 	fairnessHeaders  = [...]string{"X-Gateway-Inference-Fairness-Id", "X-Llm-D-Inference-Fairness-Id"}
 )
 
-// mostFlows bounds the flows of one key, because each turn looks at all flows. If a key names more, some of them share one flow and its
-// turns.
+// mostFlows bounds the flows of one key, because each choice of the next request looks at all flows. If a key names more, some of them
+// share one flow and its turns.
 const mostFlows = 256
 
 // classify reads the headers in which a trusted gateway describes a request. The objective header names a priority, which objectives lists.
@@ -160,7 +160,7 @@ func (r *incoming) classify(h *fasthttp.RequestHeader, objectives map[string]int
 		r.Priority = n
 	}
 	if flow := firstHeader(h, fairnessHeaders[:]); len(flow) > 0 {
-		r.Flow = r.key.Name + "\x00" + strconv.FormatUint(xxhash.Sum64(flow)%mostFlows, 10) // the same name of another key is another flow
+		r.Flow = r.key.Name + "\x00" + strconv.FormatUint(xxhash.Sum64(flow)%mostFlows, 10) // another key may use the same flow name
 	}
 }
 
@@ -174,7 +174,7 @@ func firstHeader(h *fasthttp.RequestHeader, names []string) []byte {
 	return nil
 }
 
-// inRate takes one request of those that the key may send per minute. It returns an error if none is left.
+// inRate counts one request against the requests per minute of the key. It returns an error if the key has none left.
 func inRate(key keys.Key, now time.Time) *openai.Error {
 	if wait, ok := key.Request(now); !ok {
 		return tooFast(fmt.Sprintf("key %s may send %d requests per minute; send the next later", key.Name, key.RPM), wait)
@@ -217,8 +217,8 @@ func (r *caller) meter(tokens int, now time.Time) *openai.Error {
 	return nil
 }
 
-// GiveBack ends what the request took of its key's limits: it returns the answers, and replaces the estimated tokens by those that the
-// prompts and answers had in the end. tokens below 0: the number is not known, and the estimate stays.
+// GiveBack corrects the limits of the key at the end of the request. It takes the request's answers off the running ones, and replaces the
+// estimated tokens by the number that its prompts and answers really had. tokens below 0: the number is not known, and the estimate stays.
 func (r *caller) GiveBack(tokens int) {
 	r.key.Release(r.booked)
 	if tokens >= 0 {

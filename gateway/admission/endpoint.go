@@ -12,8 +12,8 @@ import (
 	"evenkeel/gateway/openai"
 )
 
-// Any client may ask for the page of metrics, and the dispatcher has to be asked to make it. A page is therefore used for at least
-// endpointLasts. Making one takes at most endpointWaits. A page older than endpointStale is not sent.
+// Any client may ask for the page of metrics, and each new page interrupts the dispatcher. Therefore a page is sent again until it is older
+// than endpointLasts. Making a page takes at most endpointWaits. A page older than endpointStale is not sent.
 const (
 	endpointLasts = 200 * time.Millisecond
 	endpointWaits = time.Second
@@ -28,7 +28,7 @@ func (d *Handler) metrics(ctx *fasthttp.RequestCtx) {
 		return
 	}
 	page := d.endpoint.last.Load()
-	// One request at a time makes the page anew. Meanwhile all others get the last page.
+	// One request at a time makes a new page. Meanwhile all other requests get the last page.
 	if (page == nil || time.Since(page.made) >= endpointLasts) && d.endpoint.busy.CompareAndSwap(false, true) {
 		d.makePage()
 		page = d.endpoint.last.Load()

@@ -1,5 +1,5 @@
-// Package admission takes a request from the public listener until it is served: it finds the route, checks who sends the request and what
-// its key allows, reads it, and refuses it if no engine could serve it.
+// Package admission handles a request of the public listener before it is served. It finds the route, checks the sender and the limits of
+// its key, reads the request, and refuses it if no engine could serve it.
 package admission
 
 import (
@@ -33,7 +33,7 @@ func New(h Host) *Handler {
 	return d
 }
 
-// Handle serves a request of the public listener: it finds the route of the path, and refuses what no route takes.
+// Handle serves a request of the public listener: it finds the route of the path, or answers with an error if there is none.
 func (d *Handler) Handle(ctx *fasthttp.RequestCtx) {
 	path, method := string(ctx.Path()), string(ctx.Method())
 	shared := d.share(ctx)
@@ -95,7 +95,7 @@ func (d *Handler) Accept() openai.Limits {
 	return limits
 }
 
-// sole returns the only model that this region and the others serve; empty: they serve several models, or none.
+// sole returns the only model that this region and all other regions serve. It is empty if they serve several models, or none.
 func (d *Handler) sole() string {
 	engines := d.host.Fleet.Now()
 	name := engines.Sole()
@@ -134,8 +134,8 @@ func (d *Handler) receive(ctx *fasthttp.RequestCtx, path string, serve func(*inc
 	})
 }
 
-// serveOrRefuse calls serve, and if that returns an error, refuses the request with it. A panic of serve goes on to the edge, which answers
-// the client, but first the request gives back what it holds of its caller's limits.
+// serveOrRefuse calls serve. If serve returns an error, the client gets that error as the answer. If serve panics, the request first gives
+// back what it holds of its caller's limits. Package edge recovers the panic and answers the client.
 func (d *Handler) serveOrRefuse(ctx *fasthttp.RequestCtx, in *incoming, serve func() *openai.Error) {
 	panicked := true
 	defer func() {
@@ -149,15 +149,16 @@ func (d *Handler) serveOrRefuse(ctx *fasthttp.RequestCtx, in *incoming, serve fu
 	panicked = false
 }
 
-// newIncoming begins the record of a request. At its end, the request gives back through in.Limits what it holds of its caller's limits.
+// newIncoming begins the record of a request. The request counts against the limits of its caller until it ends: then in.Limits.GiveBack is
+// called.
 func (d *Handler) newIncoming(facts journal.Facts) *incoming {
 	in := &incoming{Incoming: d.host.Requests.Incoming(facts)}
 	in.Limits = &in.caller
 	return in
 }
 
-// checkSender finds out who sends a request, and counts it against the rate limits of the sender's key. It returns an error if the key is
-// unknown, or over its limits.
+// checkSender finds the key of a request's sender, and counts the request against the rate limits of that key. It returns an error if the
+// key is unknown or over its limits.
 func (d *Handler) checkSender(ctx *fasthttp.RequestCtx, path string, in *incoming) *openai.Error {
 	key, fail := d.authenticate(ctx)
 	if fail != nil {
@@ -193,8 +194,8 @@ func (d *Handler) body(ctx *fasthttp.RequestCtx, in *incoming) ([]byte, *openai.
 	return nil, fail
 }
 
-// answer serves a request that is split into prefill and decode. Its sender, a client or another dispatcher, is checked already. If answer
-// returns an error, nothing has been written to the client yet. Whatever the request took of its caller's limits, it keeps until it ends.
+// answer serves a request that is split into prefill and decode. The caller has checked the sender, a client or another dispatcher. If
+// answer returns an error, nothing has been written to the client yet. The request counts against its caller's limits until it ends.
 func (d *Handler) answer(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *incoming) *openai.Error {
 	from := in.From
 	in.Record.Report(journal.Event{What: journal.Parsing})
@@ -223,8 +224,8 @@ func (d *Handler) answer(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *inc
 	return d.host.Requests.Serve(ctx, in.Incoming, req, route, parts)
 }
 
-// admit reads a request. It refuses it if it is malformed, or if neither an engine here nor another region can serve it now. The returned
-// request is nil if it could not be read.
+// admit reads a request. It returns an error if the request is malformed, or if neither an engine here nor another region can serve it now.
+// The returned request is nil if it could not be read.
 func (d *Handler) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *incoming) (*openai.Request, fleet.Route, *openai.Error) {
 	if fail := d.checkLeaving(ctx, in); fail != nil {
 		return nil, fleet.Route{}, fail
@@ -237,10 +238,10 @@ func (d *Handler) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *inco
 	if fail != nil {
 		return nil, fleet.Route{}, fail
 	}
-	engines := d.host.Fleet.Now() // one state of the fleet for all questions below
+	engines := d.host.Fleet.Now() // read once, so that all checks below see the same engines
 	route, ok, known := engines.Lookup(req.Model)
 	ok = ok && !route.Half
-	if !ep.Common() { // other regions do not serve such an endpoint, and not every engine has it
+	if !ep.Common() { // requests of this endpoint stay in this region, and not every engine has the endpoint
 		if fail := d.checkServedHere(ep.Path(), req.Model); fail != nil {
 			return req, route, fail
 		}
@@ -262,7 +263,7 @@ func (d *Handler) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *inco
 		if fail := req.Split(route.PromptLogprobs); fail != nil {
 			return req, route, fail
 		}
-		if route.SGLang && req.PrefillOnly { // SGLang's server ends when it gets a request without a bootstrap room
+		if route.SGLang && req.PrefillOnly { // SGLang's server exits when it gets a request without a bootstrap room
 			return req, route, noRows
 		}
 	}
@@ -271,11 +272,13 @@ func (d *Handler) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *inco
 	if !ok && otherRegions {
 		route = fleet.Route{Name: req.Model, Board: req.Model}
 	}
+	if otherRegions {
+		return req, route, nil // later the geo policy chooses between the engines here and another region
+	}
+	mayBeElsewhere := node != nil && !ok && !(known && node.AllUp()) // a region that is down may have the model
+	servesNoRegion := node != nil && ok && d.host.Requests.Owner.Has(owner.Regions) && !d.host.Requests.Owner.AdmitsAny()
 	switch {
-	case otherRegions: // later the geo policy chooses between the engines here and another region
-	case node != nil && (!ok && !(known && node.AllUp()) ||
-		// this dispatcher serves no region now, and the model may come back with the region that has it
-		ok && d.host.Requests.Owner.Has(owner.Regions) && !d.host.Requests.Owner.AdmitsAny()):
+	case mayBeElsewhere || servesNoRegion: // either may change soon, so the client is asked to retry
 		return req, route, openai.Unavailable("no_region_available",
 			"no engine of this proxy serves "+strconv.Quote(req.Model)+", and no region that can be reached does", 1)
 	case !ok && known:
@@ -284,9 +287,9 @@ func (d *Handler) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *inco
 		return req, route, failure.Unserved("prefill", req.Model, route.Mixed, engines.Lack(req.Model, false))
 	case !route.Decode:
 		return req, route, failure.Unserved("decode", req.Model, route.Mixed, engines.Lack(req.Model, true))
-	case !ep.Common() && !engines.Owned(route.Board, route.Name): // refuse before a prefill whose KV no rank of ours would fetch
+	case !ep.Common() && !engines.Owned(route.Board, route.Name): // no rank of ours could fetch the KV cache of a prefill
 		return req, route, failure.NotOurs
-	case in.Whole && !d.host.Requests.Locals.Serve(route.Board): // no retry could help
+	case in.Whole && !d.host.Requests.Locals.Serve(route.Board): // 404, not 503: a retry would fail for the same reason
 		return req, route, openai.NewError(http.StatusNotFound, "no_such_route",
 			"an engine of "+strconv.Quote(req.Model)+" takes no hand-off at "+
 				ep.Path()+
@@ -302,12 +305,12 @@ var noRows = &openai.Error{
 		"a prompt then",
 }
 
-// blind is why a request is refused if its answer could be cut short without any sign of it.
+// blind is the error text if an answer could end early without any sign of it in the answer.
 const blind = ": this model has decode engines of vllm-ascend, which may end an answer early when they have no memory left, and this " +
 	"endpoint would not say so; " +
 	"use /v1/chat/completions, or ask the operator whether the connector of the engines is right, and for gives_back: false"
 
-// unserved refuses a request at an endpoint that the engines of its model do not serve, or would answer with another model; nil: the
+// unserved returns an error if the engines of the request's model do not serve the endpoint, or would answer with another model; nil: the
 // endpoint is served. SGLang takes the LoRA adapter of a message from behind a colon in the model's name, and ignores adapters in responses
 // (0.5.23, _resolve_lora_path in entrypoints/openai/serving_base.py, create_responses in serving_responses.py).
 func unserved(ep mooncake.Endpoint, route fleet.Route) *openai.Error {
@@ -330,11 +333,11 @@ func unserved(ep mooncake.Endpoint, route fleet.Route) *openai.Error {
 	return openai.NewError(http.StatusNotFound, "no_such_route", ep.Path()+" is not served for "+strconv.Quote(route.Name)+": "+why)
 }
 
-// checkLeaving refuses a request while the proxy shuts down. A proxy that hands its engines over to another one still takes requests of
-// other dispatchers.
+// checkLeaving returns an error while the proxy shuts down. Until it has handed over its engines to another dispatcher, it still takes
+// requests that other dispatchers forward.
 func (d *Handler) checkLeaving(ctx *fasthttp.RequestCtx, in *incoming) *openai.Error {
 	if d.host.Service.Draining() {
-		ctx.SetConnectionClose() // so that the client's next request goes where the load balancer sends it
+		ctx.SetConnectionClose() // so that the client opens a new connection, which the load balancer sends to another proxy
 	}
 	if d.host.Service.Refusing() && !(in.From != nil && d.host.Requests.Owner.HandsOver()) {
 		return failure.Leaving
@@ -375,7 +378,7 @@ type servedModel struct {
 	MaxInput    int    `json:"max_input_tokens,omitempty"`
 }
 
-// newServedModel describes a model. Its creation time is not known, so the start of the proxy stands in its place.
+// newServedModel describes a model. Its creation time is not known, so the time of the proxy's start is given.
 func (d *Handler) newServedModel(name, root string, maxLen int) servedModel {
 	return servedModel{
 		ID: name, Object: "model", Created: d.host.Started.Unix(), OwnedBy: "evenkeel", Root: root, MaxModelLen: maxLen,
@@ -392,7 +395,7 @@ func (d *Handler) listModels(ctx *fasthttp.RequestCtx) {
 	page := struct {
 		Object  string        `json:"object"`
 		Data    []servedModel `json:"data"`
-		HasMore bool          `json:"has_more"` // these three are Anthropic's; the list is never split into pages
+		HasMore bool          `json:"has_more"` // HasMore, FirstID and LastID are Anthropic's fields for pages; the list has only one page
 		FirstID *string       `json:"first_id"`
 		LastID  *string       `json:"last_id"`
 	}{Object: "list", Data: list}
@@ -510,8 +513,8 @@ func (d *Handler) admitWhole(ctx *fasthttp.RequestCtx, path string, in *incoming
 	return req, raw, d.checkServedHere(path, req.Model)
 }
 
-// checkServedHere refuses a request if no engine of this region has its model. It is for endpoints whose requests are not forwarded to
-// other regions. It refuses nothing until the engines have reported their models.
+// checkServedHere returns an error if no engine of this region has the model. It is for endpoints whose requests are not forwarded to other
+// regions. Until the engines have reported their models, it returns nil.
 func (d *Handler) checkServedHere(path, model string) *openai.Error {
 	_, ok, known := d.host.Fleet.Now().Lookup(model)
 	switch {

@@ -16,7 +16,7 @@ import (
 	"evenkeel/mooncake"
 )
 
-// With these headers a request says how it is to be served.
+// In these headers a client states how its request is to be served.
 const (
 	explainHeader       = "X-Evenkeel-Explain"
 	disaggregateHeader  = "X-Evenkeel-Disaggregate"
@@ -25,11 +25,12 @@ const (
 	geoHeader           = "X-Evenkeel-Geo" // local: the request is never forwarded
 )
 
-// longestDeadline bounds x-evenkeel-deadline-ms. No request waits for a day.
+// longestDeadline bounds x-evenkeel-deadline-ms. It is far longer than any request waits.
 const longestDeadline = 24 * time.Hour
 
-// steer reads how a request asks to be served. Every caller may name or end its session. Only a trusted caller may name the class, the
-// deadline, the prefill policy, the engines, and whether the request is split. It returns an error if a value cannot be used.
+// steer reads from a request how its client wants it to be served. Every caller may name or end its session. Only a trusted caller may name
+// the class, the deadline, the prefill policy, the engines, and whether the request is split. It returns an error if a value cannot be
+// used.
 func (d *Handler) steer(ctx *fasthttp.RequestCtx, in *incoming, route fleet.Route, body *mooncake.Body) *openai.Error {
 	session := ctx.Request.Header.Peek(request.SessionHeader)
 	for _, key := range [...]string{"prompt_cache_key", "user"} {
@@ -41,7 +42,7 @@ func (d *Handler) steer(ctx *fasthttp.RequestCtx, in *incoming, route fleet.Rout
 	if len(session) > 0 {
 		var digest xxhash.Digest
 		digest.Reset()
-		_, _ = digest.WriteString(in.Record.Key) // equal names of two callers are two sessions
+		_, _ = digest.WriteString(in.Record.Key) // hashed too, so that equal session names of two callers are two sessions
 		_, _ = digest.Write([]byte{0})
 		_, _ = digest.Write(session)
 		in.Session = max(1, digest.Sum64()) // 0 means no session
@@ -115,7 +116,7 @@ func (d *Handler) aim(ctx *fasthttp.RequestCtx, in *incoming, route fleet.Route)
 				strconv.Quote(string(name))+" is no decode rank for the model; GET /workers lists them; or leave "+targetDecodeHeader+" out")
 		}
 		in.ToDecode = []int32{worker}
-		if r := engines.Rank(worker); r != nil && r.Group != "" { // a rank of a group gets prefills from the engines of that group
+		if r := engines.Rank(worker); r != nil && r.Group != "" { // the prefill engine must be of the same group as the decode rank
 			in.ToPrefill = r.Group
 		}
 	}
