@@ -27,7 +27,7 @@ import (
 // Options are what the listener needs besides the proxy itself.
 type Options struct {
 	Log     *zap.Logger
-	Version string // of the program; people read it on the live page
+	Version string // of the program, shown on the live page
 }
 
 // New returns the listener's handler. It registers the process's own metrics
@@ -199,10 +199,10 @@ func (h *handler) worker(w http.ResponseWriter, r *http.Request, f func(role, id
 	address, rank, _ := strings.Cut(r.PathValue("id"), "/") // a client may write the slash before the rank as %2F
 	rank = cmp.Or(rank, r.PathValue("rank"))
 	id, _, err := gateway.IDOf(address)
+	if rank != "" {
+		id += "/" + rank
+	}
 	if err == nil {
-		if rank != "" {
-			id += "/" + rank
-		}
 		err = f(r.URL.Query().Get("role"), id)
 	}
 	switch {

@@ -88,10 +88,10 @@ func isJSON(r *http.Request) bool {
 	return err == nil && kind == "application/json"
 }
 
-// maxBody bounds request bodies, in bytes. It is far more than any of them needs.
+// maxBody bounds request bodies, in bytes. No call needs nearly as much.
 const maxBody = 1 << 20
 
-// keepToOurselves sets headers with which browsers do not give the answer to pages of other sites.
+// keepToOurselves sets headers that forbid browsers to show the answer to pages of other sites.
 func keepToOurselves(h http.Header) {
 	h.Set("X-Content-Type-Options", "nosniff")
 	h.Set("X-Frame-Options", "DENY")
@@ -114,7 +114,7 @@ func reply(w http.ResponseWriter, v any) {
 	w.Header().Set("Content-Type", "application/json")
 	enc := json.NewEncoder(w)
 	enc.SetIndent("", "  ")
-	_ = enc.Encode(v) // the operator left
+	_ = enc.Encode(v) // an error means that the operator closed the connection
 }
 
 // read decodes a JSON body into v. If it cannot, it answers the request with 400 and returns false.
