@@ -88,7 +88,7 @@ func Parse(path string, src []byte) (*Set, error) {
 // decode returns the entries, and the line on which each begins.
 func decode(src []byte) (entries []entry, lines []int, err error) {
 	defer func() {
-		if v := recover(); v != nil { // goccy/go-yaml v1.19.2 does on tags where a list belongs: "keys: !x y"
+		if v := recover(); v != nil { // goccy/go-yaml v1.19.2 panics if a tag stands in place of a list: "keys: !x y"
 			entries, lines, err = nil, nil, errors.New("not valid YAML: keys must be a list of entries")
 		}
 	}()
@@ -126,8 +126,8 @@ func (e *entry) check() (sum [sha256.Size]byte, err error) {
 	return [sha256.Size]byte(raw), nil
 }
 
-// entryLines returns the line on which each entry begins. It returns none for an unusual layout (anchors, several documents); errors then
-// name the number of the entry.
+// entryLines returns the line on which each entry begins. For an unusual layout (anchors, several documents) it returns nothing. Errors
+// then name the number of the entry instead of its line.
 func entryLines(src []byte) []int {
 	file, err := parser.ParseBytes(src, 0)
 	if err != nil || len(file.Docs) != 1 {
@@ -152,8 +152,8 @@ func entryLines(src []byte) []int {
 	return lines
 }
 
-// redact keeps the place and the reason of a YAML error, and drops the excerpt of the file. It may contain a key that was pasted by
-// mistake, which must not reach the log.
+// redact keeps the position and the reason of a YAML error, and drops the excerpt of the file. The excerpt may contain a key that was
+// pasted by mistake, and a key must not reach the log.
 func redact(err error) error {
 	var yamlErr yaml.Error
 	if !errors.As(err, &yamlErr) {

@@ -1,5 +1,5 @@
-// Package keys knows who may use the proxy: API keys, of which it holds only
-// the SHA-256, and what each is allowed.
+// Package keys holds the API keys of the callers, as SHA-256 hashes, and the
+// rights and limits of each key.
 //
 // The file is YAML; unknown names are refused:
 //
@@ -9,13 +9,13 @@
 //	    trusted: true             # may send x-evenkeel-* headers (default false)
 //	    priority: 0               # of its requests, -100 to 100; higher ones are served first (default 0)
 //	    batch: true               # its requests take only what others leave, whatever their priority (default false)
-//	    max_concurrent: 64        # answers at once, 429 beyond (default 0: no limit); n: 4 counts as four
+//	    max_concurrent: 64        # answers at once, else 429 (default 0: no limit); n: 4 counts as four
 //	    rpm: 600                  # requests a minute, refused ones too (default 0: no limit)
 //	    tpm: 1000000              # tokens a minute, of prompts and answers (default 0: no limit)
 //
-// `evenkeel keys new` makes a key and the entry for it. Keys made so have 256
-// random bits, which is why one plain hash is enough: there is nothing to
-// guess, and a slow hash would be paid by every request.
+// `evenkeel keys new` makes a key and the entry for it. Such a key has 256
+// random bits, too many to guess. Therefore one fast hash is enough. A slow hash
+// would delay every request.
 package keys
 
 import (
@@ -27,14 +27,14 @@ import (
 	"time"
 )
 
-// Key is a caller, as its entry in the key file says. The zero Key stands for every caller if no key is needed: no name, not trusted, no
-// limits.
+// Key is the entry of one caller in the key file. The zero Key stands for every caller if no key is needed: it has no name and no limits,
+// and is not trusted.
 type Key struct {
 	Name          string
 	Trusted       bool
 	Priority      int
 	Batch         bool
-	MaxConcurrent int // 0: no limit, as in the next two
+	MaxConcurrent int // answers at once; in this field and the next two, 0 means no limit
 	RPM           int // requests a minute
 	TPM           int // tokens a minute
 
@@ -50,8 +50,8 @@ type usage struct {
 	requests, tokens bucket
 }
 
-// Request counts one request against the key's requests per minute. If none is left, ok is false, and wait is the time until one is; the
-// caller answers 429.
+// Request counts one request against the key's requests per minute. If none is left, ok is false, and wait is the time until the
+// next one is free. The caller then answers 429.
 func (k Key) Request(now time.Time) (wait time.Duration, ok bool) {
 	if k.usage == nil || k.RPM == 0 {
 		return 0, true
@@ -60,7 +60,7 @@ func (k Key) Request(now time.Time) (wait time.Duration, ok bool) {
 }
 
 // Tokens counts n tokens, the expected cost of a request, against the key's tokens per minute. If too few are left, ok is false, and wait
-// is the time until they are. Settle corrects the number later.
+// is the time until enough are free. Settle corrects the number later.
 func (k Key) Tokens(now time.Time, n int) (wait time.Duration, ok bool) {
 	if k.usage == nil || k.TPM == 0 {
 		return 0, true
@@ -75,10 +75,10 @@ func (k Key) Settle(now time.Time, n int) {
 	}
 }
 
-// Acquire counts n more running answers of this key; false: there would be more than MaxConcurrent, and the caller answers 429. Release
-// ends them.
+// Acquire counts n more running answers of this key. It returns false if that would be more than MaxConcurrent: then the caller answers
+// 429. Release ends them.
 func (k Key) Acquire(n int) bool {
-	if k.usage == nil || n == 0 { // a request for no more answers is allowed, even if the limit was lowered below the running ones
+	if k.usage == nil || n == 0 { // allowed even if MaxConcurrent was lowered below the number of running answers
 		return true
 	}
 	if now := k.usage.running.Add(int64(n)); k.MaxConcurrent > 0 && now > int64(k.MaxConcurrent) {
