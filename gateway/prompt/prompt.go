@@ -24,7 +24,7 @@ import (
 type Parts struct {
 	Req     *openai.Request
 	Body    *mooncake.Body    // the body to read, because Req.Body may not be valid any more
-	Changes *mooncake.Changes // its Prompt is one of several prompts; nil: the prompt is in the body
+	Changes *mooncake.Changes // Changes.Prompt is the prompt, one of several of the request; nil: the prompt is in the body
 	Model   fleet.Route
 	Resumed bool // the prompt ends with the answer so far, which the body does not contain
 }
@@ -38,8 +38,8 @@ func (p *Parts) written() json.RawMessage {
 	return prompt
 }
 
-// Text returns a completion's prompt as a JSON string; nil: it is token ids, to which no text can be added, or the engine truncates it, and
-// would truncate the longer text again.
+// Text returns a completion's prompt as a JSON string, to which the answer so far can be added. It returns nil if the prompt is token ids.
+// It also returns nil if the engine truncates the prompt, because the engine would cut the longer text at another point.
 func (p *Parts) Text() json.RawMessage {
 	written := p.written()
 	if cut, ok := p.Body.Get("truncate_prompt_tokens"); ok && string(cut) != "null" || len(written) == 0 || written[0] != '"' {
@@ -65,12 +65,12 @@ type Config struct {
 		AnyPrefill(model string) *engine.Target // an engine that may tokenize prompts; nil: there is none
 	}
 	Tier       *prefill.Tier
-	Settings   func() *fleet.Settings // in force now
+	Settings   func() *fleet.Settings // returns the settings in force now
 	Registerer prometheus.Registerer
 	Log        *zap.Logger
 }
 
-// A Reader finds the keys and the lengths of prompts.
+// A Reader computes the prefix-cache keys and the lengths of prompts.
 type Reader struct {
 	Config
 	asked     *prometheus.CounterVec
@@ -155,12 +155,12 @@ func (r *Reader) Recognize(p *Parts) prefill.Prompt {
 // least one byte, so it fits. And ok is false if the engine is asked to truncate the prompt.
 func (r *Reader) length(p *Parts, room int) (tokens int, ok bool) {
 	if cut, has := p.Body.Get("truncate_prompt_tokens"); has && !rawjson.IsNull(cut) {
-		return 0, false // the engine truncates the prompt, and counts the rest
+		return 0, false // the engine truncates the prompt, so only the engine knows the length
 	}
 	if ids, ok := index.PromptTokens(nil, p.written()); ok && (p.Req.Endpoint == mooncake.Completions || p.Req.PromptTokens > 0) {
 		return len(ids), true
 	}
-	// the tokens of other prompts are left to the engines to count
+	// for all other prompts, the engine counts the tokens
 	if Bytes(p.Req, p.Changes) <= room || !p.Req.Endpoint.Common() || openai.HasMedia(p.Body, p.Req.Endpoint) {
 		return 0, false
 	}
@@ -169,8 +169,8 @@ func (r *Reader) length(p *Parts, room int) (tokens int, ok bool) {
 	return len(ids), err == nil
 }
 
-// Hash returns a keyed hash of the prompt's bytes, as the client sent them. It is equal for equal prompts, and tells nothing to a reader
-// without the key. It is never 0.
+// Hash returns a keyed hash of the prompt's bytes, as the client sent them. Equal prompts have equal hashes. Without the key, the
+// hash reveals nothing of the prompt. It is never 0.
 func (p *Parts) Hash(key []byte) uint64 {
 	mac := hmac.New(sha256.New, key)
 	mac.Write(p.written())
