@@ -14,14 +14,14 @@ import (
 )
 
 const (
-	quiet = 50 * time.Millisecond // without another event for this long, the writer has finished
-	most  = time.Second           // but never wait longer than this after the first event
+	quiet = 50 * time.Millisecond // after this time without an event, the writer has probably finished
+	most  = time.Second           // changed is called at the latest this long after the first event
 	// poll finds changes without events: on network file systems, or if a directory itself was replaced.
 	poll = 10 * time.Second
 )
 
-// Watch calls changed after the files may have changed, until ctx ends. The caller checks which of them did. list returns the files, and is
-// called again after each change. If the system has no events for files, changed is called at intervals.
+// Watch calls changed after the files may have changed, until ctx ends. The caller checks which of them changed. list returns the files,
+// and is called again after each change. If the system has no events for files, changed is called at intervals.
 func Watch(ctx context.Context, list func() []string, changed func(), log *zap.Logger) {
 	w := &watcher{dirs: map[string]bool{}, log: log}
 	var events chan fsnotify.Event
@@ -40,8 +40,8 @@ func Watch(ctx context.Context, list func() []string, changed func(), log *zap.L
 	settled := time.NewTimer(time.Hour)
 	settled.Stop()
 	defer settled.Stop()
-	var first time.Time // time of the first event since the last call of changed; zero: there was none
-	look := func() {
+	var first time.Time // time of the first event since the last call of changed; zero: no event since then
+	report := func() {
 		first = time.Time{}
 		changed()
 		w.follow(list())
@@ -58,18 +58,18 @@ func Watch(ctx context.Context, list func() []string, changed func(), log *zap.L
 			settled.Reset(min(quiet, most-time.Since(first)))
 		case err := <-errs: // events may be lost, so look at all files
 			log.Debug("watching files", zap.Error(err))
-			look()
+			report()
 		case <-settled.C:
-			look()
+			report()
 		case <-tick.C:
-			look()
+			report()
 		case <-ctx.Done():
 			return
 		}
 	}
 }
 
-// watcher watches directories. A watch on a file would stay with the old file when another is renamed over it.
+// watcher watches directories, not files: when a new file is renamed over an old one, a watch on the file would stay with the old one.
 type watcher struct {
 	notify *fsnotify.Watcher // nil: the system has no events
 	log    *zap.Logger
@@ -94,7 +94,7 @@ func (w *watcher) follow(list []string) {
 	}
 	for dir := range w.dirs {
 		if !wanted[dir] {
-			_ = w.notify.Remove(dir) // it may be gone
+			_ = w.notify.Remove(dir) // an error means that the directory is gone, and its watch with it
 			delete(w.dirs, dir)
 		}
 	}
@@ -116,21 +116,21 @@ func way(path string) (names []string) {
 	if err != nil {
 		return nil
 	}
-	done, rest := "/", strings.Split(path, "/")
+	resolved, rest := "/", strings.Split(path, "/") // rest has the elements of the path that are still to be resolved
 	for links := 0; len(rest) > 0; {
-		at := filepath.Join(done, rest[0])
+		next := filepath.Join(resolved, rest[0])
 		rest = rest[1:]
-		target, err := os.Readlink(at)
-		if err != nil || links == maxLinks {
-			done = at
+		target, err := os.Readlink(next)
+		if err != nil || links == maxLinks { // an error means that next is no symlink, or does not exist
+			resolved = next
 			continue
 		}
 		links++
-		names = append(names, at)
+		names = append(names, next)
 		if filepath.IsAbs(target) {
-			done = "/"
+			resolved = "/"
 		}
 		rest = append(strings.Split(target, "/"), rest...)
 	}
-	return append(names, done)
+	return append(names, resolved)
 }
