@@ -1,4 +1,4 @@
-// Package top shows the state of a running proxy in a terminal: the page of text of its admin listener.
+// Package top shows the state of a running proxy in a terminal. It prints the text page of the proxy's admin listener.
 package top
 
 import (
@@ -18,7 +18,7 @@ import (
 // Source is the admin listener of a proxy.
 type Source struct {
 	URL    string
-	Token  string // of admin.token_file; empty: none is needed
+	Token  string // the token in admin.token_file; empty: none is needed
 	Client *http.Client
 }
 
