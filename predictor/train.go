@@ -42,7 +42,7 @@ func (o Options) validate() error {
 // Auto as the kind for Train means the kind that has the lowest Brier score.
 const Auto = "auto"
 
-// minTrain is the least number of requests from which a fit is made. With fewer, policies would not read its mean.
+// minTrain is the least number of requests from which a fit is made. Policies would ignore the mean output of a fit to fewer requests.
 const minTrain = 50
 
 // Bounds of the requests for Train.

@@ -155,7 +155,7 @@ func (d *chooser) describeCandidate(c *candidate) CandidateStatus {
 	}
 }
 
-// age is the time in ms since then; nil if then is zero.
+// age returns how many ms have passed from the time `then` to now; nil: `then` is the zero time.
 func age(now, then time.Time) *float64 {
 	if then.IsZero() {
 		return nil

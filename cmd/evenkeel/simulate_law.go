@@ -40,7 +40,7 @@ func listLaws(std streams, k *kong.Context) error {
 	return laws.List(std.out)
 }
 
-// applyLaw finds the law that --law names and sets the number of ranks to that of its deployment. It also sets the default of --slots.
+// applyLaw looks up the law that --law names, and takes the number of ranks from it. Without --slots, it also sets the slots to lawSlots.
 func (c *simulateCmd) applyLaw(given []string) (err error) {
 	switch {
 	case c.Law == "" && slices.Contains(given, "law"):

@@ -144,7 +144,9 @@ func (b *board) keepPace() {
 	b.pace.Waiting = b.pool.Len() - b.discarding
 	for i, l := range b.names {
 		b.paces[i] = l.pace(&b.pace)
-		b.pace.Waiting -= max(0, l.waiting-b.paces[i].Free) // entries without a free slot on their own ranks take no slot from others
+		// An entry that asks for this name needs a slot of a rank that lists it. If more such entries wait than these ranks have free
+		// slots, the surplus cannot take the slots of other ranks, so it does not count.
+		b.pace.Waiting -= max(0, l.waiting-b.paces[i].Free)
 	}
 	b.emit(Effect{Kind: EffectPace, Group: GroupKey{Model: b.model}, Pace: b.pace, Named: b.paces})
 }

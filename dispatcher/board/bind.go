@@ -26,7 +26,7 @@ func (b *board) bind(g *group, p *decider, a policy.Assignment, now time.Time) (
 	}
 	b.pool.Remove(w.entry)
 	bound := Bound{Policy: p.name, Stage: a.Stage, Score: a.Score, Beyond: !p.Immediate() && r.free() <= 0}
-	if bound.Beyond { // the policy sends it ahead of a free slot (ahead.go), so it waits in the engine's queue
+	if bound.Beyond { // no slot is free yet: the policy sends the entry ahead (ahead.go), and it waits in the engine's queue
 		r.queued++
 	}
 	if w.local != nil {

@@ -73,7 +73,8 @@ func (c *PredictorConfig) kindServes(kind predictor.Kind) error {
 	return nil
 }
 
-// Tables are the tables that a Learner has built for a subject. They never change: newer tables replace them.
+// Tables are what a Learner has learned about output lengths for one Subject (a model and a kind of predictor). They never change: newer
+// Tables replace them.
 type Tables struct {
 	predictor predictor.Predictor
 	survival  *predictor.Survival

@@ -116,8 +116,8 @@ func (l *loads) fullest() (most int64) {
 	return most
 }
 
-// otherLoads has the two largest loads of all ranks but one, and the rank of the largest. From it, the largest load of the group is
-// computed for a change of the load of this one rank, and perhaps of a second rank.
+// otherLoads has the two largest loads of all ranks except one, and the rank that has the largest. If the load of the excepted rank
+// changes, and perhaps that of a second rank, they show the new largest load of the group without a look at all ranks.
 type otherLoads struct {
 	largest, second int64
 	largestRank     int32

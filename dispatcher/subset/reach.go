@@ -23,8 +23,9 @@ type row struct {
 	top   int64 // no sum of the set is larger
 }
 
-// fill builds the table for sums up to bound of at most `most` of the sizes. The set of (i+1, j) has the sums that do without the new size,
-// which are those of (i, j), and the sums of (i, j-1) plus the new size.
+// fill builds the table. Each sum adds at most `most` of the sizes, and sums above bound are left out. fill takes one size after another.
+// The set of (i+1, j) has the sums without the size at index i, which are the set of (i, j), and the sums with it, which are the sums of
+// (i, j-1) plus this size.
 func (r *reach) fill(sizes []int64, most int, bound int64) {
 	r.n, r.most, r.bound, r.used = len(sizes), most, bound, 0
 	if need := (r.n + 1) * (most + 1); cap(r.rows) < need {

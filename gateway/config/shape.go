@@ -91,7 +91,7 @@ func (s *shape) mapping(n ast.Node, path string, typeOf func(key string) (reflec
 	switch n := n.(type) {
 	case *ast.MappingNode:
 		values = n.Values
-	case *ast.MappingValueNode:
+	case *ast.MappingValueNode: // a mapping with only one key
 		values = []*ast.MappingValueNode{n}
 	default:
 		s.bad(n.GetToken(), path, "keys with values are needed here; write one per line as key: value, or {key: value}")
@@ -102,27 +102,28 @@ func (s *shape) mapping(n ast.Node, path string, typeOf func(key string) (reflec
 		if v.Key.IsMergeKey() {
 			continue // like an alias: the merged keys were checked at their anchor
 		}
-		t := v.Key.GetToken()
-		key := t.Value
-		at := path + "." + key
+		keyToken := v.Key.GetToken()
+		key := keyToken.Value
+		keyPath := path + "." + key
 		if line, twice := seen[key]; twice {
-			s.bad(t, at, "the key is written twice, first in line %d; remove one", line)
+			s.bad(keyToken, keyPath, "the key is written twice, first in line %d; remove one", line)
 			continue
 		}
-		seen[key] = t.Position.Line
-		typ, known := typeOf(key)
+		seen[key] = keyToken.Position.Line
+		valueType, known := typeOf(key)
 		if !known {
-			s.bad(t, at, "no such key%s; the keys here are %s", spelling.Hint(key, names), strings.Join(names, ", "))
+			s.bad(keyToken, keyPath, "no such key%s; the keys here are %s", spelling.Hint(key, names), strings.Join(names, ", "))
 			continue
 		}
-		s.record(at, t)
-		if typ == nil {
+		s.record(keyPath, keyToken)
+		if valueType == nil {
 			continue
 		}
+		// Later problems with a single value point at the value itself, and those with any other value at its key.
 		if _, scalar := v.Value.(ast.ScalarNode); scalar && v.Value.Type() != ast.NullType {
-			s.record(at, v.Value.GetToken())
+			s.record(keyPath, v.Value.GetToken())
 		}
-		s.value(v.Value, typ, at)
+		s.value(v.Value, valueType, keyPath)
 	}
 }
 

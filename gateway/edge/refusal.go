@@ -56,7 +56,7 @@ type Refusal struct {
 
 // The refusals with a fixed text, one for each cause.
 var (
-	refusedHead    = Refusal{fasthttp.StatusBadRequest, "bad_request_head", ""} // Message: the rule that parseHead names
+	refusedHead    = Refusal{fasthttp.StatusBadRequest, "bad_request_head", ""} // Message is set later, to the rule that the head breaks
 	refusedRequest = Refusal{fasthttp.StatusBadRequest, "bad_request", "the request is not valid HTTP/1.1, or ended too early"}
 	refusedSlow    = Refusal{fasthttp.StatusRequestTimeout, "request_timeout",
 		"the request did not arrive in time; send it faster, or in smaller parts"}

@@ -70,7 +70,7 @@ type Plan struct {
 // difference. It continues after the part that the client has. If none of this is possible, it is broken off. Plan does not change l.Said.
 func (l *Loss) Plan() Plan {
 	said := *l.Said
-	nothing := &sse.Trail{Head: said.Head, Prompt: said.Prompt} // for an answer that begins again, of which nothing is there yet
+	nothing := &sse.Trail{Head: said.Head, Prompt: said.Prompt} // a trail without any part of the answer, for an answer that begins again
 	switch {
 	case l.Finished && said.Head.ID != nil:
 		return Plan{Tier: Concluding, Said: &said}

@@ -37,7 +37,8 @@ func (p *parser) content(v json.RawMessage) *Error {
 	return nil
 }
 
-// partTypes are the allowed types of a part. Other types are refused, because a later version of an engine may do more with them, such as fetch a URL.
+// partTypes are the allowed types of a part. Other types are refused, because a later version of an engine may do more with them, such as
+// fetch a URL.
 var partTypes = []string{
 	"text", "input_text", "output_text", "refusal", "thinking", "tool_reference",
 	"image_url", "input_image", "audio_url", "input_audio", "video_url", "file_url",

@@ -58,17 +58,21 @@ func parsePassed(raw []byte, limits Limits, endpoint mooncake.Endpoint, rules ma
 	return p.req, p.requireModel()
 }
 
-// requireModel refuses a request without a model, because no engine can be chosen for it. If there is only one model, the request gets that
-// one, as on engines (vLLM 0.33, _is_model_supported in entrypoints/serve/engine/serving.py).
+// requireModel gives a request without a model the only model that there is, as engines do (vLLM 0.33, _is_model_supported in
+// entrypoints/serve/engine/serving.py). If there is not exactly one, it refuses the request, because no engine can be chosen for it.
 func (p *parser) requireModel() *Error {
-	if p.req.Model == "" && p.limits.Sole != nil {
-		if p.req.Model = p.limits.Sole(); p.req.Model != "" && p.req.Body.Raw() != nil {
-			name, _ := json.Marshal(p.req.Model) // strings always marshal
-			p.req.Body.Set("model", name)
-		}
+	if p.req.Model != "" {
+		return nil
+	}
+	if p.limits.Sole != nil {
+		p.req.Model = p.limits.Sole()
 	}
 	if p.req.Model == "" {
 		return badRequest(CodeMissing, "model", "the request names no model; set \"model\"")
+	}
+	if p.req.Body.Raw() != nil { // nil: the request is a form, which goes to the engine byte for byte
+		name, _ := json.Marshal(p.req.Model) // strings always marshal
+		p.req.Body.Set("model", name)
 	}
 	return nil
 }

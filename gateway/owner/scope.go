@@ -148,16 +148,17 @@ func (a *Scope) flush(ctx context.Context) {
 // Enter begins the sending of a request to the scope's engines. ok is false if this proxy does not own the scope. Otherwise the caller must
 // call leave when the request is written, or will not be written.
 func (a *Scope) Enter() (leave func(), ok bool) {
-	if a == nil {
+	if a == nil { // this proxy does not share the engines, so it need not own them
 		return func() {}, true
 	}
+	// The request is counted before Ours is asked. If the scope is lost after that, flush waits until the request is written.
 	a.sending.Add(1)
 	leave = sync.OnceFunc(func() { a.sending.Add(-1) })
-	if a.Ours() == nil {
-		return leave, true
+	if err := a.Ours(); err != nil {
+		leave()
+		return leave, false
 	}
-	leave()
-	return leave, false
+	return leave, true
 }
 
 // Ours is the last check, right before a request is written. It returns ErrNotOwner if this proxy does not own the scope any more. This

@@ -23,8 +23,8 @@ type Ring struct {
 	hits    sums
 }
 
-// NewRing returns a ring for the last receipts: at most last of them, and fewer if they would take more than maxBytes. It returns nil if
-// last is 0 or less.
+// NewRing returns a ring that keeps at most `last` receipts of requests that ended, and fewer if they would take more than maxBytes. It
+// returns nil if `last` is 0 or less.
 func NewRing(last int, maxBytes int64) *Ring {
 	if last <= 0 {
 		return nil

@@ -113,8 +113,8 @@ func (d *Distrust) fade(nowAt float64) {
 	}
 }
 
-// fade returns the part, 0 to 1, that remains at nowAt of a value at lastAt. A value halves every distrustHalf. fade advances
-// lastAt by the whole half-lives that have passed.
+// fade returns which part of a value, from 0 to 1, is left at the time nowAt: the value halves every distrustHalf. lastAt is
+// when the value last changed; fade advances it by the whole half-lives that have passed.
 func fade(nowAt float64, lastAt *float64) (part float64) {
 	halvings := max(0, math.Floor((nowAt-*lastAt)/distrustHalf))
 	*lastAt += halvings * distrustHalf

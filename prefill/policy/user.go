@@ -259,25 +259,24 @@ func (u *user) build() *Policy {
 	return &Policy{name: u.name, spec: u.name, ties: u.ties, user: &run{user: u}}
 }
 
-// filter applies the user's filter to all candidates, and reports whether no candidate passes. A candidate for which the
-// filter fails with an error passes.
+// filter applies the user's filter to all candidates and stores the results, which passes reads. A candidate for which the
+// filter fails with an error passes. skipped says that no candidate passed, so that the filter is ignored.
 func (p *Policy) filter(candidates []Candidate) (skipped bool) {
 	if p.user == nil || p.user.filter == nil {
 		return false
 	}
 	r := p.user
 	r.kept = r.kept[:0]
-	passed := 0
+	anyPassed := false
 	for i := range candidates {
 		result, err := r.machine.Run(r.filter, &candidates[i].Indicators)
-		kept := err != nil || result == true
-		if kept {
-			passed++
-		}
-		r.kept = append(r.kept, kept)
+		passed := err != nil || result == true
+		anyPassed = anyPassed || passed
+		r.kept = append(r.kept, passed)
 	}
-	r.all = passed == 0
-	return r.all
+	skipped = !anyPassed
+	r.all = skipped
+	return skipped
 }
 
 // passes reports whether candidate i passes the user's filter. Without a filter every candidate passes.

@@ -225,21 +225,22 @@ func (p *Published) Wholes(model string, computes bool) (list []Whole, paired bo
 	return list, known && !mayServe
 }
 
-// computesAlone says whether an engine may compute a request for a model without another engine. An engine that prefills or decodes for
-// others may not, unless its profile allows it, because it may wait for its counterpart. An engine of SGLang never may: its server ends
-// when its DP controller gets a request without a bootstrap room.
+// computesAlone says whether an engine may compute a request for a model without another engine. An aggregated engine may. A prefill or
+// decode engine may not, because it may wait for its counterpart, unless its profile allows it or, for a decode engine, no engine prefills
+// for the model.
 func (e *Engine) computesAlone(engines []*Engine, model string) bool {
 	switch {
 	case e.Role == Aggregated:
 		return true
-	case e.Profile.Connector == mooncake.SGLang:
+	case e.Profile.Connector == mooncake.SGLang: // its server ends when its DP controller gets a request without a bootstrap room
 		return false
 	case e.Profile.PassThrough:
 		return true
 	case e.Role == Prefill:
 		return false
 	}
-	return !slices.ContainsFunc(engines, func(other *Engine) bool { return other.Role == Prefill && other.has(model) })
+	prefills := func(other *Engine) bool { return other.Role == Prefill && other.has(model) }
+	return !slices.ContainsFunc(engines, prefills)
 }
 
 // Scopes returns, for every scope, how many engines it has and how many of them are up.
@@ -334,16 +335,21 @@ func (p *Published) Made(b Birth, candidate, id string) (made Birth, known bool)
 	return b, next == e.processes
 }
 
-// Outlived says whether the process that made a hand-off is gone or may be gone; sure: it is. A decode engine would ask the new process at
-// the same address for KV blocks that the new process never made.
+// Outlived says whether the process that made a hand-off is gone, or may be gone (gone), and whether this is certain (sure). Then the
+// hand-off must not be used: a decode engine would ask the new process at the same address for KV blocks that this process never made.
 func (p *Published) Outlived(b Birth) (gone, sure bool) {
-	processes := p.left[Birth{Incarnation: b.Incarnation, Key: b.Key}].processes
-	if e := p.engines[b.Key]; e != nil && e.Incarnation == b.Incarnation {
+	e := p.engines[b.Key]
+	_, dead := p.dead[b.Incarnation]
+	var processes *Processes
+	switch {
+	case e != nil && e.Incarnation == b.Incarnation: // the engine is still listed
 		processes = e.processes
-	} else if _, dead := p.dead[b.Incarnation]; dead && b.Incarnation != "" {
+	case dead && b.Incarnation != "": // the engine does not exist any more
 		return true, true
+	default: // the engine was taken off the list, but its process may still run
+		processes = p.left[Birth{Incarnation: b.Incarnation, Key: b.Key}].processes
 	}
-	if processes == nil {
+	if processes == nil { // the engine is not known, so nothing shows that its process is gone
 		return false, false
 	}
 	fate := processes.Fate(b.Process)
