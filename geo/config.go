@@ -29,7 +29,7 @@ type Config struct {
 		Skew     time.Duration `yaml:"skew"`      // how far the clocks of sender and receiver may differ
 	} `yaml:"hmac"`
 	Peers  []PeerConfig `yaml:"peers"`
-	Policy string       `yaml:"policy"` // in the form that policy.Parse reads
+	Policy string       `yaml:"policy"` // in the form that policy.Settings.Parse reads
 	Push   struct {
 		Mode           string  `yaml:"mode"`           // sp-e, sp-p, sp-o, blind
 		MaxUnanswered  string  `yaml:"max_unanswered"` // a number, or auto

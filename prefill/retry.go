@@ -19,7 +19,7 @@ const maxUnsent = 6
 // because no engine had any work with the request.
 func (t *Tier) RetryUnsent(k int) (backoff time.Duration, again bool) {
 	retry := t.retries()
-	return jittered(retry.Base, k), k <= maxUnsent && retry.Attempts > 1
+	return Backoff(retry.Base, k), k <= maxUnsent && retry.Attempts > 1
 }
 
 // retries returns the present settings for retries.
@@ -29,9 +29,9 @@ func (t *Tier) retries() RetryConfig {
 	return t.cfg.Retry
 }
 
-// jittered is the wait after the k-th failure of a request: a random time between 0 and base, which doubles with each further
+// Backoff is the wait after the k-th failure of a request: a random time between 0 and base, which doubles with each further
 // failure, up to 256 times base.
-func jittered(base time.Duration, k int) time.Duration {
+func Backoff(base time.Duration, k int) time.Duration {
 	const mostDoublings = 8
 	longest := base << min(max(k, 1)-1, mostDoublings)
 	return rand.N(longest + 1)

@@ -150,5 +150,5 @@ func (t *Tier) Retry(k int, status int, err error) (backoff time.Duration, again
 		t.metrics.budgetExhausted.Inc()
 		return 0, false
 	}
-	return jittered(retry.Base, k), true
+	return Backoff(retry.Base, k), true
 }

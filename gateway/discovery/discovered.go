@@ -17,6 +17,16 @@ func engineOf(e discover.Engine) config.Engine {
 	}
 }
 
+// attributesOf returns what a file of engines says of an engine. engineOf turns it back.
+func attributesOf(e config.Engine) discover.Attributes {
+	return discover.Attributes{
+		Profile: e.Profile, Ranks: e.Ranks, FirstRank: e.First, Region: e.Region, KVEventsPort: e.KVEventsPort,
+		KVReplayPort: e.KVReplayPort, KVEngineID: e.KVEngineID, KVHost: e.KVHost, KVPort: e.KVPort, TPSize: e.TPSize, PPSize: e.PPSize,
+		DCPSize: e.DCPSize,
+		Group:   e.Group, Barrier: e.Barrier, Slots: e.Slots, KVTokens: e.KV, Cost: e.Cost, Budget: e.Budget, Interval: e.Interval,
+	}
+}
+
 // foundOf returns what the roster stores about how an engine was found.
 func foundOf(e discover.Engine) roster.Found {
 	return roster.Found{Source: e.Source, Incarnation: e.Incarnation, Away: e.Away}

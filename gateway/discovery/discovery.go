@@ -266,12 +266,7 @@ func (s *fileSource) read() (list []discover.Engine, changed bool, err error) {
 		if err != nil {
 			return nil, true, err
 		}
-		list = append(list, discover.Engine{Role: role, Address: id, URL: e.URL, Attributes: discover.Attributes{
-			Profile: e.Profile, Ranks: e.Ranks, FirstRank: e.First, Region: e.Region, KVEventsPort: e.KVEventsPort,
-			KVReplayPort: e.KVReplayPort, KVEngineID: e.KVEngineID, KVHost: e.KVHost, KVPort: e.KVPort, TPSize: e.TPSize, PPSize: e.PPSize,
-			DCPSize: e.DCPSize,
-			Group:   e.Group, Barrier: e.Barrier, Slots: e.Slots, KVTokens: e.KV, Cost: e.Cost, Budget: e.Budget, Interval: e.Interval,
-		}})
+		list = append(list, discover.Engine{Role: role, Address: id, URL: e.URL, Attributes: attributesOf(e)})
 	}
 	return list, true, nil
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"reflect"
 	"testing"
 	"time"
 
@@ -141,4 +142,21 @@ func TestWhatAFileSaysOfAnEngine(t *testing.T) {
 		DCPSize: 4}, engineOf(list[0]))
 	require.Equal(t, config.Engine{URL: "http://127.0.0.1:8", Profile: "h", Ranks: 4, First: 4, Region: "r", Group: "g", Barrier: "none",
 		Slots: 8, KV: 9, Cost: 2, KVEventsPort: 5557, KVReplayPort: 5558, Budget: 2048, Interval: 3}, engineOf(list[1]))
+}
+
+// A file says of an engine what the config may say of it: no key is lost on the way.
+func TestAFileLosesNoKeyOfAnEngine(t *testing.T) {
+	var e config.Engine
+	for i, field := range reflect.ValueOf(&e).Elem().Fields() {
+		n := len(i.Name) + i.Index[0]
+		switch field.Kind() {
+		case reflect.String:
+			field.SetString(i.Name)
+		case reflect.Float32:
+			field.SetFloat(float64(n))
+		default:
+			field.SetInt(int64(n))
+		}
+	}
+	require.Equal(t, e, engineOf(discover.Engine{URL: e.URL, Attributes: attributesOf(e)}))
 }

@@ -32,9 +32,6 @@ const mostHeld = 2
 // request open new connections, so this cannot happen to them.
 const mostRedials = 1
 
-// mostDoublings is how often the base pause is doubled at most while engines have no KV room: to 256 times its length.
-const mostDoublings = 8
-
 // mostUnlisted is how many attempts at an engine that does not have the model do not count. evenkeel then reads the engine's list
 // again at once, so several such attempts only happen if several engines change at the same time.
 const mostUnlisted = 3
@@ -62,7 +59,7 @@ func (t *tries) retry(next Next, e *Event) Retry {
 		if int(t.resumed+t.givenBack) > e.MostLosses {
 			return Retry{}
 		}
-		return Retry{Budget: Freely, Pause: min(int(t.givenBack), mostDoublings)}
+		return Retry{Budget: Freely, Pause: int(t.givenBack)}
 	case Held:
 		if t.withheld < mostHeld {
 			t.withheld++

@@ -146,15 +146,12 @@ func events(before, now *detect.Sample) (list []Event) {
 		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Role, b.Role))
 	}) {
 		if was, ok := before.Engines[e]; ok && eventKind(was) != eventKind(now.Engines[e]) {
-			did := map[string]string{"down": "went down", "up": "came back", "drain": "began to drain"}[eventKind(now.Engines[e])]
-			if eventKind(was) == "drain" && eventKind(now.Engines[e]) == "up" { // an operator took the drain back
-				did = undrained
-			}
+			did := changeOf(eventKind(was), eventKind(now.Engines[e]))
 			came[did] = append(came[did], e)
 		}
 	}
 	for _, k := range []struct{ kind, did string }{
-		{"down", "went down"}, {"up", "came back"}, {"up", undrained}, {"drain", "began to drain"},
+		{"down", wentDown}, {"up", cameBack}, {"up", undrained}, {"drain", beganToDrain},
 	} {
 		switch list := came[k.did]; {
 		case len(list) == 1:
@@ -175,7 +172,26 @@ func events(before, now *detect.Sample) (list []Event) {
 	return list
 }
 
-const undrained = "took requests again"
+// What an engine did between two samples.
+const (
+	wentDown     = "went down"
+	cameBack     = "came back"
+	undrained    = "took requests again" // an operator took its drain back
+	beganToDrain = "began to drain"
+)
+
+// changeOf returns what an engine did whose kind changed.
+func changeOf(from, to string) string {
+	switch {
+	case to == "down":
+		return wentDown
+	case to == "drain":
+		return beganToDrain
+	case from == "drain":
+		return undrained
+	}
+	return cameBack
+}
 
 // eventKind returns the kind of event that brings an engine into a state.
 func eventKind(state string) string {

@@ -2,7 +2,6 @@ package request
 
 import (
 	"errors"
-	"math/rand/v2"
 	"net/http"
 	"slices"
 	"strconv"
@@ -67,11 +66,11 @@ func (j *job) backoff(retry lifecycle.Retry, fault *failure.Fault) (wait time.Du
 		}
 		wait, again = j.srv.Tier.Retry(retry.N, fault.Status, fault.Err)
 		if !again && retry.Despite && fault.Status == 0 && retry.N < conf.Attempts {
-			again, pause = true, min(retry.N, 8) // the base pause is doubled 8 times at most
+			again, pause = true, retry.N
 		}
 	}
 	if pause > 0 {
-		wait = rand.N(conf.Base<<pause + 1)
+		wait = prefill.Backoff(conf.Base, pause+1)
 	}
 	return wait, again
 }

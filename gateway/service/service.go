@@ -70,11 +70,7 @@ func (s *Service) Drain(limit time.Duration) (accepting time.Duration) {
 	if limit > 0 {
 		end := time.Now().Add(limit)
 		s.limit = end
-		s.timers = append(s.timers, time.AfterFunc(limit, func() {
-			if s.isCurrent(end) {
-				s.EndAll()
-			}
-		}))
+		s.timers = append(s.timers, time.AfterFunc(limit, func() { s.endAt(end) }))
 	}
 	return accepting
 }
@@ -97,17 +93,29 @@ func (s *Service) Undrain() {
 // EndAll ends all running requests. Each answer ends with an error event.
 func (s *Service) EndAll() {
 	s.Close()
+	s.endCalls()
+}
+
+// endCalls ends the calls that run on engines.
+func (s *Service) endCalls() {
 	if calls := s.host.EndAll(); calls > 0 {
 		s.host.Log.Warn("the drain's time is over; requests that still run end with an error", zap.Int("calls", calls))
 	}
 }
 
-// isCurrent reports whether the drain still ends at limit. The timer of a limit may fire just after
-// the drain was undone or got another limit.
-func (s *Service) isCurrent(limit time.Time) bool {
+// endAt is EndAll at the limit of a drain. It does nothing if the drain does not end at limit any more: its timer may fire
+// just after the drain was undone or got another limit. The check and Close are one step, so that an Undrain comes either
+// before both, or after both and then takes the proxy back into service.
+func (s *Service) endAt(limit time.Time) {
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.draining && s.limit.Equal(limit)
+	current := s.draining && s.limit.Equal(limit)
+	if current {
+		s.close()
+	}
+	s.mu.Unlock()
+	if current {
+		s.endCalls()
+	}
 }
 
 // refuseAfter refuses new requests from now on, at the end of the grace. It does nothing if the drain that
@@ -122,6 +130,10 @@ func (s *Service) refuseAfter(since time.Time) {
 func (s *Service) Refuse() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.refuse()
+}
+
+func (s *Service) refuse() {
 	if !s.draining {
 		s.since = time.Now()
 	}
@@ -131,9 +143,13 @@ func (s *Service) Refuse() {
 
 // Close refuses new requests, and ends the requests that have no answer yet.
 func (s *Service) Close() {
-	s.Refuse()
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.close()
+}
+
+func (s *Service) close() {
+	s.refuse()
 	s.end()
 }
 

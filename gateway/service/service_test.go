@@ -5,19 +5,30 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
 )
 
 // The timer of a deadline may have gone off already when an operator takes the
 // drain back or sets another.
 func TestADeadlineThatIsNotTheDrainsEndsNothing(t *testing.T) {
-	at := time.Now()
-	s := New(Host{Context: t.Context()})
+	at, ended := time.Now(), 0
+	s := New(Host{Context: t.Context(), Log: zap.NewNop(), EndAll: func() int { ended++; return 0 }})
 	defer s.Close()
-	require.False(t, s.isCurrent(at), "it does not drain")
-	s.draining, s.limit = true, at
-	require.True(t, s.isCurrent(at))
-	s.limit = at.Add(time.Second)
-	require.False(t, s.isCurrent(at), "it has another deadline")
+	s.endAt(at)
+	require.Zero(t, ended, "it does not drain")
+	s.draining, s.limit = true, at.Add(time.Second)
+	s.endAt(at)
+	require.Zero(t, ended, "it has another deadline")
+	require.False(t, s.Refusing())
+	s.limit = at
+	s.endAt(at)
+	require.Equal(t, 1, ended)
+	require.Error(t, s.Context().Err())
+	s.Undrain()
+	s.endAt(at)
+	require.Equal(t, 1, ended, "an operator has taken the drain back")
+	require.NoError(t, s.Context().Err())
+	require.False(t, s.Refusing())
 }
 
 // The timer of a grace may have gone off already, too.

@@ -10,9 +10,15 @@ import (
 	prefillpolicy "evenkeel/prefill/policy"
 )
 
+// parse makes a policy with the defaults for what its text does not name.
+func parse(text string) (*Policy, error) {
+	s := Defaults()
+	return s.Parse(text)
+}
+
 func must(t testing.TB, text string) *Policy {
 	t.Helper()
-	p, err := Parse(text)
+	p, err := parse(text)
 	require.NoError(t, err)
 	return p
 }

@@ -221,13 +221,7 @@ func Names() []string {
 	return names
 }
 
-// Parse makes a policy from `name` or `name:key=value,...`. Settings that the text does not name have their defaults.
-func Parse(text string) (*Policy, error) {
-	s := Defaults()
-	return s.Parse(text)
-}
-
-// Parse makes a policy from its text. Settings that the text does not name are taken from s.
+// Parse makes a policy from `name` or `name:key=value,...`. Settings that the text does not name are taken from s.
 func (s *Settings) Parse(text string) (*Policy, error) {
 	name, set, err := namedargs.Parse(text, Names())
 	if err != nil {

@@ -340,7 +340,7 @@ func drawPlaces(t *rapid.T) []Place {
 
 func TestNoPlaceTakesMoreThanItHasLeft(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		p, err := Parse(rapid.SampledFrom(Names()).Draw(t, "policy"))
+		p, err := parse(rapid.SampledFrom(Names()).Draw(t, "policy"))
 		require.NoError(t, err)
 		places := drawPlaces(t)
 		taken := make([]int, len(places))
@@ -394,7 +394,7 @@ func TestParse(t *testing.T) {
 		{"patience without what makes it safe", "gorgo:patience=2", `policy gorgo: patience=2 needs push=sp-p and a load above 0: without them it waits for replicas that are full for long`},
 		{"a colon and nothing", "finish:", `policy finish: "" is no setting; write key=value`},
 	} {
-		_, err := Parse(row.text)
+		_, err := parse(row.text)
 		require.EqualError(t, err, row.want, row.name)
 	}
 }
@@ -404,11 +404,11 @@ func FuzzParse(f *testing.F) {
 		f.Add(text)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
-		p, err := Parse(text)
+		p, err := parse(text)
 		if err != nil {
 			return
 		}
-		again, err := Parse(p.String())
+		again, err := parse(p.String())
 		require.NoError(t, err)
 		require.Equal(t, p.String(), again.String())
 		require.Equal(t, *p.Settings(), *again.Settings())
