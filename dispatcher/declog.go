@@ -1,16 +1,20 @@
 package dispatcher
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"os"
+	"strings"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 
 	"evenkeel/dispatcher/board"
+	"evenkeel/internal/logfile"
 )
 
 // roundsMost bounds the number of rounds that are copied and not written yet, because copies take memory: a round of 144 ranks with 40
@@ -31,6 +35,8 @@ type decisionLog struct {
 	// Only the goroutine of run uses these.
 	file    *os.File
 	size    int64
+	regular bool // the file is no pipe or device
+	torn    bool // the next line must begin with a line end
 	line    []byte
 	outputs []int32 // output lengths of the survival table of the last round
 	version uint64  // version of this table
@@ -56,9 +62,11 @@ func openDecisionLog(cfg DecisionLogConfig, log *zap.Logger, m *metrics) (*decis
 	return l, l.open()
 }
 
-// open opens the file to append to it, and notes its present size.
+// open opens the file to append to it, and notes its present size. It removes a last line that was written only in part, because the
+// process died or the disk was full. The request log leaves such a part where it is, but a replay of this log refuses a line that it
+// cannot read. If the rest of the file is no part of such a line, or if the file may only grow, the next line begins behind a line end.
 func (l *decisionLog) open() error {
-	f, err := os.OpenFile(l.cfg.File, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o640)
+	f, err := logfile.Open(l.cfg.File)
 	if err != nil {
 		return fmt.Errorf("dispatcher: decision log: %w", err)
 	}
@@ -66,9 +74,54 @@ func (l *decisionLog) open() error {
 	if err != nil {
 		return errors.Join(fmt.Errorf("dispatcher: decision log: %w", err), f.Close())
 	}
-	l.file, l.size = f, info.Size()
+	l.file, l.size, l.torn, l.regular = f, info.Size(), false, info.Mode().IsRegular()
+	if !l.regular {
+		return nil
+	}
+	whole, rest := lastLine(l.cfg.File, l.size)
+	if len(rest) == 0 {
+		return nil
+	}
+	ours := bytes.HasPrefix(rest, []byte(lineBegin)) || strings.HasPrefix(lineBegin, string(rest))
+	if ours && f.Truncate(whole) == nil {
+		l.size = whole
+		return nil
+	}
+	l.torn = true
 	return nil
 }
+
+// lastLine returns where the last line of a file of this size begins if it has no end, and up to 64 KiB of it. rest is empty if the line
+// has an end, or if the file cannot be read.
+func lastLine(name string, size int64) (begin int64, rest []byte) {
+	f, err := os.Open(name)
+	if err != nil {
+		return size, nil
+	}
+	defer func() { _ = f.Close() }() // nothing is written
+	part := make([]byte, 64<<10)
+	for end := size; end > 0; {
+		begin = max(0, end-int64(len(part)))
+		rest = part[:end-begin]
+		if _, err := f.ReadAt(rest, begin); err != nil {
+			return size, nil
+		}
+		if i := bytes.LastIndexByte(rest, '\n'); i >= 0 {
+			at := begin + int64(i) + 1
+			rest = make([]byte, min(size-at, int64(len(part))))
+			_, err = f.ReadAt(rest, at)
+			if err != nil {
+				return size, nil
+			}
+			return at, rest
+		}
+		end = begin
+	}
+	return 0, rest
+}
+
+// pipeWait is how long a line waits for the reader of a pipe, so that a reader that stands still does not hold the end of the process up.
+const pipeWait = time.Second
 
 // record copies a round for the goroutine of run, which writes it. If all roundsMost copies still wait to be written, the round is
 // dropped and counted.
@@ -135,7 +188,7 @@ func (l *decisionLog) append(line []byte) error {
 			return err
 		}
 	}
-	if l.size > 0 && l.size+int64(len(line)) > l.cfg.MaxBytes/2 {
+	if l.regular && l.size > 0 && l.size+int64(len(line)) > l.cfg.MaxBytes/2 {
 		err := l.file.Close()
 		l.file = nil
 		if err = errors.Join(err, os.Rename(l.cfg.File, l.cfg.File+".1")); err != nil {
@@ -145,7 +198,20 @@ func (l *decisionLog) append(line []byte) error {
 			return err
 		}
 	}
+	if l.torn {
+		line = append([]byte{'\n'}, line...)
+	}
+	if !l.regular {
+		_ = l.file.SetWriteDeadline(time.Now().Add(pipeWait)) // a device has no deadlines, and is waited for
+	}
 	n, err := l.file.Write(line)
 	l.size += int64(n)
+	if n > 0 {
+		l.torn = line[n-1] != '\n'
+	}
+	if err != nil && l.regular { // the next open removes the part of the line that was written
+		err = errors.Join(err, l.file.Close())
+		l.file = nil
+	}
 	return err
 }

@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -140,6 +141,56 @@ func TestRoundsThatCannotBeWrittenAreCounted(t *testing.T) {
 	h.declog.write(<-h.declog.queue)
 	require.Len(t, readLog(t, filepath.Join(dir, "log")), 1, "it goes on where it can again")
 	require.NoError(t, h.declog.file.Close())
+}
+
+// A process may die while it writes, and a disk may be full in the middle of a line. The lines after it can be read all the same.
+func TestALineThatWasWrittenInPartSpoilsNoOther(t *testing.T) {
+	const whole = `{"tick":1}` + "\n"
+	long := `{"tick":2,"` + strings.Repeat("x", 200<<10)
+	for part, stays := range map[string]bool{"": false, `{"ti`: false, `{"tick":2`: false, long: false, "no line of ours": true} {
+		for _, before := range []string{"", whole} {
+			file := filepath.Join(t.TempDir(), "log")
+			require.NoError(t, os.WriteFile(file, []byte(before+part), 0o600))
+			l, err := openDecisionLog(DecisionLogConfig{File: file}, testConfig().withDefaults().Log, newMetrics())
+			require.NoError(t, err)
+			require.NoError(t, l.append([]byte(whole)))
+			text, err := os.ReadFile(file)
+			require.NoError(t, err)
+			if stays {
+				require.Equal(t, before+part+"\n"+whole, string(text))
+			} else {
+				require.Equal(t, before+whole, string(text))
+			}
+			require.EqualValues(t, len(text), l.size)
+
+			full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+			require.NoError(t, err)
+			require.NoError(t, l.file.Close())
+			l.file = full
+			require.Error(t, l.append([]byte(whole)))
+			require.NoError(t, os.WriteFile(file, []byte(whole+`{"ti`), 0o600), "as if a part of the line had been written")
+			require.NoError(t, l.append([]byte(whole)))
+			text, err = os.ReadFile(file)
+			require.NoError(t, err)
+			require.Equal(t, whole+whole, string(text))
+			require.NoError(t, l.file.Close())
+		}
+	}
+}
+
+// A pipe may have no reader, or one that stands still. Neither the start nor the end of the proxy waits for it.
+func TestADecisionLogMayBeAPipeThatNobodyReads(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "pipe")
+	require.NoError(t, syscall.Mkfifo(file, 0o600))
+	l, err := openDecisionLog(DecisionLogConfig{File: file}, testConfig().withDefaults().Log, newMetrics())
+	require.NoError(t, err)
+	defer func() { require.NoError(t, l.file.Close()) }()
+	line := []byte(`{"tick":1,"` + strings.Repeat("x", 40<<10) + "\n")
+	require.NoError(t, l.append(line))
+	require.ErrorIs(t, l.append(line), os.ErrDeadlineExceeded, "the pipe is full")
+	info, err := os.Lstat(file)
+	require.NoError(t, err)
+	require.NotZero(t, info.Mode()&os.ModeNamedPipe, "it is not moved away")
 }
 
 func TestADecisionLogThatCannotBeOpenedStopsTheStart(t *testing.T) {

@@ -24,7 +24,7 @@ func Start(ctx context.Context, cfg Config) (*Dispatcher, error) {
 	cfg = cfg.withDefaults()
 	d := &Dispatcher{cfg: cfg, inbox: newInbox(), done: make(chan struct{})}
 	d.metrics = newMetrics()
-	r, err := newRunner(cfg, d, d.inbox.push)
+	r, err := newScheduler(cfg, d, d.inbox.push)
 	if err != nil {
 		return nil, err
 	}
@@ -42,24 +42,26 @@ func Start(ctx context.Context, cfg Config) (*Dispatcher, error) {
 // must call Withdraw and then still read the channel, because the entry may have got a slot before. hits are the ranks whose prefix caches
 // hold a part of the prompt, so that this part need not be copied there.
 func (d *Dispatcher) Enqueue(e *pool.Entry, hits ...board.Hit) <-chan Result {
-	return d.enqueue(waiting{entry: e, hits: hits})
+	return d.enqueue(board.Enqueue{Entry: e, Hits: hits})
 }
 
 // EnqueueMixed does the same as Enqueue for ranks that prefill and decode. hits say how much of the entry's prompt each rank has in its
 // prefix cache. Entries for the same ranks keep the order of these calls.
 func (d *Dispatcher) EnqueueMixed(e *pool.Entry, hits []board.Hit) <-chan Result {
 	e.Mixed = true
-	return d.enqueue(waiting{entry: e, hits: hits})
+	return d.enqueue(board.Enqueue{Entry: e, Hits: hits})
 }
 
 // enqueue passes an entry to the goroutine that owns the boards, and returns the channel for its answer. If the dispatcher has ended, the
 // answer is ErrDraining at once.
-func (d *Dispatcher) enqueue(w waiting) <-chan Result {
-	if w.entry.Entered.IsZero() {
-		w.entry.Entered = time.Now()
+func (d *Dispatcher) enqueue(e board.Enqueue) <-chan Result {
+	if e.Entry.Entered.IsZero() {
+		e.Entry.Entered = time.Now()
 	}
-	w.slot, w.result = newSlot(w.entry, d.cfg.Explain), make(chan Result, 1)
-	if !d.inbox.push(func(r *runner) { r.enqueue(w) }) {
+	slot := newSlot(e.Entry, d.cfg.Explain)
+	e.Trace = slot.Trace
+	w := waiting{Enqueue: e, slot: slot, result: make(chan Result, 1)}
+	if !d.inbox.push(func(r *scheduler) { r.enqueue(w) }) {
 		w.answer(d.cfg.Places, Result{Err: board.ErrDraining})
 	}
 	return w.result
@@ -68,7 +70,7 @@ func (d *Dispatcher) enqueue(w waiting) <-chan Result {
 // Withdraw takes e out of the pool because its client has left. The channel of Enqueue then yields ErrWithdrawn. If the entry got a slot
 // before, the channel yields the slot, and the caller must release it.
 func (d *Dispatcher) Withdraw(e *pool.Entry) {
-	d.inbox.push(func(r *runner) { r.apply(board.Withdraw{Entry: e}) })
+	d.inbox.push(func(r *scheduler) { r.apply(board.Withdraw{Entry: e}) })
 }
 
 // Release gives a slot back. A second call for the same slot is a bug of the caller, which Release counts; the call changes nothing.
@@ -77,7 +79,7 @@ func (d *Dispatcher) Release(s *Slot, o board.Outcome) {
 		d.metrics.doubleReleases.Inc()
 		return
 	}
-	d.inbox.push(func(r *runner) { r.giveBack(s, o) })
+	d.inbox.push(func(r *scheduler) { r.giveBack(s, o) })
 }
 
 // SetWorkers replaces the ranks of all models. A worker with a known ID keeps its load. The slots of a worker that has left the fleet stay
@@ -85,7 +87,7 @@ func (d *Dispatcher) Release(s *Slot, o board.Outcome) {
 // are over, so a rank that is no longer up gets no more requests.
 func (d *Dispatcher) SetWorkers(ws []board.Worker) {
 	ws = slices.Clone(ws)
-	_ = d.ask(func(r *runner) error { // an error means that the dispatcher has ended, so that it binds no more requests to old ranks
+	_ = d.ask(func(r *scheduler) error { // an error means that the dispatcher has ended, so that it binds no more requests to old ranks
 		r.setWorkers(ws)
 		return nil
 	})
@@ -93,12 +95,12 @@ func (d *Dispatcher) SetWorkers(ws []board.Worker) {
 
 // SetPolicy changes the policy of the barrier groups from the next tick on.
 func (d *Dispatcher) SetPolicy(spec string) error {
-	return d.ask(func(r *runner) error { return r.set(board.SetPolicy{Spec: spec}) })
+	return d.ask(func(r *scheduler) error { return r.set(board.SetPolicy{Spec: spec}) })
 }
 
 // SetFit makes the predictors start anew from a fit, and go on learning from there.
 func (d *Dispatcher) SetFit(fit *predictor.Fit) error {
-	return d.ask(func(r *runner) error { return r.set(board.SetFit{Fit: fit}) })
+	return d.ask(func(r *scheduler) error { return r.set(board.SetFit{Fit: fit}) })
 }
 
 // Policy is the canonical name of the barrier groups' policy.
@@ -107,7 +109,7 @@ func (d *Dispatcher) Policy() string { return *d.policy.Load() }
 // Loads returns the present loads of all ranks; ok is false if ctx or the dispatcher ends first.
 func (d *Dispatcher) Loads(ctx context.Context) (l board.Loads, ok bool) {
 	reply := make(chan board.Loads, 1)
-	if !d.inbox.push(func(r *runner) { reply <- r.loads() }) {
+	if !d.inbox.push(func(r *scheduler) { reply <- r.loads() }) {
 		return board.Loads{}, false
 	}
 	select {
@@ -122,7 +124,7 @@ func (d *Dispatcher) Loads(ctx context.Context) (l board.Loads, ok bool) {
 // the dispatcher has answered, the status is empty.
 func (d *Dispatcher) Status(ctx context.Context) board.Status {
 	reply := make(chan board.Status, 1)
-	if !d.inbox.push(func(r *runner) { reply <- r.status(time.Now()) }) {
+	if !d.inbox.push(func(r *scheduler) { reply <- r.status(time.Now()) }) {
 		<-d.done
 		return d.last
 	}
@@ -139,24 +141,24 @@ func (d *Dispatcher) Status(ctx context.Context) board.Status {
 // room of the ranks are bounds as for all entries. The answer is a slot, charged with the whole prompt, or an error. It is an error if any
 // entry waits in the pool: prefill engines hold KV for these entries, so they come first.
 func (d *Dispatcher) EnqueueLocal(e *pool.Entry, l *board.Local) <-chan Result {
-	return d.enqueue(waiting{entry: e, local: l})
+	return d.enqueue(board.Enqueue{Entry: e, Local: l})
 }
 
 // Counted corrects the prompt length, in tokens, that a slot is charged with. Until now it was an estimate of the proxy, and now the rank's
 // engine has counted the tokens.
 func (d *Dispatcher) Counted(s *Slot, prompt int) {
-	d.inbox.push(func(r *runner) { r.recount(s, prompt) })
+	d.inbox.push(func(r *scheduler) { r.recount(s, prompt) })
 }
 
 // Shunned returns the prefill engines from which no KV should go to a slot's rank now, because recent hand-offs from them to this rank's
 // engine failed.
 func (d *Dispatcher) Shunned(s *Slot) (prefillers []string) {
-	if s.owner.pace.watched.Load() == 0 {
+	if s.board.pace.watched.Load() == 0 {
 		return nil
 	}
-	_ = d.ask(func(r *runner) error { // an error means that the dispatcher has ended, so that it avoids no pair of engines any more
+	_ = d.ask(func(r *scheduler) error { // an error means that the dispatcher has ended, so that it avoids no pair of engines any more
 		if s.held() {
-			prefillers = r.boards.Shunned(s.owner.model, s.Slot, time.Now())
+			prefillers = r.boards.Shunned(s.board.model, s.Slot, time.Now())
 		}
 		return nil
 	})
@@ -165,10 +167,10 @@ func (d *Dispatcher) Shunned(s *Slot) (prefillers []string) {
 
 // Blocked returns the prefill engines from which no KV should go to at least one rank of a board now.
 func (d *Dispatcher) Blocked(board string) (prefillers []string) {
-	if p, ok := d.paces.Load(board); !ok || p.(*published).watched.Load() == 0 {
+	if p, ok := d.paces.Load(board); !ok || p.(*publicPace).watched.Load() == 0 {
 		return nil
 	}
-	_ = d.ask(func(r *runner) error { // an error means that the dispatcher has ended, so that it avoids no pair of engines any more
+	_ = d.ask(func(r *scheduler) error { // an error means that the dispatcher has ended, so that it avoids no pair of engines any more
 		prefillers = r.boards.Shunned(board, -1, time.Now())
 		return nil
 	})
@@ -177,16 +179,16 @@ func (d *Dispatcher) Blocked(board string) (prefillers []string) {
 
 // Rerouted records that the KV of a slot, which was bound before its prefill, comes from another prefill engine than was planned.
 func (d *Dispatcher) Rerouted(s *Slot, prefiller string) {
-	d.inbox.push(func(r *runner) {
+	d.inbox.push(func(r *scheduler) {
 		if s.held() {
-			r.apply(board.Rerouted{Model: s.owner.model, Slot: s.Slot, Prefiller: prefiller})
+			r.apply(board.Rerouted{Model: s.board.model, Slot: s.Slot, Prefiller: prefiller})
 		}
 	})
 }
 
 // Preempted records that the engine of a worker ran out of KV room and preempted a request.
 func (d *Dispatcher) Preempted(worker int32) {
-	d.inbox.push(func(r *runner) {
+	d.inbox.push(func(r *scheduler) {
 		r.countAll() // the board needs the number of generated tokens, because a mixed rank computes them again
 		r.apply(board.Preempted{Worker: worker})
 	})
@@ -196,7 +198,7 @@ func (d *Dispatcher) Preempted(worker int32) {
 // ranks whose engines may hold KV of ended requests (see board.Boards.Keeps).
 func (d *Dispatcher) Gauged(worker int32, kvTokens int64, at time.Time) {
 	g := board.Gauged{Worker: worker, KVTokens: kvTokens, At: at}
-	d.inbox.push(func(r *runner) {
+	d.inbox.push(func(r *scheduler) {
 		if r.boards.Keeps(worker) {
 			r.countAll()
 			r.apply(g)
@@ -207,35 +209,35 @@ func (d *Dispatcher) Gauged(worker int32, kvTokens int64, at time.Time) {
 // Configure changes the settings between two rounds. If a setting cannot work, alone or together with the others, Configure returns an
 // error and changes nothing.
 func (d *Dispatcher) Configure(s board.Settings) error {
-	return d.ask(func(r *runner) error { return r.set(s) })
+	return d.ask(func(r *scheduler) error { return r.set(s) })
 }
 
 // Accepts returns the error that Configure would return, and changes nothing.
 func (d *Dispatcher) Accepts(s board.Settings) error {
-	return d.ask(func(r *runner) error { return r.boards.Accepts(s) })
+	return d.ask(func(r *scheduler) error { return r.boards.Accepts(s) })
 }
 
-// ask makes the goroutine that owns the boards run a command, and waits for the result.
-func (d *Dispatcher) ask(command func(r *runner) error) error {
+// ask makes the goroutine that owns the boards call f, and waits for the result.
+func (d *Dispatcher) ask(f func(r *scheduler) error) error {
 	reply := make(chan error, 1)
-	if !d.inbox.push(func(r *runner) { reply <- command(r) }) {
+	if !d.inbox.push(func(r *scheduler) { reply <- f(r) }) {
 		return board.ErrDraining
 	}
-	return <-reply // an accepted command is always run
+	return <-reply // a function that the inbox accepts is always called
 }
 
-// run is the goroutine that owns the boards. In each turn, it runs all queued commands before it lets the boards decide, so that a burst of
-// requests leads to one round.
-func (d *Dispatcher) run(ctx context.Context, r *runner) {
+// run is the goroutine that owns the boards. In each turn, it calls all queued functions before it lets the boards decide, so that a burst
+// of requests leads to one round.
+func (d *Dispatcher) run(ctx context.Context, r *scheduler) {
 	defer close(d.done)
 	defer r.start(ctx)()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	var queue []command
+	var queue []func(*scheduler)
 	for {
 		queue = d.inbox.swap(queue)
 		r.advance(queue, time.Now())
-		clear(queue) // the commands would keep the memory that they refer to from being garbage collected
+		clear(queue) // the functions would keep the memory that they refer to from being garbage collected
 		if next := r.boards.Next(); next.IsZero() {
 			timer.Stop()
 		} else {
@@ -261,7 +263,7 @@ func (d *Dispatcher) Room(board, model string, within time.Duration) (n int, own
 	if !ok {
 		return math.MaxInt, false // the board never had a rank, so missing slots are not the problem
 	}
-	p, own := v.(*published).of(model)
+	p, own := v.(*publicPace).of(model)
 	slots := p.slots.Load()
 	if slots == 0 { // no rank takes requests now, so missing slots are not the problem
 		return math.MaxInt, own
@@ -278,7 +280,7 @@ func (d *Dispatcher) Free(board, model string) (n int, own bool) {
 	if !ok {
 		return math.MaxInt32, false // the board never had a rank, so missing slots are not the problem
 	}
-	p, own := v.(*published).of(model)
+	p, own := v.(*publicPace).of(model)
 	return int(p.free.Load()), own
 }
 

@@ -99,21 +99,21 @@ func TestCancelAnswersEverybodyAndHangsNobody(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		cfg := testConfig()
-		cfg.Places = pool.NewPlaces(1)
+		cfg.Places = pool.NewSemaphore(1)
 		d, err := Start(ctx, cfg)
 		require.NoError(t, err)
 		d.SetWorkers(ranks(1, 1, 0))
 		running := (<-d.Enqueue(&pool.Entry{ID: 1, Model: "m"})).Slot
 		got := d.Enqueue(&pool.Entry{ID: 2, Model: "m"})
 		synctest.Wait()
-		require.True(t, cfg.Places.TryReserve())
+		require.True(t, cfg.Places.TryAcquire())
 		cancel()
 		require.ErrorIs(t, (<-got).Err, board.ErrDraining)
 		synctest.Wait()
 		require.Zero(t, cfg.Places.Used())
 
 		late := &pool.Entry{ID: 3, Model: "m"}
-		require.True(t, cfg.Places.TryReserve())
+		require.True(t, cfg.Places.TryAcquire())
 		require.ErrorIs(t, (<-d.Enqueue(late)).Err, board.ErrDraining)
 		require.Zero(t, cfg.Places.Used(), "the place of one that came too late")
 		d.Withdraw(late)
@@ -222,7 +222,7 @@ func TestManyCallersAtOnce(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cfg := testConfig()
 	cfg.Window = 200 * time.Microsecond
-	cfg.Places = pool.NewPlaces(1 << 20)
+	cfg.Places = pool.NewSemaphore(1 << 20)
 	cfg.Registerer = prometheus.NewRegistry()
 	d, err := Start(ctx, cfg)
 	require.NoError(t, err)
@@ -236,7 +236,7 @@ func TestManyCallersAtOnce(t *testing.T) {
 		callers.Go(func() {
 			rng := rand.New(rand.NewPCG(7, uint64(g)))
 			for range each {
-				cfg.Places.TryReserve()
+				cfg.Places.TryAcquire()
 				e := &pool.Entry{ID: uint64(ids.Add(1)), Model: "m", Prompt: rng.IntN(4000)}
 				got := d.Enqueue(e)
 				if rng.IntN(3) == 0 {

@@ -46,12 +46,12 @@ evenkeel_rank_bound{group="main",rank="d0"} 2
 func TestAnEarlyEntryHoldsAPlaceAndEndsByItsArrival(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		cfg := testConfig()
-		cfg.TTL, cfg.Places = time.Minute, pool.NewPlaces(3)
+		cfg.TTL, cfg.Places = time.Minute, pool.NewSemaphore(3)
 		d := early(t, cfg)
 		ws := ranks(1, 0, 0)
 		ws[0].Early = true
 		d.SetWorkers(ws)
-		require.True(t, cfg.Places.TryReserve())
+		require.True(t, cfg.Places.TryAcquire())
 		arrival := time.Now()
 		time.Sleep(20 * time.Second)
 		waits := d.Enqueue(&pool.Entry{ID: 1, Model: "m", Arrival: arrival, Early: true})

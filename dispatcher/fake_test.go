@@ -58,7 +58,7 @@ func (h *hand) teach(outputs []int32) {
 	before := len(h.told)
 	h.learner.learn(nil, h.at)
 	for _, c := range h.told[before:] { // the tables
-		c(h.runner)
+		c(h.scheduler)
 	}
 	h.told = h.told[:before]
 }
@@ -82,25 +82,25 @@ type tb interface {
 
 // hand drives a loop by hand, without its goroutine: each call is one turn.
 type hand struct {
-	*runner
+	*scheduler
 	at   time.Time
 	ids  uint64
-	told []command // by pulses, for the next turn
+	told []func(*scheduler) // by step detectors, for the next turn
 }
 
 func newHand(t tb, cfg Config) *hand {
 	t.Helper()
 	h := &hand{at: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)}
 	d := &Dispatcher{metrics: newMetrics()}
-	r, err := newRunner(cfg.withDefaults(), d, func(c command) bool { h.told = append(h.told, c); return true })
+	r, err := newScheduler(cfg.withDefaults(), d, func(f func(*scheduler)) bool { h.told = append(h.told, f); return true })
 	if err != nil {
 		t.Fatal(err)
 	}
-	h.runner = r
+	h.scheduler = r
 	return h
 }
 
-func (h *hand) do(queue ...command) { h.advance(queue, h.at) }
+func (h *hand) do(queue ...func(*scheduler)) { h.advance(queue, h.at) }
 
 func (h *hand) pass(d time.Duration) {
 	h.at = h.at.Add(d)
@@ -115,39 +115,40 @@ func (h *hand) put(e pool.Entry) waiting {
 // putAll enqueues n entries in one turn.
 func (h *hand) putAll(n int, next func() pool.Entry) []waiting {
 	var all []waiting
-	var queue []command
+	var queue []func(*scheduler)
 	for range n {
 		h.ids++
 		e := next()
 		e.ID, e.Entered, e.Model = h.ids, h.at, cmp.Or(e.Model, "m")
-		w := waiting{entry: &e, slot: newSlot(&e, h.cfg.Explain), result: make(chan Result, 1)}
+		slot := newSlot(&e, h.cfg.Explain)
+		w := waiting{Enqueue: board.Enqueue{Entry: &e, Trace: slot.Trace}, slot: slot, result: make(chan Result, 1)}
 		all = append(all, w)
-		queue = append(queue, func(l *runner) { l.enqueue(w) })
+		queue = append(queue, func(l *scheduler) { l.enqueue(w) })
 	}
 	h.do(queue...)
 	return all
 }
 
 func (h *hand) release(slots ...*Slot) {
-	var queue []command
+	var queue []func(*scheduler)
 	for _, s := range slots {
-		queue = append(queue, func(l *runner) { l.giveBack(s, board.Outcome{}) })
+		queue = append(queue, func(l *scheduler) { l.giveBack(s, board.Outcome{}) })
 	}
 	h.do(queue...)
 }
 
-func (h *hand) fleet(ws []board.Worker) { h.do(func(l *runner) { l.setWorkers(ws) }) }
+func (h *hand) fleet(ws []board.Worker) { h.do(func(l *scheduler) { l.setWorkers(ws) }) }
 
 func (w waiting) slotNow(t tb) *Slot {
 	t.Helper()
 	select {
 	case r := <-w.result:
 		if r.Err != nil {
-			t.Fatalf("entry %d: %v; want a slot", w.entry.ID, r.Err)
+			t.Fatalf("entry %d: %v; want a slot", w.Entry.ID, r.Err)
 		}
 		return r.Slot
 	default:
-		t.Fatalf("entry %d still waits; want a slot", w.entry.ID)
+		t.Fatalf("entry %d still waits; want a slot", w.Entry.ID)
 		return nil
 	}
 }

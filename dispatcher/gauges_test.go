@@ -79,3 +79,32 @@ evenkeel_rank_answers_without_usage_total{group="main",rank="d2"} 0
 `), "evenkeel_rank_answers_without_usage_total"))
 	})
 }
+
+// A pair has series as long as its decode engine is in the fleet.
+func TestTheSeriesOfAPairLeaveWithItsDecodeEngine(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := start(t, testConfig())
+		ws := ranks(2, 4, 100)
+		for i := range ws {
+			ws[i].Engine = ws[i].Name
+		}
+		d.SetWorkers(ws)
+		d.inbox.push(func(r *scheduler) {
+			for _, engine := range []string{"d0", "d1"} {
+				for _, prefiller := range []string{"p0", "p1"} {
+					r.do(&board.Effect{Kind: board.EffectQuarantine, Pair: board.Pair{Prefiller: prefiller, Engine: engine}}, 0)
+				}
+			}
+		})
+		d.SetWorkers(ws)
+		require.Equal(t, 4, testutil.CollectAndCount(d.metrics.quarantines))
+		ws[0].Up, ws[0].Down = false, true
+		d.SetWorkers(ws)
+		require.Equal(t, 4, testutil.CollectAndCount(d.metrics.quarantines), "d0 is down, and may come back")
+		d.SetWorkers(ws[1:])
+		require.Equal(t, 2, testutil.CollectAndCount(d.metrics.quarantines))
+		require.EqualValues(t, 1, testutil.ToFloat64(d.metrics.quarantines.WithLabelValues("p0", "d1")))
+		d.SetWorkers(nil)
+		require.Zero(t, testutil.CollectAndCount(d.metrics.quarantines))
+	})
+}

@@ -2,33 +2,33 @@ package dispatcher
 
 import "sync"
 
-// inbox is the queue of commands for the goroutine that owns the boards. A push never waits, because its callers are the goroutines that
-// serve connections. After close, the inbox refuses commands, because no goroutine would run them.
+// inbox is the queue of functions that other goroutines want the scheduler's goroutine to call. A push never waits, because its callers are
+// the goroutines that serve connections. After close, the inbox refuses functions, because no goroutine would call them.
 type inbox struct {
 	mu     sync.Mutex
-	queue  []command
+	queue  []func(*scheduler)
 	closed bool
-	wake   bell
+	wake   chan struct{} // see ring
 }
 
-func newInbox() *inbox { return &inbox{wake: newBell()} }
+func newInbox() *inbox { return &inbox{wake: make(chan struct{}, 1)} }
 
-// push queues a command, and reports whether it will be run; false: the inbox is closed.
-func (b *inbox) push(c command) bool {
+// push queues a function, and reports whether it will be called; false: the inbox is closed.
+func (b *inbox) push(f func(*scheduler)) bool {
 	b.mu.Lock()
 	if b.closed {
 		b.mu.Unlock()
 		return false
 	}
-	b.queue = append(b.queue, c)
+	b.queue = append(b.queue, f)
 	b.mu.Unlock()
-	b.wake.ring()
+	ring(b.wake)
 	return true
 }
 
-// swap returns the queued commands in order, and uses the memory of spare for the next commands. If the caller passes the slice of the last
+// swap returns the queued functions in order, and uses the memory of spare for the next ones. If the caller passes the slice of the last
 // call as spare, two slices take turns, and nothing is allocated.
-func (b *inbox) swap(spare []command) []command {
+func (b *inbox) swap(spare []func(*scheduler)) []func(*scheduler) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	queue := b.queue
@@ -36,8 +36,8 @@ func (b *inbox) swap(spare []command) []command {
 	return queue
 }
 
-// close refuses further commands and returns those still queued.
-func (b *inbox) close() []command {
+// close refuses further functions and returns those still queued.
+func (b *inbox) close() []func(*scheduler) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.closed = true
@@ -46,14 +46,11 @@ func (b *inbox) close() []command {
 	return queue
 }
 
-// bell wakes the one goroutine that receives from it. While there may be work, the channel holds one value.
-type bell chan struct{}
-
-func newBell() bell { return make(bell, 1) }
-
-func (b bell) ring() {
+// ring wakes the one goroutine that receives from a channel, which has room for one value. While there may be work, the channel holds a
+// value.
+func ring(wake chan<- struct{}) {
 	select {
-	case b <- struct{}{}:
+	case wake <- struct{}{}:
 	default: // the goroutine will wake up in any case
 	}
 }

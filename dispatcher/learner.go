@@ -23,7 +23,7 @@ type learner struct {
 	mu      sync.Mutex
 	orders  []func() // functions that the goroutine of run must call
 	endings []board.Ending
-	wake    bell
+	wake    chan struct{} // see ring
 
 	// Only the goroutine of run uses it.
 	learned board.Learner
@@ -33,7 +33,7 @@ type learner struct {
 }
 
 func newLearner(log *zap.Logger, m *metrics, publish func(board.Learned)) *learner {
-	return &learner{log: log, publish: publish, dropped: m.endingsDropped, wake: newBell()}
+	return &learner{log: log, publish: publish, dropped: m.endingsDropped, wake: make(chan struct{}, 1)}
 }
 
 // follow begins to learn a subject, from a fit if there is one. Before its first tables are built, the boards have no predictions for it.
@@ -63,7 +63,7 @@ func (l *learner) queueOrder(order func()) {
 	l.mu.Lock()
 	l.orders = append(l.orders, order)
 	l.mu.Unlock()
-	l.wake.ring()
+	ring(l.wake)
 }
 
 // add queues an ended request. It never waits: if the queue is full, it drops the request and counts it.
@@ -78,7 +78,7 @@ func (l *learner) add(e board.Ending) {
 		l.dropped.Inc()
 		return
 	}
-	l.wake.ring()
+	ring(l.wake)
 }
 
 // run learns until ctx ends.

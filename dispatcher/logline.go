@@ -19,10 +19,13 @@ type LogLine struct {
 	Assign   []policy.Assignment
 }
 
+// lineBegin is how each line begins.
+const lineBegin = `{"tick":`
+
 // AppendJSON appends the line and its newline to dst.
 func (l *LogLine) AppendJSON(dst []byte) []byte {
 	s := l.Snapshot
-	dst = strconv.AppendUint(append(dst, `{"tick":`...), l.Tick, 10)
+	dst = strconv.AppendUint(append(dst, lineBegin...), l.Tick, 10)
 	dst = strconv.AppendInt(append(dst, `,"t_ms":`...), l.TimeMs, 10)
 	dst = quoted(append(dst, `,"group":`...), l.Group)
 	dst = quoted(append(dst, `,"in":{"policy":`...), l.Policy)

@@ -1,6 +1,8 @@
 package dispatcher
 
 import (
+	"slices"
+
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promauto"
 
@@ -23,6 +25,7 @@ type metrics struct {
 
 	thought     prometheus.Histogram
 	quarantines *prometheus.CounterVec
+	quarantined map[string]bool // decode engines that have series of quarantines; only the scheduler uses it
 	steered     *prometheus.CounterVec
 
 	endingsDropped prometheus.Counter
@@ -44,7 +47,7 @@ func newMetrics() *metrics {
 		return own.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
 	}
 	m := &metrics{
-		all: all,
+		all: all, quarantined: map[string]bool{},
 		tickSeconds: own.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "evenkeel_tick_seconds", Help: "Dispatch latency: how long one round of decisions about a group takes, which is the snapshot, " +
 				"the policy, and the binding of what the policy assigned. The time that requests wait for it is not in it (evenkeel_stage_seconds).",
@@ -100,6 +103,22 @@ func (m *metrics) forget(group string) {
 	gone := prometheus.Labels{"group": group}
 	m.tickSeconds.DeletePartialMatch(gone)
 	m.roundRanks.DeletePartialMatch(gone)
+}
+
+// quarantine counts that a pair is avoided from now on.
+func (m *metrics) quarantine(p board.Pair) {
+	m.quarantines.WithLabelValues(p.Prefiller, p.Engine).Inc()
+	m.quarantined[p.Engine] = true
+}
+
+// keepPairs drops the series of pairs whose decode engine has no rank among the workers any more.
+func (m *metrics) keepPairs(ws []board.Worker) {
+	for engine := range m.quarantined {
+		if !slices.ContainsFunc(ws, func(w board.Worker) bool { return w.Engine == engine }) {
+			m.quarantines.DeletePartialMatch(prometheus.Labels{"engine": engine})
+			delete(m.quarantined, engine)
+		}
+	}
 }
 
 // createSeries creates the series whose labels have few values, before their first event. If a counter came into existence with its first

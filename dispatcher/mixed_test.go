@@ -16,7 +16,7 @@ import (
 // Two ranks of four slots that prefill, half of which decode: a prompt of 1,000 tokens alone is held for 50 ms.
 func TestAPromptIsHeldForARoundAndTheMetricsSaySo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		places := pool.NewPlaces(10)
+		places := pool.NewSemaphore(10)
 		d := start(t, Config{Config: board.Config{Policy: "prr", StepModel: board.StepModel{C0Ms: 10, C1Ms: 1e-4, OwnMs: 0.1}}, Places: places})
 		ws := ranks(2, 4, 0)
 		for i := range ws {
@@ -27,7 +27,7 @@ func TestAPromptIsHeldForARoundAndTheMetricsSaySo(t *testing.T) {
 		put := func(e pool.Entry, hits ...board.Hit) <-chan Result {
 			id++
 			e.ID, e.Model = id, "m"
-			require.True(t, places.TryReserve())
+			require.True(t, places.TryAcquire())
 			return d.EnqueueMixed(&e, hits)
 		}
 		for range 4 {

@@ -14,7 +14,7 @@ import (
 
 func TestEveryEntryButADrainFreesItsPlaceOnce(t *testing.T) {
 	cfg := testConfig()
-	cfg.Places = pool.NewPlaces(100)
+	cfg.Places = pool.NewSemaphore(100)
 	cfg.TTL = time.Minute
 	h := newHand(t, cfg)
 	used := func(want int, why string) {
@@ -22,7 +22,7 @@ func TestEveryEntryButADrainFreesItsPlaceOnce(t *testing.T) {
 		require.Equal(t, want, cfg.Places.Used(), why)
 	}
 	put := func(e pool.Entry) waiting {
-		require.True(t, cfg.Places.TryReserve())
+		require.True(t, cfg.Places.TryAcquire())
 		return h.put(e)
 	}
 	put(pool.Entry{})
@@ -35,13 +35,13 @@ func TestEveryEntryButADrainFreesItsPlaceOnce(t *testing.T) {
 	used(0, "assigned")
 	w := put(pool.Entry{})
 	used(1, "waits")
-	h.do(func(r *runner) { r.apply(board.Withdraw{Entry: w.entry}) }, func(r *runner) { r.apply(board.Withdraw{Entry: w.entry}) })
+	h.do(func(r *scheduler) { r.apply(board.Withdraw{Entry: w.Entry}) }, func(r *scheduler) { r.apply(board.Withdraw{Entry: w.Entry}) })
 	used(0, "withdrawn, twice")
 	put(pool.Entry{})
 	h.pass(time.Minute)
 	used(0, "expired")
 
-	require.True(t, cfg.Places.TryReserve(), "of somebody else")
+	require.True(t, cfg.Places.TryAcquire(), "of somebody else")
 	drain := h.put(pool.Entry{Discard: true})
 	h.release(s)
 	drain.slotNow(t)
@@ -54,7 +54,7 @@ func TestProgressDoesNotAllocate(t *testing.T) {
 }
 
 func TestEnqueueLocalAnswersAtOnce(t *testing.T) {
-	places := pool.NewPlaces(1)
+	places := pool.NewSemaphore(1)
 	d, err := Start(t.Context(), Config{Config: board.Config{TTL: time.Minute}, Places: places})
 	require.NoError(t, err)
 	d.SetWorkers(ranks(2, 2, 0))
@@ -78,20 +78,20 @@ func TestEnqueueLocalAnswersAtOnce(t *testing.T) {
 func TestEveryEntryThatWaitsHasAPlace(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		cfg := testConfig()
-		cfg.Window, cfg.TTL, cfg.Places = 3*time.Millisecond, 100*time.Millisecond, pool.NewPlaces(1<<20)
+		cfg.Window, cfg.TTL, cfg.Places = 3*time.Millisecond, 100*time.Millisecond, pool.NewSemaphore(1<<20)
 		h := newHand(t, cfg)
 		h.fleet(ranks(2, 2, 200))
 		var waits []waiting
 		var held []*Slot
 		rt.Repeat(map[string]func(*rapid.T){
 			"enqueue": func(rt *rapid.T) {
-				require.True(rt, cfg.Places.TryReserve())
+				require.True(rt, cfg.Places.TryAcquire())
 				waits = append(waits, h.put(pool.Entry{Prompt: rapid.IntRange(0, 250).Draw(rt, "prompt")}))
 			},
 			"withdraw": func(rt *rapid.T) {
 				if len(waits) > 0 {
 					w := rapid.SampledFrom(waits).Draw(rt, "entry")
-					h.do(func(r *runner) { r.apply(board.Withdraw{Entry: w.entry}) })
+					h.do(func(r *scheduler) { r.apply(board.Withdraw{Entry: w.Entry}) })
 				}
 			},
 			"release": func(*rapid.T) {

@@ -7,17 +7,17 @@ import (
 	"evenkeel/dispatcher/board"
 )
 
-// published has the values of a board that any goroutine may read: its pace, and whether it needs reports of first events.
-type published struct {
+// publicPace has the values of a board that any goroutine may read: its pace, and whether it needs reports of first events.
+type publicPace struct {
 	watched              atomic.Int32 // suspected pairs plus ranks that refuse requests; 0: the board needs no reports of first events
 	slots, free, waiting atomic.Int64
-	seconds              atomic.Uint64                         // mean time for which a request has its slot: the bits of a float64
-	named                atomic.Pointer[map[string]*published] // values for each model name that some ranks list and others do not
+	seconds              atomic.Uint64                          // mean time for which a request has its slot: the bits of a float64
+	named                atomic.Pointer[map[string]*publicPace] // values for each model name that some ranks list and others do not
 }
 
 // of returns the values for a model name. If only some ranks list the name, the values count only these ranks, and own is true. Otherwise
 // they count all ranks of the board.
-func (p *published) of(name string) (q *published, own bool) {
+func (p *publicPace) of(name string) (q *publicPace, own bool) {
 	if byName := p.named.Load(); byName != nil && (*byName)[name] != nil {
 		return (*byName)[name], true
 	}
@@ -25,28 +25,28 @@ func (p *published) of(name string) (q *published, own bool) {
 }
 
 // list sets the model names that have values of their own. A name that had values before keeps them.
-func (o *owned) list(names []string) {
-	byName := make(map[string]*published, len(names))
-	o.named = o.named[:0]
+func (b *boardState) list(names []string) {
+	byName := make(map[string]*publicPace, len(names))
+	b.named = b.named[:0]
 	for _, name := range names {
-		p, listedBefore := o.pace.of(name)
+		p, listedBefore := b.pace.of(name)
 		if !listedBefore {
-			p = newPublished()
+			p = newPublicPace()
 		}
 		byName[name] = p
-		o.named = append(o.named, p)
+		b.named = append(b.named, p)
 	}
-	o.pace.named.Store(&byName)
+	b.pace.named.Store(&byName)
 }
 
-func newPublished() *published {
-	p := &published{}
+func newPublicPace() *publicPace {
+	p := &publicPace{}
 	p.seconds.Store(math.Float64bits(board.PresumedSeconds))
 	return p
 }
 
 // publish stores the pace, so that any goroutine can read it. more says whether Room may return more than before.
-func (p *published) publish(pace *board.Pace) (more bool) {
+func (p *publicPace) publish(pace *board.Pace) (more bool) {
 	slots, free, waiting := int64(pace.Slots), int64(pace.Free), int64(pace.Waiting)
 	slotsBefore := p.slots.Load()
 	unlimited := slots == 0 && slotsBefore > 0 // no rank takes requests any more, and Room then has no limit

@@ -15,17 +15,18 @@ import (
 	"evenkeel/pool"
 )
 
-// newRunner makes the runner, whose boards have no ranks yet. wake queues a command for the next turn of the runner.
-func newRunner(cfg Config, d *Dispatcher, wake func(command) bool) (*runner, error) {
+// newScheduler makes the scheduler, whose boards have no ranks yet. wake queues a function for the next turn of the scheduler.
+func newScheduler(cfg Config, d *Dispatcher, wake func(func(*scheduler)) bool) (*scheduler, error) {
 	boards, err := board.New(cfg.Config)
 	if err != nil {
 		return nil, err
 	}
-	publish := func(t board.Learned) { wake(func(r *runner) { r.apply(t) }) }
-	r := &runner{
+	publish := func(t board.Learned) { wake(func(r *scheduler) { r.apply(t) }) }
+	r := &scheduler{
 		boards: boards, cfg: cfg, d: d, wake: wake, log: cfg.Log, metrics: d.metrics, learner: newLearner(cfg.Log, d.metrics, publish),
 		twins:   newTwins(cfg, d.metrics),
-		waiting: map[*pool.Entry]waiting{}, owned: map[string]*owned{}, detectors: map[board.GroupKey]*stepDetector{},
+		waiting: map[*pool.Entry]waiting{}, byModel: map[string]*boardState{}, detectors: map[board.GroupKey]*stepDetector{},
+		labels: map[board.GroupKey]string{},
 	}
 	name := boards.Policy() // Dispatcher.Policy may be called before the first event
 	d.policy.Store(&name)
@@ -34,7 +35,7 @@ func newRunner(cfg Config, d *Dispatcher, wake func(command) bool) (*runner, err
 
 // start starts the goroutines of the learner, the twin and the decision log. The returned function waits until they have ended, because no
 // goroutine may outlive the dispatcher.
-func (r *runner) start(ctx context.Context) (wait func()) {
+func (r *scheduler) start(ctx context.Context) (wait func()) {
 	var goroutines sync.WaitGroup
 	goroutines.Go(func() { r.learner.run(ctx) })
 	if r.twins != nil {
@@ -46,24 +47,24 @@ func (r *runner) start(ctx context.Context) (wait func()) {
 	return goroutines.Wait
 }
 
-// advance runs the queued commands, and then lets each board decide that has something to decide.
-func (r *runner) advance(queue []command, now time.Time) {
+// advance calls the queued functions, and then lets each board decide that has something to decide.
+func (r *scheduler) advance(queue []func(*scheduler), now time.Time) {
 	r.now = now
-	for _, c := range queue {
-		c(r)
+	for _, f := range queue {
+		f(r)
 	}
-	for _, o := range r.inOrder {
-		if r.boards.Looks(o.model, now) {
-			r.count(o)
+	for _, b := range r.inOrder {
+		if r.boards.Looks(b.model, now) {
+			r.count(b)
 		}
-		r.apply(&o.tick)
+		r.apply(&b.tick)
 	}
 	r.record()
 }
 
 // apply gives the boards an event and carries out the effects. Then it runs the rounds that the event causes, one after the other: the
 // event Decide runs a round, and the event Decided has the time that the round took.
-func (r *runner) apply(e board.Event) {
+func (r *scheduler) apply(e board.Event) {
 	if r.twins != nil {
 		r.twins.tape.Record(e, r.now)
 	}
@@ -82,7 +83,7 @@ func (r *runner) apply(e board.Event) {
 }
 
 // set applies an event that changes settings. It returns the boards' error if they reject the event.
-func (r *runner) set(e board.Event) error {
+func (r *scheduler) set(e board.Event) error {
 	r.rejected = nil
 	r.apply(e)
 	return r.rejected
@@ -90,84 +91,85 @@ func (r *runner) set(e board.Event) error {
 
 // count reads the progress of a board's slots and gives it to the board as Counts, which are valid for the next event. So the board decides
 // with all tokens that the streams have brought until now.
-func (r *runner) count(o *owned) {
-	counts := &o.counts
-	if missing := len(o.slots) - len(counts.Tokens); missing > 0 {
+func (r *scheduler) count(b *boardState) {
+	counts := &b.counts
+	if missing := len(b.slots) - len(counts.Tokens); missing > 0 {
 		counts.Tokens = append(counts.Tokens, make([]int32, missing)...)
 		counts.Began = append(counts.Began, make([]bool, missing)...)
 		counts.Joined = append(counts.Joined, make([]uint32, missing)...)
 		counts.Unheard = append(counts.Unheard, make([]int32, missing)...)
 	}
-	for i, s := range o.slots {
+	for i, s := range b.slots {
 		if s == nil {
 			counts.Tokens[i], counts.Began[i], counts.Joined[i], counts.Unheard[i] = 0, false, 0, 0
 			continue
 		}
 		counts.Tokens[i], counts.Began[i] = s.generated.Load(), s.started.Load()
-		counts.Joined[i], counts.Unheard[i] = s.stream.first.Load(), s.unheard.Load()
+		counts.Joined[i], counts.Unheard[i] = s.first.Load(), s.unheard.Load()
 	}
 	r.boards.Apply(counts, r.now) // has no effects
 }
 
 // countAll reads the progress of the slots of all boards, see count.
-func (r *runner) countAll() {
-	for _, o := range r.inOrder {
-		r.count(o)
+func (r *scheduler) countAll() {
+	for _, b := range r.inOrder {
+		r.count(b)
 	}
 }
 
 // enqueue gives the boards a new entry. Until the boards answer it, r.waiting has its slot and the channel of its caller.
-func (r *runner) enqueue(w waiting) {
-	if o := r.owned[w.entry.Model]; o != nil && w.local != nil { // the policy decides about the entry at once, by the present progress
-		r.count(o)
+func (r *scheduler) enqueue(w waiting) {
+	if b := r.byModel[w.Entry.Model]; b != nil && w.Local != nil { // the policy decides about the entry at once, by the present progress
+		r.count(b)
 	}
-	r.waiting[w.entry] = w
-	r.arrival = board.Enqueue{Entry: w.entry, Local: w.local, Hits: w.hits, Trace: w.slot.Trace}
+	r.waiting[w.Entry] = w
+	r.arrival = w.Enqueue
 	r.apply(&r.arrival)
 	r.arrival = board.Enqueue{} // old references would keep the entry from being garbage collected
 }
 
 // giveBack handles Dispatcher.Release.
-func (r *runner) giveBack(s *Slot, outcome board.Outcome) {
-	o := s.owner
-	if o.beyond > 0 { // whether the engine begins with a queued request now depends on the KV, and so on the progress, of the others
-		r.count(o)
+func (r *scheduler) giveBack(s *Slot, outcome board.Outcome) {
+	b := s.board
+	if b.beyond > 0 { // whether the engine begins with a queued request now depends on the KV, and so on the progress, of the others
+		r.count(b)
 	}
 	if s.Beyond {
-		o.beyond--
+		b.beyond--
 	}
-	o.slots[s.Slot] = nil
+	b.slots[s.Slot] = nil
 	r.release = board.Release{
-		Model: o.model, Slot: s.Slot, Outcome: outcome, Generated: s.generated.Load(), Started: s.started.Load(),
-		First: s.stream.first.Load(), Last: s.stream.last.Load(), Unheard: s.unheard.Load(),
+		Model: b.model, Slot: s.Slot, Outcome: outcome, Generated: s.generated.Load(), Started: s.started.Load(),
+		First: s.first.Load(), Last: s.last.Load(), Unheard: s.unheard.Load(),
 	}
 	r.apply(&r.release)
 }
 
 // recount corrects the prompt length, in tokens, that a slot is charged with, unless the slot has been given back.
-func (r *runner) recount(s *Slot, prompt int) {
+func (r *scheduler) recount(s *Slot, prompt int) {
 	if s.held() {
-		r.apply(board.Recount{Model: s.owner.model, Slot: s.Slot, Prompt: prompt})
+		r.apply(board.Recount{Model: s.board.model, Slot: s.Slot, Prompt: prompt})
 	}
 }
 
-func (r *runner) setWorkers(ws []board.Worker) {
+func (r *scheduler) setWorkers(ws []board.Worker) {
 	r.countAll()
 	r.apply(board.SetWorkers{Workers: ws})
+	r.metrics.keepPairs(ws)
 }
 
-// shutDown answers all entries that wait with ErrDraining, and runs the commands that are still queued.
-func (r *runner) shutDown(queue []command, now time.Time) {
+// shutDown answers all entries that wait with ErrDraining, and calls the functions that are still queued.
+func (r *scheduler) shutDown(queue []func(*scheduler), now time.Time) {
 	r.now = now
 	r.apply(board.Shutdown{})
-	for _, c := range queue {
-		c(r)
+	for _, f := range queue {
+		f(r)
 	}
 }
 
 // status returns the status of the boards. For each group, it adds the result of the twin, which replays the last minutes under other
 // policies.
-func (r *runner) status(now time.Time) board.Status {
+func (r *scheduler) status(now time.Time) board.Status {
 	r.countAll() // the boards do not know yet which tokens have come since their last event
 	s := r.boards.Status(now)
 	for i := range s.Models {
@@ -180,13 +182,13 @@ func (r *runner) status(now time.Time) board.Status {
 	return s
 }
 
-func (r *runner) loads() board.Loads {
+func (r *scheduler) loads() board.Loads {
 	r.countAll()
 	return r.boards.Loads()
 }
 
 // carryOut carries out effects. took is the duration of the round that caused them; 0: they were not caused by a round.
-func (r *runner) carryOut(effects []board.Effect, took time.Duration) {
+func (r *scheduler) carryOut(effects []board.Effect, took time.Duration) {
 	for i := range effects {
 		if r.twins != nil {
 			r.twins.tape.Done(&effects[i], r.now)
@@ -197,7 +199,7 @@ func (r *runner) carryOut(effects []board.Effect, took time.Duration) {
 
 // do carries out one effect: it answers a caller, updates a metric, writes a log line, or passes a value to another part of the dispatcher.
 // took is the duration of the round that caused the effect; 0: no round.
-func (r *runner) do(e *board.Effect, took time.Duration) {
+func (r *scheduler) do(e *board.Effect, took time.Duration) {
 	m := r.metrics
 	switch e.Kind {
 	case board.EffectBind:
@@ -205,8 +207,9 @@ func (r *runner) do(e *board.Effect, took time.Duration) {
 	case board.EffectRefuse:
 		r.answer(e.Entry, Result{Err: e.Err})
 	case board.EffectBegins:
-		r.owned[e.Group.Model].slots[e.Slot].waits.Store(false)
+		r.byModel[e.Group.Model].slots[e.Slot].waits.Store(false)
 	case board.EffectRound:
+		r.label(e.Group, e.Round.Group)
 		m.tickSeconds.WithLabelValues(e.Policy, e.Round.Group).Observe(took.Seconds())
 		if e.Err != nil {
 			r.log.Error("dispatcher: the policy failed", zap.String("policy", e.Policy), zap.Error(e.Err))
@@ -232,7 +235,7 @@ func (r *runner) do(e *board.Effect, took time.Duration) {
 	case board.EffectBeyond:
 		m.beyond.Inc()
 	case board.EffectQuarantine:
-		m.quarantines.WithLabelValues(e.Pair.Prefiller, e.Pair.Engine).Inc()
+		m.quarantine(e.Pair)
 		r.log.Warn("dispatcher: hand-offs of a prefill engine do not reach a decode engine, although both work with other engines; the pair is "+
 			"avoided",
 			zap.String("prefiller", e.Pair.Prefiller), zap.String("engine", e.Pair.Engine), zap.Int("failures", e.Count),
@@ -249,10 +252,10 @@ func (r *runner) do(e *board.Effect, took time.Duration) {
 		r.log.Warn("dispatcher: two workers have the same ID, and the second is ignored",
 			zap.Int32("id", e.Worker), zap.String("kept", e.Names[0]), zap.String("ignored", e.Names[1]))
 	case board.EffectPace:
-		o := r.own(e.Group.Model)
-		more := o.pace.publish(&e.Pace)
+		b := r.state(e.Group.Model)
+		more := b.pace.publish(&e.Pace)
 		for i := range e.Named {
-			more = o.named[i].publish(&e.Named[i]) || more
+			more = b.named[i].publish(&e.Named[i]) || more
 		}
 		if more && r.cfg.OnRoom != nil {
 			r.cfg.OnRoom()
@@ -260,9 +263,9 @@ func (r *runner) do(e *board.Effect, took time.Duration) {
 	case board.EffectThought:
 		m.thought.Observe(e.Thought / float64(e.Count))
 	case board.EffectNames:
-		r.own(e.Group.Model).list(e.Listed)
+		r.state(e.Group.Model).list(e.Listed)
 	case board.EffectWatch:
-		r.own(e.Group.Model).pace.watched.Store(int32(e.Count))
+		r.state(e.Group.Model).pace.watched.Store(int32(e.Count))
 	case board.EffectPolicy:
 		name := e.Policy
 		r.d.policy.Store(&name)
@@ -273,6 +276,7 @@ func (r *runner) do(e *board.Effect, took time.Duration) {
 	case board.EffectEnding:
 		r.learner.add(e.Ending)
 	case board.EffectGroup:
+		r.label(e.Group, e.Label)
 		m.tickSeconds.WithLabelValues(e.Policy, e.Label) // creates the series before the first round
 		r.detectSteps(e.Group)
 	case board.EffectRest:
@@ -284,93 +288,118 @@ func (r *runner) do(e *board.Effect, took time.Duration) {
 			detector.least.Store(int64(e.Lasts))
 		}
 	case board.EffectGroupGone:
-		m.forget(e.Label)
+		r.unlabel(e.Group)
 		r.twins.gone(e.Group)
 		delete(r.detectors, e.Group) // the last streams still report steps to the detector, but they are not read any more
 	case board.EffectGone:
-		r.disown(e.Group.Model)
+		r.dropState(e.Group.Model)
 	case board.EffectRejected:
 		r.rejected = e.Err
 	}
 }
 
-// own returns the runner's state for a board, and creates it if it is missing.
-func (r *runner) own(model string) *owned {
-	o := r.owned[model]
-	if o == nil {
-		o = &owned{model: model, pace: newPublished(), tick: board.Tick{Model: model}}
-		o.counts = board.Counts{Model: model}
-		o.reportStarted = func(s *Slot) {
-			r.wake(func(r *runner) {
+// state returns the scheduler's state for a board, and creates it if it is missing.
+func (r *scheduler) state(model string) *boardState {
+	b := r.byModel[model]
+	if b == nil {
+		b = &boardState{model: model, pace: newPublicPace(), tick: board.Tick{Model: model}}
+		b.counts = board.Counts{Model: model}
+		b.reportStarted = func(s *Slot) {
+			r.wake(func(r *scheduler) {
 				if s.held() {
 					r.apply(board.Reached{Model: model, Slot: s.Slot})
 				}
 			})
 		}
-		r.owned[model] = o
-		r.inOrder = slices.SortedFunc(maps.Values(r.owned), func(x, y *owned) int { return cmp.Compare(x.model, y.model) })
-		r.d.paces.Store(model, o.pace)
+		r.byModel[model] = b
+		r.inOrder = slices.SortedFunc(maps.Values(r.byModel), func(x, y *boardState) int { return cmp.Compare(x.model, y.model) })
+		r.d.paces.Store(model, b.pace)
 	}
-	return o
+	return b
 }
 
-// disown drops the runner's state for a board that is removed.
-func (r *runner) disown(model string) {
-	r.inOrder = slices.DeleteFunc(slices.Clone(r.inOrder), func(o *owned) bool { return o.model == model })
-	delete(r.owned, model)
+// dropState drops the scheduler's state for a board that is removed.
+func (r *scheduler) dropState(model string) {
+	r.inOrder = slices.DeleteFunc(slices.Clone(r.inOrder), func(b *boardState) bool { return b.model == model })
+	delete(r.byModel, model)
 	r.d.paces.Delete(model)
 }
 
+// label records the label of a group in metrics. It changes when a group of another model with the same name comes or goes. The series of
+// the old label are then dropped.
+func (r *scheduler) label(key board.GroupKey, label string) {
+	before, known := r.labels[key]
+	if known && before == label {
+		return
+	}
+	if known {
+		r.unlabel(key)
+	}
+	r.labels[key] = label
+}
+
+// unlabel drops the series of a group, unless another group has them, too: all groups without a barrier share one label.
+func (r *scheduler) unlabel(key board.GroupKey) {
+	label := r.labels[key]
+	delete(r.labels, key)
+	for _, other := range r.labels {
+		if other == label {
+			return
+		}
+	}
+	r.metrics.forget(label)
+}
+
 // detectSteps gives a new barrier group its step detector.
-func (r *runner) detectSteps(key board.GroupKey) {
-	r.own(key.Model)
+func (r *scheduler) detectSteps(key board.GroupKey) {
+	r.state(key.Model)
 	if !key.Barrier {
 		return
 	}
-	takeSteps := func(r *runner) { r.takeSteps(key) } // this function is made once, so that a step allocates nothing
+	takeSteps := func(r *scheduler) { r.takeSteps(key) } // this function is made once, so that a step allocates nothing
 	r.detectors[key] = newStepDetector(func() { r.wake(takeSteps) })
 }
 
 // takeSteps passes the steps that the step detector of a group has found to the board, after the progress of the board's slots.
-func (r *runner) takeSteps(key board.GroupKey) {
+func (r *scheduler) takeSteps(key board.GroupKey) {
 	detector := r.detectors[key]
 	if detector == nil {
 		return // the group has no ranks any more
 	}
 	r.steps.Group, r.steps.List = key, detector.read(r.steps.List[:0])
-	r.count(r.owned[key.Model])
+	r.count(r.byModel[key.Model])
 	r.apply(&r.steps)
 }
 
 // bind completes the slot of an entry that was bound to a rank, and sends it to the caller of Enqueue.
-func (r *runner) bind(e *board.Effect, took time.Duration) {
-	owner, slot := r.own(e.Group.Model), r.waiting[e.Entry].slot
-	slot.Bound, slot.Decide = e.Bound, took
-	slot.owner, slot.detector = owner, r.detectors[e.Group]
+func (r *scheduler) bind(e *board.Effect, took time.Duration) {
+	b, slot := r.state(e.Group.Model), r.waiting[e.Entry].slot
+	slot.Binding, slot.Decide = e.Bound, took
+	slot.board, slot.detector = b, r.detectors[e.Group]
 	slot.waits.Store(slot.Beyond)
 	if e.Entry.Mixed {
 		r.metrics.roundHold.Observe(slot.Held.Seconds())
 	}
 	if slot.Beyond {
-		owner.beyond++
+		b.beyond++
 	}
-	if missing := int(slot.Slot) + 1 - len(owner.slots); missing > 0 {
-		owner.slots = append(owner.slots, make([]*Slot, missing)...)
+	if missing := int(slot.Slot) + 1 - len(b.slots); missing > 0 {
+		b.slots = append(b.slots, make([]*Slot, missing)...)
 	}
-	owner.slots[slot.Slot] = slot
+	b.slots[slot.Slot] = slot
 	r.answer(e.Entry, Result{Slot: slot})
 }
 
 // answer sends the result of an entry to its caller.
-func (r *runner) answer(e *pool.Entry, result Result) {
+func (r *scheduler) answer(e *pool.Entry, result Result) {
 	w := r.waiting[e]
 	delete(r.waiting, e)
 	w.answer(r.cfg.Places, result)
 }
 
 // answer releases the entry's place in the pool, and then sends the result to the caller, which can rely on the place being free.
-func (w waiting) answer(places *pool.Places, r Result) {
-	if places != nil && !w.entry.Discard && w.local == nil {
+func (w waiting) answer(places *pool.Semaphore, r Result) {
+	if places != nil && !w.Entry.Discard && w.Local == nil {
 		places.Release()
 	}
 	w.result <- r
@@ -378,7 +407,7 @@ func (w waiting) answer(places *pool.Places, r Result) {
 
 // record ends the current stretch of the twin's tape if it is due: the recorded events of some time. It queues the stretch for the twin,
 // together with a copy of the boards, with which the next stretch begins.
-func (r *runner) record() {
+func (r *scheduler) record() {
 	t := r.twins
 	if t == nil || !t.tape.Due(r.now, t.leastStretch) {
 		return
@@ -393,6 +422,6 @@ func (r *runner) record() {
 		}
 		t.untaken = append(t.untaken, recorded{stretch, boards})
 		t.mu.Unlock()
-		t.wake.ring()
+		ring(t.wake)
 	}
 }

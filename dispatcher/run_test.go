@@ -19,5 +19,5 @@ func TestAGroupThatIsGoneIsForgotten(t *testing.T) {
 	s.Progress(2) // a step of the group
 	h.do(h.told...)
 	h.release(s)
-	require.Empty(t, h.owned)
+	require.Empty(t, h.byModel)
 }

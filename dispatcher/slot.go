@@ -6,21 +6,21 @@ import (
 	"time"
 
 	"evenkeel/dispatcher/board"
-	"evenkeel/dispatcher/decision"
 	"evenkeel/pool"
 )
 
 // Slot is the right to run one request on a decode rank, from its admission until Release. The exported fields are set before the caller
 // gets the slot, and never change.
 type Slot struct {
-	board.Bound
-	Decide time.Duration   // how long the round took that chose the rank; it is not part of Bound.Wait
-	Trace  *decision.Trace // why this rank was chosen; nil without Config.Explain
+	board.Binding
+	Decide time.Duration // how long the round took that chose the rank; it is not part of Bound.Wait
+	Trace  *board.Trace  // why this rank was chosen; nil without Config.Explain
 
 	generated atomic.Int32
-	stream    streamState   // the group's first and last steps in which the request got tokens
+	first     atomic.Uint32 // number of the group's first step in which the request got tokens; 0: it has no token yet
+	last      atomic.Uint32 // number of the group's last such step
 	detector  *stepDetector // step detector of the rank's group; nil without a barrier
-	owner     *owned        // the board that the slot belongs to
+	board     *boardState   // the scheduler's state for the board that the slot belongs to
 	started   atomic.Bool
 	released  atomic.Bool
 	waits     atomic.Bool  // the request waits in the engine's queue, because the rank has no slot or no KV room for it
@@ -34,14 +34,14 @@ func newSlot(e *pool.Entry, explain bool) *Slot {
 	}
 	slotWithTrace := &struct {
 		Slot
-		trace decision.Trace
+		trace board.Trace
 	}{}
 	slotWithTrace.Trace = &slotWithTrace.trace
 	return &slotWithTrace.Slot
 }
 
-// held returns false once the slot has been given back. Only the runner's goroutine may call it.
-func (s *Slot) held() bool { return s.owner.slots[s.Slot] == s }
+// held returns false once the slot has been given back. Only the scheduler's goroutine may call it.
+func (s *Slot) held() bool { return s.board.slots[s.Slot] == s }
 
 // Progress reports how many tokens the request has generated on this rank so far. The board counts them as KV tokens of the request, and
 // the step detector of the group finds the group's steps by these reports. Progress ignores a number that is not larger than the last one.
@@ -57,7 +57,7 @@ func (s *Slot) Progress(generated int) {
 		}
 	}
 	if s.detector != nil && s.unheard.Load() == 0 {
-		s.detector.onToken(&s.stream)
+		s.detector.onToken(&s.first, &s.last)
 	}
 }
 
@@ -75,8 +75,8 @@ func (s *Slot) Generated() int { return int(s.generated.Load()) }
 func (s *Slot) Started() {
 	s.started.Store(true)
 	s.waits.Store(false) // the engine had room for the request, even if the board counted none
-	if s.owner != nil && s.owner.pace.watched.Load() > 0 {
-		s.owner.reportStarted(s)
+	if s.board != nil && s.board.pace.watched.Load() > 0 {
+		s.board.reportStarted(s)
 	}
 }
 

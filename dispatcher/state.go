@@ -17,7 +17,7 @@ type Dispatcher struct {
 	inbox   *inbox
 	metrics *metrics
 	policy  atomic.Pointer[string] // canonical name of the policy of barrier groups
-	paces   sync.Map               // *published by the model of the board
+	paces   sync.Map               // *publicPace by the model of the board
 	done    chan struct{}          // closed when the dispatcher has ended
 	last    board.Status           // last status before the end; it may be read only after done is closed
 }
@@ -31,43 +31,42 @@ type Result struct {
 // waiting is an entry with the slot that it may get, and the channel on which its caller gets the answer. The caller's goroutine allocates
 // both, so that a round of decisions allocates nothing.
 type waiting struct {
-	entry  *pool.Entry
+	board.Enqueue
 	slot   *Slot
-	result chan Result  // exactly one result is sent; the channel has room for it
-	local  *board.Local // the entry has no hand-off, and one of these ranks may compute its prompt; nil: any other entry
-	hits   []board.Hit  // which ranks have a part of its prompt in their prefix caches
+	result chan Result // exactly one result is sent; the channel has room for it
 }
 
-// owned is the runner's state for one board.
-type owned struct {
+// boardState is the scheduler's state for one board.
+type boardState struct {
 	model         string
 	slots         []*Slot      // by Slot.Slot; nil: free
 	beyond        int          // slots whose ranks had no slot or no KV room for the request when it was bound
 	counts        board.Counts // progress of the slots as it was read last
 	tick          board.Tick
 	reportStarted func(*Slot) // reports the first event of a slot to the board; any goroutine may call it
-	pace          *published
-	named         []*published // values for the names that only some of its ranks list, in the order of the last EffectNames
+	pace          *publicPace
+	named         []*publicPace // values for the names that only some of its ranks list, in the order of the last EffectNames
 }
 
-// runner owns the boards. It reads the clock, turns the commands of other goroutines into events for the boards, and carries out the
+// scheduler owns the boards. It reads the clock, turns the calls of other goroutines into events for the boards, and carries out the
 // effects that the boards return: it answers callers, updates metrics, and writes the log and the decision log.
-type runner struct {
+type scheduler struct {
 	boards    *board.Boards
 	cfg       Config
 	now       time.Time // time of the current turn
 	d         *Dispatcher
-	wake      func(command) bool // queues a command for the next turn; false: the dispatcher has ended
+	wake      func(func(*scheduler)) bool // queues a function for the next turn; false: the dispatcher has ended
 	log       *zap.Logger
 	metrics   *metrics
 	learner   *learner
 	twins     *twins       // replays the last minutes under other policies; nil: no policy is replayed
 	declog    *decisionLog // nil: off
 	waiting   map[*pool.Entry]waiting
-	owned     map[string]*owned // by model
-	inOrder   []*owned          // the same values, sorted by model
+	byModel   map[string]*boardState
+	inOrder   []*boardState // the same values, sorted by model
 	detectors map[board.GroupKey]*stepDetector
-	rejected  error // why the boards rejected the last event that changes settings; nil: they accepted it
+	labels    map[board.GroupKey]string // labels under which the groups have their series in metrics
+	rejected  error                     // why the boards rejected the last event that changes settings; nil: they accepted it
 
 	// Events that are reused, so that they allocate nothing.
 	decided board.Decided
@@ -75,6 +74,3 @@ type runner struct {
 	release board.Release
 	arrival board.Enqueue
 }
-
-// command is a function that another goroutine queues and the runner's goroutine calls.
-type command func(*runner)

@@ -18,16 +18,12 @@ type stepDetector struct {
 	mu    sync.Mutex // held by the stream that begins a step; other streams do not wait for it
 	base  time.Time
 	began time.Duration // when the current step began, since base; 0: no request ran before, so the length of the step is not known
-	steps []board.Step  // steps that the runner has not read yet
+	steps []board.Step  // steps that the scheduler has not read yet
 
-	notify func() // wakes the runner, which then reads steps
+	notify func() // wakes the scheduler, which then reads steps
 }
 
-// streamState has the numbers of the first and the last step in which a stream got tokens.
-// 0: the stream has no token yet.
-type streamState struct{ first, last atomic.Uint32 }
-
-// stepsMost bounds the steps that wait to be read. If the runner is so late that more come, the detector drops these, and the numbers of
+// stepsMost bounds the steps that wait to be read. If the scheduler is so late that more come, the detector drops these, and the numbers of
 // the next steps show the gap.
 const stepsMost = 64
 
@@ -38,15 +34,15 @@ func newStepDetector(notify func()) *stepDetector {
 	return d
 }
 
-// onToken reports that a stream got tokens. If the stream already has tokens of the current step, the new tokens are of the next step, and
-// onToken begins this step. Otherwise it only notes that the stream has tokens of the current step.
-func (d *stepDetector) onToken(stream *streamState) {
+// onToken reports that a stream got tokens. first and last are the numbers of the steps in which it got its first and its last tokens. If
+// the stream already has tokens of the current step, the new tokens are of the next step, and onToken begins this step.
+func (d *stepDetector) onToken(first, last *atomic.Uint32) {
 	current := d.number.Load()
-	if last := stream.last.Load(); last != current {
-		if last == 0 { // these are the first tokens of the stream
-			stream.first.Store(current)
+	if before := last.Load(); before != current {
+		if before == 0 { // these are the first tokens of the stream
+			first.Store(current)
 		}
-		stream.last.Store(current)
+		last.Store(current)
 		return
 	}
 	if !d.mu.TryLock() {
@@ -54,7 +50,7 @@ func (d *stepDetector) onToken(stream *streamState) {
 	}
 	begun := d.number.Load() == current && d.begin(time.Since(d.base))
 	d.mu.Unlock()
-	stream.last.Store(d.number.Load())
+	last.Store(d.number.Load())
 	if begun {
 		d.notify()
 	}

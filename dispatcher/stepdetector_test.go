@@ -13,23 +13,25 @@ import (
 	"evenkeel/pool"
 )
 
-// streams speak to one pulse, each an event a step.
+// streams are requests of one group. Each of them gets tokens once per step.
 type streams struct {
-	pulse *stepDetector
-	spoke []streamState
-	told  int
+	detector *stepDetector
+	spoke    []Slot
+	told     int
 }
 
 func newStreams(n int) *streams {
-	s := &streams{spoke: make([]streamState, n)}
-	s.pulse = newStepDetector(func() { s.told++ })
+	s := &streams{spoke: make([]Slot, n)}
+	s.detector = newStepDetector(func() { s.told++ })
 	return s
 }
+
+func (s *streams) speak(i int) { s.detector.onToken(&s.spoke[i].first, &s.spoke[i].last) }
 
 // step has all streams speak, spread over some time.
 func (s *streams) step(spread time.Duration) {
 	for i := range s.spoke {
-		s.pulse.onToken(&s.spoke[i])
+		s.speak(i)
 		time.Sleep(spread / time.Duration(len(s.spoke)))
 	}
 }
@@ -51,14 +53,14 @@ func TestStepsAreHeardInTheStreams(t *testing.T) {
 					s.step(c.spread)
 					time.Sleep(50*time.Millisecond - c.spread)
 				}
-				got := s.pulse.read(nil)
+				got := s.detector.read(nil)
 				require.Len(t, got, 19, "the first one is known by the second")
 				require.Zero(t, got[0].Length)
 				for _, step := range got[1:] {
 					require.InDelta(t, 50*time.Millisecond, step.Length, 1e6)
 				}
 				require.Equal(t, 19, s.told)
-				require.Empty(t, s.pulse.read(nil))
+				require.Empty(t, s.detector.read(nil))
 			})
 		})
 	}
@@ -67,23 +69,23 @@ func TestStepsAreHeardInTheStreams(t *testing.T) {
 func TestAStreamThatCatchesUpIsNoStep(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newStreams(10)
-		s.pulse.least.Store(int64(20 * time.Millisecond)) // as the owner sets it once it knows the steps
+		s.detector.least.Store(int64(20 * time.Millisecond)) // as the owner sets it once it knows the steps
 		rng := rand.New(rand.NewPCG(1, 2))
 		owed := 0 // events the last stream has not delivered
 		for range 50 {
 			for i := range 9 {
-				s.pulse.onToken(&s.spoke[i])
+				s.speak(i)
 			}
 			owed++
 			time.Sleep(10 * time.Millisecond)
 			if rng.IntN(3) == 0 {
 				for ; owed > 0; owed-- {
-					s.pulse.onToken(&s.spoke[9])
+					s.speak(9)
 				}
 			}
 			time.Sleep(40 * time.Millisecond)
 		}
-		got := s.pulse.read(nil)
+		got := s.detector.read(nil)
 		require.Len(t, got, 49)
 		for _, step := range got[1:] {
 			require.Equal(t, 50*time.Millisecond, step.Length)
@@ -122,11 +124,11 @@ func TestABeatDoesNotAllocate(t *testing.T) {
 	h.fleet(ranks(1, 1, 0))
 	s := h.put(pool.Entry{}).slotNow(t)
 	n := 0
-	h.told = make([]command, 0, 4096)
+	h.told = make([]func(*scheduler), 0, 4096)
 	require.Zero(t, testing.AllocsPerRun(1000, func() { n++; s.Progress(n) }))
 }
 
-// What an event costs at the board: 144 ranks of 40 streams on one pulse.
+// What an event costs at the board: 144 ranks of 40 streams in one group.
 func BenchmarkProgress(b *testing.B) {
 	h := newHand(b, testConfig())
 	h.fleet(ranks(144, 40, 0))
@@ -134,7 +136,7 @@ func BenchmarkProgress(b *testing.B) {
 	for _, w := range h.putAll(144*40, func() pool.Entry { return pool.Entry{Prompt: 10} }) {
 		slots = append(slots, w.slotNow(b))
 	}
-	h.wake = func(command) bool { return true }
+	h.wake = func(func(*scheduler)) bool { return true }
 	b.ReportAllocs()
 	b.ResetTimer()
 	var next atomic.Int64

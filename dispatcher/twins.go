@@ -17,12 +17,12 @@ import (
 )
 
 // twins records the events of the boards on a tape, and replays them under other policies, to find out what these would have cost. The
-// replays run in a goroutine of their own, which rests most of the time. The runner's goroutine only appends to the tape, and copies the
+// replays run in a goroutine of their own, which rests most of the time. The scheduler's goroutine only appends to the tape, and copies the
 // boards at the end of each stretch of the tape.
 type twins struct {
 	tape         twin.Tape
 	leastStretch time.Duration // least length of the current stretch
-	wake         bell
+	wake         chan struct{} // see ring
 	workSeconds  prometheus.Counter
 	log          *zap.Logger
 	began        time.Time
@@ -70,7 +70,10 @@ func newTwins(cfg Config, m *metrics) *twins {
 	if len(cfg.Twin) == 0 {
 		return nil
 	}
-	return &twins{workSeconds: m.twinWork, log: cfg.Log, began: time.Now(), wake: newBell(), judged: map[board.GroupKey]*judged{}}
+	return &twins{
+		workSeconds: m.twinWork, log: cfg.Log, began: time.Now(), wake: make(chan struct{}, 1),
+		judged: map[board.GroupKey]*judged{},
+	}
 }
 
 // run replays stretches until ctx ends. After each slice of work, it rests for so long that the twin uses at most coreShare of a core.

@@ -23,6 +23,8 @@ const (
 func (w *watch) canary(ctx context.Context, ranks []*Target, ask question, limit time.Duration) error {
 	ctx, stop := context.WithTimeout(ctx, limit)
 	defer stop()
+	w.traffic.Beyond(1) // a canary does not wait for a free slot of its rank
+	defer w.traffic.Beyond(-1)
 	failures := make(chan error, len(ranks))
 	for _, rank := range ranks {
 		w.traffic.Sends(canaryTokens)

@@ -31,7 +31,7 @@ func (w *watch) crossCheck(s *Sample, at time.Time) {
 // A suspect gets a canary. The check is needed because an engine that hangs still reports healthy numbers.
 func checkFrozen(w *watch, s *Sample) {
 	scrapes, now, busy := &w.scrapes, vitalsOf(s, -1), w.traffic.running.Load() > 0
-	if busy && scrapes.busy && now == scrapes.last {
+	if busy && scrapes.busy && now == scrapes.last && now != noVitals {
 		scrapes.unchanged++
 	} else {
 		scrapes.unchanged = 0
@@ -84,7 +84,7 @@ func (w *watch) noteSigns(s *Sample, at time.Time) {
 	for _, t := range w.in.Canaries {
 		now := vitalsOf(s, t.Rank)
 		signs := w.traffic.Signs(t.Rank)
-		signs.gauge.Store(now != vitals{generated: -1, running: -1, waiting: -1, kv: -1})
+		signs.gauge.Store(now != noVitals)
 		if old, known := before[t.Rank]; known && now != old {
 			signs.Seen(scrapes.at)
 		}

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"slices"
+	"syscall"
 )
 
 // Causes of an Error; test for them with errors.Is.
@@ -72,6 +74,15 @@ func (e *Error) Stale() bool {
 func isTimeout(err error) bool {
 	var t net.Error
 	return errors.As(err, &t) && t.Timeout()
+}
+
+// spent are the errors of a process or a machine that can open no more sockets, to whatever address.
+var spent = []error{syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS}
+
+// isOwnFault says that no connection could be made because the proxy has no file descriptor or memory left. This says nothing about the
+// engine.
+func isOwnFault(err error) bool {
+	return slices.ContainsFunc(spent, func(one error) bool { return errors.Is(err, one) })
 }
 
 // StatusError is an answer with an HTTP status other than the expected one.

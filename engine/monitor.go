@@ -67,10 +67,8 @@ func (m *Monitor) Set(instances []Instance) {
 			w.stop()
 			m.metrics.forget(w.in)
 		}
-		if watches[id] == nil {
-			m.forgetTraffic(id)
-		}
 	}
+	m.forgetTraffic(watches)
 	for id, w := range watches {
 		if m.watches[id] != w {
 			m.metrics.createSeries(w.in)
@@ -107,6 +105,7 @@ func (m *Monitor) OnSample(f func(id string, s *Sample, asked time.Time)) { m.on
 //   - The engine or the rank said that it takes no requests: it gets none from now on.
 //   - The engine does not have a model that its list has: the list is read again.
 //   - No connection could be made in time: the instance is checked at once, over a new connection.
+//   - The proxy itself can open no connection: nothing follows.
 //   - A connection was refused: the instance is down from now on until its next good check, which begins at once.
 //   - A connection broke: the instance is checked at once, and is down if that check cannot connect.
 //   - Any other failure (a timeout, bytes that are no answer) may be the request's own fault: the regular checks will find out.
@@ -135,6 +134,7 @@ func (m *Monitor) Report(id string, err error) {
 			w.checkNow()
 		}
 	case !isCall || e.Aborted || e.Timeout || errors.Is(err, ErrClosed) || errors.Is(err, ErrMalformed) || errors.Is(err, ErrTooLarge):
+	case isOwnFault(err):
 	case unreachable(err):
 		w.reports++ // so that a check which began before this report does not set Up
 		if up {

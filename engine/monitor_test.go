@@ -449,23 +449,35 @@ func TestAnEngineWhoseHealthCostsSomething(t *testing.T) {
 			f.setDelay(10 * time.Millisecond)
 			f.set("/ready", row.ready)
 			f.set("/health", row.health)
-			synctest.Test(t, func(t *testing.T) {
-				c := NewClient(Options{Dial: f.dial})
-				m := NewMonitor(MonitorConfig{Client: c, Registerer: prometheus.NewPedanticRegistry()})
-				m.Set([]Instance{{ID: "p0", Role: "prefill", Target: target(t, "http://d0:8000"), Ready: "/ready"}})
-				ctx, stop := context.WithCancel(t.Context())
-				done := make(chan struct{})
-				go func() { defer close(done); m.Start(ctx) }()
+			quick := Instance{ID: "p0", Role: "prefill", Target: target(t, "http://p0:8000"), Ready: "/ready"}
+			watchedAs(t, f, quick, func(t *testing.T, m *Monitor, _ *observer.ObservedLogs, _ *prometheus.Registry) {
 				time.Sleep(5 * time.Second)
 				synctest.Wait()
 				require.Equal(t, row.up, m.Status("p0").Up)
 				require.Equal(t, row.asked, f.count("/health") > 0)
 				require.Equal(t, row.up && !row.asked, m.RTT("p0") > 0, "a check that costs something is no round trip")
-				stop()
-				<-done
-				c.Close()
-				time.Sleep(time.Hour) // as in watched
 			})
+		})
+	}
+}
+
+// Also an engine whose quick path is missing or says no was well when it last passed its health check, so requests wait for it.
+func TestAnEngineWithoutAQuickPathIsLateForAWhile(t *testing.T) {
+	for _, ready := range []int{404, 503} {
+		f := newFake()
+		f.set("/ready", status(ready))
+		quick := Instance{ID: "p0", Role: "prefill", Target: target(t, "http://p0:8000"), Ready: "/ready"}
+		watchedAs(t, f, quick, func(t *testing.T, m *Monitor, _ *observer.ObservedLogs, _ *prometheus.Registry) {
+			time.Sleep(5 * time.Second)
+			require.True(t, m.Status("p0").Up)
+			f.set("/ready", "")
+			f.set("/health", "")
+			for m.Status("p0").Up {
+				time.Sleep(10 * time.Millisecond)
+			}
+			require.True(t, m.Status("p0").Late)
+			time.Sleep(2 * Standstill)
+			require.False(t, m.Status("p0").Late)
 		})
 	}
 }
@@ -474,22 +486,13 @@ func TestAnEngineWhoseHealthCostsSomething(t *testing.T) {
 func TestAVersionAtAnotherPath(t *testing.T) {
 	f := newFake()
 	f.set("/server_info", ok(`{"internal_states":["`+strings.Repeat("x", 2*answerLimit)+`"],"version":"0.5.23"}`))
-	synctest.Test(t, func(t *testing.T) {
-		c := NewClient(Options{Dial: f.dial})
-		m := NewMonitor(MonitorConfig{Client: c, Registerer: prometheus.NewPedanticRegistry()})
-		m.Set([]Instance{{ID: "p0", Role: "prefill", Target: target(t, "http://d0:8000"), Version: "/server_info"}})
-		ctx, stop := context.WithCancel(t.Context())
-		done := make(chan struct{})
-		go func() { defer close(done); m.Start(ctx) }()
+	sglang := Instance{ID: "p0", Role: "prefill", Target: target(t, "http://p0:8000"), Version: "/server_info"}
+	watchedAs(t, f, sglang, func(t *testing.T, m *Monitor, _ *observer.ObservedLogs, _ *prometheus.Registry) {
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		require.Equal(t, "0.5.23", m.Status("p0").Version)
 		require.Equal(t, 1, f.count("/server_info"), "once a start")
 		require.Zero(t, f.count("/version"))
-		stop()
-		<-done
-		c.Close()
-		time.Sleep(time.Hour) // as in watched
 	})
 }
 

@@ -10,7 +10,6 @@ const rttWeight = 0.3
 // idle connections expired.
 func (w *watch) learnRTT(took time.Duration, now time.Time, fresh bool) {
 	reused := !fresh && now.Sub(w.answered) < w.m.cfg.Client.opts.IdleTimeout
-	w.answered = now
 	if !reused {
 		return
 	}

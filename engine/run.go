@@ -47,9 +47,11 @@ func (w *watch) check(ctx context.Context) {
 	eventsBefore := w.traffic.events.Load()
 	began := time.Now()
 	quick, err := w.alive(ctx, fresh)
-	if err == nil && quick {
-		now := time.Now()
-		w.learnRTT(now.Sub(began), now, fresh)
+	if now := time.Now(); err == nil {
+		if quick {
+			w.learnRTT(now.Sub(began), now, fresh)
+		}
+		w.answered = now
 	}
 	if err == nil && fresh {
 		w.unproven = false
@@ -77,6 +79,12 @@ func (w *watch) check(ctx context.Context) {
 		return
 	}
 	w.listen(time.Now())
+	if isOwnFault(err) { // nothing was asked, so the engine stays up or down
+		next := w.status
+		next.Err = fmt.Errorf("the proxy cannot check it, because it can open no connection: %w", err)
+		w.setStatus(next)
+		return
+	}
 	keyRefused := errors.Is(err, ErrCredential) || (err == nil && errors.Is(w.facts.err, ErrCredential))
 	w.alarmCredential(keyRefused)
 	if err == nil && w.facts.err != nil && !w.status.Up && errors.Is(w.status.Err, ErrRetired) {

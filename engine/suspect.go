@@ -27,11 +27,11 @@ const (
 
 // Judge records how a request on an instance ended. After several failures in a row the instance gets no requests until a
 // canary passes. An instance that may hang gets a canary at once. Judge ignores an instance without canaries,
-// because its callers detect failures in other ways. Running requests are not affected.
+// because its callers detect failures in other ways, and a failure that is the proxy's own. Running requests are not affected.
 func (m *Monitor) Judge(id string, v Verdict, why error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if w := m.watches[id]; w != nil && len(w.in.Canaries) > 0 && w.in.Held == nil {
+	if w := m.watches[id]; w != nil && len(w.in.Canaries) > 0 && w.in.Held == nil && !isOwnFault(why) {
 		w.judge(v, why)
 	}
 }
@@ -237,6 +237,13 @@ func (w *watch) tryNow(ctx context.Context) {
 	}
 	if IsWithheld(err) { // the engine or a rank refuses requests, which does not mean that it is broken
 		w.withheld(err)
+		return
+	}
+	if isOwnFault(err) { // the canary was not sent, so another one is due after a while
+		if s.doubted = s.circuit.In(); !s.doubted {
+			s.circuit.Trip(time.Now())
+		}
+		w.publishSuspicion()
 		return
 	}
 	w.m.metrics.canaries.WithLabelValues(w.in.ID, outcome).Inc()

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
+	"os"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -188,6 +190,36 @@ func TestDoubtsAreTriedOneAtATime(t *testing.T) {
 	})
 }
 
+// A proxy that can open no more sockets does not know whether its engines work, so it blames none of them.
+func TestAProxyWithoutFreeDescriptorsBlamesNoEngine(t *testing.T) {
+	own := &net.OpError{Op: "dial", Net: "tcp", Err: os.NewSyscallError("socket", syscall.EMFILE)}
+	failed := &Error{Target: "d0", Phase: PhaseConnect, Err: own}
+	f := decodes()
+	doubted(t, f, func(t *testing.T, m *Monitor, _ *prometheus.Registry) {
+		f.failDials(own)
+		m.cfg.Client.idle.drop(target(t, "http://d0:8000").key())
+		m.Judge("d0", Silent, errBroke) // so that canaries are due
+		for range 60 {
+			m.Report("d0", failed)
+			m.Judge("d0", Faulted, failed)
+			time.Sleep(time.Second)
+			s := m.Status("d0")
+			require.True(t, s.Up)
+			require.NoError(t, s.Out)
+			require.False(t, s.Wedged)
+		}
+		require.ErrorIs(t, m.Status("d0").Err, syscall.EMFILE, "the status shows it")
+		require.Zero(t, f.count("/v1/completions"))
+		f.failDials(nil)
+		time.Sleep(15 * time.Second)
+		require.NoError(t, m.Status("d0").Err)
+		require.Equal(t, 1, f.count("/v1/completions"), "the canary that was due is sent")
+		f.refuseAll(true)
+		m.Report("d0", &Error{Target: "d0", Phase: PhaseConnect, Err: syscall.ECONNREFUSED})
+		require.False(t, m.Status("d0").Up, "nobody listens there now")
+	})
+}
+
 func TestARestartIsForgiven(t *testing.T) {
 	f := decodes()
 	doubted(t, f, func(t *testing.T, m *Monitor, _ *prometheus.Registry) {
@@ -245,6 +277,19 @@ func TestGaugesThatStandStillUnderLoadRaiseASuspicion(t *testing.T) {
 	}
 }
 
+// A vLLM with --disable-log-stats has none of these gauges on its page, so they cannot stand still.
+func TestGaugesThatAnEngineDoesNotHaveAreNotFrozen(t *testing.T) {
+	f := decodes()
+	doubted(t, f, func(t *testing.T, m *Monitor, reg *prometheus.Registry) {
+		m.Traffic("d0").Begin()
+		for range 60 {
+			time.Sleep(time.Second)
+			require.Zero(t, series(t, reg, "evenkeel_engine_gauges_frozen", "d0"))
+		}
+		require.Zero(t, f.count("/v1/completions"), "nothing makes it suspect")
+	})
+}
+
 func TestMoreRequestsThanSlots(t *testing.T) {
 	f := decodes()
 	f.set("/metrics", ok(gauges(0, 7)))
@@ -275,6 +320,28 @@ func TestRequestsSentBeyondTheSlotsAreNoAlarm(t *testing.T) {
 		ours.Beyond(-1)
 		require.Equal(t, 1, over(7), "one of ours has gone, and yet as many run")
 		require.Zero(t, over(6))
+	})
+}
+
+// A canary runs beside requests that have all slots.
+func TestACanaryThatRunsIsNoAlarm(t *testing.T) {
+	f := decodes() // with four slots
+	f.set("/metrics", ok(gauges(0, 4)))
+	f.set("/v1/completions", "") // the canary runs until its time is over, after 10 s
+	doubted(t, f, func(t *testing.T, m *Monitor, reg *prometheus.Registry) {
+		time.Sleep(5 * time.Second)
+		judge(m, Silent, 1)
+		require.Equal(t, 1, f.count("/v1/completions"))
+		before := f.count("/metrics")
+		f.set("/metrics", ok(gauges(1, 5)))
+		for f.count("/metrics") == before {
+			time.Sleep(100 * time.Millisecond)
+		}
+		synctest.Wait()
+		require.Zero(t, series(t, reg, "evenkeel_engine_over_slots", "d0"))
+		f.set("/v1/completions", ok(oneTokenAnswer)) // the next one passes
+		time.Sleep(30 * time.Second)
+		require.EqualValues(t, 1, series(t, reg, "evenkeel_engine_over_slots", "d0"), "the canary has ended, so this request is another's")
 	})
 }
 
@@ -345,6 +412,30 @@ func TestTrafficOfAnInstanceThatIsGoneIsForgotten(t *testing.T) {
 	m.Set(nil)
 	require.Empty(t, m.traffic)
 	was.End()
+}
+
+// A request may wait on an engine that is not listed for a while. If its KV is lost, wrong KV may be in the engine's prefix cache, also
+// after the engine is back.
+func TestALossOnAnEngineThatIsNotListedIsRemembered(t *testing.T) {
+	m := NewMonitor(MonitorConfig{})
+	in := Instance{ID: "d0", Role: "decode", Target: &Target{}}
+	m.Set([]Instance{in})
+	w := m.Traffic("d0").Signs(-1).Await(time.Now(), kept())
+	m.Set(nil)
+	m.Set([]Instance{in})
+	w.Lose()
+	w.End()
+	later := m.Traffic("d0").Signs(-1).Await(time.Now(), kept())
+	require.NotEmpty(t, later.Salt(), "it could find the KV that the first request read")
+	later.End()
+
+	other := Instance{ID: "d1", Role: "decode", Target: &Target{}}
+	m.Set([]Instance{other})
+	w = m.Traffic("d1").Signs(-1).Await(time.Now(), kept())
+	m.Set(nil)
+	w.End() // and nothing was lost
+	m.Set(nil)
+	require.NotContains(t, m.traffic, "d1")
 }
 
 // An engine that fails at once is always free: until it is known whose the

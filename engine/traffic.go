@@ -16,7 +16,7 @@ type Traffic struct {
 	beyond  atomic.Int64  // see Beyond
 
 	mu    sync.Mutex
-	signs map[int]*Signs // for each rank, by Target.Rank
+	signs map[int]*Liveness // for each rank, by Target.Rank
 
 	computes atomic.Int64 // upper bound of the prompt tokens that the engine had to compute itself
 	open     atomic.Int64 // the part of them that the engine may not have counted yet
@@ -33,15 +33,15 @@ func (t *Traffic) OnEvent() { t.events.Add(1) }
 func (t *Traffic) Beyond(n int64) { t.beyond.Add(n) }
 
 // Signs returns the Signs of a rank, and creates them if there are none.
-func (t *Traffic) Signs(rank int) *Signs {
+func (t *Traffic) Signs(rank int) *Liveness {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	s := t.signs[rank]
 	if s == nil {
 		if t.signs == nil {
-			t.signs = map[int]*Signs{}
+			t.signs = map[int]*Liveness{}
 		}
-		s = NewSigns()
+		s = NewLiveness()
 		t.signs[rank] = s
 	}
 	return s
@@ -58,12 +58,12 @@ func (t *Traffic) Lose() {
 	}
 }
 
-// salted says whether requests to any rank need a salt.
-func (t *Traffic) salted() bool {
+// mayNeedSalt says whether requests to any rank need a salt, or will need one if a request that waits there loses its KV.
+func (t *Traffic) mayNeedSalt() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, s := range t.signs {
-		if s.salted() {
+		if s.mayNeedSalt() {
 			return true
 		}
 	}
@@ -125,11 +125,13 @@ func (m *Monitor) Traffic(id string) *Traffic {
 	return m.trafficOf(id)
 }
 
-// forgetTraffic removes the Traffic of an instance that is not watched any more. It keeps a Traffic with a salt, because the
-// instance may come back with wrong KV in its prefix cache, and then needs the same salts. The caller holds mu.
-func (m *Monitor) forgetTraffic(id string) {
-	if t := m.traffic[id]; t != nil && !t.salted() {
-		delete(m.traffic, id)
+// forgetTraffic removes the Traffic of instances that are not watched any more. It keeps a Traffic that has a salt or may still get one,
+// because the instance may come back with wrong KV in its prefix cache, and then needs the same salts. The caller holds mu.
+func (m *Monitor) forgetTraffic(watched map[string]*watch) {
+	for id, t := range m.traffic {
+		if watched[id] == nil && !t.mayNeedSalt() {
+			delete(m.traffic, id)
+		}
 	}
 }
 
@@ -148,6 +150,9 @@ const frozenScrapes = 3
 
 // vitals are values of which at least one changes between two scrapes while an engine computes.
 type vitals struct{ generated, running, waiting, kv float64 }
+
+// noVitals are the vitals on a page that has none of them, as that of a vLLM with --disable-log-stats.
+var noVitals = vitals{generated: -1, running: -1, waiting: -1, kv: -1}
 
 // vitalsOf returns the vitals of a rank; for rank -1 those of all ranks together. A value that is not known is -1.
 func vitalsOf(s *Sample, rank int) vitals {

@@ -21,7 +21,8 @@ import (
 
 type fake struct {
 	mu       sync.Mutex
-	refuse   bool // connections
+	refuse   bool  // connections
+	fails    error // of each dial; nil: none
 	answers  map[string]string
 	asked    map[string]int
 	delay    time.Duration // before each answer
@@ -55,6 +56,12 @@ func (f *fake) refuseAll(yes bool) {
 	f.refuse = yes
 }
 
+func (f *fake) failDials(err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.fails = err
+}
+
 func (f *fake) setDelay(d time.Duration) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -70,6 +77,9 @@ func (f *fake) count(path string) int {
 func (f *fake) dial(context.Context, string, string) (net.Conn, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if f.fails != nil {
+		return nil, f.fails
+	}
 	if f.refuse {
 		return nil, &net.OpError{Op: "dial", Err: syscall.ECONNREFUSED}
 	}
@@ -111,13 +121,19 @@ func status(code int) string {
 	return fmt.Sprintf("HTTP/1.1 %d X\r\nContent-Length: 0\r\n\r\n", code)
 }
 
+// watched has a monitor watch an engine that has no path of its own.
 func watched(t *testing.T, f *fake, body func(t *testing.T, m *Monitor, logs *observer.ObservedLogs, reg *prometheus.Registry)) {
+	watchedAs(t, f, Instance{ID: "p0", Role: "prefill", Target: target(t, "http://p0:8000")}, body)
+}
+
+func watchedAs(t *testing.T, f *fake, in Instance,
+	body func(t *testing.T, m *Monitor, logs *observer.ObservedLogs, reg *prometheus.Registry)) {
 	synctest.Test(t, func(t *testing.T) {
 		core, logs := observer.New(zap.InfoLevel)
 		reg := prometheus.NewPedanticRegistry()
 		c := NewClient(Options{Dial: f.dial})
 		m := NewMonitor(MonitorConfig{Client: c, Registerer: reg, Log: zap.New(core)})
-		m.Set([]Instance{{ID: "p0", Role: "prefill", Target: target(t, "http://p0:8000")}})
+		m.Set([]Instance{in})
 		ctx, stop := context.WithCancel(t.Context())
 		done := make(chan struct{})
 		go func() { defer close(done); m.Start(ctx) }()

@@ -6,8 +6,10 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"net/http"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -196,6 +198,29 @@ func (c *cluster) wire() (*net.TCPConn, *bufio.Reader) {
 	c.Cleanup(func() { _ = conn.Close() })
 	require.NoError(c, conn.SetDeadline(time.Now().Add(patience)))
 	return conn.(*net.TCPConn), bufio.NewReader(conn)
+}
+
+// A peer may count no more tokens as cached than the prompt has: sums of larger counts would overflow.
+func TestAPeerThatCountsMoreCachedTokensThanThereAre(t *testing.T) {
+	t.Parallel()
+	us := toStub(t, honest, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set(geo.CachedHeader, strconv.Itoa(math.MaxInt))
+		if body, _ := io.ReadAll(r.Body); strings.Contains(string(body), `"stream":true`) {
+			servesWell(w, r)
+			return
+		}
+		_, _ = io.WriteString(w, `{"choices":[{"index":0,"message":{"content":"w0 "}}],"usage":{"prompt_tokens":2,"completion_tokens":1}}`)
+	}, func(cfg *config.Config) { cfg.ExposeRoute = true })
+	for _, more := range []string{`"stream":true,`, ""} {
+		us.Eventually("it is forwarded", func() bool {
+			return us.Post(refclient.ChatPath, chat("one two three four five six seven", more)).Header.Get("X-Evenkeel-Route") == "forwarded"
+		})
+		us.Accounted()
+		all := us.Records()
+		last := all[len(all)-1]
+		require.Positive(t, last.PromptTokens)
+		require.Equal(t, last.PromptTokens, last.CachedTokens, more)
+	}
 }
 
 func TestAPeersEventsAreRelayedAsTheyCome(t *testing.T) {

@@ -13,7 +13,6 @@ import (
 	"evenkeel/engine"
 	"evenkeel/gateway/detect"
 	"evenkeel/gateway/discovery"
-	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/fleet/roster"
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/receipt"
@@ -55,7 +54,7 @@ func (g observer) Facts(ctx context.Context) detect.Facts {
 	}
 	for i := range tier.Candidates {
 		if c := &tier.Candidates[i]; c.Aggregated {
-			id, _ := fleet.Called(c.ID)
+			id, _ := roster.Called(c.ID)
 			f.Prefill.Groups = append(f.Prefill.Groups, detect.PrefillGroup{ID: id, State: c.State, Inflight: c.Inflight})
 		} else {
 			f.Prefill.Engines = append(f.Prefill.Engines, prefillFacts(c, conf.Prefill.KVThreshold))
@@ -186,7 +185,7 @@ func (g observer) modelFacts(m *board.ModelStatus, ttl float64) detect.Model {
 	out := detect.Model{
 		Pool: detect.Pool{Entries: m.Pool, OldestS: m.OldestSeconds, TTLS: ttl, UpToS: board.PoolAgeSeconds, Ages: m.PoolAges},
 	}
-	out.Name, out.Aggregated = fleet.Called(m.Model)
+	out.Name, out.Aggregated = roster.Called(m.Model)
 	for i := range m.Groups {
 		from := &m.Groups[i]
 		group := detect.Group{GroupLoads: from.GroupLoads, Held: from.Held, Rounds: from.Rounds, Twin: from.Twin}

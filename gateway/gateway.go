@@ -25,6 +25,7 @@ import (
 	"evenkeel/gateway/discovery"
 	"evenkeel/gateway/edge"
 	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/fleet/roster"
 	"evenkeel/gateway/fleetcall"
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/loop"
@@ -53,7 +54,7 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 	}(g.stop)
 	g.service = service.New(service.Host{
 		Context: g.ctx, Log: log, Grace: func() time.Duration { return g.conf().Limits.DrainGrace },
-		EndAll: func() int { return g.fleet.Move(func(fleet.Place) bool { return true }) },
+		EndAll: func() int { return g.fleet.Move(func(roster.Location) bool { return true }) },
 	})
 	reloader, fit, err := reload.New(cfg, g.reloadHost())
 	if err != nil {
@@ -73,7 +74,7 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 	}
 	g.client = engine.NewClient(engine.Options{})
 	g.locals = local.New(cfg.Prefill.Index.MaxBytes)
-	g.places = pool.NewPlaces(cfg.Pool.Size)
+	g.places = pool.NewSemaphore(cfg.Pool.Size)
 	g.monitor = engine.NewMonitor(engine.MonitorConfig{
 		Client: g.client, Registerer: g.reg, Log: log,
 		HealthInterval: cfg.Health.Interval, FactsInterval: 10 * cfg.Health.Interval, Canary: cfg.Health.Canary,

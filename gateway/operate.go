@@ -16,7 +16,6 @@ import (
 	"evenkeel/engine/discover"
 	"evenkeel/gateway/advice"
 	"evenkeel/gateway/config"
-	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/fleet/roster"
 	"evenkeel/gateway/fleetcall"
 	"evenkeel/gateway/journal"
@@ -46,7 +45,7 @@ type Status struct {
 	HA         *owner.HAStatus           `json:"ha,omitempty"`
 	Engines    []EngineStatus            `json:"engines"`
 	Drains     []DrainStatus             `json:"drains"` // engines and ranks that drain
-	Pauses     []fleet.Pause             `json:"pauses"` // groups of engines that are paused, or all engines
+	Pauses     []roster.Pause            `json:"pauses"` // groups of engines that are paused, or all engines
 	Discovery  *discover.Status          `json:"discovery,omitempty"`
 	Prefill    []prefill.CandidateStatus `json:"prefill"`
 	Batch      prefill.BatchStatus       `json:"batch"`
@@ -55,10 +54,10 @@ type Status struct {
 }
 
 // EngineStatus describes one engine: whether it answers, its state and the reason, and its models.
-type EngineStatus = fleet.EngineStatus
+type EngineStatus = roster.EngineStatus
 
 // DrainStatus lists the requests that still run on an engine or rank that drains.
-type DrainStatus = fleet.DrainStatus
+type DrainStatus = roster.DrainStatus
 
 // Status asks all parts of the proxy for their status.
 func (g *Gateway) Status(ctx context.Context) Status {
@@ -96,7 +95,7 @@ func readClocks(s *board.Status, of func(rank int32) (Gauges, bool)) {
 }
 
 // tellStates fills in the state of each rank and its reason. It changes copies only, for the same reason as readClocks.
-func tellStates(s *board.Status, engines *fleet.Published) {
+func tellStates(s *board.Status, engines *roster.Snapshot) {
 	for i := range s.Models {
 		m := &s.Models[i]
 		m.Workers = slices.Clone(m.Workers)
@@ -207,7 +206,7 @@ func (g *Gateway) ScorePrefill(raw []byte) ([]prefill.Scored, error) {
 }
 
 // ErrNoSuchEngine is the error of Remove and DrainEngine for an unknown id.
-var ErrNoSuchEngine = fleet.ErrNoSuchEngine
+var ErrNoSuchEngine = roster.ErrNoSuchEngine
 
 // Add registers an engine of a role: "prefill", "decode" or "aggregated". If an engine with the same host:port is registered already,
 // Add replaces its settings, keeps its requests, and ends its drain.

@@ -46,7 +46,7 @@ type Gateway struct {
 	discovery  *discovery.Discovery // nil: nothing is discovered
 	tier       *prefill.Tier
 	locals     *local.Ranks
-	places     *pool.Places
+	places     *pool.Semaphore
 	dispatcher *dispatcher.Dispatcher
 	owner      *owner.Set         // nil: all engines are served by this proxy alone
 	peers      *peerserver.Peers  // nil: there are no other proxies

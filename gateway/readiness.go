@@ -4,9 +4,8 @@ import (
 	"context"
 	"time"
 
+	"evenkeel/gateway/fleet/roster"
 	"go.uber.org/zap"
-
-	"evenkeel/gateway/fleet"
 )
 
 const (
@@ -27,15 +26,15 @@ func (g *Gateway) Ready() (ok bool, why string) {
 	case (p == 0 || d == 0) && g.peers != nil && len(g.peers.Node().Models()) > 0: // other regions serve its requests
 	case p == 0 && d > 0 && g.passesOnly():
 	case p == 0:
-		return false, "no healthy " + engines.Kind(fleet.Prefill) + " engine" + g.discovery.Failure()
+		return false, "no healthy " + engines.Kind(roster.Prefill) + " engine" + g.discovery.Failure()
 	case d == 0:
-		return false, "no healthy " + engines.Kind(fleet.Decode) + " engine" + g.discovery.Failure()
+		return false, "no healthy " + engines.Kind(roster.Decode) + " engine" + g.discovery.Failure()
 	}
 	return true, ""
 }
 
 // Pauses lists the groups of engines that operators have paused. A pause does not make the proxy unready, because requests wait meanwhile.
-func (g *Gateway) Pauses() []fleet.Pause { return g.fleet.Now().Pauses() }
+func (g *Gateway) Pauses() []roster.Pause { return g.fleet.Now().Pauses() }
 
 // Missing returns a line for each engine that takes no requests, with the reason. It returns nothing while at least one prefill and one
 // decode engine take requests.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"math/rand/v2"
 	"net"
 	"net/http"
 	"os"
@@ -18,6 +17,7 @@ import (
 
 	"evenkeel/bench/lab/refclient"
 	"evenkeel/bench/lab/refengine"
+	"evenkeel/bench/lab/refengine/heldport"
 	"evenkeel/gateway/config"
 	"evenkeel/gateway/tracing/tracetest"
 	"evenkeel/geo"
@@ -40,16 +40,22 @@ func region(t *testing.T, cfg *config.Config, id, listen string, peers ...string
 	}
 }
 
-// freePorts are addresses nobody listens on, below those that the kernel gives
-// to whoever asks for any.
+// freePorts are addresses at which nobody listens. While the test runs, the
+// kernel gives them to nobody else.
 func freePorts(t *testing.T, n int) (addresses []string) {
 	t.Helper()
-	for len(addresses) < n {
-		at := fmt.Sprintf("127.0.0.1:%d", 20_000+rand.IntN(12_000))
-		if ln, err := net.Listen("tcp", at); err == nil {
-			_ = ln.Close()
-			addresses = append(addresses, at)
+	for range n {
+		at, held, err := heldport.Reserve("127.0.0.1:0")
+		require.NoError(t, err)
+		if held == nil { // the system cannot hold a port
+			ln, err := net.Listen("tcp", at)
+			require.NoError(t, err)
+			at = ln.Addr().String()
+			require.NoError(t, ln.Close())
+		} else {
+			t.Cleanup(func() { _ = held.Close() })
 		}
+		addresses = append(addresses, at)
 	}
 	return addresses
 }

@@ -4,6 +4,7 @@ import (
 	"crypto/tls"
 	"fmt"
 	"net/http"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -52,6 +53,25 @@ func TestFinishGoesWhereTheAnswerBeginsSooner(t *testing.T) {
 		require.Equal(t, http.StatusOK, r.Status, r.Body)
 		require.Equal(t, "local", r.Header.Get("X-Evenkeel-Route"))
 	}
+}
+
+// Only a region to which a tenant's requests may not go serves the model. Such a request is refused at once, and waits for no engine.
+func TestAModelThatResidencyForbidsIsRefusedAtOnce(t *testing.T) {
+	t.Parallel()
+	const there = "there" // a model of the other region
+	theirs := []refengine.Config{{}, {Model: there}}
+	file := filepath.Join(t.TempDir(), "keys.yaml")
+	refclient.KeyFile(t, file, "acme ek-acme", "globex ek-globex")
+	us, _ := pair(t, options{configure: func(cfg *config.Config) {
+		cfg.KeysFile, cfg.Geo.Residency = file, map[string][]string{"acme": {"us"}}
+	}}, options{prefill: theirs, decode: theirs})
+	ask := func(key string) reply {
+		return us.Post(refclient.ChatPath, strings.Replace(chat("one", ""), model, there, 1), "Authorization", "Bearer ek-"+key)
+	}
+	us.Eventually("the other region's model is served", func() bool { return ask("globex").Status == http.StatusOK })
+	r := ask("acme")
+	require.Equal(t, http.StatusForbidden, r.Status, r.Body)
+	require.Contains(t, r.Body, "residency_forbids")
 }
 
 func TestThreeRegions(t *testing.T) {

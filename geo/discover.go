@@ -78,13 +78,20 @@ func (n *Node) found(c *PeerConfig, addresses []string) {
 		p.gone, gone = true, append(gone, p)
 		return true
 	})
+	today := n.clock.Now()
+	maps.DeleteFunc(n.spent, func(_ string, s *spending) bool { return s.add(0, today) == 0 })
 	for _, p := range gone {
+		n.spent[p.id] = p.spent
 		n.forgetGone(p)
 	}
 	for _, id := range slices.Sorted(maps.Keys(wanted)) {
 		target := *c.Target
 		target.ID, target.URL = id, &url.URL{Scheme: c.Target.URL.Scheme, Host: id[len(c.ID)+1:]}
 		p := n.newPeer(c, id, &target)
+		if spent := n.spent[id]; spent != nil { // otherwise its budget of the day would begin again
+			p.spent = spent
+			delete(n.spent, id)
+		}
 		n.peers = append(n.peers, p)
 		n.probeLoop(p)
 		n.cfg.Log.Info("another proxy was found", zap.String("peer", id))

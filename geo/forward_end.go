@@ -106,34 +106,30 @@ func (f *Forward) Begun(whole bool, cached int) {
 
 // awaitsWhole is called for a request whose answer is not streamed, so that the time of its first token is not known. The
 // request counts as unanswered only until a first event would be late. Otherwise a peer with a small window would get no
-// other request while it generates the answer. stop ends the timer.
-func (f *Forward) awaitsWhole() (stop func() bool) {
-	late := policy.LateMs(f.predicted.TTFT())
+// other request while it generates the answer. limit is the time limit of the whole answer: the peer's numbers may predict a
+// longer time than a time.Duration can hold. stop ends the timer.
+func (f *Forward) awaitsWhole(limit time.Duration) (stop func() bool) {
+	late := min(policy.LateMs(f.predicted.TTFT()), ms(limit))
 	return f.node.clock.After(time.Duration(late*float64(time.Millisecond)), func() {
 		f.node.mu.Lock()
 		f.makesRoom()()
 	})
 }
 
-// makesRoom removes the forward from the peer's unanswered requests. It is called with the node's lock held. The function that
-// it returns releases the lock, and wakes the arrival queue if the peer had no room for another request before.
+// makesRoom removes the forward from the peer's unanswered requests, unless an earlier call has done so. It is called with the
+// node's lock held. The function that it returns releases the lock, and wakes the arrival queue if the peer had no room for
+// another request before.
 func (f *Forward) makesRoom() (unlock func()) {
 	n, p := f.node, f.peer
-	full := p.unanswered >= p.trust.Window(n.at(n.clock.Now()))
-	f.answered()
+	full := f.requests > 0 && p.unanswered >= p.trust.Window(n.at(n.clock.Now()))
+	p.unanswered -= f.requests
+	f.requests = 0
 	return func() {
 		n.mu.Unlock()
 		if full { // the peer takes more requests now
 			n.cfg.Tier.Wake()
 		}
 	}
-}
-
-// answered removes the forward from the peer's unanswered requests; a second call changes nothing. It is called with the
-// node's lock held.
-func (f *Forward) answered() {
-	f.peer.unanswered -= f.requests
-	f.requests = 0
 }
 
 // failure returns how to continue with a request whose forward failed.
@@ -225,12 +221,11 @@ func (f *Forward) end(outcome, cause string) {
 func (f *Forward) updatePeer(outcome, cause string, spent float64, now time.Time) {
 	n, p := f.node, f.peer
 	n.mu.Lock()
-	defer n.mu.Unlock()
+	defer f.makesRoom()()
 	delete(p.inflight, f)
-	f.answered()
 	p.reserved.Withdrawn(f.number)
 	p.spent.add(spent, now)
-	if outcome == OutcomeFallback {
+	if outcome == OutcomeFallback && cause != RejectDeadline && cause != causeLarge { // a client alone can cause these two
 		p.disown()
 	}
 	switch {

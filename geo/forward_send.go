@@ -36,7 +36,7 @@ func (f *Forward) send(r *Request) (*Relay, error) {
 		return nil, errLate
 	}
 	if !r.Stream {
-		defer f.awaitsWhole()()
+		defer f.awaitsWhole(deadline.Sub(now))()
 	}
 	call := n.traffic.NewCall(f.peer.target)
 	call.OnWritten(f.Written)

@@ -105,6 +105,44 @@ func TestAClientThatLeavesEndsTheForward(t *testing.T) {
 	require.Len(t, n.Receipts(9), 1)
 }
 
+// The time until a first event would be late is more than a time.Duration can hold.
+func TestARequestThatIsPredictedToTakeForeverStaysUnanswered(t *testing.T) {
+	asked := make(chan struct{})
+	url, _ := served(t, 8, func(w http.ResponseWriter, r *http.Request) {
+		close(asked)
+		hang(w, r)
+	})
+	n, _ := node(t, func(c *Config) { c.Policy, c.FirstByte = "skylb", time.Minute }, entry(t, "eu-1", url))
+	f := forwarded(t, n)
+	f.predicted.Prefill = 1e15
+	go func() {
+		<-asked
+		time.Sleep(20 * time.Millisecond) // longer than a timer of no time needs
+		if unanswered := first(n).Unanswered; unanswered != 1 {
+			t.Errorf("%d requests are unanswered, want 1", unanswered)
+		}
+		f.Leave()
+	}()
+	_, fail := f.Send(&Request{Method: http.MethodPost, Target: "/v1/completions"})
+	require.True(t, fail.Gone)
+}
+
+// The next probe would wake the queue, too, but only after an interval.
+func TestAForwardThatEndsWithoutAnAnswerMakesRoomAtOnce(t *testing.T) {
+	url, _ := served(t, 8, hang)
+	n, q := node(t, func(c *Config) { c.Probe.Interval = time.Second }, entry(t, "eu-1", url))
+	f := forwarded(t, n)
+	n.mu.Lock()
+	for range 100 {
+		f.peer.trust.Failed(n.at(time.Now()))
+	}
+	n.mu.Unlock()
+	require.Equal(t, []int{1, 1}, []int{first(n).Unanswered, first(n).Window})
+	wakes := q.wakes.Load()
+	f.Drop()
+	require.Greater(t, q.wakes.Load(), wakes)
+}
+
 func TestAPlaceIsTakenUntilAProbeHasSeenIt(t *testing.T) {
 	url, _ := served(t, 1, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusServiceUnavailable) })
 	n, _ := node(t, func(c *Config) { c.Probe.Interval = time.Second }, entry(t, "eu-1", url))

@@ -35,7 +35,9 @@ func goldenKeys(t testing.TB) *Keys {
 
 // door is that of eu-1, whose peers are us-1 and asia-1.
 func door(keys *Keys, maxHops int) *Verifier {
-	d := &Verifier{self: "eu-1", boot: golden.Boot, maxHops: maxHops, skew: 30 * time.Second, nonces: newNonces(time.Minute),
+	eu := newProcess(time.UnixMilli(golden.Time), 30*time.Second)
+	eu.name = golden.Boot
+	d := &Verifier{self: "eu-1", process: eu, maxHops: maxHops, skew: 30 * time.Second, nonces: newNonces(90 * time.Second),
 		known: func(id string) ([]string, bool) {
 			return []string{"spiffe://ek/" + id}, id == "us-1" || id == "asia-1"
 		}}
@@ -206,6 +208,31 @@ func TestWithoutKeysACertificateIsEnoughAndNothingIsNot(t *testing.T) {
 	k.Certified, k.Names = true, []string{"spiffe://ek/us-1"}
 	_, refusal = d.Verify(&k, time.UnixMilli(golden.Time))
 	require.Nil(t, refusal)
+}
+
+// A recorded hop is not accepted again after the wall clock was set back: it would not be too old any more, and its nonce is forgotten.
+func TestAClockThatIsSetBackMakesNoRecordedHopNew(t *testing.T) {
+	d := door(goldenKeys(t), 1)
+	message := goldenMessage()
+	k := Credentials{Message: message, Body: goldenBody(), Hop: golden.String(), Signature: d.keys.Load().Sign(&message, &golden)}
+	at := time.UnixMilli(golden.Time)
+	_, refusal := d.Verify(&k, at)
+	require.Nil(t, refusal)
+	d.nonces = newNonces(time.Minute)
+	for _, step := range []struct {
+		back time.Duration // since the start
+		want bool          // the process has its name
+	}{
+		{0, true}, {-time.Hour, true}, {-time.Hour + 30*time.Second, true}, {-time.Hour, true}, {-time.Hour + 31*time.Second, false}, {0, false},
+	} {
+		d.process.wall = func(now time.Time) time.Time { return now.Add(-step.back) }
+		require.Equal(t, step.want, d.process.nameAt(at) == golden.Boot, "set back by %v", step.back)
+	}
+	_, refusal = d.Verify(&k, at)
+	require.NotNil(t, refusal)
+	require.Equal(t, RejectRecipient, refusal.Reject)
+	name := d.process.nameAt(at)
+	require.Equal(t, name, d.process.nameAt(at.Add(time.Hour)), "the clock runs on")
 }
 
 func TestNoncesAreForgottenOldestFirst(t *testing.T) {

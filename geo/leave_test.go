@@ -47,6 +47,59 @@ func TestWhatWaitsInARegionThatLeavesGoesElsewhere(t *testing.T) {
 	require.Equal(t, prefill.ToHere, where(Ask{Came: &Hop{Via: []string{"eu-1"}}}), "nor goes one back to where it came from")
 }
 
+func TestARequestThatMayNotGoToTheCentralProxyLeavesWithItsRegion(t *testing.T) {
+	central, other := newFar(t), newFar(t)
+	other.says(func(a *answer) { a.ID, a.Boot = "as-1", "as" })
+	n, _ := node(t, func(c *Config) {
+		c.Mode, c.Central, c.Residency = Central, "eu-1", map[string][]string{"acme": {"us", "as"}}
+		c.Draining = func() bool { return true }
+	}, entry(t, "eu-1", central.URL), entry(t, "as-1", other.URL))
+	eventually(t, func() bool {
+		s := n.Status()
+		return s.Peers[0].Available["m"] == "available" && s.Peers[1].Available["m"] == "available"
+	})
+	for round, row := range []struct{ tenant, peer string }{{"globex", "eu-1"}, {"acme", "as-1"}} {
+		q := n.Question(Ask{ID: "r", Model: "m", Tenant: row.tenant})
+		require.Equal(t, prefill.ToThere, q.Where(here(uint64(10_000+round))), row.tenant)
+		require.Equal(t, row.peer, q.Forward().PeerID())
+		q.Forward().Drop()
+	}
+}
+
+// All requests of one round see the state at its begin, so that each must count those before it.
+func TestARegionThatLeavesSendsAPeerNoMoreThanItTakes(t *testing.T) {
+	url, _ := served(t, 3, hang)
+	n, _ := node(t, func(c *Config) { c.Draining = func() bool { return true } }, entry(t, "eu-1", url))
+	forwarded(t, n).Drop()
+	sent := 0
+	for range 10 {
+		q := n.Question(Ask{ID: "r", Model: "m"})
+		if q.Where(here(10_000)) == prefill.ToThere {
+			sent++
+			defer q.Forward().Drop()
+		}
+	}
+	require.Equal(t, 3, sent)
+}
+
+func TestARequestWithSeveralLegsTakesAsManyPlacesAtAPeer(t *testing.T) {
+	for name, drains := range map[string]bool{"by the policy": false, "because the region drains": true} {
+		url, _ := served(t, 4, hang)
+		n, _ := node(t, func(c *Config) { c.Draining = func() bool { return drains } }, entry(t, "eu-1", url))
+		forwarded(t, n).Drop()
+		sent := 0
+		for range 10 {
+			q := n.Question(Ask{ID: "r", Model: "m"})
+			q.Legs(2)
+			if q.Where(nobody(10_000)) == prefill.ToThere {
+				sent += 2
+				defer q.Forward().Drop()
+			}
+		}
+		require.Equal(t, 4, sent, name)
+	}
+}
+
 func TestAnAnswerThatIsTooLargeIsServedHereAndBlamesNobody(t *testing.T) {
 	url, _ := served(t, 100, func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = w.Write([]byte(`"` + strings.Repeat("x", 2000) + `"`))

@@ -55,8 +55,8 @@ func (l *httpLink) ask(ctx context.Context, question []byte) (echo Echo) {
 	call, wrote := l.client.NewCall(l.target), sent
 	call.OnWritten(func() { wrote = time.Now() })
 	defer context.AfterFunc(ctx, call.Abort)()
-	hdr := n.hopHeaders(&Message{Method: http.MethodPost, Target: ProbePath}, parts, address{to: l.to}, nil, "probe-"+n.boot, sent,
-		sent.Add(n.cfg.Probe.Interval))
+	hdr := n.hopHeaders(&Message{Method: http.MethodPost, Target: ProbePath}, parts, address{to: l.to}, nil,
+		"probe-"+n.process.nameAt(sent), sent, sent.Add(n.cfg.Probe.Interval))
 	resp, err := call.Do(http.MethodPost, ProbePath, hdr, parts, engine.Deadlines{})
 	if err != nil {
 		return Echo{Err: err}

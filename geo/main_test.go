@@ -107,6 +107,12 @@ func TestAPeerComesUpGoesDownAndIsForgottenWhenItRestarts(t *testing.T) {
 	eventually(t, func() bool { return first(n).Up })
 	require.True(t, n.Offered("m"))
 	require.False(t, n.Offered("other"))
+	n.cfg.Residency = map[string][]string{"acme": {"us"}, "globex": {"us", "eu"}}
+	for tenant, offered := range map[string]bool{"": true, "acme": false, "globex": true} {
+		require.Equal(t, offered, n.OfferedTo(tenant, "m"), tenant)
+		require.Equal(t, offered, n.Question(Ask{Tenant: tenant, Model: "m"}).Offered(), tenant)
+	}
+	require.False(t, n.Question(Ask{Model: "m", Home: true}).Offered(), "it may not leave its region")
 	require.Equal(t, []string{"m"}, n.Models())
 	require.True(t, n.AllUp())
 	eventually(t, func() bool { return first(n).RTTMs > 0 }) // not by the probe that dialled
@@ -135,6 +141,7 @@ func TestAnswersThatAreNotThePeersOwnAreMisses(t *testing.T) {
 		"our own":                   {func(a *answer) { a.ID = "us-1" }, "this proxy's own"},
 		"without a name":            {func(a *answer) { a.ID = "" }, "its id, boot"},
 		"larger than it may be":     {func(a *answer) { a.Region = string(make([]byte, maxProbe)) }, "larger than"},
+		"with a load below nothing": {func(a *answer) { a.Prefill = map[string]prefill.Share{"a/0": {NewTokens: -5000}} }, "below 0"},
 		"of more models than it is": {func(a *answer) { many(a, maxModels+1) }, "number of models"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -177,8 +184,42 @@ func TestAnOfferThatCannotBeIsNotTaken(t *testing.T) {
 				require.Equal(t, row.available, first(n).Available["m"])
 			}
 			require.Equal(t, row.available == "available", first(n).Up && first(n).Available["m"] == "available")
+			if row.available == "version" {
+				require.False(t, n.Offered("m"), "a request for the model would wait until its time in the queue is over")
+				require.False(t, n.AllUp(), "the model may be there")
+			}
 		})
 	}
+}
+
+// The answer of a sibling changes which prefill engines look busy, and who owns a region or a group.
+func TestAPeerIsOfTheRegionThatTheConfigSays(t *testing.T) {
+	f := newFar(t)
+	f.says(func(a *answer) { a.Region = "us" })
+	heard := make(chan ProbeReport, 1)
+	node(t, func(c *Config) {
+		c.OnProbe = func(h ProbeReport) {
+			select {
+			case heard <- h:
+			default:
+			}
+		}
+	}, entry(t, "eu-1", f.URL))
+	require.Equal(t, "eu", (<-heard).Region)
+}
+
+// Its process is not known yet, so that it would refuse every request but a probe.
+func TestAPeerThatHasNotAnsweredIsAskedNothing(t *testing.T) {
+	calls := make(chan string, 100)
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		calls <- r.URL.Path
+		w.WriteHeader(http.StatusServiceUnavailable)
+	}))
+	t.Cleanup(s.Close)
+	n, _ := node(t, func(c *Config) { c.Probe.Interval = time.Minute }, entry(t, "eu-1", s.URL))
+	require.ErrorContains(t, n.AskVote(t.Context(), "eu-1", Vote{}), "not among the peers that answer")
+	require.Equal(t, ProbePath, <-calls)
+	require.Empty(t, calls)
 }
 
 const honest = `{"replicas":4,"n_avail":4,"free":30,"queue":0,"queue_wait_ms":0,"queued_new_tokens":0,"running":0,"load":0,"tp_ms":0.001,"t0_ms":0.1}`
@@ -228,7 +269,7 @@ func TestAPeerThatIsGoneLeavesNoSeriesBehind(t *testing.T) {
 		require.NoError(t, err)
 		for _, f := range all {
 			for _, m := range f.Metric {
-				if strings.Contains(m.String(), at) {
+				if strings.Contains(m.String(), at) || strings.Contains(m.String(), "eu-one") {
 					names = append(names, f.GetName())
 				}
 			}
@@ -237,6 +278,8 @@ func TestAPeerThatIsGoneLeavesNoSeriesBehind(t *testing.T) {
 	}
 	eventually(t, func() bool { return n.Offered("m") })
 	f := forwarded(t, n)
+	n.Received("eu-one", "ok")
+	require.Contains(t, series(), "evenkeel_geo_received_total")
 	require.Contains(t, series(), "evenkeel_geo_forwards_inflight")
 	n.found(&n.cfg.Peers[0], nil)
 	require.Contains(t, series(), "evenkeel_geo_forwards_inflight", "while a forward is there")
@@ -248,8 +291,32 @@ func TestAPeerThatIsGoneLeavesNoSeriesBehind(t *testing.T) {
 	old := forwarded(t, n)
 	n.found(&n.cfg.Peers[0], nil)
 	n.found(&n.cfg.Peers[0], []string{at})
+	n.Received("eu-one", "ok")
+	eventually(t, func() bool { return n.Offered("m") })
 	old.Drop()
 	require.Contains(t, series(), "evenkeel_geo_forwards_total", "it is there again")
+	require.Contains(t, series(), "evenkeel_geo_received_total")
+}
+
+func TestAPeerThatComesBackHasNoNewBudget(t *testing.T) {
+	one := newFar(t)
+	one.says(func(a *answer) { a.ID = "eu-one" })
+	at := one.Listener.Addr().String()
+	e := entry(t, "eu", "http://eu.example:9443")
+	e.Discover = ByA
+	n, _ := node(t, func(c *Config) {
+		c.Egress.DailyUSD = 1
+		c.Lookup = func(context.Context, Discovery, string, string) ([]string, error) { return []string{at}, nil }
+	}, e)
+	eventually(t, func() bool { return n.Offered("m") })
+	f := forwarded(t, n)
+	n.found(&n.cfg.Peers[0], nil)
+	f.updatePeer(OutcomeOK, "", 2, time.Now())
+	f.Drop()
+	n.found(&n.cfg.Peers[0], []string{at})
+	eventually(t, func() bool { return n.Offered("m") })
+	require.Equal(t, 2.0, first(n).USDToday, "its forwards have cost this much, some of them while it was gone")
+	require.Equal(t, policy.Budget.String(), first(n).Available["m"])
 }
 
 func TestWhatThisRegionOffers(t *testing.T) {
@@ -265,6 +332,18 @@ func TestWhatThisRegionOffers(t *testing.T) {
 	require.NotContains(t, string(text), "tenant")
 	_, refusal = n.Answer([]byte("no probe"), time.Now())
 	require.Equal(t, RejectVersion, refusal.Reject)
+}
+
+// Adapters come and go, so that a proxy may see any number of names.
+func TestANewModelIsOfferedAfterManyOthers(t *testing.T) {
+	n, _ := node(t, nil)
+	n.mu.Lock()
+	for i := range maxModelStates {
+		n.model(fmt.Sprint(i))
+	}
+	n.mu.Unlock()
+	require.Contains(t, n.offers(), "m")
+	require.Len(t, n.models, maxModelStates)
 }
 
 func TestReceipts(t *testing.T) {

@@ -114,7 +114,7 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 	n, now := m.node, m.node.clock.Now()
 	n.mu.Lock()
 	for _, p := range n.peers {
-		m.up.WithLabelValues(p.id).Set(oneIf(p.up && p.major == policy.Protocol))
+		m.up.WithLabelValues(p.id).Set(oneIf(p.usable()))
 		rtt, _ := p.rtt.Ms()
 		m.rtt.WithLabelValues(p.id).Set(rtt / 1000)
 		if p.probed {
@@ -127,10 +127,10 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-// forget drops the series of a removed peer.
-func (m *metrics) forget(peer string) {
+// forget drops the series in which a label has this value: those of a removed peer, or of a model.
+func (m *metrics) forget(label, value string) {
 	for _, v := range m.all {
-		v.DeletePartialMatch(prometheus.Labels{"peer": peer}) // no effect on metrics without this label
+		v.DeletePartialMatch(prometheus.Labels{label: value}) // no effect on metrics without this label
 	}
 }
 

@@ -18,17 +18,18 @@ import (
 func New(cfg Config) (*Node, error) {
 	cfg = cfg.withDefaults()
 	n := &Node{
-		cfg: cfg, clock: cfg.Clock, boot: newBoot(), started: cfg.Clock.Now(), models: map[string]*modelState{}, text: cfg.Policy,
-		settings: cfg.Settings(),
-		traffic:  engine.NewClient(engine.Options{IdleTimeout: trafficIdle}),
+		cfg: cfg, clock: cfg.Clock, started: cfg.Clock.Now(), models: map[string]*modelState{}, text: cfg.Policy,
+		settings: cfg.Settings(), spent: map[string]*spending{},
+		traffic: engine.NewClient(engine.Options{IdleTimeout: trafficIdle}),
 	}
 	var err error
 	if n.policy, err = n.settings.Parse(cfg.Policy); err != nil {
 		return nil, fmt.Errorf("geo.policy: %w", err)
 	}
 	n.snapshot, _ = cfg.SnapshotBytes()
-	n.verifier = &Verifier{self: cfg.Self.ID, boot: n.boot, maxHops: cfg.MaxHops, skew: cfg.HMAC.Skew, nonces: newNonces(2 * cfg.HMAC.Skew),
-		known: n.known}
+	n.process = newProcess(n.started, cfg.HMAC.Skew)
+	n.verifier = &Verifier{self: cfg.Self.ID, process: n.process, maxHops: cfg.MaxHops, skew: cfg.HMAC.Skew,
+		nonces: newNonces(3 * cfg.HMAC.Skew), known: n.known}
 	n.verifier.keys.Store(cfg.Keys)
 	n.metrics = newMetrics(n)
 	n.metrics.createSeries()
@@ -99,30 +100,40 @@ func (n *Node) known(id string) (sans []string, ok bool) {
 	return sans, ok
 }
 
-// Offered reports whether any peer that is up serves the model.
+// Offered reports whether any usable peer serves the model.
 func (n *Node) Offered(model string) bool {
+	return n.offered(model, func(*peer) bool { return true })
+}
+
+// OfferedTo is Offered, but counts only peers in regions to which residency lets the tenant's requests go.
+func (n *Node) OfferedTo(tenant, model string) bool {
+	may := n.May(tenant, model)
+	return n.offered(model, func(p *peer) bool { return may == nil || may(p.conf.Region) })
+}
+
+func (n *Node) offered(model string, by func(*peer) bool) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return slices.ContainsFunc(n.peers, func(p *peer) bool {
 		_, ok := p.offers[model]
-		return ok && p.up && !p.draining && p.decodes(model)
+		return ok && p.usable() && !p.draining && p.decodes(model) && by(p)
 	})
 }
 
-// AllUp reports whether every peer is up. If so, a model that no peer offers is served by no region.
+// AllUp reports whether every peer is usable. If so, a model that no peer offers is served by no region.
 func (n *Node) AllUp() bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return !slices.ContainsFunc(n.peers, func(p *peer) bool { return !p.up && !p.itself })
+	return !slices.ContainsFunc(n.peers, func(p *peer) bool { return !p.usable() && !p.itself })
 }
 
-// Models lists the models of all peers that are up.
+// Models lists the models of all usable peers.
 func (n *Node) Models() []string {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	all := map[string]policy.Offer{}
 	for _, p := range n.peers {
-		if p.up {
+		if p.usable() {
 			maps.Copy(all, p.offers)
 		}
 	}

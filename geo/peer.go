@@ -17,7 +17,7 @@ const goodsUp = 2
 func (n *Node) newPeer(conf *PeerConfig, id string, target *engine.Target) *peer {
 	p := &peer{
 		conf: conf, id: id, target: target, rtt: policy.NewRTT(rttAlpha), inflight: map[*Forward]struct{}{},
-		offers: map[string]policy.Offer{}, reasons: map[string]policy.Reason{}, major: -1,
+		offers: map[string]policy.Offer{}, reasons: map[string]policy.Reason{}, major: -1, spent: &spending{},
 		sibling: n.cfg.Siblings && conf.Region == n.cfg.Self.Region,
 	}
 	p.forget()
@@ -68,6 +68,10 @@ func (p *peer) missed(why string, misses int) (down bool) {
 	return false
 }
 
+// usable reports whether the peer is up and speaks this proxy's version of the protocol. A peer of another version answers
+// probes, but gets no requests.
+func (p *peer) usable() bool { return p.up && p.major == policy.Protocol }
+
 // view returns the state of the peer for a policy. The next probe is sent one interval after an answer, so that the time
 // between two answers is the interval plus the round trip.
 func (p *peer) view(n *Node, model string, now time.Time) policy.Peer {
@@ -93,6 +97,9 @@ func (p *peer) expire(n *Node, now time.Time) {
 // called with n.mu held.
 func (n *Node) forgetGone(p *peer) {
 	if p.gone && len(p.inflight) == 0 && !slices.ContainsFunc(n.peers, func(o *peer) bool { return o != p && o.id == p.id }) {
-		n.metrics.forget(p.id)
+		n.metrics.forget("peer", p.id)
+		if !slices.ContainsFunc(n.peers, func(o *peer) bool { return o.name == p.name }) { // it has no other address
+			n.metrics.forget("origin", p.name)
+		}
 	}
 }

@@ -63,7 +63,9 @@ func (n *Node) probe(p *peer, seq uint64) {
 	limit := max(n.cfg.Probe.Interval, 500*time.Millisecond, time.Duration(3*rtt*float64(time.Millisecond)))
 	sent := n.clock.Now()
 	// The question has only strings and numbers, so that Marshal never fails.
-	body, _ := json.Marshal(question{Version: version, ID: n.cfg.Self.ID, Boot: n.boot, Seq: seq, SentUs: sent.UnixMicro()})
+	body, _ := json.Marshal(question{
+		Version: version, ID: n.cfg.Self.ID, Boot: n.process.nameAt(sent), Seq: seq, SentUs: sent.UnixMicro(),
+	})
 	p.link.Ask(p.ctx, body, limit, func(e Echo) {
 		if n.heard(p, seq, sent, e) {
 			if err := p.link.Warm(p.ctx, limit); err != nil && !errors.Is(err, context.Canceled) {
@@ -103,7 +105,7 @@ func (n *Node) heard(p *peer, seq uint64, sent time.Time, e Echo) (up bool) {
 	n.judge(p, now)
 	n.mu.Unlock()
 	if err == nil && n.cfg.OnProbe != nil {
-		n.cfg.OnProbe(ProbeReport{Peer: a.ID, Region: a.Region, Tenure: a.Tenure, RTTMs: a.RTTMs})
+		n.cfg.OnProbe(ProbeReport{Peer: a.ID, Region: p.conf.Region, Tenure: a.Tenure, RTTMs: a.RTTMs})
 	}
 	if refused {
 		n.cfg.Log.Warn("a peer refuses the probes of this proxy", zap.String("peer", p.id), zap.Error(err))
@@ -124,7 +126,7 @@ var errItself = fmt.Errorf("%w: the address is this proxy's own", ErrProbe)
 // check returns an error unless the answer comes from this peer and belongs to this question.
 func (n *Node) check(p *peer, a *answer, seq uint64) error {
 	switch {
-	case a.Boot == n.boot || a.ID == n.cfg.Self.ID:
+	case a.Boot == n.process.nameAt(n.clock.Now()) || a.ID == n.cfg.Self.ID:
 		return errItself
 	case !p.conf.AnswersTo(a.ID):
 		return fmt.Errorf("%w: it calls itself %q, and geo.peers %q; set geo.self.id there or the peer's id here", ErrProbe, a.ID, p.conf.ID)
@@ -141,8 +143,8 @@ func (n *Node) Answer(body []byte, came time.Time) ([]byte, *Refusal) {
 	if len(body) > maxProbe || json.Unmarshal(body, &q) != nil || major(q.Version) < 0 {
 		return nil, refuse(http.StatusBadRequest, RejectVersion, "this is no probe of a dispatcher")
 	}
-	a := answer{Version: version, ID: n.cfg.Self.ID, Region: n.cfg.Self.Region, Boot: n.boot, Seq: q.Seq, Draining: n.cfg.Draining(),
-		Models: n.offers()}
+	a := answer{Version: version, ID: n.cfg.Self.ID, Region: n.cfg.Self.Region, Boot: n.process.nameAt(came), Seq: q.Seq,
+		Draining: n.cfg.Draining(), Models: n.offers()}
 	if n.cfg.Tenure != nil {
 		a.Tenure = n.cfg.Tenure()
 		n.mu.Lock()
@@ -165,9 +167,6 @@ func (n *Node) offers() map[string]policy.Offer {
 		n.mu.Lock()
 		defer n.mu.Unlock()
 		s := n.model(model)
-		if s == nil {
-			return
-		}
 		push := pushOf(&s.policy, l)
 		places := localPlaces(nil, &push, l, running, seqs > 0)
 		o := policy.NewOffer(places, l.Waiting, float64(l.Tokens), s.drain.Ms(), seqs)

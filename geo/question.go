@@ -68,12 +68,12 @@ func (q *Question) Forward() *Forward { return q.answer }
 // Prompt is the prompt of the request.
 func (q *Question) Prompt() prefill.Prompt { return q.ask.Prompt }
 
-// Offered reports whether the request may be forwarded and a peer serves its model.
+// Offered reports whether the request may be forwarded to a peer that serves its model.
 func (q *Question) Offered() bool {
 	if q.firstLeg != nil {
 		q = q.firstLeg
 	}
-	return !q.ask.Stay && q.node.Offered(q.ask.Model)
+	return !q.ask.Stay && q.node.offered(q.ask.Model, q.mayGo)
 }
 
 // Queued records that the request entered the arrival queue of its model, or left it. waiting is the number of requests in the
@@ -83,9 +83,6 @@ func (q *Question) Queued(now time.Time, entered bool, waiting int) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	s := n.model(q.ask.Model)
-	if s == nil { // there are too many models to keep a state for this one
-		return
-	}
 	if entered {
 		s.drain.Began(n.at(now))
 	} else {
@@ -101,9 +98,6 @@ func (q *Question) Where(h *prefill.Here) prefill.Where {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	s := n.model(h.Model)
-	if s == nil {
-		return prefill.ToHere
-	}
 	if s.round != h.Round {
 		n.startRound(s, h, running, seqs > 0)
 	}
@@ -112,14 +106,15 @@ func (q *Question) Where(h *prefill.Here) prefill.Where {
 	}
 	q.push = &s.push
 	if !q.ask.Stay {
-		place := n.central(s)
+		place := q.central(s)
 		if place < 0 && n.cfg.Siblings && seqs == 0 {
 			place = q.owner(s)
 		}
 		if place < 0 && (q.ask.Leave || n.cfg.Draining()) {
 			place = q.nearest(s)
 		}
-		if place >= 0 && q.mayGo(s.peers[place-s.local]) {
+		if place >= 0 {
+			s.policy.Sent(&policy.Request{Tokens: h.Tokens, Legs: q.legs}, place)
 			return q.forward(s, place, h, policy.Decision{Place: place, LocalMs: math.Inf(1)})
 		}
 	}
@@ -237,13 +232,14 @@ func replica(f *prefill.Prefiller, set *policy.Settings) policy.Replica {
 	}
 }
 
-// central is the place of the central dispatcher, if it is available or may be waited for; -1: this dispatcher decides itself.
-func (n *Node) central(s *modelState) int {
-	if n.cfg.Central == "" || n.cfg.Central == n.cfg.Self.ID {
+// central is the place of the central dispatcher, if the request may go there, and it is available or may be waited for; -1: this
+// dispatcher decides itself.
+func (q *Question) central(s *modelState) int {
+	if !q.node.cfg.Follows() {
 		return -1
 	}
 	for k, p := range s.peers {
-		if i := s.local + k; p.conf.ID == n.cfg.Central && s.places[i].Why.Awaitable() {
+		if i := s.local + k; p.conf.ID == q.node.cfg.Central && s.places[i].Why.Awaitable() && q.mayGo(p) {
 			return i
 		}
 	}
@@ -253,16 +249,16 @@ func (n *Node) central(s *modelState) int {
 // nearest is the place of the available peer that will probably answer first; -1: none. It is used for requests that this
 // region sends away because it drains or fails.
 func (q *Question) nearest(s *modelState) int {
-	return q.soonest(s, func(_ *peer, x *policy.Place) bool { return x.Why == policy.Available })
+	return q.soonest(s, s.policy.Takes)
 }
 
-// soonest is the place of the peer that will probably answer first, among the peers for which takes returns true and to which
+// soonest is the place of the peer that will probably answer first, among the places for which takes returns true and to which
 // the request may go; -1: none. Available peers come before the others.
-func (q *Question) soonest(s *modelState, takes func(p *peer, x *policy.Place) bool) int {
+func (q *Question) soonest(s *modelState, takes func(place int) bool) int {
 	best := -1
 	for k, p := range s.peers {
 		i := s.local + k
-		if !q.mayGo(p) || !takes(p, &s.places[i]) {
+		if !q.mayGo(p) || !takes(i) {
 			continue
 		}
 		if best < 0 || sooner(&s.places[i], &s.places[best]) {
@@ -282,7 +278,10 @@ func sooner(a, b *policy.Place) bool {
 
 // request converts the question for a policy.
 func (q *Question) request(s *modelState, h *prefill.Here) policy.Request {
-	r := policy.Request{ID: q.ask.ID, Key: q.ask.RingKey, Tokens: h.Tokens, Stay: q.ask.Stay || q.ask.Home, Waited: ms(h.Now.Sub(h.Since))}
+	r := policy.Request{
+		ID: q.ask.ID, Key: q.ask.RingKey, Tokens: h.Tokens, Stay: q.ask.Stay || q.ask.Home,
+		Waited: ms(h.Now.Sub(h.Since)), Legs: q.legs,
+	}
 	s.hits = slices.Grow(s.hits[:0], len(s.places))[:len(s.places)]
 	s.barred = slices.Grow(s.barred[:0], len(s.places))[:len(s.places)]
 	for i := range s.places {
@@ -413,7 +412,8 @@ func RingKeyOf(session uint64, address string) uint64 {
 // owner is the place of the sibling that decodes the request's model; -1: none is known. The sibling may be full, because the
 // requests of all siblings wait in its queue. It may be draining, because it continues until another proxy owns its groups.
 func (q *Question) owner(s *modelState) int {
-	return q.soonest(s, func(p *peer, x *policy.Place) bool {
-		return p.sibling && (x.Why.Awaitable() || x.Why == policy.Draining && p.decodes(q.ask.Model))
+	return q.soonest(s, func(place int) bool {
+		p, why := s.peers[place-s.local], s.places[place].Why
+		return p.sibling && (why.Awaitable() || why == policy.Draining && p.decodes(q.ask.Model))
 	})
 }

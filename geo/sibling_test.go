@@ -4,6 +4,7 @@ import (
 	"math"
 	"net/http"
 	neturl "net/url"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -111,6 +112,26 @@ func TestANonOwnerIsNotAskedAgain(t *testing.T) {
 	require.Equal(t, RejectOwner, x.Reason)
 	reject.Store("")
 	require.Equal(t, http.StatusServiceUnavailable, send().Relay.Status, "of an owner that tried all there is")
+}
+
+// Otherwise one client could keep all other clients from the owner of a group.
+func TestAClientsOwnLimitsTakeNoGroupFromItsOwner(t *testing.T) {
+	url, _ := served(t, 100, func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = w.Write([]byte(`"` + strings.Repeat("x", 2000) + `"`))
+	})
+	n, _ := node(t, func(c *Config) { c.WholeBytes = 1000 }, entry(t, "eu-1", url))
+	for cause, deadline := range map[string]time.Time{RejectDeadline: time.Now().Add(-time.Second), causeLarge: {}} {
+		f := forwarded(t, n)
+		n.mu.Lock()
+		f.peer.decoded = []string{"m"}
+		n.mu.Unlock()
+		_, fail := f.Send(&Request{Method: http.MethodPost, Target: "/v1/completions", Deadline: deadline})
+		require.Equal(t, cause, fail.Reason)
+		n.mu.Lock()
+		decoded := f.peer.decoded
+		n.mu.Unlock()
+		require.Equal(t, []string{"m"}, decoded, cause)
+	}
 }
 
 // A request never goes back to where it came from, though that has what it needs.

@@ -17,7 +17,7 @@ import (
 // these requests.
 type Node struct {
 	cfg      Config
-	boot     string
+	process  *process
 	started  time.Time
 	clock    Clock
 	traffic  *engine.Client
@@ -39,7 +39,8 @@ type Node struct {
 	policy   *policy.Policy // made of settings and text; each model decides by a copy
 	models   map[string]*modelState
 	peers    []*peer
-	number   uint64 // of the last forward
+	spent    map[string]*spending // by id: of removed peers, whose addresses may come back on the same day
+	number   uint64               // of the last forward
 }
 
 // Tier is this region's arrival queue.
@@ -99,7 +100,7 @@ type peer struct {
 	residual   fit.Residual
 	trust      policy.Trust
 	unanswered int // requests without a first event; see awaitsWhole for requests that are not streamed
-	spent      spending
+	spent      *spending
 	inflight   map[*Forward]struct{}
 	prompts    *index.Index // the prompts that were forwarded to it
 	slot       index.Slot
@@ -109,14 +110,31 @@ type peer struct {
 // at converts a time for policies: to ms since the node was made.
 func (n *Node) at(t time.Time) float64 { return ms(t.Sub(n.started)) }
 
-// model returns the state of a model, and makes it if there is none; nil: there are too many models.
+// model returns the state of a model, and makes it if there is none. If there are too many, the state of any other model is
+// dropped, which is made again when it is needed.
 func (n *Node) model(name string) *modelState {
 	s := n.models[name]
-	if s == nil && len(n.models) < maxModelStates {
-		s = &modelState{policy: *n.policy}
-		n.models[name] = s
+	if s != nil {
+		return s
 	}
+	for other := range n.models {
+		if len(n.models) < maxModelStates {
+			break
+		}
+		n.forgetModel(other)
+	}
+	s = &modelState{policy: *n.policy}
+	n.models[name] = s
 	return s
+}
+
+// forgetModel drops the state of a model, with its metrics.
+func (n *Node) forgetModel(name string) {
+	delete(n.models, name)
+	n.metrics.forget("model", name)
+	for _, p := range n.peers {
+		delete(p.reasons, name)
+	}
 }
 
 func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
@@ -141,5 +159,5 @@ type Echo struct {
 	Err     error
 }
 
-// maxModelStates bounds the number of models with a state, because requests may name any models.
+// maxModelStates bounds the number of models with a state, because adapters come and go under new names.
 const maxModelStates = 1024

@@ -56,6 +56,9 @@ type Resident struct {
 	KVTokens int64  `json:"kv_tokens"`
 }
 
+// maxHandedBack bounds an answer, in bytes: more than 30,000 ranks. When it is read, the lease is already released.
+const maxHandedBack = 4 << 20
+
 // ErrHandBack is the error if a region or group is not handed back.
 var ErrHandBack = errors.New("the region is not handed back")
 
@@ -97,7 +100,7 @@ func (n *Node) post(ctx context.Context, name, path string, ask any) ([]byte, er
 		return nil, err
 	}
 	defer resp.Close()
-	text, err := resp.ReadAll(maxProbe)
+	text, err := resp.ReadAll(maxHandedBack)
 	switch {
 	case err != nil:
 		return nil, err
@@ -107,12 +110,12 @@ func (n *Node) post(ctx context.Context, name, path string, ask any) ([]byte, er
 	return text, nil
 }
 
-// named returns the target and address of the peer with this name; nil: there is none.
+// named returns the target and address of the peer that calls itself by this name in its answers to probes; nil: there is none.
 func (n *Node) named(name string) (*engine.Target, address) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for _, p := range n.peers {
-		if p.name == name || p.name == "" && p.id == name {
+		if p.name == name {
 			return p.target, address{p.name, p.boot}
 		}
 	}

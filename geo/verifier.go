@@ -13,7 +13,7 @@ import (
 // A Verifier checks that a request on the peer listener comes from another dispatcher.
 type Verifier struct {
 	self    string
-	boot    string // names this process, in answers to probes
+	process *process
 	maxHops int
 	skew    time.Duration
 	keys    atomic.Pointer[Keys] // nil: no signature is required
@@ -97,7 +97,7 @@ func (d *Verifier) verifyHead(credentials *Credentials, now time.Time) (Hop, *Re
 	if _, ok := d.known(h.Origin); !ok || h.Origin != h.Via[0] {
 		return h, refuse(http.StatusForbidden, RejectPeer, "the origin %q is no peer, or not the first of via", h.Origin)
 	}
-	if !d.addressed(credentials.Target, &h) {
+	if !d.addressed(credentials.Target, &h, now) {
 		return h, refuse(http.StatusMisdirectedRequest, RejectRecipient,
 			"it was sent to %q, or to an earlier run of %q; geo.self.id and the peer's id under geo.peers must agree",
 			h.To, d.self)
@@ -117,9 +117,9 @@ func (d *Verifier) verifyHead(credentials *Credentials, now time.Time) (Hop, *Re
 // addressed reports whether the request was sent to this process of this dispatcher. The sender of a probe does not know the
 // process yet; and if its entry of geo.peers stands for several dispatchers, it only knows the prefix of their ids. A probe
 // changes nothing, so that answering a recorded probe again does no harm.
-func (d *Verifier) addressed(target string, h *Hop) bool {
+func (d *Verifier) addressed(target string, h *Hop, now time.Time) bool {
 	if target == ProbePath {
 		return h.To == d.self || strings.HasPrefix(d.self, h.To+"-")
 	}
-	return h.To == d.self && h.Boot == d.boot
+	return h.To == d.self && h.Boot == d.process.nameAt(now)
 }

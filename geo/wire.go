@@ -67,6 +67,11 @@ func readAnswer(text []byte) (answer, error) {
 		o.Free = min(o.Free, maxFreeFor)
 		a.Models[name] = o
 	}
+	for _, load := range a.Prefill {
+		if load.Unanswered < 0 || load.NewTokens < 0 || load.KVTokens < 0 { // the sum over all dispatchers would hide their load
+			return a, fmt.Errorf("%w: its load on a prefill engine is below 0", ErrProbe)
+		}
+	}
 	a.ProcUs = max(0, a.ProcUs)
 	return a, nil
 }
@@ -97,7 +102,8 @@ type Tenure struct {
 
 // ProbeReport is the part of a peer's answer to a probe that the caller of New gets.
 type ProbeReport struct {
-	Peer, Region string
+	Peer   string // its id, by its answer
+	Region string // by its entry of geo.peers
 	Tenure
 	RTTMs map[string]float64 // to its own peers
 }

@@ -1,6 +1,7 @@
 package lease
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"time"
@@ -43,6 +44,10 @@ type Config struct {
 	Home bool   // by configuration, the scope belongs to this dispatcher
 	Rank int    // its place among the dispatchers that may take the scope over; 0 is the first
 	Times
+
+	// MaxEpoch is the highest epoch that is accepted from other dispatchers and guards, so that the store can count on from
+	// it. 0: 1<<30, because the epoch of a Kubernetes Lease must stay below 1<<31.
+	MaxEpoch int64
 
 	Members []string  // ids of all dispatchers that may ever own the scope; empty: any dispatcher may
 	Begun   time.Time // when the process began; used with Members, because promises of an earlier process are not known
@@ -109,6 +114,7 @@ type Machine struct {
 
 // NewMachine returns a machine that has not looked at the lease yet.
 func NewMachine(cfg Config) *Machine {
+	cfg.MaxEpoch = cmp.Or(cfg.MaxEpoch, 1<<30)
 	m := &Machine{cfg: cfg, fit: cfg.Home, votes: map[string]time.Time{}}
 	if len(cfg.Members) > 0 { // an earlier process of this dispatcher may have given a promise just before it ended
 		m.promise.until = cfg.Begun.Add(cfg.Duration)
@@ -278,14 +284,10 @@ func (m *Machine) forgetProofs() {
 	clear(m.votes)
 }
 
-// maxEpoch is the highest epoch that is accepted from other dispatchers and guards. The epoch of a Kubernetes Lease must
-// stay below 1<<31.
-const maxEpoch = 1 << 30
-
 // ObserveEpoch records an epoch that another dispatcher has seen. The next acquisition gets a higher epoch, even if the
 // store has lost its data.
 func (m *Machine) ObserveEpoch(epoch int64) {
-	if epoch <= maxEpoch {
+	if epoch <= m.cfg.MaxEpoch {
 		m.seen = max(m.seen, epoch)
 	}
 }
@@ -296,7 +298,7 @@ func (m *Machine) ObserveEpoch(epoch int64) {
 func (m *Machine) Refused(now time.Time, epoch int64) {
 	mayRelease := m.held && !m.away && !now.Before(m.admitsFrom())
 	tooSoon := now.Before(m.refusedAt.Add(m.cfg.Duration))
-	if !mayRelease || tooSoon || epoch <= m.epoch || epoch > maxEpoch {
+	if !mayRelease || tooSoon || epoch <= m.epoch || epoch > m.cfg.MaxEpoch {
 		return
 	}
 	m.ObserveEpoch(epoch)

@@ -239,6 +239,26 @@ func TestANewLeaseStartsAboveEveryEpochThatWasSeen(t *testing.T) {
 	require.Greater(t, w.rec.Epoch, int64(44))
 }
 
+// The revisions of an etcd that serves a cluster, too, are higher than an epoch of a Kubernetes Lease may be.
+func TestAnEpochThatOnlyEtcdCanCountToIsReplacedByAHigherOne(t *testing.T) {
+	w := newWorld(stores["etcd"])
+	n := w.join("us-1", 1)
+	n.m.cfg.MaxEpoch = 1 << 62
+	w.until(60 * time.Second)
+	n.m.Refused(n.now(w.t), 1<<40)
+	w.until(w.t + time.Second)
+	require.Equal(t, "us-1", w.owners())
+	require.EqualValues(t, 1<<40+1, w.rec.Epoch, "by a guard in front of an engine, after etcd has lost its data")
+	n.m.ObserveEpoch(1 << 41) // by a probe
+	w.rec = Record{}
+	w.until(w.t + time.Minute)
+	require.EqualValues(t, 1<<41+1, w.rec.Epoch)
+	n.m.ObserveEpoch(1<<62 + 1)
+	w.rec = Record{}
+	w.until(w.t + time.Minute)
+	require.EqualValues(t, 1<<41+2, w.rec.Epoch, "what leaves nothing to count with is not believed")
+}
+
 func TestAnEpochThatIsRefusedBeforeAnEngineIsReplacedByAHigherOne(t *testing.T) {
 	w := newWorld(0)
 	n := w.join("us-1", 1)

@@ -39,7 +39,7 @@ type Coordinates struct {
 // EarlyProbe appends the segments of the prefill request of a profile that is Early.
 // stream says whether the decode engine streams its answer. Only SGLang needs to know, because its prefill request must be
 // equal to its decode request except for the ranks.
-func (p *Profile) EarlyProbe(b *Body, changes *Changes, m *Meeting, stream bool, dst [][]byte) [][]byte {
+func (p *Profile) EarlyProbe(b *Body, changes *Patch, m *Meeting, stream bool, dst [][]byte) [][]byte {
 	switch p.Connector {
 	case SGLang:
 		return p.roomBody(b, changes, m, stream, dst, false)
@@ -50,7 +50,7 @@ func (p *Profile) EarlyProbe(b *Body, changes *Changes, m *Meeting, stream bool,
 }
 
 // EarlyDecode appends the segments of the decode request of a profile that is Early.
-func (p *Profile) EarlyDecode(b *Body, changes *Changes, m *Meeting, salt string, stream bool, dst [][]byte) [][]byte {
+func (p *Profile) EarlyDecode(b *Body, changes *Patch, m *Meeting, salt string, stream bool, dst [][]byte) [][]byte {
 	if p.Connector == SGLang {
 		return p.roomBody(b, changes, m, stream, dst, true)
 	}
@@ -96,7 +96,7 @@ func (p *Profile) Nameless(e Endpoint) bool {
 // Both requests name the prefill engine's rank. Without it, a prefill rank would derive the rank from the room and compare
 // it with its own number, which is 0 in all replicas without DP attention, so it could refuse the room. Or it would first register the
 // room with its bootstrap server and do no other work meanwhile (SGLang 0.5.23, CommonKVSender in disaggregation/common/conn.py).
-func (p *Profile) roomBody(b *Body, changes *Changes, m *Meeting, stream bool, dst [][]byte, decode bool) [][]byte {
+func (p *Profile) roomBody(b *Body, changes *Patch, m *Meeting, stream bool, dst [][]byte, decode bool) [][]byte {
 	members, drop := p.answerMembers(b, changes, stream)
 	rid := "rid"
 	if s := shapes[m.Endpoint]; s != nil {

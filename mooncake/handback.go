@@ -15,6 +15,11 @@ func (p *Profile) ReadHandBack(kv json.RawMessage, knownHost func(host string) b
 	if len(kv) > maxHandoff {
 		return 0, fmt.Errorf("%w: kv_transfer_params has %d bytes, more than %d", ErrBadHandoff, len(kv), maxHandoff)
 	}
+	if kv[0] == '{' { // of the stream it came in, only the brackets are checked; a prefill engine would refuse a request with such JSON
+		if _, err := rawjson.Scan(kv, 0, nil); err != nil {
+			return 0, fmt.Errorf("%w: kv_transfer_params is not JSON: %w", ErrBadHandoff, err)
+		}
+	}
 	h, ok := readHandoff(kv)
 	if !ok {
 		return 0, fmt.Errorf("%w: kv_transfer_params is not an object: %s", ErrBadHandoff, kindOf(kv))

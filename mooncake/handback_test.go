@@ -30,6 +30,10 @@ func TestReadHandBack(t *testing.T) {
 		`"remote_port":5600|"remote_port":0`:                                                "remote_port",
 		`10.0.0.1|10.0.0.9`:                                                                 "10.0.0.9",
 		`"transfer_mode":"pull"|"transfer_mode":"push"`:                                     "NixlPushConnector",
+		`"tp_size":1|"tp_size":tru`:                                                         "not JSON",
+		`"tp_size":1|"tp_size":[1,,]`:                                                       "not JSON",
+		`"pull"}|"pull"]`:                                                                   "not JSON",
+		`"pull"}|"pull","x":"\xff"}`:                                                        "not JSON",
 		`{"do_remote_prefill"|[{"do_remote_prefill"`:                                        "not an object",
 		`"remote_engine_id":"e"|"remote_engine_id":` + `"` + strings.Repeat("e", 600) + `"`: "remote_engine_id",
 	} {
@@ -45,7 +49,7 @@ func TestAPrefillEngineIsToldWhatToFetch(t *testing.T) {
 	p := Profile{Name: "mine", Connector: NIXLPull}.WithDefaults()
 	b, err := ScanFor(Completions, []byte(`{"prompt":[1,2,3],"max_tokens":9}`), 0)
 	require.NoError(t, err)
-	leg := &Changes{Fetch: []byte(keptBy)}
+	leg := &Patch{Fetch: []byte(keptBy)}
 	join := func(segments [][]byte) (all string) {
 		for _, s := range segments {
 			all += string(s)

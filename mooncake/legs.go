@@ -55,9 +55,9 @@ func (e Endpoint) RequestID(id string) string {
 	return "cmpl-" + id + "-0" // -0 is the index of the prompt: evenkeel sends one prompt per request
 }
 
-// Changes say how a request to an engine differs from the client's body. Nil means no changes.
-// A client's request for several choices or prompts has Changes for each answer.
-type Changes struct {
+// Patch say how a request to an engine differs from the client's body. Nil means no changes.
+// A client's request for several choices or prompts has Patch for each answer.
+type Patch struct {
 	Prompt     json.RawMessage // replaces "prompt"; nil: the body's own prompt stays
 	SeedOffset int             // added to the client's seed, so that the choices of one request differ
 	RID        string          // the rid of a request to SGLang's Generate that one engine computes alone; empty: the engine chooses an id
@@ -123,7 +123,7 @@ var (
 
 // ProbeBody appends the segments of the prefill request, which asks for one token, without a stream, and for a hand-off.
 // The prompt, and every key that changes it, are byte for byte as in DecodeBody. x is for vllm-mooncake only.
-func (p *Profile) ProbeBody(b *Body, ep Endpoint, changes *Changes, x *Exchange, dst [][]byte) [][]byte {
+func (p *Profile) ProbeBody(b *Body, ep Endpoint, changes *Patch, x *Exchange, dst [][]byte) [][]byte {
 	params := pullProbe
 	if changes != nil && changes.Fetch != nil {
 		params = changes.Fetch
@@ -138,7 +138,7 @@ func (p *Profile) ProbeBody(b *Body, ep Endpoint, changes *Changes, x *Exchange,
 }
 
 // probeWith does what ProbeBody does, with params as kv_transfer_params.
-func (p *Profile) probeWith(b *Body, changes *Changes, params json.RawMessage, dst [][]byte) [][]byte {
+func (p *Profile) probeWith(b *Body, changes *Patch, params json.RawMessage, dst [][]byte) [][]byte {
 	params = changes.resume().addIDs(params)
 	members := make([]Member, 0, 12)
 	members = oneToken(b, changes, members)
@@ -191,7 +191,7 @@ func asksForMany(b *Body) bool {
 // engine's own answer, so evenkeel asks for no members that the client
 // did not ask for. If kv is nil, the decode engine computes the prompt itself, which
 // the profile must allow by AllowLocalPrefill.
-func (p *Profile) DecodeBody(b *Body, ep Endpoint, changes *Changes, kv json.RawMessage, salt string, stream bool, dst [][]byte) [][]byte {
+func (p *Profile) DecodeBody(b *Body, ep Endpoint, changes *Patch, kv json.RawMessage, salt string, stream bool, dst [][]byte) [][]byte {
 	if s := shapes[ep]; s != nil {
 		return s.decode(p, b, kv, salt, stream, dst)
 	}
@@ -224,7 +224,7 @@ func salted(b *Body, salt string, members []Member) []Member {
 
 // answerMembers returns the members to set and the keys to drop in a request whose answer the client
 // gets. stream says that the engine is to stream the answer.
-func (p *Profile) answerMembers(b *Body, changes *Changes, stream bool) (members []Member, drop func(key string) bool) {
+func (p *Profile) answerMembers(b *Body, changes *Patch, stream bool) (members []Member, drop func(key string) bool) {
 	members = changedMembers(b, changes, make([]Member, 0, 14))
 	drop = dropOnDecode
 	if beams, _ := b.Get("use_beam_search"); string(beams) == "true" { // n stays: it is the number of beams, which one engine computes
@@ -269,7 +269,7 @@ func (p *Profile) tellsIDs(b *Body) bool {
 // pulls the KV of a hand-off, so that the prefill engine frees its blocks. At this time the blocks
 // may already have another prompt's KV. So each discard has a new salt: no other request then finds this KV
 // in the decode engine's prefix cache.
-func (p *Profile) DiscardBody(b *Body, ep Endpoint, changes *Changes, kv json.RawMessage, salt string, dst [][]byte) [][]byte {
+func (p *Profile) DiscardBody(b *Body, ep Endpoint, changes *Patch, kv json.RawMessage, salt string, dst [][]byte) [][]byte {
 	if s := shapes[ep]; s != nil {
 		return s.discard(b, changes, kv, salt, dst)
 	}
@@ -279,7 +279,7 @@ func (p *Profile) DiscardBody(b *Body, ep Endpoint, changes *Changes, kv json.Ra
 }
 
 // oneToken adds the members that end a request after its first token, with an answer that is not streamed.
-func oneToken(b *Body, changes *Changes, members []Member) []Member {
+func oneToken(b *Body, changes *Patch, members []Member) []Member {
 	members = append(promptMembers(b, changes, members), Member{"stream", jsonFalse}, Member{"max_tokens", jsonOne})
 	if _, ok := b.Get("max_completion_tokens"); ok { // only chat has this key, which engines prefer to max_tokens
 		members = append(members, Member{"max_completion_tokens", jsonOne})
@@ -288,7 +288,7 @@ func oneToken(b *Body, changes *Changes, members []Member) []Member {
 }
 
 // promptMembers adds the members that replace the body's own prompt.
-func promptMembers(b *Body, changes *Changes, members []Member) []Member {
+func promptMembers(b *Body, changes *Patch, members []Member) []Member {
 	switch {
 	case changes == nil:
 		return members
@@ -301,7 +301,7 @@ func promptMembers(b *Body, changes *Changes, members []Member) []Member {
 }
 
 // resume returns c.Resume; nil if c is nil.
-func (c *Changes) resume() *Resume {
+func (c *Patch) resume() *Resume {
 	if c == nil {
 		return nil
 	}
@@ -309,7 +309,7 @@ func (c *Changes) resume() *Resume {
 }
 
 // changedMembers adds the members that changes set in a request whose answer the client gets: the prompt, the limits and the seed.
-func changedMembers(b *Body, changes *Changes, members []Member) []Member {
+func changedMembers(b *Body, changes *Patch, members []Member) []Member {
 	if changes == nil {
 		return members
 	}

@@ -64,11 +64,11 @@ func TestBodies(t *testing.T) {
 		"probe-bare":         bare.ProbeBody(b, Chat, nil, nil, nil),
 		"probe-ignore-eos":   ignore.ProbeBody(b, Chat, nil, nil, nil),
 		"probe-both":         both.ProbeBody(b, Chat, nil, nil, nil),
-		"probe-again":        vocab.ProbeBody(b, Chat, &Changes{IgnoreEOS: true}, nil, nil),
+		"probe-again":        vocab.ProbeBody(b, Chat, &Patch{IgnoreEOS: true}, nil, nil),
 		"probe-upstream":     upstream.ProbeBody(b, Chat, nil, x, nil),
 		"decode":             vocab.DecodeBody(b, Chat, nil, kv, "", true, nil),
 		"decode-bare":        bare.DecodeBody(b, Chat, nil, kv, "", true, nil),
-		"decode-sample":      vocab.DecodeBody(b, Chat, &Changes{SeedOffset: 2}, kv, "", true, nil),
+		"decode-sample":      vocab.DecodeBody(b, Chat, &Patch{SeedOffset: 2}, kv, "", true, nil),
 		"decode-passthrough": vocab.DecodeBody(b, Chat, nil, kv, "", false, nil),
 		"drain":              vocab.DiscardBody(b, Chat, nil, kv, "salt of the drain", nil),
 	} {
@@ -105,14 +105,14 @@ func TestAnEchoIsNotAskedForWithTokenIDs(t *testing.T) {
 	p := Profile{}.WithDefaults()
 	for _, tc := range []struct {
 		name, body string
-		leg        *Changes
+		leg        *Patch
 		want       bool
 	}{
 		{"an echo", `{"prompt":"one","echo":true}`, nil, false},
-		{"an echo of one prompt of several", `{"prompt":["one","two"],"echo":true}`, &Changes{Prompt: json.RawMessage(`"two"`)}, false},
+		{"an echo of one prompt of several", `{"prompt":["one","two"],"echo":true}`, &Patch{Prompt: json.RawMessage(`"two"`)}, false},
 		{"no echo", `{"prompt":"one","echo":false}`, nil, true},
 		{"null is no echo", `{"prompt":"one","echo":null}`, nil, true},
-		{"the rest of an answer echoes nothing", `{"prompt":"one","echo":true}`, &Changes{Resume: &Resume{How: ResumePrompt, IDs: json.RawMessage(`[1]`)}}, true},
+		{"the rest of an answer echoes nothing", `{"prompt":"one","echo":true}`, &Patch{Resume: &Resume{How: ResumePrompt, IDs: json.RawMessage(`[1]`)}}, true},
 		{"ids that the client wants stay", `{"prompt":"one","echo":true,"return_token_ids":true}`, nil, true},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -126,7 +126,7 @@ func TestAnEchoIsNotAskedForWithTokenIDs(t *testing.T) {
 func TestALegOfAListPrompt(t *testing.T) {
 	b := scan(t, `{"model":"m","prompt":["one","two"],"n":2,"seed":7}`)
 	p := Profile{}.WithDefaults()
-	leg := &Changes{Prompt: json.RawMessage(`"two"`), SeedOffset: 1}
+	leg := &Patch{Prompt: json.RawMessage(`"two"`), SeedOffset: 1}
 	for _, segments := range [][][]byte{
 		p.ProbeBody(b, Completions, leg, nil, nil),
 		p.DecodeBody(b, Completions, leg, json.RawMessage(`{}`), "", true, nil),
@@ -156,7 +156,7 @@ func TestSeedsOfSamplesDiffer(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			p := Profile{}.WithDefaults()
 			b := scan(t, `{"seed":`+tc.seed+`}`)
-			after := scan(t, join(p.DecodeBody(b, Chat, &Changes{SeedOffset: 2}, nil, "", true, nil)))
+			after := scan(t, join(p.DecodeBody(b, Chat, &Patch{SeedOffset: 2}, nil, "", true, nil)))
 			got, _ := after.Get("seed")
 			require.Equal(t, tc.want, string(got))
 		})

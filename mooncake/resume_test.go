@@ -37,7 +37,7 @@ func TestAResumedRequestOnTheWire(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			b, err := ScanBody([]byte(tc.body), 0)
 			require.NoError(t, err)
-			leg := &Changes{Resume: &tc.resume}
+			leg := &Patch{Resume: &tc.resume}
 			for name, side := range map[string]struct {
 				got  [][]byte
 				want map[string]string

@@ -75,13 +75,13 @@ func (s *shape) onceBody(b *Body, drop func(key string) bool, ignoreEOS bool, ds
 }
 
 // probe does what probeWith does, for an endpoint with a shape.
-func (s *shape) probe(p *Profile, b *Body, changes *Changes, params []byte, dst [][]byte) [][]byte {
+func (s *shape) probe(p *Profile, b *Body, changes *Patch, params []byte, dst [][]byte) [][]byte {
 	drop := func(key string) bool { return s.drops(key) || s.dropsOnce(key) }
 	return s.onceBody(b, drop, p.ProbeIgnoreEOS || changes.ignoresEOS(), dst, Member{"kv_transfer_params", params})
 }
 
 // discard does what DiscardBody does, for an endpoint with a shape.
-func (s *shape) discard(b *Body, changes *Changes, kv []byte, salt string, dst [][]byte) [][]byte {
+func (s *shape) discard(b *Body, changes *Patch, kv []byte, salt string, dst [][]byte) [][]byte {
 	drop := func(key string) bool { return s.drops(key) || s.dropsOnce(key) || key == "thinking" && thinksFor(b) }
 	return s.onceBody(b, drop, changes.ignoresEOS(), dst, Member{"cache_salt", appendString(nil, salt)}, Member{"kv_transfer_params", kv})
 }
@@ -99,4 +99,4 @@ func (s *shape) decode(p *Profile, b *Body, kv []byte, salt string, stream bool,
 	return b.Splice(dst, drop, members)
 }
 
-func (c *Changes) ignoresEOS() bool { return c != nil && c.IgnoreEOS }
+func (c *Patch) ignoresEOS() bool { return c != nil && c.IgnoreEOS }

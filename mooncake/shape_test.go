@@ -18,9 +18,9 @@ func TestLegsOfAResponse(t *testing.T) {
 		got  [][]byte
 		want string
 	}{
-		"the probe makes one token, and no engine keeps it": {p.ProbeBody(&b, Responses, &Changes{}, nil, nil),
+		"the probe makes one token, and no engine keeps it": {p.ProbeBody(&b, Responses, &Patch{}, nil, nil),
 			`{"model":"m","input":"hi","instructions":"short","own":1,"stream":false,"store":false,"max_output_tokens":1,"top_logprobs":0,"kv_transfer_params":` + string(pullProbe) + `}`},
-		"a probe again after an end at once": {p.ProbeBody(&b, Responses, &Changes{IgnoreEOS: true}, nil, nil),
+		"a probe again after an end at once": {p.ProbeBody(&b, Responses, &Patch{IgnoreEOS: true}, nil, nil),
 			`{"model":"m","input":"hi","instructions":"short","own":1,"stream":false,"store":false,"max_output_tokens":1,"top_logprobs":0,"ignore_eos":true,"kv_transfer_params":` + string(pullProbe) + `}`},
 		"the answer": {p.DecodeBody(&b, Responses, nil, json.RawMessage(`{"k":1}`), "", true, nil),
 			`{"model":"m","input":"hi","instructions":"short","max_output_tokens":9,"seed":5,"text":{"format":{"type":"json_object"}},"own":1,"stream":true,"store":false,"kv_transfer_params":{"k":1}}`},
@@ -55,9 +55,9 @@ func TestLegsOfAMessage(t *testing.T) {
 		got  [][]byte
 		want string
 	}{
-		"the probe makes one token": {p.ProbeBody(&b, Messages, &Changes{}, nil, nil),
+		"the probe makes one token": {p.ProbeBody(&b, Messages, &Patch{}, nil, nil),
 			`{` + kept + `,"thinking":{"type":"enabled","budget_tokens":1024},"stream":false,"max_tokens":1,"stop_sequences":["{"],"kv_transfer_params":` + string(pullProbe) + `}`},
-		"a probe again has no word for the end": {p.ProbeBody(&b, Messages, &Changes{IgnoreEOS: true}, nil, nil),
+		"a probe again has no word for the end": {p.ProbeBody(&b, Messages, &Patch{IgnoreEOS: true}, nil, nil),
 			`{` + kept + `,"thinking":{"type":"enabled","budget_tokens":1024},"stream":false,"max_tokens":1,"stop_sequences":["{"],"kv_transfer_params":` + string(pullProbe) + `}`},
 		"the answer": {p.DecodeBody(&b, Messages, nil, json.RawMessage(`{"k":1}`), "", true, nil),
 			`{` + kept + `,"max_tokens":2000,"stop_sequences":["x"],"thinking":{"type":"enabled","budget_tokens":1024},"stream":true,"kv_transfer_params":{"k":1}}`},

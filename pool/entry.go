@@ -1,7 +1,7 @@
 // Package pool holds requests that wait for a decode rank: their order, their age, and the time at which each has waited too long. The
 // prefill of most of these requests has finished. Others need the rank before their prefill, or are prefilled by the rank itself.
 //
-// A Pool has one owner and no lock. Places counts, for all goroutines, the prefills that are in the pool or on their way into it.
+// A Pool has one owner and no lock. Semaphore counts, for all goroutines, the prefills that are in the pool or on their way into it.
 package pool
 
 import (
@@ -47,8 +47,8 @@ type Entry struct {
 	Deadline time.Time // when the hand-off expires; zero: never
 
 	// Discard marks a hand-off whose answer no client reads: it is decoded only to make its prefill engine free the KV. It is admitted like
-	// any other entry, but it has no place in Places, and the pool's TTL does not end its wait. If no rank pulled its KV, the KV would stay
-	// on the prefill engine until the deadline.
+	// any other entry, but it has no place in the Semaphore, and the pool's TTL does not end its wait. If no rank pulled its KV, the KV
+	// would stay on the prefill engine until the deadline.
 	Discard bool
 
 	// Avoid are the workers that failed the request. While another worker is up, the entry waits for that worker, but only for a bounded

@@ -118,12 +118,12 @@ func (a *arrivals) makeRoom(m *model, r *Request, n int) bool {
 // wait adds a request to its model's line, and returns its waiter.
 func (a *arrivals) wait(m *model, p *policy.Policy, r Request) *waiter {
 	w := &waiter{Request: r, policy: p, since: a.now, until: r.Arrival.Add(a.patience(m, &r)), done: make(chan struct{})}
-	w.entry = queue.Entry[*waiter]{Of: w, Key: r.Key, Priority: r.class(), Tokens: r.PromptTokens, Arrival: r.Arrival, Deadline: r.Deadline,
+	w.item = queue.Item[*waiter]{Of: w, Key: r.Key, Priority: r.class(), Tokens: r.PromptTokens, Arrival: r.Arrival, Deadline: r.Deadline,
 		Reserved: r.Reserved}
 	if r.Elsewhere == nil {
-		w.entry.Target = r.Target
+		w.item.Target = r.Target
 	}
-	m.line.Add(&w.entry)
+	m.line.Add(&w.item)
 	a.reportQueued(m, &w.Request, true)
 	return w
 }
@@ -212,12 +212,12 @@ func (a *arrivals) serve() {
 // answer removes a waiter from its queue and passes it the result, a lease or an error.
 func (a *arrivals) answer(m *model, w *waiter, lease *Lease, err error) {
 	if lease != nil || errors.Is(err, ErrElsewhere) {
-		w.entry.Served()
+		w.item.Served()
 	}
 	if lease != nil {
 		keepHere(w.siblings)
 	}
-	w.entry.Remove()
+	w.item.Remove()
 	a.reportQueued(m, &w.Request, false)
 	w.conclude(lease, err)
 	a.forgetEmpty(m)
@@ -226,7 +226,7 @@ func (a *arrivals) answer(m *model, w *waiter, lease *Lease, err error) {
 // sendSiblings sends the other prompts of a request to another region, because one of its prompts goes there.
 func (a *arrivals) sendSiblings(m *model, w *waiter) {
 	for _, sibling := range w.siblings {
-		if sibling.entry.Waits() {
+		if sibling.item.Waits() {
 			a.answer(m, sibling, nil, ErrElsewhere)
 		}
 		sibling.decided.close()

@@ -72,6 +72,10 @@ func (c *Config) Check(bad func(key, format string, args ...any)) {
 			bad(key, "%v; a time above 0 is needed", d)
 		}
 	}
+	if c.Retry.Base > mostBase {
+		bad("retry.base", "%v is too long for the first pause of a request between two attempts; write %v or less",
+			c.Retry.Base, mostBase)
+	}
 	least := func(key string, n, least int) {
 		if n < least {
 			bad(key, "%d; at least %d is needed", n, least)

@@ -320,7 +320,7 @@ func (d *chooser) filterTried(candidates []*candidate, exclude []string) []*cand
 // reserve books that a request goes to a candidate, and returns the lease. It charges the prompt to the candidate's account,
 // reports the probe to the candidate's circuit, and records the expected effect on the prefix cache. indicators are the
 // candidate's indicators for this request, and since is when the request entered the arrival queue.
-func (d *chooser) reserve(c *candidate, p *policy.Policy, r *Request, indicators *policy.Candidate, since time.Time) *Lease {
+func (d *chooser) reserve(c *candidate, p *policy.Policy, r *Request, indicators *policy.Engine, since time.Time) *Lease {
 	_, canary := c.account.Passes(d.now)
 	weight := ledger.WeightOf(indicators, r.promptBytes())
 	d.lastLease++

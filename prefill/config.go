@@ -40,7 +40,7 @@ type Config struct {
 	// Early bounds the arrival queues of models whose decode rank is chosen before the prefill. Zero: as Queue.
 	Early  QueueConfig      `yaml:"-"`
 	Clock  func() time.Time `yaml:"-"` // of a simulation; nil: the real clock
-	Places Places           `yaml:"-"` // places in the pool of hand-offs; nil: unlimited
+	Places Semaphore        `yaml:"-"` // places in the pool of hand-offs; nil: unlimited
 	// Decode returns how many more hand-offs for a model would get a slot on the ranks of a board within a time, in
 	// addition to those that wait already; nil: any number. It is called under the tier's lock. own says that not all
 	// ranks of the board list the model, so that its hand-offs are counted separately.
@@ -128,11 +128,11 @@ type HotspotConfig struct {
 // AffinityConfig configures how sessions stay with their engine.
 type AffinityConfig = steer.AffinityConfig
 
-// Places are the places for hand-offs in the pool. A place is reserved before the probe is sent, so that no prefill is wasted
+// Semaphore are the places for hand-offs in the pool. A place is reserved before the probe is sent, so that no prefill is wasted
 // because the pool is full. The methods must not wait, and must not call the Tier.
-type Places interface {
-	TryReserve() bool
-	Room() bool // whether TryReserve would succeed
+type Semaphore interface {
+	TryAcquire() bool
+	Room() bool // whether TryAcquire would succeed
 	Release()
 }
 

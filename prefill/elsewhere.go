@@ -41,7 +41,7 @@ func (d *chooser) local(m *model, r *Request) Local {
 			open = d.mayPool(c, m.name)
 		}
 		prefiller := d.prefiller(c)
-		prefiller.Candidate, prefiller.Live, prefiller.Open = d.view[i], c.Live && c.circuit.Allows(d.now), open && places
+		prefiller.Engine, prefiller.Live, prefiller.Open = d.view[i], c.Live && c.circuit.Allows(d.now), open && places
 		if kvRoom, known := c.account.Room(d.now); known {
 			prefiller.Room, prefiller.Filled = kvRoom, !open && places
 		}

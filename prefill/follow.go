@@ -17,49 +17,49 @@ type EventSource = cache.EventSource
 
 // follow starts and ends streams, so that every candidate that publishes KV events is followed. A candidate that keeps its ID
 // and its source keeps its stream, even while it is down, because the stream itself notices a restart of the engine.
-func (r runner) follow() {
-	wanted := r.sources()
-	for c, s := range r.followed {
+func (w watcher) follow() {
+	wanted := w.sources()
+	for c, s := range w.followed {
 		if wanted[c] != s.Source {
-			r.unfollow(c, s)
-			delete(r.followed, c)
+			w.unfollow(c, s)
+			delete(w.followed, c)
 		}
 	}
 	for c, source := range wanted {
-		if _, ok := r.followed[c]; ok {
+		if _, ok := w.followed[c]; ok {
 			continue
 		}
-		r.lock()
-		if r.candidates[c.ID] != c { // the candidate was removed meanwhile, together with its slots in the index
-			r.unlock()
+		w.lock()
+		if w.candidates[c.ID] != c { // the candidate was removed meanwhile, together with its slots in the index
+			w.unlock()
 			continue
 		}
-		r.followed[c] = c.cache.Listen(&r.mu, source, c.blockTokens(), c.account.Capacity(), r.now)
-		r.unlock()
-		r.cfg.Log.Info("the KV events of a prefill engine are followed", zap.String("candidate", c.ID), zap.String("events", source.Events))
+		w.followed[c] = c.cache.Listen(&w.mu, source, c.blockTokens(), c.account.Capacity(), w.now)
+		w.unlock()
+		w.cfg.Log.Info("the KV events of a prefill engine are followed", zap.String("candidate", c.ID), zap.String("events", source.Events))
 	}
 }
 
 // unfollow ends a stream and drops the blocks that it named.
-func (r runner) unfollow(c *candidate, s cache.Feed) {
+func (w watcher) unfollow(c *candidate, s cache.Feed) {
 	s.Close() // without the lock, because Close waits for the stream, and the stream takes the lock
-	r.lock()
+	w.lock()
 	c.cache.Unfollow()
-	r.unlock()
+	w.unlock()
 }
 
-func (r runner) unfollowAll() {
-	for c, s := range r.followed {
-		r.unfollow(c, s)
+func (w watcher) unfollowAll() {
+	for c, s := range w.followed {
+		w.unfollow(c, s)
 	}
 }
 
 // sources returns where each candidate publishes KV events; candidates that publish none are absent.
-func (r runner) sources() map[*candidate]EventSource {
-	r.lock()
-	defer r.unlock()
+func (w watcher) sources() map[*candidate]EventSource {
+	w.lock()
+	defer w.unlock()
 	wanted := map[*candidate]EventSource{}
-	for _, c := range r.candidates {
+	for _, c := range w.candidates {
 		if c.configured && c.Events.Exists() {
 			wanted[c] = c.Events
 		}

@@ -59,7 +59,7 @@ const leastOfBacklog = 0.25
 
 // measure sets the indicators of a candidate that do not depend on the request. Prompts that wait for the candidate in this
 // round count like prompts that it computes.
-func (d *chooser) measure(v *policy.Candidate, c *candidate, line policy.Line) {
+func (d *chooser) measure(v *policy.Engine, c *candidate, line policy.Line) {
 	a, block := &c.account, float64(c.blockTokens())
 	active, kv := float64(a.Tokens[ledger.Probing]), float64(a.KVTokens())
 	v.ID, v.Order, v.Ring = c.ID, c.order, c.ring

@@ -54,6 +54,9 @@ func (l *Lease) answer(u Usage, expires time.Time) *cache.Suspected {
 	if expires.IsZero() {
 		expires = t.now.Add(l.hold())
 	}
+	if u.PromptTokens > 0 && u.CachedTokens > u.PromptTokens {
+		u.CachedTokens = -1 // no more than the prompt can be cached, so the count is wrong
+	}
 	tokens := l.charge.Weight.Tokens
 	if u.PromptTokens > 0 {
 		tokens = int64(u.PromptTokens)

@@ -153,6 +153,15 @@ func TestAProbeThatWasAnsweredByAnErrorHoldsNothing(t *testing.T) {
 	requireIdle(t, tier)
 }
 
+func TestMoreCachedTokensThanThePromptHasAreNotBelieved(t *testing.T) {
+	tier := newTier(t, up("a"))
+	lease := acquire(t, tier, request(1))
+	lease.Answered(Usage{PromptTokens: 100, CachedTokens: 1 << 40}, time.Time{})
+	require.Zero(t, tier.Overview().Index.ActualTokens)
+	lease.Release()
+	requireIdle(t, tier)
+}
+
 func TestACandidateThatComesBackFindsItsAccounts(t *testing.T) {
 	tier := newTier(t, up("a", "b"))
 	l := hold(t, tier, "a", pooled, 700)[0]

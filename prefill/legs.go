@@ -94,7 +94,7 @@ func (a *arrivals) waitTogether(m *model, p *policy.Policy, legs []Request, oneS
 		w := a.wait(m, p, legs[i])
 		w.siblings, siblings[i], w.decided = siblings, w, decision
 		if oneServed {
-			w.entry.Fix()
+			w.item.Fix()
 		}
 	}
 	return siblings

@@ -87,7 +87,7 @@ func hold(t testing.TB, tier *Tier, id string, p ledger.Phase, promptTokens ...i
 		tier.lock()
 		c := tier.candidates[id]
 		require.NotNil(t, c, "no candidate %q", id)
-		v := policy.Candidate{}
+		v := policy.Engine{}
 		v.TPMs, v.T0Ms = tier.cfg.Calibration.TPMs, tier.cfg.Calibration.T0Ms
 		v.Fit(float64(tokens), 0)
 		l := tier.choose.reserve(c, tier.steer.Usual(), &Request{PromptTokens: tokens}, &v, tier.now)
@@ -138,7 +138,7 @@ func newPlaces(free int64) *places {
 	return p
 }
 
-func (p *places) TryReserve() bool {
+func (p *places) TryAcquire() bool {
 	if p.free.Add(-1) < 0 {
 		p.free.Add(1)
 		return false

@@ -87,7 +87,7 @@ func TestAGroupIsNotScraped(t *testing.T) {
 		c.Scrape = ScrapeConfig{Interval: time.Second, Timeout: time.Second}
 		c.Scraper = func(context.Context, Candidate) (Sample, error) { return Sample{}, nil }
 	})
-	live, _ := runner{Tier: tier}.live()
+	live, _ := watcher{Tier: tier}.live()
 	require.Len(t, live, 1)
 }
 

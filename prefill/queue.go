@@ -58,7 +58,7 @@ func (t *Tier) giveUp(w *waiter) error {
 	t.lock()
 	defer t.unlock()
 	m := t.models[w.Model]
-	if m == nil || !w.entry.Remove() {
+	if m == nil || !w.item.Remove() {
 		return nil
 	}
 	t.arrivals.reportQueued(m, &w.Request, false)
@@ -69,7 +69,7 @@ func (t *Tier) giveUp(w *waiter) error {
 // the lease and the place in the pool.
 func (t *Tier) withdraw(w *waiter) {
 	t.lock()
-	stillWaited := w.entry.Remove()
+	stillWaited := w.item.Remove()
 	if m := t.models[w.Model]; stillWaited && m != nil {
 		t.arrivals.reportQueued(m, &w.Request, false)
 	}

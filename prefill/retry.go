@@ -29,6 +29,9 @@ func (t *Tier) retries() RetryConfig {
 	return t.cfg.Retry
 }
 
+// mostBase is the longest backoff base that a config may have. Backoff multiplies it by up to 256, which a Duration must hold.
+const mostBase = time.Hour
+
 // Backoff is the wait after the k-th failure of a request: a random time between 0 and base, which doubles with each further
 // failure, up to 256 times base.
 func Backoff(base time.Duration, k int) time.Duration {
@@ -95,7 +98,7 @@ func (b *budget) retry(now time.Time, share float64, mustGrant bool) bool {
 	i := b.at(now)
 	var requests, retries int
 	for _, s := range b.seconds {
-		if now.Unix()-s.unix < budgetSeconds {
+		if age := now.Unix() - s.unix; age >= 0 && age < budgetSeconds { // a second is in the future after the clock was set back
 			requests += s.requests
 			retries += s.retries
 		}

@@ -131,6 +131,12 @@ func TestBackoffIsJitteredBelowADoublingBound(t *testing.T) {
 	}
 }
 
+func TestTheLongestBackoffOfAConfigOverflowsNowhere(t *testing.T) {
+	for k := range 20 {
+		require.LessOrEqual(t, Backoff(mostBase, k), 256*mostBase, "after attempt %d", k)
+	}
+}
+
 func TestRetriesAreAShareOfTheRequestsOfTenSeconds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		tier := newTier(t, up("a"))
@@ -151,6 +157,17 @@ func TestRetriesAreAShareOfTheRequestsOfTenSeconds(t *testing.T) {
 		time.Sleep(6 * time.Second)
 		require.Equal(t, budgetFloor, retries(), "an idle proxy may still retry")
 	})
+}
+
+// Retries of seconds that have not come yet, because the clock was set back since, do not count.
+func TestRetriesFromBeforeTheClockWasSetBackDoNotCount(t *testing.T) {
+	var b budget
+	now := time.Unix(1_000_000, 0)
+	for range budgetFloor {
+		require.True(t, b.retry(now, 0.5, false))
+	}
+	require.False(t, b.retry(now, 0.5, false))
+	require.True(t, b.retry(now.Add(-time.Hour-time.Second), 0.5, false))
 }
 
 // Candidate p0 refuses, p1/0 answers 503, p2 serves.

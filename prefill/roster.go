@@ -7,13 +7,6 @@ import (
 	"evenkeel/prefill/policy"
 )
 
-// roster holds the candidates and the models that they serve.
-type roster struct {
-	candidates map[string]*candidate // by ID; removed candidates stay while they have charges
-	models     map[string]*model
-	unknown    bool // the models of a live candidate, or of all candidates, are not known yet
-}
-
 // replace sets the candidates, see Tier.SetCandidates. For each model, round-robin continues after the candidate that it
 // chose last.
 func (s *state) replace(candidates []Candidate) {

@@ -15,13 +15,13 @@ import (
 func (t *Tier) Run(ctx context.Context) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	r := runner{t, map[*candidate]cache.Feed{}}
-	defer r.unfollowAll()
+	w := watcher{t, map[*candidate]cache.Feed{}}
+	defer w.unfollowAll()
 	running := map[*candidate]context.CancelFunc{}
 	var current ScrapeConfig
 	for {
-		r.follow()
-		wanted, settings := r.live()
+		w.follow()
+		wanted, settings := w.live()
 		for c, stop := range running {
 			if !wanted[c] || settings != current { // a loop keeps its settings, so that it is started again for new ones
 				stop()
@@ -33,7 +33,7 @@ func (t *Tier) Run(ctx context.Context) {
 			if running[c] == nil {
 				scrapeCtx, stop := context.WithCancel(ctx)
 				running[c] = stop
-				wg.Go(func() { r.scrapeEvery(scrapeCtx, c, settings) })
+				wg.Go(func() { w.scrapeEvery(scrapeCtx, c, settings) })
 			}
 		}
 		select {
@@ -48,28 +48,28 @@ func (t *Tier) Run(ctx context.Context) {
 }
 
 // live returns the candidates to scrape, none if scraping is switched off, and the settings.
-func (r runner) live() (map[*candidate]bool, ScrapeConfig) {
-	r.lock()
-	defer r.unlock()
+func (w watcher) live() (map[*candidate]bool, ScrapeConfig) {
+	w.lock()
+	defer w.unlock()
 	live := map[*candidate]bool{}
-	if r.cfg.Scrape.Interval == 0 {
-		return live, r.cfg.Scrape
+	if w.cfg.Scrape.Interval == 0 {
+		return live, w.cfg.Scrape
 	}
-	for _, c := range r.candidates {
+	for _, c := range w.candidates {
 		if c.configured && c.Live && !c.Mixed {
 			live[c] = true
 		}
 	}
-	return live, r.cfg.Scrape
+	return live, w.cfg.Scrape
 }
 
 // scrapeEvery scrapes a candidate once in each interval, until ctx ends. It waits for each scrape, so that a slow engine is
 // scraped less often.
-func (r runner) scrapeEvery(ctx context.Context, c *candidate, s ScrapeConfig) {
+func (w watcher) scrapeEvery(ctx context.Context, c *candidate, s ScrapeConfig) {
 	tick := time.NewTicker(s.Interval)
 	defer tick.Stop()
 	for {
-		r.scrape(ctx, c, s)
+		w.scrape(ctx, c, s)
 		select {
 		case <-tick.C:
 		case <-ctx.Done():

@@ -31,10 +31,11 @@ func (d *chooser) tryServe(m *model, p *policy.Policy, r *Request, since time.Ti
 	}
 	lease, reason := d.serve(m, p, r, since, start)
 	unreached := func(c *candidate) bool { return !r.reaches(c) }
+	forbidden := func(c *candidate) bool { return c.ID == r.Target && !r.reaches(c) }
 	switch {
 	case reason == 0 || reason == missed:
-	case r.Elsewhere == nil && r.Target != "" && slices.ContainsFunc(m.servers, r.reaches):
-		reason = closed
+	case r.Elsewhere == nil && r.Target != "" && !slices.ContainsFunc(m.servers, forbidden):
+		reason = closed // the target takes none now, or it has left
 	case r.Elsewhere != nil || slices.ContainsFunc(m.servers, unreached):
 		reason = held // requests behind this one may go to other candidates or regions, and must not wait for it
 	}
@@ -116,7 +117,7 @@ func (d *chooser) filter(m *model, p *policy.Policy, r *Request) ([]*candidate, 
 
 // admit reserves a place in the pool if the chosen candidate can take the request now; otherwise it returns the reason why
 // not. A request for a busy candidate counts on this candidate for the rest of the round.
-func (d *chooser) admit(r *Request, c *candidate, indicators *policy.Candidate) blocked {
+func (d *chooser) admit(r *Request, c *candidate, indicators *policy.Engine) blocked {
 	if !d.canStart(r, c) {
 		if c.account.Waiting == (ledger.Sums{}) {
 			d.heldAt = append(d.heldAt, c)
@@ -130,7 +131,7 @@ func (d *chooser) admit(r *Request, c *candidate, indicators *policy.Candidate) 
 	if d.hopeless(c, r.Model) {
 		return held
 	}
-	if d.cfg.Places != nil && !d.cfg.Places.TryReserve() {
+	if d.cfg.Places != nil && !d.cfg.Places.TryAcquire() {
 		return noPlace
 	}
 	return 0

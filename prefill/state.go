@@ -38,7 +38,11 @@ type state struct {
 	cfg     Config
 	metrics *metrics
 	now     time.Time // when the tier's lock was last taken by lock
-	roster
+
+	candidates map[string]*candidate // by ID; removed candidates stay while they have charges
+	models     map[string]*model
+	unknown    bool // the models of a live candidate, or of all candidates, are not known yet
+
 	queue  *queue.Queue[*waiter]
 	ledger *ledger.Ledger
 	cache  *cache.Cache
@@ -83,12 +87,12 @@ type chooser struct {
 	lastLease uint64 // number of the last lease
 
 	// Reused memory of one decision, or of one round of decisions.
-	heldAt     []*candidate       // candidates on which waiting requests count in this round, until endRound
-	eligible   []*candidate       // the candidates that passed the filters so far
-	view       []policy.Candidate // indicators of the candidates of the last call of look
-	found      []int32            // how many of the prompt's blocks are held, by slot of the prefix index
-	prefillers []Prefiller        // result of local
-	onTheWay   map[string]int     // result of countOnTheWay, by region
+	heldAt     []*candidate    // candidates on which waiting requests count in this round, until endRound
+	eligible   []*candidate    // the candidates that passed the filters so far
+	view       []policy.Engine // indicators of the candidates of the last call of look
+	found      []int32         // how many of the prompt's blocks are held, by slot of the prefix index
+	prefillers []Prefiller     // result of local
+	onTheWay   map[string]int  // result of countOnTheWay, by region
 }
 
 // arrivals decides which of the waiting requests are served. Its methods are called under the tier's lock.
@@ -130,7 +134,7 @@ type Lease struct {
 // waiter is a request in the arrival queue.
 type waiter struct {
 	Request
-	entry    queue.Entry[*waiter]
+	item     queue.Item[*waiter]
 	policy   *policy.Policy
 	since    time.Time           // when it entered the queue
 	until    time.Time           // when its wait times out
@@ -166,7 +170,7 @@ func (d *regionDecision) close() {
 // keepHere keeps all legs of a request in this region, because one of them is served here.
 func keepHere(siblings []*waiter) {
 	for _, sibling := range siblings {
-		sibling.entry.Fix()            // no leg may be displaced after another leg is served
+		sibling.item.Fix()             // no leg may be displaced after another leg is served
 		sibling.Deadline = time.Time{} // the deadline is for the client's first token, which the served leg sends
 		sibling.stay()
 		sibling.decided.close()
@@ -255,7 +259,7 @@ type Local struct {
 
 // Prefiller is the state of one candidate, for the choice between regions.
 type Prefiller struct {
-	policy.Candidate
+	policy.Engine
 	Region     string      // empty: the proxy's own region
 	Live       bool        // up, and its circuit allows requests
 	Open       bool        // its KV gate is open, and the pool and the decode side of its region have room
@@ -292,8 +296,8 @@ type regionDecision struct {
 	closed bool
 }
 
-// runner is the Tier with the state of Run.
-type runner struct {
+// watcher is the Tier with the state of Run, which scrapes the engines and follows their KV events.
+type watcher struct {
 	*Tier
 	followed map[*candidate]cache.Feed // running streams of KV events
 }

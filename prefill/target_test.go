@@ -70,3 +70,27 @@ func TestARequestOfOneRegionKeepsNoOtherFromAnotherRegion(t *testing.T) {
 		require.NoError(t, (<-first).err)
 	})
 }
+
+// The same holds if the candidate leaves while requests wait for it.
+func TestRequestsForACandidateThatLeftKeepNoOthersFromTheRest(t *testing.T) {
+	for _, n := range []int{1, 64, 200} {
+		synctest.Test(t, func(t *testing.T) {
+			tier := newTier(t, up("a", "b"), func(c *Config) { c.Push.MaxUnanswered = 1 })
+			at := Request{ID: "r", Model: testModel, PromptTokens: 100, Target: "b"}
+			first := acquire(t, tier, at)
+			var waits []<-chan outcome
+			for range n {
+				waits = append(waits, start(t.Context(), tier, at))
+			}
+			tier.SetCandidates(up("a"))
+			passed := start(t.Context(), tier, request(1))
+			synctest.Wait()
+			require.Len(t, passed, 1, "%d wait for b", n)
+			(<-passed).lease.Release()
+			first.Release()
+			for _, w := range waits {
+				require.Error(t, (<-w).err)
+			}
+		})
+	}
+}

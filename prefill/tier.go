@@ -25,14 +25,16 @@ func New(cfg Config) (*Tier, error) {
 		return nil, err
 	}
 	t := &Tier{clock: cfg.Clock, changed: make(chan struct{}, 1), state: state{
-		cfg:     cfg,
-		metrics: newMetrics(policies.Names()),
-		roster:  roster{candidates: map[string]*candidate{}, models: map[string]*model{}, unknown: true},
-		queue:   queue.New[*waiter](),
-		ledger:  ledger.New(cfg.ledger()),
-		cache:   cache.New(index.Config{MaxBytes: cfg.Index.MaxBytes}),
-		fit:     fit.New(cfg.Calibration),
-		steer:   steer.Steer{Policies: policies},
+		cfg:        cfg,
+		metrics:    newMetrics(policies.Names()),
+		candidates: map[string]*candidate{},
+		models:     map[string]*model{},
+		unknown:    true,
+		queue:      queue.New[*waiter](),
+		ledger:     ledger.New(cfg.ledger()),
+		cache:      cache.New(index.Config{MaxBytes: cfg.Index.MaxBytes}),
+		fit:        fit.New(cfg.Calibration),
+		steer:      steer.Steer{Policies: policies},
 	}}
 	t.choose = chooser{state: &t.state, tier: t, onTheWay: map[string]int{}}
 	t.arrivals = arrivals{&t.state, &t.choose}

@@ -5,20 +5,6 @@ import (
 	"time"
 )
 
-// End is how an engine's answer ended.
-type End uint8
-
-// The possible ends of an answer.
-const (
-	Runs      End = iota // the answer has not ended
-	Whole                // the answer is complete
-	Short                // [DONE] or the end of the body came before a finish_reason
-	Refused              // the engine reported an error: see Mirror.Failure
-	GivenBack            // the engine ran out of KV memory and wants a new prefill
-	Broken               // the answer exceeds a limit, or its events cannot be joined: see Err
-	Garbled              // an event cannot be read; another engine may send the answer intact: see Err
-)
-
 // Effects says what the engine's bytes contained, besides what is forwarded to the client.
 type Effects struct {
 	Events int // events that carried tokens
@@ -31,7 +17,7 @@ type Effects struct {
 // reads the socket calls Feed. Call Reset before any other method.
 type Answer struct {
 	Reader    Reader
-	Mirror    Mirror
+	Filter    Filter
 	Trail     Trail
 	Assembler *Assembler // collects the events for a client that asked for no stream; nil: the client gets each event
 
@@ -43,9 +29,9 @@ type Answer struct {
 
 // Reset makes the answer ready for another request and reuses its memory. Afterwards the assembler is
 // nil and the reader has no limits, until the caller sets them.
-func (a *Answer) Reset(ask Ask) {
+func (a *Answer) Reset(ask Options) {
 	a.Reader.Reset(Limits{})
-	a.Mirror.Reset(ask)
+	a.Filter.Reset(ask)
 	a.Assembler, a.reported, a.endBytes, a.ended, a.err = nil, 0, 0, false, nil
 }
 
@@ -73,10 +59,10 @@ func (a *Answer) Feed(dst, p []byte, now time.Time) ([]byte, Effects) {
 
 // Event takes in one event and appends to dst the bytes that the client gets for it.
 func (a *Answer) Event(dst []byte, e Event) ([]byte, Effects) {
-	var effects Effects
 	mark := len(dst)
-	edited, verdict := a.Mirror.Event(e, dst)
-	// An edited event is appended to dst, and the mirror returns the longer dst.
+	edited, end := a.Filter.Event(e, dst)
+	effects := Effects{End: end}
+	// An edited event is appended to dst, and the filter returns the longer dst.
 	// An event that needs no edit is returned as e.Raw, and dst is unchanged.
 	if len(edited) > 0 && &edited[0] != &e.Raw[0] {
 		dst = edited
@@ -87,42 +73,37 @@ func (a *Answer) Event(dst []byte, e Event) ([]byte, Effects) {
 	if a.Assembler != nil {
 		dst = dst[:mark] // this client gets no events; the bytes of edited stay valid until the next append
 	}
-	if tokens := a.Mirror.Tokens(); tokens > a.reported {
+	if tokens := a.Filter.Tokens(); tokens > a.reported {
 		a.reported = tokens
 		effects.Events, effects.Tokens = 1, tokens
 	}
-	if a.Assembler != nil && len(edited) > 0 && (verdict == Forward || verdict == Recomputed) {
+	// A comment has nothing for the answer, whatever its lines look like.
+	said := e.Kind != KindComment && (end == Runs || end == GivenBack)
+	if a.Assembler != nil && len(edited) > 0 && said {
 		if err := a.Assembler.Add(edited); err != nil {
 			a.err, effects.End = err, Broken
 			return dst, effects
 		}
 	}
-	switch verdict {
-	case Forward:
-		if e.Kind == KindComment && !a.Mirror.Started() {
-			dst = dst[:mark] // a comment sent now would fix the client's status to 200, and the engine may still fail
-		}
-		if a.Mirror.over {
+	switch end {
+	case Runs:
+		switch {
+		case a.Filter.over: // no [DONE] comes after this event
 			a.Reader.finish()
 			a.endBytes, effects.End = len(dst)-mark, Whole
-		}
-	case Drop:
-		if !a.Mirror.Started() {
+		case a.Filter.Started():
+			if a.Filter.facts.idle {
+				a.Reader.idled()
+			}
+		case len(edited) == 0: // the filter holds the event back, or drops it
 			a.Reader.unheard()
+		case e.Kind == KindComment:
+			dst = dst[:mark] // a comment sent now would fix the client's status to 200, and the engine may still fail
 		}
-	case Overrun:
-		a.err, effects.End = a.Mirror.Fault(), Broken
-	case Unreadable:
-		a.err, effects.End = a.Mirror.Fault(), Garbled
-	case Failed:
-		dst, effects.End = dst[:mark], Refused // the engine's error event is dropped: the caller writes evenkeel's own error
-	case Recomputed:
-		effects.End = GivenBack
-	case Ended:
-		dst, effects.End = dst[:mark], Short
-		if a.Mirror.Finished() {
-			effects.End = Whole
-		}
+	case Broken, Garbled:
+		a.err = a.Filter.Fault()
+	case Refused, Whole, Short:
+		dst = dst[:mark] // the caller writes evenkeel's own error event, or [DONE]
 	}
 	return dst, effects
 }
@@ -130,7 +111,7 @@ func (a *Answer) Event(dst []byte, e Event) ([]byte, Effects) {
 // Closed returns how the answer ended; the caller calls it when the engine's body ends. An answer with a finish_reason
 // is Whole even without [DONE], because some engines leave [DONE] out.
 func (a *Answer) Closed() End {
-	if a.Mirror.Finished() && a.Reader.Buffered() == 0 {
+	if a.Filter.Finished() && a.Reader.Buffered() == 0 {
 		return Whole
 	}
 	return Short
@@ -143,7 +124,7 @@ func (a *Answer) Unend(dst []byte) []byte {
 		return dst
 	}
 	dst, a.endBytes = dst[:len(dst)-a.endBytes], 0
-	a.Mirror.events-- // the error event that follows gets the number of the removed event
+	a.Filter.events-- // the error event that follows gets the number of the removed event
 	return dst
 }
 
@@ -158,7 +139,7 @@ func (a *Answer) Mend(dst []byte) []byte {
 // Owed appends a last event with the usage, if the engine sent the usage only in the event with the finish_reason.
 func (a *Answer) Owed(dst []byte) []byte {
 	mark := len(dst)
-	dst = a.Mirror.Owed(dst)
+	dst = a.Filter.Owed(dst)
 	if a.Assembler != nil && len(dst) > mark {
 		_ = a.Assembler.Add(dst[mark:]) // an error changes nothing: the answer is whole without the usage
 		return dst[:mark]
@@ -181,13 +162,13 @@ func (a *Answer) TooMuch() bool { return errors.Is(a.Reader.Err(), ErrTooMuch) }
 // Verbatim needs no such functions, because its events are not read.
 var forms = [...]struct {
 	read   func(b []byte, cached int) formFacts
-	judge  func(m *Mirror, s *formFacts, data []byte)           // adapts s to what the client asked for; nil: s is the same for all clients
-	keep   func(t *Trail, m *Mirror, s *formFacts, data []byte) // adds an event to the Trail; nil: no other engine can continue the answer
+	judge  func(m *Filter, s *formFacts, data []byte)           // adapts s to what the client asked for; nil: s is the same for all clients
+	keep   func(t *Trail, m *Filter, s *formFacts, data []byte) // adds an event to the Trail; nil: no other engine can continue the answer
 	failed func(dst []byte, events int, message, typ, code string) []byte
 	end    string // the event that ends a complete answer; empty: the event with the finish_reason ends it
 }{
 	Responses: {read: readResponse, failed: failedResponse},
 	Messages:  {read: readMessage, failed: failedMessage, end: messageStop},
-	Generated: {read: readGenerated, judge: (*Mirror).judgeGenerated, keep: (*Trail).keepGenerated, end: Done},
+	Generated: {read: readGenerated, judge: (*Filter).judgeGenerated, keep: (*Trail).keepGenerated, end: Done},
 	Verbatim:  {},
 }

@@ -12,7 +12,7 @@ import (
 
 // answered drives an answer through arrivals that all come in the same memory, as from a socket, and says
 // what the client got, how many tokens it has, and how it ended.
-func answered(ask Ask, arrivals [][]byte) (client string, tokens int, end End) {
+func answered(ask Options, arrivals [][]byte) (client string, tokens int, end End) {
 	var a Answer
 	a.Reset(ask)
 	var dst, memory []byte
@@ -87,7 +87,7 @@ func TestHowAnAnswerEnds(t *testing.T) {
 	}
 	t.Run("with more tokens than it may have", func(t *testing.T) {
 		var a Answer
-		a.Reset(Ask{Choice: -1, Cached: -1, MaxTokens: 1})
+		a.Reset(Options{Choice: -1, Cached: -1, MaxTokens: 1})
 		_, fx := a.Feed(nil, []byte(`data: {"choices":[],"usage":{"prompt_tokens":1,"completion_tokens":1000,"total_tokens":1001}}`+"\n\n"), noon)
 		require.Equal(t, Broken, fx.End)
 		require.ErrorIs(t, a.Err(), ErrBadCount)
@@ -97,12 +97,12 @@ func TestHowAnAnswerEnds(t *testing.T) {
 func TestAnArrivalCostsNoAllocation(t *testing.T) {
 	ids, _, _ := strings.Cut(tokensStream, "\n\n") // its first event
 	for _, row := range []struct {
-		ask   Ask
+		ask   Options
 		event []byte
 	}{
 		{nothing, chunk},
-		{Ask{Usage: true, ContinuousUsage: true, TokenIDs: true, Cached: 9, Choice: -1}, chunk},
-		{Ask{Form: Tokens, Usage: true, TokenIDs: true, Cached: 9, Choice: 2, ID: []byte("mine")}, []byte(ids + "\n\n")},
+		{Options{Usage: true, ContinuousUsage: true, TokenIDs: true, Cached: 9, Choice: -1}, chunk},
+		{Options{Form: Tokens, Usage: true, TokenIDs: true, Cached: 9, Choice: 2, ID: []byte("mine")}, []byte(ids + "\n\n")},
 	} {
 		var a Answer
 		a.Reset(row.ask)
@@ -118,6 +118,73 @@ func TestAnArrivalCostsNoAllocation(t *testing.T) {
 		}
 		one()
 		require.Zero(t, testing.AllocsPerRun(100, one))
+	}
+}
+
+// A line that begins with a brace is no data line, so clients ignore it, and an answer in one piece has nothing of it.
+func TestALineWithoutAFieldIsNoPartOfAnAnswer(t *testing.T) {
+	const text = `data: {"choices":[{"index":0,"text":"a","finish_reason":"stop"}]}` + "\n\n"
+	for _, line := range []string{`{"kv_transfer_params":{"remote_host":"h"}}`, `{"choices":[{"index":0,"text":"b"}]}`, `{"error":`} {
+		for _, stream := range []string{line + "\n\n" + text, text + line + "\n\n"} {
+			var a Answer
+			a.Reset(nothing)
+			a.Assembler = NewAssembler(false, 0)
+			_, effects := a.Feed(nil, []byte(stream), noon)
+			require.NotEqual(t, Broken, effects.End, stream)
+			require.Equal(t, Whole, a.Closed())
+			got, err := a.Assembler.JSON(nil)
+			require.NoError(t, err)
+			require.JSONEq(t, `{"object":"text_completion","choices":[{"index":0,"text":"a","finish_reason":"stop"}]}`, string(got), stream)
+		}
+	}
+}
+
+// Events without content do not show that an answer makes progress, however many come, before its first token or after it.
+func TestAnEngineThatOnlySendsEventsWithoutContentIsSilent(t *testing.T) {
+	const text = `data: {"choices":[{"index":0,"text":"a"}]}` + "\n\n"
+	for _, row := range []struct {
+		name, before, idle string
+		form               Form
+	}{
+		{"empty data", "", "data:\n\n", Chunks},
+		{"empty data after a token", text, "data: \n\n", Chunks},
+		{"pings", "", ping, Messages},
+		{"pings after a token", messageStart + blockStart + blockDelta, ping, Messages},
+		{"empty data in a message", messageStart + blockStart + blockDelta, "data:\n\n", Messages},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			var a Answer
+			a.Reset(Options{Choice: -1, Form: row.form, Cached: -1})
+			a.Reader.Reset(Limits{First: 5 * time.Second, Gap: 5 * time.Second})
+			now, arrivals := noon, 0
+			a.Reader.Wait(now)
+			for a.Feed(nil, []byte(row.before), now); a.Err() == nil && arrivals < 20; arrivals++ {
+				a.Reader.Wait(now)
+				now = now.Add(time.Second)
+				_, effects := a.Feed(nil, []byte(row.idle), now)
+				require.Equal(t, Runs, effects.End)
+			}
+			require.ErrorIs(t, a.Err(), ErrSilent)
+			require.Equal(t, 5, arrivals)
+		})
+	}
+}
+
+// An event with content ends the wait in which events without content came.
+func TestAnEventAfterEventsWithoutContentIsInTime(t *testing.T) {
+	var a Answer
+	a.Reset(Options{Choice: -1, Form: Messages, Cached: -1})
+	a.Reader.Reset(Limits{First: 5 * time.Second, Gap: 5 * time.Second})
+	now := noon
+	a.Feed(nil, []byte(messageStart+blockStart+blockDelta), now)
+	for range 5 {
+		for _, e := range []string{ping, ping + ": still there\n\n", ping + blockDelta} {
+			a.Reader.Wait(now)
+			now = now.Add(time.Second)
+			a.Feed(nil, []byte(e), now)
+			require.NoError(t, a.Err())
+		}
+		require.Equal(t, 5*time.Second, a.Reader.Wait(now))
 	}
 }
 
@@ -147,7 +214,7 @@ func TestAnEventThatIsNoObjectBreaksTheAnswer(t *testing.T) {
 			t.Run(row.name, func(t *testing.T) {
 				var a Answer
 				var trail Trail
-				ask := Ask{Choice: -1, Form: row.form, Trail: &trail}
+				ask := Options{Choice: -1, Form: row.form, Trail: &trail}
 				if row.form != Chunks {
 					ask.Trail = nil
 				}
@@ -169,7 +236,7 @@ func TestAnEventThatIsNoObjectBreaksTheAnswer(t *testing.T) {
 				}
 				require.Equal(t, row.end, fx.End)
 				require.ErrorIs(t, a.Err(), ErrNotJSON)
-				require.Equal(t, row.before != "", a.Mirror.Started())
+				require.Equal(t, row.before != "", a.Filter.Started())
 			})
 		}
 	}

@@ -1,6 +1,7 @@
 package sse
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
@@ -15,8 +16,8 @@ var ErrNoAnswer = errors.New("sse: the decode stream ended without any choice or
 // ErrTooLarge says that an answer has more bytes than may be put together.
 var ErrTooLarge = errors.New("the answer is larger than limits.answer_bytes; ask for a stream, or for less")
 
-// Assembler joins the events of a stream into an answer in one piece. The events come from a Mirror whose Ask.Usage is
-// set. The Mirror, not the Assembler, decides whether the stream ended well.
+// Assembler joins the events of a stream into an answer in one piece. The events come from a Filter whose Options.Usage is
+// set. The Filter, not the Assembler, decides whether the stream ended well.
 type Assembler struct {
 	chat     bool
 	top      fields // the members of the answer except object, choices and usage
@@ -36,7 +37,7 @@ func NewAssembler(chat bool, limit int) *Assembler {
 	return &Assembler{chat: chat, room: limit}
 }
 
-// Add takes the next event, framed as Mirror.Event returns it, or its bare JSON.
+// Add takes the next event, framed as Filter.Event returns it, or its bare JSON.
 // Comments and [DONE] add nothing.
 func (a *Assembler) Add(event []byte) error {
 	data := event
@@ -118,14 +119,28 @@ func (a *Assembler) choice(index int) *choice {
 	return a.choices[i]
 }
 
-// JSON appends the answer to dst. It fails if no event had a choice or a usage.
+// errNotJSON refuses an answer because Add checks only the brackets, commas, colons and quotes of events.
+var errNotJSON = errors.New("sse: assembling the answer: an event of the decode stream is not JSON")
+
+// JSON appends the answer to dst. It fails if no event had a choice or a usage, or if an event was not JSON.
 func (a *Assembler) JSON(dst []byte) ([]byte, error) {
 	if !a.found {
 		return dst, ErrNoAnswer
 	}
+	from := len(dst)
 	if a.byTokens {
-		return a.tokensJSON(dst), nil
+		dst = a.tokensJSON(dst)
+	} else {
+		dst = a.appendJSON(dst)
 	}
+	if !json.Valid(dst[from:]) {
+		return dst[:from], errNotJSON
+	}
+	return dst, nil
+}
+
+// appendJSON appends the answer of a chat or of a completion.
+func (a *Assembler) appendJSON(dst []byte) []byte {
 	dst = append(dst, '{')
 	if id := a.top.find([]byte("id")); id != nil { // OpenAI sends id and object first
 		dst = append(appendKey(dst, "id"), id.val...)
@@ -152,5 +167,5 @@ func (a *Assembler) JSON(dst []byte) ([]byte, error) {
 	if a.usage != nil {
 		dst = append(appendKey(dst, "usage"), a.usage...)
 	}
-	return append(dst, '}'), nil
+	return append(dst, '}')
 }

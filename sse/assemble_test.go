@@ -79,6 +79,20 @@ func TestAssemblerRefusesWhatIsNoAnswer(t *testing.T) {
 	require.ErrorIs(t, err, ErrNoAnswer)
 }
 
+// A client could not parse an answer whose parts are not JSON, although their brackets are right.
+func TestAnAnswerThatIsNotJSONIsNone(t *testing.T) {
+	for _, data := range []string{
+		`{"choices":[{"delta":{"content":"a\x"}}]}`, "{\"choices\":[{\"delta\":{\"content\":\"a\nb\"}}]}", `{"choices":[],"more":nothing}`,
+		`{"choices":[{"logprobs":{"content":[,]}}]}`, `{"choices":[],"usage":{"prompt_tokens":007}}`,
+	} {
+		a := NewAssembler(true, 0)
+		require.NoError(t, a.Add([]byte(`{"choices":[{"delta":{"content":"x"}}]}`)), data)
+		require.NoError(t, a.Add([]byte(data)), data)
+		_, err := a.JSON([]byte("before"))
+		require.ErrorContains(t, err, "not JSON", data)
+	}
+}
+
 func TestMergeAnswersOfAFanOut(t *testing.T) {
 	one := func(text, usage string) []byte {
 		return []byte(`{"id":"a","created":1.0,"choices":[{"index":0,"text":"` + text + `","x":1e400}],"usage":` + usage + `}`)

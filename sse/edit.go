@@ -19,7 +19,7 @@ const (
 
 // edit returns the event as the client gets it. Members that do not change keep their bytes,
 // so that their order and the spelling of numbers stay as the engine wrote them.
-func (m *Mirror) edit(e Event, dst []byte) []byte {
+func (m *Filter) edit(e Event, dst []byte) []byte {
 	var gone [3]struct{ open, n int32 } // for each nesting level: where the current object opens, and how many of its members are removed
 	b, copied, edited := e.Data, 0, false
 	for i := range m.marks {
@@ -60,7 +60,7 @@ func (m *Mirror) edit(e Event, dst []byte) []byte {
 }
 
 // act decides what to do with a marked member. A case that does not return leaves it to the end: put, if the new value differs.
-func (m *Mirror) act(marked *mark, b []byte) action {
+func (m *Filter) act(marked *mark, b []byte) action {
 	var scratch [20]byte
 	old := b[marked.val:marked.end]
 	switch marked.kind {
@@ -139,7 +139,7 @@ func (m *Mirror) act(marked *mark, b []byte) action {
 }
 
 // appendValue appends the value that the client gets for a marked member, whose value in the event is old.
-func (m *Mirror) appendValue(dst []byte, marked *mark, old []byte) []byte {
+func (m *Filter) appendValue(dst []byte, marked *mark, old []byte) []byte {
 	switch marked.kind {
 	case spansValue:
 		return appendSpans(dst, old, m.ask.Seam.Tokens)
@@ -172,7 +172,7 @@ func (m *Mirror) appendValue(dst []byte, marked *mark, old []byte) []byte {
 }
 
 // appendCached appends the prefill engine's cached_tokens, and the enclosing prompt_tokens_details if the event lacks that object.
-func (m *Mirror) appendCached(dst []byte, marked *mark) []byte {
+func (m *Filter) appendCached(dst []byte, marked *mark) []byte {
 	if marked.kind != nullDetails && marked.inside > 0 {
 		dst = append(dst, ',')
 	}

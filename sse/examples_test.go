@@ -15,21 +15,21 @@ func Example() {
 		"\ndata: {\"choices\":[],\"usage\":{\"completion_tokens\":3}}\n\ndata: [DONE]\n\n",
 	}
 	framer := sse.NewFramer(0)
-	mirror := sse.NewMirror(sse.Ask{Cached: -1, Choice: -1})
+	filter := sse.NewFilter(sse.Options{Cached: -1, Choice: -1})
 	var buf []byte
 	for _, read := range reads {
 		framer.Feed([]byte(read))
 		for e, ok := framer.Next(); ok; e, ok = framer.Next() {
-			out, verdict := mirror.Event(e, buf[:0])
-			fmt.Printf("%s after %d tokens: %q\n", verdict, mirror.Tokens(), out)
+			out, end := filter.Event(e, buf[:0])
+			fmt.Printf("%q after %d tokens, whole: %v\n", out, filter.Tokens(), end == sse.Whole)
 		}
 	}
-	fmt.Println(mirror.Finished(), framer.Buffered())
+	fmt.Println(filter.Finished(), framer.Buffered())
 	// Output:
-	// forward after 2 tokens: "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"Hi\"},\"finish_reason\":null}]}\n\n"
-	// forward after 3 tokens: "data: {\"choices\":[{\"index\":0,\"delta\":{},\"finish_reason\":\"stop\"}]}\n\n"
-	// drop after 3 tokens: ""
-	// ended after 3 tokens: "data: [DONE]\n\n"
+	// "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"Hi\"},\"finish_reason\":null}]}\n\n" after 2 tokens, whole: false
+	// "data: {\"choices\":[{\"index\":0,\"delta\":{},\"finish_reason\":\"stop\"}]}\n\n" after 3 tokens, whole: false
+	// "" after 3 tokens, whole: false
+	// "data: [DONE]\n\n" after 3 tokens, whole: true
 	// true 0
 }
 

@@ -10,7 +10,7 @@ import (
 // A Form is the format of the events of an endpoint.
 type Form uint8
 
-// The forms. Chat and completions share Chunks. Tokens differs little from Chunks, and Mirror.read reads both.
+// The forms. Chat and completions share Chunks. Tokens differs little from Chunks, and Filter.read reads both.
 const (
 	Chunks    Form = iota
 	Responses      // the events of /v1/responses
@@ -60,18 +60,18 @@ type formFacts struct {
 }
 
 // verbatim takes the next event of an answer that the client gets unchanged. Only an event with an error makes the answer fail.
-func (m *Mirror) verbatim(e Event) ([]byte, Verdict) {
+func (m *Filter) verbatim(e Event) ([]byte, End) {
 	if e.Kind == KindData && m.ReadUsage(e.Data) {
 		const message = "the engine ended its answer with an error; its log says why"
 		m.failure = Failure{Message: message, Type: "server_error", Code: "engine_failed", Status: 502}
-		return e.Raw, Failed
+		return e.Raw, Refused
 	}
 	m.started, m.over, m.finish = true, e.Kind == KindDone, "stop" // the body may end at any event, so the answer always counts as finished
-	return e.Raw, Forward
+	return e.Raw, Runs
 }
 
 // ReadUsage stores the usage in b, which is an event or an answer in one piece. failed says that b has a member error.
-func (m *Mirror) ReadUsage(b []byte) (failed bool) {
+func (m *Filter) ReadUsage(b []byte) (failed bool) {
 	u := Usage{Cached: -1}
 	o := rawjson.ObjectAt(b, rawjson.Space(b, 0))
 	for o.NextValue() {
@@ -109,20 +109,20 @@ const maxHeld = 4
 // take takes the next event, or an answer in one piece, of a form that is not chunked. Before the first event with a token,
 // an engine sends events that only announce the answer. take holds these back until the first token comes. Until then the
 // engine may still fail to get the KV, and another engine can answer in its place, because the client has received nothing.
-func (m *Mirror) take(e Event, dst []byte) (out []byte, v Verdict) {
+func (m *Filter) take(e Event, dst []byte) (out []byte, end End) {
 	if m.ask.Form == Verbatim {
 		return m.verbatim(e)
 	}
 	if e.Kind == KindOpaque {
 		if m.ask.Form == Responses { // the event may have members that must be removed, and it is too large to be parsed
 			m.fault = ErrLargeEvent
-			return nil, Overrun
+			return nil, Broken
 		}
 		m.started = true
 		if m.ask.Trail != nil {
 			m.ask.Trail.Unread = true
 		}
-		return m.release(e.Raw, dst), Forward
+		return m.release(e.Raw, dst), Runs
 	}
 	said := forms[m.ask.Form].read(e.Data, m.ask.Cached)
 	if judge := forms[m.ask.Form].judge; judge != nil && said.ok {
@@ -133,14 +133,14 @@ func (m *Mirror) take(e Event, dst []byte) (out []byte, v Verdict) {
 		return m.unreadable(e.Data)
 	case said.failed:
 		m.failure = ReadFailure(said.why)
-		return e.Raw, Failed
+		return e.Raw, Refused
 	case said.fault != nil:
 		m.fault = said.fault
-		return nil, Overrun
+		return nil, Broken
 	case said.idle && !m.started && (m.opened == 0 || m.opened == maxHeld):
-		return nil, Drop
+		return nil, Runs
 	case said.over && !said.last && m.finish == "": // the stream ends without a finish_reason
-		return nil, Ended
+		return nil, Short
 	}
 	m.events++
 	// SGLang sends the prompt's tokens in message_start only (0.5.23, entrypoints/anthropic/serving.py).
@@ -148,23 +148,23 @@ func (m *Mirror) take(e Event, dst []byte) (out []byte, v Verdict) {
 		said.usage.Prompt, said.usage.Cached = m.usage.Prompt, m.usage.Cached
 		said.usage.Total += said.usage.Prompt
 	}
-	m.facts = facts{choices: -1, content: said.delta, hasUsage: said.usage.Total > 0, usage: said.usage}
+	m.facts = facts{choices: -1, idle: said.idle, content: said.delta, hasUsage: said.usage.Total > 0, usage: said.usage}
 	if said.last {
 		m.facts.choices = 0
 	}
 	if fault := m.overrun(); fault != nil {
 		m.fault = fault
-		return nil, Overrun
+		return nil, Broken
 	}
 	announces := !m.started && !said.delta && !said.last // nothing of the answer itself has come
 	if announces && (said.opening || m.opened < maxHeld) {
 		if m.opened++; m.opened > maxHeld {
 			m.fault = ErrBadCount
-			return nil, Overrun
+			return nil, Broken
 		}
 		m.count(e.Data)
 		m.held = m.cut(e, said.cuts, m.held)
-		return nil, Drop
+		return nil, Runs
 	}
 	m.count(e.Data)
 	m.started = true
@@ -176,15 +176,15 @@ func (m *Mirror) take(e Event, dst []byte) (out []byte, v Verdict) {
 	}
 	m.over = said.over && m.finish != ""
 	if len(said.cuts) == 0 {
-		return m.release(e.Raw, dst), Forward
+		return m.release(e.Raw, dst), Runs
 	}
 	dst = append(dst, m.held...)
 	m.held = m.held[:0]
-	return m.cut(e, said.cuts, dst), Forward
+	return m.cut(e, said.cuts, dst), Runs
 }
 
 // release returns dst with the events that were held back and then raw. If none were held back, it returns raw alone.
-func (m *Mirror) release(raw, dst []byte) []byte {
+func (m *Filter) release(raw, dst []byte) []byte {
 	if len(m.held) == 0 {
 		return raw
 	}
@@ -200,7 +200,7 @@ type cut struct {
 }
 
 // cut appends an event with its cuts made. The cuts are sorted by where they start.
-func (m *Mirror) cut(e Event, cuts []cut, dst []byte) []byte {
+func (m *Filter) cut(e Event, cuts []cut, dst []byte) []byte {
 	dst, copied := appendHead(dst, e), 0
 	for _, c := range cuts {
 		if c.to <= copied {
@@ -245,7 +245,7 @@ func countOf(o *rawjson.Object) int {
 
 // OnlyFailure appends a complete stream whose only event is an error.
 func OnlyFailure(dst []byte, f Form, message, typ, code string) []byte {
-	return (&Answer{Mirror: Mirror{ask: Ask{Form: f}}}).Ending(dst, true, message, typ, code)
+	return (&Answer{Filter: Filter{ask: Options{Form: f}}}).Ending(dst, true, message, typ, code)
 }
 
 // Silence returns the bytes that show a client that its connection is alive while no event comes. For /v1/messages it is
@@ -265,7 +265,7 @@ var (
 // Ending appends the end of a client's stream: an error event if failed, and [DONE] if the endpoint uses it.
 // typ and code are the error's type and code as this endpoint names them.
 func (a *Answer) Ending(dst []byte, failed bool, message, typ, code string) []byte {
-	m := &a.Mirror
+	m := &a.Filter
 	form := &forms[m.ask.Form]
 	switch {
 	case failed && form.failed == nil:

@@ -18,7 +18,7 @@ func TestWhatComesBeforeAnEvent(t *testing.T) {
 		form := FormOf(path)
 		frames := NewFramer(0)
 		frames.Feed(Silence(form))
-		m := NewMirror(Ask{Form: form})
+		m := NewFilter(Options{Form: form})
 		for e, ok := frames.Next(); ok; e, ok = frames.Next() {
 			out, _ := m.Event(e, nil)
 			require.False(t, m.Started(), "%s: it is no token: %s", path, out)
@@ -59,13 +59,13 @@ func TestAnAnswerIsPassedOnAsItCame(t *testing.T) {
 		},
 	} {
 		for pieces := 1; pieces < 5; pieces++ {
-			out, end, a := feed(row.stream, Verbatim, Ask{Choice: -1, Cached: OwnCached}, pieces)
+			out, end, a := feed(row.stream, Verbatim, Options{Choice: -1, Cached: OwnCached}, pieces)
 			require.Equal(t, row.out, out, row.name)
 			require.Equal(t, row.end, end, row.name)
-			usage, told := a.Mirror.Usage()
+			usage, told := a.Filter.Usage()
 			require.Equal(t, row.usage, usage, row.name)
 			require.Equal(t, row.usage != Usage{}, told, row.name)
-			require.Zero(t, a.Mirror.Tokens(), "%s: no token is told of", row.name)
+			require.Zero(t, a.Filter.Tokens(), "%s: no token is told of", row.name)
 		}
 	}
 }
@@ -86,8 +86,8 @@ func FuzzVerbatim(f *testing.F) {
 		if !ok || e.Kind != KindData {
 			return
 		}
-		m := NewMirror(Ask{Form: Verbatim, Choice: -1, Cached: OwnCached})
-		out, verdict := m.Event(e, nil)
+		m := NewFilter(Options{Form: Verbatim, Choice: -1, Cached: OwnCached})
+		out, end := m.Event(e, nil)
 		require.Equal(t, string(e.Raw), string(out))
 		if usage, told := m.Usage(); told {
 			require.True(t, usage.Prompt >= 0 && usage.Prompt <= mostCounted && usage.Completion >= 0 && usage.Completion <= mostCounted, "%+v",
@@ -98,6 +98,6 @@ func FuzzVerbatim(f *testing.F) {
 			return
 		}
 		failed := says["error"] != nil && string(says["error"]) != "null"
-		require.Equal(t, failed, verdict == Failed, "%s", e.Data)
+		require.Equal(t, failed, end == Refused, "%s", e.Data)
 	})
 }

@@ -140,7 +140,7 @@ func replay(stream []byte, cuts []int, limit int) (log []string, left int) {
 		cut[c] = true
 	}
 	cut[len(stream)] = true
-	f, m := NewFramer(limit), NewMirror(nothing)
+	f, m := NewFramer(limit), NewFilter(nothing)
 	opaque := ""
 	for from, i := 0, 0; i <= len(stream); i++ {
 		if !cut[i] {
@@ -149,12 +149,12 @@ func replay(stream []byte, cuts []int, limit int) (log []string, left int) {
 		f.Feed(stream[from:i])
 		from = i
 		for e, ok := f.Next(); ok; e, ok = f.Next() {
-			out, v := m.Event(e, nil)
+			out, end := m.Event(e, nil)
 			if e.Kind == KindOpaque {
 				opaque += string(out)
 				continue
 			}
-			log = append(log, opaque, string([]byte{'0' + byte(e.Kind), ' '})+string(e.Data)+" -> "+v.String()+" "+string(out))
+			log = append(log, opaque, string([]byte{'0' + byte(e.Kind), ' '})+string(e.Data)+" -> "+verdict(out, end)+" "+string(out))
 			opaque = ""
 		}
 	}

@@ -64,7 +64,7 @@ func FuzzMirror(f *testing.F) {
 	}
 	f.Add([]byte(`{"usage":{"prompt_tokens_details":{"cached_tokens":1,"a":[]}},"choices":[{"token_ids":[[1],2]},3,null]}`), uint8(1))
 	f.Fuzz(func(t *testing.T, data []byte, bits uint8) {
-		ask := Ask{Usage: bits&1 > 0, ContinuousUsage: bits&2 > 0, TokenIDs: bits&4 > 0, Cached: -1, Choice: -1, DropFinalUsage: bits&8 > 0}
+		ask := Options{Usage: bits&1 > 0, ContinuousUsage: bits&2 > 0, TokenIDs: bits&4 > 0, Cached: -1, Choice: -1, DropFinalUsage: bits&8 > 0}
 		if bits&16 > 0 {
 			ask.Cached = 77
 		}
@@ -77,7 +77,7 @@ func FuzzMirror(f *testing.F) {
 		if !ok || e.Kind != KindData {
 			return
 		}
-		out, v := NewMirror(ask).Event(e, nil)
+		out, end := NewFilter(ask).Event(e, nil)
 		a := NewAssembler(bits&64 > 0, 0)
 		if a.Add(e.Data) == nil && json.Valid(e.Data) {
 			if answer, err := a.JSON(nil); err == nil {
@@ -93,10 +93,10 @@ func FuzzMirror(f *testing.F) {
 		got, ok := back.Next()
 		require.True(t, ok)
 		require.True(t, json.Valid(got.Data), "%s -> %s", e.Data, got.Data)
-		if v == Failed && bytes.Equal(out, e.Raw) {
+		if end == Refused && bytes.Equal(out, e.Raw) {
 			return // an error event goes as it is
 		}
-		reference(want, ask, v)
+		reference(want, ask, end)
 		var have map[string]any
 		require.True(t, decode(got.Data, &have))
 		require.Equal(t, want, have, "%s -> %s", e.Data, got.Data)
@@ -146,7 +146,7 @@ func counted(usage map[string]any) bool {
 }
 
 // reference edits a decoded event in the obvious way.
-func reference(event map[string]any, ask Ask, v Verdict) {
+func reference(event map[string]any, ask Options, end End) {
 	set := func(m map[string]any, key string, value any) {
 		if _, ok := m[key]; ok {
 			m[key] = value
@@ -200,7 +200,7 @@ func reference(event map[string]any, ask Ask, v Verdict) {
 		if ask.Choice >= 0 {
 			set(choice, "index", json.Number("3"))
 		}
-		if v == Recomputed {
+		if end == GivenBack {
 			set(choice, "finish_reason", nil)
 			set(choice, "stop_reason", nil)
 		}

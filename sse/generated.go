@@ -81,7 +81,7 @@ func (s *formFacts) readEnd(o rawjson.Object) {
 }
 
 // judgeGenerated decides whether an event that readGenerated has read failed, and adds the cuts that the client's copy needs.
-func (m *Mirror) judgeGenerated(s *formFacts, data []byte) {
+func (m *Filter) judgeGenerated(s *formFacts, data []byte) {
 	if s.finish == "abort" && (m.ask.Aborted == nil || !m.ask.Aborted()) {
 		s.failed = true
 	}
@@ -90,7 +90,11 @@ func (m *Mirror) judgeGenerated(s *formFacts, data []byte) {
 		s.cuts = append(s.cuts, s.idAt)
 	}
 	if m.ask.Choice >= 0 && !m.ask.Whole {
-		s.cuts = append(s.cuts, cut{s.endAt, s.endAt, `,"index":` + strconv.Itoa(m.ask.Choice)})
+		comma := ","
+		if first := rawjson.Space(data, rawjson.Space(data, 0)+1); first == s.endAt { // an object without members
+			comma = ""
+		}
+		s.cuts = append(s.cuts, cut{s.endAt, s.endAt, comma + `"index":` + strconv.Itoa(m.ask.Choice)})
 	}
 	if seam := m.ask.Seam; seam != nil && seam.Last != nil {
 		known := 0

@@ -19,12 +19,12 @@ var update = flag.Bool("update", false, "write the golden files anew")
 func TestStreamsReachTheClientAsRecorded(t *testing.T) {
 	asks := []struct {
 		client string
-		ask    Ask
+		ask    Options
 	}{
 		{"asked for nothing, prefill's cache unknown", nothing},
-		{"asked for the usage, prefill had 1 token cached", Ask{Usage: true, Cached: 1, Choice: -1}},
-		{"asked for everything, prefill had 1 token cached", Ask{Usage: true, ContinuousUsage: true, TokenIDs: true, Cached: 1, Choice: -1}},
-		{"is choice 2 of a fan-out", Ask{Usage: true, Cached: 0, ID: []byte("chatcmpl-one"), Created: 7, Choice: 2, DropFinalUsage: true, DropDone: true}},
+		{"asked for the usage, prefill had 1 token cached", Options{Usage: true, Cached: 1, Choice: -1}},
+		{"asked for everything, prefill had 1 token cached", Options{Usage: true, ContinuousUsage: true, TokenIDs: true, Cached: 1, Choice: -1}},
+		{"is choice 2 of a fan-out", Options{Usage: true, Cached: 0, ID: []byte("chatcmpl-one"), Created: 7, Choice: 2, DropFinalUsage: true, DropDone: true}},
 	}
 	files, err := filepath.Glob("testdata/streams/*.sse")
 	require.NoError(t, err)
@@ -35,7 +35,7 @@ func TestStreamsReachTheClientAsRecorded(t *testing.T) {
 			require.NoError(t, err)
 			var got bytes.Buffer
 			for _, a := range asks {
-				m := NewMirror(a.ask)
+				m := NewFilter(a.ask)
 				client, verdicts := relay(m, frames(t, string(stream)))
 				usage, known := m.Usage()
 				fmt.Fprintf(&got, "=== a client that %s\n%s", a.client, client)
@@ -56,12 +56,12 @@ func TestStreamsReachTheClientAsRecorded(t *testing.T) {
 
 // assembled is the answer of a client that wants no stream, or why it has none.
 func assembled(t *testing.T, stream string) string {
-	m := NewMirror(Ask{Usage: true, Cached: 1, Choice: -1})
+	m := NewFilter(Options{Usage: true, Cached: 1, Choice: -1})
 	a := NewAssembler(strings.Contains(stream, "chat.completion"), 0)
 	for _, e := range frames(t, stream) {
-		out, v := m.Event(e, nil)
-		if v == Failed || v == Recomputed {
-			return fmt.Sprintf("no answer: %v %+v", v, m.Failure())
+		out, end := m.Event(e, nil)
+		if end == Refused || end == GivenBack {
+			return fmt.Sprintf("no answer: %v %+v", verdict(out, end), m.Failure())
 		}
 		require.NoError(t, a.Add(out))
 	}

@@ -3,6 +3,7 @@ package sse
 import (
 	"bytes"
 	"errors"
+	"math"
 	"slices"
 	"strconv"
 	"unicode"
@@ -28,8 +29,8 @@ func growth(n, completion, known int) (g Growth, ok bool) {
 }
 
 // keepGenerated adds an event of /generate, whose data is b, to the trail.
-func (t *Trail) keepGenerated(m *Mirror, s *formFacts, b []byte) {
-	if t.Head.ID == nil {
+func (t *Trail) keepGenerated(m *Filter, s *formFacts, b []byte) {
+	if t.Head.ID == nil && s.idAt.to-s.idAt.from <= maxHead {
 		t.Head.ID = bytes.Clone(b[s.idAt.from:s.idAt.to])
 	}
 	known, n := len(t.IDs), countAt(b, s.idsAt)
@@ -49,7 +50,7 @@ func (t *Trail) keepGenerated(m *Mirror, s *formFacts, b []byte) {
 			continue
 		}
 		id, number := rawjson.Int(b, ids.Val, ids.Pos)
-		ok = ok && number
+		ok = ok && number && id <= math.MaxInt32
 		t.IDs = append(t.IDs, int32(id))
 	}
 	t.Unread = t.Unread || !ok
@@ -220,12 +221,14 @@ type span struct {
 	start, end  int
 }
 
-// readSpans adds a list of spans to all, each shifted by offset tokens. A span that continues one of the same weights is joined with it.
+// readSpans adds a list of spans to all, each shifted by offset tokens. A span that continues one of the same weights is joined with it. A
+// span without a version is left out, and so is what follows malformed JSON.
 func readSpans(all []span, list []byte, offset int) []span {
-	for a := rawjson.ArrayAt(list, 0); a.Next(); {
-		a.Pos = rawjson.ValueEnd(list, a.Val)
-		one := list[a.Val:a.Pos]
+	for one := range rawjson.Elements(list) {
 		next := span{memberOf(one, "version"), numberOf(memberOf(one, "start")) + offset, numberOf(memberOf(one, "end")) + offset}
+		if next.versionJSON == nil {
+			continue
+		}
 		if i := len(all) - 1; i >= 0 && bytes.Equal(all[i].versionJSON, next.versionJSON) && all[i].end == next.start {
 			all[i].end = next.end
 			continue

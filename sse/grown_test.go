@@ -64,11 +64,12 @@ func (g *grows) events(to int) (all []string) {
 
 // relayed are the events that a client gets, and what is kept of them.
 func relayed(t require.TestingT, events []string, seam *Seam, kept *Trail) (out []string) {
-	m := NewMirror(Ask{Form: Generated, Choice: -1, Cached: OwnCached, Trail: kept, Seam: seam})
+	m := NewFilter(Options{Form: Generated, Choice: -1, Cached: OwnCached, Trail: kept, Seam: seam})
 	for _, e := range events {
 		raw := []byte("data: " + e + "\n\n")
-		got, v := m.Event(Event{Raw: raw, Data: raw[6 : len(raw)-2], Kind: KindData, at: 6}, nil)
-		require.Equal(t, Forward, v, e)
+		got, end := m.Event(Event{Raw: raw, Data: raw[6 : len(raw)-2], Kind: KindData, at: 6}, nil)
+		require.Equal(t, Runs, end, e)
+		require.NotNil(t, got, e)
 		out = append(out, strings.TrimSuffix(strings.TrimPrefix(string(got), "data: "), "\n\n"))
 	}
 	return out
@@ -145,15 +146,28 @@ func TestEventsThatDoNotFitAreNotJoined(t *testing.T) {
 		sofar.Join(kept)
 		require.Equal(t, of, sofar.Grows)
 		g.made, g.growth = 3, AllSoFar+OnlyNew-of
-		m := NewMirror(Ask{Form: Generated, Choice: -1, Cached: OwnCached, Trail: &Trail{},
+		m := NewFilter(Options{Form: Generated, Choice: -1, Cached: OwnCached, Trail: &Trail{},
 			Seam: &Seam{Head: sofar.Head, Tokens: 3, Last: sofar.Last, Grows: of}})
-		var last Verdict
+		var last End
 		for _, e := range g.events(5) {
 			raw := []byte("data: " + e + "\n\n")
 			_, last = m.Event(Event{Raw: raw, Data: raw[6 : len(raw)-2], Kind: KindData, at: 6}, nil)
 		}
-		require.Equal(t, Overrun, last)
+		require.Equal(t, Broken, last)
 		require.ErrorIs(t, m.Fault(), ErrOtherGrowth)
+	}
+}
+
+// Spans that are no JSON are left out, in the answer of the engine before as in that of the next one.
+func TestSpansOfWeightsThatAreNoJSON(t *testing.T) {
+	const whole, torn = `[{"version":"a","start":0,"end":1}]`, `[{"version":"b","start":1,"end":2},,]`
+	for _, spans := range [][2]string{{whole, torn}, {torn, whole}, {`[,]`, `[}`}} {
+		last := `{"output_ids":[1],"meta_info":{"id":"x","completion_tokens":1,"weight_versions":` + spans[0] + `}}`
+		next := `{"output_ids":[2],"meta_info":{"id":"x","completion_tokens":1,"weight_versions":` + spans[1] + `}}`
+		seam := &Seam{Head: Head{ID: []byte(`"x"`)}, Tokens: 1, Last: []byte(last), Grows: AllSoFar}
+		got := relayed(t, []string{next}, seam, &Trail{})
+		require.Len(t, got, 1)
+		require.True(t, json.Valid([]byte(got[0])), got[0])
 	}
 }
 
@@ -186,6 +200,7 @@ func TestCountsThatDoNotFit(t *testing.T) {
 	for name, events := range map[string][]string{
 		"fewer ids than it says":  {`{"output_ids":[1],"meta_info":{"id":"x","completion_tokens":2,"prompt_tokens":1}}`},
 		"no ids":                  {`{"text":"a","meta_info":{"id":"x","completion_tokens":1,"prompt_tokens":1}}`},
+		"an id that is too large": {`{"output_ids":[4294967297],"meta_info":{"id":"x","completion_tokens":1,"prompt_tokens":1}}`},
 		"no number":               {`{"output_ids":["a"],"meta_info":{"id":"x","completion_tokens":1,"prompt_tokens":1}}`},
 		"first one, then another": {`{"output_ids":[1],"meta_info":{"id":"x","completion_tokens":1}}`, `{"output_ids":[1,2],"meta_info":{"id":"x","completion_tokens":2}}`, `{"output_ids":[3],"meta_info":{"id":"x","completion_tokens":3}}`},
 	} {

@@ -15,7 +15,7 @@ const messageStop = "event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n"
 // noReason is the error of an answer that the engine ended without a stop_reason, as vLLM ends an aborted answer.
 const noReason = `{"error":"the decode engine ended the answer without a stop_reason"}`
 
-// readMessage reads an event of /v1/messages, or an answer in one piece. cached is Ask.Cached: the number of
+// readMessage reads an event of /v1/messages, or an answer in one piece. cached is Options.Cached: the number of
 // cached prompt tokens that the client is to see.
 func readMessage(b []byte, cached int) (s formFacts) {
 	var kind string
@@ -114,7 +114,7 @@ func stopReason(v []byte) string {
 }
 
 // readMessageUsage reads a usage, the current member of an object. Its input_tokens do not include cached tokens. A decode
-// engine counts the KV that it pulled as cached, so the counts are corrected by cached, which is Ask.Cached.
+// engine counts the KV that it pulled as cached, so the counts are corrected by cached, which is Options.Cached.
 func (s *formFacts) readMessageUsage(usage *rawjson.Object, cached int) {
 	if usage.Text[usage.Val] != '{' {
 		return

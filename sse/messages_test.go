@@ -29,18 +29,18 @@ const (
 )
 
 // message feeds a stream to an answer, so many bytes at once.
-func message(stream string, ask Ask, pieces int) (out string, end End, a *Answer) {
+func message(stream string, ask Options, pieces int) (out string, end End, a *Answer) {
 	return feed(stream, Messages, ask, pieces)
 }
 
 func TestAMessageIsMirrored(t *testing.T) {
 	for _, pieces := range []int{1, 7, 1 << 20} {
-		out, end, a := message(messageStart+ping+blockStart+blockDelta+blockDelta+signature+messageDelta+messageStop, Ask{Cached: 4}, pieces)
+		out, end, a := message(messageStart+ping+blockStart+blockDelta+blockDelta+signature+messageDelta+messageStop, Options{Cached: 4}, pieces)
 		require.Equal(t, Whole, end)
-		require.Equal(t, 3, a.Mirror.Tokens())
-		require.Equal(t, 9, a.Mirror.Prompt())
-		require.Equal(t, "stop", a.Mirror.FinishReason())
-		drift, told := a.Mirror.Drift()
+		require.Equal(t, 3, a.Filter.Tokens())
+		require.Equal(t, 9, a.Filter.Prompt())
+		require.Equal(t, "stop", a.Filter.FinishReason())
+		drift, told := a.Filter.Drift()
 		require.True(t, told)
 		require.Equal(t, -1, drift, "two chunks were three tokens, and a signature is none")
 		require.Equal(t, messageStart+ping+blockStart+blockDelta+blockDelta+signature+
@@ -52,30 +52,30 @@ func TestAMessageIsMirrored(t *testing.T) {
 // SGLang counts the prompt in the first event alone, and ends a failure as it ends an answer.
 func TestAMessageOfSGLang(t *testing.T) {
 	end := strings.Replace(messageDelta, `"input_tokens":1,"output_tokens":3,"cache_read_input_tokens":8`, `"output_tokens":3`, 1)
-	out, how, a := message(messageStart+blockStart+blockDelta+end+messageStop, Ask{Cached: OwnCached}, 1<<20)
+	out, how, a := message(messageStart+blockStart+blockDelta+end+messageStop, Options{Cached: OwnCached}, 1<<20)
 	require.Equal(t, Whole, how)
 	require.Equal(t, messageStart+blockStart+blockDelta+end+messageStop, out)
-	u, _ := a.Mirror.Usage()
+	u, _ := a.Filter.Usage()
 	require.Equal(t, Usage{Prompt: 9, Completion: 3, Total: 12}, u)
 
 	failed := "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":%q,\"message\":\"KVTransferError\"}}\n\n"
 	for kind, status := range map[string]int{"api_error": 500, "overloaded_error": 503, "rate_limit_error": 429, "not_found_error": 404,
 		"invalid_request_error": 400} {
-		out, how, a = message(messageStart+fmt.Sprintf(failed, kind)+messageStop, Ask{Cached: OwnCached}, 1<<20)
+		out, how, a = message(messageStart+fmt.Sprintf(failed, kind)+messageStop, Options{Cached: OwnCached}, 1<<20)
 		require.Equal(t, Refused, how)
 		require.Empty(t, out, "the client has nothing yet")
-		require.Equal(t, status, a.Mirror.Failure().Status)
-		require.Equal(t, "KVTransferError", a.Mirror.Failure().Message)
+		require.Equal(t, status, a.Filter.Failure().Status)
+		require.Equal(t, "KVTransferError", a.Filter.Failure().Message)
 	}
 }
 
 // An answer that is not believed must not end as a whole one.
 func TestAnEndThatIsTakenBack(t *testing.T) {
-	out, how, a := message(messageStart+blockStart+blockDelta+messageDelta+messageStop, Ask{Cached: OwnCached}, 7)
+	out, how, a := message(messageStart+blockStart+blockDelta+messageDelta+messageStop, Options{Cached: OwnCached}, 7)
 	require.Equal(t, Whole, how)
 	require.Equal(t, messageStart+blockStart+blockDelta+messageDelta, string(a.Unend([]byte(out))))
 	require.Equal(t, out, string(a.Unend([]byte(out))), "once")
-	_, _, a = message(messageStart+blockStart+blockDelta, Ask{Cached: OwnCached}, 7)
+	_, _, a = message(messageStart+blockStart+blockDelta, Options{Cached: OwnCached}, 7)
 	require.Equal(t, "as it is", string(a.Unend([]byte("as it is"))))
 }
 
@@ -86,20 +86,20 @@ func TestWhatAMessageTellsOfCachedTokens(t *testing.T) {
 		99:        `"input_tokens":0,"output_tokens":3,"cache_read_input_tokens":9`,
 		OwnCached: `"input_tokens":1,"output_tokens":3,"cache_read_input_tokens":8`,
 	} {
-		out, _, a := message(messageStart+messageDelta, Ask{Cached: cached}, 1<<20)
+		out, _, a := message(messageStart+messageDelta, Options{Cached: cached}, 1<<20)
 		require.Contains(t, out, want)
-		require.Equal(t, 9, a.Mirror.Prompt())
+		require.Equal(t, 9, a.Filter.Prompt())
 	}
 	created := strings.Replace(messageDelta, `"cache_read`, `"cache_creation_input_tokens":2,"cache_read`, 1)
 	for cached, want := range map[int]string{
 		4:  `"input_tokens":5,"output_tokens":3,"cache_creation_input_tokens":2,"cache_read_input_tokens":4`,
 		99: `"input_tokens":0,"output_tokens":3,"cache_creation_input_tokens":2,"cache_read_input_tokens":9`,
 	} {
-		out, _, a := message(messageStart+created, Ask{Cached: cached}, 1<<20)
+		out, _, a := message(messageStart+created, Options{Cached: cached}, 1<<20)
 		require.Contains(t, out, want, "the three counts are those of the prompt")
-		require.Equal(t, 11, a.Mirror.Prompt())
+		require.Equal(t, 11, a.Filter.Prompt())
 	}
-	out, _, _ := message(messageStart+blockDelta, Ask{Cached: 4}, 1<<20)
+	out, _, _ := message(messageStart+blockDelta, Options{Cached: 4}, 1<<20)
 	require.Equal(t, messageStart+blockDelta, out, "an engine that does not tell keeps its count")
 }
 
@@ -128,10 +128,10 @@ func TestAMessageThatIsNotWhole(t *testing.T) {
 		"a reason that begins is none that ends": {strings.Replace(messageStart, `"stop_reason":null`, `"stop_reason":"end_turn"`, 1) + blockDelta, Short, strings.Replace(messageStart, `"stop_reason":null`, `"stop_reason":"end_turn"`, 1) + blockDelta, true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			out, end, a := message(row.stream, Ask{}, 1<<20)
+			out, end, a := message(row.stream, Options{}, 1<<20)
 			require.Equal(t, row.end, end)
 			require.Equal(t, row.out, out)
-			require.Equal(t, row.begun, a.Mirror.Started())
+			require.Equal(t, row.begun, a.Filter.Started())
 			require.Equal(t, "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"api_error\",\"message\":\"it \\\"broke\\\"\"}}\n\n",
 				string(a.Ending(nil, true, `it "broke"`, "api_error", "upstream_broken")))
 		})
@@ -140,7 +140,7 @@ func TestAMessageThatIsNotWhole(t *testing.T) {
 
 // An engine that ends its body behind the reason has said all, and the client waits for message_stop.
 func TestAMessageWithoutItsLastEventGetsIt(t *testing.T) {
-	out, end, a := message(messageStart+blockDelta+messageDelta, Ask{Cached: OwnCached}, 1<<20)
+	out, end, a := message(messageStart+blockDelta+messageDelta, Options{Cached: OwnCached}, 1<<20)
 	require.Equal(t, Whole, end)
 	require.Equal(t, messageStart+blockDelta+messageDelta, out)
 	require.Equal(t, messageStop, string(a.Ending(nil, false, "", "", "")))
@@ -148,9 +148,9 @@ func TestAMessageWithoutItsLastEventGetsIt(t *testing.T) {
 
 func TestWholeMessages(t *testing.T) {
 	for reason, want := range map[string]string{`"end_turn"`: "stop", `"stop_sequence"`: "stop", `"max_tokens"`: "length", `"tool_use"`: "tool_calls", `"refusal"`: "refusal", `null`: ""} {
-		out, _, a := message(`data: {"id":"m","type":"message","stop_reason":`+reason+`,"usage":{"cache_read_input_tokens":8,"input_tokens":1,"output_tokens":3},"kv_transfer_params":{"a":1},"ec_transfer_params":null}`+"\n\n", Ask{Cached: 2}, 1<<20)
-		require.Equal(t, want, a.Mirror.FinishReason(), reason)
-		require.Equal(t, 3, a.Mirror.Tokens())
+		out, _, a := message(`data: {"id":"m","type":"message","stop_reason":`+reason+`,"usage":{"cache_read_input_tokens":8,"input_tokens":1,"output_tokens":3},"kv_transfer_params":{"a":1},"ec_transfer_params":null}`+"\n\n", Options{Cached: 2}, 1<<20)
+		require.Equal(t, want, a.Filter.FinishReason(), reason)
+		require.Equal(t, 3, a.Filter.Tokens())
 		require.Equal(t, `data: {"id":"m","type":"message","stop_reason":`+reason+`,"usage":{"cache_read_input_tokens":2,"input_tokens":7,"output_tokens":3}}`+"\n\n", out)
 	}
 }
@@ -158,7 +158,7 @@ func TestWholeMessages(t *testing.T) {
 // A ping does not end the wait for the first event, and a large event is passed on as it comes.
 func TestPingsAndLargeEventsOfAMessage(t *testing.T) {
 	var a Answer
-	a.Reset(Ask{Form: Messages})
+	a.Reset(Options{Form: Messages})
 	a.Reader.Reset(Limits{First: 5 * time.Second, Gap: time.Minute, Event: 1 << 10})
 	now := time.Unix(1, 0)
 	require.Equal(t, 5*time.Second, a.Reader.Wait(now))
@@ -184,14 +184,14 @@ func TestWhatAMessageBeginsWithWaitsForItsFirstToken(t *testing.T) {
 		{"", strings.Replace(blockDelta, `"text":"a"`, `"text":""`, 1)},                    // a token without text
 	} {
 		var a Answer
-		a.Reset(Ask{Form: Messages, Cached: OwnCached})
+		a.Reset(Options{Form: Messages, Cached: OwnCached})
 		out, fx := a.Feed(nil, []byte(row.held), time.Unix(1, 0))
 		require.Empty(t, out, row.held)
 		require.Equal(t, Runs, fx.End)
-		require.False(t, a.Mirror.Started())
+		require.False(t, a.Filter.Started())
 		out, _ = a.Feed(nil, []byte(row.first), time.Unix(1, 0))
 		require.Equal(t, row.held+row.first, string(out))
-		require.True(t, a.Mirror.Started())
+		require.True(t, a.Filter.Started())
 		out, _ = a.Feed(nil, []byte(blockStart+ping), time.Unix(1, 0))
 		require.Equal(t, blockStart+ping, string(out), "nothing waits any more")
 	}
@@ -215,11 +215,11 @@ func FuzzMessage(f *testing.F) {
 	f.Add([]byte(`{"type":"\0"`))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		stream := "data: " + strings.ReplaceAll(strings.ReplaceAll(string(data), "\n", " "), "\r", " ") + "\n\n"
-		out, end, a := message(stream+blockDelta, Ask{Cached: 7}, 1<<20) // with the token that it may wait for
+		out, end, a := message(stream+blockDelta, Options{Cached: 7}, 1<<20) // with the token that it may wait for
 		if !json.Valid(data) || len(out) == 0 || end == Refused {
 			return
 		}
-		require.True(t, a.Mirror.Started())
+		require.True(t, a.Filter.Started())
 		out, _, _ = strings.Cut(out, "\n\n")
 		_, sent, ok := strings.Cut(out, "data: ")
 		require.True(t, ok, out)

@@ -6,13 +6,13 @@ import (
 	"evenkeel/internal/rawjson"
 )
 
-// Mirror follows the stream of one decode engine. It counts the tokens, edits the
+// Filter follows the stream of one decode engine. It counts the tokens, edits the
 // events for the client, and finds out whether the answer ended as it should. It counts all choices as one answer, because
 // evenkeel never asks an engine for more than one choice.
-type Mirror struct {
-	ask        Ask
+type Filter struct {
+	ask        Options
 	continuous bool   // the client gets the usage of every chunk
-	id         []byte // ask.ID as JSON
+	id         []byte // options.ID as JSON
 	byIDs      bool   // the answer is one of /inference/v1/generate
 
 	facts facts  // what the current event contains
@@ -55,6 +55,7 @@ type facts struct {
 	usage               Usage
 	ids                 int // token ids in this event
 	hasIDs              bool
+	idle                bool // the event has nothing of the answer: it is a ping, or its data is empty
 	content             bool // the event has text, reasoning or a part of a tool call
 	bare                bool // the last choice is empty: an empty delta, no finish_reason, no logprobs
 
@@ -116,24 +117,24 @@ type mark struct {
 }
 
 // mark records the current member of o. If o.Pos is not yet the end of the value, the caller must set end later.
-func (m *Mirror) mark(kind valueKind, level uint8, o *rawjson.Object) {
+func (m *Filter) mark(kind valueKind, level uint8, o *rawjson.Object) {
 	m.marks = append(m.marks, mark{kind: kind, level: level, open: int32(o.Open), nth: int32(o.N - 1), comma: int32(o.Comma),
 		quote: int32(o.Quote), val: int32(o.Val), end: int32(o.Pos)})
 }
 
 // markValue finds the end of the current member's value and records the member.
-func (m *Mirror) markValue(kind valueKind, level uint8, o *rawjson.Object) {
+func (m *Filter) markValue(kind valueKind, level uint8, o *rawjson.Object) {
 	o.Pos = rawjson.ValueEnd(o.Text, o.Val)
 	m.mark(kind, level, o)
 }
 
 // markBehind records the offset after the last member of an object whose members were all read.
-func (m *Mirror) markBehind(kind valueKind, o *rawjson.Object) {
+func (m *Filter) markBehind(kind valueKind, o *rawjson.Object) {
 	m.marks = append(m.marks, mark{kind: kind, open: int32(o.Open), val: int32(o.Pos - 1), end: int32(o.Pos - 1), inside: int32(o.N)})
 }
 
 // read scans an event's JSON and fills m.facts and m.marks; false: it is not a JSON object.
-func (m *Mirror) read(b []byte) bool {
+func (m *Filter) read(b []byte) bool {
 	o := rawjson.ObjectAt(b, rawjson.Space(b, 0))
 	for o.Next() {
 		switch string(o.Key) {
@@ -175,7 +176,7 @@ func (m *Mirror) read(b []byte) bool {
 
 // foreignIDs marks the token ids of the prompt for removal if the client did not ask for
 // them, or got them already from an earlier engine.
-func (m *Mirror) foreignIDs(level uint8, o *rawjson.Object) {
+func (m *Filter) foreignIDs(level uint8, o *rawjson.Object) {
 	o.Pos = rawjson.ValueEnd(o.Text, o.Val)
 	if !m.ask.TokenIDs || m.ask.Seam != nil {
 		m.mark(foreign, level, o)
@@ -188,14 +189,14 @@ func (m *Mirror) foreignIDs(level uint8, o *rawjson.Object) {
 }
 
 // markForSeam calls markValue if this engine continues an answer of another. Otherwise the member does not change.
-func (m *Mirror) markForSeam(kind valueKind, level uint8, o *rawjson.Object) {
+func (m *Filter) markForSeam(kind valueKind, level uint8, o *rawjson.Object) {
 	if m.ask.Seam != nil {
 		m.markValue(kind, level, o)
 	}
 }
 
 // readChoices reads the choices of an event, and moves top to the end of their list.
-func (m *Mirror) readChoices(top *rawjson.Object) {
+func (m *Filter) readChoices(top *rawjson.Object) {
 	if top.Text[top.Val] != '[' {
 		return
 	}
@@ -209,7 +210,7 @@ func (m *Mirror) readChoices(top *rawjson.Object) {
 }
 
 // readChoice reads the choice at i in b, and returns where it ends; not positive: it cannot be read.
-func (m *Mirror) readChoice(b []byte, i int) int {
+func (m *Filter) readChoice(b []byte, i int) int {
 	bare, delta, texts := true, false, false
 	o := rawjson.ObjectAt(b, i)
 	for o.Next() {
@@ -262,7 +263,7 @@ func (m *Mirror) readChoice(b []byte, i int) int {
 }
 
 // readDelta reads the delta of a choice. says is false only if the delta is null or {}: a role or an empty text counts.
-func (m *Mirror) readDelta(choice *rawjson.Object) (says bool) {
+func (m *Filter) readDelta(choice *rawjson.Object) (says bool) {
 	b := choice.Text
 	if b[choice.Val] != '{' {
 		return !rawjson.IsNull(b[choice.Val:])
@@ -293,7 +294,7 @@ func (m *Mirror) readDelta(choice *rawjson.Object) (says bool) {
 
 // readOffsets marks text_offset, the list of where each token begins in the text, in the logprobs of a completion.
 // The logprobs start at i in b; readOffsets returns where they end.
-func (m *Mirror) readOffsets(b []byte, i int) int {
+func (m *Filter) readOffsets(b []byte, i int) int {
 	o := rawjson.ObjectAt(b, i)
 	for o.Next() {
 		if string(o.Key) == "text_offset" && b[o.Val] == '[' {
@@ -304,7 +305,7 @@ func (m *Mirror) readOffsets(b []byte, i int) int {
 }
 
 // readIDs counts the token ids of a choice, which are the tokens generated since the last event.
-func (m *Mirror) readIDs(choice *rawjson.Object) {
+func (m *Filter) readIDs(choice *rawjson.Object) {
 	if choice.Text[choice.Val] == '[' {
 		a := rawjson.ArrayAt(choice.Text, choice.Val)
 		for a.Next() {
@@ -321,7 +322,7 @@ func (m *Mirror) readIDs(choice *rawjson.Object) {
 }
 
 // readUsage reads the usage of an event, which may be null, and moves top to its end.
-func (m *Mirror) readUsage(top *rawjson.Object) {
+func (m *Filter) readUsage(top *rawjson.Object) {
 	at := len(m.marks)
 	m.mark(usageValue, 0, top)
 	if top.Text[top.Val] == '{' {
@@ -333,7 +334,7 @@ func (m *Mirror) readUsage(top *rawjson.Object) {
 }
 
 // readCounts reads the usage at i in b, and returns where it ends. A usage without completion_tokens is ignored.
-func (m *Mirror) readCounts(b []byte, i int) int {
+func (m *Filter) readCounts(b []byte, i int) int {
 	u := Usage{Cached: -1}
 	counts, total, details := false, false, false
 	o := rawjson.ObjectAt(b, i)
@@ -362,7 +363,7 @@ func (m *Mirror) readCounts(b []byte, i int) int {
 	return o.Pos
 }
 
-func (m *Mirror) readCount(kind valueKind, usage *rawjson.Object) (n int, ok bool) {
+func (m *Filter) readCount(kind valueKind, usage *rawjson.Object) (n int, ok bool) {
 	usage.Pos = rawjson.ValueEnd(usage.Text, usage.Val)
 	if m.ask.Seam != nil {
 		m.mark(kind, 1, usage)
@@ -371,8 +372,8 @@ func (m *Mirror) readCount(kind valueKind, usage *rawjson.Object) (n int, ok boo
 }
 
 // readDetails reads prompt_tokens_details, the current member of a usage, into u. If the prefill engine's cached_tokens
-// are known (ask.Cached >= 0), it also marks where they belong.
-func (m *Mirror) readDetails(usage *rawjson.Object, u *Usage) {
+// are known (options.Cached >= 0), it also marks where they belong.
+func (m *Filter) readDetails(usage *rawjson.Object, u *Usage) {
 	b := usage.Text
 	if b[usage.Val] != '{' {
 		if m.ask.Cached >= 0 && b[usage.Val] == 'n' { // null is replaced by details with cached_tokens

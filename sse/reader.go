@@ -27,7 +27,7 @@ type Limits struct {
 	Event int           // bytes of one event, 0: DefaultMaxEvent; a larger event comes in pieces of KindOpaque
 	Bytes int64         // bytes of the whole stream, including comments and line ends
 	First time.Duration // longest wait for the first data event
-	Gap   time.Duration // longest wait between two data events
+	Gap   time.Duration // longest wait between two data events with content
 }
 
 // Reader cuts an engine's stream into events as a Framer does, and checks that the engine keeps to its Limits.
@@ -41,7 +41,7 @@ type Reader struct {
 	limits Limits
 
 	bytes       int64         // bytes of the events returned; after [DONE], only the bytes that came after it
-	quiet       time.Duration // time spent in waits since the last data event
+	quiet       time.Duration // time spent in waits since the last data event with content
 	quietBefore time.Duration // the value of quiet when the last data event came; see unheard
 	since       time.Time     // when the current wait began; zero: there is no wait
 	begun       bool          // a data event came
@@ -81,6 +81,15 @@ func (r *Reader) Wait(now time.Time) time.Duration {
 	return max(left, 1)
 }
 
+// Pause ends the current wait before bytes came, because the proxy reads nothing until its client has taken a comment. The
+// time until the next Wait does not count.
+func (r *Reader) Pause(now time.Time) {
+	if !r.since.IsZero() {
+		r.quiet += now.Sub(r.since)
+		r.since = time.Time{}
+	}
+}
+
 // limit is how long the reader may wait for the first event, for the next event, or after [DONE] for the end of the body; 0: for ever.
 func (r *Reader) limit() time.Duration {
 	switch {
@@ -106,10 +115,7 @@ func (r *Reader) timeUp() {
 // Feed takes in p, the bytes that came by now. p must not change until Next returns false.
 // Slices of earlier events are no longer valid.
 func (r *Reader) Feed(p []byte, now time.Time) {
-	if !r.since.IsZero() {
-		r.quiet += now.Sub(r.since)
-		r.since = time.Time{}
-	}
+	r.Pause(now)
 	if !r.done {
 		r.framer.Feed(p)
 		return
@@ -150,7 +156,13 @@ func (r *Reader) Next() (Event, bool) {
 
 // unheard makes the event that Next returned last not count as the first event of the answer, because nothing in it shows that
 // the engine has computed anything. The wait for the first event continues as if this event had not come.
-func (r *Reader) unheard() { r.begun, r.quiet = false, r.quietBefore }
+func (r *Reader) unheard() {
+	r.begun = false
+	r.idled()
+}
+
+// idled makes the wait for the next event continue as if the event that Next returned last had not come, because it has no content.
+func (r *Reader) idled() { r.quiet = r.quietBefore }
 
 // finish marks the event that Next returned last as the end of the answer, as [DONE] would be.
 func (r *Reader) finish() { r.done, r.bytes, r.quiet = true, int64(r.framer.held()), 0 }

@@ -82,6 +82,14 @@ func TestAClientsTimeIsNotTheEngines(t *testing.T) {
 		r.arrive(&now, 90*time.Millisecond, ": c\n\n")
 		require.NoError(t, r.Err())
 	}
+	r.Wait(now)
+	for range 10 {
+		r.Pause(now) // the client does not take the proxy's comment
+		now = now.Add(time.Hour)
+		r.Pause(now)
+		require.Equal(t, 100*time.Millisecond, r.Wait(now))
+		require.NoError(t, r.Err())
+	}
 	r.arrive(&now, 200*time.Millisecond, ": c\n\n")
 	require.Equal(t, ErrSilent, r.Err())
 }
@@ -158,7 +166,7 @@ func verdicts(stream []byte, cuts []int, l Limits) (events []string, end string)
 	for _, c := range append(cuts, len(stream)) {
 		cut[c] = true
 	}
-	m := NewMirror(Ask{MaxTokens: 3, Context: 100, Cached: -1, Choice: -1})
+	m := NewFilter(Options{MaxTokens: 3, Context: 100, Cached: -1, Choice: -1})
 	from, opaque := 0, ""
 	for i := range cut {
 		if !cut[i] {
@@ -172,8 +180,8 @@ func verdicts(stream []byte, cuts []int, l Limits) (events []string, end string)
 				opaque += string(e.Raw)
 				continue
 			}
-			out, v := m.Event(e, nil)
-			events = append(events, opaque, fmt.Sprint(e.Kind, v, m.Fault(), m.Tokens(), string(out)))
+			out, end := m.Event(e, nil)
+			events = append(events, opaque, fmt.Sprint(e.Kind, verdict(out, end), m.Fault(), m.Tokens(), string(out)))
 			opaque = ""
 		}
 	}

@@ -85,22 +85,22 @@ func saidBy(t *testing.T, body string) (s said) {
 	return s
 }
 
-// passed is a stream in pieces, past a mirror.
+// passed is a stream in pieces, past a filter.
 type passed struct {
 	client   string
-	verdicts []Verdict
-	m        *Mirror
+	verdicts []string
+	m        *Filter
 }
 
-func pass(ask Ask, pieces []string) (p passed) {
+func pass(ask Options, pieces []string) (p passed) {
 	f := NewFramer(0)
-	p.m = NewMirror(ask)
+	p.m = NewFilter(ask)
 	var client []byte
 	for _, piece := range pieces {
 		f.Feed([]byte(piece))
 		for e, ok := f.Next(); ok; e, ok = f.Next() {
-			out, v := p.m.Event(e, nil)
-			client, p.verdicts = append(client, out...), append(p.verdicts, v)
+			out, end := p.m.Event(e, nil)
+			client, p.verdicts = append(client, out...), append(p.verdicts, verdict(out, end))
 		}
 	}
 	p.client = string(client)
@@ -114,14 +114,14 @@ func inPiecesOf(n int, body string) (pieces []string) {
 	return pieces
 }
 
-// TestRecordedStreamsAreRead holds the mirror to what real engines sent, however the bytes were cut.
+// TestRecordedStreamsAreRead holds the filter to what real engines sent, however the bytes were cut.
 func TestRecordedStreamsAreRead(t *testing.T) {
-	all := Ask{Usage: true, ContinuousUsage: true, TokenIDs: true, Cached: OwnCached, Choice: -1}
+	all := Options{Usage: true, ContinuousUsage: true, TokenIDs: true, Cached: OwnCached, Choice: -1}
 	for _, r := range streamed(t) {
 		t.Run(r.Name, func(t *testing.T) {
 			body := string(r.Body())
 			want := saidBy(t, body)
-			for _, ask := range []Ask{all, nothing} {
+			for _, ask := range []Options{all, nothing} {
 				whole := pass(ask, r.Pieces)
 				for _, n := range []int{1, 2, 3, 7, 61, 1021, len(body)} {
 					cut := pass(ask, inPiecesOf(n, body))
@@ -129,13 +129,13 @@ func TestRecordedStreamsAreRead(t *testing.T) {
 					require.Equal(t, whole.verdicts, cut.verdicts, "in pieces of %d", n)
 				}
 				if want.failed {
-					require.Contains(t, whole.verdicts, Failed)
+					require.Contains(t, whole.verdicts, "failed")
 					require.NotEmpty(t, whole.m.Failure().Message)
 					continue
 				}
-				require.NotContains(t, whole.verdicts, Failed)
-				require.NotContains(t, whole.verdicts, Overrun)
-				require.Equal(t, want.done, whole.verdicts[len(whole.verdicts)-1] == Ended)
+				require.NotContains(t, whole.verdicts, "failed")
+				require.NotContains(t, whole.verdicts, "overrun")
+				require.Equal(t, want.done, whole.verdicts[len(whole.verdicts)-1] == "ended")
 				require.Equal(t, want.finish, whole.m.FinishReason())
 				require.True(t, whole.m.Started())
 				switch {
@@ -230,12 +230,12 @@ func TestRecordedStreamsAssembleToTheWholeAnswer(t *testing.T) {
 		}
 		compared++
 		t.Run(r.Name, func(t *testing.T) {
-			ask := Ask{Usage: true, TokenIDs: strings.Contains(twin.Ask.Body, "return_token_ids"), Cached: OwnCached, Choice: -1}
-			m := NewMirror(ask)
+			ask := Options{Usage: true, TokenIDs: strings.Contains(twin.Ask.Body, "return_token_ids"), Cached: OwnCached, Choice: -1}
+			m := NewFilter(ask)
 			a := NewAssembler(strings.Contains(r.Ask.Path, "chat"), 0)
 			for _, e := range frames(t, string(r.Body())) {
-				out, v := m.Event(e, nil)
-				require.Contains(t, []Verdict{Forward, Drop, Ended}, v)
+				out, end := m.Event(e, nil)
+				require.Contains(t, []End{Runs, Whole}, end)
 				require.NoError(t, a.Add(out))
 			}
 			answer, err := a.JSON(nil)

@@ -6,7 +6,7 @@ import (
 	"evenkeel/internal/rawjson"
 )
 
-// readResponse reads an event of /v1/responses, or an answer in one piece. cached is Ask.Cached: the number of
+// readResponse reads an event of /v1/responses, or an answer in one piece. cached is Options.Cached: the number of
 // cached prompt tokens that the client is to see.
 func readResponse(b []byte, cached int) (s formFacts) {
 	var kind, object string
@@ -79,7 +79,7 @@ func (s *formFacts) readResponse(o rawjson.Object, cached int) {
 	}
 }
 
-// readUsage reads the usage of a response. cached is Ask.Cached: unless it is OwnCached, it replaces the engine's own count.
+// readUsage reads the usage of a response. cached is Options.Cached: unless it is OwnCached, it replaces the engine's own count.
 func (s *formFacts) readUsage(o rawjson.Object, cached int) {
 	shown := strconv.Itoa(max(0, cached)) // clients expect a number, even if the count is not known
 	for o.NextValue() {

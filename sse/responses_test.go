@@ -26,11 +26,11 @@ const (
 )
 
 // respond feeds a stream to an answer, so many bytes at once.
-func respond(stream string, ask Ask, pieces int) (out string, end End, a *Answer) {
+func respond(stream string, ask Options, pieces int) (out string, end End, a *Answer) {
 	return feed(stream, Responses, ask, pieces)
 }
 
-func feed(stream string, form Form, ask Ask, pieces int) (out string, end End, a *Answer) {
+func feed(stream string, form Form, ask Options, pieces int) (out string, end End, a *Answer) {
 	a = &Answer{}
 	ask.Form = form
 	a.Reset(ask)
@@ -50,10 +50,10 @@ func feed(stream string, form Form, ask Ask, pieces int) (out string, end End, a
 
 func TestAResponseIsMirrored(t *testing.T) {
 	for _, pieces := range []int{1, 7, 1 << 20} {
-		out, end, a := respond(created+delta+completed, Ask{Cached: 4}, pieces)
+		out, end, a := respond(created+delta+completed, Options{Cached: 4}, pieces)
 		require.Equal(t, Whole, end)
-		require.Equal(t, 3, a.Mirror.Tokens())
-		require.Equal(t, 9, a.Mirror.Prompt())
+		require.Equal(t, 3, a.Filter.Tokens())
+		require.Equal(t, 9, a.Filter.Prompt())
 		require.NotContains(t, out, "kv_transfer_params")
 		require.Contains(t, out, `"cached_tokens":4,"cached_tokens_per_turn":[4]`)
 		require.Contains(t, out, delta)
@@ -78,7 +78,7 @@ func TestAResponseThatIsNotWhole(t *testing.T) {
 		"[DONE] does not stand for what is missing": {created + delta + Done, Short, delta},
 	} {
 		t.Run(name, func(t *testing.T) {
-			out, end, a := respond(row.stream, Ask{}, 1<<20)
+			out, end, a := respond(row.stream, Options{}, 1<<20)
 			require.Equal(t, row.end, end)
 			require.True(t, strings.HasSuffix(out, row.out) && (row.out != "" || out == ""), out)
 			said := string(a.Ending(nil, true, "it \"broke\"", "server_error", "upstream_broken"))
@@ -90,9 +90,9 @@ func TestAResponseThatIsNotWhole(t *testing.T) {
 
 func TestWholeResponses(t *testing.T) {
 	for status, want := range map[string]string{"completed": "stop", "incomplete": "length", "in_progress": "", "failed": ""} {
-		_, _, a := respond("data: {\"object\":\"response\",\"status\":\""+status+"\",\"output\":[],\"kv_transfer_params\":null}\n\n", Ask{},
+		_, _, a := respond("data: {\"object\":\"response\",\"status\":\""+status+"\",\"output\":[],\"kv_transfer_params\":null}\n\n", Options{},
 			1<<20)
-		require.Equal(t, want, a.Mirror.FinishReason(), status)
+		require.Equal(t, want, a.Filter.FinishReason(), status)
 	}
 }
 
@@ -100,7 +100,7 @@ func TestWholeResponses(t *testing.T) {
 func TestEventsThatOpenAResponseDoNotEndTheWaitForItsFirst(t *testing.T) {
 	const first, gap = 5 * time.Second, time.Minute
 	var a Answer
-	a.Reset(Ask{Form: Responses, Choice: -1})
+	a.Reset(Options{Form: Responses, Choice: -1})
 	a.Reader.Reset(Limits{First: first, Gap: gap})
 	now := time.Unix(1, 0)
 	step := func(d time.Duration, sent string) time.Duration {
@@ -116,7 +116,7 @@ func TestEventsThatOpenAResponseDoNotEndTheWaitForItsFirst(t *testing.T) {
 	a.Feed(nil, nil, now.Add(time.Second))
 	require.ErrorIs(t, a.Err(), ErrSilent)
 
-	a.Reset(Ask{Form: Responses, Choice: -1})
+	a.Reset(Options{Form: Responses, Choice: -1})
 	a.Reader.Reset(Limits{First: 0, Gap: gap})
 	require.Zero(t, a.Reader.Wait(now))
 	require.Zero(t, step(time.Hour, created), "a wait for ever stays one")
@@ -134,7 +134,7 @@ func TestAnEventOfAResponseThatIsTooLargeIsAFault(t *testing.T) {
 	} {
 		for _, pieces := range []int{1, 700, 1 << 20} {
 			var a Answer
-			a.Reset(Ask{Form: Responses, Choice: -1})
+			a.Reset(Options{Form: Responses, Choice: -1})
 			a.Reader.Reset(Limits{Event: 1 << 10})
 			var out []byte
 			var fx Effects
@@ -147,8 +147,8 @@ func TestAnEventOfAResponseThatIsTooLargeIsAFault(t *testing.T) {
 			require.Equal(t, Broken, fx.End, name)
 			require.ErrorIs(t, a.Err(), ErrLargeEvent)
 			require.True(t, strings.HasSuffix(string(out), row.out) && (len(out) > 0) == (row.out != ""), name)
-			require.Equal(t, row.out != "", a.Mirror.Started(), name)
-			require.False(t, a.Mirror.Finished())
+			require.Equal(t, row.out != "", a.Filter.Started(), name)
+			require.False(t, a.Filter.Finished())
 		}
 	}
 }
@@ -167,10 +167,10 @@ func TestWhatIsTakenOutOfAResponse(t *testing.T) {
 		frame := func(response string) string {
 			return "data: {\"type\":\"response.completed\",\"response\":" + response + "}\n\n"
 		}
-		out, _, _ := respond(frame(in), Ask{}, 1<<20)
+		out, _, _ := respond(frame(in), Options{}, 1<<20)
 		require.Equal(t, frame(want), out)
 	}
-	out, _, _ := respond(`data: {"response":{"kv_transfer_params":1},"kv_transfer_params":1,"object":"response","status":"completed","ec_transfer_params":2}`+"\n\n", Ask{}, 1<<20)
+	out, _, _ := respond(`data: {"response":{"kv_transfer_params":1},"kv_transfer_params":1,"object":"response","status":"completed","ec_transfer_params":2}`+"\n\n", Options{}, 1<<20)
 	require.Equal(t, `data: {"response":{},"object":"response","status":"completed"}`+"\n\n", out)
 }
 
@@ -184,11 +184,11 @@ func FuzzResponse(f *testing.F) {
 	f.Add([]byte(`{"object":"response","kv_transfer_params":1,"response":{"ec_transfer_params":2},"usage":{"total_tokens":1,"input_tokens_details":{"cached_tokens":5,"cached_tokens_per_turn":[5]}}}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		stream := "data: " + strings.ReplaceAll(strings.ReplaceAll(string(data), "\n", " "), "\r", " ") + "\n\n"
-		out, end, a := respond(stream, Ask{Cached: 7}, 1<<20)
+		out, end, a := respond(stream, Options{Cached: 7}, 1<<20)
 		if !json.Valid(data) || len(out) == 0 || end == Refused {
 			return
 		}
-		require.True(t, a.Mirror.Started())
+		require.True(t, a.Filter.Started())
 		_, sent, ok := strings.Cut(out, "data: ")
 		require.True(t, ok, out)
 		require.True(t, json.Valid([]byte(sent)), "%s -> %s", data, sent)

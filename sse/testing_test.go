@@ -17,7 +17,7 @@ func TestImportsArePure(t *testing.T) { // framing that can reach the network or
 }
 
 // nothing is a client that asked for nothing, where prefill reported no cache.
-var nothing = Ask{Cached: -1, Choice: -1}
+var nothing = Options{Cached: -1, Choice: -1}
 
 // event frames data, as an engine would send it.
 func event(t require.TestingT, data string) Event {
@@ -43,11 +43,20 @@ func frames(t require.TestingT, stream string) []Event {
 	}
 }
 
-// relay runs a stream through a mirror and returns what the client gets.
-func relay(m *Mirror, events []Event) (client []byte, verdicts []Verdict) {
+// relay runs a stream through a filter and returns what the client gets, and a verdict on each event.
+func relay(m *Filter, events []Event) (client []byte, verdicts []string) {
 	for _, e := range events {
-		out, v := m.Event(e, nil)
-		client, verdicts = append(client, out...), append(verdicts, v)
+		out, end := m.Event(e, nil)
+		client, verdicts = append(client, out...), append(verdicts, verdict(out, end))
 	}
 	return client, verdicts
+}
+
+// verdict says in a word what a filter made of an event. The golden files have these words.
+func verdict(out []byte, end End) string {
+	if end == Runs && out == nil {
+		return "drop"
+	}
+	return [...]string{Runs: "forward", Whole: "ended", Short: "ended", Refused: "failed", GivenBack: "recomputed", Broken: "overrun",
+		Garbled: "unreadable"}[end]
 }

@@ -22,9 +22,9 @@ data: [DONE]
 
 func TestAnAnswerOfTokensIsPutTogetherAsVLLMDoes(t *testing.T) {
 	a := NewAssembler(false, 0).ByTokens("m", 7)
-	m := NewMirror(Ask{Form: Tokens, Usage: true, TokenIDs: true, Cached: OwnCached, Choice: -1})
+	m := NewFilter(Options{Form: Tokens, Usage: true, TokenIDs: true, Cached: OwnCached, Choice: -1})
 	for _, e := range frames(t, tokensStream) {
-		if out, v := m.Event(e, nil); v == Forward {
+		if out, end := m.Event(e, nil); end == Runs {
 			require.NoError(t, a.Add(out))
 		}
 	}
@@ -41,17 +41,17 @@ func TestAnAnswerOfTokensIsPutTogetherAsVLLMDoes(t *testing.T) {
 func TestAClientOfTokensGetsWhatItAskedFor(t *testing.T) {
 	for _, row := range []struct {
 		name string
-		ask  Ask
+		ask  Options
 		want string // of the first event, and of the last
 		ends string
 	}{
-		{"nothing changes", Ask{Usage: true}, `{"request_id":"generate-tokens-a","usage":null,`, `"choices":[]}`},
-		{"the usage is for nobody", Ask{}, `{"request_id":"generate-tokens-a","usage":null,`, `}]}}]}`},
-		{"it has a name of its own", Ask{Usage: true, ID: []byte("b")}, `{"request_id":"b","usage":null,`, `"choices":[]}`},
+		{"nothing changes", Options{Usage: true}, `{"request_id":"generate-tokens-a","usage":null,`, `"choices":[]}`},
+		{"the usage is for nobody", Options{}, `{"request_id":"generate-tokens-a","usage":null,`, `}]}}]}`},
+		{"it has a name of its own", Options{Usage: true, ID: []byte("b")}, `{"request_id":"b","usage":null,`, `"choices":[]}`},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			row.ask.Form, row.ask.TokenIDs, row.ask.Cached, row.ask.Choice = Tokens, true, OwnCached, -1
-			m := NewMirror(row.ask)
+			m := NewFilter(row.ask)
 			all, _ := relay(m, frames(t, tokensStream))
 			client := string(all)
 			events := strings.Split(strings.TrimSuffix(client, "\n\ndata: [DONE]\n\n"), "\n\n")
@@ -64,7 +64,7 @@ func TestAClientOfTokensGetsWhatItAskedFor(t *testing.T) {
 
 // What a resumed leg says of weights is of its own tokens.
 func TestSpansOfWeightsCountFromTheFirstToken(t *testing.T) {
-	m := NewMirror(Ask{Form: Tokens, Usage: true, TokenIDs: true, Cached: OwnCached, Choice: -1, Seam: &Seam{Head: Head{ID: []byte(`"first"`)}, Prompt: 4, Tokens: 5}})
+	m := NewFilter(Options{Form: Tokens, Usage: true, TokenIDs: true, Cached: OwnCached, Choice: -1, Seam: &Seam{Head: Head{ID: []byte(`"first"`)}, Prompt: 4, Tokens: 5}})
 	all, _ := relay(m, frames(t, tokensStream))
 	client := string(all)
 	require.Contains(t, client, `"weight_versions":[{"version":"default","start":5,"end":8}]`)
@@ -76,7 +76,7 @@ func TestSpansOfWeightsCountFromTheFirstToken(t *testing.T) {
 func TestAnAbortIsTheEndOfWhatItsClientHasAborted(t *testing.T) {
 	stream := strings.Replace(tokensStream, `"length"`, `"abort"`, 1)
 	for _, told := range []bool{true, false} {
-		m := NewMirror(Ask{Form: Tokens, TokenIDs: true, Cached: -1, Choice: -1, Aborted: func() bool { return told }})
+		m := NewFilter(Options{Form: Tokens, TokenIDs: true, Cached: -1, Choice: -1, Aborted: func() bool { return told }})
 		_, verdicts := relay(m, frames(t, stream))
 		require.Equal(t, told, m.Finished())
 		require.Equal(t, !told, strings.Contains(fmt.Sprint(verdicts), "failed"), verdicts)
@@ -86,7 +86,7 @@ func TestAnAbortIsTheEndOfWhatItsClientHasAborted(t *testing.T) {
 func TestTheEndOfAnAnswerOfTokensIsOne(t *testing.T) {
 	for _, mode := range []string{`"tokens"`, `"text"`} {
 		end := TokensEnding(nil, Head{ID: []byte(`"a"`), Mode: []byte(mode)}, "length", Usage{Prompt: 4, Completion: 2, Total: 6, Cached: -1})
-		m := NewMirror(Ask{Form: Tokens, Usage: true, TokenIDs: true, Cached: OwnCached, Choice: -1})
+		m := NewFilter(Options{Form: Tokens, Usage: true, TokenIDs: true, Cached: OwnCached, Choice: -1})
 		_, _ = relay(m, frames(t, string(end)))
 		require.Equal(t, "length", m.FinishReason())
 		u, ok := m.Usage()
@@ -103,15 +103,19 @@ data: {"text":"ab","output_ids":[1,2],"meta_info":{"id":"x","finish_reason":{"ty
 data: [DONE]
 
 `
-	m := NewMirror(Ask{Form: Generated, ID: []byte("mine"), Choice: 1, Cached: OwnCached})
+	m := NewFilter(Options{Form: Generated, ID: []byte("mine"), Choice: 1, Cached: OwnCached})
 	client, _ := relay(m, frames(t, stream))
 	require.Equal(t, strings.ReplaceAll(strings.ReplaceAll(stream, `"x"`, `"mine"`), `}}`+"\n", `},"index":1}`+"\n"), string(client))
 	u, _ := m.Usage()
 	require.Equal(t, Usage{Prompt: 3, Completion: 2, Total: 5, Cached: 1}, u)
 	require.Equal(t, "length", m.FinishReason())
 
+	m = NewFilter(Options{Form: Generated, ID: []byte("mine"), Choice: 1, Cached: OwnCached})
+	client, _ = relay(m, frames(t, "data: {}\n\ndata: { }\n\n"+stream))
+	require.True(t, strings.HasPrefix(string(client), "data: {\"index\":1}\n\ndata: { \"index\":1}\n\ndata: {\"text\":\"a\","), string(client))
+
 	aborted := strings.Replace(stream, `{"type":"length","length":2}`, `{"type":"abort","message":"no memory","status_code":503}`, 1)
-	m = NewMirror(Ask{Form: Generated, Choice: -1, Cached: OwnCached})
+	m = NewFilter(Options{Form: Generated, Choice: -1, Cached: OwnCached})
 	_, _ = relay(m, frames(t, aborted))
 	require.Equal(t, Failure{Message: "no memory", Code: "503", Status: 503}, m.Failure())
 }
@@ -135,12 +139,12 @@ func FuzzTokensMirror(f *testing.F) {
 		if !ok || e.Kind != KindData || !json.Valid(e.Data) {
 			return
 		}
-		ask := Ask{Form: form, Usage: true, TokenIDs: true, ID: []byte("mine"), Choice: 2, Cached: 3}
+		ask := Options{Form: form, Usage: true, TokenIDs: true, ID: []byte("mine"), Choice: 2, Cached: 3}
 		if tokens {
 			ask.Seam = &Seam{Head: Head{ID: []byte(`"mine"`)}, Tokens: 3}
 		}
-		out, v := NewMirror(ask).Event(e, nil)
-		if v != Forward || len(out) == 0 {
+		out, end := NewFilter(ask).Event(e, nil)
+		if end != Runs || len(out) == 0 {
 			return
 		}
 		again := NewFramer(0)

@@ -3,7 +3,7 @@ package sse
 import "evenkeel/internal/rawjson"
 
 // Trail records what one engine has answered, so that another engine can continue the answer.
-// The mirror adds to it with each event that reaches the client, and
+// The filter adds to it with each event that reaches the client, and
 // allocates only if the trail must grow.
 type Trail struct {
 	KeepText   bool // fill Text
@@ -59,7 +59,11 @@ func (t *Trail) Cut() {
 	t.Completed = t.Shown
 }
 
-// readHead copies the head of an event into one piece of memory.
+// maxHead bounds the members of a head, in bytes. Without a bound, each event of the engine that continues an answer could become
+// as large as the largest event.
+const maxHead = 4 << 10
+
+// readHead copies the head of an event into one piece of memory. A head that is too long is left out, so the answer cannot be continued.
 func readHead(b []byte) (h Head) {
 	o := rawjson.ObjectAt(b, rawjson.Space(b, 0))
 	for o.NextValue() {
@@ -80,7 +84,11 @@ func readHead(b []byte) (h Head) {
 			h.Fingerprint = o.Value()
 		}
 	}
-	own := make([]byte, 0, len(h.ID)+len(h.Created)+len(h.Model)+len(h.Fingerprint)+len(h.Mode))
+	size := len(h.ID) + len(h.Created) + len(h.Model) + len(h.Fingerprint) + len(h.Mode)
+	if size > maxHead {
+		return Head{}
+	}
+	own := make([]byte, 0, size)
 	for _, v := range []*[]byte{&h.ID, &h.Created, &h.Model, &h.Fingerprint, &h.Mode} {
 		if from := len(own); *v != nil {
 			own = append(own, *v...)
@@ -111,7 +119,7 @@ func runes(s []byte) (n int) {
 	return n
 }
 
-// Seam describes the part of an answer that came before the current engine continued it. With it, the mirror edits the
+// Seam describes the part of an answer that came before the current engine continued it. With it, the filter edits the
 // events so that the client cannot see the interruption: there is no second role, the head is the first engine's,
 // the usage counts all engines, and text offsets count from the start of the whole text.
 type Seam struct {
@@ -136,7 +144,7 @@ func (s *Seam) join(u Usage) Usage {
 }
 
 // Ending appends a stream that consists of its end only: the finish_reason if it is not empty, the usage and [DONE].
-// It is fed to a mirror as if an engine had sent it, to end an answer that no engine needs to continue.
+// It is fed to a filter as if an engine had sent it, to end an answer that no engine needs to continue.
 func Ending(dst []byte, chat bool, h Head, finish string, u Usage) []byte {
 	if finish != "" {
 		dst = h.open(dst, chat)

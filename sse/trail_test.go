@@ -1,21 +1,23 @@
 package sse
 
 import (
+	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 )
 
-func follow(t *testing.T, a Ask, datas ...string) (out string, m *Mirror) {
+func follow(t *testing.T, a Options, datas ...string) (out string, m *Filter) {
 	t.Helper()
 	f := NewFramer(0)
-	m = NewMirror(a)
+	m = NewFilter(a)
 	for _, data := range datas {
 		f.Feed([]byte("data: " + data + "\n\n"))
 		e, ok := f.Next()
 		require.True(t, ok)
-		b, v := m.Event(e, nil)
-		require.NotEqual(t, Failed, v)
+		b, end := m.Event(e, nil)
+		require.NotEqual(t, Refused, end)
 		out += string(b)
 	}
 	return out, m
@@ -23,7 +25,7 @@ func follow(t *testing.T, a Ask, datas ...string) (out string, m *Mirror) {
 
 func TestATrailHoldsWhatTheClientHas(t *testing.T) {
 	trail := Trail{KeepText: true}
-	_, m := follow(t, Ask{Choice: -1, Trail: &trail},
+	_, m := follow(t, Options{Choice: -1, Trail: &trail},
 		`{"id":"a","created":7,"model":"m","choices":[{"index":0,"delta":{"role":"assistant","content":""}}],"prompt_token_ids":[1,2,3]}`,
 		`{"id":"a","created":7,"model":"m","choices":[{"index":0,"delta":{"content":"h\u00e9\ud83d\ude80é\n"},"token_ids":[4,5]}]}`,
 		`{"id":"a","created":7,"model":"m","choices":[{"index":0,"delta":{"content":""},"token_ids":[6]}]}`)
@@ -48,13 +50,14 @@ func TestATrailKnowsWhatItMisses(t *testing.T) {
 		moreThan   bool
 	}{
 		{"more tokens than ids", `{"choices":[{"delta":{"content":"x"},"token_ids":[1]}],"usage":{"prompt_tokens":1,"completion_tokens":3}}`, false, false},
+		{"an id that is too large", `{"choices":[{"delta":{"content":"x"},"token_ids":[4294967297]}]}`, false, false},
 		{"no ids at all", `{"choices":[{"delta":{"content":"x"}}]}`, false, false},
 		{"reasoning", `{"choices":[{"delta":{"reasoning":"x"},"token_ids":[1]}]}`, true, true},
 		{"a tool call", `{"choices":[{"delta":{"tool_calls":[{"index":0}]},"token_ids":[1]}]}`, true, true},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			var trail Trail
-			follow(t, Ask{Choice: -1, Trail: &trail}, tc.data)
+			follow(t, Options{Choice: -1, Trail: &trail}, tc.data)
 			require.Equal(t, tc.exact, trail.Exact())
 			require.Equal(t, tc.moreThan, trail.MoreThan)
 		})
@@ -63,7 +66,7 @@ func TestATrailKnowsWhatItMisses(t *testing.T) {
 
 func TestASeamCannotBeSeen(t *testing.T) {
 	seam := &Seam{Head: Head{ID: []byte(`"a"`), Created: []byte(`7`), Model: []byte(`"m"`)}, Prompt: 3, Tokens: 2, Runes: 10}
-	ask := Ask{Choice: -1, Usage: true, ContinuousUsage: true, TokenIDs: true, Cached: 1, Seam: seam}
+	ask := Options{Choice: -1, Usage: true, ContinuousUsage: true, TokenIDs: true, Cached: 1, Seam: seam}
 	const head = `{"id":"b","created":9,"model":"n","system_fingerprint":"f",`
 	const same = `data: {"id":"a","created":7,"model":"m",`
 	for _, tc := range []struct{ name, in, out string }{
@@ -81,9 +84,39 @@ func TestASeamCannotBeSeen(t *testing.T) {
 	}
 }
 
+// Only one choice is asked for. The trail has the text of one choice, so an answer with another choice cannot go on.
+func TestATrailOfSeveralChoicesMissesSome(t *testing.T) {
+	trail := Trail{KeepText: true}
+	one := `{"index":0,"delta":{"content":"x"},"token_ids":[1]}`
+	follow(t, Options{Choice: -1, Trail: &trail}, `{"choices":[`+one+`]}`)
+	require.False(t, trail.Unread)
+	follow(t, Options{Choice: -1, Trail: &trail}, `{"choices":[`+one+`,{"index":1,"delta":{"content":"y"},"token_ids":[2]}]}`)
+	require.True(t, trail.Unread)
+}
+
+// The head of the first engine's events is written into each event of the next engine, so a head of megabytes would be written thousands of
+// times. An answer with such a head cannot go on.
+func TestAHeadThatIsTooLongIsNotKept(t *testing.T) {
+	for _, key := range []string{"id", "model", "system_fingerprint", "created"} {
+		for length, kept := range map[int]bool{1000: true, maxHead: false} {
+			var trail Trail
+			head := fmt.Sprintf(`{"id":"a",%q:%q,`, key, strings.Repeat("x", length))
+			follow(t, Options{Choice: -1, Trail: &trail}, head+`"choices":[{"index":0,"text":"x","token_ids":[1]}]}`)
+			require.Equal(t, kept, trail.Head.ID != nil, key)
+			require.Equal(t, []int32{1}, trail.IDs)
+		}
+	}
+	for length, kept := range map[int]bool{1000: true, maxHead: false} {
+		var trail Trail
+		event := `{"output_ids":[1],"meta_info":{"id":"` + strings.Repeat("x", length) + `","completion_tokens":1}}`
+		relayed(t, []string{event}, nil, &trail)
+		require.Equal(t, kept, trail.Head.ID != nil)
+	}
+}
+
 func TestATrailWithRoomDoesNotAllocate(t *testing.T) {
 	trail := Trail{IDs: make([]int32, 0, 1<<16)}
-	m := NewMirror(Ask{Choice: -1, Trail: &trail})
+	m := NewFilter(Options{Choice: -1, Trail: &trail})
 	f := NewFramer(0)
 	event := []byte(`data: {"id":"a","created":7,"model":"m","choices":[{"index":0,"text":" word","token_ids":[123456]}]}` + "\n\n")
 	dst := make([]byte, 0, 1<<10)

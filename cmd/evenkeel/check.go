@@ -32,7 +32,7 @@ not start. Run it as the user that serve runs as, in the same working directory 
 
 --probe tries at most 4,096 pairs, and every rank at least once. With one pair of each engine, it also finds out how a chat goes on whose answer breaks off (chat_resume). It never sends two requests to one engine at the same time. If the first three pairs of an engine fail, it tries no more pairs of this engine.
 
-The exit status is 0 if serve would start. It is 1 if serve would not start, or if a probe or a case failed.`
+The exit status is 0 if serve would start. It is 1 if serve would not start, if a probe or a case failed, or if a signal ended the probes.`
 }
 
 // checked is the result of check for a config file.
@@ -158,6 +158,9 @@ func (c *checkCmd) look(found *checked) error {
 		ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 		defer stop()
 		found.Findings = append(found.Findings, selftest.Run(ctx, found.cfg, selftest.Options{EveryPair: true, Resumes: true})...)
+		if ctx.Err() != nil {
+			return errors.New("ended by a signal before all engines were tried")
+		}
 	}
 	return nil
 }

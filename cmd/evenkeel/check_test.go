@@ -3,10 +3,14 @@ package main
 import (
 	"encoding/json"
 	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -215,4 +219,57 @@ clusters: [{name: c, cluster: {server: "http://127.0.0.1:1"}}], users: [{name: u
 		status, out, errs := evenkeel(t, dir, "check", "--config", file)
 		require.Equal(t, 0, status, example+"\n"+out+errs)
 	}
+}
+
+// A log may be a symlink to a file on another disk. A proxy creates that file, so check does not refuse the symlink.
+func TestCheckTakesALogThatIsASymlinkToNoFile(t *testing.T) {
+	dir, disk := t.TempDir(), t.TempDir()
+	log, relative := filepath.Join(dir, "requests.jsonl"), filepath.Join(dir, "relative")
+	require.NoError(t, os.Symlink(filepath.Join(disk, "requests.jsonl"), log))
+	require.NoError(t, os.Symlink("requests.jsonl", relative))
+	for _, path := range []string{log, relative} {
+		status, out, errs := line("check", "--config", write(t, "log: {requests: "+path+"}\n"))
+		require.Equal(t, 0, status, out+errs)
+	}
+	left, err := os.ReadDir(disk)
+	require.NoError(t, err)
+	require.Empty(t, left)
+	require.NoError(t, os.Remove(disk))
+	status, _, errs := line("check", "--config", write(t, "log: {requests: "+relative+"}\n"))
+	require.Equal(t, 1, status)
+	require.Contains(t, errs, "log.requests: open "+disk+"/requests.jsonl: no such file or directory")
+}
+
+// A check that a signal has ended did not try the engines: a script must not go on as if it had.
+func TestACheckThatASignalEndsFails(t *testing.T) {
+	var once sync.Once
+	asked := make(chan struct{})
+	engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/metrics" { // before a request is sent through the engine
+			once.Do(func() { close(asked) })
+			<-r.Context().Done()
+			return
+		}
+		_, _ = io.WriteString(w, `{"data":[{"id":"m"}]}`)
+	}))
+	t.Cleanup(engine.Close)
+	file := write(t, "engines: {aggregated: [{url: \""+engine.URL+"\", slots: 4}]}\n")
+	var out, errs strings.Builder
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "check", "--config", file, "--probe")
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	cmd.Env = append(os.Environ(), asEvenkeel+"=1", engineKeyEnv+"=")
+	require.NoError(t, cmd.Start())
+	select {
+	case <-asked:
+	case <-time.After(patience):
+		t.Fatal("the engine was not asked")
+	}
+	require.NoError(t, cmd.Process.Signal(os.Interrupt))
+	var exit *exec.ExitError
+	require.ErrorAs(t, cmd.Wait(), &exit, "%s%s", &out, &errs)
+	require.Equal(t, 1, exit.ExitCode(), "%s%s", &out, &errs)
+	require.NotContains(t, out.String(), "ok, ")
+	require.Contains(t, out.String(),
+		"the test had to end before all was tried (interrupt signal received); it left out at least 1 requests\n")
+	require.Contains(t, errs.String(), "ended by a signal before all engines were tried")
 }

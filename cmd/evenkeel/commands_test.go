@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -239,4 +240,8 @@ func TestTop(t *testing.T) {
 	status, _, errs = line("top", "--once", "--token-file", "/nowhere")
 	require.Equal(t, 1, status)
 	require.Contains(t, errs, "--token-file")
+	full := writerFunc(func([]byte) (int, error) { return 0, syscall.ENOSPC })
+	var said strings.Builder
+	require.Equal(t, 1, run([]string{"top", "--once", "--admin", proxy.admin}, streams{full, &said}), "nothing was written")
+	require.Contains(t, said.String(), syscall.ENOSPC.Error())
 }

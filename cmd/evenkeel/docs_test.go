@@ -68,7 +68,7 @@ func TestThePagesNameMetricsThatExist(t *testing.T) {
 					continue
 				}
 				for _, l := range labelName.FindAllStringSubmatch(strings.Trim(m[1], "{}"), -1) {
-					ours := strings.Contains(known, "`"+l[1]+"`") || slices.Contains([]string{"job", "instance"}, l[1])
+					ours := strings.Contains(known, "`"+l[1]+"`") || slices.Contains([]string{"job", "instance", "namespace"}, l[1])
 					require.True(t, ours, "%s: %s has no label %s: %s", page, name, l[1], line)
 				}
 			}

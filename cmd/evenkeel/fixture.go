@@ -40,12 +40,12 @@ type fixtureRequest struct {
 type fixtureCandidate map[string]any
 
 // extra are the numbers of a candidate that are not variables of expressions.
-var extra = map[string]func(*policy.Candidate) *float64{
-	"block_tokens":     func(c *policy.Candidate) *float64 { return &c.BlockTokens },
-	"beta2_ms":         func(c *policy.Candidate) *float64 { return &c.Beta2 },
-	"queued_attention": func(c *policy.Candidate) *float64 { return &c.QueuedAttention },
-	"active_work":      func(c *policy.Candidate) *float64 { return &c.ActiveWork },
-	"kv_work":          func(c *policy.Candidate) *float64 { return &c.KVWork },
+var extra = map[string]func(*policy.Engine) *float64{
+	"block_tokens":     func(e *policy.Engine) *float64 { return &e.BlockTokens },
+	"beta2_ms":         func(e *policy.Engine) *float64 { return &e.Beta2 },
+	"queued_attention": func(e *policy.Engine) *float64 { return &e.QueuedAttention },
+	"active_work":      func(e *policy.Engine) *float64 { return &e.ActiveWork },
+	"kv_work":          func(e *policy.Engine) *float64 { return &e.KVWork },
 }
 
 // matched is the key of the number of prompt tokens that the candidate has in its cache. Only whole blocks of them count.
@@ -117,7 +117,7 @@ func (f *fixtureCase) decide(library *policy.Library, cfg *config.Config) (verdi
 	if f.Request.Session != "" {
 		query.Key = xxhash.Sum64String(f.Request.Session)
 	}
-	view := make([]policy.Candidate, len(f.Candidates))
+	view := make([]policy.Engine, len(f.Candidates))
 	known := false
 	for i, given := range f.Candidates {
 		if err := given.read(&view[i], f.Request.PromptTokens, cfg); err != nil {
@@ -143,7 +143,7 @@ func (f *fixtureCase) decide(library *policy.Library, cfg *config.Config) (verdi
 
 // read sets the indicators of a candidate. The defaults of indicators that the case does not give are those of an idle engine, with the
 // times of the config.
-func (f fixtureCandidate) read(c *policy.Candidate, prompt float64, cfg *config.Config) error {
+func (f fixtureCandidate) read(c *policy.Engine, prompt float64, cfg *config.Config) error {
 	id, _ := f["id"].(string)
 	if id == "" {
 		return fmt.Errorf("a candidate has no id")

@@ -183,7 +183,7 @@ func (c *initCmd) entries(cfg *config.Config) (list []draft.Entry, err error) {
 	return list, nil
 }
 
-// writeNew writes a new file. It fails if the file exists.
+// writeNew writes a new file. It fails if the file exists, and leaves no part of a file.
 func writeNew(path string, text []byte) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
 	if errors.Is(err, fs.ErrExist) {
@@ -194,6 +194,7 @@ func writeNew(path string, text []byte) error {
 	}
 	_, err = f.Write(text)
 	if err = errors.Join(err, f.Close()); err != nil {
+		_ = os.Remove(path) // a part of a config is of no use, and would keep the next init from writing the whole
 		return fmt.Errorf("--out: %w", err)
 	}
 	return nil

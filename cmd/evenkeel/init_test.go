@@ -2,6 +2,7 @@ package main
 
 import (
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -193,4 +194,15 @@ func TestInitRefuses(t *testing.T) {
 	text, err := os.ReadFile(there)
 	require.NoError(t, err)
 	require.Equal(t, "mine\n", string(text))
+}
+
+// A disk may be full. A limit of the size of files stands for it here.
+func TestInitLeavesNoPartOfAFile(t *testing.T) {
+	out := filepath.Join(t.TempDir(), "evenkeel.yaml")
+	cmd := exec.Command("sh", "-c", `ulimit -f 1 && exec "$0" init --out "$1"`, os.Args[0], out)
+	cmd.Env = append(os.Environ(), asEvenkeel+"=1", engineKeyEnv+"=")
+	said, err := cmd.CombinedOutput()
+	require.Error(t, err)
+	require.Contains(t, string(said), "--out: write "+out)
+	require.NoFileExists(t, out)
 }

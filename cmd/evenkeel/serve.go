@@ -103,7 +103,7 @@ func (c *serveCmd) Run(streams) error {
 	endSelfTest()
 	limit := g.Config().Limits.DrainTimeout
 	log.Info("the proxy got a signal and ends; running requests may finish", zap.Stringer("signal", s), zap.Duration("at_most", limit))
-	grace := g.Service().Drain(0)
+	grace := g.Service().End()
 	if s == syscall.SIGINT { // a user waits at a terminal
 		grace = 0
 	}
@@ -115,8 +115,8 @@ func (c *serveCmd) Run(streams) error {
 	return nil
 }
 
-// reloadUntil reloads the config on each signal in reloads, until a signal in signals comes, which it returns. It also calls
-// forgetProgram, at first and then once per forgetEvery.
+// reloadUntil reloads the config on each signal in reloads, until a signal in signals comes, which it returns. It does not wait for a
+// reload that hangs, for example on a disk that does not answer. It also calls forgetProgram, at first and then once per forgetEvery.
 func reloadUntil(signals, reloads <-chan os.Signal, g *gateway.Gateway, log *zap.Logger) os.Signal {
 	forget := func() {
 		if err := forgetProgram(); err != nil {
@@ -126,16 +126,34 @@ func reloadUntil(signals, reloads <-chan os.Signal, g *gateway.Gateway, log *zap
 	forget()
 	again := time.NewTicker(forgetEvery)
 	defer again.Stop()
+	ended := make(chan struct{})
+	defer close(ended)
+	go reloadOn(reloads, ended, g, log)
 	for {
 		select {
-		case <-reloads:
-			tell(log, daemon.SdNotifyReloading)
-			g.Reloader().Reload(false) // it logs the result
-			tell(log, daemon.SdNotifyReady)
 		case <-again.C:
 			forget()
 		case s := <-signals:
 			return s
+		}
+	}
+}
+
+// reloadOn reloads the config on each signal in reloads until ended is closed.
+func reloadOn(reloads <-chan os.Signal, ended <-chan struct{}, g *gateway.Gateway, log *zap.Logger) {
+	for {
+		select {
+		case <-ended:
+			return
+		case <-reloads:
+		}
+		tell(log, daemon.SdNotifyReloading)
+		g.Reloader().Reload(false) // it logs the result
+		select {
+		case <-ended: // the service manager was told that the proxy stops
+			return
+		default:
+			tell(log, daemon.SdNotifyReady)
 		}
 	}
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"time"
 
@@ -18,6 +19,9 @@ const (
 	selfTestLimit    = 5 * time.Minute // how long the test may take
 )
 
+// errTooLong is why a test ends, and the last of its requests with it.
+var errTooLong = fmt.Errorf("the self-test may take %v", selfTestLimit)
+
 // startSelfTest starts a test of the engines in the background, which logs its findings. Serving does not wait for it. The
 // function end stops the test.
 func startSelfTest(g *gateway.Gateway, cfg *config.Config, log *zap.Logger) (end func()) {
@@ -31,7 +35,7 @@ func startSelfTest(g *gateway.Gateway, cfg *config.Config, log *zap.Logger) (end
 		if !awaitEngines(ctx, g) {
 			return
 		}
-		limited, cancel := context.WithTimeout(ctx, selfTestLimit)
+		limited, cancel := context.WithTimeoutCause(ctx, selfTestLimit, errTooLong)
 		defer cancel()
 		findings := selftest.Run(limited, atHome(cfg), selftest.Options{Callbacks: g.Callbacks(), Seat: g.Seat})
 		if ctx.Err() == nil { // otherwise serve has ended and cut the test, and the findings may be wrong

@@ -4,11 +4,13 @@ import (
 	"bufio"
 	"bytes"
 	"encoding/json"
+	"errors"
 	"io"
 	"net"
 	"net/http"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -17,9 +19,13 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
 
 	"evenkeel/bench/lab/refengine"
 	"evenkeel/bench/lab/reftext"
+	"evenkeel/gateway"
+	"evenkeel/gateway/admin"
+	"evenkeel/gateway/config"
 )
 
 // patience bounds every wait of these tests; none of them waits for it.
@@ -321,4 +327,36 @@ func TestSIGHUPReadsTheConfigAgain(t *testing.T) {
 	require.Contains(t, status, `"pool_places": 7`)
 	require.NoError(t, proxy.cmd.Process.Signal(syscall.SIGTERM))
 	require.Equal(t, 0, proxy.wait(t))
+}
+
+// A disk that does not answer holds a reload up. The proxy must still end when it is told to.
+func TestAReloadThatHangsDoesNotKeepTheProxyFromEnding(t *testing.T) {
+	cfg := config.Default()
+	cfg.Listen, cfg.Admin.Listen = "127.0.0.1:0", "127.0.0.1:0"
+	require.NoError(t, cfg.Validate())
+	g, err := gateway.New(cfg, zap.NewNop())
+	require.NoError(t, err)
+	began, answers := make(chan struct{}), make(chan struct{})
+	g.Reloader().ReadsFrom(filepath.Join(t.TempDir(), "evenkeel.yaml"), func() (*config.Config, error) {
+		close(began)
+		<-answers
+		return nil, errors.New("the disk answers too late")
+	})
+	handler, err := admin.New(g, admin.Options{Log: zap.NewNop()})
+	require.NoError(t, err)
+	require.NoError(t, g.Start(handler))
+	defer func() { require.NoError(t, g.Shutdown(t.Context())) }()
+	defer close(answers)
+
+	signals, reloads, ended := make(chan os.Signal, 1), make(chan os.Signal, 1), make(chan os.Signal, 1)
+	go func() { ended <- reloadUntil(signals, reloads, g, zap.NewNop()) }()
+	reloads <- syscall.SIGHUP
+	<-began
+	signals <- syscall.SIGTERM
+	select {
+	case s := <-ended:
+		require.Equal(t, syscall.SIGTERM, s)
+	case <-time.After(patience):
+		t.Fatal("the proxy waits for the reload")
+	}
 }

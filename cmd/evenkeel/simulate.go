@@ -326,10 +326,16 @@ func (c *simulateCmd) replay(ctx context.Context, progress io.Writer) (*report.R
 	defer func() { _ = f.Close() }() // an error does not matter, because the file was only read
 	bar := newProgress(progress)
 	began := time.Now()
-	runs, err := vectors.Replay(ctx, f, c.Log, namedargs.List(c.Policies), func(n int) { bar.update(n, -1, fmt.Sprintf("%d rounds done", n)) })
+	runs, cut, err := vectors.Replay(ctx, f, c.Log, namedargs.List(c.Policies),
+		func(n int) { bar.update(n, -1, fmt.Sprintf("%d rounds done", n)) })
 	bar.finish()
 	if err != nil {
 		return nil, err
+	}
+	notes := []string{"Every round starts from the recorded loads, whatever a policy decided before: imbalance is that right after the " +
+		"round's admissions, not what the policy would have led to."}
+	if cut {
+		notes = append(notes, "The last line of the log is not finished and was left out.")
 	}
 	return &report.Report{
 		Title: "evenkeel simulate --log", Command: c.commandLine(), Runs: runs,
@@ -337,8 +343,7 @@ func (c *simulateCmd) replay(ctx context.Context, progress io.Writer) (*report.R
 			{Name: "when", Value: fmt.Sprintf("%s, %.0f s in all", began.Format("2006-01-02 15:04:05 MST"), time.Since(began).Seconds())},
 			{Name: "log", Value: filepath.Base(c.Log)},
 		},
-		Notes: []string{"Every round starts from the recorded loads, whatever a policy decided before: imbalance is that right after the " +
-			"round's admissions, not what the policy would have led to."},
+		Notes: notes,
 	}, nil
 }
 

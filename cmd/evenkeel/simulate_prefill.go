@@ -146,6 +146,7 @@ func (c *simulateCmd) prefillLine() string {
 	f := &c.Prefill
 	line := report.Words{Text: "evenkeel simulate --tier prefill", Before: " "}
 	line.Add(c.Trace != "", "--trace %s", c.Trace)
+	line.Add(c.Format != "auto", "--format %s", c.Format)
 	line.Add(c.Load != "closed", "--load %s", c.Load)
 	line.Add(true, "--prefills %d --seeds %d", c.prefills(), c.Seeds)
 	line.Add(c.Policies != "", "--policies %s", c.Policies)

@@ -55,6 +55,17 @@ func TestSimulatePrefillPrintsATableALoad(t *testing.T) {
 		"Again: evenkeel simulate --tier prefill --load 0.5,0.7 --prefills 3 --seeds 2 --policies lmetric,finish --requests 400 ")
 }
 
+func TestSimulatePrefillSaysTheFormatAgain(t *testing.T) {
+	var lines strings.Builder
+	for i := range 40 {
+		fmt.Fprintf(&lines, `{"timestamp":%d,"input_length":1700,"output_length":5}`+"\n", 1000*i)
+	}
+	file := textFile(t, "trace", lines.String())
+	status, out, errs := line(strings.Fields("simulate --tier prefill --seeds 2 --policies finish --format mooncake --trace " + file)...)
+	require.Equal(t, 0, status, errs)
+	require.Contains(t, out, "Again: evenkeel simulate --tier prefill --trace "+file+" --format mooncake --prefills 8 ")
+}
+
 func TestSimulatePrefillRefuses(t *testing.T) {
 	for args, want := range map[string]string{
 		"--load 0.5,x":            "want shares of time",

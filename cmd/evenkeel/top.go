@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"io"
 	"os"
 	"os/signal"
 	"strings"
@@ -65,6 +66,9 @@ func (c topCmd) Run(std streams) error {
 	}
 	width, _ := size()
 	page, err := source.Page(ctx, width)
-	fmt.Fprint(std.out, page)
+	if err != nil {
+		return err
+	}
+	_, err = io.WriteString(std.out, page)
 	return err
 }

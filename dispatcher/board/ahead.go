@@ -9,16 +9,16 @@ package board
 // some more. No request is sent ahead to a rank whose slots are limited (Limit), or to a rank whose requests must have a slot when their
 // prefill ends (AtOnce). Nor is one sent ahead to a mixed rank: its engine could compute the prompt in any step, although the policy
 // wants all ranks to compute their prompts in the same steps.
-func (r *rank) admits(policy *decider) int {
+func (r *rank) admits(policy *policyInUse) int {
 	free := r.free()
 	if !policy.ahead || r.Limit > 0 || r.Early && r.AtOnce || r.group == nil || r.Mixed {
 		return free
 	}
 	switch ahead := policy.rules.cfg.BindAhead; {
 	case !r.Early:
-		return free + r.group.lag.Slots(min(len(r.slots), r.Slots))
+		return free + r.group.lag.slots(min(len(r.slots), r.Slots))
 	case ahead == AheadAuto:
-		return free + r.group.lead.Slots(r.Slots)
+		return free + r.group.lead.slots(r.Slots)
 	default:
 		return free + ahead
 	}

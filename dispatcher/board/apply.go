@@ -5,9 +5,7 @@ import (
 	"time"
 )
 
-func (e Enqueue) apply(b *Boards) {
-	b.enqueue(entrant{entry: e.Entry, local: e.Local, trace: e.Trace, output: e.Output, hits: e.Hits})
-}
+func (e Enqueue) apply(b *Boards) { b.enqueue(entrant{Enqueue: e}) }
 
 func (e Withdraw) apply(b *Boards) { b.withdraw(e.Entry) }
 
@@ -15,10 +13,10 @@ func (e Withdraw) apply(b *Boards) { b.withdraw(e.Entry) }
 // its tokens and steps, because the board has already counted these estimates in the steps of the group.
 func (e *Release) apply(l *Boards) {
 	b := l.boards[e.Model]
-	b.ledger.table[e.Slot].unheard.most = e.Unheard
+	b.slots.records[e.Slot].unheard.most = e.Unheard
 	generated, first, last := e.Generated, e.First, e.Last
-	if charge := &b.ledger.table[e.Slot]; charge.unheard.first != 0 && charge.rank.group != nil {
-		generated, first, last = int32(charge.unheard.tokens), charge.unheard.first, charge.rank.group.last.Number
+	if s := &b.slots.records[e.Slot]; s.unheard.first != 0 && s.rank.group != nil {
+		generated, first, last = int32(s.unheard.tokens), s.unheard.first, s.rank.group.last.Number
 		if int32(last-first) < 0 { // the estimate begins with the next step, and no step was reported since
 			last = first
 		}
@@ -34,10 +32,10 @@ func (e Rerouted) apply(b *Boards) { b.boards[e.Model].rerouted(e.Slot, e.Prefil
 // apply records that the rank's engine took the request and, if the request has a hand-off, that the pair of its engines works.
 func (e Reached) apply(l *Boards) {
 	b := l.boards[e.Model]
-	charge := &b.ledger.table[e.Slot]
-	b.accepted(charge)
-	if charge.prefiller != "" {
-		b.reached(charge.pair(), l.now)
+	s := &b.slots.records[e.Slot]
+	b.accepted(s)
+	if s.prefiller != "" {
+		b.reached(s.pair(), l.now)
 	}
 }
 

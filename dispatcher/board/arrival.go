@@ -5,20 +5,20 @@ package board
 // request starts to decode. So the load of the steps counts the request only after its first event.
 
 // AheadAuto as the value of Config.BindAhead makes the boards learn the number: a rank may get as many requests beyond its slots as it has,
-// on average, that are bound and wait for their first token. ahead.Lead learns this from the last requests that ended.
+// on average, that are bound and wait for their first token. The type lead learns this from the last requests that ended.
 const AheadAuto = -1
 
 // seeStarts finds the requests of a rank whose first event has come, and counts them as decoding from now on.
 func (b *board) seeStarts(r *rank) {
 	for i, slot := range r.slots {
-		c := &b.ledger.table[slot]
-		if !c.unread || !b.started(slot) {
+		s := &b.slots.records[slot]
+		if !s.unread || !b.started(slot) {
 			continue
 		}
-		if decodes := c.tokensBefore == 0 || r.running[i].Generated > c.tokensBefore; decodes { // after a preemption: it has a new token
-			c.unread = false
+		if decodes := s.tokensBefore == 0 || r.running[i].Generated > s.tokensBefore; decodes { // after a preemption: it has a new token
+			s.unread = false
 			r.unreadSlots--
-			r.unreadKV -= int64(c.prompt)
+			r.unreadKV -= int64(s.prompt)
 			b.dropPrompt(r, slot)
 		}
 	}

@@ -117,10 +117,10 @@ func (b *board) countRestricted() {
 		l.waiting = 0
 	}
 	for id, w := range b.waiting {
-		if l := b.partial[w.entry.Name]; l != nil && w.local == nil && !w.entry.Discard {
+		if l := b.partial[w.Entry.Name]; l != nil && w.Local == nil && !w.Entry.Discard {
 			l.waiting++
 		}
-		if w.restricted = w.local == nil && b.isRestricted(w.entry); w.restricted {
+		if w.restricted = w.Local == nil && b.isRestricted(w.Entry); w.restricted {
 			b.restrictedCount++
 		}
 		b.waiting[id] = w

@@ -35,7 +35,7 @@ func (b *board) overflow(e *pool.Entry, now time.Time) bool {
 		best.queued++
 		b.emit(Effect{Kind: EffectBeyond})
 	}
-	b.admit(best, w, Bound{Policy: best.group.inForce().name, Beyond: beyond}, now)
+	b.admit(best, w, Binding{Policy: best.group.inForce().name, Beyond: beyond}, now)
 	return true
 }
 
@@ -82,17 +82,17 @@ func (b *board) promote(r *rank) {
 		return
 	}
 	b.refresh(r)
-	table := b.ledger.table
+	records := b.slots.records
 	begun, kv := len(r.slots)-r.queued, r.kv // requests that the engine has begun, and their KV
 	for i, slot := range r.slots {
-		if table[slot].waits {
+		if records[slot].waits {
 			kv -= r.running[i].Tokens()
 		}
 	}
 	for ; r.queued > 0; r.queued-- {
 		oldest := int32(-1)
 		for _, slot := range r.slots {
-			if table[slot].waits && (oldest < 0 || table[slot].older(&table[oldest])) {
+			if records[slot].waits && (oldest < 0 || records[slot].older(&records[oldest])) {
 				oldest = slot
 			}
 		}
@@ -100,21 +100,21 @@ func (b *board) promote(r *rank) {
 			r.queued = 0 // no request waits any more
 			return
 		}
-		c := &table[oldest]
-		tokens := r.running[c.pos].Tokens()
+		s := &records[oldest]
+		tokens := r.running[s.pos].Tokens()
 		full := begun >= r.usable() || r.Capacity > 0 && kv+tokens > r.room()
 		if begun > 0 && full {
 			return
 		}
 		begun, kv = begun+1, kv+tokens
-		c.waits = false
+		s.waits = false
 		b.emit(Effect{Kind: EffectBegins, Group: GroupKey{Model: b.model}, Slot: oldest})
 	}
 }
 
-// older says whether a charge is older than the other one.
-func (c *charge) older(other *charge) bool {
-	return c.since.Before(other.since) || c.since.Equal(other.since) && c.id < other.id
+// older says whether a request got its slot before the other one.
+func (s *slotRecord) older(other *slotRecord) bool {
+	return s.since.Before(other.since) || s.since.Equal(other.since) && s.id < other.id
 }
 
 // PresumedSeconds is the assumed mean time for which a request has its slot, in s, before the first request has ended. Each request that

@@ -8,7 +8,7 @@ import (
 
 // bind charges the entry to the rank and emits the effect that gives its caller the slot. It does not trust the policy: if the assignment
 // breaks a hard limit, bind changes nothing and returns a Fault constant; empty: the entry is bound.
-func (b *board) bind(g *group, p *decider, a policy.Assignment, now time.Time) (fault string) {
+func (b *board) bind(g *group, p *policyInUse, a policy.Assignment, now time.Time) (fault string) {
 	w, ok := b.waiting[a.Entry]
 	r := g.rank(a.Worker)
 	switch {
@@ -24,12 +24,12 @@ func (b *board) bind(g *group, p *decider, a policy.Assignment, now time.Time) (
 	case r.Capacity > 0 && r.kv+int64(w.prompt()) > r.room():
 		return FaultRoom
 	}
-	b.pool.Remove(w.entry)
-	bound := Bound{Policy: p.name, Stage: a.Stage, Score: a.Score, Beyond: !p.Immediate() && r.free() <= 0}
+	b.pool.Remove(w.Entry)
+	bound := Binding{Policy: p.name, Stage: a.Stage, Score: a.Score, Beyond: !p.Immediate() && r.free() <= 0}
 	if bound.Beyond { // no slot is free yet: the policy sends the entry ahead (ahead.go), and it waits in the engine's queue
 		r.queued++
 	}
-	if w.local != nil {
+	if w.Local != nil {
 		bound.NewTokens = int32(b.leastTokens)
 	}
 	b.admit(r, w, bound, now)
@@ -37,14 +37,14 @@ func (b *board) bind(g *group, p *decider, a policy.Assignment, now time.Time) (
 }
 
 // admit charges an entry that has left the pool to a rank, and emits EffectBind for its caller.
-func (b *board) admit(r *rank, w entrant, bound Bound, now time.Time) {
-	e := w.entry
+func (b *board) admit(r *rank, w entrant, bound Binding, now time.Time) {
+	e := w.Entry
 	if r.Mixed {
 		if bound.NewTokens = w.uncached(r.ID); !w.since.IsZero() {
 			bound.Held = max(0, now.Sub(w.since))
 		}
 	}
-	c := charge{
+	s := slotRecord{
 		id: e.ID, key: e.Key, prefiller: e.Prefiller, prompt: w.prompt(), age: tokens(e.Age), newTokens: bound.NewTokens,
 		discard: e.Discard, waits: bound.Beyond, since: now,
 		// an early entry does not stray (strays.go): its prefill engine sends the KV to the rank that was chosen
@@ -54,17 +54,17 @@ func (b *board) admit(r *rank, w entrant, bound Bound, now time.Time) {
 		bound.StepMs = r.group.stepMs()
 	}
 	bound.Full = bound.Beyond || r.free() <= 0 || r.Capacity > 0 && r.kv+int64(w.prompt()) > r.room()
-	bound.Slot = b.charge(r, c)
+	bound.Slot = b.charge(r, s)
 	if r.Mixed {
 		b.addPrompt(r, bound.Slot, bound.NewTokens, len(r.toCompute))
 		r.prompts++
 		bound.ComputeMs = r.computeMs()
 	}
-	bound.Step = b.ledger.table[bound.Slot].bound
+	bound.Step = b.slots.records[bound.Slot].bound
 	if b.pairs.quarantined > 0 {
-		b.pairs.send(&b.ledger.table[bound.Slot], now)
+		b.pairs.send(&b.slots.records[bound.Slot], now)
 	}
-	b.send(r, c.id, now)
+	b.send(r, s.id, now)
 	bound.Worker, bound.WorkerName, bound.Group, bound.Wait = r.ID, r.Name, r.Worker.Group, e.Wait(now)
 	b.waits.add(bound.Wait)
 	b.forget(e)

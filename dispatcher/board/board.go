@@ -25,35 +25,35 @@ func (b *board) empty() bool { return len(b.ranks) == 0 && b.pool.Len() == 0 }
 // enqueue adds an entry to the pool. It refuses the entry if its ID is taken, if no rank can ever take it, or if all ranks that may take
 // it are down. An entry without a hand-off (local) does not enter the pool: the rounds that choose its rank begin at once.
 func (b *board) enqueue(w entrant, now time.Time) {
-	err := b.refusal(w.entry)
-	if l := b.partial[w.entry.Name]; b.up == 0 || l != nil && l.up == 0 {
+	err := b.refusal(w.Entry)
+	if l := b.partial[w.Entry.Name]; b.up == 0 || l != nil && l.up == 0 {
 		err = ErrNoWorkers
 	}
-	if _, taken := b.waiting[w.entry.ID]; taken {
+	if _, taken := b.waiting[w.Entry.ID]; taken {
 		err = ErrDuplicate
 	}
 	if err != nil {
-		b.emit(Effect{Kind: EffectRefuse, Entry: w.entry, Err: err})
+		b.emit(Effect{Kind: EffectRefuse, Entry: w.Entry, Err: err})
 		return
 	}
-	if w.local != nil {
+	if w.Local != nil {
 		b.placeLocal(w, now)
 		return
 	}
-	if w.output > 0 {
-		b.lengths[w.entry.ID] = w.output
+	if w.Output > 0 {
+		b.lengths[w.Entry.ID] = w.Output
 	}
-	b.pool.Add(w.entry, now)
-	if w.restricted = b.isRestricted(w.entry); w.restricted {
+	b.pool.Add(w.Entry, now)
+	if w.restricted = b.isRestricted(w.Entry); w.restricted {
 		b.restrictedCount++
 	}
-	b.waiting[w.entry.ID] = w
+	b.waiting[w.Entry.ID] = w
 	b.arrived = true
-	b.waitsFor(w.entry, 1)
-	if len(w.hits) > 0 {
+	b.waitsFor(w.Entry, 1)
+	if len(w.Hits) > 0 {
 		b.holders++
 	}
-	if w.entry.Discard {
+	if w.Entry.Discard {
 		b.discarding++
 	}
 }
@@ -96,13 +96,13 @@ func (b *board) forget(e *pool.Entry) {
 	if w.restricted {
 		b.restrictedCount--
 	}
-	if w.local == nil {
+	if w.Local == nil {
 		b.waitsFor(e, -1)
 	}
-	if len(w.hits) > 0 {
+	if len(w.Hits) > 0 {
 		b.holders--
 	}
-	if e.Discard && w.local == nil {
+	if e.Discard && w.Local == nil {
 		b.discarding--
 	}
 }
@@ -167,16 +167,16 @@ func (b *board) refuseInNameOutage(now time.Time) {
 // release frees the slot of a request that has ended with so many generated tokens. The parts of the board that learn from requests get
 // its outcome.
 func (b *board) release(slot int32, o Outcome, generated int32, started bool, now time.Time) {
-	c := &b.ledger.table[slot]
-	r, released := c.rank, *c
-	c.started = c.started || started
-	b.settleUnheard(c, o, generated, now)
-	b.learn(c, o)
-	delete(b.lengths, c.id)
-	b.pairEnded(c, o, now)
-	b.updateRefusals(c, o.Refused, now)
-	if !c.discard {
-		b.pace.ended(now.Sub(c.since), int64(c.prompt)+int64(generated))
+	s := &b.slots.records[slot]
+	r, released := s.rank, *s
+	s.started = s.started || started
+	b.settleUnheard(s, o, generated, now)
+	b.learn(s, o)
+	delete(b.lengths, s.id)
+	b.pairEnded(s, o, now)
+	b.updateRefusals(s, o.Refused, now)
+	if !s.discard {
+		b.pace.ended(now.Sub(s.since), int64(s.prompt)+int64(generated))
 	}
 	b.discharge(slot)
 	if o.Orphaned && !released.strays && r.present {

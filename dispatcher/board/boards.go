@@ -89,12 +89,12 @@ func (l *Boards) answerAll(err error) {
 
 // enqueue gives an entry to the board of its model. It refuses the entry if there is no such board, or after Shutdown (draining).
 func (l *Boards) enqueue(w entrant) {
-	b := l.boards[w.entry.Model]
+	b := l.boards[w.Entry.Model]
 	switch {
 	case l.draining:
-		l.emit(Effect{Kind: EffectRefuse, Entry: w.entry, Err: ErrDraining})
+		l.emit(Effect{Kind: EffectRefuse, Entry: w.Entry, Err: ErrDraining})
 	case b == nil:
-		l.emit(Effect{Kind: EffectRefuse, Entry: w.entry, Err: ErrNoWorkers})
+		l.emit(Effect{Kind: EffectRefuse, Entry: w.Entry, Err: ErrNoWorkers})
 	default:
 		b.enqueue(w, l.now)
 	}
@@ -102,7 +102,7 @@ func (l *Boards) enqueue(w entrant) {
 
 // withdraw takes an entry out of the pool, unless it has left the pool already.
 func (l *Boards) withdraw(e *pool.Entry) {
-	if b := l.boards[e.Model]; b != nil && b.waiting[e.ID].entry == e {
+	if b := l.boards[e.Model]; b != nil && b.waiting[e.ID].Entry == e {
 		b.fail(e, ErrWithdrawn)
 	}
 }
@@ -157,8 +157,8 @@ func (l *Boards) setPolicy(spec string) error {
 	return nil
 }
 
-// choose builds the policy in use (decider) of a barrier group or, if barrier is false, of the ranks without a barrier.
-func (b *board) choose(barrier bool) decider {
+// choose builds the policy in use of a barrier group or, if barrier is false, of the ranks without a barrier.
+func (b *board) choose(barrier bool) policyInUse {
 	spec := b.cfg.DensePolicy
 	if barrier {
 		spec = b.spec
@@ -168,11 +168,11 @@ func (b *board) choose(barrier bool) decider {
 	return p
 }
 
-// make builds a decider from a spec that was checked before.
-func (r *rules) make(spec string) decider {
+// make builds a policy in use from a spec that was checked before.
+func (r *rules) make(spec string) policyInUse {
 	p, err := r.cfg.Parse(spec)
 	if err != nil {
 		panic("dispatcher: policy " + spec + " was accepted before and no longer parses: " + err.Error())
 	}
-	return decider{Policy: p, spec: spec, name: p.Name(), rules: r, ahead: policy.SendsAhead(p), hits: policy.NeedsOf(p, 0).Hits}
+	return policyInUse{Policy: p, spec: spec, name: p.Name(), rules: r, ahead: policy.SendsAhead(p), hits: policy.NeedsOf(p, 0).Hits}
 }

@@ -21,11 +21,11 @@ func (c *Config) Check(bad func(key, format string, args ...any)) {
 		bad("dispatch.beyond_slots", "%d; at least 0 is needed", c.Beyond)
 	}
 	c.Predictor.check(bad)
-	if _, err := c.decider(c.Policy); err != nil {
+	if _, err := c.policyOf(c.Policy); err != nil {
 		bad("dispatch.policy", "%v", err)
 	}
 	for i, spec := range c.Twin {
-		if _, err := c.decider(cmp.Or(spec, "?")); err != nil {
+		if _, err := c.policyOf(cmp.Or(spec, "?")); err != nil {
 			bad(fmt.Sprintf("dispatch.twin[%d]", i), "%v", err)
 		}
 	}
@@ -87,7 +87,7 @@ func (c *PredictorConfig) check(bad func(key, format string, args ...any)) {
 func (c *Config) DoubtFit(kind predictor.Kind, policies ...string) string {
 	kindsRead, meanRead := map[predictor.Kind]bool{}, false
 	for _, text := range policies {
-		p, err := c.decider(text)
+		p, err := c.policyOf(text)
 		if err != nil {
 			continue // Check reports it
 		}
@@ -115,9 +115,9 @@ func (c *Config) DoubtFit(kind predictor.Kind, policies ...string) string {
 // errNoOracle says the same as errOracle, with the values that an operator may write in the config file.
 var errNoOracle = errors.New("only a replay can use an oracle, because only there it is known how requests end; write survival or exact")
 
-// decider returns a policy as New will build it: with the configured predictor, if the spec (text) names none. It ignores a
+// policyOf returns a policy as New will build it: with the configured predictor, if the spec (text) names none. It ignores a
 // predictor.kind that cannot work, because Check reports that as an error of its own.
-func (c *Config) decider(text string) (policy.Policy, error) {
+func (c *Config) policyOf(text string) (policy.Policy, error) {
 	kind := c.Predictor.Kind
 	if _, err := predictor.ParseKind(string(kind)); err != nil || kind == predictor.KindOracle {
 		kind = ""

@@ -26,7 +26,7 @@ func (l *Boards) Clone() *Boards {
 	return c
 }
 
-// recall writes the Counts that were applied for the next event into the ranks and charges, because a clone does not copy the Counts.
+// recall writes the Counts that were applied for the next event into the ranks and slot records, because a clone does not copy the Counts.
 func (b *board) recall() {
 	for _, r := range b.ranks {
 		if b.counts != nil {
@@ -38,7 +38,7 @@ func (b *board) recall() {
 	}
 }
 
-// clone copies the board with its pool, ranks, groups and ledger. The copies refer to each other, not to the originals. r are the rules
+// clone copies the board with its pool, ranks, groups and slots. The copies refer to each other, not to the originals. r are the rules
 // of the copy. Memory that each tick fills anew is not copied.
 func (b *board) clone(r *rules) *board {
 	c := *b
@@ -47,7 +47,8 @@ func (b *board) clone(r *rules) *board {
 	c.waiting = make(map[uint64]entrant, len(b.waiting))
 	for _, e := range c.pool.Entries() {
 		w := b.waiting[e.ID]
-		c.waiting[e.ID] = entrant{entry: e, output: c.lengths[e.ID], hits: w.hits, restricted: w.restricted, since: w.since}
+		w.Enqueue = Enqueue{Entry: e, Output: c.lengths[e.ID], Hits: w.Hits}
+		c.waiting[e.ID] = w
 	}
 	groups := make(map[*group]*group, len(b.groups))
 	c.ranks = make(map[int32]*rank, len(b.ranks))
@@ -69,9 +70,9 @@ func (b *board) clone(r *rules) *board {
 	c.listed, c.listers, c.names, c.named, c.paces = nil, nil, nil, nil, nil
 	c.listings()
 	c.countRestricted()
-	c.ledger.table, c.ledger.unused = slices.Clone(b.ledger.table), slices.Clone(b.ledger.unused)
-	for i := range c.ledger.table {
-		if s := &c.ledger.table[i]; s.rank != nil {
+	c.slots.records, c.slots.unused = slices.Clone(b.slots.records), slices.Clone(b.slots.unused)
+	for i := range c.slots.records {
+		if s := &c.slots.records[i]; s.rank != nil {
 			s.rank = c.ranks[s.rank.ID]
 		}
 	}
@@ -81,7 +82,8 @@ func (b *board) clone(r *rules) *board {
 		c.pairs.suspects[key] = &next
 	}
 	c.snapshot, c.survival, c.assignments, c.weights, c.order, c.expired = policy.Snapshot{}, nil, nil, nil, nil, nil
-	c.asked, c.nextGroup, c.round, c.result, c.counts = nil, 0, Round{}, result{}, nil
+	c.asked, c.nextGroup, c.round, c.counts = nil, 0, Round{}, nil
+	c.failure, c.invalid, c.askedBound = nil, 0, false
 	return &c
 }
 
@@ -115,11 +117,11 @@ func (g *group) clone(r *rules) *group {
 }
 
 // clone makes a policy of the same spec, which goes on from the state of the original. r are the rules of the copy.
-func (d decider) clone(r *rules) decider {
-	c := r.make(d.spec)
-	policy.Resume(c.Policy, d.Policy)
-	if d.source != nil {
-		c.source = r.subjects[d.source.Subject]
+func (p policyInUse) clone(r *rules) policyInUse {
+	c := r.make(p.spec)
+	policy.Resume(c.Policy, p.Policy)
+	if p.source != nil {
+		c.source = r.subjects[p.source.Subject]
 	}
 	return c
 }

@@ -314,8 +314,8 @@ func backlogsAreSums(t *rapid.T, b *board) {
 	for _, r := range b.ranks {
 		sum, unread := int64(0), 0
 		for _, slot := range r.slots {
-			c := &b.ledger.table[slot]
-			if sum += int64(c.promptLeft); c.unread {
+			s := &b.slots.records[slot]
+			if sum += int64(s.promptLeft); s.unread {
 				unread++
 				require.Equal(t, r.Mixed, slices.Contains(r.toCompute, slot))
 			}
@@ -343,9 +343,8 @@ func TestTheBoardsArePure(t *testing.T) {
 				pure := []string{
 					// debug: the stack of a policy that panicked
 					"cmp", "errors", "fmt", "iter", "maps", "math", "runtime/debug", "slices", "strconv", "time",
-					"evenkeel/dispatcher/ahead", "evenkeel/dispatcher/effort", "evenkeel/dispatcher/forecast", "evenkeel/dispatcher/decision",
-					"evenkeel/dispatcher/kept", "evenkeel/dispatcher/policy", "evenkeel/dispatcher/step", "evenkeel/dispatcher/verdict", "evenkeel/pool",
-					"evenkeel/predictor", "evenkeel/engine/circuit",
+					"evenkeel/dispatcher/forecast", "evenkeel/dispatcher/kept", "evenkeel/dispatcher/policy", "evenkeel/dispatcher/step",
+					"evenkeel/dispatcher/verdict", "evenkeel/pool", "evenkeel/predictor", "evenkeel/engine/circuit",
 				}
 				require.Contains(t, pure, strings.Trim(i.Path.Value, `"`), name)
 			}

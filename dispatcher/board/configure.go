@@ -19,57 +19,51 @@ type Settings struct {
 
 // Accepts returns the error with which the boards would reject these Settings as an event, and changes nothing.
 func (l *Boards) Accepts(s Settings) error {
-	_, err := l.examine(s)
+	_, _, err := l.examine(s)
 	return err
 }
 
-// examine checks settings and returns what would be in force with them: the config, the fit and the policy. It changes nothing. An error
+// examine checks settings and returns the config and the spec of the policy that would be in force with them. It changes nothing. An error
 // says why the settings cannot work.
-func (l *Boards) examine(s Settings) (*examined, error) {
-	e := &examined{cfg: l.cfg, fit: l.fit, spec: l.spec}
-	e.cfg.Window, e.cfg.TickLimit, e.cfg.TTL = s.Window, cmp.Or(s.TickLimit, DefaultTickLimit), s.TTL
-	e.cfg.StepModel, e.cfg.BindAhead = s.StepModel, s.BindAhead
+func (l *Boards) examine(s Settings) (cfg Config, spec string, err error) {
+	cfg, spec = l.cfg, cmp.Or(s.Policy, l.spec)
+	cfg.Window, cfg.TickLimit, cfg.TTL = s.Window, cmp.Or(s.TickLimit, DefaultTickLimit), s.TTL
+	cfg.StepModel, cfg.BindAhead = s.StepModel, s.BindAhead
 	if s.Predictor.Kind != l.cfg.Predictor.Kind {
-		e.newPolicies, e.cfg.Predictor.Kind = true, s.Predictor.Kind
-		e.cfg.Parse = e.cfg.parser()
+		cfg.Predictor.Kind = s.Predictor.Kind
+		cfg.Parse = cfg.parser()
 	}
-	if s.Predictor.Fit != nil {
-		e.fit = s.Predictor.Fit
-	}
-	if s.Policy != "" {
-		e.newPolicies, e.spec = true, s.Policy
-	}
-	p, err := e.cfg.Parse(e.spec)
+	p, err := cfg.Parse(spec)
 	if err != nil {
-		return nil, err
+		return cfg, spec, err
 	}
-	return e, errors.Join(e.cfg.check(), e.cfg.Predictor.serves(p), (&Boards{rules: &rules{cfg: e.cfg}}).usable())
+	return cfg, spec, errors.Join(cfg.check(), cfg.Predictor.serves(p), (&Boards{rules: &rules{cfg: cfg}}).usable())
 }
 
 // configure puts settings into force, or returns the error of examine and changes nothing.
 func (l *Boards) configure(s Settings) error {
-	e, err := l.examine(s)
+	cfg, spec, err := l.examine(s)
 	if err != nil {
 		return err
 	}
-	l.cfg = e.cfg
+	newPolicies := s.Policy != "" || cfg.Predictor.Kind != l.cfg.Predictor.Kind
+	l.cfg = cfg
 	if s.Predictor.Fit != nil {
-		l.fit = e.fit
-		l.emit(Effect{Kind: EffectFit, Fit: l.fit})
+		l.setFit(s.Predictor.Fit)
 	}
 	for _, b := range l.inOrder {
 		b.pool.SetTTL(l.cfg.TTL)
 		for _, g := range b.groups {
 			if g.barrier {
 				g.steps.Configure(l.cfg.StepModel)
-			} else if e.newPolicies {
+			} else if newPolicies {
 				g.chosen = b.choose(false)
 			}
 		}
 		b.changed = true
 	}
-	if e.newPolicies {
-		return l.setPolicy(e.spec)
+	if newPolicies {
+		return l.setPolicy(spec)
 	}
 	return nil
 }

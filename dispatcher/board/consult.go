@@ -13,21 +13,21 @@ import (
 )
 
 // consult calls the policy with the board's snapshot, and emits the round: the snapshot and what the policy decided.
-func (b *board) consult(g *group, p *decider, now time.Time) {
+func (b *board) consult(g *group, p *policyInUse, now time.Time) {
 	b.foresee(g, p)
-	b.assignments, b.result.failure = propose(p, &b.snapshot, b.assignments[:0])
+	b.assignments, b.failure = propose(p, &b.snapshot, b.assignments[:0])
 	b.explain(g, p)
 	b.round = Round{
 		Tick: b.ticks, At: now, Group: b.label(g), Policy: p.name, Survival: b.survival,
 		Snapshot: b.snapshot, Assign: b.assignments,
 	}
-	b.emit(Effect{Kind: EffectRound, Group: b.key(g), Policy: p.name, Err: b.result.failure, Round: &b.round})
+	b.emit(Effect{Kind: EffectRound, Group: b.key(g), Policy: p.name, Err: b.failure, Round: &b.round})
 }
 
 // fill writes the group and the pool into the board's one Snapshot. The snapshot shares the lists of running requests with the ranks,
 // which were refreshed when the tick began. An entry that is too large for every rank of this group that is up is left out: it waits
 // for another group, and the starvation guard would keep a rank free for it here in vain.
-func (b *board) fill(g *group, p *decider, now time.Time) {
+func (b *board) fill(g *group, p *policyInUse, now time.Time) {
 	s := &b.snapshot
 	s.Workers, s.Pool, s.Waits = s.Workers[:0], s.Pool[:0], s.Waits[:0]
 	watermark := policy.Watermark(p.Policy)
@@ -65,11 +65,11 @@ func (b *board) fill(g *group, p *decider, now time.Time) {
 	if s.MaxAgeMs > 0 {
 		s.MaxAgeMs = max(s.MaxAgeMs, guardWaits*b.waits.meanMs())
 	}
-	s.Budget = g.budget.Evaluations()
+	s.Budget = g.budget.evaluations()
 }
 
 // offer adds an entry to the snapshot.
-func (b *board) offer(e *pool.Entry, p *decider, now time.Time) {
+func (b *board) offer(e *pool.Entry, p *policyInUse, now time.Time) {
 	s := &b.snapshot
 	s.Pool = append(s.Pool, policy.Entry{
 		ID: e.ID, Prompt: tokens(e.Prompt), Age: tokens(e.Age), Key: e.Key,
@@ -82,7 +82,7 @@ func (b *board) offer(e *pool.Entry, p *decider, now time.Time) {
 }
 
 // propose calls the policy. If the policy panics, failure has the panic and its stack.
-func propose(p *decider, s *policy.Snapshot, dst []policy.Assignment) (out []policy.Assignment, failure error) {
+func propose(p *policyInUse, s *policy.Snapshot, dst []policy.Assignment) (out []policy.Assignment, failure error) {
 	defer func() {
 		if r := recover(); r != nil {
 			out, failure = dst, fmt.Errorf("panic: %v\n%s", r, debug.Stack())

@@ -21,7 +21,7 @@ type Effect struct {
 	Names  [2]string // EffectDuplicate: the worker that stays, and the ignored one. EffectSpared, EffectUnspared: the first is the rank
 
 	Entry *pool.Entry // EffectBind, EffectRefuse
-	Bound Bound
+	Bound Binding
 	Slot  int32 // EffectBegins
 
 	Round *Round // EffectRound: valid until the next event
@@ -77,7 +77,7 @@ const (
 	// an answer whose tokens the engine reported only at its end has Count tokens; the board had estimated Thought
 	EffectThought
 	EffectGroup     // a group has its first rank; Label is its name
-	EffectGroupGone // a group has lost its last rank; Label is its name
+	EffectGroupGone // a group has lost its last rank
 	EffectGone      // a board has neither ranks nor entries any more, and is removed
 	EffectRejected  // settings of an event cannot work, so the event changed nothing
 )

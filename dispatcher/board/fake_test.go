@@ -9,7 +9,6 @@ import (
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
-	"evenkeel/dispatcher/decision"
 	"evenkeel/dispatcher/fakes"
 	"evenkeel/dispatcher/policy"
 	"evenkeel/pool"
@@ -101,8 +100,8 @@ type Result struct {
 
 // Slot is what a caller has of its place.
 type Slot struct {
-	Bound
-	Grounds *decision.Trace
+	Binding
+	Grounds *Trace
 
 	h           *hand
 	key         GroupKey
@@ -185,7 +184,7 @@ func (h *hand) carryOut(effects []Effect) {
 		case EffectBind:
 			w := h.waiting[e.Entry]
 			s := w.slot
-			s.Bound, s.key, s.index, s.waits = e.Bound, e.Group, e.Bound.Slot, e.Bound.Beyond
+			s.Binding, s.key, s.index, s.waits = e.Bound, e.Group, e.Bound.Slot, e.Bound.Beyond
 			if grow := int(s.index) + 1 - len(h.slots); grow > 0 {
 				h.slots = append(h.slots, make([]*Slot, grow)...)
 			}
@@ -299,7 +298,7 @@ func (h *hand) make(e pool.Entry) waiting {
 	}
 	w := waiting{entry: &e, slot: &Slot{h: h}, result: make(chan Result, 1)}
 	if h.cfg.Explain {
-		w.slot.Grounds = &decision.Trace{}
+		w.slot.Grounds = &Trace{}
 	}
 	return w
 }

@@ -5,7 +5,6 @@ import (
 	"maps"
 	"slices"
 
-	"evenkeel/dispatcher/effort"
 	"evenkeel/dispatcher/policy"
 )
 
@@ -131,7 +130,7 @@ func (b *board) keepGroups(groups []*group) {
 	for _, g := range groups {
 		if len(g.members) == 0 {
 			g.held = 0 // else a step that the last streams still report would make the board look for held entries
-			b.emit(Effect{Kind: EffectGroupGone, Group: b.key(g), Label: b.label(g)})
+			b.emit(Effect{Kind: EffectGroupGone, Group: b.key(g)})
 			continue
 		}
 		slices.SortFunc(g.members, func(x, y *rank) int { return cmp.Compare(x.ID, y.ID) })
@@ -149,7 +148,7 @@ func (b *board) keepGroups(groups []*group) {
 func (b *board) setPolicy() {
 	for _, g := range b.groups {
 		if g.barrier {
-			g.chosen, g.slow, g.budget = b.choose(true), 0, effort.Budget{}
+			g.chosen, g.slow, g.budget = b.choose(true), 0, searchBudget{}
 		}
 	}
 	b.recheck()
@@ -159,9 +158,10 @@ func (b *board) setPolicy() {
 func (b *board) recheck() {
 	b.largest = 0
 	for _, g := range b.groups {
-		for _, r := range g.members { // members include the ranks that are down, which may come back
-			b.largest = max(b.largest, r.budget(policy.Watermark(g.chosen.Policy)))
-		}
+		b.largest = max(b.largest, largestPrompt(g.members)) // members include the ranks that are down, which may come back
+	}
+	for _, l := range b.partial {
+		l.largest = largestPrompt(l.ranks)
 	}
 	for _, e := range slices.Clone(b.pool.Entries()) {
 		if err := b.refusal(e); err != nil {
@@ -169,4 +169,12 @@ func (b *board) recheck() {
 		}
 	}
 	b.changed = true
+}
+
+// largestPrompt returns the largest prompt that any of the ranks could ever take under the policies of their groups, in KV tokens.
+func largestPrompt(ranks []*rank) (most int64) {
+	for _, r := range ranks {
+		most = max(most, r.budget(policy.Watermark(r.group.chosen.Policy)))
+	}
+	return most
 }

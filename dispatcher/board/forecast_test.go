@@ -52,11 +52,11 @@ func (h *hand) look() {
 
 // rhat is what policies last saw of a request.
 func (s *Slot) rhat() float32 {
-	c := s.charge()
-	return c.rank.running[c.pos].Rhat
+	record := s.record()
+	return record.rank.running[record.pos].Rhat
 }
 
-func (s *Slot) charge() *charge { return &s.h.boards[s.key.Model].ledger.table[s.index] }
+func (s *Slot) record() *slotRecord { return &s.h.boards[s.key.Model].slots.records[s.index] }
 
 // lengths are outputs around a hundred tokens, the same every time.
 func lengths(n int) []int32 {

@@ -8,9 +8,9 @@ import "time"
 // learn when KV is fetched.
 
 // keep counts the KV that the engine of a rank keeps of a request that has left the rank.
-func (b *board) keep(r *rank, c *charge, generated int, now time.Time) {
-	tokens := int64(c.prompt) + int64(max(0, generated))
-	if !c.strays || len(r.engine) == 0 {
+func (b *board) keep(r *rank, s *slotRecord, generated int, now time.Time) {
+	tokens := int64(s.prompt) + int64(max(0, generated))
+	if !s.strays || len(r.engine) == 0 {
 		b.keepOn(r, tokens, now)
 		return
 	}
@@ -22,7 +22,7 @@ func (b *board) keep(r *rank, c *charge, generated int, now time.Time) {
 }
 
 func (b *board) keepOn(r *rank, tokens int64, now time.Time) {
-	b.ledger.kept += tokens
+	b.slots.kept += tokens
 	b.giveUp(r.kept.Add(tokens, now, r.Keeps))
 	if next := r.kept.Next(); b.keptUntil.IsZero() || next.Before(b.keptUntil) {
 		b.keptUntil = next
@@ -31,7 +31,7 @@ func (b *board) keepOn(r *rank, tokens int64, now time.Time) {
 
 // giveUp records that engines no longer keep so many KV tokens of ended answers. The board then looks whether an entry fits now.
 func (b *board) giveUp(tokens int64) {
-	b.ledger.givenUp += tokens
+	b.slots.givenUp += tokens
 	b.changed = b.changed || tokens > 0
 }
 
@@ -56,7 +56,7 @@ func (b *board) gaugedKept(r *rank, e Gauged) {
 	b.refresh(r)
 	surplus := r.kept.Before(e.At) - e.KVTokens
 	for i, slot := range r.slots {
-		if c := &b.ledger.table[slot]; b.seen(slot) && !c.strays && c.since.Before(e.At) {
+		if s := &b.slots.records[slot]; b.seen(slot) && !s.strays && s.since.Before(e.At) {
 			surplus += r.running[i].Tokens()
 		}
 	}

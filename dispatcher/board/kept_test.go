@@ -88,7 +88,7 @@ func TestKeepingDoesNotTouchTheHeap(t *testing.T) {
 	b := h.boards["m"]
 	turn := func() {
 		h.at = h.at.Add(keeps / 100)
-		b.keep(b.ranks[0], &charge{prompt: 100}, 10, h.at)
+		b.keep(b.ranks[0], &slotRecord{prompt: 100}, 10, h.at)
 		b.gaugedKept(b.ranks[0], Gauged{0, 4000, h.at})
 		h.apply(&h.tick)
 	}

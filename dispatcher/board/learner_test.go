@@ -146,6 +146,6 @@ func TestTheAuditSeesALostCharge(t *testing.T) {
 	h := newHand(t, testConfig())
 	h.fleet(ranks(1, 1, 0))
 	s := h.put(pool.Entry{Prompt: 40}).slotNow(t)
-	h.boards["m"].ledger.table[s.index] = charge{}
+	h.boards["m"].slots.records[s.index] = slotRecord{}
 	require.Equal(t, DriftStatus{Slots: 1, KVTokens: 40}, h.status(h.at).Drift)
 }

@@ -32,16 +32,16 @@ func (l *Local) Allows(tokens, running, inFlight int) bool {
 // placeLocal starts the rounds that choose a rank for a prompt without a hand-off. The policy chooses among the ranks that have to compute
 // the fewest tokens of the prompt. If no rank may compute it, or if entries wait in the pool, placeLocal refuses the entry.
 func (b *board) placeLocal(w entrant, now time.Time) {
-	b.waiting[w.entry.ID] = w
+	b.waiting[w.Entry.ID] = w
 	if b.pool.Len() == 0 {
 		b.arrange()
 		if b.leastTokens = b.leastLocal(w, now); b.leastTokens > 0 {
 			b.ticks++
-			b.asked, b.nextGroup, b.fallbackNext = w.entry, 0, false
+			b.asked, b.nextGroup, b.fallbackNext = w.Entry, 0, false
 			return
 		}
 	}
-	b.refuse(w.entry, ErrNotLocal)
+	b.refuse(w.Entry, ErrNotLocal)
 }
 
 // leastLocal returns the smallest number of tokens of the prompt that any rank would have to compute; 0: no rank may compute it now.
@@ -59,7 +59,7 @@ func (b *board) leastLocal(w entrant, now time.Time) (least int) {
 
 // roundLocal calls the group's policy once for the asked entry, which has no hand-off. The snapshot has only this entry, because the pool
 // is empty. It shows ranks as down that would have to compute more tokens of the prompt than another rank.
-func (b *board) roundLocal(g *group, p *decider, now time.Time) {
+func (b *board) roundLocal(g *group, p *policyInUse, now time.Time) {
 	w := b.waiting[b.asked.ID]
 	watermark := policy.Watermark(p.Policy)
 	b.fill(g, p, now)
@@ -74,18 +74,18 @@ func (b *board) roundLocal(g *group, p *decider, now time.Time) {
 	if offered == 0 {
 		return
 	}
-	b.offer(w.entry, p, now)
+	b.offer(w.Entry, p, now)
 	b.consult(g, p, now)
-	if b.result.failure != nil {
+	if b.failure != nil {
 		return
 	}
 	for _, a := range b.assignments {
 		r := g.rank(a.Worker)
-		if a.Entry != w.entry.ID || r == nil {
+		if a.Entry != w.Entry.ID || r == nil {
 			continue
 		}
 		if n, ok := b.localOn(r, w, watermark, now); ok && n == b.leastTokens {
-			b.result.bound = b.bind(g, p, a, now) == ""
+			b.askedBound = b.bind(g, p, a, now) == ""
 			return
 		}
 		b.emit(Effect{Kind: EffectNotOffered, Policy: p.name, Worker: a.Worker})
@@ -95,11 +95,11 @@ func (b *board) roundLocal(g *group, p *decider, now time.Time) {
 
 // decidedLocal goes on to the next group if the last round did not bind the asked entry. If no group is left, it refuses the entry.
 func (b *board) decidedLocal(g *group) {
-	if b.result.failure != nil {
+	if b.failure != nil {
 		b.emit(Effect{Kind: EffectFallback, Label: FallbackPanic})
 		g.chosen = b.choose(g.barrier) // the panic may have left the memory of the policy half written
 	}
-	if b.nextGroup++; b.result.bound {
+	if b.nextGroup++; b.askedBound {
 		b.nextGroup = len(b.order)
 	} else if b.nextGroup == len(b.order) {
 		b.refuse(b.asked, ErrNotLocal)
@@ -108,13 +108,13 @@ func (b *board) decidedLocal(g *group) {
 
 // localOn says whether the rank may compute the prompt now, and how many tokens of the prompt it would have to compute, at least 1.
 func (b *board) localOn(r *rank, w entrant, watermark float64, now time.Time) (tokens int, ok bool) {
-	for _, offer := range w.local.Ranks {
+	for _, offer := range w.Local.Ranks {
 		if offer.Worker != r.ID {
 			continue
 		}
 		tokens = max(1, offer.Tokens)
-		return tokens, r.takes() && r.lists(w.entry.Name) && r.fits(int64(w.prompt()), watermark, now) &&
-			w.local.Allows(tokens, len(r.slots), b.promptsInFlight(r))
+		return tokens, r.takes() && r.lists(w.Entry.Name) && r.fits(int64(w.prompt()), watermark, now) &&
+			w.Local.Allows(tokens, len(r.slots), b.promptsInFlight(r))
 	}
 	return 0, false
 }
@@ -123,8 +123,8 @@ func (b *board) localOn(r *rank, w entrant, watermark float64, now time.Time) (t
 // the rank has to compute for it, because the engine does not report how many of them are done.
 func (b *board) promptsInFlight(r *rank) (prompt int) {
 	for _, slot := range r.slots {
-		if c := &b.ledger.table[slot]; c.newTokens > 0 && !b.started(slot) {
-			prompt += int(c.newTokens)
+		if s := &b.slots.records[slot]; s.newTokens > 0 && !b.started(slot) {
+			prompt += int(s.newTokens)
 		}
 	}
 	return prompt

@@ -134,7 +134,7 @@ func TestLocalPrefillsKeepTheirBound(t *testing.T) {
 				if len(held) > 0 {
 					s := held[rapid.IntRange(0, len(held)-1).Draw(t, "counted")]
 					h.do(func(r *hand) {
-						r.apply(Recount{"m", s.index, int(s.charge().prompt - rapid.Int32Range(0, s.charge().prompt-1).Draw(t, "fewer"))})
+						r.apply(Recount{"m", s.index, int(s.record().prompt - rapid.Int32Range(0, s.record().prompt-1).Draw(t, "fewer"))})
 					})
 				}
 			case 0, 1:

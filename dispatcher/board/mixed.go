@@ -21,7 +21,7 @@ const presumedBudget = 2048
 
 // uncached returns how many tokens of the prompt a rank has to compute. It is at least 1, because an engine always computes the last token.
 func (w *entrant) uncached(rank int32) int32 {
-	for _, h := range w.hits {
+	for _, h := range w.Hits {
 		if h.Worker == rank {
 			return max(1, w.prompt()-tokens(h.Tokens))
 		}
@@ -32,7 +32,7 @@ func (w *entrant) uncached(rank int32) int32 {
 // addPrompt adds so many tokens of a request's prompt to those that the rank has yet to compute. index is the request's position in the
 // order in which the rank computes them.
 func (b *board) addPrompt(r *rank, slot, tokens int32, index int) {
-	b.ledger.table[slot].promptLeft = tokens
+	b.slots.records[slot].promptLeft = tokens
 	r.backlog += int64(tokens)
 	r.toCompute = slices.Insert(r.toCompute, index, slot)
 }
@@ -42,9 +42,9 @@ func (b *board) dropPrompt(r *rank, slot int32) {
 	if at := slices.Index(r.toCompute, slot); at >= 0 {
 		r.toCompute = slices.Delete(r.toCompute, at, at+1)
 	}
-	c := &b.ledger.table[slot]
-	r.backlog -= int64(c.promptLeft)
-	c.promptLeft = 0
+	s := &b.slots.records[slot]
+	r.backlog -= int64(s.promptLeft)
+	s.promptLeft = 0
 }
 
 // computeMs estimates how long the rank takes to compute its backlog of prompts, in ms, if all ranks of its group compute prompts in the
@@ -99,13 +99,13 @@ func (w *Worker) StepBudget() int {
 func (r *rank) computeStep(b *board, budget int64, step uint32) {
 	r.stepPrompt = 0
 	for _, slot := range r.toCompute {
-		c := &b.ledger.table[slot]
-		if c.promptLeft <= 0 {
+		s := &b.slots.records[slot]
+		if s.promptLeft <= 0 {
 			continue
 		}
-		n := max(0, min(budget, int64(c.promptLeft)))
-		c.promptLeft -= int32(n)
-		c.chunks = chunks{before: c.chunks.before + c.chunks.last, last: c.chunks.this, this: int32(n), step: step}
+		n := max(0, min(budget, int64(s.promptLeft)))
+		s.promptLeft -= int32(n)
+		s.chunks = chunks{before: s.chunks.before + s.chunks.last, last: s.chunks.this, this: int32(n), step: step}
 		r.backlog, r.stepPrompt, budget = r.backlog-n, r.stepPrompt+n, budget-n
 	}
 }
@@ -131,15 +131,15 @@ func (k *chunks) computedBefore(step uint32) int32 {
 // request's first token; 0: no token has come. That step computed the rest of the prompt, whatever the board had estimated.
 //
 // sure is false if, by the board's estimate, the step computed a part of the prompt, but the first token has not come.
-func (c *charge) computedIn(step, joined uint32) (tokens int64, sure bool) {
-	k := &c.chunks
+func (s *slotRecord) computedIn(step, joined uint32) (tokens int64, sure bool) {
+	k := &s.chunks
 	switch {
-	case c.tokensBefore > 0: // joined is about the time before the preemption, so there is only the board's estimate
+	case s.tokensBefore > 0: // joined is about the time before the preemption, so there is only the board's estimate
 		if k.step == step {
 			return int64(k.this), true
 		}
 	case joined == step:
-		return int64(max(0, c.newTokens-k.computedBefore(step))), true
+		return int64(max(0, s.newTokens-k.computedBefore(step))), true
 	case joined != 0 && !laterStep(joined, step):
 		return 0, true
 	case k.step == step && k.this > 0:
@@ -157,19 +157,19 @@ func (b *board) computeAgain(r *rank) {
 	b.refresh(r)
 	last := int32(-1)
 	for _, slot := range r.slots {
-		if c := &b.ledger.table[slot]; !c.unread && (last < 0 || b.ledger.table[last].older(c)) {
+		if s := &b.slots.records[slot]; !s.unread && (last < 0 || b.slots.records[last].older(s)) {
 			last = slot
 		}
 	}
 	if last < 0 {
 		return
 	}
-	c := &b.ledger.table[last]
-	request := &r.running[c.pos]
-	c.unread, c.tokensBefore, c.chunks = true, request.Generated, chunks{}
+	s := &b.slots.records[last]
+	request := &r.running[s.pos]
+	s.unread, s.tokensBefore, s.chunks = true, request.Generated, chunks{}
 	r.unreadSlots++
-	r.unreadKV += int64(c.prompt)
-	b.addPrompt(r, last, c.prompt+request.Generated, 0)
+	r.unreadKV += int64(s.prompt)
+	b.addPrompt(r, last, s.prompt+request.Generated, 0)
 }
 
 // takeReport stores the report of a policy that holds entries back, to send them together: which entries could have been sent for the first
@@ -204,11 +204,11 @@ func (b *board) countRound(g *group) {
 
 // wait returns the policy.Wait of a waiting entry: what policies read of it beside policy.Entry.
 func (w *entrant) wait(now time.Time) policy.Wait {
-	wait := policy.Wait{Hits: w.hits, HeldMs: -1, Express: w.entry.Express}
+	wait := policy.Wait{Hits: w.Hits, HeldMs: -1, Express: w.Entry.Express}
 	if !w.since.IsZero() {
 		wait.HeldMs = float64(now.Sub(w.since)) / float64(time.Millisecond)
 	}
-	if at := w.entry.UrgentAt(); at.After(now) {
+	if at := w.Entry.UrgentAt(); at.After(now) {
 		wait.UrgentInMs = float64(at.Sub(now)) / float64(time.Millisecond)
 	}
 	return wait
@@ -221,7 +221,7 @@ func (b *board) awaiting(g *group) float64 {
 	for _, r := range g.ranks {
 		onRanks += r.unreadSlots
 		for _, slot := range r.toCompute {
-			if b.ledger.table[slot].tokensBefore > 0 { // it had its first token before it was preempted
+			if b.slots.records[slot].tokensBefore > 0 { // it had its first token before it was preempted
 				onRanks--
 			}
 		}

@@ -8,7 +8,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"evenkeel/dispatcher/effort"
 	"evenkeel/dispatcher/policy"
 	"evenkeel/pool"
 )
@@ -142,20 +141,20 @@ func TestWhatAStepHasComputedIsKnownByItsFirstTokens(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			b, r := &board{}, &rank{toCompute: []int32{0}, backlog: 2500}
-			b.ledger.table = []charge{{newTokens: 2500, promptLeft: 2500}}
+			b.slots.records = []slotRecord{{newTokens: 2500, promptLeft: 2500}}
 			for i := range tt.thought {
 				r.computeStep(b, 1000, first+uint32(i))
 			}
-			c := &b.ledger.table[0]
-			c.newTokens = tt.real
-			computed, sure := c.computedIn(tt.step, tt.joined)
+			s := &b.slots.records[0]
+			s.newTokens = tt.real
+			computed, sure := s.computedIn(tt.step, tt.joined)
 			require.Equal(t, tt.computed, computed)
 			require.Equal(t, tt.unsure, !sure)
 		})
 	}
-	c := charge{tokensBefore: 3, chunks: chunks{last: 700, this: 40, step: first}}
+	s := slotRecord{tokensBefore: 3, chunks: chunks{last: 700, this: 40, step: first}}
 	for step, want := range map[uint32]int64{first - 1: 700, first: 40, first + 1: 0} {
-		computed, sure := c.computedIn(step, 2)
+		computed, sure := s.computedIn(step, 2)
 		require.Equal(t, want, computed, "one that is computed again is taken at its word")
 		require.True(t, sure)
 	}
@@ -277,7 +276,7 @@ func fullOfMixed(tb testing.TB) *hand {
 		}
 		b := h.boards["m"]
 		e := b.waiting[w.entry.ID]
-		if e.hits = w.hits; len(w.hits) > 0 {
+		if e.Hits = w.hits; len(w.hits) > 0 {
 			b.holders++
 		}
 		b.waiting[w.entry.ID] = e
@@ -325,7 +324,7 @@ func BenchmarkTickMixed(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
 		h.generate()
-		board.groups[0].budget = effort.Budget{}
+		board.groups[0].budget = searchBudget{}
 		var d time.Duration
 		admitted, d = h.cycle(admitted)
 		if len(took) < cap(took) {

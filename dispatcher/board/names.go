@@ -6,7 +6,6 @@ import (
 	"slices"
 	"time"
 
-	"evenkeel/dispatcher/policy"
 	"evenkeel/pool"
 )
 
@@ -50,12 +49,11 @@ func (b *board) listings() {
 		b.relist()
 	}
 	for _, l := range b.partial {
-		l.up, l.largest = 0, 0
+		l.up, l.largest = 0, largestPrompt(l.ranks)
 		for _, r := range l.ranks {
 			if r.Up || r.Awaited {
 				l.up++
 			}
-			l.largest = max(l.largest, r.budget(policy.Watermark(r.group.chosen.Policy)))
 		}
 		if l.up > 0 {
 			l.graceEnds = time.Time{}

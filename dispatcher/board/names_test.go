@@ -55,6 +55,24 @@ func TestARequestGoesToARankThatListsItsName(t *testing.T) {
 	}
 }
 
+// A policy that keeps less of a rank's KV room empty takes larger prompts at once, also for a name that only some ranks list.
+func TestANewPolicyTakesLargerPromptsForANameThatFewRanksList(t *testing.T) {
+	h := newHand(t, Config{Policy: "br0:watermark=0.5", TickLimit: time.Hour})
+	h.fleet(naming(ranks(2, 8, 100), baseOnly, withX))
+	for _, name := range []string{"x", "base"} {
+		require.ErrorIs(t, h.put(pool.Entry{Prompt: 60, Name: name}).errNow(t), ErrTooLarge)
+	}
+	require.NoError(t, h.setPolicy("br0:watermark=0"))
+	h.pass(0)
+	for _, name := range []string{"x", "base"} {
+		h.put(pool.Entry{Prompt: 60, Name: name}).slotNow(t)
+	}
+	require.NoError(t, h.setPolicy("br0:watermark=0.5"))
+	for _, name := range []string{"x", "base"} {
+		require.ErrorIs(t, h.put(pool.Entry{Prompt: 60, Name: name}).errNow(t), ErrTooLarge)
+	}
+}
+
 // The rank that alone lists a name is spared, and the other is full, so that no policy decides. A request for the name gets each slot that
 // becomes free all the same.
 func TestANameThatOnlyASparedRankListsIsServedWhileTheOthersAreFull(t *testing.T) {

@@ -16,14 +16,14 @@ const mostOrphans = 64
 const gaugeLife = 30 * time.Second
 
 // orphan counts the room of a discharged request as still taken on its rank.
-func (b *board) orphan(r *rank, c *charge, now time.Time) {
-	b.ledger.released.kvTokens -= int64(c.prompt)
-	r.orphaned += int64(c.prompt)
+func (b *board) orphan(r *rank, s *slotRecord, now time.Time) {
+	b.slots.released.kvTokens -= int64(s.prompt)
+	r.orphaned += int64(s.prompt)
 	if n := len(r.orphans); n == mostOrphans {
-		r.orphans[n-1] = orphan{r.orphans[n-1].tokens + int64(c.prompt), now}
+		r.orphans[n-1] = orphan{r.orphans[n-1].tokens + int64(s.prompt), now}
 		return
 	}
-	r.orphans = append(r.orphans, orphan{int64(c.prompt), now})
+	r.orphans = append(r.orphans, orphan{int64(s.prompt), now})
 }
 
 // forgetOrphans frees the room of the orphans of a rank for which the function returns true.
@@ -32,7 +32,7 @@ func (b *board) forgetOrphans(r *rank, which func(orphan) bool) {
 		if !which(o) {
 			return false
 		}
-		b.ledger.released.kvTokens += o.tokens
+		b.slots.released.kvTokens += o.tokens
 		r.orphaned -= o.tokens
 		b.changed = true
 		return true
@@ -71,7 +71,7 @@ func (b *board) gauged(r *rank, e Gauged) {
 	b.refresh(r)
 	missing := r.orphaned - e.KVTokens
 	for i, slot := range r.slots {
-		if c := &b.ledger.table[slot]; b.seen(slot) && !c.strays && c.since.Before(e.At) {
+		if s := &b.slots.records[slot]; b.seen(slot) && !s.strays && s.since.Before(e.At) {
 			missing += r.running[i].Tokens()
 		}
 	}

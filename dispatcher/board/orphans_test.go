@@ -135,7 +135,7 @@ func TestOrphansAreCountedOnce(t *testing.T) {
 			"release": func(rt *rapid.T) { h.release(all.leave(rt)) },
 			"orphan": func(rt *rapid.T) {
 				s := all.leave(rt)
-				if tokens := int64(s.charge().prompt); h.boards["m"].ranks[s.Worker].present && !s.charge().strays {
+				if tokens := int64(s.record().prompt); h.boards["m"].ranks[s.Worker].present && !s.record().strays {
 					want[s.Worker] = append(want[s.Worker], tokens)
 				}
 				h.orphan(s)
@@ -157,8 +157,8 @@ func TestOrphansAreCountedOnce(t *testing.T) {
 				inUse := rapid.Int64Range(0, 500).Draw(rt, "in use")
 				missing := -inUse
 				for _, s := range all.held {
-					if s.Worker == i && s.started && !s.charge().strays { // that may have its KV elsewhere
-						missing += int64(s.charge().prompt) + int64(s.Generated())
+					if s.Worker == i && s.started && !s.record().strays { // that may have its KV elsewhere
+						missing += int64(s.record().prompt) + int64(s.Generated())
 					}
 				}
 				for _, tokens := range want[i] {
@@ -197,7 +197,7 @@ func TestOrphansAreCountedOnce(t *testing.T) {
 		h.release(h.slotsOf(1)...)
 		h.release(h.slotsOf(2)...)
 		b := h.boards["m"]
-		require.Equal(rt, b.ledger.charged, b.ledger.released)
+		require.Equal(rt, b.slots.charged, b.slots.released)
 	})
 }
 

@@ -27,25 +27,25 @@ func (p *pairs) inOrder() []Pair {
 }
 
 // pair returns the prefill engine that the request's KV comes from and the engine that it goes to.
-func (c *charge) pair() Pair { return Pair{c.prefiller, c.rank.Engine} }
+func (s *slotRecord) pair() Pair { return Pair{s.prefiller, s.rank.Engine} }
 
 // pairEnded records how the hand-off of a request that has ended went, for the pair of its prefill and decode engine. If the request's
 // first event came, reached has already recorded the success.
-func (b *board) pairEnded(c *charge, o Outcome, now time.Time) {
+func (b *board) pairEnded(s *slotRecord, o Outcome, now time.Time) {
 	switch {
-	case c.prefiller == "": // there was no hand-off
+	case s.prefiller == "": // there was no hand-off
 	case o.Lost:
-		b.lost(c, now)
-	case !c.started: // the end says nothing about the pair; if this hand-off was the pair's trial, the next hand-off is the trial instead
-		if suspected := b.pairs.suspects[c.pair()]; suspected != nil {
-			suspected.circuit.Neutral(c.id)
+		b.lost(s, now)
+	case !s.started: // the end says nothing about the pair; if this hand-off was the pair's trial, the next hand-off is the trial instead
+		if suspected := b.pairs.suspects[s.pair()]; suspected != nil {
+			suspected.circuit.Neutral(s.id)
 		}
 	}
 }
 
 // lost records that a hand-off's first event did not come.
-func (b *board) lost(c *charge, now time.Time) {
-	p, key := &b.pairs, c.pair()
+func (b *board) lost(s *slotRecord, now time.Time) {
+	p, key := &b.pairs, s.pair()
 	p.forget(now)
 	suspected := p.suspects[key]
 	if suspected == nil {
@@ -56,7 +56,7 @@ func (b *board) lost(c *charge, now time.Time) {
 	suspected.last = now
 	if suspected.circuit.In() {
 		b.consider(key, suspected, now)
-	} else if suspected.circuit.Fail(c.id, now) {
+	} else if suspected.circuit.Fail(s.id, now) {
 		b.quarantined(key, suspected)
 	}
 	b.countPairs()
@@ -121,21 +121,21 @@ func (b *board) countPairs() {
 }
 
 // send records that a hand-off goes to a pair. If the pair's quarantine has just ended, this hand-off is the trial.
-func (p *pairs) send(c *charge, now time.Time) {
-	if suspected := p.suspects[c.pair()]; suspected != nil {
-		suspected.circuit.Send(c.id, now)
+func (p *pairs) send(s *slotRecord, now time.Time) {
+	if suspected := p.suspects[s.pair()]; suspected != nil {
+		suspected.circuit.Send(s.id, now)
 	}
 }
 
 // rerouted records that the KV of a slot comes from another prefill engine.
 func (b *board) rerouted(slot int32, prefiller string, now time.Time) {
-	c := &b.ledger.table[slot]
-	if suspected := b.pairs.suspects[c.pair()]; suspected != nil {
-		suspected.circuit.Neutral(c.id)
+	s := &b.slots.records[slot]
+	if suspected := b.pairs.suspects[s.pair()]; suspected != nil {
+		suspected.circuit.Neutral(s.id)
 	}
-	c.prefiller = prefiller
+	s.prefiller = prefiller
 	if b.pairs.quarantined > 0 {
-		b.pairs.send(c, now)
+		b.pairs.send(s, now)
 	}
 }
 
@@ -147,7 +147,7 @@ func (l *Boards) Shunned(model string, slot int32, now time.Time) (prefillers []
 		return nil
 	}
 	for key, suspected := range b.pairs.suspects {
-		if (slot < 0 || key.Engine == b.ledger.table[slot].rank.Engine) && !suspected.circuit.Allows(now) {
+		if (slot < 0 || key.Engine == b.slots.records[slot].rank.Engine) && !suspected.circuit.Allows(now) {
 			prefillers = append(prefillers, key.Prefiller)
 		}
 	}
@@ -164,11 +164,11 @@ func (p *pairs) vetoed(e *pool.Entry, r *rank, now time.Time) bool {
 // bound. steer moves the entry to the rank with the fewest KV tokens that has room, or else exchanges its rank with that of a later
 // assignment. If no rank has room but one could take the entry later, steer returns false: the entry stays in the pool. If no rank
 // could take it even then, or the entry is urgent, the quarantined pair is used.
-func (b *board) steer(g *group, p *decider, i int, now time.Time) (bind bool) {
+func (b *board) steer(g *group, p *policyInUse, i int, now time.Time) (bind bool) {
 	a := &b.assignments[i]
 	w, ok := b.waiting[a.Entry]
 	r := g.rank(a.Worker)
-	if !ok || r == nil || w.entry.Prefiller == "" || !b.pairs.vetoed(w.entry, r, now) {
+	if !ok || r == nil || w.Entry.Prefiller == "" || !b.pairs.vetoed(w.Entry, r, now) {
 		return true
 	}
 	outcome := b.rerank(g, p, i, w, now)
@@ -177,8 +177,8 @@ func (b *board) steer(g *group, p *decider, i int, now time.Time) (bind bool) {
 }
 
 // rerank does the work of steer for an assignment whose pair is quarantined. The outcome is one of the Steer constants.
-func (b *board) rerank(g *group, p *decider, i int, w entrant, now time.Time) (outcome string) {
-	if w.entry.Urgent(now) {
+func (b *board) rerank(g *group, p *policyInUse, i int, w entrant, now time.Time) (outcome string) {
+	if w.Entry.Urgent(now) {
 		return SteerKept
 	}
 	remaining := b.assignments[i+1:]
@@ -213,12 +213,12 @@ func (b *board) rerank(g *group, p *decider, i int, w entrant, now time.Time) (o
 
 // suits says whether the rank could take the entry if its slots and its KV room were free.
 func (b *board) suits(r *rank, w entrant, now time.Time) bool {
-	return r.takes() && r.lists(w.entry.Name) && r.usable() > 0 && (r.Capacity == 0 || int64(w.prompt()) <= r.Capacity) &&
-		!b.pairs.vetoed(w.entry, r, now)
+	return r.takes() && r.lists(w.Entry.Name) && r.usable() > 0 && (r.Capacity == 0 || int64(w.prompt()) <= r.Capacity) &&
+		!b.pairs.vetoed(w.Entry, r, now)
 }
 
 // hasRoom says whether the rank has a slot and KV room for the entry in addition to the remaining assignments of the round.
-func (b *board) hasRoom(r *rank, p *decider, w entrant, remaining []policy.Assignment) bool {
+func (b *board) hasRoom(r *rank, p *policyInUse, w entrant, remaining []policy.Assignment) bool {
 	if p.Immediate() {
 		return true
 	}

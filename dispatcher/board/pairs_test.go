@@ -299,7 +299,7 @@ func TestHealthNeverTouchesLoad(t *testing.T) {
 			"": func(t *rapid.T) {
 				want := map[int32]int64{}
 				for s := range held {
-					want[s.Worker] += int64(s.charge().prompt)
+					want[s.Worker] += int64(s.record().prompt)
 				}
 				for _, w := range h.status(h.at).Models[0].Workers {
 					require.Equal(t, want[w.ID], w.KVTokens)

@@ -41,7 +41,7 @@ func TestRealPoliciesOnTheBoard(t *testing.T) {
 				h.release(running...)
 				waits = left
 			}
-			require.EqualValues(t, 200, b.ledger.released.slots)
+			require.EqualValues(t, 200, b.slots.released.slots)
 			require.Zero(t, count(t, h.metrics.fallbacks.WithLabelValues("invalid")))
 			require.Zero(t, count(t, h.metrics.fallbacks.WithLabelValues("panic")))
 		})

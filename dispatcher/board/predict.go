@@ -126,7 +126,7 @@ func (b *board) source(needs policy.Needs) *known {
 // foresee writes the predictions that the policy needs into the snapshot: the mean length of an answer, and for every running request Rhat,
 // the number of decode steps that it is predicted to have left. Even if the policy reads only the mean, foresee predicts a sample of the
 // requests, because the predictor is scored by comparing predictions with the real lengths.
-func (b *board) foresee(g *group, p *decider) {
+func (b *board) foresee(g *group, p *policyInUse) {
 	s := &b.snapshot
 	s.MeanOutput, b.survival = 0, nil
 	if p.source == nil {
@@ -164,15 +164,15 @@ func (b *board) setTrueRemaining(workers []policy.Worker, horizon int32) {
 
 // learn passes the outcome of a request to the live scores and, as an effect, to the Learner. It leaves out discarded hand-offs, for which
 // no client waits.
-func (b *board) learn(c *charge, o Outcome) {
-	if c.discard {
+func (b *board) learn(s *slotRecord, o Outcome) {
+	if s.discard {
 		return
 	}
-	finished, output := o.Kind == Finished, c.age+tokens(o.Generated)
-	c.rank.group.forecast.Ended(c.rank.slots[c.pos], c.id, finished, output)
-	if c.rank.group.chosen.source != nil {
+	finished, output := o.Kind == Finished, s.age+tokens(o.Generated)
+	s.rank.group.forecast.Ended(s.rank.slots[s.pos], s.id, finished, output)
+	if s.rank.group.chosen.source != nil {
 		b.emit(Effect{
-			Kind: EffectEnding, Ending: Ending{Model: b.model, Finished: finished, Prompt: c.prompt - c.age, Output: output, Key: c.key},
+			Kind: EffectEnding, Ending: Ending{Model: b.model, Finished: finished, Prompt: s.prompt - s.age, Output: output, Key: s.key},
 		})
 	}
 }

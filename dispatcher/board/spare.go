@@ -10,31 +10,31 @@ import "time"
 
 // updateRefusals records for the rank of a request that has ended whether its engine refused the request or had begun it. If neither is
 // true, the end says nothing about the rank.
-func (b *board) updateRefusals(c *charge, refused bool, now time.Time) {
-	r := c.rank
+func (b *board) updateRefusals(s *slotRecord, refused bool, now time.Time) {
+	r := s.rank
 	switch {
 	case refused:
-		if r.refusals.Fail(c.id, now) {
+		if r.refusals.Fail(s.id, now) {
 			b.changed = true
 			b.emit(Effect{Kind: EffectSpared, Group: GroupKey{Model: b.model}, Names: [2]string{r.Name}, Lasts: r.refusals.Out()})
 		}
 		b.watch()
-	case c.started:
-		b.accepted(c)
+	case s.started:
+		b.accepted(s)
 	default:
-		r.refusals.Neutral(c.id)
+		r.refusals.Neutral(s.id)
 	}
 }
 
 // accepted records that the engine of a rank took a request, which ends a row of refusals. If the rank is spared, a request that it got
 // before it was spared proves nothing.
-func (b *board) accepted(c *charge) {
-	r := c.rank
+func (b *board) accepted(s *slotRecord) {
+	r := s.rank
 	inService := r.refusals.In()
 	if inService && r.refusals.Failures() == 0 {
 		return
 	}
-	if sparedSince := r.refusals.Until().Add(-r.refusals.Out()); !inService && c.since.Before(sparedSince) {
+	if sparedSince := r.refusals.Until().Add(-r.refusals.Out()); !inService && s.since.Before(sparedSince) {
 		return
 	}
 	if !inService {

@@ -6,9 +6,6 @@ import (
 	"slices"
 	"time"
 
-	"evenkeel/dispatcher/ahead"
-	"evenkeel/dispatcher/decision"
-	"evenkeel/dispatcher/effort"
 	"evenkeel/dispatcher/forecast"
 	"evenkeel/dispatcher/kept"
 	"evenkeel/dispatcher/policy"
@@ -32,7 +29,7 @@ type board struct {
 	graceEnds time.Time       // end of outageGrace while all ranks are down; zero: a rank is up
 	// largest prompt that any present rank could ever take, in KV tokens
 	largest int64
-	ledger  ledger
+	slots   slotTable
 
 	arrived         bool      // entries came since the last Tick
 	changed         bool      // another event happened after which a rank may take an entry
@@ -81,14 +78,16 @@ type board struct {
 	nextGroup    int         // index in order of the group that decides next
 	fallbackNext bool        // this group's policy has failed, and the fallback decides next
 	round        Round       // the last round, for the decision log
-	result       result      // how the last round went
+	failure      error       // why the policy of the last round failed; nil: it did not
+	invalid      int         // assignments of the last round that were not bound
+	askedBound   bool        // the last round bound the asked entry
 }
 
 // rank is one decode rank with the requests that are charged to it.
 type rank struct {
 	Worker
 	present     bool             // false: the rank has left the fleet, but some of its slots are not released yet
-	slots       []int32          // indices in the ledger of the charged slots
+	slots       []int32          // indices of its slots in board.slots
 	running     []policy.Request // the same requests, as policies see them
 	kv          int64            // KV tokens on the rank, with Others and guests: of the last refresh, updated when a request comes or goes
 	queued      int              // slots whose requests wait in the engine's own queue, as of the last refresh; it may be too high since
@@ -143,15 +142,15 @@ type group struct {
 	barrier  bool
 	members  []*rank // present ranks, ascending ID
 	ranks    []*rank // members that are not down: these step, and a Snapshot shows them
-	chosen   decider
-	fallback decider
+	chosen   policyInUse
+	fallback policyInUse
 	slow     int // how many more rounds the fallback decides, after a round over TickLimit
 
 	kv          int64 // KV tokens of all ranks, as of the last refresh
 	largestLoad int64 // largest load of a rank in the group's steps (rank.stepLoad), in KV tokens, as of the last refresh
 
 	forecast       forecast.Running
-	budget         effort.Budget
+	budget         searchBudget
 	held           int       // entries that the last decision held back, to send them together, although a slot was free for them
 	wakeHeld       time.Time // when the policy wants to look at held entries again; zero: it has set no time
 	gathered       gathered
@@ -162,8 +161,8 @@ type group struct {
 	stepRanks      []step.Rank   // memory of inStep: what the ranks did in a step
 	last           Step          // last step that was reported; see takeSteps
 	departedTokens int64         // tokens of all released requests that were in a step
-	lag            ahead.Lag
-	lead           ahead.Lead
+	lag            lag
+	lead           lead
 	tokensAtStep   int64 // group.generated when the last step was reported
 }
 
@@ -206,18 +205,14 @@ func (l *recent) means() (requests, rate float32) {
 	return float32(l.waited / l.seconds), float32(l.tokens / l.seconds)
 }
 
-// entrant is an entry that waits.
+// entrant is an entry that waits, as its event Enqueue brought it.
 type entrant struct {
-	entry      *pool.Entry
-	local      *Local          // the entry has no hand-off: one of these ranks may compute its prompt; nil: an entry of the pool
-	output     int32           // Enqueue.Output: tokens that its answer will have; 0: not known
-	trace      *decision.Trace // memory of the caller in which the tick writes why the rank was chosen; nil: it does not
-	hits       []Hit           // how much of its prompt is in the prefix caches of ranks
-	restricted bool            // some ranks may not get it; board.restrictedCount counts it
-	since      time.Time       // when a mixed rank first had a slot for it, so that its policy has held it back since; zero: none had
+	Enqueue
+	restricted bool      // some ranks may not get it; board.restrictedCount counts it
+	since      time.Time // when a mixed rank first had a slot for it, so that its policy has held it back since; zero: none had
 }
 
-func (e entrant) prompt() int32 { return tokens(e.entry.Prompt) }
+func (w entrant) prompt() int32 { return tokens(w.Entry.Prompt) }
 
 // pairs has the pairs of a prefill and a decode engine whose hand-offs fail. If both engines work with other engines, the connection
 // between them is broken: one engine may still use a connection from before a restart of the other, or the network may have lost a route.
@@ -262,8 +257,8 @@ type Pace struct {
 	tokens      float64 // mean KV tokens of a request at its end; 0: none has ended
 }
 
-// Bound says which slot an entry got, and how.
-type Bound struct {
+// Binding says which slot an entry got, and how.
+type Binding struct {
 	Slot       int32 // index of the slot in the board
 	Worker     int32
 	WorkerName string
@@ -360,8 +355,8 @@ type rules struct {
 
 func (r *rules) emit(e Effect) { r.effects = append(r.effects, e) }
 
-// decider is a policy in use. Each group has its own, because a policy keeps memory and, if it takes ranks in turn, the next rank.
-type decider struct {
+// policyInUse is a policy in use. Each group has its own, because a policy keeps memory and, if it takes ranks in turn, the next rank.
+type policyInUse struct {
 	policy.Policy
 	spec   string
 	name   string
@@ -371,8 +366,8 @@ type decider struct {
 	source *known // tables for its predictions; nil: it reads none
 }
 
-// charge is a request that has a slot of a rank, from its admission until its release.
-type charge struct {
+// slotRecord is a request that has a slot of a rank, from its admission until its release.
+type slotRecord struct {
 	rank         *rank // nil: the index is free
 	pos          int   // in rank.slots and rank.running
 	id, key      uint64
@@ -393,11 +388,11 @@ type charge struct {
 	unheard      unheard
 }
 
-// ledger has all charges by index, and the totals of what was ever charged and released. The totals do not depend on the table, so that
-// drift can compare the two while the program runs, and find mistakes in the accounts.
-type ledger struct {
-	table    []charge
-	unused   []int32 // free indices of the table; the last one is used first
+// slotTable has the records of all slots by index, and the totals of what was ever charged and released. The totals do not depend on the
+// records, so that drift can compare the two while the program runs, and find mistakes in the accounts.
+type slotTable struct {
+	records  []slotRecord
+	unused   []int32 // free indices of records; the last one is used first
 	charged  tally
 	released tally
 	kept     int64 // total of the KV tokens that engines have ever kept of ended answers
@@ -407,16 +402,16 @@ type ledger struct {
 // tally counts slots and the KV tokens of their prompts.
 type tally struct{ slots, kvTokens int64 }
 
-func (t *tally) add(c *charge) {
+func (t *tally) add(s *slotRecord) {
 	t.slots++
-	t.kvTokens += int64(c.prompt)
+	t.kvTokens += int64(s.prompt)
 }
 
 // tokens returns a number of tokens as an int32, at least 0.
 func tokens(n int) int32 { return int32(min(max(0, n), math.MaxInt32)) }
 
 // inForce returns the policy that decides now: the chosen one, or the fallback after rounds that were too slow.
-func (g *group) inForce() *decider {
+func (g *group) inForce() *policyInUse {
 	if g.slow > 0 {
 		return &g.fallback
 	}
@@ -432,14 +427,6 @@ func (g *group) rank(id int32) *rank {
 	return g.ranks[at]
 }
 
-// result says how a round went.
-type result struct {
-	policy  *decider
-	invalid int // assignments that were not bound
-	failure error
-	bound   bool // the asked entry was bound
-}
-
 // Gauged reports how many KV tokens were in use on a worker at the time At, by the metrics (gauges) of its engine.
 type Gauged struct {
 	Worker   int32
@@ -447,25 +434,17 @@ type Gauged struct {
 	At       time.Time
 }
 
-// examined are settings that were checked: the config, fit and policy that would be in force with them.
-type examined struct {
-	cfg         Config
-	fit         *predictor.Fit
-	spec        string
-	newPolicies bool // policies are made anew
-}
-
 // started says whether the first event of a slot's answer has come. If the engine reports the answer's tokens only at its end (unheard.go),
 // the board's estimate says whether it has its first token.
 func (b *board) started(slot int32) bool {
-	return b.seen(slot) || b.ledger.table[slot].unheard.first != 0
+	return b.seen(slot) || b.slots.records[slot].unheard.first != 0
 }
 
 // seen says whether the first event of a slot has come. Then its KV is certainly on the rank.
 func (b *board) seen(slot int32) bool {
-	c := &b.ledger.table[slot]
-	c.started = c.started || b.counts != nil && b.counts.started(slot)
-	return c.started
+	s := &b.slots.records[slot]
+	s.started = s.started || b.counts != nil && b.counts.started(slot)
+	return s.started
 }
 
 // group returns the group with a key, and its board; nil: the group is gone.

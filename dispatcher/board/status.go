@@ -290,7 +290,7 @@ func (b *board) rankStatus(r *rank, now time.Time) WorkerStatus {
 	for _, slot := range r.slots {
 		if b.started(slot) {
 			w.Running++
-		} else if b.ledger.table[slot].early {
+		} else if b.slots.records[slot].early {
 			w.Bound++
 		}
 	}
@@ -303,7 +303,7 @@ func (b *board) rankStatus(r *rank, now time.Time) WorkerStatus {
 
 // status returns the status of the group, whose ranks must have been refreshed.
 func (g *group) status(now time.Time) GroupStatus {
-	s := GroupStatus{Held: g.held, Budget: g.budget.Evaluations()}
+	s := GroupStatus{Held: g.held, Budget: g.budget.evaluations()}
 	s.Name, s.Barrier, s.Policy, s.FallbackRounds = g.name, g.barrier, g.inForce().name, g.slow
 	var kv, cost policy.Balance
 	weight := g.knownWeight()

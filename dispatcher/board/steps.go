@@ -87,12 +87,12 @@ func (b *board) inStep(g *group) (requests int, sure bool) {
 			}
 		}
 		for i, slot := range r.slots {
-			joined := cmp.Or(b.counts.step(slot), b.ledger.table[slot].unheard.first)
+			joined := cmp.Or(b.counts.step(slot), b.slots.records[slot].unheard.first)
 			if joined != 0 && !laterStep(joined, g.last.Number) {
 				addRequest(joined, r.running[i].Tokens())
 			}
 			if r.Mixed {
-				n, known := b.ledger.table[slot].computedIn(g.last.Number, joined)
+				n, known := b.slots.records[slot].computedIn(g.last.Number, joined)
 				prompt, sure = prompt+n, sure && known
 			}
 		}
@@ -121,17 +121,17 @@ func (b *board) depart(slot, generated int32, first, last uint32) {
 	if first == 0 {
 		return // it was in no step
 	}
-	c := &b.ledger.table[slot]
-	if g := c.rank.group; g != nil {
+	s := &b.slots.records[slot]
+	if g := s.rank.group; g != nil {
 		g.departedTokens += int64(generated)
-		if c.early {
-			g.lead.Ended(c.bound, first, last)
+		if s.early {
+			g.lead.ended(s.bound, first, last)
 		} else {
-			g.lag.Ended(c.bound, first, last)
+			g.lag.ended(s.bound, first, last)
 		}
 	}
-	r, kv := c.rank, int64(c.prompt)+int64(generated)
-	if c.strays { // only this rank's part counts; in this one step, the parts of the other ranks are missing
+	r, kv := s.rank, int64(s.prompt)+int64(generated)
+	if s.strays { // only this rank's part counts; in this one step, the parts of the other ranks are missing
 		kv /= r.parts
 	}
 	if len(r.departed) == cap(r.departed) {
@@ -139,7 +139,7 @@ func (b *board) depart(slot, generated int32, first, last uint32) {
 	}
 	prompt := int64(0)
 	if r.Mixed {
-		prompt, _ = c.computedIn(first, first)
+		prompt, _ = s.computedIn(first, first)
 	}
 	r.departed = append(r.departed, departed{first: first, last: last, kv: kv, prompt: prompt})
 }

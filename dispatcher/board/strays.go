@@ -50,7 +50,7 @@ func (b *board) relate() {
 	}
 	for _, r := range b.ranks {
 		for i, slot := range r.slots {
-			if request := &r.running[i]; b.ledger.table[slot].strays {
+			if request := &r.running[i]; b.slots.records[slot].strays {
 				before := request.Tokens()
 				request.Away = 0
 				r.lend(r.share(request))

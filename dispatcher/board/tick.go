@@ -100,7 +100,7 @@ func (b *board) decide(now time.Time) {
 	if b.fallbackNext {
 		p = &g.fallback
 	}
-	b.result = result{policy: p}
+	b.failure, b.invalid, b.askedBound = nil, 0, false
 	if b.asked != nil {
 		b.roundLocal(g, p, now)
 	} else {
@@ -130,19 +130,19 @@ func (b *board) decided(took time.Duration, now time.Time) {
 
 // judge lets the fallback take over if the round of the policy in force failed, broke a hard limit or took too long.
 func (b *board) judge(g *group, took time.Duration) {
-	p := b.result.policy
+	p := g.inForce()
 	g.held = policy.Held(p.Policy)
 	if p == &g.fallback {
 		g.slow--
 		return
 	}
-	g.budget.Spent(took)
+	g.budget.spent(took)
 	switch {
-	case b.result.failure != nil:
+	case b.failure != nil:
 		b.emit(Effect{Kind: EffectFallback, Label: FallbackPanic})
 		g.chosen = b.choose(g.barrier) // the panic may have left the memory of the policy half written
 		b.fallbackNext = true
-	case b.result.invalid > 0:
+	case b.invalid > 0:
 		b.emit(Effect{Kind: EffectFallback, Label: FallbackInvalid})
 		b.fallbackNext = true
 	case took > b.cfg.TickLimit:
@@ -152,11 +152,11 @@ func (b *board) judge(g *group, took time.Duration) {
 }
 
 // decideRound runs one round for the entries of the pool: it fills the snapshot, calls the policy and binds the entries.
-func (b *board) decideRound(g *group, p *decider, now time.Time) {
+func (b *board) decideRound(g *group, p *policyInUse, now time.Time) {
 	b.fill(g, p, now)
 	b.consult(g, p, now)
 	var report policy.Gathered
-	if b.mixed && b.result.failure == nil {
+	if b.mixed && b.failure == nil {
 		report = policy.GatheredBy(p.Policy)
 		b.takeReport(g, report, now)
 	}
@@ -166,7 +166,7 @@ func (b *board) decideRound(g *group, p *decider, now time.Time) {
 		}
 		a := b.assignments[i]
 		if fault := b.bind(g, p, a, now); fault != "" {
-			b.result.invalid++
+			b.invalid++
 			b.emit(Effect{Kind: EffectInvalid, Policy: p.name, Label: fault, ID: a.Entry, Worker: a.Worker})
 		}
 	}

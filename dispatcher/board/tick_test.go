@@ -8,7 +8,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"evenkeel/dispatcher/effort"
 	"evenkeel/dispatcher/fakes"
 	"evenkeel/dispatcher/policy"
 	"evenkeel/pool"
@@ -333,7 +332,7 @@ func (h *hand) cycle(admitted []waiting) ([]waiting, time.Duration) {
 		b.discharge(w.slot.index)
 		h.slots[w.slot.index] = nil
 		b.pool.Add(w.entry, h.at)
-		b.waiting[w.entry.ID] = entrant{entry: w.entry, trace: w.slot.Grounds}
+		b.waiting[w.entry.ID] = entrant{Enqueue: Enqueue{Entry: w.entry, Trace: w.slot.Grounds}}
 		h.waiting[w.entry] = w
 		n++
 	}
@@ -361,9 +360,9 @@ func (h *hand) generate() {
 	for _, s := range h.slots {
 		if s != nil && s.generated.Add(1) > 300 {
 			s.generated.Store(0)
-			c := s.charge()
-			c.id += 1 << 32
-			c.rank.running[c.pos].ID = c.id
+			record := s.record()
+			record.id += 1 << 32
+			record.rank.running[record.pos].ID = record.id
 		}
 	}
 }
@@ -395,10 +394,10 @@ func TestATickWithRequestsThatStrayDoesNotTouchTheHeap(t *testing.T) {
 	for _, e := range b.pool.Entries() {
 		e.Response = true
 	}
-	for i := range b.ledger.table {
-		c := &b.ledger.table[i]
-		c.strays = true
-		c.rank.strays++
+	for i := range b.slots.records {
+		s := &b.slots.records[i]
+		s.strays = true
+		s.rank.strays++
 	}
 	b.relate()
 	var admitted []waiting
@@ -440,7 +439,7 @@ func BenchmarkTick(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
 				h.generate()
-				board.groups[0].budget = effort.Budget{} // the whole of it, however busy the machine
+				board.groups[0].budget = searchBudget{} // the whole of it, however busy the machine
 				var d time.Duration
 				admitted, d = h.cycle(admitted)
 				if len(took) < cap(took) {

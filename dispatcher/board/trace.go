@@ -3,7 +3,6 @@ package board
 import (
 	"math"
 
-	"evenkeel/dispatcher/decision"
 	"evenkeel/dispatcher/policy"
 )
 
@@ -14,7 +13,7 @@ const mostScores = 16 * 144
 
 // explain writes why each rank of a round was chosen into the traces of the entries, before these are bound. Enqueue brought the memory of
 // the traces, so that explain allocates only when a group has grown.
-func (b *board) explain(g *group, p *decider) {
+func (b *board) explain(g *group, p *policyInUse) {
 	if !b.cfg.Explain {
 		return
 	}
@@ -30,7 +29,7 @@ func (b *board) explain(g *group, p *decider) {
 	scoresLeft := mostScores
 	for i, a := range b.assignments {
 		w, ok := b.waiting[a.Entry]
-		if !ok || w.trace == nil {
+		if !ok || w.Trace == nil {
 			continue
 		}
 		scores, less := b.weights[:len(s.Workers)], true
@@ -42,14 +41,14 @@ func (b *board) explain(g *group, p *decider) {
 		if weigher == nil {
 			scores, less = nil, true
 		}
-		*w.trace = decision.Trace{Tick: b.ticks, Waiting: len(s.Pool), Fullest: fullest, Less: less}
-		addAlternatives(w.trace, g, p.Immediate(), s, a.Worker, scores)
+		*w.Trace = Trace{Tick: b.ticks, Waiting: len(s.Pool), Fullest: fullest, Less: less}
+		addAlternatives(w.Trace, g, p.Immediate(), s, a.Worker, scores)
 	}
 }
 
 // addAlternatives adds the ranks that could have taken an entry to its trace, which keeps the best by score or, if scores is nil, by KV
 // tokens. The score of a rank that could not have taken the entry is NaN.
-func addAlternatives(trace *decision.Trace, g *group, immediate bool, s *policy.Snapshot, chosen int32, scores []float64) {
+func addAlternatives(trace *Trace, g *group, immediate bool, s *policy.Snapshot, chosen int32, scores []float64) {
 	for i, r := range g.ranks {
 		worker := &s.Workers[i]
 		if r.ID == chosen {
@@ -63,7 +62,7 @@ func addAlternatives(trace *decision.Trace, g *group, immediate bool, s *policy.
 			continue
 		}
 		trace.Able++
-		c := decision.Alternative{Worker: r.ID, Name: r.Name, Score: math.NaN(), KVTokens: r.kv, Free: worker.Free}
+		c := Alternative{Worker: r.ID, Name: r.Name, Score: math.NaN(), KVTokens: r.kv, Free: worker.Free}
 		if scores != nil {
 			c.Score = scores[i]
 		}

@@ -8,8 +8,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"evenkeel/dispatcher/decision"
-	"evenkeel/dispatcher/effort"
 	"evenkeel/pool"
 )
 
@@ -37,7 +35,7 @@ func TestWithoutExplainASlotHasNoGrounds(t *testing.T) {
 	h := newHand(t, realConfig("br0"))
 	h.fleet(ranks(2, 2, 0))
 	require.Nil(t, h.put(pool.Entry{Prompt: 900}).slotNow(t).Grounds)
-	var none *decision.Trace
+	var none *Trace
 	require.Empty(t, none.Best())
 }
 
@@ -70,8 +68,8 @@ func explained(tb testing.TB, spec string) *hand {
 	h := saturated(tb, spec)
 	h.cfg.Explain = true
 	for id, w := range h.boards["m"].waiting {
-		w.trace = &decision.Trace{}
-		h.waiting[w.entry].slot.Grounds = w.trace
+		w.Trace = &Trace{}
+		h.waiting[w.Entry].slot.Grounds = w.Trace
 		h.boards["m"].waiting[id] = w
 	}
 	return h
@@ -98,7 +96,7 @@ func BenchmarkExplain(b *testing.B) {
 				b.ReportAllocs()
 				for b.Loop() {
 					h.generate()
-					board.groups[0].budget = effort.Budget{}
+					board.groups[0].budget = searchBudget{}
 					var d time.Duration
 					admitted, d = h.cycle(admitted)
 					sum += d

@@ -65,17 +65,17 @@ func (b *board) listen(now time.Time) {
 		streams, tokens, silent := 0, int64(0), 0
 		for _, r := range g.ranks {
 			for _, slot := range r.slots {
-				c := &b.ledger.table[slot]
-				if c.unheard.most = b.counts.unheard(slot); c.unheard.most > 0 {
+				s := &b.slots.records[slot]
+				if s.unheard.most = b.counts.unheard(slot); s.unheard.most > 0 {
 					silent++
 					continue
 				}
 				n := b.counts.generated(slot)
-				if c.unheard.atLastLook > 0 { // else it had no token at the last look
+				if s.unheard.atLastLook > 0 { // else it had no token at the last look
 					streams++
-					tokens += int64(n - c.unheard.atLastLook)
+					tokens += int64(n - s.unheard.atLastLook)
 				}
-				c.unheard.atLastLook = n
+				s.unheard.atLastLook = n
 			}
 		}
 		g.tempo.learn(streams, tokens, between)
@@ -93,22 +93,22 @@ func (b *board) grow(g *group, between time.Duration, now time.Time, stepsReport
 	for _, r := range g.ranks {
 		budget := int64(perSecond * between.Seconds() * float64(r.StepBudget())) // prompt tokens; a step brings about one token per request
 		for _, slot := range r.slots {
-			c := &b.ledger.table[slot]
-			if heard := c.unheard.most == 0; heard || c.waits {
+			s := &b.slots.records[slot]
+			if heard := s.unheard.most == 0; heard || s.waits {
 				continue
 			}
-			if c.promptLeft > 0 && !stepsReported {
-				n := min(budget, int64(c.promptLeft))
-				c.promptLeft, r.backlog, budget = c.promptLeft-int32(n), r.backlog-n, budget-n
+			if s.promptLeft > 0 && !stepsReported {
+				n := min(budget, int64(s.promptLeft))
+				s.promptLeft, r.backlog, budget = s.promptLeft-int32(n), r.backlog-n, budget-n
 			}
-			if c.promptLeft > 0 {
+			if s.promptLeft > 0 {
 				continue
 			}
-			if c.unheard.first == 0 {
-				c.unheard.first, c.unheard.tokens = g.last.Number+1, 1
+			if s.unheard.first == 0 {
+				s.unheard.first, s.unheard.tokens = g.last.Number+1, 1
 			}
-			ran := min(between, now.Sub(c.since)) // the request may have been bound after the last look
-			c.unheard.tokens = min(c.unheard.tokens+perSecond*ran.Seconds(), float64(c.unheard.most))
+			ran := min(between, now.Sub(s.since)) // the request may have been bound after the last look
+			s.unheard.tokens = min(s.unheard.tokens+perSecond*ran.Seconds(), float64(s.unheard.most))
 		}
 	}
 }
@@ -116,20 +116,20 @@ func (b *board) grow(g *group, between time.Duration, now time.Time, stepsReport
 // generated returns how many tokens the answer of a slot has: the reported number or, for an unheard answer, the estimate if it is larger.
 func (b *board) generated(slot int32) int32 {
 	n := b.counts.generated(slot)
-	if c := &b.ledger.table[slot]; c.unheard.most > 0 {
-		n = max(n, int32(c.unheard.tokens))
+	if s := &b.slots.records[slot]; s.unheard.most > 0 {
+		n = max(n, int32(s.unheard.tokens))
 	}
 	return n
 }
 
 // settleUnheard emits the estimate for an unheard answer, together with the number of tokens that its engine reported at the end. If the
 // group has no streams from which the pace can be learned, it learns the pace from this answer.
-func (b *board) settleUnheard(c *charge, o Outcome, generated int32, now time.Time) {
-	if c.unheard.most == 0 || o.Kind != Finished || generated <= 0 {
+func (b *board) settleUnheard(s *slotRecord, o Outcome, generated int32, now time.Time) {
+	if s.unheard.most == 0 || o.Kind != Finished || generated <= 0 {
 		return
 	}
-	b.emit(Effect{Kind: EffectThought, Thought: max(1, c.unheard.tokens), Count: int(generated)})
-	if g := c.rank.group; g != nil && g.tempo.seconds == 0 {
-		g.tempo.learn(1, int64(generated), now.Sub(c.since))
+	b.emit(Effect{Kind: EffectThought, Thought: max(1, s.unheard.tokens), Count: int(generated)})
+	if g := s.rank.group; g != nil && g.tempo.seconds == 0 {
+		g.tempo.learn(1, int64(generated), now.Sub(s.since))
 	}
 }

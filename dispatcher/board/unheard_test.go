@@ -6,7 +6,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"evenkeel/dispatcher/ahead"
 	"evenkeel/pool"
 )
 
@@ -112,7 +111,7 @@ func TestAnAnswerThatIsNotHeardDoesNotGrowInItsEnginesQueue(t *testing.T) {
 	h.stream(time.Second, heard)
 	whole := h.put(pool.Entry{Prompt: 100}).slotNow(t)
 	whole.unheard = 1000
-	h.boards["m"].ledger.table[whole.index].waits = true
+	h.boards["m"].slots.records[whole.index].waits = true
 	h.boards["m"].ranks[0].queued = 1
 	before := h.heldBy(0)
 	h.stream(time.Second, heard)
@@ -173,7 +172,7 @@ func TestAnAnswerThatIsNotHeardProvesNoPair(t *testing.T) {
 	b := h.boards["m"]
 	require.True(t, b.started(whole.index))
 	require.False(t, b.seen(whole.index))
-	require.False(t, b.ledger.table[whole.index].started)
+	require.False(t, b.slots.records[whole.index].started)
 }
 
 // No step is reported while only answers run that are not heard. An answer that began after the last reported step and ends before the next
@@ -202,13 +201,13 @@ func TestAnAnswerThatIsNotHeardEndsNoEarlierThanItBegan(t *testing.T) {
 		h.status(h.at)
 	}
 	b := h.boards["m"]
-	require.Greater(t, b.ledger.table[whole.index].unheard.first, b.groups[0].last.Number)
+	require.Greater(t, b.slots.records[whole.index].unheard.first, b.groups[0].last.Number)
 	whole.generated.Store(8)
 	h.release(whole)
-	running := ahead.Lag{}
+	running := lag{}
 	for range 128 {
-		running.Ended(10, 12, 12)
-		b.groups[0].lag.Ended(10, 12, 12)
+		running.ended(10, 12, 12)
+		b.groups[0].lag.ended(10, 12, 12)
 	}
-	require.Equal(t, running.Slots(50), b.groups[0].lag.Slots(50), "requests go ahead as where no such answer was")
+	require.Equal(t, running.slots(50), b.groups[0].lag.slots(50), "requests go ahead as where no such answer was")
 }

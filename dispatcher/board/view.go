@@ -77,10 +77,10 @@ func (l *Boards) Charges(model string) (all []Charge) {
 	}
 	for _, r := range b.ranks {
 		for i, slot := range r.slots {
-			if c := &b.ledger.table[slot]; r.present {
+			if s := &b.slots.records[slot]; r.present {
 				all = append(all, Charge{
-					Worker: r.ID, Slot: slot, ID: c.id, Key: c.key, Prompt: c.prompt, Generated: r.running[i].Generated, Age: c.age,
-					Started: b.started(slot), Since: c.since, Step: c.bound, Left: c.promptLeft,
+					Worker: r.ID, Slot: slot, ID: s.id, Key: s.key, Prompt: s.prompt, Generated: r.running[i].Generated, Age: s.age,
+					Started: b.started(slot), Since: s.since, Step: s.bound, Left: s.promptLeft,
 				})
 			}
 		}
@@ -103,7 +103,7 @@ func (l *Boards) Waiting(model string) []*Entry { return l.boards[model].pool.En
 // Held returns about how many requests the boards have on ranks and in their pools. The time that a Clone takes grows with this number.
 func (l *Boards) Held() (n int) {
 	for _, b := range l.inOrder {
-		n += len(b.ledger.table) + b.pool.Len()
+		n += len(b.slots.records) + b.pool.Len()
 	}
 	return n
 }

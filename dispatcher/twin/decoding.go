@@ -144,7 +144,7 @@ func (d *decoding) firstStep(c *board.Charge, g *virtual.Group) uint32 {
 
 // place puts a request on the simulated engine of the rank that it was bound to. index is its index in jobs. place returns false if the
 // replay has no such rank.
-func (d *decoding) place(index int32, b *board.Bound) bool {
+func (d *decoding) place(index int32, b *board.Binding) bool {
 	r := d.ranks[b.Worker]
 	if r == nil {
 		return false

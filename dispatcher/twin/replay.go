@@ -205,7 +205,7 @@ func (r *Replay) Run(turns int) (over bool, err error) {
 		if len(r.fleet) > 0 {
 			next = min(next, ms(r.fleet[0].at))
 		}
-		for len(r.marks) > 0 && r.marks[0] <= next {
+		for len(r.marks) > 0 && r.marks[0] < next { // events at the time of a mark belong to the stretch that ends there
 			r.mark(r.marks[0])
 			r.marks = r.marks[1:]
 		}

@@ -46,14 +46,9 @@ func taped(t *testing.T, policy string, seconds int) (stretches []*Stretch) {
 	e.OnEvent, e.OnEffect = tape.Record, tape.Done
 	e.Apply(board.SetWorkers{Workers: workers}, 0)
 
+	tape.Cut(noon, b.Clone())
 	came := 0
 	for e.Now < float64(1000*seconds) {
-		if now := e.Instant(e.Now); tape.Due(now, 15*time.Second) {
-			e.Count(e.Now)
-			if s := tape.Cut(now, b.Clone()); s != nil {
-				stretches = append(stretches, s)
-			}
-		}
 		e.Turn(func() {
 			for ; float64(1000*came) <= e.Now; came++ {
 				prompt := 200
@@ -65,6 +60,12 @@ func taped(t *testing.T, policy string, seconds int) (stretches []*Stretch) {
 				e.Apply(board.Enqueue{Entry: entry}, e.Now)
 			}
 		})
+		if now := e.Instant(e.Now); tape.Due(now, 15*time.Second) { // at the end of a turn, as in the server
+			e.Count(e.Now)
+			if s := tape.Cut(now, b.Clone()); s != nil {
+				stretches = append(stretches, s)
+			}
+		}
 		e.Begin()
 		next, _ := e.Due()
 		e.Now = min(next, float64(1000*came))
@@ -135,4 +136,33 @@ func TestRanksOfAReplayKeepOfAnswersWhatTheBoardsBelieve(t *testing.T) {
 	again[0].Process = 2
 	r.refleet(again)
 	require.Zero(t, d.ranks[0].Kept.Tokens())
+}
+
+// A request may come in the turn in which its stretch ends. The replay of a later window, which begins there, has it, too.
+func TestARequestThatComesAtTheEndOfAStretchIsNotLost(t *testing.T) {
+	stretches := taped(t, "br0", 61)
+	r, err := NewReplay(&Window{Stretches: stretches[:3], End: stretches[3].Boards}, "m", "random", 0)
+	require.NoError(t, err)
+	over, err := r.Run(1 << 20)
+	require.NoError(t, err)
+	require.True(t, over)
+	require.Len(t, r.Marked, 2)
+	for i, begun := range r.Marked {
+		last := stretches[i].came[len(stretches[i].came)-1]
+		require.Equal(t, stretches[i+1].From, stretches[i].From.Add(last.at))
+		require.Contains(t, begun.rest, last.id)
+		for _, c := range stretches[i+1].came {
+			require.NotContains(t, begun.rest, c.id, "it comes only then")
+		}
+	}
+}
+
+// A policy that is listed twice is compared once, even if it cannot be replayed: its metrics must not be there twice.
+func TestAPolicyThatIsListedTwiceIsComparedOnce(t *testing.T) {
+	v := judged(t, New([]string{"no-such-policy", "random", "no-such-policy", "random"}), taped(t, "br0", 61))
+	var against []string
+	for _, a := range v.Against {
+		against = append(against, a.Policy)
+	}
+	require.Equal(t, []string{"no-such-policy", "random"}, against)
 }

@@ -80,7 +80,7 @@ func (t *Tape) Due(now time.Time, every time.Duration) bool {
 }
 
 // Cut ends the present stretch, and begins the next one with a copy of the boards. It returns the ended stretch; nil: there was none, or it
-// cannot be replayed.
+// cannot be replayed. It must be called after all events of the time now.
 func (t *Tape) Cut(now time.Time, copied *board.Boards) (ended *Stretch) {
 	if ended = t.stretch; ended != nil {
 		ended.To = now

@@ -29,7 +29,7 @@ func request(id uint64, slot int32) *one {
 	e := &pool.Entry{ID: id, Model: "m", Prompt: 100, Entered: noon, Arrival: noon}
 	return &one{
 		board.Enqueue{Entry: e},
-		board.Effect{Kind: board.EffectBind, Group: board.GroupKey{Model: "m"}, Entry: e, Bound: board.Bound{Slot: slot, Step: 7}},
+		board.Effect{Kind: board.EffectBind, Group: board.GroupKey{Model: "m"}, Entry: e, Bound: board.Binding{Slot: slot, Step: 7}},
 		board.Release{Model: "m", Slot: slot, Generated: 50, Started: true, First: 10, Last: 60},
 	}
 }

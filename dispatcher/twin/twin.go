@@ -78,9 +78,15 @@ type judging struct {
 	marked []*Begun // states that the replays have kept for later windows
 }
 
-// New returns a twin that compares these policies with the policy in force.
+// New returns a twin that compares these policies with the policy in force. It takes a policy that is listed twice only once.
 func New(specs []string) *Twin {
-	return &Twin{specs: slices.Compact(slices.Clone(specs)), models: map[string]*account{}}
+	t := &Twin{models: map[string]*account{}}
+	for _, spec := range specs {
+		if !slices.Contains(t.specs, spec) {
+			t.specs = append(t.specs, spec)
+		}
+	}
+	return t
 }
 
 // AddStretch adds a stretch that has ended, and the boards at its end. It drops the oldest stretches if all together are longer than Span

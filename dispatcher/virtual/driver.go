@@ -9,8 +9,8 @@ import (
 	"evenkeel/dispatcher/board"
 )
 
-// Driver owns boards in virtual time, as the dispatcher's runner does in real time: it applies events of one model, and carries out their
-// effects. Rounds take no virtual time, so a policy never loses a part of its budget of evaluations. Times are ms since Began.
+// Driver owns boards in virtual time, as the dispatcher's scheduler does in real time: it applies events of one model, and carries out
+// their effects. Rounds take no virtual time, so a policy never loses a part of its budget of evaluations. Times are ms since Began.
 type Driver struct {
 	Boards *board.Boards
 	Began  time.Time

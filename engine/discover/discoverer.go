@@ -281,6 +281,7 @@ func (d *Discoverer) report(r *record, now time.Time) {
 		d.cfg.Fleet.Turn(r.want)
 	default:
 		if err := d.cfg.Fleet.Put(r.want); err != nil {
+			d.turnOnly(r)
 			d.fail(r, now, err)
 			return
 		}
@@ -288,6 +289,17 @@ func (d *Discoverer) report(r *record, now time.Time) {
 	d.cfg.Log.Info("discovery: engine "+change, zap.String("engine", r.want.Key()), zap.String("source", r.want.Source),
 		zap.String("incarnation", r.want.Incarnation), zap.String("why", r.want.Away))
 	r.inFleet, r.err, r.tries = new(r.want), nil, 0
+}
+
+// turnOnly starts or stops new work for an engine whose new description the fleet has refused. The fleet keeps the old description.
+func (d *Discoverer) turnOnly(r *record) {
+	if r.inFleet == nil || r.inFleet.Away == r.want.Away {
+		return
+	}
+	turned := *r.inFleet
+	turned.Away = r.want.Away
+	d.cfg.Fleet.Turn(turned)
+	r.inFleet = &turned
 }
 
 // difference names the change from old, an engine as the fleet has it, to want.
@@ -372,7 +384,9 @@ func (d *Discoverer) fail(r *record, now time.Time, err error) {
 func (d *Discoverer) pause(now time.Time) time.Duration {
 	next := now.Add(time.Hour)
 	for _, r := range d.records {
-		if r.err != nil && !r.trying && r.next.Before(next) {
+		// If as many trials run as may, the end of one of them starts the next round.
+		noRoom := d.running == probes && d.cfg.Probe != nil && r.inFleet == nil && !r.passed
+		if r.err != nil && !r.trying && !r.listed && !noRoom && r.next.Before(next) {
 			next = r.next
 		}
 	}

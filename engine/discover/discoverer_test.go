@@ -58,6 +58,7 @@ type ledger struct {
 	has    map[string]Engine
 	listed map[string]bool
 	refuse error
+	asked  int // how often Listed was called
 }
 
 func (l *ledger) Put(e Engine) error {
@@ -66,19 +67,23 @@ func (l *ledger) Put(e Engine) error {
 	if l.refuse != nil {
 		return l.refuse
 	}
+	l.note(e)
+	return nil
+}
+
+func (l *ledger) Turn(e Engine) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.note(e)
+}
+
+func (l *ledger) note(e Engine) {
 	what := "+" + e.Key()
 	if e.Away != "" {
 		what += " " + e.Away
 	}
 	l.log = append(l.log, what)
 	l.has[e.Key()] = e
-	return nil
-}
-
-func (l *ledger) Turn(e Engine) {
-	if err := l.Put(e); err != nil {
-		panic(err)
-	}
 }
 
 func (l *ledger) Remove(e Engine) {
@@ -91,6 +96,7 @@ func (l *ledger) Remove(e Engine) {
 func (l *ledger) Listed(e Engine) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.asked++
 	return l.listed[e.Key()]
 }
 
@@ -341,6 +347,30 @@ func TestWhatTheFleetRefusesIsToldAgain(t *testing.T) {
 	})
 }
 
+// A description that the fleet refuses keeps no engine in service that leaves.
+func TestAnEngineLeavesAlthoughItsNewDescriptionIsRefused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := start(t, false)
+		r.say(r.a, at("x:1"))
+		wrong := at("x:1")
+		wrong.Profile = "unknown"
+		r.fleet.refuse = errors.New("no such profile")
+		r.say(r.a, wrong)
+		require.Equal(t, []string{"+decode x:1"}, r.fleet.take())
+		r.say(r.a, as(wrong, "", Leaving))
+		require.Equal(t, []string{"+decode x:1 leaving"}, r.fleet.take())
+		require.Empty(t, r.fleet.has["decode x:1"].Profile, "the rest of its description is the one that the fleet took")
+		r.wait(5 * lastPause)
+		require.Empty(t, r.fleet.take(), "it is told once")
+		r.say(r.a, wrong)
+		require.Equal(t, []string{"+decode x:1"}, r.fleet.take(), "it is back")
+		r.fleet.refuse = nil
+		r.wait(2 * lastPause)
+		require.Equal(t, "unknown", r.fleet.has["decode x:1"].Profile, "the fleet knows the profile now")
+		require.Equal(t, InUse, r.state("x:1"))
+	})
+}
+
 func TestTheConfigsOwnEnginesAreLeftAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := start(t, true)
@@ -360,6 +390,45 @@ func TestTheConfigsOwnEnginesAreLeftAlone(t *testing.T) {
 		r.wait(0)
 		r.say(r.a)
 		require.Empty(t, r.fleet.take(), "the config has it now")
+	})
+}
+
+// Each round asks the fleet about every engine, so the number of questions shows how many rounds there were. There is one when a source or
+// a trial has said something, and when a try is due.
+func TestThereIsNoRoundWithoutACause(t *testing.T) {
+	unfit := errors.New("no hand-off")
+	t.Run("an engine that failed its trial is in the config now", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			r := start(t, true)
+			r.probe = func(Engine) error { return unfit }
+			r.say(r.a, at("x:1"))
+			require.Equal(t, Unfit, r.state("x:1"))
+			r.fleet.listed["decode x:1"], r.fleet.asked = true, 0
+			r.fleet.pass()
+			r.Recheck()
+			r.wait(time.Minute)
+			require.Equal(t, Listed, r.state("x:1"))
+			require.Less(t, r.fleet.asked, 10)
+		})
+	})
+	t.Run("more trials are due than may run at the same time", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			r := start(t, true)
+			r.probe = func(Engine) error {
+				r.fleet.mu.Unlock() // the fleet is asked about the others meanwhile
+				defer r.fleet.mu.Lock()
+				time.Sleep(time.Minute)
+				return unfit
+			}
+			var all []Engine
+			for n := range 2 * probes {
+				all = append(all, at(fmt.Sprintf("x:%d", n+1)))
+			}
+			r.say(r.a, all...)
+			r.wait(90 * time.Second)
+			require.Less(t, r.fleet.asked/len(all), 100)
+			require.Len(t, r.tried, 2*probes)
+		})
 	})
 }
 

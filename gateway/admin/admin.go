@@ -49,7 +49,7 @@ func New(g *gateway.Gateway, opt Options) (http.Handler, error) {
 	for pattern, f := range h.guarded(shown) {
 		mux.HandleFunc(pattern, h.guard(f))
 	}
-	return answerAll(mux), nil
+	return bounded(answerAll(mux)), nil
 }
 
 // answerAll answers requests that no route takes. Like the errors of routes the

@@ -108,17 +108,12 @@ func (d *Handler) authenticate(ctx *fasthttp.RequestCtx) (keys.Key, *openai.Erro
 
 const priorityHeader = "X-Evenkeel-Priority"
 
-// incoming is a request on its way to being admitted.
+// incoming is a request on its way to being admitted, with the key of its caller and what the request has used of the key's limits.
 type incoming struct {
 	*request.Incoming
-	caller
-}
-
-// caller has the key of a request's sender, and how much of the limits of that key the request has used.
-type caller struct {
 	key     keys.Key
-	booked  int // answers counted against the key's max_concurrent until GiveBack
-	metered int // estimated prompt tokens, counted against the key's tokens per minute until GiveBack knows the exact number
+	booked  int // answers counted against the key's max_concurrent until giveBack
+	metered int // estimated prompt tokens, counted against the key's tokens per minute until giveBack gets the exact number
 }
 
 // identify counts one request and one answer against the limits of the key, and reads the priority that a trusted caller may set.
@@ -183,8 +178,8 @@ func inRate(key keys.Key, now time.Time) *openai.Error {
 }
 
 // book counts n more answers against the caller's key, which may have a limited number at once. It returns 400 if this request alone asks
-// for more than the limit, and 429 if other requests use the rest. GiveBack returns the answers.
-func (r *caller) book(n int) *openai.Error {
+// for more than the limit, and 429 if other requests use the rest. giveBack returns the answers.
+func (r *incoming) book(n int) *openai.Error {
 	switch limit := r.key.MaxConcurrent; {
 	case r.key.Acquire(n):
 		r.booked += n
@@ -206,8 +201,8 @@ func (r *caller) book(n int) *openai.Error {
 }
 
 // meter counts the estimated tokens of a request's prompts against the tokens per minute of the caller's key. It returns an error if too
-// few are left. GiveBack corrects the estimate, and counts the tokens of the answers.
-func (r *caller) meter(tokens int, now time.Time) *openai.Error {
+// few are left. giveBack corrects the estimate, and counts the tokens of the answers.
+func (r *incoming) meter(tokens int, now time.Time) *openai.Error {
 	wait, ok := r.key.Tokens(now, tokens)
 	if !ok {
 		return tooFast(fmt.Sprintf("key %s may use %d tokens a minute, and this request needs about %d for its prompt; send it later", r.key.Name,
@@ -217,9 +212,9 @@ func (r *caller) meter(tokens int, now time.Time) *openai.Error {
 	return nil
 }
 
-// GiveBack corrects the limits of the key at the end of the request. It takes the request's answers off the running ones, and replaces the
+// giveBack corrects the limits of the key at the end of the request. It takes the request's answers off the running ones, and replaces the
 // estimated tokens by the number that its prompts and answers really had. tokens below 0: the number is not known, and the estimate stays.
-func (r *caller) GiveBack(tokens int) {
+func (r *incoming) giveBack(tokens int) {
 	r.key.Release(r.booked)
 	if tokens >= 0 {
 		r.key.Settle(time.Now(), tokens-r.metered)

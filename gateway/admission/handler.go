@@ -15,7 +15,7 @@ import (
 
 	"evenkeel/gateway/edge"
 	"evenkeel/gateway/failure"
-	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/fleet/roster"
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/openai"
 	"evenkeel/gateway/owner"
@@ -123,7 +123,7 @@ func (d *Handler) complete(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint) {
 func (d *Handler) receive(ctx *fasthttp.RequestCtx, path string, serve func(*incoming) *openai.Error) {
 	arrive := time.Now()
 	clientID := string(ctx.Request.Header.Peek("X-Request-Id"))
-	in := d.newIncoming(journal.Facts{ID: request.NewID(), ClientID: receipt.Clip(clientID), Arrival: arrive})
+	in := d.newIncoming(journal.LogEntry{ID: request.NewID(), ClientID: receipt.Clip(clientID), Arrival: arrive})
 	ctx.Response.Header.Set("X-Request-Id", cmp.Or(clientID, in.Record.ID))
 
 	d.serveOrRefuse(ctx, in, func() *openai.Error {
@@ -149,11 +149,11 @@ func (d *Handler) serveOrRefuse(ctx *fasthttp.RequestCtx, in *incoming, serve fu
 	panicked = false
 }
 
-// newIncoming begins the record of a request. The request counts against the limits of its caller until it ends: then in.Limits.GiveBack is
+// newIncoming begins the record of a request. The request counts against the limits of its caller until it ends: then in.GiveBack is
 // called.
-func (d *Handler) newIncoming(facts journal.Facts) *incoming {
+func (d *Handler) newIncoming(facts journal.LogEntry) *incoming {
 	in := &incoming{Incoming: d.host.Requests.Incoming(facts)}
-	in.Limits = &in.caller
+	in.GiveBack = in.giveBack
 	return in
 }
 
@@ -198,9 +198,9 @@ func (d *Handler) body(ctx *fasthttp.RequestCtx, in *incoming) ([]byte, *openai.
 // answer returns an error, nothing has been written to the client yet. The request counts against its caller's limits until it ends.
 func (d *Handler) answer(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *incoming) *openai.Error {
 	from := in.From
-	in.Record.Report(journal.Event{What: journal.Parsing})
+	in.Record.Report(journal.Event{Kind: journal.Parsing})
 	req, route, fail := d.admit(ctx, ep, in)
-	in.Record.Report(journal.Event{What: journal.Parsed, Req: req})
+	in.Record.Report(journal.Event{Kind: journal.Parsed, Req: req})
 	if from != nil && fail == nil {
 		fail = d.checkBusy(from, route)
 	}
@@ -226,17 +226,17 @@ func (d *Handler) answer(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *inc
 
 // admit reads a request. It returns an error if the request is malformed, or if neither an engine here nor another region can serve it now.
 // The returned request is nil if it could not be read.
-func (d *Handler) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *incoming) (*openai.Request, fleet.Route, *openai.Error) {
+func (d *Handler) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *incoming) (*openai.Request, roster.Route, *openai.Error) {
 	if fail := d.checkLeaving(ctx, in); fail != nil {
-		return nil, fleet.Route{}, fail
+		return nil, roster.Route{}, fail
 	}
 	raw, fail := d.body(ctx, in)
 	if fail != nil {
-		return nil, fleet.Route{}, fail
+		return nil, roster.Route{}, fail
 	}
 	req, fail := openai.Parse(ep, raw, d.Accept())
 	if fail != nil {
-		return nil, fleet.Route{}, fail
+		return nil, roster.Route{}, fail
 	}
 	engines := d.host.Fleet.Now() // read once, so that all checks below see the same engines
 	route, ok, known := engines.Lookup(req.Model)
@@ -268,9 +268,15 @@ func (d *Handler) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *inco
 		}
 	}
 	node := d.host.Requests.Node
-	otherRegions := ep.Common() && in.From == nil && node != nil && node.Offered(req.Model)
+	mayLeave := ep.Common() && in.From == nil && node != nil
+	otherRegions := mayLeave && node.OfferedTo(in.Record.Key, req.Model)
+	if !ok && mayLeave && !otherRegions && node.Offered(req.Model) {
+		return req, route, openai.NewError(http.StatusForbidden, "residency_forbids",
+			"no region to which this request may go serves "+strconv.Quote(req.Model)+
+				"; use another key or model, or ask the operator to change geo.residency")
+	}
 	if !ok && otherRegions {
-		route = fleet.Route{Name: req.Model, Board: req.Model}
+		route = roster.Route{Name: req.Model, Board: req.Model}
 	}
 	if otherRegions {
 		return req, route, nil // later the geo policy chooses between the engines here and another region
@@ -313,7 +319,7 @@ const blind = ": this model has decode engines of vllm-ascend, which may end an 
 // unserved returns an error if the engines of the request's model do not serve the endpoint, or would answer with another model; nil: the
 // endpoint is served. SGLang takes the LoRA adapter of a message from behind a colon in the model's name, and ignores adapters in responses
 // (0.5.23, _resolve_lora_path in entrypoints/openai/serving_base.py, create_responses in serving_responses.py).
-func unserved(ep mooncake.Endpoint, route fleet.Route) *openai.Error {
+func unserved(ep mooncake.Endpoint, route roster.Route) *openai.Error {
 	why := ""
 	switch {
 	case !route.SGLang && ep == mooncake.Generate:
@@ -483,9 +489,9 @@ func writeJSON(ctx *fasthttp.RequestCtx, status int, v any) {
 // pass serves a request that is passed through to one engine unchanged.
 func (d *Handler) pass(ctx *fasthttp.RequestCtx, path string) {
 	d.receive(ctx, path, func(in *incoming) *openai.Error {
-		in.Record.Report(journal.Event{What: journal.Parsing})
+		in.Record.Report(journal.Event{Kind: journal.Parsing})
 		req, raw, fail := d.admitWhole(ctx, path, in)
-		in.Record.Report(journal.Event{What: journal.Parsed, Req: req})
+		in.Record.Report(journal.Event{Kind: journal.Parsed, Req: req})
 		if fail != nil {
 			return fail
 		}

@@ -4,17 +4,16 @@ import (
 	"testing"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-	"github.com/stretchr/testify/require"
-	"github.com/valyala/fasthttp"
-	"go.uber.org/zap"
-
-	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/fleet/roster"
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/keys"
 	"evenkeel/gateway/openai"
 	"evenkeel/gateway/request"
 	"evenkeel/mooncake"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/stretchr/testify/require"
+	"github.com/valyala/fasthttp"
+	"go.uber.org/zap"
 )
 
 // The edge outlives a handler's panic, so the caller's limits have to, too.
@@ -28,7 +27,7 @@ func TestAPanicGivesBackWhatTheRequestHolds(t *testing.T) {
 	key, ok := set.Authenticate([]byte("Bearer ek-k"))
 	require.True(t, ok)
 	for range 3 { // each needs the key's only answer
-		in := d.newIncoming(journal.Facts{ID: "x", Arrival: time.Now()})
+		in := d.newIncoming(journal.LogEntry{ID: "x", Arrival: time.Now()})
 		require.Panics(t, func() {
 			d.serveOrRefuse(&fasthttp.RequestCtx{}, in, func() *openai.Error {
 				require.Nil(t, in.identify(&fasthttp.RequestCtx{}, key, nil, time.Now()))
@@ -46,10 +45,10 @@ func TestAPanicGivesBackWhatTheRequestHolds(t *testing.T) {
 func TestAKeyAtItsLimitIsToldAsItsOwn(t *testing.T) {
 	set, err := keys.Parse("keys.yaml", []byte("keys:\n  - name: k\n    sha256: "+keys.Hash("ek-k")+"\n    max_concurrent: 1\n"))
 	require.NoError(t, err)
-	r := caller{}
+	r := incoming{}
 	r.key, _ = set.Authenticate([]byte("Bearer ek-k"))
 	require.Nil(t, r.book(1))
-	other := caller{key: r.key}
+	other := incoming{key: r.key}
 	fail := other.book(1)
 	require.Equal(t, "queue_full", fail.Code)
 	require.True(t, fail.Own)
@@ -58,12 +57,12 @@ func TestAKeyAtItsLimitIsToldAsItsOwn(t *testing.T) {
 }
 
 func TestWhatEnginesOfSGLangDoNotServe(t *testing.T) {
-	m := fleet.Route{Name: "m", Board: "m", SGLang: true}
+	m := roster.Route{Name: "m", Board: "m", SGLang: true}
 	lora, old := m, m
 	lora.Name, old.NoHandOff[mooncake.Messages] = "adapter", true
 	require.Nil(t, unserved(mooncake.Responses, m))
 	require.Nil(t, unserved(mooncake.Responses, old))
-	require.Nil(t, unserved(mooncake.Messages, fleet.Route{Name: "a", Board: "m", NoHandOff: old.NoHandOff}), "not of SGLang")
+	require.Nil(t, unserved(mooncake.Messages, roster.Route{Name: "a", Board: "m", NoHandOff: old.NoHandOff}), "not of SGLang")
 	for _, ep := range []mooncake.Endpoint{mooncake.Responses, mooncake.Messages} {
 		require.Contains(t, unserved(ep, lora).Message, "with the base model")
 	}

@@ -7,7 +7,7 @@ import (
 	"github.com/valyala/fasthttp"
 
 	"evenkeel/gateway/failure"
-	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/fleet/roster"
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/openai"
 	"evenkeel/gateway/request"
@@ -17,7 +17,7 @@ import (
 
 // Receive serves a request that another dispatcher forwarded. tenant is the name of the client's key.
 func (d *Handler) Receive(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, from *geo.Hop, tenant string, came time.Time) {
-	in := d.newIncoming(journal.Facts{ID: request.NewID(), ClientID: from.RID, Arrival: came, Key: tenant, Origin: from.Origin})
+	in := d.newIncoming(journal.LogEntry{ID: request.NewID(), ClientID: from.RID, Arrival: came, Key: tenant, Origin: from.Origin})
 	in.From = from
 	ctx.Response.Header.Set("X-Request-Id", from.RID)
 	in.Record.Witness(headersOf(ctx), true, ep.Path()) // whether the request is traced was decided by the dispatcher that forwarded it
@@ -25,7 +25,7 @@ func (d *Handler) Receive(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, from *
 }
 
 // checkBusy refuses a request of another dispatcher if too many requests for its model wait here already.
-func (d *Handler) checkBusy(from *geo.Hop, route fleet.Route) *openai.Error {
+func (d *Handler) checkBusy(from *geo.Hop, route roster.Route) *openai.Error {
 	// This request may not be forwarded again. If no engine here may begin it, it could only wait.
 	if from.N >= from.Max && !d.host.Fleet.Now().Begins(route.Board, route.Name) {
 		return failure.NotOurs

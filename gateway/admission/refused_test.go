@@ -17,7 +17,7 @@ import (
 
 	"evenkeel/gateway/config"
 	"evenkeel/gateway/edge"
-	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/fleet/roster"
 	"evenkeel/gateway/openai/answertest"
 	"evenkeel/mooncake"
 )
@@ -216,8 +216,8 @@ func packed(t *testing.T, how, body string) string {
 func TestAPackedBody(t *testing.T) {
 	h := open(t, func(c *config.Config) { c.Limits.Body = 64 << 10 })
 	h.version = "0.32.1" // takes hand-offs of messages
-	h.says(fleet.Prefill, prefiller, true, "m")
-	h.says(fleet.Decode, decoder, true, "m")
+	h.says(roster.Prefill, prefiller, true, "m")
+	h.says(roster.Decode, decoder, true, "m")
 	bodies := map[string]string{
 		chatPath: chat, completionPath: short, messagesPath: messages, responsesPath: `{"model":"m","input":"hi"}`, countPath: messages,
 		embeddingsPath: `{"model":"m","input":"hi"}`, "/tokenize": short, speechPath: "",
@@ -295,9 +295,9 @@ func TestWhatIsServedAtWhichEndpoint(t *testing.T) {
 				c.Bind.Listen = "127.0.0.1:0"
 			})
 			h.version = row.made
-			h.says(fleet.Prefill, prefiller, true, "m")
+			h.says(roster.Prefill, prefiller, true, "m")
 			h.version = row.taken
-			h.says(fleet.Decode, decoder, true, "m")
+			h.says(roster.Decode, decoder, true, "m")
 			require.Equal(t, letIn, h.got(asking("POST", chatPath, chat, by("plain"))), "a chat is served by all of them")
 			regex := strings.Replace(chat, "{", `{"stop_regex":"(a+)+$",`, 1)
 			require.Equal(t, row.prefill.Connector == mooncake.SGLang,
@@ -357,7 +357,7 @@ func TestAnEngineThatGivesBackAgainstTheProfilesWord(t *testing.T) {
 		return h.got(asking("POST", responsesPath, `{"model":"m","input":"hi"}`, by("plain")))
 	}
 	require.Equal(t, letIn, respond())
-	h.fleet.GaveBack(fleet.Decode + " " + decoder)
+	h.fleet.GaveBack(roster.Decode + " " + decoder)
 	require.Equal(t, "404 no_such_route", respond())
 	require.Equal(t, letIn, h.got(asking("POST", chatPath, chat, by("plain"))))
 }
@@ -478,9 +478,9 @@ func TestARequestWithoutAModel(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			h := build(t)
 			h.version = "0.32.1"
-			h.says(fleet.Prefill, prefiller, true, "m")
-			h.says(fleet.Decode, decoder, true, row.second)
-			h.says(fleet.Decode, decoder, row.up, row.second)
+			h.says(roster.Prefill, prefiller, true, "m")
+			h.says(roster.Decode, decoder, true, row.second)
+			h.says(roster.Decode, decoder, row.up, row.second)
 			for _, ask := range asks {
 				ctx := asking("POST", ask.path, ask.body, by("plain"))
 				if name, value, ok := strings.Cut(ask.header, ": "); ok {

@@ -22,6 +22,7 @@ import (
 	"evenkeel/gateway/config"
 	"evenkeel/gateway/edge"
 	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/fleet/roster"
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/keys"
 	"evenkeel/gateway/openai"
@@ -131,8 +132,8 @@ func (h *house) says(role, at string, up bool, models ...string) {
 func open(t *testing.T, changes ...func(*config.Config)) *house {
 	t.Helper()
 	h := build(t, changes...)
-	h.says(fleet.Prefill, prefiller, true, "m")
-	h.says(fleet.Decode, decoder, true, "m")
+	h.says(roster.Prefill, prefiller, true, "m")
+	h.says(roster.Decode, decoder, true, "m")
 	return h
 }
 
@@ -351,13 +352,13 @@ func TestARequestIsLetInWhereItCanBeServed(t *testing.T) {
 		{"a text", nil, "/v1/completions", short, letIn},
 		{"messages, whose engines drop hand-offs there", func(h *house) {
 			h.version = "0.26.0"
-			h.says(fleet.Prefill, prefiller, true, "m")
-			h.says(fleet.Decode, decoder, true, "m")
+			h.says(roster.Prefill, prefiller, true, "m")
+			h.says(roster.Decode, decoder, true, "m")
 		}, "/v1/messages", messages, "404 no_such_route"},
 		{"messages", func(h *house) {
 			h.version = "0.32.1"
-			h.says(fleet.Prefill, prefiller, true, "m")
-			h.says(fleet.Decode, decoder, true, "m")
+			h.says(roster.Prefill, prefiller, true, "m")
+			h.says(roster.Decode, decoder, true, "m")
 		}, "/v1/messages", messages, letIn},
 		{"responses", nil, "/v1/responses", `{"model":"m","input":"hi"}`, letIn},
 		{"responses that are not kept", nil, "/v1/responses", `{"model":"m","input":"hi","background":false,"store":null,"previous_response_id":null}`, letIn},
@@ -369,12 +370,12 @@ func TestARequestIsLetInWhereItCanBeServed(t *testing.T) {
 		{"embeddings of another model", nil, "/v1/embeddings", `{"model":"x","input":"hi"}`, "404 model_not_found"},
 		{"longer than the context", nil, "/v1/completions", `{"model":"m","prompt":[1,2,3],"max_tokens":48}`, "400 context_length_exceeded"},
 		{"no engine has told its models", func(h *house) {
-			h.says(fleet.Prefill, prefiller, false)
-			h.says(fleet.Decode, decoder, false)
+			h.says(roster.Prefill, prefiller, false)
+			h.says(roster.Decode, decoder, false)
 		}, "/v1/chat/completions", chat, "503 prefill_unavailable, retry after 1"},
-		{"no prefill engine is up", func(h *house) { h.says(fleet.Prefill, prefiller, false, "m") },
+		{"no prefill engine is up", func(h *house) { h.says(roster.Prefill, prefiller, false, "m") },
 			"/v1/chat/completions", chat, "503 prefill_unavailable, retry after 1"},
-		{"no decode engine is up", func(h *house) { h.says(fleet.Decode, decoder, false, "m") },
+		{"no decode engine is up", func(h *house) { h.says(roster.Decode, decoder, false, "m") },
 			"/v1/chat/completions", chat, "503 decode_unavailable, retry after 1"},
 		{"the proxy ends", func(h *house) { h.host.Service.Drain(0) }, "/v1/chat/completions", chat, "503 draining, retry after 1"},
 		{"the proxy ends, embeddings", func(h *house) { h.host.Service.Drain(0) },
@@ -404,7 +405,7 @@ func TestARequestIsLetInWhereItCanBeServed(t *testing.T) {
 func (h *house) wishes(body string, headers ...string) (*incoming, string) {
 	h.t.Helper()
 	ctx := asking("POST", "/v1/chat/completions", body, headers...)
-	in := h.newIncoming(journal.Facts{ID: "x", Arrival: h.now})
+	in := h.newIncoming(journal.LogEntry{ID: "x", Arrival: h.now})
 	refused := ""
 	h.serveOrRefuse(ctx, in, func() (fail *openai.Error) {
 		if fail = h.checkSender(ctx, mooncake.Chat.Path(), in); fail == nil {
@@ -538,8 +539,8 @@ func TestAClientsPatienceIsRead(t *testing.T) {
 
 func TestTheListOfModelsIsWhatIsServed(t *testing.T) {
 	h := open(t)
-	h.says(fleet.Prefill, prefiller, true, "m", "org/m", "half")
-	h.says(fleet.Decode, decoder, true, "m", "org/m")
+	h.says(roster.Prefill, prefiller, true, "m", "org/m", "half")
+	h.says(roster.Decode, decoder, true, "m", "org/m")
 	read := func(path string, into any) int {
 		ctx := asking("GET", path, "", by("plain"))
 		h.Handle(ctx)
@@ -575,7 +576,7 @@ func TestTheListOfModelsIsWhatIsServed(t *testing.T) {
 
 func TestHealthIsThatOfTheProxy(t *testing.T) {
 	h := open(t)
-	h.says(fleet.Decode, decoder, false, "m")
+	h.says(roster.Decode, decoder, false, "m")
 	for _, ready := range []bool{true, false} {
 		h.ready = ready
 		want, word := http.StatusOK, "ok"

@@ -7,13 +7,12 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/cespare/xxhash/v2"
-	"github.com/valyala/fasthttp"
-
-	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/fleet/roster"
 	"evenkeel/gateway/openai"
 	"evenkeel/gateway/request"
 	"evenkeel/mooncake"
+	"github.com/cespare/xxhash/v2"
+	"github.com/valyala/fasthttp"
 )
 
 // In these headers a client states how its request is to be served.
@@ -31,7 +30,7 @@ const longestDeadline = 24 * time.Hour
 // steer reads from a request how its client wants it to be served. Every caller may name or end its session. Only a trusted caller may name
 // the class, the deadline, the prefill policy, the engines, and whether the request is split. It returns an error if a value cannot be
 // used.
-func (d *Handler) steer(ctx *fasthttp.RequestCtx, in *incoming, route fleet.Route, body *mooncake.Body) *openai.Error {
+func (d *Handler) steer(ctx *fasthttp.RequestCtx, in *incoming, route roster.Route, body *mooncake.Body) *openai.Error {
 	session := ctx.Request.Header.Peek(request.SessionHeader)
 	for _, key := range [...]string{"prompt_cache_key", "user"} {
 		// The value is a JSON string with its quotes, so a length of 2 means an empty one.
@@ -101,7 +100,7 @@ func (r *incoming) schedule(h *fasthttp.RequestHeader) *openai.Error {
 }
 
 // aim reads which prefill engine and which decode rank a trusted caller wants for the request.
-func (d *Handler) aim(ctx *fasthttp.RequestCtx, in *incoming, route fleet.Route) *openai.Error {
+func (d *Handler) aim(ctx *fasthttp.RequestCtx, in *incoming, route roster.Route) *openai.Error {
 	if id := ctx.Request.Header.Peek(targetPrefillHeader); len(id) > 0 && in.key.Trusted {
 		in.ToPrefill = string(id)
 		if err := d.host.Requests.Tier.CheckTarget(route.Name, in.ToPrefill); err != nil {

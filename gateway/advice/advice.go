@@ -84,7 +84,7 @@ const band = 1.1
 type Advisor struct {
 	set     Settings
 	since   time.Time // time of the first sample since a whole side was down
-	lost    time.Time // time of the last sample in which a rank was down
+	lost    time.Time // time of the last sample in which a rank was down or away
 	samples []Sample  // samples of the last Window, the oldest first
 	needs   []need    // needs of the last Calm, each a mean over a Window
 	short   struct{ prefill, decode bool }
@@ -95,7 +95,7 @@ func New(set Settings) *Advisor { return &Advisor{set: set} }
 
 // Observe adds a sample, which must be later than the ones before, and returns the advice of now.
 func (a *Advisor) Observe(s Sample) Advice {
-	if s.Prefill.Down+s.Decode.Down > 0 {
+	if s.Prefill.Down+s.Prefill.Away+s.Decode.Down > 0 {
 		a.lost = s.At
 	}
 	if s.Prefill.Live == 0 || s.Decode.Live == 0 {

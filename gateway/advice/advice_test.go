@@ -106,6 +106,10 @@ func TestAdvice(t *testing.T) {
 			5 * time.Minute, []advice.Step{{Kind: advice.None, Reason: advice.ReasonRanksDown}}, 4, 8,
 		},
 		{
+			"while one drains none is spared, but none is down", with(sides(0.25, 0.25), func(s *advice.Sample) { s.Prefill.Away = 1 }),
+			12 * time.Minute, []advice.Step{{Kind: advice.None, Reason: advice.ReasonBalanced}}, 4, 8,
+		},
+		{
 			"and none is spared", with(sides(0.25, 0.25), func(s *advice.Sample) { s.Prefill.Down = 1 }),
 			12 * time.Minute, []advice.Step{{Kind: advice.None, Reason: advice.ReasonRanksDown}}, 4, 8,
 		},

@@ -18,8 +18,9 @@ type Sample struct {
 
 // Prefill is the side that computes prompts.
 type Prefill struct {
-	Live     int     // ranks that answer
-	Down     int     // ranks that do not
+	Live     int     // ranks that answer and take prompts
+	Down     int     // ranks that do not answer
+	Away     int     // ranks that answer and take no prompts: they drain, or are halted
 	Busy     int     // live ranks with an unanswered probe (the call that computes a prompt)
 	Requests int     // in the arrival queue
 	Waiting  float64 // seconds that one rank would need for all prompts that no rank has begun

@@ -34,7 +34,7 @@ type Host struct {
 	Fleet      *fleet.Fleet
 	Tier       *prefill.Tier
 	Dispatcher *dispatcher.Dispatcher
-	Places     *pool.Places
+	Places     *pool.Semaphore
 }
 
 // New returns an adviser without advice. It also is a collector of metrics.
@@ -97,7 +97,7 @@ func (a *Adviser) samples(now time.Time, boards []board.ModelStatus) map[string]
 	all := map[string]*advice.Sample{}
 	pooled := 0
 	for i := range boards {
-		if _, together := fleet.Called(boards[i].Model); together {
+		if _, together := roster.Called(boards[i].Model); together {
 			continue
 		}
 		admits := func(w board.WorkerStatus) bool { return a.host.Fleet.Now().Admits(w.ID) }
@@ -116,6 +116,8 @@ func (a *Adviser) samples(now time.Time, boards []board.ModelStatus) map[string]
 		case s == nil: // its board is not sampled
 		case c.State == "open" || c.State == "closed":
 			addPrefill(&s.Prefill, &c)
+		case c.State == "down" && a.rests(&c):
+			s.Prefill.Away++
 		case c.State == "down":
 			s.Prefill.Down++
 		}
@@ -133,6 +135,17 @@ func (a *Adviser) samples(now time.Time, boards []board.ModelStatus) map[string]
 		}
 	}
 	return all
+}
+
+// rests says whether the engine of a prefill rank answers with all its ranks and fails no requests. A rank of it that takes no prompts then
+// drains or is halted, so there is nothing to mend.
+func (a *Adviser) rests(c *prefill.CandidateStatus) bool {
+	e := a.host.Fleet.Now().Engine(c.Instance)
+	if e == nil {
+		return false
+	}
+	s := &e.Status
+	return s.Up && len(s.Lost) == 0 && (s.Halted() || !s.Wedged && s.Out == nil)
 }
 
 func decodeSide(m *board.ModelStatus) advice.Decode {
@@ -228,10 +241,10 @@ func (a *Adviser) Collect(ch chan<- prometheus.Metric) {
 			}
 			gauge(descAdvice, on, one.Model, step.Kind, step.Reason)
 		}
-		for role, side := range map[string]advice.Side{fleet.Prefill: one.Prefill, fleet.Decode: one.Decode} {
+		for role, side := range map[string]advice.Side{roster.Prefill: one.Prefill, roster.Decode: one.Decode} {
 			gauge(descAdvised, float64(side.Advised), one.Model, role)
 			gauge(descLive, float64(side.Live), one.Model, role)
-			resource := map[string]string{fleet.Prefill: "time", fleet.Decode: "slots"}[role]
+			resource := map[string]string{roster.Prefill: "time", roster.Decode: "slots"}[role]
 			gauge(descUtilisation, side.Busy, one.Model, role, resource)
 			gauge(descUtilisation, side.KV, one.Model, role, "kv")
 		}

@@ -2,6 +2,7 @@ package adviser
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -45,7 +46,7 @@ func start(t *testing.T, changes ...func(*config.Config)) *advised {
 		change(cfg)
 	}
 	require.NoError(t, cfg.Validate())
-	set, log, reg, places := fleet.NewSettings(cfg), zap.NewNop(), prometheus.NewRegistry(), pool.NewPlaces(2)
+	set, log, reg, places := fleet.NewSettings(cfg), zap.NewNop(), prometheus.NewRegistry(), pool.NewSemaphore(2)
 	a := &advised{t: t, set: &config.Advice{Interval: time.Second, Window: 10 * time.Second, Calm: time.Minute, Target: 0.8}}
 	tier, err := prefill.New(prefill.Config{Push: prefill.PushConfig{MaxUnanswered: 1}, Places: places, Log: log})
 	require.NoError(t, err)
@@ -119,6 +120,25 @@ func TestASampleIsBothSidesOfAModel(t *testing.T) {
 	got := of()
 	require.Equal(t, 3, got.Prefill.Requests, "an adapter is a part of its model")
 	require.Positive(t, got.Prefill.Waiting)
+}
+
+// An operator drains a prefill engine that answers: nothing is to be mended there, as on a decode engine that drains.
+func TestAPrefillRankThatDrainsIsNotDown(t *testing.T) {
+	a := start(t)
+	d3, _ := a.host.Fleet.Now().RankOf("127.0.0.1:3", "m", "m")
+	of := func() advice.Prefill {
+		return a.samples(time.Now(), []board.ModelStatus{{Model: "m", Workers: []board.WorkerStatus{{ID: d3, Up: true, Slots: 8}}}})["m"].Prefill
+	}
+	require.NoError(t, a.host.Fleet.Drain(roster.Prefill, "127.0.0.1:2", 0))
+	require.Equal(t, advice.Prefill{Live: 1, Away: 1}, of())
+	a.says("prefill 127.0.0.1:2", false)
+	require.Equal(t, advice.Prefill{Live: 1, Down: 1}, of(), "it does not answer while it drains")
+	a.says("prefill 127.0.0.1:2", true)
+	require.NoError(t, a.host.Fleet.Undrain(roster.Prefill, "127.0.0.1:2"))
+	require.Equal(t, advice.Prefill{Live: 2}, of())
+	failing := engine.Status{Up: true, Out: errors.New("its requests fail"), Models: []engine.Model{{ID: "m"}}}
+	a.host.Fleet.OnStatus("prefill 127.0.0.1:2", failing)
+	require.Equal(t, advice.Prefill{Live: 1, Down: 1}, of(), "it answers its health check, and fails every request")
 }
 
 // Of ranks that prefill and decode there is no other side, and they are no prefill ranks of the model's pairs.

@@ -69,7 +69,7 @@ func (c *Config) finish() {
 			c.finishEngine(role, &c.Engines.of(role)[i])
 		}
 	}
-	if c.Prefill.Policy == "" {
+	if c.Prefill.Policy == "" || c.Prefill.Policy == c.source.chosen { // geo may have changed since the choice: see Succeed
 		c.Prefill.Policy = "finish"
 		switch {
 		case c.doubled() && c.Geo.On(): // the policy finish was not measured with other regions
@@ -77,6 +77,7 @@ func (c *Config) finish() {
 		case c.Geo.Leads(): // gorgo takes round trips between regions into account
 			c.Prefill.Policy = "gorgo"
 		}
+		c.source.chosen = c.Prefill.Policy
 	}
 	if c.HA.On() && c.Geo.Self.ID == "" { // several pods have the same file and differ only in their host name
 		c.Geo.Self.ID, _ = os.Hostname() // without a host name the ID stays empty, and checkGeo reports it

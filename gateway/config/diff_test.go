@@ -75,6 +75,34 @@ func TestAReloadKeepsWhatBelongsTogether(t *testing.T) {
 	require.ErrorContains(t, err, "admin.listen")
 }
 
+// The policy that a file leaves open depends on the other regions, of which a proxy knows only after a restart.
+func TestAReloadChoosesNoPolicyForRegionsThatNeedARestart(t *testing.T) {
+	const (
+		engines = "engines: {prefill: [{url: http://b0:1}], decode: [{url: http://b0:1}]}\n"
+		geo     = "geo: {mode: distributed, hmac: {keys_file: keys}, self: {id: e1, region: east}, " +
+			"peers: [{id: w1, region: west, url: http://w:1}]}\n"
+	)
+	alone, err := Parse("a.yaml", []byte(engines))
+	require.NoError(t, err)
+	together, err := Parse("b.yaml", []byte(engines+geo))
+	require.NoError(t, err)
+	require.Equal(t, []string{"finish", "lmetric"}, []string{alone.Prefill.Policy, together.Prefill.Policy})
+	for _, row := range []struct{ running, next *Config }{{alone, together}, {together, alone}} {
+		merged, changes, err := row.running.Succeed(row.next)
+		require.NoError(t, err)
+		require.Equal(t, row.running.Geo.On(), merged.Geo.On())
+		require.Equal(t, row.running.Prefill.Policy, merged.Prefill.Policy)
+		for _, c := range changes {
+			require.True(t, c.Restart, c.String())
+		}
+	}
+	written, err := Parse("b.yaml", []byte(engines+geo+"prefill: {policy: lmetric}\n"))
+	require.NoError(t, err)
+	merged, _, err := alone.Succeed(written)
+	require.NoError(t, err)
+	require.Equal(t, "lmetric", merged.Prefill.Policy, "the file has it, so no restart is needed")
+}
+
 // Of any two configs the merged one differs from the next by what needs a
 // restart, and from the running one by all else.
 func TestSucceedLosesNothing(t *testing.T) {

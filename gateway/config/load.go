@@ -5,18 +5,24 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"os"
 	"reflect"
 	"strings"
 
 	"github.com/goccy/go-yaml"
 	"github.com/goccy/go-yaml/ast"
+	"github.com/goccy/go-yaml/lexer"
 	"github.com/goccy/go-yaml/parser"
+	"github.com/goccy/go-yaml/token"
+
+	"evenkeel/internal/smallfile"
 )
+
+// MaxFile bounds a config file, and a file that lists engines, in bytes. 16 MiB have room for 50,000 engines and more.
+const MaxFile = 16 << 20
 
 // Load reads and validates a file.
 func Load(path string) (*Config, error) {
-	src, err := os.ReadFile(path)
+	src, err := smallfile.Read(path, MaxFile)
 	if err != nil {
 		return nil, fmt.Errorf("config: %w", err)
 	}
@@ -55,7 +61,12 @@ func Parse(file string, text []byte) (c *Config, err error) {
 
 // root is the file's only YAML document; nil: the file is empty.
 func (s *source) root() (ast.Node, error) {
-	f, err := parser.ParseBytes(s.text, 0, parser.AllowDuplicateMapKey()) // checkShape reports duplicate keys, all at once
+	tokens := lexer.Tokenize(string(s.text))
+	if t := unread(tokens); t != nil {
+		return nil, s.atToken(t, "", "this and all that follows would not be read, because two lines --- come before it "+
+			"with nothing between them; remove one of the two")
+	}
+	f, err := parser.Parse(tokens, 0, parser.AllowDuplicateMapKey()) // checkShape reports duplicate keys, all at once
 	if err != nil {
 		return nil, s.syntaxError(err)
 	}
@@ -70,6 +81,24 @@ func (s *source) root() (ast.Node, error) {
 		}
 	}
 	return root, nil
+}
+
+// unread returns the first token behind two lines --- that have nothing or only comments between them; nil: there is none. The parser of
+// goccy/go-yaml 1.19.2 silently leaves out all that stands behind two such lines.
+func unread(tokens token.Tokens) *token.Token {
+	headers := 0
+	for _, t := range tokens {
+		switch {
+		case t.Type == token.CommentType:
+		case t.Type == token.DocumentHeaderType:
+			headers++
+		case headers > 1:
+			return t
+		default:
+			headers = 0
+		}
+	}
+	return nil
 }
 
 // syntaxError turns an error of the YAML library into an Error with the position in the file.

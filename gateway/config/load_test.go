@@ -163,6 +163,39 @@ func TestErrorsPointAtTheFile(t *testing.T) {
 	}
 }
 
+// A file that a template made may begin with two lines ---. What it says must not be left out: it may ask for API keys.
+func TestNothingOfAFileIsLeftOut(t *testing.T) {
+	for text, place := range map[string]string{
+		"---\n# Made from a template.\n---\nkeys_file: k\n":    "f.yaml:4:1: ",
+		"---\n---\nkeys_file: k\n":                             "f.yaml:3:1: ",
+		"pool: {size: 5}\n---\n\n---\n# Keys.\nkeys_file: k\n": "f.yaml:6:1: ",
+	} {
+		_, err := Parse("f.yaml", []byte(text))
+		require.ErrorContains(t, err, place+"this and all that follows would not be read", text)
+	}
+	_, err := Default().ParseEngines("f.yaml", []byte("---\n---\ndecode: [{url: \"http://d:1\"}]\n"))
+	require.ErrorContains(t, err, "f.yaml:3:1: ")
+	c, err := Parse("f.yaml", []byte("# Made from a template.\n---\nkeys_file: k\n"))
+	require.NoError(t, err)
+	require.Equal(t, "k", c.KeysFile)
+}
+
+// A list of engines may be cut off where it is written in place. It must not seem to have no engines.
+func TestAListThatIsCutOffBehindAKeyIsRefused(t *testing.T) {
+	for _, text := range []string{
+		"prefill: [{url: \"http://p:1\"}]\ndecode:\n", "decode: ~", "decode: null # none", "aggregated:\n# d0\n", "decode:\nprefill:\n",
+	} {
+		_, err := Default().ParseEngines("f.yaml", []byte(text))
+		require.ErrorContains(t, err, "write [] for a side that is meant to have no engines", text)
+		_, err = Parse("f.yaml", []byte("engines:\n  "+strings.ReplaceAll(text, "\n", "\n  ")))
+		require.ErrorContains(t, err, "write [] for a side that is meant to have no engines", text)
+	}
+	e, err := Default().ParseEngines("f.yaml", []byte("prefill: [{url: \"http://p:1\"}]\ndecode: []\n"))
+	require.NoError(t, err)
+	require.Len(t, e.Prefill, 1)
+	require.Empty(t, e.Decode)
+}
+
 // TestEveryProblemIsToldAtOnce holds the whole text of two files that are wrong
 // all over, one in its shape and one in its values.
 func TestEveryProblemIsToldAtOnce(t *testing.T) {
@@ -245,6 +278,16 @@ func TestLoadNamesTheFileItCannotRead(t *testing.T) {
 	require.Equal(t, ":81", c.Listen)
 }
 
+// A proxy that runs must not take the memory for a file that was put there by mistake.
+func TestAFileThatIsMuchTooLargeIsNotRead(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "ek.yaml")
+	require.NoError(t, os.WriteFile(path, []byte("# A picture of the memory.\n"), 0o600))
+	require.NoError(t, os.Truncate(path, 64<<20))
+	_, err := Load(path)
+	require.ErrorContains(t, err, "larger than 16777216 bytes; is it the right file?")
+	require.ErrorContains(t, err, path)
+}
+
 // FuzzParse: whatever the file says, the answer is a valid config or an error
 // that names the file, and what is valid stays so.
 func FuzzParse(f *testing.F) {
@@ -276,6 +319,29 @@ func FuzzParse(f *testing.F) {
 		}
 		require.NoError(t, c.Validate(), "a second look changes nothing")
 	})
+}
+
+// Group 1.10 is not group 1.1, and the zeros at the beginning of a token belong to it.
+func TestATextThatLooksLikeANumberIsNotChanged(t *testing.T) {
+	headers := func(word string) []byte { return []byte("tracing: {headers: {token: " + word + "}}\n") }
+	for _, word := range []string{"1.10", "007", "0x10", "1_000", "1e3", "12e4567", "+5"} {
+		c, err := Parse("f.yaml", headers(word))
+		if err == nil {
+			require.Equal(t, word, c.Tracing.Headers["token"])
+		} else {
+			require.ErrorContains(t, err, "tracing.headers.token: YAML reads "+word+" as the number")
+		}
+		c, err = Parse("f.yaml", headers("\""+word+"\""))
+		require.NoError(t, err, word)
+		require.Equal(t, word, c.Tracing.Headers["token"])
+	}
+	_, err := Parse("f.yaml", []byte("engines: {decode: [{url: \"http://d:1\", group: 1.10}]}\n"))
+	require.ErrorContains(t, err, "engines.decode[0].group: YAML reads 1.10 as the number 1.1; if this text is meant, write it in quotes")
+	for _, word := range []string{"8200", "1.5", "-3", "0"} {
+		c, err := Parse("f.yaml", headers(word))
+		require.NoError(t, err, word)
+		require.Equal(t, word, c.Tracing.Headers["token"])
+	}
 }
 
 func TestTheTwinCanBeTurnedOff(t *testing.T) {

@@ -69,6 +69,7 @@ type source struct {
 	text   []byte
 	places map[string]place  // by path
 	flags  map[string]string // path → command-line flag that set the value instead of the file
+	chosen string            // the prefill.policy that finish chose, because the file has none; empty: the file has one
 }
 
 type place struct{ line, column int }
@@ -79,6 +80,9 @@ var byteOrderMark = []byte("\ufeff")
 func newSource(file string, text []byte) source {
 	return source{file: file, text: bytes.TrimPrefix(text, byteOrderMark), places: map[string]place{}}
 }
+
+// Blank says whether the config comes from a file that sets no key, such as an empty one or one with comments only.
+func (c *Config) Blank() bool { return c.source.file != "" && len(c.source.places) == 0 }
 
 // Flag records that a flag of the command line set the value at path, such as "pool.ttl".
 // Errors about the value then name the flag instead of the file.

@@ -161,6 +161,11 @@ func scalarProblem(n ast.Node, t reflect.Type) string {
 		if !is(ast.StringType, ast.LiteralType, ast.IntegerType, ast.FloatType) {
 			return "one text is needed, in quotes where YAML reads something else into it"
 		}
+		// The decoder would write the number anew, so that 1.10 would become the text 1.1.
+		if number, ok := n.(ast.ScalarNode); ok && is(ast.IntegerType, ast.FloatType) && fmt.Sprint(number.GetValue()) != text {
+			return fmt.Sprintf("YAML reads %s as the number %v; if this text is meant, write it in quotes",
+				text, number.GetValue())
+		}
 	case t.Kind() == reflect.Bool:
 		if !is(ast.BoolType) {
 			return fmt.Sprintf("%q is neither true nor false; write one of them", text)

@@ -3,16 +3,15 @@ package config
 import (
 	"crypto/sha256"
 	"crypto/tls"
-	"crypto/x509"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"maps"
-	"os"
+	"net/url"
 	"slices"
 	"strings"
 	"time"
 
+	"evenkeel/gateway/certs"
 	"evenkeel/gateway/tracing"
 )
 
@@ -52,28 +51,31 @@ func (h Headers) String() string {
 // Explains says whether the reasons of choices are recorded, which only receipts need.
 func (c *Config) Explains() bool { return c.Admin.Receipts > 0 }
 
-// Client reads the files and returns the TLS settings; nil: no file is set.
-func (t *CollectorTLS) Client() (*tls.Config, error) {
-	if *t == (CollectorTLS{}) {
+// Client returns the TLS settings for the collector; nil: no file is set. The files are read again for every handshake.
+func (t *Tracing) Client() (*tls.Config, error) {
+	if t.TLS == (CollectorTLS{}) {
 		return nil, nil
 	}
-	c := &tls.Config{MinVersion: tls.VersionTLS12}
+	endpoint, err := tracing.Endpoint(t.Endpoint, t.Insecure)
+	if err != nil {
+		return nil, fmt.Errorf("tracing.endpoint: %w", err)
+	}
+	u, err := url.Parse(endpoint)
+	if err != nil {
+		return nil, fmt.Errorf("tracing.endpoint: %w", err)
+	}
+	return t.TLS.client(u.Hostname())
+}
+
+func (t CollectorTLS) client(host string) (*tls.Config, error) {
+	c, err := certs.Client("", "", t.CertFile, t.KeyFile)
+	if err != nil {
+		return nil, fmt.Errorf("tracing.tls: %w", err)
+	}
 	if t.CAFile != "" {
-		pem, err := os.ReadFile(t.CAFile)
-		if err != nil {
+		if err := certs.Follow(c, t.CAFile, host); err != nil {
 			return nil, fmt.Errorf("tracing.tls.ca_file: %w", err)
 		}
-		c.RootCAs = x509.NewCertPool()
-		if !c.RootCAs.AppendCertsFromPEM(pem) {
-			return nil, errors.New("tracing.tls.ca_file: no PEM certificate in it")
-		}
-	}
-	if t.CertFile != "" {
-		pair, err := tls.LoadX509KeyPair(t.CertFile, t.KeyFile)
-		if err != nil {
-			return nil, fmt.Errorf("tracing.tls: %w", err)
-		}
-		c.Certificates = []tls.Certificate{pair}
 	}
 	return c, nil
 }

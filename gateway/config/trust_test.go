@@ -1,10 +1,17 @@
 package config
 
 import (
+	"crypto/tls"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"evenkeel/gateway/certs/certtest"
 	"evenkeel/mooncake"
 )
 
@@ -111,4 +118,52 @@ func TestWorkerHostsThatMatchNothingAreRefused(t *testing.T) {
 		c.Admin.WorkerHosts = []string{h}
 		require.ErrorContains(t, c.Validate(), "admin.worker_hosts[0]", "%q", h)
 	}
+}
+
+// The collector and this proxy may get new certificates of a new authority while the proxy runs.
+func TestTheFilesOfACollectorAreReadForEveryHandshake(t *testing.T) {
+	dir := t.TempDir()
+	ca, cert, key := filepath.Join(dir, "ca.pem"), filepath.Join(dir, "tls.pem"), filepath.Join(dir, "tls.key")
+	copyTo := func(to, from string) {
+		text, err := os.ReadFile(from)
+		require.NoError(t, err)
+		require.NoError(t, os.WriteFile(to, text, 0o600))
+	}
+	use := func(a *certtest.Authority) {
+		ownCert, ownKey := a.Issue(t, "proxy", time.Now().Add(time.Hour))
+		copyTo(ca, a.File)
+		copyTo(cert, ownCert)
+		copyTo(key, ownKey)
+	}
+	before, after := certtest.New(t), certtest.New(t)
+	use(before)
+	for _, endpoint := range []string{"https://collector:4318", "127.0.0.1:4318"} {
+		use(before)
+		conf := Tracing{Endpoint: endpoint, TLS: CollectorTLS{CAFile: ca, CertFile: cert, KeyFile: key}}
+		client, err := conf.Client()
+		require.NoError(t, err)
+		shakes := func(a *certtest.Authority) bool {
+			server := a.Server(t, "collector")
+			server.ClientAuth, server.ClientCAs = tls.RequireAndVerifyClientCert, a.Pool()
+			server.SessionTicketsDisabled = true // the client would have to read them
+			here, there := net.Pipe()
+			done := make(chan error, 1)
+			go func() { done <- tls.Server(there, server).Handshake() }()
+			c := client.Clone()
+			c.ServerName, _, _ = strings.Cut(strings.TrimPrefix(endpoint, "https://"), ":") // as net/http does
+			mine := tls.Client(here, c).Handshake()
+			_ = here.Close()
+			return mine == nil && <-done == nil
+		}
+		require.True(t, shakes(before))
+		require.False(t, shakes(after))
+		use(after)
+		require.True(t, shakes(after), endpoint)
+		require.False(t, shakes(before))
+	}
+	_, err := (&Tracing{Endpoint: "https://collector", TLS: CollectorTLS{CAFile: filepath.Join(dir, "none")}}).Client()
+	require.ErrorContains(t, err, "tracing.tls.ca_file")
+	none, err := (&Tracing{Endpoint: "https://collector"}).Client()
+	require.NoError(t, err)
+	require.Nil(t, none)
 }

@@ -90,6 +90,11 @@ func checkAlone(p mooncake.Profile, path string, bad report) (found bool) {
 // checkEngines checks each engine by itself and against the others: no engine may be listed twice in
 // a role, and all engines of a group must have the same barrier.
 func (c *Config) checkEngines(bad report) {
+	for _, role := range Roles { // a file that is cut off behind a key must not remove all engines of a side
+		if path := "$.engines." + role; c.source.has(path) && c.Engines.of(role) == nil {
+			bad(path, "there is nothing behind the key; write [] for a side that is meant to have no engines")
+		}
+	}
 	seen := map[string]string{}     // role and host:port → path of the entry
 	barriers := map[string]Engine{} // role and group → its first engine
 	check := func(role string, i int, e *Engine) {
@@ -199,10 +204,13 @@ func (c *Config) checkEngine(path, role string, e *Engine, bad report) {
 	if e.KV < 0 {
 		bad(path+".kv_tokens", "%d is no number of tokens; write a rank's KV capacity, or 0 to ask the engine", e.KV)
 	}
-	if !(e.Cost > 0) {
-		bad(path+".cost", "%v is not a cost; 1 is that of a usual rank, 2 of one half as fast", e.Cost)
+	if !(e.Cost > 0 && e.Cost <= maxCost) {
+		bad(path+".cost", "%v is not a cost; 1 is that of a usual rank, 2 of one half as fast, and 1000 the most", e.Cost)
 	}
 }
+
+// maxCost is far more than the slowest of several ranks has, so a larger cost is a mistake. Tokens times a cost must not overflow.
+const maxCost = 1000
 
 // maxRanks is far more than any deployment has, so a larger number of ranks is a mistake.
 const maxRanks = 4096

@@ -89,3 +89,27 @@ func TestSeveralRanksThatGiveEmptyAnswersAreOneFinding(t *testing.T) {
 	require.Equal(t, []string{"2 ranks of model m give empty answers: 240 of their last 240 answers ended without any text, " +
 		"and 0 % of those of the other ranks: h:4, h:5"}, emptyFound(d))
 }
+
+// Each of two models has an empty rank, and so few answers of its other ranks that both models are judged by all other ranks.
+func TestEmptyRanksOfAnotherModelAreNoMeasure(t *testing.T) {
+	p, d := Watch{}, six()
+	other := six().Models[0]
+	other.Name, other.Groups[0].Ranks = "n", other.Groups[0].Ranks[:2]
+	d.Models[0].Groups[0].Ranks = d.Models[0].Groups[0].Ranks[:2]
+	for i := range other.Groups[0].Ranks {
+		other.Groups[0].Ranks[i].ID, other.Groups[0].Ranks[i].Name = int32(10+i), fmt.Sprintf("i:%d", i)
+	}
+	d.Models = append(d.Models, other)
+	now := noon
+	for second := range uint64(90) {
+		now = now.Add(time.Second)
+		for m := range d.Models {
+			ranks := d.Models[m].Groups[0].Ranks
+			ranks[0].Answers, ranks[0].Empty = ranks[0].Answers+5, ranks[0].Empty+5
+			ranks[1].Answers += second % 6 / 5
+		}
+		d.At = now
+		p.Look(d, sampleOf(d))
+	}
+	require.Len(t, emptyFound(d), 2, "%v", emptyFound(d))
+}

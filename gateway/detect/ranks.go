@@ -64,48 +64,58 @@ func (l Lately) share() (share float64, known bool) {
 	return float64(l.Empty) / float64(max(1, l.Answers)), l.Answers >= fewAnswers
 }
 
+// emptyOf is how a model's ranks answered: those that give nearly only empty answers, and the others.
+type emptyOf struct {
+	ranks  []string // names of the ranks that give empty answers
+	theirs Lately   // answers of these ranks
+	others Lately   // answers of the model's other ranks
+}
+
+func (m *Model) empty() emptyOf {
+	var e emptyOf
+	for i := range m.Groups {
+		for k := range m.Groups[i].Ranks {
+			r := &m.Groups[i].Ranks[k]
+			counts := &e.others
+			if share, known := r.Lately.share(); known && share >= emptyShare {
+				e.ranks, counts = append(e.ranks, r.Name), &e.theirs
+			}
+			counts.Answers, counts.Empty = counts.Answers+r.Lately.Answers, counts.Empty+r.Lately.Empty
+		}
+	}
+	return e
+}
+
 // findRankEmpty finds ranks that give nearly only empty answers while the model's other ranks give few. No
 // request fails because of it. An empty answer ends at once, so such a rank is soon free again and attracts ever more requests.
 func findRankEmpty(v *view, say say) {
-	all := Lately{}
-	for _, g := range v.groups() {
-		for i := range g.Ranks {
-			all.Answers, all.Empty = all.Answers+g.Ranks[i].Lately.Answers, all.Empty+g.Ranks[i].Lately.Empty
-		}
-	}
+	models, sound := make([]emptyOf, len(v.Models)), Lately{}
 	for i := range v.Models {
+		models[i] = v.Models[i].empty()
+		others := models[i].others
+		sound.Answers, sound.Empty = sound.Answers+others.Answers, sound.Empty+others.Empty
+	}
+	for i, e := range models {
 		m := &v.Models[i]
-		emptyRanks, ofEmptyRanks, ofOthers := []string{}, Lately{}, Lately{}
-		for j := range m.Groups {
-			for k := range m.Groups[j].Ranks {
-				r := &m.Groups[j].Ranks[k]
-				counts := &ofOthers
-				if share, known := r.Lately.share(); known && share >= emptyShare {
-					emptyRanks, counts = append(emptyRanks, r.Name), &ofEmptyRanks
-				}
-				counts.Answers, counts.Empty = counts.Answers+r.Lately.Answers, counts.Empty+r.Lately.Empty
-			}
+		if _, known := e.others.share(); !known { // the model has too few answers, so the model is compared with all models
+			e.others = sound
 		}
-		if _, known := ofOthers.share(); !known { // the model has too few answers, so those of other models are added
-			ofOthers = Lately{all.Answers - ofEmptyRanks.Answers, all.Empty - ofEmptyRanks.Empty}
-		}
-		others, known := ofOthers.share()
-		if len(emptyRanks) == 0 || !known || others > wholeShare {
+		others, known := e.others.share()
+		if len(e.ranks) == 0 || !known || others > wholeShare {
 			continue
 		}
 		where := at{"model", m.Name, "ranks"}
-		if all := ofEmptyRanks.Answers + ofOthers.Answers; len(emptyRanks) == 1 {
-			say(where, "", "Rank %s gives empty answers: %s of its last %s answers ended without any text, and %.0f %% of those of the other "+
-				"ranks; "+
-				"of the last %s answers, %.0f %% were its", emptyRanks[0], stats.Grouped(ofEmptyRanks.Empty),
-				stats.Grouped(ofEmptyRanks.Answers), 100*others, stats.Grouped(all),
-				100*float64(ofEmptyRanks.Answers)/float64(all)).Ranks = emptyRanks
+		theirs := stats.Grouped(e.theirs.Answers)
+		if all := e.theirs.Answers + e.others.Answers; len(e.ranks) == 1 {
+			say(where, "", "Rank %s gives empty answers: %s of its last %s answers ended without any text, "+
+				"and %.0f %% of those of the other ranks; of the last %s answers, %.0f %% were its",
+				e.ranks[0], stats.Grouped(e.theirs.Empty), theirs, 100*others, stats.Grouped(all),
+				100*float64(e.theirs.Answers)/float64(all)).Ranks = e.ranks
 			continue
 		}
-		say(where, "", "%d ranks of model %s give empty answers: %s of their last %s answers ended without any text, and %.0f %% of those of "+
-			"the other ranks: %s",
-			len(emptyRanks), m.Name, stats.Grouped(ofEmptyRanks.Empty), stats.Grouped(ofEmptyRanks.Answers), 100*others,
-			words.FirstOf(emptyRanks)).Ranks = emptyRanks
+		say(where, "", "%d ranks of model %s give empty answers: %s of their last %s answers ended without any text, "+
+			"and %.0f %% of those of the other ranks: %s",
+			len(e.ranks), m.Name, stats.Grouped(e.theirs.Empty), theirs, 100*others, words.FirstOf(e.ranks)).Ranks = e.ranks
 	}
 }
 

@@ -5,7 +5,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"time"
@@ -23,6 +22,7 @@ import (
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/metaserver"
 	"evenkeel/gateway/selftest"
+	"evenkeel/internal/smallfile"
 )
 
 // Host is what discovery needs of the proxy.
@@ -247,7 +247,7 @@ func (s *fileSource) Run(ctx context.Context, tell func([]discover.Engine, error
 // read reads the file. changed is false if the text is the same as at the last reading without an error. A text with an error is always
 // parsed again.
 func (s *fileSource) read() (list []discover.Engine, changed bool, err error) {
-	text, err := os.ReadFile(s.path)
+	text, err := smallfile.Read(s.path, config.MaxFile)
 	sum := sha256.Sum256(text)
 	if err == nil && sum == s.lastRead {
 		return nil, false, nil

@@ -108,6 +108,9 @@ func TestAFileThatListsEngines(t *testing.T) {
 	require.NoError(t, os.WriteFile(path, []byte("decode: [{url: http://127.0.0.1:8, profile: a}]"), 0o600))
 	d.Look()
 	require.Equal(t, 1, <-told)
+	require.NoError(t, os.Truncate(path, config.MaxFile+1))
+	_, _, err = (&fileSource{settings: h.Settings, path: path}).read()
+	require.ErrorContains(t, err, "larger than 16777216 bytes")
 	stop()
 	<-ended
 	var none *Discovery

@@ -27,7 +27,7 @@ const (
 // A half close (shutdown(SHUT_WR)) counts as leaving, as in net/http: a client that waits for its answer keeps its side open.
 type Conn struct {
 	net.Conn
-	*Disconnect
+	*CloseNotifier
 	sock socket.Socket // the socket of the embedded Conn, if it has one
 	ln   *Listener
 	id   uint64 // names the connection to the watcher; unlike a file descriptor, an id is never reused
@@ -38,7 +38,7 @@ type Conn struct {
 	callersOwn   atomic.Bool  // SetDeadline or SetWriteDeadline set the write deadline, so Write does not renew it
 	readTimedOut atomic.Bool  // a read has timed out, even if a later read failed with another error
 	linger       atomic.Bool
-	idle         atomic.Bool // an Outlet has written an answer, and the next request has not begun
+	idle         atomic.Bool // a Hijacked has written an answer, and the next request has not begun
 	closed       atomic.Bool
 	counted      atomic.Bool // the connection is counted in CutStalled or CutLagging
 }

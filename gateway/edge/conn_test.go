@@ -33,7 +33,7 @@ func (p *tape) SetDeadline(t time.Time) error      { return p.SetWriteDeadline(t
 func taped(timeout time.Duration) (*Conn, *tape) {
 	p := &tape{}
 	l := &Listener{opt: ListenOptions{WriteTimeout: timeout}, log: zap.NewNop()}
-	return &Conn{Conn: p, Disconnect: NewDisconnect(l.log), ln: l}, p
+	return &Conn{Conn: p, CloseNotifier: NewCloseNotifier(l.log), ln: l}, p
 }
 
 func TestTheWriteDeadlineIsRenewedWhenLessThanThreeQuartersAreLeft(t *testing.T) {
@@ -132,7 +132,7 @@ func TestAClientThatLagsIsCutInTheEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := &slowTape{takes: 20 * time.Second}
 		l := &Listener{opt: ListenOptions{WriteTimeout: 30 * time.Second, MaxLag: time.Minute}, log: zap.NewNop()}
-		c := &Conn{Conn: p, Disconnect: NewDisconnect(l.log), ln: l}
+		c := &Conn{Conn: p, CloseNotifier: NewCloseNotifier(l.log), ln: l}
 		began := time.Now()
 		for range 3 {
 			_, err := c.Write([]byte("a"))
@@ -144,7 +144,7 @@ func TestAClientThatLagsIsCutInTheEnd(t *testing.T) {
 		require.Equal(t, 4*time.Minute, time.Since(began))
 		require.EqualValues(t, 1, l.cutLagging.Load())
 
-		c = &Conn{Conn: p, Disconnect: NewDisconnect(l.log), ln: l}
+		c = &Conn{Conn: p, CloseNotifier: NewCloseNotifier(l.log), ln: l}
 		_, err = c.Write([]byte("a"))
 		require.NoError(t, err)
 		p.takes = time.Hour

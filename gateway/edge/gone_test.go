@@ -54,7 +54,7 @@ func TestALeavingClientIsNoticed(t *testing.T) {
 						c, _ := ConnOf(ctx)
 						upstream := make(chan struct{}) // closed as an engine's connection would be
 						first := true
-						ctx.SetBodyStream(NewPull(readFunc(func(p []byte) (int, error) {
+						ctx.SetBodyStream(NewBodyStream(readFunc(func(p []byte) (int, error) {
 							if first {
 								first = false
 								return copy(p, "data: 1\n\n"), nil

@@ -51,7 +51,7 @@ func TestWhatComesBehindComments(t *testing.T) {
 			heard, parts := make(chan struct{}), make(chan string)
 			s := serve(t, Options{Handler: waits(heard, func(ctx *fasthttp.RequestCtx) {
 				require.True(t, EndWait(ctx))
-				NewPull(readFunc(func(b []byte) (int, error) {
+				NewBodyStream(readFunc(func(b []byte) (int, error) {
 					part, more := <-parts
 					if !more {
 						return 0, io.EOF
@@ -104,10 +104,10 @@ func TestWhatBreaksBehindComments(t *testing.T) {
 	for name, answer := range map[string]func(*fasthttp.RequestCtx){
 		"the handler panics": func(*fasthttp.RequestCtx) { panic("on purpose") },
 		"the source fails": func(ctx *fasthttp.RequestCtx) {
-			NewPull(readFunc(func([]byte) (int, error) { return 0, io.ErrUnexpectedEOF }), func(error) {}, zap.NewNop()).Answer(ctx)
+			NewBodyStream(readFunc(func([]byte) (int, error) { return 0, io.ErrUnexpectedEOF }), func(error) {}, zap.NewNop()).Answer(ctx)
 		},
 		"the source panics": func(ctx *fasthttp.RequestCtx) {
-			NewPull(readFunc(func([]byte) (int, error) { panic("on purpose") }), func(error) {}, zap.NewNop()).Answer(ctx)
+			NewBodyStream(readFunc(func([]byte) (int, error) { panic("on purpose") }), func(error) {}, zap.NewNop()).Answer(ctx)
 		},
 	} {
 		for _, tls := range []bool{false, true} {

@@ -177,7 +177,7 @@ var (
 
 // admit checks the limits, counts the connection and begins to watch it.
 func (l *Listener) admit(raw net.Conn) (*Conn, error) {
-	c := &Conn{Conn: raw, sock: socket.Of(raw), Disconnect: NewDisconnect(l.log), ln: l, ip: addrOf(raw)}
+	c := &Conn{Conn: raw, sock: socket.Of(raw), CloseNotifier: NewCloseNotifier(l.log), ln: l, ip: addrOf(raw)}
 	if err := l.book(c); err != nil {
 		l.turnAway(raw, err)
 		return nil, err
@@ -313,7 +313,7 @@ func (l *Listener) CloseConns() int {
 	return len(open)
 }
 
-// closeIdle closes the connections that wait for a request behind an Outlet's answer.
+// closeIdle closes the connections that wait for a request behind the answer of a Hijacked.
 // fasthttp closes the others.
 func (l *Listener) closeIdle() {
 	l.mu.Lock()

@@ -27,7 +27,7 @@ func TestAnOldClientGetsItsAnswerWithoutChunks(t *testing.T) {
 			s := serve(t, Options{Handler: func(ctx *fasthttp.RequestCtx) {
 				ctx.SetContentType("text/event-stream")
 				parts := []string{"data: 1\n\n", large}
-				NewPull(readFunc(func(b []byte) (int, error) {
+				NewBodyStream(readFunc(func(b []byte) (int, error) {
 					if len(parts) == 0 {
 						return 0, cmp.Or(row.fail, io.EOF)
 					}
@@ -69,7 +69,7 @@ func TestAnOldClientGetsItsAnswerWithoutChunks(t *testing.T) {
 func TestAnOldClientThatLeavesEndsItsAnswer(t *testing.T) {
 	ended := make(chan error, 1)
 	s := serve(t, Options{Handler: func(ctx *fasthttp.RequestCtx) {
-		NewPull(readFunc(func(b []byte) (int, error) { return copy(b, "data: x\n\n"), nil }), func(err error) { ended <- err },
+		NewBodyStream(readFunc(func(b []byte) (int, error) { return copy(b, "data: x\n\n"), nil }), func(err error) { ended <- err },
 			zap.NewNop()).Answer(ctx)
 	}}, ListenOptions{})
 	c := s.dial(t)

@@ -47,7 +47,7 @@ func NewServer(o Options) *Server {
 		// answers.
 		MaxIdleWorkerDuration: time.Second,
 		CloseOnShutdown:       true,
-		KeepHijackedConns:     true, // an Outlet goes on using the connection
+		KeepHijackedConns:     true, // a Hijacked goes on using the connection
 		ReduceMemoryUsage:     true, // otherwise each running stream holds a read buffer of 16 KiB
 
 		NoDefaultServerHeader:        true,

@@ -336,8 +336,8 @@ func TestAClientThatNeverReadsIsLetGo(t *testing.T) {
 	s := serve(t, Options{Handler: func(ctx *fasthttp.RequestCtx) {
 		c, _ := ConnOf(ctx)
 		c.OnGone(func() { close(gone) })
-		ctx.SetBodyStream(NewPull(readFunc(func(p []byte) (int, error) { return len(p), nil }), func(err error) { ended <- err }, zap.NewNop()),
-			-1)
+		endless := readFunc(func(p []byte) (int, error) { return len(p), nil })
+		ctx.SetBodyStream(NewBodyStream(endless, func(err error) { ended <- err }, zap.NewNop()), -1)
 	}}, ListenOptions{WriteTimeout: 200 * time.Millisecond})
 	c := s.dial(t)
 	c.send(t, get)
@@ -367,7 +367,7 @@ func TestAPanicInAHandlerIsA500(t *testing.T) {
 		case "/late":
 			ctx.SetStatusCode(201)
 			ctx.Response.Header.Set("X-Late", "1")
-			ctx.SetBodyStream(NewPull(strings.NewReader("x"), func(error) { ends.Add(1) }, zap.NewNop()), -1)
+			ctx.SetBodyStream(NewBodyStream(strings.NewReader("x"), func(error) { ends.Add(1) }, zap.NewNop()), -1)
 			panic("late")
 		case "/nil":
 			var m *map[string]int
@@ -413,7 +413,7 @@ func TestHowAStreamEnds(t *testing.T) {
 			ended := make(chan error, 2)
 			s := serve(t, Options{Handler: func(ctx *fasthttp.RequestCtx) {
 				first := true
-				ctx.SetBodyStream(NewPull(readFunc(func(p []byte) (int, error) {
+				ctx.SetBodyStream(NewBodyStream(readFunc(func(p []byte) (int, error) {
 					if first {
 						first = false
 						return copy(p, "x"), nil
@@ -450,7 +450,7 @@ func TestHowAStreamEnds(t *testing.T) {
 
 func TestPullEndsOnce(t *testing.T) {
 	ends := 0
-	p := NewPull(strings.NewReader("x"), func(error) { ends++ }, zap.NewNop())
+	p := NewBodyStream(strings.NewReader("x"), func(error) { ends++ }, zap.NewNop())
 	require.NoError(t, p.Close())
 	require.NoError(t, p.Close())
 	require.Equal(t, 1, ends)
@@ -460,7 +460,7 @@ func TestDrainLetsStreamsFinish(t *testing.T) {
 	first, finish := make(chan struct{}), make(chan struct{})
 	s := serve(t, Options{Handler: func(ctx *fasthttp.RequestCtx) {
 		n := 0
-		ctx.SetBodyStream(NewPull(readFunc(func(p []byte) (int, error) {
+		ctx.SetBodyStream(NewBodyStream(readFunc(func(p []byte) (int, error) {
 			switch n++; n {
 			case 1:
 				return copy(p, "a"), nil

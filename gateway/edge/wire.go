@@ -154,6 +154,16 @@ func (w *wire) keep(b []byte) {
 	}
 }
 
+// SetDeadline hides that the connection was cut. fasthttp calls it right before it calls the function of a hijack, and would not call that
+// function after an error. But the function gives back what the request holds, and notices the cut itself.
+func (w *wire) SetDeadline(t time.Time) error {
+	err := w.Conn.SetDeadline(t)
+	if errors.Is(err, net.ErrClosed) {
+		return nil
+	}
+	return err
+}
+
 // hold makes Write collect bytes until complete. fasthttp writes the end of an answer in three pieces, which are then sent as one.
 func (w *wire) hold() {
 	if w.held == nil {

@@ -273,7 +273,7 @@ func TestWhatAnEngineSaysWithStatus200(t *testing.T) {
 		}
 		require.Equal(t, status, f.Status)
 		require.Equal(t, status, f.Answer.Status)
-		require.Equal(t, lifecycle.ByStatus(status), f.Why)
+		require.Equal(t, lifecycle.ByStatus(status), f.Reason)
 		require.NotContains(t, f.Err.Error(), "temperature", "it may repeat the prompt")
 	}
 	require.Nil(t, Said(lifecycle.Prefill, errors.New("another")))

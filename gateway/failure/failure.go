@@ -212,6 +212,8 @@ func Refused(log *zap.Logger, side, id string, status int, resp *engine.Response
 		log.Error("ALARM: an engine refuses the API key that the proxy sends; check api_key_env of its profile", zap.String("engine", id),
 			zap.Int("status", status))
 		return BadGateway(side, "it refused the proxy's credential")
+	case status == journal.StatusClientClosed: // the engine's client is this proxy, whose own client waits
+		return BadGateway(side, "it took its client for gone")
 	case status/100 == 4:
 		return Relayed(status, resp, body)
 	case status == http.StatusServiceUnavailable:
@@ -308,8 +310,8 @@ func Of(end lifecycle.Ended, answer *openai.Error, err error) *Fault {
 }
 
 // Useless makes the fault of a leg whose engine answered with status 200, but whose answer cannot be used.
-func Useless(leg lifecycle.Leg, why lifecycle.Why, answer *openai.Error, err error) *Fault {
-	return &Fault{Ended: lifecycle.Ended{Leg: leg, Far: lifecycle.Headed, Why: why, Open: true}, Answer: answer, Status: http.StatusOK,
+func Useless(leg lifecycle.Leg, why lifecycle.Reason, answer *openai.Error, err error) *Fault {
+	return &Fault{Ended: lifecycle.Ended{Leg: leg, Far: lifecycle.Headed, Reason: why, Open: true}, Answer: answer, Status: http.StatusOK,
 		Err: err}
 }
 
@@ -325,8 +327,8 @@ func Said(leg lifecycle.Leg, err error) *Fault {
 	if answer.Status != f.Status { // FromStream keeps the status of a refusal only
 		return nil
 	}
-	return &Fault{Ended: lifecycle.Ended{Leg: leg, Far: lifecycle.Headed, Why: lifecycle.ByStatus(f.Status)}, Answer: answer, Status: f.Status,
-		Err: err}
+	end := lifecycle.Ended{Leg: leg, Far: lifecycle.Headed, Reason: lifecycle.ByStatus(f.Status)}
+	return &Fault{Ended: end, Answer: answer, Status: f.Status, Err: err}
 }
 
 // OfEngine says whether the leg's own engine is known to have failed. If KV did not arrive, either engine may be at fault, so it is false.

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap"
 
+	"evenkeel/dispatcher/board"
 	"evenkeel/engine"
 	"evenkeel/gateway/config"
 	"evenkeel/gateway/owner"
@@ -31,10 +32,9 @@ func (free) Acquire(context.Context, int64) (lease.Record, error) {
 func (free) Renew(context.Context, int64) error   { return nil }
 func (free) Release(context.Context, int64) error { return nil }
 
-// The ranks of a region have the fence of the region's owner: what is written to them
-// carries the epoch, and once the region is another's nothing is written any more. That
-// holds for our own region and for one that we took over.
-func TestTheRanksOfARegionStandBehindItsFence(t *testing.T) {
+// regional is a fleet with a decode engine in its own region, us, and one in the region eu, and the owners of these regions.
+func regional(t *testing.T) (*Fleet, *owner.Set) {
+	t.Helper()
 	cfg := config.Default()
 	cfg.Profiles = map[string]mooncake.Profile{"a": {}}
 	cfg.Engines.Decode = []config.Engine{{URL: "http://10.0.0.1:80", Profile: "a"}, {URL: "http://10.0.0.2:80", Profile: "a", Region: "eu"}}
@@ -46,8 +46,16 @@ func TestTheRanksOfARegionStandBehindItsFence(t *testing.T) {
 	scopes, err := owner.New(cfg, owner.Host{Context: t.Context(), Log: zap.NewNop(), Registerer: prometheus.NewRegistry(),
 		Hold: func() time.Duration { return time.Minute }})
 	require.NoError(t, err)
-	defer scopes.Close()
+	t.Cleanup(scopes.Close)
 	f.Admission = scopes
+	return f, scopes
+}
+
+// The ranks of a region have the fence of the region's owner: what is written to them
+// carries the epoch, and once the region is another's nothing is written any more. That
+// holds for our own region and for one that we took over.
+func TestTheRanksOfARegionStandBehindItsFence(t *testing.T) {
+	f, scopes := regional(t)
 	times := lease.DefaultTimes
 	times.Duration, times.RenewDeadline = time.Hour, time.Hour/2 // the claims are stopped, and yet theirs is not over while this runs
 	claims := map[string]*lease.Claim{}
@@ -81,4 +89,24 @@ func TestTheRanksOfARegionStandBehindItsFence(t *testing.T) {
 		_, ok = rank.Scope.Enter()
 		require.False(t, ok, region)
 	}
+}
+
+// A rank that is moved to another board stays on the first one until its requests there have ended. Both count for its scope.
+func TestTheLoadOfARankIsThatOnAllItsBoards(t *testing.T) {
+	f, _ := regional(t)
+	enter, err := f.Load()
+	require.NoError(t, err)
+	enter()
+	const id = "10.0.0.1:80"
+	f.up("decode "+id, "m")
+	worker, ok := f.Now().RankOf(id, "m", "m")
+	require.True(t, ok)
+	f.host.Dispatch = func(context.Context) board.Status {
+		on := func(used int, kv int64) board.ModelStatus {
+			return board.ModelStatus{Workers: []board.WorkerStatus{{ID: worker, Name: id, Used: used, KVTokens: kv}}}
+		}
+		return board.Status{Models: []board.ModelStatus{on(2, 30), on(1, 500)}}
+	}
+	ours, _, _ := f.LoadOf(t.Context(), "us", false)
+	require.Equal(t, []geo.Resident{{ID: id, Requests: 3, KVTokens: 530}}, ours)
 }

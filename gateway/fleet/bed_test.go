@@ -29,6 +29,7 @@ import (
 	"evenkeel/gateway/discovery"
 	"evenkeel/gateway/edge"
 	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/fleet/roster"
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/loop"
 	"evenkeel/gateway/metaserver"
@@ -90,7 +91,7 @@ type bed struct {
 	monitor    *engine.Monitor
 	tier       *prefill.Tier
 	locals     *local.Ranks
-	places     *pool.Places
+	places     *pool.Semaphore
 	dispatcher *dispatcher.Dispatcher
 	meta       *metaserver.Server
 	requests   *request.Server
@@ -165,11 +166,11 @@ func (b *bed) serve(log *zap.Logger, find func(*bed) []discover.Source) (end fun
 	settings := func() *fleet.Settings { return b.conf.Settings().Settings }
 	serving := service.New(service.Host{
 		Context: ctx, Log: log, Grace: func() time.Duration { return 0 },
-		EndAll: func() int { return b.fleet.Move(func(fleet.Place) bool { return true }) },
+		EndAll: func() int { return b.fleet.Move(func(roster.Location) bool { return true }) },
 	})
 	told, err := journal.New(journal.Config{File: b.RequestLog, Receipts: b.receipts, Registerer: b.reg, Log: log})
 	require.NoError(b, err)
-	b.locals, b.places = local.New(b.cfg.Prefill.Index.MaxBytes), pool.NewPlaces(b.cfg.Pool.Size)
+	b.locals, b.places = local.New(b.cfg.Prefill.Index.MaxBytes), pool.NewSemaphore(b.cfg.Pool.Size)
 	b.monitor = engine.NewMonitor(engine.MonitorConfig{
 		Client: client, Registerer: b.reg, Log: log, HealthInterval: b.cfg.Health.Interval, FactsInterval: 10 * b.cfg.Health.Interval,
 		Canary: b.cfg.Health.Canary,
@@ -320,11 +321,11 @@ func (b *bed) page() string {
 type status struct {
 	Open      int64
 	PoolUsed  int
-	Engines   []fleet.EngineStatus
+	Engines   []roster.EngineStatus
 	Prefill   []prefill.CandidateStatus
 	Dispatch  board.Status
 	Discovery *discover.Status
-	Drains    []fleet.DrainStatus
+	Drains    []roster.DrainStatus
 }
 
 func (b *bed) now() status {

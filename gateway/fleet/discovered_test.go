@@ -16,7 +16,7 @@ import (
 	"evenkeel/bench/lab/refengine"
 	"evenkeel/engine/discover"
 	"evenkeel/gateway/config"
-	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/fleet/roster"
 )
 
 // seen is what discovery says of an engine.
@@ -35,13 +35,13 @@ func (b *bed) inUse(e *refengine.Engine) func() bool {
 	}
 }
 
-func (b *bed) status(address string) fleet.EngineStatus {
+func (b *bed) status(address string) roster.EngineStatus {
 	for _, e := range b.now().Engines {
 		if e.ID == address {
 			return e
 		}
 	}
-	return fleet.EngineStatus{}
+	return roster.EngineStatus{}
 }
 
 // released says whether the engine at an address gets no work and has none.
@@ -335,7 +335,7 @@ func TestEnginesOfAFile(t *testing.T) {
 	version("..v2", list(b.Decode[2]))
 	only("another version of it", b.Decode[2])
 
-	require.NoError(t, b.fleet.Add(fleet.Decode, config.Engine{URL: b.Decode[2].URLs()[0], Slots: 4, Profile: config.DefaultProfile}))
+	require.NoError(t, b.fleet.Add(roster.Decode, config.Engine{URL: b.Decode[2].URLs()[0], Slots: 4, Profile: config.DefaultProfile}))
 	require.Equal(t, 4, b.status(refclient.AddressOf(b.Decode[2])).Slots, "an operator's word is the last")
 	version("..v3", list(b.Decode[1], b.Decode[2]))
 	only("a new word about another engine", b.Decode[1], b.Decode[2])

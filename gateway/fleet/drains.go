@@ -31,7 +31,7 @@ func (f *Fleet) Undrain(role, id string) error {
 		return err
 	}
 	if !engines.Drains(s.Key()) {
-		return fmt.Errorf("%w: %s %s does not drain", ErrNoSuchEngine, s.Role, s.ID)
+		return fmt.Errorf("%w: %s %s does not drain", roster.ErrNoSuchEngine, s.Role, s.ID)
 	}
 	f.apply(roster.Resumed{Key: s.Key()})
 	return nil

@@ -10,7 +10,7 @@ import (
 
 	"evenkeel/bench/lab/refclient"
 	"evenkeel/bench/lab/refengine"
-	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/fleet/roster"
 	"evenkeel/mooncake"
 )
 
@@ -20,14 +20,14 @@ func TestDrainsOfEnginesThatAreRemoved(t *testing.T) {
 	t.Parallel()
 	b := start(t, options{decode: []refengine.Config{{}, {C0: 50 * time.Millisecond}, {}}})
 	first, second := refclient.AddressOf(b.Decode[0]), refclient.AddressOf(b.Decode[1])
-	require.NoError(t, b.fleet.Drain(fleet.Decode, first, 0))
-	require.NoError(t, b.fleet.Drain(fleet.Decode, refclient.AddressOf(b.Decode[2]), 0))
+	require.NoError(t, b.fleet.Drain(roster.Decode, first, 0))
+	require.NoError(t, b.fleet.Drain(roster.Decode, refclient.AddressOf(b.Decode[2]), 0))
 	got := b.Judging("a long story", `"stream":true,"max_tokens":300,`)
 	b.Eventually("it is decoded", func() bool { return b.Decode[1].Stats().Running > 0 && b.Metric("evenkeel_ttft_seconds_count") > 0 })
-	require.NoError(t, b.fleet.Undrain(fleet.Decode, refclient.AddressOf(b.Decode[2])))
-	require.NoError(t, b.fleet.Drain(fleet.Decode, second, 50*time.Millisecond))
+	require.NoError(t, b.fleet.Undrain(roster.Decode, refclient.AddressOf(b.Decode[2])))
+	require.NoError(t, b.fleet.Drain(roster.Decode, second, 50*time.Millisecond))
 	for _, gone := range []string{first, second} {
-		require.NoError(t, b.fleet.Remove(fleet.Decode, gone))
+		require.NoError(t, b.fleet.Remove(roster.Decode, gone))
 	}
 	b.Eventually("no drain is left", func() bool { return len(b.now().Drains) == 0 })
 	<-got
@@ -57,8 +57,8 @@ func TestOneRankDrains(t *testing.T) {
 	require.Equal(t, id+"/1", b.now().Drains[0].ID)
 	require.NoError(t, b.fleet.Undrain("", id+"/1"))
 	require.Empty(t, b.now().Drains)
-	require.ErrorIs(t, b.fleet.Undrain("", id+"/1"), fleet.ErrNoSuchEngine, "it does not drain any more")
-	require.ErrorIs(t, b.fleet.Drain("", id+"/2", 0), fleet.ErrNoSuchEngine)
+	require.ErrorIs(t, b.fleet.Undrain("", id+"/1"), roster.ErrNoSuchEngine, "it does not drain any more")
+	require.ErrorIs(t, b.fleet.Drain("", id+"/2", 0), roster.ErrNoSuchEngine)
 	require.NoError(t, b.fleet.Drain("", id+"/0", 0))
 	require.NoError(t, b.fleet.Drain("", id+"/1", 0))
 	r := b.Post(refclient.ChatPath, chat("a", ""))
@@ -83,7 +83,7 @@ func TestADrainedPrefiller(t *testing.T) {
 	go func() { got <- b.Judge("its prefill hangs", `"stream":true,`) }()
 	b.Eventually("it hangs", func() bool { return b.now().Prefill[0].Inflight == 1 })
 	require.NoError(t, b.fleet.Undrain("", refclient.AddressOf(b.Prefill[1])))
-	require.NoError(t, b.fleet.Drain(fleet.Prefill, first, 20*time.Millisecond))
+	require.NoError(t, b.fleet.Drain(roster.Prefill, first, 20*time.Millisecond))
 	b.Eventually("the probe is elsewhere", func() bool { return b.Prefill[1].Stats().Pins == 1 })
 	d := b.now().Drains[0]
 	require.Equal(t, []any{"deadline", 0, 1}, []any{d.State, d.Requests, d.Handoffs}, "what is finished is kept")

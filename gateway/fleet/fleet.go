@@ -43,7 +43,7 @@ func (f *Fleet) Add(role string, e config.Engine) error {
 func (f *Fleet) Remove(role, id string) error {
 	key := role + " " + id
 	if f.Now().Engine(key) == nil {
-		return fmt.Errorf("%w: %s %s", ErrNoSuchEngine, role, id)
+		return fmt.Errorf("%w: %s %s", roster.ErrNoSuchEngine, role, id)
 	}
 	f.apply(roster.Removed{Key: key})
 	return nil
@@ -94,7 +94,7 @@ func (h *Host) build(role string, e config.Engine, set *Settings) (*roster.Engin
 			aOrAn(role), role),
 			zap.String("engine", id), zap.Int("assumed", defaultSlots))
 	}
-	if role == Decode && profile.AllowLocalPrefill && profile.MaxBatchedTokens == 0 && profile.Connector == mooncake.AscendMooncakeV1 {
+	if role == roster.Decode && profile.AllowLocalPrefill && profile.MaxBatchedTokens == 0 && profile.Connector == mooncake.AscendMooncakeV1 {
 		h.Log.Warn("decode engines on Ascend usually run with few tokens per step and without a prefix cache, so a prompt that one of them "+
 			"computes makes its whole group wait; set max_num_batched_tokens of the profile to that of the engines, or set allow_local_prefill to "+
 			"false",
@@ -105,7 +105,7 @@ func (h *Host) build(role string, e config.Engine, set *Settings) (*roster.Engin
 
 // profileOf returns the profile as an engine of the role uses it: an aggregated engine hands no KV over.
 func profileOf(role string, p *mooncake.Profile) *mooncake.Profile {
-	if role != Aggregated {
+	if role != roster.Aggregated {
 		return p
 	}
 	own := p.Alone()
@@ -113,7 +113,7 @@ func profileOf(role string, p *mooncake.Profile) *mooncake.Profile {
 }
 
 func aOrAn(role string) string {
-	if role == Aggregated {
+	if role == roster.Aggregated {
 		return "an " + role
 	}
 	return "a " + role

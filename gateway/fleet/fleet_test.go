@@ -11,7 +11,9 @@ import (
 	"evenkeel/dispatcher/board"
 	"evenkeel/engine"
 	"evenkeel/gateway/config"
+	"evenkeel/gateway/fleet/roster"
 	"evenkeel/gateway/owner"
+	"evenkeel/mooncake"
 	"evenkeel/prefill"
 	"evenkeel/prefill/local"
 )
@@ -48,4 +50,19 @@ func (f *Fleet) worker(rank string) int32 {
 		}
 	}
 	return -1
+}
+
+// An engine that leaves takes its metric page along.
+func TestThePageOfAnEngineThatHasLeftIsForgotten(t *testing.T) {
+	cfg := config.Default()
+	cfg.Profiles = map[string]mooncake.Profile{"a": {}}
+	f := of(t, cfg)
+	for _, port := range []string{"1", "2"} {
+		require.NoError(t, f.Add(roster.Prefill, config.Engine{URL: "http://127.0.0.1:" + port, Profile: "a"}))
+		f.pages.Store("prefill 127.0.0.1:"+port, &page{})
+	}
+	require.NoError(t, f.Remove(roster.Prefill, "127.0.0.1:1"))
+	_, left := f.pages.Load("prefill 127.0.0.1:1")
+	_, stays := f.pages.Load("prefill 127.0.0.1:2")
+	require.Equal(t, []bool{false, true}, []bool{left, stays})
 }

@@ -17,12 +17,12 @@ import (
 	"evenkeel/bench/lab/refengine"
 	"evenkeel/bench/lab/reftext"
 	"evenkeel/gateway/config"
-	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/fleet/roster"
 	"evenkeel/mooncake"
 )
 
 // engineStatus is what /status says of an engine.
-func (b *bed) engineStatus(e *refengine.Engine) fleet.EngineStatus {
+func (b *bed) engineStatus(e *refengine.Engine) roster.EngineStatus {
 	b.Helper()
 	for _, s := range b.now().Engines {
 		if strings.HasSuffix(e.URLs()[0], s.ID) {
@@ -30,7 +30,7 @@ func (b *bed) engineStatus(e *refengine.Engine) fleet.EngineStatus {
 		}
 	}
 	b.Fatalf("no engine at %s", e.URLs()[0])
-	return fleet.EngineStatus{}
+	return roster.EngineStatus{}
 }
 
 // twoDecodes are engines of one rank each that rr takes in turn.
@@ -448,7 +448,7 @@ func TestWithoutPairsNobodyIsToldOfThem(t *testing.T) {
 					require.Contains(t, r.Body, `"engine_unavailable"`)
 				}
 			}
-			require.Equal(t, fleet.Aggregated, b.fleet.Now().Kind(fleet.Prefill))
+			require.Equal(t, roster.Aggregated, b.fleet.Now().Kind(roster.Prefill))
 		})
 	}
 }

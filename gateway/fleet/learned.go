@@ -9,6 +9,7 @@ import (
 	"go.uber.org/zap"
 
 	"evenkeel/engine"
+	"evenkeel/gateway/fleet/roster"
 	"evenkeel/mooncake"
 	"evenkeel/prefill"
 )
@@ -16,15 +17,15 @@ import (
 // learned holds how decode engines reach prefill engines, as the prefill engines have reported it.
 type learned struct {
 	host        *Host
-	now         func() *Published
+	now         func() *roster.Snapshot
 	coordinates sync.Map // placed values, by the candidate's ID
 	exchanges   sync.Map // exchange values, by the candidate's ID: answers of the bootstrap servers of vllm-mooncake prefill engines
 }
 
 // placed holds the coordinates at which decode engines reach a candidate, and the engine process that reported them.
 type placed struct {
-	born Birth
-	at   *mooncake.Coordinates
+	process roster.ProcessID
+	at      *mooncake.Coordinates
 }
 
 // exchange is an answer of a bootstrap server, with its time.
@@ -38,7 +39,7 @@ type exchange struct {
 func (l *learned) Coordinates(c prefill.Candidate) *mooncake.Coordinates {
 	stored, _ := l.coordinates.Load(c.ID)
 	engines := l.now()
-	if p, ok := stored.(placed); ok && p.born == engines.Born(c.Instance) {
+	if p, ok := stored.(placed); ok && p.process == engines.ProcessAt(c.Instance) {
 		return p.at
 	} else if e := engines.Engine(c.Instance); e != nil && !ok { // none reported yet: the configured coordinates count
 		return e.Conf.Coordinates()
@@ -47,7 +48,7 @@ func (l *learned) Coordinates(c prefill.Candidate) *mooncake.Coordinates {
 }
 
 // Learn stores the coordinates that a candidate has reported. b is the engine process that reported them.
-func (l *learned) Learn(c prefill.Candidate, b Birth, at *mooncake.Coordinates) {
+func (l *learned) Learn(c prefill.Candidate, b roster.ProcessID, at *mooncake.Coordinates) {
 	l.coordinates.Store(c.ID, placed{b, at})
 }
 

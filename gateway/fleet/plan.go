@@ -43,7 +43,8 @@ func (f *Fleet) Plan(old, next *Settings) (*Plan, error) {
 func (f *Fleet) Apply(p *Plan) { f.enter(*p) }
 
 // ReloadTrust takes up changed ca_files: if one has changed, it builds every engine whose profile has a ca_file again. hasChanged says
-// whether a file has changed since the last call for it, so ReloadTrust calls it once per file.
+// whether a file has changed since the last call for it, so ReloadTrust calls it once per file. An engine whose files cannot be used keeps
+// those before; the error has the first such engine of each profile.
 func (f *Fleet) ReloadTrust(hasChanged func(file string) bool) (changed bool, err error) {
 	set := f.host.Settings()
 	p := &Plan{}
@@ -58,16 +59,18 @@ func (f *Fleet) ReloadTrust(hasChanged func(file string) bool) (changed bool, er
 	if !changed {
 		return false, nil
 	}
+	failed := map[string]bool{} // by profile
 	for _, in := range f.Now().Engines() {
-		if in.Profile.CAFile == "" || in.Target.TLS == nil {
+		if in.Profile.CAFile == "" || in.Target.TLS == nil || failed[in.Conf.Profile] {
 			continue
 		}
-		rebuilt, err := f.host.build(in.Role, in.Conf, set)
-		if err != nil {
-			return false, err
+		rebuilt, invalid := f.host.build(in.Role, in.Conf, set)
+		if invalid != nil {
+			failed[in.Conf.Profile], err = true, errors.Join(err, invalid)
+			continue
 		}
 		p.Set = append(p.Set, rebuilt)
 	}
 	f.Apply(p)
-	return true, nil
+	return len(p.Set) > 0 || err == nil, err
 }

@@ -8,8 +8,30 @@ import (
 	"pgregory.net/rapid"
 
 	"evenkeel/gateway/config"
+	"evenkeel/gateway/fleet/roster"
 	"evenkeel/mooncake"
 )
+
+// An engine may leave after a reload is prepared and before it is carried out. The reload does not bring it back: discovery has removed it,
+// and would not do so again.
+func TestAReloadBringsNoEngineBackThatHasLeft(t *testing.T) {
+	running, next := config.Default(), config.Default()
+	running.Profiles = map[string]mooncake.Profile{"p": {MaxModelLen: 1}}
+	next.Profiles = map[string]mooncake.Profile{"p": {MaxModelLen: 2}}
+	f := of(t, running)
+	require.NoError(t, next.Validate())
+	for port, incarnation := range map[string]string{"1": "u1", "2": "u2"} {
+		require.NoError(t,
+			f.Put(roster.Decode, config.Engine{URL: "http://127.0.0.1:" + port, Profile: "p", Slots: 1}, roster.Found{Incarnation: incarnation}))
+	}
+	plan, err := f.Plan(NewSettings(running), NewSettings(next))
+	require.NoError(t, err)
+	require.Len(t, plan.Set, 2)
+	f.Leave("decode 127.0.0.1:1", "u1")
+	f.Apply(plan)
+	require.Nil(t, f.Now().Engine("decode 127.0.0.1:1"))
+	require.Equal(t, 2, f.Now().Engine("decode 127.0.0.1:2").Profile.MaxModelLen)
+}
 
 // drawConfig draws a valid config of a few engines, in any order.
 func drawConfig(t *rapid.T, name string) *config.Config {
@@ -55,10 +77,10 @@ func TestAReloadLeavesTheFleetThatAStartWould(t *testing.T) {
 			current = NewSettings(cfg)
 			f := empty(outer, func() *Settings { return current })
 			for _, e := range cfg.Engines.Prefill {
-				require.NoError(t, f.Add(Prefill, e))
+				require.NoError(t, f.Add(roster.Prefill, e))
 			}
 			for _, e := range cfg.Engines.Decode {
-				require.NoError(t, f.Add(Decode, e))
+				require.NoError(t, f.Add(roster.Decode, e))
 			}
 			for _, e := range f.Now().Engines() {
 				f.up(e.Key(), "m")

@@ -40,8 +40,8 @@ func loaded(t testing.TB) *Fleet {
 func asks(t testing.TB, f *Fleet, c string) {
 	now := f.Now()
 	r, ok, _ := now.Lookup("m")
-	born := now.Born(c)
-	gone, _ := now.Outlived(born)
+	process := now.ProcessAt(c)
+	gone, _ := now.Outlived(process)
 	if !ok || gone || !now.Owned(r.Board, "m") || now.Context(c) != 0 || now.RegionFor(c) != "" || now.Rank(7) == nil {
 		t.Fatal("it is not up")
 	}

@@ -8,6 +8,7 @@ import (
 	"evenkeel/dispatcher/board"
 	"evenkeel/engine"
 	"evenkeel/gateway/config"
+	"evenkeel/gateway/fleet/roster"
 	"evenkeel/mooncake"
 	"evenkeel/prefill"
 	"evenkeel/prefill/local"
@@ -75,7 +76,7 @@ func TestHowABoardIsCalled(t *testing.T) {
 		"m": "m", "m@eu": "m@eu", "m+aggregated": "m (aggregated)", "m+aggregated@eu": "m@eu (aggregated)", "main of m+aggregated": "main of m (aggregated)",
 		"m+aggregated-7b": "m+aggregated-7b", "p0:8100/0": "p0:8100/0",
 	} {
-		name, aggregated := Called(board)
+		name, aggregated := roster.Called(board)
 		require.Equal(t, want, name)
 		require.Equal(t, want != board, aggregated, board)
 	}

@@ -16,7 +16,7 @@ import (
 	"evenkeel/bench/lab/refclient"
 	"evenkeel/bench/lab/refengine"
 	"evenkeel/gateway/config"
-	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/fleet/roster"
 )
 
 // A prefill engine that stands still may keep its probes for minutes. Once it is declared down, they are asked again at
@@ -62,11 +62,11 @@ func leavesWhatIsDown(t *testing.T, start func(*testing.T, options) *bed, bound 
 	b.allUp()
 	second := refclient.AddressOf(b.Prefill[1])
 	for _, other := range []string{first, second} { // where an engine is reached is learned from its answers
-		require.NoError(t, b.fleet.Drain(fleet.Prefill, other, 0))
+		require.NoError(t, b.fleet.Drain(roster.Prefill, other, 0))
 		require.Equal(t, "right", b.Judge("one of the first", streamed))
-		require.NoError(t, b.fleet.Undrain(fleet.Prefill, other))
+		require.NoError(t, b.fleet.Undrain(roster.Prefill, other))
 	}
-	require.NoError(t, b.fleet.Drain(fleet.Prefill, second, 0))
+	require.NoError(t, b.fleet.Drain(roster.Prefill, second, 0))
 	still.Store(true)
 	got := b.Judging("its prefill stands still", streamed)
 	<-held
@@ -83,7 +83,7 @@ func leavesWhatIsDown(t *testing.T, start func(*testing.T, options) *bed, bound 
 		return false
 	})
 	require.Empty(t, got, "no other engine could have it")
-	require.NoError(t, b.fleet.Undrain(fleet.Prefill, second))
+	require.NoError(t, b.fleet.Undrain(roster.Prefill, second))
 	select {
 	case answer := <-got:
 		require.Equal(t, "right", answer)

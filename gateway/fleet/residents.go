@@ -20,11 +20,18 @@ const askPatience = time.Second
 // those of all proxies (all), from the engines' own gauges. silent lists the ranks whose engines do not report them.
 func (f *Fleet) LoadOf(ctx context.Context, scope string, ask bool) (ours, all []geo.Resident, silent []string) {
 	now := f.Now()
+	at := map[int32]int{} // by worker: the index in ours
 	for _, m := range f.host.Dispatch(ctx).Models {
 		for _, w := range m.Workers {
-			if r := now.Rank(w.ID); w.Used > 0 && r != nil && r.Scope != nil && r.Scope.Name == scope {
-				ours = append(ours, geo.Resident{ID: w.Name, Requests: w.Used, KVTokens: w.KVTokens})
+			if r := now.Rank(w.ID); w.Used == 0 || r == nil || r.Scope == nil || r.Scope.Name != scope {
+				continue
 			}
+			i, known := at[w.ID] // known: the rank has changed its board, and requests still run from the former one
+			if !known {
+				i, at[w.ID] = len(ours), len(ours)
+				ours = append(ours, geo.Resident{ID: w.Name})
+			}
+			ours[i].Requests, ours[i].KVTokens = ours[i].Requests+w.Used, ours[i].KVTokens+w.KVTokens
 		}
 	}
 	if ask {
@@ -70,7 +77,8 @@ func (h *Host) residents(ctx context.Context, engines []*roster.Engine) (found [
 				silent = append(silent, id)
 				continue
 			}
-			found = append(found, geo.Resident{ID: id, Requests: int(running), KVTokens: int64(usage * float64(in.Capacity(r)))})
+			capacity := cmp.Or(in.Capacity(r), in.Conf.KV) // an engine that does not report its capacity has it in the config
+			found = append(found, geo.Resident{ID: id, Requests: int(running), KVTokens: int64(usage * float64(capacity))})
 		}
 	}
 	return found, silent
@@ -83,7 +91,7 @@ func (h *Host) residents(ctx context.Context, engines []*roster.Engine) (found [
 func (f *Fleet) OnSample(key string, s *engine.Sample, asked time.Time) {
 	now := f.Now()
 	in := now.Engine(key)
-	if in == nil || in.Role != Decode {
+	if in == nil || in.Role != roster.Decode {
 		return
 	}
 	for _, r := range in.Ranks() {

@@ -11,6 +11,7 @@ import (
 	"evenkeel/engine"
 	"evenkeel/gateway/config"
 	"evenkeel/gateway/fleet/roster"
+	"evenkeel/geo"
 	"evenkeel/mooncake"
 )
 
@@ -27,7 +28,7 @@ func TestAnEngineThatHangsHoldsNobodyUp(t *testing.T) {
 		profile := &mooncake.Profile{}
 		target, err := config.Target(config.Engine{URL: page.URL}, profile)
 		require.NoError(t, err)
-		all = append(all, &roster.Engine{ID: target.ID, Role: Decode, Target: target, Profile: profile})
+		all = append(all, &roster.Engine{ID: target.ID, Role: roster.Decode, Target: target, Profile: profile})
 	}
 	done := make(chan int)
 	go func() {
@@ -40,6 +41,25 @@ func TestAnEngineThatHangsHoldsNobodyUp(t *testing.T) {
 	case <-time.After(time.Minute):
 		require.Fail(t, "it waits for ever")
 	}
+}
+
+// Some engines do not report how many KV tokens a rank can hold, so that only the config has the number. The KV of other proxies' requests
+// counts there, too.
+func TestTheKVOfOthersCountsWhereOnlyTheConfigHasTheCapacity(t *testing.T) {
+	page := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = w.Write([]byte("vllm:kv_cache_usage_perc{engine=\"0\"} 0.25\nvllm:num_requests_running{engine=\"0\"} 3\n"))
+	}))
+	defer page.Close()
+	f, conf, profile := empty(t, nil), config.Engine{URL: page.URL, KV: 1000}, &mooncake.Profile{}
+	target, err := config.Target(conf, profile)
+	require.NoError(t, err)
+	in := &roster.Engine{ID: target.ID, Role: roster.Decode, Target: target, Profile: profile, Conf: conf}
+	found, silent := f.host.residents(t.Context(), []*roster.Engine{in})
+	require.Empty(t, silent)
+	require.Equal(t, []geo.Resident{{ID: target.ID, Requests: 3, KVTokens: 250}}, found)
+	in.Status.CapacityTokens = map[string]int64{"0": 2000}
+	found, _ = f.host.residents(t.Context(), []*roster.Engine{in})
+	require.EqualValues(t, 500, found[0].KVTokens, "the engine knows its own capacity best")
 }
 
 // The boards get the gauges of each decode engine. A rank says for how long it keeps the KV of answers.

@@ -4,23 +4,22 @@ import (
 	"context"
 	"errors"
 	"net"
+	"net/netip"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 
-	"evenkeel/dispatcher/board"
 	"evenkeel/engine"
 	"evenkeel/gateway/fleet/roster"
 	"evenkeel/gateway/owner"
 	"evenkeel/gateway/recording"
+	"evenkeel/mooncake"
 	"evenkeel/prefill"
 	"evenkeel/prefill/kvevents"
-	"evenkeel/prefill/local"
 )
 
 // A Fleet owns the roster. It applies events to the roster, and publishes lists of engines and ranks that follow from it. Requests call Now
@@ -33,7 +32,7 @@ type Fleet struct {
 	roster  *roster.Roster
 	tick    *time.Timer // calls Publish when a deadline or a step of a slow start is due
 	tape    recording.Roster
-	current atomic.Pointer[Published]
+	current atomic.Pointer[roster.Snapshot]
 
 	asked atomic.Int64 // number of calls of AnyPrefill, so that engines take turns
 	pages sync.Map     // *page values: the last metric page of each prefill engine, by instance
@@ -41,28 +40,12 @@ type Fleet struct {
 	runs
 }
 
-// Host is what a Fleet needs of the proxy.
-type Host struct {
-	Context    context.Context        // ends with the proxy
-	Serving    func() context.Context // ends when requests that have no answer yet must end
-	Started    time.Time
-	Log        *zap.Logger
-	Registerer prometheus.Registerer
-	Settings   func() *Settings // the current settings
-	Client     *engine.Client
-	Monitor    *engine.Monitor
-	Dispatch   func(context.Context) board.Status
-	Publish    func([]prefill.Candidate, []local.Rank, []board.Worker) // to all components that bind requests
-	// Gauged receives the KV tokens in use on a decode rank, and the time for which the number is valid. It must not block.
-	Gauged func(worker int32, kvTokens int64, at time.Time)
-}
-
 // New returns a Fleet without engines.
 func New(h Host) *Fleet {
 	f := &Fleet{host: &h, roster: roster.New()}
 	f.learned.host, f.learned.now = &h, f.Now
 	f.runs.now, f.runs.serving, f.runs.all = f.Now, h.Serving, map[*Run]struct{}{}
-	f.current.Store(&Published{})
+	f.current.Store(&roster.Snapshot{})
 	f.tick = time.AfterFunc(time.Hour, f.Publish)
 	f.tick.Stop()
 	return f
@@ -70,13 +53,16 @@ func New(h Host) *Fleet {
 
 // Now returns the current picture of the fleet. A step that asks several questions must ask them of one picture, because the answers of two
 // pictures may contradict each other.
-func (f *Fleet) Now() *Published { return f.current.Load() }
+func (f *Fleet) Now() *roster.Snapshot { return f.current.Load() }
 
 // Publish updates the roster after changes of the settings or the owners, or because time has passed.
 func (f *Fleet) Publish() { f.apply() }
 
 // OnStatus is the callback of the monitor for an engine whose health has changed.
 func (f *Fleet) OnStatus(key string, s engine.Status) {
+	if in := f.Now().Engine(key); in != nil && s.Up && !located(in) {
+		f.locate(*in)
+	}
 	f.apply(roster.Health{Key: key, Status: s, IsRefused: errors.Is(s.Err, syscall.ECONNREFUSED)})
 }
 
@@ -97,7 +83,11 @@ func (f *Fleet) applyUnless(stale func() bool, events ...roster.Event) {
 	now := time.Now()
 	var effects []roster.Effect
 	events = append([]roster.Event{termsOf(f.host.Settings(), f.host.Started)}, events...)
-	for _, e := range events {
+	for i, e := range events {
+		if plan, ok := e.(roster.Planned); ok {
+			e = withoutGone(plan, f.Now())
+			events[i] = e
+		}
 		for _, in := range enters(e) {
 			key := in.Key()
 			in.Traffic = f.host.Monitor.Traffic(key)
@@ -113,6 +103,7 @@ func (f *Fleet) applyUnless(stale func() bool, events ...roster.Event) {
 	f.current.Store(next.WithRoutes(f.Now())) // the new routes are published last: see WithRoutes
 	if slices.ContainsFunc(effects, func(e roster.Effect) bool { return e.What == roster.Watched }) {
 		f.host.Monitor.Set(watched(next.Engines()))
+		f.forgetPages(next)
 	}
 	f.carryOut(effects)
 	f.host.Publish(next.Candidates, next.Locals, next.Workers)
@@ -166,7 +157,9 @@ func (f *Fleet) enter(events ...roster.Event) {
 	var lookups sync.WaitGroup
 	for _, e := range events {
 		for _, in := range enters(e) {
-			lookups.Go(func() { f.host.learnHosts(in) }) // before the first hand-off can name these hosts
+			lookups.Go(func() { // before the first hand-off can name these hosts
+				f.host.learnHosts(in, f.Now().Engine(in.Key()))
+			})
 		}
 	}
 	lookups.Wait()
@@ -176,10 +169,18 @@ func (f *Fleet) enter(events ...roster.Event) {
 // lookupPatience bounds all DNS lookups for one engine together.
 const lookupPatience = 2 * time.Second
 
-// learnHosts finds the host names and addresses that the hand-offs of a prefill engine, or the callbacks of a decode engine, may contain.
-// They are trusted while the engine is in the fleet. A hand-off or callback with any other host is refused.
-func (h *Host) learnHosts(in *roster.Engine) {
-	if in.Decodes() && !in.CallsBack() {
+// withoutGone returns the plan without the engines that it only builds again, and that have left the fleet since it was made. An operator
+// or discovery has removed these, and would not remove them a second time if they came back.
+func withoutGone(p roster.Planned, now *roster.Snapshot) roster.Planned {
+	p.Set = slices.DeleteFunc(slices.Clone(p.Set), func(in *roster.Engine) bool { return !in.Own && now.Engine(in.Key()) == nil })
+	return p
+}
+
+// learnHosts finds the host names and addresses that the hand-offs of a prefill engine may contain, or the callbacks of a decode engine, or
+// what it says of the KV that it keeps for prefill engines. They are trusted while the engine is in the fleet. Any other host is refused.
+// before is the engine that the fleet has with the same key; nil: none.
+func (h *Host) learnHosts(in, before *roster.Engine) {
+	if in.Decodes() && !in.CallsBack() && in.Profile.HandBack != mooncake.HandBackFetched {
 		return
 	}
 	hosts := append([]string{in.Target.URL.Hostname()}, in.Profile.KVHosts...)
@@ -187,7 +188,13 @@ func (h *Host) learnHosts(in *roster.Engine) {
 	defer cancel()
 	for _, name := range slices.Clone(hosts) {
 		addrs, err := net.DefaultResolver.LookupHost(ctx, name)
-		if err != nil {
+		switch {
+		case err == nil:
+		case before != nil && slices.Equal(before.Profile.KVHosts, in.Profile.KVHosts):
+			addrs = before.Hosts
+			h.Log.Warn("the name of an engine does not resolve now; the addresses that it had before stay trusted",
+				zap.String("engine", in.Key()), zap.String("host", name), zap.Error(err))
+		default:
 			h.Log.Warn("the name of an engine does not resolve; hand-offs may name it only by this name, and its callbacks are refused "+
 				"unless bind.allow has its address", zap.String("engine", in.Key()), zap.String("host", name), zap.Error(err))
 		}
@@ -195,6 +202,25 @@ func (h *Host) learnHosts(in *roster.Engine) {
 	}
 	slices.Sort(hosts)
 	in.Hosts = slices.Compact(hosts)
+}
+
+// locate looks up the hosts of an engine again whose name did not resolve when it came in. Such an engine may not have run then.
+func (f *Fleet) locate(in roster.Engine) {
+	f.host.learnHosts(&in, f.Now().Engine(in.Key()))
+	if located(&in) {
+		f.applyUnless(func() bool {
+			now := f.Now().Engine(in.Key())
+			return now == nil || located(now)
+		}, roster.Located{Key: in.Key(), Hosts: in.Hosts})
+	}
+}
+
+// located says whether the fleet knows an address of an engine, beside those that the config gives.
+func located(in *roster.Engine) bool {
+	return slices.ContainsFunc(in.Hosts, func(host string) bool {
+		_, err := netip.ParseAddr(host)
+		return err == nil && (host == in.Target.URL.Hostname() || !slices.Contains(in.Profile.KVHosts, host))
+	})
 }
 
 // publisher finds where a rank of an engine publishes its KV events.
@@ -274,13 +300,13 @@ func watched(engines []*roster.Engine) (list []engine.Instance) {
 
 // Made returns the engine process that made a hand-off: the hand-off names the engine id, and b was the candidate's process when the probe
 // was sent. If the id shows that the engine's process has changed, Made first records this in the roster.
-func (f *Fleet) Made(b Birth, c prefill.Candidate, id string) Birth {
+func (f *Fleet) Made(b roster.ProcessID, c prefill.Candidate, id string) roster.ProcessID {
 	made, known := f.Now().Made(b, c.ID, id)
 	if !known {
 		f.applyUnless(func() bool {
 			_, known := f.Now().Made(b, c.ID, id)
 			return known
-		}, roster.Handed{Birth: b, Candidate: c.ID, ID: id})
+		}, roster.Handed{ProcessID: b, Candidate: c.ID, ID: id})
 		made, _ = f.Now().Made(b, c.ID, id)
 	}
 	return made

@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -55,24 +56,24 @@ func call(f *Fleet, key string, probe bool) *Run {
 	if probe {
 		return f.TrackProbe(&prefill.Candidate{Instance: key, Target: target}, f.host.Client.NewCall(target))
 	}
-	return f.Track(Place{Instance: key, Rank: -1}, f.host.Client.NewCall(target), true)
+	return f.Track(roster.Location{Instance: key, Rank: -1}, f.host.Client.NewCall(target), true)
 }
 
 func TestTheDeadlineOfADrainEndsWhatRuns(t *testing.T) {
 	f, logs := fielded(t, mooncake.Profile{})
 	runs, elsewhere := call(f, d3, false), call(f, d4, false)
-	require.NoError(t, f.Drain(Decode, "127.0.0.1:3", time.Millisecond))
+	require.NoError(t, f.Drain(roster.Decode, "127.0.0.1:3", time.Millisecond))
 	require.Eventually(t, runs.Moved, time.Minute, time.Millisecond)
 	require.False(t, elsewhere.Moved())
 	require.True(t, call(f, d3, false).Moved(), "what comes late goes on elsewhere at once")
 	require.Equal(t, 1, logs.FilterMessageSnippet("the drain's deadline has passed").Len())
 	require.NoError(t, f.Undrain("", "127.0.0.1:3"))
 	require.False(t, call(f, d3, false).Moved())
-	require.ErrorIs(t, f.Undrain("", "127.0.0.1:3"), ErrNoSuchEngine, "it does not drain")
-	require.ErrorIs(t, f.Undrain("", "127.0.0.1:9"), ErrNoSuchEngine)
-	require.ErrorIs(t, f.Drain("", "127.0.0.1:9", 0), ErrNoSuchEngine)
+	require.ErrorIs(t, f.Undrain("", "127.0.0.1:3"), roster.ErrNoSuchEngine, "it does not drain")
+	require.ErrorIs(t, f.Undrain("", "127.0.0.1:9"), roster.ErrNoSuchEngine)
+	require.ErrorIs(t, f.Drain("", "127.0.0.1:9", 0), roster.ErrNoSuchEngine)
 	f.Untrack(elsewhere)
-	require.Equal(t, 3, f.Move(func(Place) bool { return true }), "three are left")
+	require.Equal(t, 3, f.Move(func(roster.Location) bool { return true }), "three are left")
 	require.False(t, elsewhere.Moved())
 	f.StopTimers()
 }
@@ -117,11 +118,11 @@ func TestARestartIsToldOfOnce(t *testing.T) {
 	f, logs := fielded(t, mooncake.Profile{})
 	c := prefill.Candidate{ID: "127.0.0.1:1/0", Instance: p1}
 	f.exchanges.Store(c.ID, exchange{})
-	born := f.Made(f.Now().Born(p1), c, "a")
-	f.Learn(c, born, &mooncake.Coordinates{Host: "h"})
+	process := f.Made(f.Now().ProcessAt(p1), c, "a")
+	f.Learn(c, process, &mooncake.Coordinates{Host: "h"})
 	require.NotNil(t, f.Coordinates(c))
-	require.Equal(t, born, f.Made(born, c, "a"))
-	f.Made(f.Now().Born(p1), c, "b")
+	require.Equal(t, process, f.Made(process, c, "a"))
+	f.Made(f.Now().ProcessAt(p1), c, "b")
 	require.Equal(t, 1, logs.FilterMessageSnippet("may have restarted").Len())
 	require.Nil(t, f.Coordinates(c), "another process may have others")
 	_, known := f.exchanges.Load(c.ID)
@@ -139,10 +140,10 @@ func TestANewIDIsToldOnceByHoweverManyHandOffs(t *testing.T) {
 	f, _ := fielded(t, mooncake.Profile{})
 	published := 0
 	f.host.Publish = func([]prefill.Candidate, []local.Rank, []board.Worker) { published++ }
-	c, born := prefill.Candidate{ID: "127.0.0.1:1/0", Instance: p1}, f.Now().Born(p1)
+	c, process := prefill.Candidate{ID: "127.0.0.1:1/0", Instance: p1}, f.Now().ProcessAt(p1)
 	var all sync.WaitGroup
 	for range 100 {
-		all.Go(func() { f.Made(born, c, "a") })
+		all.Go(func() { f.Made(process, c, "a") })
 	}
 	all.Wait()
 	require.Equal(t, 1, published)
@@ -162,12 +163,12 @@ func TestWhatIsLoggedOfEngines(t *testing.T) {
 	f.OnStatus(d4, engine.Status{})
 	f.up(d4, "m")
 	require.Equal(t, 1, logs.FilterMessageSnippet("its share of the load grows step by step").Len())
-	require.NoError(t, f.Add(Decode, config.Engine{URL: "http://127.0.0.1:5", Profile: "b", Slots: 1}))
+	require.NoError(t, f.Add(roster.Decode, config.Engine{URL: "http://127.0.0.1:5", Profile: "b", Slots: 1}))
 	f.up("decode 127.0.0.1:5", "m")
 	require.Equal(t, 1, logs.FilterMessageSnippet("an engine is refused: its connector is sglang").Len())
 	for _, port := range []string{"6", "7"} {
 		require.NoError(t,
-			f.Add(Aggregated, config.Engine{URL: "http://127.0.0.1:" + port, Profile: "a", Slots: 1, Group: "g", Barrier: config.BarrierDP}))
+			f.Add(roster.Aggregated, config.Engine{URL: "http://127.0.0.1:" + port, Profile: "a", Slots: 1, Group: "g", Barrier: config.BarrierDP}))
 		f.up("aggregated 127.0.0.1:"+port, "m")
 	}
 	f.OnStatus("aggregated 127.0.0.1:6", engine.Status{})
@@ -196,7 +197,7 @@ func TestAScrapeTellsOfTheProcess(t *testing.T) {
 	s, err := f.Scrape(t.Context(), c)
 	require.NoError(t, err)
 	require.Equal(t, []float64{0.25, 3, 1}, []float64{s.KVUsage, s.Running, s.StartTime})
-	born := f.Now().Born(e.Key())
+	process := f.Now().ProcessAt(e.Key())
 	start = "2"
 	_, err = f.Scrape(t.Context(), c)
 	require.NoError(t, err)
@@ -204,12 +205,50 @@ func TestAScrapeTellsOfTheProcess(t *testing.T) {
 	f.pages.Clear()
 	_, err = f.Scrape(t.Context(), c)
 	require.NoError(t, err)
-	gone, sure := f.Now().Outlived(born)
+	gone, sure := f.Now().Outlived(process)
 	require.True(t, gone && sure)
 	page.Close()
 	f.pages.Clear()
 	_, err = f.Scrape(t.Context(), c)
 	require.Error(t, err)
+}
+
+// A candidate that leaves ends its scrape in the middle. The other ranks of its engine take no failure of the engine from that.
+func TestAScrapeThatItsCallerEndsFailsForNoOtherRank(t *testing.T) {
+	asked, ends := make(chan struct{}), make(chan struct{})
+	var reads atomic.Int32
+	page := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		if reads.Add(1) == 1 {
+			close(asked)
+			<-ends
+			return
+		}
+		_, _ = w.Write([]byte("vllm:kv_cache_usage_perc{engine=\"0\"} 0.25\nvllm:kv_cache_usage_perc{engine=\"1\"} 0.5\n"))
+	}))
+	defer page.Close()
+	defer close(ends)
+	cfg := config.Default()
+	cfg.Profiles = map[string]mooncake.Profile{"a": {}}
+	cfg.Engines.Prefill = []config.Engine{{URL: page.URL, Profile: "a", Ranks: 2}}
+	cfg.Prefill.Scrape.Interval = time.Hour
+	f := of(t, cfg)
+	enter, err := f.Load()
+	require.NoError(t, err)
+	enter()
+	e := f.Now().Engines()[0]
+	rank := func(r int) prefill.Candidate {
+		return prefill.Candidate{ID: e.At(r).ID, Instance: e.Key(), Target: e.At(r), Profile: e.Profile}
+	}
+	ctx, leave := context.WithCancel(t.Context())
+	go func() {
+		<-asked
+		leave()
+	}()
+	_, err = f.Scrape(ctx, rank(0))
+	require.Error(t, err)
+	s, err := f.Scrape(t.Context(), rank(1))
+	require.NoError(t, err)
+	require.InDelta(t, 0.5, s.KVUsage, 0)
 }
 
 // What an engine holds that is not in the fleet counts for no scope.

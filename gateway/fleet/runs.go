@@ -7,13 +7,14 @@ import (
 	"sync/atomic"
 
 	"evenkeel/engine"
+	"evenkeel/gateway/fleet/roster"
 	"evenkeel/gateway/upstream"
 	"evenkeel/prefill"
 )
 
 // runs has the calls to engines that are under way.
 type runs struct {
-	now     func() *Published
+	now     func() *roster.Snapshot
 	serving func() context.Context // ends when requests that have no answer yet must end
 	mu      sync.Mutex
 	all     map[*Run]struct{}
@@ -28,8 +29,8 @@ const (
 
 // Run is a call to an engine. The deadline of a drain may end the call. A probe also ends when its engine is declared down.
 type Run struct {
-	at        Place
-	now       func() *Published
+	at        roster.Location
+	now       func() *roster.Snapshot
 	call      *engine.Call
 	probe     bool
 	reason    atomic.Uint32 // drained or died: why the call must go on elsewhere; stays: it need not
@@ -76,7 +77,7 @@ func (r *Run) Settle() {
 
 // Track registers a call that drains may move elsewhere, until Untrack. If the deadline of a drain of its engine, or of the proxy itself,
 // has passed since the engine was chosen, the call is moved at once. abortable says that the call may be aborted at any time.
-func (a *runs) Track(at Place, call *engine.Call, abortable bool) *Run {
+func (a *runs) Track(at roster.Location, call *engine.Call, abortable bool) *Run {
 	r := &Run{at: at, now: a.now, call: call}
 	r.abortable.Store(abortable)
 	a.track(r)
@@ -87,7 +88,7 @@ func (a *runs) Track(at Place, call *engine.Call, abortable bool) *Run {
 // its engine then keeps no KV. The call also ends when its engine is down or takes no requests, and another engine could prefill the
 // prompt.
 func (a *runs) TrackProbe(c *prefill.Candidate, call *engine.Call) *Run {
-	r := &Run{at: Place{Instance: c.Instance, Rank: c.Target.Rank}, now: a.now, call: call, probe: true}
+	r := &Run{at: roster.Location{Instance: c.Instance, Rank: c.Target.Rank}, now: a.now, call: call, probe: true}
 	r.abortable.Store(true)
 	a.track(r)
 	r.moveIfDeserted(a.now()) // the engine may have gone down since it was chosen
@@ -112,7 +113,7 @@ func (a *runs) Untrack(r *Run) {
 }
 
 // Move ends every call whose place is covered, and returns how many. The answers go on elsewhere if they can.
-func (a *runs) Move(covers func(Place) bool) (moved int) {
+func (a *runs) Move(covers func(roster.Location) bool) (moved int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for r := range a.all {
@@ -136,7 +137,7 @@ func (a *runs) moveDesertedProbes() {
 }
 
 // moveIfDeserted ends a probe if its engine is down or takes no requests, and another engine can do the work.
-func (r *Run) moveIfDeserted(now *Published) {
+func (r *Run) moveIfDeserted(now *roster.Snapshot) {
 	switch e := now.Engine(r.at.Instance); {
 	case e == nil || !e.Deserted:
 	case e.Status.Up:

@@ -2,6 +2,7 @@ package fleet
 
 import (
 	"context"
+	"errors"
 	"math"
 	"sync"
 	"time"
@@ -30,8 +31,12 @@ func (f *Fleet) Scrape(ctx context.Context, c prefill.Candidate) (prefill.Sample
 	defer p.mu.Unlock()
 	if p.at.IsZero() || time.Since(p.at) > f.host.Settings().Prefill.Scrape.Interval/2 {
 		asked := time.Now()
-		p.sample, p.err = engine.MetricNames(c.Profile.Metrics).Scrape(ctx, f.host.Client, c.Target)
-		p.at = time.Now()
+		sample, err := engine.MetricNames(c.Profile.Metrics).Scrape(ctx, f.host.Client, c.Target)
+		// A scrape that its caller has ended says nothing about the engine.
+		if err != nil && errors.Is(ctx.Err(), context.Canceled) {
+			return prefill.Sample{}, err
+		}
+		p.sample, p.err, p.at = sample, err, time.Now()
 		if p.err == nil {
 			f.host.Monitor.Answered(c.Instance)
 			known := func() bool {
@@ -58,4 +63,14 @@ func (f *Fleet) Scrape(ctx context.Context, c prefill.Candidate) (prefill.Sample
 		KVUsage: orNaN(p.sample.KVUsage(rank)), Running: orNaN(p.sample.Running(rank)), Waiting: orNaN(p.sample.Waiting(rank)),
 		CapacityTokens: capacity, BlockTokens: p.sample.BlockTokens, StartTime: p.sample.StartTime, RTT: f.host.Monitor.RTT(c.Instance),
 	}, nil
+}
+
+// forgetPages drops the metric pages of the engines that have left the fleet. Where each new engine has an address of its own, there would
+// be more and more of them.
+func (f *Fleet) forgetPages(now *roster.Snapshot) {
+	for instance := range f.pages.Range {
+		if now.Engine(instance.(string)) == nil {
+			f.pages.Delete(instance)
+		}
+	}
 }

@@ -21,7 +21,7 @@ import (
 
 	"evenkeel/engine"
 	"evenkeel/gateway/config"
-	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/fleet/roster"
 )
 
 // Host is what a Caller needs of the proxy.
@@ -38,7 +38,7 @@ type Host struct {
 // Fleet knows which engines exist, and which of them are paused. Pause stops new requests to a group; an empty group means all engines.
 // Resume ends the pause, except for the engines in left, which did not resume. Emptied records that engines have dropped their KV.
 type Fleet interface {
-	Now() *fleet.Published
+	Now() *roster.Snapshot
 	Pause(group, path string)
 	Resume(group string, left []string)
 	Emptied(keys []string)
@@ -153,7 +153,7 @@ const mostNamed = 8
 func (c *Caller) ask(ctx context.Context, p *plan, to *place, connect, limit time.Duration) Answer {
 	a, began := Answer{Engine: to.id}, time.Now()
 	engines := c.host.Fleet.Now()
-	a.Restarted = slices.ContainsFunc(engines.Pauses(), func(pause fleet.Pause) bool { return pause.Restarted(engines.Engine(to.keys[0])) })
+	a.Restarted = slices.ContainsFunc(engines.Pauses(), func(pause roster.Pause) bool { return pause.Restarted(engines.Engine(to.keys[0])) })
 	call := c.host.Client.NewCall(to.target).Fresh() // a kept-alive connection may be closed already, and the call must not be sent twice
 	defer context.AfterFunc(ctx, call.Abort)()
 	var body [][]byte

@@ -15,7 +15,6 @@ import (
 
 	"evenkeel/engine"
 	"evenkeel/gateway/config"
-	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/fleet/roster"
 	"evenkeel/mooncake"
 )
@@ -33,7 +32,7 @@ func (f *engines) apply(e roster.Event) {
 	f.roster.Apply(e, time.Now(), nil)
 }
 
-func (f *engines) Now() *fleet.Published {
+func (f *engines) Now() *roster.Snapshot {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return roster.Derive(f.roster)

@@ -77,7 +77,7 @@ func (p *plan) keys(includes func(i int) bool) (all []string) {
 }
 
 // planned checks a call. It returns what the call does and which engines it goes to, or why it is refused.
-func (c Call) planned(paths map[string][]string, engines *roster.Published) (*plan, *Refusal) {
+func (c Call) planned(paths map[string][]string, engines *roster.Snapshot) (*plan, *Refusal) {
 	c.Method = strings.ToUpper(c.Method)
 	if c.Method == "" {
 		c.Method = http.MethodPost
@@ -85,6 +85,9 @@ func (c Call) planned(paths map[string][]string, engines *roster.Published) (*pl
 	if !slices.Contains([]string{http.MethodGet, http.MethodPost, http.MethodPut, http.MethodDelete}, c.Method) {
 		return nil, &Refusal{http.StatusBadRequest, "bad_body",
 			fmt.Sprintf("%q is not a method of these; write GET, POST, PUT or DELETE", c.Method)}
+	}
+	if string(c.Body) == "null" {
+		c.Body = nil
 	}
 	if len(c.Body) == 0 && c.Method != http.MethodGet {
 		c.Body = json.RawMessage("{}") // SGLang's /pause_generation needs a body, and no other endpoint objects to one
@@ -121,7 +124,7 @@ func (c Call) planned(paths map[string][]string, engines *roster.Published) (*pl
 
 // placesOf returns the addresses of the engines of a group; an empty group means all engines. It leaves out regions that another proxy
 // owns.
-func placesOf(engines *roster.Published, group string) (places []place) {
+func placesOf(engines *roster.Snapshot, group string) (places []place) {
 	for _, e := range engines.Engines() {
 		if e.Foreign() || group != "" && !e.InGroup(group) {
 			continue

@@ -21,7 +21,7 @@ var paths = map[string][]string{
 }
 
 // published are p:1, which prefills and decodes in group a, and a:2 and b:2 in groups a and b. All are up, and then come some events.
-func published(t *testing.T, events ...roster.Event) *roster.Published {
+func published(t *testing.T, events ...roster.Event) *roster.Snapshot {
 	r, now := roster.New(), time.Unix(1000, 0)
 	in := func(role, id, group string) roster.Event {
 		p := mooncake.Profile{}.WithDefaults()
@@ -149,5 +149,16 @@ func TestWhatFollowsForThePause(t *testing.T) {
 			require.Equal(t, row.end, end)
 			require.Equal(t, row.left, left)
 		})
+	}
+}
+
+// Tools that write every field of a call write null for a body that is left out.
+func TestABodyOfNullIsNoBody(t *testing.T) {
+	for method, body := range map[string]string{"POST": "{}", "GET": ""} {
+		var call Call
+		require.NoError(t, json.Unmarshal([]byte(`{"path":"/is_paused","method":"`+method+`","group":"","body":null}`), &call))
+		p, wrong := call.planned(paths, published(t))
+		require.Nil(t, wrong, method)
+		require.Equal(t, body, string(p.Body), method)
 	}
 }

@@ -14,10 +14,10 @@ import (
 
 // A Turn is an answer whose engine keeps its KV.
 type Turn struct {
-	Scope  string          // a turn is offered only to requests of the same scope
-	IDs    []int32         // the tokens from which the KV was computed
-	Params json.RawMessage // the kv_transfer_params with which a prefill request fetches the KV
-	Made   roster.Birth    // the engine process that has the KV
+	Scope  string           // a turn is offered only to requests of the same scope
+	IDs    []int32          // the tokens from which the KV was computed
+	Params json.RawMessage  // the kv_transfer_params with which a prefill request fetches the KV
+	Made   roster.ProcessID // the engine process that has the KV
 	Came   time.Time
 	Until  time.Time // the turn is not offered after this time
 

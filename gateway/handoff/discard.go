@@ -15,6 +15,7 @@ import (
 	"evenkeel/engine"
 	"evenkeel/gateway/failure"
 	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/fleet/roster"
 	"evenkeel/gateway/lifecycle"
 	"evenkeel/gateway/service"
 	"evenkeel/gateway/upstream"
@@ -41,7 +42,7 @@ type Config struct {
 	Client     *engine.Client
 	Monitor    Monitor
 	Engines    func() Engines // the engines as they are at the call
-	Places     *pool.Places
+	Places     *pool.Semaphore
 	Dispatcher Dispatcher
 	NextID     func() uint64 // makes the id of a new pool entry
 	Registerer prometheus.Registerer
@@ -59,12 +60,12 @@ type Monitor interface {
 
 // Engines says where hand-offs can be decoded.
 type Engines interface {
-	Rank(worker int32) *fleet.Rank
+	Rank(worker int32) *roster.Rank
 	Beside(worker int32, host bool, list []int32) []int32
 	RegionFor(prefiller string) string
 	BoardFor(c prefill.Candidate, model, region string) string
-	Outlived(b fleet.Birth) (gone, sure bool)
-	RejectionFrees(r *fleet.Rank) bool
+	Outlived(b roster.ProcessID) (gone, sure bool)
+	RejectionFrees(r *roster.Rank) bool
 }
 
 // Dispatcher assigns slots on decode ranks, and takes them back.
@@ -76,8 +77,8 @@ type Dispatcher interface {
 // A Discarder frees the KV of hand-offs that no request uses any more.
 type Discarder struct {
 	Config
-	service.Leftovers // the discards that run
-	outcomes          *prometheus.CounterVec
+	service.Background // the discards that run
+	outcomes           *prometheus.CounterVec
 }
 
 // NewDiscarder makes the Discarder of a proxy.
@@ -136,7 +137,7 @@ const discardTries = 3
 func (d *Discarder) discardNow(h *Handoff) (outcome string, err error) {
 	for try := 1; ; try++ {
 		engines := d.Engines()
-		if gone, _ := engines.Outlived(h.Born); gone {
+		if gone, _ := engines.Outlived(h.Maker); gone {
 			return discardExpired, errors.Join(ErrOutlived, err)
 		}
 		c := h.Lease.Candidate
@@ -204,10 +205,11 @@ func (d *Discarder) discardOn(slot *dispatcher.Slot, h *Handoff, try int) (outco
 	_, f := call.Whole(headers, rank.Profile.DiscardBody(&h.Body, h.Endpoint, h.Changes, h.kv, rand.Text(), nil), nil,
 		d.Settings().Limits.EventBytes, now.Add(silence))
 	if f != nil {
-		h.Avoid = d.Engines().Beside(slot.Worker, f.Why == lifecycle.Failed, h.Avoid)
+		h.Avoid = d.Engines().Beside(slot.Worker, f.Reason == lifecycle.Failed, h.Avoid)
 	}
 	// The monitor gets only faults of the engine: a broken call, or a refusal because of the engine's own state.
-	engineFault := f != nil && (f.Status == 0 && f.Why != lifecycle.NotOurs || f.Why == lifecycle.Withheld || f.Why == lifecycle.Unlisted)
+	engineFault := f != nil &&
+		(f.Status == 0 && f.Reason != lifecycle.NotOurs || f.Reason == lifecycle.Withheld || f.Reason == lifecycle.Unlisted)
 	if engineFault {
 		d.Monitor.Report(f.Engine, f.Err)
 	}
@@ -215,14 +217,14 @@ func (d *Discarder) discardOn(slot *dispatcher.Slot, h *Handoff, try int) (outco
 	case f == nil:
 		slot.Started() // the KV came
 		d.Monitor.Judge(rank.Instance, engine.Served, nil)
-	case f.Why == lifecycle.NotOurs:
+	case f.Reason == lifecycle.NotOurs:
 		slotOutcome.Kind = board.Cancelled
 		return discardUnplaced, true, f.Err
 	case f.Status == 0:
 		slotOutcome.Lost = d.discardLost(f)
 		slotOutcome.Orphaned = !time.Now().Before(h.PulledBy()) && Strands(rank, f)
-		return discardFailed, f.Why != lifecycle.Silent, f.Err
-	case f.Why == lifecycle.Withheld:
+		return discardFailed, f.Reason != lifecycle.Silent, f.Err
+	case f.Reason == lifecycle.Withheld:
 		return discardRefused, true, f.Err
 	case !d.Engines().RejectionFrees(rank): // the refusal of this engine does not free the KV
 		return discardRefused, true, f.Err
@@ -235,7 +237,7 @@ func (d *Discarder) discardOn(slot *dispatcher.Slot, h *Handoff, try int) (outco
 // discardLost reports a decode engine that broke the call of a discard, or was silent, to the monitor. It returns whether the engine may
 // have got the hand-off, because the hand-off may then be the cause. If the proxy itself ended the call (HungUp), no engine is to blame.
 func (d *Discarder) discardLost(f *failure.Fault) bool {
-	switch f.Why {
+	switch f.Reason {
 	case lifecycle.HungUp:
 		return false
 	case lifecycle.Silent:

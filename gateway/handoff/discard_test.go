@@ -54,12 +54,12 @@ func (s *slots) Release(_ *dispatcher.Slot, o board.Outcome) { s.back = append(s
 
 // ranks are all at one engine, and each has a rank's own Avoid.
 type ranks struct {
-	rank        *fleet.Rank
+	rank        *roster.Rank
 	gone, frees bool
 	hosts       int // how often a whole host was kept off
 }
 
-func (r *ranks) Rank(int32) *fleet.Rank { return r.rank }
+func (r *ranks) Rank(int32) *roster.Rank { return r.rank }
 func (r *ranks) Beside(worker int32, host bool, list []int32) []int32 {
 	r.hosts += map[bool]int{true: 1}[host]
 	return append(list, worker)
@@ -69,8 +69,8 @@ func (r *ranks) RegionFor(string) string { return "" }
 func (r *ranks) BoardFor(_ prefill.Candidate, _, region string) string {
 	return roster.BoardIn("m", region)
 }
-func (r *ranks) Outlived(fleet.Birth) (gone, sure bool) { return r.gone, r.gone }
-func (r *ranks) RejectionFrees(*fleet.Rank) bool        { return r.frees }
+func (r *ranks) Outlived(roster.ProcessID) (gone, sure bool) { return r.gone, r.gone }
+func (r *ranks) RejectionFrees(*roster.Rank) bool            { return r.frees }
 
 // told is what a monitor was told of the decode engine.
 type told []string
@@ -90,7 +90,7 @@ func (unnamed) MarshalLogObject(zapcore.ObjectEncoder) error { return nil }
 func leased(t *testing.T) (*prefill.Tier, *prefill.Lease) {
 	c := config.Default().Prefill
 	c.Scrape.Interval = 0
-	c.Registerer, c.Log, c.Places = prometheus.NewRegistry(), zap.NewNop(), pool.NewPlaces(10)
+	c.Registerer, c.Log, c.Places = prometheus.NewRegistry(), zap.NewNop(), pool.NewSemaphore(10)
 	c.Decode = func(string, string, time.Duration) (int, bool) { return 1, false }
 	tier, err := prefill.New(c)
 	require.NoError(t, err)
@@ -208,7 +208,7 @@ func TestWhatBecomesOfADiscardedHandOff(t *testing.T) {
 		},
 		{
 			name:    "as many others are discarded as the pool has places",
-			change:  func(d *Discarder, _ *slots, _ *ranks, _ *Handoff) { d.Places = pool.NewPlaces(0) },
+			change:  func(d *Discarder, _ *slots, _ *ranks, _ *Handoff) { d.Places = pool.NewSemaphore(0) },
 			outcome: discardCrowded,
 		},
 		{
@@ -243,12 +243,12 @@ func TestWhatBecomesOfADiscardedHandOff(t *testing.T) {
 			defer client.Close()
 			profile := mooncake.Profile{Connector: mooncake.AscendMooncakeV1}.WithDefaults()
 			s, monitor := &slots{}, told{}
-			r := &ranks{rank: &fleet.Rank{Target: &engine.Target{ID: "d", URL: at, Rank: -1}, Profile: &profile, Traffic: &engine.Traffic{}}}
+			r := &ranks{rank: &roster.Rank{Target: &engine.Target{ID: "d", URL: at, Rank: -1}, Profile: &profile, Traffic: &engine.Traffic{}}}
 			id := uint64(0)
 			d := NewDiscarder(Config{
 				Context: t.Context(), Settings: func() *fleet.Settings { return set }, Client: client, Monitor: &monitor,
 				Engines: func() Engines { return r },
-				Places:  pool.NewPlaces(1), Dispatcher: s,
+				Places:  pool.NewSemaphore(1), Dispatcher: s,
 				NextID: func() uint64 { id++; return id }, Registerer: prometheus.NewRegistry(), Log: zap.NewNop(),
 			})
 			tier, lease := leased(t)
@@ -256,7 +256,7 @@ func TestWhatBecomesOfADiscardedHandOff(t *testing.T) {
 			require.NoError(t, err)
 			h := &Handoff{
 				Handoff: mooncake.NewHandoff([]byte(`{"block":1}`), time.Now().Add(time.Minute), time.Now().Add(2*time.Minute)), Lease: lease,
-				Origin: Origin{Request: unnamed{}, ID: "x", Endpoint: mooncake.Chat, Body: body, Prompt: 7, Attempt: 1, Model: fleet.Route{Board: "m"}},
+				Request: unnamed{}, ID: "x", Endpoint: mooncake.Chat, Body: body, Prompt: 7, Attempt: 1, Model: roster.Route{Board: "m"},
 			}
 			if row.change != nil {
 				row.change(d, s, r, h)

@@ -15,6 +15,7 @@ import (
 	"evenkeel/engine"
 	"evenkeel/gateway/failure"
 	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/fleet/roster"
 	"evenkeel/gateway/lifecycle"
 	"evenkeel/mooncake"
 	"evenkeel/prefill"
@@ -23,26 +24,27 @@ import (
 // A Handoff is a prefilled prompt, with the lease and the other state that it needs until it is used or discarded.
 type Handoff struct {
 	mooncake.Handoff
-	Origin
-	Lease     *prefill.Lease
-	Born      fleet.Birth
-	Avoid     []int32         // workers that failed to decode the hand-off
-	kv        json.RawMessage // the kv_transfer_params; nil: not taken yet
-	witnessed witness         // the prefill engine's counters when the hand-off was sent
-}
+	Lease *prefill.Lease
+	Maker roster.ProcessID
+	Avoid []int32         // workers that failed to decode the hand-off
+	kv    json.RawMessage // the kv_transfer_params; nil: not taken yet
 
-// Origin is the attempt that made the hand-off. When the hand-off is used, its request may already be in a later attempt.
-type Origin struct {
+	// What the request was in the attempt that made the hand-off. When the hand-off is used, it may already be in a later attempt.
 	Request  zapcore.ObjectMarshaler // the request's fields for the log
 	ID       string                  // of the request
 	ProbeID  string                  // X-Request-Id that a decode request must have; empty: any new one
 	Arrival  time.Time
-	Model    fleet.Route
+	Model    roster.Route
 	Endpoint mooncake.Endpoint
 	Body     mooncake.Body
-	Changes  *mooncake.Changes
+	Changes  *mooncake.Patch
 	Prompt   int // tokens
 	Attempt  int
+
+	// What Witness has noted.
+	expired      float64 // how many hand-offs the prefill engine had freed before a decode engine fetched their KV
+	expiredKnown bool    // the engine reports this number
+	oursExpired  int     // the share of this proxy: hand-offs that it had left to the hold timeout, and whose timeout is over
 }
 
 // Params returns the kv_transfer_params for a decode request. The first call takes the hand-off. A later call, for another rank, returns
@@ -163,7 +165,7 @@ func Watch(after time.Duration, look func() (again time.Duration)) (stop func())
 // and tokens is how many tokens the answer may have. Nothing arrives before the whole answer is computed. So after limits.probe_timeout,
 // evenkeel goes on waiting while the core of the rank gives signs of life: events of other streams, or gauges that move. The wait never
 // takes longer than the answer's tokens may take.
-func Patience(r *fleet.Rank, settings *fleet.Settings, asked time.Time, tokens int, now time.Time) time.Duration {
+func Patience(r *roster.Rank, settings *fleet.Settings, asked time.Time, tokens int, now time.Time) time.Duration {
 	until := asked.Add(settings.Limits.ProbeTimeout)
 	latest := until.Add(time.Duration(min(tokens, mostTokens)) * slowestToken)
 	if alive := r.Signs.Last().Add(settings.Limits.EventTimeout); alive.After(until) {
@@ -185,21 +187,25 @@ const mostTokens = 1 << 32
 
 // LimitWhole ends the call of an answer in one piece when Patience is over, unless stop is called first. tokens is how many tokens the
 // answer may have.
-func LimitWhole(r *fleet.Rank, call *engine.Call, settings *fleet.Settings, tokens int) (stop func()) {
+func LimitWhole(r *roster.Rank, call *engine.Call, settings *fleet.Settings, tokens int) (stop func()) {
 	asked := time.Now()
 	return Watch(Patience(r, settings, asked, tokens, asked), func() time.Duration {
-		left := Patience(r, settings, asked, tokens, time.Now())
-		if left <= 0 {
-			call.Expire()
+		if left := Patience(r, settings, asked, tokens, time.Now()); left > 0 {
+			return left
 		}
-		return left
+		call.Expire()
+		return expireAgain
 	})
 }
+
+// expireAgain is the pause before an expired wait is ended once more. Expire does nothing while the call has no connection yet, and the
+// call may begin a new wait in the same moment.
+const expireAgain = time.Second
 
 // Await begins the wait for the first event of a request that is sent to a rank, with the hand-off h, or without one (nil). The wait knows
 // until when the prefill engine certainly keeps the KV. whole says that the answer comes in one piece. Until it comes, only gauges show
 // whether the core of the rank works.
-func (h *Handoff) Await(r *fleet.Rank, now time.Time, whole bool) *engine.Wait {
+func (h *Handoff) Await(r *roster.Rank, now time.Time, whole bool) *engine.Wait {
 	switch {
 	case h == nil || whole && !(r.Profile.Renews() && r.Signs.Gauged() && r.Heeds(h.Endpoint)):
 		return r.Signs.Await(now, mooncake.HeldUntil(now.Add(Forever)))
@@ -212,41 +218,34 @@ func (h *Handoff) Await(r *fleet.Rank, now time.Time, whole bool) *engine.Wait {
 // Strands says whether a decode engine that failed at an expired hand-off may hold KV blocks for it for ever. This happens if the core of
 // the engine stood still: it reads the request only now, and waits for KV that is gone. An engine that has answered has read the request
 // before.
-func Strands(r *fleet.Rank, fault *failure.Fault) bool {
-	return fault.Verdict().KV == lifecycle.DoubtOn && fault.Why < lifecycle.Garbled && lifecycle.Dialects[r.Profile.Connector].Strands
+func Strands(r *roster.Rank, fault *failure.Fault) bool {
+	return fault.Verdict().KV == lifecycle.DoubtOn && fault.Reason < lifecycle.Garbled && lifecycle.Dialects[r.Profile.Connector].Strands
 }
 
 // Forever stands for the limit of a wait that other code ends.
 const Forever = 1000 * time.Hour
 
-// witness has a prefill engine's counts of hand-offs at the moment when one of them was sent to a decode engine.
-type witness struct {
-	expired     float64 // hand-offs whose KV it had freed before a decode engine fetched it
-	known       bool    // the engine reports this number
-	oursExpired int     // the share of this proxy: hand-offs that it had left to the hold timeout, and whose timeout is over
-}
-
 // Witness is called when the hand-off is sent. It notes how many hand-offs the prefill engine has freed unfetched, for Refuted.
 func (h *Handoff) Witness(m Monitor) {
-	h.witnessed.expired, h.witnessed.known = m.Expired(h.Lease.Candidate.Instance)
+	h.expired, h.expiredKnown = m.Expired(h.Lease.Candidate.Instance)
 	held, ever := h.Lease.Unfetched()
-	h.witnessed.oursExpired = ever - held
+	h.oursExpired = ever - held
 }
 
 // Refuted says whether the prefill engine may have freed the KV before the first event of the answer came. It only checks if nothing but
 // renewals can have kept the KV. Then it compares two counts since this hand-off was sent: the hand-offs that the engine has freed
 // unfetched, and those that this proxy left to the engine's hold timeout. If the engine has freed more, this hand-off may be among them. If
-// the surplus comes from another proxy instead, the only harm is that the prompt is prefilled once more. An engine that does not report
-// its count refutes nothing.
+// the surplus comes from another proxy instead, the only harm is that this prompt, and those that wait on the rank, are prefilled once
+// more. An engine that does not report its count refutes nothing.
 func (h *Handoff) Refuted(ctx context.Context, m Monitor, wait *engine.Wait, now time.Time) bool {
-	if h == nil || !h.witnessed.known || !wait.Renewed(now) {
+	if h == nil || !h.expiredKnown || !wait.Renewed(now) {
 		return false
 	}
 	expired, known := m.ExpiredNow(ctx, h.Lease.Candidate.Instance)
 	_, ever := h.Lease.Unfetched()
-	if !known || expired-h.witnessed.expired <= float64(ever-h.witnessed.oursExpired) {
+	if !known || expired-h.expired <= float64(ever-h.oursExpired) {
 		return false
 	}
-	wait.Resalt() // the decode engine may have cached the wrong KV
+	wait.Lose() // the decode engine may have cached the wrong KV, and used it for requests that wait there
 	return true
 }

@@ -1,8 +1,11 @@
 package handoff
 
 import (
+	"context"
 	"encoding/json"
 	"math"
+	"net"
+	"net/url"
 	"testing"
 	"time"
 
@@ -11,6 +14,7 @@ import (
 	"evenkeel/engine"
 	"evenkeel/gateway/config"
 	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/fleet/roster"
 	"evenkeel/mooncake"
 )
 
@@ -38,8 +42,47 @@ func TestParamsAreNotTakenAfterTheDeadline(t *testing.T) {
 func TestAnAnswerOfVeryManyTokensIsWaitedFor(t *testing.T) {
 	settings := fleet.NewSettings(config.Default())
 	now := time.Now()
-	r := &fleet.Rank{Signs: new(engine.Traffic).Signs(0)}
+	r := &roster.Rank{Signs: new(engine.Traffic).Signs(0)}
 	for _, tokens := range []int{1 << 20, 1 << 34, math.MaxInt} {
 		require.Equal(t, settings.Limits.ProbeTimeout, Patience(r, settings, now, tokens, now), "%d tokens", tokens)
 	}
+}
+
+// An engine that never answers in one piece is not waited for without end, even if the time was over before there was a connection.
+func TestAWaitForAWholeAnswerThatIsOverTooEarlyEnds(t *testing.T) {
+	ln, err := net.Listen("tcp", "127.0.0.1:0") // nobody accepts, and nothing is answered
+	require.NoError(t, err)
+	defer func() { require.NoError(t, ln.Close()) }()
+	client := engine.NewClient(engine.Options{})
+	defer client.Close()
+	call := client.NewCall(&engine.Target{ID: "d", URL: &url.URL{Scheme: "http", Host: ln.Addr().String()}, Rank: -1})
+	c := config.Default()
+	c.Limits.ProbeTimeout = time.Millisecond
+	defer LimitWhole(&roster.Rank{Signs: engine.NewLiveness()}, call, fleet.NewSettings(c), 0)()
+	time.Sleep(50 * time.Millisecond) // the time is over
+	_, err = call.Do("POST", "/v1/completions", nil, nil, engine.Deadlines{})
+	require.True(t, engine.WasSilent(err), "%v", err)
+}
+
+// frees is a prefill engine that has given a hand-off away when it is asked.
+type frees struct{ told }
+
+func (frees) Expired(string) (float64, bool)                     { return 0, true }
+func (frees) ExpiredNow(context.Context, string) (float64, bool) { return 1, true }
+
+// Wrong KV that a rank has cached may also be found by a request that the rank had in its queue by then, with the same salt.
+func TestWhatWaitsBesideARefutedHandOffIsNotBelieved(t *testing.T) {
+	_, lease := leased(t)
+	signs, now := new(engine.Traffic).Signs(0), time.Now()
+	refuted := signs.Await(now, mooncake.HeldUntil(now))
+	waits := signs.Await(now, mooncake.HeldUntil(now.Add(time.Hour)))
+	h := &Handoff{Lease: lease}
+	h.Witness(&frees{})
+	require.True(t, refuted.Arrived(now))
+	require.True(t, h.Refuted(t.Context(), &frees{}, refuted, now.Add(time.Second)))
+	refuted.End()
+	later := signs.Await(now, mooncake.HeldUntil(now.Add(time.Hour)))
+	require.NotEqual(t, waits.Salt(), later.Salt())
+	require.False(t, waits.Arrived(now.Add(2*time.Second)), "it has the salt of the wrong KV")
+	require.True(t, later.Arrived(now.Add(2*time.Second)))
 }

@@ -14,12 +14,12 @@ import (
 	"go.uber.org/zap"
 
 	"evenkeel/engine"
-	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/fleet/roster"
 	"evenkeel/mooncake"
 )
 
 // gauged are the signs of a rank whose gauges a monitor has read. The monitor has ended.
-func gauged(t *testing.T, rank int) *engine.Signs {
+func gauged(t *testing.T, rank int) *engine.Liveness {
 	e := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case "/metrics":
@@ -72,14 +72,14 @@ func TestWhatEndsTheWaitForTheFirstEvent(t *testing.T) {
 		{"a whole response of an engine of one rank", &renews, mooncake.Responses, -1, true, true, renewals},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			signs := engine.NewSigns()
+			signs := engine.NewLiveness()
 			if row.gauged {
 				signs = gauged(t, row.rank)
 			}
-			r := &fleet.Rank{Signs: signs, Target: &engine.Target{Rank: row.rank}, Profile: row.profile}
+			r := &roster.Rank{Signs: signs, Target: &engine.Target{Rank: row.rank}, Profile: row.profile}
 			now := time.Now()
 			kept := now.Add(row.profile.PulledWithin())
-			h := &Handoff{Handoff: mooncake.NewHandoff(nil, kept, kept), Origin: Origin{Endpoint: row.endpoint}}
+			h := &Handoff{Handoff: mooncake.NewHandoff(nil, kept, kept), Endpoint: row.endpoint}
 			w := h.Await(r, now, row.whole)
 			defer w.End()
 			later := kept.Add(time.Minute)
@@ -96,8 +96,8 @@ func TestWhatEndsTheWaitForTheFirstEvent(t *testing.T) {
 		})
 	}
 	t.Run("without a hand-off", func(t *testing.T) {
-		now, signs := time.Now(), engine.NewSigns()
-		w := (*Handoff)(nil).Await(&fleet.Rank{Signs: signs, Target: &engine.Target{Rank: 1}, Profile: &renews}, now, false)
+		now, signs := time.Now(), engine.NewLiveness()
+		w := (*Handoff)(nil).Await(&roster.Rank{Signs: signs, Target: &engine.Target{Rank: 1}, Profile: &renews}, now, false)
 		defer w.End()
 		require.False(t, w.Over(now.Add(time.Hour)))
 	})

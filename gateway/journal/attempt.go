@@ -14,12 +14,12 @@ import (
 
 // showEvent adds an event to the receipt and to the spans of the attempt under way. It ignores a Failed if no attempt is under way, because
 // there is no attempt to end.
-func (r *Request) showEvent(e *Event) {
+func (r *Record) showEvent(e *Event) {
 	current := &r.attempt
-	if r.live == nil && !r.span.Recording() || e.What == Failed && !current.open {
+	if r.live == nil && !r.span.Recording() || e.Kind == Failed && !current.open {
 		return
 	}
-	switch e.What {
+	switch e.Kind {
 	case Attempted:
 		r.begin()
 	case Placed, PlacedLocally:
@@ -37,7 +37,7 @@ func (r *Request) showEvent(e *Event) {
 	if r.span.Recording() {
 		r.toSpans(e)
 	}
-	switch e.What {
+	switch e.Kind {
 	case Failed:
 		current.open, current.call, current.span = false, nil, nil
 	case Retried:
@@ -46,7 +46,7 @@ func (r *Request) showEvent(e *Event) {
 }
 
 // begin opens an attempt, unless an attempt is already under way.
-func (r *Request) begin() {
+func (r *Record) begin() {
 	current := &r.attempt
 	if current.open {
 		return
@@ -67,7 +67,7 @@ func (r *Request) begin() {
 
 // enterPhase ends the attempt's present phase: it adds the time of the phase to the receipt, and ends the phase's span. Then the event's
 // phase begins. The event of a failure has no phase, so no phase begins.
-func (r *Request) enterPhase(e *Event) {
+func (r *Record) enterPhase(e *Event) {
 	current, now := &r.attempt, time.Now()
 	if current.phase != "" {
 		r.live.Edit(func(x *receipt.Receipt) {
@@ -83,18 +83,18 @@ func (r *Request) enterPhase(e *Event) {
 }
 
 // toReceipt adds an event to the receipt.
-func (r *Request) toReceipt(x *receipt.Receipt, e *Event) {
+func (r *Record) toReceipt(x *receipt.Receipt, e *Event) {
 	switch {
-	case e.What == Parsed && e.Req != nil:
+	case e.Kind == Parsed && e.Req != nil:
 		x.Model, x.Stream, x.Waits.Parse = receipt.Clip(e.Req.Model), e.Req.Stream, ms(e.Took)
-	case e.What == Entered:
+	case e.Kind == Entered:
 		x.State = string(e.Phase)
 	}
 	a := x.At(r.attempt.index)
 	if a == nil {
 		return
 	}
-	switch e.What {
+	switch e.Kind {
 	case Entered:
 		a.State, a.Since = string(e.Phase), ms(r.attempt.since.Sub(x.Arrival))
 		a.Engine, a.Peer = cmp.Or(e.Engine, a.Engine), cmp.Or(e.Peer, a.Peer)
@@ -116,9 +116,9 @@ func (r *Request) toReceipt(x *receipt.Receipt, e *Event) {
 }
 
 // toSpans adds an event as a span, or as a part of a span.
-func (r *Request) toSpans(e *Event) {
+func (r *Record) toSpans(e *Event) {
 	current := &r.attempt
-	switch e.What {
+	switch e.Kind {
 	case Parsing:
 		current.phaseSpan = r.span.Child("parse", false)
 	case Parsed:
@@ -193,7 +193,7 @@ func decodeOf(s *dispatcher.Slot) *receipt.Decode {
 }
 
 // Carry adds the trace headers to the headers of a call to an engine, so that the engine can continue the trace.
-func (r *Request) Carry(headers []engine.Header) []engine.Header {
+func (r *Record) Carry(headers []engine.Header) []engine.Header {
 	from := cmp.Or(r.attempt.call, r.attempt.phaseSpan, r.span)
 	from.Carry(func(name, value string) { headers = append(headers, engine.Header{Name: name, Value: value}) })
 	return headers
@@ -201,7 +201,7 @@ func (r *Request) Carry(headers []engine.Header) []engine.Header {
 
 // EndAttempt closes the attempt with the error that the client got; nil: it got its whole answer. A request whose client left is counted
 // only once.
-func (r *Request) EndAttempt(fail *openai.Error) {
+func (r *Record) EndAttempt(fail *openai.Error) {
 	cause := ""
 	switch {
 	case fail == nil:
@@ -214,5 +214,5 @@ func (r *Request) EndAttempt(fail *openai.Error) {
 	default:
 		cause = Outcome(fail)
 	}
-	r.Report(Event{What: Failed, Cause: cause, Answer: fail})
+	r.Report(Event{Kind: Failed, Cause: cause, Answer: fail})
 }

@@ -9,34 +9,34 @@ import (
 	"evenkeel/prefill"
 )
 
-// What is the kind of an event.
-type What int
+// EventKind is the kind of an event.
+type EventKind int
 
 // The kinds of events, with the fields of Event that each kind sets.
 const (
-	Parsing       What = iota // the body of the request is read
-	Parsed                    // Req: the parsed request; nil: the body is no valid request
-	Attempted                 // another attempt begins
-	Entered                   // Phase: the phase that begins; Left, Call, Engine, Peer, Early
-	Waited                    // Took: how long the request waited for its turn at a prefill engine, whether it got one or not
-	Chose                     // Lease: which prefill engine was chosen, and why
-	Probed                    // Took: how long the prefill engine worked on the prompt
-	Prefilled                 // Tokens, Cached: of the prompt, as the engine counted them; Resumed
-	Placed                    // Slot: the decode rank of a finished prefill; Took: how long it waited for the rank
-	PlacedMixed               // Slot: the rank that prefills and decodes; Tokens: expected in its prefix cache. It follows Placed
-	PlacedLocally             // Slot: the decode rank that computes the prompt itself; Tokens: expected in its prefix cache
-	Coupled                   // Took: time until the decode engine said where the KV goes, 0: its connector has no callback; Slot
-	First                     // At: when the first event of the answer came; Sent: when the decode call began, zero: there was none
-	Relayed                   // Took: from the first event of the answer to its end; Tokens: of the answer
-	Paced                     // Took: from the first tokens of a whole answer to the last ones; Tokens: of the answer, at least 2
-	Failed                    // Cause, On, Status, Answer: the attempt has failed
-	Retried                   // another attempt follows
-	Freed                     // At: when the client left; the request now holds no slot, KV or hand-off any more
+	Parsing       EventKind = iota // the body of the request is read
+	Parsed                         // Req: the parsed request; nil: the body is no valid request
+	Attempted                      // another attempt begins
+	Entered                        // Phase: the phase that begins; Left, Call, Engine, Peer, Early
+	Waited                         // Took: how long the request waited for its turn at a prefill engine, whether it got one or not
+	Chose                          // Lease: which prefill engine was chosen, and why
+	Probed                         // Took: how long the prefill engine worked on the prompt
+	Prefilled                      // Tokens, Cached: of the prompt, as the engine counted them; Resumed
+	Placed                         // Slot: the decode rank of a finished prefill; Took: how long it waited for the rank
+	PlacedMixed                    // Slot: the rank that prefills and decodes; Tokens: expected in its prefix cache. It follows Placed
+	PlacedLocally                  // Slot: the decode rank that computes the prompt itself; Tokens: expected in its prefix cache
+	Coupled                        // Took: time until the decode engine said where the KV goes, 0: its connector has no callback; Slot
+	First                          // At: when the first event of the answer came; Sent: when the decode call began, zero: there was none
+	Relayed                        // Took: from the first event of the answer to its end; Tokens: of the answer
+	Paced                          // Took: from the first tokens of a whole answer to the last ones; Tokens: of the answer, at least 2
+	Failed                         // Cause, On, Status, Answer: the attempt has failed
+	Retried                        // another attempt follows
+	Freed                          // At: when the client left; the request now holds no slot, KV or hand-off any more
 )
 
 // Event is one thing that happened to a request, or to one part of a fanned-out request.
 type Event struct {
-	What    What
+	Kind    EventKind
 	Took    time.Duration // the meaning of Took, At, Sent and Tokens depends on What
 	At      time.Time
 	Sent    time.Time
@@ -62,7 +62,7 @@ type Event struct {
 }
 
 // Report adds an event to the request's facts, metrics, receipt and spans.
-func (r *Request) Report(e Event) {
+func (r *Record) Report(e Event) {
 	r.countEvent(&e)
 	r.showEvent(&e)
 	if e.Slot != nil {
@@ -71,9 +71,9 @@ func (r *Request) Report(e Event) {
 }
 
 // countEvent adds an event to the facts and metrics.
-func (r *Request) countEvent(e *Event) {
+func (r *Record) countEvent(e *Event) {
 	g, s := r.journal, e.Slot
-	switch e.What {
+	switch e.Kind {
 	case Parsed:
 		e.Took = time.Since(r.Arrival)
 		g.stage(parse, e.Took)

@@ -1,4 +1,4 @@
-// Package journal records what happens to requests. A request reports each event once (Request.Report). The event goes into the request's
+// Package journal records what happens to requests. A request reports each event once (Record.Report). The event goes into the request's
 // facts, from which the request log and the metrics are made, into its receipt and into its spans.
 package journal
 

@@ -10,7 +10,6 @@ import (
 
 	"evenkeel/dispatcher"
 	"evenkeel/dispatcher/board"
-	"evenkeel/dispatcher/decision"
 	"evenkeel/engine"
 	"evenkeel/gateway/openai"
 	"evenkeel/gateway/receipt"
@@ -22,22 +21,22 @@ import (
 
 // life is what a request tells of itself from its arrival to its end.
 func life(g *Journal, header func(string) string, req *openai.Request, lease *prefill.Lease, slot *dispatcher.Slot) {
-	r := g.Request(Facts{ID: "r", Arrival: time.Unix(0, 1)})
+	r := g.Begin(LogEntry{ID: "r", Arrival: time.Unix(0, 1)})
 	r.Witness(header, false, mooncake.Chat.Path())
 	var headers []engine.Header
 	for _, e := range []Event{
-		{What: Parsing}, {What: Parsed, Req: req}, {What: Attempted}, {What: Entered, Phase: Queued}, {What: Chose, Lease: lease}, {What: Entered, Phase: Prefill},
+		{Kind: Parsing}, {Kind: Parsed, Req: req}, {Kind: Attempted}, {Kind: Entered, Phase: Queued}, {Kind: Chose, Lease: lease}, {Kind: Entered, Phase: Prefill},
 	} {
 		r.showEvent(&e)
 	}
 	headers = r.Carry(headers)
 	for _, e := range []Event{
-		{What: Prefilled, Tokens: 10}, {What: Entered, Phase: Pooled}, {What: Placed, Slot: slot}, {What: Entered, Phase: Transfer, Call: "decode"},
+		{Kind: Prefilled, Tokens: 10}, {Kind: Entered, Phase: Pooled}, {Kind: Placed, Slot: slot}, {Kind: Entered, Phase: Transfer, Call: "decode"},
 	} {
 		r.showEvent(&e)
 	}
 	r.Carry(headers[:0])
-	for _, e := range []Event{{What: First}, {What: Entered, Phase: Streaming}} {
+	for _, e := range []Event{{Kind: First}, {Kind: Entered, Phase: Streaming}} {
 		r.showEvent(&e)
 	}
 	r.EndAttempt(nil)
@@ -68,23 +67,23 @@ func watching(tb testing.TB) map[string]*Journal {
 
 func TestARequestThatNobodyWatchesCostsNothing(t *testing.T) {
 	g, req, lease, slot := &Journal{}, &openai.Request{}, &prefill.Lease{}, &dispatcher.Slot{}
-	r := g.Request(Facts{ID: "r", Arrival: time.Unix(0, 1)})
+	r := g.Begin(LogEntry{ID: "r", Arrival: time.Unix(0, 1)})
 	header := func(string) string { return "" }
 	require.Zero(t, testing.AllocsPerRun(100, func() {
 		r.Witness(header, false, mooncake.Chat.Path())
-		r.Report(Event{What: Parsing})
-		r.showEvent(&Event{What: Parsed, Req: req})
-		r.Report(Event{What: Attempted})
+		r.Report(Event{Kind: Parsing})
+		r.showEvent(&Event{Kind: Parsed, Req: req})
+		r.Report(Event{Kind: Attempted})
 		for _, p := range phases {
-			r.Report(Event{What: Entered, Phase: p, Call: "decode"})
+			r.Report(Event{Kind: Entered, Phase: p, Call: "decode"})
 		}
-		r.Report(Event{What: Chose, Lease: lease})
-		r.Report(Event{What: Prefilled, Tokens: 10})
-		r.showEvent(&Event{What: Placed, Slot: slot})
-		r.Report(Event{What: PlacedLocally, Slot: slot})
+		r.Report(Event{Kind: Chose, Lease: lease})
+		r.Report(Event{Kind: Prefilled, Tokens: 10})
+		r.showEvent(&Event{Kind: Placed, Slot: slot})
+		r.Report(Event{Kind: PlacedLocally, Slot: slot})
 		r.Carry(nil)
-		r.Report(Event{What: Failed})
-		r.Report(Event{What: Retried})
+		r.Report(Event{Kind: Failed})
+		r.Report(Event{Kind: Retried})
 		r.EndAttempt(nil)
 		r.showEnd(nil)
 	}))
@@ -98,7 +97,7 @@ func BenchmarkWatch(b *testing.B) {
 	for _, name := range []string{"off", "receipts", "traces, not sampled", "traces"} {
 		b.Run(name, func(b *testing.B) {
 			g, req := ways[name], &openai.Request{Model: "m", Stream: true}
-			lease, slot := &prefill.Lease{}, &dispatcher.Slot{Bound: board.Bound{WorkerName: "d", Policy: "evenkeel"}, Trace: &decision.Trace{}}
+			lease, slot := &prefill.Lease{}, &dispatcher.Slot{Binding: board.Binding{WorkerName: "d", Policy: "evenkeel"}, Trace: &board.Trace{}}
 			header := func(string) string { return "" }
 			b.ReportAllocs()
 			for b.Loop() {

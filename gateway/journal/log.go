@@ -2,21 +2,56 @@ package journal
 
 import (
 	"encoding/json"
+	"errors"
+	"fmt"
 	"io"
 	"os"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	"go.uber.org/zap"
+
+	"evenkeel/internal/logfile"
 )
 
-// lines is the request log: facts as JSON lines. A nil log writes nothing.
+// lines is the request log: facts as JSON lines. A nil log writes nothing. The lines of a log that openLines returns are written by a
+// goroutine of its own, because a disk or the reader of a pipe may stand still, and requests must not.
 type lines struct {
-	log       *zap.Logger
-	mu        sync.Mutex
+	queue    chan queued
+	stop     chan struct{}
+	stopOnce sync.Once     // closes stop
+	ended    chan struct{} // closed when the goroutine has ended
+	late     atomic.Bool   // a line was not written in time, so write does not wait for others until the queue is empty
+	dropped  atomic.Int64  // lines that found no room in the queue, and whose number was not logged yet
+
+	log    *zap.Logger
+	closer io.Closer
+
+	// Only the goroutine uses what follows.
 	w         io.Writer
-	closer    io.Closer
-	linesLost int // lines in a row that could not be written
+	linesLost int  // lines in a row that could not be written
+	torn      bool // the log ends with a part of a line, so that the next line must begin with a line end
 }
+
+// queued is a line on its way to the log.
+type queued struct {
+	line    []byte
+	err     error         // why there is no line; nil: there is one
+	written chan struct{} // closed once the line was written, or could not be written
+}
+
+const (
+	mostQueued = 1024            // lines that wait for a log that stands still; a line has about 700 bytes
+	writeWait  = time.Second     // for one line, so that it is usually in the log when its request ends
+	closeWait  = 5 * time.Second // for the lines that wait when the proxy ends
+)
+
+// notWritten is the message of the log for the first line that is lost.
+const notWritten = "the request log cannot be written; its lines are lost until it can be written again"
+
+// errStandsStill is the reason why lines are lost while the queue is full.
+var errStandsStill = errors.New("its disk or its reader takes nothing")
 
 // openLines opens a request log for appending; "-": stdout; empty: there is no request log.
 func openLines(path string, log *zap.Logger) (*lines, error) {
@@ -24,31 +59,113 @@ func openLines(path string, log *zap.Logger) (*lines, error) {
 	case "":
 		return nil, nil
 	case "-":
-		return &lines{log: log, w: os.Stdout}, nil
+		return begun(&lines{log: log, w: os.Stdout}), nil
 	}
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o640)
+	f, err := logfile.Open(path)
 	if err != nil {
 		return nil, err
 	}
-	return &lines{log: log, w: f, closer: f}, nil
+	return begun(&lines{log: log, w: f, closer: f, torn: endsTorn(path)}), nil
 }
 
-// write appends the facts of a request. If that fails, e.g. because the disk is full, it logs an error for the
-// first line only, and not for every request.
-func (l *lines) write(f *Facts) {
+// begun starts the goroutine that writes the lines.
+func begun(l *lines) *lines {
+	l.queue, l.stop, l.ended = make(chan queued, mostQueued), make(chan struct{}), make(chan struct{})
+	go l.run()
+	return l
+}
+
+// endsTorn says whether a file ends in the middle of a line, as after a proxy that was killed. It is false for a file that cannot be read.
+func endsTorn(path string) bool {
+	info, err := os.Stat(path)
+	if err != nil || !info.Mode().IsRegular() || info.Size() == 0 {
+		return false
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return false
+	}
+	defer func() { _ = f.Close() }() // nothing is written
+	last := make([]byte, 1)
+	_, err = f.ReadAt(last, info.Size()-1)
+	return err == nil && last[0] != '\n'
+}
+
+// write appends the facts of a request. It waits for the log for a moment at most.
+func (l *lines) write(f *LogEntry) {
 	if l == nil {
 		return
 	}
-	line, err := json.Marshal(f)
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	next := queued{written: make(chan struct{})}
+	next.line, next.err = json.Marshal(f)
+	select {
+	case l.queue <- next:
+	default:
+		if l.dropped.Add(1) == 1 {
+			l.log.Error(notWritten, zap.Error(errStandsStill))
+		}
+		return
+	}
+	if l.late.Load() {
+		return
+	}
+	patience := time.NewTimer(writeWait)
+	defer patience.Stop()
+	select {
+	case <-next.written:
+	case <-patience.C:
+		l.late.Store(true)
+	}
+}
+
+// run writes the lines of the queue until close is called and the queue is empty.
+func (l *lines) run() {
+	defer close(l.ended)
+	for {
+		select {
+		case next := <-l.queue:
+			l.take(next)
+			continue
+		case <-l.stop:
+		}
+		for {
+			select {
+			case next := <-l.queue:
+				l.take(next)
+			default:
+				return
+			}
+		}
+	}
+}
+
+// take writes one line.
+func (l *lines) take(next queued) {
+	l.put(next.line, next.err)
+	close(next.written)
+	if len(l.queue) == 0 {
+		l.late.Store(false)
+	}
+}
+
+// put writes one line, unless err says why there is none. If that fails, e.g. because the disk is full, it logs an error for the first line
+// only, and not for every request.
+func (l *lines) put(line []byte, err error) {
 	if err == nil {
-		_, err = l.w.Write(append(line, '\n')) // one write per line, so that the lines of two processes do not mix
+		if line = append(line, '\n'); l.torn {
+			line = append([]byte{'\n'}, line...)
+		}
+		var n int
+		n, err = l.w.Write(line) // one write per line, so that the lines of two processes do not mix
+		l.torn = n > 0 && line[n-1] != '\n' || n == 0 && l.torn
+	}
+	if err == nil && len(l.queue) == 0 { // not earlier, because a reader that is only slow would be logged for every line
+		l.linesLost += int(l.dropped.Swap(0))
 	}
 	switch {
 	case err != nil:
 		if l.linesLost++; l.linesLost == 1 {
-			l.log.Error("the request log cannot be written; its lines are lost until it can be written again", zap.Error(err))
+			l.log.Error(notWritten, zap.Error(err))
 		}
 	case l.linesLost > 0:
 		l.log.Warn("the request log can be written again", zap.Int("lines_lost", l.linesLost))
@@ -56,9 +173,21 @@ func (l *lines) write(f *Facts) {
 	}
 }
 
-func (l *lines) close() error {
-	if l == nil || l.closer == nil {
+// close writes the lines that wait, and closes the log. It waits for a log that stands still for closeWait.
+func (l *lines) close() (err error) {
+	if l == nil {
 		return nil
 	}
-	return l.closer.Close()
+	l.stopOnce.Do(func() { close(l.stop) })
+	patience := time.NewTimer(closeWait)
+	defer patience.Stop()
+	select {
+	case <-l.ended:
+	case <-patience.C:
+		err = fmt.Errorf("the last lines of the request log are lost: %w", errStandsStill)
+	}
+	if l.closer == nil {
+		return err
+	}
+	return errors.Join(err, l.closer.Close())
 }

@@ -34,6 +34,6 @@ var outcomes = []string{
 	"engine_unavailable", "engine_failed", "engine_timeout", "no_such_route",
 	"bad_request_head", "bad_request", "unsupported_encoding", "bad_encoding", "head_too_large", "body_too_large", "request_timeout",
 	"overloaded",
-	"peer_busy", "peer_lost", "no_region_available", geo.RejectOwner, "owner_lost",
+	"peer_busy", "peer_lost", "no_region_available", "residency_forbids", geo.RejectOwner, "owner_lost",
 	"upstream_broken", "upstream_incomplete", "engine_drained", "recompute_unresumable", "internal_error",
 }

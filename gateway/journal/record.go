@@ -30,10 +30,10 @@ type Journal struct {
 	released   map[Phase]prometheus.Observer
 }
 
-// A Request is the record of one request, or of one part (leg) of a fanned-out request: its facts, and the attempt under way. Only the
+// A Record is the record of one request, or of one part (leg) of a fanned-out request: its facts, and the attempt under way. Only the
 // goroutine that serves the request may use it.
-type Request struct {
-	Facts
+type Record struct {
+	LogEntry
 	Reached Phase // how far the request is, or was when its client left
 
 	journal *Journal

@@ -8,12 +8,12 @@ import (
 	"evenkeel/gateway/receipt"
 )
 
-// Request begins the record of a request, with what is known when it arrives.
-func (g *Journal) Request(f Facts) *Request { return &Request{Facts: f, journal: g} }
+// Begin makes the record of a request, with what is known when it arrives.
+func (g *Journal) Begin(f LogEntry) *Record { return &Record{LogEntry: f, journal: g} }
 
 // Leg returns the record of one part of a fanned-out request, with the part's name. It shares the receipt and the span of the whole
 // request.
-func (r *Request) Leg(name string) *Request {
+func (r *Record) Leg(name string) *Record {
 	leg := *r
 	leg.leg = name
 	return &leg
@@ -21,7 +21,7 @@ func (r *Request) Leg(name string) *Request {
 
 // Witness opens the receipt and the span of a request whose sender is known. header returns a header of the request. A trusted caller
 // decides whether the trace is sampled. path is the path of the endpoint.
-func (r *Request) Witness(header func(name string) string, trusted bool, path string) {
+func (r *Record) Witness(header func(name string) string, trusted bool, path string) {
 	r.path = path
 	r.span = r.journal.tracer.Load().Start(header, trusted, operation(path), r.Arrival)
 	r.TraceID = r.span.TraceID()
@@ -39,7 +39,7 @@ func (r *Request) Witness(header func(name string) string, trusted bool, path st
 
 // Scheduled notes how a request is scheduled. A batch request only gets capacity that other requests leave. The deadline is for the first
 // token; zero: the caller gave none.
-func (r *Request) Scheduled(batch bool, priority int, deadline time.Time) {
+func (r *Record) Scheduled(batch bool, priority int, deadline time.Time) {
 	if r.live == nil || !batch && priority == 0 && deadline.IsZero() {
 		return
 	}
@@ -56,7 +56,7 @@ func (r *Request) Scheduled(batch bool, priority int, deadline time.Time) {
 
 // End writes the outcome of the request to the receipt, span, metrics and request log. It is called once per request, and not for the parts
 // of a fanned-out request. fail is nil if the answer was whole.
-func (r *Request) End(fail *openai.Error) {
+func (r *Record) End(fail *openai.Error) {
 	r.Outcome = Outcome(fail)
 	r.TotalMs = ms(time.Since(r.Arrival))
 	r.showEnd(fail)
@@ -66,11 +66,11 @@ func (r *Request) End(fail *openai.Error) {
 		r.journal.requests.WithLabelValues(r.Outcome).Inc()
 	}
 	r.journal.recent.count(fail)
-	r.journal.lines.write(&r.Facts)
+	r.journal.lines.write(&r.LogEntry)
 }
 
 // showEnd closes the receipt and the span.
-func (r *Request) showEnd(fail *openai.Error) {
+func (r *Record) showEnd(fail *openai.Error) {
 	if r.live != nil {
 		r.live.End(func(x *receipt.Receipt) {
 			x.Outcome, x.Route, x.Peer = r.Outcome, r.Route, r.Peer

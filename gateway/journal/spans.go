@@ -28,7 +28,7 @@ func operation(path string) string {
 }
 
 // spanArrived notes what is known of a request when it arrives.
-func spanArrived(r *Request) {
+func spanArrived(r *Record) {
 	r.span.Set(
 		attribute.String("gen_ai.operation.name", operation(r.path)),
 		attribute.String("gen_ai.provider.name", "evenkeel"),
@@ -46,7 +46,7 @@ func spanArrived(r *Request) {
 }
 
 // spanParsed notes what the body of a request says, and names its span by the operation and the model.
-func spanParsed(r *Request, req *openai.Request) {
+func spanParsed(r *Record, req *openai.Request) {
 	s, operation, model := r.span, operation(r.path), receipt.Clip(req.Model)
 	s.Name(operation + " " + model)
 	s.Set(attribute.String("gen_ai.request.model", model), attribute.Bool("gen_ai.request.stream", req.Stream))
@@ -143,7 +143,7 @@ func spanFailed(s *tracing.Span, answer *openai.Error, cause string) {
 
 // spanEnded notes how the request ended. The conventions name the time to the first event gen_ai.server.time_to_first_token in metrics, but
 // differently in spans.
-func spanEnded(r *Request, fail *openai.Error, status int) {
+func spanEnded(r *Record, fail *openai.Error, status int) {
 	r.span.Set(
 		attribute.String("evenkeel.outcome", r.Outcome),
 		attribute.Int("evenkeel.attempts", r.Attempts),

@@ -5,23 +5,25 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"io"
 	"math"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
 
 	"evenkeel/dispatcher"
 	"evenkeel/dispatcher/board"
-	"evenkeel/dispatcher/decision"
 	"evenkeel/gateway/openai"
 	"evenkeel/gateway/receipt"
 	"evenkeel/mooncake"
@@ -48,12 +50,12 @@ func open(t *testing.T) *sinks {
 }
 
 // log is what the request log has by now.
-func (s *sinks) log() (all []Facts) {
+func (s *sinks) log() (all []LogEntry) {
 	f, err := os.Open(s.file)
 	require.NoError(s.t, err)
 	defer func() { _ = f.Close() }()
 	for lines := bufio.NewScanner(f); lines.Scan(); {
-		var one Facts
+		var one LogEntry
 		require.NoError(s.t, json.Unmarshal(lines.Bytes(), &one))
 		all = append(all, one)
 	}
@@ -87,8 +89,8 @@ func (s *sinks) observed(name, label string) (n uint64, sum float64) {
 func noHeader(string) string { return "" }
 
 // begin is a request that has just come, as far as its sender is known.
-func (s *sinks) begin(id string) *Request {
-	r := s.Request(Facts{ID: id, ClientID: "theirs", Key: "k", Arrival: time.Now()})
+func (s *sinks) begin(id string) *Record {
+	r := s.Begin(LogEntry{ID: id, ClientID: "theirs", Key: "k", Arrival: time.Now()})
 	r.Witness(noHeader, false, mooncake.Chat.Path())
 	return r
 }
@@ -106,52 +108,52 @@ func TestAnAttemptThatFailedAndTheNextOneAreToldEverywhere(t *testing.T) {
 		}
 		r := s.begin("r")
 		arrived := r.Arrival
-		r.Report(Event{What: Parsing})
+		r.Report(Event{Kind: Parsing})
 		pass(1)
-		r.Report(Event{What: Parsed, Req: &openai.Request{Model: "m", Stream: true}})
+		r.Report(Event{Kind: Parsed, Req: &openai.Request{Model: "m", Stream: true}})
 
-		r.Report(Event{What: Attempted})
-		r.Report(Event{What: Entered, Phase: Queued})
-		r.Report(Event{What: Waited, Took: pass(2)})
-		r.Report(Event{What: Chose,
+		r.Report(Event{Kind: Attempted})
+		r.Report(Event{Kind: Entered, Phase: Queued})
+		r.Report(Event{Kind: Waited, Took: pass(2)})
+		r.Report(Event{Kind: Chose,
 			Lease: &prefill.Lease{Candidate: prefill.Candidate{ID: "p0"}, Policy: "prefix", HitTokens: 16, Others: 3, Trace: &prefill.Trace{
 				Reason: "policy", Eligible: 4, Best: []policy.Row{{Candidate: "p0", Score: number(1.5), Chosen: true}, {Candidate: "p1"}},
 			}}})
-		r.Report(Event{What: Entered, Phase: Prefill})
-		r.Report(Event{What: Probed, Took: pass(4)})
-		r.Report(Event{What: Prefilled, Tokens: 100, Cached: 32})
-		r.Report(Event{What: Entered, Phase: Pooled})
+		r.Report(Event{Kind: Entered, Phase: Prefill})
+		r.Report(Event{Kind: Probed, Took: pass(4)})
+		r.Report(Event{Kind: Prefilled, Tokens: 100, Cached: 32})
+		r.Report(Event{Kind: Entered, Phase: Pooled})
 		waited := pass(8)
-		weighed := &decision.Trace{Tick: 7, Waiting: 2, KVTokens: 500, Fullest: 900, Able: 3, Less: true}
-		weighed.Keep(decision.Alternative{Worker: 1, Name: "d1", Score: 0.25, KVTokens: 500, Free: 6}, 1)
-		weighed.Keep(decision.Alternative{Worker: 2, Name: "d2", Score: 0.75}, 1)
-		slot := &dispatcher.Slot{Decide: time.Millisecond, Trace: weighed, Bound: board.Bound{
+		weighed := &board.Trace{Tick: 7, Waiting: 2, KVTokens: 500, Fullest: 900, Able: 3, Less: true}
+		weighed.Keep(board.Alternative{Worker: 1, Name: "d1", Score: 0.25, KVTokens: 500, Free: 6}, 1)
+		weighed.Keep(board.Alternative{Worker: 2, Name: "d2", Score: 0.75}, 1)
+		slot := &dispatcher.Slot{Decide: time.Millisecond, Trace: weighed, Binding: board.Binding{
 			Worker: 1, WorkerName: "d1", Group: "g", Policy: "evenkeel", Stage: 2, Score: 0.25, Wait: waited,
 		}}
-		r.Report(Event{What: Placed, Slot: slot, Took: waited})
+		r.Report(Event{Kind: Placed, Slot: slot, Took: waited})
 		require.Nil(t, slot.Trace, "nobody needs them while the answer runs")
-		r.Report(Event{What: Entered, Phase: Transfer, Call: "decode"})
+		r.Report(Event{Kind: Entered, Phase: Transfer, Call: "decode"})
 		pass(16)
-		r.Report(Event{What: Failed, Cause: "engine d1: connection reset", Status: 502, Answer: openai.NewError(502, "decode_failed", "m")})
-		r.Report(Event{What: Retried})
+		r.Report(Event{Kind: Failed, Cause: "engine d1: connection reset", Status: 502, Answer: openai.NewError(502, "decode_failed", "m")})
+		r.Report(Event{Kind: Retried})
 		pass(32)
 
-		r.Report(Event{What: Attempted})
-		r.Report(Event{What: PlacedLocally, Slot: &dispatcher.Slot{Bound: board.Bound{WorkerName: "d2", Policy: "rr", Stage: 9, NewTokens: 84}},
-			Tokens: 16})
-		r.Report(Event{What: Entered, Phase: Prefill})
+		r.Report(Event{Kind: Attempted})
+		local := board.Binding{WorkerName: "d2", Policy: "rr", Stage: 9, NewTokens: 84}
+		r.Report(Event{Kind: PlacedLocally, Slot: &dispatcher.Slot{Binding: local}, Tokens: 16})
+		r.Report(Event{Kind: Entered, Phase: Prefill})
 		pass(64)
-		r.Report(Event{What: Prefilled, Tokens: 123, Cached: -1, Resumed: true})
-		r.Report(Event{What: First, At: time.Now(), Sent: time.Now().Add(-64 * time.Millisecond)})
-		r.Report(Event{What: Entered, Phase: Streaming})
+		r.Report(Event{Kind: Prefilled, Tokens: 123, Cached: -1, Resumed: true})
+		r.Report(Event{Kind: First, At: time.Now(), Sent: time.Now().Add(-64 * time.Millisecond)})
+		r.Report(Event{Kind: Entered, Phase: Streaming})
 		took := pass(128)
-		r.Report(Event{What: Relayed, Took: took, Tokens: 11})
-		r.Report(Event{What: Paced, Took: took, Tokens: 11})
+		r.Report(Event{Kind: Relayed, Took: took, Tokens: 11})
+		r.Report(Event{Kind: Paced, Took: took, Tokens: 11})
 		r.EndAttempt(nil)
 		r.End(nil)
 		require.NoError(t, s.Close())
 
-		want := Facts{
+		want := LogEntry{
 			ID: "r", ClientID: "theirs", Key: "k", Model: "m", Arrival: arrived, Prefill: "p0", Rank: "d2", Policy: "rr",
 			PromptTokens: 100, CachedTokens: 32,
 			Route: Local, LocalTokens: 84, OutputTokens: 11, ProbeBS: 3, QueueMs: 2, ProbeMs: 4, WaitMs: 8, TransferMs: 64, TTFTMs: 127, Bind: Late,
@@ -206,9 +208,9 @@ func TestAnAttemptThatFailedAndTheNextOneAreToldEverywhere(t *testing.T) {
 // A receipt tells which scores are better only where a policy compared the ranks.
 func TestAReceiptSaysWhichScoresAreBetter(t *testing.T) {
 	of := func(stage uint8, less bool, score float64) *receipt.Decode {
-		g := &decision.Trace{Less: less}
-		g.Keep(decision.Alternative{Worker: 1, Name: "d1", Score: score}, 1)
-		return decodeOf(&dispatcher.Slot{Trace: g, Bound: board.Bound{Worker: 1, Stage: stage}})
+		g := &board.Trace{Less: less}
+		g.Keep(board.Alternative{Worker: 1, Name: "d1", Score: score}, 1)
+		return decodeOf(&dispatcher.Slot{Trace: g, Binding: board.Binding{Worker: 1, Stage: stage}})
 	}
 	best := []receipt.Choice{{Name: "d1", Score: number(2), Chosen: true}}
 	require.Equal(t, &receipt.Decode{Stage: "guard", Better: "more", Best: best}, of(0, false, 2))
@@ -222,16 +224,16 @@ func TestAClientThatLeftIsCountedOnceWhereItLeft(t *testing.T) {
 		s := open(t)
 		gone := openai.NewError(StatusClientClosed, "client_closed", "the client left")
 		r := s.begin("r")
-		r.Report(Event{What: Parsed, Req: &openai.Request{Model: "m"}})
-		r.Report(Event{What: Attempted})
-		r.Report(Event{What: Entered, Phase: Queued})
-		r.Report(Event{What: Entered, Phase: Pooled})
+		r.Report(Event{Kind: Parsed, Req: &openai.Request{Model: "m"}})
+		r.Report(Event{Kind: Attempted})
+		r.Report(Event{Kind: Entered, Phase: Queued})
+		r.Report(Event{Kind: Entered, Phase: Pooled})
 		left := time.Now()
 		time.Sleep(5 * time.Millisecond)
-		r.Report(Event{What: Entered, Phase: Transfer, Left: true})
+		r.Report(Event{Kind: Entered, Phase: Transfer, Left: true})
 		r.EndAttempt(gone)
 		r.EndAttempt(gone)
-		r.Report(Event{What: Freed, At: left})
+		r.Report(Event{Kind: Freed, At: left})
 		r.End(gone)
 		for _, p := range phases {
 			want := 0.0
@@ -254,7 +256,7 @@ func TestAClientThatLeftIsCountedOnceWhereItLeft(t *testing.T) {
 func TestAnEnginesOwnCodeIsNoOutcome(t *testing.T) {
 	s := open(t)
 	r := s.begin("r")
-	r.Report(Event{What: Attempted})
+	r.Report(Event{Kind: Attempted})
 	fail := openai.NewError(502, "code of an engine", "m")
 	r.EndAttempt(fail)
 	r.End(fail)
@@ -269,13 +271,13 @@ func TestAnEnginesOwnCodeIsNoOutcome(t *testing.T) {
 func TestARequestThatOthersServeNamesThem(t *testing.T) {
 	s := open(t)
 	r := s.begin("through")
-	r.Report(Event{What: Attempted})
-	r.Report(Event{What: Entered, Phase: Transfer, Engine: "e0"})
+	r.Report(Event{Kind: Attempted})
+	r.Report(Event{Kind: Entered, Phase: Transfer, Engine: "e0"})
 	r.PromptTokens, r.OutputTokens = 5, 6
 	r.End(nil)
 	r = s.begin("abroad")
-	r.Report(Event{What: Attempted})
-	r.Report(Event{What: Entered, Phase: Transfer, Peer: "eu"})
+	r.Report(Event{Kind: Attempted})
+	r.Report(Event{Kind: Entered, Phase: Transfer, Peer: "eu"})
 	r.End(nil)
 	through, abroad := s.Receipts.Find("through", 1)[0], s.Receipts.Find("abroad", 1)[0]
 	require.Equal(t, []any{Passed, "e0", 5, 6}, []any{through.Route, through.Attempts[0].Engine, through.PromptTokens, through.OutputTokens})
@@ -289,26 +291,25 @@ func TestARequestThatOthersServeNamesThem(t *testing.T) {
 func TestTheLegsOfARequestAddUp(t *testing.T) {
 	s := open(t)
 	r := s.begin("r")
-	for n, facts := range []Facts{
-		{PromptTokens: 10, CachedTokens: 4, OutputTokens: 3, ProbeBS: 1, ProbeMs: 9, WaitMs: 1, TransferMs: 5, TTFTMs: 40, Attempts: 1,
-			Route: Disaggregated, Prefill: "p0", Rank: "d0"},
-		{PromptTokens: 20, OutputTokens: 5, ProbeBS: 2, ProbeMs: 7, WaitMs: 2, TransferMs: 6, TTFTMs: 30, Attempts: 2, Inexact: true,
-			Prefill: "p1", Rank: "d1", Bind: AtArrival, BindMs: 2},
+	for n, facts := range []LogEntry{
+		{PromptTokens: 10, CachedTokens: 4, OutputTokens: 3, ProbeBS: 1, QueueMs: 8, ProbeMs: 9, WaitMs: 1, TransferMs: 5, TTFTMs: 40,
+			Attempts: 1, Route: Disaggregated, Prefill: "p0", Rank: "d0"},
+		{PromptTokens: 20, OutputTokens: 5, ProbeBS: 2, QueueMs: 3, ProbeMs: 7, WaitMs: 2, TransferMs: 6, TTFTMs: 30, Attempts: 2,
+			Inexact: true, Prefill: "p1", Rank: "d1", Bind: AtArrival, BindMs: 2},
 		{PromptTokens: 5, TTFTMs: 50, Attempts: 1, LocalTokens: 5, Prefill: "p2", Rank: "d2"},
 	} {
 		leg := r.Leg(string(rune('a' + n)))
-		leg.Report(Event{What: Attempted})
+		leg.Report(Event{Kind: Attempted})
 		leg.EndAttempt(nil)
-		leg.Facts = facts
-		r.Sum(&leg.Facts)
+		leg.LogEntry = facts
+		r.Sum(&leg.LogEntry)
 	}
 	r.End(nil)
-	got := r.Facts
+	got := r.LogEntry
 	got.ID, got.ClientID, got.Key, got.Arrival, got.TotalMs = "", "", "", time.Time{}, 0
-	require.Equal(t, Facts{
-		PromptTokens: 35, CachedTokens: 4, OutputTokens: 8, ProbeBS: 2, ProbeMs: 9, WaitMs: 2, TransferMs: 6, TTFTMs: 30, Attempts: 4,
-		Inexact:     true,
-		LocalTokens: 5, Route: Disaggregated, BindMs: 2, Prefill: "p2", Rank: "d2", Outcome: "ok",
+	require.Equal(t, LogEntry{
+		PromptTokens: 35, CachedTokens: 4, OutputTokens: 8, ProbeBS: 2, QueueMs: 8, ProbeMs: 9, WaitMs: 2, TransferMs: 6, TTFTMs: 30,
+		Attempts: 4, Inexact: true, LocalTokens: 5, Route: Disaggregated, BindMs: 2, Prefill: "p2", Rank: "d2", Outcome: "ok",
 	}, got)
 	legs := ""
 	for _, a := range s.Receipts.Find("r", 1)[0].Attempts {
@@ -337,19 +338,138 @@ func TestALogThatCannotBeWrittenIsToldOnce(t *testing.T) {
 	disk := &flaky{full: true}
 	l := &lines{log: zap.New(core), w: disk}
 	for range 3 {
-		l.write(&Facts{})
+		l.put([]byte("{}"), nil)
 	}
 	require.Equal(t, 1, logs.Len())
 	require.Equal(t, zap.ErrorLevel, logs.All()[0].Level)
 	disk.full = false
-	l.write(&Facts{ID: "a"})
-	l.write(&Facts{ID: "b"})
+	l.put([]byte(`{"id":"a"}`), nil)
+	l.put([]byte(`{"id":"b"}`), nil)
 	require.Equal(t, 2, logs.Len())
 	require.Equal(t, map[string]any{"lines_lost": int64(3)}, logs.All()[1].ContextMap())
 	require.Equal(t, 2, strings.Count(disk.String(), "\n"))
 	disk.full = true
-	l.write(&Facts{})
+	l.put([]byte("{}"), nil)
 	require.Equal(t, 3, logs.Len(), "another time is told again")
+}
+
+// A proxy may start before the reader of its pipe does. The reader then gets what was written until it came.
+func TestAPipeNeedsNoReaderYet(t *testing.T) {
+	fifo := filepath.Join(t.TempDir(), "requests")
+	require.NoError(t, syscall.Mkfifo(fifo, 0o600))
+	opened := make(chan *lines, 1)
+	go func() {
+		l, err := openLines(fifo, zap.NewNop())
+		assert.NoError(t, err)
+		opened <- l
+	}()
+	var l *lines
+	select {
+	case l = <-opened:
+	case <-time.After(30 * time.Second):
+		reader, err := os.OpenFile(fifo, os.O_RDONLY|syscall.O_NONBLOCK, 0) // ends the wait
+		require.NoError(t, err)
+		defer reader.Close()
+		require.NoError(t, (<-opened).close())
+		t.Fatal("the start waits for a reader of the log")
+	}
+	l.write(&LogEntry{ID: "early"})
+	reader, err := os.Open(fifo)
+	require.NoError(t, err)
+	defer reader.Close()
+	require.NoError(t, l.close())
+	text, err := io.ReadAll(reader)
+	require.NoError(t, err)
+	require.Contains(t, string(text), `"early"`)
+	require.True(t, bytes.HasSuffix(text, []byte("}\n")))
+}
+
+// The reader of a pipe may stand still, as a disk on a network may. Requests must not stand still with it.
+func TestALogThatStandsStillHoldsNoRequestUp(t *testing.T) {
+	fifo := filepath.Join(t.TempDir(), "requests")
+	require.NoError(t, syscall.Mkfifo(fifo, 0o600))
+	reader, err := os.OpenFile(fifo, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	require.NoError(t, err)
+	defer reader.Close()
+	core, logs := observer.New(zap.InfoLevel)
+	l, err := openLines(fifo, zap.New(core))
+	require.NoError(t, err)
+	const all = 5000 // more than the pipe and the queue hold
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		for range all {
+			l.write(&LogEntry{ID: strings.Repeat("x", 200)})
+		}
+	}()
+	select {
+	case <-ended:
+	case <-time.After(30 * time.Second):
+		require.NoError(t, l.closer.Close())
+		t.Fatal("requests wait for the reader of the log")
+	}
+	require.Equal(t, 1, logs.Len(), "what is lost is told once")
+	require.Contains(t, logs.All()[0].Message, "the request log cannot be written")
+
+	read := make(chan int64)
+	go func() { // the reader goes on
+		whole := int64(0)
+		for text := bufio.NewScanner(reader); text.Scan(); {
+			if json.Valid(text.Bytes()) {
+				whole++
+			}
+		}
+		read <- whole
+	}()
+	require.Eventually(t, func() bool { return logs.Len() == 2 }, 30*time.Second, time.Millisecond)
+	lost, ok := logs.All()[1].ContextMap()["lines_lost"].(int64)
+	require.True(t, ok)
+	require.Greater(t, lost, int64(1000))
+	require.NoError(t, l.close())
+	require.EqualValues(t, all, <-read+lost, "each line is read or counted")
+}
+
+// A disk that is nearly full takes a part of a line, and a proxy that is killed leaves one. The lines after it must stay whole.
+func TestALineThatWasCutOffSpoilsNoOther(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "requests.jsonl")
+	require.NoError(t, os.WriteFile(file, []byte(`{"id":"killed","mod`), 0o600))
+	l, err := openLines(file, zap.NewNop())
+	require.NoError(t, err)
+	l.write(&LogEntry{ID: "a"})
+	require.NoError(t, l.close())
+	f, err := os.OpenFile(file, os.O_WRONLY|os.O_APPEND, 0)
+	require.NoError(t, err)
+	disk := &nearlyFull{Writer: f, full: true}
+	l = &lines{log: zap.NewNop(), w: disk}
+	l.put([]byte(`{"id":"cut"}`), nil)
+	disk.full = false
+	l.put([]byte(`{"id":"b"}`), nil)
+	l.put([]byte(`{"id":"c"}`), nil)
+	require.NoError(t, f.Close())
+	text, err := os.ReadFile(file)
+	require.NoError(t, err)
+	var whole []string
+	for line := range strings.Lines(string(text)) {
+		var f LogEntry
+		if json.Unmarshal([]byte(line), &f) == nil {
+			whole = append(whole, f.ID)
+		}
+	}
+	require.Equal(t, []string{"a", "b", "c"}, whole)
+}
+
+// nearlyFull is a disk that has room for ten bytes of each write while it is full.
+type nearlyFull struct {
+	io.Writer
+	full bool
+}
+
+func (d *nearlyFull) Write(p []byte) (int, error) {
+	if !d.full {
+		return d.Writer.Write(p)
+	}
+	n, _ := d.Writer.Write(p[:10])
+	return n, errors.New("no space left on device")
 }
 
 func TestTheRequestLogIsAppendedTo(t *testing.T) {
@@ -357,7 +477,7 @@ func TestTheRequestLogIsAppendedTo(t *testing.T) {
 	for range 2 {
 		l, err := openLines(file, zap.NewNop())
 		require.NoError(t, err)
-		l.write(&Facts{})
+		l.write(&LogEntry{})
 		require.NoError(t, l.close())
 	}
 	text, err := os.ReadFile(file)
@@ -367,6 +487,6 @@ func TestTheRequestLogIsAppendedTo(t *testing.T) {
 	require.Error(t, err, "a folder is no log")
 	none, err := openLines("", nil)
 	require.NoError(t, err)
-	none.write(&Facts{})
+	none.write(&LogEntry{})
 	require.NoError(t, none.close())
 }

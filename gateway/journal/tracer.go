@@ -25,7 +25,7 @@ func (g *Journal) Traces(c *config.Tracing) (begin func() error, err error) {
 		Service: c.ServiceName, Version: moduleVersion(), Resource: c.Resource, Log: g.log,
 		Count: func(outcome string, n int) { g.spans.WithLabelValues(outcome).Add(float64(n)) },
 	}
-	if t.TLS, err = c.TLS.Client(); err != nil {
+	if t.TLS, err = c.Client(); err != nil {
 		return nil, err
 	}
 	return func() error {

@@ -7,12 +7,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
+	"io/fs"
 	"strings"
 
 	"github.com/goccy/go-yaml"
 	"github.com/goccy/go-yaml/ast"
 	"github.com/goccy/go-yaml/parser"
+
+	"evenkeel/internal/smallfile"
 )
 
 // maxFile bounds a key file, in bytes. 16 MiB are about 100,000 keys.
@@ -23,17 +25,12 @@ func Load(path string) (*Set, error) {
 	if path == "" {
 		return &Set{}, nil
 	}
-	f, err := os.Open(path)
-	if err != nil {
+	src, err := smallfile.Read(path, maxFile)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
 		return nil, fmt.Errorf("key file: %w; create it with `evenkeel keys new`, or leave keys_file empty to need no keys", err)
-	}
-	defer func() { _ = f.Close() }() // nothing is written
-	src, err := io.ReadAll(io.LimitReader(f, maxFile+1))
-	if err != nil {
+	case err != nil:
 		return nil, fmt.Errorf("key file: %w", err)
-	}
-	if len(src) > maxFile {
-		return nil, fmt.Errorf("key file %s: larger than %d bytes; is it the right file?", path, maxFile)
 	}
 	return Parse(path, src)
 }

@@ -81,11 +81,15 @@ func (k Key) Acquire(n int) bool {
 	if k.usage == nil || n == 0 { // allowed even if MaxConcurrent was lowered below the number of running answers
 		return true
 	}
-	if now := k.usage.running.Add(int64(n)); k.MaxConcurrent > 0 && now > int64(k.MaxConcurrent) {
-		k.usage.running.Add(-int64(n))
-		return false
+	for {
+		running := k.usage.running.Load()
+		if k.MaxConcurrent > 0 && running+int64(n) > int64(k.MaxConcurrent) {
+			return false
+		}
+		if k.usage.running.CompareAndSwap(running, running+int64(n)) {
+			return true
+		}
 	}
-	return true
 }
 
 // Release ends n answers that Acquire counted.
@@ -104,9 +108,6 @@ type Set struct {
 
 // Required says whether a request needs a key at all.
 func (s *Set) Required() bool { return s.required }
-
-// Len returns the number of keys.
-func (s *Set) Len() int { return len(s.keys) }
 
 // Succeed takes over the used limits from old, the last version of the file: a key with the same name keeps what it has used, even if its
 // hash or its limits are new. Call it before the set is used.

@@ -5,10 +5,12 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 )
@@ -121,7 +123,7 @@ func TestLoad(t *testing.T) {
 	s, err := Load(path)
 	require.NoError(t, err)
 	require.True(t, s.Required())
-	require.Equal(t, 1, s.Len())
+	require.Equal(t, 1, len(s.keys))
 }
 
 func TestWhatNewPrintsIsAnEntryOfTheFile(t *testing.T) {
@@ -253,7 +255,7 @@ func FuzzParse(f *testing.F) {
 			return
 		}
 		require.True(t, s.Required())
-		require.Positive(t, s.Len())
+		require.Positive(t, len(s.keys))
 	})
 }
 
@@ -273,4 +275,33 @@ func BenchmarkAuthenticate(b *testing.B) {
 			}
 		})
 	}
+}
+
+// A request for more answers than the key may have is refused. Others of the key have their place all the while.
+func TestARequestThatIsRefusedTakesNoPlaceFromAnother(t *testing.T) {
+	k := limited(t, "    max_concurrent: 1\n")
+	stop := make(chan struct{})
+	var greedy sync.WaitGroup
+	greedy.Go(func() {
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+				assert.False(t, k.Acquire(8))
+			}
+		}
+	})
+	refused := 0
+	for range 20_000 {
+		if k.Acquire(1) {
+			k.Release(1)
+		} else {
+			refused++
+		}
+		runtime.Gosched()
+	}
+	close(stop)
+	greedy.Wait()
+	require.Zero(t, refused, "of 20000 requests that had a place")
 }

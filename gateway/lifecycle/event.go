@@ -4,16 +4,16 @@ import "time"
 
 // An Event is what has happened to a request. A field whose comment begins with "of X" is only set in the event X.
 type Event struct {
-	What   What
-	End    Ended  // of Fell: how the call ended
-	Script Script // of Turn; of Begun only if the request is passed through
-	Open   bool   // of NoTurn: no engine was available here, but another region may have one
-	Named  bool   // of HandedOver: the decode request must carry the probe's request id
-	Copied bool   // of LocalBound, Bound and First: the proxy keeps bytes of the request in memory, so that a lost answer can go on
-	Whole  bool   // of LocalBound and Bound: the answer comes in one piece, so no event before its end shows its progress
-	Left   bool   // the client has left
+	Kind   EventKind
+	End    Ended // of CallFailed: how the call ended
+	Bind   Bind  // of Turn; of Begun only if the request is passed through
+	Open   bool  // of NoTurn: no engine was available here, but another region may have one
+	Named  bool  // of HandedOver: the decode request must carry the probe's request id
+	Copied bool  // of LocalBound, Bound and First: the proxy keeps bytes of the request in memory, so that a lost answer can go on
+	Whole  bool  // of LocalBound and Bound: the answer comes in one piece, so no event before its end shows its progress
+	Left   bool  // the client has left
 
-	// The fields of Fell.
+	// The fields of CallFailed.
 	Quit       bool     // the call ended because the client left, and no engine uses the slot any more
 	Engine     string   // the instance of the call's engine
 	Faulty     bool     // the engine itself says that it failed: status 500, or any 5xx within an answer
@@ -24,93 +24,93 @@ type Event struct {
 	// The fields of a pair: the two concurrent calls of an attempt that binds its decode rank before the prefill.
 	Dialect Dialect   // of Turn: how the connector of the engines works
 	Idle    bool      // of Panicked: neither call of the last pair had begun
-	Deaf    bool      // of Bound: the decode engine may ignore an abort, and notices a closed connection late
+	Deaf    bool      // of Bound: the engines may ignore an abort, and notice a closed connection late
 	Pair    int       // of CalledBack and every event declared after it: which of the request's pairs is meant, from 1
 	Prompt  int       // prompt tokens as the engine counted them; 0: the engine reported no count
 	Expired bool      // of Began: the prefill engine may have reused the KV's memory before the first event came
-	Again   bool      // of PrefillFell: one more prefill engine may be tried
-	Reason  EndReason // of DecodeFell: why the call ended
+	Again   bool      // of PrefillFailed: one more prefill engine may be tried
+	Reason  EndReason // of DecodeFailed: why the call ended
 }
 
-// What is the kind of an event.
-type What uint8
+// EventKind is the kind of an event.
+type EventKind uint8
 
 // The kinds of events.
 const (
-	Begun          What = iota // a client sends a request, or a lost answer goes on
-	LocalBound                 // a decode rank that computes the prompt itself has given the request a slot
-	NoLocal                    // no decode rank computes the prompt itself
-	Turn                       // the request has its turn at a prefill engine
-	NoTurn                     // the request gets no turn at a prefill engine
-	Directed                   // another dispatcher should serve the request
-	PeerAnswers                // the other dispatcher answers
-	PeerRefuses                // the other dispatcher refuses, or the request cannot be sent on again
-	RegionReturns              // a proxy of another region gave the request back
-	SiblingReturns             // a proxy of this region gave the request back
-	HandedOver                 // the prefill engine has computed the KV and returned a hand-off for it
-	Bound                      // a decode rank has given the request a slot
-	First                      // the first event of the answer came
-	Ends                       // the last event of the answer came: the answer is whole
-	Believed                   // the prefill engine confirmed that the KV of the answer was complete
-	Fell                       // a call to an engine (a leg) ended without its result
-	Retried                    // the pause before another attempt is over
-	GivenUp                    // no other attempt is made, or a lost answer cannot go on
-	Offered                    // another dispatcher may serve the request
-	NotOffered                 // no other dispatcher may serve the request
-	Panicked                   // the code that carries out effects panicked
+	Begun          EventKind = iota // a client sends a request, or a lost answer goes on
+	LocalBound                      // a decode rank that computes the prompt itself has given the request a slot
+	NoLocal                         // no decode rank computes the prompt itself
+	Turn                            // the request has its turn at a prefill engine
+	NoTurn                          // the request gets no turn at a prefill engine
+	Directed                        // another dispatcher should serve the request
+	PeerAnswers                     // the other dispatcher answers
+	PeerRefuses                     // the other dispatcher refuses, or the request cannot be sent on again
+	RegionReturns                   // a proxy of another region gave the request back
+	SiblingReturns                  // a proxy of this region gave the request back
+	HandedOver                      // the prefill engine has computed the KV and returned a hand-off for it
+	Bound                           // a decode rank has given the request a slot
+	First                           // the first event of the answer came
+	Ends                            // the last event of the answer came: the answer is whole
+	Believed                        // the prefill engine confirmed that the KV of the answer was complete
+	CallFailed                      // a call to an engine (a leg) ended without its result
+	Retried                         // the pause before another attempt is over
+	GivenUp                         // no other attempt is made, or a lost answer cannot go on
+	Offered                         // another dispatcher may serve the request
+	NotOffered                      // no other dispatcher may serve the request
+	Panicked                        // the code that carries out effects panicked
 
 	// Events of a request that is passed through to one engine. Such a request also has the events First (its answer has come, or the first
-	// event of it) and Fell (its call ended without an answer).
+	// event of it) and CallFailed (its call ended without an answer).
 	Chosen   // an engine was chosen
 	NoneLeft // every engine that may serve the request was tried
 	NoRoute  // no engine has the endpoint
 
 	// Events of a pair: two calls that are under way at once. Any goroutine may report these, at any time.
-	CalledBack   // the decode engine says where the KV goes
-	NeedsNothing // the decode engine has the whole prompt already
-	Miscalled    // the decode engine called back without a valid address for the KV
-	Overdue      // the decode engine did not call back in time
-	CalledLate   // the decode engine says where the KV goes, but the request has ended already
-	Uncallable   // the request has ended, and no callback with a valid address came
-	ProbeDue     // the prefill call is about to be sent
-	PrefillFell  // the prefill call ended without an answer
-	Found        // another prefill engine replaces one that did not take the request
-	NotFound     // no other prefill engine was found
-	PrefillDone  // the prefill engine has answered without an error
-	Began        // the first event of the answer came
-	Confirmed    // the wait for the prefill engine's answer, after the first or the last event, is over
-	Quiet        // the time limit for the first event has passed
-	DecodeFell   // the decode call ended without a first event
-	DecodeOver   // the decode call ended after its first event
-	ClientGone   // the client left
-	ClientWaited // the wait after the client left is over, so the decode call may be ended
-	NotSent      // neither call was sent
-	Unwanted     // the answer ended or was given up, and the proxy stops waiting for the prefill engine to confirm the KV
+	CalledBack    // the decode engine says where the KV goes
+	NeedsNothing  // the decode engine has the whole prompt already
+	Miscalled     // the decode engine called back without a valid address for the KV
+	Overdue       // the decode engine did not call back in time
+	CalledLate    // the decode engine says where the KV goes, but the request has ended already
+	Uncallable    // the request has ended, and no callback with a valid address came
+	ProbeDue      // the prefill call is about to be sent
+	PrefillFailed // the prefill call ended without an answer
+	Found         // another prefill engine replaces one that did not take the request
+	NotFound      // no other prefill engine was found
+	PrefillDone   // the prefill engine has answered without an error
+	Began         // the first event of the answer came
+	Confirmed     // the wait for the prefill engine's answer, after the first or the last event, is over
+	Quiet         // the time limit for the first event has passed
+	DecodeFailed  // the decode call ended without a first event
+	DecodeOver    // the decode call ended after its first event
+	ClientGone    // the client left
+	ClientWaited  // the wait after the client left is over, so the decode call may be ended
+	NotSent       // neither call was sent
+	Unwanted      // the answer ended or was given up, and the proxy stops waiting for the prefill engine to confirm the KV
 )
 
-// Script is the order of prefill and decode in an attempt, or Passed: the request is not split into the two.
-type Script uint8
+// Bind is the order of prefill and decode in an attempt, or Passed: the request is not split into the two.
+type Bind uint8
 
-// The scripts.
+// The values of Bind.
 const (
-	Late   Script = iota // the prompt is prefilled, then its decode rank is bound
-	Early                // the decode rank is bound before the prefill, and both calls are under way at once
-	Mixed                // one rank prefills and decodes, so no KV is handed over
-	Passed               // the request goes to one engine as it came: see passed.go
+	Late   Bind = iota // the prompt is prefilled, then its decode rank is bound
+	Early              // the decode rank is bound before the prefill, and both calls are under way at once
+	Mixed              // one rank prefills and decodes, so no KV is handed over
+	Passed             // the request goes to one engine as it came: see passed.go
 )
 
-// Do is the kind of an effect.
-type Do uint8
+// EffectKind is the kind of an effect.
+type EffectKind uint8
 
 // The effects. From TryLocal on, the request waits for the effect, and its next event says how the effect ended. Those effects stand in
 // the order of the states, because Step computes the state from the effect.
 const (
-	Question Do = iota // while the request waits for its turn, evenkeel asks whether another dispatcher should serve it
-	Attempt            // an attempt begins
-	Settle             // something that the request holds (a Thing) is given back or passed on
-	Restart            // the next attempts may use all engines again
-	Drop               // the request will not be sent to the other dispatcher that was chosen
-	Shun               // the next attempts avoid this decode rank
+	Question EffectKind = iota // while the request waits for its turn, evenkeel asks whether another dispatcher should serve it
+	Attempt                    // an attempt begins
+	Settle                     // something that the request holds (a Resource) is given back or passed on
+	Restart                    // the next attempts may use all engines again
+	Drop                       // the request will not be sent to the other dispatcher that was chosen
+	Shun                       // the next attempts avoid this decode rank
 	// Condemn counts a failure against the engine of a call. A prefill engine's failures are counted when its lease is settled, so for a
 	// prefill engine Condemn only notes a 500 until its cause is known.
 	Condemn
@@ -121,7 +121,7 @@ const (
 	Complain     // a log line reports the engine that did not answer
 	EndDecode    // the decode call is ended
 	AbortDecode  // the decode engine is told to abort the request
-	AbortPrefill // the prefill engine is told to abort the request
+	AbortPrefill // the prefill engine is told to abort the request, until its call has ended; the call is ended at the limit in Until
 	HangUp       // the prefill call is ended, if there is one
 	SendBeside   // the prefill call is sent, beside the decode call
 	Seek         // another prefill engine is looked for
@@ -155,48 +155,47 @@ const (
 
 // An Effect is something that the code which serves the request has to do.
 type Effect struct {
-	Do      Do
-	Thing   Thing   // of Settle: what is given back or passed on
-	How     How     // of Settle
-	Blame   Blame   // of Condemn: whether the engine alone may be at fault
-	Leg     Leg     // of Condemn: which call's engine is at fault
-	Finding Finding // of Find: the cause
-	Retry   Retry   // of Pause: how the next attempt begins
-	Script  Script  // of Enqueue: of the present attempt
-	Place   bool    // of Enqueue: the pool must reserve a place, because the request has none
-	Group   bool    // of Offer: true: another proxy owns the decode group now; false: every attempt here failed
-	Error   Error   // of Fail: which error the client gets
-	Until   Limit   // the limit of the wait that the effect begins
-	Pair    int     // the number of the pair that the effect belongs to; 0: none
+	Kind     EffectKind
+	Resource Resource // of Settle: what is given back or passed on
+	How      How      // of Settle
+	Blame    Blame    // of Condemn: whether the engine alone may be at fault
+	Leg      Leg      // of Condemn: which call's engine is at fault
+	Finding  Finding  // of Find: the cause
+	Retry    Retry    // of Pause: how the next attempt begins
+	Bind     Bind     // of Enqueue: of the present attempt
+	Place    bool     // of Enqueue: the pool must reserve a place, because the request has none
+	Group    bool     // of Offer: true: another proxy owns the decode group now; false: every attempt here failed
+	Error    Error    // of Fail: which error the client gets
+	Until    Timeout  // the limit of the wait that the effect begins
+	Pair     int      // the number of the pair that the effect belongs to; 0: none
 }
 
-// A Limit names the time limit of a wait, for waits that the code which carries out effects has to bound. The arrival queue, the pool,
+// A Timeout names the limit of a wait in time, for waits that the code which carries out effects has to bound. The arrival queue, the pool,
 // other dispatchers and the client's connection bound their waits themselves.
-type Limit uint8
+type Timeout uint8
 
-// The limits.
+// The timeouts.
 const (
-	NotHere      Limit = iota // another component bounds the wait
-	ByProbe                   // the wait while an engine computes a prompt
-	ByFirstEvent              // the wait for the first event from an engine that has the prompt
-	ByHold                    // as ByFirstEvent, but no longer than the prefill engine certainly keeps the KV
-	ByWhole                   // the wait for an answer in one piece: as ByProbe, then while its rank gives signs of life
-	ByCallback                // the wait for the callback in which a decode engine says where the KV goes
-	ByGrace                   // the wait for the outcome of a call whose result is not needed any more
-	ByConfirm                 // how long a first event is held back until the prefill engine has answered
-	ByAbort                   // the wait until an engine has ended a request that it was told to abort
-	limits
+	NoTimeout    Timeout = iota // another component bounds the wait
+	ByProbe                     // the wait while an engine computes a prompt
+	ByFirstEvent                // the wait for the first event from an engine that has the prompt
+	ByHold                      // as ByFirstEvent, but no longer than the prefill engine certainly keeps the KV
+	ByWhole                     // the wait for an answer in one piece: as ByProbe, then while its rank gives signs of life
+	ByCallback                  // the wait for the callback in which a decode engine says where the KV goes
+	ByGrace                     // the wait for the outcome of a call whose result is not needed any more
+	ByConfirm                   // how long a first event is held back until the prefill engine has answered
+	timeouts
 )
 
-// limitKeys holds, as text for the docs, the config key that sets each limit, or the value of a limit that no key sets.
-var limitKeys = [limits]string{
+// timeoutKeys holds, as text for the docs, the config key that sets each timeout, or the value of a timeout that no key sets.
+var timeoutKeys = [timeouts]string{
 	ByProbe: "`limits.probe_timeout`", ByFirstEvent: "`first_event_timeout`", ByHold: "`first_event_timeout`, but only until the lease ends",
 	ByWhole: "`limits.probe_timeout`, then as long as its rank gives signs of life within `limits.event_timeout`; in all 1 s more for " +
 		"each token that it may have",
-	ByCallback: "`bind.callback_timeout`", ByGrace: "5 s", ByConfirm: "100 ms", ByAbort: "200 ms",
+	ByCallback: "`bind.callback_timeout`", ByGrace: "5 s", ByConfirm: "100 ms",
 }
 
-func (l Limit) String() string { return limitKeys[l] }
+func (l Timeout) String() string { return timeoutKeys[l] }
 
 // Error says which error the client gets.
 type Error uint8
@@ -210,20 +209,20 @@ const (
 	OfPeer                 // the error of the other dispatcher
 )
 
-// A Thing is something that a request may hold and must give back or pass on exactly once.
-type Thing uint8
+// A Resource is something that a request may hold and must give back or pass on exactly once.
+type Resource uint8
 
-// The things.
+// The resources that a request may hold.
 const (
-	Place   Thing = iota // a reserved place in the pool; once the request has an entry there, the entry owns it
-	Lease                // a prompt charged to a prefill engine that has not handed its KV over, or to a group of mixed ranks
-	KV                   // a hand-off that may be sent to a decode engine
-	Doubted              // a hand-off that an engine may have read, so that no other decode engine may get it
-	Slot                 // a slot on a decode rank
-	Holder               // the name under which the audit of leases knows the request
-	Copy                 // the bytes kept in memory, and counted, so that a lost answer can go on
-	Seat                 // one of the limited number of requests that are passed through at once
-	Body                 // the body of a passed-through request; on an error, the code that answers with the error settles it
+	Place   Resource = iota // a reserved place in the pool; once the request has an entry there, the entry owns it
+	Lease                   // a prompt charged to a prefill engine that has not handed its KV over, or to a group of mixed ranks
+	KV                      // a hand-off that may be sent to a decode engine
+	Doubted                 // a hand-off that an engine may have read, so that no other decode engine may get it
+	Slot                    // a slot on a decode rank
+	Holder                  // the name under which the audit of leases knows the request
+	Copy                    // the bytes kept in memory, and counted, so that a lost answer can go on
+	Seat                    // one of the limited number of requests that are passed through at once
+	Body                    // the body of a passed-through request; on an error, the code that answers with the error settles it
 	// Call is a call to an engine. It counts the tokens to compute against the engine, and a drain may end it. A call to a decode rank is
 	// settled like its slot. The call of a passed-through request is settled as Free or Spent.
 	Call

@@ -50,7 +50,7 @@ type Pair struct {
 	decode         decoding
 	blocks         blocks
 	whole          bool  // the answer comes in one piece, or may have no event before its end
-	deaf           bool  // the decode engine may ignore an abort
+	deaf           bool  // the engines may ignore an abort
 	leased         bool  // the lease of the prompt is not settled yet
 	Left           bool  // the client left before the first event
 	decodeCounted  int   // prompt tokens as the decode engine counted them; 0: it reported no count
@@ -92,7 +92,7 @@ func (p *Pair) Closed() bool { return p.decode == fell || p.decode == over }
 // step takes an event of the pair and appends to dst the effects to carry out. The two calls report in any order, so every case must also
 // be right if the other call has ended already.
 func (p *Pair) step(e Event, dst []Effect) []Effect {
-	switch e.What {
+	switch e.Kind {
 	case CalledBack, NeedsNothing, Miscalled:
 		return p.calledBack(e, dst)
 	case Overdue:
@@ -103,7 +103,7 @@ func (p *Pair) step(e Event, dst []Effect) []Effect {
 			return dst
 		}
 		p.blocks, p.prefill = waiting, due
-		return append(dst, Effect{Do: DrainBeside, Until: ByProbe})
+		return append(dst, Effect{Kind: DrainBeside, Until: ByProbe})
 	case Uncallable:
 		p.prefill = gone
 		return p.settleLease(Free, dst)
@@ -114,12 +114,12 @@ func (p *Pair) step(e Event, dst []Effect) []Effect {
 			return p.settleLease(Free, dst)
 		}
 		p.prefill = running
-		return append(dst, Effect{Do: SendBeside, Until: ByProbe})
-	case PrefillFell:
+		return append(dst, Effect{Kind: SendBeside, Until: ByProbe})
+	case PrefillFailed:
 		dst = p.settleLease(e.End.Verdict().KV, dst)
 		if e.Again && p.dialect.Retries && e.End.Untaken() {
 			p.prefill = seeking
-			return append(dst, Effect{Do: Seek, Until: ByProbe})
+			return append(dst, Effect{Kind: Seek, Until: ByProbe})
 		}
 		p.prefill = gone
 		return p.fail(e.End, dst)
@@ -142,18 +142,18 @@ func (p *Pair) step(e Event, dst []Effect) []Effect {
 		if p.decode == unbegun {
 			return p.fail(e.End, dst)
 		}
-	case DecodeFell:
-		return p.decodeFell(e.Reason, dst)
+	case DecodeFailed:
+		return p.decodeFailed(e.Reason, dst)
 	case DecodeOver:
 		if !p.Closed() {
 			p.decode = over
 			if p.blocks != unknown { // if the blocks are unknown, the decode engine may still report that it needed none
-				dst = append(dst, Effect{Do: Forget})
+				dst = append(dst, Effect{Kind: Forget})
 			}
 		}
 	case NotSent:
 		p.prefill, p.decode = gone, fell
-		return p.settleLease(Free, append(dst, Effect{Do: Forget}))
+		return p.settleLease(Free, append(dst, Effect{Kind: Forget}))
 	case ClientGone:
 		return p.clientLeft(e, dst)
 	case ClientWaited:
@@ -170,12 +170,19 @@ func (p *Pair) step(e Event, dst []Effect) []Effect {
 	return dst
 }
 
-// abort ends the prefill call. It is for connectors whose engines can be told to abort a request (Dialect.Aborts).
+// abort tells the prefill engine to end the request. It is for connectors whose engines can be told so (Dialect.Aborts). Before the first
+// event the prefill call stays open, because only its answer shows that the engine writes no more KV to the blocks of the decode engine. A
+// closed connection would not show it: the engine's HTTP server closes its half long before the scheduler, between two batches, reads of
+// the abort. But a deaf engine has no name for the request, and notices only that the connection is closed.
 func (p *Pair) abort(dst []Effect) []Effect {
 	if p.prefill == running {
 		p.prefill = aborting
 	}
-	return append(dst, Effect{Do: AbortPrefill}, Effect{Do: HangUp})
+	dst = append(dst, Effect{Kind: AbortPrefill, Until: ByGrace})
+	if p.deaf || p.Begun() {
+		dst = append(dst, Effect{Kind: HangUp})
+	}
+	return dst
 }
 
 // settleLease settles the lease of the prompt, once.
@@ -184,7 +191,7 @@ func (p *Pair) settleLease(how How, dst []Effect) []Effect {
 		return dst
 	}
 	p.leased = false
-	return append(dst, Effect{Do: Settle, Thing: Lease, How: how})
+	return append(dst, Effect{Kind: Settle, Resource: Lease, How: how})
 }
 
 // fail ends the decode call, once. With most connectors a begun answer proves that the KV is complete, and fail then does nothing. With the
@@ -199,27 +206,27 @@ func (p *Pair) fail(cause Ended, dst []Effect) []Effect {
 		return dst
 	}
 	if p.dialect.Aborts {
-		dst = append(dst, Effect{Do: AbortDecode})
+		dst = append(dst, Effect{Kind: AbortDecode})
 	}
-	return append(dst, Effect{Do: EndDecode})
+	return append(dst, Effect{Kind: EndDecode})
 }
 
 // calledBack handles the callback of the decode engine. It says where the KV goes, says that no KV is needed, or is not usable.
 func (p *Pair) calledBack(e Event, dst []Effect) []Effect {
 	p.blocks = waiting
-	if e.What == NeedsNothing {
+	if e.Kind == NeedsNothing {
 		p.blocks = needless
 	}
 	if p.Closed() { // the decode call ended at the same moment
-		dst = append(dst, Effect{Do: Forget})
+		dst = append(dst, Effect{Kind: Forget})
 	}
 	switch {
-	case e.What == Miscalled:
+	case e.Kind == Miscalled:
 		p.prefill = gone
 		return p.settleLease(Free, p.fail(e.End, dst))
 	case !p.leased: // the answer has begun without a prefill, so none is needed
 		p.prefill = gone
-	case e.What == NeedsNothing:
+	case e.Kind == NeedsNothing:
 		p.prefill = answered
 		return p.awaitFirst(p.settleLease(Free, dst))
 	default:
@@ -233,7 +240,7 @@ func (p *Pair) awaitFirst(dst []Effect) []Effect {
 	if p.decode != unbegun {
 		return dst
 	}
-	wait := Effect{Do: AwaitFirst, Until: ByFirstEvent}
+	wait := Effect{Kind: AwaitFirst, Until: ByFirstEvent}
 	switch {
 	case p.whole: // the answer has no event before its end
 		wait.Until = ByWhole
@@ -244,21 +251,12 @@ func (p *Pair) awaitFirst(dst []Effect) []Effect {
 }
 
 // Confirms is how long the proxy waits for the prefill engine to confirm that the KV of an answer was complete. With most connectors a
-// begun answer proves it, so there is no wait (NotHere).
-func (p *Pair) Confirms() Limit {
+// begun answer proves it, so there is no wait (NoTimeout).
+func (p *Pair) Confirms() Timeout {
 	if p.dialect.Aborts {
 		return ByGrace
 	}
-	return NotHere
-}
-
-// abortLimit is how long the decode call stays open after an abort of the prefill call. The prefill engine must stop writing to the blocks
-// of the decode engine before the decode engine reuses them. A deaf decode engine gets more time.
-func (p *Pair) abortLimit() Limit {
-	if p.deaf {
-		return ByGrace
-	}
-	return ByAbort
+	return NoTimeout
 }
 
 // prefillDone handles an answer without an error from the prefill engine, and starts the time limit for the first event.
@@ -268,6 +266,8 @@ func (p *Pair) prefillDone(e Event, dst []Effect) []Effect {
 	// the prefill engine has written the KV to the decode engine, or the decode engine has fetched it
 	case !p.dialect.Keeps && !p.dialect.Aborts, p.Begun(), p.dialect.Aborts && p.Closed():
 		dst = p.settleLease(Free, dst)
+	case p.dialect.Aborts && p.Left: // the engine was told to abort, but had nearly answered; now nothing is written any more
+		dst = p.fail(e.End, p.settleLease(Free, dst))
 	case p.Closed(): // no decode engine will fetch the KV
 		dst = p.settleLease(Orphan, dst)
 	}
@@ -286,9 +286,9 @@ func (p *Pair) decodeBegan(e Event, dst []Effect) []Effect {
 	if p.dialect.CallsBack && p.blocks == unknown { // the decode engine needed no prefill, and has not called back to say so
 		dst = p.settleLease(Free, dst)
 	}
-	dst = append(dst, Effect{Do: StopWaiting})
+	dst = append(dst, Effect{Kind: StopWaiting})
 	if !p.Failed && p.dialect.Aborts && p.prefill != answered {
-		dst = append(dst, Effect{Do: AwaitPrefill, Until: ByConfirm})
+		dst = append(dst, Effect{Kind: AwaitPrefill, Until: ByConfirm})
 	}
 	return dst
 }
@@ -296,38 +296,38 @@ func (p *Pair) decodeBegan(e Event, dst []Effect) []Effect {
 // compare ends the decode call if the decode engine counted more prompt tokens than the prefill engine: then KV is missing.
 func (p *Pair) compare(dst []Effect) []Effect {
 	if p.dialect.Aborts && p.Begun() && p.prefill == answered && p.prefillCounted > 0 && p.prefillCounted < p.decodeCounted {
-		return p.fail(Ended{Far: Through, Why: Incomplete}, dst)
+		return p.fail(Ended{Far: Through, Reason: Incomplete}, dst)
 	}
 	return dst
 }
 
-// decodeFell handles the end of a decode call that brought no first event, or one that was not believed. It ends the prefill call if the
+// decodeFailed handles the end of a decode call that brought no first event, or one that was not believed. It ends the prefill call if the
 // connector needs it (endPrefill), and reports blocks that the decode engine may keep for ever.
-func (p *Pair) decodeFell(reason EndReason, dst []Effect) []Effect {
+func (p *Pair) decodeFailed(reason EndReason, dst []Effect) []Effect {
 	if p.decode == begun { // the first event came, but was not believed
 		p.decode = over
 	} else {
 		p.decode = fell
 	}
-	dst = append(dst, Effect{Do: StopWaiting})
+	dst = append(dst, Effect{Kind: StopWaiting})
 	stranded := false
 	if p.Failed { // the prefill call, or the wait for the first event, has ended the decode call
-		stranded = p.Stranded() && (p.prefill != answered || p.cause.Why == Unbegun)
+		stranded = p.Stranded() && (p.prefill != answered || p.cause.Reason == Unbegun)
 	} else {
 		dst, stranded = p.endPrefill(reason, dst)
 	}
 	if stranded {
-		dst = append(dst, Effect{Do: Strand})
+		dst = append(dst, Effect{Kind: Strand})
 	}
 	if p.dialect.CallsBack && p.blocks != unknown {
-		dst = append(dst, Effect{Do: Forget})
+		dst = append(dst, Effect{Kind: Forget})
 	}
 	if reason != Declined && !p.Left {
-		dst = append(dst, Effect{Do: CountLoss})
+		dst = append(dst, Effect{Kind: CountLoss})
 	}
 	// The decode call is closed only after this wait, because its engine must not reuse pages that the prefill engine still writes.
 	if !p.Failed && reason == Died && p.dialect.Aborts {
-		dst = append(dst, Effect{Do: AwaitPrefill, Until: p.abortLimit()})
+		dst = append(dst, Effect{Kind: AwaitPrefill, Until: ByGrace})
 	}
 	if p.prefill == answered {
 		dst = p.settleLease(Orphan, dst)
@@ -343,36 +343,41 @@ func (p *Pair) endPrefill(reason EndReason, dst []Effect) (_ []Effect, stranded 
 	sent := p.prefill == running || p.prefill == seeking || p.prefill == answered && p.blocks != needless
 	switch {
 	case d.Aborts:
-		return p.abort(dst), false
+		if dst = p.abort(dst); reason != Died { // the decode engine has no blocks for the request
+			dst = append(dst, Effect{Kind: HangUp})
+		}
+		return dst, false
 	case d.CallsBack && sent && !p.Left: // the prefill engine would write to a decode engine that has dropped the request
-		return append(dst, Effect{Do: HangUp}), reason == Died && p.prefill != answered
+		return append(dst, Effect{Kind: HangUp}), reason == Died && p.prefill != answered
 	case d.CallsBack && p.blocks == unknown && reason != Died: // the engine did not take the request, so it will not call back
-		return append(dst, Effect{Do: Forget}), false
+		return append(dst, Effect{Kind: Forget}), false
 	case d.Keeps && reason != Died: // the decode engine did not take the request, so no engine will fetch the KV
-		return append(dst, Effect{Do: HangUp}), false
+		return append(dst, Effect{Kind: HangUp}), false
 	case d.Keeps: // the decode engine keeps the blocks if the KV never comes, unless its process has ended
 		return dst, p.prefill != answered
 	}
 	return dst, false
 }
 
-// clientLeft handles a client that leaves before the first event. It ends the calls at once only if no engine has blocks yet, or if engines
-// can be told to abort the request. Otherwise it waits for the first event.
+// clientLeft handles a client that leaves before the first event. It ends the calls at once only if no KV is written to the decode engine,
+// now or later. If the engines can be told to abort, the prefill engine is told so, and the decode call lasts until that engine has
+// answered. Otherwise the decode call lasts until the first event.
 func (p *Pair) clientLeft(e Event, dst []Effect) []Effect {
 	if p.Left || p.decode != unbegun {
 		return dst
 	}
 	p.Left = true
 	switch {
-	case p.dialect.CallsBack && p.blocks == unknown: // no engine has blocks yet, as far as is known
+	case p.dialect.CallsBack && p.blocks == unknown, // no engine has blocks yet, as far as is known
+		p.dialect.Aborts && p.prefill != running: // no engine writes to the decode engine's blocks, now or later
 		dst = p.fail(e.End, dst)
 	case p.dialect.Aborts: // the prefill engine goes first, because the decode engine must not reuse blocks that are still written
-		return append(p.abort(dst), Effect{Do: WaitGone, Until: p.abortLimit()})
+		dst = p.abort(dst)
 	}
-	// Only the first event proves that both engines can free their blocks. The reader of the decode call ends the call then. If no event
-	// comes for too long, e.g. because the prefill engine hangs, the engines have to free the blocks by themselves.
+	// The first event proves that both engines can free their blocks. The reader of the decode call ends the call then. If no
+	// event comes for too long, e.g. because the prefill engine hangs, the engines have to free the blocks by themselves.
 	if !p.Failed {
-		dst = append(dst, Effect{Do: WaitGone, Until: ByGrace})
+		dst = append(dst, Effect{Kind: WaitGone, Until: ByGrace})
 	}
 	return dst
 }

@@ -28,8 +28,8 @@ func TestConnectorsThatHaveADialect(t *testing.T) {
 }
 
 // mayCome are the events that the world may send to legs now. asked are effects that are waited for.
-func (w *twoLegs) mayCome() []What {
-	var all []What
+func (w *twoLegs) mayCome() []EventKind {
+	var all []EventKind
 	switch l := &w.legs; l.prefill {
 	case uncalled:
 		if w.asksLate {
@@ -43,7 +43,7 @@ func (w *twoLegs) mayCome() []What {
 	case due:
 		all = append(all, ProbeDue)
 	case running, aborting:
-		all = append(all, PrefillFell, PrefillDone)
+		all = append(all, PrefillFailed, PrefillDone)
 	case seeking:
 		if l.leased {
 			all = append(all, ProbeDue)
@@ -54,10 +54,10 @@ func (w *twoLegs) mayCome() []What {
 	}
 	switch w.legs.decode {
 	case unbegun:
-		all = append(all, Began, DecodeFell, ClientGone)
+		all = append(all, Began, DecodeFailed, ClientGone)
 	case begun:
 		if w.legs.Failed { // the first event is not believed
-			all = append(all, DecodeFell)
+			all = append(all, DecodeFailed)
 		} else {
 			all = append(all, Confirmed, DecodeOver, Unwanted)
 		}
@@ -101,14 +101,14 @@ func (w *twoLegs) tell(t require.TestingT, e Event) (all []happened) {
 	for _, x := range dst {
 		w.follow(t, x)
 	}
-	switch e.What {
+	switch e.Kind {
 	case Began: // the wait for the prefill engine's answer follows, and has an end
-		all = append(all, w.tell(t, Event{What: Confirmed, Prompt: e.Prompt})...)
+		all = append(all, w.tell(t, Event{Kind: Confirmed, Prompt: e.Prompt})...)
 	case Overdue:
 		w.overdue = true
 	case Found:
 		w.leases++
-	case DecodeFell, DecodeOver:
+	case DecodeFailed, DecodeOver:
 		w.closed = true
 	case ClientWaited:
 		w.waits = false
@@ -123,10 +123,10 @@ func (w *twoLegs) tell(t require.TestingT, e Event) (all []happened) {
 
 // follow takes an effect in.
 func (w *twoLegs) follow(t require.TestingT, x Effect) {
-	switch x.Do {
+	switch x.Kind {
 	case Settle:
 		w.leases--
-		require.Equal(t, Lease, x.Thing)
+		require.Equal(t, Lease, x.Resource)
 		require.Contains(t, settles[Lease], x.How)
 	case EndDecode:
 		require.False(t, w.closed, "a decode leg is ended that has ended")
@@ -148,17 +148,17 @@ func (w *twoLegs) follow(t require.TestingT, x Effect) {
 func (w *twoLegs) last() (e Event, more bool) {
 	switch may := w.mayCome(); {
 	case slices.Contains(may, DecodeOver):
-		e.What = DecodeOver
-	case slices.Contains(may, DecodeFell):
-		e = Event{What: DecodeFell, Reason: Died}
+		e.Kind = DecodeOver
+	case slices.Contains(may, DecodeFailed):
+		e = Event{Kind: DecodeFailed, Reason: Died}
 	case slices.Contains(may, Uncallable):
-		e.What = Uncallable
+		e.Kind = Uncallable
 	case slices.Contains(may, ProbeDue):
-		e.What = ProbeDue
+		e.Kind = ProbeDue
 	case slices.Contains(may, PrefillDone):
-		e = Event{What: PrefillDone, Prompt: 10}
+		e = Event{Kind: PrefillDone, Prompt: 10}
 	case slices.Contains(may, NotFound):
-		e = Event{What: NotFound, End: Ended{Far: Headed, Why: Busy}}
+		e = Event{Kind: NotFound, End: Ended{Far: Headed, Reason: Busy}}
 	default:
 		return e, false
 	}
@@ -166,21 +166,21 @@ func (w *twoLegs) last() (e Event, more bool) {
 }
 
 func (w *twoLegs) drawn(t *rapid.T) Event {
-	e := Event{What: rapid.SampledFrom(w.mayCome()).Draw(t, "what"), Prompt: rapid.SampledFrom([]int{0, 5, 10}).Draw(t, "prompt"),
+	e := Event{Kind: rapid.SampledFrom(w.mayCome()).Draw(t, "what"), Prompt: rapid.SampledFrom([]int{0, 5, 10}).Draw(t, "prompt"),
 		Again: rapid.Bool().Draw(t, "again"), Expired: rapid.IntRange(0, 5).Draw(t, "late") == 0}
 	e.Reason = rapid.SampledFrom([]EndReason{Refused, Declined, Died}).Draw(t, "parting")
-	switch e.What {
-	case PrefillFell, NotFound:
+	switch e.Kind {
+	case PrefillFailed, NotFound:
 		e.End = rapid.SampledFrom(probeEnds).Draw(t, "end")
 		e.End.Kept = w.legs.dialect.Keeps
 	case Quiet, Began:
-		e.End = Ended{Leg: Decode, Far: Sent, Why: Unbegun}
+		e.End = Ended{Leg: Decode, Far: Sent, Reason: Unbegun}
 	case Overdue:
-		e.End = Ended{Leg: Decode, Far: Sent, Why: Uncalled}
+		e.End = Ended{Leg: Decode, Far: Sent, Reason: Uncalled}
 	case Miscalled:
-		e.End = Ended{Leg: Decode, Far: Sent, Why: Garbled}
+		e.End = Ended{Leg: Decode, Far: Sent, Reason: Garbled}
 	case ClientGone, ClientWaited, Unwanted:
-		e.End = Ended{Why: Left}
+		e.End = Ended{Reason: Left}
 	}
 	return e
 }
@@ -188,7 +188,7 @@ func (w *twoLegs) drawn(t *rapid.T) Event {
 // probeEnds are the ends of a prefill leg that was sent.
 var probeEnds = func() (all []Ended) {
 	ends(func(e Ended, said How) {
-		if said != unsaid && e.Leg == Prefill && e.Far < Through && !e.Moved && !e.Frees && e.Why != Left {
+		if said != unsaid && e.Leg == Prefill && e.Far < Through && !e.Moved && !e.Frees && e.Reason != Left {
 			all = append(all, e)
 		}
 	})
@@ -228,9 +228,9 @@ func TestAClientThatLeavesEndsBothLegs(t *testing.T) {
 		if w.legs.decode != unbegun {
 			return
 		}
-		w.tell(t, Event{What: ClientGone, End: Ended{Why: Left}})
+		w.tell(t, Event{Kind: ClientGone, End: Ended{Reason: Left}})
 		if w.waits {
-			w.tell(t, Event{What: ClientWaited, End: Ended{Why: Left}})
+			w.tell(t, Event{Kind: ClientWaited, End: Ended{Reason: Left}})
 		}
 		require.True(t, w.legs.Failed, "%s: %+v", name, w.legs)
 		require.Equal(t, 1, w.ended)
@@ -241,8 +241,8 @@ func TestAClientThatLeavesEndsBothLegs(t *testing.T) {
 func TestAnAnswerOfHalfAPromptIsNotBelieved(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := twoLegs{legs: newPair(dialects["sglang"], false, false), leases: 1}
-		w.tell(t, Event{What: ProbeDue})
-		steps := []Event{{What: Began, Prompt: 10}, {What: PrefillDone, Prompt: 5}, {What: DecodeOver}, {What: Confirmed, Prompt: 10}}
+		w.tell(t, Event{Kind: ProbeDue})
+		steps := []Event{{Kind: Began, Prompt: 10}, {Kind: PrefillDone, Prompt: 5}, {Kind: DecodeOver}, {Kind: Confirmed, Prompt: 10}}
 		if rapid.Bool().Draw(t, "the prefill's answer comes first") {
 			steps[0], steps[1] = steps[1], steps[0]
 		}
@@ -256,16 +256,16 @@ func TestAnAnswerOfHalfAPromptIsNotBelieved(t *testing.T) {
 // KV whose first event came, and was not believed, was read.
 func TestKVOfAFirstEventThatIsNotBelievedIsFree(t *testing.T) {
 	l := newPair(dialects["push"], false, false)
-	for _, e := range []Event{{What: ProbeDue}, {What: ClientGone, End: Ended{Why: Left}}, {What: ClientWaited, End: Ended{Why: Left}},
-		{What: Began}, {What: Confirmed}, {What: DecodeFell, Reason: Died}} {
+	for _, e := range []Event{{Kind: ProbeDue}, {Kind: ClientGone, End: Ended{Reason: Left}}, {Kind: ClientWaited, End: Ended{Reason: Left}},
+		{Kind: Began}, {Kind: Confirmed}, {Kind: DecodeFailed, Reason: Died}} {
 		l.step(e, nil)
 	}
-	require.Contains(t, l.step(Event{What: PrefillDone}, nil), Effect{Do: Settle, Thing: Lease, How: Free})
+	require.Contains(t, l.step(Event{Kind: PrefillDone}, nil), Effect{Kind: Settle, Resource: Lease, How: Free})
 }
 
 // What stays on a decode rank when its leg ends by itself, by connector and phase.
 func TestWhatAnEndedDecodeStrands(t *testing.T) {
-	called := []Event{{What: CalledBack}, {What: ProbeDue}}
+	called := []Event{{Kind: CalledBack}, {Kind: ProbeDue}}
 	for _, row := range []struct {
 		name, dialect string
 		before        []Event
@@ -273,20 +273,20 @@ func TestWhatAnEndedDecodeStrands(t *testing.T) {
 		strands       bool
 	}{
 		{"a layerwise decode that broke while its prefill runs", "layerwise", called, Died, true},
-		{"one whose KV is written", "layerwise", append(slices.Clone(called), Event{What: PrefillDone}), Died, false},
+		{"one whose KV is written", "layerwise", append(slices.Clone(called), Event{Kind: PrefillDone}), Died, false},
 		{"one that refused", "layerwise", nil, Refused, false},
 		{"one that broke before its callback", "layerwise", nil, Died, false},
-		{"a layerwise one that broke while its prompt goes to another engine", "layerwise", append(slices.Clone(called), Event{What: PrefillFell, Again: true, End: Ended{Far: Headed, Why: Busy}}, Event{What: Found}), Died, true},
-		{"one that says then that it needs nothing", "layerwise", []Event{{What: ClientGone, End: Ended{Why: Left}}, {What: Began}, {What: NeedsNothing}}, Died, false},
-		{"a pushed one that broke while its prefill runs", "push", []Event{{What: ProbeDue}}, Died, true},
-		{"a pushed one whose prefill has answered", "push", []Event{{What: ProbeDue}, {What: PrefillDone}}, Died, false},
-		{"a pushed one that refused", "push", []Event{{What: ProbeDue}}, Refused, false},
+		{"a layerwise one that broke while its prompt goes to another engine", "layerwise", append(slices.Clone(called), Event{Kind: PrefillFailed, Again: true, End: Ended{Far: Headed, Reason: Busy}}, Event{Kind: Found}), Died, true},
+		{"one that says then that it needs nothing", "layerwise", []Event{{Kind: ClientGone, End: Ended{Reason: Left}}, {Kind: Began}, {Kind: NeedsNothing}}, Died, false},
+		{"a pushed one that broke while its prefill runs", "push", []Event{{Kind: ProbeDue}}, Died, true},
+		{"a pushed one whose prefill has answered", "push", []Event{{Kind: ProbeDue}, {Kind: PrefillDone}}, Died, false},
+		{"a pushed one that refused", "push", []Event{{Kind: ProbeDue}}, Refused, false},
 	} {
 		l := newPair(dialects[row.dialect], false, false)
 		for _, e := range row.before {
 			l.step(e, nil)
 		}
-		got := l.step(Event{What: DecodeFell, Reason: row.how}, nil)
-		require.Equal(t, row.strands, slices.Contains(got, Effect{Do: Strand}), row.name)
+		got := l.step(Event{Kind: DecodeFailed, Reason: row.how}, nil)
+		require.Equal(t, row.strands, slices.Contains(got, Effect{Kind: Strand}), row.name)
 	}
 }

@@ -34,7 +34,7 @@ const (
 //	   ↑            ↓        early: Pooled → Coupled ↗      ↓
 //	   |            ↓        mixed: Pooled → Opening ↗      ↓
 //	   |          Forwarded → Done                         lost
-//	   └─────────────── Pausing, Offering ←── Fell ─────────┘
+//	   └─────────────── Pausing, Offering ←── CallFailed ───┘
 //
 // A request that is passed through has states of its own: see pass.
 //
@@ -49,12 +49,12 @@ type Lifecycle struct {
 
 	history
 	state   State
-	script  Script
+	bind    Bind
 	dialect Dialect // how the connector of an early attempt works
 	last    Next    // what follows the last attempt, by its verdict
 	tries   tries
 	blame   blame
-	owed    owed
+	held    held
 	pairs   []Pair // one per attempt that bound its decode rank before the prefill, in the order of the attempts
 }
 
@@ -72,10 +72,10 @@ func (l *Lifecycle) Losses() int { return int(l.tries.resumed + l.tries.givenBac
 func (l *Lifecycle) Breaches() []Breach { return l.tries.breaches }
 
 // Reserved says whether the request has a place in the pool.
-func (l *Lifecycle) Reserved() bool { return l.owed.has[Place] }
+func (l *Lifecycle) Reserved() bool { return l.held.has[Place] }
 
 // CameBack records in the history that another dispatcher gave the request back. by is RegionReturns or SiblingReturns.
-func (l *Lifecycle) CameBack(by What) {
+func (l *Lifecycle) CameBack(by EventKind) {
 	if by == RegionReturns {
 		l.history.moves(gaveBack)
 	} else {
@@ -91,118 +91,119 @@ func (l *Lifecycle) Moved(whole *Lifecycle) { l.history = whole.history }
 func (l *Lifecycle) Step(e Event, dst []Effect) []Effect {
 	before := len(dst)
 	switch {
-	case e.What == Panicked:
+	case e.Kind == Panicked:
 		return l.panicked(e, dst)
-	case e.What >= CalledBack:
+	case e.Kind >= CalledBack:
 		return l.stepPair(e, dst)
-	case e.Script == Passed || l.script == Passed:
+	case e.Bind == Passed || l.bind == Passed:
 		dst = l.pass(e, dst)
 	default:
 		dst = l.step(e, dst)
 	}
-	if last := len(dst) - 1; last >= before && dst[last].Do >= TryLocal && l.state != Done {
-		l.state = min(TryingLocal+State(dst[last].Do-TryLocal), Done)
+	if last := len(dst) - 1; last >= before && dst[last].Kind >= TryLocal && l.state != Done {
+		l.state = min(TryingLocal+State(dst[last].Kind-TryLocal), Done)
 	}
 	return dst
 }
 
 // step handles an event of a request that is split into prefill and decode. Step has already handled a panic and the events of pairs. A
-// state that does not handle Fell itself leaves it to fell, below the switch. A state ignores every event that it does not wait for.
+// state that does not handle CallFailed itself leaves it to callFailed, below the switch. A state ignores every event that it does not wait
+// for.
 func (l *Lifecycle) step(e Event, dst []Effect) []Effect {
 	switch l.state {
 	case Fresh:
-		if e.What == Begun {
+		if e.Kind == Begun {
 			return l.begin(dst)
 		}
 	case TryingLocal:
 		switch {
-		case e.What == LocalBound:
+		case e.Kind == LocalBound:
 			l.history.moves(gotTurn)
-			l.owed.bind()
+			l.held.bind()
 			l.keepCopy(&e)
 			return l.sendDecode(&e, dst)
 		case l.OnlyLocal: // no decode rank computes the prompt, and prefill engines must not
 			return l.fail(e, OfRanks, dst)
 		}
-		l.owed.take(Holder) // the request goes to a prefill engine, so it will have leases
-		return append(dst, Effect{Do: Queue})
+		l.held.take(Holder) // the request goes to a prefill engine, so it will have leases
+		return append(dst, Effect{Kind: Queue})
 	case Queued:
 		return l.queued(e, dst)
 	case Forwarded:
-		switch e.What {
+		switch e.Kind {
 		case PeerAnswers:
 			l.state = Done
-			return append(l.conclude(dst), Effect{Do: AnswerIt})
+			return append(l.conclude(dst), Effect{Kind: AnswerIt})
 		case RegionReturns, SiblingReturns:
-			l.CameBack(e.What)
+			l.CameBack(e.Kind)
 			return l.begin(dst)
 		}
 		return l.fail(e, OfPeer, dst) // the other dispatcher refused the request, or the call to it failed
 	case Probing:
-		switch e.What {
+		switch e.Kind {
 		case First: // the prefill engine gave the whole answer itself, so there is no KV to hand over
-			dst = l.owed.settle(dst, Lease, Free)
-			dst = l.owed.conclude(dst, l.tries.poisons())
+			dst = l.held.settle(dst, Lease, Free)
+			dst = l.held.conclude(dst, l.tries.poisons())
 			// This engine serves the request, so an engine that answered it with a 500 before was itself the cause.
-			return append(l.blame.find(Guilty, dst), Effect{Do: AnswerIt})
+			return append(l.blame.find(Guilty, dst), Effect{Kind: AnswerIt})
 		case HandedOver:
-			dst = l.owed.settle(dst, Lease, Pass)
-			l.owed.take(KV)
-			l.owed.kvHasProbeID = e.Named
+			dst = l.held.settle(dst, Lease, Pass)
+			l.held.take(KV)
+			l.held.kvHasProbeID = e.Named
 			return l.enqueue(dst)
 		}
 	case Pooled:
-		if e.What == Bound {
+		if e.Kind == Bound {
 			return l.bound(&e, dst)
 		}
 	case Opening, Coupled:
-		switch e.What {
+		switch e.Kind {
 		case Ends: // the whole answer came at once, so the slot is free whatever the prefill engine reports
-			return l.owed.unbind(append(dst, Effect{Do: Acclaim}), Finish)
+			return l.held.unbind(append(dst, Effect{Kind: Acclaim}), Finish)
 		case First:
 			l.keepCopy(&e)
-			dst = l.owed.settle(dst, KV, Free)    // the decode engine has read the KV, so the prefill engine has freed it
-			dst = l.owed.settle(dst, Lease, Free) // only a mixed attempt still holds its lease in these states
-			dst = l.owed.conclude(dst, l.tries.poisons())
+			dst = l.held.settle(dst, KV, Free)    // the decode engine has read the KV, so the prefill engine has freed it
+			dst = l.held.settle(dst, Lease, Free) // only a mixed attempt still holds its lease in these states
+			dst = l.held.conclude(dst, l.tries.poisons())
 			// This engine serves the request, so an engine that answered it with a 500 before was itself the cause.
-			return append(l.blame.find(Guilty, dst), Effect{Do: AnswerIt})
+			return append(l.blame.find(Guilty, dst), Effect{Kind: AnswerIt})
 		}
 	case Answering, Confirming, Lost:
 		return l.answered(e, dst)
 	case Done:
 		return dst
 	case Pausing:
-		if e.What == Retried {
+		if e.Kind == Retried {
 			return l.begin(dst)
 		}
 		return l.giveUp(e, dst)
 	case Offering:
-		if e.What == Offered {
+		if e.Kind == Offered {
 			l.tries.restart()
-			return l.begin(append(l.conclude(dst), Effect{Do: Restart}))
+			return l.begin(append(l.conclude(dst), Effect{Kind: Restart}))
 		}
 		return l.fail(e, OfAttempt, dst)
 	}
-	if e.What == Fell {
-		return l.fell(e, dst)
+	if e.Kind == CallFailed {
+		return l.callFailed(e, dst)
 	}
 	return dst
 }
 
 // bound sends the request to the decode rank that has given it a slot. In an early attempt, the prefill call begins beside the decode call.
 func (l *Lifecycle) bound(e *Event, dst []Effect) []Effect {
-	l.owed.bind()
+	l.held.bind()
 	l.keepCopy(e)
-	if l.script != Early {
+	if l.bind != Early {
 		return l.sendDecode(e, dst)
 	}
-	l.owed.has[Lease] = false // from now on the pair settles the lease
+	l.held.has[Lease] = false // from now on the pair settles the lease
 	l.pairs = append(l.pairs, newPair(l.dialect, e.Whole, e.Deaf))
-	until := NotHere
+	until := NoTimeout
 	if l.dialect.CallsBack { // the decode engine calls back before the prefill begins
 		until = ByCallback
 	}
-	return append(dst, Effect{Do: SendBoth, Until: until, Pair: len(l.pairs)})
+	return append(dst, Effect{Kind: SendBoth, Until: until, Pair: len(l.pairs)})
 }
 
 // Pair returns the n-th pair of the request. The first pair has the number 1.
@@ -222,15 +223,15 @@ func (l *Lifecycle) stepPair(e Event, dst []Effect) []Effect {
 // begin begins an attempt. If the attempt before left a hand-off, this attempt only needs a decode rank. Otherwise it first asks whether a
 // decode rank computes the prompt itself.
 func (l *Lifecycle) begin(dst []Effect) []Effect {
-	l.script = Late
+	l.bind = Late
 	if !l.Bound && l.Open() {
-		dst = append(dst, Effect{Do: Question})
+		dst = append(dst, Effect{Kind: Question})
 	}
-	dst = append(dst, Effect{Do: Attempt})
-	if l.owed.has[KV] {
+	dst = append(dst, Effect{Kind: Attempt})
+	if l.held.has[KV] {
 		return l.enqueue(dst)
 	}
-	return append(dst, Effect{Do: TryLocal})
+	return append(dst, Effect{Kind: TryLocal})
 }
 
 // sendDecode sends the request to the rank that was bound. If the request has no hand-off, the rank computes the prompt, too.
@@ -239,170 +240,173 @@ func (l *Lifecycle) sendDecode(e *Event, dst []Effect) []Effect {
 	switch {
 	case e.Whole:
 		until = ByWhole
-	case l.script == Mixed: // the rank first computes the prompt, and other prompts may be ahead of it
+	case l.bind == Mixed: // the rank first computes the prompt, and other prompts may be ahead of it
 		until = ByProbe
 	}
-	return append(dst, Effect{Do: SendDecode, Until: until})
+	return append(dst, Effect{Kind: SendDecode, Until: until})
 }
 
 // confirms is how long the proxy waits, once the answer has ended or was lost, for the prefill engine to confirm that the KV of the answer
 // was complete. Only early attempts have such a wait: in all other attempts the prefill engine has answered before the decode engine.
-func (l *Lifecycle) confirms() Limit {
-	if l.script != Early {
-		return NotHere
+func (l *Lifecycle) confirms() Timeout {
+	if l.bind != Early {
+		return NoTimeout
 	}
 	return l.Pair(len(l.pairs)).Confirms()
 }
 
-// keepCopy notes that bytes of the request stay in memory, so that conclude or fell releases them.
+// keepCopy notes that bytes of the request stay in memory, so that conclude or callFailed releases them.
 func (l *Lifecycle) keepCopy(e *Event) {
 	if e.Copied {
-		l.owed.take(Copy)
+		l.held.take(Copy)
 	}
 }
 
 // enqueue lets the pool find a rank. From now on the request's entry in the pool owns its place there.
 func (l *Lifecycle) enqueue(dst []Effect) []Effect {
-	enqueue := Effect{Do: Enqueue, Script: l.script, Place: !l.owed.has[Place]}
-	return append(l.owed.settle(dst, Place, Pass), enqueue)
+	enqueue := Effect{Kind: Enqueue, Bind: l.bind, Place: !l.held.has[Place]}
+	return append(l.held.settle(dst, Place, Pass), enqueue)
 }
 
 // queued handles an event in the state Queued: the request got its turn, another dispatcher should serve it, or it got no turn.
 func (l *Lifecycle) queued(e Event, dst []Effect) []Effect {
-	switch e.What {
+	switch e.Kind {
 	case Turn:
 		l.history.moves(gotTurn) // from now on the request's retries stay here
-		l.owed.take(Place)
-		l.owed.take(Lease)
-		l.script, l.dialect = e.Script, e.Dialect
-		if l.script != Late {
+		l.held.take(Place)
+		l.held.take(Lease)
+		l.bind, l.dialect = e.Bind, e.Dialect
+		if l.bind != Late {
 			return l.enqueue(dst) // the rank is bound before the prefill, or is the one that prefills
 		}
-		return append(dst, Effect{Do: SendProbe, Until: ByProbe})
+		return append(dst, Effect{Kind: SendProbe, Until: ByProbe})
 	case Directed:
 		if l.Bound { // the request must be served here
-			return l.fail(e, OfOwner, append(dst, Effect{Do: Drop}))
+			return l.fail(e, OfOwner, append(dst, Effect{Kind: Drop}))
 		}
-		return append(dst, Effect{Do: Forward})
+		return append(dst, Effect{Kind: Forward})
 	}
 	l.last = Elsewhere
 	if e.Open && !e.Left && l.offer(failed) {
-		return append(dst, Effect{Do: Offer})
+		return append(dst, Effect{Kind: Offer})
 	}
 	return l.fail(e, OfAttempt, dst)
 }
 
-// fell handles the end of a call (a leg) without its result. It settles what the call held, holds the failure against the engine at fault,
-// and says whether another attempt follows.
-func (l *Lifecycle) fell(e Event, dst []Effect) []Effect {
-	if e.End.Why == RanksLost && !l.history.moves(lostRanks) {
-		e.End.Why = NoRank
+// callFailed handles the end of a call (a leg) without its result. It settles what the call held, holds the failure against the engine at
+// fault, and says whether another attempt follows.
+func (l *Lifecycle) callFailed(e Event, dst []Effect) []Effect {
+	if e.End.Reason == RanksLost && !l.history.moves(lostRanks) {
+		e.End.Reason = NoRank
 	}
 	verdict := e.End.Verdict()
-	if l.script == Mixed && verdict.Next == Again && e.End.Refused() { // the rank has too many requests and computed nothing
+	if l.bind == Mixed && verdict.Next == Again && e.End.Refused() { // the rank has too many requests and computed nothing
 		verdict.Next = Untaken
 	}
-	dst = l.condemn(&e, verdict.Blame, dst)
-	returns := e.End.Why == Withheld && l.tries.withheld < mostHeld // the engine should be back in a moment
-	if e.End.Why == Withheld && e.End.Leg == Prefill && !returns {
+	dst, disputed := l.condemn(&e, verdict.Blame, dst)
+	returns := e.End.Reason == Withheld && l.tries.withheld < mostHeld // the engine should be back in a moment
+	if e.End.Reason == Withheld && e.End.Leg == Prefill && !returns {
 		verdict.KV = Refuse // the engine has not come back in time, which counts as its failure
 	}
 	switch {
-	case l.script == Mixed && (verdict.Blame == Nobody || e.End.Why == Busy):
+	case l.bind == Mixed && (verdict.Blame == Nobody || e.End.Reason == Busy):
 		// the group has not failed: at most the queue of one rank is full
-		dst = l.owed.settle(dst, Lease, Free) // the engine keeps no KV for a hand-off
-	case l.script == Mixed:
-		dst = l.owed.settle(dst, Lease, Refuse)
+		dst = l.held.settle(dst, Lease, Free) // the engine keeps no KV for a hand-off
+	case l.bind == Mixed:
+		dst = l.held.settle(dst, Lease, Refuse)
 	case verdict.KV != Keep:
-		dst = l.owed.settle(dst, Lease, verdict.KV) // of a prefill call
-		dst = l.owed.settle(dst, KV, verdict.KV)    // of a decode call
+		dst = l.held.settle(dst, Lease, verdict.KV) // of a prefill call
+		dst = l.held.settle(dst, KV, verdict.KV)    // of a decode call
 	}
-	slotHow, nothingSent := Failing, e.End.Why == Unready || e.End.Why == Unlearned || e.End.Why == Leaving
-	if nothingSent || e.Quit || e.End.Why == NotOurs || e.End.Why == Left && e.End.Open {
+	if disputed { // the lease was settled before, because only a failure that is counted can be forgiven
+		dst = l.blame.accuse(e.Engine, dst)
+	}
+	slotHow, nothingSent := Failing, e.End.Reason == Unready || e.End.Reason == Unlearned || e.End.Reason == Leaving
+	if nothingSent || e.Quit || e.End.Reason == NotOurs || e.End.Reason == Left && e.End.Open {
 		slotHow = Cancelled
 	}
-	dst = l.owed.unbind(dst, slotHow)
+	dst = l.held.unbind(dst, slotHow)
 	if !l.Resumed() { // a resumed answer still needs the bytes, whatever becomes of this attempt
-		dst = l.owed.settle(dst, Copy, Back)
+		dst = l.held.settle(dst, Copy, Back)
 	}
 	// The next attempt may use the same rank again if nothing was sent to it, or if it did not fail.
-	if e.End.Leg == Decode && !nothingSent && e.End.Why != GivenBack && e.End.Why != Stale && !returns {
-		dst = append(dst, Effect{Do: Shun})
+	if e.End.Leg == Decode && !nothingSent && e.End.Reason != GivenBack && e.End.Reason != Stale && !returns {
+		dst = append(dst, Effect{Kind: Shun})
 	}
 	l.last = verdict.Next
 	if verdict.Next == Over || verdict.Next == Ask || e.Left {
 		return l.giveUp(e, dst)
 	}
-	return append(dst, Effect{Do: Pause, Retry: l.tries.retry(verdict.Next, &e)})
+	return append(dst, Effect{Kind: Pause, Retry: l.tries.retry(verdict.Next, &e)})
 }
 
 // condemn holds the failure of a call against its engine, unless no engine is at fault. A prefill engine's failures are counted when its
-// lease is settled, so condemn only notes its 500s. The cause of a 500 may be the engine or the request (Disputed). The next engine's
-// answer shows which, and until then the engine is only accused.
-func (l *Lifecycle) condemn(e *Event, whom Blame, dst []Effect) []Effect {
+// lease is settled, so condemn only notes its 500s. The cause of a 500 may be the engine or the request (disputed). The next engine's
+// answer shows which, and until then the engine is only accused: the caller does that.
+func (l *Lifecycle) condemn(e *Event, whom Blame, dst []Effect) (_ []Effect, disputed bool) {
 	if whom == Disputed && !e.Faulty { // the engine reports no failure of its own, e.g. the KV did not arrive, so the request is not at fault
 		whom = Engine
 	}
 	if whom == Nobody || e.End.Leg == Prefill && whom != Disputed {
-		return dst
+		return dst, false
 	}
-	dst = append(dst, Effect{Do: Condemn, Blame: whom, Leg: e.End.Leg})
-	if whom == Disputed {
-		return l.blame.accuse(e.Engine, dst)
-	}
-	return dst
+	return append(dst, Effect{Kind: Condemn, Blame: whom, Leg: e.End.Leg}), whom == Disputed
 }
 
 // answered handles an event after the client's answer has begun, in the states Answering, Confirming and Lost. An answer that can neither
 // end nor go on elsewhere is broken off.
 func (l *Lifecycle) answered(e Event, dst []Effect) []Effect {
 	switch {
-	case e.What == Begun && l.state == Lost: // the lost answer goes on, with attempts counted as for a new request
+	case e.Kind == Begun && l.state == Lost: // the lost answer goes on, with attempts counted as for a new request
 		l.tries.restart()
 		l.tries.resumed++
 		return l.begin(dst)
-	case e.What == Ends && l.state == Answering:
-		if l.owed.has[Slot] { // no slot: the answer ended with its first event, and the wait for the prefill engine is over
-			dst = l.owed.unbind(append(dst, Effect{Do: Acclaim}), Finish)
-			if l.script == Early { // the prefill engine may still report that the KV was not complete
-				return append(dst, Effect{Do: Confirm, Until: l.confirms()})
+	case e.Kind == Ends && l.state == Answering:
+		if l.held.has[Slot] { // no slot: the answer ended with its first event, and the wait for the prefill engine is over
+			dst = l.held.unbind(append(dst, Effect{Kind: Acclaim}), Finish)
+			if l.bind == Early { // the prefill engine may still report that the KV was not complete
+				return append(dst, Effect{Kind: Confirm, Until: l.confirms()})
 			}
 		}
 		fallthrough // the answer has ended, and there is nothing to wait for
-	case e.What == Ends, e.What == Believed:
-		return append(l.conclude(dst), Effect{Do: EndWhole})
-	case e.What == Fell && l.state == Answering:
+	case e.Kind == Ends, e.Kind == Believed:
+		return append(l.conclude(dst), Effect{Kind: EndWhole})
+	case e.Kind == CallFailed && l.state == Answering:
 		return l.answerLost(e, dst)
 	}
-	return append(l.conclude(dst), Effect{Do: BreakOff})
+	return append(l.conclude(dst), Effect{Kind: BreakOff})
 }
 
 // answerLost handles the loss of an answer that has begun. The answer goes on elsewhere (GoOn), or is broken off in three cases: the client
 // has left, no other engine would answer differently, or two engines have failed at the request and a third must not be risked.
 func (l *Lifecycle) answerLost(e Event, dst []Effect) []Effect {
 	verdict, slotHow := e.End.Verdict(), Failing
-	if e.Left || e.End.Why == Left {
+	if e.Left || e.End.Reason == Left {
 		verdict, slotHow = Verdict{Next: Over}, Cancelled
 	}
-	dst = l.owed.unbind(l.condemn(&e, verdict.Blame, dst), slotHow)
+	dst, disputed := l.condemn(&e, verdict.Blame, dst)
+	if disputed {
+		dst = l.blame.accuse(e.Engine, dst)
+	}
+	dst = l.held.unbind(dst, slotHow)
 	if verdict.Next == Over || l.tries.noteFailure(&e) {
-		return append(l.conclude(dst), Effect{Do: BreakOff})
+		return append(l.conclude(dst), Effect{Kind: BreakOff})
 	}
 	if verdict.Next != NoRoom { // a rank that had no room has not failed
-		dst = append(dst, Effect{Do: Shun})
+		dst = append(dst, Effect{Kind: Shun})
 	}
-	return append(dst, Effect{Do: GoOn, Until: l.confirms()})
+	return append(dst, Effect{Kind: GoOn, Until: l.confirms()})
 }
 
 // giveUp ends the attempts here. It offers the request to another dispatcher, if one may serve it and the request did not cause the
 // failure. Otherwise the client gets an error.
 func (l *Lifecycle) giveUp(e Event, dst []Effect) []Effect {
-	dst = l.owed.settle(dst, KV, Doubt) // no decode engine will get the hand-off any more
+	dst = l.held.settle(dst, KV, Doubt) // no decode engine will get the hand-off any more
 	switch {
 	case e.Left:
 		return l.fail(e, OfClient, dst)
 	case l.last == Ask && l.offer(lostGroup), l.last != Ask && l.last != Over && !l.tries.poisons() && l.offer(failed):
-		return append(dst, Effect{Do: Offer, Group: l.last == Ask})
+		return append(dst, Effect{Kind: Offer, Group: l.last == Ask})
 	}
 	return l.fail(e, OfAttempt, dst)
 }
@@ -417,33 +421,33 @@ func (l *Lifecycle) fail(e Event, clientError Error, dst []Effect) []Effect {
 	if e.Left {
 		clientError = OfClient
 	}
-	return append(l.conclude(dst), Effect{Do: Fail, Error: clientError})
+	return append(l.conclude(dst), Effect{Kind: Fail, Error: clientError})
 }
 
 // conclude settles what the request still holds when no attempt follows here. The cause of a 500 that no other engine confirmed stays
 // unknown.
 func (l *Lifecycle) conclude(dst []Effect) []Effect {
-	dst = l.owed.settle(dst, Copy, Back)
-	return l.owed.conclude(l.blame.find(Unclear, dst), l.tries.poisons())
+	dst = l.held.settle(dst, Copy, Back)
+	return l.held.conclude(l.blame.find(Unclear, dst), l.tries.poisons())
 }
 
 // panicked ends the request after the code that carries out effects has panicked. An engine may still be working on the request, so no
 // hand-off is discarded: the engine frees the KV at its hold timeout.
 func (l *Lifecycle) panicked(e Event, dst []Effect) []Effect {
 	l.state = Done
-	dst = l.owed.unbind(dst, Failing)
-	dst = l.owed.settle(dst, Lease, Orphan)
-	dst = l.owed.settle(dst, KV, Orphan)
+	dst = l.held.unbind(dst, Failing)
+	dst = l.held.settle(dst, Lease, Orphan)
+	dst = l.held.settle(dst, KV, Orphan)
 	for i := range l.pairs {
 		switch p := &l.pairs[i]; {
 		case p.Closed():
 		case e.Idle: // neither call of the last pair was begun
-			dst = l.stepPair(Event{What: NotSent, Pair: i + 1}, dst)
+			dst = l.stepPair(Event{Kind: NotSent, Pair: i + 1}, dst)
 		default:
-			dst = l.stepPair(Event{What: DecodeFell, Reason: Died, Pair: i + 1}, dst)
+			dst = l.stepPair(Event{Kind: DecodeFailed, Reason: Died, Pair: i + 1}, dst)
 		}
 	}
 	dst = l.letGo(Pass, Back, dst)
-	dst = l.owed.settle(dst, Copy, Back)
-	return l.owed.conclude(l.blame.find(Unclear, dst), true)
+	dst = l.held.settle(dst, Copy, Back)
+	return l.held.conclude(l.blame.find(Unclear, dst), true)
 }

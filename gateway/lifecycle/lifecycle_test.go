@@ -10,23 +10,23 @@ import (
 )
 
 // answers are the events that may follow what is waited for in a state. A panic may follow anything.
-var answers = map[State][]What{
+var answers = map[State][]EventKind{
 	Fresh:       {Begun},
 	TryingLocal: {LocalBound, NoLocal},
 	Queued:      {Turn, NoTurn, Directed},
 	Forwarded:   {PeerAnswers, PeerRefuses, RegionReturns, SiblingReturns},
-	Probing:     {HandedOver, Fell},
-	Pooled:      {Bound, Fell},
-	Opening:     {First, Fell, Ends},
-	Coupled:     {First, Fell, Ends},
+	Probing:     {HandedOver, CallFailed},
+	Pooled:      {Bound, CallFailed},
+	Opening:     {First, CallFailed, Ends},
+	Coupled:     {First, CallFailed, Ends},
 	Pausing:     {Retried, GivenUp},
 	Offering:    {Offered, NotOffered},
-	Answering:   {Ends, Fell},
-	Confirming:  {Believed, Fell},
-	Lost:        {Begun, Ends, GivenUp, Fell},
+	Answering:   {Ends, CallFailed},
+	Confirming:  {Believed, CallFailed},
+	Lost:        {Begun, Ends, GivenUp, CallFailed},
 	Choosing:    {Chosen, NoneLeft, NoRoute},
-	Calling:     {First, Fell, Ends},
-	Redialing:   {First, Fell, Ends},
+	Calling:     {First, CallFailed, Ends},
+	Redialing:   {First, CallFailed, Ends},
 }
 
 // settles are the ways in which each thing may be settled.
@@ -46,21 +46,21 @@ var settles = [things][]How{
 
 // legs are the ends that a leg may have in a state: those for which the tables have an entry.
 func legs(l *Lifecycle) (all []Ended) {
-	early := []Why{Uncalled, Misplaced, Unbegun}                   // only the legs of an early attempt end so
-	pool := []Why{Left, Leaving, Unowned, NoRank, RanksLost}       // only the pool's wait does
-	late := []Why{Unconfirmed, Incomplete, Restarted, Disbelieved} // only an early prefill does
+	early := []Reason{Uncalled, Misplaced, Unbegun}                   // only the legs of an early attempt end so
+	pool := []Reason{Left, Leaving, Unowned, NoRank, RanksLost}       // only the pool's wait does
+	late := []Reason{Unconfirmed, Incomplete, Restarted, Disbelieved} // only an early prefill does
 	ends(func(e Ended, said How) {
 		fits := said != unsaid
 		switch l.state {
 		case Probing:
-			fits = fits && e.Leg == Prefill && e.Far < Through && e.Kept && !slices.Contains(late, e.Why)
+			fits = fits && e.Leg == Prefill && e.Far < Through && e.Kept && !slices.Contains(late, e.Reason)
 		case Pooled:
-			fits = fits && e.Leg == Prefill && e.Kept && slices.Contains(pool, e.Why) && (e.Far == Through) == (l.script == Late) &&
-				(e.Far == Unsent) == (l.script != Late)
+			fits = fits && e.Leg == Prefill && e.Kept && slices.Contains(pool, e.Reason) && (e.Far == Through) == (l.bind == Late) &&
+				(e.Far == Unsent) == (l.bind != Late)
 		case Opening:
-			fits = fits && e.Leg == Decode && !slices.Contains(early, e.Why)
+			fits = fits && e.Leg == Decode && !slices.Contains(early, e.Reason)
 		case Answering:
-			fits = fits && e.Leg == Decode && e.Far == Through && !slices.Contains(early, e.Why)
+			fits = fits && e.Leg == Decode && e.Far == Through && !slices.Contains(early, e.Reason)
 		case Confirming, Lost:
 			fits = fits && e.Leg == Prefill && e.Far == Through
 		}
@@ -97,29 +97,29 @@ func (w *engines) tellPair(t require.TestingT, l *Lifecycle, n int, e Event) {
 
 // follow takes an effect in.
 func (w *engines) follow(t require.TestingT, x Effect) {
-	if x.Pair > 0 && x.Do != SendBoth { // of legs that a panic has left
+	if x.Pair > 0 && x.Kind != SendBoth { // of legs that a panic has left
 		w.pairs[x.Pair-1].follow(t, x)
 		return
 	}
-	if x.Do == Settle {
-		require.Contains(t, settles[x.Thing], x.How, "%d of thing %d", x.How, x.Thing)
-		require.Positive(t, w.held[x.Thing], "thing %d is settled, and is not held", x.Thing)
-		w.held[x.Thing]--
+	if x.Kind == Settle {
+		require.Contains(t, settles[x.Resource], x.How, "%d of thing %d", x.How, x.Resource)
+		require.Positive(t, w.held[x.Resource], "thing %d is settled, and is not held", x.Resource)
+		w.held[x.Resource]--
 		if x.How == Doubt || x.How == DoubtOn {
 			w.held[Doubted]++
 		}
 		return
 	}
-	if x.Do >= TryLocal {
+	if x.Kind >= TryLocal {
 		w.awaited++
 	}
-	switch x.Do {
+	switch x.Kind {
 	case SendDecode:
 		require.False(t, w.read && w.held[KV] > 0, "a hand-off is sent that may have been read")
 	case AnswerIt:
 		w.begun = true
 	case Fail, EndWhole, BreakOff:
-		require.True(t, w.begun || x.Do == Fail, "the end of an answer that has not begun")
+		require.True(t, w.begun || x.Kind == Fail, "the end of an answer that has not begun")
 		w.ends++
 	case Condemn:
 		if x.Blame == Disputed {
@@ -133,13 +133,13 @@ func (w *engines) follow(t require.TestingT, x Effect) {
 
 // happens takes an event in, before it is told.
 func (w *engines) happens(state State, alone bool, e Event) {
-	if e.Copied && w.held[Copy] == 0 && (e.What == LocalBound || e.What == Bound || e.What == First && state != Probing) {
+	if e.Copied && w.held[Copy] == 0 && (e.Kind == LocalBound || e.Kind == Bound || e.Kind == First && state != Probing) {
 		w.held[Copy]++
 	}
-	if state == TryingLocal && e.What != LocalBound && e.What != Panicked && !alone && w.held[Holder] == 0 {
+	if state == TryingLocal && e.Kind != LocalBound && e.Kind != Panicked && !alone && w.held[Holder] == 0 {
 		w.held[Holder]++
 	}
-	switch e.What {
+	switch e.Kind {
 	case LocalBound, Bound:
 		w.held[Slot]++
 		w.held[Call]++
@@ -151,7 +151,7 @@ func (w *engines) happens(state State, alone bool, e Event) {
 	case HandedOver:
 		w.held[KV]++
 		w.read = false
-	case Fell:
+	case CallFailed:
 		if state == Opening && e.End.Far != Unsent {
 			w.read = true
 		}
@@ -160,17 +160,17 @@ func (w *engines) happens(state State, alone bool, e Event) {
 
 // drawn is an event that may come now.
 func drawn(t *rapid.T, l *Lifecycle) Event {
-	e := Event{What: rapid.SampledFrom(answers[l.state]).Draw(t, "what"), Left: rapid.IntRange(0, 9).Draw(t, "left") == 0}
-	if e.What == Ends && l.state < Answering && !l.owed.has[Slot] { // it ends once
-		e.What = First
+	e := Event{Kind: rapid.SampledFrom(answers[l.state]).Draw(t, "what"), Left: rapid.IntRange(0, 9).Draw(t, "left") == 0}
+	if e.Kind == Ends && l.state < Answering && !l.held.has[Slot] { // it ends once
+		e.Kind = First
 	}
 	if rapid.IntRange(0, 199).Draw(t, "panic") == 0 {
-		e.What = Panicked
+		e.Kind = Panicked
 	}
-	e.Script = rapid.SampledFrom([]Script{Late, Early, Mixed}).Draw(t, "script")
+	e.Bind = rapid.SampledFrom([]Bind{Late, Early, Mixed}).Draw(t, "script")
 	e.Copied, e.Idle = rapid.Bool().Draw(t, "kept"), rapid.Bool().Draw(t, "idle")
 	e.Open, e.Named, e.Quit = rapid.Bool().Draw(t, "open"), rapid.Bool().Draw(t, "named"), rapid.Bool().Draw(t, "quit")
-	if e.What == Fell {
+	if e.Kind == CallFailed {
 		e.End = rapid.SampledFrom(legs(l)).Draw(t, "end")
 		e.Engine = rapid.SampledFrom([]string{"decode a", "decode b"}).Draw(t, "engine")
 		if e.Faulty = rapid.IntRange(0, 3).Draw(t, "faulty") == 0; !e.Faulty && rapid.IntRange(0, 3).Draw(t, "breach") == 0 {
@@ -188,7 +188,7 @@ func TestWhatIsTakenIsSettledOnce(t *testing.T) {
 		l := Lifecycle{Bound: rapid.Bool().Draw(t, "bound"), OnlyLocal: rapid.IntRange(0, 4).Draw(t, "alone") == 0}
 		var w engines
 		var events []Event
-		e := Event{What: Begun}
+		e := Event{Kind: Begun}
 		for range 200 {
 			state := l.state
 			w.happens(state, l.OnlyLocal, e)
@@ -225,7 +225,7 @@ func TestWhatIsTakenIsSettledOnce(t *testing.T) {
 				}
 				require.Equal(t, [things]int{}, w.held, "after %v", events)
 				require.Zero(t, w.charged, "after %v", events)
-				if e.What != Panicked && e.What != PeerAnswers {
+				if e.Kind != Panicked && e.Kind != PeerAnswers {
 					require.Equal(t, 1, w.ends, "after %v", events)
 				}
 				require.Empty(t, l.Step(drawn(t, &Lifecycle{state: Answering}), nil), "nothing follows")
@@ -237,15 +237,15 @@ func TestWhatIsTakenIsSettledOnce(t *testing.T) {
 				require.Equal(t, w.held[Slot], w.held[Call], "after %v", events)
 				require.Zero(t, w.held[Place]+w.held[Lease]+w.held[KV]+w.held[Doubted]+w.held[Holder], "after %v", events)
 			}
-			if e.What == Ends && state < Answering { // all of it came at once, and the wait goes on
+			if e.Kind == Ends && state < Answering { // all of it came at once, and the wait goes on
 				require.Equal(t, state, l.state, "after %v", events)
 				require.Zero(t, w.held[Slot]+w.held[Call]+w.awaited, "after %v", events)
 				e = drawn(t, &l)
 				continue
 			}
 			require.Equal(t, 1, w.awaited, "something is waited for, in state %d after %v", l.state, events)
-			require.Equal(t, TryLocal, dst[len(dst)-1].Do-Do(l.state-TryingLocal), "and it is what the state waits for")
-			if e.Left && (e.What == Fell || e.What == GivenUp) {
+			require.Equal(t, TryLocal, dst[len(dst)-1].Kind-EffectKind(l.state-TryingLocal), "and it is what the state waits for")
+			if e.Left && (e.Kind == CallFailed || e.Kind == GivenUp) {
 				require.Fail(t, "a request goes on whose client has left", "%v", events)
 			}
 			e = drawn(t, &l)
@@ -258,7 +258,7 @@ func TestWhatIsTakenIsSettledOnce(t *testing.T) {
 func TestARequestWhoseClientLeavesEnds(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		l := Lifecycle{}
-		l.Step(Event{What: Begun}, nil)
+		l.Step(Event{Kind: Begun}, nil)
 		for range rapid.IntRange(0, 20).Draw(t, "events") {
 			if l.state == Done {
 				return
@@ -269,15 +269,15 @@ func TestARequestWhoseClientLeavesEnds(t *testing.T) {
 			require.Less(t, more, 6, "in state %d", l.state)
 			e := drawn(t, &l)
 			e.Left = true
-			switch e.What { // whatever waits ends with the client
+			switch e.Kind { // whatever waits ends with the client
 			case Turn:
-				e.What = NoTurn
+				e.Kind = NoTurn
 			case RegionReturns, SiblingReturns:
-				e.What = PeerRefuses
+				e.Kind = PeerRefuses
 			case Retried, Begun:
-				e.What = GivenUp
+				e.Kind = GivenUp
 			case Offered:
-				e.What = NotOffered
+				e.Kind = NotOffered
 			}
 			l.Step(e, nil)
 		}
@@ -286,23 +286,23 @@ func TestARequestWhoseClientLeavesEnds(t *testing.T) {
 
 // An attempt that is bound before its prefill, or to a rank that prefills and decodes, and comes to the same as a late one, owes the same.
 func TestEarlyMixedAndLateOweTheSame(t *testing.T) {
-	for _, end := range []Ended{{Why: Left}, {Why: Leaving}, {Why: Unowned}, {Why: NoRank}} {
+	for _, end := range []Ended{{Reason: Left}, {Reason: Leaving}, {Reason: Unowned}, {Reason: NoRank}} {
 		for _, left := range []bool{false, true} {
 			var after [3][]Effect
 			for i := range after {
 				l := Lifecycle{Bound: true}
-				l.Step(Event{What: Begun}, nil)
-				l.Step(Event{What: NoLocal}, nil)
-				l.Step(Event{What: Turn, Script: Script(i)}, nil)
+				l.Step(Event{Kind: Begun}, nil)
+				l.Step(Event{Kind: NoLocal}, nil)
+				l.Step(Event{Kind: Turn, Bind: Bind(i)}, nil)
 				if e := end; i == 0 {
-					l.Step(Event{What: HandedOver}, nil)
+					l.Step(Event{Kind: HandedOver}, nil)
 					e.Far, e.Kept = Through, true
 					end = e
 				} else {
 					end.Far = Unsent
 				}
-				after[i] = l.Step(Event{What: Fell, End: end, Left: left}, nil)
-				require.Equal(t, owed{kvHasProbeID: l.owed.kvHasProbeID}, l.owed, "nothing is held")
+				after[i] = l.Step(Event{Kind: CallFailed, End: end, Left: left}, nil)
+				require.Equal(t, held{kvHasProbeID: l.held.kvHasProbeID}, l.held, "nothing is held")
 			}
 			for _, other := range after[1:] {
 				require.Equal(t, after[0][len(after[0])-1], other[len(other)-1], "%+v", end)
@@ -312,7 +312,7 @@ func TestEarlyMixedAndLateOweTheSame(t *testing.T) {
 }
 
 func TestASettleOfWhatIsNotHeldChangesNothing(t *testing.T) {
-	var o owed
+	var o held
 	for thing := range things {
 		require.Empty(t, o.settle(nil, thing, Free), fmt.Sprint(thing))
 	}
@@ -321,7 +321,7 @@ func TestASettleOfWhatIsNotHeldChangesNothing(t *testing.T) {
 // mixed is a life on a rank that prefills and decodes.
 func mixed() Lifecycle {
 	l := Lifecycle{Bound: true}
-	for _, e := range []Event{{What: Begun}, {What: NoLocal}, {What: Turn, Script: Mixed}, {What: Bound}} {
+	for _, e := range []Event{{Kind: Begun}, {Kind: NoLocal}, {Kind: Turn, Bind: Mixed}, {Kind: Bound}} {
 		l.Step(e, nil)
 	}
 	return l
@@ -331,24 +331,24 @@ func mixed() Lifecycle {
 // engine's failure where that is held against it. No KV is left anywhere, so that nothing is doubted, orphaned or discarded.
 func TestTheLeaseOfAMixedRequest(t *testing.T) {
 	l := mixed()
-	require.Equal(t, []Effect{{Do: Settle, Thing: Lease, How: Free}, {Do: Settle, Thing: Holder, How: Back}, {Do: AnswerIt}},
-		l.Step(Event{What: First}, nil))
+	require.Equal(t, []Effect{{Kind: Settle, Resource: Lease, How: Free}, {Kind: Settle, Resource: Holder, How: Back}, {Kind: AnswerIt}},
+		l.Step(Event{Kind: First}, nil))
 	ends(func(e Ended, said How) {
 		if e.Leg != Decode || said == unsaid {
 			return
 		}
 		l := mixed()
 		var how []How
-		for _, x := range l.Step(Event{What: Fell, End: e}, nil) {
-			if x.Do == Settle {
-				require.Contains(t, []Thing{Lease, Slot, Call, Holder}, x.Thing, "%+v", e)
-				if x.Thing == Lease {
+		for _, x := range l.Step(Event{Kind: CallFailed, End: e}, nil) {
+			if x.Kind == Settle {
+				require.Contains(t, []Resource{Lease, Slot, Call, Holder}, x.Resource, "%+v", e)
+				if x.Resource == Lease {
 					how = append(how, x.How)
 				}
 			}
 		}
 		want := Refuse
-		if e.Verdict().Blame == Nobody || e.Why == Busy {
+		if e.Verdict().Blame == Nobody || e.Reason == Busy {
 			want = Free
 		}
 		require.Equal(t, []How{want}, how, "%+v", e)
@@ -358,7 +358,7 @@ func TestTheLeaseOfAMixedRequest(t *testing.T) {
 // coupled is a life whose two legs are under way.
 func coupled() Lifecycle {
 	l := Lifecycle{Bound: true}
-	for _, e := range []Event{{What: Begun}, {What: NoLocal}, {What: Turn, Script: Early}, {What: Bound}} {
+	for _, e := range []Event{{Kind: Begun}, {Kind: NoLocal}, {Kind: Turn, Bind: Early}, {Kind: Bound}} {
 		l.Step(e, nil)
 	}
 	return l
@@ -367,28 +367,28 @@ func coupled() Lifecycle {
 // What a prefill engine has failed at is held against no decode engine, and keeps no attempt off its rank.
 func TestADecodeEngineIsNotBlamedForItsPrefill(t *testing.T) {
 	l := coupled()
-	again := Effect{Do: Pause, Retry: Retry{Budget: Counted, N: 1}}
-	got := l.Step(Event{What: Fell, Faulty: true, End: Ended{Leg: Prefill, Far: Headed, Why: Failed}}, nil)
-	leaves := []Effect{{Do: Settle, Thing: Slot, How: Failing}, {Do: Settle, Thing: Call, How: Failing}}
-	require.Equal(t, slices.Concat([]Effect{{Do: Condemn, Leg: Prefill, Blame: Disputed}}, leaves, []Effect{again}), got)
+	again := Effect{Kind: Pause, Retry: Retry{Budget: Counted, N: 1}}
+	got := l.Step(Event{Kind: CallFailed, Faulty: true, End: Ended{Leg: Prefill, Far: Headed, Reason: Failed}}, nil)
+	leaves := []Effect{{Kind: Settle, Resource: Slot, How: Failing}, {Kind: Settle, Resource: Call, How: Failing}}
+	require.Equal(t, slices.Concat([]Effect{{Kind: Condemn, Leg: Prefill, Blame: Disputed}}, leaves, []Effect{again}), got)
 	l = coupled()
-	got = l.Step(Event{What: Fell, Faulty: true, End: Ended{Leg: Decode, Far: Headed, Why: Failed}}, nil)
-	require.Equal(t, slices.Concat([]Effect{{Do: Condemn, Leg: Decode, Blame: Disputed}}, leaves, []Effect{{Do: Shun}, again}), got)
+	got = l.Step(Event{Kind: CallFailed, Faulty: true, End: Ended{Leg: Decode, Far: Headed, Reason: Failed}}, nil)
+	require.Equal(t, slices.Concat([]Effect{{Kind: Condemn, Leg: Decode, Blame: Disputed}}, leaves, []Effect{{Kind: Shun}, again}), got)
 	l = coupled()
-	got = l.Step(Event{What: Fell, End: Ended{Leg: Decode, Far: Headed, Why: Failed}}, nil) // its KV did not arrive
-	require.Equal(t, Effect{Do: Condemn, Leg: Decode, Blame: Engine}, got[0])
+	got = l.Step(Event{Kind: CallFailed, End: Ended{Leg: Decode, Far: Headed, Reason: Failed}}, nil) // its KV did not arrive
+	require.Equal(t, Effect{Kind: Condemn, Leg: Decode, Blame: Engine}, got[0])
 }
 
 // An attempt of which nothing was sent, or that its engine gave back, does not keep the next one off the rank.
 func TestWhenARankIsShunned(t *testing.T) {
-	for why, want := range map[Why]bool{Unlearned: false, Unready: false, Leaving: false, GivenBack: false, NotOurs: true, Broke: true} {
+	for why, want := range map[Reason]bool{Unlearned: false, Unready: false, Leaving: false, GivenBack: false, NotOurs: true, Broke: true} {
 		l := coupled()
 		far := Headed
 		if why < Unreachable {
 			far = Unsent
 		}
-		got := l.Step(Event{What: Fell, End: Ended{Leg: Decode, Far: far, Why: why, Moved: why == GivenBack}}, nil)
-		require.Equal(t, want, slices.Contains(got, Effect{Do: Shun}), "%d", why)
+		got := l.Step(Event{Kind: CallFailed, End: Ended{Leg: Decode, Far: far, Reason: why, Moved: why == GivenBack}}, nil)
+		require.Equal(t, want, slices.Contains(got, Effect{Kind: Shun}), "%d", why)
 	}
 }
 
@@ -398,31 +398,31 @@ func TestHowASlotGoesBack(t *testing.T) {
 		e    Event
 		want How
 	}{
-		{Event{What: Fell, End: Ended{Leg: Decode, Far: Sent, Why: HungUp}, Left: true, Quit: true}, Cancelled},
-		{Event{What: Fell, End: Ended{Leg: Decode, Far: Sent, Why: HungUp}, Left: true}, Failing}, // it left a moment later
-		{Event{What: Fell, End: Ended{Leg: Decode, Why: NotOurs}}, Cancelled},
-		{Event{What: Fell, End: Ended{Leg: Decode, Far: Sent, Why: Broke}}, Failing},
+		{Event{Kind: CallFailed, End: Ended{Leg: Decode, Far: Sent, Reason: HungUp}, Left: true, Quit: true}, Cancelled},
+		{Event{Kind: CallFailed, End: Ended{Leg: Decode, Far: Sent, Reason: HungUp}, Left: true}, Failing}, // it left a moment later
+		{Event{Kind: CallFailed, End: Ended{Leg: Decode, Reason: NotOurs}}, Cancelled},
+		{Event{Kind: CallFailed, End: Ended{Leg: Decode, Far: Sent, Reason: Broke}}, Failing},
 	} {
 		l := coupled()
-		require.Contains(t, l.Step(row.e, nil), Effect{Do: Settle, Thing: Slot, How: row.want}, "%+v", row.e)
+		require.Contains(t, l.Step(row.e, nil), Effect{Kind: Settle, Resource: Slot, How: row.want}, "%+v", row.e)
 	}
 }
 
 // A prefill engine may have the whole answer: of one token, that is. Then nothing is handed over, and no rank is asked.
 func TestAPrefillEngineMayAnswerAlone(t *testing.T) {
 	var l Lifecycle
-	step := func(e Event) (all []Do) {
+	step := func(e Event) (all []EffectKind) {
 		for _, x := range l.Step(e, nil) {
-			all = append(all, x.Do)
+			all = append(all, x.Kind)
 		}
 		return all
 	}
-	step(Event{What: Begun})
-	step(Event{What: NoLocal})
-	require.Contains(t, step(Event{What: Turn}), SendProbe)
+	step(Event{Kind: Begun})
+	step(Event{Kind: NoLocal})
+	require.Contains(t, step(Event{Kind: Turn}), SendProbe)
 	require.True(t, l.Reserved())
-	require.Equal(t, []Effect{{Do: Settle, Thing: Lease, How: Free}, {Do: Settle, Thing: Place, How: Back},
-		{Do: Settle, Thing: Holder, How: Back}, {Do: AnswerIt}}, l.Step(Event{What: First}, nil))
+	require.Equal(t, []Effect{{Kind: Settle, Resource: Lease, How: Free}, {Kind: Settle, Resource: Place, How: Back},
+		{Kind: Settle, Resource: Holder, How: Back}, {Kind: AnswerIt}}, l.Step(Event{Kind: First}, nil))
 	require.False(t, l.Reserved())
-	require.Equal(t, []Do{EndWhole}, step(Event{What: Ends}))
+	require.Equal(t, []EffectKind{EndWhole}, step(Event{Kind: Ends}))
 }

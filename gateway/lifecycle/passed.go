@@ -14,26 +14,26 @@ const (
 func (l *Lifecycle) pass(e Event, dst []Effect) []Effect {
 	called := l.state == Calling || l.state == Redialing
 	switch {
-	case l.state == Fresh && e.What == Begun:
-		l.script = Passed
-		l.owed.take(Seat)
-		l.owed.take(Body)
+	case l.state == Fresh && e.Kind == Begun:
+		l.bind = Passed
+		l.held.take(Seat)
+		l.held.take(Body)
 		return l.choose(dst)
-	case l.state == Choosing && e.What == Chosen:
+	case l.state == Choosing && e.Kind == Chosen:
 		l.tries.asked++
 		return l.call(SendOver, dst)
-	case l.state == Choosing && e.What == NoneLeft:
+	case l.state == Choosing && e.Kind == NoneLeft:
 		return l.noneLeft(dst)
-	case l.state == Choosing && e.What == NoRoute:
+	case l.state == Choosing && e.Kind == NoRoute:
 		return l.turnAway(OfRanks, dst)
-	case called && e.What == Fell:
+	case called && e.Kind == CallFailed:
 		return l.callFell(e, dst)
-	case called && e.What == First:
-		return append(l.owed.settle(dst, Body, Back), Effect{Do: AnswerIt})
-	case l.state == Answering && e.What == Ends:
-		return append(l.letGo(Back, Pass, dst), Effect{Do: EndWhole})
-	case l.state == Answering && e.What == Fell:
-		return append(l.letGo(Back, Back, dst), Effect{Do: BreakOff})
+	case called && e.Kind == First:
+		return append(l.held.settle(dst, Body, Back), Effect{Kind: AnswerIt})
+	case l.state == Answering && e.Kind == Ends:
+		return append(l.letGo(Back, Pass, dst), Effect{Kind: EndWhole})
+	case l.state == Answering && e.Kind == CallFailed:
+		return append(l.letGo(Back, Back, dst), Effect{Kind: BreakOff})
 	}
 	return dst
 }
@@ -43,7 +43,7 @@ func (l *Lifecycle) choose(dst []Effect) []Effect {
 	if l.tries.asked == mostAsked {
 		return l.noneLeft(dst)
 	}
-	return append(dst, Effect{Do: Choose})
+	return append(dst, Effect{Kind: Choose})
 }
 
 // noneLeft ends a request for which no engine is left. If an engine failed at the request, the client gets the error of the last such
@@ -58,29 +58,29 @@ func (l *Lifecycle) noneLeft(dst []Effect) []Effect {
 
 // call sends the request to the chosen engine, with the effect SendOver, or SendAnew for the second try at the same
 // engine. The call counts against the engine, and memory is set aside for the answer.
-func (l *Lifecycle) call(effect Do, dst []Effect) []Effect {
-	l.owed.take(Call)
-	l.owed.take(Memory)
-	return append(dst, Effect{Do: effect, Until: ByProbe})
+func (l *Lifecycle) call(effect EffectKind, dst []Effect) []Effect {
+	l.held.take(Call)
+	l.held.take(Memory)
+	return append(dst, Effect{Kind: effect, Until: ByProbe})
 }
 
 // callFell handles a call that has ended without an answer. The engine keeps nothing of the request, so another engine is asked, unless the
 // request itself may be the cause.
 func (l *Lifecycle) callFell(e Event, dst []Effect) []Effect {
 	verdict := e.End.Verdict()
-	dst = l.owed.settle(dst, Memory, Back)
-	dst = l.owed.settle(dst, Call, verdict.KV)
+	dst = l.held.settle(dst, Memory, Back)
+	dst = l.held.settle(dst, Call, verdict.KV)
 	switch {
 	case e.Left:
 		return l.turnAway(OfClient, dst)
 	// two connections ended without an answer, so the request may have killed the engine: no other engine is risked
 	case l.state == Redialing && e.End.Far < Headed && !e.End.Moved:
 		verdict.Next = Elsewhere
-		dst = append(dst, Effect{Do: Recall})
+		dst = append(dst, Effect{Kind: Recall})
 	case verdict.Next == Same:
 		return l.call(SendAnew, dst)
 	case verdict.Next == Anew: // the engine does not have the endpoint
-		return l.choose(append(dst, Effect{Do: Remember}, Effect{Do: Recall}))
+		return l.choose(append(dst, Effect{Kind: Remember}, Effect{Kind: Recall}))
 	case verdict.Next == NoModel:
 		l.tries.unlisted++
 		return l.choose(dst)
@@ -88,7 +88,7 @@ func (l *Lifecycle) callFell(e Event, dst []Effect) []Effect {
 		return l.turnAway(OfAttempt, dst)
 	}
 	l.tries.counted++
-	dst = append(dst, Effect{Do: Complain})
+	dst = append(dst, Effect{Kind: Complain})
 	if verdict.Next != Again || l.tries.counted == mostFailed {
 		return l.turnAway(OfAttempt, dst)
 	}
@@ -97,13 +97,13 @@ func (l *Lifecycle) callFell(e Event, dst []Effect) []Effect {
 
 // turnAway ends the request with an error for the client. The code that answers with the error settles the request's body (see Body).
 func (l *Lifecycle) turnAway(clientError Error, dst []Effect) []Effect {
-	return append(l.letGo(Pass, Back, dst), Effect{Do: Fail, Error: clientError})
+	return append(l.letGo(Pass, Back, dst), Effect{Kind: Fail, Error: clientError})
 }
 
 // letGo settles everything that a passed-through request still holds. body and memory say how those two things are settled.
 func (l *Lifecycle) letGo(body, memory How, dst []Effect) []Effect {
-	dst = l.owed.settle(dst, Body, body)
-	dst = l.owed.settle(dst, Memory, memory)
-	dst = l.owed.settle(dst, Call, Spent)
-	return l.owed.settle(dst, Seat, Back)
+	dst = l.held.settle(dst, Body, body)
+	dst = l.held.settle(dst, Memory, memory)
+	dst = l.held.settle(dst, Call, Spent)
+	return l.held.settle(dst, Seat, Back)
 }

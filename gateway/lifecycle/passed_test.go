@@ -12,7 +12,7 @@ import (
 
 // soleEnds are the ends that a Sole leg may have.
 var soleEnds = func() (all []Ended) {
-	for why, far := range map[Why][]Far{
+	for why, far := range map[Reason][]Far{
 		HungUp: {Unsent, Sent, Headed}, Unreachable: {Unsent}, Stale: {Unsent, Sent}, Broke: {Unsent, Sent, Headed},
 		Silent: {Unsent, Sent, Headed}, Garbled: {Headed}, TooLarge: {Headed},
 		Lacks: {Headed}, Rejected: {Headed}, Throttled: {Headed}, Busy: {Headed}, Failed: {Headed}, Erred: {Headed}, Unable: {Headed},
@@ -20,7 +20,7 @@ var soleEnds = func() (all []Ended) {
 	} {
 		for _, far := range far {
 			for flags := range 4 {
-				all = append(all, Ended{Leg: Sole, Far: far, Why: why, Moved: flags&1 > 0, Open: flags&2 > 0 && far == Headed})
+				all = append(all, Ended{Leg: Sole, Far: far, Reason: why, Moved: flags&1 > 0, Open: flags&2 > 0 && far == Headed})
 			}
 		}
 	}
@@ -30,11 +30,11 @@ var soleEnds = func() (all []Ended) {
 
 // spent says whether an engine may have computed a request, by what is known of it alone.
 func spent(e Ended) bool {
-	return e.Open || e.Far > Unsent && e.Why != Stale && e.Why < Lacks
+	return e.Open || e.Far > Unsent && e.Reason != Stale && e.Reason < Lacks
 }
 
 // begins is how such a request does.
-var begins = Event{What: Begun, Script: Passed}
+var begins = Event{Kind: Begun, Bind: Passed}
 
 // onePassed is what a model of the world knows of a request that is passed through, by the effects alone.
 type onePassed struct {
@@ -47,7 +47,7 @@ type onePassed struct {
 func (w *onePassed) tell(t require.TestingT, e Event) []Effect {
 	require.False(t, w.over())
 	state := w.life.state
-	if e.What == Begun {
+	if e.Kind == Begun {
 		w.held[Seat]++
 		w.held[Body]++
 	}
@@ -57,11 +57,11 @@ func (w *onePassed) tell(t require.TestingT, e Event) []Effect {
 	require.Equal(t, w.life, twin)
 	for _, x := range dst {
 		require.Zero(t, w.ended, "something follows the end")
-		switch x.Do {
+		switch x.Kind {
 		case Settle:
-			require.Contains(t, settles[x.Thing], x.How, "%d of thing %d", x.How, x.Thing)
-			require.Positive(t, w.held[x.Thing], "thing %d is settled, and is not held", x.Thing)
-			w.held[x.Thing]--
+			require.Contains(t, settles[x.Resource], x.How, "%d of thing %d", x.How, x.Resource)
+			require.Positive(t, w.held[x.Resource], "thing %d is settled, and is not held", x.Resource)
+			w.held[x.Resource]--
 		case Choose:
 			require.Zero(t, w.held[Call])
 		case SendOver, SendAnew:
@@ -70,7 +70,7 @@ func (w *onePassed) tell(t require.TestingT, e Event) []Effect {
 			w.held[Call]++
 			w.held[Memory]++
 			w.calls++
-			if x.Do == SendOver {
+			if x.Kind == SendOver {
 				w.engines++
 			}
 		case Complain:
@@ -79,10 +79,10 @@ func (w *onePassed) tell(t require.TestingT, e Event) []Effect {
 			w.ended++
 		}
 	}
-	if e.What != Panicked && len(dst) > 0 && !w.over() {
-		require.Equal(t, TryLocal, dst[len(dst)-1].Do-Do(w.life.state-TryingLocal), "the last effect is what the state waits for")
+	if e.Kind != Panicked && len(dst) > 0 && !w.over() {
+		require.Equal(t, TryLocal, dst[len(dst)-1].Kind-EffectKind(w.life.state-TryingLocal), "the last effect is what the state waits for")
 	}
-	if e.What == Ends && state < Done && state != Answering { // all of the answer came at once
+	if e.Kind == Ends && state < Done && state != Answering { // all of the answer came at once
 		require.Empty(t, dst)
 		require.Equal(t, state, w.life.state)
 	}
@@ -97,11 +97,11 @@ func (w *onePassed) drawn(t *rapid.T) Event {
 	if w.over() {
 		return Event{}
 	}
-	e := Event{What: rapid.SampledFrom(answers[w.life.state]).Draw(t, "what"), Left: rapid.IntRange(0, 9).Draw(t, "left") == 0}
+	e := Event{Kind: rapid.SampledFrom(answers[w.life.state]).Draw(t, "what"), Left: rapid.IntRange(0, 9).Draw(t, "left") == 0}
 	if rapid.IntRange(0, 99).Draw(t, "panic") == 0 {
-		e.What = Panicked
+		e.Kind = Panicked
 	}
-	if e.What == Fell {
+	if e.Kind == CallFailed {
 		e.End = rapid.SampledFrom(soleEnds).Draw(t, "end")
 	}
 	return e
@@ -121,13 +121,13 @@ func TestWhatAPassedRequestTakesIsSettledOnce(t *testing.T) {
 			require.LessOrEqual(t, w.engines, mostAsked)
 			require.LessOrEqual(t, w.calls, 2*w.engines)
 			if w.over() {
-				require.True(t, e.What == Panicked || w.ended == 1, "%+v", dst)
+				require.True(t, e.Kind == Panicked || w.ended == 1, "%+v", dst)
 				break
 			}
 			e = w.drawn(t)
 		}
 		require.Zero(t, w.held)
-		require.Empty(t, w.life.Step(Event{What: Ends}, nil), "an end is told once")
+		require.Empty(t, w.life.Step(Event{Kind: Ends}, nil), "an end is told once")
 	})
 }
 
@@ -140,14 +140,14 @@ func TestWhatMayHaveKilledAnEngineGoesToNoOther(t *testing.T) {
 		for !w.over() {
 			second, answered := w.life.state == Redialing, w.life.state == Answering
 			dst := w.tell(t, e)
-			if e.What == Fell && !answered {
-				killed := e.End.Far > Unsent && slices.Contains([]Why{HungUp, Broke, Silent, Garbled}, e.End.Why) || second && e.End.Far < Headed
+			if e.Kind == CallFailed && !answered {
+				killed := e.End.Far > Unsent && slices.Contains([]Reason{HungUp, Broke, Silent, Garbled}, e.End.Reason) || second && e.End.Far < Headed
 				if killed && !e.End.Moved || e.Left {
-					require.Equal(t, Fail, dst[len(dst)-1].Do, "%+v", e.End)
+					require.Equal(t, Fail, dst[len(dst)-1].Kind, "%+v", e.End)
 				}
-				again := slices.ContainsFunc(dst, func(x Effect) bool { return x.Do == SendAnew })
-				require.Equal(t, e.End.Why == Stale && !e.End.Moved && !second && !e.Left, again, "%+v", e.End)
-				require.Contains(t, dst, Effect{Do: Settle, Thing: Call, How: map[bool]How{true: Spent, false: Free}[spent(e.End)]}, "%+v", e.End)
+				again := slices.ContainsFunc(dst, func(x Effect) bool { return x.Kind == SendAnew })
+				require.Equal(t, e.End.Reason == Stale && !e.End.Moved && !second && !e.Left, again, "%+v", e.End)
+				require.Contains(t, dst, Effect{Kind: Settle, Resource: Call, How: map[bool]How{true: Spent, false: Free}[spent(e.End)]}, "%+v", e.End)
 			}
 			e = w.drawn(t)
 		}
@@ -158,12 +158,12 @@ func TestWhatMayHaveKilledAnEngineGoesToNoOther(t *testing.T) {
 func TestAPassedRequestWhoseClientLeavesEnds(t *testing.T) {
 	for _, before := range [][]Event{
 		{},
-		{{What: Fell, End: Ended{Leg: Sole, Why: Unreachable}}, {What: Chosen}},
-		{{What: Fell, End: Ended{Leg: Sole, Far: Sent, Why: Stale}}},
+		{{Kind: CallFailed, End: Ended{Leg: Sole, Reason: Unreachable}}, {Kind: Chosen}},
+		{{Kind: CallFailed, End: Ended{Leg: Sole, Far: Sent, Reason: Stale}}},
 	} {
 		for _, end := range soleEnds {
 			var w onePassed
-			for _, e := range slices.Concat([]Event{begins, {What: Chosen}}, before, []Event{{What: Fell, End: end, Left: true}}) {
+			for _, e := range slices.Concat([]Event{begins, {Kind: Chosen}}, before, []Event{{Kind: CallFailed, End: end, Left: true}}) {
 				w.tell(t, e)
 			}
 			require.True(t, w.over())
@@ -174,13 +174,13 @@ func TestAPassedRequestWhoseClientLeavesEnds(t *testing.T) {
 
 // What the client gets and what is tried, by what the engines do in turn.
 func TestWhatBecomesOfAPassedRequest(t *testing.T) {
-	fell := func(far Far, why Why) Event {
-		return Event{What: Fell, End: Ended{Leg: Sole, Far: far, Why: why}}
+	fell := func(far Far, why Reason) Event {
+		return Event{Kind: CallFailed, End: Ended{Leg: Sole, Far: far, Reason: why}}
 	}
-	moved := Event{What: Fell, End: Ended{Leg: Sole, Far: Sent, Why: HungUp, Moved: true}}
+	moved := Event{Kind: CallFailed, End: Ended{Leg: Sole, Far: Sent, Reason: HungUp, Moved: true}}
 	unlisted := fell(Headed, Unlisted)
 	busy, lacks, stale, unreached := fell(Headed, Busy), fell(Headed, Lacks), fell(Sent, Stale), fell(Unsent, Unreachable)
-	chosen, none, noRoute := Event{What: Chosen}, Event{What: NoneLeft}, Event{What: NoRoute}
+	chosen, none, noRoute := Event{Kind: Chosen}, Event{Kind: NoneLeft}, Event{Kind: NoRoute}
 	times := func(n int, all ...Event) []Event { return slices.Repeat(all, n) }
 	const goesOn = Error(99)
 	for _, row := range []struct {
@@ -228,7 +228,7 @@ func TestWhatBecomesOfAPassedRequest(t *testing.T) {
 				last = w.tell(t, e)
 			}
 			got := goesOn
-			if x := last[len(last)-1]; x.Do == Fail {
+			if x := last[len(last)-1]; x.Kind == Fail {
 				got = x.Error
 			}
 			require.Equal(t, row.with, got, "%+v", last)
@@ -243,19 +243,19 @@ func TestWhichFailureCounts(t *testing.T) {
 		first, second Ended
 		recalls       bool
 	}{
-		"an engine that lacks the endpoint":         {Ended{Far: Headed, Why: Busy}, Ended{Far: Headed, Why: Lacks}, true},
-		"an engine that died at the second attempt": {Ended{Far: Sent, Why: Stale}, Ended{Why: Unreachable}, true},
-		"an engine that is busy then":               {Ended{Far: Sent, Why: Stale}, Ended{Far: Headed, Why: Busy}, false},
-		"another engine that is busy":               {Ended{Far: Headed, Why: Busy}, Ended{Far: Headed, Why: Busy}, false},
+		"an engine that lacks the endpoint":         {Ended{Far: Headed, Reason: Busy}, Ended{Far: Headed, Reason: Lacks}, true},
+		"an engine that died at the second attempt": {Ended{Far: Sent, Reason: Stale}, Ended{Reason: Unreachable}, true},
+		"an engine that is busy then":               {Ended{Far: Sent, Reason: Stale}, Ended{Far: Headed, Reason: Busy}, false},
+		"another engine that is busy":               {Ended{Far: Headed, Reason: Busy}, Ended{Far: Headed, Reason: Busy}, false},
 	} {
 		var w onePassed
 		w.tell(t, begins)
-		w.tell(t, Event{What: Chosen})
+		w.tell(t, Event{Kind: Chosen})
 		row.first.Leg, row.second.Leg = Sole, Sole
-		w.tell(t, Event{What: Fell, End: row.first})
+		w.tell(t, Event{Kind: CallFailed, End: row.first})
 		if w.life.state == Choosing {
-			w.tell(t, Event{What: Chosen})
+			w.tell(t, Event{Kind: Chosen})
 		}
-		require.Equal(t, row.recalls, slices.Contains(w.tell(t, Event{What: Fell, End: row.second}), Effect{Do: Recall}), name)
+		require.Equal(t, row.recalls, slices.Contains(w.tell(t, Event{Kind: CallFailed, End: row.second}), Effect{Kind: Recall}), name)
 	}
 }

@@ -79,7 +79,7 @@ func take(t *testing.T, l *Lifecycle, s step, first bool) (do []Effect) {
 // twinOf is a copy of a life that shares nothing with it.
 func twinOf(l *Lifecycle) Lifecycle {
 	twin := *l
-	twin.owed.doubts, twin.tries.breaches, twin.pairs = slices.Clone(l.owed.doubts), slices.Clone(l.tries.breaches), slices.Clone(l.pairs)
+	twin.held.doubts, twin.tries.breaches, twin.pairs = slices.Clone(l.held.doubts), slices.Clone(l.tries.breaches), slices.Clone(l.pairs)
 	return twin
 }
 
@@ -263,13 +263,13 @@ type met struct {
 func (m *met) note(where string, w *words, s step, times int) {
 	var end *Ended
 	if s.event != nil {
-		m.states[where+" "+w.of("What", int(s.event.What))] += times
-		if s.event.What == Fell || s.event.What == PrefillFell {
+		m.states[where+" "+w.of("EventKind", int(s.event.Kind))] += times
+		if s.event.Kind == CallFailed || s.event.Kind == PrefillFailed {
 			end = &s.event.End
 		}
 	}
 	if end != nil {
-		m.ends[Ended{Leg: end.Leg, Far: end.Far, Why: end.Why}] += times
+		m.ends[Ended{Leg: end.Leg, Far: end.Far, Reason: end.Reason}] += times
 	}
 }
 
@@ -291,7 +291,7 @@ func (m *met) report(w *words) []string {
 	for state := range Done {
 		var pairs []string
 		for _, what := range append(slices.Clone(answers[state]), Panicked) {
-			pairs = append(pairs, w.of("State", int(state))+" "+w.of("What", int(what)))
+			pairs = append(pairs, w.of("State", int(state))+" "+w.of("EventKind", int(what)))
 		}
 		list(pairs)
 	}
@@ -306,10 +306,10 @@ func (m *met) report(w *words) []string {
 				if rows[why].kv[far] == unsaid {
 					continue
 				}
-				if all++; m.ends[Ended{Leg: Leg(leg), Far: far, Why: why}] > 0 { //nolint:gosec // 0 or 1
+				if all++; m.ends[Ended{Leg: Leg(leg), Far: far, Reason: why}] > 0 { //nolint:gosec // 0 or 1
 					hit++
 				} else {
-					never = append(never, w.of("Why", int(why))+" "+w.of("Far", int(far)))
+					never = append(never, w.of("Reason", int(why))+" "+w.of("Far", int(far)))
 				}
 			}
 		}
@@ -328,7 +328,7 @@ func (w *words) pairsOfLegs() (all []string) {
 			at := todo[0]
 			todo = todo[1:]
 			for _, what := range at.mayCome() {
-				pairs[w.whereOf(&at.legs)+" "+w.of("What", int(what))] = true
+				pairs[w.whereOf(&at.legs)+" "+w.of("EventKind", int(what))] = true
 				for _, e := range variants(what, d) {
 					next := at
 					next.tell(panics{}, e)
@@ -345,18 +345,18 @@ func (w *words) pairsOfLegs() (all []string) {
 }
 
 // variants are events of a kind that differ in what they lead to.
-func variants(what What, d Dialect) (all []Event) {
+func variants(what EventKind, d Dialect) (all []Event) {
 	switch what {
-	case PrefillFell, NotFound:
-		for _, why := range []Why{Busy, Broke} {
-			all = append(all, Event{What: what, Again: true, End: Ended{Far: Headed, Why: why, Kept: d.Keeps}})
+	case PrefillFailed, NotFound:
+		for _, why := range []Reason{Busy, Broke} {
+			all = append(all, Event{Kind: what, Again: true, End: Ended{Far: Headed, Reason: why, Kept: d.Keeps}})
 		}
 	case Began, PrefillDone, Confirmed:
-		all = append(all, Event{What: what, Prompt: 5}, Event{What: what, Prompt: 10, Expired: d.Keeps})
-	case DecodeFell:
-		all = append(all, Event{What: what, Reason: Died}, Event{What: what, Reason: Refused})
+		all = append(all, Event{Kind: what, Prompt: 5}, Event{Kind: what, Prompt: 10, Expired: d.Keeps})
+	case DecodeFailed:
+		all = append(all, Event{Kind: what, Reason: Died}, Event{Kind: what, Reason: Refused})
 	default:
-		all = append(all, Event{What: what})
+		all = append(all, Event{Kind: what})
 	}
 	return all
 }

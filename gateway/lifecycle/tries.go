@@ -132,7 +132,7 @@ func (b *blame) accuse(engine string, dst []Effect) []Effect {
 	b.cleared = b.cleared || b.accused != "" && b.accused != engine
 	if b.cleared {
 		b.accused = ""
-		return append(dst, Effect{Do: Find, Finding: Innocent})
+		return append(dst, Effect{Kind: Find, Finding: Innocent})
 	}
 	b.accused = engine
 	return dst
@@ -144,5 +144,5 @@ func (b *blame) find(f Finding, dst []Effect) []Effect {
 		return dst
 	}
 	b.accused = ""
-	return append(dst, Effect{Do: Find, Finding: f})
+	return append(dst, Effect{Kind: Find, Finding: f})
 }

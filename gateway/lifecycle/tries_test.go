@@ -9,12 +9,12 @@ import (
 
 // faulty is the end of a leg whose engine says that it failed; broken that of one whose connection broke.
 func faulty(engine string) Event {
-	return Event{What: Fell, Engine: engine, Faulty: true, End: Ended{Leg: Decode, Far: Through, Why: Failed, Open: true}}
+	return Event{Kind: CallFailed, Engine: engine, Faulty: true, End: Ended{Leg: Decode, Far: Through, Reason: Failed, Open: true}}
 }
 
 func broken(engine string, down ...string) Event {
-	return Event{What: Fell, Engine: engine, Breach: Breach{Engine: engine}, Down: down,
-		End: Ended{Leg: Decode, Far: Through, Why: Broke, Open: true}}
+	return Event{Kind: CallFailed, Engine: engine, Breach: Breach{Engine: engine}, Down: down,
+		End: Ended{Leg: Decode, Far: Through, Reason: Broke, Open: true}}
 }
 
 // A request is stopped when two engines failed at it, or died under it, and not before.
@@ -41,17 +41,17 @@ func TestWhenARequestIsTakenForWhatBreaksEngines(t *testing.T) {
 				l = coupledAfter(l)
 				got := l.Step(row.falls[i], nil)
 				pause := got[len(got)-1]
-				require.Equal(t, Pause, pause.Do)
+				require.Equal(t, Pause, pause.Kind)
 				require.Equal(t, last && row.stops, pause.Retry == Retry{}, "before the answer has begun")
 
 				streamed = coupledAfter(streamed)
-				streamed.Step(Event{What: First}, nil)
+				streamed.Step(Event{Kind: First}, nil)
 				got = streamed.Step(row.falls[i], nil)
 				want := GoOn
 				if last && row.stops {
 					want = BreakOff
 				}
-				require.Equal(t, want, got[len(got)-1].Do, "while it flows")
+				require.Equal(t, want, got[len(got)-1].Kind, "while it flows")
 			}
 		})
 	}
@@ -67,7 +67,7 @@ func coupledAfter(l Lifecycle) Lifecycle {
 // How attempts count, by what they come to.
 func TestHowAttemptsCount(t *testing.T) {
 	for _, row := range []struct {
-		why        Why
+		why        Reason
 		mostLosses int
 		want       []Retry
 	}{
@@ -91,8 +91,8 @@ func TestHowAttemptsCount(t *testing.T) {
 			case row.why < Broke:
 				far = Unsent
 			}
-			got := l.Step(Event{What: Fell, MostLosses: row.mostLosses, End: Ended{Leg: Decode, Far: far, Why: row.why}}, nil)
-			require.Equal(t, Effect{Do: Pause, Retry: want}, got[len(got)-1], "%d of %d", i, row.why)
+			got := l.Step(Event{Kind: CallFailed, MostLosses: row.mostLosses, End: Ended{Leg: Decode, Far: far, Reason: row.why}}, nil)
+			require.Equal(t, Effect{Kind: Pause, Retry: want}, got[len(got)-1], "%d of %d", i, row.why)
 			l = coupledAfter(l)
 		}
 	}
@@ -101,10 +101,10 @@ func TestHowAttemptsCount(t *testing.T) {
 		{Budget: Counted, N: 1, Pause: 1}, {Budget: Counted, N: 1, Pause: 2}, {Budget: Counted, N: 1, Pause: 3},
 		{Budget: Counted, N: 1}, {Budget: Counted, N: 2},
 	} {
-		for _, e := range []Event{{What: Begun}, {What: NoLocal}, {What: Turn}} {
+		for _, e := range []Event{{Kind: Begun}, {Kind: NoLocal}, {Kind: Turn}} {
 			l.Step(e, nil)
 		}
-		got := l.Step(Event{What: Fell, End: Ended{Leg: Prefill, Far: Headed, Why: Busy, Kept: true}}, nil)
+		got := l.Step(Event{Kind: CallFailed, End: Ended{Leg: Prefill, Far: Headed, Reason: Busy, Kept: true}}, nil)
 		require.Equal(t, want, got[len(got)-1].Retry, "refusal %d of a prefill engine", i)
 		l = Lifecycle{tries: l.tries}
 	}
@@ -113,17 +113,17 @@ func TestHowAttemptsCount(t *testing.T) {
 // After a connection that had ended unseen all calls of a request dial, whatever becomes of it, and the rank is not shunned. A request
 // under which engines die does not get another one for that.
 func TestAStaleConnectionIsNoAttempt(t *testing.T) {
-	stale := Event{What: Fell, Breach: Breach{Engine: "decode a"}, End: Ended{Leg: Decode, Far: Sent, Why: Stale}}
+	stale := Event{Kind: CallFailed, Breach: Breach{Engine: "decode a"}, End: Ended{Leg: Decode, Far: Sent, Reason: Stale}}
 	l := coupledAfter(Lifecycle{})
 	require.False(t, l.Dials())
 	dst := l.Step(stale, nil)
-	require.NotContains(t, dst, Effect{Do: Shun})
-	require.Equal(t, Effect{Do: Pause, Retry: Retry{Budget: Freely}}, dst[len(dst)-1])
+	require.NotContains(t, dst, Effect{Kind: Shun})
+	require.Equal(t, Effect{Kind: Pause, Retry: Retry{Budget: Freely}}, dst[len(dst)-1])
 	require.True(t, l.Dials())
 	l = coupledAfter(l)
-	l.Step(Event{What: First}, nil)
+	l.Step(Event{Kind: First}, nil)
 	l.Step(broken("decode b"), nil)
-	l.Step(Event{What: Begun}, nil)
+	l.Step(Event{Kind: Begun}, nil)
 	require.True(t, l.Dials(), "its answer was lost, and goes on")
 
 	l = coupledAfter(Lifecycle{})
@@ -131,18 +131,18 @@ func TestAStaleConnectionIsNoAttempt(t *testing.T) {
 	l = coupledAfter(l)
 	stale.Down = []string{"decode b"}
 	dst = l.Step(stale, nil)
-	require.Equal(t, Effect{Do: Pause}, dst[len(dst)-1])
+	require.Equal(t, Effect{Kind: Pause}, dst[len(dst)-1])
 }
 
 // Engines whose lists have just changed cost no attempt, and they are not asked without end.
 func TestEnginesThatDoNotHaveTheModelCostNoAttempt(t *testing.T) {
 	var l Lifecycle
 	for i := range mostUnlisted + 1 {
-		for _, e := range []Event{{What: Begun}, {What: NoLocal}, {What: Turn}} {
+		for _, e := range []Event{{Kind: Begun}, {Kind: NoLocal}, {Kind: Turn}} {
 			l.Step(e, nil)
 		}
-		got := l.Step(Event{What: Fell, End: Ended{Leg: Prefill, Far: Headed, Why: Unlisted, Kept: true}}, nil)
-		require.Contains(t, got, Effect{Do: Settle, Thing: Lease, How: Free}, "the engine is not blamed")
+		got := l.Step(Event{Kind: CallFailed, End: Ended{Leg: Prefill, Far: Headed, Reason: Unlisted, Kept: true}}, nil)
+		require.Contains(t, got, Effect{Kind: Settle, Resource: Lease, How: Free}, "the engine is not blamed")
 		want := Retry{Budget: Freely, Pause: i + 1}
 		if i == mostUnlisted {
 			want = Retry{}
@@ -158,16 +158,16 @@ func TestAnEngineThatIsNeverThereIsShunned(t *testing.T) {
 	var l Lifecycle
 	for i := range mostHeld + 1 {
 		l = coupledAfter(l)
-		got := l.Step(Event{What: Fell, End: Ended{Leg: Decode, Far: Headed, Why: Withheld}}, nil)
-		require.Equal(t, i == mostHeld, slices.Contains(got, Effect{Do: Shun}))
+		got := l.Step(Event{Kind: CallFailed, End: Ended{Leg: Decode, Far: Headed, Reason: Withheld}}, nil)
+		require.Equal(t, i == mostHeld, slices.Contains(got, Effect{Kind: Shun}))
 	}
 	l = Lifecycle{}
 	for i := range mostHeld + 1 {
-		for _, e := range []Event{{What: Begun}, {What: NoLocal}, {What: Turn}} {
+		for _, e := range []Event{{Kind: Begun}, {Kind: NoLocal}, {Kind: Turn}} {
 			l.Step(e, nil)
 		}
-		got := l.Step(Event{What: Fell, End: Ended{Leg: Prefill, Far: Headed, Why: Withheld, Kept: true}}, nil)
-		require.Equal(t, i == mostHeld, slices.Contains(got, Effect{Do: Settle, Thing: Lease, How: Refuse}))
+		got := l.Step(Event{Kind: CallFailed, End: Ended{Leg: Prefill, Far: Headed, Reason: Withheld, Kept: true}}, nil)
+		require.Equal(t, i == mostHeld, slices.Contains(got, Effect{Kind: Settle, Resource: Lease, How: Refuse}))
 		l = Lifecycle{tries: l.tries}
 	}
 }
@@ -177,36 +177,36 @@ func TestWhoseA500Was(t *testing.T) {
 	l := coupled()
 	l.Step(faulty("decode a"), nil)
 	l = coupledAfter(l)
-	require.Contains(t, l.Step(Event{What: First}, nil), Effect{Do: Find, Finding: Guilty}, "another engine answered")
+	require.Contains(t, l.Step(Event{Kind: First}, nil), Effect{Kind: Find, Finding: Guilty}, "another engine answered")
 	l = coupledAfter(Lifecycle{})
 	l.Step(faulty("decode a"), nil)
 	l = coupledAfter(l)
-	require.Contains(t, l.Step(faulty("decode b"), nil), Effect{Do: Find, Finding: Innocent}, "another one failed at it, too")
-	require.NotContains(t, l.Step(Event{What: GivenUp}, nil), Effect{Do: Find}, "that was settled")
+	require.Contains(t, l.Step(faulty("decode b"), nil), Effect{Kind: Find, Finding: Innocent}, "another one failed at it, too")
+	require.NotContains(t, l.Step(Event{Kind: GivenUp}, nil), Effect{Kind: Find}, "that was settled")
 	l = coupledAfter(Lifecycle{})
 	l.Step(faulty("decode a"), nil)
-	require.Contains(t, l.Step(Event{What: GivenUp}, nil), Effect{Do: Find, Finding: Unclear}, "no other engine had it")
+	require.Contains(t, l.Step(Event{Kind: GivenUp}, nil), Effect{Kind: Find, Finding: Unclear}, "no other engine had it")
 }
 
 // A rank that computes the prompt itself and refuses a request has taken nothing, as a prefill engine that refuses it: the first few
 // are no attempts. A rank that was to pull KV has cost a prefill.
 func TestRefusalsOfRanksThatDoBothAreNoAttempts(t *testing.T) {
-	for _, why := range []Why{Throttled, Busy} {
+	for _, why := range []Reason{Throttled, Busy} {
 		l := Lifecycle{}
 		for i, want := range []Retry{
 			{Budget: Counted, N: 1, Pause: 1}, {Budget: Counted, N: 1, Pause: 2}, {Budget: Counted, N: 1, Pause: 3},
 			{Budget: Counted, N: 1}, {Budget: Counted, N: 2},
 		} {
-			for _, e := range []Event{{What: Begun}, {What: NoLocal}, {What: Turn, Script: Mixed}, {What: Bound}} {
+			for _, e := range []Event{{Kind: Begun}, {Kind: NoLocal}, {Kind: Turn, Bind: Mixed}, {Kind: Bound}} {
 				l.Step(e, nil)
 			}
-			got := l.Step(Event{What: Fell, End: Ended{Leg: Decode, Far: Headed, Why: why}}, nil)
+			got := l.Step(Event{Kind: CallFailed, End: Ended{Leg: Decode, Far: Headed, Reason: why}}, nil)
 			require.Equal(t, want, got[len(got)-1].Retry, "refusal %d", i)
-			require.Contains(t, got, Effect{Do: Shun})
+			require.Contains(t, got, Effect{Kind: Shun})
 			l = Lifecycle{tries: l.tries}
 		}
 		l = coupledAfter(Lifecycle{})
-		got := l.Step(Event{What: Fell, End: Ended{Leg: Decode, Far: Headed, Why: why}}, nil)
+		got := l.Step(Event{Kind: CallFailed, End: Ended{Leg: Decode, Far: Headed, Reason: why}}, nil)
 		require.Equal(t, Retry{Budget: Counted, N: 1}, got[len(got)-1].Retry)
 	}
 }

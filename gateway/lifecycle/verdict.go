@@ -24,27 +24,27 @@ const (
 	Through            // a prefill engine has returned the hand-off, or a decode engine has read the KV
 )
 
-// Why says why a leg ended without its result.
-type Why uint8
+// Reason says why a leg ended without its result.
+type Reason uint8
 
 // The reasons. The ones before Stale do not count as a failure of the leg's engine (see OfEngine).
 const (
-	Left        Why = iota // the client left
-	Leaving                // the proxy shuts down, or the request's time is over
-	Unready                // the proxy cannot receive callbacks of engines
-	Moved                  // the leg's engine was taken out of service
-	HungUp                 // the proxy ended the call for another reason
-	NotOurs                // another proxy owns the engine now
-	Unowned                // another proxy owns the whole decode group now
-	NoRank                 // the pool had no rank for the request in time, or will have none
-	RanksLost              // the region of the hand-off has no rank any more
-	Unlearned              // the address at which decode engines reach the prefill engine is unknown
-	Outlived               // the prefill engine has restarted, so the KV is gone
-	MayOutlive             // the prefill engine may have restarted
-	Expired                // the hand-off was too old when a slot came, or the KV that a prefill engine was to fetch is gone
-	Disbelieved            // the decode engine may have read another prompt's KV, because it read too late
-	Ignored                // the engine did not continue the answer so far
-	TooLong                // the engine counted more tokens than its model takes
+	Left        Reason = iota // the client left
+	Leaving                   // the proxy shuts down, or the request's time is over
+	Unready                   // the proxy cannot receive callbacks of engines
+	Moved                     // the leg's engine was taken out of service
+	HungUp                    // the proxy ended the call for another reason
+	NotOurs                   // another proxy owns the engine now
+	Unowned                   // another proxy owns the whole decode group now
+	NoRank                    // the pool had no rank for the request in time, or will have none
+	RanksLost                 // the region of the hand-off has no rank any more
+	Unlearned                 // the address at which decode engines reach the prefill engine is unknown
+	Outlived                  // the prefill engine has restarted, so the KV is gone
+	MayOutlive                // the prefill engine may have restarted
+	Expired                   // the hand-off was too old when a slot came, or the KV that a prefill engine was to fetch is gone
+	Disbelieved               // the decode engine may have read another prompt's KV, because it read too late
+	Ignored                   // the engine did not continue the answer so far
+	TooLong                   // the engine counted more tokens than its model takes
 
 	// In the following reasons, the leg's engine is why the leg ended.
 	Stale       // a kept-alive connection ended before it brought one byte of the answer
@@ -83,7 +83,7 @@ const (
 )
 
 // ByStatus returns the reason for the status of an engine's answer. Status 0 stands for an event that reports a failure without a status.
-func ByStatus(status int) Why {
+func ByStatus(status int) Reason {
 	switch {
 	case status == 429:
 		return Throttled
@@ -242,13 +242,13 @@ var decodes = [whys]row{
 
 // Ended describes a leg that has ended without its result.
 type Ended struct {
-	Leg   Leg
-	Far   Far
-	Why   Why
-	Kept  bool // the prefill engine keeps the KV until a decode engine fetches it, and its answer names the KV
-	Frees bool // a decode engine that refuses a request also makes the prefill engine free the KV
-	Moved bool // the engine was taken out of service while the leg ran
-	Open  bool // the engine's answer began with status 200, so the engine may be working on the request or have finished it
+	Leg    Leg
+	Far    Far
+	Reason Reason
+	Kept   bool // the prefill engine keeps the KV until a decode engine fetches it, and its answer names the KV
+	Frees  bool // a decode engine that refuses a request also makes the prefill engine free the KV
+	Moved  bool // the engine was taken out of service while the leg ran
+	Open   bool // the engine's answer began with status 200, so the engine may be working on the request or have finished it
 }
 
 // Verdict says what follows for a request from the end of one of its legs.
@@ -260,11 +260,11 @@ type Verdict struct {
 
 // Verdict looks up what becomes of the KV, what the request does next, and which component is to blame.
 func (e Ended) Verdict() Verdict {
-	r := &prefills[e.Why]
+	r := &prefills[e.Reason]
 	switch e.Leg {
 	case Prefill:
 	case Decode:
-		r = &decodes[e.Why]
+		r = &decodes[e.Reason]
 	case Sole:
 		return e.sole()
 	}
@@ -278,7 +278,7 @@ func (e Ended) Verdict() Verdict {
 		v.KV = DoubtOn
 	case v.KV == Doubt && e.Open:
 		v.KV = DoubtOn
-	case v.KV == Doubt && e.Frees && e.Why != Withheld: // with Withheld, the part of the engine that would free the KV never saw the request
+	case v.KV == Doubt && e.Frees && e.Reason != Withheld: // Withheld: the part of the engine that would free the KV never saw the request
 		v.KV = Free
 	}
 	if e.Leg == Prefill && !e.Kept { // such an engine keeps no KV for a decode engine, so there is none to free
@@ -300,33 +300,33 @@ func (e Ended) Verdict() Verdict {
 
 // Unheard says whether the leg's engine took the request and is to blame that no first event came.
 func (e Ended) Unheard() bool {
-	return e.Why == Unbegun || e.Open && e.Verdict().Blame != Nobody
+	return e.Reason == Unbegun || e.Open && e.Verdict().Blame != Nobody
 }
 
 // OfEngine says whether the leg's engine is the reason that the leg ended: by its answer, or because its connection or answer failed.
-func (e Ended) OfEngine() bool { return e.Why >= Stale && !e.Moved }
+func (e Ended) OfEngine() bool { return e.Reason >= Stale && !e.Moved }
 
 // sole is the verdict on a Sole leg. The engine keeps nothing of the request, so another engine can serve it. But a request that may have
 // killed its engine goes to no other engine. A request of which no byte was sent always goes to another engine.
 func (e Ended) sole() Verdict {
 	v := Verdict{KV: Spent, Next: Elsewhere, Blame: Engine}
-	if e.Far == Unsent || e.Why == Stale || e.Why >= Lacks && !e.Open {
+	if e.Far == Unsent || e.Reason == Stale || e.Reason >= Lacks && !e.Open {
 		v.KV = Free
 	}
 	switch {
 	case e.Moved:
 		v.Next = Again
-	case e.Why == Stale: // the kept-alive connection most likely ended before the engine saw the request
+	case e.Reason == Stale: // the kept-alive connection most likely ended before the engine saw the request
 		v.Next = Same
-	case e.Why == Withheld:
+	case e.Reason == Withheld:
 		v.Next, v.Blame = Again, Nobody
-	case e.Why == Unlisted:
+	case e.Reason == Unlisted:
 		v.Next, v.Blame = NoModel, Nobody
-	case e.Far == Unsent || e.Why == Throttled || e.Why == Busy:
+	case e.Far == Unsent || e.Reason == Throttled || e.Reason == Busy:
 		v.Next = Again
-	case e.Why == Lacks:
+	case e.Reason == Lacks:
 		v.Next = Anew
-	case e.Why == Rejected:
+	case e.Reason == Rejected:
 		v.Next = Over
 	}
 	return v
@@ -334,11 +334,11 @@ func (e Ended) sole() Verdict {
 
 // Refused says whether a decode engine refused the request because it has too many, so that it has read no KV for it.
 func (e Ended) Refused() bool {
-	return e.Leg == Decode && (e.Why == Busy || e.Why == Throttled)
+	return e.Leg == Decode && (e.Reason == Busy || e.Reason == Throttled)
 }
 
 // Untaken says whether the engine of a leg did not take the request, so that another engine may replace it.
 func (e Ended) Untaken() bool {
-	return e.Far == Unsent && e.Why != HungUp && e.Why != Moved || e.Why == Throttled || e.Why == Busy || e.Why == Withheld ||
-		e.Why == Unlisted
+	return e.Far == Unsent && e.Reason != HungUp && e.Reason != Moved || e.Reason == Throttled || e.Reason == Busy || e.Reason == Withheld ||
+		e.Reason == Unlisted
 }

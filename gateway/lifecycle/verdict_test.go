@@ -11,7 +11,7 @@ func ends(f func(e Ended, said How)) {
 	for why := range whys {
 		for far := Unsent; far <= Through; far++ {
 			for flags := range 16 {
-				e := Ended{Far: far, Why: why, Kept: flags&1 > 0, Frees: flags&2 > 0, Moved: flags&4 > 0, Open: flags&8 > 0}
+				e := Ended{Far: far, Reason: why, Kept: flags&1 > 0, Frees: flags&2 > 0, Moved: flags&4 > 0, Open: flags&8 > 0}
 				f(e, prefills[why].kv[far])
 				e.Leg = Decode
 				f(e, decodes[why].kv[far])
@@ -27,7 +27,8 @@ func TestNoVerdictOffersKVThatMayHaveBeenRead(t *testing.T) {
 			require.Equal(t, Decode, e.Leg, "%+v", e)
 			require.Equal(t, Unsent, e.Far, "%+v", e)
 		}
-		if e.Leg == Decode && (e.Far == Sent || e.Far == Headed) && !e.Frees && e.Why != Uncalled && e.Why != Misplaced && e.Why != Unbegun {
+		mayHaveRead := e.Leg == Decode && (e.Far == Sent || e.Far == Headed) && !e.Frees
+		if mayHaveRead && e.Reason != Uncalled && e.Reason != Misplaced && e.Reason != Unbegun {
 			require.Contains(t, []How{Doubt, DoubtOn}, v.KV, "%+v", e)
 		}
 	})
@@ -40,9 +41,9 @@ func TestWhatAnEngineMayHoldIsNeverCalledFree(t *testing.T) {
 		case e.Leg == Prefill && e.Kept && e.Far == Through: // it has handed the KV over, and somebody must fetch it
 			require.Contains(t, []How{Orphan, Discard, Free}, v.KV, "%+v", e)
 			if v.KV == Free {
-				require.Contains(t, []Why{Unconfirmed, Incomplete}, e.Why, "%+v", e)
+				require.Contains(t, []Reason{Unconfirmed, Incomplete}, e.Reason, "%+v", e)
 			}
-		case e.Leg == Prefill && e.Kept && e.Why == Broke && e.Far >= Sent, e.Leg == Prefill && e.Kept && e.Why == Silent && e.Far >= Sent:
+		case e.Leg == Prefill && e.Kept && e.Reason == Broke && e.Far >= Sent, e.Leg == Prefill && e.Kept && e.Reason == Silent && e.Far >= Sent:
 			require.Contains(t, []How{Lose, Orphan}, v.KV, "%+v", e)
 		case e.Leg == Prefill && !e.Kept:
 			require.Contains(t, []How{Free, Refuse}, v.KV, "%+v", e)
@@ -57,11 +58,11 @@ func TestWhatAnEngineMayHoldIsNeverCalledFree(t *testing.T) {
 // What is not an engine's fault is not held against one.
 func TestNobodyIsBlamedForWhatDidNotFail(t *testing.T) {
 	ends(func(e Ended, _ How) {
-		if v := e.Verdict(); v.Next == Over && e.Why != Unusable || // half of it is out, and it is the engine's all the same
+		if v := e.Verdict(); v.Next == Over && e.Reason != Unusable || // half of it is out, and it is the engine's all the same
 			v.Next == Anew || v.Next == NoRoom || v.Next == Ask {
 			require.Equal(t, Nobody, v.Blame, "%+v", e)
 		}
-		if e.Why < Unreachable || e.Moved {
+		if e.Reason < Unreachable || e.Moved {
 			require.Equal(t, Nobody, e.Verdict().Blame, "%+v", e)
 		}
 	})
@@ -116,7 +117,7 @@ func TestVerdicts(t *testing.T) {
 }
 
 func TestReasonsOfStatuses(t *testing.T) {
-	for status, want := range map[int]Why{0: Erred, 302: Odd, 400: Rejected, 401: Rejected, 404: Rejected, 409: Rejected, 429: Throttled,
+	for status, want := range map[int]Reason{0: Erred, 302: Odd, 400: Rejected, 401: Rejected, 404: Rejected, 409: Rejected, 429: Throttled,
 		500: Failed, 501: Unable, 502: Erred, 503: Busy, 504: Erred, 507: Odd} {
 		require.Equal(t, want, ByStatus(status), "%d", status)
 	}

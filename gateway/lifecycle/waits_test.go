@@ -19,7 +19,7 @@ func TestEveryWaitHasABound(t *testing.T) {
 	bounded := map[State]bool{Fresh: true, Choosing: true, Redialing: true} // nothing is waited for, or the same as in Calling
 	var b strings.Builder
 	b.WriteString("| state | where | waits for | at most | what ends it earlier | what follows |\n|---|---|---|---|---|---|\n")
-	limited := map[State][]Limit{}
+	limited := map[State][]Timeout{}
 	for i, w := range slices.Concat(waits, passing) {
 		for _, l := range w.Until {
 			require.Contains(t, w.Most, "{}", "%+v", w)
@@ -69,8 +69,8 @@ type wait struct {
 	State State
 	When  string // where only some requests wait in this state
 	For   string
-	Most  string  // {} stands for a limit
-	Until []Limit // those that the life says, in their order in Most
+	Most  string    // {} stands for a limit
+	Until []Timeout // those that the life says, in their order in Most
 	Early string
 	Then  string
 }
@@ -84,11 +84,11 @@ var passing = []wait{
 	{State: Calling, For: "the connection", Most: "`limits.connect_timeout`", Early: "client, the engine is drained, shutdown", Then: "another engine"},
 	{
 		State: Calling, When: "answered in one piece", For: "the whole answer", Most: "{}, and `limits.event_timeout` between two arrivals",
-		Until: []Limit{ByProbe},
+		Until: []Timeout{ByProbe},
 		Early: "client, the engine is drained, shutdown, the connection breaks", Then: "an error: the engine may have died of the request",
 	},
 	{
-		State: Calling, When: "streamed", For: "the first event", Most: "{}", Until: []Limit{ByProbe},
+		State: Calling, When: "streamed", For: "the first event", Most: "{}", Until: []Timeout{ByProbe},
 		Early: "client, the engine is drained, shutdown, the connection breaks", Then: "an error: the engine may have died of the request",
 	},
 	{State: Answering, When: "streamed", For: "the next event", Most: "`limits.event_timeout`", Early: "client, the engine is drained, shutdown, the connection breaks", Then: "an error event"},
@@ -100,25 +100,25 @@ var waits = []wait{
 	{State: TryingLocal, When: "where decode ranks may compute prompts", For: "the dispatcher's answer", Most: "one round of decisions", Early: "shutdown", Then: "its turn at a prefill engine is waited for"},
 	{State: Queued, For: "its turn at a prefill engine", Most: "`prefill.queue.timeout`", Early: "client, shutdown, no engine left for its model", Then: "503 `queue_timeout`, or the reason"},
 	{State: Forwarded, For: "the answer of another dispatcher", Most: "that dispatcher's waits, and `limits.event_timeout` between events", Early: "client", Then: "it is served here, or gets an error"},
-	{State: Probing, For: "the answer of the prefill engine", Most: "{}", Until: []Limit{ByProbe}, Early: "client (after `limits.probe_grace`), the engine is declared down, halted or drained", Then: "another engine"},
+	{State: Probing, For: "the answer of the prefill engine", Most: "{}", Until: []Timeout{ByProbe}, Early: "client (after `limits.probe_grace`), the engine is declared down, halted or drained", Then: "another engine"},
 	{State: Pooled, When: "for a rank that prefills and decodes", For: "a slot, and others to share the step of its prompt with", Most: "`pool.ttl`, or `prefill.queue.timeout`; for others `max_hold` of the policy", Early: "client, shutdown, no rank left, another proxy owns the group", Then: "503 `pool_timeout`, or the reason"},
 	{State: Pooled, For: "a slot", Most: "the hold of its hand-off, or `pool.ttl`", Early: "client, shutdown, no rank left, another proxy owns the group", Then: "503 `pool_timeout`, or the reason"},
-	{State: Opening, For: "the first event", Most: "{}, counted from its slot, and only while its KV is certainly kept ([above](#an-engine-that-stands-still))", Until: []Limit{ByFirstEvent}, Early: "the connection breaks; of a request that pulls nothing, the client", Then: "another prefill, another rank"},
-	{State: Opening, When: "on a rank that prefills and decodes", For: "the first event", Most: "{}", Until: []Limit{ByProbe}, Early: "client, the connection breaks, the engine is drained; after `first_event_timeout` and 16 times the predicted time: its core gives no sign of life for `first_event_timeout`, and another group can take the request", Then: "another rank"},
-	{State: Opening, When: "in one piece, as in coupled", For: "the whole answer", Most: "{}", Until: []Limit{ByWhole}, Early: "the connection breaks; the client, if KV is pulled after `first_event_timeout`", Then: "another prefill, another rank"},
-	{State: Coupled, When: "`ascend-layerwise`, before the callback", For: "the address for the KV, from the decode engine", Most: "{}", Until: []Limit{ByCallback}, Early: "client, the decode leg ends", Then: "bound anew"},
-	{State: Coupled, For: "the first event", Most: "{} for the prefill, then {}, with `nixl-push` {}; in one piece {}", Until: []Limit{ByProbe, ByFirstEvent, ByHold, ByWhole}, Early: "one leg ends the other; the client, at once or after 5 s", Then: "bound anew"},
+	{State: Opening, For: "the first event", Most: "{}, counted from its slot, and only while its KV is certainly kept ([above](#an-engine-that-stands-still))", Until: []Timeout{ByFirstEvent}, Early: "the connection breaks; of a request that pulls nothing, the client", Then: "another prefill, another rank"},
+	{State: Opening, When: "on a rank that prefills and decodes", For: "the first event", Most: "{}", Until: []Timeout{ByProbe}, Early: "client, the connection breaks, the engine is drained; after `first_event_timeout` and 16 times the predicted time: its core gives no sign of life for `first_event_timeout`, and another group can take the request", Then: "another rank"},
+	{State: Opening, When: "in one piece, as in coupled", For: "the whole answer", Most: "{}", Until: []Timeout{ByWhole}, Early: "the connection breaks; the client, if KV is pulled after `first_event_timeout`", Then: "another prefill, another rank"},
+	{State: Coupled, When: "`ascend-layerwise`, before the callback", For: "the address for the KV, from the decode engine", Most: "{}", Until: []Timeout{ByCallback}, Early: "client, the decode leg ends", Then: "bound anew"},
+	{State: Coupled, For: "the first event", Most: "{} for the prefill, then {}, with `nixl-push` {}; in one piece {}", Until: []Timeout{ByProbe, ByFirstEvent, ByHold, ByWhole}, Early: "one leg ends the other; the client, at once or after 5 s", Then: "bound anew"},
 	{State: Coupled, When: "`ascend-layerwise`, left by its client before the callback", For: "a late callback", Most: "5 s", Early: "the callback", Then: "a prefill that nobody waits for, because only its end frees the decode engine's blocks"},
-	{State: Coupled, When: "left by its client", For: "the end of the prefill leg", Most: "{}", Until: []Limit{ByGrace}, Early: "the leg ends", Then: "the slot is free; where the engine keeps blocks, their room counts as lost"},
-	{State: Coupled, When: "`sglang`, after the first token", For: "the prefill engine's answer", Most: "{}", Until: []Limit{ByConfirm}, Early: "the answer comes", Then: "the token goes out"},
-	{State: Coupled, When: "`sglang`, whose decode engine has died", For: "the end of the prefill leg, which was told to end", Most: "{}, or {} for an answer in one piece that has no name for the engine", Until: []Limit{ByAbort, ByGrace}, Early: "the leg ends", Then: "bound anew"},
+	{State: Coupled, When: "left by its client", For: "the end of the prefill leg", Most: "{}", Until: []Timeout{ByGrace}, Early: "the leg ends", Then: "the slot is free; where the engine keeps blocks, their room counts as lost"},
+	{State: Coupled, When: "`sglang`, after the first token", For: "the prefill engine's answer", Most: "{}", Until: []Timeout{ByConfirm}, Early: "the answer comes", Then: "the token goes out"},
+	{State: Coupled, When: "`sglang`, whose decode engine has died", For: "the end of the prefill leg, which was told to end", Most: "{}", Until: []Timeout{ByGrace}, Early: "the prefill engine answers that it has ended the request", Then: "bound anew"},
 	{State: Pausing, For: "the pause before another attempt", Most: "the engine's `Retry-After`, up to 5 s, and `prefill.retry.base`, doubled with each failure", Early: "client", Then: "the next attempt"},
 	{State: Offering, When: "where there are other dispatchers", For: "the answer whether one of them should have it", Most: "no time: what is known of them decides", Early: "–", Then: "it goes there, or gets its error"},
 	{State: Answering, For: "the next event", Most: "`limits.event_timeout`", Early: "client, a drain's deadline, the connection breaks", Then: "the answer goes on elsewhere, or ends with an error event"},
 	{State: Answering, For: "a client that reads", Most: "`limits.write_timeout`", Early: "client", Then: "the answer is ended"},
-	{State: Confirming, When: "`sglang`, with the whole answer; its slot is free", For: "the prefill engine's confirmation", Most: "{}", Until: []Limit{ByGrace}, Early: "client, the prefill leg ends, its engine is declared down or drained", Then: "an error in place of the end"},
+	{State: Confirming, When: "`sglang`, with the whole answer; its slot is free", For: "the prefill engine's confirmation", Most: "{}", Until: []Timeout{ByGrace}, Early: "client, the prefill leg ends, its engine is declared down or drained", Then: "an error in place of the end"},
 	{State: Lost, For: "a client that takes what came so far", Most: "`limits.write_timeout`", Early: "client", Then: "it goes on elsewhere, or ends with an error event"},
-	{State: Lost, When: "`sglang`", For: "the prefill engine's confirmation of what came so far", Most: "{}", Until: []Limit{ByGrace}, Early: "client, the prefill leg ends, its engine is declared down or drained", Then: "an error event"},
+	{State: Lost, When: "`sglang`", For: "the prefill engine's confirmation of what came so far", Most: "{}", Until: []Timeout{ByGrace}, Early: "client, the prefill leg ends, its engine is declared down or drained", Then: "an error event"},
 	{State: Done, When: "left by its client", For: "the decode engine to close its side", Most: "250 ms", Early: "the engine closes it", Then: "the slot is free"},
 	{State: Done, For: "the end of the engine's body", Most: "the limits of the stream", Early: "that", Then: "the connection is used again, or closed"},
 	{State: Done, When: "with a hand-off that is not used", For: "a rank that pulls it and throws it away", Most: "the hold", Early: "shutdown", Then: "the engine frees it at the hold timeout"},
@@ -129,28 +129,28 @@ var stateNames = [states]string{"fresh", "placing", "queued", "abroad", "probing
 
 // saidLimits are the limits that lives say of each script, dialect and shape of an answer, by the state in which they wait. What legs that
 // run beside each other wait for counts as the state in which both are under way.
-func saidLimits(t *testing.T) map[State]map[Limit]bool {
-	said := map[State]map[Limit]bool{Calling: {}}
+func saidLimits(t *testing.T) map[State]map[Timeout]bool {
+	said := map[State]map[Timeout]bool{Calling: {}}
 	var passed Lifecycle
-	passed.Step(Event{What: Begun, Script: Passed}, nil)
-	for _, x := range passed.Step(Event{What: Chosen}, nil) {
+	passed.Step(Event{Kind: Begun, Bind: Passed}, nil)
+	for _, x := range passed.Step(Event{Kind: Chosen}, nil) {
 		said[Calling][x.Until] = true
 	}
 	w := readWords(t)
 	for _, script := range []string{"Late", "Early Dialect.CallsBack Dialect.Strands Dialect.Retries", "Early Dialect.Aborts",
 		"Early Dialect.Keeps Dialect.Strands", "Mixed"} {
 		for _, whole := range []string{"", " Whole", " Whole Deaf"} {
-			turn := "Begun; NoLocal; Turn Script=" + script
+			turn := "Begun; NoLocal; Turn Bind=" + script
 			for _, rest := range []string{
-				"HandedOver; Bound; First; Fell End.Leg=Decode End.Far=Through End.Why=Broke",
+				"HandedOver; Bound; First; CallFailed End.Leg=Decode End.Far=Through End.Reason=Broke",
 				"Bound; First; Ends",
-				"Bound; First; Fell End.Leg=Decode End.Far=Through End.Why=Broke",
-				"Bound; CalledBack Pair=1; ProbeDue Pair=1; PrefillFell Pair=1 Again End.Far=Headed End.Why=Busy",
+				"Bound; First; CallFailed End.Leg=Decode End.Far=Through End.Reason=Broke",
+				"Bound; CalledBack Pair=1; ProbeDue Pair=1; PrefillFailed Pair=1 Again End.Far=Headed End.Reason=Busy",
 				"Bound; ProbeDue Pair=1; PrefillDone Pair=1; Began Pair=1",
 				"Bound; ProbeDue Pair=1; Began Pair=1; ClientGone Pair=1",
 				"Bound; ProbeDue Pair=1; ClientGone Pair=1",
-				"Bound; ProbeDue Pair=1; DecodeFell Pair=1 Reason=Died",
-				"Bound; ClientGone Pair=1; DecodeFell Pair=1 Reason=Died; CalledLate Pair=1",
+				"Bound; ProbeDue Pair=1; DecodeFailed Pair=1 Reason=Died",
+				"Bound; ClientGone Pair=1; DecodeFailed Pair=1 Reason=Died; CalledLate Pair=1",
 			} {
 				var l Lifecycle
 				for text := range strings.SplitSeq(turn+"; "+strings.ReplaceAll(rest, "Bound", "Bound"+whole), "; ") {
@@ -163,9 +163,9 @@ func saidLimits(t *testing.T) map[State]map[Limit]bool {
 						if x.Pair > 0 {
 							at = Coupled
 						}
-						if x.Until != NotHere {
+						if x.Until != NoTimeout {
 							if said[at] == nil {
-								said[at] = map[Limit]bool{}
+								said[at] = map[Timeout]bool{}
 							}
 							said[at][x.Until] = true
 						}

@@ -68,8 +68,8 @@ func (w *words) of(typ string, value int) string {
 
 // toldAlways are fields that are written although they have their type's first value, by what happens or is done.
 var toldAlways = map[string][]string{
-	"Fell": {"End.Leg", "End.Far", "End.Why"}, "PrefillFell": {"End.Far", "End.Why"}, "NotFound": {"End.Far", "End.Why"}, "DecodeFell": {"Reason"},
-	"Settle": {"Thing", "How"}, "Fail": {"Error"}, "Find": {"Finding"}, "Condemn": {"Blame", "Leg"}, "Pause": {"Retry.Budget"},
+	"CallFailed": {"End.Leg", "End.Far", "End.Reason"}, "PrefillFailed": {"End.Far", "End.Reason"}, "NotFound": {"End.Far", "End.Reason"}, "DecodeFailed": {"Reason"},
+	"Settle": {"Resource", "How"}, "Fail": {"Error"}, "Find": {"Finding"}, "Condemn": {"Blame", "Leg"}, "Pause": {"Retry.Budget"},
 }
 
 // text writes a struct: what it says first by its name alone, then each field that is not zero.
@@ -91,7 +91,7 @@ func (w *words) text(v any) string {
 					list = append(list, word(f.Index(i).String()))
 				}
 				all = append(all, name+"="+strings.Join(list, "+"))
-			case name == "What" || name == "Do":
+			case name == "Kind":
 				all = append(all, w.of(f.Type().Name(), int(f.Uint())))
 			case f.Kind() == reflect.Bool && shown:
 				all = append(all, name)
@@ -115,7 +115,7 @@ func (w *words) set(t *testing.T, text string, v any) {
 	for i, word := range strings.Fields(text) {
 		path, value, _ := strings.Cut(word, "=")
 		to := reflect.ValueOf(v).Elem()
-		if first := to.Type().Field(0).Name; i == 0 && (first == "What" || first == "Do") {
+		if first := to.Type().Field(0).Name; i == 0 && first == "Kind" {
 			path, value = first, word
 		}
 		for name := range strings.SplitSeq(path, ".") {

@@ -2,14 +2,13 @@ package live
 
 import (
 	"cmp"
-	"fmt"
-	"strings"
-	"time"
-
-	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/fleet/roster"
 	"evenkeel/gateway/receipt"
 	"evenkeel/internal/stats"
 	"evenkeel/internal/words"
+	"fmt"
+	"strings"
+	"time"
 )
 
 // MostDecisions is the number of decisions in a Document.
@@ -27,7 +26,7 @@ func Decisions(last []*receipt.Receipt, now time.Time) []Decision {
 			a := &r.Attempts[i]
 			if a.Prefill != nil {
 				d.Prefill, d.Prompt = a.Prefill.Candidate, cmp.Or(d.Prompt, a.Prefill.Prompt)
-				if _, together := fleet.Called(d.Prefill); together { // the rank also prefills, so Rank says enough
+				if _, together := roster.Called(d.Prefill); together { // the rank also prefills, so Rank says enough
 					d.Prefill = ""
 				}
 			}
@@ -77,7 +76,7 @@ func why(r *receipt.Receipt) string {
 // sayPrefill says why a request got its prefill engine or group.
 func sayPrefill(say func(format string, args ...any), p *receipt.Prefill) {
 	what, one := "prefill engine", "engine"
-	if _, together := fleet.Called(p.Candidate); together {
+	if _, together := roster.Called(p.Candidate); together {
 		what, one = "group of ranks that prefill and decode", "group"
 	}
 	switch p.Reason {

@@ -8,8 +8,8 @@ import (
 	"evenkeel/mooncake"
 )
 
-// dialect has the rules of an endpoint, and its names for keys that all endpoints have.
-type dialect struct {
+// schema has the rules of an endpoint, and its names for keys that all endpoints have.
+type schema struct {
 	rules  map[string]rule
 	prompt string                 // the key of the prompt
 	lead   string                 // the key of the text before the prompt; empty: there is none
@@ -17,7 +17,7 @@ type dialect struct {
 	check  func(p *parser) *Error // further checks of keys that depend on each other; nil: none
 }
 
-var dialects = [mooncake.Endpoints]dialect{
+var dialects = [mooncake.Endpoints]schema{
 	mooncake.Chat:        {rules: rules, prompt: "messages", length: "max_tokens"},
 	mooncake.Completions: {rules: rules, prompt: "prompt", length: "max_tokens"},
 	mooncake.Responses:   {rules: responsesRules, prompt: "input", lead: "instructions", length: "max_output_tokens"},

@@ -77,8 +77,11 @@ func requestNames(p *parser, key string, v json.RawMessage) *Error {
 		return wrongValue(key, v, isString, "the name of the request, or a list with a name for each prompt")
 	}
 	p.req.Names = [][]byte{}
-	seen := map[string]bool{} // a map, because a body may have very many names
+	seen := map[string]bool{} // a map, because there may be very many names
 	for value := range rawjson.Elements(v) {
+		if most := unbounded(p.limits.Answers); len(seen) == most { // each name is that of at least one answer
+			return badRequest(CodeInvalidValue, key, "%q has more than %d names", key, most)
+		}
 		if !isString(value) || len(value) <= len(`""`) || len(value) > longestName {
 			return badRequest(CodeInvalidType, key, "%q must have names of 1 to %d bytes", key, longestName-len(`""`))
 		}

@@ -30,6 +30,9 @@ var messagesRules = map[string]rule{
 // leastThinking is the least budget for thinking, in tokens, as in Anthropic's API and vLLM.
 const leastThinking = 1024
 
+// mostThinking bounds the keys of thinking, which has three in Anthropic's API.
+const mostThinking = 64
+
 // messageTogether checks what depends on several keys of a request to /v1/messages.
 func (p *parser) messageTogether() *Error {
 	switch {
@@ -50,6 +53,9 @@ func thinking(p *parser, key string, v json.RawMessage) *Error {
 	}
 	seen := map[string]bool{}
 	for inner, v := range rawjson.Members(v) {
+		if len(seen) == mostThinking {
+			return badRequest(CodeInvalidValue, key, "%q has more than %d keys", key, mostThinking)
+		}
 		path := key + "." + inner
 		if seen[inner] {
 			return badRequest(CodeDuplicateKey, shorten(path), "the key %q appears more than once; send it once", shorten(path))

@@ -98,8 +98,8 @@ func FuzzMessages(f *testing.F) {
 		require.Len(t, legs, 1)
 		kv := json.RawMessage(`{"a":1}`)
 		for name, segments := range map[string][][]byte{
-			"probe": p.ProbeBody(&r.Body, mooncake.Messages, &legs[0].Changes, nil, nil), "decode": p.DecodeBody(&r.Body, mooncake.Messages, &legs[0].Changes, kv, "", true, nil),
-			"discard": p.DiscardBody(&r.Body, mooncake.Messages, &legs[0].Changes, kv, "s", nil),
+			"probe": p.ProbeBody(&r.Body, mooncake.Messages, &legs[0].Patch, nil, nil), "decode": p.DecodeBody(&r.Body, mooncake.Messages, &legs[0].Patch, kv, "", true, nil),
+			"discard": p.DiscardBody(&r.Body, mooncake.Messages, &legs[0].Patch, kv, "s", nil),
 		} {
 			var sent []byte
 			for _, s := range segments {

@@ -316,7 +316,7 @@ func TestWholeNumbersInEveryForm(t *testing.T) {
 		require.NotRegexp(t, `[0-9](\.|e[0-9])`, string(bytes.Join(profile.ProbeBody(&r.Body, ep, nil, nil, nil), nil)))
 		if ep == mooncake.Chat {
 			require.Equal(t, []int{200000, 2}, []int{r.MaxTokens, r.N})
-			second := bytes.Join(profile.DecodeBody(&r.Body, ep, &r.Parts()[1].Changes, json.RawMessage(`{}`), "", true, nil), nil)
+			second := bytes.Join(profile.DecodeBody(&r.Body, ep, &r.Parts()[1].Patch, json.RawMessage(`{}`), "", true, nil), nil)
 			require.Contains(t, string(second), `"seed":8`)
 		}
 	}
@@ -520,11 +520,11 @@ func TestLegsOfSeveralAnswers(t *testing.T) {
 		require.Equal(t, i, leg.Choice, "choice = prompt * n + sample")
 		require.Equal(t, i/3, leg.Prompt)
 		require.Equal(t, i%3, leg.SeedOffset)
-		require.Equal(t, []string{`"a"`, `"b"`}[i/3], string(leg.Changes.Prompt))
+		require.Equal(t, []string{`"a"`, `"b"`}[i/3], string(leg.Patch.Prompt))
 	}
 	r, e = Parse(mooncake.Chat, []byte(chat(`"n":2`)), Limits{})
 	require.Nil(t, e)
-	require.Equal(t, []Part{{}, {Changes: mooncake.Changes{SeedOffset: 1}, Choice: 1}}, r.Parts())
+	require.Equal(t, []Part{{}, {Patch: mooncake.Patch{SeedOffset: 1}, Choice: 1}}, r.Parts())
 }
 
 func FuzzParse(f *testing.F) {
@@ -557,7 +557,7 @@ func FuzzParse(f *testing.F) {
 		require.LessOrEqual(t, len(legs), usual.Answers)
 		for i := range legs { // what goes out is JSON with every key of ours once
 			var sent []byte
-			for _, s := range p.DecodeBody(&r.Body, ep, &legs[i].Changes, json.RawMessage(`{"a":1}`), "", true, nil) {
+			for _, s := range p.DecodeBody(&r.Body, ep, &legs[i].Patch, json.RawMessage(`{"a":1}`), "", true, nil) {
 				sent = append(sent, s...)
 			}
 			b, err := mooncake.ScanBody(sent, 0)

@@ -63,7 +63,7 @@ type Request struct {
 
 // A Part is a request for a single answer. A client's request for several is split into Parts.
 type Part struct {
-	mooncake.Changes
+	mooncake.Patch
 	Choice int // index of its answer: prompt * n + sample
 	Prompt int // index of its prompt; usage counts the tokens of each prompt once
 }
@@ -77,7 +77,7 @@ func (r *Request) Parts() []Part {
 			part := Part{Choice: prompt*r.N + sample, Prompt: prompt}
 			part.SeedOffset = sample
 			if r.Prompts != nil {
-				part.Changes.Prompt = r.Prompts[prompt]
+				part.Patch.Prompt = r.Prompts[prompt]
 			}
 			parts = append(parts, part)
 		}

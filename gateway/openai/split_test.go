@@ -54,7 +54,7 @@ func TestABeamSearchIsOneAnswerOfItsEngine(t *testing.T) {
 	require.True(t, r.Passthrough)
 	require.Len(t, r.Parts(), 1)
 	body := ""
-	for _, piece := range (&mooncake.Profile{}).DecodeBody(&r.Body, r.Endpoint, &r.Parts()[0].Changes, nil, "", false, nil) {
+	for _, piece := range (&mooncake.Profile{}).DecodeBody(&r.Body, r.Endpoint, &r.Parts()[0].Patch, nil, "", false, nil) {
 		body += string(piece)
 	}
 	require.JSONEq(t, `{"model":"m","prompt":"x","use_beam_search":true,"n":4,"best_of":1,"stream":false}`, body)

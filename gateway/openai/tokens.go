@@ -157,6 +157,9 @@ const longestName = 256
 // AbortTokensPath is the path, here and on engines, at which a client ends requests to /inference/v1/generate by their names.
 const AbortTokensPath = "/inference/v1/abort_requests"
 
+// mostAborts bounds the names in one request to end others. Each name takes several times the memory that it has in the body.
+const mostAborts = 1 << 16
+
 // abortsOf reads the names of the requests to end. It refuses the same bodies as vLLM, but in OpenAI's shape (0.32.0, abort_requests in
 // entrypoints/scale_out/token_in_token_out/api_router.py).
 func abortsOf(body *mooncake.Body) (names map[string]bool, refusal *Error) {
@@ -169,6 +172,10 @@ func abortsOf(body *mooncake.Body) (names map[string]bool, refusal *Error) {
 	}
 	names, n := map[string]bool{}, 0
 	for name := range rawjson.Elements(list) {
+		if n == mostAborts {
+			return nil, badRequest(CodeInvalidValue, "request_ids",
+				"\"request_ids\" has more than %d names; send the rest in another request", mostAborts)
+		}
 		if !isString(name) {
 			return nil, wrongValue(fmt.Sprintf("request_ids[%d]", n), name, isString, "the name of a request")
 		}

@@ -3,6 +3,9 @@ package openai
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
+	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -112,6 +115,36 @@ func TestAborts(t *testing.T) {
 	}
 }
 
+// A body of some megabytes may have a million names. Nothing that a request can use has as many, so they must not take memory.
+func TestNamesThatNoRequestCanUseTakeNoMemory(t *testing.T) {
+	var list, members strings.Builder
+	for n := range 200_000 {
+		fmt.Fprintf(&list, "%q,", strconv.Itoa(n))
+		fmt.Fprintf(&members, "%q:0,", strconv.Itoa(n))
+	}
+	names := strings.TrimSuffix(list.String(), ",")
+	for name, read := range map[string]func() *Error{
+		"rid": func() *Error {
+			_, e := Parse(mooncake.Generate, []byte(`{"model":"m","text":["a","b"],"rid":[`+names+`]}`), Limits{Answers: 128})
+			return e
+		},
+		"request_ids": func() *Error {
+			_, e := Aborts(AbortTokensPath, []byte(`{"request_ids":[`+names+`]}`))
+			return e
+		},
+		"thinking": func() *Error {
+			_, e := Parse(mooncake.Messages, []byte(`{"model":"m","max_tokens":5,"messages":[{"role":"user","content":"a"}],"thinking":{`+
+				members.String()+`"type":"disabled"}}`), Limits{})
+			return e
+		},
+	} {
+		e := read()
+		require.NotNil(t, e, name)
+		require.Equal(t, []any{400, CodeInvalidValue, name}, []any{e.Status, e.Code, e.Param}, name)
+		require.Less(t, testing.AllocsPerRun(1, func() { _ = read() }), 150_000.0, name)
+	}
+}
+
 // Whatever is let through can be written for an engine, as JSON without what no client may set.
 func FuzzTokens(f *testing.F) {
 	for _, seed := range []string{
@@ -135,8 +168,8 @@ func FuzzTokens(f *testing.F) {
 		p := mooncake.Profile{Connector: mooncake.NIXLPull}.WithDefaults()
 		leg := req.Parts()[0]
 		for _, body := range [][][]byte{
-			p.DecodeBody(&req.Body, ep, &leg.Changes, json.RawMessage(`{"x":1}`), "salt", req.Stream, nil),
-			p.ProbeBody(&req.Body, ep, &leg.Changes, nil, nil),
+			p.DecodeBody(&req.Body, ep, &leg.Patch, json.RawMessage(`{"x":1}`), "salt", req.Stream, nil),
+			p.ProbeBody(&req.Body, ep, &leg.Patch, nil, nil),
 		} {
 			var got, params map[string]json.RawMessage
 			require.NoError(t, json.Unmarshal(bytes.Join(body, nil), &got))

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"sync"
 	"time"
 
 	"go.uber.org/zap"
@@ -38,10 +39,11 @@ func (s *Set) Run(ctx context.Context) {
 		case <-ctx.Done():
 			s.claims.Wait()
 			return
-		case now = <-tick.C:
+		case <-tick.C:
 		case <-s.lookNow:
-			now, counted = time.Now(), time.Time{}
+			counted = time.Time{}
 		}
+		now = time.Now() // not the time of the tick, which may have waited while engines were asked
 	}
 }
 
@@ -139,9 +141,11 @@ func (a *Scope) claiming() bool {
 }
 
 // countOthers counts the requests of other proxies on the ranks of scopes that this proxy took over lately, or is about to take over. The
-// number for a rank changes only when its engine reports a new one.
+// number for a rank changes only when its engine reports a new one. The engines of all scopes are asked at the same time, so that Run soon
+// looks at peers again even if many engines hang.
 func (s *Set) countOthers(ctx context.Context, now time.Time) {
 	changed := false
+	var asked sync.WaitGroup
 	for _, a := range *s.all.Load() {
 		a.mu.Lock()
 		cautious := a.cautious(now)
@@ -152,14 +156,17 @@ func (s *Set) countOthers(ctx context.Context, now time.Time) {
 		}
 		a.mu.Unlock()
 		if cautious || a.view.Load().Phase == lease.Starting {
-			ours, all, silent := s.host.Load(ctx, a.Name, true)
-			a.mu.Lock()
-			a.keepFound(ours, all, silent)
-			a.mu.Unlock()
+			asked.Go(func() {
+				ours, all, silent := s.host.Load(ctx, a.Name, true)
+				a.mu.Lock()
+				a.keepFound(ours, all, silent)
+				a.mu.Unlock()
+			})
 			changed = true
 		}
 		changed = changed || ended
 	}
+	asked.Wait()
 	if changed {
 		s.host.Publish(s.ctx)
 	}

@@ -123,7 +123,9 @@ func (s *Set) claim(a *Scope, rank int) error {
 	if err != nil {
 		return err
 	}
-	a.Claim(lease.Config{Self: s.leases.identity, Home: a.home, Rank: rank, Times: s.times, Members: s.members}, engine, lease.Hooks{
+	cfg := lease.Config{Self: s.leases.identity, Home: a.home, Rank: rank, Times: s.times, Members: s.members}
+	cfg.MaxEpoch = s.leases.maxEpoch()
+	a.Claim(cfg, engine, lease.Hooks{
 		OnChange: func(v lease.View) { s.changed(a, v) },
 		AskBack:  func(ctx context.Context, holder string, epoch int64) error { return s.askBack(ctx, a, holder, epoch) },
 		Vote: func(ctx context.Context, member string, ask lease.Vote) error {

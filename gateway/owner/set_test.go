@@ -392,6 +392,19 @@ func TestAnOwnerThatDrainsWaitsForTheNext(t *testing.T) {
 	})
 }
 
+func TestTheStoreSaysHowHighEpochsMayBe(t *testing.T) {
+	for store, most := range map[string]int64{geo.OwnKubernetes: 1 << 30, geo.OwnEtcd: 1 << 62} {
+		s, a := setOf(t, Groups, &lent{})
+		s.leases = &leases{engine: store, identity: "us-1_x"}
+		s.openLease = func(string) (lease.Engine, error) { return &lent{}, nil }
+		require.NoError(t, s.claim(a, 0))
+		a.claim.ObserveEpoch(most + 1)
+		require.Zero(t, a.claim.Seen(), store)
+		a.claim.ObserveEpoch(most)
+		require.Equal(t, most, a.claim.Seen(), store)
+	}
+}
+
 // A group whose engines vanish and come back is claimed anew once the claim before has
 // let go of it: the release of one must not be that of what the other admits to.
 func TestAGroupThatComesBackHasOneClaim(t *testing.T) {

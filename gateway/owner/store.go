@@ -4,6 +4,8 @@ import (
 	"crypto/rand"
 	"crypto/tls"
 	"encoding/hex"
+	"net"
+	"strings"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -60,8 +62,13 @@ func (l *leases) open(object, kubeconfig, key string) (lease.Engine, error) {
 		var t *tls.Config
 		if f := &l.etcd.TLS; f.CA != "" || f.Cert != "" {
 			var err error
-			if t, err = certs.Client("", f.CA, f.Cert, f.Key); err != nil {
+			if t, err = certs.Client("", "", f.Cert, f.Key); err != nil {
 				return nil, err
+			}
+			if f.CA != "" {
+				if err := certs.Follow(t, f.CA, hostsOf(l.etcd.Endpoints)...); err != nil {
+					return nil, err
+				}
 			}
 		}
 		var err error
@@ -70,6 +77,28 @@ func (l *leases) open(object, kubeconfig, key string) (lease.Engine, error) {
 		}
 	}
 	return etcd.New(l.client, l.etcd.Prefix+"/"+key, l.identity, l.duration, l.members), nil
+}
+
+// hostsOf returns the hosts of endpoints, which may be URLs, or hosts with ports.
+func hostsOf(endpoints []string) (hosts []string) {
+	for _, endpoint := range endpoints {
+		if _, after, isURL := strings.Cut(endpoint, "://"); isURL {
+			endpoint = after
+		}
+		if host, _, err := net.SplitHostPort(endpoint); err == nil {
+			endpoint = host
+		}
+		hosts = append(hosts, endpoint)
+	}
+	return hosts
+}
+
+// maxEpoch is the highest epoch that other proxies and guards may name; 0: that of lease.Config.
+func (l *leases) maxEpoch() int64 {
+	if l.engine == geo.OwnEtcd {
+		return etcd.MaxEpoch
+	}
+	return 0
 }
 
 // close ends the connections to the store. No claim may run any more.

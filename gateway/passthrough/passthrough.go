@@ -18,6 +18,7 @@ import (
 	"evenkeel/gateway/edge"
 	"evenkeel/gateway/failure"
 	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/fleet/roster"
 	"evenkeel/gateway/lifecycle"
 	"evenkeel/gateway/openai"
 	"evenkeel/gateway/request"
@@ -86,7 +87,7 @@ type Env struct {
 type Engines interface {
 	// Wholes returns the engines that can serve requests for the model alone. paired says that the model has engines, but that each only
 	// prefills or only decodes. computes says that the request runs the model.
-	Wholes(model string, computes bool) (list []fleet.Whole, paired bool)
+	Wholes(model string, computes bool) (list []roster.Whole, paired bool)
 }
 
 // A Server passes requests through.
@@ -162,13 +163,13 @@ var errNoEngine = openai.Unavailable("engine_unavailable", "no healthy engine of
 // Choose returns the engine with the fewest calls of this proxy, among those that are not in tried and may have the endpoint. An engine
 // whose group has an engine in tried comes last, because the whole group may share one limit. Choose counts a call for the engine. The
 // caller must subtract the call with Count when it is over.
-func (s *Server) Choose(model, path string, tried []string) (fleet.Whole, lifecycle.What, *openai.Error) {
+func (s *Server) Choose(model, path string, tried []string) (roster.Whole, lifecycle.EventKind, *openai.Error) {
 	all, paired := s.Engines().Wholes(model, computes(path))
 	switch {
 	case paired:
-		return fleet.Whole{}, lifecycle.NoneLeft, errPaired
+		return roster.Whole{}, lifecycle.NoneLeft, errPaired
 	case len(all) == 0:
-		return fleet.Whole{}, lifecycle.NoneLeft, errNoEngine
+		return roster.Whole{}, lifecycle.NoneLeft, errNoEngine
 	}
 	now := time.Now()
 	s.mu.Lock()
@@ -179,7 +180,7 @@ func (s *Server) Choose(model, path string, tried []string) (fleet.Whole, lifecy
 			triedGroups[all[i].Group] = true
 		}
 	}
-	better := func(one, other *fleet.Whole) bool {
+	better := func(one, other *roster.Whole) bool {
 		if oneTried, otherTried := triedGroups[one.Group], triedGroups[other.Group]; oneTried != otherTried {
 			return otherTried
 		}
@@ -205,9 +206,9 @@ func (s *Server) Choose(model, path string, tried []string) (fleet.Whole, lifecy
 		s.busy[all[best].Instance]++
 		return all[best], lifecycle.Chosen, nil
 	case lacking == len(all):
-		return fleet.Whole{}, lifecycle.NoRoute, failure.NoRoute
+		return roster.Whole{}, lifecycle.NoRoute, failure.NoRoute
 	}
-	return fleet.Whole{}, lifecycle.NoneLeft, errNoEngine
+	return roster.Whole{}, lifecycle.NoneLeft, errNoEngine
 }
 
 // Count adds n to the number of this proxy's calls that run on an engine.

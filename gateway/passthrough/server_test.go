@@ -23,6 +23,7 @@ import (
 	"evenkeel/gateway/config"
 	"evenkeel/gateway/edge"
 	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/fleet/roster"
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/openai"
 	"evenkeel/gateway/receipt"
@@ -91,19 +92,11 @@ func ends(_ http.ResponseWriter, r *http.Request) {
 // engines are those of one model, in a fleet that only keeps their calls.
 type engines struct {
 	*fleet.Fleet
-	list   []fleet.Whole
+	list   []roster.Whole
 	paired bool
 }
 
-func (e *engines) Wholes(string, bool) ([]fleet.Whole, bool) { return e.list, e.paired }
-
-// account is what a caller pays for, in tokens, by the id of the request.
-type account struct {
-	paid *sync.Map
-	id   string
-}
-
-func (a account) GiveBack(tokens int) { a.paid.Store(a.id, tokens) }
+func (e *engines) Wholes(string, bool) ([]roster.Whole, bool) { return e.list, e.paired }
 
 // proxy serves what is passed through, and nothing else, to callers that are named by a header.
 type proxy struct {
@@ -141,7 +134,7 @@ func start(t *testing.T, change func(*config.Config), all ...*odd) *proxy {
 		t.Cleanup(server.Close)
 		at, err := url.Parse(server.URL)
 		require.NoError(t, err)
-		p.engines.list = append(p.engines.list, fleet.Whole{Instance: "decode " + at.Host, ID: at.Host,
+		p.engines.list = append(p.engines.list, roster.Whole{Instance: "decode " + at.Host, ID: at.Host,
 			Target: &engine.Target{ID: at.Host, URL: at, Rank: -1}, Traffic: &engine.Traffic{}})
 	}
 	told, err := journal.New(journal.Config{Registerer: reg, Log: log, Receipts: p.receipts})
@@ -158,8 +151,8 @@ func start(t *testing.T, change func(*config.Config), all ...*odd) *proxy {
 		Bodies: bodies, Caller: func(h *fasthttp.RequestHeader) string { return string(h.Peek("X-Caller")) },
 		Handler: func(ctx *fasthttp.RequestCtx) {
 			path, header := string(ctx.Path()), &ctx.Request.Header
-			in := requests.Incoming(journal.Facts{ID: string(header.Peek("X-Request-Id")), Arrival: time.Now()})
-			in.Limits = account{&p.paid, in.Record.ID}
+			in := requests.Incoming(journal.LogEntry{ID: string(header.Peek("X-Request-Id")), Arrival: time.Now()})
+			in.GiveBack = func(tokens int) { p.paid.Store(in.Record.ID, tokens) }
 			defer func() {
 				if v := recover(); v != nil {
 					requests.Broken(in)
@@ -185,7 +178,7 @@ func start(t *testing.T, change func(*config.Config), all ...*odd) *proxy {
 			p.mu.Lock()
 			defer p.mu.Unlock()
 			return len(p.busy) == 0 && p.seats.Held() == 0 && bodies.Held() == 0 && requests.Open() == 0 &&
-				p.engines.Move(func(fleet.Place) bool { return true }) == 0
+				p.engines.Move(func(roster.Location) bool { return true }) == 0
 		})
 		ctx, cancel := context.WithCancel(context.Background())
 		cancel() // nobody waits for what a test left open

@@ -179,7 +179,7 @@ func (r *Peers) followDecoding(ctx context.Context) {
 	}
 }
 
-// Look reads how busy the decode ranks of each model are now, for decisions about regions.
+// Look reads how busy the decode ranks of each model are now, for decisions about regions. If ctx ends first, it changes nothing.
 func (r *Peers) Look(ctx context.Context) {
 	select {
 	case r.looking <- struct{}{}:
@@ -187,8 +187,12 @@ func (r *Peers) Look(ctx context.Context) {
 	case <-ctx.Done():
 		return
 	}
+	status := r.host.Dispatcher.Status(ctx)
+	if ctx.Err() != nil { // the status may be empty, which would say that no rank decodes anything
+		return
+	}
 	boards := map[string][]alike{}
-	for _, m := range r.host.Dispatcher.Status(ctx).Models {
+	for _, m := range status.Models {
 		boards[m.Model] = byLists(m.Workers)
 	}
 	all := map[string]decoding{}

@@ -28,6 +28,7 @@ import (
 	"evenkeel/gateway/config"
 	"evenkeel/gateway/edge"
 	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/fleet/roster"
 	"evenkeel/gateway/openai"
 	"evenkeel/gateway/reload"
 	"evenkeel/gateway/service"
@@ -87,7 +88,7 @@ func wingBeside(t *testing.T, peer string) *wing {
 		Monitor: engine.NewMonitor(engine.MonitorConfig{Client: client, Registerer: reg, Log: log}),
 		Publish: func([]prefill.Candidate, []local.Rank, []board.Worker) {},
 	})
-	places := pool.NewPlaces(10)
+	places := pool.NewSemaphore(10)
 	c := cfg.Prefill
 	c.Scrape.Interval, c.Places, c.Registerer, c.Log = 0, places, reg, log
 	c.Decode = func(string, string, time.Duration) (int, bool) { return 1, false }
@@ -254,7 +255,7 @@ func TestAProxyThatOwnsAllGivesNothingBack(t *testing.T) {
 // A model that no rank decodes here is not decoded here, whatever was true a moment ago.
 func TestWhatIsDecodedHereIsLookedAtAgain(t *testing.T) {
 	w := newWing(t)
-	require.NoError(t, w.fleet.Add(fleet.Decode, config.Engine{URL: "http://127.0.0.1:9", Slots: 4, Profile: "a"}))
+	require.NoError(t, w.fleet.Add(roster.Decode, config.Engine{URL: "http://127.0.0.1:9", Slots: 4, Profile: "a"}))
 	w.fleet.OnStatus("decode 127.0.0.1:9", engine.Status{Models: []engine.Model{{ID: "m"}}, Up: true})
 	w.fleet.Publish()
 	for _, up := range []bool{true, false} {
@@ -271,7 +272,7 @@ func TestWhatIsDecodedHereIsLookedAtAgain(t *testing.T) {
 func TestWhatIsDecodedHereGoesByName(t *testing.T) {
 	w := newWing(t)
 	for port, names := range map[string][]engine.Model{"8": {{ID: "m"}}, "9": {{ID: "m"}, {ID: "x", Parent: "m"}}} {
-		require.NoError(t, w.fleet.Add(fleet.Decode, config.Engine{URL: "http://127.0.0.1:" + port, Slots: 4, Profile: "a"}))
+		require.NoError(t, w.fleet.Add(roster.Decode, config.Engine{URL: "http://127.0.0.1:" + port, Slots: 4, Profile: "a"}))
 		w.fleet.OnStatus("decode 127.0.0.1:"+port, engine.Status{Models: names, Up: true})
 	}
 	base, both := board.NewNames([]string{"m"}), board.NewNames([]string{"m", "x"})
@@ -303,6 +304,23 @@ func TestALookWaitsForTheLookBefore(t *testing.T) {
 	w.Look(ctx)
 	require.ErrorIs(t, ctx.Err(), context.DeadlineExceeded)
 	require.Same(t, before, w.Peers.decoding.Load(), "nothing was read")
+}
+
+// A dispatcher that does not answer in time says nothing about its ranks.
+func TestALookThatIsNotAnsweredChangesNothing(t *testing.T) {
+	w := newWing(t)
+	require.NoError(t, w.fleet.Add(roster.Decode, config.Engine{URL: "http://127.0.0.1:9", Slots: 4, Profile: "a"}))
+	w.fleet.OnStatus("decode 127.0.0.1:9", engine.Status{Models: []engine.Model{{ID: "m"}}, Up: true})
+	w.fleet.Publish()
+	w.dispatcher.SetWorkers([]board.Worker{{Name: "d/0", Model: "m", Engine: "d", Slots: 4, Up: true}})
+	w.Look(t.Context())
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	for range 100 { // some of these ask the dispatcher, and do not wait for its answer
+		w.Look(ended)
+		_, slots := w.running("m")
+		require.Equal(t, 4, slots)
+	}
 }
 
 // A proxy without peers has none of this.

@@ -1,11 +1,10 @@
 package prompt
 
 import (
+	"evenkeel/gateway/fleet/roster"
+	"evenkeel/gateway/openai"
 	"fmt"
 	"net/http"
-
-	"evenkeel/gateway/fleet"
-	"evenkeel/gateway/openai"
 )
 
 // A prompt and its answer may together be longer than the model's context. vLLM from 0.32 on then gives as many tokens as fit, and ends the
@@ -14,7 +13,7 @@ import (
 
 // Overlong refuses, before any prefill, a request that the decode engines of its model would refuse. If the length of a prompt is not known
 // in time, the prompt is prefilled, and checked with the prefill engine's count.
-func (r *Reader) Overlong(m fleet.Route, req *openai.Request, legs []openai.Part) *openai.Error {
+func (r *Reader) Overlong(m roster.Route, req *openai.Request, legs []openai.Part) *openai.Error {
 	switch {
 	case m.MaxLen == 0 || req.MaxTokensKey == "":
 		return nil
@@ -27,7 +26,7 @@ func (r *Reader) Overlong(m fleet.Route, req *openai.Request, legs []openai.Part
 		if i > 0 && legs[i].Prompt == legs[i-1].Prompt { // another answer to the same prompt
 			continue
 		}
-		if n, ok := r.length(&Parts{Req: req, Body: &req.Body, Changes: &legs[i].Changes, Model: m}, m.MaxLen-req.MaxTokens); ok {
+		if n, ok := r.length(&Parts{Req: req, Body: &req.Body, Changes: &legs[i].Patch, Model: m}, m.MaxLen-req.MaxTokens); ok {
 			if fail := Beyond(m, req, n, 0); fail != nil {
 				return fail
 			}
@@ -38,7 +37,7 @@ func (r *Reader) Overlong(m fleet.Route, req *openai.Request, legs []openai.Part
 
 // Beyond checks prompt and answer against the model's context. tokens is the engine's count of the prompt, and answered how many of them
 // belong to the answer. An answer without a limit always fits, because engines limit it.
-func Beyond(m fleet.Route, req *openai.Request, tokens, answered int) *openai.Error {
+func Beyond(m roster.Route, req *openai.Request, tokens, answered int) *openai.Error {
 	if m.MaxLen == 0 || m.Clamps || req.MaxTokensKey == "" || tokens-answered+req.MaxTokens <= m.MaxLen {
 		return nil
 	}

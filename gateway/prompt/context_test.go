@@ -5,11 +5,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/stretchr/testify/require"
-
-	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/fleet/roster"
 	"evenkeel/gateway/openai"
 	"evenkeel/mooncake"
+	"github.com/stretchr/testify/require"
 )
 
 // A request that no engine would serve is refused before it costs a prefill. The engine of these tests counts a token for two
@@ -24,32 +23,32 @@ func TestAPromptThatIsTooLongIsRefusedBeforeItsPrefill(t *testing.T) {
 		name  string
 		ep    mooncake.Endpoint
 		body  string
-		model fleet.Route
+		model roster.Route
 		asked int    // of the engine
 		says  string // empty: it is let in
 	}{
-		{"nobody knows the context", mooncake.Completions, asks(999, written), fleet.Route{}, 0, ""},
-		{"no length is asked for", mooncake.Completions, `{"model":"m"` + written + `}`, fleet.Route{MaxLen: 50}, 0, ""},
-		{"the answer alone is longer", mooncake.Completions, asks(51, ids), fleet.Route{MaxLen: 50}, 0,
+		{"nobody knows the context", mooncake.Completions, asks(999, written), roster.Route{}, 0, ""},
+		{"no length is asked for", mooncake.Completions, `{"model":"m"` + written + `}`, roster.Route{MaxLen: 50}, 0, ""},
+		{"the answer alone is longer", mooncake.Completions, asks(51, ids), roster.Route{MaxLen: 50}, 0,
 			`the model's context is 50 tokens; "max_tokens" asks for 51`},
-		{"even where engines cut", mooncake.Completions, asks(51, ids), fleet.Route{MaxLen: 50, Clamps: true}, 0,
+		{"even where engines cut", mooncake.Completions, asks(51, ids), roster.Route{MaxLen: 50, Clamps: true}, 0,
 			`the model's context is 50 tokens; "max_tokens" asks for 51`},
-		{"engines cut to fit", mooncake.Completions, asks(10, written), fleet.Route{MaxLen: 71, Clamps: true}, 0, ""},
-		{"token ids fit exactly", mooncake.Completions, asks(40, ids), fleet.Route{MaxLen: 50}, 0, ""},
-		{"token ids are one too many", mooncake.Completions, asks(41, ids), fleet.Route{MaxLen: 50}, 0,
+		{"engines cut to fit", mooncake.Completions, asks(10, written), roster.Route{MaxLen: 71, Clamps: true}, 0, ""},
+		{"token ids fit exactly", mooncake.Completions, asks(40, ids), roster.Route{MaxLen: 50}, 0, ""},
+		{"token ids are one too many", mooncake.Completions, asks(41, ids), roster.Route{MaxLen: 50}, 0,
 			`the model's context is 50 tokens; the prompt has 10 and "max_tokens" asks for 41 more`},
 		{"the engine is asked to cut the prompt", mooncake.Completions, asks(45, ids+`,"truncate_prompt_tokens":4`),
-			fleet.Route{MaxLen: 50}, 0, ""},
-		{"no more bytes than tokens fit", mooncake.Completions, asks(10, written), fleet.Route{MaxLen: 112}, 0, ""},
-		{"an engine counts, and it fits", mooncake.Chat, asks(10, said(`"`+text+text+`"`)), fleet.Route{MaxLen: 160}, 1, ""},
-		{"an engine counts, and it does not fit", mooncake.Completions, asks(10, written), fleet.Route{MaxLen: 71}, 1,
+			roster.Route{MaxLen: 50}, 0, ""},
+		{"no more bytes than tokens fit", mooncake.Completions, asks(10, written), roster.Route{MaxLen: 112}, 0, ""},
+		{"an engine counts, and it fits", mooncake.Chat, asks(10, said(`"`+text+text+`"`)), roster.Route{MaxLen: 160}, 1, ""},
+		{"an engine counts, and it does not fit", mooncake.Completions, asks(10, written), roster.Route{MaxLen: 71}, 1,
 			`the model's context is 71 tokens; the prompt has 62 and "max_tokens" asks for 10 more`},
-		{"several answers to a prompt ask once", mooncake.Completions, asks(10, written+`,"n":3`), fleet.Route{MaxLen: 111, Name: "refused"}, 1, ""},
-		{"one of several prompts is too long", mooncake.Completions, asks(41, `,"prompt":[[1,2],[1,2,3,4,5,6,7,8,9,10]]`), fleet.Route{MaxLen: 50}, 0,
+		{"several answers to a prompt ask once", mooncake.Completions, asks(10, written+`,"n":3`), roster.Route{MaxLen: 111, Name: "refused"}, 1, ""},
+		{"one of several prompts is too long", mooncake.Completions, asks(41, `,"prompt":[[1,2],[1,2,3,4,5,6,7,8,9,10]]`), roster.Route{MaxLen: 50}, 0,
 			`the model's context is 50 tokens; the prompt has 10 and "max_tokens" asks for 41 more`},
-		{"an image is counted by its engine", mooncake.Chat, asks(10, image), fleet.Route{MaxLen: 50}, 0, ""},
-		{"messages are counted by their engine", mooncake.Messages, asks(10, said(`"`+text+`"`)), fleet.Route{MaxLen: 50}, 0, ""},
-		{"nobody tells", mooncake.Completions, asks(10, written), fleet.Route{MaxLen: 50, Name: "unknown"}, 0, ""},
+		{"an image is counted by its engine", mooncake.Chat, asks(10, image), roster.Route{MaxLen: 50}, 0, ""},
+		{"messages are counted by their engine", mooncake.Messages, asks(10, said(`"`+text+`"`)), roster.Route{MaxLen: 50}, 0, ""},
+		{"nobody tells", mooncake.Completions, asks(10, written), roster.Route{MaxLen: 50, Name: "unknown"}, 0, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r, e := newReader(t, nil)
@@ -75,12 +74,12 @@ func TestAPromptThatIsTooLongIsRefusedBeforeItsPrefill(t *testing.T) {
 // What an answer that goes on elsewhere has given already is a part of its prompt there.
 func TestTheAnswerSoFarDoesNotCountTwice(t *testing.T) {
 	req := &openai.Request{MaxTokens: 40, MaxTokensKey: "max_tokens"}
-	require.Nil(t, Beyond(fleet.Route{MaxLen: 50}, req, 10, 0))
-	require.NotNil(t, Beyond(fleet.Route{MaxLen: 50}, req, 11, 0))
-	require.Nil(t, Beyond(fleet.Route{MaxLen: 50}, req, 11, 1))
-	require.Nil(t, Beyond(fleet.Route{MaxLen: 50, Clamps: true}, req, 11, 0))
-	require.Nil(t, Beyond(fleet.Route{}, req, 11, 0))
-	require.Nil(t, Beyond(fleet.Route{MaxLen: 50}, &openai.Request{MaxTokens: 40}, 11, 0))
+	require.Nil(t, Beyond(roster.Route{MaxLen: 50}, req, 10, 0))
+	require.NotNil(t, Beyond(roster.Route{MaxLen: 50}, req, 11, 0))
+	require.Nil(t, Beyond(roster.Route{MaxLen: 50}, req, 11, 1))
+	require.Nil(t, Beyond(roster.Route{MaxLen: 50, Clamps: true}, req, 11, 0))
+	require.Nil(t, Beyond(roster.Route{}, req, 11, 0))
+	require.Nil(t, Beyond(roster.Route{MaxLen: 50}, &openai.Request{MaxTokens: 40}, 11, 0))
 }
 
 // A count that no model can have must not reach the accounts, nor overflow them.

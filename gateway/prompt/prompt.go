@@ -13,6 +13,7 @@ import (
 
 	"evenkeel/engine"
 	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/fleet/roster"
 	"evenkeel/gateway/openai"
 	"evenkeel/internal/rawjson"
 	"evenkeel/mooncake"
@@ -23,9 +24,9 @@ import (
 // Parts has everything of a request that its prompt depends on.
 type Parts struct {
 	Req     *openai.Request
-	Body    *mooncake.Body    // the body to read, because Req.Body may not be valid any more
-	Changes *mooncake.Changes // Changes.Prompt is the prompt, one of several of the request; nil: the prompt is in the body
-	Model   fleet.Route
+	Body    *mooncake.Body  // the body to read, because Req.Body may not be valid any more
+	Changes *mooncake.Patch // Changes.Prompt is the prompt, one of several of the request; nil: the prompt is in the body
+	Model   roster.Route
 	Resumed bool // the prompt ends with the answer so far, which the body does not contain
 }
 
@@ -178,7 +179,7 @@ func (p *Parts) Hash(key []byte) uint64 {
 }
 
 // Bytes returns the length of a prompt in bytes, as the client sent it.
-func Bytes(req *openai.Request, leg *mooncake.Changes) int {
+func Bytes(req *openai.Request, leg *mooncake.Patch) int {
 	if leg != nil && leg.Prompt != nil {
 		return len(leg.Prompt)
 	}
@@ -187,7 +188,7 @@ func Bytes(req *openai.Request, leg *mooncake.Changes) int {
 
 // Tokens returns a prompt's length in tokens before an engine has counted it. It is exact for a single prompt of token ids, and otherwise
 // an estimate.
-func Tokens(req *openai.Request, leg *mooncake.Changes) int {
+func Tokens(req *openai.Request, leg *mooncake.Patch) int {
 	if (leg == nil || leg.Prompt == nil) && req.PromptTokens > 0 {
 		return req.PromptTokens
 	}
@@ -197,7 +198,7 @@ func Tokens(req *openai.Request, leg *mooncake.Changes) int {
 // AllTokens returns the sum of Tokens over all parts. A prompt with several answers counts once per answer, because each is prefilled.
 func AllTokens(req *openai.Request, legs []openai.Part) (tokens int) {
 	for i := range legs {
-		tokens += Tokens(req, &legs[i].Changes)
+		tokens += Tokens(req, &legs[i].Patch)
 	}
 	return tokens
 }

@@ -22,6 +22,7 @@ import (
 	"evenkeel/engine"
 	"evenkeel/gateway/config"
 	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/fleet/roster"
 	"evenkeel/gateway/openai"
 	"evenkeel/mooncake"
 	"evenkeel/prefill"
@@ -102,7 +103,7 @@ func parts(t *testing.T, ep mooncake.Endpoint, body string) *Parts {
 	t.Helper()
 	req, fail := openai.Parse(ep, []byte(body), openai.Limits{})
 	require.Nil(t, fail, "%v", fail)
-	return &Parts{Req: req, Body: &req.Body, Changes: &req.Parts()[0].Changes, Model: fleet.Route{Name: req.Model, Board: req.Model}}
+	return &Parts{Req: req, Body: &req.Body, Changes: &req.Parts()[0].Patch, Model: roster.Route{Name: req.Model, Board: req.Model}}
 }
 
 func completion(text string) string { return fmt.Sprintf(`{"model":"m","prompt":%q}`, text) }
@@ -125,7 +126,7 @@ func TestPromptsShareTheBlocksOfTheirBeginning(t *testing.T) {
 	require.NotContains(t, r.Recognize(lora).Keys, first.Keys[0], "a LoRA makes other KV of the same text")
 
 	several := parts(t, mooncake.Completions, fmt.Sprintf(`{"model":"m","prompt":["no",%q]}`, long))
-	several.Changes = &several.Req.Parts()[1].Changes
+	several.Changes = &several.Req.Parts()[1].Patch
 	require.Equal(t, first.Keys, r.Recognize(several).Keys, "the leg's prompt, not the body's list")
 }
 

@@ -36,6 +36,8 @@ type Stream interface {
 
 	// Wait says that a wait for the engine begins now, and returns how long it may last; 0: for ever.
 	Wait(now time.Time) time.Duration
+	// Pause says that the wait for the engine ends now, because nothing is read until the client has taken a comment.
+	Pause(now time.Time)
 	// Arrive processes data of the response, and appends the bytes for the client to dst. The returned sse.End says
 	// whether the answer has ended. If it has, only the end of the body is still to be read.
 	Arrive(dst, data []byte, now time.Time) ([]byte, sse.End)
@@ -52,7 +54,7 @@ type Stream interface {
 
 type pump struct {
 	Stream
-	out  *edge.Outlet
+	out  *edge.Hijacked
 	keep *edge.KeepAlive  // sends comments to the client while the engine is silent; nil: no comments are sent
 	resp *engine.Response // the response from which the loop reads, or has read last
 
@@ -68,7 +70,7 @@ type pump struct {
 // returns false if there are no loops, or if the connection cannot be taken over.
 func Start(ctx *fasthttp.RequestCtx, log *zap.Logger, loops *loop.Set, s Stream) bool {
 	l := loops.Next()
-	return l != nil && edge.Release(ctx, log, func(o *edge.Outlet) {
+	return l != nil && edge.Release(ctx, log, func(o *edge.Hijacked) {
 		p := &pump{Stream: s, out: o, keep: o.KeepAlive(), loop: l}
 		p.guard(p.carry)
 	})
@@ -141,11 +143,15 @@ func (p *pump) lift() bool {
 		return false
 	}
 	// From here on, the loop owns the stream, and touched may even have passed it to another goroutine.
-	if !p.loop.Post(func() { p.enter(fd, turn) }) {
-		resp.Lower(nil)
-		return false
+	if p.loop.Post(func() { p.enter(fd, turn) }) {
+		return true
 	}
-	return true
+	p.loop.Close() // waits until the loop, which is closed already, has called what was posted before
+	if turn != p.turns {
+		return true // touched has passed the stream to another goroutine
+	}
+	resp.Lower(nil)
+	return false
 }
 
 // enter runs on the loop and begins to watch the engine's socket.
@@ -252,6 +258,7 @@ func (p *pump) send(frame []byte, now time.Time) {
 			return
 		}
 		if n < len(frame) {
+			p.Pause(now)
 			p.block(frame[n:])
 			return
 		}

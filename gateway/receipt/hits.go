@@ -27,6 +27,9 @@ type minutes struct {
 
 func minuteOf(t time.Time) int64 { return t.Unix() / 60 }
 
+// apart says whether sums of minute m have no meaning in the minute now. m may also be far in the future, if the clock was set back since.
+func apart(m, now int64) bool { return m <= now-summed || m >= now+summed }
+
 // add counts a request that has ended.
 func (s sums) add(r *Receipt) {
 	if r.PromptTokens <= 0 { // the request failed before its prefill
@@ -41,21 +44,20 @@ func (s sums) add(r *Receipt) {
 		s[r.Key] = k
 	}
 	m := &k.each[now%summed]
-	if m.minute > now { // the request ended so long ago that a later minute has its place
-		return
-	}
-	if m.minute < now {
+	if m.minute != now {
 		m.minute, m.Hits = now, Hits{}
 	}
 	m.add(Hits{r.PromptTokens, r.cached()})
-	k.last = max(k.last, now)
+	if k.last < now || apart(k.last, now) {
+		k.last = now
+	}
 }
 
 // room returns the sums of one more key; nil: mostKeys other keys have recent requests.
 func (s sums) room(now int64) *minutes {
 	if len(s) == mostKeys {
 		for key, k := range s {
-			if now-k.last >= summed {
+			if apart(k.last, now) {
 				delete(s, key)
 			}
 		}
@@ -88,7 +90,7 @@ func (g *Ring) Hits(key string, now time.Time) (last, before Hits) {
 	}
 	for i := range k.each {
 		switch m := &k.each[i]; {
-		case m.minute <= minuteOf(now)-summed:
+		case apart(m.minute, minuteOf(now)):
 		case m.minute >= minuteOf(now.Add(-30*time.Second)):
 			last.add(m.Hits)
 		default:

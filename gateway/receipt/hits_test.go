@@ -77,3 +77,26 @@ func TestKeysThatHaveHits(t *testing.T) {
 	require.Equal(t, Hits{10, 5}, add("another", now))
 	require.Len(t, g.hits, 2)
 }
+
+// A clock that is set back leaves sums of minutes that have not come yet. They belong to the past, and their places are free.
+func TestHitsAfterTheClockWasSetBack(t *testing.T) {
+	now := time.Date(2026, 1, 1, 3, 0, 0, 0, time.UTC)
+	g := NewRing(10, 1<<20)
+	add := func(key string, ended time.Time, cached int) {
+		g.Open(&Receipt{ID: "r", Key: key, Arrival: ended}).End(func(r *Receipt) { r.PromptTokens, r.CachedTokens = 10, cached })
+	}
+	for i := range mostKeys {
+		add(strconv.Itoa(i), now, 0)
+	}
+	now = now.Add(-time.Hour) // the same place in the ring of minutes
+	last, before := g.Hits("0", now)
+	require.Zero(t, last)
+	require.Zero(t, before)
+	add("0", now, 9)
+	last, before = g.Hits("0", now)
+	require.Equal(t, Hits{10, 9}, last)
+	require.Zero(t, before)
+	add("another", now, 5)
+	last, _ = g.Hits("another", now)
+	require.Equal(t, Hits{10, 5}, last, "the keys that sent nothing since make room")
+}

@@ -29,7 +29,10 @@ func NewRing(last int, maxBytes int64) *Ring {
 	if last <= 0 {
 		return nil
 	}
-	return &Ring{maxBytes: maxBytes, ended: make([]*Receipt, last), byID: map[string]*Receipt{}, running: map[string]*Live{}, hits: sums{}}
+	room := min(int64(last), maxBytes/sizeReceipt+1) // more receipts never fit, and each place takes memory
+	return &Ring{
+		maxBytes: maxBytes, ended: make([]*Receipt, room), byID: map[string]*Receipt{}, running: map[string]*Live{}, hits: sums{},
+	}
 }
 
 // Live is the receipt of a request that runs. A nil Live records nothing.

@@ -2,6 +2,7 @@ package receipt
 
 import (
 	"fmt"
+	"math"
 	"strings"
 	"sync"
 	"testing"
@@ -201,4 +202,20 @@ func TestReceiptsAreReadWhileTheyAreWritten(*testing.T) {
 		})
 	}
 	all.Wait()
+}
+
+// More receipts than fit into their memory are never kept, so they need no places either.
+func TestPlacesForReceiptsTakeNoMoreMemoryThanTheReceipts(t *testing.T) {
+	const limit = 1 << 16
+	g := NewRing(math.MaxInt, limit)
+	for i := range 500 {
+		g.Open(&Receipt{ID: fmt.Sprint(i)}).End(func(*Receipt) {})
+	}
+	kept, _ := g.Count()
+	require.Greater(t, kept, 50)
+	require.LessOrEqual(t, g.bytes, int64(limit))
+	require.Less(t, len(g.ended), limit/sizeReceipt+2)
+	list := g.Last(1, Filter{}, false)
+	require.Len(t, list, 1)
+	require.Equal(t, "499", list[0].ID)
 }

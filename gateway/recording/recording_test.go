@@ -41,12 +41,12 @@ func TestALineForEachStepInTheOrderOfEachLife(t *testing.T) {
 	l.Bound = true
 	value := fmt.Sprint(l)
 	one.Begin(&l)
-	begun := lifecycle.Event{What: lifecycle.Begun}
+	begun := lifecycle.Event{Kind: lifecycle.Begun}
 	todo := l.Step(begun, nil)
 	one.Step(begun, todo)
 	var second lifecycle.Lifecycle
 	other.Begin(&second)
-	none := lifecycle.Event{What: lifecycle.NoLocal}
+	none := lifecycle.Event{Kind: lifecycle.NoLocal}
 	one.Step(none, nil)
 	id := one.id
 	require.Equal(t, []line{
@@ -80,6 +80,6 @@ func TestWhatIsNotRecordedAllocatesNothing(t *testing.T) {
 	require.Zero(t, testing.AllocsPerRun(100, func() {
 		var room [8]lifecycle.Effect
 		tape.Begin(&l)
-		tape.Step(lifecycle.Event{}, l.Step(lifecycle.Event{What: lifecycle.Begun}, room[:0]))
+		tape.Step(lifecycle.Event{}, l.Step(lifecycle.Event{Kind: lifecycle.Begun}, room[:0]))
 	}))
 }

@@ -77,7 +77,7 @@ type planned struct {
 }
 
 // Step records the events of a moment, their effects, and the lists that were published.
-func (t *Roster) Step(now time.Time, events []roster.Event, do []roster.Effect, p *roster.Published) {
+func (t *Roster) Step(now time.Time, events []roster.Event, do []roster.Effect, p *roster.Snapshot) {
 	if rosters == nil {
 		return
 	}

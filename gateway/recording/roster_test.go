@@ -160,6 +160,7 @@ func eventOf(t *testing.T, e event) roster.Event {
 		"roster.Turned": as[roster.Turned](t), "roster.Lived": as[roster.Lived](t), "roster.Handed": as[roster.Handed](t), "roster.GaveBack": as[roster.GaveBack](t),
 		"roster.Stopped": as[roster.Stopped](t), "roster.Resumed": as[roster.Resumed](t),
 		"roster.PauseBegun": as[roster.PauseBegun](t), "roster.PauseEnded": as[roster.PauseEnded](t), "roster.Emptied": as[roster.Emptied](t),
+		"roster.Located": as[roster.Located](t),
 	}[e.Kind](e.Of)
 }
 
@@ -198,7 +199,7 @@ func TestARosterIsRecordedSoThatItCanBeToldAgain(t *testing.T) {
 	failed := up
 	failed.Out, failed.Accused, failed.Halt = errors.New("500"), errors.New("500"), errors.New("re-forms")
 	retired := engine.Status{Err: engine.ErrRetired, Models: up.Models}
-	stop := roster.Stop{Role: roster.Decode, ID: "e:2", At: roster.Place{Instance: "decode e:2", Rank: -1}, Deadline: time.Unix(60, 0)}
+	stop := roster.Stop{Role: roster.Decode, ID: "e:2", At: roster.Location{Instance: "decode e:2", Rank: -1}, Deadline: time.Unix(60, 0)}
 	r, now := roster.New(), time.Unix(0, 0)
 	var tape Roster
 	for _, events := range [][]roster.Event{
@@ -206,7 +207,7 @@ func TestARosterIsRecordedSoThatItCanBeToldAgain(t *testing.T) {
 		{roster.Terms{SlowStart: time.Minute}, roster.Planned{Set: []*roster.Engine{known(roster.Decode, "2"), known(roster.Aggregated, "3")}, Order: []string{"decode e:2"}}, roster.Owners{}},
 		{roster.Health{Key: "prefill e:1", Status: up}, roster.Health{Key: "decode e:2", Status: up}, roster.Health{Key: "aggregated e:3", Status: up}},
 		{roster.Health{Key: "decode e:2", Status: failed}, roster.Health{Key: "aggregated e:3", Status: retired}, roster.Health{Key: "prefill e:1", IsRefused: true}},
-		{roster.Handed{Birth: roster.Birth{Key: "prefill e:1"}, Candidate: "e:1/0", ID: "a"}, roster.Lived{Key: "prefill e:1", Start: 3, Asked: now}},
+		{roster.Handed{ProcessID: roster.ProcessID{Key: "prefill e:1"}, Candidate: "e:1/0", ID: "a"}, roster.Lived{Key: "prefill e:1", Start: 3, Asked: now}},
 		{roster.Health{Key: "decode e:2", Status: up}, roster.Stopped{Stop: stop}},
 		{roster.Turned{Key: "prefill e:1", Found: roster.Found{Away: "leaving"}}, roster.GaveBack{Key: "decode e:2"}},
 		{roster.Owners{Kind: owner.Groups, Scopes: map[string]roster.Owned{"g": {Admits: true}}, Rooms: map[string]roster.Room{"e:3": {Limit: 1}}}},

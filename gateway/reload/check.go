@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"strings"
 
 	"go.uber.org/zap"
@@ -60,7 +61,18 @@ func writable(path string) error {
 	if !errors.Is(err, fs.ErrExist) {
 		return err
 	}
-	if f, err = os.OpenFile(path, os.O_WRONLY|os.O_APPEND, 0); err != nil {
+	f, err = os.OpenFile(path, os.O_WRONLY|os.O_APPEND, 0)
+	if errors.Is(err, fs.ErrNotExist) { // a symlink to a file that is not there yet, which a proxy creates
+		to, linkErr := os.Readlink(path)
+		if linkErr != nil {
+			return err
+		}
+		if !filepath.IsAbs(to) {
+			to = filepath.Dir(path) + "/" + to // not Join, which takes .. for the folder of a symlink
+		}
+		return writable(to)
+	}
+	if err != nil {
 		return err
 	}
 	return f.Close()

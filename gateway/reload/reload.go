@@ -5,8 +5,6 @@ package reload
 import (
 	"errors"
 	"fmt"
-	"os"
-	"strings"
 	"time"
 
 	"go.uber.org/zap"
@@ -16,7 +14,8 @@ import (
 	"evenkeel/predictor"
 )
 
-var errEmptyConfig = errors.New("the file is empty, so it would remove all engines; write it again, or wait if it is being written")
+var errEmptyConfig = errors.New("the file is empty or sets no key, so it would remove all engines; write it again, " +
+	"or wait if it is being written")
 
 // New puts a validated config in force, and reads all files that the config names, except those of engines. It returns the fit from which
 // predictions start; nil: there is no fit file.
@@ -94,8 +93,10 @@ func (r *Reloader) reload(dry bool) (got Reload) {
 	if dry {
 		return got
 	}
-	r.source.seen = seen
-	if err == nil {
+	r.source.seen, r.source.named = seen, nil
+	if err != nil {
+		r.source.named = p.named
+	} else {
 		r.source.used = seen
 		if got.Outcome == used {
 			r.source.at = got.At
@@ -163,33 +164,32 @@ func (r *Reloader) exportStatus() {
 	r.status.Store(s)
 }
 
-// prepare reads and checks the config file and all files that it names. It changes nothing.
+// prepare reads and checks the config file and all files that it names. It changes nothing. If it returns an error, only the field named of
+// the result counts.
 func (r *Reloader) prepare() (*prepared, error) {
-	text, err := os.ReadFile(r.source.file)
-	if err != nil {
-		return nil, fmt.Errorf("config: %w", err)
-	}
-	if strings.TrimSpace(string(text)) == "" {
-		return nil, fmt.Errorf("config %s: %w", r.source.file, errEmptyConfig)
-	}
+	p := &prepared{}
 	next, err := r.source.load()
 	if err != nil {
-		return nil, err
+		return p, err
 	}
 	old := r.Settings()
+	if next.Blank() && !old.Blank() {
+		return p, fmt.Errorf("config %s: %w", r.source.file, errEmptyConfig)
+	}
 	merged, changes, err := old.Succeed(next)
 	if err != nil {
-		return nil, err
+		return p, err
 	}
-	p := &prepared{settings: newSettings(merged), changes: changes, fit: fitFile{path: merged.Predictor.File}}
+	p.settings, p.changes, p.fit.path = newSettings(merged), changes, merged.Predictor.File
+	p.named = digestsOf(filesOf(merged)) // before the files are read: if one changes meanwhile, the change is noticed later
 	if p.secrets, err = readSecrets(merged); err != nil {
-		return nil, err
+		return p, err
 	}
 	var fit *predictor.Fit
 	if merged.Predictor.File == old.Predictor.File {
 		p.fit = r.fit
 	} else if fit, err = p.fit.read(); err != nil {
-		return nil, fmt.Errorf("predictor.file: %w", err)
+		return p, fmt.Errorf("predictor.file: %w", err)
 	}
 	p.apply, err = r.host.Prepare(old, p.settings, fit)
 	return p, err

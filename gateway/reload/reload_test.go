@@ -68,6 +68,33 @@ func TestAConfigThatIsRefusedAsItIsAppliedChangesNothing(t *testing.T) {
 	require.Equal(t, "unchanged", r.Reload(false).Outcome)
 }
 
+// A file that is being written may have no more than its first comment yet. It may also be cut off between two readings.
+func TestAFileThatSetsNoKeyTakesNoEngineAway(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "evenkeel.yaml")
+	whole := "# The engines of the cell.\n---\nengines: {decode: [{url: \"http://d:1\", slots: 4}]}\n"
+	require.NoError(t, os.WriteFile(file, []byte(whole), 0o600))
+	cfg, err := config.Load(file)
+	require.NoError(t, err)
+	r, _, err := New(cfg, Host{
+		Log: zap.NewNop(), Registerer: prometheus.NewRegistry(), Started: time.Now(),
+		Prepare: func(_, _ *Settings, _ *predictor.Fit) (func(func()) error, error) {
+			return func(commit func()) error { commit(); return nil }, nil
+		},
+		ReloadTrust: func(func(string) bool) (bool, error) { return false, nil }, LookAtEngines: func() {},
+	})
+	require.NoError(t, err)
+	text := ""
+	r.ReadsFrom(file, func() (*config.Config, error) { return config.Parse(file, []byte(text)) })
+	for _, text = range []string{"", "\n", "# The engines of the cell.\n", "# The engines of the cell.\n---\n", "{}\n"} {
+		got := r.Reload(false)
+		require.Equal(t, refused, got.Outcome, "%q", text)
+		require.Contains(t, got.Error, "sets no key", "%q", text)
+		require.Len(t, r.Settings().Engines.Decode, 1, "%q", text)
+	}
+	text = whole
+	require.Equal(t, unchanged, r.Reload(false).Outcome)
+}
+
 // reads is a reloader of a config, and what it logs.
 func reads(t *testing.T, change func(*config.Config)) (*observer.ObservedLogs, error) {
 	t.Helper()
@@ -84,6 +111,10 @@ func TestFilesThatCannotBeUsedStopTheStart(t *testing.T) {
 	nowhere, short, bad := filepath.Join(dir, "none"), filepath.Join(dir, "short"), filepath.Join(dir, "bad.json")
 	require.NoError(t, os.WriteFile(short, []byte("secret\n"), 0o600))
 	require.NoError(t, os.WriteFile(bad, []byte(`{"evenkeel_fit":2}`), 0o600))
+	huge, two := filepath.Join(dir, "huge"), filepath.Join(dir, "two")
+	require.NoError(t, os.WriteFile(huge, nil, 0o600))
+	require.NoError(t, os.Truncate(huge, maxSecret+1))
+	require.NoError(t, os.WriteFile(two, []byte("sesame\r\nclose sesame\r\n"), 0o600))
 	predicts := func(p board.PredictorConfig) func(*config.Config) {
 		return func(cfg *config.Config) { cfg.Dispatch.Policy, cfg.Predictor = "brh", p } // it may have any of them
 	}
@@ -99,6 +130,9 @@ func TestFilesThatCannotBeUsedStopTheStart(t *testing.T) {
 		{"a fit of another version", predicts(board.PredictorConfig{Kind: "survival", File: bad}), "version 2, this evenkeel reads version 1"},
 		{"a secret that is not there", predicts(board.PredictorConfig{Kind: "exact", SecretFile: nowhere}), "predictor.secret_file"},
 		{"a secret that is short", predicts(board.PredictorConfig{Kind: "exact", SecretFile: short}), "has 6 bytes; write at least 16"},
+		{"a secret that is no secret", predicts(board.PredictorConfig{Kind: "exact", SecretFile: huge}), "larger than 65536 bytes"},
+		{"a token that is none", func(cfg *config.Config) { cfg.Admin.TokenFile = huge }, "admin.token_file: " + huge + ": larger than 65536 bytes"},
+		{"two tokens", func(cfg *config.Config) { cfg.Admin.TokenFile = two }, "has more than one line; write the token alone"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			_, err := reads(t, tt.change)

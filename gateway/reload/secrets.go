@@ -5,11 +5,11 @@ import (
 	"crypto/sha256"
 	"crypto/subtle"
 	"fmt"
+	"io"
 	"iter"
 	"os"
 	"runtime"
 	"slices"
-	"strings"
 	"time"
 
 	"go.uber.org/zap"
@@ -18,31 +18,56 @@ import (
 	"evenkeel/gateway/certs"
 	"evenkeel/gateway/config"
 	"evenkeel/gateway/keys"
+	"evenkeel/internal/smallfile"
 	"evenkeel/predictor"
 )
 
 // digestOf returns the digest of a file; zero: the file cannot be read.
 func digestOf(file string) digest {
-	text, err := os.ReadFile(file)
+	f, err := os.Open(file)
 	if err != nil {
 		return digest{}
 	}
-	return sha256.Sum256(text)
+	defer func() { _ = f.Close() }() // nothing is written
+	hash := sha256.New()
+	if _, err := io.Copy(hash, f); err != nil { // in pieces, because the file may be very large by mistake
+		return digest{}
+	}
+	return digest(hash.Sum(nil))
+}
+
+// digestsOf returns the digests of files.
+func digestsOf(files []string) map[string]digest {
+	all := make(map[string]digest, len(files))
+	for _, file := range files {
+		all[file] = digestOf(file)
+	}
+	return all
 }
 
 func loadToken(file string) (*token, error) {
 	if file == "" {
 		return nil, nil
 	}
-	text, err := os.ReadFile(file)
-	if err != nil {
+	word, err := readSecret(file)
+	switch {
+	case err != nil:
 		return nil, fmt.Errorf("admin.token_file: %w", err)
+	case len(word) == 0:
+		return nil, fmt.Errorf("admin.token_file %s is empty; write the token into it", file)
+	case bytes.ContainsAny(word, "\r\n"): // no header of a request could have it
+		return nil, fmt.Errorf("admin.token_file %s has more than one line; write the token alone", file)
 	}
-	word := strings.TrimSpace(string(text))
-	if word == "" {
-		return nil, fmt.Errorf("admin.token_file %s is empty; write the token on its first line", file)
-	}
-	return &token{sha256.Sum256([]byte(word))}, nil
+	return &token{sha256.Sum256(word)}, nil
+}
+
+// maxSecret bounds a file with a token or a key, in bytes.
+const maxSecret = 64 << 10
+
+// readSecret returns the text of a file with a token or a key, without blanks and line ends around it.
+func readSecret(file string) ([]byte, error) {
+	text, err := smallfile.Read(file, maxSecret)
+	return bytes.TrimSpace(text), err
 }
 
 // Operator says whether a token is that of admin.token_file (known), and whether admin requests need a token at all (required).
@@ -60,11 +85,11 @@ func readPromptKey(p board.PredictorConfig) ([]byte, error) {
 	if p.Kind != predictor.KindExact {
 		return nil, nil
 	}
-	text, err := os.ReadFile(p.SecretFile)
+	text, err := readSecret(p.SecretFile)
 	if err != nil {
 		return nil, fmt.Errorf("predictor.secret_file: %w", err)
 	}
-	if text = bytes.TrimSpace(text); len(text) < leastSecret {
+	if len(text) < leastSecret {
 		return nil, fmt.Errorf("predictor.secret_file: %s has %d bytes; write at least %d random bytes, as `head -c 32 /dev/urandom | base64 > "+
 			"%[1]s` does", p.SecretFile, len(text), leastSecret)
 	}

@@ -37,6 +37,8 @@ type Reloader struct {
 	source source
 	fit    fitFile
 	seen   map[string]digest // digests of small files as they were last read
+	// distrusted has the digests of the files of profiles if engines could not take up the last change of a ca_file.
+	distrusted map[string]digest
 }
 
 // Outcomes of a reload.
@@ -57,6 +59,7 @@ type prepared struct {
 	changes  []config.Change
 	secrets  *secrets
 	fit      fitFile
+	named    map[string]digest // digests of the files that the config names
 	apply    func(commit func()) error
 }
 
@@ -66,8 +69,10 @@ type source struct {
 	load func() (*config.Config, error) // parses the file, applies what overrides it, and validates the result
 	seen digest                         // the version of the file that was last read
 	used digest                         // the version in force
-	at   time.Time                      // since when this version is in force
-	last *Reload                        // the last reload; nil: there was none
+	// named has the digests of the files that the last version names, if it was refused: it is tried again when one of them changes.
+	named map[string]digest
+	at    time.Time // since when this version is in force
+	last  *Reload   // the last reload; nil: there was none
 }
 
 // Host is what a Reloader needs of the proxy.

@@ -6,6 +6,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"evenkeel/gateway/config"
 	"evenkeel/gateway/files"
 	"evenkeel/gateway/keys"
 	"evenkeel/geo"
@@ -24,15 +25,29 @@ func (r *Reloader) Watch(ctx context.Context) {
 }
 
 func (r *Reloader) fileList() []string {
-	cfg := r.Settings()
+	cfg := r.Settings().Config
+	all := append(filesOf(cfg), cfg.Discovery.Files...)
+	if r.source.file != "" {
+		all = append(all, r.source.file)
+	}
+	return all
+}
+
+// filesOf returns the files that a config names, except those that list engines.
+func filesOf(cfg *config.Config) []string {
 	all := []string{
-		r.source.file, cfg.KeysFile, cfg.Admin.TokenFile, cfg.TLS.CertFile, cfg.TLS.KeyFile, cfg.Admin.TLS.CertFile, cfg.Admin.TLS.KeyFile,
-		cfg.Predictor.File, cfg.Predictor.SecretFile,
+		cfg.KeysFile, cfg.Admin.TokenFile, cfg.TLS.CertFile, cfg.TLS.KeyFile, cfg.Admin.TLS.CertFile, cfg.Admin.TLS.KeyFile,
+		cfg.Predictor.File, cfg.Predictor.SecretFile, cfg.Tracing.TLS.CAFile, cfg.Tracing.TLS.CertFile, cfg.Tracing.TLS.KeyFile,
 		cfg.Geo.TLS.Cert, cfg.Geo.TLS.Key, cfg.Geo.TLS.CA, cfg.Geo.HMAC.KeysFile,
 	}
-	all = append(all, cfg.Discovery.Files...)
+	all = slices.DeleteFunc(all, func(file string) bool { return file == "" })
+	return append(all, filesOfProfiles(cfg)...)
+}
+
+// filesOfProfiles returns the files that the profiles of a config name.
+func filesOfProfiles(cfg *config.Config) (all []string) {
 	for _, p := range cfg.Profiles {
-		all = append(all, p.CAFile)
+		all = append(all, p.CAFile, p.CertFile, p.KeyFile)
 	}
 	return slices.DeleteFunc(all, func(file string) bool { return file == "" })
 }
@@ -42,12 +57,23 @@ func (r *Reloader) lookAtFiles() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.source.load != nil {
-		if now := digestOf(r.source.file); now != r.source.seen && now != (digest{}) { // zero: the file is being replaced
+		now := digestOf(r.source.file)
+		if now != (digest{}) && (now != r.source.seen || anyChanged(r.source.named)) { // zero: the file is being replaced
 			r.reload(false)
 		}
 	}
 	r.lookAtSecrets()
 	r.host.LookAtEngines()
+}
+
+// anyChanged reports whether one of the files has another digest now.
+func anyChanged(files map[string]digest) bool {
+	for file, then := range files {
+		if digestOf(file) != then {
+			return true
+		}
+	}
+	return false
 }
 
 func (r *Reloader) lookAtSecrets() {
@@ -74,9 +100,7 @@ func (r *Reloader) watchedFiles() []watched {
 		{keyGeoTLS, func() (bool, error) { return r.reloadPair(Peers) }},
 		{keyGeoCA, r.reloadGeoCA},
 		{keyGeoKeys, r.reloadGeoKeys},
-		{keyAuthority, func() (bool, error) {
-			return r.host.ReloadTrust(func(file string) bool { return r.changedFor(ofEngines, file) })
-		}},
+		{keyAuthority, r.reloadTrust},
 		{keyPredictor, r.reloadFit},
 		{keyPromptKey, r.reloadPromptKey},
 	}
@@ -128,6 +152,20 @@ func (r *Reloader) reloadKeys() (bool, error) {
 
 func (r *Reloader) reloadToken() (bool, error) {
 	return reread(r, r.Settings().Admin.TokenFile, loadToken, r.token.Store)
+}
+
+// reloadTrust makes engines trust changed authorities. An authority is refused together with a client certificate that cannot be used, so
+// it is tried again when any file of a profile changes.
+func (r *Reloader) reloadTrust() (bool, error) {
+	now, again := digestsOf(filesOfProfiles(r.Settings().Config)), anyChanged(r.distrusted)
+	changed, err := r.host.ReloadTrust(func(file string) bool { return r.changedFor(ofEngines, file) || again })
+	switch {
+	case err != nil:
+		r.distrusted = now
+	case changed:
+		r.distrusted = nil
+	}
+	return changed, err
 }
 
 func (r *Reloader) reloadGeoCA() (bool, error) {

@@ -8,9 +8,12 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
 
+	"evenkeel/gateway/certs"
 	"evenkeel/gateway/certs/certtest"
 	"evenkeel/gateway/config"
 	"evenkeel/geo"
@@ -98,4 +101,90 @@ func TestGeoKeysThatChangeWithTheConfigComeIntoForce(t *testing.T) {
 		r.Reload(false)
 	}
 	require.Equal(t, 2, set, "with the config they do, too")
+}
+
+// A new config may name a file that comes a moment later, such as one of another Kubernetes volume. Nothing about the config itself changes
+// when the file comes.
+func TestAConfigThatWasRefusedForAFileThatItNamesIsTriedAgain(t *testing.T) {
+	dir := t.TempDir()
+	file, token := filepath.Join(dir, "evenkeel.yaml"), filepath.Join(dir, "token")
+	require.NoError(t, os.WriteFile(file, []byte("first\n"), 0o600))
+	core, logs := observer.New(zap.ErrorLevel)
+	registry := prometheus.NewRegistry()
+	r, _, err := New(config.Default(), Host{
+		Log: zap.New(core), Registerer: registry, Started: time.Now(),
+		Prepare: func(_, _ *Settings, _ *predictor.Fit) (func(func()) error, error) {
+			return func(commit func()) error { commit(); return nil }, nil
+		},
+		ReloadTrust: func(func(string) bool) (bool, error) { return false, nil }, LookAtEngines: func() {},
+	})
+	require.NoError(t, err)
+	r.ReadsFrom(file, func() (*config.Config, error) {
+		next := config.Default()
+		next.Admin.TokenFile = token
+		return next, next.Validate()
+	})
+
+	require.NoError(t, os.WriteFile(file, []byte("second\n"), 0o600))
+	for range 3 {
+		r.lookAtFiles()
+	}
+	require.Equal(t, "refused", r.Status().Last.Outcome)
+	require.Equal(t, 1, logs.Len(), "the same error is logged once")
+	require.EqualValues(t, 1, testutil.ToFloat64(r.metrics.reloads.WithLabelValues(keyConfig, refused)))
+
+	require.NoError(t, os.WriteFile(token, []byte("sesame\n"), 0o600))
+	r.lookAtFiles()
+	require.Equal(t, "used", r.Status().Last.Outcome)
+	known, required := r.Operator("sesame")
+	require.True(t, known && required)
+}
+
+// Some tools replace the authority, the certificate and its key one after the other.
+func TestAnAuthorityThatWasRefusedForAClientCertificateIsTriedAgain(t *testing.T) {
+	dir := t.TempDir()
+	ca, cert, key := filepath.Join(dir, "ca.crt"), filepath.Join(dir, "tls.crt"), filepath.Join(dir, "tls.key")
+	a, b := certtest.New(t), certtest.New(t)
+	replace := func(to, from string) {
+		text, err := os.ReadFile(from)
+		require.NoError(t, err)
+		require.NoError(t, os.WriteFile(to, text, 0o600))
+	}
+	oldCert, oldKey := a.Issue(t, "proxy", time.Now().Add(time.Hour))
+	newCert, newKey := b.Issue(t, "proxy", time.Now().Add(time.Hour))
+	replace(ca, a.File)
+	replace(cert, oldCert)
+	replace(key, oldKey)
+	c := config.Default()
+	c.Profiles = map[string]mooncake.Profile{"tls": {Connector: mooncake.NIXLPull, CAFile: ca, CertFile: cert, KeyFile: key}}
+	trusted := 0
+	core, logs := observer.New(zap.ErrorLevel)
+	r, _, err := New(c, Host{
+		Log: zap.New(core), Registerer: prometheus.NewRegistry(), Started: time.Now(),
+		ReloadTrust: func(changed func(string) bool) (bool, error) {
+			if !changed(ca) {
+				return false, nil
+			}
+			if _, err := certs.Client("engine", ca, cert, key); err != nil {
+				return false, err
+			}
+			trusted++
+			return true, nil
+		},
+		LookAtEngines: func() {},
+	})
+	require.NoError(t, err)
+
+	replace(ca, b.File)
+	replace(cert, newCert)
+	for range 3 {
+		r.lookAtFiles()
+	}
+	require.Zero(t, trusted, "the key is still that of the certificate before")
+	require.Equal(t, 1, logs.Len(), "the error is logged once")
+	replace(key, newKey)
+	for range 3 {
+		r.lookAtFiles()
+	}
+	require.Equal(t, 1, trusted)
 }

@@ -10,7 +10,7 @@ import (
 
 	"evenkeel/engine"
 	"evenkeel/gateway/edge"
-	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/fleet/roster"
 	"evenkeel/gateway/openai"
 	"evenkeel/gateway/upstream"
 	"evenkeel/mooncake"
@@ -27,8 +27,8 @@ type aborting struct {
 	outputMode []byte // the request's output_mode
 
 	mu   sync.Mutex
-	rank *fleet.Rank // the rank that has the request; nil: no rank has it
-	id   string      // the engine's id of the request
+	rank *roster.Rank // the rank that has the request; nil: no rank has it
+	id   string       // the engine's id of the request
 }
 
 // errNotAborted is the error of an answer whose client has ended the request by name, but whose engine has not stopped.
@@ -37,11 +37,11 @@ var errNotAborted = openai.NewError(http.StatusBadGateway, "upstream_incomplete"
 
 // abortable is a client that also counts as gone once aborting.leave was called. It is a type of its own so that isLeg does not take it
 // for the share of one leg of a fan-out.
-type abortable struct{ *edge.Disconnect }
+type abortable struct{ *edge.CloseNotifier }
 
 // sentTo notes the rank to which the request is about to be sent, and its id in the headers. If the client has ended the request in the
 // meantime, the job ends as if the client had left.
-func (a *aborting) sentTo(rank *fleet.Rank, headers []engine.Header) {
+func (a *aborting) sentTo(rank *roster.Rank, headers []engine.Header) {
 	if a == nil {
 		return
 	}
@@ -92,7 +92,7 @@ func (a *aborting) end(srv *Server) {
 }
 
 // abortAt tells the engine of a rank to end the request with the given id.
-func (a *aborting) abortAt(srv *Server, rank *fleet.Rank, id string) error {
+func (a *aborting) abortAt(srv *Server, rank *roster.Rank, id string) error {
 	if a.endpoint == mooncake.Generate {
 		return upstream.Abort(srv.Client, rank.Target, id, srv.Log)
 	}

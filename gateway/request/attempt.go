@@ -42,7 +42,7 @@ func (j *job) again(retry lifecycle.Retry, fault *failure.Fault) bool {
 	log.Info("an attempt failed, and the request is tried again")
 	select {
 	case <-time.After(wait):
-		j.record.Report(journal.Event{What: journal.Retried})
+		j.record.Report(journal.Event{Kind: journal.Retried})
 		return true
 	case <-j.client.Gone():
 		return false
@@ -92,41 +92,25 @@ func (j *job) estimate() int {
 	return prompt.Tokens(j.req, j.changes)
 }
 
-// A leaving ends a call after its client has left. It waits for grace from then on, and in any case until earliest. Each probe has a
-// leaving, so it costs only two allocations: itself and the callback.
-type leaving struct {
-	client   reader
-	call     *engine.Call
-	grace    time.Duration
-	earliest time.Time   // the call is not ended before this
-	timer    *time.Timer // ends the call; set by departed, which does not run any more once OnGone(nil) has returned
-}
-
-// leaveAfter makes the call end once the client has left and grace has passed since then, but not before earliest. The method stop of the
-// result takes this back.
-func (r reader) leaveAfter(call *engine.Call, grace time.Duration, earliest time.Time) *leaving {
-	l := &leaving{client: r, call: call, grace: grace, earliest: earliest}
-	r.OnGone(l.departed)
-	return l
-}
-
-// departed is called when the client has left, and starts the timer that ends the call.
-func (l *leaving) departed() {
-	l.timer = time.AfterFunc(max(l.grace, time.Until(l.earliest)), func() { l.call.Leave(upstream.Notice) })
-}
-
-// stop takes leaveAfter back: the call then goes on even if the client leaves.
-func (l *leaving) stop() {
-	l.client.OnGone(nil)
-	if l.timer != nil {
-		l.timer.Stop()
+// leaveAfter makes the call end once the client has left and grace has passed since then, but not before earliest. The function that it
+// returns takes this back: the call then goes on even if the client leaves.
+func leaveAfter(c client, call *engine.Call, grace time.Duration, earliest time.Time) (takeBack func()) {
+	var timer *time.Timer // set by the callback, which does not run any more once OnGone(nil) has returned
+	c.OnGone(func() {
+		timer = time.AfterFunc(max(grace, time.Until(earliest)), func() { call.Leave(upstream.Notice) })
+	})
+	return func() {
+		c.OnGone(nil)
+		if timer != nil {
+			timer.Stop()
+		}
 	}
 }
 
-// fell makes the event that reports a failed call to the request's lifecycle. Besides the failure, the event says whether the engine
+// failedEvent makes the event that reports a failed call to the request's lifecycle. Besides the failure, the event says whether the engine
 // itself is at fault. It names the engines that went down after their connections had broken during this request.
-func (j *job) fell(fault *failure.Fault) lifecycle.Event {
-	event := lifecycle.Event{What: lifecycle.Fell, End: fault.Ended, MostLosses: fault.MostLosses}
+func (j *job) failedEvent(fault *failure.Fault) lifecycle.Event {
+	event := lifecycle.Event{Kind: lifecycle.CallFailed, End: fault.Ended, MostLosses: fault.MostLosses}
 	kvArrived := !errors.Is(fault.Err, failure.ErrUndelivered)
 	connectionBroke := fault.Status == 0 && fault.Engine != "" && prefill.Broke(fault.Err)
 	switch {
@@ -149,20 +133,20 @@ func (s *stream) judge(effect lifecycle.Effect) {
 	monitor, id, blame, fault := s.job.srv.Monitor, s.from.rank.Instance, effect.Blame, s.from.fault
 	full := s.from.rank.Group != "" && fault != nil && fault.Refused()
 	switch {
-	case full && effect.Do == lifecycle.Shun: // the queue of this rank is full, or the queue that it shares with the ranks around it
+	case full && effect.Kind == lifecycle.Shun: // the queue of this rank is full, or the queue that it shares with the ranks around it
 		around, others := s.job.srv.Engines().Around(s.from.rank.Worker, slices.Concat(s.job.avoid.ranks(), s.job.avoid.lastChoice))
 		s.job.avoid.refuse(s.from.rank.Worker, around, others)
-	case effect.Do == lifecycle.Shun && fault != nil && fault.Why == lifecycle.Stuck:
+	case effect.Kind == lifecycle.Shun && fault != nil && fault.Reason == lifecycle.Stuck:
 		// The ranks that step together with this one stand still, too, so the request avoids them all.
 		engines := s.job.srv.Engines()
 		around, _ := engines.Around(s.from.rank.Worker, nil)
 		s.job.avoid.decode = append(engines.Beside(s.from.rank.Worker, false, s.job.avoid.decode), around...)
 		s.job.avoid.haltedCores++
 	case full:
-	case effect.Do == lifecycle.Acclaim:
+	case effect.Kind == lifecycle.Acclaim:
 		monitor.Judge(id, engine.Served, nil)
-	case effect.Do == lifecycle.Shun:
-		answered := fault != nil && fault.Why == lifecycle.Failed // a crash says nothing about the other engines of the host
+	case effect.Kind == lifecycle.Shun:
+		answered := fault != nil && fault.Reason == lifecycle.Failed // a crash says nothing about the other engines of the host
 		s.job.avoid.decode = s.job.srv.Engines().Beside(s.from.rank.Worker, answered, s.job.avoid.decode)
 	case blame == lifecycle.Disputed:
 		err, settle := fault.Err, monitor.Accuse(id)
@@ -205,18 +189,18 @@ func (j *job) settleAccused(finding lifecycle.Finding) {
 
 // outcome returns the report that the dispatcher gets when the slot is released. kind is how the request ended.
 func (s *stream) outcome(kind board.Kind) board.Outcome {
-	mirror, finished := &s.from.answer.Mirror, kind == board.Finished
+	filter, finished := &s.from.answer.Filter, kind == board.Finished
 	failedBeforeFirst := s.from.fault != nil && s.firstAt.IsZero()
-	_, hasUsage := mirror.Usage()
+	_, hasUsage := filter.Usage()
 	return board.Outcome{
 		Kind:      kind,
-		Generated: mirror.Tokens(),
-		Empty:     finished && mirror.Empty() && mirror.FinishReason() == "stop" && !s.job.life.Resumed(),
+		Generated: filter.Tokens(),
+		Empty:     finished && filter.Empty() && filter.FinishReason() == "stop" && !s.job.life.Resumed(),
 		Unsaid:    finished && (s.from.noUsage || !hasUsage),
 		Refused:   failedBeforeFirst && s.from.fault.Refused(),
 		Lost:      failedBeforeFirst && s.from.fault.Unheard(),
 		Orphaned:  s.from.stranded,
-		Kept:      finished && !s.from.local && mirror.Kept(),
+		Kept:      finished && !s.from.local && filter.Kept(),
 	}
 }
 

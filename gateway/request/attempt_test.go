@@ -42,14 +42,14 @@ func TestAProbeThatIsCutInItsAnswerIsNoFailure(t *testing.T) {
 	srv := newServer(t)
 	srv.Tier.SetCandidates([]prefill.Candidate{{ID: "p/0", Instance: "prefill p", Models: []string{"m"}, Live: true,
 		Profile: &mooncake.Profile{KVHoldTimeout: time.Minute}}})
-	kid := edge.NewDisconnect(zap.NewNop())
+	kid := edge.NewCloseNotifier(zap.NewNop())
 	kid.Leave()
 	for range 6 {
 		lease, err := srv.Tier.Acquire(t.Context(), prefill.Request{Model: "m", PromptTokens: 7})
 		require.NoError(t, err)
 		srv.Places.Release()
-		j := &job{srv: srv.Server, client: reader{kid}}
-		call := &prefillCall{Call: upstream.Call{Engine: "prefill p"}, srv: srv.Server, run: &fleet.Run{}}
+		j := &job{srv: srv.Server, client: kid}
+		call := &probe{Call: upstream.Call{Engine: "prefill p"}, srv: srv.Server, run: &fleet.Run{}}
 		fault := call.answered(j, call.Broke(&engine.Error{Sent: true, Answered: true, Aborted: true, Err: errors.New("cut")}))
 		fault.Kept = true
 		v := fault.Verdict()

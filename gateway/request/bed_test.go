@@ -19,6 +19,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -30,7 +31,7 @@ import (
 	"evenkeel/engine"
 	"evenkeel/gateway/config"
 	"evenkeel/gateway/edge"
-	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/fleet/roster"
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/metaserver"
 	"evenkeel/gateway/openai"
@@ -57,7 +58,7 @@ type bed struct {
 	*server
 	t     *testing.T
 	p, d  []*refengine.Engine // they prefill, and decode
-	route fleet.Route
+	route roster.Route
 	url   string
 	ln    *edge.Listener
 	drain func() error // ends the listener, and the server behind it
@@ -69,12 +70,12 @@ type bed struct {
 
 	mu      sync.Mutex
 	asked   []*Incoming
-	limits  Limits // of callers
-	wish    Wishes // of the next request
-	key     string // of the caller
-	met     int    // probes from before the test
-	shown   []byte // what clients have read since there was no stream
-	streams int    // clients that are to read one
+	paid    atomic.Int64 // tokens by which the estimates of callers were corrected
+	wish    Wishes       // of the next request
+	key     string       // of the caller
+	met     int          // probes from before the test
+	shown   []byte       // what clients have read since there was no stream
+	streams int          // clients that are to read one
 
 	lateness func() time.Duration // see refclient.Lateness; nil: nobody has asked yet
 }
@@ -88,7 +89,7 @@ type setup struct {
 	second          string             // the kind of engines that comes second, if there are both; empty: those that prefill and decode
 	profile         mooncake.Profile
 	configure       func(*config.Config, *Env)
-	route           fleet.Route
+	route           roster.Route
 	// ranks behind one address heed their name at each endpoint
 	pins bool
 	// requests wait for a free slot; else each goes on to a rank at once
@@ -113,11 +114,12 @@ func start(t *testing.T, o setup) *bed {
 	if o.decode == nil && o.mixed == nil {
 		o.decode = []refengine.Config{{}}
 	}
-	b := &bed{t: t, route: o.route, limits: unlimited{}, late: o.late}
+	b := &bed{t: t, route: o.route, late: o.late}
 	b.route.Name, b.route.Board, b.route.Prefill, b.route.Decode = refModel, refModel, true, true
 	b.route.Mixed = o.prefill == nil && o.decode == nil
 	b.server = newServer(t, func(cfg *config.Config, env *Env) {
 		cfg.Dispatch.Window, cfg.Prefill.Retry.Base = 100*time.Microsecond, time.Millisecond
+		cfg.Limits.ConnectTimeout = patience                          // a busy machine accepts connections late
 		cfg.Prefill.Policy, cfg.Dispatch.Policy = "round-robin", "rr" // whoever failed is not asked again at once
 		if o.profile.Connector == mooncake.AscendLayerwise {
 			env.Meta = metaserver.New(metaserver.Config{
@@ -169,9 +171,9 @@ func start(t *testing.T, o setup) *bed {
 			candidates = append(candidates, c)
 		}
 	}
-	b.engines.ranks = map[int32]*fleet.Rank{}
+	b.engines.ranks = map[int32]*roster.Rank{}
 	for i, e := range b.d {
-		b.ranksOf(e, fleet.Rank{Instance: fmt.Sprintf("decode d%d", i), Profile: &profile, Board: refModel}, board.Worker{
+		b.ranksOf(e, roster.Rank{Instance: fmt.Sprintf("decode d%d", i), Profile: &profile, Board: refModel}, board.Worker{
 			Engine: fmt.Sprintf("d%d", i), Early: profile.Early(), Keeps: profile.Keeps(), Barrier: o.waits, Capacity: int64(o.decode[i].KVTokens),
 		}, o)
 	}
@@ -184,7 +186,7 @@ func start(t *testing.T, o setup) *bed {
 		if o.groups != nil {
 			group = o.groups[i]
 		}
-		b.ranksOf(e, fleet.Rank{Instance: fmt.Sprintf("aggregated m%d", i), Profile: &alone, Board: mixedBoard, Group: group}, board.Worker{
+		b.ranksOf(e, roster.Rank{Instance: fmt.Sprintf("aggregated m%d", i), Profile: &alone, Board: mixedBoard, Group: group}, board.Worker{
 			Engine: fmt.Sprintf("m%d", i), Group: group, Mixed: true, Barrier: o.waits,
 		}, o)
 		if known := func(c prefill.Candidate) bool { return c.ID == group }; !slices.ContainsFunc(candidates, known) {
@@ -219,7 +221,7 @@ func start(t *testing.T, o setup) *bed {
 const mixedBoard = refModel + "+aggregated"
 
 // ranksOf has the ranks of an engine take requests: all are like this rank and this worker.
-func (b *bed) ranksOf(e *refengine.Engine, like fleet.Rank, w board.Worker, o setup) {
+func (b *bed) ranksOf(e *refengine.Engine, like roster.Rank, w board.Worker, o setup) {
 	n := e.Config().DPSize
 	like.Context = 131072
 	for i := range n {
@@ -234,7 +236,7 @@ func (b *bed) ranksOf(e *refengine.Engine, like fleet.Rank, w board.Worker, o se
 		if e.Config().DPMode == "internal" && n > 1 {
 			r.Target.Rank = i
 		}
-		r.Traffic, r.Signs, r.Pins = &engine.Traffic{}, engine.NewSigns(), o.pins
+		r.Traffic, r.Signs, r.Pins = &engine.Traffic{}, engine.NewLiveness(), o.pins
 		b.engines.ranks[r.Worker] = &r
 		w.Strays = !r.Heeds(mooncake.Responses)
 		w.ID, w.Name, w.Model, w.Slots, w.Up = r.Worker, name, r.Board, e.Config().Slots, true
@@ -310,8 +312,8 @@ func (b *bed) listen() {
 
 func (b *bed) handle(ctx *fasthttp.RequestCtx) {
 	b.mu.Lock()
-	in := b.Incoming(journal.Facts{ID: NewID(), Arrival: time.Now(), Key: b.key})
-	in.Limits, in.Wishes = b.limits, b.wish
+	in := b.Incoming(journal.LogEntry{ID: NewID(), Arrival: time.Now(), Key: b.key})
+	in.GiveBack, in.Wishes = func(tokens int) { b.paid.Add(int64(tokens)) }, b.wish
 	b.asked = append(b.asked, in)
 	b.mu.Unlock()
 	endpoint := mooncake.Chat
@@ -322,7 +324,7 @@ func (b *bed) handle(ctx *fasthttp.RequestCtx) {
 	}
 	req, fail := openai.Parse(endpoint, bytes.Clone(ctx.PostBody()), openai.Limits{})
 	in.Record.Witness(func(string) string { return "" }, false, endpoint.Path())
-	in.Record.Report(journal.Event{What: journal.Parsed, Req: req})
+	in.Record.Report(journal.Event{Kind: journal.Parsed, Req: req})
 	if fail == nil && !b.route.Mixed {
 		fail = req.Split(b.route.PromptLogprobs)
 	}
@@ -499,7 +501,7 @@ func (b *bed) readGauges() {
 		FactsInterval: 50 * time.Millisecond})
 	var list []engine.Instance
 	for _, r := range b.engines.ranks {
-		list = append(list, engine.Instance{ID: r.Instance, Role: fleet.Decode, Target: r.Target, Canaries: []*engine.Target{r.Target}})
+		list = append(list, engine.Instance{ID: r.Instance, Role: roster.Decode, Target: r.Target, Canaries: []*engine.Target{r.Target}})
 		r.Traffic = m.Traffic(r.Instance)
 		r.Signs = r.Traffic.Signs(r.Target.Rank)
 	}

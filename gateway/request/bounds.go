@@ -95,7 +95,7 @@ func (s *source) limits(first time.Duration) sse.Limits {
 }
 
 // waitAtMost returns the duration of a limit of the request's lifecycle. profile belongs to the engine whose answer is awaited.
-func waitAtMost(limit lifecycle.Limit, settings *fleet.Settings, profile *mooncake.Profile) time.Duration {
+func waitAtMost(limit lifecycle.Timeout, settings *fleet.Settings, profile *mooncake.Profile) time.Duration {
 	switch limit {
 	case lifecycle.ByProbe, lifecycle.ByWhole:
 		return settings.Limits.ProbeTimeout
@@ -107,14 +107,10 @@ func waitAtMost(limit lifecycle.Limit, settings *fleet.Settings, profile *moonca
 		return settings.Bind.Grace
 	case lifecycle.ByConfirm:
 		return settings.Bind.Confirm
-	case lifecycle.ByAbort:
-		return abortTime
-	case lifecycle.NotHere:
+	case lifecycle.NoTimeout:
 	}
 	return handoff.Forever
 }
-
-const abortTime = 200 * time.Millisecond // the duration of ByAbort
 
 // manyTimes bounds how long a rank that prefills and decodes may take for a prompt: manyTimes as long as predicted, plus the
 // first_event_timeout of its profile. After that, watchCore looks for signs of life of the rank's core.
@@ -160,8 +156,8 @@ func watchCore(s *stream) (stop func()) {
 // stuck corrects the reason (Why) of a call that watchCore has ended. Such a call fails as Silent, but the reason is that the core of the
 // rank stands still (Stuck).
 func stuck(s *stream, fault *failure.Fault) *failure.Fault {
-	if fault != nil && fault.Why == lifecycle.Silent && s.from.coreHalted != nil && s.from.coreHalted.Load() {
-		fault.Why, fault.Err = lifecycle.Stuck, errStuck
+	if fault != nil && fault.Reason == lifecycle.Silent && s.from.coreHalted != nil && s.from.coreHalted.Load() {
+		fault.Reason, fault.Err = lifecycle.Stuck, errStuck
 	}
 	return fault
 }
@@ -186,7 +182,7 @@ func (s *source) settleCompute(none bool) {
 		return
 	}
 	computed := s.mayCompute
-	switch usage, _ := s.answer.Mirror.Usage(); {
+	switch usage, _ := s.answer.Filter.Usage(); {
 	case none:
 		computed = 0
 	case (s.local || s.job.passed != nil) && usage.Prompt > 0:

@@ -19,7 +19,7 @@ import (
 // The docs have a limit under the name of the key that is in force.
 func TestALimitIsTheKeyThatTheDocsName(t *testing.T) {
 	const odd = 12345 * time.Millisecond
-	for l, row := range map[lifecycle.Limit]struct {
+	for l, row := range map[lifecycle.Timeout]struct {
 		key string // or the limit itself, where no key has it
 		set func(*config.Config, *mooncake.Profile)
 	}{
@@ -30,7 +30,6 @@ func TestALimitIsTheKeyThatTheDocsName(t *testing.T) {
 		lifecycle.ByCallback:   {"bind.callback_timeout", func(c *config.Config, _ *mooncake.Profile) { c.Bind.CallbackTimeout = odd }},
 		lifecycle.ByGrace:      {"5 s", nil},
 		lifecycle.ByConfirm:    {"100 ms", nil},
-		lifecycle.ByAbort:      {"200 ms", nil},
 	} {
 		cfg, p, want := config.Default(), mooncake.Profile{}, odd
 		if row.set != nil {

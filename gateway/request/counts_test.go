@@ -4,12 +4,16 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptest"
+	"regexp"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
+	"evenkeel/bench/lab/refengine"
 	"evenkeel/bench/lab/reftext"
 	"evenkeel/gateway/config"
 	"evenkeel/mooncake"
@@ -172,4 +176,91 @@ func TestTheBoardHearsTheStepsOfItsEngines(t *testing.T) {
 		return b.metric(t, "evenkeel_step_seconds", "") > 5
 	})
 	b.clean()
+}
+
+// No engine is believed that counts more tokens in a prompt than its context has: its caller would pay for them for ever.
+func TestTokensOfAPromptThatThereCannotBe(t *testing.T) {
+	t.Parallel()
+	const scores = `"echo":true,"logprobs":1,"max_tokens":1,`
+	rows := map[string]struct {
+		o          setup
+		path, body string
+	}{
+		"of a prefill engine that answers alone": {setup{}, mooncake.Completions.Path(), completion(short, scores)},
+		"likewise, streamed":                     {setup{}, mooncake.Completions.Path(), completion(short, scores+`"stream":true,`)},
+		"of a beam search": {setup{mixed: []refengine.Config{does(1)}}, mooncake.Chat.Path(),
+			chat(short, `"use_beam_search":true,"n":1,"max_tokens":4,`)},
+	}
+	for _, connector := range earlyConnectors {
+		row := rows["of a beam search"]
+		row.o, row.body = setup{profile: mooncake.Profile{Connector: connector}}, chat(short, `"stream":true,`)
+		rows["of a prefill beside, "+connector] = row
+	}
+	for name, row := range rows {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var liar atomic.Value
+			row.o.front = counts1e15("prompt_tokens", &liar)
+			b := start(t, row.o)
+			paid := b.paid.Load()
+			liar.Store(b.engines.ranks[0].Target.URL.Host)
+			if row.o.mixed == nil {
+				liar.Store(b.fill[0].URL.Host)
+			}
+			require.NotContains(t, b.post(row.path, row.body).body, "1000000000000000")
+			b.over()
+			require.Less(t, b.paid.Load()-paid, int64(1000))
+			liar.Store("")
+			require.Equal(t, http.StatusOK, b.post(row.path, row.body).status, "its next answer is right")
+			b.settle()
+		})
+	}
+}
+
+// counts1e15 is the front of a setup: the engine at the host in liar reports 10^15 for a count of its usage.
+func counts1e15(key string, liar *atomic.Value) func(w http.ResponseWriter, r *http.Request, engine http.Handler) {
+	count := regexp.MustCompile(`"` + key + `":\s*\d+`)
+	return func(w http.ResponseWriter, r *http.Request, engine http.Handler) {
+		if liar.Load() != r.Host {
+			engine.ServeHTTP(w, r)
+			return
+		}
+		answer := httptest.NewRecorder()
+		engine.ServeHTTP(answer, r)
+		w.Header().Set("Content-Type", answer.Header().Get("Content-Type"))
+		w.WriteHeader(answer.Code)
+		_, _ = w.Write(count.ReplaceAll(answer.Body.Bytes(), []byte(`"`+key+`":1000000000000000`)))
+	}
+}
+
+// More tokens of a prompt than it has cannot have been cached: neither the client nor the record is told that they were.
+func TestCachedTokensThatThereCannotBe(t *testing.T) {
+	t.Parallel()
+	rows := map[string]setup{"of ranks that do both": {mixed: []refengine.Config{does(1)}}}
+	for _, connector := range earlyConnectors {
+		rows["of a prefill beside, "+connector] = setup{profile: mooncake.Profile{Connector: connector}}
+	}
+	for name, o := range rows {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var liar atomic.Value
+			o.front = counts1e15("cached_tokens", &liar)
+			b := start(t, o)
+			before := len(b.asked)
+			liar.Store(b.engines.ranks[0].Target.URL.Host)
+			if o.mixed == nil {
+				liar.Store(b.fill[0].URL.Host)
+			}
+			r := b.post(mooncake.Chat.Path(), chat(short, ""))
+			require.Equal(t, http.StatusOK, r.status, r.body)
+			if o.mixed == nil {
+				require.NotContains(t, r.body, "1000000000000000")
+			}
+			b.over()
+			for _, in := range b.asked[before:] {
+				require.Less(t, in.Record.CachedTokens, 1000)
+			}
+			b.settle()
+		})
+	}
 }

@@ -21,7 +21,7 @@ import (
 // decode sends the request to the rank: with the hand-off h, or without one (nil), in which case the rank also computes the prompt. It
 // returns when the first data event has arrived, because then the engine has the KV and the client can get a status line. quit says that
 // the client has left, that this has ended the call, and that no engine uses the slot any more.
-func (s *stream) decode(h *handoff.Handoff, until lifecycle.Limit) (_ *failure.Fault, quit bool) {
+func (s *stream) decode(h *handoff.Handoff, until lifecycle.Timeout) (_ *failure.Fault, quit bool) {
 	j, slot, phase := s.job, s.from.slot, journal.Transfer
 	if h == nil {
 		phase = journal.Prefill
@@ -43,9 +43,9 @@ func (s *stream) decode(h *handoff.Handoff, until lifecycle.Limit) (_ *failure.F
 // decodeBeside is decode for a request whose prefill runs at the same time. Nothing was sent under the lease yet. The prefill call and the
 // decode call are the two legs of the request, and the end of one ends the other. pair is their number in the request's lifecycle. quit
 // says that the client has left, and that either the prefill leg has ended, or the decode engine keeps KV blocks for it.
-func (s *stream) decodeBeside(lease *prefill.Lease, pair int, until lifecycle.Limit) (fault *failure.Fault, quit bool) {
+func (s *stream) decodeBeside(lease *prefill.Lease, pair int, until lifecycle.Timeout) (fault *failure.Fault, quit bool) {
 	j, slot := s.job, s.from.slot
-	j.record.Report(journal.Event{What: journal.Entered, Phase: journal.Transfer, Left: j.client.Left(), Call: "decode", Early: true})
+	j.record.Report(journal.Event{Kind: journal.Entered, Phase: journal.Transfer, Left: j.client.Left(), Call: "decode", Early: true})
 	s.from.reportCompute()
 	if fault = s.from.beginPrefill(lease, pair, until); fault != nil {
 		return fault, false
@@ -55,14 +55,14 @@ func (s *stream) decodeBeside(lease *prefill.Lease, pair int, until lifecycle.Li
 		s.from.takePrefillAnswer()
 		// After NotOurs, nothing was sent to the rank, so it has no KV blocks for the request. Otherwise the prefill leg may still write to
 		// the rank's blocks although the client has left, so outlived waits for its end.
-		if quit = fault.Why != lifecycle.NotOurs && j.client.Left(); quit {
+		if quit = fault.Reason != lifecycle.NotOurs && j.client.Left(); quit {
 			s.from.stranded = s.from.partner.outlived() || s.from.stranded
 		}
 		return fault, quit
 	}
 	slot.Started()
 	j.kvArrived(nil, s)
-	j.record.Report(journal.Event{What: journal.Coupled, Took: s.from.takePrefillAnswer(), Slot: slot})
+	j.record.Report(journal.Event{Kind: journal.Coupled, Took: s.from.takePrefillAnswer(), Slot: slot})
 	s.opened()
 	if s.from.slot == nil { // the whole answer came with its first event, so the slot is released already
 		s.from.partner.close(false)
@@ -73,7 +73,7 @@ func (s *stream) decodeBeside(lease *prefill.Lease, pair int, until lifecycle.Li
 // open sends the decode request and reads up to the first data event. h is the hand-off; nil: the rank computes the prompt itself. With
 // a hand-off, the connection stays open until the first event even if the client leaves: if it were cut while the decode engine pulls the
 // KV, both engines would leak KV blocks.
-func (s *stream) open(h *handoff.Handoff, until lifecycle.Limit) *failure.Fault {
+func (s *stream) open(h *handoff.Handoff, until lifecycle.Timeout) *failure.Fault {
 	j := s.job
 	s.from.wait = h.Await(s.from.rank, s.from.began, s.from.whole)
 	defer s.from.wait.End()
@@ -88,7 +88,7 @@ func (s *stream) open(h *handoff.Handoff, until lifecycle.Limit) *failure.Fault 
 	}
 	profile := s.from.rank.Profile
 	if profile.HandBack == mooncake.HandBackFetched {
-		j.decodeProcess = j.srv.Engines().Born(s.from.rank.Instance).Process
+		j.decodeProcess = j.srv.Engines().ProcessAt(s.from.rank.Instance).Process
 	}
 	if s.from.whole { // the pull of KV is over when a stream's first event would come; from then on, LimitWhole bounds the call
 		until = lifecycle.ByFirstEvent
@@ -113,7 +113,7 @@ func (s *stream) open(h *handoff.Handoff, until lifecycle.Limit) *failure.Fault 
 	}
 	if s.from.whole { // the engine sends the answer in one piece: nothing arrives before all of it is computed
 		if h != nil { // the pull of KV must not be cut, so the call outlives its client until the pull is over for certain
-			defer j.client.leaveAfter(s.from.call, 0, pullOver).stop()
+			defer leaveAfter(j.client, s.from.call, 0, pullOver)()
 		}
 		defer handoff.LimitWhole(s.from.rank, s.from.call, j.srv.Settings(), s.from.maxTokens)()
 		silence = handoff.Forever
@@ -133,7 +133,7 @@ func (s *stream) open(h *handoff.Handoff, until lifecycle.Limit) *failure.Fault 
 		if fault.Engine != "" {
 			j.srv.Monitor.Report(fault.Engine, fault.Err)
 		}
-		if s.from.whole && fault.Why == lifecycle.HungUp && fault.Far != lifecycle.Unsent && !time.Now().Before(pullOver) {
+		if s.from.whole && fault.Reason == lifecycle.HungUp && fault.Far != lifecycle.Unsent && !time.Now().Before(pullOver) {
 			fault.Far = lifecycle.Through // the pull of KV was over, so only the answer is lost
 		}
 		return fault
@@ -144,22 +144,22 @@ func (s *stream) open(h *handoff.Handoff, until lifecycle.Limit) *failure.Fault 
 	if !s.believed(h) {
 		return disbelieved()
 	}
-	return ignored(lifecycle.Decode, j.verify(j.resume.decodeCounts, s.from.answer.Mirror.Prompt()))
+	return ignored(lifecycle.Decode, j.verify(j.resume.decodeCounts, s.from.answer.Filter.Prompt()))
 }
 
 // takeHandoff returns the kv_transfer_params of a hand-off. It fails if the prefill engine has restarted, or after the hand-off's deadline.
 func (s *source) takeHandoff(h *handoff.Handoff) (json.RawMessage, *failure.Fault) {
-	if gone, sure := s.job.srv.Engines().Outlived(h.Born); gone {
+	if gone, sure := s.job.srv.Engines().Outlived(h.Maker); gone {
 		why := lifecycle.MayOutlive
 		if sure {
 			why = lifecycle.Outlived
 		}
-		return nil, failure.Of(lifecycle.Ended{Leg: lifecycle.Decode, Why: why},
+		return nil, failure.Of(lifecycle.Ended{Leg: lifecycle.Decode, Reason: why},
 			failure.BadGateway("prefill", "it is gone, and the prefilled prompt with it"), handoff.ErrOutlived)
 	}
 	kv, err := h.Params(s.began)
 	if err != nil {
-		return nil, failure.Of(lifecycle.Ended{Leg: lifecycle.Decode, Why: lifecycle.Expired},
+		return nil, failure.Of(lifecycle.Ended{Leg: lifecycle.Decode, Reason: lifecycle.Expired},
 			failure.BadGateway("decode", "its turn came after the hand-off's deadline"), err)
 	}
 	h.Lease.Dispatched()
@@ -190,7 +190,7 @@ func (s *source) send(headers []engine.Header, body [][]byte, silence time.Durat
 
 // disbelieved returns the fault of a decode call that began too late: by then, the KV that it read may have been another prompt's.
 func disbelieved() *failure.Fault {
-	return failure.Of(lifecycle.Ended{Leg: lifecycle.Decode, Far: lifecycle.Through, Why: lifecycle.Disbelieved}, failure.Late,
+	return failure.Of(lifecycle.Ended{Leg: lifecycle.Decode, Far: lifecycle.Through, Reason: lifecycle.Disbelieved}, failure.Late,
 		handoff.ErrLate)
 }
 
@@ -206,7 +206,7 @@ func (s *stream) openBeside() *failure.Fault {
 		switch {
 		case fault.Status != 0 && fault.Verdict().Next == lifecycle.Over:
 			how = lifecycle.Declined
-		case fault.Status != 0 || fault.Why == lifecycle.NotOurs || fault.Why == lifecycle.Unreachable:
+		case fault.Status != 0 || fault.Reason == lifecycle.NotOurs || fault.Reason == lifecycle.Unreachable:
 			how = lifecycle.Refused
 		}
 		return s.from.lostBeside(how, fault)
@@ -222,14 +222,14 @@ func (s *stream) openBeside() *failure.Fault {
 	if !s.believed(nil) {
 		return s.from.lostBeside(lifecycle.Died, disbelieved())
 	}
-	fault := s.from.partner.started(s.from.answer.Mirror.Prompt())
+	fault := s.from.partner.started(s.from.answer.Filter.Prompt())
 	if s.stage == ended {
-		fault = s.from.partner.believe(s.from.answer.Mirror.Prompt(), j.client.Gone())
+		fault = s.from.partner.believe(s.from.answer.Filter.Prompt(), j.client.Gone())
 	}
 	if fault != nil {
 		return s.from.lostBeside(lifecycle.Died, fault)
 	}
-	if fault = ignored(lifecycle.Decode, j.verify(j.resume.decodeCounts, s.from.answer.Mirror.Prompt())); fault != nil {
+	if fault = ignored(lifecycle.Decode, j.verify(j.resume.decodeCounts, s.from.answer.Filter.Prompt())); fault != nil {
 		s.from.partner.close(false)
 	}
 	return fault
@@ -240,7 +240,7 @@ func (s *stream) openBeside() *failure.Fault {
 // aborted.
 func (s *stream) firstBeside() error {
 	err := s.readFirst(time.Now().Add(handoff.Forever))
-	for err == nil && s.from.rank.Profile.Connector == mooncake.SGLang && s.firstTokenAt.IsZero() && s.from.answer.Mirror.Prompt() == 0 &&
+	for err == nil && s.from.rank.Profile.Connector == mooncake.SGLang && s.firstTokenAt.IsZero() && s.from.answer.Filter.Prompt() == 0 &&
 		s.stage == flows {
 		err = s.fill()
 	}
@@ -281,10 +281,10 @@ func (s *source) takePrefillAnswer() (called time.Duration) {
 	if !answered {
 		return called
 	}
-	j.record.Report(journal.Event{What: journal.Probed, Took: took})
+	j.record.Report(journal.Event{Kind: journal.Probed, Took: took})
 	j.record.Prefill = prefiller
 	if prefilled(j, &probed, s.rank.Profile); !j.life.Resumed() && s.rank.Profile.Connector != mooncake.SGLang {
-		s.answer.Mirror.Found(j.cachedTokens)
+		s.answer.Filter.Found(j.cachedTokens)
 	}
 	return called
 }
@@ -292,7 +292,7 @@ func (s *source) takePrefillAnswer() (called time.Duration) {
 // beginPrefill starts the prefill call of an attempt on a goroutine of its own. The call is sent at once, or after the decode engine's
 // callback. pair is the number of the attempt's two calls in the request's lifecycle, and until limits the first wait. If a fault is
 // returned, nothing was sent.
-func (s *source) beginPrefill(lease *prefill.Lease, pair int, until lifecycle.Limit) *failure.Fault {
+func (s *source) beginPrefill(lease *prefill.Lease, pair int, until lifecycle.Timeout) *failure.Fault {
 	j, candidate := s.job, lease.Candidate
 	p := &partner{
 		job: j, pair: pair, waitLimit: until, id: pairID(j.id, j.record.Attempts), dialect: lifecycle.Dialects[candidate.Profile.Connector],
@@ -305,7 +305,7 @@ func (s *source) beginPrefill(lease *prefill.Lease, pair int, until lifecycle.Li
 	begun := false
 	defer onPanic(func() {
 		if !begun {
-			p.tell(lifecycle.Event{What: lifecycle.NotSent}, nil)
+			p.report(lifecycle.Event{Kind: lifecycle.NotSent}, nil)
 		}
 	})
 	fault := p.prepareMeeting()
@@ -313,11 +313,11 @@ func (s *source) beginPrefill(lease *prefill.Lease, pair int, until lifecycle.Li
 		lease.PassOn()
 		err := j.srv.legs.Run(math.MaxInt, p.serve)
 		if begun = err == nil; !begun {
-			fault = failure.Of(lifecycle.Ended{Leg: lifecycle.Decode, Why: lifecycle.Leaving}, failure.Leaving, err)
+			fault = failure.Of(lifecycle.Ended{Leg: lifecycle.Decode, Reason: lifecycle.Leaving}, failure.Leaving, err)
 		}
 	}
 	if fault != nil {
-		p.tell(lifecycle.Event{What: lifecycle.NotSent}, nil)
+		p.report(lifecycle.Event{Kind: lifecycle.NotSent}, nil)
 		s.partner = nil
 	}
 	return fault
@@ -338,7 +338,7 @@ func (p *partner) prepareMeeting() *failure.Fault {
 		rank.Profile, rank.Target)
 	switch {
 	case p.dialect.CallsBack && srv.Meta == nil:
-		return failure.Of(lifecycle.Ended{Leg: lifecycle.Decode, Why: lifecycle.Unready},
+		return failure.Of(lifecycle.Ended{Leg: lifecycle.Decode, Reason: lifecycle.Unready},
 			failure.BadGateway("decode", errUnheard.Error()), errUnheard)
 	case p.dialect.CallsBack:
 		known := engines.HostsOf(rank.Instance)
@@ -349,7 +349,7 @@ func (p *partner) prepareMeeting() *failure.Fault {
 		p.meeting.Metaserver = p.expected.URL
 	case p.dialect.Keeps:
 		if p.meeting.Coordinates = srv.Fleet.Coordinates(candidate); p.meeting.Coordinates == nil {
-			return failure.Of(lifecycle.Ended{Leg: lifecycle.Decode, Why: lifecycle.Unlearned}, failure.Leaving, errUnknown)
+			return failure.Of(lifecycle.Ended{Leg: lifecycle.Decode, Reason: lifecycle.Unlearned}, failure.Leaving, errUnknown)
 		}
 	}
 	return nil

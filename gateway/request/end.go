@@ -19,7 +19,7 @@ import (
 
 // fails ends the answer's current source before the answer was whole. answer is the error for the client, and err the cause. If the answer
 // has begun, the request's lifecycle decides what follows: the answer may still go on at another engine.
-func (s *stream) fails(why lifecycle.Why, answer *openai.Error, err error) {
+func (s *stream) fails(why lifecycle.Reason, answer *openai.Error, err error) {
 	if s.stage >= ended {
 		return
 	}
@@ -36,18 +36,18 @@ func (s *stream) fails(why lifecycle.Why, answer *openai.Error, err error) {
 	case begun && why == lifecycle.Rejected && answer.Status/100 == 5: // the engine refuses evenkeel's own credential
 		why = lifecycle.Erred
 	}
-	end := lifecycle.Ended{Leg: leg, Far: lifecycle.Through, Why: why, Open: true, Moved: begun && s.from.run.Moved()}
+	end := lifecycle.Ended{Leg: leg, Far: lifecycle.Through, Reason: why, Open: true, Moved: begun && s.from.run.Moved()}
 	s.from.fault = failure.Of(end, answer, err)
-	s.from.fault.Status, s.from.fault.Engine = s.from.answer.Mirror.Failure().Status, s.from.rank.Instance
+	s.from.fault.Status, s.from.fault.Engine = s.from.answer.Filter.Failure().Status, s.from.rank.Instance
 	switch {
-	case !begun && leg == lifecycle.Sole && s.from.answer.Mirror.Started(): // the first event came with the end; the client gets it
+	case !begun && leg == lifecycle.Sole && s.from.answer.Filter.Started(): // the first event came with the end; the client gets it
 		s.finish(answer)
 		return
 	case !begun:
 		s.stage, s.broken = ended, answer
 		return
 	}
-	event := s.job.fell(s.from.fault)
+	event := s.job.failedEvent(s.from.fault)
 	event.Faulty = answer.Status/100 == 5 && why >= lifecycle.Rejected && why != lifecycle.GivenBack && !s.from.fault.Moved
 	s.step(event)
 }
@@ -60,7 +60,7 @@ func (s *stream) ends() {
 	if s.firstAt.IsZero() { // the whole answer came at once
 		s.finish(nil)
 	}
-	s.step(lifecycle.Event{What: lifecycle.Ends})
+	s.step(lifecycle.Event{Kind: lifecycle.Ends})
 }
 
 // step reports an event of an answer that has begun to the request's lifecycle, and carries out the effects that this returns.
@@ -68,10 +68,10 @@ func (s *stream) step(event lifecycle.Event) {
 	r := runner{job: s.job, stream: s, fault: s.from.fault, answerBegun: true}
 	event.Left, event.Engine = s.job.client.Left(), s.from.rank.Instance
 	var buffer [6]lifecycle.Effect
-	effects := s.job.tell(event, buffer[:0])
+	effects := s.job.step(event, buffer[:0])
 	defer onPanic(func() { // after a panic, still carry out the remaining effects that give something back
 		for _, effect := range effects {
-			if effect.Do == lifecycle.Settle || effect.Do == lifecycle.Find {
+			if effect.Kind == lifecycle.Settle || effect.Kind == lifecycle.Find {
 				r.do(effect)
 			}
 		}
@@ -79,7 +79,7 @@ func (s *stream) step(event lifecycle.Event) {
 	for len(effects) > 0 {
 		effect := effects[0]
 		effects = effects[1:]
-		if event = r.do(effect); effect.Do == lifecycle.Confirm {
+		if event = r.do(effect); effect.Kind == lifecycle.Confirm {
 			s.step(event)
 		}
 	}
@@ -110,7 +110,7 @@ func (s *stream) finish(fail *openai.Error) {
 		s.job.srv.Log.Warn("an answer broke off", zap.Inline(s.job), zap.String("engine", s.from.rank.Target.ID),
 			zap.Int("tokens", s.tokens()), zap.String("outcome", journal.Outcome(fail)), zap.String("cause", s.forLog(fail)))
 	}
-	if s.from.answer.Assembler != nil || s.from.whole || s.job.client.isLeg() {
+	if s.from.answer.Assembler != nil || s.from.whole || isLeg(s.job.client) {
 		return // the code that assembles the answer writes its end
 	}
 	fail = cmp.Or(fail, failure.None)
@@ -121,7 +121,7 @@ func (s *stream) finish(fail *openai.Error) {
 // forLog is the reason why a stream failed, without the engine's own words. Only the client gets these words, because many engines repeat
 // parts of the prompt in them.
 func (s *stream) forLog(fail *openai.Error) string {
-	if said := s.from.answer.Mirror.Failure(); said.Status != 0 && said.Message == fail.Message {
+	if said := s.from.answer.Filter.Failure(); said.Status != 0 && said.Message == fail.Message {
 		return fmt.Sprintf("an error event of status %d; the engine's log has its text", said.Status)
 	}
 	return fail.Message
@@ -169,17 +169,17 @@ func (s *stream) report() {
 		j.srv.Conclude(j.incoming, s.broken)
 		return
 	}
-	j.record.Report(journal.Event{What: journal.Relayed, Took: now.Sub(s.firstAt), Tokens: tokens})
+	j.record.Report(journal.Event{Kind: journal.Relayed, Took: now.Sub(s.firstAt), Tokens: tokens})
 	if tokens > 1 && s.broken == nil && !s.from.whole && !s.from.muffled {
-		j.record.Report(journal.Event{What: journal.Paced, Took: s.lastTokenAt.Sub(s.firstTokenAt), Tokens: tokens})
+		j.record.Report(journal.Event{Kind: journal.Paced, Took: s.lastTokenAt.Sub(s.firstTokenAt), Tokens: tokens})
 	}
 	reconcile(s)
 	s.reportLocal()
 	if failedEngine := s.from.failedOn(); s.broken != nil && failedEngine != "" {
-		j.record.Report(journal.Event{What: journal.Failed, Cause: journal.Outcome(s.broken), On: failedEngine, Answer: s.broken})
+		j.record.Report(journal.Event{Kind: journal.Failed, Cause: journal.Outcome(s.broken), On: failedEngine, Answer: s.broken})
 	}
 	j.record.EndAttempt(s.broken)
-	if !j.client.isLeg() {
+	if !isLeg(j.client) {
 		j.srv.Conclude(j.incoming, s.broken)
 	}
 }
@@ -190,9 +190,9 @@ func reconcile(s *stream) {
 	if s.broken != nil || s.from.whole || s.from.muffled {
 		return
 	}
-	s.from.rank.Traffic.Learn(s.from.answer.Mirror.TokensPerChunk)
-	usage, _ := s.from.answer.Mirror.Usage()
-	if drift, ok := s.from.answer.Mirror.Drift(); ok && max(drift, -drift)*100 > usage.Completion {
+	s.from.rank.Traffic.Learn(s.from.answer.Filter.TokensPerChunk)
+	usage, _ := s.from.answer.Filter.Usage()
+	if drift, ok := s.from.answer.Filter.Drift(); ok && max(drift, -drift)*100 > usage.Completion {
 		s.job.srv.metrics.miscounted.Inc()
 	}
 }
@@ -306,7 +306,7 @@ func (srv *Server) Conclude(in *Incoming, fail *openai.Error) {
 	if tokens == 0 && in.Record.Route != "" && fail != nil && fail.Status == journal.StatusClientClosed {
 		tokens = -1 // unknown: the client left while an engine computed the prompt, before the engine reported its length
 	}
-	in.Limits.GiveBack(tokens)
+	in.GiveBack(tokens)
 	in.Body.Give()
 	if in.From != nil {
 		srv.Node.Received(in.Record.Origin, journal.Outcome(fail))

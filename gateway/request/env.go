@@ -15,6 +15,7 @@ import (
 	"evenkeel/gateway/abort"
 	"evenkeel/gateway/failure"
 	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/fleet/roster"
 	"evenkeel/gateway/handback"
 	"evenkeel/gateway/handoff"
 	"evenkeel/gateway/journal"
@@ -49,7 +50,7 @@ type Env struct {
 	Engines    func() Engines // the engines as they are at the call
 	Tier       *prefill.Tier
 	Locals     *local.Ranks
-	Places     *pool.Places
+	Places     *pool.Semaphore
 	Dispatcher Dispatcher
 	Journal    *journal.Journal
 	Owner      *owner.Set // nil: this proxy is alone, and sends to every engine
@@ -71,7 +72,7 @@ type Engines interface {
 	handoff.Engines
 	Ranks(instance string) int
 	HostsOf(instance string) func(host string) bool
-	Born(instance string) fleet.Birth
+	ProcessAt(instance string) roster.ProcessID
 	Around(worker int32, list []int32) (around []int32, others bool)
 	Owned(board, model string) bool
 	Context(instance string) int
@@ -82,15 +83,15 @@ type Engines interface {
 type Fleet interface {
 	KnownHost(host string) bool
 	Coordinates(candidate prefill.Candidate) *mooncake.Coordinates
-	Learn(candidate prefill.Candidate, b fleet.Birth, at *mooncake.Coordinates)
+	Learn(candidate prefill.Candidate, b roster.ProcessID, at *mooncake.Coordinates)
 	TrackProbe(c *prefill.Candidate, call *engine.Call) *fleet.Run
 	Untrack(r *fleet.Run)
 	AnyPrefill(model string) *engine.Target
 	DownSince(instance string, at time.Time) bool
 	GaveBack(decode string)
 	Exchange(candidate prefill.Candidate) (*mooncake.Exchange, error)
-	Made(b fleet.Birth, candidate prefill.Candidate, id string) fleet.Birth
-	Track(at fleet.Place, call *engine.Call, abortable bool) *fleet.Run
+	Made(b roster.ProcessID, candidate prefill.Candidate, id string) roster.ProcessID
+	Track(at roster.Location, call *engine.Call, abortable bool) *fleet.Run
 }
 
 // Dispatcher assigns requests to slots on decode ranks.
@@ -112,9 +113,9 @@ type Server struct {
 	metrics     *metrics
 	Prompts     *prompt.Reader
 	discards    *handoff.Discarder
-	legs        service.Leftovers // prefill calls that run at the same time as their decode call
-	tails       service.Leftovers // work left after the client has its answer: ends of bodies, fan-out legs beside a failed one
-	open        atomic.Int64      // client requests being served
+	legs        service.Background // prefill calls that run at the same time as their decode call
+	tails       service.Background // work left after the client has its answer: ends of bodies, fan-out legs beside a failed one
+	open        atomic.Int64       // client requests being served
 	ids         atomic.Uint64
 	turns       handback.Turns
 	resumeBytes atomic.Int64 // bytes kept so that answers can go on at another engine
@@ -141,7 +142,7 @@ func (srv *Server) Open() int64 { return srv.open.Load() }
 // returned function waits for the rest of it.
 func (srv *Server) Finish(ctx context.Context) (wait func()) {
 	var all []<-chan struct{}
-	for _, g := range []*service.Leftovers{&srv.tails, &srv.discards.Leftovers, &srv.legs} {
+	for _, g := range []*service.Background{&srv.tails, &srv.discards.Background, &srv.legs} {
 		over := g.Close()
 		select {
 		case <-over:
@@ -192,8 +193,9 @@ func newMetrics(reg prometheus.Registerer, buckets []float64, open *atomic.Int64
 			Buckets: buckets}),
 		recomputes: counters("evenkeel_recomputes_total",
 			"Requests that a decode engine gave back because it had no KV memory left, by how they went on. 0: from the start, because the client "+
-				"had nothing of the answer yet. 1: a completion, by its token ids. 2: a chat, by its token ids. 3: by its text, which is not exact to "+
-				"the token. 4: not at all, it ended with an error. finished: no token was left to compute.", "tier", lifecycle.Tiers),
+				"had nothing of the answer yet. 1: a completion or a generate request, by its token ids. "+
+				"2: a chat, by its token ids. 3: by its text, which is not exact to the token. 4: not at all, it ended with an error. "+
+				"finished: no token was left to compute.", "tier", lifecycle.Tiers),
 		losses: counters("evenkeel_decode_losses_total",
 			"Answers whose decode engine died or failed after the client had a part of them, by how they went on. The tiers are those of "+
 				"evenkeel_recomputes_total.", "tier", lifecycle.Tiers),
@@ -249,7 +251,7 @@ func (m *metrics) rebound(fault *failure.Fault) {
 		cause = causeDecode
 	case fault.Verdict().Next == lifecycle.Over:
 		return
-	case fault.Why == lifecycle.Unbegun:
+	case fault.Reason == lifecycle.Unbegun:
 		cause = causeSilent
 	case fault.Leg == lifecycle.Decode:
 		cause = causeCallback

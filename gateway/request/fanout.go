@@ -51,8 +51,8 @@ type fanned struct {
 // A branch is one leg of a fan-out: a job with one prompt and one answer.
 type branch struct {
 	job    *job
-	share  *edge.Disconnect // its share of the client's connection: gone when the client has left, or when another leg failed
-	prompt int              // index of the leg's prompt in the request
+	share  *edge.CloseNotifier // its share of the client's connection: gone when the client has left, or when another leg failed
+	prompt int                 // index of the leg's prompt in the request
 
 	// These fields are written before the leg sends its last piece.
 	answer  []byte // the whole answer, if it is not streamed
@@ -82,12 +82,12 @@ func (srv *Server) fanOut(ctx *fasthttp.RequestCtx, conn client, whole *job, leg
 		f.id = whole.ask.ID
 	}
 	for i := range legs {
-		share, name := edge.NewDisconnect(srv.Log), letters(i)
+		share, name := edge.NewCloseNotifier(srv.Log), letters(i)
 		f.legs = append(f.legs, branch{share: share, prompt: legs[i].Prompt, job: &job{
-			srv: srv, req: req, body: whole.body, changes: &legs[i].Changes, client: reader{share}, id: in.Record.ID + "-" + name,
+			srv: srv, req: req, body: whole.body, changes: &legs[i].Patch, client: share, id: in.Record.ID + "-" + name,
 			model: whole.model, incoming: in,
 			record: in.Record.Leg(name),
-			ask: sse.Ask{
+			ask: sse.Options{
 				Usage: req.IncludeUsage || !req.Stream, ContinuousUsage: req.ContinuousUsage, TokenIDs: req.ReturnTokenIDs ||
 					req.Endpoint == mooncake.Tokens, Cached: -1, Form: sse.FormOf(req.Endpoint.Path()),
 				ID: f.nameOf(i), Created: in.Record.Arrival.Unix(), Choice: legs[i].Choice, DropFinalUsage: req.Stream, DropDone: true,
@@ -132,7 +132,7 @@ func (f *fanned) goElsewhere(ctx *fasthttp.RequestCtx, whole *job) (answered boo
 		if forward == nil {
 			return false, nil
 		}
-		whole.record.Report(journal.Event{What: journal.Attempted})
+		whole.record.Report(journal.Event{Kind: journal.Attempted})
 		what, fail := whole.send(ctx, forward)
 		if what == lifecycle.PeerAnswers || fail != nil {
 			return fail == nil, fail
@@ -312,8 +312,8 @@ func (f *fanned) relay(l *branch) *openai.Error {
 			return nil
 		}
 		if err != nil {
-			l.usage, _ = s.from.answer.Mirror.Usage()
-			l.details = s.from.answer.Mirror.PromptDetails()
+			l.usage, _ = s.from.answer.Filter.Usage()
+			l.details = s.from.answer.Filter.PromptDetails()
 			f.send(piece{contentType: contentType, fail: s.broken, done: true})
 			return nil
 		}
@@ -427,7 +427,7 @@ func (f *fanned) settle(fail *openai.Error) {
 	conclude := func() {
 		f.wg.Wait()
 		for _, l := range f.legs {
-			f.in.Record.Sum(&l.job.record.Facts)
+			f.in.Record.Sum(&l.job.record.LogEntry)
 		}
 		f.srv.Conclude(f.in, fail)
 	}

@@ -10,7 +10,7 @@ import (
 
 	"evenkeel/dispatcher/board"
 	"evenkeel/gateway/edge"
-	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/fleet/roster"
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/openai"
 	"evenkeel/pool"
@@ -25,16 +25,16 @@ func TestAClientThatLeavesBeforeTheLegsBegin(t *testing.T) {
 		&board.Local{Threshold: 100, InFlight: 100, Ranks: []board.LocalRank{{Worker: 0, Tokens: 7}}})
 	require.NoError(t, r.Err)
 
-	kid := edge.NewDisconnect(srv.Log)
+	kid := edge.NewCloseNotifier(srv.Log)
 	kid.Leave()
-	in := &Incoming{Record: srv.Journal.Request(journal.Facts{ID: "x"})}
-	whole := &job{srv: srv.Server, req: &openai.Request{}, client: reader{kid}, model: fleet.Route{Name: "m", Board: "m"}, incoming: in,
+	in := &Incoming{Record: srv.Journal.Begin(journal.LogEntry{ID: "x"})}
+	whole := &job{srv: srv.Server, req: &openai.Request{}, client: kid, model: roster.Route{Name: "m", Board: "m"}, incoming: in,
 		record: in.Record}
 	f := &fanned{srv: srv.Server, conn: kid, req: whole.req, in: in, stop: make(chan struct{})}
 	for i := range 2 {
 		f.legs = append(f.legs,
 			branch{share: kid,
-				job: &job{srv: srv.Server, req: whole.req, client: reader{kid}, model: whole.model,
+				job: &job{srv: srv.Server, req: whole.req, client: kid, model: whole.model,
 					incoming: in, record: in.Record.Leg(letters(i))}})
 	}
 	f.legs[0].job.local.boundSlot = r.Slot
@@ -45,21 +45,17 @@ func TestAClientThatLeavesBeforeTheLegsBegin(t *testing.T) {
 	require.Zero(t, srv.Dispatcher.Status(t.Context()).Models[0].Workers[0].Used)
 }
 
-type unlimited struct{}
-
-func (unlimited) GiveBack(int) {}
-
 // The edge recovers what a handler does to itself, but not on the goroutine of a leg.
 func TestAPanicOfALegEndsTheRequestOnly(t *testing.T) {
 	srv := newServer(t)
 	for _, stream := range []bool{false, true} {
-		kid, in := edge.NewDisconnect(srv.Log), srv.Incoming(journal.Facts{ID: "x", Arrival: time.Now()})
-		in.Limits = unlimited{}
+		kid, in := edge.NewCloseNotifier(srv.Log), srv.Incoming(journal.LogEntry{ID: "x", Arrival: time.Now()})
+		in.GiveBack = func(int) {}
 		req := &openai.Request{Stream: stream}
 		f := &fanned{srv: srv.Server, conn: kid, req: req, in: in, stop: make(chan struct{})}
 		for i := range 3 { // a leg without a body, which serve does not expect
 			f.legs = append(f.legs,
-				branch{share: edge.NewDisconnect(srv.Log),
+				branch{share: edge.NewCloseNotifier(srv.Log),
 					job: &job{srv: srv.Server, req: req, incoming: in, record: in.Record.Leg(letters(i))}})
 		}
 		var ctx fasthttp.RequestCtx

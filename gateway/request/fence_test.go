@@ -18,6 +18,7 @@ import (
 	"evenkeel/gateway/edge"
 	"evenkeel/gateway/failure"
 	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/fleet/roster"
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/lifecycle"
 	"evenkeel/gateway/openai"
@@ -33,7 +34,7 @@ func at(t *testing.T, s *httptest.Server) *url.URL {
 }
 
 // opened is what comes of a decode request without a hand-off to a rank.
-func opened(t *testing.T, to *fleet.Rank) *failure.Fault {
+func opened(t *testing.T, to *roster.Rank) *failure.Fault {
 	to.Target.ID, to.Target.Rank = "d", -1
 	set := fleet.NewSettings(config.Default())
 	engines := &engines{frees: true, calls: calls(t)}
@@ -45,9 +46,9 @@ func opened(t *testing.T, to *fleet.Rank) *failure.Fault {
 	defer srv.Client.Close()
 	body, err := mooncake.ScanBody([]byte(`{"model":"m","messages":[]}`), 10)
 	require.NoError(t, err)
-	j := &job{srv: srv, req: &openai.Request{Endpoint: mooncake.Chat}, body: body, client: reader{edge.NewDisconnect(zap.NewNop())},
+	j := &job{srv: srv, req: &openai.Request{Endpoint: mooncake.Chat}, body: body, client: edge.NewCloseNotifier(zap.NewNop()),
 		incoming: &Incoming{}}
-	j.record = new(journal.Journal).Request(journal.Facts{})
+	j.record = new(journal.Journal).Begin(journal.LogEntry{})
 	s := &stream{job: j, from: source{job: j, rank: to, slot: new(dispatcher.Slot), call: srv.Client.NewCall(to.Target), began: time.Now()}}
 	return s.open(nil, lifecycle.ByFirstEvent)
 }
@@ -62,7 +63,7 @@ func TestARequestIsNotWrittenOnAConnectionThatCameTooLate(t *testing.T) {
 	handshake.VerifyConnection = func(tls.ConnectionState) error {
 		return claim.GiveBack(2, func() {})
 	}
-	fault := opened(t, &fleet.Rank{Signs: engine.NewSigns(), Target: &engine.Target{URL: at(t, engineServer), TLS: handshake},
+	fault := opened(t, &roster.Rank{Signs: engine.NewLiveness(), Target: &engine.Target{URL: at(t, engineServer), TLS: handshake},
 		Profile: &mooncake.Profile{}, Scope: a})
 	require.ErrorIs(t, fault.Err, owner.ErrNotOwner)
 	require.Equal(t, lifecycle.Anew, fault.Verdict().Next, "it goes to who has the group now")

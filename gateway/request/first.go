@@ -33,7 +33,7 @@ func (s *stream) readFirst(deadline time.Time) error {
 		return fmt.Errorf("the engine answered 200 with %s instead of an event stream", failure.KindOf(contentType))
 	}
 	s.from.answer.Reader.Reset(s.from.limits(time.Until(deadline)))
-	for !s.from.answer.Mirror.Started() && s.stage == flows {
+	for !s.from.answer.Filter.Started() && s.stage == flows {
 		if err := s.fill(); err != nil {
 			return err
 		}
@@ -46,7 +46,7 @@ func (s *stream) readFirst(deadline time.Time) error {
 
 var errNotJSON = errors.New("the engine's answer is not JSON")
 
-// readWhole reads an answer that comes in one piece, and handles it like the only event of a stream. So the mirror counts its tokens,
+// readWhole reads an answer that comes in one piece, and handles it like the only event of a stream. So the filter counts its tokens,
 // corrects its cached_tokens and notices a failure.
 func (s *stream) readWhole() error {
 	body, err := s.from.resp.ReadAll(maxBodyBytes(s.job.srv.Settings(), s.from.whole))
@@ -68,7 +68,7 @@ func takeWhole(s *stream, body []byte) error {
 	for e := range sse.Events(event.Bytes()) {
 		s.event(e)
 	}
-	if s.broken == nil && s.from.answer.Mirror.Finished() {
+	if s.broken == nil && s.from.answer.Filter.Finished() {
 		s.ends()
 	}
 	return complete(s)
@@ -114,12 +114,12 @@ func (s *stream) decodeFault(err error) *failure.Fault {
 	if fault == nil || s.from.tooLong(err) || errors.Is(s.from.answer.Err(), sse.ErrLargeEvent) {
 		fault = (&upstream.Call{Leg: lifecycle.Decode, Engine: s.from.rank.Instance, Mixed: s.from.rank.Group != ""}).Broke(err)
 	}
-	if fault.Far, fault.Open = lifecycle.Headed, true; s.from.answer.Mirror.Started() || s.from.tooLong(err) {
+	if fault.Far, fault.Open = lifecycle.Headed, true; s.from.answer.Filter.Started() || s.from.tooLong(err) {
 		fault.Far = lifecycle.Through // the engine had read the KV before the call broke
 	}
 	switch {
 	case s.from.tooLong(err) || errors.Is(s.from.answer.Err(), sse.ErrLargeEvent):
-		fault.Why, fault.Engine = lifecycle.TooLarge, ""
+		fault.Reason, fault.Engine = lifecycle.TooLarge, ""
 		fault.Answer = failure.BadGateway(s.from.side(), "the event that begins its answer is larger than limits.event_bytes; ask for less")
 		if s.from.whole {
 			fault.Answer = failure.BadGateway(s.from.side(), "its answer is larger than limits.answer_bytes; ask for less, or for a stream")
@@ -127,16 +127,16 @@ func (s *stream) decodeFault(err error) *failure.Fault {
 		return fault
 	case fault != s.from.fault:
 		return fault
-	case fault.Why == lifecycle.Unusable: // the client has nothing of the answer yet
-		fault.Why = lifecycle.Garbled
+	case fault.Reason == lifecycle.Unusable: // the client has nothing of the answer yet
+		fault.Reason = lifecycle.Garbled
 	}
 	if errors.Is(err, errRefusal) {
 		err = fmt.Errorf("engine %s: %w: %s", s.from.rank.Target.ID, err, s.forLog(s.broken))
 	}
-	fault.Err, fault.MostLosses = failure.Undelivered(err, s.from.answer.Mirror.Failure().Message), recomputeMax(s.from.rank.Profile)
+	fault.Err, fault.MostLosses = failure.Undelivered(err, s.from.answer.Filter.Failure().Message), recomputeMax(s.from.rank.Profile)
 	switch {
 	case fault.Answer.Status/100 == 4:
-	case fault.Why == lifecycle.Silent:
+	case fault.Reason == lifecycle.Silent:
 		fault.Answer = failure.Transport(s.from.side(), err)
 	default:
 		fault.Answer = failure.BadGateway(s.from.side(), fault.Answer.Message)

@@ -26,14 +26,14 @@ import (
 // send forwards the request to another dispatcher, the peer, which answers it. If the peer gives the request back before the client has
 // anything, send returns no error. The request then takes its old place in the queue. It is served here, or evenkeel decides again where
 // it goes.
-func (j *job) send(ctx *fasthttp.RequestCtx, forward *geo.Forward) (lifecycle.What, *openai.Error) {
+func (j *job) send(ctx *fasthttp.RequestCtx, forward *geo.Forward) (lifecycle.EventKind, *openai.Error) {
 	peer := &forwarded{forward, j}
 	if j.client.Left() {
 		peer.Drop()
 		j.freed()
 		return lifecycle.PeerRefuses, failure.Gone
 	}
-	j.record.Report(journal.Event{What: journal.Entered, Phase: journal.Transfer, Left: j.client.Left(),
+	j.record.Report(journal.Event{Kind: journal.Entered, Phase: journal.Transfer, Left: j.client.Left(),
 		Call: "forward", Peer: peer.PeerID()})
 	j.client.OnGone(peer.Leave)
 	var heldBack time.Duration
@@ -83,7 +83,7 @@ func (j *job) passedOn(ctx *fasthttp.RequestCtx) (headers []engine.Header) {
 
 // cameBack handles a forward that ended before the client had anything. If it returns no error, the request is served here, or evenkeel
 // decides again where it goes.
-func (j *job) cameBack(returned *geo.Failure) (lifecycle.What, *openai.Error) {
+func (j *job) cameBack(returned *geo.Failure) (lifecycle.EventKind, *openai.Error) {
 	if returned.Gone || j.client.Left() {
 		j.freed()
 		return lifecycle.PeerRefuses, failure.Gone
@@ -114,8 +114,8 @@ func (j *job) cameBack(returned *geo.Failure) (lifecycle.What, *openai.Error) {
 		what = lifecycle.RegionReturns
 		j.question = j.elsewhere(true)
 	}
-	j.record.Report(journal.Event{What: journal.Failed, Cause: "peer " + j.record.Peer + ": " + returned.Reason, Answer: errReturned})
-	j.record.Report(journal.Event{What: journal.Retried})
+	j.record.Report(journal.Event{Kind: journal.Failed, Cause: "peer " + j.record.Peer + ": " + returned.Reason, Answer: errReturned})
+	j.record.Report(journal.Event{Kind: journal.Retried})
 	return what, nil
 }
 
@@ -153,9 +153,10 @@ type forwarded struct {
 func (f *forwarded) started(ctx *fasthttp.RequestCtx) {
 	j := f.job
 	j.enter(journal.Streaming, "")
-	j.record.Report(journal.Event{What: journal.First, At: f.FirstAt()})
+	j.record.Report(journal.Event{Kind: journal.First, At: f.FirstAt()})
 	j.incoming.way = wayForwarded
-	j.record.PromptTokens, j.record.CachedTokens = j.estimate(), max(0, f.Cached())
+	j.record.PromptTokens = j.estimate()
+	j.record.CachedTokens = min(max(0, f.Cached()), j.record.PromptTokens) // no more than the prompt can be cached
 	j.body = mooncake.Body{}
 	j.incoming.Body.Give()
 	j.srv.markRoute(ctx, j.incoming)
@@ -175,6 +176,7 @@ func (f *forwarded) inOnePiece(ctx *fasthttp.RequestCtx, whole *geo.Relay) {
 	usage := &answer.Usage
 	if json.Unmarshal(whole.Body, &answer) == nil && usage.Prompt > 0 && f.believes(usage.Prompt, usage.Completion) {
 		j.record.PromptTokens, j.record.OutputTokens = usage.Prompt, usage.Completion
+		j.record.CachedTokens = min(max(0, f.Cached()), usage.Prompt)
 	}
 	j.record.EndAttempt(nil)
 	j.srv.Conclude(j.incoming, nil)
@@ -198,7 +200,7 @@ func (f *forwarded) Close() {
 	if !f.Whole() {
 		j.freed()
 	}
-	j.record.Report(journal.Event{What: journal.Relayed, Took: time.Since(f.FirstAt()), Tokens: tokens})
+	j.record.Report(journal.Event{Kind: journal.Relayed, Took: time.Since(f.FirstAt()), Tokens: tokens})
 	j.record.EndAttempt(fail)
 	j.srv.Conclude(j.incoming, fail)
 }

@@ -36,7 +36,7 @@ func ownTurns(j *job) (scope string, prompt []int32, ok bool) {
 // fetchTurn makes the prefill engine of a lease fetch the KV of the conversation's earlier turn from the decode engine that kept it. It
 // returns the changes to the probe's body, and the turn, which no other request can take any more; nil: no turn is known. Only the first
 // attempt fetches, so that later attempts do not depend on a further engine.
-func (j *job) fetchTurn(lease *prefill.Lease) (probe *mooncake.Changes, turn *handback.Turn) {
+func (j *job) fetchTurn(lease *prefill.Lease) (probe *mooncake.Patch, turn *handback.Turn) {
 	if lease.Candidate.Profile.HandBack != mooncake.HandBackFetched || j.record.Attempts > 1 {
 		return j.changes, nil
 	}
@@ -66,7 +66,7 @@ func (j *job) fetchEnded(turn *handback.Turn, fault *failure.Fault) {
 	case fault == nil:
 		j.srv.metrics.handBacks.WithLabelValues("fetched").Inc()
 	case fault.Status == http.StatusInternalServerError:
-		fault.Why, fault.Err = lifecycle.Expired, fmt.Errorf("%w: %w", fault.Err, failure.ErrUndelivered)
+		fault.Reason, fault.Err = lifecycle.Expired, fmt.Errorf("%w: %w", fault.Err, failure.ErrUndelivered)
 		j.srv.metrics.handBacks.WithLabelValues("failed").Inc()
 		j.srv.Log.Warn("a prefill engine could not fetch the KV of the turn before, and the prompt is computed; "+
 			"if this repeats, compare decoder_kv_blocks_ttl of the profile with that of the decode engine",
@@ -83,11 +83,11 @@ func keepTurn(s *stream) {
 	}
 	scope, prompt, ok := ownTurns(j)
 	engines := j.srv.Engines()
-	birth := engines.Born(s.from.rank.Instance)
-	if !ok || birth.Process != j.decodeProcess { // the KV is of an engine process, or of weights, that are gone
+	process := engines.ProcessAt(s.from.rank.Instance)
+	if !ok || process.Process != j.decodeProcess { // the KV is of an engine process, or of weights, that are gone
 		return
 	}
-	tokens, err := profile.ReadHandBack(trail.HandBack, j.srv.Fleet.KnownHost)
+	tokens, err := profile.ReadHandBack(trail.HandBack, engines.HostsOf(s.from.rank.Instance))
 	ids := slices.Concat(prompt, trail.IDs)
 	if err != nil || tokens > len(ids) {
 		j.srv.Log.Warn("what a decode engine says of the KV that it keeps is not used", zap.Inline(j),
@@ -97,7 +97,7 @@ func keepTurn(s *stream) {
 	}
 	now := time.Now()
 	j.srv.turns.Keep(&handback.Turn{
-		Scope: scope, IDs: ids[:tokens:tokens], Params: bytes.Clone(trail.HandBack), Made: birth, Came: now,
+		Scope: scope, IDs: ids[:tokens:tokens], Params: bytes.Clone(trail.HandBack), Made: process, Came: now,
 		Until: now.Add(profile.Keeps() - profile.Keeps()/4),
 	}, now, j.srv.Settings().Limits.ResumeBytes)
 }

@@ -145,6 +145,16 @@ func TestWhoseTurnsAreKept(t *testing.T) {
 	b.settle()
 }
 
+// A decode engine keeps KV at a host of its own. It may name no other host, although decode engines may fetch KV from there.
+func TestATurnIsKeptOnlyAtAHostOfItsEngine(t *testing.T) {
+	t.Parallel()
+	b := fetches(t, time.Minute)
+	b.engines.hostless = true
+	b.turn(reftext.Of(reftext.MakePrompt(1, 600)).IDs, "")
+	require.Zero(t, b.turns.Len())
+	b.settle()
+}
+
 // A prefill engine that gives a whole answer itself says that it gave the request back. There is no slot that it could have preempted.
 func TestAPrefillEngineThatGivesARequestBackHasFailed(t *testing.T) {
 	b := start(t, setup{front: func(w http.ResponseWriter, r *http.Request, engine http.Handler) {

@@ -9,7 +9,7 @@ import (
 
 	"evenkeel/dispatcher/board"
 	"evenkeel/gateway/edge"
-	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/fleet/roster"
 	"evenkeel/gateway/handoff"
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/lifecycle"
@@ -20,7 +20,7 @@ import (
 
 // late is a client that is found gone once its request has got a slot.
 type late struct {
-	*edge.Disconnect
+	*edge.CloseNotifier
 	bound func() bool
 }
 
@@ -29,7 +29,7 @@ func (l *late) Gone() <-chan struct{} {
 		runtime.Gosched()
 	}
 	l.Leave()
-	return l.Disconnect.Gone()
+	return l.CloseNotifier.Gone()
 }
 
 func TestASlotThatComesAsTheClientLeavesIsGivenBack(t *testing.T) {
@@ -42,11 +42,11 @@ func TestASlotThatComesAsTheClientLeavesIsGivenBack(t *testing.T) {
 	for range 20 { // either may be seen first
 		lease, err := srv.Tier.Acquire(t.Context(), prefill.Request{Model: "m", PromptTokens: 7})
 		require.NoError(t, err)
-		client := &late{edge.NewDisconnect(srv.Log), func() bool { return used() == 1 }}
-		j := &job{srv: srv.Server, req: &openai.Request{}, client: reader{client}, model: fleet.Route{Board: "m"}, incoming: &Incoming{},
-			record: srv.Journal.Request(journal.Facts{}), promptTokens: 7}
+		client := &late{edge.NewCloseNotifier(srv.Log), func() bool { return used() == 1 }}
+		j := &job{srv: srv.Server, req: &openai.Request{}, client: client, model: roster.Route{Board: "m"}, incoming: &Incoming{},
+			record: srv.Journal.Begin(journal.LogEntry{}), promptTokens: 7}
 		h := &handoff.Handoff{Handoff: mooncake.NewHandoff(nil, time.Now().Add(time.Minute), time.Now().Add(2*time.Minute)), Lease: lease,
-			Origin: handoff.Origin{Request: j, Prompt: 7}}
+			Request: j, Prompt: 7}
 		slot, f := j.wait(h)
 		if f == nil {
 			srv.Dispatcher.Release(slot, board.Outcome{})

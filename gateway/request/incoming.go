@@ -14,7 +14,7 @@ import (
 
 	"evenkeel/gateway/edge"
 	"evenkeel/gateway/failure"
-	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/fleet/roster"
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/openai"
 	"evenkeel/gateway/pump"
@@ -25,9 +25,9 @@ import (
 )
 
 // Incoming begins the record of a request. The request counts as open until Refuse, or until its answer ends.
-func (srv *Server) Incoming(facts journal.Facts) *Incoming {
+func (srv *Server) Incoming(facts journal.LogEntry) *Incoming {
 	srv.open.Add(1)
-	return &Incoming{Record: srv.Journal.Request(facts)}
+	return &Incoming{Record: srv.Journal.Begin(facts)}
 }
 
 // NewID returns 128 random bits in hex. Every id under which engines get the request contains it.
@@ -39,18 +39,20 @@ func NewID() string {
 
 // Serve answers a request, or has another dispatcher answer it. If it returns an error, the client has no answer yet, and the caller writes
 // the error.
-func (srv *Server) Serve(ctx *fasthttp.RequestCtx, in *Incoming, req *openai.Request, model fleet.Route, legs []openai.Part) *openai.Error {
+func (srv *Server) Serve(
+	ctx *fasthttp.RequestCtx, in *Incoming, req *openai.Request, model roster.Route, legs []openai.Part,
+) *openai.Error {
 	conn, ok := edge.ConnOf(ctx)
 	if !ok {
 		return &openai.Error{Status: http.StatusInternalServerError, Code: "internal_error", Message: "the connection is not watched"}
 	}
 	in.way = wayLocal
-	j := &job{srv: srv, req: req, body: req.Body, client: reader{conn}, id: in.Record.ID, model: model, incoming: in, record: in.Record}
+	j := &job{srv: srv, req: req, body: req.Body, client: conn, id: in.Record.ID, model: model, incoming: in, record: in.Record}
 	req.Body, req.Prompts = mooncake.Body{}, nil // from here on only the jobs hold the body, and drop it when they no longer need it
 	if req.Stream {
 		srv.keepAlive(ctx, in, in.Record.Arrival)
 	}
-	j.ask = sse.Ask{Usage: req.IncludeUsage || !req.Stream, ContinuousUsage: req.ContinuousUsage, TokenIDs: req.ReturnTokenIDs, Choice: -1,
+	j.ask = sse.Options{Usage: req.IncludeUsage || !req.Stream, ContinuousUsage: req.ContinuousUsage, TokenIDs: req.ReturnTokenIDs, Choice: -1,
 		Cached: -1, Form: sse.FormOf(req.Endpoint.Path())}
 	switch req.Endpoint {
 	case mooncake.Tokens:
@@ -62,7 +64,7 @@ func (srv *Server) Serve(ctx *fasthttp.RequestCtx, in *Incoming, req *openai.Req
 	if len(legs) > 1 || req.Listed {
 		return srv.fanOut(ctx, conn, j, legs)
 	}
-	j.changes = &legs[0].Changes
+	j.changes = &legs[0].Patch
 	makeNameable(j, conn)
 	s, fail := j.serve(ctx)
 	if s == nil && fail == nil {
@@ -105,7 +107,7 @@ func (srv *Server) Pass(ctx *fasthttp.RequestCtx, in *Incoming, req *openai.Requ
 		p.Seat.Give()
 		return openai.NewError(http.StatusInternalServerError, "internal_error", "the connection is not watched")
 	}
-	j := &job{srv: srv, req: req, client: reader{conn}, id: in.Record.ID, incoming: in, record: in.Record, passed: p}
+	j := &job{srv: srv, req: req, client: conn, id: in.Record.ID, incoming: in, record: in.Record, passed: p}
 	s, fail := j.serve(ctx)
 	if fail != nil {
 		return fail
@@ -147,10 +149,10 @@ func (srv *Server) Broken(in *Incoming) {
 }
 
 // Score asks every prefill policy where a request would go, without sending it.
-func (srv *Server) Score(req *openai.Request, model fleet.Route) ([]prefill.Scored, error) {
+func (srv *Server) Score(req *openai.Request, model roster.Route) ([]prefill.Scored, error) {
 	legs := req.Parts()
-	j := &job{srv: srv, req: req, body: req.Body, changes: &legs[0].Changes, model: model, id: NewID(), incoming: &Incoming{},
-		record: srv.Journal.Request(journal.Facts{})}
+	j := &job{srv: srv, req: req, body: req.Body, changes: &legs[0].Patch, model: model, id: NewID(), incoming: &Incoming{},
+		record: srv.Journal.Begin(journal.LogEntry{})}
 	return srv.Tier.Score(j.arrival())
 }
 
@@ -196,7 +198,7 @@ func (srv *Server) keepAlive(ctx *fasthttp.RequestCtx, in *Incoming, since time.
 func (srv *Server) Fail(ctx *fasthttp.RequestCtx, e *openai.Error) {
 	if path := string(ctx.Path()); edge.EndWait(ctx) {
 		end := sse.OnlyFailure(nil, sse.FormOf(path), e.Words(), e.TypeIn(path), e.Code)
-		edge.NewPull(bytes.NewReader(end), func(error) {}, srv.Log).Answer(ctx)
+		edge.NewBodyStream(bytes.NewReader(end), func(error) {}, srv.Log).Answer(ctx)
 		return
 	}
 	ctx.SetStatusCode(e.Status)
@@ -265,7 +267,7 @@ func (srv *Server) markForPeer(ctx *fasthttp.RequestCtx, in *Incoming, fail *ope
 }
 
 // Events is an answer that comes event by event. Close settles its request, however it ended. An Events may have further methods, which
-// edge.NewPull describes, to report how much Read can return without waiting and where the answer ends.
+// edge.NewBodyStream describes, to report how much Read can return without waiting and where the answer ends.
 type Events interface {
 	io.Reader
 	Close()
@@ -280,7 +282,7 @@ func (srv *Server) Stream(ctx *fasthttp.RequestCtx, contentType []byte, answer E
 		edge.StreamHead(&ctx.Response.Header, contentType)
 	}
 	if flow, ok := answer.(pump.Stream); !ok || tokens <= shortAnswer || !pump.Start(ctx, srv.Log, srv.Loops, flow) {
-		edge.NewPull(answer, func(error) { answer.Close() }, srv.Log).Answer(ctx)
+		edge.NewBodyStream(answer, func(error) { answer.Close() }, srv.Log).Answer(ctx)
 	}
 }
 
@@ -311,9 +313,9 @@ func makeNameable(j *job, conn *edge.Conn) {
 	if j.ask.ID == nil {
 		return
 	}
-	share := edge.NewDisconnect(j.srv.Log)
+	share := edge.NewCloseNotifier(j.srv.Log)
 	conn.OnGone(share.Leave)
-	j.client = reader{abortable{share}}
+	j.client = abortable{share}
 	j.abort = &aborting{endpoint: j.req.Endpoint, leave: share.Leave, outputMode: openai.OutputMode(&j.body)}
 	j.ask.Aborted = j.abort.asked.Load
 	forget := j.srv.Running.Enter(j.incoming.Record.Key, string(j.ask.ID), func() { j.abort.end(j.srv) })

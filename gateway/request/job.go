@@ -17,7 +17,7 @@ import (
 	"evenkeel/dispatcher"
 	"evenkeel/gateway/edge"
 	"evenkeel/gateway/failure"
-	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/fleet/roster"
 	"evenkeel/gateway/handoff"
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/lifecycle"
@@ -36,16 +36,16 @@ import (
 type job struct {
 	srv      *Server
 	req      *openai.Request
-	body     mooncake.Body     // empty once a decode engine has the request and no retry can need the body
-	changes  *mooncake.Changes // what a leg of a fan-out changes in the body
-	passed   *Passed           // of a request that one engine serves alone; nil: the prompt is prefilled and decoded
-	client   reader            // the connection that the answer goes to
-	id       string            // the request id; the ids that engines get begin with it
-	model    fleet.Route       // the model that the client asked for, and the board of the model's ranks
-	ask      sse.Ask           // which parts of the engine's answer the client gets, and in which form
-	incoming *Incoming         // the client's request as it was admitted
-	record   *journal.Request  // the record of incoming; a leg of a fan-out has a record of its own
-	abort    *aborting         // nil: the client gave the request no name by which it can end it
+	body     mooncake.Body   // empty once a decode engine has the request and no retry can need the body
+	changes  *mooncake.Patch // what a leg of a fan-out changes in the body
+	passed   *Passed         // of a request that one engine serves alone; nil: the prompt is prefilled and decoded
+	client   client          // the connection that the answer goes to
+	id       string          // the request id; the ids that engines get begin with it
+	model    roster.Route    // the model that the client asked for, and the board of the model's ranks
+	ask      sse.Options     // which parts of the engine's answer the client gets, and in which form
+	incoming *Incoming       // the client's request as it was admitted
+	record   *journal.Record // the record of incoming; a leg of a fan-out has a record of its own
+	abort    *aborting       // nil: the client gave the request no name by which it can end it
 
 	decodeProcess int             // the decode engine's process when the decode call was made
 	promptTokens  int             // as an engine counted them, after a resume with the answer so far; 0: no engine has counted yet
@@ -101,7 +101,7 @@ type Passed struct {
 	Took     prometheus.Observer
 
 	triedEngines []string       // names of the engines that had the request
-	chosen       fleet.Whole    // the engine that was chosen last
+	chosen       roster.Whole   // the engine that was chosen last
 	earlierFault *failure.Fault // the fault of the call before the last one
 	noEngine     *openai.Error  // why no engine can be chosen; nil: an engine was chosen
 	answer       []byte         // the whole answer, if it comes in one piece
@@ -110,7 +110,7 @@ type Passed struct {
 // Choice chooses the engine for a request that is passed through.
 type Choice interface {
 	// Choose looks for an engine that is not in tried, and returns Chosen, NoneLeft or NoRoute. It adds a call to the engine that it chose.
-	Choose(model, path string, tried []string) (fleet.Whole, lifecycle.What, *openai.Error)
+	Choose(model, path string, tried []string) (roster.Whole, lifecycle.EventKind, *openai.Error)
 	// Count adds to the number of calls that run on an engine.
 	Count(instance string, calls int)
 	// Without notes that an engine does not have an endpoint.
@@ -130,7 +130,7 @@ func (j *job) promptHash() uint64 {
 		return 0
 	}
 	hash := j.parts().Hash(key)
-	if !j.client.isLeg() { // the legs share one record line of the client's request, but each has a prompt of its own
+	if !isLeg(j.client) { // the legs share one record line of the client's request, but each has a prompt of its own
 		j.record.PromptKey = fmt.Sprintf("%016x", hash)
 	}
 	return hash
@@ -157,17 +157,16 @@ type resumption struct {
 	decodeCounts  int // prompt tokens that the decode engine must report; 0: any number
 }
 
-// reader adds methods to client.
-type reader struct{ client }
-
-// isLeg says whether the job is a leg of a fan-out. The client's request then has another record than the job.
-func (r reader) isLeg() bool { _, ok := r.client.(*edge.Disconnect); return ok }
+// isLeg says whether the job of a client is a leg of a fan-out. The client's request then has another record than the job.
+func isLeg(c client) bool { _, ok := c.(*edge.CloseNotifier); return ok }
 
 // Incoming is a client's request that was admitted, with its record.
 type Incoming struct {
-	Record *journal.Request
+	Record *journal.Record
 	Wishes
-	Limits     Limits       // what the request takes of its caller's limits
+	// GiveBack corrects the estimate that was taken of the caller's limits: tokens is how many tokens prompts and answers
+	// really had. If tokens is negative, their number is not known, and the estimate stays.
+	GiveBack   func(tokens int)
 	Priority   int          // in the arrival queue
 	Batch      bool         // it runs only on capacity that online requests leave free
 	Deadline   time.Time    // a trusted caller wants the first token before this time; zero: it set no deadline
@@ -185,13 +184,6 @@ const (
 	ClassBatch  = "batch"
 	ClassOnline = "online"
 )
-
-// Limits are what a request has taken of its caller's limits.
-type Limits interface {
-	// GiveBack corrects the estimate by which the request was charged: tokens is how many tokens prompts and answers really had. If
-	// tokens is negative, their number is not known, and the estimate stays.
-	GiveBack(tokens int)
-}
 
 // Wishes are what a request asks for outside its body. Of a caller that is not trusted,
 // only Session, Ends, Patience and Stays are accepted.
@@ -220,16 +212,16 @@ func onPanic(giveBack func()) {
 	}
 }
 
-// tell reports an event to the request's lifecycle, appends to effects what the lifecycle wants done about it, and returns the result.
+// step reports an event to the request's lifecycle, appends to effects what the lifecycle wants done about it, and returns the result.
 // It holds the job's mutex meanwhile.
-func (j *job) tell(event lifecycle.Event, effects []lifecycle.Effect) []lifecycle.Effect {
+func (j *job) step(event lifecycle.Event, effects []lifecycle.Effect) []lifecycle.Effect {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	return j.stepped(event, effects)
+	return j.stepLocked(event, effects)
 }
 
-// stepped is tell for callers that hold the job's mutex. It also records the event and its effects on the tape.
-func (j *job) stepped(event lifecycle.Event, effects []lifecycle.Effect) []lifecycle.Effect {
+// stepLocked is step for callers that hold the job's mutex. It also records the event and its effects on the tape.
+func (j *job) stepLocked(event lifecycle.Event, effects []lifecycle.Effect) []lifecycle.Effect {
 	effects = j.life.Step(event, effects)
 	j.tape.Step(event, effects)
 	return effects
@@ -238,13 +230,13 @@ func (j *job) stepped(event lifecycle.Event, effects []lifecycle.Effect) []lifec
 // enter notes in the record that the request enters a phase. call names the call to an engine that begins with the phase; empty: no call
 // begins.
 func (j *job) enter(phase journal.Phase, call string) {
-	j.record.Report(journal.Event{What: journal.Entered, Phase: phase, Left: j.client.Left(), Call: call})
+	j.record.Report(journal.Event{Kind: journal.Entered, Phase: phase, Left: j.client.Left(), Call: call})
 }
 
 // freed notes in the record, if the client has left, that the request holds nothing on engines any more.
 func (j *job) freed() {
 	if j.client.Left() {
-		j.record.Report(journal.Event{What: journal.Freed, At: j.client.GoneAt()})
+		j.record.Report(journal.Event{Kind: journal.Freed, At: j.client.GoneAt()})
 	}
 }
 

@@ -234,8 +234,6 @@ func TestAClientThatLeavesDuringItsPromptPaysTheEstimate(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			b := start(t, o)
-			var paid bill
-			b.limits = &paid
 			leave, wait := b.send(chat("a long prompt", `"stream":true,`))
 			b.eventually("an engine computes it", func() bool {
 				for _, e := range append(b.p, b.d...) {
@@ -248,7 +246,24 @@ func TestAClientThatLeavesDuringItsPromptPaysTheEstimate(t *testing.T) {
 			leave()
 			wait()
 			b.over()
-			require.EqualValues(t, -1, paid.tokens.Load())
+			require.EqualValues(t, -1, b.paid.Load())
 		})
 	}
+}
+
+// A client of SGLang leaves while KV is being written. Its decode engine gives the pages away as soon as its call has ended, so that this
+// call must last until the prefill engine has answered: else the KV would come into the pages of the next request.
+func TestWhoLeavesDuringATransferSpoilsNobodysPages(t *testing.T) {
+	t.Parallel()
+	b := start(t, setup{
+		prefill: []refengine.Config{{PrefillConcurrency: 4, TransferBase: 700 * time.Millisecond}}, decode: []refengine.Config{{Slots: 4}},
+		waits: true, profile: mooncake.Profile{Connector: mooncake.SGLang},
+		configure: func(c *config.Config, _ *Env) { c.Bind.Grace = patience },
+	})
+	leave, wait := b.send(chat("who leaves", `"stream":true,`))
+	b.eventually("its KV is being written", func() bool { return b.p[0].Stats().Tokens == 1 })
+	leave()
+	wait()
+	require.Equal(t, "right", b.judge("who comes next", `"stream":true,`))
+	b.clean()
 }

@@ -92,7 +92,7 @@ func (j *job) bindLocal() *dispatcher.Slot {
 	}
 	j.srv.metrics.localRequests.WithLabelValues(why).Inc()
 	j.question = nil
-	j.record.Report(journal.Event{What: journal.PlacedLocally, Slot: result.Slot, Tokens: hits[result.Slot.Worker]})
+	j.record.Report(journal.Event{Kind: journal.PlacedLocally, Slot: result.Slot, Tokens: hits[result.Slot.Worker]})
 	return result.Slot
 }
 
@@ -181,7 +181,7 @@ func (j *job) kvArrived(h *handoff.Handoff, s *stream) {
 // countLocal takes the prompt's length and its token ids from the decode engine. It is called if no earlier prefill has reported them:
 // the rank computes the prompt itself, or the prefill runs beside the decode call.
 func (j *job) countLocal(s *stream) {
-	j.promptTokens = cmp.Or(s.from.answer.Mirror.Prompt(), prompt.Tokens(j.req, j.changes))
+	j.promptTokens = cmp.Or(s.from.answer.Filter.Prompt(), prompt.Tokens(j.req, j.changes))
 	if s.from.slot != nil { // nil: all of the answer came at once, and the slot is released
 		j.srv.Dispatcher.Counted(s.from.slot, j.promptTokens)
 	}
@@ -202,7 +202,7 @@ func (s *stream) reportLocal() {
 	if !s.from.local || s.broken != nil {
 		return
 	}
-	usage, reported := s.from.answer.Mirror.Usage()
+	usage, reported := s.from.answer.Filter.Usage()
 	if !reported {
 		usage.Cached = -1
 	}

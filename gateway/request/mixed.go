@@ -46,7 +46,7 @@ func (j *job) placeMixed(lease *prefill.Lease) (*dispatcher.Slot, *failure.Fault
 	})
 	if fault == nil {
 		lease.Send()
-		j.record.Report(journal.Event{What: journal.PlacedMixed, Slot: slot, Tokens: max(0, tokens-int(slot.NewTokens))})
+		j.record.Report(journal.Event{Kind: journal.PlacedMixed, Slot: slot, Tokens: max(0, tokens-int(slot.NewTokens))})
 	}
 	return slot, fault
 }

@@ -12,7 +12,7 @@ import (
 	"evenkeel/dispatcher/board"
 	"evenkeel/gateway/config"
 	"evenkeel/gateway/edge"
-	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/fleet/roster"
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/lifecycle"
 	"evenkeel/gateway/openai"
@@ -64,8 +64,8 @@ func TestWhatIsToldOfARequestForRanksThatDoBoth(t *testing.T) {
 			l := &listens{}
 			srv := newServer(t, func(c *config.Config, _ *Env) { c.Pool.TTL, c.Prefill.Queue.Timeout = row.ttl, 7*time.Second })
 			l.Dispatcher, srv.Env.Dispatcher = srv.Env.Dispatcher, l
-			kid, in := edge.NewDisconnect(zap.NewNop()),
-				&Incoming{Record: srv.Journal.Request(journal.Facts{ID: "x"}), Priority: row.priority, Batch: row.batch}
+			kid, in := edge.NewCloseNotifier(zap.NewNop()),
+				&Incoming{Record: srv.Journal.Begin(journal.LogEntry{ID: "x"}), Priority: row.priority, Batch: row.batch}
 			in.Record.Arrival = arrive
 			if row.deadline > 0 {
 				in.Deadline = arrive.Add(row.deadline)
@@ -77,14 +77,14 @@ func TestWhatIsToldOfARequestForRanksThatDoBoth(t *testing.T) {
 			body, err := mooncake.ScanBody([]byte(`{"prompt":"`+string(text)+`"}`), 0)
 			require.NoError(t, err)
 			j := &job{
-				srv: srv.Server, req: &openai.Request{Endpoint: mooncake.Completions}, body: body, client: reader{struct{ client }{kid}},
-				model:    fleet.Route{Name: "m", Board: "m", MaxLen: row.maxLen},
+				srv: srv.Server, req: &openai.Request{Endpoint: mooncake.Completions}, body: body, client: struct{ client }{kid},
+				model:    roster.Route{Name: "m", Board: "m", MaxLen: row.maxLen},
 				incoming: in, record: in.Record, promptTokens: row.prompt,
 			}
 			srv.Places.Reserve()
 			slot, f := j.placeMixed(&prefill.Lease{Candidate: prefill.Candidate{ID: "g", Board: "m+aggregated", Mixed: true}})
 			require.Nil(t, slot)
-			require.Equal(t, lifecycle.NoRank, f.Why)
+			require.Equal(t, lifecycle.NoRank, f.Reason)
 			require.Equal(t, "m+aggregated", l.told.Model)
 			require.Empty(t, l.told.Prefiller)
 			require.Equal(t, row.express, l.told.Express)
@@ -118,15 +118,15 @@ func TestADeadlineThatPassesWhileNoRankHasRoom(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			srv := newServer(t, func(*config.Config, *Env) {})
 			srv.Env.Dispatcher = &listens{Dispatcher: srv.Env.Dispatcher, err: row.err}
-			kid, in := edge.NewDisconnect(zap.NewNop()), &Incoming{Record: srv.Journal.Request(journal.Facts{ID: "x"})}
+			kid, in := edge.NewCloseNotifier(zap.NewNop()), &Incoming{Record: srv.Journal.Begin(journal.LogEntry{ID: "x"})}
 			if row.deadline != 0 {
 				in.Deadline = time.Now().Add(row.deadline)
 			}
 			body, err := mooncake.ScanBody([]byte(`{"prompt":"a"}`), 0)
 			require.NoError(t, err)
 			j := &job{
-				srv: srv.Server, req: &openai.Request{Endpoint: mooncake.Completions}, body: body, client: reader{struct{ client }{kid}},
-				model: fleet.Route{Name: "m", Board: "m"}, incoming: in, record: in.Record,
+				srv: srv.Server, req: &openai.Request{Endpoint: mooncake.Completions}, body: body, client: struct{ client }{kid},
+				model: roster.Route{Name: "m", Board: "m"}, incoming: in, record: in.Record,
 			}
 			srv.Places.Reserve()
 			_, f := j.placeMixed(&prefill.Lease{Candidate: prefill.Candidate{ID: "g", Board: "m+aggregated", Mixed: true}})

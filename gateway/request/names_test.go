@@ -70,7 +70,7 @@ func TestEnginesThatDoNotHaveTheModel(t *testing.T) {
 				require.Equal(t, before, b.metric(t, "evenkeel_prefill_attempts_total", "failed"), "no prefill engine is blamed")
 			}
 			if in := b.asked[len(b.asked)-1]; row.outcome == "404" {
-				require.Equal(t, "model_not_found", in.Record.Facts.Outcome, "in the engine's own words")
+				require.Equal(t, "model_not_found", in.Record.LogEntry.Outcome, "in the engine's own words")
 			}
 		})
 	}

@@ -20,7 +20,7 @@ import (
 	"evenkeel/gateway/config"
 	"evenkeel/gateway/edge"
 	"evenkeel/gateway/failure"
-	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/fleet/roster"
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/lifecycle"
 	"evenkeel/gateway/metaserver"
@@ -53,11 +53,14 @@ type pair struct {
 func newPair(t *testing.T, connector string, change func(*config.Config)) *pair {
 	t.Helper()
 	c := &pair{t: t, answer: make(chan func(http.ResponseWriter), 2), gone: make(chan struct{}), ended: make(chan struct{})}
+	var profile mooncake.Profile
 	c.srv = newServer(t, func(cfg *config.Config, env *Env) {
 		cfg.Bind.Grace, cfg.Bind.Confirm = 50*time.Millisecond, 50*time.Millisecond
+		cfg.Profiles["a"] = mooncake.Profile{FirstEventTimeout: patience} // a busy machine may be late with its first event
 		if change != nil {
 			change(cfg)
 		}
+		profile = cfg.Profiles["a"]
 		env.Meta = metaserver.New(metaserver.Config{
 			Listen: "127.0.0.1:0", Advertise: func() string { return "" }, Connections: 10, Allowed: func(netip.Addr) bool { return true },
 			Registerer: env.Registerer, Log: zap.NewNop(),
@@ -73,7 +76,7 @@ func newPair(t *testing.T, connector string, change func(*config.Config)) *pair 
 		require.NoError(t, err)
 		return &engine.Target{ID: name, URL: u, Rank: -1}
 	}
-	profile := mooncake.Profile{Connector: connector, FirstEventTimeout: 100 * time.Millisecond}
+	profile.Connector = connector
 	if connector == mooncake.NIXLPush {
 		profile.Bind = mooncake.BindArrival
 	}
@@ -95,17 +98,17 @@ func newPair(t *testing.T, connector string, change func(*config.Config)) *pair 
 	require.NoError(t, err)
 	j := &job{
 		srv: c.srv.Server, req: &openai.Request{Endpoint: mooncake.Chat, Stream: true, PromptTokens: 7}, body: body, id: "1",
-		record: c.srv.Journal.Request(journal.Facts{}),
-		client: reader{edge.NewDisconnect(zap.NewNop())},
+		record: c.srv.Journal.Begin(journal.LogEntry{}),
+		client: edge.NewCloseNotifier(zap.NewNop()),
 	}
-	var until lifecycle.Limit
+	var until lifecycle.Timeout
 	for _, e := range []lifecycle.Event{
-		{What: lifecycle.Begun}, {What: lifecycle.NoLocal}, {What: lifecycle.Turn, Script: lifecycle.Early, Dialect: lifecycle.Dialects[connector]}, {What: lifecycle.Bound},
+		{Kind: lifecycle.Begun}, {Kind: lifecycle.NoLocal}, {Kind: lifecycle.Turn, Bind: lifecycle.Early, Dialect: lifecycle.Dialects[connector]}, {Kind: lifecycle.Bound},
 	} {
-		todo := j.tell(e, nil)
+		todo := j.step(e, nil)
 		until = todo[len(todo)-1].Until
 	}
-	s := &stream{job: j, from: source{job: j, slot: &dispatcher.Slot{}, rank: &fleet.Rank{Instance: "decode d", Target: d, Profile: &profile},
+	s := &stream{job: j, from: source{job: j, slot: &dispatcher.Slot{}, rank: &roster.Rank{Instance: "decode d", Target: d, Profile: &profile},
 		call: c.srv.Client.NewCall(d)}}
 	require.Nil(t, s.from.beginPrefill(lease, 1, until))
 	c.partner = s.from.partner

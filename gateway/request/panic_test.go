@@ -15,6 +15,7 @@ import (
 	"evenkeel/engine"
 	"evenkeel/gateway/edge"
 	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/fleet/roster"
 	"evenkeel/gateway/handoff"
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/lifecycle"
@@ -31,8 +32,8 @@ func withEngines(t *testing.T) *server {
 	srv := newServer(t)
 	p := (&mooncake.Profile{}).WithDefaults()
 	target := &engine.Target{ID: "d", URL: &url.URL{Scheme: "http", Host: "127.0.0.1:9"}, Rank: -1}
-	srv.engines.ranks = map[int32]*fleet.Rank{0: {Instance: "decode d", Target: target, Profile: &p, Traffic: &engine.Traffic{},
-		Signs: engine.NewSigns()}}
+	srv.engines.ranks = map[int32]*roster.Rank{0: {Instance: "decode d", Target: target, Profile: &p, Traffic: &engine.Traffic{},
+		Signs: engine.NewLiveness()}}
 	srv.Tier.SetCandidates([]prefill.Candidate{{ID: "p/0", Instance: "p", Target: target, Profile: &p, Models: []string{"m"}, Live: true}})
 	srv.Dispatcher.SetWorkers([]board.Worker{{Name: "d/0", Model: "m", Engine: "d", Slots: 1, Up: true}})
 	return srv
@@ -43,8 +44,8 @@ func withEngines(t *testing.T) *server {
 func TestAPanicGivesBackWhatAStepHasTaken(t *testing.T) {
 	srv := withEngines(t)
 
-	kid, in := edge.NewDisconnect(zap.NewNop()), &Incoming{Record: srv.Journal.Request(journal.Facts{ID: "x"})}
-	j := &job{srv: srv.Server, req: &openai.Request{Passthrough: true}, client: reader{kid}, model: fleet.Route{Name: "m", Board: "m"},
+	kid, in := edge.NewCloseNotifier(zap.NewNop()), &Incoming{Record: srv.Journal.Begin(journal.LogEntry{ID: "x"})}
+	j := &job{srv: srv.Server, req: &openai.Request{Passthrough: true}, client: kid, model: roster.Route{Name: "m", Board: "m"},
 		incoming: in,
 		record:   in.Record}
 	bound := <-srv.Dispatcher.EnqueueLocal(&pool.Entry{ID: 1, Model: "m", Prompt: 7, Arrival: time.Now(), Entered: time.Now()},
@@ -56,13 +57,13 @@ func TestAPanicGivesBackWhatAStepHasTaken(t *testing.T) {
 
 	s := j.newStream(bound.Slot)
 	srv.Settings = func() *fleet.Settings { panic("on purpose") } // both steps ask it for their deadlines
-	j.tell(lifecycle.Event{What: lifecycle.Begun}, nil)
-	j.tell(lifecycle.Event{What: lifecycle.NoLocal}, nil)
-	require.PanicsWithValue(t, "on purpose", func() { _, _ = (&runner{job: j, lease: lease}).run(lifecycle.Event{What: lifecycle.Turn}) })
+	j.step(lifecycle.Event{Kind: lifecycle.Begun}, nil)
+	j.step(lifecycle.Event{Kind: lifecycle.NoLocal}, nil)
+	require.PanicsWithValue(t, "on purpose", func() { _, _ = (&runner{job: j, lease: lease}).run(lifecycle.Event{Kind: lifecycle.Turn}) })
 	j.life, j.tape = lifecycle.Lifecycle{}, recording.Tape{}
-	j.tell(lifecycle.Event{What: lifecycle.Begun}, nil)
+	j.step(lifecycle.Event{Kind: lifecycle.Begun}, nil)
 	require.PanicsWithValue(t, "on purpose", func() {
-		_, _ = (&runner{job: j, slot: bound.Slot, stream: s}).run(lifecycle.Event{What: lifecycle.LocalBound})
+		_, _ = (&runner{job: j, slot: bound.Slot, stream: s}).run(lifecycle.Event{Kind: lifecycle.LocalBound})
 	})
 	require.Zero(t, srv.Places.Used())
 	require.Zero(t, srv.Tier.Status()[0].Inflight)
@@ -73,8 +74,8 @@ func TestAPanicGivesBackWhatAStepHasTaken(t *testing.T) {
 // A slot whose answer cannot be prepared goes back, although the request's life does not know of it yet.
 func TestAPanicOnASlotGivesItBack(t *testing.T) {
 	srv := withEngines(t)
-	kid, in := edge.NewDisconnect(zap.NewNop()), &Incoming{Record: srv.Journal.Request(journal.Facts{ID: "x"})}
-	j := &job{srv: srv.Server, req: &openai.Request{}, client: reader{kid}, incoming: in, record: in.Record}
+	kid, in := edge.NewCloseNotifier(zap.NewNop()), &Incoming{Record: srv.Journal.Begin(journal.LogEntry{ID: "x"})}
+	j := &job{srv: srv.Server, req: &openai.Request{}, client: kid, incoming: in, record: in.Record}
 	bound := <-srv.Dispatcher.EnqueueLocal(&pool.Entry{ID: 1, Model: "m", Prompt: 7, Arrival: time.Now(), Entered: time.Now()},
 		&board.Local{Threshold: 100, InFlight: 100, Ranks: []board.LocalRank{{Worker: 0, Tokens: 7}}})
 	require.NoError(t, bound.Err)
@@ -87,8 +88,8 @@ func TestAPanicOnASlotGivesItBack(t *testing.T) {
 func TestAPanicBetweenTwoEffectsLosesNone(t *testing.T) {
 	srv := withEngines(t)
 	<-srv.discards.Close() // none begins
-	kid, in := edge.NewDisconnect(zap.NewNop()), &Incoming{Record: srv.Journal.Request(journal.Facts{ID: "x"})}
-	j := &job{srv: srv.Server, req: &openai.Request{Stream: true}, client: reader{kid}, model: fleet.Route{Name: "m", Board: "m"},
+	kid, in := edge.NewCloseNotifier(zap.NewNop()), &Incoming{Record: srv.Journal.Begin(journal.LogEntry{ID: "x"})}
+	j := &job{srv: srv.Server, req: &openai.Request{Stream: true}, client: kid, model: roster.Route{Name: "m", Board: "m"},
 		incoming: in,
 		record:   in.Record, promptTokens: 7}
 	lease, err := srv.Tier.Acquire(t.Context(), prefill.Request{ID: "x", Model: "m", PromptTokens: 7})
@@ -97,16 +98,16 @@ func TestAPanicBetweenTwoEffectsLosesNone(t *testing.T) {
 	bound := <-srv.Dispatcher.Enqueue(&pool.Entry{ID: 1, Model: "m", Prompt: 7, Arrival: time.Now(), Entered: time.Now(),
 		Deadline: time.Now().Add(time.Minute)})
 	require.NoError(t, bound.Err)
-	for _, e := range []lifecycle.Event{{What: lifecycle.Begun}, {What: lifecycle.NoLocal}, {What: lifecycle.Turn},
-		{What: lifecycle.HandedOver}, {What: lifecycle.Bound}} {
-		j.tell(e, nil)
+	for _, e := range []lifecycle.Event{{Kind: lifecycle.Begun}, {Kind: lifecycle.NoLocal}, {Kind: lifecycle.Turn},
+		{Kind: lifecycle.HandedOver}, {Kind: lifecycle.Bound}} {
+		j.step(e, nil)
 	}
 	held := &handoff.Handoff{Handoff: mooncake.NewHandoff(nil, time.Now().Add(time.Minute), time.Now().Add(2*time.Minute)), Lease: lease}
 	// without the fault, so that it cannot be judged
 	r := &runner{job: j, lease: lease, handoff: held, slot: bound.Slot, stream: j.newStream(bound.Slot)}
 	require.Panics(t, func() {
-		_, _ = r.run(lifecycle.Event{What: lifecycle.Fell,
-			End: lifecycle.Ended{Leg: lifecycle.Decode, Far: lifecycle.Sent, Why: lifecycle.Broke}})
+		_, _ = r.run(lifecycle.Event{Kind: lifecycle.CallFailed,
+			End: lifecycle.Ended{Leg: lifecycle.Decode, Far: lifecycle.Sent, Reason: lifecycle.Broke}})
 	})
 	require.Equal(t, 1, srv.Tier.Status()[0].Orphans, "an engine may have read it")
 	require.Zero(t, srv.Tier.Status()[0].Inflight)
@@ -117,8 +118,8 @@ func TestAPanicBetweenTwoEffectsLosesNone(t *testing.T) {
 // A request that waits in the pool leaves it when it panics, and takes its place along.
 func TestAPanicInThePoolGivesThePlaceBack(t *testing.T) {
 	srv := newServer(t)
-	kid, in := edge.NewDisconnect(zap.NewNop()), &Incoming{Record: srv.Journal.Request(journal.Facts{ID: "x"})}
-	j := &job{srv: srv.Server, req: &openai.Request{}, client: reader{kid}, model: fleet.Route{Name: "m", Board: "m"},
+	kid, in := edge.NewCloseNotifier(zap.NewNop()), &Incoming{Record: srv.Journal.Begin(journal.LogEntry{ID: "x"})}
+	j := &job{srv: srv.Server, req: &openai.Request{}, client: kid, model: roster.Route{Name: "m", Board: "m"},
 		incoming: in,
 		record:   in.Record}
 	waits := func(enqueue func(*pool.Entry) <-chan dispatcher.Result) {
@@ -147,28 +148,28 @@ func early(t *testing.T, to client) (*server, *runner) {
 	srv := newServer(t)
 	p := (&mooncake.Profile{Connector: mooncake.NIXLPush, Bind: mooncake.BindArrival}).WithDefaults()
 	target := &engine.Target{ID: "d", URL: &url.URL{Scheme: "http", Host: "127.0.0.1:9"}, Rank: -1}
-	srv.engines.ranks = map[int32]*fleet.Rank{0: {Instance: "decode d", Target: target, Profile: &p, Traffic: &engine.Traffic{},
-		Signs: engine.NewSigns()}}
+	srv.engines.ranks = map[int32]*roster.Rank{0: {Instance: "decode d", Target: target, Profile: &p, Traffic: &engine.Traffic{},
+		Signs: engine.NewLiveness()}}
 	srv.Tier.SetCandidates([]prefill.Candidate{{ID: "p/0", Instance: "p", Target: target, Profile: &p, Models: []string{"m"}, Live: true}})
 	srv.engines.at = map[string]*mooncake.Coordinates{"p/0": {EngineID: "e1", Host: "127.0.0.1", Port: 5600, TPSize: 1}}
 	srv.Dispatcher.SetWorkers([]board.Worker{{Name: "d/0", Model: "m", Engine: "d", Slots: 1, Up: true}})
-	in := &Incoming{Record: srv.Journal.Request(journal.Facts{ID: "x"})}
+	in := &Incoming{Record: srv.Journal.Begin(journal.LogEntry{ID: "x"})}
 	body, err := mooncake.ScanBody([]byte(`{"model":"m","messages":[]}`), 10)
 	require.NoError(t, err)
 	j := &job{
-		srv: srv.Server, body: body, changes: &mooncake.Changes{},
+		srv: srv.Server, body: body, changes: &mooncake.Patch{},
 		req:    &openai.Request{Endpoint: mooncake.Chat, Stream: true, PromptTokens: 7},
-		client: reader{to},
-		model:  fleet.Route{Name: "m", Board: "m"}, incoming: in, record: in.Record,
+		client: to,
+		model:  roster.Route{Name: "m", Board: "m"}, incoming: in, record: in.Record,
 	}
 	bound := <-srv.Dispatcher.EnqueueLocal(&pool.Entry{ID: 1, Model: "m", Prompt: 7, Arrival: time.Now(), Entered: time.Now()},
 		&board.Local{Threshold: 100, InFlight: 100, Ranks: []board.LocalRank{{Worker: 0, Tokens: 7}}})
 	require.NoError(t, bound.Err)
 	lease, err := srv.Tier.Acquire(t.Context(), prefill.Request{ID: "x", Model: "m", PromptTokens: 7})
 	require.NoError(t, err)
-	for _, e := range []lifecycle.Event{{What: lifecycle.Begun}, {What: lifecycle.NoLocal},
-		{What: lifecycle.Turn, Script: lifecycle.Early, Dialect: lifecycle.Dialects[mooncake.NIXLPush]}} {
-		j.tell(e, nil)
+	for _, e := range []lifecycle.Event{{Kind: lifecycle.Begun}, {Kind: lifecycle.NoLocal},
+		{Kind: lifecycle.Turn, Bind: lifecycle.Early, Dialect: lifecycle.Dialects[mooncake.NIXLPush]}} {
+		j.step(e, nil)
 	}
 	return srv, &runner{job: j, lease: lease, slot: bound.Slot, stream: j.newStream(bound.Slot)}
 }
@@ -176,8 +177,8 @@ func early(t *testing.T, to client) (*server, *runner) {
 // A prefill leg that runs beside a decode leg ends as it would without its panic: nothing recovers that goroutine.
 func TestAPanicLeavesThePrefillLegToItself(t *testing.T) {
 	for range 20 {
-		srv, r := early(t, breaks{edge.NewDisconnect(zap.NewNop())})
-		require.PanicsWithValue(t, "on purpose", func() { _, _ = r.run(lifecycle.Event{What: lifecycle.Bound}) })
+		srv, r := early(t, breaks{edge.NewCloseNotifier(zap.NewNop())})
+		require.PanicsWithValue(t, "on purpose", func() { _, _ = r.run(lifecycle.Event{Kind: lifecycle.Bound}) })
 		<-srv.legs.Close()
 		require.Zero(t, srv.Tier.Status()[0].Inflight)
 		require.Zero(t, srv.Dispatcher.Status(t.Context()).Models[0].Workers[0].Used)
@@ -186,10 +187,10 @@ func TestAPanicLeavesThePrefillLegToItself(t *testing.T) {
 
 // The leg that nobody began has the lease back, too.
 func TestAPanicBeforeThePrefillLegGivesTheLeaseBack(t *testing.T) {
-	srv, r := early(t, edge.NewDisconnect(zap.NewNop()))
+	srv, r := early(t, edge.NewCloseNotifier(zap.NewNop()))
 	srv.engines.at = nil
 	srv.Fleet = nil // the legs cannot be arranged
-	require.Panics(t, func() { _, _ = r.run(lifecycle.Event{What: lifecycle.Bound}) })
+	require.Panics(t, func() { _, _ = r.run(lifecycle.Event{Kind: lifecycle.Bound}) })
 	require.Zero(t, srv.Tier.Status()[0].Inflight)
 }
 
@@ -202,12 +203,12 @@ func TestAPanicInAStepOfAPairDoesNotHangItsRequest(t *testing.T) {
 		"the prefill leg is begun": func(p *partner) { p.probe() },
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, r := early(t, edge.NewDisconnect(zap.NewNop()))
+			_, r := early(t, edge.NewCloseNotifier(zap.NewNop()))
 			j, s := r.job, r.stream
-			j.tell(lifecycle.Event{What: lifecycle.Bound}, nil)
+			j.step(lifecycle.Event{Kind: lifecycle.Bound}, nil)
 			p := &partner{job: j, pair: 9, rank: s.from.rank, slot: s.from.slot, lastLease: r.lease} // no such pair
 			require.Panics(t, func() { told(p) })
-			j.tell(lifecycle.Event{What: lifecycle.Panicked, Idle: true}, nil) // it would wait for ever
+			j.step(lifecycle.Event{Kind: lifecycle.Panicked, Idle: true}, nil) // it would wait for ever
 			r.lease.Release()
 			s.settle(board.Failed)
 		})
@@ -225,16 +226,16 @@ func TestAPanicAtTheEndOfAnAnswerGivesTheSeatBack(t *testing.T) {
 	seats := edge.NewPlaces(5)
 	seat := seats.For(nil)
 	require.True(t, seat.Acquire(1))
-	in := &Incoming{Record: srv.Journal.Request(journal.Facts{ID: "x"}), Limits: unlimited{}}
+	in := &Incoming{Record: srv.Journal.Begin(journal.LogEntry{ID: "x"}), GiveBack: func(int) {}}
 	srv.open.Add(1)
 	p := &Passed{Engines: miscounts{}, Seat: seat, Memory: edge.NewBodies(0).For(nil),
 		Took: prometheus.NewHistogram(prometheus.HistogramOpts{})}
-	j := &job{srv: srv.Server, req: &openai.Request{}, client: reader{edge.NewDisconnect(zap.NewNop())},
+	j := &job{srv: srv.Server, req: &openai.Request{}, client: edge.NewCloseNotifier(zap.NewNop()),
 		incoming: in, record: in.Record, passed: p}
-	for _, e := range []lifecycle.Event{{What: lifecycle.Begun, Script: lifecycle.Passed}, {What: lifecycle.Chosen}, {What: lifecycle.First}} {
-		j.tell(e, nil)
+	for _, e := range []lifecycle.Event{{Kind: lifecycle.Begun, Bind: lifecycle.Passed}, {Kind: lifecycle.Chosen}, {Kind: lifecycle.First}} {
+		j.step(e, nil)
 	}
-	s := slotless(j, &fleet.Rank{Target: &engine.Target{}, Traffic: &engine.Traffic{}}, sse.Ask{Form: sse.Verbatim})
+	s := slotless(j, &roster.Rank{Target: &engine.Target{}, Traffic: &engine.Traffic{}}, sse.Options{Form: sse.Verbatim})
 	s.firstAt = s.from.began
 	require.PanicsWithValue(t, "on purpose", s.ends)
 	s.Panicked("on purpose")

@@ -12,7 +12,7 @@ import (
 	"evenkeel/dispatcher"
 	"evenkeel/engine"
 	"evenkeel/gateway/failure"
-	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/fleet/roster"
 	"evenkeel/gateway/handoff"
 	"evenkeel/gateway/lifecycle"
 	"evenkeel/gateway/metaserver"
@@ -30,12 +30,12 @@ type partner struct {
 	id          string // X-Request-Id of both legs, never used before
 	dialect     lifecycle.Dialect
 	decode      *engine.Call // the call of the decode leg
-	rank        *fleet.Rank  // the rank that decodes
+	rank        *roster.Rank // the rank that decodes
 	slot        *dispatcher.Slot
 	meeting     *mooncake.Meeting // how the two engines find each other
 	headers     []engine.Header   // of the prefill leg
 	body        mooncake.Body
-	changes     *mooncake.Changes
+	changes     *mooncake.Patch
 	prompt      int                     // estimated tokens of the prompt
 	maxTokens   int                     // tokens that the answer may have
 	silent      bool                    // the engine may send nothing before the whole answer is computed
@@ -43,9 +43,9 @@ type partner struct {
 	expected    *metaserver.Expectation // waits for the decode engine's callback; nil: the engine does not call back
 	decodeOver  chan struct{}           // closed when the decode leg has ended
 	prefillOver chan struct{}           // closed when the prefill leg has ended
-	born        fleet.Birth             // which process and weights the prefill engine had when it was asked
+	process     roster.ProcessID        // which process and weights the prefill engine had when it was asked
 	tried       []string                // ids of the prefill engines that were asked
-	waitLimit   lifecycle.Limit         // how long the prefill leg's present wait may last
+	waitLimit   lifecycle.Timeout       // how long the prefill leg's present wait may last
 
 	// These are guarded by the job's mutex.
 	lease           *prefill.Lease       // nil once it is settled
@@ -86,9 +86,9 @@ func (p *partner) awaitCallback() bool {
 	case callback := <-p.expected.Came():
 		return p.calledBack(callback, time.Since(began))
 	case <-time.After(p.limit(p.waitLimit)):
-		uncalled := failure.Of(lifecycle.Ended{Leg: lifecycle.Decode, Far: lifecycle.Sent, Why: lifecycle.Uncalled},
+		uncalled := failure.Of(lifecycle.Ended{Leg: lifecycle.Decode, Far: lifecycle.Sent, Reason: lifecycle.Uncalled},
 			failure.Transport("decode", errNoCallback), errNoCallback)
-		p.tell(lifecycle.Event{What: lifecycle.Overdue}, uncalled)
+		p.report(lifecycle.Event{Kind: lifecycle.Overdue}, uncalled)
 		<-p.decodeOver // Overdue ends the decode leg, unless its answer has begun without a callback
 	case <-p.decodeOver:
 	}
@@ -104,18 +104,18 @@ func (p *partner) calledBack(callback metaserver.Callback, took time.Duration) b
 	if callback.Err == nil {
 		p.lastLease.CalledBack(took)
 	}
-	event := lifecycle.Event{What: lifecycle.CalledBack}
+	event := lifecycle.Event{Kind: lifecycle.CalledBack}
 	var fault *failure.Fault
 	switch {
 	case callback.Err != nil:
-		event.What = lifecycle.Miscalled
-		fault = failure.Of(lifecycle.Ended{Leg: lifecycle.Decode, Far: lifecycle.Sent, Why: lifecycle.Garbled},
+		event.Kind = lifecycle.Miscalled
+		fault = failure.Of(lifecycle.Ended{Leg: lifecycle.Decode, Far: lifecycle.Sent, Reason: lifecycle.Garbled},
 			failure.BadGateway("decode", "it named no place for the KV"), callback.Err)
 		if errors.Is(callback.Err, mooncake.ErrUnknownHost) {
-			fault.Why = lifecycle.Misplaced
+			fault.Reason = lifecycle.Misplaced
 		}
 	case callback.Empty: // the decode engine has the whole prompt
-		event.What = lifecycle.NeedsNothing
+		event.Kind = lifecycle.NeedsNothing
 	}
 	p.step(event, fault)
 	return p.legs().Due()
@@ -126,17 +126,17 @@ func (p *partner) calledBack(callback metaserver.Callback, took time.Duration) b
 func (p *partner) lateCallback() bool {
 	grace := p.limit(lifecycle.ByGrace)
 	p.forget(grace)
-	event := lifecycle.Event{What: lifecycle.Uncallable}
+	event := lifecycle.Event{Kind: lifecycle.Uncallable}
 	select {
 	case callback := <-p.expected.Came():
 		if callback.Err == nil && !callback.Empty {
 			p.meeting.Callback = callback.KV
-			event.What = lifecycle.CalledLate
+			event.Kind = lifecycle.CalledLate
 		}
 	case <-time.After(grace):
 	case <-p.expected.Forgotten():
 	}
-	return p.tell(event, nil)
+	return p.report(event, nil)
 }
 
 // tryAnother looks for another prefill engine after the last one did not take the prompt, and moves the prefill to that engine. It returns
@@ -149,10 +149,10 @@ func (p *partner) tryAnother() bool {
 	p.job.mu.Lock()
 	defer p.job.mu.Unlock()
 	if err != nil {
-		return p.step(lifecycle.Event{What: lifecycle.NotFound}, p.refusal)
+		return p.step(lifecycle.Event{Kind: lifecycle.NotFound}, p.refusal)
 	}
 	p.tried = append(p.tried, lease.Candidate.ID)
-	p.step(lifecycle.Event{What: lifecycle.Found}, nil)
+	p.step(lifecycle.Event{Kind: lifecycle.Found}, nil)
 	p.moveTo(lease)
 	return true
 }
@@ -183,8 +183,8 @@ func (p *partner) moveTo(lease *prefill.Lease) {
 // legs returns the state of both legs in the request's lifecycle. It is called with the job's mutex held.
 func (p *partner) legs() *lifecycle.Pair { return p.job.life.Pair(p.pair) }
 
-// tell is step for callers that do not hold the job's mutex.
-func (p *partner) tell(event lifecycle.Event, fault *failure.Fault) (goesOn bool) {
+// report is step for callers that do not hold the job's mutex.
+func (p *partner) report(event lifecycle.Event, fault *failure.Fault) (goesOn bool) {
 	p.locked(func() { goesOn = p.step(event, fault) })
 	return goesOn
 }
@@ -205,10 +205,10 @@ func (p *partner) step(event lifecycle.Event, fault *failure.Fault) (goesOn bool
 	event.Pair = p.pair
 	hadFailed := p.legs().Failed
 	var buffer [8]lifecycle.Effect
-	effects := p.job.stepped(event, buffer[:0])
+	effects := p.job.stepLocked(event, buffer[:0])
 	if !hadFailed && p.legs().Failed {
 		if p.failed = fault; fault == nil {
-			p.failed = failure.Of(lifecycle.Ended{Far: lifecycle.Through, Why: lifecycle.Incomplete},
+			p.failed = failure.Of(lifecycle.Ended{Far: lifecycle.Through, Reason: lifecycle.Incomplete},
 				failure.BadGateway("prefill", errBroken.Error()), errBroken)
 		}
 	}
@@ -238,13 +238,16 @@ func (p *partner) carryOut(effect lifecycle.Effect) {
 // do carries out an effect without blocking, and says whether the effect makes the prefill leg go on. If the effect gives the prefill
 // lease back, fault is the reason.
 func (p *partner) do(effect lifecycle.Effect, fault *failure.Fault) (goesOn bool) {
-	switch effect.Do {
+	switch effect.Kind {
 	case lifecycle.EndDecode:
 		p.decode.Leave(upstream.Notice)
 	case lifecycle.AbortDecode:
 		p.abort(p.rank.Target)
 	case lifecycle.AbortPrefill:
 		p.abort(p.lastLease.Candidate.Target)
+		if p.call != nil {
+			p.insist(p.lastLease.Candidate.Target, p.limit(effect.Until))
+		}
 	case lifecycle.HangUp:
 		if p.call != nil {
 			p.call.Leave(upstream.Notice)
@@ -276,7 +279,7 @@ func (p *partner) do(effect lifecycle.Effect, fault *failure.Fault) (goesOn bool
 	case lifecycle.Strand:
 		p.stranded = true
 	case lifecycle.WaitGone:
-		time.AfterFunc(p.limit(effect.Until), func() { p.tell(lifecycle.Event{What: lifecycle.ClientWaited}, left()) })
+		time.AfterFunc(p.limit(effect.Until), func() { p.report(lifecycle.Event{Kind: lifecycle.ClientWaited}, left()) })
 	case lifecycle.SendBeside, lifecycle.Seek:
 		p.waitLimit = effect.Until
 		return true
@@ -286,7 +289,7 @@ func (p *partner) do(effect lifecycle.Effect, fault *failure.Fault) (goesOn bool
 }
 
 // limit converts a limit of the request's lifecycle to a duration, for this pair of engines.
-func (p *partner) limit(limit lifecycle.Limit) time.Duration {
+func (p *partner) limit(limit lifecycle.Timeout) time.Duration {
 	wait := waitAtMost(limit, p.job.srv.Settings(), p.rank.Profile)
 	if limit == lifecycle.ByHold {
 		wait = min(wait, p.kept())
@@ -301,6 +304,29 @@ func (p *partner) forget(grace time.Duration) {
 	}
 }
 
+// insist repeats the abort of the prefill leg until its call has ended, because SGLang ignores an abort that comes before the request
+// itself. When limit is over, the call is ended. insist is called with the job's mutex held.
+func (p *partner) insist(target *engine.Target, limit time.Duration) {
+	call, until := p.call, time.Now().Add(limit)
+	handoff.Watch(min(abortEvery, limit), func() time.Duration {
+		p.job.mu.Lock()
+		defer p.job.mu.Unlock()
+		switch left := time.Until(until); {
+		case p.call != call: // it has ended
+			return 0
+		case left <= 0:
+			call.Leave(upstream.Notice)
+			return 0
+		default:
+			p.abort(target)
+			return min(abortEvery, left)
+		}
+	})
+}
+
+// abortEvery is how often an abort is repeated.
+const abortEvery = 250 * time.Millisecond
+
 // abort asks an SGLang engine to end its leg, and does not wait for the engine's answer.
 func (p *partner) abort(target *engine.Target) {
 	srv := p.job.srv
@@ -314,7 +340,7 @@ func (p *partner) abort(target *engine.Target) {
 
 // awaitFirst starts the timer that ends the decode call if its first event does not come in time. It is called with the job's mutex
 // held.
-func (p *partner) awaitFirst(limit lifecycle.Limit) {
+func (p *partner) awaitFirst(limit lifecycle.Timeout) {
 	wait, cause := p.limit(limit), errSilent
 	if limit == lifecycle.ByHold && wait < p.rank.Profile.FirstEventTimeout {
 		cause = errLate
@@ -331,7 +357,7 @@ func (p *partner) awaitFirst(limit lifecycle.Limit) {
 				return
 			}
 		}
-		p.step(lifecycle.Event{What: lifecycle.Quiet}, unbegun(cause))
+		p.step(lifecycle.Event{Kind: lifecycle.Quiet}, unbegun(cause))
 	})
 }
 
@@ -347,13 +373,13 @@ func (p *partner) kept() time.Duration {
 
 // unbegun returns the fault of a decode leg whose first event did not come in time.
 func unbegun(why error) *failure.Fault {
-	return failure.Of(lifecycle.Ended{Leg: lifecycle.Decode, Far: lifecycle.Sent, Why: lifecycle.Unbegun},
+	return failure.Of(lifecycle.Ended{Leg: lifecycle.Decode, Far: lifecycle.Sent, Reason: lifecycle.Unbegun},
 		openai.NewError(http.StatusGatewayTimeout, "decode_timeout", why.Error()), why)
 }
 
 // left returns the fault of a call that ends because the client has left.
 func left() *failure.Fault {
-	return failure.Of(lifecycle.Ended{Why: lifecycle.Left}, failure.Gone, errLeft)
+	return failure.Of(lifecycle.Ended{Reason: lifecycle.Left}, failure.Gone, errLeft)
 }
 
 // started reports the decode leg's first event. prompt is how many prompt tokens the decode engine has counted; 0: it has not said. With
@@ -361,10 +387,10 @@ func left() *failure.Fault {
 // returns why the decode engine's answer may be wrong; nil: nothing says so.
 func (p *partner) started(prompt int) *failure.Fault {
 	p.locked(func() {
-		p.step(lifecycle.Event{What: lifecycle.Began, Prompt: prompt, Expired: time.Since(p.answeredAt) > p.kept()}, unbegun(errLate))
+		p.step(lifecycle.Event{Kind: lifecycle.Began, Prompt: prompt, Expired: time.Since(p.answeredAt) > p.kept()}, unbegun(errLate))
 	})
 	p.awaitPrefill()
-	p.tell(lifecycle.Event{What: lifecycle.Confirmed}, nil)
+	p.report(lifecycle.Event{Kind: lifecycle.Confirmed}, nil)
 	return p.lost()
 }
 
@@ -394,20 +420,20 @@ func (p *partner) believe(prompt int, gone <-chan struct{}) *failure.Fault {
 	if p == nil {
 		return nil
 	}
-	var until lifecycle.Limit
+	var until lifecycle.Timeout
 	p.locked(func() { until = p.legs().Confirms() })
-	if until != lifecycle.NotHere {
+	if until != lifecycle.NoTimeout {
 		select {
 		case <-p.prefillOver:
 		case <-gone:
-			p.tell(lifecycle.Event{What: lifecycle.Unwanted}, left())
+			p.report(lifecycle.Event{Kind: lifecycle.Unwanted}, left())
 		case <-time.After(p.limit(until)):
 			answer := openai.NewError(http.StatusGatewayTimeout, "prefill_timeout", errUnconfirmed.Error())
-			p.tell(lifecycle.Event{What: lifecycle.Unwanted},
-				failure.Of(lifecycle.Ended{Far: lifecycle.Sent, Why: lifecycle.Unconfirmed}, answer, errUnconfirmed))
+			p.report(lifecycle.Event{Kind: lifecycle.Unwanted},
+				failure.Of(lifecycle.Ended{Far: lifecycle.Sent, Reason: lifecycle.Unconfirmed}, answer, errUnconfirmed))
 		}
 	}
-	p.tell(lifecycle.Event{What: lifecycle.Confirmed, Prompt: prompt}, nil)
+	p.report(lifecycle.Event{Kind: lifecycle.Confirmed, Prompt: prompt}, nil)
 	return p.lost()
 }
 
@@ -416,7 +442,7 @@ func (p *partner) believe(prompt int, gone <-chan struct{}) *failure.Fault {
 // blocks for ever.
 func (p *partner) decodeEnded(how lifecycle.EndReason) (fault *failure.Fault, stranded bool) {
 	p.locked(func() {
-		p.step(lifecycle.Event{What: lifecycle.DecodeFell, Reason: how}, nil)
+		p.step(lifecycle.Event{Kind: lifecycle.DecodeFailed, Reason: how}, nil)
 		fault, stranded = p.failed, p.stranded
 	})
 	p.awaitPrefill()
@@ -425,7 +451,7 @@ func (p *partner) decodeEnded(how lifecycle.EndReason) (fault *failure.Fault, st
 
 // clientLeft reports that the client has left. After the decode leg's first event it does nothing. It does not block, and any goroutine
 // may call it.
-func (p *partner) clientLeft() { p.tell(lifecycle.Event{What: lifecycle.ClientGone}, left()) }
+func (p *partner) clientLeft() { p.report(lifecycle.Event{Kind: lifecycle.ClientGone}, left()) }
 
 // outlived is called after the client has left. It waits a limited time for the end of the prefill leg, and says whether the leg may
 // still write to KV blocks that the decode engine keeps for it. SGLang keeps no such blocks: it ends a leg that was aborted.
@@ -456,12 +482,12 @@ func (p *partner) lost() *failure.Fault {
 }
 
 // close reports that the decode leg has ended after its first event. abandoned says that the client does not wait for the answer any more.
-// Then the prefill leg is ended, too, if its engine supports aborts.
+// Then the prefill engine is told to end its leg, too, if it supports aborts.
 func (p *partner) close(abandoned bool) {
 	if abandoned && p.dialect.Aborts {
-		p.tell(lifecycle.Event{What: lifecycle.Unwanted}, left())
+		p.report(lifecycle.Event{Kind: lifecycle.Unwanted}, left())
 	}
-	p.tell(lifecycle.Event{What: lifecycle.DecodeOver}, nil)
+	p.report(lifecycle.Event{Kind: lifecycle.DecodeOver}, nil)
 }
 
 // deaf says that an engine may ignore an abort, and may take seconds to notice that the proxy has closed the connection: for an answer in

@@ -3,6 +3,8 @@ package request
 import (
 	"context"
 	"errors"
+	"io"
+	"net/http"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -15,6 +17,7 @@ import (
 	"evenkeel/gateway/config"
 	"evenkeel/gateway/failure"
 	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/fleet/roster"
 	"evenkeel/gateway/lifecycle"
 	"evenkeel/gateway/metaserver"
 	"evenkeel/mooncake"
@@ -28,7 +31,7 @@ func TestWhatOneLegDoesToTheOther(t *testing.T) {
 		name, connector string
 		change          func(*config.Config)
 		do              func(c *pair) *failure.Fault // why there is no answer, or none that is believed
-		why             lifecycle.Why
+		why             lifecycle.Reason
 		leg             lifecycle.Leg // of the fault
 		fine            bool          // no fault
 		orphan          bool          // the lease is left to the prefill engine
@@ -108,7 +111,8 @@ func TestWhatOneLegDoesToTheOther(t *testing.T) {
 		{
 			name: "no first event follows the prefill", connector: sglang,
 			why: lifecycle.Unbegun, leg: lifecycle.Decode, aborted: "decode", rebind: "silent",
-			do: func(c *pair) *failure.Fault { c.answer <- says(7); return c.isEnded() },
+			change: func(c *config.Config) { c.Profiles["a"] = mooncake.Profile{FirstEventTimeout: 100 * time.Millisecond} },
+			do:     func(c *pair) *failure.Fault { c.answer <- says(7); return c.isEnded() },
 		},
 		{
 			name: "the decode engine dies", connector: sglang, fine: true, aborted: "prefill", rebind: "decode",
@@ -138,7 +142,8 @@ func TestWhatOneLegDoesToTheOther(t *testing.T) {
 			do: func(c *pair) *failure.Fault {
 				c.sent()
 				c.clientLeft()
-				<-c.prefillOver // its engine has answered what it was told to abort
+				c.answer <- saysAborted
+				<-c.prefillOver
 				return c.isEnded()
 			},
 		},
@@ -279,6 +284,31 @@ func TestWhatOneLegDoesToTheOther(t *testing.T) {
 			},
 		},
 		{
+			name: "the prefill engine counts more tokens than a prompt can have", connector: push, why: lifecycle.Garbled, rebind: "prefill",
+			orphan: true,
+			do: func(c *pair) *failure.Fault {
+				c.answer <- says(1 << 40)
+				f := c.isEnded()
+				<-c.prefillOver
+				require.Zero(c.t, c.probed.PromptTokens)
+				return f
+			},
+		},
+		{
+			name: "the prefill engine has more of the prompt cached than there is", connector: push, fine: true,
+			do: func(c *pair) *failure.Fault {
+				c.meeting.Coordinates.EngineID = "e"
+				c.answer <- func(w http.ResponseWriter) {
+					_, _ = io.WriteString(w, handOff("7", `,"prompt_tokens_details":{"cached_tokens":8}`))
+				}
+				<-c.prefillOver
+				require.Nil(c.t, c.started(7))
+				require.Equal(c.t, -1, c.probed.CachedTokens, "it is not known")
+				c.close(false)
+				return nil
+			},
+		},
+		{
 			name: "the decode engine dies before it has the KV", connector: push, fine: true, rebind: "decode", orphan: true,
 			do: func(c *pair) *failure.Fault {
 				c.sent()
@@ -295,7 +325,7 @@ func TestWhatOneLegDoesToTheOther(t *testing.T) {
 			f := row.do(c)
 			require.Equal(t, row.fine, f == nil, "%v", f)
 			if f != nil {
-				require.Equal(t, row.why, f.Why)
+				require.Equal(t, row.why, f.Reason)
 				require.Equal(t, row.leg, f.Leg)
 				require.NotNil(t, f.Answer)
 			}
@@ -406,15 +436,45 @@ func TestAWaitThatHasEndedIsNotMadeLonger(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		settings := fleet.NewSettings(config.Default())
 		j := &job{srv: &Server{Env: Env{Settings: func() *fleet.Settings { return settings }}}}
-		p := &partner{job: j, rank: &fleet.Rank{Signs: engine.NewSigns()}, maxTokens: 1000}
+		p := &partner{job: j, rank: &roster.Rank{Signs: engine.NewLiveness()}, maxTokens: 1000}
 		j.mu.Lock()
 		p.awaitFirst(lifecycle.ByWhole)
 		timer := p.firstTimer
 		time.Sleep(settings.Limits.ProbeTimeout) // the timer's goroutine waits for the mutex now
 		p.answeredAt = time.Now()
-		p.do(lifecycle.Effect{Do: lifecycle.StopWaiting}, nil)
+		p.do(lifecycle.Effect{Kind: lifecycle.StopWaiting}, nil)
 		j.mu.Unlock()
 		synctest.Wait()
 		require.False(t, timer.Stop())
 	})
+}
+
+// SGLang ignores an abort that comes before the request itself, so the abort is repeated until the prefill has ended.
+func TestAnAbortIsRepeatedUntilThePrefillHasEnded(t *testing.T) {
+	c := newPair(t, mooncake.SGLang, func(c *config.Config) { c.Bind.Grace = time.Hour })
+	c.sent()
+	c.clientLeft()
+	aborts := func() int {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return len(c.aborted)
+	}
+	require.Eventually(t, func() bool { return aborts() > 1 }, time.Minute, time.Millisecond)
+	c.answer <- saysAborted
+	<-c.prefillOver
+	require.Equal(t, lifecycle.HungUp, c.isEnded().Reason)
+	require.Eventually(t, func() bool {
+		n := aborts()
+		time.Sleep(2 * abortEvery)
+		return aborts() == n
+	}, time.Minute, time.Millisecond, "it ends with the prefill")
+}
+
+// An engine that refuses a decode call has no pages to protect, so its prefill call is ended at once.
+func TestAPrefillEndsAtOnceIfItsDecodeIsRefused(t *testing.T) {
+	c := newPair(t, mooncake.SGLang, func(c *config.Config) { c.Bind.Grace = time.Hour })
+	c.sent()
+	_, stranded := c.decodeEnded(lifecycle.Refused)
+	require.False(t, stranded)
+	<-c.prefillOver
 }

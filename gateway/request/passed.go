@@ -12,7 +12,7 @@ import (
 
 	"evenkeel/engine"
 	"evenkeel/gateway/failure"
-	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/fleet/roster"
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/lifecycle"
 	"evenkeel/gateway/openai"
@@ -30,7 +30,7 @@ var (
 // doPassed carries out the effects that the lifecycle has only for a request that is passed through to one engine.
 func (r *runner) doPassed(effect lifecycle.Effect) (event lifecycle.Event) {
 	p := r.job.passed
-	switch effect.Do {
+	switch effect.Kind {
 	case lifecycle.Remember:
 		p.Engines.Without(p.chosen.Instance, p.Path)
 	case lifecycle.Recall:
@@ -42,44 +42,44 @@ func (r *runner) doPassed(effect lifecycle.Effect) (event lifecycle.Event) {
 			zap.String("endpoint", p.Path), zap.String("engine", p.chosen.Instance), zap.Int("attempt", r.job.record.Attempts),
 			zap.Int("status", r.fault.Status), zap.Error(r.fault.Err))
 	case lifecycle.Choose:
-		if p.chosen, event.What, p.noEngine = p.Engines.Choose(r.job.req.Model, p.Path, p.triedEngines); p.noEngine == nil {
+		if p.chosen, event.Kind, p.noEngine = p.Engines.Choose(r.job.req.Model, p.Path, p.triedEngines); p.noEngine == nil {
 			p.triedEngines = append(p.triedEngines, p.chosen.Instance)
 		}
 	default:
-		return r.sendOver(effect.Do == lifecycle.SendAnew, effect.Until) // SendOver or SendAnew
+		return r.sendOver(effect.Kind == lifecycle.SendAnew, effect.Until) // SendOver or SendAnew
 	}
 	return event
 }
 
 // sendOver sends the request to the chosen engine, and returns the event that says whether an answer has begun. anew says that the request
 // is sent to the same engine a second time, over a new connection.
-func (r *runner) sendOver(anew bool, until lifecycle.Limit) lifecycle.Event {
+func (r *runner) sendOver(anew bool, until lifecycle.Timeout) lifecycle.Event {
 	j, p := r.job, r.job.passed
 	r.stream = nil
 	if anew {
 		p.Engines.Count(p.chosen.Instance, 1)
 	}
 	if j.record.Attempts > 0 {
-		j.record.Report(journal.Event{What: journal.Retried})
+		j.record.Report(journal.Event{Kind: journal.Retried})
 	}
-	j.record.Report(journal.Event{What: journal.Attempted})
-	j.record.Report(journal.Event{What: journal.Entered, Phase: journal.Transfer, Left: j.client.Left(), Call: "pass", Engine: p.chosen.ID})
-	rank := &fleet.Rank{Instance: p.chosen.Instance, Target: p.chosen.Target, Traffic: p.chosen.Traffic}
-	r.stream = slotless(j, rank, sse.Ask{Form: sse.Verbatim, Choice: -1, Cached: sse.OwnCached})
+	j.record.Report(journal.Event{Kind: journal.Attempted})
+	j.record.Report(journal.Event{Kind: journal.Entered, Phase: journal.Transfer, Left: j.client.Left(), Call: "pass", Engine: p.chosen.ID})
+	rank := &roster.Rank{Instance: p.chosen.Instance, Target: p.chosen.Target, Traffic: p.chosen.Traffic}
+	r.stream = slotless(j, rank, sse.Options{Form: sse.Verbatim, Choice: -1, Cached: sse.OwnCached})
 	fault := openPassed(r.stream, anew, until)
 	if fault == nil {
-		return lifecycle.Event{What: lifecycle.First}
+		return lifecycle.Event{Kind: lifecycle.First}
 	}
 	if r.stream.from.run.Moved() && !j.client.Left() { // a drain has ended the call
 		fault = failure.Of(fault.Ended, j.srv.drained(notAnswered), failure.ErrMoved)
 		fault.Moved = true
 	}
 	p.earlierFault = r.fault
-	return r.fell(fault)
+	return r.callFailed(fault)
 }
 
 // openPassed sends the request, and reads the answer: all of it if it comes in one piece, else up to its first event. anew: see sendOver.
-func openPassed(s *stream, anew bool, until lifecycle.Limit) (fault *failure.Fault) {
+func openPassed(s *stream, anew bool, until lifecycle.Timeout) (fault *failure.Fault) {
 	j, p, limits := s.job, s.job.passed, &s.job.srv.Settings().Limits
 	call := &upstream.Call{
 		Call: j.srv.Client.NewCall(p.chosen.Target), Leg: lifecycle.Sole, Engine: p.chosen.Instance, Path: p.Path,
@@ -89,7 +89,7 @@ func openPassed(s *stream, anew bool, until lifecycle.Limit) (fault *failure.Fau
 	if s.from.call = call.Call; anew {
 		call.Fresh()
 	}
-	s.from.run = j.srv.Fleet.Track(fleet.Place{Instance: p.chosen.Instance, Rank: -1}, call.Call, true)
+	s.from.run = j.srv.Fleet.Track(roster.Location{Instance: p.chosen.Instance, Rank: -1}, call.Call, true)
 	if p.Most > 0 {
 		s.from.mayCompute, s.from.beyond = p.Most, true
 		s.from.rank.Traffic.Beyond(1)
@@ -117,12 +117,12 @@ func openPassed(s *stream, anew bool, until lifecycle.Limit) (fault *failure.Fau
 // refused sets the reason why an engine answered with an error status: the engine lacks the endpoint, its model cannot do what the request
 // asks for, or it refuses this one request.
 func (p *Passed) refused(resp *engine.Response, call *upstream.Call, fault *failure.Fault) *failure.Fault {
-	fault.Why = lifecycle.ByStatus(fault.Answer.Status) // not fault.Status: if the engine refuses the proxy's credential, the two differ
+	fault.Reason = lifecycle.ByStatus(fault.Answer.Status) // not fault.Status: if the engine refuses the proxy's credential, the two differ
 	switch {
 	case lacksRoute(fault.Status, call.Refusal):
-		fault.Why = lifecycle.Lacks
+		fault.Reason = lifecycle.Lacks
 	case fault.Status == http.StatusNotImplemented:
-		fault.Why, fault.Answer = lifecycle.Unable, failure.Relayed(fault.Status, resp, call.Refusal)
+		fault.Reason, fault.Answer = lifecycle.Unable, failure.Relayed(fault.Status, resp, call.Refusal)
 	}
 	return fault
 }
@@ -144,15 +144,15 @@ func beginsPassed(s *stream, call *upstream.Call) *failure.Fault {
 	}
 	s.from.answer.Reader.Reset(sse.Limits{Event: limits.EventBytes, Bytes: int64(limits.AnswerBytes), First: call.Limits.FirstByte,
 		Gap: limits.EventTimeout})
-	for !s.from.answer.Mirror.Started() && s.stage == flows {
+	for !s.from.answer.Filter.Started() && s.stage == flows {
 		_ = s.fill() // an error also is in s.from.fault, which is read below
 	}
 	switch {
-	case s.from.answer.Mirror.Started():
+	case s.from.answer.Filter.Started():
 		s.firstAt = time.Now()
 		s.job.enter(journal.Streaming, "")
 		return nil
-	case s.from.answer.Mirror.Failure().Status > 0:
+	case s.from.answer.Filter.Failure().Status > 0:
 		return failure.Useless(lifecycle.Sole, lifecycle.Erred, s.from.fault.Answer, errTold)
 	}
 	return call.Broke(s.from.fault.Err)
@@ -181,7 +181,7 @@ func takePiece(s *stream, call *upstream.Call, limit int) *failure.Fault {
 	}
 	switch _, err = mooncake.ScanBody(usageJSON, 0); {
 	case err == nil:
-		s.from.answer.Mirror.ReadUsage(usageJSON)
+		s.from.answer.Filter.ReadUsage(usageJSON)
 	case isJSON && !json.Valid(whole):
 		return failure.Useless(lifecycle.Sole, lifecycle.Garbled, failure.BadGateway(failure.Engine, "its answer is not JSON"), err)
 	}
@@ -219,7 +219,7 @@ func (p *Passed) readAll(resp *engine.Response, limit int) (whole []byte, err er
 }
 
 // giveUp gives back one of the things that only requests that are passed through hold: a seat, the body, or the memory of the answer.
-func (r *runner) giveUp(thing lifecycle.Thing, how lifecycle.How) {
+func (r *runner) giveUp(thing lifecycle.Resource, how lifecycle.How) {
 	j, p := r.job, r.job.passed
 	switch {
 	case thing == lifecycle.Seat:
@@ -240,7 +240,7 @@ func (r *runner) countCall(how lifecycle.How) {
 	if r.stream == nil { // a panic came before the stream was made
 		return
 	}
-	if usage, counted := r.stream.from.answer.Mirror.Usage(); counted {
+	if usage, counted := r.stream.from.answer.Filter.Usage(); counted {
 		record.PromptTokens, record.OutputTokens = usage.Prompt, usage.Completion
 	}
 	if how == lifecycle.Spent && record.PromptTokens+record.OutputTokens == 0 {

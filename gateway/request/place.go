@@ -71,7 +71,7 @@ func (j *job) place(candidate prefill.Candidate, tokens int, enqueue func(*pool.
 	queued = true // from now on the entry holds the place in the pool
 	var result dispatcher.Result
 	waiting, unowned := true, false // unowned: another proxy owns the decode group now
-	withdraw := func(why lifecycle.Why, answer *openai.Error) (*dispatcher.Slot, *failure.Fault) {
+	withdraw := func(why lifecycle.Reason, answer *openai.Error) (*dispatcher.Slot, *failure.Fault) {
 		if waiting {
 			j.srv.Dispatcher.Withdraw(entry)
 			result, waiting = <-bound, false
@@ -79,7 +79,7 @@ func (j *job) place(candidate prefill.Candidate, tokens int, enqueue func(*pool.
 		if result.Err == nil { // the dispatcher had bound the entry before the withdrawal
 			j.srv.Dispatcher.Release(result.Slot, board.Outcome{Kind: board.Cancelled})
 		}
-		return nil, failure.Of(lifecycle.Ended{Why: why}, answer, nil)
+		return nil, failure.Of(lifecycle.Ended{Reason: why}, answer, nil)
 	}
 	defer onPanic(func() { withdraw(lifecycle.Leaving, nil) })
 	for waiting {
@@ -103,20 +103,20 @@ func (j *job) place(candidate prefill.Candidate, tokens int, enqueue func(*pool.
 	// Nothing was prefilled in these two cases, so if the deadline has passed, the error names the deadline.
 	if entry.Early && errors.Is(result.Err, pool.ErrUnbound) || candidate.Mixed && errors.Is(result.Err, pool.ErrTimeout) {
 		if deadline := j.wanted(); !deadline.IsZero() && !time.Now().Before(deadline) {
-			return nil, failure.Of(lifecycle.Ended{Why: lifecycle.NoRank}, failure.Deadline, prefill.ErrDeadline)
+			return nil, failure.Of(lifecycle.Ended{Reason: lifecycle.NoRank}, failure.Deadline, prefill.ErrDeadline)
 		}
 	}
 	if result.Err != nil {
 		return nil, j.unplaced(result.Err, tokens, region, unowned)
 	}
-	j.record.Report(journal.Event{What: journal.Placed, Slot: result.Slot, Took: time.Since(entry.Entered)})
+	j.record.Report(journal.Event{Kind: journal.Placed, Slot: result.Slot, Took: time.Since(entry.Entered)})
 	return result.Slot, nil
 }
 
 // wanted returns the deadline for the first token of the answer. It is zero if the client gave no deadline, if the client has a part of the
 // answer already, or if the job is a leg of a fan-out.
 func (j *job) wanted() time.Time {
-	if j.life.Resumed() || j.client.isLeg() {
+	if j.life.Resumed() || isLeg(j.client) {
 		return time.Time{}
 	}
 	return j.incoming.Deadline
@@ -126,7 +126,7 @@ func (j *job) wanted() time.Time {
 // hand-off cannot be sent to another region. So if a region has lost its ranks, the prompt is prefilled again in another one, once.
 func (j *job) unplaced(err error, tokens int, region string, unowned bool) *failure.Fault {
 	if unowned && !errors.Is(err, board.ErrNotListed) {
-		return failure.Of(lifecycle.Ended{Why: lifecycle.Unowned}, failure.NotOurs, owner.ErrNotOwner)
+		return failure.Of(lifecycle.Ended{Reason: lifecycle.Unowned}, failure.NotOurs, owner.ErrNotOwner)
 	}
 	answer := failure.Unplaced("decode", err, tokens, j.model.Name, j.model.Mixed)
 	if errors.Is(err, board.ErrNotListed) {
@@ -136,5 +136,5 @@ func (j *job) unplaced(err error, tokens int, region string, unowned bool) *fail
 	if region != "" && (errors.Is(err, board.ErrNoWorkers) || errors.Is(err, board.ErrWithdrawn)) {
 		why = lifecycle.RanksLost
 	}
-	return failure.Of(lifecycle.Ended{Why: why}, answer, err)
+	return failure.Of(lifecycle.Ended{Reason: why}, answer, err)
 }

@@ -13,6 +13,7 @@ import (
 	"evenkeel/engine"
 	"evenkeel/gateway/failure"
 	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/fleet/roster"
 	"evenkeel/gateway/handoff"
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/lifecycle"
@@ -24,21 +25,21 @@ import (
 	"evenkeel/sse"
 )
 
-// A prefillCall is a call by which an engine computes a prompt.
-type prefillCall struct {
+// A probe is a call by which an engine computes a prompt.
+type probe struct {
 	upstream.Call
-	srv         *Server
-	run         *fleet.Run  // lists the call as one that a drain may end
-	engineBirth fleet.Birth // which process and weights the engine had when the call was made
-	began       time.Time
+	srv     *Server
+	run     *fleet.Run       // lists the call as one that a drain may end
+	process roster.ProcessID // which process and weights the engine had when the call was made
+	began   time.Time
 }
 
 // toPrefill prepares the call to the prefill engine of a lease. until limits the wait for the answer. A drain may end the call at any time
 // before untrack is called.
-func toPrefill(j *job, lease *prefill.Lease, until lifecycle.Limit) *prefillCall {
+func toPrefill(j *job, lease *prefill.Lease, until lifecycle.Timeout) *probe {
 	srv, candidate := j.srv, lease.Candidate
 	limits := &srv.Settings().Limits
-	c := &prefillCall{srv: srv, engineBirth: srv.Engines().Born(candidate.Instance), began: time.Now(), Call: upstream.Call{
+	c := &probe{srv: srv, process: srv.Engines().ProcessAt(candidate.Instance), began: time.Now(), Call: upstream.Call{
 		Call: upstream.New(srv.Client, candidate.Profile, candidate.Target), Engine: candidate.Instance, Path: j.req.Endpoint.Path(),
 		Log: srv.Log,
 		Limits: engine.Deadlines{Connect: limits.ConnectTimeout, FirstByte: waitAtMost(until, srv.Settings(), candidate.Profile),
@@ -52,15 +53,15 @@ func toPrefill(j *job, lease *prefill.Lease, until lifecycle.Limit) *prefillCall
 	return c
 }
 
-func (c *prefillCall) untrack() { c.srv.Fleet.Untrack(c.run) }
+func (c *probe) untrack() { c.srv.Fleet.Untrack(c.run) }
 
 // answerBy returns the time by which the engine must have answered.
-func (c *prefillCall) answerBy() time.Time { return c.began.Add(c.Limits.FirstByte) }
+func (c *probe) answerBy() time.Time { return c.began.Add(c.Limits.FirstByte) }
 
 // ended tells the engine's monitor how the call has ended, and returns the fault with its reason set. A nil fault means that the engine has
 // answered. stopped says that the proxy ended the call, or never sent it. left says that the client had left. If the proxy closes the
 // connection before the answer begins, the engine aborts the request.
-func (c *prefillCall) ended(fault *failure.Fault, stopped, left bool) *failure.Fault {
+func (c *probe) ended(fault *failure.Fault, stopped, left bool) *failure.Fault {
 	switch {
 	case fault == nil || fault.Status != 0: // the engine has answered
 		c.srv.Monitor.Answered(c.Engine)
@@ -69,24 +70,24 @@ func (c *prefillCall) ended(fault *failure.Fault, stopped, left bool) *failure.F
 		}
 		return fault
 	case stopped && left:
-		fault.Why, fault.Answer, fault.Err = lifecycle.Left, failure.Gone, nil
+		fault.Reason, fault.Answer, fault.Err = lifecycle.Left, failure.Gone, nil
 	case stopped && c.run.Moved():
-		fault.Why = lifecycle.Moved
-	case fault.Why != lifecycle.HungUp:
+		fault.Reason = lifecycle.Moved
+	case fault.Reason != lifecycle.HungUp:
 		c.srv.Monitor.Report(fault.Engine, fault.Err)
 	}
-	if fault.Why == lifecycle.Moved || fault.Why == lifecycle.HungUp {
+	if fault.Reason == lifecycle.Moved || fault.Reason == lifecycle.HungUp {
 		fault.Answer, fault.Err, fault.Engine = c.srv.movedOut(), failure.ErrMoved, ""
 	}
 	return fault
 }
 
 // answered is ended for a call that ends before the decode call is made. It also notes in the record how long the engine took.
-func (c *prefillCall) answered(j *job, fault *failure.Fault) *failure.Fault {
+func (c *probe) answered(j *job, fault *failure.Fault) *failure.Fault {
 	if fault == nil || fault.Status != 0 {
-		j.record.Report(journal.Event{What: journal.Probed, Took: time.Since(c.began)})
+		j.record.Report(journal.Event{Kind: journal.Probed, Took: time.Since(c.began)})
 	}
-	stopped := fault != nil && (fault.Why == lifecycle.HungUp || fault.Far == lifecycle.Unsent)
+	stopped := fault != nil && (fault.Reason == lifecycle.HungUp || fault.Far == lifecycle.Unsent)
 	return c.ended(fault, stopped, j.client.Left())
 }
 
@@ -96,14 +97,14 @@ var answerPool = sync.Pool{New: func() any { return new([]byte) }}
 // probe asks the engine of the lease to compute the prompt, and returns the hand-off from the engine's answer. An engine that has answered
 // holds the prompt's KV blocks. So the hand-off is read even if the client has left: it is needed to free the blocks. A hand-off that is
 // returned together with a fault must only be discarded.
-func (j *job) probe(lease *prefill.Lease, until lifecycle.Limit) (*handoff.Handoff, *failure.Fault) {
+func (j *job) probe(lease *prefill.Lease, until lifecycle.Timeout) (*handoff.Handoff, *failure.Fault) {
 	candidate, began := lease.Candidate, time.Now()
 	exchange, err := j.srv.Fleet.Exchange(candidate)
 	if err != nil {
-		fault := failure.Of(lifecycle.Ended{Why: lifecycle.Unnamed},
+		fault := failure.Of(lifecycle.Ended{Reason: lifecycle.Unnamed},
 			failure.BadGateway("prefill", "its bootstrap server does not answer"), err)
 		if prefill.Unsent(err) {
-			fault.Why = lifecycle.Unreachable
+			fault.Reason = lifecycle.Unreachable
 		}
 		return nil, fault
 	}
@@ -113,7 +114,7 @@ func (j *job) probe(lease *prefill.Lease, until lifecycle.Limit) (*handoff.Hando
 	call := toPrefill(j, lease, until)
 	call.began = began
 	defer call.untrack()
-	if candidate.Profile.Early() { // its address for decode engines is not known yet (see script); other leases were marked as sent before
+	if candidate.Profile.Early() { // its address for decode engines is not known yet (see bindOf); other leases were marked as sent before
 		lease.Send()
 	}
 	// An engine that finishes a prefill pins the KV before it sends its answer. The answer has the only name of that KV: if the
@@ -121,11 +122,11 @@ func (j *job) probe(lease *prefill.Lease, until lifecycle.Limit) (*handoff.Hando
 	// run for limits.probe_grace, and the hand-off is then discarded. A probe that takes longer is aborted, which frees the KV at
 	// once. If the prefill ends in the same instant, the KV may stay pinned without evenkeel knowing. The engine's KV budget is not
 	// charged for this rare case: to charge for every aborted probe would keep requests away from engines that are empty.
-	leaving := j.client.leaveAfter(call.Call.Call, j.srv.Settings().Limits.ProbeGrace, time.Time{})
+	stay := leaveAfter(j.client, call.Call.Call, j.srv.Settings().Limits.ProbeGrace, time.Time{})
 	leg, turn := j.fetchTurn(lease)
 	resp, fault := call.Open(j.record.Carry(engine.JSONHeaders(j.legID("p", j.record.Attempts))),
 		candidate.Profile.ProbeBody(&j.body, j.req.Endpoint, leg, exchange, nil))
-	leaving.stop()
+	stay()
 	answered := time.Now() // the hold timeout runs from the response headers on
 	if resp != nil {
 		defer resp.Close()
@@ -144,20 +145,19 @@ func (j *job) probe(lease *prefill.Lease, until lifecycle.Limit) (*handoff.Hando
 	if j.fetchEnded(turn, fault); fault != nil {
 		return nil, fault
 	}
-	return j.accept(lease, call.engineBirth, exchange, answer, answered)
+	return j.accept(lease, call.process, exchange, answer, answered)
 }
 
 // accept turns a probe's answer into a hand-off, or returns why it cannot. answered is when the head of the answer came. The engine's hold
 // timeout runs from then on. exchange has the names that the probe gave the engine for the transfer; nil: this engine needs no names.
-func (j *job) accept(lease *prefill.Lease, born fleet.Birth, exchange *mooncake.Exchange, answer []byte,
+func (j *job) accept(lease *prefill.Lease, process roster.ProcessID, exchange *mooncake.Exchange, answer []byte,
 	answered time.Time) (*handoff.Handoff, *failure.Fault) {
 	candidate := lease.Candidate
 	probed, err := candidate.Profile.ReadProbe(answer, exchange, j.srv.Fleet.KnownHost)
-	switch engines := j.srv.Engines(); {
-	case err != nil:
-	case !prompt.Credible(probed.PromptTokens, 0, engines.Context(candidate.Instance)):
-		err = fmt.Errorf("it counts %d tokens in the prompt, more than the context of its model has", probed.PromptTokens)
-	case probed.ByProbeID && engines.NamesRequests(candidate):
+	if err == nil {
+		err = j.srv.checkCount(candidate, &probed)
+	}
+	if err == nil && probed.ByProbeID && j.srv.Engines().NamesRequests(candidate) {
 		err = fmt.Errorf("%w: remote_request_id is missing, which decode engines of its version wait for", mooncake.ErrBadHandoff)
 	}
 	probed.PromptTokens = cmp.Or(probed.PromptTokens, j.estimate())
@@ -186,27 +186,37 @@ func (j *job) accept(lease *prefill.Lease, born fleet.Birth, exchange *mooncake.
 	prefilled(j, &probed, candidate.Profile)
 	expires := answered.Add(candidate.Profile.KVHoldTimeout)
 	lease.Answered(prefill.Usage{PromptTokens: probed.PromptTokens, CachedTokens: probed.CachedTokens}, expires)
-	h := &handoff.Handoff{Handoff: mooncake.NewHandoff(probed.KV, answered.Add(budget), expires), Lease: lease,
-		Born: j.srv.Fleet.Made(born, candidate, probed.EngineID)}
-	h.Origin = handoff.Origin{Request: j, ID: j.id, Arrival: j.record.Arrival, Model: j.model, Endpoint: j.req.Endpoint, Body: j.body,
-		Changes: j.changes, Prompt: j.promptTokens, Attempt: j.record.Attempts}
+	h := &handoff.Handoff{
+		Handoff: mooncake.NewHandoff(probed.KV, answered.Add(budget), expires), Lease: lease,
+		Maker:   j.srv.Fleet.Made(process, candidate, probed.EngineID),
+		Request: j, ID: j.id, Arrival: j.record.Arrival, Model: j.model, Endpoint: j.req.Endpoint, Body: j.body, Changes: j.changes,
+		Prompt: j.promptTokens, Attempt: j.record.Attempts,
+	}
 	if probed.Coordinates != nil {
-		j.srv.Fleet.Learn(candidate, born, probed.Coordinates)
+		j.srv.Fleet.Learn(candidate, process, probed.Coordinates)
 	}
 	if probed.ByProbeID {
 		h.ProbeID = j.legID("p", j.record.Attempts)
 	}
 	if fail := prompt.Beyond(j.model, j.req, j.promptTokens, j.resume.answerTokens); fail != nil {
-		return h, failure.Of(lifecycle.Ended{Far: lifecycle.Through, Why: lifecycle.TooLong}, fail, nil)
+		return h, failure.Of(lifecycle.Ended{Far: lifecycle.Through, Reason: lifecycle.TooLong}, fail, nil)
 	}
 	return h, ignored(lifecycle.Prefill, j.verify(j.resume.prefillCounts, probed.PromptTokens))
+}
+
+// checkCount returns an error if a prefill engine counts more tokens in a prompt than the context of its model has.
+func (s *Server) checkCount(c prefill.Candidate, probed *mooncake.ProbeAnswer) error {
+	if !prompt.Credible(probed.PromptTokens, 0, s.Engines().Context(c.Instance)) {
+		return fmt.Errorf("it counts %d tokens in the prompt, more than the context of its model has", probed.PromptTokens)
+	}
+	return nil
 }
 
 // prefilled stores what the prefill engine reported about the prompt: its length, its cached tokens and, if profile says that a lost answer
 // could go on from them, its token ids. profile is the profile of an engine of the attempt.
 func prefilled(j *job, probed *mooncake.ProbeAnswer, profile *mooncake.Profile) {
 	j.promptTokens = cmp.Or(probed.PromptTokens, j.promptTokens)
-	j.record.Report(journal.Event{What: journal.Prefilled, Tokens: probed.PromptTokens, Cached: probed.CachedTokens,
+	j.record.Report(journal.Event{Kind: journal.Prefilled, Tokens: probed.PromptTokens, Cached: probed.CachedTokens,
 		Resumed: j.life.Resumed()})
 	if j.life.Resumed() {
 		return
@@ -225,7 +235,7 @@ func ignored(leg lifecycle.Leg, fail *openai.Error) *failure.Fault {
 	if fail == nil {
 		return nil
 	}
-	return failure.Of(lifecycle.Ended{Leg: leg, Far: lifecycle.Through, Why: lifecycle.Ignored}, fail, nil)
+	return failure.Of(lifecycle.Ended{Leg: leg, Far: lifecycle.Through, Reason: lifecycle.Ignored}, fail, nil)
 }
 
 // endsAtOnce notes that the first token which the engine computed ended the answer, so that the engine handed nothing off. Later probes ask
@@ -260,9 +270,9 @@ func (p *partner) serve() {
 func (p *partner) probe() (again bool) {
 	j, lease := p.job, p.lastLease // not p.lease: the goroutine of the decode leg may have given it back
 	candidate := lease.Candidate
-	var call *prefillCall
+	var call *probe
 	p.locked(func() {
-		if p.step(lifecycle.Event{What: lifecycle.ProbeDue}, nil) {
+		if p.step(lifecycle.Event{Kind: lifecycle.ProbeDue}, nil) {
 			call = toPrefill(j, lease, p.waitLimit)
 			p.call = call.Call.Call
 		}
@@ -271,12 +281,12 @@ func (p *partner) probe() (again bool) {
 		return false
 	}
 	defer call.untrack()
-	p.born = call.engineBirth
+	p.process = call.process
 	lease.Send()
 	answer, fault := call.Whole(p.headers, candidate.Profile.EarlyProbe(&p.body, p.changes, p.meeting, p.streamed, nil), nil,
 		mooncake.MaxProbeAnswer, call.answerBy())
 	answered := time.Now()
-	hungUp := fault != nil && fault.Why == lifecycle.HungUp
+	hungUp := fault != nil && fault.Reason == lifecycle.HungUp
 	// The engine may still write KV into blocks of the decode engine. The end of this leg also ends the decode leg, which frees the blocks.
 	if hungUp && deaf(p.silent, p.rank.Profile, j.req.Endpoint) {
 		select {
@@ -289,14 +299,23 @@ func (p *partner) probe() (again bool) {
 	defer j.mu.Unlock()
 	p.call = nil
 	p.prefillTook = answered.Sub(call.began)
-	if fault == nil {
+	switch {
+	case fault == nil:
 		fault = p.accept(answer, answered)
+	case fault.Status != 0 && p.legs().Aborting(): // evenkeel had asked the engine to abort, so that this is no failure of the engine
+		fault = p.aborted()
 	}
 	if fault == nil {
 		return false
 	}
 	fault.Kept, p.refusal = p.dialect.Keeps, fault // refusal: reported if no other engine takes the prompt
-	return p.step(lifecycle.Event{What: lifecycle.PrefillFell, Again: len(p.tried) < p.job.srv.Settings().Prefill.Retry.Attempts}, fault)
+	return p.step(lifecycle.Event{Kind: lifecycle.PrefillFailed, Again: len(p.tried) < p.job.srv.Settings().Prefill.Retry.Attempts}, fault)
+}
+
+// aborted returns the fault of a prefill that its engine has ended because evenkeel told it to.
+func (p *partner) aborted() *failure.Fault {
+	end := lifecycle.Ended{Leg: lifecycle.Prefill, Far: lifecycle.Sent, Reason: lifecycle.HungUp}
+	return failure.Of(end, p.job.srv.movedOut(), failure.ErrMoved)
 }
 
 // accept reads the prefill engine's answer, which has status 200; at is when it came. It is called with the job's mutex held.
@@ -305,8 +324,10 @@ func (p *partner) accept(answer []byte, at time.Time) *failure.Fault {
 	probed, err := candidate.Profile.ReadEarlyProbe(answer, srv.Fleet.KnownHost)
 	// evenkeel had asked the engine to abort, so that this is no failure of the engine
 	if errors.Is(err, mooncake.ErrPrefillFailed) && p.legs().Aborting() {
-		end := lifecycle.Ended{Leg: lifecycle.Prefill, Far: lifecycle.Sent, Why: lifecycle.HungUp}
-		return failure.Of(end, srv.movedOut(), failure.ErrMoved)
+		return p.aborted()
+	}
+	if err == nil {
+		err = srv.checkCount(candidate, &probed)
 	}
 	if err != nil {
 		err = fmt.Errorf("prefill %s: %w", candidate.ID, err)
@@ -317,10 +338,13 @@ func (p *partner) accept(answer []byte, at time.Time) *failure.Fault {
 		return failure.Useless(lifecycle.Prefill, lifecycle.Garbled, failure.BadGateway("prefill", "it did not hand the prompt over"), err)
 	}
 	if at := probed.Coordinates; at != nil {
-		srv.Fleet.Learn(candidate, p.born, at)
+		srv.Fleet.Learn(candidate, p.process, at)
 		if at.EngineID != p.meeting.Coordinates.EngineID {
 			return failure.Useless(lifecycle.Prefill, lifecycle.Restarted, failure.BadGateway("prefill", errRestarted.Error()), errRestarted)
 		}
+	}
+	if probed.CachedTokens > cmp.Or(probed.PromptTokens, p.prompt) {
+		probed.CachedTokens = -1 // no more than the prompt can be cached, so the count is wrong
 	}
 	p.probed, p.answeredAt = probed, at
 	if p.silent {
@@ -328,13 +352,17 @@ func (p *partner) accept(answer []byte, at time.Time) *failure.Fault {
 	}
 	lease.Answered(prefill.Usage{PromptTokens: cmp.Or(probed.PromptTokens, p.prompt), CachedTokens: probed.CachedTokens},
 		at.Add(candidate.Profile.KVHoldTimeout))
-	p.step(lifecycle.Event{What: lifecycle.PrefillDone, Prompt: probed.PromptTokens}, nil)
+	var why *failure.Fault // why the decode leg must end
+	if p.legs().Left {
+		why = left()
+	}
+	p.step(lifecycle.Event{Kind: lifecycle.PrefillDone, Prompt: probed.PromptTokens}, why)
 	return nil
 }
 
 // prefillOnly lets a prefill engine answer a request for the logprobs of its prompt and for at most one token. Only the engine that
 // computes the prompt knows these logprobs, and nothing is left to decode. So the request needs no hand-off and no slot.
-func (j *job) prefillOnly(lease *prefill.Lease, until lifecycle.Limit) (*stream, *failure.Fault) {
+func (j *job) prefillOnly(lease *prefill.Lease, until lifecycle.Timeout) (*stream, *failure.Fault) {
 	candidate, call := lease.Candidate, toPrefill(j, lease, until)
 	defer call.untrack()
 	if candidate.Profile.Early() {
@@ -355,23 +383,29 @@ func (j *job) prefillOnly(lease *prefill.Lease, until lifecycle.Limit) (*stream,
 	}
 	ask := j.ask
 	ask.Cached, ask.MaxTokens = sse.OwnCached, j.maxAnswerTokens(j.model.MaxLen)
+	ask.Context = prompt.Longest(j.srv.Engines().Context(candidate.Instance))
 	if !j.req.Stream {
 		ask.ContinuousUsage, ask.Whole = true, true
 	}
 	s := slotless(j,
-		&fleet.Rank{Instance: candidate.Instance, Target: candidate.Target, Profile: candidate.Profile,
-			Traffic: &engine.Traffic{}, Signs: engine.NewSigns()}, ask)
+		&roster.Rank{Instance: candidate.Instance, Target: candidate.Target, Profile: candidate.Profile,
+			Traffic: &engine.Traffic{}, Signs: engine.NewLiveness()}, ask)
 	if err := takeAll(s, answer); err != nil {
+		said := s.from.answer.Filter.Failure()
 		s.settle(0)
+		if answer := failure.FromStream(said); said.Status > 0 && answer.Status == said.Status { // the engine refuses the request
+			end := lifecycle.Ended{Leg: lifecycle.Prefill, Far: lifecycle.Headed, Reason: lifecycle.ByStatus(said.Status)}
+			return nil, &failure.Fault{Ended: end, Answer: answer, Status: said.Status, Err: err}
+		}
 		return nil, failure.Useless(lifecycle.Prefill, lifecycle.Garbled, failure.BadGateway("prefill", "its answer cannot be used"),
 			fmt.Errorf("prefill %s: %w", candidate.ID, err))
 	}
-	usage, _ := s.from.answer.Mirror.Usage()
+	usage, _ := s.from.answer.Filter.Usage()
 	j.promptTokens = usage.Prompt
-	j.record.Report(journal.Event{What: journal.Prefilled, Tokens: usage.Prompt, Cached: usage.Cached})
+	j.record.Report(journal.Event{Kind: journal.Prefilled, Tokens: usage.Prompt, Cached: usage.Cached})
 	lease.Answered(prefill.Usage{PromptTokens: usage.Prompt, CachedTokens: usage.Cached}, time.Time{})
 	s.firstAt = time.Now()
-	j.record.Report(journal.Event{What: journal.First, At: s.firstAt})
+	j.record.Report(journal.Event{Kind: journal.First, At: s.firstAt})
 	j.enter(journal.Streaming, "")
 	return s, nil
 }

@@ -12,7 +12,7 @@ import (
 	"evenkeel/dispatcher"
 	"evenkeel/engine"
 	"evenkeel/gateway/failure"
-	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/fleet/roster"
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/lifecycle"
 	"evenkeel/gateway/openai"
@@ -38,9 +38,8 @@ func (j *job) newStream(slot *dispatcher.Slot) *stream {
 	s.from.muffled = j.muffled(rank.Profile)
 	ask := j.ask
 	ask.TokensPerChunk = rank.Traffic.TokensPerChunk()
-	if ask.MaxTokens, ask.Context = s.from.maxTokens, prompt.Longest(rank.Context); j.req.Beams > 0 {
-		ask.Context = 0 // a beam search answers with several texts, which together may be longer than the context
-	}
+	// a beam search answers with several texts, each of which may be as long as the context
+	ask.MaxTokens, ask.Context = s.from.maxTokens, prompt.Longest(rank.Context)*max(1, j.req.Beams)
 	if ask.Cached = j.cachedTokens; s.from.local || rank.Profile.Connector == mooncake.SGLang {
 		ask.Cached = sse.OwnCached
 	}
@@ -53,7 +52,7 @@ func (j *job) newStream(slot *dispatcher.Slot) *stream {
 	// A drain aborts a call only when the rank pulls no KV for it. A local call never pulls any. With an answer in one piece, nothing shows
 	// before its end that the pull is over, so a drain does not wait for it.
 	abortable := s.from.whole || s.from.local
-	s.from.run = j.srv.Fleet.Track(fleet.Place{Instance: rank.Instance, Rank: rank.Target.Rank}, call, abortable)
+	s.from.run = j.srv.Fleet.Track(roster.Location{Instance: rank.Instance, Rank: rank.Target.Rank}, call, abortable)
 	s.from.answer.Trail.Reset(mooncake.ByText(j.resume.how))
 	if !s.from.whole && j.resume.keeping != lifecycle.KeepNothing {
 		s.from.answer.Trail.KeepPrompt = s.from.local || rank.Profile.Early()
@@ -86,7 +85,7 @@ func (s *stream) opened() {
 	}
 	j := s.job
 	if !j.life.Resumed() && !s.from.whole { // if whole, the time of the first token is not known
-		j.record.Report(journal.Event{What: journal.First, At: s.firstAt, Sent: s.from.began})
+		j.record.Report(journal.Event{Kind: journal.First, At: s.firstAt, Sent: s.from.began})
 		if j.srv.Node != nil {
 			j.srv.Node.Served(s.firstAt.Sub(j.record.Arrival))
 		}
@@ -118,7 +117,7 @@ func (s *stream) fill() error {
 	}
 	s.broke(err)
 	fault := s.from.fault // nil: the answer was whole
-	if fault == nil || fault.Why == lifecycle.Unusable || s.from.answer.Mirror.Started() {
+	if fault == nil || fault.Reason == lifecycle.Unusable || s.from.answer.Filter.Started() {
 		return nil
 	}
 	return err
@@ -144,8 +143,8 @@ func (s *stream) broke(err error) {
 	case s.from.answer.TooMuch():
 		s.fails(lifecycle.Unusable, failure.Stream("upstream_broken", err), err)
 	case whole:
-		if s.from.answer.Mirror.LacksUsage() && s.from.answer.Trail.Head.ID != nil &&
-			max(s.from.answer.Mirror.Prompt(), s.job.promptTokens) > 0 {
+		if s.from.answer.Filter.LacksUsage() && s.from.answer.Trail.Head.ID != nil &&
+			max(s.from.answer.Filter.Prompt(), s.job.promptTokens) > 0 {
 			s.writeEnding(s.from.answer.Trail.Head, "")
 		}
 		s.ends()
@@ -157,7 +156,7 @@ func (s *stream) broke(err error) {
 		s.fails(lifecycle.Garbled, failure.Stream("upstream_incomplete", errNotWhole), errNotWhole)
 	default:
 		s.job.srv.Monitor.Report(s.from.rank.Instance, err)
-		why := (&upstream.Call{Leg: lifecycle.Decode}).Broke(err).Why
+		why := (&upstream.Call{Leg: lifecycle.Decode}).Broke(err).Reason
 		if why == lifecycle.HungUp { // no drain ended the call, and fails checks whether the client did
 			why = lifecycle.Broke
 		}
@@ -168,7 +167,7 @@ func (s *stream) broke(err error) {
 // cutPassed is broke for a request that is passed through. If no event has come yet, beginsPassed decides what the client gets.
 func cutPassed(s *stream, err error) {
 	err = cmp.Or(s.from.answer.Err(), err) // the reader's own error comes first: after it, the rest of the body was not read
-	begun, over := s.from.answer.Mirror.Started(), errors.Is(err, io.EOF)
+	begun, over := s.from.answer.Filter.Started(), errors.Is(err, io.EOF)
 	switch {
 	case over && s.from.answer.Closed() == sse.Whole: // Whole: a [DONE] is not required, because some engines send none
 		s.ends()
@@ -220,7 +219,7 @@ func (s *stream) effect(effects sse.Effects) {
 	case sse.Broken:
 		s.fails(lifecycle.Unusable, failure.Stream("upstream_broken", s.from.answer.Err()), s.from.answer.Err())
 	case sse.Refused:
-		said := s.from.answer.Mirror.Failure()
+		said := s.from.answer.Filter.Failure()
 		if s.firstAt.IsZero() && engine.SaysPaused(said.Status, said.Message) { // vLLM begins its stream before its core refuses
 			s.job.srv.Monitor.Report(s.from.rank.Instance, engine.ErrPaused)
 			s.fails(lifecycle.Withheld, failure.Withheld(s.from.side(), engine.ErrPaused), engine.ErrPaused)
@@ -291,7 +290,8 @@ func (s *stream) Torn() bool { return s.from.answer.Reader.Torn() }
 // Next returns all complete events that have arrived, and waits if there are none. They are valid until the next call. io.EOF means the end
 // of the answer, even if the answer is not complete.
 func (s *stream) Next() ([]byte, error) {
-	for len(s.from.answer.out) == 0 || s.more() {
+	// While more bytes have arrived that can go out in the same write, Next goes on.
+	for len(s.from.answer.out) == 0 || s.stage == flows && len(s.from.answer.out) < mostAtOnce && s.from.resp.Arrived() {
 		if s.stage >= ended {
 			return nil, io.EOF
 		}
@@ -302,11 +302,6 @@ func (s *stream) Next() ([]byte, error) {
 	events := s.from.answer.out
 	s.from.answer.out = s.from.answer.out[:0]
 	return events, nil
-}
-
-// more says whether further bytes have arrived that should go to the client in the same write.
-func (s *stream) more() bool {
-	return s.stage == flows && len(s.from.answer.out) < mostAtOnce && s.from.resp.Arrived()
 }
 
 const mostAtOnce = 64 << 10 // bytes; once this many wait for the client, Next collects no more

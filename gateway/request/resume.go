@@ -8,7 +8,7 @@ import (
 	"go.uber.org/zap"
 
 	"evenkeel/gateway/failure"
-	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/fleet/roster"
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/lifecycle"
 	"evenkeel/gateway/openai"
@@ -26,24 +26,24 @@ func (s *stream) goOn() {
 	j, fault, moved := s.job, s.from.fault, s.from.run.Moved()
 	if !j.client.Left() {
 		// text that was computed from broken KV must not be continued
-		if wrong := s.from.partner.believe(s.from.answer.Mirror.Prompt(), j.client.Gone()); wrong != nil {
+		if wrong := s.from.partner.believe(s.from.answer.Filter.Prompt(), j.client.Gone()); wrong != nil {
 			s.from.fault, fault = wrong, nil
 		}
 	}
 	if fault == nil || j.client.Left() {
-		s.step(lifecycle.Event{What: lifecycle.GivenUp})
+		s.step(lifecycle.Event{Kind: lifecycle.GivenUp})
 		return
 	}
 	lost := "lost in the middle: " + fault.Answer.Code
-	j.record.Report(journal.Event{What: journal.Failed, Cause: lost, On: s.from.failedOn(), Answer: fault.Answer})
+	j.record.Report(journal.Event{Kind: journal.Failed, Cause: lost, On: s.from.failedOn(), Answer: fault.Answer})
 	tier := s.plan()
 	var cause *openai.Error // why the next attempt failed
 	switch tier {
 	case lifecycle.Broken:
-		s.step(lifecycle.Event{What: lifecycle.GivenUp})
+		s.step(lifecycle.Event{Kind: lifecycle.GivenUp})
 	case lifecycle.Concluding: // plan has written the end
 	default:
-		j.record.Report(journal.Event{What: journal.Retried})
+		j.record.Report(journal.Event{Kind: journal.Retried})
 		var next *stream
 		if next, cause = j.serve(nil); cause == nil {
 			s.adopt(next)
@@ -60,7 +60,7 @@ func reportLoss(s *stream, fault *failure.Fault, moved bool, tier lifecycle.Tier
 	j := s.job
 	counter := j.srv.metrics.losses
 	switch {
-	case fault.Why == lifecycle.GivenBack:
+	case fault.Reason == lifecycle.GivenBack:
 		counter = j.srv.metrics.recomputes
 	case moved:
 		counter = j.srv.metrics.moves
@@ -91,7 +91,7 @@ func (s *stream) plan() lifecycle.Tier {
 	}
 	s.earlierTrail.Join(&s.from.answer.Trail)
 	loss := lifecycle.Loss{
-		Said: s.earlierTrail, Finished: s.from.answer.Mirror.Finished(), Keeping: resume.keeping, Streamed: j.req.Stream,
+		Said: s.earlierTrail, Finished: s.from.answer.Filter.Finished(), Keeping: resume.keeping, Streamed: j.req.Stream,
 		May: j.life.Losses() < recomputeMax(s.from.rank.Profile) && j.req.Endpoint.GoesOn(),
 		How: resume.how, IDs: resume.promptIDs, Alone: resume.promptTokens, Most: j.maxWholeAnswer(), Limit: j.req.Limit,
 		LimitKey: cmp.Or(j.req.MaxTokensKey, "max_tokens"),
@@ -159,6 +159,9 @@ func (s *stream) adopt(next *stream) {
 		return
 	}
 	for e := range sse.Events(s.from.answer.out) {
+		if e.Kind == sse.KindComment {
+			continue
+		}
 		if err := s.from.answer.Assembler.Add(e.Raw); err != nil {
 			if s.stage == ended { // the rest of the answer came at once, so fails does not set the error
 				s.broken = cmp.Or(s.broken, failure.Stream("upstream_broken", err))
@@ -170,12 +173,12 @@ func (s *stream) adopt(next *stream) {
 	s.from.answer.out = s.from.answer.out[:0]
 }
 
-// resetForEnd prepares the mirror for an end that evenkeel writes itself. tokens is how many tokens the answer has.
+// resetForEnd prepares the filter for an end that evenkeel writes itself. tokens is how many tokens the answer has.
 func (s *stream) resetForEnd(tokens int) {
 	ask := s.job.ask
 	ask.Cached = s.job.cachedTokens
 	s.earlierTokens = tokens
-	s.from.answer.Mirror.Reset(ask)
+	s.from.answer.Filter.Reset(ask)
 	s.from.answer.Trail.Reset(false)
 }
 
@@ -183,8 +186,8 @@ func (s *stream) resetForEnd(tokens int) {
 // the usage. The token counts may be estimates, so the usage is cut to what the answer may have.
 func (s *stream) writeEnding(head sse.Head, finish string) {
 	j := s.job
-	mirror := &s.from.answer.Mirror
-	usage := sse.Usage{Prompt: cmp.Or(mirror.Prompt(), j.promptTokens), Completion: min(mirror.Tokens(), s.from.maxTokens),
+	filter := &s.from.answer.Filter
+	usage := sse.Usage{Prompt: cmp.Or(filter.Prompt(), j.promptTokens), Completion: min(filter.Tokens(), s.from.maxTokens),
 		Cached: j.cachedTokens}
 	if s.from.rank.Context > 0 {
 		usage.Completion = min(usage.Completion, max(0, s.from.rank.Context-usage.Prompt))
@@ -193,7 +196,7 @@ func (s *stream) writeEnding(head sse.Head, finish string) {
 		usage.Cached = -1
 	}
 	usage.Total = usage.Prompt + usage.Completion
-	_, reported := s.from.answer.Mirror.Usage()
+	_, reported := s.from.answer.Filter.Usage()
 	s.from.noUsage = !reported
 	for e := range sse.Events(ending(j.req.Endpoint, head, finish, usage)) {
 		if s.stage < ended {
@@ -223,7 +226,7 @@ func (j *job) verify(want, counted int) *openai.Error {
 }
 
 // keep decides which parts of a request stay in memory in case this rank loses its answer. It charges their size to Server.resumeBytes.
-func (j *job) keep(rank *fleet.Rank) {
+func (j *job) keep(rank *roster.Rank) {
 	if j.life.Resumed() {
 		return
 	}
@@ -256,10 +259,10 @@ func (s *stream) shed() {
 	if s.firstAt.IsZero() || keeping == lifecycle.KeepAll {
 		return
 	}
-	if keeping == lifecycle.KeepStart && s.from.answer.Mirror.Tokens() == 0 { // the answer could still begin anew
+	if keeping == lifecycle.KeepStart && s.from.answer.Filter.Tokens() == 0 { // the answer could still begin anew
 		return
 	}
-	s.from.answer.Mirror.Untrack()
+	s.from.answer.Filter.Untrack()
 	j.body, j.changes, j.resume.promptIDs, j.resume.keeping = mooncake.Body{}, nil, nil, lifecycle.KeepNothing
 }
 

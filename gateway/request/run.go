@@ -37,9 +37,9 @@ func (j *job) serve(ctx *fasthttp.RequestCtx) (*stream, *openai.Error) {
 	j.mu.Unlock()
 	j.avoid.prefill = nil
 	defer func() { j.question = nil }()
-	begun := lifecycle.Event{What: lifecycle.Begun}
+	begun := lifecycle.Event{Kind: lifecycle.Begun}
 	if j.passed != nil {
-		begun.Script = lifecycle.Passed
+		begun.Bind = lifecycle.Passed
 	}
 	s, fail := (&runner{job: j, ctx: ctx}).run(begun)
 	if fail != nil {
@@ -81,32 +81,32 @@ func (r *runner) run(event lifecycle.Event) (*stream, *openai.Error) {
 			j.forget()
 		}
 		hasPartner := r.stream != nil && r.stream.from.partner != nil
-		for _, effect := range slices.Concat(effects, j.tell(lifecycle.Event{What: lifecycle.Panicked, Idle: !hasPartner}, nil)) {
+		for _, effect := range slices.Concat(effects, j.step(lifecycle.Event{Kind: lifecycle.Panicked, Idle: !hasPartner}, nil)) {
 			switch {
-			case effect.Do == lifecycle.SendBoth: // nothing new is sent
+			case effect.Kind == lifecycle.SendBoth: // nothing new is sent
 			case effect.Pair > 0 && hasPartner:
 				r.stream.from.partner.carryOut(effect)
-			case effect.Do == lifecycle.Settle || effect.Do == lifecycle.Find:
+			case effect.Kind == lifecycle.Settle || effect.Kind == lifecycle.Find:
 				r.do(effect)
 			}
 		}
 	})
 	for {
 		event.Left = j.client.Left()
-		if effects = j.tell(event, buffer[:0]); len(effects) == 0 {
+		if effects = j.step(event, buffer[:0]); len(effects) == 0 {
 			j.srv.Log.Error("a request ended without an answer or an error; this is a bug, please report it", zap.Inline(j))
 			return nil, failure.Broken
 		}
 		for len(effects) > 0 {
 			effect := effects[0]
-			switch effects = effects[1:]; effect.Do {
+			switch effects = effects[1:]; effect.Kind {
 			case lifecycle.AnswerIt:
 				return r.answer(), nil
 			case lifecycle.Fail:
 				return nil, r.error(effect.Error)
 			}
 			event = r.do(effect)
-			if effect.Do > lifecycle.Forward { // the effect's call or wait is over, so a client that leaves now need not end it
+			if effect.Kind > lifecycle.Forward { // the effect's call or wait is over, so a client that leaves now need not end it
 				j.client.OnGone(nil)
 			}
 		}
@@ -117,16 +117,16 @@ func (r *runner) run(event lifecycle.Event) (*stream, *openai.Error) {
 // returns the event that says how the effect ended.
 func (r *runner) do(effect lifecycle.Effect) lifecycle.Event {
 	j := r.job
-	switch effect.Do {
+	switch effect.Kind {
 	case lifecycle.Question: // asks which dispatcher should serve the request
 		if j.question == nil {
 			j.question = j.elsewhere(false)
 		}
 	case lifecycle.Attempt:
-		j.record.Report(journal.Event{What: journal.Attempted})
+		j.record.Report(journal.Event{Kind: journal.Attempted})
 		r.fault, r.stream, r.lease = nil, nil, nil
 	case lifecycle.Settle:
-		r.settle(effect.Thing, effect.How)
+		r.settle(effect.Resource, effect.How)
 	case lifecycle.Restart:
 		j.question = r.nextQuestion
 	case lifecycle.Drop:
@@ -137,15 +137,15 @@ func (r *runner) do(effect lifecycle.Effect) lifecycle.Event {
 		j.settleAccused(effect.Finding)
 	case lifecycle.TryLocal:
 		if r.slot = j.bindLocal(); r.slot == nil {
-			return lifecycle.Event{What: lifecycle.NoLocal}
+			return lifecycle.Event{Kind: lifecycle.NoLocal}
 		}
 		r.begin()
-		return lifecycle.Event{What: lifecycle.LocalBound, Copied: j.resume.chargedBytes > 0, Whole: r.stream.from.whole}
+		return lifecycle.Event{Kind: lifecycle.LocalBound, Copied: j.resume.chargedBytes > 0, Whole: r.stream.from.whole}
 	case lifecycle.Queue:
 		return r.queue()
 	case lifecycle.Forward:
 		var event lifecycle.Event
-		event.What, r.lastError = j.send(r.ctx, r.forward)
+		event.Kind, r.lastError = j.send(r.ctx, r.forward)
 		return event
 	case lifecycle.SendProbe:
 		return r.sendProbe(effect.Until)
@@ -161,20 +161,20 @@ func (r *runner) do(effect lifecycle.Effect) lifecycle.Event {
 		return r.began(r.stream.decodeBeside(r.lease, effect.Pair, effect.Until))
 	case lifecycle.Pause:
 		if j.again(effect.Retry, r.fault) {
-			return lifecycle.Event{What: lifecycle.Retried}
+			return lifecycle.Event{Kind: lifecycle.Retried}
 		}
-		return lifecycle.Event{What: lifecycle.GivenUp}
+		return lifecycle.Event{Kind: lifecycle.GivenUp}
 	case lifecycle.Offer:
 		return r.offer(effect.Group)
 	case lifecycle.Remember, lifecycle.Recall, lifecycle.Complain, lifecycle.Choose, lifecycle.SendOver, lifecycle.SendAnew:
 		return r.doPassed(effect)
 	case lifecycle.Confirm: // the decode engine has ended the answer; was the KV complete?
 		s := r.stream
-		if fault := s.from.partner.believe(s.from.answer.Mirror.Prompt(), j.client.Gone()); fault != nil {
+		if fault := s.from.partner.believe(s.from.answer.Filter.Prompt(), j.client.Gone()); fault != nil {
 			s.from.fault = fault
-			return lifecycle.Event{What: lifecycle.Fell}
+			return lifecycle.Event{Kind: lifecycle.CallFailed}
 		}
-		return lifecycle.Event{What: lifecycle.Believed}
+		return lifecycle.Event{Kind: lifecycle.Believed}
 	case lifecycle.GoOn: // the next fill continues the answer, after the client has got all earlier events
 		r.stream.stage = lost
 	case lifecycle.EndWhole:
@@ -194,42 +194,42 @@ func (r *runner) queue() lifecycle.Event {
 	switch {
 	case away != nil:
 		r.forward = away
-		return lifecycle.Event{What: lifecycle.Directed}
+		return lifecycle.Event{Kind: lifecycle.Directed}
 	case err != nil:
 		r.lastError = j.notChosen(err)
-		return lifecycle.Event{What: lifecycle.NoTurn, Open: errors.Is(err, prefill.ErrUnavailable)}
+		return lifecycle.Event{Kind: lifecycle.NoTurn, Open: errors.Is(err, prefill.ErrUnavailable)}
 	}
 	j.avoid.prefill = append(j.avoid.prefill, lease.Candidate.ID)
 	r.lease = lease
-	script := j.srv.script(lease.Candidate)
-	if j.req.PrefillOnly && script == lifecycle.Early {
-		script = lifecycle.Late // no decode rank is needed
+	bind := j.srv.bindOf(lease.Candidate)
+	if j.req.PrefillOnly && bind == lifecycle.Early {
+		bind = lifecycle.Late // no decode rank is needed
 	}
-	return lifecycle.Event{What: lifecycle.Turn, Script: script, Dialect: lifecycle.Dialects[lease.Candidate.Profile.Connector]}
+	return lifecycle.Event{Kind: lifecycle.Turn, Bind: bind, Dialect: lifecycle.Dialects[lease.Candidate.Profile.Connector]}
 }
 
 // sendProbe asks the prefill engine of the lease for a hand-off, or for the whole answer to a request that needs no decode.
-func (r *runner) sendProbe(until lifecycle.Limit) lifecycle.Event {
+func (r *runner) sendProbe(until lifecycle.Timeout) lifecycle.Event {
 	j := r.job
 	if j.client.Left() { // then no engine is sent anything
-		return r.fell(failure.Of(lifecycle.Ended{Why: lifecycle.Left}, failure.Gone, nil))
+		return r.callFailed(failure.Of(lifecycle.Ended{Reason: lifecycle.Left}, failure.Gone, nil))
 	}
 	j.enter(journal.Prefill, "")
 	var fault *failure.Fault
 	if j.req.PrefillOnly {
 		if r.stream, fault = j.prefillOnly(r.lease, until); fault != nil {
-			return r.fell(fault)
+			return r.callFailed(fault)
 		}
-		return lifecycle.Event{What: lifecycle.First}
+		return lifecycle.Event{Kind: lifecycle.First}
 	}
 	if r.handoff, fault = j.probe(r.lease, until); fault != nil {
 		fault.Kept = true // the prefill engine may hold the KV until its hold timeout
-		return r.fell(fault)
+		return r.callFailed(fault)
 	}
-	return lifecycle.Event{What: lifecycle.HandedOver, Named: r.handoff.ProbeID != ""}
+	return lifecycle.Event{Kind: lifecycle.HandedOver, Named: r.handoff.ProbeID != ""}
 }
 
-// enqueue waits until the dispatcher binds the request to a decode rank, and prepares the stream for the slot on that rank. The script says
+// enqueue waits until the dispatcher binds the request to a decode rank, and prepares the stream for the slot on that rank. The bind says
 // when the prompt is prefilled: before the binding (Late), after it by a prefill engine (Early), or by the rank itself (Mixed).
 func (r *runner) enqueue(effect lifecycle.Effect) lifecycle.Event {
 	j := r.job
@@ -237,7 +237,7 @@ func (r *runner) enqueue(effect lifecycle.Effect) lifecycle.Event {
 		j.srv.Places.Reserve()
 	}
 	var fault *failure.Fault
-	switch effect.Script {
+	switch effect.Bind {
 	case lifecycle.Mixed:
 		r.slot, fault = j.placeMixed(r.lease)
 	case lifecycle.Early:
@@ -249,14 +249,14 @@ func (r *runner) enqueue(effect lifecycle.Effect) lifecycle.Event {
 		r.slot, fault = j.wait(r.handoff)
 	}
 	if fault != nil {
-		return r.fell(fault)
+		return r.callFailed(fault)
 	}
 	r.begin()
 	s := r.stream
 	silent := s.from.whole || s.from.muffled // the answer may have no event before its end
 	return lifecycle.Event{
-		What: lifecycle.Bound, Copied: j.resume.chargedBytes > 0,
-		Whole: s.from.whole || effect.Script == lifecycle.Early && silent, Deaf: deaf(silent, s.from.rank.Profile, j.req.Endpoint),
+		Kind: lifecycle.Bound, Copied: j.resume.chargedBytes > 0,
+		Whole: s.from.whole || effect.Bind == lifecycle.Early && silent, Deaf: deaf(silent, s.from.rank.Profile, j.req.Endpoint),
 	}
 }
 
@@ -275,22 +275,22 @@ func (r *runner) mixed() bool { return r.lease != nil && r.lease.Candidate.Mixed
 func (r *runner) began(fault *failure.Fault, quit bool) lifecycle.Event {
 	if fault != nil {
 		fault.Moved = r.stream.from.run.Moved()
-		event := r.fell(fault)
+		event := r.callFailed(fault)
 		event.Quit = quit
 		if r.stream.from.slot == nil { // the whole answer had come, so its slot is free already
 			r.stream.settle(board.Failed)
 		}
 		return event
 	}
-	return lifecycle.Event{What: lifecycle.First, Copied: r.job.resume.chargedBytes > 0}
+	return lifecycle.Event{Kind: lifecycle.First, Copied: r.job.resume.chargedBytes > 0}
 }
 
-// fell writes the fault of a failed call, and the name of its engine, into the record. It returns the event that reports the fault to the
-// request's lifecycle.
-func (r *runner) fell(fault *failure.Fault) lifecycle.Event {
+// callFailed writes the fault of a failed call, and the name of its engine, into the record. It returns the event that reports the fault to
+// the request's lifecycle.
+func (r *runner) callFailed(fault *failure.Fault) lifecycle.Event {
 	r.fault, r.lastError = fault, fault.Answer
 	r.job.abort.lostRank()
-	if fault.Why == lifecycle.Unlisted {
+	if fault.Reason == lifecycle.Unlisted {
 		r.job.unlistedAnswer = fault.Answer
 	}
 	failedOn := ""
@@ -301,11 +301,11 @@ func (r *runner) fell(fault *failure.Fault) lifecycle.Event {
 	case r.lease != nil && fault.OfEngine():
 		failedOn = r.lease.Candidate.ID
 	}
-	if fault.Why == lifecycle.Stale && r.lease != nil { // the connection was stale, so the next attempt may use the same prefill engine
+	if fault.Reason == lifecycle.Stale && r.lease != nil { // the connection was stale, so the next attempt may use the same prefill engine
 		r.job.avoid.prefill = r.job.avoid.prefill[:len(r.job.avoid.prefill)-1]
 	}
-	r.job.record.Report(journal.Event{What: journal.Failed, Cause: fault.Cause(), On: failedOn, Status: fault.Status, Answer: fault.Answer})
-	event := r.job.fell(fault)
+	r.job.record.Report(journal.Event{Kind: journal.Failed, Cause: fault.Cause(), On: failedOn, Status: fault.Status, Answer: fault.Answer})
+	event := r.job.failedEvent(fault)
 	if r.stream != nil {
 		event.Engine = r.stream.from.rank.Instance
 	}
@@ -324,25 +324,27 @@ func (r *runner) prefiller() prefill.Candidate {
 }
 
 // judge notes that an engine failed or served the request. If another engine fails at the same request later, the request is the likely
-// cause. Then an earlier status 500 does not count against its prefill engine.
+// cause. Then a status 500 does not count against the prefill engine or the group of ranks that gave it.
 func (r *runner) judge(effect lifecycle.Effect) {
-	if effect.Do == lifecycle.Condemn && effect.Leg == lifecycle.Prefill {
+	ofPrefill := effect.Kind == lifecycle.Condemn && effect.Leg == lifecycle.Prefill
+	if ofPrefill || r.mixed() && effect.Blame == lifecycle.Disputed { // the failure was counted when the lease was settled
 		tier, id := r.job.srv.Tier, r.prefiller().ID
 		r.job.accused = append(r.job.accused, func(finding lifecycle.Finding) {
 			if finding == lifecycle.Innocent {
 				tier.Forgive(id)
 			}
 		})
-		return
 	}
-	r.stream.judge(effect)
+	if !ofPrefill {
+		r.stream.judge(effect)
+	}
 }
 
 // offer asks whether another dispatcher should get a request that cannot be served here: the owner of its decode group if group is true,
 // else a region where no attempt has failed yet. If so, it prepares the question for the request's next wait in the arrival queue.
 func (r *runner) offer(group bool) lifecycle.Event {
 	j, node := r.job, r.job.srv.Node
-	no := lifecycle.Event{What: lifecycle.NotOffered}
+	no := lifecycle.Event{Kind: lifecycle.NotOffered}
 	if node == nil || !j.req.Endpoint.Common() || j.client.Left() {
 		return no
 	}
@@ -357,7 +359,7 @@ func (r *runner) offer(group bool) lifecycle.Event {
 	if r.fault == nil {
 		j.record.EndAttempt(r.lastError)
 	}
-	return lifecycle.Event{What: lifecycle.Offered}
+	return lifecycle.Event{Kind: lifecycle.Offered}
 }
 
 // answer returns the stream of an answer whose first event has come. It returns nil if another dispatcher has answered.
@@ -369,9 +371,9 @@ func (r *runner) answer() *stream {
 	s.shed()
 	switch {
 	case s.stage == ended: // the whole answer came at once
-		event := lifecycle.Event{What: lifecycle.Ends}
+		event := lifecycle.Event{Kind: lifecycle.Ends}
 		if s.from.fault != nil {
-			event = r.job.fell(s.from.fault)
+			event = r.job.failedEvent(s.from.fault)
 		}
 		s.step(event)
 	case s.from.call != nil: // from now on, if the client leaves, the connection is closed, and the engine aborts the request
@@ -398,7 +400,7 @@ func (r *runner) error(which lifecycle.Error) *openai.Error {
 }
 
 // settle gives back something that the request holds, or passes it on. how says what happens to it.
-func (r *runner) settle(thing lifecycle.Thing, how lifecycle.How) {
+func (r *runner) settle(thing lifecycle.Resource, how lifecycle.How) {
 	j := r.job
 	switch thing {
 	case lifecycle.Place:
@@ -412,7 +414,7 @@ func (r *runner) settle(thing lifecycle.Thing, how lifecycle.How) {
 			j.discard(r.handoff)
 		default:
 			handoff.Settle(r.lease, how, r.fault)
-			if how == lifecycle.Free && r.fault != nil && r.fault.Why == lifecycle.Left {
+			if how == lifecycle.Free && r.fault != nil && r.fault.Reason == lifecycle.Left {
 				j.freed()
 			}
 		}

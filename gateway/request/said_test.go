@@ -55,7 +55,7 @@ func TestWhatMessagesAndResponsesSay(t *testing.T) {
 				require.Equal(t, "ok", record.Outcome)
 				return r
 			}
-			last := func() *journal.Request { return b.asked[len(b.asked)-1].Record }
+			last := func() *journal.Record { return b.asked[len(b.asked)-1].Record }
 
 			whole := answertest.ReadWholeMessage(t, post(messages, ofMessage("")).body)
 			require.Equal(t, natural, right(t, key, whole.Text()))

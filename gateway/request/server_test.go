@@ -56,7 +56,7 @@ func newServer(t *testing.T, changes ...func(*config.Config, *Env)) *server {
 	}
 	set := fleet.NewSettings(cfg)
 	env.Settings, env.Locals, env.Places = func() *fleet.Settings { return set }, local.New(set.Prefill.Index.MaxBytes),
-		pool.NewPlaces(set.Pool.Size)
+		pool.NewSemaphore(set.Pool.Size)
 	var err error
 	env.Journal, err = journal.New(journal.Config{Registerer: reg, Log: log, Receipts: receipt.NewRing(1000, 1<<20)})
 	require.NoError(t, err)
@@ -104,7 +104,7 @@ func (s *server) metric(t *testing.T, name, value string) float64 {
 // engines is a fleet of a test. It does not know anything of engines but what the test says.
 type engines struct {
 	Fleet      // what no test expects to be asked
-	ranks      map[int32]*fleet.Rank
+	ranks      map[int32]*roster.Rank
 	unowned    bool   // the decode group is another proxy's
 	region     string // of all prefill engines
 	gone, sure bool   // the process that made a hand-off
@@ -114,6 +114,7 @@ type engines struct {
 	nameless   error  // why a prefill engine cannot be named
 	down       []string
 	frees      bool
+	hostless   bool           // no host belongs to any single engine
 	prefills   int            // ranks of each prefill engine; 0: one
 	counts     *engine.Target // is asked how long prompts are; nil: none is
 
@@ -125,9 +126,9 @@ type engines struct {
 	at       map[string]*mooncake.Coordinates // of prefill engines that have told theirs
 }
 
-func (f *engines) Rank(worker int32) *fleet.Rank { return f.ranks[worker] }
-func (f *engines) RegionFor(string) string       { return f.region }
-func (f *engines) Owned(string, string) bool     { return !f.unowned }
+func (f *engines) Rank(worker int32) *roster.Rank { return f.ranks[worker] }
+func (f *engines) RegionFor(string) string        { return f.region }
+func (f *engines) Owned(string, string) bool      { return !f.unowned }
 func (f *engines) BoardFor(c prefill.Candidate, model, region string) string {
 	if c.Mixed {
 		return c.Board
@@ -138,16 +139,20 @@ func (f *engines) BoardFor(c prefill.Candidate, model, region string) string {
 func (f *engines) Context(string) int                   { return f.context }
 func (f *engines) NamesRequests(prefill.Candidate) bool { return f.named }
 func (f *engines) KnownHost(host string) bool           { return host == "127.0.0.1" }
-func (f *engines) HostsOf(string) func(string) bool     { return f.KnownHost }
-func (f *engines) Ranks(string) int                     { return max(1, f.prefills) }
-func (f *engines) Born(key string) fleet.Birth          { return fleet.Birth{Key: key, Process: f.process} }
-func (f *engines) Outlived(b fleet.Birth) (gone, sure bool) {
+func (f *engines) HostsOf(string) func(string) bool {
+	return func(host string) bool { return !f.hostless && f.KnownHost(host) }
+}
+func (f *engines) Ranks(string) int { return max(1, f.prefills) }
+func (f *engines) ProcessAt(key string) roster.ProcessID {
+	return roster.ProcessID{Key: key, Process: f.process}
+}
+func (f *engines) Outlived(b roster.ProcessID) (gone, sure bool) {
 	return f.gone || b.Process < f.process, f.sure
 }
-func (f *engines) RejectionFrees(*fleet.Rank) bool                               { return f.frees }
-func (f *engines) AnyPrefill(string) *engine.Target                              { return f.counts }
-func (f *engines) DownSince(engine string, _ time.Time) bool                     { return slices.Contains(f.down, engine) }
-func (f *engines) Made(b fleet.Birth, _ prefill.Candidate, _ string) fleet.Birth { return b }
+func (f *engines) RejectionFrees(*roster.Rank) bool                                        { return f.frees }
+func (f *engines) AnyPrefill(string) *engine.Target                                        { return f.counts }
+func (f *engines) DownSince(engine string, _ time.Time) bool                               { return slices.Contains(f.down, engine) }
+func (f *engines) Made(b roster.ProcessID, _ prefill.Candidate, _ string) roster.ProcessID { return b }
 
 // Exchange asks a prefill engine anew each time.
 func (f *engines) Exchange(c prefill.Candidate) (*mooncake.Exchange, error) {
@@ -166,7 +171,7 @@ func (f *engines) Coordinates(c prefill.Candidate) *mooncake.Coordinates {
 	return f.at[c.ID]
 }
 
-func (f *engines) Learn(c prefill.Candidate, _ fleet.Birth, at *mooncake.Coordinates) {
+func (f *engines) Learn(c prefill.Candidate, _ roster.ProcessID, at *mooncake.Coordinates) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.at == nil {
@@ -194,8 +199,8 @@ func (f *engines) Beside(worker int32, host bool, list []int32) []int32 {
 // Around knows the ranks of a group and those of an engine, and not whether they take requests.
 func (f *engines) Around(worker int32, list []int32) (around []int32, others bool) {
 	one := f.ranks[worker]
-	for _, beside := range []func(*fleet.Rank) bool{
-		func(r *fleet.Rank) bool { return r.Group == one.Group }, func(r *fleet.Rank) bool { return r.Instance == one.Instance },
+	for _, beside := range []func(*roster.Rank) bool{
+		func(r *roster.Rank) bool { return r.Group == one.Group }, func(r *roster.Rank) bool { return r.Instance == one.Instance },
 	} {
 		around, others = nil, false
 		for id, r := range f.ranks {
@@ -212,7 +217,7 @@ func (f *engines) Around(worker int32, list []int32) (around []int32, others boo
 	return nil, false
 }
 
-func (f *engines) Track(at fleet.Place, call *engine.Call, abortable bool) *fleet.Run {
+func (f *engines) Track(at roster.Location, call *engine.Call, abortable bool) *fleet.Run {
 	return f.calls.Track(at, call, abortable)
 }
 

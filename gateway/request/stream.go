@@ -12,6 +12,7 @@ import (
 	"evenkeel/engine"
 	"evenkeel/gateway/failure"
 	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/fleet/roster"
 	"evenkeel/gateway/openai"
 	"evenkeel/gateway/pump"
 	"evenkeel/sse"
@@ -51,7 +52,7 @@ const (
 type source struct {
 	job   *job
 	slot  *dispatcher.Slot // nil once released
-	rank  *fleet.Rank
+	rank  *roster.Rank
 	call  *engine.Call
 	run   *fleet.Run // lists the call as one that a drain may end, until hangUp; nil: a prefill engine has answered
 	resp  *engine.Response
@@ -90,7 +91,7 @@ var readPool = sync.Pool{New: func() any { return new([4 << 10]byte) }}
 
 // tokens returns how many tokens the answer has from all its sources.
 func (s *stream) tokens() int {
-	return s.earlierTokens + s.from.answer.Mirror.Tokens()
+	return s.earlierTokens + s.from.answer.Filter.Tokens()
 }
 
 // putBack returns the buffers to the pool. Buffers of more than 64 KiB are dropped, so that huge answers do not fill the pool.
@@ -114,7 +115,7 @@ func (s *source) contentType() []byte {
 
 // slotless prepares the stream of an answer that takes no slot of a rank: the answer of a prefill engine, or to a request that is passed
 // through.
-func slotless(j *job, rank *fleet.Rank, ask sse.Ask) *stream {
+func slotless(j *job, rank *roster.Rank, ask sse.Options) *stream {
 	rank.Worker = -1
 	s := &stream{job: j, from: source{job: j, whole: ask.Whole, rank: rank, began: time.Now(), maxTokens: ask.MaxTokens,
 		answer: buffersPool.Get().(*buffers)}}
@@ -131,6 +132,9 @@ const shortAnswer = 8
 var _ pump.Stream = (*stream)(nil) // without this interface, no loop would carry an answer, and no error would show it
 
 func (s *stream) Wait(now time.Time) time.Duration { return s.from.answer.Reader.Wait(now) }
+
+// Pause ends that wait, because the client takes no bytes.
+func (s *stream) Pause(now time.Time) { s.from.answer.Reader.Pause(now) }
 
 func (s *stream) Err() error { return s.from.answer.Err() }
 

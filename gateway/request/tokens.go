@@ -32,10 +32,10 @@ func ending(endpoint mooncake.Endpoint, head sse.Head, finish string, usage sse.
 
 // unanswered returns the answer to a request that ended before any rank began its answer: a stream of events, or one piece.
 func unanswered(j *job) []byte {
-	head, ask := sse.Head{ID: []byte(`""`), Mode: j.abort.outputMode}, j.ask // the mirror replaces the empty id
+	head, ask := sse.Head{ID: []byte(`""`), Mode: j.abort.outputMode}, j.ask // the filter replaces the empty id
 	ask.Seam, ask.Trail, ask.Cached, ask.MaxTokens, ask.Context = nil, nil, sse.OwnCached, 0, 0
 	usage := sse.Usage{Prompt: j.estimate(), Total: j.estimate(), Cached: -1}
-	mirror, framer := sse.NewMirror(ask), sse.NewFramer(0)
+	filter, framer := sse.NewFilter(ask), sse.NewFramer(0)
 	var assembler *sse.Assembler
 	ask.Whole = !j.req.Stream && j.req.Endpoint == mooncake.Generate
 	if !j.req.Stream && !ask.Whole {
@@ -44,7 +44,7 @@ func unanswered(j *job) []byte {
 	framer.Feed(ending(j.req.Endpoint, head, "abort", usage))
 	var answer []byte
 	for e, ok := framer.Next(); ok; e, ok = framer.Next() {
-		out, _ := mirror.Event(e, nil)
+		out, _ := filter.Event(e, nil)
 		if answer = append(answer, out...); assembler != nil {
 			_ = assembler.Add(out) // cannot fail, because evenkeel itself wrote the event
 		}

@@ -17,7 +17,7 @@ import (
 	"evenkeel/bench/lab/refengine"
 	"evenkeel/bench/lab/reftext"
 	"evenkeel/gateway/config"
-	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/fleet/roster"
 	"evenkeel/mooncake"
 )
 
@@ -342,7 +342,7 @@ func TestAClientOfTokensLeaves(t *testing.T) {
 func TestLogprobsOfAPromptOfTokens(t *testing.T) {
 	t.Parallel()
 	of := []refengine.Config{{Version: "0.32.0"}}
-	b := start(t, setup{route: fleet.Route{PromptLogprobs: true}, profile: mooncake.Profile{Connector: mooncake.NIXLPull}, prefill: of,
+	b := start(t, setup{route: roster.Route{PromptLogprobs: true}, profile: mooncake.Profile{Connector: mooncake.NIXLPull}, prefill: of,
 		decode: of})
 	for _, most := range []string{`"max_tokens":1`, `"max_tokens":4`} {
 		body, rendered := tokensOf(t, `"prompt_logprobs":1,`+most, "")

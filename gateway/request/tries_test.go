@@ -67,6 +67,37 @@ func TestARequestThatBreaksEngines(t *testing.T) {
 	}
 }
 
+// A request at which two engines fail is the cause, so that it counts against neither. Otherwise a client could take every engine out.
+func TestARequestThatTwoEnginesFailAtCountsAgainstNeither(t *testing.T) {
+	t.Parallel()
+	three := []refengine.Config{{}, {}, {}}
+	for name, o := range map[string]setup{
+		"prefill engines": {prefill: three},
+		"prefill engines beside a decode leg": {prefill: three, decode: three,
+			profile: mooncake.Profile{Connector: mooncake.NIXLPush, Bind: mooncake.BindArrival}},
+		"ranks that do both": {mixed: three, groups: []string{"a", "b", "c"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := start(t, o)
+			internal := &refengine.Rule{Fault: refengine.Internal}
+			if b.p == nil {
+				spoil(t, b.d, []*refengine.Rule{internal, internal, internal})
+			} else {
+				internal.Leg = refengine.LegProbe
+				spoil(t, b.p, []*refengine.Rule{internal, internal, internal})
+			}
+			for range 20 {
+				require.Equal(t, "502", b.judge(short, `"stream":true,`))
+			}
+			b.settle()
+			for _, c := range b.Tier.Status() {
+				require.Zero(t, c.Failures, c.ID)
+			}
+		})
+	}
+}
+
 // Engines that cannot be reached are no attempts: nothing ran there.
 func TestEnginesThatAreGoneCostNoAttempts(t *testing.T) {
 	t.Parallel()

@@ -23,7 +23,7 @@ func (j *job) choose() (*prefill.Lease, *geo.Forward, error) {
 	began := time.Now()
 	j.enter(journal.Queued, "")
 	lease, err := j.awaitTurn()
-	j.record.Report(journal.Event{What: journal.Waited, Took: time.Since(began)})
+	j.record.Report(journal.Event{Kind: journal.Waited, Took: time.Since(began)})
 	question := j.question
 	j.question = nil
 	if err != nil {
@@ -50,7 +50,7 @@ func (j *job) choose() (*prefill.Lease, *geo.Forward, error) {
 			lease = cmp.Or(lease.Sooner(-j.srv.Settings().Bind.Lead, blocked), lease)
 		}
 	}
-	j.record.Report(journal.Event{What: journal.Chose, Lease: lease})
+	j.record.Report(journal.Event{Kind: journal.Chose, Lease: lease})
 	if j.life.Open() {
 		j.avoid.prefill = nil // the engines of attempts before the question may be tried again
 	}
@@ -86,7 +86,7 @@ func (j *job) awaitTurn() (*prefill.Lease, error) {
 		}
 		arrival := j.arrival()
 		// A leg that enters alone makes a further attempt. The client may have the first token of another leg by now, so no deadline holds.
-		if j.client.isLeg() {
+		if isLeg(j.client) {
 			arrival.Deadline = time.Time{}
 		}
 		entered, err := j.srv.Tier.Enter(arrival)
@@ -135,10 +135,10 @@ func (j *job) arrival() prefill.Request {
 	return arrival
 }
 
-// script returns the order of the next steps for a request that has a lease on the candidate. If the connector allows it, the request is
+// bindOf returns the order of the next steps for a request that has a lease on the candidate. If the connector allows it, the request is
 // bound to a decode rank before its prefill (Early). With NIXLPush, a decode engine then needs the prefill engine's address. As long as the
 // address is unknown, requests are bound after their prefill (Late): the prefill engine's answer has the address.
-func (srv *Server) script(candidate prefill.Candidate) lifecycle.Script {
+func (srv *Server) bindOf(candidate prefill.Candidate) lifecycle.Bind {
 	switch {
 	case candidate.Mixed:
 		return lifecycle.Mixed

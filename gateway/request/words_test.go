@@ -5,7 +5,9 @@ import (
 	"io"
 	"net/http"
 	"regexp"
+	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -81,6 +83,38 @@ func TestABoundOfAnEngineIsToldInItsWords(t *testing.T) {
 	require.NotContains(t, r.body, `"invalid_value"`)
 	b.clean()
 	require.Zero(t, b.decodes())
+}
+
+// An engine that takes its client for gone (499) means this proxy. The client waits, and must not be taken for one that has left: of an
+// answer that breaks off, such a client gets no error.
+func TestAnEngineThatTakesItsClientForGone(t *testing.T) {
+	t.Parallel()
+	for _, begun := range []bool{true, false} {
+		u := &unruly{profile: mooncake.Profile{ChatResume: mooncake.ChatResumeContinue}}
+		var probes atomic.Int64
+		u.probe = func(w http.ResponseWriter) { // the answer so far makes the second prompt longer
+			_, _ = io.WriteString(w, handOff(strconv.FormatInt(6+probes.Add(1), 10), ""))
+		}
+		u.decode = func(w *script, _ *http.Request) {
+			if begun && w.n == 1 {
+				w.send(oneEvent)
+				panic(http.ErrAbortHandler)
+			}
+			w.Header().Set("Content-Type", "application/json")
+			w.WriteHeader(499)
+			w.send(`{"error":{"message":"the client left"}}`)
+		}
+		b := misled(t, u)
+		r := b.post(mooncake.Chat.Path(), chat(short, `"stream":true,`))
+		b.over()
+		if begun {
+			require.Equal(t, http.StatusOK, r.status)
+			require.Contains(t, r.body, `"error"`)
+		} else {
+			require.Equal(t, http.StatusBadGateway, r.status, r.body)
+		}
+		require.NotEqual(t, "client_closed", b.asked[0].Record.LogEntry.Outcome)
+	}
 }
 
 // An engine that refuses our credential tells the operator, and the client that it is not its fault.
@@ -198,6 +232,30 @@ func TestMoreAnswersThanTwoLettersCanName(t *testing.T) {
 		require.Equal(t, 1, right(t, reftext.Of(fmt.Sprint("prompt ", i)).Answer, text))
 	}
 	b.clean()
+}
+
+// A prefill engine may refuse a request in an answer with status 200. The request is at fault then, and no other engine is asked.
+func TestARefusalOfLogprobsOfAPromptIsTheRequestsFault(t *testing.T) {
+	t.Parallel()
+	b := start(t, setup{front: func(w http.ResponseWriter, r *http.Request, _ http.Handler) {
+		body, _ := io.ReadAll(r.Body)
+		const said = `{"error":{"message":"no such prompt","type":"BadRequestError","code":400}}`
+		if strings.Contains(string(body), `"stream":true`) {
+			w.Header().Set("Content-Type", "text/event-stream")
+			_, _ = io.WriteString(w, "data: "+said+"\n\ndata: [DONE]\n\n")
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = io.WriteString(w, said)
+	}})
+	for _, more := range []string{"", `"stream":true,`} {
+		r := b.post(mooncake.Completions.Path(), completion("one two", `"echo":true,"logprobs":1,"max_tokens":1,`+more))
+		b.over()
+		require.Equal(t, http.StatusBadRequest, r.status, r.body)
+		require.Contains(t, r.body, "no such prompt")
+	}
+	require.Zero(t, b.metric(t, "evenkeel_prefill_attempts_total", "failed"), "the engine has not failed")
+	require.Equal(t, 1, b.asked[0].Record.Attempts)
 }
 
 // The logprobs of a prompt come from an engine that computes the prompt, or the request is refused before any engine has it. An engine that

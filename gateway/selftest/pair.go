@@ -28,7 +28,7 @@ const tokens = 4 // number of answer tokens that a test asks for
 type query struct {
 	body     mooncake.Body
 	endpoint mooncake.Endpoint
-	changes  *mooncake.Changes // how the request continues an answer; nil: it begins an answer
+	changes  *mooncake.Patch // how the request continues an answer; nil: it begins an answer
 }
 
 // ask makes the request of a test: a prompt that fills several KV blocks and has no text of any client.
@@ -123,16 +123,16 @@ func (t *tester) answer(ctx context.Context, d testedRank, q *query, id string, 
 	if err != nil {
 		return 0, err
 	}
-	s := stream{mirror: sse.NewMirror(sse.Ask{Usage: true, ContinuousUsage: true, TokenIDs: true, Choice: -1, Cached: cached})}
+	s := stream{filter: sse.NewFilter(sse.Options{Usage: true, ContinuousUsage: true, TokenIDs: true, Choice: -1, Cached: cached})}
 	if err = s.read(text); err == nil && q.endpoint == mooncake.Completions { // a chat would show nothing that a completion does not show
 		err = t.judge(d, &s)
 	}
-	return s.mirror.Prompt(), err
+	return s.filter.Prompt(), err
 }
 
 // stream collects what the events of an answer show.
 type stream struct {
-	mirror                     *sse.Mirror
+	filter                     *sse.Filter
 	events, withUsage, withIDs int
 	handsBack                  bool // the engine keeps the KV of the answer for a later request
 }
@@ -140,10 +140,10 @@ type stream struct {
 // read reads the events of an answer. The error says that the events are malformed, or that the engine reported a failure.
 func (s *stream) read(text []byte) error {
 	for e := range sse.Events(text) {
-		switch _, v := s.mirror.Event(e, nil); v {
-		case sse.Failed:
-			return fmt.Errorf("the stream failed: %s", s.mirror.Failure().Message)
-		case sse.Ended:
+		switch _, end := s.filter.Event(e, nil); end {
+		case sse.Refused:
+			return fmt.Errorf("the stream failed: %s", s.filter.Failure().Message)
+		case sse.Whole, sse.Short:
 			return nil
 		}
 		if e.Kind != sse.KindData {
@@ -163,13 +163,13 @@ func (s *stream) read(text []byte) error {
 
 // judge checks what an answer says about itself. An error means that the answer is useless; smaller findings are only reported.
 func (t *tester) judge(d testedRank, s *stream) error {
-	usage, ok := s.mirror.Usage()
+	usage, ok := s.filter.Usage()
 	switch {
-	case !s.mirror.Finished():
+	case !s.filter.Finished():
 		return errors.New("the stream ended without a finish_reason")
 	case !ok:
 		return errors.New("the stream has no usage although the request asked for it, so tokens cannot be counted exactly")
-	case usage.Completion != tokens && s.mirror.FinishReason() == "length":
+	case usage.Completion != tokens && s.filter.FinishReason() == "length":
 		return fmt.Errorf("usage says %d tokens of the %d asked for", usage.Completion, tokens)
 	}
 	if d.profile.Aggregated() {
@@ -189,7 +189,7 @@ func (t *tester) judge(d testedRank, s *stream) error {
 	if isOn(d.profile.ReturnTokenIDs) && s.withIDs == 0 {
 		t.report(d.name, Warn, "no token_ids though asked for; set return_token_ids: false in its profile (vLLM has them since 0.10.2)")
 	}
-	if drift, ok := s.mirror.Drift(); ok && drift != 0 {
+	if drift, ok := s.filter.Drift(); ok && drift != 0 {
 		t.report(d.name, Warn, "counted %+d tokens against the engine's own final count", drift)
 	}
 	return nil

@@ -122,7 +122,11 @@ func (t *tester) try(ctx context.Context, rounds [][]pair) {
 		var all sync.WaitGroup
 		free := make(chan struct{}, pairsOnce)
 		for _, p := range round {
-			if ctx.Err() != nil || t.givenUp(p.prefill) || t.givenUp(p.decode) {
+			if ctx.Err() != nil {
+				t.leftOut++
+				continue
+			}
+			if t.givenUp(p.prefill) || t.givenUp(p.decode) {
 				continue
 			}
 			id := fmt.Sprintf("%s-%d", t.id(), t.pairs) // part of the prompt and of the hand-off's id, so that no two tests share these

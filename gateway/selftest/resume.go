@@ -102,7 +102,7 @@ func ways(p *mooncake.Profile) (list []string) {
 func (t *tester) goesOn(ctx context.Context, p, d testedRank, q *query, how string, first pairAnswer, id string) error {
 	longer := *q
 	resume := &mooncake.Resume{How: how, Text: json.RawMessage(soFar), Tokens: soFarTokens}
-	longer.changes = &mooncake.Changes{Resume: resume}
+	longer.changes = &mooncake.Patch{Resume: resume}
 	byIDs := !mooncake.ByText(how)
 	if byIDs {
 		var own []int32

@@ -31,7 +31,7 @@ type Options struct {
 }
 
 // Run sends tiny requests through pairs of a prefill and a decode engine, and to each aggregated rank, and returns
-// its findings. It ends when ctx does. The config must be valid.
+// its findings. It ends when ctx does, and then reports how much it has left out. The config must be valid.
 func Run(ctx context.Context, cfg *config.Config, o Options) []Finding {
 	t := newTester(cfg, o.Callbacks)
 	t.seat = o.Seat
@@ -67,6 +67,10 @@ func Run(ctx context.Context, cfg *config.Config, o Options) []Finding {
 		t.reportUnreported(s)
 	}
 	slices.SortStableFunc(t.findings[before:], func(a, b Finding) int { return place[a.Engine] - place[b.Engine] })
+	if ctx.Err() != nil {
+		t.report("engines", Warn, "the test had to end before all was tried (%v); it left out at least %d requests",
+			context.Cause(ctx), t.leftOut)
+	}
 	return t.findings
 }
 

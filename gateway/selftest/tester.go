@@ -56,6 +56,7 @@ type tester struct {
 	said     map[[2]string]bool // reported kinds of findings: the rank's name and the format of the message
 	records  map[string]*record // by rank name
 	pairs    int                // number of pairs that were tried so far
+	leftOut  int                // number of pairs that were not tried, because the test had to end
 }
 
 // testedRank is a rank to which the test sends requests.

@@ -1,6 +1,6 @@
 // Package service knows whether this proxy is in service. The proxy goes out of service in
 // steps: load balancers see it before new requests are refused. At last the proxy waits for the work
-// that remains after requests have ended (Leftovers).
+// that remains after requests have ended (Background).
 package service
 
 import (
@@ -20,6 +20,7 @@ type Service struct {
 	end      context.CancelFunc
 	draining bool      // /readyz is false
 	refusing bool      // new requests are refused
+	ending   bool      // the process ends, so the drain cannot be undone
 	since    time.Time // when the drain began
 	limit    time.Time // when requests that still run are ended; zero: never
 	timers   []*time.Timer
@@ -75,11 +76,23 @@ func (s *Service) Drain(limit time.Duration) (accepting time.Duration) {
 	return accepting
 }
 
-// Undrain takes the proxy back into service.
+// End is Drain without a limit, for a proxy whose process ends. It cannot be undone.
+func (s *Service) End() (accepting time.Duration) {
+	s.mu.Lock()
+	s.ending = true
+	s.mu.Unlock()
+	return s.Drain(0)
+}
+
+// Undrain takes the proxy back into service, unless its process ends.
 func (s *Service) Undrain() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !s.draining || s.host.Context.Err() != nil {
+	if s.ending {
+		s.host.Log.Warn("the proxy ends, so it cannot be taken back into service")
+		return
+	}
+	if !s.draining {
 		return
 	}
 	s.stopTimers()
@@ -126,10 +139,11 @@ func (s *Service) refuseAfter(since time.Time) {
 	s.refusing = s.refusing || s.draining && s.since.Equal(since)
 }
 
-// Refuse refuses new requests from now on, without a grace or a limit.
+// Refuse is End without the grace: new requests are refused from now on.
 func (s *Service) Refuse() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.ending = true
 	s.refuse()
 }
 

@@ -44,3 +44,21 @@ func TestAGraceThatIsNotTheDrainsRefusesNothing(t *testing.T) {
 	s.refuseAfter(s.since)
 	require.True(t, s.Refusing())
 }
+
+// A shutdown by a signal cannot be stopped: the listener of clients closes, and other proxies take over.
+func TestAProxyThatEndsIsNotTakenBackIntoService(t *testing.T) {
+	for name, end := range map[string]func(*Service){
+		"in the grace":                   func(s *Service) { s.End() },
+		"while streams may still finish": (*Service).Refuse,
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := New(Host{Context: t.Context(), Log: zap.NewNop(), Grace: func() time.Duration { return time.Minute }})
+			defer s.Close()
+			end(s)
+			refuses := s.Refusing()
+			s.Undrain()
+			require.True(t, s.Draining())
+			require.Equal(t, refuses, s.Refusing())
+		})
+	}
+}

@@ -26,7 +26,6 @@ type queue struct {
 	mu     sync.RWMutex // OnEnd holds it for reading, so that no span is sent after closed is set
 	closed bool
 	spans  chan sdktrace.ReadOnlySpan
-	flush  chan chan struct{} // run closes the inner channel when it has exported all spans
 	done   chan struct{}
 	stop   context.CancelFunc // cancels an export under way
 	ok     bool               // the last export succeeded
@@ -36,7 +35,7 @@ func newQueue(exporter sdktrace.SpanExporter, cfg *Config) *queue {
 	ctx, stop := context.WithCancel(context.Background())
 	q := &queue{
 		exporter: exporter, timeout: cfg.Timeout, log: cfg.Log, count: cfg.Count, ok: true, stop: stop,
-		spans: make(chan sdktrace.ReadOnlySpan, queueSpans), flush: make(chan chan struct{}), done: make(chan struct{}),
+		spans: make(chan sdktrace.ReadOnlySpan, queueSpans), done: make(chan struct{}),
 	}
 	go q.run(ctx)
 	return q
@@ -89,15 +88,6 @@ func (q *queue) run(ctx context.Context) {
 				continue
 			}
 		case <-due:
-		case flushed := <-q.flush:
-			for n := len(q.spans); n > 0; n-- {
-				batch = append(batch, <-q.spans)
-				if len(batch) == batchSpans {
-					export()
-				}
-			}
-			export()
-			close(flushed)
 		}
 		export()
 		due = nil
@@ -121,23 +111,8 @@ func (q *queue) export(ctx context.Context, batch []sdktrace.ReadOnlySpan) {
 	q.count(Failed, len(batch))
 }
 
-// ForceFlush exports all spans that have ended.
-func (q *queue) ForceFlush(ctx context.Context) error {
-	flushed := make(chan struct{})
-	select {
-	case q.flush <- flushed:
-	case <-q.done:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-	select {
-	case <-flushed:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-}
+// ForceFlush implements sdktrace.SpanProcessor. Only TracerProvider.ForceFlush would call it, which the proxy does not call.
+func (q *queue) ForceFlush(context.Context) error { return nil }
 
 // Shutdown exports all spans that have ended, and stops the queue. If ctx ends first, it drops the rest.
 func (q *queue) Shutdown(ctx context.Context) error {

@@ -135,7 +135,7 @@ func (c *Call) Read(resp *engine.Response, buffer []byte, maxBytes int, deadline
 // Broke returns the fault of a call that failed with err, before its answer or in the middle of it.
 func (c *Call) Broke(err error) *failure.Fault {
 	if errors.Is(err, owner.ErrNotOwner) { // nothing was sent, so the engine has not failed
-		return failure.Of(lifecycle.Ended{Leg: c.Leg, Why: lifecycle.NotOurs}, failure.NotOurs, owner.ErrNotOwner)
+		return failure.Of(lifecycle.Ended{Leg: c.Leg, Reason: lifecycle.NotOurs}, failure.NotOurs, owner.ErrNotOwner)
 	}
 	if c.Run != nil {
 		err = c.Run.Cause(err)
@@ -145,15 +145,15 @@ func (c *Call) Broke(err error) *failure.Fault {
 
 // endOf returns how far a call had come when it failed with err, and why it failed.
 func endOf(leg lifecycle.Leg, err error) lifecycle.Ended {
-	end := lifecycle.Ended{Leg: leg, Far: lifecycle.Headed, Why: lifecycle.Broke}
+	end := lifecycle.Ended{Leg: leg, Far: lifecycle.Headed, Reason: lifecycle.Broke}
 	var call *engine.Error
 	isCall := errors.As(err, &call)
 	if errors.Is(err, sse.ErrSilent) {
-		end.Why = lifecycle.Silent
+		end.Reason = lifecycle.Silent
 		return end
 	}
 	if !isCall { // the connection works, but the answer is malformed
-		end.Why = lifecycle.Garbled
+		end.Reason = lifecycle.Garbled
 		return end
 	}
 	switch {
@@ -164,13 +164,13 @@ func endOf(leg lifecycle.Leg, err error) lifecycle.Ended {
 	}
 	switch {
 	case call.Aborted || errors.Is(err, engine.ErrClosed):
-		end.Why = lifecycle.HungUp
+		end.Reason = lifecycle.HungUp
 	case call.Stale():
-		end.Why = lifecycle.Stale
+		end.Reason = lifecycle.Stale
 	case end.Far == lifecycle.Unsent && call.Phase == engine.PhaseConnect:
-		end.Why = lifecycle.Unreachable
+		end.Reason = lifecycle.Unreachable
 	case engine.WasSilent(err):
-		end.Why = lifecycle.Silent
+		end.Reason = lifecycle.Silent
 	}
 	return end
 }
@@ -184,9 +184,9 @@ func (c *Call) refused(resp *engine.Response) *failure.Fault {
 	engineWord := strings.TrimPrefix(side+" engine", failure.Engine+" ")
 	if why := engine.Withheld(resp.StatusCode(), c.Refusal, c.Target()); why != nil {
 		return &failure.Fault{
-			Ended: lifecycle.Ended{Leg: c.Leg, Far: lifecycle.Headed, Why: lifecycle.Withheld}, Answer: failure.Withheld(side, why), Status: status,
-			Engine: c.Engine,
-			Err:    fmt.Errorf("%s %s answered %d: %w", engineWord, id, status, why),
+			Ended:  lifecycle.Ended{Leg: c.Leg, Far: lifecycle.Headed, Reason: lifecycle.Withheld},
+			Answer: failure.Withheld(side, why), Status: status, Engine: c.Engine,
+			Err: fmt.Errorf("%s %s answered %d: %w", engineWord, id, status, why),
 		}
 	}
 	if why := engine.Unlisted(status, c.Refusal); why != nil {
@@ -195,12 +195,12 @@ func (c *Call) refused(resp *engine.Response) *failure.Fault {
 		// model.
 		answer.Code = failure.NoSuchModel("").Code
 		return &failure.Fault{
-			Ended: lifecycle.Ended{Leg: c.Leg, Far: lifecycle.Headed, Why: lifecycle.Unlisted}, Answer: answer, Status: status, Engine: c.Engine,
+			Ended: lifecycle.Ended{Leg: c.Leg, Far: lifecycle.Headed, Reason: lifecycle.Unlisted}, Answer: answer, Status: status, Engine: c.Engine,
 			Err: fmt.Errorf("%s %s answered %d: %w", engineWord, id, status, why),
 		}
 	}
 	return &failure.Fault{
-		Ended:  lifecycle.Ended{Leg: c.Leg, Far: lifecycle.Headed, Why: lifecycle.ByStatus(status)},
+		Ended:  lifecycle.Ended{Leg: c.Leg, Far: lifecycle.Headed, Reason: lifecycle.ByStatus(status)},
 		Answer: failure.Refused(c.Log, side, id, status, resp, c.Refusal), Status: status,
 		Err:        failure.Undelivered(fmt.Errorf("%s %s answered %d", engineWord, id, status), string(c.Refusal)),
 		RetryAfter: time.Duration(failure.RetryAfter(resp)) * time.Second,

@@ -4,10 +4,10 @@ import "math"
 
 // Offer is the state that a region reports for one model in the answer to a probe.
 type Offer struct {
-	Replicas     int     `json:"replicas"`
-	NAvail       int     `json:"n_avail"` // replicas that take a request now
-	Free         int     `json:"free"`    // number of requests that these replicas take
-	Queue        int     `json:"queue"`   // requests in the arrival queue
+	Replicas     int     `json:"replicas"` // replicas that take a request now or soon
+	NAvail       int     `json:"n_avail"`  // replicas that take a request now
+	Free         int     `json:"free"`     // number of requests that these replicas take
+	Queue        int     `json:"queue"`    // requests in the arrival queue
 	QueueMax     int     `json:"queue_max"`
 	QueueWaitMs  float64 `json:"queue_wait_ms"`
 	QueuedTokens float64 `json:"queued_new_tokens"` // tokens prefilled before a new request on the least busy replica
@@ -32,9 +32,12 @@ func NewOffer(local []Place, waiting int, waitingTokens, drainMs float64, seqs i
 		if replica.Peer {
 			continue
 		}
+		outstanding += replica.Outstanding
+		if !replica.Why.Awaitable() { // a dead replica has an empty queue, behind which no request is served
+			continue
+		}
 		o.Replicas++
 		sum += replica.QueuedTokens
-		outstanding += replica.Outstanding
 		if replica.Why == Available {
 			o.NAvail++
 			o.Free += min(replica.Left, unlimited-o.Free)
@@ -67,7 +70,7 @@ func (o *Offer) room(local []Place, waitingTokens float64) {
 	o.RoomMs = math.Inf(1)
 	for i := range local {
 		replica := &local[i]
-		if replica.Peer || replica.TokenMs == 0 || o.NAvail > 0 && replica.Why != Available {
+		if replica.Peer || replica.TokenMs == 0 || !replica.Why.Awaitable() || o.NAvail > 0 && replica.Why != Available {
 			continue
 		}
 		perMs += 1 / replica.TokenMs
@@ -92,10 +95,14 @@ func better(a, b *Place) bool {
 	return a.Running < b.Running
 }
 
+// mostOffered is a limit that no number of a real offer reaches, be it of ms or of tokens. Products of two numbers up to this
+// limit are finite. An infinite cost would count as equal to every other cost, and would not be a number when its weight is 0.
+const mostOffered = 1e15
+
 // sane reports whether all numbers of the offer are possible. An offer with an impossible number is not used at all.
 func (o *Offer) sane() bool {
 	for _, v := range [...]float64{o.QueueWaitMs, o.QueuedTokens, o.Running, o.Load, o.TPMs, o.T0Ms, o.TokenMs, max(0, o.RoomMs)} {
-		if !(v >= 0) || math.IsInf(v, 0) {
+		if !(v >= 0 && v <= mostOffered) {
 			return false
 		}
 	}

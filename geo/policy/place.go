@@ -21,7 +21,7 @@ type Place struct {
 	Outstanding  float64 // of a replica: unfinished requests; of a peer: Offer.Load, a share of the requests that it can decode at once
 
 	// The fields below are only used for a peer.
-	Replicas     int     // number of its replicas, which share UnseenTokens
+	Replicas     int     // number of its replicas that take a request now or soon, which share UnseenTokens; 0: no request waits for it
 	Queue        int     // requests in its arrival queue
 	WaitMs       float64 // ms that a request waits in this queue, as the peer reports
 	UnseenTokens float64 // new tokens of forwards to the peer that its last probe did not count yet
@@ -37,6 +37,7 @@ type Request struct {
 	Stay   bool    // it may not be forwarded: no hops left, a forward failed, the client asked for it, or residency forbids it
 	Barred []bool  // by place: data residency forbids it; false for places beyond its end
 	Waited float64 // ms since some place could first have taken it, for patience
+	Legs   int     // number of requests as which it counts at a peer, because all its prompts go there; 0: one
 }
 
 func (r *Request) hit(place int) float64 {

@@ -81,15 +81,20 @@ func (p *Policy) Next(r *Request) Decision {
 		return d
 	}
 	d.Terms = p.terms(r, d.Place)
-	c := p.charge(r, d.Place)
-	if c.left--; c.left == 0 {
-		if d.Act == Forward {
-			p.peersLeft--
-		} else {
-			p.localLeft--
-		}
-	}
+	p.Sent(r, d.Place)
 	return d
+}
+
+// Sent counts a request that is sent to place i. Next calls it; a caller that sends a request without Next must call it, too.
+func (p *Policy) Sent(r *Request, i int) {
+	c, requests, sideLeft := p.charge(r, i), 1, &p.localLeft
+	if p.places[i].Peer {
+		requests, sideLeft = max(1, r.Legs), &p.peersLeft
+	}
+	if c.left > 0 && c.left <= requests {
+		*sideLeft--
+	}
+	c.left = max(0, c.left-requests)
 }
 
 // charge counts a request at place i for the rest of the round.
@@ -151,7 +156,7 @@ func (p *Policy) finish(r *Request) Decision {
 			}
 			continue
 		}
-		if p.rule.never || r.Stay {
+		if p.rule.never || r.Stay || x.Replicas == 0 {
 			continue
 		}
 		terms := p.terms(r, i)
@@ -164,11 +169,18 @@ func (p *Policy) finish(r *Request) Decision {
 	if peer >= 0 && peerMs+p.set.MinGainMs < localMs {
 		d.Place, d.Terms, act = peer, peerTerms, Forward
 	}
-	if d.Place >= 0 && p.charges[d.Place].left > 0 {
+	switch {
+	case d.Place >= 0 && p.Takes(d.Place):
 		d.Act = act
+	case act == Forward && r.Waited >= max(localMs, mostHeldMs) && p.Takes(local): // what the peer says of itself has proven wrong
+		d = Decision{Act: Send, Place: local, Terms: localTerms, LocalMs: localMs}
 	}
 	return d
 }
+
+// mostHeldMs is how long a request waits for a peer that says that it is full, while a local replica takes the request. It waits longer if
+// the local replica would need longer.
+const mostHeldMs = 10_000
 
 // beats reports whether place i, with its cost, is better than the best place so far: cheaper; or equally cheap and nearer; or
 // equally near and first by the hash.

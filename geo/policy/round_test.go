@@ -38,6 +38,7 @@ func acts(p *Policy, drainMs float64, places []Place, requests ...*Request) []st
 
 func TestARoundAnswersInTheOrderOfArrival(t *testing.T) {
 	one := func(x Place) Place { return with(x, func(x *Place) { x.Left = 1 }) }
+	waited := func(ms float64) *Request { return &Request{ID: "waited", Tokens: 100, Waited: ms} }
 	stay, may := &Request{ID: "stay", Tokens: 100, Stay: true}, &Request{ID: "may", Tokens: 100}
 	for _, row := range []struct {
 		name     string
@@ -93,6 +94,24 @@ func TestARoundAnswersInTheOrderOfArrival(t *testing.T) {
 			[]Place{with(replica("l"), func(x *Place) { x.QueuedTokens = 9000 }), full(peer("p", 15))},
 			[]*Request{may, stay},
 			[]string{"wait p", "local l"},
+		},
+		{
+			"a peer that stays full is not waited for without end", "finish",
+			[]Place{with(one(replica("l")), func(x *Place) { x.QueuedTokens = 9000 }), full(peer("p", 15))},
+			[]*Request{waited(9_999), waited(10_000), waited(10_000)},
+			[]string{"wait p", "local l", "-"},
+		},
+		{
+			"it is waited for while our replica would take longer", "finish",
+			[]Place{with(replica("l"), func(x *Place) { x.QueuedTokens = 200_000 }), full(peer("p", 15))},
+			[]*Request{waited(18_000), waited(19_000)},
+			[]string{"wait p", "local l"},
+		},
+		{
+			"it is waited for where no replica of ours serves", "finish",
+			[]Place{with(replica("l"), func(x *Place) { x.Why = Unhealthy }), full(peer("p", 15)), peer("q", 90_000)},
+			[]*Request{waited(60_000)},
+			[]string{"wait p"},
 		},
 	} {
 		require.Equal(t, row.want, acts(must(t, row.policy), 0, row.places, row.requests...), row.name)
@@ -220,6 +239,21 @@ func TestAnOfferSaysWhatANextRequestWouldMeet(t *testing.T) {
 	require.Equal(t, Offer{Queue: 2}, NewOffer(nil, 2, 100, 50, 0))
 }
 
+func TestAnOfferCountsOnlyReplicasForWhichARequestMayWait(t *testing.T) {
+	dead := func(id string) Place { return with(replica(id), func(x *Place) { x.Left, x.Why = 0, Unhealthy }) }
+	busy := with(replica("a"), func(x *Place) { x.QueuedTokens, x.Outstanding = 50_000, 5 })
+	o := NewOffer([]Place{busy, dead("b")}, 0, 0, 50, 100)
+	require.Equal(t, []float64{1, 1, 50_000}, []float64{float64(o.Replicas), float64(o.NAvail), o.QueuedTokens}, "of the live one")
+	o = NewOffer([]Place{full(busy), dead("b")}, 3, 400, 50, 100)
+	require.Equal(t, 50_400.0, o.QueuedTokens, "the requests that wait are shared by the replicas that work")
+
+	x := fresh("p")
+	x.Offer = NewOffer([]Place{dead("a"), dead("b")}, 0, 0, 0, 100)
+	p := must(t, "finish")
+	places := []Place{with(replica("l"), func(x *Place) { x.QueuedTokens = 1e5 }), p.PeerPlace(&x)}
+	require.Equal(t, []string{"local l"}, acts(p, 0, places, &Request{ID: "r", Tokens: 1000}), "the peer has no working replica")
+}
+
 // filled is a replica whose KV gate opens in so many ms, and then gets room for a token in
 // each ms.
 func filled(id string, opensMs float64) Place {
@@ -264,6 +298,24 @@ func TestAnOfferSaysWhenThereIsRoom(t *testing.T) {
 	require.Equal(t, Nonsense, p.Judge(&x))
 	x = fresh("p") // one that says nothing of its memory
 	require.Zero(t, next(p, &Request{ID: "r", Tokens: 1000}, 0, p.PeerPlace(&x)).Terms.Wait)
+}
+
+// The product of two huge numbers is infinite. An infinite cost equals every other cost by sameCost, and is no number when
+// it is multiplied by a weight of 0.
+func TestAPeerWithHugeNumbersIsNotUsed(t *testing.T) {
+	honest := fresh("honest")
+	honest.RTTMs, honest.Offer.TPMs, honest.Offer.T0Ms = 50, 0.001, 1
+	for _, policy := range []string{"finish", "gorgo", "finish:qs=0", "gorgo:qs=0,w=0"} {
+		p := must(t, policy)
+		huge := fresh("huge")
+		huge.RTTMs, huge.Offer.TPMs, huge.Offer.QueuedTokens, huge.Offer.Replicas = 1, 1e200, 1e200, 4
+		places := []Place{full(with(replica("l"), func(x *Place) { x.QueuedTokens = 1e5 })), p.PeerPlace(&huge), p.PeerPlace(&honest)}
+		p.Begin(places, 1000)
+		d := p.Next(&Request{ID: "r", Tokens: 1000})
+		require.Equal(t, Forward, d.Act, policy)
+		require.Equal(t, "honest", places[d.Place].ID, policy)
+		require.Equal(t, Nonsense, p.Judge(&huge), policy)
+	}
 }
 
 func TestAPlaceIsCorrectedByWhatWasMispredicted(t *testing.T) {

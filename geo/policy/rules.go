@@ -43,9 +43,12 @@ func (p *Policy) choose(r *Request, how chooseBy, peers bool) int {
 	return best
 }
 
+// Takes reports whether place i takes one more request in this round.
+func (p *Policy) Takes(i int) bool { return p.charges[i].left > 0 }
+
 // open reports whether place i takes the request, and is a peer if peers is true, a replica otherwise.
 func (p *Policy) open(r *Request, i int, peers bool) bool {
-	return p.places[i].Peer == peers && p.charges[i].left > 0 && !r.barred(i)
+	return p.places[i].Peer == peers && p.Takes(i) && !r.barred(i)
 }
 
 // value is the number by which a rule compares places; the lowest is best.

@@ -55,6 +55,10 @@ type Engine struct {
 	doubt bool             // a failed release may still take effect
 }
 
+// MaxEpoch is the highest epoch that other dispatchers and guards may name. It is far above the bound of a Kubernetes Lease,
+// because the revisions of an etcd that has other users, too, exceed that bound.
+const MaxEpoch = 1 << 62
+
 // terms is the value of the key terms, which an acquisition writes.
 type terms struct {
 	Base    int64    `json:"base,omitempty"`

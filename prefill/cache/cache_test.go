@@ -1,12 +1,18 @@
 package cache
 
 import (
+	"net/http"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"evenkeel/bench/lab/refengine"
+	"evenkeel/bench/lab/reftext"
 	"evenkeel/prefill/index"
+	"evenkeel/prefill/kvevents"
 )
 
 var noon = time.Unix(1_000_000, 0)
@@ -206,4 +212,45 @@ func TestTheClassOfAPromptIsTheDeepestThatItReaches(t *testing.T) {
 	} {
 		require.Equal(t, tt.blocks, tt.prompt.ClassDepth(tt.depths), name)
 	}
+}
+
+// An engine that seems to come back while its events cannot be relied on may not have restarted. Its stream then goes on where it was,
+// and must name once more all blocks that were dropped.
+func TestEventsNameAgainWhatASupposedRestartHasDropped(t *testing.T) {
+	engine, err := refengine.Start(refengine.Config{Role: refengine.Prefill, KVEvents: "127.0.0.1:0", PrefixCache: 100,
+		PrefillBase: time.Microsecond, PrefillPerToken: time.Nanosecond, C0: time.Microsecond})
+	require.NoError(t, err)
+	t.Cleanup(engine.Close)
+	body := `{"model":"ref","prompt":"` + reftext.MakePrompt(1, 400) + `","max_tokens":1,"min_tokens":1}`
+	res, err := http.Post(engine.URLs()[0]+"/v1/completions", "application/json", strings.NewReader(body))
+	require.NoError(t, err)
+	res.Body.Close()
+	require.Equal(t, http.StatusOK, res.StatusCode)
+
+	var mu sync.Mutex
+	h := New(index.Config{}).Holdings("p0")
+	events, replay := engine.KVEvents(0)
+	locked := func(f func()) {
+		mu.Lock()
+		defer mu.Unlock()
+		f()
+	}
+	var feed Feed
+	locked(func() {
+		source := EventSource{Place: kvevents.Place{Events: events, Replay: replay}, Model: "ref"}
+		feed = h.Listen(&mu, source, 128, 0, time.Now())
+	})
+	t.Cleanup(feed.Close)
+	held := func() (blocks int) {
+		locked(func() { blocks = h.Held() })
+		return blocks
+	}
+	require.Eventually(t, func() bool { return feed.Precise(time.Now()) && held() == 3 }, 10*time.Second, 2*time.Millisecond)
+	locked(func() {
+		now := time.Now()
+		h.Heard(true, now) // no event follows, so that the events are not precise after a while
+		h.Restarted(now.Add(time.Minute))
+		require.Zero(t, h.Held())
+	})
+	require.Eventually(t, func() bool { return held() == 3 }, 10*time.Second, 2*time.Millisecond)
 }

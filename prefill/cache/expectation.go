@@ -3,8 +3,6 @@ package cache
 import (
 	"slices"
 	"time"
-
-	"evenkeel/prefill/index"
 )
 
 // Expect records in e that a prompt of so many tokens is sent to the candidate, of which hit tokens are predicted to be in
@@ -110,11 +108,7 @@ func (h *Holdings) Told(p *Prompt, now time.Time) bool {
 func (e *Expectation) learnBesideEvents(u Usage, now time.Time) {
 	h, p, blockIndex := e.holdings, &e.prompt, e.holdings.cache.index
 	slot := h.slots[byTokens].at
-	if h.guessed { // the events are precise now: replace all blocks that were learned from answers
-		h.guessed = false
-		blockIndex.Clear(slot, index.Removed)
-		h.events.Resync()
-	}
+	h.ForgetGuesses()
 	if u.CachedTokens >= 0 && !h.events.Complete() && blockIndex.Vouches(&e.speculation) {
 		held := min(u.CachedTokens/p.BlockTokens, len(p.Keys))
 		blockIndex.Insert(slot, p.Keys[:held])
@@ -134,5 +128,5 @@ func (e *Expectation) learnFromAnswer(u Usage) {
 	}
 	h.Correct(p, u.PromptTokens, e.hit, u.CachedTokens)
 	h.cache.index.Confirm(&e.speculation)
-	h.guessed = h.guessed || h.events != nil && p.BlockTokens > 0 && !p.Salted
+	h.guess(p)
 }

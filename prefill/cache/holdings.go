@@ -89,15 +89,15 @@ func (h *Holdings) Correct(p *Prompt, tokens, hit, cached int) (at index.Slot, w
 // Restarted drops the candidate's blocks, because its engine may have restarted. Blocks from precise KV events stay,
 // because the stream notices a restart by itself.
 func (h *Holdings) Restarted(now time.Time) {
-	for unit, s := range h.slots {
-		if unit == byBytes || h.Mode(now) != Precise {
-			h.cache.index.Clear(s.at, index.Removed)
-		}
+	if h.Mode(now) != Precise {
+		h.Drop()
+		return
 	}
+	h.cache.index.Clear(h.slots[byBytes].at, index.Removed)
 }
 
 // Drop drops all of the candidate's blocks. It makes the stream start anew, so that the events name the cached blocks
-// again.
+// again: a stream whose engine did not restart would otherwise only name those that change.
 func (h *Holdings) Drop() {
 	for _, s := range h.slots {
 		h.cache.index.Clear(s.at, index.Removed)
@@ -136,6 +136,27 @@ func (h *Holdings) Unfollow() {
 
 // Events is the stream of KV events; nil: the candidate has none.
 func (h *Holdings) Events() *kvevents.Stream { return h.events }
+
+// Guess adds the blocks of a prompt that the engine has by its answer, not by its events. at is the candidate's slot for them.
+func (h *Holdings) Guess(at index.Slot, p *Prompt) {
+	h.cache.index.Insert(at, p.Keys)
+	h.guess(p)
+}
+
+// guess notes that blocks of a prompt were learned from an answer. Blocks that no event ever names are not noted.
+func (h *Holdings) guess(p *Prompt) {
+	h.guessed = h.guessed || h.events != nil && p.BlockTokens > 0 && !p.Salted
+}
+
+// ForgetGuesses replaces the blocks of token ids that were learned from answers by those that the events name. The caller has seen that
+// the events are precise.
+func (h *Holdings) ForgetGuesses() {
+	if h.guessed {
+		h.guessed = false
+		h.cache.index.Clear(h.slots[byTokens].at, index.Removed)
+		h.events.Resync()
+	}
+}
 
 // Stored adds blocks that the engine has stored. The stream calls it.
 func (h *Holdings) Stored(at index.Slot, keys []index.Key) { h.cache.index.Insert(at, keys) }

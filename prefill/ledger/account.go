@@ -78,6 +78,7 @@ type Account struct {
 	freed      freed
 	capacity   int64     // KV tokens from the configuration; 0: the scraped capacity is used
 	unanswered []*Charge // probes, in the order in which they were sent
+	turned     time.Time // when the engine last turned to another prompt, as far as the ends of probes show; zero: never
 }
 
 // Account returns the account of a new candidate, with nothing charged.
@@ -115,14 +116,21 @@ func (a *Account) SetShared(s Share, now time.Time) {
 	}
 }
 
-// answer removes an answered probe from the unanswered probes, and from the request counts of the last scrape.
-func (a *Account) answer(c *Charge, now time.Time) {
+// end removes a probe that has ended from the unanswered probes, and from the request counts of the last scrape. answered says that
+// the engine has answered it with a hand-off. Otherwise its client has left, for example, and the end says nothing about the engine: a
+// probe that waited leaves the prompt that the engine computes as it is, and an engine that stands still does not turn to another prompt.
+func (a *Account) end(c *Charge, answered bool, now time.Time) {
 	if c.sent.IsZero() {
 		return
 	}
 	i := slices.Index(a.unanswered, c)
+	if answered {
+		a.AnsweredAt = now
+	}
+	if answered || i == 0 && !a.Stalled(now) {
+		a.turned = now
+	}
 	a.unanswered = slices.Delete(a.unanswered, i, i+1)
-	a.AnsweredAt = now
 	a.answers++
 	a.removeAnswered()
 }
@@ -146,14 +154,14 @@ func (a *Account) NextSent(c *Charge) time.Time {
 }
 
 // running is the oldest unanswered probe, and the latest time at which the engine can have begun to compute it: when the
-// probe was sent, or when the engine answered the probe before it, whichever is later. nil: all probes are answered.
+// probe was sent, or when the engine turned to it after another probe, whichever is later. nil: all probes are answered.
 func (a *Account) running() (oldest *Charge, since time.Time) {
 	if len(a.unanswered) == 0 {
 		return nil, since
 	}
 	oldest = a.unanswered[0]
-	if a.AnsweredAt.After(oldest.sent) {
-		return oldest, a.AnsweredAt
+	if a.turned.After(oldest.sent) {
+		return oldest, a.turned
 	}
 	return oldest, oldest.sent
 }

@@ -164,7 +164,7 @@ type Weight struct {
 }
 
 // WeightOf computes the weight of a prompt from its indicators on a candidate.
-func WeightOf(v *policy.Candidate, promptBytes int) Weight {
+func WeightOf(v *policy.Engine, promptBytes int) Weight {
 	line := policy.Line{T0Ms: v.T0Ms, TPMs: v.TPMs, Beta2: v.Beta2}
 	hitTokens, newTokens := int64(v.HitTokens), int64(v.NewTokens)
 	return Weight{
@@ -325,7 +325,7 @@ func (c *Charge) move(to Phase, tokens int64, now time.Time) {
 		a.freed.add(c.Weight.Tokens, now)
 	}
 	if c.phase == Probing {
-		a.answer(c, now)
+		a.end(c, to == Pooled, now)
 		c.leaveApart()
 	} else {
 		heap.Remove(&a.ledger.expiries, c.expiriesIndex)

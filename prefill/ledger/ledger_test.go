@@ -176,6 +176,38 @@ func TestWhenProbesEnd(t *testing.T) {
 	}
 }
 
+// A row is which of three prompts is given up, and when. The prompts take two seconds each, and were sent one second apart.
+func TestAProbeThatIsGivenUpIsNoAnswer(t *testing.T) {
+	const s = time.Second
+	for name, tt := range map[string]struct {
+		givenUp   int
+		after     time.Duration // since the first was sent
+		stalls    time.Duration // likewise
+		backlogMs float64
+	}{
+		"a prompt that waited: the engine still computes the first": {2, 3 * s, 9 * s, 2500},
+		"the prompt that was computed: the second begins":           {0, 3 * s, 3*s + 9*s, 4000},
+		"the engine stands still: it does not begin with another":   {0, 10 * s, 1*s + 9*s, 2500},
+	} {
+		t.Run(name, func(t *testing.T) {
+			begin := time.Unix(1000, 0)
+			a := New(Config{}).Account("p0")
+			charges := make([]Charge, 3)
+			for i := range charges {
+				a.Charge(&charges[i], Weight{Tokens: 10, PredictedUs: 2_000_000}, nil, begin.Add(time.Duration(i)*s))
+			}
+			now := begin.Add(tt.after)
+			charges[tt.givenUp].Settle()
+			charges[tt.givenUp].Release(now)
+			require.Zero(t, a.AnsweredAt, "the engine has answered nothing")
+			stalls, waits := a.StallsAt()
+			require.True(t, waits)
+			require.Equal(t, tt.stalls, stalls.Sub(begin))
+			require.InDelta(t, tt.backlogMs, a.Backlog(now), 1e-9)
+		})
+	}
+}
+
 func TestTheEngineFreesWhatNobodyFetches(t *testing.T) {
 	l, now := New(Config{}), time.Unix(1000, 0)
 	a := l.Account("p0")

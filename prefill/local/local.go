@@ -285,8 +285,13 @@ func (l *Ranks) Holds(id int32, p *Prompt, tokens int, sent time.Time) {
 		return
 	}
 	l.cache.Learn(&p.Prompt, p.Model, tokens)
-	if len(p.Keys) > 0 && r.emptied.Before(sent) && !r.cache.Told(&p.Prompt, time.Now()) {
-		r.cache.Stored(r.cache.Place(&p.Prompt, r.Model, r.Capacity, time.Now()), p.Keys)
+	now := time.Now()
+	switch {
+	case len(p.Keys) == 0 || !r.emptied.Before(sent):
+	case r.cache.Told(&p.Prompt, now):
+		r.cache.ForgetGuesses()
+	default:
+		r.cache.Guess(r.cache.Place(&p.Prompt, r.Model, r.Capacity, now), &p.Prompt)
 	}
 }
 
@@ -310,7 +315,7 @@ func (l *Ranks) Computed(id int32, p *Prompt, tokens, hit, cached int, sent time
 		return trustedBefore != engine.holds(), engine.holds()
 	}
 	if at, wrong := r.cache.Correct(&p.Prompt, tokens, hit, cached); wrong {
-		r.cache.Stored(at, p.Keys) // the rank has now computed the whole prompt
+		r.cache.Guess(at, &p.Prompt) // the rank has now computed the whole prompt
 	}
 	return trustedBefore != engine.holds(), engine.holds()
 }

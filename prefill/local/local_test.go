@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
+	"evenkeel/bench/lab/refengine"
 	"evenkeel/prefill"
 	"evenkeel/prefill/index"
 	"evenkeel/prefill/kvevents"
@@ -156,6 +157,24 @@ func TestWhoPublishesIsFollowed(t *testing.T) {
 	l.Set(ranks)
 	require.Empty(t, followed(), "none begins any more")
 	require.Zero(t, l.BlockTokens("m"))
+}
+
+// What answers have told of a rank is dropped once its events are precise, because they never name these blocks as removed.
+func TestPreciseEventsReplaceWhatAnswersTold(t *testing.T) {
+	engine, err := refengine.Start(refengine.Config{Role: refengine.Prefill, KVEvents: "127.0.0.1:0", PrefixCache: 100})
+	require.NoError(t, err)
+	t.Cleanup(engine.Close)
+	l, ranks := New(1<<20), pair(true, true)
+	t.Cleanup(l.Close)
+	l.Set(ranks)
+	l.Holds(1, ids(7, 2816), 2816, time.Now())
+	events, replay := engine.KVEvents(0)
+	ranks[0].Events = prefill.EventSource{Place: kvevents.Place{Events: events, Replay: replay}, Model: "m"}
+	l.Set(ranks)
+	require.Equal(t, 2816, l.Offers(ids(7, 3000), nil)[0].Hit, "until then, answers tell")
+	require.Eventually(t, func() bool { return l.Events()[0].Mode == "precise" }, 10*time.Second, 2*time.Millisecond)
+	l.Holds(1, ids(8, 2816), 2816, time.Now())
+	require.Equal(t, []Offer{{1, 0, 3000}, {2, 0, 3000}}, l.Offers(ids(7, 3000), nil), "the engine's cache is empty")
 }
 
 // Whatever is held, told and taken away: an offer is within the prompt, and one

@@ -35,7 +35,7 @@ const equal = 1e-9
 // Choose returns the candidate with the lowest score. Among equal scores the policy's tie-break decides, then the
 // hash of request and candidate. A score that is not a finite number ranks last. There must be at least one
 // candidate.
-func (p *Policy) Choose(q *Query, candidates []Candidate) Choice {
+func (p *Policy) Choose(q *Query, candidates []Engine) Choice {
 	choice := Choice{FilterSkipped: p.filter(candidates)}
 	p.query = *q
 	if q.Key == 0 {
@@ -71,16 +71,16 @@ func (p *Policy) Choose(q *Query, candidates []Candidate) Choice {
 
 func finite(v float64) bool { return !math.IsNaN(v) && !math.IsInf(v, 0) }
 
-func (p *Policy) evaluate(c *Candidate) float64 {
+func (p *Policy) evaluate(e *Engine) float64 {
 	if p.user != nil {
-		return p.user.evaluate(&c.Indicators)
+		return p.user.evaluate(&e.Indicators)
 	}
-	return p.score(p.param, &p.query, c)
+	return p.score(p.param, &p.query, e)
 }
 
 // lowest is the index of the candidate with the lowest of p.scores. Among equal scores the keys in ties decide in turn,
 // then the hash of request and candidate.
-func (p *Policy) lowest(q *Query, candidates []Candidate, ties []key) int {
+func (p *Policy) lowest(q *Query, candidates []Engine, ties []key) int {
 	least := math.Inf(1)
 	for _, s := range p.scores {
 		if s < least { // never true of NaN
@@ -110,7 +110,7 @@ func (p *Policy) lowest(q *Query, candidates []Candidate, ties []key) int {
 }
 
 // compare compares two candidates by the first key in ties in which they differ; negative: a comes first.
-func compare(ties []key, a, b *Candidate) int {
+func compare(ties []key, a, b *Engine) int {
 	for _, k := range ties {
 		if order := cmp.Compare(k(a), k(b)); order != 0 {
 			return order
@@ -128,7 +128,7 @@ type Row struct {
 
 // Explain returns at most so many rows of the last choice: the chosen candidate first, the others by score. candidates must
 // be the same as in that choice.
-func (p *Policy) Explain(candidates []Candidate, chosen, rows int) []Row {
+func (p *Policy) Explain(candidates []Engine, chosen, rows int) []Row {
 	rank := func(i int) float64 {
 		switch {
 		case i == chosen:

@@ -11,14 +11,14 @@ import (
 )
 
 // fleet is n candidates with accounts of a busy day.
-func fleet(n int) []Candidate {
+func fleet(n int) []Engine {
 	rng := rand.New(rand.NewPCG(1, 2))
-	all := make([]Candidate, n)
+	all := make([]Engine, n)
 	for i := range all {
 		id := fmt.Sprintf("p%d/%d", i/8, i%8)
-		all[i] = at(id, 32_000, float64(rng.IntN(32_000)), func(c *Candidate) {
-			c.QueuedNewTokens, c.BS, c.BacklogMs = float64(rng.IntN(20_000)), float64(rng.IntN(9)), float64(rng.IntN(4000))
-			c.Running, c.Waiting, c.KVTokens, c.ActiveBlocks = c.BS, 0, 10*c.QueuedNewTokens, float64(rng.IntN(900))
+		all[i] = at(id, 32_000, float64(rng.IntN(32_000)), func(e *Engine) {
+			e.QueuedNewTokens, e.BS, e.BacklogMs = float64(rng.IntN(20_000)), float64(rng.IntN(9)), float64(rng.IntN(4000))
+			e.Running, e.Waiting, e.KVTokens, e.ActiveBlocks = e.BS, 0, 10*e.QueuedNewTokens, float64(rng.IntN(900))
 		})
 		all[i].Order = i
 	}
@@ -31,7 +31,7 @@ func TestANumberThatIsNoneRanksLast(t *testing.T) {
 	require.NoError(t, err)
 	p, err := l.Parse("mine")
 	require.NoError(t, err)
-	candidates := []Candidate{at("a", 100, 0, nil), at("b", 100, 0, queued(1e6, 9))}
+	candidates := []Engine{at("a", 100, 0, nil), at("b", 100, 0, queued(1e6, 9))}
 	choice := p.Choose(&Query{ID: "r"}, candidates)
 	require.Equal(t, "b", candidates[choice.Index].ID)
 	require.Equal(t, 1, choice.Bad)
@@ -61,11 +61,11 @@ func TestTheLowestScoreWinsInAnyOrder(t *testing.T) {
 		p, err := (*Library)(nil).Parse(spec)
 		require.NoError(t, err)
 		n := rapid.IntRange(1, 9).Draw(t, "candidates")
-		all := make([]Candidate, n)
+		all := make([]Engine, n)
 		few := rapid.SampledFrom([]float64{0, 16, 160, 4000})
 		for i := range all {
-			all[i] = at(fmt.Sprintf("p%d/0", i), 4000, few.Draw(t, "matched"), func(c *Candidate) {
-				c.BS, c.QueuedNewTokens, c.BacklogMs = float64(rapid.IntRange(0, 3).Draw(t, "bs")), few.Draw(t, "queued"), few.Draw(t, "backlog")
+			all[i] = at(fmt.Sprintf("p%d/0", i), 4000, few.Draw(t, "matched"), func(e *Engine) {
+				e.BS, e.QueuedNewTokens, e.BacklogMs = float64(rapid.IntRange(0, 3).Draw(t, "bs")), few.Draw(t, "queued"), few.Draw(t, "backlog")
 			})
 		}
 		Aggregate(all)

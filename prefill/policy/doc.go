@@ -2,5 +2,5 @@
 // the candidates.
 //
 // The package is pure: it has no clock, no I/O and no lock. The proxy, the simulator and `check` all fill a slice of
-// Candidates and call the same Policy.
+// Engines and call the same Policy.
 package policy

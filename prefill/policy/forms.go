@@ -3,19 +3,19 @@ package policy
 import "evenkeel/internal/namedargs"
 
 // score computes a candidate's score; the candidate with the smallest score wins. v is the policy's parameter.
-type score func(v float64, q *Query, c *Candidate) float64
+type score func(v float64, q *Query, e *Engine) float64
 
 // key orders candidates whose scores are equal: the one with the smaller key comes first.
-type key func(c *Candidate) float64
+type key func(e *Engine) float64
 
 // aware and blind decide between equal scores. aware is for policies that consider the prefix cache, blind for the others.
 var (
 	aware = []key{
-		func(c *Candidate) float64 { return -c.HitTokens },
-		func(c *Candidate) float64 { return c.PTokens },
-		func(c *Candidate) float64 { return c.BS },
+		func(e *Engine) float64 { return -e.HitTokens },
+		func(e *Engine) float64 { return e.PTokens },
+		func(e *Engine) float64 { return e.BS },
 	}
-	blind = []key{func(c *Candidate) float64 { return c.BS }}
+	blind = []key{func(e *Engine) float64 { return e.BS }}
 )
 
 // form is a built-in policy.
@@ -59,51 +59,51 @@ const kvShare = 0.3
 var forms = []form{
 	{
 		name: "round-robin", rounds: true, loadBlind: true, source: "next in configured order",
-		score: func(_ float64, q *Query, c *Candidate) float64 {
-			if c.Order > q.Cursor {
-				return float64(c.Order)
+		score: func(_ float64, q *Query, e *Engine) float64 {
+			if e.Order > q.Cursor {
+				return float64(e.Order)
 			}
-			return float64(c.Order) + lap
+			return float64(e.Order) + lap
 		},
 	},
 	{
 		name: "least-tokens", ties: blind, takes: words("work", "tokens", "vllm-ascend"), source: "vllm-ascend's example proxy",
-		score: func(v float64, _ *Query, c *Candidate) float64 {
+		score: func(v float64, _ *Query, e *Engine) float64 {
 			if v == 0 {
-				return c.ActiveTokens + kvShare*c.KVTokens
+				return e.ActiveTokens + kvShare*e.KVTokens
 			}
-			return c.ActiveWork + kvShare*c.KVWork
+			return e.ActiveWork + kvShare*e.KVWork
 		},
 	},
 	{
 		name: "vllm-queue", ties: blind, source: "vLLM's DP load balancer",
-		score: func(_ float64, _ *Query, c *Candidate) float64 { return 4*c.Waiting + c.Running },
+		score: func(_ float64, _ *Query, e *Engine) float64 { return 4*e.Waiting + e.Running },
 	},
 	{
 		name: "bailian", ties: aware, takes: upTo(1, "lambda"), value: 0.7, source: "LMetric 4.4",
-		score: func(v float64, _ *Query, c *Candidate) float64 {
-			return v*(1-c.HitRatio) + (1-v)*c.BS/max(c.MaxBS, 1)
+		score: func(v float64, _ *Query, e *Engine) float64 {
+			return v*(1-e.HitRatio) + (1-v)*e.BS/max(e.MaxBS, 1)
 		},
 	},
 	{
 		name: "aibrix-filter", ties: blind, takes: upTo(unbounded, "range"), value: 8, source: "AIBrix",
-		score: func(v float64, _ *Query, c *Candidate) float64 {
-			if c.MaxBS-c.MinBS > v {
-				return c.BS
+		score: func(v float64, _ *Query, e *Engine) float64 {
+			if e.MaxBS-e.MinBS > v {
+				return e.BS
 			}
-			return -c.HitRatio
+			return -e.HitRatio
 		},
 	},
 	{
 		name: "dynamo-sum", ties: aware, takes: upTo(unbounded, "w"), value: 1, source: "Dynamo at temperature 0",
-		score: func(v float64, _ *Query, c *Candidate) float64 {
-			return v*c.PTokens/max(1, c.BlockTokens) + c.ActiveBlocks
+		score: func(v float64, _ *Query, e *Engine) float64 {
+			return v*e.PTokens/max(1, e.BlockTokens) + e.ActiveBlocks
 		},
 	},
 	{
 		name: "ttft-sim", ties: aware, source: "llm-d",
-		score: func(_ float64, _ *Query, c *Candidate) float64 {
-			return c.RTTMs + c.T0Ms + c.TPMs*c.PTokens + c.Beta2*(c.QueuedAttention+c.attention())
+		score: func(_ float64, _ *Query, e *Engine) float64 {
+			return e.RTTMs + e.T0Ms + e.TPMs*e.PTokens + e.Beta2*(e.QueuedAttention+e.attention())
 		},
 	},
 	{
@@ -112,27 +112,27 @@ var forms = []form{
 	},
 	{
 		name: "gorgo", ties: aware, takes: upTo(unbounded, "qs"), value: 1, source: "GORGO 3.4",
-		score: func(v float64, _ *Query, c *Candidate) float64 {
-			return c.RTTMs + c.TPMs*c.NewTokens + v*c.TPMs*c.QueuedNewTokens
+		score: func(v float64, _ *Query, e *Engine) float64 {
+			return e.RTTMs + e.TPMs*e.NewTokens + v*e.TPMs*e.QueuedNewTokens
 		},
 	},
 	{
 		name: "random", loadBlind: true, source: "baseline",
-		score: func(float64, *Query, *Candidate) float64 { return 0 },
+		score: func(float64, *Query, *Engine) float64 { return 0 },
 	},
 	{
 		name: "sticky-ring", loadBlind: true, source: "SkyLB's ring hash",
 		instead: "write finish, and prefill.affinity.enabled: true, which keeps a session on its engine while that is not loaded",
-		score:   func(_ float64, q *Query, c *Candidate) float64 { return ahead(c.Ring, q.Key) },
+		score:   func(_ float64, q *Query, e *Engine) float64 { return ahead(e.Ring, q.Key) },
 	},
 	{
 		name: "finish", ties: aware, source: "earliest predicted end of this prefill",
-		score: func(_ float64, _ *Query, c *Candidate) float64 {
-			return c.RTTMs + c.BacklogMs + c.T0Ms + c.TPMs*c.NewTokens + c.Beta2*c.attention()
+		score: func(_ float64, _ *Query, e *Engine) float64 {
+			return e.RTTMs + e.BacklogMs + e.T0Ms + e.TPMs*e.NewTokens + e.Beta2*e.attention()
 		},
 	},
 }
 
 // lmetric is the number of queued new tokens times the batch size, both with this request included. Without it, every idle
 // candidate would have the score 0, whatever its cache holds.
-func lmetric(_ float64, _ *Query, c *Candidate) float64 { return c.PTokens * (c.BS + 1) }
+func lmetric(_ float64, _ *Query, e *Engine) float64 { return e.PTokens * (e.BS + 1) }

@@ -37,8 +37,8 @@ type Indicators struct {
 	N      float64 `expr:"n"`
 }
 
-// Candidate is an engine, or a rank of it, that may prefill a request.
-type Candidate struct {
+// Engine is a candidate for a request: an engine, or one rank of it, as policies see it.
+type Engine struct {
 	ID    string
 	Order int      // position in the configuration, for round-robin
 	Ring  []uint64 // Vnodes(ID), for sticky-ring
@@ -61,20 +61,20 @@ type Query struct {
 
 // Fit sets the indicators that depend on the prompt. prompt is its length in tokens, and matched is how many of them are in
 // the candidate's prefix cache. Hits are whole blocks, and an engine always computes at least one token.
-func (c *Candidate) Fit(prompt, matched float64) {
-	block := max(1, c.BlockTokens)
-	c.PromptTokens = prompt
-	c.HitTokens = max(0, min(matched, math.Floor((prompt-1)/block)*block))
-	c.HitRatio = 0
+func (e *Engine) Fit(prompt, matched float64) {
+	block := max(1, e.BlockTokens)
+	e.PromptTokens = prompt
+	e.HitTokens = max(0, min(matched, math.Floor((prompt-1)/block)*block))
+	e.HitRatio = 0
 	if prompt > 0 {
-		c.HitRatio = c.HitTokens / prompt
+		e.HitRatio = e.HitTokens / prompt
 	}
-	c.NewTokens = max(1, prompt-c.HitTokens)
-	c.PTokens = c.QueuedNewTokens + c.NewTokens
+	e.NewTokens = max(1, prompt-e.HitTokens)
+	e.PTokens = e.QueuedNewTokens + e.NewTokens
 }
 
 // Aggregate sets the indicators that depend on which candidates are eligible.
-func Aggregate(candidates []Candidate) {
+func Aggregate(candidates []Engine) {
 	least, most, sum := math.Inf(1), 0.0, 0.0
 	for i := range candidates {
 		bs := candidates[i].BS
@@ -82,8 +82,8 @@ func Aggregate(candidates []Candidate) {
 	}
 	n := float64(len(candidates))
 	for i := range candidates {
-		c := &candidates[i]
-		c.MinBS, c.MaxBS, c.MeanBS, c.N = least, most, sum/n, n
+		e := &candidates[i]
+		e.MinBS, e.MaxBS, e.MeanBS, e.N = least, most, sum/n, n
 	}
 }
 
@@ -109,7 +109,7 @@ func Backlog(totalMs, oldestMs, elapsedMs float64) float64 {
 }
 
 // attention is the number of token pairs of the new prefill, which Beta2 weighs.
-func (c *Candidate) attention() float64 { return Attention(c.NewTokens, c.HitTokens) }
+func (e *Engine) attention() float64 { return Attention(e.NewTokens, e.HitTokens) }
 
 // vnodes is the number of points that a candidate has on the ring. With 100 points each, the largest share of 64 candidates
 // is about 30 % above the mean.

@@ -54,5 +54,5 @@ func TestImportsArePure(t *testing.T) { // a policy that can reach the network o
 		"github.com/expr-lang/expr", "github.com/expr-lang/expr/ast", "github.com/expr-lang/expr/file",
 		"github.com/expr-lang/expr/parser", "github.com/expr-lang/expr/vm", "evenkeel/internal/namedargs", "evenkeel/internal/spelling",
 	}
-	require.Subset(t, pure, pkg.Imports, "let the tier read it and put the value in Candidate")
+	require.Subset(t, pure, pkg.Imports, "let the tier read it and put the value in Engine")
 }

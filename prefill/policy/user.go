@@ -250,7 +250,7 @@ func tieOn(text string) (key, error) {
 	if descending {
 		sign = -1
 	}
-	return func(c *Candidate) float64 { return sign * c.value(field) }, nil
+	return func(e *Engine) float64 { return sign * e.value(field) }, nil
 }
 
 func (i *Indicators) value(field int) float64 { return reflect.ValueOf(i).Elem().Field(field).Float() }
@@ -261,7 +261,7 @@ func (u *user) build() *Policy {
 
 // filter applies the user's filter to all candidates and stores the results, which passes reads. A candidate for which the
 // filter fails with an error passes. skipped says that no candidate passed, so that the filter is ignored.
-func (p *Policy) filter(candidates []Candidate) (skipped bool) {
+func (p *Policy) filter(candidates []Engine) (skipped bool) {
 	if p.user == nil || p.user.filter == nil {
 		return false
 	}

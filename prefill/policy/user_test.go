@@ -29,7 +29,7 @@ func TestAUsersPolicy(t *testing.T) {
 			require.NoError(t, err)
 			p, err := l.Parse("mine")
 			require.NoError(t, err)
-			all := []Candidate{near, busy}
+			all := []Engine{near, busy}
 			Aggregate(all)
 			choice := p.Choose(&Query{ID: "r"}, all)
 			require.Equal(t, tt.want, all[choice.Index].ID)

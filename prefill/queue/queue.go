@@ -23,7 +23,7 @@ const Batch = math.MinInt
 type Queue[T any] struct {
 	lines    map[string]*Line[T]
 	classes  map[int]*class[T]
-	due      ordered[*Entry[T]] // the requests with a deadline
+	due      ordered[*Item[T]] // the requests with a deadline
 	waiting  int
 	arrivals uint64
 
@@ -32,8 +32,8 @@ type Queue[T any] struct {
 	holds  int  // requests that were held in this round
 }
 
-// Entry is one request that waits. The caller sets the exported fields before Add, and must not change them afterwards.
-type Entry[T any] struct {
+// Item is one request that waits. The caller sets the exported fields before Add, and must not change them afterwards.
+type Item[T any] struct {
 	Of       T // the request
 	Key      string
 	Priority int
@@ -57,7 +57,7 @@ type Entry[T any] struct {
 // they must not wait behind a request that still needs a place; and their key was charged for its turn already.
 type Line[T any] struct {
 	queue   *Queue[T]
-	retries ordered[*Entry[T]]
+	retries ordered[*Item[T]]
 	lanes   map[*flow[T]]*lane[T]
 	turns   ordered[*lane[T]] // its first lane is served next
 	longest ordered[*lane[T]] // its first lane gives way first if the line is full
@@ -81,8 +81,8 @@ type aim struct {
 func New[T any]() *Queue[T] {
 	return &Queue[T]{
 		lines: map[string]*Line[T]{}, classes: map[int]*class[T]{},
-		due: ordered[*Entry[T]]{before: func(a, b *Entry[T]) bool { return a.Deadline.Before(b.Deadline) },
-			index: func(e *Entry[T]) *int { return &e.dueIndex }},
+		due: ordered[*Item[T]]{before: func(a, b *Item[T]) bool { return a.Deadline.Before(b.Deadline) },
+			index: func(item *Item[T]) *int { return &item.dueIndex }},
 	}
 }
 
@@ -92,7 +92,7 @@ func (q *Queue[T]) Line(model string) *Line[T] {
 	if l == nil {
 		l = &Line[T]{
 			queue:   q,
-			retries: ordered[*Entry[T]]{before: (*Entry[T]).before, index: func(e *Entry[T]) *int { return &e.retriesIndex }},
+			retries: ordered[*Item[T]]{before: (*Item[T]).before, index: func(item *Item[T]) *int { return &item.retriesIndex }},
 			lanes:   map[*flow[T]]*lane[T]{},
 			turns: ordered[*lane[T]]{before: func(a, b *lane[T]) bool { return a.first().before(b.first()) },
 				index: func(l *lane[T]) *int { return &l.turnsIndex }},
@@ -135,9 +135,9 @@ func (l *Line[T]) Empty() bool { return l.fresh+l.retries.Len() == 0 }
 // Backlog is the number of waiting requests, with retries and without batch, and the sum of their prompt tokens.
 func (l *Line[T]) Backlog() (requests int, tokens int64) {
 	requests, tokens = l.Fresh(), l.tokens
-	for _, e := range l.retries.members {
-		if e.Priority != Batch {
-			requests, tokens = requests+1, tokens+int64(e.Tokens)
+	for _, item := range l.retries.members {
+		if item.Priority != Batch {
+			requests, tokens = requests+1, tokens+int64(item.Tokens)
 		}
 	}
 	return requests, tokens
@@ -163,15 +163,15 @@ func (q *Queue[T]) Round() uint64 { return q.round }
 const roundDepth, keysDepth, lineDepth = 64, 128, 4
 
 // Next is the first request that may still be served in this round and was not held in it; nil: the round is over.
-func (q *Queue[T]) Next() (first *Entry[T]) {
+func (q *Queue[T]) Next() (first *Item[T]) {
 	for _, l := range q.lines {
 		tooDeep := q.holds >= roundDepth && l.heldIn == q.round && l.holds >= lineDepth
 		if l.shutIn == q.round || tooDeep && q.holds >= keysDepth {
 			continue
 		}
 		places := q.places && l.settledIn != q.round
-		if e := l.nextNotHeld(q.round, places, tooDeep); e != nil && (first == nil || e.before(first)) {
-			first = e
+		if item := l.nextNotHeld(q.round, places, tooDeep); item != nil && (first == nil || item.before(first)) {
+			first = item
 		}
 	}
 	return first
@@ -181,14 +181,14 @@ func (q *Queue[T]) Next() (first *Entry[T]) {
 func (q *Queue[T]) NoPlaces() { q.places = false }
 
 // Hold notes that this request cannot be served in this round. Requests behind it still can.
-func (e *Entry[T]) Hold() {
-	l, round := e.line, e.line.queue.round
+func (i *Item[T]) Hold() {
+	l, round := i.line, i.line.queue.round
 	if l.heldIn != round {
 		l.heldIn, l.holds, l.closed = round, 0, l.closed[:0]
 	}
-	e.heldIn = round
-	if e.lane != nil {
-		e.lane.heldIn = round
+	i.heldIn = round
+	if i.lane != nil {
+		i.lane.heldIn = round
 	} else {
 		l.retryHeldIn = round
 	}
@@ -198,14 +198,14 @@ func (e *Entry[T]) Hold() {
 
 // HoldAll holds this request, which has a target, and all requests of the line with the same target: if it is a retry, all retries with
 // this target, else all first attempts. The round does not look at them.
-func (e *Entry[T]) HoldAll() {
-	e.Hold()
-	e.line.closed = append(e.line.closed, aim{e.Target, e.Reserved})
+func (i *Item[T]) HoldAll() {
+	i.Hold()
+	i.line.closed = append(i.line.closed, aim{i.Target, i.Reserved})
 }
 
 // held reports whether the request was held in a round, by its own Hold or by HoldAll of another request.
-func (e *Entry[T]) held(round uint64) bool {
-	return e.heldIn == round || e.Target != "" && e.line.heldIn == round && slices.Contains(e.line.closed, aim{e.Target, e.Reserved})
+func (i *Item[T]) held(round uint64) bool {
+	return i.heldIn == round || i.Target != "" && i.line.heldIn == round && slices.Contains(i.line.closed, aim{i.Target, i.Reserved})
 }
 
 // Settle notes that only retries of the line can be served in this round.
@@ -215,52 +215,52 @@ func (l *Line[T]) Settle() { l.settledIn = l.queue.round }
 func (l *Line[T]) Shut() { l.shutIn = l.queue.round }
 
 // before reports whether a request is served before another one, of the same line or not.
-func (e *Entry[T]) before(other *Entry[T]) bool {
+func (i *Item[T]) before(other *Item[T]) bool {
 	switch {
-	case e.Priority != other.Priority:
-		return e.Priority > other.Priority
-	case e.Reserved != other.Reserved:
-		return e.Reserved
-	case !e.Deadline.Equal(other.Deadline):
-		return e.sooner(other)
-	case e.lane != nil && other.lane != nil && e.lane.due != other.lane.due:
-		return e.lane.due < other.lane.due
+	case i.Priority != other.Priority:
+		return i.Priority > other.Priority
+	case i.Reserved != other.Reserved:
+		return i.Reserved
+	case !i.Deadline.Equal(other.Deadline):
+		return i.sooner(other)
+	case i.lane != nil && other.lane != nil && i.lane.due != other.lane.due:
+		return i.lane.due < other.lane.due
 	}
-	return e.olderThan(other)
+	return i.olderThan(other)
 }
 
 // sooner reports whether the deadline of a request comes before the deadline of another request. The deadlines must
 // differ; a request without a deadline comes last.
-func (e *Entry[T]) sooner(other *Entry[T]) bool {
-	return !e.Deadline.IsZero() && (other.Deadline.IsZero() || e.Deadline.Before(other.Deadline))
+func (i *Item[T]) sooner(other *Item[T]) bool {
+	return !i.Deadline.IsZero() && (other.Deadline.IsZero() || i.Deadline.Before(other.Deadline))
 }
 
 // beforeInLane reports whether a request is served before another one of the same key: by deadline, then by arrival.
-func (e *Entry[T]) beforeInLane(other *Entry[T]) bool {
-	if !e.Deadline.Equal(other.Deadline) {
-		return e.sooner(other)
+func (i *Item[T]) beforeInLane(other *Item[T]) bool {
+	if !i.Deadline.Equal(other.Deadline) {
+		return i.sooner(other)
 	}
-	return e.olderThan(other)
+	return i.olderThan(other)
 }
 
 // olderThan reports whether a request arrived before another one. Of two requests with the same arrival time, the one
 // that was added first is older.
-func (e *Entry[T]) olderThan(other *Entry[T]) bool {
-	if !e.Arrival.Equal(other.Arrival) {
-		return e.Arrival.Before(other.Arrival)
+func (i *Item[T]) olderThan(other *Item[T]) bool {
+	if !i.Arrival.Equal(other.Arrival) {
+		return i.Arrival.Before(other.Arrival)
 	}
-	return e.number < other.number
+	return i.number < other.number
 }
 
 // next is the request of the line that is served first; nil: none can be. If places is false, the pool is full and only
 // retries can be served.
-func (l *Line[T]) next(places bool) (first *Entry[T]) {
+func (l *Line[T]) next(places bool) (first *Item[T]) {
 	if l.retries.Len() > 0 {
 		first = l.retries.members[0]
 	}
 	if places && l.fresh > 0 {
-		if e := l.turns.members[0].first(); first == nil || e.before(first) {
-			first = e
+		if item := l.turns.members[0].first(); first == nil || item.before(first) {
+			first = item
 		}
 	}
 	return first
@@ -269,20 +269,20 @@ func (l *Line[T]) next(places bool) (first *Entry[T]) {
 // nextNotHeld is next without the requests that were held in the round. It goes through all requests only if the first
 // one was held, which is rare. If newLanes is true, it also leaves out the lanes of which a request was held, and all
 // retries if one of them was.
-func (l *Line[T]) nextNotHeld(round uint64, places, newLanes bool) *Entry[T] {
+func (l *Line[T]) nextNotHeld(round uint64, places, newLanes bool) *Item[T] {
 	first := l.next(places)
 	if first == nil || !first.held(round) && !newLanes {
 		return first
 	}
 	first = nil
-	consider := func(e *Entry[T]) {
-		if first == nil || e.before(first) {
-			first = e
+	consider := func(item *Item[T]) {
+		if first == nil || item.before(first) {
+			first = item
 		}
 	}
-	for _, e := range l.retries.members {
-		if !e.held(round) && !(newLanes && l.retryHeldIn == round) {
-			consider(e)
+	for _, item := range l.retries.members {
+		if !item.held(round) && !(newLanes && l.retryHeldIn == round) {
+			consider(item)
 		}
 	}
 	if !places {
@@ -292,9 +292,9 @@ func (l *Line[T]) nextNotHeld(round uint64, places, newLanes bool) *Entry[T] {
 		if newLanes && lane.heldIn == round {
 			continue
 		}
-		for element := lane.entries.Front(); element != nil; element = element.Next() {
-			if e := element.Value.(*Entry[T]); !e.held(round) {
-				consider(e)
+		for element := lane.items.Front(); element != nil; element = element.Next() {
+			if item := element.Value.(*Item[T]); !item.held(round) {
+				consider(item)
 				break
 			}
 		}
@@ -303,26 +303,26 @@ func (l *Line[T]) nextNotHeld(round uint64, places, newLanes bool) *Entry[T] {
 }
 
 // Add puts a request in the line: among the retries, or in its key's lane by deadline and first arrival.
-func (l *Line[T]) Add(e *Entry[T]) {
+func (l *Line[T]) Add(item *Item[T]) {
 	q := l.queue
-	if e.number == 0 { // a request that MakeRoom puts back keeps its number
+	if item.number == 0 { // a request that MakeRoom puts back keeps its number
 		q.arrivals++
-		e.number = q.arrivals
+		item.number = q.arrivals
 	}
-	e.line, e.retriesIndex, e.dueIndex = l, -1, -1
+	item.line, item.retriesIndex, item.dueIndex = l, -1, -1
 	q.waiting++
-	if !e.Deadline.IsZero() && !e.fixed {
-		heap.Push(&q.due, e)
+	if !item.Deadline.IsZero() && !item.fixed {
+		heap.Push(&q.due, item)
 	}
-	if e.Reserved {
-		heap.Push(&l.retries, e)
+	if item.Reserved {
+		heap.Push(&l.retries, item)
 		return
 	}
-	lane := l.laneOf(q.flowOf(e.Priority, e.Key))
-	lane.insert(e)
-	l.count(e, 1)
+	lane := l.laneOf(q.flowOf(item.Priority, item.Key))
+	lane.insert(item)
+	l.count(item, 1)
 	lane.class.waiting++
-	if lane.entries.Len() == 1 {
+	if lane.items.Len() == 1 {
 		heap.Push(&l.turns, lane)
 		heap.Push(&l.longest, lane)
 	} else {
@@ -332,12 +332,12 @@ func (l *Line[T]) Add(e *Entry[T]) {
 }
 
 // count adds a request to the line's counts if n is 1, and subtracts it if n is -1.
-func (l *Line[T]) count(e *Entry[T], n int) {
+func (l *Line[T]) count(item *Item[T], n int) {
 	l.fresh += n
-	if e.Priority == Batch {
+	if item.Priority == Batch {
 		l.batch += n
 	} else {
-		l.tokens += int64(n * e.Tokens)
+		l.tokens += int64(n * item.Tokens)
 	}
 }
 
@@ -353,38 +353,38 @@ func (l *Line[T]) laneOf(f *flow[T]) *lane[T] {
 }
 
 // Remove takes the request out of the queue. It reports whether the request still waited.
-func (e *Entry[T]) Remove() bool {
-	l := e.line
-	if e.Reserved {
-		if e.retriesIndex < 0 {
+func (i *Item[T]) Remove() bool {
+	l := i.line
+	if i.Reserved {
+		if i.retriesIndex < 0 {
 			return false
 		}
-		heap.Remove(&l.retries, e.retriesIndex)
+		heap.Remove(&l.retries, i.retriesIndex)
 		l.queue.waiting--
-		e.forgetDeadline()
+		i.forgetDeadline()
 		return true
 	}
-	lane := e.lane
+	lane := i.lane
 	if lane == nil {
 		return false
 	}
-	if lane.entries.Len() == 1 {
+	if lane.items.Len() == 1 {
 		heap.Remove(&l.turns, lane.turnsIndex)
 		heap.Remove(&l.longest, lane.longestIndex)
 		delete(l.lanes, lane.flow)
 		lane.close()
 	}
-	lane.entries.Remove(e.element)
-	if !e.fixed {
+	lane.items.Remove(i.element)
+	if !i.fixed {
 		lane.displaceable--
 	}
-	if lane.entries.Len() > 0 {
+	if lane.items.Len() > 0 {
 		heap.Fix(&l.turns, lane.turnsIndex)
 		heap.Fix(&l.longest, lane.longestIndex)
 	}
-	e.lane, e.element = nil, nil
-	e.forgetDeadline()
-	l.count(e, -1)
+	i.lane, i.element = nil, nil
+	i.forgetDeadline()
+	l.count(i, -1)
 	l.queue.waiting--
 	if lane.class.waiting--; lane.class.waiting == 0 {
 		delete(l.queue.classes, lane.priority)
@@ -393,31 +393,31 @@ func (e *Entry[T]) Remove() bool {
 }
 
 // Waits reports whether the request waits in a lane. Retries do not wait in lanes, and cannot be displaced.
-func (e *Entry[T]) Waits() bool { return e.lane != nil }
+func (i *Item[T]) Waits() bool { return i.lane != nil }
 
 // Served notes that the request is served: its tokens move the next turn of its key back, in the lines of all models. It
 // must be called before Remove.
-func (e *Entry[T]) Served() {
-	if e.lane == nil {
+func (i *Item[T]) Served() {
+	if i.lane == nil {
 		return
 	}
-	f := e.lane.flow
+	f := i.lane.flow
 	f.class.clock = max(f.class.clock, f.due)
-	f.due += int64(max(1, e.Tokens))
+	f.due += int64(max(1, i.Tokens))
 	for _, l := range f.lanes {
 		heap.Fix(&l.line.turns, l.turnsIndex)
 	}
 }
 
 // forgetDeadline takes the request out of the heap of deadlines, if it is there.
-func (e *Entry[T]) forgetDeadline() {
-	if e.dueIndex >= 0 {
-		heap.Remove(&e.line.queue.due, e.dueIndex)
+func (i *Item[T]) forgetDeadline() {
+	if i.dueIndex >= 0 {
+		heap.Remove(&i.line.queue.due, i.dueIndex)
 	}
 }
 
 // NextDeadline is the request with the earliest deadline; nil: no request that waits has a deadline.
-func (q *Queue[T]) NextDeadline() *Entry[T] {
+func (q *Queue[T]) NextDeadline() *Item[T] {
 	if q.due.Len() == 0 {
 		return nil
 	}
@@ -426,34 +426,34 @@ func (q *Queue[T]) NextDeadline() *Entry[T] {
 
 // Fix keeps the request in the line: it can no longer be displaced, and NextDeadline no longer returns it. Its deadline
 // still orders it.
-func (e *Entry[T]) Fix() {
-	if e.lane == nil || e.fixed {
+func (i *Item[T]) Fix() {
+	if i.lane == nil || i.fixed {
 		return
 	}
-	e.fixed = true
-	e.forgetDeadline()
-	e.lane.displaceable--
-	heap.Fix(&e.line.longest, e.lane.longestIndex)
+	i.fixed = true
+	i.forgetDeadline()
+	i.lane.displaceable--
+	heap.Fix(&i.line.longest, i.lane.longestIndex)
 }
 
 // MakeRoom displaces requests until the line has room for n more of a priority and key. limit is how many requests may
 // wait in the line, without retries. If displacing cannot make enough room, none is displaced and ok is false.
-func (l *Line[T]) MakeRoom(priority int, key string, n, limit int) (displaced []*Entry[T], ok bool) {
+func (l *Line[T]) MakeRoom(priority int, key string, n, limit int) (displaced []*Item[T], ok bool) {
 	ownWaiting := l.waitingOf(priority, key) + n
 	over := l.fresh + n - limit
 	if priority == Batch {
 		over = max(over, l.batch+n-Share(limit))
 	}
 	for ; over > 0; over-- {
-		e := l.yields(priority, key, ownWaiting)
-		if e == nil {
-			for _, e := range displaced {
-				l.Add(e)
+		item := l.yields(priority, key, ownWaiting)
+		if item == nil {
+			for _, item := range displaced {
+				l.Add(item)
 			}
 			return nil, false
 		}
-		e.Remove()
-		displaced = append(displaced, e)
+		item.Remove()
+		displaced = append(displaced, item)
 	}
 	return displaced, true
 }
@@ -464,7 +464,7 @@ func Share(limit int) int { return max(1, limit/2) }
 // yields is the request that leaves a full line to make room for a new request with this priority and key; nil: there is
 // none. It is the last displaceable request of the lane that gives way first. A lane of a higher priority does not yield.
 // A lane of the same priority yields only if it is longer than ownWaiting, the length that the new request's lane gets.
-func (l *Line[T]) yields(priority int, key string, ownWaiting int) *Entry[T] {
+func (l *Line[T]) yields(priority int, key string, ownWaiting int) *Item[T] {
 	if l.longest.Len() == 0 {
 		return nil
 	}
@@ -472,21 +472,21 @@ func (l *Line[T]) yields(priority int, key string, ownWaiting int) *Entry[T] {
 	switch {
 	case lane.displaceable == 0, lane.priority > priority:
 		return nil
-	case lane.priority == priority && (lane.key == key || lane.entries.Len() <= ownWaiting):
+	case lane.priority == priority && (lane.key == key || lane.items.Len() <= ownWaiting):
 		return nil
 	}
-	element := lane.entries.Back()
-	for element.Value.(*Entry[T]).fixed {
+	element := lane.items.Back()
+	for element.Value.(*Item[T]).fixed {
 		element = element.Prev()
 	}
-	return element.Value.(*Entry[T])
+	return element.Value.(*Item[T])
 }
 
 // waitingOf is how many requests of a key wait.
 func (l *Line[T]) waitingOf(priority int, key string) int {
 	if c := l.queue.classes[priority]; c != nil {
 		if lane := l.lanes[c.flows[key]]; lane != nil {
-			return lane.entries.Len()
+			return lane.items.Len()
 		}
 	}
 	return 0

@@ -18,21 +18,21 @@ type line struct {
 
 func newLine() *line { return &line{New[string]().Line("m")} }
 
-type entry = Entry[string]
+type item = Item[string]
 
-func (l *line) enter(e entry) *entry {
-	e.number = 0
-	l.Add(&e)
-	return &e
+func (l *line) enter(w item) *item {
+	w.number = 0
+	l.Add(&w)
+	return &w
 }
 
-func (l *line) serve() *entry {
-	e := l.next(true)
-	if e != nil {
-		e.Served()
-		e.Remove()
+func (l *line) serve() *item {
+	w := l.next(true)
+	if w != nil {
+		w.Served()
+		w.Remove()
 	}
-	return e
+	return w
 }
 
 func (l *line) requireEmpty(t require.TestingT) {
@@ -90,12 +90,12 @@ func TestWhoseTurnItIs(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			l := newLine()
 			for _, i := range tt.in {
-				e := entry{Of: i.id, Key: i.key, Priority: i.priority, Tokens: i.tokens, Reserved: i.retry,
+				w := item{Of: i.id, Key: i.key, Priority: i.priority, Tokens: i.tokens, Reserved: i.retry,
 					Arrival: epoch.Add(time.Duration(i.arrived) * time.Second)}
 				if i.by > 0 {
-					e.Deadline = epoch.Add(time.Duration(i.by) * time.Second)
+					w.Deadline = epoch.Add(time.Duration(i.by) * time.Second)
 				}
-				l.enter(e)
+				l.enter(w)
 			}
 			var got []string
 			for w := l.serve(); w != nil; w = l.serve() {
@@ -110,12 +110,12 @@ func TestWhoseTurnItIs(t *testing.T) {
 func TestAKeyThatWasAwayHasNoTurnsToMakeUp(t *testing.T) {
 	l := newLine()
 	for range 4 {
-		l.enter(entry{Key: "a", Tokens: 100})
+		l.enter(item{Key: "a", Tokens: 100})
 	}
 	l.serve()
 	l.serve()
 	for range 3 {
-		l.enter(entry{Key: "b", Tokens: 100}) // late: it does not get the two turns that a had alone
+		l.enter(item{Key: "b", Tokens: 100}) // late: it does not get the two turns that a had alone
 	}
 	var got []string
 	for w := l.serve(); w != nil; w = l.serve() {
@@ -128,17 +128,17 @@ func TestAKeyThatWasAwayHasNoTurnsToMakeUp(t *testing.T) {
 // cannot leave and be new; once others have passed it, it is no worse than new.
 func TestAKeyThatIsRememberedHasNoTurnsToMakeUp(t *testing.T) {
 	l := newLine()
-	l.enter(entry{Key: "a", Tokens: 100})
-	l.enter(entry{Key: "b", Tokens: 100})
+	l.enter(item{Key: "a", Tokens: 100})
+	l.enter(item{Key: "b", Tokens: 100})
 	l.serve()
 	for range 9 {
-		l.enter(entry{Key: "b", Tokens: 100})
+		l.enter(item{Key: "b", Tokens: 100})
 	}
 	for range 7 {
 		l.serve()
 	}
 	for range 3 {
-		l.enter(entry{Key: "a", Tokens: 100})
+		l.enter(item{Key: "a", Tokens: 100})
 	}
 	var got []string
 	for w := l.serve(); w != nil; w = l.serve() {
@@ -150,12 +150,12 @@ func TestAKeyThatIsRememberedHasNoTurnsToMakeUp(t *testing.T) {
 func TestAKeyThatComesBackAtOnceGainsNoTurn(t *testing.T) {
 	l := newLine()
 	for range 10 {
-		l.enter(entry{Key: "many", Tokens: 100})
+		l.enter(item{Key: "many", Tokens: 100})
 	}
 	served := map[string]int{}
 	for range 8 {
 		if l.waitingOf(0, "one") == 0 {
-			l.enter(entry{Key: "one", Tokens: 100})
+			l.enter(item{Key: "one", Tokens: 100})
 		}
 		served[l.serve().Key]++
 	}
@@ -163,7 +163,7 @@ func TestAKeyThatComesBackAtOnceGainsNoTurn(t *testing.T) {
 }
 
 func TestWhoYieldsInAFullQueue(t *testing.T) {
-	fill := func(in ...entry) *line {
+	fill := func(in ...item) *line {
 		l := newLine()
 		for i, r := range in {
 			r.Arrival = epoch.Add(time.Duration(i) * time.Second)
@@ -173,20 +173,20 @@ func TestWhoYieldsInAFullQueue(t *testing.T) {
 	}
 	for _, tt := range []struct {
 		name     string
-		waiting  []entry
+		waiting  []item
 		priority int
 		key      string
 		want     string // "": nobody
 	}{
 		{"an empty queue has nobody", nil, 0, "", ""},
-		{"nobody for an equal without keys", []entry{{Of: "a"}, {Of: "b"}}, 0, "", ""},
-		{"nobody for a lower priority", []entry{{Of: "a"}}, -1, "", ""},
-		{"the youngest of a lower priority", []entry{{Of: "a"}, {Of: "b"}}, 1, "", "b"},
-		{"of the lowest", []entry{{Of: "a", Priority: -1}, {Of: "b"}}, 1, "", "a"},
-		{"of the key that has most there", []entry{{Of: "a", Key: "a"}, {Of: "b", Key: "a"}, {Of: "c", Key: "c"}}, 1, "x", "b"},
-		{"of the same priority a key that has more", []entry{{Of: "a", Key: "a"}, {Of: "b", Key: "a"}}, 0, "x", "b"},
-		{"not one that would have less than who comes", []entry{{Of: "a", Key: "a"}, {Of: "x", Key: "x"}}, 0, "y", ""},
-		{"and no key yields to itself", []entry{{Of: "a", Key: "a"}, {Of: "b", Key: "a"}}, 0, "a", ""},
+		{"nobody for an equal without keys", []item{{Of: "a"}, {Of: "b"}}, 0, "", ""},
+		{"nobody for a lower priority", []item{{Of: "a"}}, -1, "", ""},
+		{"the youngest of a lower priority", []item{{Of: "a"}, {Of: "b"}}, 1, "", "b"},
+		{"of the lowest", []item{{Of: "a", Priority: -1}, {Of: "b"}}, 1, "", "a"},
+		{"of the key that has most there", []item{{Of: "a", Key: "a"}, {Of: "b", Key: "a"}, {Of: "c", Key: "c"}}, 1, "x", "b"},
+		{"of the same priority a key that has more", []item{{Of: "a", Key: "a"}, {Of: "b", Key: "a"}}, 0, "x", "b"},
+		{"not one that would have less than who comes", []item{{Of: "a", Key: "a"}, {Of: "x", Key: "x"}}, 0, "y", ""},
+		{"and no key yields to itself", []item{{Of: "a", Key: "a"}, {Of: "b", Key: "a"}}, 0, "a", ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			l := fill(tt.waiting...)
@@ -204,23 +204,23 @@ func TestWhoYieldsInAFullQueue(t *testing.T) {
 func TestTheQueueLosesNobodyAndKeepsItsOrder(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		l := newLine()
-		waiting := map[*entry]bool{}
-		pick := func() *entry {
-			all := slices.SortedFunc(maps.Keys(waiting), func(a, b *entry) int { return int(a.number) - int(b.number) })
+		waiting := map[*item]bool{}
+		pick := func() *item {
+			all := slices.SortedFunc(maps.Keys(waiting), func(a, b *item) int { return int(a.number) - int(b.number) })
 			return rapid.SampledFrom(all).Draw(r, "waiter")
 		}
 		for range rapid.IntRange(1, 120).Draw(r, "steps") {
 			switch what := rapid.SampledFrom([]string{"enter", "enter", "serve", "leave", "displace", "fix"}).Draw(r, "step"); {
 			case what == "enter":
-				e := entry{
+				w := item{
 					Key: rapid.SampledFrom([]string{"a", "b", "c"}).Draw(r, "key"), Priority: rapid.IntRange(-1, 1).Draw(r, "priority"),
 					Tokens: rapid.IntRange(0, 5000).Draw(r, "tokens"), Reserved: rapid.IntRange(0, 9).Draw(r, "retry") == 0,
 					Arrival: epoch.Add(time.Duration(rapid.IntRange(0, 50).Draw(r, "arrival"))),
 				}
 				if by := rapid.IntRange(-5, 5).Draw(r, "deadline"); by > 0 {
-					e.Deadline = epoch.Add(time.Duration(by))
+					w.Deadline = epoch.Add(time.Duration(by))
 				}
-				waiting[l.enter(e)] = true
+				waiting[l.enter(w)] = true
 			case len(waiting) == 0:
 			case what == "serve":
 				w := l.next(true)
@@ -255,7 +255,7 @@ func TestTheQueueLosesNobodyAndKeepsItsOrder(t *testing.T) {
 			case what == "fix":
 				pick().Fix()
 			}
-			fresh, soonest := 0, (*entry)(nil)
+			fresh, soonest := 0, (*item)(nil)
 			for w := range waiting {
 				if !w.Deadline.IsZero() && !w.fixed && (soonest == nil || w.Deadline.Before(soonest.Deadline)) {
 					soonest = w
@@ -288,7 +288,7 @@ func TestKeysThatWaitGetTheSame(t *testing.T) {
 		enter := func(key string) {
 			tokens := rapid.IntRange(1, 10_000).Draw(r, "tokens")
 			most[key] = max(most[key], tokens)
-			l.enter(entry{Key: key, Tokens: tokens})
+			l.enter(item{Key: key, Tokens: tokens})
 		}
 		for _, key := range keys {
 			for range rapid.IntRange(1, 5).Draw(r, "crowd") {
@@ -313,13 +313,13 @@ func TestKeysThatWaitGetTheSame(t *testing.T) {
 func TestKeysThatLeftAreForgotten(t *testing.T) {
 	l := newLine()
 	for range 3 {
-		l.enter(entry{Key: "stays", Tokens: 1})
+		l.enter(item{Key: "stays", Tokens: 1})
 	}
 	for n := range 10_000 {
-		w := l.enter(entry{Key: fmt.Sprint(n), Tokens: 1})
+		w := l.enter(item{Key: fmt.Sprint(n), Tokens: 1})
 		w.Served()
 		w.Remove()
-		l.enter(entry{Key: "stays", Tokens: 1})
+		l.enter(item{Key: "stays", Tokens: 1})
 		l.serve()
 	}
 	require.Less(t, len(l.queue.classes[0].flows), 3*firstSweep)
@@ -330,7 +330,7 @@ func BenchmarkTheQueueOfManyKeys(b *testing.B) {
 		b.Run(fmt.Sprintf("keys=%d", keys), func(b *testing.B) {
 			l := newLine()
 			for n := range 10_000 {
-				l.enter(entry{Key: fmt.Sprint(n % keys), Tokens: 1000})
+				l.enter(item{Key: fmt.Sprint(n % keys), Tokens: 1000})
 			}
 			b.ReportAllocs()
 			for b.Loop() {
@@ -347,15 +347,15 @@ func TestARoundOfHeldRequestsLooksAtEachLine(t *testing.T) {
 	for _, model := range []string{"a", "b", "c"} {
 		l := &line{q.Line(model)}
 		for i := range 200 {
-			l.enter(entry{Of: model, Key: "k", Arrival: epoch.Add(time.Duration(i) * time.Second)})
+			l.enter(item{Of: model, Key: "k", Arrival: epoch.Add(time.Duration(i) * time.Second)})
 		}
 		lines = append(lines, l)
 	}
 	q.StartRound()
 	looks := map[string]int{}
-	for e := q.Next(); e != nil; e = q.Next() {
-		looks[e.Of]++
-		e.Hold()
+	for w := q.Next(); w != nil; w = q.Next() {
+		looks[w.Of]++
+		w.Hold()
 	}
 	sum := 0
 	for _, l := range lines {
@@ -373,20 +373,20 @@ func TestARoundPassesAllThatNameATargetThatIsClosed(t *testing.T) {
 	q := New[string]()
 	l := &line{q.Line("m")}
 	for i := range 3 * roundDepth {
-		l.enter(entry{Of: "fresh", Target: "b", Arrival: epoch.Add(time.Duration(i) * time.Second)})
-		l.enter(entry{Of: "retry", Target: "b", Reserved: true, Arrival: epoch.Add(time.Duration(i) * time.Second)})
+		l.enter(item{Of: "fresh", Target: "b", Arrival: epoch.Add(time.Duration(i) * time.Second)})
+		l.enter(item{Of: "retry", Target: "b", Reserved: true, Arrival: epoch.Add(time.Duration(i) * time.Second)})
 	}
-	l.enter(entry{Of: "other target", Target: "c", Arrival: epoch.Add(time.Hour)})
-	l.enter(entry{Of: "any target", Arrival: epoch.Add(2 * time.Hour)})
+	l.enter(item{Of: "other target", Target: "c", Arrival: epoch.Add(time.Hour)})
+	l.enter(item{Of: "any target", Arrival: epoch.Add(2 * time.Hour)})
 	for range 2 {
 		var looks []string
 		q.StartRound()
-		for e := q.Next(); e != nil; e = q.Next() {
-			looks = append(looks, e.Of)
-			if e.Target != "" {
-				e.HoldAll()
+		for w := q.Next(); w != nil; w = q.Next() {
+			looks = append(looks, w.Of)
+			if w.Target != "" {
+				w.HoldAll()
 			} else {
-				e.Hold()
+				w.Hold()
 			}
 		}
 		require.Equal(t, []string{"retry", "fresh", "other target", "any target"}, looks)
@@ -397,16 +397,16 @@ func TestARoundPassesAllThatNameATargetThatIsClosed(t *testing.T) {
 func TestARoundOfHeldRequestsLooksAtOtherKeys(t *testing.T) {
 	l := newLine()
 	for i := range 2 * keysDepth {
-		l.enter(entry{Of: "first", Key: "first", Arrival: epoch.Add(time.Duration(i) * time.Second)})
+		l.enter(item{Of: "first", Key: "first", Arrival: epoch.Add(time.Duration(i) * time.Second)})
 	}
 	for i := range 2 * keysDepth {
-		l.enter(entry{Of: "other", Key: fmt.Sprint(i), Arrival: epoch.Add(time.Hour)})
+		l.enter(item{Of: "other", Key: fmt.Sprint(i), Arrival: epoch.Add(time.Hour)})
 	}
 	looks := map[string]int{}
 	l.queue.StartRound()
-	for e := l.queue.Next(); e != nil; e = l.queue.Next() {
-		looks[e.Of]++
-		e.Hold()
+	for w := l.queue.Next(); w != nil; w = l.queue.Next() {
+		looks[w.Of]++
+		w.Hold()
 	}
 	require.Equal(t, map[string]int{"first": roundDepth, "other": keysDepth - roundDepth}, looks)
 }

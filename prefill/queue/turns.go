@@ -29,28 +29,28 @@ type flow[T any] struct {
 type lane[T any] struct {
 	*flow[T]
 	line         *Line[T]
-	entries      list.List // of *Entry[T], by deadline and arrival
-	displaceable int       // number of entries that are not fixed
-	heldIn       uint64    // the last round in which one of the entries was held
+	items        list.List // of *Item[T], by deadline and arrival
+	displaceable int       // number of items that are not fixed
+	heldIn       uint64    // the last round in which one of the items was held
 	turnsIndex   int       // index in the line's heap turns
 	longestIndex int       // index in the line's heap longest
 }
 
-func (l *lane[T]) first() *Entry[T] { return l.entries.Front().Value.(*Entry[T]) }
+func (l *lane[T]) first() *Item[T] { return l.items.Front().Value.(*Item[T]) }
 
 // insert adds a request at its position in the lane.
-func (l *lane[T]) insert(e *Entry[T]) {
-	before := l.entries.Back() // nearly every new request belongs at the end
-	for before != nil && e.beforeInLane(before.Value.(*Entry[T])) {
+func (l *lane[T]) insert(item *Item[T]) {
+	before := l.items.Back() // nearly every new request belongs at the end
+	for before != nil && item.beforeInLane(before.Value.(*Item[T])) {
 		before = before.Prev()
 	}
 	if before == nil {
-		e.element = l.entries.PushFront(e)
+		item.element = l.items.PushFront(item)
 	} else {
-		e.element = l.entries.InsertAfter(e, before)
+		item.element = l.items.InsertAfter(item, before)
 	}
-	e.lane = l
-	if !e.fixed {
+	item.lane = l
+	if !item.fixed {
 		l.displaceable++
 	}
 }
@@ -65,7 +65,7 @@ func (l *lane[T]) givesWayBefore(other *lane[T]) bool {
 	case l.priority != other.priority:
 		return l.priority < other.priority
 	}
-	return l.entries.Len() > other.entries.Len()
+	return l.items.Len() > other.items.Len()
 }
 
 // flowOf returns the flow of a key for which a request is about to wait. If no request of the key waits yet, its due time

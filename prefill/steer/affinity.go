@@ -49,7 +49,7 @@ func NewAffinity(c AffinityConfig) *Affinity {
 
 // Keep returns the index of the candidate that had the session's last request, if the session may stay on it (outcome
 // Kept). The outcome is empty for a request without a session, or if affinity is off.
-func (a *Affinity) Keep(key uint64, eligible []policy.Candidate, now time.Time) (at int, outcome string) {
+func (a *Affinity) Keep(key uint64, eligible []policy.Engine, now time.Time) (at int, outcome string) {
 	if a == nil || key == 0 {
 		return 0, ""
 	}

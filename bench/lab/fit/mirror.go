@@ -100,9 +100,11 @@ func tickLine(line []byte) (group string, k tick, err error) {
 		In    *struct {
 			Workers []struct {
 				ID      int `json:"id"`
+				Others  int `json:"others_tokens"`
 				Running []struct {
 					Prompt    int `json:"prompt"`
 					Generated int `json:"generated"`
+					Away      int `json:"away"` // of these tokens, those that others_tokens of other workers have
 				} `json:"running"`
 			} `json:"workers"`
 		} `json:"in"`
@@ -115,9 +117,9 @@ func tickLine(line []byte) (group string, k tick, err error) {
 	}
 	k = tick{at: *l.At, loads: make(map[int]int, len(l.In.Workers))}
 	for _, w := range l.In.Workers {
-		sum := 0
+		sum := w.Others
 		for _, r := range w.Running {
-			sum += r.Prompt + r.Generated
+			sum += r.Prompt + r.Generated - r.Away
 		}
 		k.loads[w.ID] = sum
 	}

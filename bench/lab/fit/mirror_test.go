@@ -74,6 +74,20 @@ func TestMirror(t *testing.T) {
 	require.Contains(t, string(data), `"mean_relative":0.0`)
 }
 
+// What the proxy believes of a rank has the requests of other proxies, and the parts of those that an engine runs on any of its ranks.
+func TestTheMirrorHasWhatOthersHold(t *testing.T) {
+	steps := stepsOf(t, wall, [2]int{150, 250}, [2]int{200, 400})
+	s := &policy.Snapshot{Workers: []policy.Worker{
+		{ID: 10, Up: true, Others: 50, Running: []policy.Request{{ID: 1, Prompt: 99, Generated: 1, Age: 1}}},
+		{ID: 11, Up: true, Others: 50, Running: []policy.Request{{ID: 2, Prompt: 249, Generated: 1, Age: 1, Away: 50}}},
+	}}
+	l := dispatcher.LogLine{Tick: 1, TimeMs: wall + 25, Group: "main", Policy: "br0", Snapshot: s}
+	m, err := CompareMirror(steps, write(t, "decisions.jsonl", string(l.AppendJSON(nil))), 0)
+	require.NoError(t, err)
+	require.Equal(t, 2, m.Groups[0].Samples)
+	require.Zero(t, m.Groups[0].Tokens)
+}
+
 func TestAClockOfItsOwnIsShifted(t *testing.T) {
 	steps := stepsOf(t, 0, [2]int{100, 50}, [2]int{200, 400})
 	log := write(t, "decisions.jsonl", tickOf(wall+25, "main", 100, 50))

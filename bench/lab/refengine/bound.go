@@ -84,9 +84,11 @@ func (b *bound) compute(x *exchange, r *request) (cached int, free func(), ok bo
 }
 
 // transfer waits as long as KV is on its way; false: the client left meanwhile.
-func (b *bound) transfer(x *exchange, r *request) bool {
+func (b *bound) transfer(x *exchange, r *request) bool { return x.Pause(b.transferTime(r)) }
+
+func (b *bound) transferTime(r *request) time.Duration {
 	cfg := b.engine.cfg
-	return x.Pause(cfg.TransferBase + time.Duration(r.prompt.Tokens())*cfg.TransferPer)
+	return cfg.TransferBase + time.Duration(r.prompt.Tokens())*cfg.TransferPer
 }
 
 // push is the word of a prefill engine's first worker about a request's KV.

@@ -320,13 +320,17 @@ func (b *bound) prefillRoom(x *exchange, r *request) bool {
 	return (!r.chat || a.send(a.appendRole)) && a.sendTokens(1, a.finish) && a.close()
 }
 
-// writeRoom writes the KV of a prompt to its decode engine; false: the client has left.
+// writeRoom writes the KV of a prompt to its decode engine; false: the request was ended. A transfer that has begun goes on to its end all
+// the same.
 func (b *bound) writeRoom(x *exchange, r *request, a *answer, to string) bool {
 	rank := b.prefills[r.rank]
 	rank.Inflight.Add(1)
-	ok := b.transfer(x, r)
+	select {
+	case <-time.After(b.transferTime(r)):
+	case <-b.ctx.Done():
+	}
 	rank.Inflight.Add(-1)
-	if !ok {
+	if b.ctx.Err() != nil {
 		return false
 	}
 	p := b.push(r, a.cached)
@@ -336,7 +340,7 @@ func (b *bound) writeRoom(x *exchange, r *request, a *answer, to string) bool {
 	}
 	b.desk.Spend(p)
 	b.tell(r, to, p)
-	return !broken || x.Pause(late.delay())
+	return x.Ctx.Err() == nil && (!broken || x.Pause(late.delay()))
 }
 
 // joinRoom tells the prefill engine where the KV goes, and gives the request up when that takes too long or

@@ -137,7 +137,7 @@ func TestARequestToSGLangNeedsARoom(t *testing.T) {
 
 // Who closes the answer of the prefill before its end has aborted it.
 func TestAPrefillWhoseAnswerIsNotReadIsAborted(t *testing.T) {
-	p := sglang(t, 100*time.Millisecond, Config{TransferBase: time.Hour})
+	p := sglang(t, 100*time.Millisecond, Config{TransferBase: time.Second})
 	first, second := p.post(p.p, "p", "a b", p.inRoom(1, streaming)), p.post(p.d, "d", "a b", p.inRoom(1, streaming))
 	eventually(t, "it is in its transfer", func() bool { return p.p.Stats().Tokens == 1 })
 	first.leave()

@@ -38,18 +38,23 @@ type replayed struct {
 // Replay lets every policy decide on the snapshots of a decision log. Each round
 // starts from what was recorded, whatever the policy decided before; one value
 // of a policy serves a group, so that those with a memory have one. The first
-// run is the log's own.
-func Replay(ctx context.Context, log io.Reader, name string, policies []string, progress func(rounds int)) ([]report.Run, error) {
+// run is the log's own. A last line that its writer has not finished is left
+// out, and cut says so.
+func Replay(ctx context.Context, log io.Reader, name string, policies []string,
+	progress func(rounds int)) (out []report.Run, cut bool, err error) {
 	runs := []*replayed{{sums: map[report.Metric]float64{}}}
 	for _, text := range policies {
 		spec, err := policy.ParseSpec(text)
 		if err != nil {
-			return nil, err
+			return nil, false, err
 		}
 		runs = append(runs, &replayed{spec: spec, made: map[string]policy.Policy{}, sums: map[report.Metric]float64{}})
 	}
 	lines := trace.Lines{Name: name, Most: maxLogLine, What: "is it a decision log?"}
-	if _, err := lines.Each(log, func(n int, line []byte, _ bool) (more bool, err error) {
+	if _, err := lines.Each(log, func(n int, line []byte, whole bool) (more bool, err error) {
+		if cut = !whole && !json.Valid(line); cut {
+			return false, nil
+		}
 		if err := replayLine(line, runs); err != nil {
 			return false, err
 		}
@@ -58,22 +63,22 @@ func Replay(ctx context.Context, log io.Reader, name string, policies []string, 
 		}
 		return ctx.Err() == nil, nil
 	}); err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	if ctx.Err() != nil {
-		return nil, context.Cause(ctx)
+		return nil, false, context.Cause(ctx)
 	}
 	if runs[0].rounds == 0 {
-		return nil, fmt.Errorf("%s: no rounds in it", name)
+		return nil, cut, fmt.Errorf("%s: no rounds in it", name)
 	}
-	out := make([]report.Run, len(runs))
+	out = make([]report.Run, len(runs))
 	for i, r := range runs {
 		out[i] = report.Run{Policy: Recorded, Seeds: 1, Metrics: r.metrics()}
 		if i > 0 {
 			out[i].Policy = policies[i-1]
 		}
 	}
-	return out, nil
+	return out, cut, nil
 }
 
 func replayLine(text []byte, runs []*replayed) error {

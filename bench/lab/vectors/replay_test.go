@@ -19,8 +19,10 @@ const decisions = `{"tick":1,"t_ms":10,"group":"main","in":{"policy":"pjsq-kv","
 
 func TestReplay(t *testing.T) {
 	var told int
-	runs, err := Replay(context.Background(), strings.NewReader(decisions), "log.jsonl", []string{"pjsq-kv", "prr"}, func(n int) { told = n })
+	runs, cut, err := Replay(context.Background(), strings.NewReader(decisions), "log.jsonl", []string{"pjsq-kv", "prr"},
+		func(n int) { told = n })
 	require.NoError(t, err)
+	require.False(t, cut)
 	require.Equal(t, 4, told)
 	require.Equal(t, []string{"recorded", "pjsq-kv", "prr"}, []string{runs[0].Policy, runs[1].Policy, runs[2].Policy})
 
@@ -52,14 +54,31 @@ func TestReplaySaysWhereTheLogIsWrong(t *testing.T) {
 		{"a worker that is no number", strings.Replace(first, "[7,1]", "[7,99999999999]", 1), "log:1: assign[0]"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			_, err := Replay(context.Background(), strings.NewReader(c.log), "log", []string{"jsq"}, nil)
+			_, _, err := Replay(context.Background(), strings.NewReader(c.log), "log", []string{"jsq"}, nil)
 			require.ErrorContains(t, err, c.want)
 		})
 	}
-	_, err := Replay(context.Background(), strings.NewReader(decisions), "log", []string{"jsqq"}, nil)
+	_, _, err := Replay(context.Background(), strings.NewReader(decisions), "log", []string{"jsqq"}, nil)
 	require.ErrorContains(t, err, "unknown policy")
 	ended, cancel := context.WithCancel(context.Background())
 	cancel()
-	_, err = Replay(ended, strings.NewReader(decisions), "log", []string{"jsq"}, nil)
+	_, _, err = Replay(ended, strings.NewReader(decisions), "log", []string{"jsq"}, nil)
 	require.ErrorIs(t, err, context.Canceled)
+}
+
+// A proxy may write its next line just now.
+func TestTheLineThatIsBeingWrittenIsNotReplayed(t *testing.T) {
+	replay := func(log string) ([]report.Run, bool) {
+		runs, cut, err := Replay(context.Background(), strings.NewReader(log), "log", []string{"jsq"}, nil)
+		require.NoError(t, err)
+		return runs, cut
+	}
+	whole, cut := replay(decisions)
+	require.False(t, cut)
+	same, cut := replay(decisions + `{"tick":4,"t_ms":40,"group":"ma`)
+	require.True(t, cut)
+	require.Equal(t, whole, same)
+	same, cut = replay(strings.TrimSuffix(decisions, "\n"))
+	require.False(t, cut, "only its line end is missing")
+	require.Equal(t, whole, same)
 }

@@ -139,8 +139,8 @@ func rules(t *testing.T) (all []rule) {
 	return all
 }
 
-// scraped are the labels that Prometheus adds itself.
-var scraped = []string{"job", "instance"}
+// scraped are the labels that Prometheus adds itself, or its operator for a PodMonitor.
+var scraped = []string{"job", "instance", "namespace"}
 
 // verify holds an expression against the metrics: names, labels, the values of
 // labels that have few, and functions that fit the type.

@@ -93,6 +93,9 @@ func (p *Plan) Validate() error {
 			replay, full, p.Fleet.slots(), least)
 	}
 	for _, text := range p.Policies {
+		if strings.TrimSpace(text) == "" { // the board would take its default, and no name would say so
+			return errors.New("a policy without a name; is there a comma too many?")
+		}
 		cfg := p.config(text, 1)
 		if _, err := cfg.Needs(); err != nil {
 			return err

@@ -135,6 +135,7 @@ func TestAPlanThatCannotBeRun(t *testing.T) {
 		{"no seeds", func(p *Plan) { p.Seeds = 0 }, "0 seeds"},
 		{"more seeds than blocks of a request", func(p *Plan) { p.Seeds = 6001 }, "6001 seeds: each replays a block of the trace"},
 		{"no policies", func(p *Plan) { p.Policies = nil }, "no policy"},
+		{"a policy without a name", func(p *Plan) { p.Policies = []string{"jsq", ""} }, "a policy without a name"},
 		{"a policy nobody knows", func(p *Plan) { p.Policies = []string{"jsqq"} }, "unknown policy"},
 		{"a predictor nobody knows", func(p *Plan) { p.Predictor.Kind, p.Policies = "psychic", []string{"brh"} }, "predictor"},
 		{"a load that is no number", func(p *Plan) { p.Load.Rho = math.NaN() }, "a load of NaN"},

@@ -30,7 +30,7 @@ func TestAPolicyAgreesWithItsOwnLog(t *testing.T) {
 				log = line.AppendJSON(log)
 			}
 			require.NoError(t, r.all(context.Background()))
-			runs, err := vectors.Replay(context.Background(), bytes.NewReader(log), "log", []string{spec, "random"}, nil)
+			runs, _, err := vectors.Replay(context.Background(), bytes.NewReader(log), "log", []string{spec, "random"}, nil)
 			require.NoError(t, err)
 			require.Greater(t, runs[0].Metrics[report.Rounds].Mean, 20.)
 			require.InDelta(t, 1, runs[1].Metrics[report.Agreement].Mean, 1e-9)

@@ -34,20 +34,22 @@ func tapedWith(t testing.TB, f *Fleet, load Load, w *workload, cfg board.Config,
 			tape.Record(e, now)
 		}
 	}, tape.Done
-	cut := func() {
-		r.Count(r.Now)
-		if s := tape.Cut(r.Instant(r.Now), r.Boards.Clone()); s != nil {
+	cut := func(at float64) {
+		r.Count(at)
+		if s := tape.Cut(r.Instant(at), r.Boards.Clone()); s != nil {
 			stretches = append(stretches, s)
 		}
 	}
+	cut(r.Now)
 	for over := false; !over; {
-		if tape.Due(r.Instant(r.Now), every) {
-			cut()
-		}
+		at := r.Now
 		over, err = r.instant()
 		require.NoError(t, err)
+		if tape.Due(r.Instant(at), every) { // at the end of a turn, as in the server
+			cut(at)
+		}
 	}
-	cut()
+	cut(r.Now)
 	return stretches
 }
 

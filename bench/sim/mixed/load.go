@@ -32,6 +32,10 @@ type Load struct {
 	There int     // requests at a time, about
 	Stays float64 // a request's time in the mean where all slots are full, ms
 	Gap   float64 // between requests, ms
+
+	// fastest is how many requests of a closed loop leave in a ms at most. Where slots are free, steps are shorter than
+	// the Gap assumes.
+	fastest float64
 }
 
 // Texts are how long prompts and answers are.
@@ -181,6 +185,9 @@ func (l *Load) Measure(room float64) {
 	if l.Rho == 0 {
 		l.There = max(1, int(math.Round(l.Full*float64(l.Ranks*l.Slots))))
 		l.Gap = l.Stays / float64(l.There)
+		taken := max(1, min(slots, float64(l.There)/g)) // slots of each rank, if all are level
+		step := level.C0Ms + taken*(level.RequestMs+level.C1Ms*resident)
+		l.fastest = 1.25 / (outputs*step/min(float64(l.There), g*slots) + prompts*(l.Law.OwnMs+l.Law.SharedMs)/g)
 	} else {
 		l.There = int(l.Rho * g * slots)
 	}

@@ -87,3 +87,23 @@ func TestServedByADeployment(t *testing.T) {
 		require.InDelta(t, laws.Published*(e.Prompt.MostMs+e.Prompt.MeanMs), served.Law.SharedMs, 1e-12)
 	}
 }
+
+// A closed loop with few requests needs more of them than its slots say, because its steps are short. All that leave are replaced.
+func TestAClosedLoopOfFewRequestsDoesNotRunOut(t *testing.T) {
+	t.Parallel()
+	texts := &Replayed{Name: "one", Requests: []trace.Request{{Prompt: 100, Output: 50}}}
+	l := &Load{Texts: texts, Ranks: 4, Slots: 64, Budget: 8192, Full: 12. / 256,
+		Law: step.Law{Model: step.Model{C0Ms: 1, C1Ms: 1e-4, RequestMs: 0.5, OwnMs: 1e-4, SharedMs: 1e-4}}}
+	l.Measure(0)
+	require.Equal(t, 12, l.There)
+	s, err := New(l, Contender{Name: "rounds", Spec: "evenkeel"})
+	require.NoError(t, err)
+	o, err := s.Do(t.Context())
+	require.NoError(t, err)
+	require.Less(t, s.next, len(s.requests), "the loop has no request left to come")
+	require.Equal(t, l.There, s.next-left(s), "so many are there at the end")
+	require.Positive(t, o.Tokens)
+}
+
+// left counts the requests that have left their ranks.
+func left(s *Run) int { return s.next - s.bound - s.pooled - len(s.queue) }

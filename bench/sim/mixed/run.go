@@ -84,7 +84,7 @@ type Outcome struct {
 // New prepares one.
 func New(l *Load, p Contender) (*Run, error) {
 	until := (settles + lasts) * l.Stays
-	n := int(until/l.Gap*2) + 4*l.There + 100
+	n := int(max(2/l.Gap, l.fastest)*until) + 4*l.There + 100
 	s := &Run{
 		Load: l, Contender: p, requests: l.requests(n, l.Gap), from: settles * l.Stays, to: until, seenAt: math.Inf(-1),
 		caches: make([]cache, l.Ranks), seen: make([]asked, l.Ranks), came: make([]float64, n), first: make([]float64, n),

@@ -6,6 +6,7 @@
 package prefill
 
 import (
+	"math"
 	"testing"
 	"time"
 
@@ -102,6 +103,12 @@ func TestWhatCannotBeSimulatedIsSaid(t *testing.T) {
 		{"no load", func(p *Plan) { p.Load = 0 }, "a load of 0"},
 		{"a burst of more than all", func(p *Plan) { p.Burst = 1.5 }, "a burst of 1.5"},
 		{"all at once", func(p *Plan) { p.Trace = &trace.Trace{Requests: make([]trace.Request, 20)} }, "arrive at once"},
+		{"prefills of endless tokens", func(p *Plan) { p.Engines.Line.TPMs = math.Inf(1) }, "a day at most"},
+		{"prefills of a huge number", func(p *Plan) { p.Engines.Line.T0Ms = 1e300 }, "a day at most"},
+		{"prefills of no number", func(p *Plan) { p.Engines.Line.Beta2 = math.NaN() }, "a day at most"},
+		{"a hold that never ends", func(p *Plan) { p.Engines.Hold = 2_000_000 * time.Hour }, "from 0 to a day"},
+		{"steps that never end", func(p *Plan) { p.Engines.Decode = &Decode{C0: 2_000_000 * time.Hour, Chunk: 1} }, "at most 16m40s"},
+		{"tokens that take an hour", func(p *Plan) { p.Engines.Decode = &Decode{C0: 1, C1: time.Hour, Chunk: 1} }, "at most 16m40s + 1s"},
 		{"steps of no length", func(p *Plan) { p.Engines.Decode = &Decode{} }, "c0 and chunk"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -57,6 +57,12 @@ func Policies() []string {
 
 func (p *Plan) capacityFactor() float64 { return cmp.Or(p.CapacityFactor, 1) }
 
+// The longest steps that make sense here. With longer ones a run would outlast any patience.
+const (
+	mostC0 = 1000 * time.Second
+	mostC1 = time.Second
+)
+
 // Validate says what of the plan cannot be run.
 func (p *Plan) Validate() error {
 	e := &p.Engines
@@ -81,10 +87,12 @@ func (p *Plan) Validate() error {
 		return fmt.Errorf("prefills that take %v + %v·N ms: the second number must be above 0, none below", e.Line.T0Ms, e.Line.TPMs)
 	case !(cmp.Or(e.Slow, 1) >= 0.1 && cmp.Or(e.Slow, 1) <= 100):
 		return fmt.Errorf("an engine that takes %v times as long as the others: from 0.1 to 100", e.Slow)
-	case e.Hold < 0:
-		return fmt.Errorf("a hold of %v: from 0", e.Hold)
+	case e.Hold < 0 || e.Hold > 24*time.Hour:
+		return fmt.Errorf("a hold of %v: from 0 to a day", e.Hold)
 	case e.Decode != nil && (e.Decode.C0 <= 0 || e.Decode.C1 < 0 || e.Decode.Chunk < 1):
 		return fmt.Errorf("steps of %v + %v a token, chunks of %d tokens: c0 and chunk must be above 0", e.Decode.C0, e.Decode.C1, e.Decode.Chunk)
+	case e.Decode != nil && (e.Decode.C0 > mostC0 || e.Decode.C1 > mostC1):
+		return fmt.Errorf("steps of %v + %v a token: at most %v + %v", e.Decode.C0, e.Decode.C1, mostC0, mostC1)
 	case p.Push < 0:
 		return fmt.Errorf("%d unanswered probes: 1 or more, or 0 for the server's default", p.Push)
 	case len(p.Policies) == 0:
@@ -93,6 +101,10 @@ func (p *Plan) Validate() error {
 	longest := hotTokens + hotOwn
 	for _, r := range p.requests() {
 		longest = max(longest, r.Prompt)
+	}
+	if ms := e.Line.Ms(float64(longest), 0); !(ms <= millis(24*time.Hour)) {
+		return fmt.Errorf("prefills that take %v + %v·N + %v·N·(H+N/2) ms: the longest prompt has %d tokens and would take %v ms; want a "+
+			"day at most", e.Line.T0Ms, e.Line.TPMs, e.Line.Beta2, longest, ms)
 	}
 	if least := (int64(longest)/blockTokens + 1) * blockTokens; e.Capacity < least {
 		return fmt.Errorf("a capacity of %d tokens, but a prompt of the trace has %d: give at least %d", e.Capacity, longest, least)

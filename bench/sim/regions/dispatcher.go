@@ -293,7 +293,7 @@ func (d *dispatcher) receive(v *visit) (reject string) {
 	case d.draining:
 		return geo.RejectDraining
 	case !d.node.Accepts(v.d.id, d.tier.Waiting(model)):
-		d.s.meter.busy++
+		d.s.meter.count(&d.s.meter.busy, d.s.now)
 		return geo.RejectBusy
 	}
 	d.enqueue(d.admit(v.r, v), false)

@@ -250,7 +250,7 @@ func (r *replica) preempt() {
 	r.batch = r.batch[:last]
 	r.vacate(j)
 	r.waiting = append([]*job{j}, r.waiting...)
-	r.s.meter.preempted++
+	r.s.meter.count(&r.s.meter.preempted, r.s.now)
 }
 
 // finish counts the tokens that were made, one of a prefill and one of each step,

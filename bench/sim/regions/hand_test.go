@@ -248,7 +248,26 @@ func TestSPPSendsNoMoreThanItsCreditBetweenScrapes(t *testing.T) {
 }
 
 func TestAForwardThatIsRefusedFallsBackOnce(t *testing.T) {
+	s := refused(t, 0)
+	require.GreaterOrEqual(t, s.meter.fallbacks, 1)
+	require.Zero(t, s.meter.violations)
+	require.Equal(t, 2, s.meter.forwards, "one of the long ones was refused, too")
+	require.InDelta(t, 2*requestBytes+bytesPerToken*(3000+100), s.meter.bytes, 0, "no answer has crossed regions")
+}
+
+// Forwards, and those of them that come back, are counted in the same time.
+func TestWhatTheWarmUpForwardsDoesNotCount(t *testing.T) {
+	s := refused(t, 30)
+	require.Zero(t, s.meter.forwards)
+	require.Zero(t, s.meter.fallbacks)
+	require.Zero(t, s.meter.violations)
+}
+
+// refused runs requests of which a peer refuses some, 4 s after the start of a simulation whose warm-up lasts so many seconds.
+func refused(t *testing.T, warm float64) *simulation {
+	t.Helper()
 	sc := quiet(plain, 1, 1)
+	sc.WarmS = warm
 	a, err := parseArm("finish:min_gain_ms=0")
 	require.NoError(t, err)
 	s, err := newSimulation(sc, a, 1)
@@ -271,6 +290,5 @@ func TestAForwardThatIsRefusedFallsBackOnce(t *testing.T) {
 	require.Equal(t, 1, ended)
 	require.Equal(t, 1, r.forwards)
 	require.Equal(t, 1, r.executions)
-	require.GreaterOrEqual(t, s.meter.fallbacks, 1)
-	require.Zero(t, s.meter.violations)
+	return s
 }

@@ -53,7 +53,7 @@ func (m *meter) ended(r *request, how outcome, now float64) {
 		return
 	}
 	m.e2e = append(m.e2e, now-r.sentAt)
-	if r.forwards > 0 {
+	if r.abroad {
 		m.bytes += float64(bytesPerEvent * r.output)
 	}
 }
@@ -62,6 +62,13 @@ func (m *meter) forward(r *request, now float64) {
 	if m.measured(now) {
 		m.forwards++
 		m.bytes += float64(requestBytes + bytesPerToken*r.tokens)
+	}
+}
+
+// count adds one to a count, unless the warm-up is not over.
+func (m *meter) count(n *int, now float64) {
+	if m.measured(now) {
+		*n++
 	}
 }
 

@@ -191,7 +191,7 @@ func (d *dispatcher) comesBack(v *visit, attempt int, err error) {
 	v.forward.Fail(err)
 	v.r.attempt++
 	v.attempt = v.r.attempt
-	d.s.meter.fallbacks++
+	d.s.meter.count(&d.s.meter.fallbacks, d.s.now)
 	for _, other := range v.r.visits {
 		if other != v && other.state != over {
 			d.s.link(d, other.d, func() {

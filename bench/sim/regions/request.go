@@ -24,6 +24,7 @@ type request struct {
 	executions int
 	ends       int
 	first      bool // the client has its first token
+	abroad     bool // a peer has answered it
 	visits     []*visit
 }
 
@@ -176,6 +177,7 @@ func (s *simulation) heard(v *visit, cached int) {
 func (s *simulation) done(v *visit) {
 	s.tell(v, func(at *visit) {
 		if at != nil {
+			at.r.abroad = true
 			at.forward.End(geo.OutcomeOK)
 			at.d.end(at)
 			s.done(at)

@@ -215,6 +215,9 @@ func TestAWrongScenarioSaysWhere(t *testing.T) {
 		{"no step", "engine: {step_ms: 0}\n", "step_ms 0: above 0"},
 		{"no time", "measure_s: 0\n", "measure_s 0"},
 		{"a probe all the time", "probe_ms: 0\n", "probe_ms 0"},
+		{"a probe never", "probe_ms: .inf\n", "probe_ms +Inf"},
+		{"a scrape never", "scrape_ms: 1e30\n", "scrape_ms 1e+30"},
+		{"a price that is no number", "usd_per_gb: .nan\n", "usd_per_gb NaN"},
 		{"no replica anywhere", "regions: [{replicas: 0}]\nrtt_ms: [[3]]\n", "no region has a replica"},
 		{"turns without end", "regions: [{turns: 100}]\nrtt_ms: [[3]]\n", "turns 100"},
 	} {

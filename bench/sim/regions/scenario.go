@@ -209,8 +209,11 @@ func (s *Scenario) Validate() error {
 	if !(s.WarmS >= 0) || !(s.MeasureS > 0) || s.WarmS+s.MeasureS > 24*3600 {
 		return fmt.Errorf("warm_s %g and measure_s %g: from 0, above 0, and together at most a day", s.WarmS, s.MeasureS)
 	}
-	if !(s.ProbeMs >= 10) || !(s.ScrapeMs >= 10) {
-		return fmt.Errorf("probe_ms %g, scrape_ms %g: at least 10", s.ProbeMs, s.ScrapeMs)
+	if !(s.ProbeMs >= 10 && s.ProbeMs <= 1e5) || !(s.ScrapeMs >= 10 && s.ScrapeMs <= 1e5) {
+		return fmt.Errorf("probe_ms %g, scrape_ms %g: at least 10, at most 100000", s.ProbeMs, s.ScrapeMs)
+	}
+	if !(s.USDPerGB >= 0) || math.IsInf(s.USDPerGB, 0) {
+		return fmt.Errorf("usd_per_gb %g: a price from 0", s.USDPerGB)
 	}
 	if len(s.RTTMs) != len(s.Regions) {
 		return fmt.Errorf("rtt_ms has %d rows; want one for each of %d regions", len(s.RTTMs), len(s.Regions))

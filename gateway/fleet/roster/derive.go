@@ -18,8 +18,8 @@ import (
 )
 
 // Derive returns what the rest of the proxy sees of the roster. It must be called after a Tick.
-func Derive(r *Roster) *Published {
-	d := &deriving{r: r, regions: map[string]*reach{}, groups: map[string]*reach{}, p: &Published{
+func Derive(r *Roster) *Snapshot {
+	d := &deriving{r: r, regions: map[string]*reach{}, groups: map[string]*reach{}, p: &Snapshot{
 		owners: r.owners, engines: make(map[string]*Engine, len(r.order)), ranks: map[int32]*Rank{}, workers: map[string]int32{},
 		order: make([]*Engine, 0, len(r.order)),
 		stops: maps.Clone(r.drains), pauses: maps.Clone(r.pauses), hosts: maps.Clone(r.hosts), dead: maps.Clone(r.dead),
@@ -52,10 +52,10 @@ func Derive(r *Roster) *Published {
 	return p
 }
 
-// deriving is a Published under construction.
+// deriving is a Snapshot under construction.
 type deriving struct {
 	r               *Roster
-	p               *Published
+	p               *Snapshot
 	regions, groups map[string]*reach // models listed by decode-only ranks, by region; models listed by ranks that also prefill, by group
 }
 

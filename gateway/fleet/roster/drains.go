@@ -16,7 +16,7 @@ var ErrNoSuchEngine = errors.New("no such engine")
 
 // Stop makes a drain of the engine or rank that an id names: host:port, or host:port/rank. An empty role means the first of decode, prefill
 // and aggregated that has an engine with that address.
-func (p *Published) Stop(role, id string, now time.Time) (Stop, error) {
+func (p *Snapshot) Stop(role, id string, now time.Time) (Stop, error) {
 	engine, number, ofRank := strings.Cut(id, "/")
 	if role == "" {
 		role = Decode
@@ -30,7 +30,7 @@ func (p *Published) Stop(role, id string, now time.Time) (Stop, error) {
 	if e == nil {
 		return Stop{}, fmt.Errorf("%w: %s %s", ErrNoSuchEngine, role, engine)
 	}
-	s := Stop{Role: role, ID: engine, At: Place{e.Key(), -1}, Since: now}
+	s := Stop{Role: role, ID: engine, At: Location{e.Key(), -1}, Since: now}
 	if !ofRank {
 		return s, nil
 	}
@@ -46,10 +46,10 @@ func (p *Published) Stop(role, id string, now time.Time) (Stop, error) {
 }
 
 // Drains says whether there is a drain with that key (Stop.Key).
-func (p *Published) Drains(key string) bool { return p.stops[key] != nil }
+func (p *Snapshot) Drains(key string) bool { return p.stops[key] != nil }
 
 // Overdue says whether the deadline of a drain that covers a place has passed.
-func (p *Published) Overdue(at Place) bool {
+func (p *Snapshot) Overdue(at Location) bool {
 	for _, s := range p.stops {
 		if s.Passed && s.Covers(at) {
 			return true
@@ -78,7 +78,7 @@ const (
 )
 
 // DrainStatuses reports every engine and rank that drains, oldest first.
-func (p *Published) DrainStatuses(decode board.Status, tier []prefill.CandidateStatus) []DrainStatus {
+func (p *Snapshot) DrainStatuses(decode board.Status, tier []prefill.CandidateStatus) []DrainStatus {
 	list := make([]DrainStatus, 0, len(p.stops))
 	for _, s := range p.stops {
 		d := DrainStatus{ID: s.ID, Role: s.Role, Since: s.Since, State: drainRuns}

@@ -22,7 +22,7 @@ type Engine struct {
 	Target  *engine.Target // the API server, without a rank number
 	Conf    config.Engine
 	Profile *mooncake.Profile
-	Hosts   []string // hosts that hand-offs or callbacks of the engine may name; never changed
+	Hosts   []string // hosts that hand-offs or callbacks of the engine may name; a change replaces the list
 	Found
 	Own     bool                           // the config lists the engine, so discovery must not change it
 	Traffic *engine.Traffic                `json:"-"` // what the streams of the engine have shown
@@ -72,6 +72,20 @@ func BoardIn(board, region string) string {
 // AggregatedMark follows the model's name in the name of the board for aggregated ranks, which prefill and decode. Once a request has its
 // turn, it stays on ranks of one kind, so the aggregated ranks have a board of their own.
 const AggregatedMark = "+aggregated"
+
+// Called returns the name of a board, or of a group with its board, in a form for people. aggregated says that the ranks of the board both
+// prefill and decode.
+func Called(board string) (name string, aggregated bool) {
+	at := strings.LastIndex(board, AggregatedMark)
+	if at < 0 {
+		return board, false
+	}
+	model, region := board[:at], board[at+len(AggregatedMark):]
+	if region != "" && !strings.HasPrefix(region, RegionMark) {
+		return board, false
+	}
+	return model + region + " (aggregated)", true
+}
 
 // Key is the engine's role and address. The monitor knows the engine by it.
 func (e *Engine) Key() string { return e.Role + " " + e.ID }

@@ -95,6 +95,13 @@ func (v Left) apply(r *Roster, a *applying) {
 		r.drop(e, v.Incarnation != "", a.now)
 		a.add(Effect{What: Forgotten, Engine: e})
 		a.add(Effect{What: Watched})
+		return
+	}
+	itself := ProcessID{Incarnation: v.Incarnation, Key: v.Key}
+	// An operator has removed it, and now it does not exist any more.
+	if before, removed := r.left[itself]; removed && v.Incarnation != "" {
+		delete(r.left, itself)
+		r.dead[v.Incarnation] = before.until
 	}
 }
 
@@ -122,13 +129,29 @@ func (v Health) apply(r *Roster, a *applying) {
 	if e == nil {
 		return
 	}
+	moved := v.Status.Moved != e.Status.Moved && !v.Status.Moved.At.IsZero()
+	if moved {
+		r.relocate(e, v.Status.Moved, a.now)
+	}
 	if e.Role == Prefill {
-		next, sign := e.processes.Reached(v.Status.Moved != e.Status.Moved && !v.Status.Moved.At.IsZero(), v.IsRefused)
+		next, sign := e.processes.Reached(moved, v.IsRefused)
 		e.learn(a, Restarted, next, sign)
 		next, sign = e.processes.Started(v.Status.StartTime, v.Status.Up && v.Status.Err == nil)
 		e.learn(a, Restarted, next, sign)
 	}
 	e.Status = v.Status
+}
+
+// Located says which hosts an engine has, because its name did not resolve when the engine came in, and does now.
+type Located struct {
+	Key   string
+	Hosts []string
+}
+
+func (v Located) apply(r *Roster, a *applying) {
+	if e := r.engines[v.Key]; e != nil {
+		r.rehost(e, v.Hosts, a.now)
+	}
 }
 
 // Lived reports the start time of a prefill engine's process, in Unix seconds. The proxy asked for it at the time Asked, and has just read
@@ -148,7 +171,7 @@ func (v Lived) apply(r *Roster, a *applying) {
 
 // Handed reports a hand-off, with its engine id and the newest process that was known when its probe was sent.
 type Handed struct {
-	Birth
+	ProcessID
 	Candidate, ID string
 }
 

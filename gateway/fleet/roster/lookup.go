@@ -14,7 +14,7 @@ import (
 
 // Lookup finds the route of a model. ok is false if no engine lists the model; then the route only says which kinds of engines there are.
 // known is false while no engine has named its models, so that the model may still turn up.
-func (p *Published) Lookup(model string) (r Route, ok, known bool) {
+func (p *Snapshot) Lookup(model string) (r Route, ok, known bool) {
 	if r, ok = p.routes[model]; !ok {
 		r.Mixed = len(p.order) > 0
 		for _, e := range p.order {
@@ -25,7 +25,7 @@ func (p *Published) Lookup(model string) (r Route, ok, known bool) {
 }
 
 // Models returns the routes of the models that some engine in service lists and that requests can use.
-func (p *Published) Models() []Route {
+func (p *Snapshot) Models() []Route {
 	var list []Route
 	for _, r := range p.routes {
 		if (r.Prefill || r.Decode) && !r.Half {
@@ -38,7 +38,7 @@ func (p *Published) Models() []Route {
 
 // Sole is the only base model that the engines serve, including engines that are down; empty: they serve several base models, or no engine
 // has named its models yet.
-func (p *Published) Sole() (baseModel string) {
+func (p *Snapshot) Sole() (baseModel string) {
 	for _, r := range p.routes {
 		if baseModel != "" && r.Board != baseModel {
 			return ""
@@ -49,10 +49,10 @@ func (p *Published) Sole() (baseModel string) {
 }
 
 // Rank finds the rank of a worker; nil: the fleet has not published such a worker, or its engine left long ago.
-func (p *Published) Rank(worker int32) *Rank { return p.ranks[worker] }
+func (p *Snapshot) Rank(worker int32) *Rank { return p.ranks[worker] }
 
 // Named finds a decode rank by its name, with its board; nil: there is no such rank, or it is on no board.
-func (p *Published) Named(name string) (r *Rank, board string) {
+func (p *Snapshot) Named(name string) (r *Rank, board string) {
 	id, ok := p.workers[name]
 	if r = p.ranks[id]; !ok || r == nil {
 		return nil, ""
@@ -65,7 +65,7 @@ func (p *Published) Named(name string) (r *Rank, board string) {
 }
 
 // RankOf finds a decode rank by its name. ok is false if there is no such rank, or if it is not on the board or does not list the model.
-func (p *Published) RankOf(name, board, model string) (worker int32, ok bool) {
+func (p *Snapshot) RankOf(name, board, model string) (worker int32, ok bool) {
 	r, _ := p.Named(name)
 	if r == nil {
 		return 0, false
@@ -77,7 +77,7 @@ func (p *Published) RankOf(name, board, model string) (worker int32, ok bool) {
 // Beside adds to list a worker and the workers that may fail together with it: the ranks behind the same API server. If host is true, it
 // also adds the ranks on the same host, provided that another host has a rank of the same board that takes requests and is not in list: a
 // host with a broken driver or disk has many ranks, which look free because every request there fails at once.
-func (p *Published) Beside(worker int32, host bool, list []int32) []int32 {
+func (p *Snapshot) Beside(worker int32, host bool, list []int32) []int32 {
 	failed := p.ranks[worker]
 	if failed == nil { // the worker is gone, so no request is sent there
 		return list
@@ -104,7 +104,7 @@ func (p *Published) Beside(worker int32, host bool, list []int32) []int32 {
 // are the ranks of the worker's group, or the ranks of its engine if no other group takes requests. It returns none if no rank besides
 // these takes requests. Only ranks of the worker's board count. others says whether a rank takes requests that is neither returned nor in
 // list.
-func (p *Published) Around(worker int32, list []int32) (around []int32, others bool) {
+func (p *Snapshot) Around(worker int32, list []int32) (around []int32, others bool) {
 	refusing := p.ranks[worker]
 	if refusing == nil { // the worker is gone, so no request is sent there
 		return nil, false
@@ -141,7 +141,7 @@ func (r *Rank) host() string {
 
 // RejectionFrees says whether a decode engine that rejects a request also makes the prefill engine free the KV of the hand-off. The profile
 // decides, or else the engine's version.
-func (p *Published) RejectionFrees(r *Rank) bool {
+func (p *Snapshot) RejectionFrees(r *Rank) bool {
 	if byProfile := r.Profile.RejectReleases; byProfile != nil {
 		return *byProfile
 	}
@@ -150,22 +150,22 @@ func (p *Published) RejectionFrees(r *Rank) bool {
 
 // NamesRequests says whether the hand-offs of the candidate's engine must name the request that made them. A hand-off without the name is
 // faulty then, because a decode engine would wait for its KV for ever.
-func (p *Published) NamesRequests(c prefill.Candidate) bool {
+func (p *Snapshot) NamesRequests(c prefill.Candidate) bool {
 	return c.Profile.Connector == mooncake.AscendMooncakeV1 && p.at(c.Instance).reaches(requestIDsMinor, false)
 }
 
 // Up counts the engines that are in service and that the prefill tier and the dispatcher know.
-func (p *Published) Up() (prefills, decodes int) { return p.ready.prefills, p.ready.decodes }
+func (p *Snapshot) Up() (prefills, decodes int) { return p.ready.prefills, p.ready.decodes }
 
 // Count counts all engines.
-func (p *Published) Count() (prefills, decodes int) {
+func (p *Snapshot) Count() (prefills, decodes int) {
 	t := count(p.order, func(*Engine) bool { return true })
 	return t.prefills, t.decodes
 }
 
 // Kind is how messages about missing engines name the engines of a role. Aggregated engines can do the work of either role, so the message
 // names them, too; if there are no other engines, it names only them.
-func (p *Published) Kind(role string) string {
+func (p *Snapshot) Kind(role string) string {
 	anyAggregated, anySplit := false, len(p.order) == 0
 	for _, e := range p.order {
 		anyAggregated, anySplit = anyAggregated || e.Role == Aggregated, anySplit || e.Role != Aggregated
@@ -181,7 +181,7 @@ func (p *Published) Kind(role string) string {
 
 // AnyPrefill returns an engine that prefills and lists the model; nil: no such engine is up. turn is any number, and callers change it from
 // call to call to get other engines.
-func (p *Published) AnyPrefill(model string, turn int) *engine.Target {
+func (p *Snapshot) AnyPrefill(model string, turn int) *engine.Target {
 	for i := range p.order {
 		e := p.order[(i+turn)%len(p.order)]
 		if e.Role != Decode && e.healthy.serves() && e.has(model) {
@@ -203,7 +203,7 @@ type Whole struct {
 // Wholes returns the engines of this region, of any role, that can serve a request for a model alone now. computes says that the engine has
 // to run the model for the request. paired says that all engines of the model work only in pairs of prefill and decode, so that no engine
 // can ever serve the request alone.
-func (p *Published) Wholes(model string, computes bool) (list []Whole, paired bool) {
+func (p *Snapshot) Wholes(model string, computes bool) (list []Whole, paired bool) {
 	known, mayServe := false, false
 	for _, e := range p.order {
 		if !e.has(model) || e.otherRegion != "" {
@@ -244,7 +244,7 @@ func (e *Engine) computesAlone(engines []*Engine, model string) bool {
 }
 
 // Scopes returns, for every scope, how many engines it has and how many of them are up.
-func (p *Published) Scopes() map[string]owner.Reach {
+func (p *Snapshot) Scopes() map[string]owner.Reach {
 	all := map[string]owner.Reach{}
 	for _, e := range p.order {
 		if !e.Decodes() && p.owners.Kind != owner.Regions { // only regions contain engines that do not decode
@@ -260,7 +260,7 @@ func (p *Published) Scopes() map[string]owner.Reach {
 }
 
 // BoardsOf returns the boards of the ranks of a decode group, as far as their engines have named their models.
-func (p *Published) BoardsOf(name string) (boards []string) {
+func (p *Snapshot) BoardsOf(name string) (boards []string) {
 	for _, e := range p.order {
 		if !e.Decodes() || e.Conf.Group != name || len(e.Status.Models) == 0 {
 			continue
@@ -273,37 +273,37 @@ func (p *Published) BoardsOf(name string) (boards []string) {
 }
 
 // Owned says whether this proxy owns a decode group with ranks of the board that list the model.
-func (p *Published) Owned(board, model string) bool {
+func (p *Snapshot) Owned(board, model string) bool {
 	return p.owners.Kind != owner.Groups ||
 		slices.ContainsFunc(p.order, func(e *Engine) bool { return e.decodesFor(board, model) && e.fence.Admits() })
 }
 
 // Begins says whether this proxy may begin requests for a model that ranks of the board will decode. An empty model stands for any model.
-func (p *Published) Begins(board, model string) bool {
+func (p *Snapshot) Begins(board, model string) bool {
 	return p.owners.Kind != owner.Groups ||
 		slices.ContainsFunc(p.order, func(e *Engine) bool { return e.decodesFor(board, model) && e.fence.Begins() })
 }
 
 // Admits says whether this proxy is the owner of a worker's region.
-func (p *Published) Admits(worker int32) bool {
+func (p *Snapshot) Admits(worker int32) bool {
 	r := p.Rank(worker)
 	return r == nil || p.owners.Kind != owner.Regions || r.Scope.Admits()
 }
 
 // RegionFor is the region in which a hand-off of a prefill engine is decoded; empty: the proxy's own.
-func (p *Published) RegionFor(prefiller string) string { return p.at(prefiller).otherRegion }
+func (p *Snapshot) RegionFor(prefiller string) string { return p.at(prefiller).otherRegion }
 
 // Context is the longest context of an engine's models, in tokens; 0: the context of a base model is unknown.
-func (p *Published) Context(key string) int { return p.at(key).context() }
+func (p *Snapshot) Context(key string) int { return p.at(key).context() }
 
 // Ranks is how many data-parallel ranks an engine has behind its address.
-func (p *Published) Ranks(instance string) int { return max(1, p.at(instance).Conf.Ranks) }
+func (p *Snapshot) Ranks(instance string) int { return max(1, p.at(instance).Conf.Ranks) }
 
 // nowhere is returned for an engine that does not exist, so that callers need no check for nil.
 var nowhere = &Engine{Profile: &mooncake.Profile{}, processes: &Processes{}}
 
 // at finds an engine by its key; nowhere if there is none.
-func (p *Published) at(key string) *Engine {
+func (p *Snapshot) at(key string) *Engine {
 	if e := p.engines[key]; e != nil {
 		return e
 	}
@@ -311,21 +311,21 @@ func (p *Published) at(key string) *Engine {
 }
 
 // Engine finds an engine by its key; nil: there is none.
-func (p *Published) Engine(key string) *Engine { return p.engines[key] }
+func (p *Snapshot) Engine(key string) *Engine { return p.engines[key] }
 
 // Engines are all engines, in the order of the config and then of arrival.
-func (p *Published) Engines() []*Engine { return p.order }
+func (p *Snapshot) Engines() []*Engine { return p.order }
 
-// Born returns the engine and the process that are at an address now.
-func (p *Published) Born(key string) Birth {
+// ProcessAt returns the engine and the process that are at an address now.
+func (p *Snapshot) ProcessAt(key string) ProcessID {
 	e := p.at(key)
-	return Birth{e.Incarnation, key, e.processes.Newest()}
+	return ProcessID{e.Incarnation, key, e.processes.Newest()}
 }
 
 // Made returns which engine process made a hand-off. id is the engine id in the hand-off, and b was the candidate's process when the probe
 // was sent. known is false if the hand-off shows something that the roster does not know yet: the caller must then apply Handed, and call
 // Made again.
-func (p *Published) Made(b Birth, candidate, id string) (made Birth, known bool) {
+func (p *Snapshot) Made(b ProcessID, candidate, id string) (made ProcessID, known bool) {
 	e := p.engines[b.Key]
 	if e == nil || e.Incarnation != b.Incarnation || id == "" {
 		return b, true
@@ -337,7 +337,7 @@ func (p *Published) Made(b Birth, candidate, id string) (made Birth, known bool)
 
 // Outlived says whether the process that made a hand-off is gone, or may be gone (gone), and whether this is certain (sure). Then the
 // hand-off must not be used: a decode engine would ask the new process at the same address for KV blocks that this process never made.
-func (p *Published) Outlived(b Birth) (gone, sure bool) {
+func (p *Snapshot) Outlived(b ProcessID) (gone, sure bool) {
 	e := p.engines[b.Key]
 	_, dead := p.dead[b.Incarnation]
 	var processes *Processes
@@ -347,7 +347,7 @@ func (p *Published) Outlived(b Birth) (gone, sure bool) {
 	case dead && b.Incarnation != "": // the engine does not exist any more
 		return true, true
 	default: // the engine was taken off the list, but its process may still run
-		processes = p.left[Birth{Incarnation: b.Incarnation, Key: b.Key}].processes
+		processes = p.left[ProcessID{Incarnation: b.Incarnation, Key: b.Key}].processes
 	}
 	if processes == nil { // the engine is not known, so nothing shows that its process is gone
 		return false, false
@@ -356,20 +356,21 @@ func (p *Published) Outlived(b Birth) (gone, sure bool) {
 	return fate != Known, fate == Gone
 }
 
-// HostsOf returns a function that says whether a host belongs to an engine. A callback of the engine may name no other host.
-func (p *Published) HostsOf(key string) func(host string) bool {
+// HostsOf returns a function that says whether a host belongs to an engine. A callback of a decode engine may name no other host, and no
+// prefill engine fetches KV of it from any other host.
+func (p *Snapshot) HostsOf(key string) func(host string) bool {
 	hosts := p.at(key).Hosts
 	return func(host string) bool { return slices.Contains(hosts, host) }
 }
 
 // CallsBack says whether an address belongs to a decode engine that calls the proxy back.
-func (p *Published) CallsBack(a netip.Addr) bool {
+func (p *Snapshot) CallsBack(a netip.Addr) bool {
 	address := a.Unmap().WithZone("").String()
 	return slices.ContainsFunc(p.order, func(e *Engine) bool { return e.CallsBack() && slices.Contains(e.Hosts, address) })
 }
 
 // KnownHost says whether hand-offs may tell decode engines to fetch KV from a host.
-func (p *Published) KnownHost(host string, now time.Time) bool {
+func (p *Snapshot) KnownHost(host string, now time.Time) bool {
 	trusted := p.hosts[host]
 	return trusted.engines > 0 || now.Before(trusted.until)
 }

@@ -104,7 +104,7 @@ func halves(routes map[string]Route, engines []*Engine) {
 
 // BoardFor returns the board whose ranks decode a request for a model after the prefill engine c: the board of c's base model if ranks of
 // that board list the model, or another board of the region whose ranks list the model.
-func (p *Published) BoardFor(c prefill.Candidate, model, region string) string {
+func (p *Snapshot) BoardFor(c prefill.Candidate, model, region string) string {
 	if c.Mixed { // the candidate is a group of ranks that also decode
 		return c.Board
 	}

@@ -154,7 +154,7 @@ func (e *Engine) Held() *engine.Held {
 }
 
 // Pauses returns the pauses in force, the oldest first.
-func (p *Published) Pauses() []Pause {
+func (p *Snapshot) Pauses() []Pause {
 	all := make([]Pause, 0, len(p.pauses))
 	for _, one := range p.pauses {
 		all = append(all, *one)
@@ -164,7 +164,7 @@ func (p *Published) Pauses() []Pause {
 }
 
 // Paused says whether an engine is paused.
-func (p *Published) Paused(instance string) bool {
+func (p *Snapshot) Paused(instance string) bool {
 	e := p.engines[instance]
 	return e != nil && e.pausedBy != nil
 }
@@ -182,7 +182,7 @@ func (v Emptied) apply(r *Roster, _ *applying) {
 
 // Caches returns the prefix caches of engines, one per rank: a candidate's ID for a prefill engine, and a worker id for an engine that
 // decodes.
-func (p *Published) Caches(keys []string) (candidates []string, workers []int32) {
+func (p *Snapshot) Caches(keys []string) (candidates []string, workers []int32) {
 	for _, key := range keys {
 		e := p.engines[key]
 		if e == nil { // the engine has left in the meantime

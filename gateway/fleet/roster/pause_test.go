@@ -111,16 +111,16 @@ func TestNothingIsLeftOfAnEngineThatWasEmptied(t *testing.T) {
 	candidates, workers := s.Caches([]string{key("p1"), key("d2")})
 	require.Equal(t, []string{"p1:80/0", "p1:80/1"}, candidates)
 	require.Len(t, workers, 2)
-	before, decoded := s.Born(key("p1")), s.Born(key("d2"))
-	s.tell(Handed{Birth: before, Candidate: "p1:80/0", ID: "x"})
+	before, decoded := s.ProcessAt(key("p1")), s.ProcessAt(key("d2"))
+	s.tell(Handed{ProcessID: before, Candidate: "p1:80/0", ID: "x"})
 	s.tell(Emptied{[]string{key("p1"), key("d2"), "prefill nobody:80"}})
-	for _, b := range []Birth{before, decoded} {
+	for _, b := range []ProcessID{before, decoded} {
 		gone, sure := s.Outlived(b)
 		require.True(t, gone && sure)
 	}
-	after, known := s.Made(s.Born(key("p1")), "p1:80/0", "x")
+	after, known := s.Made(s.ProcessAt(key("p1")), "p1:80/0", "x")
 	require.False(t, known)
-	s.tell(Handed{Birth: after, Candidate: "p1:80/0", ID: "x"})
+	s.tell(Handed{ProcessID: after, Candidate: "p1:80/0", ID: "x"})
 	gone, _ := s.Outlived(after)
 	require.False(t, gone, "it is the same process, with the same name")
 	s.steps("p1 up m")

@@ -28,7 +28,7 @@ type Changes struct {
 
 // Compare finds what a reload changes. before and after have the engines of the old and the new config, by key. order has the keys of the
 // new config in its order. profile returns the profile that the new config has for an engine; nil: none.
-func (p *Published) Compare(before, after map[string]Listed, order []string, profile func(*Engine) *mooncake.Profile) (c Changes,
+func (p *Snapshot) Compare(before, after map[string]Listed, order []string, profile func(*Engine) *mooncake.Profile) (c Changes,
 	err error) {
 	decided := map[string]bool{} // keys of the engines whose entry changes
 	for _, key := range order {

@@ -20,8 +20,8 @@ const (
 	Gone                // the process has ended
 )
 
-// Birth identifies the maker of a hand-off: an engine and one of its processes.
-type Birth struct {
+// ProcessID identifies the maker of a hand-off: an engine and one of its processes.
+type ProcessID struct {
 	Incarnation string // incarnation of the engine, if a source of discovery gives one
 	Key         string // the engine's role and address
 	Process     int

@@ -156,20 +156,39 @@ func TestAnIncarnationThatComesBackIsNotDead(t *testing.T) {
 		pod := described("p1")
 		pod.Incarnation = "u1"
 		s.tell(Entered{Engine: pod})
-		old := s.Born(pod.Key())
+		old := s.ProcessAt(pod.Key())
 		s.tell(Left{pod.Key(), "u1"})
 		back := described(address)
 		back.Incarnation = "u1"
 		s.tell(Entered{Engine: back})
 		gone, sure := s.Outlived(old)
 		require.True(t, gone && sure, "what it made before is gone")
-		gone, _ = s.Outlived(s.Born(back.Key()))
+		gone, _ = s.Outlived(s.ProcessAt(back.Key()))
 		require.False(t, gone, "what it makes now is good")
 		s.now = s.now.Add(24 * time.Hour)
 		s.tell()
-		gone, _ = s.Outlived(s.Born(back.Key()))
+		gone, _ = s.Outlived(s.ProcessAt(back.Key()))
 		require.False(t, gone, "and a day later")
 	}
+}
+
+// An operator removes an engine, and then its pod ends. Another pod may get the address, so what the first one made is gone.
+func TestAPodThatEndsAfterAnOperatorHasRemovedItIsDead(t *testing.T) {
+	s := begin(t, "")
+	pod, next := described("p1"), described("p1")
+	pod.Incarnation, next.Incarnation = "u1", "u2"
+	s.tell(Entered{Engine: pod})
+	made := s.ProcessAt(pod.Key())
+	s.tell(Removed{pod.Key()})
+	gone, _ := s.Outlived(made)
+	require.False(t, gone, "its process still runs")
+	for _, e := range []Event{Left{pod.Key(), "u1"}, Entered{Engine: next}} {
+		s.tell(e)
+		gone, sure := s.Outlived(made)
+		require.True(t, gone && sure)
+	}
+	gone, _ = s.Outlived(s.ProcessAt(next.Key()))
+	require.False(t, gone)
 }
 
 // An engine that no source tells apart from another at its address leaves the list and comes back. If it has another process by then, what
@@ -191,7 +210,7 @@ func TestAnEngineThatComesBackMayHaveAnotherProcess(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := begin(t, "p1")
 			s.tell(started(1))
-			made := s.Born(key("p1"))
+			made := s.ProcessAt(key("p1"))
 			s.tell(row.events...)
 			gone, sure := s.Outlived(made)
 			require.Equal(t, row.gone, gone)
@@ -199,13 +218,13 @@ func TestAnEngineThatComesBackMayHaveAnotherProcess(t *testing.T) {
 		})
 	}
 	s := begin(t, "p1")
-	made := s.Born(key("p1"))
+	made := s.ProcessAt(key("p1"))
 	s.tell(leave)
 	s.now = s.now.Add(24 * time.Hour)
 	s.tell(Entered{Engine: described("p2")}, Left{Key: key("p2")})
 	require.Len(t, s.r.left, 1, "the first is forgotten")
 	s.tell(back)
-	require.NotEqual(t, made, s.Born(key("p1")), "what was learned of a process before does not hold for this one")
+	require.NotEqual(t, made, s.ProcessAt(key("p1")), "what was learned of a process before does not hold for this one")
 }
 
 func started(at float64) Event {

@@ -102,7 +102,7 @@ func TestWhatIsPublished(t *testing.T) {
 func TestWhatWasPublishedStays(t *testing.T) {
 	s := begin(t, "p1 d2 d3")
 	s.steps("p1 up m; d2 up m x")
-	was, text := s.Published, s.Text()
+	was, text := s.Snapshot, s.Text()
 	id := was.workers["d2:80"]
 	rank := *was.Rank(id)
 	s.steps("d2 down m; p1 drains; d3 up m; d2 leaves; wait 1h")
@@ -116,7 +116,7 @@ func TestWhatWasPublishedStays(t *testing.T) {
 // on a rank that only the dispatcher has heard of.
 func TestTheDispatcherKnowsAnEngineBeforeARequestIsLetIn(t *testing.T) {
 	s := begin(t, "p1 d2").steps("p1 up m")
-	before := s.Published
+	before := s.Snapshot
 	next := s.steps("d2 up m").WithRoutes(before)
 	route, _, _ := next.Lookup("m")
 	require.False(t, route.Decode)
@@ -387,7 +387,7 @@ func TestASlowStart(t *testing.T) {
 
 func TestTheDeadlineOfADrain(t *testing.T) {
 	s := begin(t, "d2/2 p1").steps("d2 up m; p1 up m; d2/1 drains 10s")
-	at := Place{"decode d2:80", 1}
+	at := Location{"decode d2:80", 1}
 	require.Equal(t, 10*time.Second, s.r.Next(s.now))
 	require.False(t, s.Overdue(at))
 	s.steps("p1 drains 3s")
@@ -400,7 +400,7 @@ func TestTheDeadlineOfADrain(t *testing.T) {
 	s.steps("wait 1s")
 	require.Equal(t, []What{DrainOverdue}, s.whats())
 	require.True(t, s.do[0].Stop.Covers(at))
-	require.True(t, s.Overdue(at) && !s.Overdue(Place{"decode d2:80", 0}))
+	require.True(t, s.Overdue(at) && !s.Overdue(Location{"decode d2:80", 0}))
 	s.steps("wait 1s")
 	require.Empty(t, s.whats(), "once")
 	require.Zero(t, s.r.Next(s.now))

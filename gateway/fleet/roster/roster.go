@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"evenkeel/engine"
@@ -18,19 +19,19 @@ import (
 type Roster struct {
 	terms        Terms
 	owners       Owners
-	engines      map[string]*Engine   // by key: role and host:port
-	order        []string             // keys in the order of the config, then of arrival
-	drains       map[string]*Stop     // drains of engines and ranks, by role and id
-	pauses       map[string]*Pause    // by group
-	broken       map[string]bool      // groups of ranks that prefill and decode, in which an engine is down
-	hosts        map[string]trust     // hosts from which decode engines may fetch a prefill engine's KV
-	workerIDs    map[string]int32     // worker ids, by a rank's role and name, because two roles may share an address; never reused
-	nextWorkerID int32                // the worker id that the next new rank gets
-	returnable   map[string]bygone    // worker ids of ranks whose engine may come back, by incarnation and name
-	leftRanks    map[int32]leftRank   // ranks of engines that left less than rankMemory ago, by worker id: assignments may still name them
-	dead         map[string]time.Time // incarnations that have ended, with the latest time at which their hand-offs may still turn up
-	left         map[Birth]departed   // engines that may come back, by their birth with process 0
-	engineCount  int                  // how many engines have been added so far
+	engines      map[string]*Engine     // by key: role and host:port
+	order        []string               // keys in the order of the config, then of arrival
+	drains       map[string]*Stop       // drains of engines and ranks, by role and id
+	pauses       map[string]*Pause      // by group
+	broken       map[string]bool        // groups of ranks that prefill and decode, in which an engine is down
+	hosts        map[string]trust       // hosts from which decode engines may fetch a prefill engine's KV
+	workerIDs    map[string]int32       // worker ids, by a rank's role and name, because two roles may share an address; never reused
+	nextWorkerID int32                  // the worker id that the next new rank gets
+	returnable   map[string]bygone      // worker ids of ranks whose engine may come back, by incarnation and name
+	leftRanks    map[int32]leftRank     // ranks of engines that left less than rankMemory ago, by worker id: assignments may still name them
+	dead         map[string]time.Time   // incarnations that have ended, with the latest time at which their hand-offs may still turn up
+	left         map[ProcessID]departed // engines that may come back, by their ProcessID with process 0
+	engineCount  int                    // how many engines have been added so far
 }
 
 // Terms are the settings on which the roster depends.
@@ -65,16 +66,16 @@ type Owned struct {
 
 func (o *Owners) admits(scope string) bool { return o.Kind == "" || o.Scopes[scope].Admits }
 
-// Place is where a call to an engine runs: the engine's key and the rank; rank -1: the call names no rank.
-type Place struct {
+// Location is where a call to an engine runs: the engine's key and the rank; rank -1: the call names no rank.
+type Location struct {
 	Instance string
 	Rank     int
 }
 
 // Stop is a drain: an engine, or one rank of it, that gets no new work.
 type Stop struct {
-	Role, ID string // host:port; for a rank, with /rank behind it
-	At       Place  // rank -1: the whole engine
+	Role, ID string   // host:port; for a rank, with /rank behind it
+	At       Location // rank -1: the whole engine
 	Since    time.Time
 	Deadline time.Time // zero: requests that run may take any time
 	Passed   bool      // the deadline has passed, so that calls which start after it are moved elsewhere at once
@@ -84,7 +85,7 @@ type Stop struct {
 func (s *Stop) Key() string { return s.Role + " " + s.ID }
 
 // Covers says whether a place is on the engine or rank that drains.
-func (s *Stop) Covers(at Place) bool {
+func (s *Stop) Covers(at Location) bool {
 	return s.At.Instance == at.Instance && (s.At.Rank < 0 || s.At.Rank == max(0, at.Rank))
 }
 
@@ -123,17 +124,13 @@ func New() *Roster {
 		engines: map[string]*Engine{}, drains: map[string]*Stop{}, pauses: map[string]*Pause{}, hosts: map[string]trust{},
 		workerIDs:  map[string]int32{},
 		returnable: map[string]bygone{}, leftRanks: map[int32]leftRank{}, dead: map[string]time.Time{},
-		left: map[Birth]departed{},
+		left: map[ProcessID]departed{},
 	}
 }
 
 // put adds an engine. If there is an engine with the same key, put replaces it, and the new one keeps its state and its known processes.
 func (r *Roster) put(e *Engine, now time.Time) {
-	for _, h := range e.kvHosts() {
-		t := r.hosts[h]
-		t.engines++
-		r.hosts[h] = t
-	}
+	r.trust(e)
 	if e.Traffic == nil {
 		e.Traffic = &engine.Traffic{}
 	}
@@ -209,7 +206,7 @@ func (r *Roster) drop(e *Engine, dead bool, now time.Time) {
 	}
 	maps.DeleteFunc(r.returnable, func(_ string, b bygone) bool { return now.Sub(b.at) > rankMemory })
 	maps.DeleteFunc(r.dead, func(_ string, until time.Time) bool { return now.After(until) })
-	maps.DeleteFunc(r.left, func(_ Birth, d departed) bool { return now.After(d.until) })
+	maps.DeleteFunc(r.left, func(_ ProcessID, d departed) bool { return now.After(d.until) })
 }
 
 // rememberRanks keeps the ranks of an engine that leaves for rankMemory, because assignments may still name them.
@@ -240,8 +237,8 @@ func (r *Roster) workerID(e *Engine, rank int) int32 {
 	return id
 }
 
-// itself is the birth by which the roster remembers an engine that has left, whatever its process.
-func (e *Engine) itself() Birth { return Birth{Incarnation: e.Incarnation, Key: e.Key()} }
+// itself is the ProcessID by which the roster remembers an engine that has left, whatever its process.
+func (e *Engine) itself() ProcessID { return ProcessID{Incarnation: e.Incarnation, Key: e.Key()} }
 
 // nameOf is a rank's key in workerIDs: its role and name.
 func (e *Engine) nameOf(rank int) string { return e.Role + " " + e.At(rank).ID }
@@ -252,6 +249,35 @@ func (e *Engine) kvHosts() []string {
 		return nil
 	}
 	return e.Hosts
+}
+
+// trust lets hand-offs name the hosts of an engine.
+func (r *Roster) trust(e *Engine) {
+	for _, h := range e.kvHosts() {
+		t := r.hosts[h]
+		t.engines++
+		r.hosts[h] = t
+	}
+}
+
+// relocate gives an engine the addresses as hosts to which its name leads now, in place of those to which the name led before. Otherwise
+// every hand-off that names the new address would be refused.
+func (r *Roster) relocate(e *Engine, moved engine.Moved, now time.Time) {
+	from, to := strings.Split(moved.From, ","), strings.FieldsFunc(moved.To, func(c rune) bool { return c == ',' })
+	stay := slices.DeleteFunc(slices.Clone(e.Hosts), func(h string) bool {
+		return slices.Contains(from, h) && !slices.Contains(e.Profile.KVHosts, h)
+	})
+	hosts := slices.Concat(stay, to)
+	slices.Sort(hosts)
+	r.rehost(e, slices.Compact(hosts), now)
+}
+
+// rehost replaces the hosts of an engine.
+func (r *Roster) rehost(e *Engine, hosts []string, now time.Time) {
+	before := *e
+	e.Hosts = hosts
+	r.trust(e)
+	r.distrust(&before, false, now)
 }
 
 // distrust withdraws an engine's trust in its hosts. A host that no other engine has is forgotten at once if the engine does not exist any

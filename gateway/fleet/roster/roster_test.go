@@ -22,7 +22,7 @@ import (
 func drawn(t *rapid.T, s *scene, name string) Event {
 	switch rapid.IntRange(0, 7).Draw(t, "event") {
 	case 0:
-		return Stopped{Stop{Role: roleOf(name), ID: name + ":80", At: Place{key(name), -1}, Since: s.now,
+		return Stopped{Stop{Role: roleOf(name), ID: name + ":80", At: Location{key(name), -1}, Since: s.now,
 			Deadline: s.now.Add(time.Duration(rapid.IntRange(1, 30).Draw(t, "seconds")) * time.Second)}}
 	case 1:
 		return Resumed{key(name)}
@@ -55,7 +55,7 @@ func TestNothingIsPublishedThatItsStateForbids(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		s := somewhere(rt, t)
 		for range rapid.IntRange(1, 20).Draw(rt, "steps") {
-			before, was, text := s.states(), s.Published, s.Text()
+			before, was, text := s.states(), s.Snapshot, s.Text()
 			name := rapid.SampledFrom(allNames).Draw(rt, "engine")
 			switch rapid.IntRange(0, 12).Draw(rt, "kind") {
 			case 0:
@@ -164,16 +164,16 @@ func TestHostsAreTrustedWhileAnEngineStandsForThem(t *testing.T) {
 	require.True(t, s.KnownHost("p4", s.now))
 	s.tell(Left{pod.Key(), "u0"}, Turned{pod.Key(), Found{Incarnation: "u0", Away: "leaving"}})
 	require.Equal(t, "", s.Engine(pod.Key()).Away, "what is said of another one")
-	born := s.Born(pod.Key())
+	made := s.ProcessAt(pod.Key())
 	s.tell(Left{pod.Key(), "u1"})
 	require.Equal(t, []What{Forgotten}, s.whats())
 	require.Empty(t, s.r.hosts, "a pod that is no more answers nothing")
-	for birth, want := range map[Birth]bool{born: true, {Incarnation: "u2"}: false, {}: false} {
-		gone, sure := s.Outlived(birth)
+	for made, want := range map[ProcessID]bool{made: true, {Incarnation: "u2"}: false, {}: false} {
+		gone, sure := s.Outlived(made)
 		require.Equal(t, []bool{want, want}, []bool{gone, sure})
 	}
 	s.tell(Entered{Engine: described("p4")})
-	gone, _ := s.Outlived(Birth{Incarnation: "u2", Key: pod.Key()})
+	gone, _ := s.Outlived(ProcessID{Incarnation: "u2", Key: pod.Key()})
 	require.False(t, gone, "nothing is known of it")
 	s.now = s.now.Add(time.Hour)
 	s.steps("p4 leaves")
@@ -274,7 +274,7 @@ func TestAPlan(t *testing.T) {
 
 func TestWhatIsToldOfProcesses(t *testing.T) {
 	s := begin(t, "p1 d2").steps("p1 up m")
-	b := s.Born(key("p1"))
+	b := s.ProcessAt(key("p1"))
 	_, known := s.Made(b, "p1:80/0", "a")
 	require.False(t, known)
 	s.tell(Handed{b, "p1:80/0", "a"})
@@ -291,11 +291,11 @@ func TestWhatIsToldOfProcesses(t *testing.T) {
 	gone, sure = s.Outlived(made)
 	require.True(t, gone && sure)
 	s.tell(Health{Key: key("p1"), Status: engine.Status{StartTime: 2, Moved: engine.Moved{To: "10.0.0.2", At: s.now}}}, Health{Key: "nobody"},
-		Lived{"nobody", 1, s.now}, Handed{Birth: Birth{Key: "nobody"}})
+		Lived{"nobody", 1, s.now}, Handed{ProcessID: ProcessID{Key: "nobody"}})
 	require.Equal(t, []What{Restarted}, s.whats())
 	require.Equal(t, "10.0.0.2", s.Statuses()[0].Moved.To)
-	made, known = s.Made(Birth{Key: "nobody"}, "", "a")
-	require.True(t, known && made == s.Born("nobody"))
+	made, known = s.Made(ProcessID{Key: "nobody"}, "", "a")
+	require.True(t, known && made == s.ProcessAt("nobody"))
 }
 
 // An engine that is not there yet when the proxy starts has not restarted.

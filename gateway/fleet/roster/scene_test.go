@@ -19,7 +19,7 @@ import (
 // scene is a roster that a test tells of events, and what was published last.
 type scene struct {
 	t testing.TB
-	*Published
+	*Snapshot
 	r   *Roster
 	now time.Time
 	do  []Effect // of the last events
@@ -42,7 +42,7 @@ func (s *scene) tell(events ...Event) {
 	for _, e := range append(events, Tick{}) {
 		s.do = s.r.Apply(e, s.now, s.do)
 	}
-	s.Published = Derive(s.r)
+	s.Snapshot = Derive(s.r)
 }
 
 // described is the engine that a word describes.

@@ -39,7 +39,7 @@ type EngineStatus struct {
 }
 
 // Statuses returns the status of every engine.
-func (p *Published) Statuses() []EngineStatus {
+func (p *Snapshot) Statuses() []EngineStatus {
 	list := make([]EngineStatus, 0, len(p.order))
 	for _, e := range p.order {
 		s := EngineStatus{
@@ -78,7 +78,7 @@ func (e *Engine) why() string {
 }
 
 // Missing lists the engines that take no requests, at most mostWhy of them, each in a sentence with the reason.
-func (p *Published) Missing() []string {
+func (p *Snapshot) Missing() []string {
 	var all []string
 	for _, e := range p.order {
 		if e.state == Up {
@@ -101,7 +101,7 @@ func (p *Published) Missing() []string {
 
 // Lack names the states of the engines that list a model, on the side that decodes or (decodes is false) the side that prefills. If no
 // engine of the side lists the model, it names the states of all engines of the side.
-func (p *Published) Lack(model string, decodes bool) string {
+func (p *Snapshot) Lack(model string, decodes bool) string {
 	listed, all := map[RankState]bool{}, map[RankState]bool{}
 	for _, e := range p.order {
 		if decodes && e.Decodes() || !decodes && e.Role != Decode {

@@ -8,7 +8,7 @@ import (
 )
 
 // Text describes the published lists in lines: one per prefill candidate, decode rank, local rank and model. Tests and recordings use it.
-func (p *Published) Text() (lines []string) {
+func (p *Snapshot) Text() (lines []string) {
 	for i := range p.Candidates {
 		c := &p.Candidates[i]
 		lines = append(lines,

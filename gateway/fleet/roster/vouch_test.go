@@ -34,7 +34,7 @@ func TestWhatSpeaksForACore(t *testing.T) {
 		t.Run(row.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				p := mooncake.Profile{Connector: mooncake.NIXLPull}.WithDefaults()
-				rank := &Rank{Signs: engine.NewSigns(), Target: &engine.Target{Rank: row.rank}, Profile: &p}
+				rank := &Rank{Signs: engine.NewLiveness(), Target: &engine.Target{Rank: row.rank}, Profile: &p}
 				if row.tls {
 					rank.Target.TLS = &tls.Config{}
 				}

@@ -1,0 +1,76 @@
+package board
+
+import "math"
+
+// A Trace shows why a rank was chosen for an entry: the state of the round, and the ranks that were nearly as good. Slots have traces if
+// Config.Explain is set.
+type Trace struct {
+	Tick     uint64
+	Waiting  int   // entries that the policy saw in the round, with this entry
+	KVTokens int64 // KV tokens of the chosen rank before the round
+	Fullest  int64 // KV tokens of the group's fullest rank before the round
+	Able     int   // how many ranks could have taken the entry
+	Less     bool  // smaller scores are better
+
+	best  [mostAlternatives]Alternative
+	count int
+}
+
+// An Alternative is a rank that could have taken the entry. Its score assumes that the other entries of the round stay on their ranks.
+type Alternative struct {
+	Worker   int32
+	Name     string
+	Score    float64 // NaN: the policy has no scores, or the round was too large to compute them
+	KVTokens int64   // KV tokens before the round
+	Free     int32   // free slots before the round
+}
+
+// mostAlternatives is how many ranks a trace keeps.
+const mostAlternatives = 8
+
+// Best returns the best ranks of those that could have taken the entry, the best first. The chosen rank is among them, unless the board
+// moved the entry to another rank because hand-offs between its prefill engine and the chosen rank's engine fail.
+func (o *Trace) Best() []Alternative {
+	if o == nil {
+		return nil
+	}
+	return o.best[:o.count]
+}
+
+// Keep adds a rank to the list if it is one of the best, or the chosen rank.
+func (o *Trace) Keep(c Alternative, chosen int32) {
+	const last = mostAlternatives - 1
+	at := o.count // index at which the rank belongs
+	for at > 0 && o.before(&c, &o.best[at-1]) {
+		at--
+	}
+	end := o.count // the list up to here moves by one: its last rank drops out
+	switch {
+	case o.count < mostAlternatives: // there is room, so no rank drops out
+		o.count++
+		end = o.count
+	case at == mostAlternatives: // all ranks in the list are better, but the chosen rank must be in it
+		if c.Worker != chosen {
+			return
+		}
+		at = last
+	case o.best[last].Worker == chosen: // the chosen rank stays in the list, as the last
+		if at == last {
+			return
+		}
+		end = last
+	}
+	copy(o.best[at+1:end], o.best[at:end-1])
+	o.best[at] = c
+}
+
+// before says whether alternative a is better than b: by the score or, in a tie or without scores, by fewer KV tokens.
+func (o *Trace) before(a, b *Alternative) bool {
+	switch {
+	case math.IsNaN(a.Score) || a.Score == b.Score:
+		return a.KVTokens < b.KVTokens
+	case o.Less:
+		return a.Score < b.Score
+	}
+	return a.Score > b.Score
+}

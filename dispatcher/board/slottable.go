@@ -1,0 +1,155 @@
+package board
+
+import (
+	"evenkeel/dispatcher/policy"
+)
+
+// charge adds a request (s) to those of rank r, and returns the index of its slot in the table. The slot is taken until discharge.
+func (b *board) charge(r *rank, s slotRecord) (slot int32) {
+	t := &b.slots
+	s.rank, s.pos = r, len(r.slots)
+	if r.group != nil {
+		s.bound = r.group.last.Number
+	}
+	if n := len(t.unused); n > 0 {
+		slot = t.unused[n-1]
+		t.unused = t.unused[:n-1]
+		t.records[slot] = s
+	} else {
+		slot = int32(len(t.records))
+		t.records = append(t.records, s)
+	}
+	t.charged.add(&s)
+	r.slots = append(r.slots, slot)
+	r.running = append(r.running, policy.Request{Prompt: s.prompt, Age: s.age, Key: s.key, ID: s.id, Slot: slot})
+	request := &r.running[s.pos]
+	if s.strays {
+		r.strays++
+		r.lend(r.share(request))
+	}
+	r.kv += request.Tokens()
+	if s.unread {
+		r.unreadSlots++
+		r.unreadKV += int64(s.prompt)
+	}
+	return slot
+}
+
+// recount corrects the prompt length that a slot is charged with, and all sums that it is part of. The length was an estimate when the
+// slot was bound; prompt is the number of tokens that an engine has counted.
+func (b *board) recount(slot, prompt int32) {
+	s := &b.slots.records[slot]
+	r, longer := s.rank, prompt-s.prompt // longer is below 0 if the prompt is shorter than was assumed
+	b.slots.charged.kvTokens += int64(longer)
+	request := &r.running[s.pos]
+	before := request.Tokens()
+	if s.unread {
+		r.unreadKV += int64(longer)
+	}
+	if r.Mixed { // the rank computes the prompt itself, so the number of tokens that it has to compute changes, too
+		if s.unread { // else the answer has begun, so no token of the prompt is left to compute
+			left := max(0, s.promptLeft+longer)
+			r.backlog += int64(left - s.promptLeft)
+			s.promptLeft = left
+		}
+		s.newTokens = max(1, s.newTokens+longer)
+	}
+	s.prompt, request.Prompt = prompt, prompt
+	if s.strays { // each other rank of the engine is charged with a part of the difference
+		r.lend(r.share(request))
+	}
+	r.kv += request.Tokens() - before // Tokens leaves out the parts of the other ranks
+}
+
+// discharge takes the request of a slot off its rank, and frees the slot. In the lists of the rank, the last request moves to the index
+// that the request had, so that the lists have no gaps.
+func (b *board) discharge(slot int32) {
+	t := &b.slots
+	b.dropPrompt(t.records[slot].rank, slot)
+	s := t.records[slot]
+	t.records[slot] = slotRecord{}
+	t.unused = append(t.unused, slot)
+	t.released.add(&s)
+	r, last := s.rank, len(s.rank.slots)-1
+	r.kv -= r.running[s.pos].Tokens()
+	if s.strays {
+		r.strays--
+		r.lend(-r.each(&r.running[s.pos]))
+	}
+	if s.unread {
+		r.unreadSlots--
+		r.unreadKV -= int64(s.prompt)
+	}
+	r.slots[s.pos], r.running[s.pos] = r.slots[last], r.running[last]
+	if s.pos < last {
+		t.records[r.slots[s.pos]].pos = s.pos
+	}
+	r.slots, r.running = r.slots[:last], r.running[:last]
+}
+
+// drift checks the accounts. The total that was charged less the total that was released must equal the sum over the slots in the table
+// and the orphans, and the same holds for the KV that engines keep of answers. Any result but zero is a bug.
+func (b *board) drift() (slots, kvTokens int64) {
+	var held tally
+	var kept int64
+	for _, r := range b.ranks {
+		for _, o := range r.orphans {
+			held.kvTokens += o.tokens
+		}
+		kept += r.kept.Sum()
+	}
+	t := &b.slots
+	for i := range t.records {
+		if t.records[i].rank != nil {
+			held.add(&t.records[i])
+		}
+	}
+	return t.charged.slots - t.released.slots - held.slots,
+		t.charged.kvTokens - t.released.kvTokens - held.kvTokens + t.kept - t.givenUp - kept
+}
+
+// refresh updates the rank's requests and loads by the Counts. Without Counts, each request keeps the number of tokens that it had last.
+func (b *board) refresh(r *rank) {
+	kv, lent := r.Others+r.guests, int64(0)
+	for i, slot := range r.slots {
+		request := &r.running[i]
+		if b.counts != nil {
+			generated := b.generated(slot)
+			request.Age += generated - request.Generated
+			request.Generated = generated
+		}
+		if r.strays > 0 && b.slots.records[slot].strays {
+			lent += r.share(request)
+		}
+		kv += request.Tokens()
+	}
+	r.kv = kv
+	r.lend(lent)
+	if r.Early || r.unreadSlots > 0 {
+		b.seeStarts(r)
+	}
+	if r.queued == 0 {
+		return
+	}
+	r.queued = 0
+	for _, slot := range r.slots {
+		if s := &b.slots.records[slot]; s.waits && b.started(slot) {
+			s.waits = false
+		} else if s.waits {
+			r.queued++
+		}
+	}
+}
+
+// refreshGroup refreshes the ranks of a group, and sums up their KV tokens and finds the largest load in a step.
+func (b *board) refreshGroup(g *group) {
+	g.kv, g.largestLoad = 0, 0
+	for _, r := range g.ranks {
+		b.refresh(r)
+	}
+	weight := g.knownWeight()
+	for _, r := range g.ranks {
+		g.kv += r.kv
+		g.largestLoad = max(g.largestLoad, r.stepLoad(weight))
+	}
+}

@@ -1,0 +1,88 @@
+package edge
+
+import (
+	"runtime/debug"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+)
+
+// A CloseNotifier reports once that a client has left. Several clients may share one connection.
+type CloseNotifier struct {
+	log *zap.Logger
+
+	mu     sync.Mutex // held while onGone runs
+	left   bool
+	onGone func()
+	gone   chan struct{}
+	goneAt time.Time // set before gone is closed
+}
+
+// NewCloseNotifier returns the CloseNotifier of a client that has not left.
+func NewCloseNotifier(log *zap.Logger) *CloseNotifier {
+	return &CloseNotifier{log: log, gone: make(chan struct{})}
+}
+
+// Gone returns a channel that is closed when the client leaves, or when the connection is closed here.
+func (d *CloseNotifier) Gone() <-chan struct{} { return d.gone }
+
+// Left says whether the client has left.
+func (d *CloseNotifier) Left() bool {
+	select {
+	case <-d.gone:
+		return true
+	default:
+		return false
+	}
+}
+
+// GoneAt returns when the proxy noticed that the client had left. Call it only after Gone is closed.
+func (d *CloseNotifier) GoneAt() time.Time { return d.goneAt }
+
+// OnGone sets f as the callback that runs when the client leaves, in place of the one set before. If the client has left already, f runs at
+// once. f closes the connection to the engine. It runs under the lock of the CloseNotifier, usually on the goroutine that watches all
+// connections, so it must not block and must not call a method of this CloseNotifier.
+//
+// After OnGone(nil) has returned, no callback runs any more. Before that, a callback may run although the call to the engine has ended and
+// its connection serves another request. A callback must not touch that request; the methods of engine.Call do not.
+func (d *CloseNotifier) OnGone(f func()) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.onGone = f
+	if d.left {
+		d.call()
+	}
+}
+
+// Leave closes Gone and calls the callback of OnGone. Only the first call does so.
+func (d *CloseNotifier) Leave() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.left {
+		return
+	}
+	d.left, d.goneAt = true, time.Now()
+	close(d.gone)
+	d.call()
+}
+
+// call runs the callback. The caller holds d.mu.
+func (d *CloseNotifier) call() {
+	if d.onGone == nil {
+		return
+	}
+	defer func() { // on the watcher's goroutine a panic would end the process
+		if v := recover(); v != nil {
+			d.log.Error("edge: panic in an OnGone callback", zap.Any("panic", v), zap.ByteString("stack", debug.Stack()))
+		}
+	}()
+	d.onGone()
+}
+
+// awaited says whether a callback of OnGone is set and the client has not left.
+func (d *CloseNotifier) awaited() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.onGone != nil && !d.left
+}

@@ -1,0 +1,30 @@
+package fleet
+
+import (
+	"context"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/zap"
+
+	"evenkeel/dispatcher/board"
+	"evenkeel/engine"
+	"evenkeel/prefill"
+	"evenkeel/prefill/local"
+)
+
+// Host is what a Fleet needs of the proxy.
+type Host struct {
+	Context    context.Context        // ends with the proxy
+	Serving    func() context.Context // ends when requests that have no answer yet must end
+	Started    time.Time
+	Log        *zap.Logger
+	Registerer prometheus.Registerer
+	Settings   func() *Settings // the current settings
+	Client     *engine.Client
+	Monitor    *engine.Monitor
+	Dispatch   func(context.Context) board.Status
+	Publish    func([]prefill.Candidate, []local.Rank, []board.Worker) // to all components that bind requests
+	// Gauged receives the KV tokens in use on a decode rank, and the time for which the number is valid. It must not block.
+	Gauged func(worker int32, kvTokens int64, at time.Time)
+}

@@ -1,0 +1,105 @@
+package roster
+
+import (
+	"time"
+
+	"evenkeel/dispatcher/board"
+	"evenkeel/engine"
+	"evenkeel/gateway/owner"
+	"evenkeel/mooncake"
+	"evenkeel/prefill"
+	"evenkeel/prefill/local"
+)
+
+// Snapshot is a consistent picture of the roster at one moment. It never changes: a new one replaces it.
+type Snapshot struct {
+	Candidates []prefill.Candidate
+	Locals     []local.Rank
+	Workers    []board.Worker
+
+	owners  Owners
+	engines map[string]*Engine
+	order   []*Engine
+	ranks   map[int32]*Rank  // by worker id; also ranks of engines that left less than rankMemory ago
+	workers map[string]int32 // worker ids of ranks that decode, by name
+	stops   map[string]*Stop
+	pauses  map[string]*Pause
+	hosts   map[string]trust
+	dead    map[string]time.Time
+	left    map[ProcessID]departed
+	routes  map[string]Route // by the name of a model or LoRA
+	ready   tally            // numbers of engines that are in service and known to the prefill tier and the dispatcher
+}
+
+// tally counts engines by role.
+type tally struct{ prefills, decodes int }
+
+// WithRoutes returns this picture with the routes of the picture before it. Routes decide which requests are admitted. The result is
+// published until the prefill tier and the dispatcher know the new engines, so that no request is admitted for engines that they do not
+// know yet.
+func (p *Snapshot) WithRoutes(before *Snapshot) *Snapshot {
+	next := *p
+	next.routes, next.ready = before.routes, before.ready
+	return &next
+}
+
+// Rank is a rank to which a decode call can be sent.
+type Rank struct {
+	Worker   int32
+	Instance string // key of its engine, by which the monitor knows it
+	Target   *engine.Target
+	Profile  *mooncake.Profile
+	Traffic  *engine.Traffic
+	Signs    *engine.Liveness // signs of life of the rank's core
+	Region   string           // its region; empty: the proxy's own
+	Board    string           // the dispatcher's board for the rank's model
+	Group    string           // groupID of a rank that prefills and decodes; empty: it only decodes
+	Context  int              // longest context of its models, prompt and answer together, in tokens; 0: unknown
+	Pins     bool             // its engine runs a request for a response on the rank that the request names
+	Scope    *owner.Scope     // says whether this proxy owns it; nil: ranks have no owners
+
+	State RankState
+}
+
+// Heeds says whether a request at an endpoint runs on the rank that the request names. Before 0.33, vLLM ignores the named rank at
+// /v1/responses if several ranks share one address.
+func (r *Rank) Heeds(ep mooncake.Endpoint) bool {
+	return r.Target.Rank < 0 || r.Pins || ep != mooncake.Responses
+}
+
+// Vouch takes an arrival with tokens as a sign that the rank's engine core is alive. An arrival without tokens does not count, because the
+// API server may have sent it alone. The sign is dated to the
+// arrival before, after which the tokens were made, if that arrival left no bytes unread. With TLS this cannot be known, because the TLS
+// layer may hold received bytes back, so no arrival counts.
+func (r *Rank) Vouch(a *engine.Arrival, ep mooncake.Endpoint, bytes int, left, tokens bool, now time.Time) {
+	if made, ok := a.Came(bytes, left, now); ok && tokens && r.Target.TLS == nil && r.Heeds(ep) {
+		r.Signs.Seen(made)
+	}
+}
+
+// Lost says that a decode engine may have read KV too late, i.e. another prompt's KV. If it is not known on which rank, the prefix cache of
+// no rank of the engine is trusted any more.
+func (r *Rank) Lost(ep mooncake.Endpoint) {
+	if !r.Heeds(ep) {
+		r.Traffic.Lose()
+	}
+}
+
+// Route says where a model's requests go.
+type Route struct {
+	Name            string // the name in the request: a base model or a LoRA
+	Board           string // the board of its base model, whose ranks LoRAs share
+	MaxLen          int    // context length in tokens; 0: unknown
+	Clamps          bool   // some decode engine cuts max_tokens to what the prompt leaves of the context
+	Prefill         bool   // some engine that prefills, and is in service or awaited, lists the model
+	Decode          bool   // some engine that decodes, and is in service or awaited, lists the model
+	Mixed           bool   // all engines that list the model, even if down, prefill and decode
+	PromptLogprobs  bool   // every engine of role decode computes a prompt by itself if the prompt's logprobs are asked for
+	SGLang          bool   // some engine accepts keys that only SGLang knows
+	Half            bool   // only engines that prefill, or only engines that decode, list the model, so no request for it can be completed
+	GivesBackUnseen bool   // some engine may give a request back at an endpoint whose answers do not show it
+
+	NoHandOff [mooncake.Endpoints]bool // some engine in service takes no hand-offs at the endpoint
+
+	listed [2]bool // by side (prefillSide, decodeSide): whether engines of the side list the model, up or not
+}

@@ -1,0 +1,38 @@
+package geo
+
+import (
+	"sync"
+	"time"
+)
+
+// process names the process of this dispatcher. Answers to probes have the name, and so has every request that a peer sends here.
+// If the wall clock is set back, the process gets another name. Otherwise a recorded hop could be accepted a second time,
+// because it would not be too old any more, and its nonce may be forgotten.
+type process struct {
+	began time.Time
+	far   time.Duration                 // a wall clock that is set back by less does no harm, because nonces are kept for longer
+	wall  func(now time.Time) time.Time // the wall clock
+
+	mu    sync.Mutex
+	name  string
+	ahead time.Duration // the most by which the wall clock was ahead of the monotonic clock since began, under this name
+}
+
+// newProcess names the process. far is how much the wall clock may be set back before the name changes.
+func newProcess(began time.Time, far time.Duration) *process {
+	return &process{began: began, far: far, wall: func(now time.Time) time.Time { return now.Round(0) }, name: newBoot()}
+}
+
+// nameAt returns the present name.
+func (p *process) nameAt(now time.Time) string {
+	ahead := p.wall(now).Sub(p.began.Round(0)) - now.Sub(p.began)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch {
+	case ahead > p.ahead:
+		p.ahead = ahead
+	case ahead < p.ahead-p.far:
+		p.name, p.ahead = newBoot(), ahead
+	}
+	return p.name
+}

@@ -1,0 +1,22 @@
+// Package smallfile reads files that should be small, such as configs and keys, whatever file a path leads to.
+package smallfile
+
+import (
+	"fmt"
+	"io"
+	"os"
+)
+
+// Read returns the content of a file. It fails if the file has more than most bytes, and reads no more than that.
+func Read(path string, most int64) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }() // nothing is written
+	text, err := io.ReadAll(io.LimitReader(f, most+1))
+	if err == nil && int64(len(text)) > most {
+		return nil, fmt.Errorf("%s: larger than %d bytes; is it the right file?", path, most)
+	}
+	return text, err
+}

@@ -1,0 +1,76 @@
+package pool
+
+import "sync/atomic"
+
+// Semaphore bounds how many finished prefills may wait. A place is reserved before the prefill begins. So if the pool is full, no new
+// prefills begin, and no finished prefill is thrown away. All methods may be called from any goroutine.
+type Semaphore struct {
+	size   atomic.Int64
+	used   atomic.Int64
+	onFree atomic.Pointer[func()]
+}
+
+// NewSemaphore returns a semaphore with size free places.
+func NewSemaphore(size int) *Semaphore {
+	p := &Semaphore{}
+	p.size.Store(int64(size))
+	return p
+}
+
+// Resize changes the number of places. If more places are reserved than the new size, they stay reserved, and TryAcquire returns false
+// until enough of them are released.
+func (p *Semaphore) Resize(size int) {
+	p.size.Store(int64(size))
+	p.freed()
+}
+
+// TryAcquire takes a place; false: none is free.
+func (p *Semaphore) TryAcquire() bool {
+	for {
+		used := p.used.Load()
+		if used >= p.size.Load() {
+			return false
+		}
+		if p.used.CompareAndSwap(used, used+1) {
+			return true
+		}
+	}
+}
+
+// Reserve takes a place even if none is free. It is for a hand-off that was in the pool before, and comes back because its rank refused it:
+// such a hand-off must not wait behind prefills that have not begun.
+func (p *Semaphore) Reserve() { p.used.Add(1) }
+
+// Release gives a place back, and then calls the function that OnFree has set. If no place is reserved, it does nothing, because one
+// release too many must not let the pool grow beyond its size.
+func (p *Semaphore) Release() {
+	for {
+		used := p.used.Load()
+		if used == 0 {
+			return
+		}
+		if p.used.CompareAndSwap(used, used-1) {
+			break
+		}
+	}
+	p.freed()
+}
+
+// freed calls the function that OnFree has set, if there is one.
+func (p *Semaphore) freed() {
+	if f := p.onFree.Load(); f != nil {
+		(*f)()
+	}
+}
+
+// OnFree sets the function that each Release and Resize calls, on the caller's goroutine. The function must not block.
+func (p *Semaphore) OnFree(f func()) { p.onFree.Store(&f) }
+
+// Room says whether a place is free.
+func (p *Semaphore) Room() bool { return p.used.Load() < p.size.Load() }
+
+// Used returns the number of reserved places.
+func (p *Semaphore) Used() int { return int(p.used.Load()) }
+
+// Size returns the number of all places, free or reserved.
+func (p *Semaphore) Size() int { return int(p.size.Load()) }
