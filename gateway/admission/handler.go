@@ -249,7 +249,7 @@ func (d *Handler) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *inco
 			return req, route, openai.NewError(http.StatusNotFound, "no_such_route",
 				ep.Path()+" is not served for "+strconv.Quote(req.Model)+blind)
 		}
-		in.Whole = route.NoHandOff[ep]
+		in.NoHandOff = route.NoHandOff[ep]
 		if fail := unserved(ep, route); fail != nil {
 			return req, route, fail
 		}
@@ -295,7 +295,7 @@ func (d *Handler) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *inco
 		return req, route, failure.Unserved("decode", req.Model, route.Mixed, engines.Lack(req.Model, true))
 	case !ep.Common() && !engines.Owned(route.Board, route.Name): // no rank of ours could fetch the KV cache of a prefill
 		return req, route, failure.NotOurs
-	case in.Whole && !d.host.Requests.Locals.Serve(route.Board): // 404, not 503: a retry would fail for the same reason
+	case in.NoHandOff && !d.host.Requests.Locals.Serve(route.Board): // 404, not 503: a retry would fail for the same reason
 		return req, route, openai.NewError(http.StatusNotFound, "no_such_route",
 			"an engine of "+strconv.Quote(req.Model)+" takes no hand-off at "+
 				ep.Path()+

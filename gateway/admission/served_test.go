@@ -401,8 +401,8 @@ func TestARequestIsLetInWhereItCanBeServed(t *testing.T) {
 	}
 }
 
-// wishes are what a request asks for in its headers, or the code of its refusal.
-func (h *house) wishes(body string, headers ...string) (*incoming, string) {
+// options are what a request asks for in its headers, or the code of its refusal.
+func (h *house) options(body string, headers ...string) (*incoming, string) {
 	h.t.Helper()
 	ctx := asking("POST", "/v1/chat/completions", body, headers...)
 	in := h.newIncoming(journal.LogEntry{ID: "x", Arrival: h.now})
@@ -459,21 +459,21 @@ func TestOnlyATrustedCallerSteers(t *testing.T) {
 		{"X-Evenkeel-Target-Decode: elsewhere", "bad_target", nil},
 	} {
 		t.Run(c.header, func(t *testing.T) {
-			in, refused := h.wishes(chat, by("trusted"), c.header)
+			in, refused := h.options(chat, by("trusted"), c.header)
 			require.Equal(t, c.refused, refused)
 			if c.is != nil {
 				require.True(t, c.is(in))
 			}
-			in, refused = h.wishes(chat, by("plain"), c.header)
+			in, refused = h.options(chat, by("plain"), c.header)
 			require.Empty(t, refused)
-			require.Zero(t, in.Wishes)
+			require.Zero(t, in.Options)
 			require.Zero(t, in.Priority)
 			require.False(t, in.Batch)
 			require.Zero(t, in.Deadline)
 			require.Empty(t, in.Flow)
 		})
 	}
-	in, _ := h.wishes(chat, by("trusted"))
+	in, _ := h.options(chat, by("trusted"))
 	require.Equal(t, 3, in.Priority, "that of its key")
 }
 
@@ -487,7 +487,7 @@ func (h *house) rank() int32 {
 func TestASessionBelongsToItsCaller(t *testing.T) {
 	h := open(t)
 	of := func(caller, more string, headers ...string) uint64 {
-		in, refused := h.wishes(strings.Replace(chat, "{", "{"+more, 1), append(headers, by(caller))...)
+		in, refused := h.options(strings.Replace(chat, "{", "{"+more, 1), append(headers, by(caller))...)
 		require.Empty(t, refused)
 		return in.Session
 	}
@@ -506,7 +506,7 @@ func TestASessionBelongsToItsCaller(t *testing.T) {
 	require.Zero(t, of("plain", `"user":"",`))
 	require.Zero(t, of("plain", `"user":null,`))
 	for said, want := range map[string][2]any{"true": {true, ""}, "false": {false, ""}, "soon": {false, "bad_session_end"}} {
-		in, refused := h.wishes(chat, by("plain"), "X-Evenkeel-Session: a", "X-Evenkeel-Session-End: "+said)
+		in, refused := h.options(chat, by("plain"), "X-Evenkeel-Session: a", "X-Evenkeel-Session-End: "+said)
 		require.Equal(t, want, [2]any{in.Ends, refused}, said)
 	}
 }
@@ -527,7 +527,7 @@ func TestAClientsPatienceIsRead(t *testing.T) {
 		{[]string{"X-Stainless-Timeout: NaN"}, 0},
 		{[]string{"X-Stainless-Timeout: 1e300"}, 0},
 	} {
-		in, refused := h.wishes(chat, append(c.headers, by("plain"))...)
+		in, refused := h.options(chat, append(c.headers, by("plain"))...)
 		require.Empty(t, refused)
 		if c.want == 0 {
 			require.Zero(t, in.Patience, c.headers)

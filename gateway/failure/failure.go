@@ -292,7 +292,7 @@ func KindOf(contentType []byte) string {
 
 // A Fault describes a leg (one call to an engine) of an attempt that ended without its result.
 type Fault struct {
-	lifecycle.Ended
+	lifecycle.CallEnd
 	Answer     *openai.Error // the client's error if there is no further attempt
 	Status     int           // the status of the engine's answer; 0: there was none
 	Err        error         // what failed, for the log
@@ -305,13 +305,13 @@ type Fault struct {
 var ErrMoved = errors.New("the engine was taken out of service")
 
 // Of makes the fault of a leg that has ended with err, which may be nil.
-func Of(end lifecycle.Ended, answer *openai.Error, err error) *Fault {
-	return &Fault{Ended: end, Answer: answer, Err: err}
+func Of(end lifecycle.CallEnd, answer *openai.Error, err error) *Fault {
+	return &Fault{CallEnd: end, Answer: answer, Err: err}
 }
 
 // Useless makes the fault of a leg whose engine answered with status 200, but whose answer cannot be used.
 func Useless(leg lifecycle.Leg, why lifecycle.Reason, answer *openai.Error, err error) *Fault {
-	return &Fault{Ended: lifecycle.Ended{Leg: leg, Far: lifecycle.Headed, Reason: why, Open: true}, Answer: answer, Status: http.StatusOK,
+	return &Fault{CallEnd: lifecycle.CallEnd{Leg: leg, Progress: lifecycle.Headed, Reason: why, Open: true}, Answer: answer, Status: http.StatusOK,
 		Err: err}
 }
 
@@ -327,13 +327,13 @@ func Said(leg lifecycle.Leg, err error) *Fault {
 	if answer.Status != f.Status { // FromStream keeps the status of a refusal only
 		return nil
 	}
-	end := lifecycle.Ended{Leg: leg, Far: lifecycle.Headed, Reason: lifecycle.ByStatus(f.Status)}
-	return &Fault{Ended: end, Answer: answer, Status: f.Status, Err: err}
+	end := lifecycle.CallEnd{Leg: leg, Progress: lifecycle.Headed, Reason: lifecycle.ByStatus(f.Status)}
+	return &Fault{CallEnd: end, Answer: answer, Status: f.Status, Err: err}
 }
 
 // OfEngine says whether the leg's own engine is known to have failed. If KV did not arrive, either engine may be at fault, so it is false.
 func (f *Fault) OfEngine() bool {
-	return f != nil && f.Ended.OfEngine() && !errors.Is(f.Err, ErrUndelivered)
+	return f != nil && f.CallEnd.OfEngine() && !errors.Is(f.Err, ErrUndelivered)
 }
 
 // Cause is why the leg failed, in words for receipts and spans.

@@ -245,7 +245,7 @@ func (d *Discarder) discardLost(f *failure.Fault) bool {
 	default:
 		d.Monitor.Judge(f.Engine, engine.Faulted, f.Err)
 	}
-	return f.Far != lifecycle.Unsent
+	return f.Progress != lifecycle.Unsent
 }
 
 var errCrowded = errors.New("as many hand-offs as the pool has places are being discarded already; raise pool.size or add decode capacity")

@@ -102,7 +102,7 @@ const BlockTokens = 128
 
 // Settle gives back the lease of a prompt's prefill. how depends on how the prefill ended. fault is the fault that it ended with; nil:
 // there was none.
-func Settle(l *prefill.Lease, how lifecycle.How, fault *failure.Fault) {
+func Settle(l *prefill.Lease, how lifecycle.Disposition, fault *failure.Fault) {
 	if (how == lifecycle.Refuse || how == lifecycle.Lose) && fault != nil && fault.Err != nil {
 		l.Blame(fault.Err.Error())
 	}

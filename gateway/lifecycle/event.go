@@ -5,13 +5,13 @@ import "time"
 // An Event is what has happened to a request. A field whose comment begins with "of X" is only set in the event X.
 type Event struct {
 	Kind   EventKind
-	End    Ended // of CallFailed: how the call ended
-	Bind   Bind  // of Turn; of Begun only if the request is passed through
-	Open   bool  // of NoTurn: no engine was available here, but another region may have one
-	Named  bool  // of HandedOver: the decode request must carry the probe's request id
-	Copied bool  // of LocalBound, Bound and First: the proxy keeps bytes of the request in memory, so that a lost answer can go on
-	Whole  bool  // of LocalBound and Bound: the answer comes in one piece, so no event before its end shows its progress
-	Left   bool  // the client has left
+	End    CallEnd // of CallFailed: how the call ended
+	Bind   Bind    // of Turn; of Begun only if the request is passed through
+	Open   bool    // of NoTurn: no engine was available here, but another region may have one
+	Named  bool    // of HandedOver: the decode request must carry the probe's request id
+	Copied bool    // of LocalBound, Bound and First: the proxy keeps bytes of the request in memory, so that a lost answer can go on
+	Whole  bool    // of LocalBound and Bound: the answer comes in one piece, so no event before its end shows its progress
+	Left   bool    // the client has left
 
 	// The fields of CallFailed.
 	Quit       bool     // the call ended because the client left, and no engine uses the slot any more
@@ -115,7 +115,7 @@ const (
 	// prefill engine Condemn only notes a 500 until its cause is known.
 	Condemn
 	Acclaim      // the decode engine served the request
-	Find         // the cause of earlier 500s is known, or will stay unknown
+	Resolve      // the cause of earlier 500s is known, or will stay unknown
 	Remember     // the engine does not have the endpoint, and is not asked for it for a while
 	Recall       // the client's error becomes that of the failure before the last one
 	Complain     // a log line reports the engine that did not answer
@@ -136,13 +136,13 @@ const (
 	TryLocal     // begins TryingLocal: the dispatcher looks for a decode rank that computes the prompt itself
 	Queue        // begins Queued: the request waits for its turn at a prefill engine
 	Forward      // begins Forwarded: the request is sent to another dispatcher
-	SendProbe    // begins Probing: the prefill engine gets the prompt
+	SendProbe    // begins Prefilling: the prefill engine gets the prompt
 	Enqueue      // begins Pooled: the request waits in the pool for a slot on a decode rank
-	SendDecode   // begins Opening: the decode engine gets the request
+	SendDecode   // begins Transferring: the decode engine gets the request
 	SendBoth     // begins Coupled: the decode call begins, and the prefill call beside it
 	Pause        // begins Pausing: the pause before another attempt
 	Offer        // begins Offering: evenkeel asks whether another dispatcher should serve the request
-	AnswerIt     // begins Answering: the client gets the answer
+	AnswerIt     // begins Streaming: the client gets the answer
 	Confirm      // begins Confirming: the end of the answer waits until the prefill engine confirms the KV
 	GoOn         // begins Lost: the lost answer is to go on
 	Choose       // begins Choosing: an engine is chosen for a request that is passed through
@@ -155,19 +155,18 @@ const (
 
 // An Effect is something that the code which serves the request has to do.
 type Effect struct {
-	Kind     EffectKind
-	Resource Resource // of Settle: what is given back or passed on
-	How      How      // of Settle
-	Blame    Blame    // of Condemn: whether the engine alone may be at fault
-	Leg      Leg      // of Condemn: which call's engine is at fault
-	Finding  Finding  // of Find: the cause
-	Retry    Retry    // of Pause: how the next attempt begins
-	Bind     Bind     // of Enqueue: of the present attempt
-	Place    bool     // of Enqueue: the pool must reserve a place, because the request has none
-	Group    bool     // of Offer: true: another proxy owns the decode group now; false: every attempt here failed
-	Error    Error    // of Fail: which error the client gets
-	Until    Timeout  // the limit of the wait that the effect begins
-	Pair     int      // the number of the pair that the effect belongs to; 0: none
+	Kind        EffectKind
+	Resource    Resource    // of Settle: what is given back or passed on
+	Disposition Disposition // of Settle
+	Blame       Blame       // of Condemn: whether the engine alone may be at fault; of Resolve: Engine, Nobody (the request) or Disputed (it stays unknown)
+	Leg         Leg         // of Condemn: which call's engine is at fault
+	Retry       Retry       // of Pause: how the next attempt begins
+	Bind        Bind        // of Enqueue: of the present attempt
+	Place       bool        // of Enqueue: the pool must reserve a place, because the request has none
+	Group       bool        // of Offer: true: another proxy owns the decode group now; false: every attempt here failed
+	Error       Error       // of Fail: which error the client gets
+	Until       Timeout     // the limit of the wait that the effect begins
+	Pair        int         // the number of the pair that the effect belongs to; 0: none
 }
 
 // A Timeout names the limit of a wait in time, for waits that the code which carries out effects has to bound. The arrival queue, the pool,
@@ -227,13 +226,13 @@ const (
 	// settled like its slot. The call of a passed-through request is settled as Free or Spent.
 	Call
 	Memory // memory set aside for an answer in one piece, until the answer is written
-	things
+	resources
 )
 
-// Ways to settle a thing that no verdict in verdict.go uses.
+// Ways to settle a resource that no verdict in verdict.go uses.
 const (
-	Back How = Spent + 1 + iota // the thing is given back
-	// Pass gives the thing a new owner, which settles it later: a place goes to the pool's entry, a lease to the hand-off or to the pair of
+	Back Disposition = Spent + 1 + iota // the resource is given back
+	// Pass gives the resource a new owner, which settles it later: a place goes to the pool's entry, a lease to the hand-off or to the pair of
 	// an early attempt, memory to the answer.
 	Pass
 	Failing   // the slot of an answer that its engine did not begin, or broke off
@@ -265,16 +264,6 @@ type Retry struct {
 	Pause   int  // how often the base pause doubles to give the random pause's upper bound; 0: as the budget says, or none
 	Despite bool // the client has a part of the answer: if no engine answered this attempt, an empty budget does not end the request
 }
-
-// Finding says what caused a 500.
-type Finding uint8
-
-// The findings.
-const (
-	Unclear  Finding = iota // unknown: no other engine tried the request
-	Guilty                  // the engine is: another engine answered the request
-	Innocent                // the request is: another engine failed at it, too
-)
 
 // Dialect describes how the connectors that bind a decode rank before the prefill differ.
 type Dialect struct {

@@ -8,8 +8,8 @@ type doubt struct {
 
 // held is what a request holds and must give back or pass on (settle). Each thing is settled exactly once, by an effect.
 type held struct {
-	has          [things]bool // true while the request holds the thing; hand-offs in doubt are in doubts
-	kvHasProbeID bool         // the decode request must carry the probe's request id
+	has          [resources]bool // true while the request holds the thing; hand-offs in doubt are in doubts
+	kvHasProbeID bool            // the decode request must carry the probe's request id
 	doubts       []doubt
 }
 
@@ -19,7 +19,7 @@ func (o *held) take(t Resource) { o.has[t] = true }
 func (o *held) bind() { o.take(Slot); o.take(Call) }
 
 // unbind gives back what bind has taken, if the request still holds it.
-func (o *held) unbind(dst []Effect, how How) []Effect {
+func (o *held) unbind(dst []Effect, how Disposition) []Effect {
 	if !o.has[Slot] {
 		return dst
 	}
@@ -27,7 +27,7 @@ func (o *held) unbind(dst []Effect, how How) []Effect {
 }
 
 // settle gives a thing back or passes it on, as how says. It does nothing if the request does not hold the thing.
-func (o *held) settle(dst []Effect, t Resource, how How) []Effect {
+func (o *held) settle(dst []Effect, t Resource, how Disposition) []Effect {
 	if !o.has[t] {
 		return dst
 	}
@@ -35,7 +35,7 @@ func (o *held) settle(dst []Effect, t Resource, how How) []Effect {
 	if how == Doubt || how == DoubtOn {
 		o.doubts = append(o.doubts, doubt{mayRun: how == DoubtOn, hasProbeID: o.kvHasProbeID})
 	}
-	return append(dst, Effect{Kind: Settle, Resource: t, How: how})
+	return append(dst, Effect{Kind: Settle, Resource: t, Disposition: how})
 }
 
 // conclude settles what is left when the attempts are over. It discards each hand-off in doubt, so that the prefill engine can free the
@@ -47,7 +47,7 @@ func (o *held) conclude(dst []Effect, breaksEngines bool) []Effect {
 		if breaksEngines || doubt.mayRun && doubt.hasProbeID {
 			how = Orphan
 		}
-		dst = append(dst, Effect{Kind: Settle, Resource: Doubted, How: how})
+		dst = append(dst, Effect{Kind: Settle, Resource: Doubted, Disposition: how})
 	}
 	o.doubts = nil
 	return o.settle(o.settle(dst, Place, Back), Holder, Back)

@@ -49,14 +49,14 @@ type Pair struct {
 	prefill        prefilling
 	decode         decoding
 	blocks         blocks
-	whole          bool  // the answer comes in one piece, or may have no event before its end
-	deaf           bool  // the engines may ignore an abort
-	leased         bool  // the lease of the prompt is not settled yet
-	Left           bool  // the client left before the first event
-	decodeCounted  int   // prompt tokens as the decode engine counted them; 0: it reported no count
-	prefillCounted int   // prompt tokens as the prefill engine counted them; 0: it reported no count
-	Failed         bool  // one call has ended the other, or the answer may not be believed
-	cause          Ended // the end of the call because of which Failed was set
+	whole          bool    // the answer comes in one piece, or may have no event before its end
+	deaf           bool    // the engines may ignore an abort
+	leased         bool    // the lease of the prompt is not settled yet
+	Left           bool    // the client left before the first event
+	decodeCounted  int     // prompt tokens as the decode engine counted them; 0: it reported no count
+	prefillCounted int     // prompt tokens as the prefill engine counted them; 0: it reported no count
+	Failed         bool    // one call has ended the other, or the answer may not be believed
+	cause          CallEnd // the end of the call because of which Failed was set
 }
 
 // newPair returns the pair of a new attempt. The pair holds the lease of the prompt.
@@ -186,18 +186,18 @@ func (p *Pair) abort(dst []Effect) []Effect {
 }
 
 // settleLease settles the lease of the prompt, once.
-func (p *Pair) settleLease(how How, dst []Effect) []Effect {
+func (p *Pair) settleLease(how Disposition, dst []Effect) []Effect {
 	if !p.leased {
 		return dst
 	}
 	p.leased = false
-	return append(dst, Effect{Kind: Settle, Resource: Lease, How: how})
+	return append(dst, Effect{Kind: Settle, Resource: Lease, Disposition: how})
 }
 
 // fail ends the decode call, once. With most connectors a begun answer proves that the KV is complete, and fail then does nothing. With the
 // others (Dialect.Aborts) fail also marks an answer that has ended already, so that it is not believed. cause is the end of the call that
 // is at fault.
-func (p *Pair) fail(cause Ended, dst []Effect) []Effect {
+func (p *Pair) fail(cause CallEnd, dst []Effect) []Effect {
 	if complete := p.Begun() && !p.dialect.Aborts; complete || p.Failed || p.decode == fell {
 		return dst
 	}
@@ -296,7 +296,7 @@ func (p *Pair) decodeBegan(e Event, dst []Effect) []Effect {
 // compare ends the decode call if the decode engine counted more prompt tokens than the prefill engine: then KV is missing.
 func (p *Pair) compare(dst []Effect) []Effect {
 	if p.dialect.Aborts && p.Begun() && p.prefill == answered && p.prefillCounted > 0 && p.prefillCounted < p.decodeCounted {
-		return p.fail(Ended{Far: Through, Reason: Incomplete}, dst)
+		return p.fail(CallEnd{Progress: Through, Reason: Incomplete}, dst)
 	}
 	return dst
 }

@@ -127,7 +127,7 @@ func (w *twoLegs) follow(t require.TestingT, x Effect) {
 	case Settle:
 		w.leases--
 		require.Equal(t, Lease, x.Resource)
-		require.Contains(t, settles[Lease], x.How)
+		require.Contains(t, settles[Lease], x.Disposition)
 	case EndDecode:
 		require.False(t, w.closed, "a decode leg is ended that has ended")
 		w.ended++
@@ -158,7 +158,7 @@ func (w *twoLegs) last() (e Event, more bool) {
 	case slices.Contains(may, PrefillDone):
 		e = Event{Kind: PrefillDone, Prompt: 10}
 	case slices.Contains(may, NotFound):
-		e = Event{Kind: NotFound, End: Ended{Far: Headed, Reason: Busy}}
+		e = Event{Kind: NotFound, End: CallEnd{Progress: Headed, Reason: Busy}}
 	default:
 		return e, false
 	}
@@ -174,21 +174,21 @@ func (w *twoLegs) drawn(t *rapid.T) Event {
 		e.End = rapid.SampledFrom(probeEnds).Draw(t, "end")
 		e.End.Kept = w.legs.dialect.Keeps
 	case Quiet, Began:
-		e.End = Ended{Leg: Decode, Far: Sent, Reason: Unbegun}
+		e.End = CallEnd{Leg: Decode, Progress: Sent, Reason: Unbegun}
 	case Overdue:
-		e.End = Ended{Leg: Decode, Far: Sent, Reason: Uncalled}
+		e.End = CallEnd{Leg: Decode, Progress: Sent, Reason: Uncalled}
 	case Miscalled:
-		e.End = Ended{Leg: Decode, Far: Sent, Reason: Garbled}
+		e.End = CallEnd{Leg: Decode, Progress: Sent, Reason: Garbled}
 	case ClientGone, ClientWaited, Unwanted:
-		e.End = Ended{Reason: Left}
+		e.End = CallEnd{Reason: Left}
 	}
 	return e
 }
 
 // probeEnds are the ends of a prefill leg that was sent.
-var probeEnds = func() (all []Ended) {
-	ends(func(e Ended, said How) {
-		if said != unsaid && e.Leg == Prefill && e.Far < Through && !e.Moved && !e.Frees && e.Reason != Left {
+var probeEnds = func() (all []CallEnd) {
+	ends(func(e CallEnd, said Disposition) {
+		if said != unsaid && e.Leg == Prefill && e.Progress < Through && !e.Moved && !e.Frees && e.Reason != Left {
 			all = append(all, e)
 		}
 	})
@@ -228,9 +228,9 @@ func TestAClientThatLeavesEndsBothLegs(t *testing.T) {
 		if w.legs.decode != unbegun {
 			return
 		}
-		w.tell(t, Event{Kind: ClientGone, End: Ended{Reason: Left}})
+		w.tell(t, Event{Kind: ClientGone, End: CallEnd{Reason: Left}})
 		if w.waits {
-			w.tell(t, Event{Kind: ClientWaited, End: Ended{Reason: Left}})
+			w.tell(t, Event{Kind: ClientWaited, End: CallEnd{Reason: Left}})
 		}
 		require.True(t, w.legs.Failed, "%s: %+v", name, w.legs)
 		require.Equal(t, 1, w.ended)
@@ -256,11 +256,11 @@ func TestAnAnswerOfHalfAPromptIsNotBelieved(t *testing.T) {
 // KV whose first event came, and was not believed, was read.
 func TestKVOfAFirstEventThatIsNotBelievedIsFree(t *testing.T) {
 	l := newPair(dialects["push"], false, false)
-	for _, e := range []Event{{Kind: ProbeDue}, {Kind: ClientGone, End: Ended{Reason: Left}}, {Kind: ClientWaited, End: Ended{Reason: Left}},
+	for _, e := range []Event{{Kind: ProbeDue}, {Kind: ClientGone, End: CallEnd{Reason: Left}}, {Kind: ClientWaited, End: CallEnd{Reason: Left}},
 		{Kind: Began}, {Kind: Confirmed}, {Kind: DecodeFailed, Reason: Died}} {
 		l.step(e, nil)
 	}
-	require.Contains(t, l.step(Event{Kind: PrefillDone}, nil), Effect{Kind: Settle, Resource: Lease, How: Free})
+	require.Contains(t, l.step(Event{Kind: PrefillDone}, nil), Effect{Kind: Settle, Resource: Lease, Disposition: Free})
 }
 
 // What stays on a decode rank when its leg ends by itself, by connector and phase.
@@ -276,8 +276,8 @@ func TestWhatAnEndedDecodeStrands(t *testing.T) {
 		{"one whose KV is written", "layerwise", append(slices.Clone(called), Event{Kind: PrefillDone}), Died, false},
 		{"one that refused", "layerwise", nil, Refused, false},
 		{"one that broke before its callback", "layerwise", nil, Died, false},
-		{"a layerwise one that broke while its prompt goes to another engine", "layerwise", append(slices.Clone(called), Event{Kind: PrefillFailed, Again: true, End: Ended{Far: Headed, Reason: Busy}}, Event{Kind: Found}), Died, true},
-		{"one that says then that it needs nothing", "layerwise", []Event{{Kind: ClientGone, End: Ended{Reason: Left}}, {Kind: Began}, {Kind: NeedsNothing}}, Died, false},
+		{"a layerwise one that broke while its prompt goes to another engine", "layerwise", append(slices.Clone(called), Event{Kind: PrefillFailed, Again: true, End: CallEnd{Progress: Headed, Reason: Busy}}, Event{Kind: Found}), Died, true},
+		{"one that says then that it needs nothing", "layerwise", []Event{{Kind: ClientGone, End: CallEnd{Reason: Left}}, {Kind: Began}, {Kind: NeedsNothing}}, Died, false},
 		{"a pushed one that broke while its prefill runs", "push", []Event{{Kind: ProbeDue}}, Died, true},
 		{"a pushed one whose prefill has answered", "push", []Event{{Kind: ProbeDue}, {Kind: PrefillDone}}, Died, false},
 		{"a pushed one that refused", "push", []Event{{Kind: ProbeDue}}, Refused, false},

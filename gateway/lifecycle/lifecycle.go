@@ -6,22 +6,22 @@ type State uint8
 
 // The states.
 const (
-	Fresh       State = iota // nothing yet: an attempt may begin
-	TryingLocal              // the dispatcher's word whether a decode rank computes the prompt itself
-	Queued                   // a turn at a prefill engine
-	Forwarded                // the answer of another dispatcher
-	Probing                  // the prefill engine's answer
-	Pooled                   // a slot on a decode rank
-	Opening                  // the decode engine's first event
-	Coupled                  // as Opening, but prefill and decode are both under way, because the rank was bound before the prefill
-	Pausing                  // the pause before another attempt
-	Offering                 // the answer whether another dispatcher should serve it now
-	Answering                // the end of the answer, or its loss
-	Confirming               // the prefill engine's answer, which says whether the KV was complete
-	Lost                     // the client to have all that came of a lost answer, and then the decision whether the answer goes on
-	Choosing                 // the choice of an engine that was not tried yet; only if the request is passed through
-	Calling                  // the chosen engine's answer, or its first event
-	Redialing                // as Calling, once more over a new connection
+	Fresh        State = iota // nothing yet: an attempt may begin
+	TryingLocal               // the dispatcher's word whether a decode rank computes the prompt itself
+	Queued                    // a turn at a prefill engine
+	Forwarded                 // the answer of another dispatcher
+	Prefilling                // the prefill engine's answer
+	Pooled                    // a slot on a decode rank
+	Transferring              // the decode engine's first event
+	Coupled                   // as Transferring, but prefill and decode are both under way, because the rank was bound before the prefill
+	Pausing                   // the pause before another attempt
+	Offering                  // the answer whether another dispatcher should serve it now
+	Streaming                 // the end of the answer, or its loss
+	Confirming                // the prefill engine's answer, which says whether the KV was complete
+	Lost                      // the client to have all that came of a lost answer, and then the decision whether the answer goes on
+	Choosing                  // the choice of an engine that was not tried yet; only if the request is passed through
+	Calling                   // the chosen engine's answer, or its first event
+	Redialing                 // as Calling, once more over a new connection
 	Done
 	states
 )
@@ -30,9 +30,9 @@ const (
 // and returns what must be done. One goroutine at a time serves the request, but other goroutines may report events of a pair's calls. So
 // every caller of Step holds a lock.
 //
-//	TryingLocal → Queued → Probing → Pooled → Opening → Answering → Done
+//	TryingLocal → Queued → Prefilling → Pooled → Transferring → Streaming → Done
 //	   ↑            ↓        early: Pooled → Coupled ↗      ↓
-//	   |            ↓        mixed: Pooled → Opening ↗      ↓
+//	   |            ↓        mixed: Pooled → Transferring ↗      ↓
 //	   |          Forwarded → Done                         lost
 //	   └─────────────── Pausing, Offering ←── CallFailed ───┘
 //
@@ -45,7 +45,7 @@ const (
 // While an answer streams, the Lifecycle gets no events. The end of the stream is the next event.
 type Lifecycle struct {
 	Bound     bool // no other dispatcher may serve it: it is one part of a fanned-out request, or its client has a part of the answer
-	OnlyLocal bool // only a decode rank that computes the prompt itself may serve the request
+	NoHandOff bool // only a decode rank that computes the prompt itself may serve the request
 
 	history
 	state   State
@@ -53,7 +53,6 @@ type Lifecycle struct {
 	dialect Dialect // how the connector of an early attempt works
 	last    Next    // what follows the last attempt, by its verdict
 	tries   tries
-	blame   blame
 	held    held
 	pairs   []Pair // one per attempt that bound its decode rank before the prefill, in the order of the attempts
 }
@@ -122,7 +121,7 @@ func (l *Lifecycle) step(e Event, dst []Effect) []Effect {
 			l.held.bind()
 			l.keepCopy(&e)
 			return l.sendDecode(&e, dst)
-		case l.OnlyLocal: // no decode rank computes the prompt, and prefill engines must not
+		case l.NoHandOff: // no decode rank computes the prompt, and prefill engines must not
 			return l.fail(e, OfRanks, dst)
 		}
 		l.held.take(Holder) // the request goes to a prefill engine, so it will have leases
@@ -139,13 +138,13 @@ func (l *Lifecycle) step(e Event, dst []Effect) []Effect {
 			return l.begin(dst)
 		}
 		return l.fail(e, OfPeer, dst) // the other dispatcher refused the request, or the call to it failed
-	case Probing:
+	case Prefilling:
 		switch e.Kind {
 		case First: // the prefill engine gave the whole answer itself, so there is no KV to hand over
 			dst = l.held.settle(dst, Lease, Free)
 			dst = l.held.conclude(dst, l.tries.poisons())
 			// This engine serves the request, so an engine that answered it with a 500 before was itself the cause.
-			return append(l.blame.find(Guilty, dst), Effect{Kind: AnswerIt})
+			return append(l.tries.resolve(Engine, dst), Effect{Kind: AnswerIt})
 		case HandedOver:
 			dst = l.held.settle(dst, Lease, Pass)
 			l.held.take(KV)
@@ -156,7 +155,7 @@ func (l *Lifecycle) step(e Event, dst []Effect) []Effect {
 		if e.Kind == Bound {
 			return l.bound(&e, dst)
 		}
-	case Opening, Coupled:
+	case Transferring, Coupled:
 		switch e.Kind {
 		case Ends: // the whole answer came at once, so the slot is free whatever the prefill engine reports
 			return l.held.unbind(append(dst, Effect{Kind: Acclaim}), Finish)
@@ -166,9 +165,9 @@ func (l *Lifecycle) step(e Event, dst []Effect) []Effect {
 			dst = l.held.settle(dst, Lease, Free) // only a mixed attempt still holds its lease in these states
 			dst = l.held.conclude(dst, l.tries.poisons())
 			// This engine serves the request, so an engine that answered it with a 500 before was itself the cause.
-			return append(l.blame.find(Guilty, dst), Effect{Kind: AnswerIt})
+			return append(l.tries.resolve(Engine, dst), Effect{Kind: AnswerIt})
 		}
-	case Answering, Confirming, Lost:
+	case Streaming, Confirming, Lost:
 		return l.answered(e, dst)
 	case Done:
 		return dst
@@ -319,7 +318,7 @@ func (l *Lifecycle) callFailed(e Event, dst []Effect) []Effect {
 		dst = l.held.settle(dst, KV, verdict.KV)    // of a decode call
 	}
 	if disputed { // the lease was settled before, because only a failure that is counted can be forgiven
-		dst = l.blame.accuse(e.Engine, dst)
+		dst = l.tries.accuse(e.Engine, dst)
 	}
 	slotHow, nothingSent := Failing, e.End.Reason == Unready || e.End.Reason == Unlearned || e.End.Reason == Leaving
 	if nothingSent || e.Quit || e.End.Reason == NotOurs || e.End.Reason == Left && e.End.Open {
@@ -353,7 +352,7 @@ func (l *Lifecycle) condemn(e *Event, whom Blame, dst []Effect) (_ []Effect, dis
 	return append(dst, Effect{Kind: Condemn, Blame: whom, Leg: e.End.Leg}), whom == Disputed
 }
 
-// answered handles an event after the client's answer has begun, in the states Answering, Confirming and Lost. An answer that can neither
+// answered handles an event after the client's answer has begun, in the states Streaming, Confirming and Lost. An answer that can neither
 // end nor go on elsewhere is broken off.
 func (l *Lifecycle) answered(e Event, dst []Effect) []Effect {
 	switch {
@@ -361,7 +360,7 @@ func (l *Lifecycle) answered(e Event, dst []Effect) []Effect {
 		l.tries.restart()
 		l.tries.resumed++
 		return l.begin(dst)
-	case e.Kind == Ends && l.state == Answering:
+	case e.Kind == Ends && l.state == Streaming:
 		if l.held.has[Slot] { // no slot: the answer ended with its first event, and the wait for the prefill engine is over
 			dst = l.held.unbind(append(dst, Effect{Kind: Acclaim}), Finish)
 			if l.bind == Early { // the prefill engine may still report that the KV was not complete
@@ -371,7 +370,7 @@ func (l *Lifecycle) answered(e Event, dst []Effect) []Effect {
 		fallthrough // the answer has ended, and there is nothing to wait for
 	case e.Kind == Ends, e.Kind == Believed:
 		return append(l.conclude(dst), Effect{Kind: EndWhole})
-	case e.Kind == CallFailed && l.state == Answering:
+	case e.Kind == CallFailed && l.state == Streaming:
 		return l.answerLost(e, dst)
 	}
 	return append(l.conclude(dst), Effect{Kind: BreakOff})
@@ -386,7 +385,7 @@ func (l *Lifecycle) answerLost(e Event, dst []Effect) []Effect {
 	}
 	dst, disputed := l.condemn(&e, verdict.Blame, dst)
 	if disputed {
-		dst = l.blame.accuse(e.Engine, dst)
+		dst = l.tries.accuse(e.Engine, dst)
 	}
 	dst = l.held.unbind(dst, slotHow)
 	if verdict.Next == Over || l.tries.noteFailure(&e) {
@@ -428,7 +427,7 @@ func (l *Lifecycle) fail(e Event, clientError Error, dst []Effect) []Effect {
 // unknown.
 func (l *Lifecycle) conclude(dst []Effect) []Effect {
 	dst = l.held.settle(dst, Copy, Back)
-	return l.held.conclude(l.blame.find(Unclear, dst), l.tries.poisons())
+	return l.held.conclude(l.tries.resolve(Disputed, dst), l.tries.poisons())
 }
 
 // panicked ends the request after the code that carries out effects has panicked. An engine may still be working on the request, so no
@@ -449,5 +448,5 @@ func (l *Lifecycle) panicked(e Event, dst []Effect) []Effect {
 	}
 	dst = l.letGo(Pass, Back, dst)
 	dst = l.held.settle(dst, Copy, Back)
-	return l.held.conclude(l.blame.find(Unclear, dst), true)
+	return l.held.conclude(l.tries.resolve(Disputed, dst), true)
 }

@@ -11,26 +11,26 @@ import (
 
 // answers are the events that may follow what is waited for in a state. A panic may follow anything.
 var answers = map[State][]EventKind{
-	Fresh:       {Begun},
-	TryingLocal: {LocalBound, NoLocal},
-	Queued:      {Turn, NoTurn, Directed},
-	Forwarded:   {PeerAnswers, PeerRefuses, RegionReturns, SiblingReturns},
-	Probing:     {HandedOver, CallFailed},
-	Pooled:      {Bound, CallFailed},
-	Opening:     {First, CallFailed, Ends},
-	Coupled:     {First, CallFailed, Ends},
-	Pausing:     {Retried, GivenUp},
-	Offering:    {Offered, NotOffered},
-	Answering:   {Ends, CallFailed},
-	Confirming:  {Believed, CallFailed},
-	Lost:        {Begun, Ends, GivenUp, CallFailed},
-	Choosing:    {Chosen, NoneLeft, NoRoute},
-	Calling:     {First, CallFailed, Ends},
-	Redialing:   {First, CallFailed, Ends},
+	Fresh:        {Begun},
+	TryingLocal:  {LocalBound, NoLocal},
+	Queued:       {Turn, NoTurn, Directed},
+	Forwarded:    {PeerAnswers, PeerRefuses, RegionReturns, SiblingReturns},
+	Prefilling:   {HandedOver, CallFailed},
+	Pooled:       {Bound, CallFailed},
+	Transferring: {First, CallFailed, Ends},
+	Coupled:      {First, CallFailed, Ends},
+	Pausing:      {Retried, GivenUp},
+	Offering:     {Offered, NotOffered},
+	Streaming:    {Ends, CallFailed},
+	Confirming:   {Believed, CallFailed},
+	Lost:         {Begun, Ends, GivenUp, CallFailed},
+	Choosing:     {Chosen, NoneLeft, NoRoute},
+	Calling:      {First, CallFailed, Ends},
+	Redialing:    {First, CallFailed, Ends},
 }
 
 // settles are the ways in which each thing may be settled.
-var settles = [things][]How{
+var settles = [resources][]Disposition{
 	Place:   {Back, Pass},
 	Lease:   {Free, Refuse, Lose, Orphan, Discard, Pass},
 	KV:      {Free, Orphan, Discard, Doubt, DoubtOn},
@@ -45,24 +45,24 @@ var settles = [things][]How{
 }
 
 // legs are the ends that a leg may have in a state: those for which the tables have an entry.
-func legs(l *Lifecycle) (all []Ended) {
+func legs(l *Lifecycle) (all []CallEnd) {
 	early := []Reason{Uncalled, Misplaced, Unbegun}                   // only the legs of an early attempt end so
 	pool := []Reason{Left, Leaving, Unowned, NoRank, RanksLost}       // only the pool's wait does
 	late := []Reason{Unconfirmed, Incomplete, Restarted, Disbelieved} // only an early prefill does
-	ends(func(e Ended, said How) {
+	ends(func(e CallEnd, said Disposition) {
 		fits := said != unsaid
 		switch l.state {
-		case Probing:
-			fits = fits && e.Leg == Prefill && e.Far < Through && e.Kept && !slices.Contains(late, e.Reason)
+		case Prefilling:
+			fits = fits && e.Leg == Prefill && e.Progress < Through && e.Kept && !slices.Contains(late, e.Reason)
 		case Pooled:
-			fits = fits && e.Leg == Prefill && e.Kept && slices.Contains(pool, e.Reason) && (e.Far == Through) == (l.bind == Late) &&
-				(e.Far == Unsent) == (l.bind != Late)
-		case Opening:
+			fits = fits && e.Leg == Prefill && e.Kept && slices.Contains(pool, e.Reason) && (e.Progress == Through) == (l.bind == Late) &&
+				(e.Progress == Unsent) == (l.bind != Late)
+		case Transferring:
 			fits = fits && e.Leg == Decode && !slices.Contains(early, e.Reason)
-		case Answering:
-			fits = fits && e.Leg == Decode && e.Far == Through && !slices.Contains(early, e.Reason)
+		case Streaming:
+			fits = fits && e.Leg == Decode && e.Progress == Through && !slices.Contains(early, e.Reason)
 		case Confirming, Lost:
-			fits = fits && e.Leg == Prefill && e.Far == Through
+			fits = fits && e.Leg == Prefill && e.Progress == Through
 		}
 		if fits {
 			all = append(all, e)
@@ -73,7 +73,7 @@ func legs(l *Lifecycle) (all []Ended) {
 
 // engines is what a model of the world knows of a request: what it holds, by the effects alone.
 type engines struct {
-	held    [things]int
+	held    [resources]int
 	read    bool // an engine may have read the KV that is held
 	begun   bool // the client has the beginning of an answer
 	ends    int  // of the answer, and errors
@@ -102,10 +102,10 @@ func (w *engines) follow(t require.TestingT, x Effect) {
 		return
 	}
 	if x.Kind == Settle {
-		require.Contains(t, settles[x.Resource], x.How, "%d of thing %d", x.How, x.Resource)
+		require.Contains(t, settles[x.Resource], x.Disposition, "%d of thing %d", x.Disposition, x.Resource)
 		require.Positive(t, w.held[x.Resource], "thing %d is settled, and is not held", x.Resource)
 		w.held[x.Resource]--
-		if x.How == Doubt || x.How == DoubtOn {
+		if x.Disposition == Doubt || x.Disposition == DoubtOn {
 			w.held[Doubted]++
 		}
 		return
@@ -125,7 +125,7 @@ func (w *engines) follow(t require.TestingT, x Effect) {
 		if x.Blame == Disputed {
 			w.charged++
 		}
-	case Find:
+	case Resolve:
 		require.Positive(t, w.charged, "nobody is accused")
 		w.charged = 0
 	}
@@ -133,7 +133,7 @@ func (w *engines) follow(t require.TestingT, x Effect) {
 
 // happens takes an event in, before it is told.
 func (w *engines) happens(state State, alone bool, e Event) {
-	if e.Copied && w.held[Copy] == 0 && (e.Kind == LocalBound || e.Kind == Bound || e.Kind == First && state != Probing) {
+	if e.Copied && w.held[Copy] == 0 && (e.Kind == LocalBound || e.Kind == Bound || e.Kind == First && state != Prefilling) {
 		w.held[Copy]++
 	}
 	if state == TryingLocal && e.Kind != LocalBound && e.Kind != Panicked && !alone && w.held[Holder] == 0 {
@@ -152,7 +152,7 @@ func (w *engines) happens(state State, alone bool, e Event) {
 		w.held[KV]++
 		w.read = false
 	case CallFailed:
-		if state == Opening && e.End.Far != Unsent {
+		if state == Transferring && e.End.Progress != Unsent {
 			w.read = true
 		}
 	}
@@ -161,7 +161,7 @@ func (w *engines) happens(state State, alone bool, e Event) {
 // drawn is an event that may come now.
 func drawn(t *rapid.T, l *Lifecycle) Event {
 	e := Event{Kind: rapid.SampledFrom(answers[l.state]).Draw(t, "what"), Left: rapid.IntRange(0, 9).Draw(t, "left") == 0}
-	if e.Kind == Ends && l.state < Answering && !l.held.has[Slot] { // it ends once
+	if e.Kind == Ends && l.state < Streaming && !l.held.has[Slot] { // it ends once
 		e.Kind = First
 	}
 	if rapid.IntRange(0, 199).Draw(t, "panic") == 0 {
@@ -185,13 +185,13 @@ func drawn(t *rapid.T, l *Lifecycle) Event {
 // hand-off is sent that may have been read. The client gets one answer or one error. A copy does what the first one does.
 func TestWhatIsTakenIsSettledOnce(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		l := Lifecycle{Bound: rapid.Bool().Draw(t, "bound"), OnlyLocal: rapid.IntRange(0, 4).Draw(t, "alone") == 0}
+		l := Lifecycle{Bound: rapid.Bool().Draw(t, "bound"), NoHandOff: rapid.IntRange(0, 4).Draw(t, "alone") == 0}
 		var w engines
 		var events []Event
 		e := Event{Kind: Begun}
 		for range 200 {
 			state := l.state
-			w.happens(state, l.OnlyLocal, e)
+			w.happens(state, l.NoHandOff, e)
 			events = append(events, e)
 			for n := range w.pairs {
 				if rapid.Bool().Draw(t, "of the legs") && len(w.pairs[n].mayCome()) > 0 {
@@ -223,21 +223,21 @@ func TestWhatIsTakenIsSettledOnce(t *testing.T) {
 					}
 					require.Zero(t, w.pairs[n].leases, "%+v", l.pairs[n])
 				}
-				require.Equal(t, [things]int{}, w.held, "after %v", events)
+				require.Equal(t, [resources]int{}, w.held, "after %v", events)
 				require.Zero(t, w.charged, "after %v", events)
 				if e.Kind != Panicked && e.Kind != PeerAnswers {
 					require.Equal(t, 1, w.ends, "after %v", events)
 				}
-				require.Empty(t, l.Step(drawn(t, &Lifecycle{state: Answering}), nil), "nothing follows")
+				require.Empty(t, l.Step(drawn(t, &Lifecycle{state: Streaming}), nil), "nothing follows")
 				return
 			}
 			require.Zero(t, w.ends, "after %v", events)
-			if l.state == Answering {
+			if l.state == Streaming {
 				require.LessOrEqual(t, w.held[Slot], 1, "after %v", events)
 				require.Equal(t, w.held[Slot], w.held[Call], "after %v", events)
 				require.Zero(t, w.held[Place]+w.held[Lease]+w.held[KV]+w.held[Doubted]+w.held[Holder], "after %v", events)
 			}
-			if e.Kind == Ends && state < Answering { // all of it came at once, and the wait goes on
+			if e.Kind == Ends && state < Streaming { // all of it came at once, and the wait goes on
 				require.Equal(t, state, l.state, "after %v", events)
 				require.Zero(t, w.held[Slot]+w.held[Call]+w.awaited, "after %v", events)
 				e = drawn(t, &l)
@@ -286,7 +286,7 @@ func TestARequestWhoseClientLeavesEnds(t *testing.T) {
 
 // An attempt that is bound before its prefill, or to a rank that prefills and decodes, and comes to the same as a late one, owes the same.
 func TestEarlyMixedAndLateOweTheSame(t *testing.T) {
-	for _, end := range []Ended{{Reason: Left}, {Reason: Leaving}, {Reason: Unowned}, {Reason: NoRank}} {
+	for _, end := range []CallEnd{{Reason: Left}, {Reason: Leaving}, {Reason: Unowned}, {Reason: NoRank}} {
 		for _, left := range []bool{false, true} {
 			var after [3][]Effect
 			for i := range after {
@@ -296,10 +296,10 @@ func TestEarlyMixedAndLateOweTheSame(t *testing.T) {
 				l.Step(Event{Kind: Turn, Bind: Bind(i)}, nil)
 				if e := end; i == 0 {
 					l.Step(Event{Kind: HandedOver}, nil)
-					e.Far, e.Kept = Through, true
+					e.Progress, e.Kept = Through, true
 					end = e
 				} else {
-					end.Far = Unsent
+					end.Progress = Unsent
 				}
 				after[i] = l.Step(Event{Kind: CallFailed, End: end, Left: left}, nil)
 				require.Equal(t, held{kvHasProbeID: l.held.kvHasProbeID}, l.held, "nothing is held")
@@ -313,7 +313,7 @@ func TestEarlyMixedAndLateOweTheSame(t *testing.T) {
 
 func TestASettleOfWhatIsNotHeldChangesNothing(t *testing.T) {
 	var o held
-	for thing := range things {
+	for thing := range resources {
 		require.Empty(t, o.settle(nil, thing, Free), fmt.Sprint(thing))
 	}
 }
@@ -331,19 +331,19 @@ func mixed() Lifecycle {
 // engine's failure where that is held against it. No KV is left anywhere, so that nothing is doubted, orphaned or discarded.
 func TestTheLeaseOfAMixedRequest(t *testing.T) {
 	l := mixed()
-	require.Equal(t, []Effect{{Kind: Settle, Resource: Lease, How: Free}, {Kind: Settle, Resource: Holder, How: Back}, {Kind: AnswerIt}},
+	require.Equal(t, []Effect{{Kind: Settle, Resource: Lease, Disposition: Free}, {Kind: Settle, Resource: Holder, Disposition: Back}, {Kind: AnswerIt}},
 		l.Step(Event{Kind: First}, nil))
-	ends(func(e Ended, said How) {
+	ends(func(e CallEnd, said Disposition) {
 		if e.Leg != Decode || said == unsaid {
 			return
 		}
 		l := mixed()
-		var how []How
+		var how []Disposition
 		for _, x := range l.Step(Event{Kind: CallFailed, End: e}, nil) {
 			if x.Kind == Settle {
 				require.Contains(t, []Resource{Lease, Slot, Call, Holder}, x.Resource, "%+v", e)
 				if x.Resource == Lease {
-					how = append(how, x.How)
+					how = append(how, x.Disposition)
 				}
 			}
 		}
@@ -351,7 +351,7 @@ func TestTheLeaseOfAMixedRequest(t *testing.T) {
 		if e.Verdict().Blame == Nobody || e.Reason == Busy {
 			want = Free
 		}
-		require.Equal(t, []How{want}, how, "%+v", e)
+		require.Equal(t, []Disposition{want}, how, "%+v", e)
 	})
 }
 
@@ -368,14 +368,14 @@ func coupled() Lifecycle {
 func TestADecodeEngineIsNotBlamedForItsPrefill(t *testing.T) {
 	l := coupled()
 	again := Effect{Kind: Pause, Retry: Retry{Budget: Counted, N: 1}}
-	got := l.Step(Event{Kind: CallFailed, Faulty: true, End: Ended{Leg: Prefill, Far: Headed, Reason: Failed}}, nil)
-	leaves := []Effect{{Kind: Settle, Resource: Slot, How: Failing}, {Kind: Settle, Resource: Call, How: Failing}}
+	got := l.Step(Event{Kind: CallFailed, Faulty: true, End: CallEnd{Leg: Prefill, Progress: Headed, Reason: Failed}}, nil)
+	leaves := []Effect{{Kind: Settle, Resource: Slot, Disposition: Failing}, {Kind: Settle, Resource: Call, Disposition: Failing}}
 	require.Equal(t, slices.Concat([]Effect{{Kind: Condemn, Leg: Prefill, Blame: Disputed}}, leaves, []Effect{again}), got)
 	l = coupled()
-	got = l.Step(Event{Kind: CallFailed, Faulty: true, End: Ended{Leg: Decode, Far: Headed, Reason: Failed}}, nil)
+	got = l.Step(Event{Kind: CallFailed, Faulty: true, End: CallEnd{Leg: Decode, Progress: Headed, Reason: Failed}}, nil)
 	require.Equal(t, slices.Concat([]Effect{{Kind: Condemn, Leg: Decode, Blame: Disputed}}, leaves, []Effect{{Kind: Shun}, again}), got)
 	l = coupled()
-	got = l.Step(Event{Kind: CallFailed, End: Ended{Leg: Decode, Far: Headed, Reason: Failed}}, nil) // its KV did not arrive
+	got = l.Step(Event{Kind: CallFailed, End: CallEnd{Leg: Decode, Progress: Headed, Reason: Failed}}, nil) // its KV did not arrive
 	require.Equal(t, Effect{Kind: Condemn, Leg: Decode, Blame: Engine}, got[0])
 }
 
@@ -387,7 +387,7 @@ func TestWhenARankIsShunned(t *testing.T) {
 		if why < Unreachable {
 			far = Unsent
 		}
-		got := l.Step(Event{Kind: CallFailed, End: Ended{Leg: Decode, Far: far, Reason: why, Moved: why == GivenBack}}, nil)
+		got := l.Step(Event{Kind: CallFailed, End: CallEnd{Leg: Decode, Progress: far, Reason: why, Moved: why == GivenBack}}, nil)
 		require.Equal(t, want, slices.Contains(got, Effect{Kind: Shun}), "%d", why)
 	}
 }
@@ -396,15 +396,15 @@ func TestWhenARankIsShunned(t *testing.T) {
 func TestHowASlotGoesBack(t *testing.T) {
 	for _, row := range []struct {
 		e    Event
-		want How
+		want Disposition
 	}{
-		{Event{Kind: CallFailed, End: Ended{Leg: Decode, Far: Sent, Reason: HungUp}, Left: true, Quit: true}, Cancelled},
-		{Event{Kind: CallFailed, End: Ended{Leg: Decode, Far: Sent, Reason: HungUp}, Left: true}, Failing}, // it left a moment later
-		{Event{Kind: CallFailed, End: Ended{Leg: Decode, Reason: NotOurs}}, Cancelled},
-		{Event{Kind: CallFailed, End: Ended{Leg: Decode, Far: Sent, Reason: Broke}}, Failing},
+		{Event{Kind: CallFailed, End: CallEnd{Leg: Decode, Progress: Sent, Reason: HungUp}, Left: true, Quit: true}, Cancelled},
+		{Event{Kind: CallFailed, End: CallEnd{Leg: Decode, Progress: Sent, Reason: HungUp}, Left: true}, Failing}, // it left a moment later
+		{Event{Kind: CallFailed, End: CallEnd{Leg: Decode, Reason: NotOurs}}, Cancelled},
+		{Event{Kind: CallFailed, End: CallEnd{Leg: Decode, Progress: Sent, Reason: Broke}}, Failing},
 	} {
 		l := coupled()
-		require.Contains(t, l.Step(row.e, nil), Effect{Kind: Settle, Resource: Slot, How: row.want}, "%+v", row.e)
+		require.Contains(t, l.Step(row.e, nil), Effect{Kind: Settle, Resource: Slot, Disposition: row.want}, "%+v", row.e)
 	}
 }
 
@@ -421,8 +421,8 @@ func TestAPrefillEngineMayAnswerAlone(t *testing.T) {
 	step(Event{Kind: NoLocal})
 	require.Contains(t, step(Event{Kind: Turn}), SendProbe)
 	require.True(t, l.Reserved())
-	require.Equal(t, []Effect{{Kind: Settle, Resource: Lease, How: Free}, {Kind: Settle, Resource: Place, How: Back},
-		{Kind: Settle, Resource: Holder, How: Back}, {Kind: AnswerIt}}, l.Step(Event{Kind: First}, nil))
+	require.Equal(t, []Effect{{Kind: Settle, Resource: Lease, Disposition: Free}, {Kind: Settle, Resource: Place, Disposition: Back},
+		{Kind: Settle, Resource: Holder, Disposition: Back}, {Kind: AnswerIt}}, l.Step(Event{Kind: First}, nil))
 	require.False(t, l.Reserved())
 	require.Equal(t, []EffectKind{EndWhole}, step(Event{Kind: Ends}))
 }

@@ -7,7 +7,7 @@ const (
 
 // pass handles an event of a request that is passed through to one engine as it came:
 //
-//	Choosing → Calling → Answering → Done
+//	Choosing → Calling → Streaming → Done
 //	   ↑        ↓    ↓      ↑
 //	   |        | Redialing ┘
 //	   └────────┴────┘
@@ -30,9 +30,9 @@ func (l *Lifecycle) pass(e Event, dst []Effect) []Effect {
 		return l.callFell(e, dst)
 	case called && e.Kind == First:
 		return append(l.held.settle(dst, Body, Back), Effect{Kind: AnswerIt})
-	case l.state == Answering && e.Kind == Ends:
+	case l.state == Streaming && e.Kind == Ends:
 		return append(l.letGo(Back, Pass, dst), Effect{Kind: EndWhole})
-	case l.state == Answering && e.Kind == CallFailed:
+	case l.state == Streaming && e.Kind == CallFailed:
 		return append(l.letGo(Back, Back, dst), Effect{Kind: BreakOff})
 	}
 	return dst
@@ -74,7 +74,7 @@ func (l *Lifecycle) callFell(e Event, dst []Effect) []Effect {
 	case e.Left:
 		return l.turnAway(OfClient, dst)
 	// two connections ended without an answer, so the request may have killed the engine: no other engine is risked
-	case l.state == Redialing && e.End.Far < Headed && !e.End.Moved:
+	case l.state == Redialing && e.End.Progress < Headed && !e.End.Moved:
 		verdict.Next = Elsewhere
 		dst = append(dst, Effect{Kind: Recall})
 	case verdict.Next == Same:
@@ -101,7 +101,7 @@ func (l *Lifecycle) turnAway(clientError Error, dst []Effect) []Effect {
 }
 
 // letGo settles everything that a passed-through request still holds. body and memory say how those two things are settled.
-func (l *Lifecycle) letGo(body, memory How, dst []Effect) []Effect {
+func (l *Lifecycle) letGo(body, memory Disposition, dst []Effect) []Effect {
 	dst = l.held.settle(dst, Body, body)
 	dst = l.held.settle(dst, Memory, memory)
 	dst = l.held.settle(dst, Call, Spent)

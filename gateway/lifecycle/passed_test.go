@@ -11,8 +11,8 @@ import (
 )
 
 // soleEnds are the ends that a Sole leg may have.
-var soleEnds = func() (all []Ended) {
-	for why, far := range map[Reason][]Far{
+var soleEnds = func() (all []CallEnd) {
+	for why, far := range map[Reason][]Progress{
 		HungUp: {Unsent, Sent, Headed}, Unreachable: {Unsent}, Stale: {Unsent, Sent}, Broke: {Unsent, Sent, Headed},
 		Silent: {Unsent, Sent, Headed}, Garbled: {Headed}, TooLarge: {Headed},
 		Lacks: {Headed}, Rejected: {Headed}, Throttled: {Headed}, Busy: {Headed}, Failed: {Headed}, Erred: {Headed}, Unable: {Headed},
@@ -20,17 +20,17 @@ var soleEnds = func() (all []Ended) {
 	} {
 		for _, far := range far {
 			for flags := range 4 {
-				all = append(all, Ended{Leg: Sole, Far: far, Reason: why, Moved: flags&1 > 0, Open: flags&2 > 0 && far == Headed})
+				all = append(all, CallEnd{Leg: Sole, Progress: far, Reason: why, Moved: flags&1 > 0, Open: flags&2 > 0 && far == Headed})
 			}
 		}
 	}
-	slices.SortFunc(all, func(a, b Ended) int { return cmp.Compare(fmt.Sprint(a), fmt.Sprint(b)) })
+	slices.SortFunc(all, func(a, b CallEnd) int { return cmp.Compare(fmt.Sprint(a), fmt.Sprint(b)) })
 	return all
 }()
 
 // spent says whether an engine may have computed a request, by what is known of it alone.
-func spent(e Ended) bool {
-	return e.Open || e.Far > Unsent && e.Reason != Stale && e.Reason < Lacks
+func spent(e CallEnd) bool {
+	return e.Open || e.Progress > Unsent && e.Reason != Stale && e.Reason < Lacks
 }
 
 // begins is how such a request does.
@@ -39,7 +39,7 @@ var begins = Event{Kind: Begun, Bind: Passed}
 // onePassed is what a model of the world knows of a request that is passed through, by the effects alone.
 type onePassed struct {
 	life                  Lifecycle
-	held                  [things]int
+	held                  [resources]int
 	engines, calls, ended int
 	failures              int // that the log tells of
 }
@@ -59,7 +59,7 @@ func (w *onePassed) tell(t require.TestingT, e Event) []Effect {
 		require.Zero(t, w.ended, "something follows the end")
 		switch x.Kind {
 		case Settle:
-			require.Contains(t, settles[x.Resource], x.How, "%d of thing %d", x.How, x.Resource)
+			require.Contains(t, settles[x.Resource], x.Disposition, "%d of thing %d", x.Disposition, x.Resource)
 			require.Positive(t, w.held[x.Resource], "thing %d is settled, and is not held", x.Resource)
 			w.held[x.Resource]--
 		case Choose:
@@ -82,7 +82,7 @@ func (w *onePassed) tell(t require.TestingT, e Event) []Effect {
 	if e.Kind != Panicked && len(dst) > 0 && !w.over() {
 		require.Equal(t, TryLocal, dst[len(dst)-1].Kind-EffectKind(w.life.state-TryingLocal), "the last effect is what the state waits for")
 	}
-	if e.Kind == Ends && state < Done && state != Answering { // all of the answer came at once
+	if e.Kind == Ends && state < Done && state != Streaming { // all of the answer came at once
 		require.Empty(t, dst)
 		require.Equal(t, state, w.life.state)
 	}
@@ -138,16 +138,16 @@ func TestWhatMayHaveKilledAnEngineGoesToNoOther(t *testing.T) {
 		var w onePassed
 		e := begins
 		for !w.over() {
-			second, answered := w.life.state == Redialing, w.life.state == Answering
+			second, answered := w.life.state == Redialing, w.life.state == Streaming
 			dst := w.tell(t, e)
 			if e.Kind == CallFailed && !answered {
-				killed := e.End.Far > Unsent && slices.Contains([]Reason{HungUp, Broke, Silent, Garbled}, e.End.Reason) || second && e.End.Far < Headed
+				killed := e.End.Progress > Unsent && slices.Contains([]Reason{HungUp, Broke, Silent, Garbled}, e.End.Reason) || second && e.End.Progress < Headed
 				if killed && !e.End.Moved || e.Left {
 					require.Equal(t, Fail, dst[len(dst)-1].Kind, "%+v", e.End)
 				}
 				again := slices.ContainsFunc(dst, func(x Effect) bool { return x.Kind == SendAnew })
 				require.Equal(t, e.End.Reason == Stale && !e.End.Moved && !second && !e.Left, again, "%+v", e.End)
-				require.Contains(t, dst, Effect{Kind: Settle, Resource: Call, How: map[bool]How{true: Spent, false: Free}[spent(e.End)]}, "%+v", e.End)
+				require.Contains(t, dst, Effect{Kind: Settle, Resource: Call, Disposition: map[bool]Disposition{true: Spent, false: Free}[spent(e.End)]}, "%+v", e.End)
 			}
 			e = w.drawn(t)
 		}
@@ -158,8 +158,8 @@ func TestWhatMayHaveKilledAnEngineGoesToNoOther(t *testing.T) {
 func TestAPassedRequestWhoseClientLeavesEnds(t *testing.T) {
 	for _, before := range [][]Event{
 		{},
-		{{Kind: CallFailed, End: Ended{Leg: Sole, Reason: Unreachable}}, {Kind: Chosen}},
-		{{Kind: CallFailed, End: Ended{Leg: Sole, Far: Sent, Reason: Stale}}},
+		{{Kind: CallFailed, End: CallEnd{Leg: Sole, Reason: Unreachable}}, {Kind: Chosen}},
+		{{Kind: CallFailed, End: CallEnd{Leg: Sole, Progress: Sent, Reason: Stale}}},
 	} {
 		for _, end := range soleEnds {
 			var w onePassed
@@ -174,10 +174,10 @@ func TestAPassedRequestWhoseClientLeavesEnds(t *testing.T) {
 
 // What the client gets and what is tried, by what the engines do in turn.
 func TestWhatBecomesOfAPassedRequest(t *testing.T) {
-	fell := func(far Far, why Reason) Event {
-		return Event{Kind: CallFailed, End: Ended{Leg: Sole, Far: far, Reason: why}}
+	fell := func(far Progress, why Reason) Event {
+		return Event{Kind: CallFailed, End: CallEnd{Leg: Sole, Progress: far, Reason: why}}
 	}
-	moved := Event{Kind: CallFailed, End: Ended{Leg: Sole, Far: Sent, Reason: HungUp, Moved: true}}
+	moved := Event{Kind: CallFailed, End: CallEnd{Leg: Sole, Progress: Sent, Reason: HungUp, Moved: true}}
 	unlisted := fell(Headed, Unlisted)
 	busy, lacks, stale, unreached := fell(Headed, Busy), fell(Headed, Lacks), fell(Sent, Stale), fell(Unsent, Unreachable)
 	chosen, none, noRoute := Event{Kind: Chosen}, Event{Kind: NoneLeft}, Event{Kind: NoRoute}
@@ -240,13 +240,13 @@ func TestWhatBecomesOfAPassedRequest(t *testing.T) {
 // The failure that a client is told of is the last one that counts.
 func TestWhichFailureCounts(t *testing.T) {
 	for name, row := range map[string]struct {
-		first, second Ended
+		first, second CallEnd
 		recalls       bool
 	}{
-		"an engine that lacks the endpoint":         {Ended{Far: Headed, Reason: Busy}, Ended{Far: Headed, Reason: Lacks}, true},
-		"an engine that died at the second attempt": {Ended{Far: Sent, Reason: Stale}, Ended{Reason: Unreachable}, true},
-		"an engine that is busy then":               {Ended{Far: Sent, Reason: Stale}, Ended{Far: Headed, Reason: Busy}, false},
-		"another engine that is busy":               {Ended{Far: Headed, Reason: Busy}, Ended{Far: Headed, Reason: Busy}, false},
+		"an engine that lacks the endpoint":         {CallEnd{Progress: Headed, Reason: Busy}, CallEnd{Progress: Headed, Reason: Lacks}, true},
+		"an engine that died at the second attempt": {CallEnd{Progress: Sent, Reason: Stale}, CallEnd{Reason: Unreachable}, true},
+		"an engine that is busy then":               {CallEnd{Progress: Sent, Reason: Stale}, CallEnd{Progress: Headed, Reason: Busy}, false},
+		"another engine that is busy":               {CallEnd{Progress: Headed, Reason: Busy}, CallEnd{Progress: Headed, Reason: Busy}, false},
 	} {
 		var w onePassed
 		w.tell(t, begins)

@@ -22,99 +22,99 @@ func TestWhatHappensIf(t *testing.T) {
 	for _, q := range []struct{ question, told, done string }{
 		{
 			"the decode engine resets after its 200, and the client is leaving",
-			opening + "CallFailed End.Leg=Decode End.Far=Headed End.Reason=Broke End.Open Left",
-			"Condemn Blame=Engine Leg=Decode, Settle Resource=KV How=DoubtOn, Settle Resource=Slot How=Failing, " +
-				"Settle Resource=Call How=Failing, Shun, Settle Resource=Doubted How=Discard, " +
-				"Settle Resource=Holder How=Back, Fail Error=OfClient",
+			opening + "CallFailed End.Leg=Decode End.Progress=Headed End.Reason=Broke End.Open Left",
+			"Condemn Blame=Engine Leg=Decode, Settle Resource=KV Disposition=DoubtOn, Settle Resource=Slot Disposition=Failing, " +
+				"Settle Resource=Call Disposition=Failing, Shun, Settle Resource=Doubted Disposition=Discard, " +
+				"Settle Resource=Holder Disposition=Back, Fail Error=OfClient",
 		},
 		{
 			"the same, where a second request for the hand-off would have the id of the first",
-			probing + "HandedOver Named; Bound; CallFailed End.Leg=Decode End.Far=Headed End.Reason=Broke End.Open Left",
-			"Condemn Blame=Engine Leg=Decode, Settle Resource=KV How=DoubtOn, Settle Resource=Slot How=Failing, " +
-				"Settle Resource=Call How=Failing, Shun, Settle Resource=Doubted How=Orphan, " +
-				"Settle Resource=Holder How=Back, Fail Error=OfClient",
+			probing + "HandedOver Named; Bound; CallFailed End.Leg=Decode End.Progress=Headed End.Reason=Broke End.Open Left",
+			"Condemn Blame=Engine Leg=Decode, Settle Resource=KV Disposition=DoubtOn, Settle Resource=Slot Disposition=Failing, " +
+				"Settle Resource=Call Disposition=Failing, Shun, Settle Resource=Doubted Disposition=Orphan, " +
+				"Settle Resource=Holder Disposition=Back, Fail Error=OfClient",
 		},
 		{
 			"the client leaves while the prefill engine computes",
-			probing + "CallFailed End.Leg=Prefill End.Far=Sent End.Reason=Left End.Kept Left",
-			"Settle Resource=Lease How=Free, Settle Resource=Place How=Back, Settle Resource=Holder How=Back, Fail Error=OfClient",
+			probing + "CallFailed End.Leg=Prefill End.Progress=Sent End.Reason=Left End.Kept Left",
+			"Settle Resource=Lease Disposition=Free, Settle Resource=Place Disposition=Back, Settle Resource=Holder Disposition=Back, Fail Error=OfClient",
 		},
 		{
 			"it leaves while the hand-off waits in the pool",
-			pooled + "CallFailed End.Leg=Prefill End.Far=Through End.Reason=Left End.Kept Left",
-			"Settle Resource=KV How=Discard, Settle Resource=Holder How=Back, Fail Error=OfClient",
+			pooled + "CallFailed End.Leg=Prefill End.Progress=Through End.Reason=Left End.Kept Left",
+			"Settle Resource=KV Disposition=Discard, Settle Resource=Holder Disposition=Back, Fail Error=OfClient",
 		},
 		{
 			"a decode engine answers 503",
-			opening + "CallFailed End.Leg=Decode End.Far=Headed End.Reason=Busy",
-			"Condemn Blame=Engine Leg=Decode, Settle Resource=KV How=Doubt, Settle Resource=Slot How=Failing, " +
-				"Settle Resource=Call How=Failing, Shun, Pause Retry.Budget=Counted Retry.N=1",
+			opening + "CallFailed End.Leg=Decode End.Progress=Headed End.Reason=Busy",
+			"Condemn Blame=Engine Leg=Decode, Settle Resource=KV Disposition=Doubt, Settle Resource=Slot Disposition=Failing, " +
+				"Settle Resource=Call Disposition=Failing, Shun, Pause Retry.Budget=Counted Retry.N=1",
 		},
 		{
 			"the hand-off is not offered again then: the prompt is prefilled anew",
-			opening + "CallFailed End.Leg=Decode End.Far=Headed End.Reason=Busy; Retried",
+			opening + "CallFailed End.Leg=Decode End.Progress=Headed End.Reason=Busy; Retried",
 			"Attempt, TryLocal",
 		},
 		{
 			"it answers 503 where a rejection has the prefill engine free the KV",
-			opening + "CallFailed End.Leg=Decode End.Far=Headed End.Reason=Busy End.Frees",
-			"Condemn Blame=Engine Leg=Decode, Settle Resource=KV How=Free, Settle Resource=Slot How=Failing, " +
-				"Settle Resource=Call How=Failing, Shun, Pause Retry.Budget=Counted Retry.N=1",
+			opening + "CallFailed End.Leg=Decode End.Progress=Headed End.Reason=Busy End.Frees",
+			"Condemn Blame=Engine Leg=Decode, Settle Resource=KV Disposition=Free, Settle Resource=Slot Disposition=Failing, " +
+				"Settle Resource=Call Disposition=Failing, Shun, Pause Retry.Budget=Counted Retry.N=1",
 		},
 		{
 			"the prefill engine refuses a request whose decode leg is under way",
-			both + "CallFailed End.Leg=Prefill End.Far=Headed End.Reason=Rejected",
-			"Settle Resource=Slot How=Failing, Settle Resource=Call How=Failing, Settle Resource=Holder How=Back, Fail Error=OfAttempt",
+			both + "CallFailed End.Leg=Prefill End.Progress=Headed End.Reason=Rejected",
+			"Settle Resource=Slot Disposition=Failing, Settle Resource=Call Disposition=Failing, Settle Resource=Holder Disposition=Back, Fail Error=OfAttempt",
 		},
 		{
 			"the prefill engine is declared down during the probe, which is as if its connection broke",
-			probing + "CallFailed End.Leg=Prefill End.Far=Sent End.Reason=Broke End.Kept",
-			"Settle Resource=Lease How=Lose, Pause Retry.Budget=Counted Retry.N=1",
+			probing + "CallFailed End.Leg=Prefill End.Progress=Sent End.Reason=Broke End.Kept",
+			"Settle Resource=Lease Disposition=Lose, Pause Retry.Budget=Counted Retry.N=1",
 		},
 		{
 			"it is drained then",
-			probing + "CallFailed End.Leg=Prefill End.Far=Sent End.Reason=Moved End.Kept",
-			"Settle Resource=Lease How=Free, Pause Retry.Budget=Freely",
+			probing + "CallFailed End.Leg=Prefill End.Progress=Sent End.Reason=Moved End.Kept",
+			"Settle Resource=Lease Disposition=Free, Pause Retry.Budget=Freely",
 		},
 		{
 			"the scope is handed over between the slot and the first byte",
-			opening + "CallFailed End.Leg=Decode End.Far=Unsent End.Reason=NotOurs",
-			"Settle Resource=Slot How=Cancelled, Settle Resource=Call How=Cancelled, Shun, Pause Retry.Budget=Freely",
+			opening + "CallFailed End.Leg=Decode End.Progress=Unsent End.Reason=NotOurs",
+			"Settle Resource=Slot Disposition=Cancelled, Settle Resource=Call Disposition=Cancelled, Shun, Pause Retry.Budget=Freely",
 		},
 		{
 			"the same hand-off then waits for another slot",
-			opening + "CallFailed End.Leg=Decode End.Far=Unsent End.Reason=NotOurs; Retried; Bound",
+			opening + "CallFailed End.Leg=Decode End.Progress=Unsent End.Reason=NotOurs; Retried; Bound",
 			"SendDecode Until=ByFirstEvent",
 		},
 		{
 			"the first event comes: the hand-off is not held from then on, and so it cannot be used again",
 			opening + "First",
-			"Settle Resource=KV How=Free, Settle Resource=Holder How=Back, AnswerIt",
+			"Settle Resource=KV Disposition=Free, Settle Resource=Holder Disposition=Back, AnswerIt",
 		},
 		{
 			"the connection breaks in the middle of an answer",
-			opening + "First; CallFailed End.Leg=Decode End.Far=Through End.Reason=Broke End.Open",
-			"Condemn Blame=Engine Leg=Decode, Settle Resource=Slot How=Failing, Settle Resource=Call How=Failing, Shun, GoOn",
+			opening + "First; CallFailed End.Leg=Decode End.Progress=Through End.Reason=Broke End.Open",
+			"Condemn Blame=Engine Leg=Decode, Settle Resource=Slot Disposition=Failing, Settle Resource=Call Disposition=Failing, Shun, GoOn",
 		},
 		{
 			"the answer can go on: the prompt is prefilled anew, and no other dispatcher is asked",
-			opening + "First; CallFailed End.Leg=Decode End.Far=Through End.Reason=Broke End.Open; Begun",
+			opening + "First; CallFailed End.Leg=Decode End.Progress=Through End.Reason=Broke End.Open; Begun",
 			"Attempt, TryLocal",
 		},
 		{
 			"it cannot",
-			opening + "First; CallFailed End.Leg=Decode End.Far=Through End.Reason=Broke End.Open; GivenUp",
+			opening + "First; CallFailed End.Leg=Decode End.Progress=Through End.Reason=Broke End.Open; GivenUp",
 			"BreakOff",
 		},
 		{
 			"the client left, and that is why it broke",
-			opening + "First; CallFailed End.Leg=Decode End.Far=Through End.Reason=Left End.Open Left",
-			"Settle Resource=Slot How=Cancelled, Settle Resource=Call How=Cancelled, BreakOff",
+			opening + "First; CallFailed End.Leg=Decode End.Progress=Through End.Reason=Left End.Open Left",
+			"Settle Resource=Slot Disposition=Cancelled, Settle Resource=Call Disposition=Cancelled, BreakOff",
 		},
 		{
 			"SGLang's answer is whole, and its prefill engine has not answered: the slot is given back first",
 			both + "First; Ends",
-			"Acclaim, Settle Resource=Slot How=Finish, Settle Resource=Call How=Finish, Confirm",
+			"Acclaim, Settle Resource=Slot Disposition=Finish, Settle Resource=Call Disposition=Finish, Confirm",
 		},
 		{
 			"it does not confirm the answer in time, goes down, or the client leaves",
@@ -123,26 +123,26 @@ func TestWhatHappensIf(t *testing.T) {
 		},
 		{
 			"the hand-off's hold ends in the pool",
-			pooled + "CallFailed End.Leg=Prefill End.Far=Through End.Reason=NoRank End.Kept",
-			"Settle Resource=KV How=Discard, Settle Resource=Holder How=Back, Fail Error=OfAttempt",
+			pooled + "CallFailed End.Leg=Prefill End.Progress=Through End.Reason=NoRank End.Kept",
+			"Settle Resource=KV Disposition=Discard, Settle Resource=Holder Disposition=Back, Fail Error=OfAttempt",
 		},
 		{
 			"its slot comes after its deadline",
-			opening + "CallFailed End.Leg=Decode End.Far=Unsent End.Reason=Expired",
-			"Settle Resource=KV How=Orphan, Settle Resource=Slot How=Failing, " +
-				"Settle Resource=Call How=Failing, Shun, Pause Retry.Budget=Counted Retry.N=1",
+			opening + "CallFailed End.Leg=Decode End.Progress=Unsent End.Reason=Expired",
+			"Settle Resource=KV Disposition=Orphan, Settle Resource=Slot Disposition=Failing, " +
+				"Settle Resource=Call Disposition=Failing, Shun, Pause Retry.Budget=Counted Retry.N=1",
 		},
 		{
 			"it is not certain that the KV was kept until the first event",
-			opening + "CallFailed End.Leg=Decode End.Far=Through End.Reason=Disbelieved",
-			"Settle Resource=KV How=Free, Settle Resource=Slot How=Failing, " +
-				"Settle Resource=Call How=Failing, Shun, Pause Retry.Budget=Counted Retry.N=1",
+			opening + "CallFailed End.Leg=Decode End.Progress=Through End.Reason=Disbelieved",
+			"Settle Resource=KV Disposition=Free, Settle Resource=Slot Disposition=Failing, " +
+				"Settle Resource=Call Disposition=Failing, Shun, Pause Retry.Budget=Counted Retry.N=1",
 		},
 		{
 			"the callback never comes",
-			both + "CallFailed End.Leg=Decode End.Far=Sent End.Reason=Uncalled",
-			"Condemn Blame=Engine Leg=Decode, Settle Resource=Slot How=Failing, " +
-				"Settle Resource=Call How=Failing, Shun, Pause Retry.Budget=Counted Retry.N=1",
+			both + "CallFailed End.Leg=Decode End.Progress=Sent End.Reason=Uncalled",
+			"Condemn Blame=Engine Leg=Decode, Settle Resource=Slot Disposition=Failing, " +
+				"Settle Resource=Call Disposition=Failing, Shun, Pause Retry.Budget=Counted Retry.N=1",
 		},
 	} {
 		var l Lifecycle
@@ -167,47 +167,47 @@ func TestWhatHappensToTwoLegsIf(t *testing.T) {
 		},
 		{
 			"that prefill leg then ends",
-			"sglang", "ProbeDue; Began Prompt=5; Confirmed; DecodeOver; Unwanted; PrefillFailed End.Far=Sent End.Reason=HungUp",
-			"Settle Resource=Lease How=Free",
+			"sglang", "ProbeDue; Began Prompt=5; Confirmed; DecodeOver; Unwanted; PrefillFailed End.Progress=Sent End.Reason=HungUp",
+			"Settle Resource=Lease Disposition=Free",
 		},
 		{
 			"the prefill engine goes down meanwhile",
-			"sglang", "ProbeDue; Began Prompt=5; Confirmed; DecodeOver; PrefillFailed End.Far=Sent End.Reason=Broke",
-			"Settle Resource=Lease How=Refuse",
+			"sglang", "ProbeDue; Began Prompt=5; Confirmed; DecodeOver; PrefillFailed End.Progress=Sent End.Reason=Broke",
+			"Settle Resource=Lease Disposition=Refuse",
 		},
 		{
 			"a prefill engine is full that decode engines know by name: no other one may take its place",
-			"push", "ProbeDue; PrefillFailed End.Far=Headed End.Reason=Busy End.Kept Again",
-			"Settle Resource=Lease How=Refuse, EndDecode",
+			"push", "ProbeDue; PrefillFailed End.Progress=Headed End.Reason=Busy End.Kept Again",
+			"Settle Resource=Lease Disposition=Refuse, EndDecode",
 		},
 		{
 			"one is full that was not named yet",
-			"layerwise", "CalledBack; ProbeDue; PrefillFailed End.Far=Headed End.Reason=Busy Again",
-			"Settle Resource=Lease How=Refuse, Seek Until=ByProbe",
+			"layerwise", "CalledBack; ProbeDue; PrefillFailed End.Progress=Headed End.Reason=Busy Again",
+			"Settle Resource=Lease Disposition=Refuse, Seek Until=ByProbe",
 		},
 		{
 			"the prefill engine refuses",
-			"sglang", "ProbeDue; PrefillFailed End.Far=Headed End.Reason=Rejected",
-			"Settle Resource=Lease How=Free, AbortDecode, EndDecode",
+			"sglang", "ProbeDue; PrefillFailed End.Progress=Headed End.Reason=Rejected",
+			"Settle Resource=Lease Disposition=Free, AbortDecode, EndDecode",
 		},
 		{
 			"it refuses, and the decode engine keeps blocks for the KV",
-			"layerwise", "CalledBack; ProbeDue; PrefillFailed End.Far=Headed End.Reason=Rejected",
-			"Settle Resource=Lease How=Free, EndDecode",
+			"layerwise", "CalledBack; ProbeDue; PrefillFailed End.Progress=Headed End.Reason=Rejected",
+			"Settle Resource=Lease Disposition=Free, EndDecode",
 		},
 		{
 			"the decode leg ends for that",
-			"layerwise", "CalledBack; ProbeDue; PrefillFailed End.Far=Headed End.Reason=Rejected; DecodeFailed Reason=Died",
+			"layerwise", "CalledBack; ProbeDue; PrefillFailed End.Progress=Headed End.Reason=Rejected; DecodeFailed Reason=Died",
 			"StopWaiting, Strand, Forget, CountLoss",
 		},
 		{
 			"the prefill engine breaks after the decode engine did: the decode engine's failure is the one that counts",
-			"sglang", "ProbeDue; DecodeFailed Reason=Died; PrefillFailed End.Far=Sent End.Reason=Broke",
-			"Settle Resource=Lease How=Refuse",
+			"sglang", "ProbeDue; DecodeFailed Reason=Died; PrefillFailed End.Progress=Sent End.Reason=Broke",
+			"Settle Resource=Lease Disposition=Refuse",
 		},
 		{
 			"the callback never comes",
-			"layerwise", "Overdue End.Leg=Decode End.Far=Sent End.Reason=Uncalled",
+			"layerwise", "Overdue End.Leg=Decode End.Progress=Sent End.Reason=Uncalled",
 			"EndDecode",
 		},
 		{
@@ -223,7 +223,7 @@ func TestWhatHappensToTwoLegsIf(t *testing.T) {
 		{
 			"it comes after the grace, or never",
 			"layerwise", "ClientGone End.Reason=Left; DecodeFailed Reason=Died; Uncallable",
-			"Settle Resource=Lease How=Free",
+			"Settle Resource=Lease Disposition=Free",
 		},
 	} {
 		l := newPair(dialects[q.dialect], false, false)

@@ -32,7 +32,7 @@ func TestRecordedLivesDoAgainWhatTheyDid(t *testing.T) {
 		require.NoError(t, err)
 		head, lives = w.read(t, string(text))
 	}
-	seen, distinct := met{states: map[string]int{}, ends: map[Ended]int{}}, map[string]int{}
+	seen, distinct := met{states: map[string]int{}, ends: map[CallEnd]int{}}, map[string]int{}
 	for _, p := range lives {
 		distinct[strings.Join(w.drive(t, p, &seen), "\n")] += p.times
 	}
@@ -69,7 +69,7 @@ func take(t *testing.T, l *Lifecycle, s step, first bool) (do []Effect) {
 	if s.begin == nil {
 		return l.Step(*s.event, nil)
 	}
-	if l.Bound, l.OnlyLocal = s.begin.Bound, s.begin.Alone; first {
+	if l.Bound, l.NoHandOff = s.begin.Bound, s.begin.Alone; first {
 		l.history = s.begin.History
 	}
 	require.Equal(t, l.history, s.begin.History)
@@ -256,12 +256,12 @@ func number(t *testing.T, text string) int {
 
 // met is what the lives of a recording have met, and how often.
 type met struct {
-	states map[string]int // by state, and what was told in it
-	ends   map[Ended]int  // of legs; without what else is known
+	states map[string]int  // by state, and what was told in it
+	ends   map[CallEnd]int // of legs; without what else is known
 }
 
 func (m *met) note(where string, w *words, s step, times int) {
-	var end *Ended
+	var end *CallEnd
 	if s.event != nil {
 		m.states[where+" "+w.of("EventKind", int(s.event.Kind))] += times
 		if s.event.Kind == CallFailed || s.event.Kind == PrefillFailed {
@@ -269,7 +269,7 @@ func (m *met) note(where string, w *words, s step, times int) {
 		}
 	}
 	if end != nil {
-		m.ends[Ended{Leg: end.Leg, Far: end.Far, Reason: end.Reason}] += times
+		m.ends[CallEnd{Leg: end.Leg, Progress: end.Progress, Reason: end.Reason}] += times
 	}
 }
 
@@ -298,18 +298,18 @@ func (m *met) report(w *words) []string {
 	lines = append(lines, "of two legs:")
 	list(w.pairsOfLegs())
 	lines = append(lines, "cells of the tables of verdict.go:")
-	for leg, rows := range [][whys]row{prefills, decodes} {
+	for leg, rows := range [][reasons]row{prefills, decodes} {
 		hit, all := 0, 0
 		var never []string
-		for why := range whys {
+		for why := range reasons {
 			for far := range Through + 1 {
 				if rows[why].kv[far] == unsaid {
 					continue
 				}
-				if all++; m.ends[Ended{Leg: Leg(leg), Far: far, Reason: why}] > 0 { //nolint:gosec // 0 or 1
+				if all++; m.ends[CallEnd{Leg: Leg(leg), Progress: far, Reason: why}] > 0 { //nolint:gosec // 0 or 1
 					hit++
 				} else {
-					never = append(never, w.of("Reason", int(why))+" "+w.of("Far", int(far)))
+					never = append(never, w.of("Reason", int(why))+" "+w.of("Progress", int(far)))
 				}
 			}
 		}
@@ -349,7 +349,7 @@ func variants(what EventKind, d Dialect) (all []Event) {
 	switch what {
 	case PrefillFailed, NotFound:
 		for _, why := range []Reason{Busy, Broke} {
-			all = append(all, Event{Kind: what, Again: true, End: Ended{Far: Headed, Reason: why, Kept: d.Keeps}})
+			all = append(all, Event{Kind: what, Again: true, End: CallEnd{Progress: Headed, Reason: why, Kept: d.Keeps}})
 		}
 	case Began, PrefillDone, Confirmed:
 		all = append(all, Event{Kind: what, Prompt: 5}, Event{Kind: what, Prompt: 10, Expired: d.Keeps})

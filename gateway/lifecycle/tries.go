@@ -17,6 +17,10 @@ type tries struct {
 	suspects           int32 // engines that reported a failure at the request
 	asked              int32 // engines that were tried, if the request is passed through
 	breaches           []Breach
+	// accused is the engine whose 500 has no known cause yet; empty: there is none. The request may be the cause: old vLLM answers prompts
+	// that are too long with 500.
+	accused string
+	cleared bool // two engines answered 500, which clears both: the request is the cause
 }
 
 // mostRefused is how many refusals by prefill engines do not count as attempts, because the engines ran nothing. If engines refuse a fifth
@@ -121,28 +125,22 @@ func (t *tries) secondDied(b Breach, down []string) bool {
 	return t.suspects+1 >= poison // an engine reported a failure at the request before
 }
 
-// blame is an engine's 500 whose cause is not known yet. The request may be the cause: old vLLM answers prompts that are too long with 500.
-type blame struct {
-	accused string // the engine that answered 500; empty: none did, or the cause is known
-	cleared bool   // two engines answered 500, which clears both: the request is the cause
-}
-
 // accuse notes an engine that answered 500. If another engine answered 500 before, the request is the cause.
-func (b *blame) accuse(engine string, dst []Effect) []Effect {
-	b.cleared = b.cleared || b.accused != "" && b.accused != engine
-	if b.cleared {
-		b.accused = ""
-		return append(dst, Effect{Kind: Find, Finding: Innocent})
+func (t *tries) accuse(engine string, dst []Effect) []Effect {
+	t.cleared = t.cleared || t.accused != "" && t.accused != engine
+	if t.cleared {
+		t.accused = ""
+		return append(dst, Effect{Kind: Resolve, Blame: Nobody})
 	}
-	b.accused = engine
+	t.accused = engine
 	return dst
 }
 
-// find reports f as the cause of the 500 of the accused engine. It does nothing if no engine is accused.
-func (b *blame) find(f Finding, dst []Effect) []Effect {
-	if b.accused == "" {
+// resolve reports what caused the 500 of the accused engine. It does nothing if no engine is accused.
+func (t *tries) resolve(cause Blame, dst []Effect) []Effect {
+	if t.accused == "" {
 		return dst
 	}
-	b.accused = ""
-	return append(dst, Effect{Kind: Find, Finding: f})
+	t.accused = ""
+	return append(dst, Effect{Kind: Resolve, Blame: cause})
 }

@@ -9,12 +9,12 @@ import (
 
 // faulty is the end of a leg whose engine says that it failed; broken that of one whose connection broke.
 func faulty(engine string) Event {
-	return Event{Kind: CallFailed, Engine: engine, Faulty: true, End: Ended{Leg: Decode, Far: Through, Reason: Failed, Open: true}}
+	return Event{Kind: CallFailed, Engine: engine, Faulty: true, End: CallEnd{Leg: Decode, Progress: Through, Reason: Failed, Open: true}}
 }
 
 func broken(engine string, down ...string) Event {
 	return Event{Kind: CallFailed, Engine: engine, Breach: Breach{Engine: engine}, Down: down,
-		End: Ended{Leg: Decode, Far: Through, Reason: Broke, Open: true}}
+		End: CallEnd{Leg: Decode, Progress: Through, Reason: Broke, Open: true}}
 }
 
 // A request is stopped when two engines failed at it, or died under it, and not before.
@@ -60,7 +60,7 @@ func TestWhenARequestIsTakenForWhatBreaksEngines(t *testing.T) {
 // coupledAfter is a life whose legs are under way again, with what it remembers.
 func coupledAfter(l Lifecycle) Lifecycle {
 	next := coupled()
-	next.tries, next.blame = l.tries, l.blame
+	next.tries = l.tries
 	return next
 }
 
@@ -91,7 +91,7 @@ func TestHowAttemptsCount(t *testing.T) {
 			case row.why < Broke:
 				far = Unsent
 			}
-			got := l.Step(Event{Kind: CallFailed, MostLosses: row.mostLosses, End: Ended{Leg: Decode, Far: far, Reason: row.why}}, nil)
+			got := l.Step(Event{Kind: CallFailed, MostLosses: row.mostLosses, End: CallEnd{Leg: Decode, Progress: far, Reason: row.why}}, nil)
 			require.Equal(t, Effect{Kind: Pause, Retry: want}, got[len(got)-1], "%d of %d", i, row.why)
 			l = coupledAfter(l)
 		}
@@ -104,7 +104,7 @@ func TestHowAttemptsCount(t *testing.T) {
 		for _, e := range []Event{{Kind: Begun}, {Kind: NoLocal}, {Kind: Turn}} {
 			l.Step(e, nil)
 		}
-		got := l.Step(Event{Kind: CallFailed, End: Ended{Leg: Prefill, Far: Headed, Reason: Busy, Kept: true}}, nil)
+		got := l.Step(Event{Kind: CallFailed, End: CallEnd{Leg: Prefill, Progress: Headed, Reason: Busy, Kept: true}}, nil)
 		require.Equal(t, want, got[len(got)-1].Retry, "refusal %d of a prefill engine", i)
 		l = Lifecycle{tries: l.tries}
 	}
@@ -113,7 +113,7 @@ func TestHowAttemptsCount(t *testing.T) {
 // After a connection that had ended unseen all calls of a request dial, whatever becomes of it, and the rank is not shunned. A request
 // under which engines die does not get another one for that.
 func TestAStaleConnectionIsNoAttempt(t *testing.T) {
-	stale := Event{Kind: CallFailed, Breach: Breach{Engine: "decode a"}, End: Ended{Leg: Decode, Far: Sent, Reason: Stale}}
+	stale := Event{Kind: CallFailed, Breach: Breach{Engine: "decode a"}, End: CallEnd{Leg: Decode, Progress: Sent, Reason: Stale}}
 	l := coupledAfter(Lifecycle{})
 	require.False(t, l.Dials())
 	dst := l.Step(stale, nil)
@@ -141,8 +141,8 @@ func TestEnginesThatDoNotHaveTheModelCostNoAttempt(t *testing.T) {
 		for _, e := range []Event{{Kind: Begun}, {Kind: NoLocal}, {Kind: Turn}} {
 			l.Step(e, nil)
 		}
-		got := l.Step(Event{Kind: CallFailed, End: Ended{Leg: Prefill, Far: Headed, Reason: Unlisted, Kept: true}}, nil)
-		require.Contains(t, got, Effect{Kind: Settle, Resource: Lease, How: Free}, "the engine is not blamed")
+		got := l.Step(Event{Kind: CallFailed, End: CallEnd{Leg: Prefill, Progress: Headed, Reason: Unlisted, Kept: true}}, nil)
+		require.Contains(t, got, Effect{Kind: Settle, Resource: Lease, Disposition: Free}, "the engine is not blamed")
 		want := Retry{Budget: Freely, Pause: i + 1}
 		if i == mostUnlisted {
 			want = Retry{}
@@ -158,7 +158,7 @@ func TestAnEngineThatIsNeverThereIsShunned(t *testing.T) {
 	var l Lifecycle
 	for i := range mostHeld + 1 {
 		l = coupledAfter(l)
-		got := l.Step(Event{Kind: CallFailed, End: Ended{Leg: Decode, Far: Headed, Reason: Withheld}}, nil)
+		got := l.Step(Event{Kind: CallFailed, End: CallEnd{Leg: Decode, Progress: Headed, Reason: Withheld}}, nil)
 		require.Equal(t, i == mostHeld, slices.Contains(got, Effect{Kind: Shun}))
 	}
 	l = Lifecycle{}
@@ -166,8 +166,8 @@ func TestAnEngineThatIsNeverThereIsShunned(t *testing.T) {
 		for _, e := range []Event{{Kind: Begun}, {Kind: NoLocal}, {Kind: Turn}} {
 			l.Step(e, nil)
 		}
-		got := l.Step(Event{Kind: CallFailed, End: Ended{Leg: Prefill, Far: Headed, Reason: Withheld, Kept: true}}, nil)
-		require.Equal(t, i == mostHeld, slices.Contains(got, Effect{Kind: Settle, Resource: Lease, How: Refuse}))
+		got := l.Step(Event{Kind: CallFailed, End: CallEnd{Leg: Prefill, Progress: Headed, Reason: Withheld, Kept: true}}, nil)
+		require.Equal(t, i == mostHeld, slices.Contains(got, Effect{Kind: Settle, Resource: Lease, Disposition: Refuse}))
 		l = Lifecycle{tries: l.tries}
 	}
 }
@@ -177,15 +177,15 @@ func TestWhoseA500Was(t *testing.T) {
 	l := coupled()
 	l.Step(faulty("decode a"), nil)
 	l = coupledAfter(l)
-	require.Contains(t, l.Step(Event{Kind: First}, nil), Effect{Kind: Find, Finding: Guilty}, "another engine answered")
+	require.Contains(t, l.Step(Event{Kind: First}, nil), Effect{Kind: Resolve, Blame: Engine}, "another engine answered")
 	l = coupledAfter(Lifecycle{})
 	l.Step(faulty("decode a"), nil)
 	l = coupledAfter(l)
-	require.Contains(t, l.Step(faulty("decode b"), nil), Effect{Kind: Find, Finding: Innocent}, "another one failed at it, too")
-	require.NotContains(t, l.Step(Event{Kind: GivenUp}, nil), Effect{Kind: Find}, "that was settled")
+	require.Contains(t, l.Step(faulty("decode b"), nil), Effect{Kind: Resolve, Blame: Nobody}, "another one failed at it, too")
+	require.NotContains(t, l.Step(Event{Kind: GivenUp}, nil), Effect{Kind: Resolve}, "that was settled")
 	l = coupledAfter(Lifecycle{})
 	l.Step(faulty("decode a"), nil)
-	require.Contains(t, l.Step(Event{Kind: GivenUp}, nil), Effect{Kind: Find, Finding: Unclear}, "no other engine had it")
+	require.Contains(t, l.Step(Event{Kind: GivenUp}, nil), Effect{Kind: Resolve, Blame: Disputed}, "no other engine had it")
 }
 
 // A rank that computes the prompt itself and refuses a request has taken nothing, as a prefill engine that refuses it: the first few
@@ -200,13 +200,13 @@ func TestRefusalsOfRanksThatDoBothAreNoAttempts(t *testing.T) {
 			for _, e := range []Event{{Kind: Begun}, {Kind: NoLocal}, {Kind: Turn, Bind: Mixed}, {Kind: Bound}} {
 				l.Step(e, nil)
 			}
-			got := l.Step(Event{Kind: CallFailed, End: Ended{Leg: Decode, Far: Headed, Reason: why}}, nil)
+			got := l.Step(Event{Kind: CallFailed, End: CallEnd{Leg: Decode, Progress: Headed, Reason: why}}, nil)
 			require.Equal(t, want, got[len(got)-1].Retry, "refusal %d", i)
 			require.Contains(t, got, Effect{Kind: Shun})
 			l = Lifecycle{tries: l.tries}
 		}
 		l = coupledAfter(Lifecycle{})
-		got := l.Step(Event{Kind: CallFailed, End: Ended{Leg: Decode, Far: Headed, Reason: why}}, nil)
+		got := l.Step(Event{Kind: CallFailed, End: CallEnd{Leg: Decode, Progress: Headed, Reason: why}}, nil)
 		require.Equal(t, Retry{Budget: Counted, N: 1}, got[len(got)-1].Retry)
 	}
 }

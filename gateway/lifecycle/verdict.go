@@ -13,15 +13,15 @@ const (
 	Sole               // all of a request that one engine serves alone, without a slot on a decode rank
 )
 
-// Far says how far a leg had come when it ended.
-type Far uint8
+// Progress says how far a leg had come when it ended.
+type Progress uint8
 
 // The stages of a leg, in this order.
 const (
-	Unsent  Far = iota // no byte of the request was written to the engine
-	Sent               // the engine may have the request
-	Headed             // the first bytes of the engine's answer have come
-	Through            // a prefill engine has returned the hand-off, or a decode engine has read the KV
+	Unsent  Progress = iota // no byte of the request was written to the engine
+	Sent                    // the engine may have the request
+	Headed                  // the first bytes of the engine's answer have come
+	Through                 // a prefill engine has returned the hand-off, or a decode engine has read the KV
 )
 
 // Reason says why a leg ended without its result.
@@ -79,7 +79,7 @@ const (
 	// Unlisted is a 404: the engine's list had the model of the request, but the engine does not serve it. It read nothing else.
 	Unlisted
 
-	whys // number of reasons
+	reasons // number of reasons
 )
 
 // ByStatus returns the reason for the status of an engine's answer. Status 0 stands for an event that reports a failure without a status.
@@ -103,21 +103,21 @@ func ByStatus(status int) Reason {
 	return Odd
 }
 
-// How says what becomes of the KV that a prefill engine has, or may have, for a request.
-type How uint8
+// Disposition says what becomes of the KV that a prefill engine has, or may have, for a request.
+type Disposition uint8
 
 // The ways.
 const (
-	unsaid  How = iota // the table has no entry, because the case cannot happen
-	Keep               // the next decode engine may have it: no byte that names the KV was written to an engine
-	Free               // the prefill engine has no KV, or has freed it
-	Refuse             // as Free, but the engine has failed
-	Lose               // the engine has failed, and may hold the KV until its hold timeout
-	Orphan             // no engine will fetch the KV: the prefill engine frees it at its hold timeout
-	Discard            // a decode engine is made to fetch the KV and throw it away
-	Doubt              // an engine may have read it; it is discarded later, unless the request seems to break engines
-	DoubtOn            // as Doubt, but the engine may still be working on the request
-	Spent              // only of a Sole leg, which hands no KV over: the engine may have computed the request's tokens
+	unsaid  Disposition = iota // the table has no entry, because the case cannot happen
+	Keep                       // the next decode engine may have it: no byte that names the KV was written to an engine
+	Free                       // the prefill engine has no KV, or has freed it
+	Refuse                     // as Free, but the engine has failed
+	Lose                       // the engine has failed, and may hold the KV until its hold timeout
+	Orphan                     // no engine will fetch the KV: the prefill engine frees it at its hold timeout
+	Discard                    // a decode engine is made to fetch the KV and throw it away
+	Doubt                      // an engine may have read it; it is discarded later, unless the request seems to break engines
+	DoubtOn                    // as Doubt, but the engine may still be working on the request
+	Spent                      // only of a Sole leg, which hands no KV over: the engine may have computed the request's tokens
 )
 
 // Next says what the request does next.
@@ -153,113 +153,113 @@ const (
 
 // row is a row of the tables prefills and decodes. kv is indexed by Far, how far the leg had come.
 type row struct {
-	kv   [Through + 1]How
+	kv   [Through + 1]Disposition
 	next Next
 	whom Blame
 }
 
 // prefills says what follows the end of a prefill leg. A prefill engine's failures are counted when the lease of the prompt is settled, so
 // whom only matters for a 500.
-var prefills = [whys]row{
+var prefills = [reasons]row{
 	//              Unsent  Sent    Headed  Through
 	// a prefill engine stops a prefill whose connection ends, and keeps the KV of a prefill that it has answered
-	Left:    {[...]How{Free, Free, Orphan, Discard}, Over, Nobody},
-	Leaving: {[...]How{Free, Free, Orphan, Discard}, Over, Nobody},
-	Moved:   {[...]How{Free, Free, Orphan, Discard}, Anew, Nobody},
-	HungUp:  {[...]How{Free, Free, Orphan, Discard}, Elsewhere, Nobody},
+	Left:    {[...]Disposition{Free, Free, Orphan, Discard}, Over, Nobody},
+	Leaving: {[...]Disposition{Free, Free, Orphan, Discard}, Over, Nobody},
+	Moved:   {[...]Disposition{Free, Free, Orphan, Discard}, Anew, Nobody},
+	HungUp:  {[...]Disposition{Free, Free, Orphan, Discard}, Elsewhere, Nobody},
 	// the engine was to fetch the KV of the conversation's last turn, which is gone; the next attempt computes the prompt
-	Expired:   {[...]How{unsaid, unsaid, Free, unsaid}, Anew, Nobody},
-	Unowned:   {[...]How{Free, unsaid, unsaid, Orphan}, Ask, Nobody}, // early attempts ask the pool before the prefill, late ones after it
-	NoRank:    {[...]How{Free, unsaid, unsaid, Discard}, Over, Nobody},
-	RanksLost: {[...]How{Free, unsaid, unsaid, Orphan}, Anew, Nobody}, // no rank is left that could fetch the KV
-	Ignored:   {[...]How{unsaid, unsaid, unsaid, Discard}, Over, Nobody},
-	TooLong:   {[...]How{unsaid, unsaid, unsaid, Discard}, Over, Nobody}, // the decode engine would read the KV and then refuse
+	Expired:   {[...]Disposition{unsaid, unsaid, Free, unsaid}, Anew, Nobody},
+	Unowned:   {[...]Disposition{Free, unsaid, unsaid, Orphan}, Ask, Nobody}, // early attempts ask the pool before the prefill, late ones after it
+	NoRank:    {[...]Disposition{Free, unsaid, unsaid, Discard}, Over, Nobody},
+	RanksLost: {[...]Disposition{Free, unsaid, unsaid, Orphan}, Anew, Nobody}, // no rank is left that could fetch the KV
+	Ignored:   {[...]Disposition{unsaid, unsaid, unsaid, Discard}, Over, Nobody},
+	TooLong:   {[...]Disposition{unsaid, unsaid, unsaid, Discard}, Over, Nobody}, // the decode engine would read the KV and then refuse
 
-	Stale:       {[...]How{Free, Orphan, unsaid, unsaid}, Redial, Nobody}, // the engine may still have read the prompt
-	Unreachable: {[...]How{Refuse, unsaid, unsaid, unsaid}, Unreached, Nobody},
-	Broke:       {[...]How{Refuse, Lose, Lose, unsaid}, Again, Nobody},
-	Silent:      {[...]How{Refuse, Lose, Lose, unsaid}, Again, Nobody}, // silence may hide a finished prefill and its KV
-	Garbled:     {[...]How{unsaid, Lose, Lose, unsaid}, Again, Nobody}, // the engine may hold KV that the proxy cannot name
-	TooLarge:    {[...]How{unsaid, Lose, Lose, unsaid}, Again, Nobody},
-	Unnamed:     {[...]How{Refuse, unsaid, unsaid, unsaid}, Again, Nobody},
-	Bare:        {[...]How{unsaid, unsaid, Refuse, unsaid}, Again, Nobody}, // without a hand-off the engine keeps nothing
-	Empty:       {[...]How{unsaid, unsaid, Free, unsaid}, Again, Nobody},
-	Restarted:   {[...]How{unsaid, unsaid, Orphan, unsaid}, Again, Nobody},
-	Unconfirmed: {[...]How{unsaid, Free, Free, Free}, Again, Nobody},
-	Incomplete:  {[...]How{unsaid, Free, Free, Free}, Again, Nobody},
+	Stale:       {[...]Disposition{Free, Orphan, unsaid, unsaid}, Redial, Nobody}, // the engine may still have read the prompt
+	Unreachable: {[...]Disposition{Refuse, unsaid, unsaid, unsaid}, Unreached, Nobody},
+	Broke:       {[...]Disposition{Refuse, Lose, Lose, unsaid}, Again, Nobody},
+	Silent:      {[...]Disposition{Refuse, Lose, Lose, unsaid}, Again, Nobody}, // silence may hide a finished prefill and its KV
+	Garbled:     {[...]Disposition{unsaid, Lose, Lose, unsaid}, Again, Nobody}, // the engine may hold KV that the proxy cannot name
+	TooLarge:    {[...]Disposition{unsaid, Lose, Lose, unsaid}, Again, Nobody},
+	Unnamed:     {[...]Disposition{Refuse, unsaid, unsaid, unsaid}, Again, Nobody},
+	Bare:        {[...]Disposition{unsaid, unsaid, Refuse, unsaid}, Again, Nobody}, // without a hand-off the engine keeps nothing
+	Empty:       {[...]Disposition{unsaid, unsaid, Free, unsaid}, Again, Nobody},
+	Restarted:   {[...]Disposition{unsaid, unsaid, Orphan, unsaid}, Again, Nobody},
+	Unconfirmed: {[...]Disposition{unsaid, Free, Free, Free}, Again, Nobody},
+	Incomplete:  {[...]Disposition{unsaid, Free, Free, Free}, Again, Nobody},
 
-	Rejected:  {[...]How{unsaid, unsaid, Free, unsaid}, Over, Nobody},
-	Throttled: {[...]How{unsaid, unsaid, Refuse, unsaid}, Untaken, Nobody},
-	Busy:      {[...]How{unsaid, unsaid, Refuse, unsaid}, Untaken, Nobody},
-	Failed:    {[...]How{unsaid, unsaid, Refuse, unsaid}, Again, Disputed},
-	Erred:     {[...]How{unsaid, unsaid, Refuse, unsaid}, Again, Nobody},
-	Unable:    {[...]How{unsaid, unsaid, Free, unsaid}, Elsewhere, Nobody},
-	Odd:       {[...]How{unsaid, unsaid, Refuse, unsaid}, Elsewhere, Nobody},
-	Withheld:  {[...]How{unsaid, unsaid, Free, unsaid}, Held, Nobody},
-	Unlisted:  {[...]How{unsaid, unsaid, Free, unsaid}, NoModel, Nobody},
+	Rejected:  {[...]Disposition{unsaid, unsaid, Free, unsaid}, Over, Nobody},
+	Throttled: {[...]Disposition{unsaid, unsaid, Refuse, unsaid}, Untaken, Nobody},
+	Busy:      {[...]Disposition{unsaid, unsaid, Refuse, unsaid}, Untaken, Nobody},
+	Failed:    {[...]Disposition{unsaid, unsaid, Refuse, unsaid}, Again, Disputed},
+	Erred:     {[...]Disposition{unsaid, unsaid, Refuse, unsaid}, Again, Nobody},
+	Unable:    {[...]Disposition{unsaid, unsaid, Free, unsaid}, Elsewhere, Nobody},
+	Odd:       {[...]Disposition{unsaid, unsaid, Refuse, unsaid}, Elsewhere, Nobody},
+	Withheld:  {[...]Disposition{unsaid, unsaid, Free, unsaid}, Held, Nobody},
+	Unlisted:  {[...]Disposition{unsaid, unsaid, Free, unsaid}, NoModel, Nobody},
 }
 
 // decodes says what follows the end of a decode leg.
-var decodes = [whys]row{
+var decodes = [reasons]row{
 	//              Unsent  Sent     Headed   Through
-	Left:        {[...]How{Keep, DoubtOn, DoubtOn, Free}, Over, Nobody},
-	Leaving:     {[...]How{Keep, DoubtOn, DoubtOn, Free}, Elsewhere, Nobody},
-	Moved:       {[...]How{Keep, DoubtOn, DoubtOn, Free}, Anew, Nobody},
-	HungUp:      {[...]How{Keep, DoubtOn, DoubtOn, Free}, Elsewhere, Nobody},
-	NotOurs:     {[...]How{Keep, unsaid, unsaid, unsaid}, Anew, Nobody},
-	Unready:     {[...]How{Free, unsaid, unsaid, unsaid}, Over, Nobody},
-	Unlearned:   {[...]How{Free, unsaid, unsaid, unsaid}, Anew, Nobody},
-	Outlived:    {[...]How{Free, unsaid, unsaid, unsaid}, Anew, Nobody},
-	MayOutlive:  {[...]How{Orphan, unsaid, unsaid, unsaid}, Anew, Nobody},
-	Expired:     {[...]How{Orphan, unsaid, unsaid, unsaid}, Again, Nobody},
-	Disbelieved: {[...]How{unsaid, unsaid, unsaid, Free}, Again, Nobody},
-	Ignored:     {[...]How{unsaid, unsaid, unsaid, Free}, Over, Nobody},
+	Left:        {[...]Disposition{Keep, DoubtOn, DoubtOn, Free}, Over, Nobody},
+	Leaving:     {[...]Disposition{Keep, DoubtOn, DoubtOn, Free}, Elsewhere, Nobody},
+	Moved:       {[...]Disposition{Keep, DoubtOn, DoubtOn, Free}, Anew, Nobody},
+	HungUp:      {[...]Disposition{Keep, DoubtOn, DoubtOn, Free}, Elsewhere, Nobody},
+	NotOurs:     {[...]Disposition{Keep, unsaid, unsaid, unsaid}, Anew, Nobody},
+	Unready:     {[...]Disposition{Free, unsaid, unsaid, unsaid}, Over, Nobody},
+	Unlearned:   {[...]Disposition{Free, unsaid, unsaid, unsaid}, Anew, Nobody},
+	Outlived:    {[...]Disposition{Free, unsaid, unsaid, unsaid}, Anew, Nobody},
+	MayOutlive:  {[...]Disposition{Orphan, unsaid, unsaid, unsaid}, Anew, Nobody},
+	Expired:     {[...]Disposition{Orphan, unsaid, unsaid, unsaid}, Again, Nobody},
+	Disbelieved: {[...]Disposition{unsaid, unsaid, unsaid, Free}, Again, Nobody},
+	Ignored:     {[...]Disposition{unsaid, unsaid, unsaid, Free}, Over, Nobody},
 
-	Stale:       {[...]How{Keep, DoubtOn, unsaid, unsaid}, Redial, Nobody}, // the engine may have read the KV all the same
-	Unreachable: {[...]How{Keep, unsaid, unsaid, unsaid}, Unreached, Engine},
-	Broke:       {[...]How{Keep, DoubtOn, DoubtOn, Free}, Again, Engine}, // the engine may have read the KV before the connection broke
-	Silent:      {[...]How{Keep, DoubtOn, DoubtOn, Free}, Again, Wedged},
-	Garbled:     {[...]How{unsaid, DoubtOn, DoubtOn, Free}, Again, Engine},
-	TooLarge:    {[...]How{unsaid, DoubtOn, DoubtOn, Free}, Over, Nobody},
-	Uncalled:    {[...]How{unsaid, Free, unsaid, unsaid}, Again, Engine}, // the prefill only begins after the callback
-	Misplaced:   {[...]How{unsaid, Free, unsaid, unsaid}, Over, Nobody},
-	Unbegun:     {[...]How{unsaid, Orphan, Orphan, unsaid}, Again, Engine},
-	Stuck:       {[...]How{unsaid, DoubtOn, DoubtOn, unsaid}, Granted, Wedged},
-	Unusable:    {[...]How{unsaid, unsaid, DoubtOn, Free}, Over, Engine},
+	Stale:       {[...]Disposition{Keep, DoubtOn, unsaid, unsaid}, Redial, Nobody}, // the engine may have read the KV all the same
+	Unreachable: {[...]Disposition{Keep, unsaid, unsaid, unsaid}, Unreached, Engine},
+	Broke:       {[...]Disposition{Keep, DoubtOn, DoubtOn, Free}, Again, Engine}, // the engine may have read the KV before the connection broke
+	Silent:      {[...]Disposition{Keep, DoubtOn, DoubtOn, Free}, Again, Wedged},
+	Garbled:     {[...]Disposition{unsaid, DoubtOn, DoubtOn, Free}, Again, Engine},
+	TooLarge:    {[...]Disposition{unsaid, DoubtOn, DoubtOn, Free}, Over, Nobody},
+	Uncalled:    {[...]Disposition{unsaid, Free, unsaid, unsaid}, Again, Engine}, // the prefill only begins after the callback
+	Misplaced:   {[...]Disposition{unsaid, Free, unsaid, unsaid}, Over, Nobody},
+	Unbegun:     {[...]Disposition{unsaid, Orphan, Orphan, unsaid}, Again, Engine},
+	Stuck:       {[...]Disposition{unsaid, DoubtOn, DoubtOn, unsaid}, Granted, Wedged},
+	Unusable:    {[...]Disposition{unsaid, unsaid, DoubtOn, Free}, Over, Engine},
 
 	// a status may also come from a proxy in front of the engine, or after the KV was read
-	Rejected:  {[...]How{unsaid, unsaid, Doubt, Free}, Over, Nobody},
-	Throttled: {[...]How{unsaid, unsaid, Doubt, Free}, Again, Nobody},
-	Busy:      {[...]How{unsaid, unsaid, Doubt, Free}, Again, Engine},
-	Failed:    {[...]How{unsaid, unsaid, Doubt, Free}, Again, Disputed},
-	Erred:     {[...]How{unsaid, unsaid, Doubt, Free}, Again, Engine},
-	Unable:    {[...]How{unsaid, unsaid, Doubt, Free}, Elsewhere, Nobody},
-	Odd:       {[...]How{unsaid, unsaid, Doubt, Free}, Elsewhere, Engine},
-	GivenBack: {[...]How{unsaid, unsaid, Doubt, Free}, NoRoom, Nobody},
-	Withheld:  {[...]How{unsaid, unsaid, Doubt, Free}, Held, Nobody}, // the hand-off was sent, so no second engine may have it
-	Unlisted:  {[...]How{unsaid, unsaid, Doubt, Free}, NoModel, Nobody},
+	Rejected:  {[...]Disposition{unsaid, unsaid, Doubt, Free}, Over, Nobody},
+	Throttled: {[...]Disposition{unsaid, unsaid, Doubt, Free}, Again, Nobody},
+	Busy:      {[...]Disposition{unsaid, unsaid, Doubt, Free}, Again, Engine},
+	Failed:    {[...]Disposition{unsaid, unsaid, Doubt, Free}, Again, Disputed},
+	Erred:     {[...]Disposition{unsaid, unsaid, Doubt, Free}, Again, Engine},
+	Unable:    {[...]Disposition{unsaid, unsaid, Doubt, Free}, Elsewhere, Nobody},
+	Odd:       {[...]Disposition{unsaid, unsaid, Doubt, Free}, Elsewhere, Engine},
+	GivenBack: {[...]Disposition{unsaid, unsaid, Doubt, Free}, NoRoom, Nobody},
+	Withheld:  {[...]Disposition{unsaid, unsaid, Doubt, Free}, Held, Nobody}, // the hand-off was sent, so no second engine may have it
+	Unlisted:  {[...]Disposition{unsaid, unsaid, Doubt, Free}, NoModel, Nobody},
 }
 
-// Ended describes a leg that has ended without its result.
-type Ended struct {
-	Leg    Leg
-	Far    Far
-	Reason Reason
-	Kept   bool // the prefill engine keeps the KV until a decode engine fetches it, and its answer names the KV
-	Frees  bool // a decode engine that refuses a request also makes the prefill engine free the KV
-	Moved  bool // the engine was taken out of service while the leg ran
-	Open   bool // the engine's answer began with status 200, so the engine may be working on the request or have finished it
+// CallEnd describes a leg that has ended without its result.
+type CallEnd struct {
+	Leg      Leg
+	Progress Progress
+	Reason   Reason
+	Kept     bool // the prefill engine keeps the KV until a decode engine fetches it, and its answer names the KV
+	Frees    bool // a decode engine that refuses a request also makes the prefill engine free the KV
+	Moved    bool // the engine was taken out of service while the leg ran
+	Open     bool // the engine's answer began with status 200, so the engine may be working on the request or have finished it
 }
 
 // Verdict says what follows for a request from the end of one of its legs.
 type Verdict struct {
-	KV    How
+	KV    Disposition
 	Next  Next
 	Blame Blame
 }
 
 // Verdict looks up what becomes of the KV, what the request does next, and which component is to blame.
-func (e Ended) Verdict() Verdict {
+func (e CallEnd) Verdict() Verdict {
 	r := &prefills[e.Reason]
 	switch e.Leg {
 	case Prefill:
@@ -268,7 +268,7 @@ func (e Ended) Verdict() Verdict {
 	case Sole:
 		return e.sole()
 	}
-	v := Verdict{KV: r.kv[e.Far], Next: r.next, Blame: r.whom}
+	v := Verdict{KV: r.kv[e.Progress], Next: r.next, Blame: r.whom}
 	switch {
 	case v.KV == unsaid && e.Leg == Prefill:
 		// The table has no entry, which is a bug. Orphan is safe: no engine is told to fetch KV that may not be there, and an engine that
@@ -299,18 +299,18 @@ func (e Ended) Verdict() Verdict {
 }
 
 // Unheard says whether the leg's engine took the request and is to blame that no first event came.
-func (e Ended) Unheard() bool {
+func (e CallEnd) Unheard() bool {
 	return e.Reason == Unbegun || e.Open && e.Verdict().Blame != Nobody
 }
 
 // OfEngine says whether the leg's engine is the reason that the leg ended: by its answer, or because its connection or answer failed.
-func (e Ended) OfEngine() bool { return e.Reason >= Stale && !e.Moved }
+func (e CallEnd) OfEngine() bool { return e.Reason >= Stale && !e.Moved }
 
 // sole is the verdict on a Sole leg. The engine keeps nothing of the request, so another engine can serve it. But a request that may have
 // killed its engine goes to no other engine. A request of which no byte was sent always goes to another engine.
-func (e Ended) sole() Verdict {
+func (e CallEnd) sole() Verdict {
 	v := Verdict{KV: Spent, Next: Elsewhere, Blame: Engine}
-	if e.Far == Unsent || e.Reason == Stale || e.Reason >= Lacks && !e.Open {
+	if e.Progress == Unsent || e.Reason == Stale || e.Reason >= Lacks && !e.Open {
 		v.KV = Free
 	}
 	switch {
@@ -322,7 +322,7 @@ func (e Ended) sole() Verdict {
 		v.Next, v.Blame = Again, Nobody
 	case e.Reason == Unlisted:
 		v.Next, v.Blame = NoModel, Nobody
-	case e.Far == Unsent || e.Reason == Throttled || e.Reason == Busy:
+	case e.Progress == Unsent || e.Reason == Throttled || e.Reason == Busy:
 		v.Next = Again
 	case e.Reason == Lacks:
 		v.Next = Anew
@@ -333,12 +333,12 @@ func (e Ended) sole() Verdict {
 }
 
 // Refused says whether a decode engine refused the request because it has too many, so that it has read no KV for it.
-func (e Ended) Refused() bool {
+func (e CallEnd) Refused() bool {
 	return e.Leg == Decode && (e.Reason == Busy || e.Reason == Throttled)
 }
 
 // Untaken says whether the engine of a leg did not take the request, so that another engine may replace it.
-func (e Ended) Untaken() bool {
-	return e.Far == Unsent && e.Reason != HungUp && e.Reason != Moved || e.Reason == Throttled || e.Reason == Busy || e.Reason == Withheld ||
+func (e CallEnd) Untaken() bool {
+	return e.Progress == Unsent && e.Reason != HungUp && e.Reason != Moved || e.Reason == Throttled || e.Reason == Busy || e.Reason == Withheld ||
 		e.Reason == Unlisted
 }

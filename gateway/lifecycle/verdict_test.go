@@ -7,11 +7,11 @@ import (
 )
 
 // ends calls f with every end that a leg can have.
-func ends(f func(e Ended, said How)) {
-	for why := range whys {
+func ends(f func(e CallEnd, said Disposition)) {
+	for why := range reasons {
 		for far := Unsent; far <= Through; far++ {
 			for flags := range 16 {
-				e := Ended{Far: far, Reason: why, Kept: flags&1 > 0, Frees: flags&2 > 0, Moved: flags&4 > 0, Open: flags&8 > 0}
+				e := CallEnd{Progress: far, Reason: why, Kept: flags&1 > 0, Frees: flags&2 > 0, Moved: flags&4 > 0, Open: flags&8 > 0}
 				f(e, prefills[why].kv[far])
 				e.Leg = Decode
 				f(e, decodes[why].kv[far])
@@ -21,32 +21,32 @@ func ends(f func(e Ended, said How)) {
 }
 
 func TestNoVerdictOffersKVThatMayHaveBeenRead(t *testing.T) {
-	ends(func(e Ended, _ How) {
+	ends(func(e CallEnd, _ Disposition) {
 		v := e.Verdict()
 		if v.KV == Keep {
 			require.Equal(t, Decode, e.Leg, "%+v", e)
-			require.Equal(t, Unsent, e.Far, "%+v", e)
+			require.Equal(t, Unsent, e.Progress, "%+v", e)
 		}
-		mayHaveRead := e.Leg == Decode && (e.Far == Sent || e.Far == Headed) && !e.Frees
+		mayHaveRead := e.Leg == Decode && (e.Progress == Sent || e.Progress == Headed) && !e.Frees
 		if mayHaveRead && e.Reason != Uncalled && e.Reason != Misplaced && e.Reason != Unbegun {
-			require.Contains(t, []How{Doubt, DoubtOn}, v.KV, "%+v", e)
+			require.Contains(t, []Disposition{Doubt, DoubtOn}, v.KV, "%+v", e)
 		}
 	})
 }
 
 func TestWhatAnEngineMayHoldIsNeverCalledFree(t *testing.T) {
-	ends(func(e Ended, _ How) {
+	ends(func(e CallEnd, _ Disposition) {
 		v := e.Verdict()
 		switch {
-		case e.Leg == Prefill && e.Kept && e.Far == Through: // it has handed the KV over, and somebody must fetch it
-			require.Contains(t, []How{Orphan, Discard, Free}, v.KV, "%+v", e)
+		case e.Leg == Prefill && e.Kept && e.Progress == Through: // it has handed the KV over, and somebody must fetch it
+			require.Contains(t, []Disposition{Orphan, Discard, Free}, v.KV, "%+v", e)
 			if v.KV == Free {
 				require.Contains(t, []Reason{Unconfirmed, Incomplete}, e.Reason, "%+v", e)
 			}
-		case e.Leg == Prefill && e.Kept && e.Reason == Broke && e.Far >= Sent, e.Leg == Prefill && e.Kept && e.Reason == Silent && e.Far >= Sent:
-			require.Contains(t, []How{Lose, Orphan}, v.KV, "%+v", e)
+		case e.Leg == Prefill && e.Kept && e.Reason == Broke && e.Progress >= Sent, e.Leg == Prefill && e.Kept && e.Reason == Silent && e.Progress >= Sent:
+			require.Contains(t, []Disposition{Lose, Orphan}, v.KV, "%+v", e)
 		case e.Leg == Prefill && !e.Kept:
-			require.Contains(t, []How{Free, Refuse}, v.KV, "%+v", e)
+			require.Contains(t, []Disposition{Free, Refuse}, v.KV, "%+v", e)
 		}
 		if v.KV == Refuse || v.KV == Lose {
 			require.Equal(t, Prefill, e.Leg, "only a prefill engine has the lease: %+v", e)
@@ -57,7 +57,7 @@ func TestWhatAnEngineMayHoldIsNeverCalledFree(t *testing.T) {
 
 // What is not an engine's fault is not held against one.
 func TestNobodyIsBlamedForWhatDidNotFail(t *testing.T) {
-	ends(func(e Ended, _ How) {
+	ends(func(e CallEnd, _ Disposition) {
 		if v := e.Verdict(); v.Next == Over && e.Reason != Unusable || // half of it is out, and it is the engine's all the same
 			v.Next == Anew || v.Next == NoRoom || v.Next == Ask {
 			require.Equal(t, Nobody, v.Blame, "%+v", e)
@@ -71,46 +71,46 @@ func TestNobodyIsBlamedForWhatDidNotFail(t *testing.T) {
 func TestVerdicts(t *testing.T) {
 	for _, r := range []struct {
 		what string
-		end  Ended
+		end  CallEnd
 		want Verdict
 	}{
-		{"the client leaves before a probe is sent", Ended{Prefill, Unsent, Left, true, false, false, false}, Verdict{Free, Over, Nobody}},
-		{"the client leaves while a probe runs, which is aborted", Ended{Prefill, Sent, Left, true, false, false, false}, Verdict{Free, Over, Nobody}},
-		{"the client leaves while a probe is answered", Ended{Prefill, Headed, Left, true, false, false, false}, Verdict{Orphan, Over, Nobody}},
-		{"the client leaves in the pool", Ended{Prefill, Through, Left, true, false, false, false}, Verdict{Discard, Over, Nobody}},
-		{"a prefill engine cannot be reached", Ended{Prefill, Unsent, Unreachable, true, false, false, false}, Verdict{Refuse, Unreached, Nobody}},
-		{"the connection of a probe was stale", Ended{Prefill, Sent, Stale, true, false, false, false}, Verdict{Orphan, Redial, Nobody}},
-		{"the connection of a decode was stale, and the KV may have been read", Ended{Decode, Sent, Stale, false, false, false, false}, Verdict{DoubtOn, Redial, Nobody}},
-		{"no byte of a decode was written to it", Ended{Decode, Unsent, Stale, false, false, false, false}, Verdict{Keep, Redial, Nobody}},
-		{"a prefill engine dies with a probe", Ended{Prefill, Sent, Broke, true, false, false, false}, Verdict{Lose, Again, Nobody}},
-		{"one that keeps nothing does", Ended{Prefill, Sent, Broke, false, false, false, false}, Verdict{Refuse, Again, Nobody}},
-		{"a prefill engine is full", Ended{Prefill, Headed, Busy, true, false, false, false}, Verdict{Refuse, Untaken, Nobody}},
-		{"a prefill engine fails with 500", Ended{Prefill, Headed, Failed, true, false, false, false}, Verdict{Refuse, Again, Disputed}},
-		{"a prefill engine refuses the request", Ended{Prefill, Headed, Rejected, true, false, false, false}, Verdict{Free, Over, Nobody}},
-		{"a region loses its ranks while the hand-off is in the pool", Ended{Prefill, Through, RanksLost, true, false, false, false}, Verdict{Orphan, Anew, Nobody}},
-		{"another proxy gets the group then", Ended{Prefill, Through, Unowned, true, false, false, false}, Verdict{Orphan, Ask, Nobody}},
-		{"the scope is lost before the decode is written", Ended{Decode, Unsent, NotOurs, false, false, false, false}, Verdict{Keep, Anew, Nobody}},
-		{"a decode engine cannot be reached", Ended{Decode, Unsent, Unreachable, false, false, false, false}, Verdict{Keep, Unreached, Engine}},
-		{"a decode engine dies before its first event", Ended{Decode, Sent, Broke, false, false, false, false}, Verdict{DoubtOn, Again, Engine}},
-		{"the core of a rank that does both stands still", Ended{Decode, Sent, Stuck, false, false, false, false}, Verdict{DoubtOn, Granted, Wedged}},
-		{"a decode engine is silent", Ended{Decode, Sent, Silent, false, false, false, false}, Verdict{DoubtOn, Again, Wedged}},
-		{"a decode engine refuses, and the KV may still be held", Ended{Decode, Headed, Rejected, false, false, false, false}, Verdict{Doubt, Over, Nobody}},
-		{"it refuses, and has the KV freed", Ended{Decode, Headed, Rejected, false, true, false, false}, Verdict{Free, Over, Nobody}},
-		{"it says so in an event of an answer that it has begun", Ended{Decode, Headed, Rejected, false, true, false, true}, Verdict{DoubtOn, Over, Nobody}},
-		{"its rank drains at that moment, which changes nothing", Ended{Decode, Headed, Rejected, false, true, true, false}, Verdict{Free, Over, Nobody}},
-		{"a drain ends a decode before its first event", Ended{Decode, Sent, HungUp, false, false, true, false}, Verdict{DoubtOn, Anew, Nobody}},
-		{"a decode engine is out of KV memory", Ended{Decode, Headed, GivenBack, false, false, false, false}, Verdict{Doubt, NoRoom, Nobody}},
-		{"a group re-forms, so that nobody frees the KV", Ended{Decode, Headed, Withheld, false, true, false, false}, Verdict{Doubt, Held, Nobody}},
-		{"that of a prefill engine does, which has read nothing", Ended{Prefill, Headed, Withheld, true, false, false, false}, Verdict{Free, Held, Nobody}},
-		{"what a prefill engine was to fetch is gone", Ended{Prefill, Headed, Expired, true, false, false, false}, Verdict{Free, Anew, Nobody}},
-		{"that of an engine that serves a request alone does", Ended{Sole, Headed, Withheld, false, false, false, false}, Verdict{Free, Again, Nobody}},
-		{"a prefill engine does not have the model any more", Ended{Prefill, Headed, Unlisted, true, false, false, false}, Verdict{Free, NoModel, Nobody}},
-		{"a decode engine does not", Ended{Decode, Headed, Unlisted, false, false, false, false}, Verdict{Doubt, NoModel, Nobody}},
-		{"it does not, and has the KV freed", Ended{Decode, Headed, Unlisted, false, true, false, false}, Verdict{Free, NoModel, Nobody}},
-		{"an engine that serves a request alone does not", Ended{Sole, Headed, Unlisted, false, false, false, false}, Verdict{Free, NoModel, Nobody}},
-		{"the KV was perhaps another prompt's", Ended{Decode, Through, Disbelieved, false, false, false, false}, Verdict{Free, Again, Nobody}},
-		{"the slot came too late", Ended{Decode, Unsent, Expired, false, false, false, false}, Verdict{Orphan, Again, Nobody}},
-		{"a reset after the 200 and before an event", Ended{Decode, Headed, Broke, false, false, false, false}, Verdict{DoubtOn, Again, Engine}},
+		{"the client leaves before a probe is sent", CallEnd{Prefill, Unsent, Left, true, false, false, false}, Verdict{Free, Over, Nobody}},
+		{"the client leaves while a probe runs, which is aborted", CallEnd{Prefill, Sent, Left, true, false, false, false}, Verdict{Free, Over, Nobody}},
+		{"the client leaves while a probe is answered", CallEnd{Prefill, Headed, Left, true, false, false, false}, Verdict{Orphan, Over, Nobody}},
+		{"the client leaves in the pool", CallEnd{Prefill, Through, Left, true, false, false, false}, Verdict{Discard, Over, Nobody}},
+		{"a prefill engine cannot be reached", CallEnd{Prefill, Unsent, Unreachable, true, false, false, false}, Verdict{Refuse, Unreached, Nobody}},
+		{"the connection of a probe was stale", CallEnd{Prefill, Sent, Stale, true, false, false, false}, Verdict{Orphan, Redial, Nobody}},
+		{"the connection of a decode was stale, and the KV may have been read", CallEnd{Decode, Sent, Stale, false, false, false, false}, Verdict{DoubtOn, Redial, Nobody}},
+		{"no byte of a decode was written to it", CallEnd{Decode, Unsent, Stale, false, false, false, false}, Verdict{Keep, Redial, Nobody}},
+		{"a prefill engine dies with a probe", CallEnd{Prefill, Sent, Broke, true, false, false, false}, Verdict{Lose, Again, Nobody}},
+		{"one that keeps nothing does", CallEnd{Prefill, Sent, Broke, false, false, false, false}, Verdict{Refuse, Again, Nobody}},
+		{"a prefill engine is full", CallEnd{Prefill, Headed, Busy, true, false, false, false}, Verdict{Refuse, Untaken, Nobody}},
+		{"a prefill engine fails with 500", CallEnd{Prefill, Headed, Failed, true, false, false, false}, Verdict{Refuse, Again, Disputed}},
+		{"a prefill engine refuses the request", CallEnd{Prefill, Headed, Rejected, true, false, false, false}, Verdict{Free, Over, Nobody}},
+		{"a region loses its ranks while the hand-off is in the pool", CallEnd{Prefill, Through, RanksLost, true, false, false, false}, Verdict{Orphan, Anew, Nobody}},
+		{"another proxy gets the group then", CallEnd{Prefill, Through, Unowned, true, false, false, false}, Verdict{Orphan, Ask, Nobody}},
+		{"the scope is lost before the decode is written", CallEnd{Decode, Unsent, NotOurs, false, false, false, false}, Verdict{Keep, Anew, Nobody}},
+		{"a decode engine cannot be reached", CallEnd{Decode, Unsent, Unreachable, false, false, false, false}, Verdict{Keep, Unreached, Engine}},
+		{"a decode engine dies before its first event", CallEnd{Decode, Sent, Broke, false, false, false, false}, Verdict{DoubtOn, Again, Engine}},
+		{"the core of a rank that does both stands still", CallEnd{Decode, Sent, Stuck, false, false, false, false}, Verdict{DoubtOn, Granted, Wedged}},
+		{"a decode engine is silent", CallEnd{Decode, Sent, Silent, false, false, false, false}, Verdict{DoubtOn, Again, Wedged}},
+		{"a decode engine refuses, and the KV may still be held", CallEnd{Decode, Headed, Rejected, false, false, false, false}, Verdict{Doubt, Over, Nobody}},
+		{"it refuses, and has the KV freed", CallEnd{Decode, Headed, Rejected, false, true, false, false}, Verdict{Free, Over, Nobody}},
+		{"it says so in an event of an answer that it has begun", CallEnd{Decode, Headed, Rejected, false, true, false, true}, Verdict{DoubtOn, Over, Nobody}},
+		{"its rank drains at that moment, which changes nothing", CallEnd{Decode, Headed, Rejected, false, true, true, false}, Verdict{Free, Over, Nobody}},
+		{"a drain ends a decode before its first event", CallEnd{Decode, Sent, HungUp, false, false, true, false}, Verdict{DoubtOn, Anew, Nobody}},
+		{"a decode engine is out of KV memory", CallEnd{Decode, Headed, GivenBack, false, false, false, false}, Verdict{Doubt, NoRoom, Nobody}},
+		{"a group re-forms, so that nobody frees the KV", CallEnd{Decode, Headed, Withheld, false, true, false, false}, Verdict{Doubt, Held, Nobody}},
+		{"that of a prefill engine does, which has read nothing", CallEnd{Prefill, Headed, Withheld, true, false, false, false}, Verdict{Free, Held, Nobody}},
+		{"what a prefill engine was to fetch is gone", CallEnd{Prefill, Headed, Expired, true, false, false, false}, Verdict{Free, Anew, Nobody}},
+		{"that of an engine that serves a request alone does", CallEnd{Sole, Headed, Withheld, false, false, false, false}, Verdict{Free, Again, Nobody}},
+		{"a prefill engine does not have the model any more", CallEnd{Prefill, Headed, Unlisted, true, false, false, false}, Verdict{Free, NoModel, Nobody}},
+		{"a decode engine does not", CallEnd{Decode, Headed, Unlisted, false, false, false, false}, Verdict{Doubt, NoModel, Nobody}},
+		{"it does not, and has the KV freed", CallEnd{Decode, Headed, Unlisted, false, true, false, false}, Verdict{Free, NoModel, Nobody}},
+		{"an engine that serves a request alone does not", CallEnd{Sole, Headed, Unlisted, false, false, false, false}, Verdict{Free, NoModel, Nobody}},
+		{"the KV was perhaps another prompt's", CallEnd{Decode, Through, Disbelieved, false, false, false, false}, Verdict{Free, Again, Nobody}},
+		{"the slot came too late", CallEnd{Decode, Unsent, Expired, false, false, false, false}, Verdict{Orphan, Again, Nobody}},
+		{"a reset after the 200 and before an event", CallEnd{Decode, Headed, Broke, false, false, false, false}, Verdict{DoubtOn, Again, Engine}},
 	} {
 		require.Equal(t, r.want, r.end.Verdict(), r.what)
 	}

@@ -91,8 +91,8 @@ var passing = []wait{
 		State: Calling, When: "streamed", For: "the first event", Most: "{}", Until: []Timeout{ByProbe},
 		Early: "client, the engine is drained, shutdown, the connection breaks", Then: "an error: the engine may have died of the request",
 	},
-	{State: Answering, When: "streamed", For: "the next event", Most: "`limits.event_timeout`", Early: "client, the engine is drained, shutdown, the connection breaks", Then: "an error event"},
-	{State: Answering, When: "streamed", For: "a client that reads", Most: "`limits.write_timeout`", Early: "client", Then: "the answer is ended"},
+	{State: Streaming, When: "streamed", For: "the next event", Most: "`limits.event_timeout`", Early: "client, the engine is drained, shutdown, the connection breaks", Then: "an error event"},
+	{State: Streaming, When: "streamed", For: "a client that reads", Most: "`limits.write_timeout`", Early: "client", Then: "the answer is ended"},
 }
 
 // waits are all waits of a request, in the order in which it comes to them.
@@ -100,12 +100,12 @@ var waits = []wait{
 	{State: TryingLocal, When: "where decode ranks may compute prompts", For: "the dispatcher's answer", Most: "one round of decisions", Early: "shutdown", Then: "its turn at a prefill engine is waited for"},
 	{State: Queued, For: "its turn at a prefill engine", Most: "`prefill.queue.timeout`", Early: "client, shutdown, no engine left for its model", Then: "503 `queue_timeout`, or the reason"},
 	{State: Forwarded, For: "the answer of another dispatcher", Most: "that dispatcher's waits, and `limits.event_timeout` between events", Early: "client", Then: "it is served here, or gets an error"},
-	{State: Probing, For: "the answer of the prefill engine", Most: "{}", Until: []Timeout{ByProbe}, Early: "client (after `limits.probe_grace`), the engine is declared down, halted or drained", Then: "another engine"},
+	{State: Prefilling, For: "the answer of the prefill engine", Most: "{}", Until: []Timeout{ByProbe}, Early: "client (after `limits.probe_grace`), the engine is declared down, halted or drained", Then: "another engine"},
 	{State: Pooled, When: "for a rank that prefills and decodes", For: "a slot, and others to share the step of its prompt with", Most: "`pool.ttl`, or `prefill.queue.timeout`; for others `max_hold` of the policy", Early: "client, shutdown, no rank left, another proxy owns the group", Then: "503 `pool_timeout`, or the reason"},
 	{State: Pooled, For: "a slot", Most: "the hold of its hand-off, or `pool.ttl`", Early: "client, shutdown, no rank left, another proxy owns the group", Then: "503 `pool_timeout`, or the reason"},
-	{State: Opening, For: "the first event", Most: "{}, counted from its slot, and only while its KV is certainly kept ([above](#an-engine-that-stands-still))", Until: []Timeout{ByFirstEvent}, Early: "the connection breaks; of a request that pulls nothing, the client", Then: "another prefill, another rank"},
-	{State: Opening, When: "on a rank that prefills and decodes", For: "the first event", Most: "{}", Until: []Timeout{ByProbe}, Early: "client, the connection breaks, the engine is drained; after `first_event_timeout` and 16 times the predicted time: its core gives no sign of life for `first_event_timeout`, and another group can take the request", Then: "another rank"},
-	{State: Opening, When: "in one piece, as in coupled", For: "the whole answer", Most: "{}", Until: []Timeout{ByWhole}, Early: "the connection breaks; the client, if KV is pulled after `first_event_timeout`", Then: "another prefill, another rank"},
+	{State: Transferring, For: "the first event", Most: "{}, counted from its slot, and only while its KV is certainly kept ([above](#an-engine-that-stands-still))", Until: []Timeout{ByFirstEvent}, Early: "the connection breaks; of a request that pulls nothing, the client", Then: "another prefill, another rank"},
+	{State: Transferring, When: "on a rank that prefills and decodes", For: "the first event", Most: "{}", Until: []Timeout{ByProbe}, Early: "client, the connection breaks, the engine is drained; after `first_event_timeout` and 16 times the predicted time: its core gives no sign of life for `first_event_timeout`, and another group can take the request", Then: "another rank"},
+	{State: Transferring, When: "in one piece, as in coupled", For: "the whole answer", Most: "{}", Until: []Timeout{ByWhole}, Early: "the connection breaks; the client, if KV is pulled after `first_event_timeout`", Then: "another prefill, another rank"},
 	{State: Coupled, When: "`ascend-layerwise`, before the callback", For: "the address for the KV, from the decode engine", Most: "{}", Until: []Timeout{ByCallback}, Early: "client, the decode leg ends", Then: "bound anew"},
 	{State: Coupled, For: "the first event", Most: "{} for the prefill, then {}, with `nixl-push` {}; in one piece {}", Until: []Timeout{ByProbe, ByFirstEvent, ByHold, ByWhole}, Early: "one leg ends the other; the client, at once or after 5 s", Then: "bound anew"},
 	{State: Coupled, When: "`ascend-layerwise`, left by its client before the callback", For: "a late callback", Most: "5 s", Early: "the callback", Then: "a prefill that nobody waits for, because only its end frees the decode engine's blocks"},
@@ -114,8 +114,8 @@ var waits = []wait{
 	{State: Coupled, When: "`sglang`, whose decode engine has died", For: "the end of the prefill leg, which was told to end", Most: "{}", Until: []Timeout{ByGrace}, Early: "the prefill engine answers that it has ended the request", Then: "bound anew"},
 	{State: Pausing, For: "the pause before another attempt", Most: "the engine's `Retry-After`, up to 5 s, and `prefill.retry.base`, doubled with each failure", Early: "client", Then: "the next attempt"},
 	{State: Offering, When: "where there are other dispatchers", For: "the answer whether one of them should have it", Most: "no time: what is known of them decides", Early: "–", Then: "it goes there, or gets its error"},
-	{State: Answering, For: "the next event", Most: "`limits.event_timeout`", Early: "client, a drain's deadline, the connection breaks", Then: "the answer goes on elsewhere, or ends with an error event"},
-	{State: Answering, For: "a client that reads", Most: "`limits.write_timeout`", Early: "client", Then: "the answer is ended"},
+	{State: Streaming, For: "the next event", Most: "`limits.event_timeout`", Early: "client, a drain's deadline, the connection breaks", Then: "the answer goes on elsewhere, or ends with an error event"},
+	{State: Streaming, For: "a client that reads", Most: "`limits.write_timeout`", Early: "client", Then: "the answer is ended"},
 	{State: Confirming, When: "`sglang`, with the whole answer; its slot is free", For: "the prefill engine's confirmation", Most: "{}", Until: []Timeout{ByGrace}, Early: "client, the prefill leg ends, its engine is declared down or drained", Then: "an error in place of the end"},
 	{State: Lost, For: "a client that takes what came so far", Most: "`limits.write_timeout`", Early: "client", Then: "it goes on elsewhere, or ends with an error event"},
 	{State: Lost, When: "`sglang`", For: "the prefill engine's confirmation of what came so far", Most: "{}", Until: []Timeout{ByGrace}, Early: "client, the prefill leg ends, its engine is declared down or drained", Then: "an error event"},
@@ -124,8 +124,8 @@ var waits = []wait{
 	{State: Done, When: "with a hand-off that is not used", For: "a rank that pulls it and throws it away", Most: "the hold", Early: "shutdown", Then: "the engine frees it at the hold timeout"},
 }
 
-var stateNames = [states]string{"fresh", "placing", "queued", "abroad", "probing", "pooled", "opening", "coupled", "pausing", "offering",
-	"answering", "confirming", "lost", "choosing", "calling", "redialing", "done"}
+var stateNames = [states]string{"fresh", "placing", "queued", "abroad", "prefilling", "pooled", "transferring", "coupled", "pausing", "offering",
+	"streaming", "confirming", "lost", "choosing", "calling", "redialing", "done"}
 
 // saidLimits are the limits that lives say of each script, dialect and shape of an answer, by the state in which they wait. What legs that
 // run beside each other wait for counts as the state in which both are under way.
@@ -142,10 +142,10 @@ func saidLimits(t *testing.T) map[State]map[Timeout]bool {
 		for _, whole := range []string{"", " Whole", " Whole Deaf"} {
 			turn := "Begun; NoLocal; Turn Bind=" + script
 			for _, rest := range []string{
-				"HandedOver; Bound; First; CallFailed End.Leg=Decode End.Far=Through End.Reason=Broke",
+				"HandedOver; Bound; First; CallFailed End.Leg=Decode End.Progress=Through End.Reason=Broke",
 				"Bound; First; Ends",
-				"Bound; First; CallFailed End.Leg=Decode End.Far=Through End.Reason=Broke",
-				"Bound; CalledBack Pair=1; ProbeDue Pair=1; PrefillFailed Pair=1 Again End.Far=Headed End.Reason=Busy",
+				"Bound; First; CallFailed End.Leg=Decode End.Progress=Through End.Reason=Broke",
+				"Bound; CalledBack Pair=1; ProbeDue Pair=1; PrefillFailed Pair=1 Again End.Progress=Headed End.Reason=Busy",
 				"Bound; ProbeDue Pair=1; PrefillDone Pair=1; Began Pair=1",
 				"Bound; ProbeDue Pair=1; Began Pair=1; ClientGone Pair=1",
 				"Bound; ProbeDue Pair=1; ClientGone Pair=1",

@@ -9,7 +9,6 @@ import (
 	"go.uber.org/zap"
 
 	"evenkeel/engine"
-	"evenkeel/gateway/edge"
 	"evenkeel/gateway/fleet/roster"
 	"evenkeel/gateway/openai"
 	"evenkeel/gateway/upstream"
@@ -34,10 +33,6 @@ type aborting struct {
 // errNotAborted is the error of an answer whose client has ended the request by name, but whose engine has not stopped.
 var errNotAborted = openai.NewError(http.StatusBadGateway, "upstream_incomplete",
 	"the engine did not end the request when it was told to, so evenkeel left the engine")
-
-// abortable is a client that also counts as gone once aborting.leave was called. It is a type of its own so that isLeg does not take it
-// for the share of one leg of a fan-out.
-type abortable struct{ *edge.CloseNotifier }
 
 // sentTo notes the rank to which the request is about to be sent, and its id in the headers. If the client has ended the request in the
 // meantime, the job ends as if the client had left.

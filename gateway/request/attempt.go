@@ -110,7 +110,7 @@ func leaveAfter(c client, call *engine.Call, grace time.Duration, earliest time.
 // failedEvent makes the event that reports a failed call to the request's lifecycle. Besides the failure, the event says whether the engine
 // itself is at fault. It names the engines that went down after their connections had broken during this request.
 func (j *job) failedEvent(fault *failure.Fault) lifecycle.Event {
-	event := lifecycle.Event{Kind: lifecycle.CallFailed, End: fault.Ended, MostLosses: fault.MostLosses}
+	event := lifecycle.Event{Kind: lifecycle.CallFailed, End: fault.CallEnd, MostLosses: fault.MostLosses}
 	kvArrived := !errors.Is(fault.Err, failure.ErrUndelivered)
 	connectionBroke := fault.Status == 0 && fault.Engine != "" && prefill.Broke(fault.Err)
 	switch {
@@ -150,14 +150,14 @@ func (s *stream) judge(effect lifecycle.Effect) {
 		s.job.avoid.decode = s.job.srv.Engines().Beside(s.from.rank.Worker, answered, s.job.avoid.decode)
 	case blame == lifecycle.Disputed:
 		err, settle := fault.Err, monitor.Accuse(id)
-		s.job.accused = append(s.job.accused, func(finding lifecycle.Finding) {
+		s.job.accused = append(s.job.accused, func(cause lifecycle.Blame) {
 			settle()
-			switch finding {
-			case lifecycle.Guilty:
+			switch cause {
+			case lifecycle.Engine:
 				monitor.Judge(id, engine.Faulted, err)
-			case lifecycle.Unclear:
+			case lifecycle.Disputed:
 				monitor.Judge(id, engine.Unclear, err)
-			case lifecycle.Innocent:
+			case lifecycle.Nobody:
 			}
 		})
 	case blame == lifecycle.Wedged:
@@ -179,10 +179,10 @@ func (s *source) failedOn() string {
 	return ""
 }
 
-// settleAccused judges the engines whose judgement had to wait until the cause of their failures was known. finding is this cause.
-func (j *job) settleAccused(finding lifecycle.Finding) {
+// settleAccused judges the engines whose judgement had to wait until the cause of their failures was known, which is cause.
+func (j *job) settleAccused(cause lifecycle.Blame) {
 	for _, settle := range j.accused {
-		settle(finding)
+		settle(cause)
 	}
 	j.accused = nil
 }

@@ -48,7 +48,7 @@ func TestAProbeThatIsCutInItsAnswerIsNoFailure(t *testing.T) {
 		lease, err := srv.Tier.Acquire(t.Context(), prefill.Request{Model: "m", PromptTokens: 7})
 		require.NoError(t, err)
 		srv.Places.Release()
-		j := &job{srv: srv.Server, client: kid}
+		j := &job{srv: srv.Server, client: kid, isLeg: true}
 		call := &probe{Call: upstream.Call{Engine: "prefill p"}, srv: srv.Server, run: &fleet.Run{}}
 		fault := call.answered(j, call.Broke(&engine.Error{Sent: true, Answered: true, Aborted: true, Err: errors.New("cut")}))
 		fault.Kept = true

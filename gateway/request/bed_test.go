@@ -71,7 +71,7 @@ type bed struct {
 	mu      sync.Mutex
 	asked   []*Incoming
 	paid    atomic.Int64 // tokens by which the estimates of callers were corrected
-	wish    Wishes       // of the next request
+	wish    Options      // of the next request
 	key     string       // of the caller
 	met     int          // probes from before the test
 	shown   []byte       // what clients have read since there was no stream
@@ -313,7 +313,7 @@ func (b *bed) listen() {
 func (b *bed) handle(ctx *fasthttp.RequestCtx) {
 	b.mu.Lock()
 	in := b.Incoming(journal.LogEntry{ID: NewID(), Arrival: time.Now(), Key: b.key})
-	in.GiveBack, in.Wishes = func(tokens int) { b.paid.Add(int64(tokens)) }, b.wish
+	in.GiveBack, in.Options = func(tokens int) { b.paid.Add(int64(tokens)) }, b.wish
 	b.asked = append(b.asked, in)
 	b.mu.Unlock()
 	endpoint := mooncake.Chat

@@ -133,8 +133,8 @@ func (s *stream) open(h *handoff.Handoff, until lifecycle.Timeout) *failure.Faul
 		if fault.Engine != "" {
 			j.srv.Monitor.Report(fault.Engine, fault.Err)
 		}
-		if s.from.whole && fault.Reason == lifecycle.HungUp && fault.Far != lifecycle.Unsent && !time.Now().Before(pullOver) {
-			fault.Far = lifecycle.Through // the pull of KV was over, so only the answer is lost
+		if s.from.whole && fault.Reason == lifecycle.HungUp && fault.Progress != lifecycle.Unsent && !time.Now().Before(pullOver) {
+			fault.Progress = lifecycle.Through // the pull of KV was over, so only the answer is lost
 		}
 		return fault
 	}
@@ -154,12 +154,12 @@ func (s *source) takeHandoff(h *handoff.Handoff) (json.RawMessage, *failure.Faul
 		if sure {
 			why = lifecycle.Outlived
 		}
-		return nil, failure.Of(lifecycle.Ended{Leg: lifecycle.Decode, Reason: why},
+		return nil, failure.Of(lifecycle.CallEnd{Leg: lifecycle.Decode, Reason: why},
 			failure.BadGateway("prefill", "it is gone, and the prefilled prompt with it"), handoff.ErrOutlived)
 	}
 	kv, err := h.Params(s.began)
 	if err != nil {
-		return nil, failure.Of(lifecycle.Ended{Leg: lifecycle.Decode, Reason: lifecycle.Expired},
+		return nil, failure.Of(lifecycle.CallEnd{Leg: lifecycle.Decode, Reason: lifecycle.Expired},
 			failure.BadGateway("decode", "its turn came after the hand-off's deadline"), err)
 	}
 	h.Lease.Dispatched()
@@ -190,7 +190,7 @@ func (s *source) send(headers []engine.Header, body [][]byte, silence time.Durat
 
 // disbelieved returns the fault of a decode call that began too late: by then, the KV that it read may have been another prompt's.
 func disbelieved() *failure.Fault {
-	return failure.Of(lifecycle.Ended{Leg: lifecycle.Decode, Far: lifecycle.Through, Reason: lifecycle.Disbelieved}, failure.Late,
+	return failure.Of(lifecycle.CallEnd{Leg: lifecycle.Decode, Progress: lifecycle.Through, Reason: lifecycle.Disbelieved}, failure.Late,
 		handoff.ErrLate)
 }
 
@@ -313,7 +313,7 @@ func (s *source) beginPrefill(lease *prefill.Lease, pair int, until lifecycle.Ti
 		lease.PassOn()
 		err := j.srv.legs.Run(math.MaxInt, p.serve)
 		if begun = err == nil; !begun {
-			fault = failure.Of(lifecycle.Ended{Leg: lifecycle.Decode, Reason: lifecycle.Leaving}, failure.Leaving, err)
+			fault = failure.Of(lifecycle.CallEnd{Leg: lifecycle.Decode, Reason: lifecycle.Leaving}, failure.Leaving, err)
 		}
 	}
 	if fault != nil {
@@ -338,7 +338,7 @@ func (p *partner) prepareMeeting() *failure.Fault {
 		rank.Profile, rank.Target)
 	switch {
 	case p.dialect.CallsBack && srv.Meta == nil:
-		return failure.Of(lifecycle.Ended{Leg: lifecycle.Decode, Reason: lifecycle.Unready},
+		return failure.Of(lifecycle.CallEnd{Leg: lifecycle.Decode, Reason: lifecycle.Unready},
 			failure.BadGateway("decode", errUnheard.Error()), errUnheard)
 	case p.dialect.CallsBack:
 		known := engines.HostsOf(rank.Instance)
@@ -349,7 +349,7 @@ func (p *partner) prepareMeeting() *failure.Fault {
 		p.meeting.Metaserver = p.expected.URL
 	case p.dialect.Keeps:
 		if p.meeting.Coordinates = srv.Fleet.Coordinates(candidate); p.meeting.Coordinates == nil {
-			return failure.Of(lifecycle.Ended{Leg: lifecycle.Decode, Reason: lifecycle.Unlearned}, failure.Leaving, errUnknown)
+			return failure.Of(lifecycle.CallEnd{Leg: lifecycle.Decode, Reason: lifecycle.Unlearned}, failure.Leaving, errUnknown)
 		}
 	}
 	return nil

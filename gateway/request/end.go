@@ -36,7 +36,7 @@ func (s *stream) fails(why lifecycle.Reason, answer *openai.Error, err error) {
 	case begun && why == lifecycle.Rejected && answer.Status/100 == 5: // the engine refuses evenkeel's own credential
 		why = lifecycle.Erred
 	}
-	end := lifecycle.Ended{Leg: leg, Far: lifecycle.Through, Reason: why, Open: true, Moved: begun && s.from.run.Moved()}
+	end := lifecycle.CallEnd{Leg: leg, Progress: lifecycle.Through, Reason: why, Open: true, Moved: begun && s.from.run.Moved()}
 	s.from.fault = failure.Of(end, answer, err)
 	s.from.fault.Status, s.from.fault.Engine = s.from.answer.Filter.Failure().Status, s.from.rank.Instance
 	switch {
@@ -71,7 +71,7 @@ func (s *stream) step(event lifecycle.Event) {
 	effects := s.job.step(event, buffer[:0])
 	defer onPanic(func() { // after a panic, still carry out the remaining effects that give something back
 		for _, effect := range effects {
-			if effect.Kind == lifecycle.Settle || effect.Kind == lifecycle.Find {
+			if effect.Kind == lifecycle.Settle || effect.Kind == lifecycle.Resolve {
 				r.do(effect)
 			}
 		}
@@ -85,7 +85,7 @@ func (s *stream) step(event lifecycle.Event) {
 	}
 }
 
-var kinds = map[lifecycle.How]board.Kind{lifecycle.Failing: board.Failed, lifecycle.Cancelled: board.Cancelled,
+var kinds = map[lifecycle.Disposition]board.Kind{lifecycle.Failing: board.Failed, lifecycle.Cancelled: board.Cancelled,
 	lifecycle.Finish: board.Finished}
 
 // finish ends the answer that the client reads. Later calls do nothing. If fail is nil, the answer is whole. Otherwise it ends with an
@@ -110,7 +110,7 @@ func (s *stream) finish(fail *openai.Error) {
 		s.job.srv.Log.Warn("an answer broke off", zap.Inline(s.job), zap.String("engine", s.from.rank.Target.ID),
 			zap.Int("tokens", s.tokens()), zap.String("outcome", journal.Outcome(fail)), zap.String("cause", s.forLog(fail)))
 	}
-	if s.from.answer.Assembler != nil || s.from.whole || isLeg(s.job.client) {
+	if s.from.answer.Assembler != nil || s.from.whole || s.job.isLeg {
 		return // the code that assembles the answer writes its end
 	}
 	fail = cmp.Or(fail, failure.None)
@@ -179,7 +179,7 @@ func (s *stream) report() {
 		j.record.Report(journal.Event{Kind: journal.Failed, Cause: journal.Outcome(s.broken), On: failedEngine, Answer: s.broken})
 	}
 	j.record.EndAttempt(s.broken)
-	if !isLeg(j.client) {
+	if !j.isLeg {
 		j.srv.Conclude(j.incoming, s.broken)
 	}
 }
@@ -279,7 +279,7 @@ func (s *stream) release(kind board.Kind) {
 
 // hangUp removes a call that is over from the rank's traffic, and from the calls that a drain may end. If how is Free, the engine has
 // computed nothing.
-func (s *source) hangUp(how lifecycle.How) {
+func (s *source) hangUp(how lifecycle.Disposition) {
 	s.settleCompute(how == lifecycle.Free)
 	if s.heard {
 		s.heard = false

@@ -84,7 +84,7 @@ func (srv *Server) fanOut(ctx *fasthttp.RequestCtx, conn client, whole *job, leg
 	for i := range legs {
 		share, name := edge.NewCloseNotifier(srv.Log), letters(i)
 		f.legs = append(f.legs, branch{share: share, prompt: legs[i].Prompt, job: &job{
-			srv: srv, req: req, body: whole.body, changes: &legs[i].Patch, client: share, id: in.Record.ID + "-" + name,
+			srv: srv, req: req, body: whole.body, changes: &legs[i].Patch, client: share, isLeg: true, id: in.Record.ID + "-" + name,
 			model: whole.model, incoming: in,
 			record: in.Record.Leg(name),
 			ask: sse.Options{

@@ -28,13 +28,13 @@ func TestAClientThatLeavesBeforeTheLegsBegin(t *testing.T) {
 	kid := edge.NewCloseNotifier(srv.Log)
 	kid.Leave()
 	in := &Incoming{Record: srv.Journal.Begin(journal.LogEntry{ID: "x"})}
-	whole := &job{srv: srv.Server, req: &openai.Request{}, client: kid, model: roster.Route{Name: "m", Board: "m"}, incoming: in,
+	whole := &job{srv: srv.Server, req: &openai.Request{}, client: kid, isLeg: true, model: roster.Route{Name: "m", Board: "m"}, incoming: in,
 		record: in.Record}
 	f := &fanned{srv: srv.Server, conn: kid, req: whole.req, in: in, stop: make(chan struct{})}
 	for i := range 2 {
 		f.legs = append(f.legs,
 			branch{share: kid,
-				job: &job{srv: srv.Server, req: whole.req, client: kid, model: whole.model,
+				job: &job{srv: srv.Server, req: whole.req, client: kid, isLeg: true, model: whole.model,
 					incoming: in, record: in.Record.Leg(letters(i))}})
 	}
 	f.legs[0].job.local.boundSlot = r.Slot

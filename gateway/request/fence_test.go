@@ -46,7 +46,7 @@ func opened(t *testing.T, to *roster.Rank) *failure.Fault {
 	defer srv.Client.Close()
 	body, err := mooncake.ScanBody([]byte(`{"model":"m","messages":[]}`), 10)
 	require.NoError(t, err)
-	j := &job{srv: srv, req: &openai.Request{Endpoint: mooncake.Chat}, body: body, client: edge.NewCloseNotifier(zap.NewNop()),
+	j := &job{srv: srv, req: &openai.Request{Endpoint: mooncake.Chat}, body: body, client: edge.NewCloseNotifier(zap.NewNop()), isLeg: true,
 		incoming: &Incoming{}}
 	j.record = new(journal.Journal).Begin(journal.LogEntry{})
 	s := &stream{job: j, from: source{job: j, rank: to, slot: new(dispatcher.Slot), call: srv.Client.NewCall(to.Target), began: time.Now()}}

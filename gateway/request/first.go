@@ -114,8 +114,8 @@ func (s *stream) decodeFault(err error) *failure.Fault {
 	if fault == nil || s.from.tooLong(err) || errors.Is(s.from.answer.Err(), sse.ErrLargeEvent) {
 		fault = (&upstream.Call{Leg: lifecycle.Decode, Engine: s.from.rank.Instance, Mixed: s.from.rank.Group != ""}).Broke(err)
 	}
-	if fault.Far, fault.Open = lifecycle.Headed, true; s.from.answer.Filter.Started() || s.from.tooLong(err) {
-		fault.Far = lifecycle.Through // the engine had read the KV before the call broke
+	if fault.Progress, fault.Open = lifecycle.Headed, true; s.from.answer.Filter.Started() || s.from.tooLong(err) {
+		fault.Progress = lifecycle.Through // the engine had read the KV before the call broke
 	}
 	switch {
 	case s.from.tooLong(err) || errors.Is(s.from.answer.Err(), sse.ErrLargeEvent):

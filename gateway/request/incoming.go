@@ -315,7 +315,7 @@ func makeNameable(j *job, conn *edge.Conn) {
 	}
 	share := edge.NewCloseNotifier(j.srv.Log)
 	conn.OnGone(share.Leave)
-	j.client = abortable{share}
+	j.client = share
 	j.abort = &aborting{endpoint: j.req.Endpoint, leave: share.Leave, outputMode: openai.OutputMode(&j.body)}
 	j.ask.Aborted = j.abort.asked.Load
 	forget := j.srv.Running.Enter(j.incoming.Record.Key, string(j.ask.ID), func() { j.abort.end(j.srv) })

@@ -40,6 +40,7 @@ type job struct {
 	changes  *mooncake.Patch // what a leg of a fan-out changes in the body
 	passed   *Passed         // of a request that one engine serves alone; nil: the prompt is prefilled and decoded
 	client   client          // the connection that the answer goes to
+	isLeg    bool            // the job is a leg of a fan-out, so the client's request has another record
 	id       string          // the request id; the ids that engines get begin with it
 	model    roster.Route    // the model that the client asked for, and the board of the model's ranks
 	ask      sse.Options     // which parts of the engine's answer the client gets, and in which form
@@ -66,7 +67,7 @@ type job struct {
 
 	doubts  []*handoff.Handoff // hand-offs that an engine may have read, but that led to no answer
 	resume  resumption
-	accused []func(lifecycle.Finding) // called once it is known whether the engines or the request caused their status 500
+	accused []func(cause lifecycle.Blame) // called once it is known whether the engines or the request caused their status 500
 }
 
 // client is the connection that the answer goes to: an edge.Conn, or the share of a connection
@@ -130,7 +131,7 @@ func (j *job) promptHash() uint64 {
 		return 0
 	}
 	hash := j.parts().Hash(key)
-	if !isLeg(j.client) { // the legs share one record line of the client's request, but each has a prompt of its own
+	if !j.isLeg { // the legs share one record line of the client's request, but each has a prompt of its own
 		j.record.PromptKey = fmt.Sprintf("%016x", hash)
 	}
 	return hash
@@ -157,13 +158,10 @@ type resumption struct {
 	decodeCounts  int // prompt tokens that the decode engine must report; 0: any number
 }
 
-// isLeg says whether the job of a client is a leg of a fan-out. The client's request then has another record than the job.
-func isLeg(c client) bool { _, ok := c.(*edge.CloseNotifier); return ok }
-
 // Incoming is a client's request that was admitted, with its record.
 type Incoming struct {
 	Record *journal.Record
-	Wishes
+	Options
 	// GiveBack corrects the estimate that was taken of the caller's limits: tokens is how many tokens prompts and answers
 	// really had. If tokens is negative, their number is not known, and the estimate stays.
 	GiveBack   func(tokens int)
@@ -185,23 +183,23 @@ const (
 	ClassOnline = "online"
 )
 
-// Wishes are what a request asks for outside its body. Of a caller that is not trusted,
+// Options are what a request asks for outside its body. Of a caller that is not trusted,
 // only Session, Ends, Patience and Stays are accepted.
-type Wishes struct {
+type Options struct {
 	Explain       bool      // answer headers name engine, policy and reason
 	Stays         bool      // the request is never forwarded
 	Session       uint64    // hash of the session's name; 0: no session
 	Ends          bool      // this is the session's last turn, so the session can be forgotten
 	Patience      time.Time // when the client gives up if the answer has not begun by then; zero: unknown
 	PrefillPolicy string    // the policy that chooses its prefill engine; empty: the default
-	Whole         bool      // the endpoint takes no hand-off, so a decode rank must compute the prompt, too
+	NoHandOff     bool      // the endpoint takes no hand-off, so a decode rank must compute the prompt, too
 	Disaggregate  string    // DisaggregateAuto, Always or Never; empty: as configured
 	ToPrefill     string    // the candidate that must prefill; empty: any
 	ToDecode      []int32   // the decode ranks of which one must decode; nil: any
 }
 
 // aimed says whether a trusted caller named the prefill engine or the decode ranks to use.
-func (w *Wishes) aimed() bool { return w.ToPrefill != "" || w.ToDecode != nil }
+func (w *Options) aimed() bool { return w.ToPrefill != "" || w.ToDecode != nil }
 
 // onPanic is deferred by code that holds a resource which no other code would give back yet. If the code panics, onPanic calls giveBack
 // and panics again with the same value. Package edge recovers from that panic.

@@ -70,7 +70,7 @@ func TestAPrefillerIsChosenAnewAtTheCallback(t *testing.T) {
 		c.Prefill.Policy, c.ExposeRoute = config.Default().Prefill.Policy, true
 		c.Prefill.Calibration.TPMs, c.Prefill.Calibration.T0Ms = 10, 10 // believed to be far slower than they are
 	}})
-	prefill := func(wish Wishes, words int) <-chan reply {
+	prefill := func(wish Options, words int) <-chan reply {
 		b.mu.Lock()
 		b.wish = wish
 		b.mu.Unlock()
@@ -86,12 +86,12 @@ func TestAPrefillerIsChosenAnewAtTheCallback(t *testing.T) {
 		var held []<-chan reply
 		for i, words := range []int{4000, 2000} {
 			require.NoError(t, b.p[i].SetFaults(standing))
-			held = append(held, prefill(Wishes{ToPrefill: fmt.Sprintf("p%d/0", i)}, words))
+			held = append(held, prefill(Options{ToPrefill: fmt.Sprintf("p%d/0", i)}, words))
 			b.eventually("its prefill has begun", func() bool { return b.p[i].Stats().Running == 1 })
 		}
 		require.NoError(t, b.d[0].SetFaults(refengine.Rule{Fault: refengine.CallbackLate, DelayMS: late}))
 		before := b.p[0].Stats().Requests
-		got := prefill(Wishes{}, 10)
+		got := prefill(Options{}, 10)
 		require.NoError(t, b.p[0].SetFaults()) // the one that was to end last has ended
 		b.eventually("it is prefilled", func() bool {
 			other := b.p[1].Stats()

@@ -19,7 +19,7 @@ import (
 	"evenkeel/prefill/local"
 )
 
-// Values of Wishes.Disaggregate.
+// Values of Options.Disaggregate.
 const (
 	DisaggregateAuto   = "auto"
 	DisaggregateAlways = "always"
@@ -117,7 +117,7 @@ func (l *locally) reason(conf *prefill.Disaggregation, in *Incoming, resumed boo
 		return ""
 	case l.endedTokens > 0:
 		return localEnded
-	case in.Whole:
+	case in.NoHandOff:
 		return localWhole
 	case l.decided:
 		return ""

@@ -323,20 +323,20 @@ func TestACallerChoosesTheWay(t *testing.T) {
 	}}))
 	long, few := reftext.MakePrompt(4, 3000), "hi"
 	for _, row := range []struct {
-		wish   Wishes
+		wish   Options
 		prompt string
 		route  string
 	}{
-		{Wishes{Disaggregate: DisaggregateAuto}, few, journal.Local},
-		{Wishes{Disaggregate: DisaggregateAuto}, long, journal.Disaggregated},
-		{Wishes{Disaggregate: DisaggregateAlways}, few, journal.Disaggregated},
-		{Wishes{Disaggregate: DisaggregateNever}, reftext.MakePrompt(5, 3000), journal.Local},
-		{Wishes{}, few, journal.Disaggregated},
-		{Wishes{ToPrefill: "p0/0"}, few, journal.Disaggregated},
-		{Wishes{ToPrefill: "p1/0"}, few, journal.Disaggregated},
-		{Wishes{ToDecode: []int32{0}}, few, journal.Disaggregated},
-		{Wishes{ToDecode: []int32{1}}, few, journal.Disaggregated},
-		{Wishes{PrefillPolicy: "gorgo:qs=2"}, few, journal.Disaggregated},
+		{Options{Disaggregate: DisaggregateAuto}, few, journal.Local},
+		{Options{Disaggregate: DisaggregateAuto}, long, journal.Disaggregated},
+		{Options{Disaggregate: DisaggregateAlways}, few, journal.Disaggregated},
+		{Options{Disaggregate: DisaggregateNever}, reftext.MakePrompt(5, 3000), journal.Local},
+		{Options{}, few, journal.Disaggregated},
+		{Options{ToPrefill: "p0/0"}, few, journal.Disaggregated},
+		{Options{ToPrefill: "p1/0"}, few, journal.Disaggregated},
+		{Options{ToDecode: []int32{0}}, few, journal.Disaggregated},
+		{Options{ToDecode: []int32{1}}, few, journal.Disaggregated},
+		{Options{PrefillPolicy: "gorgo:qs=2"}, few, journal.Disaggregated},
 	} {
 		b.wish = row.wish
 		times := 3 // so that it is no chance
@@ -369,7 +369,7 @@ func TestASessionStaysAtItsEngine(t *testing.T) {
 		c.Prefill.Affinity.Enabled, c.Prefill.Affinity.LoadFactor = true, 100 // whatever the load
 	}})
 	for i, session := range []uint64{7, 8} {
-		b.wish = Wishes{Session: session}
+		b.wish = Options{Session: session}
 		engines := map[string]bool{}
 		for range 6 {
 			require.Equal(t, "right", b.judge("hi", ""))

@@ -99,7 +99,7 @@ func newPair(t *testing.T, connector string, change func(*config.Config)) *pair 
 	j := &job{
 		srv: c.srv.Server, req: &openai.Request{Endpoint: mooncake.Chat, Stream: true, PromptTokens: 7}, body: body, id: "1",
 		record: c.srv.Journal.Begin(journal.LogEntry{}),
-		client: edge.NewCloseNotifier(zap.NewNop()),
+		client: edge.NewCloseNotifier(zap.NewNop()), isLeg: true,
 	}
 	var until lifecycle.Timeout
 	for _, e := range []lifecycle.Event{

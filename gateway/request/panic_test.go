@@ -45,7 +45,7 @@ func TestAPanicGivesBackWhatAStepHasTaken(t *testing.T) {
 	srv := withEngines(t)
 
 	kid, in := edge.NewCloseNotifier(zap.NewNop()), &Incoming{Record: srv.Journal.Begin(journal.LogEntry{ID: "x"})}
-	j := &job{srv: srv.Server, req: &openai.Request{Passthrough: true}, client: kid, model: roster.Route{Name: "m", Board: "m"},
+	j := &job{srv: srv.Server, req: &openai.Request{Passthrough: true}, client: kid, isLeg: true, model: roster.Route{Name: "m", Board: "m"},
 		incoming: in,
 		record:   in.Record}
 	bound := <-srv.Dispatcher.EnqueueLocal(&pool.Entry{ID: 1, Model: "m", Prompt: 7, Arrival: time.Now(), Entered: time.Now()},
@@ -75,7 +75,7 @@ func TestAPanicGivesBackWhatAStepHasTaken(t *testing.T) {
 func TestAPanicOnASlotGivesItBack(t *testing.T) {
 	srv := withEngines(t)
 	kid, in := edge.NewCloseNotifier(zap.NewNop()), &Incoming{Record: srv.Journal.Begin(journal.LogEntry{ID: "x"})}
-	j := &job{srv: srv.Server, req: &openai.Request{}, client: kid, incoming: in, record: in.Record}
+	j := &job{srv: srv.Server, req: &openai.Request{}, client: kid, isLeg: true, incoming: in, record: in.Record}
 	bound := <-srv.Dispatcher.EnqueueLocal(&pool.Entry{ID: 1, Model: "m", Prompt: 7, Arrival: time.Now(), Entered: time.Now()},
 		&board.Local{Threshold: 100, InFlight: 100, Ranks: []board.LocalRank{{Worker: 0, Tokens: 7}}})
 	require.NoError(t, bound.Err)
@@ -89,7 +89,7 @@ func TestAPanicBetweenTwoEffectsLosesNone(t *testing.T) {
 	srv := withEngines(t)
 	<-srv.discards.Close() // none begins
 	kid, in := edge.NewCloseNotifier(zap.NewNop()), &Incoming{Record: srv.Journal.Begin(journal.LogEntry{ID: "x"})}
-	j := &job{srv: srv.Server, req: &openai.Request{Stream: true}, client: kid, model: roster.Route{Name: "m", Board: "m"},
+	j := &job{srv: srv.Server, req: &openai.Request{Stream: true}, client: kid, isLeg: true, model: roster.Route{Name: "m", Board: "m"},
 		incoming: in,
 		record:   in.Record, promptTokens: 7}
 	lease, err := srv.Tier.Acquire(t.Context(), prefill.Request{ID: "x", Model: "m", PromptTokens: 7})
@@ -107,7 +107,7 @@ func TestAPanicBetweenTwoEffectsLosesNone(t *testing.T) {
 	r := &runner{job: j, lease: lease, handoff: held, slot: bound.Slot, stream: j.newStream(bound.Slot)}
 	require.Panics(t, func() {
 		_, _ = r.run(lifecycle.Event{Kind: lifecycle.CallFailed,
-			End: lifecycle.Ended{Leg: lifecycle.Decode, Far: lifecycle.Sent, Reason: lifecycle.Broke}})
+			End: lifecycle.CallEnd{Leg: lifecycle.Decode, Progress: lifecycle.Sent, Reason: lifecycle.Broke}})
 	})
 	require.Equal(t, 1, srv.Tier.Status()[0].Orphans, "an engine may have read it")
 	require.Zero(t, srv.Tier.Status()[0].Inflight)
@@ -119,7 +119,7 @@ func TestAPanicBetweenTwoEffectsLosesNone(t *testing.T) {
 func TestAPanicInThePoolGivesThePlaceBack(t *testing.T) {
 	srv := newServer(t)
 	kid, in := edge.NewCloseNotifier(zap.NewNop()), &Incoming{Record: srv.Journal.Begin(journal.LogEntry{ID: "x"})}
-	j := &job{srv: srv.Server, req: &openai.Request{}, client: kid, model: roster.Route{Name: "m", Board: "m"},
+	j := &job{srv: srv.Server, req: &openai.Request{}, client: kid, isLeg: true, model: roster.Route{Name: "m", Board: "m"},
 		incoming: in,
 		record:   in.Record}
 	waits := func(enqueue func(*pool.Entry) <-chan dispatcher.Result) {
@@ -230,7 +230,7 @@ func TestAPanicAtTheEndOfAnAnswerGivesTheSeatBack(t *testing.T) {
 	srv.open.Add(1)
 	p := &Passed{Engines: miscounts{}, Seat: seat, Memory: edge.NewBodies(0).For(nil),
 		Took: prometheus.NewHistogram(prometheus.HistogramOpts{})}
-	j := &job{srv: srv.Server, req: &openai.Request{}, client: edge.NewCloseNotifier(zap.NewNop()),
+	j := &job{srv: srv.Server, req: &openai.Request{}, client: edge.NewCloseNotifier(zap.NewNop()), isLeg: true,
 		incoming: in, record: in.Record, passed: p}
 	for _, e := range []lifecycle.Event{{Kind: lifecycle.Begun, Bind: lifecycle.Passed}, {Kind: lifecycle.Chosen}, {Kind: lifecycle.First}} {
 		j.step(e, nil)

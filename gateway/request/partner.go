@@ -86,7 +86,7 @@ func (p *partner) awaitCallback() bool {
 	case callback := <-p.expected.Came():
 		return p.calledBack(callback, time.Since(began))
 	case <-time.After(p.limit(p.waitLimit)):
-		uncalled := failure.Of(lifecycle.Ended{Leg: lifecycle.Decode, Far: lifecycle.Sent, Reason: lifecycle.Uncalled},
+		uncalled := failure.Of(lifecycle.CallEnd{Leg: lifecycle.Decode, Progress: lifecycle.Sent, Reason: lifecycle.Uncalled},
 			failure.Transport("decode", errNoCallback), errNoCallback)
 		p.report(lifecycle.Event{Kind: lifecycle.Overdue}, uncalled)
 		<-p.decodeOver // Overdue ends the decode leg, unless its answer has begun without a callback
@@ -109,7 +109,7 @@ func (p *partner) calledBack(callback metaserver.Callback, took time.Duration) b
 	switch {
 	case callback.Err != nil:
 		event.Kind = lifecycle.Miscalled
-		fault = failure.Of(lifecycle.Ended{Leg: lifecycle.Decode, Far: lifecycle.Sent, Reason: lifecycle.Garbled},
+		fault = failure.Of(lifecycle.CallEnd{Leg: lifecycle.Decode, Progress: lifecycle.Sent, Reason: lifecycle.Garbled},
 			failure.BadGateway("decode", "it named no place for the KV"), callback.Err)
 		if errors.Is(callback.Err, mooncake.ErrUnknownHost) {
 			fault.Reason = lifecycle.Misplaced
@@ -200,7 +200,7 @@ func (p *partner) locked(f func()) {
 // leg end the other, fault is the reason. step is called with the job's mutex held, and returns whether the prefill leg goes on.
 func (p *partner) step(event lifecycle.Event, fault *failure.Fault) (goesOn bool) {
 	if fault != nil {
-		event.End = fault.Ended
+		event.End = fault.CallEnd
 	}
 	event.Pair = p.pair
 	hadFailed := p.legs().Failed
@@ -208,7 +208,7 @@ func (p *partner) step(event lifecycle.Event, fault *failure.Fault) (goesOn bool
 	effects := p.job.stepLocked(event, buffer[:0])
 	if !hadFailed && p.legs().Failed {
 		if p.failed = fault; fault == nil {
-			p.failed = failure.Of(lifecycle.Ended{Far: lifecycle.Through, Reason: lifecycle.Incomplete},
+			p.failed = failure.Of(lifecycle.CallEnd{Progress: lifecycle.Through, Reason: lifecycle.Incomplete},
 				failure.BadGateway("prefill", errBroken.Error()), errBroken)
 		}
 	}
@@ -253,7 +253,7 @@ func (p *partner) do(effect lifecycle.Effect, fault *failure.Fault) (goesOn bool
 			p.call.Leave(upstream.Notice)
 		}
 	case lifecycle.Settle:
-		handoff.Settle(p.lease, effect.How, fault)
+		handoff.Settle(p.lease, effect.Disposition, fault)
 		p.lease = nil
 	case lifecycle.AwaitFirst:
 		p.awaitFirst(effect.Until)
@@ -373,13 +373,13 @@ func (p *partner) kept() time.Duration {
 
 // unbegun returns the fault of a decode leg whose first event did not come in time.
 func unbegun(why error) *failure.Fault {
-	return failure.Of(lifecycle.Ended{Leg: lifecycle.Decode, Far: lifecycle.Sent, Reason: lifecycle.Unbegun},
+	return failure.Of(lifecycle.CallEnd{Leg: lifecycle.Decode, Progress: lifecycle.Sent, Reason: lifecycle.Unbegun},
 		openai.NewError(http.StatusGatewayTimeout, "decode_timeout", why.Error()), why)
 }
 
 // left returns the fault of a call that ends because the client has left.
 func left() *failure.Fault {
-	return failure.Of(lifecycle.Ended{Reason: lifecycle.Left}, failure.Gone, errLeft)
+	return failure.Of(lifecycle.CallEnd{Reason: lifecycle.Left}, failure.Gone, errLeft)
 }
 
 // started reports the decode leg's first event. prompt is how many prompt tokens the decode engine has counted; 0: it has not said. With
@@ -430,7 +430,7 @@ func (p *partner) believe(prompt int, gone <-chan struct{}) *failure.Fault {
 		case <-time.After(p.limit(until)):
 			answer := openai.NewError(http.StatusGatewayTimeout, "prefill_timeout", errUnconfirmed.Error())
 			p.report(lifecycle.Event{Kind: lifecycle.Unwanted},
-				failure.Of(lifecycle.Ended{Far: lifecycle.Sent, Reason: lifecycle.Unconfirmed}, answer, errUnconfirmed))
+				failure.Of(lifecycle.CallEnd{Progress: lifecycle.Sent, Reason: lifecycle.Unconfirmed}, answer, errUnconfirmed))
 		}
 	}
 	p.report(lifecycle.Event{Kind: lifecycle.Confirmed, Prompt: prompt}, nil)

@@ -71,7 +71,7 @@ func (r *runner) sendOver(anew bool, until lifecycle.Timeout) lifecycle.Event {
 		return lifecycle.Event{Kind: lifecycle.First}
 	}
 	if r.stream.from.run.Moved() && !j.client.Left() { // a drain has ended the call
-		fault = failure.Of(fault.Ended, j.srv.drained(notAnswered), failure.ErrMoved)
+		fault = failure.Of(fault.CallEnd, j.srv.drained(notAnswered), failure.ErrMoved)
 		fault.Moved = true
 	}
 	p.earlierFault = r.fault
@@ -219,7 +219,7 @@ func (p *Passed) readAll(resp *engine.Response, limit int) (whole []byte, err er
 }
 
 // giveUp gives back one of the things that only requests that are passed through hold: a seat, the body, or the memory of the answer.
-func (r *runner) giveUp(thing lifecycle.Resource, how lifecycle.How) {
+func (r *runner) giveUp(thing lifecycle.Resource, how lifecycle.Disposition) {
 	j, p := r.job, r.job.passed
 	switch {
 	case thing == lifecycle.Seat:
@@ -234,7 +234,7 @@ func (r *runner) giveUp(thing lifecycle.Resource, how lifecycle.How) {
 
 // countCall subtracts a call that has ended from the engine's calls, and notes how many tokens the engine has computed. If the engine
 // reported no count but may have computed tokens (Spent), the estimate is noted.
-func (r *runner) countCall(how lifecycle.How) {
+func (r *runner) countCall(how lifecycle.Disposition) {
 	p, record := r.job.passed, r.job.record
 	p.Engines.Count(p.chosen.Instance, -1)
 	if r.stream == nil { // a panic came before the stream was made

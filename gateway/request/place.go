@@ -28,7 +28,7 @@ func (j *job) wait(h *handoff.Handoff) (*dispatcher.Slot, *failure.Fault) {
 		return j.srv.Dispatcher.Enqueue(entry, j.nearRanks(entry.Model, j.promptTokens)...)
 	})
 	if fault != nil {
-		fault.Far, fault.Kept = lifecycle.Through, true
+		fault.Progress, fault.Kept = lifecycle.Through, true
 	}
 	return slot, fault
 }
@@ -79,7 +79,7 @@ func (j *job) place(candidate prefill.Candidate, tokens int, enqueue func(*pool.
 		if result.Err == nil { // the dispatcher had bound the entry before the withdrawal
 			j.srv.Dispatcher.Release(result.Slot, board.Outcome{Kind: board.Cancelled})
 		}
-		return nil, failure.Of(lifecycle.Ended{Reason: why}, answer, nil)
+		return nil, failure.Of(lifecycle.CallEnd{Reason: why}, answer, nil)
 	}
 	defer onPanic(func() { withdraw(lifecycle.Leaving, nil) })
 	for waiting {
@@ -103,7 +103,7 @@ func (j *job) place(candidate prefill.Candidate, tokens int, enqueue func(*pool.
 	// Nothing was prefilled in these two cases, so if the deadline has passed, the error names the deadline.
 	if entry.Early && errors.Is(result.Err, pool.ErrUnbound) || candidate.Mixed && errors.Is(result.Err, pool.ErrTimeout) {
 		if deadline := j.wanted(); !deadline.IsZero() && !time.Now().Before(deadline) {
-			return nil, failure.Of(lifecycle.Ended{Reason: lifecycle.NoRank}, failure.Deadline, prefill.ErrDeadline)
+			return nil, failure.Of(lifecycle.CallEnd{Reason: lifecycle.NoRank}, failure.Deadline, prefill.ErrDeadline)
 		}
 	}
 	if result.Err != nil {
@@ -116,7 +116,7 @@ func (j *job) place(candidate prefill.Candidate, tokens int, enqueue func(*pool.
 // wanted returns the deadline for the first token of the answer. It is zero if the client gave no deadline, if the client has a part of the
 // answer already, or if the job is a leg of a fan-out.
 func (j *job) wanted() time.Time {
-	if j.life.Resumed() || isLeg(j.client) {
+	if j.life.Resumed() || j.isLeg {
 		return time.Time{}
 	}
 	return j.incoming.Deadline
@@ -126,7 +126,7 @@ func (j *job) wanted() time.Time {
 // hand-off cannot be sent to another region. So if a region has lost its ranks, the prompt is prefilled again in another one, once.
 func (j *job) unplaced(err error, tokens int, region string, unowned bool) *failure.Fault {
 	if unowned && !errors.Is(err, board.ErrNotListed) {
-		return failure.Of(lifecycle.Ended{Reason: lifecycle.Unowned}, failure.NotOurs, owner.ErrNotOwner)
+		return failure.Of(lifecycle.CallEnd{Reason: lifecycle.Unowned}, failure.NotOurs, owner.ErrNotOwner)
 	}
 	answer := failure.Unplaced("decode", err, tokens, j.model.Name, j.model.Mixed)
 	if errors.Is(err, board.ErrNotListed) {
@@ -136,5 +136,5 @@ func (j *job) unplaced(err error, tokens int, region string, unowned bool) *fail
 	if region != "" && (errors.Is(err, board.ErrNoWorkers) || errors.Is(err, board.ErrWithdrawn)) {
 		why = lifecycle.RanksLost
 	}
-	return failure.Of(lifecycle.Ended{Reason: why}, answer, err)
+	return failure.Of(lifecycle.CallEnd{Reason: why}, answer, err)
 }

@@ -87,7 +87,7 @@ func (c *probe) answered(j *job, fault *failure.Fault) *failure.Fault {
 	if fault == nil || fault.Status != 0 {
 		j.record.Report(journal.Event{Kind: journal.Probed, Took: time.Since(c.began)})
 	}
-	stopped := fault != nil && (fault.Reason == lifecycle.HungUp || fault.Far == lifecycle.Unsent)
+	stopped := fault != nil && (fault.Reason == lifecycle.HungUp || fault.Progress == lifecycle.Unsent)
 	return c.ended(fault, stopped, j.client.Left())
 }
 
@@ -101,7 +101,7 @@ func (j *job) probe(lease *prefill.Lease, until lifecycle.Timeout) (*handoff.Han
 	candidate, began := lease.Candidate, time.Now()
 	exchange, err := j.srv.Fleet.Exchange(candidate)
 	if err != nil {
-		fault := failure.Of(lifecycle.Ended{Reason: lifecycle.Unnamed},
+		fault := failure.Of(lifecycle.CallEnd{Reason: lifecycle.Unnamed},
 			failure.BadGateway("prefill", "its bootstrap server does not answer"), err)
 		if prefill.Unsent(err) {
 			fault.Reason = lifecycle.Unreachable
@@ -199,7 +199,7 @@ func (j *job) accept(lease *prefill.Lease, process roster.ProcessID, exchange *m
 		h.ProbeID = j.legID("p", j.record.Attempts)
 	}
 	if fail := prompt.Beyond(j.model, j.req, j.promptTokens, j.resume.answerTokens); fail != nil {
-		return h, failure.Of(lifecycle.Ended{Far: lifecycle.Through, Reason: lifecycle.TooLong}, fail, nil)
+		return h, failure.Of(lifecycle.CallEnd{Progress: lifecycle.Through, Reason: lifecycle.TooLong}, fail, nil)
 	}
 	return h, ignored(lifecycle.Prefill, j.verify(j.resume.prefillCounts, probed.PromptTokens))
 }
@@ -235,7 +235,7 @@ func ignored(leg lifecycle.Leg, fail *openai.Error) *failure.Fault {
 	if fail == nil {
 		return nil
 	}
-	return failure.Of(lifecycle.Ended{Leg: leg, Far: lifecycle.Through, Reason: lifecycle.Ignored}, fail, nil)
+	return failure.Of(lifecycle.CallEnd{Leg: leg, Progress: lifecycle.Through, Reason: lifecycle.Ignored}, fail, nil)
 }
 
 // endsAtOnce notes that the first token which the engine computed ended the answer, so that the engine handed nothing off. Later probes ask
@@ -314,7 +314,7 @@ func (p *partner) probe() (again bool) {
 
 // aborted returns the fault of a prefill that its engine has ended because evenkeel told it to.
 func (p *partner) aborted() *failure.Fault {
-	end := lifecycle.Ended{Leg: lifecycle.Prefill, Far: lifecycle.Sent, Reason: lifecycle.HungUp}
+	end := lifecycle.CallEnd{Leg: lifecycle.Prefill, Progress: lifecycle.Sent, Reason: lifecycle.HungUp}
 	return failure.Of(end, p.job.srv.movedOut(), failure.ErrMoved)
 }
 
@@ -394,8 +394,8 @@ func (j *job) prefillOnly(lease *prefill.Lease, until lifecycle.Timeout) (*strea
 		said := s.from.answer.Filter.Failure()
 		s.settle(0)
 		if answer := failure.FromStream(said); said.Status > 0 && answer.Status == said.Status { // the engine refuses the request
-			end := lifecycle.Ended{Leg: lifecycle.Prefill, Far: lifecycle.Headed, Reason: lifecycle.ByStatus(said.Status)}
-			return nil, &failure.Fault{Ended: end, Answer: answer, Status: said.Status, Err: err}
+			end := lifecycle.CallEnd{Leg: lifecycle.Prefill, Progress: lifecycle.Headed, Reason: lifecycle.ByStatus(said.Status)}
+			return nil, &failure.Fault{CallEnd: end, Answer: answer, Status: said.Status, Err: err}
 		}
 		return nil, failure.Useless(lifecycle.Prefill, lifecycle.Garbled, failure.BadGateway("prefill", "its answer cannot be used"),
 			fmt.Errorf("prefill %s: %w", candidate.ID, err))

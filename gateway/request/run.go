@@ -30,7 +30,7 @@ import (
 // If an answer is lost later, goOn calls serve again, with a prompt that also has
 // the answer so far. For this call, and for a leg of a fan-out, ctx is nil: neither is sent to another dispatcher.
 func (j *job) serve(ctx *fasthttp.RequestCtx) (*stream, *openai.Error) {
-	j.life.Bound, j.life.OnlyLocal = ctx == nil, j.incoming.Whole
+	j.life.Bound, j.life.NoHandOff = ctx == nil, j.incoming.NoHandOff
 	j.abort.lostRank()
 	j.mu.Lock() // after a lost answer, prefill legs of earlier attempts may still run
 	j.tape.Begin(&j.life)
@@ -86,7 +86,7 @@ func (r *runner) run(event lifecycle.Event) (*stream, *openai.Error) {
 			case effect.Kind == lifecycle.SendBoth: // nothing new is sent
 			case effect.Pair > 0 && hasPartner:
 				r.stream.from.partner.carryOut(effect)
-			case effect.Kind == lifecycle.Settle || effect.Kind == lifecycle.Find:
+			case effect.Kind == lifecycle.Settle || effect.Kind == lifecycle.Resolve:
 				r.do(effect)
 			}
 		}
@@ -126,15 +126,15 @@ func (r *runner) do(effect lifecycle.Effect) lifecycle.Event {
 		j.record.Report(journal.Event{Kind: journal.Attempted})
 		r.fault, r.stream, r.lease = nil, nil, nil
 	case lifecycle.Settle:
-		r.settle(effect.Resource, effect.How)
+		r.settle(effect.Resource, effect.Disposition)
 	case lifecycle.Restart:
 		j.question = r.nextQuestion
 	case lifecycle.Drop:
 		r.forward.Drop()
 	case lifecycle.Shun, lifecycle.Condemn, lifecycle.Acclaim:
 		r.judge(effect)
-	case lifecycle.Find:
-		j.settleAccused(effect.Finding)
+	case lifecycle.Resolve:
+		j.settleAccused(effect.Blame)
 	case lifecycle.TryLocal:
 		if r.slot = j.bindLocal(); r.slot == nil {
 			return lifecycle.Event{Kind: lifecycle.NoLocal}
@@ -212,7 +212,7 @@ func (r *runner) queue() lifecycle.Event {
 func (r *runner) sendProbe(until lifecycle.Timeout) lifecycle.Event {
 	j := r.job
 	if j.client.Left() { // then no engine is sent anything
-		return r.callFailed(failure.Of(lifecycle.Ended{Reason: lifecycle.Left}, failure.Gone, nil))
+		return r.callFailed(failure.Of(lifecycle.CallEnd{Reason: lifecycle.Left}, failure.Gone, nil))
 	}
 	j.enter(journal.Prefill, "")
 	var fault *failure.Fault
@@ -329,8 +329,8 @@ func (r *runner) judge(effect lifecycle.Effect) {
 	ofPrefill := effect.Kind == lifecycle.Condemn && effect.Leg == lifecycle.Prefill
 	if ofPrefill || r.mixed() && effect.Blame == lifecycle.Disputed { // the failure was counted when the lease was settled
 		tier, id := r.job.srv.Tier, r.prefiller().ID
-		r.job.accused = append(r.job.accused, func(finding lifecycle.Finding) {
-			if finding == lifecycle.Innocent {
+		r.job.accused = append(r.job.accused, func(cause lifecycle.Blame) {
+			if cause == lifecycle.Nobody {
 				tier.Forgive(id)
 			}
 		})
@@ -400,7 +400,7 @@ func (r *runner) error(which lifecycle.Error) *openai.Error {
 }
 
 // settle gives back something that the request holds, or passes it on. how says what happens to it.
-func (r *runner) settle(thing lifecycle.Resource, how lifecycle.How) {
+func (r *runner) settle(thing lifecycle.Resource, how lifecycle.Disposition) {
 	j := r.job
 	switch thing {
 	case lifecycle.Place:
@@ -458,7 +458,7 @@ func (r *runner) settle(thing lifecycle.Resource, how lifecycle.How) {
 }
 
 // settleDoubted discards or gives back the oldest hand-off of which it was not known whether an engine has read it.
-func (r *runner) settleDoubted(how lifecycle.How) {
+func (r *runner) settleDoubted(how lifecycle.Disposition) {
 	j := r.job
 	if len(j.doubts) == 0 { // a panic came before the hand-off was added to doubts
 		return
@@ -474,7 +474,7 @@ func (r *runner) settleDoubted(how lifecycle.How) {
 }
 
 // settleSlot gives the slot back. It also reports a decode rank that failed at a prompt which it had to compute itself.
-func (r *runner) settleSlot(how lifecycle.How) {
+func (r *runner) settleSlot(how lifecycle.Disposition) {
 	j, s := r.job, r.stream
 	if s == nil { // a panic came before the stream was made
 		j.srv.Dispatcher.Release(r.slot, board.Outcome{Kind: kinds[how]})

@@ -86,7 +86,7 @@ func (j *job) awaitTurn() (*prefill.Lease, error) {
 		}
 		arrival := j.arrival()
 		// A leg that enters alone makes a further attempt. The client may have the first token of another leg by now, so no deadline holds.
-		if isLeg(j.client) {
+		if j.isLeg {
 			arrival.Deadline = time.Time{}
 		}
 		entered, err := j.srv.Tier.Enter(arrival)

@@ -135,17 +135,17 @@ func (c *Call) Read(resp *engine.Response, buffer []byte, maxBytes int, deadline
 // Broke returns the fault of a call that failed with err, before its answer or in the middle of it.
 func (c *Call) Broke(err error) *failure.Fault {
 	if errors.Is(err, owner.ErrNotOwner) { // nothing was sent, so the engine has not failed
-		return failure.Of(lifecycle.Ended{Leg: c.Leg, Reason: lifecycle.NotOurs}, failure.NotOurs, owner.ErrNotOwner)
+		return failure.Of(lifecycle.CallEnd{Leg: c.Leg, Reason: lifecycle.NotOurs}, failure.NotOurs, owner.ErrNotOwner)
 	}
 	if c.Run != nil {
 		err = c.Run.Cause(err)
 	}
-	return &failure.Fault{Ended: endOf(c.Leg, err), Answer: failure.Transport(c.side(), err), Err: err, Engine: c.Engine}
+	return &failure.Fault{CallEnd: endOf(c.Leg, err), Answer: failure.Transport(c.side(), err), Err: err, Engine: c.Engine}
 }
 
 // endOf returns how far a call had come when it failed with err, and why it failed.
-func endOf(leg lifecycle.Leg, err error) lifecycle.Ended {
-	end := lifecycle.Ended{Leg: leg, Far: lifecycle.Headed, Reason: lifecycle.Broke}
+func endOf(leg lifecycle.Leg, err error) lifecycle.CallEnd {
+	end := lifecycle.CallEnd{Leg: leg, Progress: lifecycle.Headed, Reason: lifecycle.Broke}
 	var call *engine.Error
 	isCall := errors.As(err, &call)
 	if errors.Is(err, sse.ErrSilent) {
@@ -158,16 +158,16 @@ func endOf(leg lifecycle.Leg, err error) lifecycle.Ended {
 	}
 	switch {
 	case !call.Sent:
-		end.Far = lifecycle.Unsent
+		end.Progress = lifecycle.Unsent
 	case !call.Answered:
-		end.Far = lifecycle.Sent
+		end.Progress = lifecycle.Sent
 	}
 	switch {
 	case call.Aborted || errors.Is(err, engine.ErrClosed):
 		end.Reason = lifecycle.HungUp
 	case call.Stale():
 		end.Reason = lifecycle.Stale
-	case end.Far == lifecycle.Unsent && call.Phase == engine.PhaseConnect:
+	case end.Progress == lifecycle.Unsent && call.Phase == engine.PhaseConnect:
 		end.Reason = lifecycle.Unreachable
 	case engine.WasSilent(err):
 		end.Reason = lifecycle.Silent
@@ -184,8 +184,8 @@ func (c *Call) refused(resp *engine.Response) *failure.Fault {
 	engineWord := strings.TrimPrefix(side+" engine", failure.Engine+" ")
 	if why := engine.Withheld(resp.StatusCode(), c.Refusal, c.Target()); why != nil {
 		return &failure.Fault{
-			Ended:  lifecycle.Ended{Leg: c.Leg, Far: lifecycle.Headed, Reason: lifecycle.Withheld},
-			Answer: failure.Withheld(side, why), Status: status, Engine: c.Engine,
+			CallEnd: lifecycle.CallEnd{Leg: c.Leg, Progress: lifecycle.Headed, Reason: lifecycle.Withheld},
+			Answer:  failure.Withheld(side, why), Status: status, Engine: c.Engine,
 			Err: fmt.Errorf("%s %s answered %d: %w", engineWord, id, status, why),
 		}
 	}
@@ -195,13 +195,13 @@ func (c *Call) refused(resp *engine.Response) *failure.Fault {
 		// model.
 		answer.Code = failure.NoSuchModel("").Code
 		return &failure.Fault{
-			Ended: lifecycle.Ended{Leg: c.Leg, Far: lifecycle.Headed, Reason: lifecycle.Unlisted}, Answer: answer, Status: status, Engine: c.Engine,
+			CallEnd: lifecycle.CallEnd{Leg: c.Leg, Progress: lifecycle.Headed, Reason: lifecycle.Unlisted}, Answer: answer, Status: status, Engine: c.Engine,
 			Err: fmt.Errorf("%s %s answered %d: %w", engineWord, id, status, why),
 		}
 	}
 	return &failure.Fault{
-		Ended:  lifecycle.Ended{Leg: c.Leg, Far: lifecycle.Headed, Reason: lifecycle.ByStatus(status)},
-		Answer: failure.Refused(c.Log, side, id, status, resp, c.Refusal), Status: status,
+		CallEnd: lifecycle.CallEnd{Leg: c.Leg, Progress: lifecycle.Headed, Reason: lifecycle.ByStatus(status)},
+		Answer:  failure.Refused(c.Log, side, id, status, resp, c.Refusal), Status: status,
 		Err:        failure.Undelivered(fmt.Errorf("%s %s answered %d", engineWord, id, status), string(c.Refusal)),
 		RetryAfter: time.Duration(failure.RetryAfter(resp)) * time.Second,
 	}

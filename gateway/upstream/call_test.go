@@ -133,7 +133,7 @@ func answers(status, more string) func(*fake) {
 }
 
 func TestHowALegEnds(t *testing.T) {
-	type ended = lifecycle.Ended
+	type ended = lifecycle.CallEnd
 	for _, tc := range []struct {
 		name   string
 		dial   func(context.Context, *fake) error
@@ -145,31 +145,31 @@ func TestHowALegEnds(t *testing.T) {
 		status int    // that the engine answered
 		fails  error  // the error is one of these; nil: any
 	}{
-		{name: "no connection is made", dial: func(context.Context, *fake) error { return io.ErrClosedPipe }, want: ended{Far: lifecycle.Unsent, Reason: lifecycle.Unreachable}, code: "_unavailable"},
+		{name: "no connection is made", dial: func(context.Context, *fake) error { return io.ErrClosedPipe }, want: ended{Progress: lifecycle.Unsent, Reason: lifecycle.Unreachable}, code: "_unavailable"},
 		{name: "no connection is made in time", dial: func(ctx context.Context, _ *fake) error {
 			<-ctx.Done()
 			return ctx.Err()
-		}, want: ended{Far: lifecycle.Unsent, Reason: lifecycle.Unreachable}, code: "_unavailable"},
-		{name: "it must not be sent", set: func(c *Call, _ *fake) { c.Path = "no path" }, want: ended{Far: lifecycle.Unsent, Reason: lifecycle.Broke}, code: "_failed", fails: engine.ErrRefused},
-		{name: "the connection ends before a byte is written", play: func(f *fake) { _ = f.Close() }, want: ended{Far: lifecycle.Unsent, Reason: lifecycle.Broke}, code: "_failed"},
-		{name: "it ends while the request is written", play: func(f *fake) { _, _ = f.Read(make([]byte, 8)) }, want: ended{Far: lifecycle.Sent, Reason: lifecycle.Broke}, code: "_failed"},
-		{name: "it ends before the head", play: (*fake).hears, want: ended{Far: lifecycle.Sent, Reason: lifecycle.Broke}, code: "_failed"},
+		}, want: ended{Progress: lifecycle.Unsent, Reason: lifecycle.Unreachable}, code: "_unavailable"},
+		{name: "it must not be sent", set: func(c *Call, _ *fake) { c.Path = "no path" }, want: ended{Progress: lifecycle.Unsent, Reason: lifecycle.Broke}, code: "_failed", fails: engine.ErrRefused},
+		{name: "the connection ends before a byte is written", play: func(f *fake) { _ = f.Close() }, want: ended{Progress: lifecycle.Unsent, Reason: lifecycle.Broke}, code: "_failed"},
+		{name: "it ends while the request is written", play: func(f *fake) { _, _ = f.Read(make([]byte, 8)) }, want: ended{Progress: lifecycle.Sent, Reason: lifecycle.Broke}, code: "_failed"},
+		{name: "it ends before the head", play: (*fake).hears, want: ended{Progress: lifecycle.Sent, Reason: lifecycle.Broke}, code: "_failed"},
 		{name: "it ends in the head", play: func(f *fake) {
 			f.hears()
 			f.says("HTTP/1.1 200 OK\r\nConte")
-		}, want: ended{Far: lifecycle.Headed, Reason: lifecycle.Broke}, code: "_failed"},
+		}, want: ended{Progress: lifecycle.Headed, Reason: lifecycle.Broke}, code: "_failed"},
 		{name: "it ends in the answer", play: func(f *fake) {
 			f.hears()
 			f.says(begun)
 			synctest.Wait() // until the rest is waited for
-		}, want: ended{Far: lifecycle.Headed, Reason: lifecycle.Broke}, code: "_failed", fails: io.ErrUnexpectedEOF},
-		{name: "the engine does not take the request", play: func(*fake) { time.Sleep(limit + time.Second) }, want: ended{Far: lifecycle.Unsent, Reason: lifecycle.Broke}, code: "_timeout"},
+		}, want: ended{Progress: lifecycle.Headed, Reason: lifecycle.Broke}, code: "_failed", fails: io.ErrUnexpectedEOF},
+		{name: "the engine does not take the request", play: func(*fake) { time.Sleep(limit + time.Second) }, want: ended{Progress: lifecycle.Unsent, Reason: lifecycle.Broke}, code: "_timeout"},
 		{name: "the engine is silent", play: func(f *fake) {
 			f.hears()
 			f.stays()
-		}, want: ended{Far: lifecycle.Sent, Reason: lifecycle.Silent}, code: "_timeout"},
-		{name: "it falls silent in the head", play: answers("200 OK", ""), want: ended{Far: lifecycle.Headed, Reason: lifecycle.Silent}, code: "_timeout"},
-		{name: "it falls silent in the answer", play: answers("200 OK", "Content-Length: 9\r\n\r\nhello"), want: ended{Far: lifecycle.Headed, Reason: lifecycle.Silent}, code: "_timeout"},
+		}, want: ended{Progress: lifecycle.Sent, Reason: lifecycle.Silent}, code: "_timeout"},
+		{name: "it falls silent in the head", play: answers("200 OK", ""), want: ended{Progress: lifecycle.Headed, Reason: lifecycle.Silent}, code: "_timeout"},
+		{name: "it falls silent in the answer", play: answers("200 OK", "Content-Length: 9\r\n\r\nhello"), want: ended{Progress: lifecycle.Headed, Reason: lifecycle.Silent}, code: "_timeout"},
 		{name: "it is slow for longer than an answer may take", play: func(f *fake) {
 			f.hears()
 			f.says("HTTP/1.1 200 OK\r\n\r\n")
@@ -177,58 +177,58 @@ func TestHowALegEnds(t *testing.T) {
 				time.Sleep(limit / 2)
 				f.says("x")
 			}
-		}, want: ended{Far: lifecycle.Headed, Reason: lifecycle.Silent}, code: "_timeout"},
-		{name: "its answer is not HTTP", play: answers("garbage", "\r\n\r\n"), want: ended{Far: lifecycle.Headed, Reason: lifecycle.Broke}, code: "_failed", fails: engine.ErrMalformed},
-		{name: "its answer says that it is too large", play: answers("200 OK", "Content-Length: 17\r\n\r\n"), want: ended{Far: lifecycle.Headed, Reason: lifecycle.Broke}, code: "_failed", fails: engine.ErrTooLarge},
-		{name: "its answer turns out too large", play: answers("200 OK", "\r\n"+strings.Repeat("x", most+1)), want: ended{Far: lifecycle.Headed, Reason: lifecycle.Broke}, code: "_failed", fails: engine.ErrTooLarge},
+		}, want: ended{Progress: lifecycle.Headed, Reason: lifecycle.Silent}, code: "_timeout"},
+		{name: "its answer is not HTTP", play: answers("garbage", "\r\n\r\n"), want: ended{Progress: lifecycle.Headed, Reason: lifecycle.Broke}, code: "_failed", fails: engine.ErrMalformed},
+		{name: "its answer says that it is too large", play: answers("200 OK", "Content-Length: 17\r\n\r\n"), want: ended{Progress: lifecycle.Headed, Reason: lifecycle.Broke}, code: "_failed", fails: engine.ErrTooLarge},
+		{name: "its answer turns out too large", play: answers("200 OK", "\r\n"+strings.Repeat("x", most+1)), want: ended{Progress: lifecycle.Headed, Reason: lifecycle.Broke}, code: "_failed", fails: engine.ErrTooLarge},
 
-		{name: "400", play: answers("400 Bad Request", "Content-Length: 2\r\n\r\nno"), want: ended{Far: lifecycle.Headed, Reason: lifecycle.Rejected}, code: "engine_refused", status: 400},
-		{name: "404 for want of the model", play: answers("404 Not Found", "Content-Length: 81\r\n\r\n"+`{"error":{"message":"The model 'x' does not exist","type":"NotFound","code":404}}`), want: ended{Far: lifecycle.Headed, Reason: lifecycle.Unlisted}, code: "model_not_found", status: 404, fails: engine.ErrUnlisted},
-		{name: "404", play: answers("404 Not Found", "Content-Length: 2\r\n\r\nno"), want: ended{Far: lifecycle.Headed, Reason: lifecycle.Rejected}, code: "engine_refused", status: 404},
-		{name: "401", play: answers("401 Unauthorized", "Content-Length: 2\r\n\r\nno"), want: ended{Far: lifecycle.Headed, Reason: lifecycle.Rejected}, code: "_failed", status: 401},
-		{name: "429", play: answers("429 Too Many Requests", "Retry-After: 7\r\nContent-Length: 2\r\n\r\nno"), want: ended{Far: lifecycle.Headed, Reason: lifecycle.Throttled}, code: "engine_refused", status: 429},
-		{name: "500", play: answers("500 Internal Server Error", "Content-Length: 2\r\n\r\nno"), want: ended{Far: lifecycle.Headed, Reason: lifecycle.Failed}, code: "_failed", status: 500},
-		{name: "500 for want of KV", play: answers("500 Internal Server Error", "Content-Length: 19\r\n\r\nno: KVTransferError"), want: ended{Far: lifecycle.Headed, Reason: lifecycle.Failed}, code: "_failed", status: 500, fails: failure.ErrUndelivered},
-		{name: "501", play: answers("501 Not Implemented", "Content-Length: 2\r\n\r\nno"), want: ended{Far: lifecycle.Headed, Reason: lifecycle.Unable}, code: "_failed", status: 501},
-		{name: "503", play: answers("503 Service Unavailable", "Content-Length: 2\r\n\r\nno"), want: ended{Far: lifecycle.Headed, Reason: lifecycle.Busy}, code: "_unavailable", status: 503},
-		{name: "504", play: answers("504 Gateway Timeout", "Content-Length: 2\r\n\r\nno"), want: ended{Far: lifecycle.Headed, Reason: lifecycle.Erred}, code: "_failed", status: 504},
-		{name: "a status that no engine has", play: answers("302 Found", "Content-Length: 2\r\n\r\nno"), want: ended{Far: lifecycle.Headed, Reason: lifecycle.Odd}, code: "_failed", status: 302},
+		{name: "400", play: answers("400 Bad Request", "Content-Length: 2\r\n\r\nno"), want: ended{Progress: lifecycle.Headed, Reason: lifecycle.Rejected}, code: "engine_refused", status: 400},
+		{name: "404 for want of the model", play: answers("404 Not Found", "Content-Length: 81\r\n\r\n"+`{"error":{"message":"The model 'x' does not exist","type":"NotFound","code":404}}`), want: ended{Progress: lifecycle.Headed, Reason: lifecycle.Unlisted}, code: "model_not_found", status: 404, fails: engine.ErrUnlisted},
+		{name: "404", play: answers("404 Not Found", "Content-Length: 2\r\n\r\nno"), want: ended{Progress: lifecycle.Headed, Reason: lifecycle.Rejected}, code: "engine_refused", status: 404},
+		{name: "401", play: answers("401 Unauthorized", "Content-Length: 2\r\n\r\nno"), want: ended{Progress: lifecycle.Headed, Reason: lifecycle.Rejected}, code: "_failed", status: 401},
+		{name: "429", play: answers("429 Too Many Requests", "Retry-After: 7\r\nContent-Length: 2\r\n\r\nno"), want: ended{Progress: lifecycle.Headed, Reason: lifecycle.Throttled}, code: "engine_refused", status: 429},
+		{name: "500", play: answers("500 Internal Server Error", "Content-Length: 2\r\n\r\nno"), want: ended{Progress: lifecycle.Headed, Reason: lifecycle.Failed}, code: "_failed", status: 500},
+		{name: "500 for want of KV", play: answers("500 Internal Server Error", "Content-Length: 19\r\n\r\nno: KVTransferError"), want: ended{Progress: lifecycle.Headed, Reason: lifecycle.Failed}, code: "_failed", status: 500, fails: failure.ErrUndelivered},
+		{name: "501", play: answers("501 Not Implemented", "Content-Length: 2\r\n\r\nno"), want: ended{Progress: lifecycle.Headed, Reason: lifecycle.Unable}, code: "_failed", status: 501},
+		{name: "503", play: answers("503 Service Unavailable", "Content-Length: 2\r\n\r\nno"), want: ended{Progress: lifecycle.Headed, Reason: lifecycle.Busy}, code: "_unavailable", status: 503},
+		{name: "504", play: answers("504 Gateway Timeout", "Content-Length: 2\r\n\r\nno"), want: ended{Progress: lifecycle.Headed, Reason: lifecycle.Erred}, code: "_failed", status: 504},
+		{name: "a status that no engine has", play: answers("302 Found", "Content-Length: 2\r\n\r\nno"), want: ended{Progress: lifecycle.Headed, Reason: lifecycle.Odd}, code: "_failed", status: 302},
 		{name: "an error whose body breaks off", play: func(f *fake) {
 			f.hears()
 			f.says("HTTP/1.1 503 Service Unavailable\r\nContent-Length: 9\r\n\r\nno")
-		}, want: ended{Far: lifecycle.Headed, Reason: lifecycle.Busy}, code: "_unavailable", status: 503},
-		{name: "an error whose body does not end", play: answers("503 Service Unavailable", "Content-Length: 9\r\n\r\nno"), want: ended{Far: lifecycle.Headed, Reason: lifecycle.Busy}, code: "_unavailable", status: 503},
+		}, want: ended{Progress: lifecycle.Headed, Reason: lifecycle.Busy}, code: "_unavailable", status: 503},
+		{name: "an error whose body does not end", play: answers("503 Service Unavailable", "Content-Length: 9\r\n\r\nno"), want: ended{Progress: lifecycle.Headed, Reason: lifecycle.Busy}, code: "_unavailable", status: 503},
 
-		{name: "the scope is another proxy's before it begins", owned: true, set: func(_ *Call, f *fake) { f.lose() }, want: ended{Far: lifecycle.Unsent, Reason: lifecycle.NotOurs}, code: "not_owner"},
+		{name: "the scope is another proxy's before it begins", owned: true, set: func(_ *Call, f *fake) { f.lose() }, want: ended{Progress: lifecycle.Unsent, Reason: lifecycle.NotOurs}, code: "not_owner"},
 		{name: "the scope is lost while the connection is made", owned: true, dial: func(_ context.Context, f *fake) error {
 			f.lose()
 			return nil
-		}, want: ended{Far: lifecycle.Unsent, Reason: lifecycle.NotOurs}, code: "not_owner"},
+		}, want: ended{Progress: lifecycle.Unsent, Reason: lifecycle.NotOurs}, code: "not_owner"},
 		{name: "the scope is lost while the answer comes", owned: true, play: func(f *fake) {
 			f.hears()
 			f.lose()
 			f.says(begun)
-		}, want: ended{Far: lifecycle.Headed, Reason: lifecycle.Broke}, code: "_failed"},
+		}, want: ended{Progress: lifecycle.Headed, Reason: lifecycle.Broke}, code: "_failed"},
 
 		{name: "it is ended while the connection is made", dial: func(ctx context.Context, f *fake) error {
 			f.call.Abort()
 			<-ctx.Done()
 			return ctx.Err()
-		}, want: ended{Far: lifecycle.Unsent, Reason: lifecycle.HungUp}, code: "_unavailable"},
+		}, want: ended{Progress: lifecycle.Unsent, Reason: lifecycle.HungUp}, code: "_unavailable"},
 		{name: "it is ended before the head", play: func(f *fake) {
 			f.hears()
 			f.call.Abort()
-		}, want: ended{Far: lifecycle.Sent, Reason: lifecycle.HungUp}, code: "_failed"},
+		}, want: ended{Progress: lifecycle.Sent, Reason: lifecycle.HungUp}, code: "_failed"},
 		{name: "it is ended in the answer", play: func(f *fake) {
 			f.hears()
 			f.says(begun)
 			synctest.Wait()
 			f.call.Abort()
-		}, want: ended{Far: lifecycle.Headed, Reason: lifecycle.HungUp}, code: "_failed"},
+		}, want: ended{Progress: lifecycle.Headed, Reason: lifecycle.HungUp}, code: "_failed"},
 		{name: "it is ended because its engine is down", set: func(c *Call, _ *fake) { c.Run = down{} }, play: func(f *fake) {
 			f.hears()
 			f.call.Abort()
-		}, want: ended{Far: lifecycle.Sent, Reason: lifecycle.Broke}, code: "_failed"},
+		}, want: ended{Progress: lifecycle.Sent, Reason: lifecycle.Broke}, code: "_failed"},
 	} {
 		for leg, side := range map[lifecycle.Leg]string{lifecycle.Prefill: "prefill", lifecycle.Decode: "decode"} {
 			t.Run(side+": "+tc.name, func(t *testing.T) {
@@ -251,7 +251,7 @@ func TestHowALegEnds(t *testing.T) {
 					require.NotNil(t, got)
 					want := tc.want
 					want.Leg = leg
-					require.Equal(t, want, got.Ended, "%v", got.Err)
+					require.Equal(t, want, got.CallEnd, "%v", got.Err)
 					code := tc.code
 					if strings.HasPrefix(code, "_") {
 						code = side + code
@@ -291,16 +291,16 @@ func (f *fake) lose() { _ = f.claim.GiveBack(2, func() {}) }
 func TestHowAStreamEnds(t *testing.T) {
 	for _, tc := range []struct {
 		err  error
-		want lifecycle.Ended
+		want lifecycle.CallEnd
 		code string
 	}{
-		{sse.ErrSilent, lifecycle.Ended{Leg: lifecycle.Decode, Far: lifecycle.Headed, Reason: lifecycle.Silent}, "decode_timeout"},
-		{errors.New("it is no event stream"), lifecycle.Ended{Leg: lifecycle.Decode, Far: lifecycle.Headed, Reason: lifecycle.Garbled}, "decode_failed"},
-		{&engine.Error{Sent: true, Answered: true, Phase: engine.PhaseBody, Err: io.ErrUnexpectedEOF}, lifecycle.Ended{Leg: lifecycle.Decode, Far: lifecycle.Headed, Reason: lifecycle.Broke}, "decode_failed"},
-		{&engine.Error{Phase: engine.PhaseConnect, Err: engine.ErrClosed}, lifecycle.Ended{Leg: lifecycle.Decode, Far: lifecycle.Unsent, Reason: lifecycle.HungUp}, "decode_unavailable"},
+		{sse.ErrSilent, lifecycle.CallEnd{Leg: lifecycle.Decode, Progress: lifecycle.Headed, Reason: lifecycle.Silent}, "decode_timeout"},
+		{errors.New("it is no event stream"), lifecycle.CallEnd{Leg: lifecycle.Decode, Progress: lifecycle.Headed, Reason: lifecycle.Garbled}, "decode_failed"},
+		{&engine.Error{Sent: true, Answered: true, Phase: engine.PhaseBody, Err: io.ErrUnexpectedEOF}, lifecycle.CallEnd{Leg: lifecycle.Decode, Progress: lifecycle.Headed, Reason: lifecycle.Broke}, "decode_failed"},
+		{&engine.Error{Phase: engine.PhaseConnect, Err: engine.ErrClosed}, lifecycle.CallEnd{Leg: lifecycle.Decode, Progress: lifecycle.Unsent, Reason: lifecycle.HungUp}, "decode_unavailable"},
 	} {
 		got := (&Call{Leg: lifecycle.Decode, Engine: "decode e"}).Broke(tc.err)
-		require.Equal(t, tc.want, got.Ended, "%v", tc.err)
+		require.Equal(t, tc.want, got.CallEnd, "%v", tc.err)
 		require.Equal(t, tc.code, got.Answer.Code)
 		require.Equal(t, "decode e", got.Engine)
 		require.Equal(t, tc.err, got.Err)
