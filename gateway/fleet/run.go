@@ -37,14 +37,14 @@ type Fleet struct {
 	asked atomic.Int64 // number of calls of AnyPrefill, so that engines take turns
 	pages sync.Map     // *page values: the last metric page of each prefill engine, by instance
 	learned
-	runs
+	trackedCalls
 }
 
 // New returns a Fleet without engines.
 func New(h Host) *Fleet {
 	f := &Fleet{host: &h, roster: roster.New()}
 	f.learned.host, f.learned.now = &h, f.Now
-	f.runs.now, f.runs.serving, f.runs.all = f.Now, h.Serving, map[*Run]struct{}{}
+	f.trackedCalls.now, f.trackedCalls.serving, f.trackedCalls.all = f.Now, h.Serving, map[*TrackedCall]struct{}{}
 	f.current.Store(&roster.Snapshot{})
 	f.tick = time.AfterFunc(time.Hour, f.Publish)
 	f.tick.Stop()
@@ -108,7 +108,7 @@ func (f *Fleet) applyUnless(stale func() bool, events ...roster.Event) {
 	f.carryOut(effects)
 	f.host.Publish(next.Candidates, next.Locals, next.Workers)
 	f.current.Store(next)
-	f.runs.moveDesertedProbes()
+	f.trackedCalls.moveDesertedProbes()
 	if wait := f.roster.Next(now); wait > 0 && f.host.Context.Err() == nil {
 		f.tick.Reset(wait)
 	} else {

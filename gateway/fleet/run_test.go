@@ -51,7 +51,7 @@ func fielded(t *testing.T, profile mooncake.Profile) (*Fleet, *observer.Observed
 const p1, p2, d3, d4 = "prefill 127.0.0.1:1", "prefill 127.0.0.1:2", "decode 127.0.0.1:3", "decode 127.0.0.1:4"
 
 // call is one that is tracked at an engine and that has not been sent.
-func call(f *Fleet, key string, probe bool) *Run {
+func call(f *Fleet, key string, probe bool) *TrackedCall {
 	target := f.Now().Engine(key).At(-1)
 	if probe {
 		return f.TrackProbe(&prefill.Candidate{Instance: key, Target: target}, f.host.Client.NewCall(target))

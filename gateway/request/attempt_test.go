@@ -49,7 +49,7 @@ func TestAProbeThatIsCutInItsAnswerIsNoFailure(t *testing.T) {
 		require.NoError(t, err)
 		srv.Places.Release()
 		j := &job{srv: srv.Server, client: kid, isLeg: true}
-		call := &probe{Call: upstream.Call{Engine: "prefill p"}, srv: srv.Server, run: &fleet.Run{}}
+		call := &probe{Call: upstream.Call{Engine: "prefill p"}, srv: srv.Server, tracked: &fleet.TrackedCall{}}
 		fault := call.answered(j, call.Broke(&engine.Error{Sent: true, Answered: true, Aborted: true, Err: errors.New("cut")}))
 		fault.Kept = true
 		v := fault.Verdict()

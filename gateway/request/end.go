@@ -36,7 +36,7 @@ func (s *stream) fails(why lifecycle.Reason, answer *openai.Error, err error) {
 	case begun && why == lifecycle.Rejected && answer.Status/100 == 5: // the engine refuses evenkeel's own credential
 		why = lifecycle.Erred
 	}
-	end := lifecycle.CallEnd{Leg: leg, Progress: lifecycle.Through, Reason: why, Open: true, Moved: begun && s.from.run.Moved()}
+	end := lifecycle.CallEnd{Leg: leg, Progress: lifecycle.Through, Reason: why, Open: true, Moved: begun && s.from.tracked.Moved()}
 	s.from.fault = failure.Of(end, answer, err)
 	s.from.fault.Status, s.from.fault.Engine = s.from.answer.Filter.Failure().Status, s.from.rank.Instance
 	switch {
@@ -289,7 +289,7 @@ func (s *source) hangUp(how lifecycle.Disposition) {
 		s.beyond = false
 		s.rank.Traffic.Beyond(-1)
 	}
-	s.job.srv.Fleet.Untrack(s.run)
+	s.job.srv.Fleet.Untrack(s.tracked)
 }
 
 // Conclude is the last step of a request. It gives back the request's share of its caller's limits, and has the journal write how the

@@ -84,14 +84,14 @@ type Fleet interface {
 	KnownHost(host string) bool
 	Coordinates(candidate prefill.Candidate) *mooncake.Coordinates
 	Learn(candidate prefill.Candidate, b roster.ProcessID, at *mooncake.Coordinates)
-	TrackProbe(c *prefill.Candidate, call *engine.Call) *fleet.Run
-	Untrack(r *fleet.Run)
+	TrackProbe(c *prefill.Candidate, call *engine.Call) *fleet.TrackedCall
+	Untrack(r *fleet.TrackedCall)
 	AnyPrefill(model string) *engine.Target
 	DownSince(instance string, at time.Time) bool
 	GaveBack(decode string)
 	Exchange(candidate prefill.Candidate) (*mooncake.Exchange, error)
 	Made(b roster.ProcessID, candidate prefill.Candidate, id string) roster.ProcessID
-	Track(at roster.Location, call *engine.Call, abortable bool) *fleet.Run
+	Track(at roster.Location, call *engine.Call, abortable bool) *fleet.TrackedCall
 }
 
 // Dispatcher assigns requests to slots on decode ranks.

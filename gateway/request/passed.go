@@ -70,7 +70,7 @@ func (r *runner) sendOver(anew bool, until lifecycle.Timeout) lifecycle.Event {
 	if fault == nil {
 		return lifecycle.Event{Kind: lifecycle.First}
 	}
-	if r.stream.from.run.Moved() && !j.client.Left() { // a drain has ended the call
+	if r.stream.from.tracked.Moved() && !j.client.Left() { // a drain has ended the call
 		fault = failure.Of(fault.CallEnd, j.srv.drained(notAnswered), failure.ErrMoved)
 		fault.Moved = true
 	}
@@ -89,7 +89,7 @@ func openPassed(s *stream, anew bool, until lifecycle.Timeout) (fault *failure.F
 	if s.from.call = call.Call; anew {
 		call.Fresh()
 	}
-	s.from.run = j.srv.Fleet.Track(roster.Location{Instance: p.chosen.Instance, Rank: -1}, call.Call, true)
+	s.from.tracked = j.srv.Fleet.Track(roster.Location{Instance: p.chosen.Instance, Rank: -1}, call.Call, true)
 	if p.Most > 0 {
 		s.from.mayCompute, s.from.beyond = p.Most, true
 		s.from.rank.Traffic.Beyond(1)

@@ -29,8 +29,8 @@ import (
 type probe struct {
 	upstream.Call
 	srv     *Server
-	run     *fleet.Run       // lists the call as one that a drain may end
-	process roster.ProcessID // which process and weights the engine had when the call was made
+	tracked *fleet.TrackedCall // lists the call as one that a drain may end
+	process roster.ProcessID   // which process and weights the engine had when the call was made
 	began   time.Time
 }
 
@@ -48,12 +48,12 @@ func toPrefill(j *job, lease *prefill.Lease, until lifecycle.Timeout) *probe {
 	if j.life.Dials() {
 		c.Fresh()
 	}
-	c.run = srv.Fleet.TrackProbe(&lease.Candidate, c.Call.Call)
-	c.Run = c.run
+	c.tracked = srv.Fleet.TrackProbe(&lease.Candidate, c.Call.Call)
+	c.Tracked = c.tracked
 	return c
 }
 
-func (c *probe) untrack() { c.srv.Fleet.Untrack(c.run) }
+func (c *probe) untrack() { c.srv.Fleet.Untrack(c.tracked) }
 
 // answerBy returns the time by which the engine must have answered.
 func (c *probe) answerBy() time.Time { return c.began.Add(c.Limits.FirstByte) }
@@ -71,7 +71,7 @@ func (c *probe) ended(fault *failure.Fault, stopped, left bool) *failure.Fault {
 		return fault
 	case stopped && left:
 		fault.Reason, fault.Answer, fault.Err = lifecycle.Left, failure.Gone, nil
-	case stopped && c.run.Moved():
+	case stopped && c.tracked.Moved():
 		fault.Reason = lifecycle.Moved
 	case fault.Reason != lifecycle.HungUp:
 		c.srv.Monitor.Report(fault.Engine, fault.Err)

@@ -52,7 +52,7 @@ func (j *job) newStream(slot *dispatcher.Slot) *stream {
 	// A drain aborts a call only when the rank pulls no KV for it. A local call never pulls any. With an answer in one piece, nothing shows
 	// before its end that the pull is over, so a drain does not wait for it.
 	abortable := s.from.whole || s.from.local
-	s.from.run = j.srv.Fleet.Track(roster.Location{Instance: rank.Instance, Rank: rank.Target.Rank}, call, abortable)
+	s.from.tracked = j.srv.Fleet.Track(roster.Location{Instance: rank.Instance, Rank: rank.Target.Rank}, call, abortable)
 	s.from.answer.Trail.Reset(mooncake.ByText(j.resume.how))
 	if !s.from.whole && j.resume.keeping != lifecycle.KeepNothing {
 		s.from.answer.Trail.KeepPrompt = s.from.local || rank.Profile.Early()
@@ -90,7 +90,7 @@ func (s *stream) opened() {
 			j.srv.Node.Served(s.firstAt.Sub(j.record.Arrival))
 		}
 	}
-	s.from.run.Settle()
+	s.from.tracked.Settle()
 	j.enter(journal.Streaming, "")
 }
 
@@ -150,7 +150,7 @@ func (s *stream) broke(err error) {
 		s.ends()
 	case disbelief != nil:
 		s.fails(lifecycle.Unusable, disbelief.Answer, errors.New(disbelief.Answer.Code))
-	case s.from.run.Moved():
+	case s.from.tracked.Moved():
 		s.fails(lifecycle.Moved, s.job.srv.movedOut(), failure.ErrMoved)
 	case errors.Is(err, io.EOF):
 		s.fails(lifecycle.Garbled, failure.Stream("upstream_incomplete", errNotWhole), errNotWhole)
@@ -179,7 +179,7 @@ func cutPassed(s *stream, err error) {
 	}
 	answer := openai.NewError(http.StatusBadGateway, "upstream_broken", failure.Transport(failure.Engine, err).Message)
 	switch {
-	case begun && s.from.run.Moved():
+	case begun && s.from.tracked.Moved():
 		answer = s.job.srv.drained(notAnswered)
 	case begun && !s.job.client.Left():
 		s.job.srv.Monitor.Report(s.from.rank.Instance, err)

@@ -274,7 +274,7 @@ func (r *runner) mixed() bool { return r.lease != nil && r.lease.Candidate.Mixed
 // call ended because the client left, and that no engine uses the slot any more.
 func (r *runner) began(fault *failure.Fault, quit bool) lifecycle.Event {
 	if fault != nil {
-		fault.Moved = r.stream.from.run.Moved()
+		fault.Moved = r.stream.from.tracked.Moved()
 		event := r.callFailed(fault)
 		event.Quit = quit
 		if r.stream.from.slot == nil { // the whole answer had come, so its slot is free already

@@ -217,15 +217,15 @@ func (f *engines) Around(worker int32, list []int32) (around []int32, others boo
 	return nil, false
 }
 
-func (f *engines) Track(at roster.Location, call *engine.Call, abortable bool) *fleet.Run {
+func (f *engines) Track(at roster.Location, call *engine.Call, abortable bool) *fleet.TrackedCall {
 	return f.calls.Track(at, call, abortable)
 }
 
-func (f *engines) TrackProbe(c *prefill.Candidate, call *engine.Call) *fleet.Run {
+func (f *engines) TrackProbe(c *prefill.Candidate, call *engine.Call) *fleet.TrackedCall {
 	return f.calls.TrackProbe(c, call)
 }
 
-func (f *engines) Untrack(r *fleet.Run) { f.calls.Untrack(r) }
+func (f *engines) Untrack(r *fleet.TrackedCall) { f.calls.Untrack(r) }
 
 // calls is a fleet that keeps calls, and can end them as a drain does.
 func calls(t *testing.T) *fleet.Fleet {

@@ -50,13 +50,13 @@ const (
 // source is the call to an engine from which the answer comes at present. If the call breaks
 // before the answer is complete, another source may continue the answer.
 type source struct {
-	job   *job
-	slot  *dispatcher.Slot // nil once released
-	rank  *roster.Rank
-	call  *engine.Call
-	run   *fleet.Run // lists the call as one that a drain may end, until hangUp; nil: a prefill engine has answered
-	resp  *engine.Response
-	began time.Time // when the source was made
+	job     *job
+	slot    *dispatcher.Slot // nil once released
+	rank    *roster.Rank
+	call    *engine.Call
+	tracked *fleet.TrackedCall // lists the call as one that a drain may end, until hangUp; nil: a prefill engine has answered
+	resp    *engine.Response
+	began   time.Time // when the source was made
 
 	partner *partner // the prefill that runs at the same time; nil: none does
 

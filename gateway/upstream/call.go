@@ -64,19 +64,18 @@ type Call struct {
 	Leg    lifecycle.Leg
 	Engine string       // the id of the engine in engine.Monitor
 	Scope  *owner.Scope // the request is sent only while this proxy owns the scope; nil: no other proxy sends to the engine
-	Run    Run          // knows whether the call was ended because its engine is down; nil: this call never is
 	Path   string
 	Mixed  bool // the engine both prefills and decodes
 	Beyond bool // the request is sent although the rank has no slot or no KV room for it
 	Limits engine.Deadlines
 	Log    *zap.Logger
 
+	// Tracked returns the error of a call that was ended because its engine is down in the form of a connection that broke, and any other
+	// error as it is. nil: this call never is ended so.
+	Tracked interface{ Cause(err error) error }
+
 	Refusal []byte // the beginning of the body that came with an error status
 }
-
-// A Run knows whether a call was aborted because its engine is down. If it was, Cause returns err in the form of a connection that broke.
-// Otherwise Cause returns err itself.
-type Run interface{ Cause(err error) error }
 
 // BeyondHeader tells an engine that the request was sent on purpose although the rank has no slot
 // or no KV room for it. Engines may ignore the header. It explains such requests in their logs.
@@ -137,8 +136,8 @@ func (c *Call) Broke(err error) *failure.Fault {
 	if errors.Is(err, owner.ErrNotOwner) { // nothing was sent, so the engine has not failed
 		return failure.Of(lifecycle.CallEnd{Leg: c.Leg, Reason: lifecycle.NotOurs}, failure.NotOurs, owner.ErrNotOwner)
 	}
-	if c.Run != nil {
-		err = c.Run.Cause(err)
+	if c.Tracked != nil {
+		err = c.Tracked.Cause(err)
 	}
 	return &failure.Fault{CallEnd: endOf(c.Leg, err), Answer: failure.Transport(c.side(), err), Err: err, Engine: c.Engine}
 }

@@ -225,7 +225,7 @@ func TestHowALegEnds(t *testing.T) {
 			synctest.Wait()
 			f.call.Abort()
 		}, want: ended{Progress: lifecycle.Headed, Reason: lifecycle.HungUp}, code: "_failed"},
-		{name: "it is ended because its engine is down", set: func(c *Call, _ *fake) { c.Run = down{} }, play: func(f *fake) {
+		{name: "it is ended because its engine is down", set: func(c *Call, _ *fake) { c.Tracked = down{} }, play: func(f *fake) {
 			f.hears()
 			f.call.Abort()
 		}, want: ended{Progress: lifecycle.Sent, Reason: lifecycle.Broke}, code: "_failed"},

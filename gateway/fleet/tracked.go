@@ -12,12 +12,12 @@ import (
 	"evenkeel/prefill"
 )
 
-// runs has the calls to engines that are under way.
-type runs struct {
+// trackedCalls has the calls to engines that are under way.
+type trackedCalls struct {
 	now     func() *roster.Snapshot
 	serving func() context.Context // ends when requests that have no answer yet must end
 	mu      sync.Mutex
-	all     map[*Run]struct{}
+	all     map[*TrackedCall]struct{}
 }
 
 // Reasons why a call must go on elsewhere (Run.reason).
@@ -27,8 +27,8 @@ const (
 	died                  // its engine was declared down while another engine can do the work
 )
 
-// Run is a call to an engine. The deadline of a drain may end the call. A probe also ends when its engine is declared down.
-type Run struct {
+// TrackedCall is a call to an engine. The deadline of a drain may end the call. A probe also ends when its engine is declared down.
+type TrackedCall struct {
 	at        roster.Location
 	now       func() *roster.Snapshot
 	call      *engine.Call
@@ -39,14 +39,14 @@ type Run struct {
 
 // Moved says whether the call must go on elsewhere because its engine was taken out of service or paused. A pause ends the calls that run
 // on the engine.
-func (r *Run) Moved() bool {
+func (r *TrackedCall) Moved() bool {
 	return r.reason.Load() == drained || r.now != nil && r.now().Paused(r.at.Instance)
 }
 
 // Cause returns why the call failed, given its error. A call that was ended because its engine was declared down counts as a broken
 // connection: the failure counts against the engine. It also counts as an attempt of the request, because the request may have killed the
 // engine.
-func (r *Run) Cause(err error) error {
+func (r *TrackedCall) Cause(err error) error {
 	var failed *engine.Error
 	if r.reason.Load() != died || !errors.As(err, &failed) || !failed.Aborted {
 		return err
@@ -59,7 +59,7 @@ func (r *Run) Cause(err error) error {
 var errDown = errors.New("the engine was declared down before it answered")
 
 // move makes the call go on elsewhere. It ends the call at once, or, if that would leak KV, leaves this to Settle.
-func (r *Run) move(why uint32) {
+func (r *TrackedCall) move(why uint32) {
 	r.reason.CompareAndSwap(stays, why)
 	if r.abortable.Load() {
 		r.call.Leave(upstream.Notice)
@@ -68,7 +68,7 @@ func (r *Run) move(why uint32) {
 
 // Settle says that the call may be aborted from now on, because no engine is fetching KV for it any more. If the call must go on elsewhere,
 // Settle ends it.
-func (r *Run) Settle() {
+func (r *TrackedCall) Settle() {
 	r.abortable.Store(true)
 	if r.reason.Load() != stays {
 		r.call.Leave(upstream.Notice)
@@ -77,8 +77,8 @@ func (r *Run) Settle() {
 
 // Track registers a call that drains may move elsewhere, until Untrack. If the deadline of a drain of its engine, or of the proxy itself,
 // has passed since the engine was chosen, the call is moved at once. abortable says that the call may be aborted at any time.
-func (a *runs) Track(at roster.Location, call *engine.Call, abortable bool) *Run {
-	r := &Run{at: at, now: a.now, call: call}
+func (a *trackedCalls) Track(at roster.Location, call *engine.Call, abortable bool) *TrackedCall {
+	r := &TrackedCall{at: at, now: a.now, call: call}
 	r.abortable.Store(abortable)
 	a.track(r)
 	return r
@@ -87,8 +87,8 @@ func (a *runs) Track(at roster.Location, call *engine.Call, abortable bool) *Run
 // TrackProbe is Track for a probe, i.e. a call that makes a prefill engine compute a prompt. A probe may be aborted at any time, because
 // its engine then keeps no KV. The call also ends when its engine is down or takes no requests, and another engine could prefill the
 // prompt.
-func (a *runs) TrackProbe(c *prefill.Candidate, call *engine.Call) *Run {
-	r := &Run{at: roster.Location{Instance: c.Instance, Rank: c.Target.Rank}, now: a.now, call: call, probe: true}
+func (a *trackedCalls) TrackProbe(c *prefill.Candidate, call *engine.Call) *TrackedCall {
+	r := &TrackedCall{at: roster.Location{Instance: c.Instance, Rank: c.Target.Rank}, now: a.now, call: call, probe: true}
 	r.abortable.Store(true)
 	a.track(r)
 	r.moveIfDeserted(a.now()) // the engine may have gone down since it was chosen
@@ -96,7 +96,7 @@ func (a *runs) TrackProbe(c *prefill.Candidate, call *engine.Call) *Run {
 }
 
 // track adds a call to the list, and moves it at once if its time is already over.
-func (a *runs) track(r *Run) {
+func (a *trackedCalls) track(r *TrackedCall) {
 	a.mu.Lock()
 	a.all[r] = struct{}{}
 	a.mu.Unlock()
@@ -106,14 +106,14 @@ func (a *runs) track(r *Run) {
 }
 
 // Untrack forgets a call that has ended.
-func (a *runs) Untrack(r *Run) {
+func (a *trackedCalls) Untrack(r *TrackedCall) {
 	a.mu.Lock()
 	delete(a.all, r)
 	a.mu.Unlock()
 }
 
 // Move ends every call whose place is covered, and returns how many. The answers go on elsewhere if they can.
-func (a *runs) Move(covers func(roster.Location) bool) (moved int) {
+func (a *trackedCalls) Move(covers func(roster.Location) bool) (moved int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for r := range a.all {
@@ -126,7 +126,7 @@ func (a *runs) Move(covers func(roster.Location) bool) (moved int) {
 }
 
 // moveDesertedProbes ends the probes at engines that are down or take no requests, so that their prompts go to other engines.
-func (a *runs) moveDesertedProbes() {
+func (a *trackedCalls) moveDesertedProbes() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for r := range a.all {
@@ -137,7 +137,7 @@ func (a *runs) moveDesertedProbes() {
 }
 
 // moveIfDeserted ends a probe if its engine is down or takes no requests, and another engine can do the work.
-func (r *Run) moveIfDeserted(now *roster.Snapshot) {
+func (r *TrackedCall) moveIfDeserted(now *roster.Snapshot) {
 	switch e := now.Engine(r.at.Instance); {
 	case e == nil || !e.Deserted:
 	case e.Status.Up:

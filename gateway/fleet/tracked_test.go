@@ -13,22 +13,22 @@ import (
 // A pull that is cut leaks KV on both sides, so a call that has to go waits for
 // its first event, and goes then.
 func TestACallIsMovedOnceThatIsSafe(t *testing.T) {
-	drain := func(r *Run) { r.move(drained) }
+	drain := func(r *TrackedCall) { r.move(drained) }
 	client := engine.NewClient(engine.Options{})
 	defer client.Close()
 	for _, row := range []struct {
 		name  string
-		steps []func(*Run)
+		steps []func(*TrackedCall)
 		ended bool
 	}{
-		{"pulling", []func(*Run){drain}, false},
-		{"then its first event comes", []func(*Run){drain, (*Run).Settle}, true},
-		{"its first event came before", []func(*Run){(*Run).Settle, drain}, true},
-		{"nobody wants it to go", []func(*Run){(*Run).Settle}, false},
+		{"pulling", []func(*TrackedCall){drain}, false},
+		{"then its first event comes", []func(*TrackedCall){drain, (*TrackedCall).Settle}, true},
+		{"its first event came before", []func(*TrackedCall){(*TrackedCall).Settle, drain}, true},
+		{"nobody wants it to go", []func(*TrackedCall){(*TrackedCall).Settle}, false},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			call := client.NewCall(&engine.Target{ID: "d", URL: &url.URL{Scheme: "http", Host: "127.0.0.1:1"}, Rank: -1})
-			r := &Run{call: call}
+			r := &TrackedCall{call: call}
 			for _, step := range row.steps {
 				step(r)
 			}
