@@ -21,7 +21,6 @@ import (
 	"evenkeel/gateway/owner"
 	"evenkeel/gateway/passthrough"
 	"evenkeel/gateway/prompt"
-	"evenkeel/gateway/receipt"
 	"evenkeel/gateway/request"
 	"evenkeel/mooncake"
 )
@@ -123,7 +122,7 @@ func (d *Handler) complete(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint) {
 func (d *Handler) receive(ctx *fasthttp.RequestCtx, path string, serve func(*incoming) *openai.Error) {
 	arrive := time.Now()
 	clientID := string(ctx.Request.Header.Peek("X-Request-Id"))
-	in := d.newIncoming(journal.LogEntry{ID: request.NewID(), ClientID: receipt.Clip(clientID), Arrival: arrive})
+	in := d.newIncoming(journal.LogEntry{ID: request.NewID(), ClientID: clientID, Arrival: arrive})
 	ctx.Response.Header.Set("X-Request-Id", cmp.Or(clientID, in.Record.ID))
 
 	d.serveOrRefuse(ctx, in, func() *openai.Error {

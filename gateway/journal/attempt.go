@@ -9,6 +9,7 @@ import (
 	"evenkeel/engine"
 	"evenkeel/gateway/openai"
 	"evenkeel/gateway/receipt"
+	"evenkeel/internal/words"
 	"evenkeel/prefill"
 )
 
@@ -86,7 +87,7 @@ func (r *Record) enterPhase(e *Event) {
 func (r *Record) toReceipt(x *receipt.Receipt, e *Event) {
 	switch {
 	case e.Kind == Parsed && e.Req != nil:
-		x.Model, x.Stream, x.Waits.Parse = receipt.Clip(e.Req.Model), e.Req.Stream, ms(e.Took)
+		x.Model, x.Stream, x.Waits.Parse = words.Clip(e.Req.Model), e.Req.Stream, ms(e.Took)
 	case e.Kind == Entered:
 		x.State = string(e.Phase)
 	}
@@ -109,7 +110,7 @@ func (r *Record) toReceipt(x *receipt.Receipt, e *Event) {
 	case Placed, PlacedLocally:
 		a.Decode = e.decode
 	case Failed:
-		a.State, a.Cause, a.FailedOn, a.Status = receipt.Ended, receipt.Clip(e.Cause), e.On, e.Status
+		a.State, a.Cause, a.FailedOn, a.Status = receipt.Ended, words.Clip(e.Cause), e.On, e.Status
 	case Retried:
 		a.Again = true
 	}

@@ -6,10 +6,14 @@ import (
 
 	"evenkeel/gateway/openai"
 	"evenkeel/gateway/receipt"
+	"evenkeel/internal/words"
 )
 
 // Begin makes the record of a request, with what is known when it arrives.
-func (g *Journal) Begin(f LogEntry) *Record { return &Record{LogEntry: f, journal: g} }
+func (g *Journal) Begin(f LogEntry) *Record {
+	f.ClientID = words.Clip(f.ClientID)
+	return &Record{LogEntry: f, journal: g}
+}
 
 // Leg returns the record of one part of a fanned-out request, with the part's name. It shares the receipt and the span of the whole
 // request.

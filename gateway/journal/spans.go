@@ -11,6 +11,7 @@ import (
 	"evenkeel/gateway/openai"
 	"evenkeel/gateway/receipt"
 	"evenkeel/gateway/tracing"
+	"evenkeel/internal/words"
 )
 
 // This file sets the attributes and events of spans. All functions but spanFailed are only called for spans that are recorded. Names that
@@ -47,7 +48,7 @@ func spanArrived(r *Record) {
 
 // spanParsed notes what the body of a request says, and names its span by the operation and the model.
 func spanParsed(r *Record, req *openai.Request) {
-	s, operation, model := r.span, operation(r.path), receipt.Clip(req.Model)
+	s, operation, model := r.span, operation(r.path), words.Clip(req.Model)
 	s.Name(operation + " " + model)
 	s.Set(attribute.String("gen_ai.request.model", model), attribute.Bool("gen_ai.request.stream", req.Stream))
 	if req.MaxTokens > 0 {
@@ -135,10 +136,10 @@ func spanFailed(s *tracing.Span, answer *openai.Error, cause string) {
 	}
 	kind := Outcome(answer)
 	if answer.Status/100 == 4 && answer.Status != http.StatusTooManyRequests {
-		s.Set(attribute.String("error.type", kind), attribute.String("evenkeel.cause", receipt.Clip(cause)))
+		s.Set(attribute.String("error.type", kind), attribute.String("evenkeel.cause", words.Clip(cause)))
 		return
 	}
-	s.Fail(kind, receipt.Clip(cause))
+	s.Fail(kind, words.Clip(cause))
 }
 
 // spanEnded notes how the request ended. The conventions name the time to the first event gen_ai.server.time_to_first_token in metrics, but
@@ -153,7 +154,7 @@ func spanEnded(r *Record, fail *openai.Error, status int) {
 		attribute.Int("gen_ai.usage.cache_read.input_tokens", r.CachedTokens),
 	)
 	for name, value := range map[string]string{
-		"gen_ai.response.model": receipt.Clip(r.Model), "evenkeel.prefill.engine": r.Prefill, "evenkeel.decode.rank": r.Rank, "evenkeel.decode.policy": r.Policy,
+		"gen_ai.response.model": words.Clip(r.Model), "evenkeel.prefill.engine": r.Prefill, "evenkeel.decode.rank": r.Rank, "evenkeel.decode.policy": r.Policy,
 		"evenkeel.engine": r.Engine, "evenkeel.route": r.Route, "evenkeel.geo.peer": r.Peer,
 	} {
 		if value != "" {

@@ -2,10 +2,7 @@
 // the request waited for what, and what failed. A receipt has no text of the prompt or the answer.
 package receipt
 
-import (
-	"strings"
-	"time"
-)
+import "time"
 
 // Ended is the state of a receipt or an attempt that has ended.
 const Ended = "ended"
@@ -133,17 +130,6 @@ type Choice struct {
 
 // MaxAttempts is how many attempts of one request are kept, including all parts of a fanned-out request.
 const MaxAttempts = 32
-
-// MaxText bounds each text of a client or an error in a receipt, in bytes.
-const MaxText = 256
-
-// Clip cuts a text to MaxText bytes, and makes it valid UTF-8.
-func Clip(s string) string {
-	if len(s) > MaxText {
-		s = s[:MaxText]
-	}
-	return strings.ToValidUTF8(s, "\uFFFD")
-}
 
 // Begin adds an attempt and returns its index; -1: there are too many attempts to keep this one.
 func (r *Receipt) Begin(a Attempt) int {

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"evenkeel/internal/words"
 )
 
 // A Ring keeps the receipts of the last requests that ended, and of all requests that run. A nil Ring keeps none.
@@ -112,7 +114,7 @@ func (g *Ring) Find(id string, n int) []*Receipt {
 	if g == nil {
 		return list
 	}
-	theirs := Clip(id)
+	theirs := words.Clip(id)
 	var running []*Live
 	g.mu.Lock()
 	for i := range g.count {

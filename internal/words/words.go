@@ -1,4 +1,4 @@
-// Package words forms the parts of English sentences that depend on a number or on their position.
+// Package words forms the parts of English sentences that depend on a number or on their position. It also bounds texts that others wrote.
 package words
 
 import (
@@ -45,4 +45,15 @@ func FirstOf(names []string) (s string) {
 		s += fmt.Sprintf(" and %d more", len(names)-most)
 	}
 	return s
+}
+
+// MaxText bounds each text of a client or an error in a log, a span or a receipt, in bytes.
+const MaxText = 256
+
+// Clip cuts a text to MaxText bytes, and makes it valid UTF-8.
+func Clip(s string) string {
+	if len(s) > MaxText {
+		s = s[:MaxText]
+	}
+	return strings.ToValidUTF8(s, "\uFFFD")
 }

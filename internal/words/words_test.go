@@ -1,7 +1,9 @@
 package words
 
 import (
+	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/stretchr/testify/require"
 )
@@ -10,4 +12,10 @@ func TestWords(t *testing.T) {
 	require.Equal(t, []string{"0 ranks", "1 rank", "1,200 ranks"}, []string{Count(0, "rank"), Count(1, "rank"), Count(1200, "rank")})
 	require.Equal(t, []string{"are", "is"}, []string{Are(0), Are(1)})
 	require.Equal(t, []string{"", "Rank a"}, []string{Capital(""), Capital("rank a")})
+}
+
+func TestATextIsCutToItsBound(t *testing.T) {
+	require.Equal(t, "short", Clip("short"))
+	require.Len(t, Clip(strings.Repeat("x", 9999)), MaxText)
+	require.True(t, utf8.ValidString(Clip(strings.Repeat("x", MaxText-1)+"é")), "cut within a letter")
 }
