@@ -5,7 +5,6 @@ import (
 
 	"evenkeel/dispatcher"
 	"evenkeel/gateway/openai"
-	"evenkeel/gateway/receipt"
 	"evenkeel/prefill"
 )
 
@@ -32,12 +31,14 @@ const (
 	Failed                         // Cause, On, Status, Answer: the attempt has failed
 	Retried                        // another attempt follows
 	Freed                          // At: when the client left; the request now holds no slot, KV or hand-off any more
+	scheduled                      // batch, priority; At: until when the first token is wanted, zero: the caller gave no deadline
+	ended                          // Answer: the error that the client got, nil: it got its whole answer
 )
 
 // Event is one thing that happened to a request, or to one part of a fanned-out request.
 type Event struct {
 	Kind    EventKind
-	Took    time.Duration // the meaning of Took, At, Sent and Tokens depends on What
+	Took    time.Duration // the meaning of Took, At, Sent and Tokens depends on Kind
 	At      time.Time
 	Sent    time.Time
 	Phase   Phase
@@ -57,86 +58,6 @@ type Event struct {
 	Status  int           // the status of the engine's answer
 	Answer  *openai.Error // the error that a client would get; nil: the attempt did not fail
 
-	prefill *receipt.Prefill // made from Lease by showEvent
-	decode  *receipt.Decode  // made from Slot by showEvent
-}
-
-// Report adds an event to the request's facts, metrics, receipt and spans.
-func (r *Record) Report(e Event) {
-	r.countEvent(&e)
-	r.showEvent(&e)
-	if e.Slot != nil {
-		e.Slot.Trace = nil // the receipt has all that it needs, so the memory is freed before the answer runs
-	}
-}
-
-// countEvent adds an event to the facts and metrics.
-func (r *Record) countEvent(e *Event) {
-	g, s := r.journal, e.Slot
-	switch e.Kind {
-	case Parsed:
-		e.Took = time.Since(r.Arrival)
-		g.stage(parse, e.Took)
-		if e.Req != nil {
-			r.Model = e.Req.Model
-		}
-	case Attempted:
-		r.Attempts++
-	case Entered:
-		if r.Reached == "" || !e.Left {
-			r.Reached = e.Phase
-		}
-		if e.Early {
-			r.Bind, r.BindMs = AtArrival, ms(time.Since(r.Arrival))
-		}
-		if e.Engine != "" {
-			r.Route, r.Engine = Passed, e.Engine
-		}
-		if e.Peer != "" {
-			r.Peer = e.Peer
-		}
-	case Waited:
-		g.stage(choose, e.Took)
-		r.QueueMs += ms(e.Took)
-	case Chose:
-		r.Route, r.LocalTokens = Disaggregated, 0
-		if e.Lease.Candidate.Mixed {
-			r.Route = Aggregated
-		}
-		r.Prefill, r.ProbeBS = e.Lease.Candidate.ID, e.Lease.Others
-		r.PrefillPolicy, r.HitTokens = e.Lease.Policy, e.Lease.HitTokens
-	case Probed:
-		g.stage(probe, e.Took)
-		r.ProbeMs += ms(e.Took)
-	case Prefilled:
-		if !e.Resumed {
-			r.PromptTokens, r.CachedTokens = e.Tokens, max(0, e.Cached)
-		}
-	case Placed:
-		g.stage(poolWait, s.Wait)
-		g.stage(decide, s.Decide)
-		r.Rank, r.Policy, r.Bind = s.WorkerName, s.Policy, Late
-		r.WaitMs += ms(e.Took)
-	case PlacedLocally:
-		r.Route, r.Rank, r.Policy = Local, s.WorkerName, s.Policy
-		r.LocalTokens, r.HitTokens = int(s.NewTokens), e.Tokens
-	case PlacedMixed:
-		r.Bind, r.LocalTokens, r.HitTokens = AtArrival, int(s.NewTokens), e.Tokens
-	case Coupled:
-		r.CallbackMs = ms(e.Took)
-	case First:
-		r.TTFTMs = ms(e.At.Sub(r.Arrival))
-		g.ttft.Observe(e.At.Sub(r.Arrival).Seconds())
-		if took := e.At.Sub(e.Sent); !e.Sent.IsZero() {
-			r.TransferMs = ms(took)
-			g.stage(transfer, took)
-		}
-	case Relayed:
-		r.OutputTokens = e.Tokens
-		g.stage(relay, e.Took)
-	case Paced:
-		g.tpot.Observe(e.Took.Seconds() / float64(e.Tokens-1))
-	case Freed:
-		g.released[r.Reached].Observe(time.Since(e.At).Seconds())
-	}
+	batch    bool // the request only gets capacity that other requests leave
+	priority int
 }

@@ -3,6 +3,8 @@
 package journal
 
 import (
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -12,6 +14,24 @@ import (
 	"evenkeel/gateway/receipt"
 	"evenkeel/gateway/tracing"
 )
+
+// Journal holds everything to which the records of requests are written. The zero value writes nothing, and is for tests.
+type Journal struct {
+	Receipts *receipt.Ring                  // nil: none are kept
+	tracer   atomic.Pointer[tracing.Tracer] // nil: there are no traces
+	flushes  sync.WaitGroup                 // of tracers that were replaced, while they export their last spans
+	lines    *lines                         // nil: there is no request log
+	recent   recent
+	log      *zap.Logger
+
+	requests   *prometheus.CounterVec
+	whole      prometheus.Counter // the counter of requests whose outcome is ok
+	spans      *prometheus.CounterVec
+	stages     [stages]prometheus.Observer
+	ttft, tpot prometheus.Observer
+	cancels    map[Phase]prometheus.Counter
+	released   map[Phase]prometheus.Observer
+}
 
 // Config says where a journal writes.
 type Config struct {
@@ -73,6 +93,17 @@ func New(c Config) (*Journal, error) {
 	g.ttft, g.tpot = both{ttft, &g.recent.ttft}, both{tpot, &g.recent.tpot}
 	c.Registerer.MustRegister(g.requests, g.spans, spent, cancels, released, ttft, tpot)
 	return g, nil
+}
+
+// viewsOf opens the receipt and the spans of a request.
+func (g *Journal) viewsOf(r *Record) (all [2]view) {
+	if g.Receipts != nil {
+		all[0] = openReceipt(g.Receipts, r)
+	}
+	if r.span.Recording() {
+		all[1] = openSpans(r)
+	}
+	return all
 }
 
 // Close exports the last spans and closes the request log.

@@ -1,11 +1,9 @@
 package journal
 
 import (
-	"net/http"
 	"time"
 
 	"evenkeel/gateway/openai"
-	"evenkeel/gateway/receipt"
 	"evenkeel/internal/words"
 )
 
@@ -29,41 +27,22 @@ func (r *Record) Witness(header func(name string) string, trusted bool, path str
 	r.path = path
 	r.span = r.journal.tracer.Load().Start(header, trusted, operation(path), r.Arrival)
 	r.TraceID = r.span.TraceID()
-	if r.journal.Receipts != nil {
-		r.live = r.journal.Receipts.Open(&receipt.Receipt{
-			ID: r.ID, ClientID: r.ClientID, TraceID: r.TraceID, Key: r.Key, Endpoint: path, Arrival: r.Arrival, Origin: r.Origin,
-			State:    stageNames[parse],
-			Attempts: make([]receipt.Attempt, 0, 1),
-		})
-	}
-	if r.span.Recording() {
-		spanArrived(r)
-	}
+	r.views = r.journal.viewsOf(r)
 }
 
 // Scheduled notes how a request is scheduled. A batch request only gets capacity that other requests leave. The deadline is for the first
 // token; zero: the caller gave none.
 func (r *Record) Scheduled(batch bool, priority int, deadline time.Time) {
-	if r.live == nil || !batch && priority == 0 && deadline.IsZero() {
-		return
-	}
-	r.live.Edit(func(x *receipt.Receipt) {
-		x.Priority = priority
-		if batch {
-			x.Class = "batch"
-		}
-		if !deadline.IsZero() {
-			x.Deadline = ms(deadline.Sub(r.Arrival))
-		}
-	})
+	r.show(Event{Kind: scheduled, batch: batch, priority: priority, At: deadline})
 }
 
-// End writes the outcome of the request to the receipt, span, metrics and request log. It is called once per request, and not for the parts
+// End writes the outcome of the request to its views, the metrics and the request log. It is called once per request, and not for the parts
 // of a fanned-out request. fail is nil if the answer was whole.
 func (r *Record) End(fail *openai.Error) {
 	r.Outcome = Outcome(fail)
 	r.TotalMs = ms(time.Since(r.Arrival))
-	r.showEnd(fail)
+	r.show(Event{Kind: ended, Answer: fail})
+	r.span.End()
 	if fail == nil {
 		r.journal.whole.Inc()
 	} else {
@@ -71,26 +50,4 @@ func (r *Record) End(fail *openai.Error) {
 	}
 	r.journal.recent.count(fail)
 	r.journal.lines.write(&r.LogEntry)
-}
-
-// showEnd closes the receipt and the span.
-func (r *Record) showEnd(fail *openai.Error) {
-	if r.live != nil {
-		r.live.End(func(x *receipt.Receipt) {
-			x.Outcome, x.Route, x.Peer = r.Outcome, r.Route, r.Peer
-			x.PromptTokens, x.CachedTokens, x.OutputTokens = r.PromptTokens, r.CachedTokens, r.OutputTokens
-			x.TTFT, x.Total = r.TTFTMs, r.TotalMs
-			if fail != nil {
-				x.Status = fail.Status
-			}
-		})
-	}
-	if r.span.Recording() {
-		status := http.StatusOK
-		if fail != nil && r.TTFTMs == 0 { // otherwise the answer had begun with status 200
-			status = fail.Status
-		}
-		spanEnded(r, fail, status)
-	}
-	r.span.End()
 }

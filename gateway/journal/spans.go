@@ -2,20 +2,71 @@ package journal
 
 import (
 	"cmp"
+	"math"
 	"net/http"
 	"strconv"
 	"strings"
 
 	"go.opentelemetry.io/otel/attribute"
 
+	"evenkeel/dispatcher"
 	"evenkeel/gateway/openai"
-	"evenkeel/gateway/receipt"
 	"evenkeel/gateway/tracing"
 	"evenkeel/internal/words"
+	"evenkeel/prefill"
 )
 
-// This file sets the attributes and events of spans. All functions but spanFailed are only called for spans that are recorded. Names that
-// begin with gen_ai, http, url or error are OpenTelemetry's semantic conventions (GenAI as of 1.41). The other names are evenkeel's own.
+// spans shows a request as spans. It has no fields, because each leg has spans of its own (attempt). All functions of this file but
+// spanFailed are only called for requests whose spans are recorded. Names that begin with gen_ai, http, url or error are OpenTelemetry's
+// semantic conventions (GenAI as of 1.41). The other names are evenkeel's own.
+type spans struct{}
+
+// openSpans begins the spans of a request whose sender is known.
+func openSpans(r *Record) view {
+	spanArrived(r)
+	return spans{}
+}
+
+// show adds an event as a span, or as a part of a span.
+func (spans) show(r *Record, e Event) {
+	current := &r.attempt
+	switch e.Kind {
+	case Parsing:
+		current.phaseSpan = r.span.Child("parse", false)
+	case Parsed:
+		current.phaseSpan.End()
+		current.phaseSpan = nil
+		if e.Req != nil {
+			spanParsed(r, e.Req)
+		}
+	case Attempted:
+		current.span = r.span.Child("attempt", false)
+		spanAttempt(current.span, current.number, r.leg)
+	case Entered:
+		endPhase(current, &e)
+		if e.Call != "" {
+			current.call = current.span.Child(e.Call, true)
+		}
+		current.phaseSpan = spanStep(current, e.Phase)
+	case Chose:
+		spanChose(current.phaseSpan, e.Lease)
+	case Prefilled:
+		spanPrefilled(current.phaseSpan, e.Tokens, e.Cached)
+	case Placed, PlacedLocally:
+		spanBound(cmp.Or(current.phaseSpan, current.span), e.Slot) // phaseSpan is nil if the request was bound at once
+	case First:
+		current.call.Event("first token")
+	case Failed:
+		endPhase(current, &e)
+		spanFailed(current.call, e.Answer, e.Cause)
+		current.call.End()
+		spanFailed(current.span, e.Answer, e.Cause)
+		current.span.End()
+		current.call, current.span = nil, nil
+	case ended:
+		spanEnded(r, e.Answer)
+	}
+}
 
 // operation returns the value of gen_ai.operation.name for the endpoint with that path.
 func operation(path string) string {
@@ -72,34 +123,45 @@ func spanStep(n *attempt, p Phase) *tracing.Span {
 	return cmp.Or(n.call, n.span).Child(name, calls)
 }
 
+// endPhase ends the span of the attempt's present phase.
+func endPhase(n *attempt, e *Event) {
+	spanFailed(n.phaseSpan, e.Answer, e.Cause)
+	n.phaseSpan.End()
+	n.phaseSpan = nil
+}
+
 // stepNames are the names of phases in spans. A Prefill outside a decode call is named probe instead.
 var stepNames = map[Phase]string{Queued: "queue", Prefill: "local_prefill", Pooled: "pool_wait", Transfer: "transfer", Streaming: "relay"}
 
 // spanChose notes which prefill engine was chosen, and why.
-func spanChose(s *tracing.Span, p *receipt.Prefill) {
+func spanChose(s *tracing.Span, l *prefill.Lease) {
 	list := []attribute.KeyValue{
-		attribute.String("evenkeel.prefill.engine", p.Candidate),
-		attribute.String("evenkeel.prefill.policy", p.Policy),
-		attribute.Int("evenkeel.prefill.hit_tokens", p.Hit),
-		attribute.Int("evenkeel.prefill.probes_ahead", p.Ahead),
+		attribute.String("evenkeel.prefill.engine", l.Candidate.ID),
+		attribute.String("evenkeel.prefill.policy", l.Policy),
+		attribute.Int("evenkeel.prefill.hit_tokens", l.HitTokens),
+		attribute.Int("evenkeel.prefill.probes_ahead", l.Others),
 	}
-	if p.Reason != "" {
-		list = append(list, attribute.String("evenkeel.prefill.reason", p.Reason), attribute.Int("evenkeel.prefill.eligible", p.Eligible),
-			attribute.StringSlice("evenkeel.prefill.best", scores(p.Best)))
+	if g := l.Trace; g != nil && g.Reason != "" {
+		var best []string
+		for _, c := range g.Best {
+			score := math.NaN()
+			if c.Score != nil {
+				score = *c.Score
+			}
+			best = append(best, scored(c.Candidate, score))
+		}
+		list = append(list, attribute.String("evenkeel.prefill.reason", g.Reason), attribute.Int("evenkeel.prefill.eligible", g.Eligible),
+			attribute.StringSlice("evenkeel.prefill.best", best))
 	}
 	s.Event("choose", list...)
 }
 
-// scores returns choices as name=score.
-func scores(best []receipt.Choice) (list []string) {
-	for _, c := range best {
-		score := "?"
-		if c.Score != nil {
-			score = strconv.FormatFloat(*c.Score, 'g', 6, 64)
-		}
-		list = append(list, c.Name+"="+score)
+// scored returns a choice as name=score; score NaN: scores were not compared.
+func scored(name string, score float64) string {
+	if math.IsNaN(score) {
+		return name + "=?"
 	}
-	return list
+	return name + "=" + strconv.FormatFloat(score, 'g', 6, 64)
 }
 
 func spanPrefilled(s *tracing.Span, prompt, cached int) {
@@ -110,23 +172,38 @@ func spanPrefilled(s *tracing.Span, prompt, cached int) {
 }
 
 // spanBound notes which decode rank was chosen, and why.
-func spanBound(s *tracing.Span, d *receipt.Decode) {
+func spanBound(s *tracing.Span, slot *dispatcher.Slot) {
 	list := []attribute.KeyValue{
-		attribute.String("evenkeel.decode.rank", d.Rank),
-		attribute.String("evenkeel.decode.group", d.Group),
-		attribute.String("evenkeel.decode.policy", d.Policy),
-		attribute.String("evenkeel.decode.stage", d.Stage),
-		attribute.Float64("evenkeel.decode.score", d.Score),
-		attribute.Float64("evenkeel.decode.decide_ms", d.Decide),
+		attribute.String("evenkeel.decode.rank", slot.WorkerName),
+		attribute.String("evenkeel.decode.group", slot.Group),
+		attribute.String("evenkeel.decode.policy", slot.Policy),
+		attribute.String("evenkeel.decode.stage", stageOf(slot)),
+		attribute.Float64("evenkeel.decode.score", slot.Score),
+		attribute.Float64("evenkeel.decode.decide_ms", ms(slot.Decide)),
 	}
-	if d.Local > 0 {
-		list = append(list, attribute.Int("evenkeel.decode.local_prefill_tokens", d.Local))
+	if slot.NewTokens > 0 {
+		list = append(list, attribute.Int("evenkeel.decode.local_prefill_tokens", int(slot.NewTokens)))
 	}
-	if d.Best != nil {
-		list = append(list, attribute.Int("evenkeel.decode.waiting", d.Waiting), attribute.Int("evenkeel.decode.able", d.Able),
-			attribute.Int64("evenkeel.decode.kv_tokens", d.KVTokens), attribute.StringSlice("evenkeel.decode.best", scores(d.Best)))
+	if g := slot.Trace; g != nil {
+		var best []string
+		for _, w := range g.Best() {
+			best = append(best, scored(w.Name, w.Score))
+		}
+		list = append(list, attribute.Int("evenkeel.decode.waiting", g.Waiting), attribute.Int("evenkeel.decode.able", g.Able),
+			attribute.Int64("evenkeel.decode.kv_tokens", g.KVTokens), attribute.StringSlice("evenkeel.decode.best", best))
 	}
 	s.Event("admit", list...)
+}
+
+// boardStages are the names of the stages of the decision that may have chosen the decode rank (Slot.Stage).
+var boardStages = [...]string{"guard", "single", "subset"}
+
+// stageOf returns the name of the stage that chose the decode rank of a slot; empty: no stage did.
+func stageOf(s *dispatcher.Slot) string {
+	if int(s.Stage) < len(boardStages) {
+		return boardStages[s.Stage]
+	}
+	return ""
 }
 
 // spanFailed notes a failure; answer nil: nothing failed. A mistake of the client does not mark the span as failed.
@@ -144,7 +221,11 @@ func spanFailed(s *tracing.Span, answer *openai.Error, cause string) {
 
 // spanEnded notes how the request ended. The conventions name the time to the first event gen_ai.server.time_to_first_token in metrics, but
 // differently in spans.
-func spanEnded(r *Record, fail *openai.Error, status int) {
+func spanEnded(r *Record, fail *openai.Error) {
+	status := http.StatusOK
+	if fail != nil && r.TTFTMs == 0 { // otherwise the answer had begun with status 200
+		status = fail.Status
+	}
 	r.span.Set(
 		attribute.String("evenkeel.outcome", r.Outcome),
 		attribute.Int("evenkeel.attempts", r.Attempts),

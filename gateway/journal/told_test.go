@@ -205,6 +205,11 @@ func TestAnAttemptThatFailedAndTheNextOneAreToldEverywhere(t *testing.T) {
 	})
 }
 
+// The ring and the live page know phases by the states of a receipt.
+func TestPhasesAreTheStatesOfAReceipt(t *testing.T) {
+	require.Equal(t, []Phase{receipt.Queued, receipt.Prefilling, receipt.Pooled, receipt.Transferring}, phases[:4])
+}
+
 // A receipt tells which scores are better only where a policy compared the ranks.
 func TestAReceiptSaysWhichScoresAreBetter(t *testing.T) {
 	of := func(stage uint8, less bool, score float64) *receipt.Decode {

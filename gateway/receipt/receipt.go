@@ -131,22 +131,23 @@ type Choice struct {
 // MaxAttempts is how many attempts of one request are kept, including all parts of a fanned-out request.
 const MaxAttempts = 32
 
-// Begin adds an attempt and returns its index; -1: there are too many attempts to keep this one.
-func (r *Receipt) Begin(a Attempt) int {
+// Begin adds an attempt, unless there are too many attempts to keep this one.
+func (r *Receipt) Begin(a Attempt) {
 	if len(r.Attempts) == MaxAttempts {
 		r.LeftOut++
-		return -1
+		return
 	}
 	r.Attempts = append(r.Attempts, a)
-	return len(r.Attempts) - 1
 }
 
-// At returns the attempt with an index from Begin; nil: the index is -1.
-func (r *Receipt) At(i int) *Attempt {
-	if i < 0 || i >= len(r.Attempts) {
-		return nil
+// At returns the attempt of a leg with that number; nil: it is not kept.
+func (r *Receipt) At(leg string, n int) *Attempt {
+	for i := range r.Attempts {
+		if a := &r.Attempts[i]; a.N == n && a.Leg == leg {
+			return a
+		}
 	}
-	return &r.Attempts[i]
+	return nil
 }
 
 // close ends the receipt, and adds up the waits of its attempts.

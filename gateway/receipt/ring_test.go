@@ -18,8 +18,8 @@ func TestARequestIsFoundWhileItRunsAndAfterwards(t *testing.T) {
 	g := NewRing(4, 1<<20)
 	l := g.Open(&Receipt{ID: "a", ClientID: "mine", State: "parse"})
 	l.Edit(func(r *Receipt) {
-		i := r.Begin(Attempt{N: 1, State: "queued"})
-		r.State, r.At(i).Waits.Queue = "queued", 2
+		r.Begin(Attempt{N: 1, State: "queued"})
+		r.State, r.At("", 1).Waits.Queue = "queued", 2
 	})
 	for _, id := range []string{"a", "mine"} {
 		r := one(t, g, id)
@@ -28,14 +28,17 @@ func TestARequestIsFoundWhileItRunsAndAfterwards(t *testing.T) {
 	}
 	require.Empty(t, g.Last(9, Filter{}, false))
 	require.Len(t, g.Last(9, Filter{}, true), 1, "once, though it has two names")
-	l.Edit(func(r *Receipt) { r.At(r.Begin(Attempt{N: 2})).Waits.Queue = 3 })
+	l.Edit(func(r *Receipt) {
+		r.Begin(Attempt{N: 2})
+		r.At("", 2).Waits.Queue = 3
+	})
 	l.End(func(r *Receipt) { r.Outcome = "ok" })
 	r := one(t, g, "mine")
 	require.Equal(t, Ended, r.State)
 	require.Equal(t, Ended, r.Attempts[0].State)
 	require.InDelta(t, 5, r.Waits.Queue, 0)
 	require.Empty(t, g.Last(9, Filter{}, true))
-	l.Edit(func(r *Receipt) { r.At(0).Cause = "late" })
+	l.Edit(func(r *Receipt) { r.At("", 1).Cause = "late" })
 	require.Empty(t, r.Attempts[0].Cause, "what ended does not change any more")
 }
 
@@ -138,12 +141,13 @@ func TestNoRingKeepsNothing(t *testing.T) {
 
 func TestAttemptsOfOneRequestAreBounded(t *testing.T) {
 	var r Receipt
-	for range MaxAttempts {
-		require.GreaterOrEqual(t, r.Begin(Attempt{}), 0)
+	for i := range MaxAttempts {
+		r.Begin(Attempt{N: i, Leg: "a"})
+		require.Same(t, &r.Attempts[i], r.At("a", i))
+		require.Nil(t, r.At("b", i))
 	}
-	i := r.Begin(Attempt{})
-	require.Equal(t, -1, i)
-	require.Nil(t, r.At(i))
+	r.Begin(Attempt{N: MaxAttempts, Leg: "a"})
+	require.Nil(t, r.At("a", MaxAttempts))
 	require.Equal(t, 1, r.LeftOut)
 }
 
@@ -164,7 +168,7 @@ func TestTheRingKeepsItsBounds(t *testing.T) {
 				Model: strings.Repeat("m", rapid.IntRange(0, 200).Draw(t, "model"))})
 			for range rapid.IntRange(0, 4).Draw(t, "attempts") {
 				l.Edit(func(r *Receipt) {
-					r.At(r.Begin(Attempt{})).Decode = &Decode{Best: make([]Choice, rapid.IntRange(0, 8).Draw(t, "best"))}
+					r.Begin(Attempt{Decode: &Decode{Best: make([]Choice, rapid.IntRange(0, 8).Draw(t, "best"))}})
 				})
 			}
 			open = append(open, l)

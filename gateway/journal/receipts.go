@@ -1,0 +1,148 @@
+package journal
+
+import (
+	"cmp"
+	"math"
+
+	"evenkeel/dispatcher"
+	"evenkeel/gateway/receipt"
+	"evenkeel/internal/words"
+	"evenkeel/prefill"
+)
+
+// shownReceipt shows a request in its receipt.
+type shownReceipt struct{ live *receipt.Live }
+
+// openReceipt begins the receipt of a request whose sender is known.
+func openReceipt(ring *receipt.Ring, r *Record) view {
+	return shownReceipt{ring.Open(&receipt.Receipt{
+		ID: r.ID, ClientID: r.ClientID, TraceID: r.TraceID, Key: r.Key, Endpoint: r.path, Arrival: r.Arrival, Origin: r.Origin,
+		State:    stageNames[parse],
+		Attempts: make([]receipt.Attempt, 0, 1),
+	})}
+}
+
+func (s shownReceipt) show(r *Record, e Event) {
+	if e.Kind == ended {
+		s.live.End(func(x *receipt.Receipt) { toReceipt(x, r, &e) })
+	} else {
+		s.live.Edit(func(x *receipt.Receipt) { toReceipt(x, r, &e) })
+	}
+}
+
+// toReceipt adds an event to the receipt.
+func toReceipt(x *receipt.Receipt, r *Record, e *Event) {
+	switch e.Kind {
+	case Parsed:
+		if e.Req != nil {
+			x.Model, x.Stream, x.Waits.Parse = words.Clip(e.Req.Model), e.Req.Stream, ms(e.Took)
+		}
+	case scheduled:
+		x.Priority = e.priority
+		if e.batch {
+			x.Class = "batch"
+		}
+		if !e.At.IsZero() {
+			x.Deadline = ms(e.At.Sub(r.Arrival))
+		}
+	case Attempted:
+		a := receipt.Attempt{N: r.attempt.number, Leg: r.leg, At: ms(e.At.Sub(r.Arrival))}
+		if r.attempt.retries {
+			a.Waits.Backoff = ms(e.At.Sub(r.attempt.since))
+		}
+		x.Begin(a)
+	case ended:
+		x.Outcome, x.Route, x.Peer = r.Outcome, r.Route, r.Peer
+		x.PromptTokens, x.CachedTokens, x.OutputTokens = r.PromptTokens, r.CachedTokens, r.OutputTokens
+		x.TTFT, x.Total = r.TTFTMs, r.TotalMs
+		if e.Answer != nil {
+			x.Status = e.Answer.Status
+		}
+	case Entered:
+		x.State = string(e.Phase)
+	}
+	if a := x.At(r.leg, r.attempt.number); a != nil {
+		toAttempt(a, r, e)
+	}
+}
+
+// toAttempt adds an event to an attempt of the receipt.
+func toAttempt(a *receipt.Attempt, r *Record, e *Event) {
+	if phase := r.attempt.phase; phase != "" && (e.Kind == Entered || e.Kind == Failed) {
+		*waitOf(&a.Waits, phase) += ms(e.At.Sub(r.attempt.since))
+	}
+	switch e.Kind {
+	case Entered:
+		a.State, a.Since = string(e.Phase), ms(e.At.Sub(r.Arrival))
+		a.Engine, a.Peer = cmp.Or(e.Engine, a.Engine), cmp.Or(e.Peer, a.Peer)
+	case Chose:
+		a.Prefill = prefillOf(e.Lease)
+	case Prefilled:
+		if a.Prefill != nil {
+			p := *a.Prefill // a copy, because a reader of receipts may have the old value
+			p.Prompt, p.Cached = e.Tokens, max(0, e.Cached)
+			a.Prefill = &p
+		}
+	case Placed, PlacedLocally:
+		a.Decode = decodeOf(e.Slot)
+	case Failed:
+		a.State, a.Cause, a.FailedOn, a.Status = receipt.Ended, words.Clip(e.Cause), e.On, e.Status
+	case Retried:
+		a.Again = true
+	}
+}
+
+// waitOf returns the field of a receipt that has the time of a phase.
+func waitOf(w *receipt.Waits, p Phase) *float64 {
+	switch p {
+	case Queued:
+		return &w.Queue
+	case Prefill:
+		return &w.Prefill
+	case Pooled:
+		return &w.Pool
+	case Transfer:
+		return &w.Transfer
+	default:
+		return &w.Relay
+	}
+}
+
+// prefillOf returns what a receipt says about the prefill engine of a lease, and why it was chosen.
+func prefillOf(l *prefill.Lease) *receipt.Prefill {
+	p := &receipt.Prefill{Candidate: l.Candidate.ID, Policy: l.Policy, Prompt: l.Prompt, Hit: l.HitTokens, Ahead: l.Others}
+	if g := l.Trace; g != nil {
+		p.Reason, p.Eligible, p.Best = g.Reason, g.Eligible, make([]receipt.Choice, len(g.Best))
+		for i, c := range g.Best {
+			p.Best[i] = receipt.Choice{Name: c.Candidate, Score: c.Score, Chosen: c.Chosen}
+		}
+	}
+	return p
+}
+
+// decodeOf returns what a receipt says about the decode rank of a slot, and why it was chosen.
+func decodeOf(s *dispatcher.Slot) *receipt.Decode {
+	d := &receipt.Decode{Rank: s.WorkerName, Group: s.Group, Policy: s.Policy, Stage: stageOf(s), Score: s.Score, Decide: ms(s.Decide),
+		Local: int(s.NewTokens)}
+	g := s.Trace
+	if g == nil {
+		return d
+	}
+	d.Tick, d.Waiting, d.KVTokens, d.Fullest, d.Able = g.Tick, g.Waiting, g.KVTokens, g.Fullest, g.Able
+	best := g.Best()
+	d.Best = make([]receipt.Choice, len(best))
+	scores := make([]float64, len(best))
+	for i, w := range best {
+		c := receipt.Choice{Name: w.Name, KVTokens: w.KVTokens, Free: w.Free, Chosen: w.Worker == s.Worker}
+		if !math.IsNaN(w.Score) {
+			scores[i] = w.Score
+			c.Score = &scores[i]
+			d.Better = "more"
+			if g.Less {
+				d.Better = "less"
+			}
+		}
+		d.Best[i] = c
+	}
+	return d
+}

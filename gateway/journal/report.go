@@ -1,0 +1,164 @@
+package journal
+
+import (
+	"cmp"
+	"time"
+
+	"evenkeel/engine"
+	"evenkeel/gateway/openai"
+)
+
+// Report adds an event to the request's facts and metrics, and shows it in the views.
+func (r *Record) Report(e Event) {
+	r.countEvent(&e)
+	r.show(e)
+	if e.Slot != nil {
+		e.Slot.Trace = nil // the views have all that they need, so the memory is freed before the answer runs
+	}
+}
+
+// countEvent adds an event to the facts and metrics.
+func (r *Record) countEvent(e *Event) {
+	g, s := r.journal, e.Slot
+	switch e.Kind {
+	case Parsed:
+		e.Took = time.Since(r.Arrival)
+		g.stage(parse, e.Took)
+		if e.Req != nil {
+			r.Model = e.Req.Model
+		}
+	case Attempted:
+		r.Attempts++
+	case Entered:
+		if r.Reached == "" || !e.Left {
+			r.Reached = e.Phase
+		}
+		if e.Early {
+			r.Bind, r.BindMs = AtArrival, ms(time.Since(r.Arrival))
+		}
+		if e.Engine != "" {
+			r.Route, r.Engine = Passed, e.Engine
+		}
+		if e.Peer != "" {
+			r.Peer = e.Peer
+		}
+	case Waited:
+		g.stage(choose, e.Took)
+		r.QueueMs += ms(e.Took)
+	case Chose:
+		r.Route, r.LocalTokens = Disaggregated, 0
+		if e.Lease.Candidate.Mixed {
+			r.Route = Aggregated
+		}
+		r.Prefill, r.ProbeBS = e.Lease.Candidate.ID, e.Lease.Others
+		r.PrefillPolicy, r.HitTokens = e.Lease.Policy, e.Lease.HitTokens
+	case Probed:
+		g.stage(probe, e.Took)
+		r.ProbeMs += ms(e.Took)
+	case Prefilled:
+		if !e.Resumed {
+			r.PromptTokens, r.CachedTokens = e.Tokens, max(0, e.Cached)
+		}
+	case Placed:
+		g.stage(poolWait, s.Wait)
+		g.stage(decide, s.Decide)
+		r.Rank, r.Policy, r.Bind = s.WorkerName, s.Policy, Late
+		r.WaitMs += ms(e.Took)
+	case PlacedLocally:
+		r.Route, r.Rank, r.Policy = Local, s.WorkerName, s.Policy
+		r.LocalTokens, r.HitTokens = int(s.NewTokens), e.Tokens
+	case PlacedMixed:
+		r.Bind, r.LocalTokens, r.HitTokens = AtArrival, int(s.NewTokens), e.Tokens
+	case Coupled:
+		r.CallbackMs = ms(e.Took)
+	case First:
+		r.TTFTMs = ms(e.At.Sub(r.Arrival))
+		g.ttft.Observe(e.At.Sub(r.Arrival).Seconds())
+		if took := e.At.Sub(e.Sent); !e.Sent.IsZero() {
+			r.TransferMs = ms(took)
+			g.stage(transfer, took)
+		}
+	case Relayed:
+		r.OutputTokens = e.Tokens
+		g.stage(relay, e.Took)
+	case Paced:
+		g.tpot.Observe(e.Took.Seconds() / float64(e.Tokens-1))
+	case Freed:
+		g.released[r.Reached].Observe(time.Since(e.At).Seconds())
+	}
+}
+
+// show shows an event in the views. It begins an attempt if the event needs one, and sets the time of events that begin or end a phase.
+// It ignores a Failed if no attempt is under way, because there is no attempt to end.
+func (r *Record) show(e Event) {
+	current := &r.attempt
+	if r.views == [2]view{} || e.Kind == Failed && !current.open {
+		return
+	}
+	switch e.Kind {
+	case Attempted:
+		r.begin()
+		return
+	case Placed, PlacedLocally:
+		r.begin()
+	case Entered:
+		r.begin()
+		e.At = time.Now()
+	case Failed:
+		e.At = time.Now()
+	}
+	r.tell(e)
+	switch e.Kind {
+	case Entered:
+		current.phase, current.since = e.Phase, e.At
+	case Failed:
+		current.open, current.phase, current.since = false, "", e.At
+	case Retried:
+		current.retries = true
+	}
+}
+
+// begin opens an attempt, unless an attempt is already under way.
+func (r *Record) begin() {
+	current := &r.attempt
+	if current.open {
+		return
+	}
+	now := time.Now()
+	current.number++
+	r.tell(Event{Kind: Attempted, At: now})
+	current.open, current.retries, current.phase, current.since = true, false, "", now
+}
+
+func (r *Record) tell(e Event) {
+	for _, v := range r.views {
+		if v != nil {
+			v.show(r, e)
+		}
+	}
+}
+
+// Carry adds the trace headers to the headers of a call to an engine, so that the engine can continue the trace.
+func (r *Record) Carry(headers []engine.Header) []engine.Header {
+	from := cmp.Or(r.attempt.call, r.attempt.phaseSpan, r.span)
+	from.Carry(func(name, value string) { headers = append(headers, engine.Header{Name: name, Value: value}) })
+	return headers
+}
+
+// EndAttempt closes the attempt with the error that the client got; nil: it got its whole answer. A request whose client left is counted
+// only once.
+func (r *Record) EndAttempt(fail *openai.Error) {
+	cause := ""
+	switch {
+	case fail == nil:
+	case fail.Status == StatusClientClosed:
+		cause = "client_closed in phase " + string(r.Reached)
+		if !r.counted {
+			r.counted = true
+			r.journal.cancels[r.Reached].Inc()
+		}
+	default:
+		cause = Outcome(fail)
+	}
+	r.Report(Event{Kind: Failed, Cause: cause, Answer: fail})
+}
