@@ -43,7 +43,7 @@ var capabilities = []capability{
 	{"token ids", []string{"gateway/abort", "gateway/admission/abort.go", "gateway/openai/tokens.go", "gateway/openai/generate.go", "gateway/request/abort.go", "gateway/request/tokens.go", "mooncake/apart.go", "sse/tokens.go", "sse/generated.go", "sse/grown.go"}, ""},
 	{"predictor", []string{"predictor", "dispatcher/forecast", "dispatcher/board/predict.go", "dispatcher/board/learner.go", "dispatcher/learner.go"}, ""},
 	{"prefix index", []string{"prefill/index", "prefill/cache", "prefill/local", "gateway/prompt"}, ""},
-	{"receipts", []string{"gateway/receipt"}, ""},
+	{"receipts", []string{"gateway/receipt", "gateway/admin/decisions.go", "gateway/journal/receipts.go", "gateway/live/decisions.go"}, ""},
 	{"self-test", []string{"gateway/selftest", "gateway/seat.go"}, ""},
 	{"survey", []string{"bench/lab/survey", "cmd/evenkeel/survey.go"}, ""},
 	{"trial", []string{"bench/lab/trial", "cmd/evenkeel/survey_trial.go"}, ""},
