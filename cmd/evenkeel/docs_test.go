@@ -145,7 +145,7 @@ func parses(args []string) error {
 	if len(args) > 0 && isServeFlag(parser.Model.Node, args[0]) {
 		args = append([]string{"serve"}, args...)
 	}
-	_, err = parser.Parse(spreadLists(args, listsOf(args)))
+	_, err = parser.Parse(spreadLists(args, listsOf(parser.Model.Node, args)))
 	return err
 }
 

@@ -45,7 +45,7 @@ var capabilities = []capability{
 	{"prefix index", []string{"prefill/index", "prefill/cache", "prefill/local", "gateway/prompt"}, ""},
 	{"receipts", []string{"gateway/receipt", "gateway/admin/decisions.go", "gateway/journal/receipts.go", "gateway/live/decisions.go"}, ""},
 	{"self-test", []string{"gateway/selftest", "gateway/seat.go"}, ""},
-	{"survey", []string{"bench/lab/survey", "cmd/evenkeel/survey.go"}, ""},
+	{"survey", []string{"bench/lab/survey", "cmd/evenkeel/survey.go", "cmd/evenkeel/survey_trial.go"}, ""},
 	{"trial", []string{"bench/lab/trial", "cmd/evenkeel/survey_trial.go"}, ""},
 	{"twin", []string{"dispatcher/twin", "dispatcher/verdict", "dispatcher/virtual", "dispatcher/twins.go", "gateway/live/twin.go"}, ""},
 }

@@ -4,6 +4,8 @@ import (
 	"reflect"
 	"strconv"
 	"strings"
+
+	"github.com/alecthomas/kong"
 )
 
 // spreadLists rewrites a list in the notation of Python's argparse, `--ports 1 2 3`, as
@@ -44,34 +46,26 @@ func isFlag(word string) bool {
 	return err != nil
 }
 
-// listsOf returns the flags that take lists in the command of a command line.
-func listsOf(args []string) map[string]bool {
-	if len(args) > 0 {
-		switch args[0] {
-		case "init":
-			return listFlags(initCmd{})
-		case "survey":
-			return listFlags(surveyCmd{})
-		}
+// listsOf returns the flags, with their aliases, that take lists in the command of a command line. The placeholder of such a flag ends in
+// three dots.
+func listsOf(root *kong.Node, args []string) map[string]bool {
+	lists := map[string]bool{}
+	if len(args) == 0 {
+		return lists
 	}
-	return listFlags(serveCmd{})
-}
-
-// listFlags returns the flags, with their aliases, of a command's fields that are slices.
-func listFlags(command any) map[string]bool {
-	flags := map[string]bool{}
-	for _, f := range reflect.VisibleFields(reflect.TypeOf(command)) {
-		if f.Type.Kind() != reflect.Slice {
-			continue
-		}
-		flags[flagName(f)] = true
-		for alias := range strings.SplitSeq(f.Tag.Get("aliases"), ",") {
-			if alias != "" {
-				flags["--"+alias] = true
+	command := childOf(root, args[0])
+	if command == nil {
+		return lists
+	}
+	for _, f := range command.Flags {
+		if strings.HasSuffix(f.PlaceHolder, " ...") {
+			lists["--"+f.Name] = true
+			for _, alias := range f.Aliases {
+				lists["--"+alias] = true
 			}
 		}
 	}
-	return flags
+	return lists
 }
 
 // flagName returns the flag of a field as kong names it: --prefiller-hosts for PrefillerHosts.

@@ -75,7 +75,7 @@ func run(args []string, std streams) int {
 	case isServeFlag(parser.Model.Node, args[0]): // the command line of vllm-ascend's example proxy, with only the program's name replaced
 		args = append([]string{"serve"}, args...)
 	}
-	ctx, err := parser.Parse(spreadLists(args, listsOf(args)))
+	ctx, err := parser.Parse(spreadLists(args, listsOf(parser.Model.Node, args)))
 	if helped {
 		return 0
 	}

@@ -18,7 +18,8 @@ func flags(t *testing.T, text string) *serveCmd {
 	var cli commands
 	parser, err := kong.New(&cli, helpWords())
 	require.NoError(t, err)
-	_, err = parser.Parse(spreadLists(strings.Fields(text), listFlags(serveCmd{})))
+	args := strings.Fields(text)
+	_, err = parser.Parse(spreadLists(args, listsOf(parser.Model.Node, args)))
 	require.NoError(t, err)
 	return &cli.Serve
 }
