@@ -19,10 +19,9 @@ func (g *Gateway) conf() *reload.Settings { return g.config.Settings() }
 func (g *Gateway) reloadHost() reload.Host {
 	return reload.Host{
 		Log: g.log, Registerer: g.reg, Started: g.started, Prepare: g.prepare,
-		ReloadTrust:   func(changed func(string) bool) (bool, error) { return g.fleet.ReloadTrust(changed) },
-		SetFit:        func(fit *predictor.Fit) error { return g.dispatcher.SetFit(fit) },
-		SetGeoKeys:    func(keys *geo.Keys) { g.peers.Node().SetKeys(keys) },
-		LookAtEngines: func() { g.discovery.Look() },
+		ReloadTrust: func(changed func(string) bool) (bool, error) { return g.fleet.ReloadTrust(changed) },
+		SetFit:      func(fit *predictor.Fit) error { return g.dispatcher.SetFit(fit) },
+		SetGeoKeys:  func(keys *geo.Keys) { g.peers.Node().SetKeys(keys) },
 	}
 }
 

@@ -1,13 +1,12 @@
 package gateway
 
-import (
-	"evenkeel/engine/discover"
-	"evenkeel/gateway/discovery"
-)
+import "evenkeel/engine/discover"
 
 // DiscoverWith has sources of a test tell the fleet. Call it before Start.
 func (g *Gateway) DiscoverWith(sources ...discover.Source) {
-	g.discovery = discovery.New(g.discoveryHost(), sources...)
+	if err := g.discover(sources...); err != nil {
+		panic(err)
+	}
 }
 
 // ReadClocks fills in how long ranks wait for each other.

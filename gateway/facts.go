@@ -12,7 +12,6 @@ import (
 	"evenkeel/dispatcher/board"
 	"evenkeel/engine"
 	"evenkeel/gateway/detect"
-	"evenkeel/gateway/discovery"
 	"evenkeel/gateway/fleet/roster"
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/receipt"
@@ -21,6 +20,9 @@ import (
 
 // observer collects the facts about a proxy from which package detect finds incidents.
 type observer struct{ *Gateway }
+
+// reporter is a part of the proxy that fills in the facts that it knows.
+type reporter interface{ Facts(*detect.Facts) }
 
 // Facts asks all parts of the proxy for their status.
 func (g observer) Facts(ctx context.Context) detect.Facts {
@@ -41,7 +43,7 @@ func (g observer) Facts(ctx context.Context) detect.Facts {
 			ScrapeEveryMs: float64(conf.Prefill.Scrape.Interval.Milliseconds()),
 			HitShare:      share(float64(tier.Index.ActualTokens), float64(tier.Index.PromptTokens)),
 		},
-		Advice: s.Advice, Sources: discovery.Facts(s.Discovery), Twin: len(conf.Dispatch.Twin) > 0,
+		Advice: s.Advice, Twin: len(conf.Dispatch.Twin) > 0,
 	}
 	if s.Config.Last != nil {
 		f.Proxy.ConfigError = s.Config.Last.Error
@@ -68,7 +70,9 @@ func (g observer) Facts(ctx context.Context) detect.Facts {
 		})
 	}
 	g.callers(&f, now)
-	g.regionFacts(&f)
+	for _, part := range g.reporters {
+		part.Facts(&f)
+	}
 	return f
 }
 
@@ -144,30 +148,6 @@ func heaviest(keys map[string]receipt.Load) *detect.Heaviest {
 		return nil
 	}
 	return &detect.Heaviest{Key: keyWithMost, Share: float64(most.Tokens) / float64(tokens), Mean: most.Tokens / most.Prompts}
-}
-
-// regionFacts fills in the peers in other regions, and which regions and decode groups this proxy owns.
-func (g observer) regionFacts(f *detect.Facts) {
-	if n := g.Geo(); n != nil {
-		s := n.Status()
-		f.Geo = &detect.Geo{Policy: s.Policy}
-		for _, o := range s.Peers {
-			f.Geo.Peers = append(f.Geo.Peers, detect.Peer{
-				ID: o.ID, Region: o.Region, Up: o.Up, Draining: o.Draining, Fault: o.Fault, RTTMs: o.RTTMs, InFlight: o.InFlight, Circuit: o.Circuit,
-			})
-		}
-	}
-	for _, a := range g.Owners() {
-		f.Scopes = append(f.Scopes,
-			detect.Scope{Region: a.Region, Home: a.Home, Phase: a.Phase, Admits: a.Admits, Holder: a.Holder, Epoch: a.Epoch})
-	}
-	if ha := g.HA(); ha != nil {
-		f.Proxy.Role = ha.Role
-		for _, a := range ha.Groups {
-			f.Scopes = append(f.Scopes,
-				detect.Scope{Region: f.Proxy.Region, Group: a.Group, Home: true, Phase: a.Phase, Admits: a.Admits, Holder: a.Holder, Epoch: a.Epoch})
-		}
-	}
 }
 
 // mostNamed is how many models of an engine are named. LoRA adapters are models, too, and there may be thousands.

@@ -18,6 +18,7 @@ import (
 	"evenkeel/dispatcher"
 	"evenkeel/dispatcher/board"
 	"evenkeel/engine"
+	"evenkeel/engine/discover"
 	"evenkeel/gateway/abort"
 	"evenkeel/gateway/admission"
 	"evenkeel/gateway/adviser"
@@ -127,11 +128,10 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 	})
 	g.reg.MustRegister(g.advice)
 	g.watch = watch.New(watch.Host{Sample: observer{g}.Sample, Facts: observer{g}.Facts, Registerer: g.reg})
-	sources, err := g.discoveryHost().Sources()
-	if err != nil {
+	g.reporters = []reporter{g.peers, g.owner}
+	if err := g.discover(); err != nil {
 		return nil, err
 	}
-	g.discovery = discovery.New(g.discoveryHost(), sources...)
 	g.door = admission.New(admission.Host{
 		Started: g.started, Ready: g.Ready, Loads: g.modelLoads, Config: g.config, Service: g.service, Fleet: g.fleet, Requests: g.requests,
 		Through: passthrough.New(passthrough.Env{
@@ -160,11 +160,21 @@ func (g *Gateway) env() request.Env {
 	}
 }
 
-func (g *Gateway) discoveryHost() *discovery.Host {
-	return &discovery.Host{
+// discover has the sources that the config names, and those of a test, tell the fleet which engines they find.
+func (g *Gateway) discover(ofTest ...discover.Source) error {
+	host := &discovery.Host{
 		Fleet: g.fleet, Settings: func() *fleet.Settings { return g.conf().Settings }, Dispatch: g.dispatcher.Status, Callbacks: g.meta,
 		Registerer: g.reg, Log: g.log,
 	}
+	sources, err := host.Sources()
+	if err != nil {
+		return err
+	}
+	if g.discovery = discovery.New(host, append(sources, ofTest...)...); g.discovery != nil {
+		g.reporters, g.finders = append(g.reporters, g.discovery), append(g.finders, g.discovery)
+		g.config.OnLook(g.discovery.Look)
+	}
+	return nil
 }
 
 // Callbacks is the server that decode engines call back; nil: no decode engine calls back.

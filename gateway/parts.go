@@ -44,6 +44,7 @@ type Gateway struct {
 	monitor    *engine.Monitor
 	fleet      *fleet.Fleet
 	discovery  *discovery.Discovery // nil: nothing is discovered
+	finders    []finder             // empty: only the config and operators name engines
 	tier       *prefill.Tier
 	locals     *local.Ranks
 	places     *pool.Semaphore
@@ -57,6 +58,7 @@ type Gateway struct {
 	advice     *adviser.Adviser
 	calls      *fleetcall.Caller
 	watch      *watch.Watch
+	reporters  []reporter    // parts whose facts the watch takes
 	seats      atomic.Uint64 // slots that the self-test asked for: a part of their ids, which have the highest bit set, as no request's id has
 
 	door     *admission.Handler

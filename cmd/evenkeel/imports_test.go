@@ -65,7 +65,7 @@ var mayImport = map[string][]string{
 	"geo":                 {"lease", "geo/policy", "prefill", "prefill/fit", "prefill/index", "prefill/policy", "engine", "engine/circuit", "sse"},
 	"geo/policy":          {"internal/namedargs", "prefill/policy"},
 	"gateway/advice":      {},
-	"gateway/peerserver":  {"gateway/certs", "gateway/edge", "gateway/fleet", "gateway/fleet/roster", "gateway/openai", "gateway/owner", "gateway/reload", "gateway/service", "geo", "prefill", "dispatcher", "dispatcher/board", "engine", "mooncake"},
+	"gateway/peerserver":  {"gateway/certs", "gateway/detect", "gateway/edge", "gateway/fleet", "gateway/fleet/roster", "gateway/openai", "gateway/owner", "gateway/reload", "gateway/service", "geo", "prefill", "dispatcher", "dispatcher/board", "engine", "mooncake"},
 	"gateway/adviser":     {"gateway/advice", "gateway/config", "gateway/fleet", "gateway/fleet/roster", "dispatcher", "dispatcher/board", "pool", "prefill"},
 	"gateway/certs":       {"gateway/certs"}, // certtest is below it
 	"gateway/cluster":     {},
@@ -88,7 +88,7 @@ var mayImport = map[string][]string{
 	"gateway/receipt":     {"internal/words"},
 	"gateway/tracing":     {},
 	"gateway/config":      {"gateway/certs", "gateway/keys", "gateway/tracing", "geo", "mooncake", "engine", "prefill", "prefill/policy", "dispatcher", "dispatcher/board", "dispatcher/verdict", "internal/spelling", "internal/smallfile"},
-	"gateway/owner":       {"gateway/certs", "gateway/cluster", "gateway/config", "gateway/owner", "geo", "engine", "lease", "lease/kube", "lease/etcd"}, // ownertest is below it
+	"gateway/owner":       {"gateway/certs", "gateway/cluster", "gateway/config", "gateway/detect", "gateway/owner", "geo", "engine", "lease", "lease/kube", "lease/etcd"}, // ownertest is below it
 	"gateway":             {"dispatcher", "dispatcher/board", "engine", "engine/discover", "gateway/abort", "gateway/peerserver", "gateway/advice", "gateway/adviser", "gateway/config", "gateway/admission", "gateway/detect", "gateway/discovery", "gateway/edge", "gateway/fleet", "gateway/fleet/roster", "gateway/fleetcall", "gateway/journal", "gateway/loop", "gateway/metaserver", "gateway/openai", "gateway/owner", "gateway/receipt", "gateway/reload", "gateway/request", "gateway/selftest", "gateway/service", "gateway/passthrough", "gateway/watch", "geo", "mooncake", "pool", "predictor", "prefill", "prefill/local"},
 	"gateway/lifecycle":   {"mooncake", "sse"},
 	"gateway/recording":   {"gateway/config", "gateway/fleet/roster", "gateway/lifecycle", "engine", "mooncake"},

@@ -35,7 +35,7 @@ type Host struct {
 	Log        *zap.Logger
 }
 
-// Discovery finds engines for the fleet; a nil Discovery finds none. It reports an engine only when its source says something new, so that
+// Discovery finds engines for the fleet. It reports an engine only when its source says something new, so that
 // an operator's later change of the engine stays in force. It leaves the engines that the config lists alone.
 type Discovery struct {
 	*discover.Discoverer
@@ -89,9 +89,6 @@ func (h *Host) Sources() (sources []discover.Source, err error) {
 // Look reads the files that list engines again if they have changed. It must also be called after a reload, because the config may list
 // other engines and other profiles now.
 func (d *Discovery) Look() {
-	if d == nil {
-		return
-	}
 	d.Recheck()
 	for _, s := range d.sources {
 		if file, ok := s.(*fileSource); ok {
@@ -110,7 +107,9 @@ func (d *Discovery) State() *discover.Status {
 
 // Failure says which sources of discovery fail and why, as an addition to a message about missing engines; empty: every source works.
 func (d *Discovery) Failure() (text string) {
-	for _, s := range Facts(d.State()) {
+	var now detect.Facts
+	d.Facts(&now)
+	for _, s := range now.Sources {
 		if s.Error != "" {
 			why, _, _ := strings.Cut(s.Error, "\n")
 			text += "; discovery by " + s.Name + " fails: " + why
@@ -119,11 +118,9 @@ func (d *Discovery) Failure() (text string) {
 	return text
 }
 
-// Facts returns the state of the sources for package detect, which judges the state of the proxy.
-func Facts(s *discover.Status) (all []detect.Source) {
-	if s == nil {
-		return nil
-	}
+// Facts fills in the state of the sources.
+func (d *Discovery) Facts(f *detect.Facts) {
+	s := d.Status()
 	for _, one := range s.Sources {
 		source := detect.Source{Name: one.Name, Engines: one.Engines, Error: one.Error}
 		for _, e := range s.Engines {
@@ -131,9 +128,8 @@ func Facts(s *discover.Status) (all []detect.Source) {
 				source.Unfit = append(source.Unfit, detect.Unfit{ID: e.ID, Role: e.Role, Why: e.Why})
 			}
 		}
-		all = append(all, source)
+		f.Sources = append(f.Sources, source)
 	}
-	return all
 }
 
 // tryOut is the trial before an engine's first request. The trial needs a free slot on the tried rank. If the engine was here before, its

@@ -160,7 +160,7 @@ func (b *bed) serve(log *zap.Logger, find func(*bed) []discover.Source) (end fun
 	started, client, bodies := time.Now(), engine.NewClient(engine.Options{}), edge.NewBodies(int64(b.cfg.Limits.Bodies))
 	b.conf, _, err = reload.New(b.cfg, reload.Host{
 		Log: log, Registerer: b.reg, Started: started, Prepare: b.prepare,
-		ReloadTrust: func(func(string) bool) (bool, error) { return false, nil }, LookAtEngines: func() { b.discovery.Look() },
+		ReloadTrust: func(func(string) bool) (bool, error) { return false, nil },
 	})
 	require.NoError(b, err)
 	settings := func() *fleet.Settings { return b.conf.Settings().Settings }
@@ -232,6 +232,7 @@ func (b *bed) serve(log *zap.Logger, find func(*bed) []discover.Source) (end fun
 	}
 	if find != nil {
 		b.discovery = discovery.New(&b.found, find(b)...)
+		b.conf.OnLook(b.discovery.Look)
 	}
 
 	limits := &b.cfg.Limits

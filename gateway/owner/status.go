@@ -6,6 +6,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"evenkeel/gateway/detect"
 	"evenkeel/geo"
 	"evenkeel/lease"
 )
@@ -89,6 +90,21 @@ func (s *Set) GroupsStatus() *HAStatus {
 			GroupStatus{Group: name, ScopeStatus: statusOf(v, reach[name]), Order: siblings.order(a), Pledged: v.Voted, Differs: v.Differs})
 	}
 	return status
+}
+
+// Facts fills in which regions and decode groups this proxy may serve, and its role among the proxies that serve the same engines.
+func (s *Set) Facts(f *detect.Facts) {
+	for _, a := range s.RegionsStatus() {
+		f.Scopes = append(f.Scopes,
+			detect.Scope{Region: a.Region, Home: a.Home, Phase: a.Phase, Admits: a.Admits, Holder: a.Holder, Epoch: a.Epoch})
+	}
+	if ha := s.GroupsStatus(); ha != nil {
+		f.Proxy.Role = ha.Role
+		for _, a := range ha.Groups {
+			f.Scopes = append(f.Scopes,
+				detect.Scope{Region: f.Proxy.Region, Group: a.Group, Home: true, Phase: a.Phase, Admits: a.Admits, Holder: a.Holder, Epoch: a.Epoch})
+		}
+	}
 }
 
 // Describe implements prometheus.Collector.

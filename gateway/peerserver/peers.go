@@ -22,6 +22,7 @@ import (
 	"evenkeel/dispatcher"
 	"evenkeel/dispatcher/board"
 	"evenkeel/engine"
+	"evenkeel/gateway/detect"
 	"evenkeel/gateway/edge"
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/fleet/roster"
@@ -322,6 +323,21 @@ func (r *Peers) Node() *geo.Node {
 		return nil
 	}
 	return r.node
+}
+
+// Facts fills in what is known of the peers in other regions.
+func (r *Peers) Facts(f *detect.Facts) {
+	n := r.Node()
+	if n == nil {
+		return
+	}
+	s := n.Status()
+	f.Geo = &detect.Geo{Policy: s.Policy}
+	for _, o := range s.Peers {
+		f.Geo.Peers = append(f.Geo.Peers, detect.Peer{
+			ID: o.ID, Region: o.Region, Up: o.Up, Draining: o.Draining, Fault: o.Fault, RTTMs: o.RTTMs, InFlight: o.InFlight, Circuit: o.Circuit,
+		})
+	}
 }
 
 // Addr is the address to which other dispatchers connect; empty: the proxy does not listen for them.

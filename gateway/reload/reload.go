@@ -100,7 +100,7 @@ func (r *Reloader) reload(dry bool) (got Reload) {
 		r.source.used = seen
 		if got.Outcome == used {
 			r.source.at = got.At
-			r.host.LookAtEngines()
+			r.look()
 		}
 	}
 	r.source.last = &got

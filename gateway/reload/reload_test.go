@@ -39,7 +39,7 @@ func TestAConfigThatIsRefusedAsItIsAppliedChangesNothing(t *testing.T) {
 				return refuses
 			}, nil
 		},
-		ReloadTrust: func(func(string) bool) (bool, error) { return false, nil }, LookAtEngines: func() {},
+		ReloadTrust: func(func(string) bool) (bool, error) { return false, nil },
 	})
 	require.NoError(t, err)
 	require.Nil(t, fit)
@@ -80,7 +80,7 @@ func TestAFileThatSetsNoKeyTakesNoEngineAway(t *testing.T) {
 		Prepare: func(_, _ *Settings, _ *predictor.Fit) (func(func()) error, error) {
 			return func(commit func()) error { commit(); return nil }, nil
 		},
-		ReloadTrust: func(func(string) bool) (bool, error) { return false, nil }, LookAtEngines: func() {},
+		ReloadTrust: func(func(string) bool) (bool, error) { return false, nil },
 	})
 	require.NoError(t, err)
 	text := ""

@@ -32,6 +32,7 @@ type Reloader struct {
 	promptKey atomic.Pointer[[]byte]
 	tls       [listeners]*certs.Pair // never replaced once listeners have them: a reload changes their contents
 	authority *certs.Authority       // signs the certificates of other dispatchers; nil: these have none
+	looks     []func()               // see OnLook
 
 	mu     sync.Mutex // guards all fields below: only one goroutine at a time reads files
 	source source
@@ -86,10 +87,9 @@ type Host struct {
 	// settings in force.
 	Prepare func(old, next *Settings, fit *predictor.Fit) (apply func(commit func()) error, err error)
 	// ReloadTrust reads the certificate authorities of engines again, if changed says that their file has changed.
-	ReloadTrust   func(changed func(file string) bool) (bool, error)
-	SetFit        func(*predictor.Fit) error
-	SetGeoKeys    func(*geo.Keys)
-	LookAtEngines func() // called when files that list engines may have changed, or a new config is in force
+	ReloadTrust func(changed func(file string) bool) (bool, error)
+	SetFit      func(*predictor.Fit) error
+	SetGeoKeys  func(*geo.Keys)
 }
 
 // ConfigStatus says which config is in force and where it came from.

@@ -52,6 +52,10 @@ func filesOfProfiles(cfg *config.Config) (all []string) {
 	return slices.DeleteFunc(all, func(file string) bool { return file == "" })
 }
 
+// OnLook adds a function that is called when files that the config names may have changed, or a new config is in force. Call it before
+// Watch.
+func (r *Reloader) OnLook(look func()) { r.looks = append(r.looks, look) }
+
 // lookAtFiles reads the files that have changed again.
 func (r *Reloader) lookAtFiles() {
 	r.mu.Lock()
@@ -63,7 +67,14 @@ func (r *Reloader) lookAtFiles() {
 		}
 	}
 	r.lookAtSecrets()
-	r.host.LookAtEngines()
+	r.look()
+}
+
+// look calls the functions of OnLook.
+func (r *Reloader) look() {
+	for _, look := range r.looks {
+		look()
+	}
 }
 
 // anyChanged reports whether one of the files has another digest now.

@@ -50,7 +50,7 @@ func TestOneAuthorityOfProxiesAndEnginesIsReadAgainForBoth(t *testing.T) {
 			}
 			return false, nil
 		},
-		LookAtEngines: func() {}, SetGeoKeys: func(*geo.Keys) {},
+		SetGeoKeys: func(*geo.Keys) {},
 	})
 	require.NoError(t, err)
 	copyTo(b.File)
@@ -81,8 +81,8 @@ func TestGeoKeysThatChangeWithTheConfigComeIntoForce(t *testing.T) {
 		Prepare: func(_, _ *Settings, _ *predictor.Fit) (func(func()) error, error) {
 			return func(commit func()) error { commit(); return nil }, nil
 		},
-		ReloadTrust: func(func(string) bool) (bool, error) { return false, nil }, LookAtEngines: func() {},
-		SetGeoKeys: func(*geo.Keys) { set++ },
+		ReloadTrust: func(func(string) bool) (bool, error) { return false, nil },
+		SetGeoKeys:  func(*geo.Keys) { set++ },
 	})
 	require.NoError(t, err)
 	r.ReadsFrom(file, func() (*config.Config, error) { return sized(size), nil })
@@ -116,7 +116,7 @@ func TestAConfigThatWasRefusedForAFileThatItNamesIsTriedAgain(t *testing.T) {
 		Prepare: func(_, _ *Settings, _ *predictor.Fit) (func(func()) error, error) {
 			return func(commit func()) error { commit(); return nil }, nil
 		},
-		ReloadTrust: func(func(string) bool) (bool, error) { return false, nil }, LookAtEngines: func() {},
+		ReloadTrust: func(func(string) bool) (bool, error) { return false, nil },
 	})
 	require.NoError(t, err)
 	r.ReadsFrom(file, func() (*config.Config, error) {
@@ -171,7 +171,6 @@ func TestAnAuthorityThatWasRefusedForAClientCertificateIsTriedAgain(t *testing.T
 			trusted++
 			return true, nil
 		},
-		LookAtEngines: func() {},
 	})
 	require.NoError(t, err)
 
