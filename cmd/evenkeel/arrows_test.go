@@ -98,6 +98,8 @@ type typed struct {
 	*types.Package
 	fset *token.FileSet
 	uses map[*ast.Ident]types.Object
+
+	ofTests bool // only tests import it
 }
 
 // file is the name of the file that a position is in.
@@ -108,14 +110,14 @@ func product(t *testing.T) (all []typed) {
 	t.Helper()
 	type listed struct {
 		ImportPath, Dir, Export string
-		GoFiles                 []string
+		GoFiles, Imports        []string
 		Module                  *struct{ Main bool }
 	}
-	list := exec.CommandContext(t.Context(), "go", "list", "-export", "-deps", "-json=ImportPath,Dir,Export,GoFiles,Module", "work")
+	list := exec.CommandContext(t.Context(), "go", "list", "-export", "-deps", "-json=ImportPath,Dir,Export,GoFiles,Imports,Module", "work")
 	list.Dir, list.Env = filepath.Join("..", ".."), append(os.Environ(), "CGO_ENABLED=0") // as `make build` has compiled it
 	out, err := list.Output()
 	require.NoError(t, err)
-	exports := map[string]string{}
+	exports, imported := map[string]string{}, map[string]bool{}
 	var own []listed
 	for d := json.NewDecoder(bytes.NewReader(out)); ; {
 		var p listed
@@ -125,6 +127,9 @@ func product(t *testing.T) (all []typed) {
 			require.NoError(t, err)
 		}
 		exports[p.ImportPath] = p.Export
+		for _, path := range p.Imports {
+			imported[path] = true
+		}
 		if p.Module != nil && p.Module.Main &&
 			(!strings.HasPrefix(p.ImportPath, "evenkeel/bench/") || strings.HasPrefix(p.ImportPath, "evenkeel/bench/outside/")) {
 			own = append(own, p)
@@ -147,7 +152,9 @@ func product(t *testing.T) (all []typed) {
 		info := types.Info{Uses: map[*ast.Ident]types.Object{}}
 		pkg, err := (&types.Config{Importer: imports}).Check(p.ImportPath, fset, files, &info)
 		require.NoError(t, err)
-		all = append(all, typed{pkg, fset, info.Uses})
+		all = append(all, typed{
+			Package: pkg, fset: fset, uses: info.Uses, ofTests: !imported[p.ImportPath] && pkg.Name() != "main",
+		})
 	}
 	require.Greater(t, len(all), 50, "packages of the product")
 	return all
