@@ -103,18 +103,6 @@ var (
 	descQuarantined = prometheus.NewDesc("evenkeel_pairs_quarantined",
 		"Pairs of a prefill and a decode engine whose hand-offs fail although both serve with other engines.", nil, nil)
 
-	descTwinError = prometheus.NewDesc("evenkeel_twin_error_ratio", "Share of a step by which the replay under the policy in force may be "+
-		"wrong. It is twice the deviation from the steps that the engines really made. Smaller differences do not count as saved or lost.",
-		rankLabels[:1], nil)
-	descTwinAge = prometheus.NewDesc("evenkeel_twin_age_seconds", "Time since the end of the minutes that the twin replayed last.",
-		rankLabels[:1], nil)
-	descTwinSaved = prometheus.NewDesc("evenkeel_twin_saved_seconds_total", "Time of steps that the policy in force saved against another "+
-		"policy, by the twin's replays. Each step counts once. Differences no larger than the error of the replay do not count.", againstLabels,
-		nil)
-	descTwinLost = prometheus.NewDesc("evenkeel_twin_lost_seconds_total", "Time of steps that the policy in force lost against another "+
-		"policy, by the twin's replays. Each step counts once. Differences no larger than the error of the replay do not count.", againstLabels,
-		nil)
-
 	descOutputs = prometheus.NewDesc("evenkeel_predictor_outputs", "Finished answers that predictions come from.", predictorLabels, nil)
 	descBrier   = prometheus.NewDesc("evenkeel_predictor_brier",
 		"Mean squared error of the predicted probabilities that a request ends within the horizon.", predictorLabels, nil)
@@ -132,7 +120,6 @@ var (
 var (
 	modelLabels     = []string{"group", "source"}
 	predictorLabels = []string{"model", "kind"}
-	againstLabels   = []string{"group", "against"}
 )
 
 // describeDrift describes the metric evenkeel_audit_drift with a fixed value of the label kind. The prefill tier exports the same metric
@@ -144,16 +131,20 @@ func describeDrift(kind string) *prometheus.Desc {
 }
 
 // Describe implements prometheus.Collector.
-func (gauges) Describe(ch chan<- *prometheus.Desc) {
+func (g gauges) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		descKVTokens, descCapacity, descSlots, descRunning, descOutput, descAnswers, descEmpty, descUnsaid, descScraped, descUsage,
 		descBeyond, descBound, descBacklog, descBacklogImbalance, descRounds, descPrefillSteps,
 		descOrphans, descKept, descImbalance, descIdle, descPool, descPoolOldest, descDriftSlots, descDriftKV,
 		descHeld, descStep, descLost, descC0, descC1, descRequest, descOwnPrefill, descSharedPrefill, descPrefillStep, descR2, descBudget,
-		descQuarantined, descTwinError, descTwinAge, descTwinSaved, descTwinLost,
-		descOutputs, descBrier, descAUC, descMAE, descDrift, descDriftMax,
+		descQuarantined, descOutputs, descBrier, descAUC, descMAE, descDrift, descDriftMax,
 	} {
 		ch <- d
+	}
+	for _, more := range g.d.metrics.ofGroups {
+		for _, d := range more.descs {
+			ch <- d
+		}
 	}
 }
 
@@ -184,7 +175,11 @@ func (g gauges) Collect(ch chan<- prometheus.Metric) {
 		}
 		for _, group := range m.Groups {
 			if group.Barrier { // ranks without a barrier do not wait for each other, so they have no common steps
-				s.sendGroup(group, s.names.group(m.Model, group.Name))
+				label := s.names.group(m.Model, group.Name)
+				s.sendGroup(group, label)
+				for _, more := range g.d.metrics.ofGroups {
+					more.send(ch, &group, label)
+				}
 			}
 		}
 		for _, p := range m.Predictors {
@@ -264,14 +259,6 @@ func (s sender) sendGroup(g board.GroupStatus, group string) {
 		s.counter(descPrefillSteps, float64(rounds.PrefillSteps), group)
 		if rounds.MeanBacklog > 0 {
 			s.gauge(descBacklogImbalance, float64(rounds.MostBacklog)/rounds.MeanBacklog, group)
-		}
-	}
-	if twin := g.Twin; twin != nil {
-		s.gauge(descTwinError, twin.ErrorRatio, group)
-		s.gauge(descTwinAge, twin.AgeSeconds, group)
-		for _, a := range twin.Against {
-			s.counter(descTwinSaved, a.SavedSeconds, group, a.Policy)
-			s.counter(descTwinLost, a.LostSeconds, group, a.Policy)
 		}
 	}
 	if step := g.Step; step.Source != "" { // there is a step model

@@ -33,7 +33,13 @@ type metrics struct {
 	roundsDropped prometheus.Counter
 	logFailures   prometheus.Counter
 
-	twinWork prometheus.Counter
+	ofGroups []groupGauges
+}
+
+// groupGauges are gauges of barrier groups that the type gauges reads, and whose names it does not know.
+type groupGauges struct {
+	descs []*prometheus.Desc
+	send  func(ch chan<- prometheus.Metric, g *board.GroupStatus, group string)
 }
 
 // newMetrics creates the metrics in a registry of their own. It also creates the series of the metrics whose labels have few values.
@@ -91,8 +97,6 @@ func newMetrics() *metrics {
 			"Rounds that are missing from the decision log, because writing could not keep up."),
 		logFailures: counter("evenkeel_decision_log_failures_total",
 			"Rounds that are missing from the decision log, because it could not be written."),
-		twinWork: counter("evenkeel_twin_work_seconds_total",
-			"Time that the twin spent on replays. It is at most a hundredth of one core."),
 	}
 	m.createSeries()
 	return m

@@ -11,7 +11,6 @@ import (
 	"go.uber.org/zap"
 
 	"evenkeel/dispatcher/board"
-	"evenkeel/dispatcher/twin"
 	"evenkeel/pool"
 )
 
@@ -39,7 +38,7 @@ func (r *scheduler) start(ctx context.Context) (wait func()) {
 	var goroutines sync.WaitGroup
 	goroutines.Go(func() { r.learner.run(ctx) })
 	if r.twins != nil {
-		goroutines.Go(func() { r.twins.run(ctx, r.cfg.Twin) })
+		goroutines.Go(func() { r.twins.run(ctx) })
 	}
 	if r.declog != nil {
 		goroutines.Go(func() { r.declog.run(ctx) })
@@ -59,23 +58,23 @@ func (r *scheduler) advance(queue []func(*scheduler), now time.Time) {
 		}
 		r.apply(&b.tick)
 	}
-	r.record()
+	if r.twins.due(now) {
+		r.countAll() // the twin's copy of the boards must have all tokens that the streams have brought until now
+		r.twins.cut(now, r.boards.Clone())
+	}
 }
 
 // apply gives the boards an event and carries out the effects. Then it runs the rounds that the event causes, one after the other: the
 // event Decide runs a round, and the event Decided has the time that the round took.
 func (r *scheduler) apply(e board.Event) {
-	if r.twins != nil {
-		r.twins.tape.Record(e, r.now)
-	}
+	r.twins.hear(e, r.now)
 	r.carryOut(r.boards.Apply(e, r.now), 0)
 	for r.boards.Deciding() {
 		start := time.Now()
 		effects := r.boards.Apply(board.Decide{}, r.now)
 		r.decided.Took = time.Since(start)
-		if r.twins != nil && r.decided.Took > r.boards.Config().TickLimit/2 {
-			// The twin may have slowed down this round, so it rests for a moment, see restAfterLate.
-			r.twins.lateRound.Store(int64(time.Since(r.twins.began)))
+		if r.decided.Took > r.boards.Config().TickLimit/2 {
+			r.twins.restAWhile() // the replays may have slowed down this round
 		}
 		r.carryOut(effects, r.decided.Took)
 		r.carryOut(r.boards.Apply(&r.decided, r.now), 0)
@@ -172,13 +171,7 @@ func (r *scheduler) shutDown(queue []func(*scheduler), now time.Time) {
 func (r *scheduler) status(now time.Time) board.Status {
 	r.countAll() // the boards do not know yet which tokens have come since their last event
 	s := r.boards.Status(now)
-	for i := range s.Models {
-		m := &s.Models[i]
-		for j := range m.Groups {
-			g := &m.Groups[j]
-			g.Twin = r.twins.status(board.GroupKey{Model: m.Model, Name: g.Name, Barrier: g.Barrier}, r.boards.Policy(), now)
-		}
-	}
+	r.twins.fill(&s, now)
 	return s
 }
 
@@ -190,9 +183,7 @@ func (r *scheduler) loads() board.Loads {
 // carryOut carries out effects. took is the duration of the round that caused them; 0: they were not caused by a round.
 func (r *scheduler) carryOut(effects []board.Effect, took time.Duration) {
 	for i := range effects {
-		if r.twins != nil {
-			r.twins.tape.Done(&effects[i], r.now)
-		}
+		r.twins.done(&effects[i], r.now)
 		r.do(&effects[i], took)
 	}
 }
@@ -289,7 +280,6 @@ func (r *scheduler) do(e *board.Effect, took time.Duration) {
 		}
 	case board.EffectGroupGone:
 		r.unlabel(e.Group)
-		r.twins.gone(e.Group)
 		delete(r.detectors, e.Group) // the last streams still report steps to the detector, but they are not read any more
 	case board.EffectGone:
 		r.dropState(e.Group.Model)
@@ -403,25 +393,4 @@ func (w waiting) answer(places *pool.Semaphore, r Result) {
 		places.Release()
 	}
 	w.result <- r
-}
-
-// record ends the current stretch of the twin's tape if it is due: the recorded events of some time. It queues the stretch for the twin,
-// together with a copy of the boards, with which the next stretch begins.
-func (r *scheduler) record() {
-	t := r.twins
-	if t == nil || !t.tape.Due(r.now, t.leastStretch) {
-		return
-	}
-	r.countAll() // the copy must have all tokens that the streams have brought until now
-	boards := r.boards.Clone()
-	t.leastStretch = twin.LeastStretch(boards.Held())
-	if stretch := t.tape.Cut(r.now, boards); stretch != nil {
-		t.mu.Lock()
-		if len(t.untaken) >= mostUntaken { // the twin cannot keep up: drop the queued stretches, so that there is a gap before this one
-			t.untaken, stretch.AfterGap = nil, true
-		}
-		t.untaken = append(t.untaken, recorded{stretch, boards})
-		t.mu.Unlock()
-		ring(t.wake)
-	}
 }

@@ -20,6 +20,7 @@ import (
 // replays run in a goroutine of their own, which rests most of the time. The scheduler's goroutine only appends to the tape, and copies the
 // boards at the end of each stretch of the tape.
 type twins struct {
+	specs        []string // policies that are replayed
 	tape         twin.Tape
 	leastStretch time.Duration // least length of the current stretch
 	wake         chan struct{} // see ring
@@ -66,19 +67,68 @@ const costFactor = 1.1
 // restAfterLate is how long the twin rests after a round that took more than half of tick_limit. Then decisions get the whole processor.
 const restAfterLate = time.Second
 
+// newTwins returns nil if no policy is replayed. The methods that the scheduler calls at each turn do nothing then.
 func newTwins(cfg Config, m *metrics) *twins {
+	work := m.addTwin()
 	if len(cfg.Twin) == 0 {
 		return nil
 	}
 	return &twins{
-		workSeconds: m.twinWork, log: cfg.Log, began: time.Now(), wake: make(chan struct{}, 1),
+		specs: cfg.Twin, workSeconds: work, log: cfg.Log, began: time.Now(), wake: make(chan struct{}, 1),
 		judged: map[board.GroupKey]*judged{},
 	}
 }
 
+// hear records an event. It must be called before the event is applied to the boards.
+func (t *twins) hear(e board.Event, now time.Time) {
+	if t != nil {
+		t.tape.Record(e, now)
+	}
+}
+
+// done records an effect of the boards. It drops the results for a group that has no ranks any more.
+func (t *twins) done(e *board.Effect, now time.Time) {
+	if t == nil {
+		return
+	}
+	t.tape.Done(e, now)
+	if e.Kind == board.EffectGroupGone {
+		t.mu.Lock()
+		delete(t.judged, e.Group)
+		t.mu.Unlock()
+	}
+}
+
+// due says whether the current stretch of the tape should end now. Then the caller copies the boards and calls cut.
+func (t *twins) due(now time.Time) bool { return t != nil && t.tape.Due(now, t.leastStretch) }
+
+// cut ends the current stretch: the recorded events of some time. It queues the stretch for run, together with a copy of the boards, with
+// which the next stretch begins.
+func (t *twins) cut(now time.Time, boards *board.Boards) {
+	t.leastStretch = twin.LeastStretch(boards.Held())
+	stretch := t.tape.Cut(now, boards)
+	if stretch == nil {
+		return
+	}
+	t.mu.Lock()
+	if len(t.untaken) >= mostUntaken { // run cannot keep up: drop the queued stretches, so that there is a gap before this one
+		t.untaken, stretch.AfterGap = nil, true
+	}
+	t.untaken = append(t.untaken, recorded{stretch, boards})
+	t.mu.Unlock()
+	ring(t.wake)
+}
+
+// restAWhile stops the replays for restAfterLate, because a round took more than half of tick_limit.
+func (t *twins) restAWhile() {
+	if t != nil {
+		t.lateRound.Store(int64(time.Since(t.began)))
+	}
+}
+
 // run replays stretches until ctx ends. After each slice of work, it rests for so long that the twin uses at most coreShare of a core.
-func (t *twins) run(ctx context.Context, specs []string) {
-	judge, turns := twin.New(specs), 1
+func (t *twins) run(ctx context.Context) {
+	judge, turns := twin.New(t.specs), 1
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	rest := func(d time.Duration) bool {
@@ -109,7 +159,7 @@ func (t *twins) run(ctx context.Context, specs []string) {
 			more = unfinished
 			if failure != nil {
 				t.log.Error("dispatcher: the twin failed to replay some minutes, and goes on with the next ones", zap.Error(failure))
-				judge = twin.New(specs)
+				judge = twin.New(t.specs)
 			}
 			took := time.Since(start)
 			t.workSeconds.Add(took.Seconds())
@@ -197,11 +247,22 @@ func (t *twins) book(v *twin.Verdict) {
 	}
 }
 
-// status returns the results of the twin for a group; nil: there are none yet, or there is no twin.
-func (t *twins) status(key board.GroupKey, policy string, now time.Time) *verdict.Twin {
+// fill adds the results of the twin to the status of each group.
+func (t *twins) fill(s *board.Status, now time.Time) {
 	if t == nil {
-		return nil
+		return
 	}
+	for i := range s.Models {
+		m := &s.Models[i]
+		for j := range m.Groups {
+			g := &m.Groups[j]
+			g.Twin = t.status(board.GroupKey{Model: m.Model, Name: g.Name, Barrier: g.Barrier}, s.Policy, now)
+		}
+	}
+}
+
+// status returns the results of the twin for a group; nil: there are none yet.
+func (t *twins) status(key board.GroupKey, policy string, now time.Time) *verdict.Twin {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	group := t.judged[key]
@@ -234,13 +295,4 @@ func (t *twins) status(key board.GroupKey, policy string, now time.Time) *verdic
 		s.Against = append(s.Against, a)
 	}
 	return s
-}
-
-// gone drops the results for a group that has no ranks any more.
-func (t *twins) gone(key board.GroupKey) {
-	if t != nil {
-		t.mu.Lock()
-		delete(t.judged, key)
-		t.mu.Unlock()
-	}
 }

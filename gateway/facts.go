@@ -168,7 +168,7 @@ func (g observer) modelFacts(m *board.ModelStatus, ttl float64) detect.Model {
 	out.Name, out.Aggregated = roster.Called(m.Model)
 	for i := range m.Groups {
 		from := &m.Groups[i]
-		group := detect.Group{GroupLoads: from.GroupLoads, Held: from.Held, Rounds: from.Rounds, Twin: from.Twin}
+		group := detect.Group{GroupLoads: from.GroupLoads, GroupReports: from.GroupReports, Held: from.Held}
 		if step := from.Step; step != nil {
 			group.Law = detect.Law{C0: step.C0Ms, C1: step.C1Ms, Each: step.RequestMs}
 			group.StepMs, group.ModelMs, group.ModelWhy, group.Source, group.OwnMs = float64(step.MeanMs), step.ModelMs, step.Why, step.Source,

@@ -87,7 +87,7 @@ var mayImport = map[string][]string{
 	"gateway/prompt":      {"gateway/fleet", "gateway/fleet/roster", "gateway/openai", "engine", "engine/circuit", "prefill", "prefill/index", "internal/rawjson", "mooncake"},
 	"gateway/receipt":     {"internal/words"},
 	"gateway/tracing":     {},
-	"gateway/config":      {"gateway/certs", "gateway/keys", "gateway/tracing", "geo", "mooncake", "engine", "prefill", "prefill/policy", "dispatcher", "dispatcher/board", "dispatcher/verdict", "internal/spelling", "internal/smallfile"},
+	"gateway/config":      {"gateway/certs", "gateway/keys", "gateway/tracing", "geo", "mooncake", "engine", "prefill", "prefill/policy", "dispatcher", "dispatcher/board", "internal/spelling", "internal/smallfile"},
 	"gateway/owner":       {"gateway/certs", "gateway/cluster", "gateway/config", "gateway/detect", "gateway/owner", "geo", "engine", "lease", "lease/kube", "lease/etcd"}, // ownertest is below it
 	"gateway":             {"dispatcher", "dispatcher/board", "engine", "engine/discover", "gateway/abort", "gateway/peerserver", "gateway/advice", "gateway/adviser", "gateway/config", "gateway/admission", "gateway/detect", "gateway/discovery", "gateway/edge", "gateway/fleet", "gateway/fleet/roster", "gateway/fleetcall", "gateway/journal", "gateway/loop", "gateway/metaserver", "gateway/openai", "gateway/owner", "gateway/receipt", "gateway/reload", "gateway/request", "gateway/selftest", "gateway/service", "gateway/passthrough", "gateway/watch", "geo", "mooncake", "pool", "predictor", "prefill", "prefill/local"},
 	"gateway/lifecycle":   {"mooncake", "sse"},
@@ -101,7 +101,7 @@ var mayImport = map[string][]string{
 	"gateway/selftest":    {"gateway/config", "gateway/failure", "gateway/upstream", "gateway/lifecycle", "gateway/metaserver", "gateway/owner", "engine", "sse", "mooncake"},
 	"gateway/live":        {"gateway/advice", "gateway/detect", "gateway/fleet/roster", "gateway/live", "gateway/openai", "gateway/receipt", "gateway/watch", "dispatcher/board", "dispatcher/policy", "dispatcher/verdict", "docs", "internal/stats", "internal/words"}, // livetest is below it
 	"gateway/watch":       {"gateway/detect"},
-	"gateway/detect":      {"gateway/advice", "dispatcher/board", "dispatcher/verdict", "internal/stats", "internal/words"},
+	"gateway/detect":      {"gateway/advice", "dispatcher/board", "internal/stats", "internal/words"},
 	"gateway/top":         {},
 	"gateway/admin":       {"gateway", "gateway/fleetcall", "gateway/owner", "geo", "gateway/config", "gateway/live", "gateway/openai", "gateway/receipt", "prefill"},
 	"bench":               {"bench", "geo", "geo/policy", "prefill", "prefill/policy", "prefill/index", "dispatcher", "dispatcher/board", "dispatcher/policy", "dispatcher/step", "dispatcher/subset", "dispatcher/twin", "pool", "predictor", "engine", "sse", "mooncake", "internal/rawjson", "internal/namedargs", "internal/spelling", "internal/stats"},

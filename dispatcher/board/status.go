@@ -72,11 +72,15 @@ type GroupStatus struct {
 
 	Step *StepStatus `json:"step,omitempty"` // nil without barrier
 
-	Rounds *RoundStatus `json:"rounds,omitempty"` // nil where the ranks do not prefill
-
-	Twin *verdict.Twin `json:"twin,omitempty"` // nil without dispatch.twin, and before its first verdict
+	GroupReports
 
 	Steps StepHistogram `json:"-"`
+}
+
+// GroupReports has the reports about a group that only some groups have.
+type GroupReports struct {
+	Rounds *RoundStatus  `json:"rounds,omitempty"` // nil where the ranks do not prefill
+	Twin   *verdict.Twin `json:"twin,omitempty"`   // nil without dispatch.twin, and before its first verdict
 }
 
 // GroupLoads describes a group, and how equal the loads of its ranks are.

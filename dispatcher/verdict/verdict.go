@@ -12,6 +12,9 @@ type Policies []string
 // Off is the word in the config file that stands for an empty list of policies.
 const Off = "off"
 
+// TakesWord says whether the config file may have this word in place of the list.
+func (Policies) TakesWord(word string) bool { return word == Off }
+
 // UnmarshalYAML reads a list of policies, or off.
 func (t *Policies) UnmarshalYAML(read func(any) error) error {
 	var list []string

@@ -11,7 +11,6 @@ import (
 	"github.com/goccy/go-yaml/ast"
 	"github.com/goccy/go-yaml/token"
 
-	"evenkeel/dispatcher/verdict"
 	"evenkeel/internal/spelling"
 	"evenkeel/mooncake"
 )
@@ -39,7 +38,6 @@ func (s *shape) bad(t *token.Token, path, format string, args ...any) {
 var (
 	durationType = reflect.TypeFor[time.Duration]()
 	profileType  = reflect.TypeFor[mooncake.Profile]()
-	twinType     = reflect.TypeFor[verdict.Policies]()
 )
 
 // value checks one node against the type it is decoded into.
@@ -65,7 +63,7 @@ func (s *shape) value(n ast.Node, t reflect.Type, path string) {
 		s.mapping(n, path, func(key string) (reflect.Type, bool) { f, ok := fields[key]; return f, ok }, names)
 	case t.Kind() == reflect.Map:
 		s.mapping(n, path, func(string) (reflect.Type, bool) { return t.Elem(), true }, nil)
-	case t == twinType && n.GetToken().Value == verdict.Off:
+	case takesWord(t, n.GetToken().Value):
 	case t.Kind() == reflect.Slice:
 		list, ok := n.(*ast.SequenceNode)
 		if !ok {
@@ -82,6 +80,12 @@ func (s *shape) value(n ast.Node, t reflect.Type, path string) {
 			s.bad(n.GetToken(), path, "%s", problem)
 		}
 	}
+}
+
+// takesWord says whether the file may have this word in place of a value of the type, such as off for an empty list.
+func takesWord(t reflect.Type, word string) bool {
+	v, ok := reflect.Zero(t).Interface().(interface{ TakesWord(string) bool })
+	return ok && v.TakesWord(word)
 }
 
 // mapping checks the keys and values of one mapping. typeOf returns the type of a key's value and whether the key exists. Values of a

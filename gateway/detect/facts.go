@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"evenkeel/dispatcher/board"
-	"evenkeel/dispatcher/verdict"
 	"evenkeel/gateway/advice"
 )
 
@@ -132,6 +131,8 @@ type Pool struct {
 // Group has the ranks that step together, or all ranks of a model that have no barrier.
 type Group struct {
 	board.GroupLoads
+	board.GroupReports `json:"-"`
+
 	Held    int     `json:"held_entries"`       // pool entries that the policy held back for a later round, although a slot was free
 	StepMs  float64 `json:"step_ms"`            // mean of the last steps, as measured; 0: unknown
 	TokenMs float64 `json:"token_ms,omitempty"` // (found) median of the ranks' token_ms; 0: no rank has one
@@ -149,14 +150,12 @@ type Group struct {
 	LostMs      float64   `json:"lost_ms"`                     // the part of model_ms that imbalance costs
 	// mean time that a rank waits for the other ranks before a step, measured by its engine between the last two readings; 0: not
 	// known, or no step
-	SyncWaitMs float64            `json:"sync_wait_ms,omitempty"`
-	Law        Law                `json:"-"`
-	Rounds     *board.RoundStatus `json:"-"` // nil if the ranks do not prefill
-	Twin       *verdict.Twin      `json:"-"`
-	Source     string             `json:"-"` // source of the step model; empty: there is none
-	OwnMs      float64            `json:"-"` // time that a computed prompt token costs the slowest rank, by the step model; 0: unknown
-	Ranks      []Rank             `json:"ranks"`
-	Said       []*Gauges          `json:"-"` // gauges of each of Ranks, as its engine reports them; nil: not known
+	SyncWaitMs float64   `json:"sync_wait_ms,omitempty"`
+	Law        Law       `json:"-"`
+	Source     string    `json:"-"` // source of the step model; empty: there is none
+	OwnMs      float64   `json:"-"` // time that a computed prompt token costs the slowest rank, by the step model; 0: unknown
+	Ranks      []Rank    `json:"ranks"`
+	Said       []*Gauges `json:"-"` // gauges of each of Ranks, as its engine reports them; nil: not known
 }
 
 // Law predicts the length of a step in ms: C0, plus C1 per KV token and Each per request of the

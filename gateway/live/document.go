@@ -9,8 +9,8 @@
 package live
 
 import (
-	"evenkeel/dispatcher/verdict"
 	"evenkeel/gateway/detect"
+	"evenkeel/gateway/watch"
 )
 
 // Form is the version of the Document's format. New fields keep the version. A field that is
@@ -29,45 +29,18 @@ type Document struct {
 	Decisions []Decision        `json:"decisions"` // of the last requests, the latest first
 }
 
-// Model is detect.Model with the groups in the form of this package.
-type Model struct {
-	detect.Model
-	Groups []Group `json:"groups"`
-}
-
-// Group is detect.Group with the values that only people read.
-type Group struct {
-	detect.Group
-	Rounds          *Rounds          `json:"rounds,omitempty"` // nil: the ranks do not prefill
-	Twin            Twin             `json:"twin"`
-	Counterfactuals []Counterfactual `json:"ghosts"` // load under other policies, the lowest first; empty: the twin claims no difference
-}
-
-// Rounds describes how a group of ranks that prefill and decode gets its prompts. If Sent has grown since the document before, rounds
-// were sent in this second, to the ranks whose Prompts have grown.
-type Rounds struct {
-	Sent         uint64  `json:"sent"`          // rounds since the start; 0 for policies without rounds
-	RanksFilled  float64 `json:"ranks_filled"`  // mean number of ranks with a prompt to compute when a round was sent, since the start
-	PrefillShare float64 `json:"prefill_share"` // share of the steps since the start in which some rank computed a prompt
-	EmptyShare   float64 `json:"empty_share"`   // mean share of ranks that computed no prompt in these steps
-	HeldS        float64 `json:"held_s"`        // how long the oldest held request has been held back for a round; 0: none is held
-	MaxHoldS     float64 `json:"max_hold_s"`    // the policy holds no request longer than this
-	Says         string  `json:"says"`          // the same in words
-}
-
-// Twin says how the last minutes of a group would have gone under other policies. The twin finds out by a replay.
-type Twin struct {
-	Says    []string      `json:"says"`              // a sentence for each policy of dispatch.twin; empty while there is no verdict
-	Note    string        `json:"note"`              // replayed time and error, or why there is no verdict; empty: the group has no barrier
-	Verdict *verdict.Twin `json:"verdict,omitempty"` // nil: there is no verdict yet
-}
-
-// Counterfactual is the load of the fullest rank under another policy. It is the present load, plus the KV tokens
-// that explain the difference in step time by the step model.
-type Counterfactual struct {
-	Policy     string  `json:"policy"`
-	MostTokens int64   `json:"most_tokens"`
-	SavedMs    float64 `json:"saved_ms"` // by how much steps under this policy are longer than now; below 0: shorter
+// documentOf makes a Document of a look. Its Decisions are empty.
+func documentOf(look *watch.Look, version string) Document {
+	d := Document{
+		Form: Form, AtMs: look.Facts.At.UnixMilli(), EveryMs: detect.Every.Milliseconds(), Facts: look.Facts, Incidents: look.Incidents,
+		Models: make([]Model, len(look.Facts.Models)), Decisions: []Decision{},
+	}
+	d.Proxy.Version = version
+	d.Listed()
+	for i := range d.Models {
+		d.Models[i] = modelOf(&d.Facts.Models[i], look.Facts.Twin)
+	}
+	return d
 }
 
 // Decision says to which engines one request went, and why.

@@ -9,38 +9,38 @@ import (
 	"evenkeel/gateway/detect"
 )
 
-// twinOf returns the twin's verdict about a group in words, or the reason why there is none. replays: the config lists policies
+// twinInWords returns the twin's verdict about a group in words, or the reason why there is none. replays: the config lists policies
 // for the twin to replay.
-func twinOf(m *detect.Model, g *detect.Group, replays bool) Twin {
-	t := Twin{Says: []string{}, Verdict: g.Twin}
+func twinInWords(m *detect.Model, g *detect.Group, replays bool) (says []string, note string) {
+	says = []string{}
 	switch v := g.Twin; {
 	case !g.Barrier:
 	case g.Rounds != nil:
-		t.Note = "The twin replays no ranks that prefill and decode."
+		note = "The twin replays no ranks that prefill and decode."
 	case v != nil && len(v.Against) == 0:
-		t.Note = fmt.Sprintf("The twin replayed no other policy: dispatch.twin lists only %s, which is in force.", v.Policy)
+		note = fmt.Sprintf("The twin replayed no other policy: dispatch.twin lists only %s, which is in force.", v.Policy)
 	case v != nil:
 		for _, a := range v.Against {
-			t.Says = append(t.Says, a.Says)
+			says = append(says, a.Says)
 		}
-		t.Note = fmt.Sprintf("Replayed: the %s until %s ago; error %.1f %% of a step.", span(v.WindowSeconds), span(v.AgeSeconds),
+		note = fmt.Sprintf("Replayed: the %s until %s ago; error %.1f %% of a step.", span(v.WindowSeconds), span(v.AgeSeconds),
 			100*v.ErrorRatio)
 	case !replays:
-		t.Note = "The twin is off: dispatch.twin lists no policy."
+		note = "The twin is off: dispatch.twin lists no policy."
 	case slices.ContainsFunc(m.Groups, func(other detect.Group) bool { return !other.Barrier }):
-		t.Note = "The twin replays only models all of whose ranks step in groups."
+		note = "The twin replays only models all of whose ranks step in groups."
 	case g.Source == "":
-		t.Note = "The twin has replayed nothing yet: how long a step takes is not known."
+		note = "The twin has replayed nothing yet: how long a step takes is not known."
 		if g.ModelWhy != "" {
-			t.Note = "The twin has replayed nothing yet, because there is no step model: " + g.ModelWhy
-			if !strings.HasSuffix(t.Note, "?") {
-				t.Note += "."
+			note = "The twin has replayed nothing yet, because there is no step model: " + g.ModelWhy
+			if !strings.HasSuffix(note, "?") {
+				note += "."
 			}
 		}
 	default:
-		t.Note = "The twin has replayed nothing yet."
+		note = "The twin has replayed nothing yet."
 	}
-	return t
+	return says, note
 }
 
 // span writes a time in seconds or minutes.
@@ -49,6 +49,14 @@ func span(seconds float64) string {
 		return fmt.Sprintf("%.0f s", seconds)
 	}
 	return fmt.Sprintf("%.1f min", seconds/60)
+}
+
+// Counterfactual is the load of the fullest rank under another policy. It is the present load, plus the KV tokens
+// that explain the difference in step time by the step model.
+type Counterfactual struct {
+	Policy     string  `json:"policy"`
+	MostTokens int64   `json:"most_tokens"`
+	SavedMs    float64 `json:"saved_ms"` // by how much steps under this policy are longer than now; below 0: shorter
 }
 
 // counterfactuals returns the load of the fullest rank under other policies. The twin knows how much longer
