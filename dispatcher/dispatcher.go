@@ -150,15 +150,15 @@ func (d *Dispatcher) Counted(s *Slot, prompt int) {
 	d.inbox.push(func(r *scheduler) { r.recount(s, prompt) })
 }
 
-// Shunned returns the prefill engines from which no KV should go to a slot's rank now, because recent hand-offs from them to this rank's
-// engine failed.
-func (d *Dispatcher) Shunned(s *Slot) (prefillers []string) {
+// Quarantined returns the prefill engines from which no KV should go to a slot's rank now, because recent hand-offs from them to this
+// rank's engine failed.
+func (d *Dispatcher) Quarantined(s *Slot) (prefillers []string) {
 	if s.board.pace.watched.Load() == 0 {
 		return nil
 	}
 	_ = d.ask(func(r *scheduler) error { // an error means that the dispatcher has ended, so that it avoids no pair of engines any more
 		if s.held() {
-			prefillers = r.boards.Shunned(s.board.model, s.Slot, time.Now())
+			prefillers = r.boards.Quarantined(s.board.model, s.Slot, time.Now())
 		}
 		return nil
 	})
@@ -171,7 +171,7 @@ func (d *Dispatcher) Blocked(board string) (prefillers []string) {
 		return nil
 	}
 	_ = d.ask(func(r *scheduler) error { // an error means that the dispatcher has ended, so that it avoids no pair of engines any more
-		prefillers = r.boards.Shunned(board, -1, time.Now())
+		prefillers = r.boards.Quarantined(board, -1, time.Now())
 		return nil
 	})
 	return prefillers

@@ -22,7 +22,7 @@ type learner struct {
 
 	mu      sync.Mutex
 	orders  []func() // functions that the goroutine of run must call
-	endings []board.Ending
+	endings []board.FinishedSample
 	wake    chan struct{} // see ring
 
 	// Only the goroutine of run uses it.
@@ -37,7 +37,7 @@ func newLearner(log *zap.Logger, m *metrics, publish func(board.Learned)) *learn
 }
 
 // follow begins to learn a subject, from a fit if there is one. Before its first tables are built, the boards have no predictions for it.
-func (l *learner) follow(key board.Subject, fit *predictor.Fit) {
+func (l *learner) follow(key board.PredictorKey, fit *predictor.Fit) {
 	l.queueOrder(func() { l.logRefused(key, l.learned.Follow(key, fit)) })
 }
 
@@ -51,7 +51,7 @@ func (l *learner) load(fit *predictor.Fit) {
 }
 
 // logRefused logs that a subject could not be learned from a fit. err nil: it could, so nothing is logged.
-func (l *learner) logRefused(key board.Subject, err error) {
+func (l *learner) logRefused(key board.PredictorKey, err error) {
 	if err != nil {
 		l.log.Error("dispatcher: the predictor could not learn, and stays as it was", zap.String("model", key.Model),
 			zap.String("kind", string(key.Kind)), zap.Error(err))
@@ -67,7 +67,7 @@ func (l *learner) queueOrder(order func()) {
 }
 
 // add queues an ended request. It never waits: if the queue is full, it drops the request and counts it.
-func (l *learner) add(e board.Ending) {
+func (l *learner) add(e board.FinishedSample) {
 	l.mu.Lock()
 	full := len(l.endings) == endingsMost
 	if !full {
@@ -85,7 +85,7 @@ func (l *learner) add(e board.Ending) {
 func (l *learner) run(ctx context.Context) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	var spare []board.Ending
+	var spare []board.FinishedSample
 	for {
 		var more bool
 		spare, more = l.learn(spare, time.Now())
@@ -107,7 +107,7 @@ func (l *learner) run(ctx context.Context) {
 // will become due later even if no other request ends.
 //
 // Endings that come meanwhile are queued in the memory of spare. learned is the old queue: its memory can be the spare of the next call.
-func (l *learner) learn(spare []board.Ending, now time.Time) (learned []board.Ending, more bool) {
+func (l *learner) learn(spare []board.FinishedSample, now time.Time) (learned []board.FinishedSample, more bool) {
 	l.mu.Lock()
 	endings, orders := l.endings, l.orders
 	l.endings, l.orders = spare[:0], nil

@@ -110,7 +110,7 @@ func (m *metrics) forget(group string) {
 }
 
 // quarantine counts that a pair is avoided from now on.
-func (m *metrics) quarantine(p board.Pair) {
+func (m *metrics) quarantine(p board.Link) {
 	m.quarantines.WithLabelValues(p.Prefiller, p.Engine).Inc()
 	m.quarantined[p.Engine] = true
 }

@@ -46,7 +46,7 @@ func newPublicPace() *publicPace {
 }
 
 // publish stores the pace, so that any goroutine can read it. more says whether Room may return more than before.
-func (p *publicPace) publish(pace *board.Pace) (more bool) {
+func (p *publicPace) publish(pace *board.Throughput) (more bool) {
 	slots, free, waiting := int64(pace.Slots), int64(pace.Free), int64(pace.Waiting)
 	slotsBefore := p.slots.Load()
 	unlimited := slots == 0 && slotsBefore > 0 // no rank takes requests any more, and Room then has no limit

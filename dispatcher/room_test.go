@@ -59,7 +59,7 @@ func TestRoomHeedsKV(t *testing.T) {
 
 // What may be on its way is what gets a slot in time, as slots came free so far.
 func TestRoomIsWhatGetsASlotInTime(t *testing.T) {
-	p, now := newPublicPace(), board.Pace{Seconds: board.PresumedSeconds}
+	p, now := newPublicPace(), board.Throughput{Seconds: board.PresumedSeconds}
 	d := &Dispatcher{}
 	require.Positive(t, roomOf(d, time.Second), "nothing is known")
 	d.paces.Store("m", p)

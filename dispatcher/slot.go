@@ -13,8 +13,8 @@ import (
 // gets the slot, and never change.
 type Slot struct {
 	board.Binding
-	Decide time.Duration // how long the round took that chose the rank; it is not part of Bound.Wait
-	Trace  *board.Trace  // why this rank was chosen; nil without Config.Explain
+	Decide time.Duration      // how long the round took that chose the rank; it is not part of Bound.Wait
+	Trace  *board.Explanation // why this rank was chosen; nil without Config.Explain
 
 	generated atomic.Int32
 	first     atomic.Uint32 // number of the group's first step in which the request got tokens; 0: it has no token yet
@@ -34,7 +34,7 @@ func newSlot(e *pool.Entry, explain bool) *Slot {
 	}
 	slotWithTrace := &struct {
 		Slot
-		trace board.Trace
+		trace board.Explanation
 	}{}
 	slotWithTrace.Trace = &slotWithTrace.trace
 	return &slotWithTrace.Slot

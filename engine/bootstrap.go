@@ -13,22 +13,22 @@ import (
 
 // Bootstrap asks the bootstrap server of a vllm-mooncake prefill engine for the engine id of the target's rank, which the
 // proxy must send to the decode engine. The server is on this port of the engine's host. The caller sets TransferID.
-func Bootstrap(ctx context.Context, c *Client, t *Target, port int) (mooncake.Exchange, error) {
+func Bootstrap(ctx context.Context, c *Client, t *Target, port int) (mooncake.BootstrapInfo, error) {
 	host := net.JoinHostPort(t.URL.Hostname(), strconv.Itoa(port))
 	server := &Target{ID: host, URL: &url.URL{Scheme: "http", Host: host}, Rank: -1}
 	body, err := c.read(ctx, server, "/query", answerLimit)
 	if err != nil {
-		return mooncake.Exchange{}, fmt.Errorf("bootstrap server of prefill %s: %w; check the profile's bootstrap_port", t.ID, err)
+		return mooncake.BootstrapInfo{}, fmt.Errorf("bootstrap server of prefill %s: %w; check the profile's bootstrap_port", t.ID, err)
 	}
 	var ranks map[string]struct {
 		EngineID string `json:"engine_id"`
 	}
 	if err := json.Unmarshal(body, &ranks); err != nil {
-		return mooncake.Exchange{}, fmt.Errorf("bootstrap server %s: GET /query: %w", host, err)
+		return mooncake.BootstrapInfo{}, fmt.Errorf("bootstrap server %s: GET /query: %w", host, err)
 	}
 	r := ranks[strconv.Itoa(max(0, t.Rank))]
 	if r.EngineID == "" {
-		return mooncake.Exchange{}, fmt.Errorf("bootstrap server %s: GET /query names no engine_id of rank %d", host, max(0, t.Rank))
+		return mooncake.BootstrapInfo{}, fmt.Errorf("bootstrap server %s: GET /query names no engine_id of rank %d", host, max(0, t.Rank))
 	}
-	return mooncake.Exchange{BootstrapAddr: "http://" + host, EngineID: r.EngineID}, nil
+	return mooncake.BootstrapInfo{BootstrapAddr: "http://" + host, EngineID: r.EngineID}, nil
 }

@@ -263,9 +263,9 @@ func (k *Call) newError(phase Phase, c *conn, cause error) *Error {
 	return failure
 }
 
-// Heedless reports that the engine had not closed its half of the connection when the limit of Leave was over, so that it may
+// IgnoredClose reports that the engine had not closed its half of the connection when the limit of Leave was over, so that it may
 // still work on the request.
-func (k *Call) Heedless() bool {
+func (k *Call) IgnoredClose() bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.heedless

@@ -86,7 +86,7 @@ func TestLeave(t *testing.T) {
 				tt.err.Target, tt.err.Aborted, tt.err.Err = "e0", true, ErrAborted
 				require.Equal(t, *tt.err, *e)
 			}
-			require.Equal(t, tt.deaf, k.Heedless())
+			require.Equal(t, tt.deaf, k.IgnoredClose())
 			require.Nil(t, c.idle.take(tg.key()), "a connection we left is never another call's")
 		})
 	}

@@ -67,25 +67,25 @@ func TestALiftedSocketIsReadAndGivenBack(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, "ab", string(p[:n]))
 
-		fd, ok := r.Lift(func() { t.Error("nobody touches it") })
+		fd, ok := r.Detach(func() { t.Error("nobody touches it") })
 		require.True(t, ok)
 		next <- struct{}{}
 		data, err := lifted(t, r, fd)
 		require.NoError(t, err)
 		require.Equal(t, "cde", data)
-		r.Lower(nil)
+		r.Reattach(nil)
 
 		next <- struct{}{}
 		n, err = r.Read(p)
 		require.NoError(t, err)
 		require.Equal(t, "f", string(p[:n]), "the size line was split between loop and goroutine")
 
-		fd, ok = r.Lift(func() {})
+		fd, ok = r.Detach(func() {})
 		require.True(t, ok, "again")
 		next <- struct{}{}
 		_, err = lifted(t, r, fd)
 		require.ErrorIs(t, err, io.EOF)
-		r.Lower(nil)
+		r.Reattach(nil)
 		require.True(t, r.Ended())
 		_, err = r.Read(p)
 		require.ErrorIs(t, err, io.EOF)
@@ -106,7 +106,7 @@ func TestNotEverySocketIsLifted(t *testing.T) {
 			r, err := post(c.NewCall(tg), "x")
 			require.NoError(t, err)
 			defer r.Close()
-			_, lifts := r.Lift(func() {})
+			_, lifts := r.Detach(func() {})
 			require.False(t, lifts)
 		})
 	}
@@ -121,7 +121,7 @@ func TestABrokenBodyIsNotLifted(t *testing.T) {
 	var data [5]byte
 	_, err = io.ReadFull(r, data[:])
 	require.NoError(t, err)
-	_, lifts := r.Lift(func() {})
+	_, lifts := r.Detach(func() {})
 	require.False(t, lifts)
 	_, err = r.Read(data[:])
 	require.ErrorIs(t, asError(t, err), ErrMalformed)
@@ -148,7 +148,7 @@ func TestALiftedCallIsTouched(t *testing.T) {
 			_, err = r.Read(p)
 			require.NoError(t, err)
 			touched := make(chan struct{}, 10)
-			_, ok := r.Lift(func() { touched <- struct{}{} })
+			_, ok := r.Detach(func() { touched <- struct{}{} })
 			require.True(t, ok)
 			go tt.touch(k)
 			select {
@@ -156,7 +156,7 @@ func TestALiftedCallIsTouched(t *testing.T) {
 			case <-time.After(20 * time.Second):
 				t.Fatal("not told")
 			}
-			r.Lower(nil)
+			r.Reattach(nil)
 			_, err = r.Read(p)
 			tt.want(t, asError(t, err))
 			r.Close()
@@ -173,9 +173,9 @@ func TestAnErrorOfALiftedSocketIsTheReads(t *testing.T) {
 	p := make([]byte, 100)
 	_, err = r.Read(p)
 	require.NoError(t, err)
-	_, ok := r.Lift(func() {})
+	_, ok := r.Detach(func() {})
 	require.True(t, ok)
-	r.Lower(unix.ECONNRESET)
+	r.Reattach(unix.ECONNRESET)
 	_, err = r.Read(p)
 	require.ErrorIs(t, asError(t, err), unix.ECONNRESET)
 	r.Close()

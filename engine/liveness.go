@@ -21,9 +21,9 @@ type Liveness struct {
 	gauge    atomic.Bool  // the engine reports gauges that change while the rank works
 
 	mu    sync.Mutex
-	waits []*Wait // requests whose first event has not come
-	salt  string  // the cache_salt of later requests; empty: none is needed
-	salts int     // how many salts there have been
+	waits []*PendingPull // requests whose first event has not come
+	salt  string         // the cache_salt of later requests; empty: none is needed
+	salts int            // how many salts there have been
 }
 
 // NewLiveness returns the Liveness of a rank that has given no sign yet.
@@ -91,8 +91,8 @@ func (s *Liveness) resalt() {
 	s.salts++
 }
 
-// Arrival is the last arrival of bytes on a stream.
-type Arrival struct {
+// LastRead is the last arrival of bytes on a stream.
+type LastRead struct {
 	at    time.Time
 	bytes int // how many bytes were read at this time
 }
@@ -103,7 +103,7 @@ const enough = 2 << 10
 // Came records that bytes were read now, and returns a time after which the engine must have sent them: the previous arrival, if it
 // had emptied the socket. This time is right even if a slow client made evenkeel read late. left says that some bytes that have
 // come were not read. ok is false if no such time is known.
-func (a *Arrival) Came(bytes int, left bool, now time.Time) (made time.Time, ok bool) {
+func (a *LastRead) Came(bytes int, left bool, now time.Time) (made time.Time, ok bool) {
 	if left {
 		bytes += enough
 	}
@@ -112,12 +112,12 @@ func (a *Arrival) Came(bytes int, left bool, now time.Time) (made time.Time, ok 
 		return now, false
 	}
 	made, ok = a.at, a.bytes < enough && !a.at.IsZero()
-	*a = Arrival{now, bytes}
+	*a = LastRead{now, bytes}
 	return made, ok
 }
 
-// Wait is a request that was sent to a rank and whose first event has not come.
-type Wait struct {
+// PendingPull is a request that was sent to a rank and whose first event has not come.
+type PendingPull struct {
 	signs     *Liveness
 	sent      time.Time
 	keptUntil time.Time // up to this time the KV is kept even if nothing renews the hold
@@ -129,8 +129,8 @@ type Wait struct {
 }
 
 // Await begins the wait of a request. It must be called before the request is written.
-func (s *Liveness) Await(now time.Time, hold mooncake.Hold) *Wait {
-	w := &Wait{signs: s, sent: now, keptUntil: hold.Until(time.Time{}), hold: hold}
+func (s *Liveness) Await(now time.Time, hold mooncake.Hold) *PendingPull {
+	w := &PendingPull{signs: s, sent: now, keptUntil: hold.Until(time.Time{}), hold: hold}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	w.salt, w.salts = s.salt, s.salts
@@ -143,10 +143,10 @@ func (s *Liveness) Await(now time.Time, hold mooncake.Hold) *Wait {
 
 // Salt returns the cache_salt of the request, which keeps it from using wrong KV in the rank's prefix cache;
 // empty: no KV there is known to be wrong.
-func (w *Wait) Salt() string { return w.salt }
+func (w *PendingPull) Salt() string { return w.salt }
 
 // Limit calls expire, from another goroutine, once the prefill engine may have freed the KV, unless End is called before.
-func (w *Wait) Limit(expire func()) {
+func (w *PendingPull) Limit(expire func()) {
 	w.signs.mu.Lock()
 	defer w.signs.mu.Unlock()
 	w.timer = time.AfterFunc(time.Until(w.until()), func() {
@@ -167,7 +167,7 @@ func (w *Wait) Limit(expire func()) {
 }
 
 // until returns the time up to which the KV is certainly kept. The caller holds mu of the Liveness.
-func (w *Wait) until() time.Time {
+func (w *PendingPull) until() time.Time {
 	return w.hold.Until(w.signs.at(w.signs.last.Load()))
 }
 
@@ -175,11 +175,11 @@ func (w *Wait) until() time.Time {
 func (s *Liveness) Gauged() bool { return s.gauge.Load() }
 
 // Renewed says whether, up to the time at, the KV was kept only because heartbeats renewed the hold.
-func (w *Wait) Renewed(at time.Time) bool { return at.After(w.keptUntil) }
+func (w *PendingPull) Renewed(at time.Time) bool { return at.After(w.keptUntil) }
 
 // Over says whether the prefill engine may have freed the KV by now. If so, later requests get another salt, so that they do not
 // use this KV in the rank's prefix cache.
-func (w *Wait) Over(now time.Time) bool {
+func (w *PendingPull) Over(now time.Time) bool {
 	w.signs.mu.Lock()
 	defer w.signs.mu.Unlock()
 	if !now.Before(w.until()) {
@@ -197,14 +197,14 @@ func (s *Liveness) mayNeedSalt() bool {
 
 // Lose records that the rank may have read the KV too late. Later requests get another salt, so that they do not use this KV in
 // the rank's prefix cache.
-func (w *Wait) Lose() {
+func (w *PendingPull) Lose() {
 	w.signs.mu.Lock()
 	defer w.signs.mu.Unlock()
 	w.lose()
 }
 
 // lose does what Lose does. The caller holds mu of the Liveness.
-func (w *Wait) lose() {
+func (w *PendingPull) lose() {
 	if w.hold.Lose(); !w.counted {
 		w.counted = true
 		w.signs.resalt()
@@ -213,7 +213,7 @@ func (w *Wait) lose() {
 
 // Arrived records that the first event came at the time at. held says whether the KV was certainly kept until the rank had
 // read it.
-func (w *Wait) Arrived(at time.Time) (held bool) {
+func (w *PendingPull) Arrived(at time.Time) (held bool) {
 	w.signs.mu.Lock()
 	defer w.signs.mu.Unlock()
 	w.signs.endGap(max(w.signs.since(at), w.signs.last.Load()+1))
@@ -221,7 +221,7 @@ func (w *Wait) Arrived(at time.Time) (held bool) {
 }
 
 // End ends the wait. A second call does nothing.
-func (w *Wait) End() {
+func (w *PendingPull) End() {
 	w.signs.mu.Lock()
 	defer w.signs.mu.Unlock()
 	if w.timer != nil {

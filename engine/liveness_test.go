@@ -85,7 +85,7 @@ func TestOneLossIsThatOfAllThatWait(t *testing.T) {
 		require.NotEqual(t, first.Salt(), third.Salt())
 		require.False(t, second.Arrived(time.Now()), "its own hold is not over")
 		require.True(t, third.Arrived(time.Now()))
-		for _, w := range []*Wait{first, second, third, third} {
+		for _, w := range []*PendingPull{first, second, third, third} {
 			w.End()
 		}
 		require.Empty(t, s.waits)

@@ -18,7 +18,7 @@ func TestNoAnswerIsBelievedUnderASaltThatLostKV(t *testing.T) {
 		s := NewLiveness()
 		p := mooncake.Profile{Connector: mooncake.NIXLPull}.WithDefaults()
 		now, spoiled := s.begin, map[string]bool{}
-		var waits []*Wait
+		var waits []*PendingPull
 		end := func(i int) {
 			waits[i].End()
 			waits[i] = waits[len(waits)-1]

@@ -16,12 +16,12 @@ import (
 // conf returns the settings in force. A reload may come between two calls, so settings that belong together are read from one call.
 func (g *Gateway) conf() *reload.Settings { return g.config.Settings() }
 
-func (g *Gateway) reloadHost() reload.Host {
-	return reload.Host{
+func (g *Gateway) reloadHost() reload.Deps {
+	return reload.Deps{
 		Log: g.log, Registerer: g.reg, Started: g.started, Prepare: g.prepare,
 		ReloadTrust: func(changed func(string) bool) (bool, error) { return g.fleet.ReloadTrust(changed) },
 		SetFit:      func(fit *predictor.Fit) error { return g.dispatcher.SetFit(fit) },
-		SetGeoKeys:  func(keys *geo.Keys) { g.peers.Node().SetKeys(keys) },
+		SetGeoKeys:  func(keys *geo.Keys) { g.peers.Geo().SetKeys(keys) },
 	}
 }
 

@@ -82,7 +82,7 @@ func newFloor(b *testing.B) *floor {
 	d, err := dispatcher.Start(b.Context(), dispatcher.Config{Config: board.Config{TickLimit: time.Hour}})
 	require.NoError(b, err)
 	f := &floor{B: b, d: d, zip: gzip.NewWriter(io.Discard)}
-	f.watch = watch.New(watch.Host{Sample: f.sample, Facts: f.facts})
+	f.watch = watch.New(watch.Deps{Sample: f.sample, Facts: f.facts})
 	f.live = live.New(f.watch, live.Options{Log: zap.NewNop()})
 	ws := make([]board.Worker, 144)
 	for i := range ws {
@@ -146,7 +146,7 @@ func (f *floor) step() {
 
 // facts are those of the dispatcher.
 func (f *floor) facts(ctx context.Context) detect.Facts {
-	s, g := f.d.Status(ctx), observer{&Gateway{fleet: fleet.New(fleet.Host{Context: ctx})}}
+	s, g := f.d.Status(ctx), observer{&Gateway{fleet: fleet.New(fleet.Deps{Context: ctx})}}
 	facts := detect.Facts{At: time.Now()}
 	for i := range s.Models {
 		facts.Models = append(facts.Models, g.modelFacts(&s.Models[i], 0))

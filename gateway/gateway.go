@@ -53,7 +53,7 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 			stop()
 		}
 	}(g.stop)
-	g.service = service.New(service.Host{
+	g.service = service.New(service.Deps{
 		Context: g.ctx, Log: log, Grace: func() time.Duration { return g.conf().Limits.DrainGrace },
 		EndAll: func() int { return g.fleet.Move(func(roster.Location) bool { return true }) },
 	})
@@ -81,7 +81,7 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 		HealthInterval: cfg.Health.Interval, FactsInterval: 10 * cfg.Health.Interval, Canary: cfg.Health.Canary,
 	})
 	g.meta = g.metaserver()
-	g.fleet = fleet.New(fleet.Host{
+	g.fleet = fleet.New(fleet.Deps{
 		Context: g.ctx, Serving: g.service.Context, Started: g.started, Log: log, Registerer: g.reg,
 		Settings: func() *fleet.Settings { return g.conf().Settings }, Client: g.client, Monitor: g.monitor,
 		Dispatch: func(ctx context.Context) board.Status { return g.dispatcher.Status(ctx) },
@@ -108,7 +108,7 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 		return nil, err
 	}
 	g.bodies = edge.NewBodies(int64(cfg.Limits.Bodies))
-	if g.owner, err = owner.New(cfg, owner.Host{
+	if g.owner, err = owner.New(cfg, owner.Deps{
 		Context: g.ctx, Log: log, Registerer: g.reg, Buckets: secondsBuckets, Hold: func() time.Duration { return g.conf().HoldTimeout() },
 		Leaving: g.service.Draining,
 		Engines: func() map[string]owner.Reach { return g.fleet.Now().Scopes() }, Load: g.fleet.LoadOf, Publish: g.publishOwners,
@@ -116,25 +116,25 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 		return nil, err
 	}
 	g.fleet.Admission = g.owner
-	g.calls = fleetcall.New(fleetcall.Host{
+	g.calls = fleetcall.New(fleetcall.Deps{
 		Context: g.ctx, Go: g.background.Go, Log: log, Client: g.client, Settings: g.Config, Fleet: g.fleet, Forget: g.forget,
 	})
 	if g.peers, err = peerserver.New(g.peersHost()); err != nil {
 		return nil, err
 	}
 	g.requests = request.New(g.env())
-	g.advice = adviser.New(adviser.Host{
-		Settings: func() *config.Advice { return &g.conf().Advice }, Fleet: g.fleet, Tier: g.tier, Dispatcher: g.dispatcher, Places: g.places,
+	g.advice = adviser.New(adviser.Deps{
+		Settings: func() *config.Advice { return &g.conf().Advice }, Fleet: g.fleet, Prefill: g.tier, Dispatcher: g.dispatcher, Places: g.places,
 	})
 	g.reg.MustRegister(g.advice)
-	g.watch = watch.New(watch.Host{Sample: observer{g}.Sample, Facts: observer{g}.Facts, Registerer: g.reg})
+	g.watch = watch.New(watch.Deps{Sample: observer{g}.Sample, Facts: observer{g}.Facts, Registerer: g.reg})
 	g.reporters = []reporter{g.peers, g.owner}
 	if err := g.discover(); err != nil {
 		return nil, err
 	}
-	g.door = admission.New(admission.Host{
+	g.door = admission.New(admission.Deps{
 		Started: g.started, Ready: g.Ready, Loads: g.modelLoads, Config: g.config, Service: g.service, Fleet: g.fleet, Requests: g.requests,
-		Through: passthrough.New(passthrough.Env{
+		Through: passthrough.New(passthrough.Deps{
 			Registerer: g.reg, Buckets: secondsBuckets, Settings: func() *fleet.Settings { return g.conf().Settings },
 			Engines: func() passthrough.Engines { return g.fleet.Now() }, Requests: g.requests, Bodies: g.bodies,
 		}),
@@ -144,25 +144,25 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 		Handler: g.door.Handle, Log: log, MaxBody: cfg.Limits.Body, MaxHead: cfg.Limits.Head,
 		Concurrency: cfg.Limits.Connections + 1, // so that the listener's own limit, which does not block accept, is reached first
 		ReadTimeout: cfg.Limits.ReadTimeout, IdleTimeout: cfg.Limits.IdleTimeout,
-		Stranger: g.door.Stranger, Caller: g.door.Caller, Bodies: g.bodies, Refused: g.door.Refused, Answer: g.door.TurnAway,
+		Authenticate: g.door.Authenticate, Caller: g.door.Caller, Bodies: g.bodies, Refused: g.door.Refused, Answer: g.door.TurnAway,
 	})
 	return g, beginTraces()
 }
 
 // env returns the parts of this proxy that package request uses.
-func (g *Gateway) env() request.Env {
-	return request.Env{
+func (g *Gateway) env() request.Deps {
+	return request.Deps{
 		Context: g.ctx, Log: g.log, Registerer: g.reg, Buckets: secondsBuckets,
 		Settings: func() *fleet.Settings { return g.conf().Settings }, Serving: g.service.Context, PromptKey: g.config.PromptKey,
-		Client: g.client, Monitor: g.monitor, Fleet: g.fleet, Engines: func() request.Engines { return g.fleet.Now() }, Tier: g.tier,
-		Locals: g.locals, Places: g.places, Dispatcher: g.dispatcher, Journal: g.journal,
-		Owner: g.owner, Node: g.peers.Node(), Meta: g.meta, Running: new(abort.Running), Loops: &g.loops,
+		Client: g.client, Monitor: g.monitor, Fleet: g.fleet, Engines: func() request.Engines { return g.fleet.Now() }, Prefill: g.tier,
+		LocalRanks: g.locals, Places: g.places, Dispatcher: g.dispatcher, Journal: g.journal,
+		Owner: g.owner, Peers: g.peers.Geo(), Meta: g.meta, Running: new(abort.Running), Loops: &g.loops,
 	}
 }
 
 // discover has the sources that the config names, and those of a test, tell the fleet which engines they find.
 func (g *Gateway) discover(ofTest ...discover.Source) error {
-	host := &discovery.Host{
+	host := &discovery.Deps{
 		Fleet: g.fleet, Settings: func() *fleet.Settings { return g.conf().Settings }, Dispatch: g.dispatcher.Status, Callbacks: g.meta,
 		Registerer: g.reg, Log: g.log,
 	}
@@ -336,7 +336,7 @@ func (g *Gateway) Shutdown(ctx context.Context) error {
 	g.owner.Leave(cut)
 	g.stop()
 	if g.peers != nil {
-		g.peers.Node().Close()
+		g.peers.Geo().Close()
 	}
 	g.service.Close()
 	g.fleet.StopTimers()
@@ -370,7 +370,7 @@ func Check(cfg *config.Config) ([]reload.Warning, error) {
 func (g *Gateway) abandon() {
 	g.stop()
 	if g.peers != nil {
-		g.peers.Node().Close()
+		g.peers.Geo().Close()
 	}
 	g.background.Wait()
 	_ = g.journal.Close() // nothing was written to the request log, so nothing is lost

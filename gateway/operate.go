@@ -152,7 +152,7 @@ func (g *Gateway) Config() *config.Config { return g.conf().Config }
 func (g *Gateway) Reloader() *reload.Reloader { return g.config }
 
 // Geo returns what this proxy knows of proxies in other regions; nil: there are none.
-func (g *Gateway) Geo() *geo.Node { return g.peers.Node() }
+func (g *Gateway) Geo() *geo.Peers { return g.peers.Geo() }
 
 // GeoAddr is the address to which proxies in other regions connect; empty: there are none.
 func (g *Gateway) GeoAddr() string { return g.peers.Addr() }
@@ -182,7 +182,7 @@ func (g *Gateway) Policy() string { return g.dispatcher.Policy() }
 func (g *Gateway) SetPolicy(spec string) error { return g.dispatcher.SetPolicy(spec) }
 
 // Prefill returns the prefill tier, whose policy operators may change.
-func (g *Gateway) Prefill() *prefill.Tier { return g.tier }
+func (g *Gateway) Prefill() *prefill.Scheduler { return g.tier }
 
 // ScorePrefill asks every prefill policy to which engine it would send the request with this body. Nothing is sent.
 func (g *Gateway) ScorePrefill(raw []byte) ([]prefill.Scored, error) {

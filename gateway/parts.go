@@ -45,7 +45,7 @@ type Gateway struct {
 	fleet      *fleet.Fleet
 	discovery  *discovery.Discovery // nil: nothing is discovered
 	finders    []finder             // empty: only the config and operators name engines
-	tier       *prefill.Tier
+	tier       *prefill.Scheduler
 	locals     *local.Ranks
 	places     *pool.Semaphore
 	dispatcher *dispatcher.Dispatcher
@@ -62,7 +62,7 @@ type Gateway struct {
 	seats      atomic.Uint64 // slots that the self-test asked for: a part of their ids, which have the highest bit set, as no request's id has
 
 	door     *admission.Handler
-	bodies   *edge.Account
+	bodies   *edge.Quota
 	server   *edge.Server
 	listener *edge.Listener
 	admin    net.Listener

@@ -11,10 +11,10 @@ import (
 	"evenkeel/mooncake"
 )
 
-func (g *Gateway) peersHost() peerserver.Host {
-	return peerserver.Host{
+func (g *Gateway) peersHost() peerserver.Deps {
+	return peerserver.Deps{
 		Context: g.ctx, Go: g.background.Go, Log: g.log, Registerer: g.reg, Config: g.config, Service: g.service,
-		Fleet: g.fleet, Tier: g.tier, Dispatcher: g.dispatcher, Owner: g.owner, Bodies: g.bodies,
+		Fleet: g.fleet, Prefill: g.tier, Dispatcher: g.dispatcher, Owner: g.owner, Bodies: g.bodies,
 		Fail: func(ctx *fasthttp.RequestCtx, e *openai.Error) { g.requests.Fail(ctx, e) },
 		Serve: func(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, from *peerserver.Hop, came time.Time) {
 			g.door.Receive(ctx, ep, &from.Hop, from.Tenant, came)

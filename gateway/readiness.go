@@ -23,7 +23,7 @@ func (g *Gateway) Ready() (ok bool, why string) {
 		return false, unowned
 	case !g.meta.Listening():
 		return false, "nothing listens for callbacks of decode engines at bind.listen"
-	case (p == 0 || d == 0) && g.peers != nil && len(g.peers.Node().Models()) > 0: // other regions serve its requests
+	case (p == 0 || d == 0) && g.peers != nil && len(g.peers.Geo().Models()) > 0: // other regions serve its requests
 	case p == 0 && d > 0 && g.passesOnly():
 	case p == 0:
 		return false, "no healthy " + engines.Kind(roster.Prefill) + " engine" + failures(g.finders)

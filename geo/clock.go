@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Clock is the source of a Node's time: the computer's clock, or a simulated one.
+// Clock is the source of the Peers' time: the computer's clock, or a simulated one.
 type Clock interface {
 	Now() time.Time
 	// After calls f once, after the time d and after After has returned. stop prevents the call, and reports whether it

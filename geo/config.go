@@ -60,7 +60,7 @@ type Config struct {
 	EventBytes int           `yaml:"-"` // size limit of one event
 
 	Keys     *Keys                                                                                     `yaml:"-"` // nil: certificates alone
-	Tier     Tier                                                                                      `yaml:"-"`
+	Queue    Queue                                                                                     `yaml:"-"`
 	Running  func(model string) (perReplica float64, seqs int)                                         `yaml:"-"` // decode requests; must not wait
 	Draining func() bool                                                                               `yaml:"-"`
 	Tenure   func() Tenure                                                                             `yaml:"-"` // nil: there are no owners

@@ -37,7 +37,7 @@ func lookup(ctx context.Context, d Discovery, host, port string) ([]string, erro
 
 // follow looks up an entry's name every resolveEvery. It begins to probe new dispatchers, and removes a dispatcher whose
 // address is gone. If the name cannot be resolved, nothing changes.
-func (n *Node) follow(c *PeerConfig) {
+func (n *Peers) follow(c *PeerConfig) {
 	tick := time.NewTicker(resolveEvery)
 	defer tick.Stop()
 	for {
@@ -61,7 +61,7 @@ func (n *Node) follow(c *PeerConfig) {
 }
 
 // found replaces the peers of an entry by the dispatchers at these addresses.
-func (n *Node) found(c *PeerConfig, addresses []string) {
+func (n *Peers) found(c *PeerConfig, addresses []string) {
 	wanted := map[string]bool{}
 	for _, a := range addresses {
 		wanted[c.ID+"@"+a] = true

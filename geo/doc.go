@@ -3,7 +3,7 @@
 // headers between dispatchers and their verification (hop.go, keys.go, verifier.go), the forwarding of a request to a peer
 // (forward.go), and the cost of each forward (receipt.go).
 //
-// Package geo/policy decides where a request goes, by the state in the Node. One lock guards this state; it is never held
-// during I/O. A Node gets its time from a Clock and reaches its peers by Links, so that a simulation can drive the same
-// Node.
+// Package geo/policy decides where a request goes, by the state in Peers. One lock guards this state; it is never held
+// during I/O. Peers takes the time from a Clock and reaches each peer by a Link, so that a simulation can drive the same
+// Peers.
 package geo

@@ -127,7 +127,7 @@ func (f *Forward) makesRoom() (unlock func()) {
 	return func() {
 		n.mu.Unlock()
 		if full { // the peer takes more requests now
-			n.cfg.Tier.Wake()
+			n.cfg.Queue.Wake()
 		}
 	}
 }
@@ -234,7 +234,7 @@ func (f *Forward) updatePeer(outcome, cause string, spent float64, now time.Time
 	case outcome == OutcomeFallback && !slices.Contains(blameless, cause):
 		p.trust.Failed(n.at(now))
 		if p.circuit.Fail(f.number, now) {
-			n.clock.After(p.circuit.Out(), n.cfg.Tier.Wake)
+			n.clock.After(p.circuit.Out(), n.cfg.Queue.Wake)
 		}
 	default:
 		p.circuit.Neutral(f.number)

@@ -146,7 +146,7 @@ func (f *Forward) Wait(now time.Time) time.Duration { return f.reader.Wait(now) 
 func (f *Forward) Arrive(dst, data []byte, now time.Time) ([]byte, sse.End) {
 	f.reader.Feed(data, now)
 	if dst, _ = f.appendEvents(dst); f.reader.Done() {
-		return dst, sse.Whole
+		return dst, sse.Complete
 	}
 	return dst, sse.Runs
 }

@@ -50,7 +50,7 @@ func nobody(round uint64) *prefill.Here {
 }
 
 // forwarded asks for a request's place until it is the peer.
-func forwarded(t *testing.T, n *Node) *Forward {
+func forwarded(t *testing.T, n *Peers) *Forward {
 	t.Helper()
 	q := n.Question(Ask{ID: "r", Model: "m", Tenant: "acme"})
 	for round := uint64(1000); ; round++ {

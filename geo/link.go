@@ -13,13 +13,13 @@ import (
 // httpLink is the Link to a peer's listener. It has its own connection for probes, so that a probe never waits behind a
 // request.
 type httpLink struct {
-	node   *Node
+	node   *Peers
 	to     string // id of the peer's entry
 	target *engine.Target
 	client *engine.Client
 }
 
-func (n *Node) linkOverHTTP(p *peer) Link {
+func (n *Peers) linkOverHTTP(p *peer) Link {
 	return &httpLink{node: n, to: p.conf.ID, target: p.target,
 		client: engine.NewClient(engine.Options{MaxIdle: 1, IdleTimeout: max(time.Minute, 4*n.cfg.Probe.Interval)})}
 }

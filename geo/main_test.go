@@ -65,13 +65,13 @@ func newFar(t *testing.T) *far {
 func (f *far) says(change func(a *answer)) { f.change.Store(&change) }
 
 // node is us-1 with peers.
-func node(t *testing.T, change func(c *Config), peers ...PeerConfig) (*Node, *queue) {
+func node(t *testing.T, change func(c *Config), peers ...PeerConfig) (*Peers, *queue) {
 	t.Helper()
 	q := &queue{}
 	c := Default()
 	c.Self, c.Probe.Interval, c.Snapshot.MaxBytesPerPeer = Self{"us-1", "us"}, 50*time.Millisecond, "1MiB"
 	c.FirstByte, c.Idle, c.Connect, c.WholeBytes, c.EventBytes = time.Second, time.Second, time.Second, 1<<20, 1<<20
-	c.Peers, c.Tier, c.Log = peers, q, zap.NewNop()
+	c.Peers, c.Queue, c.Log = peers, q, zap.NewNop()
 	c.Running, c.Draining = func(string) (float64, int) { return 5, 64 }, func() bool { return false }
 	if change != nil {
 		change(&c)
@@ -95,7 +95,7 @@ func eventually(t *testing.T, ok func() bool) {
 	require.Eventually(t, ok, 10*time.Second, 2*time.Millisecond)
 }
 
-func first(n *Node) PeerStatus { return n.Status().Peers[0] }
+func first(n *Peers) PeerStatus { return n.Status().Peers[0] }
 
 func TestAPeerComesUpGoesDownAndIsForgottenWhenItRestarts(t *testing.T) {
 	f, asked := newFar(t), make(chan struct{})

@@ -21,7 +21,7 @@ type metrics struct {
 	queue, inflight, available                            *prometheus.GaugeVec
 	ttft, costError                                       *prometheus.HistogramVec
 
-	node *Node
+	node *Peers
 	all  []vector
 }
 
@@ -37,7 +37,7 @@ var secondsBuckets = []float64{1e-3, 2.5e-3, 5e-3, 10e-3, 25e-3, 50e-3, 100e-3, 
 var errorBuckets = []float64{-10, -2.5, -1, -0.5, -0.25, -0.1, -0.05, -0.01, 0, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10, 30, 120}
 
 // newMetrics makes the metrics of a node.
-func newMetrics(n *Node) *metrics {
+func newMetrics(n *Peers) *metrics {
 	var all []vector
 	gauge := func(name, help string, labels ...string) *prometheus.GaugeVec {
 		return keepVector(&all, prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "evenkeel_geo_" + name, Help: help}, labels))
@@ -139,15 +139,15 @@ func (m *metrics) decided(policyName string, act policy.Act) {
 }
 
 // Received counts a request from another dispatcher, by its outcome.
-func (n *Node) Received(origin, outcome string) {
+func (n *Peers) Received(origin, outcome string) {
 	n.metrics.received.WithLabelValues(origin, outcome).Inc()
 }
 
 // Rejected counts a refusal on the peer listener.
-func (n *Node) Rejected(reason string) { n.metrics.rejects.WithLabelValues(reason).Inc() }
+func (n *Peers) Rejected(reason string) { n.metrics.rejects.WithLabelValues(reason).Inc() }
 
 // Served records the time to the first event of a request that was served in this region.
-func (n *Node) Served(ttft time.Duration) {
+func (n *Peers) Served(ttft time.Duration) {
 	n.metrics.ttft.WithLabelValues(routeLocal, "").Observe(ttft.Seconds())
 }
 

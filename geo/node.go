@@ -15,9 +15,9 @@ import (
 )
 
 // New returns a node. It probes no peer before Start.
-func New(cfg Config) (*Node, error) {
+func New(cfg Config) (*Peers, error) {
 	cfg = cfg.withDefaults()
-	n := &Node{
+	n := &Peers{
 		cfg: cfg, clock: cfg.Clock, started: cfg.Clock.Now(), models: map[string]*modelState{}, text: cfg.Policy,
 		settings: cfg.Settings(), spent: map[string]*spending{},
 		traffic: engine.NewClient(engine.Options{IdleTimeout: trafficIdle}),
@@ -52,7 +52,7 @@ func New(cfg Config) (*Node, error) {
 const trafficIdle = 60 * time.Second
 
 // Start begins to probe the peers.
-func (n *Node) Start() {
+func (n *Peers) Start() {
 	n.mu.Lock()
 	for _, p := range n.peers {
 		n.probeLoop(p)
@@ -66,7 +66,7 @@ func (n *Node) Start() {
 }
 
 // Close ends the probing. Forwards under way continue.
-func (n *Node) Close() {
+func (n *Peers) Close() {
 	n.mu.Lock()
 	n.stop()
 	for _, p := range n.peers {
@@ -80,18 +80,18 @@ func (n *Node) Close() {
 }
 
 // SetKeys replaces the keys between dispatchers.
-func (n *Node) SetKeys(k *Keys) {
+func (n *Peers) SetKeys(k *Keys) {
 	n.verifier.keys.Store(k)
 }
 
 // Verifier returns the verifier of requests from peers.
-func (n *Node) Verifier() *Verifier { return n.verifier }
+func (n *Peers) Verifier() *Verifier { return n.verifier }
 
 // ID is the id of this dispatcher.
-func (n *Node) ID() string { return n.cfg.Self.ID }
+func (n *Peers) ID() string { return n.cfg.Self.ID }
 
 // known returns, for the Verifier, the names that a peer's certificate may have; ok is false if no peer has that id.
-func (n *Node) known(id string) (sans []string, ok bool) {
+func (n *Peers) known(id string) (sans []string, ok bool) {
 	for i := range n.cfg.Peers {
 		if c := &n.cfg.Peers[i]; c.AnswersTo(id) && id != n.cfg.Self.ID {
 			sans, ok = append(sans, c.SANs()...), true
@@ -101,17 +101,17 @@ func (n *Node) known(id string) (sans []string, ok bool) {
 }
 
 // Offered reports whether any usable peer serves the model.
-func (n *Node) Offered(model string) bool {
+func (n *Peers) Offered(model string) bool {
 	return n.offered(model, func(*peer) bool { return true })
 }
 
 // OfferedTo is Offered, but counts only peers in regions to which residency lets the tenant's requests go.
-func (n *Node) OfferedTo(tenant, model string) bool {
+func (n *Peers) OfferedTo(tenant, model string) bool {
 	may := n.May(tenant, model)
 	return n.offered(model, func(p *peer) bool { return may == nil || may(p.conf.Region) })
 }
 
-func (n *Node) offered(model string, by func(*peer) bool) bool {
+func (n *Peers) offered(model string, by func(*peer) bool) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return slices.ContainsFunc(n.peers, func(p *peer) bool {
@@ -121,14 +121,14 @@ func (n *Node) offered(model string, by func(*peer) bool) bool {
 }
 
 // AllUp reports whether every peer is usable. If so, a model that no peer offers is served by no region.
-func (n *Node) AllUp() bool {
+func (n *Peers) AllUp() bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return !slices.ContainsFunc(n.peers, func(p *peer) bool { return !p.usable() && !p.itself })
 }
 
 // Models lists the models of all usable peers.
-func (n *Node) Models() []string {
+func (n *Peers) Models() []string {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	all := map[string]policy.Offer{}
@@ -153,7 +153,7 @@ type Tuning struct {
 var ErrTuning = errors.New("geo: nothing was changed")
 
 // Tune changes the policy and its weights from the next round on.
-func (n *Node) Tune(t Tuning) error {
+func (n *Peers) Tune(t Tuning) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	set, text := n.settings, n.text
@@ -185,17 +185,17 @@ func (n *Node) Tune(t Tuning) error {
 }
 
 // PolicyText is the text of the present policy.
-func (n *Node) PolicyText() string {
+func (n *Peers) PolicyText() string {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.text
 }
 
 // Receipts returns the receipts of the last forwards, at most so many, the latest first.
-func (n *Node) Receipts(most int) []Receipt { return n.receipts.last(most) }
+func (n *Peers) Receipts(most int) []Receipt { return n.receipts.last(most) }
 
 // Accepts reports whether one more request that the peer from forwards may wait here. waiting requests wait already.
-func (n *Node) Accepts(from string, waiting int) bool {
+func (n *Peers) Accepts(from string, waiting int) bool {
 	if n.cfg.Central == n.cfg.Self.ID || n.sibling(from) { // this dispatcher has the only queue for such requests
 		return true
 	}

@@ -13,7 +13,7 @@ import (
 type address struct{ to, boot string }
 
 // addressOf is the address of a peer, from its last answer to a probe.
-func (n *Node) addressOf(p *peer) address {
+func (n *Peers) addressOf(p *peer) address {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return address{p.name, p.boot}
@@ -21,7 +21,7 @@ func (n *Node) addressOf(p *peer) address {
 
 // hopHeaders returns the headers of a request to another dispatcher, with the hop and its signature. rid is the request's id
 // at its origin. came is the hop of the dispatcher that sent the request here; nil: a client sent it.
-func (n *Node) hopHeaders(m *Message, body [][]byte, recipient address, came *Hop, rid string, now, deadline time.Time) []engine.Header {
+func (n *Peers) hopHeaders(m *Message, body [][]byte, recipient address, came *Hop, rid string, now, deadline time.Time) []engine.Header {
 	hop := Hop{
 		N: 1, Max: n.cfg.MaxHops, Origin: n.cfg.Self.ID, Via: []string{n.cfg.Self.ID}, RID: rid,
 		Time: now.UnixMilli(), Nonce: newBoot(), Deadline: deadline.UnixMilli(),

@@ -14,7 +14,7 @@ import (
 const goodsUp = 2
 
 // newPeer returns a peer that was not probed yet. conf is its entry in geo.peers.
-func (n *Node) newPeer(conf *PeerConfig, id string, target *engine.Target) *peer {
+func (n *Peers) newPeer(conf *PeerConfig, id string, target *engine.Target) *peer {
 	p := &peer{
 		conf: conf, id: id, target: target, rtt: policy.NewRTT(rttAlpha), inflight: map[*Forward]struct{}{},
 		offers: map[string]policy.Offer{}, reasons: map[string]policy.Reason{}, major: -1, spent: &spending{},
@@ -74,7 +74,7 @@ func (p *peer) usable() bool { return p.up && p.major == policy.Protocol }
 
 // view returns the state of the peer for a policy. The next probe is sent one interval after an answer, so that the time
 // between two answers is the interval plus the round trip.
-func (p *peer) view(n *Node, model string, now time.Time) policy.Peer {
+func (p *peer) view(n *Peers, model string, now time.Time) policy.Peer {
 	offer, offers := p.offers[model]
 	reserved, tokens := p.reserved.Reserved()
 	rtt, _ := p.rtt.Ms()
@@ -88,14 +88,14 @@ func (p *peer) view(n *Node, model string, now time.Time) policy.Peer {
 }
 
 // expire drops reservations that are too old: probes have not been answered since.
-func (p *peer) expire(n *Node, now time.Time) {
+func (p *peer) expire(n *Peers, now time.Time) {
 	rtt, _ := p.rtt.Ms()
 	p.reserved.Expire(n.at(now), ms(n.cfg.Probe.Interval), rtt)
 }
 
 // forgetGone drops the metrics of a removed peer without forwards. Otherwise the metrics of old addresses would pile up. It is
 // called with n.mu held.
-func (n *Node) forgetGone(p *peer) {
+func (n *Peers) forgetGone(p *peer) {
 	if p.gone && len(p.inflight) == 0 && !slices.ContainsFunc(n.peers, func(o *peer) bool { return o != p && o.id == p.id }) {
 		n.metrics.forget("peer", p.id)
 		if !slices.ContainsFunc(n.peers, func(o *peer) bool { return o.name == p.name }) { // it has no other address

@@ -18,7 +18,7 @@ import (
 )
 
 // probeLoop starts the prober of a peer, which runs until stopProbing or the node's end. It is called with n.mu held.
-func (n *Node) probeLoop(p *peer) {
+func (n *Peers) probeLoop(p *peer) {
 	p.ctx, p.cancel = context.WithCancel(n.ctx)
 	if n.cfg.Link != nil {
 		p.link = n.cfg.Link(p.conf.ID)
@@ -30,21 +30,21 @@ func (n *Node) probeLoop(p *peer) {
 }
 
 // stopProbing ends the prober of a peer, after the question that is under way. It is called with n.mu held.
-func (n *Node) stopProbing(p *peer) {
+func (n *Peers) stopProbing(p *peer) {
 	p.cancel()
 	if p.cancelNext() {
 		n.ended(p)
 	}
 }
 
-// ended is called at the end of a peer's prober. Node.Close waits for the ends of all probers.
-func (n *Node) ended(p *peer) {
+// ended is called at the end of a peer's prober. Peers.Close waits for the ends of all probers.
+func (n *Peers) ended(p *peer) {
 	p.link.Close()
 	n.running.Done()
 }
 
 // plan schedules the next question to a peer in about one interval, unless its prober was stopped.
-func (n *Node) plan(p *peer, seq uint64) {
+func (n *Peers) plan(p *peer, seq uint64) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if p.ctx.Err() != nil {
@@ -56,7 +56,7 @@ func (n *Node) plan(p *peer, seq uint64) {
 }
 
 // probe sends one question to a peer.
-func (n *Node) probe(p *peer, seq uint64) {
+func (n *Peers) probe(p *peer, seq uint64) {
 	n.mu.Lock()
 	rtt, _ := p.rtt.Ms()
 	n.mu.Unlock()
@@ -72,13 +72,13 @@ func (n *Node) probe(p *peer, seq uint64) {
 				n.cfg.Log.Debug("no idle connection to a peer", zap.String("peer", p.id), zap.Error(err))
 			}
 		}
-		n.cfg.Tier.Wake() // waiting requests may be forwarded now, or must be served here now
+		n.cfg.Queue.Wake() // waiting requests may be forwarded now, or must be served here now
 		n.plan(p, seq+1)
 	})
 }
 
 // heard applies the outcome of a question to the peer's state, and reports whether the peer is up.
-func (n *Node) heard(p *peer, seq uint64, sent time.Time, e Echo) (up bool) {
+func (n *Peers) heard(p *peer, seq uint64, sent time.Time, e Echo) (up bool) {
 	a, err := answer{}, e.Err
 	if err == nil {
 		a, err = readAnswer(e.Text)
@@ -124,7 +124,7 @@ func (n *Node) heard(p *peer, seq uint64, sent time.Time, e Echo) (up bool) {
 var errItself = fmt.Errorf("%w: the address is this proxy's own", ErrProbe)
 
 // check returns an error unless the answer comes from this peer and belongs to this question.
-func (n *Node) check(p *peer, a *answer, seq uint64) error {
+func (n *Peers) check(p *peer, a *answer, seq uint64) error {
 	switch {
 	case a.Boot == n.process.nameAt(n.clock.Now()) || a.ID == n.cfg.Self.ID:
 		return errItself
@@ -138,7 +138,7 @@ func (n *Node) check(p *peer, a *answer, seq uint64) error {
 
 // Answer answers a probe that a peer sent, which arrived at the time came. It does not check the peer's version, because the
 // peer checks the version in the answer.
-func (n *Node) Answer(body []byte, came time.Time) ([]byte, *Refusal) {
+func (n *Peers) Answer(body []byte, came time.Time) ([]byte, *Refusal) {
 	var q question
 	if len(body) > maxProbe || json.Unmarshal(body, &q) != nil || major(q.Version) < 0 {
 		return nil, refuse(http.StatusBadRequest, RejectVersion, "this is no probe of a dispatcher")
@@ -160,9 +160,9 @@ func (n *Node) Answer(body []byte, came time.Time) ([]byte, *Refusal) {
 }
 
 // offers returns, by model, the offer of this region for requests of other regions.
-func (n *Node) offers() map[string]policy.Offer {
+func (n *Peers) offers() map[string]policy.Offer {
 	all := map[string]policy.Offer{}
-	n.cfg.Tier.Offers(func(model string, l *prefill.Local) {
+	n.cfg.Queue.Offers(func(model string, l *prefill.Local) {
 		running, seqs := n.cfg.Running(model)
 		n.mu.Lock()
 		defer n.mu.Unlock()
@@ -181,7 +181,7 @@ func (n *Node) offers() map[string]policy.Offer {
 }
 
 // rtts returns the round trips to the peers in ms, by name. It is called with n.mu held.
-func (n *Node) rtts() map[string]float64 {
+func (n *Peers) rtts() map[string]float64 {
 	all := map[string]float64{}
 	for _, p := range n.peers {
 		if ms, ok := p.rtt.Ms(); ok && p.name != "" {

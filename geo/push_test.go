@@ -15,8 +15,8 @@ import (
 // bench is a region with one prefill engine, whose gauges and clock a test sets.
 type bench struct {
 	*testing.T
-	node   *Node
-	tier   *prefill.Tier
+	node   *Peers
+	tier   *prefill.Scheduler
 	now    time.Time
 	gauges prefill.Sample
 	during func() // a scrape, once
@@ -42,7 +42,7 @@ func newBench(t *testing.T, policyText string, change func(*Config)) *bench {
 	b.tier.SetCandidates([]prefill.Candidate{{ID: "a", Models: []string{"m"}, CapacityTokens: 1 << 40, Live: true,
 		Profile: &mooncake.Profile{MaxNumSeqs: 32}}})
 	b.node, _ = node(t, func(c *Config) {
-		c.Tier, c.Policy = b.tier, policyText
+		c.Queue, c.Policy = b.tier, policyText
 		if change != nil {
 			change(c)
 		}
@@ -57,7 +57,7 @@ func (b *bench) arrive(n int) int {
 		b.asked++
 		id := fmt.Sprint(b.asked)
 		q := b.node.Question(Ask{ID: id, Model: "m"})
-		b.tier.Offer(prefill.Request{ID: id, Model: "m", PromptTokens: 10, Elsewhere: q}, func(l *prefill.Lease, err error) {
+		b.tier.Offer(prefill.Request{ID: id, Model: "m", PromptTokens: 10, Remote: q}, func(l *prefill.Lease, err error) {
 			require.NoError(b, err)
 			b.served = append(b.served, l)
 		})

@@ -12,11 +12,11 @@ import (
 	"evenkeel/prefill/index"
 )
 
-// Question implements prefill.Elsewhere for one request: it decides whether the request is forwarded to a peer.
-type Question struct {
-	node       *Node
+// RoutingQuery implements prefill.RemoteRegions for one request: it decides whether the request is forwarded to a peer.
+type RoutingQuery struct {
+	node       *Peers
 	ask        Ask
-	firstLeg   *Question                // for a further leg: the first leg's question, which decides for all legs; nil: this is the first
+	firstLeg   *RoutingQuery            // for a further leg: the first leg's question, which decides for all legs; nil: this is the first
 	waits      bool                     // the request had to wait, which the metrics have counted
 	policyName string                   // the policy that chose an engine of this region
 	may        func(region string) bool // whether residency allows a region; nil: it allows all
@@ -26,7 +26,7 @@ type Question struct {
 	answer     *Forward                 // booked by Where; nil: none
 }
 
-// Ask has the properties of a request by which a Node decides.
+// Ask has the properties of a request by which the Peers decide.
 type Ask struct {
 	ID, Model, Tenant string
 	Prompt            prefill.Prompt
@@ -37,24 +37,24 @@ type Ask struct {
 	Came              *Hop // the hop by which another dispatcher sent the request; nil: a client sent it
 }
 
-// Question returns the question of a request, for prefill.Request.Elsewhere.
-func (n *Node) Question(a Ask) *Question {
+// Question returns the question of a request, for prefill.Request.Remote.
+func (n *Peers) Question(a Ask) *RoutingQuery {
 	a.Stay = a.Stay || n.cfg.Central == n.cfg.Self.ID // the central dispatcher has the engines of all regions
-	return &Question{node: n, ask: a, legs: 1, may: n.May(a.Tenant, a.Model)}
+	return &RoutingQuery{node: n, ask: a, legs: 1, may: n.May(a.Tenant, a.Model)}
 }
 
 // Legs sets the number of legs of the request: a request with several prompts has a leg for each of them.
-func (q *Question) Legs(n int) { q.legs = n }
+func (q *RoutingQuery) Legs(n int) { q.legs = n }
 
 // Leg returns the question of another leg of the same request. All legs follow the decision for the first leg.
-func (q *Question) Leg(id string, p prefill.Prompt) *Question {
-	leg := &Question{node: q.node, ask: q.ask, firstLeg: q, may: q.may}
+func (q *RoutingQuery) Leg(id string, p prefill.Prompt) *RoutingQuery {
+	leg := &RoutingQuery{node: q.node, ask: q.ask, firstLeg: q, may: q.may}
 	leg.ask.ID, leg.ask.Prompt, leg.ask.Stay = id, p, true
 	return leg
 }
 
-// Stay implements prefill.Elsewhere, as do Offered, Queued, Where and Takes. The tier calls them under its lock.
-func (q *Question) Stay() {
+// Stay implements prefill.RemoteRegions, as do Offered, Queued, Where and Takes. The tier calls them under its lock.
+func (q *RoutingQuery) Stay() {
 	if q.firstLeg != nil {
 		q = q.firstLeg
 	}
@@ -63,13 +63,13 @@ func (q *Question) Stay() {
 
 // Forward is the forward that Where booked; nil: the request is served in this region, or the dispatcher that sent it must ask
 // again.
-func (q *Question) Forward() *Forward { return q.answer }
+func (q *RoutingQuery) Forward() *Forward { return q.answer }
 
 // Prompt is the prompt of the request.
-func (q *Question) Prompt() prefill.Prompt { return q.ask.Prompt }
+func (q *RoutingQuery) Prompt() prefill.Prompt { return q.ask.Prompt }
 
 // Offered reports whether the request may be forwarded to a peer that serves its model.
-func (q *Question) Offered() bool {
+func (q *RoutingQuery) Offered() bool {
 	if q.firstLeg != nil {
 		q = q.firstLeg
 	}
@@ -78,7 +78,7 @@ func (q *Question) Offered() bool {
 
 // Queued records that the request entered the arrival queue of its model, or left it. waiting is the number of requests in the
 // queue now. From this the policies learn how fast the queue empties.
-func (q *Question) Queued(now time.Time, entered bool, waiting int) {
+func (q *RoutingQuery) Queued(now time.Time, entered bool, waiting int) {
 	n := q.node
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -92,7 +92,7 @@ func (q *Question) Queued(now time.Time, entered bool, waiting int) {
 }
 
 // Where decides where the first request of the queue is served.
-func (q *Question) Where(h *prefill.Here) prefill.Where {
+func (q *RoutingQuery) Where(h *prefill.Here) prefill.Where {
 	n := q.node
 	running, seqs := n.cfg.Running(h.Model)
 	n.mu.Lock()
@@ -140,18 +140,18 @@ func (q *Question) Where(h *prefill.Here) prefill.Where {
 
 // wakeAfter wakes the queue after a time, unless this request has it woken by then already. Each wake of the queue asks the questions of
 // all requests again. If each question set a timer each time, the number of timers would multiply.
-func (q *Question) wakeAfter(d time.Duration, now time.Time) {
+func (q *RoutingQuery) wakeAfter(d time.Duration, now time.Time) {
 	at := now.Add(d)
 	if q.wakes.After(now) && at.After(q.wakes.Add(-time.Millisecond)) {
 		return
 	}
 	q.wakes = at
-	q.node.clock.After(d, q.node.cfg.Tier.Wake)
+	q.node.clock.After(d, q.node.cfg.Queue.Wake)
 }
 
 // Takes reports whether the push mode allows one more request on a prefill engine, by the engine's present state. The policy
 // has only seen the state at the begin of the round.
-func (q *Question) Takes(p *prefill.Prefiller) bool {
+func (q *RoutingQuery) Takes(p *prefill.Prefiller) bool {
 	if q.push == nil {
 		return true
 	}
@@ -162,7 +162,7 @@ func (q *Question) Takes(p *prefill.Prefiller) bool {
 }
 
 // countWait counts in the metrics that the request has to wait, once per request.
-func (q *Question) countWait(s *modelState) {
+func (q *RoutingQuery) countWait(s *modelState) {
 	if !q.waits {
 		q.waits = true
 		q.node.metrics.decided(s.policy.Name(), policy.Hold)
@@ -170,12 +170,12 @@ func (q *Question) countWait(s *modelState) {
 }
 
 // Stayed counts a request that an engine of this region serves.
-func (q *Question) Stayed() {
+func (q *RoutingQuery) Stayed() {
 	q.node.metrics.decided(q.policyName, policy.Send)
 }
 
 // startRound begins a round with the present state of all places. It is called with n.mu held, like the functions below.
-func (n *Node) startRound(s *modelState, h *prefill.Here, running float64, decodes bool) {
+func (n *Peers) startRound(s *modelState, h *prefill.Here, running float64, decodes bool) {
 	s.round = h.Round
 	s.push = pushOf(&s.policy, &h.Local)
 	s.places = localPlaces(s.places[:0], &s.push, &h.Local, running, decodes)
@@ -234,7 +234,7 @@ func replica(f *prefill.Prefiller, set *policy.Settings) policy.Replica {
 
 // central is the place of the central dispatcher, if the request may go there, and it is available or may be waited for; -1: this
 // dispatcher decides itself.
-func (q *Question) central(s *modelState) int {
+func (q *RoutingQuery) central(s *modelState) int {
 	if !q.node.cfg.Follows() {
 		return -1
 	}
@@ -248,13 +248,13 @@ func (q *Question) central(s *modelState) int {
 
 // nearest is the place of the available peer that will probably answer first; -1: none. It is used for requests that this
 // region sends away because it drains or fails.
-func (q *Question) nearest(s *modelState) int {
+func (q *RoutingQuery) nearest(s *modelState) int {
 	return q.soonest(s, s.policy.Takes)
 }
 
 // soonest is the place of the peer that will probably answer first, among the places for which takes returns true and to which
 // the request may go; -1: none. Available peers come before the others.
-func (q *Question) soonest(s *modelState, takes func(place int) bool) int {
+func (q *RoutingQuery) soonest(s *modelState, takes func(place int) bool) int {
 	best := -1
 	for k, p := range s.peers {
 		i := s.local + k
@@ -277,7 +277,7 @@ func sooner(a, b *policy.Place) bool {
 }
 
 // request converts the question for a policy.
-func (q *Question) request(s *modelState, h *prefill.Here) policy.Request {
+func (q *RoutingQuery) request(s *modelState, h *prefill.Here) policy.Request {
 	r := policy.Request{
 		ID: q.ask.ID, Key: q.ask.RingKey, Tokens: h.Tokens, Stay: q.ask.Stay || q.ask.Home,
 		Waited: ms(h.Now.Sub(h.Since)), Legs: q.legs,
@@ -303,7 +303,7 @@ func (q *Question) request(s *modelState, h *prefill.Here) policy.Request {
 }
 
 // hit is how many of the prompt's tokens are predicted to be cached at a peer, by the prompts that were forwarded to it.
-func (q *Question) hit(p *peer, tokens int) int {
+func (q *RoutingQuery) hit(p *peer, tokens int) int {
 	keys := q.ask.Prompt.Keys
 	if len(keys) == 0 {
 		return 0
@@ -316,7 +316,7 @@ func (q *Question) hit(p *peer, tokens int) int {
 }
 
 // blockTokens is the number of tokens per block of the prompt. tokens is the length of the prompt.
-func (q *Question) blockTokens(tokens int) float64 {
+func (q *RoutingQuery) blockTokens(tokens int) float64 {
 	if b := q.ask.Prompt.BlockTokens; b > 0 {
 		return float64(b)
 	}
@@ -325,7 +325,7 @@ func (q *Question) blockTokens(tokens int) float64 {
 
 // mayGo reports whether the request may be forwarded to a peer: residency allows it, and the peer has not forwarded the
 // request itself.
-func (q *Question) mayGo(p *peer) bool {
+func (q *RoutingQuery) mayGo(p *peer) bool {
 	if q.ask.Home && p.conf.Region != q.node.cfg.Self.Region {
 		return false
 	}
@@ -337,7 +337,7 @@ func (q *Question) mayGo(p *peer) bool {
 
 // May returns a function that reports whether a tenant's requests for a model may go to a region: the region must be in the
 // residency lists of the tenant and of the model, as far as they have lists. nil: all regions are allowed.
-func (n *Node) May(tenant, model string) func(region string) bool {
+func (n *Peers) May(tenant, model string) func(region string) bool {
 	ofTenant, ofModel := n.cfg.Residency[tenant], n.cfg.Residency[model]
 	if len(ofTenant)+len(ofModel) == 0 {
 		return nil
@@ -348,7 +348,7 @@ func (n *Node) May(tenant, model string) func(region string) bool {
 }
 
 // forward books the request on a peer, and makes the Forward.
-func (q *Question) forward(s *modelState, place int, h *prefill.Here, d policy.Decision) prefill.Where {
+func (q *RoutingQuery) forward(s *modelState, place int, h *prefill.Here, d policy.Decision) prefill.Where {
 	n, p := q.node, s.peers[place-s.local]
 	hitTokens := q.hit(p, h.Tokens)
 	newTokens := max(1, h.Tokens-hitTokens)
@@ -379,7 +379,7 @@ func (q *Question) forward(s *modelState, place int, h *prefill.Here, d policy.D
 }
 
 // countReason records in the metrics whether a peer is available for a model, and counts when it becomes unavailable.
-func (n *Node) countReason(p *peer, model string, why policy.Reason) {
+func (n *Peers) countReason(p *peer, model string, why policy.Reason) {
 	before, known := p.reasons[model]
 	if known && before == why {
 		return
@@ -394,7 +394,7 @@ func (n *Node) countReason(p *peer, model string, why policy.Reason) {
 }
 
 // judge records in the metrics whether a peer is available, for each model with a state.
-func (n *Node) judge(p *peer, now time.Time) {
+func (n *Peers) judge(p *peer, now time.Time) {
 	for model, s := range n.models {
 		v := p.view(n, model, now)
 		n.countReason(p, model, s.policy.Judge(&v))
@@ -411,7 +411,7 @@ func RingKeyOf(session uint64, address string) uint64 {
 
 // owner is the place of the sibling that decodes the request's model; -1: none is known. The sibling may be full, because the
 // requests of all siblings wait in its queue. It may be draining, because it continues until another proxy owns its groups.
-func (q *Question) owner(s *modelState) int {
+func (q *RoutingQuery) owner(s *modelState) int {
 	return q.soonest(s, func(place int) bool {
 		p, why := s.peers[place-s.local], s.places[place].Why
 		return p.sibling && (why.Awaitable() || why == policy.Draining && p.decodes(q.ask.Model))

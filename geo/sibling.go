@@ -9,7 +9,7 @@ import (
 // decodes a request's model, the request goes to a sibling that does, without asking the policy.
 
 // Siblings returns the names of the siblings that are up, and the names of those among them that do not drain.
-func (n *Node) Siblings() (live, stay []string) {
+func (n *Peers) Siblings() (live, stay []string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for _, p := range n.peers {
@@ -24,7 +24,7 @@ func (n *Node) Siblings() (live, stay []string) {
 }
 
 // sibling reports whether a dispatcher with this id may be a sibling.
-func (n *Node) sibling(id string) bool {
+func (n *Peers) sibling(id string) bool {
 	return n.cfg.Siblings &&
 		slices.ContainsFunc(n.cfg.Peers, func(c PeerConfig) bool { return c.Region == n.cfg.Self.Region && c.AnswersTo(id) })
 }

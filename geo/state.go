@@ -13,9 +13,9 @@ import (
 	"evenkeel/prefill/index"
 )
 
-// Node connects this dispatcher with its peers: it probes them, decides which requests are forwarded to a peer, and forwards
+// Peers connects this dispatcher with its peers: it probes them, decides which requests are forwarded to a peer, and forwards
 // these requests.
-type Node struct {
+type Peers struct {
 	cfg      Config
 	process  *process
 	started  time.Time
@@ -43,8 +43,8 @@ type Node struct {
 	number   uint64               // of the last forward
 }
 
-// Tier is this region's arrival queue.
-type Tier interface {
+// Queue is this region's arrival queue.
+type Queue interface {
 	Offers(func(model string, l *prefill.Local))
 	Wake()
 }
@@ -62,7 +62,7 @@ type modelState struct {
 	barred []bool
 }
 
-// peer is the state of another dispatcher. The Node's lock guards it.
+// peer is the state of another dispatcher. The Peers' lock guards it.
 type peer struct {
 	conf   *PeerConfig
 	id     string // the id of its entry, with the address if the entry stands for several dispatchers
@@ -108,11 +108,11 @@ type peer struct {
 }
 
 // at converts a time for policies: to ms since the node was made.
-func (n *Node) at(t time.Time) float64 { return ms(t.Sub(n.started)) }
+func (n *Peers) at(t time.Time) float64 { return ms(t.Sub(n.started)) }
 
 // model returns the state of a model, and makes it if there is none. If there are too many, the state of any other model is
 // dropped, which is made again when it is needed.
-func (n *Node) model(name string) *modelState {
+func (n *Peers) model(name string) *modelState {
 	s := n.models[name]
 	if s != nil {
 		return s
@@ -129,7 +129,7 @@ func (n *Node) model(name string) *modelState {
 }
 
 // forgetModel drops the state of a model, with its metrics.
-func (n *Node) forgetModel(name string) {
+func (n *Peers) forgetModel(name string) {
 	delete(n.models, name)
 	n.metrics.forget("model", name)
 	for _, p := range n.peers {

@@ -7,7 +7,7 @@ import (
 	"evenkeel/geo/policy"
 )
 
-// Status is the state of a Node in the admin API.
+// Status is the state of the Peers in the admin API.
 type Status struct {
 	ID      string       `json:"id"`
 	Region  string       `json:"region"`
@@ -44,7 +44,7 @@ type PeerStatus struct {
 }
 
 // Status returns a copy of the node's state.
-func (n *Node) Status() Status {
+func (n *Peers) Status() Status {
 	now := n.clock.Now()
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -63,7 +63,7 @@ const maxHandedBack = 4 << 20
 var ErrHandBack = errors.New("the region is not handed back")
 
 // AskBack asks the peer with this name for a region or group that it holds.
-func (n *Node) AskBack(ctx context.Context, name string, ask HandBack) (h HandedBack, err error) {
+func (n *Peers) AskBack(ctx context.Context, name string, ask HandBack) (h HandedBack, err error) {
 	text, err := n.post(ctx, name, HandBackPath, ask)
 	if err != nil {
 		return h, fmt.Errorf("%w: %w", ErrHandBack, err)
@@ -75,13 +75,13 @@ func (n *Node) AskBack(ctx context.Context, name string, ask HandBack) (h Handed
 }
 
 // AskVote asks the peer with this name for a promise.
-func (n *Node) AskVote(ctx context.Context, name string, ask Vote) error {
+func (n *Peers) AskVote(ctx context.Context, name string, ask Vote) error {
 	_, err := n.post(ctx, name, VotePath, ask)
 	return err
 }
 
 // post sends a question to the peer with this name, and returns the answer.
-func (n *Node) post(ctx context.Context, name, path string, ask any) ([]byte, error) {
+func (n *Peers) post(ctx context.Context, name, path string, ask any) ([]byte, error) {
 	t, to := n.named(name)
 	if t == nil {
 		return nil, fmt.Errorf("%s is not among the peers that answer", name)
@@ -111,7 +111,7 @@ func (n *Node) post(ctx context.Context, name, path string, ask any) ([]byte, er
 }
 
 // named returns the target and address of the peer that calls itself by this name in its answers to probes; nil: there is none.
-func (n *Node) named(name string) (*engine.Target, address) {
+func (n *Peers) named(name string) (*engine.Target, address) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for _, p := range n.peers {

@@ -40,20 +40,20 @@ type ProbeAnswer struct {
 	FinishReason   string
 	EngineID       string // id of the engine that keeps the blocks; empty: not reported
 
-	Coordinates *Coordinates // where to reach a prefill engine that pushes; nil: not reported
+	Coordinates *KVAddress // where to reach a prefill engine that pushes; nil: not reported
 
-	// ByProbeID: the decode request must have the X-Request-Id of the probe. The decode engine reports to the prefill engine
+	// ReusesRequestID: the decode request must have the X-Request-Id of the probe. The decode engine reports to the prefill engine
 	// under the id of its own request: that it pulled the KV, or into which blocks the KV is to be written. The prefill engine
 	// cannot match another id, because the hand-off has no request id, or the engine ignores it. It would then
 	// keep its blocks until the hold timeout or, if it pushes, write nothing.
-	ByProbeID bool
+	ReusesRequestID bool
 }
 
 // ReadProbe reads the JSON of an answer with status 200 to a probe. It checks the types of the hand-off's members,
 // but allows unknown members, because each engine version has others.
 // knownHost says which hosts a hand-off may send a decode engine to; nil: none.
 // With ErrNoHandoff, the rest of the returned ProbeAnswer is valid.
-func (p *Profile) ReadProbe(answer []byte, x *Exchange, knownHost func(host string) bool) (ProbeAnswer, error) {
+func (p *Profile) ReadProbe(answer []byte, x *BootstrapInfo, knownHost func(host string) bool) (ProbeAnswer, error) {
 	if len(answer) > MaxProbeAnswer {
 		return ProbeAnswer{}, fmt.Errorf("%w: the answer has %d bytes, more than %d", ErrBadHandoff, len(answer), MaxProbeAnswer)
 	}
@@ -88,7 +88,7 @@ func (p *Profile) ReadProbe(answer []byte, x *Exchange, knownHost func(host stri
 	if !ok {
 		return answered, fmt.Errorf("%w: kv_transfer_params is not an object: %s", ErrBadHandoff, kindOf(kv))
 	}
-	if answered.ByProbeID, err = p.checkHandoff(&h, knownHost); err != nil {
+	if answered.ReusesRequestID, err = p.checkHandoff(&h, knownHost); err != nil {
 		return answered, err
 	}
 	answered.KV, answered.EngineID = bytes.Clone(kv), text(h.engineID)
@@ -461,8 +461,8 @@ func (a *ProbeAnswer) add(part []byte) error {
 }
 
 // coordinates returns the address and layout of the engine that made the hand-off, which checkHandoff has accepted.
-func (h *handoff) coordinates() *Coordinates {
-	c := &Coordinates{EngineID: text(h.engineID), Host: text(h.host)}
+func (h *handoff) coordinates() *KVAddress {
+	c := &KVAddress{EngineID: text(h.engineID), Host: text(h.host)}
 	c.Port, _ = rawjson.Int(h.port, 0, len(h.port))
 	c.TPSize, _ = rawjson.Int(h.tpSize, 0, len(h.tpSize))
 	c.PPSize, _ = rawjson.Int(h.ppSize, 0, len(h.ppSize))

@@ -117,7 +117,7 @@ func TestReadProbeChecksTheShape(t *testing.T) {
 				require.Nil(t, a.KV)
 			} else {
 				require.Equal(t, tc.kv, string(a.KV))
-				require.Equal(t, tc.connector == NIXLPush || tc.connector != Opaque && !strings.Contains(tc.kv, "remote_request_id"), a.ByProbeID)
+				require.Equal(t, tc.connector == NIXLPush || tc.connector != Opaque && !strings.Contains(tc.kv, "remote_request_id"), a.ReusesRequestID)
 			}
 		})
 	}
@@ -147,7 +147,7 @@ func TestReadProbeOfAnAnswerThatIsNone(t *testing.T) {
 
 func TestUpstreamMooncakeMakesItsOwnHandoff(t *testing.T) { // its engine returns none
 	p := Profile{Connector: VLLMMooncake}.WithDefaults()
-	x := &Exchange{TransferID: "xfer-1", BootstrapAddr: "http://10.0.0.5:8998", EngineID: `e"1`}
+	x := &BootstrapInfo{TransferID: "xfer-1", BootstrapAddr: "http://10.0.0.5:8998", EngineID: `e"1`}
 	answer := []byte(`{"id":"a","choices":[{"finish_reason":"length"}],"usage":{"prompt_tokens":3},"kv_transfer_params":null}`)
 	a, err := p.ReadProbe(answer, x, nil)
 	require.NoError(t, err)
@@ -157,7 +157,7 @@ func TestUpstreamMooncakeMakesItsOwnHandoff(t *testing.T) { // its engine return
 
 	_, err = p.ReadProbe([]byte(`{"choices":[{"finish_reason":"stop"}]}`), x, nil)
 	require.ErrorIs(t, err, ErrNoHandoff, "blocks of a request that was stopped are freed at once")
-	for _, incomplete := range []*Exchange{nil, {TransferID: "x"}, {TransferID: "x", BootstrapAddr: "b"}} {
+	for _, incomplete := range []*BootstrapInfo{nil, {TransferID: "x"}, {TransferID: "x", BootstrapAddr: "b"}} {
 		_, err = p.ReadProbe(answer, incomplete, nil)
 		require.ErrorIs(t, err, ErrBadHandoff)
 	}

@@ -5,9 +5,9 @@ import (
 	"strconv"
 )
 
-// Meeting is the data by which the prefill and the decode request of one client request find each other, if the decode
+// Rendezvous is the data by which the prefill and the decode request of one client request find each other, if the decode
 // rank is chosen before the prefill. Each connector uses other fields.
-type Meeting struct {
+type Rendezvous struct {
 	// For connector ascend-layerwise.
 	Metaserver string          // the URL to which the decode engine posts its callback
 	Callback   json.RawMessage // this callback, for the prefill engine: Callback.KV
@@ -23,13 +23,13 @@ type Meeting struct {
 	PrefillRank, DecodeRank int // -1: the engine has one rank, or chooses the rank itself
 
 	// For connector nixl-push.
-	Coordinates *Coordinates // where to reach the prefill engine
-	RequestID   string       // id of the prefill request, see Endpoint.RequestID
+	Coordinates *KVAddress // where to reach the prefill engine
+	RequestID   string     // id of the prefill request, see Endpoint.RequestID
 }
 
-// Coordinates are the address and the parallel layout of a prefill engine with connector nixl-push. Decode engines need them
+// KVAddress are the address and the parallel layout of a prefill engine with connector nixl-push. Decode engines need them
 // to reach it. They are valid until the engine restarts.
-type Coordinates struct {
+type KVAddress struct {
 	EngineID                string
 	Host                    string
 	Port                    int
@@ -39,7 +39,7 @@ type Coordinates struct {
 // EarlyProbe appends the segments of the prefill request of a profile that is Early.
 // stream says whether the decode engine streams its answer. Only SGLang needs to know, because its prefill request must be
 // equal to its decode request except for the ranks.
-func (p *Profile) EarlyProbe(b *Body, changes *Patch, m *Meeting, stream bool, dst [][]byte) [][]byte {
+func (p *Profile) EarlyProbe(b *Body, changes *Patch, m *Rendezvous, stream bool, dst [][]byte) [][]byte {
 	switch p.Connector {
 	case SGLang:
 		return p.roomBody(b, changes, m, stream, dst, false)
@@ -50,7 +50,7 @@ func (p *Profile) EarlyProbe(b *Body, changes *Patch, m *Meeting, stream bool, d
 }
 
 // EarlyDecode appends the segments of the decode request of a profile that is Early.
-func (p *Profile) EarlyDecode(b *Body, changes *Patch, m *Meeting, salt string, stream bool, dst [][]byte) [][]byte {
+func (p *Profile) EarlyDecode(b *Body, changes *Patch, m *Rendezvous, salt string, stream bool, dst [][]byte) [][]byte {
 	if p.Connector == SGLang {
 		return p.roomBody(b, changes, m, stream, dst, true)
 	}
@@ -62,7 +62,7 @@ func (p *Profile) EarlyDecode(b *Body, changes *Patch, m *Meeting, salt string, 
 // decodeParams returns the kv_transfer_params that tell a decode engine where its KV comes from. Those of ascend-layerwise are from
 // vllm-ascend 182b75ea, load_balance_proxy_layerwise_server_example.py; those of nixl-push are from vLLM 0316d25a,
 // nixl/push_scheduler.py, and were run with 0.32.0.
-func (p *Profile) decodeParams(m *Meeting) []byte {
+func (p *Profile) decodeParams(m *Rendezvous) []byte {
 	if p.Connector == AscendLayerwise {
 		out := []byte(`{"do_remote_decode":false,"do_remote_prefill":true,"metaserver":`)
 		return append(appendString(out, m.Metaserver), '}')
@@ -96,7 +96,7 @@ func (p *Profile) Nameless(e Endpoint) bool {
 // Both requests name the prefill engine's rank. Without it, a prefill rank would derive the rank from the room and compare
 // it with its own number, which is 0 in all replicas without DP attention, so it could refuse the room. Or it would first register the
 // room with its bootstrap server and do no other work meanwhile (SGLang 0.5.23, CommonKVSender in disaggregation/common/conn.py).
-func (p *Profile) roomBody(b *Body, changes *Patch, m *Meeting, stream bool, dst [][]byte, decode bool) [][]byte {
+func (p *Profile) roomBody(b *Body, changes *Patch, m *Rendezvous, stream bool, dst [][]byte, decode bool) [][]byte {
 	members, drop := p.answerMembers(b, changes, stream)
 	rid := "rid"
 	if s := shapes[m.Endpoint]; s != nil {

@@ -23,10 +23,10 @@ func profileOf(connector string) *Profile {
 
 func TestBodiesOfEarlyBinds(t *testing.T) {
 	b := scan(t, kitchenSink)
-	m := &Meeting{
+	m := &Rendezvous{
 		Metaserver: "http://10.0.0.2:8010/v1/metaserver/0123", Callback: json.RawMessage(callbackJSON),
 		RID: "r-0001", Host: "10.0.0.5", Port: 8998, Room: 1<<63 - 2, PrefillRank: 2, DecodeRank: 5,
-		Coordinates: &Coordinates{EngineID: "e1", Host: "10.0.0.5", Port: 5600, TPSize: 2}, RequestID: Chat.RequestID("ek-1"),
+		Coordinates: &KVAddress{EngineID: "e1", Host: "10.0.0.5", Port: 5600, TPSize: 2}, RequestID: Chat.RequestID("ek-1"),
 	}
 	alone := *m
 	alone.PrefillRank, alone.DecodeRank = -1, -1
@@ -57,7 +57,7 @@ func TestBodiesOfEarlyBinds(t *testing.T) {
 func TestAPushingPrefillIsAskedAsAPullingOne(t *testing.T) {
 	b := scan(t, kitchenSink)
 	p := profileOf(NIXLPush)
-	require.Equal(t, join(p.ProbeBody(b, Chat, nil, nil, nil)), join(p.EarlyProbe(b, nil, &Meeting{}, true, nil)))
+	require.Equal(t, join(p.ProbeBody(b, Chat, nil, nil, nil)), join(p.EarlyProbe(b, nil, &Rendezvous{}, true, nil)))
 }
 
 func TestTheLegsOfSGLangDifferInTheirRanksOnly(t *testing.T) {
@@ -65,7 +65,7 @@ func TestTheLegsOfSGLangDifferInTheirRanksOnly(t *testing.T) {
 	p := profileOf(SGLang)
 	leg := &Patch{SeedOffset: 1, Resume: &Resume{How: ChatResumeContinue, Text: json.RawMessage(`"so far"`), Tokens: 2, Limit: 7, LimitKey: "max_tokens"}}
 	for _, stream := range []bool{true, false} {
-		m := &Meeting{RID: "r", Host: "h", Port: 1, Room: 6, PrefillRank: 2, DecodeRank: 1}
+		m := &Rendezvous{RID: "r", Host: "h", Port: 1, Room: 6, PrefillRank: 2, DecodeRank: 1}
 		const ranks = `,"routed_dp_rank":`
 		prefill, decode := join(p.EarlyProbe(b, leg, m, stream, nil)), join(p.EarlyDecode(b, leg, m, "", stream, nil))
 		same, found := strings.CutSuffix(prefill, ranks+`2,"disagg_prefill_dp_rank":2}`+"\n")
@@ -85,7 +85,7 @@ func TestTheLegsOfSGLangDifferInTheirRanksOnly(t *testing.T) {
 func TestALayerwiseChatGoesOnOnBothLegs(t *testing.T) {
 	b := scan(t, `{"messages":[{"role":"user","content":"Hi"}],"max_tokens":9}`)
 	leg := &Patch{Resume: &Resume{How: ChatResumeVLLM, IDs: json.RawMessage(`[1,2,3]`), Limit: 4, LimitKey: "max_tokens"}}
-	m := &Meeting{Metaserver: "http://m/1", Callback: json.RawMessage(callbackJSON)}
+	m := &Rendezvous{Metaserver: "http://m/1", Callback: json.RawMessage(callbackJSON)}
 	p := profileOf(AscendLayerwise)
 	require.Contains(t, join(p.EarlyProbe(b, leg, m, true, nil)), `"kv_transfer_params":`+strings.TrimSuffix(callbackJSON, "}")+`,"prompt_token_ids":[1,2,3]}}`)
 	require.Contains(t, join(p.EarlyDecode(b, leg, m, "", true, nil)),
@@ -284,7 +284,7 @@ func TestTheLegsOfAResponseAndOfAMessageDifferInTheirRanksOnly(t *testing.T) {
 		},
 	} {
 		b := scan(t, row.body)
-		m := &Meeting{Endpoint: ep, RID: "r", Host: "h", Port: 1, Room: 6, PrefillRank: 2, DecodeRank: 1}
+		m := &Rendezvous{Endpoint: ep, RID: "r", Host: "h", Port: 1, Room: 6, PrefillRank: 2, DecodeRank: 1}
 		prefill, decode := join(p.EarlyProbe(b, nil, m, true, nil)), join(p.EarlyDecode(b, nil, m, "salt", true, nil))
 		require.Equal(t, "{"+row.want+`,"bootstrap_port":1,"bootstrap_room":6,"routed_dp_rank":2,"disagg_prefill_dp_rank":2}`, strings.TrimSpace(prefill))
 		require.Equal(t, strings.Replace(prefill, `"routed_dp_rank":2`, `"routed_dp_rank":1`, 1), decode)
@@ -362,7 +362,7 @@ func TestAPushingPrefillTellsItsCoordinates(t *testing.T) {
 	kv := strings.Replace(handoffJSON, `"odd"`, `"transfer_mode":"push","tp_size":4,"pp_size":2,"odd"`, 1)
 	a, err := profileOf(NIXLPush).ReadEarlyProbe([]byte(strings.Replace(chatAnswer, "KV", kv, 1)), known)
 	require.NoError(t, err)
-	require.Equal(t, &Coordinates{EngineID: "e1", Host: "10.0.0.5", Port: 30000, TPSize: 4, PPSize: 2}, a.Coordinates)
+	require.Equal(t, &KVAddress{EngineID: "e1", Host: "10.0.0.5", Port: 30000, TPSize: 4, PPSize: 2}, a.Coordinates)
 	_, err = profileOf(NIXLPush).ReadEarlyProbe([]byte(strings.Replace(chatAnswer, "KV", "null", 1)), known)
 	require.ErrorIs(t, err, ErrNoHandoff)
 }

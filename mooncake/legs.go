@@ -32,15 +32,15 @@ var paths = [Endpoints]string{"/v1/chat/completions", "/v1/completions", "/v1/re
 // Path returns the URL path of the endpoint, which evenkeel and the engines share.
 func (e Endpoint) Path() string { return paths[e] }
 
-// Common says whether all parts support the endpoint fully: engines take hand-offs and report the length of
+// IsChatOrCompletions says whether all parts support the endpoint fully: engines take hand-offs and report the length of
 // prompts, and every dispatcher knows how the streams end.
-func (e Endpoint) Common() bool { return e <= Completions }
+func (e Endpoint) IsChatOrCompletions() bool { return e <= Completions }
 
 // GoesOn says whether another engine can continue an interrupted answer of the endpoint.
 func (e Endpoint) GoesOn() bool { return e.Assembles() || e == Generate }
 
 // Assembles says whether evenkeel can join a stream's events into an answer in one piece for this endpoint.
-func (e Endpoint) Assembles() bool { return e.Common() || e == Tokens }
+func (e Endpoint) Assembles() bool { return e.IsChatOrCompletions() || e == Tokens }
 
 // RequestID returns the engine's internal id of a request whose X-Request-Id is id, without
 // the random suffix that the engine adds. With nixl-push, the two engines match their requests by this id
@@ -66,9 +66,9 @@ type Patch struct {
 	Fetch      json.RawMessage // kv_transfer_params with which the prefill engine fetches KV of the chat's last turn; nil: it fetches none
 }
 
-// Exchange is the part of a vllm-mooncake hand-off that the proxy invents or
+// BootstrapInfo is the part of a vllm-mooncake hand-off that the proxy invents or
 // looks up. Other connectors need none.
-type Exchange struct {
+type BootstrapInfo struct {
 	TransferID    string // new for every probe
 	BootstrapAddr string // "http://host:8998" of the prefill engine
 	EngineID      string // from GET /query of that address
@@ -123,7 +123,7 @@ var (
 
 // ProbeBody appends the segments of the prefill request, which asks for one token, without a stream, and for a hand-off.
 // The prompt, and every key that changes it, are byte for byte as in DecodeBody. x is for vllm-mooncake only.
-func (p *Profile) ProbeBody(b *Body, ep Endpoint, changes *Patch, x *Exchange, dst [][]byte) [][]byte {
+func (p *Profile) ProbeBody(b *Body, ep Endpoint, changes *Patch, x *BootstrapInfo, dst [][]byte) [][]byte {
 	params := pullProbe
 	if changes != nil && changes.Fetch != nil {
 		params = changes.Fetch
@@ -370,13 +370,13 @@ func (p *Profile) stopTokensSafe(b *Body) bool {
 }
 
 // probeParams returns the kv_transfer_params of a probe to vllm-mooncake.
-func (x *Exchange) probeParams() []byte {
+func (x *BootstrapInfo) probeParams() []byte {
 	out := []byte(`{"do_remote_decode":true,"do_remote_prefill":false,"transfer_id":`)
 	return append(appendString(out, x.TransferID), '}')
 }
 
 // handoff makes the kv_transfer_params for the decode engine, because with vllm-mooncake the prefill engine returns none.
-func (x *Exchange) handoff() json.RawMessage {
+func (x *BootstrapInfo) handoff() json.RawMessage {
 	out := []byte(`{"do_remote_prefill":true,"do_remote_decode":false,"transfer_id":`)
 	out = append(appendString(out, x.TransferID), `,"remote_bootstrap_addr":`...)
 	out = append(appendString(out, x.BootstrapAddr), `,"remote_engine_id":`...)

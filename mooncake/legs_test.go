@@ -57,7 +57,7 @@ func TestBodies(t *testing.T) {
 	ignore := Profile{ProbeMinTokens: MinTokensIgnoreEOS}.WithDefaults()
 	both := Profile{ProbeIgnoreEOS: true}.WithDefaults()
 	upstream := Profile{Connector: VLLMMooncake}.WithDefaults()
-	x := &Exchange{TransferID: "xfer-1", BootstrapAddr: "http://10.0.0.5:8998", EngineID: `e"1`}
+	x := &BootstrapInfo{TransferID: "xfer-1", BootstrapAddr: "http://10.0.0.5:8998", EngineID: `e"1`}
 	kv := json.RawMessage(handoffJSON)
 	for name, segments := range map[string][][]byte{
 		"probe":              vocab.ProbeBody(b, Chat, nil, nil, nil),
@@ -226,7 +226,7 @@ func TestAProbeAsksForManyLogprobsOnly(t *testing.T) {
 func TestANullSaltIsNone(t *testing.T) {
 	pull, push := Profile{Connector: NIXLPull}.WithDefaults(), Profile{Connector: NIXLPush, Bind: BindArrival}.WithDefaults()
 	body := scan(t, `{"model":"m","messages":[{"role":"user","content":"hi"}],"cache_salt":null}`)
-	meeting := &Meeting{Coordinates: &Coordinates{EngineID: "e", Host: "h", Port: 1}, RequestID: "r"}
+	meeting := &Rendezvous{Coordinates: &KVAddress{EngineID: "e", Host: "h", Port: 1}, RequestID: "r"}
 	for name, got := range map[string][][]byte{
 		"chat":     pull.DecodeBody(body, Chat, nil, []byte(`{"k":1}`), "ours", true, nil),
 		"messages": pull.DecodeBody(body, Messages, nil, []byte(`{"k":1}`), "ours", true, nil),

@@ -49,7 +49,7 @@ func TestRecordedProbesAreRead(t *testing.T) {
 			require.Equal(t, []int{want.Usage.Prompt, want.Usage.Details.Cached}, []int{a.PromptTokens, a.CachedTokens})
 			require.Equal(t, want.Choices[0].Finish, a.FinishReason)
 			require.NotEmpty(t, a.EngineID)
-			require.False(t, a.ByProbeID, "the hand-off names its request")
+			require.False(t, a.ReusesRequestID, "the hand-off names its request")
 			if strings.Contains(r.Ask.Body, "return_token_ids") {
 				var ids []int
 				require.NoError(t, json.Unmarshal(a.PromptTokenIDs, &ids))

@@ -35,7 +35,7 @@ func TestHandoffsOfEveryVersion(t *testing.T) {
 			a, err := p.ReadProbe([]byte(strings.Replace(chatAnswer, "KV", kv, 1)), nil, known)
 			require.NoError(t, err)
 			require.Equal(t, json.RawMessage(kv), a.KV)
-			require.Equal(t, unnamed[name], a.ByProbeID)
+			require.Equal(t, unnamed[name], a.ReusesRequestID)
 		})
 	}
 }

@@ -16,7 +16,7 @@ import (
 // told is a tier of one candidate whose capacity is said to be so many blocks,
 // before an engine whose cache has 300.
 type told struct {
-	tier   *Tier
+	tier   *Scheduler
 	logs   *observer.ObservedLogs
 	engine *index.Index
 	at     index.Slot

@@ -11,7 +11,7 @@ import (
 )
 
 // enter serves a request at once, refuses it, or returns its waiter.
-func (a *arrivals) enter(r Request) (*waiter, *Lease, error) {
+func (a *queueManager) enter(r Request) (*waiter, *Lease, error) {
 	m, p, err := a.receive(&r)
 	if err != nil {
 		return nil, nil, err
@@ -27,7 +27,7 @@ func (a *arrivals) enter(r Request) (*waiter, *Lease, error) {
 
 // receive checks a new request. It also serves the waiting requests that can be served by now, so that the new request does
 // not overtake them.
-func (a *arrivals) receive(r *Request) (*model, *policy.Policy, error) {
+func (a *queueManager) receive(r *Request) (*model, *policy.Policy, error) {
 	p, err := a.steer.Named(r.Policy)
 	if err != nil {
 		return nil, nil, badPolicy(err)
@@ -51,8 +51,8 @@ func (a *arrivals) receive(r *Request) (*model, *policy.Policy, error) {
 
 // atOnce serves a request if it can be served now and no request of its line comes first. It returns neither a lease nor an
 // error if the request has to wait.
-func (a *arrivals) atOnce(m *model, p *policy.Policy, r *Request) (*Lease, error) {
-	if m.line.Waits(!r.Reserved) {
+func (a *queueManager) atOnce(m *model, p *policy.Policy, r *Request) (*Lease, error) {
+	if m.queue.Waits(!r.Reserved) {
 		return nil, nil
 	}
 	a.queue.StartRound()
@@ -70,7 +70,7 @@ func (a *arrivals) atOnce(m *model, p *policy.Policy, r *Request) (*Lease, error
 }
 
 // mayWait makes room in the queue for n requests like this one. Its error is the reason why they may not wait.
-func (a *arrivals) mayWait(m *model, r *Request, n int) error {
+func (a *queueManager) mayWait(m *model, r *Request, n int) error {
 	if r.late(a.now) {
 		return a.deadlineError(r)
 	}
@@ -84,7 +84,7 @@ func (a *arrivals) mayWait(m *model, r *Request, n int) error {
 }
 
 // patience is how long a request may wait, from its first arrival.
-func (a *arrivals) patience(m *model, r *Request) time.Duration {
+func (a *queueManager) patience(m *model, r *Request) time.Duration {
 	if r.Batch {
 		return a.cfg.Queue.BatchTimeout
 	}
@@ -92,7 +92,7 @@ func (a *arrivals) patience(m *model, r *Request) time.Duration {
 }
 
 // fullError is the error for a request that found no room in the queue. It names the setting that bounds the queue.
-func (a *arrivals) fullError(m *model, r *Request) error {
+func (a *queueManager) fullError(m *model, r *Request) error {
 	key, most := "prefill.queue.max", a.bounds(m).Max
 	if m.early() {
 		key = "pool.size"
@@ -105,8 +105,8 @@ func (a *arrivals) fullError(m *model, r *Request) error {
 
 // makeRoom displaces waiting requests until the queue has room for n requests like this one. If this cannot make enough
 // room, it displaces none and returns false.
-func (a *arrivals) makeRoom(m *model, r *Request, n int) bool {
-	displaced, ok := m.line.MakeRoom(r.class(), r.Key, n, a.bounds(m).Max)
+func (a *queueManager) makeRoom(m *model, r *Request, n int) bool {
+	displaced, ok := m.queue.MakeRoom(r.class(), r.Key, n, a.bounds(m).Max)
 	for _, e := range displaced {
 		a.metrics.displaced.Inc()
 		a.reportQueued(m, &e.Of.Request, false)
@@ -116,20 +116,20 @@ func (a *arrivals) makeRoom(m *model, r *Request, n int) bool {
 }
 
 // wait adds a request to its model's line, and returns its waiter.
-func (a *arrivals) wait(m *model, p *policy.Policy, r Request) *waiter {
+func (a *queueManager) wait(m *model, p *policy.Policy, r Request) *waiter {
 	w := &waiter{Request: r, policy: p, since: a.now, until: r.Arrival.Add(a.patience(m, &r)), done: make(chan struct{})}
 	w.item = queue.Item[*waiter]{Of: w, Key: r.Key, Priority: r.class(), Tokens: r.PromptTokens, Arrival: r.Arrival, Deadline: r.Deadline,
 		Reserved: r.Reserved}
-	if r.Elsewhere == nil {
+	if r.Remote == nil {
 		w.item.Target = r.Target
 	}
-	m.line.Add(&w.item)
+	m.queue.Add(&w.item)
 	a.reportQueued(m, &w.Request, true)
 	return w
 }
 
 // timeoutError is the error for a request whose time in the queue is over. It names the resource that was missing.
-func (a *arrivals) timeoutError(m *model, r *Request) error {
+func (a *queueManager) timeoutError(m *model, r *Request) error {
 	timeout := a.patience(m, r)
 	if len(m.servers) == 0 { // no engine of this region serves the model, so that the request waited for another region
 		return fmt.Errorf("%w: no region took model %q for %v", ErrQueueTimeout, m.name, timeout)
@@ -144,7 +144,7 @@ func (a *arrivals) timeoutError(m *model, r *Request) error {
 			"or raise prefill.queue.batch_timeout", ErrQueueTimeout, m.name, timeout)
 	}
 	for _, c := range m.servers {
-		if c.Live && !c.account.Closed(a.now) { // its KV gate is open, so that KV memory was not what was missing
+		if c.Live && !c.load.Closed(a.now) { // its KV gate is open, so that KV memory was not what was missing
 			return fmt.Errorf("%w: for %[3]v, a request for model %[2]q found no place in the pool or no prefill engine that could start it; add "+
 				"decode slots or prefill engines, raise pool.size, or see /prefill", ErrQueueTimeout, m.name, timeout)
 		}
@@ -158,7 +158,7 @@ func (a *arrivals) timeoutError(m *model, r *Request) error {
 func (r *Request) late(now time.Time) bool { return !r.Deadline.IsZero() && !now.Before(r.Deadline) }
 
 // deadlineError is the error for a request whose deadline has passed, or cannot be met any more.
-func (a *arrivals) deadlineError(r *Request) error {
+func (a *queueManager) deadlineError(r *Request) error {
 	if r.late(a.now) {
 		return fmt.Errorf("%w: it has passed, and no prefill engine could start the request before; give the request more time, or add prefill "+
 			"engines", ErrDeadline)
@@ -170,7 +170,7 @@ func (a *arrivals) deadlineError(r *Request) error {
 // serve serves all waiters that can be served now, in one order over all models. If the best prefill engine for a waiter is
 // busy, the waiter is held for this engine: for the rest of the round its tokens count on the engine, so that the waiters
 // behind it take them into account. These waiters can still be served by other engines.
-func (a *arrivals) serve() {
+func (a *queueManager) serve() {
 	if a.queue.Len() == 0 {
 		return
 	}
@@ -190,7 +190,7 @@ func (a *arrivals) serve() {
 		case 0:
 			a.answer(m, w, lease, nil)
 		case nobody:
-			m.line.Settle()
+			m.queue.Settle()
 		case away:
 			a.answer(m, w, nil, ErrElsewhere)
 			a.sendSiblings(m, w)
@@ -203,14 +203,14 @@ func (a *arrivals) serve() {
 		case closed:
 			e.HoldAll()
 		default:
-			m.line.Shut()
+			m.queue.Shut()
 		}
 	}
 	a.choose.endRound()
 }
 
 // answer removes a waiter from its queue and passes it the result, a lease or an error.
-func (a *arrivals) answer(m *model, w *waiter, lease *Lease, err error) {
+func (a *queueManager) answer(m *model, w *waiter, lease *Lease, err error) {
 	if lease != nil || errors.Is(err, ErrElsewhere) {
 		w.item.Served()
 	}
@@ -224,7 +224,7 @@ func (a *arrivals) answer(m *model, w *waiter, lease *Lease, err error) {
 }
 
 // sendSiblings sends the other prompts of a request to another region, because one of its prompts goes there.
-func (a *arrivals) sendSiblings(m *model, w *waiter) {
+func (a *queueManager) sendSiblings(m *model, w *waiter) {
 	for _, sibling := range w.siblings {
 		if sibling.item.Waits() {
 			a.answer(m, sibling, nil, ErrElsewhere)
@@ -233,17 +233,17 @@ func (a *arrivals) sendSiblings(m *model, w *waiter) {
 	}
 }
 
-// reportQueued reports to the request's Elsewhere that the request entered the arrival queue, or left it if entered is false.
-func (a *arrivals) reportQueued(m *model, r *Request, entered bool) {
-	if r.Elsewhere != nil && !r.Batch {
-		r.Elsewhere.Queued(a.now, entered, m.line.Fresh())
+// reportQueued reports to the request's RemoteRegions that the request entered the arrival queue, or left it if entered is false.
+func (a *queueManager) reportQueued(m *model, r *Request, entered bool) {
+	if r.Remote != nil && !r.Batch {
+		r.Remote.Queued(a.now, entered, m.queue.Fresh())
 	}
 }
 
 // wakeAt is the next time at which a waiter may be answered without any event: a deadline passes, an engine frees the KV of
 // an expired hand-off, a gate lets a canary pass, a gauge becomes too old, a circuit allows a trial, an engine begins to
 // count as stalled, or a prompt whose decode rank is chosen first may be sent ahead. Zero: only an event can help.
-func (a *arrivals) wakeAt() (next time.Time) {
+func (a *queueManager) wakeAt() (next time.Time) {
 	consider := func(at time.Time) {
 		if at.After(a.now) && (next.IsZero() || at.Before(next)) {
 			next = at
@@ -257,10 +257,10 @@ func (a *arrivals) wakeAt() (next time.Time) {
 	}
 	for _, c := range a.candidates {
 		consider(c.circuit.Until())
-		if at, ok := c.account.PassesAt(); ok {
+		if at, ok := c.load.PassesAt(); ok {
 			consider(at)
 		}
-		if at, ok := c.account.StallsAt(); ok {
+		if at, ok := c.load.StallsAt(); ok {
 			consider(at)
 		}
 		if at, ok := a.leadsAt(c); ok {

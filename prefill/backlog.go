@@ -13,7 +13,7 @@ type Backlog struct {
 }
 
 // Backlogs returns the backlogs by model. A model without waiting requests is absent.
-func (t *Tier) Backlogs() map[string]Backlog {
+func (t *Scheduler) Backlogs() map[string]Backlog {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	freshShare := t.cache.Totals.Fresh()
@@ -22,7 +22,7 @@ func (t *Tier) Backlogs() map[string]Backlog {
 		if len(m.servers) == 0 {
 			continue
 		}
-		requests, prompts := m.line.Backlog()
+		requests, prompts := m.queue.Backlog()
 		if requests == 0 {
 			continue
 		}
@@ -36,7 +36,7 @@ func (t *Tier) Backlogs() map[string]Backlog {
 
 // Line is the learned line of prefill times of one live candidate for the model, with the round trip to it: the candidate
 // with the smallest fixed part. known is false while no live candidate has a learned line.
-func (t *Tier) Line(name string) (line policy.Line, rtt time.Duration, known bool) {
+func (t *Scheduler) Line(name string) (line policy.Latency, rtt time.Duration, known bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	m := t.models[name]

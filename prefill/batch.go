@@ -21,7 +21,7 @@ func (r *Request) class() int {
 }
 
 // Batch returns the counts of batch requests.
-func (t *Tier) Batch() BatchStatus {
+func (t *Scheduler) Batch() BatchStatus {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	s := t.batch
@@ -34,11 +34,11 @@ func (t *Tier) Batch() BatchStatus {
 // is not batch.
 func (d *chooser) leftForBatch(r *Request, c *candidate) bool {
 	for _, name := range c.Models { // a model and its adapters have the same engines
-		if m := d.models[name]; m != nil && m.line.Online() {
+		if m := d.models[name]; m != nil && m.queue.Online() {
 			return false
 		}
 	}
-	if !c.Mixed && c.account.Ahead(d.now) > 0 {
+	if !c.Mixed && c.load.Ahead(d.now) > 0 {
 		return false
 	}
 	underWay, waiting := 0, 0 // requests that will need a slot, and those of them that wait for one now
@@ -46,12 +46,12 @@ func (d *chooser) leftForBatch(r *Request, c *candidate) bool {
 		if other.Board != c.Board {
 			continue
 		}
-		pooled := other.account.Leases[ledger.Pooled]
+		pooled := other.load.Leases[ledger.Pooled]
 		if other.Mixed || other.Profile != nil && other.Profile.Early() { // a request gets its rank before its prefill
-			pooled = other.account.Unsent()
-			underWay -= other.account.Leases[ledger.Probing]
+			pooled = other.load.Unsent()
+			underWay -= other.load.Leases[ledger.Probing]
 		}
-		underWay += other.account.Leases[ledger.Probing] + pooled
+		underWay += other.load.Leases[ledger.Probing] + pooled
 		waiting += pooled
 	}
 	if waiting > 0 || d.cfg.Free == nil {

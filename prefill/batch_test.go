@@ -35,41 +35,41 @@ func TestBatchTakesOnlyWhatIsLeft(t *testing.T) {
 	for _, row := range []struct {
 		name   string
 		free   int
-		before func(*testing.T, *Tier)
+		before func(*testing.T, *Scheduler)
 		set    func([]Candidate)
 		waits  bool
 	}{
 		{"two slots are free", 2, nil, nil, false},
 		{"the last slot is for the next request", 1, nil, nil, true},
 		{"no slot is free", 0, nil, nil, true},
-		{"one of three slots is for a prompt that is prefilled", 3, func(t *testing.T, tier *Tier) { hold(t, tier, "a", probing, 10) }, nil, false},
-		{"one of two is", 2, func(t *testing.T, tier *Tier) { hold(t, tier, "a", probing, 10) }, nil, true},
-		{"all engines have something to prefill", 9, func(t *testing.T, tier *Tier) {
+		{"one of three slots is for a prompt that is prefilled", 3, func(t *testing.T, tier *Scheduler) { hold(t, tier, "a", probing, 10) }, nil, false},
+		{"one of two is", 2, func(t *testing.T, tier *Scheduler) { hold(t, tier, "a", probing, 10) }, nil, true},
+		{"all engines have something to prefill", 9, func(t *testing.T, tier *Scheduler) {
 			hold(t, tier, "a", probing, 10)
 			hold(t, tier, "b", probing, 10)
 		}, nil, true},
-		{"a prompt waits for a slot", 9, func(t *testing.T, tier *Tier) { hold(t, tier, "a", pooled, 10) }, nil, true},
-		{"a prompt has got one", 2, func(t *testing.T, tier *Tier) { hold(t, tier, "a", dispatched, 10) }, nil, false},
-		{"a retry waits", 9, func(_ *testing.T, tier *Tier) {
+		{"a prompt waits for a slot", 9, func(t *testing.T, tier *Scheduler) { hold(t, tier, "a", pooled, 10) }, nil, true},
+		{"a prompt has got one", 2, func(t *testing.T, tier *Scheduler) { hold(t, tier, "a", dispatched, 10) }, nil, false},
+		{"a retry waits", 9, func(_ *testing.T, tier *Scheduler) {
 			q := request(8)
-			q.Model, q.Reserved, q.Elsewhere = testModel, true, &region{where: always(Waits)}
+			q.Model, q.Reserved, q.Remote = testModel, true, &region{where: always(Waits)}
 			tier.Offer(q, func(*Lease, error) {})
 		}, nil, true},
-		{"another request waits", 9, func(_ *testing.T, tier *Tier) {
+		{"another request waits", 9, func(_ *testing.T, tier *Scheduler) {
 			q := request(8)
-			q.Model, q.Elsewhere = testModel, &region{where: always(Waits)}
+			q.Model, q.Remote = testModel, &region{where: always(Waits)}
 			tier.Offer(q, func(*Lease, error) {})
 		}, nil, true},
-		{"a request for an adapter of the model waits", 9, func(_ *testing.T, tier *Tier) {
+		{"a request for an adapter of the model waits", 9, func(_ *testing.T, tier *Scheduler) {
 			q := request(8)
-			q.Model, q.Elsewhere = "adapter", &region{where: always(Waits)}
+			q.Model, q.Remote = "adapter", &region{where: always(Waits)}
 			tier.Offer(q, func(*Lease, error) {})
 		}, func(all []Candidate) {
 			for i := range all {
 				all[i].Models = []string{testModel, "adapter"}
 			}
 		}, true},
-		{"a prompt waits for a slot before it is prefilled", 9, func(_ *testing.T, tier *Tier) {
+		{"a prompt waits for a slot before it is prefilled", 9, func(_ *testing.T, tier *Scheduler) {
 			q := request(8)
 			q.Model = testModel
 			tier.Offer(q, func(*Lease, error) {})
@@ -176,7 +176,7 @@ func TestAFloodOfBatchLeavesTheQueueToOthers(t *testing.T) {
 
 // A site has engines, a board of decode slots and a pool, without a clock that moves by itself. What it is told, it checks.
 type site struct {
-	*Tier
+	*Scheduler
 	r       *rapid.T
 	free    int
 	places  *places
@@ -200,7 +200,7 @@ func (s *site) offer(q Request) {
 		delete(s.batch, n)
 		s.probing = append(s.probing, l)
 		if q.Batch {
-			require.False(s.r, s.models[testModel].line.Online(), "an online request waits")
+			require.False(s.r, s.models[testModel].queue.Online(), "an online request waits")
 			require.Empty(s.r, s.pooled, "a request waits in the pool")
 			require.GreaterOrEqual(s.r, s.free, len(s.probing)+1, "no slot is left for the next request")
 		}
@@ -222,7 +222,7 @@ func pick(r *rapid.T, from *[]*Lease) *Lease {
 func (s *site) settled() {
 	idle := false
 	for _, c := range s.candidates {
-		idle = idle || c.account.Leases[ledger.Probing] == 0
+		idle = idle || c.load.Leases[ledger.Probing] == 0
 	}
 	online, waits := 0, 0
 	for _, b := range s.batch {
@@ -247,7 +247,7 @@ func TestBatchBesideOnline(t *testing.T) {
 		now := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
 		s := &site{r: r, free: slots, places: newPlaces(size), waiting: map[int]func(){}, batch: map[int]bool{}}
 		candidates, change := withSlots(&s.free, "a", "b")
-		s.Tier = newTier(t, candidates, change, withPlaces(s.places), func(c *Config) {
+		s.Scheduler = newTier(t, candidates, change, withPlaces(s.places), func(c *Config) {
 			c.Clock = func() time.Time { return now }
 			c.Push.MaxUnanswered, c.Queue.Max = 2, 1000
 		})
@@ -301,7 +301,7 @@ func TestBatchBesideOnline(t *testing.T) {
 			withdraw()
 		}
 		require.Equal(r, size, s.places.free.Load(), "places free at the end")
-		requireIdle(r, s.Tier)
+		requireIdle(r, s.Scheduler)
 	})
 }
 

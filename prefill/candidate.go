@@ -31,14 +31,14 @@ type Candidate struct {
 	// the pool of the board until it is sent to a rank. The candidate can therefore start as many requests as will soon
 	// have a slot. It is never scraped.
 	Mixed bool
-	// Second says that the candidate takes a prompt only if no other candidate of the model can, if each of them has
+	// Fallback says that the candidate takes a prompt only if no other candidate of the model can, if each of them has
 	// failed at the request, or if the request names this candidate.
-	Second bool
+	Fallback bool
 	// Idle says that no rank would fetch the KV of the candidate's prompts: it is used after all other candidates.
 	Idle bool
-	// Behind lists the models for which the candidate is second, because the ranks of the model that could decode its
+	// FallbackFor lists the models for which the candidate is second, because the ranks of the model that could decode its
 	// prompts take no requests now.
-	Behind []string
+	FallbackFor []string
 }
 
 // word is the candidate's state, as metrics and status name it.
@@ -52,7 +52,7 @@ func (c *candidate) word(now time.Time) string {
 		return "unknown"
 	case !c.circuit.Allows(now):
 		return "out"
-	case c.account.Closed(now):
+	case c.load.Closed(now):
 		return "closed"
 	default:
 		return "open"

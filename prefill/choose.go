@@ -13,18 +13,18 @@ import (
 	"evenkeel/prefill/steer"
 )
 
-// blocked is the reason why a request cannot be served now.
-type blocked uint8
+// waitReason is the reason why a request cannot be served now.
+type waitReason uint8
 
 const (
-	noPlace blocked = iota + 1 // the pool of hand-offs has no place left
-	noGate                     // the KV gates of all candidates are closed
-	noRoom                     // no candidate can start the request
-	held                       // the request waits for a busy candidate or region; requests behind it may still be served
-	closed                     // the candidate that the request names takes none of its kind; others that name it wait, too
-	away                       // the request goes to another region
-	nobody                     // no first attempt of the request's line can be served in this round
-	missed                     // no prefill would end before the request's deadline
+	noPlace waitReason = iota + 1 // the pool of hand-offs has no place left
+	noGate                        // the KV gates of all candidates are closed
+	noRoom                        // no candidate can start the request
+	held                          // the request waits for a busy candidate or region; requests behind it may still be served
+	closed                        // the candidate that the request names takes none of its kind; others that name it wait, too
+	away                          // the request goes to another region
+	nobody                        // no first attempt of the request's line can be served in this round
+	missed                        // no prefill would end before the request's deadline
 )
 
 // look computes the indicators of the eligible candidates for a request, and stores those of eligible[i] in d.view[i]. known
@@ -127,14 +127,14 @@ func (d *chooser) canStart(r *Request, c *candidate) bool {
 	if c.Mixed {
 		return d.mayPool(c, r.Model)
 	}
-	if r.Elsewhere != nil {
+	if r.Remote != nil {
 		p := d.prefiller(c)
-		return r.Elsewhere.Takes(&p)
+		return r.Remote.Takes(&p)
 	}
-	if c.account.Ahead(d.now) < float64(d.cfg.Push.MaxUnanswered) {
+	if c.load.Ahead(d.now) < float64(d.cfg.Push.MaxUnanswered) {
 		return true
 	}
-	_, known := d.fit.Law(r.Model, c.Hardware)
+	_, known := d.fit.Latency(r.Model, c.Hardware)
 	at, leads := d.leadsAt(c)
 	return known && leads && !at.After(d.now)
 }
@@ -155,13 +155,13 @@ func (d *chooser) mayPool(c *candidate, model string) bool {
 // The charges of such a model are counted separately, because they use other slots than the charges of other models.
 func (c *candidate) chargesAhead(model string, ownRanks bool) (probing, unsent int) {
 	if ownRanks {
-		if counts := c.apart[model]; counts != nil {
+		if counts := c.byModel[model]; counts != nil {
 			return counts.Probing, counts.Unsent
 		}
 		return 0, 0
 	}
-	probing, unsent = c.account.Leases[ledger.Probing], c.account.Unsent()
-	for _, counts := range c.apart {
+	probing, unsent = c.load.Leases[ledger.Probing], c.load.Unsent()
+	for _, counts := range c.byModel {
 		probing, unsent = probing-counts.Probing, unsent-counts.Unsent
 	}
 	return probing, unsent
@@ -174,17 +174,17 @@ func (d *chooser) countApart(c *candidate, l *Lease) {
 	if d.cfg.Free != nil {
 		_, ownRanks = d.cfg.Free(c.Board, l.model)
 	}
-	maps.DeleteFunc(c.apart, func(_ string, a *ledger.Apart) bool { return a.Probing == 0 })
+	maps.DeleteFunc(c.byModel, func(_ string, a *ledger.ModelCounts) bool { return a.Probing == 0 })
 	if !ownRanks {
 		return
 	}
-	if c.apart == nil {
-		c.apart = map[string]*ledger.Apart{}
+	if c.byModel == nil {
+		c.byModel = map[string]*ledger.ModelCounts{}
 	}
-	if c.apart[l.model] == nil {
-		c.apart[l.model] = &ledger.Apart{}
+	if c.byModel[l.model] == nil {
+		c.byModel[l.model] = &ledger.ModelCounts{}
 	}
-	l.charge.CountApart(c.apart[l.model])
+	l.inFlight.CountByModel(c.byModel[l.model])
 }
 
 // leadsAt is the time from which a candidate may get a prompt whose decode rank is chosen before its prefill, although the
@@ -192,11 +192,11 @@ func (d *chooser) countApart(c *candidate, l *Lease) {
 // engines call back, the prefill cannot begin before the callback, so that the lead is at least the usual time until a
 // callback.
 func (s *state) leadsAt(c *candidate) (at time.Time, known bool) {
-	if c.Profile == nil || !c.Profile.Early() || c.account.Stalled(s.now) {
+	if c.Profile == nil || !c.Profile.Early() || c.load.Stalled(s.now) {
 		return at, false
 	}
 	lead := max(s.cfg.Push.Lead, s.fit.Way(c.Profile.Name).Callback())
-	at, known = c.account.Ends()
+	at, known = c.load.Ends()
 	return at.Add(-lead), known && lead > 0
 }
 
@@ -217,11 +217,11 @@ func anyOne(*candidate) bool { return true }
 // used last, because its other work is not known. But no request has to wait because an engine is slow to report its
 // gauges.
 func (d *chooser) filterStale(r *Request, candidates []*candidate) []*candidate {
-	stale := func(c *candidate) bool { return c.account.Stale() && !c.Mixed }
+	stale := func(c *candidate) bool { return c.load.Stale() && !c.Mixed }
 	if !slices.ContainsFunc(candidates, stale) {
 		return candidates
 	}
-	return d.drop(filterStale, candidates, stale, func(c *candidate) bool { return d.canStart(r, c) && !c.account.Stalled(d.now) })
+	return d.drop(filterStale, candidates, stale, func(c *candidate) bool { return d.canStart(r, c) && !c.load.Stalled(d.now) })
 }
 
 // filterFull drops the candidates that cannot start a request and are not worth waiting for: stalled engines, and, if the
@@ -229,7 +229,7 @@ func (d *chooser) filterStale(r *Request, candidates []*candidate) []*candidate 
 // caller makes sure that at least one candidate can start the request.
 func (d *chooser) filterFull(p *policy.Policy, r *Request, candidates []*candidate) []*candidate {
 	return d.drop(filterStalled, candidates, func(c *candidate) bool {
-		return !d.canStart(r, c) && (p.LoadBlind() || !c.Mixed && c.account.Stalled(d.now))
+		return !d.canStart(r, c) && (p.LoadBlind() || !c.Mixed && c.load.Stalled(d.now))
 	}, anyOne)
 }
 
@@ -240,7 +240,7 @@ func (r *Request) reaches(c *candidate) bool {
 }
 
 // CheckTarget returns an error if id, which a request names, is not a candidate for the model.
-func (t *Tier) CheckTarget(model, id string) error {
+func (t *Scheduler) CheckTarget(model, id string) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if m := t.models[model]; m != nil && slices.ContainsFunc(m.servers, func(c *candidate) bool { return c.ID == id }) {
@@ -273,7 +273,7 @@ func (d *chooser) filterCircuit(r *Request, servers []*candidate) (kept []*candi
 // all others were tried, or if the request names a candidate. Second candidates that are also Idle are removed even after
 // the others were tried.
 func (r *Request) dropSecond(candidates []*candidate) []*candidate {
-	second := func(c *candidate) bool { return c.Second || slices.Contains(c.Behind, r.Model) }
+	second := func(c *candidate) bool { return c.Fallback || slices.Contains(c.FallbackFor, r.Model) }
 	untried := func(c *candidate) bool { return !second(c) && !slices.Contains(r.Exclude, c.ID) }
 	usefulSecond := func(c *candidate) bool { return second(c) && !c.Idle }
 	switch {
@@ -288,14 +288,14 @@ func (r *Request) dropSecond(candidates []*candidate) []*candidate {
 // filterGate removes, in place, the candidates whose KV gate lets no probe pass.
 func (d *chooser) filterGate(candidates []*candidate) []*candidate {
 	return slices.DeleteFunc(candidates, func(c *candidate) bool {
-		open, _ := c.account.Passes(d.now)
+		open, _ := c.load.Passes(d.now)
 		return !open
 	})
 }
 
 // filterFresh drops the candidates that are new in service and have as many probes as they may (Candidate.Limit).
 func (d *chooser) filterFresh(candidates []*candidate) []*candidate {
-	full := func(c *candidate) bool { return c.Limit > 0 && c.account.Leases[ledger.Probing] >= c.Limit }
+	full := func(c *candidate) bool { return c.Limit > 0 && c.load.Leases[ledger.Probing] >= c.Limit }
 	return d.drop(filterFresh, candidates, full, anyOne)
 }
 
@@ -321,7 +321,7 @@ func (d *chooser) filterTried(candidates []*candidate, exclude []string) []*cand
 // reports the probe to the candidate's circuit, and records the expected effect on the prefix cache. indicators are the
 // candidate's indicators for this request, and since is when the request entered the arrival queue.
 func (d *chooser) reserve(c *candidate, p *policy.Policy, r *Request, indicators *policy.Engine, since time.Time) *Lease {
-	_, canary := c.account.Passes(d.now)
+	_, canary := c.load.Passes(d.now)
 	weight := ledger.WeightOf(indicators, r.promptBytes())
 	d.lastLease++
 	lease := &Lease{
@@ -329,27 +329,27 @@ func (d *chooser) reserve(c *candidate, p *policy.Policy, r *Request, indicators
 		Policy:    p.Name(),
 		Wait:      d.now.Sub(since),
 		Prompt:    int(indicators.PromptTokens), HitTokens: int(indicators.HitTokens),
-		Others:  c.account.Leases[ledger.Probing],
+		Others:  c.load.Leases[ledger.Probing],
 		tier:    d.tier,
 		c:       c,
 		number:  d.lastLease,
 		canary:  canary,
 		model:   r.Model,
-		crowded: c.account.Crowded(c.Decodes, d.now),
+		crowded: c.load.Crowded(c.Decodes, d.now),
 	}
-	if _, known := d.fit.Law(r.Model, c.Hardware); known {
+	if _, known := d.fit.Latency(r.Model, c.Hardware); known {
 		lease.predicted = float64(weight.PredictedUs) / 1000
 	}
 	c.circuit.Send(lease.number, d.now)
 	d.fit.Computes(weight.NewTokens)
 	if c.Profile != nil && c.Profile.Early() { // the probe is sent later, when a decode rank is chosen
 		lease.request = r.asRetry()
-		c.account.Reserve(&lease.charge, weight, r.Holder, d.now)
+		c.load.Reserve(&lease.inFlight, weight, r.LeaseOwner, d.now)
 	} else {
-		c.account.Charge(&lease.charge, weight, r.Holder, d.now)
+		c.load.Charge(&lease.inFlight, weight, r.LeaseOwner, d.now)
 	}
 	d.countApart(c, lease)
-	c.cache.Expect(&lease.expected, &r.Prompt, r.Model, int(indicators.PromptTokens), lease.HitTokens, d.found, c.account.Capacity(), d.now)
+	c.cache.Expect(&lease.expected, &r.Prompt, r.Model, int(indicators.PromptTokens), lease.HitTokens, d.found, c.load.Capacity(), d.now)
 	return lease
 }
 
@@ -362,20 +362,20 @@ func (r *Request) promptBytes() int {
 // Sooner). The copy has its place in the pool already, is accepted even by a full queue, and stays in this region.
 func (r *Request) asRetry() *Request {
 	retry := *r
-	retry.Reserved, retry.Returned, retry.Exclude, retry.Elsewhere, retry.Holder = true, true, nil, nil, nil
+	retry.Reserved, retry.Returned, retry.Exclude, retry.Remote, retry.LeaseOwner = true, true, nil, nil, nil
 	retry.Deadline = time.Time{} // with a decode rank, the request is served even after its deadline
 	return &retry
 }
 
 // prefiller returns the numbers of a candidate that decide how many unanswered probes it may have.
 func (d *chooser) prefiller(c *candidate) Prefiller {
-	ran, answered := c.account.SinceIdle()
+	ran, answered := c.load.SinceIdle()
 	p := Prefiller{
-		Region: c.Region, Unanswered: c.account.Leases[ledger.Probing], Held: c.account.Live(),
+		Region: c.Region, Unanswered: c.load.Leases[ledger.Probing], Held: c.load.Live(),
 		Ran: int(math.Ceil(ran)), Answered: answered,
 	}
 	if c.Mixed { // only unsent requests count: those that a rank runs already keep no other request waiting
-		p.Unanswered, p.Held = c.account.Unsent(), c.account.Unsent()
+		p.Unanswered, p.Held = c.load.Unsent(), c.load.Unsent()
 	}
 	if c.Profile != nil {
 		p.MaxSeqs = c.Profile.MaxNumSeqs
@@ -383,9 +383,9 @@ func (d *chooser) prefiller(c *candidate) Prefiller {
 	if c.Limit > 0 {
 		p.Foreign = max(0, d.cfg.Push.MaxUnanswered-c.Limit) // new in service: probes beyond the limit count as taken by others
 	}
-	if foreign, waiting, ok := c.account.Strangers(d.now); ok {
+	if foreign, waiting, ok := c.load.Strangers(d.now); ok {
 		p.Foreign, p.Pending = max(p.Foreign, int(math.Ceil(foreign))), int(math.Ceil(waiting))
 	}
-	p.Foreign = max(p.Foreign, c.account.Shared.Unanswered)
+	p.Foreign = max(p.Foreign, c.load.Shared.Unanswered)
 	return p
 }

@@ -12,14 +12,14 @@ import (
 )
 
 // fail makes a candidate fail so many probes in a row.
-func fail(t *testing.T, tier *Tier, id string, times int) {
+func fail(t *testing.T, tier *Scheduler, id string, times int) {
 	t.Helper()
 	for _, l := range hold(t, tier, id, probing, make([]int, times)...) {
 		l.Failed(false, 0)
 	}
 }
 
-func stateOf(tier *Tier, id string) string {
+func stateOf(tier *Scheduler, id string) string {
 	for _, c := range tier.Status() {
 		if c.ID == id {
 			return c.State

@@ -11,7 +11,7 @@ import (
 )
 
 // Collect implements prometheus.Collector.
-func (t *Tier) Collect(ch chan<- prometheus.Metric) {
+func (t *Scheduler) Collect(ch chan<- prometheus.Metric) {
 	out := series(ch)
 	states, handoffs := map[string]int{}, [ledger.Phases]int{}
 	status, audit := t.status()
@@ -60,7 +60,7 @@ func (t *Tier) Collect(ch chan<- prometheus.Metric) {
 }
 
 // Describe implements prometheus.Collector.
-func (t *Tier) Describe(ch chan<- *prometheus.Desc) {
+func (t *Scheduler) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{candidatesDesc, inflightDesc, newTokensDesc, heldDesc, usageDesc,
 		gateDesc, missesDesc, handoffsDesc, queueDesc, expiredDesc, misusesDesc, driftDesc,
 		suspectDesc, offDesc, preciseDesc, batchesDesc, gapsDesc, lagDesc,

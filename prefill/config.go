@@ -15,7 +15,7 @@ import (
 	"evenkeel/prefill/steer"
 )
 
-// Config is the section `prefill` of the config file, together with further parameters of a Tier. A zero field takes its
+// Config is the section `prefill` of the config file, together with further parameters of a Scheduler. A zero field takes its
 // value from Default, except Scrape.Interval, where 0 means never, and bool fields, where false means off.
 type Config struct {
 	Policy      string  `yaml:"policy"` // empty: finish, or lmetric where an engine is in both lists and there are other regions
@@ -129,7 +129,7 @@ type HotspotConfig struct {
 type AffinityConfig = steer.AffinityConfig
 
 // Semaphore are the places for hand-offs in the pool. A place is reserved before the probe is sent, so that no prefill is wasted
-// because the pool is full. The methods must not wait, and must not call the Tier.
+// because the pool is full. The methods must not wait, and must not call the Scheduler.
 type Semaphore interface {
 	TryAcquire() bool
 	Room() bool // whether TryAcquire would succeed

@@ -9,7 +9,7 @@ import (
 // Configure changes the settings that a running tier can change: policies, KV threshold, push, calibration, hotspots,
 // affinity, scraping, queue and retries. It ignores the rest of c. Accounts, gates, learned lines and waiting requests
 // keep their state. If c is not valid, Configure changes nothing.
-func (t *Tier) Configure(c Config) error {
+func (t *Scheduler) Configure(c Config) error {
 	c.Scraper = t.cfg.Scraper // Validate needs it; the scraper never changes
 	if err := c.Validate(); err != nil {
 		return err
@@ -28,7 +28,7 @@ func (t *Tier) Configure(c Config) error {
 	t.cfg.Scrape, t.cfg.Queue, t.cfg.Early, t.cfg.Retry = c.Scrape, c.Queue, c.Early, c.Retry
 	t.ledger.Configure(t.cfg.ledger())
 	for _, c := range t.candidates {
-		c.account.UpdateGate(t.now)
+		c.load.UpdateGate(t.now)
 	}
 	t.unlock()
 	t.tellRun()
@@ -36,7 +36,7 @@ func (t *Tier) Configure(c Config) error {
 }
 
 // CheckPolicy returns an error if a request names a policy that does not exist or has wrong parameters.
-func (t *Tier) CheckPolicy(spec string) error {
+func (t *Scheduler) CheckPolicy(spec string) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	_, err := t.steer.Named(spec)
@@ -44,14 +44,14 @@ func (t *Tier) CheckPolicy(spec string) error {
 }
 
 // SetPolicy changes the policy for requests that name none.
-func (t *Tier) SetPolicy(spec string) error {
+func (t *Scheduler) SetPolicy(spec string) error {
 	t.lock()
 	defer t.unlock()
 	return badPolicy(t.steer.Use(spec))
 }
 
 // Policy is the present policy for requests that name none.
-func (t *Tier) Policy() string {
+func (t *Scheduler) Policy() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.steer.Usual().String()

@@ -8,7 +8,7 @@ import (
 
 // SetSlots sets the number of free decode slots of a model in each region; the empty name is the proxy's own region. nil:
 // all requests are decoded in one region, so that the region of the prefill does not matter.
-func (t *Tier) SetSlots(model string, free map[string]int) {
+func (t *Scheduler) SetSlots(model string, free map[string]int) {
 	t.lock()
 	defer t.unlock()
 	if m := t.models[model]; m != nil {
@@ -23,7 +23,7 @@ func (d *chooser) countOnTheWay(m *model) {
 		if c.Mixed { // its prompts are decoded by the same ranks, and need no other slot
 			continue
 		}
-		d.onTheWay[c.Region] += c.account.Leases[ledger.Probing] + c.account.Leases[ledger.Pooled]
+		d.onTheWay[c.Region] += c.load.Leases[ledger.Probing] + c.load.Leases[ledger.Pooled]
 	}
 }
 
@@ -52,7 +52,7 @@ func (d *chooser) closeCrowded(m *model, all []Prefiller) {
 		return
 	}
 	d.countOnTheWay(m)
-	if slices.ContainsFunc(m.servers, func(c *candidate) bool { return c.Live && !c.account.Closed(d.now) && !d.crowded(m, c) }) {
+	if slices.ContainsFunc(m.servers, func(c *candidate) bool { return c.Live && !c.load.Closed(d.now) && !d.crowded(m, c) }) {
 		for i, c := range m.servers {
 			full := d.crowded(m, c)
 			all[i].Open, all[i].Filled = all[i].Open && !full, all[i].Filled && !full

@@ -11,7 +11,7 @@ import (
 )
 
 // twoRegions are candidates a and b of ours and c of eu, taken in turn.
-func twoRegions(t *testing.T) *Tier {
+func twoRegions(t *testing.T) *Scheduler {
 	candidates := up("a", "b", "c")
 	candidates[2].Region = "eu"
 	return newTier(t, candidates, withPolicy("round-robin"))

@@ -10,7 +10,7 @@
 // hand-off is discarded, or at the engine's own timeout. The Lease releases the charge exactly once.
 //
 // The state consists of five values, each from a package without clock, lock, log or metric: queue (waiting requests),
-// ledger (charges), cache (predicted prefix caches), fit (prefill times) and steer (policies). Tier holds them under its
+// ledger (charges), cache (predicted prefix caches), fit (prefill times) and steer (policies). Scheduler holds them under its
 // lock and passes them the time; chooser and arrivals make the decisions.
 //
 // The package does not poll. A waiting request is considered again after an event that may help it: a lease ends, a place

@@ -31,7 +31,7 @@ func (l *Lease) Sooner(least time.Duration, avoid []string) *Lease {
 	t := l.tier
 	t.lock()
 	defer t.unlock()
-	if l.request == nil || l.predicted == 0 || l.charge.Phase() != ledger.Probing || !l.charge.Sent().IsZero() {
+	if l.request == nil || l.predicted == 0 || l.inFlight.Phase() != ledger.Probing || !l.inFlight.Sent().IsZero() {
 		return nil
 	}
 	next := t.choose.sooner(l, l.request, least, avoid)
@@ -39,7 +39,7 @@ func (l *Lease) Sooner(least time.Duration, avoid []string) *Lease {
 		return nil
 	}
 	next.Policy, next.Wait, next.Trace = l.Policy, l.Wait, l.Trace
-	l.charge.Settle()
+	l.inFlight.Settle()
 	l.expected.Dropped()
 	l.c.circuit.Neutral(l.number)
 	l.release()
@@ -58,7 +58,7 @@ func (d *chooser) sooner(l *Lease, r *Request, least time.Duration, avoid []stri
 		return nil
 	}
 	eligible = slices.DeleteFunc(d.filterGate(eligible), func(c *candidate) bool {
-		a := &c.account
+		a := &c.load
 		sameDecode := c.Profile != nil && c.Board == l.Candidate.Board && c.Region == l.Candidate.Region &&
 			c.Profile.Connector == l.Candidate.Profile.Connector
 		atLimit := c.Limit > 0 && a.Leases[ledger.Probing] >= c.Limit
@@ -85,7 +85,7 @@ func (d *chooser) sooner(l *Lease, r *Request, least time.Duration, avoid []stri
 // endsMs is the predicted time, in ms, until the prefill of a lease ends if its probe is sent now; infinite if its candidate
 // takes no probes now.
 func (d *chooser) endsMs(l *Lease) float64 {
-	if c := l.c; !c.Live || !c.configured || !c.circuit.Allows(d.now) || c.account.Stalled(d.now) {
+	if c := l.c; !c.Live || !c.configured || !c.circuit.Allows(d.now) || c.load.Stalled(d.now) {
 		return math.Inf(1)
 	}
 	at, rest := l.foresee(d.now)

@@ -11,7 +11,7 @@ import (
 
 // foretold is a tier on a clock of its own, whose prefills take 100 ms.
 type foretold struct {
-	*Tier
+	*Scheduler
 	t   *testing.T
 	now time.Time
 }
@@ -23,7 +23,7 @@ func newForetold(t *testing.T, connector string, ids ...string) *foretold {
 	for i := range all {
 		all[i].Profile = &profile
 	}
-	f.Tier = newTier(t, all, withPolicy("finish"), func(c *Config) {
+	f.Scheduler = newTier(t, all, withPolicy("finish"), func(c *Config) {
 		c.Clock = func() time.Time { return f.now }
 		c.Calibration = CalibrationConfig{T0Ms: 100, TPMs: 1e-9, Known: true}
 	})
@@ -34,7 +34,7 @@ func (f *foretold) pass(d time.Duration) { f.now = f.now.Add(d) }
 
 // bind is a request that is bound to its rank: in tells in how long its prefill is predicted to end.
 func (f *foretold) bind() (l *Lease, in func() time.Duration) {
-	l = acquire(f.t, f.Tier, Request{PromptTokens: 1000})
+	l = acquire(f.t, f.Scheduler, Request{PromptTokens: 1000})
 	return l, func() time.Duration {
 		f.lock()
 		defer f.unlock()
@@ -66,7 +66,7 @@ func TestTheEndOfAPrefillIsForeseen(t *testing.T) {
 	second.Release()
 	require.Equal(t, 100*msec, thirdIn(), "those before it have ended early")
 	third.Release()
-	requireIdle(t, f.Tier)
+	requireIdle(t, f.Scheduler)
 }
 
 // A decode engine that takes its time to call back is asked so much earlier, so that the prefiller does not wait for it.
@@ -120,14 +120,14 @@ func TestAPrefillMovesToWhereItEndsSooner(t *testing.T) {
 	require.Equal(t, second.Candidate.ID, moved.Candidate.ID)
 	require.Equal(t, l.Policy, moved.Policy)
 	f.pass(10 * msec)
-	require.Equal(t, 0, f.candidates[first.Candidate.ID].account.Leases[probing]-1, "only what runs there is charged there")
+	require.Equal(t, 0, f.candidates[first.Candidate.ID].load.Leases[probing]-1, "only what runs there is charged there")
 	moved.Send()
 	require.Nil(t, moved.Sooner(0, nil), "it is sent")
 	moved.Answered(Usage{}, time.Time{})
 	moved.Release()
 	first.Release()
 	require.Nil(t, l.Sooner(0, nil))
-	requireIdle(t, f.Tier)
+	requireIdle(t, f.Scheduler)
 }
 
 // A prefill whose KV may not arrive moves to where it ends a little later.
@@ -145,7 +145,7 @@ func TestAPrefillMovesToWhereItEndsALittleLater(t *testing.T) {
 	moved.Release()
 	busy.Answered(Usage{}, time.Time{})
 	busy.Release()
-	requireIdle(t, f.Tier)
+	requireIdle(t, f.Scheduler)
 }
 
 // A prefill waits for nothing that will not come.
@@ -161,7 +161,7 @@ func TestAPrefillMovesFromAnEngineThatIsDown(t *testing.T) {
 	require.NotNil(t, moved)
 	require.NotEqual(t, l.Candidate.ID, moved.Candidate.ID)
 	moved.Release()
-	requireIdle(t, f.Tier)
+	requireIdle(t, f.Scheduler)
 }
 
 // Requests that are bound before their prefill wait for a decode rank, in the pool: its size and time bound them, those
@@ -178,7 +178,7 @@ func TestModelsThatBindEarlyHaveBoundsOfTheirOwn(t *testing.T) {
 		most       int
 		wait       time.Duration
 	}{{"early", "pool.size", 1, time.Second}, {testModel, "prefill.queue.max", 3, time.Minute}} {
-		running := acquire(t, f.Tier, Request{Model: row.model})
+		running := acquire(t, f.Scheduler, Request{Model: row.model})
 		var waiters []*waiter
 		for range row.most {
 			w, lease, err := f.enter(Request{Model: row.model})
@@ -198,5 +198,5 @@ func TestModelsThatBindEarlyHaveBoundsOfTheirOwn(t *testing.T) {
 		}
 		running.Release()
 	}
-	requireIdle(t, f.Tier)
+	requireIdle(t, f.Scheduler)
 }

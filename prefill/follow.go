@@ -34,7 +34,7 @@ func (w watcher) follow() {
 			w.unlock()
 			continue
 		}
-		w.followed[c] = c.cache.Listen(&w.mu, source, c.blockTokens(), c.account.Capacity(), w.now)
+		w.followed[c] = c.cache.Listen(&w.mu, source, c.blockTokens(), c.load.Capacity(), w.now)
 		w.unlock()
 		w.cfg.Log.Info("the KV events of a prefill engine are followed", zap.String("candidate", c.ID), zap.String("events", source.Events))
 	}
@@ -69,7 +69,7 @@ func (w watcher) sources() map[*candidate]EventSource {
 
 // BlockTokens is the number of tokens per KV block of a model's engines. A prompt must be cut into blocks of this size to be
 // found in their caches.
-func (t *Tier) BlockTokens(model string) int {
+func (t *Scheduler) BlockTokens(model string) int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if m := t.models[model]; m != nil {
@@ -87,7 +87,7 @@ func (t *Tier) BlockTokens(model string) int {
 
 // ForgetPrefixes drops all known blocks of a candidate's prefix cache, or of all candidates if id is empty. It reports whether
 // the candidate exists.
-func (t *Tier) ForgetPrefixes(id string) bool {
+func (t *Scheduler) ForgetPrefixes(id string) bool {
 	t.lock()
 	defer t.unlock()
 	if id == "" {

@@ -19,11 +19,11 @@ func (c *candidate) blockTokens() int {
 
 // knownBlock is the number of tokens per KV block by the configuration or the engine; 0: not known.
 func (c *candidate) knownBlock() int {
-	return cmp.Or(c.BlockTokens, c.account.Block)
+	return cmp.Or(c.BlockTokens, c.load.Block)
 }
 
 // rtt is the round trip to the engine.
-func (c *candidate) rtt() time.Duration { return cmp.Or(c.account.RTT, c.RTT) }
+func (c *candidate) rtt() time.Duration { return cmp.Or(c.load.RTT, c.RTT) }
 
 func (c *candidate) rttMs() float64 { return float64(c.rtt()) / float64(time.Millisecond) }
 
@@ -33,21 +33,21 @@ func (c *candidate) beside(now time.Time) float64 {
 	if !c.Decodes {
 		return 0
 	}
-	return c.account.Beside(now)
+	return c.load.Beside(now)
 }
 
 // line predicts how long prefills of the model take on the candidate, with the requests that it runs now. known is false
 // while line is only the line from which learning starts.
-func (s *state) line(model string, c *candidate) (line policy.Line, known bool) {
-	law, known := s.fit.Law(model, c.Hardware)
+func (s *state) line(model string, c *candidate) (line policy.Latency, known bool) {
+	law, known := s.fit.Latency(model, c.Hardware)
 	return law.Among(c.beside(s.now)), known
 }
 
 // backlog is the predicted time, in ms, until the candidate has computed its prompts; others is the part of it for prompts
 // that others sent. The recent error of the predictions is added once for each of this proxy's probes, and for `more`
 // further probes. The error may be negative, but a quarter of the prediction always remains.
-func (s *state) backlog(c *candidate, line policy.Line, more int) (ms, others float64) {
-	a := &c.account
+func (s *state) backlog(c *candidate, line policy.Latency, more int) (ms, others float64) {
+	a := &c.load
 	others = a.OthersBacklog(line, s.fit.Usual(), c.Decodes, s.now)
 	ms = a.Backlog(s.now) + others
 	ours := float64(a.Leases[ledger.Probing] + a.Waiting.Leases[ledger.Probing] + more)
@@ -59,8 +59,8 @@ const leastOfBacklog = 0.25
 
 // measure sets the indicators of a candidate that do not depend on the request. Prompts that wait for the candidate in this
 // round count like prompts that it computes.
-func (d *chooser) measure(v *policy.Engine, c *candidate, line policy.Line) {
-	a, block := &c.account, float64(c.blockTokens())
+func (d *chooser) measure(v *policy.Engine, c *candidate, line policy.Latency) {
+	a, block := &c.load, float64(c.blockTokens())
 	active, kv := float64(a.Tokens[ledger.Probing]), float64(a.KVTokens())
 	v.ID, v.Order, v.Ring = c.ID, c.order, c.ring
 	v.QueuedNewTokens = float64(a.NewTokens + a.Waiting.NewTokens + a.Shared.NewTokens)

@@ -24,7 +24,7 @@ func (l *Lease) Send() {
 	t := l.tier
 	t.lock()
 	defer t.unlock()
-	l.charge.Send(t.now)
+	l.inFlight.Send(t.now)
 }
 
 // Answered notes that the engine answered the probe with a hand-off. expires is when the engine frees the KV blocks by
@@ -48,7 +48,7 @@ func (l *Lease) Answered(u Usage, expires time.Time) {
 // that the candidate has another KV capacity than it reports, and else nil.
 func (l *Lease) answer(u Usage, expires time.Time) *cache.Suspected {
 	t := l.tier
-	if !l.charge.MayAnswer() {
+	if !l.inFlight.MayAnswer() {
 		return nil
 	}
 	if expires.IsZero() {
@@ -57,7 +57,7 @@ func (l *Lease) answer(u Usage, expires time.Time) *cache.Suspected {
 	if u.PromptTokens > 0 && u.CachedTokens > u.PromptTokens {
 		u.CachedTokens = -1 // no more than the prompt can be cached, so the count is wrong
 	}
-	tokens := l.charge.Weight.Tokens
+	tokens := l.inFlight.Weight.Tokens
 	if u.PromptTokens > 0 {
 		tokens = int64(u.PromptTokens)
 	}
@@ -65,12 +65,12 @@ func (l *Lease) answer(u Usage, expires time.Time) *cache.Suspected {
 	l.c.circuit.Succeed()
 	l.c.fault = ""
 	if m := t.models[l.model]; m != nil {
-		m.pace.Answered(t.now, float64(t.now.Sub(l.charge.Sent()))/float64(time.Millisecond))
+		m.pace.Answered(t.now, float64(t.now.Sub(l.inFlight.Sent()))/float64(time.Millisecond))
 	}
 	l.learn(u)
-	found := l.expected.Answered(u, l.c.account.Capacity(), l.c.blockTokens(), t.now)
+	found := l.expected.Answered(u, l.c.load.Capacity(), l.c.blockTokens(), t.now)
 	t.metrics.predicted(found)
-	l.charge.Answer(tokens, expires, t.now)
+	l.inFlight.Answer(tokens, expires, t.now)
 	return found.Suspected
 }
 
@@ -78,16 +78,16 @@ func (l *Lease) answer(u Usage, expires time.Time) *cache.Suspected {
 // indicators add, because engines of one kind may be at different distances. An answer is not used if the engine also had
 // prompts of others, because their part of the time is not known.
 func (l *Lease) learn(u Usage) {
-	t, a := l.tier, &l.c.account
-	hitTokens := l.charge.Weight.Tokens - l.charge.Weight.NewTokens // as predicted
+	t, a := l.tier, &l.c.load
+	hitTokens := l.inFlight.Weight.Tokens - l.inFlight.Weight.NewTokens // as predicted
 	if u.CachedTokens >= 0 {
 		hitTokens = int64(u.CachedTokens)
 	}
 	for _, sample := range l.c.stretch.Answered(fit.Answer{
-		Sent: l.charge.Sent(), RTT: l.c.rtt(), Void: u.PromptTokens <= 0 || l.crowded || l.c.Mixed || a.Crowded(l.c.Decodes, t.now),
+		Sent: l.inFlight.Sent(), RTT: l.c.rtt(), Void: u.PromptTokens <= 0 || l.crowded || l.c.Mixed || a.Crowded(l.c.Decodes, t.now),
 		Sample: fit.Sample{New: float64(int64(u.PromptTokens) - hitTokens), Hit: float64(hitTokens),
 			Beside: l.c.beside(t.now), Predicted: l.predicted},
-	}, a.NextSent(&l.charge), t.now) {
+	}, a.NextSent(&l.inFlight), t.now) {
 		t.fit.Learn(l.model, l.c.Hardware, sample)
 		if sample.Predicted > 0 {
 			l.c.residual.Add(sample.Ms, sample.Predicted, t.now)
@@ -115,7 +115,7 @@ func (l *Lease) Dispatched() {
 	t := l.tier
 	t.lock()
 	defer t.unlock()
-	l.charge.Dispatch(t.now)
+	l.inFlight.Dispatch(t.now)
 }
 
 // Renewed notes that the decode engine renews the prefill engine's hold on the KV as long as it has the request. The charge
@@ -124,7 +124,7 @@ func (l *Lease) Renewed() {
 	t := l.tier
 	t.lock()
 	defer t.unlock()
-	l.charge.Renew(t.now)
+	l.inFlight.Renew(t.now)
 }
 
 // Failed notes that the probe failed by a fault of the candidate. written says that the request was written and no answer
@@ -156,11 +156,11 @@ const mostFault = 400 // bytes
 // circuit; 0: it did not, or the circuit was open already.
 func (l *Lease) fail(written bool, hold time.Duration) (outFor time.Duration) {
 	t := l.tier
-	if !l.charge.Settle() {
+	if !l.inFlight.Settle() {
 		return 0
 	}
-	if l.charge.Phase() != ledger.Probing { // the probe was answered before: this failure is not the candidate's
-		l.charge.Orphan(l.hold(), t.now)
+	if l.inFlight.Phase() != ledger.Probing { // the probe was answered before: this failure is not the candidate's
+		l.inFlight.Orphan(l.hold(), t.now)
 		return 0
 	}
 	if wasIn := l.c.circuit.In(); l.c.circuit.Fail(l.number, t.now) && wasIn {
@@ -172,7 +172,7 @@ func (l *Lease) fail(written bool, hold time.Duration) (outFor time.Duration) {
 		if hold <= 0 {
 			hold = l.hold()
 		}
-		l.charge.Orphan(hold, t.now)
+		l.inFlight.Orphan(hold, t.now)
 	} else {
 		l.probeEnded(probeFailed)
 		l.expected.Dropped()
@@ -188,7 +188,7 @@ func (l *Lease) Unfetched() (held, ever int) {
 	t.lock()
 	defer t.unlock()
 	for _, c := range t.candidates { // sums over the ranks of the engine
-		if a := &c.account; c.Instance == l.Candidate.Instance {
+		if a := &c.load; c.Instance == l.Candidate.Instance {
 			held += a.Leases[ledger.Orphaned]
 			ever += a.Unfetched
 		}
@@ -201,15 +201,15 @@ func (l *Lease) Orphan() {
 	t := l.tier
 	t.lock()
 	defer t.unlock()
-	if !l.charge.Settle() {
+	if !l.inFlight.Settle() {
 		return
 	}
-	if l.charge.Phase() == ledger.Probing {
+	if l.inFlight.Phase() == ledger.Probing {
 		l.probeEnded(probeLost)
 		l.expected.Lost(t.now)
 		l.c.circuit.Neutral(l.number)
 	}
-	l.charge.Orphan(l.hold(), t.now)
+	l.inFlight.Orphan(l.hold(), t.now)
 }
 
 // Release notes that the prefill engine has freed the KV: the first decode event came, the hand-off was discarded, or the
@@ -218,10 +218,10 @@ func (l *Lease) Release() {
 	t := l.tier
 	t.lock()
 	defer t.unlock()
-	if !l.charge.Settle() {
+	if !l.inFlight.Settle() {
 		return
 	}
-	if l.charge.Phase() == ledger.Probing {
+	if l.inFlight.Phase() == ledger.Probing {
 		l.probeEnded(probeDropped)
 		l.expected.Dropped()
 		l.c.circuit.Neutral(l.number)
@@ -232,7 +232,7 @@ func (l *Lease) Release() {
 // release ends the charge. If the candidate was removed from the configuration and this was its last charge, release drops
 // the candidate.
 func (l *Lease) release() {
-	l.charge.Release(l.tier.now)
+	l.inFlight.Release(l.tier.now)
 	l.tier.forget(l.c)
 }
 
@@ -240,12 +240,12 @@ func (l *Lease) release() {
 func (l *Lease) PassOn() {
 	l.tier.mu.Lock()
 	defer l.tier.mu.Unlock()
-	l.charge.PassOn()
+	l.inFlight.PassOn()
 }
 
 // Ended notes that a holder makes no more calls. Leases that it still holds stay charged, because the engine may still hold
 // the KV, and count as drift in the audit.
-func (t *Tier) Ended(h *Holder) {
+func (t *Scheduler) Ended(h *LeaseOwner) {
 	t.mu.Lock()
 	lost := t.ledger.Ended(h)
 	t.mu.Unlock()
@@ -258,7 +258,7 @@ func (t *Tier) Ended(h *Holder) {
 // probeEnded records in the metrics how the probe ended and how long it took. If a probe was sent and not answered, prefill
 // times of the probes beside it are not learned (fit.Stretch).
 func (l *Lease) probeEnded(outcome string) {
-	m, sent := l.tier.metrics, l.charge.Sent()
+	m, sent := l.tier.metrics, l.inFlight.Sent()
 	took := l.tier.now.Sub(sent).Seconds()
 	if outcome == probeAnswered {
 		if l.c.answered == nil {

@@ -48,12 +48,12 @@ func TestEveryChargeIsGivenBackOnce(t *testing.T) {
 					time.Sleep(time.Duration(rapid.IntRange(0, 20).Draw(t, "seconds")) * time.Second)
 				case 3:
 					l := open[rapid.IntRange(0, len(open)-1).Draw(t, "lease")]
-					if l.charge.Phase() == probing {
+					if l.inFlight.Phase() == probing {
 						l.Answered(Usage{PromptTokens: rapid.IntRange(0, 20_000).Draw(t, "prompt tokens")},
 							time.Now().Add(time.Duration(rapid.IntRange(0, 30).Draw(t, "hold"))*time.Second))
 					}
 				case 4:
-					if l := open[rapid.IntRange(0, len(open)-1).Draw(t, "lease")]; l.charge.Phase() != probing {
+					if l := open[rapid.IntRange(0, len(open)-1).Draw(t, "lease")]; l.inFlight.Phase() != probing {
 						l.Dispatched()
 					}
 				case 5:

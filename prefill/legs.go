@@ -24,9 +24,9 @@ func (k *Ticket) Wait(ctx context.Context) (*Lease, error) {
 // legs have the same model, key, priority and arrival. The caller must wait for each ticket.
 //
 // After one leg is served, the other legs cannot be displaced any more, because the client may already have a part of the
-// answer. They also stay in this region. Before that, if the Elsewhere of one leg sends it to another region, all legs go
+// answer. They also stay in this region. Before that, if the RemoteRegions of one leg sends it to another region, all legs go
 // there.
-func (t *Tier) EnterAll(legs []Request) ([]Ticket, error) {
+func (t *Scheduler) EnterAll(legs []Request) ([]Ticket, error) {
 	tickets, err := t.enterAll(legs)
 	if err == nil {
 		return tickets, nil
@@ -43,7 +43,7 @@ func (t *Tier) EnterAll(legs []Request) ([]Ticket, error) {
 }
 
 // enterAll is EnterAll, but together with an error it also returns the legs that were served before.
-func (t *Tier) enterAll(legs []Request) (tickets []Ticket, err error) {
+func (t *Scheduler) enterAll(legs []Request) (tickets []Ticket, err error) {
 	t.lock()
 	defer t.unlock()
 	var m *model
@@ -85,7 +85,7 @@ func (t *Tier) enterAll(legs []Request) (tickets []Ticket, err error) {
 
 // waitTogether adds the waiting legs of one request to their model's line. oneServed says that another leg is served already:
 // the waiting legs then stay in this region and cannot be displaced.
-func (a *arrivals) waitTogether(m *model, p *policy.Policy, legs []Request, oneServed bool) []*waiter {
+func (a *queueManager) waitTogether(m *model, p *policy.Policy, legs []Request, oneServed bool) []*waiter {
 	siblings, decision := make([]*waiter, len(legs)), &regionDecision{done: make(chan struct{})}
 	if oneServed {
 		decision.close()
@@ -125,7 +125,7 @@ func (k *Ticket) Elsewhere(ctx context.Context) bool {
 	return false
 }
 
-// stay tells the Elsewhere of each request that the request is served in this region.
+// stay tells the RemoteRegions of each request that the request is served in this region.
 func stay(legs []Request) {
 	for i := range legs {
 		legs[i].stay()

@@ -27,7 +27,7 @@ func waitAll(t *testing.T, tickets []Ticket) {
 }
 
 func TestLegsEnterTogetherOrNotAtAll(t *testing.T) {
-	closed := func(size int) (*Tier, *Lease) {
+	closed := func(size int) (*Scheduler, *Lease) {
 		tier := newTier(t, up("a"), func(c *Config) { c.Queue.Max = size })
 		return tier, hold(t, tier, "a", pooled, 95_000)[0]
 	}
@@ -116,15 +116,15 @@ func TestLegsAreDisplacedOnlyBeforeOneIsServed(t *testing.T) {
 }
 
 func TestLegsGoElsewhereTogether(t *testing.T) {
-	far := func(t *testing.T, free int64) (*Tier, *region, []Request, *places) {
+	far := func(t *testing.T, free int64) (*Scheduler, *region, []Request, *places) {
 		pool := newPlaces(free)
 		tier := newTier(t, up("a"), withPlaces(pool))
 		head := &region{offers: true, where: always(Waits)}
 		all := legs(3, Request{})
 		for i := range all {
-			all[i].Elsewhere = &region{offers: true, where: always(ToHere)}
+			all[i].Remote = &region{offers: true, where: always(ToHere)}
 		}
-		all[0].Elsewhere = head
+		all[0].Remote = head
 		return tier, head, all, pool
 	}
 	t.Run("at once", func(t *testing.T) {
@@ -138,7 +138,7 @@ func TestLegsGoElsewhereTogether(t *testing.T) {
 	t.Run("at once, though the first was served", func(t *testing.T) {
 		tier, head, all, pool := far(t, 8)
 		head.where = always(ToHere)
-		all[1].Elsewhere = &region{offers: true, where: always(ToThere)}
+		all[1].Remote = &region{offers: true, where: always(ToThere)}
 		_, err := tier.EnterAll(all)
 		require.ErrorIs(t, err, ErrElsewhere)
 		require.EqualValues(t, 8, pool.free.Load())
@@ -175,11 +175,11 @@ func TestLegsGoElsewhereTogether(t *testing.T) {
 		waitAll(t, tickets)
 		requireIdle(t, tier)
 	})
-	for what, refuse := range map[string]func(*Tier, *region){
-		"none that is displaced": func(tier *Tier, _ *region) {
+	for what, refuse := range map[string]func(*Scheduler, *region){
+		"none that is displaced": func(tier *Scheduler, _ *region) {
 			tier.Offer(Request{Model: testModel, Priority: 1}, func(*Lease, error) {})
 		},
-		"none that nobody serves any more": func(tier *Tier, head *region) {
+		"none that nobody serves any more": func(tier *Scheduler, head *region) {
 			head.offers = false
 			tier.SetCandidates(nil)
 		},
@@ -189,7 +189,7 @@ func TestLegsGoElsewhereTogether(t *testing.T) {
 				tier, head, all, _ := far(t, 0)
 				tier.cfg.Queue.Max = len(all)
 				for i := range all {
-					all[i].Elsewhere = head
+					all[i].Remote = head
 				}
 				tickets, err := tier.EnterAll(all)
 				require.NoError(t, err)

@@ -41,7 +41,7 @@ func up(ids ...string) []Candidate {
 }
 
 // newTier returns a tier that does not scrape, with the candidates set.
-func newTier(t testing.TB, candidates []Candidate, change ...func(*Config)) *Tier {
+func newTier(t testing.TB, candidates []Candidate, change ...func(*Config)) *Scheduler {
 	t.Helper()
 	cfg := Config{Policy: "least-tokens", Push: PushConfig{MaxUnanswered: 1_000_000}} // engines that can always start one more
 	for _, f := range change {
@@ -56,7 +56,7 @@ func newTier(t testing.TB, candidates []Candidate, change ...func(*Config)) *Tie
 func withPolicy(spec string) func(*Config) { return func(c *Config) { c.Policy = spec } }
 
 // acquire must be served at once.
-func acquire(t testing.TB, tier *Tier, r Request) *Lease {
+func acquire(t testing.TB, tier *Scheduler, r Request) *Lease {
 	t.Helper()
 	if r.Model == "" {
 		r.Model = testModel
@@ -68,7 +68,7 @@ func acquire(t testing.TB, tier *Tier, r Request) *Lease {
 }
 
 // mustWait fails unless the request would have to wait, and leaves no trace.
-func mustWait(t testing.TB, tier *Tier, r Request) {
+func mustWait(t testing.TB, tier *Scheduler, r Request) {
 	t.Helper()
 	if r.Model == "" {
 		r.Model = testModel
@@ -80,7 +80,7 @@ func mustWait(t testing.TB, tier *Tier, r Request) {
 }
 
 // hold charges a candidate with prompts in one phase.
-func hold(t testing.TB, tier *Tier, id string, p ledger.Phase, promptTokens ...int) []*Lease {
+func hold(t testing.TB, tier *Scheduler, id string, p ledger.Phase, promptTokens ...int) []*Lease {
 	t.Helper()
 	var leases []*Lease
 	for _, tokens := range promptTokens {
@@ -110,7 +110,7 @@ func hold(t testing.TB, tier *Tier, id string, p ledger.Phase, promptTokens ...i
 }
 
 // requireIdle checks that every charge was given back, once.
-func requireIdle(t require.TestingT, tier *Tier) {
+func requireIdle(t require.TestingT, tier *Scheduler) {
 	status, audit := tier.status()
 	require.Zero(t, audit.Drift, "charged - released - held")
 	require.Zero(t, audit.Misuses, "calls on a lease after its last")
@@ -118,8 +118,8 @@ func requireIdle(t require.TestingT, tier *Tier) {
 		require.Equal(t, ledger.Sums{}, c.sums, "candidate %s still holds something", c.ID)
 	}
 	for _, c := range tier.candidates {
-		require.Equal(t, ledger.Sums{}, c.account.Waiting, "held for %s between rounds", c.ID)
-		require.Zero(t, c.account.OldestSent(), "candidate %s has an unanswered probe", c.ID)
+		require.Equal(t, ledger.Sums{}, c.load.Waiting, "held for %s between rounds", c.ID)
+		require.Zero(t, c.load.OldestSent(), "candidate %s has an unanswered probe", c.ID)
 	}
 	_, expires := tier.ledger.NextExpiry()
 	require.False(t, expires)

@@ -153,7 +153,7 @@ func (m *metrics) forget(candidate string) {
 }
 
 // register registers the metrics, and the tier as the collector of its own state.
-func (m *metrics) register(r prometheus.Registerer, t *Tier) error {
+func (m *metrics) register(r prometheus.Registerer, t *Scheduler) error {
 	for _, c := range []prometheus.Collector{m.decisions, m.decisionSeconds, m.canaries, m.probeSeconds, m.queueWait, m.batchWait, m.displaced,
 		m.attempts, m.filterSkipped, m.policyErrors, m.budgetExhausted, m.misprediction, m.hotFiltered, m.affinity, t} {
 		if err := r.Register(c); err != nil {
@@ -284,7 +284,7 @@ func (s series) learned(tier *state, now time.Time) {
 	}
 	s.byModel(feedbackDesc, rank, feedback)
 	for _, fitted := range tier.fit.All() {
-		if line, known := fitted.Law(); known {
+		if line, known := fitted.Latency(); known {
 			s.gauge(tpDesc, line.TPMs/1000, fitted.Model, fitted.Hardware)
 			s.gauge(r2Desc, fitted.R2(), fitted.Model, fitted.Hardware)
 		}

@@ -45,7 +45,7 @@ func TestHowManyRequestsAGroupMayHaveWaiting(t *testing.T) {
 // Where a model has engines of both kinds, those that come second take a prompt only if no other can, or if it names them.
 func TestSecondCandidatesServeWhenNoOtherCan(t *testing.T) {
 	second := doBoth("g")
-	second[0].Second = true
+	second[0].Fallback = true
 	tier := newTier(t, append(up("a"), second...), withPolicy("round-robin"))
 	for range 3 {
 		require.Equal(t, "a", acquire(t, tier, request(1)).Candidate.ID)
@@ -73,7 +73,7 @@ func TestSecondCandidatesServeWhatTheFirstOnesFailed(t *testing.T) {
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			second := doBoth("g")
-			second[0].Second, second[0].Idle = true, row.idle
+			second[0].Fallback, second[0].Idle = true, row.idle
 			r := request(1)
 			r.Exclude = row.tried
 			require.Equal(t, row.want, acquire(t, newTier(t, append(up("a"), second...)), r).Candidate.ID)
@@ -87,7 +87,7 @@ func TestAGroupIsNotScraped(t *testing.T) {
 		c.Scrape = ScrapeConfig{Interval: time.Second, Timeout: time.Second}
 		c.Scraper = func(context.Context, Candidate) (Sample, error) { return Sample{}, nil }
 	})
-	live, _ := watcher{Tier: tier}.live()
+	live, _ := watcher{Scheduler: tier}.live()
 	require.Len(t, live, 1)
 }
 
@@ -128,8 +128,8 @@ func TestRequestsForANameAreCountedApart(t *testing.T) {
 		l.Release()
 	}
 	tier.lock()
-	require.NotEmpty(t, tier.candidates["g"].apart)
-	for _, a := range tier.candidates["g"].apart {
+	require.NotEmpty(t, tier.candidates["g"].byModel)
+	for _, a := range tier.candidates["g"].byModel {
 		require.Zero(t, *a)
 	}
 	tier.unlock()
@@ -141,7 +141,7 @@ func TestACandidateIsBehindForSomeModels(t *testing.T) {
 	both := up("a", "b")
 	both[0].Models = append(both[0].Models, "x")
 	both[1].Models = both[0].Models
-	both[0].Behind = []string{"x"}
+	both[0].FallbackFor = []string{"x"}
 	tier := newTier(t, both, withPolicy("round-robin"))
 	named := request(0)
 	named.Model = "x"

@@ -136,7 +136,7 @@ func TestTheLineIsLearnedFromProbesThatAreAlone(t *testing.T) {
 			l.Answered(Usage{PromptTokens: tokens, CachedTokens: 0}, time.Time{})
 			l.Release()
 		}
-		line, known := tier.fit.Law(testModel, "")
+		line, known := tier.fit.Latency(testModel, "")
 		require.True(t, known)
 		require.InDelta(t, 0.1, line.TPMs, 1e-6)
 		require.InDelta(t, 100, line.T0Ms, 1e-3)
@@ -182,12 +182,12 @@ func TestTheLineIsLearnedBesideProbesAndDecodes(t *testing.T) {
 			next = acquire(t, tier, Request{ID: "r", PromptTokens: 1000 * (1 + n%7), Counted: true})
 			decodes = n * 13 % 40
 			tier.Scrape(t.Context(), "a")
-			prompt := int(running.charge.Weight.Tokens)
+			prompt := int(running.inFlight.Weight.Tokens)
 			time.Sleep(100*time.Millisecond + time.Duration(prompt)*(100+time.Duration(decodes))*time.Microsecond)
 			running.Answered(Usage{PromptTokens: prompt, CachedTokens: 0}, time.Time{})
 			running.Release()
 		}
-		law, known := tier.fit.Law(testModel, "")
+		law, known := tier.fit.Latency(testModel, "")
 		require.True(t, known)
 		require.InDelta(t, 100, law.T0Ms, 1e-3)
 		require.InDelta(t, 100, law.T0Ms, 1e-3)
@@ -218,7 +218,7 @@ func TestABacklogIsCorrectedByWhatTheEngineTook(t *testing.T) {
 		require.InDelta(t, -75, b.ResidualMs, 10)
 		require.Zero(t, a.BacklogMs, "it has nothing to do")
 		next := func(c string) float64 {
-			ms, _ := tier.backlog(tier.candidates[c], policy.Line{}, 1)
+			ms, _ := tier.backlog(tier.candidates[c], policy.Latency{}, 1)
 			return ms
 		}
 		require.InDelta(t, a.ResidualMs, next("a"), 1e-6, "for the next one")
@@ -256,7 +256,7 @@ func TestProbesThatOvertakeTeachNothing(t *testing.T) {
 			l.Answered(Usage{PromptTokens: tokens, CachedTokens: 0}, time.Time{})
 			l.Release()
 		}
-		_, known := tier.fit.Law(testModel, "")
+		_, known := tier.fit.Latency(testModel, "")
 		require.False(t, known)
 	})
 }
@@ -265,7 +265,7 @@ func TestProbesThatOvertakeTeachNothing(t *testing.T) {
 func TestTheNextProbeRunsFromTheAnswerToTheLast(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		tier := newTier(t, up("a"), func(c *Config) { c.Calibration.TPMs, c.Calibration.T0Ms = 0.1, 100 })
-		left := func() float64 { return tier.candidates["a"].account.Backlog(time.Now()) }
+		left := func() float64 { return tier.candidates["a"].load.Backlog(time.Now()) }
 		probes := hold(t, tier, "a", probing, 5000, 9000) // 600 and 1,000 ms
 		require.InDelta(t, 1600, left(), 1e-6)
 		time.Sleep(500 * time.Millisecond)

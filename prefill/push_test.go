@@ -11,7 +11,7 @@ import (
 func withPush(n int) func(*Config) { return func(c *Config) { c.Push.MaxUnanswered = n } }
 
 // waits enters a request that must wait.
-func waits(t testing.TB, tier *Tier, r Request) *waiter {
+func waits(t testing.TB, tier *Scheduler, r Request) *waiter {
 	t.Helper()
 	r.Model = testModel
 	w, lease, err := tier.enter(r)
@@ -45,7 +45,7 @@ func TestWhoseBestIsElsewherePassesWhoIsHeld(t *testing.T) {
 	require.NotNil(t, w.lease, "the held request's tokens count at a")
 	require.Equal(t, "b", w.lease.Candidate.ID)
 	require.Nil(t, old.lease)
-	require.Zero(t, tier.candidates["a"].account.Waiting, "between rounds nothing is held")
+	require.Zero(t, tier.candidates["a"].load.Waiting, "between rounds nothing is held")
 }
 
 func TestAPolicyThatIsBlindToLoadTakesWhoCanStart(t *testing.T) {

@@ -9,7 +9,7 @@ import (
 //
 // Together with the lease the caller gets a place in the pool, which it must release. After an error the caller has the
 // same as before the call: a retry still has its place, a first attempt has none.
-func (t *Tier) Acquire(ctx context.Context, r Request) (*Lease, error) {
+func (t *Scheduler) Acquire(ctx context.Context, r Request) (*Lease, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
@@ -21,14 +21,14 @@ func (t *Tier) Acquire(ctx context.Context, r Request) (*Lease, error) {
 }
 
 // Enter is the first half of Acquire: it enters the request into the queue, without waiting. The caller must use the ticket.
-func (t *Tier) Enter(r Request) (Ticket, error) {
+func (t *Scheduler) Enter(r Request) (Ticket, error) {
 	w, lease, err := t.enter(r)
 	return Ticket{tier: t, lease: lease, w: w}, err
 }
 
 // await waits until a request in the arrival queue is served or refused, until its time in the queue is over, or until ctx
 // ends. In the last two cases it removes the request from the queue.
-func (t *Tier) await(ctx context.Context, w *waiter) (*Lease, error) {
+func (t *Scheduler) await(ctx context.Context, w *waiter) (*Lease, error) {
 	timeout := time.NewTimer(time.Until(w.until))
 	defer timeout.Stop()
 	select {
@@ -46,7 +46,7 @@ func (t *Tier) await(ctx context.Context, w *waiter) (*Lease, error) {
 }
 
 // enter is arrivals.enter under the tier's lock.
-func (t *Tier) enter(r Request) (*waiter, *Lease, error) {
+func (t *Scheduler) enter(r Request) (*waiter, *Lease, error) {
 	t.lock()
 	defer t.unlock()
 	return t.arrivals.enter(r)
@@ -54,7 +54,7 @@ func (t *Tier) enter(r Request) (*waiter, *Lease, error) {
 
 // giveUp removes a waiter from the queue at its timeout, and returns the error for its client; nil: the waiter was served or
 // refused just before.
-func (t *Tier) giveUp(w *waiter) error {
+func (t *Scheduler) giveUp(w *waiter) error {
 	t.lock()
 	defer t.unlock()
 	m := t.models[w.Model]
@@ -67,7 +67,7 @@ func (t *Tier) giveUp(w *waiter) error {
 
 // withdraw removes a waiter from the queue because its client left. If the waiter was served just before, withdraw releases
 // the lease and the place in the pool.
-func (t *Tier) withdraw(w *waiter) {
+func (t *Scheduler) withdraw(w *waiter) {
 	t.lock()
 	stillWaited := w.item.Remove()
 	if m := t.models[w.Model]; stillWaited && m != nil {
@@ -89,7 +89,7 @@ func (t *Tier) withdraw(w *waiter) {
 //
 // With Config.Clock set, a simulation only needs Offer, the methods of Lease, and Wake at NextWake. No goroutine runs then,
 // and no call waits.
-func (t *Tier) Offer(r Request, served func(*Lease, error)) (withdraw func()) {
+func (t *Scheduler) Offer(r Request, served func(*Lease, error)) (withdraw func()) {
 	t.lock()
 	defer t.unlock()
 	w, lease, err := t.arrivals.enter(r)

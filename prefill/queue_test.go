@@ -21,7 +21,7 @@ type outcome struct {
 }
 
 // start calls Acquire in a goroutine, and returns when it waits or is done.
-func start(ctx context.Context, tier *Tier, r Request) <-chan outcome {
+func start(ctx context.Context, tier *Scheduler, r Request) <-chan outcome {
 	if r.Model == "" {
 		r.Model = testModel
 	}

@@ -17,13 +17,13 @@ const maxUnsent = 6
 
 // RetryUnsent is Retry for a request of which no byte was sent, for the k-th time. Such a retry does not use the budget,
 // because no engine had any work with the request.
-func (t *Tier) RetryUnsent(k int) (backoff time.Duration, again bool) {
+func (t *Scheduler) RetryUnsent(k int) (backoff time.Duration, again bool) {
 	retry := t.retries()
 	return Backoff(retry.Base, k), k <= maxUnsent && retry.Attempts > 1
 }
 
 // retries returns the present settings for retries.
-func (t *Tier) retries() RetryConfig {
+func (t *Scheduler) retries() RetryConfig {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.cfg.Retry

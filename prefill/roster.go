@@ -7,7 +7,7 @@ import (
 	"evenkeel/prefill/policy"
 )
 
-// replace sets the candidates, see Tier.SetCandidates. For each model, round-robin continues after the candidate that it
+// replace sets the candidates, see Scheduler.SetCandidates. For each model, round-robin continues after the candidate that it
 // chose last.
 func (s *state) replace(candidates []Candidate) {
 	cursors := s.cursors()
@@ -43,7 +43,7 @@ func (s *state) replace(candidates []Candidate) {
 }
 
 func (s *state) newCandidate(id string) *candidate {
-	c := &candidate{account: s.ledger.Account(id), cache: s.cache.Holdings(id)}
+	c := &candidate{load: s.ledger.Load(id), cache: s.cache.CachedBlocks(id)}
 	if s.cfg.Clock != nil { // the only policy that uses the ring exists in simulations only
 		c.ring = policy.Vnodes(id)
 	}
@@ -53,7 +53,7 @@ func (s *state) newCandidate(id string) *candidate {
 // configure applies the given settings to a candidate.
 func (s *state) configure(c *candidate, given Candidate, order int) {
 	if given.Live && !c.Live {
-		c.account.Misses = 0 // scrapes that failed while the candidate was down do not count
+		c.load.Misses = 0 // scrapes that failed while the candidate was down do not count
 		c.cache.Restarted(s.now)
 	}
 	c.Candidate, c.order, c.configured = given, order, true
@@ -63,7 +63,7 @@ func (s *state) configure(c *candidate, given Candidate, order int) {
 			m.servers = append(m.servers, c)
 		}
 	}
-	c.account.SetCapacity(given.CapacityTokens, s.now)
+	c.load.SetCapacity(given.CapacityTokens, s.now)
 }
 
 // early reports whether a decode rank is chosen for the model's requests before their prefill.
@@ -114,7 +114,7 @@ func (s *state) forgetModels() {
 // forget drops a removed candidate without charges. If c was dropped before, a new candidate may have its ID; this candidate
 // stays.
 func (s *state) forget(c *candidate) {
-	if !c.configured && c.account.Held() == 0 && s.candidates[c.ID] == c {
+	if !c.configured && c.load.Held() == 0 && s.candidates[c.ID] == c {
 		delete(s.candidates, c.ID)
 		c.cache.Close()
 		s.metrics.forget(c.ID)
@@ -126,7 +126,7 @@ func (s *state) forget(c *candidate) {
 func (s *state) modelOf(name string) *model {
 	m := s.models[name]
 	if m == nil {
-		m = &model{name: name, cursor: -1, line: s.queue.Line(name)}
+		m = &model{name: name, cursor: -1, queue: s.queue.ModelQueue(name)}
 		s.models[name] = m
 	}
 	return m
@@ -134,7 +134,7 @@ func (s *state) modelOf(name string) *model {
 
 // forgetEmpty drops a model that no engine of this region serves and for which no request waits.
 func (s *state) forgetEmpty(m *model) {
-	if len(m.servers) == 0 && m.line.Empty() {
+	if len(m.servers) == 0 && m.queue.Empty() {
 		delete(s.models, m.name)
 		s.queue.Drop(m.name)
 	}

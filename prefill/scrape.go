@@ -12,7 +12,7 @@ import (
 
 // Run scrapes the live candidates, and follows the KV events of the candidates that publish them, until ctx ends. It returns
 // when all of its goroutines have ended.
-func (t *Tier) Run(ctx context.Context) {
+func (t *Scheduler) Run(ctx context.Context) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	w := watcher{t, map[*candidate]cache.Feed{}}
@@ -79,7 +79,7 @@ func (w watcher) scrapeEvery(ctx context.Context, c *candidate, s ScrapeConfig) 
 }
 
 // Scrape reads a candidate's gauges now, for callers that do not use Run.
-func (t *Tier) Scrape(ctx context.Context, id string) {
+func (t *Scheduler) Scrape(ctx context.Context, id string) {
 	t.mu.Lock()
 	c, settings := t.candidates[id], t.cfg.Scrape
 	t.mu.Unlock()
@@ -90,9 +90,9 @@ func (t *Tier) Scrape(ctx context.Context, id string) {
 
 // scrape reads a candidate's gauges and books the result. It logs when the gauges become stale, and when they can be read
 // again. If ctx ends during the scrape, the result is ignored.
-func (t *Tier) scrape(ctx context.Context, c *candidate, s ScrapeConfig) {
+func (t *Scheduler) scrape(ctx context.Context, c *candidate, s ScrapeConfig) {
 	t.lock()
-	target, at := c.Candidate, c.account.Ask(t.now)
+	target, at := c.Candidate, c.load.Ask(t.now)
 	t.unlock()
 
 	scrapeCtx, stop := context.WithTimeout(ctx, s.Timeout)
@@ -101,19 +101,19 @@ func (t *Tier) scrape(ctx context.Context, c *candidate, s ScrapeConfig) {
 
 	t.lock()
 	if ctx.Err() != nil {
-		c.account.Unasked()
+		c.load.Unasked()
 		t.unlock()
 		return
 	}
-	wasStale := c.account.Stale()
+	wasStale := c.load.Stale()
 	if err != nil {
-		c.account.Miss(at, t.now)
-	} else if c.account.Sample(sample, at, t.now) {
+		c.load.Miss(at, t.now)
+	} else if c.load.Sample(sample, at, t.now) {
 		c.cache.Restarted(t.now)
 		t.forget(c)
 	}
-	isStale := c.account.Stale()
-	unbounded := err == nil && c.account.Capacity() == 0 && !c.unbounded
+	isStale := c.load.Stale()
+	unbounded := err == nil && c.load.Capacity() == 0 && !c.unbounded
 	c.unbounded = c.unbounded || unbounded
 	t.unlock()
 

@@ -53,7 +53,7 @@ func (g *gauges) scrape(ctx context.Context, _ Candidate) (Sample, error) {
 }
 
 // scraped runs a tier that scrapes g every 500 ms from now on.
-func scraped(t *testing.T, g *gauges, candidates []Candidate) *Tier {
+func scraped(t *testing.T, g *gauges, candidates []Candidate) *Scheduler {
 	tier := newTier(t, candidates, func(c *Config) {
 		c.Scrape.Interval = 500 * time.Millisecond
 		c.Scraper = g.scrape
@@ -242,7 +242,7 @@ func TestForeignRequestsCountUntilTheSampleIsThreeIntervalsOld(t *testing.T) {
 		batch := func() float64 {
 			tier.lock()
 			defer tier.unlock()
-			return tier.candidates["a"].account.Batch(tier.now)
+			return tier.candidates["a"].load.Batch(tier.now)
 		}
 		require.InDelta(t, 7, batch(), 0, "2 ours of 7 there")
 		g.set(func(g *gauges) { g.err = errors.New("refused") })

@@ -15,7 +15,7 @@ import (
 //
 // The policy scores all remaining candidates, busy ones included. If the best candidate is busy, the request waits for it,
 // because a worse candidate would probably end the prefill later, even if it is free.
-func (d *chooser) tryServe(m *model, p *policy.Policy, r *Request, since time.Time) (*Lease, blocked) {
+func (d *chooser) tryServe(m *model, p *policy.Policy, r *Request, since time.Time) (*Lease, waitReason) {
 	start := time.Now()
 	if r.late(d.now) {
 		return nil, missed
@@ -34,16 +34,16 @@ func (d *chooser) tryServe(m *model, p *policy.Policy, r *Request, since time.Ti
 	forbidden := func(c *candidate) bool { return c.ID == r.Target && !r.reaches(c) }
 	switch {
 	case reason == 0 || reason == missed:
-	case r.Elsewhere == nil && r.Target != "" && !slices.ContainsFunc(m.servers, forbidden):
+	case r.Remote == nil && r.Target != "" && !slices.ContainsFunc(m.servers, forbidden):
 		reason = closed // the target takes none now, or it has left
-	case r.Elsewhere != nil || slices.ContainsFunc(m.servers, unreached):
+	case r.Remote != nil || slices.ContainsFunc(m.servers, unreached):
 		reason = held // requests behind this one may go to other candidates or regions, and must not wait for it
 	}
 	return lease, reason
 }
 
 // serve is tryServe for a request that does not go to another region.
-func (d *chooser) serve(m *model, p *policy.Policy, r *Request, since, start time.Time) (*Lease, blocked) {
+func (d *chooser) serve(m *model, p *policy.Policy, r *Request, since, start time.Time) (*Lease, waitReason) {
 	eligible, why := d.filter(m, p, r)
 	if why != 0 {
 		return nil, why
@@ -85,7 +85,7 @@ func (d *chooser) serve(m *model, p *policy.Policy, r *Request, since, start tim
 }
 
 // filter returns the candidates among which the policy chooses; without any, the reason why the request cannot be served now.
-func (d *chooser) filter(m *model, p *policy.Policy, r *Request) ([]*candidate, blocked) {
+func (d *chooser) filter(m *model, p *policy.Policy, r *Request) ([]*candidate, waitReason) {
 	eligible, skipped := d.filterCircuit(r, m.servers)
 	eligible = d.filterGate(eligible)
 	if len(eligible) == 0 {
@@ -117,12 +117,12 @@ func (d *chooser) filter(m *model, p *policy.Policy, r *Request) ([]*candidate, 
 
 // admit reserves a place in the pool if the chosen candidate can take the request now; otherwise it returns the reason why
 // not. A request for a busy candidate counts on this candidate for the rest of the round.
-func (d *chooser) admit(r *Request, c *candidate, indicators *policy.Engine) blocked {
+func (d *chooser) admit(r *Request, c *candidate, indicators *policy.Engine) waitReason {
 	if !d.canStart(r, c) {
-		if c.account.Waiting == (ledger.Sums{}) {
+		if c.load.Waiting == (ledger.Sums{}) {
 			d.heldAt = append(d.heldAt, c)
 		}
-		c.account.Wait(ledger.WeightOf(indicators, r.promptBytes()))
+		c.load.Wait(ledger.WeightOf(indicators, r.promptBytes()))
 		return held
 	}
 	if r.Reserved {
@@ -140,7 +140,7 @@ func (d *chooser) admit(r *Request, c *candidate, indicators *policy.Engine) blo
 // endRound ends a round of decisions: held requests no longer count on the candidates for which they wait.
 func (d *chooser) endRound() {
 	for _, c := range d.heldAt {
-		c.account.Waiting = ledger.Sums{}
+		c.load.Waiting = ledger.Sums{}
 	}
 	d.heldAt = d.heldAt[:0]
 }

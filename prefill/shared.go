@@ -6,12 +6,12 @@ import "evenkeel/prefill/ledger"
 type Share = ledger.Share
 
 // Shares returns the load that this dispatcher has put on each candidate. Candidates without such load are absent.
-func (t *Tier) Shares() map[string]Share {
+func (t *Scheduler) Shares() map[string]Share {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	all := map[string]Share{}
 	for id, c := range t.candidates {
-		if s := c.account.Share(); s != (Share{}) {
+		if s := c.load.Share(); s != (Share{}) {
 			all[id] = s
 		}
 	}
@@ -20,7 +20,7 @@ func (t *Tier) Shares() map[string]Share {
 
 // SetShares sets the last reports of all other dispatchers, each by candidate ID. The reported load counts at once. A scrape
 // would show it later, or not at all while the engine does not update its gauges.
-func (t *Tier) SetShares(reports ...map[string]Share) {
+func (t *Scheduler) SetShares(reports ...map[string]Share) {
 	t.lock()
 	defer t.unlock()
 	for id, c := range t.candidates {
@@ -28,6 +28,6 @@ func (t *Tier) SetShares(reports ...map[string]Share) {
 		for _, report := range reports {
 			sum = sum.Plus(report[id])
 		}
-		c.account.SetShared(sum, t.now)
+		c.load.SetShared(sum, t.now)
 	}
 }

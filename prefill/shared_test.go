@@ -38,21 +38,21 @@ func TestWhatOtherDispatchersHaveCounts(t *testing.T) {
 // finish, with its line known: what others have there is before it, whether they
 // tell of it or only the engine's gauges do.
 func TestFinishCountsTheWorkOfOthers(t *testing.T) {
-	line := policy.Line{TPMs: 0.5, T0Ms: 20}
+	line := policy.Latency{TPMs: 0.5, T0Ms: 20}
 	for _, tt := range []struct {
 		name    string
-		load    func(t *testing.T, tier *Tier)
+		load    func(t *testing.T, tier *Scheduler)
 		decodes bool
 		want    float64 // ms of others at a
 		chosen  string
 	}{
-		{"told by another proxy", func(_ *testing.T, tier *Tier) {
+		{"told by another proxy", func(_ *testing.T, tier *Scheduler) {
 			tier.SetShares(map[string]Share{"a": {Unanswered: 3, NewTokens: 7_680}})
 		}, false, 3*20 + 0.5*7_680, "b"},
-		{"waiting by the engine's gauges", func(t *testing.T, tier *Tier) { showAt(t, tier, "a", Sample{Waiting: 4}) }, false, 4 * (20 + 0.5*1000), "b"},
-		{"running there", func(t *testing.T, tier *Tier) { showAt(t, tier, "a", Sample{Running: 2}) }, false, 20 + 0.5*1000, "b"},
-		{"running on an engine that decodes, too", func(t *testing.T, tier *Tier) { showAt(t, tier, "a", Sample{Running: 2}) }, true, 0, "a"},
-		{"told and shown is the same", func(t *testing.T, tier *Tier) {
+		{"waiting by the engine's gauges", func(t *testing.T, tier *Scheduler) { showAt(t, tier, "a", Sample{Waiting: 4}) }, false, 4 * (20 + 0.5*1000), "b"},
+		{"running there", func(t *testing.T, tier *Scheduler) { showAt(t, tier, "a", Sample{Running: 2}) }, false, 20 + 0.5*1000, "b"},
+		{"running on an engine that decodes, too", func(t *testing.T, tier *Scheduler) { showAt(t, tier, "a", Sample{Running: 2}) }, true, 0, "a"},
+		{"told and shown is the same", func(t *testing.T, tier *Scheduler) {
 			tier.SetShares(map[string]Share{"a": {Unanswered: 4, NewTokens: 8_000}})
 			showAt(t, tier, "a", Sample{Waiting: 3, Running: 1})
 		}, false, 4*20 + 0.5*8_000, "b"},
@@ -89,11 +89,11 @@ func TestFinishCountsTheWorkOfOthers(t *testing.T) {
 }
 
 // showAt has a candidate's engine report gauges.
-func showAt(t *testing.T, tier *Tier, id string, s Sample) {
+func showAt(t *testing.T, tier *Scheduler, id string, s Sample) {
 	t.Helper()
 	tier.lock()
 	defer tier.unlock()
 	c := tier.candidates[id]
 	s.KVUsage = math.NaN()
-	c.account.Sample(s, c.account.Ask(tier.now), tier.now)
+	c.load.Sample(s, c.load.Ask(tier.now), tier.now)
 }

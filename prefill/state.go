@@ -15,12 +15,12 @@ import (
 	"evenkeel/prefill/steer"
 )
 
-// Tier owns the state of all prefill engines: their accounts, gates and circuits, and the requests that wait for an engine.
+// Scheduler owns the state of all prefill engines: their accounts, gates and circuits, and the requests that wait for an engine.
 // One lock guards this state. It is held during a decision, but never during I/O.
 //
 // The state consists of values that have neither a clock nor a lock: queue, ledger, cache, fit and steer. chooser decides
 // about one request, and arrivals about all waiting requests.
-type Tier struct {
+type Scheduler struct {
 	changed chan struct{} // wakes Run when the candidates or the settings have changed
 	clock   func() time.Time
 
@@ -28,11 +28,11 @@ type Tier struct {
 	timer    *time.Timer // calls Wake at wakeAt; nil: a simulation calls Wake itself
 	wakeAt   time.Time   // see arrivals.wakeAt
 	choose   chooser
-	arrivals arrivals
+	arrivals queueManager
 	state
 }
 
-// state is the state of a Tier that chooser and arrivals share. Its own methods only read it, or change the set of candidates
+// state is the state of a Scheduler that chooser and arrivals share. Its own methods only read it, or change the set of candidates
 // (roster.go).
 type state struct {
 	cfg     Config
@@ -47,7 +47,7 @@ type state struct {
 	ledger *ledger.Ledger
 	cache  *cache.Cache
 	fit    *fit.Times
-	steer  steer.Steer
+	steer  steer.Overrides
 	budget budget
 	batch  BatchStatus
 }
@@ -57,8 +57,8 @@ type model struct {
 	name    string
 	servers []*candidate // in configured order
 	cursor  int          // order of the candidate that round-robin chose last, -1: none yet
-	line    *queue.Line[*waiter]
-	pace    fit.Pace
+	queue   *queue.ModelQueue[*waiter]
+	pace    fit.Throughput
 	slots   map[string]int // free decode slots by region, as last reported; nil: all requests are decoded in one region
 }
 
@@ -68,10 +68,10 @@ type candidate struct {
 	Candidate
 	order      int  // position in the configuration
 	configured bool // false: removed, but kept for its charges
-	account    ledger.Account
-	apart      map[string]*ledger.Apart // by model: the part of account that belongs to it; only of models that not all of its ranks list
+	load       ledger.EngineLoad
+	byModel    map[string]*ledger.ModelCounts // by model: its part of load; only of models that not all of its ranks list
 	ring       []uint64
-	cache      cache.Holdings
+	cache      cache.CachedBlocks
 	stretch    fit.Stretch
 	residual   fit.Residual
 	circuit    circuit.Circuit
@@ -83,8 +83,8 @@ type candidate struct {
 // chooser chooses the candidate for one request.
 type chooser struct {
 	*state
-	tier      *Tier  // for the leases
-	lastLease uint64 // number of the last lease
+	tier      *Scheduler // for the leases
+	lastLease uint64     // number of the last lease
 
 	// Reused memory of one decision, or of one round of decisions.
 	heldAt     []*candidate    // candidates on which waiting requests count in this round, until endRound
@@ -95,8 +95,8 @@ type chooser struct {
 	onTheWay   map[string]int  // result of countOnTheWay, by region
 }
 
-// arrivals decides which of the waiting requests are served. Its methods are called under the tier's lock.
-type arrivals struct {
+// queueManager decides which of the waiting requests are served. Its methods are called under the tier's lock.
+type queueManager struct {
 	*state
 	choose *chooser
 }
@@ -119,16 +119,16 @@ type Lease struct {
 	Trace     *Trace        // explains the choice; nil without Config.Explain
 	Others    int           // unanswered probes on the candidate when this prompt was charged
 
-	tier      *Tier
+	tier      *Scheduler
 	c         *candidate
 	number    uint64
 	canary    bool
 	predicted float64 // duration of the prefill in ms; 0: no prediction
 	crowded   bool    // the candidate had prompts of others when this prompt was charged
 	model     string
-	charge    ledger.Charge
-	request   *Request          // for a lease of another candidate that may replace this one; nil: none may
-	expected  cache.Expectation // what the prefill finds and leaves in the prefix cache
+	inFlight  ledger.InFlight
+	request   *Request           // for a lease of another candidate that may replace this one; nil: none may
+	expected  cache.PredictedHit // what the prefill finds and leaves in the prefix cache
 }
 
 // waiter is a request in the arrival queue.
@@ -177,16 +177,16 @@ func keepHere(siblings []*waiter) {
 	}
 }
 
-// stay tells the request's Elsewhere that the request is served in this region.
+// stay tells the request's RemoteRegions that the request is served in this region.
 func (r *Request) stay() {
-	if r.Elsewhere != nil {
-		r.Elsewhere.Stay()
+	if r.Remote != nil {
+		r.Remote.Stay()
 	}
 }
 
-// Holder stands for one attempt to serve a request. The attempt must make the last call on every lease that names its
-// Holder. A lease that has no last call when the attempt ends is lost, and the audit shows it.
-type Holder = ledger.Holder
+// LeaseOwner stands for one attempt to serve a request. The attempt must make the last call on every lease that names its
+// LeaseOwner. A lease that has no last call when the attempt ends is lost, and the audit shows it.
+type LeaseOwner = ledger.LeaseOwner
 
 // Request is a request for a prefill.
 type Request struct {
@@ -209,8 +209,8 @@ type Request struct {
 	Target       string                   // ID of the only candidate that may take it; empty: any
 	May          func(region string) bool // whether an engine of another region may take it; nil: any may
 	Returned     bool                     // another region gave it back: it waits by its first arrival, even if the queue is full
-	Elsewhere    Elsewhere                // decides between regions; nil: this region serves it
-	Holder       *Holder                  // the attempt that is responsible for the lease; nil: the audit does not check it
+	Remote       RemoteRegions            // decides between regions; nil: this region serves it
+	LeaseOwner   *LeaseOwner              // the attempt that is responsible for the lease; nil: the audit does not check it
 
 	seen struct { // state between two considerations of the request
 		counted bool // the hotspot detector has counted it
@@ -219,9 +219,9 @@ type Request struct {
 	}
 }
 
-// Elsewhere decides whether another region serves a request. Its methods are called under the tier's lock: they must not
+// RemoteRegions decides whether another region serves a request. Its methods are called under the tier's lock: they must not
 // wait, do I/O or call the tier.
-type Elsewhere interface {
+type RemoteRegions interface {
 	// Offered reports whether another region serves the request's model.
 	Offered() bool
 	// Where decides where the request is served. It is called again at every event as long as the request waits.
@@ -235,7 +235,7 @@ type Elsewhere interface {
 	Stay()
 }
 
-// Where is the decision of Elsewhere.
+// Where is the decision of RemoteRegions.
 type Where uint8
 
 // Here is the state of this region for one request. It is only valid during the call.
@@ -285,7 +285,7 @@ type Trace struct {
 
 // Ticket stands for a request, or one leg of a request, that has entered the arrival queue or was served at once.
 type Ticket struct {
-	tier  *Tier
+	tier  *Scheduler
 	lease *Lease
 	w     *waiter // nil: served at once
 }
@@ -296,8 +296,8 @@ type regionDecision struct {
 	closed bool
 }
 
-// watcher is the Tier with the state of Run, which scrapes the engines and follows their KV events.
+// watcher is the Scheduler with the state of Run, which scrapes the engines and follows their KV events.
 type watcher struct {
-	*Tier
+	*Scheduler
 	followed map[*candidate]cache.Feed // running streams of KV events
 }

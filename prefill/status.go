@@ -72,13 +72,13 @@ type CacheStatus struct {
 }
 
 // Status returns the candidates in configured order, removed ones last.
-func (t *Tier) Status() []CandidateStatus {
+func (t *Scheduler) Status() []CandidateStatus {
 	s, _ := t.status()
 	return s
 }
 
 // status returns Status and the audit at the same time. The charges on the candidates are already subtracted from Drift.
-func (t *Tier) status() ([]CandidateStatus, ledger.Audit) {
+func (t *Scheduler) status() ([]CandidateStatus, ledger.Audit) {
 	t.lock()
 	defer t.unlock()
 	ordered := make([]*candidate, 0, len(t.candidates))
@@ -97,7 +97,7 @@ func (t *Tier) status() ([]CandidateStatus, ledger.Audit) {
 	audit := t.ledger.Audit()
 	all := make([]CandidateStatus, 0, len(ordered))
 	for _, c := range ordered {
-		audit.Drift -= int64(c.account.Held())
+		audit.Drift -= int64(c.load.Held())
 		all = append(all, t.choose.describeCandidate(c))
 	}
 	return all, audit
@@ -105,8 +105,8 @@ func (t *Tier) status() ([]CandidateStatus, ledger.Audit) {
 
 // describeCandidate returns the status of a candidate. Its backlog is computed by the prefill times of its first model.
 func (d *chooser) describeCandidate(c *candidate) CandidateStatus {
-	a := &c.account
-	line := policy.Line{}
+	a := &c.load
+	line := policy.Latency{}
 	if len(c.Models) > 0 {
 		line, _ = d.line(c.Models[0], c)
 	}
@@ -210,13 +210,13 @@ type IndexStatus struct {
 }
 
 // Overview returns a copy of the tier's state.
-func (t *Tier) Overview() Overview {
+func (t *Scheduler) Overview() Overview {
 	o := Overview{Candidates: t.Status(), Ranks: t.ranks(), Lines: []LineStatus{}}
 	t.lock()
 	defer t.unlock()
 	o.Policy, o.Policies, o.Waiting = t.steer.Usual().String(), t.steer.Names(), t.queue.Len()-t.queue.ByPriority()[queue.Batch]
 	for _, learned := range t.fit.All() {
-		law, known := t.fit.Law(learned.Model, learned.Hardware)
+		law, known := t.fit.Latency(learned.Model, learned.Hardware)
 		o.Lines = append(o.Lines,
 			LineStatus{
 				Model: learned.Model, Hardware: learned.Hardware, Known: known, TPMs: law.TPMs, T0Ms: law.T0Ms, Beta2Ms: law.Beta2,
@@ -232,7 +232,7 @@ func (t *Tier) Overview() Overview {
 }
 
 // ranks returns the state of the KV events of ranks that prefill and decode.
-func (t *Tier) ranks() []RankEvents {
+func (t *Scheduler) ranks() []RankEvents {
 	if t.cfg.Ranks == nil {
 		return nil
 	}
@@ -243,7 +243,7 @@ func (t *Tier) ranks() []RankEvents {
 type HotspotClass = steer.HotspotClass
 
 // Hotspots lists the watched classes of requests, the most frequent first.
-func (t *Tier) Hotspots() []HotspotClass {
+func (t *Scheduler) Hotspots() []HotspotClass {
 	t.lock()
 	defer t.unlock()
 	if t.steer.Hotspots == nil {
@@ -263,7 +263,7 @@ type Scored struct {
 const mostRows = 64
 
 // Score returns the choice of every policy for a request, without sending or charging the request.
-func (t *Tier) Score(r Request) ([]Scored, error) {
+func (t *Scheduler) Score(r Request) ([]Scored, error) {
 	t.lock()
 	defer t.unlock()
 	if err := t.servable(r.Model); err != nil {

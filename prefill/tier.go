@@ -15,7 +15,7 @@ import (
 )
 
 // New returns a tier without candidates.
-func New(cfg Config) (*Tier, error) {
+func New(cfg Config) (*Scheduler, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
@@ -24,7 +24,7 @@ func New(cfg Config) (*Tier, error) {
 	if err != nil {
 		return nil, err
 	}
-	t := &Tier{clock: cfg.Clock, changed: make(chan struct{}, 1), state: state{
+	t := &Scheduler{clock: cfg.Clock, changed: make(chan struct{}, 1), state: state{
 		cfg:        cfg,
 		metrics:    newMetrics(policies.Names()),
 		candidates: map[string]*candidate{},
@@ -34,10 +34,10 @@ func New(cfg Config) (*Tier, error) {
 		ledger:     ledger.New(cfg.ledger()),
 		cache:      cache.New(index.Config{MaxBytes: cfg.Index.MaxBytes}),
 		fit:        fit.New(cfg.Calibration),
-		steer:      steer.Steer{Policies: policies},
+		steer:      steer.Overrides{Policies: policies},
 	}}
 	t.choose = chooser{state: &t.state, tier: t, onTheWay: map[string]int{}}
-	t.arrivals = arrivals{&t.state, &t.choose}
+	t.arrivals = queueManager{&t.state, &t.choose}
 	t.steer.Overrule(cfg.Hotspot.Enabled, cfg.Affinity)
 	if cfg.Clock == nil {
 		t.clock = time.Now
@@ -53,7 +53,7 @@ func New(cfg Config) (*Tier, error) {
 }
 
 // lock takes the lock, sets the time, and ends the charges that have expired.
-func (t *Tier) lock() {
+func (t *Scheduler) lock() {
 	t.mu.Lock()
 	t.now = t.clock()
 	for a := t.ledger.Expire(t.now); a != nil; a = t.ledger.Expire(t.now) {
@@ -62,7 +62,7 @@ func (t *Tier) lock() {
 }
 
 // unlock serves the waiters that can be served now, and releases the lock.
-func (t *Tier) unlock() {
+func (t *Scheduler) unlock() {
 	t.arrivals.serve()
 	if t.queue.Len() > 0 {
 		t.wakeAt = t.arrivals.wakeAt()
@@ -82,20 +82,20 @@ func (t *Tier) unlock() {
 
 // Wake considers all waiting requests again. The caller calls it when a place in the pool becomes free, and when Config.Decode
 // returns more slots than before.
-func (t *Tier) Wake() {
+func (t *Scheduler) Wake() {
 	t.lock()
 	t.unlock()
 }
 
 // NextWake is the next time at which a waiter may be answered without any event; false: never.
-func (t *Tier) NextWake() (time.Time, bool) {
+func (t *Scheduler) NextWake() (time.Time, bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.wakeAt, t.queue.Len() > 0 && !t.wakeAt.IsZero()
 }
 
 // setTimer sets the timer to wakeAt. In a simulation there is no timer.
-func (t *Tier) setTimer() {
+func (t *Scheduler) setTimer() {
 	switch {
 	case t.timer == nil:
 	case t.wakeAt.IsZero(): // only an event can help a waiter
@@ -107,7 +107,7 @@ func (t *Tier) setTimer() {
 
 // SetCandidates replaces the candidates. A candidate that keeps its ID keeps its accounts, gate and circuit; a
 // candidate that is gone keeps them until its last charge ends. Of candidates with the same ID the first counts.
-func (t *Tier) SetCandidates(candidates []Candidate) {
+func (t *Scheduler) SetCandidates(candidates []Candidate) {
 	t.lock()
 	t.replace(candidates)
 	t.unlock()
@@ -115,7 +115,7 @@ func (t *Tier) SetCandidates(candidates []Candidate) {
 }
 
 // tellRun makes Run look at the candidates and the scrape settings again.
-func (t *Tier) tellRun() {
+func (t *Scheduler) tellRun() {
 	select {
 	case t.changed <- struct{}{}:
 	default: // an earlier change is still pending
@@ -123,7 +123,7 @@ func (t *Tier) tellRun() {
 }
 
 // Forgive cancels a failure of a candidate that was the request's fault: another engine failed at the same request, too.
-func (t *Tier) Forgive(id string) {
+func (t *Scheduler) Forgive(id string) {
 	t.lock()
 	defer t.unlock()
 	if c := t.candidates[id]; c != nil {
@@ -140,7 +140,7 @@ func (t *Tier) Forgive(id string) {
 // A granted retry uses the budget that all requests share. The retry after a request's first attempt is never refused if the
 // connection broke. When an engine dies, all its requests fail at once, and together they cause no more load on the other
 // engines than they caused on the dead engine.
-func (t *Tier) Retry(k int, status int, err error) (backoff time.Duration, again bool) {
+func (t *Scheduler) Retry(k int, status int, err error) (backoff time.Duration, again bool) {
 	retry := t.retries()
 	if k >= retry.Attempts || !retryable(status, err) {
 		return 0, false

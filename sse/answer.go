@@ -16,10 +16,10 @@ type Effects struct {
 // the client and effects come out. It has no clock and no socket: the caller that
 // reads the socket calls Feed. Call Reset before any other method.
 type Answer struct {
-	Reader    Reader
-	Filter    Filter
-	Trail     Trail
-	Assembler *Assembler // collects the events for a client that asked for no stream; nil: the client gets each event
+	Reader     Reader
+	Filter     Filter
+	Transcript Transcript
+	Assembler  *Assembler // collects the events for a client that asked for no stream; nil: the client gets each event
 
 	reported int // the largest Effects.Tokens returned so far
 	endBytes int // length of the last event, if it completed the answer: Unend removes so many bytes
@@ -78,7 +78,7 @@ func (a *Answer) Event(dst []byte, e Event) ([]byte, Effects) {
 		effects.Events, effects.Tokens = 1, tokens
 	}
 	// A comment has nothing for the answer, whatever its lines look like.
-	said := e.Kind != KindComment && (end == Runs || end == GivenBack)
+	said := e.Kind != KindComment && (end == Runs || end == Preempted)
 	if a.Assembler != nil && len(edited) > 0 && said {
 		if err := a.Assembler.Add(edited); err != nil {
 			a.err, effects.End = err, Broken
@@ -90,7 +90,7 @@ func (a *Answer) Event(dst []byte, e Event) ([]byte, Effects) {
 		switch {
 		case a.Filter.over: // no [DONE] comes after this event
 			a.Reader.finish()
-			a.endBytes, effects.End = len(dst)-mark, Whole
+			a.endBytes, effects.End = len(dst)-mark, Complete
 		case a.Filter.Started():
 			if a.Filter.facts.idle {
 				a.Reader.idled()
@@ -102,7 +102,7 @@ func (a *Answer) Event(dst []byte, e Event) ([]byte, Effects) {
 		}
 	case Broken, Garbled:
 		a.err = a.Filter.Fault()
-	case Refused, Whole, Short:
+	case Refused, Complete, Short:
 		dst = dst[:mark] // the caller writes evenkeel's own error event, or [DONE]
 	}
 	return dst, effects
@@ -112,14 +112,14 @@ func (a *Answer) Event(dst []byte, e Event) ([]byte, Effects) {
 // is Whole even without [DONE], because some engines leave [DONE] out.
 func (a *Answer) Closed() End {
 	if a.Filter.Finished() && a.Reader.Buffered() == 0 {
-		return Whole
+		return Complete
 	}
 	return Short
 }
 
-// Unend removes the event that completes the answer from the end of dst. A caller needs it if it finds
+// DropEnd removes the event that completes the answer from the end of dst. A caller needs it if it finds
 // that the answer is not complete after all. dst must end with this event, not with a [DONE] after it.
-func (a *Answer) Unend(dst []byte) []byte {
+func (a *Answer) DropEnd(dst []byte) []byte {
 	if a.endBytes == 0 || a.endBytes > len(dst) {
 		return dst
 	}
@@ -128,18 +128,19 @@ func (a *Answer) Unend(dst []byte) []byte {
 	return dst
 }
 
-// Mend appends a blank line if the last event was cut off in its middle: without it, the next event would be read as a part of the last.
-func (a *Answer) Mend(dst []byte) []byte {
+// CloseEvent appends a blank line if the last event was cut off in its middle: without it, the next event would be read as a part of the
+// last.
+func (a *Answer) CloseEvent(dst []byte) []byte {
 	if a.Reader.Torn() && a.Assembler == nil {
 		return append(dst, BlankLine...)
 	}
 	return dst
 }
 
-// Owed appends a last event with the usage, if the engine sent the usage only in the event with the finish_reason.
-func (a *Answer) Owed(dst []byte) []byte {
+// MissingUsage appends a last event with the usage, if the engine sent the usage only in the event with the finish_reason.
+func (a *Answer) MissingUsage(dst []byte) []byte {
 	mark := len(dst)
-	dst = a.Filter.Owed(dst)
+	dst = a.Filter.MissingUsage(dst)
 	if a.Assembler != nil && len(dst) > mark {
 		_ = a.Assembler.Add(dst[mark:]) // an error changes nothing: the answer is whole without the usage
 		return dst[:mark]
@@ -162,13 +163,13 @@ func (a *Answer) TooMuch() bool { return errors.Is(a.Reader.Err(), ErrTooMuch) }
 // Verbatim needs no such functions, because its events are not read.
 var forms = [...]struct {
 	read   func(b []byte, cached int) formFacts
-	judge  func(m *Filter, s *formFacts, data []byte)           // adapts s to what the client asked for; nil: s is the same for all clients
-	keep   func(t *Trail, m *Filter, s *formFacts, data []byte) // adds an event to the Trail; nil: no other engine can continue the answer
+	judge  func(m *Filter, s *formFacts, data []byte)                // adapts s to what the client asked for; nil: s is the same for all
+	keep   func(t *Transcript, m *Filter, s *formFacts, data []byte) // adds an event to the transcript; nil: no engine can continue the answer
 	failed func(dst []byte, events int, message, typ, code string) []byte
 	end    string // the event that ends a complete answer; empty: the event with the finish_reason ends it
 }{
 	Responses: {read: readResponse, failed: failedResponse},
 	Messages:  {read: readMessage, failed: failedMessage, end: messageStop},
-	Generated: {read: readGenerated, judge: (*Filter).judgeGenerated, keep: (*Trail).keepGenerated, end: Done},
+	Generated: {read: readGenerated, judge: (*Filter).judgeGenerated, keep: (*Transcript).keepGenerated, end: Done},
 	Verbatim:  {},
 }

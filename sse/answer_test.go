@@ -71,13 +71,13 @@ func TestHowAnAnswerEnds(t *testing.T) {
 		end          End
 		client       string
 	}{
-		{"as it should", text + last + Done, Whole, text + last},
-		{"without [DONE]", text + last, Whole, text + last},
+		{"as it should", text + last + Done, Complete, text + last},
+		{"without [DONE]", text + last, Complete, text + last},
 		{"in the middle", text, Short, text},
 		{"in the middle, as if it were whole", text + Done, Short, text},
 		{"in the middle of an event", text + last + "data: {", Short, text + last},
 		{"with a failure", text + `data: {"error":{"message":"no","type":"x","code":500}}` + "\n\n", Refused, text},
-		{"because its KV memory is gone", text + `data: {"choices":[{"index":0,"text":"","stop_reason":"recomputed","finish_reason":"stop"}]}` + "\n\n", GivenBack, text},
+		{"because its KV memory is gone", text + `data: {"choices":[{"index":0,"text":"","stop_reason":"recomputed","finish_reason":"stop"}]}` + "\n\n", Preempted, text},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			client, _, end := answered(nothing, [][]byte{[]byte(tt.stream)})
@@ -131,7 +131,7 @@ func TestALineWithoutAFieldIsNoPartOfAnAnswer(t *testing.T) {
 			a.Assembler = NewAssembler(false, 0)
 			_, effects := a.Feed(nil, []byte(stream), noon)
 			require.NotEqual(t, Broken, effects.End, stream)
-			require.Equal(t, Whole, a.Closed())
+			require.Equal(t, Complete, a.Closed())
 			got, err := a.Assembler.JSON(nil)
 			require.NoError(t, err)
 			require.JSONEq(t, `{"object":"text_completion","choices":[{"index":0,"text":"a","finish_reason":"stop"}]}`, string(got), stream)
@@ -213,10 +213,10 @@ func TestAnEventThatIsNoObjectBreaksTheAnswer(t *testing.T) {
 		for _, whole := range []bool{false, true} {
 			t.Run(row.name, func(t *testing.T) {
 				var a Answer
-				var trail Trail
-				ask := Options{Choice: -1, Form: row.form, Trail: &trail}
+				var trail Transcript
+				ask := Options{Choice: -1, Form: row.form, Transcript: &trail}
 				if row.form != Chunks {
-					ask.Trail = nil
+					ask.Transcript = nil
 				}
 				a.Reset(ask)
 				if whole && row.form == Chunks {
@@ -231,7 +231,7 @@ func TestAnEventThatIsNoObjectBreaksTheAnswer(t *testing.T) {
 				require.NotContains(t, string(out), strings.TrimSpace(row.bad)+"\n")
 				require.Equal(t, exact, trail.Exact())
 				if row.end == Runs {
-					require.Equal(t, row.before == finish, fx.End == Whole)
+					require.Equal(t, row.before == finish, fx.End == Complete)
 					return
 				}
 				require.Equal(t, row.end, fx.End)

@@ -95,7 +95,7 @@ func (m *Filter) act(marked *mark, b []byte) action {
 		return keep
 	case foreign:
 		switch {
-		case !m.ask.Whole:
+		case !m.ask.Unstreamed:
 			return remove
 		case rawjson.IsNull(old): // an engine that does not stream sends this null to every client
 			return keep
@@ -110,15 +110,15 @@ func (m *Filter) act(marked *mark, b []byte) action {
 			return keep
 		}
 	case createdValue:
-		if m.ask.Created == 0 && len(m.ask.Seam.Head.Created) == 0 {
+		if m.ask.Created == 0 && len(m.ask.Continuation.Head.Created) == 0 {
 			return keep
 		}
 	case modelValue:
-		if len(m.ask.Seam.Head.Model) == 0 {
+		if len(m.ask.Continuation.Head.Model) == 0 {
 			return keep
 		}
 	case fingerprintValue:
-		if len(m.ask.Seam.Head.Fingerprint) == 0 {
+		if len(m.ask.Continuation.Head.Fingerprint) == 0 {
 			return remove // the first engine of this answer sent no fingerprint
 		}
 	case idValue:
@@ -142,28 +142,28 @@ func (m *Filter) act(marked *mark, b []byte) action {
 func (m *Filter) appendValue(dst []byte, marked *mark, old []byte) []byte {
 	switch marked.kind {
 	case spansValue:
-		return appendSpans(dst, old, m.ask.Seam.Tokens)
+		return appendSpans(dst, old, m.ask.Continuation.Tokens)
 	case offsetsValue:
-		return appendShifted(dst, old, m.ask.Seam.Runes)
+		return appendShifted(dst, old, m.ask.Continuation.Runes)
 	case noDetails, nullDetails, noCached:
 		return m.appendCached(dst, marked)
 	case idValue:
 		return append(dst, m.id...)
 	case createdValue:
 		if m.ask.Created == 0 {
-			return append(dst, m.ask.Seam.Head.Created...)
+			return append(dst, m.ask.Continuation.Head.Created...)
 		}
 		return strconv.AppendInt(dst, m.ask.Created, 10)
 	case modelValue:
-		return append(dst, m.ask.Seam.Head.Model...)
+		return append(dst, m.ask.Continuation.Head.Model...)
 	case fingerprintValue:
-		return append(dst, m.ask.Seam.Head.Fingerprint...)
+		return append(dst, m.ask.Continuation.Head.Fingerprint...)
 	case promptValue:
-		return strconv.AppendInt(dst, int64(m.ask.Seam.join(m.facts.usage).Prompt), 10)
+		return strconv.AppendInt(dst, int64(m.ask.Continuation.join(m.facts.usage).Prompt), 10)
 	case completionValue:
-		return strconv.AppendInt(dst, int64(m.ask.Seam.join(m.facts.usage).Completion), 10)
+		return strconv.AppendInt(dst, int64(m.ask.Continuation.join(m.facts.usage).Completion), 10)
 	case totalValue:
-		return strconv.AppendInt(dst, int64(m.ask.Seam.join(m.facts.usage).Total), 10)
+		return strconv.AppendInt(dst, int64(m.ask.Continuation.join(m.facts.usage).Total), 10)
 	case indexValue:
 		return strconv.AppendInt(dst, int64(m.ask.Choice), 10)
 	default:

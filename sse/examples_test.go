@@ -21,7 +21,7 @@ func Example() {
 		framer.Feed([]byte(read))
 		for e, ok := framer.Next(); ok; e, ok = framer.Next() {
 			out, end := filter.Event(e, buf[:0])
-			fmt.Printf("%q after %d tokens, whole: %v\n", out, filter.Tokens(), end == sse.Whole)
+			fmt.Printf("%q after %d tokens, whole: %v\n", out, filter.Tokens(), end == sse.Complete)
 		}
 	}
 	fmt.Println(filter.Finished(), framer.Buffered())

@@ -15,7 +15,7 @@ type Options struct {
 	Usage           bool // stream_options.include_usage
 	ContinuousUsage bool // stream_options.continuous_usage_stats; ignored without Usage
 	TokenIDs        bool // return_token_ids
-	Whole           bool // the answer comes in one piece, as its only event
+	Unstreamed      bool // the answer comes in one piece, as its only event
 
 	// Cached is the prefill engine's cached_tokens. It replaces the count of the decode engine, which is wrong, because
 	// that engine counts the KV that it pulled as cached. -1: the number is not known, and the decode engine's count is removed.
@@ -39,8 +39,8 @@ type Options struct {
 
 	Aborted func() bool // the client aborted the answer, so finish_reason abort is not a failure; nil: clients cannot abort it
 
-	Trail *Trail // records what another engine needs to continue the answer; nil: nothing is recorded
-	Seam  *Seam  // set if this engine continues an interrupted answer; nil: this engine begins the answer
+	Transcript   *Transcript   // records what another engine needs to continue the answer; nil: nothing is recorded
+	Continuation *Continuation // set if this engine continues an interrupted answer; nil: this engine begins the answer
 }
 
 // Found sets Options.Cached, in tokens. It is for a decode stream that begins before the prefill engine reports how much of
@@ -56,10 +56,10 @@ type End uint8
 // The possible ends of an answer.
 const (
 	Runs      End = iota // the answer has not ended
-	Whole                // the answer is complete
+	Complete             // the answer is complete
 	Short                // [DONE] or the end of the body came before a finish_reason
 	Refused              // the engine reported an error: see Filter.Failure
-	GivenBack            // the engine ran out of KV memory and wants a new prefill
+	Preempted            // the engine ran out of KV memory and wants a new prefill
 	Broken               // the answer exceeds a limit, or its events cannot be joined: see Filter.Fault and Answer.Err
 	Garbled              // an event cannot be read; another engine may send the answer intact: see Filter.Fault and Answer.Err
 )
@@ -83,8 +83,8 @@ func (m *Filter) Reset(a Options) {
 	switch {
 	case a.ID != nil:
 		id = rawjson.AppendString(id, a.ID)
-	case a.Seam != nil:
-		id = append(id, a.Seam.Head.ID...)
+	case a.Continuation != nil:
+		id = append(id, a.Continuation.Head.ID...)
 	}
 	*m = Filter{ask: a, byIDs: a.Form == Tokens, continuous: a.Usage && a.ContinuousUsage, id: id, marks: marks, owed: owed, details: details,
 		held: held}
@@ -106,7 +106,7 @@ func (m *Filter) Event(e Event, dst []byte) (out []byte, end End) {
 	case KindDone:
 		end = Short
 		if m.Finished() {
-			end = Whole
+			end = Complete
 		}
 		if m.ask.DropDone {
 			return nil, end
@@ -127,8 +127,8 @@ func (m *Filter) Event(e Event, dst []byte) (out []byte, end End) {
 	m.marks = m.marks[:0]
 	if e.Kind == KindOpaque { // the event is larger than the reader's limit, so it is forwarded without being read
 		m.started = true
-		if m.ask.Trail != nil {
-			m.ask.Trail.Unread = true
+		if m.ask.Transcript != nil {
+			m.ask.Transcript.Unread = true
 		}
 		return e.Raw, Runs
 	}
@@ -145,8 +145,8 @@ func (m *Filter) Event(e Event, dst []byte) (out []byte, end End) {
 	}
 	m.count(e.Data)
 	out, end = m.judge(e, dst)
-	if m.ask.Trail != nil && end != Refused {
-		m.ask.Trail.keep(m, e.Data)
+	if m.ask.Transcript != nil && end != Refused {
+		m.ask.Transcript.keep(m, e.Data)
 	}
 	return out, end
 }
@@ -250,9 +250,9 @@ func (m *Filter) judge(e Event, dst []byte) ([]byte, End) {
 	case f.recomputed: // checked first, because recomputed counts with any finish_reason
 		m.started = true
 		if !f.content {
-			return nil, GivenBack
+			return nil, Preempted
 		}
-		return m.edit(e, dst), GivenBack
+		return m.edit(e, dst), Preempted
 	case string(finish) == "abort" && m.ask.Aborted != nil && m.ask.Aborted(): // the client wanted this end, so it is no failure
 	case string(finish) == "error", string(finish) == "abort":
 		m.failure = finishFailure(string(finish))
@@ -273,13 +273,13 @@ func (m *Filter) judge(e Event, dst []byte) ([]byte, End) {
 	if onlyUsage && (!m.ask.Usage || m.ask.DropFinalUsage) {
 		return nil, Runs
 	}
-	if onlyUsage && m.ask.Trail != nil && m.finish == "" {
+	if onlyUsage && m.ask.Transcript != nil && m.finish == "" {
 		return nil, Runs // the answer has not ended: the engine that continues it will send the usage
 	}
 	if f.choices == 1 && f.bare && f.hasIDs && !m.ask.TokenIDs && !m.continuous {
 		return nil, Runs // the engine sends this chunk only because evenkeel asked for token ids
 	}
-	if onlyRole && m.ask.Seam != nil {
+	if onlyRole && m.ask.Continuation != nil {
 		return nil, Runs // the client already has the event with the role, from an earlier engine
 	}
 	m.usageSent = m.usageSent || f.hasUsage && (f.choices == 0 || m.continuous)
@@ -312,8 +312,8 @@ func (m *Filter) owe(data []byte) {
 	m.owed = append(append(append(m.owed, `"choices":[],"usage":`...), usage...), "}\n\n"...)
 }
 
-// Owed appends the event with the final usage if the client asked for it and the engine sent no such event.
-func (m *Filter) Owed(dst []byte) []byte {
+// MissingUsage appends the event with the final usage if the client asked for it and the engine sent no such event.
+func (m *Filter) MissingUsage(dst []byte) []byte {
 	if len(m.owed) == 0 {
 		return dst
 	}
@@ -331,11 +331,11 @@ func (m *Filter) Owed(dst []byte) []byte {
 // DropFinalUsage the fan-out reads the usage by Usage, so the usage of any chunk is enough.
 func (m *Filter) LacksUsage() bool {
 	satisfied := m.usageSent || len(m.owed) > 0 || m.ask.DropFinalUsage && m.usageSeen
-	return m.ask.Usage && !satisfied && m.ask.Seam == nil
+	return m.ask.Usage && !satisfied && m.ask.Continuation == nil
 }
 
-// Untrack stops adding events to Options.Trail.
-func (m *Filter) Untrack() { m.ask.Trail = nil }
+// Untrack stops adding events to Options.Transcript.
+func (m *Filter) Untrack() { m.ask.Transcript = nil }
 
 // Tokens returns how many tokens this engine generated so far. The number falls if the engine's
 // usage is lower than the estimate from its chunks was.
@@ -365,8 +365,8 @@ func (m *Filter) FinishReason() string { return m.finish }
 // Usage returns the last usage that the engine sent, with the tokens of earlier engines of this answer added, as the
 // client gets it. ok is false if the engine has sent none so far.
 func (m *Filter) Usage() (u Usage, ok bool) {
-	if m.ask.Seam != nil && m.usageSeen {
-		return m.ask.Seam.join(m.usage), true
+	if m.ask.Continuation != nil && m.usageSeen {
+		return m.ask.Continuation.join(m.usage), true
 	}
 	return m.usage, m.usageSeen
 }
@@ -439,7 +439,7 @@ func finishReason(b []byte) string {
 }
 
 // keep adds the filter's current event, whose data is b, to the trail.
-func (t *Trail) keep(m *Filter, b []byte) {
+func (t *Transcript) keep(m *Filter, b []byte) {
 	f := &m.facts
 	if t.Head.ID == nil {
 		t.Head = readHead(b)

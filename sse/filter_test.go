@@ -138,7 +138,7 @@ func TestMirrorJudges(t *testing.T) {
 		{"an unknown finish too", "data: {\"choices\":[{\"finish_reason\":\"tired\"}]}\n\n", Runs, true, "tired"},
 		{"an error as the finish is a failure", "data: {\"choices\":[{\"finish_reason\":\"error\"}]}\n\n", Refused, false, ""},
 		{"an abort nobody asked for is a failure", "data: {\"choices\":[{\"finish_reason\":\"abort\"}]}\n\n", Refused, false, ""},
-		{"recomputed is no finish, whatever stands beside it", "data: {\"choices\":[{\"finish_reason\":\"stop\",\"stop_reason\":\"recomputed\"}]}\n\n", GivenBack, true, ""},
+		{"recomputed is no finish, whatever stands beside it", "data: {\"choices\":[{\"finish_reason\":\"stop\",\"stop_reason\":\"recomputed\"}]}\n\n", Preempted, true, ""},
 		{"a stop string and a stop token are a stop", "data: {\"choices\":[{\"finish_reason\":\"stop\",\"stop_reason\":17}]}\n\n", Runs, true, "stop"},
 		{"[DONE] alone is an end, not a finish", Done, Short, false, ""},
 		{"a null error is none", "data: {\"error\":null,\"choices\":[]}\n\n", Runs, true, ""},
@@ -222,8 +222,8 @@ func TestDriftComparesWithTheFinalUsage(t *testing.T) {
 
 func TestWhatDecodeSaysOfAPromptItComputed(t *testing.T) {
 	ask := nothing
-	trail := Trail{KeepPrompt: true}
-	ask.Cached, ask.Trail = OwnCached, &trail
+	trail := Transcript{KeepPrompt: true}
+	ask.Cached, ask.Transcript = OwnCached, &trail
 	m := NewFilter(ask)
 	m.Event(event(t, `{"choices":[{"text":"a","token_ids":[9],"prompt_token_ids":[1,2, 3]}]}`), nil)
 	m.Event(event(t, `{"choices":[{"text":"b","token_ids":[8],"prompt_token_ids":null}]}`), nil)
@@ -418,7 +418,7 @@ func TestAnAnswerHasNoMoreTokensThanItMay(t *testing.T) {
 // A list of the prompt's token ids is a count, too.
 func TestAPromptHasNoMoreTokenIDsThanItsContext(t *testing.T) {
 	for n, want := range map[int]End{14 + spareTokens: Runs, 15 + spareTokens: Broken} {
-		m := NewFilter(Options{MaxTokens: 4, Context: 14, Cached: -1, Choice: -1, Trail: &Trail{}})
+		m := NewFilter(Options{MaxTokens: 4, Context: 14, Cached: -1, Choice: -1, Transcript: &Transcript{}})
 		_, end := m.Event(event(t, `{"choices":[{"text":"a"}],"prompt_token_ids":[1`+strings.Repeat(",1", n-1)+`]}`), nil)
 		require.Equal(t, want, end)
 		if want == Broken {
@@ -454,13 +454,13 @@ func TestAUsageOnTheLastChunkIsOwed(t *testing.T) {
 			for _, data := range tt.events {
 				m.Event(event(t, data), nil)
 			}
-			got := string(m.Owed([]byte("kept")))
+			got := string(m.MissingUsage([]byte("kept")))
 			if tt.want == "" {
 				require.Equal(t, "kept", got)
 				return
 			}
 			require.Equal(t, "keptdata: "+tt.want+"\n\n", got)
-			require.Equal(t, "kept", string(m.Owed([]byte("kept"))), "once")
+			require.Equal(t, "kept", string(m.MissingUsage([]byte("kept"))), "once")
 			require.Equal(t, 2, m.Tokens())
 		})
 	}

@@ -119,8 +119,8 @@ func (m *Filter) take(e Event, dst []byte) (out []byte, end End) {
 			return nil, Broken
 		}
 		m.started = true
-		if m.ask.Trail != nil {
-			m.ask.Trail.Unread = true
+		if m.ask.Transcript != nil {
+			m.ask.Transcript.Unread = true
 		}
 		return m.release(e.Raw, dst), Runs
 	}
@@ -168,8 +168,8 @@ func (m *Filter) take(e Event, dst []byte) (out []byte, end End) {
 	}
 	m.count(e.Data)
 	m.started = true
-	if keep := forms[m.ask.Form].keep; keep != nil && m.ask.Trail != nil {
-		keep(m.ask.Trail, m, &said, e.Data)
+	if keep := forms[m.ask.Form].keep; keep != nil && m.ask.Transcript != nil {
+		keep(m.ask.Transcript, m, &said, e.Data)
 	}
 	if said.last {
 		m.finish, m.stopped = said.finish, said.stopText

@@ -38,24 +38,25 @@ func TestAnAnswerIsPassedOnAsItCame(t *testing.T) {
 		usage             Usage
 	}{
 		{"nothing came", "", "", Short, Usage{}},
-		{"comments before the first event are withheld, and later ones are not", ": a\n\n" + one + ": b\n\n", one + ": b\n\n", Whole, Usage{}},
-		{"what is no JSON is passed on", "data: hello\n\ndata: {\"a\n\n", "data: hello\n\ndata: {\"a\n\n", Whole, Usage{}},
-		{"behind [DONE] comes nothing", one + done + one, one + done, Whole, Usage{}},
+		{"comments before the first event are withheld, and later ones are not", ": a\n\n" + one + ": b\n\n", one + ": b\n\n", Complete, Usage{}},
+		{"what is no JSON is passed on", "data: hello\n\ndata: {\"a\n\n", "data: hello\n\ndata: {\"a\n\n", Complete, Usage{}},
+		{"behind [DONE] comes nothing", one + done + one, one + done, Complete, Usage{}},
 		{"it is cut", one + "data: {", one, Short, Usage{}},
 		{"it begins with an error", "data: {\"error\": \"secret\"}\n\n" + one, "", Refused, Usage{}},
 		{"it ends with one", one + "data: {\"error\": {\"message\": \"secret\"}}\n\n", one, Refused, Usage{}},
-		{"no error is none", "data: {\"error\": null}\n\n", "data: {\"error\": null}\n\n", Whole, Usage{}},
+		{"no error is none", "data: {\"error\": null}\n\n", "data: {\"error\": null}\n\n", Complete, Usage{}},
 		{
 			"the last usage counts",
 			"data: {\"usage\": {\"prompt_tokens\": 3}}\n\ndata: {\"usage\": {\"prompt_tokens\": 4, \"completion_tokens\": " +
 				"5}}\n\ndata: {\"usage\": null}\n\n",
 			"data: {\"usage\": {\"prompt_tokens\": 3}}\n\ndata: {\"usage\": {\"prompt_tokens\": 4, \"completion_tokens\": 5}}\n\ndata: " +
 				"{\"usage\": null}\n\n",
-			Whole, Usage{Prompt: 4, Completion: 5, Total: 9, Cached: -1},
+			Complete, Usage{Prompt: 4, Completion: 5, Total: 9, Cached: -1},
 		},
 		{
 			"a count that cannot be does not", "data: {\"usage\": {\"prompt_tokens\": 99999999999, \"completion_tokens\": 2}}\n\n",
-			"data: {\"usage\": {\"prompt_tokens\": 99999999999, \"completion_tokens\": 2}}\n\n", Whole, Usage{Completion: 2, Total: 2, Cached: -1},
+			"data: {\"usage\": {\"prompt_tokens\": 99999999999, \"completion_tokens\": 2}}\n\n", Complete,
+			Usage{Completion: 2, Total: 2, Cached: -1},
 		},
 	} {
 		for pieces := 1; pieces < 5; pieces++ {

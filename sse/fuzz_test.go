@@ -200,7 +200,7 @@ func reference(event map[string]any, ask Options, end End) {
 		if ask.Choice >= 0 {
 			set(choice, "index", json.Number("3"))
 		}
-		if end == GivenBack {
+		if end == Preempted {
 			set(choice, "finish_reason", nil)
 			set(choice, "stop_reason", nil)
 		}

@@ -89,17 +89,17 @@ func (m *Filter) judgeGenerated(s *formFacts, data []byte) {
 		s.idAt.put = string(m.id)
 		s.cuts = append(s.cuts, s.idAt)
 	}
-	if m.ask.Choice >= 0 && !m.ask.Whole {
+	if m.ask.Choice >= 0 && !m.ask.Unstreamed {
 		comma := ","
 		if first := rawjson.Space(data, rawjson.Space(data, 0)+1); first == s.endAt { // an object without members
 			comma = ""
 		}
 		s.cuts = append(s.cuts, cut{s.endAt, s.endAt, comma + `"index":` + strconv.Itoa(m.ask.Choice)})
 	}
-	if seam := m.ask.Seam; seam != nil && seam.Last != nil {
+	if seam := m.ask.Continuation; seam != nil && seam.Last != nil {
 		known := 0
-		if m.ask.Trail != nil {
-			known = len(m.ask.Trail.IDs)
+		if m.ask.Transcript != nil {
+			known = len(m.ask.Transcript.IDs)
 		}
 		count := countAt(data, s.idsAt)
 		grows, _ := growth(count, s.usage.Completion, known)

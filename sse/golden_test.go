@@ -60,7 +60,7 @@ func assembled(t *testing.T, stream string) string {
 	a := NewAssembler(strings.Contains(stream, "chat.completion"), 0)
 	for _, e := range frames(t, stream) {
 		out, end := m.Event(e, nil)
-		if end == Refused || end == GivenBack {
+		if end == Refused || end == Preempted {
 			return fmt.Sprintf("no answer: %v %+v", verdict(out, end), m.Failure())
 		}
 		require.NoError(t, a.Add(out))

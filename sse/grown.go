@@ -29,7 +29,7 @@ func growth(n, completion, known int) (g Growth, ok bool) {
 }
 
 // keepGenerated adds an event of /generate, whose data is b, to the trail.
-func (t *Trail) keepGenerated(m *Filter, s *formFacts, b []byte) {
+func (t *Transcript) keepGenerated(m *Filter, s *formFacts, b []byte) {
 	if t.Head.ID == nil && s.idAt.to-s.idAt.from <= maxHead {
 		t.Head.ID = bytes.Clone(b[s.idAt.from:s.idAt.to])
 	}
@@ -95,7 +95,7 @@ func shown(text []byte) bool {
 }
 
 // Join appends the trail of the engine that continued this answer.
-func (t *Trail) Join(next *Trail) {
+func (t *Transcript) Join(next *Transcript) {
 	if next.Content {
 		t.Shown = len(t.IDs) + next.Shown
 	}
@@ -111,7 +111,7 @@ func (t *Trail) Join(next *Trail) {
 }
 
 // joinLast replaces the last event so far by the last event of the next engine, joined with it.
-func (t *Trail) joinLast(next *Trail) {
+func (t *Transcript) joinLast(next *Transcript) {
 	if len(next.Last) == 0 {
 		return
 	}

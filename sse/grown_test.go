@@ -63,8 +63,8 @@ func (g *grows) events(to int) (all []string) {
 }
 
 // relayed are the events that a client gets, and what is kept of them.
-func relayed(t require.TestingT, events []string, seam *Seam, kept *Trail) (out []string) {
-	m := NewFilter(Options{Form: Generated, Choice: -1, Cached: OwnCached, Trail: kept, Seam: seam})
+func relayed(t require.TestingT, events []string, seam *Continuation, kept *Transcript) (out []string) {
+	m := NewFilter(Options{Form: Generated, Choice: -1, Cached: OwnCached, Transcript: kept, Continuation: seam})
 	for _, e := range events {
 		raw := []byte("data: " + e + "\n\n")
 		got, end := m.Event(Event{Raw: raw, Data: raw[6 : len(raw)-2], Kind: KindData, at: 6}, nil)
@@ -83,18 +83,18 @@ func TestWhatIsJoinedIsWhatOneEngineSends(t *testing.T) {
 			growth: rapid.SampledFrom([]Growth{AllSoFar, OnlyNew}).Draw(t, "growth"), ids: rapid.Bool().Draw(t, "ids only"), cached: 1,
 			late: rapid.Bool().Draw(t, "late"),
 		}
-		want, legs, sofar := g.events(len(g.texts)), g, &Trail{}
+		want, legs, sofar := g.events(len(g.texts)), g, &Transcript{}
 		var got []string
 		for n := 0; n < len(g.texts); {
 			next := rapid.IntRange(n+1, len(g.texts)).Draw(t, "up to")
 			if n == 0 && next < len(g.texts) {
 				next = max(2, next)
 			}
-			var seam *Seam
+			var seam *Continuation
 			if n > 0 {
-				seam = &Seam{Head: sofar.Head, Prompt: g.prompt, Tokens: n, Last: sofar.Last, Grows: sofar.Grows}
+				seam = &Continuation{Head: sofar.Head, Prompt: g.prompt, Tokens: n, Last: sofar.Last, Grows: sofar.Grows}
 			}
-			kept := &Trail{}
+			kept := &Transcript{}
 			legs.made = n
 			got = append(got, relayed(t, legs.events(next), seam, kept)...)
 			sofar.Join(kept)
@@ -118,18 +118,18 @@ func TestWhatIsJoinedIsWhatOneEngineSends(t *testing.T) {
 
 // Each part of an answer is told with the weights that made it, also if an engine tells them at the end only.
 func TestEachPartHasTheWeightsThatMadeIt(t *testing.T) {
-	sofar, got := &Trail{}, ""
+	sofar, got := &Transcript{}, ""
 	for i, version := range []string{"a", "b", "b", "c"} {
 		g := grows{texts: strings.Split("abcdefgh", ""), growth: AllSoFar, late: true, made: 2 * i}
 		var events []string
 		for _, e := range g.events(2*i + 2) {
 			events = append(events, strings.ReplaceAll(e, `"w"`, `"`+version+`"`))
 		}
-		var seam *Seam
+		var seam *Continuation
 		if i > 0 {
-			seam = &Seam{Head: sofar.Head, Tokens: 2 * i, Last: sofar.Last, Grows: sofar.Grows}
+			seam = &Continuation{Head: sofar.Head, Tokens: 2 * i, Last: sofar.Last, Grows: sofar.Grows}
 		}
-		kept := &Trail{}
+		kept := &Transcript{}
 		out := relayed(t, events, seam, kept)
 		sofar.Join(kept)
 		got = out[len(out)-1]
@@ -141,13 +141,13 @@ func TestEachPartHasTheWeightsThatMadeIt(t *testing.T) {
 func TestEventsThatDoNotFitAreNotJoined(t *testing.T) {
 	for _, of := range []Growth{AllSoFar, OnlyNew} {
 		g := grows{texts: strings.Split("abcdefgh", ""), growth: of}
-		kept, sofar := &Trail{}, &Trail{}
+		kept, sofar := &Transcript{}, &Transcript{}
 		relayed(t, g.events(3), nil, kept)
 		sofar.Join(kept)
 		require.Equal(t, of, sofar.Grows)
 		g.made, g.growth = 3, AllSoFar+OnlyNew-of
-		m := NewFilter(Options{Form: Generated, Choice: -1, Cached: OwnCached, Trail: &Trail{},
-			Seam: &Seam{Head: sofar.Head, Tokens: 3, Last: sofar.Last, Grows: of}})
+		m := NewFilter(Options{Form: Generated, Choice: -1, Cached: OwnCached, Transcript: &Transcript{},
+			Continuation: &Continuation{Head: sofar.Head, Tokens: 3, Last: sofar.Last, Grows: of}})
 		var last End
 		for _, e := range g.events(5) {
 			raw := []byte("data: " + e + "\n\n")
@@ -164,8 +164,8 @@ func TestSpansOfWeightsThatAreNoJSON(t *testing.T) {
 	for _, spans := range [][2]string{{whole, torn}, {torn, whole}, {`[,]`, `[}`}} {
 		last := `{"output_ids":[1],"meta_info":{"id":"x","completion_tokens":1,"weight_versions":` + spans[0] + `}}`
 		next := `{"output_ids":[2],"meta_info":{"id":"x","completion_tokens":1,"weight_versions":` + spans[1] + `}}`
-		seam := &Seam{Head: Head{ID: []byte(`"x"`)}, Tokens: 1, Last: []byte(last), Grows: AllSoFar}
-		got := relayed(t, []string{next}, seam, &Trail{})
+		seam := &Continuation{Head: Head{ID: []byte(`"x"`)}, Tokens: 1, Last: []byte(last), Grows: AllSoFar}
+		got := relayed(t, []string{next}, seam, &Transcript{})
 		require.Len(t, got, 1)
 		require.True(t, json.Valid([]byte(got[0])), got[0])
 	}
@@ -187,7 +187,7 @@ func TestWhenATextIsWhole(t *testing.T) {
 		{[]string{"a", "b", "\u0001"}, false}, // written as an escape
 	} {
 		for _, of := range []Growth{AllSoFar, OnlyNew} {
-			kept := &Trail{}
+			kept := &Transcript{}
 			g := grows{texts: append(slices.Clone(row.texts), "end"), growth: of}
 			relayed(t, g.events(len(row.texts)), nil, kept)
 			require.Equal(t, row.whole, kept.Shown == len(kept.IDs), "%q", row.texts)
@@ -204,7 +204,7 @@ func TestCountsThatDoNotFit(t *testing.T) {
 		"no number":               {`{"output_ids":["a"],"meta_info":{"id":"x","completion_tokens":1,"prompt_tokens":1}}`},
 		"first one, then another": {`{"output_ids":[1],"meta_info":{"id":"x","completion_tokens":1}}`, `{"output_ids":[1,2],"meta_info":{"id":"x","completion_tokens":2}}`, `{"output_ids":[3],"meta_info":{"id":"x","completion_tokens":3}}`},
 	} {
-		kept := &Trail{}
+		kept := &Transcript{}
 		relayed(t, events, nil, kept)
 		require.True(t, kept.Unread, name)
 	}

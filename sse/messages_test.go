@@ -36,7 +36,7 @@ func message(stream string, ask Options, pieces int) (out string, end End, a *An
 func TestAMessageIsMirrored(t *testing.T) {
 	for _, pieces := range []int{1, 7, 1 << 20} {
 		out, end, a := message(messageStart+ping+blockStart+blockDelta+blockDelta+signature+messageDelta+messageStop, Options{Cached: 4}, pieces)
-		require.Equal(t, Whole, end)
+		require.Equal(t, Complete, end)
 		require.Equal(t, 3, a.Filter.Tokens())
 		require.Equal(t, 9, a.Filter.Prompt())
 		require.Equal(t, "stop", a.Filter.FinishReason())
@@ -53,7 +53,7 @@ func TestAMessageIsMirrored(t *testing.T) {
 func TestAMessageOfSGLang(t *testing.T) {
 	end := strings.Replace(messageDelta, `"input_tokens":1,"output_tokens":3,"cache_read_input_tokens":8`, `"output_tokens":3`, 1)
 	out, how, a := message(messageStart+blockStart+blockDelta+end+messageStop, Options{Cached: OwnCached}, 1<<20)
-	require.Equal(t, Whole, how)
+	require.Equal(t, Complete, how)
 	require.Equal(t, messageStart+blockStart+blockDelta+end+messageStop, out)
 	u, _ := a.Filter.Usage()
 	require.Equal(t, Usage{Prompt: 9, Completion: 3, Total: 12}, u)
@@ -72,11 +72,11 @@ func TestAMessageOfSGLang(t *testing.T) {
 // An answer that is not believed must not end as a whole one.
 func TestAnEndThatIsTakenBack(t *testing.T) {
 	out, how, a := message(messageStart+blockStart+blockDelta+messageDelta+messageStop, Options{Cached: OwnCached}, 7)
-	require.Equal(t, Whole, how)
-	require.Equal(t, messageStart+blockStart+blockDelta+messageDelta, string(a.Unend([]byte(out))))
-	require.Equal(t, out, string(a.Unend([]byte(out))), "once")
+	require.Equal(t, Complete, how)
+	require.Equal(t, messageStart+blockStart+blockDelta+messageDelta, string(a.DropEnd([]byte(out))))
+	require.Equal(t, out, string(a.DropEnd([]byte(out))), "once")
 	_, _, a = message(messageStart+blockStart+blockDelta, Options{Cached: OwnCached}, 7)
-	require.Equal(t, "as it is", string(a.Unend([]byte("as it is"))))
+	require.Equal(t, "as it is", string(a.DropEnd([]byte("as it is"))))
 }
 
 func TestWhatAMessageTellsOfCachedTokens(t *testing.T) {
@@ -141,7 +141,7 @@ func TestAMessageThatIsNotWhole(t *testing.T) {
 // An engine that ends its body behind the reason has said all, and the client waits for message_stop.
 func TestAMessageWithoutItsLastEventGetsIt(t *testing.T) {
 	out, end, a := message(messageStart+blockDelta+messageDelta, Options{Cached: OwnCached}, 1<<20)
-	require.Equal(t, Whole, end)
+	require.Equal(t, Complete, end)
 	require.Equal(t, messageStart+blockDelta+messageDelta, out)
 	require.Equal(t, messageStop, string(a.Ending(nil, false, "", "", "")))
 }
@@ -167,7 +167,7 @@ func TestPingsAndLargeEventsOfAMessage(t *testing.T) {
 	require.Equal(t, 4*time.Second, a.Reader.Wait(now.Add(time.Second)))
 	large := strings.Replace(blockDelta, `"a"`, `"`+strings.Repeat("x", 5000)+`"`, 1)
 	out, fx := a.Feed(nil, []byte(messageStart+large+messageDelta+messageStop), now.Add(2*time.Second))
-	require.Equal(t, Whole, fx.End)
+	require.Equal(t, Complete, fx.End)
 	require.True(t, strings.HasPrefix(string(out), messageStart+large), "what waited for it stands before it")
 }
 

@@ -158,7 +158,7 @@ func (m *Filter) read(b []byte) bool {
 				m.markValue(idValue, 0, &o)
 			}
 		case "created":
-			if m.ask.Created != 0 || m.ask.Seam != nil {
+			if m.ask.Created != 0 || m.ask.Continuation != nil {
 				m.markValue(createdValue, 0, &o)
 			}
 		case "model":
@@ -178,11 +178,11 @@ func (m *Filter) read(b []byte) bool {
 // them, or got them already from an earlier engine.
 func (m *Filter) foreignIDs(level uint8, o *rawjson.Object) {
 	o.Pos = rawjson.ValueEnd(o.Text, o.Val)
-	if !m.ask.TokenIDs || m.ask.Seam != nil {
+	if !m.ask.TokenIDs || m.ask.Continuation != nil {
 		m.mark(foreign, level, o)
 	}
 	listed := o.Text[o.Val] == '[' && o.Pos-o.Val > len("[]") // only in the first event: later events have null here
-	if listed && (m.ask.Trail != nil || m.ask.Seam != nil) {
+	if listed && (m.ask.Transcript != nil || m.ask.Continuation != nil) {
 		m.facts.promptIDs = bytes.Count(o.Text[o.Val:o.Pos], []byte{','}) + 1
 		m.facts.promptAt, m.facts.promptEnd = o.Val, o.Pos
 	}
@@ -190,7 +190,7 @@ func (m *Filter) foreignIDs(level uint8, o *rawjson.Object) {
 
 // markForSeam calls markValue if this engine continues an answer of another. Otherwise the member does not change.
 func (m *Filter) markForSeam(kind valueKind, level uint8, o *rawjson.Object) {
-	if m.ask.Seam != nil {
+	if m.ask.Continuation != nil {
 		m.markValue(kind, level, o)
 	}
 }
@@ -245,12 +245,12 @@ func (m *Filter) readChoice(b []byte, i int) int {
 		case "kv_transfer_params":
 			m.markValue(foreign, 1, &o)
 		case "logprobs":
-			if m.ask.Seam != nil && m.ask.Seam.Runes > 0 && b[o.Val] == '{' {
+			if m.ask.Continuation != nil && m.ask.Continuation.Runes > 0 && b[o.Val] == '{' {
 				o.Pos = m.readOffsets(b, o.Val)
 			}
 			bare = bare && rawjson.IsNull(b[o.Val:])
 		case "weight_versions":
-			if m.ask.Seam != nil && b[o.Val] == '[' {
+			if m.ask.Continuation != nil && b[o.Val] == '[' {
 				m.markValue(spansValue, 1, &o)
 			}
 		}
@@ -365,7 +365,7 @@ func (m *Filter) readCounts(b []byte, i int) int {
 
 func (m *Filter) readCount(kind valueKind, usage *rawjson.Object) (n int, ok bool) {
 	usage.Pos = rawjson.ValueEnd(usage.Text, usage.Val)
-	if m.ask.Seam != nil {
+	if m.ask.Continuation != nil {
 		m.mark(kind, 1, usage)
 	}
 	return rawjson.Int(usage.Text, usage.Val, usage.Pos)

@@ -51,7 +51,7 @@ func feed(stream string, form Form, ask Options, pieces int) (out string, end En
 func TestAResponseIsMirrored(t *testing.T) {
 	for _, pieces := range []int{1, 7, 1 << 20} {
 		out, end, a := respond(created+delta+completed, Options{Cached: 4}, pieces)
-		require.Equal(t, Whole, end)
+		require.Equal(t, Complete, end)
 		require.Equal(t, 3, a.Filter.Tokens())
 		require.Equal(t, 9, a.Filter.Prompt())
 		require.NotContains(t, out, "kv_transfer_params")

@@ -57,6 +57,6 @@ func verdict(out []byte, end End) string {
 	if end == Runs && out == nil {
 		return "drop"
 	}
-	return [...]string{Runs: "forward", Whole: "ended", Short: "ended", Refused: "failed", GivenBack: "recomputed", Broken: "overrun",
+	return [...]string{Runs: "forward", Complete: "ended", Short: "ended", Refused: "failed", Preempted: "recomputed", Broken: "overrun",
 		Garbled: "unreadable"}[end]
 }

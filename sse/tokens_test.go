@@ -64,7 +64,7 @@ func TestAClientOfTokensGetsWhatItAskedFor(t *testing.T) {
 
 // What a resumed leg says of weights is of its own tokens.
 func TestSpansOfWeightsCountFromTheFirstToken(t *testing.T) {
-	m := NewFilter(Options{Form: Tokens, Usage: true, TokenIDs: true, Cached: OwnCached, Choice: -1, Seam: &Seam{Head: Head{ID: []byte(`"first"`)}, Prompt: 4, Tokens: 5}})
+	m := NewFilter(Options{Form: Tokens, Usage: true, TokenIDs: true, Cached: OwnCached, Choice: -1, Continuation: &Continuation{Head: Head{ID: []byte(`"first"`)}, Prompt: 4, Tokens: 5}})
 	all, _ := relay(m, frames(t, tokensStream))
 	client := string(all)
 	require.Contains(t, client, `"weight_versions":[{"version":"default","start":5,"end":8}]`)
@@ -141,7 +141,7 @@ func FuzzTokensMirror(f *testing.F) {
 		}
 		ask := Options{Form: form, Usage: true, TokenIDs: true, ID: []byte("mine"), Choice: 2, Cached: 3}
 		if tokens {
-			ask.Seam = &Seam{Head: Head{ID: []byte(`"mine"`)}, Tokens: 3}
+			ask.Continuation = &Continuation{Head: Head{ID: []byte(`"mine"`)}, Tokens: 3}
 		}
 		out, end := NewFilter(ask).Event(e, nil)
 		if end != Runs || len(out) == 0 {

@@ -81,7 +81,7 @@ func (c *simulateCmd) prefillPlan() (*prefill.Plan, string, error) {
 		Burst: f.Burst, NoHotspots: !f.Hotspots, Affinity: f.Affinity,
 		Engines: prefill.Engines{
 			Ranks: c.prefills(), Capacity: cmp.Or(c.Capacity, defaultCapacity), Hold: f.Hold, Slow: f.Slow,
-			Line: prefillpolicy.Line{TPMs: f.Tp, T0Ms: f.T0, Beta2: f.Beta2},
+			Line: prefillpolicy.Latency{TPMs: f.Tp, T0Ms: f.T0, Beta2: f.Beta2},
 		},
 		Definitions: map[string]prefillpolicy.Definition{},
 	}

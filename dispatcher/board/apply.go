@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-func (e Enqueue) apply(b *Boards) { b.enqueue(entrant{Enqueue: e}) }
+func (e Enqueue) apply(b *Boards) { b.enqueue(waitingEntry{Enqueue: e}) }
 
 func (e Withdraw) apply(b *Boards) { b.withdraw(e.Entry) }
 

@@ -159,7 +159,7 @@ func (b *board) placeNamed(now time.Time, first bool) {
 // placeOn binds an entry to the emptiest rank that lists its name and can take it now, and says whether there was such a rank. It leaves
 // groups in which every rank lists the name to the policies. But if all ranks that list the name are spared, it looks at all of them as
 // if they were not. The method spare leaves at least one rank of the board in service, but not one for each name.
-func (b *board) placeOn(l *listing, e *pool.Entry, now time.Time) bool {
+func (b *board) placeOn(l *namePlacement, e *pool.Entry, now time.Time) bool {
 	var best *rank
 	ranks, full := l.parts, true
 	allSpared := !slices.ContainsFunc(l.ranks, (*rank).takes)

@@ -124,10 +124,10 @@ const (
 	paceWeight      = 1.0 / 16
 )
 
-func newPace() Pace { return Pace{Seconds: PresumedSeconds} }
+func newPace() Throughput { return Throughput{Seconds: PresumedSeconds} }
 
 // ended updates the means by a request that has ended: for how long it had its slot, and how many KV tokens it had at the end.
-func (p *Pace) ended(after time.Duration, kv int64) {
+func (p *Throughput) ended(after time.Duration, kv int64) {
 	p.Seconds += paceWeight * (after.Seconds() - p.Seconds)
 	p.tokens += paceWeight * (float64(kv) - p.tokens)
 }
@@ -153,7 +153,7 @@ func (b *board) keepPace() {
 
 // add counts the slots of a rank that takes requests. Free slots without KV room do not count, because Dispatcher.Room would promise them
 // although no request can use them.
-func (p *Pace) add(r *rank) {
+func (p *Throughput) add(r *rank) {
 	if r.takes() {
 		free := r.freeFor(p.tokens)
 		p.Slots += min(r.usable(), max(1, len(r.slots)-r.queued+free))
@@ -172,8 +172,8 @@ func (r *rank) freeFor(tokens float64) int {
 }
 
 // pace returns the pace of a name, which counts only the ranks that list it.
-func (l *listing) pace(all *Pace) Pace {
-	p := Pace{Seconds: all.Seconds, tokens: all.tokens, Waiting: l.waiting}
+func (l *namePlacement) pace(all *Throughput) Throughput {
+	p := Throughput{Seconds: all.Seconds, tokens: all.tokens, Waiting: l.waiting}
 	for _, r := range l.ranks {
 		p.add(r)
 	}

@@ -37,7 +37,7 @@ func (b *board) bind(g *group, p *policyInUse, a policy.Assignment, now time.Tim
 }
 
 // admit charges an entry that has left the pool to a rank, and emits EffectBind for its caller.
-func (b *board) admit(r *rank, w entrant, bound Binding, now time.Time) {
+func (b *board) admit(r *rank, w waitingEntry, bound Binding, now time.Time) {
 	e := w.Entry
 	if r.Mixed {
 		if bound.NewTokens = w.uncached(r.ID); !w.since.IsZero() {

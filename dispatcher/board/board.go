@@ -16,7 +16,7 @@ import (
 func newBoard(model string, r *rules) *board {
 	return &board{
 		rules: r, model: model, pool: pool.New(r.cfg.TTL), pace: newPace(),
-		waiting: map[uint64]entrant{}, ranks: map[int32]*rank{}, lengths: map[uint64]int32{}, pairs: pairs{suspects: map[Pair]*suspect{}},
+		waiting: map[uint64]waitingEntry{}, ranks: map[int32]*rank{}, lengths: map[uint64]int32{}, pairs: pairs{suspects: map[Link]*linkHealth{}},
 	}
 }
 
@@ -24,7 +24,7 @@ func (b *board) empty() bool { return len(b.ranks) == 0 && b.pool.Len() == 0 }
 
 // enqueue adds an entry to the pool. It refuses the entry if its ID is taken, if no rank can ever take it, or if all ranks that may take
 // it are down. An entry without a hand-off (local) does not enter the pool: the rounds that choose its rank begin at once.
-func (b *board) enqueue(w entrant, now time.Time) {
+func (b *board) enqueue(w waitingEntry, now time.Time) {
 	err := b.refusal(w.Entry)
 	if l := b.partial[w.Entry.Name]; b.up == 0 || l != nil && l.up == 0 {
 		err = ErrNoWorkers

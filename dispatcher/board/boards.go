@@ -21,7 +21,7 @@ func New(cfg Config) (*Boards, error) {
 		return nil, err
 	}
 	l := &Boards{
-		rules:  &rules{cfg: cfg, fit: cfg.Predictor.Fit, subjects: map[Subject]*known{}},
+		rules:  &rules{cfg: cfg, fit: cfg.Predictor.Fit, subjects: map[PredictorKey]*known{}},
 		boards: map[string]*board{},
 	}
 	if err := l.usable(); err != nil {
@@ -88,7 +88,7 @@ func (l *Boards) answerAll(err error) {
 }
 
 // enqueue gives an entry to the board of its model. It refuses the entry if there is no such board, or after Shutdown (draining).
-func (l *Boards) enqueue(w entrant) {
+func (l *Boards) enqueue(w waitingEntry) {
 	b := l.boards[w.Entry.Model]
 	switch {
 	case l.draining:

@@ -12,7 +12,7 @@ import (
 // original. The copy has neither the sampled scores of predictions nor the memory for traces, because its status and traces are not read.
 func (l *Boards) Clone() *Boards {
 	r := *l.rules
-	r.subjects = make(map[Subject]*known, len(l.subjects))
+	r.subjects = make(map[PredictorKey]*known, len(l.subjects))
 	for key, s := range l.subjects {
 		copied := *s // the tables never change
 		r.subjects[key] = &copied
@@ -44,7 +44,7 @@ func (b *board) clone(r *rules) *board {
 	c := *b
 	c.rules, c.pool = r, b.pool.Clone()
 	c.lengths = maps.Clone(b.lengths)
-	c.waiting = make(map[uint64]entrant, len(b.waiting))
+	c.waiting = make(map[uint64]waitingEntry, len(b.waiting))
 	for _, e := range c.pool.Entries() {
 		w := b.waiting[e.ID]
 		w.Enqueue = Enqueue{Entry: e, Output: c.lengths[e.ID], Hits: w.Hits}
@@ -76,7 +76,7 @@ func (b *board) clone(r *rules) *board {
 			s.rank = c.ranks[s.rank.ID]
 		}
 	}
-	c.pairs.suspects = make(map[Pair]*suspect, len(b.pairs.suspects))
+	c.pairs.suspects = make(map[Link]*linkHealth, len(b.pairs.suspects))
 	for key, s := range b.pairs.suspects {
 		next := *s
 		c.pairs.suspects[key] = &next
@@ -121,7 +121,7 @@ func (p policyInUse) clone(r *rules) policyInUse {
 	c := r.make(p.spec)
 	policy.Resume(c.Policy, p.Policy)
 	if p.source != nil {
-		c.source = r.subjects[p.source.Subject]
+		c.source = r.subjects[p.source.PredictorKey]
 	}
 	return c
 }

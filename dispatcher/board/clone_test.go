@@ -240,10 +240,10 @@ func TestBoardsThatAreToldTheSameStayTheSame(t *testing.T) {
 			},
 			"outputs": func(t *rapid.T) {
 				var l Learner
-				key := Subject{"m", predictor.KindSurvival}
+				key := PredictorKey{"m", predictor.KindSurvival}
 				require.NoError(t, l.Follow(key, nil))
 				for range 60 {
-					l.Learn(&Ending{Model: "m", Finished: true, Prompt: 10, Output: rapid.Int32Range(1, 200).Draw(t, "output")})
+					l.Learn(&FinishedSample{Model: "m", Finished: true, Prompt: 10, Output: rapid.Int32Range(1, 200).Draw(t, "output")})
 				}
 				built, _ := l.Rebuild(now)
 				all(func(w *twin) Event {

@@ -144,11 +144,11 @@ func (c Config) WithDefaults() Config {
 }
 
 // Needs returns what the policy of barrier groups wants to find in its first Snapshot, when no mean output is known.
-func (c Config) Needs() (policy.Needs, error) {
+func (c Config) Needs() (policy.Requirements, error) {
 	c = c.WithDefaults()
 	p, err := c.Parse(c.Policy)
 	if err != nil {
-		return policy.Needs{}, err
+		return policy.Requirements{}, err
 	}
 	return policy.NeedsOf(p, 0), nil
 }

@@ -2,9 +2,9 @@ package board
 
 import "math"
 
-// A Trace shows why a rank was chosen for an entry: the state of the round, and the ranks that were nearly as good. Slots have traces if
-// Config.Explain is set.
-type Trace struct {
+// A Explanation shows why a rank was chosen for an entry: the state of the round, and the ranks that were nearly as good. Slots have traces
+// if Config.Explain is set.
+type Explanation struct {
 	Tick     uint64
 	Waiting  int   // entries that the policy saw in the round, with this entry
 	KVTokens int64 // KV tokens of the chosen rank before the round
@@ -30,7 +30,7 @@ const mostAlternatives = 8
 
 // Best returns the best ranks of those that could have taken the entry, the best first. The chosen rank is among them, unless the board
 // moved the entry to another rank because hand-offs between its prefill engine and the chosen rank's engine fail.
-func (o *Trace) Best() []Alternative {
+func (o *Explanation) Best() []Alternative {
 	if o == nil {
 		return nil
 	}
@@ -38,7 +38,7 @@ func (o *Trace) Best() []Alternative {
 }
 
 // Keep adds a rank to the list if it is one of the best, or the chosen rank.
-func (o *Trace) Keep(c Alternative, chosen int32) {
+func (o *Explanation) Keep(c Alternative, chosen int32) {
 	const last = mostAlternatives - 1
 	at := o.count // index at which the rank belongs
 	for at > 0 && o.before(&c, &o.best[at-1]) {
@@ -65,7 +65,7 @@ func (o *Trace) Keep(c Alternative, chosen int32) {
 }
 
 // before says whether alternative a is better than b: by the score or, in a tie or without scores, by fewer KV tokens.
-func (o *Trace) before(a, b *Alternative) bool {
+func (o *Explanation) before(a, b *Alternative) bool {
 	switch {
 	case math.IsNaN(a.Score) || a.Score == b.Score:
 		return a.KVTokens < b.KVTokens

@@ -26,17 +26,17 @@ type Effect struct {
 
 	Round *Round // EffectRound: valid until the next event
 
-	Pair    Pair // EffectQuarantine
+	Pair    Link // EffectQuarantine
 	Count   int
 	Thought float64 // EffectThought: tokens that the board had estimated for the answer before its engine reported them
 	Lasts   time.Duration
-	Pace    Pace     // EffectPace
-	Named   []Pace   // EffectPace: for the names of the last EffectNames, in their order. Valid until the next event
-	Listed  []string // EffectNames
+	Pace    Throughput   // EffectPace
+	Named   []Throughput // EffectPace: for the names of the last EffectNames, in their order. Valid until the next event
+	Listed  []string     // EffectNames
 
-	Subject Subject        // EffectSubject
+	Subject PredictorKey   // EffectSubject
 	Fit     *predictor.Fit // EffectSubject, EffectFit: what learning starts from; nil: from nothing
-	Ending  Ending         // EffectEnding
+	Ending  FinishedSample // EffectEnding
 }
 
 // GroupKey identifies a group: ranks of one model that step together, or all ranks of the model
@@ -106,14 +106,14 @@ const (
 	SteerKept    = "kept"    // the pair is used nevertheless
 )
 
-// Subject identifies what a Learner learns: the output lengths of one model, for one kind of predictor.
-type Subject struct {
+// PredictorKey identifies what a Learner learns: the output lengths of one model, for one kind of predictor.
+type PredictorKey struct {
 	Model string
 	Kind  predictor.Kind
 }
 
-// Ending is a request that left its rank.
-type Ending struct {
+// FinishedSample is a request that left its rank.
+type FinishedSample struct {
 	Model          string
 	Finished       bool // the engine ended the answer; false: it was cut off, so its full length is not known (right-censored)
 	Prompt, Output int32

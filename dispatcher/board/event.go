@@ -16,10 +16,10 @@ type Event interface{ apply(b *Boards) }
 // the entry until then.
 type Enqueue struct {
 	Entry  *pool.Entry
-	Local  *Local // the entry has no hand-off, and does not wait: one of these ranks may compute its prompt; nil: any other entry
-	Trace  *Trace // memory of the caller in which the board writes why the rank was chosen; nil: it does not
-	Hits   []Hit  // how much of its prompt is in the prefix caches of ranks; the caller does not change the slice afterwards
-	Output int32  // tokens that its answer will have, if PredictorConfig.KnownLengths is set; 0: not known
+	Local  *Local       // the entry has no hand-off, and does not wait: one of these ranks may compute its prompt; nil: any other entry
+	Trace  *Explanation // memory of the caller in which the board writes why the rank was chosen; nil: it does not
+	Hits   []Hit        // how much of its prompt is in the prefix caches of ranks; the caller does not change the slice afterwards
+	Output int32        // tokens that its answer will have, if PredictorConfig.KnownLengths is set; 0: not known
 }
 
 // Withdraw takes an entry out of the pool. Nothing happens if it has left the pool, even if another entry with its ID waits.
@@ -104,7 +104,7 @@ type Law struct {
 	Group GroupKey
 	StepModel
 
-	Weights step.Weights // KV tokens that policies count a request as, beside its own
+	Weights step.RequestCost // KV tokens that policies count a request as, beside its own
 }
 
 // SetWorkers replaces the ranks of all models.
@@ -115,7 +115,7 @@ type Preempted struct{ Worker int32 }
 
 // Learned are the tables that were built for a subject.
 type Learned struct {
-	Subject Subject
+	Subject PredictorKey
 	*Tables
 }
 

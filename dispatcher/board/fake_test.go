@@ -54,11 +54,11 @@ type hand struct {
 	waiting map[*pool.Entry]waiting
 	slots   []*Slot // of model m, by index
 	counts  Counts
-	pace    Pace
+	pace    Throughput
 	watched int
 	pulses  map[GroupKey]*beat
 	learner Learner
-	endings []Ending
+	endings []FinishedSample
 	shown   *Round // copies of rounds, if it is there
 	metrics counted
 
@@ -101,7 +101,7 @@ type Result struct {
 // Slot is what a caller has of its place.
 type Slot struct {
 	Binding
-	Grounds *Trace
+	Grounds *Explanation
 
 	h           *hand
 	key         GroupKey
@@ -298,7 +298,7 @@ func (h *hand) make(e pool.Entry) waiting {
 	}
 	w := waiting{entry: &e, slot: &Slot{h: h}, result: make(chan Result, 1)}
 	if h.cfg.Explain {
-		w.slot.Grounds = &Trace{}
+		w.slot.Grounds = &Explanation{}
 	}
 	return w
 }

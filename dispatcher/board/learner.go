@@ -13,15 +13,15 @@ type Learner struct{ students []*student }
 
 // student learns the output lengths of one subject: of one model, for one kind of predictor.
 type student struct {
-	Subject
+	PredictorKey
 	online *predictor.Online
 	fresh  bool // a request finished since the last tables were built
 }
 
 // Follow begins to learn a subject, from a fit if there is one. If the fit does not suit the subject, err says why,
 // and the subject is learned from nothing. No error is expected, because predictor.ParseFit has checked the fit before.
-func (l *Learner) Follow(key Subject, fit *predictor.Fit) (err error) {
-	s := &student{Subject: key}
+func (l *Learner) Follow(key PredictorKey, fit *predictor.Fit) (err error) {
+	s := &student{PredictorKey: key}
 	l.students = append(l.students, s)
 	if err = s.start(fit); err != nil {
 		s.online, _ = predictor.NewOnline(predictor.OnlineConfig{Kind: predictor.KindSurvival}) // cannot fail
@@ -31,13 +31,13 @@ func (l *Learner) Follow(key Subject, fit *predictor.Fit) (err error) {
 
 // Load makes all subjects start anew from a fit. It returns the subjects that the fit does not suit;
 // these stay as they were.
-func (l *Learner) Load(fit *predictor.Fit) (refused map[Subject]error) {
+func (l *Learner) Load(fit *predictor.Fit) (refused map[PredictorKey]error) {
 	for _, s := range l.students {
 		if err := s.start(fit); err != nil {
 			if refused == nil {
-				refused = map[Subject]error{}
+				refused = map[PredictorKey]error{}
 			}
-			refused[s.Subject] = err
+			refused[s.PredictorKey] = err
 		}
 	}
 	return refused
@@ -53,7 +53,7 @@ func (s *student) start(fit *predictor.Fit) error {
 }
 
 // Learn updates all predictors of the model of a request that has left its rank.
-func (l *Learner) Learn(e *Ending) {
+func (l *Learner) Learn(e *FinishedSample) {
 	for _, s := range l.students {
 		switch {
 		case s.Model != e.Model:
@@ -71,7 +71,7 @@ func (l *Learner) Rebuild(now time.Time) (built []Learned, more bool) {
 	for _, s := range l.students {
 		if p, survival, due := s.online.Rebuild(now); due {
 			s.fresh = false
-			built = append(built, Learned{s.Subject, &Tables{
+			built = append(built, Learned{s.PredictorKey, &Tables{
 				predictor: p, survival: survival, counts: s.online.Counts(), drift: s.online.Drift(), fromFit: s.online.DriftFromFit(),
 			}})
 		}

@@ -51,7 +51,7 @@ func TestNothingIsLearnedForPoliciesThatReadNothing(t *testing.T) {
 	h.fleet(ranks(1, 1, 0))
 	h.release(h.put(pool.Entry{}).slotNow(t))
 	require.Len(t, h.endings, 1, "unless the config says so: a policy may want it later")
-	require.Contains(t, h.subjects, Subject{"m", predictor.KindExact})
+	require.Contains(t, h.subjects, PredictorKey{"m", predictor.KindExact})
 }
 
 // The twin replays a policy with predictions of its own while one that reads none is in force.
@@ -89,7 +89,7 @@ func TestModelsLearnApart(t *testing.T) {
 	}
 	h.learn()
 	for model, output := range map[string]float64{"m": 10, "n": 1000} {
-		require.Equal(t, output, h.subjects[Subject{model, predictor.KindSurvival}].Tables.survival.MeanOutput())
+		require.Equal(t, output, h.subjects[PredictorKey{model, predictor.KindSurvival}].Tables.survival.MeanOutput())
 	}
 }
 
@@ -139,7 +139,7 @@ func TestAResumedRequestIsLearnedWhole(t *testing.T) {
 	h.fleet(ranks(1, 1, 0))
 	s := h.put(pool.Entry{Prompt: 130, Age: 100}).slotNow(t)
 	h.giveBack(s, Outcome{Kind: Finished, Generated: 20})
-	require.Equal(t, []Ending{{Model: "m", Finished: true, Prompt: 30, Output: 120}}, h.endings)
+	require.Equal(t, []FinishedSample{{Model: "m", Finished: true, Prompt: 30, Output: 120}}, h.endings)
 }
 
 func TestTheAuditSeesALostCharge(t *testing.T) {

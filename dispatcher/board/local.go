@@ -31,7 +31,7 @@ func (l *Local) Allows(tokens, running, inFlight int) bool {
 
 // placeLocal starts the rounds that choose a rank for a prompt without a hand-off. The policy chooses among the ranks that have to compute
 // the fewest tokens of the prompt. If no rank may compute it, or if entries wait in the pool, placeLocal refuses the entry.
-func (b *board) placeLocal(w entrant, now time.Time) {
+func (b *board) placeLocal(w waitingEntry, now time.Time) {
 	b.waiting[w.Entry.ID] = w
 	if b.pool.Len() == 0 {
 		b.arrange()
@@ -45,7 +45,7 @@ func (b *board) placeLocal(w entrant, now time.Time) {
 }
 
 // leastLocal returns the smallest number of tokens of the prompt that any rank would have to compute; 0: no rank may compute it now.
-func (b *board) leastLocal(w entrant, now time.Time) (least int) {
+func (b *board) leastLocal(w waitingEntry, now time.Time) (least int) {
 	for _, g := range b.order {
 		watermark := policy.Watermark(g.inForce().Policy)
 		for _, r := range g.ranks {
@@ -107,7 +107,7 @@ func (b *board) decidedLocal(g *group) {
 }
 
 // localOn says whether the rank may compute the prompt now, and how many tokens of the prompt it would have to compute, at least 1.
-func (b *board) localOn(r *rank, w entrant, watermark float64, now time.Time) (tokens int, ok bool) {
+func (b *board) localOn(r *rank, w waitingEntry, watermark float64, now time.Time) (tokens int, ok bool) {
 	for _, offer := range w.Local.Ranks {
 		if offer.Worker != r.ID {
 			continue

@@ -20,7 +20,7 @@ type Hit = policy.Hit
 const presumedBudget = 2048
 
 // uncached returns how many tokens of the prompt a rank has to compute. It is at least 1, because an engine always computes the last token.
-func (w *entrant) uncached(rank int32) int32 {
+func (w *waitingEntry) uncached(rank int32) int32 {
 	for _, h := range w.Hits {
 		if h.Worker == rank {
 			return max(1, w.prompt()-tokens(h.Tokens))
@@ -203,7 +203,7 @@ func (b *board) countRound(g *group) {
 }
 
 // wait returns the policy.Wait of a waiting entry: what policies read of it beside policy.Entry.
-func (w *entrant) wait(now time.Time) policy.Wait {
+func (w *waitingEntry) wait(now time.Time) policy.Wait {
 	wait := policy.Wait{Hits: w.Hits, HeldMs: -1, Express: w.Entry.Express}
 	if !w.since.IsZero() {
 		wait.HeldMs = float64(now.Sub(w.since)) / float64(time.Millisecond)

@@ -87,7 +87,7 @@ func (b *board) relist() {
 	for _, name := range slices.Sorted(maps.Keys(b.partial)) {
 		b.names, b.named = append(b.names, b.partial[name]), append(b.named, name)
 	}
-	b.paces = make([]Pace, len(b.names))
+	b.paces = make([]Throughput, len(b.names))
 	b.emit(Effect{Kind: EffectNames, Group: GroupKey{Model: b.model}, Listed: b.named})
 }
 
@@ -102,20 +102,20 @@ func listedBy(ranksWith map[*Names]int, name string) (n int) {
 }
 
 // addListing makes the listing of a name. If the name had a listing before, an outage of its ranks goes on.
-func (b *board) addListing(name string, before *listing) {
-	l := &listing{}
+func (b *board) addListing(name string, before *namePlacement) {
+	l := &namePlacement{}
 	if before != nil {
 		l.graceEnds = before.graceEnds
 	}
 	if b.partial == nil {
-		b.partial = map[string]*listing{}
+		b.partial = map[string]*namePlacement{}
 	}
 	b.partial[name] = l
 	l.findRanks(b, name)
 }
 
 // findRanks finds the ranks that list a name, and the groups in which every rank lists it.
-func (l *listing) findRanks(b *board, name string) {
+func (l *namePlacement) findRanks(b *board, name string) {
 	for _, g := range b.groups {
 		from := len(l.ranks)
 		for _, r := range g.members {

@@ -20,15 +20,15 @@ func (b *board) orphan(r *rank, s *slotRecord, now time.Time) {
 	b.slots.released.kvTokens -= int64(s.prompt)
 	r.orphaned += int64(s.prompt)
 	if n := len(r.orphans); n == mostOrphans {
-		r.orphans[n-1] = orphan{r.orphans[n-1].tokens + int64(s.prompt), now}
+		r.orphans[n-1] = leakedKV{r.orphans[n-1].tokens + int64(s.prompt), now}
 		return
 	}
-	r.orphans = append(r.orphans, orphan{int64(s.prompt), now})
+	r.orphans = append(r.orphans, leakedKV{int64(s.prompt), now})
 }
 
 // forgetOrphans frees the room of the orphans of a rank for which the function returns true.
-func (b *board) forgetOrphans(r *rank, which func(orphan) bool) {
-	r.orphans = slices.DeleteFunc(r.orphans, func(o orphan) bool {
+func (b *board) forgetOrphans(r *rank, which func(leakedKV) bool) {
+	r.orphans = slices.DeleteFunc(r.orphans, func(o leakedKV) bool {
 		if !which(o) {
 			return false
 		}
@@ -40,7 +40,7 @@ func (b *board) forgetOrphans(r *rank, which func(orphan) bool) {
 }
 
 // everyOrphan makes forgetOrphans forget all orphans.
-func everyOrphan(orphan) bool { return true }
+func everyOrphan(leakedKV) bool { return true }
 
 // restarted says whether the worker's engine is known to have restarted, which loses its KV.
 func (r *rank) restarted(w *Worker) bool {
@@ -75,7 +75,7 @@ func (b *board) gauged(r *rank, e Gauged) {
 			missing += r.running[i].Tokens()
 		}
 	}
-	b.forgetOrphans(r, func(o orphan) bool {
+	b.forgetOrphans(r, func(o leakedKV) bool {
 		if o.tokens > missing || !o.since.Before(e.At) {
 			return false
 		}

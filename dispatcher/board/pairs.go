@@ -20,14 +20,14 @@ const (
 )
 
 // inOrder returns the suspected pairs, sorted.
-func (p *pairs) inOrder() []Pair {
-	return slices.SortedFunc(maps.Keys(p.suspects), func(x, y Pair) int {
+func (p *pairs) inOrder() []Link {
+	return slices.SortedFunc(maps.Keys(p.suspects), func(x, y Link) int {
 		return cmp.Or(cmp.Compare(x.Prefiller, y.Prefiller), cmp.Compare(x.Engine, y.Engine))
 	})
 }
 
 // pair returns the prefill engine that the request's KV comes from and the engine that it goes to.
-func (s *slotRecord) pair() Pair { return Pair{s.prefiller, s.rank.Engine} }
+func (s *slotRecord) pair() Link { return Link{s.prefiller, s.rank.Engine} }
 
 // pairEnded records how the hand-off of a request that has ended went, for the pair of its prefill and decode engine. If the request's
 // first event came, reached has already recorded the success.
@@ -49,7 +49,7 @@ func (b *board) lost(s *slotRecord, now time.Time) {
 	p.forget(now)
 	suspected := p.suspects[key]
 	if suspected == nil {
-		suspected = &suspect{}
+		suspected = &linkHealth{}
 		p.suspects[key] = suspected
 	}
 	suspected.failures++
@@ -64,7 +64,7 @@ func (b *board) lost(s *slotRecord, now time.Time) {
 
 // consider quarantines a pair that has failed pairLimit times in a row while each of its two engines worked with another engine. In this
 // case only the connection between the two can be broken.
-func (b *board) consider(key Pair, suspected *suspect, now time.Time) {
+func (b *board) consider(key Link, suspected *linkHealth, now time.Time) {
 	if suspected.circuit.In() && suspected.failures >= pairLimit && suspected.fromWorks && suspected.toWorks {
 		suspected.circuit.Trip(now)
 		b.quarantined(key, suspected)
@@ -72,13 +72,13 @@ func (b *board) consider(key Pair, suspected *suspect, now time.Time) {
 }
 
 // quarantined emits that a pair is avoided from now on.
-func (b *board) quarantined(key Pair, suspected *suspect) {
+func (b *board) quarantined(key Link, suspected *linkHealth) {
 	b.emit(Effect{Kind: EffectQuarantine, Pair: key, Count: suspected.failures, Lasts: suspected.circuit.Out()})
 }
 
 // reached records that a hand-off between the engines of a pair has worked. So both engines work, and if another suspected pair with one of
 // them fails, the cause is more probably the connection.
-func (b *board) reached(key Pair, now time.Time) {
+func (b *board) reached(key Link, now time.Time) {
 	p := &b.pairs
 	p.forget(now)
 	if suspected := p.suspects[key]; suspected != nil {
@@ -139,9 +139,9 @@ func (b *board) rerouted(slot int32, prefiller string, now time.Time) {
 	}
 }
 
-// Shunned returns the prefill engines whose KV should not go to the rank of a slot now, because of a quarantine. With a slot below 0, it
-// returns the prefill engines whose KV should not go to at least one rank of the model.
-func (l *Boards) Shunned(model string, slot int32, now time.Time) (prefillers []string) {
+// Quarantined returns the prefill engines whose KV should not go to the rank of a slot now, because of a quarantine. With a slot below 0,
+// it returns the prefill engines whose KV should not go to at least one rank of the model.
+func (l *Boards) Quarantined(model string, slot int32, now time.Time) (prefillers []string) {
 	b := l.boards[model]
 	if b == nil {
 		return nil
@@ -156,7 +156,7 @@ func (l *Boards) Shunned(model string, slot int32, now time.Time) (prefillers []
 
 // vetoed says whether an entry should not go to a rank now, because the pair of its prefill engine and the rank's engine is quarantined.
 func (p *pairs) vetoed(e *pool.Entry, r *rank, now time.Time) bool {
-	suspected := p.suspects[Pair{e.Prefiller, r.Engine}]
+	suspected := p.suspects[Link{e.Prefiller, r.Engine}]
 	return suspected != nil && !suspected.circuit.Allows(now)
 }
 
@@ -177,7 +177,7 @@ func (b *board) steer(g *group, p *policyInUse, i int, now time.Time) (bind bool
 }
 
 // rerank does the work of steer for an assignment whose pair is quarantined. The outcome is one of the Steer constants.
-func (b *board) rerank(g *group, p *policyInUse, i int, w entrant, now time.Time) (outcome string) {
+func (b *board) rerank(g *group, p *policyInUse, i int, w waitingEntry, now time.Time) (outcome string) {
 	if w.Entry.Urgent(now) {
 		return SteerKept
 	}
@@ -212,13 +212,13 @@ func (b *board) rerank(g *group, p *policyInUse, i int, w entrant, now time.Time
 }
 
 // suits says whether the rank could take the entry if its slots and its KV room were free.
-func (b *board) suits(r *rank, w entrant, now time.Time) bool {
+func (b *board) suits(r *rank, w waitingEntry, now time.Time) bool {
 	return r.takes() && r.lists(w.Entry.Name) && r.usable() > 0 && (r.Capacity == 0 || int64(w.prompt()) <= r.Capacity) &&
 		!b.pairs.vetoed(w.Entry, r, now)
 }
 
 // hasRoom says whether the rank has a slot and KV room for the entry in addition to the remaining assignments of the round.
-func (b *board) hasRoom(r *rank, p *policyInUse, w entrant, remaining []policy.Assignment) bool {
+func (b *board) hasRoom(r *rank, p *policyInUse, w waitingEntry, remaining []policy.Assignment) bool {
 	if p.Immediate() {
 		return true
 	}
@@ -241,7 +241,7 @@ func (b *board) promptOf(entry uint64) int32 {
 }
 
 // fits says whether a rank has KV room for an entry, whether or not a slot is free.
-func fits(r *rank, w entrant) bool {
+func fits(r *rank, w waitingEntry) bool {
 	return r.Capacity == 0 || r.kv+int64(w.prompt()) <= r.room()
 }
 

@@ -60,8 +60,8 @@ func (h *hand) arrive(s *Slot) {
 func (h *hand) quarantine(t tb) {
 	h.lose(h.from("p0").slotNow(t))
 	h.do(func(l *hand) {
-		l.boards["m"].reached(Pair{"p0", "d1"}, l.now)
-		l.boards["m"].reached(Pair{"p1", "d0"}, l.now)
+		l.boards["m"].reached(Link{"p0", "d1"}, l.now)
+		l.boards["m"].reached(Link{"p1", "d0"}, l.now)
 	})
 	h.lose(h.from("p0").slotNow(t))
 	h.lose(h.from("p0").slotNow(t))
@@ -86,10 +86,10 @@ func TestThreeLostHandoffsQuarantineAPairOnlyIfBothServeOthers(t *testing.T) {
 			}
 			h.do(func(l *hand) {
 				if row.from {
-					l.boards["m"].reached(Pair{"p0", "d1"}, l.now)
+					l.boards["m"].reached(Link{"p0", "d1"}, l.now)
 				}
 				if row.to {
-					l.boards["m"].reached(Pair{"p1", "d0"}, l.now)
+					l.boards["m"].reached(Link{"p1", "d0"}, l.now)
 				}
 			})
 			status := h.status(h.at).Models[0].Pairs
@@ -332,14 +332,14 @@ func TestAReroutedSlotIsOfItsLastPrefiller(t *testing.T) {
 	h := twoEngines(t, 8)
 	h.quarantine(t)
 	s, other := h.from("p1").slotNow(t), h.put(pool.Entry{Prompt: 10, Prefiller: "p1", Only: []int32{2}}).slotNow(t)
-	require.Equal(t, []string{"p0"}, h.Shunned("m", s.Slot, h.at))
-	require.Equal(t, []string{"p0"}, h.Shunned("m", -1, h.at))
-	require.Empty(t, h.Shunned("another", -1, h.at))
-	require.Empty(t, h.Shunned("m", other.Slot, h.at))
+	require.Equal(t, []string{"p0"}, h.Quarantined("m", s.Slot, h.at))
+	require.Equal(t, []string{"p0"}, h.Quarantined("m", -1, h.at))
+	require.Empty(t, h.Quarantined("another", -1, h.at))
+	require.Empty(t, h.Quarantined("m", other.Slot, h.at))
 	h.apply(Rerouted{Model: "m", Slot: other.Slot, Prefiller: "p2"})
 	h.lose(other)
-	require.Contains(t, h.board().pairs.suspects, Pair{"p2", "d1"})
-	require.NotContains(t, h.board().pairs.suspects, Pair{"p1", "d1"})
+	require.Contains(t, h.board().pairs.suspects, Link{"p2", "d1"})
+	require.NotContains(t, h.board().pairs.suspects, Link{"p1", "d1"})
 	h.release(s)
 }
 

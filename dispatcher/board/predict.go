@@ -99,24 +99,24 @@ func (t *Tables) mean() float64 {
 
 // subject returns the model and the kind of predictor to learn for a policy with these needs. The kind is the one that the policy names or,
 // if it names none, the configured one. ok is false if neither is set and the policy does not need the mean output either.
-func (c *PredictorConfig) subject(model string, needs policy.Needs) (s Subject, ok bool) {
+func (c *PredictorConfig) subject(model string, needs policy.Requirements) (s PredictorKey, ok bool) {
 	kind := cmp.Or(predictor.Kind(needs.Predictor), c.Kind)
 	if kind == predictor.KindOracle || kind == "" && needs.MeanOutput {
 		kind = predictor.KindSurvival // the oracle needs no tables, and the mean output comes from those of survival
 	}
-	return Subject{model, kind}, kind != ""
+	return PredictorKey{model, kind}, kind != ""
 }
 
 // source returns the learned tables that a policy with these needs reads. If they are of a new subject, it makes the Learner begin with it;
 // nil: the policy needs no tables.
-func (b *board) source(needs policy.Needs) *known {
+func (b *board) source(needs policy.Requirements) *known {
 	key, ok := b.cfg.Predictor.subject(b.model, needs)
 	if !ok {
 		return nil
 	}
 	s := b.subjects[key]
 	if s == nil {
-		s = &known{Subject: key, Tables: noTables()}
+		s = &known{PredictorKey: key, Tables: noTables()}
 		b.subjects[key] = s
 		b.emit(Effect{Kind: EffectSubject, Subject: key, Fit: b.fit})
 	}
@@ -172,7 +172,7 @@ func (b *board) learn(s *slotRecord, o Outcome) {
 	s.rank.group.forecast.Ended(s.rank.slots[s.pos], s.id, finished, output)
 	if s.rank.group.chosen.source != nil {
 		b.emit(Effect{
-			Kind: EffectEnding, Ending: Ending{Model: b.model, Finished: finished, Prompt: s.prompt - s.age, Output: output, Key: s.key},
+			Kind: EffectEnding, Ending: FinishedSample{Model: b.model, Finished: finished, Prompt: s.prompt - s.age, Output: output, Key: s.key},
 		})
 	}
 }

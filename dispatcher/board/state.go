@@ -20,7 +20,7 @@ type board struct {
 	*rules
 	model   string
 	pool    *pool.Pool
-	waiting map[uint64]entrant // by entry ID; the same entries as the pool's
+	waiting map[uint64]waitingEntry // by entry ID; the same entries as the pool's
 
 	ranks     map[int32]*rank // by worker ID; also ranks that have left the fleet and still have charged slots
 	groups    []*group        // groups with a present rank, by the lowest ID of their ranks
@@ -36,26 +36,26 @@ type board struct {
 	windowEnds      time.Time // end of Config.Window after the first freed slot of a burst; zero: no window is open
 	stepped         bool      // a group whose policy holds entries back began a step
 	pairs           pairs
-	heldUntil       time.Time           // when a policy wants to look at entries again that it holds back; zero: no policy has set a time
-	restrictedCount int                 // waiting entries that some ranks may not get
-	discarding      int                 // waiting entries that are discarded hand-offs
-	holders         int                 // waiting entries whose prompt is partly in the prefix cache of a rank
-	partial         map[string]*listing // by name: the names that some ranks list and others do not
-	common          *Names              // the list of the first rank: a name that is neither here nor in partial is listed by no rank
-	listed          []lister            // the ranks and their lists when partial was computed
-	listers         []lister            // the present ranks and their lists, to be compared with listed
-	names           []*listing          // the values of partial, sorted by name
-	named           []string            // their names
-	paces           []Pace              // their paces
-	nameOutageEnds  time.Time           // end of the earliest outageGrace of a name whose ranks are all down; zero: no entry waits for one
-	wakeAvoiding    time.Time           // when the first waiting entry may go to ranks that it avoids; zero: no entry waits for that
-	refusing        int                 // ranks whose engines refused their last requests
-	wakeSpared      time.Time           // when the first spared rank may be tried; zero: no rank is spared
-	wakeTight       time.Time           // when the first tight rank (tight.go) has its whole room again; zero: no rank is tight
-	keptUntil       time.Time           // when an engine next frees KV that it keeps of answers (kept.go); zero: no engine keeps any
+	heldUntil       time.Time                 // when a policy wants to look again at entries that it holds back; zero: it has set no time
+	restrictedCount int                       // waiting entries that some ranks may not get
+	discarding      int                       // waiting entries that are discarded hand-offs
+	holders         int                       // waiting entries whose prompt is partly in the prefix cache of a rank
+	partial         map[string]*namePlacement // by name: the names that some ranks list and others do not
+	common          *Names                    // the list of the first rank: a name that is neither here nor in partial is listed by no rank
+	listed          []lister                  // the ranks and their lists when partial was computed
+	listers         []lister                  // the present ranks and their lists, to be compared with listed
+	names           []*namePlacement          // the values of partial, sorted by name
+	named           []string                  // their names
+	paces           []Throughput              // their paces
+	nameOutageEnds  time.Time                 // end of the earliest outageGrace of a name whose ranks are all down; zero: none waits for one
+	wakeAvoiding    time.Time                 // when the first waiting entry may go to ranks that it avoids; zero: no entry waits for that
+	refusing        int                       // ranks whose engines refused their last requests
+	wakeSpared      time.Time                 // when the first spared rank may be tried; zero: no rank is spared
+	wakeTight       time.Time                 // when the first tight rank (tight.go) has its whole room again; zero: no rank is tight
+	keptUntil       time.Time                 // when an engine next frees KV that it keeps of answers (kept.go); zero: no engine keeps any
 
 	waits    waits
-	pace     Pace
+	pace     Throughput
 	ticks    uint64
 	outcomes [Failed + 1]uint64
 	output   int64 // tokens of all released slots
@@ -108,12 +108,12 @@ type rank struct {
 	strays   int     // slots whose requests stray
 	parts    int64   // number of ranks among which the KV of a straying request is divided
 	guests   int64   // KV tokens charged here for straying requests whose slots are on other ranks; they are part of kv
-	orphans  []orphan
+	orphans  []leakedKV
 	orphaned int64   // KV tokens of the orphans; not part of kv
 	kept     kept.KV // KV that the engine keeps of ended answers; not part of kv
 
 	group    *group // set while the rank is present
-	pressure pressure
+	pressure kvPressure
 	refusals circuit.Circuit // requests that the engine refused in a row
 	spared   bool            // the engine refused several requests in a row, so it gets none now (spare.go)
 }
@@ -155,12 +155,12 @@ type group struct {
 	wakeHeld       time.Time // when the policy wants to look at held entries again; zero: it has set no time
 	gathered       gathered
 	recent         recent
-	tempo          tempo
-	steps          step.Times    // what the group's steps have taught
-	lawWeights     *step.Weights // weights of a Law event; nil: there was none, and they follow from steps
-	stepRanks      []step.Rank   // memory of inStep: what the ranks did in a step
-	last           Step          // last step that was reported; see takeSteps
-	departedTokens int64         // tokens of all released requests that were in a step
+	tempo          tokenRate
+	steps          step.Times        // what the group's steps have taught
+	lawWeights     *step.RequestCost // weights of a Law event; nil: there was none, and they follow from steps
+	stepRanks      []step.Rank       // memory of inStep: what the ranks did in a step
+	last           Step              // last step that was reported; see takeSteps
+	departedTokens int64             // tokens of all released requests that were in a step
 	lag            lag
 	lead           lead
 	tokensAtStep   int64 // group.generated when the last step was reported
@@ -205,27 +205,27 @@ func (l *recent) means() (requests, rate float32) {
 	return float32(l.waited / l.seconds), float32(l.tokens / l.seconds)
 }
 
-// entrant is an entry that waits, as its event Enqueue brought it.
-type entrant struct {
+// waitingEntry is an entry that waits, as its event Enqueue brought it.
+type waitingEntry struct {
 	Enqueue
 	restricted bool      // some ranks may not get it; board.restrictedCount counts it
 	since      time.Time // when a mixed rank first had a slot for it, so that its policy has held it back since; zero: none had
 }
 
-func (w entrant) prompt() int32 { return tokens(w.Entry.Prompt) }
+func (w waitingEntry) prompt() int32 { return tokens(w.Entry.Prompt) }
 
 // pairs has the pairs of a prefill and a decode engine whose hand-offs fail. If both engines work with other engines, the connection
 // between them is broken: one engine may still use a connection from before a restart of the other, or the network may have lost a route.
 // Such a pair is quarantined: for one second it gets no hand-off that another rank can take. Then one hand-off is its trial. If the trial
 // fails, too, the time doubles, up to 30 s.
 type pairs struct {
-	suspects    map[Pair]*suspect
+	suspects    map[Link]*linkHealth
 	quarantined int       // how many suspects are quarantined; 0: rounds skip the checks of pairs
 	checkAt     time.Time // when the first quarantine ends for which entries wait in the pool; zero: none wait for that
 }
 
-// suspect is the account of a pair whose hand-offs have failed since one last worked.
-type suspect struct {
+// linkHealth is the account of a pair whose hand-offs have failed since one last worked.
+type linkHealth struct {
 	circuit   circuit.Circuit
 	failures  int       // failures in a row
 	fromWorks bool      // since the first failure, a hand-off of the prefill engine reached another decode engine
@@ -233,24 +233,24 @@ type suspect struct {
 	last      time.Time // last failure
 }
 
-// Pair is a prefill engine and a decode engine.
-type Pair struct{ Prefiller, Engine string }
+// Link is a prefill engine and a decode engine.
+type Link struct{ Prefiller, Engine string }
 
-// orphan is the KV room on a rank that the prompt of a request may keep after the request has left, see orphans.go.
-type orphan struct {
+// leakedKV is the KV room on a rank that the prompt of a request may keep after the request has left, see orphans.go.
+type leakedKV struct {
 	tokens int64
 	since  time.Time
 }
 
-// pressure says whether a rank is tight: its engine has preempted requests for want of KV room, so the rank is kept emptier.
-type pressure struct {
+// kvPressure says whether a rank is tight: its engine has preempted requests for want of KV room, so the rank is kept emptier.
+type kvPressure struct {
 	last  time.Time // time of the last preemption
 	until time.Time // end of the time in which the rank is tight; in the past: it is not tight
 }
 
-// Pace is how fast the slots of a board come free. Dispatcher.Room computes from it how many
+// Throughput is how fast the slots of a board come free. Dispatcher.Room computes from it how many
 // hand-offs would get a slot in time.
-type Pace struct {
+type Throughput struct {
 	Slots, Free int
 	Waiting     int     // entries in the pool without discarded hand-offs, see keepPace
 	Seconds     float64 // mean time that a request has its slot
@@ -344,10 +344,10 @@ type rules struct {
 	name   string          // canonical name of this policy
 	shared map[string]bool // group names that are used for several models
 
-	replayed []policy.Needs // needs of the policies that the twin replays
+	replayed []policy.Requirements // needs of the policies that the twin replays
 
-	fit      *predictor.Fit     // what predictors start from; nil: from nothing
-	subjects map[Subject]*known // they stay when the board of their model is removed
+	fit      *predictor.Fit          // what predictors start from; nil: from nothing
+	subjects map[PredictorKey]*known // they stay when the board of their model is removed
 
 	effects []Effect  // effects of the current event, to be carried out
 	now     time.Time // time of the current event
@@ -385,7 +385,7 @@ type slotRecord struct {
 	promptLeft   int32     // tokens of its prompt that a mixed rank has yet to compute
 	chunks       chunks    // how much of its prompt the last steps computed
 	tokensBefore int32     // tokens that its answer had when a mixed rank preempted it; 0: it was not preempted
-	unheard      unheard
+	unheard      estimated
 }
 
 // slotTable has the records of all slots by index, and the totals of what was ever charged and released. The totals do not depend on the
@@ -475,7 +475,7 @@ func (b *board) key(g *group) GroupKey { return GroupKey{b.model, g.name, g.barr
 
 // known is a subject with its tables in force.
 type known struct {
-	Subject
+	PredictorKey
 	*Tables
 }
 
@@ -483,8 +483,8 @@ type known struct {
 // sets can be compared by their pointers. nil stands for a list that is not known, and has every name.
 type Names struct{ all map[string]struct{} }
 
-// listing has the ranks of a name that some ranks of a board list and others do not.
-type listing struct {
+// namePlacement has the ranks of a name that some ranks of a board list and others do not.
+type namePlacement struct {
 	ranks []*rank  // present ranks that list the name, ascending ID
 	whole []*group // groups in which all ranks list the name
 	parts []*rank  // those of ranks that are in other groups

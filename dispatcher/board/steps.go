@@ -212,7 +212,7 @@ func (g *group) ownMs(m *step.Model) float64 {
 }
 
 // weights returns how many KV tokens policies count for a request, beside its own: on its rank, and on the rank with most requests.
-func (g *group) weights() step.Weights {
+func (g *group) weights() step.RequestCost {
 	if g.lawWeights != nil {
 		return *g.lawWeights
 	}

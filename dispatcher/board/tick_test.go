@@ -332,7 +332,7 @@ func (h *hand) cycle(admitted []waiting) ([]waiting, time.Duration) {
 		b.discharge(w.slot.index)
 		h.slots[w.slot.index] = nil
 		b.pool.Add(w.entry, h.at)
-		b.waiting[w.entry.ID] = entrant{Enqueue: Enqueue{Entry: w.entry, Trace: w.slot.Grounds}}
+		b.waiting[w.entry.ID] = waitingEntry{Enqueue: Enqueue{Entry: w.entry, Trace: w.slot.Grounds}}
 		h.waiting[w.entry] = w
 		n++
 	}

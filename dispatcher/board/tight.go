@@ -18,7 +18,7 @@ const (
 
 // preempted records a preemption on the rank. If the last preemption was at most preemptWithin ago, the rank is tight for tightFor from
 // now.
-func (p *pressure) preempted(now time.Time) {
+func (p *kvPressure) preempted(now time.Time) {
 	if !p.last.IsZero() && now.Sub(p.last) <= preemptWithin {
 		p.until = now.Add(tightFor)
 	}
@@ -26,7 +26,7 @@ func (p *pressure) preempted(now time.Time) {
 }
 
 // tight says whether the rank is kept emptier now, because its engine preempted requests.
-func (p *pressure) tight(now time.Time) bool { return now.Before(p.until) }
+func (p *kvPressure) tight(now time.Time) bool { return now.Before(p.until) }
 
 // findTight sets wakeTight, so that the board looks at the pool when the first tight rank has its whole room again.
 func (b *board) findTight(now time.Time) {

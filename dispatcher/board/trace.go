@@ -41,14 +41,14 @@ func (b *board) explain(g *group, p *policyInUse) {
 		if weigher == nil {
 			scores, less = nil, true
 		}
-		*w.Trace = Trace{Tick: b.ticks, Waiting: len(s.Pool), Fullest: fullest, Less: less}
+		*w.Trace = Explanation{Tick: b.ticks, Waiting: len(s.Pool), Fullest: fullest, Less: less}
 		addAlternatives(w.Trace, g, p.Immediate(), s, a.Worker, scores)
 	}
 }
 
 // addAlternatives adds the ranks that could have taken an entry to its trace, which keeps the best by score or, if scores is nil, by KV
 // tokens. The score of a rank that could not have taken the entry is NaN.
-func addAlternatives(trace *Trace, g *group, immediate bool, s *policy.Snapshot, chosen int32, scores []float64) {
+func addAlternatives(trace *Explanation, g *group, immediate bool, s *policy.Snapshot, chosen int32, scores []float64) {
 	for i, r := range g.ranks {
 		worker := &s.Workers[i]
 		if r.ID == chosen {

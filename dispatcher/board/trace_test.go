@@ -35,7 +35,7 @@ func TestWithoutExplainASlotHasNoGrounds(t *testing.T) {
 	h := newHand(t, realConfig("br0"))
 	h.fleet(ranks(2, 2, 0))
 	require.Nil(t, h.put(pool.Entry{Prompt: 900}).slotNow(t).Grounds)
-	var none *Trace
+	var none *Explanation
 	require.Empty(t, none.Best())
 }
 
@@ -68,7 +68,7 @@ func explained(tb testing.TB, spec string) *hand {
 	h := saturated(tb, spec)
 	h.cfg.Explain = true
 	for id, w := range h.boards["m"].waiting {
-		w.Trace = &Trace{}
+		w.Trace = &Explanation{}
 		h.waiting[w.Entry].slot.Grounds = w.Trace
 		h.boards["m"].waiting[id] = w
 	}

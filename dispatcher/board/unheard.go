@@ -18,15 +18,15 @@ const (
 	paceMemory = 10 * time.Second
 )
 
-// tempo is how fast the streams of a group get tokens.
-type tempo struct {
+// tokenRate is how fast the streams of a group get tokens.
+type tokenRate struct {
 	at      time.Time // of the last look
 	tokens  float64   // sum of the tokens that streams got; older tokens count for less
 	seconds float64   // sum of the seconds that the streams ran; older seconds count for less
 }
 
 // perSecond returns how many tokens a request gets in a second; 0: not known.
-func (t *tempo) perSecond() float64 {
+func (t *tokenRate) perSecond() float64 {
 	if t.seconds == 0 {
 		return 0
 	}
@@ -34,7 +34,7 @@ func (t *tempo) perSecond() float64 {
 }
 
 // learn adds the tokens that so many streams together got in the time between two looks.
-func (t *tempo) learn(streams int, tokens int64, between time.Duration) {
+func (t *tokenRate) learn(streams int, tokens int64, between time.Duration) {
 	if streams == 0 {
 		return
 	}
@@ -43,8 +43,8 @@ func (t *tempo) learn(streams int, tokens int64, between time.Duration) {
 	t.seconds = t.seconds*fade + float64(streams)*between.Seconds()
 }
 
-// unheard is the estimate for an answer whose engine reports nothing before its end.
-type unheard struct {
+// estimated is the estimate for an answer whose engine reports nothing before its end.
+type estimated struct {
 	most       int32   // upper bound of the answer's tokens; 0: its tokens are reported as they come
 	tokens     float64 // estimate of the tokens that it has by now
 	first      uint32  // number of the group's step in which it got its first token, by the estimate; 0: it has none yet

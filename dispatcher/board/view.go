@@ -14,7 +14,7 @@ import (
 type GroupView struct {
 	Key     GroupKey
 	Line    step.Line
-	Weights step.Weights
+	Weights step.RequestCost
 	Steps   uint64   // steps that were reported so far
 	Seconds float64  // how long these steps took together
 	Last    uint32   // number of the step that was reported last; 0: none, or nothing runs

@@ -42,7 +42,7 @@ type life struct {
 }
 
 // Demand sets what the policy needs. If this has changed, every request will be predicted anew.
-func (f *Running) Demand(n policy.Needs) {
+func (f *Running) Demand(n policy.Requirements) {
 	reads := n.Predictor != ""
 	rules := predictor.Rules{H: n.Horizon, Tau: n.Tau, Every: n.Every, DecrementAnchor: n.DecrementAnchor}
 	if !reads {

@@ -44,7 +44,7 @@ func manyRunning() (*Running, []policy.Worker) {
 		}
 	}
 	f := &Running{}
-	f.Demand(policy.Needs{Predictor: "survival", Horizon: 80, Tau: 0.5, Every: 20})
+	f.Demand(policy.Requirements{Predictor: "survival", Horizon: 80, Tau: 0.5, Every: 20})
 	f.Score()
 	return f, workers
 }
@@ -71,7 +71,7 @@ func BenchmarkFollow(b *testing.B) {
 
 func TestPredictionsOfRemovedRequestsAreNotReused(t *testing.T) {
 	f := &Running{}
-	f.Demand(policy.Needs{Predictor: "survival", Horizon: 80, Tau: 0, Every: 20})
+	f.Demand(policy.Requirements{Predictor: "survival", Horizon: 80, Tau: 0, Every: 20})
 	p := predictor.NewSurvival([]int32{10, 50})
 	one := []policy.Worker{{Running: []policy.Request{{ID: 1, Slot: 3, Age: 5, Generated: 5}}}}
 	f.Follow(one, p)

@@ -4,8 +4,8 @@ package policy
 type ahead struct {
 	horizon     int // steps, or auto
 	alpha, beta float64
-	gamma       float64 // discount per step, or auto
-	fixedNeeds  Needs   // without Horizon and MeanOutput, which the method needs fills in
+	gamma       float64      // discount per step, or auto
+	fixedNeeds  Requirements // without Horizon and MeanOutput, which the method needs fills in
 
 	// Values of the current round.
 	discounts      []float64 // gamma^h for each step h from 0 to the horizon
@@ -15,9 +15,9 @@ type ahead struct {
 }
 
 // needs returns what BR-H reads of a snapshot; BR-0 needs nothing. BR-H reads the mean output if horizon or gamma is computed from it.
-func (p *greedy) needs(meanOutput float64) Needs {
+func (p *greedy) needs(meanOutput float64) Requirements {
 	if p.ahead == nil {
-		return Needs{}
+		return Requirements{}
 	}
 	n := p.ahead.fixedNeeds
 	n.Horizon = horizonFor(p.ahead.horizon, meanOutput)

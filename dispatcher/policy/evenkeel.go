@@ -35,8 +35,8 @@ func (p *evenkeel) Name() string      { return p.name }
 func (p *evenkeel) Immediate() bool   { return false }
 func (p *evenkeel) MaxAgeMs() float32 { return float32(p.set.maxAgeMs) }
 
-func (p *evenkeel) needs(float64) Needs {
-	return Needs{MeanOutput: true, Hits: p.set.near > 0}
+func (p *evenkeel) needs(float64) Requirements {
+	return Requirements{MeanOutput: true, Hits: p.set.near > 0}
 }
 
 func (p *evenkeel) limits() limits {

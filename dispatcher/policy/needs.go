@@ -2,9 +2,9 @@ package policy
 
 import "math"
 
-// Needs says what a policy reads in its Snapshot in addition to loads, slots and the pool. The board or the simulator provides it. A policy
-// that does not get what it needs still works, but decides worse.
-type Needs struct {
+// Requirements says what a policy reads in its Snapshot in addition to loads, slots and the pool. The board or the simulator provides it. A
+// policy that does not get what it needs still works, but decides worse.
+type Requirements struct {
 	// Predictor is the kind of predictor that sets Request.Rhat: none, survival, exact or, only in simulations, oracle. Empty: the policy
 	// does not read Rhat, and the next four fields have no meaning.
 	Predictor       string
@@ -19,15 +19,15 @@ type Needs struct {
 
 // needy is implemented by policies that have Needs.
 type needy interface {
-	needs(meanOutput float64) Needs
+	needs(meanOutput float64) Requirements
 }
 
 // NeedsOf returns what p needs. meanOutput is the value in the next Snapshot, 0 if it is not known: a horizon of auto depends on it.
-func NeedsOf(p Policy, meanOutput float64) Needs {
+func NeedsOf(p Policy, meanOutput float64) Requirements {
 	if n, ok := p.(needy); ok {
 		return n.needs(meanOutput)
 	}
-	return Needs{}
+	return Requirements{}
 }
 
 // Held returns how many entries p's last decision held back, to send them together, although a slot was free for them.

@@ -10,27 +10,27 @@ func TestNeeds(t *testing.T) {
 	for _, c := range []struct {
 		name, spec string
 		mean       float64
-		want       Needs
+		want       Requirements
 	}{
-		{"BR-0 lives in the present", "br0", 0, Needs{}},
-		{"so do the simple ones", "jsq-kv", 0, Needs{}},
+		{"BR-0 lives in the present", "br0", 0, Requirements{}},
+		{"so do the simple ones", "jsq-kv", 0, Requirements{}},
 		{
 			"BR-H wants r^, and outputs to set its horizon by", "brh", 0,
-			Needs{Predictor: "survival", Horizon: 80, Tau: 0.5, Every: 20, MeanOutput: true},
+			Requirements{Predictor: "survival", Horizon: 80, Tau: 0.5, Every: 20, MeanOutput: true},
 		},
 		{
 			"which follows them", "brh", 28,
-			Needs{Predictor: "survival", Horizon: 7, Tau: 0.5, Every: 20, MeanOutput: true},
+			Requirements{Predictor: "survival", Horizon: 7, Tau: 0.5, Every: 20, MeanOutput: true},
 		},
 		{
 			"a fixed one does not", "brh:horizon=80,predictor=exact,tau=0.3,every=5", 28,
-			Needs{Predictor: "exact", Horizon: 80, Tau: 0.3, Every: 5},
+			Requirements{Predictor: "exact", Horizon: 80, Tau: 0.3, Every: 5},
 		},
 		{
 			"the paper counts the anchor down", "brh:paper", 28,
-			Needs{Predictor: "survival", Horizon: 80, Tau: 0.5, Every: 20, DecrementAnchor: true},
+			Requirements{Predictor: "survival", Horizon: 80, Tau: 0.5, Every: 20, DecrementAnchor: true},
 		},
-		{"evenkeel wants their mean alone", "evenkeel", 0, Needs{MeanOutput: true, Hits: true}},
+		{"evenkeel wants their mean alone", "evenkeel", 0, Requirements{MeanOutput: true, Hits: true}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			p, err := Parse(c.spec)

@@ -91,7 +91,7 @@ func newBRH(name string, v *settings) Policy {
 	p := newBR0(name, v).(*greedy)
 	p.ahead = &ahead{
 		horizon: v.horizon, alpha: v.alpha, beta: v.beta, gamma: v.gamma,
-		fixedNeeds: Needs{Predictor: v.predictor, Tau: v.tau, Every: v.every, DecrementAnchor: v.decrement},
+		fixedNeeds: Requirements{Predictor: v.predictor, Tau: v.tau, Every: v.every, DecrementAnchor: v.decrement},
 	}
 	return p
 }

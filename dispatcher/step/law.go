@@ -168,7 +168,7 @@ func (l *Law) eager(ranks []Rank) (ms float64) {
 // Assumed returns the law in the form in which policies use it: a model of the ranks' own loads, and how many KV tokens a request counts
 // for. With graphs, a request makes a step longer only on the rank with most requests. But half of its weight is counted on its own rank,
 // see Halves. The sizes of graphs are left out, because a rank that is just below a size now is above it a few steps later.
-func (l *Law) Assumed() (load Model, weights Weights) {
+func (l *Law) Assumed() (load Model, weights RequestCost) {
 	load = l.Model
 	if l.C1Ms <= 0 {
 		return load, weights
@@ -181,7 +181,7 @@ func (l *Law) Assumed() (load Model, weights Weights) {
 		load.RequestMs += l.MostMs
 		weights = Halves(load.Weight())
 	case Eager, OwnBuckets:
-		weights = Weights{load.Weight(), l.MostMs / l.C1Ms}
+		weights = RequestCost{load.Weight(), l.MostMs / l.C1Ms}
 	}
 	return load, weights
 }

@@ -26,8 +26,8 @@ func (m *Model) Weight() float64 {
 	return m.RequestMs / m.C1Ms
 }
 
-// Weights are how many KV tokens policies count for each request, in addition to its own.
-type Weights struct {
+// RequestCost are how many KV tokens policies count for each request, in addition to its own.
+type RequestCost struct {
 	Request float64 // in the load of its rank
 	Row     float64 // in addition, on the rank with most requests, whatever the KV of this rank
 }
@@ -36,7 +36,7 @@ type Weights struct {
 // to the rank with most requests (Unmasked), Row alone would be right. But a search that moves one request at a time also needs Request:
 // only moves from the one rank with most requests would lower Row, so the search would not find most of the others. If the engine does not
 // pad, halves lose the least.
-func Halves(weight float64) Weights { return Weights{weight / 2, weight / 2} }
+func Halves(weight float64) RequestCost { return RequestCost{weight / 2, weight / 2} }
 
 // Ms returns how long a step of these ranks takes, in ms.
 func (m *Model) Ms(ranks []Rank) float64 {

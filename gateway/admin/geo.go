@@ -12,7 +12,7 @@ import (
 )
 
 // node returns this proxy's node among the regions. If there are no other regions, it answers the request with 404 and returns nil.
-func (h *handler) node(w http.ResponseWriter) *geo.Node {
+func (h *handler) node(w http.ResponseWriter) *geo.Peers {
 	n := h.g.Geo()
 	if n == nil {
 		fail(w, http.StatusNotFound, "not_found", "there are no other regions: geo.mode is off")

@@ -25,13 +25,13 @@ import (
 // Handler serves the public listener.
 type Handler struct {
 	soleModel func() string // the method value d.sole, made once and not for each request
-	host      Host
+	host      Deps
 	routes    map[string]publicRoute
 	endpoint  endpointPage
 }
 
-// Host is the part of the proxy that a Handler needs.
-type Host struct {
+// Deps is the part of the proxy that a Handler needs.
+type Deps struct {
 	Started  time.Time
 	Ready    func() (ok bool, why string)
 	Loads    func(ctx context.Context) []ModelLoad
@@ -81,8 +81,8 @@ func (d *Handler) keyOf(h *fasthttp.RequestHeader) (keys.Key, bool) {
 	return set.Find(h.Peek("X-Api-Key"))
 }
 
-// Stranger looks only at a request's head, so that an unknown caller is refused before the body is read; nil: the key is known.
-func (d *Handler) Stranger(h *fasthttp.RequestHeader) *edge.Refusal {
+// Authenticate looks only at a request's head, so that an unknown caller is refused before the body is read; nil: the key is known.
+func (d *Handler) Authenticate(h *fasthttp.RequestHeader) *edge.Refusal {
 	if _, ok := d.keyOf(h); ok {
 		return nil
 	}

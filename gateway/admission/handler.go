@@ -26,7 +26,7 @@ import (
 )
 
 // New makes the Handler of a proxy.
-func New(h Host) *Handler {
+func New(h Deps) *Handler {
 	d := &Handler{host: h}
 	d.soleModel, d.routes = d.sole, d.publicRoutes()
 	return d
@@ -98,10 +98,10 @@ func (d *Handler) Accept() openai.Limits {
 func (d *Handler) sole() string {
 	engines := d.host.Fleet.Now()
 	name := engines.Sole()
-	if d.host.Requests.Node == nil {
+	if d.host.Requests.Peers == nil {
 		return name
 	}
-	for _, offered := range d.host.Requests.Node.Models() {
+	for _, offered := range d.host.Requests.Peers.Models() {
 		switch r, ok, _ := engines.Lookup(offered); {
 		case ok && r.Board == name: // the same model, or an adapter of it
 		case name == "":
@@ -209,7 +209,7 @@ func (d *Handler) answer(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *inc
 	if fail := d.steer(ctx, in, route, &req.Body); fail != nil {
 		return fail
 	}
-	in.locate(ctx, d.host.Requests.Node != nil)
+	in.locate(ctx, d.host.Requests.Peers != nil)
 	parts := req.Parts()
 	if fail := d.host.Requests.Prompts.Overlong(route, req, parts); fail != nil {
 		return fail
@@ -240,7 +240,7 @@ func (d *Handler) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *inco
 	engines := d.host.Fleet.Now() // read once, so that all checks below see the same engines
 	route, ok, known := engines.Lookup(req.Model)
 	ok = ok && !route.Half
-	if !ep.Common() { // requests of this endpoint stay in this region, and not every engine has the endpoint
+	if !ep.IsChatOrCompletions() { // requests of this endpoint stay in this region, and not every engine has the endpoint
 		if fail := d.checkServedHere(ep.Path(), req.Model); fail != nil {
 			return req, route, fail
 		}
@@ -266,8 +266,8 @@ func (d *Handler) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *inco
 			return req, route, noRows
 		}
 	}
-	node := d.host.Requests.Node
-	mayLeave := ep.Common() && in.From == nil && node != nil
+	node := d.host.Requests.Peers
+	mayLeave := ep.IsChatOrCompletions() && in.From == nil && node != nil
 	otherRegions := mayLeave && node.OfferedTo(in.Record.Key, req.Model)
 	if !ok && mayLeave && !otherRegions && node.Offered(req.Model) {
 		return req, route, openai.NewError(http.StatusForbidden, "residency_forbids",
@@ -292,9 +292,9 @@ func (d *Handler) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *inco
 		return req, route, failure.Unserved("prefill", req.Model, route.Mixed, engines.Lack(req.Model, false))
 	case !route.Decode:
 		return req, route, failure.Unserved("decode", req.Model, route.Mixed, engines.Lack(req.Model, true))
-	case !ep.Common() && !engines.Owned(route.Board, route.Name): // no rank of ours could fetch the KV cache of a prefill
+	case !ep.IsChatOrCompletions() && !engines.Owned(route.Board, route.Name): // no rank of ours could fetch the KV cache of a prefill
 		return req, route, failure.NotOurs
-	case in.NoHandOff && !d.host.Requests.Locals.Serve(route.Board): // 404, not 503: a retry would fail for the same reason
+	case in.NoHandOff && !d.host.Requests.LocalRanks.Serve(route.Board): // 404, not 503: a retry would fail for the same reason
 		return req, route, openai.NewError(http.StatusNotFound, "no_such_route",
 			"an engine of "+strconv.Quote(req.Model)+" takes no hand-off at "+
 				ep.Path()+
@@ -445,8 +445,8 @@ func (d *Handler) servedModels() []servedModel {
 	for _, r := range d.host.Fleet.Now().Models() {
 		list = append(list, d.newServedModel(r.Name, r.Board, r.MaxLen))
 	}
-	if d.host.Requests.Node != nil {
-		for _, name := range d.host.Requests.Node.Models() {
+	if d.host.Requests.Peers != nil {
+		for _, name := range d.host.Requests.Peers.Models() {
 			if !slices.ContainsFunc(list, func(m servedModel) bool { return m.ID == name }) {
 				list = append(list, d.newServedModel(name, name, 0))
 			}
@@ -524,7 +524,7 @@ func (d *Handler) checkServedHere(path, model string) *openai.Error {
 	_, ok, known := d.host.Fleet.Now().Lookup(model)
 	switch {
 	case ok:
-	case d.host.Requests.Node != nil && d.host.Requests.Node.Offered(model):
+	case d.host.Requests.Peers != nil && d.host.Requests.Peers.Offered(model):
 		return openai.Unavailable("no_region_available", "no engine of this region serves "+strconv.Quote(model)+", and requests to "+path+
 			" are not sent to other regions; send it to a proxy there", 1)
 	case known:

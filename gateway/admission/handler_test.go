@@ -21,7 +21,7 @@ func TestAPanicGivesBackWhatTheRequestHolds(t *testing.T) {
 	reg := prometheus.NewRegistry()
 	told, err := journal.New(journal.Config{Registerer: reg, Log: zap.NewNop()})
 	require.NoError(t, err)
-	d := New(Host{Requests: request.New(request.Env{Registerer: reg, Log: zap.NewNop(), Journal: told})})
+	d := New(Deps{Requests: request.New(request.Deps{Registerer: reg, Log: zap.NewNop(), Journal: told})})
 	set, err := keys.Parse("keys.yaml", []byte("keys:\n  - name: k\n    sha256: "+keys.Hash("ek-k")+"\n    max_concurrent: 1\n"))
 	require.NoError(t, err)
 	key, ok := set.Authenticate([]byte("Bearer ek-k"))

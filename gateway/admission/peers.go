@@ -30,7 +30,7 @@ func (d *Handler) checkBusy(from *geo.Hop, route roster.Route) *openai.Error {
 	if from.N >= from.Max && !d.host.Fleet.Now().Begins(route.Board, route.Name) {
 		return failure.NotOurs
 	}
-	if d.host.Requests.Node.Accepts(from.Sender(), d.host.Requests.Tier.Waiting(route.Name)) {
+	if d.host.Requests.Peers.Accepts(from.Sender(), d.host.Requests.Prefill.Waiting(route.Name)) {
 		return nil
 	}
 	return &openai.Error{Status: http.StatusServiceUnavailable, Code: geo.RejectBusy, Message: "too many requests wait in this region",

@@ -79,7 +79,7 @@ func build(t *testing.T, changes ...func(*config.Config)) *house {
 
 	h := &house{t: t, now: time.Now(), receipts: receipt.NewRing(100, 1<<20), ready: true, version: "0.30.0"}
 	log, reg := zap.NewNop(), prometheus.NewRegistry()
-	conf, _, err := reload.New(cfg, reload.Host{Log: log, Registerer: reg, Started: h.now})
+	conf, _, err := reload.New(cfg, reload.Deps{Log: log, Registerer: reg, Started: h.now})
 	require.NoError(t, err)
 	settings := func() *fleet.Settings { return conf.Settings().Settings }
 	client := engine.NewClient(engine.Options{})
@@ -87,7 +87,7 @@ func build(t *testing.T, changes ...func(*config.Config)) *house {
 	tier, err := prefill.New(prefill.Config{Log: log})
 	require.NoError(t, err)
 	locals := local.New(1 << 20)
-	h.fleet = fleet.New(fleet.Host{
+	h.fleet = fleet.New(fleet.Deps{
 		Context: t.Context(), Serving: t.Context, Started: h.now, Log: log, Registerer: reg, Settings: settings, Client: client,
 		Monitor: engine.NewMonitor(engine.MonitorConfig{Client: client, Registerer: reg, Log: log, HealthInterval: time.Hour,
 			FactsInterval: time.Hour}),
@@ -102,17 +102,17 @@ func build(t *testing.T, changes ...func(*config.Config)) *house {
 	enter()
 	told, err := journal.New(journal.Config{Registerer: reg, Log: log, Receipts: h.receipts})
 	require.NoError(t, err)
-	requests := request.New(request.Env{
+	requests := request.New(request.Deps{
 		Context: t.Context(), Log: log, Registerer: reg, Settings: settings, Serving: t.Context, Client: client, Fleet: h.fleet,
 		Engines: func() request.Engines { return h.fleet.Now() },
-		Tier:    tier, Locals: locals, Journal: told,
+		Prefill: tier, LocalRanks: locals, Journal: told,
 	})
-	h.Handler = New(Host{
+	h.Handler = New(Deps{
 		Started: h.now, Ready: func() (bool, string) { return h.ready, "" }, Loads: func(context.Context) []ModelLoad { return nil },
 		Config: conf, Fleet: h.fleet, Requests: requests,
-		Service: service.New(service.Host{Context: t.Context(), Log: log, Grace: func() time.Duration { return 0 },
+		Service: service.New(service.Deps{Context: t.Context(), Log: log, Grace: func() time.Duration { return 0 },
 			EndAll: func() int { return 0 }}),
-		Through: passthrough.New(passthrough.Env{
+		Through: passthrough.New(passthrough.Deps{
 			Registerer: reg, Settings: settings, Engines: func() passthrough.Engines { return h.fleet.Now() }, Requests: requests,
 		}),
 	})
@@ -224,7 +224,7 @@ func TestOnlyACallerWithAKeyIsLetIn(t *testing.T) {
 				ctx := asking("POST", path, body, append(c.headers, "X-Request-Id: theirs")...)
 				head := &ctx.Request.Header
 				require.Equal(t, c.caller, h.Caller(head))
-				refusal := h.Stranger(head)
+				refusal := h.Authenticate(head)
 				require.Equal(t, c.caller == "", refusal != nil)
 				got := h.got(ctx)
 				require.Equal(t, "theirs", string(ctx.Response.Header.Peek("X-Request-Id")))

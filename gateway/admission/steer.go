@@ -66,7 +66,7 @@ func (d *Handler) steer(ctx *fasthttp.RequestCtx, in *incoming, route roster.Rou
 	}
 	if spec := ctx.Request.Header.Peek(request.PolicyHeader); len(spec) > 0 && in.key.Trusted {
 		in.PrefillPolicy = string(spec)
-		if err := d.host.Requests.Tier.CheckPolicy(in.PrefillPolicy); err != nil {
+		if err := d.host.Requests.Prefill.CheckPolicy(in.PrefillPolicy); err != nil {
 			return openai.NewError(http.StatusBadRequest, "bad_policy", err.Error()+"; or leave "+request.PolicyHeader+" out")
 		}
 	}
@@ -103,7 +103,7 @@ func (r *incoming) schedule(h *fasthttp.RequestHeader) *openai.Error {
 func (d *Handler) aim(ctx *fasthttp.RequestCtx, in *incoming, route roster.Route) *openai.Error {
 	if id := ctx.Request.Header.Peek(targetPrefillHeader); len(id) > 0 && in.key.Trusted {
 		in.ToPrefill = string(id)
-		if err := d.host.Requests.Tier.CheckTarget(route.Name, in.ToPrefill); err != nil {
+		if err := d.host.Requests.Prefill.CheckTarget(route.Name, in.ToPrefill); err != nil {
 			return openai.NewError(http.StatusBadRequest, "bad_target", err.Error()+"; or leave "+targetPrefillHeader+" out")
 		}
 	}

@@ -23,22 +23,22 @@ import (
 
 // An Adviser takes a sample of both sides at every interval.
 type Adviser struct {
-	host     Host
+	host     Deps
 	advisors map[string]*advice.Advisor // by name of the board, which serves one model; only the goroutine of Run uses it
 	given    atomic.Pointer[[]advice.Advice]
 }
 
-// Host has the parts of the proxy that the adviser reads.
-type Host struct {
+// Deps has the parts of the proxy that the adviser reads.
+type Deps struct {
 	Settings   func() *config.Advice // returns the settings that are in force
 	Fleet      *fleet.Fleet
-	Tier       *prefill.Tier
+	Prefill    *prefill.Scheduler
 	Dispatcher *dispatcher.Dispatcher
 	Places     *pool.Semaphore
 }
 
 // New returns an adviser without advice. It also is a collector of metrics.
-func New(h Host) *Adviser { return &Adviser{host: h, advisors: map[string]*advice.Advisor{}} }
+func New(h Deps) *Adviser { return &Adviser{host: h, advisors: map[string]*advice.Advisor{}} }
 
 // Latest returns the last advice, one entry per model; nil: there is none yet.
 func (a *Adviser) Latest() []advice.Advice {
@@ -107,7 +107,7 @@ func (a *Adviser) samples(now time.Time, boards []board.ModelStatus) map[string]
 		pooled += boards[i].Pool
 	}
 	inflight := 0
-	for _, c := range a.host.Tier.Status() {
+	for _, c := range a.host.Prefill.Status() {
 		if c.Aggregated {
 			continue
 		}
@@ -123,7 +123,7 @@ func (a *Adviser) samples(now time.Time, boards []board.ModelStatus) map[string]
 		}
 	}
 	full := a.host.Places.Used() >= a.host.Places.Size() && pooled > inflight
-	for model, waiting := range a.host.Tier.Backlogs() {
+	for model, waiting := range a.host.Prefill.Backlogs() {
 		board := model
 		if r, ok, _ := a.host.Fleet.Now().Lookup(model); ok {
 			board = r.Board

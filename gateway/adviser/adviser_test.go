@@ -54,7 +54,7 @@ func start(t *testing.T, changes ...func(*config.Config)) *advised {
 	require.NoError(t, err)
 	client := engine.NewClient(engine.Options{})
 	t.Cleanup(client.Close)
-	f := fleet.New(fleet.Host{
+	f := fleet.New(fleet.Deps{
 		Context: t.Context(), Serving: t.Context, Started: time.Now(), Log: log, Registerer: reg,
 		Settings: func() *fleet.Settings { return set }, Client: client,
 		Monitor: engine.NewMonitor(engine.MonitorConfig{Client: client, Registerer: reg, Log: log, HealthInterval: time.Hour,
@@ -65,13 +65,13 @@ func start(t *testing.T, changes ...func(*config.Config)) *advised {
 		},
 	})
 	f.Admission, err = owner.New(cfg,
-		owner.Host{Context: t.Context(), Log: log, Registerer: reg, Hold: func() time.Duration { return time.Minute }})
+		owner.Deps{Context: t.Context(), Log: log, Registerer: reg, Hold: func() time.Duration { return time.Minute }})
 	require.NoError(t, err)
 	t.Cleanup(f.Admission.Close)
 	enter, err := f.Load()
 	require.NoError(t, err)
 	enter()
-	a.Adviser = New(Host{Settings: func() *config.Advice { return a.set }, Fleet: f, Tier: tier, Dispatcher: d, Places: places})
+	a.Adviser = New(Deps{Settings: func() *config.Advice { return a.set }, Fleet: f, Prefill: tier, Dispatcher: d, Places: places})
 	for _, one := range []string{"prefill 127.0.0.1:1", "prefill 127.0.0.1:2", "decode 127.0.0.1:3", "decode 127.0.0.1:4"} {
 		a.says(one, true)
 	}
@@ -86,7 +86,7 @@ func (a *advised) says(one string, up bool) {
 // ask begins prefills.
 func (a *advised) ask(model string, n int) {
 	for range n {
-		_, err := a.host.Tier.Enter(prefill.Request{Model: model, Prompt: prefill.Prompt{Tokens: 100}})
+		_, err := a.host.Prefill.Enter(prefill.Request{Model: model, Prompt: prefill.Prompt{Tokens: 100}})
 		require.NoError(a.t, err)
 	}
 }

@@ -264,10 +264,10 @@ func (e *Engine) checkCoordinates(path, role string, p *mooncake.Profile, bad re
 
 // Coordinates says where decode engines reach a prefill engine that pushes KV to them; nil: the
 // engine's first answer says it.
-func (e *Engine) Coordinates() *mooncake.Coordinates {
+func (e *Engine) Coordinates() *mooncake.KVAddress {
 	if e.KVEngineID == "" {
 		return nil
 	}
-	return &mooncake.Coordinates{EngineID: e.KVEngineID, Host: e.KVHost, Port: e.KVPort, TPSize: e.TPSize, PPSize: e.PPSize,
+	return &mooncake.KVAddress{EngineID: e.KVEngineID, Host: e.KVHost, Port: e.KVPort, TPSize: e.TPSize, PPSize: e.PPSize,
 		DCPSize: e.DCPSize}
 }

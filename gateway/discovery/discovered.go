@@ -33,7 +33,7 @@ func foundOf(e discover.Engine) roster.Found {
 }
 
 // discovered gives a discoverer access to the fleet.
-type discovered struct{ *Host }
+type discovered struct{ *Deps }
 
 // Put adds an engine, or updates its description.
 func (d discovered) Put(e discover.Engine) error { return d.Fleet.Put(e.Role, engineOf(e), foundOf(e)) }

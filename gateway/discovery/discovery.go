@@ -25,8 +25,8 @@ import (
 	"evenkeel/internal/smallfile"
 )
 
-// Host is what discovery needs of the proxy.
-type Host struct {
+// Deps is what discovery needs of the proxy.
+type Deps struct {
 	Fleet      *fleet.Fleet
 	Settings   func() *fleet.Settings // the current settings
 	Dispatch   func(context.Context) board.Status
@@ -43,7 +43,7 @@ type Discovery struct {
 }
 
 // New returns a discovery that reports the engines of the sources to the fleet. It is nil if there are no sources.
-func New(h *Host, sources ...discover.Source) *Discovery {
+func New(h *Deps, sources ...discover.Source) *Discovery {
 	if len(sources) == 0 {
 		return nil
 	}
@@ -55,7 +55,7 @@ func New(h *Host, sources ...discover.Source) *Discovery {
 }
 
 // Sources returns the sources that the config names.
-func (h *Host) Sources() (sources []discover.Source, err error) {
+func (h *Deps) Sources() (sources []discover.Source, err error) {
 	conf := &h.Settings().Discovery
 	for _, path := range conf.Files {
 		sources = append(sources, &fileSource{settings: h.Settings, path: path, changed: make(chan struct{}, 1)})
@@ -134,7 +134,7 @@ func (d *Discovery) Facts(f *detect.Facts) {
 
 // tryOut is the trial before an engine's first request. The trial needs a free slot on the tried rank. If the engine was here before, its
 // old requests may still have all slots: then tryOut waits. It uses no decode partner whose rank is full.
-func (h *Host) tryOut(ctx context.Context, e discover.Engine) error {
+func (h *Deps) tryOut(ctx context.Context, e discover.Engine) error {
 	set := h.Settings()
 	conf, err := set.CompleteFound(e.Role, engineOf(e))
 	if err != nil {
@@ -169,7 +169,7 @@ const slotPatience = 10 * time.Second
 
 // awaitSlot waits until the tried rank of an engine has a free slot. The dispatcher still counts the slots of requests from before the
 // engine left.
-func (h *Host) awaitSlot(ctx context.Context, e config.Engine) error {
+func (h *Deps) awaitSlot(ctx context.Context, e config.Engine) error {
 	ticker := time.NewTicker(100 * time.Millisecond)
 	defer ticker.Stop()
 	for end := time.Now().Add(slotPatience); h.full(ctx)[triedRank(e)]; {
@@ -186,7 +186,7 @@ func (h *Host) awaitSlot(ctx context.Context, e config.Engine) error {
 }
 
 // full returns the names of the ranks without a free slot.
-func (h *Host) full(ctx context.Context) map[string]bool {
+func (h *Deps) full(ctx context.Context) map[string]bool {
 	full := map[string]bool{}
 	for _, m := range h.Dispatch(ctx).Models {
 		for _, w := range m.Workers {

@@ -25,7 +25,7 @@ import (
 )
 
 // hosted is a proxy with one decode engine in its config, whose fleet nobody reads from.
-func hosted(t *testing.T, change func(*config.Config)) *Host {
+func hosted(t *testing.T, change func(*config.Config)) *Deps {
 	cfg := config.Default()
 	cfg.Profiles = map[string]mooncake.Profile{"a": {}}
 	cfg.Engines.Decode = []config.Engine{{URL: "http://127.0.0.1:3", Profile: "a"}}
@@ -33,8 +33,8 @@ func hosted(t *testing.T, change func(*config.Config)) *Host {
 	require.NoError(t, cfg.Validate())
 	set, client := fleet.NewSettings(cfg), engine.NewClient(engine.Options{})
 	t.Cleanup(client.Close)
-	h := &Host{Settings: func() *fleet.Settings { return set }, Registerer: prometheus.NewRegistry(), Log: zap.NewNop()}
-	h.Fleet = fleet.New(fleet.Host{
+	h := &Deps{Settings: func() *fleet.Settings { return set }, Registerer: prometheus.NewRegistry(), Log: zap.NewNop()}
+	h.Fleet = fleet.New(fleet.Deps{
 		Context: t.Context(), Started: time.Now(), Log: h.Log, Registerer: h.Registerer, Settings: h.Settings, Client: client,
 		Monitor: engine.NewMonitor(engine.MonitorConfig{Client: client, Registerer: h.Registerer, Log: h.Log, HealthInterval: time.Second,
 			FactsInterval: time.Second}),

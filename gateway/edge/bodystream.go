@@ -34,7 +34,7 @@ type BodyStream struct {
 	end   func(err error)
 	log   *zap.Logger
 	conn  io.Writer // the client's connection, for large chunks; nil: fasthttp writes all chunks
-	wire  *wire     // joins the last pieces of the answer into one write; nil: each piece is a write of its own
+	wire  *headConn // joins the last pieces of the answer into one write; nil: each piece is a write of its own
 	head  bool      // the head of the answer is written, so chunks may be written to conn
 	keep  *KeepAlive
 	err   error // why reading from src ended; nil: it goes on
@@ -43,8 +43,8 @@ type BodyStream struct {
 
 // NewBodyStream returns a BodyStream of src. src may have three more methods. Pending() int returns how many bytes Read returns without
 // waiting. Ended() bool says whether those bytes are the last ones. Torn() bool says whether the client has only a part of an event:
-// until the rest is sent, the client gets no comments. end is called exactly once, when fasthttp has finished the answer or given it up. Its err is nil
-// after io.EOF, the error of src, an error about its panic, or ErrUnfinished.
+// until the rest is sent, the client gets no comments. end is called exactly once, when fasthttp has finished the answer or given it up.
+// Its err is nil after io.EOF, the error of src, an error about its panic, or ErrUnfinished.
 func NewBodyStream(src io.Reader, end func(err error), log *zap.Logger) *BodyStream {
 	p := &BodyStream{src: src, end: end, log: log}
 	p.ahead, _ = src.(interface{ Pending() int })

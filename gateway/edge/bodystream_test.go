@@ -96,7 +96,7 @@ func (c *sink) Write(p []byte) (int, error) { return c.written.Write(p) }
 func TestAWholeAnswerLeavesAsOneWrite(t *testing.T) {
 	for _, broken := range []error{nil, errors.New("the engine is gone")} {
 		c := &sink{}
-		w := &wire{Conn: c}
+		w := &headConn{Conn: c}
 		var ended []error
 		p := NewBodyStream(&whole{"data: x\n\n", broken}, func(err error) {
 			ended = append(ended, err)

@@ -21,7 +21,7 @@ import (
 // A Hijacked belongs to one goroutine at a time.
 type Hijacked struct {
 	client *Conn
-	wire   *wire
+	wire   *headConn
 	log    *zap.Logger
 	head   []byte // head of the answer, still to be written; nil: it is written already
 	closes bool   // the connection is closed after the answer

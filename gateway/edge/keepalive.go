@@ -30,21 +30,21 @@ type KeepAlive struct {
 
 	mu    sync.Mutex
 	timer *time.Timer
-	head  opening
+	head  headState
 	waits bool
 }
 
-// An opening says whether the head of an answer was sent, and whether a comment or an event followed it first.
-type opening uint8
+// An headState says whether the head of an answer was sent, and whether a comment or an event followed it first.
+type headState uint8
 
 const (
-	unopened opening = iota // the head was not sent, so the status may still change
-	opened                  // the head went out with a comment
-	answered                // the head went out with the first event
+	unopened headState = iota // the head was not sent, so the status may still change
+	opened                    // the head went out with a comment
+	answered                  // the head went out with the first event
 )
 
 // says returns whether the next comment must be sent with the head, and the opening once that comment is sent.
-func (o opening) says() (head bool, next opening) {
+func (o headState) says() (head bool, next headState) {
 	if o == unopened {
 		return true, opened
 	}
@@ -99,7 +99,7 @@ func (k *KeepAlive) Wait() {
 func (k *KeepAlive) Over() { k.over() }
 
 // over ends a wait, and returns the opening.
-func (k *KeepAlive) over() opening {
+func (k *KeepAlive) over() headState {
 	if k == nil {
 		return unopened
 	}

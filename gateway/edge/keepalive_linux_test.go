@@ -15,9 +15,9 @@ import (
 // The head of an answer goes out once: with the first comment, or with the first event.
 func TestTheHeadOfAnAnswerGoesOutOnce(t *testing.T) {
 	for _, row := range []struct {
-		is   opening
+		is   headState
 		head bool
-		next opening
+		next headState
 	}{{unopened, true, opened}, {opened, false, opened}, {answered, false, answered}} {
 		head, next := row.is.says()
 		require.Equal(t, row.head, head)

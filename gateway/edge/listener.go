@@ -353,8 +353,8 @@ func addrOf(c net.Conn) netip.Addr {
 }
 
 // wireOf returns the connection of a request; nil: our Serve did not accept it.
-func wireOf(ctx *fasthttp.RequestCtx) *wire {
-	if w, ok := ctx.Conn().(interface{ self() *wire }); ok {
+func wireOf(ctx *fasthttp.RequestCtx) *headConn {
+	if w, ok := ctx.Conn().(interface{ self() *headConn }); ok {
 		return w.self()
 	}
 	return nil

@@ -21,15 +21,15 @@ type Options struct {
 	Answer func(ctx *fasthttp.RequestCtx, r Refusal)
 	Log    *zap.Logger // default: none
 
-	// Stranger, if set, returns the refusal of a request that its head alone rules out; nil: the head is in order. It is called once for
+	// Authenticate, if set, returns the refusal of a request that its head alone rules out; nil: the head is in order. It is called once for
 	// each request whose body may be large. If it refuses, a body of more than 4 KiB is not read: otherwise any unknown caller could take
 	// MaxBody of memory per connection. A smaller body is read before the handler refuses the request, so that the connection stays open.
-	Stranger func(h *fasthttp.RequestHeader) *Refusal
+	Authenticate func(h *fasthttp.RequestHeader) *Refusal
 	// Caller, if set, returns from the head the name of the caller whom the body is charged to; empty: the connection's address is charged.
 	Caller func(h *fasthttp.RequestHeader) string
 
 	// Bodies, if set, bounds the memory of all bodies, and the share of each caller.
-	Bodies *Account
+	Bodies *Quota
 	// Refused, if set, is called for every request that is refused before the handler is called. The head is empty if it could not be read.
 	Refused func(h *fasthttp.RequestHeader, r Refusal)
 

@@ -80,7 +80,7 @@ func (o *Options) guard(ctx *fasthttp.RequestCtx) {
 		o.Log.Error("edge: panic in a handler", zap.Any("panic", v), zap.ByteString("method", ctx.Method()),
 			zap.ByteString("path", ctx.Path()), zap.ByteString("stack", debug.Stack()))
 		if w := wireOf(ctx); w != nil {
-			w.charge.Give() // the handler panicked before it could end the charge
+			w.reservation.Give() // the handler panicked before it could end the reservation
 		}
 		c, ok := ConnOf(ctx)
 		if ok {
@@ -115,8 +115,8 @@ func (o *Options) guard(ctx *fasthttp.RequestCtx) {
 	}
 	defer func() { // release a body that the handler did not acquire; it would take memory until the answer ends
 		if !w.taken {
-			_, charge := AcquireBody(ctx)
-			charge.Give()
+			_, reservation := AcquireBody(ctx)
+			reservation.Give()
 		}
 	}()
 	if w.client != nil {

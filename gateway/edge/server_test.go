@@ -167,7 +167,7 @@ func TestABodyTooBigIsNotAStrangersBody(t *testing.T) {
 		}
 		return &Refusal{Status: 401, Code: "invalid_api_key", Message: "who are you"}
 	}
-	s := serve(t, Options{Handler: hello, MaxBody: 64 << 10, Stranger: known}, ListenOptions{})
+	s := serve(t, Options{Handler: hello, MaxBody: 64 << 10, Authenticate: known}, ListenOptions{})
 	for _, head := range []string{"Transfer-Encoding: chunked\r\n\r\n" + strings.Repeat("400\r\n"+strings.Repeat("a", 1024)+"\r\n", 100),
 		"Content-Length: 65537\r\n\r\n"} {
 		c := s.dial(t)
@@ -181,8 +181,8 @@ func TestABodyTooBigIsNotAStrangersBody(t *testing.T) {
 // Who waits for a word before sending a body gets the refusal instead.
 func TestContinueIsNotSaidToWhatIsRefused(t *testing.T) {
 	bodies := NewBodies(1 << 20)
-	require.True(t, (&Charge{account: bodies}).Acquire(1<<20-100<<10))
-	s := serve(t, Options{Handler: hello, MaxBody: 1 << 20, Bodies: bodies, Stranger: func(h *fasthttp.RequestHeader) *Refusal {
+	require.True(t, (&Reservation{quota: bodies}).Acquire(1<<20-100<<10))
+	s := serve(t, Options{Handler: hello, MaxBody: 1 << 20, Bodies: bodies, Authenticate: func(h *fasthttp.RequestHeader) *Refusal {
 		if len(h.Peek("Authorization")) > 0 {
 			return nil
 		}
@@ -217,7 +217,7 @@ func TestTheBodyOfAStrangerIsNotRead(t *testing.T) {
 		return &Refusal{Status: 401, Code: "invalid_api_key", Message: "who are you"}
 	}
 	handled := make(chan int, 1)
-	o := Options{Stranger: stranger, MaxBody: sent, Handler: func(ctx *fasthttp.RequestCtx) {
+	o := Options{Authenticate: stranger, MaxBody: sent, Handler: func(ctx *fasthttp.RequestCtx) {
 		handled <- len(ctx.PostBody())
 		hello(ctx)
 	}}

@@ -40,9 +40,9 @@ var (
 )
 
 // Unpack returns the content of a compressed body, or a refusal. Memory for the content is charged before it is allocated, so a small body
-// cannot expand into memory that is not charged. At the end, the charge for the compressed body is given back. most bounds the content, in
-// bytes.
-func Unpack(h *fasthttp.RequestHeader, packed []byte, charge *Charge, most int) ([]byte, *Refusal) {
+// cannot expand into memory that is not charged. At the end, the reservation for the compressed body is given back. most bounds the
+// content, in bytes.
+func Unpack(h *fasthttp.RequestHeader, packed []byte, reservation *Reservation, most int) ([]byte, *Refusal) {
 	c, ok := codingOf(h)
 	switch {
 	case !ok:
@@ -51,13 +51,13 @@ func Unpack(h *fasthttp.RequestHeader, packed []byte, charge *Charge, most int) 
 	case c == nil:
 		return packed, nil
 	}
-	before := charge.give(0)
+	before := reservation.give(0)
 	says, err := c.look(packed)
 	if err != nil {
 		return nil, badEncoding(err)
 	}
 	beside := int(min(2*says.window, says.window+1<<20)) // as zstd's decoder allocates (klauspost/compress 1.20.1, frameDec.reset)
-	if !charge.Acquire(beside) {
+	if !reservation.Acquire(beside) {
 		return nil, &refusedBodies
 	}
 	r, err := c.open(packed, says)
@@ -68,7 +68,7 @@ func Unpack(h *fasthttp.RequestHeader, packed []byte, charge *Charge, most int) 
 	if says.bytes > 0 {
 		room = int(min(says.bytes, math.MaxInt32))
 	}
-	plain, err := unpackAll(r, charge, min(room, most), most)
+	plain, err := unpackAll(r, reservation, min(room, most), most)
 	_ = r.Close() // the Close of neither decoder returns an error
 	switch {
 	case errors.Is(err, errBodyTooLarge):
@@ -79,7 +79,7 @@ func Unpack(h *fasthttp.RequestHeader, packed []byte, charge *Charge, most int) 
 	case err != nil:
 		return nil, badEncoding(c.told(err))
 	}
-	charge.give(before + int64(beside))
+	reservation.give(before + int64(beside))
 	return plain, nil
 }
 
@@ -88,8 +88,8 @@ func badEncoding(err error) *Refusal {
 }
 
 // unpackAll reads the whole content, of at most `most` bytes. Its buffer begins with room bytes.
-func unpackAll(r io.Reader, charge *Charge, room, most int) ([]byte, error) {
-	if !charge.Acquire(room) {
+func unpackAll(r io.Reader, reservation *Reservation, room, most int) ([]byte, error) {
+	if !reservation.Acquire(room) {
 		return nil, errNoRoom
 	}
 	buf := make([]byte, 0, room)
@@ -105,7 +105,7 @@ func unpackAll(r io.Reader, charge *Charge, room, most int) ([]byte, error) {
 				return nil, errBodyTooLarge
 			}
 			larger := min(most, max(smallBody, 4*len(buf)))
-			if !charge.Acquire(larger - len(buf)) {
+			if !reservation.Acquire(larger - len(buf)) {
 				return nil, errNoRoom
 			}
 			buf = append(append(make([]byte, 0, larger), buf...), one[0])

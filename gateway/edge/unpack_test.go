@@ -47,20 +47,20 @@ func headWith(encodings ...string) *fasthttp.RequestHeader {
 	return h
 }
 
-// unpacked decodes a body whose memory is charged to an account, and gives everything back.
-func unpacked(t testing.TB, account *Account, h *fasthttp.RequestHeader, body []byte, most int) (plain []byte, refused string) {
-	charge := &Charge{account: account, who: caller{name: "a"}}
-	require.True(t, charge.Acquire(len(body)))
-	plain, r := Unpack(h, body, charge, most)
+// unpacked decodes a body whose memory is charged to a quota, and gives everything back.
+func unpacked(t testing.TB, quota *Quota, h *fasthttp.RequestHeader, body []byte, most int) (plain []byte, refused string) {
+	reservation := &Reservation{quota: quota, who: caller{name: "a"}}
+	require.True(t, reservation.Acquire(len(body)))
+	plain, r := Unpack(h, body, reservation, most)
 	if r != nil {
 		require.NotEmpty(t, r.Message)
 		require.Nil(t, plain)
 		refused = r.Code
 	} else if c, _ := codingOf(h); c != nil {
-		require.EqualValues(t, cap(plain), account.Held(), "what is kept is charged, and nothing else")
+		require.EqualValues(t, cap(plain), quota.Held(), "what is kept is charged, and nothing else")
 	}
-	charge.Give()
-	require.Zero(t, account.Held())
+	reservation.Give()
+	require.Zero(t, quota.Held())
 	return plain, refused
 }
 
@@ -122,16 +122,16 @@ func TestABodyIsDecoded(t *testing.T) {
 // A body that was cut off, or changed on its way, is never taken for a whole one.
 func TestABrokenBodyIsNotDecoded(t *testing.T) {
 	text := []byte(strings.Repeat("data, and data again; ", 40))
-	account := NewBodies(16 << 20)
+	quota := NewBodies(16 << 20)
 	for how, body := range map[string][]byte{"gzip": gzipOf(t, text), "zstd": zstdOf(t, text, true), "ZSTD": zstdOf(t, text, false)} {
 		for cut := 1; cut < len(body); cut++ {
-			_, refused := unpacked(t, account, headWith(how), body[:cut], 1<<20)
+			_, refused := unpacked(t, quota, headWith(how), body[:cut], 1<<20)
 			require.Equal(t, "bad_encoding", refused, "%s, the first %d bytes of %d", how, cut, len(body))
 		}
 		for at := range body {
 			changed := bytes.Clone(body)
 			changed[at] ^= 0x10
-			plain, refused := unpacked(t, account, headWith(how), changed, 1<<20)
+			plain, refused := unpacked(t, quota, headWith(how), changed, 1<<20)
 			if refused == "" { // a byte of the head that says nothing of the content, such as the time in gzip's
 				require.Equal(t, string(text), string(plain), "%s, byte %d", how, at)
 			}
@@ -145,7 +145,7 @@ func TestABombIsBounded(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		size    int
-		limit   int64 // of the account
+		limit   int64 // of the quota
 		refused string
 	}{
 		{"as large as a body may be", most, 16 << 20, ""},
@@ -183,14 +183,14 @@ func FuzzUnpack(f *testing.F) {
 	f.Add("identity", text)
 	f.Fuzz(func(t *testing.T, how string, body []byte) {
 		const most = 64 << 10
-		account := NewBodies(16 << 20)
+		quota := NewBodies(16 << 20)
 		if len(body) > most {
 			return
 		}
-		plain, _ := unpacked(t, account, headWith(how), body, most)
+		plain, _ := unpacked(t, quota, headWith(how), body, most)
 		require.LessOrEqual(t, cap(plain), max(most, cap(body)))
 		for again, packed := range map[string][]byte{"gzip": gzipOf(t, body), "zstd": zstdOf(t, body, len(how)%2 == 0)} {
-			plain, refused := unpacked(t, account, headWith(again), packed, most)
+			plain, refused := unpacked(t, quota, headWith(again), packed, most)
 			require.Empty(t, refused)
 			require.Equal(t, string(body), string(plain))
 		}

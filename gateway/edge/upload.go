@@ -23,39 +23,39 @@ var (
 
 // upload reads one body.
 type upload struct {
-	o      *Options
-	w      *wire
-	f      framing
-	limit  int // bytes of the body
-	began  time.Time
-	charge *Charge
-	buf    []byte
+	o           *Options
+	w           *headConn
+	f           framing
+	limit       int // bytes of the body
+	began       time.Time
+	reservation *Reservation
+	buf         []byte
 }
 
-// AcquireBody gives the body of a request to the handler, with the charge for its memory. The handler ends the charge when it no longer
-// needs the body. If the handler does not acquire the body, the server frees it when the handler returns.
-func AcquireBody(ctx *fasthttp.RequestCtx) ([]byte, *Charge) {
-	var c *Charge
+// AcquireBody gives the body of a request to the handler, with the reservation for its memory. The handler ends the reservation when it no
+// longer needs the body. If the handler does not acquire the body, the server frees it when the handler returns.
+func AcquireBody(ctx *fasthttp.RequestCtx) ([]byte, *Reservation) {
+	var c *Reservation
 	if w := wireOf(ctx); w != nil {
-		c, w.taken = w.charge, true
+		c, w.taken = w.reservation, true
 	}
 	return ctx.Request.SwapBody(nil), c
 }
 
 // receive reads the body of a request whose head has been read, or returns a refusal. If the head alone decides the refusal, the body is
 // not read.
-func (o *Options) receive(ctx *fasthttp.RequestCtx, w *wire, f framing) *Refusal {
-	w.charge, w.taken = nil, false
+func (o *Options) receive(ctx *fasthttp.RequestCtx, w *headConn, f framing) *Refusal {
+	w.reservation, w.taken = nil, false
 	if !f.chunked && f.length == 0 {
 		w.head = headEnd{} // the next bytes belong to the next request
 		return nil
 	}
 	h := &ctx.Request.Header
 	var stranger *Refusal
-	if o.Stranger != nil && (f.chunked || f.length > smallBody || f.expect) {
-		stranger = o.Stranger(h)
+	if o.Authenticate != nil && (f.chunked || f.length > smallBody || f.expect) {
+		stranger = o.Authenticate(h)
 	}
-	u := upload{o: o, w: w, f: f, limit: o.MaxBody, began: time.Now(), charge: &Charge{account: o.Bodies, who: o.callerOf(h, w)}}
+	u := upload{o: o, w: w, f: f, limit: o.MaxBody, began: time.Now(), reservation: &Reservation{quota: o.Bodies, who: o.callerOf(h, w)}}
 	if stranger != nil {
 		u.limit = min(smallBody, o.MaxBody)
 	}
@@ -64,14 +64,14 @@ func (o *Options) receive(ctx *fasthttp.RequestCtx, w *wire, f framing) *Refusal
 		return stranger
 	case f.length > u.limit:
 		return o.tooLarge()
-	case !u.charge.fits(f.length):
+	case !u.reservation.fits(f.length):
 		return &refusedBodies
 	}
 	if err := u.read(); err != nil {
-		u.charge.Give()
+		u.reservation.Give()
 		return o.broken(ctx, err, stranger)
 	}
-	w.head, w.charge = headEnd{}, u.charge
+	w.head, w.reservation = headEnd{}, u.reservation
 	ctx.Request.SwapBody(u.buf)
 	h.SetContentLength(len(u.buf))
 	return nil
@@ -96,7 +96,7 @@ func (o *Options) broken(ctx *fasthttp.RequestCtx, err error, stranger *Refusal)
 	return &r
 }
 
-func (o *Options) callerOf(h *fasthttp.RequestHeader, w *wire) (c caller) {
+func (o *Options) callerOf(h *fasthttp.RequestHeader, w *headConn) (c caller) {
 	if o.Caller != nil {
 		c.name = o.Caller(h)
 	}
@@ -110,7 +110,7 @@ func (o *Options) callerOf(h *fasthttp.RequestHeader, w *wire) (c caller) {
 func (u *upload) read() error {
 	if w := u.w; !u.f.chunked && len(w.rest) == u.f.length { // the whole body came with the head, and nothing after it
 		u.buf, w.rest = w.rest, nil
-		if !u.charge.Acquire(len(u.buf)) {
+		if !u.reservation.Acquire(len(u.buf)) {
 			return errNoRoom
 		}
 		return nil
@@ -163,7 +163,7 @@ func (u *upload) grow() error {
 	if !u.f.chunked {
 		room = min(u.f.length, max(firstRoom, 8*len(u.buf)))
 	}
-	if !u.charge.Acquire(room - cap(u.buf)) {
+	if !u.reservation.Acquire(room - cap(u.buf)) {
 		return errNoRoom
 	}
 	if err := u.w.SetReadDeadline(u.began.Add(u.o.uploadTime(room))); err != nil {

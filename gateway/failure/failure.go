@@ -198,8 +198,8 @@ func StatusOf(path string, status int, body []byte) int {
 	return status
 }
 
-// Withheld is the client's error if no engine of a side was ready for its request in time. why is the reason.
-func Withheld(side string, why error) *openai.Error {
+// Paused is the client's error if no engine of a side was ready for its request in time. why is the reason.
+func Paused(side string, why error) *openai.Error {
 	return openai.Unavailable(side+"_unavailable", sideName(side)+" takes no requests now: "+why.Error()+"; retry later", 1)
 }
 
@@ -310,14 +310,15 @@ func Of(end lifecycle.CallEnd, answer *openai.Error, err error) *Fault {
 }
 
 // Useless makes the fault of a leg whose engine answered with status 200, but whose answer cannot be used.
-func Useless(leg lifecycle.Leg, why lifecycle.Reason, answer *openai.Error, err error) *Fault {
-	return &Fault{CallEnd: lifecycle.CallEnd{Leg: leg, Progress: lifecycle.Headed, Reason: why, Open: true}, Answer: answer, Status: http.StatusOK,
-		Err: err}
+func Useless(leg lifecycle.CallKind, why lifecycle.Reason, answer *openai.Error, err error) *Fault {
+	return &Fault{CallEnd: lifecycle.CallEnd{Call: leg, Progress: lifecycle.Headed, Reason: why, Open: true}, Answer: answer,
+		Status: http.StatusOK,
+		Err:    err}
 }
 
 // Said makes the fault of a leg whose engine refused the request in an answer with status 200. It returns nil if err is not such a refusal,
 // or if the engine reported a failure of its own.
-func Said(leg lifecycle.Leg, err error) *Fault {
+func Said(leg lifecycle.CallKind, err error) *Fault {
 	var said *mooncake.SaidError
 	if !errors.As(err, &said) {
 		return nil
@@ -327,7 +328,7 @@ func Said(leg lifecycle.Leg, err error) *Fault {
 	if answer.Status != f.Status { // FromStream keeps the status of a refusal only
 		return nil
 	}
-	end := lifecycle.CallEnd{Leg: leg, Progress: lifecycle.Headed, Reason: lifecycle.ByStatus(f.Status)}
+	end := lifecycle.CallEnd{Call: leg, Progress: lifecycle.Headed, Reason: lifecycle.ByStatus(f.Status)}
 	return &Fault{CallEnd: end, Answer: answer, Status: f.Status, Err: err}
 }
 

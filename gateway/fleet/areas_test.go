@@ -43,7 +43,7 @@ func regional(t *testing.T) (*Fleet, *owner.Set) {
 	own.Engine, own.Etcd.Endpoints = geo.OwnEtcd, []string{"http://127.0.0.1:1"} // which no claim asks
 	set := NewSettings(cfg)
 	f := empty(t, func() *Settings { return set })
-	scopes, err := owner.New(cfg, owner.Host{Context: t.Context(), Log: zap.NewNop(), Registerer: prometheus.NewRegistry(),
+	scopes, err := owner.New(cfg, owner.Deps{Context: t.Context(), Log: zap.NewNop(), Registerer: prometheus.NewRegistry(),
 		Hold: func() time.Duration { return time.Minute }})
 	require.NoError(t, err)
 	t.Cleanup(scopes.Close)

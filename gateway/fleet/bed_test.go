@@ -86,10 +86,10 @@ type bed struct {
 
 	conf       *reload.Reloader
 	fleet      *fleet.Fleet
-	found      discovery.Host
+	found      discovery.Deps
 	discovery  *discovery.Discovery
 	monitor    *engine.Monitor
-	tier       *prefill.Tier
+	tier       *prefill.Scheduler
 	locals     *local.Ranks
 	places     *pool.Semaphore
 	dispatcher *dispatcher.Dispatcher
@@ -158,13 +158,13 @@ func (b *bed) serve(log *zap.Logger, find func(*bed) []discover.Source) (end fun
 	var err error
 	ctx, stop := context.WithCancel(context.Background())
 	started, client, bodies := time.Now(), engine.NewClient(engine.Options{}), edge.NewBodies(int64(b.cfg.Limits.Bodies))
-	b.conf, _, err = reload.New(b.cfg, reload.Host{
+	b.conf, _, err = reload.New(b.cfg, reload.Deps{
 		Log: log, Registerer: b.reg, Started: started, Prepare: b.prepare,
 		ReloadTrust: func(func(string) bool) (bool, error) { return false, nil },
 	})
 	require.NoError(b, err)
 	settings := func() *fleet.Settings { return b.conf.Settings().Settings }
-	serving := service.New(service.Host{
+	serving := service.New(service.Deps{
 		Context: ctx, Log: log, Grace: func() time.Duration { return 0 },
 		EndAll: func() int { return b.fleet.Move(func(roster.Location) bool { return true }) },
 	})
@@ -181,7 +181,7 @@ func (b *bed) serve(log *zap.Logger, find func(*bed) []discover.Source) (end fun
 			Allowed: func(a netip.Addr) bool { return b.fleet.Now().CallsBack(a) },
 		})
 	}
-	b.fleet = fleet.New(fleet.Host{
+	b.fleet = fleet.New(fleet.Deps{
 		Context: ctx, Serving: serving.Context, Started: started, Log: log, Registerer: b.reg, Settings: settings, Client: client,
 		Monitor:  b.monitor,
 		Dispatch: func(ctx context.Context) board.Status { return b.dispatcher.Status(ctx) },
@@ -210,16 +210,16 @@ func (b *bed) serve(log *zap.Logger, find func(*bed) []discover.Source) (end fun
 	b.dispatcher, err = dispatcher.Start(ctx, decision)
 	require.NoError(b, err)
 	loops := &loop.Set{}
-	b.requests = request.New(request.Env{
+	b.requests = request.New(request.Deps{
 		Context: ctx, Log: log, Registerer: b.reg, Settings: settings, Serving: serving.Context, PromptKey: b.conf.PromptKey,
 		Client: client, Monitor: b.monitor, Fleet: b.fleet, Engines: func() request.Engines { return b.fleet.Now() },
-		Tier: b.tier, Locals: b.locals, Places: b.places, Dispatcher: b.dispatcher, Journal: told, Meta: b.meta, Loops: loops,
+		Prefill: b.tier, LocalRanks: b.locals, Places: b.places, Dispatcher: b.dispatcher, Journal: told, Meta: b.meta, Loops: loops,
 	})
-	door := admission.New(admission.Host{
+	door := admission.New(admission.Deps{
 		Started: started, Ready: func() (bool, string) { return b.ready(), "" },
 		Loads:  func(context.Context) []admission.ModelLoad { return nil },
 		Config: b.conf, Service: serving, Fleet: b.fleet, Requests: b.requests,
-		Through: passthrough.New(passthrough.Env{
+		Through: passthrough.New(passthrough.Deps{
 			Registerer: b.reg, Settings: settings, Engines: func() passthrough.Engines { return b.fleet.Now() }, Requests: b.requests,
 			Bodies: bodies,
 		}),
@@ -227,7 +227,7 @@ func (b *bed) serve(log *zap.Logger, find func(*bed) []discover.Source) (end fun
 	enter, err := b.fleet.Load()
 	require.NoError(b, err)
 	enter()
-	b.found = discovery.Host{
+	b.found = discovery.Deps{
 		Fleet: b.fleet, Settings: settings, Dispatch: b.dispatcher.Status, Callbacks: b.meta, Registerer: b.reg, Log: log,
 	}
 	if find != nil {
@@ -243,7 +243,7 @@ func (b *bed) serve(log *zap.Logger, find func(*bed) []discover.Source) (end fun
 	srv := edge.NewServer(edge.Options{
 		Handler: door.Handle, Log: log, MaxBody: limits.Body, MaxHead: limits.Head, Concurrency: limits.Connections + 1,
 		ReadTimeout: limits.ReadTimeout,
-		IdleTimeout: limits.IdleTimeout, Stranger: door.Stranger, Caller: door.Caller, Bodies: bodies, Refused: door.Refused,
+		IdleTimeout: limits.IdleTimeout, Authenticate: door.Authenticate, Caller: door.Caller, Bodies: bodies, Refused: door.Refused,
 		Answer: door.TurnAway,
 	})
 	require.NoError(b, b.meta.Start())

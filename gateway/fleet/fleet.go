@@ -74,7 +74,7 @@ func (f *Fleet) Leave(key, incarnation string) {
 }
 
 // build returns the engine for an entry of the config, with its target and profile.
-func (h *Host) build(role string, e config.Engine, set *Settings) (*roster.Engine, error) {
+func (h *Deps) build(role string, e config.Engine, set *Settings) (*roster.Engine, error) {
 	id, err := config.InstanceID(e.URL)
 	if err != nil {
 		return nil, err

@@ -23,7 +23,7 @@ func empty(t testing.TB, set func() *Settings) *Fleet {
 	reg := prometheus.NewRegistry()
 	client := engine.NewClient(engine.Options{})
 	t.Cleanup(client.Close)
-	f := New(Host{
+	f := New(Deps{
 		Context: t.Context(), Started: time.Now(), Log: zap.NewNop(), Registerer: reg, Settings: set, Client: client,
 		Monitor: engine.NewMonitor(engine.MonitorConfig{Client: client, Registerer: reg, Log: zap.NewNop(), HealthInterval: time.Second,
 			FactsInterval: time.Second}),

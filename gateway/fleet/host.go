@@ -13,8 +13,8 @@ import (
 	"evenkeel/prefill/local"
 )
 
-// Host is what a Fleet needs of the proxy.
-type Host struct {
+// Deps is what a Fleet needs of the proxy.
+type Deps struct {
 	Context    context.Context        // ends with the proxy
 	Serving    func() context.Context // ends when requests that have no answer yet must end
 	Started    time.Time

@@ -16,7 +16,7 @@ import (
 
 // learned holds how decode engines reach prefill engines, as the prefill engines have reported it.
 type learned struct {
-	host        *Host
+	host        *Deps
 	now         func() *roster.Snapshot
 	coordinates sync.Map // placed values, by the candidate's ID
 	exchanges   sync.Map // exchange values, by the candidate's ID: answers of the bootstrap servers of vllm-mooncake prefill engines
@@ -25,18 +25,18 @@ type learned struct {
 // placed holds the coordinates at which decode engines reach a candidate, and the engine process that reported them.
 type placed struct {
 	process roster.ProcessID
-	at      *mooncake.Coordinates
+	at      *mooncake.KVAddress
 }
 
 // exchange is an answer of a bootstrap server, with its time.
 type exchange struct {
-	answer mooncake.Exchange
+	answer mooncake.BootstrapInfo
 	at     time.Time
 }
 
 // Coordinates says where decode engines reach a prefill engine that writes KV to them; nil: not known yet, or another process has replaced
 // the one that reported its coordinates.
-func (l *learned) Coordinates(c prefill.Candidate) *mooncake.Coordinates {
+func (l *learned) Coordinates(c prefill.Candidate) *mooncake.KVAddress {
 	stored, _ := l.coordinates.Load(c.ID)
 	engines := l.now()
 	if p, ok := stored.(placed); ok && p.process == engines.ProcessAt(c.Instance) {
@@ -48,7 +48,7 @@ func (l *learned) Coordinates(c prefill.Candidate) *mooncake.Coordinates {
 }
 
 // Learn stores the coordinates that a candidate has reported. b is the engine process that reported them.
-func (l *learned) Learn(c prefill.Candidate, b roster.ProcessID, at *mooncake.Coordinates) {
+func (l *learned) Learn(c prefill.Candidate, b roster.ProcessID, at *mooncake.KVAddress) {
 	l.coordinates.Store(c.ID, placed{b, at})
 }
 
@@ -64,10 +64,10 @@ func (l *learned) forget(engine string) {
 // exchangeLife bounds how long requests to a restarted engine may still name its old engine id.
 const exchangeLife = 5 * time.Second
 
-// Exchange returns what the proxy must add to a probe by itself, as the engine's bootstrap server reports it; nil: the connector's prefill
-// engines answer with the hand-off. An answer of the server is used for exchangeLife. If the server is slow then, the old answer is used
-// for exchangeLife once more. The caller gives the result a new TransferID.
-func (l *learned) Exchange(c prefill.Candidate) (*mooncake.Exchange, error) {
+// BootstrapInfo returns what the proxy must add to a probe by itself, as the engine's bootstrap server reports it; nil: the connector's
+// prefill engines answer with the hand-off. An answer of the server is used for exchangeLife. If the server is slow then, the old answer is
+// used for exchangeLife once more. The caller gives the result a new TransferID.
+func (l *learned) BootstrapInfo(c prefill.Candidate) (*mooncake.BootstrapInfo, error) {
 	if c.Profile.Connector != mooncake.VLLMMooncake {
 		return nil, nil
 	}

@@ -49,7 +49,7 @@ func (f *Fleet) LoadOf(ctx context.Context, scope string, ask bool) (ours, all [
 // residents returns the requests and KV tokens on decode ranks, from the engines' own gauges. silent lists the ranks whose engines do not
 // report them. All engines are asked at the same time, for askPatience at most: the caller has to renew claims on engines, so it must not
 // wait for an engine that hangs.
-func (h *Host) residents(ctx context.Context, engines []*roster.Engine) (found []geo.Resident, silent []string) {
+func (h *Deps) residents(ctx context.Context, engines []*roster.Engine) (found []geo.Resident, silent []string) {
 	ctx, cancel := context.WithTimeout(ctx, askPatience)
 	defer cancel()
 	samples, errs := make([]*engine.Sample, len(engines)), make([]error, len(engines))

@@ -25,7 +25,7 @@ import (
 // A Fleet owns the roster. It applies events to the roster, and publishes lists of engines and ranks that follow from it. Requests call Now
 // to look up engines.
 type Fleet struct {
-	host      *Host
+	host      *Deps
 	Admission *owner.Set // says which proxy sends requests to a region or decode group; set before the first engine enters
 
 	mu      sync.Mutex // serialises applyUnless up to the end of Publish, so that the lists published last are the newest
@@ -41,7 +41,7 @@ type Fleet struct {
 }
 
 // New returns a Fleet without engines.
-func New(h Host) *Fleet {
+func New(h Deps) *Fleet {
 	f := &Fleet{host: &h, roster: roster.New()}
 	f.learned.host, f.learned.now = &h, f.Now
 	f.trackedCalls.now, f.trackedCalls.serving, f.trackedCalls.all = f.Now, h.Serving, map[*TrackedCall]struct{}{}
@@ -179,7 +179,7 @@ func withoutGone(p roster.Planned, now *roster.Snapshot) roster.Planned {
 // learnHosts finds the host names and addresses that the hand-offs of a prefill engine may contain, or the callbacks of a decode engine, or
 // what it says of the KV that it keeps for prefill engines. They are trusted while the engine is in the fleet. Any other host is refused.
 // before is the engine that the fleet has with the same key; nil: none.
-func (h *Host) learnHosts(in, before *roster.Engine) {
+func (h *Deps) learnHosts(in, before *roster.Engine) {
 	if in.Decodes() && !in.CallsBack() && in.Profile.HandBack != mooncake.HandBackFetched {
 		return
 	}

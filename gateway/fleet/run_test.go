@@ -119,7 +119,7 @@ func TestARestartIsToldOfOnce(t *testing.T) {
 	c := prefill.Candidate{ID: "127.0.0.1:1/0", Instance: p1}
 	f.exchanges.Store(c.ID, exchange{})
 	process := f.Made(f.Now().ProcessAt(p1), c, "a")
-	f.Learn(c, process, &mooncake.Coordinates{Host: "h"})
+	f.Learn(c, process, &mooncake.KVAddress{Host: "h"})
 	require.NotNil(t, f.Coordinates(c))
 	require.Equal(t, process, f.Made(process, c, "a"))
 	f.Made(f.Now().ProcessAt(p1), c, "b")

@@ -24,8 +24,8 @@ import (
 	"evenkeel/gateway/fleet/roster"
 )
 
-// Host is what a Caller needs of the proxy.
-type Host struct {
+// Deps is what a Caller needs of the proxy.
+type Deps struct {
 	Context  context.Context // ends with the proxy
 	Go       func(f func())  // runs f, and the end of the proxy waits for it
 	Log      *zap.Logger
@@ -46,13 +46,13 @@ type Fleet interface {
 
 // Caller calls engines, for one operator at a time.
 type Caller struct {
-	host Host
+	host Deps
 	mu   sync.Mutex
 	runs string // the call under way, as text for people; empty: none
 }
 
 // New returns a Caller.
-func New(h Host) *Caller { return &Caller{host: h} }
+func New(h Deps) *Caller { return &Caller{host: h} }
 
 // mostBody is how much of an engine's answer the result has, in bytes.
 const mostBody = 16 << 10

@@ -71,7 +71,7 @@ func call(t *testing.T, limit time.Duration, answers ...http.HandlerFunc) (c *Ca
 	t.Cleanup(client.Close)
 	var all sync.WaitGroup
 	settings := &config.Config{FleetCall: config.FleetCall{Timeout: limit, Paths: paths}, Limits: config.Limits{ConnectTimeout: time.Second}}
-	c = New(Host{
+	c = New(Deps{
 		Context: t.Context(), Go: func(f func()) { all.Go(f) }, Log: zap.NewNop(), Client: client, Fleet: f,
 		Settings: func() *config.Config { return settings },
 		Forget:   func(_ []string, workers []int32) { *forgotten += len(workers) },

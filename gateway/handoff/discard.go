@@ -61,7 +61,7 @@ type Monitor interface {
 // Engines says where hand-offs can be decoded.
 type Engines interface {
 	Rank(worker int32) *roster.Rank
-	Beside(worker int32, host bool, list []int32) []int32
+	FailingWith(worker int32, host bool, list []int32) []int32
 	RegionFor(prefiller string) string
 	BoardFor(c prefill.Candidate, model, region string) string
 	Outlived(b roster.ProcessID) (gone, sure bool)
@@ -144,7 +144,7 @@ func (d *Discarder) discardNow(h *Handoff) (outcome string, err error) {
 		placed := <-d.Dispatcher.Enqueue(&pool.Entry{
 			ID: d.NextID(), Model: engines.BoardFor(c, h.Model.Name, engines.RegionFor(c.Instance)), Name: h.Model.Name, Prompt: h.Prompt,
 			Arrival: h.Arrival, Entered: time.Now(),
-			Deadline:  h.PulledBy(),
+			Deadline:  h.FirstEventBy(),
 			Prefiller: c.Instance,
 			Avoid:     h.Avoid,
 			Discard:   true,
@@ -157,7 +157,7 @@ func (d *Discarder) discardNow(h *Handoff) (outcome string, err error) {
 		// still run the first request of this id.
 		var again bool
 		outcome, again, err = d.discardOn(placed.Slot, h, try)
-		idInUse := h.ProbeID != "" && outcome == discardFailed
+		idInUse := h.ReusedRequestID != "" && outcome == discardFailed
 		if err == nil || !again || idInUse || try == discardTries {
 			return outcome, err
 		}
@@ -178,7 +178,7 @@ func (d *Discarder) discardOn(slot *dispatcher.Slot, h *Handoff, try int) (outco
 	now := time.Now()
 	// After PulledBy, too little time is left for a pull before the prefill engine's hold timeout. A hand-off that failed on another rank
 	// may come here as late as that.
-	if !now.Before(h.PulledBy()) {
+	if !now.Before(h.FirstEventBy()) {
 		return discardExpired, false, mooncake.ErrExpired
 	}
 	rank := d.Engines().Rank(slot.Worker)
@@ -192,7 +192,7 @@ func (d *Discarder) discardOn(slot *dispatcher.Slot, h *Handoff, try int) (outco
 	defer rank.Traffic.Settles(BlockTokens, BlockTokens)
 	silence := rank.Profile.FirstEventTimeout
 	call := upstream.Call{
-		Call: upstream.New(d.Client, rank.Profile, rank.Target).Fresh(), Leg: lifecycle.Decode, Engine: rank.Instance, Scope: rank.Scope,
+		Call: upstream.New(d.Client, rank.Profile, rank.Target).Fresh(), Kind: lifecycle.Decode, Engine: rank.Instance, Scope: rank.Scope,
 		Path: h.Endpoint.Path(), Beyond: slot.Beyond,
 		Limits: engine.Deadlines{Connect: d.Settings().Limits.ConnectTimeout, FirstByte: silence, Idle: silence}, Log: d.Log,
 	}
@@ -205,11 +205,11 @@ func (d *Discarder) discardOn(slot *dispatcher.Slot, h *Handoff, try int) (outco
 	_, f := call.Whole(headers, rank.Profile.DiscardBody(&h.Body, h.Endpoint, h.Changes, h.kv, rand.Text(), nil), nil,
 		d.Settings().Limits.EventBytes, now.Add(silence))
 	if f != nil {
-		h.Avoid = d.Engines().Beside(slot.Worker, f.Reason == lifecycle.Failed, h.Avoid)
+		h.Avoid = d.Engines().FailingWith(slot.Worker, f.Reason == lifecycle.Failed, h.Avoid)
 	}
 	// The monitor gets only faults of the engine: a broken call, or a refusal because of the engine's own state.
 	engineFault := f != nil &&
-		(f.Status == 0 && f.Reason != lifecycle.NotOurs || f.Reason == lifecycle.Withheld || f.Reason == lifecycle.Unlisted)
+		(f.Status == 0 && f.Reason != lifecycle.NotOurs || f.Reason == lifecycle.Paused || f.Reason == lifecycle.Unlisted)
 	if engineFault {
 		d.Monitor.Report(f.Engine, f.Err)
 	}
@@ -222,9 +222,9 @@ func (d *Discarder) discardOn(slot *dispatcher.Slot, h *Handoff, try int) (outco
 		return discardUnplaced, true, f.Err
 	case f.Status == 0:
 		slotOutcome.Lost = d.discardLost(f)
-		slotOutcome.Orphaned = !time.Now().Before(h.PulledBy()) && Strands(rank, f)
+		slotOutcome.Orphaned = !time.Now().Before(h.FirstEventBy()) && Strands(rank, f)
 		return discardFailed, f.Reason != lifecycle.Silent, f.Err
-	case f.Reason == lifecycle.Withheld:
+	case f.Reason == lifecycle.Paused:
 		return discardRefused, true, f.Err
 	case !d.Engines().RejectionFrees(rank): // the refusal of this engine does not free the KV
 		return discardRefused, true, f.Err

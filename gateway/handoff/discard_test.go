@@ -60,7 +60,7 @@ type ranks struct {
 }
 
 func (r *ranks) Rank(int32) *roster.Rank { return r.rank }
-func (r *ranks) Beside(worker int32, host bool, list []int32) []int32 {
+func (r *ranks) FailingWith(worker int32, host bool, list []int32) []int32 {
 	r.hosts += map[bool]int{true: 1}[host]
 	return append(list, worker)
 }
@@ -87,7 +87,7 @@ type unnamed struct{}
 func (unnamed) MarshalLogObject(zapcore.ObjectEncoder) error { return nil }
 
 // leased is a lease of a prompt that is prefilled.
-func leased(t *testing.T) (*prefill.Tier, *prefill.Lease) {
+func leased(t *testing.T) (*prefill.Scheduler, *prefill.Lease) {
 	c := config.Default().Prefill
 	c.Scrape.Interval = 0
 	c.Registerer, c.Log, c.Places = prometheus.NewRegistry(), zap.NewNop(), pool.NewSemaphore(10)
@@ -165,7 +165,7 @@ func TestWhatBecomesOfADiscardedHandOff(t *testing.T) {
 		{
 			name:    "a hand-off that is known by its probe's id goes to no second engine, for the first may still have it",
 			engine:  func(w http.ResponseWriter, _ int) { reset(w) },
-			change:  func(_ *Discarder, _ *slots, _ *ranks, h *Handoff) { h.ProbeID = "ek-x-p1" },
+			change:  func(_ *Discarder, _ *slots, _ *ranks, h *Handoff) { h.ReusedRequestID = "ek-x-p1" },
 			outcome: discardFailed, back: []board.Outcome{lost}, told: "reported faulted",
 		},
 		{

@@ -30,16 +30,16 @@ type Handoff struct {
 	kv    json.RawMessage // the kv_transfer_params; nil: not taken yet
 
 	// What the request was in the attempt that made the hand-off. When the hand-off is used, it may already be in a later attempt.
-	Request  zapcore.ObjectMarshaler // the request's fields for the log
-	ID       string                  // of the request
-	ProbeID  string                  // X-Request-Id that a decode request must have; empty: any new one
-	Arrival  time.Time
-	Model    roster.Route
-	Endpoint mooncake.Endpoint
-	Body     mooncake.Body
-	Changes  *mooncake.Patch
-	Prompt   int // tokens
-	Attempt  int
+	Request         zapcore.ObjectMarshaler // the request's fields for the log
+	ID              string                  // of the request
+	ReusedRequestID string                  // X-Request-Id that a decode request must have; empty: any new one
+	Arrival         time.Time
+	Model           roster.Route
+	Endpoint        mooncake.Endpoint
+	Body            mooncake.Body
+	Changes         *mooncake.Patch
+	Prompt          int // tokens
+	Attempt         int
 
 	// What Witness has noted.
 	expired      float64 // how many hand-offs the prefill engine had freed before a decode engine fetched their KV
@@ -65,22 +65,22 @@ func (h *Handoff) Params(now time.Time) (json.RawMessage, error) {
 // nil), the headers stay as they are. The id is safe to use again: the probe is over, and such a hand-off is not discarded while a decode
 // engine may still have it.
 func (h *Handoff) Identify(headers []engine.Header) []engine.Header {
-	if h == nil || h.ProbeID == "" {
+	if h == nil || h.ReusedRequestID == "" {
 		return headers
 	}
 	for i := range headers {
 		if headers[i].Name == engine.RequestID {
-			headers[i].Value = h.ProbeID
+			headers[i].Value = h.ReusedRequestID
 		}
 	}
 	return headers
 }
 
-// PulledBy is the last moment at which a first event proves that its KV was read in time, if the prefill engine's hold on the KV is not
-// renewed. A later answer may be made of KV blocks that belong to another request by then. PulledBy lies before Expires by a quarter of
+// FirstEventBy is the last moment at which a first event proves that its KV was read in time, if the prefill engine's hold on the KV is not
+// renewed. A later answer may be made of KV blocks that belong to another request by then. FirstEventBy lies before Expires by a quarter of
 // the margin between Deadline and Expires, because the two sides count differently: the engine from the end of the prefill, the proxy from
 // the engine's answer. An answer in one piece does not show when its KV was pulled, so it may come later if nothing renews the hold.
-func (h *Handoff) PulledBy() time.Time {
+func (h *Handoff) FirstEventBy() time.Time {
 	return h.Expires().Add(-h.Expires().Sub(h.Deadline()) / 4)
 }
 
@@ -205,39 +205,40 @@ const expireAgain = time.Second
 // Await begins the wait for the first event of a request that is sent to a rank, with the hand-off h, or without one (nil). The wait knows
 // until when the prefill engine certainly keeps the KV. whole says that the answer comes in one piece. Until it comes, only gauges show
 // whether the core of the rank works.
-func (h *Handoff) Await(r *roster.Rank, now time.Time, whole bool) *engine.Wait {
+func (h *Handoff) Await(r *roster.Rank, now time.Time, whole bool) *engine.PendingPull {
 	switch {
 	case h == nil || whole && !(r.Profile.Renews() && r.Signs.Gauged() && r.Heeds(h.Endpoint)):
 		return r.Signs.Await(now, mooncake.HeldUntil(now.Add(Forever)))
 	case !r.Heeds(h.Endpoint): // the request may run on another rank, so the signs of this rank do not prove that its hold is renewed
-		return r.Signs.Await(now, mooncake.HeldUntil(h.PulledBy()))
+		return r.Signs.Await(now, mooncake.HeldUntil(h.FirstEventBy()))
 	}
-	return r.Signs.Await(now, r.Profile.Hold(now, h.PulledBy()))
+	return r.Signs.Await(now, r.Profile.Hold(now, h.FirstEventBy()))
 }
 
 // Strands says whether a decode engine that failed at an expired hand-off may hold KV blocks for it for ever. This happens if the core of
 // the engine stood still: it reads the request only now, and waits for KV that is gone. An engine that has answered has read the request
 // before.
 func Strands(r *roster.Rank, fault *failure.Fault) bool {
-	return fault.Verdict().KV == lifecycle.DoubtOn && fault.Reason < lifecycle.Garbled && lifecycle.Dialects[r.Profile.Connector].Strands
+	leaks := lifecycle.Traits[r.Profile.Connector].LeaksBlocks
+	return leaks && fault.Verdict().KV == lifecycle.MaybeRunning && fault.Reason < lifecycle.Garbled
 }
 
 // Forever stands for the limit of a wait that other code ends.
 const Forever = 1000 * time.Hour
 
-// Witness is called when the hand-off is sent. It notes how many hand-offs the prefill engine has freed unfetched, for Refuted.
-func (h *Handoff) Witness(m Monitor) {
+// NoteExpiries is called when the hand-off is sent. It notes how many hand-offs the prefill engine has freed unfetched, for Refuted.
+func (h *Handoff) NoteExpiries(m Monitor) {
 	h.expired, h.expiredKnown = m.Expired(h.Lease.Candidate.Instance)
 	held, ever := h.Lease.Unfetched()
 	h.oursExpired = ever - held
 }
 
-// Refuted says whether the prefill engine may have freed the KV before the first event of the answer came. It only checks if nothing but
-// renewals can have kept the KV. Then it compares two counts since this hand-off was sent: the hand-offs that the engine has freed
+// MayHaveExpired says whether the prefill engine may have freed the KV before the first event of the answer came. It only checks if nothing
+// but renewals can have kept the KV. Then it compares two counts since this hand-off was sent: the hand-offs that the engine has freed
 // unfetched, and those that this proxy left to the engine's hold timeout. If the engine has freed more, this hand-off may be among them. If
 // the surplus comes from another proxy instead, the only harm is that this prompt, and those that wait on the rank, are prefilled once
 // more. An engine that does not report its count refutes nothing.
-func (h *Handoff) Refuted(ctx context.Context, m Monitor, wait *engine.Wait, now time.Time) bool {
+func (h *Handoff) MayHaveExpired(ctx context.Context, m Monitor, wait *engine.PendingPull, now time.Time) bool {
 	if h == nil || !h.expiredKnown || !wait.Renewed(now) {
 		return false
 	}

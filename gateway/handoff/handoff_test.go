@@ -77,9 +77,9 @@ func TestWhatWaitsBesideARefutedHandOffIsNotBelieved(t *testing.T) {
 	refuted := signs.Await(now, mooncake.HeldUntil(now))
 	waits := signs.Await(now, mooncake.HeldUntil(now.Add(time.Hour)))
 	h := &Handoff{Lease: lease}
-	h.Witness(&frees{})
+	h.NoteExpiries(&frees{})
 	require.True(t, refuted.Arrived(now))
-	require.True(t, h.Refuted(t.Context(), &frees{}, refuted, now.Add(time.Second)))
+	require.True(t, h.MayHaveExpired(t.Context(), &frees{}, refuted, now.Add(time.Second)))
 	refuted.End()
 	later := signs.Await(now, mooncake.HeldUntil(now.Add(time.Hour)))
 	require.NotEqual(t, waits.Salt(), later.Salt())

@@ -97,7 +97,8 @@ func BenchmarkWatch(b *testing.B) {
 	for _, name := range []string{"off", "receipts", "traces, not sampled", "traces"} {
 		b.Run(name, func(b *testing.B) {
 			g, req := ways[name], &openai.Request{Model: "m", Stream: true}
-			lease, slot := &prefill.Lease{}, &dispatcher.Slot{Binding: board.Binding{WorkerName: "d", Policy: "evenkeel"}, Trace: &board.Trace{}}
+			lease := &prefill.Lease{}
+			slot := &dispatcher.Slot{Binding: board.Binding{WorkerName: "d", Policy: "evenkeel"}, Trace: &board.Explanation{}}
 			header := func(string) string { return "" }
 			b.ReportAllocs()
 			for b.Loop() {

@@ -124,7 +124,7 @@ func TestAnAttemptThatFailedAndTheNextOneAreToldEverywhere(t *testing.T) {
 		r.Report(Event{Kind: Prefilled, Tokens: 100, Cached: 32})
 		r.Report(Event{Kind: Entered, Phase: Pooled})
 		waited := pass(8)
-		weighed := &board.Trace{Tick: 7, Waiting: 2, KVTokens: 500, Fullest: 900, Able: 3, Less: true}
+		weighed := &board.Explanation{Tick: 7, Waiting: 2, KVTokens: 500, Fullest: 900, Able: 3, Less: true}
 		weighed.Keep(board.Alternative{Worker: 1, Name: "d1", Score: 0.25, KVTokens: 500, Free: 6}, 1)
 		weighed.Keep(board.Alternative{Worker: 2, Name: "d2", Score: 0.75}, 1)
 		slot := &dispatcher.Slot{Decide: time.Millisecond, Trace: weighed, Binding: board.Binding{
@@ -213,7 +213,7 @@ func TestPhasesAreTheStatesOfAReceipt(t *testing.T) {
 // A receipt tells which scores are better only where a policy compared the ranks.
 func TestAReceiptSaysWhichScoresAreBetter(t *testing.T) {
 	of := func(stage uint8, less bool, score float64) *receipt.Decode {
-		g := &board.Trace{Less: less}
+		g := &board.Explanation{Less: less}
 		g.Keep(board.Alternative{Worker: 1, Name: "d1", Score: score}, 1)
 		return decodeOf(&dispatcher.Slot{Trace: g, Binding: board.Binding{Worker: 1, Stage: stage}})
 	}

@@ -4,32 +4,32 @@ import "time"
 
 // An Event is what has happened to a request. A field whose comment begins with "of X" is only set in the event X.
 type Event struct {
-	Kind   EventKind
-	End    CallEnd // of CallFailed: how the call ended
-	Bind   Bind    // of Turn; of Begun only if the request is passed through
-	Open   bool    // of NoTurn: no engine was available here, but another region may have one
-	Named  bool    // of HandedOver: the decode request must carry the probe's request id
-	Copied bool    // of LocalBound, Bound and First: the proxy keeps bytes of the request in memory, so that a lost answer can go on
-	Whole  bool    // of LocalBound and Bound: the answer comes in one piece, so no event before its end shows its progress
-	Left   bool    // the client has left
+	Kind            EventKind
+	End             CallEnd // of CallFailed: how the call ended
+	Bind            Bind    // of Turn; of Begun only if the request is passed through
+	Open            bool    // of NoTurn: no engine was available here, but another region may have one
+	ReusesRequestID bool    // of HandedOver: the decode request must carry the probe's request id
+	Copied          bool    // of LocalBound, Bound and First: the proxy keeps bytes of the request in memory, so that a lost answer can go on
+	Unstreamed      bool    // of LocalBound and Bound: the answer comes in one piece, so no event before its end shows its progress
+	Left            bool    // the client has left
 
 	// The fields of CallFailed.
-	Quit       bool     // the call ended because the client left, and no engine uses the slot any more
-	Engine     string   // the instance of the call's engine
-	Faulty     bool     // the engine itself says that it failed: status 500, or any 5xx within an answer
-	Breach     Breach   // the broken connection to the engine, if the call ended with one
-	Down       []string // engines that have gone down since their connection broke under this request
-	MostLosses int      // limit on how often lost answers go on, plus how often engines without KV room give the request back
+	Quit       bool       // the call ended because the client left, and no engine uses the slot any more
+	Engine     string     // the instance of the call's engine
+	Faulty     bool       // the engine itself says that it failed: status 500, or any 5xx within an answer
+	BrokenConn BrokenConn // the broken connection to the engine, if the call ended with one
+	Down       []string   // engines that have gone down since their connection broke under this request
+	MostLosses int        // limit on how often lost answers go on, plus how often engines without KV room give the request back
 
 	// The fields of a pair: the two concurrent calls of an attempt that binds its decode rank before the prefill.
-	Dialect Dialect   // of Turn: how the connector of the engines works
-	Idle    bool      // of Panicked: neither call of the last pair had begun
-	Deaf    bool      // of Bound: the engines may ignore an abort, and notice a closed connection late
-	Pair    int       // of CalledBack and every event declared after it: which of the request's pairs is meant, from 1
-	Prompt  int       // prompt tokens as the engine counted them; 0: the engine reported no count
-	Expired bool      // of Began: the prefill engine may have reused the KV's memory before the first event came
-	Again   bool      // of PrefillFailed: one more prefill engine may be tried
-	Reason  EndReason // of DecodeFailed: why the call ended
+	Traits  ConnectorTraits // of Turn: how the connector of the engines works
+	Idle    bool            // of Panicked: neither call of the last pair had begun
+	Deaf    bool            // of Bound: the engines may ignore an abort, and notice a closed connection late
+	Pair    int             // of CalledBack and every event declared after it: which of the request's pairs is meant, from 1
+	Prompt  int             // prompt tokens as the engine counted them; 0: the engine reported no count
+	Expired bool            // of Began: the prefill engine may have reused the KV's memory before the first event came
+	Again   bool            // of PrefillFailed: one more prefill engine may be tried
+	Reason  DecodeFailure   // of DecodeFailed: why the call ended
 }
 
 // EventKind is the kind of an event.
@@ -110,47 +110,47 @@ const (
 	Settle                     // something that the request holds (a Resource) is given back or passed on
 	Restart                    // the next attempts may use all engines again
 	Drop                       // the request will not be sent to the other dispatcher that was chosen
-	Shun                       // the next attempts avoid this decode rank
-	// Condemn counts a failure against the engine of a call. A prefill engine's failures are counted when its lease is settled, so for a
-	// prefill engine Condemn only notes a 500 until its cause is known.
-	Condemn
-	Acclaim      // the decode engine served the request
-	Resolve      // the cause of earlier 500s is known, or will stay unknown
-	Remember     // the engine does not have the endpoint, and is not asked for it for a while
-	Recall       // the client's error becomes that of the failure before the last one
-	Complain     // a log line reports the engine that did not answer
-	EndDecode    // the decode call is ended
-	AbortDecode  // the decode engine is told to abort the request
-	AbortPrefill // the prefill engine is told to abort the request, until its call has ended; the call is ended at the limit in Until
-	HangUp       // the prefill call is ended, if there is one
-	SendBeside   // the prefill call is sent, beside the decode call
-	Seek         // another prefill engine is looked for
-	AwaitFirst   // the time limit for the first event begins
-	AwaitPrefill // the goroutine that reported the event waits for the end of the prefill call before it goes on
-	StopWaiting  // the time limit for the first event ends
-	Forget       // no callback is expected any more
-	DrainBeside  // a prefill runs only because its end frees blocks of the decode engine
-	CountLoss    // metrics count a decode call that was lost before its first event
-	Strand       // the decode engine may keep blocks for ever
-	WaitGone     // after the limit in Until, the event ClientWaited is reported
-	TryLocal     // begins TryingLocal: the dispatcher looks for a decode rank that computes the prompt itself
-	Queue        // begins Queued: the request waits for its turn at a prefill engine
-	Forward      // begins Forwarded: the request is sent to another dispatcher
-	SendProbe    // begins Prefilling: the prefill engine gets the prompt
-	Enqueue      // begins Pooled: the request waits in the pool for a slot on a decode rank
-	SendDecode   // begins Transferring: the decode engine gets the request
-	SendBoth     // begins Coupled: the decode call begins, and the prefill call beside it
-	Pause        // begins Pausing: the pause before another attempt
-	Offer        // begins Offering: evenkeel asks whether another dispatcher should serve the request
-	AnswerIt     // begins Streaming: the client gets the answer
-	Confirm      // begins Confirming: the end of the answer waits until the prefill engine confirms the KV
-	GoOn         // begins Lost: the lost answer is to go on
-	Choose       // begins Choosing: an engine is chosen for a request that is passed through
-	SendOver     // begins Calling: the chosen engine gets the request
-	SendAnew     // begins Redialing: the same engine gets the request over a new connection
-	Fail         // the client gets an error
-	EndWhole     // the client gets the end of its answer
-	BreakOff     // the answer ends with an error
+	Avoid                      // the next attempts avoid this decode rank
+	// ReportFailure counts a failure against the engine of a call. A prefill engine's failures are counted when its lease is settled, so for a
+	// prefill engine ReportFailure only notes a 500 until its cause is known.
+	ReportFailure
+	ReportSuccess // the decode engine served the request
+	Resolve       // the cause of earlier 500s is known, or will stay unknown
+	Remember      // the engine does not have the endpoint, and is not asked for it for a while
+	Recall        // the client's error becomes that of the failure before the last one
+	Complain      // a log line reports the engine that did not answer
+	EndDecode     // the decode call is ended
+	AbortDecode   // the decode engine is told to abort the request
+	AbortPrefill  // the prefill engine is told to abort the request, until its call has ended; the call is ended at the limit in Until
+	HangUp        // the prefill call is ended, if there is one
+	SendBeside    // the prefill call is sent, beside the decode call
+	Seek          // another prefill engine is looked for
+	AwaitFirst    // the time limit for the first event begins
+	AwaitPrefill  // the goroutine that reported the event waits for the end of the prefill call before it goes on
+	StopWaiting   // the time limit for the first event ends
+	Forget        // no callback is expected any more
+	DrainBeside   // a prefill runs only because its end frees blocks of the decode engine
+	CountLoss     // metrics count a decode call that was lost before its first event
+	LeakBlocks    // the decode engine may keep blocks for ever
+	WaitGone      // after the limit in Until, the event ClientWaited is reported
+	TryLocal      // begins TryingLocal: the dispatcher looks for a decode rank that computes the prompt itself
+	Queue         // begins Queued: the request waits for its turn at a prefill engine
+	Forward       // begins Forwarded: the request is sent to another dispatcher
+	SendProbe     // begins Prefilling: the prefill engine gets the prompt
+	Enqueue       // begins Pooled: the request waits in the pool for a slot on a decode rank
+	SendDecode    // begins Transferring: the decode engine gets the request
+	SendBoth      // begins Coupled: the decode call begins, and the prefill call beside it
+	Pause         // begins Pausing: the pause before another attempt
+	Offer         // begins Offering: evenkeel asks whether another dispatcher should serve the request
+	AnswerIt      // begins Streaming: the client gets the answer
+	Confirm       // begins Confirming: the end of the answer waits until the prefill engine confirms the KV
+	GoOn          // begins Lost: the lost answer is to go on
+	Choose        // begins Choosing: an engine is chosen for a request that is passed through
+	SendOver      // begins Calling: the chosen engine gets the request
+	SendAnew      // begins Redialing: the same engine gets the request over a new connection
+	Fail          // the client gets an error
+	EndWhole      // the client gets the end of its answer
+	BreakOff      // the answer ends with an error
 )
 
 // An Effect is something that the code which serves the request has to do.
@@ -158,11 +158,11 @@ type Effect struct {
 	Kind        EffectKind
 	Resource    Resource    // of Settle: what is given back or passed on
 	Disposition Disposition // of Settle
-	Blame       Blame       // of Condemn: whether the engine alone may be at fault; of Resolve: Engine, Nobody (the request) or Disputed (it stays unknown)
-	Leg         Leg         // of Condemn: which call's engine is at fault
+	Blame       Blame       // of ReportFailure: who is at fault; of Resolve: Engine, Nobody (the request) or Disputed (unknown)
+	Call        CallKind    // of Condemn: which call's engine is at fault
 	Retry       Retry       // of Pause: how the next attempt begins
 	Bind        Bind        // of Enqueue: of the present attempt
-	Place       bool        // of Enqueue: the pool must reserve a place, because the request has none
+	Permit      bool        // of Enqueue: the pool must reserve a place, because the request has none
 	Group       bool        // of Offer: true: another proxy owns the decode group now; false: every attempt here failed
 	Error       Error       // of Fail: which error the client gets
 	Until       Timeout     // the limit of the wait that the effect begins
@@ -213,15 +213,15 @@ type Resource uint8
 
 // The resources that a request may hold.
 const (
-	Place   Resource = iota // a reserved place in the pool; once the request has an entry there, the entry owns it
-	Lease                   // a prompt charged to a prefill engine that has not handed its KV over, or to a group of mixed ranks
-	KV                      // a hand-off that may be sent to a decode engine
-	Doubted                 // a hand-off that an engine may have read, so that no other decode engine may get it
-	Slot                    // a slot on a decode rank
-	Holder                  // the name under which the audit of leases knows the request
-	Copy                    // the bytes kept in memory, and counted, so that a lost answer can go on
-	Seat                    // one of the limited number of requests that are passed through at once
-	Body                    // the body of a passed-through request; on an error, the code that answers with the error settles it
+	Permit      Resource = iota // a reserved place in the pool; once the request has an entry there, the entry owns it
+	Lease                       // a prompt charged to a prefill engine that has not handed its KV over, or to a group of mixed ranks
+	KV                          // a hand-off that may be sent to a decode engine
+	MaybeReadKV                 // a hand-off that an engine may have read, so that no other decode engine may get it
+	Slot                        // a slot on a decode rank
+	LeaseOwner                  // the name under which the audit of leases knows the request
+	Copy                        // the bytes kept in memory, and counted, so that a lost answer can go on
+	Seat                        // one of the limited number of requests that are passed through at once
+	Body                        // the body of a passed-through request; on an error, the code that answers with the error settles it
 	// Call is a call to an engine. It counts the tokens to compute against the engine, and a drain may end it. A call to a decode rank is
 	// settled like its slot. The call of a passed-through request is settled as Free or Spent.
 	Call
@@ -240,8 +240,8 @@ const (
 	Finish    // the slot of an answer that is whole
 )
 
-// A Breach is a broken connection that looks as if the engine died while it had the request.
-type Breach struct {
+// A BrokenConn is a broken connection that looks as if the engine died while it had the request.
+type BrokenConn struct {
 	Engine string // "role address"; empty: none broke
 	At     time.Time
 }
@@ -265,30 +265,30 @@ type Retry struct {
 	Despite bool // the client has a part of the answer: if no engine answered this attempt, an empty budget does not end the request
 }
 
-// Dialect describes how the connectors that bind a decode rank before the prefill differ.
-type Dialect struct {
+// ConnectorTraits describes how the connectors that bind a decode rank before the prefill differ.
+type ConnectorTraits struct {
 	CallsBack bool // the decode engine calls back to say where the KV goes, and the prefill waits for this
 	// Aborts: engines can be told to abort a request by its id, and then reuse its blocks at once. The KV may be incomplete although both
 	// calls end without an error.
 	Aborts bool
 	Keeps  bool // the prefill engine keeps the KV until the decode engine has it, or until the lease on it ends
-	// Strands: the decode engine keeps blocks for a prefill that never comes, and no call can free them. vLLM's watchdog for
+	// LeaksBlocks: the decode engine keeps blocks for a prefill that never comes, and no call can free them. vLLM's watchdog for
 	// registrations only writes a log line (nixl/push_scheduler.py, vLLM issue 46283). A request of vllm-ascend that was aborted
 	// while it waited keeps its blocks until a prefill ends (vllm-ascend issue 16662). That a decode engine which is told of a
 	// failed prefill waits for ever is inferred from mooncake_layerwise_connector.py and vLLM pull request 50984.
-	Strands bool
+	LeaksBlocks bool
 	// Retries: another prefill engine may replace one that has not taken the request. If the first one has taken the request, a
 	// layerwise decode engine would count the ends of both prefills together, and begin too early (vllm-ascend 182b75ea,
 	// mooncake_layerwise_connector.py).
 	Retries bool
 }
 
-// EndReason is why a decode call ends without a first event.
-type EndReason uint8
+// DecodeFailure is why a decode call ends without a first event.
+type DecodeFailure uint8
 
 // The reasons.
 const (
-	Refused  EndReason = iota // the decode engine did not take the request
-	Declined                  // the decode engine refused the request, and the request is at fault
-	Died                      // the call failed otherwise, so the engine may still have the request
+	Refused  DecodeFailure = iota // the decode engine did not take the request
+	Declined                      // the decode engine refused the request, and the request is at fault
+	Died                          // the call failed otherwise, so the engine may still have the request
 )

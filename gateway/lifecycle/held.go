@@ -1,16 +1,16 @@
 package lifecycle
 
-// doubt is a hand-off that an engine may have read, so no other engine may get it.
-type doubt struct {
-	mayRun     bool // the engine may still be working on the request
-	hasProbeID bool // a second request with the hand-off would have the same request id as the first
+// maybeRead is a hand-off that an engine may have read, so no other engine may get it.
+type maybeRead struct {
+	mayRun          bool // the engine may still be working on the request
+	reusesRequestID bool // a second request with the hand-off would have the same request id as the first
 }
 
 // held is what a request holds and must give back or pass on (settle). Each thing is settled exactly once, by an effect.
 type held struct {
-	has          [resources]bool // true while the request holds the thing; hand-offs in doubt are in doubts
-	kvHasProbeID bool            // the decode request must carry the probe's request id
-	doubts       []doubt
+	has             [resources]bool // true while the request holds the thing; hand-offs in doubt are in doubts
+	reusesRequestID bool            // the decode request must carry the probe's request id
+	doubts          []maybeRead
 }
 
 func (o *held) take(t Resource) { o.has[t] = true }
@@ -32,8 +32,8 @@ func (o *held) settle(dst []Effect, t Resource, how Disposition) []Effect {
 		return dst
 	}
 	o.has[t] = false
-	if how == Doubt || how == DoubtOn {
-		o.doubts = append(o.doubts, doubt{mayRun: how == DoubtOn, hasProbeID: o.kvHasProbeID})
+	if how == MaybeRead || how == MaybeRunning {
+		o.doubts = append(o.doubts, maybeRead{mayRun: how == MaybeRunning, reusesRequestID: o.reusesRequestID})
 	}
 	return append(dst, Effect{Kind: Settle, Resource: t, Disposition: how})
 }
@@ -44,11 +44,11 @@ func (o *held) settle(dst []Effect, t Resource, how Disposition) []Effect {
 func (o *held) conclude(dst []Effect, breaksEngines bool) []Effect {
 	for _, doubt := range o.doubts {
 		how := Discard
-		if breaksEngines || doubt.mayRun && doubt.hasProbeID {
+		if breaksEngines || doubt.mayRun && doubt.reusesRequestID {
 			how = Orphan
 		}
-		dst = append(dst, Effect{Kind: Settle, Resource: Doubted, Disposition: how})
+		dst = append(dst, Effect{Kind: Settle, Resource: MaybeReadKV, Disposition: how})
 	}
 	o.doubts = nil
-	return o.settle(o.settle(dst, Place, Back), Holder, Back)
+	return o.settle(o.settle(dst, Permit, Back), LeaseOwner, Back)
 }

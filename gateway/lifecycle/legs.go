@@ -2,11 +2,11 @@ package lifecycle
 
 import "evenkeel/mooncake"
 
-// Dialects holds one entry per connector that may bind a decode rank before the prefill.
-var Dialects = map[string]Dialect{
-	mooncake.AscendLayerwise: {CallsBack: true, Strands: true, Retries: true},
+// Traits holds one entry per connector that may bind a decode rank before the prefill.
+var Traits = map[string]ConnectorTraits{
+	mooncake.AscendLayerwise: {CallsBack: true, LeaksBlocks: true, Retries: true},
 	mooncake.SGLang:          {Aborts: true},
-	mooncake.NIXLPush:        {Keeps: true, Strands: true},
+	mooncake.NIXLPush:        {Keeps: true, LeaksBlocks: true},
 }
 
 // prefilling is how far the prefill call of a pair has come.
@@ -45,7 +45,7 @@ const (
 // and each needs the other: an engine whose counterpart is gone may wait for minutes or for ever. So the end of one call ends the other. A
 // prefill call may outlive its attempt, and then runs beside the next attempt.
 type Pair struct {
-	dialect        Dialect
+	dialect        ConnectorTraits
 	prefill        prefilling
 	decode         decoding
 	blocks         blocks
@@ -60,7 +60,7 @@ type Pair struct {
 }
 
 // newPair returns the pair of a new attempt. The pair holds the lease of the prompt.
-func newPair(d Dialect, whole, deaf bool) Pair {
+func newPair(d ConnectorTraits, whole, deaf bool) Pair {
 	p := Pair{dialect: d, prefill: due, whole: whole, deaf: deaf, leased: true}
 	if d.CallsBack {
 		p.prefill = uncalled
@@ -81,7 +81,7 @@ func (p *Pair) Aborting() bool { return p.prefill == aborting }
 func (p *Pair) Begun() bool { return p.decode == begun || p.decode == over }
 
 // Stranded says whether the decode engine may keep blocks for a prefill that may not come.
-func (p *Pair) Stranded() bool { return p.dialect.Strands && p.blocks == waiting }
+func (p *Pair) Stranded() bool { return p.dialect.LeaksBlocks && p.blocks == waiting }
 
 // Due says whether the prefill call may be sent.
 func (p *Pair) Due() bool { return p.prefill == due }
@@ -303,7 +303,7 @@ func (p *Pair) compare(dst []Effect) []Effect {
 
 // decodeFailed handles the end of a decode call that brought no first event, or one that was not believed. It ends the prefill call if the
 // connector needs it (endPrefill), and reports blocks that the decode engine may keep for ever.
-func (p *Pair) decodeFailed(reason EndReason, dst []Effect) []Effect {
+func (p *Pair) decodeFailed(reason DecodeFailure, dst []Effect) []Effect {
 	if p.decode == begun { // the first event came, but was not believed
 		p.decode = over
 	} else {
@@ -317,7 +317,7 @@ func (p *Pair) decodeFailed(reason EndReason, dst []Effect) []Effect {
 		dst, stranded = p.endPrefill(reason, dst)
 	}
 	if stranded {
-		dst = append(dst, Effect{Kind: Strand})
+		dst = append(dst, Effect{Kind: LeakBlocks})
 	}
 	if p.dialect.CallsBack && p.blocks != unknown {
 		dst = append(dst, Effect{Kind: Forget})
@@ -337,7 +337,7 @@ func (p *Pair) decodeFailed(reason EndReason, dst []Effect) []Effect {
 
 // endPrefill ends the prefill call after the decode call has ended by itself, in the way that the connector needs. stranded says whether
 // the decode engine may keep blocks for ever.
-func (p *Pair) endPrefill(reason EndReason, dst []Effect) (_ []Effect, stranded bool) {
+func (p *Pair) endPrefill(reason DecodeFailure, dst []Effect) (_ []Effect, stranded bool) {
 	d := &p.dialect
 	// a prefill engine has the request, or another prefill engine is about to get it
 	sent := p.prefill == running || p.prefill == seeking || p.prefill == answered && p.blocks != needless

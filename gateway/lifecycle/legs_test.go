@@ -11,18 +11,18 @@ import (
 )
 
 // dialects are all of them, by short names.
-var dialects = map[string]Dialect{"layerwise": Dialects[mooncake.AscendLayerwise], "sglang": Dialects[mooncake.SGLang],
-	"push": Dialects[mooncake.NIXLPush]}
+var dialects = map[string]ConnectorTraits{"layerwise": Traits[mooncake.AscendLayerwise], "sglang": Traits[mooncake.SGLang],
+	"push": Traits[mooncake.NIXLPush]}
 
 // Each connector with two engines that may bind before the prefill has a dialect, and no other.
 func TestConnectorsThatHaveADialect(t *testing.T) {
 	for _, name := range mooncake.Connectors() {
 		p := mooncake.Profile{Connector: name}.WithDefaults()
-		_, has := Dialects[name]
+		_, has := Traits[name]
 		require.Equal(t, p.Early() && name != mooncake.None || name == mooncake.NIXLPush, has, name)
 	}
-	for name, d := range Dialects {
-		require.False(t, d.Aborts && d.Strands, "%s: what ends with an abort keeps nothing for ever", name)
+	for name, d := range Traits {
+		require.False(t, d.Aborts && d.LeaksBlocks, "%s: what ends with an abort keeps nothing for ever", name)
 		require.False(t, d.Retries && !d.CallsBack, "%s: another prefill engine can only be named to one that has not been named yet", name)
 	}
 }
@@ -168,17 +168,17 @@ func (w *twoLegs) last() (e Event, more bool) {
 func (w *twoLegs) drawn(t *rapid.T) Event {
 	e := Event{Kind: rapid.SampledFrom(w.mayCome()).Draw(t, "what"), Prompt: rapid.SampledFrom([]int{0, 5, 10}).Draw(t, "prompt"),
 		Again: rapid.Bool().Draw(t, "again"), Expired: rapid.IntRange(0, 5).Draw(t, "late") == 0}
-	e.Reason = rapid.SampledFrom([]EndReason{Refused, Declined, Died}).Draw(t, "parting")
+	e.Reason = rapid.SampledFrom([]DecodeFailure{Refused, Declined, Died}).Draw(t, "parting")
 	switch e.Kind {
 	case PrefillFailed, NotFound:
 		e.End = rapid.SampledFrom(probeEnds).Draw(t, "end")
 		e.End.Kept = w.legs.dialect.Keeps
 	case Quiet, Began:
-		e.End = CallEnd{Leg: Decode, Progress: Sent, Reason: Unbegun}
+		e.End = CallEnd{Call: Decode, Progress: Sent, Reason: Unbegun}
 	case Overdue:
-		e.End = CallEnd{Leg: Decode, Progress: Sent, Reason: Uncalled}
+		e.End = CallEnd{Call: Decode, Progress: Sent, Reason: Uncalled}
 	case Miscalled:
-		e.End = CallEnd{Leg: Decode, Progress: Sent, Reason: Garbled}
+		e.End = CallEnd{Call: Decode, Progress: Sent, Reason: Garbled}
 	case ClientGone, ClientWaited, Unwanted:
 		e.End = CallEnd{Reason: Left}
 	}
@@ -188,7 +188,7 @@ func (w *twoLegs) drawn(t *rapid.T) Event {
 // probeEnds are the ends of a prefill leg that was sent.
 var probeEnds = func() (all []CallEnd) {
 	ends(func(e CallEnd, said Disposition) {
-		if said != unsaid && e.Leg == Prefill && e.Progress < Through && !e.Moved && !e.Frees && e.Reason != Left {
+		if said != unsaid && e.Call == Prefill && e.Progress < Through && !e.Moved && !e.Frees && e.Reason != Left {
 			all = append(all, e)
 		}
 	})
@@ -256,7 +256,8 @@ func TestAnAnswerOfHalfAPromptIsNotBelieved(t *testing.T) {
 // KV whose first event came, and was not believed, was read.
 func TestKVOfAFirstEventThatIsNotBelievedIsFree(t *testing.T) {
 	l := newPair(dialects["push"], false, false)
-	for _, e := range []Event{{Kind: ProbeDue}, {Kind: ClientGone, End: CallEnd{Reason: Left}}, {Kind: ClientWaited, End: CallEnd{Reason: Left}},
+	for _, e := range []Event{{Kind: ProbeDue}, {Kind: ClientGone, End: CallEnd{Reason: Left}},
+		{Kind: ClientWaited, End: CallEnd{Reason: Left}},
 		{Kind: Began}, {Kind: Confirmed}, {Kind: DecodeFailed, Reason: Died}} {
 		l.step(e, nil)
 	}
@@ -269,7 +270,7 @@ func TestWhatAnEndedDecodeStrands(t *testing.T) {
 	for _, row := range []struct {
 		name, dialect string
 		before        []Event
-		how           EndReason
+		how           DecodeFailure
 		strands       bool
 	}{
 		{"a layerwise decode that broke while its prefill runs", "layerwise", called, Died, true},
@@ -287,6 +288,6 @@ func TestWhatAnEndedDecodeStrands(t *testing.T) {
 			l.step(e, nil)
 		}
 		got := l.step(Event{Kind: DecodeFailed, Reason: row.how}, nil)
-		require.Equal(t, row.strands, slices.Contains(got, Effect{Kind: Strand}), row.name)
+		require.Equal(t, row.strands, slices.Contains(got, Effect{Kind: LeakBlocks}), row.name)
 	}
 }

@@ -47,14 +47,14 @@ type Lifecycle struct {
 	Bound     bool // no other dispatcher may serve it: it is one part of a fanned-out request, or its client has a part of the answer
 	NoHandOff bool // only a decode rank that computes the prompt itself may serve the request
 
-	history
-	state   State
-	bind    Bind
-	dialect Dialect // how the connector of an early attempt works
-	last    Next    // what follows the last attempt, by its verdict
-	tries   tries
-	held    held
-	pairs   []Pair // one per attempt that bound its decode rank before the prefill, in the order of the attempts
+	routing
+	state  State
+	bind   Bind
+	traits ConnectorTraits // how the connector of an early attempt works
+	last   NextStep        // what follows the last attempt, by its verdict
+	tries  tries
+	held   held
+	pairs  []Pair // one per attempt that bound its decode rank before the prefill, in the order of the attempts
 }
 
 // Resumed says whether the answer was lost and goes on elsewhere.
@@ -67,23 +67,23 @@ func (l *Lifecycle) Dials() bool { return l.tries.redials > 0 }
 // event.
 func (l *Lifecycle) Losses() int { return int(l.tries.resumed + l.tries.givenBack) }
 
-// Breaches are the connections that broke under the request.
-func (l *Lifecycle) Breaches() []Breach { return l.tries.breaches }
+// BrokenConns are the connections that broke under the request.
+func (l *Lifecycle) BrokenConns() []BrokenConn { return l.tries.brokenConns }
 
 // Reserved says whether the request has a place in the pool.
-func (l *Lifecycle) Reserved() bool { return l.held.has[Place] }
+func (l *Lifecycle) Reserved() bool { return l.held.has[Permit] }
 
-// CameBack records in the history that another dispatcher gave the request back. by is RegionReturns or SiblingReturns.
+// CameBack records in the routing that another dispatcher gave the request back. by is RegionReturns or SiblingReturns.
 func (l *Lifecycle) CameBack(by EventKind) {
 	if by == RegionReturns {
-		l.history.moves(gaveBack)
+		l.routing.moves(gaveBack)
 	} else {
-		l.history.moves(askAgain)
+		l.routing.moves(askAgain)
 	}
 }
 
-// Moved copies the history of the whole request to l, which is one part of a request with several prompts or answers.
-func (l *Lifecycle) Moved(whole *Lifecycle) { l.history = whole.history }
+// Moved copies the routing of the whole request to l, which is one part of a request with several prompts or answers.
+func (l *Lifecycle) Moved(whole *Lifecycle) { l.routing = whole.routing }
 
 // Step takes an event and appends to dst the effects to carry out, in this order. Only the last effect may be one that the request waits
 // for (TryLocal or a later one). That effect sets the state of the request, until an event reports how the effect ended.
@@ -117,14 +117,14 @@ func (l *Lifecycle) step(e Event, dst []Effect) []Effect {
 	case TryingLocal:
 		switch {
 		case e.Kind == LocalBound:
-			l.history.moves(gotTurn)
+			l.routing.moves(gotTurn)
 			l.held.bind()
 			l.keepCopy(&e)
 			return l.sendDecode(&e, dst)
 		case l.NoHandOff: // no decode rank computes the prompt, and prefill engines must not
 			return l.fail(e, OfRanks, dst)
 		}
-		l.held.take(Holder) // the request goes to a prefill engine, so it will have leases
+		l.held.take(LeaseOwner) // the request goes to a prefill engine, so it will have leases
 		return append(dst, Effect{Kind: Queue})
 	case Queued:
 		return l.queued(e, dst)
@@ -148,7 +148,7 @@ func (l *Lifecycle) step(e Event, dst []Effect) []Effect {
 		case HandedOver:
 			dst = l.held.settle(dst, Lease, Pass)
 			l.held.take(KV)
-			l.held.kvHasProbeID = e.Named
+			l.held.reusesRequestID = e.ReusesRequestID
 			return l.enqueue(dst)
 		}
 	case Pooled:
@@ -158,7 +158,7 @@ func (l *Lifecycle) step(e Event, dst []Effect) []Effect {
 	case Transferring, Coupled:
 		switch e.Kind {
 		case Ends: // the whole answer came at once, so the slot is free whatever the prefill engine reports
-			return l.held.unbind(append(dst, Effect{Kind: Acclaim}), Finish)
+			return l.held.unbind(append(dst, Effect{Kind: ReportSuccess}), Finish)
 		case First:
 			l.keepCopy(&e)
 			dst = l.held.settle(dst, KV, Free)    // the decode engine has read the KV, so the prefill engine has freed it
@@ -197,9 +197,9 @@ func (l *Lifecycle) bound(e *Event, dst []Effect) []Effect {
 		return l.sendDecode(e, dst)
 	}
 	l.held.has[Lease] = false // from now on the pair settles the lease
-	l.pairs = append(l.pairs, newPair(l.dialect, e.Whole, e.Deaf))
+	l.pairs = append(l.pairs, newPair(l.traits, e.Unstreamed, e.Deaf))
 	until := NoTimeout
-	if l.dialect.CallsBack { // the decode engine calls back before the prefill begins
+	if l.traits.CallsBack { // the decode engine calls back before the prefill begins
 		until = ByCallback
 	}
 	return append(dst, Effect{Kind: SendBoth, Until: until, Pair: len(l.pairs)})
@@ -237,7 +237,7 @@ func (l *Lifecycle) begin(dst []Effect) []Effect {
 func (l *Lifecycle) sendDecode(e *Event, dst []Effect) []Effect {
 	until := ByFirstEvent
 	switch {
-	case e.Whole:
+	case e.Unstreamed:
 		until = ByWhole
 	case l.bind == Mixed: // the rank first computes the prompt, and other prompts may be ahead of it
 		until = ByProbe
@@ -263,18 +263,18 @@ func (l *Lifecycle) keepCopy(e *Event) {
 
 // enqueue lets the pool find a rank. From now on the request's entry in the pool owns its place there.
 func (l *Lifecycle) enqueue(dst []Effect) []Effect {
-	enqueue := Effect{Kind: Enqueue, Bind: l.bind, Place: !l.held.has[Place]}
-	return append(l.held.settle(dst, Place, Pass), enqueue)
+	enqueue := Effect{Kind: Enqueue, Bind: l.bind, Permit: !l.held.has[Permit]}
+	return append(l.held.settle(dst, Permit, Pass), enqueue)
 }
 
 // queued handles an event in the state Queued: the request got its turn, another dispatcher should serve it, or it got no turn.
 func (l *Lifecycle) queued(e Event, dst []Effect) []Effect {
 	switch e.Kind {
 	case Turn:
-		l.history.moves(gotTurn) // from now on the request's retries stay here
-		l.held.take(Place)
+		l.routing.moves(gotTurn) // from now on the request's retries stay here
+		l.held.take(Permit)
 		l.held.take(Lease)
-		l.bind, l.dialect = e.Bind, e.Dialect
+		l.bind, l.traits = e.Bind, e.Traits
 		if l.bind != Late {
 			return l.enqueue(dst) // the rank is bound before the prefill, or is the one that prefills
 		}
@@ -295,7 +295,7 @@ func (l *Lifecycle) queued(e Event, dst []Effect) []Effect {
 // callFailed handles the end of a call (a leg) without its result. It settles what the call held, holds the failure against the engine at
 // fault, and says whether another attempt follows.
 func (l *Lifecycle) callFailed(e Event, dst []Effect) []Effect {
-	if e.End.Reason == RanksLost && !l.history.moves(lostRanks) {
+	if e.End.Reason == RanksLost && !l.routing.moves(lostRanks) {
 		e.End.Reason = NoRank
 	}
 	verdict := e.End.Verdict()
@@ -303,8 +303,8 @@ func (l *Lifecycle) callFailed(e Event, dst []Effect) []Effect {
 		verdict.Next = Untaken
 	}
 	dst, disputed := l.condemn(&e, verdict.Blame, dst)
-	returns := e.End.Reason == Withheld && l.tries.withheld < mostHeld // the engine should be back in a moment
-	if e.End.Reason == Withheld && e.End.Leg == Prefill && !returns {
+	returns := e.End.Reason == Paused && l.tries.withheld < mostHeld // the engine should be back in a moment
+	if e.End.Reason == Paused && e.End.Call == Prefill && !returns {
 		verdict.KV = Refuse // the engine has not come back in time, which counts as its failure
 	}
 	switch {
@@ -329,8 +329,8 @@ func (l *Lifecycle) callFailed(e Event, dst []Effect) []Effect {
 		dst = l.held.settle(dst, Copy, Back)
 	}
 	// The next attempt may use the same rank again if nothing was sent to it, or if it did not fail.
-	if e.End.Leg == Decode && !nothingSent && e.End.Reason != GivenBack && e.End.Reason != Stale && !returns {
-		dst = append(dst, Effect{Kind: Shun})
+	if e.End.Call == Decode && !nothingSent && e.End.Reason != Preempted && e.End.Reason != Stale && !returns {
+		dst = append(dst, Effect{Kind: Avoid})
 	}
 	l.last = verdict.Next
 	if verdict.Next == Over || verdict.Next == Ask || e.Left {
@@ -346,10 +346,10 @@ func (l *Lifecycle) condemn(e *Event, whom Blame, dst []Effect) (_ []Effect, dis
 	if whom == Disputed && !e.Faulty { // the engine reports no failure of its own, e.g. the KV did not arrive, so the request is not at fault
 		whom = Engine
 	}
-	if whom == Nobody || e.End.Leg == Prefill && whom != Disputed {
+	if whom == Nobody || e.End.Call == Prefill && whom != Disputed {
 		return dst, false
 	}
-	return append(dst, Effect{Kind: Condemn, Blame: whom, Leg: e.End.Leg}), whom == Disputed
+	return append(dst, Effect{Kind: ReportFailure, Blame: whom, Call: e.End.Call}), whom == Disputed
 }
 
 // answered handles an event after the client's answer has begun, in the states Streaming, Confirming and Lost. An answer that can neither
@@ -362,7 +362,7 @@ func (l *Lifecycle) answered(e Event, dst []Effect) []Effect {
 		return l.begin(dst)
 	case e.Kind == Ends && l.state == Streaming:
 		if l.held.has[Slot] { // no slot: the answer ended with its first event, and the wait for the prefill engine is over
-			dst = l.held.unbind(append(dst, Effect{Kind: Acclaim}), Finish)
+			dst = l.held.unbind(append(dst, Effect{Kind: ReportSuccess}), Finish)
 			if l.bind == Early { // the prefill engine may still report that the KV was not complete
 				return append(dst, Effect{Kind: Confirm, Until: l.confirms()})
 			}
@@ -381,7 +381,7 @@ func (l *Lifecycle) answered(e Event, dst []Effect) []Effect {
 func (l *Lifecycle) answerLost(e Event, dst []Effect) []Effect {
 	verdict, slotHow := e.End.Verdict(), Failing
 	if e.Left || e.End.Reason == Left {
-		verdict, slotHow = Verdict{Next: Over}, Cancelled
+		verdict, slotHow = Consequences{Next: Over}, Cancelled
 	}
 	dst, disputed := l.condemn(&e, verdict.Blame, dst)
 	if disputed {
@@ -392,7 +392,7 @@ func (l *Lifecycle) answerLost(e Event, dst []Effect) []Effect {
 		return append(l.conclude(dst), Effect{Kind: BreakOff})
 	}
 	if verdict.Next != NoRoom { // a rank that had no room has not failed
-		dst = append(dst, Effect{Kind: Shun})
+		dst = append(dst, Effect{Kind: Avoid})
 	}
 	return append(dst, Effect{Kind: GoOn, Until: l.confirms()})
 }
@@ -400,7 +400,7 @@ func (l *Lifecycle) answerLost(e Event, dst []Effect) []Effect {
 // giveUp ends the attempts here. It offers the request to another dispatcher, if one may serve it and the request did not cause the
 // failure. Otherwise the client gets an error.
 func (l *Lifecycle) giveUp(e Event, dst []Effect) []Effect {
-	dst = l.held.settle(dst, KV, Doubt) // no decode engine will get the hand-off any more
+	dst = l.held.settle(dst, KV, MaybeRead) // no decode engine will get the hand-off any more
 	switch {
 	case e.Left:
 		return l.fail(e, OfClient, dst)
@@ -410,9 +410,9 @@ func (l *Lifecycle) giveUp(e Event, dst []Effect) []Effect {
 	return l.fail(e, OfAttempt, dst)
 }
 
-// offer says whether evenkeel may ask again which dispatcher should serve the request. If so, it records the reason in the history.
+// offer says whether evenkeel may ask again which dispatcher should serve the request. If so, it records the reason in the routing.
 func (l *Lifecycle) offer(why move) bool {
-	return !l.Bound && l.history.moves(why)
+	return !l.Bound && l.routing.moves(why)
 }
 
 // fail ends the request with an error for the client.

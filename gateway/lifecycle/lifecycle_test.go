@@ -31,38 +31,38 @@ var answers = map[State][]EventKind{
 
 // settles are the ways in which each thing may be settled.
 var settles = [resources][]Disposition{
-	Place:   {Back, Pass},
-	Lease:   {Free, Refuse, Lose, Orphan, Discard, Pass},
-	KV:      {Free, Orphan, Discard, Doubt, DoubtOn},
-	Doubted: {Discard, Orphan},
-	Slot:    {Failing, Cancelled, Finish},
-	Holder:  {Back},
-	Copy:    {Back},
-	Seat:    {Back},
-	Body:    {Back, Pass},
-	Call:    {Failing, Cancelled, Finish, Free, Spent},
-	Memory:  {Back, Pass},
+	Permit:      {Back, Pass},
+	Lease:       {Free, Refuse, Lose, Orphan, Discard, Pass},
+	KV:          {Free, Orphan, Discard, MaybeRead, MaybeRunning},
+	MaybeReadKV: {Discard, Orphan},
+	Slot:        {Failing, Cancelled, Finish},
+	LeaseOwner:  {Back},
+	Copy:        {Back},
+	Seat:        {Back},
+	Body:        {Back, Pass},
+	Call:        {Failing, Cancelled, Finish, Free, Spent},
+	Memory:      {Back, Pass},
 }
 
 // legs are the ends that a leg may have in a state: those for which the tables have an entry.
 func legs(l *Lifecycle) (all []CallEnd) {
-	early := []Reason{Uncalled, Misplaced, Unbegun}                   // only the legs of an early attempt end so
-	pool := []Reason{Left, Leaving, Unowned, NoRank, RanksLost}       // only the pool's wait does
-	late := []Reason{Unconfirmed, Incomplete, Restarted, Disbelieved} // only an early prefill does
+	early := []Reason{Uncalled, Misplaced, Unbegun}                    // only the legs of an early attempt end so
+	pool := []Reason{Left, Leaving, Unowned, NoRank, RanksLost}        // only the pool's wait does
+	late := []Reason{Unconfirmed, Incomplete, Restarted, MaybeWrongKV} // only an early prefill does
 	ends(func(e CallEnd, said Disposition) {
 		fits := said != unsaid
 		switch l.state {
 		case Prefilling:
-			fits = fits && e.Leg == Prefill && e.Progress < Through && e.Kept && !slices.Contains(late, e.Reason)
+			fits = fits && e.Call == Prefill && e.Progress < Through && e.Kept && !slices.Contains(late, e.Reason)
 		case Pooled:
-			fits = fits && e.Leg == Prefill && e.Kept && slices.Contains(pool, e.Reason) && (e.Progress == Through) == (l.bind == Late) &&
+			fits = fits && e.Call == Prefill && e.Kept && slices.Contains(pool, e.Reason) && (e.Progress == Through) == (l.bind == Late) &&
 				(e.Progress == Unsent) == (l.bind != Late)
 		case Transferring:
-			fits = fits && e.Leg == Decode && !slices.Contains(early, e.Reason)
+			fits = fits && e.Call == Decode && !slices.Contains(early, e.Reason)
 		case Streaming:
-			fits = fits && e.Leg == Decode && e.Progress == Through && !slices.Contains(early, e.Reason)
+			fits = fits && e.Call == Decode && e.Progress == Through && !slices.Contains(early, e.Reason)
 		case Confirming, Lost:
-			fits = fits && e.Leg == Prefill && e.Progress == Through
+			fits = fits && e.Call == Prefill && e.Progress == Through
 		}
 		if fits {
 			all = append(all, e)
@@ -105,8 +105,8 @@ func (w *engines) follow(t require.TestingT, x Effect) {
 		require.Contains(t, settles[x.Resource], x.Disposition, "%d of thing %d", x.Disposition, x.Resource)
 		require.Positive(t, w.held[x.Resource], "thing %d is settled, and is not held", x.Resource)
 		w.held[x.Resource]--
-		if x.Disposition == Doubt || x.Disposition == DoubtOn {
-			w.held[Doubted]++
+		if x.Disposition == MaybeRead || x.Disposition == MaybeRunning {
+			w.held[MaybeReadKV]++
 		}
 		return
 	}
@@ -121,7 +121,7 @@ func (w *engines) follow(t require.TestingT, x Effect) {
 	case Fail, EndWhole, BreakOff:
 		require.True(t, w.begun || x.Kind == Fail, "the end of an answer that has not begun")
 		w.ends++
-	case Condemn:
+	case ReportFailure:
 		if x.Blame == Disputed {
 			w.charged++
 		}
@@ -136,16 +136,16 @@ func (w *engines) happens(state State, alone bool, e Event) {
 	if e.Copied && w.held[Copy] == 0 && (e.Kind == LocalBound || e.Kind == Bound || e.Kind == First && state != Prefilling) {
 		w.held[Copy]++
 	}
-	if state == TryingLocal && e.Kind != LocalBound && e.Kind != Panicked && !alone && w.held[Holder] == 0 {
-		w.held[Holder]++
+	if state == TryingLocal && e.Kind != LocalBound && e.Kind != Panicked && !alone && w.held[LeaseOwner] == 0 {
+		w.held[LeaseOwner]++
 	}
 	switch e.Kind {
 	case LocalBound, Bound:
 		w.held[Slot]++
 		w.held[Call]++
 	case Turn:
-		if w.held[Place] == 0 {
-			w.held[Place]++
+		if w.held[Permit] == 0 {
+			w.held[Permit]++
 		}
 		w.held[Lease]++
 	case HandedOver:
@@ -169,12 +169,12 @@ func drawn(t *rapid.T, l *Lifecycle) Event {
 	}
 	e.Bind = rapid.SampledFrom([]Bind{Late, Early, Mixed}).Draw(t, "script")
 	e.Copied, e.Idle = rapid.Bool().Draw(t, "kept"), rapid.Bool().Draw(t, "idle")
-	e.Open, e.Named, e.Quit = rapid.Bool().Draw(t, "open"), rapid.Bool().Draw(t, "named"), rapid.Bool().Draw(t, "quit")
+	e.Open, e.ReusesRequestID, e.Quit = rapid.Bool().Draw(t, "open"), rapid.Bool().Draw(t, "named"), rapid.Bool().Draw(t, "quit")
 	if e.Kind == CallFailed {
 		e.End = rapid.SampledFrom(legs(l)).Draw(t, "end")
 		e.Engine = rapid.SampledFrom([]string{"decode a", "decode b"}).Draw(t, "engine")
 		if e.Faulty = rapid.IntRange(0, 3).Draw(t, "faulty") == 0; !e.Faulty && rapid.IntRange(0, 3).Draw(t, "breach") == 0 {
-			e.Breach.Engine, e.Down = e.Engine, rapid.SliceOf(rapid.SampledFrom([]string{"decode a", "decode b"})).Draw(t, "down")
+			e.BrokenConn.Engine, e.Down = e.Engine, rapid.SliceOf(rapid.SampledFrom([]string{"decode a", "decode b"})).Draw(t, "down")
 		}
 		e.MostLosses = rapid.IntRange(0, 3).Draw(t, "mostLosses")
 	}
@@ -235,7 +235,7 @@ func TestWhatIsTakenIsSettledOnce(t *testing.T) {
 			if l.state == Streaming {
 				require.LessOrEqual(t, w.held[Slot], 1, "after %v", events)
 				require.Equal(t, w.held[Slot], w.held[Call], "after %v", events)
-				require.Zero(t, w.held[Place]+w.held[Lease]+w.held[KV]+w.held[Doubted]+w.held[Holder], "after %v", events)
+				require.Zero(t, w.held[Permit]+w.held[Lease]+w.held[KV]+w.held[MaybeReadKV]+w.held[LeaseOwner], "after %v", events)
 			}
 			if e.Kind == Ends && state < Streaming { // all of it came at once, and the wait goes on
 				require.Equal(t, state, l.state, "after %v", events)
@@ -302,7 +302,7 @@ func TestEarlyMixedAndLateOweTheSame(t *testing.T) {
 					end.Progress = Unsent
 				}
 				after[i] = l.Step(Event{Kind: CallFailed, End: end, Left: left}, nil)
-				require.Equal(t, held{kvHasProbeID: l.held.kvHasProbeID}, l.held, "nothing is held")
+				require.Equal(t, held{reusesRequestID: l.held.reusesRequestID}, l.held, "nothing is held")
 			}
 			for _, other := range after[1:] {
 				require.Equal(t, after[0][len(after[0])-1], other[len(other)-1], "%+v", end)
@@ -331,17 +331,18 @@ func mixed() Lifecycle {
 // engine's failure where that is held against it. No KV is left anywhere, so that nothing is doubted, orphaned or discarded.
 func TestTheLeaseOfAMixedRequest(t *testing.T) {
 	l := mixed()
-	require.Equal(t, []Effect{{Kind: Settle, Resource: Lease, Disposition: Free}, {Kind: Settle, Resource: Holder, Disposition: Back}, {Kind: AnswerIt}},
+	require.Equal(t, []Effect{{Kind: Settle, Resource: Lease, Disposition: Free},
+		{Kind: Settle, Resource: LeaseOwner, Disposition: Back}, {Kind: AnswerIt}},
 		l.Step(Event{Kind: First}, nil))
 	ends(func(e CallEnd, said Disposition) {
-		if e.Leg != Decode || said == unsaid {
+		if e.Call != Decode || said == unsaid {
 			return
 		}
 		l := mixed()
 		var how []Disposition
 		for _, x := range l.Step(Event{Kind: CallFailed, End: e}, nil) {
 			if x.Kind == Settle {
-				require.Contains(t, []Resource{Lease, Slot, Call, Holder}, x.Resource, "%+v", e)
+				require.Contains(t, []Resource{Lease, Slot, Call, LeaseOwner}, x.Resource, "%+v", e)
 				if x.Resource == Lease {
 					how = append(how, x.Disposition)
 				}
@@ -368,27 +369,28 @@ func coupled() Lifecycle {
 func TestADecodeEngineIsNotBlamedForItsPrefill(t *testing.T) {
 	l := coupled()
 	again := Effect{Kind: Pause, Retry: Retry{Budget: Counted, N: 1}}
-	got := l.Step(Event{Kind: CallFailed, Faulty: true, End: CallEnd{Leg: Prefill, Progress: Headed, Reason: Failed}}, nil)
+	got := l.Step(Event{Kind: CallFailed, Faulty: true, End: CallEnd{Call: Prefill, Progress: Headed, Reason: Failed}}, nil)
 	leaves := []Effect{{Kind: Settle, Resource: Slot, Disposition: Failing}, {Kind: Settle, Resource: Call, Disposition: Failing}}
-	require.Equal(t, slices.Concat([]Effect{{Kind: Condemn, Leg: Prefill, Blame: Disputed}}, leaves, []Effect{again}), got)
+	require.Equal(t, slices.Concat([]Effect{{Kind: ReportFailure, Call: Prefill, Blame: Disputed}}, leaves, []Effect{again}), got)
 	l = coupled()
-	got = l.Step(Event{Kind: CallFailed, Faulty: true, End: CallEnd{Leg: Decode, Progress: Headed, Reason: Failed}}, nil)
-	require.Equal(t, slices.Concat([]Effect{{Kind: Condemn, Leg: Decode, Blame: Disputed}}, leaves, []Effect{{Kind: Shun}, again}), got)
+	got = l.Step(Event{Kind: CallFailed, Faulty: true, End: CallEnd{Call: Decode, Progress: Headed, Reason: Failed}}, nil)
+	require.Equal(t, slices.Concat([]Effect{{Kind: ReportFailure, Call: Decode, Blame: Disputed}}, leaves,
+		[]Effect{{Kind: Avoid}, again}), got)
 	l = coupled()
-	got = l.Step(Event{Kind: CallFailed, End: CallEnd{Leg: Decode, Progress: Headed, Reason: Failed}}, nil) // its KV did not arrive
-	require.Equal(t, Effect{Kind: Condemn, Leg: Decode, Blame: Engine}, got[0])
+	got = l.Step(Event{Kind: CallFailed, End: CallEnd{Call: Decode, Progress: Headed, Reason: Failed}}, nil) // its KV did not arrive
+	require.Equal(t, Effect{Kind: ReportFailure, Call: Decode, Blame: Engine}, got[0])
 }
 
 // An attempt of which nothing was sent, or that its engine gave back, does not keep the next one off the rank.
 func TestWhenARankIsShunned(t *testing.T) {
-	for why, want := range map[Reason]bool{Unlearned: false, Unready: false, Leaving: false, GivenBack: false, NotOurs: true, Broke: true} {
+	for why, want := range map[Reason]bool{Unlearned: false, Unready: false, Leaving: false, Preempted: false, NotOurs: true, Broke: true} {
 		l := coupled()
 		far := Headed
 		if why < Unreachable {
 			far = Unsent
 		}
-		got := l.Step(Event{Kind: CallFailed, End: CallEnd{Leg: Decode, Progress: far, Reason: why, Moved: why == GivenBack}}, nil)
-		require.Equal(t, want, slices.Contains(got, Effect{Kind: Shun}), "%d", why)
+		got := l.Step(Event{Kind: CallFailed, End: CallEnd{Call: Decode, Progress: far, Reason: why, Moved: why == Preempted}}, nil)
+		require.Equal(t, want, slices.Contains(got, Effect{Kind: Avoid}), "%d", why)
 	}
 }
 
@@ -398,10 +400,10 @@ func TestHowASlotGoesBack(t *testing.T) {
 		e    Event
 		want Disposition
 	}{
-		{Event{Kind: CallFailed, End: CallEnd{Leg: Decode, Progress: Sent, Reason: HungUp}, Left: true, Quit: true}, Cancelled},
-		{Event{Kind: CallFailed, End: CallEnd{Leg: Decode, Progress: Sent, Reason: HungUp}, Left: true}, Failing}, // it left a moment later
-		{Event{Kind: CallFailed, End: CallEnd{Leg: Decode, Reason: NotOurs}}, Cancelled},
-		{Event{Kind: CallFailed, End: CallEnd{Leg: Decode, Progress: Sent, Reason: Broke}}, Failing},
+		{Event{Kind: CallFailed, End: CallEnd{Call: Decode, Progress: Sent, Reason: HungUp}, Left: true, Quit: true}, Cancelled},
+		{Event{Kind: CallFailed, End: CallEnd{Call: Decode, Progress: Sent, Reason: HungUp}, Left: true}, Failing}, // it left a moment later
+		{Event{Kind: CallFailed, End: CallEnd{Call: Decode, Reason: NotOurs}}, Cancelled},
+		{Event{Kind: CallFailed, End: CallEnd{Call: Decode, Progress: Sent, Reason: Broke}}, Failing},
 	} {
 		l := coupled()
 		require.Contains(t, l.Step(row.e, nil), Effect{Kind: Settle, Resource: Slot, Disposition: row.want}, "%+v", row.e)
@@ -421,8 +423,8 @@ func TestAPrefillEngineMayAnswerAlone(t *testing.T) {
 	step(Event{Kind: NoLocal})
 	require.Contains(t, step(Event{Kind: Turn}), SendProbe)
 	require.True(t, l.Reserved())
-	require.Equal(t, []Effect{{Kind: Settle, Resource: Lease, Disposition: Free}, {Kind: Settle, Resource: Place, Disposition: Back},
-		{Kind: Settle, Resource: Holder, Disposition: Back}, {Kind: AnswerIt}}, l.Step(Event{Kind: First}, nil))
+	require.Equal(t, []Effect{{Kind: Settle, Resource: Lease, Disposition: Free}, {Kind: Settle, Resource: Permit, Disposition: Back},
+		{Kind: Settle, Resource: LeaseOwner, Disposition: Back}, {Kind: AnswerIt}}, l.Step(Event{Kind: First}, nil))
 	require.False(t, l.Reserved())
 	require.Equal(t, []EffectKind{EndWhole}, step(Event{Kind: Ends}))
 }

@@ -20,7 +20,7 @@ var soleEnds = func() (all []CallEnd) {
 	} {
 		for _, far := range far {
 			for flags := range 4 {
-				all = append(all, CallEnd{Leg: Sole, Progress: far, Reason: why, Moved: flags&1 > 0, Open: flags&2 > 0 && far == Headed})
+				all = append(all, CallEnd{Call: Sole, Progress: far, Reason: why, Moved: flags&1 > 0, Open: flags&2 > 0 && far == Headed})
 			}
 		}
 	}
@@ -141,13 +141,15 @@ func TestWhatMayHaveKilledAnEngineGoesToNoOther(t *testing.T) {
 			second, answered := w.life.state == Redialing, w.life.state == Streaming
 			dst := w.tell(t, e)
 			if e.Kind == CallFailed && !answered {
-				killed := e.End.Progress > Unsent && slices.Contains([]Reason{HungUp, Broke, Silent, Garbled}, e.End.Reason) || second && e.End.Progress < Headed
+				killed := e.End.Progress > Unsent && slices.Contains([]Reason{HungUp, Broke, Silent, Garbled}, e.End.Reason) ||
+					second && e.End.Progress < Headed
 				if killed && !e.End.Moved || e.Left {
 					require.Equal(t, Fail, dst[len(dst)-1].Kind, "%+v", e.End)
 				}
 				again := slices.ContainsFunc(dst, func(x Effect) bool { return x.Kind == SendAnew })
 				require.Equal(t, e.End.Reason == Stale && !e.End.Moved && !second && !e.Left, again, "%+v", e.End)
-				require.Contains(t, dst, Effect{Kind: Settle, Resource: Call, Disposition: map[bool]Disposition{true: Spent, false: Free}[spent(e.End)]}, "%+v", e.End)
+				how := map[bool]Disposition{true: Spent, false: Free}[spent(e.End)]
+				require.Contains(t, dst, Effect{Kind: Settle, Resource: Call, Disposition: how}, "%+v", e.End)
 			}
 			e = w.drawn(t)
 		}
@@ -158,8 +160,8 @@ func TestWhatMayHaveKilledAnEngineGoesToNoOther(t *testing.T) {
 func TestAPassedRequestWhoseClientLeavesEnds(t *testing.T) {
 	for _, before := range [][]Event{
 		{},
-		{{Kind: CallFailed, End: CallEnd{Leg: Sole, Reason: Unreachable}}, {Kind: Chosen}},
-		{{Kind: CallFailed, End: CallEnd{Leg: Sole, Progress: Sent, Reason: Stale}}},
+		{{Kind: CallFailed, End: CallEnd{Call: Sole, Reason: Unreachable}}, {Kind: Chosen}},
+		{{Kind: CallFailed, End: CallEnd{Call: Sole, Progress: Sent, Reason: Stale}}},
 	} {
 		for _, end := range soleEnds {
 			var w onePassed
@@ -175,9 +177,9 @@ func TestAPassedRequestWhoseClientLeavesEnds(t *testing.T) {
 // What the client gets and what is tried, by what the engines do in turn.
 func TestWhatBecomesOfAPassedRequest(t *testing.T) {
 	fell := func(far Progress, why Reason) Event {
-		return Event{Kind: CallFailed, End: CallEnd{Leg: Sole, Progress: far, Reason: why}}
+		return Event{Kind: CallFailed, End: CallEnd{Call: Sole, Progress: far, Reason: why}}
 	}
-	moved := Event{Kind: CallFailed, End: CallEnd{Leg: Sole, Progress: Sent, Reason: HungUp, Moved: true}}
+	moved := Event{Kind: CallFailed, End: CallEnd{Call: Sole, Progress: Sent, Reason: HungUp, Moved: true}}
 	unlisted := fell(Headed, Unlisted)
 	busy, lacks, stale, unreached := fell(Headed, Busy), fell(Headed, Lacks), fell(Sent, Stale), fell(Unsent, Unreachable)
 	chosen, none, noRoute := Event{Kind: Chosen}, Event{Kind: NoneLeft}, Event{Kind: NoRoute}
@@ -251,7 +253,7 @@ func TestWhichFailureCounts(t *testing.T) {
 		var w onePassed
 		w.tell(t, begins)
 		w.tell(t, Event{Kind: Chosen})
-		row.first.Leg, row.second.Leg = Sole, Sole
+		row.first.Call, row.second.Call = Sole, Sole
 		w.tell(t, Event{Kind: CallFailed, End: row.first})
 		if w.life.state == Choosing {
 			w.tell(t, Event{Kind: Chosen})

@@ -22,99 +22,102 @@ func TestWhatHappensIf(t *testing.T) {
 	for _, q := range []struct{ question, told, done string }{
 		{
 			"the decode engine resets after its 200, and the client is leaving",
-			opening + "CallFailed End.Leg=Decode End.Progress=Headed End.Reason=Broke End.Open Left",
-			"Condemn Blame=Engine Leg=Decode, Settle Resource=KV Disposition=DoubtOn, Settle Resource=Slot Disposition=Failing, " +
-				"Settle Resource=Call Disposition=Failing, Shun, Settle Resource=Doubted Disposition=Discard, " +
-				"Settle Resource=Holder Disposition=Back, Fail Error=OfClient",
+			opening + "CallFailed End.Call=Decode End.Progress=Headed End.Reason=Broke End.Open Left",
+			"ReportFailure Blame=Engine Call=Decode, Settle Resource=KV Disposition=MaybeRunning, Settle Resource=Slot Disposition=Failing, " +
+				"Settle Resource=Call Disposition=Failing, Avoid, Settle Resource=MaybeReadKV Disposition=Discard, " +
+				"Settle Resource=LeaseOwner Disposition=Back, Fail Error=OfClient",
 		},
 		{
 			"the same, where a second request for the hand-off would have the id of the first",
-			probing + "HandedOver Named; Bound; CallFailed End.Leg=Decode End.Progress=Headed End.Reason=Broke End.Open Left",
-			"Condemn Blame=Engine Leg=Decode, Settle Resource=KV Disposition=DoubtOn, Settle Resource=Slot Disposition=Failing, " +
-				"Settle Resource=Call Disposition=Failing, Shun, Settle Resource=Doubted Disposition=Orphan, " +
-				"Settle Resource=Holder Disposition=Back, Fail Error=OfClient",
+			probing + "HandedOver ReusesRequestID; Bound; CallFailed End.Call=Decode End.Progress=Headed End.Reason=Broke End.Open Left",
+			"ReportFailure Blame=Engine Call=Decode, Settle Resource=KV Disposition=MaybeRunning, Settle Resource=Slot Disposition=Failing, " +
+				"Settle Resource=Call Disposition=Failing, Avoid, Settle Resource=MaybeReadKV Disposition=Orphan, " +
+				"Settle Resource=LeaseOwner Disposition=Back, Fail Error=OfClient",
 		},
 		{
 			"the client leaves while the prefill engine computes",
-			probing + "CallFailed End.Leg=Prefill End.Progress=Sent End.Reason=Left End.Kept Left",
-			"Settle Resource=Lease Disposition=Free, Settle Resource=Place Disposition=Back, Settle Resource=Holder Disposition=Back, Fail Error=OfClient",
+			probing + "CallFailed End.Call=Prefill End.Progress=Sent End.Reason=Left End.Kept Left",
+			"Settle Resource=Lease Disposition=Free, Settle Resource=Permit Disposition=Back, " +
+				"Settle Resource=LeaseOwner Disposition=Back, Fail Error=OfClient",
 		},
 		{
 			"it leaves while the hand-off waits in the pool",
-			pooled + "CallFailed End.Leg=Prefill End.Progress=Through End.Reason=Left End.Kept Left",
-			"Settle Resource=KV Disposition=Discard, Settle Resource=Holder Disposition=Back, Fail Error=OfClient",
+			pooled + "CallFailed End.Call=Prefill End.Progress=Through End.Reason=Left End.Kept Left",
+			"Settle Resource=KV Disposition=Discard, Settle Resource=LeaseOwner Disposition=Back, Fail Error=OfClient",
 		},
 		{
 			"a decode engine answers 503",
-			opening + "CallFailed End.Leg=Decode End.Progress=Headed End.Reason=Busy",
-			"Condemn Blame=Engine Leg=Decode, Settle Resource=KV Disposition=Doubt, Settle Resource=Slot Disposition=Failing, " +
-				"Settle Resource=Call Disposition=Failing, Shun, Pause Retry.Budget=Counted Retry.N=1",
+			opening + "CallFailed End.Call=Decode End.Progress=Headed End.Reason=Busy",
+			"ReportFailure Blame=Engine Call=Decode, Settle Resource=KV Disposition=MaybeRead, Settle Resource=Slot Disposition=Failing, " +
+				"Settle Resource=Call Disposition=Failing, Avoid, Pause Retry.Budget=Counted Retry.N=1",
 		},
 		{
 			"the hand-off is not offered again then: the prompt is prefilled anew",
-			opening + "CallFailed End.Leg=Decode End.Progress=Headed End.Reason=Busy; Retried",
+			opening + "CallFailed End.Call=Decode End.Progress=Headed End.Reason=Busy; Retried",
 			"Attempt, TryLocal",
 		},
 		{
 			"it answers 503 where a rejection has the prefill engine free the KV",
-			opening + "CallFailed End.Leg=Decode End.Progress=Headed End.Reason=Busy End.Frees",
-			"Condemn Blame=Engine Leg=Decode, Settle Resource=KV Disposition=Free, Settle Resource=Slot Disposition=Failing, " +
-				"Settle Resource=Call Disposition=Failing, Shun, Pause Retry.Budget=Counted Retry.N=1",
+			opening + "CallFailed End.Call=Decode End.Progress=Headed End.Reason=Busy End.Frees",
+			"ReportFailure Blame=Engine Call=Decode, Settle Resource=KV Disposition=Free, Settle Resource=Slot Disposition=Failing, " +
+				"Settle Resource=Call Disposition=Failing, Avoid, Pause Retry.Budget=Counted Retry.N=1",
 		},
 		{
 			"the prefill engine refuses a request whose decode leg is under way",
-			both + "CallFailed End.Leg=Prefill End.Progress=Headed End.Reason=Rejected",
-			"Settle Resource=Slot Disposition=Failing, Settle Resource=Call Disposition=Failing, Settle Resource=Holder Disposition=Back, Fail Error=OfAttempt",
+			both + "CallFailed End.Call=Prefill End.Progress=Headed End.Reason=Rejected",
+			"Settle Resource=Slot Disposition=Failing, Settle Resource=Call Disposition=Failing, " +
+				"Settle Resource=LeaseOwner Disposition=Back, Fail Error=OfAttempt",
 		},
 		{
 			"the prefill engine is declared down during the probe, which is as if its connection broke",
-			probing + "CallFailed End.Leg=Prefill End.Progress=Sent End.Reason=Broke End.Kept",
+			probing + "CallFailed End.Call=Prefill End.Progress=Sent End.Reason=Broke End.Kept",
 			"Settle Resource=Lease Disposition=Lose, Pause Retry.Budget=Counted Retry.N=1",
 		},
 		{
 			"it is drained then",
-			probing + "CallFailed End.Leg=Prefill End.Progress=Sent End.Reason=Moved End.Kept",
+			probing + "CallFailed End.Call=Prefill End.Progress=Sent End.Reason=Moved End.Kept",
 			"Settle Resource=Lease Disposition=Free, Pause Retry.Budget=Freely",
 		},
 		{
 			"the scope is handed over between the slot and the first byte",
-			opening + "CallFailed End.Leg=Decode End.Progress=Unsent End.Reason=NotOurs",
-			"Settle Resource=Slot Disposition=Cancelled, Settle Resource=Call Disposition=Cancelled, Shun, Pause Retry.Budget=Freely",
+			opening + "CallFailed End.Call=Decode End.Progress=Unsent End.Reason=NotOurs",
+			"Settle Resource=Slot Disposition=Cancelled, Settle Resource=Call Disposition=Cancelled, Avoid, Pause Retry.Budget=Freely",
 		},
 		{
 			"the same hand-off then waits for another slot",
-			opening + "CallFailed End.Leg=Decode End.Progress=Unsent End.Reason=NotOurs; Retried; Bound",
+			opening + "CallFailed End.Call=Decode End.Progress=Unsent End.Reason=NotOurs; Retried; Bound",
 			"SendDecode Until=ByFirstEvent",
 		},
 		{
 			"the first event comes: the hand-off is not held from then on, and so it cannot be used again",
 			opening + "First",
-			"Settle Resource=KV Disposition=Free, Settle Resource=Holder Disposition=Back, AnswerIt",
+			"Settle Resource=KV Disposition=Free, Settle Resource=LeaseOwner Disposition=Back, AnswerIt",
 		},
 		{
 			"the connection breaks in the middle of an answer",
-			opening + "First; CallFailed End.Leg=Decode End.Progress=Through End.Reason=Broke End.Open",
-			"Condemn Blame=Engine Leg=Decode, Settle Resource=Slot Disposition=Failing, Settle Resource=Call Disposition=Failing, Shun, GoOn",
+			opening + "First; CallFailed End.Call=Decode End.Progress=Through End.Reason=Broke End.Open",
+			"ReportFailure Blame=Engine Call=Decode, Settle Resource=Slot Disposition=Failing, " +
+				"Settle Resource=Call Disposition=Failing, Avoid, GoOn",
 		},
 		{
 			"the answer can go on: the prompt is prefilled anew, and no other dispatcher is asked",
-			opening + "First; CallFailed End.Leg=Decode End.Progress=Through End.Reason=Broke End.Open; Begun",
+			opening + "First; CallFailed End.Call=Decode End.Progress=Through End.Reason=Broke End.Open; Begun",
 			"Attempt, TryLocal",
 		},
 		{
 			"it cannot",
-			opening + "First; CallFailed End.Leg=Decode End.Progress=Through End.Reason=Broke End.Open; GivenUp",
+			opening + "First; CallFailed End.Call=Decode End.Progress=Through End.Reason=Broke End.Open; GivenUp",
 			"BreakOff",
 		},
 		{
 			"the client left, and that is why it broke",
-			opening + "First; CallFailed End.Leg=Decode End.Progress=Through End.Reason=Left End.Open Left",
+			opening + "First; CallFailed End.Call=Decode End.Progress=Through End.Reason=Left End.Open Left",
 			"Settle Resource=Slot Disposition=Cancelled, Settle Resource=Call Disposition=Cancelled, BreakOff",
 		},
 		{
 			"SGLang's answer is whole, and its prefill engine has not answered: the slot is given back first",
 			both + "First; Ends",
-			"Acclaim, Settle Resource=Slot Disposition=Finish, Settle Resource=Call Disposition=Finish, Confirm",
+			"ReportSuccess, Settle Resource=Slot Disposition=Finish, Settle Resource=Call Disposition=Finish, Confirm",
 		},
 		{
 			"it does not confirm the answer in time, goes down, or the client leaves",
@@ -123,26 +126,26 @@ func TestWhatHappensIf(t *testing.T) {
 		},
 		{
 			"the hand-off's hold ends in the pool",
-			pooled + "CallFailed End.Leg=Prefill End.Progress=Through End.Reason=NoRank End.Kept",
-			"Settle Resource=KV Disposition=Discard, Settle Resource=Holder Disposition=Back, Fail Error=OfAttempt",
+			pooled + "CallFailed End.Call=Prefill End.Progress=Through End.Reason=NoRank End.Kept",
+			"Settle Resource=KV Disposition=Discard, Settle Resource=LeaseOwner Disposition=Back, Fail Error=OfAttempt",
 		},
 		{
 			"its slot comes after its deadline",
-			opening + "CallFailed End.Leg=Decode End.Progress=Unsent End.Reason=Expired",
+			opening + "CallFailed End.Call=Decode End.Progress=Unsent End.Reason=Expired",
 			"Settle Resource=KV Disposition=Orphan, Settle Resource=Slot Disposition=Failing, " +
-				"Settle Resource=Call Disposition=Failing, Shun, Pause Retry.Budget=Counted Retry.N=1",
+				"Settle Resource=Call Disposition=Failing, Avoid, Pause Retry.Budget=Counted Retry.N=1",
 		},
 		{
 			"it is not certain that the KV was kept until the first event",
-			opening + "CallFailed End.Leg=Decode End.Progress=Through End.Reason=Disbelieved",
+			opening + "CallFailed End.Call=Decode End.Progress=Through End.Reason=MaybeWrongKV",
 			"Settle Resource=KV Disposition=Free, Settle Resource=Slot Disposition=Failing, " +
-				"Settle Resource=Call Disposition=Failing, Shun, Pause Retry.Budget=Counted Retry.N=1",
+				"Settle Resource=Call Disposition=Failing, Avoid, Pause Retry.Budget=Counted Retry.N=1",
 		},
 		{
 			"the callback never comes",
-			both + "CallFailed End.Leg=Decode End.Progress=Sent End.Reason=Uncalled",
-			"Condemn Blame=Engine Leg=Decode, Settle Resource=Slot Disposition=Failing, " +
-				"Settle Resource=Call Disposition=Failing, Shun, Pause Retry.Budget=Counted Retry.N=1",
+			both + "CallFailed End.Call=Decode End.Progress=Sent End.Reason=Uncalled",
+			"ReportFailure Blame=Engine Call=Decode, Settle Resource=Slot Disposition=Failing, " +
+				"Settle Resource=Call Disposition=Failing, Avoid, Pause Retry.Budget=Counted Retry.N=1",
 		},
 	} {
 		var l Lifecycle
@@ -198,7 +201,7 @@ func TestWhatHappensToTwoLegsIf(t *testing.T) {
 		{
 			"the decode leg ends for that",
 			"layerwise", "CalledBack; ProbeDue; PrefillFailed End.Progress=Headed End.Reason=Rejected; DecodeFailed Reason=Died",
-			"StopWaiting, Strand, Forget, CountLoss",
+			"StopWaiting, LeakBlocks, Forget, CountLoss",
 		},
 		{
 			"the prefill engine breaks after the decode engine did: the decode engine's failure is the one that counts",
@@ -207,7 +210,7 @@ func TestWhatHappensToTwoLegsIf(t *testing.T) {
 		},
 		{
 			"the callback never comes",
-			"layerwise", "Overdue End.Leg=Decode End.Progress=Sent End.Reason=Uncalled",
+			"layerwise", "Overdue End.Call=Decode End.Progress=Sent End.Reason=Uncalled",
 			"EndDecode",
 		},
 		{

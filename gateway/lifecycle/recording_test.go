@@ -61,7 +61,7 @@ type step struct {
 // beginning is how a life stands when its request begins, or when its answer was lost and is to go on.
 type beginning struct {
 	Bound, Alone bool
-	History      history
+	History      routing
 }
 
 // take drives a life by one step.
@@ -70,16 +70,17 @@ func take(t *testing.T, l *Lifecycle, s step, first bool) (do []Effect) {
 		return l.Step(*s.event, nil)
 	}
 	if l.Bound, l.NoHandOff = s.begin.Bound, s.begin.Alone; first {
-		l.history = s.begin.History
+		l.routing = s.begin.History
 	}
-	require.Equal(t, l.history, s.begin.History)
+	require.Equal(t, l.routing, s.begin.History)
 	return nil
 }
 
 // twinOf is a copy of a life that shares nothing with it.
 func twinOf(l *Lifecycle) Lifecycle {
 	twin := *l
-	twin.held.doubts, twin.tries.breaches, twin.pairs = slices.Clone(l.held.doubts), slices.Clone(l.tries.breaches), slices.Clone(l.pairs)
+	twin.held.doubts, twin.pairs = slices.Clone(l.held.doubts), slices.Clone(l.pairs)
+	twin.tries.brokenConns = slices.Clone(l.tries.brokenConns)
 	return twin
 }
 
@@ -191,7 +192,7 @@ func rename(steps []step) {
 	for _, s := range steps {
 		if s.event != nil {
 			of(&s.event.Engine)
-			of(&s.event.Breach.Engine)
+			of(&s.event.BrokenConn.Engine)
 			for i := range s.event.Down {
 				of(&s.event.Down[i])
 			}
@@ -269,7 +270,7 @@ func (m *met) note(where string, w *words, s step, times int) {
 		}
 	}
 	if end != nil {
-		m.ends[CallEnd{Leg: end.Leg, Progress: end.Progress, Reason: end.Reason}] += times
+		m.ends[CallEnd{Call: end.Call, Progress: end.Progress, Reason: end.Reason}] += times
 	}
 }
 
@@ -306,14 +307,14 @@ func (m *met) report(w *words) []string {
 				if rows[why].kv[far] == unsaid {
 					continue
 				}
-				if all++; m.ends[CallEnd{Leg: Leg(leg), Progress: far, Reason: why}] > 0 { //nolint:gosec // 0 or 1
+				if all++; m.ends[CallEnd{Call: CallKind(leg), Progress: far, Reason: why}] > 0 { //nolint:gosec // 0 or 1
 					hit++
 				} else {
 					never = append(never, w.of("Reason", int(why))+" "+w.of("Progress", int(far)))
 				}
 			}
 		}
-		lines = append(lines, fmt.Sprintf("  %s: %d of %d met; never: %s", w.of("Leg", leg), hit, all, strings.Join(never, ", ")))
+		lines = append(lines, fmt.Sprintf("  %s: %d of %d met; never: %s", w.of("CallKind", leg), hit, all, strings.Join(never, ", ")))
 	}
 	return lines
 }
@@ -345,7 +346,7 @@ func (w *words) pairsOfLegs() (all []string) {
 }
 
 // variants are events of a kind that differ in what they lead to.
-func variants(what EventKind, d Dialect) (all []Event) {
+func variants(what EventKind, d ConnectorTraits) (all []Event) {
 	switch what {
 	case PrefillFailed, NotFound:
 		for _, why := range []Reason{Busy, Broke} {

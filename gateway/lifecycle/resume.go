@@ -25,26 +25,26 @@ const (
 // Tiers lists all tiers.
 var Tiers = []Tier{Repeated, ByPrompt, ByIDs, ByText, Broken, Concluding}
 
-// Keeping says which parts of a request stay in memory while its answer runs.
-type Keeping uint8
+// Retention says which parts of a request stay in memory while its answer runs.
+type Retention uint8
 
 // Each level includes the one before it.
 const (
-	KeepNothing Keeping = iota
-	KeepStart           // the body, until the first token: until then the same request may be sent again
-	KeepAll             // the body, and the token ids of prompt and answer
+	KeepNothing Retention = iota
+	KeepStart             // the body, until the first token: until then the same request may be sent again
+	KeepAll               // the body, and the token ids of prompt and answer
 )
 
 // A Loss has the facts about a lost answer that decide how it goes on.
 type Loss struct {
-	Said     *sse.Trail // the part of the answer that came
-	Finished bool       // only the end of the answer is missing
-	May      bool       // the answer may go on: it was not lost too often, and its endpoint supports going on
-	Keeping  Keeping
-	Streamed bool
-	Seen     bool // the client gets more of a token than its text, e.g. id or logprobs: no token that it has may be generated again
-	Plain    bool // nothing in the request forbids that the answer becomes a part of the prompt
-	Tools    bool // the request has tools, which only token ids can repeat
+	Said      *sse.Transcript // the part of the answer that came
+	Finished  bool            // only the end of the answer is missing
+	May       bool            // the answer may go on: it was not lost too often, and its endpoint supports going on
+	Retention Retention
+	Streamed  bool
+	Seen      bool // the client gets more of a token than its text, e.g. id or logprobs: no token that it has may be generated again
+	Plain     bool // nothing in the request forbids that the answer becomes a part of the prompt
+	Tools     bool // the request has tools, which only token ids can repeat
 
 	How      string          // a value of chat_resume, mooncake.ResumePrompt or mooncake.ResumeText; empty: the answer can only start again
 	IDs      json.RawMessage // token ids of the prompt
@@ -57,30 +57,30 @@ type Loss struct {
 
 // A Plan says how a lost answer goes on.
 type Plan struct {
-	Tier   Tier
-	Said   *sse.Trail       // the part of the answer so far, after which it goes on
-	Resume *mooncake.Resume // the part of the answer that becomes a part of the prompt; nil: none
-	Unseen bool             // the client has nothing of the answer yet, so that the answer is put together from its start
-	Seam   *sse.Seam        // where the next part is joined to the answer so far; nil: nothing was sent
-	AtP    int              // prompt tokens that the prefill engine must count; 0: any number
-	AtD    int              // prompt tokens that the decode engine must count; 0: any number
+	Tier         Tier
+	Said         *sse.Transcript   // the part of the answer so far, after which it goes on
+	Resume       *mooncake.Resume  // the part of the answer that becomes a part of the prompt; nil: none
+	Unseen       bool              // the client has nothing of the answer yet, so that the answer is put together from its start
+	Continuation *sse.Continuation // where the next part is joined to the answer so far; nil: nothing was sent
+	AtP          int               // prompt tokens that the prefill engine must count; 0: any number
+	AtD          int               // prompt tokens that the decode engine must count; 0: any number
 }
 
 // Plan decides how the answer goes on. The proxy writes its end if only the end is missing. It begins again if the client can see no
 // difference. It continues after the part that the client has. If none of this is possible, it is broken off. Plan does not change l.Said.
 func (l *Loss) Plan() Plan {
 	said := *l.Said
-	nothing := &sse.Trail{Head: said.Head, Prompt: said.Prompt} // a trail without any part of the answer, for an answer that begins again
+	nothing := &sse.Transcript{Head: said.Head, Prompt: said.Prompt} // a trail without any part of the answer, for an answer that begins again
 	switch {
 	case l.Finished && said.Head.ID != nil:
 		return Plan{Tier: Concluding, Said: &said}
-	case l.Keeping == KeepNothing || !l.May: // the request is not in memory, or its answer may not go on again
+	case l.Retention == KeepNothing || !l.May: // the request is not in memory, or its answer may not go on again
 		return Plan{Tier: Broken}
 	case !said.Content && !said.Unread && (len(said.IDs) == 0 || !l.Seen): // the client has nothing that a new answer could contradict
 		return l.behind(nothing, Repeated, nil)
-	case l.Keeping == KeepAll && l.resumable(&said) && (said.Completed >= l.Most || l.whole(&said)):
+	case l.Retention == KeepAll && l.resumable(&said) && (said.Completed >= l.Most || l.whole(&said)):
 		return l.goOn(&said)
-	case l.Keeping == KeepAll && !l.Streamed: // the client gets the answer in one piece, so it has nothing yet
+	case l.Retention == KeepAll && !l.Streamed: // the client gets the answer in one piece, so it has nothing yet
 		nothing.Head = sse.Head{}
 		p := l.behind(nothing, Repeated, nil)
 		p.Unseen = true
@@ -90,7 +90,7 @@ func (l *Loss) Plan() Plan {
 }
 
 // goOn is the plan in which the answer goes on behind the part that the client has. It changes said.
-func (l *Loss) goOn(said *sse.Trail) Plan {
+func (l *Loss) goOn(said *sse.Transcript) Plan {
 	if !l.Seen && !mooncake.ByText(l.How) {
 		said.Cut()
 	}
@@ -123,7 +123,7 @@ func (l *Loss) goOn(said *sse.Trail) Plan {
 }
 
 // behind is the plan in which the answer goes on after said, its part so far. resume is what becomes a part of the prompt; nil: nothing.
-func (l *Loss) behind(said *sse.Trail, tier Tier, resume *mooncake.Resume) Plan {
+func (l *Loss) behind(said *sse.Transcript, tier Tier, resume *mooncake.Resume) Plan {
 	p := Plan{Tier: tier, Said: said, Resume: resume}
 	if resume != nil && !mooncake.ByText(resume.How) {
 		p.AtP = l.Alone + said.Completed
@@ -132,9 +132,10 @@ func (l *Loss) behind(said *sse.Trail, tier Tier, resume *mooncake.Resume) Plan 
 		}
 	}
 	if said.Head.ID != nil {
-		p.Seam = &sse.Seam{Head: said.Head, Prompt: said.Prompt, Tokens: said.Completed, Runes: said.Runes, Last: said.Last, Grows: said.Grows}
+		p.Continuation = &sse.Continuation{Head: said.Head, Prompt: said.Prompt, Tokens: said.Completed,
+			Runes: said.Runes, Last: said.Last, Grows: said.Grows}
 		if said.Prompt == 0 {
-			p.Seam.Prompt = l.Alone
+			p.Continuation.Prompt = l.Alone
 		}
 	}
 	return p
@@ -143,12 +144,12 @@ func (l *Loss) behind(said *sse.Trail, tier Tier, resume *mooncake.Resume) Plan 
 // whole says whether the answer can go on without a break within a character: the part so far ends at the end of a character, or can be cut
 // there, or goes on by its text. If a token ends within a character, its text comes with the next token. If a prompt ends with such a
 // token, vLLM 0.32 writes all the text of the token into the answer, but a client that has the token already must not get it again.
-func (l *Loss) whole(said *sse.Trail) bool {
+func (l *Loss) whole(said *sse.Transcript) bool {
 	return !l.Seen || mooncake.ByText(l.How) || said.Shown == len(said.IDs)
 }
 
 // resumable says whether the answer so far can become a part of the prompt.
-func (l *Loss) resumable(said *sse.Trail) bool {
+func (l *Loss) resumable(said *sse.Transcript) bool {
 	switch {
 	case said.Last != nil && (said.Grows == sse.GrowthUnknown || said.Completed >= l.Most): // an answer of /generate that is at its end
 		return false

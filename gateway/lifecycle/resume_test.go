@@ -13,13 +13,13 @@ import (
 )
 
 // said is an answer of three tokens, the last of which had no text yet.
-func said() *sse.Trail {
-	return &sse.Trail{Head: sse.Head{ID: []byte(`"a"`)}, IDs: []int32{7, 8, 9}, Shown: 2, Text: []byte("ab"), Runes: 2, Content: true, Prompt: 2, Completed: 3}
+func said() *sse.Transcript {
+	return &sse.Transcript{Head: sse.Head{ID: []byte(`"a"`)}, IDs: []int32{7, 8, 9}, Shown: 2, Text: []byte("ab"), Runes: 2, Content: true, Prompt: 2, Completed: 3}
 }
 
 func lost() *Loss {
 	return &Loss{
-		Said: said(), May: true, Keeping: KeepAll, Streamed: true, Plain: true,
+		Said: said(), May: true, Retention: KeepAll, Streamed: true, Plain: true,
 		How: mooncake.ResumePrompt, IDs: json.RawMessage(`[1,2]`), Alone: 2, Most: 100, LimitKey: "max_tokens",
 	}
 }
@@ -48,7 +48,7 @@ func TestHowALostAnswerGoesOn(t *testing.T) {
 		{"a chat goes on by its text", func(l *Loss) { l.How = mooncake.ChatResumeContinue }, ByText, text(mooncake.ChatResumeContinue, `"ab"`, 3), 3},
 		{"a completion goes on by its text", func(l *Loss) { l.How, l.Text = mooncake.ResumeText, []byte(`"once "`) }, ByText, text(mooncake.ResumeText, `"once ab"`, 3), 3},
 		{"what the client allows is less by what it has", func(l *Loss) { l.Limit, l.Most = 9, 9 }, ByPrompt, limited, 2},
-		{"nothing is out", func(l *Loss) { l.Said = &sse.Trail{Head: said().Head} }, Repeated, nil, 0},
+		{"nothing is out", func(l *Loss) { l.Said = &sse.Transcript{Head: said().Head} }, Repeated, nil, 0},
 		{"ids of tokens without text are out, and nobody was told", func(l *Loss) { l.Said.Content = false }, Repeated, nil, 0},
 		{"an answer in one piece whose tokens are not known begins again", func(l *Loss) { l.Streamed, l.How = false, "" }, Repeated, nil, 0},
 		{"a stream whose tokens are not known breaks off", func(l *Loss) { l.How = "" }, Broken, nil, 0},
@@ -60,9 +60,9 @@ func TestHowALostAnswerGoesOn(t *testing.T) {
 		{"tokens are told, and only text goes on", func(l *Loss) { l.How, l.Seen = mooncake.ChatResumeContinue, true }, Broken, nil, 0},
 		{"something in the request hinders it", func(l *Loss) { l.Plain = false }, Broken, nil, 0},
 		{"it was lost too often", func(l *Loss) { l.May = false }, Broken, nil, 0},
-		{"its body is gone", func(l *Loss) { l.Keeping = KeepNothing }, Broken, nil, 0},
-		{"only the body is kept, and text is out", func(l *Loss) { l.Keeping = KeepStart }, Broken, nil, 0},
-		{"only its end is missing", func(l *Loss) { l.Finished, l.Keeping = true, KeepNothing }, Concluding, nil, 3},
+		{"its body is gone", func(l *Loss) { l.Retention = KeepNothing }, Broken, nil, 0},
+		{"only the body is kept, and text is out", func(l *Loss) { l.Retention = KeepStart }, Broken, nil, 0},
+		{"only its end is missing", func(l *Loss) { l.Finished, l.Retention = true, KeepNothing }, Concluding, nil, 3},
 		{"it has no token left", func(l *Loss) { l.Most, l.Seen = 3, true }, Concluding, nil, 3},
 		{"it has none left by a count that was guessed", func(l *Loss) {
 			l.Most, l.How, l.Said.Guessed = 3, mooncake.ChatResumeContinue, true
@@ -113,7 +113,7 @@ func TestAPlanFitsWhatWasSaid(t *testing.T) {
 			require.Equal(t, p.AtP, mooncake.CountIDs(p.Resume.IDs), "the prefill engine counts what it is sent")
 			require.GreaterOrEqual(t, p.Said.Completed, l.Said.Shown, "text that is out is not made anew")
 		}
-		require.NotNil(t, p.Seam, "the client reads one answer")
-		require.Equal(t, p.Said.Completed, p.Seam.Tokens)
+		require.NotNil(t, p.Continuation, "the client reads one answer")
+		require.Equal(t, p.Said.Completed, p.Continuation.Tokens)
 	})
 }

@@ -16,11 +16,11 @@ type tries struct {
 	resumed            int32 // how often a lost answer went on
 	suspects           int32 // engines that reported a failure at the request
 	asked              int32 // engines that were tried, if the request is passed through
-	breaches           []Breach
-	// accused is the engine whose 500 has no known cause yet; empty: there is none. The request may be the cause: old vLLM answers prompts
-	// that are too long with 500.
-	accused string
-	cleared bool // two engines answered 500, which clears both: the request is the cause
+	brokenConns        []BrokenConn
+	// unexplained500 is the engine whose 500 has no known cause yet; empty: there is none. The request may be the cause: old vLLM answers
+	// prompts that are too long with 500.
+	unexplained500 string
+	cleared        bool // two engines answered 500, which clears both: the request is the cause
 }
 
 // mostRefused is how many refusals by prefill engines do not count as attempts, because the engines ran nothing. If engines refuse a fifth
@@ -52,7 +52,7 @@ func (t *tries) poisons() bool { return t.suspects >= poison }
 // retry counts an attempt that has ended, and says on which budget and after which pause another attempt begins; the zero Retry: none does.
 // next is the verdict on the attempt, and e is the event that reported its end. The first mostHeld, mostRedials and mostRefused attempts of
 // their kinds do not count. Each later attempt of these kinds leaves the switch and counts like Again.
-func (t *tries) retry(next Next, e *Event) Retry {
+func (t *tries) retry(next NextStep, e *Event) Retry {
 	switch next {
 	case Over, Ask, Elsewhere: // no engine of this proxy is tried again
 		return Retry{}
@@ -107,40 +107,40 @@ func (t *tries) noteFailure(e *Event) (mayPoison bool) {
 		t.suspects++
 		return t.poisons()
 	}
-	return e.Breach.Engine != "" && t.secondDied(e.Breach, e.Down) // an empty Breach: not the failure of a dying engine
+	return e.BrokenConn.Engine != "" && t.secondDied(e.BrokenConn, e.Down) // an empty Breach: not the failure of a dying engine
 }
 
 // secondDied notes that an engine's connection broke under the request. It says whether this engine is the second one that the request may
 // have killed: earlier, another engine of the same role lost its connection and went down, or an engine reported a failure. down has the
 // engines of t.breaches that went down. A broken connection of an engine that still runs proves nothing. Neither does the loss of one
 // prefill and one decode engine, which a cluster may lose together.
-func (t *tries) secondDied(b Breach, down []string) bool {
+func (t *tries) secondDied(b BrokenConn, down []string) bool {
 	role, _, _ := strings.Cut(b.Engine, " ")
-	for _, other := range t.breaches {
+	for _, other := range t.brokenConns {
 		if other.Engine != b.Engine && strings.HasPrefix(other.Engine, role+" ") && slices.Contains(down, other.Engine) {
 			return true
 		}
 	}
-	t.breaches = append(t.breaches, b)
+	t.brokenConns = append(t.brokenConns, b)
 	return t.suspects+1 >= poison // an engine reported a failure at the request before
 }
 
 // accuse notes an engine that answered 500. If another engine answered 500 before, the request is the cause.
 func (t *tries) accuse(engine string, dst []Effect) []Effect {
-	t.cleared = t.cleared || t.accused != "" && t.accused != engine
+	t.cleared = t.cleared || t.unexplained500 != "" && t.unexplained500 != engine
 	if t.cleared {
-		t.accused = ""
+		t.unexplained500 = ""
 		return append(dst, Effect{Kind: Resolve, Blame: Nobody})
 	}
-	t.accused = engine
+	t.unexplained500 = engine
 	return dst
 }
 
 // resolve reports what caused the 500 of the accused engine. It does nothing if no engine is accused.
 func (t *tries) resolve(cause Blame, dst []Effect) []Effect {
-	if t.accused == "" {
+	if t.unexplained500 == "" {
 		return dst
 	}
-	t.accused = ""
+	t.unexplained500 = ""
 	return append(dst, Effect{Kind: Resolve, Blame: cause})
 }

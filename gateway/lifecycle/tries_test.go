@@ -9,12 +9,12 @@ import (
 
 // faulty is the end of a leg whose engine says that it failed; broken that of one whose connection broke.
 func faulty(engine string) Event {
-	return Event{Kind: CallFailed, Engine: engine, Faulty: true, End: CallEnd{Leg: Decode, Progress: Through, Reason: Failed, Open: true}}
+	return Event{Kind: CallFailed, Engine: engine, Faulty: true, End: CallEnd{Call: Decode, Progress: Through, Reason: Failed, Open: true}}
 }
 
 func broken(engine string, down ...string) Event {
-	return Event{Kind: CallFailed, Engine: engine, Breach: Breach{Engine: engine}, Down: down,
-		End: CallEnd{Leg: Decode, Progress: Through, Reason: Broke, Open: true}}
+	return Event{Kind: CallFailed, Engine: engine, BrokenConn: BrokenConn{Engine: engine}, Down: down,
+		End: CallEnd{Call: Decode, Progress: Through, Reason: Broke, Open: true}}
 }
 
 // A request is stopped when two engines failed at it, or died under it, and not before.
@@ -75,8 +75,8 @@ func TestHowAttemptsCount(t *testing.T) {
 		{Unreachable, 0, []Retry{{Budget: OfUnsent, N: 1}, {Budget: OfUnsent, N: 2}}},
 		{Stale, 0, []Retry{{Budget: Freely}, {Budget: Counted, N: 1}, {Budget: Counted, N: 2}}},
 		{Unlearned, 0, []Retry{{Budget: Freely}, {Budget: Freely}}},
-		{GivenBack, 2, []Retry{{Budget: Freely, Pause: 1}, {Budget: Freely, Pause: 2}, {}}},
-		{Withheld, 0, []Retry{
+		{Preempted, 2, []Retry{{Budget: Freely, Pause: 1}, {Budget: Freely, Pause: 2}, {}}},
+		{Paused, 0, []Retry{
 			{Budget: Freely, Pause: 1}, {Budget: Freely, Pause: 2}, {Budget: Counted, N: 1}, {Budget: Counted, N: 2},
 		}},
 		{Stuck, 0, []Retry{{Budget: Freely}, {Budget: Freely}}}, // the budget was asked before
@@ -91,7 +91,7 @@ func TestHowAttemptsCount(t *testing.T) {
 			case row.why < Broke:
 				far = Unsent
 			}
-			got := l.Step(Event{Kind: CallFailed, MostLosses: row.mostLosses, End: CallEnd{Leg: Decode, Progress: far, Reason: row.why}}, nil)
+			got := l.Step(Event{Kind: CallFailed, MostLosses: row.mostLosses, End: CallEnd{Call: Decode, Progress: far, Reason: row.why}}, nil)
 			require.Equal(t, Effect{Kind: Pause, Retry: want}, got[len(got)-1], "%d of %d", i, row.why)
 			l = coupledAfter(l)
 		}
@@ -104,7 +104,7 @@ func TestHowAttemptsCount(t *testing.T) {
 		for _, e := range []Event{{Kind: Begun}, {Kind: NoLocal}, {Kind: Turn}} {
 			l.Step(e, nil)
 		}
-		got := l.Step(Event{Kind: CallFailed, End: CallEnd{Leg: Prefill, Progress: Headed, Reason: Busy, Kept: true}}, nil)
+		got := l.Step(Event{Kind: CallFailed, End: CallEnd{Call: Prefill, Progress: Headed, Reason: Busy, Kept: true}}, nil)
 		require.Equal(t, want, got[len(got)-1].Retry, "refusal %d of a prefill engine", i)
 		l = Lifecycle{tries: l.tries}
 	}
@@ -113,11 +113,11 @@ func TestHowAttemptsCount(t *testing.T) {
 // After a connection that had ended unseen all calls of a request dial, whatever becomes of it, and the rank is not shunned. A request
 // under which engines die does not get another one for that.
 func TestAStaleConnectionIsNoAttempt(t *testing.T) {
-	stale := Event{Kind: CallFailed, Breach: Breach{Engine: "decode a"}, End: CallEnd{Leg: Decode, Progress: Sent, Reason: Stale}}
+	stale := Event{Kind: CallFailed, BrokenConn: BrokenConn{Engine: "decode a"}, End: CallEnd{Call: Decode, Progress: Sent, Reason: Stale}}
 	l := coupledAfter(Lifecycle{})
 	require.False(t, l.Dials())
 	dst := l.Step(stale, nil)
-	require.NotContains(t, dst, Effect{Kind: Shun})
+	require.NotContains(t, dst, Effect{Kind: Avoid})
 	require.Equal(t, Effect{Kind: Pause, Retry: Retry{Budget: Freely}}, dst[len(dst)-1])
 	require.True(t, l.Dials())
 	l = coupledAfter(l)
@@ -141,7 +141,7 @@ func TestEnginesThatDoNotHaveTheModelCostNoAttempt(t *testing.T) {
 		for _, e := range []Event{{Kind: Begun}, {Kind: NoLocal}, {Kind: Turn}} {
 			l.Step(e, nil)
 		}
-		got := l.Step(Event{Kind: CallFailed, End: CallEnd{Leg: Prefill, Progress: Headed, Reason: Unlisted, Kept: true}}, nil)
+		got := l.Step(Event{Kind: CallFailed, End: CallEnd{Call: Prefill, Progress: Headed, Reason: Unlisted, Kept: true}}, nil)
 		require.Contains(t, got, Effect{Kind: Settle, Resource: Lease, Disposition: Free}, "the engine is not blamed")
 		want := Retry{Budget: Freely, Pause: i + 1}
 		if i == mostUnlisted {
@@ -158,15 +158,15 @@ func TestAnEngineThatIsNeverThereIsShunned(t *testing.T) {
 	var l Lifecycle
 	for i := range mostHeld + 1 {
 		l = coupledAfter(l)
-		got := l.Step(Event{Kind: CallFailed, End: CallEnd{Leg: Decode, Progress: Headed, Reason: Withheld}}, nil)
-		require.Equal(t, i == mostHeld, slices.Contains(got, Effect{Kind: Shun}))
+		got := l.Step(Event{Kind: CallFailed, End: CallEnd{Call: Decode, Progress: Headed, Reason: Paused}}, nil)
+		require.Equal(t, i == mostHeld, slices.Contains(got, Effect{Kind: Avoid}))
 	}
 	l = Lifecycle{}
 	for i := range mostHeld + 1 {
 		for _, e := range []Event{{Kind: Begun}, {Kind: NoLocal}, {Kind: Turn}} {
 			l.Step(e, nil)
 		}
-		got := l.Step(Event{Kind: CallFailed, End: CallEnd{Leg: Prefill, Progress: Headed, Reason: Withheld, Kept: true}}, nil)
+		got := l.Step(Event{Kind: CallFailed, End: CallEnd{Call: Prefill, Progress: Headed, Reason: Paused, Kept: true}}, nil)
 		require.Equal(t, i == mostHeld, slices.Contains(got, Effect{Kind: Settle, Resource: Lease, Disposition: Refuse}))
 		l = Lifecycle{tries: l.tries}
 	}
@@ -200,13 +200,13 @@ func TestRefusalsOfRanksThatDoBothAreNoAttempts(t *testing.T) {
 			for _, e := range []Event{{Kind: Begun}, {Kind: NoLocal}, {Kind: Turn, Bind: Mixed}, {Kind: Bound}} {
 				l.Step(e, nil)
 			}
-			got := l.Step(Event{Kind: CallFailed, End: CallEnd{Leg: Decode, Progress: Headed, Reason: why}}, nil)
+			got := l.Step(Event{Kind: CallFailed, End: CallEnd{Call: Decode, Progress: Headed, Reason: why}}, nil)
 			require.Equal(t, want, got[len(got)-1].Retry, "refusal %d", i)
-			require.Contains(t, got, Effect{Kind: Shun})
+			require.Contains(t, got, Effect{Kind: Avoid})
 			l = Lifecycle{tries: l.tries}
 		}
 		l = coupledAfter(Lifecycle{})
-		got := l.Step(Event{Kind: CallFailed, End: CallEnd{Leg: Decode, Progress: Headed, Reason: why}}, nil)
+		got := l.Step(Event{Kind: CallFailed, End: CallEnd{Call: Decode, Progress: Headed, Reason: why}}, nil)
 		require.Equal(t, Retry{Budget: Counted, N: 1}, got[len(got)-1].Retry)
 	}
 }

@@ -3,14 +3,14 @@
 // that it returns. lifecycle.go is the place to start reading.
 package lifecycle
 
-// A Leg is the kind of a call to an engine: it serves the prefill, the decode, or all of a request.
-type Leg uint8
+// A CallKind is the kind of a call to an engine: it serves the prefill, the decode, or all of a request.
+type CallKind uint8
 
 // The legs.
 const (
-	Prefill Leg = iota // from the request's turn to the hand-off of its KV
-	Decode             // from the hand-off to the first event of the answer; the only leg if the decode rank computes the prompt
-	Sole               // all of a request that one engine serves alone, without a slot on a decode rank
+	Prefill CallKind = iota // from the request's turn to the hand-off of its KV
+	Decode                  // from the hand-off to the first event of the answer; the only leg if the decode rank computes the prompt
+	Sole                    // all of a request that one engine serves alone, without a slot on a decode rank
 )
 
 // Progress says how far a leg had come when it ended.
@@ -29,22 +29,22 @@ type Reason uint8
 
 // The reasons. The ones before Stale do not count as a failure of the leg's engine (see OfEngine).
 const (
-	Left        Reason = iota // the client left
-	Leaving                   // the proxy shuts down, or the request's time is over
-	Unready                   // the proxy cannot receive callbacks of engines
-	Moved                     // the leg's engine was taken out of service
-	HungUp                    // the proxy ended the call for another reason
-	NotOurs                   // another proxy owns the engine now
-	Unowned                   // another proxy owns the whole decode group now
-	NoRank                    // the pool had no rank for the request in time, or will have none
-	RanksLost                 // the region of the hand-off has no rank any more
-	Unlearned                 // the address at which decode engines reach the prefill engine is unknown
-	Outlived                  // the prefill engine has restarted, so the KV is gone
-	MayOutlive                // the prefill engine may have restarted
-	Expired                   // the hand-off was too old when a slot came, or the KV that a prefill engine was to fetch is gone
-	Disbelieved               // the decode engine may have read another prompt's KV, because it read too late
-	Ignored                   // the engine did not continue the answer so far
-	TooLong                   // the engine counted more tokens than its model takes
+	Left         Reason = iota // the client left
+	Leaving                    // the proxy shuts down, or the request's time is over
+	Unready                    // the proxy cannot receive callbacks of engines
+	Moved                      // the leg's engine was taken out of service
+	HungUp                     // the proxy ended the call for another reason
+	NotOurs                    // another proxy owns the engine now
+	Unowned                    // another proxy owns the whole decode group now
+	NoRank                     // the pool had no rank for the request in time, or will have none
+	RanksLost                  // the region of the hand-off has no rank any more
+	Unlearned                  // the address at which decode engines reach the prefill engine is unknown
+	Outlived                   // the prefill engine has restarted, so the KV is gone
+	MayOutlive                 // the prefill engine may have restarted
+	Expired                    // the hand-off was too old when a slot came, or the KV that a prefill engine was to fetch is gone
+	MaybeWrongKV               // the decode engine may have read another prompt's KV, because it read too late
+	Ignored                    // the engine did not continue the answer so far
+	TooLong                    // the engine counted more tokens than its model takes
 
 	// In the following reasons, the leg's engine is why the leg ended.
 	Stale       // a kept-alive connection ended before it brought one byte of the answer
@@ -74,8 +74,8 @@ const (
 	Erred     // 502, 504, or an event that has no status
 	Unable    // 501: the engine cannot do it
 	Odd       // any other status
-	GivenBack // the engine ran out of KV memory and gave the request back
-	Withheld  // the engine takes no requests while its group re-forms, or none for this rank any more; it read nothing
+	Preempted // the engine ran out of KV memory and gave the request back
+	Paused    // the engine takes no requests while its group re-forms, or none for this rank any more; it read nothing
 	// Unlisted is a 404: the engine's list had the model of the request, but the engine does not serve it. It read nothing else.
 	Unlisted
 
@@ -108,36 +108,36 @@ type Disposition uint8
 
 // The ways.
 const (
-	unsaid  Disposition = iota // the table has no entry, because the case cannot happen
-	Keep                       // the next decode engine may have it: no byte that names the KV was written to an engine
-	Free                       // the prefill engine has no KV, or has freed it
-	Refuse                     // as Free, but the engine has failed
-	Lose                       // the engine has failed, and may hold the KV until its hold timeout
-	Orphan                     // no engine will fetch the KV: the prefill engine frees it at its hold timeout
-	Discard                    // a decode engine is made to fetch the KV and throw it away
-	Doubt                      // an engine may have read it; it is discarded later, unless the request seems to break engines
-	DoubtOn                    // as Doubt, but the engine may still be working on the request
-	Spent                      // only of a Sole leg, which hands no KV over: the engine may have computed the request's tokens
+	unsaid       Disposition = iota // the table has no entry, because the case cannot happen
+	Keep                            // the next decode engine may have it: no byte that names the KV was written to an engine
+	Free                            // the prefill engine has no KV, or has freed it
+	Refuse                          // as Free, but the engine has failed
+	Lose                            // the engine has failed, and may hold the KV until its hold timeout
+	Orphan                          // no engine will fetch the KV: the prefill engine frees it at its hold timeout
+	Discard                         // a decode engine is made to fetch the KV and throw it away
+	MaybeRead                       // an engine may have read it; it is discarded later, unless the request seems to break engines
+	MaybeRunning                    // as Doubt, but the engine may still be working on the request
+	Spent                           // only of a Sole leg, which hands no KV over: the engine may have computed the request's tokens
 )
 
-// Next says what the request does next.
-type Next uint8
+// NextStep says what the request does next.
+type NextStep uint8
 
 // The next steps. Each kind of attempt has a limit of its own (see tries.retry).
 const (
-	Over      Next = iota // no other attempt: no engine would answer otherwise
-	Elsewhere             // no other attempt here, but an engine of another region may answer otherwise
-	Again                 // another attempt, which is counted
-	Unreached             // another attempt, counted with those that reached no engine
-	Untaken               // another attempt, counted with those that an engine refused
-	NoRoom                // another attempt, counted with those for which an engine had no room in its KV memory
-	Held                  // another attempt, counted with those for which an engine was away
-	Granted               // another attempt, for which the budget was asked before
-	NoModel               // another attempt, counted with those for which an engine did not have the model
-	Anew                  // another attempt, not counted: nothing failed
-	Redial                // another attempt over new connections, not counted: the engine had already closed the old connection
-	Ask                   // the proxy that owns the decode group now is asked to serve the request
-	Same                  // the same engine gets the request once more, over a new connection
+	Over      NextStep = iota // no other attempt: no engine would answer otherwise
+	Elsewhere                 // no other attempt here, but an engine of another region may answer otherwise
+	Again                     // another attempt, which is counted
+	Unreached                 // another attempt, counted with those that reached no engine
+	Untaken                   // another attempt, counted with those that an engine refused
+	NoRoom                    // another attempt, counted with those for which an engine had no room in its KV memory
+	Held                      // another attempt, counted with those for which an engine was away
+	Granted                   // another attempt, for which the budget was asked before
+	NoModel                   // another attempt, counted with those for which an engine did not have the model
+	Anew                      // another attempt, not counted: nothing failed
+	Redial                    // another attempt over new connections, not counted: the engine had already closed the old connection
+	Ask                       // the proxy that owns the decode group now is asked to serve the request
+	Same                      // the same engine gets the request once more, over a new connection
 )
 
 // Blame says which component a failure is held against.
@@ -154,7 +154,7 @@ const (
 // row is a row of the tables prefills and decodes. kv is indexed by Far, how far the leg had come.
 type row struct {
 	kv   [Through + 1]Disposition
-	next Next
+	next NextStep
 	whom Blame
 }
 
@@ -169,7 +169,7 @@ var prefills = [reasons]row{
 	HungUp:  {[...]Disposition{Free, Free, Orphan, Discard}, Elsewhere, Nobody},
 	// the engine was to fetch the KV of the conversation's last turn, which is gone; the next attempt computes the prompt
 	Expired:   {[...]Disposition{unsaid, unsaid, Free, unsaid}, Anew, Nobody},
-	Unowned:   {[...]Disposition{Free, unsaid, unsaid, Orphan}, Ask, Nobody}, // early attempts ask the pool before the prefill, late ones after it
+	Unowned:   {[...]Disposition{Free, unsaid, unsaid, Orphan}, Ask, Nobody}, // early attempts ask the pool before the prefill, others after
 	NoRank:    {[...]Disposition{Free, unsaid, unsaid, Discard}, Over, Nobody},
 	RanksLost: {[...]Disposition{Free, unsaid, unsaid, Orphan}, Anew, Nobody}, // no rank is left that could fetch the KV
 	Ignored:   {[...]Disposition{unsaid, unsaid, unsaid, Discard}, Over, Nobody},
@@ -195,54 +195,54 @@ var prefills = [reasons]row{
 	Erred:     {[...]Disposition{unsaid, unsaid, Refuse, unsaid}, Again, Nobody},
 	Unable:    {[...]Disposition{unsaid, unsaid, Free, unsaid}, Elsewhere, Nobody},
 	Odd:       {[...]Disposition{unsaid, unsaid, Refuse, unsaid}, Elsewhere, Nobody},
-	Withheld:  {[...]Disposition{unsaid, unsaid, Free, unsaid}, Held, Nobody},
+	Paused:    {[...]Disposition{unsaid, unsaid, Free, unsaid}, Held, Nobody},
 	Unlisted:  {[...]Disposition{unsaid, unsaid, Free, unsaid}, NoModel, Nobody},
 }
 
 // decodes says what follows the end of a decode leg.
 var decodes = [reasons]row{
 	//              Unsent  Sent     Headed   Through
-	Left:        {[...]Disposition{Keep, DoubtOn, DoubtOn, Free}, Over, Nobody},
-	Leaving:     {[...]Disposition{Keep, DoubtOn, DoubtOn, Free}, Elsewhere, Nobody},
-	Moved:       {[...]Disposition{Keep, DoubtOn, DoubtOn, Free}, Anew, Nobody},
-	HungUp:      {[...]Disposition{Keep, DoubtOn, DoubtOn, Free}, Elsewhere, Nobody},
-	NotOurs:     {[...]Disposition{Keep, unsaid, unsaid, unsaid}, Anew, Nobody},
-	Unready:     {[...]Disposition{Free, unsaid, unsaid, unsaid}, Over, Nobody},
-	Unlearned:   {[...]Disposition{Free, unsaid, unsaid, unsaid}, Anew, Nobody},
-	Outlived:    {[...]Disposition{Free, unsaid, unsaid, unsaid}, Anew, Nobody},
-	MayOutlive:  {[...]Disposition{Orphan, unsaid, unsaid, unsaid}, Anew, Nobody},
-	Expired:     {[...]Disposition{Orphan, unsaid, unsaid, unsaid}, Again, Nobody},
-	Disbelieved: {[...]Disposition{unsaid, unsaid, unsaid, Free}, Again, Nobody},
-	Ignored:     {[...]Disposition{unsaid, unsaid, unsaid, Free}, Over, Nobody},
+	Left:         {[...]Disposition{Keep, MaybeRunning, MaybeRunning, Free}, Over, Nobody},
+	Leaving:      {[...]Disposition{Keep, MaybeRunning, MaybeRunning, Free}, Elsewhere, Nobody},
+	Moved:        {[...]Disposition{Keep, MaybeRunning, MaybeRunning, Free}, Anew, Nobody},
+	HungUp:       {[...]Disposition{Keep, MaybeRunning, MaybeRunning, Free}, Elsewhere, Nobody},
+	NotOurs:      {[...]Disposition{Keep, unsaid, unsaid, unsaid}, Anew, Nobody},
+	Unready:      {[...]Disposition{Free, unsaid, unsaid, unsaid}, Over, Nobody},
+	Unlearned:    {[...]Disposition{Free, unsaid, unsaid, unsaid}, Anew, Nobody},
+	Outlived:     {[...]Disposition{Free, unsaid, unsaid, unsaid}, Anew, Nobody},
+	MayOutlive:   {[...]Disposition{Orphan, unsaid, unsaid, unsaid}, Anew, Nobody},
+	Expired:      {[...]Disposition{Orphan, unsaid, unsaid, unsaid}, Again, Nobody},
+	MaybeWrongKV: {[...]Disposition{unsaid, unsaid, unsaid, Free}, Again, Nobody},
+	Ignored:      {[...]Disposition{unsaid, unsaid, unsaid, Free}, Over, Nobody},
 
-	Stale:       {[...]Disposition{Keep, DoubtOn, unsaid, unsaid}, Redial, Nobody}, // the engine may have read the KV all the same
+	Stale:       {[...]Disposition{Keep, MaybeRunning, unsaid, unsaid}, Redial, Nobody}, // the engine may have read the KV all the same
 	Unreachable: {[...]Disposition{Keep, unsaid, unsaid, unsaid}, Unreached, Engine},
-	Broke:       {[...]Disposition{Keep, DoubtOn, DoubtOn, Free}, Again, Engine}, // the engine may have read the KV before the connection broke
-	Silent:      {[...]Disposition{Keep, DoubtOn, DoubtOn, Free}, Again, Wedged},
-	Garbled:     {[...]Disposition{unsaid, DoubtOn, DoubtOn, Free}, Again, Engine},
-	TooLarge:    {[...]Disposition{unsaid, DoubtOn, DoubtOn, Free}, Over, Nobody},
+	Broke:       {[...]Disposition{Keep, MaybeRunning, MaybeRunning, Free}, Again, Engine}, // the engine may have read the KV before that
+	Silent:      {[...]Disposition{Keep, MaybeRunning, MaybeRunning, Free}, Again, Wedged},
+	Garbled:     {[...]Disposition{unsaid, MaybeRunning, MaybeRunning, Free}, Again, Engine},
+	TooLarge:    {[...]Disposition{unsaid, MaybeRunning, MaybeRunning, Free}, Over, Nobody},
 	Uncalled:    {[...]Disposition{unsaid, Free, unsaid, unsaid}, Again, Engine}, // the prefill only begins after the callback
 	Misplaced:   {[...]Disposition{unsaid, Free, unsaid, unsaid}, Over, Nobody},
 	Unbegun:     {[...]Disposition{unsaid, Orphan, Orphan, unsaid}, Again, Engine},
-	Stuck:       {[...]Disposition{unsaid, DoubtOn, DoubtOn, unsaid}, Granted, Wedged},
-	Unusable:    {[...]Disposition{unsaid, unsaid, DoubtOn, Free}, Over, Engine},
+	Stuck:       {[...]Disposition{unsaid, MaybeRunning, MaybeRunning, unsaid}, Granted, Wedged},
+	Unusable:    {[...]Disposition{unsaid, unsaid, MaybeRunning, Free}, Over, Engine},
 
 	// a status may also come from a proxy in front of the engine, or after the KV was read
-	Rejected:  {[...]Disposition{unsaid, unsaid, Doubt, Free}, Over, Nobody},
-	Throttled: {[...]Disposition{unsaid, unsaid, Doubt, Free}, Again, Nobody},
-	Busy:      {[...]Disposition{unsaid, unsaid, Doubt, Free}, Again, Engine},
-	Failed:    {[...]Disposition{unsaid, unsaid, Doubt, Free}, Again, Disputed},
-	Erred:     {[...]Disposition{unsaid, unsaid, Doubt, Free}, Again, Engine},
-	Unable:    {[...]Disposition{unsaid, unsaid, Doubt, Free}, Elsewhere, Nobody},
-	Odd:       {[...]Disposition{unsaid, unsaid, Doubt, Free}, Elsewhere, Engine},
-	GivenBack: {[...]Disposition{unsaid, unsaid, Doubt, Free}, NoRoom, Nobody},
-	Withheld:  {[...]Disposition{unsaid, unsaid, Doubt, Free}, Held, Nobody}, // the hand-off was sent, so no second engine may have it
-	Unlisted:  {[...]Disposition{unsaid, unsaid, Doubt, Free}, NoModel, Nobody},
+	Rejected:  {[...]Disposition{unsaid, unsaid, MaybeRead, Free}, Over, Nobody},
+	Throttled: {[...]Disposition{unsaid, unsaid, MaybeRead, Free}, Again, Nobody},
+	Busy:      {[...]Disposition{unsaid, unsaid, MaybeRead, Free}, Again, Engine},
+	Failed:    {[...]Disposition{unsaid, unsaid, MaybeRead, Free}, Again, Disputed},
+	Erred:     {[...]Disposition{unsaid, unsaid, MaybeRead, Free}, Again, Engine},
+	Unable:    {[...]Disposition{unsaid, unsaid, MaybeRead, Free}, Elsewhere, Nobody},
+	Odd:       {[...]Disposition{unsaid, unsaid, MaybeRead, Free}, Elsewhere, Engine},
+	Preempted: {[...]Disposition{unsaid, unsaid, MaybeRead, Free}, NoRoom, Nobody},
+	Paused:    {[...]Disposition{unsaid, unsaid, MaybeRead, Free}, Held, Nobody}, // the hand-off was sent, so no second engine may have it
+	Unlisted:  {[...]Disposition{unsaid, unsaid, MaybeRead, Free}, NoModel, Nobody},
 }
 
 // CallEnd describes a leg that has ended without its result.
 type CallEnd struct {
-	Leg      Leg
+	Call     CallKind
 	Progress Progress
 	Reason   Reason
 	Kept     bool // the prefill engine keeps the KV until a decode engine fetches it, and its answer names the KV
@@ -251,37 +251,37 @@ type CallEnd struct {
 	Open     bool // the engine's answer began with status 200, so the engine may be working on the request or have finished it
 }
 
-// Verdict says what follows for a request from the end of one of its legs.
-type Verdict struct {
+// Consequences says what follows for a request from the end of one of its legs.
+type Consequences struct {
 	KV    Disposition
-	Next  Next
+	Next  NextStep
 	Blame Blame
 }
 
 // Verdict looks up what becomes of the KV, what the request does next, and which component is to blame.
-func (e CallEnd) Verdict() Verdict {
+func (e CallEnd) Verdict() Consequences {
 	r := &prefills[e.Reason]
-	switch e.Leg {
+	switch e.Call {
 	case Prefill:
 	case Decode:
 		r = &decodes[e.Reason]
 	case Sole:
 		return e.sole()
 	}
-	v := Verdict{KV: r.kv[e.Progress], Next: r.next, Blame: r.whom}
+	v := Consequences{KV: r.kv[e.Progress], Next: r.next, Blame: r.whom}
 	switch {
-	case v.KV == unsaid && e.Leg == Prefill:
+	case v.KV == unsaid && e.Call == Prefill:
 		// The table has no entry, which is a bug. Orphan is safe: no engine is told to fetch KV that may not be there, and an engine that
 		// has it frees it at its hold timeout.
 		v.KV = Orphan
 	case v.KV == unsaid:
-		v.KV = DoubtOn
-	case v.KV == Doubt && e.Open:
-		v.KV = DoubtOn
-	case v.KV == Doubt && e.Frees && e.Reason != Withheld: // Withheld: the part of the engine that would free the KV never saw the request
+		v.KV = MaybeRunning
+	case v.KV == MaybeRead && e.Open:
+		v.KV = MaybeRunning
+	case v.KV == MaybeRead && e.Frees && e.Reason != Paused: // Withheld: the part of the engine that would free the KV never saw the request
 		v.KV = Free
 	}
-	if e.Leg == Prefill && !e.Kept { // such an engine keeps no KV for a decode engine, so there is none to free
+	if e.Call == Prefill && !e.Kept { // such an engine keeps no KV for a decode engine, so there is none to free
 		switch v.KV {
 		case Lose:
 			v.KV = Refuse
@@ -308,8 +308,8 @@ func (e CallEnd) OfEngine() bool { return e.Reason >= Stale && !e.Moved }
 
 // sole is the verdict on a Sole leg. The engine keeps nothing of the request, so another engine can serve it. But a request that may have
 // killed its engine goes to no other engine. A request of which no byte was sent always goes to another engine.
-func (e CallEnd) sole() Verdict {
-	v := Verdict{KV: Spent, Next: Elsewhere, Blame: Engine}
+func (e CallEnd) sole() Consequences {
+	v := Consequences{KV: Spent, Next: Elsewhere, Blame: Engine}
 	if e.Progress == Unsent || e.Reason == Stale || e.Reason >= Lacks && !e.Open {
 		v.KV = Free
 	}
@@ -318,7 +318,7 @@ func (e CallEnd) sole() Verdict {
 		v.Next = Again
 	case e.Reason == Stale: // the kept-alive connection most likely ended before the engine saw the request
 		v.Next = Same
-	case e.Reason == Withheld:
+	case e.Reason == Paused:
 		v.Next, v.Blame = Again, Nobody
 	case e.Reason == Unlisted:
 		v.Next, v.Blame = NoModel, Nobody
@@ -334,11 +334,12 @@ func (e CallEnd) sole() Verdict {
 
 // Refused says whether a decode engine refused the request because it has too many, so that it has read no KV for it.
 func (e CallEnd) Refused() bool {
-	return e.Leg == Decode && (e.Reason == Busy || e.Reason == Throttled)
+	return e.Call == Decode && (e.Reason == Busy || e.Reason == Throttled)
 }
 
 // Untaken says whether the engine of a leg did not take the request, so that another engine may replace it.
 func (e CallEnd) Untaken() bool {
-	return e.Progress == Unsent && e.Reason != HungUp && e.Reason != Moved || e.Reason == Throttled || e.Reason == Busy || e.Reason == Withheld ||
+	return e.Progress == Unsent && e.Reason != HungUp && e.Reason != Moved ||
+		e.Reason == Throttled || e.Reason == Busy || e.Reason == Paused ||
 		e.Reason == Unlisted
 }

@@ -124,7 +124,8 @@ var waits = []wait{
 	{State: Done, When: "with a hand-off that is not used", For: "a rank that pulls it and throws it away", Most: "the hold", Early: "shutdown", Then: "the engine frees it at the hold timeout"},
 }
 
-var stateNames = [states]string{"fresh", "placing", "queued", "abroad", "prefilling", "pooled", "transferring", "coupled", "pausing", "offering",
+var stateNames = [states]string{"fresh", "placing", "queued", "forwarded", "prefilling", "pooled", "transferring", "coupled", "pausing",
+	"offering",
 	"streaming", "confirming", "lost", "choosing", "calling", "redialing", "done"}
 
 // saidLimits are the limits that lives say of each script, dialect and shape of an answer, by the state in which they wait. What legs that
@@ -137,14 +138,14 @@ func saidLimits(t *testing.T) map[State]map[Timeout]bool {
 		said[Calling][x.Until] = true
 	}
 	w := readWords(t)
-	for _, script := range []string{"Late", "Early Dialect.CallsBack Dialect.Strands Dialect.Retries", "Early Dialect.Aborts",
-		"Early Dialect.Keeps Dialect.Strands", "Mixed"} {
-		for _, whole := range []string{"", " Whole", " Whole Deaf"} {
+	for _, script := range []string{"Late", "Early Traits.CallsBack Traits.LeaksBlocks Traits.Retries", "Early Traits.Aborts",
+		"Early Traits.Keeps Traits.LeaksBlocks", "Mixed"} {
+		for _, whole := range []string{"", " Unstreamed", " Unstreamed Deaf"} {
 			turn := "Begun; NoLocal; Turn Bind=" + script
 			for _, rest := range []string{
-				"HandedOver; Bound; First; CallFailed End.Leg=Decode End.Progress=Through End.Reason=Broke",
+				"HandedOver; Bound; First; CallFailed End.Call=Decode End.Progress=Through End.Reason=Broke",
 				"Bound; First; Ends",
-				"Bound; First; CallFailed End.Leg=Decode End.Progress=Through End.Reason=Broke",
+				"Bound; First; CallFailed End.Call=Decode End.Progress=Through End.Reason=Broke",
 				"Bound; CalledBack Pair=1; ProbeDue Pair=1; PrefillFailed Pair=1 Again End.Progress=Headed End.Reason=Busy",
 				"Bound; ProbeDue Pair=1; PrefillDone Pair=1; Began Pair=1",
 				"Bound; ProbeDue Pair=1; Began Pair=1; ClientGone Pair=1",

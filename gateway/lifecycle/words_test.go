@@ -68,8 +68,8 @@ func (w *words) of(typ string, value int) string {
 
 // toldAlways are fields that are written although they have their type's first value, by what happens or is done.
 var toldAlways = map[string][]string{
-	"CallFailed": {"End.Leg", "End.Progress", "End.Reason"}, "PrefillFailed": {"End.Progress", "End.Reason"}, "NotFound": {"End.Progress", "End.Reason"}, "DecodeFailed": {"Reason"},
-	"Settle": {"Resource", "Disposition"}, "Fail": {"Error"}, "Resolve": {"Blame"}, "Condemn": {"Blame", "Leg"}, "Pause": {"Retry.Budget"},
+	"CallFailed": {"End.Call", "End.Progress", "End.Reason"}, "PrefillFailed": {"End.Progress", "End.Reason"}, "NotFound": {"End.Progress", "End.Reason"}, "DecodeFailed": {"Reason"},
+	"Settle": {"Resource", "Disposition"}, "Fail": {"Error"}, "Resolve": {"Blame"}, "ReportFailure": {"Blame", "Call"}, "Pause": {"Retry.Budget"},
 }
 
 // text writes a struct: what it says first by its name alone, then each field that is not zero.

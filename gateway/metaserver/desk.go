@@ -32,8 +32,8 @@ type Callback struct {
 	Err error
 }
 
-// Expectation waits for one callback.
-type Expectation struct {
+// PendingCallback waits for one callback.
+type PendingCallback struct {
 	URL string // the URL that the decode engine is given
 
 	desk      *desk
@@ -62,14 +62,14 @@ func keyOf(token string) key { return sha256.Sum256([]byte(token)) }
 // desk holds the expectations of requests, and hands callbacks to them.
 type desk struct {
 	mu       sync.Mutex
-	expected map[key]*Expectation
+	expected map[key]*PendingCallback
 	short    map[string]bool // ranks for which the log has said that they cut request ids
 	keys     map[string]bool // unknown keys of callbacks that the log has named; at most mostKeys
 	closed   bool
 }
 
 func newDesk() desk {
-	return desk{expected: map[key]*Expectation{}, short: map[string]bool{}, keys: map[string]bool{}}
+	return desk{expected: map[key]*PendingCallback{}, short: map[string]bool{}, keys: map[string]bool{}}
 }
 
 var (
@@ -78,11 +78,11 @@ var (
 )
 
 // Expect returns an expectation with a new URL for one callback. The callback may come as soon as the decode engine has the URL.
-func (s *Server) Expect(w Wanted) *Expectation {
+func (s *Server) Expect(w Wanted) *PendingCallback {
 	var random [tokenBytes]byte
 	_, _ = rand.Read(random[:]) // never fails, by its documentation
 	token := hex.EncodeToString(random[:])
-	e := &Expectation{
+	e := &PendingCallback{
 		URL: s.URL() + path + token, desk: &s.desk, key: keyOf(token), wanted: w,
 		came: make(chan Callback, 1), forgotten: make(chan struct{}),
 	}
@@ -97,14 +97,14 @@ func (s *Server) Expect(w Wanted) *Expectation {
 }
 
 // Came delivers the callback, at most once.
-func (e *Expectation) Came() <-chan Callback { return e.came }
+func (e *PendingCallback) Came() <-chan Callback { return e.came }
 
 // Forgotten is closed when no callback can come any more. It stays open if a callback came within the grace of Forget.
-func (e *Expectation) Forgotten() <-chan struct{} { return e.forgotten }
+func (e *PendingCallback) Forgotten() <-chan struct{} { return e.forgotten }
 
 // Forget ends the expectation after a grace, within which a callback is still handed over. If the callback has come, it ends the
 // expectation at once. A later call with a grace of 0 also ends it at once.
-func (e *Expectation) Forget(grace time.Duration) {
+func (e *PendingCallback) Forget(grace time.Duration) {
 	e.desk.mu.Lock()
 	defer e.desk.mu.Unlock()
 	switch {
@@ -116,7 +116,7 @@ func (e *Expectation) Forget(grace time.Duration) {
 }
 
 // forget ends the expectation, and closes Forgotten unless a callback came. It is called with the desk's mu held.
-func (e *Expectation) forget() {
+func (e *PendingCallback) forget() {
 	if e.desk.expected[e.key] != e {
 		return
 	}
@@ -127,7 +127,7 @@ func (e *Expectation) forget() {
 }
 
 // drop removes the expectation from the desk. It is called with the desk's mu held.
-func (e *Expectation) drop() {
+func (e *PendingCallback) drop() {
 	delete(e.desk.expected, e.key)
 	if e.timer != nil {
 		e.timer.Stop()
@@ -135,7 +135,7 @@ func (e *Expectation) drop() {
 }
 
 // find returns the expectation of a token. The caller must call doneReading when it has read the callback, or has failed to read it.
-func (d *desk) find(token string) (*Expectation, error) {
+func (d *desk) find(token string) (*PendingCallback, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	e := d.expected[keyOf(token)]
@@ -150,7 +150,7 @@ func (d *desk) find(token string) (*Expectation, error) {
 }
 
 // doneReading says that a connection is not read any more, so that another connection may bring the callback.
-func (e *Expectation) doneReading() {
+func (e *PendingCallback) doneReading() {
 	e.desk.mu.Lock()
 	defer e.desk.mu.Unlock()
 	e.reading--
@@ -158,7 +158,7 @@ func (e *Expectation) doneReading() {
 
 // handOver hands a callback to its request. It returns an error if another callback came first, or if the expectation has ended. late says
 // that Forget was called before, i.e. the request was given up.
-func (e *Expectation) handOver(c Callback) (late bool, err error) {
+func (e *PendingCallback) handOver(c Callback) (late bool, err error) {
 	e.desk.mu.Lock()
 	defer e.desk.mu.Unlock()
 	switch {

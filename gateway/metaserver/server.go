@@ -153,7 +153,7 @@ func (s *Server) URL() string {
 func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	token, found := strings.CutPrefix(r.URL.Path, path)
 	peer, err := netip.ParseAddrPort(r.RemoteAddr)
-	var e *Expectation
+	var e *PendingCallback
 	switch {
 	case err != nil || !s.Allowed(peer.Addr().Unmap().WithZone("")):
 		s.refuse(w, http.StatusForbidden, resultBad)
@@ -192,7 +192,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 
 // deliver hands a whole callback to its request and answers at once. An engine makes only a few callbacks at a time, and the next callbacks
 // wait for the answers.
-func (s *Server) deliver(w http.ResponseWriter, e *Expectation, body []byte) {
+func (s *Server) deliver(w http.ResponseWriter, e *PendingCallback, body []byte) {
 	callback, err := e.wanted.Read(body)
 	if err != nil {
 		s.refuseUseless(w, e, http.StatusBadRequest, err)
@@ -232,7 +232,7 @@ func (s *Server) warnOfKeys(rank string, keys []string) {
 
 // refuseUseless refuses a callback that cannot be used, and reports the error to its request. The request needs another rank, because the
 // proxy does not know where this engine expects the KV.
-func (s *Server) refuseUseless(w http.ResponseWriter, e *Expectation, status int, err error) {
+func (s *Server) refuseUseless(w http.ResponseWriter, e *PendingCallback, status int, err error) {
 	if _, notWanted := e.handOver(Callback{Err: err}); notWanted != nil {
 		s.refuseUnwanted(w, notWanted)
 		return

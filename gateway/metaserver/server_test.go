@@ -72,7 +72,9 @@ func read(body []byte) (mooncake.Callback, error) {
 	return mooncake.Callback{KV: body}, nil
 }
 
-func (r *rig) expect() *Expectation { return r.Expect(Wanted{Rank: "d0/1", Limit: 1000, Read: read}) }
+func (r *rig) expect() *PendingCallback {
+	return r.Expect(Wanted{Rank: "d0/1", Limit: 1000, Read: read})
+}
 
 func (r *rig) do(method, url string, body io.Reader) (status int, answer string) {
 	r.Helper()
@@ -98,7 +100,7 @@ func (r *rig) counts() string {
 	return fmt.Sprintf("ok %d, duplicate %d, unknown %d, bad %d, late %d", n("ok"), n("duplicate"), n("unknown"), n("bad"), n("late"))
 }
 
-func nothing(t *testing.T, e *Expectation) {
+func nothing(t *testing.T, e *PendingCallback) {
 	t.Helper()
 	select {
 	case c := <-e.Came():
@@ -183,7 +185,7 @@ func TestACallbackOfNoUseIsToldToItsRequest(t *testing.T) {
 }
 
 // target is what a URL of ours asks for.
-func target(e *Expectation) string { return path + e.URL[len(e.URL)-2*tokenBytes:] }
+func target(e *PendingCallback) string { return path + e.URL[len(e.URL)-2*tokenBytes:] }
 
 // raw writes a head, and answers whatever comes back without sending a body.
 func (r *rig) raw(head string) *http.Response {

@@ -50,7 +50,7 @@ func TestAPlainChat(t *testing.T) {
 	require.Empty(t, r.MaxTokensKey)
 	require.Equal(t, len(`[{"role":"user","content":"Hi"}]`), r.PromptBytes)
 	require.Equal(t, raw, string(r.Body.Raw()))
-	require.Equal(t, []Part{{}}, r.Parts(), "the single leg differs in nothing")
+	require.Equal(t, []SubRequest{{}}, r.Parts(), "the single leg differs in nothing")
 }
 
 func TestWhatAClientAsksFor(t *testing.T) {
@@ -524,7 +524,7 @@ func TestLegsOfSeveralAnswers(t *testing.T) {
 	}
 	r, e = Parse(mooncake.Chat, []byte(chat(`"n":2`)), Limits{})
 	require.Nil(t, e)
-	require.Equal(t, []Part{{}, {Patch: mooncake.Patch{SeedOffset: 1}, Choice: 1}}, r.Parts())
+	require.Equal(t, []SubRequest{{}, {Patch: mooncake.Patch{SeedOffset: 1}, Choice: 1}}, r.Parts())
 }
 
 func FuzzParse(f *testing.F) {

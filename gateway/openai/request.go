@@ -61,20 +61,20 @@ type Request struct {
 	PromptTokens int               // exact if the prompts are token ids without media; else 0
 }
 
-// A Part is a request for a single answer. A client's request for several is split into Parts.
-type Part struct {
+// A SubRequest is a request for a single answer. A client's request for several is split into Parts.
+type SubRequest struct {
 	mooncake.Patch
 	Choice int // index of its answer: prompt * n + sample
 	Prompt int // index of its prompt; usage counts the tokens of each prompt once
 }
 
 // Parts returns the parts in the order of their choices. The only part of a plain request changes nothing in the body.
-func (r *Request) Parts() []Part {
+func (r *Request) Parts() []SubRequest {
 	prompts := max(1, len(r.Prompts))
-	parts := make([]Part, 0, prompts*r.N)
+	parts := make([]SubRequest, 0, prompts*r.N)
 	for prompt := range prompts {
 		for sample := range r.N {
-			part := Part{Choice: prompt*r.N + sample, Prompt: prompt}
+			part := SubRequest{Choice: prompt*r.N + sample, Prompt: prompt}
 			part.SeedOffset = sample
 			if r.Prompts != nil {
 				part.Patch.Prompt = r.Prompts[prompt]

@@ -12,7 +12,7 @@ import (
 )
 
 // New returns the Set for the kind of scopes to which the config gives owners; nil: the config gives owners to none.
-func New(c *config.Config, host Host) (*Set, error) {
+func New(c *config.Config, host Deps) (*Set, error) {
 	own, ha := &c.Geo.Ownership, &c.HA
 	s := &Set{
 		host: host, conf: c, log: host.Log, region: c.Geo.Self.Region, ctx: host.Context,

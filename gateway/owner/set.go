@@ -37,8 +37,8 @@ func (k Kind) words() string {
 	return "region's engines"
 }
 
-// Host is what a Set needs of the proxy.
-type Host struct {
+// Deps is what a Set needs of the proxy.
+type Deps struct {
 	Context    context.Context // ends with the proxy
 	Log        *zap.Logger
 	Registerer prometheus.Registerer
@@ -76,7 +76,7 @@ type standing interface {
 
 // Set holds all scopes of a kind. A nil Set belongs to a proxy that shares no engines, and admits to every scope.
 type Set struct {
-	host      Host
+	host      Deps
 	kind      Kind
 	conf      *config.Config
 	log       *zap.Logger
@@ -85,7 +85,7 @@ type Set struct {
 	times     lease.Times
 	members   []string // the only proxies that may own scopes; empty: every proxy may
 	region    string   // the proxy's own region
-	node      *geo.Node
+	node      *geo.Peers
 	standing
 	metrics *metrics
 
@@ -104,7 +104,7 @@ type Set struct {
 }
 
 // Join sets the node through which proxies talk to each other. It must be called before Run.
-func (s *Set) Join(n *geo.Node) {
+func (s *Set) Join(n *geo.Peers) {
 	if s != nil {
 		s.node = n
 	}

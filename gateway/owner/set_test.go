@@ -68,7 +68,7 @@ func setOf(t *testing.T, kind Kind, store lease.Engine) (*Set, *Scope) {
 	s := &Set{
 		kind: kind, conf: config.Default(), log: zap.NewNop(), region: "us", ctx: t.Context(), times: lease.DefaultTimes,
 		lookNow: make(chan struct{}, 1), lost: make(chan struct{}), barred: map[string]bar{}, leavingScopes: map[string]*Scope{},
-		host: Host{Publish: func(context.Context) {}, Hold: func() time.Duration { return time.Minute },
+		host: Deps{Publish: func(context.Context) {}, Hold: func() time.Duration { return time.Minute },
 			Engines: func() map[string]Reach { return map[string]Reach{"us": {1, 1}} }},
 	}
 	s.metrics = newMetrics(s)

@@ -73,28 +73,28 @@ func (s *Server) full() *openai.Error {
 	return e
 }
 
-// Env has the parts of the proxy that a Server uses.
-type Env struct {
+// Deps has the parts of the proxy that a Server uses.
+type Deps struct {
 	Registerer prometheus.Registerer
 	Buckets    []float64 // of the histogram, in seconds
 	Settings   func() *fleet.Settings
 	Engines    func() Engines  // returns the engines as they are now
 	Requests   *request.Server // serves the requests, with the engines that Choose returns
-	Bodies     *edge.Account   // memory of the bodies of requests, and of answers in one piece
+	Bodies     *edge.Quota     // memory of the bodies of requests, and of answers in one piece
 }
 
 // Engines is the state of the engines at one moment.
 type Engines interface {
 	// Wholes returns the engines that can serve requests for the model alone. paired says that the model has engines, but that each only
 	// prefills or only decodes. computes says that the request runs the model.
-	Wholes(model string, computes bool) (list []roster.Whole, paired bool)
+	Wholes(model string, computes bool) (list []roster.SoleEngine, paired bool)
 }
 
 // A Server passes requests through.
 type Server struct {
-	Env
+	Deps
 	took  *prometheus.HistogramVec
-	seats *edge.Account // bounds the requests that are passed through at once; no queue and no pool does
+	seats *edge.Quota // bounds the requests that are passed through at once; no queue and no pool does
 
 	mu    sync.Mutex
 	busy  map[string]int     // running calls, by engine
@@ -108,8 +108,8 @@ type lack struct{ instance, path string }
 const lackMemory = time.Minute
 
 // New returns a server, and registers its metric.
-func New(env Env) *Server {
-	s := &Server{Env: env, seats: edge.NewPlaces(int64(env.Settings().Limits.PassedThrough)), busy: map[string]int{},
+func New(env Deps) *Server {
+	s := &Server{Deps: env, seats: edge.NewPlaces(int64(env.Settings().Limits.PassedThrough)), busy: map[string]int{},
 		lacks: map[lack]time.Time{}}
 	s.took = prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Name: "evenkeel_passed_seconds",
@@ -163,13 +163,13 @@ var errNoEngine = openai.Unavailable("engine_unavailable", "no healthy engine of
 // Choose returns the engine with the fewest calls of this proxy, among those that are not in tried and may have the endpoint. An engine
 // whose group has an engine in tried comes last, because the whole group may share one limit. Choose counts a call for the engine. The
 // caller must subtract the call with Count when it is over.
-func (s *Server) Choose(model, path string, tried []string) (roster.Whole, lifecycle.EventKind, *openai.Error) {
+func (s *Server) Choose(model, path string, tried []string) (roster.SoleEngine, lifecycle.EventKind, *openai.Error) {
 	all, paired := s.Engines().Wholes(model, computes(path))
 	switch {
 	case paired:
-		return roster.Whole{}, lifecycle.NoneLeft, errPaired
+		return roster.SoleEngine{}, lifecycle.NoneLeft, errPaired
 	case len(all) == 0:
-		return roster.Whole{}, lifecycle.NoneLeft, errNoEngine
+		return roster.SoleEngine{}, lifecycle.NoneLeft, errNoEngine
 	}
 	now := time.Now()
 	s.mu.Lock()
@@ -180,7 +180,7 @@ func (s *Server) Choose(model, path string, tried []string) (roster.Whole, lifec
 			triedGroups[all[i].Group] = true
 		}
 	}
-	better := func(one, other *roster.Whole) bool {
+	better := func(one, other *roster.SoleEngine) bool {
 		if oneTried, otherTried := triedGroups[one.Group], triedGroups[other.Group]; oneTried != otherTried {
 			return otherTried
 		}
@@ -206,9 +206,9 @@ func (s *Server) Choose(model, path string, tried []string) (roster.Whole, lifec
 		s.busy[all[best].Instance]++
 		return all[best], lifecycle.Chosen, nil
 	case lacking == len(all):
-		return roster.Whole{}, lifecycle.NoRoute, failure.NoRoute
+		return roster.SoleEngine{}, lifecycle.NoRoute, failure.NoRoute
 	}
-	return roster.Whole{}, lifecycle.NoneLeft, errNoEngine
+	return roster.SoleEngine{}, lifecycle.NoneLeft, errNoEngine
 }
 
 // Count adds n to the number of this proxy's calls that run on an engine.

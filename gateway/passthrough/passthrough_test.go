@@ -451,7 +451,7 @@ func TestAPanicHoldsNothing(t *testing.T) {
 	t.Parallel()
 	p := start(t, nil, &odd{answer: says(200, "application/json", `{}`)})
 	list := p.engines.list
-	p.engines.list = []roster.Whole{{Instance: list[0].Instance, Traffic: list[0].Traffic}} // without a target, as a bug would
+	p.engines.list = []roster.SoleEngine{{Instance: list[0].Instance, Traffic: list[0].Traffic}} // without a target, as a bug would
 	require.Equal(t, http.StatusInternalServerError, p.ask("/v1/embeddings", "panics").status)
 	require.Zero(t, p.seats.Held())
 	p.mu.Lock()

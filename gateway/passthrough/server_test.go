@@ -92,11 +92,11 @@ func ends(_ http.ResponseWriter, r *http.Request) {
 // engines are those of one model, in a fleet that only keeps their calls.
 type engines struct {
 	*fleet.Fleet
-	list   []roster.Whole
+	list   []roster.SoleEngine
 	paired bool
 }
 
-func (e *engines) Wholes(string, bool) ([]roster.Whole, bool) { return e.list, e.paired }
+func (e *engines) Wholes(string, bool) ([]roster.SoleEngine, bool) { return e.list, e.paired }
 
 // proxy serves what is passed through, and nothing else, to callers that are named by a header.
 type proxy struct {
@@ -124,7 +124,7 @@ func start(t *testing.T, change func(*config.Config), all ...*odd) *proxy {
 	t.Cleanup(client.Close)
 	monitor := engine.NewMonitor(engine.MonitorConfig{Client: client, Registerer: reg, Log: log})
 	p := &proxy{t: t, logs: logs, registry: reg, receipts: receipt.NewRing(3000, 1<<24),
-		http: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 8}}, engines: &engines{Fleet: fleet.New(fleet.Host{
+		http: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 8}}, engines: &engines{Fleet: fleet.New(fleet.Deps{
 			Context: t.Context(), Serving: t.Context, Started: time.Now(), Log: log, Registerer: reg, Settings: settings, Monitor: monitor,
 			Publish: func([]prefill.Candidate, []local.Rank, []board.Worker) {},
 		})}}
@@ -134,15 +134,15 @@ func start(t *testing.T, change func(*config.Config), all ...*odd) *proxy {
 		t.Cleanup(server.Close)
 		at, err := url.Parse(server.URL)
 		require.NoError(t, err)
-		p.engines.list = append(p.engines.list, roster.Whole{Instance: "decode " + at.Host, ID: at.Host,
+		p.engines.list = append(p.engines.list, roster.SoleEngine{Instance: "decode " + at.Host, ID: at.Host,
 			Target: &engine.Target{ID: at.Host, URL: at, Rank: -1}, Traffic: &engine.Traffic{}})
 	}
 	told, err := journal.New(journal.Config{Registerer: reg, Log: log, Receipts: p.receipts})
 	require.NoError(t, err)
-	requests := &request.Server{Env: request.Env{Log: log, Settings: settings, Serving: t.Context, Journal: told, Client: client,
+	requests := &request.Server{Deps: request.Deps{Log: log, Settings: settings, Serving: t.Context, Journal: told, Client: client,
 		Monitor: monitor, Fleet: p.engines}}
 	bodies := edge.NewBodies(int64(cfg.Limits.Bodies))
-	p.Server = New(Env{Registerer: reg, Settings: settings, Engines: func() Engines { return p.engines }, Requests: requests, Bodies: bodies})
+	p.Server = New(Deps{Registerer: reg, Settings: settings, Engines: func() Engines { return p.engines }, Requests: requests, Bodies: bodies})
 
 	ln, err := edge.Listen("127.0.0.1:0", edge.ListenOptions{})
 	require.NoError(t, err)

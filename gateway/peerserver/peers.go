@@ -37,8 +37,8 @@ import (
 
 // Peers connects this proxy with the other proxies. It is nil if there are none.
 type Peers struct {
-	host     Host
-	node     *geo.Node
+	host     Deps
+	node     *geo.Peers
 	server   *edge.Server
 	listener *edge.Listener
 	looking  chan struct{}                       // a lock: at most one Look runs, so that an older look never replaces a newer one
@@ -47,8 +47,8 @@ type Peers struct {
 	warned   atomic.Int64 // Unix time in ns of the last warning about a peer with another version
 }
 
-// Host is what Peers needs of the proxy.
-type Host struct {
+// Deps is what Peers needs of the proxy.
+type Deps struct {
 	Context    context.Context // ends with the proxy
 	Go         func(func())    // runs a function, for which the end of the proxy waits
 	Log        *zap.Logger
@@ -56,10 +56,10 @@ type Host struct {
 	Config     *reload.Reloader
 	Service    *service.Service
 	Fleet      *fleet.Fleet
-	Tier       *prefill.Tier
+	Prefill    *prefill.Scheduler
 	Dispatcher *dispatcher.Dispatcher
 	Owner      *owner.Set // nil: this proxy owns all engines
-	Bodies     *edge.Account
+	Bodies     *edge.Quota
 	Fail       func(*fasthttp.RequestCtx, *openai.Error) // answers with an error
 	// Serve answers a client's request that another dispatcher forwarded. That dispatcher has already checked the client's identity and
 	// permissions.
@@ -80,7 +80,7 @@ const (
 
 // New returns the Peers of the config, with the client for calls to other proxies (node) and the server for their requests; nil: the config
 // names no other proxies.
-func New(h Host) (*Peers, error) {
+func New(h Deps) (*Peers, error) {
 	set := h.Config.Settings()
 	c := &set.Geo
 	if !c.On() {
@@ -91,7 +91,7 @@ func New(h Host) (*Peers, error) {
 	limits, cfg := &set.Limits, *c
 	cfg.FirstByte, cfg.Idle, cfg.Connect, cfg.WholeBytes, cfg.EventBytes = firstByte, limits.EventTimeout, limits.ConnectTimeout,
 		limits.AnswerBytes, limits.EventBytes
-	cfg.Tier, cfg.Running, cfg.Draining = h.Tier, r.running, h.Service.Draining
+	cfg.Queue, cfg.Running, cfg.Draining = h.Prefill, r.running, h.Service.Draining
 	cfg.Registerer, cfg.Log = h.Registerer, h.Log
 	if h.Owner != nil {
 		cfg.Tenure, cfg.OnProbe = r.tenure, r.hear
@@ -115,7 +115,7 @@ func New(h Host) (*Peers, error) {
 	r.decoding.Store(&map[string]decoding{})
 	r.server = edge.NewServer(edge.Options{
 		Handler: r.handle, Log: h.Log, MaxBody: limits.Body, MaxHead: limits.Head, Concurrency: limits.Connections + 1,
-		ReadTimeout: limits.ReadTimeout, IdleTimeout: limits.IdleTimeout, Stranger: r.stranger, Answer: r.turnedAway, Bodies: h.Bodies,
+		ReadTimeout: limits.ReadTimeout, IdleTimeout: limits.IdleTimeout, Authenticate: r.stranger, Answer: r.turnedAway, Bodies: h.Bodies,
 	})
 	return r, nil
 }
@@ -219,13 +219,13 @@ func (r *Peers) Look(ctx context.Context) {
 		}
 		all[route.Name] = d
 		if d.free != nil || (*r.decoding.Load())[route.Name].free != nil {
-			r.host.Tier.SetSlots(route.Name, d.free)
+			r.host.Prefill.SetSlots(route.Name, d.free)
 		}
 	}
 	before := r.decoding.Swap(&all)
 	for name, now := range all {
 		if now.slots > 0 && (*before)[name].slots == 0 { // requests for the model can be served here again
-			r.host.Tier.Wake()
+			r.host.Prefill.Wake()
 			return
 		}
 	}
@@ -317,8 +317,8 @@ func (r *Peers) Drain(ctx context.Context) error {
 	return err
 }
 
-// Node returns the node that decides which request goes to which peer; nil: there are no other proxies.
-func (r *Peers) Node() *geo.Node {
+// Geo returns the node that decides which request goes to which peer; nil: there are no other proxies.
+func (r *Peers) Geo() *geo.Peers {
 	if r == nil {
 		return nil
 	}
@@ -327,7 +327,7 @@ func (r *Peers) Node() *geo.Node {
 
 // Facts fills in what is known of the peers in other regions.
 func (r *Peers) Facts(f *detect.Facts) {
-	n := r.Node()
+	n := r.Geo()
 	if n == nil {
 		return
 	}
@@ -380,7 +380,7 @@ const finishEvery = 5 * time.Millisecond // interval at which finish checks agai
 
 // underWay says whether a prompt for one of the boards is being prefilled here, or waits for a decode rank.
 func (r *Peers) underWay(boards []string) bool {
-	return slices.ContainsFunc(r.host.Tier.Status(), func(c prefill.CandidateStatus) bool {
+	return slices.ContainsFunc(r.host.Prefill.Status(), func(c prefill.CandidateStatus) bool {
 		return c.Inflight+c.Pooled > 0 && slices.ContainsFunc(c.Models, func(m string) bool {
 			route, _, _ := r.host.Fleet.Now().Lookup(m)
 			return slices.Contains(boards, route.Board)
@@ -392,7 +392,7 @@ func (r *Peers) underWay(boards []string) bool {
 func (r *Peers) tenure() geo.Tenure {
 	t := r.host.Owner.Tenure()
 	if r.host.Owner.Has(owner.Groups) {
-		t.Prefill = r.host.Tier.Shares()
+		t.Prefill = r.host.Prefill.Shares()
 		if !r.refusing() {
 			t.Decodes = r.decodes()
 		}
@@ -425,7 +425,7 @@ func (r *Peers) setShare(id string, load map[string]prefill.Share) {
 	if load == nil {
 		delete(r.shares.bySibling, id)
 	}
-	r.host.Tier.SetShares(slices.Collect(maps.Values(r.shares.bySibling))...)
+	r.host.Prefill.SetShares(slices.Collect(maps.Values(r.shares.bySibling))...)
 }
 
 // forgetShares drops the shares of siblings that are gone.

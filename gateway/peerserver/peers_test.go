@@ -78,12 +78,12 @@ func wingBeside(t *testing.T, peer string) *wing {
 	var err error
 	w.keys, err = geo.ParseKeys(key)
 	require.NoError(t, err)
-	conf, _, err := reload.New(cfg, reload.Host{Log: log, Registerer: reg, Started: time.Now()})
+	conf, _, err := reload.New(cfg, reload.Deps{Log: log, Registerer: reg, Started: time.Now()})
 	require.NoError(t, err)
-	w.service = service.New(service.Host{Context: ctx, Log: log, Grace: func() time.Duration { return 0 }, EndAll: func() int { return 0 }})
+	w.service = service.New(service.Deps{Context: ctx, Log: log, Grace: func() time.Duration { return 0 }, EndAll: func() int { return 0 }})
 	client := engine.NewClient(engine.Options{})
 	settings := func() *fleet.Settings { return conf.Settings().Settings }
-	w.fleet = fleet.New(fleet.Host{
+	w.fleet = fleet.New(fleet.Deps{
 		Context: ctx, Serving: w.service.Context, Started: time.Now(), Log: log, Registerer: reg, Settings: settings, Client: client,
 		Monitor: engine.NewMonitor(engine.MonitorConfig{Client: client, Registerer: reg, Log: log}),
 		Publish: func([]prefill.Candidate, []local.Rank, []board.Worker) {},
@@ -100,9 +100,9 @@ func wingBeside(t *testing.T, peer string) *wing {
 	})
 	require.NoError(t, err)
 	var running sync.WaitGroup
-	w.Peers, err = New(Host{
+	w.Peers, err = New(Deps{
 		Context: ctx, Go: func(f func()) { running.Go(f) }, Log: log, Registerer: reg,
-		Config: conf, Service: w.service, Fleet: w.fleet, Tier: tier, Dispatcher: w.dispatcher,
+		Config: conf, Service: w.service, Fleet: w.fleet, Prefill: tier, Dispatcher: w.dispatcher,
 		Bodies: edge.NewBodies(1 << 20),
 		Fail: func(ctx *fasthttp.RequestCtx, e *openai.Error) {
 			ctx.SetStatusCode(e.Status)
@@ -325,12 +325,12 @@ func TestALookThatIsNotAnsweredChangesNothing(t *testing.T) {
 
 // A proxy without peers has none of this.
 func TestAProxyThatIsAlone(t *testing.T) {
-	conf, _, err := reload.New(config.Default(), reload.Host{Log: zap.NewNop(), Registerer: prometheus.NewRegistry(), Started: time.Now()})
+	conf, _, err := reload.New(config.Default(), reload.Deps{Log: zap.NewNop(), Registerer: prometheus.NewRegistry(), Started: time.Now()})
 	require.NoError(t, err)
-	p, err := New(Host{Config: conf})
+	p, err := New(Deps{Config: conf})
 	require.NoError(t, err)
 	require.Nil(t, p)
-	require.Nil(t, p.Node())
+	require.Nil(t, p.Geo())
 	require.Empty(t, p.Addr())
 }
 

@@ -13,7 +13,7 @@ import (
 
 // Overlong refuses, before any prefill, a request that the decode engines of its model would refuse. If the length of a prompt is not known
 // in time, the prompt is prefilled, and checked with the prefill engine's count.
-func (r *Reader) Overlong(m roster.Route, req *openai.Request, legs []openai.Part) *openai.Error {
+func (r *Reader) Overlong(m roster.Route, req *openai.Request, legs []openai.SubRequest) *openai.Error {
 	switch {
 	case m.MaxLen == 0 || req.MaxTokensKey == "":
 		return nil
@@ -26,7 +26,7 @@ func (r *Reader) Overlong(m roster.Route, req *openai.Request, legs []openai.Par
 		if i > 0 && legs[i].Prompt == legs[i-1].Prompt { // another answer to the same prompt
 			continue
 		}
-		if n, ok := r.length(&Parts{Req: req, Body: &req.Body, Changes: &legs[i].Patch, Model: m}, m.MaxLen-req.MaxTokens); ok {
+		if n, ok := r.length(&Source{Req: req, Body: &req.Body, Changes: &legs[i].Patch, Model: m}, m.MaxLen-req.MaxTokens); ok {
 			if fail := Beyond(m, req, n, 0); fail != nil {
 				return fail
 			}

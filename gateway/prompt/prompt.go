@@ -21,8 +21,8 @@ import (
 	"evenkeel/prefill/index"
 )
 
-// Parts has everything of a request that its prompt depends on.
-type Parts struct {
+// Source has everything of a request that its prompt depends on.
+type Source struct {
 	Req     *openai.Request
 	Body    *mooncake.Body  // the body to read, because Req.Body may not be valid any more
 	Changes *mooncake.Patch // Changes.Prompt is the prompt, one of several of the request; nil: the prompt is in the body
@@ -31,7 +31,7 @@ type Parts struct {
 }
 
 // written returns the prompt as the client sent it.
-func (p *Parts) written() json.RawMessage {
+func (p *Source) written() json.RawMessage {
 	if p.Changes != nil && p.Changes.Prompt != nil {
 		return p.Changes.Prompt
 	}
@@ -41,7 +41,7 @@ func (p *Parts) written() json.RawMessage {
 
 // Text returns a completion's prompt as a JSON string, to which the answer so far can be added. It returns nil if the prompt is token ids.
 // It also returns nil if the engine truncates the prompt, because the engine would cut the longer text at another point.
-func (p *Parts) Text() json.RawMessage {
+func (p *Source) Text() json.RawMessage {
 	written := p.written()
 	if cut, ok := p.Body.Get("truncate_prompt_tokens"); ok && string(cut) != "null" || len(written) == 0 || written[0] != '"' {
 		return nil
@@ -50,7 +50,7 @@ func (p *Parts) Text() json.RawMessage {
 }
 
 // IDs returns the token ids of a prompt, and their JSON; nil: the prompt is text.
-func (p *Parts) IDs() (ids []int32, written json.RawMessage) {
+func (p *Source) IDs() (ids []int32, written json.RawMessage) {
 	written = p.written()
 	ids, ok := index.PromptTokens(nil, written)
 	if !ok {
@@ -65,7 +65,7 @@ type Config struct {
 	Fleet  interface {
 		AnyPrefill(model string) *engine.Target // an engine that may tokenize prompts; nil: there is none
 	}
-	Tier       *prefill.Tier
+	Prefill    *prefill.Scheduler
 	Settings   func() *fleet.Settings // returns the settings in force now
 	Registerer prometheus.Registerer
 	Log        *zap.Logger
@@ -96,7 +96,7 @@ func NewReader(c Config) *Reader {
 
 // Recognize hashes a prompt. The result has no keys if no other request can share the prompt: its cache_salt is used only once, or there
 // are several prompts.
-func (r *Reader) Recognize(p *Parts) prefill.Prompt {
+func (r *Reader) Recognize(p *Source) prefill.Prompt {
 	conf, body := &r.Settings().Prefill.Index, p.Body
 	scope := index.Scope{Model: p.Model.Board}
 	if p.Model.Name != p.Model.Board {
@@ -116,7 +116,7 @@ func (r *Reader) Recognize(p *Parts) prefill.Prompt {
 		h = new(index.Hasher)
 	}
 	defer r.hashers.Put(h)
-	ids, bytes := r.Tier.BlockTokens(p.Model.Name), scope.Root(index.Bytes, index.BlockBytes)
+	ids, bytes := r.Prefill.BlockTokens(p.Model.Name), scope.Root(index.Bytes, index.BlockBytes)
 	tokens := scope.Root(index.Tokens, ids)
 	salted := scope.Salt != ""
 	var text index.Text
@@ -128,7 +128,7 @@ func (r *Reader) Recognize(p *Parts) prefill.Prompt {
 			return prefill.Prompt{Keys: h.Tokens(nil, tokens, list, ids), BlockTokens: ids, Tokens: len(list), Salted: salted}
 		}
 		text = h.Prompt(nil, bytes, written)
-	case !p.Req.Endpoint.Common():
+	case !p.Req.Endpoint.IsChatOrCompletions():
 		if lead := openai.Lead(body, p.Req.Endpoint); lead != "" {
 			scope.Salt += lead
 			bytes = scope.Root(index.Bytes, index.BlockBytes)
@@ -143,7 +143,7 @@ func (r *Reader) Recognize(p *Parts) prefill.Prompt {
 		listed, _ := body.Get("tools")
 		text = h.Chat(nil, bytes, written, listed)
 	}
-	if conf.Tokenize == prefill.TokenizeEngine && p.Req.Endpoint.Common() && !text.Media && !p.Resumed && text.Bytes > 0 {
+	if conf.Tokenize == prefill.TokenizeEngine && p.Req.Endpoint.IsChatOrCompletions() && !text.Media && !p.Resumed && text.Bytes > 0 {
 		if keys, n, ok := r.tokenize(p, h, tokens, ids); ok {
 			return prefill.Prompt{Keys: keys, BlockTokens: ids, Tokens: n, Salted: salted}
 		}
@@ -154,7 +154,7 @@ func (r *Reader) Recognize(p *Parts) prefill.Prompt {
 
 // length returns the tokens of a prompt, if they are known. ok is also false if the prompt has no more bytes than room: a token has at
 // least one byte, so it fits. And ok is false if the engine is asked to truncate the prompt.
-func (r *Reader) length(p *Parts, room int) (tokens int, ok bool) {
+func (r *Reader) length(p *Source, room int) (tokens int, ok bool) {
 	if cut, has := p.Body.Get("truncate_prompt_tokens"); has && !rawjson.IsNull(cut) {
 		return 0, false // the engine truncates the prompt, so only the engine knows the length
 	}
@@ -162,7 +162,7 @@ func (r *Reader) length(p *Parts, room int) (tokens int, ok bool) {
 		return len(ids), true
 	}
 	// for all other prompts, the engine counts the tokens
-	if Bytes(p.Req, p.Changes) <= room || !p.Req.Endpoint.Common() || openai.HasMedia(p.Body, p.Req.Endpoint) {
+	if Bytes(p.Req, p.Changes) <= room || !p.Req.Endpoint.IsChatOrCompletions() || openai.HasMedia(p.Body, p.Req.Endpoint) {
 		return 0, false
 	}
 	body, _ := p.templated(index.Key{})
@@ -172,7 +172,7 @@ func (r *Reader) length(p *Parts, room int) (tokens int, ok bool) {
 
 // Hash returns a keyed hash of the prompt's bytes, as the client sent them. Equal prompts have equal hashes. Without the key, the
 // hash reveals nothing of the prompt. It is never 0.
-func (p *Parts) Hash(key []byte) uint64 {
+func (p *Source) Hash(key []byte) uint64 {
 	mac := hmac.New(sha256.New, key)
 	mac.Write(p.written())
 	return max(1, binary.BigEndian.Uint64(mac.Sum(nil)))
@@ -196,7 +196,7 @@ func Tokens(req *openai.Request, leg *mooncake.Patch) int {
 }
 
 // AllTokens returns the sum of Tokens over all parts. A prompt with several answers counts once per answer, because each is prefilled.
-func AllTokens(req *openai.Request, legs []openai.Part) (tokens int) {
+func AllTokens(req *openai.Request, legs []openai.SubRequest) (tokens int) {
 	for i := range legs {
 		tokens += Tokens(req, &legs[i].Patch)
 	}

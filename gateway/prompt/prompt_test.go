@@ -90,7 +90,7 @@ func newReader(t *testing.T, change func(*prefill.IndexConfig)) (*Reader, *tells
 	tier, err := prefill.New(prefill.Config{Policy: cfg.Prefill.Policy, Log: zap.NewNop()})
 	require.NoError(t, err)
 	return NewReader(Config{
-		Client: client, Fleet: e, Tier: tier, Settings: func() *fleet.Settings { return set }, Registerer: prometheus.NewRegistry(),
+		Client: client, Fleet: e, Prefill: tier, Settings: func() *fleet.Settings { return set }, Registerer: prometheus.NewRegistry(),
 		Log: zap.NewNop(),
 	}), e
 }
@@ -99,11 +99,11 @@ func newReader(t *testing.T, change func(*prefill.IndexConfig)) (*Reader, *tells
 func byEngine(c *prefill.IndexConfig) { c.Tokenize = prefill.TokenizeEngine }
 
 // parts are those of a request's first prompt.
-func parts(t *testing.T, ep mooncake.Endpoint, body string) *Parts {
+func parts(t *testing.T, ep mooncake.Endpoint, body string) *Source {
 	t.Helper()
 	req, fail := openai.Parse(ep, []byte(body), openai.Limits{})
 	require.Nil(t, fail, "%v", fail)
-	return &Parts{Req: req, Body: &req.Body, Changes: &req.Parts()[0].Patch, Model: roster.Route{Name: req.Model, Board: req.Model}}
+	return &Source{Req: req, Body: &req.Body, Changes: &req.Parts()[0].Patch, Model: roster.Route{Name: req.Model, Board: req.Model}}
 }
 
 func completion(text string) string { return fmt.Sprintf(`{"model":"m","prompt":%q}`, text) }
@@ -156,7 +156,7 @@ func TestTokenIDsAreCountedAndHashedAsTheyAre(t *testing.T) {
 	}
 	p := r.Recognize(parts(t, mooncake.Completions, `{"model":"m","prompt":[`+strings.Join(ids, ",")+`]}`))
 	require.Equal(t, 40, p.Tokens)
-	require.Equal(t, r.Tier.BlockTokens("m"), p.BlockTokens)
+	require.Equal(t, r.Prefill.BlockTokens("m"), p.BlockTokens)
 	require.Len(t, p.Keys, 40/p.BlockTokens)
 	require.Zero(t, p.Bytes)
 	require.Empty(t, e.asked(), "nothing has to be tokenized")
@@ -222,13 +222,13 @@ func TestAPromptThatIsNotAllTextIsNotTokenized(t *testing.T) {
 
 func TestAPromptThatNoEngineTokenizesIsKnownByItsBytes(t *testing.T) {
 	for name, c := range map[string]struct {
-		breaks func(*Reader, *tells, *Parts)
+		breaks func(*Reader, *tells, *Source)
 		asked  int
 	}{
-		"there is no engine": {func(_ *Reader, _ *tells, p *Parts) { p.Model.Name, p.Model.Board = "unknown", "unknown" }, 0},
-		"it fails":           {func(_ *Reader, e *tells, _ *Parts) { e.status = 500 }, 1},
-		"it refuses":         {func(_ *Reader, e *tells, _ *Parts) { e.status = 400 }, 1},
-		"it takes too long": {func(r *Reader, e *tells, _ *Parts) {
+		"there is no engine": {func(_ *Reader, _ *tells, p *Source) { p.Model.Name, p.Model.Board = "unknown", "unknown" }, 0},
+		"it fails":           {func(_ *Reader, e *tells, _ *Source) { e.status = 500 }, 1},
+		"it refuses":         {func(_ *Reader, e *tells, _ *Source) { e.status = 400 }, 1},
+		"it takes too long": {func(r *Reader, e *tells, _ *Source) {
 			r.Settings().Prefill.Index.TokenizeTimeout, e.slow = 100*time.Millisecond, true
 		}, 1},
 	} {

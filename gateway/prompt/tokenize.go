@@ -60,7 +60,7 @@ var templated = map[mooncake.Endpoint][]string{
 }
 
 // tokenize returns the keys of a prompt in blocks of token ids, and its length in tokens; ok is false if no engine returned its ids.
-func (r *Reader) tokenize(p *Parts, h *index.Hasher, root index.Key, block int) (keys []index.Key, tokens int, ok bool) {
+func (r *Reader) tokenize(p *Source, h *index.Hasher, root index.Key, block int) (keys []index.Key, tokens int, ok bool) {
 	body, digest := p.templated(root)
 	if t, ok := r.tokenizer.find(digest, block); ok {
 		r.asked.WithLabelValues(tokenizeKnown).Inc()
@@ -78,7 +78,7 @@ func (r *Reader) tokenize(p *Parts, h *index.Hasher, root index.Key, block int) 
 }
 
 // templated returns the body that asks for a prompt's token ids, and its digest.
-func (p *Parts) templated(root index.Key) ([]byte, promptDigest) {
+func (p *Source) templated(root index.Key) ([]byte, promptDigest) {
 	out := []byte(`{"model":`)
 	name, _ := json.Marshal(p.Model.Name)
 	out = append(out, name...)

@@ -138,7 +138,7 @@ func (p *pump) lift() bool {
 	}
 	turn := p.turns
 	p.resp = resp
-	fd, ok := resp.Lift(func() { p.loop.Post(func() { p.touched(turn) }) })
+	fd, ok := resp.Detach(func() { p.loop.Post(func() { p.touched(turn) }) })
 	if !ok {
 		return false
 	}
@@ -150,7 +150,7 @@ func (p *pump) lift() bool {
 	if turn != p.turns {
 		return true // touched has passed the stream to another goroutine
 	}
-	resp.Lower(nil)
+	resp.Reattach(nil)
 	return false
 }
 
@@ -162,7 +162,7 @@ func (p *pump) enter(fd, turn int) {
 	}
 	in, err := p.loop.Add(fd, p, false)
 	if err != nil {
-		p.pass(arrival{})
+		p.pass(readResult{})
 		return
 	}
 	p.in = in
@@ -173,7 +173,7 @@ func (p *pump) enter(fd, turn int) {
 // the cause. turn is the value of p.turns when the loop got the stream.
 func (p *pump) touched(turn int) {
 	if turn == p.turns {
-		p.pass(arrival{})
+		p.pass(readResult{})
 	}
 }
 
@@ -192,8 +192,8 @@ func (p *pump) await(now time.Time) {
 	}
 }
 
-// arrival is the result of one read from the engine, or the reason why the loop passes the stream to a goroutine.
-type arrival struct {
+// readResult is the result of one read from the engine, or the reason why the loop passes the stream to a goroutine.
+type readResult struct {
 	end    sse.End
 	frame  []byte // edge.ChunkRoom empty bytes, and then the bytes for the client
 	failed error  // the error of the engine's socket
@@ -220,7 +220,7 @@ func (p *pump) Ready(w *loop.Watch, ended bool, now time.Time) {
 		buf := p.loop.Buffer[:]
 		n, err := p.in.Read(buf)
 		if err != nil {
-			a := arrival{failed: err}
+			a := readResult{failed: err}
 			if errors.Is(err, io.EOF) {
 				a.failed = nil // the goroutine reads it again, and decides whether the answer is complete
 			}
@@ -254,7 +254,7 @@ func (p *pump) send(frame []byte, now time.Time) {
 		frame = p.out.Frame(frame)
 		n, err := p.out.Try(frame, now)
 		if err != nil {
-			p.pass(arrival{gone: true})
+			p.pass(readResult{gone: true})
 			return
 		}
 		if n < len(frame) {
@@ -267,8 +267,8 @@ func (p *pump) send(frame []byte, now time.Time) {
 }
 
 // unpack removes the HTTP transfer coding from the bytes of the engine, and gives the data to the stream.
-func (p *pump) unpack(b []byte, now time.Time) arrival {
-	var a arrival
+func (p *pump) unpack(b []byte, now time.Time) readResult {
+	var a readResult
 	out := p.loop.Out[:0]
 	out = append(out, make([]byte, edge.ChunkRoom)...)
 	for len(b) > 0 && !a.over {
@@ -297,7 +297,7 @@ func (p *pump) block(rest []byte) {
 		err = p.out.Socket(func(fd int) { p.room, err = p.loop.Add(fd, p, true) })
 	}
 	if err != nil || p.room == nil {
-		p.pass(arrival{})
+		p.pass(readResult{})
 		return
 	}
 	p.in.Wake(p.out.Patience())
@@ -311,7 +311,7 @@ func (p *pump) flush(now time.Time) {
 	}
 	p.unblock()
 	if err != nil || p.in.Resume() != nil {
-		p.pass(arrival{gone: err != nil})
+		p.pass(readResult{gone: err != nil})
 		return
 	}
 	p.rest = nil
@@ -336,7 +336,7 @@ func (p *pump) Expired(_ *loop.Watch, now time.Time) {
 	defer p.recovered()
 	if p.room == nil { // the wait is for the engine
 		if engineLate := !p.until.IsZero() && !now.Before(p.until); engineLate || p.silence() <= 0 {
-			p.pass(arrival{})
+			p.pass(readResult{})
 			return
 		}
 		p.send(append(make([]byte, edge.ChunkRoom), p.keep.Comment()...), now)
@@ -347,11 +347,11 @@ func (p *pump) Expired(_ *loop.Watch, now time.Time) {
 		return
 	}
 	p.out.Cut(now)
-	p.pass(arrival{gone: true})
+	p.pass(readResult{gone: true})
 }
 
 // pass passes the stream and the last arrival to a new goroutine.
-func (p *pump) pass(a arrival) {
+func (p *pump) pass(a readResult) {
 	p.depart()
 	if len(a.frame) > edge.ChunkRoom {
 		a.frame = append([]byte(nil), a.frame[edge.ChunkRoom:]...) // a copy, because the loop uses the frame's memory again
@@ -364,8 +364,8 @@ func (p *pump) pass(a arrival) {
 }
 
 // goBack runs in the new goroutine, and continues where the loop has stopped. rest is what the client has not taken.
-func (p *pump) goBack(a arrival, rest []byte) {
-	p.resp.Lower(a.failed)
+func (p *pump) goBack(a readResult, rest []byte) {
+	p.resp.Reattach(a.failed)
 	if a.gone || len(rest) > 0 && p.out.Finish(rest) != nil {
 		p.Close()
 		p.out.End(false)
@@ -394,7 +394,7 @@ func (p *pump) recovered() {
 	v = fmt.Sprintf("%v, on a loop: %s", v, debug.Stack())
 	p.depart()
 	go p.guard(func() {
-		p.resp.Lower(nil)
+		p.resp.Reattach(nil)
 		panic(v)
 	})
 }

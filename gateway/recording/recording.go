@@ -33,8 +33,8 @@ func open(name string) *os.File {
 	return f
 }
 
-// A Tape records one request's Lifecycle. Its owner is the owner of the Lifecycle.
-type Tape struct{ id int64 }
+// A Recorder records one request's Lifecycle. Its owner is the owner of the Lifecycle.
+type Recorder struct{ id int64 }
 
 // A line is one step of a Lifecycle. The lines of a tape have the tape's ID, and are in the order of the steps.
 type line struct {
@@ -45,14 +45,14 @@ type line struct {
 }
 
 // Begin records the state of a Lifecycle, before the event with which the request begins or its lost answer goes on.
-func (t *Tape) Begin(l *lifecycle.Lifecycle) {
+func (t *Recorder) Begin(l *lifecycle.Lifecycle) {
 	if out != nil {
 		t.write(line{Value: fmt.Sprint(*l)})
 	}
 }
 
 // Step records an event of a Lifecycle, and the effects that it returned.
-func (t *Tape) Step(e lifecycle.Event, todo []lifecycle.Effect) {
+func (t *Recorder) Step(e lifecycle.Event, todo []lifecycle.Effect) {
 	if out != nil {
 		t.write(line{Event: new(e), Do: slices.Clone(todo)})
 	}
@@ -60,7 +60,7 @@ func (t *Tape) Step(e lifecycle.Event, todo []lifecycle.Effect) {
 
 // write appends a line. It drops lines once the file is full: the file then has the first steps of some requests, which can be replayed,
 // too. If the file cannot be written the program ends, because otherwise lines in the middle would be missing.
-func (t *Tape) write(l line) {
+func (t *Recorder) write(l line) {
 	if t.id == 0 {
 		t.id = lives.Add(1)
 	}

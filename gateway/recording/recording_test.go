@@ -37,7 +37,7 @@ func records(t *testing.T) (lines func() []line) {
 func TestALineForEachStepInTheOrderOfEachLife(t *testing.T) {
 	lines := records(t)
 	var l lifecycle.Lifecycle
-	var one, other Tape
+	var one, other Recorder
 	l.Bound = true
 	value := fmt.Sprint(l)
 	one.Begin(&l)
@@ -59,7 +59,7 @@ func TestALineForEachStepInTheOrderOfEachLife(t *testing.T) {
 
 func TestAFileIsBounded(t *testing.T) {
 	lines := records(t)
-	var tape Tape
+	var tape Recorder
 	tape.Begin(new(lifecycle.Lifecycle))
 	written.Store(limit - 10)
 	tape.Begin(new(lifecycle.Lifecycle))
@@ -76,7 +76,7 @@ func TestAFileThatIsThereIsNotMixedWithAnother(t *testing.T) {
 // A program that does not record pays a comparison for each step. What an event refers to stays on its stack.
 func TestWhatIsNotRecordedAllocatesNothing(t *testing.T) {
 	var l lifecycle.Lifecycle
-	var tape Tape
+	var tape Recorder
 	require.Zero(t, testing.AllocsPerRun(100, func() {
 		var room [8]lifecycle.Effect
 		tape.Begin(&l)

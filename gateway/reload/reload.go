@@ -19,7 +19,7 @@ var errEmptyConfig = errors.New("the file is empty or sets no key, so it would r
 
 // New puts a validated config in force, and reads all files that the config names, except those of engines. It returns the fit from which
 // predictions start; nil: there is no fit file.
-func New(cfg *config.Config, h Host) (*Reloader, *predictor.Fit, error) {
+func New(cfg *config.Config, h Deps) (*Reloader, *predictor.Fit, error) {
 	r := &Reloader{host: h, metrics: newMetrics(h.Registerer), source: source{at: h.Started}, fit: fitFile{path: cfg.Predictor.File}}
 	r.settings.Store(newSettings(cfg))
 	r.doubt(cfg)

@@ -29,7 +29,7 @@ func TestAConfigThatIsRefusedAsItIsAppliedChangesNothing(t *testing.T) {
 	require.NoError(t, os.WriteFile(file, []byte("first\n"), 0o600))
 	require.NoError(t, os.WriteFile(token, []byte("sesame\n"), 0o600))
 	var refuses error
-	r, fit, err := New(config.Default(), Host{
+	r, fit, err := New(config.Default(), Deps{
 		Log: zap.NewNop(), Registerer: prometheus.NewRegistry(), Started: time.Now(),
 		Prepare: func(old, next *Settings, fit *predictor.Fit) (func(commit func()) error, error) {
 			return func(commit func()) error {
@@ -75,7 +75,7 @@ func TestAFileThatSetsNoKeyTakesNoEngineAway(t *testing.T) {
 	require.NoError(t, os.WriteFile(file, []byte(whole), 0o600))
 	cfg, err := config.Load(file)
 	require.NoError(t, err)
-	r, _, err := New(cfg, Host{
+	r, _, err := New(cfg, Deps{
 		Log: zap.NewNop(), Registerer: prometheus.NewRegistry(), Started: time.Now(),
 		Prepare: func(_, _ *Settings, _ *predictor.Fit) (func(func()) error, error) {
 			return func(commit func()) error { commit(); return nil }, nil
@@ -102,7 +102,7 @@ func reads(t *testing.T, change func(*config.Config)) (*observer.ObservedLogs, e
 	change(cfg)
 	require.NoError(t, cfg.Validate())
 	core, logs := observer.New(zap.InfoLevel)
-	_, _, err := New(cfg, Host{Log: zap.New(core), Registerer: prometheus.NewRegistry(), Started: time.Now()})
+	_, _, err := New(cfg, Deps{Log: zap.New(core), Registerer: prometheus.NewRegistry(), Started: time.Now()})
 	return logs, err
 }
 

@@ -23,7 +23,7 @@ import (
 // A Reloader gives every request and every TLS handshake the values in force. None of them waits for a reload, which may take long if the
 // files are on a slow disk.
 type Reloader struct {
-	host      Host
+	host      Deps
 	metrics   *metrics
 	settings  atomic.Pointer[Settings]
 	status    atomic.Pointer[ConfigStatus]
@@ -76,8 +76,8 @@ type source struct {
 	last  *Reload   // the last reload; nil: there was none
 }
 
-// Host is what a Reloader needs of the proxy.
-type Host struct {
+// Deps is what a Reloader needs of the proxy.
+type Deps struct {
 	Log        *zap.Logger
 	Registerer prometheus.Registerer
 	Started    time.Time

@@ -39,7 +39,7 @@ func TestOneAuthorityOfProxiesAndEnginesIsReadAgainForBoth(t *testing.T) {
 	c.Geo.Peers = []geo.PeerConfig{{ID: "eu-1", Region: "eu", URL: "https://127.0.0.1:1", SAN: "eu-1"}}
 	c.Profiles = map[string]mooncake.Profile{"tls": {Connector: mooncake.NIXLPull, CAFile: ca}}
 	engines := 0
-	r, _, err := New(c, Host{
+	r, _, err := New(c, Deps{
 		Log: zap.NewNop(), Registerer: prometheus.NewRegistry(), Started: time.Now(),
 		Prepare: func(_, _ *Settings, _ *predictor.Fit) (func(func()) error, error) {
 			return func(f func()) error { f(); return nil }, nil
@@ -76,7 +76,7 @@ func TestGeoKeysThatChangeWithTheConfigComeIntoForce(t *testing.T) {
 		return c
 	}
 	size, set := 77, 0
-	r, _, err := New(sized(1024), Host{
+	r, _, err := New(sized(1024), Deps{
 		Log: zap.NewNop(), Registerer: prometheus.NewRegistry(), Started: time.Now(),
 		Prepare: func(_, _ *Settings, _ *predictor.Fit) (func(func()) error, error) {
 			return func(commit func()) error { commit(); return nil }, nil
@@ -111,7 +111,7 @@ func TestAConfigThatWasRefusedForAFileThatItNamesIsTriedAgain(t *testing.T) {
 	require.NoError(t, os.WriteFile(file, []byte("first\n"), 0o600))
 	core, logs := observer.New(zap.ErrorLevel)
 	registry := prometheus.NewRegistry()
-	r, _, err := New(config.Default(), Host{
+	r, _, err := New(config.Default(), Deps{
 		Log: zap.New(core), Registerer: registry, Started: time.Now(),
 		Prepare: func(_, _ *Settings, _ *predictor.Fit) (func(func()) error, error) {
 			return func(commit func()) error { commit(); return nil }, nil
@@ -159,7 +159,7 @@ func TestAnAuthorityThatWasRefusedForAClientCertificateIsTriedAgain(t *testing.T
 	c.Profiles = map[string]mooncake.Profile{"tls": {Connector: mooncake.NIXLPull, CAFile: ca, CertFile: cert, KeyFile: key}}
 	trusted := 0
 	core, logs := observer.New(zap.ErrorLevel)
-	r, _, err := New(c, Host{
+	r, _, err := New(c, Deps{
 		Log: zap.New(core), Registerer: prometheus.NewRegistry(), Started: time.Now(),
 		ReloadTrust: func(changed func(string) bool) (bool, error) {
 			if !changed(ca) {

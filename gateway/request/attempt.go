@@ -57,14 +57,14 @@ func (j *job) backoff(retry lifecycle.Retry, fault *failure.Fault) (wait time.Du
 	case lifecycle.Freely:
 		again = true
 	case lifecycle.OfUnsent:
-		wait, again = j.srv.Tier.RetryUnsent(retry.N)
+		wait, again = j.srv.Prefill.RetryUnsent(retry.N)
 	case lifecycle.Counted:
 		if othersTake(j, fault) && pause > 0 {
 			// The budget keeps failures from multiplying. A refused request has run on no engine, so the budget is not asked.
 			again = retry.N < conf.Attempts
 			break
 		}
-		wait, again = j.srv.Tier.Retry(retry.N, fault.Status, fault.Err)
+		wait, again = j.srv.Prefill.Retry(retry.N, fault.Status, fault.Err)
 		if !again && retry.Despite && fault.Status == 0 && retry.N < conf.Attempts {
 			again, pause = true, retry.N
 		}
@@ -117,8 +117,8 @@ func (j *job) failedEvent(fault *failure.Fault) lifecycle.Event {
 	case fault.Status == http.StatusInternalServerError:
 		event.Faulty = kvArrived && !fault.Moved
 	case connectionBroke && kvArrived:
-		event.Breach = lifecycle.Breach{Engine: fault.Engine, At: time.Now()}
-		for _, breach := range j.life.Breaches() {
+		event.BrokenConn = lifecycle.BrokenConn{Engine: fault.Engine, At: time.Now()}
+		for _, breach := range j.life.BrokenConns() {
 			if j.srv.Fleet.DownSince(breach.Engine, breach.At) {
 				event.Down = append(event.Down, breach.Engine)
 			}
@@ -133,24 +133,24 @@ func (s *stream) judge(effect lifecycle.Effect) {
 	monitor, id, blame, fault := s.job.srv.Monitor, s.from.rank.Instance, effect.Blame, s.from.fault
 	full := s.from.rank.Group != "" && fault != nil && fault.Refused()
 	switch {
-	case full && effect.Kind == lifecycle.Shun: // the queue of this rank is full, or the queue that it shares with the ranks around it
-		around, others := s.job.srv.Engines().Around(s.from.rank.Worker, slices.Concat(s.job.avoid.ranks(), s.job.avoid.lastChoice))
+	case full && effect.Kind == lifecycle.Avoid: // the queue of this rank is full, or the queue that it shares with the ranks around it
+		around, others := s.job.srv.Engines().SharingQueueWith(s.from.rank.Worker, slices.Concat(s.job.avoid.ranks(), s.job.avoid.lastChoice))
 		s.job.avoid.refuse(s.from.rank.Worker, around, others)
-	case effect.Kind == lifecycle.Shun && fault != nil && fault.Reason == lifecycle.Stuck:
+	case effect.Kind == lifecycle.Avoid && fault != nil && fault.Reason == lifecycle.Stuck:
 		// The ranks that step together with this one stand still, too, so the request avoids them all.
 		engines := s.job.srv.Engines()
-		around, _ := engines.Around(s.from.rank.Worker, nil)
-		s.job.avoid.decode = append(engines.Beside(s.from.rank.Worker, false, s.job.avoid.decode), around...)
+		around, _ := engines.SharingQueueWith(s.from.rank.Worker, nil)
+		s.job.avoid.decode = append(engines.FailingWith(s.from.rank.Worker, false, s.job.avoid.decode), around...)
 		s.job.avoid.haltedCores++
 	case full:
-	case effect.Kind == lifecycle.Acclaim:
+	case effect.Kind == lifecycle.ReportSuccess:
 		monitor.Judge(id, engine.Served, nil)
-	case effect.Kind == lifecycle.Shun:
+	case effect.Kind == lifecycle.Avoid:
 		answered := fault != nil && fault.Reason == lifecycle.Failed // a crash says nothing about the other engines of the host
-		s.job.avoid.decode = s.job.srv.Engines().Beside(s.from.rank.Worker, answered, s.job.avoid.decode)
+		s.job.avoid.decode = s.job.srv.Engines().FailingWith(s.from.rank.Worker, answered, s.job.avoid.decode)
 	case blame == lifecycle.Disputed:
 		err, settle := fault.Err, monitor.Accuse(id)
-		s.job.accused = append(s.job.accused, func(cause lifecycle.Blame) {
+		s.job.unexplained500s = append(s.job.unexplained500s, func(cause lifecycle.Blame) {
 			settle()
 			switch cause {
 			case lifecycle.Engine:
@@ -168,10 +168,10 @@ func (s *stream) judge(effect lifecycle.Effect) {
 }
 
 // failedOn is the name of the engine or rank that failed. It is empty if none failed, or if it is not known which one did.
-func (s *source) failedOn() string {
+func (s *upstreamCall) failedOn() string {
 	switch {
 	case !s.fault.OfEngine():
-	case s.fault.Leg != lifecycle.Prefill:
+	case s.fault.Call != lifecycle.Prefill:
 		return s.rank.Target.ID
 	case s.partner != nil:
 		return s.partner.prefiller().ID
@@ -181,10 +181,10 @@ func (s *source) failedOn() string {
 
 // settleAccused judges the engines whose judgement had to wait until the cause of their failures was known, which is cause.
 func (j *job) settleAccused(cause lifecycle.Blame) {
-	for _, settle := range j.accused {
+	for _, settle := range j.unexplained500s {
 		settle(cause)
 	}
-	j.accused = nil
+	j.unexplained500s = nil
 }
 
 // outcome returns the report that the dispatcher gets when the slot is released. kind is how the request ended.

@@ -28,7 +28,7 @@ func TestAThrottledClientIsToldWhenToComeBack(t *testing.T) {
 
 // An answer that has begun is tried again without a budget, too, and the pauses before that grow no longer than any other.
 func TestThePauseOfAnAnswerThatHasBegunIsBounded(t *testing.T) {
-	srv := newServer(t, func(cfg *config.Config, _ *Env) { cfg.Prefill.Retry.Attempts = 100 })
+	srv := newServer(t, func(cfg *config.Config, _ *Deps) { cfg.Prefill.Retry.Attempts = 100 })
 	j := &job{srv: srv.Server, incoming: &Incoming{}}
 	fault := &failure.Fault{Err: &engine.Error{Sent: true, Aborted: true, Err: errors.New("cut")}}
 	wait, again := j.backoff(lifecycle.Retry{Budget: lifecycle.Counted, N: 48, Despite: true}, fault)
@@ -40,12 +40,12 @@ func TestThePauseOfAnAnswerThatHasBegunIsBounded(t *testing.T) {
 // out of service, however often it does.
 func TestAProbeThatIsCutInItsAnswerIsNoFailure(t *testing.T) {
 	srv := newServer(t)
-	srv.Tier.SetCandidates([]prefill.Candidate{{ID: "p/0", Instance: "prefill p", Models: []string{"m"}, Live: true,
+	srv.Prefill.SetCandidates([]prefill.Candidate{{ID: "p/0", Instance: "prefill p", Models: []string{"m"}, Live: true,
 		Profile: &mooncake.Profile{KVHoldTimeout: time.Minute}}})
 	kid := edge.NewCloseNotifier(zap.NewNop())
 	kid.Leave()
 	for range 6 {
-		lease, err := srv.Tier.Acquire(t.Context(), prefill.Request{Model: "m", PromptTokens: 7})
+		lease, err := srv.Prefill.Acquire(t.Context(), prefill.Request{Model: "m", PromptTokens: 7})
 		require.NoError(t, err)
 		srv.Places.Release()
 		j := &job{srv: srv.Server, client: kid, isLeg: true}
@@ -57,7 +57,7 @@ func TestAProbeThatIsCutInItsAnswerIsNoFailure(t *testing.T) {
 		require.Equal(t, lifecycle.Orphan, v.KV, "it may have finished the prefill")
 		handoff.Settle(lease, v.KV, nil)
 	}
-	c := srv.Tier.Status()[0]
+	c := srv.Prefill.Status()[0]
 	require.Zero(t, c.Failures)
 	require.Equal(t, 6, c.Orphans)
 }

@@ -88,7 +88,7 @@ type setup struct {
 	groups          []string           // of those; nil: they are of one group
 	second          string             // the kind of engines that comes second, if there are both; empty: those that prefill and decode
 	profile         mooncake.Profile
-	configure       func(*config.Config, *Env)
+	configure       func(*config.Config, *Deps)
 	route           roster.Route
 	// ranks behind one address heed their name at each endpoint
 	pins bool
@@ -117,7 +117,7 @@ func start(t *testing.T, o setup) *bed {
 	b := &bed{t: t, route: o.route, late: o.late}
 	b.route.Name, b.route.Board, b.route.Prefill, b.route.Decode = refModel, refModel, true, true
 	b.route.Mixed = o.prefill == nil && o.decode == nil
-	b.server = newServer(t, func(cfg *config.Config, env *Env) {
+	b.server = newServer(t, func(cfg *config.Config, env *Deps) {
 		cfg.Dispatch.Window, cfg.Prefill.Retry.Base = 100*time.Microsecond, time.Millisecond
 		cfg.Limits.ConnectTimeout = patience                          // a busy machine accepts connections late
 		cfg.Prefill.Policy, cfg.Dispatch.Policy = "round-robin", "rr" // whoever failed is not asked again at once
@@ -162,7 +162,7 @@ func start(t *testing.T, o setup) *bed {
 			c := prefill.Candidate{
 				ID: fmt.Sprintf("%s/%d", id, rank), Instance: "prefill " + id, Target: b.target(id, e.URLs()[0], o), Profile: &p,
 				Models: []string{refModel}, Board: refModel, Live: true,
-				Second: o.second == config.PreferPD, CapacityTokens: int64(o.prefill[i].KVTokens),
+				Fallback: o.second == config.PreferPD, CapacityTokens: int64(o.prefill[i].KVTokens),
 			}
 			if e.Config().DPSize > 1 {
 				c.Target.Rank = rank
@@ -193,14 +193,14 @@ func start(t *testing.T, o setup) *bed {
 			first := b.engines.ranks[b.workers[len(b.workers)-1].ID]
 			candidates = append(candidates, prefill.Candidate{
 				ID: group, Instance: group, Target: first.Target, Profile: &alone, Models: []string{refModel}, Board: mixedBoard, Live: true,
-				Mixed: true, Second: o.prefill != nil && o.second != config.PreferPD,
+				Mixed: true, Fallback: o.prefill != nil && o.second != config.PreferPD,
 			})
 		}
 	}
 	if o.gauged {
 		b.readGauges()
 	}
-	b.Tier.SetCandidates(candidates)
+	b.Prefill.SetCandidates(candidates)
 	b.Dispatcher.SetWorkers(b.workers)
 	if profile.AllowLocalPrefill || profile.PullsLacking() || o.mixed != nil {
 		var ranks []local.Rank
@@ -208,7 +208,7 @@ func start(t *testing.T, o setup) *bed {
 			ranks = append(ranks,
 				local.Rank{ID: w.ID, Name: w.Name, Model: w.Model, Engine: w.Engine, Up: true, Computes: profile.AllowLocalPrefill || w.Mixed})
 		}
-		b.Locals.Set(ranks)
+		b.LocalRanks.Set(ranks)
 	}
 	b.listen()
 	if profile.Connector == mooncake.NIXLPush && profile.Early() {
@@ -358,7 +358,7 @@ func (b *bed) settle() {
 	require.Zero(b.t, b.monitor.accused)
 	require.Zero(b.t, b.resumeBytes.Load())
 	b.eventually("no callback is expected", func() bool { return b.Meta.Expected() == 0 })
-	for _, c := range b.Tier.Status() {
+	for _, c := range b.Prefill.Status() {
 		require.Zero(b.t, c.Inflight+c.Pooled+c.Dispatched, c.ID)
 	}
 	status := b.Dispatcher.Status(ctx)
@@ -395,7 +395,7 @@ func (b *bed) clean() {
 	b.t.Helper()
 	b.settle()
 	locals := int64(b.locals())
-	for _, c := range b.Tier.Status() {
+	for _, c := range b.Prefill.Status() {
 		require.Zero(b.t, c.KVTokens, c.ID)
 	}
 	for _, e := range slices.Concat(b.p, b.d) {
@@ -432,7 +432,7 @@ func (b *bed) fate(got string, in *Incoming, prefills, blame, holds bool) string
 	if holds {
 		note(b.orphans(), "%d left to the hold", b.orphans())
 	}
-	for _, c := range b.Tier.Status() {
+	for _, c := range b.Prefill.Status() {
 		if !blame {
 			break
 		}
@@ -457,7 +457,7 @@ func (b *bed) fate(got string, in *Incoming, prefills, blame, holds bool) string
 
 // orphans are the hand-offs that were left to prefill engines.
 func (b *bed) orphans() (n int) {
-	for _, c := range b.Tier.Status() {
+	for _, c := range b.Prefill.Status() {
 		n += c.Orphans
 	}
 	return n

@@ -80,10 +80,10 @@ func finishBody(resp *engine.Response, b *buffers) {
 const mostTails = 1024
 
 // limits bounds the stream of the source's engine. first is how long its first event may take.
-func (s *source) limits(first time.Duration) sse.Limits {
+func (s *upstreamCall) limits(first time.Duration) sse.Limits {
 	l := &s.job.srv.Settings().Limits
 	gap := l.EventTimeout
-	if s.muffled {
+	if s.buffered {
 		gap = max(gap, l.ProbeTimeout)
 	}
 	likeliest := s.job.req.TopLogprobs
@@ -127,7 +127,7 @@ var errStuck = errors.New("its core gave no sign of life for first_event_timeout
 // limit has two reasons. Many requests may wait at the same core, and another group must not get all of them at one moment. And if the
 // prompt itself makes cores stand still, it reaches no more cores than it has attempts. limits.probe_timeout ends the wait in any case.
 func watchCore(s *stream) (stop func()) {
-	if s.from.slot.ComputeMs <= 0 || s.from.whole || s.from.muffled || s.job.incoming.ToDecode != nil {
+	if s.from.slot.ComputeMs <= 0 || s.from.unstreamed || s.from.buffered || s.job.incoming.ToDecode != nil {
 		return func() {} // no time was predicted, or nothing comes before the whole answer, or the caller named the rank
 	}
 	silence := s.from.rank.Profile.FirstEventTimeout
@@ -139,11 +139,11 @@ func watchCore(s *stream) (stop func()) {
 		if heard := s.from.rank.Signs.Last(); heard.After(s.from.began) && time.Since(heard) < silence {
 			return silence - time.Since(heard)
 		}
-		if _, others := j.srv.Engines().Around(s.from.rank.Worker, avoided); !others {
+		if _, others := j.srv.Engines().SharingQueueWith(s.from.rank.Worker, avoided); !others {
 			return silence
 		}
 		if !halted.Load() { // a retry that the budget has granted is not asked for again
-			if _, granted := j.srv.Tier.Retry(move, 0, errStuck); !granted {
+			if _, granted := j.srv.Prefill.Retry(move, 0, errStuck); !granted {
 				return silence / 4
 			}
 		}
@@ -167,7 +167,7 @@ const anyPrompt = 1 << 40
 
 // reportCompute notes, right before the request is sent, how many tokens of the prompt the engine may compute itself. If the engine
 // computes more than this, it has not pulled the KV of all tokens that were handed over.
-func (s *source) reportCompute() {
+func (s *upstreamCall) reportCompute() {
 	if s.mayCompute = handoff.BlockTokens; s.local {
 		s.mayCompute = anyPrompt // the length of the prompt is known only from the answer
 	}
@@ -177,7 +177,7 @@ func (s *source) reportCompute() {
 // settleCompute replaces the number that reportCompute has noted by the number of tokens that the engine has computed. Only the first call
 // does so. It comes with the first event, when the engine has counted the prompt, or at the end of the request. none says that the engine
 // has computed nothing.
-func (s *source) settleCompute(none bool) {
+func (s *upstreamCall) settleCompute(none bool) {
 	if s.mayCompute == 0 {
 		return
 	}

@@ -52,7 +52,7 @@ func TestAStreamOfGenerateMayBeLong(t *testing.T) {
 	for likeliest, perToken := range map[int]string{0: one, 5: strings.Repeat(one, 6)} {
 		srv := newServer(t)
 		j := &job{srv: srv.Server, req: &openai.Request{Endpoint: mooncake.Generate, Limit: tokens, TopLogprobs: likeliest}}
-		s, reader, now := &source{job: j, maxTokens: j.maxAnswerTokens(0)}, sse.NewReader(), time.Now()
+		s, reader, now := &upstreamCall{job: j, maxTokens: j.maxAnswerTokens(0)}, sse.NewReader(), time.Now()
 		reader.Reset(s.limits(time.Hour))
 		for n := range tokens {
 			event := fmt.Sprintf(`data: {"text":"%s","output_ids":[%s1],"meta_info":{"output_token_logprobs":[%snull],"completion_tokens":%d}}`,

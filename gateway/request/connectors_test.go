@@ -83,7 +83,7 @@ func TestRanksByHeader(t *testing.T) {
 	b := start(t, setup{
 		decode: []refengine.Config{{DPSize: 4, DPMode: "internal", Slots: 2}}, waits: true,
 		profile:   mooncake.Profile{DPMode: mooncake.DPInternal},
-		configure: func(c *config.Config, _ *Env) { c.Dispatch.Policy = "prr" },
+		configure: func(c *config.Config, _ *Deps) { c.Dispatch.Policy = "prr" },
 	})
 	require.Equal(t, map[string]int{"right": 16}, <-b.judgeAll(16))
 	b.clean()
@@ -171,7 +171,7 @@ func TestAWholeAnswerThatIsTooLarge(t *testing.T) {
 	t.Parallel()
 	b := start(t, setup{
 		decode: both, profile: mooncake.Profile{NonStream: mooncake.NonStreamPassthrough},
-		configure: func(c *config.Config, _ *Env) { c.Limits.EventBytes, c.Limits.AnswerBytes = 300, 300 },
+		configure: func(c *config.Config, _ *Deps) { c.Limits.EventBytes, c.Limits.AnswerBytes = 300, 300 },
 	})
 	for i := range 8 {
 		r := b.post(mooncake.Chat.Path(), chat(fmt.Sprint("prompt ", i), `"max_tokens":50,`))

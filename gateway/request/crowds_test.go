@@ -57,7 +57,7 @@ func TestADecodeEngineDiesUnderManyStreams(t *testing.T) {
 	b := start(t, setup{
 		prefill: []refengine.Config{{PrefillConcurrency: 16}}, waits: true, profile: mooncake.Profile{ChatResume: mooncake.ChatResumeVLLM},
 		decode: []refengine.Config{{Slots: 128, DPSize: 2, C0: time.Second}, {Slots: 256, DPSize: 2, C0: 5 * time.Millisecond}},
-		configure: func(c *config.Config, _ *Env) {
+		configure: func(c *config.Config, _ *Deps) {
 			c.Pool.Size, c.Dispatch.Policy, c.Prefill.Retry.Base = 1024, "prr", 50*time.Millisecond
 		},
 	})
@@ -160,7 +160,7 @@ func TestRandomLivesOfBoundRequests(t *testing.T) {
 				prefill: []refengine.Config{fills, fills},
 				decode:  []refengine.Config{{DPSize: 2, WaitingTimeout: time.Second}, {WaitingTimeout: time.Second}}, waits: true,
 				profile: mooncake.Profile{Connector: connector, FirstEventTimeout: 2 * time.Second},
-				configure: func(c *config.Config, _ *Env) {
+				configure: func(c *config.Config, _ *Deps) {
 					c.Limits.ProbeTimeout = 3 * time.Second
 					c.Bind.CallbackTimeout, c.Bind.Grace = 500*time.Millisecond, 500*time.Millisecond
 					c.Bind.Confirm = patience // on a busy machine a prefill's answer comes late
@@ -459,7 +459,7 @@ func TestConnectionsThatEndUnseenFailNoRequest(t *testing.T) {
 				}
 				patient := engine.NewClient(engine.Options{IdleTimeout: patience}) // on a busy machine, too, none is too old to be used
 				t.Cleanup(patient.Close)
-				o.configure = func(c *config.Config, env *Env) {
+				o.configure = func(c *config.Config, env *Deps) {
 					c.Prefill.Push.MaxUnanswered, env.Client = slots, patient
 					c.Limits.ConnectTimeout = patience // as long as 46 dials at once may take there
 				}

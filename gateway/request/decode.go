@@ -29,10 +29,10 @@ func (s *stream) decode(h *handoff.Handoff, until lifecycle.Timeout) (_ *failure
 	j.enter(phase, "decode")
 	s.from.reportCompute()
 	if fault := s.open(h, until); fault != nil {
-		if fault.Verdict().KV == lifecycle.DoubtOn && s.overdue(h) {
+		if fault.Verdict().KV == lifecycle.MaybeRunning && s.overdue(h) {
 			s.from.stranded = handoff.Strands(s.from.rank, fault)
 		}
-		return fault, (h == nil || s.from.whole) && j.client.Left()
+		return fault, (h == nil || s.from.unstreamed) && j.client.Left()
 	}
 	slot.Started()
 	j.kvArrived(h, s)
@@ -75,7 +75,7 @@ func (s *stream) decodeBeside(lease *prefill.Lease, pair int, until lifecycle.Ti
 // KV, both engines would leak KV blocks.
 func (s *stream) open(h *handoff.Handoff, until lifecycle.Timeout) *failure.Fault {
 	j := s.job
-	s.from.wait = h.Await(s.from.rank, s.from.began, s.from.whole)
+	s.from.wait = h.Await(s.from.rank, s.from.began, s.from.unstreamed)
 	defer s.from.wait.End()
 	var kv json.RawMessage
 	if h == nil {
@@ -90,28 +90,28 @@ func (s *stream) open(h *handoff.Handoff, until lifecycle.Timeout) *failure.Faul
 	if profile.HandBack == mooncake.HandBackFetched {
 		j.decodeProcess = j.srv.Engines().ProcessAt(s.from.rank.Instance).Process
 	}
-	if s.from.whole { // the pull of KV is over when a stream's first event would come; from then on, LimitWhole bounds the call
+	if s.from.unstreamed { // the pull of KV is over when a stream's first event would come; from then on, LimitWhole bounds the call
 		until = lifecycle.ByFirstEvent
 	}
 	silence := waitAtMost(until, j.srv.Settings(), profile)
 	switch {
 	case h != nil && profile.Renews():
 		h.Lease.Renewed()
-		h.Witness(j.srv.Monitor)
-		if !s.from.whole { // an answer in one piece has no first event, so it does not show when its pull of KV was over
+		h.NoteExpiries(j.srv.Monitor)
+		if !s.from.unstreamed { // an answer in one piece has no first event, so it does not show when its pull of KV was over
 			s.from.wait.Limit(s.from.call.Expire)
 		}
 	case h != nil:
-		silence = min(silence, h.PulledBy().Sub(s.from.began))
+		silence = min(silence, h.FirstEventBy().Sub(s.from.began))
 	}
 	pullOver := s.from.began.Add(silence)
 	// A request beyond the rank's slots waits in the engine's own queue, so its time limit starts only once it has a slot. This is safe
 	// only if the hold on the KV is renewed meanwhile. Otherwise the KV must be pulled in time, even if the request waits in that queue.
-	if s.from.slot.Beyond && h != nil && !s.from.whole && profile.Renews() {
+	if s.from.slot.Beyond && h != nil && !s.from.unstreamed && profile.Renews() {
 		defer handoff.LimitFromSlot(s.from.slot, s.from.call, silence)()
 		silence = handoff.Forever
 	}
-	if s.from.whole { // the engine sends the answer in one piece: nothing arrives before all of it is computed
+	if s.from.unstreamed { // the engine sends the answer in one piece: nothing arrives before all of it is computed
 		if h != nil { // the pull of KV must not be cut, so the call outlives its client until the pull is over for certain
 			defer leaveAfter(j.client, s.from.call, 0, pullOver)()
 		}
@@ -128,12 +128,12 @@ func (s *stream) open(h *handoff.Handoff, until lifecycle.Timeout) *failure.Faul
 		withRID.RID = j.legID("d", j.record.Attempts)
 		changes = &withRID
 	}
-	body := profile.DecodeBody(&j.body, j.req.Endpoint, changes, kv, s.from.wait.Salt(), !s.from.whole, nil)
+	body := profile.DecodeBody(&j.body, j.req.Endpoint, changes, kv, s.from.wait.Salt(), !s.from.unstreamed, nil)
 	if fault := stuck(s, s.from.send(headers, body, silence)); fault != nil {
 		if fault.Engine != "" {
 			j.srv.Monitor.Report(fault.Engine, fault.Err)
 		}
-		if s.from.whole && fault.Reason == lifecycle.HungUp && fault.Progress != lifecycle.Unsent && !time.Now().Before(pullOver) {
+		if s.from.unstreamed && fault.Reason == lifecycle.HungUp && fault.Progress != lifecycle.Unsent && !time.Now().Before(pullOver) {
 			fault.Progress = lifecycle.Through // the pull of KV was over, so only the answer is lost
 		}
 		return fault
@@ -148,18 +148,18 @@ func (s *stream) open(h *handoff.Handoff, until lifecycle.Timeout) *failure.Faul
 }
 
 // takeHandoff returns the kv_transfer_params of a hand-off. It fails if the prefill engine has restarted, or after the hand-off's deadline.
-func (s *source) takeHandoff(h *handoff.Handoff) (json.RawMessage, *failure.Fault) {
+func (s *upstreamCall) takeHandoff(h *handoff.Handoff) (json.RawMessage, *failure.Fault) {
 	if gone, sure := s.job.srv.Engines().Outlived(h.Maker); gone {
 		why := lifecycle.MayOutlive
 		if sure {
 			why = lifecycle.Outlived
 		}
-		return nil, failure.Of(lifecycle.CallEnd{Leg: lifecycle.Decode, Reason: why},
+		return nil, failure.Of(lifecycle.CallEnd{Call: lifecycle.Decode, Reason: why},
 			failure.BadGateway("prefill", "it is gone, and the prefilled prompt with it"), handoff.ErrOutlived)
 	}
 	kv, err := h.Params(s.began)
 	if err != nil {
-		return nil, failure.Of(lifecycle.CallEnd{Leg: lifecycle.Decode, Reason: lifecycle.Expired},
+		return nil, failure.Of(lifecycle.CallEnd{Call: lifecycle.Decode, Reason: lifecycle.Expired},
 			failure.BadGateway("decode", "its turn came after the hand-off's deadline"), err)
 	}
 	h.Lease.Dispatched()
@@ -167,17 +167,17 @@ func (s *source) takeHandoff(h *handoff.Handoff) (json.RawMessage, *failure.Faul
 }
 
 // send sends the decode request. silence is how long the engine may send nothing. It is handoff.Forever if other code limits the wait.
-func (s *source) send(headers []engine.Header, body [][]byte, silence time.Duration) (fault *failure.Fault) {
+func (s *upstreamCall) send(headers []engine.Header, body [][]byte, silence time.Duration) (fault *failure.Fault) {
 	j := s.job
 	if s.slot.Beyond {
 		s.beyond = true
 		s.rank.Traffic.Beyond(1) // so that the alarm about ranks with too many requests expects one more
 	}
-	if s.partner == nil && (s.whole || s.muffled) { // a partner does this itself, once the prompt is prefilled
+	if s.partner == nil && (s.unstreamed || s.buffered) { // a partner does this itself, once the prompt is prefilled
 		s.slot.Unheard(s.maxTokens)
 	}
 	call := upstream.Call{
-		Call: s.call, Leg: lifecycle.Decode, Engine: s.rank.Instance, Scope: s.rank.Scope, Path: j.req.Endpoint.Path(), Beyond: s.beyond,
+		Call: s.call, Kind: lifecycle.Decode, Engine: s.rank.Instance, Scope: s.rank.Scope, Path: j.req.Endpoint.Path(), Beyond: s.beyond,
 		Mixed:  s.rank.Group != "",
 		Limits: engine.Deadlines{Connect: j.srv.Settings().Limits.ConnectTimeout, FirstByte: silence, Idle: silence}, Log: j.srv.Log,
 	}
@@ -190,7 +190,7 @@ func (s *source) send(headers []engine.Header, body [][]byte, silence time.Durat
 
 // disbelieved returns the fault of a decode call that began too late: by then, the KV that it read may have been another prompt's.
 func disbelieved() *failure.Fault {
-	return failure.Of(lifecycle.CallEnd{Leg: lifecycle.Decode, Progress: lifecycle.Through, Reason: lifecycle.Disbelieved}, failure.Late,
+	return failure.Of(lifecycle.CallEnd{Call: lifecycle.Decode, Progress: lifecycle.Through, Reason: lifecycle.MaybeWrongKV}, failure.Late,
 		handoff.ErrLate)
 }
 
@@ -198,9 +198,9 @@ func disbelieved() *failure.Fault {
 // limits the wait for this event, because its length depends on the prefill.
 func (s *stream) openBeside() *failure.Fault {
 	j := s.job
-	s.from.wait = (*handoff.Handoff)(nil).Await(s.from.rank, s.from.began, s.from.whole) // the partner limits this wait
+	s.from.wait = (*handoff.Handoff)(nil).Await(s.from.rank, s.from.began, s.from.unstreamed) // the partner limits this wait
 	defer s.from.wait.End()
-	body := s.from.rank.Profile.EarlyDecode(&j.body, j.changes, s.from.partner.meeting, s.from.wait.Salt(), !s.from.whole, nil)
+	body := s.from.rank.Profile.EarlyDecode(&j.body, j.changes, s.from.partner.rendezvous, s.from.wait.Salt(), !s.from.unstreamed, nil)
 	if fault := s.from.send(upstream.Headers(s.from.partner.id, j.req.Endpoint, s.from.rank.Profile), body, handoff.Forever); fault != nil {
 		how := lifecycle.Died
 		switch {
@@ -252,7 +252,7 @@ func (s *stream) firstBeside() error {
 
 // lostBeside returns why the decode call ended before its first event: its own fault, or the fault of the prefill call that ended it. how
 // tells the partner in which way the decode call ended.
-func (s *source) lostBeside(how lifecycle.EndReason, fault *failure.Fault) *failure.Fault {
+func (s *upstreamCall) lostBeside(how lifecycle.DecodeFailure, fault *failure.Fault) *failure.Fault {
 	j := s.job
 	cause, stranded := s.partner.decodeEnded(how)
 	s.stranded = stranded
@@ -272,7 +272,7 @@ func (s *source) lostBeside(how lifecycle.EndReason, fault *failure.Fault) *fail
 
 // takePrefillAnswer copies the prefill engine's answer, if it has come, into the request and its record. It returns how long the decode
 // engine took to call back; 0: it has not called back.
-func (s *source) takePrefillAnswer() (called time.Duration) {
+func (s *upstreamCall) takePrefillAnswer() (called time.Duration) {
 	j, p := s.job, s.partner
 	j.mu.Lock()
 	answered, probed, took, prefiller := p.legs().Answered(), p.probed, p.prefillTook, p.lastLease.Candidate.ID
@@ -292,12 +292,12 @@ func (s *source) takePrefillAnswer() (called time.Duration) {
 // beginPrefill starts the prefill call of an attempt on a goroutine of its own. The call is sent at once, or after the decode engine's
 // callback. pair is the number of the attempt's two calls in the request's lifecycle, and until limits the first wait. If a fault is
 // returned, nothing was sent.
-func (s *source) beginPrefill(lease *prefill.Lease, pair int, until lifecycle.Timeout) *failure.Fault {
+func (s *upstreamCall) beginPrefill(lease *prefill.Lease, pair int, until lifecycle.Timeout) *failure.Fault {
 	j, candidate := s.job, lease.Candidate
 	p := &partner{
-		job: j, pair: pair, waitLimit: until, id: pairID(j.id, j.record.Attempts), dialect: lifecycle.Dialects[candidate.Profile.Connector],
+		job: j, pair: pair, waitLimit: until, id: pairID(j.id, j.record.Attempts), traits: lifecycle.Traits[candidate.Profile.Connector],
 		decode: s.call, rank: s.rank, slot: s.slot, body: j.body, changes: j.changes, prompt: j.estimate(), maxTokens: s.maxTokens,
-		silent: s.whole || s.muffled, streamed: !s.whole,
+		silent: s.unstreamed || s.buffered, streamed: !s.unstreamed,
 		lease: lease, lastLease: lease, decodeOver: make(chan struct{}), prefillOver: make(chan struct{}), tried: []string{candidate.ID},
 	}
 	p.headers = j.record.Carry(upstream.Headers(p.id, j.req.Endpoint, candidate.Profile))
@@ -313,7 +313,7 @@ func (s *source) beginPrefill(lease *prefill.Lease, pair int, until lifecycle.Ti
 		lease.PassOn()
 		err := j.srv.legs.Run(math.MaxInt, p.serve)
 		if begun = err == nil; !begun {
-			fault = failure.Of(lifecycle.CallEnd{Leg: lifecycle.Decode, Reason: lifecycle.Leaving}, failure.Leaving, err)
+			fault = failure.Of(lifecycle.CallEnd{Call: lifecycle.Decode, Reason: lifecycle.Leaving}, failure.Leaving, err)
 		}
 	}
 	if fault != nil {
@@ -334,22 +334,22 @@ func pairID(request string, attempt int) string {
 func (p *partner) prepareMeeting() *failure.Fault {
 	srv, candidate, rank, longest := p.job.srv, p.lease.Candidate, p.rank, p.rank.Context
 	engines := srv.Engines()
-	p.meeting = upstream.Meet(p.id, p.job.req.Endpoint, candidate.Profile, candidate.Target, engines.Ranks(candidate.Instance),
+	p.rendezvous = upstream.Meet(p.id, p.job.req.Endpoint, candidate.Profile, candidate.Target, engines.Ranks(candidate.Instance),
 		rank.Profile, rank.Target)
 	switch {
-	case p.dialect.CallsBack && srv.Meta == nil:
-		return failure.Of(lifecycle.CallEnd{Leg: lifecycle.Decode, Reason: lifecycle.Unready},
+	case p.traits.CallsBack && srv.Meta == nil:
+		return failure.Of(lifecycle.CallEnd{Call: lifecycle.Decode, Reason: lifecycle.Unready},
 			failure.BadGateway("decode", errUnheard.Error()), errUnheard)
-	case p.dialect.CallsBack:
+	case p.traits.CallsBack:
 		known := engines.HostsOf(rank.Instance)
-		p.expected = srv.Meta.Expect(metaserver.Wanted{Rank: rank.Target.ID, Limit: mooncake.MaxCallback(longest, leastBlock),
+		p.callback = srv.Meta.Expect(metaserver.Wanted{Rank: rank.Target.ID, Limit: mooncake.MaxCallback(longest, leastBlock),
 			Read: func(body []byte) (mooncake.Callback, error) {
-				return rank.Profile.ReadCallback(body, p.meeting.RequestID, longest, leastBlock, known)
+				return rank.Profile.ReadCallback(body, p.rendezvous.RequestID, longest, leastBlock, known)
 			}})
-		p.meeting.Metaserver = p.expected.URL
-	case p.dialect.Keeps:
-		if p.meeting.Coordinates = srv.Fleet.Coordinates(candidate); p.meeting.Coordinates == nil {
-			return failure.Of(lifecycle.CallEnd{Leg: lifecycle.Decode, Reason: lifecycle.Unlearned}, failure.Leaving, errUnknown)
+		p.rendezvous.Metaserver = p.callback.URL
+	case p.traits.Keeps:
+		if p.rendezvous.Coordinates = srv.Fleet.Coordinates(candidate); p.rendezvous.Coordinates == nil {
+			return failure.Of(lifecycle.CallEnd{Call: lifecycle.Decode, Reason: lifecycle.Unlearned}, failure.Leaving, errUnknown)
 		}
 	}
 	return nil

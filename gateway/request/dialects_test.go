@@ -124,7 +124,7 @@ func TestEveryFaultOfAResponseOrAMessage(t *testing.T) {
 							}
 						}
 						o.profile.FirstEventTimeout, o.profile.RejectReleases = silence, new(true)
-						o.configure = func(c *config.Config, _ *Env) { c.Limits.ProbeTimeout, c.Limits.EventTimeout = silence, silence }
+						o.configure = func(c *config.Config, _ *Deps) { c.Limits.ProbeTimeout, c.Limits.EventTimeout = silence, silence }
 						b := start(t, o)
 						e := map[string]*refengine.Engine{"prefill": b.p[0], "decode": b.d[0]}[side]
 						for j := range 4 {
@@ -156,7 +156,7 @@ func TestEveryFaultOfALegThatIsBoundInADialect(t *testing.T) {
 					t.Parallel()
 					o := o
 					o.profile.FirstEventTimeout = 2 * time.Second
-					o.configure = func(c *config.Config, _ *Env) {
+					o.configure = func(c *config.Config, _ *Deps) {
 						c.Limits.ProbeTimeout, c.Limits.EventTimeout = 4*time.Second, 4*time.Second
 					}
 					b := start(t, o)
@@ -209,7 +209,7 @@ func TestATextThatIsHeldBackToItsEnd(t *testing.T) {
 	b := start(t, setup{
 		decode:    []refengine.Config{{C0: 20 * time.Millisecond}},
 		profile:   mooncake.Profile{Connector: mooncake.SGLang, FirstEventTimeout: 200 * time.Millisecond},
-		configure: func(c *config.Config, _ *Env) { c.Limits.EventTimeout = 200 * time.Millisecond },
+		configure: func(c *config.Config, _ *Deps) { c.Limits.EventTimeout = 200 * time.Millisecond },
 	})
 	began := time.Now()
 	r := b.post(dialects[1].path, dialects[1].body(short, `"stream":true,"tools":[{"type":"function","name":"f","parameters":{}}],`))
@@ -227,7 +227,7 @@ func TestADecodeOutlivesAPrefillThatCannotBeAborted(t *testing.T) {
 	t.Parallel()
 	const grace = 2 * time.Second
 	b := start(t, setup{profile: mooncake.Profile{Connector: mooncake.SGLang},
-		configure: func(c *config.Config, _ *Env) { c.Bind.Grace = grace }})
+		configure: func(c *config.Config, _ *Deps) { c.Bind.Grace = grace }})
 	require.NoError(t, b.p[0].SetFaults(standing))
 	leave, wait := b.sendTo(dialects[0].path, dialects[0].body(short, ""))
 	b.eventually("both legs run", func() bool { return b.p[0].Stats().Requests == 1 && b.d[0].Stats().Waiting+b.d[0].Stats().Running == 1 })

@@ -20,7 +20,7 @@ func TestADiscardLeavesNothingInAPrefixCache(t *testing.T) {
 	t.Parallel()
 	e := refengine.Config{PrefixCache: 64}
 	b := start(t, setup{decode: []refengine.Config{e, e, e}, waits: true,
-		configure: func(c *config.Config, _ *Env) { c.Dispatch.Policy = "prr" }})
+		configure: func(c *config.Config, _ *Deps) { c.Dispatch.Policy = "prr" }})
 	for i := range 5 {
 		prompt := reftext.MakePrompt(uint64(i), 300)
 		require.NoError(t, b.d[i%3].SetFaults(refengine.Rule{Fault: refengine.SilentEnd, Leg: refengine.LegDecode, Count: 1}))
@@ -51,7 +51,7 @@ func full(t *testing.T, o setup) (b *bed, free func()) {
 // The pool's TTL is for clients. What they left is pulled when a slot is free, as long as its prefill engine holds it.
 func TestADiscardOutlivesTheClientsWait(t *testing.T) {
 	t.Parallel()
-	b, free := full(t, setup{configure: func(c *config.Config, _ *Env) { c.Pool.TTL = 200 * time.Millisecond }})
+	b, free := full(t, setup{configure: func(c *config.Config, _ *Deps) { c.Pool.TTL = 200 * time.Millisecond }})
 	for i := range 4 { // when the last one has waited so long, the discards of the others have, too
 		require.Equal(t, http.StatusServiceUnavailable, b.post(mooncake.Chat.Path(), chat(fmt.Sprint("prompt ", i), "")).status)
 	}
@@ -65,7 +65,7 @@ func TestADiscardOutlivesTheClientsWait(t *testing.T) {
 // Discards are bounded: what is beyond stays on the prefill engine's budget.
 func TestMoreDiscardsThanPlaces(t *testing.T) {
 	t.Parallel()
-	b, free := full(t, setup{configure: func(c *config.Config, _ *Env) { c.Pool.Size = 2 }})
+	b, free := full(t, setup{configure: func(c *config.Config, _ *Deps) { c.Pool.Size = 2 }})
 	for i := range 4 {
 		leave, wait := b.send(chat(fmt.Sprint("leaver ", i), `"stream":true,`))
 		b.eventually("it is pooled", func() bool { return b.pins() == i+1 && b.Places.Used() == 1 })
@@ -74,7 +74,7 @@ func TestMoreDiscardsThanPlaces(t *testing.T) {
 		b.eventually("its place is free", func() bool { return b.Places.Used() == 0 })
 	}
 	require.Equal(t, []string{"crowded", "crowded"}, b.discarded())
-	require.Positive(t, b.Tier.Status()[0].KVTokens)
+	require.Positive(t, b.Prefill.Status()[0].KVTokens)
 	free()
 	b.eventually("the others are pulled", func() bool { return len(b.discarded()) == 4 })
 	b.settle()

@@ -17,8 +17,8 @@ import (
 var earlyConnectors = []string{mooncake.AscendLayerwise, mooncake.SGLang, mooncake.NIXLPush}
 
 // confirm waits so long for the end of a prefill before a token goes out.
-func confirm(d time.Duration) func(*config.Config, *Env) {
-	return func(c *config.Config, _ *Env) { c.Bind.Confirm = d }
+func confirm(d time.Duration) func(*config.Config, *Deps) {
+	return func(c *config.Config, _ *Deps) { c.Bind.Confirm = d }
 }
 
 // both are two engines of a role.
@@ -120,7 +120,7 @@ func TestADecodeThatHasEndedHoldsNoSlotForItsPrefill(t *testing.T) {
 	for _, stream := range []bool{true, false} {
 		t.Run(fmt.Sprintf("stream %t", stream), func(t *testing.T) {
 			t.Parallel()
-			b := start(t, setup{profile: mooncake.Profile{Connector: mooncake.SGLang}, configure: func(c *config.Config, _ *Env) {
+			b := start(t, setup{profile: mooncake.Profile{Connector: mooncake.SGLang}, configure: func(c *config.Config, _ *Deps) {
 				c.Bind.Grace, c.Bind.Confirm = time.Minute, time.Millisecond
 			}})
 			require.NoError(t, b.p[0].SetFaults(unconfirmed))
@@ -131,7 +131,7 @@ func TestADecodeThatHasEndedHoldsNoSlotForItsPrefill(t *testing.T) {
 			leave()
 			wait()
 			b.eventually("nothing is left of it", func() bool { return b.Open() == 0 && b.p[0].Stats().Running == 0 })
-			b.eventually("the prefill leg has ended, too", func() bool { return b.Tier.Status()[0].Inflight == 0 })
+			b.eventually("the prefill leg has ended, too", func() bool { return b.Prefill.Status()[0].Inflight == 0 })
 			b.settle()
 		})
 	}
@@ -142,7 +142,7 @@ func TestADecodeThatHasEndedHoldsNoSlotForItsPrefill(t *testing.T) {
 func TestAnAnswerThatIsNotConfirmedInTimeEndsWithAnError(t *testing.T) {
 	t.Parallel()
 	const grace = 3 * time.Second // a right answer is confirmed in time on a loaded machine, too
-	b := start(t, setup{profile: mooncake.Profile{Connector: mooncake.SGLang}, configure: func(c *config.Config, _ *Env) {
+	b := start(t, setup{profile: mooncake.Profile{Connector: mooncake.SGLang}, configure: func(c *config.Config, _ *Deps) {
 		c.Bind.Grace, c.Bind.Confirm = grace, time.Millisecond
 	}})
 	require.NoError(t, b.p[0].SetFaults(unconfirmed))
@@ -166,7 +166,7 @@ func TestAPrefillThatStandsStillHoldsNoSlotOfAClientThatLeft(t *testing.T) {
 		t.Run(connector, func(t *testing.T) {
 			t.Parallel()
 			b := start(t, setup{decode: []refengine.Config{{Slots: 2}}, profile: mooncake.Profile{Connector: connector},
-				configure: func(c *config.Config, _ *Env) {
+				configure: func(c *config.Config, _ *Deps) {
 					c.Bind.Grace = 300 * time.Millisecond
 				}})
 			require.NoError(t, b.p[0].SetFaults(standing))
@@ -215,7 +215,7 @@ func TestTransfersThatFailAreNotTheRequestsFault(t *testing.T) {
 			t.Parallel()
 			b := start(t, setup{
 				decode: []refengine.Config{{}, {}, {}}, profile: mooncake.Profile{Connector: mooncake.SGLang, NonStream: mooncake.NonStreamPassthrough},
-				configure: func(c *config.Config, _ *Env) { c.Prefill.Retry.Attempts, c.Prefill.Retry.Budget = 3, 1 },
+				configure: func(c *config.Config, _ *Deps) { c.Prefill.Retry.Attempts, c.Prefill.Retry.Budget = 3, 1 },
 			})
 			for _, d := range b.d[:2] {
 				require.NoError(t, d.SetFaults(refengine.Rule{Fault: refengine.TransferFails, Count: 2}))
@@ -261,7 +261,7 @@ func TestBoundRequestsSurviveTheirDecodeEngine(t *testing.T) {
 			t.Parallel()
 			b := start(t, setup{
 				prefill: []refengine.Config{{PrefillConcurrency: 64}}, decode: both, profile: mooncake.Profile{Connector: connector},
-				configure: func(c *config.Config, _ *Env) { c.Prefill.Push.MaxUnanswered = 64 },
+				configure: func(c *config.Config, _ *Deps) { c.Prefill.Push.MaxUnanswered = 64 },
 			})
 			require.NoError(t, b.p[0].SetFaults(standing))
 			done := b.judgeAll(16)
@@ -281,13 +281,13 @@ var standing = refengine.Rule{Fault: refengine.Standstill, DelayMS: int(time.Hou
 func TestNothingIsBoundBeforeAPrefillCanBegin(t *testing.T) {
 	t.Parallel()
 	b := start(t, setup{decode: []refengine.Config{{Slots: 8}}, profile: mooncake.Profile{Connector: mooncake.SGLang},
-		configure: func(c *config.Config, _ *Env) {
+		configure: func(c *config.Config, _ *Deps) {
 			c.Prefill.Push.MaxUnanswered, c.Bind.Lead = 1, 0
 		}})
 	require.NoError(t, b.p[0].SetFaults(standing))
 	done := b.judgeAll(4)
 	b.eventually("one is bound, and the others wait",
-		func() bool { return b.d[0].Stats().Requests > 0 && b.Open() == 4 && b.Tier.Waiting(refModel) == 3 })
+		func() bool { return b.d[0].Stats().Requests > 0 && b.Open() == 4 && b.Prefill.Waiting(refModel) == 3 })
 	require.EqualValues(t, 1, b.d[0].Stats().Requests)
 	require.NoError(t, b.p[0].SetFaults())
 	b.eventually("all are answered", func() bool { // the decode engine first: what it has meanwhile does not count
@@ -302,7 +302,7 @@ func TestNothingIsBoundBeforeAPrefillCanBegin(t *testing.T) {
 // As many requests wait to be bound as the pool has places, for pool.ttl.
 func TestTooManyWaitToBeBound(t *testing.T) {
 	t.Parallel()
-	b := start(t, setup{profile: mooncake.Profile{Connector: mooncake.SGLang}, configure: func(c *config.Config, _ *Env) {
+	b := start(t, setup{profile: mooncake.Profile{Connector: mooncake.SGLang}, configure: func(c *config.Config, _ *Deps) {
 		c.Prefill.Push.MaxUnanswered, c.Pool.Size, c.Pool.TTL = 1, 11, time.Second
 	}})
 	require.NoError(t, b.p[0].SetFaults(standing))
@@ -326,7 +326,7 @@ func TestAPushedPrefillWaitsForItsRank(t *testing.T) {
 	e := refengine.Config{KVHoldTimeout: hold, Slots: 1}
 	b, leave := full(t, setup{prefill: []refengine.Config{e}, decode: []refengine.Config{e}, profile: mooncake.Profile{
 		Connector: mooncake.NIXLPush, Bind: mooncake.BindLate, KVHoldTimeout: hold, HoldMargin: margin,
-	}, configure: func(c *config.Config, _ *Env) { c.Dispatch.Beyond = 0 }}) // at its deadline it does not go to the engine's own queue
+	}, configure: func(c *config.Config, _ *Deps) { c.Dispatch.Beyond = 0 }}) // at its deadline it does not go to the engine's own queue
 	begun := time.Now()
 	require.Equal(t, "503", b.judge(short, `"stream":true,`))
 	require.GreaterOrEqual(t, time.Since(begun), hold-margin-250*time.Millisecond, "less what it is sent in")

@@ -36,7 +36,7 @@ func (s *stream) fails(why lifecycle.Reason, answer *openai.Error, err error) {
 	case begun && why == lifecycle.Rejected && answer.Status/100 == 5: // the engine refuses evenkeel's own credential
 		why = lifecycle.Erred
 	}
-	end := lifecycle.CallEnd{Leg: leg, Progress: lifecycle.Through, Reason: why, Open: true, Moved: begun && s.from.tracked.Moved()}
+	end := lifecycle.CallEnd{Call: leg, Progress: lifecycle.Through, Reason: why, Open: true, Moved: begun && s.from.tracked.Moved()}
 	s.from.fault = failure.Of(end, answer, err)
 	s.from.fault.Status, s.from.fault.Engine = s.from.answer.Filter.Failure().Status, s.from.rank.Instance
 	switch {
@@ -48,7 +48,7 @@ func (s *stream) fails(why lifecycle.Reason, answer *openai.Error, err error) {
 		return
 	}
 	event := s.job.failedEvent(s.from.fault)
-	event.Faulty = answer.Status/100 == 5 && why >= lifecycle.Rejected && why != lifecycle.GivenBack && !s.from.fault.Moved
+	event.Faulty = answer.Status/100 == 5 && why >= lifecycle.Rejected && why != lifecycle.Preempted && !s.from.fault.Moved
 	s.step(event)
 }
 
@@ -65,7 +65,7 @@ func (s *stream) ends() {
 
 // step reports an event of an answer that has begun to the request's lifecycle, and carries out the effects that this returns.
 func (s *stream) step(event lifecycle.Event) {
-	r := runner{job: s.job, stream: s, fault: s.from.fault, answerBegun: true}
+	r := executor{job: s.job, stream: s, fault: s.from.fault, answerBegun: true}
 	event.Left, event.Engine = s.job.client.Left(), s.from.rank.Instance
 	var buffer [6]lifecycle.Effect
 	effects := s.job.step(event, buffer[:0])
@@ -98,11 +98,11 @@ func (s *stream) finish(fail *openai.Error) {
 		fail = leftError(s.job)
 	}
 	if s.stage, s.broken = ended, fail; fail != nil {
-		s.from.answer.out = s.from.answer.Unend(s.from.answer.out)
+		s.from.answer.out = s.from.answer.DropEnd(s.from.answer.out)
 	}
 	switch {
 	case fail == nil:
-		s.from.answer.out = s.from.answer.Owed(s.from.answer.out)
+		s.from.answer.out = s.from.answer.MissingUsage(s.from.answer.out)
 	case fail.Status == journal.StatusClientClosed:
 		return
 	case s.job.passed != nil: // the receipt of a request that is passed through has the error, so nothing is logged
@@ -110,7 +110,7 @@ func (s *stream) finish(fail *openai.Error) {
 		s.job.srv.Log.Warn("an answer broke off", zap.Inline(s.job), zap.String("engine", s.from.rank.Target.ID),
 			zap.Int("tokens", s.tokens()), zap.String("outcome", journal.Outcome(fail)), zap.String("cause", s.forLog(fail)))
 	}
-	if s.from.answer.Assembler != nil || s.from.whole || s.job.isLeg {
+	if s.from.answer.Assembler != nil || s.from.unstreamed || s.job.isLeg {
 		return // the code that assembles the answer writes its end
 	}
 	fail = cmp.Or(fail, failure.None)
@@ -170,7 +170,7 @@ func (s *stream) report() {
 		return
 	}
 	j.record.Report(journal.Event{Kind: journal.Relayed, Took: now.Sub(s.firstAt), Tokens: tokens})
-	if tokens > 1 && s.broken == nil && !s.from.whole && !s.from.muffled {
+	if tokens > 1 && s.broken == nil && !s.from.unstreamed && !s.from.buffered {
 		j.record.Report(journal.Event{Kind: journal.Paced, Took: s.lastTokenAt.Sub(s.firstTokenAt), Tokens: tokens})
 	}
 	reconcile(s)
@@ -187,7 +187,7 @@ func (s *stream) report() {
 // reconcile compares two counts of an answer's tokens: the one made while they came, and the engine's final one. The first count serves as
 // the load of the ranks. So reconcile learns how many tokens the engine puts in a chunk, and counts an answer that is off by over 1 %.
 func reconcile(s *stream) {
-	if s.broken != nil || s.from.whole || s.from.muffled {
+	if s.broken != nil || s.from.unstreamed || s.from.buffered {
 		return
 	}
 	s.from.rank.Traffic.Learn(s.from.answer.Filter.TokensPerChunk)
@@ -209,7 +209,7 @@ func (s *stream) collect() ([]byte, *openai.Error) {
 	switch {
 	case s.broken != nil:
 		return nil, s.broken
-	case s.from.whole:
+	case s.from.unstreamed:
 		// The buffer has the engine's body as one event, because readWhole makes an event of it. The body is copied, because Close gives
 		// the buffer to other requests.
 		return bytes.TrimSpace(bytes.TrimPrefix(bytes.Clone(s.from.answer.out), []byte("data:"))), nil
@@ -262,7 +262,7 @@ func (s *stream) release(kind board.Kind) {
 	}
 	if kind != board.Finished {
 		s.from.awaitEnd()
-		if s.from.call.Heedless() {
+		if s.from.call.IgnoredClose() {
 			s.job.srv.metrics.heedless.Inc()
 		}
 	}
@@ -279,7 +279,7 @@ func (s *stream) release(kind board.Kind) {
 
 // hangUp removes a call that is over from the rank's traffic, and from the calls that a drain may end. If how is Free, the engine has
 // computed nothing.
-func (s *source) hangUp(how lifecycle.Disposition) {
+func (s *upstreamCall) hangUp(how lifecycle.Disposition) {
 	s.settleCompute(how == lifecycle.Free)
 	if s.heard {
 		s.heard = false
@@ -309,14 +309,14 @@ func (srv *Server) Conclude(in *Incoming, fail *openai.Error) {
 	in.GiveBack(tokens)
 	in.Body.Give()
 	if in.From != nil {
-		srv.Node.Received(in.Record.Origin, journal.Outcome(fail))
+		srv.Peers.Received(in.Record.Origin, journal.Outcome(fail))
 	}
 	in.Record.End(fail)
 }
 
 // awaitEnd ends the call, and returns when the decode engine has noticed this. Otherwise the slot could go to another request while the
 // engine still runs this one. It waits for upstream.Notice at most.
-func (s *source) awaitEnd() {
+func (s *upstreamCall) awaitEnd() {
 	if s.resp == nil || s.resp.Ended() {
 		return
 	}

@@ -270,7 +270,7 @@ func TestWhatComesOfTheEndOfALeg(t *testing.T) {
 					if hangs {
 						o.profile.FirstEventTimeout = limit
 					}
-					o.configure = func(c *config.Config, _ *Env) {
+					o.configure = func(c *config.Config, _ *Deps) {
 						if hangs {
 							c.Limits.EventTimeout, c.Limits.ProbeTimeout, c.Bind.CallbackTimeout = limit, limit, limit
 						}

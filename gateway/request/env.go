@@ -32,9 +32,9 @@ import (
 	"evenkeel/prefill/local"
 )
 
-// Env has the parts of the proxy that requests use. Most are concrete types, because nothing else could stand for them: a lease, for
-// example, can only come from a Tier.
-type Env struct {
+// Deps has the parts of the proxy that requests use. Most are concrete types, because nothing else could stand for them: a lease, for
+// example, can only come from a prefill.Scheduler.
+type Deps struct {
 	Context    context.Context // ends when the last stream has ended
 	Log        *zap.Logger
 	Registerer prometheus.Registerer
@@ -48,13 +48,13 @@ type Env struct {
 	Monitor    Monitor
 	Fleet      Fleet
 	Engines    func() Engines // the engines as they are at the call
-	Tier       *prefill.Tier
-	Locals     *local.Ranks
+	Prefill    *prefill.Scheduler
+	LocalRanks *local.Ranks
 	Places     *pool.Semaphore
 	Dispatcher Dispatcher
 	Journal    *journal.Journal
 	Owner      *owner.Set // nil: this proxy is alone, and sends to every engine
-	Node       *geo.Node  // nil: there are no other regions
+	Peers      *geo.Peers // nil: there are no other regions
 	Meta       *metaserver.Server
 	Running    *abort.Running
 	Loops      *loop.Set // the loops that carry streamed answers; empty: each answer has a goroutine
@@ -73,7 +73,7 @@ type Engines interface {
 	Ranks(instance string) int
 	HostsOf(instance string) func(host string) bool
 	ProcessAt(instance string) roster.ProcessID
-	Around(worker int32, list []int32) (around []int32, others bool)
+	SharingQueueWith(worker int32, list []int32) (around []int32, others bool)
 	Owned(board, model string) bool
 	Context(instance string) int
 	NamesRequests(candidate prefill.Candidate) bool
@@ -82,14 +82,14 @@ type Engines interface {
 // Fleet tracks the calls that are under way, and stores facts about engines that requests have learnt.
 type Fleet interface {
 	KnownHost(host string) bool
-	Coordinates(candidate prefill.Candidate) *mooncake.Coordinates
-	Learn(candidate prefill.Candidate, b roster.ProcessID, at *mooncake.Coordinates)
+	Coordinates(candidate prefill.Candidate) *mooncake.KVAddress
+	Learn(candidate prefill.Candidate, b roster.ProcessID, at *mooncake.KVAddress)
 	TrackProbe(c *prefill.Candidate, call *engine.Call) *fleet.TrackedCall
 	Untrack(r *fleet.TrackedCall)
 	AnyPrefill(model string) *engine.Target
 	DownSince(instance string, at time.Time) bool
 	GaveBack(decode string)
-	Exchange(candidate prefill.Candidate) (*mooncake.Exchange, error)
+	BootstrapInfo(candidate prefill.Candidate) (*mooncake.BootstrapInfo, error)
 	Made(b roster.ProcessID, candidate prefill.Candidate, id string) roster.ProcessID
 	Track(at roster.Location, call *engine.Call, abortable bool) *fleet.TrackedCall
 }
@@ -97,9 +97,9 @@ type Fleet interface {
 // Dispatcher assigns requests to slots on decode ranks.
 type Dispatcher interface {
 	handoff.Dispatcher
-	Blocked(board string) (prefillers []string)          // prefill engines whose KV lately failed to arrive at a decode engine of the board
-	Shunned(slot *dispatcher.Slot) (prefillers []string) // prefill engines whose KV lately did not arrive at the decode engine of the slot
-	Rerouted(slot *dispatcher.Slot, prefiller string)    // another prefill engine computes the prompt of a slot
+	Blocked(board string) (prefillers []string)              // prefill engines whose KV lately did not reach a decode engine of the board
+	Quarantined(slot *dispatcher.Slot) (prefillers []string) // prefill engines whose KV lately did not arrive at the decode engine of the slot
+	Rerouted(slot *dispatcher.Slot, prefiller string)        // another prefill engine computes the prompt of a slot
 	EnqueueMixed(entry *pool.Entry, hits []board.Hit) <-chan dispatcher.Result
 	EnqueueLocal(entry *pool.Entry, l *board.Local) <-chan dispatcher.Result
 	Withdraw(entry *pool.Entry)
@@ -109,7 +109,7 @@ type Dispatcher interface {
 
 // A Server serves requests that were admitted, and holds the state that they share.
 type Server struct {
-	Env
+	Deps
 	metrics     *metrics
 	Prompts     *prompt.Reader
 	discards    *handoff.Discarder
@@ -122,9 +122,9 @@ type Server struct {
 }
 
 // New makes the server of a proxy. It registers the metrics of requests.
-func New(env Env) *Server {
-	srv := &Server{Env: env}
-	srv.Prompts = prompt.NewReader(prompt.Config{Client: env.Client, Fleet: env.Fleet, Tier: env.Tier, Settings: env.Settings,
+func New(env Deps) *Server {
+	srv := &Server{Deps: env}
+	srv.Prompts = prompt.NewReader(prompt.Config{Client: env.Client, Fleet: env.Fleet, Prefill: env.Prefill, Settings: env.Settings,
 		Registerer: env.Registerer, Log: env.Log})
 	srv.discards = handoff.NewDiscarder(handoff.Config{
 		Context: env.Context, Settings: env.Settings, Client: env.Client, Monitor: env.Monitor,
@@ -253,7 +253,7 @@ func (m *metrics) rebound(fault *failure.Fault) {
 		return
 	case fault.Reason == lifecycle.Unbegun:
 		cause = causeSilent
-	case fault.Leg == lifecycle.Decode:
+	case fault.Call == lifecycle.Decode:
 		cause = causeCallback
 	}
 	m.rebinds.WithLabelValues(cause).Inc()

@@ -50,7 +50,7 @@ func TestTheReceiptSaysWhichEngineFailed(t *testing.T) {
 				b.judge(long, `"stream":true,`)
 				require.Equal(t, tt.want, failed(b))
 				if len(tt.p) == 1 { // of two, the first one was tried again, and answered
-					require.Contains(t, b.Tier.Status()[0].Fault, "500", "what failed there last")
+					require.Contains(t, b.Prefill.Status()[0].Fault, "500", "what failed there last")
 				}
 				b.settle()
 			})
@@ -58,7 +58,7 @@ func TestTheReceiptSaysWhichEngineFailed(t *testing.T) {
 	}
 	t.Run("no rank has room", func(t *testing.T) {
 		t.Parallel()
-		b, free := full(t, setup{configure: func(c *config.Config, _ *Env) { c.Pool.TTL = 200 * time.Millisecond }})
+		b, free := full(t, setup{configure: func(c *config.Config, _ *Deps) { c.Pool.TTL = 200 * time.Millisecond }})
 		require.Equal(t, "503", b.judge(short, ""))
 		require.Equal(t, "pool_timeout", b.Journal.Receipts.Last(1, receipt.Filter{}, false)[0].Outcome)
 		free()

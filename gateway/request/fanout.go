@@ -70,7 +70,7 @@ type piece struct {
 
 // fanOut serves a request that needs several answers of engines: one job per answer. If it returns an error, the client has no answer yet,
 // and the caller writes the error.
-func (srv *Server) fanOut(ctx *fasthttp.RequestCtx, conn client, whole *job, legs []openai.Part) *openai.Error {
+func (srv *Server) fanOut(ctx *fasthttp.RequestCtx, conn client, whole *job, legs []openai.SubRequest) *openai.Error {
 	req, in := whole.req, whole.incoming
 	prefix := "chatcmpl-ek-"
 	if req.Endpoint == mooncake.Completions {
@@ -162,7 +162,7 @@ func (f *fanned) enterQueue() (forward *geo.Forward, err error) {
 	for i, l := range queued {
 		arrivals[i] = l.job.arrival()
 	}
-	tickets, err := f.srv.Tier.EnterAll(arrivals)
+	tickets, err := f.srv.Prefill.EnterAll(arrivals)
 	if err == nil && question != nil && f.awaitElsewhere(&tickets[0]) || errors.Is(err, prefill.ErrElsewhere) {
 		if forward = question.Forward(); forward == nil {
 			err = prefill.ErrElsewhere // the question names no other dispatcher
@@ -176,7 +176,7 @@ func (f *fanned) enterQueue() (forward *geo.Forward, err error) {
 }
 
 // askForAll makes one question for all legs: to which dispatcher should the request go? It returns nil if there is none to ask.
-func (f *fanned) askForAll(legs []branch) (question *geo.Question) {
+func (f *fanned) askForAll(legs []branch) (question *geo.RoutingQuery) {
 	first := legs[0]
 	if question = first.job.elsewhere(first.job.life.Stays() || len(legs) < len(f.legs)); question == nil {
 		return nil

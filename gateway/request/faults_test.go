@@ -35,7 +35,7 @@ func TestEveryFault(t *testing.T) {
 					o := setup{profile: mooncake.Profile{FirstEventTimeout: patience, RejectReleases: new(true)}}
 					if fault == refengine.Hang {
 						o.profile.FirstEventTimeout = silence
-						o.configure = func(c *config.Config, _ *Env) { c.Limits.ProbeTimeout, c.Limits.EventTimeout = silence, silence }
+						o.configure = func(c *config.Config, _ *Deps) { c.Limits.ProbeTimeout, c.Limits.EventTimeout = silence, silence }
 					}
 					pages := slices.Contains([]refengine.Fault{refengine.FrozenGauges, refengine.SlowPages}, fault)
 					o.gauged = pages && side == "decode" // no gauge of a prefill engine is read here

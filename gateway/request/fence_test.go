@@ -38,7 +38,7 @@ func opened(t *testing.T, to *roster.Rank) *failure.Fault {
 	to.Target.ID, to.Target.Rank = "d", -1
 	set := fleet.NewSettings(config.Default())
 	engines := &engines{frees: true, calls: calls(t)}
-	srv := &Server{Env: Env{
+	srv := &Server{Deps: Deps{
 		Log: zap.NewNop(), Client: engine.NewClient(engine.Options{}), Monitor: &monitor{}, Fleet: engines,
 		Engines:  func() Engines { return engines },
 		Settings: func() *fleet.Settings { return set },
@@ -49,7 +49,8 @@ func opened(t *testing.T, to *roster.Rank) *failure.Fault {
 	j := &job{srv: srv, req: &openai.Request{Endpoint: mooncake.Chat}, body: body, client: edge.NewCloseNotifier(zap.NewNop()), isLeg: true,
 		incoming: &Incoming{}}
 	j.record = new(journal.Journal).Begin(journal.LogEntry{})
-	s := &stream{job: j, from: source{job: j, rank: to, slot: new(dispatcher.Slot), call: srv.Client.NewCall(to.Target), began: time.Now()}}
+	s := &stream{job: j, from: upstreamCall{job: j, rank: to, slot: new(dispatcher.Slot), call: srv.Client.NewCall(to.Target),
+		began: time.Now()}}
 	return s.open(nil, lifecycle.ByFirstEvent)
 }
 

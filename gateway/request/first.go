@@ -19,7 +19,7 @@ import (
 // readFirst reads an answer up to its first data event. If the answer comes in one piece, it reads all of it. deadline is when the first
 // event must have arrived.
 func (s *stream) readFirst(deadline time.Time) error {
-	if s.from.whole {
+	if s.from.unstreamed {
 		s.from.resp.SetDeadline(deadline)
 		return s.readWhole()
 	}
@@ -49,7 +49,7 @@ var errNotJSON = errors.New("the engine's answer is not JSON")
 // readWhole reads an answer that comes in one piece, and handles it like the only event of a stream. So the filter counts its tokens,
 // corrects its cached_tokens and notices a failure.
 func (s *stream) readWhole() error {
-	body, err := s.from.resp.ReadAll(maxBodyBytes(s.job.srv.Settings(), s.from.whole))
+	body, err := s.from.resp.ReadAll(maxBodyBytes(s.job.srv.Settings(), s.from.unstreamed))
 	if err != nil {
 		return err
 	}
@@ -96,11 +96,13 @@ func maxBodyBytes(settings *fleet.Settings, whole bool) int {
 
 // tooLong says whether err means that an answer in one piece is larger than allowed. A retry at another engine would not help, because the
 // request itself asked for an answer of this size.
-func (s *source) tooLong(err error) bool { return s.whole && errors.Is(err, engine.ErrTooLarge) }
+func (s *upstreamCall) tooLong(err error) bool {
+	return s.unstreamed && errors.Is(err, engine.ErrTooLarge)
+}
 
 // side is the name of the source's engine in error messages for clients and operators: "decode", or failure.Engine for a rank that also
 // prefills.
-func (s *source) side() string {
+func (s *upstreamCall) side() string {
 	if s.rank.Group != "" {
 		return failure.Engine
 	}
@@ -112,7 +114,7 @@ func (s *source) side() string {
 func (s *stream) decodeFault(err error) *failure.Fault {
 	fault := s.from.fault
 	if fault == nil || s.from.tooLong(err) || errors.Is(s.from.answer.Err(), sse.ErrLargeEvent) {
-		fault = (&upstream.Call{Leg: lifecycle.Decode, Engine: s.from.rank.Instance, Mixed: s.from.rank.Group != ""}).Broke(err)
+		fault = (&upstream.Call{Kind: lifecycle.Decode, Engine: s.from.rank.Instance, Mixed: s.from.rank.Group != ""}).Broke(err)
 	}
 	if fault.Progress, fault.Open = lifecycle.Headed, true; s.from.answer.Filter.Started() || s.from.tooLong(err) {
 		fault.Progress = lifecycle.Through // the engine had read the KV before the call broke
@@ -121,7 +123,7 @@ func (s *stream) decodeFault(err error) *failure.Fault {
 	case s.from.tooLong(err) || errors.Is(s.from.answer.Err(), sse.ErrLargeEvent):
 		fault.Reason, fault.Engine = lifecycle.TooLarge, ""
 		fault.Answer = failure.BadGateway(s.from.side(), "the event that begins its answer is larger than limits.event_bytes; ask for less")
-		if s.from.whole {
+		if s.from.unstreamed {
 			fault.Answer = failure.BadGateway(s.from.side(), "its answer is larger than limits.answer_bytes; ask for less, or for a stream")
 		}
 		return fault
@@ -157,21 +159,21 @@ func (j *job) discard(h *handoff.Handoff) {
 // hand-off. If so, it also counts the answer as late.
 func (s *stream) overdue(h *handoff.Handoff) bool {
 	tooLate := h != nil && s.from.wait.Over(time.Now())
-	if tooLate && !s.from.whole {
+	if tooLate && !s.from.unstreamed {
 		s.from.countLate()
 	}
 	return tooLate
 }
 
 // countLate counts an answer that is not believed, because its KV may have been another prompt's when the decode engine read it.
-func (s *source) countLate() {
+func (s *upstreamCall) countLate() {
 	s.job.srv.metrics.latePulls.Inc()
 	s.rank.Lost(s.job.req.Endpoint)
 }
 
 // believed says whether the prefill engine certainly kept the KV until the decode engine had read it. It is called at the first event.
 func (s *stream) believed(h *handoff.Handoff) bool {
-	if s.from.wait.Arrived(s.now) && !h.Refuted(s.job.srv.Serving(), s.job.srv.Monitor, s.from.wait, s.now) {
+	if s.from.wait.Arrived(s.now) && !h.MayHaveExpired(s.job.srv.Serving(), s.job.srv.Monitor, s.from.wait, s.now) {
 		return true
 	}
 	s.from.countLate()

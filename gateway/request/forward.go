@@ -122,8 +122,8 @@ func (j *job) cameBack(returned *geo.Failure) (lifecycle.EventKind, *openai.Erro
 // elsewhere returns the question whether another dispatcher should serve the request. The question enters the arrival queue together with
 // the request. It is nil if there is no other dispatcher, or if the endpoint's streams have no [DONE]: such requests are always served
 // here. stay is true if this request must be served here.
-func (j *job) elsewhere(stay bool) *geo.Question {
-	if j.srv.Node == nil || !j.req.Endpoint.Common() {
+func (j *job) elsewhere(stay bool) *geo.RoutingQuery {
+	if j.srv.Peers == nil || !j.req.Endpoint.IsChatOrCompletions() {
 		return nil
 	}
 	ask := geo.Ask{
@@ -138,7 +138,7 @@ func (j *job) elsewhere(stay bool) *geo.Question {
 	if !ask.Stay {
 		ask.Prompt = j.recognize()
 	}
-	return j.srv.Node.Question(ask)
+	return j.srv.Peers.Question(ask)
 }
 
 var errReturned = openai.NewError(http.StatusBadGateway, "peer_returned", "another proxy gave the request back")

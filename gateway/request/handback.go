@@ -76,7 +76,7 @@ func (j *job) fetchEnded(turn *handback.Turn, fault *failure.Fault) {
 
 // keepTurn remembers which KV the decode engine keeps after a complete answer, so that the next turn of the conversation can fetch it.
 func keepTurn(s *stream) {
-	j, profile, trail := s.job, s.from.rank.Profile, &s.from.answer.Trail
+	j, profile, trail := s.job, s.from.rank.Profile, &s.from.answer.Transcript
 	if profile.HandBack != mooncake.HandBackFetched || len(trail.HandBack) == 0 || j.life.Resumed() || !trail.Exact() || s.from.local ||
 		s.from.partner != nil {
 		return

@@ -25,7 +25,7 @@ func fetches(t *testing.T, keeps time.Duration) *bed {
 		prefill:   []refengine.Config{{Version: "0.33.0", KeepsAnswers: time.Minute}},
 		decode:    []refengine.Config{{Version: "0.33.0", KeepsAnswers: keeps}},
 		profile:   mooncake.Profile{Connector: mooncake.NIXLPull, HandBack: mooncake.HandBackFetched, DecoderTTL: time.Minute},
-		configure: func(cfg *config.Config, _ *Env) { cfg.Prefill.Retry.Attempts = 1 }, // to compute what cannot be fetched is no retry
+		configure: func(cfg *config.Config, _ *Deps) { cfg.Prefill.Retry.Attempts = 1 }, // to compute what cannot be fetched is no retry
 	})
 }
 
@@ -104,7 +104,7 @@ func TestATurnThatIsGoneIsComputed(t *testing.T) {
 	b.turn(slices.Concat(said, reftext.Of("and then").IDs), "")
 	fetched, failed, none := b.handBacks()
 	require.Equal(t, []int{0, 1, 1}, []int{fetched, failed, none})
-	require.Zero(t, b.Tier.Status()[0].Failures, "nobody is to blame")
+	require.Zero(t, b.Prefill.Status()[0].Failures, "nobody is to blame")
 	b.settle()
 }
 

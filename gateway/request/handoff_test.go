@@ -35,12 +35,12 @@ func (l *late) Gone() <-chan struct{} {
 func TestASlotThatComesAsTheClientLeavesIsGivenBack(t *testing.T) {
 	srv := newServer(t)
 	<-srv.discards.Close() // none begins
-	srv.Tier.SetCandidates([]prefill.Candidate{{ID: "p/0", Instance: "prefill p", Models: []string{"m"}, Live: true,
+	srv.Prefill.SetCandidates([]prefill.Candidate{{ID: "p/0", Instance: "prefill p", Models: []string{"m"}, Live: true,
 		Profile: &mooncake.Profile{}}})
 	srv.Dispatcher.SetWorkers([]board.Worker{{Name: "d/0", Model: "m", Engine: "d", Slots: 1, Up: true}})
 	used := func() int { return srv.Dispatcher.Status(t.Context()).Models[0].Workers[0].Used }
 	for range 20 { // either may be seen first
-		lease, err := srv.Tier.Acquire(t.Context(), prefill.Request{Model: "m", PromptTokens: 7})
+		lease, err := srv.Prefill.Acquire(t.Context(), prefill.Request{Model: "m", PromptTokens: 7})
 		require.NoError(t, err)
 		client := &late{edge.NewCloseNotifier(srv.Log), func() bool { return used() == 1 }}
 		j := &job{srv: srv.Server, req: &openai.Request{}, client: client, model: roster.Route{Board: "m"}, incoming: &Incoming{},
@@ -51,7 +51,7 @@ func TestASlotThatComesAsTheClientLeavesIsGivenBack(t *testing.T) {
 		if f == nil {
 			srv.Dispatcher.Release(slot, board.Outcome{})
 		} else {
-			require.Equal(t, lifecycle.Verdict{KV: lifecycle.Discard, Next: lifecycle.Over}, f.Verdict())
+			require.Equal(t, lifecycle.Consequences{KV: lifecycle.Discard, Next: lifecycle.Over}, f.Verdict())
 		}
 		lease.Release()
 		require.Zero(t, used())

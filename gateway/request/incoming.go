@@ -40,7 +40,7 @@ func NewID() string {
 // Serve answers a request, or has another dispatcher answer it. If it returns an error, the client has no answer yet, and the caller writes
 // the error.
 func (srv *Server) Serve(
-	ctx *fasthttp.RequestCtx, in *Incoming, req *openai.Request, model roster.Route, legs []openai.Part,
+	ctx *fasthttp.RequestCtx, in *Incoming, req *openai.Request, model roster.Route, legs []openai.SubRequest,
 ) *openai.Error {
 	conn, ok := edge.ConnOf(ctx)
 	if !ok {
@@ -118,7 +118,7 @@ func (srv *Server) Pass(ctx *fasthttp.RequestCtx, in *Incoming, req *openai.Requ
 		h.Set("X-Evenkeel-Engine", in.Record.Engine)
 		h.Set(attemptsHeader, strconv.Itoa(in.Record.Attempts))
 	}
-	if !s.from.whole {
+	if !s.from.unstreamed {
 		srv.Stream(ctx, s.from.resp.ContentType(), s, 0)
 		return nil
 	}
@@ -153,7 +153,7 @@ func (srv *Server) Score(req *openai.Request, model roster.Route) ([]prefill.Sco
 	legs := req.Parts()
 	j := &job{srv: srv, req: req, body: req.Body, changes: &legs[0].Patch, model: model, id: NewID(), incoming: &Incoming{},
 		record: srv.Journal.Begin(journal.LogEntry{})}
-	return srv.Tier.Score(j.arrival())
+	return srv.Prefill.Score(j.arrival())
 }
 
 // Headers of a request and of its answer.
@@ -240,7 +240,7 @@ func (srv *Server) exposeRoute(ctx *fasthttp.RequestCtx, in *Incoming) {
 
 // markRoute says in a header whether the request was served here or by another dispatcher. Without other regions there is no such header.
 func (srv *Server) markRoute(ctx *fasthttp.RequestCtx, in *Incoming) {
-	if srv.Node != nil && in.From == nil && in.way != "" {
+	if srv.Peers != nil && in.From == nil && in.way != "" {
 		ctx.Response.Header.Set(routeHeader, in.way)
 	}
 }
@@ -256,12 +256,12 @@ func (srv *Server) markForPeer(ctx *fasthttp.RequestCtx, in *Incoming, fail *ope
 	}
 	switch fail.Code {
 	case geo.RejectBusy, geo.RejectDraining, geo.RejectOwner:
-		srv.Node.Rejected(fail.Code)
+		srv.Peers.Rejected(fail.Code)
 		ctx.Response.Header.Set(geo.RejectHeader, fail.Code)
 	case "deadline_unmet":
 		ctx.Response.Header.Set(geo.RejectHeader, geo.RejectDeadline)
 	case "model_not_found":
-		srv.Node.Rejected(geo.RejectModel)
+		srv.Peers.Rejected(geo.RejectModel)
 		ctx.Response.Header.Set(geo.RejectHeader, geo.RejectModel)
 	}
 }
@@ -287,7 +287,7 @@ func (srv *Server) Stream(ctx *fasthttp.RequestCtx, contentType []byte, answer E
 }
 
 // Piece answers the client of ctx in one piece. room is the memory charged for the body, given back after the write; nil: none is charged.
-func Piece(ctx *fasthttp.RequestCtx, contentType string, body []byte, room *edge.Charge) {
+func Piece(ctx *fasthttp.RequestCtx, contentType string, body []byte, room *edge.Reservation) {
 	ctx.SetContentType(contentType)
 	if room == nil {
 		ctx.SetBody(body)
@@ -299,7 +299,7 @@ func Piece(ctx *fasthttp.RequestCtx, contentType string, body []byte, room *edge
 // charged is the body of an answer in one piece. Its Close gives back the memory that is charged for it.
 type charged struct {
 	*bytes.Reader
-	room *edge.Charge
+	room *edge.Reservation
 }
 
 func (c *charged) Close() error {

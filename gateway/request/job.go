@@ -48,26 +48,26 @@ type job struct {
 	record   *journal.Record // the record of incoming; a leg of a fan-out has a record of its own
 	abort    *aborting       // nil: the client gave the request no name by which it can end it
 
-	decodeProcess int             // the decode engine's process when the decode call was made
-	promptTokens  int             // as an engine counted them, after a resume with the answer so far; 0: no engine has counted yet
-	cachedTokens  int             // prompt tokens that the prefill engine found in its prefix cache; -1: unknown
-	ticket        *prefill.Ticket // the place of a leg that entered the arrival queue with its siblings; nil: the job enters alone
-	holder        *prefill.Holder // of the leases that serve must give back or pass on; nil: the job has not entered the arrival queue yet
+	decodeProcess int                 // the decode engine's process when the decode call was made
+	promptTokens  int                 // as an engine counted them, after a resume with the answer so far; 0: no engine has counted yet
+	cachedTokens  int                 // prompt tokens that the prefill engine found in its prefix cache; -1: unknown
+	ticket        *prefill.Ticket     // the place of a leg that entered the arrival queue with its siblings; nil: the job enters alone
+	leaseOwner    *prefill.LeaseOwner // of the leases that serve must give back or pass on; nil: the job has not entered the arrival queue yet
 
 	mu           sync.Mutex // held for each Step of life, because a prefill leg that runs beside a decode leg has a goroutine of its own
 	life         lifecycle.Lifecycle
-	tape         recording.Tape
-	question     *geo.Question // asks to which dispatcher the request goes; nil: there is no other one, or the question is answered
-	ranElsewhere int           // how many proxies of this region may have run the request before they gave it back
+	recorder     recording.Recorder
+	question     *geo.RoutingQuery // asks to which dispatcher the request goes; nil: there is no other one, or the question is answered
+	ranElsewhere int               // how many proxies of this region may have run the request before they gave it back
 
 	unlistedAnswer *openai.Error // the error of the last engine that did not have the model; nil: there was none
 
 	avoid avoided
-	local locally
+	local localDecode
 
-	doubts  []*handoff.Handoff // hand-offs that an engine may have read, but that led to no answer
-	resume  resumption
-	accused []func(cause lifecycle.Blame) // called once it is known whether the engines or the request caused their status 500
+	doubts          []*handoff.Handoff // hand-offs that an engine may have read, but that led to no answer
+	resume          resumption
+	unexplained500s []func(cause lifecycle.Blame) // called once it is known whether the engines or the request caused their status 500
 }
 
 // client is the connection that the answer goes to: an edge.Conn, or the share of a connection
@@ -97,21 +97,21 @@ type Passed struct {
 	Body     [][]byte // nil once no engine will be sent the request again
 	Most     int64    // tokens that the engine computes at most; 0: the endpoint does not run the model
 	Estimate int      // tokens that the request costs if no engine counts them
-	Seat     *edge.Charge
-	Memory   *edge.Charge // for the bytes of an answer in one piece
+	Seat     *edge.Reservation
+	Memory   *edge.Reservation // for the bytes of an answer in one piece
 	Took     prometheus.Observer
 
-	triedEngines []string       // names of the engines that had the request
-	chosen       roster.Whole   // the engine that was chosen last
-	earlierFault *failure.Fault // the fault of the call before the last one
-	noEngine     *openai.Error  // why no engine can be chosen; nil: an engine was chosen
-	answer       []byte         // the whole answer, if it comes in one piece
+	triedEngines []string          // names of the engines that had the request
+	chosen       roster.SoleEngine // the engine that was chosen last
+	earlierFault *failure.Fault    // the fault of the call before the last one
+	noEngine     *openai.Error     // why no engine can be chosen; nil: an engine was chosen
+	answer       []byte            // the whole answer, if it comes in one piece
 }
 
 // Choice chooses the engine for a request that is passed through.
 type Choice interface {
 	// Choose looks for an engine that is not in tried, and returns Chosen, NoneLeft or NoRoute. It adds a call to the engine that it chose.
-	Choose(model, path string, tried []string) (roster.Whole, lifecycle.EventKind, *openai.Error)
+	Choose(model, path string, tried []string) (roster.SoleEngine, lifecycle.EventKind, *openai.Error)
 	// Count adds to the number of calls that run on an engine.
 	Count(instance string, calls int)
 	// Without notes that an engine does not have an endpoint.
@@ -119,8 +119,8 @@ type Choice interface {
 }
 
 // parts returns the parts of the request that make its prompt.
-func (j *job) parts() *prompt.Parts {
-	return &prompt.Parts{Req: j.req, Body: &j.body, Changes: j.changes, Model: j.model, Resumed: j.life.Resumed()}
+func (j *job) parts() *prompt.Source {
+	return &prompt.Source{Req: j.req, Body: &j.body, Changes: j.changes, Model: j.model, Resumed: j.life.Resumed()}
 }
 
 // promptHash returns a hash of the prompt. It also writes the hash into the request's record, where `evenkeel fit` finds it. It returns
@@ -137,8 +137,8 @@ func (j *job) promptHash() uint64 {
 	return hash
 }
 
-// locally is the state of a job that a decode rank may serve without a prefill engine.
-type locally struct {
+// localDecode is the state of a job that a decode rank may serve without a prefill engine.
+type localDecode struct {
 	decided     bool             // a decision was made, so that a failed attempt is not repeated
 	endedTokens int              // tokens of a prompt that was not handed off, because its answer ends at once; 0: no such case
 	boundSlot   *dispatcher.Slot // the slot that a leg got beforehand, together with its sibling legs; nil: it got none
@@ -147,10 +147,10 @@ type locally struct {
 
 // resumption is what a job keeps so that another engine can continue an answer that its engine lost.
 type resumption struct {
-	keeping      lifecycle.Keeping // which parts of the request stay in memory
-	how          string            // how the answer can continue, as howToResume returns it; empty: it can only begin anew
-	promptIDs    json.RawMessage   // token ids of the prompt, as an engine reported them
-	chargedBytes int64             // bytes that the job has charged to Server.resumeBytes
+	retention    lifecycle.Retention // which parts of the request stay in memory
+	how          string              // how the answer can continue, as howToResume returns it; empty: it can only begin anew
+	promptIDs    json.RawMessage     // token ids of the prompt, as an engine reported them
+	chargedBytes int64               // bytes that the job has charged to Server.resumeBytes
 
 	promptTokens  int // tokens of the client's prompt, without any answer, as an engine counted them
 	answerTokens  int // tokens of the lost answer that the next attempt sends as part of the prompt
@@ -165,16 +165,16 @@ type Incoming struct {
 	// GiveBack corrects the estimate that was taken of the caller's limits: tokens is how many tokens prompts and answers
 	// really had. If tokens is negative, their number is not known, and the estimate stays.
 	GiveBack   func(tokens int)
-	Priority   int          // in the arrival queue
-	Batch      bool         // it runs only on capacity that online requests leave free
-	Deadline   time.Time    // a trusted caller wants the first token before this time; zero: it set no deadline
-	Flow       string       // flows of one priority take turns in the arrival queue; empty: the caller's key is the flow
-	Body       *edge.Charge // the bytes of memory that the body is charged for
-	Address    string       // of the client
-	From       *geo.Hop     // how it came from another dispatcher; nil: it came from a client
-	way        string       // where the request was served, as routeHeader names it; empty: not served yet
-	concluded  atomic.Bool  // set by Conclude, which acts only once
-	forgetName func()       // after it, the client can no longer end the request by name; nil: the request has no name
+	Priority   int               // in the arrival queue
+	Batch      bool              // it runs only on capacity that online requests leave free
+	Deadline   time.Time         // a trusted caller wants the first token before this time; zero: it set no deadline
+	Flow       string            // flows of one priority take turns in the arrival queue; empty: the caller's key is the flow
+	Body       *edge.Reservation // the bytes of memory that the body is charged for
+	Address    string            // of the client
+	From       *geo.Hop          // how it came from another dispatcher; nil: it came from a client
+	way        string            // where the request was served, as routeHeader names it; empty: not served yet
+	concluded  atomic.Bool       // set by Conclude, which acts only once
+	forgetName func()            // after it, the client can no longer end the request by name; nil: the request has no name
 }
 
 // Classes of requests, as ClassHeader names them.
@@ -221,7 +221,7 @@ func (j *job) step(event lifecycle.Event, effects []lifecycle.Effect) []lifecycl
 // stepLocked is step for callers that hold the job's mutex. It also records the event and its effects on the tape.
 func (j *job) stepLocked(event lifecycle.Event, effects []lifecycle.Effect) []lifecycle.Effect {
 	effects = j.life.Step(event, effects)
-	j.tape.Step(event, effects)
+	j.recorder.Step(event, effects)
 	return effects
 }
 

@@ -29,7 +29,7 @@ const (
 func kept(t *testing.T, o setup, loops int) setup {
 	t.Helper()
 	more := o.configure
-	o.configure = func(c *config.Config, env *Env) {
+	o.configure = func(c *config.Config, env *Deps) {
 		c.Limits.KeepAlive = span
 		if loops > 0 {
 			env.Loops = &loop.Set{}
@@ -138,7 +138,7 @@ func TestNothingComesBeforeTheFirstComment(t *testing.T) {
 		t.Run(after.String(), func(t *testing.T) {
 			t.Parallel()
 			b := start(t, setup{prefill: []refengine.Config{{PrefillBase: slowly}},
-				configure: func(c *config.Config, _ *Env) { c.Limits.KeepAlive = after }})
+				configure: func(c *config.Config, _ *Deps) { c.Limits.KeepAlive = after }})
 			r := b.post(mooncake.Chat.Path(), chat(short, `"stream":true,`))
 			require.Equal(t, http.StatusOK, r.status)
 			require.Zero(t, comments(&r, mooncake.Chat.Path()))
@@ -350,7 +350,7 @@ func TestNoCommentComesInsideAnEvent(t *testing.T) {
 			goOn := make(chan struct{})
 			b := start(t, kept(t, setup{
 				mixed:     []refengine.Config{{}},
-				configure: func(c *config.Config, _ *Env) { c.Limits.EventBytes = 4 << 10 },
+				configure: func(c *config.Config, _ *Deps) { c.Limits.EventBytes = 4 << 10 },
 				front: func(w http.ResponseWriter, r *http.Request, engine http.Handler) {
 					body, _ := io.ReadAll(r.Body)
 					if !strings.Contains(string(body), "large") { // its client waits for its first token

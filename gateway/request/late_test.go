@@ -37,7 +37,7 @@ func TestExpiredHandoffsAreNeverDecoded(t *testing.T) {
 	o := holding("", 13*time.Second, 12*time.Second, 20*time.Millisecond) // a second in the pool; the pull has its time on a busy machine, too
 	o.waits, o.decode[0].Slots = true, 4
 	// Only the pool refuses: in the queue for prefill all wait as long as a slow machine takes.
-	o.configure = func(c *config.Config, _ *Env) { c.Prefill.Queue.Timeout = time.Hour }
+	o.configure = func(c *config.Config, _ *Deps) { c.Prefill.Queue.Timeout = time.Hour }
 	b := start(t, o)
 	got := <-b.judgeAll(all)
 	b.settle()
@@ -54,7 +54,7 @@ func TestALatePullIsNotBelieved(t *testing.T) {
 	const hold = 2 * time.Second
 	o := holding("", hold, 0, 0)
 	o.late, o.decode[0].TransferBase = true, hold+time.Second
-	o.configure = func(c *config.Config, _ *Env) { c.Prefill.Retry.Attempts = 1 }
+	o.configure = func(c *config.Config, _ *Deps) { c.Prefill.Retry.Attempts = 1 }
 	b := start(t, o)
 	for _, more := range []string{`"stream":true,`, ""} {
 		require.Equal(t, "504", b.judge("a prompt", more))
@@ -165,7 +165,7 @@ func TestWaitsLongerThanALeaseAreAnswered(t *testing.T) {
 				o.profile.Bind = mooncake.BindLate
 			}
 			o.waits, o.decode, o.profile.FirstEventTimeout = true, append(o.decode, o.decode...), time.Second
-			o.configure = func(c *config.Config, _ *Env) { c.Dispatch.Beyond, c.Prefill.Retry.Attempts = 2*waiting, 10 }
+			o.configure = func(c *config.Config, _ *Deps) { c.Dispatch.Beyond, c.Prefill.Retry.Attempts = 2*waiting, 10 }
 			b := start(t, o)
 			leaves := []func(){b.endless(), b.endless()}
 			var got []<-chan string
@@ -193,7 +193,7 @@ func TestFirstEventTimeoutCountsFromTheSlot(t *testing.T) {
 	const step, limit = 20 * time.Millisecond, time.Second
 	o := holding(mooncake.NIXLPull, 30*time.Second, 29*time.Second, step)
 	o.waits, o.profile.FirstEventTimeout = true, limit
-	o.configure = func(c *config.Config, _ *Env) { c.Prefill.Retry.Attempts = 10 }
+	o.configure = func(c *config.Config, _ *Deps) { c.Prefill.Retry.Attempts = 10 }
 	b := start(t, o)
 	leave := b.endless()
 	require.NoError(t,

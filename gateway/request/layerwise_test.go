@@ -27,7 +27,7 @@ func TestCallbacksAreAnsweredAtOnce(t *testing.T) {
 	t.Parallel()
 	b := layerwise(t, 0, setup{
 		prefill: []refengine.Config{{PrefillConcurrency: 48}}, decode: []refengine.Config{{Slots: 48}},
-		configure: func(c *config.Config, _ *Env) { c.Prefill.Push.MaxUnanswered = 48 },
+		configure: func(c *config.Config, _ *Deps) { c.Prefill.Push.MaxUnanswered = 48 },
 	})
 	require.NoError(t, b.p[0].SetFaults(standing))
 	done := b.judgeAll(40)
@@ -66,7 +66,7 @@ func TestALateCallbackIsPrefilledForNobody(t *testing.T) {
 // is then the first to end it.
 func TestAPrefillerIsChosenAnewAtTheCallback(t *testing.T) {
 	t.Parallel()
-	b := layerwise(t, 0, setup{prefill: both, decode: []refengine.Config{{Slots: 4}}, configure: func(c *config.Config, _ *Env) {
+	b := layerwise(t, 0, setup{prefill: both, decode: []refengine.Config{{Slots: 4}}, configure: func(c *config.Config, _ *Deps) {
 		c.Prefill.Policy, c.ExposeRoute = config.Default().Prefill.Policy, true
 		c.Prefill.Calibration.TPMs, c.Prefill.Calibration.T0Ms = 10, 10 // believed to be far slower than they are
 	}})

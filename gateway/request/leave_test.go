@@ -93,7 +93,7 @@ func TestClientsThatLeave(t *testing.T) {
 	t.Parallel()
 	for _, p := range []parting{
 		{
-			name: "in the arrival queue", phase: journal.Queued, o: setup{configure: func(c *config.Config, _ *Env) { c.Pool.Size = 1 }},
+			name: "in the arrival queue", phase: journal.Queued, o: setup{configure: func(c *config.Config, _ *Deps) { c.Pool.Size = 1 }},
 			hold: func(b *bed) func() {
 				require.NoError(b.t, b.p[0].SetFaults(refengine.Rule{Fault: refengine.Hang}))
 				leave, _ := b.send(chat("first", ""))
@@ -110,7 +110,7 @@ func TestClientsThatLeave(t *testing.T) {
 			name: "at the end of prefill", phase: journal.Prefill,
 			o: setup{
 				prefill:   []refengine.Config{{PrefillBase: time.Second, PrefillConcurrency: 3}},
-				configure: func(c *config.Config, _ *Env) { c.Limits.ProbeGrace = patience },
+				configure: func(c *config.Config, _ *Deps) { c.Limits.ProbeGrace = patience },
 			},
 			here: computed, engines: work{probes: 1, discarded: 1, pulls: 1},
 		},
@@ -258,7 +258,7 @@ func TestWhoLeavesDuringATransferSpoilsNobodysPages(t *testing.T) {
 	b := start(t, setup{
 		prefill: []refengine.Config{{PrefillConcurrency: 4, TransferBase: 700 * time.Millisecond}}, decode: []refengine.Config{{Slots: 4}},
 		waits: true, profile: mooncake.Profile{Connector: mooncake.SGLang},
-		configure: func(c *config.Config, _ *Env) { c.Bind.Grace = patience },
+		configure: func(c *config.Config, _ *Deps) { c.Bind.Grace = patience },
 	})
 	leave, wait := b.send(chat("who leaves", `"stream":true,`))
 	b.eventually("its KV is being written", func() bool { return b.p[0].Stats().Tokens == 1 })

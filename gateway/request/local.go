@@ -36,7 +36,7 @@ func (j *job) recognize() prefill.Prompt {
 		return *j.local.knownPrompt
 	}
 	p := j.srv.Prompts.Recognize(j.parts())
-	if j.srv.Locals.Remember(j.model.Board) { // for ranks that also prefill, placeMixed keeps the hashes
+	if j.srv.LocalRanks.Remember(j.model.Board) { // for ranks that also prefill, placeMixed keeps the hashes
 		known := p // a copy on the heap; taking p's address would move p to the heap on every call
 		j.local.knownPrompt = &known
 	}
@@ -58,7 +58,7 @@ func (j *job) bindLocal() *dispatcher.Slot {
 	}
 	conf := &j.srv.Settings().Prefill.Disaggregation
 	why := j.local.reason(conf, j.incoming, j.life.Resumed())
-	if why == "" || j.client.Left() || !j.srv.Locals.Serve(j.model.Board) {
+	if why == "" || j.client.Left() || !j.srv.LocalRanks.Serve(j.model.Board) {
 		return nil
 	}
 	sought := local.Prompt{Prompt: j.recognize(), Model: j.model.Board, Tokens: j.local.endedTokens}
@@ -71,10 +71,10 @@ func (j *job) bindLocal() *dispatcher.Slot {
 			sought.Tokens = cmp.Or(sought.Prompt.Tokens, j.estimate())
 		}
 	}
-	tokens := j.srv.Locals.Length(&sought)
+	tokens := j.srv.LocalRanks.Length(&sought)
 	rule := j.srv.localRule(conf, &sought, why, tokens)
 	hits := map[int32]int{}
-	for _, offer := range j.srv.Locals.Offers(&sought, j.avoid.ranks()) {
+	for _, offer := range j.srv.LocalRanks.Offers(&sought, j.avoid.ranks()) {
 		if rule.Allows(offer.New, 0, 0) {
 			rule.Ranks = append(rule.Ranks, board.LocalRank{Worker: offer.Rank, Tokens: offer.New})
 			hits[offer.Rank] = offer.Hit
@@ -102,7 +102,7 @@ func (j *job) nearRanks(boardName string, tokens int) (hits []board.Hit) {
 	if j.local.knownPrompt == nil || j.life.Resumed() {
 		return nil
 	}
-	for _, offer := range j.srv.Locals.Held(&local.Prompt{Prompt: *j.local.knownPrompt, Model: boardName, Tokens: tokens}) {
+	for _, offer := range j.srv.LocalRanks.Held(&local.Prompt{Prompt: *j.local.knownPrompt, Model: boardName, Tokens: tokens}) {
 		hits = append(hits, board.Hit{Worker: offer.Rank, Tokens: offer.Hit})
 	}
 	return hits
@@ -111,7 +111,7 @@ func (j *job) nearRanks(boardName string, tokens int) (hits []board.Hit) {
 // reason returns why a decode rank may compute the prompt now; empty: no decode rank may. The reasons localShort and localAsked are
 // returned only at the first call. Later calls follow a failed attempt. Then a decode rank may compute the prompt only if the endpoint
 // takes no hand-off, or if the prefill engine handed nothing off because the answer is empty.
-func (l *locally) reason(conf *prefill.Disaggregation, in *Incoming, resumed bool) string {
+func (l *localDecode) reason(conf *prefill.Disaggregation, in *Incoming, resumed bool) string {
 	switch {
 	case resumed, in.aimed():
 		return ""
@@ -141,8 +141,8 @@ func (srv *Server) localRule(conf *prefill.Disaggregation, sought *local.Prompt,
 	case why != localShort: // the prompt may have any length; one longer than MaxLocalTokens runs only if no other tokens are in flight
 		rule.Threshold, rule.InFlight = math.MaxInt, max(rule.InFlight, tokens)
 	case rule.Threshold == 0:
-		if line, rtt, known := srv.Tier.Line(sought.Model); known {
-			rule.BreakEven = srv.Locals.BreakEven(sought, line, rtt)
+		if line, rtt, known := srv.Prefill.Line(sought.Model); known {
+			rule.BreakEven = srv.LocalRanks.BreakEven(sought, line, rtt)
 		} else {
 			rule.Threshold = prefill.DefaultLocalThreshold
 		}
@@ -169,12 +169,12 @@ func (j *job) kvArrived(h *handoff.Handoff, s *stream) {
 	if j.incoming.Ends {
 		sought.Keys = nil // no later turn asks for these keys; the prompt's length is still used for estimates
 	}
-	j.srv.Locals.Holds(s.from.rank.Worker, &sought, j.promptTokens, s.from.began)
+	j.srv.LocalRanks.Holds(s.from.rank.Worker, &sought, j.promptTokens, s.from.began)
 	if !s.from.local {
 		j.local.knownPrompt = nil // a long prompt has thousands of keys
 	}
-	if h != nil && !s.from.whole { // an answer in one piece does not show when the KV was there
-		j.srv.Locals.Moved(sought.Model, j.promptTokens, time.Since(s.from.began))
+	if h != nil && !s.from.unstreamed { // an answer in one piece does not show when the KV was there
+		j.srv.LocalRanks.Moved(sought.Model, j.promptTokens, time.Since(s.from.began))
 	}
 }
 
@@ -187,9 +187,9 @@ func (j *job) countLocal(s *stream) {
 	}
 	j.resume.promptTokens, j.cachedTokens = j.promptTokens, -1
 	j.record.PromptTokens = j.promptTokens
-	if !s.from.whole {
-		if wantsIDs(j.req, s.from.rank.Profile) && len(s.from.answer.Trail.PromptIDs) > 0 {
-			j.resume.promptIDs = slices.Clone(s.from.answer.Trail.PromptIDs)
+	if !s.from.unstreamed {
+		if wantsIDs(j.req, s.from.rank.Profile) && len(s.from.answer.Transcript.PromptIDs) > 0 {
+			j.resume.promptIDs = slices.Clone(s.from.answer.Transcript.PromptIDs)
 		}
 		j.keep(s.from.rank) // decide again, because the prompt's length and token ids are known now
 	}
@@ -209,7 +209,7 @@ func (s *stream) reportLocal() {
 	j.record.CachedTokens = max(0, usage.Cached)
 	if known := j.local.knownPrompt; known != nil {
 		sought := local.Prompt{Prompt: *known, Model: s.from.rank.Board}
-		if changed, asExpected := j.srv.Locals.Computed(s.from.rank.Worker, &sought, j.promptTokens, j.record.HitTokens, usage.Cached,
+		if changed, asExpected := j.srv.LocalRanks.Computed(s.from.rank.Worker, &sought, j.promptTokens, j.record.HitTokens, usage.Cached,
 			s.from.began); changed {
 			j.srv.Log.Warn("a decode engine's cached_tokens show whether its prefix cache works as expected; if it does not, the engine gets no "+
 				"more prompts without a hand-off; without --enable-prompt-tokens-details an engine reports no cached_tokens",

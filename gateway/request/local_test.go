@@ -74,7 +74,7 @@ func TestAClientThatLeavesALocalPrefillStopsItAtOnce(t *testing.T) {
 // Legs that ranks were to compute give their slots back when the others of the request find no place in the arrival queue.
 func TestLegsGiveTheirSlotsBackWhenTheOthersFindNoPlace(t *testing.T) {
 	t.Parallel()
-	b := start(t, alone(setup{configure: func(c *config.Config, _ *Env) {
+	b := start(t, alone(setup{configure: func(c *config.Config, _ *Deps) {
 		c.Pool.Size, c.Prefill.Queue.Max, c.Prefill.Queue.Timeout = 1, 1, time.Hour
 	}}))
 	require.NoError(t, b.p[0].SetFaults(standing)) // until the first client leaves
@@ -83,7 +83,7 @@ func TestLegsGiveTheirSlotsBackWhenTheOthersFindNoPlace(t *testing.T) {
 	b.eventually("the only place is taken", func() bool { return b.Places.Used() == 1 && b.p[0].Stats().Running == 1 })
 	queued := make(chan string, 1)
 	go func() { queued <- b.judge(words(51), "") }()
-	b.eventually("the second waits", func() bool { return b.Tier.Waiting(refModel) == 1 })
+	b.eventually("the second waits", func() bool { return b.Prefill.Waiting(refModel) == 1 })
 	for i, stream := range []string{"", `"stream":true,`} {
 		r := b.post(mooncake.Completions.Path(), fmt.Sprintf(`{%s"model":%q,"max_tokens":8,"prompt":["one two three",%q,"four five six"]}`, stream, refModel, words(52)))
 		require.Equal(t, http.StatusTooManyRequests, r.status, r.body)
@@ -141,7 +141,7 @@ func TestEveryPromptIsDisaggregatedUnlessToldOtherwise(t *testing.T) {
 	t.Parallel()
 	for name, o := range map[string]setup{
 		"by default": {},
-		"where the profile allows it and the mode does not": alone(setup{configure: func(c *config.Config, _ *Env) {
+		"where the profile allows it and the mode does not": alone(setup{configure: func(c *config.Config, _ *Deps) {
 			c.Prefill.Disaggregation.Mode = prefill.DisaggregateAlways
 		}}),
 	} {
@@ -234,7 +234,7 @@ func TestAnEngineWithoutAPrefixCacheIsFoundOut(t *testing.T) {
 // Many at once: right answers, and no rank computes more than its bound.
 func TestManyShortAndLongPromptsAtOnce(t *testing.T) {
 	t.Parallel()
-	b := start(t, alone(setup{waits: true, decode: []refengine.Config{{PrefixCache: 4096}}, configure: func(c *config.Config, _ *Env) {
+	b := start(t, alone(setup{waits: true, decode: []refengine.Config{{PrefixCache: 4096}}, configure: func(c *config.Config, _ *Deps) {
 		c.Prefill.Disaggregation.ThresholdTokens = "auto"
 	}}))
 	var all sync.WaitGroup
@@ -260,7 +260,7 @@ func TestManyShortAndLongPromptsAtOnce(t *testing.T) {
 func TestAFurtherTurnGoesWhereItsKVIs(t *testing.T) {
 	t.Parallel()
 	b := start(t, setup{profile: mooncake.Profile{Connector: mooncake.NIXLPull}, decode: []refengine.Config{{}, {}}, waits: true,
-		configure: func(c *config.Config, _ *Env) {
+		configure: func(c *config.Config, _ *Deps) {
 			c.Dispatch.Policy = "evenkeel"
 		}})
 	on := func(body string) string {
@@ -288,7 +288,7 @@ func TestAFurtherTurnGoesWhereItsKVIs(t *testing.T) {
 func TestShortTurnsOfAChatAreServedByTheRankThatHasIt(t *testing.T) {
 	t.Parallel()
 	b := start(t, alone(setup{decode: []refengine.Config{{DPSize: 2, PrefixCache: 4096}}, waits: true,
-		configure: func(c *config.Config, _ *Env) {
+		configure: func(c *config.Config, _ *Deps) {
 			c.Prefill.Index.TokenizeTimeout = patience // a busy machine counts the prompt, too
 		}}))
 	first := reftext.MakePrompt(1, 3000)
@@ -306,7 +306,7 @@ func TestShortTurnsOfAChatAreServedByTheRankThatHasIt(t *testing.T) {
 		require.Equal(t, 1, r.Attempts)
 	}
 	require.Equal(t, journal.Disaggregated, b.say(talk("", reftext.MakePrompt(2, 3000))))
-	b.Locals.Forget(b.Locals.IDs())
+	b.LocalRanks.Forget(b.LocalRanks.IDs())
 	require.Equal(t, journal.Disaggregated, b.say(talk("", first, "well", "once more")), "no engine has anything any more")
 	require.EqualValues(t, 2, b.locals())
 	require.EqualValues(t, 2, b.d[0].Stats().LocalPrefills)
@@ -317,7 +317,7 @@ func TestShortTurnsOfAChatAreServedByTheRankThatHasIt(t *testing.T) {
 // A trusted caller chooses the way of a request, its engines and the policy for its prefill.
 func TestACallerChoosesTheWay(t *testing.T) {
 	t.Parallel()
-	b := start(t, alone(setup{prefill: both, decode: both, configure: func(c *config.Config, _ *Env) {
+	b := start(t, alone(setup{prefill: both, decode: both, configure: func(c *config.Config, _ *Deps) {
 		c.Prefill.Disaggregation.Mode, c.ExposeRoute = prefill.DisaggregateAlways, true
 		c.Prefill.Policy = config.Default().Prefill.Policy
 	}}))
@@ -364,7 +364,7 @@ func TestACallerChoosesTheWay(t *testing.T) {
 // The turns of a session go to one prefill engine, whatever the policy says, until a request ends it.
 func TestASessionStaysAtItsEngine(t *testing.T) {
 	t.Parallel()
-	b := start(t, setup{prefill: []refengine.Config{{}, {}, {}}, configure: func(c *config.Config, _ *Env) {
+	b := start(t, setup{prefill: []refengine.Config{{}, {}, {}}, configure: func(c *config.Config, _ *Deps) {
 		c.Prefill.Policy = "random"
 		c.Prefill.Affinity.Enabled, c.Prefill.Affinity.LoadFactor = true, 100 // whatever the load
 	}})
@@ -396,7 +396,7 @@ func TestAnswersSayWhichWayTheyCame(t *testing.T) {
 	for _, exposed := range []bool{true, false} {
 		t.Run(fmt.Sprint(exposed), func(t *testing.T) {
 			t.Parallel()
-			b := start(t, setup{prefill: []refengine.Config{{PrefixCache: 4096}}, configure: func(c *config.Config, _ *Env) {
+			b := start(t, setup{prefill: []refengine.Config{{PrefixCache: 4096}}, configure: func(c *config.Config, _ *Deps) {
 				c.ExposeRoute, c.Prefill.Policy = exposed, config.Default().Prefill.Policy
 			}})
 			first, second := b.post(mooncake.Chat.Path(), body), b.post(mooncake.Chat.Path(), body)

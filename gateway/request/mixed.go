@@ -20,12 +20,12 @@ func (j *job) placeMixed(lease *prefill.Lease) (*dispatcher.Slot, *failure.Fault
 	if counted || j.life.Resumed() || sought.Media || sought.Bytes == 0 { // otherwise Length computes the length from the bytes
 		sought.Tokens = cmp.Or(sought.Prompt.Tokens, j.estimate())
 	}
-	tokens := j.srv.Locals.Length(&sought)
+	tokens := j.srv.LocalRanks.Length(&sought)
 	if guessed := sought.Prompt.Tokens == 0 && !counted; guessed && j.model.MaxLen > 0 {
 		tokens = min(tokens, j.model.MaxLen) // no rank would take a longer prompt, although an engine may count fewer tokens than the guess
 	}
 	var hits []board.Hit
-	for _, offer := range j.srv.Locals.Offers(&sought, j.avoid.ranks()) {
+	for _, offer := range j.srv.LocalRanks.Offers(&sought, j.avoid.ranks()) {
 		if held := tokens - offer.New; held > 0 {
 			hits = append(hits, board.Hit{Worker: offer.Rank, Tokens: held})
 		}

@@ -62,8 +62,8 @@ func TestWhatIsToldOfARequestForRanksThatDoBoth(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			l := &listens{}
-			srv := newServer(t, func(c *config.Config, _ *Env) { c.Pool.TTL, c.Prefill.Queue.Timeout = row.ttl, 7*time.Second })
-			l.Dispatcher, srv.Env.Dispatcher = srv.Env.Dispatcher, l
+			srv := newServer(t, func(c *config.Config, _ *Deps) { c.Pool.TTL, c.Prefill.Queue.Timeout = row.ttl, 7*time.Second })
+			l.Dispatcher, srv.Deps.Dispatcher = srv.Deps.Dispatcher, l
 			kid, in := edge.NewCloseNotifier(zap.NewNop()),
 				&Incoming{Record: srv.Journal.Begin(journal.LogEntry{ID: "x"}), Priority: row.priority, Batch: row.batch}
 			in.Record.Arrival = arrive
@@ -116,8 +116,8 @@ func TestADeadlineThatPassesWhileNoRankHasRoom(t *testing.T) {
 		"the ranks are gone": {-time.Millisecond, board.ErrNoWorkers, "decode_unavailable"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			srv := newServer(t, func(*config.Config, *Env) {})
-			srv.Env.Dispatcher = &listens{Dispatcher: srv.Env.Dispatcher, err: row.err}
+			srv := newServer(t, func(*config.Config, *Deps) {})
+			srv.Deps.Dispatcher = &listens{Dispatcher: srv.Deps.Dispatcher, err: row.err}
 			kid, in := edge.NewCloseNotifier(zap.NewNop()), &Incoming{Record: srv.Journal.Begin(journal.LogEntry{ID: "x"})}
 			if row.deadline != 0 {
 				in.Deadline = time.Now().Add(row.deadline)

@@ -32,8 +32,8 @@ import (
 // hearsNoSlot is a dispatcher that hears of no slot.
 type hearsNoSlot struct{ Dispatcher }
 
-func (hearsNoSlot) Shunned(*dispatcher.Slot) []string { return nil }
-func (hearsNoSlot) Rerouted(*dispatcher.Slot, string) {}
+func (hearsNoSlot) Quarantined(*dispatcher.Slot) []string { return nil }
+func (hearsNoSlot) Rerouted(*dispatcher.Slot, string)     {}
 
 // A pair is two legs: a prefill leg as it is, to an engine that does what the test says, and a decode leg that is the test itself.
 type pair struct {
@@ -54,7 +54,7 @@ func newPair(t *testing.T, connector string, change func(*config.Config)) *pair 
 	t.Helper()
 	c := &pair{t: t, answer: make(chan func(http.ResponseWriter), 2), gone: make(chan struct{}), ended: make(chan struct{})}
 	var profile mooncake.Profile
-	c.srv = newServer(t, func(cfg *config.Config, env *Env) {
+	c.srv = newServer(t, func(cfg *config.Config, env *Deps) {
 		cfg.Bind.Grace, cfg.Bind.Confirm = 50*time.Millisecond, 50*time.Millisecond
 		cfg.Profiles["a"] = mooncake.Profile{FirstEventTimeout: patience} // a busy machine may be late with its first event
 		if change != nil {
@@ -68,7 +68,7 @@ func newPair(t *testing.T, connector string, change func(*config.Config)) *pair 
 		require.NoError(t, env.Meta.Start())
 		t.Cleanup(env.Meta.Close)
 	})
-	c.srv.Env.Dispatcher = hearsNoSlot{c.srv.Dispatcher}
+	c.srv.Deps.Dispatcher = hearsNoSlot{c.srv.Dispatcher}
 	serve := func(name string) *engine.Target {
 		e := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { c.serve(name, w, r) }))
 		t.Cleanup(e.Close)
@@ -84,14 +84,14 @@ func newPair(t *testing.T, connector string, change func(*config.Config)) *pair 
 	p, d := serve("prefill"), serve("decode")
 	t.Cleanup(func() { close(c.gone) })
 	var all []prefill.Candidate
-	c.srv.engines.at = map[string]*mooncake.Coordinates{}
+	c.srv.engines.at = map[string]*mooncake.KVAddress{}
 	for _, id := range []string{"a", "b"} {
 		all = append(all,
 			prefill.Candidate{ID: id + "/0", Instance: "prefill " + id, Target: p, Models: []string{"m"}, Live: true, Profile: &profile})
-		c.srv.engines.at[id+"/0"] = &mooncake.Coordinates{EngineID: "e1", Host: "127.0.0.1", Port: 5600, TPSize: 1}
+		c.srv.engines.at[id+"/0"] = &mooncake.KVAddress{EngineID: "e1", Host: "127.0.0.1", Port: 5600, TPSize: 1}
 	}
-	c.srv.Tier.SetCandidates(all)
-	lease, err := c.srv.Tier.Acquire(t.Context(), prefill.Request{Model: "m", PromptTokens: 7})
+	c.srv.Prefill.SetCandidates(all)
+	lease, err := c.srv.Prefill.Acquire(t.Context(), prefill.Request{Model: "m", PromptTokens: 7})
 	require.NoError(t, err)
 	c.srv.Places.Release()
 	body, err := mooncake.ScanBody([]byte(`{"model":"m","messages":[]}`), 10)
@@ -103,12 +103,13 @@ func newPair(t *testing.T, connector string, change func(*config.Config)) *pair 
 	}
 	var until lifecycle.Timeout
 	for _, e := range []lifecycle.Event{
-		{Kind: lifecycle.Begun}, {Kind: lifecycle.NoLocal}, {Kind: lifecycle.Turn, Bind: lifecycle.Early, Dialect: lifecycle.Dialects[connector]}, {Kind: lifecycle.Bound},
+		{Kind: lifecycle.Begun}, {Kind: lifecycle.NoLocal}, {Kind: lifecycle.Turn, Bind: lifecycle.Early, Traits: lifecycle.Traits[connector]}, {Kind: lifecycle.Bound},
 	} {
 		todo := j.step(e, nil)
 		until = todo[len(todo)-1].Until
 	}
-	s := &stream{job: j, from: source{job: j, slot: &dispatcher.Slot{}, rank: &roster.Rank{Instance: "decode d", Target: d, Profile: &profile},
+	s := &stream{job: j, from: upstreamCall{job: j, slot: &dispatcher.Slot{},
+		rank: &roster.Rank{Instance: "decode d", Target: d, Profile: &profile},
 		call: c.srv.Client.NewCall(d)}}
 	require.Nil(t, s.from.beginPrefill(lease, 1, until))
 	c.partner = s.from.partner
@@ -201,7 +202,7 @@ func (c *pair) calls(change ...string) {
 	c.t.Helper()
 	body := `{"token_ids":[],"request_id":"chatcmpl-ek-1-0b","do_remote_prefill":false,"do_remote_decode":true,"remote_block_ids":[[7,8,9]],"remote_block_size":[128],` +
 		`"remote_engine_id":"d1","remote_host":"127.0.0.1","remote_port":31000,"remote_tp_size":1,"remote_pcp_size":1,"remote_dcp_size":1,"remote_cached_tokens":0}`
-	resp, err := http.Post(c.meeting.Metaserver, "application/json", strings.NewReader(strings.NewReplacer(change...).Replace(body)))
+	resp, err := http.Post(c.rendezvous.Metaserver, "application/json", strings.NewReader(strings.NewReplacer(change...).Replace(body)))
 	require.NoError(c.t, err)
 	_ = resp.Body.Close()
 }

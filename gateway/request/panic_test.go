@@ -34,7 +34,7 @@ func withEngines(t *testing.T) *server {
 	target := &engine.Target{ID: "d", URL: &url.URL{Scheme: "http", Host: "127.0.0.1:9"}, Rank: -1}
 	srv.engines.ranks = map[int32]*roster.Rank{0: {Instance: "decode d", Target: target, Profile: &p, Traffic: &engine.Traffic{},
 		Signs: engine.NewLiveness()}}
-	srv.Tier.SetCandidates([]prefill.Candidate{{ID: "p/0", Instance: "p", Target: target, Profile: &p, Models: []string{"m"}, Live: true}})
+	srv.Prefill.SetCandidates([]prefill.Candidate{{ID: "p/0", Instance: "p", Target: target, Profile: &p, Models: []string{"m"}, Live: true}})
 	srv.Dispatcher.SetWorkers([]board.Worker{{Name: "d/0", Model: "m", Engine: "d", Slots: 1, Up: true}})
 	return srv
 }
@@ -51,23 +51,23 @@ func TestAPanicGivesBackWhatAStepHasTaken(t *testing.T) {
 	bound := <-srv.Dispatcher.EnqueueLocal(&pool.Entry{ID: 1, Model: "m", Prompt: 7, Arrival: time.Now(), Entered: time.Now()},
 		&board.Local{Threshold: 100, InFlight: 100, Ranks: []board.LocalRank{{Worker: 0, Tokens: 7}}})
 	require.NoError(t, bound.Err)
-	lease, err := srv.Tier.Acquire(t.Context(), prefill.Request{ID: "x", Model: "m", PromptTokens: 7})
+	lease, err := srv.Prefill.Acquire(t.Context(), prefill.Request{ID: "x", Model: "m", PromptTokens: 7})
 	require.NoError(t, err)
-	require.Equal(t, 1, srv.Tier.Status()[0].Inflight)
+	require.Equal(t, 1, srv.Prefill.Status()[0].Inflight)
 
 	s := j.newStream(bound.Slot)
 	srv.Settings = func() *fleet.Settings { panic("on purpose") } // both steps ask it for their deadlines
 	j.step(lifecycle.Event{Kind: lifecycle.Begun}, nil)
 	j.step(lifecycle.Event{Kind: lifecycle.NoLocal}, nil)
-	require.PanicsWithValue(t, "on purpose", func() { _, _ = (&runner{job: j, lease: lease}).run(lifecycle.Event{Kind: lifecycle.Turn}) })
-	j.life, j.tape = lifecycle.Lifecycle{}, recording.Tape{}
+	require.PanicsWithValue(t, "on purpose", func() { _, _ = (&executor{job: j, lease: lease}).run(lifecycle.Event{Kind: lifecycle.Turn}) })
+	j.life, j.recorder = lifecycle.Lifecycle{}, recording.Recorder{}
 	j.step(lifecycle.Event{Kind: lifecycle.Begun}, nil)
 	require.PanicsWithValue(t, "on purpose", func() {
-		_, _ = (&runner{job: j, slot: bound.Slot, stream: s}).run(lifecycle.Event{Kind: lifecycle.LocalBound})
+		_, _ = (&executor{job: j, slot: bound.Slot, stream: s}).run(lifecycle.Event{Kind: lifecycle.LocalBound})
 	})
 	require.Zero(t, srv.Places.Used())
-	require.Zero(t, srv.Tier.Status()[0].Inflight)
-	require.Equal(t, 1, srv.Tier.Status()[0].Orphans, "its engine may hold the prompt")
+	require.Zero(t, srv.Prefill.Status()[0].Inflight)
+	require.Equal(t, 1, srv.Prefill.Status()[0].Orphans, "its engine may hold the prompt")
 	require.Zero(t, srv.Dispatcher.Status(t.Context()).Models[0].Workers[0].Used)
 }
 
@@ -80,7 +80,7 @@ func TestAPanicOnASlotGivesItBack(t *testing.T) {
 		&board.Local{Threshold: 100, InFlight: 100, Ranks: []board.LocalRank{{Worker: 0, Tokens: 7}}})
 	require.NoError(t, bound.Err)
 	srv.engines.ranks = nil // its rank is not known
-	require.Panics(t, (&runner{job: j, slot: bound.Slot}).begin)
+	require.Panics(t, (&executor{job: j, slot: bound.Slot}).begin)
 	require.Zero(t, srv.Dispatcher.Status(t.Context()).Models[0].Workers[0].Used)
 }
 
@@ -92,7 +92,7 @@ func TestAPanicBetweenTwoEffectsLosesNone(t *testing.T) {
 	j := &job{srv: srv.Server, req: &openai.Request{Stream: true}, client: kid, isLeg: true, model: roster.Route{Name: "m", Board: "m"},
 		incoming: in,
 		record:   in.Record, promptTokens: 7}
-	lease, err := srv.Tier.Acquire(t.Context(), prefill.Request{ID: "x", Model: "m", PromptTokens: 7})
+	lease, err := srv.Prefill.Acquire(t.Context(), prefill.Request{ID: "x", Model: "m", PromptTokens: 7})
 	require.NoError(t, err)
 	lease.Answered(prefill.Usage{PromptTokens: 7}, time.Now().Add(time.Minute))
 	bound := <-srv.Dispatcher.Enqueue(&pool.Entry{ID: 1, Model: "m", Prompt: 7, Arrival: time.Now(), Entered: time.Now(),
@@ -104,13 +104,13 @@ func TestAPanicBetweenTwoEffectsLosesNone(t *testing.T) {
 	}
 	held := &handoff.Handoff{Handoff: mooncake.NewHandoff(nil, time.Now().Add(time.Minute), time.Now().Add(2*time.Minute)), Lease: lease}
 	// without the fault, so that it cannot be judged
-	r := &runner{job: j, lease: lease, handoff: held, slot: bound.Slot, stream: j.newStream(bound.Slot)}
+	r := &executor{job: j, lease: lease, handoff: held, slot: bound.Slot, stream: j.newStream(bound.Slot)}
 	require.Panics(t, func() {
 		_, _ = r.run(lifecycle.Event{Kind: lifecycle.CallFailed,
-			End: lifecycle.CallEnd{Leg: lifecycle.Decode, Progress: lifecycle.Sent, Reason: lifecycle.Broke}})
+			End: lifecycle.CallEnd{Call: lifecycle.Decode, Progress: lifecycle.Sent, Reason: lifecycle.Broke}})
 	})
-	require.Equal(t, 1, srv.Tier.Status()[0].Orphans, "an engine may have read it")
-	require.Zero(t, srv.Tier.Status()[0].Inflight)
+	require.Equal(t, 1, srv.Prefill.Status()[0].Orphans, "an engine may have read it")
+	require.Zero(t, srv.Prefill.Status()[0].Inflight)
 	require.Zero(t, srv.Dispatcher.Status(t.Context()).Models[0].Workers[0].Used)
 	require.Zero(t, srv.Places.Used())
 }
@@ -144,14 +144,14 @@ func (b breaks) OnGone(f func()) {
 }
 
 // early is a request whose turn has come, and whose decode rank is bound before its prefill.
-func early(t *testing.T, to client) (*server, *runner) {
+func early(t *testing.T, to client) (*server, *executor) {
 	srv := newServer(t)
 	p := (&mooncake.Profile{Connector: mooncake.NIXLPush, Bind: mooncake.BindArrival}).WithDefaults()
 	target := &engine.Target{ID: "d", URL: &url.URL{Scheme: "http", Host: "127.0.0.1:9"}, Rank: -1}
 	srv.engines.ranks = map[int32]*roster.Rank{0: {Instance: "decode d", Target: target, Profile: &p, Traffic: &engine.Traffic{},
 		Signs: engine.NewLiveness()}}
-	srv.Tier.SetCandidates([]prefill.Candidate{{ID: "p/0", Instance: "p", Target: target, Profile: &p, Models: []string{"m"}, Live: true}})
-	srv.engines.at = map[string]*mooncake.Coordinates{"p/0": {EngineID: "e1", Host: "127.0.0.1", Port: 5600, TPSize: 1}}
+	srv.Prefill.SetCandidates([]prefill.Candidate{{ID: "p/0", Instance: "p", Target: target, Profile: &p, Models: []string{"m"}, Live: true}})
+	srv.engines.at = map[string]*mooncake.KVAddress{"p/0": {EngineID: "e1", Host: "127.0.0.1", Port: 5600, TPSize: 1}}
 	srv.Dispatcher.SetWorkers([]board.Worker{{Name: "d/0", Model: "m", Engine: "d", Slots: 1, Up: true}})
 	in := &Incoming{Record: srv.Journal.Begin(journal.LogEntry{ID: "x"})}
 	body, err := mooncake.ScanBody([]byte(`{"model":"m","messages":[]}`), 10)
@@ -165,13 +165,13 @@ func early(t *testing.T, to client) (*server, *runner) {
 	bound := <-srv.Dispatcher.EnqueueLocal(&pool.Entry{ID: 1, Model: "m", Prompt: 7, Arrival: time.Now(), Entered: time.Now()},
 		&board.Local{Threshold: 100, InFlight: 100, Ranks: []board.LocalRank{{Worker: 0, Tokens: 7}}})
 	require.NoError(t, bound.Err)
-	lease, err := srv.Tier.Acquire(t.Context(), prefill.Request{ID: "x", Model: "m", PromptTokens: 7})
+	lease, err := srv.Prefill.Acquire(t.Context(), prefill.Request{ID: "x", Model: "m", PromptTokens: 7})
 	require.NoError(t, err)
 	for _, e := range []lifecycle.Event{{Kind: lifecycle.Begun}, {Kind: lifecycle.NoLocal},
-		{Kind: lifecycle.Turn, Bind: lifecycle.Early, Dialect: lifecycle.Dialects[mooncake.NIXLPush]}} {
+		{Kind: lifecycle.Turn, Bind: lifecycle.Early, Traits: lifecycle.Traits[mooncake.NIXLPush]}} {
 		j.step(e, nil)
 	}
-	return srv, &runner{job: j, lease: lease, slot: bound.Slot, stream: j.newStream(bound.Slot)}
+	return srv, &executor{job: j, lease: lease, slot: bound.Slot, stream: j.newStream(bound.Slot)}
 }
 
 // A prefill leg that runs beside a decode leg ends as it would without its panic: nothing recovers that goroutine.
@@ -180,7 +180,7 @@ func TestAPanicLeavesThePrefillLegToItself(t *testing.T) {
 		srv, r := early(t, breaks{edge.NewCloseNotifier(zap.NewNop())})
 		require.PanicsWithValue(t, "on purpose", func() { _, _ = r.run(lifecycle.Event{Kind: lifecycle.Bound}) })
 		<-srv.legs.Close()
-		require.Zero(t, srv.Tier.Status()[0].Inflight)
+		require.Zero(t, srv.Prefill.Status()[0].Inflight)
 		require.Zero(t, srv.Dispatcher.Status(t.Context()).Models[0].Workers[0].Used)
 	}
 }
@@ -191,7 +191,7 @@ func TestAPanicBeforeThePrefillLegGivesTheLeaseBack(t *testing.T) {
 	srv.engines.at = nil
 	srv.Fleet = nil // the legs cannot be arranged
 	require.Panics(t, func() { _, _ = r.run(lifecycle.Event{Kind: lifecycle.Bound}) })
-	require.Zero(t, srv.Tier.Status()[0].Inflight)
+	require.Zero(t, srv.Prefill.Status()[0].Inflight)
 }
 
 // What cleans up after a panic must tell the life of it, and so the panic may not keep the life for itself.

@@ -28,24 +28,24 @@ type partner struct {
 	job         *job
 	pair        int    // the number of the pair in the request's life, from 1
 	id          string // X-Request-Id of both legs, never used before
-	dialect     lifecycle.Dialect
+	traits      lifecycle.ConnectorTraits
 	decode      *engine.Call // the call of the decode leg
 	rank        *roster.Rank // the rank that decodes
 	slot        *dispatcher.Slot
-	meeting     *mooncake.Meeting // how the two engines find each other
-	headers     []engine.Header   // of the prefill leg
+	rendezvous  *mooncake.Rendezvous // how the two engines find each other
+	headers     []engine.Header      // of the prefill leg
 	body        mooncake.Body
 	changes     *mooncake.Patch
-	prompt      int                     // estimated tokens of the prompt
-	maxTokens   int                     // tokens that the answer may have
-	silent      bool                    // the engine may send nothing before the whole answer is computed
-	streamed    bool                    // the answer comes event by event
-	expected    *metaserver.Expectation // waits for the decode engine's callback; nil: the engine does not call back
-	decodeOver  chan struct{}           // closed when the decode leg has ended
-	prefillOver chan struct{}           // closed when the prefill leg has ended
-	process     roster.ProcessID        // which process and weights the prefill engine had when it was asked
-	tried       []string                // ids of the prefill engines that were asked
-	waitLimit   lifecycle.Timeout       // how long the prefill leg's present wait may last
+	prompt      int                         // estimated tokens of the prompt
+	maxTokens   int                         // tokens that the answer may have
+	silent      bool                        // the engine may send nothing before the whole answer is computed
+	streamed    bool                        // the answer comes event by event
+	callback    *metaserver.PendingCallback // waits for the decode engine's callback; nil: the engine does not call back
+	decodeOver  chan struct{}               // closed when the decode leg has ended
+	prefillOver chan struct{}               // closed when the prefill leg has ended
+	process     roster.ProcessID            // which process and weights the prefill engine had when it was asked
+	tried       []string                    // ids of the prefill engines that were asked
+	waitLimit   lifecycle.Timeout           // how long the prefill leg's present wait may last
 
 	// These are guarded by the job's mutex.
 	lease           *prefill.Lease       // nil once it is settled
@@ -83,10 +83,10 @@ var (
 func (p *partner) awaitCallback() bool {
 	began := time.Now()
 	select {
-	case callback := <-p.expected.Came():
+	case callback := <-p.callback.Came():
 		return p.calledBack(callback, time.Since(began))
 	case <-time.After(p.limit(p.waitLimit)):
-		uncalled := failure.Of(lifecycle.CallEnd{Leg: lifecycle.Decode, Progress: lifecycle.Sent, Reason: lifecycle.Uncalled},
+		uncalled := failure.Of(lifecycle.CallEnd{Call: lifecycle.Decode, Progress: lifecycle.Sent, Reason: lifecycle.Uncalled},
 			failure.Transport("decode", errNoCallback), errNoCallback)
 		p.report(lifecycle.Event{Kind: lifecycle.Overdue}, uncalled)
 		<-p.decodeOver // Overdue ends the decode leg, unless its answer has begun without a callback
@@ -100,7 +100,7 @@ func (p *partner) awaitCallback() bool {
 func (p *partner) calledBack(callback metaserver.Callback, took time.Duration) bool {
 	p.job.mu.Lock()
 	defer p.job.mu.Unlock()
-	p.calledBackAfter, p.meeting.Callback = took, callback.KV
+	p.calledBackAfter, p.rendezvous.Callback = took, callback.KV
 	if callback.Err == nil {
 		p.lastLease.CalledBack(took)
 	}
@@ -109,7 +109,7 @@ func (p *partner) calledBack(callback metaserver.Callback, took time.Duration) b
 	switch {
 	case callback.Err != nil:
 		event.Kind = lifecycle.Miscalled
-		fault = failure.Of(lifecycle.CallEnd{Leg: lifecycle.Decode, Progress: lifecycle.Sent, Reason: lifecycle.Garbled},
+		fault = failure.Of(lifecycle.CallEnd{Call: lifecycle.Decode, Progress: lifecycle.Sent, Reason: lifecycle.Garbled},
 			failure.BadGateway("decode", "it named no place for the KV"), callback.Err)
 		if errors.Is(callback.Err, mooncake.ErrUnknownHost) {
 			fault.Reason = lifecycle.Misplaced
@@ -128,13 +128,13 @@ func (p *partner) lateCallback() bool {
 	p.forget(grace)
 	event := lifecycle.Event{Kind: lifecycle.Uncallable}
 	select {
-	case callback := <-p.expected.Came():
+	case callback := <-p.callback.Came():
 		if callback.Err == nil && !callback.Empty {
-			p.meeting.Callback = callback.KV
+			p.rendezvous.Callback = callback.KV
 			event.Kind = lifecycle.CalledLate
 		}
 	case <-time.After(grace):
-	case <-p.expected.Forgotten():
+	case <-p.callback.Forgotten():
 	}
 	return p.report(event, nil)
 }
@@ -160,7 +160,7 @@ func (p *partner) tryAnother() bool {
 // lookForSooner moves the prefill to another engine if the prefill would end at least one decode step sooner on that engine. It runs once
 // the decode engine has room. During the wait for room, other prefills may have ended earlier or later than predicted.
 func (p *partner) lookForSooner() {
-	shunned := p.job.srv.Dispatcher.Shunned(p.slot)
+	shunned := p.job.srv.Dispatcher.Quarantined(p.slot)
 	p.job.mu.Lock()
 	defer p.job.mu.Unlock()
 	if p.lease == nil {
@@ -276,7 +276,7 @@ func (p *partner) do(effect lifecycle.Effect, fault *failure.Fault) (goesOn bool
 		return true
 	case lifecycle.CountLoss:
 		p.job.srv.metrics.rebound(p.failed)
-	case lifecycle.Strand:
+	case lifecycle.LeakBlocks:
 		p.stranded = true
 	case lifecycle.WaitGone:
 		time.AfterFunc(p.limit(effect.Until), func() { p.report(lifecycle.Event{Kind: lifecycle.ClientWaited}, left()) })
@@ -299,8 +299,8 @@ func (p *partner) limit(limit lifecycle.Timeout) time.Duration {
 
 // forget stops listening for the decode engine's callback after grace. Without a callback it does nothing.
 func (p *partner) forget(grace time.Duration) {
-	if p.expected != nil {
-		p.expected.Forget(grace)
+	if p.callback != nil {
+		p.callback.Forget(grace)
 	}
 }
 
@@ -365,7 +365,7 @@ func (p *partner) awaitFirst(limit lifecycle.Timeout) {
 // if the decode engine's answer does not show when the KV was read. A decode engine cannot prolong this time by heartbeats: a heartbeat
 // has to contain the prefill engine's name of the request, and that name was not known when the decode leg was sent.
 func (p *partner) kept() time.Duration {
-	if !p.dialect.Keeps || p.silent {
+	if !p.traits.Keeps || p.silent {
 		return math.MaxInt64
 	}
 	return p.lastLease.Candidate.Profile.PulledWithin()
@@ -373,7 +373,7 @@ func (p *partner) kept() time.Duration {
 
 // unbegun returns the fault of a decode leg whose first event did not come in time.
 func unbegun(why error) *failure.Fault {
-	return failure.Of(lifecycle.CallEnd{Leg: lifecycle.Decode, Progress: lifecycle.Sent, Reason: lifecycle.Unbegun},
+	return failure.Of(lifecycle.CallEnd{Call: lifecycle.Decode, Progress: lifecycle.Sent, Reason: lifecycle.Unbegun},
 		openai.NewError(http.StatusGatewayTimeout, "decode_timeout", why.Error()), why)
 }
 
@@ -440,7 +440,7 @@ func (p *partner) believe(prompt int, gone <-chan struct{}) *failure.Fault {
 // decodeEnded reports that the decode leg has ended without a first event. The lifecycle may end the prefill leg, too. decodeEnded returns
 // why the prefill leg has ended the decode leg; nil: the decode leg ended by itself. stranded says that the decode engine may keep KV
 // blocks for ever.
-func (p *partner) decodeEnded(how lifecycle.EndReason) (fault *failure.Fault, stranded bool) {
+func (p *partner) decodeEnded(how lifecycle.DecodeFailure) (fault *failure.Fault, stranded bool) {
 	p.locked(func() {
 		p.step(lifecycle.Event{Kind: lifecycle.DecodeFailed, Reason: how}, nil)
 		fault, stranded = p.failed, p.stranded
@@ -484,7 +484,7 @@ func (p *partner) lost() *failure.Fault {
 // close reports that the decode leg has ended after its first event. abandoned says that the client does not wait for the answer any more.
 // Then the prefill engine is told to end its leg, too, if it supports aborts.
 func (p *partner) close(abandoned bool) {
-	if abandoned && p.dialect.Aborts {
+	if abandoned && p.traits.Aborts {
 		p.report(lifecycle.Event{Kind: lifecycle.Unwanted}, left())
 	}
 	p.report(lifecycle.Event{Kind: lifecycle.DecodeOver}, nil)

@@ -32,11 +32,11 @@ func TestWhatOneLegDoesToTheOther(t *testing.T) {
 		change          func(*config.Config)
 		do              func(c *pair) *failure.Fault // why there is no answer, or none that is believed
 		why             lifecycle.Reason
-		leg             lifecycle.Leg // of the fault
-		fine            bool          // no fault
-		orphan          bool          // the lease is left to the prefill engine
-		aborted         string        // the engines that are told to abort
-		rebind, drain   string        // what is counted
+		leg             lifecycle.CallKind // of the fault
+		fine            bool               // no fault
+		orphan          bool               // the lease is left to the prefill engine
+		aborted         string             // the engines that are told to abort
+		rebind, drain   string             // what is counted
 	}{
 		{
 			name: "both answer", connector: sglang, fine: true,
@@ -278,7 +278,7 @@ func TestWhatOneLegDoesToTheOther(t *testing.T) {
 			name: "the prefill engine restarted after the decode engine had got its address", connector: push,
 			why: lifecycle.Restarted, rebind: "prefill", orphan: true,
 			do: func(c *pair) *failure.Fault {
-				c.meeting.Coordinates = &mooncake.Coordinates{EngineID: "e0"}
+				c.rendezvous.Coordinates = &mooncake.KVAddress{EngineID: "e0"}
 				c.answer <- says(7)
 				return c.isEnded()
 			},
@@ -297,7 +297,7 @@ func TestWhatOneLegDoesToTheOther(t *testing.T) {
 		{
 			name: "the prefill engine has more of the prompt cached than there is", connector: push, fine: true,
 			do: func(c *pair) *failure.Fault {
-				c.meeting.Coordinates.EngineID = "e"
+				c.rendezvous.Coordinates.EngineID = "e"
 				c.answer <- func(w http.ResponseWriter) {
 					_, _ = io.WriteString(w, handOff("7", `,"prompt_tokens_details":{"cached_tokens":8}`))
 				}
@@ -326,7 +326,7 @@ func TestWhatOneLegDoesToTheOther(t *testing.T) {
 			require.Equal(t, row.fine, f == nil, "%v", f)
 			if f != nil {
 				require.Equal(t, row.why, f.Reason)
-				require.Equal(t, row.leg, f.Leg)
+				require.Equal(t, row.leg, f.Call)
 				require.NotNil(t, f.Answer)
 			}
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -337,7 +337,7 @@ func TestWhatOneLegDoesToTheOther(t *testing.T) {
 				t.Fatal("a leg goes on")
 			}
 			orphans := 0
-			for _, s := range c.srv.Tier.Status() {
+			for _, s := range c.srv.Prefill.Status() {
 				require.Zero(t, s.Inflight+s.Pooled+s.Dispatched)
 				orphans += s.Orphans
 			}
@@ -435,7 +435,7 @@ func TestACallbackThatComesWhileTheDecodeLegEndsGetsItsPrefill(t *testing.T) {
 func TestAWaitThatHasEndedIsNotMadeLonger(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		settings := fleet.NewSettings(config.Default())
-		j := &job{srv: &Server{Env: Env{Settings: func() *fleet.Settings { return settings }}}}
+		j := &job{srv: &Server{Deps: Deps{Settings: func() *fleet.Settings { return settings }}}}
 		p := &partner{job: j, rank: &roster.Rank{Signs: engine.NewLiveness()}, maxTokens: 1000}
 		j.mu.Lock()
 		p.awaitFirst(lifecycle.ByWhole)

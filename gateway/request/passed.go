@@ -28,7 +28,7 @@ var (
 )
 
 // doPassed carries out the effects that the lifecycle has only for a request that is passed through to one engine.
-func (r *runner) doPassed(effect lifecycle.Effect) (event lifecycle.Event) {
+func (r *executor) doPassed(effect lifecycle.Effect) (event lifecycle.Event) {
 	p := r.job.passed
 	switch effect.Kind {
 	case lifecycle.Remember:
@@ -53,7 +53,7 @@ func (r *runner) doPassed(effect lifecycle.Effect) (event lifecycle.Event) {
 
 // sendOver sends the request to the chosen engine, and returns the event that says whether an answer has begun. anew says that the request
 // is sent to the same engine a second time, over a new connection.
-func (r *runner) sendOver(anew bool, until lifecycle.Timeout) lifecycle.Event {
+func (r *executor) sendOver(anew bool, until lifecycle.Timeout) lifecycle.Event {
 	j, p := r.job, r.job.passed
 	r.stream = nil
 	if anew {
@@ -82,7 +82,7 @@ func (r *runner) sendOver(anew bool, until lifecycle.Timeout) lifecycle.Event {
 func openPassed(s *stream, anew bool, until lifecycle.Timeout) (fault *failure.Fault) {
 	j, p, limits := s.job, s.job.passed, &s.job.srv.Settings().Limits
 	call := &upstream.Call{
-		Call: j.srv.Client.NewCall(p.chosen.Target), Leg: lifecycle.Sole, Engine: p.chosen.Instance, Path: p.Path,
+		Call: j.srv.Client.NewCall(p.chosen.Target), Kind: lifecycle.Sole, Engine: p.chosen.Instance, Path: p.Path,
 		Limits: engine.Deadlines{Connect: limits.ConnectTimeout, FirstByte: waitAtMost(until, j.srv.Settings(), nil),
 			Idle: limits.EventTimeout}, Log: j.srv.Log,
 	}
@@ -138,7 +138,7 @@ func lacksRoute(status int, body []byte) bool {
 func beginsPassed(s *stream, call *upstream.Call) *failure.Fault {
 	limits := &s.job.srv.Settings().Limits
 	if !bytes.HasPrefix(s.from.resp.ContentType(), []byte("text/event-stream")) {
-		s.from.whole = true
+		s.from.unstreamed = true
 		s.from.resp.SetDeadline(s.from.began.Add(call.Limits.FirstByte))
 		return takePiece(s, call, limits.AnswerBytes)
 	}
@@ -219,7 +219,7 @@ func (p *Passed) readAll(resp *engine.Response, limit int) (whole []byte, err er
 }
 
 // giveUp gives back one of the things that only requests that are passed through hold: a seat, the body, or the memory of the answer.
-func (r *runner) giveUp(thing lifecycle.Resource, how lifecycle.Disposition) {
+func (r *executor) giveUp(thing lifecycle.Resource, how lifecycle.Disposition) {
 	j, p := r.job, r.job.passed
 	switch {
 	case thing == lifecycle.Seat:
@@ -234,7 +234,7 @@ func (r *runner) giveUp(thing lifecycle.Resource, how lifecycle.Disposition) {
 
 // countCall subtracts a call that has ended from the engine's calls, and notes how many tokens the engine has computed. If the engine
 // reported no count but may have computed tokens (Spent), the estimate is noted.
-func (r *runner) countCall(how lifecycle.Disposition) {
+func (r *executor) countCall(how lifecycle.Disposition) {
 	p, record := r.job.passed, r.job.record
 	p.Engines.Count(p.chosen.Instance, -1)
 	if r.stream == nil { // a panic came before the stream was made

@@ -99,7 +99,7 @@ var answerPool = sync.Pool{New: func() any { return new([]byte) }}
 // returned together with a fault must only be discarded.
 func (j *job) probe(lease *prefill.Lease, until lifecycle.Timeout) (*handoff.Handoff, *failure.Fault) {
 	candidate, began := lease.Candidate, time.Now()
-	exchange, err := j.srv.Fleet.Exchange(candidate)
+	exchange, err := j.srv.Fleet.BootstrapInfo(candidate)
 	if err != nil {
 		fault := failure.Of(lifecycle.CallEnd{Reason: lifecycle.Unnamed},
 			failure.BadGateway("prefill", "its bootstrap server does not answer"), err)
@@ -150,14 +150,14 @@ func (j *job) probe(lease *prefill.Lease, until lifecycle.Timeout) (*handoff.Han
 
 // accept turns a probe's answer into a hand-off, or returns why it cannot. answered is when the head of the answer came. The engine's hold
 // timeout runs from then on. exchange has the names that the probe gave the engine for the transfer; nil: this engine needs no names.
-func (j *job) accept(lease *prefill.Lease, process roster.ProcessID, exchange *mooncake.Exchange, answer []byte,
+func (j *job) accept(lease *prefill.Lease, process roster.ProcessID, exchange *mooncake.BootstrapInfo, answer []byte,
 	answered time.Time) (*handoff.Handoff, *failure.Fault) {
 	candidate := lease.Candidate
 	probed, err := candidate.Profile.ReadProbe(answer, exchange, j.srv.Fleet.KnownHost)
 	if err == nil {
 		err = j.srv.checkCount(candidate, &probed)
 	}
-	if err == nil && probed.ByProbeID && j.srv.Engines().NamesRequests(candidate) {
+	if err == nil && probed.ReusesRequestID && j.srv.Engines().NamesRequests(candidate) {
 		err = fmt.Errorf("%w: remote_request_id is missing, which decode engines of its version wait for", mooncake.ErrBadHandoff)
 	}
 	probed.PromptTokens = cmp.Or(probed.PromptTokens, j.estimate())
@@ -195,8 +195,8 @@ func (j *job) accept(lease *prefill.Lease, process roster.ProcessID, exchange *m
 	if probed.Coordinates != nil {
 		j.srv.Fleet.Learn(candidate, process, probed.Coordinates)
 	}
-	if probed.ByProbeID {
-		h.ProbeID = j.legID("p", j.record.Attempts)
+	if probed.ReusesRequestID {
+		h.ReusedRequestID = j.legID("p", j.record.Attempts)
 	}
 	if fail := prompt.Beyond(j.model, j.req, j.promptTokens, j.resume.answerTokens); fail != nil {
 		return h, failure.Of(lifecycle.CallEnd{Progress: lifecycle.Through, Reason: lifecycle.TooLong}, fail, nil)
@@ -231,11 +231,11 @@ func prefilled(j *job, probed *mooncake.ProbeAnswer, profile *mooncake.Profile) 
 }
 
 // ignored returns the fault of an engine that did not continue the answer so far. It returns nil if fail is nil.
-func ignored(leg lifecycle.Leg, fail *openai.Error) *failure.Fault {
+func ignored(leg lifecycle.CallKind, fail *openai.Error) *failure.Fault {
 	if fail == nil {
 		return nil
 	}
-	return failure.Of(lifecycle.CallEnd{Leg: leg, Progress: lifecycle.Through, Reason: lifecycle.Ignored}, fail, nil)
+	return failure.Of(lifecycle.CallEnd{Call: leg, Progress: lifecycle.Through, Reason: lifecycle.Ignored}, fail, nil)
 }
 
 // endsAtOnce notes that the first token which the engine computed ended the answer, so that the engine handed nothing off. Later probes ask
@@ -255,7 +255,7 @@ func (j *job) endsAtOnce(tokens int) {
 // prefill engine after the other, until one takes the prompt.
 func (p *partner) serve() {
 	defer close(p.prefillOver)
-	if p.dialect.CallsBack {
+	if p.traits.CallsBack {
 		if !p.awaitCallback() {
 			return
 		}
@@ -283,7 +283,7 @@ func (p *partner) probe() (again bool) {
 	defer call.untrack()
 	p.process = call.process
 	lease.Send()
-	answer, fault := call.Whole(p.headers, candidate.Profile.EarlyProbe(&p.body, p.changes, p.meeting, p.streamed, nil), nil,
+	answer, fault := call.Whole(p.headers, candidate.Profile.EarlyProbe(&p.body, p.changes, p.rendezvous, p.streamed, nil), nil,
 		mooncake.MaxProbeAnswer, call.answerBy())
 	answered := time.Now()
 	hungUp := fault != nil && fault.Reason == lifecycle.HungUp
@@ -308,13 +308,13 @@ func (p *partner) probe() (again bool) {
 	if fault == nil {
 		return false
 	}
-	fault.Kept, p.refusal = p.dialect.Keeps, fault // refusal: reported if no other engine takes the prompt
+	fault.Kept, p.refusal = p.traits.Keeps, fault // refusal: reported if no other engine takes the prompt
 	return p.step(lifecycle.Event{Kind: lifecycle.PrefillFailed, Again: len(p.tried) < p.job.srv.Settings().Prefill.Retry.Attempts}, fault)
 }
 
 // aborted returns the fault of a prefill that its engine has ended because evenkeel told it to.
 func (p *partner) aborted() *failure.Fault {
-	end := lifecycle.CallEnd{Leg: lifecycle.Prefill, Progress: lifecycle.Sent, Reason: lifecycle.HungUp}
+	end := lifecycle.CallEnd{Call: lifecycle.Prefill, Progress: lifecycle.Sent, Reason: lifecycle.HungUp}
 	return failure.Of(end, p.job.srv.movedOut(), failure.ErrMoved)
 }
 
@@ -339,7 +339,7 @@ func (p *partner) accept(answer []byte, at time.Time) *failure.Fault {
 	}
 	if at := probed.Coordinates; at != nil {
 		srv.Fleet.Learn(candidate, p.process, at)
-		if at.EngineID != p.meeting.Coordinates.EngineID {
+		if at.EngineID != p.rendezvous.Coordinates.EngineID {
 			return failure.Useless(lifecycle.Prefill, lifecycle.Restarted, failure.BadGateway("prefill", errRestarted.Error()), errRestarted)
 		}
 	}
@@ -385,7 +385,7 @@ func (j *job) prefillOnly(lease *prefill.Lease, until lifecycle.Timeout) (*strea
 	ask.Cached, ask.MaxTokens = sse.OwnCached, j.maxAnswerTokens(j.model.MaxLen)
 	ask.Context = prompt.Longest(j.srv.Engines().Context(candidate.Instance))
 	if !j.req.Stream {
-		ask.ContinuousUsage, ask.Whole = true, true
+		ask.ContinuousUsage, ask.Unstreamed = true, true
 	}
 	s := slotless(j,
 		&roster.Rank{Instance: candidate.Instance, Target: candidate.Target, Profile: candidate.Profile,
@@ -394,7 +394,7 @@ func (j *job) prefillOnly(lease *prefill.Lease, until lifecycle.Timeout) (*strea
 		said := s.from.answer.Filter.Failure()
 		s.settle(0)
 		if answer := failure.FromStream(said); said.Status > 0 && answer.Status == said.Status { // the engine refuses the request
-			end := lifecycle.CallEnd{Leg: lifecycle.Prefill, Progress: lifecycle.Headed, Reason: lifecycle.ByStatus(said.Status)}
+			end := lifecycle.CallEnd{Call: lifecycle.Prefill, Progress: lifecycle.Headed, Reason: lifecycle.ByStatus(said.Status)}
 			return nil, &failure.Fault{CallEnd: end, Answer: answer, Status: said.Status, Err: err}
 		}
 		return nil, failure.Useless(lifecycle.Prefill, lifecycle.Garbled, failure.BadGateway("prefill", "its answer cannot be used"),
@@ -412,7 +412,7 @@ func (j *job) prefillOnly(lease *prefill.Lease, until lifecycle.Timeout) (*strea
 
 // takeAll processes an answer that was read to its end: a stream of events, or an answer in one piece.
 func takeAll(s *stream, answer []byte) error {
-	if s.from.whole {
+	if s.from.unstreamed {
 		return takeWhole(s, answer)
 	}
 	if !bytes.HasPrefix(bytes.TrimLeft(answer, "\r\n"), []byte("data:")) {

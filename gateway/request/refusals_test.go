@@ -23,7 +23,7 @@ const (
 // twoGroups are two groups of four ranks that prefill and decode, or one of eight. Requests are tried as often as usual, with the usual
 // pauses.
 func twoGroups(server string, slots int) setup {
-	o := setup{waits: true, configure: func(c *config.Config, _ *Env) {
+	o := setup{waits: true, configure: func(c *config.Config, _ *Deps) {
 		c.Prefill.Retry, c.Dispatch.Policy = config.Default().Prefill.Retry, config.Default().Dispatch.Policy
 	}}
 	e := refengine.Config{DPSize: 4, DPMode: "internal", Slots: slots}
@@ -123,7 +123,7 @@ func TestABurstThatAGroupRefusesFailsNoRequest(t *testing.T) {
 func TestWithOneAttemptNothingIsAskedTwice(t *testing.T) {
 	t.Parallel()
 	o := twoGroups(oneServer, 16)
-	o.configure = func(c *config.Config, _ *Env) { c.Prefill.Retry.Attempts = 1 }
+	o.configure = func(c *config.Config, _ *Deps) { c.Prefill.Retry.Attempts = 1 }
 	b := start(t, o)
 	b.says(b.d, refengine.Rule{Fault: refengine.Busy})
 	require.Equal(t, "503", b.judge("hi", ""))

@@ -29,13 +29,13 @@ func (j *job) newStream(slot *dispatcher.Slot) *stream {
 	if j.life.Dials() {
 		call.Fresh()
 	}
-	s := &stream{job: j, from: source{job: j,
+	s := &stream{job: j, from: upstreamCall{job: j,
 		slot: slot, rank: rank, call: call, began: time.Now(), local: slot.NewTokens > 0, maxTokens: j.maxAnswerTokens(rank.Context),
 		answer: buffersPool.Get().(*buffers),
 	}}
 	resumed := j.life.Resumed()
-	s.from.whole = !resumed && !j.req.Stream && (j.req.Passthrough || rank.Profile.NonStream == mooncake.NonStreamPassthrough)
-	s.from.muffled = j.muffled(rank.Profile)
+	s.from.unstreamed = !resumed && !j.req.Stream && (j.req.Passthrough || rank.Profile.NonStream == mooncake.NonStreamPassthrough)
+	s.from.buffered = j.muffled(rank.Profile)
 	ask := j.ask
 	ask.TokensPerChunk = rank.Traffic.TokensPerChunk()
 	// a beam search answers with several texts, each of which may be as long as the context
@@ -44,19 +44,19 @@ func (j *job) newStream(slot *dispatcher.Slot) *stream {
 		ask.Cached = sse.OwnCached
 	}
 	var assembler *sse.Assembler
-	if s.from.whole { // the answer comes as if it were one event that has the choices and the usage
-		ask.ContinuousUsage, ask.Whole = true, true
+	if s.from.unstreamed { // the answer comes as if it were one event that has the choices and the usage
+		ask.ContinuousUsage, ask.Unstreamed = true, true
 	} else if j.keep(rank); !resumed && !j.req.Stream { // a resumed answer keeps its first assembler (see adopt)
 		assembler = newAssembler(j)
 	}
 	// A drain aborts a call only when the rank pulls no KV for it. A local call never pulls any. With an answer in one piece, nothing shows
 	// before its end that the pull is over, so a drain does not wait for it.
-	abortable := s.from.whole || s.from.local
+	abortable := s.from.unstreamed || s.from.local
 	s.from.tracked = j.srv.Fleet.Track(roster.Location{Instance: rank.Instance, Rank: rank.Target.Rank}, call, abortable)
-	s.from.answer.Trail.Reset(mooncake.ByText(j.resume.how))
-	if !s.from.whole && j.resume.keeping != lifecycle.KeepNothing {
-		s.from.answer.Trail.KeepPrompt = s.from.local || rank.Profile.Early()
-		ask.Trail = &s.from.answer.Trail
+	s.from.answer.Transcript.Reset(mooncake.ByText(j.resume.how))
+	if !s.from.unstreamed && j.resume.retention != lifecycle.KeepNothing {
+		s.from.answer.Transcript.KeepPrompt = s.from.local || rank.Profile.Early()
+		ask.Transcript = &s.from.answer.Transcript
 	}
 	s.from.answer.Answer.Reset(ask)
 	s.from.answer.Assembler = assembler
@@ -84,10 +84,10 @@ func (s *stream) opened() {
 		s.from.rank.Traffic.Begin()
 	}
 	j := s.job
-	if !j.life.Resumed() && !s.from.whole { // if whole, the time of the first token is not known
+	if !j.life.Resumed() && !s.from.unstreamed { // if whole, the time of the first token is not known
 		j.record.Report(journal.Event{Kind: journal.First, At: s.firstAt, Sent: s.from.began})
-		if j.srv.Node != nil {
-			j.srv.Node.Served(s.firstAt.Sub(j.record.Arrival))
+		if j.srv.Peers != nil {
+			j.srv.Peers.Served(s.firstAt.Sub(j.record.Arrival))
 		}
 	}
 	s.from.tracked.Settle()
@@ -128,24 +128,24 @@ func (s *stream) feed(p []byte, now time.Time) {
 	var effects sse.Effects
 	s.now = now
 	s.from.answer.out, effects = s.from.answer.Feed(s.from.answer.out, p, now)
-	s.from.rank.Vouch(&s.from.lastArrival, s.job.req.Endpoint, len(p), s.from.resp.Arrived(), effects.Events > 0, now)
+	s.from.rank.ObserveRead(&s.from.lastArrival, s.job.req.Endpoint, len(p), s.from.resp.Arrived(), effects.Events > 0, now)
 	s.effect(effects)
 }
 
 // broke ends the source after its body ended with err, or when no more of the body is read. It decides whether the answer is complete. If
 // it is not, broke decides who caused that.
 func (s *stream) broke(err error) {
-	s.from.answer.out = s.from.answer.Mend(s.from.answer.out) // ends a cut event, so that another event can follow
-	whole := errors.Is(err, io.EOF) && s.from.answer.Closed() == sse.Whole
+	s.from.answer.out = s.from.answer.CloseEvent(s.from.answer.out) // ends a cut event, so that another event can follow
+	whole := errors.Is(err, io.EOF) && s.from.answer.Closed() == sse.Complete
 	switch disbelief := s.from.partner.lost(); {
 	case s.job.passed != nil:
 		cutPassed(s, err)
 	case s.from.answer.TooMuch():
 		s.fails(lifecycle.Unusable, failure.Stream("upstream_broken", err), err)
 	case whole:
-		if s.from.answer.Filter.LacksUsage() && s.from.answer.Trail.Head.ID != nil &&
+		if s.from.answer.Filter.LacksUsage() && s.from.answer.Transcript.Head.ID != nil &&
 			max(s.from.answer.Filter.Prompt(), s.job.promptTokens) > 0 {
-			s.writeEnding(s.from.answer.Trail.Head, "")
+			s.writeEnding(s.from.answer.Transcript.Head, "")
 		}
 		s.ends()
 	case disbelief != nil:
@@ -156,7 +156,7 @@ func (s *stream) broke(err error) {
 		s.fails(lifecycle.Garbled, failure.Stream("upstream_incomplete", errNotWhole), errNotWhole)
 	default:
 		s.job.srv.Monitor.Report(s.from.rank.Instance, err)
-		why := (&upstream.Call{Leg: lifecycle.Decode}).Broke(err).Reason
+		why := (&upstream.Call{Kind: lifecycle.Decode}).Broke(err).Reason
 		if why == lifecycle.HungUp { // no drain ended the call, and fails checks whether the client did
 			why = lifecycle.Broke
 		}
@@ -169,7 +169,7 @@ func cutPassed(s *stream, err error) {
 	err = cmp.Or(s.from.answer.Err(), err) // the reader's own error comes first: after it, the rest of the body was not read
 	begun, over := s.from.answer.Filter.Started(), errors.Is(err, io.EOF)
 	switch {
-	case over && s.from.answer.Closed() == sse.Whole: // Whole: a [DONE] is not required, because some engines send none
+	case over && s.from.answer.Closed() == sse.Complete: // Whole: a [DONE] is not required, because some engines send none
 		s.ends()
 		return
 	case over && s.from.answer.Reader.Buffered() > 0:
@@ -210,7 +210,7 @@ func (s *stream) effect(effects sse.Effects) {
 	}
 	switch effects.End {
 	case sse.Runs:
-	case sse.Whole:
+	case sse.Complete:
 		s.ends()
 	case sse.Short:
 		s.fails(lifecycle.Garbled, failure.Stream("upstream_incomplete", errNotWhole), errNotWhole)
@@ -222,11 +222,11 @@ func (s *stream) effect(effects sse.Effects) {
 		said := s.from.answer.Filter.Failure()
 		if s.firstAt.IsZero() && engine.SaysPaused(said.Status, said.Message) { // vLLM begins its stream before its core refuses
 			s.job.srv.Monitor.Report(s.from.rank.Instance, engine.ErrPaused)
-			s.fails(lifecycle.Withheld, failure.Withheld(s.from.side(), engine.ErrPaused), engine.ErrPaused)
+			s.fails(lifecycle.Paused, failure.Paused(s.from.side(), engine.ErrPaused), engine.ErrPaused)
 			return
 		}
 		s.fails(lifecycle.ByStatus(said.Status), failure.FromStream(said), fmt.Errorf("its event was an error of status %d", said.Status))
-	case sse.GivenBack:
+	case sse.Preempted:
 		if s.firstAt.IsZero() { // the client has nothing yet, so serve begins the answer anew
 			s.job.srv.metrics.recomputes.WithLabelValues(lifecycle.Repeated).Inc()
 		}
@@ -236,7 +236,7 @@ func (s *stream) effect(effects sse.Effects) {
 		s.job.srv.Fleet.GaveBack(s.from.rank.Instance)
 		answer := openai.NewError(http.StatusBadGateway, "recompute_unresumable",
 			"the engine ran out of KV memory and gave the request back; it cannot be resumed")
-		s.fails(lifecycle.GivenBack, answer, errRefusal)
+		s.fails(lifecycle.Preempted, answer, errRefusal)
 	}
 }
 
@@ -244,7 +244,7 @@ func (s *stream) effect(effects sse.Effects) {
 // reads the slot.
 func (s *stream) progress(tokens, events int) {
 	if s.from.slot != nil { // nil: a prefill engine answers
-		if s.from.whole { // a partner also reports this, but perhaps later, when the prefill engine has answered
+		if s.from.unstreamed { // a partner also reports this, but perhaps later, when the prefill engine has answered
 			s.from.slot.Unheard(s.from.maxTokens)
 		}
 		s.from.slot.Progress(tokens)

@@ -60,7 +60,7 @@ func reportLoss(s *stream, fault *failure.Fault, moved bool, tier lifecycle.Tier
 	j := s.job
 	counter := j.srv.metrics.losses
 	switch {
-	case fault.Reason == lifecycle.GivenBack:
+	case fault.Reason == lifecycle.Preempted:
 		counter = j.srv.metrics.recomputes
 	case moved:
 		counter = j.srv.metrics.moves
@@ -84,19 +84,19 @@ func reportLoss(s *stream, fault *failure.Fault, moved bool, tier lifecycle.Tier
 func (s *stream) plan() lifecycle.Tier {
 	j, resume := s.job, &s.job.resume
 	if s.earlierTrail == nil {
-		s.earlierTrail = &sse.Trail{}
+		s.earlierTrail = &sse.Transcript{}
 	}
 	if s.earlierTrail.Head.ID == nil { // all parts of the answer have the head of the first part
-		s.earlierTrail.Head, s.earlierTrail.Prompt = s.from.answer.Trail.Head, s.from.answer.Trail.Prompt
+		s.earlierTrail.Head, s.earlierTrail.Prompt = s.from.answer.Transcript.Head, s.from.answer.Transcript.Prompt
 	}
-	s.earlierTrail.Join(&s.from.answer.Trail)
+	s.earlierTrail.Join(&s.from.answer.Transcript)
 	loss := lifecycle.Loss{
-		Said: s.earlierTrail, Finished: s.from.answer.Filter.Finished(), Keeping: resume.keeping, Streamed: j.req.Stream,
+		Said: s.earlierTrail, Finished: s.from.answer.Filter.Finished(), Retention: resume.retention, Streamed: j.req.Stream,
 		May: j.life.Losses() < recomputeMax(s.from.rank.Profile) && j.req.Endpoint.GoesOn(),
 		How: resume.how, IDs: resume.promptIDs, Alone: resume.promptTokens, Most: j.maxWholeAnswer(), Limit: j.req.Limit,
 		LimitKey: cmp.Or(j.req.MaxTokensKey, "max_tokens"),
 	}
-	if resume.keeping == lifecycle.KeepAll {
+	if resume.retention == lifecycle.KeepAll {
 		loss.Plain, loss.Tools = !openai.Unresumable(&j.body, j.req.Endpoint), openai.HasTools(&j.body)
 		if resume.how == mooncake.ResumeText {
 			if loss.Text = j.parts().Text(); openai.Echoes(&j.body) { // with echo, the answer itself begins with the prompt's text
@@ -104,7 +104,7 @@ func (s *stream) plan() lifecycle.Tier {
 			}
 		}
 	}
-	if resume.keeping != lifecycle.KeepNothing {
+	if resume.retention != lifecycle.KeepNothing {
 		loss.Seen = j.seesTokens()
 	}
 	p := loss.Plan()
@@ -118,7 +118,7 @@ func (s *stream) plan() lifecycle.Tier {
 	if p.Unseen {
 		s.from.answer.Assembler = newAssembler(j)
 	}
-	s.earlierTrail, j.ask.Seam = p.Said, p.Seam
+	s.earlierTrail, j.ask.Continuation = p.Said, p.Continuation
 	resume.answerTokens, resume.prefillCounts, resume.decodeCounts = p.Said.Completed, p.AtP, p.AtD
 	j.promptTokens = resume.promptTokens + resume.answerTokens
 	j.record.Inexact = j.record.Inexact || p.Tier == lifecycle.ByText
@@ -179,7 +179,7 @@ func (s *stream) resetForEnd(tokens int) {
 	ask.Cached = s.job.cachedTokens
 	s.earlierTokens = tokens
 	s.from.answer.Filter.Reset(ask)
-	s.from.answer.Trail.Reset(false)
+	s.from.answer.Transcript.Reset(false)
 }
 
 // writeEnding ends an answer that its engine did not end. It writes the finish_reason in finish (empty: the engine has sent one) and then
@@ -232,17 +232,17 @@ func (j *job) keep(rank *roster.Rank) {
 	}
 	j.forget()
 	resume := &j.resume
-	resume.keeping, resume.how = lifecycle.KeepStart, j.howToResume(rank.Profile)
+	resume.retention, resume.how = lifecycle.KeepStart, j.howToResume(rank.Profile)
 	switch {
 	case recomputeMax(rank.Profile) == 0:
-		resume.keeping = lifecycle.KeepNothing
+		resume.retention = lifecycle.KeepNothing
 	case resume.how != "" || !j.req.Stream:
 		size := int64(len(j.body.Raw()) + len(resume.promptIDs))
 		if j.srv.resumeBytes.Add(size) > int64(j.srv.Settings().Limits.ResumeBytes) {
 			j.srv.resumeBytes.Add(-size)
 			break // too little memory: KeepStart stays
 		}
-		resume.keeping, resume.chargedBytes = lifecycle.KeepAll, size
+		resume.retention, resume.chargedBytes = lifecycle.KeepAll, size
 	}
 }
 
@@ -255,7 +255,7 @@ func (j *job) forget() {
 // shed drops the body of the request, and what was kept for a resume, once the answer needs them no more. So a long prompt does not stay in
 // memory during a long answer.
 func (s *stream) shed() {
-	j, keeping := s.job, s.job.resume.keeping
+	j, keeping := s.job, s.job.resume.retention
 	if s.firstAt.IsZero() || keeping == lifecycle.KeepAll {
 		return
 	}
@@ -263,7 +263,7 @@ func (s *stream) shed() {
 		return
 	}
 	s.from.answer.Filter.Untrack()
-	j.body, j.changes, j.resume.promptIDs, j.resume.keeping = mooncake.Body{}, nil, nil, lifecycle.KeepNothing
+	j.body, j.changes, j.resume.promptIDs, j.resume.retention = mooncake.Body{}, nil, nil, lifecycle.KeepNothing
 }
 
 // howToResume returns how a lost answer of this request can be continued: a value of chat_resume, mooncake.ResumePrompt or

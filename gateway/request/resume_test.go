@@ -164,7 +164,7 @@ func ask(t *testing.T, ofChat bool, more string) (path, body, prompt string, ren
 func alone(o setup) setup {
 	o.profile.AllowLocalPrefill = true
 	more := o.configure
-	o.configure = func(c *config.Config, env *Env) {
+	o.configure = func(c *config.Config, env *Deps) {
 		c.Prefill.Disaggregation.Mode = prefill.DisaggregateConditional
 		if more != nil {
 			more(c, env)
@@ -235,7 +235,7 @@ func TestALostAnswerGoesOn(t *testing.T) {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
 			o := setup{profile: mooncake.Profile{ChatResume: row.resume}, prefill: []refengine.Config{{PrefixCache: 4096}},
-				configure: func(c *config.Config, _ *Env) {
+				configure: func(c *config.Config, _ *Deps) {
 					c.Bind.Confirm = patience // the prefill's answer decides, however busy the machine is
 				}}
 			switch {
@@ -430,7 +430,7 @@ func TestWhatIsKeptIsBounded(t *testing.T) {
 	}{{"room for one", 4096, "1"}, {"no room", 100, "4"}} {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
-			b := start(t, setup{configure: func(c *config.Config, _ *Env) { c.Limits.ResumeBytes = row.bytes }})
+			b := start(t, setup{configure: func(c *config.Config, _ *Deps) { c.Limits.ResumeBytes = row.bytes }})
 			for i := range 3 { // one after the other: each finds the room that the last one had
 				require.NoError(t, b.d[0].SetFaults(refengine.Rule{Fault: refengine.Recomputed, AfterTokens: 3, Count: 1}))
 				b.post(mooncake.Completions.Path(), completion(reftext.MakePrompt(uint64(i), 100), `"stream":true,"max_tokens":8,`))
@@ -475,7 +475,7 @@ func TestTheRestOfALostAnswerIsTooLarge(t *testing.T) {
 		var decodes atomic.Int32
 		b := start(t, setup{
 			decode:    []refengine.Config{{}, {}},
-			configure: func(c *config.Config, _ *Env) { c.Limits.AnswerBytes = most },
+			configure: func(c *config.Config, _ *Deps) { c.Limits.AnswerBytes = most },
 			front: func(w http.ResponseWriter, r *http.Request, engine http.Handler) {
 				body, _ := io.ReadAll(r.Body)
 				r.Body = io.NopCloser(bytes.NewReader(body))

@@ -31,7 +31,7 @@ func refused(t *testing.T, r reply, status int) string {
 func TestPrefillMemoryIsTaken(t *testing.T) {
 	t.Parallel()
 	b, free := full(t, setup{prefill: []refengine.Config{{KVTokens: 2048}},
-		configure: func(c *config.Config, _ *Env) { c.Prefill.Queue.Timeout = 200 * time.Millisecond }})
+		configure: func(c *config.Config, _ *Deps) { c.Prefill.Queue.Timeout = 200 * time.Millisecond }})
 	leave, wait := b.send(chat(reftext.MakePrompt(1, 1900), ""))
 	pooled(b, 1)
 	require.Equal(t, "prefill_kv_exhausted", refused(t, b.post(mooncake.Chat.Path(), chat("one two", "")), http.StatusServiceUnavailable))
@@ -54,7 +54,7 @@ func TestAPromptThatFitsNoRank(t *testing.T) {
 // A full arrival queue refuses at once, all legs of a request together, and one that is not full refuses in the end.
 func TestTheArrivalQueueIsFullOrTooSlow(t *testing.T) {
 	t.Parallel()
-	b := start(t, setup{configure: func(c *config.Config, _ *Env) {
+	b := start(t, setup{configure: func(c *config.Config, _ *Deps) {
 		c.Pool.Size, c.Prefill.Queue.Max, c.Prefill.Queue.Timeout = 1, 3, 2*time.Second
 	}})
 	require.NoError(t, b.p[0].SetFaults(standing))
@@ -62,11 +62,11 @@ func TestTheArrivalQueueIsFullOrTooSlow(t *testing.T) {
 	b.eventually("the place is taken", func() bool { return b.Places.Used() == 1 && b.p[0].Stats().Running == 1 })
 	for _, more := range []string{`"n":4,`, `"n":4,"stream":true,`} {
 		require.Equal(t, "queue_full", refused(t, b.post(mooncake.Chat.Path(), chat("a", more)), http.StatusTooManyRequests))
-		require.Zero(t, b.Tier.Waiting(refModel), "no leg stays")
+		require.Zero(t, b.Prefill.Waiting(refModel), "no leg stays")
 	}
 	legs := make(chan reply, 1)
 	go func() { legs <- b.post(mooncake.Chat.Path(), chat("a", `"n":3,`)) }()
-	b.eventually("each leg takes a place", func() bool { return b.Tier.Waiting(refModel) == 3 })
+	b.eventually("each leg takes a place", func() bool { return b.Prefill.Waiting(refModel) == 3 })
 	require.Equal(t, "queue_full", refused(t, b.post(mooncake.Chat.Path(), chat("a", "")), http.StatusTooManyRequests))
 	require.Equal(t, "queue_timeout", refused(t, <-legs, http.StatusServiceUnavailable))
 	require.NoError(t, b.p[0].SetFaults())
@@ -109,7 +109,7 @@ func TestBeyondTheContext(t *testing.T) {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
 			e := []refengine.Config{{MaxModelLen: context, Version: row.version}}
-			b := start(t, setup{prefill: e, decode: e, configure: func(c *config.Config, _ *Env) {
+			b := start(t, setup{prefill: e, decode: e, configure: func(c *config.Config, _ *Deps) {
 				if c.Prefill.Index.TokenizeTimeout = patience; row.silent {
 					c.Prefill.Index.TokenizeTimeout = time.Nanosecond
 				}
@@ -167,7 +167,7 @@ func TestMoreThanTheWholeContext(t *testing.T) {
 				}
 			}}
 			b := start(t, setup{prefill: append(e, count), decode: e,
-				configure: func(c *config.Config, _ *Env) { c.Prefill.Index.TokenizeTimeout = patience }})
+				configure: func(c *config.Config, _ *Deps) { c.Prefill.Index.TokenizeTimeout = patience }})
 			b.route.MaxLen, b.route.Clamps, b.engines.counts = 200, clamps, b.fill[1]
 			for _, more := range []string{`"max_tokens":201,`, `"max_completion_tokens":201,`} {
 				require.Equal(t, "context_length_exceeded", refused(t, b.post(mooncake.Chat.Path(), chat("hello", more)), http.StatusBadRequest))
@@ -188,7 +188,7 @@ func TestMoreThanTheWholeContext(t *testing.T) {
 func TestTheEndWaitsForDiscards(t *testing.T) {
 	t.Parallel()
 	b := start(t, setup{decode: []refengine.Config{{TransferBase: 200 * time.Millisecond}},
-		configure: func(c *config.Config, _ *Env) { c.Limits.DrainTimeout = time.Second }})
+		configure: func(c *config.Config, _ *Deps) { c.Limits.DrainTimeout = time.Second }})
 	b.route.MaxLen = 131072
 	r := b.post(mooncake.Chat.Path(), chat("a", `"max_tokens":131072,`))
 	require.Equal(t, http.StatusBadRequest, r.status, "longer than the context, found out after prefill")

@@ -33,7 +33,7 @@ func (j *job) serve(ctx *fasthttp.RequestCtx) (*stream, *openai.Error) {
 	j.life.Bound, j.life.NoHandOff = ctx == nil, j.incoming.NoHandOff
 	j.abort.lostRank()
 	j.mu.Lock() // after a lost answer, prefill legs of earlier attempts may still run
-	j.tape.Begin(&j.life)
+	j.recorder.Begin(&j.life)
 	j.mu.Unlock()
 	j.avoid.prefill = nil
 	defer func() { j.question = nil }()
@@ -41,20 +41,20 @@ func (j *job) serve(ctx *fasthttp.RequestCtx) (*stream, *openai.Error) {
 	if j.passed != nil {
 		begun.Bind = lifecycle.Passed
 	}
-	s, fail := (&runner{job: j, ctx: ctx}).run(begun)
+	s, fail := (&executor{job: j, ctx: ctx}).run(begun)
 	if fail != nil {
 		j.record.EndAttempt(fail)
 	}
 	return s, fail
 }
 
-// A runner holds the lease, hand-off, slot and stream of a request. The request's lifecycle only knows which of them are held.
-type runner struct {
+// A executor holds the lease, hand-off, slot and stream of a request. The request's lifecycle only knows which of them are held.
+type executor struct {
 	job *job
 	ctx *fasthttp.RequestCtx
 
-	forward      *geo.Forward  // to another dispatcher, which should serve the request
-	nextQuestion *geo.Question // asked when the request is next in the arrival queue
+	forward      *geo.Forward      // to another dispatcher, which should serve the request
+	nextQuestion *geo.RoutingQuery // asked when the request is next in the arrival queue
 	lease        *prefill.Lease
 	handoff      *handoff.Handoff // what the probe has returned, until a decode engine gets it; nil: no hand-off
 	slot         *dispatcher.Slot
@@ -62,13 +62,13 @@ type runner struct {
 	fault        *failure.Fault // how the last call to an engine failed; nil: none failed
 	lastError    *openai.Error  // what the client gets if no other attempt follows
 
-	answerBegun bool // this runner only carries out the effects that follow the end of an answer
+	answerBegun bool // this executor only carries out the effects that follow the end of an answer
 }
 
 // run reports event to the request's lifecycle and carries out the effects that the lifecycle returns. The last effect brings the next
 // event. This goes on until the lifecycle says that there is an answer or an error. run returns the stream of the answer, or the error.
 // Both are nil if another dispatcher answers.
-func (r *runner) run(event lifecycle.Event) (*stream, *openai.Error) {
+func (r *executor) run(event lifecycle.Event) (*stream, *openai.Error) {
 	j := r.job
 	var buffer [8]lifecycle.Effect
 	effects := buffer[:0]
@@ -115,7 +115,7 @@ func (r *runner) run(event lifecycle.Event) (*stream, *openai.Error) {
 
 // do carries out one effect. For most effects it does not wait, and returns the zero event. If it must wait for the end of an effect, it
 // returns the event that says how the effect ended.
-func (r *runner) do(effect lifecycle.Effect) lifecycle.Event {
+func (r *executor) do(effect lifecycle.Effect) lifecycle.Event {
 	j := r.job
 	switch effect.Kind {
 	case lifecycle.Question: // asks which dispatcher should serve the request
@@ -131,7 +131,7 @@ func (r *runner) do(effect lifecycle.Effect) lifecycle.Event {
 		j.question = r.nextQuestion
 	case lifecycle.Drop:
 		r.forward.Drop()
-	case lifecycle.Shun, lifecycle.Condemn, lifecycle.Acclaim:
+	case lifecycle.Avoid, lifecycle.ReportFailure, lifecycle.ReportSuccess:
 		r.judge(effect)
 	case lifecycle.Resolve:
 		j.settleAccused(effect.Blame)
@@ -140,7 +140,7 @@ func (r *runner) do(effect lifecycle.Effect) lifecycle.Event {
 			return lifecycle.Event{Kind: lifecycle.NoLocal}
 		}
 		r.begin()
-		return lifecycle.Event{Kind: lifecycle.LocalBound, Copied: j.resume.chargedBytes > 0, Whole: r.stream.from.whole}
+		return lifecycle.Event{Kind: lifecycle.LocalBound, Copied: j.resume.chargedBytes > 0, Unstreamed: r.stream.from.unstreamed}
 	case lifecycle.Queue:
 		return r.queue()
 	case lifecycle.Forward:
@@ -188,7 +188,7 @@ func (r *runner) do(effect lifecycle.Effect) lifecycle.Event {
 
 // queue waits in the arrival queue. The event says that the request has a lease on a prefill engine (Turn), that another dispatcher should
 // serve the request (Directed), or that the request got no lease (NoTurn).
-func (r *runner) queue() lifecycle.Event {
+func (r *executor) queue() lifecycle.Event {
 	j := r.job
 	lease, away, err := j.choose()
 	switch {
@@ -205,11 +205,11 @@ func (r *runner) queue() lifecycle.Event {
 	if j.req.PrefillOnly && bind == lifecycle.Early {
 		bind = lifecycle.Late // no decode rank is needed
 	}
-	return lifecycle.Event{Kind: lifecycle.Turn, Bind: bind, Dialect: lifecycle.Dialects[lease.Candidate.Profile.Connector]}
+	return lifecycle.Event{Kind: lifecycle.Turn, Bind: bind, Traits: lifecycle.Traits[lease.Candidate.Profile.Connector]}
 }
 
 // sendProbe asks the prefill engine of the lease for a hand-off, or for the whole answer to a request that needs no decode.
-func (r *runner) sendProbe(until lifecycle.Timeout) lifecycle.Event {
+func (r *executor) sendProbe(until lifecycle.Timeout) lifecycle.Event {
 	j := r.job
 	if j.client.Left() { // then no engine is sent anything
 		return r.callFailed(failure.Of(lifecycle.CallEnd{Reason: lifecycle.Left}, failure.Gone, nil))
@@ -226,14 +226,14 @@ func (r *runner) sendProbe(until lifecycle.Timeout) lifecycle.Event {
 		fault.Kept = true // the prefill engine may hold the KV until its hold timeout
 		return r.callFailed(fault)
 	}
-	return lifecycle.Event{Kind: lifecycle.HandedOver, Named: r.handoff.ProbeID != ""}
+	return lifecycle.Event{Kind: lifecycle.HandedOver, ReusesRequestID: r.handoff.ReusedRequestID != ""}
 }
 
 // enqueue waits until the dispatcher binds the request to a decode rank, and prepares the stream for the slot on that rank. The bind says
 // when the prompt is prefilled: before the binding (Late), after it by a prefill engine (Early), or by the rank itself (Mixed).
-func (r *runner) enqueue(effect lifecycle.Effect) lifecycle.Event {
+func (r *executor) enqueue(effect lifecycle.Effect) lifecycle.Event {
 	j := r.job
-	if effect.Place { // a hand-off waits a second time, for another rank: its first place in the pool was given back
+	if effect.Permit { // a hand-off waits a second time, for another rank: its first place in the pool was given back
 		j.srv.Places.Reserve()
 	}
 	var fault *failure.Fault
@@ -253,26 +253,26 @@ func (r *runner) enqueue(effect lifecycle.Effect) lifecycle.Event {
 	}
 	r.begin()
 	s := r.stream
-	silent := s.from.whole || s.from.muffled // the answer may have no event before its end
+	silent := s.from.unstreamed || s.from.buffered // the answer may have no event before its end
 	return lifecycle.Event{
 		Kind: lifecycle.Bound, Copied: j.resume.chargedBytes > 0,
-		Whole: s.from.whole || effect.Bind == lifecycle.Early && silent, Deaf: deaf(silent, s.from.rank.Profile, j.req.Endpoint),
+		Unstreamed: s.from.unstreamed || effect.Bind == lifecycle.Early && silent, Deaf: deaf(silent, s.from.rank.Profile, j.req.Endpoint),
 	}
 }
 
 // begin prepares the stream of the answer for the slot that the attempt has got. From now on the stream owns the slot, and gives it back.
-func (r *runner) begin() {
+func (r *executor) begin() {
 	// if newStream panics, the lifecycle does not know of the slot yet, so the slot is given back here
 	defer onPanic(func() { r.job.srv.Dispatcher.Release(r.slot, board.Outcome{Kind: board.Cancelled}) })
 	r.stream = r.job.newStream(r.slot)
 }
 
 // mixed says whether the attempt goes to a rank that prefills and decodes.
-func (r *runner) mixed() bool { return r.lease != nil && r.lease.Candidate.Mixed }
+func (r *executor) mixed() bool { return r.lease != nil && r.lease.Candidate.Mixed }
 
 // began returns the event that reports whether an answer has begun: First if fault is nil, else the event of the fault. quit says that the
 // call ended because the client left, and that no engine uses the slot any more.
-func (r *runner) began(fault *failure.Fault, quit bool) lifecycle.Event {
+func (r *executor) began(fault *failure.Fault, quit bool) lifecycle.Event {
 	if fault != nil {
 		fault.Moved = r.stream.from.tracked.Moved()
 		event := r.callFailed(fault)
@@ -287,7 +287,7 @@ func (r *runner) began(fault *failure.Fault, quit bool) lifecycle.Event {
 
 // callFailed writes the fault of a failed call, and the name of its engine, into the record. It returns the event that reports the fault to
 // the request's lifecycle.
-func (r *runner) callFailed(fault *failure.Fault) lifecycle.Event {
+func (r *executor) callFailed(fault *failure.Fault) lifecycle.Event {
 	r.fault, r.lastError = fault, fault.Answer
 	r.job.abort.lostRank()
 	if fault.Reason == lifecycle.Unlisted {
@@ -309,14 +309,14 @@ func (r *runner) callFailed(fault *failure.Fault) lifecycle.Event {
 	if r.stream != nil {
 		event.Engine = r.stream.from.rank.Instance
 	}
-	if fault.Leg == lifecycle.Prefill && r.lease != nil {
+	if fault.Call == lifecycle.Prefill && r.lease != nil {
 		event.Engine = r.prefiller().Instance
 	}
 	return event
 }
 
 // prefiller returns the prefill engine that the attempt asked last. It differs from the engine of r.lease if the partner tried another one.
-func (r *runner) prefiller() prefill.Candidate {
+func (r *executor) prefiller() prefill.Candidate {
 	if r.stream != nil && r.stream.from.partner != nil {
 		return r.stream.from.partner.prefiller()
 	}
@@ -325,11 +325,11 @@ func (r *runner) prefiller() prefill.Candidate {
 
 // judge notes that an engine failed or served the request. If another engine fails at the same request later, the request is the likely
 // cause. Then a status 500 does not count against the prefill engine or the group of ranks that gave it.
-func (r *runner) judge(effect lifecycle.Effect) {
-	ofPrefill := effect.Kind == lifecycle.Condemn && effect.Leg == lifecycle.Prefill
+func (r *executor) judge(effect lifecycle.Effect) {
+	ofPrefill := effect.Kind == lifecycle.ReportFailure && effect.Call == lifecycle.Prefill
 	if ofPrefill || r.mixed() && effect.Blame == lifecycle.Disputed { // the failure was counted when the lease was settled
-		tier, id := r.job.srv.Tier, r.prefiller().ID
-		r.job.accused = append(r.job.accused, func(cause lifecycle.Blame) {
+		tier, id := r.job.srv.Prefill, r.prefiller().ID
+		r.job.unexplained500s = append(r.job.unexplained500s, func(cause lifecycle.Blame) {
 			if cause == lifecycle.Nobody {
 				tier.Forgive(id)
 			}
@@ -342,10 +342,10 @@ func (r *runner) judge(effect lifecycle.Effect) {
 
 // offer asks whether another dispatcher should get a request that cannot be served here: the owner of its decode group if group is true,
 // else a region where no attempt has failed yet. If so, it prepares the question for the request's next wait in the arrival queue.
-func (r *runner) offer(group bool) lifecycle.Event {
-	j, node := r.job, r.job.srv.Node
+func (r *executor) offer(group bool) lifecycle.Event {
+	j, node := r.job, r.job.srv.Peers
 	no := lifecycle.Event{Kind: lifecycle.NotOffered}
-	if node == nil || !j.req.Endpoint.Common() || j.client.Left() {
+	if node == nil || !j.req.Endpoint.IsChatOrCompletions() || j.client.Left() {
 		return no
 	}
 	if group && j.incoming.aimed() || !group && !node.Offered(j.model.Name) {
@@ -363,7 +363,7 @@ func (r *runner) offer(group bool) lifecycle.Event {
 }
 
 // answer returns the stream of an answer whose first event has come. It returns nil if another dispatcher has answered.
-func (r *runner) answer() *stream {
+func (r *executor) answer() *stream {
 	s := r.stream
 	if s == nil {
 		return nil
@@ -383,7 +383,7 @@ func (r *runner) answer() *stream {
 }
 
 // error returns the error that the client gets.
-func (r *runner) error(which lifecycle.Error) *openai.Error {
+func (r *executor) error(which lifecycle.Error) *openai.Error {
 	switch which {
 	case lifecycle.OfClient:
 		return failure.Gone
@@ -400,10 +400,10 @@ func (r *runner) error(which lifecycle.Error) *openai.Error {
 }
 
 // settle gives back something that the request holds, or passes it on. how says what happens to it.
-func (r *runner) settle(thing lifecycle.Resource, how lifecycle.Disposition) {
+func (r *executor) settle(thing lifecycle.Resource, how lifecycle.Disposition) {
 	j := r.job
 	switch thing {
-	case lifecycle.Place:
+	case lifecycle.Permit:
 		if how == lifecycle.Back {
 			j.srv.Places.Release()
 		}
@@ -422,13 +422,13 @@ func (r *runner) settle(thing lifecycle.Resource, how lifecycle.Disposition) {
 		switch how {
 		case lifecycle.Discard:
 			j.discard(r.handoff)
-		case lifecycle.Doubt, lifecycle.DoubtOn:
+		case lifecycle.MaybeRead, lifecycle.MaybeRunning:
 			j.doubts = append(j.doubts, r.handoff)
 		default:
 			handoff.Settle(r.handoff.Lease, how, nil)
 		}
 		r.handoff = nil
-	case lifecycle.Doubted:
+	case lifecycle.MaybeReadKV:
 		r.settleDoubted(how)
 	case lifecycle.Slot:
 		r.settleSlot(how)
@@ -445,10 +445,10 @@ func (r *runner) settle(thing lifecycle.Resource, how lifecycle.Disposition) {
 		if r.stream != nil && !r.answerBegun {
 			r.stream.settle(kinds[how])
 		}
-	case lifecycle.Holder:
-		if j.holder != nil { // the job makes no more calls, so the audit counts leases that are still out
-			j.srv.Tier.Ended(j.holder)
-			j.holder = nil
+	case lifecycle.LeaseOwner:
+		if j.leaseOwner != nil { // the job makes no more calls, so the audit counts leases that are still out
+			j.srv.Prefill.Ended(j.leaseOwner)
+			j.leaseOwner = nil
 		}
 	case lifecycle.Copy:
 		j.forget()
@@ -458,7 +458,7 @@ func (r *runner) settle(thing lifecycle.Resource, how lifecycle.Disposition) {
 }
 
 // settleDoubted discards or gives back the oldest hand-off of which it was not known whether an engine has read it.
-func (r *runner) settleDoubted(how lifecycle.Disposition) {
+func (r *executor) settleDoubted(how lifecycle.Disposition) {
 	j := r.job
 	if len(j.doubts) == 0 { // a panic came before the hand-off was added to doubts
 		return
@@ -474,7 +474,7 @@ func (r *runner) settleDoubted(how lifecycle.Disposition) {
 }
 
 // settleSlot gives the slot back. It also reports a decode rank that failed at a prompt which it had to compute itself.
-func (r *runner) settleSlot(how lifecycle.Disposition) {
+func (r *executor) settleSlot(how lifecycle.Disposition) {
 	j, s := r.job, r.stream
 	if s == nil { // a panic came before the stream was made
 		j.srv.Dispatcher.Release(r.slot, board.Outcome{Kind: kinds[how]})

@@ -245,7 +245,7 @@ func TestAResponseBeginsWithItsFirstToken(t *testing.T) {
 	t.Parallel()
 	b := start(t, setup{
 		profile:   mooncake.Profile{Connector: mooncake.NIXLPull, FirstEventTimeout: 250 * time.Millisecond},
-		configure: func(c *config.Config, _ *Env) { c.Limits.EventTimeout = time.Hour }, // between two events of an answer
+		configure: func(c *config.Config, _ *Deps) { c.Limits.EventTimeout = time.Hour }, // between two events of an answer
 	})
 	require.NoError(t, b.d[0].SetFaults(refengine.Rule{Fault: refengine.Hang, Phase: refengine.PhaseAfterHeaders}))
 	require.Equal(t, "504", dialects[1].judge(b, "a", true))
@@ -257,7 +257,7 @@ func TestAResponseBeginsWithItsFirstToken(t *testing.T) {
 func TestAnEventOfAResponseThatIsTooLarge(t *testing.T) {
 	t.Parallel()
 	b := start(t, setup{profile: mooncake.Profile{Connector: mooncake.NIXLPull},
-		configure: func(c *config.Config, _ *Env) { c.Limits.EventBytes = 1 << 10 }})
+		configure: func(c *config.Config, _ *Deps) { c.Limits.EventBytes = 1 << 10 }})
 	prompt := reftext.MakePrompt(5, 30)
 	r := b.post("/v1/responses", dialects[1].body(prompt, `"stream":true,"ignore_eos":true,"max_output_tokens":2000,`))
 	require.Equal(t, http.StatusOK, r.status, r.body)

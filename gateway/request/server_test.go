@@ -40,14 +40,14 @@ type server struct {
 }
 
 // newServer serves requests with a default config's parts, a profile, and no engines. changes is what of that is otherwise.
-func newServer(t *testing.T, changes ...func(*config.Config, *Env)) *server {
+func newServer(t *testing.T, changes ...func(*config.Config, *Deps)) *server {
 	cfg := config.Default()
 	cfg.Profiles = map[string]mooncake.Profile{"a": {}}
 	core, logs := observer.New(zap.DebugLevel)
 	reg, log, client := prometheus.NewRegistry(), zap.New(core), engine.NewClient(engine.Options{})
 	t.Cleanup(client.Close)
 	s := &server{engines: &engines{calls: calls(t)}, monitor: &monitor{}, registry: reg, logs: logs}
-	env := Env{
+	env := Deps{
 		Context: t.Context(), Log: log, Registerer: reg, Serving: t.Context, PromptKey: func() []byte { return nil },
 		Client: client, Running: new(abort.Running), Monitor: s.monitor, Fleet: s.engines, Engines: func() Engines { return s.engines },
 	}
@@ -55,7 +55,7 @@ func newServer(t *testing.T, changes ...func(*config.Config, *Env)) *server {
 		change(cfg, &env)
 	}
 	set := fleet.NewSettings(cfg)
-	env.Settings, env.Locals, env.Places = func() *fleet.Settings { return set }, local.New(set.Prefill.Index.MaxBytes),
+	env.Settings, env.LocalRanks, env.Places = func() *fleet.Settings { return set }, local.New(set.Prefill.Index.MaxBytes),
 		pool.NewSemaphore(set.Pool.Size)
 	var err error
 	env.Journal, err = journal.New(journal.Config{Registerer: reg, Log: log, Receipts: receipt.NewRing(1000, 1<<20)})
@@ -68,14 +68,14 @@ func newServer(t *testing.T, changes ...func(*config.Config, *Env)) *server {
 	c.Scraper = func(context.Context, prefill.Candidate) (prefill.Sample, error) {
 		return prefill.Sample{}, context.Canceled
 	}
-	env.Tier, err = prefill.New(c)
+	env.Prefill, err = prefill.New(c)
 	require.NoError(t, err)
 	s.Dispatcher, err = dispatcher.Start(t.Context(), dispatcher.Config{
 		Config: board.Config{
 			Policy: set.Dispatch.Policy, Window: set.Dispatch.Window, TickLimit: set.Dispatch.TickLimit, TTL: set.PoolTTL(),
 			Predictor: set.Predictor,
 		},
-		Registerer: reg, Places: env.Places, OnRoom: env.Tier.Wake, Log: log,
+		Registerer: reg, Places: env.Places, OnRoom: env.Prefill.Wake, Log: log,
 	})
 	require.NoError(t, err)
 	env.Dispatcher = s.Dispatcher
@@ -121,9 +121,9 @@ type engines struct {
 	calls *fleet.Fleet // keeps the calls, and knows no engine
 
 	mu       sync.Mutex
-	shunned  []string                         // ranks, or the hosts of ranks
-	gaveBack []string                         // engines that gave an answer back
-	at       map[string]*mooncake.Coordinates // of prefill engines that have told theirs
+	shunned  []string                       // ranks, or the hosts of ranks
+	gaveBack []string                       // engines that gave an answer back
+	at       map[string]*mooncake.KVAddress // of prefill engines that have told theirs
 }
 
 func (f *engines) Rank(worker int32) *roster.Rank { return f.ranks[worker] }
@@ -154,8 +154,8 @@ func (f *engines) AnyPrefill(string) *engine.Target                             
 func (f *engines) DownSince(engine string, _ time.Time) bool                               { return slices.Contains(f.down, engine) }
 func (f *engines) Made(b roster.ProcessID, _ prefill.Candidate, _ string) roster.ProcessID { return b }
 
-// Exchange asks a prefill engine anew each time.
-func (f *engines) Exchange(c prefill.Candidate) (*mooncake.Exchange, error) {
+// BootstrapInfo asks a prefill engine anew each time.
+func (f *engines) BootstrapInfo(c prefill.Candidate) (*mooncake.BootstrapInfo, error) {
 	if c.Profile == nil || c.Profile.Connector != mooncake.VLLMMooncake || f.nameless != nil {
 		return nil, f.nameless
 	}
@@ -165,17 +165,17 @@ func (f *engines) Exchange(c prefill.Candidate) (*mooncake.Exchange, error) {
 	return &x, err
 }
 
-func (f *engines) Coordinates(c prefill.Candidate) *mooncake.Coordinates {
+func (f *engines) Coordinates(c prefill.Candidate) *mooncake.KVAddress {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.at[c.ID]
 }
 
-func (f *engines) Learn(c prefill.Candidate, _ roster.ProcessID, at *mooncake.Coordinates) {
+func (f *engines) Learn(c prefill.Candidate, _ roster.ProcessID, at *mooncake.KVAddress) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.at == nil {
-		f.at = map[string]*mooncake.Coordinates{}
+		f.at = map[string]*mooncake.KVAddress{}
 	}
 	f.at[c.ID] = at
 }
@@ -186,7 +186,7 @@ func (f *engines) GaveBack(decode string) {
 	f.gaveBack = append(f.gaveBack, decode)
 }
 
-func (f *engines) Beside(worker int32, host bool, list []int32) []int32 {
+func (f *engines) FailingWith(worker int32, host bool, list []int32) []int32 {
 	f.mu.Lock()
 	f.shunned = append(f.shunned, map[bool]string{true: "the host of ", false: ""}[host]+f.ranks[worker].Target.ID)
 	f.mu.Unlock()
@@ -197,7 +197,7 @@ func (f *engines) Beside(worker int32, host bool, list []int32) []int32 {
 }
 
 // Around knows the ranks of a group and those of an engine, and not whether they take requests.
-func (f *engines) Around(worker int32, list []int32) (around []int32, others bool) {
+func (f *engines) SharingQueueWith(worker int32, list []int32) (around []int32, others bool) {
 	one := f.ranks[worker]
 	for _, beside := range []func(*roster.Rank) bool{
 		func(r *roster.Rank) bool { return r.Group == one.Group }, func(r *roster.Rank) bool { return r.Instance == one.Instance },
@@ -229,7 +229,7 @@ func (f *engines) Untrack(r *fleet.TrackedCall) { f.calls.Untrack(r) }
 
 // calls is a fleet that keeps calls, and can end them as a drain does.
 func calls(t *testing.T) *fleet.Fleet {
-	return fleet.New(fleet.Host{Serving: t.Context, Registerer: prometheus.NewRegistry()})
+	return fleet.New(fleet.Deps{Serving: t.Context, Registerer: prometheus.NewRegistry()})
 }
 
 // monitor notes what it is told of engines.

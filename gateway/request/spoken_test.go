@@ -128,7 +128,7 @@ func TestAnAnswerThatCameAtOnceHoldsNoSlot(t *testing.T) {
 			t.Run(more+nonStream, func(t *testing.T) {
 				t.Parallel()
 				b := start(t, setup{profile: mooncake.Profile{Connector: mooncake.SGLang, NonStream: nonStream},
-					configure: func(c *config.Config, _ *Env) {
+					configure: func(c *config.Config, _ *Deps) {
 						c.Bind.Grace, c.Bind.Confirm = time.Minute, time.Millisecond
 					}})
 				r := &releases{Dispatcher: b.Server.Dispatcher}
@@ -166,11 +166,11 @@ type panicky struct {
 	probes atomic.Int32
 }
 
-func (p *panicky) Exchange(c prefill.Candidate) (*mooncake.Exchange, error) {
+func (p *panicky) BootstrapInfo(c prefill.Candidate) (*mooncake.BootstrapInfo, error) {
 	if p.probes.Add(1) == 2 {
 		panic("on purpose")
 	}
-	return p.Fleet.Exchange(c)
+	return p.Fleet.BootstrapInfo(c)
 }
 
 // An answer that was lost, and whose way on panics, is not accounted for as whole.

@@ -38,7 +38,7 @@ func TestEitherEngineStandsStillForLongerThanItPromises(t *testing.T) {
 				o := setup{
 					prefill: e, decode: e, late: true, gauged: true,
 					profile: mooncake.Profile{Connector: row.connector, Bind: row.bind, FirstEventTimeout: 2 * promise},
-					configure: func(c *config.Config, _ *Env) {
+					configure: func(c *config.Config, _ *Deps) {
 						c.Limits.ProbeTimeout, c.Bind.CallbackTimeout, c.Bind.Grace = 2*promise, promise, promise/2
 					},
 				}
@@ -161,7 +161,7 @@ func TestBlocksForKVThatIsGoneCountAsTaken(t *testing.T) {
 			b := start(t, setup{
 				prefill: e, decode: e, late: true,
 				profile:   mooncake.Profile{Connector: mooncake.NIXLPush, Bind: bind, KVHoldTimeout: lease, FirstEventTimeout: 4 * lease},
-				configure: func(c *config.Config, _ *Env) { c.Prefill.Retry.Attempts = 1 },
+				configure: func(c *config.Config, _ *Deps) { c.Prefill.Retry.Attempts = 1 },
 			})
 			require.NoError(t, b.d[0].SetFaults(standing))
 			require.Contains(t, []string{"502", "503", "504"}, b.judge("a prompt", `"stream":true,`))

@@ -24,32 +24,32 @@ import (
 // from the engine only when the client has taken the bytes, so a slow client slows its engine down.
 type stream struct {
 	job  *job
-	from source
+	from upstreamCall
 
-	unread        []byte        // events that the client has not taken yet
-	now           time.Time     // when the last bytes arrived
-	firstAt       time.Time     // when the first data event came; from then on the client may have bytes
-	firstTokenAt  time.Time     // when the first event with tokens came
-	lastTokenAt   time.Time     // when the last event with tokens came
-	earlierTrail  *sse.Trail    // the part of the answer that earlier sources sent; nil: there was no earlier source
-	earlierTokens int           // tokens in that part
-	stage         stage         // how far the answer has come
-	broken        *openai.Error // why the answer ended too early; nil: it is complete, or has not ended
+	unread        []byte          // events that the client has not taken yet
+	now           time.Time       // when the last bytes arrived
+	firstAt       time.Time       // when the first data event came; from then on the client may have bytes
+	firstTokenAt  time.Time       // when the first event with tokens came
+	lastTokenAt   time.Time       // when the last event with tokens came
+	earlierTrail  *sse.Transcript // the part of the answer that earlier sources sent; nil: there was no earlier source
+	earlierTokens int             // tokens in that part
+	stage         streamState     // how far the answer has come
+	broken        *openai.Error   // why the answer ended too early; nil: it is complete, or has not ended
 }
 
-// stage says how far an answer has come.
-type stage uint8
+// streamState says how far an answer has come.
+type streamState uint8
 
 const (
-	flows   stage = iota // the source may send more
-	lost                 // the source failed, and another engine may continue the answer
-	ended                // no engine sends anything more
-	settled              // ended, and all that the answer held was given back
+	flows   streamState = iota // the source may send more
+	lost                       // the source failed, and another engine may continue the answer
+	ended                      // no engine sends anything more
+	settled                    // ended, and all that the answer held was given back
 )
 
-// source is the call to an engine from which the answer comes at present. If the call breaks
-// before the answer is complete, another source may continue the answer.
-type source struct {
+// upstreamCall is the call to an engine from which the answer comes at present. If the call breaks
+// before the answer is complete, another upstreamCall may continue the answer.
+type upstreamCall struct {
 	job     *job
 	slot    *dispatcher.Slot // nil once released
 	rank    *roster.Rank
@@ -60,8 +60,8 @@ type source struct {
 
 	partner *partner // the prefill that runs at the same time; nil: none does
 
-	wait        *engine.Wait   // the wait for the first event
-	lastArrival engine.Arrival // the last arrival of bytes
+	wait        *engine.PendingPull // the wait for the first event
+	lastArrival engine.LastRead     // the last arrival of bytes
 
 	maxTokens  int            // tokens that the rest of the answer may have
 	idle       time.Duration  // how long the engine may be silent: the value that the connection has now
@@ -70,13 +70,13 @@ type source struct {
 	fault      *failure.Fault // why the source ended too early; nil: the answer is complete, or has not ended
 	answer     *buffers
 
-	whole    bool // the engine sends its answer in one piece, not as events
-	local    bool // the rank computes the prompt itself
-	stranded bool // the engine may keep the request's KV blocks for ever, because it waits for KV that never comes
-	muffled  bool // the engine may send no text before the whole answer is computed
-	beyond   bool // the engine's traffic counts the request as one without a slot, until hangUp
-	noUsage  bool // the engine sent no usage, so evenkeel writes the usage
-	heard    bool // the first event has come, and the engine's traffic counts the answer as running until hangUp
+	unstreamed bool // the engine sends its answer in one piece, not as events
+	local      bool // the rank computes the prompt itself
+	stranded   bool // the engine may keep the request's KV blocks for ever, because it waits for KV that never comes
+	buffered   bool // the engine may send no text before the whole answer is computed
+	beyond     bool // the engine's traffic counts the request as one without a slot, until hangUp
+	noUsage    bool // the engine sent no usage, so evenkeel writes the usage
+	heard      bool // the first event has come, and the engine's traffic counts the answer as running until hangUp
 }
 
 // buffers are the memory of a stream. Later streams use it again.
@@ -97,8 +97,8 @@ func (s *stream) tokens() int {
 // putBack returns the buffers to the pool. Buffers of more than 64 KiB are dropped, so that huge answers do not fill the pool.
 func (b *buffers) putBack() {
 	b.Assembler = nil
-	if cap(b.Trail.IDs) > 64<<10 || cap(b.Trail.Last) > 64<<10 {
-		b.Trail = sse.Trail{}
+	if cap(b.Transcript.IDs) > 64<<10 || cap(b.Transcript.Last) > 64<<10 {
+		b.Transcript = sse.Transcript{}
 	}
 	if cap(b.out) <= 64<<10 {
 		buffersPool.Put(b)
@@ -106,7 +106,7 @@ func (b *buffers) putBack() {
 }
 
 // contentType returns the Content-Type of the engine's answer.
-func (s *source) contentType() []byte {
+func (s *upstreamCall) contentType() []byte {
 	if s.resp == nil { // takeAll has read all events of a prefill engine's answer
 		return []byte("text/event-stream")
 	}
@@ -117,9 +117,9 @@ func (s *source) contentType() []byte {
 // through.
 func slotless(j *job, rank *roster.Rank, ask sse.Options) *stream {
 	rank.Worker = -1
-	s := &stream{job: j, from: source{job: j, whole: ask.Whole, rank: rank, began: time.Now(), maxTokens: ask.MaxTokens,
+	s := &stream{job: j, from: upstreamCall{job: j, unstreamed: ask.Unstreamed, rank: rank, began: time.Now(), maxTokens: ask.MaxTokens,
 		answer: buffersPool.Get().(*buffers)}}
-	s.from.answer.Trail.Reset(false)
+	s.from.answer.Transcript.Reset(false)
 	s.from.answer.Answer.Reset(ask)
 	s.from.answer.out = s.from.answer.out[:0]
 	return s
@@ -153,7 +153,7 @@ func (s *stream) Flow() *engine.Response {
 func (s *stream) Arrive(dst, data []byte, now time.Time) ([]byte, sse.End) {
 	s.now = now
 	dst, effects := s.from.answer.Feed(dst, data, now)
-	s.from.rank.Vouch(&s.from.lastArrival, s.job.req.Endpoint, len(data), false, effects.Events > 0, now)
+	s.from.rank.ObserveRead(&s.from.lastArrival, s.job.req.Endpoint, len(data), false, effects.Events > 0, now)
 	if effects.Events > 0 {
 		s.progress(effects.Tokens, effects.Events)
 	}

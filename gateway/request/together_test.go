@@ -119,7 +119,7 @@ func TestAFullRankLeavesItsGroupInService(t *testing.T) {
 	require.NoError(t, b.d[0].SetFaults(refengine.Rule{Fault: refengine.Busy}))
 	require.Equal(t, "503", b.judge("hi", ""), "all its attempts found a full queue")
 	require.NoError(t, b.d[0].SetFaults())
-	require.Zero(t, b.Tier.Status()[0].Failures)
+	require.Zero(t, b.Prefill.Status()[0].Failures)
 	require.Equal(t, "right", b.judge("hi", ""))
 	b.settle()
 	require.Equal(t, 2, b.asked[0].Record.Attempts)
@@ -155,7 +155,7 @@ func TestOneCallerWhosePrefixOneRankHolds(t *testing.T) {
 			t.Parallel()
 			o.waits = true
 			more := o.configure
-			o.configure = func(c *config.Config, env *Env) {
+			o.configure = func(c *config.Config, env *Deps) {
 				if more != nil {
 					more(c, env)
 				}
@@ -221,7 +221,7 @@ func TestWhoIsHeldForARound(t *testing.T) {
 		b = start(t, setup{
 			mixed: []refengine.Config{{DPSize: 4, Slots: 8, C0: 5e6, PrefillPerToken: 50e3, PrefillShared: 100e3, MaxBatchedTokens: 512}},
 			waits: true,
-			configure: func(c *config.Config, _ *Env) {
+			configure: func(c *config.Config, _ *Deps) {
 				c.Dispatch.Policy, c.Dispatch.Window = policy, config.Default().Dispatch.Window
 				c.Dispatch.TickLimit = time.Minute // on a busy machine no other policy stands in
 			},

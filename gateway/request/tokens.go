@@ -33,12 +33,12 @@ func ending(endpoint mooncake.Endpoint, head sse.Head, finish string, usage sse.
 // unanswered returns the answer to a request that ended before any rank began its answer: a stream of events, or one piece.
 func unanswered(j *job) []byte {
 	head, ask := sse.Head{ID: []byte(`""`), Mode: j.abort.outputMode}, j.ask // the filter replaces the empty id
-	ask.Seam, ask.Trail, ask.Cached, ask.MaxTokens, ask.Context = nil, nil, sse.OwnCached, 0, 0
+	ask.Continuation, ask.Transcript, ask.Cached, ask.MaxTokens, ask.Context = nil, nil, sse.OwnCached, 0, 0
 	usage := sse.Usage{Prompt: j.estimate(), Total: j.estimate(), Cached: -1}
 	filter, framer := sse.NewFilter(ask), sse.NewFramer(0)
 	var assembler *sse.Assembler
-	ask.Whole = !j.req.Stream && j.req.Endpoint == mooncake.Generate
-	if !j.req.Stream && !ask.Whole {
+	ask.Unstreamed = !j.req.Stream && j.req.Endpoint == mooncake.Generate
+	if !j.req.Stream && !ask.Unstreamed {
 		assembler = newAssembler(j)
 	}
 	framer.Feed(ending(j.req.Endpoint, head, "abort", usage))

@@ -137,7 +137,7 @@ func TestTokensAreAnsweredWithTokens(t *testing.T) {
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
-			o := setup{configure: func(c *config.Config, _ *Env) { c.Bind.Confirm = patience }}
+			o := setup{configure: func(c *config.Config, _ *Deps) { c.Bind.Confirm = patience }}
 			if o.profile.Connector = row.way; row.way == isMixed {
 				o = setup{mixed: []refengine.Config{{}, {}}, groups: []string{"a", "b"}}
 			}

@@ -91,7 +91,7 @@ func TestARequestThatTwoEnginesFailAtCountsAgainstNeither(t *testing.T) {
 				require.Equal(t, "502", b.judge(short, `"stream":true,`))
 			}
 			b.settle()
-			for _, c := range b.Tier.Status() {
+			for _, c := range b.Prefill.Status() {
 				require.Zero(t, c.Failures, c.ID)
 			}
 		})
@@ -123,7 +123,7 @@ func TestEnginesThatAreGoneCostNoAttempts(t *testing.T) {
 func TestARefusedRequestGoesToAnotherRank(t *testing.T) {
 	t.Parallel()
 	b := start(t, setup{decode: []refengine.Config{{}, {}},
-		configure: func(c *config.Config, _ *Env) { c.Dispatch.Policy = config.Default().Dispatch.Policy }})
+		configure: func(c *config.Config, _ *Deps) { c.Dispatch.Policy = config.Default().Dispatch.Policy }})
 	require.NoError(t, b.d[0].SetFaults(refengine.Rule{Fault: refengine.Busy}))
 	for range 20 {
 		require.Equal(t, "right", b.judge(short, `"stream":true,`))

@@ -89,7 +89,7 @@ func (j *job) awaitTurn() (*prefill.Lease, error) {
 		if j.isLeg {
 			arrival.Deadline = time.Time{}
 		}
-		entered, err := j.srv.Tier.Enter(arrival)
+		entered, err := j.srv.Prefill.Enter(arrival)
 		if err != nil {
 			return nil, err
 		}
@@ -118,18 +118,18 @@ func (j *job) arrival() prefill.Request {
 	if !j.life.Resumed() {
 		arrival.Deadline = j.incoming.Deadline
 	}
-	if j.holder == nil {
-		j.holder = &prefill.Holder{}
+	if j.leaseOwner == nil {
+		j.leaseOwner = &prefill.LeaseOwner{}
 	}
-	arrival.Holder = j.holder
+	arrival.LeaseOwner = j.leaseOwner
 	// A request that has a place in the pool, or that names its engines, does not go to another dispatcher.
 	if j.question != nil && !j.life.Reserved() && !j.incoming.aimed() {
-		arrival.Elsewhere, arrival.Prompt = j.question, j.question.Prompt()
+		arrival.Remote, arrival.Prompt = j.question, j.question.Prompt()
 	}
 	if arrival.Prompt.Keys == nil {
 		arrival.Prompt = j.recognize()
 	}
-	if node := j.srv.Node; node != nil {
+	if node := j.srv.Peers; node != nil {
 		arrival.May = node.May(j.record.Key, j.model.Name)
 	}
 	return arrival

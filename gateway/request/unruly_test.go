@@ -91,7 +91,7 @@ func (u *unruly) answer(w http.ResponseWriter, r *http.Request, _ http.Handler) 
 func misled(t *testing.T, u *unruly) *bed {
 	t.Helper()
 	u.ended = make(chan struct{}, 1000)
-	return start(t, setup{front: u.answer, profile: u.profile, configure: func(cfg *config.Config, _ *Env) {
+	return start(t, setup{front: u.answer, profile: u.profile, configure: func(cfg *config.Config, _ *Deps) {
 		if u.change != nil {
 			u.change(cfg)
 		}
@@ -555,7 +555,7 @@ func TestAnAnswerThatNobodyReads(t *testing.T) {
 	for name, more := range map[string]string{"a stream": "", "a fan-out": `"n":4,`} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			b := start(t, setup{configure: func(cfg *config.Config, _ *Env) {
+			b := start(t, setup{configure: func(cfg *config.Config, _ *Deps) {
 				cfg.Limits.WriteTimeout, cfg.Limits.ClientBacklog = 200*time.Millisecond, 4096
 			}})
 			conn, err := net.Dial("tcp", strings.TrimPrefix(b.url, "http://"))

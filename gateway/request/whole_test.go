@@ -87,7 +87,7 @@ func TestAnAnswerInOnePieceIsWaitedForAsLongAsItsRankGoesOn(t *testing.T) {
 			b := start(t, setup{
 				profile: mooncake.Profile{Connector: connector, FirstEventTimeout: patience},
 				decode:  []refengine.Config{{C0: 20 * time.Millisecond}},
-				configure: func(c *config.Config, _ *Env) {
+				configure: func(c *config.Config, _ *Deps) {
 					c.Limits.ProbeTimeout, c.Limits.EventTimeout, c.Prefill.Retry.Attempts = 2*time.Second, patience, 1
 				},
 			})
@@ -112,7 +112,7 @@ func TestAnAnswerInOnePieceIsNotWaitedForOnARankThatStandsStill(t *testing.T) {
 			t.Parallel()
 			b := start(t, setup{
 				profile: mooncake.Profile{Connector: connector, FirstEventTimeout: patience},
-				configure: func(c *config.Config, _ *Env) {
+				configure: func(c *config.Config, _ *Deps) {
 					c.Limits.ProbeTimeout, c.Limits.EventTimeout, c.Prefill.Retry.Attempts = 500*time.Millisecond, 100*time.Millisecond, 1
 				},
 			})

@@ -48,7 +48,7 @@ func TestEngineRefusalsReachTheClientAsTheyCame(t *testing.T) {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
 			b := start(t, setup{decode: []refengine.Config{{RejectReleases: true}},
-				configure: func(c *config.Config, _ *Env) { c.Prefill.Retry.Attempts = 1 }})
+				configure: func(c *config.Config, _ *Deps) { c.Prefill.Retry.Attempts = 1 }})
 			b.engines.frees = true
 			for _, stream := range []string{"true", "false"} {
 				for side, e := range map[string]*refengine.Engine{"prefill": b.p[0], "decode": b.d[0]} {
@@ -160,7 +160,7 @@ func TestAnAnswerThatBreaksOffIsNotWhole(t *testing.T) {
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
-			b := start(t, setup{configure: func(c *config.Config, _ *Env) {
+			b := start(t, setup{configure: func(c *config.Config, _ *Deps) {
 				if row.rule.Fault == refengine.Hang {
 					c.Limits.EventTimeout = time.Second
 				}

@@ -43,7 +43,7 @@ func ask(e mooncake.Endpoint, model, id string) (*query, error) {
 
 // prefill sends a probe to a prefill engine and reads the hand-off from its answer.
 func (t *tester) prefill(ctx context.Context, p testedRank, q *query, id string) (answer mooncake.ProbeAnswer, err error) {
-	var x *mooncake.Exchange
+	var x *mooncake.BootstrapInfo
 	if p.profile.Connector == mooncake.VLLMMooncake {
 		limited, cancel := context.WithTimeout(ctx, stepTimeout)
 		defer cancel()
@@ -75,9 +75,9 @@ func (t *tester) prefill(ctx context.Context, p testedRank, q *query, id string)
 
 // send sends a request to an engine and reads the answer to its end. The error says, in words for the operator, why
 // it failed.
-func (t *tester) send(ctx context.Context, s testedRank, q *query, leg lifecycle.Leg, id string, body [][]byte) ([]byte, error) {
+func (t *tester) send(ctx context.Context, s testedRank, q *query, leg lifecycle.CallKind, id string, body [][]byte) ([]byte, error) {
 	call := &upstream.Call{
-		Call: upstream.New(t.client, s.profile, s.target).Fresh(), Leg: leg, Scope: s.seat.Scope, Path: q.endpoint.Path(), Log: zap.NewNop(),
+		Call: upstream.New(t.client, s.profile, s.target).Fresh(), Kind: leg, Scope: s.seat.Scope, Path: q.endpoint.Path(), Log: zap.NewNop(),
 		Limits: engine.Deadlines{Connect: t.cfg.Limits.ConnectTimeout, FirstByte: stepTimeout, Idle: stepTimeout},
 	}
 	defer context.AfterFunc(ctx, call.Abort)()
@@ -101,7 +101,7 @@ func (t *tester) send(ctx context.Context, s testedRank, q *query, leg lifecycle
 // decodeLeg is the suffix of a decode request's id. It is that of the probe if the prefill engine only recognises by the probe's id which
 // blocks were fetched.
 func decodeLeg(a mooncake.ProbeAnswer) string {
-	if a.ByProbeID {
+	if a.ReusesRequestID {
 		return "-p"
 	}
 	return "-d"
@@ -143,7 +143,7 @@ func (s *stream) read(text []byte) error {
 		switch _, end := s.filter.Event(e, nil); end {
 		case sse.Refused:
 			return fmt.Errorf("the stream failed: %s", s.filter.Failure().Message)
-		case sse.Whole, sse.Short:
+		case sse.Complete, sse.Short:
 			return nil
 		}
 		if e.Kind != sse.KindData {
@@ -256,7 +256,7 @@ func (t *tester) throughAtOnce(ctx context.Context, p, d testedRank, q *query, i
 
 // prefillAtOnce sends the prefill request of throughAtOnce and reads its answer to the end. If the connector has callbacks, it waits for
 // the callback of the decode engine first. callback is nil if the connector has none.
-func (t *tester) prefillAtOnce(ctx context.Context, p, d testedRank, q *query, m *mooncake.Meeting,
+func (t *tester) prefillAtOnce(ctx context.Context, p, d testedRank, q *query, m *mooncake.Rendezvous,
 	callback <-chan metaserver.Callback) (none mooncake.ProbeAnswer, err error) {
 	if callback != nil {
 		select {

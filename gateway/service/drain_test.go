@@ -41,7 +41,7 @@ func TestAProxyGoesOutOfServiceInSteps(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				ended := 0
-				s := New(Host{Context: t.Context(), Log: zap.NewNop(), Grace: func() time.Duration { return grace },
+				s := New(Deps{Context: t.Context(), Log: zap.NewNop(), Grace: func() time.Duration { return grace },
 					EndAll: func() int { ended++; return 3 }})
 				defer s.Close()
 				see := func() moment {
@@ -70,7 +70,7 @@ func TestAProxyGoesOutOfServiceInSteps(t *testing.T) {
 
 func TestADrainSaysHowLongItStillTakesRequests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := New(Host{Context: t.Context(), Log: zap.NewNop(), Grace: func() time.Duration { return 5 * time.Second },
+		s := New(Deps{Context: t.Context(), Log: zap.NewNop(), Grace: func() time.Duration { return 5 * time.Second },
 			EndAll: func() int { return 0 }})
 		defer s.Close()
 		require.Equal(t, 5*time.Second, s.Drain(0))

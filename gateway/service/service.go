@@ -13,7 +13,7 @@ import (
 
 // Service is the state of the proxy: in service, draining or refusing.
 type Service struct {
-	host Host
+	host Deps
 
 	mu       sync.Mutex
 	ctx      context.Context // for requests that have no answer yet; it ends at the drain's limit
@@ -26,8 +26,8 @@ type Service struct {
 	timers   []*time.Timer
 }
 
-// Host is the proxy, as far as a Service uses it.
-type Host struct {
+// Deps is the proxy, as far as a Service uses it.
+type Deps struct {
 	Context context.Context // ends with the proxy
 	Log     *zap.Logger
 	Grace   func() time.Duration // how long the proxy accepts new requests after a drain began (limits.drain_grace)
@@ -43,7 +43,7 @@ type DrainState struct {
 }
 
 // New returns a proxy that is in service.
-func New(h Host) *Service {
+func New(h Deps) *Service {
 	s := &Service{host: h}
 	s.ctx, s.end = context.WithCancel(h.Context)
 	return s

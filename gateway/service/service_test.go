@@ -12,7 +12,7 @@ import (
 // drain back or sets another.
 func TestADeadlineThatIsNotTheDrainsEndsNothing(t *testing.T) {
 	at, ended := time.Now(), 0
-	s := New(Host{Context: t.Context(), Log: zap.NewNop(), EndAll: func() int { ended++; return 0 }})
+	s := New(Deps{Context: t.Context(), Log: zap.NewNop(), EndAll: func() int { ended++; return 0 }})
 	defer s.Close()
 	s.endAt(at)
 	require.Zero(t, ended, "it does not drain")
@@ -34,7 +34,7 @@ func TestADeadlineThatIsNotTheDrainsEndsNothing(t *testing.T) {
 // The timer of a grace may have gone off already, too.
 func TestAGraceThatIsNotTheDrainsRefusesNothing(t *testing.T) {
 	began := time.Now()
-	s := New(Host{Context: t.Context()})
+	s := New(Deps{Context: t.Context()})
 	defer s.Close()
 	s.refuseAfter(began)
 	require.False(t, s.Refusing(), "it does not drain")
@@ -52,7 +52,7 @@ func TestAProxyThatEndsIsNotTakenBackIntoService(t *testing.T) {
 		"while streams may still finish": (*Service).Refuse,
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := New(Host{Context: t.Context(), Log: zap.NewNop(), Grace: func() time.Duration { return time.Minute }})
+			s := New(Deps{Context: t.Context(), Log: zap.NewNop(), Grace: func() time.Duration { return time.Minute }})
 			defer s.Close()
 			end(s)
 			refuses := s.Refusing()

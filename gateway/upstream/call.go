@@ -36,8 +36,8 @@ func New(client *engine.Client, profile *mooncake.Profile, target *engine.Target
 // Meet returns the data by which the prefill engine and the decode engine of a request find each other. Both calls run at the same time,
 // so it has only what is known before they are sent. id is the X-Request-Id of both calls. ranks is how many ranks the prefill engine has.
 func Meet(id string, endpoint mooncake.Endpoint, prefillProfile *mooncake.Profile, prefill *engine.Target, ranks int,
-	decodeProfile *mooncake.Profile, decode *engine.Target) *mooncake.Meeting {
-	meeting := &mooncake.Meeting{Endpoint: endpoint, RID: id, PrefillRank: prefillProfile.NamedRank(prefill.Rank),
+	decodeProfile *mooncake.Profile, decode *engine.Target) *mooncake.Rendezvous {
+	meeting := &mooncake.Rendezvous{Endpoint: endpoint, RID: id, PrefillRank: prefillProfile.NamedRank(prefill.Rank),
 		DecodeRank: decodeProfile.NamedRank(decode.Rank),
 		RequestID:  endpoint.RequestID(id)}
 	if prefillProfile.Connector == mooncake.SGLang {
@@ -61,7 +61,7 @@ func Headers(id string, endpoint mooncake.Endpoint, prefillProfile *mooncake.Pro
 // A Call is a request to an engine. Open or Whole sends it, once. Any goroutine may end it at any time with the methods of engine.Call.
 type Call struct {
 	*engine.Call
-	Leg    lifecycle.Leg
+	Kind   lifecycle.CallKind
 	Engine string       // the id of the engine in engine.Monitor
 	Scope  *owner.Scope // the request is sent only while this proxy owns the scope; nil: no other proxy sends to the engine
 	Path   string
@@ -134,17 +134,17 @@ func (c *Call) Read(resp *engine.Response, buffer []byte, maxBytes int, deadline
 // Broke returns the fault of a call that failed with err, before its answer or in the middle of it.
 func (c *Call) Broke(err error) *failure.Fault {
 	if errors.Is(err, owner.ErrNotOwner) { // nothing was sent, so the engine has not failed
-		return failure.Of(lifecycle.CallEnd{Leg: c.Leg, Reason: lifecycle.NotOurs}, failure.NotOurs, owner.ErrNotOwner)
+		return failure.Of(lifecycle.CallEnd{Call: c.Kind, Reason: lifecycle.NotOurs}, failure.NotOurs, owner.ErrNotOwner)
 	}
 	if c.Tracked != nil {
 		err = c.Tracked.Cause(err)
 	}
-	return &failure.Fault{CallEnd: endOf(c.Leg, err), Answer: failure.Transport(c.side(), err), Err: err, Engine: c.Engine}
+	return &failure.Fault{CallEnd: endOf(c.Kind, err), Answer: failure.Transport(c.side(), err), Err: err, Engine: c.Engine}
 }
 
 // endOf returns how far a call had come when it failed with err, and why it failed.
-func endOf(leg lifecycle.Leg, err error) lifecycle.CallEnd {
-	end := lifecycle.CallEnd{Leg: leg, Progress: lifecycle.Headed, Reason: lifecycle.Broke}
+func endOf(leg lifecycle.CallKind, err error) lifecycle.CallEnd {
+	end := lifecycle.CallEnd{Call: leg, Progress: lifecycle.Headed, Reason: lifecycle.Broke}
 	var call *engine.Error
 	isCall := errors.As(err, &call)
 	if errors.Is(err, sse.ErrSilent) {
@@ -181,10 +181,10 @@ func (c *Call) refused(resp *engine.Response) *failure.Fault {
 	c.Refusal = failure.Body(resp)
 	status, side, id := failure.StatusOf(c.Path, resp.StatusCode(), c.Refusal), c.side(), c.Target().ID
 	engineWord := strings.TrimPrefix(side+" engine", failure.Engine+" ")
-	if why := engine.Withheld(resp.StatusCode(), c.Refusal, c.Target()); why != nil {
+	if why := engine.PausedBy(resp.StatusCode(), c.Refusal, c.Target()); why != nil {
 		return &failure.Fault{
-			CallEnd: lifecycle.CallEnd{Leg: c.Leg, Progress: lifecycle.Headed, Reason: lifecycle.Withheld},
-			Answer:  failure.Withheld(side, why), Status: status, Engine: c.Engine,
+			CallEnd: lifecycle.CallEnd{Call: c.Kind, Progress: lifecycle.Headed, Reason: lifecycle.Paused},
+			Answer:  failure.Paused(side, why), Status: status, Engine: c.Engine,
 			Err: fmt.Errorf("%s %s answered %d: %w", engineWord, id, status, why),
 		}
 	}
@@ -194,12 +194,13 @@ func (c *Call) refused(resp *engine.Response) *failure.Fault {
 		// model.
 		answer.Code = failure.NoSuchModel("").Code
 		return &failure.Fault{
-			CallEnd: lifecycle.CallEnd{Leg: c.Leg, Progress: lifecycle.Headed, Reason: lifecycle.Unlisted}, Answer: answer, Status: status, Engine: c.Engine,
+			CallEnd: lifecycle.CallEnd{Call: c.Kind, Progress: lifecycle.Headed, Reason: lifecycle.Unlisted}, Answer: answer,
+			Status: status, Engine: c.Engine,
 			Err: fmt.Errorf("%s %s answered %d: %w", engineWord, id, status, why),
 		}
 	}
 	return &failure.Fault{
-		CallEnd: lifecycle.CallEnd{Leg: c.Leg, Progress: lifecycle.Headed, Reason: lifecycle.ByStatus(status)},
+		CallEnd: lifecycle.CallEnd{Call: c.Kind, Progress: lifecycle.Headed, Reason: lifecycle.ByStatus(status)},
 		Answer:  failure.Refused(c.Log, side, id, status, resp, c.Refusal), Status: status,
 		Err:        failure.Undelivered(fmt.Errorf("%s %s answered %d", engineWord, id, status), string(c.Refusal)),
 		RetryAfter: time.Duration(failure.RetryAfter(resp)) * time.Second,
@@ -211,7 +212,7 @@ func (c *Call) side() string {
 	if c.Mixed {
 		return failure.Engine
 	}
-	return [...]string{lifecycle.Prefill: "prefill", lifecycle.Decode: "decode", lifecycle.Sole: failure.Engine}[c.Leg]
+	return [...]string{lifecycle.Prefill: "prefill", lifecycle.Decode: "decode", lifecycle.Sole: failure.Engine}[c.Kind]
 }
 
 // Abort asks an SGLang engine to end a request. The engine may not notice by itself that the proxy has closed the connection. SGLang

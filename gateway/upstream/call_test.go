@@ -230,13 +230,13 @@ func TestHowALegEnds(t *testing.T) {
 			f.call.Abort()
 		}, want: ended{Progress: lifecycle.Sent, Reason: lifecycle.Broke}, code: "_failed"},
 	} {
-		for leg, side := range map[lifecycle.Leg]string{lifecycle.Prefill: "prefill", lifecycle.Decode: "decode"} {
+		for leg, side := range map[lifecycle.CallKind]string{lifecycle.Prefill: "prefill", lifecycle.Decode: "decode"} {
 			t.Run(side+": "+tc.name, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					f := start(tc.dial, tc.play)
 					defer f.end()
 					call := &Call{
-						Call: f.client.NewCall(target()), Leg: leg, Engine: side + " e", Path: "/v1/completions", Log: zap.NewNop(),
+						Call: f.client.NewCall(target()), Kind: leg, Engine: side + " e", Path: "/v1/completions", Log: zap.NewNop(),
 						Limits: engine.Deadlines{Connect: limit, FirstByte: limit, Idle: limit},
 					}
 					f.call = call
@@ -250,7 +250,7 @@ func TestHowALegEnds(t *testing.T) {
 					_, got := call.Whole(engine.JSONHeaders("id"), [][]byte{[]byte("{}")}, nil, most, began.Add(whole))
 					require.NotNil(t, got)
 					want := tc.want
-					want.Leg = leg
+					want.Call = leg
 					require.Equal(t, want, got.CallEnd, "%v", got.Err)
 					code := tc.code
 					if strings.HasPrefix(code, "_") {
@@ -294,12 +294,12 @@ func TestHowAStreamEnds(t *testing.T) {
 		want lifecycle.CallEnd
 		code string
 	}{
-		{sse.ErrSilent, lifecycle.CallEnd{Leg: lifecycle.Decode, Progress: lifecycle.Headed, Reason: lifecycle.Silent}, "decode_timeout"},
-		{errors.New("it is no event stream"), lifecycle.CallEnd{Leg: lifecycle.Decode, Progress: lifecycle.Headed, Reason: lifecycle.Garbled}, "decode_failed"},
-		{&engine.Error{Sent: true, Answered: true, Phase: engine.PhaseBody, Err: io.ErrUnexpectedEOF}, lifecycle.CallEnd{Leg: lifecycle.Decode, Progress: lifecycle.Headed, Reason: lifecycle.Broke}, "decode_failed"},
-		{&engine.Error{Phase: engine.PhaseConnect, Err: engine.ErrClosed}, lifecycle.CallEnd{Leg: lifecycle.Decode, Progress: lifecycle.Unsent, Reason: lifecycle.HungUp}, "decode_unavailable"},
+		{sse.ErrSilent, lifecycle.CallEnd{Call: lifecycle.Decode, Progress: lifecycle.Headed, Reason: lifecycle.Silent}, "decode_timeout"},
+		{errors.New("it is no event stream"), lifecycle.CallEnd{Call: lifecycle.Decode, Progress: lifecycle.Headed, Reason: lifecycle.Garbled}, "decode_failed"},
+		{&engine.Error{Sent: true, Answered: true, Phase: engine.PhaseBody, Err: io.ErrUnexpectedEOF}, lifecycle.CallEnd{Call: lifecycle.Decode, Progress: lifecycle.Headed, Reason: lifecycle.Broke}, "decode_failed"},
+		{&engine.Error{Phase: engine.PhaseConnect, Err: engine.ErrClosed}, lifecycle.CallEnd{Call: lifecycle.Decode, Progress: lifecycle.Unsent, Reason: lifecycle.HungUp}, "decode_unavailable"},
 	} {
-		got := (&Call{Leg: lifecycle.Decode, Engine: "decode e"}).Broke(tc.err)
+		got := (&Call{Kind: lifecycle.Decode, Engine: "decode e"}).Broke(tc.err)
 		require.Equal(t, tc.want, got.CallEnd, "%v", tc.err)
 		require.Equal(t, tc.code, got.Answer.Code)
 		require.Equal(t, "decode e", got.Engine)
@@ -318,7 +318,7 @@ func TestWhatIsSent(t *testing.T) {
 			f.says(begun + "    ")
 		})
 		defer f.end()
-		f.call = &Call{Call: f.client.NewCall(target()), Leg: lifecycle.Decode, Path: "/v1/completions", Beyond: true, Log: zap.NewNop()}
+		f.call = &Call{Call: f.client.NewCall(target()), Kind: lifecycle.Decode, Path: "/v1/completions", Beyond: true, Log: zap.NewNop()}
 		f.call.Scope, f.claim = ownertest.Owned(t, 2)
 		room := make([]byte, 0, 64)
 		answer, fault := f.call.Whole(engine.JSONHeaders("id"), [][]byte{[]byte("{"), []byte("}")}, room, most, time.Now().Add(whole))
@@ -341,7 +341,7 @@ func TestTheEpochOfARefusalReachesTheClaim(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := start(nil, answers("409 Conflict", "X-Evenkeel-Epoch: 17\r\nContent-Length: 0\r\n\r\n"))
 		defer f.end()
-		call := &Call{Call: f.client.NewCall(target()), Leg: lifecycle.Decode, Path: "/", Log: zap.NewNop()}
+		call := &Call{Call: f.client.NewCall(target()), Kind: lifecycle.Decode, Path: "/", Log: zap.NewNop()}
 		call.Scope, f.claim = ownertest.Owned(t, 2)
 		resp, fault := call.Open(engine.JSONHeaders("id"), nil)
 		require.NotNil(t, resp, "whoever has a slot there waits for the end of it")
@@ -404,7 +404,7 @@ func TestWhereARankIsNamed(t *testing.T) {
 	} {
 		f := start(nil, answers("400 Bad Request", "Content-Length: 0\r\n\r\n"))
 		p := row.profile.WithDefaults()
-		c := Call{Call: New(f.client, &p, target()), Leg: lifecycle.Decode, Engine: "e", Path: "/v1/completions",
+		c := Call{Call: New(f.client, &p, target()), Kind: lifecycle.Decode, Engine: "e", Path: "/v1/completions",
 			Limits: engine.Deadlines{Connect: limit, FirstByte: limit, Idle: limit}, Log: zap.NewNop()}
 		resp, fault := c.Open(engine.JSONHeaders("id"), [][]byte{[]byte("{}")})
 		require.NotNil(t, fault)

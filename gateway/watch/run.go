@@ -13,8 +13,8 @@ import (
 	"evenkeel/gateway/detect"
 )
 
-// Host is what a Watch needs of the proxy.
-type Host struct {
+// Deps is what a Watch needs of the proxy.
+type Deps struct {
 	Sample     func(context.Context) (s detect.Sample, ok bool) // cheap; ok is false if the context ended first
 	Facts      func(context.Context) detect.Facts               // the whole state of the proxy
 	Registerer prometheus.Registerer                            // nil: there are no metrics
@@ -22,7 +22,7 @@ type Host struct {
 
 // Watch checks the state of the proxy while Run runs.
 type Watch struct {
-	host   Host
+	host   Deps
 	began  time.Time
 	turns  int         // number of samples so far; only Run uses it
 	wanted func() bool // says whether show needs a Look in this second
@@ -47,7 +47,7 @@ const lookEvery = int(detect.Bin / detect.Every)
 const looksFor = 10 * time.Second
 
 // New returns a Watch, and registers its metrics.
-func New(h Host) *Watch {
+func New(h Deps) *Watch {
 	w := &Watch{host: h, began: time.Now()}
 	if h.Registerer != nil {
 		h.Registerer.MustRegister((*incidents)(w))

@@ -25,8 +25,8 @@ type proxy struct {
 	engines []detect.Engine
 }
 
-func (p *proxy) host(reg prometheus.Registerer) Host {
-	return Host{
+func (p *proxy) host(reg prometheus.Registerer) Deps {
+	return Deps{
 		Sample: func(context.Context) (detect.Sample, bool) { return detect.Sample{At: time.Now()}, !p.silent },
 		Facts: func(context.Context) detect.Facts {
 			p.mu.Lock()

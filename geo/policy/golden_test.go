@@ -285,7 +285,7 @@ func TestRTT(t *testing.T) {
 }
 
 func TestTheLineOfPrefillsIsLearned(t *testing.T) {
-	start := prefillpolicy.Line{TPMs: Defaults().TPMs, T0Ms: Defaults().T0Ms}
+	start := prefillpolicy.Latency{TPMs: Defaults().TPMs, T0Ms: Defaults().T0Ms}
 	for _, row := range []struct {
 		name     string
 		n        int
@@ -303,7 +303,7 @@ func TestTheLineOfPrefillsIsLearned(t *testing.T) {
 				c.Add(fit.Sample{New: x, Ms: row.y[i]})
 			}
 		}
-		line, fitted := c.Law()
+		line, fitted := c.Latency()
 		require.Equal(t, row.accepted, fitted, row.name)
 		require.InDelta(t, row.tp, line.TPMs, 1e-6, row.name)
 		require.InDelta(t, row.t0, line.T0Ms, 1e-3, row.name)

@@ -97,7 +97,7 @@ type Suspected struct {
 
 // judge compares the predicted hit of a probe with the hit that its engine found. It returns the change of the suspicion
 // about the capacity; nil: no change.
-func (e *Expectation) judge(u Usage, capacity int64) *Suspected {
+func (e *PredictedHit) judge(u Usage, capacity int64) *Suspected {
 	if len(e.prompt.Keys) == 0 || e.stillComputed {
 		return nil
 	}

@@ -11,7 +11,7 @@ import (
 	"evenkeel/prefill/index"
 )
 
-// Cache predicts the prefix caches of all candidates. Holdings is the part for one candidate.
+// Cache predicts the prefix caches of all candidates. CachedBlocks is the part for one candidate.
 type Cache struct {
 	Totals   Totals
 	index    *index.Index
@@ -93,7 +93,7 @@ func (c *Cache) Learn(p *Prompt, model string, tokens int) {
 // Stats returns the size of the index.
 func (c *Cache) Stats() index.Stats { return c.index.Stats() }
 
-// Reset empties the index. The caller must also call Drop on each Holdings.
+// Reset empties the index. The caller must also call Drop on each of the CachedBlocks.
 func (c *Cache) Reset() { c.index.Reset() }
 
 // Feedback lists, by model, whether its engines report the tokens that they found cached.
@@ -105,10 +105,10 @@ func (c *Cache) Forget(gone func(model string) bool) {
 	maps.DeleteFunc(c.feedback, func(model string, _ bool) bool { return gone(model) })
 }
 
-// Expectation is the prediction for one probe: what its prefill finds in the engine's cache, and leaves in it. Answered,
+// PredictedHit is the prediction for one probe: what its prefill finds in the engine's cache, and leaves in it. Answered,
 // Dropped or Lost ends it.
-type Expectation struct {
-	holdings      *Holdings
+type PredictedHit struct {
+	holdings      *CachedBlocks
 	model         string
 	prompt        Prompt
 	hit           int  // tokens predicted to be in the cache

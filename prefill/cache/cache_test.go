@@ -29,7 +29,7 @@ func blocks(seed, n int) Prompt {
 // engine is a cache with one candidate that follows what its probes say.
 type engine struct {
 	*Cache
-	Holdings
+	CachedBlocks
 	t        *testing.T
 	capacity int64
 }
@@ -37,11 +37,11 @@ type engine struct {
 func newEngine(t *testing.T, capacity int64) *engine {
 	t.Helper()
 	c := New(index.Config{})
-	return &engine{Cache: c, Holdings: c.Holdings("p0"), t: t, capacity: capacity}
+	return &engine{Cache: c, CachedBlocks: c.CachedBlocks("p0"), t: t, capacity: capacity}
 }
 
 // expect books a probe and says how many blocks of its prompt were thought to be there.
-func (e *engine) expect(x *Expectation, p Prompt) (held int) {
+func (e *engine) expect(x *PredictedHit, p Prompt) (held int) {
 	matched := e.Match(&p, &Lookup{}, noon)
 	held = e.Blocks(matched, &p)
 	e.Expect(x, &p, "m", 64*len(p.Keys), 64*held, matched, e.capacity, noon)
@@ -54,21 +54,21 @@ func (e *engine) holds(p Prompt) int { return e.Blocks(e.Match(&p, &Lookup{}, no
 // A row is how a probe of four blocks ends on an engine of which nothing is known, and how many blocks of the same prompt it
 // is thought to hold while the probe runs, right after it, and ten minutes later.
 func TestWhatAProbeLeavesInACache(t *testing.T) {
-	answered := func(prompt, cached int) func(*Expectation) {
-		return func(x *Expectation) { x.Answered(Usage{PromptTokens: prompt, CachedTokens: cached}, 0, 0, noon) }
+	answered := func(prompt, cached int) func(*PredictedHit) {
+		return func(x *PredictedHit) { x.Answered(Usage{PromptTokens: prompt, CachedTokens: cached}, 0, 0, noon) }
 	}
 	for name, tt := range map[string]struct {
-		end         func(*Expectation)
+		end         func(*PredictedHit)
 		then, later int
 	}{
 		"an answer leaves all of it":                           {answered(256, 0), 4, 4},
 		"an answer that says nothing of its cache does so too": {answered(256, -1), 4, 4},
-		"a prefill that did not run leaves nothing":            {(*Expectation).Dropped, 0, 0},
-		"one that may have run is believed for a while":        {func(x *Expectation) { x.Lost(noon) }, 4, 0},
+		"a prefill that did not run leaves nothing":            {(*PredictedHit).Dropped, 0, 0},
+		"one that may have run is believed for a while":        {func(x *PredictedHit) { x.Lost(noon) }, 4, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			e, p := newEngine(t, 0), blocks(1, 4)
-			var x Expectation
+			var x PredictedHit
 			require.Zero(t, e.expect(&x, p))
 			require.Equal(t, 4, e.holds(p), "a probe that runs counts as if it had been answered")
 			tt.end(&x)
@@ -98,7 +98,7 @@ func TestAnEngineThatHeldLessIsBelieved(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			e, p := newEngine(t, 0), blocks(1, 4)
-			var x Expectation
+			var x PredictedHit
 			e.expect(&x, p)
 			x.Answered(Usage{PromptTokens: 256, CachedTokens: 0}, 0, 0, noon)
 			_, wrong := e.Correct(&p, 256, 256, tt.cached)
@@ -112,12 +112,12 @@ func TestAnEngineThatHeldLessIsBelieved(t *testing.T) {
 // another probe says nothing about that.
 func TestACapacityIsSuspected(t *testing.T) {
 	e, p := newEngine(t, 1_000_000), blocks(1, 4)
-	var first Expectation
+	var first PredictedHit
 	e.expect(&first, p)
-	answer := func(x *Expectation, cached int) Verdict {
+	answer := func(x *PredictedHit, cached int) Verdict {
 		return x.Answered(Usage{PromptTokens: 256, CachedTokens: cached}, e.capacity, 0, noon)
 	}
-	var hung Expectation
+	var hung PredictedHit
 	require.Equal(t, 4, e.expect(&hung, p))
 	require.Equal(t, Verdict{Compared: true, Off: 256}, answer(&hung, 0))
 	require.Zero(t, e.Accuracy.answers, "the first probe computed it then")
@@ -126,7 +126,7 @@ func TestACapacityIsSuspected(t *testing.T) {
 	var suspected *Suspected
 	n := 0
 	for suspected == nil && n < 100 {
-		var x Expectation
+		var x PredictedHit
 		require.Equal(t, 4, e.expect(&x, p))
 		v := answer(&x, 128) // two blocks of four
 		require.Equal(t, 128, v.Off)
@@ -137,7 +137,7 @@ func TestACapacityIsSuspected(t *testing.T) {
 	require.EqualValues(t, 1_000_000, suspected.CapacityTokens)
 	require.GreaterOrEqual(t, n, int(leastAnswers))
 	for range 1000 { // it is trusted again once its answers are right
-		var x Expectation
+		var x PredictedHit
 		e.expect(&x, p)
 		if v := answer(&x, 256); v.Suspected != nil {
 			require.Empty(t, v.Suspected.Suspicion)
@@ -153,7 +153,7 @@ func TestACapacityIsSuspected(t *testing.T) {
 // An index promises no more than an engine can hold, and follows what it is told to hold.
 func TestACapacityBoundsWhatIsPromised(t *testing.T) {
 	e := newEngine(t, 512) // tokens: eight blocks, at four bytes a token
-	var x [3]Expectation
+	var x [3]PredictedHit
 	for i := range x {
 		e.expect(&x[i], blocks(i+1, 4))
 		x[i].Answered(Usage{PromptTokens: 256, CachedTokens: 0}, e.capacity, 0, noon)
@@ -228,7 +228,7 @@ func TestEventsNameAgainWhatASupposedRestartHasDropped(t *testing.T) {
 	require.Equal(t, http.StatusOK, res.StatusCode)
 
 	var mu sync.Mutex
-	h := New(index.Config{}).Holdings("p0")
+	h := New(index.Config{}).CachedBlocks("p0")
 	events, replay := engine.KVEvents(0)
 	locked := func(f func()) {
 		mu.Lock()

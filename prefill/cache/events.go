@@ -27,7 +27,7 @@ type Feed struct {
 
 // Listen starts a stream of an engine's KV events, whose blocks have blockTokens tokens. The caller holds lock; the
 // stream takes it for each change.
-func (h *Holdings) Listen(lock lock, source EventSource, blockTokens int, capacity int64, now time.Time) Feed {
+func (h *CachedBlocks) Listen(lock lock, source EventSource, blockTokens int, capacity int64, now time.Time) Feed {
 	feed := Feed{kvevents.Start(kvevents.Config{
 		Place: source.Place, Finder: source.Finder, ReplayTimeout: source.ReplayTimeout,
 		Slot: h.Place(&Prompt{BlockTokens: blockTokens}, source.Model, capacity, now), Scope: index.Scope{Model: source.Model},
@@ -40,7 +40,7 @@ func (h *Holdings) Listen(lock lock, source EventSource, blockTokens int, capaci
 // listener applies a stream's events to the index, under the lock of the index's owner.
 type listener struct {
 	lock
-	*Holdings
+	*CachedBlocks
 }
 
 type lock interface {

@@ -7,8 +7,8 @@ import (
 
 // Expect records in e that a prompt of so many tokens is sent to the candidate, of which hit tokens are predicted to be in
 // its cache. The caller must not copy e, because h.pending points to it.
-func (h *Holdings) Expect(e *Expectation, p *Prompt, model string, tokens, hit int, matched []int32, capacity int64, now time.Time) {
-	*e = Expectation{holdings: h, model: model, prompt: *p, hit: hit}
+func (h *CachedBlocks) Expect(e *PredictedHit, p *Prompt, model string, tokens, hit int, matched []int32, capacity int64, now time.Time) {
+	*e = PredictedHit{holdings: h, model: model, prompt: *p, hit: hit}
 	h.cache.Totals.Prompt += uint64(tokens)
 	h.cache.Totals.Predicted += uint64(hit)
 	if len(p.Keys) > 0 {
@@ -20,7 +20,7 @@ func (h *Holdings) Expect(e *Expectation, p *Prompt, model string, tokens, hit i
 
 // computes reports whether an unanswered probe still computes the first blocks of the prompt, which are predicted to be
 // cached. If the engine then does not find them, its capacity is not to blame.
-func (h *Holdings) computes(p *Prompt, blocks int) bool {
+func (h *CachedBlocks) computes(p *Prompt, blocks int) bool {
 	if blocks == 0 {
 		return false
 	}
@@ -35,7 +35,7 @@ func (h *Holdings) computes(p *Prompt, blocks int) bool {
 
 // end removes the expectation from the pending ones. It drops the prompt, because the hand-off that contains the
 // expectation may wait for minutes.
-func (e *Expectation) end() {
+func (e *PredictedHit) end() {
 	if i := slices.Index(e.holdings.pending, e); i >= 0 {
 		e.holdings.pending = slices.Delete(e.holdings.pending, i, i+1)
 	}
@@ -43,13 +43,13 @@ func (e *Expectation) end() {
 }
 
 // Dropped notes that the prefill did not run.
-func (e *Expectation) Dropped() {
+func (e *PredictedHit) Dropped() {
 	e.holdings.cache.index.Drop(&e.speculation)
 	e.end()
 }
 
 // Lost notes that it is not known whether the prefill ran.
-func (e *Expectation) Lost(now time.Time) {
+func (e *PredictedHit) Lost(now time.Time) {
 	e.holdings.cache.index.Linger(&e.speculation, now)
 	e.end()
 }
@@ -63,7 +63,7 @@ type Verdict struct {
 
 // Answered learns from the engine's answer to the probe, and compares the prediction with it. capacity is the engine's
 // capacity in KV tokens, 0 if unknown; blockTokens is the size of its KV blocks in tokens.
-func (e *Expectation) Answered(u Usage, capacity int64, blockTokens int, now time.Time) (v Verdict) {
+func (e *PredictedHit) Answered(u Usage, capacity int64, blockTokens int, now time.Time) (v Verdict) {
 	h, c := e.holdings, e.holdings.cache
 	c.Learn(&e.prompt, e.model, u.PromptTokens)
 	if u.PromptTokens > 0 {
@@ -86,7 +86,7 @@ func (e *Expectation) Answered(u Usage, capacity int64, blockTokens int, now tim
 
 // Heard notes that the engine has answered. computed says that the engine computed at least one whole new block, for
 // which its stream should soon publish an event.
-func (h *Holdings) Heard(computed bool, now time.Time) {
+func (h *CachedBlocks) Heard(computed bool, now time.Time) {
 	if h.events != nil && computed {
 		h.events.Answered(now)
 	}
@@ -94,7 +94,7 @@ func (h *Holdings) Heard(computed bool, now time.Time) {
 
 // Told reports whether the candidate's KV events name the blocks of this prompt. They do if the stream is precise, the
 // prompt is in blocks of token ids of the engine's size, and it has no cache_salt.
-func (h *Holdings) Told(p *Prompt, now time.Time) bool {
+func (h *CachedBlocks) Told(p *Prompt, now time.Time) bool {
 	if h.events == nil || p.BlockTokens == 0 || p.Salted || !h.events.Precise(now) {
 		return false
 	}
@@ -105,7 +105,7 @@ func (h *Holdings) Told(p *Prompt, now time.Time) bool {
 // learnBesideEvents learns from an answer of a candidate whose KV events are precise. The blocks that the probe's prefill
 // computed count as held for a short time, in which an event must name them. The answer's cached tokens change the index
 // only while the events are known to be incomplete.
-func (e *Expectation) learnBesideEvents(u Usage, now time.Time) {
+func (e *PredictedHit) learnBesideEvents(u Usage, now time.Time) {
 	h, p, blockIndex := e.holdings, &e.prompt, e.holdings.cache.index
 	slot := h.slots[byTokens].at
 	h.ForgetGuesses()
@@ -121,7 +121,7 @@ func (e *Expectation) learnBesideEvents(u Usage, now time.Time) {
 
 // learnFromAnswer learns from an answer of a candidate whose cache is known from answers alone. Before the prefill it
 // held no more than the cached tokens of the answer; now it holds the whole prompt.
-func (e *Expectation) learnFromAnswer(u Usage) {
+func (e *PredictedHit) learnFromAnswer(u Usage) {
 	h, p := e.holdings, &e.prompt
 	if len(p.Keys) == 0 {
 		return

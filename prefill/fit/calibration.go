@@ -42,36 +42,36 @@ type Sample struct {
 	Predicted float64 // duration in ms that was predicted when the engine was chosen; 0: no prediction
 }
 
-// Law predicts how long prefills take on one kind of engine. The Line holds for an engine without other requests. Each
+// LatencyModel predicts how long prefills take on one kind of engine. Its Latency holds for an engine without other requests. Each
 // other request that runs beside the prefill adds BesideT0Ms to the fixed part and BesideTPMs to the time per token.
-type Law struct {
-	policy.Line
+type LatencyModel struct {
+	policy.Latency
 	BesideT0Ms, BesideTPMs float64
 }
 
 // Among is the line of a prefill with so many other requests beside it.
-func (l Law) Among(beside float64) policy.Line {
+func (l LatencyModel) Among(beside float64) policy.Latency {
 	l.T0Ms += l.BesideT0Ms * beside
 	l.TPMs += l.BesideTPMs * beside
-	return l.Line
+	return l.Latency
 }
 
 // ms is the predicted duration of a sample.
-func (l *Law) ms(s Sample) float64 { return l.Among(s.Beside).Ms(s.New, s.Hit) }
+func (l *LatencyModel) ms(s Sample) float64 { return l.Among(s.Beside).Ms(s.New, s.Hit) }
 
 // Calibration learns the law of one kind of engine by least squares. A sample counts half after halfLife newer samples. A
 // term that would be negative, or that explains almost nothing, is left out. The attention term is learned only if none
 // is configured; a configured one is subtracted from the times before the fit.
 type Calibration struct {
-	configured policy.Line
+	configured policy.Latency
 	keep       float64 // a sample's weight is multiplied by this at each later sample
 	halfLife   int
 
 	n                       int // samples
 	sums                    moments
-	least, most             [2]float64 // new tokens of a sample: [0] in this half-life, [1] in the half-life before
-	inHalf                  int        // samples in this half-life
-	law                     Law        // the last good fit
+	least, most             [2]float64   // new tokens of a sample: [0] in this half-life, [1] in the half-life before
+	inHalf                  int          // samples in this half-life
+	law                     LatencyModel // the last good fit
 	fitted                  bool
 	r2                      float64 // of the last good fit
 	residual                float64 // the usual distance of a sample from the law, in ms
@@ -79,7 +79,7 @@ type Calibration struct {
 }
 
 // NewCalibration starts from the configured line.
-func NewCalibration(configured policy.Line, halfLife int) *Calibration {
+func NewCalibration(configured policy.Latency, halfLife int) *Calibration {
 	return &Calibration{configured: configured, keep: math.Exp2(-1 / float64(halfLife)), halfLife: halfLife}
 }
 
@@ -162,7 +162,7 @@ func (c *Calibration) fit() {
 		}
 		return
 	}
-	c.law = Law{Line: policy.Line{T0Ms: best[fixed], TPMs: best[fresh], Beta2: best[pairs]}, BesideT0Ms: best[beside],
+	c.law = LatencyModel{Latency: policy.Latency{T0Ms: best[fixed], TPMs: best[fresh], Beta2: best[pairs]}, BesideT0Ms: best[beside],
 		BesideTPMs: best[besideFresh]}
 	if c.configured.Beta2 > 0 {
 		c.law.Beta2 = c.configured.Beta2
@@ -181,10 +181,10 @@ func possible(set int, beta [terms]float64) bool {
 	return true
 }
 
-// Law is the last good fit, with fitted true, else the configured line.
-func (c *Calibration) Law() (law Law, fitted bool) {
+// Latency is the last good fit, with fitted true, else the configured line.
+func (c *Calibration) Latency() (law LatencyModel, fitted bool) {
 	if !c.fitted {
-		return Law{Line: c.configured}, false
+		return LatencyModel{Latency: c.configured}, false
 	}
 	return c.law, true
 }

@@ -10,7 +10,7 @@ import (
 	"evenkeel/prefill/policy"
 )
 
-var startLine = policy.Line{TPMs: 0.0938, T0Ms: 150.72}
+var startLine = policy.Latency{TPMs: 0.0938, T0Ms: 150.72}
 
 func TestTheLineIsFitted(t *testing.T) {
 	for _, tt := range []struct {
@@ -36,7 +36,7 @@ func TestTheLineIsFitted(t *testing.T) {
 					c.Add(Sample{New: p[0], Ms: p[1]})
 				}
 			}
-			line, fitted := c.Law()
+			line, fitted := c.Latency()
 			require.Equal(t, tt.fitted, fitted)
 			require.InDelta(t, tt.tp, line.TPMs, 1e-6)
 			require.InDelta(t, tt.t0, line.T0Ms, 1e-3)
@@ -46,7 +46,7 @@ func TestTheLineIsFitted(t *testing.T) {
 }
 
 // learn feeds prefills of an engine with the given line and some noise.
-func learn(c *Calibration, line policy.Line, n int, rng *rand.Rand) {
+func learn(c *Calibration, line policy.Latency, n int, rng *rand.Rand) {
 	for range n {
 		x := 500 + rng.Float64()*8000
 		c.Add(Sample{New: x, Ms: line.Ms(x, 0) * (1 + 0.05*rng.NormFloat64())})
@@ -55,43 +55,43 @@ func learn(c *Calibration, line policy.Line, n int, rng *rand.Rand) {
 
 func TestOutliersAreDropped(t *testing.T) {
 	c, rng := NewCalibration(startLine, 500), rand.New(rand.NewPCG(1, 1))
-	learn(c, policy.Line{TPMs: 0.05, T0Ms: 80}, 200, rng)
-	before, fitted := c.Law()
+	learn(c, policy.Latency{TPMs: 0.05, T0Ms: 80}, 200, rng)
+	before, fitted := c.Latency()
 	require.True(t, fitted)
 	require.False(t, c.Add(Sample{New: 1000, Ms: 60_000}), "an engine that hung once")
-	after, _ := c.Law()
+	after, _ := c.Latency()
 	require.Equal(t, before, after)
 }
 
 func TestAnotherRegimeIsLearned(t *testing.T) {
 	c, rng := NewCalibration(startLine, 100), rand.New(rand.NewPCG(1, 1))
-	learn(c, policy.Line{TPMs: 0.05, T0Ms: 80}, 300, rng)
-	slow := policy.Line{TPMs: 0.5, T0Ms: 300}
+	learn(c, policy.Latency{TPMs: 0.05, T0Ms: 80}, 300, rng)
+	slow := policy.Latency{TPMs: 0.5, T0Ms: 300}
 	learn(c, slow, 1500, rng)
-	line, _ := c.Law()
+	line, _ := c.Latency()
 	require.InEpsilon(t, slow.TPMs, line.TPMs, 0.1)
 }
 
 func TestTheLastGoodLineStays(t *testing.T) {
 	c, rng := NewCalibration(startLine, 20), rand.New(rand.NewPCG(1, 1))
-	learn(c, policy.Line{TPMs: 0.05, T0Ms: 80}, 100, rng)
-	before, _ := c.Law()
+	learn(c, policy.Latency{TPMs: 0.05, T0Ms: 80}, 100, rng)
+	before, _ := c.Latency()
 	for range 300 { // one size only, for many half-lives: no spread
 		c.Add(Sample{New: 4000, Ms: before.Ms(4000, 0)})
 	}
-	line, fitted := c.Law()
+	line, fitted := c.Latency()
 	require.True(t, fitted)
 	require.InEpsilon(t, before.Ms(4000, 0), line.Ms(4000, 0), 0.05)
 }
 
 func TestAttentionIsTakenOffBeforeTheFit(t *testing.T) {
-	truth := policy.Line{TPMs: 0.05, T0Ms: 80, Beta2: 2e-6}
-	c := NewCalibration(policy.Line{Beta2: 2e-6}, 1e9)
+	truth := policy.Latency{TPMs: 0.05, T0Ms: 80, Beta2: 2e-6}
+	c := NewCalibration(policy.Latency{Beta2: 2e-6}, 1e9)
 	for n := range 40 {
 		x, hit := float64(500+n*400), float64(n%3*1000)
 		c.Add(Sample{New: x, Hit: hit, Ms: truth.Ms(x, hit)})
 	}
-	line, fitted := c.Law()
+	line, fitted := c.Latency()
 	require.True(t, fitted)
 	require.InEpsilon(t, truth.TPMs, line.TPMs, 1e-6)
 	require.InEpsilon(t, truth.T0Ms, line.T0Ms, 1e-6)
@@ -106,14 +106,14 @@ func TestSamplesThatAreNoneAreRefused(t *testing.T) {
 }
 
 func TestWhatRunsBesideIsLearned(t *testing.T) {
-	truth := Law{Line: policy.Line{TPMs: 0.09, T0Ms: 60, Beta2: 1e-6}, BesideTPMs: 0.001, BesideT0Ms: 0.5}
+	truth := LatencyModel{Latency: policy.Latency{TPMs: 0.09, T0Ms: 60, Beta2: 1e-6}, BesideTPMs: 0.001, BesideT0Ms: 0.5}
 	c, rng := NewCalibration(startLine, 500), rand.New(rand.NewPCG(1, 1))
 	for range 2000 {
 		s := Sample{New: 200 + 60_000*rng.Float64()*rng.Float64(), Hit: float64(rng.IntN(3) * 8192), Beside: float64(rng.IntN(60))}
 		s.Ms = truth.ms(s) * (1 + 0.02*rng.NormFloat64())
 		c.Add(s)
 	}
-	law, fitted := c.Law()
+	law, fitted := c.Latency()
 	require.True(t, fitted)
 	for _, s := range []Sample{{New: 3000}, {New: 20_000}, {New: 8000, Hit: 30_000}, {New: 3000, Beside: 50}, {New: 20_000, Beside: 50}} {
 		require.InEpsilon(t, truth.ms(s), law.ms(s), 0.1, "%+v by %+v", s, law)
@@ -131,7 +131,7 @@ func TestATermThatExplainsNothingIsLeftOut(t *testing.T) {
 			s.Ms = startLine.Ms(s.New, 0) + 20*rng.NormFloat64()
 			c.Add(s)
 		}
-		if law, _ := c.Law(); law != (Law{Line: policy.Line{T0Ms: law.T0Ms, TPMs: law.TPMs}}) {
+		if law, _ := c.Latency(); law != (LatencyModel{Latency: policy.Latency{T0Ms: law.T0Ms, TPMs: law.TPMs}}) {
 			with++
 		}
 	}
@@ -139,13 +139,13 @@ func TestATermThatExplainsNothingIsLeftOut(t *testing.T) {
 }
 
 func TestACurveIsLearnedThatNoLineFits(t *testing.T) {
-	truth := policy.Line{TPMs: 0.05, T0Ms: 20, Beta2: 1e-5} // a line through it would begin below zero
+	truth := policy.Latency{TPMs: 0.05, T0Ms: 20, Beta2: 1e-5} // a line through it would begin below zero
 	c, rng := NewCalibration(startLine, 500), rand.New(rand.NewPCG(1, 1))
 	for range 300 {
 		x := 1000 + 60_000*rng.Float64()
 		c.Add(Sample{New: x, Ms: truth.Ms(x, 0)})
 	}
-	law, fitted := c.Law()
+	law, fitted := c.Latency()
 	require.True(t, fitted)
 	require.InEpsilon(t, truth.Beta2, law.Beta2, 1e-6)
 	require.InEpsilon(t, truth.T0Ms, law.T0Ms, 1e-3)
@@ -170,14 +170,14 @@ func BenchmarkCalibrationAdd(b *testing.B) {
 
 // The first prefill of a new engine may take a minute, because the engine compiles. It does not hide the line of all others for long.
 func TestAFirstPrefillThatTakesAMinuteHidesTheLineForAWhileOnly(t *testing.T) {
-	c := NewCalibration(policy.Line{}, 500)
+	c := NewCalibration(policy.Latency{}, 500)
 	c.Add(Sample{New: 1000, Ms: 60_000})
 	dice := rand.New(rand.NewPCG(1, 2))
 	for range fitRestart + fitSamples {
 		n := 200 + 7800*dice.Float64()
 		c.Add(Sample{New: n, Ms: 20 + 0.05*n})
 	}
-	law, ok := c.Law()
+	law, ok := c.Latency()
 	require.True(t, ok)
 	require.InDelta(t, 0.05, law.TPMs, 1e-9)
 }

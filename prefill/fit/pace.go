@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// Pace measures how fast requests for a model arrive, and how long their prefills take.
-type Pace struct {
+// Throughput measures how fast requests for a model arrive, and how long their prefills take.
+type Throughput struct {
 	since  time.Time           // begin of the present window
 	count  int                 // first attempts in the present window
 	perS   float64             // weighted mean over the earlier windows
@@ -24,13 +24,13 @@ const (
 )
 
 // Arrived counts a request, at its first attempt.
-func (p *Pace) Arrived(now time.Time) {
+func (p *Throughput) Arrived(now time.Time) {
 	p.roll(now)
 	p.count++
 }
 
 // Answered records how long a probe took.
-func (p *Pace) Answered(now time.Time, ms float64) {
+func (p *Throughput) Answered(now time.Time, ms float64) {
 	p.last[p.next%paceProbes] = ms
 	if p.next++; p.next == 1 {
 		p.ttftMs = ms
@@ -39,17 +39,17 @@ func (p *Pace) Answered(now time.Time, ms float64) {
 }
 
 // ArrivalsPerS is the recent number of new requests per second.
-func (p *Pace) ArrivalsPerS(now time.Time) float64 {
+func (p *Throughput) ArrivalsPerS(now time.Time) float64 {
 	p.roll(now)
 	return p.perS
 }
 
 // TTFTMs is the median duration of the last probes in ms; 0: no probe was answered yet.
-func (p *Pace) TTFTMs() float64 { return p.ttftMs }
+func (p *Throughput) TTFTMs() float64 { return p.ttftMs }
 
 // roll ends the window if it is at least one second old. Without calls a window becomes longer; its rate is then the mean
 // over the longer time.
-func (p *Pace) roll(now time.Time) {
+func (p *Throughput) roll(now time.Time) {
 	if p.since.IsZero() {
 		p.since = now
 	}

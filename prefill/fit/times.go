@@ -19,9 +19,9 @@ type Config struct {
 	Known bool    `yaml:"-"` // the configured line counts as known before a line is learned
 }
 
-// Line is the line from which learning starts.
-func (c Config) Line() policy.Line {
-	return policy.Line{TPMs: c.TPMs, T0Ms: c.T0Ms, Beta2: c.Beta2}
+// Line returns the line from which learning starts.
+func (c Config) Line() policy.Latency {
+	return policy.Latency{TPMs: c.TPMs, T0Ms: c.T0Ms, Beta2: c.Beta2}
 }
 
 // halfLife is the number of newer samples after which a sample counts half. It is large enough to separate the fixed part
@@ -35,26 +35,26 @@ type kind struct{ model, hardware string }
 type Times struct {
 	start Config
 	lines map[kind]*Calibration
-	ways  map[string]*Way // by profile
-	usual float64         // weighted mean of the new tokens per prompt
+	ways  map[string]*CallbackLatency // by profile
+	usual float64                     // weighted mean of the new tokens per prompt
 }
 
 // New returns Times that have learned nothing yet.
 func New(start Config) *Times {
-	return &Times{start: start, lines: map[kind]*Calibration{}, ways: map[string]*Way{}}
+	return &Times{start: start, lines: map[kind]*Calibration{}, ways: map[string]*CallbackLatency{}}
 }
 
 // Configure changes the line from which new kinds of engines start.
 func (t *Times) Configure(start Config) { t.start = start }
 
-// Law predicts how long prefills of a model take on engines with a hardware label. known is false while law is only the
+// Latency predicts how long prefills of a model take on engines with a hardware label. known is false while law is only the
 // line from which learning starts.
-func (t *Times) Law(model, hardware string) (law Law, known bool) {
+func (t *Times) Latency(model, hardware string) (law LatencyModel, known bool) {
 	if calibration := t.lines[kind{model, hardware}]; calibration != nil {
-		law, known = calibration.Law()
+		law, known = calibration.Latency()
 		return law, known || t.start.Known
 	}
-	return Law{Line: t.start.Line()}, t.start.Known
+	return LatencyModel{Latency: t.start.Line()}, t.start.Known
 }
 
 // Learn adds a prefill to the samples of its model and hardware label.
@@ -113,9 +113,9 @@ func (t *Times) Computes(newTokens int64) {
 // Usual is the recent mean number of tokens that an engine has to compute for a prompt.
 func (t *Times) Usual() float64 { return t.usual }
 
-// Way learns, for requests whose decode rank is chosen before the prefill, how long the decode engine takes to call back.
+// CallbackLatency learns, for requests whose decode rank is chosen before the prefill, how long the decode engine takes to call back.
 // In its callback the decode engine says where the prefill engine must send the KV.
-type Way struct {
+type CallbackLatency struct {
 	callback float64 // weighted mean of the time until a callback, in ms; 0: none has come
 }
 
@@ -123,17 +123,17 @@ type Way struct {
 const callbackWeight = 0.05
 
 // Way returns the Way of a profile, which all callers share.
-func (t *Times) Way(profile string) *Way {
+func (t *Times) Way(profile string) *CallbackLatency {
 	w := t.ways[profile]
 	if w == nil {
-		w = &Way{}
+		w = &CallbackLatency{}
 		t.ways[profile] = w
 	}
 	return w
 }
 
 // CalledBack learns how long after the choice of the decode rank the callback of its engine came.
-func (w *Way) CalledBack(took time.Duration) {
+func (w *CallbackLatency) CalledBack(took time.Duration) {
 	if w.callback == 0 {
 		w.callback = ms(took)
 	}
@@ -141,6 +141,8 @@ func (w *Way) CalledBack(took time.Duration) {
 }
 
 // Callback is the usual time until a callback; 0: no callback has come.
-func (w *Way) Callback() time.Duration { return time.Duration(w.callback * float64(time.Millisecond)) }
+func (w *CallbackLatency) Callback() time.Duration {
+	return time.Duration(w.callback * float64(time.Millisecond))
+}
 
 func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }

@@ -63,8 +63,8 @@ func (s Share) Plus(other Share) Share {
 	return Share{s.Unanswered + other.Unanswered, s.NewTokens + other.NewTokens, s.KVTokens + other.KVTokens}
 }
 
-// Account holds the charges of one candidate, and the last values of its engine's gauges.
-type Account struct {
+// EngineLoad holds the charges of one candidate, and the last values of its engine's gauges.
+type EngineLoad struct {
 	Sums
 	Gauges
 	gate
@@ -76,29 +76,29 @@ type Account struct {
 
 	ledger     *Ledger
 	freed      freed
-	capacity   int64     // KV tokens from the configuration; 0: the scraped capacity is used
-	unanswered []*Charge // probes, in the order in which they were sent
-	turned     time.Time // when the engine last turned to another prompt, as far as the ends of probes show; zero: never
+	capacity   int64       // KV tokens from the configuration; 0: the scraped capacity is used
+	unanswered []*InFlight // probes, in the order in which they were sent
+	turned     time.Time   // when the engine last turned to another prompt, as far as the ends of probes show; zero: never
 }
 
-// Account returns the account of a new candidate, with nothing charged.
-func (l *Ledger) Account(owner string) Account {
-	return Account{ledger: l, Owner: owner, Gauges: Gauges{usage: math.NaN()}}
+// Load returns the account of a new candidate, with nothing charged.
+func (l *Ledger) Load(owner string) EngineLoad {
+	return EngineLoad{ledger: l, Owner: owner, Gauges: Gauges{usage: math.NaN()}}
 }
 
 // SetCapacity sets the candidate's capacity from the configuration, in KV tokens; 0: the scraped capacity is used.
-func (a *Account) SetCapacity(tokens int64, now time.Time) {
+func (a *EngineLoad) SetCapacity(tokens int64, now time.Time) {
 	a.capacity = tokens
 	a.UpdateGate(now)
 }
 
 // Capacity is how many KV tokens fit on the candidate; 0: not known.
-func (a *Account) Capacity() int64 {
+func (a *EngineLoad) Capacity() int64 {
 	return cmp.Or(a.capacity, a.scraped)
 }
 
 // Wait adds a prompt that waits for the candidate in this round.
-func (a *Account) Wait(w Weight) {
+func (a *EngineLoad) Wait(w Weight) {
 	a.Waiting.Leases[Probing]++
 	a.Waiting.NewTokens += w.NewTokens
 	a.Waiting.PredictedUs += w.PredictedUs
@@ -106,10 +106,10 @@ func (a *Account) Wait(w Weight) {
 }
 
 // Share is the load that this dispatcher has put on the candidate.
-func (a *Account) Share() Share { return Share{a.Leases[Probing], a.NewTokens, a.KVTokens()} }
+func (a *EngineLoad) Share() Share { return Share{a.Leases[Probing], a.NewTokens, a.KVTokens()} }
 
 // SetShared replaces the load that other dispatchers report for the candidate.
-func (a *Account) SetShared(s Share, now time.Time) {
+func (a *EngineLoad) SetShared(s Share, now time.Time) {
 	if a.Shared != s {
 		a.Shared = s
 		a.UpdateGate(now)
@@ -119,7 +119,7 @@ func (a *Account) SetShared(s Share, now time.Time) {
 // end removes a probe that has ended from the unanswered probes, and from the request counts of the last scrape. answered says that
 // the engine has answered it with a hand-off. Otherwise its client has left, for example, and the end says nothing about the engine: a
 // probe that waited leaves the prompt that the engine computes as it is, and an engine that stands still does not turn to another prompt.
-func (a *Account) end(c *Charge, answered bool, now time.Time) {
+func (a *EngineLoad) end(c *InFlight, answered bool, now time.Time) {
 	if c.sent.IsZero() {
 		return
 	}
@@ -136,7 +136,7 @@ func (a *Account) end(c *Charge, answered bool, now time.Time) {
 }
 
 // OldestSent is when the oldest unanswered probe was sent; zero: all probes are answered.
-func (a *Account) OldestSent() time.Time {
+func (a *EngineLoad) OldestSent() time.Time {
 	if len(a.unanswered) == 0 {
 		return time.Time{}
 	}
@@ -144,7 +144,7 @@ func (a *Account) OldestSent() time.Time {
 }
 
 // NextSent is when the oldest unanswered probe other than the charge's was sent; zero: there is none.
-func (a *Account) NextSent(c *Charge) time.Time {
+func (a *EngineLoad) NextSent(c *InFlight) time.Time {
 	for _, probe := range a.unanswered[:min(2, len(a.unanswered))] {
 		if probe != c {
 			return probe.sent
@@ -155,7 +155,7 @@ func (a *Account) NextSent(c *Charge) time.Time {
 
 // running is the oldest unanswered probe, and the latest time at which the engine can have begun to compute it: when the
 // probe was sent, or when the engine turned to it after another probe, whichever is later. nil: all probes are answered.
-func (a *Account) running() (oldest *Charge, since time.Time) {
+func (a *EngineLoad) running() (oldest *InFlight, since time.Time) {
 	if len(a.unanswered) == 0 {
 		return nil, since
 	}
@@ -175,7 +175,7 @@ const (
 
 // StallsAt is the time from which the candidate counts as stalled, unless it answers a probe before; false: it has no
 // unanswered probe.
-func (a *Account) StallsAt() (time.Time, bool) {
+func (a *EngineLoad) StallsAt() (time.Time, bool) {
 	oldest, since := a.running()
 	if oldest == nil {
 		return since, false
@@ -184,17 +184,17 @@ func (a *Account) StallsAt() (time.Time, bool) {
 }
 
 // Stalled reports whether the oldest unanswered probe counts as stuck now.
-func (a *Account) Stalled(now time.Time) bool {
+func (a *EngineLoad) Stalled(now time.Time) bool {
 	at, ok := a.StallsAt()
 	return ok && !now.Before(at)
 }
 
 // Unsent is the number of charged prompts whose probe was not sent yet.
-func (a *Account) Unsent() int { return a.Leases[Probing] - len(a.unanswered) }
+func (a *EngineLoad) Unsent() int { return a.Leases[Probing] - len(a.unanswered) }
 
 // Backlog is the part of the indicator backlog_ms that this proxy's own prompts cause, in ms. Prompts that wait for the
 // candidate in this round count like the prompts that it computes.
-func (a *Account) Backlog(now time.Time) float64 {
+func (a *EngineLoad) Backlog(now time.Time) float64 {
 	waiting := float64(a.Waiting.PredictedUs) / 1000
 	oldest, since := a.running()
 	if oldest == nil {
@@ -206,7 +206,7 @@ func (a *Account) Backlog(now time.Time) float64 {
 
 // Ends is the time by which all charged prompts are predicted to be prefilled; false: not known, as while the probe of
 // a charged prompt was not sent yet.
-func (a *Account) Ends() (at time.Time, known bool) {
+func (a *EngineLoad) Ends() (at time.Time, known bool) {
 	oldest, since := a.running()
 	if oldest == nil || a.PredictedUs == 0 || len(a.unanswered) < a.Leases[Probing] {
 		return at, false
@@ -218,7 +218,7 @@ func (a *Account) Ends() (at time.Time, known bool) {
 // computes now, and rest is how long it then takes for the prompts up to and including the charged one. duration corrects
 // a predicted prefill time by the recent error of the engine's predictions, which the caller knows. A prompt that was not
 // sent yet comes last.
-func (a *Account) Foresee(c *Charge, duration func(predicted time.Duration) time.Duration) (current time.Time, rest time.Duration) {
+func (a *EngineLoad) Foresee(c *InFlight, duration func(predicted time.Duration) time.Duration) (current time.Time, rest time.Duration) {
 	oldest, since := a.running()
 	if oldest != nil {
 		current = since.Add(duration(oldest.Predicted()))
@@ -242,7 +242,7 @@ func (a *Account) Foresee(c *Charge, duration func(predicted time.Duration) time
 // Other dispatchers report their load. A current sample may show more requests than were reported; each of these counts
 // as long as a usual prompt of this proxy takes. A running prompt counts half, because on average half of it is done. On
 // an engine that also decodes, running requests do not count, because they may be decodes.
-func (a *Account) OthersBacklog(line policy.Line, usualTokens float64, decodes bool, now time.Time) float64 {
+func (a *EngineLoad) OthersBacklog(line policy.Latency, usualTokens float64, decodes bool, now time.Time) float64 {
 	reported := float64(a.Shared.Unanswered)
 	ms := reported*line.T0Ms + line.TPMs*float64(a.Shared.NewTokens)
 	if a.Foreign == 0 || !a.Current(now) {
@@ -259,7 +259,7 @@ func (a *Account) OthersBacklog(line policy.Line, usualTokens float64, decodes b
 
 // Batch is the indicator bs: the unanswered probes of this proxy plus the requests of others. The requests of others are
 // the number that other dispatchers report, or the number that a current sample shows, whichever is larger.
-func (a *Account) Batch(now time.Time) float64 {
+func (a *EngineLoad) Batch(now time.Time) float64 {
 	others := float64(a.Shared.Unanswered)
 	if a.Foreign > 0 && a.Current(now) {
 		others = max(others, a.Foreign)
@@ -268,7 +268,7 @@ func (a *Account) Batch(now time.Time) float64 {
 }
 
 // Beside is how many requests run on the engine that are not probes of this proxy; 0 without a current sample.
-func (a *Account) Beside(now time.Time) float64 {
+func (a *EngineLoad) Beside(now time.Time) float64 {
 	if !a.Current(now) {
 		return 0
 	}
@@ -277,7 +277,7 @@ func (a *Account) Beside(now time.Time) float64 {
 
 // Crowded reports whether the engine has prompts of others, by the reports of other dispatchers or by a current sample.
 // On an engine that also decodes, running requests count as decodes.
-func (a *Account) Crowded(decodes bool, now time.Time) bool {
+func (a *EngineLoad) Crowded(decodes bool, now time.Time) bool {
 	prompts := a.Foreign
 	if decodes {
 		prompts = a.foreignQueue
@@ -288,7 +288,7 @@ func (a *Account) Crowded(decodes bool, now time.Time) bool {
 // Ahead is how many requests the engine would serve before one more probe: the unanswered probes of this proxy plus the
 // requests of others. The latter are the number that other dispatchers report, or the number that waits by a current
 // sample, whichever is larger.
-func (a *Account) Ahead(now time.Time) float64 {
+func (a *EngineLoad) Ahead(now time.Time) float64 {
 	others := float64(a.Shared.Unanswered)
 	if a.foreignQueue > 0 && a.Current(now) {
 		others = max(others, a.foreignQueue)
@@ -297,20 +297,20 @@ func (a *Account) Ahead(now time.Time) float64 {
 }
 
 // Charge books a prompt whose probe is sent now. The caller must not copy c afterwards, because the account points to it.
-func (a *Account) Charge(c *Charge, w Weight, h *Holder, now time.Time) {
+func (a *EngineLoad) Charge(c *InFlight, w Weight, h *LeaseOwner, now time.Time) {
 	a.Reserve(c, w, h, now)
 	c.Send(now)
 }
 
 // Reserve books a prompt whose probe is sent later. The caller must not copy c afterwards, because the account points to it.
-func (a *Account) Reserve(c *Charge, w Weight, h *Holder, now time.Time) {
+func (a *EngineLoad) Reserve(c *InFlight, w Weight, h *LeaseOwner, now time.Time) {
 	if h != nil {
 		h.charges++
 		if h.ended {
 			a.ledger.unheld++
 		}
 	}
-	*c = Charge{Weight: w, account: a, phase: Probing, holder: h, since: now}
+	*c = InFlight{Weight: w, account: a, phase: Probing, holder: h, since: now}
 	a.book(Probing, w, 1)
 	a.freed.fadeTo(now) // starts the measurement at the first charge; later calls only bring it up to date
 	a.ledger.charged++
@@ -318,7 +318,7 @@ func (a *Account) Reserve(c *Charge, w Weight, h *Holder, now time.Time) {
 }
 
 // UpdateGate opens or closes the gate by the present state. It must be called after every change of this state.
-func (a *Account) UpdateGate(now time.Time) {
+func (a *EngineLoad) UpdateGate(now time.Time) {
 	a.update(kvState{own: a.Own(), scraped: a.GaugeUsage(now), live: a.Live() + a.Shared.Unanswered, until: a.gaugeCountsUntil()},
 		a.ledger.cfg.KVThreshold, now)
 }
@@ -326,11 +326,11 @@ func (a *Account) UpdateGate(now time.Time) {
 // Stale reports whether too many scrapes in a row failed to rely on the gauges. The engine may only be too busy to
 // answer scrapes. It therefore stays in service by this proxy's own accounts, but engines with readable gauges are
 // preferred.
-func (a *Account) Stale() bool { return a.Misses >= staleAfter }
+func (a *EngineLoad) Stale() bool { return a.Misses >= staleAfter }
 
 // Current reports whether the last sample is recent enough to count the requests of others. A sample is current for
 // three scrape intervals, or for three times the duration of a scrape if scrapes take longer than the interval.
-func (a *Account) Current(now time.Time) bool {
+func (a *EngineLoad) Current(now time.Time) bool {
 	interval := max(a.ledger.cfg.Interval, a.scrapeTook)
 	if !a.asked.IsZero() {
 		interval = max(interval, now.Sub(a.asked))
@@ -340,7 +340,7 @@ func (a *Account) Current(now time.Time) bool {
 
 // Own is the share of the KV cache, 0 to 1, that this and other dispatchers use by their accounts. While the capacity
 // is unknown it is 0, and only the engine's gauge can close the gate.
-func (a *Account) Own() float64 {
+func (a *EngineLoad) Own() float64 {
 	if capacity := a.Capacity(); capacity > 0 {
 		return float64(a.KVTokens()+a.Shared.KVTokens) / float64(capacity)
 	}
@@ -350,7 +350,7 @@ func (a *Account) Own() float64 {
 // gaugeCountsUntil is when the engine's KV gauge becomes too old to count; zero: never. It leaves time for staleAfter
 // further scrapes, each as long as the last good one. A scrape that is still under way does not extend the time, because
 // it may wait for its whole timeout.
-func (a *Account) gaugeCountsUntil() time.Time {
+func (a *EngineLoad) gaugeCountsUntil() time.Time {
 	if a.Sampled.IsZero() {
 		return time.Time{}
 	}
@@ -359,7 +359,7 @@ func (a *Account) gaugeCountsUntil() time.Time {
 
 // GaugeUsage is the share of the KV cache that is in use by the engine's gauge, 0 to 1; NaN if the gauge is unknown, too
 // old or stale.
-func (a *Account) GaugeUsage(now time.Time) float64 {
+func (a *EngineLoad) GaugeUsage(now time.Time) float64 {
 	until := a.gaugeCountsUntil()
 	if a.Stale() || !until.IsZero() && !now.Before(until) {
 		return math.NaN()
@@ -369,7 +369,7 @@ func (a *Account) GaugeUsage(now time.Time) float64 {
 
 // Usage is the share of the KV cache in use, 0 to 1: the larger of the accounts and the engine's gauge. The gauge does
 // not count while no prompt of this proxy is on the engine, because an idle engine does not update it.
-func (a *Account) Usage() float64 {
+func (a *EngineLoad) Usage() float64 {
 	usage := a.Own()
 	if a.Live() > 0 && a.usage > usage { // never true of NaN
 		usage = a.usage
@@ -379,22 +379,22 @@ func (a *Account) Usage() float64 {
 
 // Queue is how many requests wait in the engine and how many run. Probes that this proxy sent or got answered since the
 // last scrape are included.
-func (a *Account) Queue() (waiting, running float64) { return a.engineWaits, a.engineRuns }
+func (a *EngineLoad) Queue() (waiting, running float64) { return a.engineWaits, a.engineRuns }
 
 // Strangers is how many requests from elsewhere than this proxy wait in the engine, and how many wait in all; false: no
 // sample is current.
-func (a *Account) Strangers(now time.Time) (foreign, all float64, ok bool) {
+func (a *EngineLoad) Strangers(now time.Time) (foreign, all float64, ok bool) {
 	return a.foreignQueue, a.waitingAtScrape, a.Current(now)
 }
 
 // SinceIdle looks back to the last scrape that found no request waiting. ran is how many requests ran then; answered is
 // the number of answers to this proxy's probes since then, less the number of probes sent since then.
-func (a *Account) SinceIdle() (ran float64, answered int) {
+func (a *EngineLoad) SinceIdle() (ran float64, answered int) {
 	return a.idle.ran, (a.answers - a.idle.answers) - (a.sends - a.idle.sends)
 }
 
 // Ask notes that a scrape is sent now, and returns the state of the account for Sample or Miss.
-func (a *Account) Ask(now time.Time) Mark {
+func (a *EngineLoad) Ask(now time.Time) Mark {
 	a.asked = now
 	return Mark{
 		sent: now, unanswered: len(a.unanswered), sends: a.sends, answers: a.answers, tokens: float64(a.KVTokens()),
@@ -403,10 +403,10 @@ func (a *Account) Ask(now time.Time) Mark {
 }
 
 // Unasked notes that the scrape under way was abandoned.
-func (a *Account) Unasked() { a.asked = time.Time{} }
+func (a *EngineLoad) Unasked() { a.asked = time.Time{} }
 
 // Miss notes that a scrape failed.
-func (a *Account) Miss(at Mark, now time.Time) {
+func (a *EngineLoad) Miss(at Mark, now time.Time) {
 	a.asked, a.scrapeTook = time.Time{}, now.Sub(at.sent)
 	a.Misses++
 	a.Missed++
@@ -416,7 +416,7 @@ func (a *Account) Miss(at Mark, now time.Time) {
 // Sample takes over the result of a scrape; at is the state of the account when the scrape was sent. Requests that the
 // engine counts beyond the unanswered probes of this proxy came from others. Sample reports whether the engine restarted
 // since the last scrape.
-func (a *Account) Sample(s Sample, at Mark, now time.Time) (restarted bool) {
+func (a *EngineLoad) Sample(s Sample, at Mark, now time.Time) (restarted bool) {
 	a.asked, a.scrapeTook = time.Time{}, now.Sub(at.sent)
 	if restarted = a.startTime > 0 && s.StartTime > 0 && s.StartTime != a.startTime; restarted {
 		a.ledger.freeOrphans(a, a.Sampled, now)
@@ -446,7 +446,7 @@ func (a *Account) Sample(s Sample, at Mark, now time.Time) (restarted bool) {
 
 // countRequests takes over the engine's counts of requests, and corrects them by the probes that were sent or answered
 // after the scrape was sent.
-func (a *Account) countRequests(s Sample, at Mark) {
+func (a *EngineLoad) countRequests(s Sample, at Mark) {
 	a.Foreign, a.foreignQueue, a.waitingAtScrape = 0, 0, 0
 	requests := s.Running + s.Waiting
 	if math.IsNaN(requests) {
@@ -464,7 +464,7 @@ func (a *Account) countRequests(s Sample, at Mark) {
 }
 
 // removeAnswered subtracts an answered request from the running requests, or from the waiting ones if no request runs.
-func (a *Account) removeAnswered() {
+func (a *EngineLoad) removeAnswered() {
 	if a.engineRuns >= 1 {
 		a.engineRuns--
 	} else {
@@ -475,7 +475,7 @@ func (a *Account) removeAnswered() {
 // Room predicts when the KV cache has room for more prompts, from the recent pace at which its tokens were freed. known
 // is false if the capacity or the pace is not known. The pace counts only the KV of this proxy's prompts, because other
 // dispatchers fill the room that their own prompts leave.
-func (a *Account) Room(now time.Time) (r Room, known bool) {
+func (a *EngineLoad) Room(now time.Time) (r Room, known bool) {
 	capacity, pace := float64(a.Capacity()), a.freed.perMs(now)
 	if capacity == 0 || pace == 0 {
 		return r, false

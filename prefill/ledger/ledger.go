@@ -57,7 +57,7 @@ func (l *Ledger) NextExpiry() (time.Time, bool) {
 
 // Expire ends one charge whose KV the engine has freed by its own timeout, and returns the charge's account; nil: no
 // charge has expired.
-func (l *Ledger) Expire(now time.Time) *Account {
+func (l *Ledger) Expire(now time.Time) *EngineLoad {
 	if len(l.expiries) == 0 || now.Before(l.expiries[0].expires) {
 		return nil
 	}
@@ -69,8 +69,8 @@ func (l *Ledger) Expire(now time.Time) *Account {
 
 // freeOrphans ends the orphaned charges of an account that are older than before. The engine restarted after before, so
 // their KV is gone with its old process.
-func (l *Ledger) freeOrphans(a *Account, before, now time.Time) {
-	var gone []*Charge
+func (l *Ledger) freeOrphans(a *EngineLoad, before, now time.Time) {
+	var gone []*InFlight
 	for _, c := range l.expiries {
 		if c.account == a && c.phase == Orphaned && c.since.Before(before) {
 			gone = append(gone, c)
@@ -82,7 +82,7 @@ func (l *Ledger) freeOrphans(a *Account, before, now time.Time) {
 }
 
 // expiries is a heap of the answered and orphaned charges, by the time at which they expire.
-type expiries []*Charge
+type expiries []*InFlight
 
 func (e expiries) Len() int           { return len(e) }
 func (e expiries) Less(i, j int) bool { return e[i].expires.Before(e[j].expires) }
@@ -92,7 +92,7 @@ func (e expiries) Swap(i, j int) {
 }
 
 func (e *expiries) Push(x any) {
-	c := x.(*Charge)
+	c := x.(*InFlight)
 	c.expiriesIndex = len(*e)
 	*e = append(*e, c)
 }
@@ -105,16 +105,16 @@ func (e *expiries) Pop() any {
 	return c
 }
 
-// Holder stands for one attempt to serve a request. The attempt must make the last call (Release or Orphan) on every
-// charge that names its Holder. A charge that has no last call when the attempt ends is lost, and the audit shows it.
-type Holder struct {
+// LeaseOwner stands for one attempt to serve a request. The attempt must make the last call (Release or Orphan) on every
+// charge that names its LeaseOwner. A charge that has no last call when the attempt ends is lost, and the audit shows it.
+type LeaseOwner struct {
 	charges int // charges on which the holder must still make the last call
 	ended   bool
 }
 
 // Ended notes that a holder makes no more calls, and returns the number of its lost charges. A lost charge stays on its
 // account, because the engine may still hold the KV, and counts as drift in the audit.
-func (l *Ledger) Ended(h *Holder) (lost int) {
+func (l *Ledger) Ended(h *LeaseOwner) (lost int) {
 	if !h.ended {
 		h.ended = true
 		l.unheld += h.charges
@@ -123,7 +123,7 @@ func (l *Ledger) Ended(h *Holder) (lost int) {
 }
 
 // PassOn separates the charge from its holder: from now on other code is responsible for the last call.
-func (c *Charge) PassOn() {
+func (c *InFlight) PassOn() {
 	h := c.holder
 	if h == nil {
 		return
@@ -165,7 +165,7 @@ type Weight struct {
 
 // WeightOf computes the weight of a prompt from its indicators on a candidate.
 func WeightOf(v *policy.Engine, promptBytes int) Weight {
-	line := policy.Line{T0Ms: v.T0Ms, TPMs: v.TPMs, Beta2: v.Beta2}
+	line := policy.Latency{T0Ms: v.T0Ms, TPMs: v.TPMs, Beta2: v.Beta2}
 	hitTokens, newTokens := int64(v.HitTokens), int64(v.NewTokens)
 	return Weight{
 		Tokens:      int64(v.PromptTokens),
@@ -180,33 +180,33 @@ func WeightOf(v *policy.Engine, promptBytes int) Weight {
 // bytes.
 func ascendWork(promptBytes int) int64 { return 8625*int64(promptBytes) + 120_074_500 }
 
-// Charge is one prompt on one account, from the choice of the candidate until the engine has freed the prompt's KV blocks:
+// InFlight is one prompt on one account, from the choice of the candidate until the engine has freed the prompt's KV blocks:
 //
-//	Charge ─▶ Probing ─Answer─▶ Pooled ─Dispatch─▶ Dispatched
+//	InFlight ─▶ Probing ─Answer─▶ Pooled ─Dispatch─▶ Dispatched
 //
 // Account.Reserve also makes a charge that is Probing, but its probe is sent later, by Send. In each phase Release ends
 // the charge, and Orphan leaves it to the engine's own timeout. The owner calls Settle before this last call. Any call
 // after it is a bug, which the ledger counts as a misuse.
-type Charge struct {
+type InFlight struct {
 	Weight        Weight
-	account       *Account
+	account       *EngineLoad
 	phase         Phase
 	settled       bool // Settle was called: the next call is the last
 	renewed       bool // the request's decode engine keeps renewing the prefill engine's hold on the KV
-	holder        *Holder
-	sent          time.Time // when the probe was sent; zero: not yet
-	since         time.Time // when the present phase began
-	expires       time.Time // when the engine frees the KV by itself; zero while probing
-	expiriesIndex int       // index in the ledger's heap of expiries
-	apart         *Apart    // counts of the charge's model, which include the charge until it is answered; nil: not counted
+	holder        *LeaseOwner
+	sent          time.Time    // when the probe was sent; zero: not yet
+	since         time.Time    // when the present phase began
+	expires       time.Time    // when the engine frees the KV by itself; zero while probing
+	expiriesIndex int          // index in the ledger's heap of expiries
+	modelCounts   *ModelCounts // counts of the charge's model, which include the charge until it is answered; nil: not counted
 }
 
-// Apart counts the unanswered charges of one model on an account that several models share.
-type Apart struct{ Probing, Unsent int }
+// ModelCounts counts the unanswered charges of one model on an account that several models share.
+type ModelCounts struct{ Probing, Unsent int }
 
-// CountApart adds a new charge to the counts of its model.
-func (c *Charge) CountApart(counts *Apart) {
-	c.apart = counts
+// CountByModel adds a new charge to the counts of its model.
+func (c *InFlight) CountByModel(counts *ModelCounts) {
+	c.modelCounts = counts
 	counts.Probing++
 	if c.sent.IsZero() {
 		counts.Unsent++
@@ -214,15 +214,15 @@ func (c *Charge) CountApart(counts *Apart) {
 }
 
 // Send notes that the probe is sent now. It is called once.
-func (c *Charge) Send(now time.Time) {
+func (c *InFlight) Send(now time.Time) {
 	if c.settled || c.phase != Probing || !c.sent.IsZero() {
 		c.account.ledger.misuses++
 		return
 	}
 	a := c.account
 	c.sent = now
-	if c.apart != nil {
-		c.apart.Unsent--
+	if c.modelCounts != nil {
+		c.modelCounts.Unsent--
 	}
 	a.unanswered = append(a.unanswered, c)
 	a.sends++
@@ -230,18 +230,18 @@ func (c *Charge) Send(now time.Time) {
 }
 
 // Phase is the present phase of the prompt's KV.
-func (c *Charge) Phase() Phase { return c.phase }
+func (c *InFlight) Phase() Phase { return c.phase }
 
 // Predicted is the duration of the prefill without any wait, as predicted when the prompt was charged.
-func (c *Charge) Predicted() time.Duration {
+func (c *InFlight) Predicted() time.Duration {
 	return time.Duration(c.Weight.PredictedUs) * time.Microsecond
 }
 
 // Sent is when the probe was sent; zero: not yet.
-func (c *Charge) Sent() time.Time { return c.sent }
+func (c *InFlight) Sent() time.Time { return c.sent }
 
 // MayAnswer reports whether the probe was sent and not answered yet; if not, it counts a misuse.
-func (c *Charge) MayAnswer() bool {
+func (c *InFlight) MayAnswer() bool {
 	if c.settled || c.phase != Probing || c.sent.IsZero() {
 		c.account.ledger.misuses++
 		return false
@@ -251,13 +251,13 @@ func (c *Charge) MayAnswer() bool {
 
 // Answer books that the probe was answered with a hand-off. tokens is the KV of the hand-off, which the engine frees at
 // expires.
-func (c *Charge) Answer(tokens int64, expires, now time.Time) {
+func (c *InFlight) Answer(tokens int64, expires, now time.Time) {
 	c.expires = expires
 	c.move(Pooled, tokens, now)
 }
 
 // Dispatch books that the request was sent to a decode rank, which fetches the KV.
-func (c *Charge) Dispatch(now time.Time) {
+func (c *InFlight) Dispatch(now time.Time) {
 	switch {
 	case c.settled || c.phase == Probing:
 		c.account.ledger.misuses++
@@ -271,7 +271,7 @@ const renewedFor = 10_000 * time.Hour
 
 // Renew notes that the decode engine keeps renewing the prefill engine's hold on the KV, so that the charge does not
 // expire while the request runs.
-func (c *Charge) Renew(now time.Time) {
+func (c *InFlight) Renew(now time.Time) {
 	if c.settled || c.phase != Dispatched {
 		return
 	}
@@ -281,7 +281,7 @@ func (c *Charge) Renew(now time.Time) {
 
 // Settle must be called before the last call on a charge. It reports whether the last call still changes anything: not if
 // the charge has ended already, or if this is the second Settle, which counts as a misuse.
-func (c *Charge) Settle() bool {
+func (c *InFlight) Settle() bool {
 	if c.settled {
 		c.account.ledger.misuses++
 		return false
@@ -293,7 +293,7 @@ func (c *Charge) Settle() bool {
 
 // Orphan books that no decode engine will fetch the KV, so that the engine frees it by its own timeout. hold is that
 // timeout. It began when the probe was answered, and Answer has set the time at which the charge expires.
-func (c *Charge) Orphan(hold time.Duration, now time.Time) {
+func (c *InFlight) Orphan(hold time.Duration, now time.Time) {
 	if c.phase == Probing || c.renewed { // no answer has set the time, or Renew has put it off: the timeout counts from now
 		c.renewed, c.expires = false, now.Add(hold)
 	}
@@ -302,23 +302,23 @@ func (c *Charge) Orphan(hold time.Duration, now time.Time) {
 }
 
 // Release books that the prefill engine has freed the KV.
-func (c *Charge) Release(now time.Time) { c.move(Ended, 0, now) }
+func (c *InFlight) Release(now time.Time) { c.move(Ended, 0, now) }
 
 // leaveApart removes the charge from the counts of its model, if it is counted there.
-func (c *Charge) leaveApart() {
-	if c.apart == nil {
+func (c *InFlight) leaveApart() {
+	if c.modelCounts == nil {
 		return
 	}
-	c.apart.Probing--
+	c.modelCounts.Probing--
 	if c.sent.IsZero() {
-		c.apart.Unsent--
+		c.modelCounts.Unsent--
 	}
-	c.apart = nil
+	c.modelCounts = nil
 }
 
 // move moves a charge to another phase, from which on it weighs tokens. The phase Ended removes the charge from its
 // account. No other function reduces the sums of an account.
-func (c *Charge) move(to Phase, tokens int64, now time.Time) {
+func (c *InFlight) move(to Phase, tokens int64, now time.Time) {
 	a := c.account
 	a.book(c.phase, c.Weight, -1)
 	if to == Ended {

@@ -13,11 +13,11 @@ import (
 func TestEveryChargeHasOneEnd(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		l := New(Config{KVThreshold: 0.9, Interval: time.Second})
-		accounts := []Account{l.Account("p0"), l.Account("p1")}
+		accounts := []EngineLoad{l.Load("p0"), l.Load("p1")}
 		now := time.Unix(1000, 0)
 		type held struct {
-			*Charge
-			at      *Account
+			*InFlight
+			at      *EngineLoad
 			sent    bool
 			settled bool
 		}
@@ -26,12 +26,12 @@ func TestEveryChargeHasOneEnd(t *testing.T) {
 		for range rapid.IntRange(1, 60).Draw(t, "calls") {
 			now = now.Add(time.Duration(rapid.IntRange(0, 3).Draw(t, "seconds")) * time.Second)
 			if len(all) == 0 || rapid.IntRange(0, 3).Draw(t, "new") == 0 {
-				h := &held{Charge: &Charge{}, at: &accounts[rapid.IntRange(0, 1).Draw(t, "account")], sent: rapid.Bool().Draw(t, "sent")}
+				h := &held{InFlight: &InFlight{}, at: &accounts[rapid.IntRange(0, 1).Draw(t, "account")], sent: rapid.Bool().Draw(t, "sent")}
 				w := Weight{Tokens: int64(rapid.IntRange(1, 1000).Draw(t, "tokens")), Work: 7, NewTokens: 5, PredictedUs: 3, Attention: 2}
 				if h.sent {
-					h.at.Charge(h.Charge, w, nil, now)
+					h.at.Charge(h.InFlight, w, nil, now)
 				} else {
-					h.at.Reserve(h.Charge, w, nil, now)
+					h.at.Reserve(h.InFlight, w, nil, now)
 				}
 				all = append(all, h)
 				continue
@@ -103,10 +103,10 @@ func TestEveryChargeHasOneEnd(t *testing.T) {
 // A charge that its holder has lost stays on the account, and the audit shows it.
 func TestALostChargeIsDrift(t *testing.T) {
 	l, now := New(Config{}), time.Unix(1000, 0)
-	a := l.Account("p0")
-	var kept, lost, passed Charge
-	var h Holder
-	for _, c := range []*Charge{&kept, &lost, &passed} {
+	a := l.Load("p0")
+	var kept, lost, passed InFlight
+	var h LeaseOwner
+	for _, c := range []*InFlight{&kept, &lost, &passed} {
 		a.Charge(c, Weight{Tokens: 10}, &h, now)
 	}
 	kept.Settle()
@@ -141,8 +141,8 @@ func TestWhenProbesEnd(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			begin := time.Unix(1000, 0)
-			a := New(Config{}).Account("p0")
-			charges := make([]Charge, 3)
+			a := New(Config{}).Load("p0")
+			charges := make([]InFlight, 3)
 			for i := range charges {
 				a.Charge(&charges[i], Weight{Tokens: 10, PredictedUs: 2_000_000}, nil, begin.Add(time.Duration(i)*s))
 			}
@@ -191,8 +191,8 @@ func TestAProbeThatIsGivenUpIsNoAnswer(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			begin := time.Unix(1000, 0)
-			a := New(Config{}).Account("p0")
-			charges := make([]Charge, 3)
+			a := New(Config{}).Load("p0")
+			charges := make([]InFlight, 3)
 			for i := range charges {
 				a.Charge(&charges[i], Weight{Tokens: 10, PredictedUs: 2_000_000}, nil, begin.Add(time.Duration(i)*s))
 			}
@@ -210,16 +210,16 @@ func TestAProbeThatIsGivenUpIsNoAnswer(t *testing.T) {
 
 func TestTheEngineFreesWhatNobodyFetches(t *testing.T) {
 	l, now := New(Config{}), time.Unix(1000, 0)
-	a := l.Account("p0")
-	var probing, pooled, renewed Charge
-	for _, c := range []*Charge{&probing, &pooled, &renewed} {
+	a := l.Load("p0")
+	var probing, pooled, renewed InFlight
+	for _, c := range []*InFlight{&probing, &pooled, &renewed} {
 		a.Charge(c, Weight{Tokens: 10}, nil, now)
 	}
 	pooled.Answer(10, now.Add(30*time.Second), now)
 	renewed.Answer(10, now.Add(30*time.Second), now)
 	renewed.Dispatch(now)
 	renewed.Renew(now)
-	for _, c := range []*Charge{&probing, &pooled, &renewed} {
+	for _, c := range []*InFlight{&probing, &pooled, &renewed} {
 		require.True(t, c.Settle())
 		c.Orphan(time.Minute, now.Add(10*time.Second))
 	}

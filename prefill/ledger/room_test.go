@@ -10,21 +10,21 @@ import (
 
 // prompts charges and releases prompts of a thousand tokens on an account, one a second.
 type prompts struct {
-	*Account
+	*EngineLoad
 	now  time.Time
-	held []*Charge
+	held []*InFlight
 }
 
 func newPrompts(t *testing.T) *prompts {
 	t.Helper()
-	a := New(Config{KVThreshold: 0.9, Interval: time.Second}).Account("p0")
-	p := &prompts{Account: &a, now: time.Unix(1000, 0)}
+	a := New(Config{KVThreshold: 0.9, Interval: time.Second}).Load("p0")
+	p := &prompts{EngineLoad: &a, now: time.Unix(1000, 0)}
 	p.SetCapacity(100_000, p.now)
 	return p
 }
 
 func (p *prompts) charge(tokens int64) {
-	c := &Charge{}
+	c := &InFlight{}
 	p.Charge(c, Weight{Tokens: tokens}, nil, p.now)
 	p.held = append(p.held, c)
 }

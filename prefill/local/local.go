@@ -58,7 +58,7 @@ type Ranks struct {
 
 type rank struct {
 	Rank
-	cache   cache.Holdings
+	cache   cache.CachedBlocks
 	feed    cache.Feed // the stream of the rank's KV events; zero: none
 	emptied time.Time  // when Forget was called for the rank; zero: never
 }
@@ -163,7 +163,7 @@ func (l *Ranks) replace(ranks []Rank) {
 		present[given.ID], engines[given.Engine], models[given.Model] = true, true, true
 		r := l.ranks[given.ID]
 		if r == nil {
-			r = &rank{cache: l.cache.Holdings(given.Name)}
+			r = &rank{cache: l.cache.CachedBlocks(given.Name)}
 			l.ranks[given.ID] = r
 		} else if given.Up && !r.Up {
 			r.cache.Drop()
@@ -349,7 +349,7 @@ func (l *Ranks) Moved(model string, tokens int, took time.Duration) {
 	defer l.mu.Unlock()
 	times := l.transfers[model]
 	if times == nil {
-		times = fit.NewCalibration(policy.Line{}, transferHalfLife)
+		times = fit.NewCalibration(policy.Latency{}, transferHalfLife)
 		l.transfers[model] = times
 	}
 	times.Add(fit.Sample{New: float64(tokens), Ms: took.Seconds() * 1000})
@@ -358,12 +358,12 @@ func (l *Ranks) Moved(model string, tokens int, took time.Duration) {
 // BreakEven is how many tokens an idle rank can compute in the time that a hand-off of the prompt takes. If fewer tokens are
 // new, computing them is faster than fetching the KV. line predicts the model's prefill times; rtt is the round trip to
 // the prefill engine.
-func (l *Ranks) BreakEven(p *Prompt, line policy.Line, rtt time.Duration) float64 {
+func (l *Ranks) BreakEven(p *Prompt, line policy.Latency, rtt time.Duration) float64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	handoff := rtt.Seconds()*1000 + line.T0Ms/2
 	if times := l.transfers[p.Model]; times != nil {
-		transfer, _ := times.Law()
+		transfer, _ := times.Latency()
 		handoff += transfer.Ms(float64(l.length(p)), 0) - transfer.T0Ms
 	}
 	return handoff / line.TPMs

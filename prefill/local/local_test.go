@@ -112,7 +112,7 @@ func TestTheLengthOfAPromptIsLearned(t *testing.T) {
 
 func TestBreakEvenCountsWhatAHandoffTakes(t *testing.T) {
 	l := two()
-	line := policy.Line{TPMs: 0.1, T0Ms: 20}
+	line := policy.Latency{TPMs: 0.1, T0Ms: 20}
 	p := &Prompt{Model: "m", Tokens: 1000}
 	require.InDelta(t, 150, l.BreakEven(p, line, 5*time.Millisecond), 1e-9)
 	for i := range 40 {

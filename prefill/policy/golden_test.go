@@ -59,7 +59,7 @@ func TestGoldenExamples(t *testing.T) {
 	}
 	backlog := func(elapsed float64) func(*Engine) {
 		return func(e *Engine) {
-			w := Line{T0Ms: 150.72, TPMs: 0.0938}.Ms(6000, 0)
+			w := Latency{T0Ms: 150.72, TPMs: 0.0938}.Ms(6000, 0)
 			e.QueuedNewTokens, e.BS, e.BacklogMs = 6000, 1, Backlog(w, w, elapsed)
 		}
 	}

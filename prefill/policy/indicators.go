@@ -87,11 +87,11 @@ func Aggregate(candidates []Engine) {
 	}
 }
 
-// Line predicts the duration of a prefill in ms: T0Ms + TPMs·N + Beta2·N·(H + N/2), for N new tokens after H cached tokens.
-type Line struct{ T0Ms, TPMs, Beta2 float64 }
+// Latency predicts the duration of a prefill in ms: T0Ms + TPMs·N + Beta2·N·(H + N/2), for N new tokens after H cached tokens.
+type Latency struct{ T0Ms, TPMs, Beta2 float64 }
 
 // Ms is the predicted duration of a prefill.
-func (l Line) Ms(newTokens, hit float64) float64 {
+func (l Latency) Ms(newTokens, hit float64) float64 {
 	return l.T0Ms + l.TPMs*newTokens + l.Beta2*Attention(newTokens, hit)
 }
 

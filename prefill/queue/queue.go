@@ -21,7 +21,7 @@ const Batch = math.MinInt
 
 // Queue holds the lines of all models.
 type Queue[T any] struct {
-	lines    map[string]*Line[T]
+	lines    map[string]*ModelQueue[T]
 	classes  map[int]*class[T]
 	due      ordered[*Item[T]] // the requests with a deadline
 	waiting  int
@@ -46,24 +46,24 @@ type Item[T any] struct {
 	number       uint64 // counts arrivals; orders requests that arrived at the same time
 	heldIn       uint64 // the last round in which the request was held
 	fixed        bool   // the request must not be displaced
-	line         *Line[T]
-	retriesIndex int      // index in the heap of retries, -1: not in it
-	dueIndex     int      // index in the heap of deadlines, -1: not in it
-	lane         *lane[T] // nil: the request is a retry, or does not wait
+	line         *ModelQueue[T]
+	retriesIndex int           // index in the heap of retries, -1: not in it
+	dueIndex     int           // index in the heap of deadlines, -1: not in it
+	lane         *flowQueue[T] // nil: the request is a retry, or does not wait
 	element      *list.Element
 }
 
-// Line holds the requests for one model. Retries are kept apart from lanes. They have a place in the pool already, so
+// ModelQueue holds the requests for one model. Retries are kept apart from lanes. They have a place in the pool already, so
 // they must not wait behind a request that still needs a place; and their key was charged for its turn already.
-type Line[T any] struct {
+type ModelQueue[T any] struct {
 	queue   *Queue[T]
 	retries ordered[*Item[T]]
-	lanes   map[*flow[T]]*lane[T]
-	turns   ordered[*lane[T]] // its first lane is served next
-	longest ordered[*lane[T]] // its first lane gives way first if the line is full
-	fresh   int               // requests in all lanes
-	batch   int               // the part of fresh that has priority Batch
-	tokens  int64             // prompt tokens of the part of fresh that is not batch
+	lanes   map[*flow[T]]*flowQueue[T]
+	turns   ordered[*flowQueue[T]] // its first lane is served next
+	longest ordered[*flowQueue[T]] // its first lane gives way first if the line is full
+	fresh   int                    // requests in all lanes
+	batch   int                    // the part of fresh that has priority Batch
+	tokens  int64                  // prompt tokens of the part of fresh that is not batch
 
 	settledIn, shutIn, heldIn uint64 // the last rounds in which Settle, Shut and Hold were called
 	retryHeldIn               uint64 // the last round in which a retry was held
@@ -80,23 +80,23 @@ type aim struct {
 // New returns a queue in which no request waits.
 func New[T any]() *Queue[T] {
 	return &Queue[T]{
-		lines: map[string]*Line[T]{}, classes: map[int]*class[T]{},
+		lines: map[string]*ModelQueue[T]{}, classes: map[int]*class[T]{},
 		due: ordered[*Item[T]]{before: func(a, b *Item[T]) bool { return a.Deadline.Before(b.Deadline) },
 			index: func(item *Item[T]) *int { return &item.dueIndex }},
 	}
 }
 
-// Line returns a model's line, which the first call makes.
-func (q *Queue[T]) Line(model string) *Line[T] {
+// ModelQueue returns a model's line, which the first call makes.
+func (q *Queue[T]) ModelQueue(model string) *ModelQueue[T] {
 	l := q.lines[model]
 	if l == nil {
-		l = &Line[T]{
+		l = &ModelQueue[T]{
 			queue:   q,
 			retries: ordered[*Item[T]]{before: (*Item[T]).before, index: func(item *Item[T]) *int { return &item.retriesIndex }},
-			lanes:   map[*flow[T]]*lane[T]{},
-			turns: ordered[*lane[T]]{before: func(a, b *lane[T]) bool { return a.first().before(b.first()) },
-				index: func(l *lane[T]) *int { return &l.turnsIndex }},
-			longest: ordered[*lane[T]]{before: (*lane[T]).givesWayBefore, index: func(l *lane[T]) *int { return &l.longestIndex }},
+			lanes:   map[*flow[T]]*flowQueue[T]{},
+			turns: ordered[*flowQueue[T]]{before: func(a, b *flowQueue[T]) bool { return a.first().before(b.first()) },
+				index: func(l *flowQueue[T]) *int { return &l.turnsIndex }},
+			longest: ordered[*flowQueue[T]]{before: (*flowQueue[T]).givesWayBefore, index: func(l *flowQueue[T]) *int { return &l.longestIndex }},
 		}
 		q.lines[model] = l
 	}
@@ -119,21 +119,21 @@ func (q *Queue[T]) ByPriority() map[int]int {
 }
 
 // Fresh is how many requests wait in the line, without retries and batch.
-func (l *Line[T]) Fresh() int { return l.fresh - l.batch }
+func (l *ModelQueue[T]) Fresh() int { return l.fresh - l.batch }
 
 // Online reports whether a request waits that is not batch.
-func (l *Line[T]) Online() bool {
+func (l *ModelQueue[T]) Online() bool {
 	return l.Fresh() > 0 || l.retries.Len() > 0 && l.retries.members[0].Priority != Batch
 }
 
 // Tokens is the sum of the prompt tokens of the requests that Fresh counts.
-func (l *Line[T]) Tokens() int64 { return l.tokens }
+func (l *ModelQueue[T]) Tokens() int64 { return l.tokens }
 
 // Empty reports whether no request waits in the line.
-func (l *Line[T]) Empty() bool { return l.fresh+l.retries.Len() == 0 }
+func (l *ModelQueue[T]) Empty() bool { return l.fresh+l.retries.Len() == 0 }
 
 // Backlog is the number of waiting requests, with retries and without batch, and the sum of their prompt tokens.
-func (l *Line[T]) Backlog() (requests int, tokens int64) {
+func (l *ModelQueue[T]) Backlog() (requests int, tokens int64) {
 	requests, tokens = l.Fresh(), l.tokens
 	for _, item := range l.retries.members {
 		if item.Priority != Batch {
@@ -145,7 +145,7 @@ func (l *Line[T]) Backlog() (requests int, tokens int64) {
 
 // Waits reports whether any request waits that could be served now. If places is false, the pool is full and only retries
 // could be.
-func (l *Line[T]) Waits(places bool) bool { return l.next(places) != nil }
+func (l *ModelQueue[T]) Waits(places bool) bool { return l.next(places) != nil }
 
 // StartRound begins another round over the waiting requests.
 func (q *Queue[T]) StartRound() {
@@ -209,10 +209,10 @@ func (i *Item[T]) held(round uint64) bool {
 }
 
 // Settle notes that only retries of the line can be served in this round.
-func (l *Line[T]) Settle() { l.settledIn = l.queue.round }
+func (l *ModelQueue[T]) Settle() { l.settledIn = l.queue.round }
 
 // Shut notes that no request of the line can be served in this round.
-func (l *Line[T]) Shut() { l.shutIn = l.queue.round }
+func (l *ModelQueue[T]) Shut() { l.shutIn = l.queue.round }
 
 // before reports whether a request is served before another one, of the same line or not.
 func (i *Item[T]) before(other *Item[T]) bool {
@@ -254,7 +254,7 @@ func (i *Item[T]) olderThan(other *Item[T]) bool {
 
 // next is the request of the line that is served first; nil: none can be. If places is false, the pool is full and only
 // retries can be served.
-func (l *Line[T]) next(places bool) (first *Item[T]) {
+func (l *ModelQueue[T]) next(places bool) (first *Item[T]) {
 	if l.retries.Len() > 0 {
 		first = l.retries.members[0]
 	}
@@ -269,7 +269,7 @@ func (l *Line[T]) next(places bool) (first *Item[T]) {
 // nextNotHeld is next without the requests that were held in the round. It goes through all requests only if the first
 // one was held, which is rare. If newLanes is true, it also leaves out the lanes of which a request was held, and all
 // retries if one of them was.
-func (l *Line[T]) nextNotHeld(round uint64, places, newLanes bool) *Item[T] {
+func (l *ModelQueue[T]) nextNotHeld(round uint64, places, newLanes bool) *Item[T] {
 	first := l.next(places)
 	if first == nil || !first.held(round) && !newLanes {
 		return first
@@ -303,7 +303,7 @@ func (l *Line[T]) nextNotHeld(round uint64, places, newLanes bool) *Item[T] {
 }
 
 // Add puts a request in the line: among the retries, or in its key's lane by deadline and first arrival.
-func (l *Line[T]) Add(item *Item[T]) {
+func (l *ModelQueue[T]) Add(item *Item[T]) {
 	q := l.queue
 	if item.number == 0 { // a request that MakeRoom puts back keeps its number
 		q.arrivals++
@@ -332,7 +332,7 @@ func (l *Line[T]) Add(item *Item[T]) {
 }
 
 // count adds a request to the line's counts if n is 1, and subtracts it if n is -1.
-func (l *Line[T]) count(item *Item[T], n int) {
+func (l *ModelQueue[T]) count(item *Item[T], n int) {
 	l.fresh += n
 	if item.Priority == Batch {
 		l.batch += n
@@ -342,10 +342,10 @@ func (l *Line[T]) count(item *Item[T], n int) {
 }
 
 // laneOf returns the lane of a key in this line, and makes it if there is none.
-func (l *Line[T]) laneOf(f *flow[T]) *lane[T] {
+func (l *ModelQueue[T]) laneOf(f *flow[T]) *flowQueue[T] {
 	keyLane := l.lanes[f]
 	if keyLane == nil {
-		keyLane = &lane[T]{flow: f, line: l}
+		keyLane = &flowQueue[T]{flow: f, line: l}
 		l.lanes[f] = keyLane
 		f.lanes = append(f.lanes, keyLane)
 	}
@@ -438,7 +438,7 @@ func (i *Item[T]) Fix() {
 
 // MakeRoom displaces requests until the line has room for n more of a priority and key. limit is how many requests may
 // wait in the line, without retries. If displacing cannot make enough room, none is displaced and ok is false.
-func (l *Line[T]) MakeRoom(priority int, key string, n, limit int) (displaced []*Item[T], ok bool) {
+func (l *ModelQueue[T]) MakeRoom(priority int, key string, n, limit int) (displaced []*Item[T], ok bool) {
 	ownWaiting := l.waitingOf(priority, key) + n
 	over := l.fresh + n - limit
 	if priority == Batch {
@@ -464,7 +464,7 @@ func Share(limit int) int { return max(1, limit/2) }
 // yields is the request that leaves a full line to make room for a new request with this priority and key; nil: there is
 // none. It is the last displaceable request of the lane that gives way first. A lane of a higher priority does not yield.
 // A lane of the same priority yields only if it is longer than ownWaiting, the length that the new request's lane gets.
-func (l *Line[T]) yields(priority int, key string, ownWaiting int) *Item[T] {
+func (l *ModelQueue[T]) yields(priority int, key string, ownWaiting int) *Item[T] {
 	if l.longest.Len() == 0 {
 		return nil
 	}
@@ -483,7 +483,7 @@ func (l *Line[T]) yields(priority int, key string, ownWaiting int) *Item[T] {
 }
 
 // waitingOf is how many requests of a key wait.
-func (l *Line[T]) waitingOf(priority int, key string) int {
+func (l *ModelQueue[T]) waitingOf(priority int, key string) int {
 	if c := l.queue.classes[priority]; c != nil {
 		if lane := l.lanes[c.flows[key]]; lane != nil {
 			return lane.items.Len()

@@ -13,10 +13,10 @@ import (
 
 // line is one model's, served one after another.
 type line struct {
-	*Line[string]
+	*ModelQueue[string]
 }
 
-func newLine() *line { return &line{New[string]().Line("m")} }
+func newLine() *line { return &line{New[string]().ModelQueue("m")} }
 
 type item = Item[string]
 
@@ -345,7 +345,7 @@ func BenchmarkTheQueueOfManyKeys(b *testing.B) {
 func TestARoundOfHeldRequestsLooksAtEachLine(t *testing.T) {
 	q, lines := New[string](), []*line{}
 	for _, model := range []string{"a", "b", "c"} {
-		l := &line{q.Line(model)}
+		l := &line{q.ModelQueue(model)}
 		for i := range 200 {
 			l.enter(item{Of: model, Key: "k", Arrival: epoch.Add(time.Duration(i) * time.Second)})
 		}
@@ -371,7 +371,7 @@ func TestARoundOfHeldRequestsLooksAtEachLine(t *testing.T) {
 // Where one request says that its target takes none, the round looks at no other of that target, but at retries on their own.
 func TestARoundPassesAllThatNameATargetThatIsClosed(t *testing.T) {
 	q := New[string]()
-	l := &line{q.Line("m")}
+	l := &line{q.ModelQueue("m")}
 	for i := range 3 * roundDepth {
 		l.enter(item{Of: "fresh", Target: "b", Arrival: epoch.Add(time.Duration(i) * time.Second)})
 		l.enter(item{Of: "retry", Target: "b", Reserved: true, Arrival: epoch.Add(time.Duration(i) * time.Second)})

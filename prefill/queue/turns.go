@@ -21,14 +21,14 @@ type flow[T any] struct {
 	class    *class[T]
 	priority int
 	key      string
-	due      int64      // virtual time of its next request, in tokens: grows with the tokens served, starts at the clock or later
-	lanes    []*lane[T] // one for each model for which requests of the key wait
+	due      int64           // virtual time of its next request, in tokens: grows with the tokens served, starts at the clock or later
+	lanes    []*flowQueue[T] // one for each model for which requests of the key wait
 }
 
-// lane is a flow's requests for one model.
-type lane[T any] struct {
+// flowQueue is a flow's requests for one model.
+type flowQueue[T any] struct {
 	*flow[T]
-	line         *Line[T]
+	line         *ModelQueue[T]
 	items        list.List // of *Item[T], by deadline and arrival
 	displaceable int       // number of items that are not fixed
 	heldIn       uint64    // the last round in which one of the items was held
@@ -36,10 +36,10 @@ type lane[T any] struct {
 	longestIndex int       // index in the line's heap longest
 }
 
-func (l *lane[T]) first() *Item[T] { return l.items.Front().Value.(*Item[T]) }
+func (l *flowQueue[T]) first() *Item[T] { return l.items.Front().Value.(*Item[T]) }
 
 // insert adds a request at its position in the lane.
-func (l *lane[T]) insert(item *Item[T]) {
+func (l *flowQueue[T]) insert(item *Item[T]) {
 	before := l.items.Back() // nearly every new request belongs at the end
 	for before != nil && item.beforeInLane(before.Value.(*Item[T])) {
 		before = before.Prev()
@@ -58,7 +58,7 @@ func (l *lane[T]) insert(item *Item[T]) {
 // givesWayBefore reports whether a full line displaces a request of this lane before a request of the other lane. The
 // lane with the lowest priority gives way first; among lanes of one priority it is the lane with the most requests, so
 // that a key that fills the queue gives way to other keys. A lane without displaceable requests comes last.
-func (l *lane[T]) givesWayBefore(other *lane[T]) bool {
+func (l *flowQueue[T]) givesWayBefore(other *flowQueue[T]) bool {
 	switch {
 	case (l.displaceable == 0) != (other.displaceable == 0):
 		return other.displaceable == 0
@@ -91,7 +91,7 @@ const firstSweep = 64 // flows
 
 // close removes an empty lane from its flow. A flow without lanes is kept until the clock has passed its due time. A key
 // that comes back before then keeps this due time, and cannot overtake other keys by leaving and coming back.
-func (l *lane[T]) close() {
+func (l *flowQueue[T]) close() {
 	f, c := l.flow, l.class
 	i := slices.Index(f.lanes, l)
 	f.lanes = slices.Delete(f.lanes, i, i+1)

@@ -3,8 +3,8 @@
 // time and reports the results.
 package steer
 
-// Steer holds the policies and the mechanisms that overrule them. A new configuration replaces Policies as a whole.
-type Steer struct {
+// Overrides holds the policies and the mechanisms that overrule them. A new configuration replaces Policies as a whole.
+type Overrides struct {
 	*Policies
 	Hotspots *Hotspots // nil: off
 	Affinity *Affinity // nil: off
@@ -12,7 +12,7 @@ type Steer struct {
 
 // Overrule configures the mechanisms that may overrule a policy. A mechanism whose configuration does not change keeps its
 // state.
-func (s *Steer) Overrule(hotspots bool, a AffinityConfig) {
+func (s *Overrides) Overrule(hotspots bool, a AffinityConfig) {
 	switch {
 	case !hotspots:
 		s.Hotspots = nil

@@ -98,7 +98,7 @@ func (b *book) at(sc scenario, policies ...string) *page.Outcome {
 			NoHotspots: sc.unwatch, Push: sc.push,
 			Engines: prefill.Engines{
 				Ranks: engines, Capacity: cmp.Or(sc.capacity, capacity), Hold: 500 * time.Millisecond,
-				Line: policy.Line{T0Ms: 150.72, TPMs: 0.0938, Beta2: sc.beta2}, Slow: sc.slow,
+				Line: policy.Latency{T0Ms: 150.72, TPMs: 0.0938, Beta2: sc.beta2}, Slow: sc.slow,
 			},
 			Definitions: map[string]policy.Definition{own: {Score: ownScore}},
 		}

@@ -14,7 +14,7 @@ import (
 // requests while it runs, and takes as its start.
 func TestTheProxyLearnsTheLineThatALogShows(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
-	learned := prefillfit.NewCalibration(policy.Line{}, 1_000_000) // it forgets nothing
+	learned := prefillfit.NewCalibration(policy.Latency{}, 1_000_000) // it forgets nothing
 	log := &RequestLog{}
 	for range 300 {
 		prompt := 500 + rng.IntN(20_000)
@@ -26,7 +26,7 @@ func TestTheProxyLearnsTheLineThatALogShows(t *testing.T) {
 	}
 	shown, err := PrefillLines(log)
 	require.NoError(t, err)
-	line, known := learned.Law()
+	line, known := learned.Latency()
 	require.True(t, known)
 	require.Empty(t, shown.Fits[0].Refused)
 	require.InEpsilon(t, float64(shown.Fits[0].B), line.TPMs, 1e-3)

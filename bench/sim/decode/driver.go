@@ -98,7 +98,7 @@ func (d *driver) follow(e *board.Effect) {
 	}
 	d.learned = true
 	for _, a := range d.history {
-		d.learner.Learn(&board.Ending{Model: e.Subject.Model, Finished: true, Prompt: a.prompt, Output: a.output, Key: a.key})
+		d.learner.Learn(&board.FinishedSample{Model: e.Subject.Model, Finished: true, Prompt: a.prompt, Output: a.output, Key: a.key})
 	}
 	d.history = nil
 }

@@ -21,7 +21,7 @@ import (
 func mooncake(load float64, policies ...string) *Plan {
 	return &Plan{
 		Trace: trace.Mooncake(), Load: load, Seeds: 1, Policies: policies,
-		Engines: Engines{Ranks: 8, Capacity: 1_000_000, Line: policy.Line{T0Ms: 150.72, TPMs: 0.0938}, Hold: 500 * time.Millisecond},
+		Engines: Engines{Ranks: 8, Capacity: 1_000_000, Line: policy.Latency{T0Ms: 150.72, TPMs: 0.0938}, Hold: 500 * time.Millisecond},
 	}
 }
 

@@ -12,8 +12,8 @@ import (
 // Engines are the simulated prefill ranks, all alike.
 type Engines struct {
 	Ranks    int
-	Capacity int64       // KV tokens of a rank
-	Line     policy.Line // how long a prefill takes
+	Capacity int64          // KV tokens of a rank
+	Line     policy.Latency // how long a prefill takes
 	Hold     time.Duration
 	Decode   *Decode // nil: they only prefill
 	Slow     float64 // times as long as it should is what the first of several takes; 0: once

@@ -16,10 +16,10 @@ const model = "simulated"
 // forever is longer than any run.
 const forever = 100 * 365 * 24 * time.Hour
 
-// run is one policy on one seed: a Tier in virtual time, engines, and what
+// run is one policy on one seed: a prefill.Scheduler in virtual time, engines, and what
 // happens next.
 type run struct {
-	tier    *prefill.Tier
+	tier    *prefill.Scheduler
 	now     time.Duration
 	engines []*engine
 	scrape  time.Duration

@@ -14,7 +14,7 @@ import (
 )
 
 // line is one whose times can be had in the head: 100 ms and 1 ms a token.
-var line = policy.Line{T0Ms: 100, TPMs: 1}
+var line = policy.Latency{T0Ms: 100, TPMs: 1}
 
 // simple is engines without surprises.
 func simple(ranks int) *Plan {
@@ -171,7 +171,7 @@ func TestWaitsAreThoseOfQueueingTheory(t *testing.T) {
 func TestTheSameSeedGivesTheSameRun(t *testing.T) {
 	p := simple(4)
 	p.Trace, p.Requests, p.Seeds, p.Policies, p.Burst = trace.Mooncake(), 1500, 2, []string{"finish", "random", "bailian"}, 0.6
-	p.Engines.Line = policy.Line{T0Ms: 150, TPMs: 0.1}
+	p.Engines.Line = policy.Latency{T0Ms: 150, TPMs: 0.1}
 	one, err := p.Run(t.Context())
 	require.NoError(t, err)
 	two, err := p.Run(t.Context())

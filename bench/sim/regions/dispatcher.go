@@ -22,8 +22,8 @@ type dispatcher struct {
 	running  []int // of our requests that decode, by replica
 	fewest   int   // of those, as the node is told
 
-	tier *prefill.Tier
-	node *geo.Node
+	tier *prefill.Scheduler
+	node *geo.Peers
 	live []*visit
 	told []*visit // that the tier has decided about and that nobody has looked at yet
 
@@ -57,7 +57,7 @@ func (d *dispatcher) start() error {
 	cfg := d.s.arm.config()
 	cfg.Self.ID, cfg.Self.Region = d.id, d.id
 	cfg.Probe.Interval, cfg.Snapshot.MaxBytesPerPeer = time.Duration(d.s.probeMs*float64(time.Millisecond)), snapshot
-	cfg.Tier, cfg.Draining = d.tier, func() bool { return d.draining }
+	cfg.Queue, cfg.Draining = d.tier, func() bool { return d.draining }
 	cfg.Running = func(string) (float64, int) { return float64(d.fewest), maxNumSeqs * len(d.replicas) }
 	cfg.Clock, cfg.Link = now, func(peer string) geo.Link { return &link{process: now, to: d.s.named(peer)} }
 	if d.s.arm.central {
@@ -171,7 +171,7 @@ func (d *dispatcher) enqueue(v *visit, stay bool) {
 	v.state, v.question, v.lease, v.refused = queued, d.node.Question(ask), nil, nil
 	v.withdraw = d.tier.Offer(prefill.Request{
 		ID: v.r.id, Model: model, PromptTokens: v.r.tokens, Counted: true, Prompt: prompt, Session: v.r.key,
-		Arrival: start.Add(time.Duration(v.arrived * float64(time.Millisecond))), Returned: stay, Elsewhere: v.question,
+		Arrival: start.Add(time.Duration(v.arrived * float64(time.Millisecond))), Returned: stay, Remote: v.question,
 	}, func(l *prefill.Lease, err error) {
 		v.state, v.lease, v.refused = decided, l, err
 		d.told = append(d.told, v)

@@ -1,5 +1,5 @@
 // Package regions simulates regions whose dispatchers forward to each other: the
-// server's own geo.Node and prefill.Tier, each region's in virtual time, in front of
+// server's own geo.Peers and prefill.Scheduler, each region's in virtual time, in front of
 // simulated replicas. It decides nothing itself: a test holds that it builds no view
 // of a peer or of an engine and asks no policy.
 //

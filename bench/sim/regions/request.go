@@ -38,8 +38,8 @@ type visit struct {
 	live    int     // its place among the dispatcher's visits
 
 	state    state
-	question *geo.Question // where it goes
-	withdraw func()        // takes it out of the queue
+	question *geo.RoutingQuery // where it goes
+	withdraw func()            // takes it out of the queue
 	lease    *prefill.Lease
 	refused  error
 	place    int // of its replica

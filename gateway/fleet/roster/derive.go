@@ -286,7 +286,7 @@ func prefer(kind string, candidates []prefill.Candidate, workers []board.Worker)
 		c := &candidates[i]
 		preferred := c.Mixed == (kind == config.PreferAggregated)
 		c.Idle = !serves(c)
-		c.Second = c.Idle || !preferred && slices.ContainsFunc(c.Models, servedByPreferred)
+		c.Fallback = c.Idle || !preferred && slices.ContainsFunc(c.Models, servedByPreferred)
 	}
 }
 

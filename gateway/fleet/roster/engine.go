@@ -250,9 +250,9 @@ func (e *Engine) clamps() bool {
 // the destination by the X-Request-Id. vLLM does not give a response this id, so with these connectors a response has no hand-off.
 func (e *Engine) takesHandOff(ep mooncake.Endpoint) bool {
 	if e.Profile.Connector == mooncake.SGLang {
-		return ep.Common() || ep == mooncake.Generate || e.readsRoomsEverywhere()
+		return ep.IsChatOrCompletions() || ep == mooncake.Generate || e.readsRoomsEverywhere()
 	}
-	return ep.Common() || (ep == mooncake.Tokens || !e.Profile.Early() && e.Profile.Connector != mooncake.NIXLPush) &&
+	return ep.IsChatOrCompletions() || (ep == mooncake.Tokens || !e.Profile.Early() && e.Profile.Connector != mooncake.NIXLPush) &&
 		e.reaches(handOffMinor[ep], false)
 }
 

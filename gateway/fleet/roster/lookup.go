@@ -74,10 +74,10 @@ func (p *Snapshot) RankOf(name, board, model string) (worker int32, ok bool) {
 	return r.Worker, e.has(model) && e.base() == board
 }
 
-// Beside adds to list a worker and the workers that may fail together with it: the ranks behind the same API server. If host is true, it
-// also adds the ranks on the same host, provided that another host has a rank of the same board that takes requests and is not in list: a
-// host with a broken driver or disk has many ranks, which look free because every request there fails at once.
-func (p *Snapshot) Beside(worker int32, host bool, list []int32) []int32 {
+// FailingWith adds to list a worker and the workers that may fail together with it: the ranks behind the same API server. If host is true,
+// it also adds the ranks on the same host, provided that another host has a rank of the same board that takes requests and is not in list:
+// a host with a broken driver or disk has many ranks, which look free because every request there fails at once.
+func (p *Snapshot) FailingWith(worker int32, host bool, list []int32) []int32 {
 	failed := p.ranks[worker]
 	if failed == nil { // the worker is gone, so no request is sent there
 		return list
@@ -100,11 +100,11 @@ func (p *Snapshot) Beside(worker int32, host bool, list []int32) []int32 {
 	return list
 }
 
-// Around returns the ranks that are likely to refuse requests because a worker did, e.g. because one rate limit covers all of them. These
-// are the ranks of the worker's group, or the ranks of its engine if no other group takes requests. It returns none if no rank besides
-// these takes requests. Only ranks of the worker's board count. others says whether a rank takes requests that is neither returned nor in
-// list.
-func (p *Snapshot) Around(worker int32, list []int32) (around []int32, others bool) {
+// SharingQueueWith returns the ranks that are likely to refuse requests because a worker did, e.g. because one rate limit covers all of
+// them. These are the ranks of the worker's group, or the ranks of its engine if no other group takes requests. It returns none if no rank
+// besides these takes requests. Only ranks of the worker's board count. others says whether a rank takes requests that is neither returned
+// nor in list.
+func (p *Snapshot) SharingQueueWith(worker int32, list []int32) (around []int32, others bool) {
 	refusing := p.ranks[worker]
 	if refusing == nil { // the worker is gone, so no request is sent there
 		return nil, false
@@ -191,8 +191,8 @@ func (p *Snapshot) AnyPrefill(model string, turn int) *engine.Target {
 	return nil
 }
 
-// Whole is an engine that may serve a whole request alone, without another engine.
-type Whole struct {
+// SoleEngine is an engine that may serve a whole request alone, without another engine.
+type SoleEngine struct {
 	Instance string // the id of the engine in engine.Monitor
 	ID       string // host:port
 	Group    string // groupID of an aggregated engine; empty: the engine is not aggregated
@@ -203,7 +203,7 @@ type Whole struct {
 // Wholes returns the engines of this region, of any role, that can serve a request for a model alone now. computes says that the engine has
 // to run the model for the request. paired says that all engines of the model work only in pairs of prefill and decode, so that no engine
 // can ever serve the request alone.
-func (p *Snapshot) Wholes(model string, computes bool) (list []Whole, paired bool) {
+func (p *Snapshot) Wholes(model string, computes bool) (list []SoleEngine, paired bool) {
 	known, mayServe := false, false
 	for _, e := range p.order {
 		if !e.has(model) || e.otherRegion != "" {
@@ -215,7 +215,7 @@ func (p *Snapshot) Wholes(model string, computes bool) (list []Whole, paired boo
 		}
 		mayServe = true
 		if e.state.in(Up, Starting) {
-			w := Whole{Instance: e.Key(), ID: e.ID, Target: e.At(-1), Traffic: e.Traffic}
+			w := SoleEngine{Instance: e.Key(), ID: e.ID, Target: e.At(-1), Traffic: e.Traffic}
 			if e.Role == Aggregated {
 				w.Group = e.groupID()
 			}

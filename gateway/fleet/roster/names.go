@@ -62,7 +62,7 @@ func onlyWhereListed(candidates []prefill.Candidate, regions, groups map[string]
 		}
 		for _, m := range c.Models {
 			if !listed(r.open, m) {
-				c.Behind = append(c.Behind, m)
+				c.FallbackFor = append(c.FallbackFor, m)
 			}
 		}
 	}

@@ -211,7 +211,7 @@ func TestWhichKindOfEnginesComesFirst(t *testing.T) {
 		s.steps("p1 up m; d2 up m; a3 up m").steps(row.steps)
 		second := func(id string) bool {
 			i := slices.IndexFunc(s.Candidates, func(c prefill.Candidate) bool { return c.ID == id })
-			return s.Candidates[i].Second
+			return s.Candidates[i].Fallback
 		}
 		require.Equal(t, [2]bool{row.pair, row.group}, [2]bool{second("p1:80/0"), second("main of m+aggregated")}, "%+v", row)
 	}
@@ -246,17 +246,17 @@ func TestARequestKeepsOffAHostWhereAnotherOneTakesIt(t *testing.T) {
 			return worker
 		}
 		engine := []int32{id("d1:80/0"), id("d1:80/1")}
-		require.ElementsMatch(t, engine, s.Beside(engine[0], false, nil), "it has crashed, and the other engines of its host are well")
+		require.ElementsMatch(t, engine, s.FailingWith(engine[0], false, nil), "it has crashed, and the other engines of its host are well")
 		if whole {
 			engine = append(engine, id("d1:81"))
 		}
-		list := s.Beside(engine[0], true, nil)
+		list := s.FailingWith(engine[0], true, nil)
 		require.ElementsMatch(t, engine, list, steps)
 		if whole {
-			require.ElementsMatch(t, append(list, id("d3:80")), s.Beside(id("d3:80"), true, list), "no other host is left")
+			require.ElementsMatch(t, append(list, id("d3:80")), s.FailingWith(id("d3:80"), true, list), "no other host is left")
 		}
 	}
-	require.Empty(t, begin(t, "").Beside(7, true, nil))
+	require.Empty(t, begin(t, "").FailingWith(7, true, nil))
 }
 
 // The ranks around one that refuses requests are those of its group, or, where there is no other group, those of its engine.
@@ -288,12 +288,12 @@ func TestWhichRanksRefuseTogether(t *testing.T) {
 				}
 				return all
 			}
-			around, others := s.Around(ranks("a1")[0], ranks(row.list...))
+			around, others := s.SharingQueueWith(ranks("a1")[0], ranks(row.list...))
 			require.ElementsMatch(t, ranks(row.around...), around)
 			require.Equal(t, row.others, others)
 		})
 	}
-	around, others := begin(t, "").Around(7, nil)
+	around, others := begin(t, "").SharingQueueWith(7, nil)
 	require.True(t, around == nil && !others)
 }
 
@@ -324,12 +324,12 @@ func TestRanksOfEnginesThatAreGoneAreForgotten(t *testing.T) {
 	s.tell()
 	require.NotNil(t, s.Rank(1), "an assignment may be on its way")
 	require.Equal(t, Absent, s.Rank(1).State)
-	require.Equal(t, []int32{1}, s.Beside(1, true, nil))
+	require.Equal(t, []int32{1}, s.FailingWith(1, true, nil))
 	s.now = s.now.Add(1)
 	s.tell()
 	require.Nil(t, s.Rank(1))
 	require.NotNil(t, s.Rank(0))
-	require.Empty(t, s.Beside(1, true, nil))
+	require.Empty(t, s.FailingWith(1, true, nil))
 }
 
 // SGLang reads the rooms of responses and messages for sure from 0.5.23 on.

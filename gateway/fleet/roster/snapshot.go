@@ -67,11 +67,11 @@ func (r *Rank) Heeds(ep mooncake.Endpoint) bool {
 	return r.Target.Rank < 0 || r.Pins || ep != mooncake.Responses
 }
 
-// Vouch takes an arrival with tokens as a sign that the rank's engine core is alive. An arrival without tokens does not count, because the
-// API server may have sent it alone. The sign is dated to the
+// ObserveRead takes an arrival with tokens as a sign that the rank's engine core is alive. An arrival without tokens does not count,
+// because the API server may have sent it alone. The sign is dated to the
 // arrival before, after which the tokens were made, if that arrival left no bytes unread. With TLS this cannot be known, because the TLS
 // layer may hold received bytes back, so no arrival counts.
-func (r *Rank) Vouch(a *engine.Arrival, ep mooncake.Endpoint, bytes int, left, tokens bool, now time.Time) {
+func (r *Rank) ObserveRead(a *engine.LastRead, ep mooncake.Endpoint, bytes int, left, tokens bool, now time.Time) {
 	if made, ok := a.Came(bytes, left, now); ok && tokens && r.Target.TLS == nil && r.Heeds(ep) {
 		r.Signs.Seen(made)
 	}

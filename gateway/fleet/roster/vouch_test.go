@@ -38,12 +38,12 @@ func TestWhatSpeaksForACore(t *testing.T) {
 				if row.tls {
 					rank.Target.TLS = &tls.Config{}
 				}
-				var came engine.Arrival
+				var came engine.LastRead
 				now := time.Now()
 				w := rank.Signs.Await(now, p.Hold(now, now.Add(p.PulledWithin())))
 				for range 60 {
 					time.Sleep(time.Second)
-					rank.Vouch(&came, row.endpoint, row.bytes, false, row.tokens, time.Now())
+					rank.ObserveRead(&came, row.endpoint, row.bytes, false, row.tokens, time.Now())
 				}
 				require.Equal(t, row.speaks, !w.Over(time.Now()))
 				w.End()

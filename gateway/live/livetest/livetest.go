@@ -75,7 +75,7 @@ func (p *Proxy) Pass(d time.Duration) {
 func (p *Proxy) seconds() float64 { return (time.Since(p.began) + p.ahead).Seconds() }
 
 // Watch returns a Watch of the proxy.
-func (p *Proxy) Watch() *watch.Watch { return watch.New(watch.Host{Sample: p.Sample, Facts: p.Facts}) }
+func (p *Proxy) Watch() *watch.Watch { return watch.New(watch.Deps{Sample: p.Sample, Facts: p.Facts}) }
 
 // Live returns a Live of what a Watch sees.
 func (p *Proxy) Live(w *watch.Watch) *live.Live {

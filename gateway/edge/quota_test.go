@@ -27,8 +27,8 @@ func TestBodiesTogetherAreBounded(t *testing.T) {
 	refused := make(chan Refusal, 8)
 	s := serve(t, Options{Bodies: bodies, Caller: named, Refused: func(_ *fasthttp.RequestHeader, r Refusal) { refused <- r },
 		Handler: func(ctx *fasthttp.RequestCtx) {
-			_, charge := AcquireBody(ctx)
-			defer charge.Give()
+			_, reservation := AcquireBody(ctx)
+			defer reservation.Give()
 			inside <- struct{}{}
 			<-leave
 		}}, ListenOptions{})
@@ -237,9 +237,9 @@ func BenchmarkUpload(b *testing.B) {
 
 func TestACallerLeavesPlacesToOthers(t *testing.T) {
 	places := NewPlaces(12)
-	taken := func(name string) (n int, all []*Charge) {
+	taken := func(name string) (n int, all []*Reservation) {
 		for {
-			c := places.For(&Charge{who: caller{name: name}})
+			c := places.For(&Reservation{who: caller{name: name}})
 			if !c.Acquire(1) {
 				return n, all
 			}
@@ -265,7 +265,7 @@ func TestACallerLeavesPlacesToOthers(t *testing.T) {
 // If a caller has one request only, its answer may fill all the memory that its body leaves.
 func TestTheAnswerToACallersOnlyRequestMayFillTheLimit(t *testing.T) {
 	bodies := NewBodies(64 << 10)
-	body := &Charge{account: bodies, who: caller{name: "a"}}
+	body := &Reservation{quota: bodies, who: caller{name: "a"}}
 	require.True(t, body.Acquire(10<<10))
 	answer := bodies.For(body)
 	require.Equal(t, 54<<10, answer.Most(64<<10))

@@ -24,8 +24,8 @@ func follow(t *testing.T, a Options, datas ...string) (out string, m *Filter) {
 }
 
 func TestATrailHoldsWhatTheClientHas(t *testing.T) {
-	trail := Trail{KeepText: true}
-	_, m := follow(t, Options{Choice: -1, Trail: &trail},
+	trail := Transcript{KeepText: true}
+	_, m := follow(t, Options{Choice: -1, Transcript: &trail},
 		`{"id":"a","created":7,"model":"m","choices":[{"index":0,"delta":{"role":"assistant","content":""}}],"prompt_token_ids":[1,2,3]}`,
 		`{"id":"a","created":7,"model":"m","choices":[{"index":0,"delta":{"content":"h\u00e9\ud83d\ude80é\n"},"token_ids":[4,5]}]}`,
 		`{"id":"a","created":7,"model":"m","choices":[{"index":0,"delta":{"content":""},"token_ids":[6]}]}`)
@@ -56,8 +56,8 @@ func TestATrailKnowsWhatItMisses(t *testing.T) {
 		{"a tool call", `{"choices":[{"delta":{"tool_calls":[{"index":0}]},"token_ids":[1]}]}`, true, true},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			var trail Trail
-			follow(t, Options{Choice: -1, Trail: &trail}, tc.data)
+			var trail Transcript
+			follow(t, Options{Choice: -1, Transcript: &trail}, tc.data)
 			require.Equal(t, tc.exact, trail.Exact())
 			require.Equal(t, tc.moreThan, trail.MoreThan)
 		})
@@ -65,8 +65,8 @@ func TestATrailKnowsWhatItMisses(t *testing.T) {
 }
 
 func TestASeamCannotBeSeen(t *testing.T) {
-	seam := &Seam{Head: Head{ID: []byte(`"a"`), Created: []byte(`7`), Model: []byte(`"m"`)}, Prompt: 3, Tokens: 2, Runes: 10}
-	ask := Options{Choice: -1, Usage: true, ContinuousUsage: true, TokenIDs: true, Cached: 1, Seam: seam}
+	seam := &Continuation{Head: Head{ID: []byte(`"a"`), Created: []byte(`7`), Model: []byte(`"m"`)}, Prompt: 3, Tokens: 2, Runes: 10}
+	ask := Options{Choice: -1, Usage: true, ContinuousUsage: true, TokenIDs: true, Cached: 1, Continuation: seam}
 	const head = `{"id":"b","created":9,"model":"n","system_fingerprint":"f",`
 	const same = `data: {"id":"a","created":7,"model":"m",`
 	for _, tc := range []struct{ name, in, out string }{
@@ -86,11 +86,11 @@ func TestASeamCannotBeSeen(t *testing.T) {
 
 // Only one choice is asked for. The trail has the text of one choice, so an answer with another choice cannot go on.
 func TestATrailOfSeveralChoicesMissesSome(t *testing.T) {
-	trail := Trail{KeepText: true}
+	trail := Transcript{KeepText: true}
 	one := `{"index":0,"delta":{"content":"x"},"token_ids":[1]}`
-	follow(t, Options{Choice: -1, Trail: &trail}, `{"choices":[`+one+`]}`)
+	follow(t, Options{Choice: -1, Transcript: &trail}, `{"choices":[`+one+`]}`)
 	require.False(t, trail.Unread)
-	follow(t, Options{Choice: -1, Trail: &trail}, `{"choices":[`+one+`,{"index":1,"delta":{"content":"y"},"token_ids":[2]}]}`)
+	follow(t, Options{Choice: -1, Transcript: &trail}, `{"choices":[`+one+`,{"index":1,"delta":{"content":"y"},"token_ids":[2]}]}`)
 	require.True(t, trail.Unread)
 }
 
@@ -99,15 +99,15 @@ func TestATrailOfSeveralChoicesMissesSome(t *testing.T) {
 func TestAHeadThatIsTooLongIsNotKept(t *testing.T) {
 	for _, key := range []string{"id", "model", "system_fingerprint", "created"} {
 		for length, kept := range map[int]bool{1000: true, maxHead: false} {
-			var trail Trail
+			var trail Transcript
 			head := fmt.Sprintf(`{"id":"a",%q:%q,`, key, strings.Repeat("x", length))
-			follow(t, Options{Choice: -1, Trail: &trail}, head+`"choices":[{"index":0,"text":"x","token_ids":[1]}]}`)
+			follow(t, Options{Choice: -1, Transcript: &trail}, head+`"choices":[{"index":0,"text":"x","token_ids":[1]}]}`)
 			require.Equal(t, kept, trail.Head.ID != nil, key)
 			require.Equal(t, []int32{1}, trail.IDs)
 		}
 	}
 	for length, kept := range map[int]bool{1000: true, maxHead: false} {
-		var trail Trail
+		var trail Transcript
 		event := `{"output_ids":[1],"meta_info":{"id":"` + strings.Repeat("x", length) + `","completion_tokens":1}}`
 		relayed(t, []string{event}, nil, &trail)
 		require.Equal(t, kept, trail.Head.ID != nil)
@@ -115,8 +115,8 @@ func TestAHeadThatIsTooLongIsNotKept(t *testing.T) {
 }
 
 func TestATrailWithRoomDoesNotAllocate(t *testing.T) {
-	trail := Trail{IDs: make([]int32, 0, 1<<16)}
-	m := NewFilter(Options{Choice: -1, Trail: &trail})
+	trail := Transcript{IDs: make([]int32, 0, 1<<16)}
+	m := NewFilter(Options{Choice: -1, Transcript: &trail})
 	f := NewFramer(0)
 	event := []byte(`data: {"id":"a","created":7,"model":"m","choices":[{"index":0,"text":" word","token_ids":[123456]}]}` + "\n\n")
 	dst := make([]byte, 0, 1<<10)

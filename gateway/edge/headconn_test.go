@@ -40,7 +40,7 @@ func FuzzHeadEnd(f *testing.F) {
 	f.Add([]byte("GET / HTTP/1.1\r\n\r\nab"), uint8(3))
 	f.Add([]byte("GET / HTTP/1.1\r\nA: b\r\r\n\r\nab"), uint8(3))
 	f.Fuzz(func(t *testing.T, in []byte, size uint8) {
-		w := &wire{Conn: &pieces{in: in, size: max(1, int(size))}}
+		w := &headConn{Conn: &pieces{in: in, size: max(1, int(size))}}
 		br := bufio.NewReader(w)
 		var h fasthttp.RequestHeader
 		if h.Read(br) != nil {
@@ -60,7 +60,7 @@ func FuzzHeadEnd(f *testing.F) {
 func TestARequestIsReadAtOnce(t *testing.T) {
 	in := post + "Content-Length: 2\r\n\r\nab"
 	c := &Conn{Conn: &pieces{in: []byte(in), size: firstRead}}
-	w := &wire{Conn: c, client: c}
+	w := &headConn{Conn: c, client: c}
 	var first [1]byte
 	n, err := w.Read(first[:])
 	require.NoError(t, err)
@@ -81,13 +81,13 @@ func FuzzChunks(f *testing.F) {
 	f.Add([]byte("A \r\n0123456789\r\n0\r\n\r\n"))
 	f.Add([]byte("2\r\nab\r\n0\r\nX : y\r\n\r\n"))
 	f.Fuzz(func(t *testing.T, in []byte) {
-		w := &wire{Conn: &deaf{&pieces{in: in, size: 100}}}
+		w := &headConn{Conn: &deaf{&pieces{in: in, size: 100}}}
 		o := Options{}.withDefaults()
-		u := upload{o: &o, w: w, f: framing{chunked: true}, limit: 1 << 20, charge: &Charge{account: o.Bodies}}
+		u := upload{o: &o, w: w, f: framing{chunked: true}, limit: 1 << 20, reservation: &Reservation{quota: o.Bodies}}
 		if u.read() != nil {
 			return
 		}
-		require.Equal(t, int64(cap(u.buf)), u.charge.n)
+		require.Equal(t, int64(cap(u.buf)), u.reservation.n)
 		whole := bytes.NewReader(in)
 		want, err := io.ReadAll(httputil.NewChunkedReader(whole))
 		require.NoError(t, err)

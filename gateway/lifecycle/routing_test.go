@@ -11,19 +11,19 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-var histories = []history{arrived, servedHere, stranded, triedHere, unowned, returned, strandedLast}
+var histories = []routing{arrived, servedHere, stranded, triedHere, unowned, returned, strandedLast}
 
 // The table in the comment is what the code does: each row and column of it is walked.
 func TestTheHistoryOfARequestMovesAsItsTableSays(t *testing.T) {
-	names := map[string]history{"arrived": arrived, "servedHere": servedHere, "stranded": stranded, "triedHere": triedHere, "unowned": unowned,
+	names := map[string]routing{"arrived": arrived, "servedHere": servedHere, "stranded": stranded, "triedHere": triedHere, "unowned": unowned,
 		"returned": returned, "strandedLast": strandedLast}
 	by := map[string]move{"gotTurn": gotTurn, "gaveBack": gaveBack, "askAgain": askAgain, "lostRanks": lostRanks, "lostGroup": lostGroup,
 		"failed": failed}
-	file, err := parser.ParseFile(gotoken.NewFileSet(), "history.go", nil, parser.ParseComments)
+	file, err := parser.ParseFile(gotoken.NewFileSet(), "routing.go", nil, parser.ParseComments)
 	require.NoError(t, err)
 	var columns []string
 	rows := 0
-	for line := range strings.Lines(docOf(file, "history")) {
+	for line := range strings.Lines(docOf(file, "routing")) {
 		words := strings.Fields(line)
 		switch {
 		case len(words) > 3 && words[0] == "from":
@@ -62,8 +62,8 @@ func docOf(file *ast.File, name string) string {
 // Whatever happens, only another owner of its decode group moves a request for ever:
 // without that, every walk ends.
 func TestEveryWalkOfARequestEnds(t *testing.T) {
-	var walk func(h history, behind []history)
-	walk = func(h history, behind []history) {
+	var walk func(h routing, behind []routing)
+	walk = func(h routing, behind []routing) {
 		require.NotContains(t, behind, h, "it comes back to where it was: %v", behind)
 		for _, m := range []move{gaveBack, lostRanks, failed} {
 			if next := h; next.moves(m) {

@@ -63,10 +63,10 @@ var noRank = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`^(?:data_parallel_rank (\d{1,6}) is|routed_dp_rank=(\d{1,6})) out of range \[0, (\d{1,6})\)\.?$`)
 })
 
-// Withheld finds out whether an answer is a refusal for a reason that lies in the engine, not in the request. It returns ErrReforming,
+// PausedBy finds out whether an answer is a refusal for a reason that lies in the engine, not in the request. It returns ErrReforming,
 // ErrPaused, ErrRetired or a RankError; nil: it is another answer. t is the target of the request. The numbers in the engine's message
 // count ranks as the rank header does, from t.First on.
-func Withheld(status int, body []byte, t *Target) error {
+func PausedBy(status int, body []byte, t *Target) error {
 	switch status {
 	case http.StatusServiceUnavailable:
 		var told struct {

@@ -20,20 +20,20 @@ type Server struct {
 }
 
 // Serve serves a Listener, or tls.NewListener of one, until it is closed.
-func (s *Server) Serve(ln net.Listener) error { return s.Server.Serve(wires{ln, s}) }
+func (s *Server) Serve(ln net.Listener) error { return s.Server.Serve(headConns{ln, s}) }
 
-// wires is a listener whose connections show fasthttp only the heads of requests.
-type wires struct {
+// headConns is a listener whose connections show fasthttp only the heads of requests.
+type headConns struct {
 	net.Listener
 	server *Server
 }
 
-func (l wires) Accept() (net.Conn, error) {
+func (l headConns) Accept() (net.Conn, error) {
 	c, err := l.Listener.Accept()
 	if err != nil {
 		return nil, err
 	}
-	w := wire{Conn: c, server: l.server}
+	w := headConn{Conn: c, server: l.server}
 	if t, ok := c.(*tls.Conn); ok {
 		w.client, _ = t.NetConn().(*Conn)
 		return &tlsWire{w, t}, nil
@@ -42,40 +42,40 @@ func (l wires) Accept() (net.Conn, error) {
 	return &w, nil
 }
 
-// wire is a connection as fasthttp reads it, above TLS. Its Read stops at the end of a request's head. Bytes that arrived after the head
-// wait in rest. They belong to the body, or to the next request.
-type wire struct {
+// headConn is a connection as fasthttp reads it, above TLS. Its Read stops at the end of a request's head. Bytes that arrived after the
+// head wait in rest. They belong to the body, or to the next request.
+type headConn struct {
 	net.Conn
-	server *Server
-	client *Conn // the connection below; nil: it did not come through a Listener
-	head   headEnd
-	rest   []byte
-	first  *[firstRead]byte // the pooled memory that rest points into; nil: rest has memory of its own
-	held   *[]byte          // bytes that fasthttp has written and that are not sent yet; nil: writes are sent at once
-	last   bool             // the next write ends the answer: it sends the held bytes and its own
-	charge *Charge          // memory charged for the body of the current request; nil: the request has no body
-	taken  bool             // the handler has acquired the body, and must end its charge
-	alive  *KeepAlive       // comments for the client of the current request; nil: the client gets none
+	server      *Server
+	client      *Conn // the connection below; nil: it did not come through a Listener
+	head        headEnd
+	rest        []byte
+	first       *[firstRead]byte // the pooled memory that rest points into; nil: rest has memory of its own
+	held        *[]byte          // bytes that fasthttp has written and that are not sent yet; nil: writes are sent at once
+	last        bool             // the next write ends the answer: it sends the held bytes and its own
+	reservation *Reservation     // memory charged for the body of the current request; nil: the request has no body
+	taken       bool             // the handler has acquired the body, and must end its reservation
+	alive       *KeepAlive       // comments for the client of the current request; nil: the client gets none
 }
 
 // tlsWire has the two methods by which fasthttp recognises TLS.
 type tlsWire struct {
-	wire
+	headConn
 	tls *tls.Conn
 }
 
 func (w *tlsWire) Handshake() error                     { return w.tls.Handshake() }
 func (w *tlsWire) ConnectionState() tls.ConnectionState { return w.tls.ConnectionState() }
 
-func (w *wire) self() *wire { return w }
+func (w *headConn) self() *headConn { return w }
 
 // again returns a new wire of the same connection for the next ServeConn. w cannot be used again, because fasthttp may still hold it.
-func (w *wire) again() *wire {
-	return &wire{Conn: w.Conn, server: w.server, client: w.client, rest: w.rest}
+func (w *headConn) again() *headConn {
+	return &headConn{Conn: w.Conn, server: w.server, client: w.client, rest: w.rest}
 }
 
 // serve waits for the next request, and serves it and the requests behind it.
-func (w *wire) serve() {
+func (w *headConn) serve() {
 	if !w.await() {
 		_ = w.client.Close() // it was idle
 		return
@@ -85,7 +85,7 @@ func (w *wire) serve() {
 
 // await waits for the first byte of the next request; false: close the connection. fasthttp must not wait itself: it would treat the
 // request as the first of the connection, and answer 408 to a client that sends none.
-func (w *wire) await() bool {
+func (w *headConn) await() bool {
 	w.client.idle.Store(true)
 	defer w.client.idle.Store(false)
 	switch {
@@ -105,7 +105,7 @@ const firstRead = 4 << 10
 var firsts = sync.Pool{New: func() any { return new([firstRead]byte) }}
 
 // hear waits for a request, and puts its first bytes into rest. It holds no buffer while it waits.
-func (w *wire) hear() error {
+func (w *headConn) hear() error {
 	if err := w.client.Await(); err != nil {
 		return err
 	}
@@ -119,7 +119,7 @@ func (w *wire) hear() error {
 var errBeyondHead = errors.New("edge: the head has ended and more of it is asked for")
 
 // Read returns no bytes after the end of a head.
-func (w *wire) Read(p []byte) (int, error) {
+func (w *headConn) Read(p []byte) (int, error) {
 	if w.head.ended {
 		return 0, errBeyondHead
 	}
@@ -143,7 +143,7 @@ func (w *wire) Read(p []byte) (int, error) {
 }
 
 // keep sets rest to b. It gives the pooled buffer back if b is empty, or if the head is complete and only body bytes are left.
-func (w *wire) keep(b []byte) {
+func (w *headConn) keep(b []byte) {
 	if w.rest = b; len(b) == 0 {
 		w.rest = nil
 	}
@@ -156,7 +156,7 @@ func (w *wire) keep(b []byte) {
 
 // SetDeadline hides that the connection was cut. fasthttp calls it right before it calls the function of a hijack, and would not call that
 // function after an error. But the function gives back what the request holds, and notices the cut itself.
-func (w *wire) SetDeadline(t time.Time) error {
+func (w *headConn) SetDeadline(t time.Time) error {
 	err := w.Conn.SetDeadline(t)
 	if errors.Is(err, net.ErrClosed) {
 		return nil
@@ -165,7 +165,7 @@ func (w *wire) SetDeadline(t time.Time) error {
 }
 
 // hold makes Write collect bytes until complete. fasthttp writes the end of an answer in three pieces, which are then sent as one.
-func (w *wire) hold() {
+func (w *headConn) hold() {
 	if w.held == nil {
 		w.held, w.last = chunks.Get().(*[]byte), false
 		*w.held = (*w.held)[:0]
@@ -173,9 +173,9 @@ func (w *wire) hold() {
 }
 
 // complete makes the next Write the last one to be collected: it sends all collected bytes.
-func (w *wire) complete() { w.last = true }
+func (w *headConn) complete() { w.last = true }
 
-func (w *wire) Write(p []byte) (int, error) {
+func (w *headConn) Write(p []byte) (int, error) {
 	if w.held == nil {
 		return w.Conn.Write(p)
 	}
@@ -187,7 +187,7 @@ func (w *wire) Write(p []byte) (int, error) {
 }
 
 // release sends the collected bytes.
-func (w *wire) release() error {
+func (w *headConn) release() error {
 	held := w.held
 	w.held = nil
 	_, err := w.Conn.Write(*held)
@@ -198,7 +198,7 @@ func (w *wire) release() error {
 }
 
 // body reads the bytes after the head.
-type body struct{ w *wire }
+type body struct{ w *headConn }
 
 func (b body) Read(p []byte) (int, error) {
 	if w := b.w; len(w.rest) > 0 {

@@ -2,10 +2,10 @@ package sse
 
 import "evenkeel/internal/rawjson"
 
-// Trail records what one engine has answered, so that another engine can continue the answer.
+// Transcript records what one engine has answered, so that another engine can continue the answer.
 // The filter adds to it with each event that reaches the client, and
 // allocates only if the trail must grow.
-type Trail struct {
+type Transcript struct {
 	KeepText   bool // fill Text
 	KeepPrompt bool // fill PromptIDs
 
@@ -46,15 +46,15 @@ type Head struct {
 }
 
 // Reset empties the trail and reuses its memory.
-func (t *Trail) Reset(keepText bool) {
-	*t = Trail{KeepText: keepText, IDs: t.IDs[:0], Text: t.Text[:0], Last: t.Last[:0], HandBack: t.HandBack[:0]}
+func (t *Transcript) Reset(keepText bool) {
+	*t = Transcript{KeepText: keepText, IDs: t.IDs[:0], Text: t.Text[:0], Last: t.Last[:0], HandBack: t.HandBack[:0]}
 }
 
 // Exact says whether the id of every token is known.
-func (t *Trail) Exact() bool { return !t.Unread && len(t.IDs) == t.Completed }
+func (t *Transcript) Exact() bool { return !t.Unread && len(t.IDs) == t.Completed }
 
 // Cut drops the tokens after Shown. The client has not seen their text, so the next engine generates them again.
-func (t *Trail) Cut() {
+func (t *Transcript) Cut() {
 	t.IDs = t.IDs[:t.Shown]
 	t.Completed = t.Shown
 }
@@ -119,10 +119,10 @@ func runes(s []byte) (n int) {
 	return n
 }
 
-// Seam describes the part of an answer that came before the current engine continued it. With it, the filter edits the
+// Continuation describes the part of an answer that came before the current engine continued it. With it, the filter edits the
 // events so that the client cannot see the interruption: there is no second role, the head is the first engine's,
 // the usage counts all engines, and text offsets count from the start of the whole text.
-type Seam struct {
+type Continuation struct {
 	Head   Head
 	Prompt int // tokens of the client's own prompt; 0: not known, this engine's count less Tokens is used
 	Tokens int // tokens that earlier engines generated
@@ -133,7 +133,7 @@ type Seam struct {
 }
 
 // join adds the tokens of earlier engines to the usage of this one.
-func (s *Seam) join(u Usage) Usage {
+func (s *Continuation) join(u Usage) Usage {
 	u.Prompt -= s.Tokens
 	if s.Prompt > 0 {
 		u.Prompt = s.Prompt

@@ -9,11 +9,11 @@ import (
 // the socket away from Go's poller, which would otherwise also be woken for every arrival. Lower gives it back. In between, the
 // connection has no buffers.
 
-// Lift returns the socket of a response whose body has begun; ok is false unless the connection has no TLS, the body is chunked, and
+// Detach returns the socket of a response whose body has begun; ok is false unless the connection has no TLS, the body is chunked, and
 // all bytes that have arrived were read. The caller may read and poll the socket but must not close it, and must call Lower
 // before any other method except Unframe. If Abort, Leave or Expire of the call is called meanwhile, touched is called, from any
 // goroutine. The caller must then call Lower and continue with Read, which returns the error.
-func (r *Response) Lift(touched func()) (fd int, ok bool) {
+func (r *Response) Detach(touched func()) (fd int, ok bool) {
 	c := r.conn
 	if c == nil || r.err != nil || c.bw != nil || r.body.framing != byChunks {
 		return 0, false
@@ -46,9 +46,9 @@ func (r *Response) Unframe(p []byte) (data []byte, used int, err error) {
 	return data, used, err
 }
 
-// Lower ends the effect of Lift: Read works again. socketErr is an error of the socket that a
+// Reattach ends the effect of Lift: Read works again. socketErr is an error of the socket that a
 // further read would not return; nil: there was none.
-func (r *Response) Lower(socketErr error) {
+func (r *Response) Reattach(socketErr error) {
 	k, c := r.call, r.conn
 	k.mu.Lock()
 	raw, err := netConn(c.fd)

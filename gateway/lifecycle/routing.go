@@ -1,6 +1,6 @@
 package lifecycle
 
-// history is what has happened to a request, as far as it decides where the request may
+// routing is what has happened to a request, as far as it decides where the request may
 // still be served. These are the moves from one state to the next; where the table has no
 // entry, the move is not allowed, and the request ends with the error that it has:
 //
@@ -17,10 +17,10 @@ package lifecycle
 // should serve the request. Once the request has had its turn here, its retries stay
 // here. Only a request whose client has no part of the answer moves at all: a lost
 // answer stays with this proxy, and goes on there or ends.
-type history uint8
+type routing uint8
 
 const (
-	arrived      history = iota // the request has just come
+	arrived      routing = iota // the request has just come
 	servedHere                  // the request got its turn here, so its retries stay here
 	stranded                    // the region of its hand-off has no rank for it any more
 	triedHere                   // every attempt here failed, and the request was not at fault
@@ -40,7 +40,7 @@ const (
 	failed                // every attempt here failed
 )
 
-var moves = map[history]map[move]history{
+var moves = map[routing]map[move]routing{
 	arrived:      {gotTurn: servedHere, gaveBack: returned, askAgain: unowned},
 	servedHere:   {gotTurn: servedHere, lostRanks: stranded, lostGroup: unowned, failed: triedHere},
 	stranded:     {gotTurn: stranded, lostGroup: unowned, failed: triedHere},
@@ -51,7 +51,7 @@ var moves = map[history]map[move]history{
 }
 
 // moves makes a move, and says whether the table allows it. A move that is not allowed changes nothing.
-func (h *history) moves(m move) (ok bool) {
+func (h *routing) moves(m move) (ok bool) {
 	next, ok := moves[*h][m]
 	if ok {
 		*h = next
@@ -60,13 +60,13 @@ func (h *history) moves(m move) (ok bool) {
 }
 
 // Open says whether evenkeel may still ask if another dispatcher should serve the request.
-func (h history) Open() bool { return h == arrived || h == triedHere || h == unowned }
+func (h routing) Open() bool { return h == arrived || h == triedHere || h == unowned }
 
 // Waited says whether the request has waited in the arrival queue before, and so returns to its old place there.
-func (h history) Waited() bool { return h != arrived && h != servedHere }
+func (h routing) Waited() bool { return h != arrived && h != servedHere }
 
 // Tried says whether every attempt here has failed.
-func (h history) Tried() bool { return h == triedHere }
+func (h routing) Tried() bool { return h == triedHere }
 
 // Stays says whether the request stays here for good.
-func (h history) Stays() bool { return h == returned }
+func (h routing) Stays() bool { return h == returned }

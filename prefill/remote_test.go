@@ -27,7 +27,7 @@ func (r *region) Where(h *Here) Where     { return r.where(h) }
 func (r *region) Stay()                   { r.stays = true }
 func (r *region) Takes(p *Prefiller) bool { return p.Unanswered+p.Foreign < 8 }
 func always(w Where) func(*Here) Where    { return func(*Here) Where { return w } }
-func (r *region) ask(n int) Request       { q := request(n); q.Model, q.Elsewhere = testModel, r; return q }
+func (r *region) ask(n int) Request       { q := request(n); q.Model, q.Remote = testModel, r; return q }
 
 func (r *region) Queued(_ time.Time, _ bool, waiting int) {
 	r.mu.Lock()
@@ -43,7 +43,7 @@ func (r *region) moved() []int {
 }
 
 // untilWaiting waits until so many requests are in the queue.
-func untilWaiting(t *testing.T, tier *Tier, n int) {
+func untilWaiting(t *testing.T, tier *Scheduler, n int) {
 	t.Helper()
 	require.Eventually(t, func() bool {
 		tier.mu.Lock()
@@ -52,7 +52,7 @@ func untilWaiting(t *testing.T, tier *Tier, n int) {
 	}, 10*time.Second, time.Millisecond)
 }
 
-func acquired(ctx context.Context, tier *Tier, q Request) chan error {
+func acquired(ctx context.Context, tier *Scheduler, q Request) chan error {
 	done := make(chan error, 1)
 	go func() {
 		l, err := tier.Acquire(ctx, q)
@@ -219,10 +219,10 @@ func TestWhatWaitsInAnEngineIsPendingWhoeverSentIt(t *testing.T) {
 
 // What decides about regions is told of each request that leaves the queue, whatever ends its wait.
 func TestAnotherRegionIsToldOfRequestsThatGiveUp(t *testing.T) {
-	for name, leave := range map[string]func(t *testing.T, tier *Tier, stop func()){
-		"the client leaves": func(_ *testing.T, _ *Tier, stop func()) { stop() },
-		"its time is over":  func(*testing.T, *Tier, func()) { time.Sleep(2 * time.Minute) },
-		"another takes its room": func(t *testing.T, tier *Tier, _ func()) {
+	for name, leave := range map[string]func(t *testing.T, tier *Scheduler, stop func()){
+		"the client leaves": func(_ *testing.T, _ *Scheduler, stop func()) { stop() },
+		"its time is over":  func(*testing.T, *Scheduler, func()) { time.Sleep(2 * time.Minute) },
+		"another takes its room": func(t *testing.T, tier *Scheduler, _ func()) {
 			start(t.Context(), tier, Request{ID: "urgent", Model: testModel, Priority: 1})
 		},
 	} {

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// The answers of Elsewhere.Where.
+// The answers of RemoteRegions.Where.
 const (
 	ToHere  Where = iota // this region serves the request: the tier's own policy chooses the candidate
 	ToThere              // another region serves the request: Acquire returns ErrElsewhere
@@ -16,19 +16,19 @@ const (
 // ErrElsewhere is returned by Acquire for a request that goes to another region.
 var ErrElsewhere = errors.New("prefill: the request goes to another region")
 
-// elsewhere asks the request's Elsewhere in which region to serve it. Without an Elsewhere, it is served here.
+// elsewhere asks the request's RemoteRegions in which region to serve it. Without RemoteRegions, it is served here.
 func (d *chooser) elsewhere(m *model, r *Request, since time.Time) Where {
-	if r.Elsewhere == nil {
+	if r.Remote == nil {
 		return ToHere
 	}
 	here := Here{Model: m.name, Now: d.now, Round: d.queue.Round(), Tokens: d.tokensOf(r), Since: since, Local: d.local(m, r)}
-	return r.Elsewhere.Where(&here)
+	return r.Remote.Where(&here)
 }
 
 // local measures all candidates of a model in this region, for the choice between regions. r is the request; nil: no
 // request, the candidates are measured for a prompt of one token.
 func (d *chooser) local(m *model, r *Request) Local {
-	local := Local{Waiting: m.line.Fresh(), Tokens: int(m.line.Tokens()), Prefillers: d.prefillers[:0]}
+	local := Local{Waiting: m.queue.Fresh(), Tokens: int(m.queue.Tokens()), Prefillers: d.prefillers[:0]}
 	local.ArrivalsPerS, local.TTFTMs = m.pace.ArrivalsPerS(d.now), m.pace.TTFTMs()
 	places := r != nil && r.Reserved || d.cfg.Places == nil || d.cfg.Places.Room()
 	if r == nil {
@@ -36,13 +36,13 @@ func (d *chooser) local(m *model, r *Request) Local {
 	}
 	d.look(m, r, m.servers)
 	for i, c := range m.servers {
-		open, _ := c.account.Passes(d.now)
+		open, _ := c.load.Passes(d.now)
 		if c.Mixed {
 			open = d.mayPool(c, m.name)
 		}
 		prefiller := d.prefiller(c)
 		prefiller.Engine, prefiller.Live, prefiller.Open = d.view[i], c.Live && c.circuit.Allows(d.now), open && places
-		if kvRoom, known := c.account.Room(d.now); known {
+		if kvRoom, known := c.load.Room(d.now); known {
 			prefiller.Room, prefiller.Filled = kvRoom, !open && places
 		}
 		prefiller.ResidualMs = float64(prefiller.Unanswered+1) * c.residual.Ms(d.now)
@@ -55,7 +55,7 @@ func (d *chooser) local(m *model, r *Request) Local {
 }
 
 // Offers calls f, under the tier's lock, for each model with the candidates that prefill it in this region.
-func (t *Tier) Offers(f func(model string, l *Local)) {
+func (t *Scheduler) Offers(f func(model string, l *Local)) {
 	t.lock()
 	defer t.unlock()
 	for name, m := range t.models {
@@ -67,14 +67,14 @@ func (t *Tier) Offers(f func(model string, l *Local)) {
 }
 
 // Waiting is the number of requests in a model's arrival queue, without batch requests.
-func (t *Tier) Waiting(model string) int {
+func (t *Scheduler) Waiting(model string) int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if m := t.models[model]; m != nil {
-		return m.line.Fresh()
+		return m.queue.Fresh()
 	}
 	return 0
 }
 
 // offered reports whether another region may serve the request if no engine of this region can.
-func (r *Request) offered() bool { return r.Elsewhere != nil && r.Elsewhere.Offered() }
+func (r *Request) offered() bool { return r.Remote != nil && r.Remote.Offered() }

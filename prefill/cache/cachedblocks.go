@@ -7,15 +7,15 @@ import (
 	"evenkeel/prefill/kvevents"
 )
 
-// Holdings predict the content of one candidate's prefix cache.
-type Holdings struct {
+// CachedBlocks predict the content of one candidate's prefix cache.
+type CachedBlocks struct {
 	Accuracy Accuracy
 	cache    *Cache
 	id       string
 	slots    [units]slot
 	events   *kvevents.Stream // nil: the candidate publishes no KV events
 	guessed  bool             // the index may have blocks of token ids that were learned from answers, not from events
-	pending  []*Expectation   // of unanswered probes whose prompt has keys
+	pending  []*PredictedHit  // of unanswered probes whose prompt has keys
 }
 
 // slot is a candidate's slot in the index, for blocks of one unit: bytes or tokens.
@@ -25,11 +25,11 @@ type slot struct {
 	blocks int        // capacity of the slot in blocks; 0: no bound
 }
 
-// Holdings returns the empty holdings of a new candidate.
-func (c *Cache) Holdings(id string) Holdings { return Holdings{cache: c, id: id} }
+// CachedBlocks returns the empty holdings of a new candidate.
+func (c *Cache) CachedBlocks(id string) CachedBlocks { return CachedBlocks{cache: c, id: id} }
 
 // Blocks is how many of the prompt's first blocks the candidate holds. matched is the result of Match.
-func (h *Holdings) Blocks(matched []int32, p *Prompt) int {
+func (h *CachedBlocks) Blocks(matched []int32, p *Prompt) int {
 	if s := &h.slots[p.unit()]; s.known && s.at.N < len(matched) {
 		return int(matched[s.at.N])
 	}
@@ -37,7 +37,7 @@ func (h *Holdings) Blocks(matched []int32, p *Prompt) int {
 }
 
 // Held is how many blocks the candidate holds by the index.
-func (h *Holdings) Held() (blocks int) {
+func (h *CachedBlocks) Held() (blocks int) {
 	for _, s := range h.slots {
 		blocks += h.cache.index.Held(s.at)
 	}
@@ -46,7 +46,7 @@ func (h *Holdings) Held() (blocks int) {
 
 // Place returns the candidate's slot for blocks of the prompt's unit, and makes it if there is none. It bounds the slot
 // by the engine's capacity, which is in tokens, 0 if unknown.
-func (h *Holdings) Place(p *Prompt, model string, capacity int64, now time.Time) index.Slot {
+func (h *CachedBlocks) Place(p *Prompt, model string, capacity int64, now time.Time) index.Slot {
 	blocks, unit := 0, p.unit()
 	if capacity > 0 {
 		switch {
@@ -77,7 +77,7 @@ func (h *Holdings) Place(p *Prompt, model string, capacity int64, now time.Time)
 // Correct compares the expected hit with cached, the tokens of a prompt that its engine found cached (-1: not reported).
 // If the engine found at least a block less, wrong is true, and the index drops the prompt's further blocks from the
 // candidate's slot, which is at.
-func (h *Holdings) Correct(p *Prompt, tokens, hit, cached int) (at index.Slot, wrong bool) {
+func (h *CachedBlocks) Correct(p *Prompt, tokens, hit, cached int) (at index.Slot, wrong bool) {
 	at = h.slots[p.unit()].at
 	block := p.BlockSize(tokens)
 	if wrong = tokens > 0 && cached >= 0 && float64(hit-cached) >= block; wrong {
@@ -88,7 +88,7 @@ func (h *Holdings) Correct(p *Prompt, tokens, hit, cached int) (at index.Slot, w
 
 // Restarted drops the candidate's blocks, because its engine may have restarted. Blocks from precise KV events stay,
 // because the stream notices a restart by itself.
-func (h *Holdings) Restarted(now time.Time) {
+func (h *CachedBlocks) Restarted(now time.Time) {
 	if h.Mode(now) != Precise {
 		h.Drop()
 		return
@@ -98,7 +98,7 @@ func (h *Holdings) Restarted(now time.Time) {
 
 // Drop drops all of the candidate's blocks. It makes the stream start anew, so that the events name the cached blocks
 // again: a stream whose engine did not restart would otherwise only name those that change.
-func (h *Holdings) Drop() {
+func (h *CachedBlocks) Drop() {
 	for _, s := range h.slots {
 		h.cache.index.Clear(s.at, index.Removed)
 	}
@@ -108,7 +108,7 @@ func (h *Holdings) Drop() {
 }
 
 // Close deletes the slots of a candidate that was removed.
-func (h *Holdings) Close() {
+func (h *CachedBlocks) Close() {
 	for _, s := range h.slots {
 		h.cache.index.Delete(s.at)
 	}
@@ -121,7 +121,7 @@ const (
 )
 
 // Mode is Precise while the candidate's KV events are reliable, else Approximate.
-func (h *Holdings) Mode(now time.Time) string {
+func (h *CachedBlocks) Mode(now time.Time) string {
 	if h.events != nil && h.events.Precise(now) {
 		return Precise
 	}
@@ -129,28 +129,28 @@ func (h *Holdings) Mode(now time.Time) string {
 }
 
 // Unfollow removes the stream, which the caller has closed, and all blocks of token ids.
-func (h *Holdings) Unfollow() {
+func (h *CachedBlocks) Unfollow() {
 	h.events = nil
 	h.cache.index.Clear(h.slots[byTokens].at, index.Removed)
 }
 
 // Events is the stream of KV events; nil: the candidate has none.
-func (h *Holdings) Events() *kvevents.Stream { return h.events }
+func (h *CachedBlocks) Events() *kvevents.Stream { return h.events }
 
 // Guess adds the blocks of a prompt that the engine has by its answer, not by its events. at is the candidate's slot for them.
-func (h *Holdings) Guess(at index.Slot, p *Prompt) {
+func (h *CachedBlocks) Guess(at index.Slot, p *Prompt) {
 	h.cache.index.Insert(at, p.Keys)
 	h.guess(p)
 }
 
 // guess notes that blocks of a prompt were learned from an answer. Blocks that no event ever names are not noted.
-func (h *Holdings) guess(p *Prompt) {
+func (h *CachedBlocks) guess(p *Prompt) {
 	h.guessed = h.guessed || h.events != nil && p.BlockTokens > 0 && !p.Salted
 }
 
 // ForgetGuesses replaces the blocks of token ids that were learned from answers by those that the events name. The caller has seen that
 // the events are precise.
-func (h *Holdings) ForgetGuesses() {
+func (h *CachedBlocks) ForgetGuesses() {
 	if h.guessed {
 		h.guessed = false
 		h.cache.index.Clear(h.slots[byTokens].at, index.Removed)
@@ -159,10 +159,10 @@ func (h *Holdings) ForgetGuesses() {
 }
 
 // Stored adds blocks that the engine has stored. The stream calls it.
-func (h *Holdings) Stored(at index.Slot, keys []index.Key) { h.cache.index.Insert(at, keys) }
+func (h *CachedBlocks) Stored(at index.Slot, keys []index.Key) { h.cache.index.Insert(at, keys) }
 
 // Removed drops blocks that the engine has removed. The stream calls it.
-func (h *Holdings) Removed(at index.Slot, keys []index.Key) {
+func (h *CachedBlocks) Removed(at index.Slot, keys []index.Key) {
 	for _, k := range keys {
 		h.cache.index.Remove(at, k)
 	}
@@ -170,7 +170,7 @@ func (h *Holdings) Removed(at index.Slot, keys []index.Key) {
 
 // Cleared drops all blocks that the stream named. With the reason Removed, the engine has emptied its cache, and the
 // blocks of bytes are dropped, too.
-func (h *Holdings) Cleared(at index.Slot, why index.Reason) {
+func (h *CachedBlocks) Cleared(at index.Slot, why index.Reason) {
 	h.cache.index.Clear(at, why)
 	if why == index.Removed {
 		h.cache.index.Clear(h.slots[byBytes].at, why)
