@@ -124,7 +124,7 @@ func appendEntry(dst []byte, s *policy.Snapshot, i int) []byte {
 }
 
 // appendWait appends the members of an entry that matter only if ranks prefill, or if a rank holds a part of its prompt.
-func appendWait(dst []byte, e *policy.Wait) []byte {
+func appendWait(dst []byte, e *policy.EntryDetails) []byte {
 	if e.HeldMs >= 0 {
 		dst = strconv.AppendFloat(append(dst, `,"held_ms":`...), e.HeldMs, 'g', -1, 64)
 	}

@@ -72,7 +72,7 @@ type candidate struct {
 	byModel    map[string]*ledger.ModelCounts // by model: its part of load; only of models that not all of its ranks list
 	ring       []uint64
 	cache      cache.CachedBlocks
-	stretch    fit.Stretch
+	stretch    fit.ComputeTimer
 	residual   fit.Residual
 	circuit    circuit.Circuit
 	fault      string              // the last fault; empty after a probe was answered

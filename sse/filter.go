@@ -92,7 +92,7 @@ func (m *Filter) Reset(a Options) {
 
 // Event takes the next event of the stream and returns the client's bytes for it: e.Raw itself if the event does not
 // change, dst with the edited event appended if it does, nil if the client gets nothing. With Refused, out is the engine's
-// error event. With GivenBack, out is the event if it has content, else nil. Event does not allocate if dst has room.
+// error event. With Preempted, out is the event if it has content, else nil. Event does not allocate if dst has room.
 //
 // Event does not return Whole for a last event after which no [DONE] comes: Answer.Event does.
 //

@@ -39,7 +39,7 @@ var capabilities = []capability{
 	{"hand-backs", []string{"dispatcher/kept", "dispatcher/board/kept.go", "gateway/handback", "gateway/request/handback.go", "gateway/selftest/handback.go", "mooncake/handback.go"}, ""},
 	{"KV events", []string{"prefill/kvevents", "engine/publishers.go", "prefill/cache/events.go"}, ""},
 	{"ownership", []string{"gateway/owner", "lease", "lease/kube", "lease/etcd"}, ""},
-	{"passthrough", []string{"gateway/passthrough", "gateway/request/passed.go"}, ""},
+	{"passthrough", []string{"gateway/passthrough", "gateway/request/passthrough.go"}, ""},
 	{"token ids", []string{"gateway/abort", "gateway/admission/abort.go", "gateway/openai/tokens.go", "gateway/openai/generate.go", "gateway/request/abort.go", "gateway/request/tokens.go", "mooncake/apart.go", "sse/tokens.go", "sse/generated.go", "sse/grown.go"}, ""},
 	{"predictor", []string{"predictor", "dispatcher/forecast", "dispatcher/board/predict.go", "dispatcher/board/learner.go", "dispatcher/learner.go"}, ""},
 	{"prefix index", []string{"prefill/index", "prefill/cache", "prefill/local", "gateway/prompt"}, ""},

@@ -13,9 +13,9 @@ import (
 	"evenkeel/pool"
 )
 
-func newBoard(model string, r *rules) *board {
+func newBoard(model string, r *allBoards) *board {
 	return &board{
-		rules: r, model: model, pool: pool.New(r.cfg.TTL), pace: newPace(),
+		allBoards: r, model: model, pool: pool.New(r.cfg.TTL), pace: newPace(),
 		waiting: map[uint64]waitingEntry{}, ranks: map[int32]*rank{}, lengths: map[uint64]int32{}, pairs: pairs{suspects: map[Link]*linkHealth{}},
 	}
 }

@@ -21,8 +21,8 @@ func New(cfg Config) (*Boards, error) {
 		return nil, err
 	}
 	l := &Boards{
-		rules:  &rules{cfg: cfg, fit: cfg.Predictor.Fit, subjects: map[PredictorKey]*known{}},
-		boards: map[string]*board{},
+		allBoards: &allBoards{cfg: cfg, fit: cfg.Predictor.Fit, subjects: map[PredictorKey]*known{}},
+		boards:    map[string]*board{},
 	}
 	if err := l.usable(); err != nil {
 		return nil, err
@@ -126,7 +126,7 @@ func (l *Boards) setWorkers(ws []Worker) {
 	for _, model := range slices.Sorted(maps.Keys(fleet)) {
 		b := l.boards[model]
 		if b == nil {
-			b = newBoard(model, l.rules)
+			b = newBoard(model, l.allBoards)
 			l.add(b)
 		}
 		b.setWorkers(fleet[model])
@@ -169,7 +169,7 @@ func (b *board) choose(barrier bool) policyInUse {
 }
 
 // make builds a policy in use from a spec that was checked before.
-func (r *rules) make(spec string) policyInUse {
+func (r *allBoards) make(spec string) policyInUse {
 	p, err := r.cfg.Parse(spec)
 	if err != nil {
 		panic("dispatcher: policy " + spec + " was accepted before and no longer parses: " + err.Error())

@@ -11,14 +11,14 @@ import (
 // Clone copies the boards between two events, with all state that decides what they do next. Events on the copy do not change the
 // original. The copy has neither the sampled scores of predictions nor the memory for traces, because its status and traces are not read.
 func (l *Boards) Clone() *Boards {
-	r := *l.rules
+	r := *l.allBoards
 	r.subjects = make(map[PredictorKey]*known, len(l.subjects))
 	for key, s := range l.subjects {
 		copied := *s // the tables never change
 		r.subjects[key] = &copied
 	}
 	r.effects = nil
-	c := &Boards{rules: &r, boards: make(map[string]*board, len(l.boards)), draining: l.draining}
+	c := &Boards{allBoards: &r, boards: make(map[string]*board, len(l.boards)), draining: l.draining}
 	for _, b := range l.inOrder {
 		b.recall()
 		c.add(b.clone(&r))
@@ -40,9 +40,9 @@ func (b *board) recall() {
 
 // clone copies the board with its pool, ranks, groups and slots. The copies refer to each other, not to the originals. r are the rules
 // of the copy. Memory that each tick fills anew is not copied.
-func (b *board) clone(r *rules) *board {
+func (b *board) clone(r *allBoards) *board {
 	c := *b
-	c.rules, c.pool = r, b.pool.Clone()
+	c.allBoards, c.pool = r, b.pool.Clone()
 	c.lengths = maps.Clone(b.lengths)
 	c.waiting = make(map[uint64]waitingEntry, len(b.waiting))
 	for _, e := range c.pool.Entries() {
@@ -108,7 +108,7 @@ func (b *board) sameRanks(ranks []*rank) []*rank {
 }
 
 // clone copies the group without its ranks, which the caller fills in.
-func (g *group) clone(r *rules) *group {
+func (g *group) clone(r *allBoards) *group {
 	c := *g
 	c.members, c.ranks, c.stepRanks = nil, nil, nil
 	c.chosen, c.fallback = g.chosen.clone(r), g.fallback.clone(r)
@@ -117,7 +117,7 @@ func (g *group) clone(r *rules) *group {
 }
 
 // clone makes a policy of the same spec, which goes on from the state of the original. r are the rules of the copy.
-func (p policyInUse) clone(r *rules) policyInUse {
+func (p policyInUse) clone(r *allBoards) policyInUse {
 	c := r.make(p.spec)
 	policy.Resume(c.Policy, p.Policy)
 	if p.source != nil {

@@ -203,8 +203,8 @@ func (b *board) countRound(g *group) {
 }
 
 // wait returns the policy.Wait of a waiting entry: what policies read of it beside policy.Entry.
-func (w *waitingEntry) wait(now time.Time) policy.Wait {
-	wait := policy.Wait{Hits: w.Hits, HeldMs: -1, Express: w.Entry.Express}
+func (w *waitingEntry) wait(now time.Time) policy.EntryDetails {
+	wait := policy.EntryDetails{Hits: w.Hits, HeldMs: -1, Express: w.Entry.Express}
 	if !w.since.IsZero() {
 		wait.HeldMs = float64(now.Sub(w.since)) / float64(time.Millisecond)
 	}

@@ -17,7 +17,7 @@ import (
 
 // board mirrors the decode ranks of one model, and has the pool of entries (requests) that wait for them.
 type board struct {
-	*rules
+	*allBoards
 	model   string
 	pool    *pool.Pool
 	waiting map[uint64]waitingEntry // by entry ID; the same entries as the pool's
@@ -330,15 +330,15 @@ func (w *waits) meanMs() float32 {
 // They have no goroutine, clock, log, metric or lock: their owner applies events with the current time, and carries out the effects that
 // Apply returns.
 type Boards struct {
-	*rules
+	*allBoards
 	boards   map[string]*board // by model
 	inOrder  []*board          // the same boards, sorted by model
 	round    *board            // the board whose round was decided, until the event Decided; nil: none
 	draining bool
 }
 
-// rules is shared by all boards: it has the settings, the learned tables, and the effects of the current event.
-type rules struct {
+// allBoards is shared by all boards: it has the settings, the learned tables, and the effects of the current event.
+type allBoards struct {
 	cfg    Config
 	spec   string          // of the policy of barrier groups, as the settings give it
 	name   string          // canonical name of this policy
@@ -353,14 +353,14 @@ type rules struct {
 	now     time.Time // time of the current event
 }
 
-func (r *rules) emit(e Effect) { r.effects = append(r.effects, e) }
+func (r *allBoards) emit(e Effect) { r.effects = append(r.effects, e) }
 
 // policyInUse is a policy in use. Each group has its own, because a policy keeps memory and, if it takes ranks in turn, the next rank.
 type policyInUse struct {
 	policy.Policy
 	spec   string
 	name   string
-	rules  *rules
+	rules  *allBoards
 	ahead  bool   // it sends requests before their slots are free (ahead.go)
 	hits   bool   // it reads which ranks have a part of a prompt in their prefix caches
 	source *known // tables for its predictions; nil: it reads none

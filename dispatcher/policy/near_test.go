@@ -11,7 +11,7 @@ import (
 // ofHolders is ranks with a request of so many tokens each and free slots, and an entry of 1,000 tokens of which they hold something.
 // A step takes 50 ms and a microsecond for each token.
 func ofHolders(loads []int32, hits ...Hit) *Snapshot {
-	s := &Snapshot{C0Ms: 50, C1Ms: 1e-3, StepMs: 60, Pool: []Entry{{ID: 1, Prompt: 1000}}, Waits: []Wait{{Hits: hits, HeldMs: -1}}}
+	s := &Snapshot{C0Ms: 50, C1Ms: 1e-3, StepMs: 60, Pool: []Entry{{ID: 1, Prompt: 1000}}, Waits: []EntryDetails{{Hits: hits, HeldMs: -1}}}
 	for g, tokens := range loads {
 		s.Workers = append(s.Workers,
 			Worker{ID: int32(10 * g), Up: true, Free: 2, Running: []Request{{ID: uint64(100 + g), Prompt: tokens, Generated: 1, Slot: int32(g)}}})
@@ -59,7 +59,7 @@ func TestPromptsChangePlaces(t *testing.T) {
 	s := ofHolders([]int32{10_000, 10_000, 30_000}, Hit{10, 960})
 	s.Workers[0].Free, s.Workers[1].Free = 1, 1
 	s.Pool = append(s.Pool, Entry{ID: 2, Prompt: 1000})
-	s.Waits = append(s.Waits, Wait{Hits: []Hit{{0, 960}}, HeldMs: -1})
+	s.Waits = append(s.Waits, EntryDetails{Hits: []Hit{{0, 960}}, HeldMs: -1})
 	require.ElementsMatch(t, [][2]int{{1, 10}, {2, 0}}, pairs(newPolicy(t, "evenkeel").Decide(s, nil)))
 }
 
@@ -75,7 +75,7 @@ func TestWhatIsSparedMakesNoStepLonger(t *testing.T) {
 					hits = append(hits, Hit{s.Workers[g].ID, rapid.IntRange(1, 200).Draw(t, "tokens")})
 				}
 			}
-			s.Waits = append(s.Waits, Wait{Hits: hits, HeldMs: -1})
+			s.Waits = append(s.Waits, EntryDetails{Hits: hits, HeldMs: -1})
 		}
 		far, near := evenkeelDefaults, evenkeelDefaults
 		far.near, near.near = 0, 0.01
@@ -131,7 +131,7 @@ func crowd(ranks int) *Snapshot {
 				Running: []Request{{ID: uint64(1000 + g), Prompt: int32(9000 + g%7), Generated: 1, Slot: int32(g)}}})
 	}
 	for i := range ranks {
-		w := Wait{HeldMs: -1}
+		w := EntryDetails{HeldMs: -1}
 		for g := range ranks {
 			w.Hits = append(w.Hits, Hit{int32(g), 16 * (1 + (i*g)%50)})
 		}

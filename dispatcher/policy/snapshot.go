@@ -30,7 +30,7 @@ type Snapshot struct {
 	// these steps. Below 0: not known.
 	Unbegun    float32
 	PromptRate float32
-	Waits      []Wait // one for each entry of Pool, in its order; empty unless Mixed, or a policy that reads Hits has a prompt with some
+	Waits      []EntryDetails // one for each entry of Pool; empty unless Mixed, or a policy that reads Hits has a prompt with some
 }
 
 // Worker is one DP rank of the group.
@@ -74,9 +74,9 @@ type Entry struct {
 	Key    uint64
 }
 
-// Wait has what policies read of an entry only if ranks prefill, or if a rank holds a part of its prompt. It is not a part of Entry,
-// because a tick copies many entries, and most need no Wait.
-type Wait struct {
+// EntryDetails has what policies read of an entry only if ranks prefill, or if a rank holds a part of its prompt. It is not a part of
+// Entry, because a tick copies many entries, and most need no EntryDetails.
+type EntryDetails struct {
 	Hits       []Hit   // which workers hold a part of its prompt, sorted by worker; the slice never changes
 	HeldMs     float64 // time since a slot was first free for it and the policy held it back; below 0: none was free yet
 	UrgentInMs float64 // time until it is Urgent; 0 = it never will be, or is now

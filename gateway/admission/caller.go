@@ -108,8 +108,8 @@ func (d *Handler) authenticate(ctx *fasthttp.RequestCtx) (keys.Key, *openai.Erro
 
 const priorityHeader = "X-Evenkeel-Priority"
 
-// incoming is a request on its way to being admitted, with the key of its caller and what the request has used of the key's limits.
-type incoming struct {
+// requestContext is a request on its way to being admitted, with the key of its caller and what the request has used of the key's limits.
+type requestContext struct {
 	*request.Incoming
 	key     keys.Key
 	booked  int // answers counted against the key's max_concurrent until giveBack
@@ -117,7 +117,7 @@ type incoming struct {
 }
 
 // identify counts one request and one answer against the limits of the key, and reads the priority that a trusted caller may set.
-func (r *incoming) identify(ctx *fasthttp.RequestCtx, key keys.Key, objectives map[string]int, now time.Time) *openai.Error {
+func (r *requestContext) identify(ctx *fasthttp.RequestCtx, key keys.Key, objectives map[string]int, now time.Time) *openai.Error {
 	r.key, r.Priority = key, key.Priority
 	r.classify(&ctx.Request.Header, objectives)
 	if value := ctx.Request.Header.Peek(priorityHeader); len(value) > 0 && key.Trusted {
@@ -147,7 +147,7 @@ const mostFlows = 256
 
 // classify reads the headers in which a trusted gateway describes a request. The objective header names a priority, which objectives lists.
 // The fairness header names a flow. Flows take turns as if each of them were a key of its own.
-func (r *incoming) classify(h *fasthttp.RequestHeader, objectives map[string]int) {
+func (r *requestContext) classify(h *fasthttp.RequestHeader, objectives map[string]int) {
 	if !r.key.Trusted {
 		return
 	}
@@ -179,7 +179,7 @@ func inRate(key keys.Key, now time.Time) *openai.Error {
 
 // book counts n more answers against the caller's key, which may have a limited number at once. It returns 400 if this request alone asks
 // for more than the limit, and 429 if other requests use the rest. giveBack returns the answers.
-func (r *incoming) book(n int) *openai.Error {
+func (r *requestContext) book(n int) *openai.Error {
 	switch limit := r.key.MaxConcurrent; {
 	case r.key.Acquire(n):
 		r.booked += n
@@ -202,7 +202,7 @@ func (r *incoming) book(n int) *openai.Error {
 
 // meter counts the estimated tokens of a request's prompts against the tokens per minute of the caller's key. It returns an error if too
 // few are left. giveBack corrects the estimate, and counts the tokens of the answers.
-func (r *incoming) meter(tokens int, now time.Time) *openai.Error {
+func (r *requestContext) meter(tokens int, now time.Time) *openai.Error {
 	wait, ok := r.key.Tokens(now, tokens)
 	if !ok {
 		return tooFast(fmt.Sprintf("key %s may use %d tokens a minute, and this request needs about %d for its prompt; send it later", r.key.Name,
@@ -214,7 +214,7 @@ func (r *incoming) meter(tokens int, now time.Time) *openai.Error {
 
 // giveBack corrects the limits of the key at the end of the request. It takes the request's answers off the running ones, and replaces the
 // estimated tokens by the number that its prompts and answers really had. tokens below 0: the number is not known, and the estimate stays.
-func (r *incoming) giveBack(tokens int) {
+func (r *requestContext) giveBack(tokens int) {
 	r.key.Release(r.booked)
 	if tokens >= 0 {
 		r.key.Settle(time.Now(), tokens-r.metered)

@@ -115,11 +115,11 @@ func (d *Handler) sole() string {
 
 // complete serves the endpoints whose requests are split into prefill and decode.
 func (d *Handler) complete(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint) {
-	d.receive(ctx, ep.Path(), func(in *incoming) *openai.Error { return d.answer(ctx, ep, in) })
+	d.receive(ctx, ep.Path(), func(in *requestContext) *openai.Error { return d.answer(ctx, ep, in) })
 }
 
 // receive serves a request of a client after it has checked the sender.
-func (d *Handler) receive(ctx *fasthttp.RequestCtx, path string, serve func(*incoming) *openai.Error) {
+func (d *Handler) receive(ctx *fasthttp.RequestCtx, path string, serve func(*requestContext) *openai.Error) {
 	arrive := time.Now()
 	clientID := string(ctx.Request.Header.Peek("X-Request-Id"))
 	in := d.newIncoming(journal.LogEntry{ID: request.NewID(), ClientID: clientID, Arrival: arrive})
@@ -135,7 +135,7 @@ func (d *Handler) receive(ctx *fasthttp.RequestCtx, path string, serve func(*inc
 
 // serveOrRefuse calls serve. If serve returns an error, the client gets that error as the answer. If serve panics, the request first gives
 // back what it holds of its caller's limits. Package edge recovers the panic and answers the client.
-func (d *Handler) serveOrRefuse(ctx *fasthttp.RequestCtx, in *incoming, serve func() *openai.Error) {
+func (d *Handler) serveOrRefuse(ctx *fasthttp.RequestCtx, in *requestContext, serve func() *openai.Error) {
 	panicked := true
 	defer func() {
 		if panicked {
@@ -150,15 +150,15 @@ func (d *Handler) serveOrRefuse(ctx *fasthttp.RequestCtx, in *incoming, serve fu
 
 // newIncoming begins the record of a request. The request counts against the limits of its caller until it ends: then in.GiveBack is
 // called.
-func (d *Handler) newIncoming(facts journal.LogEntry) *incoming {
-	in := &incoming{Incoming: d.host.Requests.Incoming(facts)}
+func (d *Handler) newIncoming(facts journal.LogEntry) *requestContext {
+	in := &requestContext{Incoming: d.host.Requests.Incoming(facts)}
 	in.GiveBack = in.giveBack
 	return in
 }
 
 // checkSender finds the key of a request's sender, and counts the request against the rate limits of that key. It returns an error if the
 // key is unknown or over its limits.
-func (d *Handler) checkSender(ctx *fasthttp.RequestCtx, path string, in *incoming) *openai.Error {
+func (d *Handler) checkSender(ctx *fasthttp.RequestCtx, path string, in *requestContext) *openai.Error {
 	key, fail := d.authenticate(ctx)
 	if fail != nil {
 		return fail
@@ -176,7 +176,7 @@ func headersOf(ctx *fasthttp.RequestCtx) func(name string) string {
 }
 
 // body reads a request's body and decompresses it, because neither evenkeel nor an engine can read compressed JSON.
-func (d *Handler) body(ctx *fasthttp.RequestCtx, in *incoming) ([]byte, *openai.Error) {
+func (d *Handler) body(ctx *fasthttp.RequestCtx, in *requestContext) ([]byte, *openai.Error) {
 	packed, charge := edge.AcquireBody(ctx)
 	in.Body = charge
 	raw, refusal := edge.Unpack(&ctx.Request.Header, packed, charge, d.host.Config.Settings().Limits.Body)
@@ -195,7 +195,7 @@ func (d *Handler) body(ctx *fasthttp.RequestCtx, in *incoming) ([]byte, *openai.
 
 // answer serves a request that is split into prefill and decode. The caller has checked the sender, a client or another dispatcher. If
 // answer returns an error, nothing has been written to the client yet. The request counts against its caller's limits until it ends.
-func (d *Handler) answer(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *incoming) *openai.Error {
+func (d *Handler) answer(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *requestContext) *openai.Error {
 	from := in.From
 	in.Record.Report(journal.Event{Kind: journal.Parsing})
 	req, route, fail := d.admit(ctx, ep, in)
@@ -225,7 +225,7 @@ func (d *Handler) answer(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *inc
 
 // admit reads a request. It returns an error if the request is malformed, or if neither an engine here nor another region can serve it now.
 // The returned request is nil if it could not be read.
-func (d *Handler) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *incoming) (*openai.Request, roster.Route, *openai.Error) {
+func (d *Handler) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *requestContext) (*openai.Request, roster.Route, *openai.Error) {
 	if fail := d.checkLeaving(ctx, in); fail != nil {
 		return nil, roster.Route{}, fail
 	}
@@ -340,7 +340,7 @@ func unserved(ep mooncake.Endpoint, route roster.Route) *openai.Error {
 
 // checkLeaving returns an error while the proxy shuts down. Until it has handed over its engines to another dispatcher, it still takes
 // requests that other dispatchers forward.
-func (d *Handler) checkLeaving(ctx *fasthttp.RequestCtx, in *incoming) *openai.Error {
+func (d *Handler) checkLeaving(ctx *fasthttp.RequestCtx, in *requestContext) *openai.Error {
 	if d.host.Service.Draining() {
 		ctx.SetConnectionClose() // so that the client opens a new connection, which the load balancer sends to another proxy
 	}
@@ -487,7 +487,7 @@ func writeJSON(ctx *fasthttp.RequestCtx, status int, v any) {
 
 // pass serves a request that is passed through to one engine unchanged.
 func (d *Handler) pass(ctx *fasthttp.RequestCtx, path string) {
-	d.receive(ctx, path, func(in *incoming) *openai.Error {
+	d.receive(ctx, path, func(in *requestContext) *openai.Error {
 		in.Record.Report(journal.Event{Kind: journal.Parsing})
 		req, raw, fail := d.admitWhole(ctx, path, in)
 		in.Record.Report(journal.Event{Kind: journal.Parsed, Req: req})
@@ -503,7 +503,7 @@ func (d *Handler) pass(ctx *fasthttp.RequestCtx, path string) {
 
 // admitWhole reads a request that is passed through, and refuses it if it is malformed or if no engine of this region has its model. It
 // returns the request and its body.
-func (d *Handler) admitWhole(ctx *fasthttp.RequestCtx, path string, in *incoming) (*openai.Request, []byte, *openai.Error) {
+func (d *Handler) admitWhole(ctx *fasthttp.RequestCtx, path string, in *requestContext) (*openai.Request, []byte, *openai.Error) {
 	if fail := d.checkLeaving(ctx, in); fail != nil {
 		return nil, nil, fail
 	}

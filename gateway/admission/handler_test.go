@@ -45,10 +45,10 @@ func TestAPanicGivesBackWhatTheRequestHolds(t *testing.T) {
 func TestAKeyAtItsLimitIsToldAsItsOwn(t *testing.T) {
 	set, err := keys.Parse("keys.yaml", []byte("keys:\n  - name: k\n    sha256: "+keys.Hash("ek-k")+"\n    max_concurrent: 1\n"))
 	require.NoError(t, err)
-	r := incoming{}
+	r := requestContext{}
 	r.key, _ = set.Authenticate([]byte("Bearer ek-k"))
 	require.Nil(t, r.book(1))
-	other := incoming{key: r.key}
+	other := requestContext{key: r.key}
 	fail := other.book(1)
 	require.Equal(t, "queue_full", fail.Code)
 	require.True(t, fail.Own)

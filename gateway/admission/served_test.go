@@ -402,7 +402,7 @@ func TestARequestIsLetInWhereItCanBeServed(t *testing.T) {
 }
 
 // options are what a request asks for in its headers, or the code of its refusal.
-func (h *house) options(body string, headers ...string) (*incoming, string) {
+func (h *house) options(body string, headers ...string) (*requestContext, string) {
 	h.t.Helper()
 	ctx := asking("POST", "/v1/chat/completions", body, headers...)
 	in := h.newIncoming(journal.LogEntry{ID: "x", Arrival: h.now})
@@ -428,34 +428,34 @@ func TestOnlyATrustedCallerSteers(t *testing.T) {
 	h := open(t)
 	for _, c := range []struct {
 		header, refused string
-		is              func(*incoming) bool
+		is              func(*requestContext) bool
 	}{
-		{"X-Evenkeel-Priority: -7", "", func(in *incoming) bool { return in.Priority == -7 }},
+		{"X-Evenkeel-Priority: -7", "", func(in *requestContext) bool { return in.Priority == -7 }},
 		{"X-Evenkeel-Priority: 101", "bad_priority", nil},
 		{"X-Evenkeel-Priority: -101", "bad_priority", nil},
 		{"X-Evenkeel-Priority: high", "bad_priority", nil},
 		{"X-Evenkeel-Priority: 1.5", "bad_priority", nil},
 		{"X-Evenkeel-Priority: 99999999999999999999", "bad_priority", nil},
 		{"X-Evenkeel-Priority: 0x1", "bad_priority", nil},
-		{"X-Evenkeel-Priority: +7", "", func(in *incoming) bool { return in.Priority == 7 }},
-		{"X-Evenkeel-Class: batch", "", func(in *incoming) bool { return in.Batch }},
-		{"X-Evenkeel-Class: online", "", func(in *incoming) bool { return !in.Batch }},
+		{"X-Evenkeel-Priority: +7", "", func(in *requestContext) bool { return in.Priority == 7 }},
+		{"X-Evenkeel-Class: batch", "", func(in *requestContext) bool { return in.Batch }},
+		{"X-Evenkeel-Class: online", "", func(in *requestContext) bool { return !in.Batch }},
 		{"X-Evenkeel-Class: flex", "bad_class", nil},
-		{"X-Evenkeel-Deadline-Ms: 1500", "", func(in *incoming) bool { return in.Deadline.Equal(h.now.Add(1500 * time.Millisecond)) }},
+		{"X-Evenkeel-Deadline-Ms: 1500", "", func(in *requestContext) bool { return in.Deadline.Equal(h.now.Add(1500 * time.Millisecond)) }},
 		{"X-Evenkeel-Deadline-Ms: 0", "bad_deadline", nil},
 		{"X-Evenkeel-Deadline-Ms: 1.5", "bad_deadline", nil},
 		{"X-Evenkeel-Deadline-Ms: 86400001", "bad_deadline", nil},
-		{"X-Gateway-Inference-Objective: batch", "", func(in *incoming) bool { return in.Priority == -5 }},
-		{"X-Gateway-Inference-Objective: other", "", func(in *incoming) bool { return in.Priority == 3 }},
-		{"X-Gateway-Inference-Fairness-Id: u", "", func(in *incoming) bool { return strings.HasPrefix(in.Flow, "trusted\x00") }},
-		{"X-Evenkeel-Explain: true", "", func(in *incoming) bool { return in.Explain }},
-		{"X-Evenkeel-Disaggregate: never", "", func(in *incoming) bool { return in.Disaggregate == "never" }},
+		{"X-Gateway-Inference-Objective: batch", "", func(in *requestContext) bool { return in.Priority == -5 }},
+		{"X-Gateway-Inference-Objective: other", "", func(in *requestContext) bool { return in.Priority == 3 }},
+		{"X-Gateway-Inference-Fairness-Id: u", "", func(in *requestContext) bool { return strings.HasPrefix(in.Flow, "trusted\x00") }},
+		{"X-Evenkeel-Explain: true", "", func(in *requestContext) bool { return in.Explain }},
+		{"X-Evenkeel-Disaggregate: never", "", func(in *requestContext) bool { return in.Disaggregate == "never" }},
 		{"X-Evenkeel-Disaggregate: perhaps", "bad_target", nil},
-		{"X-Evenkeel-Policy: round-robin", "", func(in *incoming) bool { return in.PrefillPolicy == "round-robin" }},
+		{"X-Evenkeel-Policy: round-robin", "", func(in *requestContext) bool { return in.PrefillPolicy == "round-robin" }},
 		{"X-Evenkeel-Policy: luck", "bad_policy", nil},
-		{"X-Evenkeel-Target-Prefill: " + prefiller + "/0", "", func(in *incoming) bool { return in.ToPrefill == prefiller+"/0" }},
+		{"X-Evenkeel-Target-Prefill: " + prefiller + "/0", "", func(in *requestContext) bool { return in.ToPrefill == prefiller+"/0" }},
 		{"X-Evenkeel-Target-Prefill: elsewhere", "bad_target", nil},
-		{"X-Evenkeel-Target-Decode: " + decoder, "", func(in *incoming) bool { return slices.Equal(in.ToDecode, []int32{h.rank()}) }},
+		{"X-Evenkeel-Target-Decode: " + decoder, "", func(in *requestContext) bool { return slices.Equal(in.ToDecode, []int32{h.rank()}) }},
 		{"X-Evenkeel-Target-Decode: elsewhere", "bad_target", nil},
 	} {
 		t.Run(c.header, func(t *testing.T) {

@@ -30,7 +30,7 @@ const longestDeadline = 24 * time.Hour
 // steer reads from a request how its client wants it to be served. Every caller may name or end its session. Only a trusted caller may name
 // the class, the deadline, the prefill policy, the engines, and whether the request is split. It returns an error if a value cannot be
 // used.
-func (d *Handler) steer(ctx *fasthttp.RequestCtx, in *incoming, route roster.Route, body *mooncake.Body) *openai.Error {
+func (d *Handler) steer(ctx *fasthttp.RequestCtx, in *requestContext, route roster.Route, body *mooncake.Body) *openai.Error {
 	session := ctx.Request.Header.Peek(request.SessionHeader)
 	for _, key := range [...]string{"prompt_cache_key", "user"} {
 		// The value is a JSON string with its quotes, so a length of 2 means an empty one.
@@ -75,7 +75,7 @@ func (d *Handler) steer(ctx *fasthttp.RequestCtx, in *incoming, route roster.Rou
 
 // schedule reads how long a request may wait: its class (batch or online) and its deadline. The class is that of the key, unless a trusted
 // caller names another one. Only a trusted caller, or another dispatcher, may give a deadline.
-func (r *incoming) schedule(h *fasthttp.RequestHeader) *openai.Error {
+func (r *requestContext) schedule(h *fasthttp.RequestHeader) *openai.Error {
 	r.Batch = r.key.Batch
 	if !r.key.Trusted && r.From == nil {
 		return nil
@@ -100,7 +100,7 @@ func (r *incoming) schedule(h *fasthttp.RequestHeader) *openai.Error {
 }
 
 // aim reads which prefill engine and which decode rank a trusted caller wants for the request.
-func (d *Handler) aim(ctx *fasthttp.RequestCtx, in *incoming, route roster.Route) *openai.Error {
+func (d *Handler) aim(ctx *fasthttp.RequestCtx, in *requestContext, route roster.Route) *openai.Error {
 	if id := ctx.Request.Header.Peek(targetPrefillHeader); len(id) > 0 && in.key.Trusted {
 		in.ToPrefill = string(id)
 		if err := d.host.Requests.Prefill.CheckTarget(route.Name, in.ToPrefill); err != nil {
@@ -124,7 +124,7 @@ func (d *Handler) aim(ctx *fasthttp.RequestCtx, in *incoming, route roster.Route
 
 // locate reads how long a request's client waits for an answer. If there are other regions, it also reads where the client is, and whether
 // the request must stay in this region.
-func (r *incoming) locate(ctx *fasthttp.RequestCtx, otherRegions bool) {
+func (r *requestContext) locate(ctx *fasthttp.RequestCtx, otherRegions bool) {
 	if otherRegions {
 		r.Address = ctx.RemoteIP().String()
 		r.Stays = string(ctx.Request.Header.Peek(geoHeader)) == "local"

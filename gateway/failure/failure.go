@@ -290,7 +290,7 @@ func KindOf(contentType []byte) string {
 	return "a content type that we do not know"
 }
 
-// A Fault describes a leg (one call to an engine) of an attempt that ended without its result.
+// A Fault describes a call to an engine that ended without its result.
 type Fault struct {
 	lifecycle.CallEnd
 	Answer     *openai.Error // the client's error if there is no further attempt
@@ -304,21 +304,21 @@ type Fault struct {
 // ErrMoved is the error of a call that was ended because its engine was taken out of service.
 var ErrMoved = errors.New("the engine was taken out of service")
 
-// Of makes the fault of a leg that has ended with err, which may be nil.
+// Of makes the fault of a call that has ended with err, which may be nil.
 func Of(end lifecycle.CallEnd, answer *openai.Error, err error) *Fault {
 	return &Fault{CallEnd: end, Answer: answer, Err: err}
 }
 
-// Useless makes the fault of a leg whose engine answered with status 200, but whose answer cannot be used.
-func Useless(leg lifecycle.CallKind, why lifecycle.Reason, answer *openai.Error, err error) *Fault {
-	return &Fault{CallEnd: lifecycle.CallEnd{Call: leg, Progress: lifecycle.Headed, Reason: why, Open: true}, Answer: answer,
+// Useless makes the fault of a call whose engine answered with status 200, but whose answer cannot be used.
+func Useless(kind lifecycle.CallKind, why lifecycle.Reason, answer *openai.Error, err error) *Fault {
+	return &Fault{CallEnd: lifecycle.CallEnd{Call: kind, Progress: lifecycle.Headed, Reason: why, Open: true}, Answer: answer,
 		Status: http.StatusOK,
 		Err:    err}
 }
 
-// Said makes the fault of a leg whose engine refused the request in an answer with status 200. It returns nil if err is not such a refusal,
-// or if the engine reported a failure of its own.
-func Said(leg lifecycle.CallKind, err error) *Fault {
+// Said makes the fault of a call whose engine refused the request in an answer with status 200. It returns nil if err is not such a
+// refusal, or if the engine reported a failure of its own.
+func Said(kind lifecycle.CallKind, err error) *Fault {
 	var said *mooncake.SaidError
 	if !errors.As(err, &said) {
 		return nil
@@ -328,16 +328,16 @@ func Said(leg lifecycle.CallKind, err error) *Fault {
 	if answer.Status != f.Status { // FromStream keeps the status of a refusal only
 		return nil
 	}
-	end := lifecycle.CallEnd{Call: leg, Progress: lifecycle.Headed, Reason: lifecycle.ByStatus(f.Status)}
+	end := lifecycle.CallEnd{Call: kind, Progress: lifecycle.Headed, Reason: lifecycle.ByStatus(f.Status)}
 	return &Fault{CallEnd: end, Answer: answer, Status: f.Status, Err: err}
 }
 
-// OfEngine says whether the leg's own engine is known to have failed. If KV did not arrive, either engine may be at fault, so it is false.
+// OfEngine says whether the call's own engine is known to have failed. If KV did not arrive, either engine may be at fault, so it is false.
 func (f *Fault) OfEngine() bool {
 	return f != nil && f.CallEnd.OfEngine() && !errors.Is(f.Err, ErrUndelivered)
 }
 
-// Cause is why the leg failed, in words for receipts and spans.
+// Cause is why the call failed, in words for receipts and spans.
 func (f *Fault) Cause() string {
 	if f.Err == nil {
 		return f.Answer.Code

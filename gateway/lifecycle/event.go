@@ -52,7 +52,7 @@ const (
 	First                           // the first event of the answer came
 	Ends                            // the last event of the answer came: the answer is whole
 	Believed                        // the prefill engine confirmed that the KV of the answer was complete
-	CallFailed                      // a call to an engine (a leg) ended without its result
+	CallFailed                      // a call to an engine (a call) ended without its result
 	Retried                         // the pause before another attempt is over
 	GivenUp                         // no other attempt is made, or a lost answer cannot go on
 	Offered                         // another dispatcher may serve the request
@@ -88,15 +88,15 @@ const (
 	Unwanted      // the answer ended or was given up, and the proxy stops waiting for the prefill engine to confirm the KV
 )
 
-// Bind is the order of prefill and decode in an attempt, or Passed: the request is not split into the two.
+// Bind is the order of prefill and decode in an attempt, or Passthrough: the request is not split into the two.
 type Bind uint8
 
 // The values of Bind.
 const (
-	Late   Bind = iota // the prompt is prefilled, then its decode rank is bound
-	Early              // the decode rank is bound before the prefill, and both calls are under way at once
-	Mixed              // one rank prefills and decodes, so no KV is handed over
-	Passed             // the request goes to one engine as it came: see passed.go
+	Late        Bind = iota // the prompt is prefilled, then its decode rank is bound
+	Early                   // the decode rank is bound before the prefill, and both calls are under way at once
+	Mixed                   // one rank prefills and decodes, so no KV is handed over
+	Passthrough             // the request goes to one engine as it came: see passthrough.go
 )
 
 // EffectKind is the kind of an effect.
@@ -159,7 +159,7 @@ type Effect struct {
 	Resource    Resource    // of Settle: what is given back or passed on
 	Disposition Disposition // of Settle
 	Blame       Blame       // of ReportFailure: who is at fault; of Resolve: Engine, Nobody (the request) or Disputed (unknown)
-	Call        CallKind    // of Condemn: which call's engine is at fault
+	Call        CallKind    // of ReportFailure: which call's engine is at fault
 	Retry       Retry       // of Pause: how the next attempt begins
 	Bind        Bind        // of Enqueue: of the present attempt
 	Permit      bool        // of Enqueue: the pool must reserve a place, because the request has none

@@ -79,7 +79,7 @@ type twoLegs struct {
 	legs          Pair
 	leases        int  // that are not settled
 	overdue       bool // the time for the callback is over
-	asksLate      bool // and the decode leg, so that only the grace is left
+	asksLate      bool // and the decode call, so that only the grace is left
 	quiet, waits  bool // a timer runs
 	ended, hungUp int
 	closed        bool
@@ -144,7 +144,7 @@ func (w *twoLegs) follow(t require.TestingT, x Effect) {
 	require.LessOrEqual(t, w.ended, 1)
 }
 
-// last is what happens next if both legs only come to their ends; false: they have.
+// last is what happens next if both calls only come to their ends; false: they have.
 func (w *twoLegs) last() (e Event, more bool) {
 	switch may := w.mayCome(); {
 	case slices.Contains(may, DecodeOver):
@@ -185,7 +185,7 @@ func (w *twoLegs) drawn(t *rapid.T) Event {
 	return e
 }
 
-// probeEnds are the ends of a prefill leg that was sent.
+// probeEnds are the ends of a prefill call that was sent.
 var probeEnds = func() (all []CallEnd) {
 	ends(func(e CallEnd, said Disposition) {
 		if said != unsaid && e.Call == Prefill && e.Progress < Through && !e.Moved && !e.Frees && e.Reason != Left {
@@ -195,7 +195,7 @@ var probeEnds = func() (all []CallEnd) {
 	return all
 }()
 
-// In whatever order things happen to two legs: the lease is settled once, and when both legs have ended nothing is owed. One leg ends
+// In whatever order things happen to two legs: the lease is settled once, and when both calls have ended nothing is owed. One leg ends
 // the other one at most once.
 func TestTwoLegsOweNothingAtTheEnd(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
@@ -214,7 +214,7 @@ func TestTwoLegsOweNothingAtTheEnd(t *testing.T) {
 	})
 }
 
-// A client that leaves before the first event ends both legs, at once or when what it left may be ended.
+// A client that leaves before the first event ends both calls, at once or when what it left may be ended.
 func TestAClientThatLeavesEndsBothLegs(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		name := rapid.SampledFrom([]string{"layerwise", "push", "sglang"}).Draw(t, "dialect")

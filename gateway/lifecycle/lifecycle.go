@@ -94,7 +94,7 @@ func (l *Lifecycle) Step(e Event, dst []Effect) []Effect {
 		return l.panicked(e, dst)
 	case e.Kind >= CalledBack:
 		return l.stepPair(e, dst)
-	case e.Bind == Passed || l.bind == Passed:
+	case e.Bind == Passthrough || l.bind == Passthrough:
 		dst = l.pass(e, dst)
 	default:
 		dst = l.step(e, dst)
@@ -292,7 +292,7 @@ func (l *Lifecycle) queued(e Event, dst []Effect) []Effect {
 	return l.fail(e, OfAttempt, dst)
 }
 
-// callFailed handles the end of a call (a leg) without its result. It settles what the call held, holds the failure against the engine at
+// callFailed handles the end of a call (a call) without its result. It settles what the call held, holds the failure against the engine at
 // fault, and says whether another attempt follows.
 func (l *Lifecycle) callFailed(e Event, dst []Effect) []Effect {
 	if e.End.Reason == RanksLost && !l.routing.moves(lostRanks) {

@@ -44,9 +44,9 @@ var settles = [resources][]Disposition{
 	Memory:      {Back, Pass},
 }
 
-// legs are the ends that a leg may have in a state: those for which the tables have an entry.
+// calls are the ends that a call may have in a state: those for which the tables have an entry.
 func legs(l *Lifecycle) (all []CallEnd) {
-	early := []Reason{Uncalled, Misplaced, Unbegun}                    // only the legs of an early attempt end so
+	early := []Reason{Uncalled, Misplaced, Unbegun}                    // only the calls of an early attempt end so
 	pool := []Reason{Left, Leaving, Unowned, NoRank, RanksLost}        // only the pool's wait does
 	late := []Reason{Unconfirmed, Incomplete, Restarted, MaybeWrongKV} // only an early prefill does
 	ends(func(e CallEnd, said Disposition) {
@@ -82,7 +82,7 @@ type engines struct {
 	pairs   []twoLegs
 }
 
-// tellPair has something happen to the legs of an attempt.
+// tellPair has something happen to the calls of an attempt.
 func (w *engines) tellPair(t require.TestingT, l *Lifecycle, n int, e Event) {
 	w.pairs[n].legs = l.pairs[n]
 	for _, was := range w.pairs[n].tell(t, e) {
@@ -356,7 +356,7 @@ func TestTheLeaseOfAMixedRequest(t *testing.T) {
 	})
 }
 
-// coupled is a life whose two legs are under way.
+// coupled is a life whose two calls are under way.
 func coupled() Lifecycle {
 	l := Lifecycle{Bound: true}
 	for _, e := range []Event{{Kind: Begun}, {Kind: NoLocal}, {Kind: Turn, Bind: Early}, {Kind: Bound}} {
@@ -394,7 +394,7 @@ func TestWhenARankIsShunned(t *testing.T) {
 	}
 }
 
-// The slot of a leg that the client's leaving has ended is free at once; else it may have to cool down.
+// The slot of a call that the client's leaving has ended is free at once; else it may have to cool down.
 func TestHowASlotGoesBack(t *testing.T) {
 	for _, row := range []struct {
 		e    Event

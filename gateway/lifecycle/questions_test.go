@@ -159,7 +159,7 @@ func TestWhatHappensIf(t *testing.T) {
 	}
 }
 
-// The same of requests whose two legs are under way at once.
+// The same of requests whose two calls are under way at once.
 func TestWhatHappensToTwoLegsIf(t *testing.T) {
 	w := readWords(t)
 	for _, q := range []struct{ question, dialect, told, done string }{

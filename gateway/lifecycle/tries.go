@@ -10,7 +10,7 @@ type tries struct {
 	counted, unreached int32 // attempts that count as tries, and attempts that reached no engine; both since the last restart
 	refused            int32 // attempts that ended because an engine refused to compute the prompt; they do not count
 	givenBack          int32 // how often an engine without KV room gave the request back before the first event
-	withheld           int32 // attempts that ended as Withheld, because the engine was away for a moment; they do not count
+	withheld           int32 // attempts that ended as Paused, because the engine was away for a moment; they do not count
 	redials            int32 // attempts over kept-alive connections that the engine had already closed; they do not count
 	unlisted           int32 // attempts at engines that did not have the model; they do not count
 	resumed            int32 // how often a lost answer went on
@@ -27,8 +27,8 @@ type tries struct {
 // of their probes, three attempts without this allowance would fail one request in a hundred.
 const mostRefused = 3
 
-// mostHeld is how many attempts that ended as Withheld do not count. After the first, evenkeel sends nothing to that engine until it is
-// back, and the request waits in a queue until then. So a second attempt only ends as Withheld if the engine came back and went away again,
+// mostHeld is how many attempts that ended as Paused do not count. After the first, evenkeel sends nothing to that engine until it is
+// back, and the request waits in a queue until then. So a second attempt only ends as Paused if the engine came back and went away again,
 // or if evenkeel learned too late that the engine was away.
 const mostHeld = 2
 

@@ -7,7 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// faulty is the end of a leg whose engine says that it failed; broken that of one whose connection broke.
+// faulty is the end of a call whose engine says that it failed; broken that of one whose connection broke.
 func faulty(engine string) Event {
 	return Event{Kind: CallFailed, Engine: engine, Faulty: true, End: CallEnd{Call: Decode, Progress: Through, Reason: Failed, Open: true}}
 }
@@ -57,7 +57,7 @@ func TestWhenARequestIsTakenForWhatBreaksEngines(t *testing.T) {
 	}
 }
 
-// coupledAfter is a life whose legs are under way again, with what it remembers.
+// coupledAfter is a life whose calls are under way again, with what it remembers.
 func coupledAfter(l Lifecycle) Lifecycle {
 	next := coupled()
 	next.tries = l.tries

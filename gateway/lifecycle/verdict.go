@@ -6,17 +6,17 @@ package lifecycle
 // A CallKind is the kind of a call to an engine: it serves the prefill, the decode, or all of a request.
 type CallKind uint8
 
-// The legs.
+// The kinds of calls.
 const (
 	Prefill CallKind = iota // from the request's turn to the hand-off of its KV
-	Decode                  // from the hand-off to the first event of the answer; the only leg if the decode rank computes the prompt
+	Decode                  // from the hand-off to the first event of the answer; the only call if the decode rank computes the prompt
 	Sole                    // all of a request that one engine serves alone, without a slot on a decode rank
 )
 
-// Progress says how far a leg had come when it ended.
+// Progress says how far a call had come when it ended.
 type Progress uint8
 
-// The stages of a leg, in this order.
+// The stages of a call, in this order.
 const (
 	Unsent  Progress = iota // no byte of the request was written to the engine
 	Sent                    // the engine may have the request
@@ -24,15 +24,15 @@ const (
 	Through                 // a prefill engine has returned the hand-off, or a decode engine has read the KV
 )
 
-// Reason says why a leg ended without its result.
+// Reason says why a call ended without its result.
 type Reason uint8
 
-// The reasons. The ones before Stale do not count as a failure of the leg's engine (see OfEngine).
+// The reasons. The ones before Stale do not count as a failure of the call's engine (see OfEngine).
 const (
 	Left         Reason = iota // the client left
 	Leaving                    // the proxy shuts down, or the request's time is over
 	Unready                    // the proxy cannot receive callbacks of engines
-	Moved                      // the leg's engine was taken out of service
+	Moved                      // the call's engine was taken out of service
 	HungUp                     // the proxy ended the call for another reason
 	NotOurs                    // another proxy owns the engine now
 	Unowned                    // another proxy owns the whole decode group now
@@ -46,7 +46,7 @@ const (
 	Ignored                    // the engine did not continue the answer so far
 	TooLong                    // the engine counted more tokens than its model takes
 
-	// In the following reasons, the leg's engine is why the leg ended.
+	// In the following reasons, the call's engine is why the call ended.
 	Stale       // a kept-alive connection ended before it brought one byte of the answer
 	Unreachable // no connection could be made
 	Broke       // the connection broke, or the engine was declared down while a probe was under way
@@ -116,8 +116,8 @@ const (
 	Orphan                          // no engine will fetch the KV: the prefill engine frees it at its hold timeout
 	Discard                         // a decode engine is made to fetch the KV and throw it away
 	MaybeRead                       // an engine may have read it; it is discarded later, unless the request seems to break engines
-	MaybeRunning                    // as Doubt, but the engine may still be working on the request
-	Spent                           // only of a Sole leg, which hands no KV over: the engine may have computed the request's tokens
+	MaybeRunning                    // as MaybeRead, but the engine may still be working on the request
+	Spent                           // only of a Sole call, which hands no KV over: the engine may have computed the request's tokens
 )
 
 // NextStep says what the request does next.
@@ -151,14 +151,14 @@ const (
 	Disputed              // the engine or the request is at fault: the next engine's answer shows which
 )
 
-// row is a row of the tables prefills and decodes. kv is indexed by Far, how far the leg had come.
+// row is a row of the tables prefills and decodes. kv is indexed by Far, how far the call had come.
 type row struct {
 	kv   [Through + 1]Disposition
 	next NextStep
 	whom Blame
 }
 
-// prefills says what follows the end of a prefill leg. A prefill engine's failures are counted when the lease of the prompt is settled, so
+// prefills says what follows the end of a prefill call. A prefill engine's failures are counted when the lease of the prompt is settled, so
 // whom only matters for a 500.
 var prefills = [reasons]row{
 	//              Unsent  Sent    Headed  Through
@@ -199,7 +199,7 @@ var prefills = [reasons]row{
 	Unlisted:  {[...]Disposition{unsaid, unsaid, Free, unsaid}, NoModel, Nobody},
 }
 
-// decodes says what follows the end of a decode leg.
+// decodes says what follows the end of a decode call.
 var decodes = [reasons]row{
 	//              Unsent  Sent     Headed   Through
 	Left:         {[...]Disposition{Keep, MaybeRunning, MaybeRunning, Free}, Over, Nobody},
@@ -240,18 +240,18 @@ var decodes = [reasons]row{
 	Unlisted:  {[...]Disposition{unsaid, unsaid, MaybeRead, Free}, NoModel, Nobody},
 }
 
-// CallEnd describes a leg that has ended without its result.
+// CallEnd describes a call that has ended without its result.
 type CallEnd struct {
 	Call     CallKind
 	Progress Progress
 	Reason   Reason
 	Kept     bool // the prefill engine keeps the KV until a decode engine fetches it, and its answer names the KV
 	Frees    bool // a decode engine that refuses a request also makes the prefill engine free the KV
-	Moved    bool // the engine was taken out of service while the leg ran
+	Moved    bool // the engine was taken out of service while the call ran
 	Open     bool // the engine's answer began with status 200, so the engine may be working on the request or have finished it
 }
 
-// Consequences says what follows for a request from the end of one of its legs.
+// Consequences says what follows for a request from the end of one of its calls.
 type Consequences struct {
 	KV    Disposition
 	Next  NextStep
@@ -278,7 +278,7 @@ func (e CallEnd) Verdict() Consequences {
 		v.KV = MaybeRunning
 	case v.KV == MaybeRead && e.Open:
 		v.KV = MaybeRunning
-	case v.KV == MaybeRead && e.Frees && e.Reason != Paused: // Withheld: the part of the engine that would free the KV never saw the request
+	case v.KV == MaybeRead && e.Frees && e.Reason != Paused: // Paused: the part of the engine that would free the KV never saw the request
 		v.KV = Free
 	}
 	if e.Call == Prefill && !e.Kept { // such an engine keeps no KV for a decode engine, so there is none to free
@@ -298,15 +298,15 @@ func (e CallEnd) Verdict() Consequences {
 	return v
 }
 
-// Unheard says whether the leg's engine took the request and is to blame that no first event came.
+// Unheard says whether the call's engine took the request and is to blame that no first event came.
 func (e CallEnd) Unheard() bool {
 	return e.Reason == Unbegun || e.Open && e.Verdict().Blame != Nobody
 }
 
-// OfEngine says whether the leg's engine is the reason that the leg ended: by its answer, or because its connection or answer failed.
+// OfEngine says whether the call's engine is the reason that the call ended: by its answer, or because its connection or answer failed.
 func (e CallEnd) OfEngine() bool { return e.Reason >= Stale && !e.Moved }
 
-// sole is the verdict on a Sole leg. The engine keeps nothing of the request, so another engine can serve it. But a request that may have
+// sole is the verdict on a Sole call. The engine keeps nothing of the request, so another engine can serve it. But a request that may have
 // killed its engine goes to no other engine. A request of which no byte was sent always goes to another engine.
 func (e CallEnd) sole() Consequences {
 	v := Consequences{KV: Spent, Next: Elsewhere, Blame: Engine}
@@ -337,7 +337,7 @@ func (e CallEnd) Refused() bool {
 	return e.Call == Decode && (e.Reason == Busy || e.Reason == Throttled)
 }
 
-// Untaken says whether the engine of a leg did not take the request, so that another engine may replace it.
+// Untaken says whether the engine of a call did not take the request, so that another engine may replace it.
 func (e CallEnd) Untaken() bool {
 	return e.Progress == Unsent && e.Reason != HungUp && e.Reason != Moved ||
 		e.Reason == Throttled || e.Reason == Busy || e.Reason == Paused ||

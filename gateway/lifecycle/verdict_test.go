@@ -6,7 +6,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// ends calls f with every end that a leg can have.
+// ends calls f with every end that a call can have.
 func ends(f func(e CallEnd, said Disposition)) {
 	for why := range reasons {
 		for far := Unsent; far <= Through; far++ {

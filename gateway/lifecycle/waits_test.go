@@ -133,7 +133,7 @@ var stateNames = [states]string{"fresh", "placing", "queued", "forwarded", "pref
 func saidLimits(t *testing.T) map[State]map[Timeout]bool {
 	said := map[State]map[Timeout]bool{Calling: {}}
 	var passed Lifecycle
-	passed.Step(Event{Kind: Begun, Bind: Passed}, nil)
+	passed.Step(Event{Kind: Begun, Bind: Passthrough}, nil)
 	for _, x := range passed.Step(Event{Kind: Chosen}, nil) {
 		said[Calling][x.Until] = true
 	}

@@ -43,7 +43,7 @@ func (s *Server) Serve(ctx *fasthttp.RequestCtx, in *request.Incoming, req *open
 	if !seat.Acquire(1) {
 		return s.full()
 	}
-	p := &request.Passed{
+	p := &request.Passthrough{
 		Engines: s, Path: path, Kind: "application/json", Estimate: Estimate(path, req), Seat: seat, Memory: s.Bodies.For(in.Body),
 		Took: s.took.WithLabelValues(path),
 	}

@@ -185,7 +185,7 @@ func (s *upstreamCall) settleCompute(none bool) {
 	switch usage, _ := s.answer.Filter.Usage(); {
 	case none:
 		computed = 0
-	case (s.local || s.job.passed != nil) && usage.Prompt > 0:
+	case (s.local || s.job.passthrough != nil) && usage.Prompt > 0:
 		computed = int64(usage.Prompt)
 	case s.local:
 		computed = int64(prompt.Bytes(s.job.req, s.job.changes)) + handoff.BlockTokens

@@ -41,8 +41,8 @@ func (s *stream) decode(h *handoff.Handoff, until lifecycle.Timeout) (_ *failure
 }
 
 // decodeBeside is decode for a request whose prefill runs at the same time. Nothing was sent under the lease yet. The prefill call and the
-// decode call are the two legs of the request, and the end of one ends the other. pair is their number in the request's lifecycle. quit
-// says that the client has left, and that either the prefill leg has ended, or the decode engine keeps KV blocks for it.
+// decode call are the two calls of the request, and the end of one ends the other. pair is their number in the request's lifecycle. quit
+// says that the client has left, and that either the prefill call has ended, or the decode engine keeps KV blocks for it.
 func (s *stream) decodeBeside(lease *prefill.Lease, pair int, until lifecycle.Timeout) (fault *failure.Fault, quit bool) {
 	j, slot := s.job, s.from.slot
 	j.record.Report(journal.Event{Kind: journal.Entered, Phase: journal.Transfer, Left: j.client.Left(), Call: "decode", Early: true})
@@ -53,7 +53,7 @@ func (s *stream) decodeBeside(lease *prefill.Lease, pair int, until lifecycle.Ti
 	j.client.OnGone(s.from.partner.clientLeft)
 	if fault = s.openBeside(); fault != nil {
 		s.from.takePrefillAnswer()
-		// After NotOurs, nothing was sent to the rank, so it has no KV blocks for the request. Otherwise the prefill leg may still write to
+		// After NotOurs, nothing was sent to the rank, so it has no KV blocks for the request. Otherwise the prefill call may still write to
 		// the rank's blocks although the client has left, so outlived waits for its end.
 		if quit = fault.Reason != lifecycle.NotOurs && j.client.Left(); quit {
 			s.from.stranded = s.from.partner.outlived() || s.from.stranded
@@ -275,7 +275,7 @@ func (s *upstreamCall) lostBeside(how lifecycle.DecodeFailure, fault *failure.Fa
 func (s *upstreamCall) takePrefillAnswer() (called time.Duration) {
 	j, p := s.job, s.partner
 	j.mu.Lock()
-	answered, probed, took, prefiller := p.legs().Answered(), p.probed, p.prefillTook, p.lastLease.Candidate.ID
+	answered, probed, took, prefiller := p.calls().Answered(), p.probed, p.prefillTook, p.lastLease.Candidate.ID
 	called = p.calledBackAfter
 	j.mu.Unlock()
 	if !answered {

@@ -24,7 +24,7 @@ func confirm(d time.Duration) func(*config.Config, *Deps) {
 // both are two engines of a role.
 var both = []refengine.Config{{}, {}}
 
-// A prefill engine that fails ends the decode leg at once: SGLang's would wait for 300 s. Here the second one fails, too. What
+// A prefill engine that fails ends the decode call at once: SGLang's would wait for 300 s. Here the second one fails, too. What
 // comes of one alone is in TestWhatComesOfTheEndOfALeg.
 func TestTwoPrefillEnginesThatFail(t *testing.T) {
 	t.Parallel()

@@ -27,7 +27,7 @@ func (s *stream) fails(why lifecycle.Reason, answer *openai.Error, err error) {
 		why, answer = lifecycle.Left, failure.Gone
 	}
 	begun, leg := !s.firstAt.IsZero(), lifecycle.Decode
-	if s.job.passed != nil {
+	if s.job.passthrough != nil {
 		leg = lifecycle.Sole
 	}
 	switch {
@@ -105,7 +105,7 @@ func (s *stream) finish(fail *openai.Error) {
 		s.from.answer.out = s.from.answer.MissingUsage(s.from.answer.out)
 	case fail.Status == journal.StatusClientClosed:
 		return
-	case s.job.passed != nil: // the receipt of a request that is passed through has the error, so nothing is logged
+	case s.job.passthrough != nil: // the receipt of a request that is passed through has the error, so nothing is logged
 	default:
 		s.job.srv.Log.Warn("an answer broke off", zap.Inline(s.job), zap.String("engine", s.from.rank.Target.ID),
 			zap.Int("tokens", s.tokens()), zap.String("outcome", journal.Outcome(fail)), zap.String("cause", s.forLog(fail)))
@@ -163,8 +163,8 @@ func (s *stream) Close() {
 // report writes into the record and the metrics how the request's answer ended.
 func (s *stream) report() {
 	now, j, tokens := time.Now(), s.job, s.tokens()
-	if j.passed != nil {
-		j.passed.Took.Observe(now.Sub(j.record.Arrival).Seconds())
+	if j.passthrough != nil {
+		j.passthrough.Took.Observe(now.Sub(j.record.Arrival).Seconds())
 		j.record.EndAttempt(s.broken)
 		j.srv.Conclude(j.incoming, s.broken)
 		return

@@ -101,13 +101,13 @@ func (srv *Server) Serve(
 }
 
 // Pass has an engine answer a request that is passed through. If it returns an error, the client has no answer yet.
-func (srv *Server) Pass(ctx *fasthttp.RequestCtx, in *Incoming, req *openai.Request, p *Passed) *openai.Error {
+func (srv *Server) Pass(ctx *fasthttp.RequestCtx, in *Incoming, req *openai.Request, p *Passthrough) *openai.Error {
 	conn, ok := edge.ConnOf(ctx)
 	if !ok {
 		p.Seat.Give()
 		return openai.NewError(http.StatusInternalServerError, "internal_error", "the connection is not watched")
 	}
-	j := &job{srv: srv, req: req, client: conn, id: in.Record.ID, incoming: in, record: in.Record, passed: p}
+	j := &job{srv: srv, req: req, client: conn, id: in.Record.ID, incoming: in, record: in.Record, passthrough: p}
 	s, fail := j.serve(ctx)
 	if fail != nil {
 		return fail

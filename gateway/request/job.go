@@ -34,19 +34,19 @@ import (
 // leg of a request that was fanned out into several. serve runs the job. The field life knows how
 // far the job has come, which resources it holds, and where it may still be served.
 type job struct {
-	srv      *Server
-	req      *openai.Request
-	body     mooncake.Body   // empty once a decode engine has the request and no retry can need the body
-	changes  *mooncake.Patch // what a leg of a fan-out changes in the body
-	passed   *Passed         // of a request that one engine serves alone; nil: the prompt is prefilled and decoded
-	client   client          // the connection that the answer goes to
-	isLeg    bool            // the job is a leg of a fan-out, so the client's request has another record
-	id       string          // the request id; the ids that engines get begin with it
-	model    roster.Route    // the model that the client asked for, and the board of the model's ranks
-	ask      sse.Options     // which parts of the engine's answer the client gets, and in which form
-	incoming *Incoming       // the client's request as it was admitted
-	record   *journal.Record // the record of incoming; a leg of a fan-out has a record of its own
-	abort    *aborting       // nil: the client gave the request no name by which it can end it
+	srv         *Server
+	req         *openai.Request
+	body        mooncake.Body   // empty once a decode engine has the request and no retry can need the body
+	changes     *mooncake.Patch // what a leg of a fan-out changes in the body
+	passthrough *Passthrough    // of a request that one engine serves alone; nil: the prompt is prefilled and decoded
+	client      client          // the connection that the answer goes to
+	isLeg       bool            // the job is a leg of a fan-out, so the client's request has another record
+	id          string          // the request id; the ids that engines get begin with it
+	model       roster.Route    // the model that the client asked for, and the board of the model's ranks
+	ask         sse.Options     // which parts of the engine's answer the client gets, and in which form
+	incoming    *Incoming       // the client's request as it was admitted
+	record      *journal.Record // the record of incoming; a leg of a fan-out has a record of its own
+	abort       *aborting       // nil: the client gave the request no name by which it can end it
 
 	decodeProcess int                 // the decode engine's process when the decode call was made
 	promptTokens  int                 // as an engine counted them, after a resume with the answer so far; 0: no engine has counted yet
@@ -54,7 +54,7 @@ type job struct {
 	ticket        *prefill.Ticket     // the place of a leg that entered the arrival queue with its siblings; nil: the job enters alone
 	leaseOwner    *prefill.LeaseOwner // of the leases that serve must give back or pass on; nil: the job has not entered the arrival queue yet
 
-	mu           sync.Mutex // held for each Step of life, because a prefill leg that runs beside a decode leg has a goroutine of its own
+	mu           sync.Mutex // held for each Step of life, because a prefill call that runs beside a decode call has a goroutine of its own
 	life         lifecycle.Lifecycle
 	recorder     recording.Recorder
 	question     *geo.RoutingQuery // asks to which dispatcher the request goes; nil: there is no other one, or the question is answered
@@ -88,9 +88,9 @@ func (j *job) MarshalLogObject(enc zapcore.ObjectEncoder) error {
 	return nil
 }
 
-// Passed is a request that goes to one engine unchanged. It takes no slot of a rank. Instead it takes a seat: the number of seats bounds
-// how many such requests run at once.
-type Passed struct {
+// Passthrough is a request that goes to one engine unchanged. It takes no slot of a rank. Instead it takes a seat: the number of seats
+// bounds how many such requests run at once.
+type Passthrough struct {
 	Engines  Choice
 	Path     string
 	Kind     string   // Content-Type of the body

@@ -66,7 +66,7 @@ func TestEnginesThatDoNotHaveTheModel(t *testing.T) {
 			if row.legs[0] > 0 {
 				require.Equal(t, row.legs, [2]int32{legs[0].Load(), legs[1].Load()})
 			}
-			if !row.profile.Early() { // else what stands before the engine answers 502 to a probe that is ended beside its decode leg
+			if !row.profile.Early() { // else what stands before the engine answers 502 to a probe that is ended beside its decode call
 				require.Equal(t, before, b.metric(t, "evenkeel_prefill_attempts_total", "failed"), "no prefill engine is blamed")
 			}
 			if in := b.asked[len(b.asked)-1]; row.outcome == "404" {

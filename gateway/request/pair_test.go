@@ -35,7 +35,7 @@ type hearsNoSlot struct{ Dispatcher }
 func (hearsNoSlot) Quarantined(*dispatcher.Slot) []string { return nil }
 func (hearsNoSlot) Rerouted(*dispatcher.Slot, string)     {}
 
-// A pair is two legs: a prefill leg as it is, to an engine that does what the test says, and a decode leg that is the test itself.
+// A pair is two legs: a prefill call as it is, to an engine that does what the test says, and a decode call that is the test itself.
 type pair struct {
 	t      *testing.T
 	srv    *server
@@ -43,7 +43,7 @@ type pair struct {
 	gone   chan struct{}                  // closed at the end of the test
 
 	*partner
-	ended chan struct{} // closed when the call of the decode leg has ended
+	ended chan struct{} // closed when the call of the decode call has ended
 
 	mu      sync.Mutex
 	aborted []string // engines that were told to abort the request
@@ -161,7 +161,7 @@ func saysAborted(w http.ResponseWriter) {
 	_, _ = io.WriteString(w, `{"choices":[{"finish_reason":"abort"}],"usage":{"prompt_tokens":7,"completion_tokens":0}}`)
 }
 
-// attempts is how many prefill legs have ended so.
+// attempts is how many prefill calls have ended so.
 func (c *pair) attempts(outcome string) (n float64) {
 	families, err := c.srv.registry.Gather()
 	require.NoError(c.t, err)
@@ -207,7 +207,7 @@ func (c *pair) calls(change ...string) {
 	_ = resp.Body.Close()
 }
 
-// isEnded waits until the decode leg is ended, and has it say so.
+// isEnded waits until the decode call is ended, and has it say so.
 func (c *pair) isEnded() *failure.Fault {
 	c.t.Helper()
 	select {

@@ -174,7 +174,7 @@ func early(t *testing.T, to client) (*server, *executor) {
 	return srv, &executor{job: j, lease: lease, slot: bound.Slot, stream: j.newStream(bound.Slot)}
 }
 
-// A prefill leg that runs beside a decode leg ends as it would without its panic: nothing recovers that goroutine.
+// A prefill call that runs beside a decode call ends as it would without its panic: nothing recovers that goroutine.
 func TestAPanicLeavesThePrefillLegToItself(t *testing.T) {
 	for range 20 {
 		srv, r := early(t, breaks{edge.NewCloseNotifier(zap.NewNop())})
@@ -228,11 +228,12 @@ func TestAPanicAtTheEndOfAnAnswerGivesTheSeatBack(t *testing.T) {
 	require.True(t, seat.Acquire(1))
 	in := &Incoming{Record: srv.Journal.Begin(journal.LogEntry{ID: "x"}), GiveBack: func(int) {}}
 	srv.open.Add(1)
-	p := &Passed{Engines: miscounts{}, Seat: seat, Memory: edge.NewBodies(0).For(nil),
+	p := &Passthrough{Engines: miscounts{}, Seat: seat, Memory: edge.NewBodies(0).For(nil),
 		Took: prometheus.NewHistogram(prometheus.HistogramOpts{})}
 	j := &job{srv: srv.Server, req: &openai.Request{}, client: edge.NewCloseNotifier(zap.NewNop()), isLeg: true,
-		incoming: in, record: in.Record, passed: p}
-	for _, e := range []lifecycle.Event{{Kind: lifecycle.Begun, Bind: lifecycle.Passed}, {Kind: lifecycle.Chosen}, {Kind: lifecycle.First}} {
+		incoming: in, record: in.Record, passthrough: p}
+	for _, e := range []lifecycle.Event{{Kind: lifecycle.Begun, Bind: lifecycle.Passthrough}, {Kind: lifecycle.Chosen},
+		{Kind: lifecycle.First}} {
 		j.step(e, nil)
 	}
 	s := slotless(j, &roster.Rank{Target: &engine.Target{}, Traffic: &engine.Traffic{}}, sse.Options{Form: sse.Verbatim})

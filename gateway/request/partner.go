@@ -22,18 +22,18 @@ import (
 	"evenkeel/prefill"
 )
 
-// A partner is the call to a prefill engine (the prefill leg) that runs at the same time as the decode call (the decode leg) of an attempt.
-// It has a goroutine of its own, which may outlive the attempt. The request's lifecycle decides when each leg ends.
+// A partner is the call to a prefill engine (the prefill call) that runs at the same time as the decode call (the decode call) of an
+// attempt. It has a goroutine of its own, which may outlive the attempt. The request's lifecycle decides when each call ends.
 type partner struct {
 	job         *job
 	pair        int    // the number of the pair in the request's life, from 1
-	id          string // X-Request-Id of both legs, never used before
+	id          string // X-Request-Id of both calls, never used before
 	traits      lifecycle.ConnectorTraits
-	decode      *engine.Call // the call of the decode leg
+	decode      *engine.Call // the call of the decode call
 	rank        *roster.Rank // the rank that decodes
 	slot        *dispatcher.Slot
 	rendezvous  *mooncake.Rendezvous // how the two engines find each other
-	headers     []engine.Header      // of the prefill leg
+	headers     []engine.Header      // of the prefill call
 	body        mooncake.Body
 	changes     *mooncake.Patch
 	prompt      int                         // estimated tokens of the prompt
@@ -41,31 +41,31 @@ type partner struct {
 	silent      bool                        // the engine may send nothing before the whole answer is computed
 	streamed    bool                        // the answer comes event by event
 	callback    *metaserver.PendingCallback // waits for the decode engine's callback; nil: the engine does not call back
-	decodeOver  chan struct{}               // closed when the decode leg has ended
-	prefillOver chan struct{}               // closed when the prefill leg has ended
+	decodeOver  chan struct{}               // closed when the decode call has ended
+	prefillOver chan struct{}               // closed when the prefill call has ended
 	process     roster.ProcessID            // which process and weights the prefill engine had when it was asked
 	tried       []string                    // ids of the prefill engines that were asked
-	waitLimit   lifecycle.Timeout           // how long the prefill leg's present wait may last
+	waitLimit   lifecycle.Timeout           // how long the prefill call's present wait may last
 
 	// These are guarded by the job's mutex.
 	lease           *prefill.Lease       // nil once it is settled
 	lastLease       *prefill.Lease       // the lease of the engine asked last, settled or not
 	refusal         *failure.Fault       // the fault of the last engine that did not take the prompt
-	failed          *failure.Fault       // why one leg has ended the other
-	call            *engine.Call         // the prefill leg's; nil: there is none now
+	failed          *failure.Fault       // why one call has ended the other
+	call            *engine.Call         // the prefill call's; nil: there is none now
 	closed          bool                 // decodeOver is closed
 	stranded        bool                 // the decode engine may keep KV blocks for ever
 	answeredAt      time.Time            // when the prefill engine has answered
 	probed          mooncake.ProbeAnswer // that answer
 	calledBackAfter time.Duration        // from the start of the wait to the decode engine's callback
-	prefillTook     time.Duration        // how long the call of the prefill leg took
+	prefillTook     time.Duration        // how long the call of the prefill call took
 	firstTimer      *time.Timer          // ends the wait for the first event
 
-	// how long the decode leg's goroutine must now wait for the end of the prefill leg; 0: it need not wait
+	// how long the decode call's goroutine must now wait for the end of the prefill call; 0: it need not wait
 	firstWait time.Duration
 }
 
-// Why a prefill leg and its decode leg failed to transfer the KV.
+// Why a prefill call and its decode call failed to transfer the KV.
 var (
 	errUnknown    = errors.New("it is not known yet at which address decode engines reach the prefill engine")
 	errUnheard    = errors.New("evenkeel does not listen for callbacks of decode engines yet; bind.listen takes effect with a restart")
@@ -89,7 +89,7 @@ func (p *partner) awaitCallback() bool {
 		uncalled := failure.Of(lifecycle.CallEnd{Call: lifecycle.Decode, Progress: lifecycle.Sent, Reason: lifecycle.Uncalled},
 			failure.Transport("decode", errNoCallback), errNoCallback)
 		p.report(lifecycle.Event{Kind: lifecycle.Overdue}, uncalled)
-		<-p.decodeOver // Overdue ends the decode leg, unless its answer has begun without a callback
+		<-p.decodeOver // Overdue ends the decode call, unless its answer has begun without a callback
 	case <-p.decodeOver:
 	}
 	return p.lateCallback()
@@ -118,10 +118,10 @@ func (p *partner) calledBack(callback metaserver.Callback, took time.Duration) b
 		event.Kind = lifecycle.NeedsNothing
 	}
 	p.step(event, fault)
-	return p.legs().Due()
+	return p.calls().Due()
 }
 
-// lateCallback waits a little longer for the callback after the decode leg has ended. A decode engine that calls back has allocated KV
+// lateCallback waits a little longer for the callback after the decode call has ended. A decode engine that calls back has allocated KV
 // blocks, and it frees them only when a prefill has ended. So lateCallback returns true if the callback comes: a prefill must run.
 func (p *partner) lateCallback() bool {
 	grace := p.limit(lifecycle.ByGrace)
@@ -180,8 +180,8 @@ func (p *partner) moveTo(lease *prefill.Lease) {
 	p.lease, p.lastLease = lease, lease
 }
 
-// legs returns the state of both legs in the request's lifecycle. It is called with the job's mutex held.
-func (p *partner) legs() *lifecycle.Pair { return p.job.life.Pair(p.pair) }
+// calls returns the state of both calls in the request's lifecycle. It is called with the job's mutex held.
+func (p *partner) calls() *lifecycle.Pair { return p.job.life.Pair(p.pair) }
 
 // report is step for callers that do not hold the job's mutex.
 func (p *partner) report(event lifecycle.Event, fault *failure.Fault) (goesOn bool) {
@@ -196,17 +196,17 @@ func (p *partner) locked(f func()) {
 	f()
 }
 
-// step reports an event of a leg to the request's lifecycle, and carries out the effects that the lifecycle returns. If the event makes one
-// leg end the other, fault is the reason. step is called with the job's mutex held, and returns whether the prefill leg goes on.
+// step reports an event of a call to the request's lifecycle, and carries out the effects that the lifecycle returns. If the event makes
+// one call end the other, fault is the reason. step is called with the job's mutex held, and returns whether the prefill call goes on.
 func (p *partner) step(event lifecycle.Event, fault *failure.Fault) (goesOn bool) {
 	if fault != nil {
 		event.End = fault.CallEnd
 	}
 	event.Pair = p.pair
-	hadFailed := p.legs().Failed
+	hadFailed := p.calls().Failed
 	var buffer [8]lifecycle.Effect
 	effects := p.job.stepLocked(event, buffer[:0])
-	if !hadFailed && p.legs().Failed {
+	if !hadFailed && p.calls().Failed {
 		if p.failed = fault; fault == nil {
 			p.failed = failure.Of(lifecycle.CallEnd{Progress: lifecycle.Through, Reason: lifecycle.Incomplete},
 				failure.BadGateway("prefill", errBroken.Error()), errBroken)
@@ -219,9 +219,9 @@ func (p *partner) step(event lifecycle.Event, fault *failure.Fault) (goesOn bool
 	return goesOn
 }
 
-// notice closes decodeOver if the decode leg has ended. It is called with the job's mutex held.
+// notice closes decodeOver if the decode call has ended. It is called with the job's mutex held.
 func (p *partner) notice() {
-	if p.legs().Closed() && !p.closed {
+	if p.calls().Closed() && !p.closed {
 		p.closed = true
 		close(p.decodeOver)
 	}
@@ -235,7 +235,7 @@ func (p *partner) carryOut(effect lifecycle.Effect) {
 	})
 }
 
-// do carries out an effect without blocking, and says whether the effect makes the prefill leg go on. If the effect gives the prefill
+// do carries out an effect without blocking, and says whether the effect makes the prefill call go on. If the effect gives the prefill
 // lease back, fault is the reason.
 func (p *partner) do(effect lifecycle.Effect, fault *failure.Fault) (goesOn bool) {
 	switch effect.Kind {
@@ -268,7 +268,7 @@ func (p *partner) do(effect lifecycle.Effect, fault *failure.Fault) (goesOn bool
 		p.forget(0)
 	case lifecycle.DrainBeside:
 		cause := drainLate
-		if p.legs().Left {
+		if p.calls().Left {
 			cause = drainLeft
 		}
 		p.job.srv.metrics.drains.WithLabelValues(cause).Inc()
@@ -304,7 +304,7 @@ func (p *partner) forget(grace time.Duration) {
 	}
 }
 
-// insist repeats the abort of the prefill leg until its call has ended, because SGLang ignores an abort that comes before the request
+// insist repeats the abort of the prefill call until its call has ended, because SGLang ignores an abort that comes before the request
 // itself. When limit is over, the call is ended. insist is called with the job's mutex held.
 func (p *partner) insist(target *engine.Target, limit time.Duration) {
 	call, until := p.call, time.Now().Add(limit)
@@ -327,7 +327,7 @@ func (p *partner) insist(target *engine.Target, limit time.Duration) {
 // abortEvery is how often an abort is repeated.
 const abortEvery = 250 * time.Millisecond
 
-// abort asks an SGLang engine to end its leg, and does not wait for the engine's answer.
+// abort asks an SGLang engine to end its call, and does not wait for the engine's answer.
 func (p *partner) abort(target *engine.Target) {
 	srv := p.job.srv
 	_ = srv.legs.Run(math.MaxInt, func() { // Run fails only while the proxy shuts down: then its connections close, and engines notice that
@@ -363,7 +363,7 @@ func (p *partner) awaitFirst(limit lifecycle.Timeout) {
 
 // kept returns for how long after its answer the prefill engine certainly keeps the KV. It returns no limit if the engine keeps no KV, or
 // if the decode engine's answer does not show when the KV was read. A decode engine cannot prolong this time by heartbeats: a heartbeat
-// has to contain the prefill engine's name of the request, and that name was not known when the decode leg was sent.
+// has to contain the prefill engine's name of the request, and that name was not known when the decode call was sent.
 func (p *partner) kept() time.Duration {
 	if !p.traits.Keeps || p.silent {
 		return math.MaxInt64
@@ -371,7 +371,7 @@ func (p *partner) kept() time.Duration {
 	return p.lastLease.Candidate.Profile.PulledWithin()
 }
 
-// unbegun returns the fault of a decode leg whose first event did not come in time.
+// unbegun returns the fault of a decode call whose first event did not come in time.
 func unbegun(why error) *failure.Fault {
 	return failure.Of(lifecycle.CallEnd{Call: lifecycle.Decode, Progress: lifecycle.Sent, Reason: lifecycle.Unbegun},
 		openai.NewError(http.StatusGatewayTimeout, "decode_timeout", why.Error()), why)
@@ -382,7 +382,7 @@ func left() *failure.Fault {
 	return failure.Of(lifecycle.CallEnd{Reason: lifecycle.Left}, failure.Gone, errLeft)
 }
 
-// started reports the decode leg's first event. prompt is how many prompt tokens the decode engine has counted; 0: it has not said. With
+// started reports the decode call's first event. prompt is how many prompt tokens the decode engine has counted; 0: it has not said. With
 // some connectors the KV may still be incomplete at the first event. Then started waits a moment for the prefill engine's answer. It
 // returns why the decode engine's answer may be wrong; nil: nothing says so.
 func (p *partner) started(prompt int) *failure.Fault {
@@ -394,7 +394,7 @@ func (p *partner) started(prompt int) *failure.Fault {
 	return p.lost()
 }
 
-// awaitPrefill waits for the end of the prefill leg if the effects of the last step asked for this wait.
+// awaitPrefill waits for the end of the prefill call if the effects of the last step asked for this wait.
 func (p *partner) awaitPrefill() {
 	if p.firstWait > 0 {
 		p.awaitOver(p.firstWait)
@@ -402,7 +402,7 @@ func (p *partner) awaitPrefill() {
 	p.firstWait = 0
 }
 
-// awaitOver waits at most limit for the end of the prefill leg, and says whether the leg has ended.
+// awaitOver waits at most limit for the end of the prefill call, and says whether the call has ended.
 func (p *partner) awaitOver(limit time.Duration) (ended bool) {
 	select {
 	case <-p.prefillOver:
@@ -414,14 +414,14 @@ func (p *partner) awaitOver(limit time.Duration) (ended bool) {
 
 // believe is called when the decode engine's answer has ended. It returns why the client must not get the answer's end; nil: it may get
 // it. With some connectors the KV may be broken without any sign on the decode side. Then believe waits for the prefill engine's
-// answer until a limit, or until the client leaves. Without this wait a wrong answer would look complete to the client. The decode leg
+// answer until a limit, or until the client leaves. Without this wait a wrong answer would look complete to the client. The decode call
 // needs no slot during the wait. prompt is the number of prompt tokens that the decode engine has counted.
 func (p *partner) believe(prompt int, gone <-chan struct{}) *failure.Fault {
 	if p == nil {
 		return nil
 	}
 	var until lifecycle.Timeout
-	p.locked(func() { until = p.legs().Confirms() })
+	p.locked(func() { until = p.calls().Confirms() })
 	if until != lifecycle.NoTimeout {
 		select {
 		case <-p.prefillOver:
@@ -437,9 +437,9 @@ func (p *partner) believe(prompt int, gone <-chan struct{}) *failure.Fault {
 	return p.lost()
 }
 
-// decodeEnded reports that the decode leg has ended without a first event. The lifecycle may end the prefill leg, too. decodeEnded returns
-// why the prefill leg has ended the decode leg; nil: the decode leg ended by itself. stranded says that the decode engine may keep KV
-// blocks for ever.
+// decodeEnded reports that the decode call has ended without a first event. The lifecycle may end the prefill call, too. decodeEnded
+// returns why the prefill call has ended the decode call; nil: the decode call ended by itself. stranded says that the decode engine may
+// keep KV blocks for ever.
 func (p *partner) decodeEnded(how lifecycle.DecodeFailure) (fault *failure.Fault, stranded bool) {
 	p.locked(func() {
 		p.step(lifecycle.Event{Kind: lifecycle.DecodeFailed, Reason: how}, nil)
@@ -449,19 +449,19 @@ func (p *partner) decodeEnded(how lifecycle.DecodeFailure) (fault *failure.Fault
 	return fault, stranded
 }
 
-// clientLeft reports that the client has left. After the decode leg's first event it does nothing. It does not block, and any goroutine
+// clientLeft reports that the client has left. After the decode call's first event it does nothing. It does not block, and any goroutine
 // may call it.
 func (p *partner) clientLeft() { p.report(lifecycle.Event{Kind: lifecycle.ClientGone}, left()) }
 
-// outlived is called after the client has left. It waits a limited time for the end of the prefill leg, and says whether the leg may
-// still write to KV blocks that the decode engine keeps for it. SGLang keeps no such blocks: it ends a leg that was aborted.
+// outlived is called after the client has left. It waits a limited time for the end of the prefill call, and says whether the call may
+// still write to KV blocks that the decode engine keeps for it. SGLang keeps no such blocks: it ends a call that was aborted.
 func (p *partner) outlived() bool {
 	if p.awaitOver(p.limit(lifecycle.ByGrace)) {
 		return false
 	}
 	p.job.mu.Lock()
 	defer p.job.mu.Unlock()
-	return p.legs().Stranded()
+	return p.calls().Stranded()
 }
 
 // prefiller returns the prefill engine that was asked last.
@@ -471,7 +471,7 @@ func (p *partner) prefiller() prefill.Candidate {
 	return p.lastLease.Candidate
 }
 
-// lost returns why the prefill leg has made the answer unusable; nil: it has not.
+// lost returns why the prefill call has made the answer unusable; nil: it has not.
 func (p *partner) lost() *failure.Fault {
 	if p == nil {
 		return nil
@@ -481,8 +481,8 @@ func (p *partner) lost() *failure.Fault {
 	return p.failed
 }
 
-// close reports that the decode leg has ended after its first event. abandoned says that the client does not wait for the answer any more.
-// Then the prefill engine is told to end its leg, too, if it supports aborts.
+// close reports that the decode call has ended after its first event. abandoned says that the client does not wait for the answer any more.
+// Then the prefill engine is told to end its call, too, if it supports aborts.
 func (p *partner) close(abandoned bool) {
 	if abandoned && p.traits.Aborts {
 		p.report(lifecycle.Event{Kind: lifecycle.Unwanted}, left())

@@ -231,11 +231,11 @@ func prefilled(j *job, probed *mooncake.ProbeAnswer, profile *mooncake.Profile) 
 }
 
 // ignored returns the fault of an engine that did not continue the answer so far. It returns nil if fail is nil.
-func ignored(leg lifecycle.CallKind, fail *openai.Error) *failure.Fault {
+func ignored(kind lifecycle.CallKind, fail *openai.Error) *failure.Fault {
 	if fail == nil {
 		return nil
 	}
-	return failure.Of(lifecycle.CallEnd{Call: leg, Progress: lifecycle.Through, Reason: lifecycle.Ignored}, fail, nil)
+	return failure.Of(lifecycle.CallEnd{Call: kind, Progress: lifecycle.Through, Reason: lifecycle.Ignored}, fail, nil)
 }
 
 // endsAtOnce notes that the first token which the engine computed ended the answer, so that the engine handed nothing off. Later probes ask
@@ -251,7 +251,7 @@ func (j *job) endsAtOnce(tokens int) {
 	j.changes = &changes
 }
 
-// serve runs the prefill leg on a goroutine of its own. If the decode engine calls back, serve waits for the callback. Then it asks one
+// serve runs the prefill call on a goroutine of its own. If the decode engine calls back, serve waits for the callback. Then it asks one
 // prefill engine after the other, until one takes the prompt.
 func (p *partner) serve() {
 	defer close(p.prefillOver)
@@ -268,7 +268,7 @@ func (p *partner) serve() {
 // probe asks a prefill engine for the prefill that runs beside the decode call, and reads its answer. It returns whether another engine
 // should be tried.
 func (p *partner) probe() (again bool) {
-	j, lease := p.job, p.lastLease // not p.lease: the goroutine of the decode leg may have given it back
+	j, lease := p.job, p.lastLease // not p.lease: the goroutine of the decode call may have given it back
 	candidate := lease.Candidate
 	var call *probe
 	p.locked(func() {
@@ -287,7 +287,7 @@ func (p *partner) probe() (again bool) {
 		mooncake.MaxProbeAnswer, call.answerBy())
 	answered := time.Now()
 	hungUp := fault != nil && fault.Reason == lifecycle.HungUp
-	// The engine may still write KV into blocks of the decode engine. The end of this leg also ends the decode leg, which frees the blocks.
+	// The engine may still write KV into blocks of the decode engine. The end of this call also ends the decode call, which frees the blocks.
 	if hungUp && deaf(p.silent, p.rank.Profile, j.req.Endpoint) {
 		select {
 		case <-time.After(p.limit(lifecycle.ByGrace)):
@@ -302,7 +302,7 @@ func (p *partner) probe() (again bool) {
 	switch {
 	case fault == nil:
 		fault = p.accept(answer, answered)
-	case fault.Status != 0 && p.legs().Aborting(): // evenkeel had asked the engine to abort, so that this is no failure of the engine
+	case fault.Status != 0 && p.calls().Aborting(): // evenkeel had asked the engine to abort, so that this is no failure of the engine
 		fault = p.aborted()
 	}
 	if fault == nil {
@@ -323,7 +323,7 @@ func (p *partner) accept(answer []byte, at time.Time) *failure.Fault {
 	srv, lease, candidate := p.job.srv, p.lease, p.lastLease.Candidate
 	probed, err := candidate.Profile.ReadEarlyProbe(answer, srv.Fleet.KnownHost)
 	// evenkeel had asked the engine to abort, so that this is no failure of the engine
-	if errors.Is(err, mooncake.ErrPrefillFailed) && p.legs().Aborting() {
+	if errors.Is(err, mooncake.ErrPrefillFailed) && p.calls().Aborting() {
 		return p.aborted()
 	}
 	if err == nil {
@@ -352,8 +352,8 @@ func (p *partner) accept(answer []byte, at time.Time) *failure.Fault {
 	}
 	lease.Answered(prefill.Usage{PromptTokens: cmp.Or(probed.PromptTokens, p.prompt), CachedTokens: probed.CachedTokens},
 		at.Add(candidate.Profile.KVHoldTimeout))
-	var why *failure.Fault // why the decode leg must end
-	if p.legs().Left {
+	var why *failure.Fault // why the decode call must end
+	if p.calls().Left {
 		why = left()
 	}
 	p.step(lifecycle.Event{Kind: lifecycle.PrefillDone, Prompt: probed.PromptTokens}, why)

@@ -138,7 +138,7 @@ func (s *stream) broke(err error) {
 	s.from.answer.out = s.from.answer.CloseEvent(s.from.answer.out) // ends a cut event, so that another event can follow
 	whole := errors.Is(err, io.EOF) && s.from.answer.Closed() == sse.Complete
 	switch disbelief := s.from.partner.lost(); {
-	case s.job.passed != nil:
+	case s.job.passthrough != nil:
 		cutPassed(s, err)
 	case s.from.answer.TooMuch():
 		s.fails(lifecycle.Unusable, failure.Stream("upstream_broken", err), err)

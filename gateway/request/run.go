@@ -32,14 +32,14 @@ import (
 func (j *job) serve(ctx *fasthttp.RequestCtx) (*stream, *openai.Error) {
 	j.life.Bound, j.life.NoHandOff = ctx == nil, j.incoming.NoHandOff
 	j.abort.lostRank()
-	j.mu.Lock() // after a lost answer, prefill legs of earlier attempts may still run
+	j.mu.Lock() // after a lost answer, prefill calls of earlier attempts may still run
 	j.recorder.Begin(&j.life)
 	j.mu.Unlock()
 	j.avoid.prefill = nil
 	defer func() { j.question = nil }()
 	begun := lifecycle.Event{Kind: lifecycle.Begun}
-	if j.passed != nil {
-		begun.Bind = lifecycle.Passed
+	if j.passthrough != nil {
+		begun.Bind = lifecycle.Passthrough
 	}
 	s, fail := (&executor{job: j, ctx: ctx}).run(begun)
 	if fail != nil {
@@ -388,8 +388,8 @@ func (r *executor) error(which lifecycle.Error) *openai.Error {
 	case lifecycle.OfClient:
 		return failure.Gone
 	case lifecycle.OfRanks:
-		if r.job.passed != nil {
-			return cmp.Or(r.job.passed.noEngine, failure.NoRoute) // noEngine is nil if the most attempts were made
+		if r.job.passthrough != nil {
+			return cmp.Or(r.job.passthrough.noEngine, failure.NoRoute) // noEngine is nil if the most attempts were made
 		}
 		return failure.NoLocal(r.job.client.Left(), r.lastError)
 	case lifecycle.OfOwner:
@@ -433,13 +433,13 @@ func (r *executor) settle(thing lifecycle.Resource, how lifecycle.Disposition) {
 	case lifecycle.Slot:
 		r.settleSlot(how)
 	case lifecycle.Call:
-		if j.passed != nil {
+		if j.passthrough != nil {
 			r.countCall(how)
 		}
 		if r.stream != nil { // nil: a panic came before the stream was made
 			r.stream.from.hangUp(how)
 		}
-		if how == lifecycle.Cancelled || j.passed != nil {
+		if how == lifecycle.Cancelled || j.passthrough != nil {
 			j.freed()
 		}
 		if r.stream != nil && !r.answerBegun {

@@ -100,7 +100,7 @@ func (r *releases) Release(slot *dispatcher.Slot, o board.Outcome) {
 	r.Dispatcher.Release(slot, o)
 }
 
-// A prefill leg that ends its decode leg says nothing about the pair of engines.
+// A prefill call that ends its decode call says nothing about the pair of engines.
 func TestAFailedPrefillDoesNotMakeItsPairSuspect(t *testing.T) {
 	for _, connector := range []string{mooncake.SGLang, mooncake.AscendLayerwise} {
 		for _, fault := range []refengine.Fault{refengine.Reset, refengine.Internal} {

@@ -121,7 +121,7 @@ func TestTheSamePromptsOverChangesOfTheSalt(t *testing.T) {
 	b.settle()
 }
 
-// A prefill engine that broke off may have written: no other one goes on for the same decode leg, whose blocks may be lost. They stay on
+// A prefill engine that broke off may have written: no other one goes on for the same decode call, whose blocks may be lost. They stay on
 // the rank's account until another process has its number.
 func TestNoSecondPrefillForABrokenOne(t *testing.T) {
 	t.Parallel()

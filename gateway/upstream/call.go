@@ -143,8 +143,8 @@ func (c *Call) Broke(err error) *failure.Fault {
 }
 
 // endOf returns how far a call had come when it failed with err, and why it failed.
-func endOf(leg lifecycle.CallKind, err error) lifecycle.CallEnd {
-	end := lifecycle.CallEnd{Call: leg, Progress: lifecycle.Headed, Reason: lifecycle.Broke}
+func endOf(kind lifecycle.CallKind, err error) lifecycle.CallEnd {
+	end := lifecycle.CallEnd{Call: kind, Progress: lifecycle.Headed, Reason: lifecycle.Broke}
 	var call *engine.Error
 	isCall := errors.As(err, &call)
 	if errors.Is(err, sse.ErrSilent) {

@@ -139,7 +139,7 @@ func TestALogLineReadsBackAsItWas(t *testing.T) {
 				Urgent: rapid.Bool().Draw(t, "urgent"), Key: rapid.Uint64().Draw(t, "key"),
 			})
 			if s.Mixed {
-				var e policy.Wait
+				var e policy.EntryDetails
 				e.HeldMs, e.UrgentInMs, e.Express = -1, rapid.Float64Range(0, 1e9).Draw(t, "urgent in"), rapid.Bool().Draw(t, "express")
 				if rapid.Bool().Draw(t, "held") {
 					e.HeldMs = rapid.Float64Range(0, 1e9).Draw(t, "ms")

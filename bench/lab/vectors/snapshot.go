@@ -250,7 +250,7 @@ func (in *snapshotJSON) snapshot() (policy.Snapshot, error) {
 }
 
 // wait is what only ranks that prefill want to know of an entry.
-func (e *entryJSON) wait() (to policy.Wait) {
+func (e *entryJSON) wait() (to policy.EntryDetails) {
 	to.HeldMs, to.UrgentInMs, to.Express = -1, max(0, e.UrgentInMs), e.Express // without held_ms it could never be sent
 	if e.HeldMs != nil && *e.HeldMs >= 0 {
 		to.HeldMs = *e.HeldMs

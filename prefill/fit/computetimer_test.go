@@ -17,7 +17,7 @@ type probe struct {
 // stretched gives an engine's answers in their order, and returns what was learned.
 func stretched(rtt time.Duration, probes ...probe) (all []Sample) {
 	at := func(ms int) time.Time { return time.Unix(1000, 0).Add(time.Duration(ms) * time.Millisecond) }
-	s := Stretch{}
+	s := ComputeTimer{}
 	for i, p := range probes {
 		var oldest time.Time // sent before this answer, answered after it
 		for _, o := range probes[i+1:] {
@@ -53,7 +53,7 @@ func TestPrefillsAreToldApart(t *testing.T) {
 
 func TestWhoWaitedWithADroppedProbeTeachesNothing(t *testing.T) {
 	at := func(ms int) time.Time { return time.Unix(1000, 0).Add(time.Duration(ms) * time.Millisecond) }
-	s := Stretch{}
+	s := ComputeTimer{}
 	s.Dropped(at(50))
 	require.Empty(t, s.Answered(Answer{Sent: at(10), Sample: Sample{New: 1}}, at(60), at(200)), "it waited with it")
 	require.Empty(t, s.Answered(Answer{Sent: at(60), Sample: Sample{New: 2}}, at(70), at(300)),

@@ -10,7 +10,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// soleEnds are the ends that a Sole leg may have.
+// soleEnds are the ends that a Sole call may have.
 var soleEnds = func() (all []CallEnd) {
 	for why, far := range map[Reason][]Progress{
 		HungUp: {Unsent, Sent, Headed}, Unreachable: {Unsent}, Stale: {Unsent, Sent}, Broke: {Unsent, Sent, Headed},
@@ -34,7 +34,7 @@ func spent(e CallEnd) bool {
 }
 
 // begins is how such a request does.
-var begins = Event{Kind: Begun, Bind: Passed}
+var begins = Event{Kind: Begun, Bind: Passthrough}
 
 // onePassed is what a model of the world knows of a request that is passed through, by the effects alone.
 type onePassed struct {

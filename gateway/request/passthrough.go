@@ -29,7 +29,7 @@ var (
 
 // doPassed carries out the effects that the lifecycle has only for a request that is passed through to one engine.
 func (r *executor) doPassed(effect lifecycle.Effect) (event lifecycle.Event) {
-	p := r.job.passed
+	p := r.job.passthrough
 	switch effect.Kind {
 	case lifecycle.Remember:
 		p.Engines.Without(p.chosen.Instance, p.Path)
@@ -54,7 +54,7 @@ func (r *executor) doPassed(effect lifecycle.Effect) (event lifecycle.Event) {
 // sendOver sends the request to the chosen engine, and returns the event that says whether an answer has begun. anew says that the request
 // is sent to the same engine a second time, over a new connection.
 func (r *executor) sendOver(anew bool, until lifecycle.Timeout) lifecycle.Event {
-	j, p := r.job, r.job.passed
+	j, p := r.job, r.job.passthrough
 	r.stream = nil
 	if anew {
 		p.Engines.Count(p.chosen.Instance, 1)
@@ -80,7 +80,7 @@ func (r *executor) sendOver(anew bool, until lifecycle.Timeout) lifecycle.Event 
 
 // openPassed sends the request, and reads the answer: all of it if it comes in one piece, else up to its first event. anew: see sendOver.
 func openPassed(s *stream, anew bool, until lifecycle.Timeout) (fault *failure.Fault) {
-	j, p, limits := s.job, s.job.passed, &s.job.srv.Settings().Limits
+	j, p, limits := s.job, s.job.passthrough, &s.job.srv.Settings().Limits
 	call := &upstream.Call{
 		Call: j.srv.Client.NewCall(p.chosen.Target), Kind: lifecycle.Sole, Engine: p.chosen.Instance, Path: p.Path,
 		Limits: engine.Deadlines{Connect: limits.ConnectTimeout, FirstByte: waitAtMost(until, j.srv.Settings(), nil),
@@ -116,7 +116,7 @@ func openPassed(s *stream, anew bool, until lifecycle.Timeout) (fault *failure.F
 
 // refused sets the reason why an engine answered with an error status: the engine lacks the endpoint, its model cannot do what the request
 // asks for, or it refuses this one request.
-func (p *Passed) refused(resp *engine.Response, call *upstream.Call, fault *failure.Fault) *failure.Fault {
+func (p *Passthrough) refused(resp *engine.Response, call *upstream.Call, fault *failure.Fault) *failure.Fault {
 	fault.Reason = lifecycle.ByStatus(fault.Answer.Status) // not fault.Status: if the engine refuses the proxy's credential, the two differ
 	switch {
 	case lacksRoute(fault.Status, call.Refusal):
@@ -160,7 +160,7 @@ func beginsPassed(s *stream, call *upstream.Call) *failure.Fault {
 
 // takePiece reads an answer in one piece, of any content type and at most limit bytes.
 func takePiece(s *stream, call *upstream.Call, limit int) *failure.Fault {
-	p := s.job.passed
+	p := s.job.passthrough
 	isJSON := bytes.HasPrefix(s.from.resp.ContentType(), []byte("application/json"))
 	whole, err := p.readAll(s.from.resp, limit)
 	switch {
@@ -194,7 +194,7 @@ const firstRoom = 4 << 10
 
 // readAll reads the body of an answer. As the answer grows, the client's caller is charged for the memory. readAll fails with errNoRoom if
 // the caller may have no more memory.
-func (p *Passed) readAll(resp *engine.Response, limit int) (whole []byte, err error) {
+func (p *Passthrough) readAll(resp *engine.Response, limit int) (whole []byte, err error) {
 	limit = p.Memory.Most(limit+1) - 1 // the buffer holds one byte more than limit, so that a longer answer is noticed
 	for {
 		if len(whole) == cap(whole) {
@@ -220,7 +220,7 @@ func (p *Passed) readAll(resp *engine.Response, limit int) (whole []byte, err er
 
 // giveUp gives back one of the things that only requests that are passed through hold: a seat, the body, or the memory of the answer.
 func (r *executor) giveUp(thing lifecycle.Resource, how lifecycle.Disposition) {
-	j, p := r.job, r.job.passed
+	j, p := r.job, r.job.passthrough
 	switch {
 	case thing == lifecycle.Seat:
 		p.Seat.Give()
@@ -235,7 +235,7 @@ func (r *executor) giveUp(thing lifecycle.Resource, how lifecycle.Disposition) {
 // countCall subtracts a call that has ended from the engine's calls, and notes how many tokens the engine has computed. If the engine
 // reported no count but may have computed tokens (Spent), the estimate is noted.
 func (r *executor) countCall(how lifecycle.Disposition) {
-	p, record := r.job.passed, r.job.record
+	p, record := r.job.passthrough, r.job.record
 	p.Engines.Count(p.chosen.Instance, -1)
 	if r.stream == nil { // a panic came before the stream was made
 		return

@@ -15,7 +15,7 @@ func (l *Lifecycle) pass(e Event, dst []Effect) []Effect {
 	called := l.state == Calling || l.state == Redialing
 	switch {
 	case l.state == Fresh && e.Kind == Begun:
-		l.bind = Passed
+		l.bind = Passthrough
 		l.held.take(Seat)
 		l.held.take(Body)
 		return l.choose(dst)

@@ -5,11 +5,11 @@ import "time"
 // together is the largest time between two answers that count as computed in the same step of the engine.
 const together = 5 * time.Millisecond
 
-// Stretch measures how long an engine computed each prompt, without the time that the prompt waited for other prompts. An
+// ComputeTimer measures how long an engine computed each prompt, without the time that the prompt waited for other prompts. An
 // engine computes prompts in the order in which they arrive: it computes a prompt from its arrival, or from the previous
 // answer, until its own answer. Prompts that are answered together were computed together, and count as one prefill. If
 // an engine answers in another order, the times cannot be separated, and no sample results.
-type Stretch struct {
+type ComputeTimer struct {
 	ended  time.Time // the last answer
 	spoilt time.Time // probes that were sent before this time yield no sample
 
@@ -31,7 +31,7 @@ type Answer struct {
 
 // Answered adds an answer and returns the samples that are complete now; the slice is valid until the next call. oldest is
 // when the oldest unanswered probe was sent; zero: all probes are answered.
-func (s *Stretch) Answered(a Answer, oldest, now time.Time) []Sample {
+func (s *ComputeTimer) Answered(a Answer, oldest, now time.Time) []Sample {
 	done := s.done[:0]
 	if s.open && now.Sub(s.ended) > together {
 		oldestUnanswered := a.Sent
@@ -61,7 +61,7 @@ func (s *Stretch) Answered(a Answer, oldest, now time.Time) []Sample {
 // complete ends the open prefill, and appends its sample to done unless it is void. oldest is when the oldest probe outside
 // the prefill was sent. If this was before one of the prefill's own probes, then this probe was overtaken: the engine may
 // have computed a part of it already, so that the times cannot be separated.
-func (s *Stretch) complete(done []Sample, oldest time.Time) []Sample {
+func (s *ComputeTimer) complete(done []Sample, oldest time.Time) []Sample {
 	s.open = false
 	if oldest.Before(s.youngest) {
 		s.void, s.spoilt = true, s.youngest
@@ -75,7 +75,7 @@ func (s *Stretch) complete(done []Sample, oldest time.Time) []Sample {
 
 // Dropped notes that a probe ended without an answer. How long the engine computed it is not known, so that the probes that
 // waited meanwhile yield no sample.
-func (s *Stretch) Dropped(now time.Time) { s.spoilt = now }
+func (s *ComputeTimer) Dropped(now time.Time) { s.spoilt = now }
 
 // join adds a prefill that was computed together with this one. The hit of the sum is chosen so that its attention, the
 // number of token pairs, equals the attention of both prefills.
