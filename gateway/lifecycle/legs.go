@@ -170,7 +170,7 @@ func (p *Pair) step(e Event, dst []Effect) []Effect {
 	return dst
 }
 
-// abort tells the prefill engine to end the request. It is for connectors whose engines can be told so (Dialect.Aborts). Before the first
+// abort tells the prefill engine to end the request. It is for connectors whose engines can be told so (ConnectorTraits.Aborts). Before the first
 // event the prefill call stays open, because only its answer shows that the engine writes no more KV to the blocks of the decode engine. A
 // closed connection would not show it: the engine's HTTP server closes its half long before the scheduler, between two batches, reads of
 // the abort. But a deaf engine has no name for the request, and notices only that the connection is closed.
@@ -195,7 +195,7 @@ func (p *Pair) settleLease(how Disposition, dst []Effect) []Effect {
 }
 
 // fail ends the decode call, once. With most connectors a begun answer proves that the KV is complete, and fail then does nothing. With the
-// others (Dialect.Aborts) fail also marks an answer that has ended already, so that it is not believed. cause is the end of the call that
+// others (ConnectorTraits.Aborts) fail also marks an answer that has ended already, so that it is not believed. cause is the end of the call that
 // is at fault.
 func (p *Pair) fail(cause CallEnd, dst []Effect) []Effect {
 	if complete := p.Begun() && !p.dialect.Aborts; complete || p.Failed || p.decode == fell {
@@ -274,7 +274,7 @@ func (p *Pair) prefillDone(e Event, dst []Effect) []Effect {
 	return p.awaitFirst(p.compare(dst))
 }
 
-// decodeBegan handles the first event of the answer. If the connector lets an answer begin although KV is missing (Dialect.Aborts), the
+// decodeBegan handles the first event of the answer. If the connector lets an answer begin although KV is missing (ConnectorTraits.Aborts), the
 // event is held back until the prefill engine has answered.
 func (p *Pair) decodeBegan(e Event, dst []Effect) []Effect {
 	// Expired: the prefill engine may have reused the memory before the decode engine read the KV, so the answer may come from another

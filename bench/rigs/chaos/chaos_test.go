@@ -87,7 +87,7 @@ func TestLivesOfBoundRequests(t *testing.T) {
 			if o.record != "" {
 				text, err := os.ReadFile(o.record)
 				require.NoError(t, err)
-				for _, begins := range []string{`"Value":`, `"Event":`, `"Dialect":`, `"Leg":`} {
+				for _, begins := range []string{`"Value":`, `"Event":`, `"Traits":`, `"Call":`} {
 					require.Greater(t, bytes.Count(text, []byte(begins)), s.count, "lines with %s", begins)
 				}
 				text, err = os.ReadFile(o.record + ".rosters")

@@ -18,17 +18,17 @@ import (
 	prefillpolicy "evenkeel/prefill/policy"
 )
 
-// mayName is what the simulator may name of the server's packages: how a queue and a
-// node are configured and told of events, and how policies are written. A view that a
+// mayName is what the simulator may name of the server's packages: how a queue and the
+// peers are configured and told of events, and how policies are written. A view that a
 // policy decides on is none of it. A prefill.Candidate is an engine of the config.
 var mayName = map[string][]string{
 	"evenkeel/geo": {
-		"Ask", "Central", "Config", "Default", "Echo", "Forward", "Hop", "Link", "New", "Node", "OutcomeGone", "OutcomeLost", "OutcomeOK",
-		"PeerConfig", "Question",
+		"Ask", "Central", "Config", "Default", "Echo", "Forward", "Hop", "Link", "New", "OutcomeGone", "OutcomeLost", "OutcomeOK",
+		"PeerConfig", "Peers", "RoutingQuery",
 		"RejectBusy", "RejectDraining", "RejectModel", "RejectVersion", "Rejected", "RingKeyOf",
 	},
 	"evenkeel/geo/policy":         {"Blind", "Defaults", "Names", "Push", "SPE", "SPP"},
-	"evenkeel/prefill":            {"Candidate", "Config", "Default", "ErrElsewhere", "Lease", "New", "Prompt", "Request", "Sample", "Tier", "Usage"},
+	"evenkeel/prefill":            {"Candidate", "Config", "Default", "ErrElsewhere", "Lease", "New", "Prompt", "Request", "Sample", "Scheduler", "Usage"},
 	"evenkeel/prefill/policy":     {"Definition"},
 	"evenkeel/prefill/index":      {"Config", "Index", "Key", "New", "Slot", "Usable"}, // the replicas' own caches
 	"evenkeel/engine":             {"ErrAborted", "Error", "PhaseConnect", "PhaseHead", "Target"},
@@ -84,7 +84,7 @@ func TestNothingIsDecidedHere(t *testing.T) {
 			at := fset.Position(sel.Pos())
 			if x, ok := sel.X.(*ast.Ident); ok && named[x.Name] != "" {
 				if all := mayName[named[x.Name]]; all != nil && !slices.Contains(all, sel.Sel.Name) {
-					t.Errorf("%s: it uses %s.%s: have the server's node or tier do it", at, named[x.Name], sel.Sel.Name)
+					t.Errorf("%s: it uses %s.%s: have the server's peers or scheduler do it", at, named[x.Name], sel.Sel.Name)
 				}
 			} else if slices.Contains(asks, sel.Sel.Name) {
 				t.Errorf("%s: it calls %s, which is a policy's: have the server's node or tier ask", at, sel.Sel.Name)
