@@ -87,7 +87,7 @@ func TestNothingIsDecidedHere(t *testing.T) {
 					t.Errorf("%s: it uses %s.%s: have the server's peers or scheduler do it", at, named[x.Name], sel.Sel.Name)
 				}
 			} else if slices.Contains(asks, sel.Sel.Name) {
-				t.Errorf("%s: it calls %s, which is a policy's: have the server's node or tier ask", at, sel.Sel.Name)
+				t.Errorf("%s: it calls %s, which is a policy's: have the server's peers or scheduler ask", at, sel.Sel.Name)
 			}
 			return true
 		})
