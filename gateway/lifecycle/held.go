@@ -6,49 +6,49 @@ type maybeRead struct {
 	reusesRequestID bool // a second request with the hand-off would have the same request id as the first
 }
 
-// held is what a request holds and must give back or pass on (settle). Each thing is settled exactly once, by an effect.
+// held is what a request holds and must give back or pass on (settle). Each resource is settled exactly once, by an effect.
 type held struct {
-	has             [resources]bool // true while the request holds the thing; hand-offs in doubt are in doubts
+	has             [resources]bool // true while the request holds the resource; hand-offs that may have been read are in maybeRead
 	reusesRequestID bool            // the decode request must carry the probe's request id
-	doubts          []maybeRead
+	maybeRead       []maybeRead
 }
 
-func (o *held) take(t Resource) { o.has[t] = true }
+func (o *held) take(r Resource) { o.has[r] = true }
 
 // bind takes the slot of a decode rank, and the call to its engine.
 func (o *held) bind() { o.take(Slot); o.take(Call) }
 
 // unbind gives back what bind has taken, if the request still holds it.
-func (o *held) unbind(dst []Effect, how Disposition) []Effect {
+func (o *held) unbind(dst []Effect, disposition Disposition) []Effect {
 	if !o.has[Slot] {
 		return dst
 	}
-	return o.settle(o.settle(dst, Slot, how), Call, how)
+	return o.settle(o.settle(dst, Slot, disposition), Call, disposition)
 }
 
-// settle gives a thing back or passes it on, as how says. It does nothing if the request does not hold the thing.
-func (o *held) settle(dst []Effect, t Resource, how Disposition) []Effect {
-	if !o.has[t] {
+// settle gives a resource back or passes it on, as disposition says. It does nothing if the request does not hold the resource.
+func (o *held) settle(dst []Effect, r Resource, disposition Disposition) []Effect {
+	if !o.has[r] {
 		return dst
 	}
-	o.has[t] = false
-	if how == MaybeRead || how == MaybeRunning {
-		o.doubts = append(o.doubts, maybeRead{mayRun: how == MaybeRunning, reusesRequestID: o.reusesRequestID})
+	o.has[r] = false
+	if disposition == MaybeRead || disposition == MaybeRunning {
+		o.maybeRead = append(o.maybeRead, maybeRead{mayRun: disposition == MaybeRunning, reusesRequestID: o.reusesRequestID})
 	}
-	return append(dst, Effect{Kind: Settle, Resource: t, Disposition: how})
+	return append(dst, Effect{Kind: Settle, Resource: r, Disposition: disposition})
 }
 
-// conclude settles what is left when the attempts are over. It discards each hand-off in doubt, so that the prefill engine can free the
-// memory. It leaves the hand-off to the engine's hold timeout (Orphan) if the request may be what breaks engines, or if the discard would
-// have the id of a request that an engine may still run.
+// conclude settles what is left when the attempts are over. It discards each hand-off that may have been read, so that the prefill engine
+// can free the memory. It leaves the hand-off to the engine's hold timeout (Orphan) if the request may be what breaks engines, or if the
+// discard would have the id of a request that an engine may still run.
 func (o *held) conclude(dst []Effect, breaksEngines bool) []Effect {
-	for _, doubt := range o.doubts {
-		how := Discard
-		if breaksEngines || doubt.mayRun && doubt.reusesRequestID {
-			how = Orphan
+	for _, handOff := range o.maybeRead {
+		disposition := Discard
+		if breaksEngines || handOff.mayRun && handOff.reusesRequestID {
+			disposition = Orphan
 		}
-		dst = append(dst, Effect{Kind: Settle, Resource: MaybeReadKV, Disposition: how})
+		dst = append(dst, Effect{Kind: Settle, Resource: MaybeReadKV, Disposition: disposition})
 	}
-	o.doubts = nil
+	o.maybeRead = nil
 	return o.settle(o.settle(dst, Permit, Back), LeaseOwner, Back)
 }

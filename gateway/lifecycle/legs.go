@@ -45,7 +45,7 @@ const (
 // and each needs the other: an engine whose counterpart is gone may wait for minutes or for ever. So the end of one call ends the other. A
 // prefill call may outlive its attempt, and then runs beside the next attempt.
 type Pair struct {
-	dialect        ConnectorTraits
+	traits         ConnectorTraits
 	prefill        prefilling
 	decode         decoding
 	blocks         blocks
@@ -60,12 +60,12 @@ type Pair struct {
 }
 
 // newPair returns the pair of a new attempt. The pair holds the lease of the prompt.
-func newPair(d ConnectorTraits, whole, deaf bool) Pair {
-	p := Pair{dialect: d, prefill: due, whole: whole, deaf: deaf, leased: true}
-	if d.CallsBack {
+func newPair(t ConnectorTraits, whole, deaf bool) Pair {
+	p := Pair{traits: t, prefill: due, whole: whole, deaf: deaf, leased: true}
+	if t.CallsBack {
 		p.prefill = uncalled
 	}
-	if d.Keeps { // with such a connector, the decode engine reserves its blocks without a callback
+	if t.Keeps { // with such a connector, the decode engine reserves its blocks without a callback
 		p.blocks = waiting
 	}
 	return p
@@ -81,7 +81,7 @@ func (p *Pair) Aborting() bool { return p.prefill == aborting }
 func (p *Pair) Begun() bool { return p.decode == begun || p.decode == over }
 
 // Stranded says whether the decode engine may keep blocks for a prefill that may not come.
-func (p *Pair) Stranded() bool { return p.dialect.LeaksBlocks && p.blocks == waiting }
+func (p *Pair) Stranded() bool { return p.traits.LeaksBlocks && p.blocks == waiting }
 
 // Due says whether the prefill call may be sent.
 func (p *Pair) Due() bool { return p.prefill == due }
@@ -109,7 +109,7 @@ func (p *Pair) step(e Event, dst []Effect) []Effect {
 		return p.settleLease(Free, dst)
 	case ProbeDue:
 		// nothing is prefilled if the decode call ended before the prefill was sent, or if the client has left
-		if p.prefill == gone || p.dialect.Aborts && (p.Closed() || p.Left) || p.dialect.Keeps && p.Closed() {
+		if p.prefill == gone || p.traits.Aborts && (p.Closed() || p.Left) || p.traits.Keeps && p.Closed() {
 			p.prefill = gone
 			return p.settleLease(Free, dst)
 		}
@@ -117,7 +117,7 @@ func (p *Pair) step(e Event, dst []Effect) []Effect {
 		return append(dst, Effect{Kind: SendBeside, Until: ByProbe})
 	case PrefillFailed:
 		dst = p.settleLease(e.End.Verdict().KV, dst)
-		if e.Again && p.dialect.Retries && e.End.Untaken() {
+		if e.Again && p.traits.Retries && e.End.Untaken() {
 			p.prefill = seeking
 			return append(dst, Effect{Kind: Seek, Until: ByProbe})
 		}
@@ -170,10 +170,10 @@ func (p *Pair) step(e Event, dst []Effect) []Effect {
 	return dst
 }
 
-// abort tells the prefill engine to end the request. It is for connectors whose engines can be told so (ConnectorTraits.Aborts). Before the first
-// event the prefill call stays open, because only its answer shows that the engine writes no more KV to the blocks of the decode engine. A
-// closed connection would not show it: the engine's HTTP server closes its half long before the scheduler, between two batches, reads of
-// the abort. But a deaf engine has no name for the request, and notices only that the connection is closed.
+// abort tells the prefill engine to end the request. It is for connectors whose engines can be told so (ConnectorTraits.Aborts). Before the
+// first event the prefill call stays open, because only its answer shows that the engine writes no more KV to the blocks of the decode
+// engine. A closed connection would not show it: the engine's HTTP server closes its half long before the scheduler, between two batches,
+// reads of the abort. But a deaf engine has no name for the request, and notices only that the connection is closed.
 func (p *Pair) abort(dst []Effect) []Effect {
 	if p.prefill == running {
 		p.prefill = aborting
@@ -186,26 +186,26 @@ func (p *Pair) abort(dst []Effect) []Effect {
 }
 
 // settleLease settles the lease of the prompt, once.
-func (p *Pair) settleLease(how Disposition, dst []Effect) []Effect {
+func (p *Pair) settleLease(disposition Disposition, dst []Effect) []Effect {
 	if !p.leased {
 		return dst
 	}
 	p.leased = false
-	return append(dst, Effect{Kind: Settle, Resource: Lease, Disposition: how})
+	return append(dst, Effect{Kind: Settle, Resource: Lease, Disposition: disposition})
 }
 
 // fail ends the decode call, once. With most connectors a begun answer proves that the KV is complete, and fail then does nothing. With the
-// others (ConnectorTraits.Aborts) fail also marks an answer that has ended already, so that it is not believed. cause is the end of the call that
-// is at fault.
+// others (ConnectorTraits.Aborts) fail also marks an answer that has ended already, so that it is not believed. cause is the end of the
+// call that is at fault.
 func (p *Pair) fail(cause CallEnd, dst []Effect) []Effect {
-	if complete := p.Begun() && !p.dialect.Aborts; complete || p.Failed || p.decode == fell {
+	if complete := p.Begun() && !p.traits.Aborts; complete || p.Failed || p.decode == fell {
 		return dst
 	}
 	p.Failed, p.cause = true, cause
 	if p.decode == over {
 		return dst
 	}
-	if p.dialect.Aborts {
+	if p.traits.Aborts {
 		dst = append(dst, Effect{Kind: AbortDecode})
 	}
 	return append(dst, Effect{Kind: EndDecode})
@@ -244,7 +244,7 @@ func (p *Pair) awaitFirst(dst []Effect) []Effect {
 	switch {
 	case p.whole: // the answer has no event before its end
 		wait.Until = ByWhole
-	case p.dialect.Keeps:
+	case p.traits.Keeps:
 		wait.Until = ByHold
 	}
 	return append(dst, wait)
@@ -253,7 +253,7 @@ func (p *Pair) awaitFirst(dst []Effect) []Effect {
 // Confirms is how long the proxy waits for the prefill engine to confirm that the KV of an answer was complete. With most connectors a
 // begun answer proves it, so there is no wait (NoTimeout).
 func (p *Pair) Confirms() Timeout {
-	if p.dialect.Aborts {
+	if p.traits.Aborts {
 		return ByGrace
 	}
 	return NoTimeout
@@ -264,9 +264,9 @@ func (p *Pair) prefillDone(e Event, dst []Effect) []Effect {
 	p.prefill, p.prefillCounted = answered, e.Prompt
 	switch {
 	// the prefill engine has written the KV to the decode engine, or the decode engine has fetched it
-	case !p.dialect.Keeps && !p.dialect.Aborts, p.Begun(), p.dialect.Aborts && p.Closed():
+	case !p.traits.Keeps && !p.traits.Aborts, p.Begun(), p.traits.Aborts && p.Closed():
 		dst = p.settleLease(Free, dst)
-	case p.dialect.Aborts && p.Left: // the engine was told to abort, but had nearly answered; now nothing is written any more
+	case p.traits.Aborts && p.Left: // the engine was told to abort, but had nearly answered; now nothing is written any more
 		dst = p.fail(e.End, p.settleLease(Free, dst))
 	case p.Closed(): // no decode engine will fetch the KV
 		dst = p.settleLease(Orphan, dst)
@@ -274,8 +274,8 @@ func (p *Pair) prefillDone(e Event, dst []Effect) []Effect {
 	return p.awaitFirst(p.compare(dst))
 }
 
-// decodeBegan handles the first event of the answer. If the connector lets an answer begin although KV is missing (ConnectorTraits.Aborts), the
-// event is held back until the prefill engine has answered.
+// decodeBegan handles the first event of the answer. If the connector lets an answer begin although KV is missing (ConnectorTraits.Aborts),
+// the event is held back until the prefill engine has answered.
 func (p *Pair) decodeBegan(e Event, dst []Effect) []Effect {
 	// Expired: the prefill engine may have reused the memory before the decode engine read the KV, so the answer may come from another
 	// prompt's KV.
@@ -283,11 +283,11 @@ func (p *Pair) decodeBegan(e Event, dst []Effect) []Effect {
 		dst = p.fail(e.End, dst)
 	}
 	p.decode, p.decodeCounted = begun, e.Prompt
-	if p.dialect.CallsBack && p.blocks == unknown { // the decode engine needed no prefill, and has not called back to say so
+	if p.traits.CallsBack && p.blocks == unknown { // the decode engine needed no prefill, and has not called back to say so
 		dst = p.settleLease(Free, dst)
 	}
 	dst = append(dst, Effect{Kind: StopWaiting})
-	if !p.Failed && p.dialect.Aborts && p.prefill != answered {
+	if !p.Failed && p.traits.Aborts && p.prefill != answered {
 		dst = append(dst, Effect{Kind: AwaitPrefill, Until: ByConfirm})
 	}
 	return dst
@@ -295,7 +295,7 @@ func (p *Pair) decodeBegan(e Event, dst []Effect) []Effect {
 
 // compare ends the decode call if the decode engine counted more prompt tokens than the prefill engine: then KV is missing.
 func (p *Pair) compare(dst []Effect) []Effect {
-	if p.dialect.Aborts && p.Begun() && p.prefill == answered && p.prefillCounted > 0 && p.prefillCounted < p.decodeCounted {
+	if p.traits.Aborts && p.Begun() && p.prefill == answered && p.prefillCounted > 0 && p.prefillCounted < p.decodeCounted {
 		return p.fail(CallEnd{Progress: Through, Reason: Incomplete}, dst)
 	}
 	return dst
@@ -319,14 +319,14 @@ func (p *Pair) decodeFailed(reason DecodeFailure, dst []Effect) []Effect {
 	if stranded {
 		dst = append(dst, Effect{Kind: LeakBlocks})
 	}
-	if p.dialect.CallsBack && p.blocks != unknown {
+	if p.traits.CallsBack && p.blocks != unknown {
 		dst = append(dst, Effect{Kind: Forget})
 	}
 	if reason != Declined && !p.Left {
 		dst = append(dst, Effect{Kind: CountLoss})
 	}
 	// The decode call is closed only after this wait, because its engine must not reuse pages that the prefill engine still writes.
-	if !p.Failed && reason == Died && p.dialect.Aborts {
+	if !p.Failed && reason == Died && p.traits.Aborts {
 		dst = append(dst, Effect{Kind: AwaitPrefill, Until: ByGrace})
 	}
 	if p.prefill == answered {
@@ -338,22 +338,22 @@ func (p *Pair) decodeFailed(reason DecodeFailure, dst []Effect) []Effect {
 // endPrefill ends the prefill call after the decode call has ended by itself, in the way that the connector needs. stranded says whether
 // the decode engine may keep blocks for ever.
 func (p *Pair) endPrefill(reason DecodeFailure, dst []Effect) (_ []Effect, stranded bool) {
-	d := &p.dialect
+	t := &p.traits
 	// a prefill engine has the request, or another prefill engine is about to get it
 	sent := p.prefill == running || p.prefill == seeking || p.prefill == answered && p.blocks != needless
 	switch {
-	case d.Aborts:
+	case t.Aborts:
 		if dst = p.abort(dst); reason != Died { // the decode engine has no blocks for the request
 			dst = append(dst, Effect{Kind: HangUp})
 		}
 		return dst, false
-	case d.CallsBack && sent && !p.Left: // the prefill engine would write to a decode engine that has dropped the request
+	case t.CallsBack && sent && !p.Left: // the prefill engine would write to a decode engine that has dropped the request
 		return append(dst, Effect{Kind: HangUp}), reason == Died && p.prefill != answered
-	case d.CallsBack && p.blocks == unknown && reason != Died: // the engine did not take the request, so it will not call back
+	case t.CallsBack && p.blocks == unknown && reason != Died: // the engine did not take the request, so it will not call back
 		return append(dst, Effect{Kind: Forget}), false
-	case d.Keeps && reason != Died: // the decode engine did not take the request, so no engine will fetch the KV
+	case t.Keeps && reason != Died: // the decode engine did not take the request, so no engine will fetch the KV
 		return append(dst, Effect{Kind: HangUp}), false
-	case d.Keeps: // the decode engine keeps the blocks if the KV never comes, unless its process has ended
+	case t.Keeps: // the decode engine keeps the blocks if the KV never comes, unless its process has ended
 		return dst, p.prefill != answered
 	}
 	return dst, false
@@ -368,10 +368,10 @@ func (p *Pair) clientLeft(e Event, dst []Effect) []Effect {
 	}
 	p.Left = true
 	switch {
-	case p.dialect.CallsBack && p.blocks == unknown, // no engine has blocks yet, as far as is known
-		p.dialect.Aborts && p.prefill != running: // no engine writes to the decode engine's blocks, now or later
+	case p.traits.CallsBack && p.blocks == unknown, // no engine has blocks yet, as far as is known
+		p.traits.Aborts && p.prefill != running: // no engine writes to the decode engine's blocks, now or later
 		dst = p.fail(e.End, dst)
-	case p.dialect.Aborts: // the prefill engine goes first, because the decode engine must not reuse blocks that are still written
+	case p.traits.Aborts: // the prefill engine goes first, because the decode engine must not reuse blocks that are still written
 		dst = p.abort(dst)
 	}
 	// The first event proves that both engines can free their blocks. The reader of the decode call ends the call then. If no

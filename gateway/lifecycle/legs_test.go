@@ -10,20 +10,21 @@ import (
 	"evenkeel/mooncake"
 )
 
-// dialects are all of them, by short names.
-var dialects = map[string]ConnectorTraits{"layerwise": Traits[mooncake.AscendLayerwise], "sglang": Traits[mooncake.SGLang],
+// traitsByName holds the traits of all connectors, by short names.
+var traitsByName = map[string]ConnectorTraits{"layerwise": Traits[mooncake.AscendLayerwise], "sglang": Traits[mooncake.SGLang],
 	"push": Traits[mooncake.NIXLPush]}
 
-// Each connector with two engines that may bind before the prefill has a dialect, and no other.
-func TestConnectorsThatHaveADialect(t *testing.T) {
+// Each connector with two engines that may bind before the prefill has traits, and no other has.
+func TestConnectorsThatHaveTraits(t *testing.T) {
 	for _, name := range mooncake.Connectors() {
 		p := mooncake.Profile{Connector: name}.WithDefaults()
 		_, has := Traits[name]
 		require.Equal(t, p.Early() && name != mooncake.None || name == mooncake.NIXLPush, has, name)
 	}
-	for name, d := range Traits {
-		require.False(t, d.Aborts && d.LeaksBlocks, "%s: what ends with an abort keeps nothing for ever", name)
-		require.False(t, d.Retries && !d.CallsBack, "%s: another prefill engine can only be named to one that has not been named yet", name)
+	for name, traits := range Traits {
+		require.False(t, traits.Aborts && traits.LeaksBlocks, "%s: what ends with an abort keeps nothing for ever", name)
+		require.False(t, traits.Retries && !traits.CallsBack,
+			"%s: another prefill engine can only be named to one that has not been named yet", name)
 	}
 }
 
@@ -172,7 +173,7 @@ func (w *twoLegs) drawn(t *rapid.T) Event {
 	switch e.Kind {
 	case PrefillFailed, NotFound:
 		e.End = rapid.SampledFrom(probeEnds).Draw(t, "end")
-		e.End.Kept = w.legs.dialect.Keeps
+		e.End.Kept = w.legs.traits.Keeps
 	case Quiet, Began:
 		e.End = CallEnd{Call: Decode, Progress: Sent, Reason: Unbegun}
 	case Overdue:
@@ -199,8 +200,8 @@ var probeEnds = func() (all []CallEnd) {
 // the other one at most once.
 func TestTwoLegsOweNothingAtTheEnd(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		name := rapid.SampledFrom([]string{"layerwise", "push", "sglang"}).Draw(t, "dialect")
-		w := twoLegs{legs: newPair(dialects[name], false, false), leases: 1}
+		name := rapid.SampledFrom([]string{"layerwise", "push", "sglang"}).Draw(t, "connector")
+		w := twoLegs{legs: newPair(traitsByName[name], false, false), leases: 1}
 		for range rapid.IntRange(0, 15).Draw(t, "events") {
 			if len(w.mayCome()) == 0 {
 				break
@@ -217,8 +218,8 @@ func TestTwoLegsOweNothingAtTheEnd(t *testing.T) {
 // A client that leaves before the first event ends both calls, at once or when what it left may be ended.
 func TestAClientThatLeavesEndsBothLegs(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		name := rapid.SampledFrom([]string{"layerwise", "push", "sglang"}).Draw(t, "dialect")
-		w := twoLegs{legs: newPair(dialects[name], false, false), leases: 1}
+		name := rapid.SampledFrom([]string{"layerwise", "push", "sglang"}).Draw(t, "connector")
+		w := twoLegs{legs: newPair(traitsByName[name], false, false), leases: 1}
 		for range rapid.IntRange(0, 6).Draw(t, "events") {
 			if w.legs.decode != unbegun {
 				return
@@ -240,7 +241,7 @@ func TestAClientThatLeavesEndsBothLegs(t *testing.T) {
 // An answer whose prompt was not prefilled to its end is never believed.
 func TestAnAnswerOfHalfAPromptIsNotBelieved(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		w := twoLegs{legs: newPair(dialects["sglang"], false, false), leases: 1}
+		w := twoLegs{legs: newPair(traitsByName["sglang"], false, false), leases: 1}
 		w.tell(t, Event{Kind: ProbeDue})
 		steps := []Event{{Kind: Began, Prompt: 10}, {Kind: PrefillDone, Prompt: 5}, {Kind: DecodeOver}, {Kind: Confirmed, Prompt: 10}}
 		if rapid.Bool().Draw(t, "the prefill's answer comes first") {
@@ -255,7 +256,7 @@ func TestAnAnswerOfHalfAPromptIsNotBelieved(t *testing.T) {
 
 // KV whose first event came, and was not believed, was read.
 func TestKVOfAFirstEventThatIsNotBelievedIsFree(t *testing.T) {
-	l := newPair(dialects["push"], false, false)
+	l := newPair(traitsByName["push"], false, false)
 	for _, e := range []Event{{Kind: ProbeDue}, {Kind: ClientGone, End: CallEnd{Reason: Left}},
 		{Kind: ClientWaited, End: CallEnd{Reason: Left}},
 		{Kind: Began}, {Kind: Confirmed}, {Kind: DecodeFailed, Reason: Died}} {
@@ -268,10 +269,10 @@ func TestKVOfAFirstEventThatIsNotBelievedIsFree(t *testing.T) {
 func TestWhatAnEndedDecodeStrands(t *testing.T) {
 	called := []Event{{Kind: CalledBack}, {Kind: ProbeDue}}
 	for _, row := range []struct {
-		name, dialect string
-		before        []Event
-		how           DecodeFailure
-		strands       bool
+		name, connector string
+		before          []Event
+		reason          DecodeFailure
+		strands         bool
 	}{
 		{"a layerwise decode that broke while its prefill runs", "layerwise", called, Died, true},
 		{"one whose KV is written", "layerwise", append(slices.Clone(called), Event{Kind: PrefillDone}), Died, false},
@@ -283,11 +284,11 @@ func TestWhatAnEndedDecodeStrands(t *testing.T) {
 		{"a pushed one whose prefill has answered", "push", []Event{{Kind: ProbeDue}, {Kind: PrefillDone}}, Died, false},
 		{"a pushed one that refused", "push", []Event{{Kind: ProbeDue}}, Refused, false},
 	} {
-		l := newPair(dialects[row.dialect], false, false)
+		l := newPair(traitsByName[row.connector], false, false)
 		for _, e := range row.before {
 			l.step(e, nil)
 		}
-		got := l.step(Event{Kind: DecodeFailed, Reason: row.how}, nil)
+		got := l.step(Event{Kind: DecodeFailed, Reason: row.reason}, nil)
 		require.Equal(t, row.strands, slices.Contains(got, Effect{Kind: LeakBlocks}), row.name)
 	}
 }

@@ -320,11 +320,11 @@ func (l *Lifecycle) callFailed(e Event, dst []Effect) []Effect {
 	if disputed { // the lease was settled before, because only a failure that is counted can be forgiven
 		dst = l.tries.accuse(e.Engine, dst)
 	}
-	slotHow, nothingSent := Failing, e.End.Reason == Unready || e.End.Reason == Unlearned || e.End.Reason == Leaving
+	slotDisposition, nothingSent := Failing, e.End.Reason == Unready || e.End.Reason == Unlearned || e.End.Reason == Leaving
 	if nothingSent || e.Quit || e.End.Reason == NotOurs || e.End.Reason == Left && e.End.Open {
-		slotHow = Cancelled
+		slotDisposition = Cancelled
 	}
-	dst = l.held.unbind(dst, slotHow)
+	dst = l.held.unbind(dst, slotDisposition)
 	if !l.Resumed() { // a resumed answer still needs the bytes, whatever becomes of this attempt
 		dst = l.held.settle(dst, Copy, Back)
 	}
@@ -379,15 +379,15 @@ func (l *Lifecycle) answered(e Event, dst []Effect) []Effect {
 // answerLost handles the loss of an answer that has begun. The answer goes on elsewhere (GoOn), or is broken off in three cases: the client
 // has left, no other engine would answer differently, or two engines have failed at the request and a third must not be risked.
 func (l *Lifecycle) answerLost(e Event, dst []Effect) []Effect {
-	verdict, slotHow := e.End.Verdict(), Failing
+	verdict, slotDisposition := e.End.Verdict(), Failing
 	if e.Left || e.End.Reason == Left {
-		verdict, slotHow = Consequences{Next: Over}, Cancelled
+		verdict, slotDisposition = Consequences{Next: Over}, Cancelled
 	}
 	dst, disputed := l.condemn(&e, verdict.Blame, dst)
 	if disputed {
 		dst = l.tries.accuse(e.Engine, dst)
 	}
-	dst = l.held.unbind(dst, slotHow)
+	dst = l.held.unbind(dst, slotDisposition)
 	if verdict.Next == Over || l.tries.noteFailure(&e) {
 		return append(l.conclude(dst), Effect{Kind: BreakOff})
 	}

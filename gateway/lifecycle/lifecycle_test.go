@@ -313,8 +313,8 @@ func TestEarlyMixedAndLateOweTheSame(t *testing.T) {
 
 func TestASettleOfWhatIsNotHeldChangesNothing(t *testing.T) {
 	var o held
-	for thing := range resources {
-		require.Empty(t, o.settle(nil, thing, Free), fmt.Sprint(thing))
+	for resource := range resources {
+		require.Empty(t, o.settle(nil, resource, Free), fmt.Sprint(resource))
 	}
 }
 
@@ -339,12 +339,12 @@ func TestTheLeaseOfAMixedRequest(t *testing.T) {
 			return
 		}
 		l := mixed()
-		var how []Disposition
+		var disposition []Disposition
 		for _, x := range l.Step(Event{Kind: CallFailed, End: e}, nil) {
 			if x.Kind == Settle {
 				require.Contains(t, []Resource{Lease, Slot, Call, LeaseOwner}, x.Resource, "%+v", e)
 				if x.Resource == Lease {
-					how = append(how, x.Disposition)
+					disposition = append(disposition, x.Disposition)
 				}
 			}
 		}
@@ -352,7 +352,7 @@ func TestTheLeaseOfAMixedRequest(t *testing.T) {
 		if e.Verdict().Blame == Nobody || e.Reason == Busy {
 			want = Free
 		}
-		require.Equal(t, []Disposition{want}, how, "%+v", e)
+		require.Equal(t, []Disposition{want}, disposition, "%+v", e)
 	})
 }
 
@@ -385,11 +385,11 @@ func TestADecodeEngineIsNotBlamedForItsPrefill(t *testing.T) {
 func TestWhenARankIsShunned(t *testing.T) {
 	for why, want := range map[Reason]bool{Unlearned: false, Unready: false, Leaving: false, Preempted: false, NotOurs: true, Broke: true} {
 		l := coupled()
-		far := Headed
+		progress := Headed
 		if why < Unreachable {
-			far = Unsent
+			progress = Unsent
 		}
-		got := l.Step(Event{Kind: CallFailed, End: CallEnd{Call: Decode, Progress: far, Reason: why, Moved: why == Preempted}}, nil)
+		got := l.Step(Event{Kind: CallFailed, End: CallEnd{Call: Decode, Progress: progress, Reason: why, Moved: why == Preempted}}, nil)
 		require.Equal(t, want, slices.Contains(got, Effect{Kind: Avoid}), "%d", why)
 	}
 }

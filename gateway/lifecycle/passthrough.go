@@ -100,7 +100,7 @@ func (l *Lifecycle) turnAway(clientError Error, dst []Effect) []Effect {
 	return append(l.letGo(Pass, Back, dst), Effect{Kind: Fail, Error: clientError})
 }
 
-// letGo settles everything that a passed-through request still holds. body and memory say how those two things are settled.
+// letGo settles everything that a passed-through request still holds. body and memory say how those two resources are settled.
 func (l *Lifecycle) letGo(body, memory Disposition, dst []Effect) []Effect {
 	dst = l.held.settle(dst, Body, body)
 	dst = l.held.settle(dst, Memory, memory)

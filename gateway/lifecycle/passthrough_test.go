@@ -12,15 +12,15 @@ import (
 
 // soleEnds are the ends that a Sole call may have.
 var soleEnds = func() (all []CallEnd) {
-	for why, far := range map[Reason][]Progress{
+	for why, progress := range map[Reason][]Progress{
 		HungUp: {Unsent, Sent, Headed}, Unreachable: {Unsent}, Stale: {Unsent, Sent}, Broke: {Unsent, Sent, Headed},
 		Silent: {Unsent, Sent, Headed}, Garbled: {Headed}, TooLarge: {Headed},
 		Lacks: {Headed}, Rejected: {Headed}, Throttled: {Headed}, Busy: {Headed}, Failed: {Headed}, Erred: {Headed}, Unable: {Headed},
 		Odd: {Headed}, Unlisted: {Headed},
 	} {
-		for _, far := range far {
+		for _, progress := range progress {
 			for flags := range 4 {
-				all = append(all, CallEnd{Call: Sole, Progress: far, Reason: why, Moved: flags&1 > 0, Open: flags&2 > 0 && far == Headed})
+				all = append(all, CallEnd{Call: Sole, Progress: progress, Reason: why, Moved: flags&1 > 0, Open: flags&2 > 0 && progress == Headed})
 			}
 		}
 	}
@@ -148,8 +148,8 @@ func TestWhatMayHaveKilledAnEngineGoesToNoOther(t *testing.T) {
 				}
 				again := slices.ContainsFunc(dst, func(x Effect) bool { return x.Kind == SendAnew })
 				require.Equal(t, e.End.Reason == Stale && !e.End.Moved && !second && !e.Left, again, "%+v", e.End)
-				how := map[bool]Disposition{true: Spent, false: Free}[spent(e.End)]
-				require.Contains(t, dst, Effect{Kind: Settle, Resource: Call, Disposition: how}, "%+v", e.End)
+				disposition := map[bool]Disposition{true: Spent, false: Free}[spent(e.End)]
+				require.Contains(t, dst, Effect{Kind: Settle, Resource: Call, Disposition: disposition}, "%+v", e.End)
 			}
 			e = w.drawn(t)
 		}
@@ -176,8 +176,8 @@ func TestAPassedRequestWhoseClientLeavesEnds(t *testing.T) {
 
 // What the client gets and what is tried, by what the engines do in turn.
 func TestWhatBecomesOfAPassedRequest(t *testing.T) {
-	fell := func(far Progress, why Reason) Event {
-		return Event{Kind: CallFailed, End: CallEnd{Call: Sole, Progress: far, Reason: why}}
+	fell := func(progress Progress, why Reason) Event {
+		return Event{Kind: CallFailed, End: CallEnd{Call: Sole, Progress: progress, Reason: why}}
 	}
 	moved := Event{Kind: CallFailed, End: CallEnd{Call: Sole, Progress: Sent, Reason: HungUp, Moved: true}}
 	unlisted := fell(Headed, Unlisted)

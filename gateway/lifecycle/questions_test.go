@@ -162,7 +162,7 @@ func TestWhatHappensIf(t *testing.T) {
 // The same of requests whose two calls are under way at once.
 func TestWhatHappensToTwoLegsIf(t *testing.T) {
 	w := readWords(t)
-	for _, q := range []struct{ question, dialect, told, done string }{
+	for _, q := range []struct{ question, connector, told, done string }{
 		{
 			"the client leaves while SGLang's whole answer waits for its prefill engine",
 			"sglang", "ProbeDue; Began Prompt=5; Confirmed; DecodeOver; Unwanted",
@@ -229,7 +229,7 @@ func TestWhatHappensToTwoLegsIf(t *testing.T) {
 			"Settle Resource=Lease Disposition=Free",
 		},
 	} {
-		l := newPair(dialects[q.dialect], false, false)
+		l := newPair(traitsByName[q.connector], false, false)
 		var did string
 		for told := range strings.SplitSeq(q.told, "; ") {
 			var e Event

@@ -79,7 +79,7 @@ func take(t *testing.T, l *Lifecycle, s step, first bool) (do []Effect) {
 // twinOf is a copy of a life that shares nothing with it.
 func twinOf(l *Lifecycle) Lifecycle {
 	twin := *l
-	twin.held.doubts, twin.pairs = slices.Clone(l.held.doubts), slices.Clone(l.pairs)
+	twin.held.maybeRead, twin.pairs = slices.Clone(l.held.maybeRead), slices.Clone(l.pairs)
 	twin.tries.brokenConns = slices.Clone(l.tries.brokenConns)
 	return twin
 }
@@ -303,14 +303,14 @@ func (m *met) report(w *words) []string {
 		hit, all := 0, 0
 		var never []string
 		for why := range reasons {
-			for far := range Through + 1 {
-				if rows[why].kv[far] == unsaid {
+			for progress := range Through + 1 {
+				if rows[why].kv[progress] == unsaid {
 					continue
 				}
-				if all++; m.ends[CallEnd{Call: CallKind(leg), Progress: far, Reason: why}] > 0 { //nolint:gosec // 0 or 1
+				if all++; m.ends[CallEnd{Call: CallKind(leg), Progress: progress, Reason: why}] > 0 { //nolint:gosec // 0 or 1
 					hit++
 				} else {
-					never = append(never, w.of("Reason", int(why))+" "+w.of("Progress", int(far)))
+					never = append(never, w.of("Reason", int(why))+" "+w.of("Progress", int(progress)))
 				}
 			}
 		}
@@ -322,15 +322,15 @@ func (m *met) report(w *words) []string {
 // pairsOfLegs are all states that two legs may come to in the world of legs_test.go, with what may be told in them.
 func (w *words) pairsOfLegs() (all []string) {
 	pairs := map[string]bool{}
-	for _, d := range dialects {
-		begin := twoLegs{legs: newPair(d, false, false), leases: 1}
+	for _, t := range traitsByName {
+		begin := twoLegs{legs: newPair(t, false, false), leases: 1}
 		known, todo := map[twoLegs]bool{begin: true}, []twoLegs{begin}
 		for len(todo) > 0 {
 			at := todo[0]
 			todo = todo[1:]
 			for _, what := range at.mayCome() {
 				pairs[w.whereOf(&at.legs)+" "+w.of("EventKind", int(what))] = true
-				for _, e := range variants(what, d) {
+				for _, e := range variants(what, t) {
 					next := at
 					next.tell(panics{}, e)
 					next.ended, next.hungUp = 0, 0
@@ -346,14 +346,14 @@ func (w *words) pairsOfLegs() (all []string) {
 }
 
 // variants are events of a kind that differ in what they lead to.
-func variants(what EventKind, d ConnectorTraits) (all []Event) {
+func variants(what EventKind, t ConnectorTraits) (all []Event) {
 	switch what {
 	case PrefillFailed, NotFound:
 		for _, why := range []Reason{Busy, Broke} {
-			all = append(all, Event{Kind: what, Again: true, End: CallEnd{Progress: Headed, Reason: why, Kept: d.Keeps}})
+			all = append(all, Event{Kind: what, Again: true, End: CallEnd{Progress: Headed, Reason: why, Kept: t.Keeps}})
 		}
 	case Began, PrefillDone, Confirmed:
-		all = append(all, Event{Kind: what, Prompt: 5}, Event{Kind: what, Prompt: 10, Expired: d.Keeps})
+		all = append(all, Event{Kind: what, Prompt: 5}, Event{Kind: what, Prompt: 10, Expired: t.Keeps})
 	case DecodeFailed:
 		all = append(all, Event{Kind: what, Reason: Died}, Event{Kind: what, Reason: Refused})
 	default:

@@ -70,7 +70,8 @@ type Plan struct {
 // difference. It continues after the part that the client has. If none of this is possible, it is broken off. Plan does not change l.Said.
 func (l *Loss) Plan() Plan {
 	said := *l.Said
-	nothing := &sse.Transcript{Head: said.Head, Prompt: said.Prompt} // a trail without any part of the answer, for an answer that begins again
+	// nothing is a transcript without any part of the answer, for an answer that begins again.
+	nothing := &sse.Transcript{Head: said.Head, Prompt: said.Prompt}
 	switch {
 	case l.Finished && said.Head.ID != nil:
 		return Plan{Tier: Concluding, Said: &said}

@@ -51,22 +51,22 @@ var moves = map[routing]map[move]routing{
 }
 
 // moves makes a move, and says whether the table allows it. A move that is not allowed changes nothing.
-func (h *routing) moves(m move) (ok bool) {
-	next, ok := moves[*h][m]
+func (r *routing) moves(m move) (ok bool) {
+	next, ok := moves[*r][m]
 	if ok {
-		*h = next
+		*r = next
 	}
 	return ok
 }
 
 // Open says whether evenkeel may still ask if another dispatcher should serve the request.
-func (h routing) Open() bool { return h == arrived || h == triedHere || h == unowned }
+func (r routing) Open() bool { return r == arrived || r == triedHere || r == unowned }
 
 // Waited says whether the request has waited in the arrival queue before, and so returns to its old place there.
-func (h routing) Waited() bool { return h != arrived && h != servedHere }
+func (r routing) Waited() bool { return r != arrived && r != servedHere }
 
 // Tried says whether every attempt here has failed.
-func (h routing) Tried() bool { return h == triedHere }
+func (r routing) Tried() bool { return r == triedHere }
 
 // Stays says whether the request stays here for good.
-func (h routing) Stays() bool { return h == returned }
+func (r routing) Stays() bool { return r == returned }

@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-var histories = []routing{arrived, servedHere, stranded, triedHere, unowned, returned, strandedLast}
+var routings = []routing{arrived, servedHere, stranded, triedHere, unowned, returned, strandedLast}
 
 // The table in the comment is what the code does: each row and column of it is walked.
 func TestTheHistoryOfARequestMovesAsItsTableSays(t *testing.T) {
@@ -47,7 +47,7 @@ func TestTheHistoryOfARequestMovesAsItsTableSays(t *testing.T) {
 			}
 		}
 	}
-	require.Equal(t, len(histories), rows, "a row for each state")
+	require.Equal(t, len(routings), rows, "a row for each state")
 }
 
 func docOf(file *ast.File, name string) string {
@@ -62,31 +62,31 @@ func docOf(file *ast.File, name string) string {
 // Whatever happens, only another owner of its decode group moves a request for ever:
 // without that, every walk ends.
 func TestEveryWalkOfARequestEnds(t *testing.T) {
-	var walk func(h routing, behind []routing)
-	walk = func(h routing, behind []routing) {
-		require.NotContains(t, behind, h, "it comes back to where it was: %v", behind)
+	var walk func(r routing, behind []routing)
+	walk = func(r routing, behind []routing) {
+		require.NotContains(t, behind, r, "it comes back to where it was: %v", behind)
 		for _, m := range []move{gaveBack, lostRanks, failed} {
-			if next := h; next.moves(m) {
-				walk(next, append(slices.Clone(behind), h))
+			if next := r; next.moves(m) {
+				walk(next, append(slices.Clone(behind), r))
 			}
 		}
-		if h.Open() { // else a turn here changes nothing
-			next := h
+		if r.Open() { // else a turn here changes nothing
+			next := r
 			require.True(t, next.moves(gotTurn))
 			require.False(t, next.Open(), "a retry stays")
-			walk(next, append(slices.Clone(behind), h))
+			walk(next, append(slices.Clone(behind), r))
 		}
 	}
-	for _, h := range histories {
-		walk(h, nil)
+	for _, r := range routings {
+		walk(r, nil)
 	}
 }
 
 func TestARequestIsFirstInItsQueueOnceItHasWaited(t *testing.T) {
-	for _, h := range histories {
-		require.Equal(t, h != arrived && h != servedHere, h.Waited())
-		next := h
+	for _, r := range routings {
+		require.Equal(t, r != arrived && r != servedHere, r.Waited())
+		next := r
 		require.True(t, next.moves(gotTurn), "every request may have its turn here")
-		require.Equal(t, h.Waited(), next.Waited(), "a turn does not change it")
+		require.Equal(t, r.Waited(), next.Waited(), "a turn does not change it")
 	}
 }

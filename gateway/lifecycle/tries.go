@@ -107,7 +107,7 @@ func (t *tries) noteFailure(e *Event) (mayPoison bool) {
 		t.suspects++
 		return t.poisons()
 	}
-	return e.BrokenConn.Engine != "" && t.secondDied(e.BrokenConn, e.Down) // an empty Breach: not the failure of a dying engine
+	return e.BrokenConn.Engine != "" && t.secondDied(e.BrokenConn, e.Down) // an empty BrokenConn: not the failure of a dying engine
 }
 
 // secondDied notes that an engine's connection broke under the request. It says whether this engine is the second one that the request may

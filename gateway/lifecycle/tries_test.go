@@ -84,14 +84,14 @@ func TestHowAttemptsCount(t *testing.T) {
 	} {
 		l := coupled()
 		for i, want := range row.want {
-			far := Headed
+			progress := Headed
 			switch {
 			case row.why == Stale:
-				far = Sent
+				progress = Sent
 			case row.why < Broke:
-				far = Unsent
+				progress = Unsent
 			}
-			got := l.Step(Event{Kind: CallFailed, MostLosses: row.mostLosses, End: CallEnd{Call: Decode, Progress: far, Reason: row.why}}, nil)
+			got := l.Step(Event{Kind: CallFailed, MostLosses: row.mostLosses, End: CallEnd{Call: Decode, Progress: progress, Reason: row.why}}, nil)
 			require.Equal(t, Effect{Kind: Pause, Retry: want}, got[len(got)-1], "%d of %d", i, row.why)
 			l = coupledAfter(l)
 		}

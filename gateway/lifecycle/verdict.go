@@ -106,7 +106,7 @@ func ByStatus(status int) Reason {
 // Disposition says what becomes of the KV that a prefill engine has, or may have, for a request.
 type Disposition uint8
 
-// The ways.
+// The dispositions.
 const (
 	unsaid       Disposition = iota // the table has no entry, because the case cannot happen
 	Keep                            // the next decode engine may have it: no byte that names the KV was written to an engine
@@ -151,7 +151,7 @@ const (
 	Disputed              // the engine or the request is at fault: the next engine's answer shows which
 )
 
-// row is a row of the tables prefills and decodes. kv is indexed by Far, how far the call had come.
+// row is a row of the tables prefills and decodes. kv is indexed by Progress.
 type row struct {
 	kv   [Through + 1]Disposition
 	next NextStep

@@ -9,12 +9,12 @@ import (
 // ends calls f with every end that a call can have.
 func ends(f func(e CallEnd, said Disposition)) {
 	for why := range reasons {
-		for far := Unsent; far <= Through; far++ {
+		for progress := Unsent; progress <= Through; progress++ {
 			for flags := range 16 {
-				e := CallEnd{Progress: far, Reason: why, Kept: flags&1 > 0, Frees: flags&2 > 0, Moved: flags&4 > 0, Open: flags&8 > 0}
-				f(e, prefills[why].kv[far])
+				e := CallEnd{Progress: progress, Reason: why, Kept: flags&1 > 0, Frees: flags&2 > 0, Moved: flags&4 > 0, Open: flags&8 > 0}
+				f(e, prefills[why].kv[progress])
 				e.Call = Decode
-				f(e, decodes[why].kv[far])
+				f(e, decodes[why].kv[progress])
 			}
 		}
 	}

@@ -118,9 +118,9 @@ func (j *job) failedEvent(fault *failure.Fault) lifecycle.Event {
 		event.Faulty = kvArrived && !fault.Moved
 	case connectionBroke && kvArrived:
 		event.BrokenConn = lifecycle.BrokenConn{Engine: fault.Engine, At: time.Now()}
-		for _, breach := range j.life.BrokenConns() {
-			if j.srv.Fleet.DownSince(breach.Engine, breach.At) {
-				event.Down = append(event.Down, breach.Engine)
+		for _, broken := range j.life.BrokenConns() {
+			if j.srv.Fleet.DownSince(broken.Engine, broken.At) {
+				event.Down = append(event.Down, broken.Engine)
 			}
 		}
 	}
@@ -130,24 +130,24 @@ func (j *job) failedEvent(fault *failure.Fault) lifecycle.Event {
 // judge reports to the monitor how the decode engine did with this request. It also notes a rank that failed or refused, so that the next
 // attempts avoid it.
 func (s *stream) judge(effect lifecycle.Effect) {
-	monitor, id, blame, fault := s.job.srv.Monitor, s.from.rank.Instance, effect.Blame, s.from.fault
-	full := s.from.rank.Group != "" && fault != nil && fault.Refused()
+	monitor, id, blame, fault := s.job.srv.Monitor, s.upstream.rank.Instance, effect.Blame, s.upstream.fault
+	full := s.upstream.rank.Group != "" && fault != nil && fault.Refused()
 	switch {
 	case full && effect.Kind == lifecycle.Avoid: // the queue of this rank is full, or the queue that it shares with the ranks around it
-		around, others := s.job.srv.Engines().SharingQueueWith(s.from.rank.Worker, slices.Concat(s.job.avoid.ranks(), s.job.avoid.lastChoice))
-		s.job.avoid.refuse(s.from.rank.Worker, around, others)
+		around, others := s.job.srv.Engines().SharingQueueWith(s.upstream.rank.Worker, slices.Concat(s.job.avoid.ranks(), s.job.avoid.lastChoice))
+		s.job.avoid.refuse(s.upstream.rank.Worker, around, others)
 	case effect.Kind == lifecycle.Avoid && fault != nil && fault.Reason == lifecycle.Stuck:
 		// The ranks that step together with this one stand still, too, so the request avoids them all.
 		engines := s.job.srv.Engines()
-		around, _ := engines.SharingQueueWith(s.from.rank.Worker, nil)
-		s.job.avoid.decode = append(engines.FailingWith(s.from.rank.Worker, false, s.job.avoid.decode), around...)
+		around, _ := engines.SharingQueueWith(s.upstream.rank.Worker, nil)
+		s.job.avoid.decode = append(engines.FailingWith(s.upstream.rank.Worker, false, s.job.avoid.decode), around...)
 		s.job.avoid.haltedCores++
 	case full:
 	case effect.Kind == lifecycle.ReportSuccess:
 		monitor.Judge(id, engine.Served, nil)
 	case effect.Kind == lifecycle.Avoid:
 		answered := fault != nil && fault.Reason == lifecycle.Failed // a crash says nothing about the other engines of the host
-		s.job.avoid.decode = s.job.srv.Engines().FailingWith(s.from.rank.Worker, answered, s.job.avoid.decode)
+		s.job.avoid.decode = s.job.srv.Engines().FailingWith(s.upstream.rank.Worker, answered, s.job.avoid.decode)
 	case blame == lifecycle.Disputed:
 		err, settle := fault.Err, monitor.Accuse(id)
 		s.job.unexplained500s = append(s.job.unexplained500s, func(cause lifecycle.Blame) {
@@ -168,13 +168,13 @@ func (s *stream) judge(effect lifecycle.Effect) {
 }
 
 // failedOn is the name of the engine or rank that failed. It is empty if none failed, or if it is not known which one did.
-func (s *upstreamCall) failedOn() string {
+func (u *upstreamCall) failedOn() string {
 	switch {
-	case !s.fault.OfEngine():
-	case s.fault.Call != lifecycle.Prefill:
-		return s.rank.Target.ID
-	case s.partner != nil:
-		return s.partner.prefiller().ID
+	case !u.fault.OfEngine():
+	case u.fault.Call != lifecycle.Prefill:
+		return u.rank.Target.ID
+	case u.partner != nil:
+		return u.partner.prefiller().ID
 	}
 	return ""
 }
@@ -189,18 +189,18 @@ func (j *job) settleAccused(cause lifecycle.Blame) {
 
 // outcome returns the report that the dispatcher gets when the slot is released. kind is how the request ended.
 func (s *stream) outcome(kind board.Kind) board.Outcome {
-	filter, finished := &s.from.answer.Filter, kind == board.Finished
-	failedBeforeFirst := s.from.fault != nil && s.firstAt.IsZero()
+	filter, finished := &s.upstream.answer.Filter, kind == board.Finished
+	failedBeforeFirst := s.upstream.fault != nil && s.firstAt.IsZero()
 	_, hasUsage := filter.Usage()
 	return board.Outcome{
 		Kind:      kind,
 		Generated: filter.Tokens(),
 		Empty:     finished && filter.Empty() && filter.FinishReason() == "stop" && !s.job.life.Resumed(),
-		Unsaid:    finished && (s.from.noUsage || !hasUsage),
-		Refused:   failedBeforeFirst && s.from.fault.Refused(),
-		Lost:      failedBeforeFirst && s.from.fault.Unheard(),
-		Orphaned:  s.from.stranded,
-		Kept:      finished && !s.from.local && filter.Kept(),
+		Unsaid:    finished && (s.upstream.noUsage || !hasUsage),
+		Refused:   failedBeforeFirst && s.upstream.fault.Refused(),
+		Lost:      failedBeforeFirst && s.upstream.fault.Unheard(),
+		Orphaned:  s.upstream.stranded,
+		Kept:      finished && !s.upstream.local && filter.Kept(),
 	}
 }
 

@@ -71,7 +71,7 @@ type bed struct {
 	mu      sync.Mutex
 	asked   []*Incoming
 	paid    atomic.Int64 // tokens by which the estimates of callers were corrected
-	wish    Options      // of the next request
+	options Options      // of the next request
 	key     string       // of the caller
 	met     int          // probes from before the test
 	shown   []byte       // what clients have read since there was no stream
@@ -117,23 +117,23 @@ func start(t *testing.T, o setup) *bed {
 	b := &bed{t: t, route: o.route, late: o.late}
 	b.route.Name, b.route.Board, b.route.Prefill, b.route.Decode = refModel, refModel, true, true
 	b.route.Mixed = o.prefill == nil && o.decode == nil
-	b.server = newServer(t, func(cfg *config.Config, env *Deps) {
+	b.server = newServer(t, func(cfg *config.Config, deps *Deps) {
 		cfg.Dispatch.Window, cfg.Prefill.Retry.Base = 100*time.Microsecond, time.Millisecond
 		cfg.Limits.ConnectTimeout = patience                          // a busy machine accepts connections late
 		cfg.Prefill.Policy, cfg.Dispatch.Policy = "round-robin", "rr" // whoever failed is not asked again at once
 		if o.profile.Connector == mooncake.AscendLayerwise {
-			env.Meta = metaserver.New(metaserver.Config{
+			deps.Meta = metaserver.New(metaserver.Config{
 				Listen: "127.0.0.1:0", Advertise: func() string { return "" }, Allowed: func(netip.Addr) bool { return true }, Connections: 100,
-				Registerer: env.Registerer, Log: env.Log,
+				Registerer: deps.Registerer, Log: deps.Log,
 			})
-			require.NoError(t, env.Meta.Start())
-			t.Cleanup(env.Meta.Close)
+			require.NoError(t, deps.Meta.Start())
+			t.Cleanup(deps.Meta.Close)
 		}
 		if o.waits {
 			cfg.Dispatch.Policy = "pjsq-kv"
 		}
 		if o.configure != nil {
-			o.configure(cfg, env)
+			o.configure(cfg, deps)
 		}
 	})
 	if o.profile.Connector == mooncake.NIXLPush && o.profile.Bind == "" {
@@ -313,7 +313,7 @@ func (b *bed) listen() {
 func (b *bed) handle(ctx *fasthttp.RequestCtx) {
 	b.mu.Lock()
 	in := b.Incoming(journal.LogEntry{ID: NewID(), Arrival: time.Now(), Key: b.key})
-	in.GiveBack, in.Options = func(tokens int) { b.paid.Add(int64(tokens)) }, b.wish
+	in.GiveBack, in.Options = func(tokens int) { b.paid.Add(int64(tokens)) }, b.options
 	b.asked = append(b.asked, in)
 	b.mu.Unlock()
 	endpoint := mooncake.Chat

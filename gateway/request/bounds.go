@@ -79,18 +79,18 @@ func finishBody(resp *engine.Response, b *buffers) {
 // connection to the engine and does not wait for the end of the body.
 const mostTails = 1024
 
-// limits bounds the stream of the source's engine. first is how long its first event may take.
-func (s *upstreamCall) limits(first time.Duration) sse.Limits {
-	l := &s.job.srv.Settings().Limits
+// limits bounds the stream of the call's engine. first is how long its first event may take.
+func (u *upstreamCall) limits(first time.Duration) sse.Limits {
+	l := &u.job.srv.Settings().Limits
 	gap := l.EventTimeout
-	if s.buffered {
+	if u.buffered {
 		gap = max(gap, l.ProbeTimeout)
 	}
-	likeliest := s.job.req.TopLogprobs
-	if s.job.req.Endpoint == mooncake.Generate {
+	likeliest := u.job.req.TopLogprobs
+	if u.job.req.Endpoint == mooncake.Generate {
 		likeliest = openai.AllTokens // each event may have all of the answer so far
 	}
-	return sse.Limits{Event: l.EventBytes, Bytes: maxStreamBytes(s.job.maxEchoed()+s.maxTokens, likeliest, l.EventBytes),
+	return sse.Limits{Event: l.EventBytes, Bytes: maxStreamBytes(u.job.maxEchoed()+u.maxTokens, likeliest, l.EventBytes),
 		First: max(1, first), Gap: gap}
 }
 
@@ -127,19 +127,19 @@ var errStuck = errors.New("its core gave no sign of life for first_event_timeout
 // limit has two reasons. Many requests may wait at the same core, and another group must not get all of them at one moment. And if the
 // prompt itself makes cores stand still, it reaches no more cores than it has attempts. limits.probe_timeout ends the wait in any case.
 func watchCore(s *stream) (stop func()) {
-	if s.from.slot.ComputeMs <= 0 || s.from.unstreamed || s.from.buffered || s.job.incoming.ToDecode != nil {
+	if s.upstream.slot.ComputeMs <= 0 || s.upstream.unstreamed || s.upstream.buffered || s.job.incoming.ToDecode != nil {
 		return func() {} // no time was predicted, or nothing comes before the whole answer, or the caller named the rank
 	}
-	silence := s.from.rank.Profile.FirstEventTimeout
-	patience := silence + time.Duration(manyTimes*float64(s.from.slot.ComputeMs)*float64(time.Millisecond))
+	silence := s.upstream.rank.Profile.FirstEventTimeout
+	patience := silence + time.Duration(manyTimes*float64(s.upstream.slot.ComputeMs)*float64(time.Millisecond))
 	j, avoided, move := s.job, s.job.avoid.ranks(), s.job.avoid.haltedCores+1
 	halted := &atomic.Bool{}
-	s.from.coreHalted = halted
+	s.upstream.coreHalted = halted
 	return handoff.Watch(patience, func() (again time.Duration) {
-		if heard := s.from.rank.Signs.Last(); heard.After(s.from.began) && time.Since(heard) < silence {
+		if heard := s.upstream.rank.Signs.Last(); heard.After(s.upstream.began) && time.Since(heard) < silence {
 			return silence - time.Since(heard)
 		}
-		if _, others := j.srv.Engines().SharingQueueWith(s.from.rank.Worker, avoided); !others {
+		if _, others := j.srv.Engines().SharingQueueWith(s.upstream.rank.Worker, avoided); !others {
 			return silence
 		}
 		if !halted.Load() { // a retry that the budget has granted is not asked for again
@@ -148,7 +148,7 @@ func watchCore(s *stream) (stop func()) {
 			}
 		}
 		halted.Store(true)
-		s.from.call.Expire()
+		s.upstream.call.Expire()
 		return silence / 4 // Expire does nothing if the call does not wait for bytes at this moment, so it is called again
 	})
 }
@@ -156,7 +156,7 @@ func watchCore(s *stream) (stop func()) {
 // stuck corrects the reason (Why) of a call that watchCore has ended. Such a call fails as Silent, but the reason is that the core of the
 // rank stands still (Stuck).
 func stuck(s *stream, fault *failure.Fault) *failure.Fault {
-	if fault != nil && fault.Reason == lifecycle.Silent && s.from.coreHalted != nil && s.from.coreHalted.Load() {
+	if fault != nil && fault.Reason == lifecycle.Silent && s.upstream.coreHalted != nil && s.upstream.coreHalted.Load() {
 		fault.Reason, fault.Err = lifecycle.Stuck, errStuck
 	}
 	return fault
@@ -167,29 +167,29 @@ const anyPrompt = 1 << 40
 
 // reportCompute notes, right before the request is sent, how many tokens of the prompt the engine may compute itself. If the engine
 // computes more than this, it has not pulled the KV of all tokens that were handed over.
-func (s *upstreamCall) reportCompute() {
-	if s.mayCompute = handoff.BlockTokens; s.local {
-		s.mayCompute = anyPrompt // the length of the prompt is known only from the answer
+func (u *upstreamCall) reportCompute() {
+	if u.mayCompute = handoff.BlockTokens; u.local {
+		u.mayCompute = anyPrompt // the length of the prompt is known only from the answer
 	}
-	s.rank.Traffic.Sends(s.mayCompute)
+	u.rank.Traffic.Sends(u.mayCompute)
 }
 
 // settleCompute replaces the number that reportCompute has noted by the number of tokens that the engine has computed. Only the first call
 // does so. It comes with the first event, when the engine has counted the prompt, or at the end of the request. none says that the engine
 // has computed nothing.
-func (s *upstreamCall) settleCompute(none bool) {
-	if s.mayCompute == 0 {
+func (u *upstreamCall) settleCompute(none bool) {
+	if u.mayCompute == 0 {
 		return
 	}
-	computed := s.mayCompute
-	switch usage, _ := s.answer.Filter.Usage(); {
+	computed := u.mayCompute
+	switch usage, _ := u.answer.Filter.Usage(); {
 	case none:
 		computed = 0
-	case (s.local || s.job.passthrough != nil) && usage.Prompt > 0:
+	case (u.local || u.job.passthrough != nil) && usage.Prompt > 0:
 		computed = int64(usage.Prompt)
-	case s.local:
-		computed = int64(prompt.Bytes(s.job.req, s.job.changes)) + handoff.BlockTokens
+	case u.local:
+		computed = int64(prompt.Bytes(u.job.req, u.job.changes)) + handoff.BlockTokens
 	}
-	s.rank.Traffic.Settles(s.mayCompute, computed)
-	s.mayCompute = 0
+	u.rank.Traffic.Settles(u.mayCompute, computed)
+	u.mayCompute = 0
 }

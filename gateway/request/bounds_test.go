@@ -52,8 +52,8 @@ func TestAStreamOfGenerateMayBeLong(t *testing.T) {
 	for likeliest, perToken := range map[int]string{0: one, 5: strings.Repeat(one, 6)} {
 		srv := newServer(t)
 		j := &job{srv: srv.Server, req: &openai.Request{Endpoint: mooncake.Generate, Limit: tokens, TopLogprobs: likeliest}}
-		s, reader, now := &upstreamCall{job: j, maxTokens: j.maxAnswerTokens(0)}, sse.NewReader(), time.Now()
-		reader.Reset(s.limits(time.Hour))
+		u, reader, now := &upstreamCall{job: j, maxTokens: j.maxAnswerTokens(0)}, sse.NewReader(), time.Now()
+		reader.Reset(u.limits(time.Hour))
 		for n := range tokens {
 			event := fmt.Sprintf(`data: {"text":"%s","output_ids":[%s1],"meta_info":{"output_token_logprobs":[%snull],"completion_tokens":%d}}`,
 				strings.Repeat(" word", n+1), strings.Repeat("12345,", n), strings.Repeat(perToken, n+1), n+1)

@@ -459,8 +459,8 @@ func TestConnectionsThatEndUnseenFailNoRequest(t *testing.T) {
 				}
 				patient := engine.NewClient(engine.Options{IdleTimeout: patience}) // on a busy machine, too, none is too old to be used
 				t.Cleanup(patient.Close)
-				o.configure = func(c *config.Config, env *Deps) {
-					c.Prefill.Push.MaxUnanswered, env.Client = slots, patient
+				o.configure = func(c *config.Config, deps *Deps) {
+					c.Prefill.Push.MaxUnanswered, deps.Client = slots, patient
 					c.Limits.ConnectTimeout = patience // as long as 46 dials at once may take there
 				}
 				b := start(t, o)

@@ -22,17 +22,17 @@ import (
 // returns when the first data event has arrived, because then the engine has the KV and the client can get a status line. quit says that
 // the client has left, that this has ended the call, and that no engine uses the slot any more.
 func (s *stream) decode(h *handoff.Handoff, until lifecycle.Timeout) (_ *failure.Fault, quit bool) {
-	j, slot, phase := s.job, s.from.slot, journal.Transfer
+	j, slot, phase := s.job, s.upstream.slot, journal.Transfer
 	if h == nil {
 		phase = journal.Prefill
 	}
 	j.enter(phase, "decode")
-	s.from.reportCompute()
+	s.upstream.reportCompute()
 	if fault := s.open(h, until); fault != nil {
 		if fault.Verdict().KV == lifecycle.MaybeRunning && s.overdue(h) {
-			s.from.stranded = handoff.Strands(s.from.rank, fault)
+			s.upstream.stranded = handoff.Strands(s.upstream.rank, fault)
 		}
-		return fault, (h == nil || s.from.unstreamed) && j.client.Left()
+		return fault, (h == nil || s.upstream.unstreamed) && j.client.Left()
 	}
 	slot.Started()
 	j.kvArrived(h, s)
@@ -44,28 +44,28 @@ func (s *stream) decode(h *handoff.Handoff, until lifecycle.Timeout) (_ *failure
 // decode call are the two calls of the request, and the end of one ends the other. pair is their number in the request's lifecycle. quit
 // says that the client has left, and that either the prefill call has ended, or the decode engine keeps KV blocks for it.
 func (s *stream) decodeBeside(lease *prefill.Lease, pair int, until lifecycle.Timeout) (fault *failure.Fault, quit bool) {
-	j, slot := s.job, s.from.slot
+	j, slot := s.job, s.upstream.slot
 	j.record.Report(journal.Event{Kind: journal.Entered, Phase: journal.Transfer, Left: j.client.Left(), Call: "decode", Early: true})
-	s.from.reportCompute()
-	if fault = s.from.beginPrefill(lease, pair, until); fault != nil {
+	s.upstream.reportCompute()
+	if fault = s.upstream.beginPrefill(lease, pair, until); fault != nil {
 		return fault, false
 	}
-	j.client.OnGone(s.from.partner.clientLeft)
+	j.client.OnGone(s.upstream.partner.clientLeft)
 	if fault = s.openBeside(); fault != nil {
-		s.from.takePrefillAnswer()
+		s.upstream.takePrefillAnswer()
 		// After NotOurs, nothing was sent to the rank, so it has no KV blocks for the request. Otherwise the prefill call may still write to
 		// the rank's blocks although the client has left, so outlived waits for its end.
 		if quit = fault.Reason != lifecycle.NotOurs && j.client.Left(); quit {
-			s.from.stranded = s.from.partner.outlived() || s.from.stranded
+			s.upstream.stranded = s.upstream.partner.outlived() || s.upstream.stranded
 		}
 		return fault, quit
 	}
 	slot.Started()
 	j.kvArrived(nil, s)
-	j.record.Report(journal.Event{Kind: journal.Coupled, Took: s.from.takePrefillAnswer(), Slot: slot})
+	j.record.Report(journal.Event{Kind: journal.Coupled, Took: s.upstream.takePrefillAnswer(), Slot: slot})
 	s.opened()
-	if s.from.slot == nil { // the whole answer came with its first event, so the slot is released already
-		s.from.partner.close(false)
+	if s.upstream.slot == nil { // the whole answer came with its first event, so the slot is released already
+		s.upstream.partner.close(false)
 	}
 	return nil, false
 }
@@ -75,22 +75,22 @@ func (s *stream) decodeBeside(lease *prefill.Lease, pair int, until lifecycle.Ti
 // KV, both engines would leak KV blocks.
 func (s *stream) open(h *handoff.Handoff, until lifecycle.Timeout) *failure.Fault {
 	j := s.job
-	s.from.wait = h.Await(s.from.rank, s.from.began, s.from.unstreamed)
-	defer s.from.wait.End()
+	s.upstream.pull = h.Await(s.upstream.rank, s.upstream.began, s.upstream.unstreamed)
+	defer s.upstream.pull.End()
 	var kv json.RawMessage
 	if h == nil {
-		j.client.OnGone(func() { s.from.call.Leave(upstream.Notice) }) // no pull of KV is under way
+		j.client.OnGone(func() { s.upstream.call.Leave(upstream.Notice) }) // no pull of KV is under way
 	} else {
 		var fault *failure.Fault
-		if kv, fault = s.from.takeHandoff(h); fault != nil {
+		if kv, fault = s.upstream.takeHandoff(h); fault != nil {
 			return fault
 		}
 	}
-	profile := s.from.rank.Profile
+	profile := s.upstream.rank.Profile
 	if profile.HandBack == mooncake.HandBackFetched {
-		j.decodeProcess = j.srv.Engines().ProcessAt(s.from.rank.Instance).Process
+		j.decodeProcess = j.srv.Engines().ProcessAt(s.upstream.rank.Instance).Process
 	}
-	if s.from.unstreamed { // the pull of KV is over when a stream's first event would come; from then on, LimitWhole bounds the call
+	if s.upstream.unstreamed { // the pull of KV is over when a stream's first event would come; from then on, LimitWhole bounds the call
 		until = lifecycle.ByFirstEvent
 	}
 	silence := waitAtMost(until, j.srv.Settings(), profile)
@@ -98,24 +98,24 @@ func (s *stream) open(h *handoff.Handoff, until lifecycle.Timeout) *failure.Faul
 	case h != nil && profile.Renews():
 		h.Lease.Renewed()
 		h.NoteExpiries(j.srv.Monitor)
-		if !s.from.unstreamed { // an answer in one piece has no first event, so it does not show when its pull of KV was over
-			s.from.wait.Limit(s.from.call.Expire)
+		if !s.upstream.unstreamed { // an answer in one piece has no first event, so it does not show when its pull of KV was over
+			s.upstream.pull.Limit(s.upstream.call.Expire)
 		}
 	case h != nil:
-		silence = min(silence, h.FirstEventBy().Sub(s.from.began))
+		silence = min(silence, h.FirstEventBy().Sub(s.upstream.began))
 	}
-	pullOver := s.from.began.Add(silence)
+	pullOver := s.upstream.began.Add(silence)
 	// A request beyond the rank's slots waits in the engine's own queue, so its time limit starts only once it has a slot. This is safe
 	// only if the hold on the KV is renewed meanwhile. Otherwise the KV must be pulled in time, even if the request waits in that queue.
-	if s.from.slot.Beyond && h != nil && !s.from.unstreamed && profile.Renews() {
-		defer handoff.LimitFromSlot(s.from.slot, s.from.call, silence)()
+	if s.upstream.slot.Beyond && h != nil && !s.upstream.unstreamed && profile.Renews() {
+		defer handoff.LimitFromSlot(s.upstream.slot, s.upstream.call, silence)()
 		silence = handoff.Forever
 	}
-	if s.from.unstreamed { // the engine sends the answer in one piece: nothing arrives before all of it is computed
+	if s.upstream.unstreamed { // the engine sends the answer in one piece: nothing arrives before all of it is computed
 		if h != nil { // the pull of KV must not be cut, so the call outlives its client until the pull is over for certain
-			defer leaveAfter(j.client, s.from.call, 0, pullOver)()
+			defer leaveAfter(j.client, s.upstream.call, 0, pullOver)()
 		}
-		defer handoff.LimitWhole(s.from.rank, s.from.call, j.srv.Settings(), s.from.maxTokens)()
+		defer handoff.LimitWhole(s.upstream.rank, s.upstream.call, j.srv.Settings(), s.upstream.maxTokens)()
 		silence = handoff.Forever
 	}
 	if h == nil && profile.Aggregated() {
@@ -128,28 +128,28 @@ func (s *stream) open(h *handoff.Handoff, until lifecycle.Timeout) *failure.Faul
 		withRID.RID = j.legID("d", j.record.Attempts)
 		changes = &withRID
 	}
-	body := profile.DecodeBody(&j.body, j.req.Endpoint, changes, kv, s.from.wait.Salt(), !s.from.unstreamed, nil)
-	if fault := stuck(s, s.from.send(headers, body, silence)); fault != nil {
+	body := profile.DecodeBody(&j.body, j.req.Endpoint, changes, kv, s.upstream.pull.Salt(), !s.upstream.unstreamed, nil)
+	if fault := stuck(s, s.upstream.send(headers, body, silence)); fault != nil {
 		if fault.Engine != "" {
 			j.srv.Monitor.Report(fault.Engine, fault.Err)
 		}
-		if s.from.unstreamed && fault.Reason == lifecycle.HungUp && fault.Progress != lifecycle.Unsent && !time.Now().Before(pullOver) {
+		if s.upstream.unstreamed && fault.Reason == lifecycle.HungUp && fault.Progress != lifecycle.Unsent && !time.Now().Before(pullOver) {
 			fault.Progress = lifecycle.Through // the pull of KV was over, so only the answer is lost
 		}
 		return fault
 	}
-	if err := s.readFirst(s.from.began.Add(silence)); err != nil {
+	if err := s.readFirst(s.upstream.began.Add(silence)); err != nil {
 		return stuck(s, s.decodeFault(err))
 	}
 	if !s.believed(h) {
 		return disbelieved()
 	}
-	return ignored(lifecycle.Decode, j.verify(j.resume.decodeCounts, s.from.answer.Filter.Prompt()))
+	return ignored(lifecycle.Decode, j.verify(j.resume.decodeCounts, s.upstream.answer.Filter.Prompt()))
 }
 
 // takeHandoff returns the kv_transfer_params of a hand-off. It fails if the prefill engine has restarted, or after the hand-off's deadline.
-func (s *upstreamCall) takeHandoff(h *handoff.Handoff) (json.RawMessage, *failure.Fault) {
-	if gone, sure := s.job.srv.Engines().Outlived(h.Maker); gone {
+func (u *upstreamCall) takeHandoff(h *handoff.Handoff) (json.RawMessage, *failure.Fault) {
+	if gone, sure := u.job.srv.Engines().Outlived(h.Maker); gone {
 		why := lifecycle.MayOutlive
 		if sure {
 			why = lifecycle.Outlived
@@ -157,7 +157,7 @@ func (s *upstreamCall) takeHandoff(h *handoff.Handoff) (json.RawMessage, *failur
 		return nil, failure.Of(lifecycle.CallEnd{Call: lifecycle.Decode, Reason: why},
 			failure.BadGateway("prefill", "it is gone, and the prefilled prompt with it"), handoff.ErrOutlived)
 	}
-	kv, err := h.Params(s.began)
+	kv, err := h.Params(u.began)
 	if err != nil {
 		return nil, failure.Of(lifecycle.CallEnd{Call: lifecycle.Decode, Reason: lifecycle.Expired},
 			failure.BadGateway("decode", "its turn came after the hand-off's deadline"), err)
@@ -167,23 +167,23 @@ func (s *upstreamCall) takeHandoff(h *handoff.Handoff) (json.RawMessage, *failur
 }
 
 // send sends the decode request. silence is how long the engine may send nothing. It is handoff.Forever if other code limits the wait.
-func (s *upstreamCall) send(headers []engine.Header, body [][]byte, silence time.Duration) (fault *failure.Fault) {
-	j := s.job
-	if s.slot.Beyond {
-		s.beyond = true
-		s.rank.Traffic.Beyond(1) // so that the alarm about ranks with too many requests expects one more
+func (u *upstreamCall) send(headers []engine.Header, body [][]byte, silence time.Duration) (fault *failure.Fault) {
+	j := u.job
+	if u.slot.Beyond {
+		u.beyond = true
+		u.rank.Traffic.Beyond(1) // so that the alarm about ranks with too many requests expects one more
 	}
-	if s.partner == nil && (s.unstreamed || s.buffered) { // a partner does this itself, once the prompt is prefilled
-		s.slot.Unheard(s.maxTokens)
+	if u.partner == nil && (u.unstreamed || u.buffered) { // a partner does this itself, once the prompt is prefilled
+		u.slot.Unheard(u.maxTokens)
 	}
 	call := upstream.Call{
-		Call: s.call, Kind: lifecycle.Decode, Engine: s.rank.Instance, Scope: s.rank.Scope, Path: j.req.Endpoint.Path(), Beyond: s.beyond,
-		Mixed:  s.rank.Group != "",
+		Call: u.call, Kind: lifecycle.Decode, Engine: u.rank.Instance, Scope: u.rank.Scope, Path: j.req.Endpoint.Path(), Beyond: u.beyond,
+		Mixed:  u.rank.Group != "",
 		Limits: engine.Deadlines{Connect: j.srv.Settings().Limits.ConnectTimeout, FirstByte: silence, Idle: silence}, Log: j.srv.Log,
 	}
-	j.abort.sentTo(s.rank, headers)
-	if s.resp, fault = call.Open(j.record.Carry(headers), body); fault != nil && fault.Status != 0 {
-		fault.Frees = j.srv.Engines().RejectionFrees(s.rank)
+	j.abort.sentTo(u.rank, headers)
+	if u.resp, fault = call.Open(j.record.Carry(headers), body); fault != nil && fault.Status != 0 {
+		fault.Frees = j.srv.Engines().RejectionFrees(u.rank)
 	}
 	return fault
 }
@@ -197,40 +197,40 @@ func disbelieved() *failure.Fault {
 // openBeside sends the decode call of a request whose prefill call runs at the same time, and reads up to the first data event. The partner
 // limits the wait for this event, because its length depends on the prefill.
 func (s *stream) openBeside() *failure.Fault {
-	j := s.job
-	s.from.wait = (*handoff.Handoff)(nil).Await(s.from.rank, s.from.began, s.from.unstreamed) // the partner limits this wait
-	defer s.from.wait.End()
-	body := s.from.rank.Profile.EarlyDecode(&j.body, j.changes, s.from.partner.rendezvous, s.from.wait.Salt(), !s.from.unstreamed, nil)
-	if fault := s.from.send(upstream.Headers(s.from.partner.id, j.req.Endpoint, s.from.rank.Profile), body, handoff.Forever); fault != nil {
-		how := lifecycle.Died
+	j, profile, partner := s.job, s.upstream.rank.Profile, s.upstream.partner
+	s.upstream.pull = (*handoff.Handoff)(nil).Await(s.upstream.rank, s.upstream.began, s.upstream.unstreamed) // the partner limits this wait
+	defer s.upstream.pull.End()
+	body := profile.EarlyDecode(&j.body, j.changes, partner.rendezvous, s.upstream.pull.Salt(), !s.upstream.unstreamed, nil)
+	if fault := s.upstream.send(upstream.Headers(partner.id, j.req.Endpoint, profile), body, handoff.Forever); fault != nil {
+		reason := lifecycle.Died
 		switch {
 		case fault.Status != 0 && fault.Verdict().Next == lifecycle.Over:
-			how = lifecycle.Declined
+			reason = lifecycle.Declined
 		case fault.Status != 0 || fault.Reason == lifecycle.NotOurs || fault.Reason == lifecycle.Unreachable:
-			how = lifecycle.Refused
+			reason = lifecycle.Refused
 		}
-		return s.from.lostBeside(how, fault)
+		return s.upstream.lostBeside(reason, fault)
 	}
 	if err := s.firstBeside(); err != nil {
 		fault := s.decodeFault(err)
-		how := lifecycle.Died
+		reason := lifecycle.Died
 		if next := fault.Verdict().Next; s.broken != nil && (next == lifecycle.Over || next == lifecycle.NoRoom) {
-			how = lifecycle.Declined
+			reason = lifecycle.Declined
 		}
-		return s.from.lostBeside(how, fault)
+		return s.upstream.lostBeside(reason, fault)
 	}
 	if !s.believed(nil) {
-		return s.from.lostBeside(lifecycle.Died, disbelieved())
+		return s.upstream.lostBeside(lifecycle.Died, disbelieved())
 	}
-	fault := s.from.partner.started(s.from.answer.Filter.Prompt())
-	if s.stage == ended {
-		fault = s.from.partner.believe(s.from.answer.Filter.Prompt(), j.client.Gone())
+	fault := s.upstream.partner.started(s.upstream.answer.Filter.Prompt())
+	if s.state == ended {
+		fault = s.upstream.partner.believe(s.upstream.answer.Filter.Prompt(), j.client.Gone())
 	}
 	if fault != nil {
-		return s.from.lostBeside(lifecycle.Died, fault)
+		return s.upstream.lostBeside(lifecycle.Died, fault)
 	}
-	if fault = ignored(lifecycle.Decode, j.verify(j.resume.decodeCounts, s.from.answer.Filter.Prompt())); fault != nil {
-		s.from.partner.close(false)
+	if fault = ignored(lifecycle.Decode, j.verify(j.resume.decodeCounts, s.upstream.answer.Filter.Prompt())); fault != nil {
+		s.upstream.partner.close(false)
 	}
 	return fault
 }
@@ -240,8 +240,8 @@ func (s *stream) openBeside() *failure.Fault {
 // aborted.
 func (s *stream) firstBeside() error {
 	err := s.readFirst(time.Now().Add(handoff.Forever))
-	for err == nil && s.from.rank.Profile.Connector == mooncake.SGLang && s.firstTokenAt.IsZero() && s.from.answer.Filter.Prompt() == 0 &&
-		s.stage == flows {
+	for err == nil && s.upstream.rank.Profile.Connector == mooncake.SGLang && s.firstTokenAt.IsZero() &&
+		s.upstream.answer.Filter.Prompt() == 0 && s.state == flows {
 		err = s.fill()
 	}
 	if err == nil && s.broken != nil {
@@ -252,18 +252,18 @@ func (s *stream) firstBeside() error {
 
 // lostBeside returns why the decode call ended before its first event: its own fault, or the fault of the prefill call that ended it. how
 // tells the partner in which way the decode call ended.
-func (s *upstreamCall) lostBeside(how lifecycle.DecodeFailure, fault *failure.Fault) *failure.Fault {
-	j := s.job
-	cause, stranded := s.partner.decodeEnded(how)
-	s.stranded = stranded
+func (u *upstreamCall) lostBeside(reason lifecycle.DecodeFailure, fault *failure.Fault) *failure.Fault {
+	j := u.job
+	cause, stranded := u.partner.decodeEnded(reason)
+	u.stranded = stranded
 	if cause == nil {
-		if fault.Err != nil && (how == lifecycle.Died || fault.Status != 0 && fault.Engine != "") {
-			j.srv.Monitor.Report(s.rank.Instance, fault.Err)
+		if fault.Err != nil && (reason == lifecycle.Died || fault.Status != 0 && fault.Engine != "") {
+			j.srv.Monitor.Report(u.rank.Instance, fault.Err)
 		}
 		return fault
 	}
 	if errors.Is(cause.Err, errLate) {
-		s.wait.Lose()
+		u.pull.Lose()
 		j.srv.metrics.latePulls.Inc()
 	}
 	copied := *cause
@@ -272,8 +272,8 @@ func (s *upstreamCall) lostBeside(how lifecycle.DecodeFailure, fault *failure.Fa
 
 // takePrefillAnswer copies the prefill engine's answer, if it has come, into the request and its record. It returns how long the decode
 // engine took to call back; 0: it has not called back.
-func (s *upstreamCall) takePrefillAnswer() (called time.Duration) {
-	j, p := s.job, s.partner
+func (u *upstreamCall) takePrefillAnswer() (called time.Duration) {
+	j, p := u.job, u.partner
 	j.mu.Lock()
 	answered, probed, took, prefiller := p.calls().Answered(), p.probed, p.prefillTook, p.lastLease.Candidate.ID
 	called = p.calledBackAfter
@@ -283,8 +283,8 @@ func (s *upstreamCall) takePrefillAnswer() (called time.Duration) {
 	}
 	j.record.Report(journal.Event{Kind: journal.Probed, Took: took})
 	j.record.Prefill = prefiller
-	if prefilled(j, &probed, s.rank.Profile); !j.life.Resumed() && s.rank.Profile.Connector != mooncake.SGLang {
-		s.answer.Filter.Found(j.cachedTokens)
+	if prefilled(j, &probed, u.rank.Profile); !j.life.Resumed() && u.rank.Profile.Connector != mooncake.SGLang {
+		u.answer.Filter.Found(j.cachedTokens)
 	}
 	return called
 }
@@ -292,16 +292,16 @@ func (s *upstreamCall) takePrefillAnswer() (called time.Duration) {
 // beginPrefill starts the prefill call of an attempt on a goroutine of its own. The call is sent at once, or after the decode engine's
 // callback. pair is the number of the attempt's two calls in the request's lifecycle, and until limits the first wait. If a fault is
 // returned, nothing was sent.
-func (s *upstreamCall) beginPrefill(lease *prefill.Lease, pair int, until lifecycle.Timeout) *failure.Fault {
-	j, candidate := s.job, lease.Candidate
+func (u *upstreamCall) beginPrefill(lease *prefill.Lease, pair int, until lifecycle.Timeout) *failure.Fault {
+	j, candidate := u.job, lease.Candidate
 	p := &partner{
 		job: j, pair: pair, waitLimit: until, id: pairID(j.id, j.record.Attempts), traits: lifecycle.Traits[candidate.Profile.Connector],
-		decode: s.call, rank: s.rank, slot: s.slot, body: j.body, changes: j.changes, prompt: j.estimate(), maxTokens: s.maxTokens,
-		silent: s.unstreamed || s.buffered, streamed: !s.unstreamed,
+		decode: u.call, rank: u.rank, slot: u.slot, body: j.body, changes: j.changes, prompt: j.estimate(), maxTokens: u.maxTokens,
+		silent: u.unstreamed || u.buffered, streamed: !u.unstreamed,
 		lease: lease, lastLease: lease, decodeOver: make(chan struct{}), prefillOver: make(chan struct{}), tried: []string{candidate.ID},
 	}
 	p.headers = j.record.Carry(upstream.Headers(p.id, j.req.Endpoint, candidate.Profile))
-	s.partner = p
+	u.partner = p
 	begun := false
 	defer onPanic(func() {
 		if !begun {
@@ -318,7 +318,7 @@ func (s *upstreamCall) beginPrefill(lease *prefill.Lease, pair int, until lifecy
 	}
 	if fault != nil {
 		p.report(lifecycle.Event{Kind: lifecycle.NotSent}, nil)
-		s.partner = nil
+		u.partner = nil
 	}
 	return fault
 }

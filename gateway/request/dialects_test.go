@@ -416,7 +416,7 @@ func whole(t *testing.T, o setup) *bed {
 	t.Helper()
 	o.profile.AllowLocalPrefill = true
 	b := start(t, o)
-	b.wish.NoHandOff = true
+	b.options.NoHandOff = true
 	return b
 }
 

@@ -17,10 +17,10 @@ import (
 	"evenkeel/gateway/upstream"
 )
 
-// fails ends the answer's current source before the answer was whole. answer is the error for the client, and err the cause. If the answer
+// fails ends the answer's present call before the answer was whole. answer is the error for the client, and err the cause. If the answer
 // has begun, the request's lifecycle decides what follows: the answer may still go on at another engine.
 func (s *stream) fails(why lifecycle.Reason, answer *openai.Error, err error) {
-	if s.stage >= ended {
+	if s.state >= ended {
 		return
 	}
 	if s.job.client.Left() { // the answer broke off because its client left
@@ -36,25 +36,25 @@ func (s *stream) fails(why lifecycle.Reason, answer *openai.Error, err error) {
 	case begun && why == lifecycle.Rejected && answer.Status/100 == 5: // the engine refuses evenkeel's own credential
 		why = lifecycle.Erred
 	}
-	end := lifecycle.CallEnd{Call: leg, Progress: lifecycle.Through, Reason: why, Open: true, Moved: begun && s.from.tracked.Moved()}
-	s.from.fault = failure.Of(end, answer, err)
-	s.from.fault.Status, s.from.fault.Engine = s.from.answer.Filter.Failure().Status, s.from.rank.Instance
+	end := lifecycle.CallEnd{Call: leg, Progress: lifecycle.Through, Reason: why, Open: true, Moved: begun && s.upstream.tracked.Moved()}
+	s.upstream.fault = failure.Of(end, answer, err)
+	s.upstream.fault.Status, s.upstream.fault.Engine = s.upstream.answer.Filter.Failure().Status, s.upstream.rank.Instance
 	switch {
-	case !begun && leg == lifecycle.Sole && s.from.answer.Filter.Started(): // the first event came with the end; the client gets it
+	case !begun && leg == lifecycle.Sole && s.upstream.answer.Filter.Started(): // the first event came with the end; the client gets it
 		s.finish(answer)
 		return
 	case !begun:
-		s.stage, s.broken = ended, answer
+		s.state, s.broken = ended, answer
 		return
 	}
-	event := s.job.failedEvent(s.from.fault)
-	event.Faulty = answer.Status/100 == 5 && why >= lifecycle.Rejected && why != lifecycle.Preempted && !s.from.fault.Moved
+	event := s.job.failedEvent(s.upstream.fault)
+	event.Faulty = answer.Status/100 == 5 && why >= lifecycle.Rejected && why != lifecycle.Preempted && !s.upstream.fault.Moved
 	s.step(event)
 }
 
 // ends notes that the engine has sent all of the answer.
 func (s *stream) ends() {
-	if s.stage >= ended {
+	if s.state >= ended {
 		return
 	}
 	if s.firstAt.IsZero() { // the whole answer came at once
@@ -65,8 +65,8 @@ func (s *stream) ends() {
 
 // step reports an event of an answer that has begun to the request's lifecycle, and carries out the effects that this returns.
 func (s *stream) step(event lifecycle.Event) {
-	r := executor{job: s.job, stream: s, fault: s.from.fault, answerBegun: true}
-	event.Left, event.Engine = s.job.client.Left(), s.from.rank.Instance
+	r := executor{job: s.job, stream: s, fault: s.upstream.fault, answerBegun: true}
+	event.Left, event.Engine = s.job.client.Left(), s.upstream.rank.Instance
 	var buffer [6]lifecycle.Effect
 	effects := s.job.step(event, buffer[:0])
 	defer onPanic(func() { // after a panic, still carry out the remaining effects that give something back
@@ -91,37 +91,37 @@ var kinds = map[lifecycle.Disposition]board.Kind{lifecycle.Failing: board.Failed
 // finish ends the answer that the client reads. Later calls do nothing. If fail is nil, the answer is whole. Otherwise it ends with an
 // error event, so that the client cannot take it for a whole one.
 func (s *stream) finish(fail *openai.Error) {
-	if s.stage >= ended {
+	if s.state >= ended {
 		return
 	}
 	if fail != nil && s.job.client.Left() {
 		fail = leftError(s.job)
 	}
-	if s.stage, s.broken = ended, fail; fail != nil {
-		s.from.answer.out = s.from.answer.DropEnd(s.from.answer.out)
+	if s.state, s.broken = ended, fail; fail != nil {
+		s.upstream.answer.out = s.upstream.answer.DropEnd(s.upstream.answer.out)
 	}
 	switch {
 	case fail == nil:
-		s.from.answer.out = s.from.answer.MissingUsage(s.from.answer.out)
+		s.upstream.answer.out = s.upstream.answer.MissingUsage(s.upstream.answer.out)
 	case fail.Status == journal.StatusClientClosed:
 		return
 	case s.job.passthrough != nil: // the receipt of a request that is passed through has the error, so nothing is logged
 	default:
-		s.job.srv.Log.Warn("an answer broke off", zap.Inline(s.job), zap.String("engine", s.from.rank.Target.ID),
+		s.job.srv.Log.Warn("an answer broke off", zap.Inline(s.job), zap.String("engine", s.upstream.rank.Target.ID),
 			zap.Int("tokens", s.tokens()), zap.String("outcome", journal.Outcome(fail)), zap.String("cause", s.forLog(fail)))
 	}
-	if s.from.answer.Assembler != nil || s.from.unstreamed || s.job.isLeg {
+	if s.upstream.answer.Assembler != nil || s.upstream.unstreamed || s.job.isLeg {
 		return // the code that assembles the answer writes its end
 	}
 	fail = cmp.Or(fail, failure.None)
 	errorType := fail.TypeIn(s.job.req.Endpoint.Path())
-	s.from.answer.out = s.from.answer.Ending(s.from.answer.out, s.broken != nil, fail.Message, errorType, fail.Code)
+	s.upstream.answer.out = s.upstream.answer.Ending(s.upstream.answer.out, s.broken != nil, fail.Message, errorType, fail.Code)
 }
 
 // forLog is the reason why a stream failed, without the engine's own words. Only the client gets these words, because many engines repeat
 // parts of the prompt in them.
 func (s *stream) forLog(fail *openai.Error) string {
-	if said := s.from.answer.Filter.Failure(); said.Status != 0 && said.Message == fail.Message {
+	if said := s.upstream.answer.Filter.Failure(); said.Status != 0 && said.Message == fail.Message {
 		return fmt.Sprintf("an error event of status %d; the engine's log has its text", said.Status)
 	}
 	return fail.Message
@@ -149,7 +149,7 @@ func (srv *Server) drained(why string) *openai.Error {
 // Close settles the request, however it ended. It first removes the callback for the client's departure: the engine's connection may serve
 // another request soon, and a late departure of this client must not end it.
 func (s *stream) Close() {
-	if s.stage == settled {
+	if s.state == settled {
 		return
 	}
 	s.job.client.OnGone(nil)
@@ -170,12 +170,12 @@ func (s *stream) report() {
 		return
 	}
 	j.record.Report(journal.Event{Kind: journal.Relayed, Took: now.Sub(s.firstAt), Tokens: tokens})
-	if tokens > 1 && s.broken == nil && !s.from.unstreamed && !s.from.buffered {
+	if tokens > 1 && s.broken == nil && !s.upstream.unstreamed && !s.upstream.buffered {
 		j.record.Report(journal.Event{Kind: journal.Paced, Took: s.lastTokenAt.Sub(s.firstTokenAt), Tokens: tokens})
 	}
 	reconcile(s)
 	s.reportLocal()
-	if failedEngine := s.from.failedOn(); s.broken != nil && failedEngine != "" {
+	if failedEngine := s.upstream.failedOn(); s.broken != nil && failedEngine != "" {
 		j.record.Report(journal.Event{Kind: journal.Failed, Cause: journal.Outcome(s.broken), On: failedEngine, Answer: s.broken})
 	}
 	j.record.EndAttempt(s.broken)
@@ -187,12 +187,12 @@ func (s *stream) report() {
 // reconcile compares two counts of an answer's tokens: the one made while they came, and the engine's final one. The first count serves as
 // the load of the ranks. So reconcile learns how many tokens the engine puts in a chunk, and counts an answer that is off by over 1 %.
 func reconcile(s *stream) {
-	if s.broken != nil || s.from.unstreamed || s.from.buffered {
+	if s.broken != nil || s.upstream.unstreamed || s.upstream.buffered {
 		return
 	}
-	s.from.rank.Traffic.Learn(s.from.answer.Filter.TokensPerChunk)
-	usage, _ := s.from.answer.Filter.Usage()
-	if drift, ok := s.from.answer.Filter.Drift(); ok && max(drift, -drift)*100 > usage.Completion {
+	s.upstream.rank.Traffic.Learn(s.upstream.answer.Filter.TokensPerChunk)
+	usage, _ := s.upstream.answer.Filter.Usage()
+	if drift, ok := s.upstream.answer.Filter.Drift(); ok && max(drift, -drift)*100 > usage.Completion {
 		s.job.srv.metrics.miscounted.Inc()
 	}
 }
@@ -201,7 +201,7 @@ func reconcile(s *stream) {
 // with an answer or with an error.
 func (s *stream) collect() ([]byte, *openai.Error) {
 	defer s.Close()
-	for s.stage < ended {
+	for s.state < ended {
 		if err := s.fill(); err != nil {
 			return nil, failure.Stream("upstream_broken", err)
 		}
@@ -209,12 +209,12 @@ func (s *stream) collect() ([]byte, *openai.Error) {
 	switch {
 	case s.broken != nil:
 		return nil, s.broken
-	case s.from.unstreamed:
+	case s.upstream.unstreamed:
 		// The buffer has the engine's body as one event, because readWhole makes an event of it. The body is copied, because Close gives
 		// the buffer to other requests.
-		return bytes.TrimSpace(bytes.TrimPrefix(bytes.Clone(s.from.answer.out), []byte("data:"))), nil
+		return bytes.TrimSpace(bytes.TrimPrefix(bytes.Clone(s.upstream.answer.out), []byte("data:"))), nil
 	}
-	body, err := s.from.answer.Assembler.JSON(nil)
+	body, err := s.upstream.answer.Assembler.JSON(nil)
 	if err != nil {
 		s.broken = failure.Stream("upstream_broken", err)
 		return nil, s.broken
@@ -225,20 +225,20 @@ func (s *stream) collect() ([]byte, *openai.Error) {
 // settle gives back everything that the stream still holds: its slot, its call and its buffers. kind tells the dispatcher how the request
 // ended.
 func (s *stream) settle(kind board.Kind) {
-	if s.stage == settled {
+	if s.state == settled {
 		return
 	}
-	s.stage = settled
+	s.state = settled
 	s.release(kind)
-	s.from.hangUp(lifecycle.Spent)
+	s.upstream.hangUp(lifecycle.Spent)
 	s.detach()
 }
 
-// detach gives back the source's connection and buffers. If the answer is complete but the end of the HTTP body has not come yet, another
+// detach gives back the call's connection and buffers. If the answer is complete but the end of the HTTP body has not come yet, another
 // goroutine reads it, so that the client does not wait for it.
 func (s *stream) detach() {
-	resp, b := s.from.resp, s.from.answer
-	s.from.answer = nil
+	resp, b := s.upstream.resp, s.upstream.answer
+	s.upstream.answer = nil
 	if resp != nil && b.Reader.Done() && !resp.Ended() {
 		finish := func() {
 			finishBody(resp, b)
@@ -257,39 +257,39 @@ func (s *stream) detach() {
 // release gives the slot back, once. If the answer is not whole, it first waits until the engine has dropped the request, so that the
 // next request of this slot does not run beside it.
 func (s *stream) release(kind board.Kind) {
-	if s.from.slot == nil {
+	if s.upstream.slot == nil {
 		return
 	}
 	if kind != board.Finished {
-		s.from.awaitEnd()
-		if s.from.call.IgnoredClose() {
+		s.upstream.awaitEnd()
+		if s.upstream.call.IgnoredClose() {
 			s.job.srv.metrics.heedless.Inc()
 		}
 	}
-	if s.from.partner != nil && !s.firstAt.IsZero() {
-		s.from.partner.close(kind == board.Cancelled)
+	if s.upstream.partner != nil && !s.firstAt.IsZero() {
+		s.upstream.partner.close(kind == board.Cancelled)
 	}
 	outcome := s.outcome(kind)
 	if outcome.Kept {
 		keepTurn(s)
 	}
-	s.job.srv.Dispatcher.Release(s.from.slot, outcome)
-	s.from.slot = nil
+	s.job.srv.Dispatcher.Release(s.upstream.slot, outcome)
+	s.upstream.slot = nil
 }
 
 // hangUp removes a call that is over from the rank's traffic, and from the calls that a drain may end. If how is Free, the engine has
 // computed nothing.
-func (s *upstreamCall) hangUp(how lifecycle.Disposition) {
-	s.settleCompute(how == lifecycle.Free)
-	if s.heard {
-		s.heard = false
-		s.rank.Traffic.End()
+func (u *upstreamCall) hangUp(disposition lifecycle.Disposition) {
+	u.settleCompute(disposition == lifecycle.Free)
+	if u.heard {
+		u.heard = false
+		u.rank.Traffic.End()
 	}
-	if s.beyond {
-		s.beyond = false
-		s.rank.Traffic.Beyond(-1)
+	if u.beyond {
+		u.beyond = false
+		u.rank.Traffic.Beyond(-1)
 	}
-	s.job.srv.Fleet.Untrack(s.tracked)
+	u.job.srv.Fleet.Untrack(u.tracked)
 }
 
 // Conclude is the last step of a request. It gives back the request's share of its caller's limits, and has the journal write how the
@@ -316,14 +316,14 @@ func (srv *Server) Conclude(in *Incoming, fail *openai.Error) {
 
 // awaitEnd ends the call, and returns when the decode engine has noticed this. Otherwise the slot could go to another request while the
 // engine still runs this one. It waits for upstream.Notice at most.
-func (s *upstreamCall) awaitEnd() {
-	if s.resp == nil || s.resp.Ended() {
+func (u *upstreamCall) awaitEnd() {
+	if u.resp == nil || u.resp.Ended() {
 		return
 	}
-	s.call.Leave(upstream.Notice)
+	u.call.Leave(upstream.Notice)
 	var rest [1 << 10]byte
 	for {
-		if _, err := s.resp.Read(rest[:]); err != nil {
+		if _, err := u.resp.Read(rest[:]); err != nil {
 			return
 		}
 	}

@@ -85,7 +85,7 @@ type Fleet interface {
 	Coordinates(candidate prefill.Candidate) *mooncake.KVAddress
 	Learn(candidate prefill.Candidate, b roster.ProcessID, at *mooncake.KVAddress)
 	TrackProbe(c *prefill.Candidate, call *engine.Call) *fleet.TrackedCall
-	Untrack(r *fleet.TrackedCall)
+	Untrack(c *fleet.TrackedCall)
 	AnyPrefill(model string) *engine.Target
 	DownSince(instance string, at time.Time) bool
 	GaveBack(decode string)
@@ -122,16 +122,16 @@ type Server struct {
 }
 
 // New makes the server of a proxy. It registers the metrics of requests.
-func New(env Deps) *Server {
-	srv := &Server{Deps: env}
-	srv.Prompts = prompt.NewReader(prompt.Config{Client: env.Client, Fleet: env.Fleet, Prefill: env.Prefill, Settings: env.Settings,
-		Registerer: env.Registerer, Log: env.Log})
+func New(deps Deps) *Server {
+	srv := &Server{Deps: deps}
+	srv.Prompts = prompt.NewReader(prompt.Config{Client: deps.Client, Fleet: deps.Fleet, Prefill: deps.Prefill, Settings: deps.Settings,
+		Registerer: deps.Registerer, Log: deps.Log})
 	srv.discards = handoff.NewDiscarder(handoff.Config{
-		Context: env.Context, Settings: env.Settings, Client: env.Client, Monitor: env.Monitor,
-		Engines: func() handoff.Engines { return env.Engines() }, Places: env.Places, Dispatcher: env.Dispatcher,
-		NextID: srv.nextID, Registerer: env.Registerer, Log: env.Log,
+		Context: deps.Context, Settings: deps.Settings, Client: deps.Client, Monitor: deps.Monitor,
+		Engines: func() handoff.Engines { return deps.Engines() }, Places: deps.Places, Dispatcher: deps.Dispatcher,
+		NextID: srv.nextID, Registerer: deps.Registerer, Log: deps.Log,
 	})
-	srv.metrics = newMetrics(env.Registerer, env.Buckets, &srv.open)
+	srv.metrics = newMetrics(deps.Registerer, deps.Buckets, &srv.open)
 	return srv
 }
 

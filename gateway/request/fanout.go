@@ -78,8 +78,8 @@ func (srv *Server) fanOut(ctx *fasthttp.RequestCtx, conn client, whole *job, leg
 	}
 	f := &fanned{srv: srv, conn: conn, req: req, in: in, id: []byte(prefix + in.Record.ID), mode: openai.OutputMode(&whole.body),
 		stop: make(chan struct{})}
-	if whole.ask.ID != nil {
-		f.id = whole.ask.ID
+	if whole.filterOptions.ID != nil {
+		f.id = whole.filterOptions.ID
 	}
 	for i := range legs {
 		share, name := edge.NewCloseNotifier(srv.Log), letters(i)
@@ -87,7 +87,7 @@ func (srv *Server) fanOut(ctx *fasthttp.RequestCtx, conn client, whole *job, leg
 			srv: srv, req: req, body: whole.body, changes: &legs[i].Patch, client: share, isLeg: true, id: in.Record.ID + "-" + name,
 			model: whole.model, incoming: in,
 			record: in.Record.Leg(name),
-			ask: sse.Options{
+			filterOptions: sse.Options{
 				Usage: req.IncludeUsage || !req.Stream, ContinuousUsage: req.ContinuousUsage, TokenIDs: req.ReturnTokenIDs ||
 					req.Endpoint == mooncake.Tokens, Cached: -1, Form: sse.FormOf(req.Endpoint.Path()),
 				ID: f.nameOf(i), Created: in.Record.Arrival.Unix(), Choice: legs[i].Choice, DropFinalUsage: req.Stream, DropDone: true,
@@ -157,14 +157,14 @@ func (f *fanned) enterQueue() (forward *geo.Forward, err error) {
 	if len(queued) == 0 {
 		return nil, nil
 	}
-	question := f.askForAll(queued)
+	query := f.askForAll(queued)
 	arrivals := make([]prefill.Request, len(queued))
 	for i, l := range queued {
 		arrivals[i] = l.job.arrival()
 	}
 	tickets, err := f.srv.Prefill.EnterAll(arrivals)
-	if err == nil && question != nil && f.awaitElsewhere(&tickets[0]) || errors.Is(err, prefill.ErrElsewhere) {
-		if forward = question.Forward(); forward == nil {
+	if err == nil && query != nil && f.awaitElsewhere(&tickets[0]) || errors.Is(err, prefill.ErrElsewhere) {
+		if forward = query.Forward(); forward == nil {
 			err = prefill.ErrElsewhere // the question names no other dispatcher
 		}
 		return forward, err
@@ -176,17 +176,17 @@ func (f *fanned) enterQueue() (forward *geo.Forward, err error) {
 }
 
 // askForAll makes one question for all legs: to which dispatcher should the request go? It returns nil if there is none to ask.
-func (f *fanned) askForAll(legs []branch) (question *geo.RoutingQuery) {
+func (f *fanned) askForAll(legs []branch) (query *geo.RoutingQuery) {
 	first := legs[0]
-	if question = first.job.elsewhere(first.job.life.Stays() || len(legs) < len(f.legs)); question == nil {
+	if query = first.job.elsewhere(first.job.life.Stays() || len(legs) < len(f.legs)); query == nil {
 		return nil
 	}
-	question.Legs(len(legs))
-	first.job.question = question
+	query.Legs(len(legs))
+	first.job.query = query
 	for _, l := range legs[1:] {
-		l.job.question = question.Leg(l.job.id, l.job.recognize())
+		l.job.query = query.Leg(l.job.id, l.job.recognize())
 	}
-	return question
+	return query
 }
 
 // awaitElsewhere waits for the decision about the first leg, and says whether another dispatcher should have the request.
@@ -305,15 +305,15 @@ func (f *fanned) relay(l *branch) *openai.Error {
 		return fail
 	}
 	defer s.Close()
-	contentType := bytes.Clone(s.from.contentType())
+	contentType := bytes.Clone(s.upstream.contentType())
 	for {
 		events, err := s.Next()
 		if len(events) > 0 && !f.send(piece{contentType: contentType, events: bytes.Clone(events)}) {
 			return nil
 		}
 		if err != nil {
-			l.usage, _ = s.from.answer.Filter.Usage()
-			l.details = s.from.answer.Filter.PromptDetails()
+			l.usage, _ = s.upstream.answer.Filter.Usage()
+			l.details = s.upstream.answer.Filter.PromptDetails()
 			f.send(piece{contentType: contentType, fail: s.broken, done: true})
 			return nil
 		}
@@ -448,16 +448,16 @@ func (f *fanned) markAnswer(ctx *fasthttp.RequestCtx, fail *openai.Error) {
 // nameable lets the client end all legs by the name of the whole answer, if the endpoint has names of answers. With /generate, each leg's
 // answer also has its own name, by which the client can end this leg alone.
 func (f *fanned) nameable(whole *job) {
-	if whole.ask.ID == nil {
+	if whole.filterOptions.ID == nil {
 		return
 	}
 	key, legs := f.in.Record.Key, make([]*aborting, len(f.legs))
 	var forgets []func()
 	for i, l := range f.legs {
 		own := &aborting{endpoint: f.req.Endpoint, leave: l.share.Leave, outputMode: f.mode}
-		legs[i], l.job.abort, l.job.ask.Aborted = own, own, own.asked.Load
+		legs[i], l.job.abort, l.job.filterOptions.Aborted = own, own, own.asked.Load
 		if f.req.Endpoint == mooncake.Generate {
-			forgets = append(forgets, f.srv.Running.Enter(key, string(l.job.ask.ID), func() { own.end(f.srv) }))
+			forgets = append(forgets, f.srv.Running.Enter(key, string(l.job.filterOptions.ID), func() { own.end(f.srv) }))
 		}
 	}
 	forgets = append(forgets, f.srv.Running.Enter(key, string(f.id), func() {

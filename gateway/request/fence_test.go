@@ -49,7 +49,7 @@ func opened(t *testing.T, to *roster.Rank) *failure.Fault {
 	j := &job{srv: srv, req: &openai.Request{Endpoint: mooncake.Chat}, body: body, client: edge.NewCloseNotifier(zap.NewNop()), isLeg: true,
 		incoming: &Incoming{}}
 	j.record = new(journal.Journal).Begin(journal.LogEntry{})
-	s := &stream{job: j, from: upstreamCall{job: j, rank: to, slot: new(dispatcher.Slot), call: srv.Client.NewCall(to.Target),
+	s := &stream{job: j, upstream: upstreamCall{job: j, rank: to, slot: new(dispatcher.Slot), call: srv.Client.NewCall(to.Target),
 		began: time.Now()}}
 	return s.open(nil, lifecycle.ByFirstEvent)
 }

@@ -19,12 +19,12 @@ import (
 // readFirst reads an answer up to its first data event. If the answer comes in one piece, it reads all of it. deadline is when the first
 // event must have arrived.
 func (s *stream) readFirst(deadline time.Time) error {
-	if s.from.unstreamed {
-		s.from.resp.SetDeadline(deadline)
+	if s.upstream.unstreamed {
+		s.upstream.resp.SetDeadline(deadline)
 		return s.readWhole()
 	}
-	if contentType := s.from.resp.ContentType(); !bytes.HasPrefix(contentType, []byte("text/event-stream")) {
-		s.from.resp.SetDeadline(deadline)
+	if contentType := s.upstream.resp.ContentType(); !bytes.HasPrefix(contentType, []byte("text/event-stream")) {
+		s.upstream.resp.SetDeadline(deadline)
 		if bytes.HasPrefix(contentType, []byte("application/json")) { // some routes answer 200 with an error as JSON
 			if err := s.readWhole(); err != nil {
 				return err
@@ -32,8 +32,8 @@ func (s *stream) readFirst(deadline time.Time) error {
 		}
 		return fmt.Errorf("the engine answered 200 with %s instead of an event stream", failure.KindOf(contentType))
 	}
-	s.from.answer.Reader.Reset(s.from.limits(time.Until(deadline)))
-	for !s.from.answer.Filter.Started() && s.stage == flows {
+	s.upstream.answer.Reader.Reset(s.upstream.limits(time.Until(deadline)))
+	for !s.upstream.answer.Filter.Started() && s.state == flows {
 		if err := s.fill(); err != nil {
 			return err
 		}
@@ -49,7 +49,7 @@ var errNotJSON = errors.New("the engine's answer is not JSON")
 // readWhole reads an answer that comes in one piece, and handles it like the only event of a stream. So the filter counts its tokens,
 // corrects its cached_tokens and notices a failure.
 func (s *stream) readWhole() error {
-	body, err := s.from.resp.ReadAll(maxBodyBytes(s.job.srv.Settings(), s.from.unstreamed))
+	body, err := s.upstream.resp.ReadAll(maxBodyBytes(s.job.srv.Settings(), s.upstream.unstreamed))
 	if err != nil {
 		return err
 	}
@@ -68,7 +68,7 @@ func takeWhole(s *stream, body []byte) error {
 	for e := range sse.Events(event.Bytes()) {
 		s.event(e)
 	}
-	if s.broken == nil && s.from.answer.Filter.Finished() {
+	if s.broken == nil && s.upstream.answer.Filter.Finished() {
 		s.ends()
 	}
 	return complete(s)
@@ -76,7 +76,7 @@ func takeWhole(s *stream, body []byte) error {
 
 // complete ends an answer whose last byte has been read. It returns an error if the answer lacks its proper end, or ended with an error.
 func complete(s *stream) error {
-	if s.stage < ended {
+	if s.state < ended {
 		s.fails(lifecycle.Garbled, failure.Stream("upstream_incomplete", errNotWhole), errNotWhole)
 	}
 	if s.broken != nil {
@@ -96,14 +96,14 @@ func maxBodyBytes(settings *fleet.Settings, whole bool) int {
 
 // tooLong says whether err means that an answer in one piece is larger than allowed. A retry at another engine would not help, because the
 // request itself asked for an answer of this size.
-func (s *upstreamCall) tooLong(err error) bool {
-	return s.unstreamed && errors.Is(err, engine.ErrTooLarge)
+func (u *upstreamCall) tooLong(err error) bool {
+	return u.unstreamed && errors.Is(err, engine.ErrTooLarge)
 }
 
-// side is the name of the source's engine in error messages for clients and operators: "decode", or failure.Engine for a rank that also
+// side is the name of the call's engine in error messages for clients and operators: "decode", or failure.Engine for a rank that also
 // prefills.
-func (s *upstreamCall) side() string {
-	if s.rank.Group != "" {
+func (u *upstreamCall) side() string {
+	if u.rank.Group != "" {
 		return failure.Engine
 	}
 	return "decode"
@@ -112,36 +112,36 @@ func (s *upstreamCall) side() string {
 // decodeFault returns the fault of a decode call that ended with err before the client got anything. If the engine refused the request
 // in an event of its stream, the client gets this refusal. Every other end counts as a failure of the engine.
 func (s *stream) decodeFault(err error) *failure.Fault {
-	fault := s.from.fault
-	if fault == nil || s.from.tooLong(err) || errors.Is(s.from.answer.Err(), sse.ErrLargeEvent) {
-		fault = (&upstream.Call{Kind: lifecycle.Decode, Engine: s.from.rank.Instance, Mixed: s.from.rank.Group != ""}).Broke(err)
+	fault := s.upstream.fault
+	if fault == nil || s.upstream.tooLong(err) || errors.Is(s.upstream.answer.Err(), sse.ErrLargeEvent) {
+		fault = (&upstream.Call{Kind: lifecycle.Decode, Engine: s.upstream.rank.Instance, Mixed: s.upstream.rank.Group != ""}).Broke(err)
 	}
-	if fault.Progress, fault.Open = lifecycle.Headed, true; s.from.answer.Filter.Started() || s.from.tooLong(err) {
+	if fault.Progress, fault.Open = lifecycle.Headed, true; s.upstream.answer.Filter.Started() || s.upstream.tooLong(err) {
 		fault.Progress = lifecycle.Through // the engine had read the KV before the call broke
 	}
 	switch {
-	case s.from.tooLong(err) || errors.Is(s.from.answer.Err(), sse.ErrLargeEvent):
+	case s.upstream.tooLong(err) || errors.Is(s.upstream.answer.Err(), sse.ErrLargeEvent):
 		fault.Reason, fault.Engine = lifecycle.TooLarge, ""
-		fault.Answer = failure.BadGateway(s.from.side(), "the event that begins its answer is larger than limits.event_bytes; ask for less")
-		if s.from.unstreamed {
-			fault.Answer = failure.BadGateway(s.from.side(), "its answer is larger than limits.answer_bytes; ask for less, or for a stream")
+		fault.Answer = failure.BadGateway(s.upstream.side(), "the event that begins its answer is larger than limits.event_bytes; ask for less")
+		if s.upstream.unstreamed {
+			fault.Answer = failure.BadGateway(s.upstream.side(), "its answer is larger than limits.answer_bytes; ask for less, or for a stream")
 		}
 		return fault
-	case fault != s.from.fault:
+	case fault != s.upstream.fault:
 		return fault
 	case fault.Reason == lifecycle.Unusable: // the client has nothing of the answer yet
 		fault.Reason = lifecycle.Garbled
 	}
 	if errors.Is(err, errRefusal) {
-		err = fmt.Errorf("engine %s: %w: %s", s.from.rank.Target.ID, err, s.forLog(s.broken))
+		err = fmt.Errorf("engine %s: %w: %s", s.upstream.rank.Target.ID, err, s.forLog(s.broken))
 	}
-	fault.Err, fault.MostLosses = failure.Undelivered(err, s.from.answer.Filter.Failure().Message), recomputeMax(s.from.rank.Profile)
+	fault.Err, fault.MostLosses = failure.Undelivered(err, s.upstream.answer.Filter.Failure().Message), recomputeMax(s.upstream.rank.Profile)
 	switch {
 	case fault.Answer.Status/100 == 4:
 	case fault.Reason == lifecycle.Silent:
-		fault.Answer = failure.Transport(s.from.side(), err)
+		fault.Answer = failure.Transport(s.upstream.side(), err)
 	default:
-		fault.Answer = failure.BadGateway(s.from.side(), fault.Answer.Message)
+		fault.Answer = failure.BadGateway(s.upstream.side(), fault.Answer.Message)
 	}
 	return fault
 }
@@ -158,24 +158,24 @@ func (j *job) discard(h *handoff.Handoff) {
 // overdue says whether a first event would now come too late to be believed, because the prefill engine may have freed the KV of the
 // hand-off. If so, it also counts the answer as late.
 func (s *stream) overdue(h *handoff.Handoff) bool {
-	tooLate := h != nil && s.from.wait.Over(time.Now())
-	if tooLate && !s.from.unstreamed {
-		s.from.countLate()
+	tooLate := h != nil && s.upstream.pull.Over(time.Now())
+	if tooLate && !s.upstream.unstreamed {
+		s.upstream.countLate()
 	}
 	return tooLate
 }
 
 // countLate counts an answer that is not believed, because its KV may have been another prompt's when the decode engine read it.
-func (s *upstreamCall) countLate() {
-	s.job.srv.metrics.latePulls.Inc()
-	s.rank.Lost(s.job.req.Endpoint)
+func (u *upstreamCall) countLate() {
+	u.job.srv.metrics.latePulls.Inc()
+	u.rank.Lost(u.job.req.Endpoint)
 }
 
 // believed says whether the prefill engine certainly kept the KV until the decode engine had read it. It is called at the first event.
 func (s *stream) believed(h *handoff.Handoff) bool {
-	if s.from.wait.Arrived(s.now) && !h.MayHaveExpired(s.job.srv.Serving(), s.job.srv.Monitor, s.from.wait, s.now) {
+	if s.upstream.pull.Arrived(s.now) && !h.MayHaveExpired(s.job.srv.Serving(), s.job.srv.Monitor, s.upstream.pull, s.now) {
 		return true
 	}
-	s.from.countLate()
+	s.upstream.countLate()
 	return false
 }

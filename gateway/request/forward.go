@@ -112,7 +112,7 @@ func (j *job) cameBack(returned *geo.Failure) (lifecycle.EventKind, *openai.Erro
 	} else {
 		log.Info("another region gave a request back, and it is served here")
 		what = lifecycle.RegionReturns
-		j.question = j.elsewhere(true)
+		j.query = j.elsewhere(true)
 	}
 	j.record.Report(journal.Event{Kind: journal.Failed, Cause: "peer " + j.record.Peer + ": " + returned.Reason, Answer: errReturned})
 	j.record.Report(journal.Event{Kind: journal.Retried})

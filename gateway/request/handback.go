@@ -76,28 +76,28 @@ func (j *job) fetchEnded(turn *handback.Turn, fault *failure.Fault) {
 
 // keepTurn remembers which KV the decode engine keeps after a complete answer, so that the next turn of the conversation can fetch it.
 func keepTurn(s *stream) {
-	j, profile, trail := s.job, s.from.rank.Profile, &s.from.answer.Transcript
-	if profile.HandBack != mooncake.HandBackFetched || len(trail.HandBack) == 0 || j.life.Resumed() || !trail.Exact() || s.from.local ||
-		s.from.partner != nil {
+	j, profile, transcript := s.job, s.upstream.rank.Profile, &s.upstream.answer.Transcript
+	if profile.HandBack != mooncake.HandBackFetched || len(transcript.HandBack) == 0 || j.life.Resumed() || !transcript.Exact() ||
+		s.upstream.local || s.upstream.partner != nil {
 		return
 	}
 	scope, prompt, ok := ownTurns(j)
 	engines := j.srv.Engines()
-	process := engines.ProcessAt(s.from.rank.Instance)
+	process := engines.ProcessAt(s.upstream.rank.Instance)
 	if !ok || process.Process != j.decodeProcess { // the KV is of an engine process, or of weights, that are gone
 		return
 	}
-	tokens, err := profile.ReadHandBack(trail.HandBack, engines.HostsOf(s.from.rank.Instance))
-	ids := slices.Concat(prompt, trail.IDs)
+	tokens, err := profile.ReadHandBack(transcript.HandBack, engines.HostsOf(s.upstream.rank.Instance))
+	ids := slices.Concat(prompt, transcript.IDs)
 	if err != nil || tokens > len(ids) {
 		j.srv.Log.Warn("what a decode engine says of the KV that it keeps is not used", zap.Inline(j),
-			zap.String("engine", s.from.rank.Target.ID),
+			zap.String("engine", s.upstream.rank.Target.ID),
 			zap.Int("tokens", tokens), zap.Error(err))
 		return
 	}
 	now := time.Now()
 	j.srv.turns.Keep(&handback.Turn{
-		Scope: scope, IDs: ids[:tokens:tokens], Params: bytes.Clone(trail.HandBack), Made: process, Came: now,
+		Scope: scope, IDs: ids[:tokens:tokens], Params: bytes.Clone(transcript.HandBack), Made: process, Came: now,
 		Until: now.Add(profile.Keeps() - profile.Keeps()/4),
 	}, now, j.srv.Settings().Limits.ResumeBytes)
 }

@@ -52,13 +52,13 @@ func (srv *Server) Serve(
 	if req.Stream {
 		srv.keepAlive(ctx, in, in.Record.Arrival)
 	}
-	j.ask = sse.Options{Usage: req.IncludeUsage || !req.Stream, ContinuousUsage: req.ContinuousUsage, TokenIDs: req.ReturnTokenIDs, Choice: -1,
-		Cached: -1, Form: sse.FormOf(req.Endpoint.Path())}
+	j.filterOptions = sse.Options{Usage: req.IncludeUsage || !req.Stream, ContinuousUsage: req.ContinuousUsage, TokenIDs: req.ReturnTokenIDs,
+		Choice: -1, Cached: -1, Form: sse.FormOf(req.Endpoint.Path())}
 	switch req.Endpoint {
 	case mooncake.Tokens:
-		j.ask.TokenIDs, j.ask.ID = true, openai.NameTokens(&j.body, in.Record.ClientID, j.id)
+		j.filterOptions.TokenIDs, j.filterOptions.ID = true, openai.NameTokens(&j.body, in.Record.ClientID, j.id)
 	case mooncake.Generate:
-		j.ask.ID = openai.NameGenerate(&j.body, j.id)
+		j.filterOptions.ID = openai.NameGenerate(&j.body, j.id)
 	case mooncake.Chat, mooncake.Completions, mooncake.Responses, mooncake.Messages:
 	}
 	if len(legs) > 1 || req.Listed {
@@ -84,11 +84,11 @@ func (srv *Server) Serve(
 		srv.markForPeer(ctx, in, nil)
 	}
 	if req.Stream {
-		tokens := s.from.maxTokens
-		if s.stage == ended {
+		tokens := s.upstream.maxTokens
+		if s.state == ended {
 			tokens = 0
 		}
-		srv.Stream(ctx, s.from.contentType(), s, tokens)
+		srv.Stream(ctx, s.upstream.contentType(), s, tokens)
 		return nil
 	}
 	answer, fail := s.collect()
@@ -118,14 +118,14 @@ func (srv *Server) Pass(ctx *fasthttp.RequestCtx, in *Incoming, req *openai.Requ
 		h.Set("X-Evenkeel-Engine", in.Record.Engine)
 		h.Set(attemptsHeader, strconv.Itoa(in.Record.Attempts))
 	}
-	if !s.from.unstreamed {
-		srv.Stream(ctx, s.from.resp.ContentType(), s, 0)
+	if !s.upstream.unstreamed {
+		srv.Stream(ctx, s.upstream.resp.ContentType(), s, 0)
 		return nil
 	}
-	if meta := s.from.resp.Header(metadataHeader); len(meta) > 0 {
+	if meta := s.upstream.resp.Header(metadataHeader); len(meta) > 0 {
 		h.SetBytesV(metadataHeader, meta)
 	}
-	Piece(ctx, string(s.from.resp.ContentType()), p.answer, p.Memory)
+	Piece(ctx, string(s.upstream.resp.ContentType()), p.answer, p.Memory)
 	s.Close()
 	return nil
 }
@@ -310,15 +310,15 @@ func (c *charged) Close() error {
 // makeNameable lets the client end the job by the name of its answer, if the endpoint has such names. For a fan-out, fanned.nameable does
 // the same.
 func makeNameable(j *job, conn *edge.Conn) {
-	if j.ask.ID == nil {
+	if j.filterOptions.ID == nil {
 		return
 	}
 	share := edge.NewCloseNotifier(j.srv.Log)
 	conn.OnGone(share.Leave)
 	j.client = share
 	j.abort = &aborting{endpoint: j.req.Endpoint, leave: share.Leave, outputMode: openai.OutputMode(&j.body)}
-	j.ask.Aborted = j.abort.asked.Load
-	forget := j.srv.Running.Enter(j.incoming.Record.Key, string(j.ask.ID), func() { j.abort.end(j.srv) })
+	j.filterOptions.Aborted = j.abort.asked.Load
+	forget := j.srv.Running.Enter(j.incoming.Record.Key, string(j.filterOptions.ID), func() { j.abort.end(j.srv) })
 	j.incoming.forgetName = func() {
 		forget()
 		conn.OnGone(nil) // the job removes only the callback that it set on share

@@ -34,19 +34,19 @@ import (
 // leg of a request that was fanned out into several. serve runs the job. The field life knows how
 // far the job has come, which resources it holds, and where it may still be served.
 type job struct {
-	srv         *Server
-	req         *openai.Request
-	body        mooncake.Body   // empty once a decode engine has the request and no retry can need the body
-	changes     *mooncake.Patch // what a leg of a fan-out changes in the body
-	passthrough *Passthrough    // of a request that one engine serves alone; nil: the prompt is prefilled and decoded
-	client      client          // the connection that the answer goes to
-	isLeg       bool            // the job is a leg of a fan-out, so the client's request has another record
-	id          string          // the request id; the ids that engines get begin with it
-	model       roster.Route    // the model that the client asked for, and the board of the model's ranks
-	ask         sse.Options     // which parts of the engine's answer the client gets, and in which form
-	incoming    *Incoming       // the client's request as it was admitted
-	record      *journal.Record // the record of incoming; a leg of a fan-out has a record of its own
-	abort       *aborting       // nil: the client gave the request no name by which it can end it
+	srv           *Server
+	req           *openai.Request
+	body          mooncake.Body   // empty once a decode engine has the request and no retry can need the body
+	changes       *mooncake.Patch // what a leg of a fan-out changes in the body
+	passthrough   *Passthrough    // of a request that one engine serves alone; nil: the prompt is prefilled and decoded
+	client        client          // the connection that the answer goes to
+	isLeg         bool            // the job is a leg of a fan-out, so the client's request has another record
+	id            string          // the request id; the ids that engines get begin with it
+	model         roster.Route    // the model that the client asked for, and the board of the model's ranks
+	filterOptions sse.Options     // which parts of the engine's answer the client gets, and in which form
+	incoming      *Incoming       // the client's request as it was admitted
+	record        *journal.Record // the record of incoming; a leg of a fan-out has a record of its own
+	abort         *aborting       // nil: the client gave the request no name by which it can end it
 
 	decodeProcess int                 // the decode engine's process when the decode call was made
 	promptTokens  int                 // as an engine counted them, after a resume with the answer so far; 0: no engine has counted yet
@@ -57,7 +57,7 @@ type job struct {
 	mu           sync.Mutex // held for each Step of life, because a prefill call that runs beside a decode call has a goroutine of its own
 	life         lifecycle.Lifecycle
 	recorder     recording.Recorder
-	question     *geo.RoutingQuery // asks to which dispatcher the request goes; nil: there is no other one, or the question is answered
+	query        *geo.RoutingQuery // asks to which dispatcher the request goes; nil: there is no other one, or the question is answered
 	ranElsewhere int               // how many proxies of this region may have run the request before they gave it back
 
 	unlistedAnswer *openai.Error // the error of the last engine that did not have the model; nil: there was none
@@ -65,7 +65,7 @@ type job struct {
 	avoid avoided
 	local localDecode
 
-	doubts          []*handoff.Handoff // hand-offs that an engine may have read, but that led to no answer
+	maybeRead       []*handoff.Handoff // hand-offs that an engine may have read, but that led to no answer
 	resume          resumption
 	unexplained500s []func(cause lifecycle.Blame) // called once it is known whether the engines or the request caused their status 500
 }
@@ -199,7 +199,7 @@ type Options struct {
 }
 
 // aimed says whether a trusted caller named the prefill engine or the decode ranks to use.
-func (w *Options) aimed() bool { return w.ToPrefill != "" || w.ToDecode != nil }
+func (o *Options) aimed() bool { return o.ToPrefill != "" || o.ToDecode != nil }
 
 // onPanic is deferred by code that holds a resource which no other code would give back yet. If the code panics, onPanic calls giveBack
 // and panics again with the same value. Package edge recovers from that panic.
@@ -218,7 +218,7 @@ func (j *job) step(event lifecycle.Event, effects []lifecycle.Effect) []lifecycl
 	return j.stepLocked(event, effects)
 }
 
-// stepLocked is step for callers that hold the job's mutex. It also records the event and its effects on the tape.
+// stepLocked is step for callers that hold the job's mutex. It also gives the event and its effects to the recorder.
 func (j *job) stepLocked(event lifecycle.Event, effects []lifecycle.Effect) []lifecycle.Effect {
 	effects = j.life.Step(event, effects)
 	j.recorder.Step(event, effects)

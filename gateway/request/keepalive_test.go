@@ -29,15 +29,15 @@ const (
 func kept(t *testing.T, o setup, loops int) setup {
 	t.Helper()
 	more := o.configure
-	o.configure = func(c *config.Config, env *Deps) {
+	o.configure = func(c *config.Config, deps *Deps) {
 		c.Limits.KeepAlive = span
 		if loops > 0 {
-			env.Loops = &loop.Set{}
-			require.NoError(t, env.Loops.Start(loops, env.Log))
-			t.Cleanup(env.Loops.Close)
+			deps.Loops = &loop.Set{}
+			require.NoError(t, deps.Loops.Start(loops, deps.Log))
+			t.Cleanup(deps.Loops.Close)
 		}
 		if more != nil {
-			more(c, env)
+			more(c, deps)
 		}
 	}
 	return o

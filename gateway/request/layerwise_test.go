@@ -70,9 +70,9 @@ func TestAPrefillerIsChosenAnewAtTheCallback(t *testing.T) {
 		c.Prefill.Policy, c.ExposeRoute = config.Default().Prefill.Policy, true
 		c.Prefill.Calibration.TPMs, c.Prefill.Calibration.T0Ms = 10, 10 // believed to be far slower than they are
 	}})
-	prefill := func(wish Options, words int) <-chan reply {
+	prefill := func(options Options, words int) <-chan reply {
 		b.mu.Lock()
-		b.wish = wish
+		b.options = options
 		b.mu.Unlock()
 		before, got := b.decodes(), make(chan reply, 1)
 		go func() {

@@ -52,7 +52,7 @@ func (j *job) bindLocal() *dispatcher.Slot {
 	}
 	queued := j.ticket != nil // the leg has a place in the arrival queue, which it entered with its siblings
 	// One dispatcher decides for all others, or every attempt here has failed: first ask which dispatcher gets the request.
-	asksFirst := j.question != nil && j.life.Open() && (j.srv.Settings().Geo.Follows() || j.life.Tried())
+	asksFirst := j.query != nil && j.life.Open() && (j.srv.Settings().Geo.Follows() || j.life.Tried())
 	if queued || asksFirst {
 		return nil
 	}
@@ -91,7 +91,7 @@ func (j *job) bindLocal() *dispatcher.Slot {
 		return nil
 	}
 	j.srv.metrics.localRequests.WithLabelValues(why).Inc()
-	j.question = nil
+	j.query = nil
 	j.record.Report(journal.Event{Kind: journal.PlacedLocally, Slot: result.Slot, Tokens: hits[result.Slot.Worker]})
 	return result.Slot
 }
@@ -141,8 +141,8 @@ func (srv *Server) localRule(conf *prefill.Disaggregation, sought *local.Prompt,
 	case why != localShort: // the prompt may have any length; one longer than MaxLocalTokens runs only if no other tokens are in flight
 		rule.Threshold, rule.InFlight = math.MaxInt, max(rule.InFlight, tokens)
 	case rule.Threshold == 0:
-		if line, rtt, known := srv.Prefill.Line(sought.Model); known {
-			rule.BreakEven = srv.LocalRanks.BreakEven(sought, line, rtt)
+		if latency, rtt, known := srv.Prefill.Line(sought.Model); known {
+			rule.BreakEven = srv.LocalRanks.BreakEven(sought, latency, rtt)
 		} else {
 			rule.Threshold = prefill.DefaultLocalThreshold
 		}
@@ -165,33 +165,33 @@ func (j *job) kvArrived(h *handoff.Handoff, s *stream) {
 	if known == nil {
 		return
 	}
-	sought := local.Prompt{Prompt: *known, Model: s.from.rank.Board}
+	sought := local.Prompt{Prompt: *known, Model: s.upstream.rank.Board}
 	if j.incoming.Ends {
 		sought.Keys = nil // no later turn asks for these keys; the prompt's length is still used for estimates
 	}
-	j.srv.LocalRanks.Holds(s.from.rank.Worker, &sought, j.promptTokens, s.from.began)
-	if !s.from.local {
+	j.srv.LocalRanks.Holds(s.upstream.rank.Worker, &sought, j.promptTokens, s.upstream.began)
+	if !s.upstream.local {
 		j.local.knownPrompt = nil // a long prompt has thousands of keys
 	}
-	if h != nil && !s.from.unstreamed { // an answer in one piece does not show when the KV was there
-		j.srv.LocalRanks.Moved(sought.Model, j.promptTokens, time.Since(s.from.began))
+	if h != nil && !s.upstream.unstreamed { // an answer in one piece does not show when the KV was there
+		j.srv.LocalRanks.Moved(sought.Model, j.promptTokens, time.Since(s.upstream.began))
 	}
 }
 
 // countLocal takes the prompt's length and its token ids from the decode engine. It is called if no earlier prefill has reported them:
 // the rank computes the prompt itself, or the prefill runs beside the decode call.
 func (j *job) countLocal(s *stream) {
-	j.promptTokens = cmp.Or(s.from.answer.Filter.Prompt(), prompt.Tokens(j.req, j.changes))
-	if s.from.slot != nil { // nil: all of the answer came at once, and the slot is released
-		j.srv.Dispatcher.Counted(s.from.slot, j.promptTokens)
+	j.promptTokens = cmp.Or(s.upstream.answer.Filter.Prompt(), prompt.Tokens(j.req, j.changes))
+	if s.upstream.slot != nil { // nil: all of the answer came at once, and the slot is released
+		j.srv.Dispatcher.Counted(s.upstream.slot, j.promptTokens)
 	}
 	j.resume.promptTokens, j.cachedTokens = j.promptTokens, -1
 	j.record.PromptTokens = j.promptTokens
-	if !s.from.unstreamed {
-		if wantsIDs(j.req, s.from.rank.Profile) && len(s.from.answer.Transcript.PromptIDs) > 0 {
-			j.resume.promptIDs = slices.Clone(s.from.answer.Transcript.PromptIDs)
+	if !s.upstream.unstreamed {
+		if wantsIDs(j.req, s.upstream.rank.Profile) && len(s.upstream.answer.Transcript.PromptIDs) > 0 {
+			j.resume.promptIDs = slices.Clone(s.upstream.answer.Transcript.PromptIDs)
 		}
-		j.keep(s.from.rank) // decide again, because the prompt's length and token ids are known now
+		j.keep(s.upstream.rank) // decide again, because the prompt's length and token ids are known now
 	}
 }
 
@@ -199,21 +199,21 @@ func (j *job) countLocal(s *stream) {
 // hits that were expected. If the cache does not work as expected, the engine gets no more prompts without a hand-off.
 func (s *stream) reportLocal() {
 	j := s.job
-	if !s.from.local || s.broken != nil {
+	if !s.upstream.local || s.broken != nil {
 		return
 	}
-	usage, reported := s.from.answer.Filter.Usage()
+	usage, reported := s.upstream.answer.Filter.Usage()
 	if !reported {
 		usage.Cached = -1
 	}
 	j.record.CachedTokens = max(0, usage.Cached)
 	if known := j.local.knownPrompt; known != nil {
-		sought := local.Prompt{Prompt: *known, Model: s.from.rank.Board}
-		if changed, asExpected := j.srv.LocalRanks.Computed(s.from.rank.Worker, &sought, j.promptTokens, j.record.HitTokens, usage.Cached,
-			s.from.began); changed {
+		sought := local.Prompt{Prompt: *known, Model: s.upstream.rank.Board}
+		if changed, asExpected := j.srv.LocalRanks.Computed(s.upstream.rank.Worker, &sought, j.promptTokens, j.record.HitTokens, usage.Cached,
+			s.upstream.began); changed {
 			j.srv.Log.Warn("a decode engine's cached_tokens show whether its prefix cache works as expected; if it does not, the engine gets no "+
 				"more prompts without a hand-off; without --enable-prompt-tokens-details an engine reports no cached_tokens",
-				zap.String("engine", s.from.rank.Target.ID), zap.Bool("as_expected", asExpected))
+				zap.String("engine", s.upstream.rank.Target.ID), zap.Bool("as_expected", asExpected))
 		}
 	}
 }

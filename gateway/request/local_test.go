@@ -272,9 +272,9 @@ func TestAFurtherTurnGoesWhereItsKVIs(t *testing.T) {
 	words := func(seed uint64) string { return reftext.MakePrompt(seed, 2000) }
 	end := b.endless() // on the first rank, so that the others go to the second
 	second := on(talk("", words(60)))
-	b.wish.Ends = true
+	b.options.Ends = true
 	require.Equal(t, second, on(talk("", words(61))))
-	b.wish.Ends = false
+	b.options.Ends = false
 	end()
 	b.over()
 	require.Equal(t, second, on(talk("", words(60), "yes", "and then?")))
@@ -323,9 +323,9 @@ func TestACallerChoosesTheWay(t *testing.T) {
 	}}))
 	long, few := reftext.MakePrompt(4, 3000), "hi"
 	for _, row := range []struct {
-		wish   Options
-		prompt string
-		route  string
+		options Options
+		prompt  string
+		route   string
 	}{
 		{Options{Disaggregate: DisaggregateAuto}, few, journal.Local},
 		{Options{Disaggregate: DisaggregateAuto}, long, journal.Disaggregated},
@@ -338,21 +338,21 @@ func TestACallerChoosesTheWay(t *testing.T) {
 		{Options{ToDecode: []int32{1}}, few, journal.Disaggregated},
 		{Options{PrefillPolicy: "gorgo:qs=2"}, few, journal.Disaggregated},
 	} {
-		b.wish = row.wish
+		b.options = row.options
 		times := 3 // so that it is no chance
-		if row.wish.Disaggregate != "" {
+		if row.options.Disaggregate != "" {
 			times = 1
 		}
 		for range times {
-			require.Equal(t, row.route, b.say(talk("", row.prompt)), "%+v", row.wish)
+			require.Equal(t, row.route, b.say(talk("", row.prompt)), "%+v", row.options)
 			r := b.asked[len(b.asked)-1].Record
-			if row.wish.ToPrefill != "" {
-				require.Equal(t, row.wish.ToPrefill, r.Prefill)
+			if row.options.ToPrefill != "" {
+				require.Equal(t, row.options.ToPrefill, r.Prefill)
 			}
-			if len(row.wish.ToDecode) > 0 {
-				require.Equal(t, fmt.Sprint("d", row.wish.ToDecode[0]), r.Rank)
+			if len(row.options.ToDecode) > 0 {
+				require.Equal(t, fmt.Sprint("d", row.options.ToDecode[0]), r.Rank)
 			}
-			if row.wish.PrefillPolicy != "" {
+			if row.options.PrefillPolicy != "" {
 				require.Equal(t, "gorgo", r.PrefillPolicy)
 			}
 		}
@@ -369,7 +369,7 @@ func TestASessionStaysAtItsEngine(t *testing.T) {
 		c.Prefill.Affinity.Enabled, c.Prefill.Affinity.LoadFactor = true, 100 // whatever the load
 	}})
 	for i, session := range []uint64{7, 8} {
-		b.wish = Options{Session: session}
+		b.options = Options{Session: session}
 		engines := map[string]bool{}
 		for range 6 {
 			require.Equal(t, "right", b.judge("hi", ""))
@@ -380,10 +380,10 @@ func TestASessionStaysAtItsEngine(t *testing.T) {
 		require.EqualValues(t, i+1, b.metric(t, "evenkeel_affinity_total", "new"))
 		require.EqualValues(t, 5*(i+1), b.metric(t, "evenkeel_affinity_total", "kept"))
 	}
-	b.wish.Ends = true
+	b.options.Ends = true
 	require.Equal(t, "right", b.judge("hi", ""))
 	b.over()
-	b.wish.Ends = false
+	b.options.Ends = false
 	require.Equal(t, "right", b.judge("hi", ""))
 	require.EqualValues(t, 3, b.metric(t, "evenkeel_affinity_total", "new"), "the session that had ended began anew")
 	b.clean()

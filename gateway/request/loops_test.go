@@ -23,10 +23,10 @@ func eachDriver(t *testing.T, configure func(*config.Config), f func(t *testing.
 	for name, loops := range map[string]int{"event loops": 2, "goroutines": 0} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			f(t, start(t, setup{decode: []refengine.Config{{C0: 100 * time.Microsecond}}, configure: func(c *config.Config, env *Deps) {
-				env.Loops = &loop.Set{}
-				require.NoError(t, env.Loops.Start(loops, env.Log))
-				t.Cleanup(env.Loops.Close)
+			f(t, start(t, setup{decode: []refengine.Config{{C0: 100 * time.Microsecond}}, configure: func(c *config.Config, deps *Deps) {
+				deps.Loops = &loop.Set{}
+				require.NoError(t, deps.Loops.Start(loops, deps.Log))
+				t.Cleanup(deps.Loops.Close)
 				if configure != nil {
 					configure(c)
 				}

@@ -54,19 +54,19 @@ func newPair(t *testing.T, connector string, change func(*config.Config)) *pair 
 	t.Helper()
 	c := &pair{t: t, answer: make(chan func(http.ResponseWriter), 2), gone: make(chan struct{}), ended: make(chan struct{})}
 	var profile mooncake.Profile
-	c.srv = newServer(t, func(cfg *config.Config, env *Deps) {
+	c.srv = newServer(t, func(cfg *config.Config, deps *Deps) {
 		cfg.Bind.Grace, cfg.Bind.Confirm = 50*time.Millisecond, 50*time.Millisecond
 		cfg.Profiles["a"] = mooncake.Profile{FirstEventTimeout: patience} // a busy machine may be late with its first event
 		if change != nil {
 			change(cfg)
 		}
 		profile = cfg.Profiles["a"]
-		env.Meta = metaserver.New(metaserver.Config{
+		deps.Meta = metaserver.New(metaserver.Config{
 			Listen: "127.0.0.1:0", Advertise: func() string { return "" }, Connections: 10, Allowed: func(netip.Addr) bool { return true },
-			Registerer: env.Registerer, Log: zap.NewNop(),
+			Registerer: deps.Registerer, Log: zap.NewNop(),
 		})
-		require.NoError(t, env.Meta.Start())
-		t.Cleanup(env.Meta.Close)
+		require.NoError(t, deps.Meta.Start())
+		t.Cleanup(deps.Meta.Close)
 	})
 	c.srv.Deps.Dispatcher = hearsNoSlot{c.srv.Dispatcher}
 	serve := func(name string) *engine.Target {
@@ -108,18 +108,19 @@ func newPair(t *testing.T, connector string, change func(*config.Config)) *pair 
 		todo := j.step(e, nil)
 		until = todo[len(todo)-1].Until
 	}
-	s := &stream{job: j, from: upstreamCall{job: j, slot: &dispatcher.Slot{},
+	s := &stream{job: j, upstream: upstreamCall{job: j, slot: &dispatcher.Slot{},
 		rank: &roster.Rank{Instance: "decode d", Target: d, Profile: &profile},
 		call: c.srv.Client.NewCall(d)}}
-	require.Nil(t, s.from.beginPrefill(lease, 1, until))
-	c.partner = s.from.partner
+	require.Nil(t, s.upstream.beginPrefill(lease, 1, until))
+	c.partner = s.upstream.partner
 	go func() {
 		defer close(c.ended)
-		if resp, err := s.from.call.Do(http.MethodPost, "/v1/chat/completions", engine.JSONHeaders("d"), nil, engine.Deadlines{}); err == nil {
+		resp, err := s.upstream.call.Do(http.MethodPost, "/v1/chat/completions", engine.JSONHeaders("d"), nil, engine.Deadlines{})
+		if err == nil {
 			resp.Close()
 		}
 	}()
-	t.Cleanup(func() { s.from.call.Abort(); <-c.ended })
+	t.Cleanup(func() { s.upstream.call.Abort(); <-c.ended })
 	return c
 }
 

@@ -206,7 +206,7 @@ func TestAPanicInAStepOfAPairDoesNotHangItsRequest(t *testing.T) {
 			_, r := early(t, edge.NewCloseNotifier(zap.NewNop()))
 			j, s := r.job, r.stream
 			j.step(lifecycle.Event{Kind: lifecycle.Bound}, nil)
-			p := &partner{job: j, pair: 9, rank: s.from.rank, slot: s.from.slot, lastLease: r.lease} // no such pair
+			p := &partner{job: j, pair: 9, rank: s.upstream.rank, slot: s.upstream.slot, lastLease: r.lease} // no such pair
 			require.Panics(t, func() { told(p) })
 			j.step(lifecycle.Event{Kind: lifecycle.Panicked, Idle: true}, nil) // it would wait for ever
 			r.lease.Release()
@@ -237,7 +237,7 @@ func TestAPanicAtTheEndOfAnAnswerGivesTheSeatBack(t *testing.T) {
 		j.step(e, nil)
 	}
 	s := slotless(j, &roster.Rank{Target: &engine.Target{}, Traffic: &engine.Traffic{}}, sse.Options{Form: sse.Verbatim})
-	s.firstAt = s.from.began
+	s.firstAt = s.upstream.began
 	require.PanicsWithValue(t, "on purpose", s.ends)
 	s.Panicked("on purpose")
 	require.Zero(t, seats.Held())

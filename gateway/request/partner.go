@@ -440,9 +440,9 @@ func (p *partner) believe(prompt int, gone <-chan struct{}) *failure.Fault {
 // decodeEnded reports that the decode call has ended without a first event. The lifecycle may end the prefill call, too. decodeEnded
 // returns why the prefill call has ended the decode call; nil: the decode call ended by itself. stranded says that the decode engine may
 // keep KV blocks for ever.
-func (p *partner) decodeEnded(how lifecycle.DecodeFailure) (fault *failure.Fault, stranded bool) {
+func (p *partner) decodeEnded(reason lifecycle.DecodeFailure) (fault *failure.Fault, stranded bool) {
 	p.locked(func() {
-		p.step(lifecycle.Event{Kind: lifecycle.DecodeFailed, Reason: how}, nil)
+		p.step(lifecycle.Event{Kind: lifecycle.DecodeFailed, Reason: reason}, nil)
 		fault, stranded = p.failed, p.stranded
 	})
 	p.awaitPrefill()

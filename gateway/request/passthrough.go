@@ -70,7 +70,7 @@ func (r *executor) sendOver(anew bool, until lifecycle.Timeout) lifecycle.Event 
 	if fault == nil {
 		return lifecycle.Event{Kind: lifecycle.First}
 	}
-	if r.stream.from.tracked.Moved() && !j.client.Left() { // a drain has ended the call
+	if r.stream.upstream.tracked.Moved() && !j.client.Left() { // a drain has ended the call
 		fault = failure.Of(fault.CallEnd, j.srv.drained(notAnswered), failure.ErrMoved)
 		fault.Moved = true
 	}
@@ -86,21 +86,21 @@ func openPassed(s *stream, anew bool, until lifecycle.Timeout) (fault *failure.F
 		Limits: engine.Deadlines{Connect: limits.ConnectTimeout, FirstByte: waitAtMost(until, j.srv.Settings(), nil),
 			Idle: limits.EventTimeout}, Log: j.srv.Log,
 	}
-	if s.from.call = call.Call; anew {
+	if s.upstream.call = call.Call; anew {
 		call.Fresh()
 	}
-	s.from.tracked = j.srv.Fleet.Track(roster.Location{Instance: p.chosen.Instance, Rank: -1}, call.Call, true)
+	s.upstream.tracked = j.srv.Fleet.Track(roster.Location{Instance: p.chosen.Instance, Rank: -1}, call.Call, true)
 	if p.Most > 0 {
-		s.from.mayCompute, s.from.beyond = p.Most, true
-		s.from.rank.Traffic.Beyond(1)
-		s.from.rank.Traffic.Sends(s.from.mayCompute)
+		s.upstream.mayCompute, s.upstream.beyond = p.Most, true
+		s.upstream.rank.Traffic.Beyond(1)
+		s.upstream.rank.Traffic.Sends(s.upstream.mayCompute)
 	}
 	j.client.OnGone(func() { call.Leave(upstream.Notice) })
 	headers := engine.JSONHeaders(j.legID("x", j.record.Attempts))
 	headers[0].Value = p.Kind
-	s.from.resp, fault = call.Open(j.record.Carry(headers), p.Body)
+	s.upstream.resp, fault = call.Open(j.record.Carry(headers), p.Body)
 	if refused := fault != nil && fault.Status > 0 && fault.Engine == ""; refused { // an error status of an engine that works
-		return p.refused(s.from.resp, call, fault)
+		return p.refused(s.upstream.resp, call, fault)
 	}
 	if fault == nil {
 		fault = beginsPassed(s, call)
@@ -137,32 +137,32 @@ func lacksRoute(status int, body []byte) bool {
 // beginsPassed reads an answer that comes in one piece, or a stream up to its first event. The client gets nothing until it returns.
 func beginsPassed(s *stream, call *upstream.Call) *failure.Fault {
 	limits := &s.job.srv.Settings().Limits
-	if !bytes.HasPrefix(s.from.resp.ContentType(), []byte("text/event-stream")) {
-		s.from.unstreamed = true
-		s.from.resp.SetDeadline(s.from.began.Add(call.Limits.FirstByte))
+	if !bytes.HasPrefix(s.upstream.resp.ContentType(), []byte("text/event-stream")) {
+		s.upstream.unstreamed = true
+		s.upstream.resp.SetDeadline(s.upstream.began.Add(call.Limits.FirstByte))
 		return takePiece(s, call, limits.AnswerBytes)
 	}
-	s.from.answer.Reader.Reset(sse.Limits{Event: limits.EventBytes, Bytes: int64(limits.AnswerBytes), First: call.Limits.FirstByte,
+	s.upstream.answer.Reader.Reset(sse.Limits{Event: limits.EventBytes, Bytes: int64(limits.AnswerBytes), First: call.Limits.FirstByte,
 		Gap: limits.EventTimeout})
-	for !s.from.answer.Filter.Started() && s.stage == flows {
+	for !s.upstream.answer.Filter.Started() && s.state == flows {
 		_ = s.fill() // an error also is in s.from.fault, which is read below
 	}
 	switch {
-	case s.from.answer.Filter.Started():
+	case s.upstream.answer.Filter.Started():
 		s.firstAt = time.Now()
 		s.job.enter(journal.Streaming, "")
 		return nil
-	case s.from.answer.Filter.Failure().Status > 0:
-		return failure.Useless(lifecycle.Sole, lifecycle.Erred, s.from.fault.Answer, errTold)
+	case s.upstream.answer.Filter.Failure().Status > 0:
+		return failure.Useless(lifecycle.Sole, lifecycle.Erred, s.upstream.fault.Answer, errTold)
 	}
-	return call.Broke(s.from.fault.Err)
+	return call.Broke(s.upstream.fault.Err)
 }
 
 // takePiece reads an answer in one piece, of any content type and at most limit bytes.
 func takePiece(s *stream, call *upstream.Call, limit int) *failure.Fault {
 	p := s.job.passthrough
-	isJSON := bytes.HasPrefix(s.from.resp.ContentType(), []byte("application/json"))
-	whole, err := p.readAll(s.from.resp, limit)
+	isJSON := bytes.HasPrefix(s.upstream.resp.ContentType(), []byte("application/json"))
+	whole, err := p.readAll(s.upstream.resp, limit)
 	switch {
 	case errors.Is(err, errNoRoom):
 		full := openai.Unavailable("overloaded",
@@ -177,19 +177,19 @@ func takePiece(s *stream, call *upstream.Call, limit int) *failure.Fault {
 	}
 	usageJSON := whole // the JSON that has the token counts
 	if !isJSON {
-		usageJSON = s.from.resp.Header(metadataHeader)
+		usageJSON = s.upstream.resp.Header(metadataHeader)
 	}
 	switch _, err = mooncake.ScanBody(usageJSON, 0); {
 	case err == nil:
-		s.from.answer.Filter.ReadUsage(usageJSON)
+		s.upstream.answer.Filter.ReadUsage(usageJSON)
 	case isJSON && !json.Valid(whole):
 		return failure.Useless(lifecycle.Sole, lifecycle.Garbled, failure.BadGateway(failure.Engine, "its answer is not JSON"), err)
 	}
-	p.answer, s.stage, s.firstAt = whole, ended, time.Now()
+	p.answer, s.state, s.firstAt = whole, ended, time.Now()
 	return nil
 }
 
-// firstRoom is the first size of the buffer in bytes. A charge may take this much even if its account is full.
+// firstRoom is the first size of the buffer in bytes. A reservation may take this much even if its quota is full.
 const firstRoom = 4 << 10
 
 // readAll reads the body of an answer. As the answer grows, the client's caller is charged for the memory. readAll fails with errNoRoom if
@@ -218,32 +218,32 @@ func (p *Passthrough) readAll(resp *engine.Response, limit int) (whole []byte, e
 	}
 }
 
-// giveUp gives back one of the things that only requests that are passed through hold: a seat, the body, or the memory of the answer.
-func (r *executor) giveUp(thing lifecycle.Resource, how lifecycle.Disposition) {
+// giveUp gives back one of the resources that only requests that are passed through hold: a seat, the body, or the memory of the answer.
+func (r *executor) giveUp(resource lifecycle.Resource, disposition lifecycle.Disposition) {
 	j, p := r.job, r.job.passthrough
 	switch {
-	case thing == lifecycle.Seat:
+	case resource == lifecycle.Seat:
 		p.Seat.Give()
-	case thing == lifecycle.Body && how == lifecycle.Back: // no engine will be sent the body again
+	case resource == lifecycle.Body && disposition == lifecycle.Back: // no engine will be sent the body again
 		p.Body, j.req.Body = nil, mooncake.Body{}
 		j.incoming.Body.Give()
-	case thing == lifecycle.Memory && how == lifecycle.Back:
+	case resource == lifecycle.Memory && disposition == lifecycle.Back:
 		p.Memory.Give()
 	}
 }
 
 // countCall subtracts a call that has ended from the engine's calls, and notes how many tokens the engine has computed. If the engine
 // reported no count but may have computed tokens (Spent), the estimate is noted.
-func (r *executor) countCall(how lifecycle.Disposition) {
+func (r *executor) countCall(disposition lifecycle.Disposition) {
 	p, record := r.job.passthrough, r.job.record
 	p.Engines.Count(p.chosen.Instance, -1)
 	if r.stream == nil { // a panic came before the stream was made
 		return
 	}
-	if usage, counted := r.stream.from.answer.Filter.Usage(); counted {
+	if usage, counted := r.stream.upstream.answer.Filter.Usage(); counted {
 		record.PromptTokens, record.OutputTokens = usage.Prompt, usage.Completion
 	}
-	if how == lifecycle.Spent && record.PromptTokens+record.OutputTokens == 0 {
+	if disposition == lifecycle.Spent && record.PromptTokens+record.OutputTokens == 0 {
 		record.PromptTokens = p.Estimate
 	}
 }

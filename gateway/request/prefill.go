@@ -99,7 +99,7 @@ var answerPool = sync.Pool{New: func() any { return new([]byte) }}
 // returned together with a fault must only be discarded.
 func (j *job) probe(lease *prefill.Lease, until lifecycle.Timeout) (*handoff.Handoff, *failure.Fault) {
 	candidate, began := lease.Candidate, time.Now()
-	exchange, err := j.srv.Fleet.BootstrapInfo(candidate)
+	info, err := j.srv.Fleet.BootstrapInfo(candidate)
 	if err != nil {
 		fault := failure.Of(lifecycle.CallEnd{Reason: lifecycle.Unnamed},
 			failure.BadGateway("prefill", "its bootstrap server does not answer"), err)
@@ -108,8 +108,8 @@ func (j *job) probe(lease *prefill.Lease, until lifecycle.Timeout) (*handoff.Han
 		}
 		return nil, fault
 	}
-	if exchange != nil {
-		exchange.TransferID = j.legID("t", j.record.Attempts)
+	if info != nil {
+		info.TransferID = j.legID("t", j.record.Attempts)
 	}
 	call := toPrefill(j, lease, until)
 	call.began = began
@@ -125,7 +125,7 @@ func (j *job) probe(lease *prefill.Lease, until lifecycle.Timeout) (*handoff.Han
 	stay := leaveAfter(j.client, call.Call.Call, j.srv.Settings().Limits.ProbeGrace, time.Time{})
 	leg, turn := j.fetchTurn(lease)
 	resp, fault := call.Open(j.record.Carry(engine.JSONHeaders(j.legID("p", j.record.Attempts))),
-		candidate.Profile.ProbeBody(&j.body, j.req.Endpoint, leg, exchange, nil))
+		candidate.Profile.ProbeBody(&j.body, j.req.Endpoint, leg, info, nil))
 	stay()
 	answered := time.Now() // the hold timeout runs from the response headers on
 	if resp != nil {
@@ -145,15 +145,15 @@ func (j *job) probe(lease *prefill.Lease, until lifecycle.Timeout) (*handoff.Han
 	if j.fetchEnded(turn, fault); fault != nil {
 		return nil, fault
 	}
-	return j.accept(lease, call.process, exchange, answer, answered)
+	return j.accept(lease, call.process, info, answer, answered)
 }
 
 // accept turns a probe's answer into a hand-off, or returns why it cannot. answered is when the head of the answer came. The engine's hold
-// timeout runs from then on. exchange has the names that the probe gave the engine for the transfer; nil: this engine needs no names.
-func (j *job) accept(lease *prefill.Lease, process roster.ProcessID, exchange *mooncake.BootstrapInfo, answer []byte,
+// timeout runs from then on. info has the names that the probe gave the engine for the transfer; nil: this engine needs no names.
+func (j *job) accept(lease *prefill.Lease, process roster.ProcessID, info *mooncake.BootstrapInfo, answer []byte,
 	answered time.Time) (*handoff.Handoff, *failure.Fault) {
 	candidate := lease.Candidate
-	probed, err := candidate.Profile.ReadProbe(answer, exchange, j.srv.Fleet.KnownHost)
+	probed, err := candidate.Profile.ReadProbe(answer, info, j.srv.Fleet.KnownHost)
 	if err == nil {
 		err = j.srv.checkCount(candidate, &probed)
 	}
@@ -381,17 +381,17 @@ func (j *job) prefillOnly(lease *prefill.Lease, until lifecycle.Timeout) (*strea
 	if fault = call.answered(j, fault); fault != nil {
 		return nil, fault
 	}
-	ask := j.ask
-	ask.Cached, ask.MaxTokens = sse.OwnCached, j.maxAnswerTokens(j.model.MaxLen)
-	ask.Context = prompt.Longest(j.srv.Engines().Context(candidate.Instance))
+	filterOptions := j.filterOptions
+	filterOptions.Cached, filterOptions.MaxTokens = sse.OwnCached, j.maxAnswerTokens(j.model.MaxLen)
+	filterOptions.Context = prompt.Longest(j.srv.Engines().Context(candidate.Instance))
 	if !j.req.Stream {
-		ask.ContinuousUsage, ask.Unstreamed = true, true
+		filterOptions.ContinuousUsage, filterOptions.Unstreamed = true, true
 	}
 	s := slotless(j,
 		&roster.Rank{Instance: candidate.Instance, Target: candidate.Target, Profile: candidate.Profile,
-			Traffic: &engine.Traffic{}, Signs: engine.NewLiveness()}, ask)
+			Traffic: &engine.Traffic{}, Signs: engine.NewLiveness()}, filterOptions)
 	if err := takeAll(s, answer); err != nil {
-		said := s.from.answer.Filter.Failure()
+		said := s.upstream.answer.Filter.Failure()
 		s.settle(0)
 		if answer := failure.FromStream(said); said.Status > 0 && answer.Status == said.Status { // the engine refuses the request
 			end := lifecycle.CallEnd{Call: lifecycle.Prefill, Progress: lifecycle.Headed, Reason: lifecycle.ByStatus(said.Status)}
@@ -400,7 +400,7 @@ func (j *job) prefillOnly(lease *prefill.Lease, until lifecycle.Timeout) (*strea
 		return nil, failure.Useless(lifecycle.Prefill, lifecycle.Garbled, failure.BadGateway("prefill", "its answer cannot be used"),
 			fmt.Errorf("prefill %s: %w", candidate.ID, err))
 	}
-	usage, _ := s.from.answer.Filter.Usage()
+	usage, _ := s.upstream.answer.Filter.Usage()
 	j.promptTokens = usage.Prompt
 	j.record.Report(journal.Event{Kind: journal.Prefilled, Tokens: usage.Prompt, Cached: usage.Cached})
 	lease.Answered(prefill.Usage{PromptTokens: usage.Prompt, CachedTokens: usage.Cached}, time.Time{})
@@ -412,16 +412,16 @@ func (j *job) prefillOnly(lease *prefill.Lease, until lifecycle.Timeout) (*strea
 
 // takeAll processes an answer that was read to its end: a stream of events, or an answer in one piece.
 func takeAll(s *stream, answer []byte) error {
-	if s.from.unstreamed {
+	if s.upstream.unstreamed {
 		return takeWhole(s, answer)
 	}
 	if !bytes.HasPrefix(bytes.TrimLeft(answer, "\r\n"), []byte("data:")) {
 		return errNotJSON
 	}
-	s.from.answer.Reader.Reset(s.from.limits(time.Hour))
+	s.upstream.answer.Reader.Reset(s.upstream.limits(time.Hour))
 	var effects sse.Effects
 	s.now = time.Now()
-	s.from.answer.out, effects = s.from.answer.Feed(s.from.answer.out, answer, s.now)
+	s.upstream.answer.out, effects = s.upstream.answer.Feed(s.upstream.answer.out, answer, s.now)
 	s.effect(effects)
 	return complete(s)
 }

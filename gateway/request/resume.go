@@ -23,11 +23,11 @@ var errIgnoredResume = errors.New("the engine did not go on with the answer so f
 // goOn continues an answer that its engine has lost. The request is served again: the part of the answer that the client has is appended
 // to the prompt, and the client gets the new part as if one engine had sent the whole answer.
 func (s *stream) goOn() {
-	j, fault, moved := s.job, s.from.fault, s.from.tracked.Moved()
+	j, fault, moved := s.job, s.upstream.fault, s.upstream.tracked.Moved()
 	if !j.client.Left() {
 		// text that was computed from broken KV must not be continued
-		if wrong := s.from.partner.believe(s.from.answer.Filter.Prompt(), j.client.Gone()); wrong != nil {
-			s.from.fault, fault = wrong, nil
+		if wrong := s.upstream.partner.believe(s.upstream.answer.Filter.Prompt(), j.client.Gone()); wrong != nil {
+			s.upstream.fault, fault = wrong, nil
 		}
 	}
 	if fault == nil || j.client.Left() {
@@ -35,7 +35,7 @@ func (s *stream) goOn() {
 		return
 	}
 	lost := "lost in the middle: " + fault.Answer.Code
-	j.record.Report(journal.Event{Kind: journal.Failed, Cause: lost, On: s.from.failedOn(), Answer: fault.Answer})
+	j.record.Report(journal.Event{Kind: journal.Failed, Cause: lost, On: s.upstream.failedOn(), Answer: fault.Answer})
 	tier := s.plan()
 	var cause *openai.Error // why the next attempt failed
 	switch tier {
@@ -70,7 +70,7 @@ func reportLoss(s *stream, fault *failure.Fault, moved bool, tier lifecycle.Tier
 	case tier != lifecycle.Broken:
 		j.srv.Log.Info("an answer goes on after its decode engine lost it", zap.Inline(j), zap.String("lost", fault.Answer.Code),
 			zap.String("tier", tier),
-			zap.Bool("token_exact", tier != lifecycle.ByText), zap.Int("tokens", s.tokens()), zap.String("engine", s.from.rank.Target.ID))
+			zap.Bool("token_exact", tier != lifecycle.ByText), zap.Int("tokens", s.tokens()), zap.String("engine", s.upstream.rank.Target.ID))
 	case cause != nil && cause.Status == journal.StatusClientClosed:
 		s.finish(failure.Gone)
 	case cause != nil:
@@ -83,16 +83,16 @@ func reportLoss(s *stream, fault *failure.Fault, moved bool, tier lifecycle.Tier
 // to compute: then it has written the end of the answer into the stream. It returns lifecycle.Broken if the answer cannot go on.
 func (s *stream) plan() lifecycle.Tier {
 	j, resume := s.job, &s.job.resume
-	if s.earlierTrail == nil {
-		s.earlierTrail = &sse.Transcript{}
+	if s.earlierTranscript == nil {
+		s.earlierTranscript = &sse.Transcript{}
 	}
-	if s.earlierTrail.Head.ID == nil { // all parts of the answer have the head of the first part
-		s.earlierTrail.Head, s.earlierTrail.Prompt = s.from.answer.Transcript.Head, s.from.answer.Transcript.Prompt
+	if s.earlierTranscript.Head.ID == nil { // all parts of the answer have the head of the first part
+		s.earlierTranscript.Head, s.earlierTranscript.Prompt = s.upstream.answer.Transcript.Head, s.upstream.answer.Transcript.Prompt
 	}
-	s.earlierTrail.Join(&s.from.answer.Transcript)
+	s.earlierTranscript.Join(&s.upstream.answer.Transcript)
 	loss := lifecycle.Loss{
-		Said: s.earlierTrail, Finished: s.from.answer.Filter.Finished(), Retention: resume.retention, Streamed: j.req.Stream,
-		May: j.life.Losses() < recomputeMax(s.from.rank.Profile) && j.req.Endpoint.GoesOn(),
+		Said: s.earlierTranscript, Finished: s.upstream.answer.Filter.Finished(), Retention: resume.retention, Streamed: j.req.Stream,
+		May: j.life.Losses() < recomputeMax(s.upstream.rank.Profile) && j.req.Endpoint.GoesOn(),
 		How: resume.how, IDs: resume.promptIDs, Alone: resume.promptTokens, Most: j.maxWholeAnswer(), Limit: j.req.Limit,
 		LimitKey: cmp.Or(j.req.MaxTokensKey, "max_tokens"),
 	}
@@ -116,9 +116,9 @@ func (s *stream) plan() lifecycle.Tier {
 		return p.Tier
 	}
 	if p.Unseen {
-		s.from.answer.Assembler = newAssembler(j)
+		s.upstream.answer.Assembler = newAssembler(j)
 	}
-	s.earlierTrail, j.ask.Continuation = p.Said, p.Continuation
+	s.earlierTranscript, j.filterOptions.Continuation = p.Said, p.Continuation
 	resume.answerTokens, resume.prefillCounts, resume.decodeCounts = p.Said.Completed, p.AtP, p.AtD
 	j.promptTokens = resume.promptTokens + resume.answerTokens
 	j.record.Inexact = j.record.Inexact || p.Tier == lifecycle.ByText
@@ -143,63 +143,63 @@ func (j *job) maxWholeAnswer() int {
 	return most
 }
 
-// adopt lets this stream go on with the source of next. next is the stream of the attempt that continues the answer, and has read its first
+// adopt lets this stream go on with the call of next. next is the stream of the attempt that continues the answer, and has read its first
 // events already.
 func (s *stream) adopt(next *stream) {
-	assembler := s.from.answer.Assembler
+	assembler := s.upstream.answer.Assembler
 	s.detach()
-	s.from = next.from
-	s.from.answer.Assembler = assembler
-	s.stage, s.broken, next.stage = next.stage, next.broken, settled // now s must give back what next held
+	s.upstream = next.upstream
+	s.upstream.answer.Assembler = assembler
+	s.state, s.broken, next.state = next.state, next.broken, settled // now s must give back what next held
 	s.earlierTokens = s.job.resume.answerTokens
 	if !next.lastTokenAt.IsZero() {
 		s.lastTokenAt = next.lastTokenAt
 	}
-	if s.from.answer.Assembler == nil {
+	if s.upstream.answer.Assembler == nil {
 		return
 	}
-	for e := range sse.Events(s.from.answer.out) {
+	for e := range sse.Events(s.upstream.answer.out) {
 		if e.Kind == sse.KindComment {
 			continue
 		}
-		if err := s.from.answer.Assembler.Add(e.Raw); err != nil {
-			if s.stage == ended { // the rest of the answer came at once, so fails does not set the error
+		if err := s.upstream.answer.Assembler.Add(e.Raw); err != nil {
+			if s.state == ended { // the rest of the answer came at once, so fails does not set the error
 				s.broken = cmp.Or(s.broken, failure.Stream("upstream_broken", err))
 			}
 			s.fails(lifecycle.Unusable, failure.Stream("upstream_broken", err), err)
 			break
 		}
 	}
-	s.from.answer.out = s.from.answer.out[:0]
+	s.upstream.answer.out = s.upstream.answer.out[:0]
 }
 
 // resetForEnd prepares the filter for an end that evenkeel writes itself. tokens is how many tokens the answer has.
 func (s *stream) resetForEnd(tokens int) {
-	ask := s.job.ask
-	ask.Cached = s.job.cachedTokens
+	filterOptions := s.job.filterOptions
+	filterOptions.Cached = s.job.cachedTokens
 	s.earlierTokens = tokens
-	s.from.answer.Filter.Reset(ask)
-	s.from.answer.Transcript.Reset(false)
+	s.upstream.answer.Filter.Reset(filterOptions)
+	s.upstream.answer.Transcript.Reset(false)
 }
 
 // writeEnding ends an answer that its engine did not end. It writes the finish_reason in finish (empty: the engine has sent one) and then
 // the usage. The token counts may be estimates, so the usage is cut to what the answer may have.
 func (s *stream) writeEnding(head sse.Head, finish string) {
 	j := s.job
-	filter := &s.from.answer.Filter
-	usage := sse.Usage{Prompt: cmp.Or(filter.Prompt(), j.promptTokens), Completion: min(filter.Tokens(), s.from.maxTokens),
+	filter := &s.upstream.answer.Filter
+	usage := sse.Usage{Prompt: cmp.Or(filter.Prompt(), j.promptTokens), Completion: min(filter.Tokens(), s.upstream.maxTokens),
 		Cached: j.cachedTokens}
-	if s.from.rank.Context > 0 {
-		usage.Completion = min(usage.Completion, max(0, s.from.rank.Context-usage.Prompt))
+	if s.upstream.rank.Context > 0 {
+		usage.Completion = min(usage.Completion, max(0, s.upstream.rank.Context-usage.Prompt))
 	}
-	if s.from.local || s.from.rank.Profile.Connector == mooncake.SGLang { // only the decode engine knew it
+	if s.upstream.local || s.upstream.rank.Profile.Connector == mooncake.SGLang { // only the decode engine knew it
 		usage.Cached = -1
 	}
 	usage.Total = usage.Prompt + usage.Completion
-	_, reported := s.from.answer.Filter.Usage()
-	s.from.noUsage = !reported
+	_, reported := s.upstream.answer.Filter.Usage()
+	s.upstream.noUsage = !reported
 	for e := range sse.Events(ending(j.req.Endpoint, head, finish, usage)) {
-		if s.stage < ended {
+		if s.state < ended {
 			s.event(e)
 		}
 	}
@@ -255,14 +255,14 @@ func (j *job) forget() {
 // shed drops the body of the request, and what was kept for a resume, once the answer needs them no more. So a long prompt does not stay in
 // memory during a long answer.
 func (s *stream) shed() {
-	j, keeping := s.job, s.job.resume.retention
-	if s.firstAt.IsZero() || keeping == lifecycle.KeepAll {
+	j, retention := s.job, s.job.resume.retention
+	if s.firstAt.IsZero() || retention == lifecycle.KeepAll {
 		return
 	}
-	if keeping == lifecycle.KeepStart && s.from.answer.Filter.Tokens() == 0 { // the answer could still begin anew
+	if retention == lifecycle.KeepStart && s.upstream.answer.Filter.Tokens() == 0 { // the answer could still begin anew
 		return
 	}
-	s.from.answer.Filter.Untrack()
+	s.upstream.answer.Filter.Untrack()
 	j.body, j.changes, j.resume.promptIDs, j.resume.retention = mooncake.Body{}, nil, nil, lifecycle.KeepNothing
 }
 
@@ -312,5 +312,5 @@ func wantsIDs(req *openai.Request, profile *mooncake.Profile) bool {
 // seesTokens says whether the client gets more of each token than its text, for example its id. Then no token that the client has may be
 // computed a second time: the new tokens could differ although their text is the same.
 func (j *job) seesTokens() bool {
-	return j.ask.TokenIDs || j.req.Endpoint == mooncake.Generate || j.ask.ContinuousUsage || openai.HasLogprobs(&j.body)
+	return j.filterOptions.TokenIDs || j.req.Endpoint == mooncake.Generate || j.filterOptions.ContinuousUsage || openai.HasLogprobs(&j.body)
 }

@@ -164,10 +164,10 @@ func ask(t *testing.T, ofChat bool, more string) (path, body, prompt string, ren
 func alone(o setup) setup {
 	o.profile.AllowLocalPrefill = true
 	more := o.configure
-	o.configure = func(c *config.Config, env *Deps) {
+	o.configure = func(c *config.Config, deps *Deps) {
 		c.Prefill.Disaggregation.Mode = prefill.DisaggregateConditional
 		if more != nil {
-			more(c, env)
+			more(c, deps)
 		}
 	}
 	return o

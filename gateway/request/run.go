@@ -36,7 +36,7 @@ func (j *job) serve(ctx *fasthttp.RequestCtx) (*stream, *openai.Error) {
 	j.recorder.Begin(&j.life)
 	j.mu.Unlock()
 	j.avoid.prefill = nil
-	defer func() { j.question = nil }()
+	defer func() { j.query = nil }()
 	begun := lifecycle.Event{Kind: lifecycle.Begun}
 	if j.passthrough != nil {
 		begun.Bind = lifecycle.Passthrough
@@ -53,14 +53,14 @@ type executor struct {
 	job *job
 	ctx *fasthttp.RequestCtx
 
-	forward      *geo.Forward      // to another dispatcher, which should serve the request
-	nextQuestion *geo.RoutingQuery // asked when the request is next in the arrival queue
-	lease        *prefill.Lease
-	handoff      *handoff.Handoff // what the probe has returned, until a decode engine gets it; nil: no hand-off
-	slot         *dispatcher.Slot
-	stream       *stream
-	fault        *failure.Fault // how the last call to an engine failed; nil: none failed
-	lastError    *openai.Error  // what the client gets if no other attempt follows
+	forward   *geo.Forward      // to another dispatcher, which should serve the request
+	nextQuery *geo.RoutingQuery // asked when the request is next in the arrival queue
+	lease     *prefill.Lease
+	handoff   *handoff.Handoff // what the probe has returned, until a decode engine gets it; nil: no hand-off
+	slot      *dispatcher.Slot
+	stream    *stream
+	fault     *failure.Fault // how the last call to an engine failed; nil: none failed
+	lastError *openai.Error  // what the client gets if no other attempt follows
 
 	answerBegun bool // this executor only carries out the effects that follow the end of an answer
 }
@@ -80,12 +80,12 @@ func (r *executor) run(event lifecycle.Event) (*stream, *openai.Error) {
 		if !j.life.Resumed() { // keep may have charged bytes that the lifecycle does not know of yet
 			j.forget()
 		}
-		hasPartner := r.stream != nil && r.stream.from.partner != nil
+		hasPartner := r.stream != nil && r.stream.upstream.partner != nil
 		for _, effect := range slices.Concat(effects, j.step(lifecycle.Event{Kind: lifecycle.Panicked, Idle: !hasPartner}, nil)) {
 			switch {
 			case effect.Kind == lifecycle.SendBoth: // nothing new is sent
 			case effect.Pair > 0 && hasPartner:
-				r.stream.from.partner.carryOut(effect)
+				r.stream.upstream.partner.carryOut(effect)
 			case effect.Kind == lifecycle.Settle || effect.Kind == lifecycle.Resolve:
 				r.do(effect)
 			}
@@ -119,8 +119,8 @@ func (r *executor) do(effect lifecycle.Effect) lifecycle.Event {
 	j := r.job
 	switch effect.Kind {
 	case lifecycle.Question: // asks which dispatcher should serve the request
-		if j.question == nil {
-			j.question = j.elsewhere(false)
+		if j.query == nil {
+			j.query = j.elsewhere(false)
 		}
 	case lifecycle.Attempt:
 		j.record.Report(journal.Event{Kind: journal.Attempted})
@@ -128,7 +128,7 @@ func (r *executor) do(effect lifecycle.Effect) lifecycle.Event {
 	case lifecycle.Settle:
 		r.settle(effect.Resource, effect.Disposition)
 	case lifecycle.Restart:
-		j.question = r.nextQuestion
+		j.query = r.nextQuery
 	case lifecycle.Drop:
 		r.forward.Drop()
 	case lifecycle.Avoid, lifecycle.ReportFailure, lifecycle.ReportSuccess:
@@ -140,7 +140,7 @@ func (r *executor) do(effect lifecycle.Effect) lifecycle.Event {
 			return lifecycle.Event{Kind: lifecycle.NoLocal}
 		}
 		r.begin()
-		return lifecycle.Event{Kind: lifecycle.LocalBound, Copied: j.resume.chargedBytes > 0, Unstreamed: r.stream.from.unstreamed}
+		return lifecycle.Event{Kind: lifecycle.LocalBound, Copied: j.resume.chargedBytes > 0, Unstreamed: r.stream.upstream.unstreamed}
 	case lifecycle.Queue:
 		return r.queue()
 	case lifecycle.Forward:
@@ -170,17 +170,17 @@ func (r *executor) do(effect lifecycle.Effect) lifecycle.Event {
 		return r.doPassed(effect)
 	case lifecycle.Confirm: // the decode engine has ended the answer; was the KV complete?
 		s := r.stream
-		if fault := s.from.partner.believe(s.from.answer.Filter.Prompt(), j.client.Gone()); fault != nil {
-			s.from.fault = fault
+		if fault := s.upstream.partner.believe(s.upstream.answer.Filter.Prompt(), j.client.Gone()); fault != nil {
+			s.upstream.fault = fault
 			return lifecycle.Event{Kind: lifecycle.CallFailed}
 		}
 		return lifecycle.Event{Kind: lifecycle.Believed}
 	case lifecycle.GoOn: // the next fill continues the answer, after the client has got all earlier events
-		r.stream.stage = lost
+		r.stream.state = lost
 	case lifecycle.EndWhole:
 		r.stream.finish(nil)
 	case lifecycle.BreakOff:
-		r.stream.finish(r.stream.from.fault.Answer)
+		r.stream.finish(r.stream.upstream.fault.Answer)
 	case lifecycle.AnswerIt, lifecycle.Fail: // run does these
 	}
 	return lifecycle.Event{}
@@ -253,10 +253,11 @@ func (r *executor) enqueue(effect lifecycle.Effect) lifecycle.Event {
 	}
 	r.begin()
 	s := r.stream
-	silent := s.from.unstreamed || s.from.buffered // the answer may have no event before its end
+	silent := s.upstream.unstreamed || s.upstream.buffered // the answer may have no event before its end
 	return lifecycle.Event{
 		Kind: lifecycle.Bound, Copied: j.resume.chargedBytes > 0,
-		Unstreamed: s.from.unstreamed || effect.Bind == lifecycle.Early && silent, Deaf: deaf(silent, s.from.rank.Profile, j.req.Endpoint),
+		Unstreamed: s.upstream.unstreamed || effect.Bind == lifecycle.Early && silent,
+		Deaf:       deaf(silent, s.upstream.rank.Profile, j.req.Endpoint),
 	}
 }
 
@@ -274,10 +275,10 @@ func (r *executor) mixed() bool { return r.lease != nil && r.lease.Candidate.Mix
 // call ended because the client left, and that no engine uses the slot any more.
 func (r *executor) began(fault *failure.Fault, quit bool) lifecycle.Event {
 	if fault != nil {
-		fault.Moved = r.stream.from.tracked.Moved()
+		fault.Moved = r.stream.upstream.tracked.Moved()
 		event := r.callFailed(fault)
 		event.Quit = quit
-		if r.stream.from.slot == nil { // the whole answer had come, so its slot is free already
+		if r.stream.upstream.slot == nil { // the whole answer had come, so its slot is free already
 			r.stream.settle(board.Failed)
 		}
 		return event
@@ -296,8 +297,8 @@ func (r *executor) callFailed(fault *failure.Fault) lifecycle.Event {
 	failedOn := ""
 	switch {
 	case r.stream != nil:
-		r.stream.from.fault = fault
-		failedOn = r.stream.from.failedOn()
+		r.stream.upstream.fault = fault
+		failedOn = r.stream.upstream.failedOn()
 	case r.lease != nil && fault.OfEngine():
 		failedOn = r.lease.Candidate.ID
 	}
@@ -307,7 +308,7 @@ func (r *executor) callFailed(fault *failure.Fault) lifecycle.Event {
 	r.job.record.Report(journal.Event{Kind: journal.Failed, Cause: fault.Cause(), On: failedOn, Status: fault.Status, Answer: fault.Answer})
 	event := r.job.failedEvent(fault)
 	if r.stream != nil {
-		event.Engine = r.stream.from.rank.Instance
+		event.Engine = r.stream.upstream.rank.Instance
 	}
 	if fault.Call == lifecycle.Prefill && r.lease != nil {
 		event.Engine = r.prefiller().Instance
@@ -317,8 +318,8 @@ func (r *executor) callFailed(fault *failure.Fault) lifecycle.Event {
 
 // prefiller returns the prefill engine that the attempt asked last. It differs from the engine of r.lease if the partner tried another one.
 func (r *executor) prefiller() prefill.Candidate {
-	if r.stream != nil && r.stream.from.partner != nil {
-		return r.stream.from.partner.prefiller()
+	if r.stream != nil && r.stream.upstream.partner != nil {
+		return r.stream.upstream.partner.prefiller()
 	}
 	return r.lease.Candidate
 }
@@ -328,10 +329,10 @@ func (r *executor) prefiller() prefill.Candidate {
 func (r *executor) judge(effect lifecycle.Effect) {
 	ofPrefill := effect.Kind == lifecycle.ReportFailure && effect.Call == lifecycle.Prefill
 	if ofPrefill || r.mixed() && effect.Blame == lifecycle.Disputed { // the failure was counted when the lease was settled
-		tier, id := r.job.srv.Prefill, r.prefiller().ID
+		scheduler, id := r.job.srv.Prefill, r.prefiller().ID
 		r.job.unexplained500s = append(r.job.unexplained500s, func(cause lifecycle.Blame) {
 			if cause == lifecycle.Nobody {
-				tier.Forgive(id)
+				scheduler.Forgive(id)
 			}
 		})
 	}
@@ -343,19 +344,19 @@ func (r *executor) judge(effect lifecycle.Effect) {
 // offer asks whether another dispatcher should get a request that cannot be served here: the owner of its decode group if group is true,
 // else a region where no attempt has failed yet. If so, it prepares the question for the request's next wait in the arrival queue.
 func (r *executor) offer(group bool) lifecycle.Event {
-	j, node := r.job, r.job.srv.Peers
+	j, peers := r.job, r.job.srv.Peers
 	no := lifecycle.Event{Kind: lifecycle.NotOffered}
-	if node == nil || !j.req.Endpoint.IsChatOrCompletions() || j.client.Left() {
+	if peers == nil || !j.req.Endpoint.IsChatOrCompletions() || j.client.Left() {
 		return no
 	}
-	if group && j.incoming.aimed() || !group && !node.Offered(j.model.Name) {
+	if group && j.incoming.aimed() || !group && !peers.Offered(j.model.Name) {
 		return no
 	}
-	question := j.elsewhere(false)
-	if !group && !question.Offered() {
+	query := j.elsewhere(false)
+	if !group && !query.Offered() {
 		return no
 	}
-	r.nextQuestion = question
+	r.nextQuery = query
 	if r.fault == nil {
 		j.record.EndAttempt(r.lastError)
 	}
@@ -370,14 +371,14 @@ func (r *executor) answer() *stream {
 	}
 	s.shed()
 	switch {
-	case s.stage == ended: // the whole answer came at once
+	case s.state == ended: // the whole answer came at once
 		event := lifecycle.Event{Kind: lifecycle.Ends}
-		if s.from.fault != nil {
-			event = r.job.failedEvent(s.from.fault)
+		if s.upstream.fault != nil {
+			event = r.job.failedEvent(s.upstream.fault)
 		}
 		s.step(event)
-	case s.from.call != nil: // from now on, if the client leaves, the connection is closed, and the engine aborts the request
-		r.job.client.OnGone(func() { s.from.call.Leave(upstream.Notice) })
+	case s.upstream.call != nil: // from now on, if the client leaves, the connection is closed, and the engine aborts the request
+		r.job.client.OnGone(func() { s.upstream.call.Leave(upstream.Notice) })
 	}
 	return s
 }
@@ -399,51 +400,51 @@ func (r *executor) error(which lifecycle.Error) *openai.Error {
 	return r.lastError
 }
 
-// settle gives back something that the request holds, or passes it on. how says what happens to it.
-func (r *executor) settle(thing lifecycle.Resource, how lifecycle.Disposition) {
+// settle gives back something that the request holds, or passes it on. disposition says what happens to it.
+func (r *executor) settle(resource lifecycle.Resource, disposition lifecycle.Disposition) {
 	j := r.job
-	switch thing {
+	switch resource {
 	case lifecycle.Permit:
-		if how == lifecycle.Back {
+		if disposition == lifecycle.Back {
 			j.srv.Places.Release()
 		}
 	case lifecycle.Lease:
 		switch {
-		case how == lifecycle.Pass: // the lease is given back later, with the hand-off or by the partner
-		case how == lifecycle.Discard:
+		case disposition == lifecycle.Pass: // the lease is given back later, with the hand-off or by the partner
+		case disposition == lifecycle.Discard:
 			j.discard(r.handoff)
 		default:
-			handoff.Settle(r.lease, how, r.fault)
-			if how == lifecycle.Free && r.fault != nil && r.fault.Reason == lifecycle.Left {
+			handoff.Settle(r.lease, disposition, r.fault)
+			if disposition == lifecycle.Free && r.fault != nil && r.fault.Reason == lifecycle.Left {
 				j.freed()
 			}
 		}
 	case lifecycle.KV:
-		switch how {
+		switch disposition {
 		case lifecycle.Discard:
 			j.discard(r.handoff)
 		case lifecycle.MaybeRead, lifecycle.MaybeRunning:
-			j.doubts = append(j.doubts, r.handoff)
+			j.maybeRead = append(j.maybeRead, r.handoff)
 		default:
-			handoff.Settle(r.handoff.Lease, how, nil)
+			handoff.Settle(r.handoff.Lease, disposition, nil)
 		}
 		r.handoff = nil
 	case lifecycle.MaybeReadKV:
-		r.settleDoubted(how)
+		r.settleDoubted(disposition)
 	case lifecycle.Slot:
-		r.settleSlot(how)
+		r.settleSlot(disposition)
 	case lifecycle.Call:
 		if j.passthrough != nil {
-			r.countCall(how)
+			r.countCall(disposition)
 		}
 		if r.stream != nil { // nil: a panic came before the stream was made
-			r.stream.from.hangUp(how)
+			r.stream.upstream.hangUp(disposition)
 		}
-		if how == lifecycle.Cancelled || j.passthrough != nil {
+		if disposition == lifecycle.Cancelled || j.passthrough != nil {
 			j.freed()
 		}
 		if r.stream != nil && !r.answerBegun {
-			r.stream.settle(kinds[how])
+			r.stream.settle(kinds[disposition])
 		}
 	case lifecycle.LeaseOwner:
 		if j.leaseOwner != nil { // the job makes no more calls, so the audit counts leases that are still out
@@ -453,39 +454,39 @@ func (r *executor) settle(thing lifecycle.Resource, how lifecycle.Disposition) {
 	case lifecycle.Copy:
 		j.forget()
 	case lifecycle.Seat, lifecycle.Body, lifecycle.Memory:
-		r.giveUp(thing, how)
+		r.giveUp(resource, disposition)
 	}
 }
 
 // settleDoubted discards or gives back the oldest hand-off of which it was not known whether an engine has read it.
-func (r *executor) settleDoubted(how lifecycle.Disposition) {
+func (r *executor) settleDoubted(disposition lifecycle.Disposition) {
 	j := r.job
-	if len(j.doubts) == 0 { // a panic came before the hand-off was added to doubts
+	if len(j.maybeRead) == 0 { // a panic came before the hand-off was added to maybeRead
 		return
 	}
-	doubted := j.doubts[0]
-	j.doubts = j.doubts[1:]
-	if how == lifecycle.Discard {
+	doubted := j.maybeRead[0]
+	j.maybeRead = j.maybeRead[1:]
+	if disposition == lifecycle.Discard {
 		doubted.Avoid = j.avoid.ranks()
 		j.discard(doubted)
 		return
 	}
-	handoff.Settle(doubted.Lease, how, nil)
+	handoff.Settle(doubted.Lease, disposition, nil)
 }
 
 // settleSlot gives the slot back. It also reports a decode rank that failed at a prompt which it had to compute itself.
-func (r *executor) settleSlot(how lifecycle.Disposition) {
+func (r *executor) settleSlot(disposition lifecycle.Disposition) {
 	j, s := r.job, r.stream
 	if s == nil { // a panic came before the stream was made
-		j.srv.Dispatcher.Release(r.slot, board.Outcome{Kind: kinds[how]})
+		j.srv.Dispatcher.Release(r.slot, board.Outcome{Kind: kinds[disposition]})
 		return
 	}
-	failedAtPrompt := how == lifecycle.Failing && r.fault != nil && !r.answerBegun
-	if failedAtPrompt && s.from.local && !r.mixed() {
+	failedAtPrompt := disposition == lifecycle.Failing && r.fault != nil && !r.answerBegun
+	if failedAtPrompt && s.upstream.local && !r.mixed() {
 		j.srv.metrics.localFailures.Inc()
 		j.record.Route = ""
 		j.srv.Log.Warn("a decode rank failed at a prompt that it got without a hand-off", zap.Inline(j),
-			zap.String("engine", s.from.rank.Target.ID), zap.Error(r.fault.Err))
+			zap.String("engine", s.upstream.rank.Target.ID), zap.Error(r.fault.Err))
 	}
-	s.release(kinds[how])
+	s.release(kinds[disposition])
 }

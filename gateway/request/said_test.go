@@ -233,7 +233,7 @@ func TestARequestGoesWholeToAnEngineThatTakesNoHandOffForIt(t *testing.T) {
 		}
 		require.EqualValues(t, 2, b.metric(t, "evenkeel_local_prefill_requests_total", localWhole))
 		require.Zero(t, b.probes())
-		b.wish.NoHandOff = false
+		b.options.NoHandOff = false
 		require.Equal(t, "right", b.judge("a", ""))
 		require.Equal(t, 1, b.probes())
 		b.settle()

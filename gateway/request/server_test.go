@@ -47,39 +47,39 @@ func newServer(t *testing.T, changes ...func(*config.Config, *Deps)) *server {
 	reg, log, client := prometheus.NewRegistry(), zap.New(core), engine.NewClient(engine.Options{})
 	t.Cleanup(client.Close)
 	s := &server{engines: &engines{calls: calls(t)}, monitor: &monitor{}, registry: reg, logs: logs}
-	env := Deps{
+	deps := Deps{
 		Context: t.Context(), Log: log, Registerer: reg, Serving: t.Context, PromptKey: func() []byte { return nil },
 		Client: client, Running: new(abort.Running), Monitor: s.monitor, Fleet: s.engines, Engines: func() Engines { return s.engines },
 	}
 	for _, change := range changes {
-		change(cfg, &env)
+		change(cfg, &deps)
 	}
 	set := fleet.NewSettings(cfg)
-	env.Settings, env.LocalRanks, env.Places = func() *fleet.Settings { return set }, local.New(set.Prefill.Index.MaxBytes),
+	deps.Settings, deps.LocalRanks, deps.Places = func() *fleet.Settings { return set }, local.New(set.Prefill.Index.MaxBytes),
 		pool.NewSemaphore(set.Pool.Size)
 	var err error
-	env.Journal, err = journal.New(journal.Config{Registerer: reg, Log: log, Receipts: receipt.NewRing(1000, 1<<20)})
+	deps.Journal, err = journal.New(journal.Config{Registerer: reg, Log: log, Receipts: receipt.NewRing(1000, 1<<20)})
 	require.NoError(t, err)
 	c := set.Tier()
-	c.Places, c.Registerer, c.Log = env.Places, reg, log
+	c.Places, c.Registerer, c.Log = deps.Places, reg, log
 	c.Decode = func(board, model string, within time.Duration) (int, bool) {
 		return s.Dispatcher.Room(board, model, within)
 	}
 	c.Scraper = func(context.Context, prefill.Candidate) (prefill.Sample, error) {
 		return prefill.Sample{}, context.Canceled
 	}
-	env.Prefill, err = prefill.New(c)
+	deps.Prefill, err = prefill.New(c)
 	require.NoError(t, err)
 	s.Dispatcher, err = dispatcher.Start(t.Context(), dispatcher.Config{
 		Config: board.Config{
 			Policy: set.Dispatch.Policy, Window: set.Dispatch.Window, TickLimit: set.Dispatch.TickLimit, TTL: set.PoolTTL(),
 			Predictor: set.Predictor,
 		},
-		Registerer: reg, Places: env.Places, OnRoom: env.Prefill.Wake, Log: log,
+		Registerer: reg, Places: deps.Places, OnRoom: deps.Prefill.Wake, Log: log,
 	})
 	require.NoError(t, err)
-	env.Dispatcher = s.Dispatcher
-	s.Server = New(env)
+	deps.Dispatcher = s.Dispatcher
+	s.Server = New(deps)
 	return s
 }
 
@@ -161,8 +161,8 @@ func (f *engines) BootstrapInfo(c prefill.Candidate) (*mooncake.BootstrapInfo, e
 	}
 	client := engine.NewClient(engine.Options{})
 	defer client.Close()
-	x, err := engine.Bootstrap(context.Background(), client, c.Target, c.Profile.BootstrapPort)
-	return &x, err
+	info, err := engine.Bootstrap(context.Background(), client, c.Target, c.Profile.BootstrapPort)
+	return &info, err
 }
 
 func (f *engines) Coordinates(c prefill.Candidate) *mooncake.KVAddress {
@@ -225,7 +225,7 @@ func (f *engines) TrackProbe(c *prefill.Candidate, call *engine.Call) *fleet.Tra
 	return f.calls.TrackProbe(c, call)
 }
 
-func (f *engines) Untrack(r *fleet.TrackedCall) { f.calls.Untrack(r) }
+func (f *engines) Untrack(c *fleet.TrackedCall) { f.calls.Untrack(c) }
 
 // calls is a fleet that keeps calls, and can end them as a drain does.
 func calls(t *testing.T) *fleet.Fleet {

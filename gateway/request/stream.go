@@ -23,26 +23,26 @@ import (
 // the bytes on. The goroutine of the client's connection reads the stream. It reads
 // from the engine only when the client has taken the bytes, so a slow client slows its engine down.
 type stream struct {
-	job  *job
-	from upstreamCall
+	job      *job
+	upstream upstreamCall
 
-	unread        []byte          // events that the client has not taken yet
-	now           time.Time       // when the last bytes arrived
-	firstAt       time.Time       // when the first data event came; from then on the client may have bytes
-	firstTokenAt  time.Time       // when the first event with tokens came
-	lastTokenAt   time.Time       // when the last event with tokens came
-	earlierTrail  *sse.Transcript // the part of the answer that earlier sources sent; nil: there was no earlier source
-	earlierTokens int             // tokens in that part
-	stage         streamState     // how far the answer has come
-	broken        *openai.Error   // why the answer ended too early; nil: it is complete, or has not ended
+	unread            []byte          // events that the client has not taken yet
+	now               time.Time       // when the last bytes arrived
+	firstAt           time.Time       // when the first data event came; from then on the client may have bytes
+	firstTokenAt      time.Time       // when the first event with tokens came
+	lastTokenAt       time.Time       // when the last event with tokens came
+	earlierTranscript *sse.Transcript // the part of the answer that earlier calls sent; nil: there was no earlier call
+	earlierTokens     int             // tokens in that part
+	state             streamState     // how far the answer has come
+	broken            *openai.Error   // why the answer ended too early; nil: it is complete, or has not ended
 }
 
 // streamState says how far an answer has come.
 type streamState uint8
 
 const (
-	flows   streamState = iota // the source may send more
-	lost                       // the source failed, and another engine may continue the answer
+	flows   streamState = iota // the call may bring more
+	lost                       // the call failed, and another engine may continue the answer
 	ended                      // no engine sends anything more
 	settled                    // ended, and all that the answer held was given back
 )
@@ -56,18 +56,18 @@ type upstreamCall struct {
 	call    *engine.Call
 	tracked *fleet.TrackedCall // lists the call as one that a drain may end, until hangUp; nil: a prefill engine has answered
 	resp    *engine.Response
-	began   time.Time // when the source was made
+	began   time.Time // when the upstreamCall was made
 
 	partner *partner // the prefill that runs at the same time; nil: none does
 
-	wait        *engine.PendingPull // the wait for the first event
-	lastArrival engine.LastRead     // the last arrival of bytes
+	pull     *engine.PendingPull // the wait for the first event
+	lastRead engine.LastRead     // the last arrival of bytes
 
 	maxTokens  int            // tokens that the rest of the answer may have
 	idle       time.Duration  // how long the engine may be silent: the value that the connection has now
 	coreHalted *atomic.Bool   // true: the engine's core was silent for so long that another engine is tried; nil: not watched
 	mayCompute int64          // what reportCompute has announced: the most prompt tokens that the engine may compute; 0: corrected since
-	fault      *failure.Fault // why the source ended too early; nil: the answer is complete, or has not ended
+	fault      *failure.Fault // why the call ended too early; nil: the answer is complete, or has not ended
 	answer     *buffers
 
 	unstreamed bool // the engine sends its answer in one piece, not as events
@@ -89,9 +89,9 @@ var buffersPool = sync.Pool{New: func() any { return &buffers{} }}
 
 var readPool = sync.Pool{New: func() any { return new([4 << 10]byte) }}
 
-// tokens returns how many tokens the answer has from all its sources.
+// tokens returns how many tokens the answer has from all its calls.
 func (s *stream) tokens() int {
-	return s.earlierTokens + s.from.answer.Filter.Tokens()
+	return s.earlierTokens + s.upstream.answer.Filter.Tokens()
 }
 
 // putBack returns the buffers to the pool. Buffers of more than 64 KiB are dropped, so that huge answers do not fill the pool.
@@ -106,22 +106,22 @@ func (b *buffers) putBack() {
 }
 
 // contentType returns the Content-Type of the engine's answer.
-func (s *upstreamCall) contentType() []byte {
-	if s.resp == nil { // takeAll has read all events of a prefill engine's answer
+func (u *upstreamCall) contentType() []byte {
+	if u.resp == nil { // takeAll has read all events of a prefill engine's answer
 		return []byte("text/event-stream")
 	}
-	return s.resp.ContentType()
+	return u.resp.ContentType()
 }
 
 // slotless prepares the stream of an answer that takes no slot of a rank: the answer of a prefill engine, or to a request that is passed
 // through.
-func slotless(j *job, rank *roster.Rank, ask sse.Options) *stream {
+func slotless(j *job, rank *roster.Rank, options sse.Options) *stream {
 	rank.Worker = -1
-	s := &stream{job: j, from: upstreamCall{job: j, unstreamed: ask.Unstreamed, rank: rank, began: time.Now(), maxTokens: ask.MaxTokens,
-		answer: buffersPool.Get().(*buffers)}}
-	s.from.answer.Transcript.Reset(false)
-	s.from.answer.Answer.Reset(ask)
-	s.from.answer.out = s.from.answer.out[:0]
+	s := &stream{job: j, upstream: upstreamCall{job: j, unstreamed: options.Unstreamed, rank: rank, began: time.Now(),
+		maxTokens: options.MaxTokens, answer: buffersPool.Get().(*buffers)}}
+	s.upstream.answer.Transcript.Reset(false)
+	s.upstream.answer.Answer.Reset(options)
+	s.upstream.answer.out = s.upstream.answer.out[:0]
 	return s
 }
 
@@ -131,29 +131,29 @@ const shortAnswer = 8
 
 var _ pump.Stream = (*stream)(nil) // without this interface, no loop would carry an answer, and no error would show it
 
-func (s *stream) Wait(now time.Time) time.Duration { return s.from.answer.Reader.Wait(now) }
+func (s *stream) Wait(now time.Time) time.Duration { return s.upstream.answer.Reader.Wait(now) }
 
 // Pause ends that wait, because the client takes no bytes.
-func (s *stream) Pause(now time.Time) { s.from.answer.Reader.Pause(now) }
+func (s *stream) Pause(now time.Time) { s.upstream.answer.Reader.Pause(now) }
 
-func (s *stream) Err() error { return s.from.answer.Err() }
+func (s *stream) Err() error { return s.upstream.answer.Err() }
 
 // Flow returns the response from which an event loop may read the rest of the answer. It returns nil if no loop may: the answer has ended,
 // is not streamed, or has bytes that have arrived but were not read.
 func (s *stream) Flow() *engine.Response {
-	if s.stage != flows || s.from.slot == nil || s.from.answer.Assembler != nil || s.from.resp.Arrived() {
+	if s.state != flows || s.upstream.slot == nil || s.upstream.answer.Assembler != nil || s.upstream.resp.Arrived() {
 		return nil
 	}
-	s.from.answer.out = nil
-	return s.from.resp
+	s.upstream.answer.out = nil
+	return s.upstream.resp
 }
 
 // Arrive processes bytes that a loop has read, and appends the client's bytes to dst. The end that it returns says whether the engine's
 // answer has ended with these bytes.
 func (s *stream) Arrive(dst, data []byte, now time.Time) ([]byte, sse.End) {
 	s.now = now
-	dst, effects := s.from.answer.Feed(dst, data, now)
-	s.from.rank.ObserveRead(&s.from.lastArrival, s.job.req.Endpoint, len(data), false, effects.Events > 0, now)
+	dst, effects := s.upstream.answer.Feed(dst, data, now)
+	s.upstream.rank.ObserveRead(&s.upstream.lastRead, s.job.req.Endpoint, len(data), false, effects.Events > 0, now)
 	if effects.Events > 0 {
 		s.progress(effects.Tokens, effects.Events)
 	}
@@ -162,8 +162,8 @@ func (s *stream) Arrive(dst, data []byte, now time.Time) ([]byte, sse.End) {
 
 // GoBack takes the answer back from a loop. events are those that the client has not got yet, and end is what the last Arrive returned.
 func (s *stream) GoBack(events []byte, end sse.End) {
-	s.from.answer.out = events
-	switch err := s.from.answer.Err(); {
+	s.upstream.answer.out = events
+	switch err := s.upstream.answer.Err(); {
 	case end != sse.Runs:
 		s.effect(sse.Effects{End: end})
 	case err != nil:

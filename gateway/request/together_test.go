@@ -155,9 +155,9 @@ func TestOneCallerWhosePrefixOneRankHolds(t *testing.T) {
 			t.Parallel()
 			o.waits = true
 			more := o.configure
-			o.configure = func(c *config.Config, env *Deps) {
+			o.configure = func(c *config.Config, deps *Deps) {
 				if more != nil {
-					more(c, env)
+					more(c, deps)
 				}
 				c.Dispatch.Policy = config.Default().Dispatch.Policy
 			}

@@ -32,13 +32,13 @@ func ending(endpoint mooncake.Endpoint, head sse.Head, finish string, usage sse.
 
 // unanswered returns the answer to a request that ended before any rank began its answer: a stream of events, or one piece.
 func unanswered(j *job) []byte {
-	head, ask := sse.Head{ID: []byte(`""`), Mode: j.abort.outputMode}, j.ask // the filter replaces the empty id
-	ask.Continuation, ask.Transcript, ask.Cached, ask.MaxTokens, ask.Context = nil, nil, sse.OwnCached, 0, 0
+	head, options := sse.Head{ID: []byte(`""`), Mode: j.abort.outputMode}, j.filterOptions // the filter replaces the empty id
+	options.Continuation, options.Transcript, options.Cached, options.MaxTokens, options.Context = nil, nil, sse.OwnCached, 0, 0
 	usage := sse.Usage{Prompt: j.estimate(), Total: j.estimate(), Cached: -1}
-	filter, framer := sse.NewFilter(ask), sse.NewFramer(0)
+	filter, framer := sse.NewFilter(options), sse.NewFramer(0)
 	var assembler *sse.Assembler
-	ask.Unstreamed = !j.req.Stream && j.req.Endpoint == mooncake.Generate
-	if !j.req.Stream && !ask.Unstreamed {
+	options.Unstreamed = !j.req.Stream && j.req.Endpoint == mooncake.Generate
+	if !j.req.Stream && !options.Unstreamed {
 		assembler = newAssembler(j)
 	}
 	framer.Feed(ending(j.req.Endpoint, head, "abort", usage))

@@ -24,16 +24,16 @@ func (j *job) choose() (*prefill.Lease, *geo.Forward, error) {
 	j.enter(journal.Queued, "")
 	lease, err := j.awaitTurn()
 	j.record.Report(journal.Event{Kind: journal.Waited, Took: time.Since(began)})
-	question := j.question
-	j.question = nil
+	query := j.query
+	j.query = nil
 	if err != nil {
 		switch {
-		case question == nil || question.Forward() == nil:
+		case query == nil || query.Forward() == nil:
 			return nil, nil, err
 		case errors.Is(err, prefill.ErrElsewhere):
-			return nil, question.Forward(), nil
+			return nil, query.Forward(), nil
 		}
-		question.Forward().Drop()
+		query.Forward().Drop()
 		return nil, nil, err
 	}
 	defer onPanic(func() { // the lifecycle does not know of the lease and the place yet, so they are given back here
@@ -54,8 +54,8 @@ func (j *job) choose() (*prefill.Lease, *geo.Forward, error) {
 	if j.life.Open() {
 		j.avoid.prefill = nil // the engines of attempts before the question may be tried again
 	}
-	if question != nil {
-		question.Stayed()
+	if query != nil {
+		query.Stayed()
 	}
 	return lease, nil, nil
 }
@@ -123,14 +123,14 @@ func (j *job) arrival() prefill.Request {
 	}
 	arrival.LeaseOwner = j.leaseOwner
 	// A request that has a place in the pool, or that names its engines, does not go to another dispatcher.
-	if j.question != nil && !j.life.Reserved() && !j.incoming.aimed() {
-		arrival.Remote, arrival.Prompt = j.question, j.question.Prompt()
+	if j.query != nil && !j.life.Reserved() && !j.incoming.aimed() {
+		arrival.Remote, arrival.Prompt = j.query, j.query.Prompt()
 	}
 	if arrival.Prompt.Keys == nil {
 		arrival.Prompt = j.recognize()
 	}
-	if node := j.srv.Peers; node != nil {
-		arrival.May = node.May(j.record.Key, j.model.Name)
+	if peers := j.srv.Peers; peers != nil {
+		arrival.May = peers.May(j.record.Key, j.model.Name)
 	}
 	return arrival
 }
