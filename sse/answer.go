@@ -29,9 +29,9 @@ type Answer struct {
 
 // Reset makes the answer ready for another request and reuses its memory. Afterwards the assembler is
 // nil and the reader has no limits, until the caller sets them.
-func (a *Answer) Reset(ask Options) {
+func (a *Answer) Reset(options Options) {
 	a.Reader.Reset(Limits{})
-	a.Filter.Reset(ask)
+	a.Filter.Reset(options)
 	a.Assembler, a.reported, a.endBytes, a.ended, a.err = nil, 0, 0, false, nil
 }
 
@@ -163,8 +163,8 @@ func (a *Answer) TooMuch() bool { return errors.Is(a.Reader.Err(), ErrTooMuch) }
 // Verbatim needs no such functions, because its events are not read.
 var forms = [...]struct {
 	read   func(b []byte, cached int) formFacts
-	judge  func(m *Filter, s *formFacts, data []byte)                // adapts s to what the client asked for; nil: s is the same for all
-	keep   func(t *Transcript, m *Filter, s *formFacts, data []byte) // adds an event to the transcript; nil: no engine can continue the answer
+	judge  func(f *Filter, s *formFacts, data []byte)                // adapts s to what the client asked for; nil: s is the same for all
+	keep   func(t *Transcript, f *Filter, s *formFacts, data []byte) // adds an event to the transcript; nil: no engine can continue the answer
 	failed func(dst []byte, events int, message, typ, code string) []byte
 	end    string // the event that ends a complete answer; empty: the event with the finish_reason ends it
 }{

@@ -12,9 +12,9 @@ import (
 
 // answered drives an answer through arrivals that all come in the same memory, as from a socket, and says
 // what the client got, how many tokens it has, and how it ended.
-func answered(ask Options, arrivals [][]byte) (client string, tokens int, end End) {
+func answered(options Options, arrivals [][]byte) (client string, tokens int, end End) {
 	var a Answer
-	a.Reset(ask)
+	a.Reset(options)
 	var dst, memory []byte
 	for _, p := range arrivals {
 		memory = append(memory[:0], p...)
@@ -97,15 +97,15 @@ func TestHowAnAnswerEnds(t *testing.T) {
 func TestAnArrivalCostsNoAllocation(t *testing.T) {
 	ids, _, _ := strings.Cut(tokensStream, "\n\n") // its first event
 	for _, row := range []struct {
-		ask   Options
-		event []byte
+		options Options
+		event   []byte
 	}{
 		{nothing, chunk},
 		{Options{Usage: true, ContinuousUsage: true, TokenIDs: true, Cached: 9, Choice: -1}, chunk},
 		{Options{Form: Tokens, Usage: true, TokenIDs: true, Cached: 9, Choice: 2, ID: []byte("mine")}, []byte(ids + "\n\n")},
 	} {
 		var a Answer
-		a.Reset(row.ask)
+		a.Reset(row.options)
 		a.Reader.Reset(Limits{Bytes: 1 << 40, First: time.Second, Gap: time.Second})
 		dst, now := make([]byte, 0, 4096), noon
 		arrival := bytes.Repeat(row.event, 3)
@@ -213,12 +213,12 @@ func TestAnEventThatIsNoObjectBreaksTheAnswer(t *testing.T) {
 		for _, whole := range []bool{false, true} {
 			t.Run(row.name, func(t *testing.T) {
 				var a Answer
-				var trail Transcript
-				ask := Options{Choice: -1, Form: row.form, Transcript: &trail}
+				var transcript Transcript
+				options := Options{Choice: -1, Form: row.form, Transcript: &transcript}
 				if row.form != Chunks {
-					ask.Transcript = nil
+					options.Transcript = nil
 				}
-				a.Reset(ask)
+				a.Reset(options)
 				if whole && row.form == Chunks {
 					a.Assembler = NewAssembler(true, 1<<20)
 				}
@@ -226,10 +226,10 @@ func TestAnEventThatIsNoObjectBreaksTheAnswer(t *testing.T) {
 					_, fx := a.Feed(nil, []byte("data: "+row.before+BlankLine), time.Unix(1, 0))
 					require.Equal(t, Runs, fx.End)
 				}
-				exact := trail.Exact()
+				exact := transcript.Exact()
 				out, fx := a.Feed(nil, []byte("data: "+row.bad+BlankLine+Done), time.Unix(1, 0))
 				require.NotContains(t, string(out), strings.TrimSpace(row.bad)+"\n")
-				require.Equal(t, exact, trail.Exact())
+				require.Equal(t, exact, transcript.Exact())
 				if row.end == Runs {
 					require.Equal(t, row.before == finish, fx.End == Complete)
 					return

@@ -19,15 +19,15 @@ const (
 
 // edit returns the event as the client gets it. Members that do not change keep their bytes,
 // so that their order and the spelling of numbers stay as the engine wrote them.
-func (m *Filter) edit(e Event, dst []byte) []byte {
+func (f *Filter) edit(e Event, dst []byte) []byte {
 	var gone [3]struct{ open, n int32 } // for each nesting level: where the current object opens, and how many of its members are removed
 	b, copied, edited := e.Data, 0, false
-	for i := range m.marks {
-		marked := &m.marks[i]
+	for i := range f.marks {
+		marked := &f.marks[i]
 		if int(marked.val) < copied {
 			continue // an enclosing member was replaced or removed already
 		}
-		act := m.act(marked, b)
+		act := f.act(marked, b)
 		if act == keep {
 			continue
 		}
@@ -49,7 +49,7 @@ func (m *Filter) edit(e Event, dst []byte) []byte {
 		case null:
 			dst = append(dst, "null"...)
 		case put:
-			dst = m.appendValue(dst, marked, b[marked.val:marked.end])
+			dst = f.appendValue(dst, marked, b[marked.val:marked.end])
 		}
 		copied = to
 	}
@@ -60,42 +60,42 @@ func (m *Filter) edit(e Event, dst []byte) []byte {
 }
 
 // act decides what to do with a marked member. A case that does not return leaves it to the end: put, if the new value differs.
-func (m *Filter) act(marked *mark, b []byte) action {
+func (f *Filter) act(marked *mark, b []byte) action {
 	var scratch [20]byte
 	old := b[marked.val:marked.end]
 	switch marked.kind {
 	case usageValue:
 		switch {
-		case m.continuous, m.ask.Usage && m.facts.choices == 0:
+		case f.continuous, f.options.Usage && f.facts.choices == 0:
 			return keep
-		case m.byIDs && rawjson.IsNull(old): // every event of /inference/v1/generate has a usage, and the client expects one
+		case f.byIDs && rawjson.IsNull(old): // every event of /inference/v1/generate has a usage, and the client expects one
 			return keep
-		case !m.ask.Usage && !m.byIDs:
+		case !f.options.Usage && !f.byIDs:
 			return remove
 		case rawjson.IsNull(old):
 			return keep
 		}
 		return null // OpenAI sends null in each event before the one with the final usage
 	case detailsValue:
-		if m.ask.Cached == -1 && marked.inside == 0 {
+		if f.options.Cached == -1 && marked.inside == 0 {
 			return remove
 		}
 		return keep
 	case cachedValue:
-		switch m.ask.Cached {
+		switch f.options.Cached {
 		case OwnCached:
 			return keep
 		case -1:
 			return remove
 		}
 	case noDetails, nullDetails, noCached:
-		if m.facts.hasUsage {
+		if f.facts.hasUsage {
 			return put
 		}
 		return keep
 	case foreign:
 		switch {
-		case !m.ask.Unstreamed:
+		case !f.options.Unstreamed:
 			return remove
 		case rawjson.IsNull(old): // an engine that does not stream sends this null to every client
 			return keep
@@ -106,73 +106,73 @@ func (m *Filter) act(marked *mark, b []byte) action {
 	case offsetsValue, spansValue:
 		return put
 	case promptValue, completionValue, totalValue:
-		if !m.facts.hasUsage {
+		if !f.facts.hasUsage {
 			return keep
 		}
 	case createdValue:
-		if m.ask.Created == 0 && len(m.ask.Continuation.Head.Created) == 0 {
+		if f.options.Created == 0 && len(f.options.Continuation.Head.Created) == 0 {
 			return keep
 		}
 	case modelValue:
-		if len(m.ask.Continuation.Head.Model) == 0 {
+		if len(f.options.Continuation.Head.Model) == 0 {
 			return keep
 		}
 	case fingerprintValue:
-		if len(m.ask.Continuation.Head.Fingerprint) == 0 {
+		if len(f.options.Continuation.Head.Fingerprint) == 0 {
 			return remove // the first engine of this answer sent no fingerprint
 		}
 	case idValue:
-		if bytes.Equal(old, m.id) {
+		if bytes.Equal(old, f.id) {
 			return keep
 		}
 		return put
 	case endValue: // the finish_reason of an engine whose answer is continued by another
-		if m.facts.recomputed && !rawjson.IsNull(old) {
+		if f.facts.recomputed && !rawjson.IsNull(old) {
 			return null
 		}
 		return keep
 	}
-	if bytes.Equal(old, m.appendValue(scratch[:0], marked, old)) {
+	if bytes.Equal(old, f.appendValue(scratch[:0], marked, old)) {
 		return keep
 	}
 	return put
 }
 
 // appendValue appends the value that the client gets for a marked member, whose value in the event is old.
-func (m *Filter) appendValue(dst []byte, marked *mark, old []byte) []byte {
+func (f *Filter) appendValue(dst []byte, marked *mark, old []byte) []byte {
 	switch marked.kind {
 	case spansValue:
-		return appendSpans(dst, old, m.ask.Continuation.Tokens)
+		return appendSpans(dst, old, f.options.Continuation.Tokens)
 	case offsetsValue:
-		return appendShifted(dst, old, m.ask.Continuation.Runes)
+		return appendShifted(dst, old, f.options.Continuation.Runes)
 	case noDetails, nullDetails, noCached:
-		return m.appendCached(dst, marked)
+		return f.appendCached(dst, marked)
 	case idValue:
-		return append(dst, m.id...)
+		return append(dst, f.id...)
 	case createdValue:
-		if m.ask.Created == 0 {
-			return append(dst, m.ask.Continuation.Head.Created...)
+		if f.options.Created == 0 {
+			return append(dst, f.options.Continuation.Head.Created...)
 		}
-		return strconv.AppendInt(dst, m.ask.Created, 10)
+		return strconv.AppendInt(dst, f.options.Created, 10)
 	case modelValue:
-		return append(dst, m.ask.Continuation.Head.Model...)
+		return append(dst, f.options.Continuation.Head.Model...)
 	case fingerprintValue:
-		return append(dst, m.ask.Continuation.Head.Fingerprint...)
+		return append(dst, f.options.Continuation.Head.Fingerprint...)
 	case promptValue:
-		return strconv.AppendInt(dst, int64(m.ask.Continuation.join(m.facts.usage).Prompt), 10)
+		return strconv.AppendInt(dst, int64(f.options.Continuation.join(f.facts.usage).Prompt), 10)
 	case completionValue:
-		return strconv.AppendInt(dst, int64(m.ask.Continuation.join(m.facts.usage).Completion), 10)
+		return strconv.AppendInt(dst, int64(f.options.Continuation.join(f.facts.usage).Completion), 10)
 	case totalValue:
-		return strconv.AppendInt(dst, int64(m.ask.Continuation.join(m.facts.usage).Total), 10)
+		return strconv.AppendInt(dst, int64(f.options.Continuation.join(f.facts.usage).Total), 10)
 	case indexValue:
-		return strconv.AppendInt(dst, int64(m.ask.Choice), 10)
+		return strconv.AppendInt(dst, int64(f.options.Choice), 10)
 	default:
-		return strconv.AppendInt(dst, int64(m.ask.Cached), 10)
+		return strconv.AppendInt(dst, int64(f.options.Cached), 10)
 	}
 }
 
 // appendCached appends the prefill engine's cached_tokens, and the enclosing prompt_tokens_details if the event lacks that object.
-func (m *Filter) appendCached(dst []byte, marked *mark) []byte {
+func (f *Filter) appendCached(dst []byte, marked *mark) []byte {
 	if marked.kind != nullDetails && marked.inside > 0 {
 		dst = append(dst, ',')
 	}
@@ -182,7 +182,7 @@ func (m *Filter) appendCached(dst []byte, marked *mark) []byte {
 	if marked.kind != noCached {
 		dst = append(dst, '{')
 	}
-	dst = strconv.AppendInt(append(dst, `"cached_tokens":`...), int64(m.ask.Cached), 10)
+	dst = strconv.AppendInt(append(dst, `"cached_tokens":`...), int64(f.options.Cached), 10)
 	if marked.kind != noCached {
 		dst = append(dst, '}')
 	}

@@ -45,7 +45,7 @@ type Options struct {
 
 // Found sets Options.Cached, in tokens. It is for a decode stream that begins before the prefill engine reports how much of
 // the prompt it found in its prefix cache.
-func (m *Filter) Found(cached int) { m.ask.Cached = cached }
+func (f *Filter) Found(cached int) { f.options.Cached = cached }
 
 // OwnCached as the value of Options.Cached leaves the decode engine's cached_tokens unchanged.
 const OwnCached = -2
@@ -65,15 +65,15 @@ const (
 )
 
 // NewFilter returns a filter for one stream of a decode engine.
-func NewFilter(a Options) *Filter {
-	m := &Filter{marks: make([]mark, 0, 16)}
-	m.Reset(a)
-	return m
+func NewFilter(o Options) *Filter {
+	f := &Filter{marks: make([]mark, 0, 16)}
+	f.Reset(o)
+	return f
 }
 
 // Reset makes the filter ready for another stream and reuses its memory.
-func (m *Filter) Reset(a Options) {
-	id, marks, owed, details, held := m.id[:0], m.marks[:0], m.owed[:0], m.details[:0], m.held[:0]
+func (f *Filter) Reset(o Options) {
+	id, marks, owed, details, held := f.id[:0], f.marks[:0], f.owed[:0], f.details[:0], f.held[:0]
 	if cap(held) > keepBuffer {
 		held = nil
 	}
@@ -81,13 +81,13 @@ func (m *Filter) Reset(a Options) {
 		marks = make([]mark, 0, 16)
 	}
 	switch {
-	case a.ID != nil:
-		id = rawjson.AppendString(id, a.ID)
-	case a.Continuation != nil:
-		id = append(id, a.Continuation.Head.ID...)
+	case o.ID != nil:
+		id = rawjson.AppendString(id, o.ID)
+	case o.Continuation != nil:
+		id = append(id, o.Continuation.Head.ID...)
 	}
-	*m = Filter{ask: a, byIDs: a.Form == Tokens, continuous: a.Usage && a.ContinuousUsage, id: id, marks: marks, owed: owed, details: details,
-		held: held}
+	*f = Filter{options: o, byIDs: o.Form == Tokens, continuous: o.Usage && o.ContinuousUsage, id: id, marks: marks, owed: owed,
+		details: details, held: held}
 }
 
 // Event takes the next event of the stream and returns the client's bytes for it: e.Raw itself if the event does not
@@ -98,66 +98,66 @@ func (m *Filter) Reset(a Options) {
 //
 // Event drops the final usage if the client did not ask for it. It also drops a chunk with an
 // empty delta if the engine sends the chunk only because evenkeel asked for token ids.
-func (m *Filter) Event(e Event, dst []byte) (out []byte, end End) {
-	m.facts.idle = false
+func (f *Filter) Event(e Event, dst []byte) (out []byte, end End) {
+	f.facts.idle = false
 	switch e.Kind {
 	case KindComment:
 		return e.Raw, Runs
 	case KindDone:
 		end = Short
-		if m.Finished() {
+		if f.Finished() {
 			end = Complete
 		}
-		if m.ask.DropDone {
+		if f.options.DropDone {
 			return nil, end
 		}
-		if m.ask.Form == Verbatim {
-			return m.verbatim(e)
+		if f.options.Form == Verbatim {
+			return f.verbatim(e)
 		}
 		return e.Raw, end
 	}
-	if e.Kind == KindOpaque && m.ask.DropDone { // in one of several answers: its id and its index could not be replaced
-		m.fault = ErrLargeEvent
+	if e.Kind == KindOpaque && f.options.DropDone { // in one of several answers: its id and its index could not be replaced
+		f.fault = ErrLargeEvent
 		return nil, Broken
 	}
-	if !m.ask.Form.chunked() {
-		return m.take(e, dst)
+	if !f.options.Form.chunked() {
+		return f.take(e, dst)
 	}
-	m.facts = facts{choices: -1}
-	m.marks = m.marks[:0]
+	f.facts = facts{choices: -1}
+	f.marks = f.marks[:0]
 	if e.Kind == KindOpaque { // the event is larger than the reader's limit, so it is forwarded without being read
-		m.started = true
-		if m.ask.Transcript != nil {
-			m.ask.Transcript.Unread = true
+		f.started = true
+		if f.options.Transcript != nil {
+			f.options.Transcript.Unread = true
 		}
 		return e.Raw, Runs
 	}
-	if !m.read(e.Data) {
-		return m.unreadable(e.Data)
+	if !f.read(e.Data) {
+		return f.unreadable(e.Data)
 	}
-	if m.facts.isError {
-		m.failure = ReadFailure(e.Data)
+	if f.facts.isError {
+		f.failure = ReadFailure(e.Data)
 		return e.Raw, Refused
 	}
-	if fault := m.overrun(); fault != nil {
-		m.fault = fault
+	if fault := f.overrun(); fault != nil {
+		f.fault = fault
 		return nil, Broken
 	}
-	m.count(e.Data)
-	out, end = m.judge(e, dst)
-	if m.ask.Transcript != nil && end != Refused {
-		m.ask.Transcript.keep(m, e.Data)
+	f.count(e.Data)
+	out, end = f.judge(e, dst)
+	if f.options.Transcript != nil && end != Refused {
+		f.options.Transcript.keep(f, e.Data)
 	}
 	return out, end
 }
 
 // unreadable judges an event that is not a JSON object. Such an event means that the answer was damaged on its way. It is
 // ignored if it is empty or if the answer has ended already.
-func (m *Filter) unreadable(data []byte) ([]byte, End) {
-	if m.facts.idle = rawjson.Space(data, 0) == len(data); m.facts.idle || m.finish != "" {
+func (f *Filter) unreadable(data []byte) ([]byte, End) {
+	if f.facts.idle = rawjson.Space(data, 0) == len(data); f.facts.idle || f.finish != "" {
 		return nil, Runs
 	}
-	m.fault = ErrNotJSON
+	f.fault = ErrNotJSON
 	return nil, Garbled
 }
 
@@ -179,17 +179,17 @@ const (
 )
 
 // overrun returns an error that names the limit which the event exceeds; nil: it exceeds none.
-func (m *Filter) overrun() error {
-	f, limit := &m.facts, m.ask.MaxTokens
+func (f *Filter) overrun() error {
+	facts, limit := &f.facts, f.options.MaxTokens
 	switch {
-	case m.ask.Context > 0 && f.hasUsage && f.usage.Prompt+f.usage.Completion > m.ask.Context+spareTokens:
+	case f.options.Context > 0 && facts.hasUsage && facts.usage.Prompt+facts.usage.Completion > f.options.Context+spareTokens:
 		return ErrBadCount
-	case m.ask.Context > 0 && f.promptIDs > m.ask.Context+spareTokens:
+	case f.options.Context > 0 && facts.promptIDs > f.options.Context+spareTokens:
 		return ErrBadCount
 	case limit <= 0:
-	case f.hasUsage && f.usage.Completion > limit+spareTokens:
+	case facts.hasUsage && facts.usage.Completion > limit+spareTokens:
 		return ErrBadCount
-	case m.ids+f.ids > limit+spareTokens, f.content && m.chunks >= chunksPerToken*(limit+spareTokens):
+	case f.ids+facts.ids > limit+spareTokens, facts.content && f.chunks >= chunksPerToken*(limit+spareTokens):
 		return ErrTooManyTokens
 	}
 	return nil
@@ -198,107 +198,107 @@ func (m *Filter) overrun() error {
 // count adds the tokens that read found in the event. The engine's last usage counts all tokens before it. Tokens after it
 // are counted by their token ids or, if the engine sends no ids, estimated from the number of chunks. The next usage
 // corrects the estimate.
-func (m *Filter) count(data []byte) {
-	f, before := &m.facts, m.tokens
-	if f.content {
-		m.chunks++
+func (f *Filter) count(data []byte) {
+	facts, before := &f.facts, f.tokens
+	if facts.content {
+		f.chunks++
 	}
-	if f.hasIDs {
-		m.idsSeen = true
-		m.ids += f.ids
+	if facts.hasIDs {
+		f.idsSeen = true
+		f.ids += facts.ids
 	}
-	if f.hasUsage {
-		m.usageSeen = true
-		m.idsAtUsage, m.chunksAtUsage = m.ids, m.chunks
-		m.usage = f.usage
-		m.details = m.details[:0]
-		if f.detailsEnd > 0 {
-			m.details = append(m.details, data[f.details:f.detailsEnd]...)
+	if facts.hasUsage {
+		f.usageSeen = true
+		f.idsAtUsage, f.chunksAtUsage = f.ids, f.chunks
+		f.usage = facts.usage
+		f.details = f.details[:0]
+		if facts.detailsEnd > 0 {
+			f.details = append(f.details, data[facts.details:facts.detailsEnd]...)
 		}
 		switch {
-		case m.ask.Cached != OwnCached:
-			m.usage.Cached = m.ask.Cached
-		case m.usage.Cached > m.usage.Prompt: // no more than the prompt can be cached, so the count is wrong
-			m.usage.Cached = -1
+		case f.options.Cached != OwnCached:
+			f.usage.Cached = f.options.Cached
+		case f.usage.Cached > f.usage.Prompt: // no more than the prompt can be cached, so the count is wrong
+			f.usage.Cached = -1
 		}
 	}
-	m.tokens, m.guessed = m.usage.Completion, !m.idsSeen && m.chunks > m.chunksAtUsage
-	if m.idsSeen {
-		m.tokens += m.ids - m.idsAtUsage
+	f.tokens, f.guessed = f.usage.Completion, !f.idsSeen && f.chunks > f.chunksAtUsage
+	if f.idsSeen {
+		f.tokens += f.ids - f.idsAtUsage
 	} else {
-		m.tokens += int(math.Round(float64(m.chunks-m.chunksAtUsage) * m.perChunk()))
+		f.tokens += int(math.Round(float64(f.chunks-f.chunksAtUsage) * f.perChunk()))
 	}
-	if f.hasUsage && f.choices == 0 {
-		m.reconciled, m.drift = true, before-f.usage.Completion
+	if facts.hasUsage && facts.choices == 0 {
+		f.reconciled, f.drift = true, before-facts.usage.Completion
 	}
 }
 
 // perChunk is the number of tokens assumed for a chunk without an exact count.
-func (m *Filter) perChunk() float64 {
-	if m.ask.TokensPerChunk <= 0 {
+func (f *Filter) perChunk() float64 {
+	if f.options.TokensPerChunk <= 0 {
 		return 1
 	}
-	return m.ask.TokensPerChunk
+	return f.options.TokensPerChunk
 }
 
 // judge decides what the client gets of the event. First it looks for a bad end: recomputed, error or abort.
 // Then it drops an event that only evenkeel asked for, or that the client already has from an earlier engine.
-func (m *Filter) judge(e Event, dst []byte) ([]byte, End) {
-	f := &m.facts
-	finish := e.Data[f.finishAt:f.finishEnd]
+func (f *Filter) judge(e Event, dst []byte) ([]byte, End) {
+	facts := &f.facts
+	finish := e.Data[facts.finishAt:facts.finishEnd]
 	switch {
-	case f.recomputed: // checked first, because recomputed counts with any finish_reason
-		m.started = true
-		if !f.content {
+	case facts.recomputed: // checked first, because recomputed counts with any finish_reason
+		f.started = true
+		if !facts.content {
 			return nil, Preempted
 		}
-		return m.edit(e, dst), Preempted
-	case string(finish) == "abort" && m.ask.Aborted != nil && m.ask.Aborted(): // the client wanted this end, so it is no failure
+		return f.edit(e, dst), Preempted
+	case string(finish) == "abort" && f.options.Aborted != nil && f.options.Aborted(): // the client wanted this end, so it is no failure
 	case string(finish) == "error", string(finish) == "abort":
-		m.failure = finishFailure(string(finish))
-		return m.edit(e, dst), Refused
+		f.failure = finishFailure(string(finish))
+		return f.edit(e, dst), Refused
 	}
-	m.started = true
-	if f.promptIDs > 0 {
-		m.promptIDs = f.promptIDs
+	f.started = true
+	if facts.promptIDs > 0 {
+		f.promptIDs = facts.promptIDs
 	}
 	if len(finish) > 0 {
-		m.finish, m.stopped, m.handsBack = finishReason(finish), f.stopText, f.backEnd > 0
+		f.finish, f.stopped, f.handsBack = finishReason(finish), facts.stopText, facts.backEnd > 0
 	}
-	if m.finish != "" && f.hasUsage {
-		m.owe(e.Data)
+	if f.finish != "" && facts.hasUsage {
+		f.owe(e.Data)
 	}
-	onlyUsage := f.choices == 0 && f.hasUsage
-	onlyRole := f.choices == 1 && f.role && !f.content && f.ids == 0 && len(finish) == 0
-	if onlyUsage && (!m.ask.Usage || m.ask.DropFinalUsage) {
+	onlyUsage := facts.choices == 0 && facts.hasUsage
+	onlyRole := facts.choices == 1 && facts.role && !facts.content && facts.ids == 0 && len(finish) == 0
+	if onlyUsage && (!f.options.Usage || f.options.DropFinalUsage) {
 		return nil, Runs
 	}
-	if onlyUsage && m.ask.Transcript != nil && m.finish == "" {
+	if onlyUsage && f.options.Transcript != nil && f.finish == "" {
 		return nil, Runs // the answer has not ended: the engine that continues it will send the usage
 	}
-	if f.choices == 1 && f.bare && f.hasIDs && !m.ask.TokenIDs && !m.continuous {
+	if facts.choices == 1 && facts.bare && facts.hasIDs && !f.options.TokenIDs && !f.continuous {
 		return nil, Runs // the engine sends this chunk only because evenkeel asked for token ids
 	}
-	if onlyRole && m.ask.Continuation != nil {
+	if onlyRole && f.options.Continuation != nil {
 		return nil, Runs // the client already has the event with the role, from an earlier engine
 	}
-	m.usageSent = m.usageSent || f.hasUsage && (f.choices == 0 || m.continuous)
-	return m.edit(e, dst), Runs
+	f.usageSent = f.usageSent || facts.hasUsage && (facts.choices == 0 || f.continuous)
+	return f.edit(e, dst), Runs
 }
 
 // owe stores the final usage as an event of its own, which Owed appends. It is needed if the engine sends the usage
 // only with the finish_reason, where OpenAI's clients do not look for it.
-func (m *Filter) owe(data []byte) {
-	f := &m.facts
+func (f *Filter) owe(data []byte) {
+	facts := &f.facts
 	switch {
-	case !m.ask.Usage || m.continuous || m.ask.DropFinalUsage:
+	case !f.options.Usage || f.continuous || f.options.DropFinalUsage:
 		return
-	case f.choices == 0:
-		m.owed = m.owed[:0]
+	case facts.choices == 0:
+		f.owed = f.owed[:0]
 		return
 	}
 	var usage []byte
-	m.owed = append(m.owed[:0], "data: {"...)
+	f.owed = append(f.owed[:0], "data: {"...)
 	o := rawjson.ObjectAt(data, rawjson.Space(data, 0))
 	for o.NextValue() {
 		switch string(o.Key) {
@@ -306,20 +306,20 @@ func (m *Filter) owe(data []byte) {
 		case "usage":
 			usage = o.Value()
 		default:
-			m.owed = append(append(m.owed, data[o.Quote:o.Pos]...), ',')
+			f.owed = append(append(f.owed, data[o.Quote:o.Pos]...), ',')
 		}
 	}
-	m.owed = append(append(append(m.owed, `"choices":[],"usage":`...), usage...), "}\n\n"...)
+	f.owed = append(append(append(f.owed, `"choices":[],"usage":`...), usage...), "}\n\n"...)
 }
 
 // MissingUsage appends the event with the final usage if the client asked for it and the engine sent no such event.
-func (m *Filter) MissingUsage(dst []byte) []byte {
-	if len(m.owed) == 0 {
+func (f *Filter) MissingUsage(dst []byte) []byte {
+	if len(f.owed) == 0 {
 		return dst
 	}
 	const head = len("data: ")
-	e := Event{Raw: m.owed, Data: m.owed[head : len(m.owed)-2], Kind: KindData, at: head}
-	out, _ := m.Event(e, dst)
+	e := Event{Raw: f.owed, Data: f.owed[head : len(f.owed)-2], Kind: KindData, at: head}
+	out, _ := f.Event(e, dst)
 	if len(out) > 0 && &out[0] == &e.Raw[0] {
 		return append(dst, out...)
 	}
@@ -329,71 +329,71 @@ func (m *Filter) MissingUsage(dst []byte) []byte {
 // LacksUsage says that the client asked for the usage and did not get it; it is false for an answer that continues another engine's.
 // The usage of an earlier chunk does not count: it is not the final one, and it is removed, because only evenkeel asked for it. With
 // DropFinalUsage the fan-out reads the usage by Usage, so the usage of any chunk is enough.
-func (m *Filter) LacksUsage() bool {
-	satisfied := m.usageSent || len(m.owed) > 0 || m.ask.DropFinalUsage && m.usageSeen
-	return m.ask.Usage && !satisfied && m.ask.Continuation == nil
+func (f *Filter) LacksUsage() bool {
+	satisfied := f.usageSent || len(f.owed) > 0 || f.options.DropFinalUsage && f.usageSeen
+	return f.options.Usage && !satisfied && f.options.Continuation == nil
 }
 
 // Untrack stops adding events to Options.Transcript.
-func (m *Filter) Untrack() { m.ask.Transcript = nil }
+func (f *Filter) Untrack() { f.options.Transcript = nil }
 
 // Tokens returns how many tokens this engine generated so far. The number falls if the engine's
 // usage is lower than the estimate from its chunks was.
-func (m *Filter) Tokens() int { return m.tokens }
+func (f *Filter) Tokens() int { return f.tokens }
 
 // Empty says whether the engine has sent no content so far: no text, no reasoning, no tool call.
-func (m *Filter) Empty() bool { return m.chunks == 0 }
+func (f *Filter) Empty() bool { return f.chunks == 0 }
 
 // Started says whether a data event came that is not a failure. If so, the decode engine has pulled the KV,
 // and the prefill engine frees its copy.
-func (m *Filter) Started() bool { return m.started }
+func (f *Filter) Started() bool { return f.started }
 
 // Finished says whether a finish_reason came that ends the answer without a failure.
-func (m *Filter) Finished() bool { return m.finish != "" }
+func (f *Filter) Finished() bool { return f.finish != "" }
 
 // Kept says whether the answer ended in a way after which a vLLM engine may keep its KV. From 0.33 on, the last chunk of
 // a stream has kv_transfer_params if the engine keeps the KV. vLLM keeps no KV if its front end ended the answer at a stop text
 // of the request (0.33, process_outputs in v1/engine/output_processor.py), or if the answer ended for repetition
 // (request_finished in nixl/pull_scheduler.py).
-func (m *Filter) Kept() bool {
-	return m.handsBack || !m.stopped && (m.finish == "stop" || m.finish == "length" || m.finish == "tool_calls")
+func (f *Filter) Kept() bool {
+	return f.handsBack || !f.stopped && (f.finish == "stop" || f.finish == "length" || f.finish == "tool_calls")
 }
 
 // FinishReason is the finish_reason that ended the answer; empty: none came so far.
-func (m *Filter) FinishReason() string { return m.finish }
+func (f *Filter) FinishReason() string { return f.finish }
 
 // Usage returns the last usage that the engine sent, with the tokens of earlier engines of this answer added, as the
 // client gets it. ok is false if the engine has sent none so far.
-func (m *Filter) Usage() (u Usage, ok bool) {
-	if m.ask.Continuation != nil && m.usageSeen {
-		return m.ask.Continuation.join(m.usage), true
+func (f *Filter) Usage() (u Usage, ok bool) {
+	if f.options.Continuation != nil && f.usageSeen {
+		return f.options.Continuation.join(f.usage), true
 	}
-	return m.usage, m.usageSeen
+	return f.usage, f.usageSeen
 }
 
 // PromptDetails returns the counts in prompt_tokens_details of the engine's last usage.
-func (m *Filter) PromptDetails() (counts map[string]int) {
-	addCounts(&counts, m.details)
+func (f *Filter) PromptDetails() (counts map[string]int) {
+	addCounts(&counts, f.details)
 	return counts
 }
 
 // Prompt returns the engine's count of the tokens in the prompt that it was given; 0: it has sent none so far.
-func (m *Filter) Prompt() int {
-	if m.usageSeen {
-		return m.usage.Prompt
+func (f *Filter) Prompt() int {
+	if f.usageSeen {
+		return f.usage.Prompt
 	}
-	return m.promptIDs
+	return f.promptIDs
 }
 
 // Failure returns the engine's error after Event has returned Failed.
-func (m *Filter) Failure() Failure { return m.failure }
+func (f *Filter) Failure() Failure { return f.failure }
 
 // Fault returns the reason after Event has returned Overrun or Unreadable.
-func (m *Filter) Fault() error { return m.fault }
+func (f *Filter) Fault() error { return f.fault }
 
 // Drift returns the filter's count of tokens before the engine's final usage came, minus the count in that usage.
 // ok is false until the final usage has come.
-func (m *Filter) Drift() (tokens int, ok bool) { return m.drift, m.reconciled }
+func (f *Filter) Drift() (tokens int, ok bool) { return f.drift, f.reconciled }
 
 const (
 	// fewChunks is the least number of chunks a stream must have for its average to count: a parser of
@@ -406,18 +406,18 @@ const (
 // TokensPerChunk returns the average number of tokens in a chunk, for the Options of the next stream. It moves before, the average
 // of earlier streams (0: taken as 1), a tenth of the way to the average of this stream. It returns before unchanged if
 // the true count of this stream is not known, or if the stream had few chunks.
-func (m *Filter) TokensPerChunk(before float64) float64 {
-	exact := m.ids
-	if m.usageSeen {
-		exact = m.usage.Completion
+func (f *Filter) TokensPerChunk(before float64) float64 {
+	exact := f.ids
+	if f.usageSeen {
+		exact = f.usage.Completion
 	}
-	if m.chunks < fewChunks || exact == 0 {
+	if f.chunks < fewChunks || exact == 0 {
 		return before
 	}
 	if before <= 0 {
 		before = 1
 	}
-	seen := min(float64(exact)/float64(m.chunks), mostPerChunk)
+	seen := min(float64(exact)/float64(f.chunks), mostPerChunk)
 	return before + (seen-before)/10
 }
 
@@ -438,15 +438,15 @@ func finishReason(b []byte) string {
 	return string(b)
 }
 
-// keep adds the filter's current event, whose data is b, to the trail.
-func (t *Transcript) keep(m *Filter, b []byte) {
-	f := &m.facts
+// keep adds the filter's current event, whose data is b, to the transcript.
+func (t *Transcript) keep(f *Filter, b []byte) {
+	facts := &f.facts
 	if t.Head.ID == nil {
 		t.Head = readHead(b)
 	}
-	t.Unread = t.Unread || f.choices > 1 // the facts have the text and the ids of one choice only
-	if f.idsAt > 0 {
-		ids := rawjson.ArrayAt(b, f.idsAt)
+	t.Unread = t.Unread || facts.choices > 1 // the facts have the text and the ids of one choice only
+	if facts.idsAt > 0 {
+		ids := rawjson.ArrayAt(b, facts.idsAt)
 		for ids.Next() {
 			ids.Pos = rawjson.ValueEnd(b, ids.Val)
 			id, ok := rawjson.Int(b, ids.Val, ids.Pos)
@@ -454,25 +454,25 @@ func (t *Transcript) keep(m *Filter, b []byte) {
 			t.IDs = append(t.IDs, int32(id))
 		}
 	}
-	if t.KeepPrompt && f.promptEnd > 0 {
-		t.PromptIDs = append(t.PromptIDs[:0], b[f.promptAt:f.promptEnd]...)
+	if t.KeepPrompt && facts.promptEnd > 0 {
+		t.PromptIDs = append(t.PromptIDs[:0], b[facts.promptAt:facts.promptEnd]...)
 	}
-	t.Completed, t.Guessed = m.tokens, m.guessed
-	if m.usageSeen {
-		t.Prompt = m.usage.Prompt
-	} else if f.promptIDs > 0 {
-		t.Prompt = f.promptIDs
+	t.Completed, t.Guessed = f.tokens, f.guessed
+	if f.usageSeen {
+		t.Prompt = f.usage.Prompt
+	} else if facts.promptIDs > 0 {
+		t.Prompt = facts.promptIDs
 	}
-	if f.backEnd > 0 {
-		t.HandBack = append(t.HandBack[:0], b[f.backAt:f.backEnd]...)
+	if facts.backEnd > 0 {
+		t.HandBack = append(t.HandBack[:0], b[facts.backAt:facts.backEnd]...)
 	}
-	if !f.content {
+	if !facts.content {
 		return
 	}
 	t.Content, t.Shown = true, len(t.IDs)
-	t.MoreThan = t.MoreThan || f.moreThan
-	if f.textEnd > f.textAt {
-		text := b[f.textAt+1 : f.textEnd-1]
+	t.MoreThan = t.MoreThan || facts.moreThan
+	if facts.textEnd > facts.textAt {
+		text := b[facts.textAt+1 : facts.textEnd-1]
 		t.Runes += runes(text)
 		if t.KeepText {
 			t.Text = append(t.Text, text...)

@@ -39,13 +39,13 @@ func TestMirrorCountsByTheBestSource(t *testing.T) {
 		{"what is not JSON counts nothing", 0, []string{text, `{"choices":[{"token_ids":[1,2`}, 1},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			ask := nothing
-			ask.TokensPerChunk = tt.perChunk
-			m := NewFilter(ask)
+			options := nothing
+			options.TokensPerChunk = tt.perChunk
+			f := NewFilter(options)
 			for _, data := range tt.events {
-				m.Event(event(t, data), nil)
+				f.Event(event(t, data), nil)
 			}
-			require.Equal(t, tt.want, m.Tokens())
+			require.Equal(t, tt.want, f.Tokens())
 		})
 	}
 }
@@ -57,10 +57,10 @@ func TestMirrorEditsWhatTheClientDidNotAskFor(t *testing.T) {
 	const final = `{"choices":[],"usage":{"prompt_tokens":9,"prompt_tokens_details":{"cached_tokens":9}}}`
 	const counted = `{"choices":[],"usage":{"completion_tokens":1,"prompt_tokens_details":{"cached_tokens":9}}}`
 	for _, tt := range []struct {
-		name string
-		ask  Options
-		data string
-		want string // "" for dropped
+		name    string
+		options Options
+		data    string
+		want    string // "" for dropped
 	}{
 		{"token ids go, wherever they stand", nothing, `{"prompt_token_ids":[1],"choices":[{"token_ids":[1],"index":0,"text":"a","prompt_token_ids":[1]}],"x":1}`, `{"choices":[{"index":0,"text":"a"}],"x":1}`},
 		{"the first, middle and last member may go, and all of them", nothing, `{"usage":1,"prompt_token_ids":[], "kv_transfer_params":{}}`, `{ }`},
@@ -95,7 +95,7 @@ func TestMirrorEditsWhatTheClientDidNotAskFor(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			e := event(t, tt.data)
-			out, end := NewFilter(tt.ask).Event(e, []byte("kept"))
+			out, end := NewFilter(tt.options).Event(e, []byte("kept"))
 			require.Equal(t, Runs, end)
 			if tt.want == "" {
 				require.Nil(t, out)
@@ -145,14 +145,14 @@ func TestMirrorJudges(t *testing.T) {
 		{"text that looks like an error is text", "data: {\"choices\":[{\"text\":\"\\\"error\\\":1\"}]}\n\n", Runs, true, ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			m := NewFilter(nothing)
+			f := NewFilter(nothing)
 			events := frames(t, tt.stream)
 			require.Len(t, events, 1)
-			_, end := m.Event(events[0], nil)
+			_, end := f.Event(events[0], nil)
 			require.Equal(t, tt.want, end)
-			require.Equal(t, tt.started, m.Started(), "started")
-			require.Equal(t, tt.finished, m.FinishReason())
-			require.Equal(t, tt.finished != "", m.Finished())
+			require.Equal(t, tt.started, f.Started(), "started")
+			require.Equal(t, tt.finished, f.FinishReason())
+			require.Equal(t, tt.finished != "", f.Finished())
 		})
 	}
 }
@@ -175,24 +175,24 @@ func TestFailureReadsEveryShape(t *testing.T) {
 		{"nothing said", `{"error":{}}`, Failure{"the decode engine failed and did not say why", "", "", 500}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			m := NewFilter(nothing)
+			f := NewFilter(nothing)
 			e := event(t, tt.data)
-			out, end := m.Event(e, nil)
+			out, end := f.Event(e, nil)
 			require.Equal(t, Refused, end)
 			require.Equal(t, string(e.Raw), string(out))
-			require.Equal(t, tt.want, m.Failure())
-			require.False(t, m.Started(), "a failure says nothing about the KV")
+			require.Equal(t, tt.want, f.Failure())
+			require.False(t, f.Started(), "a failure says nothing about the KV")
 		})
 	}
 }
 
 func TestMirrorLearnsTokensPerChunk(t *testing.T) {
 	run := func(before float64, events ...string) float64 {
-		m := NewFilter(nothing)
+		f := NewFilter(nothing)
 		for _, data := range events {
-			m.Event(event(t, data), nil)
+			f.Event(event(t, data), nil)
 		}
-		return m.TokensPerChunk(before)
+		return f.TokensPerChunk(before)
 	}
 	const text, usage = `{"choices":[{"text":"a"}]}`, `{"choices":[],"usage":{"completion_tokens":12}}`
 	require.InDelta(t, 1.2, run(0, text, text, text, text, usage), 1e-9, "the first leg moves it from 1 by a tenth")
@@ -207,49 +207,49 @@ func TestMirrorLearnsTokensPerChunk(t *testing.T) {
 }
 
 func TestDriftComparesWithTheFinalUsage(t *testing.T) {
-	m := NewFilter(nothing)
-	m.Event(event(t, `{"choices":[{"text":"a"}]}`), nil)
-	_, known := m.Drift()
+	f := NewFilter(nothing)
+	f.Event(event(t, `{"choices":[{"text":"a"}]}`), nil)
+	_, known := f.Drift()
 	require.False(t, known)
-	m.Event(event(t, `{"choices":[],"usage":{"prompt_tokens":2,"completion_tokens":4}}`), nil)
-	drift, known := m.Drift()
+	f.Event(event(t, `{"choices":[],"usage":{"prompt_tokens":2,"completion_tokens":4}}`), nil)
+	drift, known := f.Drift()
 	require.True(t, known)
 	require.Equal(t, -3, drift)
-	u, ok := m.Usage()
+	u, ok := f.Usage()
 	require.True(t, ok)
 	require.Equal(t, Usage{Prompt: 2, Completion: 4, Total: 6, Cached: -1}, u)
 }
 
 func TestWhatDecodeSaysOfAPromptItComputed(t *testing.T) {
-	ask := nothing
-	trail := Transcript{KeepPrompt: true}
-	ask.Cached, ask.Transcript = OwnCached, &trail
-	m := NewFilter(ask)
-	m.Event(event(t, `{"choices":[{"text":"a","token_ids":[9],"prompt_token_ids":[1,2, 3]}]}`), nil)
-	m.Event(event(t, `{"choices":[{"text":"b","token_ids":[8],"prompt_token_ids":null}]}`), nil)
-	require.Equal(t, []int{3, 3}, []int{m.Prompt(), trail.Prompt}, "null is no list of one id")
-	m.Event(event(t, `{"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":1,"prompt_tokens_details":{"cached_tokens":2}}}`), nil)
-	require.Equal(t, "[1,2, 3]", string(trail.PromptIDs))
-	u, _ := m.Usage()
+	options := nothing
+	transcript := Transcript{KeepPrompt: true}
+	options.Cached, options.Transcript = OwnCached, &transcript
+	f := NewFilter(options)
+	f.Event(event(t, `{"choices":[{"text":"a","token_ids":[9],"prompt_token_ids":[1,2, 3]}]}`), nil)
+	f.Event(event(t, `{"choices":[{"text":"b","token_ids":[8],"prompt_token_ids":null}]}`), nil)
+	require.Equal(t, []int{3, 3}, []int{f.Prompt(), transcript.Prompt}, "null is no list of one id")
+	f.Event(event(t, `{"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":1,"prompt_tokens_details":{"cached_tokens":2}}}`), nil)
+	require.Equal(t, "[1,2, 3]", string(transcript.PromptIDs))
+	u, _ := f.Usage()
 	require.Equal(t, 2, u.Cached)
-	m.Reset(ask)
-	m.Event(event(t, `{"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":1}}`), nil)
-	u, _ = m.Usage()
+	f.Reset(options)
+	f.Event(event(t, `{"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":1}}`), nil)
+	u, _ = f.Usage()
 	require.Equal(t, -1, u.Cached, "it did not say")
-	m.Reset(ask)
-	m.Event(event(t, `{"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":1,"prompt_tokens_details":{"cached_tokens":4}}}`), nil)
-	u, _ = m.Usage()
+	f.Reset(options)
+	f.Event(event(t, `{"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":1,"prompt_tokens_details":{"cached_tokens":4}}}`), nil)
+	u, _ = f.Usage()
 	require.Equal(t, -1, u.Cached, "no more than the prompt can be cached")
 }
 
 func TestResetForgetsTheLegBefore(t *testing.T) {
-	m := NewFilter(Options{ID: []byte("x"), Choice: -1})
-	relay(m, frames(t, `data: {"choices":[{"text":"a","finish_reason":"stop","token_ids":[1]}],"usage":{"completion_tokens":4}}`+"\n\n"+`data: {"error":"boom"}`+"\n\n"))
-	require.NotZero(t, m.Tokens())
-	m.Reset(nothing)
+	f := NewFilter(Options{ID: []byte("x"), Choice: -1})
+	relay(f, frames(t, `data: {"choices":[{"text":"a","finish_reason":"stop","token_ids":[1]}],"usage":{"completion_tokens":4}}`+"\n\n"+`data: {"error":"boom"}`+"\n\n"))
+	require.NotZero(t, f.Tokens())
+	f.Reset(nothing)
 	fresh := NewFilter(nothing)
-	fresh.id, fresh.marks, fresh.owed, fresh.details = m.id, m.marks, m.owed, m.details // memory it may keep
-	require.Equal(t, fresh, m)
+	fresh.id, fresh.marks, fresh.owed, fresh.details = f.id, f.marks, f.owed, f.details // memory it may keep
+	require.Equal(t, fresh, f)
 }
 
 func TestUsageAndErrorEventsAreSafe(t *testing.T) {
@@ -264,8 +264,8 @@ func TestUsageAndErrorEventsAreSafe(t *testing.T) {
 
 func TestAnEventCostsNoAllocation(t *testing.T) {
 	for _, tt := range []struct {
-		name string
-		ask  Options
+		name    string
+		options Options
 	}{
 		{"forwarded as it is", Options{Usage: true, ContinuousUsage: true, TokenIDs: true, Cached: 9, Choice: -1}},
 		{"token ids and usage taken out", nothing},
@@ -273,18 +273,18 @@ func TestAnEventCostsNoAllocation(t *testing.T) {
 		{"a leg of a fan-out", Options{Usage: true, Cached: 3, ID: []byte("chatcmpl-one"), Created: 1790000000, Choice: 5}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			f, m := NewFramer(0), NewFilter(tt.ask)
+			f, filter := NewFramer(0), NewFilter(tt.options)
 			dst := make([]byte, 0, 4096)
 			one := func() {
 				f.Feed(chunk)
 				f.Feed(usageChunk)
 				for e, ok := f.Next(); ok; e, ok = f.Next() {
-					m.Event(e, dst[:0])
+					filter.Event(e, dst[:0])
 				}
 			}
 			one() // buffers grow once
 			require.Zero(t, testing.AllocsPerRun(100, one))
-			require.Equal(t, 2047, m.Tokens())
+			require.Equal(t, 2047, filter.Tokens())
 		})
 	}
 }
@@ -295,19 +295,19 @@ var (
 	plainChunk = []byte(`data: {"id":"chatcmpl-ek-7f3c-d1","object":"chat.completion.chunk","created":1790000000,"model":"dsv3","choices":[{"index":0,"delta":{"content":" token"},"logprobs":null,"finish_reason":null}],"usage":{"prompt_tokens":10,"total_tokens":14,"completion_tokens":4}}` + "\n\n")
 )
 
-// BenchmarkEvent is framing and mirroring of one event, at 64 events a read.
+// BenchmarkEvent is framing and filtering of one event, at 64 events a read.
 func BenchmarkEvent(b *testing.B) {
 	for _, bb := range []struct {
-		name string
-		ask  Options
-		data []byte
+		name    string
+		options Options
+		data    []byte
 	}{
 		{"frame+count", Options{Usage: true, ContinuousUsage: true, TokenIDs: true, Cached: -1, Choice: -1}, plainChunk},
 		{"frame+count+edit", nothing, chunk},
 		{"frame+count+fan-out", Options{Cached: -1, ID: []byte("chatcmpl-one"), Created: 1, Choice: 5}, chunk},
 	} {
 		b.Run(bb.name, func(b *testing.B) {
-			f, m := NewFramer(0), NewFilter(bb.ask)
+			f, filter := NewFramer(0), NewFilter(bb.options)
 			const batch = 64
 			read, dst := []byte(strings.Repeat(string(bb.data), batch)), make([]byte, 0, 4096)
 			b.SetBytes(int64(len(bb.data)))
@@ -318,7 +318,7 @@ func BenchmarkEvent(b *testing.B) {
 					f.Feed(read)
 				}
 				e, _ := f.Next()
-				m.Event(e, dst[:0])
+				filter.Event(e, dst[:0])
 				n++
 			}
 			b.ReportMetric(float64(n)/b.Elapsed().Seconds(), "events/s")
@@ -402,15 +402,15 @@ func TestAnAnswerHasNoMoreTokensThanItMay(t *testing.T) {
 		{"a prompt beyond the context", []string{`{"choices":[],"usage":{"prompt_tokens":1000000000000000,"completion_tokens":1}}`}, ErrBadCount, 0},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			m := NewFilter(Options{MaxTokens: 4, Context: 14, Cached: -1, Choice: -1})
+			f := NewFilter(Options{MaxTokens: 4, Context: 14, Cached: -1, Choice: -1})
 			for _, data := range tt.events {
-				if out, end := m.Event(event(t, data), nil); end == Broken {
+				if out, end := f.Event(event(t, data), nil); end == Broken {
 					require.Nil(t, out)
 					break
 				}
 			}
-			require.Equal(t, tt.want, m.Fault())
-			require.Equal(t, tt.tokens, m.Tokens())
+			require.Equal(t, tt.want, f.Fault())
+			require.Equal(t, tt.tokens, f.Tokens())
 		})
 	}
 }
@@ -418,12 +418,12 @@ func TestAnAnswerHasNoMoreTokensThanItMay(t *testing.T) {
 // A list of the prompt's token ids is a count, too.
 func TestAPromptHasNoMoreTokenIDsThanItsContext(t *testing.T) {
 	for n, want := range map[int]End{14 + spareTokens: Runs, 15 + spareTokens: Broken} {
-		m := NewFilter(Options{MaxTokens: 4, Context: 14, Cached: -1, Choice: -1, Transcript: &Transcript{}})
-		_, end := m.Event(event(t, `{"choices":[{"text":"a"}],"prompt_token_ids":[1`+strings.Repeat(",1", n-1)+`]}`), nil)
+		f := NewFilter(Options{MaxTokens: 4, Context: 14, Cached: -1, Choice: -1, Transcript: &Transcript{}})
+		_, end := f.Event(event(t, `{"choices":[{"text":"a"}],"prompt_token_ids":[1`+strings.Repeat(",1", n-1)+`]}`), nil)
 		require.Equal(t, want, end)
 		if want == Broken {
-			require.Equal(t, ErrBadCount, m.Fault())
-			require.Zero(t, m.Prompt())
+			require.Equal(t, ErrBadCount, f.Fault())
+			require.Zero(t, f.Prompt())
 		}
 	}
 }
@@ -434,34 +434,34 @@ func TestAUsageOnTheLastChunkIsOwed(t *testing.T) {
 	const text, last = `{"id":"x","model":"m","choices":[{"text":"a"}],"usage":{"completion_tokens":1}}`, `{"id":"x","created":3,"model":"m","kv_transfer_params":{},"choices":[{"text":"b","finish_reason":"stop"}],"usage":{"prompt_tokens":9,"completion_tokens":2}}`
 	asked := Options{Usage: true, Cached: 4, Choice: -1}
 	leg := Options{Usage: true, Cached: -1, Choice: 1, ID: []byte("whole"), Created: 7}
-	with := func(change func(*Options)) Options { a := asked; change(&a); return a }
+	with := func(change func(*Options)) Options { o := asked; change(&o); return o }
 	for _, tt := range []struct {
-		name   string
-		ask    Options
-		events []string
-		want   string
+		name    string
+		options Options
+		events  []string
+		want    string
 	}{
 		{"to who asked for it, with prefill's cached tokens", asked, []string{text, last}, `{"id":"x","created":3,"model":"m","choices":[],"usage":{"prompt_tokens":9,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":4}}}`},
 		{"as part of a whole", leg, []string{last}, `{"id":"whole","created":7,"model":"m","choices":[],"usage":{"prompt_tokens":9,"completion_tokens":2}}`},
 		{"not before the end", asked, []string{text}, ""},
 		{"not where the engine sends it", asked, []string{last, `{"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":2}}`}, ""},
-		{"not to who has it in every chunk", with(func(a *Options) { a.ContinuousUsage = true }), []string{last}, ""},
+		{"not to who has it in every chunk", with(func(o *Options) { o.ContinuousUsage = true }), []string{last}, ""},
 		{"nor to who did not ask", nothing, []string{last}, ""},
-		{"nor of a leg whose usage is summed", with(func(a *Options) { a.DropFinalUsage = true }), []string{last}, ""},
+		{"nor of a leg whose usage is summed", with(func(o *Options) { o.DropFinalUsage = true }), []string{last}, ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			m := NewFilter(tt.ask)
+			f := NewFilter(tt.options)
 			for _, data := range tt.events {
-				m.Event(event(t, data), nil)
+				f.Event(event(t, data), nil)
 			}
-			got := string(m.MissingUsage([]byte("kept")))
+			got := string(f.MissingUsage([]byte("kept")))
 			if tt.want == "" {
 				require.Equal(t, "kept", got)
 				return
 			}
 			require.Equal(t, "keptdata: "+tt.want+"\n\n", got)
-			require.Equal(t, "kept", string(m.MissingUsage([]byte("kept"))), "once")
-			require.Equal(t, 2, m.Tokens())
+			require.Equal(t, "kept", string(f.MissingUsage([]byte("kept"))), "once")
+			require.Equal(t, 2, f.Tokens())
 		})
 	}
 }
@@ -486,15 +486,15 @@ func TestWhatAnEngineKeepsIsSeenAtTheEnd(t *testing.T) {
 		{"a response's end", `{"object":"response","status":"completed","usage":{"input_tokens":1,"output_tokens":3}}`, Responses, true},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			m := NewFilter(Options{Form: row.form, Choice: -1})
+			filter := NewFilter(Options{Form: row.form, Choice: -1})
 			f := NewFramer(0)
 			f.Feed([]byte("data: " + row.event + "\n\n"))
 			e, ok := f.Next()
 			require.True(t, ok)
-			out, end := m.Event(e, nil)
+			out, end := filter.Event(e, nil)
 			require.Equal(t, Runs, end)
 			require.NotNil(t, out)
-			require.Equal(t, row.kept, m.Kept())
+			require.Equal(t, row.kept, filter.Kept())
 		})
 	}
 }
@@ -508,12 +508,12 @@ func TestALargeEventOfOneOfSeveralAnswersIsRefused(t *testing.T) {
 		Generated: `{"text":"` + strings.Repeat("a", 100) + `","output_ids":[1],"meta_info":{"id":"e","completion_tokens":1}}`,
 	} {
 		for _, leg := range []bool{false, true} {
-			m, f := NewFilter(Options{Form: form, ID: []byte("ours"), Choice: 1, DropDone: leg}), NewFramer(64)
+			filter, f := NewFilter(Options{Form: form, ID: []byte("ours"), Choice: 1, DropDone: leg}), NewFramer(64)
 			f.Feed([]byte("data: " + event + BlankLine))
 			e, ok := f.Next()
 			require.True(t, ok)
 			require.Equal(t, KindOpaque, e.Kind)
-			out, end := m.Event(e, nil)
+			out, end := filter.Event(e, nil)
 			if !leg {
 				require.Equal(t, Runs, end)
 				require.NotNil(t, out, "its client gets it all the same")
@@ -521,7 +521,7 @@ func TestALargeEventOfOneOfSeveralAnswersIsRefused(t *testing.T) {
 			}
 			require.Equal(t, Broken, end)
 			require.Empty(t, out)
-			require.ErrorIs(t, m.Fault(), ErrLargeEvent)
+			require.ErrorIs(t, filter.Fault(), ErrLargeEvent)
 		}
 	}
 }

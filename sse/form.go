@@ -60,18 +60,18 @@ type formFacts struct {
 }
 
 // verbatim takes the next event of an answer that the client gets unchanged. Only an event with an error makes the answer fail.
-func (m *Filter) verbatim(e Event) ([]byte, End) {
-	if e.Kind == KindData && m.ReadUsage(e.Data) {
+func (f *Filter) verbatim(e Event) ([]byte, End) {
+	if e.Kind == KindData && f.ReadUsage(e.Data) {
 		const message = "the engine ended its answer with an error; its log says why"
-		m.failure = Failure{Message: message, Type: "server_error", Code: "engine_failed", Status: 502}
+		f.failure = Failure{Message: message, Type: "server_error", Code: "engine_failed", Status: 502}
 		return e.Raw, Refused
 	}
-	m.started, m.over, m.finish = true, e.Kind == KindDone, "stop" // the body may end at any event, so the answer always counts as finished
+	f.started, f.over, f.finish = true, e.Kind == KindDone, "stop" // the body may end at any event, so the answer always counts as finished
 	return e.Raw, Runs
 }
 
 // ReadUsage stores the usage in b, which is an event or an answer in one piece. failed says that b has a member error.
-func (m *Filter) ReadUsage(b []byte) (failed bool) {
+func (f *Filter) ReadUsage(b []byte) (failed bool) {
 	u := Usage{Cached: -1}
 	o := rawjson.ObjectAt(b, rawjson.Space(b, 0))
 	for o.NextValue() {
@@ -94,7 +94,7 @@ func (m *Filter) ReadUsage(b []byte) (failed bool) {
 		return false // b is not one JSON object
 	}
 	if u.Total = u.Prompt + u.Completion; u.Total > 0 && !failed {
-		m.usage, m.usageSeen, m.usageSent = u, true, true
+		f.usage, f.usageSeen, f.usageSent = u, true, true
 	}
 	return failed
 }
@@ -109,87 +109,87 @@ const maxHeld = 4
 // take takes the next event, or an answer in one piece, of a form that is not chunked. Before the first event with a token,
 // an engine sends events that only announce the answer. take holds these back until the first token comes. Until then the
 // engine may still fail to get the KV, and another engine can answer in its place, because the client has received nothing.
-func (m *Filter) take(e Event, dst []byte) (out []byte, end End) {
-	if m.ask.Form == Verbatim {
-		return m.verbatim(e)
+func (f *Filter) take(e Event, dst []byte) (out []byte, end End) {
+	if f.options.Form == Verbatim {
+		return f.verbatim(e)
 	}
 	if e.Kind == KindOpaque {
-		if m.ask.Form == Responses { // the event may have members that must be removed, and it is too large to be parsed
-			m.fault = ErrLargeEvent
+		if f.options.Form == Responses { // the event may have members that must be removed, and it is too large to be parsed
+			f.fault = ErrLargeEvent
 			return nil, Broken
 		}
-		m.started = true
-		if m.ask.Transcript != nil {
-			m.ask.Transcript.Unread = true
+		f.started = true
+		if f.options.Transcript != nil {
+			f.options.Transcript.Unread = true
 		}
-		return m.release(e.Raw, dst), Runs
+		return f.release(e.Raw, dst), Runs
 	}
-	said := forms[m.ask.Form].read(e.Data, m.ask.Cached)
-	if judge := forms[m.ask.Form].judge; judge != nil && said.ok {
-		judge(m, &said, e.Data)
+	said := forms[f.options.Form].read(e.Data, f.options.Cached)
+	if judge := forms[f.options.Form].judge; judge != nil && said.ok {
+		judge(f, &said, e.Data)
 	}
 	switch {
 	case !said.ok:
-		return m.unreadable(e.Data)
+		return f.unreadable(e.Data)
 	case said.failed:
-		m.failure = ReadFailure(said.why)
+		f.failure = ReadFailure(said.why)
 		return e.Raw, Refused
 	case said.fault != nil:
-		m.fault = said.fault
+		f.fault = said.fault
 		return nil, Broken
-	case said.idle && !m.started && (m.opened == 0 || m.opened == maxHeld):
+	case said.idle && !f.started && (f.opened == 0 || f.opened == maxHeld):
 		return nil, Runs
-	case said.over && !said.last && m.finish == "": // the stream ends without a finish_reason
+	case said.over && !said.last && f.finish == "": // the stream ends without a finish_reason
 		return nil, Short
 	}
-	m.events++
+	f.events++
 	// SGLang sends the prompt's tokens in message_start only (0.5.23, entrypoints/anthropic/serving.py).
 	if said.usage.Prompt == 0 && said.usage.Total > 0 {
-		said.usage.Prompt, said.usage.Cached = m.usage.Prompt, m.usage.Cached
+		said.usage.Prompt, said.usage.Cached = f.usage.Prompt, f.usage.Cached
 		said.usage.Total += said.usage.Prompt
 	}
-	m.facts = facts{choices: -1, idle: said.idle, content: said.delta, hasUsage: said.usage.Total > 0, usage: said.usage}
+	f.facts = facts{choices: -1, idle: said.idle, content: said.delta, hasUsage: said.usage.Total > 0, usage: said.usage}
 	if said.last {
-		m.facts.choices = 0
+		f.facts.choices = 0
 	}
-	if fault := m.overrun(); fault != nil {
-		m.fault = fault
+	if fault := f.overrun(); fault != nil {
+		f.fault = fault
 		return nil, Broken
 	}
-	announces := !m.started && !said.delta && !said.last // nothing of the answer itself has come
-	if announces && (said.opening || m.opened < maxHeld) {
-		if m.opened++; m.opened > maxHeld {
-			m.fault = ErrBadCount
+	announces := !f.started && !said.delta && !said.last // nothing of the answer itself has come
+	if announces && (said.opening || f.opened < maxHeld) {
+		if f.opened++; f.opened > maxHeld {
+			f.fault = ErrBadCount
 			return nil, Broken
 		}
-		m.count(e.Data)
-		m.held = m.cut(e, said.cuts, m.held)
+		f.count(e.Data)
+		f.held = f.cut(e, said.cuts, f.held)
 		return nil, Runs
 	}
-	m.count(e.Data)
-	m.started = true
-	if keep := forms[m.ask.Form].keep; keep != nil && m.ask.Transcript != nil {
-		keep(m.ask.Transcript, m, &said, e.Data)
+	f.count(e.Data)
+	f.started = true
+	if keep := forms[f.options.Form].keep; keep != nil && f.options.Transcript != nil {
+		keep(f.options.Transcript, f, &said, e.Data)
 	}
 	if said.last {
-		m.finish, m.stopped = said.finish, said.stopText
+		f.finish, f.stopped = said.finish, said.stopText
 	}
-	m.over = said.over && m.finish != ""
+	f.over = said.over && f.finish != ""
 	if len(said.cuts) == 0 {
-		return m.release(e.Raw, dst), Runs
+		return f.release(e.Raw, dst), Runs
 	}
-	dst = append(dst, m.held...)
-	m.held = m.held[:0]
-	return m.cut(e, said.cuts, dst), Runs
+	dst = append(dst, f.held...)
+	f.held = f.held[:0]
+	return f.cut(e, said.cuts, dst), Runs
 }
 
 // release returns dst with the events that were held back and then raw. If none were held back, it returns raw alone.
-func (m *Filter) release(raw, dst []byte) []byte {
-	if len(m.held) == 0 {
+func (f *Filter) release(raw, dst []byte) []byte {
+	if len(f.held) == 0 {
 		return raw
 	}
-	dst = append(append(dst, m.held...), raw...)
-	m.held = m.held[:0]
+	dst = append(append(dst, f.held...), raw...)
+	f.held = f.held[:0]
 	return dst
 }
 
@@ -200,7 +200,7 @@ type cut struct {
 }
 
 // cut appends an event with its cuts made. The cuts are sorted by where they start.
-func (m *Filter) cut(e Event, cuts []cut, dst []byte) []byte {
+func (f *Filter) cut(e Event, cuts []cut, dst []byte) []byte {
 	dst, copied := appendHead(dst, e), 0
 	for _, c := range cuts {
 		if c.to <= copied {
@@ -245,7 +245,7 @@ func countOf(o *rawjson.Object) int {
 
 // OnlyFailure appends a complete stream whose only event is an error.
 func OnlyFailure(dst []byte, f Form, message, typ, code string) []byte {
-	return (&Answer{Filter: Filter{ask: Options{Form: f}}}).Ending(dst, true, message, typ, code)
+	return (&Answer{Filter: Filter{options: Options{Form: f}}}).Ending(dst, true, message, typ, code)
 }
 
 // Silence returns the bytes that show a client that its connection is alive while no event comes. For /v1/messages it is
@@ -265,16 +265,16 @@ var (
 // Ending appends the end of a client's stream: an error event if failed, and [DONE] if the endpoint uses it.
 // typ and code are the error's type and code as this endpoint names them.
 func (a *Answer) Ending(dst []byte, failed bool, message, typ, code string) []byte {
-	m := &a.Filter
-	form := &forms[m.ask.Form]
+	f := &a.Filter
+	form := &forms[f.options.Form]
 	switch {
 	case failed && form.failed == nil:
 		return append(ErrorEvent(dst, message, typ, code), Done...)
-	case m.ask.Form.chunked():
+	case f.options.Form.chunked():
 		return append(dst, Done...)
 	case failed:
-		return form.failed(dst, m.events, message, typ, code)
-	case !m.over:
+		return form.failed(dst, f.events, message, typ, code)
+	case !f.over:
 		return append(dst, form.end...)
 	}
 	return dst

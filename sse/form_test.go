@@ -18,10 +18,10 @@ func TestWhatComesBeforeAnEvent(t *testing.T) {
 		form := FormOf(path)
 		frames := NewFramer(0)
 		frames.Feed(Silence(form))
-		m := NewFilter(Options{Form: form})
+		f := NewFilter(Options{Form: form})
 		for e, ok := frames.Next(); ok; e, ok = frames.Next() {
-			out, _ := m.Event(e, nil)
-			require.False(t, m.Started(), "%s: it is no token: %s", path, out)
+			out, _ := f.Event(e, nil)
+			require.False(t, f.Started(), "%s: it is no token: %s", path, out)
 		}
 		require.Zero(t, frames.held(), "it is whole")
 		require.Equal(t, want, string(OnlyFailure(nil, form, "no engine", "server_error", "prefill_unavailable")), path)
@@ -87,10 +87,10 @@ func FuzzVerbatim(f *testing.F) {
 		if !ok || e.Kind != KindData {
 			return
 		}
-		m := NewFilter(Options{Form: Verbatim, Choice: -1, Cached: OwnCached})
-		out, end := m.Event(e, nil)
+		f := NewFilter(Options{Form: Verbatim, Choice: -1, Cached: OwnCached})
+		out, end := f.Event(e, nil)
 		require.Equal(t, string(e.Raw), string(out))
-		if usage, told := m.Usage(); told {
+		if usage, told := f.Usage(); told {
 			require.True(t, usage.Prompt >= 0 && usage.Prompt <= mostCounted && usage.Completion >= 0 && usage.Completion <= mostCounted, "%+v",
 				usage)
 		}

@@ -132,7 +132,7 @@ func TestASplitChangesNothing(t *testing.T) {
 	})
 }
 
-// replay is what framer and mirror make of a stream fed in the given cuts. The
+// replay is what framer and filter make of a stream fed in the given cuts. The
 // pieces of one oversized event, whose cuts are nobody's promise, are joined.
 func replay(stream []byte, cuts []int, limit int) (log []string, left int) {
 	cut := make([]bool, len(stream)+1)
@@ -140,7 +140,7 @@ func replay(stream []byte, cuts []int, limit int) (log []string, left int) {
 		cut[c] = true
 	}
 	cut[len(stream)] = true
-	f, m := NewFramer(limit), NewFilter(nothing)
+	f, filter := NewFramer(limit), NewFilter(nothing)
 	opaque := ""
 	for from, i := 0, 0; i <= len(stream); i++ {
 		if !cut[i] {
@@ -149,7 +149,7 @@ func replay(stream []byte, cuts []int, limit int) (log []string, left int) {
 		f.Feed(stream[from:i])
 		from = i
 		for e, ok := f.Next(); ok; e, ok = f.Next() {
-			out, end := m.Event(e, nil)
+			out, end := filter.Event(e, nil)
 			if e.Kind == KindOpaque {
 				opaque += string(out)
 				continue

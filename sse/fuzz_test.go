@@ -64,12 +64,13 @@ func FuzzMirror(f *testing.F) {
 	}
 	f.Add([]byte(`{"usage":{"prompt_tokens_details":{"cached_tokens":1,"a":[]}},"choices":[{"token_ids":[[1],2]},3,null]}`), uint8(1))
 	f.Fuzz(func(t *testing.T, data []byte, bits uint8) {
-		ask := Options{Usage: bits&1 > 0, ContinuousUsage: bits&2 > 0, TokenIDs: bits&4 > 0, Cached: -1, Choice: -1, DropFinalUsage: bits&8 > 0}
+		options := Options{Usage: bits&1 > 0, ContinuousUsage: bits&2 > 0, TokenIDs: bits&4 > 0, Cached: -1, Choice: -1,
+			DropFinalUsage: bits&8 > 0}
 		if bits&16 > 0 {
-			ask.Cached = 77
+			options.Cached = 77
 		}
 		if bits&32 > 0 {
-			ask.ID, ask.Created, ask.Choice = []byte(`a"b`), 12, 3
+			options.ID, options.Created, options.Choice = []byte(`a"b`), 12, 3
 		}
 		fr := NewFramer(0)
 		fr.Feed(append(append([]byte("data: "), data...), "\n\n"...))
@@ -77,7 +78,7 @@ func FuzzMirror(f *testing.F) {
 		if !ok || e.Kind != KindData {
 			return
 		}
-		out, end := NewFilter(ask).Event(e, nil)
+		out, end := NewFilter(options).Event(e, nil)
 		a := NewAssembler(bits&64 > 0, 0)
 		if a.Add(e.Data) == nil && json.Valid(e.Data) {
 			if answer, err := a.JSON(nil); err == nil {
@@ -96,7 +97,7 @@ func FuzzMirror(f *testing.F) {
 		if end == Refused && bytes.Equal(out, e.Raw) {
 			return // an error event goes as it is
 		}
-		reference(want, ask, end)
+		reference(want, options, end)
 		var have map[string]any
 		require.True(t, decode(got.Data, &have))
 		require.Equal(t, want, have, "%s -> %s", e.Data, got.Data)
@@ -146,7 +147,7 @@ func counted(usage map[string]any) bool {
 }
 
 // reference edits a decoded event in the obvious way.
-func reference(event map[string]any, ask Options, end End) {
+func reference(event map[string]any, options Options, end End) {
 	set := func(m map[string]any, key string, value any) {
 		if _, ok := m[key]; ok {
 			m[key] = value
@@ -154,23 +155,23 @@ func reference(event map[string]any, ask Options, end End) {
 	}
 	choices, listed := event["choices"].([]any)
 	delete(event, "kv_transfer_params")
-	if !ask.TokenIDs {
+	if !options.TokenIDs {
 		delete(event, "prompt_token_ids")
 	}
-	if ask.ID != nil {
-		set(event, "id", string(ask.ID))
+	if options.ID != nil {
+		set(event, "id", string(options.ID))
 		set(event, "created", json.Number("12"))
 	}
 	final := listed && len(choices) == 0
 	switch {
-	case !ask.Usage:
+	case !options.Usage:
 		delete(event, "usage")
-	case !ask.ContinuousUsage && !final:
+	case !options.ContinuousUsage && !final:
 		set(event, "usage", nil)
 	}
 	if usage, ok := event["usage"].(map[string]any); ok {
 		if details, ok := usage["prompt_tokens_details"].(map[string]any); ok {
-			if ask.Cached >= 0 {
+			if options.Cached >= 0 {
 				set(details, "cached_tokens", json.Number("77"))
 				if counted(usage) {
 					details["cached_tokens"] = json.Number("77")
@@ -182,7 +183,7 @@ func reference(event map[string]any, ask Options, end End) {
 			}
 		}
 	}
-	if usage, ok := event["usage"].(map[string]any); ok && ask.Cached >= 0 && counted(usage) {
+	if usage, ok := event["usage"].(map[string]any); ok && options.Cached >= 0 && counted(usage) {
 		if details, there := usage["prompt_tokens_details"]; details == nil || !there {
 			usage["prompt_tokens_details"] = map[string]any{"cached_tokens": json.Number("77")}
 		}
@@ -193,11 +194,11 @@ func reference(event map[string]any, ask Options, end End) {
 			continue
 		}
 		delete(choice, "kv_transfer_params")
-		if !ask.TokenIDs {
+		if !options.TokenIDs {
 			delete(choice, "token_ids")
 			delete(choice, "prompt_token_ids")
 		}
-		if ask.Choice >= 0 {
+		if options.Choice >= 0 {
 			set(choice, "index", json.Number("3"))
 		}
 		if end == Preempted {

@@ -81,35 +81,35 @@ func (s *formFacts) readEnd(o rawjson.Object) {
 }
 
 // judgeGenerated decides whether an event that readGenerated has read failed, and adds the cuts that the client's copy needs.
-func (m *Filter) judgeGenerated(s *formFacts, data []byte) {
-	if s.finish == "abort" && (m.ask.Aborted == nil || !m.ask.Aborted()) {
+func (f *Filter) judgeGenerated(s *formFacts, data []byte) {
+	if s.finish == "abort" && (f.options.Aborted == nil || !f.options.Aborted()) {
 		s.failed = true
 	}
-	if len(m.id) > 0 && s.idAt.to > 0 {
-		s.idAt.put = string(m.id)
+	if len(f.id) > 0 && s.idAt.to > 0 {
+		s.idAt.put = string(f.id)
 		s.cuts = append(s.cuts, s.idAt)
 	}
-	if m.ask.Choice >= 0 && !m.ask.Unstreamed {
+	if f.options.Choice >= 0 && !f.options.Unstreamed {
 		comma := ","
 		if first := rawjson.Space(data, rawjson.Space(data, 0)+1); first == s.endAt { // an object without members
 			comma = ""
 		}
-		s.cuts = append(s.cuts, cut{s.endAt, s.endAt, comma + `"index":` + strconv.Itoa(m.ask.Choice)})
+		s.cuts = append(s.cuts, cut{s.endAt, s.endAt, comma + `"index":` + strconv.Itoa(f.options.Choice)})
 	}
-	if seam := m.ask.Continuation; seam != nil && seam.Last != nil {
+	if continuation := f.options.Continuation; continuation != nil && continuation.Last != nil {
 		known := 0
-		if m.ask.Transcript != nil {
-			known = len(m.ask.Transcript.IDs)
+		if f.options.Transcript != nil {
+			known = len(f.options.Transcript.IDs)
 		}
 		count := countAt(data, s.idsAt)
 		grows, _ := growth(count, s.usage.Completion, known)
-		otherGrowth := grows != GrowthUnknown && grows != seam.Grows
-		tokensMissing := seam.Grows == AllSoFar && count != s.usage.Completion
+		otherGrowth := grows != GrowthUnknown && grows != continuation.Grows
+		tokensMissing := continuation.Grows == AllSoFar && count != s.usage.Completion
 		if otherGrowth || tokensMissing {
 			s.fault = ErrOtherGrowth
 			return
 		}
-		s.cuts = joinEvent(s.cuts, seam.Last, seam.Grows, data)
+		s.cuts = joinEvent(s.cuts, continuation.Last, continuation.Grows, data)
 		s.order()
 	}
 }

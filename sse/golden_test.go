@@ -18,8 +18,8 @@ var update = flag.Bool("update", false, "write the golden files anew")
 // for each engine's habits, past clients that ask for more and more.
 func TestStreamsReachTheClientAsRecorded(t *testing.T) {
 	asks := []struct {
-		client string
-		ask    Options
+		client  string
+		options Options
 	}{
 		{"asked for nothing, prefill's cache unknown", nothing},
 		{"asked for the usage, prefill had 1 token cached", Options{Usage: true, Cached: 1, Choice: -1}},
@@ -35,12 +35,12 @@ func TestStreamsReachTheClientAsRecorded(t *testing.T) {
 			require.NoError(t, err)
 			var got bytes.Buffer
 			for _, a := range asks {
-				m := NewFilter(a.ask)
-				client, verdicts := relay(m, frames(t, string(stream)))
-				usage, known := m.Usage()
+				f := NewFilter(a.options)
+				client, verdicts := relay(f, frames(t, string(stream)))
+				usage, known := f.Usage()
 				fmt.Fprintf(&got, "=== a client that %s\n%s", a.client, client)
 				fmt.Fprintf(&got, "--- verdicts %v, tokens %d, started %v, finish %q, usage %+v %v, failure %+v\n\n",
-					verdicts, m.Tokens(), m.Started(), m.FinishReason(), usage, known, m.Failure())
+					verdicts, f.Tokens(), f.Started(), f.FinishReason(), usage, known, f.Failure())
 			}
 			fmt.Fprintf(&got, "=== a client that wants no stream\n%s\n", assembled(t, string(stream)))
 			golden := strings.TrimSuffix(file, ".sse") + ".golden"
@@ -56,12 +56,12 @@ func TestStreamsReachTheClientAsRecorded(t *testing.T) {
 
 // assembled is the answer of a client that wants no stream, or why it has none.
 func assembled(t *testing.T, stream string) string {
-	m := NewFilter(Options{Usage: true, Cached: 1, Choice: -1})
+	f := NewFilter(Options{Usage: true, Cached: 1, Choice: -1})
 	a := NewAssembler(strings.Contains(stream, "chat.completion"), 0)
 	for _, e := range frames(t, stream) {
-		out, end := m.Event(e, nil)
+		out, end := f.Event(e, nil)
 		if end == Refused || end == Preempted {
-			return fmt.Sprintf("no answer: %v %+v", verdict(out, end), m.Failure())
+			return fmt.Sprintf("no answer: %v %+v", verdict(out, end), f.Failure())
 		}
 		require.NoError(t, a.Add(out))
 	}

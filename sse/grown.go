@@ -28,8 +28,8 @@ func growth(n, completion, known int) (g Growth, ok bool) {
 	return OnlyNew, n+known == completion
 }
 
-// keepGenerated adds an event of /generate, whose data is b, to the trail.
-func (t *Transcript) keepGenerated(m *Filter, s *formFacts, b []byte) {
+// keepGenerated adds an event of /generate, whose data is b, to the transcript.
+func (t *Transcript) keepGenerated(f *Filter, s *formFacts, b []byte) {
 	if t.Head.ID == nil && s.idAt.to-s.idAt.from <= maxHead {
 		t.Head.ID = bytes.Clone(b[s.idAt.from:s.idAt.to])
 	}
@@ -54,7 +54,7 @@ func (t *Transcript) keepGenerated(m *Filter, s *formFacts, b []byte) {
 		t.IDs = append(t.IDs, int32(id))
 	}
 	t.Unread = t.Unread || !ok
-	t.Completed, t.Prompt = m.tokens, s.usage.Prompt
+	t.Completed, t.Prompt = f.tokens, s.usage.Prompt
 	t.Content = t.Content || n > 0
 	text := b[s.textAt.from:s.textAt.to]
 	length := len(text)
@@ -94,7 +94,7 @@ func shown(text []byte) bool {
 	return r != ' ' && !unicode.Is(unicode.Han, r)
 }
 
-// Join appends the trail of the engine that continued this answer.
+// Join appends the transcript of the engine that continued this answer.
 func (t *Transcript) Join(next *Transcript) {
 	if next.Content {
 		t.Shown = len(t.IDs) + next.Shown

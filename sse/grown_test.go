@@ -63,11 +63,11 @@ func (g *grows) events(to int) (all []string) {
 }
 
 // relayed are the events that a client gets, and what is kept of them.
-func relayed(t require.TestingT, events []string, seam *Continuation, kept *Transcript) (out []string) {
-	m := NewFilter(Options{Form: Generated, Choice: -1, Cached: OwnCached, Transcript: kept, Continuation: seam})
+func relayed(t require.TestingT, events []string, continuation *Continuation, kept *Transcript) (out []string) {
+	f := NewFilter(Options{Form: Generated, Choice: -1, Cached: OwnCached, Transcript: kept, Continuation: continuation})
 	for _, e := range events {
 		raw := []byte("data: " + e + "\n\n")
-		got, end := m.Event(Event{Raw: raw, Data: raw[6 : len(raw)-2], Kind: KindData, at: 6}, nil)
+		got, end := f.Event(Event{Raw: raw, Data: raw[6 : len(raw)-2], Kind: KindData, at: 6}, nil)
 		require.Equal(t, Runs, end, e)
 		require.NotNil(t, got, e)
 		out = append(out, strings.TrimSuffix(strings.TrimPrefix(string(got), "data: "), "\n\n"))
@@ -90,13 +90,13 @@ func TestWhatIsJoinedIsWhatOneEngineSends(t *testing.T) {
 			if n == 0 && next < len(g.texts) {
 				next = max(2, next)
 			}
-			var seam *Continuation
+			var continuation *Continuation
 			if n > 0 {
-				seam = &Continuation{Head: sofar.Head, Prompt: g.prompt, Tokens: n, Last: sofar.Last, Grows: sofar.Grows}
+				continuation = &Continuation{Head: sofar.Head, Prompt: g.prompt, Tokens: n, Last: sofar.Last, Grows: sofar.Grows}
 			}
 			kept := &Transcript{}
 			legs.made = n
-			got = append(got, relayed(t, legs.events(next), seam, kept)...)
+			got = append(got, relayed(t, legs.events(next), continuation, kept)...)
 			sofar.Join(kept)
 			require.False(t, sofar.Unread)
 			require.Len(t, sofar.IDs, next)
@@ -125,12 +125,12 @@ func TestEachPartHasTheWeightsThatMadeIt(t *testing.T) {
 		for _, e := range g.events(2*i + 2) {
 			events = append(events, strings.ReplaceAll(e, `"w"`, `"`+version+`"`))
 		}
-		var seam *Continuation
+		var continuation *Continuation
 		if i > 0 {
-			seam = &Continuation{Head: sofar.Head, Tokens: 2 * i, Last: sofar.Last, Grows: sofar.Grows}
+			continuation = &Continuation{Head: sofar.Head, Tokens: 2 * i, Last: sofar.Last, Grows: sofar.Grows}
 		}
 		kept := &Transcript{}
-		out := relayed(t, events, seam, kept)
+		out := relayed(t, events, continuation, kept)
 		sofar.Join(kept)
 		got = out[len(out)-1]
 	}
@@ -146,15 +146,15 @@ func TestEventsThatDoNotFitAreNotJoined(t *testing.T) {
 		sofar.Join(kept)
 		require.Equal(t, of, sofar.Grows)
 		g.made, g.growth = 3, AllSoFar+OnlyNew-of
-		m := NewFilter(Options{Form: Generated, Choice: -1, Cached: OwnCached, Transcript: &Transcript{},
+		f := NewFilter(Options{Form: Generated, Choice: -1, Cached: OwnCached, Transcript: &Transcript{},
 			Continuation: &Continuation{Head: sofar.Head, Tokens: 3, Last: sofar.Last, Grows: of}})
 		var last End
 		for _, e := range g.events(5) {
 			raw := []byte("data: " + e + "\n\n")
-			_, last = m.Event(Event{Raw: raw, Data: raw[6 : len(raw)-2], Kind: KindData, at: 6}, nil)
+			_, last = f.Event(Event{Raw: raw, Data: raw[6 : len(raw)-2], Kind: KindData, at: 6}, nil)
 		}
 		require.Equal(t, Broken, last)
-		require.ErrorIs(t, m.Fault(), ErrOtherGrowth)
+		require.ErrorIs(t, f.Fault(), ErrOtherGrowth)
 	}
 }
 
@@ -164,8 +164,8 @@ func TestSpansOfWeightsThatAreNoJSON(t *testing.T) {
 	for _, spans := range [][2]string{{whole, torn}, {torn, whole}, {`[,]`, `[}`}} {
 		last := `{"output_ids":[1],"meta_info":{"id":"x","completion_tokens":1,"weight_versions":` + spans[0] + `}}`
 		next := `{"output_ids":[2],"meta_info":{"id":"x","completion_tokens":1,"weight_versions":` + spans[1] + `}}`
-		seam := &Continuation{Head: Head{ID: []byte(`"x"`)}, Tokens: 1, Last: []byte(last), Grows: AllSoFar}
-		got := relayed(t, []string{next}, seam, &Transcript{})
+		continuation := &Continuation{Head: Head{ID: []byte(`"x"`)}, Tokens: 1, Last: []byte(last), Grows: AllSoFar}
+		got := relayed(t, []string{next}, continuation, &Transcript{})
 		require.Len(t, got, 1)
 		require.True(t, json.Valid([]byte(got[0])), got[0])
 	}

@@ -29,8 +29,8 @@ const (
 )
 
 // message feeds a stream to an answer, so many bytes at once.
-func message(stream string, ask Options, pieces int) (out string, end End, a *Answer) {
-	return feed(stream, Messages, ask, pieces)
+func message(stream string, options Options, pieces int) (out string, end End, a *Answer) {
+	return feed(stream, Messages, options, pieces)
 }
 
 func TestAMessageIsMirrored(t *testing.T) {

@@ -10,7 +10,7 @@ import (
 // events for the client, and finds out whether the answer ended as it should. It counts all choices as one answer, because
 // evenkeel never asks an engine for more than one choice.
 type Filter struct {
-	ask        Options
+	options    Options
 	continuous bool   // the client gets the usage of every chunk
 	id         []byte // options.ID as JSON
 	byIDs      bool   // the answer is one of /inference/v1/generate
@@ -117,58 +117,58 @@ type mark struct {
 }
 
 // mark records the current member of o. If o.Pos is not yet the end of the value, the caller must set end later.
-func (m *Filter) mark(kind valueKind, level uint8, o *rawjson.Object) {
-	m.marks = append(m.marks, mark{kind: kind, level: level, open: int32(o.Open), nth: int32(o.N - 1), comma: int32(o.Comma),
+func (f *Filter) mark(kind valueKind, level uint8, o *rawjson.Object) {
+	f.marks = append(f.marks, mark{kind: kind, level: level, open: int32(o.Open), nth: int32(o.N - 1), comma: int32(o.Comma),
 		quote: int32(o.Quote), val: int32(o.Val), end: int32(o.Pos)})
 }
 
 // markValue finds the end of the current member's value and records the member.
-func (m *Filter) markValue(kind valueKind, level uint8, o *rawjson.Object) {
+func (f *Filter) markValue(kind valueKind, level uint8, o *rawjson.Object) {
 	o.Pos = rawjson.ValueEnd(o.Text, o.Val)
-	m.mark(kind, level, o)
+	f.mark(kind, level, o)
 }
 
 // markBehind records the offset after the last member of an object whose members were all read.
-func (m *Filter) markBehind(kind valueKind, o *rawjson.Object) {
-	m.marks = append(m.marks, mark{kind: kind, open: int32(o.Open), val: int32(o.Pos - 1), end: int32(o.Pos - 1), inside: int32(o.N)})
+func (f *Filter) markBehind(kind valueKind, o *rawjson.Object) {
+	f.marks = append(f.marks, mark{kind: kind, open: int32(o.Open), val: int32(o.Pos - 1), end: int32(o.Pos - 1), inside: int32(o.N)})
 }
 
 // read scans an event's JSON and fills m.facts and m.marks; false: it is not a JSON object.
-func (m *Filter) read(b []byte) bool {
+func (f *Filter) read(b []byte) bool {
 	o := rawjson.ObjectAt(b, rawjson.Space(b, 0))
 	for o.Next() {
 		switch string(o.Key) {
 		case "choices":
-			m.readChoices(&o)
+			f.readChoices(&o)
 		case "usage":
-			m.readUsage(&o)
+			f.readUsage(&o)
 		case "prompt_token_ids":
-			m.foreignIDs(0, &o)
+			f.foreignIDs(0, &o)
 		case "kv_transfer_params":
 			if b[o.Val] == '{' {
-				m.facts.backAt, m.facts.backEnd = o.Val, rawjson.ValueEnd(b, o.Val)
+				f.facts.backAt, f.facts.backEnd = o.Val, rawjson.ValueEnd(b, o.Val)
 			}
-			m.markValue(foreign, 0, &o)
+			f.markValue(foreign, 0, &o)
 		case "id":
-			if len(m.id) > 0 {
-				m.markValue(idValue, 0, &o)
+			if len(f.id) > 0 {
+				f.markValue(idValue, 0, &o)
 			}
 		case "request_id":
-			if m.byIDs && len(m.id) > 0 {
-				m.markValue(idValue, 0, &o)
+			if f.byIDs && len(f.id) > 0 {
+				f.markValue(idValue, 0, &o)
 			}
 		case "created":
-			if m.ask.Created != 0 || m.ask.Continuation != nil {
-				m.markValue(createdValue, 0, &o)
+			if f.options.Created != 0 || f.options.Continuation != nil {
+				f.markValue(createdValue, 0, &o)
 			}
 		case "model":
-			m.markForSeam(modelValue, 0, &o)
+			f.markForSeam(modelValue, 0, &o)
 		case "system_fingerprint":
-			m.markForSeam(fingerprintValue, 0, &o)
+			f.markForSeam(fingerprintValue, 0, &o)
 		case "error":
-			m.facts.isError = m.facts.isError || !rawjson.IsNull(b[o.Val:])
+			f.facts.isError = f.facts.isError || !rawjson.IsNull(b[o.Val:])
 		case "object":
-			m.facts.isError = m.facts.isError || bytes.HasPrefix(b[o.Val:], []byte(`"error"`))
+			f.facts.isError = f.facts.isError || bytes.HasPrefix(b[o.Val:], []byte(`"error"`))
 		}
 	}
 	return o.Pos > 0 && rawjson.Space(b, o.Pos) == len(b)
@@ -176,94 +176,94 @@ func (m *Filter) read(b []byte) bool {
 
 // foreignIDs marks the token ids of the prompt for removal if the client did not ask for
 // them, or got them already from an earlier engine.
-func (m *Filter) foreignIDs(level uint8, o *rawjson.Object) {
+func (f *Filter) foreignIDs(level uint8, o *rawjson.Object) {
 	o.Pos = rawjson.ValueEnd(o.Text, o.Val)
-	if !m.ask.TokenIDs || m.ask.Continuation != nil {
-		m.mark(foreign, level, o)
+	if !f.options.TokenIDs || f.options.Continuation != nil {
+		f.mark(foreign, level, o)
 	}
 	listed := o.Text[o.Val] == '[' && o.Pos-o.Val > len("[]") // only in the first event: later events have null here
-	if listed && (m.ask.Transcript != nil || m.ask.Continuation != nil) {
-		m.facts.promptIDs = bytes.Count(o.Text[o.Val:o.Pos], []byte{','}) + 1
-		m.facts.promptAt, m.facts.promptEnd = o.Val, o.Pos
+	if listed && (f.options.Transcript != nil || f.options.Continuation != nil) {
+		f.facts.promptIDs = bytes.Count(o.Text[o.Val:o.Pos], []byte{','}) + 1
+		f.facts.promptAt, f.facts.promptEnd = o.Val, o.Pos
 	}
 }
 
 // markForSeam calls markValue if this engine continues an answer of another. Otherwise the member does not change.
-func (m *Filter) markForSeam(kind valueKind, level uint8, o *rawjson.Object) {
-	if m.ask.Continuation != nil {
-		m.markValue(kind, level, o)
+func (f *Filter) markForSeam(kind valueKind, level uint8, o *rawjson.Object) {
+	if f.options.Continuation != nil {
+		f.markValue(kind, level, o)
 	}
 }
 
 // readChoices reads the choices of an event, and moves top to the end of their list.
-func (m *Filter) readChoices(top *rawjson.Object) {
+func (f *Filter) readChoices(top *rawjson.Object) {
 	if top.Text[top.Val] != '[' {
 		return
 	}
 	a := rawjson.ArrayAt(top.Text, top.Val)
 	for a.Next() {
 		if a.Text[a.Val] == '{' {
-			a.Pos = m.readChoice(a.Text, a.Val)
+			a.Pos = f.readChoice(a.Text, a.Val)
 		}
 	}
-	m.facts.choices, top.Pos = a.N, a.Pos
+	f.facts.choices, top.Pos = a.N, a.Pos
 }
 
 // readChoice reads the choice at i in b, and returns where it ends; not positive: it cannot be read.
-func (m *Filter) readChoice(b []byte, i int) int {
+func (f *Filter) readChoice(b []byte, i int) int {
 	bare, delta, texts := true, false, false
 	o := rawjson.ObjectAt(b, i)
 	for o.Next() {
 		switch string(o.Key) {
 		case "index":
-			if m.ask.Choice >= 0 {
-				m.markValue(indexValue, 1, &o)
+			if f.options.Choice >= 0 {
+				f.markValue(indexValue, 1, &o)
 			}
 		case "delta":
-			says := m.readDelta(&o)
+			says := f.readDelta(&o)
 			delta, bare = true, bare && !says
 		case "text":
 			bare, texts = false, true
 			o.Pos = rawjson.ValueEnd(b, o.Val)
 			if o.Pos-o.Val > len(`""`) && b[o.Val] == '"' {
-				m.facts.content, m.facts.textAt, m.facts.textEnd = true, o.Val, o.Pos
+				f.facts.content, f.facts.textAt, f.facts.textEnd = true, o.Val, o.Pos
 			}
 		case "finish_reason":
-			m.markValue(endValue, 1, &o)
+			f.markValue(endValue, 1, &o)
 			if b[o.Val] == '"' {
 				bare = false
-				m.facts.finishAt, m.facts.finishEnd = o.Val+1, o.Pos-1
+				f.facts.finishAt, f.facts.finishEnd = o.Val+1, o.Pos-1
 			}
 		case "stop_reason":
-			m.markValue(endValue, 1, &o)
-			m.facts.stopText = m.facts.stopText || b[o.Val] == '"'
-			m.facts.recomputed = m.facts.recomputed || bytes.HasPrefix(b[o.Val:], []byte(`"recomputed"`))
+			f.markValue(endValue, 1, &o)
+			f.facts.stopText = f.facts.stopText || b[o.Val] == '"'
+			f.facts.recomputed = f.facts.recomputed || bytes.HasPrefix(b[o.Val:], []byte(`"recomputed"`))
 		case "token_ids":
-			m.readIDs(&o)
+			f.readIDs(&o)
 		case "prompt_token_ids":
-			m.foreignIDs(1, &o)
+			f.foreignIDs(1, &o)
 		case "kv_transfer_params":
-			m.markValue(foreign, 1, &o)
+			f.markValue(foreign, 1, &o)
 		case "logprobs":
-			if m.ask.Continuation != nil && m.ask.Continuation.Runes > 0 && b[o.Val] == '{' {
-				o.Pos = m.readOffsets(b, o.Val)
+			if f.options.Continuation != nil && f.options.Continuation.Runes > 0 && b[o.Val] == '{' {
+				o.Pos = f.readOffsets(b, o.Val)
 			}
 			bare = bare && rawjson.IsNull(b[o.Val:])
 		case "weight_versions":
-			if m.ask.Continuation != nil && b[o.Val] == '[' {
-				m.markValue(spansValue, 1, &o)
+			if f.options.Continuation != nil && b[o.Val] == '[' {
+				f.markValue(spansValue, 1, &o)
 			}
 		}
 	}
-	if m.byIDs && !texts { // without a text, only token ids show that the choice has content
-		m.facts.content = m.facts.content || m.facts.ids > 0
+	if f.byIDs && !texts { // without a text, only token ids show that the choice has content
+		f.facts.content = f.facts.content || f.facts.ids > 0
 	}
-	m.facts.bare = bare && delta
+	f.facts.bare = bare && delta
 	return o.Pos
 }
 
 // readDelta reads the delta of a choice. says is false only if the delta is null or {}: a role or an empty text counts.
-func (m *Filter) readDelta(choice *rawjson.Object) (says bool) {
+func (f *Filter) readDelta(choice *rawjson.Object) (says bool) {
 	b := choice.Text
 	if b[choice.Val] != '{' {
 		return !rawjson.IsNull(b[choice.Val:])
@@ -271,8 +271,8 @@ func (m *Filter) readDelta(choice *rawjson.Object) (says bool) {
 	o := rawjson.ObjectAt(b, choice.Val)
 	for o.Next() {
 		if string(o.Key) == "role" {
-			m.facts.role = true
-			m.markForSeam(roleValue, 2, &o)
+			f.facts.role = true
+			f.markForSeam(roleValue, 2, &o)
 			continue
 		}
 		switch b[o.Val] {
@@ -280,11 +280,11 @@ func (m *Filter) readDelta(choice *rawjson.Object) (says bool) {
 			if o.Pos = rawjson.ValueEnd(b, o.Val); o.Pos-o.Val <= len(`""`) { // empty: two quotes or brackets
 				break
 			}
-			m.facts.content = true
+			f.facts.content = true
 			if string(o.Key) == "content" && b[o.Val] == '"' {
-				m.facts.textAt, m.facts.textEnd = o.Val, o.Pos
+				f.facts.textAt, f.facts.textEnd = o.Val, o.Pos
 			} else {
-				m.facts.moreThan = true
+				f.facts.moreThan = true
 			}
 		}
 	}
@@ -294,47 +294,47 @@ func (m *Filter) readDelta(choice *rawjson.Object) (says bool) {
 
 // readOffsets marks text_offset, the list of where each token begins in the text, in the logprobs of a completion.
 // The logprobs start at i in b; readOffsets returns where they end.
-func (m *Filter) readOffsets(b []byte, i int) int {
+func (f *Filter) readOffsets(b []byte, i int) int {
 	o := rawjson.ObjectAt(b, i)
 	for o.Next() {
 		if string(o.Key) == "text_offset" && b[o.Val] == '[' {
-			m.markValue(offsetsValue, 2, &o)
+			f.markValue(offsetsValue, 2, &o)
 		}
 	}
 	return o.Pos
 }
 
 // readIDs counts the token ids of a choice, which are the tokens generated since the last event.
-func (m *Filter) readIDs(choice *rawjson.Object) {
+func (f *Filter) readIDs(choice *rawjson.Object) {
 	if choice.Text[choice.Val] == '[' {
 		a := rawjson.ArrayAt(choice.Text, choice.Val)
 		for a.Next() {
-			m.facts.ids++
+			f.facts.ids++
 		}
-		m.facts.hasIDs, m.facts.idsAt = true, choice.Val
+		f.facts.hasIDs, f.facts.idsAt = true, choice.Val
 		choice.Pos = a.Pos
 	} else {
 		choice.Pos = rawjson.ValueEnd(choice.Text, choice.Val)
 	}
-	if !m.ask.TokenIDs {
-		m.mark(foreign, 1, choice)
+	if !f.options.TokenIDs {
+		f.mark(foreign, 1, choice)
 	}
 }
 
 // readUsage reads the usage of an event, which may be null, and moves top to its end.
-func (m *Filter) readUsage(top *rawjson.Object) {
-	at := len(m.marks)
-	m.mark(usageValue, 0, top)
+func (f *Filter) readUsage(top *rawjson.Object) {
+	at := len(f.marks)
+	f.mark(usageValue, 0, top)
 	if top.Text[top.Val] == '{' {
-		top.Pos = m.readCounts(top.Text, top.Val)
+		top.Pos = f.readCounts(top.Text, top.Val)
 	} else {
 		top.Pos = rawjson.ValueEnd(top.Text, top.Val)
 	}
-	m.marks[at].end = int32(top.Pos)
+	f.marks[at].end = int32(top.Pos)
 }
 
 // readCounts reads the usage at i in b, and returns where it ends. A usage without completion_tokens is ignored.
-func (m *Filter) readCounts(b []byte, i int) int {
+func (f *Filter) readCounts(b []byte, i int) int {
 	u := Usage{Cached: -1}
 	counts, total, details := false, false, false
 	o := rawjson.ObjectAt(b, i)
@@ -342,66 +342,66 @@ func (m *Filter) readCounts(b []byte, i int) int {
 		switch string(o.Key) {
 		case "prompt_tokens_details":
 			details = true
-			m.readDetails(&o, &u)
+			f.readDetails(&o, &u)
 		case "prompt_tokens":
-			u.Prompt, _ = m.readCount(promptValue, &o)
+			u.Prompt, _ = f.readCount(promptValue, &o)
 		case "completion_tokens":
-			u.Completion, counts = m.readCount(completionValue, &o)
+			u.Completion, counts = f.readCount(completionValue, &o)
 		case "total_tokens":
-			u.Total, total = m.readCount(totalValue, &o)
+			u.Total, total = f.readCount(totalValue, &o)
 		}
 	}
-	if counts && !details && m.ask.Cached >= 0 && o.Pos > 0 {
-		m.markBehind(noDetails, &o)
+	if counts && !details && f.options.Cached >= 0 && o.Pos > 0 {
+		f.markBehind(noDetails, &o)
 	}
 	if counts {
 		if !total {
 			u.Total = u.Prompt + u.Completion
 		}
-		m.facts.hasUsage, m.facts.usage = true, u
+		f.facts.hasUsage, f.facts.usage = true, u
 	}
 	return o.Pos
 }
 
-func (m *Filter) readCount(kind valueKind, usage *rawjson.Object) (n int, ok bool) {
+func (f *Filter) readCount(kind valueKind, usage *rawjson.Object) (n int, ok bool) {
 	usage.Pos = rawjson.ValueEnd(usage.Text, usage.Val)
-	if m.ask.Continuation != nil {
-		m.mark(kind, 1, usage)
+	if f.options.Continuation != nil {
+		f.mark(kind, 1, usage)
 	}
 	return rawjson.Int(usage.Text, usage.Val, usage.Pos)
 }
 
 // readDetails reads prompt_tokens_details, the current member of a usage, into u. If the prefill engine's cached_tokens
 // are known (options.Cached >= 0), it also marks where they belong.
-func (m *Filter) readDetails(usage *rawjson.Object, u *Usage) {
+func (f *Filter) readDetails(usage *rawjson.Object, u *Usage) {
 	b := usage.Text
 	if b[usage.Val] != '{' {
-		if m.ask.Cached >= 0 && b[usage.Val] == 'n' { // null is replaced by details with cached_tokens
-			m.markValue(nullDetails, 1, usage)
+		if f.options.Cached >= 0 && b[usage.Val] == 'n' { // null is replaced by details with cached_tokens
+			f.markValue(nullDetails, 1, usage)
 		}
 		return
 	}
-	at := len(m.marks)
-	m.mark(detailsValue, 1, usage)
+	at := len(f.marks)
+	f.mark(detailsValue, 1, usage)
 	o := rawjson.ObjectAt(b, usage.Val)
 	found := 0
 	for o.Next() {
 		if string(o.Key) == "cached_tokens" {
 			found++
-			m.markValue(cachedValue, 2, &o)
+			f.markValue(cachedValue, 2, &o)
 			if n, ok := rawjson.Int(b, o.Val, o.Pos); ok {
 				u.Cached = n
 			}
 		}
 	}
 	usage.Pos = o.Pos
-	m.facts.details, m.facts.detailsEnd = usage.Val, o.Pos
-	m.marks[at].end = int32(o.Pos)
-	m.marks[at].inside = int32(o.N - found) // 0: cached_tokens is the only member, so act may remove the details as a whole
+	f.facts.details, f.facts.detailsEnd = usage.Val, o.Pos
+	f.marks[at].end = int32(o.Pos)
+	f.marks[at].inside = int32(o.N - found) // 0: cached_tokens is the only member, so act may remove the details as a whole
 	if found == 0 {
-		m.marks[at].inside = 1 // the details lack cached_tokens, so act must not remove them, even if they are empty
-		if m.ask.Cached >= 0 && o.Pos > 0 {
-			m.markBehind(noCached, &o)
+		f.marks[at].inside = 1 // the details lack cached_tokens, so act must not remove them, even if they are empty
+		if f.options.Cached >= 0 && o.Pos > 0 {
+			f.markBehind(noCached, &o)
 		}
 	}
 }

@@ -166,7 +166,7 @@ func verdicts(stream []byte, cuts []int, l Limits) (events []string, end string)
 	for _, c := range append(cuts, len(stream)) {
 		cut[c] = true
 	}
-	m := NewFilter(Options{MaxTokens: 3, Context: 100, Cached: -1, Choice: -1})
+	f := NewFilter(Options{MaxTokens: 3, Context: 100, Cached: -1, Choice: -1})
 	from, opaque := 0, ""
 	for i := range cut {
 		if !cut[i] {
@@ -180,8 +180,8 @@ func verdicts(stream []byte, cuts []int, l Limits) (events []string, end string)
 				opaque += string(e.Raw)
 				continue
 			}
-			out, end := m.Event(e, nil)
-			events = append(events, opaque, fmt.Sprint(e.Kind, verdict(out, end), m.Fault(), m.Tokens(), string(out)))
+			out, end := f.Event(e, nil)
+			events = append(events, opaque, fmt.Sprint(e.Kind, verdict(out, end), f.Fault(), f.Tokens(), string(out)))
 			opaque = ""
 		}
 	}

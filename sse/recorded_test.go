@@ -92,9 +92,9 @@ type passed struct {
 	m        *Filter
 }
 
-func pass(ask Options, pieces []string) (p passed) {
+func pass(options Options, pieces []string) (p passed) {
 	f := NewFramer(0)
-	p.m = NewFilter(ask)
+	p.m = NewFilter(options)
 	var client []byte
 	for _, piece := range pieces {
 		f.Feed([]byte(piece))
@@ -121,10 +121,10 @@ func TestRecordedStreamsAreRead(t *testing.T) {
 		t.Run(r.Name, func(t *testing.T) {
 			body := string(r.Body())
 			want := saidBy(t, body)
-			for _, ask := range []Options{all, nothing} {
-				whole := pass(ask, r.Pieces)
+			for _, options := range []Options{all, nothing} {
+				whole := pass(options, r.Pieces)
 				for _, n := range []int{1, 2, 3, 7, 61, 1021, len(body)} {
-					cut := pass(ask, inPiecesOf(n, body))
+					cut := pass(options, inPiecesOf(n, body))
 					require.Equal(t, whole.client, cut.client, "in pieces of %d", n)
 					require.Equal(t, whole.verdicts, cut.verdicts, "in pieces of %d", n)
 				}
@@ -230,11 +230,11 @@ func TestRecordedStreamsAssembleToTheWholeAnswer(t *testing.T) {
 		}
 		compared++
 		t.Run(r.Name, func(t *testing.T) {
-			ask := Options{Usage: true, TokenIDs: strings.Contains(twin.Ask.Body, "return_token_ids"), Cached: OwnCached, Choice: -1}
-			m := NewFilter(ask)
+			options := Options{Usage: true, TokenIDs: strings.Contains(twin.Ask.Body, "return_token_ids"), Cached: OwnCached, Choice: -1}
+			f := NewFilter(options)
 			a := NewAssembler(strings.Contains(r.Ask.Path, "chat"), 0)
 			for _, e := range frames(t, string(r.Body())) {
-				out, end := m.Event(e, nil)
+				out, end := f.Event(e, nil)
 				require.Contains(t, []End{Runs, Complete}, end)
 				require.NoError(t, a.Add(out))
 			}

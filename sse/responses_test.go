@@ -26,14 +26,14 @@ const (
 )
 
 // respond feeds a stream to an answer, so many bytes at once.
-func respond(stream string, ask Options, pieces int) (out string, end End, a *Answer) {
-	return feed(stream, Responses, ask, pieces)
+func respond(stream string, options Options, pieces int) (out string, end End, a *Answer) {
+	return feed(stream, Responses, options, pieces)
 }
 
-func feed(stream string, form Form, ask Options, pieces int) (out string, end End, a *Answer) {
+func feed(stream string, form Form, options Options, pieces int) (out string, end End, a *Answer) {
 	a = &Answer{}
-	ask.Form = form
-	a.Reset(ask)
+	options.Form = form
+	a.Reset(options)
 	a.Reader.Reset(Limits{})
 	var dst []byte
 	for len(stream) > 0 && end == Runs {

@@ -44,9 +44,9 @@ func frames(t require.TestingT, stream string) []Event {
 }
 
 // relay runs a stream through a filter and returns what the client gets, and a verdict on each event.
-func relay(m *Filter, events []Event) (client []byte, verdicts []string) {
+func relay(f *Filter, events []Event) (client []byte, verdicts []string) {
 	for _, e := range events {
-		out, end := m.Event(e, nil)
+		out, end := f.Event(e, nil)
 		client, verdicts = append(client, out...), append(verdicts, verdict(out, end))
 	}
 	return client, verdicts

@@ -22,9 +22,9 @@ data: [DONE]
 
 func TestAnAnswerOfTokensIsPutTogetherAsVLLMDoes(t *testing.T) {
 	a := NewAssembler(false, 0).ByTokens("m", 7)
-	m := NewFilter(Options{Form: Tokens, Usage: true, TokenIDs: true, Cached: OwnCached, Choice: -1})
+	f := NewFilter(Options{Form: Tokens, Usage: true, TokenIDs: true, Cached: OwnCached, Choice: -1})
 	for _, e := range frames(t, tokensStream) {
-		if out, end := m.Event(e, nil); end == Runs {
+		if out, end := f.Event(e, nil); end == Runs {
 			require.NoError(t, a.Add(out))
 		}
 	}
@@ -35,37 +35,37 @@ func TestAnAnswerOfTokensIsPutTogetherAsVLLMDoes(t *testing.T) {
 		`"output_mode":"tokens","choices":[{"index":0,"finish_reason":"length","stop_reason":null,"token_ids":[448,622,91],"routed_experts":"AA==","sampling_mask":null,`+
 		`"weight_versions":[{"version":"default","start":0,"end":3}],"logprobs":{"content":[{"token_id":448,"logprob":-6.1,"rank":1,"top_logprobs":[]},`+
 		`{"token_id":622,"logprob":-6.2,"rank":1,"top_logprobs":[]},{"token_id":91,"logprob":-6.3,"rank":1,"top_logprobs":[]}]}}]}`, string(got))
-	require.Equal(t, 3, m.Tokens())
+	require.Equal(t, 3, f.Tokens())
 }
 
 func TestAClientOfTokensGetsWhatItAskedFor(t *testing.T) {
 	for _, row := range []struct {
-		name string
-		ask  Options
-		want string // of the first event, and of the last
-		ends string
+		name    string
+		options Options
+		want    string // of the first event, and of the last
+		ends    string
 	}{
 		{"nothing changes", Options{Usage: true}, `{"request_id":"generate-tokens-a","usage":null,`, `"choices":[]}`},
 		{"the usage is for nobody", Options{}, `{"request_id":"generate-tokens-a","usage":null,`, `}]}}]}`},
 		{"it has a name of its own", Options{Usage: true, ID: []byte("b")}, `{"request_id":"b","usage":null,`, `"choices":[]}`},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			row.ask.Form, row.ask.TokenIDs, row.ask.Cached, row.ask.Choice = Tokens, true, OwnCached, -1
-			m := NewFilter(row.ask)
-			all, _ := relay(m, frames(t, tokensStream))
+			row.options.Form, row.options.TokenIDs, row.options.Cached, row.options.Choice = Tokens, true, OwnCached, -1
+			f := NewFilter(row.options)
+			all, _ := relay(f, frames(t, tokensStream))
 			client := string(all)
 			events := strings.Split(strings.TrimSuffix(client, "\n\ndata: [DONE]\n\n"), "\n\n")
 			require.True(t, strings.HasPrefix(events[0], "data: "+row.want), client)
 			require.True(t, strings.HasSuffix(events[len(events)-1], row.ends), client)
-			require.True(t, m.Finished())
+			require.True(t, f.Finished())
 		})
 	}
 }
 
 // What a resumed leg says of weights is of its own tokens.
 func TestSpansOfWeightsCountFromTheFirstToken(t *testing.T) {
-	m := NewFilter(Options{Form: Tokens, Usage: true, TokenIDs: true, Cached: OwnCached, Choice: -1, Continuation: &Continuation{Head: Head{ID: []byte(`"first"`)}, Prompt: 4, Tokens: 5}})
-	all, _ := relay(m, frames(t, tokensStream))
+	f := NewFilter(Options{Form: Tokens, Usage: true, TokenIDs: true, Cached: OwnCached, Choice: -1, Continuation: &Continuation{Head: Head{ID: []byte(`"first"`)}, Prompt: 4, Tokens: 5}})
+	all, _ := relay(f, frames(t, tokensStream))
 	client := string(all)
 	require.Contains(t, client, `"weight_versions":[{"version":"default","start":5,"end":8}]`)
 	require.Contains(t, client, `"request_id":"first"`)
@@ -76,9 +76,9 @@ func TestSpansOfWeightsCountFromTheFirstToken(t *testing.T) {
 func TestAnAbortIsTheEndOfWhatItsClientHasAborted(t *testing.T) {
 	stream := strings.Replace(tokensStream, `"length"`, `"abort"`, 1)
 	for _, told := range []bool{true, false} {
-		m := NewFilter(Options{Form: Tokens, TokenIDs: true, Cached: -1, Choice: -1, Aborted: func() bool { return told }})
-		_, verdicts := relay(m, frames(t, stream))
-		require.Equal(t, told, m.Finished())
+		f := NewFilter(Options{Form: Tokens, TokenIDs: true, Cached: -1, Choice: -1, Aborted: func() bool { return told }})
+		_, verdicts := relay(f, frames(t, stream))
+		require.Equal(t, told, f.Finished())
 		require.Equal(t, !told, strings.Contains(fmt.Sprint(verdicts), "failed"), verdicts)
 	}
 }
@@ -86,10 +86,10 @@ func TestAnAbortIsTheEndOfWhatItsClientHasAborted(t *testing.T) {
 func TestTheEndOfAnAnswerOfTokensIsOne(t *testing.T) {
 	for _, mode := range []string{`"tokens"`, `"text"`} {
 		end := TokensEnding(nil, Head{ID: []byte(`"a"`), Mode: []byte(mode)}, "length", Usage{Prompt: 4, Completion: 2, Total: 6, Cached: -1})
-		m := NewFilter(Options{Form: Tokens, Usage: true, TokenIDs: true, Cached: OwnCached, Choice: -1})
-		_, _ = relay(m, frames(t, string(end)))
-		require.Equal(t, "length", m.FinishReason())
-		u, ok := m.Usage()
+		f := NewFilter(Options{Form: Tokens, Usage: true, TokenIDs: true, Cached: OwnCached, Choice: -1})
+		_, _ = relay(f, frames(t, string(end)))
+		require.Equal(t, "length", f.FinishReason())
+		u, ok := f.Usage()
 		require.True(t, ok)
 		require.Equal(t, 6, u.Total)
 	}
@@ -103,21 +103,21 @@ data: {"text":"ab","output_ids":[1,2],"meta_info":{"id":"x","finish_reason":{"ty
 data: [DONE]
 
 `
-	m := NewFilter(Options{Form: Generated, ID: []byte("mine"), Choice: 1, Cached: OwnCached})
-	client, _ := relay(m, frames(t, stream))
+	f := NewFilter(Options{Form: Generated, ID: []byte("mine"), Choice: 1, Cached: OwnCached})
+	client, _ := relay(f, frames(t, stream))
 	require.Equal(t, strings.ReplaceAll(strings.ReplaceAll(stream, `"x"`, `"mine"`), `}}`+"\n", `},"index":1}`+"\n"), string(client))
-	u, _ := m.Usage()
+	u, _ := f.Usage()
 	require.Equal(t, Usage{Prompt: 3, Completion: 2, Total: 5, Cached: 1}, u)
-	require.Equal(t, "length", m.FinishReason())
+	require.Equal(t, "length", f.FinishReason())
 
-	m = NewFilter(Options{Form: Generated, ID: []byte("mine"), Choice: 1, Cached: OwnCached})
-	client, _ = relay(m, frames(t, "data: {}\n\ndata: { }\n\n"+stream))
+	f = NewFilter(Options{Form: Generated, ID: []byte("mine"), Choice: 1, Cached: OwnCached})
+	client, _ = relay(f, frames(t, "data: {}\n\ndata: { }\n\n"+stream))
 	require.True(t, strings.HasPrefix(string(client), "data: {\"index\":1}\n\ndata: { \"index\":1}\n\ndata: {\"text\":\"a\","), string(client))
 
 	aborted := strings.Replace(stream, `{"type":"length","length":2}`, `{"type":"abort","message":"no memory","status_code":503}`, 1)
-	m = NewFilter(Options{Form: Generated, Choice: -1, Cached: OwnCached})
-	_, _ = relay(m, frames(t, aborted))
-	require.Equal(t, Failure{Message: "no memory", Code: "503", Status: 503}, m.Failure())
+	f = NewFilter(Options{Form: Generated, Choice: -1, Cached: OwnCached})
+	_, _ = relay(f, frames(t, aborted))
+	require.Equal(t, Failure{Message: "no memory", Code: "503", Status: 503}, f.Failure())
 }
 
 // FuzzTokensMirror: an edited event is JSON if the engine's is, whatever is in it.
@@ -139,11 +139,11 @@ func FuzzTokensMirror(f *testing.F) {
 		if !ok || e.Kind != KindData || !json.Valid(e.Data) {
 			return
 		}
-		ask := Options{Form: form, Usage: true, TokenIDs: true, ID: []byte("mine"), Choice: 2, Cached: 3}
+		options := Options{Form: form, Usage: true, TokenIDs: true, ID: []byte("mine"), Choice: 2, Cached: 3}
 		if tokens {
-			ask.Continuation = &Continuation{Head: Head{ID: []byte(`"mine"`)}, Tokens: 3}
+			options.Continuation = &Continuation{Head: Head{ID: []byte(`"mine"`)}, Tokens: 3}
 		}
-		out, end := NewFilter(ask).Event(e, nil)
+		out, end := NewFilter(options).Event(e, nil)
 		if end != Runs || len(out) == 0 {
 			return
 		}

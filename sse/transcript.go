@@ -4,7 +4,7 @@ import "evenkeel/internal/rawjson"
 
 // Transcript records what one engine has answered, so that another engine can continue the answer.
 // The filter adds to it with each event that reaches the client, and
-// allocates only if the trail must grow.
+// allocates only if the transcript must grow.
 type Transcript struct {
 	KeepText   bool // fill Text
 	KeepPrompt bool // fill PromptIDs
@@ -17,7 +17,7 @@ type Transcript struct {
 	Runes     int     // how many runes the content has
 	Content   bool    // an event had content
 	MoreThan  bool    // there was content other than plain text: reasoning or a tool call
-	Unread    bool    // an event could not be read, so the trail may lack a part of the answer
+	Unread    bool    // an event could not be read, so the transcript may lack a part of the answer
 	Prompt    int     // tokens of the prompt as the decode engine counted them; 0: it sent no count
 	Completed int     // how many tokens the answer has, by the engine's count
 	Guessed   bool    // the engine did not count all tokens: Completed is partly estimated from chunks
@@ -45,7 +45,7 @@ type Head struct {
 	Mode                            []byte // the output_mode of /inference/v1/generate
 }
 
-// Reset empties the trail and reuses its memory.
+// Reset empties the transcript and reuses its memory.
 func (t *Transcript) Reset(keepText bool) {
 	*t = Transcript{KeepText: keepText, IDs: t.IDs[:0], Text: t.Text[:0], Last: t.Last[:0], HandBack: t.HandBack[:0]}
 }
@@ -133,12 +133,12 @@ type Continuation struct {
 }
 
 // join adds the tokens of earlier engines to the usage of this one.
-func (s *Continuation) join(u Usage) Usage {
-	u.Prompt -= s.Tokens
-	if s.Prompt > 0 {
-		u.Prompt = s.Prompt
+func (c *Continuation) join(u Usage) Usage {
+	u.Prompt -= c.Tokens
+	if c.Prompt > 0 {
+		u.Prompt = c.Prompt
 	}
-	u.Completion += s.Tokens
+	u.Completion += c.Tokens
 	u.Total = u.Prompt + u.Completion
 	return u
 }
