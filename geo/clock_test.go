@@ -91,39 +91,39 @@ func (l *handLink) Close()                                    { l.ended = true }
 func TestAFarPeerThatAnswersIsNotStale(t *testing.T) {
 	clock := &handClock{now: time.Unix(1_000_000_000, 0)}
 	link := &handLink{clock: clock, well: true}
-	n, _ := node(t, func(c *Config) {
+	ps, _ := node(t, func(c *Config) {
 		c.Clock, c.Link, c.Probe.Interval = clock, func(string) Link { return link }, 25*time.Millisecond
 	}, entry(t, "eu-1", "http://nowhere"))
 	clock.pass(time.Second)
 	for range 105 { // longer than three intervals pass between two answers
 		clock.pass(time.Millisecond)
-		require.Equal(t, "available", first(n).Available["m"], "%v ms after its last answer", first(n).AgeMs)
+		require.Equal(t, "available", first(ps).Available["m"], "%v ms after its last answer", first(ps).AgeMs)
 	}
 	link.well = false
 	clock.pass(340 * time.Millisecond) // 25 of them until the answer that is on its way
-	require.Equal(t, "stale", first(n).Available["m"], "three times it should have answered")
+	require.Equal(t, "stale", first(ps).Available["m"], "three times it should have answered")
 	clock.pass(220 * time.Millisecond) // until the last question is given up
 }
 
 func TestANodeLivesInTheTimeAndOnTheLinksThatItIsGiven(t *testing.T) {
 	clock := &handClock{now: time.Unix(1_000_000_000, 0)}
 	link := &handLink{clock: clock, well: true}
-	n, q := node(t, func(c *Config) {
+	ps, q := node(t, func(c *Config) {
 		c.Clock, c.Link, c.Probe.Interval = clock, func(string) Link { return link }, 500*time.Millisecond
 	}, entry(t, "eu-1", "http://nowhere"))
 	start := clock.now
 	clock.pass(time.Second)
-	require.True(t, first(n).Up, "after two answers")
-	require.Equal(t, 80.0, first(n).RTTMs)
+	require.True(t, first(ps).Up, "after two answers")
+	require.Equal(t, 80.0, first(ps).RTTMs)
 	require.Equal(t, []time.Time{start, start.Add(580 * time.Millisecond)}, link.asked, "an interval after each answer")
 	require.EqualValues(t, 2, q.wakes.Load())
-	require.Equal(t, 340.0, first(n).AgeMs)
+	require.Equal(t, 340.0, first(ps).AgeMs)
 
 	link.well = false
 	clock.pass(10 * time.Second)
-	require.False(t, first(n).Up)
-	require.Equal(t, "silence", first(n).Fault)
-	n.Close()
+	require.False(t, first(ps).Up)
+	require.Equal(t, "silence", first(ps).Fault)
+	ps.Close()
 	require.True(t, link.ended)
 	require.Empty(t, clock.due)
 }
@@ -131,7 +131,7 @@ func TestANodeLivesInTheTimeAndOnTheLinksThatItIsGiven(t *testing.T) {
 func TestAForwardIsPredictedWithWhatThePeerLatelyTookBeyondIt(t *testing.T) {
 	clock := &handClock{now: time.Unix(1_000_000_000, 0)}
 	link := &handLink{clock: clock, well: true, near: true}
-	n, _ := node(t, func(c *Config) {
+	ps, _ := node(t, func(c *Config) {
 		c.Clock, c.Link, c.Probe.Interval = clock, func(string) Link { return link }, 25*time.Millisecond
 	}, entry(t, "eu-1", "http://nowhere"))
 	clock.pass(time.Second)
@@ -139,7 +139,7 @@ func TestAForwardIsPredictedWithWhatThePeerLatelyTookBeyondIt(t *testing.T) {
 	forward := func(late time.Duration) *Forward {
 		clock.pass(200 * time.Millisecond) // a probe has counted the one before
 		round++
-		q := n.Question(Ask{ID: "r", Model: "m"})
+		q := ps.Question(Ask{ID: "r", Model: "m"})
 		require.Equal(t, prefill.ToThere, q.Where(&prefill.Here{Model: "m", Round: round, Now: clock.now, Since: clock.now, Tokens: 100}))
 		f := q.Forward()
 		f.Written()
@@ -164,7 +164,7 @@ func TestAForwardIsPredictedWithWhatThePeerLatelyTookBeyondIt(t *testing.T) {
 // However often the queue asks while a request waits for a replica, it is woken once for that.
 func TestARequestThatWaitsForAHitSetsOneTimer(t *testing.T) {
 	clock := &handClock{now: time.Unix(1_000_000_000, 0)}
-	n, queue := node(t, func(c *Config) { c.Clock, c.Policy = clock, "gorgo:push=sp-p,load=50,patience=2" })
+	ps, queue := node(t, func(c *Config) { c.Clock, c.Policy = clock, "gorgo:push=sp-p,load=50,patience=2" })
 	h := &prefill.Here{Model: "m", Since: clock.now, Tokens: 4100}
 	h.Prefillers = []prefill.Prefiller{{Live: true, Open: true, Pending: 1}, {Live: true, Open: true, MaxSeqs: 8}}
 	for i := range h.Prefillers {
@@ -172,7 +172,7 @@ func TestARequestThatWaitsForAHitSetsOneTimer(t *testing.T) {
 		p.ID, p.TPMs = string(rune('a'+i)), 0.1
 	}
 	h.Prefillers[0].HitTokens = 4000
-	q := n.Question(Ask{ID: "r", Model: "m"})
+	q := ps.Question(Ask{ID: "r", Model: "m"})
 	for range 5 {
 		h.Round++
 		h.Now = clock.now

@@ -17,7 +17,7 @@ import (
 // Forward is one request that is sent to a peer, with its answer. It is booked when the peer is chosen, sent at most once, and
 // ended once.
 type Forward struct {
-	node        *Peers
+	peers       *Peers
 	peer        *peer // the peer that gets the request
 	number      uint64
 	model       string

@@ -66,25 +66,25 @@ func (f *Forward) Carry(by Carrier) bool {
 
 // Written records that the request was written to the peer: the answer to any later probe counts it.
 func (f *Forward) Written() {
-	n := f.node
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	f.peer.reserved.Written(f.number, n.at(n.clock.Now()))
+	ps := f.peers
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	f.peer.reserved.Written(f.number, ps.at(ps.clock.Now()))
 }
 
 // Begun records that the client gets the begin of the answer, so that the request cannot be served elsewhere any more. whole
 // says that the answer is not streamed: it is complete, and does not show when the first token was ready. cached is the
 // number of prompt tokens that the peer found in a cache; -1: not known.
 func (f *Forward) Begun(whole bool, cached int) {
-	n, p := f.node, f.peer
+	ps, p := f.peers, f.peer
 	f.mu.Lock()
 	f.started = true
 	f.mu.Unlock()
-	f.firstAt, f.cached = n.clock.Now(), cached
-	n.metrics.ttft.WithLabelValues(routeForward, p.id).Observe(f.firstAt.Sub(f.since).Seconds())
-	n.mu.Lock()
+	f.firstAt, f.cached = ps.clock.Now(), cached
+	ps.metrics.ttft.WithLabelValues(routeForward, p.id).Observe(f.firstAt.Sub(f.since).Seconds())
+	ps.mu.Lock()
 	defer f.makesRoom()()
-	at, took, predicted := n.at(f.firstAt), ms(f.firstAt.Sub(f.decided)), f.predicted.TTFT()
+	at, took, predicted := ps.at(f.firstAt), ms(f.firstAt.Sub(f.decided)), f.predicted.TTFT()
 	p.circuit.Succeed()
 	switch {
 	case whole:
@@ -94,7 +94,7 @@ func (f *Forward) Begun(whole bool, cached int) {
 		if predicted > 0 {
 			p.distrust.Add(at, took-predicted)
 			p.residual.Add(took, f.predicted.Known(), f.firstAt)
-			n.metrics.costError.WithLabelValues(p.id).Observe((took - predicted) / 1000)
+			ps.metrics.costError.WithLabelValues(p.id).Observe((took - predicted) / 1000)
 		}
 	}
 	overPredicted := f.cached >= 0 && float64(f.hitTokens-f.cached) >= f.blockTokens
@@ -110,24 +110,24 @@ func (f *Forward) Begun(whole bool, cached int) {
 // longer time than a time.Duration can hold. stop ends the timer.
 func (f *Forward) awaitsWhole(limit time.Duration) (stop func() bool) {
 	late := min(policy.LateMs(f.predicted.TTFT()), ms(limit))
-	return f.node.clock.After(time.Duration(late*float64(time.Millisecond)), func() {
-		f.node.mu.Lock()
+	return f.peers.clock.After(time.Duration(late*float64(time.Millisecond)), func() {
+		f.peers.mu.Lock()
 		f.makesRoom()()
 	})
 }
 
 // makesRoom removes the forward from the peer's unanswered requests, unless an earlier call has done so. It is called with the
-// node's lock held. The function that it returns releases the lock, and wakes the arrival queue if the peer had no room for
+// lock of Peers held. The function that it returns releases the lock, and wakes the arrival queue if the peer had no room for
 // another request before.
 func (f *Forward) makesRoom() (unlock func()) {
-	n, p := f.node, f.peer
-	full := f.requests > 0 && p.unanswered >= p.trust.Window(n.at(n.clock.Now()))
+	ps, p := f.peers, f.peer
+	full := f.requests > 0 && p.unanswered >= p.trust.Window(ps.at(ps.clock.Now()))
 	p.unanswered -= f.requests
 	f.requests = 0
 	return func() {
-		n.mu.Unlock()
+		ps.mu.Unlock()
 		if full { // the peer takes more requests now
-			n.cfg.Queue.Wake()
+			ps.cfg.Queue.Wake()
 		}
 	}
 }
@@ -188,8 +188,8 @@ func (f *Forward) end(outcome, cause string) {
 	f.ended = true
 	carrier := f.carrier
 	f.mu.Unlock()
-	n, p, now := f.node, f.peer, f.node.clock.Now()
-	receipt := &Receipt{At: f.decided, RID: f.rid, Origin: n.cfg.Self.ID, Peer: p.id, Model: f.model, Outcome: outcome, Cause: cause}
+	ps, p, now := f.peers, f.peer, f.peers.clock.Now()
+	receipt := &Receipt{At: f.decided, RID: f.rid, Origin: ps.cfg.Self.ID, Peer: p.id, Model: f.model, Outcome: outcome, Cause: cause}
 	receipt.Predicted.Terms, receipt.Predicted.LocalCost = f.predicted, f.localMs
 	receipt.Actual.TotalMs, receipt.Actual.CachedTokens = ms(now.Sub(f.decided)), f.cached
 	if !f.firstAt.IsZero() {
@@ -202,25 +202,25 @@ func (f *Forward) end(outcome, cause string) {
 	}
 	receipt.USD = usd(receipt.BytesOut, receipt.BytesIn, p.conf.PriceOut, p.conf.PriceIn)
 	f.updatePeer(outcome, cause, receipt.USD, now)
-	n.metrics.forwards.WithLabelValues(p.id, outcome).Inc()
-	n.metrics.inflight.WithLabelValues(p.id).Dec()
-	n.metrics.bytes.WithLabelValues(p.id, "out").Add(float64(receipt.BytesOut))
-	n.metrics.bytes.WithLabelValues(p.id, "in").Add(float64(receipt.BytesIn))
-	n.metrics.dollars.WithLabelValues(p.id).Add(receipt.USD)
+	ps.metrics.forwards.WithLabelValues(p.id, outcome).Inc()
+	ps.metrics.inflight.WithLabelValues(p.id).Dec()
+	ps.metrics.bytes.WithLabelValues(p.id, "out").Add(float64(receipt.BytesOut))
+	ps.metrics.bytes.WithLabelValues(p.id, "in").Add(float64(receipt.BytesIn))
+	ps.metrics.dollars.WithLabelValues(p.id).Add(receipt.USD)
 	if outcome == OutcomeFallback {
-		n.metrics.fallbacks.WithLabelValues(p.id, cause).Inc()
+		ps.metrics.fallbacks.WithLabelValues(p.id, cause).Inc()
 	}
-	n.receipts.add(receipt)
-	n.cfg.Log.Info("a forwarded request has ended", receipt.fields()...)
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.forgetGone(p)
+	ps.receipts.add(receipt)
+	ps.cfg.Log.Info("a forwarded request has ended", receipt.fields()...)
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	ps.forgetGone(p)
 }
 
 // updatePeer removes what the forward had booked on the peer, and updates the peer's circuit and trust by the outcome.
 func (f *Forward) updatePeer(outcome, cause string, spent float64, now time.Time) {
-	n, p := f.node, f.peer
-	n.mu.Lock()
+	ps, p := f.peers, f.peer
+	ps.mu.Lock()
 	defer f.makesRoom()()
 	delete(p.inflight, f)
 	p.reserved.Withdrawn(f.number)
@@ -232,9 +232,9 @@ func (f *Forward) updatePeer(outcome, cause string, spent float64, now time.Time
 	case !f.firstAt.IsZero(), outcome == OutcomeRelayed:
 		p.circuit.Succeed()
 	case outcome == OutcomeFallback && !slices.Contains(blameless, cause):
-		p.trust.Failed(n.at(now))
+		p.trust.Failed(ps.at(now))
 		if p.circuit.Fail(f.number, now) {
-			n.clock.After(p.circuit.Out(), n.cfg.Queue.Wake)
+			ps.clock.After(p.circuit.Out(), ps.cfg.Queue.Wake)
 		}
 	default:
 		p.circuit.Neutral(f.number)

@@ -164,18 +164,18 @@ func (f *Forward) GoBack(events []byte, _ sse.End) {
 // finish closes the response. If only the end of the body is missing, a goroutine waits for it, because the connection can then
 // be used again. The client does not wait for this.
 func (f *Forward) finish() {
-	n := f.node
-	n.mu.Lock()
-	wait := f.reader != nil && f.reader.Done() && !f.resp.Ended() && n.ctx.Err() == nil
+	ps := f.peers
+	ps.mu.Lock()
+	wait := f.reader != nil && f.reader.Done() && !f.resp.Ended() && ps.ctx.Err() == nil
 	if wait {
-		n.running.Go(func() {
+		ps.running.Go(func() {
 			defer f.resp.Close()
 			var buf [1 << 10]byte
 			for f.reader.Err() == nil && f.receive(buf[:]) == nil {
 			}
 		})
 	}
-	n.mu.Unlock()
+	ps.mu.Unlock()
 	if !wait {
 		f.resp.Close()
 	}

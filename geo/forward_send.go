@@ -30,7 +30,7 @@ func (f *Forward) Send(r *Request) (whole *Relay, fail *Failure) {
 // send is Send, but does not end the forward after an error. It returns an answer that is not streamed; the first event of a
 // stream is in unread when send returns.
 func (f *Forward) send(r *Request) (*Relay, error) {
-	n, now := f.node, time.Now()
+	ps, now := f.peers, time.Now()
 	deadline := f.firstBy(r, now)
 	if !now.Before(deadline) { // the call below would take a time limit of 0 for no limit
 		return nil, errLate
@@ -38,7 +38,7 @@ func (f *Forward) send(r *Request) (*Relay, error) {
 	if !r.Stream {
 		defer f.awaitsWhole(deadline.Sub(now))()
 	}
-	call := n.traffic.NewCall(f.peer.target)
+	call := ps.traffic.NewCall(f.peer.target)
 	call.OnWritten(f.Written)
 	if r.Dials {
 		call.Fresh()
@@ -46,11 +46,11 @@ func (f *Forward) send(r *Request) (*Relay, error) {
 	if !f.Carry(call) {
 		return nil, engine.ErrAborted
 	}
-	hdr := n.hopHeaders(&Message{Method: r.Method, Target: r.Target, Tenant: f.tenant}, r.Body, n.addressOf(f.peer), f.hop, f.rid, now,
+	hdr := ps.hopHeaders(&Message{Method: r.Method, Target: r.Target, Tenant: f.tenant}, r.Body, ps.addressOf(f.peer), f.hop, f.rid, now,
 		deadline)
 	hdr = append(hdr, r.Headers...)
 	resp, err := call.Do(r.Method, r.Target, hdr, r.Body,
-		engine.Deadlines{Connect: n.cfg.Connect, FirstByte: deadline.Sub(now), Idle: deadline.Sub(now)})
+		engine.Deadlines{Connect: ps.cfg.Connect, FirstByte: deadline.Sub(now), Idle: deadline.Sub(now)})
 	if err != nil {
 		return nil, err
 	}
@@ -70,7 +70,7 @@ func (f *Forward) send(r *Request) (*Relay, error) {
 		}
 		return whole, err
 	}
-	limits := sse.Limits{Event: n.cfg.EventBytes, Bytes: r.Most, First: max(1, time.Until(deadline)), Gap: n.cfg.Idle}
+	limits := sse.Limits{Event: ps.cfg.EventBytes, Bytes: r.Most, First: max(1, time.Until(deadline)), Gap: ps.cfg.Idle}
 	if err := f.readFirstEvent(limits); err != nil {
 		return nil, err
 	}
@@ -80,9 +80,9 @@ func (f *Forward) send(r *Request) (*Relay, error) {
 
 // firstBy is the deadline for the first event: the client's own, or the time limit of this dispatcher.
 func (f *Forward) firstBy(r *Request, now time.Time) time.Time {
-	limit := f.node.cfg.FirstByte
+	limit := f.peers.cfg.FirstByte
 	if f.peer.sibling {
-		limit = f.node.cfg.Whole
+		limit = f.peers.cfg.Whole
 	}
 	deadline := now.Add(limit + r.Held)
 	if !r.Deadline.IsZero() && r.Deadline.Before(deadline) {
@@ -94,7 +94,7 @@ func (f *Forward) firstBy(r *Request, now time.Time) time.Time {
 
 // readWhole reads an answer that is not streamed.
 func (f *Forward) readWhole() (*Relay, error) {
-	body, err := f.resp.ReadAll(f.node.cfg.WholeBytes)
+	body, err := f.resp.ReadAll(f.peers.cfg.WholeBytes)
 	if err == nil && !json.Valid(body) {
 		err = io.ErrUnexpectedEOF
 	}

@@ -50,9 +50,9 @@ func nobody(round uint64) *prefill.Here {
 }
 
 // forwarded asks for a request's place until it is the peer.
-func forwarded(t *testing.T, n *Peers) *Forward {
+func forwarded(t *testing.T, ps *Peers) *Forward {
 	t.Helper()
-	q := n.Question(Ask{ID: "r", Model: "m", Tenant: "acme"})
+	q := ps.Question(Ask{ID: "r", Model: "m", Tenant: "acme"})
 	for round := uint64(1000); ; round++ {
 		if q.Where(nobody(round)) == prefill.ToThere {
 			return q.Forward()
@@ -71,21 +71,21 @@ var stream = &Request{Method: http.MethodPost, Target: "/v1/chat/completions", B
 
 func TestASilentPeerGivesTheRequestBack(t *testing.T) {
 	url, _ := served(t, 8, hang)
-	n, _ := node(t, func(c *Config) { c.FirstByte = 50 * time.Millisecond }, entry(t, "eu-1", url))
-	_, fail := forwarded(t, n).Send(stream)
+	ps, _ := node(t, func(c *Config) { c.FirstByte = 50 * time.Millisecond }, entry(t, "eu-1", url))
+	_, fail := forwarded(t, ps).Send(stream)
 	require.Equal(t, causeTimeout, fail.Reason)
-	require.Equal(t, OutcomeFallback, n.Receipts(1)[0].Outcome)
-	require.Zero(t, first(n).InFlight)
+	require.Equal(t, OutcomeFallback, ps.Receipts(1)[0].Outcome)
+	require.Zero(t, first(ps).InFlight)
 }
 
 func TestWhatIsAtAPeerThatGoesDownComesBackAtOnce(t *testing.T) {
 	url, alive := served(t, 8, hang)
-	n, _ := node(t, func(c *Config) { c.FirstByte = time.Minute }, entry(t, "eu-1", url))
-	f := forwarded(t, n)
+	ps, _ := node(t, func(c *Config) { c.FirstByte = time.Minute }, entry(t, "eu-1", url))
+	f := forwarded(t, ps)
 	alive.Store(false)
 	_, fail := f.Send(stream)
 	require.Equal(t, causeDown, fail.Reason)
-	require.Equal(t, "closed", first(n).Circuit)
+	require.Equal(t, "closed", first(ps).Circuit)
 }
 
 func TestAClientThatLeavesEndsTheForward(t *testing.T) {
@@ -94,15 +94,15 @@ func TestAClientThatLeavesEndsTheForward(t *testing.T) {
 		hang(w, r)
 		close(left)
 	})
-	n, _ := node(t, func(c *Config) { c.FirstByte = time.Minute }, entry(t, "eu-1", url))
-	f := forwarded(t, n)
+	ps, _ := node(t, func(c *Config) { c.FirstByte = time.Minute }, entry(t, "eu-1", url))
+	f := forwarded(t, ps)
 	time.AfterFunc(20*time.Millisecond, f.Leave)
 	_, fail := f.Send(stream)
 	require.True(t, fail.Gone)
 	<-left
-	require.Equal(t, OutcomeGone, n.Receipts(1)[0].Outcome)
+	require.Equal(t, OutcomeGone, ps.Receipts(1)[0].Outcome)
 	f.Drop() // too late: it changes nothing
-	require.Len(t, n.Receipts(9), 1)
+	require.Len(t, ps.Receipts(9), 1)
 }
 
 // The time until a first event would be late is more than a time.Duration can hold.
@@ -112,13 +112,13 @@ func TestARequestThatIsPredictedToTakeForeverStaysUnanswered(t *testing.T) {
 		close(asked)
 		hang(w, r)
 	})
-	n, _ := node(t, func(c *Config) { c.Policy, c.FirstByte = "skylb", time.Minute }, entry(t, "eu-1", url))
-	f := forwarded(t, n)
+	ps, _ := node(t, func(c *Config) { c.Policy, c.FirstByte = "skylb", time.Minute }, entry(t, "eu-1", url))
+	f := forwarded(t, ps)
 	f.predicted.Prefill = 1e15
 	go func() {
 		<-asked
 		time.Sleep(20 * time.Millisecond) // longer than a timer of no time needs
-		if unanswered := first(n).Unanswered; unanswered != 1 {
+		if unanswered := first(ps).Unanswered; unanswered != 1 {
 			t.Errorf("%d requests are unanswered, want 1", unanswered)
 		}
 		f.Leave()
@@ -130,14 +130,14 @@ func TestARequestThatIsPredictedToTakeForeverStaysUnanswered(t *testing.T) {
 // The next probe would wake the queue, too, but only after an interval.
 func TestAForwardThatEndsWithoutAnAnswerMakesRoomAtOnce(t *testing.T) {
 	url, _ := served(t, 8, hang)
-	n, q := node(t, func(c *Config) { c.Probe.Interval = time.Second }, entry(t, "eu-1", url))
-	f := forwarded(t, n)
-	n.mu.Lock()
+	ps, q := node(t, func(c *Config) { c.Probe.Interval = time.Second }, entry(t, "eu-1", url))
+	f := forwarded(t, ps)
+	ps.mu.Lock()
 	for range 100 {
-		f.peer.trust.Failed(n.at(time.Now()))
+		f.peer.trust.Failed(ps.at(time.Now()))
 	}
-	n.mu.Unlock()
-	require.Equal(t, []int{1, 1}, []int{first(n).Unanswered, first(n).Window})
+	ps.mu.Unlock()
+	require.Equal(t, []int{1, 1}, []int{first(ps).Unanswered, first(ps).Window})
 	wakes := q.wakes.Load()
 	f.Drop()
 	require.Greater(t, q.wakes.Load(), wakes)
@@ -145,24 +145,24 @@ func TestAForwardThatEndsWithoutAnAnswerMakesRoomAtOnce(t *testing.T) {
 
 func TestAPlaceIsTakenUntilAProbeHasSeenIt(t *testing.T) {
 	url, _ := served(t, 1, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusServiceUnavailable) })
-	n, _ := node(t, func(c *Config) { c.Probe.Interval = time.Second }, entry(t, "eu-1", url))
-	f := forwarded(t, n)
-	require.Equal(t, 1, first(n).Reserved)
-	q := n.Question(Ask{ID: "second", Model: "m"})
+	ps, _ := node(t, func(c *Config) { c.Probe.Interval = time.Second }, entry(t, "eu-1", url))
+	f := forwarded(t, ps)
+	require.Equal(t, 1, first(ps).Reserved)
+	q := ps.Question(Ask{ID: "second", Model: "m"})
 	require.NotEqual(t, prefill.ToThere, q.Where(nobody(5000)), "there was one place")
 	f.Drop()
 }
 
 func TestFiveFallbacksTakeAPeerOut(t *testing.T) {
 	url, _ := served(t, 100, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusBadGateway) })
-	n, _ := node(t, nil, entry(t, "eu-1", url))
+	ps, _ := node(t, nil, entry(t, "eu-1", url))
 	for range 5 {
-		require.Equal(t, "closed", first(n).Circuit)
-		_, fail := forwarded(t, n).Send(stream)
+		require.Equal(t, "closed", first(ps).Circuit)
+		_, fail := forwarded(t, ps).Send(stream)
 		require.Equal(t, causeStatus, fail.Reason)
 	}
-	require.Equal(t, "open", first(n).Circuit)
-	require.Equal(t, policy.Circuit.String(), first(n).Available["m"])
+	require.Equal(t, "open", first(ps).Circuit)
+	require.Equal(t, policy.Circuit.String(), first(ps).Available["m"])
 }
 
 // A peer that has unloaded an adapter says so until its next probe does. That speaks against none of its other models.
@@ -171,12 +171,12 @@ func TestAPeerWithoutTheModelIsNotTakenOut(t *testing.T) {
 		w.Header().Set(RejectHeader, RejectModel)
 		w.WriteHeader(http.StatusNotFound)
 	})
-	n, _ := node(t, nil, entry(t, "eu-1", url))
+	ps, _ := node(t, nil, entry(t, "eu-1", url))
 	for range 6 {
-		_, fail := forwarded(t, n).Send(stream)
+		_, fail := forwarded(t, ps).Send(stream)
 		require.Equal(t, RejectModel, fail.Reason)
 		require.Nil(t, fail.Relay, "the request comes back")
-		require.Equal(t, "closed", first(n).Circuit)
+		require.Equal(t, "closed", first(ps).Circuit)
 	}
 }
 
@@ -184,16 +184,16 @@ func TestTheDaysBudgetEndsForwards(t *testing.T) {
 	url, _ := served(t, 100, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusBadGateway) })
 	e := entry(t, "eu-1", url)
 	e.PriceOut = 1e9 // a dollar a byte
-	n, _ := node(t, func(c *Config) { c.Egress.DailyUSD = 10 }, e)
-	_, fail := forwarded(t, n).Send(stream)
+	ps, _ := node(t, func(c *Config) { c.Egress.DailyUSD = 10 }, e)
+	_, fail := forwarded(t, ps).Send(stream)
 	require.NotNil(t, fail)
-	require.Greater(t, n.Receipts(1)[0].USD, 10.0)
-	require.Equal(t, policy.Budget.String(), first(n).Available["m"])
+	require.Greater(t, ps.Receipts(1)[0].USD, 10.0)
+	require.Equal(t, policy.Budget.String(), first(ps).Available["m"])
 }
 
 func TestNoClientTakesAPeerOut(t *testing.T) {
 	url, _ := served(t, 100, hang)
-	n, _ := node(t, nil, entry(t, "eu-1", url))
+	ps, _ := node(t, nil, entry(t, "eu-1", url))
 	for name, row := range map[string]struct {
 		ask   Request
 		cause string
@@ -202,20 +202,20 @@ func TestNoClientTakesAPeerOut(t *testing.T) {
 		"by having no patience":       {Request{Method: http.MethodPost, Target: "/v1/completions", Stream: true, Deadline: time.Now().Add(time.Millisecond)}, RejectDeadline},
 	} {
 		for range 6 {
-			_, fail := forwarded(t, n).Send(&row.ask)
+			_, fail := forwarded(t, ps).Send(&row.ask)
 			require.Equal(t, row.cause, fail.Reason, name)
 		}
-		require.Equal(t, "closed", first(n).Circuit, name)
+		require.Equal(t, "closed", first(ps).Circuit, name)
 	}
 }
 
 func TestAPeerThatOffersWhatItHasNotGotGetsFewRequests(t *testing.T) {
 	url, _ := served(t, 1<<16, hang)
-	n, _ := node(t, nil, entry(t, "eu-1", url))
-	sent := []*Forward{forwarded(t, n)}
+	ps, _ := node(t, nil, entry(t, "eu-1", url))
+	sent := []*Forward{forwarded(t, ps)}
 	ask := func(asked int) {
 		for i := range asked {
-			q := n.Question(Ask{ID: fmt.Sprint(i), Model: "m", Tenant: "acme"})
+			q := ps.Question(Ask{ID: fmt.Sprint(i), Model: "m", Tenant: "acme"})
 			if q.Where(nobody(uint64(10_000+i))) == prefill.ToThere {
 				sent = append(sent, q.Forward())
 			}
@@ -223,24 +223,24 @@ func TestAPeerThatOffersWhatItHasNotGotGetsFewRequests(t *testing.T) {
 	}
 	ask(500)
 	require.Len(t, sent, 64)
-	require.Equal(t, 64, first(n).Unanswered)
-	require.Equal(t, "full", first(n).Available["m"])
+	require.Equal(t, 64, first(ps).Unanswered)
+	require.Equal(t, "full", first(ps).Available["m"])
 	for _, f := range sent {
 		f.decided = f.decided.Add(-time.Minute) // so late do their first events come
 		f.Begun(false, 0)
 	}
-	require.Equal(t, 1, first(n).Window)
+	require.Equal(t, 1, first(ps).Window)
 	for _, f := range sent {
 		f.end(OutcomeOK, "")
 	}
-	require.Zero(t, first(n).Unanswered)
+	require.Zero(t, first(ps).Unanswered)
 	sent = nil
 	ask(100)
 	require.Len(t, sent, 1, "one at a time")
 	sent[0].Begun(false, 0)
-	require.Equal(t, 2, first(n).Window, "in time, it earns more")
+	require.Equal(t, 2, first(ps).Window, "in time, it earns more")
 	sent[0].Drop()
-	require.Zero(t, first(n).InFlight)
+	require.Zero(t, first(ps).InFlight)
 }
 
 func TestAnswersInOnePieceDoNotCountAsLate(t *testing.T) {
@@ -248,18 +248,18 @@ func TestAnswersInOnePieceDoNotCountAsLate(t *testing.T) {
 		_, _ = io.Copy(io.Discard, r.Body)
 		_, _ = io.WriteString(w, `{"usage":{}}`)
 	})
-	n, _ := node(t, nil, entry(t, "eu-1", url))
+	ps, _ := node(t, nil, entry(t, "eu-1", url))
 	for range 25 {
-		f := forwarded(t, n)
+		f := forwarded(t, ps)
 		f.decided = f.decided.Add(-time.Minute) // so long was it generated
 		whole, fail := f.Send(&Request{Method: http.MethodPost, Target: "/v1/completions"})
 		require.Nil(t, fail)
 		require.NotNil(t, whole)
 		f.Close()
 	}
-	require.Equal(t, 64, first(n).Window)
-	require.Zero(t, first(n).Unanswered)
-	require.Zero(t, first(n).MinGainUp, "its promise was not broken either")
+	require.Equal(t, 64, first(ps).Window)
+	require.Zero(t, first(ps).Unanswered)
+	require.Zero(t, first(ps).MinGainUp, "its promise was not broken either")
 }
 
 func TestAnAnswerInOnePieceDoesNotHoldASmallWindow(t *testing.T) {
@@ -273,15 +273,15 @@ func TestAnAnswerInOnePieceDoesNotHoldASmallWindow(t *testing.T) {
 	})
 	release := sync.OnceFunc(func() { close(rest) })
 	t.Cleanup(release) // also where the test fails, or the server's end waits for ever
-	n, q := node(t, func(c *Config) { c.FirstByte = time.Minute }, entry(t, "eu-1", url))
-	f := forwarded(t, n)
-	n.mu.Lock()
+	ps, q := node(t, func(c *Config) { c.FirstByte = time.Minute }, entry(t, "eu-1", url))
+	f := forwarded(t, ps)
+	ps.mu.Lock()
 	for range 40 {
-		n.peers[0].trust.Failed(n.at(time.Now()))
+		ps.peers[0].trust.Failed(ps.at(time.Now()))
 	}
-	n.mu.Unlock()
-	require.Equal(t, 1, first(n).Window)
-	require.Equal(t, "full", first(n).Available["m"])
+	ps.mu.Unlock()
+	require.Equal(t, 1, first(ps).Window)
+	require.Equal(t, "full", first(ps).Available["m"])
 	wakes := q.wakes.Load()
 	got := make(chan *Failure, 1)
 	go func() {
@@ -289,14 +289,14 @@ func TestAnAnswerInOnePieceDoesNotHoldASmallWindow(t *testing.T) {
 		got <- fail
 	}()
 	<-asked
-	eventually(t, func() bool { return first(n).Unanswered == 0 })
+	eventually(t, func() bool { return first(ps).Unanswered == 0 })
 	require.Greater(t, q.wakes.Load(), wakes)
-	next := forwarded(t, n) // while the first is still generated
+	next := forwarded(t, ps) // while the first is still generated
 	next.Drop()
 	release()
 	require.Nil(t, <-got)
 	f.Close()
-	require.Zero(t, first(n).Unanswered)
+	require.Zero(t, first(ps).Unanswered)
 }
 
 func TestTheHeadOfARequestTellsWhoCannotBeAPeer(t *testing.T) {
@@ -352,17 +352,17 @@ func TestTheHeadOfARequestTellsWhoCannotBeAPeer(t *testing.T) {
 func TestWhatEndedBeforeItWasSentIsNotSent(t *testing.T) {
 	var asked atomic.Int32
 	url, _ := served(t, 8, func(http.ResponseWriter, *http.Request) { asked.Add(1) })
-	n, _ := node(t, nil, entry(t, "eu-1", url))
-	f := forwarded(t, n)
+	ps, _ := node(t, nil, entry(t, "eu-1", url))
+	f := forwarded(t, ps)
 	f.abandon(causeDown)
 	_, fail := f.Send(stream)
 	require.Equal(t, causeDown, fail.Reason)
-	f = forwarded(t, n)
+	f = forwarded(t, ps)
 	f.Leave()
 	_, fail = f.Send(stream)
 	require.True(t, fail.Gone)
 	require.Zero(t, asked.Load())
-	require.Zero(t, first(n).InFlight)
+	require.Zero(t, first(ps).InFlight)
 }
 
 func TestAnAnswerThatHasBegunOutlastsProbesThatAreMissed(t *testing.T) {
@@ -374,8 +374,8 @@ func TestAnAnswerThatHasBegunOutlastsProbesThatAreMissed(t *testing.T) {
 		<-rest
 		_, _ = io.WriteString(w, "data: [DONE]\n\n")
 	})
-	n, _ := node(t, nil, entry(t, "eu-1", url))
-	f := forwarded(t, n)
+	ps, _ := node(t, nil, entry(t, "eu-1", url))
+	f := forwarded(t, ps)
 	_, fail := f.Send(stream)
 	require.Nil(t, fail)
 	f.abandon(causeDown)
@@ -384,7 +384,7 @@ func TestAnAnswerThatHasBegunOutlastsProbesThatAreMissed(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "data: {}\n\ndata: [DONE]\n\n", string(all))
 	f.Close()
-	require.Equal(t, OutcomeOK, n.Receipts(1)[0].Outcome)
+	require.Equal(t, OutcomeOK, ps.Receipts(1)[0].Outcome)
 }
 
 func TestASiblingHasTheTimeThatARequestHasHere(t *testing.T) {
@@ -393,8 +393,8 @@ func TestASiblingHasTheTimeThatARequestHasHere(t *testing.T) {
 		w.Header().Set("Content-Type", "text/event-stream")
 		_, _ = io.WriteString(w, "data: [DONE]\n\n")
 	})
-	n, _ := node(t, func(c *Config) { c.FirstByte, c.Whole = 20*time.Millisecond, time.Minute }, entry(t, "eu-1", url))
-	f := forwarded(t, n)
+	ps, _ := node(t, func(c *Config) { c.FirstByte, c.Whole = 20*time.Millisecond, time.Minute }, entry(t, "eu-1", url))
+	f := forwarded(t, ps)
 	f.peer.sibling = true
 	_, fail := f.Send(stream)
 	require.Nil(t, fail)
@@ -403,20 +403,20 @@ func TestASiblingHasTheTimeThatARequestHasHere(t *testing.T) {
 
 func TestAForwardThatEndsGivesItsPlaceBackAtOnce(t *testing.T) {
 	url, _ := served(t, 8, hang)
-	n, _ := node(t, func(c *Config) { c.Probe.Interval = time.Minute }, entry(t, "eu-1", url))
-	n.mu.Lock()
-	p := n.peers[0]
-	n.mu.Unlock()
-	eventually(t, func() bool { n.mu.Lock(); defer n.mu.Unlock(); return p.probed })
-	n.mu.Lock()
+	ps, _ := node(t, func(c *Config) { c.Probe.Interval = time.Minute }, entry(t, "eu-1", url))
+	ps.mu.Lock()
+	p := ps.peers[0]
+	ps.mu.Unlock()
+	eventually(t, func() bool { ps.mu.Lock(); defer ps.mu.Unlock(); return p.probed })
+	ps.mu.Lock()
 	p.up = true // a second probe is a minute away
-	n.mu.Unlock()
-	f := forwarded(t, n)
-	require.Equal(t, 1, first(n).Reserved)
+	ps.mu.Unlock()
+	f := forwarded(t, ps)
+	require.Equal(t, 1, first(ps).Reserved)
 	f.Drop()
-	require.Zero(t, first(n).Reserved)
+	require.Zero(t, first(ps).Reserved)
 	f.Drop()
-	require.Zero(t, first(n).Reserved, "once")
+	require.Zero(t, first(ps).Reserved, "once")
 }
 
 // drips sends a text until nobody reads any more.
@@ -455,10 +455,10 @@ func TestAPeerThatOnlySeemsToGoOn(t *testing.T) {
 				defer close(ended)
 				drips(w, r, row.first, row.text)
 			})
-			n, _ := node(t, func(c *Config) { c.FirstByte, c.Idle = 2*time.Second, 300*time.Millisecond }, entry(t, "eu-1", url))
+			ps, _ := node(t, func(c *Config) { c.FirstByte, c.Idle = 2*time.Second, 300*time.Millisecond }, entry(t, "eu-1", url))
 			request := *stream
 			request.Most = row.most
-			f := forwarded(t, n)
+			f := forwarded(t, ps)
 			_, fail := f.Send(&request)
 			if !row.begins {
 				require.Equal(t, causeTimeout, fail.Reason)
@@ -490,10 +490,10 @@ func TestTheTailOfAForwardIsWorthItsConnection(t *testing.T) {
 		time.Sleep(20 * time.Millisecond) // before the last chunk
 		addresses <- r.RemoteAddr
 	})
-	n, _ := node(t, nil, entry(t, "eu-1", url))
+	ps, _ := node(t, nil, entry(t, "eu-1", url))
 	used := map[string]int{}
 	for range 8 {
-		f := forwarded(t, n)
+		f := forwarded(t, ps)
 		_, fail := f.Send(stream)
 		require.Nil(t, fail)
 		_, err := io.ReadAll(f)
@@ -513,8 +513,8 @@ func TestTheErrorBehindABrokenEventIsAnEventOfItsOwn(t *testing.T) {
 		_ = http.NewResponseController(w).Flush()
 		panic(http.ErrAbortHandler)
 	})
-	n, _ := node(t, func(c *Config) { c.EventBytes = 1000 }, entry(t, "eu-1", url))
-	f := forwarded(t, n)
+	ps, _ := node(t, func(c *Config) { c.EventBytes = 1000 }, entry(t, "eu-1", url))
+	f := forwarded(t, ps)
 	whole, fail := f.Send(stream)
 	require.Nil(t, fail)
 	require.Nil(t, whole)

@@ -24,15 +24,15 @@ func here(round uint64) *prefill.Here {
 func TestWhatWaitsInARegionThatLeavesGoesElsewhere(t *testing.T) {
 	url, _ := served(t, 100, hang)
 	draining := false
-	n, _ := node(t, func(c *Config) {
+	ps, _ := node(t, func(c *Config) {
 		c.Policy, c.Draining = "skylb", func() bool { return draining }
 	}, entry(t, "eu-1", url))
-	forwarded(t, n).Drop() // it is available
+	forwarded(t, ps).Drop() // it is available
 	round := uint64(10_000)
 	where := func(a Ask) prefill.Where {
 		round++
 		a.ID, a.Model = "r", "m"
-		q := n.Question(a)
+		q := ps.Question(a)
 		w := q.Where(here(round))
 		if f := q.Forward(); f != nil {
 			f.Drop()
@@ -50,16 +50,16 @@ func TestWhatWaitsInARegionThatLeavesGoesElsewhere(t *testing.T) {
 func TestARequestThatMayNotGoToTheCentralProxyLeavesWithItsRegion(t *testing.T) {
 	central, other := newFar(t), newFar(t)
 	other.says(func(a *answer) { a.ID, a.Boot = "as-1", "as" })
-	n, _ := node(t, func(c *Config) {
+	ps, _ := node(t, func(c *Config) {
 		c.Mode, c.Central, c.Residency = Central, "eu-1", map[string][]string{"acme": {"us", "as"}}
 		c.Draining = func() bool { return true }
 	}, entry(t, "eu-1", central.URL), entry(t, "as-1", other.URL))
 	eventually(t, func() bool {
-		s := n.Status()
+		s := ps.Status()
 		return s.Peers[0].Available["m"] == "available" && s.Peers[1].Available["m"] == "available"
 	})
 	for round, row := range []struct{ tenant, peer string }{{"globex", "eu-1"}, {"acme", "as-1"}} {
-		q := n.Question(Ask{ID: "r", Model: "m", Tenant: row.tenant})
+		q := ps.Question(Ask{ID: "r", Model: "m", Tenant: row.tenant})
 		require.Equal(t, prefill.ToThere, q.Where(here(uint64(10_000+round))), row.tenant)
 		require.Equal(t, row.peer, q.Forward().PeerID())
 		q.Forward().Drop()
@@ -69,11 +69,11 @@ func TestARequestThatMayNotGoToTheCentralProxyLeavesWithItsRegion(t *testing.T) 
 // All requests of one round see the state at its begin, so that each must count those before it.
 func TestARegionThatLeavesSendsAPeerNoMoreThanItTakes(t *testing.T) {
 	url, _ := served(t, 3, hang)
-	n, _ := node(t, func(c *Config) { c.Draining = func() bool { return true } }, entry(t, "eu-1", url))
-	forwarded(t, n).Drop()
+	ps, _ := node(t, func(c *Config) { c.Draining = func() bool { return true } }, entry(t, "eu-1", url))
+	forwarded(t, ps).Drop()
 	sent := 0
 	for range 10 {
-		q := n.Question(Ask{ID: "r", Model: "m"})
+		q := ps.Question(Ask{ID: "r", Model: "m"})
 		if q.Where(here(10_000)) == prefill.ToThere {
 			sent++
 			defer q.Forward().Drop()
@@ -85,11 +85,11 @@ func TestARegionThatLeavesSendsAPeerNoMoreThanItTakes(t *testing.T) {
 func TestARequestWithSeveralLegsTakesAsManyPlacesAtAPeer(t *testing.T) {
 	for name, drains := range map[string]bool{"by the policy": false, "because the region drains": true} {
 		url, _ := served(t, 4, hang)
-		n, _ := node(t, func(c *Config) { c.Draining = func() bool { return drains } }, entry(t, "eu-1", url))
-		forwarded(t, n).Drop()
+		ps, _ := node(t, func(c *Config) { c.Draining = func() bool { return drains } }, entry(t, "eu-1", url))
+		forwarded(t, ps).Drop()
 		sent := 0
 		for range 10 {
-			q := n.Question(Ask{ID: "r", Model: "m"})
+			q := ps.Question(Ask{ID: "r", Model: "m"})
 			q.Legs(2)
 			if q.Where(nobody(10_000)) == prefill.ToThere {
 				sent += 2
@@ -104,24 +104,24 @@ func TestAnAnswerThatIsTooLargeIsServedHereAndBlamesNobody(t *testing.T) {
 	url, _ := served(t, 100, func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = w.Write([]byte(`"` + strings.Repeat("x", 2000) + `"`))
 	})
-	n, _ := node(t, func(c *Config) { c.WholeBytes = 1000 }, entry(t, "eu-1", url))
+	ps, _ := node(t, func(c *Config) { c.WholeBytes = 1000 }, entry(t, "eu-1", url))
 	for range 6 {
-		whole, fail := forwarded(t, n).Send(&Request{Method: http.MethodPost, Target: "/v1/completions"})
+		whole, fail := forwarded(t, ps).Send(&Request{Method: http.MethodPost, Target: "/v1/completions"})
 		require.Nil(t, whole)
 		require.Equal(t, causeLarge, fail.Reason)
 	}
-	require.Equal(t, "closed", first(n).Circuit)
+	require.Equal(t, "closed", first(ps).Circuit)
 }
 
 func TestTwiceTauMayWaitOfWhatOthersSend(t *testing.T) {
-	n, _ := node(t, func(c *Config) { c.Policy = "skylb:tau=3" })
-	require.True(t, n.Accepts("eu-1", 6))
-	require.False(t, n.Accepts("eu-1", 7))
-	require.NoError(t, n.Tune(Tuning{Policy: new("skylb:tau=4")}))
-	require.True(t, n.Accepts("eu-1", 8), "the policy in force counts")
-	require.False(t, n.Accepts("eu-1", 9))
-	n, _ = node(t, func(c *Config) { c.Mode, c.Central = Central, c.Self.ID })
-	require.True(t, n.Accepts("eu-1", math.MaxInt), "a centre holds the queue of all")
+	ps, _ := node(t, func(c *Config) { c.Policy = "skylb:tau=3" })
+	require.True(t, ps.Accepts("eu-1", 6))
+	require.False(t, ps.Accepts("eu-1", 7))
+	require.NoError(t, ps.Tune(Tuning{Policy: new("skylb:tau=4")}))
+	require.True(t, ps.Accepts("eu-1", 8), "the policy in force counts")
+	require.False(t, ps.Accepts("eu-1", 9))
+	ps, _ = node(t, func(c *Config) { c.Mode, c.Central = Central, c.Self.ID })
+	require.True(t, ps.Accepts("eu-1", math.MaxInt), "a centre holds the queue of all")
 }
 
 func TestASessionStandsOnTheRingElseItsAddress(t *testing.T) {

@@ -13,15 +13,15 @@ import (
 // httpLink is the Link to a peer's listener. It has its own connection for probes, so that a probe never waits behind a
 // request.
 type httpLink struct {
-	node   *Peers
+	peers  *Peers
 	to     string // id of the peer's entry
 	target *engine.Target
 	client *engine.Client
 }
 
-func (n *Peers) linkOverHTTP(p *peer) Link {
-	return &httpLink{node: n, to: p.conf.ID, target: p.target,
-		client: engine.NewClient(engine.Options{MaxIdle: 1, IdleTimeout: max(time.Minute, 4*n.cfg.Probe.Interval)})}
+func (ps *Peers) linkOverHTTP(p *peer) Link {
+	return &httpLink{peers: ps, to: p.conf.ID, target: p.target,
+		client: engine.NewClient(engine.Options{MaxIdle: 1, IdleTimeout: max(time.Minute, 4*ps.cfg.Probe.Interval)})}
 }
 
 func (l *httpLink) Close() { l.client.Close() }
@@ -34,7 +34,7 @@ const warm = 2
 func (l *httpLink) Warm(ctx context.Context, limit time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	return l.node.traffic.Warm(ctx, l.target, warm)
+	return l.peers.traffic.Warm(ctx, l.target, warm)
 }
 
 // Ask sends a question to the peer, see Link.
@@ -51,12 +51,12 @@ func (l *httpLink) Ask(ctx context.Context, question []byte, limit time.Duration
 // ask posts a question to the peer's listener and returns the answer. The round trip counts from when the question was
 // written, without a dial.
 func (l *httpLink) ask(ctx context.Context, question []byte) (echo Echo) {
-	n, parts, sent := l.node, [][]byte{question}, time.Now()
+	ps, parts, sent := l.peers, [][]byte{question}, time.Now()
 	call, wrote := l.client.NewCall(l.target), sent
 	call.OnWritten(func() { wrote = time.Now() })
 	defer context.AfterFunc(ctx, call.Abort)()
-	hdr := n.hopHeaders(&Message{Method: http.MethodPost, Target: ProbePath}, parts, address{to: l.to}, nil,
-		"probe-"+n.process.nameAt(sent), sent, sent.Add(n.cfg.Probe.Interval))
+	hdr := ps.hopHeaders(&Message{Method: http.MethodPost, Target: ProbePath}, parts, address{to: l.to}, nil,
+		"probe-"+ps.process.nameAt(sent), sent, sent.Add(ps.cfg.Probe.Interval))
 	resp, err := call.Do(http.MethodPost, ProbePath, hdr, parts, engine.Deadlines{})
 	if err != nil {
 		return Echo{Err: err}

@@ -76,11 +76,11 @@ func node(t *testing.T, change func(c *Config), peers ...PeerConfig) (*Peers, *q
 	if change != nil {
 		change(&c)
 	}
-	n, err := New(c)
+	ps, err := New(c)
 	require.NoError(t, err)
-	n.Start()
-	t.Cleanup(n.Close)
-	return n, q
+	ps.Start()
+	t.Cleanup(ps.Close)
+	return ps, q
 }
 
 func entry(t *testing.T, id, at string) PeerConfig {
@@ -95,40 +95,40 @@ func eventually(t *testing.T, ok func() bool) {
 	require.Eventually(t, ok, 10*time.Second, 2*time.Millisecond)
 }
 
-func first(n *Peers) PeerStatus { return n.Status().Peers[0] }
+func first(ps *Peers) PeerStatus { return ps.Status().Peers[0] }
 
 func TestAPeerComesUpGoesDownAndIsForgottenWhenItRestarts(t *testing.T) {
 	f, asked := newFar(t), make(chan struct{})
 	f.says(func(*answer) { <-asked })
-	n, q := node(t, nil, entry(t, "eu-1", f.URL))
-	require.Equal(t, -1.0, first(n).AgeMs)
-	require.False(t, n.Offered("m"), "before the first answer")
+	ps, q := node(t, nil, entry(t, "eu-1", f.URL))
+	require.Equal(t, -1.0, first(ps).AgeMs)
+	require.False(t, ps.Offered("m"), "before the first answer")
 	close(asked)
-	eventually(t, func() bool { return first(n).Up })
-	require.True(t, n.Offered("m"))
-	require.False(t, n.Offered("other"))
-	n.cfg.Residency = map[string][]string{"acme": {"us"}, "globex": {"us", "eu"}}
+	eventually(t, func() bool { return first(ps).Up })
+	require.True(t, ps.Offered("m"))
+	require.False(t, ps.Offered("other"))
+	ps.cfg.Residency = map[string][]string{"acme": {"us"}, "globex": {"us", "eu"}}
 	for tenant, offered := range map[string]bool{"": true, "acme": false, "globex": true} {
-		require.Equal(t, offered, n.OfferedTo(tenant, "m"), tenant)
-		require.Equal(t, offered, n.Question(Ask{Tenant: tenant, Model: "m"}).Offered(), tenant)
+		require.Equal(t, offered, ps.OfferedTo(tenant, "m"), tenant)
+		require.Equal(t, offered, ps.Question(Ask{Tenant: tenant, Model: "m"}).Offered(), tenant)
 	}
-	require.False(t, n.Question(Ask{Model: "m", Home: true}).Offered(), "it may not leave its region")
-	require.Equal(t, []string{"m"}, n.Models())
-	require.True(t, n.AllUp())
-	eventually(t, func() bool { return first(n).RTTMs > 0 }) // not by the probe that dialled
+	require.False(t, ps.Question(Ask{Model: "m", Home: true}).Offered(), "it may not leave its region")
+	require.Equal(t, []string{"m"}, ps.Models())
+	require.True(t, ps.AllUp())
+	eventually(t, func() bool { return first(ps).RTTMs > 0 }) // not by the probe that dialled
 	require.Positive(t, q.wakes.Load())
 
-	n.mu.Lock()
-	n.peers[0].reserved.Booked(1, 100)
-	n.mu.Unlock()
+	ps.mu.Lock()
+	ps.peers[0].reserved.Booked(1, 100)
+	ps.mu.Unlock()
 	f.says(func(a *answer) { a.Boot = "another" })
-	eventually(t, func() bool { return first(n).Reserved == 0 })
+	eventually(t, func() bool { return first(ps).Reserved == 0 })
 
 	f.CloseClientConnections()
 	f.Close()
-	eventually(t, func() bool { return !first(n).Up })
-	require.NotEmpty(t, first(n).Fault)
-	require.False(t, n.Offered("m"))
+	eventually(t, func() bool { return !first(ps).Up })
+	require.NotEmpty(t, first(ps).Fault)
+	require.False(t, ps.Offered("m"))
 }
 
 func TestAnswersThatAreNotThePeersOwnAreMisses(t *testing.T) {
@@ -147,10 +147,10 @@ func TestAnswersThatAreNotThePeersOwnAreMisses(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			f := newFar(t)
 			f.says(row.change)
-			n, _ := node(t, nil, entry(t, "eu-1", f.URL))
-			eventually(t, func() bool { return first(n).Fault != "" })
-			require.Contains(t, first(n).Fault, row.fault)
-			require.False(t, first(n).Up)
+			ps, _ := node(t, nil, entry(t, "eu-1", f.URL))
+			eventually(t, func() bool { return first(ps).Fault != "" })
+			require.Contains(t, first(ps).Fault, row.fault)
+			require.False(t, first(ps).Up)
 		})
 	}
 }
@@ -173,20 +173,20 @@ func TestAnOfferThatCannotBeIsNotTaken(t *testing.T) {
 				_, _ = fmt.Fprintf(w, `{"v":%q,"id":"eu-1","region":"eu","boot":"b","seq":%d,"proc_us":5,"later":true,"models":{"m":%s}}`, row.version, q.Seq, row.offer)
 			}))
 			t.Cleanup(s.Close)
-			n, _ := node(t, nil, entry(t, "eu-1", s.URL))
+			ps, _ := node(t, nil, entry(t, "eu-1", s.URL))
 			eventually(t, func() bool {
-				p := first(n)
+				p := first(ps)
 				return p.Fault != "" || p.Up && p.AgeMs >= 0 || p.Available["m"] == "version"
 			})
-			taken := n.Question(Ask{ID: "one", Model: "m"}).Where(nobody(5000)) == prefill.ToThere
+			taken := ps.Question(Ask{ID: "one", Model: "m"}).Where(nobody(5000)) == prefill.ToThere
 			require.Equal(t, row.available == "available", taken)
 			if row.available != "" {
-				require.Equal(t, row.available, first(n).Available["m"])
+				require.Equal(t, row.available, first(ps).Available["m"])
 			}
-			require.Equal(t, row.available == "available", first(n).Up && first(n).Available["m"] == "available")
+			require.Equal(t, row.available == "available", first(ps).Up && first(ps).Available["m"] == "available")
 			if row.available == "version" {
-				require.False(t, n.Offered("m"), "a request for the model would wait until its time in the queue is over")
-				require.False(t, n.AllUp(), "the model may be there")
+				require.False(t, ps.Offered("m"), "a request for the model would wait until its time in the queue is over")
+				require.False(t, ps.AllUp(), "the model may be there")
 			}
 		})
 	}
@@ -216,8 +216,8 @@ func TestAPeerThatHasNotAnsweredIsAskedNothing(t *testing.T) {
 		w.WriteHeader(http.StatusServiceUnavailable)
 	}))
 	t.Cleanup(s.Close)
-	n, _ := node(t, func(c *Config) { c.Probe.Interval = time.Minute }, entry(t, "eu-1", s.URL))
-	require.ErrorContains(t, n.AskVote(t.Context(), "eu-1", Vote{}), "not among the peers that answer")
+	ps, _ := node(t, func(c *Config) { c.Probe.Interval = time.Minute }, entry(t, "eu-1", s.URL))
+	require.ErrorContains(t, ps.AskVote(t.Context(), "eu-1", Vote{}), "not among the peers that answer")
 	require.Equal(t, ProbePath, <-calls)
 	require.Empty(t, calls)
 }
@@ -236,18 +236,18 @@ func TestPeersAreFoundByName(t *testing.T) {
 	two.says(func(a *answer) { a.ID, a.Boot = "eu-two", "2" })
 	e := entry(t, "eu", "http://eu.example:9443")
 	e.Discover = ByA
-	n, _ := node(t, func(c *Config) {
+	ps, _ := node(t, func(c *Config) {
 		c.Lookup = func(context.Context, Discovery, string, string) ([]string, error) {
 			return []string{one.Listener.Addr().String(), two.Listener.Addr().String()}, nil
 		}
 	}, e)
-	eventually(t, func() bool { s := n.Status(); return len(s.Peers) == 2 && s.Peers[0].Up && s.Peers[1].Up })
-	_, ok := n.known("eu-two")
+	eventually(t, func() bool { s := ps.Status(); return len(s.Peers) == 2 && s.Peers[0].Up && s.Peers[1].Up })
+	_, ok := ps.known("eu-two")
 	require.True(t, ok)
-	_, ok = n.known("europe")
+	_, ok = ps.known("europe")
 	require.False(t, ok)
-	n.found(&n.cfg.Peers[0], []string{two.Listener.Addr().String()})
-	s := n.Status()
+	ps.found(&ps.cfg.Peers[0], []string{two.Listener.Addr().String()})
+	s := ps.Status()
 	require.Len(t, s.Peers, 1)
 	require.Equal(t, "eu-two", s.Peers[0].Name)
 	require.True(t, s.Peers[0].Up, "it stays what it was")
@@ -260,7 +260,7 @@ func TestAPeerThatIsGoneLeavesNoSeriesBehind(t *testing.T) {
 	e := entry(t, "eu", "http://eu.example:9443")
 	e.Discover = ByA
 	reg := prometheus.NewRegistry()
-	n, _ := node(t, func(c *Config) {
+	ps, _ := node(t, func(c *Config) {
 		c.Registerer = reg
 		c.Lookup = func(context.Context, Discovery, string, string) ([]string, error) { return []string{at}, nil }
 	}, e)
@@ -276,23 +276,23 @@ func TestAPeerThatIsGoneLeavesNoSeriesBehind(t *testing.T) {
 		}
 		return names
 	}
-	eventually(t, func() bool { return n.Offered("m") })
-	f := forwarded(t, n)
-	n.Received("eu-one", "ok")
+	eventually(t, func() bool { return ps.Offered("m") })
+	f := forwarded(t, ps)
+	ps.Received("eu-one", "ok")
 	require.Contains(t, series(), "evenkeel_geo_received_total")
 	require.Contains(t, series(), "evenkeel_geo_forwards_inflight")
-	n.found(&n.cfg.Peers[0], nil)
+	ps.found(&ps.cfg.Peers[0], nil)
 	require.Contains(t, series(), "evenkeel_geo_forwards_inflight", "while a forward is there")
 	f.Drop()
 	require.Empty(t, series())
 
-	n.found(&n.cfg.Peers[0], []string{at})
-	eventually(t, func() bool { return n.Offered("m") })
-	old := forwarded(t, n)
-	n.found(&n.cfg.Peers[0], nil)
-	n.found(&n.cfg.Peers[0], []string{at})
-	n.Received("eu-one", "ok")
-	eventually(t, func() bool { return n.Offered("m") })
+	ps.found(&ps.cfg.Peers[0], []string{at})
+	eventually(t, func() bool { return ps.Offered("m") })
+	old := forwarded(t, ps)
+	ps.found(&ps.cfg.Peers[0], nil)
+	ps.found(&ps.cfg.Peers[0], []string{at})
+	ps.Received("eu-one", "ok")
+	eventually(t, func() bool { return ps.Offered("m") })
 	old.Drop()
 	require.Contains(t, series(), "evenkeel_geo_forwards_total", "it is there again")
 	require.Contains(t, series(), "evenkeel_geo_received_total")
@@ -304,24 +304,24 @@ func TestAPeerThatComesBackHasNoNewBudget(t *testing.T) {
 	at := one.Listener.Addr().String()
 	e := entry(t, "eu", "http://eu.example:9443")
 	e.Discover = ByA
-	n, _ := node(t, func(c *Config) {
+	ps, _ := node(t, func(c *Config) {
 		c.Egress.DailyUSD = 1
 		c.Lookup = func(context.Context, Discovery, string, string) ([]string, error) { return []string{at}, nil }
 	}, e)
-	eventually(t, func() bool { return n.Offered("m") })
-	f := forwarded(t, n)
-	n.found(&n.cfg.Peers[0], nil)
+	eventually(t, func() bool { return ps.Offered("m") })
+	f := forwarded(t, ps)
+	ps.found(&ps.cfg.Peers[0], nil)
 	f.updatePeer(OutcomeOK, "", 2, time.Now())
 	f.Drop()
-	n.found(&n.cfg.Peers[0], []string{at})
-	eventually(t, func() bool { return n.Offered("m") })
-	require.Equal(t, 2.0, first(n).USDToday, "its forwards have cost this much, some of them while it was gone")
-	require.Equal(t, policy.Budget.String(), first(n).Available["m"])
+	ps.found(&ps.cfg.Peers[0], []string{at})
+	eventually(t, func() bool { return ps.Offered("m") })
+	require.Equal(t, 2.0, first(ps).USDToday, "its forwards have cost this much, some of them while it was gone")
+	require.Equal(t, policy.Budget.String(), first(ps).Available["m"])
 }
 
 func TestWhatThisRegionOffers(t *testing.T) {
-	n, _ := node(t, nil)
-	text, refusal := n.Answer([]byte(`{"v":"1.9","id":"eu-1","boot":"x","seq":812,"t_us":1,"later":[]}`), time.Now())
+	ps, _ := node(t, nil)
+	text, refusal := ps.Answer([]byte(`{"v":"1.9","id":"eu-1","boot":"x","seq":812,"t_us":1,"later":[]}`), time.Now())
 	require.Nil(t, refusal)
 	var a answer
 	require.NoError(t, json.Unmarshal(text, &a))
@@ -330,20 +330,20 @@ func TestWhatThisRegionOffers(t *testing.T) {
 	require.Equal(t, []int{1, 1, 6, 3, 7}, []int{o.Replicas, o.NAvail, o.Free, o.Queue, o.FitN})
 	require.Equal(t, 5.0, o.Running)
 	require.NotContains(t, string(text), "tenant")
-	_, refusal = n.Answer([]byte("no probe"), time.Now())
+	_, refusal = ps.Answer([]byte("no probe"), time.Now())
 	require.Equal(t, RejectVersion, refusal.Reject)
 }
 
 // Adapters come and go, so that a proxy may see any number of names.
 func TestANewModelIsOfferedAfterManyOthers(t *testing.T) {
-	n, _ := node(t, nil)
-	n.mu.Lock()
+	ps, _ := node(t, nil)
+	ps.mu.Lock()
 	for i := range maxModelStates {
-		n.model(fmt.Sprint(i))
+		ps.model(fmt.Sprint(i))
 	}
-	n.mu.Unlock()
-	require.Contains(t, n.offers(), "m")
-	require.Len(t, n.models, maxModelStates)
+	ps.mu.Unlock()
+	require.Contains(t, ps.offers(), "m")
+	require.Len(t, ps.models, maxModelStates)
 }
 
 func TestReceipts(t *testing.T) {

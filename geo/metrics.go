@@ -21,8 +21,8 @@ type metrics struct {
 	queue, inflight, available                            *prometheus.GaugeVec
 	ttft, costError                                       *prometheus.HistogramVec
 
-	node *Peers
-	all  []vector
+	peers *Peers
+	all   []vector
 }
 
 // vector is a metric with labels.
@@ -36,8 +36,8 @@ var secondsBuckets = []float64{1e-3, 2.5e-3, 5e-3, 10e-3, 25e-3, 50e-3, 100e-3, 
 // errorBuckets are bounds of the actual less the predicted time, in seconds; negative: the actual time was shorter.
 var errorBuckets = []float64{-10, -2.5, -1, -0.5, -0.25, -0.1, -0.05, -0.01, 0, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10, 30, 120}
 
-// newMetrics makes the metrics of a node.
-func newMetrics(n *Peers) *metrics {
+// newMetrics makes the metrics of Peers.
+func newMetrics(ps *Peers) *metrics {
 	var all []vector
 	gauge := func(name, help string, labels ...string) *prometheus.GaugeVec {
 		return keepVector(&all, prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "evenkeel_geo_" + name, Help: help}, labels))
@@ -50,7 +50,7 @@ func newMetrics(n *Peers) *metrics {
 			prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "evenkeel_geo_" + name, Help: help, Buckets: buckets}, labels))
 	}
 	m := &metrics{
-		node:          n,
+		peers:         ps,
 		up:            gauge("peer_up", "1 while the peer answers its probes and speaks this proxy's major version.", "peer"),
 		peerAvailable: gauge("peer_available", "1 if the peer takes forwards for the model, as last judged.", "peer", "model"),
 		unavailable:   counter("peer_unavailable_total", "Times that the peer became unavailable for a model, by reason.", "peer", "reason"),
@@ -111,9 +111,9 @@ func (m *metrics) Describe(ch chan<- *prometheus.Desc) {
 
 // Collect implements prometheus.Collector. It sets the gauges of the peers before it collects all metrics.
 func (m *metrics) Collect(ch chan<- prometheus.Metric) {
-	n, now := m.node, m.node.clock.Now()
-	n.mu.Lock()
-	for _, p := range n.peers {
+	ps, now := m.peers, m.peers.clock.Now()
+	ps.mu.Lock()
+	for _, p := range ps.peers {
 		m.up.WithLabelValues(p.id).Set(oneIf(p.usable()))
 		rtt, _ := p.rtt.Ms()
 		m.rtt.WithLabelValues(p.id).Set(rtt / 1000)
@@ -121,7 +121,7 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 			m.age.WithLabelValues(p.id).Set(now.Sub(p.good).Seconds())
 		}
 	}
-	n.mu.Unlock()
+	ps.mu.Unlock()
 	for _, v := range m.all {
 		v.Collect(ch)
 	}
@@ -139,16 +139,16 @@ func (m *metrics) decided(policyName string, act policy.Act) {
 }
 
 // Received counts a request from another dispatcher, by its outcome.
-func (n *Peers) Received(origin, outcome string) {
-	n.metrics.received.WithLabelValues(origin, outcome).Inc()
+func (ps *Peers) Received(origin, outcome string) {
+	ps.metrics.received.WithLabelValues(origin, outcome).Inc()
 }
 
 // Rejected counts a refusal on the peer listener.
-func (n *Peers) Rejected(reason string) { n.metrics.rejects.WithLabelValues(reason).Inc() }
+func (ps *Peers) Rejected(reason string) { ps.metrics.rejects.WithLabelValues(reason).Inc() }
 
 // Served records the time to the first event of a request that was served in this region.
-func (n *Peers) Served(ttft time.Duration) {
-	n.metrics.ttft.WithLabelValues(routeLocal, "").Observe(ttft.Seconds())
+func (ps *Peers) Served(ttft time.Duration) {
+	ps.metrics.ttft.WithLabelValues(routeLocal, "").Observe(ttft.Seconds())
 }
 
 func oneIf(b bool) float64 {

@@ -14,37 +14,37 @@ import (
 	"evenkeel/geo/policy"
 )
 
-// New returns a node. It probes no peer before Start.
+// New returns Peers. It probes no peer before Start.
 func New(cfg Config) (*Peers, error) {
 	cfg = cfg.withDefaults()
-	n := &Peers{
+	ps := &Peers{
 		cfg: cfg, clock: cfg.Clock, started: cfg.Clock.Now(), models: map[string]*modelState{}, text: cfg.Policy,
 		settings: cfg.Settings(), spent: map[string]*spending{},
 		traffic: engine.NewClient(engine.Options{IdleTimeout: trafficIdle}),
 	}
 	var err error
-	if n.policy, err = n.settings.Parse(cfg.Policy); err != nil {
+	if ps.policy, err = ps.settings.Parse(cfg.Policy); err != nil {
 		return nil, fmt.Errorf("geo.policy: %w", err)
 	}
-	n.snapshot, _ = cfg.SnapshotBytes()
-	n.process = newProcess(n.started, cfg.HMAC.Skew)
-	n.verifier = &Verifier{self: cfg.Self.ID, process: n.process, maxHops: cfg.MaxHops, skew: cfg.HMAC.Skew,
-		nonces: newNonces(3 * cfg.HMAC.Skew), known: n.known}
-	n.verifier.keys.Store(cfg.Keys)
-	n.metrics = newMetrics(n)
-	n.metrics.createSeries()
+	ps.snapshot, _ = cfg.SnapshotBytes()
+	ps.process = newProcess(ps.started, cfg.HMAC.Skew)
+	ps.verifier = &Verifier{self: cfg.Self.ID, process: ps.process, maxHops: cfg.MaxHops, skew: cfg.HMAC.Skew,
+		nonces: newNonces(3 * cfg.HMAC.Skew), known: ps.known}
+	ps.verifier.keys.Store(cfg.Keys)
+	ps.metrics = newMetrics(ps)
+	ps.metrics.createSeries()
 	if cfg.Registerer != nil {
-		if err := cfg.Registerer.Register(n.metrics); err != nil {
+		if err := cfg.Registerer.Register(ps.metrics); err != nil {
 			return nil, err
 		}
 	}
-	n.ctx, n.stop = context.WithCancel(context.Background())
+	ps.ctx, ps.stop = context.WithCancel(context.Background())
 	for i := range cfg.Peers {
-		if c := &n.cfg.Peers[i]; c.Discover == Static {
-			n.peers = append(n.peers, n.newPeer(c, c.ID, c.Target))
+		if c := &ps.cfg.Peers[i]; c.Discover == Static {
+			ps.peers = append(ps.peers, ps.newPeer(c, c.ID, c.Target))
 		}
 	}
-	return n, nil
+	return ps, nil
 }
 
 // trafficIdle is how long an idle connection to a peer is kept for the next request. It is less than the time for which the
@@ -52,48 +52,48 @@ func New(cfg Config) (*Peers, error) {
 const trafficIdle = 60 * time.Second
 
 // Start begins to probe the peers.
-func (n *Peers) Start() {
-	n.mu.Lock()
-	for _, p := range n.peers {
-		n.probeLoop(p)
+func (ps *Peers) Start() {
+	ps.mu.Lock()
+	for _, p := range ps.peers {
+		ps.probeLoop(p)
 	}
-	n.mu.Unlock()
-	for i := range n.cfg.Peers {
-		if c := &n.cfg.Peers[i]; c.Discover != Static {
-			n.running.Go(func() { n.follow(c) })
+	ps.mu.Unlock()
+	for i := range ps.cfg.Peers {
+		if c := &ps.cfg.Peers[i]; c.Discover != Static {
+			ps.running.Go(func() { ps.follow(c) })
 		}
 	}
 }
 
 // Close ends the probing. Forwards under way continue.
-func (n *Peers) Close() {
-	n.mu.Lock()
-	n.stop()
-	for _, p := range n.peers {
+func (ps *Peers) Close() {
+	ps.mu.Lock()
+	ps.stop()
+	for _, p := range ps.peers {
 		if p.link != nil {
-			n.stopProbing(p)
+			ps.stopProbing(p)
 		}
 	}
-	n.mu.Unlock()
-	n.running.Wait()
-	n.traffic.Close()
+	ps.mu.Unlock()
+	ps.running.Wait()
+	ps.traffic.Close()
 }
 
 // SetKeys replaces the keys between dispatchers.
-func (n *Peers) SetKeys(k *Keys) {
-	n.verifier.keys.Store(k)
+func (ps *Peers) SetKeys(k *Keys) {
+	ps.verifier.keys.Store(k)
 }
 
 // Verifier returns the verifier of requests from peers.
-func (n *Peers) Verifier() *Verifier { return n.verifier }
+func (ps *Peers) Verifier() *Verifier { return ps.verifier }
 
 // ID is the id of this dispatcher.
-func (n *Peers) ID() string { return n.cfg.Self.ID }
+func (ps *Peers) ID() string { return ps.cfg.Self.ID }
 
 // known returns, for the Verifier, the names that a peer's certificate may have; ok is false if no peer has that id.
-func (n *Peers) known(id string) (sans []string, ok bool) {
-	for i := range n.cfg.Peers {
-		if c := &n.cfg.Peers[i]; c.AnswersTo(id) && id != n.cfg.Self.ID {
+func (ps *Peers) known(id string) (sans []string, ok bool) {
+	for i := range ps.cfg.Peers {
+		if c := &ps.cfg.Peers[i]; c.AnswersTo(id) && id != ps.cfg.Self.ID {
 			sans, ok = append(sans, c.SANs()...), true
 		}
 	}
@@ -101,38 +101,38 @@ func (n *Peers) known(id string) (sans []string, ok bool) {
 }
 
 // Offered reports whether any usable peer serves the model.
-func (n *Peers) Offered(model string) bool {
-	return n.offered(model, func(*peer) bool { return true })
+func (ps *Peers) Offered(model string) bool {
+	return ps.offered(model, func(*peer) bool { return true })
 }
 
 // OfferedTo is Offered, but counts only peers in regions to which residency lets the tenant's requests go.
-func (n *Peers) OfferedTo(tenant, model string) bool {
-	may := n.May(tenant, model)
-	return n.offered(model, func(p *peer) bool { return may == nil || may(p.conf.Region) })
+func (ps *Peers) OfferedTo(tenant, model string) bool {
+	may := ps.May(tenant, model)
+	return ps.offered(model, func(p *peer) bool { return may == nil || may(p.conf.Region) })
 }
 
-func (n *Peers) offered(model string, by func(*peer) bool) bool {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return slices.ContainsFunc(n.peers, func(p *peer) bool {
+func (ps *Peers) offered(model string, by func(*peer) bool) bool {
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	return slices.ContainsFunc(ps.peers, func(p *peer) bool {
 		_, ok := p.offers[model]
 		return ok && p.usable() && !p.draining && p.decodes(model) && by(p)
 	})
 }
 
 // AllUp reports whether every peer is usable. If so, a model that no peer offers is served by no region.
-func (n *Peers) AllUp() bool {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return !slices.ContainsFunc(n.peers, func(p *peer) bool { return !p.usable() && !p.itself })
+func (ps *Peers) AllUp() bool {
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	return !slices.ContainsFunc(ps.peers, func(p *peer) bool { return !p.usable() && !p.itself })
 }
 
 // Models lists the models of all usable peers.
-func (n *Peers) Models() []string {
-	n.mu.Lock()
-	defer n.mu.Unlock()
+func (ps *Peers) Models() []string {
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
 	all := map[string]policy.Offer{}
-	for _, p := range n.peers {
+	for _, p := range ps.peers {
 		if p.usable() {
 			maps.Copy(all, p.offers)
 		}
@@ -140,7 +140,7 @@ func (n *Peers) Models() []string {
 	return slices.Sorted(maps.Keys(all))
 }
 
-// Tuning changes settings while the node runs. A nil field changes nothing.
+// Tuning changes settings while evenkeel runs. A nil field changes nothing.
 type Tuning struct {
 	Policy  *string  `json:"policy"`
 	QS      *float64 `json:"qs"`
@@ -153,10 +153,10 @@ type Tuning struct {
 var ErrTuning = errors.New("geo: nothing was changed")
 
 // Tune changes the policy and its weights from the next round on.
-func (n *Peers) Tune(t Tuning) error {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	set, text := n.settings, n.text
+func (ps *Peers) Tune(t Tuning) error {
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	set, text := ps.settings, ps.text
 	for _, v := range []struct {
 		key  string
 		from *float64
@@ -177,31 +177,31 @@ func (n *Peers) Tune(t Tuning) error {
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrTuning, err)
 	}
-	n.settings, n.text, n.policy = set, text, parsed
-	for _, s := range n.models {
+	ps.settings, ps.text, ps.policy = set, text, parsed
+	for _, s := range ps.models {
 		s.policy, s.round = *parsed, 0
 	}
 	return nil
 }
 
 // PolicyText is the text of the present policy.
-func (n *Peers) PolicyText() string {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return n.text
+func (ps *Peers) PolicyText() string {
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	return ps.text
 }
 
 // Receipts returns the receipts of the last forwards, at most so many, the latest first.
-func (n *Peers) Receipts(most int) []Receipt { return n.receipts.last(most) }
+func (ps *Peers) Receipts(most int) []Receipt { return ps.receipts.last(most) }
 
 // Accepts reports whether one more request that the peer from forwards may wait here. waiting requests wait already.
-func (n *Peers) Accepts(from string, waiting int) bool {
-	if n.cfg.Central == n.cfg.Self.ID || n.sibling(from) { // this dispatcher has the only queue for such requests
+func (ps *Peers) Accepts(from string, waiting int) bool {
+	if ps.cfg.Central == ps.cfg.Self.ID || ps.sibling(from) { // this dispatcher has the only queue for such requests
 		return true
 	}
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return n.policy.Settings().Accepts(waiting)
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	return ps.policy.Settings().Accepts(waiting)
 }
 
 // rttAlpha is the weight of a new round trip in the average. With it, the average follows a changed route within a few seconds

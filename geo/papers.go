@@ -13,26 +13,26 @@ import (
 type address struct{ to, boot string }
 
 // addressOf is the address of a peer, from its last answer to a probe.
-func (n *Peers) addressOf(p *peer) address {
-	n.mu.Lock()
-	defer n.mu.Unlock()
+func (ps *Peers) addressOf(p *peer) address {
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
 	return address{p.name, p.boot}
 }
 
 // hopHeaders returns the headers of a request to another dispatcher, with the hop and its signature. rid is the request's id
 // at its origin. came is the hop of the dispatcher that sent the request here; nil: a client sent it.
-func (n *Peers) hopHeaders(m *Message, body [][]byte, recipient address, came *Hop, rid string, now, deadline time.Time) []engine.Header {
+func (ps *Peers) hopHeaders(m *Message, body [][]byte, recipient address, came *Hop, rid string, now, deadline time.Time) []engine.Header {
 	hop := Hop{
-		N: 1, Max: n.cfg.MaxHops, Origin: n.cfg.Self.ID, Via: []string{n.cfg.Self.ID}, RID: rid,
+		N: 1, Max: ps.cfg.MaxHops, Origin: ps.cfg.Self.ID, Via: []string{ps.cfg.Self.ID}, RID: rid,
 		Time: now.UnixMilli(), Nonce: newBoot(), Deadline: deadline.UnixMilli(),
 		To: recipient.to, Boot: recipient.boot, Digest: DigestOf(body...),
 	}
 	if came != nil {
-		hop.N, hop.Max, hop.Origin, hop.Via = came.N+1, came.Max, came.Origin, append(slices.Clone(came.Via), n.cfg.Self.ID)
+		hop.N, hop.Max, hop.Origin, hop.Via = came.N+1, came.Max, came.Origin, append(slices.Clone(came.Via), ps.cfg.Self.ID)
 	}
 	headers := []engine.Header{{Name: HopHeader, Value: hop.String()}, {Name: TenantHeader, Value: m.Tenant},
 		{Name: "Content-Type", Value: "application/json"}}
-	if keys := n.verifier.keys.Load(); keys != nil {
+	if keys := ps.verifier.keys.Load(); keys != nil {
 		headers = append(headers, engine.Header{Name: SignatureHeader, Value: keys.Sign(m, &hop)})
 	}
 	return headers

@@ -14,16 +14,16 @@ import (
 const goodsUp = 2
 
 // newPeer returns a peer that was not probed yet. conf is its entry in geo.peers.
-func (n *Peers) newPeer(conf *PeerConfig, id string, target *engine.Target) *peer {
+func (ps *Peers) newPeer(conf *PeerConfig, id string, target *engine.Target) *peer {
 	p := &peer{
 		conf: conf, id: id, target: target, rtt: policy.NewRTT(rttAlpha), inflight: map[*Forward]struct{}{},
 		offers: map[string]policy.Offer{}, reasons: map[string]policy.Reason{}, major: -1, spent: &spending{},
-		sibling: n.cfg.Siblings && conf.Region == n.cfg.Self.Region,
+		sibling: ps.cfg.Siblings && conf.Region == ps.cfg.Self.Region,
 	}
 	p.forget()
-	p.prompts = index.New(index.Config{MaxBytes: n.snapshot, Evict: index.Oldest})
+	p.prompts = index.New(index.Config{MaxBytes: ps.snapshot, Evict: index.Oldest})
 	p.slot = p.prompts.Add(id, 0)
-	n.metrics.createPeerSeries(id)
+	ps.metrics.createPeerSeries(id)
 	return p
 }
 
@@ -74,32 +74,32 @@ func (p *peer) usable() bool { return p.up && p.major == policy.Protocol }
 
 // view returns the state of the peer for a policy. The next probe is sent one interval after an answer, so that the time
 // between two answers is the interval plus the round trip.
-func (p *peer) view(n *Peers, model string, now time.Time) policy.Peer {
+func (p *peer) view(ps *Peers, model string, now time.Time) policy.Peer {
 	offer, offers := p.offers[model]
 	reserved, tokens := p.reserved.Reserved()
 	rtt, _ := p.rtt.Ms()
 	return policy.Peer{
 		ID: p.id, Probed: p.probed, Down: !p.up, Major: p.major,
-		AgeMs: ms(now.Sub(p.good)), IntervalMs: ms(n.cfg.Probe.Interval) + rtt, Draining: p.draining, Offers: offers && p.decodes(model),
-		CircuitOpen: !p.circuit.Allows(now), BudgetSpent: n.cfg.Egress.DailyUSD > 0 && p.spent.add(0, now) >= n.cfg.Egress.DailyUSD,
-		Offer: offer, RTTMs: rtt, Reserved: reserved, UnseenTokens: tokens, DistrustMs: p.distrust.Ms(n.at(now)), ResidualMs: p.residual.Ms(now),
-		Unanswered: p.unanswered, Window: p.trust.Window(n.at(now)),
+		AgeMs: ms(now.Sub(p.good)), IntervalMs: ms(ps.cfg.Probe.Interval) + rtt, Draining: p.draining, Offers: offers && p.decodes(model),
+		CircuitOpen: !p.circuit.Allows(now), BudgetSpent: ps.cfg.Egress.DailyUSD > 0 && p.spent.add(0, now) >= ps.cfg.Egress.DailyUSD,
+		Offer: offer, RTTMs: rtt, Reserved: reserved, UnseenTokens: tokens, DistrustMs: p.distrust.Ms(ps.at(now)), ResidualMs: p.residual.Ms(now),
+		Unanswered: p.unanswered, Window: p.trust.Window(ps.at(now)),
 	}
 }
 
 // expire drops reservations that are too old: probes have not been answered since.
-func (p *peer) expire(n *Peers, now time.Time) {
+func (p *peer) expire(ps *Peers, now time.Time) {
 	rtt, _ := p.rtt.Ms()
-	p.reserved.Expire(n.at(now), ms(n.cfg.Probe.Interval), rtt)
+	p.reserved.Expire(ps.at(now), ms(ps.cfg.Probe.Interval), rtt)
 }
 
 // forgetGone drops the metrics of a removed peer without forwards. Otherwise the metrics of old addresses would pile up. It is
-// called with n.mu held.
-func (n *Peers) forgetGone(p *peer) {
-	if p.gone && len(p.inflight) == 0 && !slices.ContainsFunc(n.peers, func(o *peer) bool { return o != p && o.id == p.id }) {
-		n.metrics.forget("peer", p.id)
-		if !slices.ContainsFunc(n.peers, func(o *peer) bool { return o.name == p.name }) { // it has no other address
-			n.metrics.forget("origin", p.name)
+// called with ps.mu held.
+func (ps *Peers) forgetGone(p *peer) {
+	if p.gone && len(p.inflight) == 0 && !slices.ContainsFunc(ps.peers, func(o *peer) bool { return o != p && o.id == p.id }) {
+		ps.metrics.forget("peer", p.id)
+		if !slices.ContainsFunc(ps.peers, func(o *peer) bool { return o.name == p.name }) { // it has no other address
+			ps.metrics.forget("origin", p.name)
 		}
 	}
 }

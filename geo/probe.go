@@ -17,79 +17,79 @@ import (
 	"evenkeel/prefill"
 )
 
-// probeLoop starts the prober of a peer, which runs until stopProbing or the node's end. It is called with n.mu held.
-func (n *Peers) probeLoop(p *peer) {
-	p.ctx, p.cancel = context.WithCancel(n.ctx)
-	if n.cfg.Link != nil {
-		p.link = n.cfg.Link(p.conf.ID)
+// probeLoop starts the prober of a peer, which runs until stopProbing or the end of Peers. It is called with ps.mu held.
+func (ps *Peers) probeLoop(p *peer) {
+	p.ctx, p.cancel = context.WithCancel(ps.ctx)
+	if ps.cfg.Link != nil {
+		p.link = ps.cfg.Link(p.conf.ID)
 	} else {
-		p.link = n.linkOverHTTP(p)
+		p.link = ps.linkOverHTTP(p)
 	}
-	n.running.Add(1)
-	p.cancelNext = n.clock.After(0, func() { n.probe(p, 1) })
+	ps.running.Add(1)
+	p.cancelNext = ps.clock.After(0, func() { ps.probe(p, 1) })
 }
 
-// stopProbing ends the prober of a peer, after the question that is under way. It is called with n.mu held.
-func (n *Peers) stopProbing(p *peer) {
+// stopProbing ends the prober of a peer, after the question that is under way. It is called with ps.mu held.
+func (ps *Peers) stopProbing(p *peer) {
 	p.cancel()
 	if p.cancelNext() {
-		n.ended(p)
+		ps.ended(p)
 	}
 }
 
 // ended is called at the end of a peer's prober. Peers.Close waits for the ends of all probers.
-func (n *Peers) ended(p *peer) {
+func (ps *Peers) ended(p *peer) {
 	p.link.Close()
-	n.running.Done()
+	ps.running.Done()
 }
 
 // plan schedules the next question to a peer in about one interval, unless its prober was stopped.
-func (n *Peers) plan(p *peer, seq uint64) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
+func (ps *Peers) plan(p *peer, seq uint64) {
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
 	if p.ctx.Err() != nil {
-		n.ended(p)
+		ps.ended(p)
 		return
 	}
-	wait := float64(n.cfg.Probe.Interval) * (0.9 + 0.2*n.clock.Spread()) // within 10 % of the interval
-	p.cancelNext = n.clock.After(time.Duration(wait), func() { n.probe(p, seq) })
+	wait := float64(ps.cfg.Probe.Interval) * (0.9 + 0.2*ps.clock.Spread()) // within 10 % of the interval
+	p.cancelNext = ps.clock.After(time.Duration(wait), func() { ps.probe(p, seq) })
 }
 
 // probe sends one question to a peer.
-func (n *Peers) probe(p *peer, seq uint64) {
-	n.mu.Lock()
+func (ps *Peers) probe(p *peer, seq uint64) {
+	ps.mu.Lock()
 	rtt, _ := p.rtt.Ms()
-	n.mu.Unlock()
-	limit := max(n.cfg.Probe.Interval, 500*time.Millisecond, time.Duration(3*rtt*float64(time.Millisecond)))
-	sent := n.clock.Now()
+	ps.mu.Unlock()
+	limit := max(ps.cfg.Probe.Interval, 500*time.Millisecond, time.Duration(3*rtt*float64(time.Millisecond)))
+	sent := ps.clock.Now()
 	// The question has only strings and numbers, so that Marshal never fails.
 	body, _ := json.Marshal(question{
-		Version: version, ID: n.cfg.Self.ID, Boot: n.process.nameAt(sent), Seq: seq, SentUs: sent.UnixMicro(),
+		Version: version, ID: ps.cfg.Self.ID, Boot: ps.process.nameAt(sent), Seq: seq, SentUs: sent.UnixMicro(),
 	})
 	p.link.Ask(p.ctx, body, limit, func(e Echo) {
-		if n.heard(p, seq, sent, e) {
+		if ps.heard(p, seq, sent, e) {
 			if err := p.link.Warm(p.ctx, limit); err != nil && !errors.Is(err, context.Canceled) {
-				n.cfg.Log.Debug("no idle connection to a peer", zap.String("peer", p.id), zap.Error(err))
+				ps.cfg.Log.Debug("no idle connection to a peer", zap.String("peer", p.id), zap.Error(err))
 			}
 		}
-		n.cfg.Queue.Wake() // waiting requests may be forwarded now, or must be served here now
-		n.plan(p, seq+1)
+		ps.cfg.Queue.Wake() // waiting requests may be forwarded now, or must be served here now
+		ps.plan(p, seq+1)
 	})
 }
 
 // heard applies the outcome of a question to the peer's state, and reports whether the peer is up.
-func (n *Peers) heard(p *peer, seq uint64, sent time.Time, e Echo) (up bool) {
+func (ps *Peers) heard(p *peer, seq uint64, sent time.Time, e Echo) (up bool) {
 	a, err := answer{}, e.Err
 	if err == nil {
 		a, err = readAnswer(e.Text)
 	}
 	if err == nil {
-		err = n.check(p, &a, seq)
+		err = ps.check(p, &a, seq)
 	}
-	now := n.clock.Now()
-	n.mu.Lock()
+	now := ps.clock.Now()
+	ps.mu.Lock()
 	if p.gone {
-		n.mu.Unlock()
+		ps.mu.Unlock()
 		return false
 	}
 	p.itself = errors.Is(err, errItself)
@@ -97,23 +97,23 @@ func (n *Peers) heard(p *peer, seq uint64, sent time.Time, e Echo) (up bool) {
 	var lost []*Forward
 	refused := errors.Is(err, errRefused) && p.fault != err.Error() // a repeated error is not logged again
 	if err == nil {
-		changed = p.answered(&a, now, e, n.at(sent))
-	} else if changed = p.missed(err.Error(), n.cfg.Probe.Misses); changed {
+		changed = p.answered(&a, now, e, ps.at(sent))
+	} else if changed = p.missed(err.Error(), ps.cfg.Probe.Misses); changed {
 		lost = slices.SortedFunc(maps.Keys(p.inflight), func(a, b *Forward) int { return cmp.Compare(a.number, b.number) })
 	}
 	up = p.up
-	n.judge(p, now)
-	n.mu.Unlock()
-	if err == nil && n.cfg.OnProbe != nil {
-		n.cfg.OnProbe(ProbeReport{Peer: a.ID, Region: p.conf.Region, Tenure: a.Tenure, RTTMs: a.RTTMs})
+	ps.judge(p, now)
+	ps.mu.Unlock()
+	if err == nil && ps.cfg.OnProbe != nil {
+		ps.cfg.OnProbe(ProbeReport{Peer: a.ID, Region: p.conf.Region, Tenure: a.Tenure, RTTMs: a.RTTMs})
 	}
 	if refused {
-		n.cfg.Log.Warn("a peer refuses the probes of this proxy", zap.String("peer", p.id), zap.Error(err))
+		ps.cfg.Log.Warn("a peer refuses the probes of this proxy", zap.String("peer", p.id), zap.Error(err))
 	}
 	if changed && up {
-		n.cfg.Log.Info("a peer is up", zap.String("peer", p.id), zap.String("boot", a.Boot), zap.String("version", a.Version))
+		ps.cfg.Log.Info("a peer is up", zap.String("peer", p.id), zap.String("boot", a.Boot), zap.String("version", a.Version))
 	} else if changed {
-		n.cfg.Log.Warn("a peer is down", zap.String("peer", p.id), zap.Error(err))
+		ps.cfg.Log.Warn("a peer is down", zap.String("peer", p.id), zap.Error(err))
 		for _, f := range lost {
 			f.abandon(causeDown)
 		}
@@ -124,9 +124,9 @@ func (n *Peers) heard(p *peer, seq uint64, sent time.Time, e Echo) (up bool) {
 var errItself = fmt.Errorf("%w: the address is this proxy's own", ErrProbe)
 
 // check returns an error unless the answer comes from this peer and belongs to this question.
-func (n *Peers) check(p *peer, a *answer, seq uint64) error {
+func (ps *Peers) check(p *peer, a *answer, seq uint64) error {
 	switch {
-	case a.Boot == n.process.nameAt(n.clock.Now()) || a.ID == n.cfg.Self.ID:
+	case a.Boot == ps.process.nameAt(ps.clock.Now()) || a.ID == ps.cfg.Self.ID:
 		return errItself
 	case !p.conf.AnswersTo(a.ID):
 		return fmt.Errorf("%w: it calls itself %q, and geo.peers %q; set geo.self.id there or the peer's id here", ErrProbe, a.ID, p.conf.ID)
@@ -138,20 +138,20 @@ func (n *Peers) check(p *peer, a *answer, seq uint64) error {
 
 // Answer answers a probe that a peer sent, which arrived at the time came. It does not check the peer's version, because the
 // peer checks the version in the answer.
-func (n *Peers) Answer(body []byte, came time.Time) ([]byte, *Refusal) {
+func (ps *Peers) Answer(body []byte, came time.Time) ([]byte, *Refusal) {
 	var q question
 	if len(body) > maxProbe || json.Unmarshal(body, &q) != nil || major(q.Version) < 0 {
 		return nil, refuse(http.StatusBadRequest, RejectVersion, "this is no probe of a dispatcher")
 	}
-	a := answer{Version: version, ID: n.cfg.Self.ID, Region: n.cfg.Self.Region, Boot: n.process.nameAt(came), Seq: q.Seq,
-		Draining: n.cfg.Draining(), Models: n.offers()}
-	if n.cfg.Tenure != nil {
-		a.Tenure = n.cfg.Tenure()
-		n.mu.Lock()
-		a.RTTMs = n.rtts()
-		n.mu.Unlock()
+	a := answer{Version: version, ID: ps.cfg.Self.ID, Region: ps.cfg.Self.Region, Boot: ps.process.nameAt(came), Seq: q.Seq,
+		Draining: ps.cfg.Draining(), Models: ps.offers()}
+	if ps.cfg.Tenure != nil {
+		a.Tenure = ps.cfg.Tenure()
+		ps.mu.Lock()
+		a.RTTMs = ps.rtts()
+		ps.mu.Unlock()
 	}
-	a.ProcUs = us(n.clock.Now().Sub(came))
+	a.ProcUs = us(ps.clock.Now().Sub(came))
 	text, err := json.Marshal(a)
 	if err != nil || len(text) > maxProbe {
 		return nil, refuse(http.StatusInternalServerError, RejectVersion, "the answer is over %d bytes; serve fewer models here", maxProbe)
@@ -160,13 +160,13 @@ func (n *Peers) Answer(body []byte, came time.Time) ([]byte, *Refusal) {
 }
 
 // offers returns, by model, the offer of this region for requests of other regions.
-func (n *Peers) offers() map[string]policy.Offer {
+func (ps *Peers) offers() map[string]policy.Offer {
 	all := map[string]policy.Offer{}
-	n.cfg.Queue.Offers(func(model string, l *prefill.Local) {
-		running, seqs := n.cfg.Running(model)
-		n.mu.Lock()
-		defer n.mu.Unlock()
-		s := n.model(model)
+	ps.cfg.Queue.Offers(func(model string, l *prefill.Local) {
+		running, seqs := ps.cfg.Running(model)
+		ps.mu.Lock()
+		defer ps.mu.Unlock()
+		s := ps.model(model)
 		push := pushOf(&s.policy, l)
 		places := localPlaces(nil, &push, l, running, seqs > 0)
 		o := policy.NewOffer(places, l.Waiting, float64(l.Tokens), s.drain.Ms(), seqs)
@@ -174,16 +174,16 @@ func (n *Peers) offers() map[string]policy.Offer {
 			o.FitN = max(o.FitN, l.Prefillers[i].Samples)
 		}
 		all[model] = o
-		n.metrics.available.WithLabelValues(model).Set(float64(o.NAvail))
-		n.metrics.queue.WithLabelValues(model).Set(float64(l.Waiting))
+		ps.metrics.available.WithLabelValues(model).Set(float64(o.NAvail))
+		ps.metrics.queue.WithLabelValues(model).Set(float64(l.Waiting))
 	})
 	return all
 }
 
-// rtts returns the round trips to the peers in ms, by name. It is called with n.mu held.
-func (n *Peers) rtts() map[string]float64 {
+// rtts returns the round trips to the peers in ms, by name. It is called with ps.mu held.
+func (ps *Peers) rtts() map[string]float64 {
 	all := map[string]float64{}
-	for _, p := range n.peers {
+	for _, p := range ps.peers {
 		if ms, ok := p.rtt.Ms(); ok && p.name != "" {
 			all[p.name] = ms
 		}

@@ -15,20 +15,20 @@ import (
 // bench is a region with one prefill engine, whose gauges and clock a test sets.
 type bench struct {
 	*testing.T
-	node   *Peers
-	tier   *prefill.Scheduler
-	now    time.Time
-	gauges prefill.Sample
-	during func() // a scrape, once
-	asked  int
-	served []*prefill.Lease
+	peers     *Peers
+	scheduler *prefill.Scheduler
+	now       time.Time
+	gauges    prefill.Sample
+	during    func() // a scrape, once
+	asked     int
+	served    []*prefill.Lease
 }
 
 func newBench(t *testing.T, policyText string, change func(*Config)) *bench {
 	t.Helper()
 	b := &bench{T: t, now: time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)}
 	var err error
-	b.tier, err = prefill.New(prefill.Config{
+	b.scheduler, err = prefill.New(prefill.Config{
 		Policy: "lmetric", Clock: func() time.Time { return b.now }, Scrape: prefill.ScrapeConfig{Interval: 500 * time.Millisecond},
 		Scraper: func(context.Context, prefill.Candidate) (prefill.Sample, error) {
 			if act := b.during; act != nil {
@@ -39,10 +39,10 @@ func newBench(t *testing.T, policyText string, change func(*Config)) *bench {
 		},
 	})
 	require.NoError(t, err)
-	b.tier.SetCandidates([]prefill.Candidate{{ID: "a", Models: []string{"m"}, CapacityTokens: 1 << 40, Live: true,
+	b.scheduler.SetCandidates([]prefill.Candidate{{ID: "a", Models: []string{"m"}, CapacityTokens: 1 << 40, Live: true,
 		Profile: &mooncake.Profile{MaxNumSeqs: 32}}})
-	b.node, _ = node(t, func(c *Config) {
-		c.Queue, c.Policy = b.tier, policyText
+	b.peers, _ = node(t, func(c *Config) {
+		c.Queue, c.Policy = b.scheduler, policyText
 		if change != nil {
 			change(c)
 		}
@@ -56,8 +56,8 @@ func (b *bench) arrive(n int) int {
 	for range n {
 		b.asked++
 		id := fmt.Sprint(b.asked)
-		q := b.node.Question(Ask{ID: id, Model: "m"})
-		b.tier.Offer(prefill.Request{ID: id, Model: "m", PromptTokens: 10, Remote: q}, func(l *prefill.Lease, err error) {
+		q := b.peers.Question(Ask{ID: id, Model: "m"})
+		b.scheduler.Offer(prefill.Request{ID: id, Model: "m", PromptTokens: 10, Remote: q}, func(l *prefill.Lease, err error) {
 			require.NoError(b, err)
 			b.served = append(b.served, l)
 		})
@@ -79,7 +79,7 @@ func (b *bench) answer(n int) {
 func (b *bench) scrape(running, waiting float64) {
 	b.now = b.now.Add(time.Millisecond)
 	b.gauges.Running, b.gauges.Waiting = running, waiting
-	b.tier.Scrape(b.Context(), "a")
+	b.scheduler.Scrape(b.Context(), "a")
 }
 
 func TestTheEngineGetsWhatItsScrapeLeavesRoomFor(t *testing.T) {

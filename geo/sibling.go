@@ -9,10 +9,10 @@ import (
 // decodes a request's model, the request goes to a sibling that does, without asking the policy.
 
 // Siblings returns the names of the siblings that are up, and the names of those among them that do not drain.
-func (n *Peers) Siblings() (live, stay []string) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	for _, p := range n.peers {
+func (ps *Peers) Siblings() (live, stay []string) {
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	for _, p := range ps.peers {
 		if !p.sibling || !p.up || p.name == "" || slices.Contains(live, p.name) {
 			continue
 		}
@@ -24,9 +24,9 @@ func (n *Peers) Siblings() (live, stay []string) {
 }
 
 // sibling reports whether a dispatcher with this id may be a sibling.
-func (n *Peers) sibling(id string) bool {
-	return n.cfg.Siblings &&
-		slices.ContainsFunc(n.cfg.Peers, func(c PeerConfig) bool { return c.Region == n.cfg.Self.Region && c.AnswersTo(id) })
+func (ps *Peers) sibling(id string) bool {
+	return ps.cfg.Siblings &&
+		slices.ContainsFunc(ps.cfg.Peers, func(c PeerConfig) bool { return c.Region == ps.cfg.Self.Region && c.AnswersTo(id) })
 }
 
 // decodes reports whether a peer decodes a model now. A peer of another region decodes every model that it offers.
@@ -35,5 +35,5 @@ func (p *peer) decodes(model string) bool {
 }
 
 // disown notes that a sibling probably owns no decode group any more, because it did not serve a request. Its next answer to a
-// probe corrects this. disown is called with the node's lock held.
+// probe corrects this. disown is called with the lock of Peers held.
 func (p *peer) disown() { p.decoded = nil }

@@ -26,16 +26,16 @@ func TestWhatNobodyHereDecodesGoesToItsOwner(t *testing.T) {
 	}
 	says("m")
 	var seqs atomic.Int64
-	n, _ := node(t, func(c *Config) {
+	ps, _ := node(t, func(c *Config) {
 		c.Siblings, c.Policy = true, "local-only"
 		c.Running = func(string) (float64, int) { return 0, int(seqs.Load()) }
 	}, entry(t, "us-2", f.URL))
-	eventually(t, func() bool { return n.Offered("m") })
+	eventually(t, func() bool { return ps.Offered("m") })
 	round := uint64(1)
 	where := func(a Ask) (prefill.Where, bool) {
 		round++
 		a.ID, a.Model = "r", "m"
-		q := n.Question(a)
+		q := ps.Question(a)
 		w := q.Where(here(round))
 		f := q.Forward()
 		if f != nil {
@@ -46,13 +46,13 @@ func TestWhatNobodyHereDecodesGoesToItsOwner(t *testing.T) {
 	goes := func(a Ask) bool { w, sent := where(a); return w == prefill.ToThere && sent }
 	require.True(t, goes(Ask{}), "its queue is that of all")
 	require.True(t, goes(Ask{Home: true}), "that is in the region")
-	require.True(t, n.Accepts("us-2", math.MaxInt), "and so is ours")
+	require.True(t, ps.Accepts("us-2", math.MaxInt), "and so is ours")
 	w, sent := where(Ask{Stay: true})
 	require.True(t, w != prefill.ToThere && w != prefill.ToHere && !sent, "it waits")
 	w, sent = where(Ask{Stay: true, Came: &Hop{N: 1, Max: 1, Via: []string{"us-2"}}})
 	require.True(t, w == prefill.ToThere && !sent, "who sent it has to ask again")
 
-	live, stay := n.Siblings()
+	live, stay := ps.Siblings()
 	require.Equal(t, []string{"us-2"}, live)
 	require.Equal(t, live, stay)
 	seqs.Store(8)
@@ -60,7 +60,7 @@ func TestWhatNobodyHereDecodesGoesToItsOwner(t *testing.T) {
 	seqs.Store(0)
 
 	says()
-	eventually(t, func() bool { return !n.Offered("m") })
+	eventually(t, func() bool { return !ps.Offered("m") })
 	require.False(t, goes(Ask{}), "nobody decodes it: it waits")
 	drains := func(decodes ...string) {
 		f.says(func(a *answer) {
@@ -68,7 +68,7 @@ func TestWhatNobodyHereDecodesGoesToItsOwner(t *testing.T) {
 		})
 	}
 	drains("m")
-	eventually(t, func() bool { live, stay = n.Siblings(); return len(live) == 1 && len(stay) == 0 })
+	eventually(t, func() bool { live, stay = ps.Siblings(); return len(live) == 1 && len(stay) == 0 })
 	require.True(t, goes(Ask{}), "it drains, and nobody has taken its ranks yet")
 	seqs.Store(8)
 	require.False(t, goes(Ask{}), "they are ours now")
@@ -91,17 +91,17 @@ func TestANonOwnerIsNotAskedAgain(t *testing.T) {
 		}
 		w.WriteHeader(int(status.Load()))
 	})
-	n, _ := node(t, nil, entry(t, "eu-1", url))
-	n.cfg.Siblings, n.cfg.Whole = true, time.Minute
+	ps, _ := node(t, nil, entry(t, "eu-1", url))
+	ps.cfg.Siblings, ps.cfg.Whole = true, time.Minute
 	send := func() *Failure {
-		f := forwarded(t, n)
+		f := forwarded(t, ps)
 		f.peer.sibling = true
-		f.node.mu.Lock()
+		f.peers.mu.Lock()
 		f.peer.decoded = []string{"m"}
-		f.node.mu.Unlock()
+		f.peers.mu.Unlock()
 		_, x := f.Send(stream)
-		f.node.mu.Lock()
-		defer f.node.mu.Unlock()
+		f.peers.mu.Lock()
+		defer f.peers.mu.Unlock()
 		require.Equal(t, x.Relay != nil, len(f.peer.decoded) == 1)
 		f.peer.sibling = false
 		return x
@@ -119,17 +119,17 @@ func TestAClientsOwnLimitsTakeNoGroupFromItsOwner(t *testing.T) {
 	url, _ := served(t, 100, func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = w.Write([]byte(`"` + strings.Repeat("x", 2000) + `"`))
 	})
-	n, _ := node(t, func(c *Config) { c.WholeBytes = 1000 }, entry(t, "eu-1", url))
+	ps, _ := node(t, func(c *Config) { c.WholeBytes = 1000 }, entry(t, "eu-1", url))
 	for cause, deadline := range map[string]time.Time{RejectDeadline: time.Now().Add(-time.Second), causeLarge: {}} {
-		f := forwarded(t, n)
-		n.mu.Lock()
+		f := forwarded(t, ps)
+		ps.mu.Lock()
 		f.peer.decoded = []string{"m"}
-		n.mu.Unlock()
+		ps.mu.Unlock()
 		_, fail := f.Send(&Request{Method: http.MethodPost, Target: "/v1/completions", Deadline: deadline})
 		require.Equal(t, cause, fail.Reason)
-		n.mu.Lock()
+		ps.mu.Lock()
 		decoded := f.peer.decoded
-		n.mu.Unlock()
+		ps.mu.Unlock()
 		require.Equal(t, []string{"m"}, decoded, cause)
 	}
 }
@@ -142,13 +142,13 @@ func TestAnOwnerThatARequestCameFromIsNotAsked(t *testing.T) {
 			a.ID, a.Boot, a.Decodes, a.Models = id, id, []string{"m"}, map[string]policy.Offer{"m": {Replicas: 1}}
 		})
 	}
-	n, _ := node(t, func(c *Config) {
+	ps, _ := node(t, func(c *Config) {
 		c.Siblings, c.MaxHops = true, 2
 		c.Running = func(string) (float64, int) { return 0, 0 }
 	}, entry(t, "us-2", b.URL), entry(t, "us-3", c.URL))
-	eventually(t, func() bool { live, _ := n.Siblings(); return len(live) == 2 })
+	eventually(t, func() bool { live, _ := ps.Siblings(); return len(live) == 2 })
 	for round, from := range []string{"us-2", "us-3"} {
-		q := n.Question(Ask{ID: "r", Model: "m", Came: &Hop{N: 1, Max: 2, Via: []string{from}}})
+		q := ps.Question(Ask{ID: "r", Model: "m", Came: &Hop{N: 1, Max: 2, Via: []string{from}}})
 		require.Equal(t, prefill.ToThere, q.Where(here(uint64(round+1))))
 		require.NotNil(t, q.Forward(), "it goes to the other one, not back to %s", from)
 		require.NotEqual(t, from, q.Forward().PeerID())
@@ -158,10 +158,10 @@ func TestAnOwnerThatARequestCameFromIsNotAsked(t *testing.T) {
 
 func TestWhatStaysInTheRegionDoesNotLeaveItWithIt(t *testing.T) {
 	url, _ := served(t, 100, hang)
-	n, _ := node(t, func(c *Config) { c.Policy = "skylb" }, entry(t, "eu-1", url))
-	forwarded(t, n).Drop()
+	ps, _ := node(t, func(c *Config) { c.Policy = "skylb" }, entry(t, "eu-1", url))
+	forwarded(t, ps).Drop()
 	for home, want := range map[bool]bool{false: true, true: false} {
-		q := n.Question(Ask{ID: "r", Model: "m", Leave: true, Home: home})
+		q := ps.Question(Ask{ID: "r", Model: "m", Leave: true, Home: home})
 		_ = q.Where(nobody(20_000))
 		require.Equal(t, want, q.Forward() != nil, "it wants to stay: %v", home)
 	}
@@ -185,12 +185,12 @@ func TestAFailureSaysWhetherTheRequestMayHaveRun(t *testing.T) {
 			asked <- struct{}{}
 			row.serve(w, r)
 		})
-		n, _ := node(t, func(c *Config) { c.FirstByte = 200 * time.Millisecond }, entry(t, "eu-1", url))
-		f := forwarded(t, n)
+		ps, _ := node(t, func(c *Config) { c.FirstByte = 200 * time.Millisecond }, entry(t, "eu-1", url))
+		f := forwarded(t, ps)
 		if row.serve == nil {
 			gone := *f.peer.conf.Target
 			gone.URL = &neturl.URL{Scheme: "http", Host: "127.0.0.1:1"}
-			f.peer = n.newPeer(f.peer.conf, "gone", &gone) // one that nobody probes
+			f.peer = ps.newPeer(f.peer.conf, "gone", &gone) // one that nobody probes
 		}
 		if row.end != nil {
 			go func() { <-asked; row.end(f) }()

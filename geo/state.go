@@ -107,32 +107,32 @@ type peer struct {
 	reasons    map[string]policy.Reason // by model: the last result of Judge
 }
 
-// at converts a time for policies: to ms since the node was made.
-func (n *Peers) at(t time.Time) float64 { return ms(t.Sub(n.started)) }
+// at converts a time for policies: to ms since Peers was made.
+func (ps *Peers) at(t time.Time) float64 { return ms(t.Sub(ps.started)) }
 
 // model returns the state of a model, and makes it if there is none. If there are too many, the state of any other model is
 // dropped, which is made again when it is needed.
-func (n *Peers) model(name string) *modelState {
-	s := n.models[name]
+func (ps *Peers) model(name string) *modelState {
+	s := ps.models[name]
 	if s != nil {
 		return s
 	}
-	for other := range n.models {
-		if len(n.models) < maxModelStates {
+	for other := range ps.models {
+		if len(ps.models) < maxModelStates {
 			break
 		}
-		n.forgetModel(other)
+		ps.forgetModel(other)
 	}
-	s = &modelState{policy: *n.policy}
-	n.models[name] = s
+	s = &modelState{policy: *ps.policy}
+	ps.models[name] = s
 	return s
 }
 
 // forgetModel drops the state of a model, with its metrics.
-func (n *Peers) forgetModel(name string) {
-	delete(n.models, name)
-	n.metrics.forget("model", name)
-	for _, p := range n.peers {
+func (ps *Peers) forgetModel(name string) {
+	delete(ps.models, name)
+	ps.metrics.forget("model", name)
+	for _, p := range ps.peers {
 		delete(p.reasons, name)
 	}
 }

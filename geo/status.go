@@ -43,24 +43,24 @@ type PeerStatus struct {
 	Available  map[string]string       `json:"available"` // by model: available, or the reason why not
 }
 
-// Status returns a copy of the node's state.
-func (n *Peers) Status() Status {
-	now := n.clock.Now()
-	n.mu.Lock()
-	defer n.mu.Unlock()
+// Status returns a copy of the state of Peers.
+func (ps *Peers) Status() Status {
+	now := ps.clock.Now()
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
 	s := Status{
-		ID: n.cfg.Self.ID, Region: n.cfg.Self.Region, Central: n.cfg.Central, Policy: n.text,
-		QS: n.settings.QS, W: n.settings.W, Load: n.settings.Load, MinGain: n.settings.MinGainMs, Peers: []PeerStatus{},
+		ID: ps.cfg.Self.ID, Region: ps.cfg.Self.Region, Central: ps.cfg.Central, Policy: ps.text,
+		QS: ps.settings.QS, W: ps.settings.W, Load: ps.settings.Load, MinGain: ps.settings.MinGainMs, Peers: []PeerStatus{},
 	}
-	for _, p := range n.peers {
-		p.expire(n, now)
+	for _, p := range ps.peers {
+		p.expire(ps, now)
 		rtt, _ := p.rtt.Ms()
 		reserved, _ := p.reserved.Reserved()
 		one := PeerStatus{
 			ID: p.id, Name: p.name, Region: p.conf.Region, URL: p.target.URL.String(), Up: p.up, Draining: p.draining, Version: p.major,
 			Fault: p.fault,
-			RTTMs: rtt, AgeMs: -1, Reserved: reserved, InFlight: len(p.inflight), USDToday: p.spent.add(0, now), MinGainUp: p.distrust.Ms(n.at(now)),
-			Unanswered: p.unanswered, Window: p.trust.Window(n.at(now)),
+			RTTMs: rtt, AgeMs: -1, Reserved: reserved, InFlight: len(p.inflight), USDToday: p.spent.add(0, now),
+			MinGainUp: p.distrust.Ms(ps.at(now)), Unanswered: p.unanswered, Window: p.trust.Window(ps.at(now)),
 			Circuit: "closed", Models: maps.Clone(p.offers), Available: map[string]string{},
 		}
 		if p.probed {
@@ -70,8 +70,8 @@ func (n *Peers) Status() Status {
 			one.Circuit = "open"
 		}
 		for _, model := range slices.Sorted(maps.Keys(p.offers)) {
-			v := p.view(n, model, now)
-			one.Available[model] = n.policy.Judge(&v).String()
+			v := p.view(ps, model, now)
+			one.Available[model] = ps.policy.Judge(&v).String()
 		}
 		s.Peers = append(s.Peers, one)
 	}

@@ -63,8 +63,8 @@ const maxHandedBack = 4 << 20
 var ErrHandBack = errors.New("the region is not handed back")
 
 // AskBack asks the peer with this name for a region or group that it holds.
-func (n *Peers) AskBack(ctx context.Context, name string, ask HandBack) (h HandedBack, err error) {
-	text, err := n.post(ctx, name, HandBackPath, ask)
+func (ps *Peers) AskBack(ctx context.Context, name string, ask HandBack) (h HandedBack, err error) {
+	text, err := ps.post(ctx, name, HandBackPath, ask)
 	if err != nil {
 		return h, fmt.Errorf("%w: %w", ErrHandBack, err)
 	}
@@ -75,14 +75,14 @@ func (n *Peers) AskBack(ctx context.Context, name string, ask HandBack) (h Hande
 }
 
 // AskVote asks the peer with this name for a promise.
-func (n *Peers) AskVote(ctx context.Context, name string, ask Vote) error {
-	_, err := n.post(ctx, name, VotePath, ask)
+func (ps *Peers) AskVote(ctx context.Context, name string, ask Vote) error {
+	_, err := ps.post(ctx, name, VotePath, ask)
 	return err
 }
 
 // post sends a question to the peer with this name, and returns the answer.
-func (n *Peers) post(ctx context.Context, name, path string, ask any) ([]byte, error) {
-	t, to := n.named(name)
+func (ps *Peers) post(ctx context.Context, name, path string, ask any) ([]byte, error) {
+	t, to := ps.named(name)
 	if t == nil {
 		return nil, fmt.Errorf("%s is not among the peers that answer", name)
 	}
@@ -91,10 +91,10 @@ func (n *Peers) post(ctx context.Context, name, path string, ask any) ([]byte, e
 		return nil, err
 	}
 	parts := [][]byte{body}
-	call := n.traffic.NewCall(t)
+	call := ps.traffic.NewCall(t)
 	defer context.AfterFunc(ctx, call.Abort)()
 	now := time.Now()
-	hdr := n.hopHeaders(&Message{Method: http.MethodPost, Target: path}, parts, to, nil, "owner-"+newBoot(), now, now.Add(time.Minute))
+	hdr := ps.hopHeaders(&Message{Method: http.MethodPost, Target: path}, parts, to, nil, "owner-"+newBoot(), now, now.Add(time.Minute))
 	resp, err := call.Do(http.MethodPost, path, hdr, parts, engine.Deadlines{})
 	if err != nil {
 		return nil, err
@@ -111,10 +111,10 @@ func (n *Peers) post(ctx context.Context, name, path string, ask any) ([]byte, e
 }
 
 // named returns the target and address of the peer that calls itself by this name in its answers to probes; nil: there is none.
-func (n *Peers) named(name string) (*engine.Target, address) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	for _, p := range n.peers {
+func (ps *Peers) named(name string) (*engine.Target, address) {
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	for _, p := range ps.peers {
 		if p.name == name {
 			return p.target, address{p.name, p.boot}
 		}

@@ -27,9 +27,9 @@ func TestARegionOfManyRanksIsHandedBackWithAllOfThem(t *testing.T) {
 		_ = json.NewEncoder(w).Encode(h)
 	}))
 	t.Cleanup(s.Close)
-	n, _ := node(t, nil, entry(t, "eu-1", s.URL))
-	eventually(t, func() bool { return first(n).Up })
-	h, err := n.AskBack(t.Context(), "eu-1", HandBack{Region: "us", Epoch: 3})
+	ps, _ := node(t, nil, entry(t, "eu-1", s.URL))
+	eventually(t, func() bool { return first(ps).Up })
+	h, err := ps.AskBack(t.Context(), "eu-1", HandBack{Region: "us", Epoch: 3})
 	require.NoError(t, err)
 	require.Len(t, h.Ranks, ranks)
 }

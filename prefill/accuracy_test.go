@@ -13,15 +13,15 @@ import (
 	"evenkeel/prefill/index"
 )
 
-// told is a tier of one candidate whose capacity is said to be so many blocks,
+// told is a scheduler of one candidate whose capacity is said to be so many blocks,
 // before an engine whose cache has 300.
 type told struct {
-	tier   *Scheduler
-	logs   *observer.ObservedLogs
-	engine *index.Index
-	at     index.Slot
-	rng    *rand.Rand
-	talks  [24][]int32
+	scheduler *Scheduler
+	logs      *observer.ObservedLogs
+	engine    *index.Index
+	at        index.Slot
+	rng       *rand.Rand
+	talks     [24][]int32
 }
 
 const heldBlocks = 300
@@ -31,8 +31,8 @@ func startTold(t *testing.T, blocks int) *told {
 	candidates := up("p0/0")
 	candidates[0].CapacityTokens = int64(16 * blocks)
 	s := &told{
-		tier: newTier(t, candidates, func(c *Config) { c.Log, c.KVThreshold = zap.New(core), 1 }),
-		logs: logs, engine: index.New(index.Config{}), rng: rand.New(rand.NewPCG(1, 2)),
+		scheduler: newScheduler(t, candidates, func(c *Config) { c.Log, c.KVThreshold = zap.New(core), 1 }),
+		logs:      logs, engine: index.New(index.Config{}), rng: rand.New(rand.NewPCG(1, 2)),
 	}
 	s.at = s.engine.Add("p0/0", heldBlocks)
 	return s
@@ -50,7 +50,7 @@ func (s *told) turn(t *testing.T) {
 	var h index.Hasher
 	keys := h.Tokens(nil, index.Scope{Model: testModel}.Root(index.Tokens, 16), s.talks[i], 16)
 	n := len(s.talks[i])
-	l := acquire(t, s.tier, Request{ID: "r", PromptTokens: n, Counted: true, Prompt: Prompt{Keys: keys, BlockTokens: 16}})
+	l := acquire(t, s.scheduler, Request{ID: "r", PromptTokens: n, Counted: true, Prompt: Prompt{Keys: keys, BlockTokens: 16}})
 	cached := index.Usable(16*int(s.engine.Match(nil, keys)[s.at.N]), n, 16)
 	probe := s.engine.Speculate(s.at, keys)
 	s.engine.Confirm(&probe)
@@ -75,7 +75,7 @@ func TestAWrongCapacityIsNoticed(t *testing.T) {
 			for range 600 {
 				s.turn(t)
 			}
-			status := s.tier.Status()[0]
+			status := s.scheduler.Status()[0]
 			require.Equal(t, tt.want, status.CapacitySuspect, "%+v", status.accuracy)
 			if tt.want == "" {
 				require.Zero(t, s.logs.Len())
@@ -86,27 +86,27 @@ func TestAWrongCapacityIsNoticed(t *testing.T) {
 			require.Contains(t, s.logs.All()[0].Message, tt.logged)
 			right := up("p0/0")
 			right[0].CapacityTokens = 16 * heldBlocks
-			s.tier.SetCandidates(right)
+			s.scheduler.SetCandidates(right)
 			for range 600 {
 				s.turn(t)
 			}
-			require.Empty(t, s.tier.Status()[0].CapacitySuspect, "put right: %+v", s.tier.Status()[0].accuracy)
+			require.Empty(t, s.scheduler.Status()[0].CapacitySuspect, "put right: %+v", s.scheduler.Status()[0].accuracy)
 			require.Equal(t, 2, s.logs.Len())
 		})
 	}
 }
 
 func TestAPrefixThatIsBeingComputedSaysNothingAboutTheCapacity(t *testing.T) {
-	tier := newTier(t, up("p0/0"))
+	scheduler := newScheduler(t, up("p0/0"))
 	for i := range 200 {
 		story := text(string(rune('a'+i%26))+"bcd", 4096+i)
-		first := acquire(t, tier, prompt("1", story))
-		second := acquire(t, tier, prompt("2", story))
+		first := acquire(t, scheduler, prompt("1", story))
+		second := acquire(t, scheduler, prompt("2", story))
 		second.Answered(Usage{PromptTokens: 1024, CachedTokens: 0}, time.Time{}) // the first one is not done either
 		first.Answered(Usage{PromptTokens: 1024, CachedTokens: first.HitTokens}, time.Time{})
 		first.Release()
 		second.Release()
-		tier.ForgetPrefixes("")
+		scheduler.ForgetPrefixes("")
 	}
-	require.Empty(t, tier.Status()[0].CapacitySuspect)
+	require.Empty(t, scheduler.Status()[0].CapacitySuspect)
 }

@@ -13,12 +13,12 @@ type Backlog struct {
 }
 
 // Backlogs returns the backlogs by model. A model without waiting requests is absent.
-func (t *Scheduler) Backlogs() map[string]Backlog {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	freshShare := t.cache.Totals.Fresh()
+func (s *Scheduler) Backlogs() map[string]Backlog {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	freshShare := s.cache.Totals.Fresh()
 	all := map[string]Backlog{}
-	for name, m := range t.models {
+	for name, m := range s.models {
 		if len(m.servers) == 0 {
 			continue
 		}
@@ -27,8 +27,8 @@ func (t *Scheduler) Backlogs() map[string]Backlog {
 			continue
 		}
 		tokens := float64(prompts)
-		line, _ := t.line(name, m.servers[0])
-		eachMs := line.Ms(freshShare*tokens/float64(requests), (1-freshShare)*tokens/float64(requests))
+		latency, _ := s.line(name, m.servers[0])
+		eachMs := latency.Ms(freshShare*tokens/float64(requests), (1-freshShare)*tokens/float64(requests))
 		all[name] = Backlog{Requests: requests, Seconds: float64(requests) * eachMs / 1000}
 	}
 	return all
@@ -36,18 +36,18 @@ func (t *Scheduler) Backlogs() map[string]Backlog {
 
 // Line is the learned line of prefill times of one live candidate for the model, with the round trip to it: the candidate
 // with the smallest fixed part. known is false while no live candidate has a learned line.
-func (t *Scheduler) Line(name string) (line policy.Latency, rtt time.Duration, known bool) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	m := t.models[name]
+func (s *Scheduler) Line(name string) (latency policy.Latency, rtt time.Duration, known bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	m := s.models[name]
 	if m == nil {
-		return line, 0, false
+		return latency, 0, false
 	}
 	for _, c := range m.servers {
-		next, learned := t.line(name, c)
-		if learned && c.Live && next.TPMs > 0 && (!known || next.T0Ms < line.T0Ms) {
-			line, rtt, known = next, c.rtt(), true
+		next, learned := s.line(name, c)
+		if learned && c.Live && next.TPMs > 0 && (!known || next.T0Ms < latency.T0Ms) {
+			latency, rtt, known = next, c.rtt(), true
 		}
 	}
-	return line, rtt, known
+	return latency, rtt, known
 }

@@ -21,12 +21,12 @@ func (r *Request) class() int {
 }
 
 // Batch returns the counts of batch requests.
-func (t *Scheduler) Batch() BatchStatus {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	s := t.batch
-	s.Waiting = t.queue.ByPriority()[queue.Batch]
-	return s
+func (s *Scheduler) Batch() BatchStatus {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	status := s.batch
+	status.Waiting = s.queue.ByPriority()[queue.Batch]
+	return status
 }
 
 // leftForBatch reports whether a candidate may take a batch request: no other request for its models waits in the arrival

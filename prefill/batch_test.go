@@ -42,37 +42,37 @@ func TestBatchTakesOnlyWhatIsLeft(t *testing.T) {
 		{"two slots are free", 2, nil, nil, false},
 		{"the last slot is for the next request", 1, nil, nil, true},
 		{"no slot is free", 0, nil, nil, true},
-		{"one of three slots is for a prompt that is prefilled", 3, func(t *testing.T, tier *Scheduler) { hold(t, tier, "a", probing, 10) }, nil, false},
-		{"one of two is", 2, func(t *testing.T, tier *Scheduler) { hold(t, tier, "a", probing, 10) }, nil, true},
-		{"all engines have something to prefill", 9, func(t *testing.T, tier *Scheduler) {
-			hold(t, tier, "a", probing, 10)
-			hold(t, tier, "b", probing, 10)
+		{"one of three slots is for a prompt that is prefilled", 3, func(t *testing.T, scheduler *Scheduler) { hold(t, scheduler, "a", probing, 10) }, nil, false},
+		{"one of two is", 2, func(t *testing.T, scheduler *Scheduler) { hold(t, scheduler, "a", probing, 10) }, nil, true},
+		{"all engines have something to prefill", 9, func(t *testing.T, scheduler *Scheduler) {
+			hold(t, scheduler, "a", probing, 10)
+			hold(t, scheduler, "b", probing, 10)
 		}, nil, true},
-		{"a prompt waits for a slot", 9, func(t *testing.T, tier *Scheduler) { hold(t, tier, "a", pooled, 10) }, nil, true},
-		{"a prompt has got one", 2, func(t *testing.T, tier *Scheduler) { hold(t, tier, "a", dispatched, 10) }, nil, false},
-		{"a retry waits", 9, func(_ *testing.T, tier *Scheduler) {
+		{"a prompt waits for a slot", 9, func(t *testing.T, scheduler *Scheduler) { hold(t, scheduler, "a", pooled, 10) }, nil, true},
+		{"a prompt has got one", 2, func(t *testing.T, scheduler *Scheduler) { hold(t, scheduler, "a", dispatched, 10) }, nil, false},
+		{"a retry waits", 9, func(_ *testing.T, scheduler *Scheduler) {
 			q := request(8)
 			q.Model, q.Reserved, q.Remote = testModel, true, &region{where: always(Waits)}
-			tier.Offer(q, func(*Lease, error) {})
+			scheduler.Offer(q, func(*Lease, error) {})
 		}, nil, true},
-		{"another request waits", 9, func(_ *testing.T, tier *Scheduler) {
+		{"another request waits", 9, func(_ *testing.T, scheduler *Scheduler) {
 			q := request(8)
 			q.Model, q.Remote = testModel, &region{where: always(Waits)}
-			tier.Offer(q, func(*Lease, error) {})
+			scheduler.Offer(q, func(*Lease, error) {})
 		}, nil, true},
-		{"a request for an adapter of the model waits", 9, func(_ *testing.T, tier *Scheduler) {
+		{"a request for an adapter of the model waits", 9, func(_ *testing.T, scheduler *Scheduler) {
 			q := request(8)
 			q.Model, q.Remote = "adapter", &region{where: always(Waits)}
-			tier.Offer(q, func(*Lease, error) {})
+			scheduler.Offer(q, func(*Lease, error) {})
 		}, func(all []Candidate) {
 			for i := range all {
 				all[i].Models = []string{testModel, "adapter"}
 			}
 		}, true},
-		{"a prompt waits for a slot before it is prefilled", 9, func(_ *testing.T, tier *Scheduler) {
+		{"a prompt waits for a slot before it is prefilled", 9, func(_ *testing.T, scheduler *Scheduler) {
 			q := request(8)
 			q.Model = testModel
-			tier.Offer(q, func(*Lease, error) {})
+			scheduler.Offer(q, func(*Lease, error) {})
 		}, func(all []Candidate) {
 			for i := range all {
 				all[i].Profile = &early
@@ -84,18 +84,18 @@ func TestBatchTakesOnlyWhatIsLeft(t *testing.T) {
 			if row.set != nil {
 				row.set(candidates)
 			}
-			tier := newTier(t, candidates, change)
+			scheduler := newScheduler(t, candidates, change)
 			if row.before != nil {
-				row.before(t, tier)
+				row.before(t, scheduler)
 			}
 			if row.waits {
-				mustWait(t, tier, batch(1))
+				mustWait(t, scheduler, batch(1))
 			} else {
-				acquire(t, tier, batch(1))
+				acquire(t, scheduler, batch(1))
 			}
 			retry := batch(2)
 			retry.Reserved = true
-			_, err := tier.Acquire(t.Context(), retry)
+			_, err := scheduler.Acquire(t.Context(), retry)
 			require.NoError(t, err, "a retry is not held back")
 		})
 	}
@@ -104,26 +104,26 @@ func TestBatchTakesOnlyWhatIsLeft(t *testing.T) {
 // Groups of ranks that prefill and decode have one slot for what waits there, and one for what comes next.
 func TestAGroupOfRanksThatDoBothTakesBatchLast(t *testing.T) {
 	free := 2
-	tier := newTier(t, doBoth("g"), func(c *Config) { c.Free = func(string, string) (int, bool) { return free, false } })
-	first := acquire(t, tier, batch(1))
-	mustWait(t, tier, batch(2)) // the first has no rank yet
+	scheduler := newScheduler(t, doBoth("g"), func(c *Config) { c.Free = func(string, string) (int, bool) { return free, false } })
+	first := acquire(t, scheduler, batch(1))
+	mustWait(t, scheduler, batch(2)) // the first has no rank yet
 	free--
 	first.Send()
-	mustWait(t, tier, batch(2))
-	acquire(t, tier, request(3)) // which finds one at once
+	mustWait(t, scheduler, batch(2))
+	acquire(t, scheduler, request(3)) // which finds one at once
 }
 
 func TestBatchWaitsLongerAndHasAnEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		free := 1
 		candidates, change := withSlots(&free, "a")
-		tier := newTier(t, candidates, change)
+		scheduler := newScheduler(t, candidates, change)
 		ctx, leave := context.WithCancel(t.Context())
-		waits, gone := start(t.Context(), tier, batch(1)), start(ctx, tier, batch(2))
-		require.Equal(t, BatchStatus{Waiting: 2}, tier.Batch())
-		require.Zero(t, tier.Overview().Waiting, "nobody waits for batch")
-		require.Zero(t, tier.Waiting(testModel))
-		require.Empty(t, tier.Backlogs())
+		waits, gone := start(t.Context(), scheduler, batch(1)), start(ctx, scheduler, batch(2))
+		require.Equal(t, BatchStatus{Waiting: 2}, scheduler.Batch())
+		require.Zero(t, scheduler.Overview().Waiting, "nobody waits for batch")
+		require.Zero(t, scheduler.Waiting(testModel))
+		require.Empty(t, scheduler.Backlogs())
 		leave()
 		require.ErrorIs(t, (<-gone).err, context.Canceled)
 		got := <-waits
@@ -131,20 +131,20 @@ func TestBatchWaitsLongerAndHasAnEnd(t *testing.T) {
 		require.ErrorContains(t, got.err, "prefill.queue.batch_timeout")
 		require.Equal(t, 10*time.Minute, got.after)
 
-		waits = start(t.Context(), tier, batch(3))
-		tier.SetCandidates(nil)
+		waits = start(t.Context(), scheduler, batch(3))
+		scheduler.SetCandidates(nil)
 		require.ErrorIs(t, (<-waits).err, ErrUnavailable)
 
-		tier.SetCandidates(candidates)
-		waits = start(t.Context(), tier, batch(4))
+		scheduler.SetCandidates(candidates)
+		waits = start(t.Context(), scheduler, batch(4))
 		time.Sleep(5 * time.Second)
 		free = 2
-		tier.Wake()
+		scheduler.Wake()
 		got = <-waits
 		require.NoError(t, got.err)
-		require.Equal(t, BatchStatus{Ran: 1, HeldS: 5}, tier.Batch())
+		require.Equal(t, BatchStatus{Ran: 1, HeldS: 5}, scheduler.Batch())
 		got.lease.Release()
-		requireIdle(t, tier)
+		requireIdle(t, scheduler)
 	})
 }
 
@@ -152,18 +152,18 @@ func TestBatchWaitsLongerAndHasAnEnd(t *testing.T) {
 func TestAFloodOfBatchLeavesTheQueueToOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		pool := newPlaces(0)
-		tier := newTier(t, up("a"), withPlaces(pool), func(c *Config) { c.Queue.Max = 4 })
-		old, young := start(t.Context(), tier, batch(1)), start(t.Context(), tier, batch(2))
-		_, err := tier.Acquire(t.Context(), batch(3))
+		scheduler := newScheduler(t, up("a"), withPlaces(pool), func(c *Config) { c.Queue.Max = 4 })
+		old, young := start(t.Context(), scheduler, batch(1)), start(t.Context(), scheduler, batch(2))
+		_, err := scheduler.Acquire(t.Context(), batch(3))
 		require.ErrorIs(t, err, ErrQueueFull)
 		require.ErrorContains(t, err, "2 requests wait")
 		var online []<-chan outcome
 		for n := range 3 {
-			online = append(online, start(t.Context(), tier, Request{ID: fmt.Sprint(n), Priority: -100}))
+			online = append(online, start(t.Context(), scheduler, Request{ID: fmt.Sprint(n), Priority: -100}))
 		}
 		require.ErrorIs(t, (<-young).err, ErrQueueFull)
 		require.Empty(t, old)
-		pool.wake = tier.Wake
+		pool.wake = scheduler.Wake
 		for range 4 {
 			pool.Release()
 		}
@@ -247,7 +247,7 @@ func TestBatchBesideOnline(t *testing.T) {
 		now := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
 		s := &site{r: r, free: slots, places: newPlaces(size), waiting: map[int]func(){}, batch: map[int]bool{}}
 		candidates, change := withSlots(&s.free, "a", "b")
-		s.Scheduler = newTier(t, candidates, change, withPlaces(s.places), func(c *Config) {
+		s.Scheduler = newScheduler(t, candidates, change, withPlaces(s.places), func(c *Config) {
 			c.Clock = func() time.Time { return now }
 			c.Push.MaxUnanswered, c.Queue.Max = 2, 1000
 		})

@@ -25,16 +25,16 @@ func fleet(n int) []Candidate {
 func BenchmarkChooseAndReserve(b *testing.B) {
 	for _, policy := range []string{"finish", "lmetric", "least-tokens", "round-robin"} {
 		b.Run(policy, func(b *testing.B) {
-			tier := newTier(b, fleet(64), withPolicy(policy))
+			scheduler := newScheduler(b, fleet(64), withPolicy(policy))
 			for n := range 640 {
-				acquire(b, tier, request(n)) // a busy fleet
+				acquire(b, scheduler, request(n)) // a busy fleet
 			}
 			r := Request{ID: "req-1", Model: testModel, PromptTokens: 4000}
 			took := make([]time.Duration, 0, 1<<20)
 			b.ReportAllocs()
 			for b.Loop() {
 				start := time.Now()
-				lease, err := tier.Acquire(b.Context(), r)
+				lease, err := scheduler.Acquire(b.Context(), r)
 				if err != nil {
 					b.Fatal(err)
 				}
@@ -51,11 +51,11 @@ func BenchmarkChooseAndReserve(b *testing.B) {
 
 // All are alike, so that every candidate is hashed.
 func BenchmarkChooseAmongIdle(b *testing.B) {
-	tier := newTier(b, fleet(64))
+	scheduler := newScheduler(b, fleet(64))
 	r := Request{ID: "3f1c9a64-7d2e-4b51-9c07-7d1c2b3a4e5f", Model: testModel, PromptTokens: 4000}
 	b.ReportAllocs()
 	for b.Loop() {
-		lease, err := tier.Acquire(b.Context(), r)
+		lease, err := scheduler.Acquire(b.Context(), r)
 		if err != nil {
 			b.Fatal(err)
 		}
@@ -64,10 +64,10 @@ func BenchmarkChooseAmongIdle(b *testing.B) {
 }
 
 func TestADecisionAllocatesOnlyTheLease(t *testing.T) {
-	tier := newTier(t, fleet(64))
+	scheduler := newScheduler(t, fleet(64))
 	r := Request{ID: "req-1", Model: testModel, PromptTokens: 4000}
 	allocs := testing.AllocsPerRun(200, func() {
-		if lease, err := tier.Acquire(t.Context(), r); err == nil {
+		if lease, err := scheduler.Acquire(t.Context(), r); err == nil {
 			lease.Release()
 		}
 	})
@@ -88,19 +88,19 @@ func BenchmarkChooseWithALongPrompt(b *testing.B) {
 		hash bool
 	}{{"held", 0, false}, {"held, hashed", 0, true}, {"half new, hashed", blocks / 2, true}, {"all new, hashed", blocks, true}} {
 		b.Run(row.name, func(b *testing.B) {
-			tier := newTier(b, fleet(64), withPolicy("lmetric"))
+			scheduler := newScheduler(b, fleet(64), withPolicy("lmetric"))
 			ids := make([]int32, block*blocks)
 			for i := range ids {
 				ids[i] = int32(i)
 			}
 			var h index.Hasher
 			keys := h.Tokens(nil, root, ids, block)
-			tier.lock()
-			for _, c := range tier.candidates {
+			scheduler.lock()
+			for _, c := range scheduler.candidates {
 				c.CapacityTokens = 500_000
-				c.cache.Stored(c.cache.Place(&Prompt{BlockTokens: block}, testModel, c.CapacityTokens, tier.now), keys)
+				c.cache.Stored(c.cache.Place(&Prompt{BlockTokens: block}, testModel, c.CapacityTokens, scheduler.now), keys)
 			}
-			tier.unlock()
+			scheduler.unlock()
 			b.ReportAllocs()
 			n := int32(0)
 			for b.Loop() {
@@ -111,7 +111,7 @@ func BenchmarkChooseWithALongPrompt(b *testing.B) {
 				if row.hash {
 					keys = h.Tokens(make([]index.Key, 0, blocks), root, ids, block)
 				}
-				lease, err := tier.Acquire(b.Context(),
+				lease, err := scheduler.Acquire(b.Context(),
 					Request{ID: "req-1", Model: testModel, PromptTokens: len(ids), Counted: true, Prompt: Prompt{Keys: keys, BlockTokens: block}})
 				if err != nil {
 					b.Fatal(err)

@@ -10,7 +10,7 @@ import (
 // Candidate is a place at which a prompt can be prefilled: a DP rank of a prefill engine, or the whole engine if requests
 // cannot name a rank.
 type Candidate struct {
-	ID             string // "<instance>/<rank>"; a candidate that keeps its ID keeps its accounts
+	ID             string // "<instance>/<rank>"; a candidate that keeps its ID keeps its load
 	Instance       string // the engine; its candidates fail together, so that a retry first goes to another instance
 	Target         *engine.Target
 	Profile        *mooncake.Profile

@@ -36,9 +36,9 @@ func (d *chooser) look(m *model, r *Request, eligible []*candidate) (known bool)
 	block := r.Prompt.BlockSize(tokens)
 	d.found = d.cache.Match(&r.Prompt, &r.seen.cache, d.now)
 	for i, c := range eligible {
-		line, fitted := d.line(m.name, c)
+		latency, fitted := d.line(m.name, c)
 		known = known && fitted
-		d.measure(&d.view[i], c, line)
+		d.measure(&d.view[i], c, latency)
 		d.view[i].Fit(float64(tokens), math.Floor(block*float64(c.cache.Blocks(d.found, &r.Prompt))))
 	}
 	policy.Aggregate(d.view)
@@ -174,7 +174,7 @@ func (d *chooser) countApart(c *candidate, l *Lease) {
 	if d.cfg.Free != nil {
 		_, ownRanks = d.cfg.Free(c.Board, l.model)
 	}
-	maps.DeleteFunc(c.byModel, func(_ string, a *ledger.ModelCounts) bool { return a.Probing == 0 })
+	maps.DeleteFunc(c.byModel, func(_ string, counts *ledger.ModelCounts) bool { return counts.Probing == 0 })
 	if !ownRanks {
 		return
 	}
@@ -240,10 +240,10 @@ func (r *Request) reaches(c *candidate) bool {
 }
 
 // CheckTarget returns an error if id, which a request names, is not a candidate for the model.
-func (t *Scheduler) CheckTarget(model, id string) error {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if m := t.models[model]; m != nil && slices.ContainsFunc(m.servers, func(c *candidate) bool { return c.ID == id }) {
+func (s *Scheduler) CheckTarget(model, id string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if m := s.models[model]; m != nil && slices.ContainsFunc(m.servers, func(c *candidate) bool { return c.ID == id }) {
 		return nil
 	}
 	return fmt.Errorf("%w: %q is no prefill engine for model %q; GET /prefill lists them", ErrBadTarget, id, model)
@@ -317,7 +317,7 @@ func (d *chooser) filterTried(candidates []*candidate, exclude []string) []*cand
 	return d.drop(filterExcluded, candidates, tried, anyOne)
 }
 
-// reserve books that a request goes to a candidate, and returns the lease. It charges the prompt to the candidate's account,
+// reserve books that a request goes to a candidate, and returns the lease. It charges the prompt to the candidate's load,
 // reports the probe to the candidate's circuit, and records the expected effect on the prefix cache. indicators are the
 // candidate's indicators for this request, and since is when the request entered the arrival queue.
 func (d *chooser) reserve(c *candidate, p *policy.Policy, r *Request, indicators *policy.Engine, since time.Time) *Lease {
@@ -329,13 +329,13 @@ func (d *chooser) reserve(c *candidate, p *policy.Policy, r *Request, indicators
 		Policy:    p.Name(),
 		Wait:      d.now.Sub(since),
 		Prompt:    int(indicators.PromptTokens), HitTokens: int(indicators.HitTokens),
-		Others:  c.load.Leases[ledger.Probing],
-		tier:    d.tier,
-		c:       c,
-		number:  d.lastLease,
-		canary:  canary,
-		model:   r.Model,
-		crowded: c.load.Crowded(c.Decodes, d.now),
+		Others:    c.load.Leases[ledger.Probing],
+		scheduler: d.scheduler,
+		c:         c,
+		number:    d.lastLease,
+		canary:    canary,
+		model:     r.Model,
+		crowded:   c.load.Crowded(c.Decodes, d.now),
 	}
 	if _, known := d.fit.Latency(r.Model, c.Hardware); known {
 		lease.predicted = float64(weight.PredictedUs) / 1000
@@ -349,7 +349,7 @@ func (d *chooser) reserve(c *candidate, p *policy.Policy, r *Request, indicators
 		c.load.Charge(&lease.inFlight, weight, r.LeaseOwner, d.now)
 	}
 	d.countApart(c, lease)
-	c.cache.Expect(&lease.expected, &r.Prompt, r.Model, int(indicators.PromptTokens), lease.HitTokens, d.found, c.load.Capacity(), d.now)
+	c.cache.Expect(&lease.predictedHit, &r.Prompt, r.Model, int(indicators.PromptTokens), lease.HitTokens, d.found, c.load.Capacity(), d.now)
 	return lease
 }
 

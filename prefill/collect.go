@@ -11,10 +11,10 @@ import (
 )
 
 // Collect implements prometheus.Collector.
-func (t *Scheduler) Collect(ch chan<- prometheus.Metric) {
+func (s *Scheduler) Collect(ch chan<- prometheus.Metric) {
 	out := series(ch)
 	states, handoffs := map[string]int{}, [ledger.Phases]int{}
-	status, audit := t.status()
+	status, audit := s.status()
 	for _, c := range status {
 		states[c.State]++
 		out.gauge(inflightDesc, float64(c.Inflight), c.ID)
@@ -33,7 +33,7 @@ func (t *Scheduler) Collect(ch chan<- prometheus.Metric) {
 		}
 	}
 	out.caches(status)
-	for _, r := range t.ranks() {
+	for _, r := range s.ranks() {
 		out.events(&r.Events, r.Mode, r.ID)
 	}
 	for _, state := range candidateStates {
@@ -45,9 +45,9 @@ func (t *Scheduler) Collect(ch chan<- prometheus.Metric) {
 	out.gauge(driftDesc, float64(audit.Drift))
 	out.count(expiredDesc, float64(audit.Expired))
 	out.count(misusesDesc, float64(audit.Misuses))
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	queued := t.queue.ByPriority()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	queued := s.queue.ByPriority()
 	queued[0] += 0 // so that priority 0 always has a series
 	for priority, n := range queued {
 		label := strconv.Itoa(priority)
@@ -56,11 +56,11 @@ func (t *Scheduler) Collect(ch chan<- prometheus.Metric) {
 		}
 		out.gauge(queueDesc, float64(n), label)
 	}
-	out.learned(&t.state, t.clock())
+	out.learned(&s.state, s.clock())
 }
 
 // Describe implements prometheus.Collector.
-func (t *Scheduler) Describe(ch chan<- *prometheus.Desc) {
+func (s *Scheduler) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{candidatesDesc, inflightDesc, newTokensDesc, heldDesc, usageDesc,
 		gateDesc, missesDesc, handoffsDesc, queueDesc, expiredDesc, misusesDesc, driftDesc,
 		suspectDesc, offDesc, preciseDesc, batchesDesc, gapsDesc, lagDesc,

@@ -42,7 +42,7 @@ type Config struct {
 	Clock  func() time.Time `yaml:"-"` // of a simulation; nil: the real clock
 	Places Semaphore        `yaml:"-"` // places in the pool of hand-offs; nil: unlimited
 	// Decode returns how many more hand-offs for a model would get a slot on the ranks of a board within a time, in
-	// addition to those that wait already; nil: any number. It is called under the tier's lock. own says that not all
+	// addition to those that wait already; nil: any number. It is called under the scheduler's lock. own says that not all
 	// ranks of the board list the model, so that its hand-offs are counted separately.
 	Decode func(board, model string, within time.Duration) (n int, own bool) `yaml:"-"`
 	// Free returns how many slots are free for a model on the ranks of a board that prefill and decode; nil: any number.
@@ -55,8 +55,8 @@ type Config struct {
 	Log        *zap.Logger           `yaml:"-"` // nil: silent
 }
 
-// Ranks reports the KV events of ranks that prefill and decode. The tier also calls it under its lock, so that it must not
-// call the tier.
+// Ranks reports the KV events of ranks that prefill and decode. The scheduler also calls it under its lock, so that it must not
+// call the scheduler.
 type Ranks interface {
 	Events() []RankEvents
 	BlockTokens(model string) int // tokens in a KV block of the model's ranks; 0: not known
@@ -194,7 +194,7 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// ledger returns the settings of the accounts.
+// ledger returns the settings of the ledger.
 func (c *Config) ledger() ledger.Config {
 	return ledger.Config{KVThreshold: c.KVThreshold, Interval: c.Scrape.Interval}
 }

@@ -6,55 +6,55 @@ import (
 	"evenkeel/prefill/steer"
 )
 
-// Configure changes the settings that a running tier can change: policies, KV threshold, push, calibration, hotspots,
+// Configure changes the settings that a running scheduler can change: policies, KV threshold, push, calibration, hotspots,
 // affinity, scraping, queue and retries. It ignores the rest of c. Accounts, gates, learned lines and waiting requests
 // keep their state. If c is not valid, Configure changes nothing.
-func (t *Scheduler) Configure(c Config) error {
-	c.Scraper = t.cfg.Scraper // Validate needs it; the scraper never changes
+func (s *Scheduler) Configure(c Config) error {
+	c.Scraper = s.cfg.Scraper // Validate needs it; the scraper never changes
 	if err := c.Validate(); err != nil {
 		return err
 	}
 	c = c.withDefaults()
-	policies, err := steer.NewPolicies(c.Policies, c.Policy, t.cfg.Clock == nil)
+	policies, err := steer.NewPolicies(c.Policies, c.Policy, s.cfg.Clock == nil)
 	if err != nil {
 		return err
 	}
-	t.lock()
-	t.steer.Policies = policies
-	t.steer.Overrule(c.Hotspot.Enabled, c.Affinity)
-	t.cfg.Hotspot, t.cfg.Affinity = c.Hotspot, c.Affinity
-	t.cfg.KVThreshold, t.cfg.Push, t.cfg.Calibration = c.KVThreshold, c.Push, c.Calibration
-	t.fit.Configure(c.Calibration)
-	t.cfg.Scrape, t.cfg.Queue, t.cfg.Early, t.cfg.Retry = c.Scrape, c.Queue, c.Early, c.Retry
-	t.ledger.Configure(t.cfg.ledger())
-	for _, c := range t.candidates {
-		c.load.UpdateGate(t.now)
+	s.lock()
+	s.overrides.Policies = policies
+	s.overrides.Overrule(c.Hotspot.Enabled, c.Affinity)
+	s.cfg.Hotspot, s.cfg.Affinity = c.Hotspot, c.Affinity
+	s.cfg.KVThreshold, s.cfg.Push, s.cfg.Calibration = c.KVThreshold, c.Push, c.Calibration
+	s.fit.Configure(c.Calibration)
+	s.cfg.Scrape, s.cfg.Queue, s.cfg.Early, s.cfg.Retry = c.Scrape, c.Queue, c.Early, c.Retry
+	s.ledger.Configure(s.cfg.ledger())
+	for _, c := range s.candidates {
+		c.load.UpdateGate(s.now)
 	}
-	t.unlock()
-	t.tellRun()
+	s.unlock()
+	s.tellRun()
 	return nil
 }
 
 // CheckPolicy returns an error if a request names a policy that does not exist or has wrong parameters.
-func (t *Scheduler) CheckPolicy(spec string) error {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	_, err := t.steer.Named(spec)
+func (s *Scheduler) CheckPolicy(spec string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_, err := s.overrides.Named(spec)
 	return badPolicy(err)
 }
 
 // SetPolicy changes the policy for requests that name none.
-func (t *Scheduler) SetPolicy(spec string) error {
-	t.lock()
-	defer t.unlock()
-	return badPolicy(t.steer.Use(spec))
+func (s *Scheduler) SetPolicy(spec string) error {
+	s.lock()
+	defer s.unlock()
+	return badPolicy(s.overrides.Use(spec))
 }
 
 // Policy is the present policy for requests that name none.
-func (t *Scheduler) Policy() string {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.steer.Usual().String()
+func (s *Scheduler) Policy() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.overrides.Usual().String()
 }
 
 func badPolicy(err error) error {

@@ -8,10 +8,10 @@ import (
 
 // SetSlots sets the number of free decode slots of a model in each region; the empty name is the proxy's own region. nil:
 // all requests are decoded in one region, so that the region of the prefill does not matter.
-func (t *Scheduler) SetSlots(model string, free map[string]int) {
-	t.lock()
-	defer t.unlock()
-	if m := t.models[model]; m != nil {
+func (s *Scheduler) SetSlots(model string, free map[string]int) {
+	s.lock()
+	defer s.unlock()
+	if m := s.models[model]; m != nil {
 		m.slots = free
 	}
 }

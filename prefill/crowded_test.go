@@ -14,35 +14,35 @@ import (
 func twoRegions(t *testing.T) *Scheduler {
 	candidates := up("a", "b", "c")
 	candidates[2].Region = "eu"
-	return newTier(t, candidates, withPolicy("round-robin"))
+	return newScheduler(t, candidates, withPolicy("round-robin"))
 }
 
 func TestAPromptIsPrefilledWhereItCanBeDecoded(t *testing.T) {
-	tier := twoRegions(t)
+	scheduler := twoRegions(t)
 	chosen := func(n int) (ids string) {
 		for i := range n {
-			ids += acquire(t, tier, request(i)).Candidate.ID
+			ids += acquire(t, scheduler, request(i)).Candidate.ID
 		}
 		return ids
 	}
 	require.Equal(t, "abc", chosen(3), "nobody says where slots are free")
-	tier.SetSlots(testModel, map[string]int{"": 3, "eu": 9})
+	scheduler.SetSlots(testModel, map[string]int{"": 3, "eu": 9})
 	require.Equal(t, "a", chosen(1), "two of ours are on their way")
 	require.Equal(t, "cc", chosen(2), "as many as we have slots")
-	tier.SetSlots(testModel, map[string]int{"": 0, "eu": 0})
+	scheduler.SetSlots(testModel, map[string]int{"": 0, "eu": 0})
 	require.Equal(t, "ab", chosen(2), "all are full alike")
-	for _, c := range tier.Status() {
+	for _, c := range scheduler.Status() {
 		require.True(t, c.DecodeFull)
 	}
-	tier.SetSlots(testModel, nil)
+	scheduler.SetSlots(testModel, nil)
 	require.Equal(t, "cab", chosen(3))
 }
 
 func TestWhoseSlotsAreTakenIsNoPlaceForOtherRegionsEither(t *testing.T) {
-	tier := twoRegions(t)
-	tier.SetSlots(testModel, map[string]int{"": 0, "eu": 2})
+	scheduler := twoRegions(t)
+	scheduler.SetSlots(testModel, map[string]int{"": 0, "eu": 2})
 	open := func() (list []bool) {
-		tier.Offers(func(_ string, l *Local) {
+		scheduler.Offers(func(_ string, l *Local) {
 			for i := range l.Prefillers {
 				list = append(list, l.Prefillers[i].Open)
 			}
@@ -50,27 +50,29 @@ func TestWhoseSlotsAreTakenIsNoPlaceForOtherRegionsEither(t *testing.T) {
 		return list
 	}
 	require.Equal(t, []bool{false, false, true}, open())
-	hold(t, tier, "c", probing, 10, 10)
+	hold(t, scheduler, "c", probing, 10, 10)
 	require.Equal(t, []bool{true, true, true}, open(), "nor is eu any better now")
 }
 
 func TestAPromptInThePoolIsOnItsWayUntilARankWasAsked(t *testing.T) {
-	tier := twoRegions(t)
-	tier.SetSlots(testModel, map[string]int{"": 1, "eu": 9})
-	first := acquire(t, tier, request(1))
+	scheduler := twoRegions(t)
+	scheduler.SetSlots(testModel, map[string]int{"": 1, "eu": 9})
+	first := acquire(t, scheduler, request(1))
 	require.Equal(t, "a", first.Candidate.ID)
 	first.Answered(Usage{}, time.Time{})
-	require.Equal(t, "c", acquire(t, tier, request(2)).Candidate.ID)
+	require.Equal(t, "c", acquire(t, scheduler, request(2)).Candidate.ID)
 	first.Dispatched()
-	require.Equal(t, "a", acquire(t, tier, request(3)).Candidate.ID, "the next in turn, for the slot is free by the last count")
+	require.Equal(t, "a", acquire(t, scheduler, request(3)).Candidate.ID, "the next in turn, for the slot is free by the last count")
 }
 
 // What has its slot before the prefill waits for none after it.
 func TestSlotsAreNotAskedForWhereTheyAreBoundBefore(t *testing.T) {
 	candidates := up("a")
 	candidates[0].Board, candidates[0].Profile = "m", &mooncake.Profile{Connector: mooncake.SGLang}
-	tier := newTier(t, candidates, func(c *Config) { c.Decode = func(string, string, time.Duration) (int, bool) { return 0, false } })
-	acquire(t, tier, request(0))
+	scheduler := newScheduler(t, candidates, func(c *Config) {
+		c.Decode = func(string, string, time.Duration) (int, bool) { return 0, false }
+	})
+	acquire(t, scheduler, request(0))
 }
 
 func TestNothingIsPrefilledThatGetsNoSlotInTime(t *testing.T) {
@@ -80,7 +82,7 @@ func TestNothingIsPrefilledThatGetsNoSlotInTime(t *testing.T) {
 		candidates[i].Board, candidates[i].Profile = "m", &mooncake.Profile{KVHoldTimeout: 30 * time.Second}
 	}
 	candidates[2].Board = "another"
-	tier := newTier(t, candidates, withPolicy("round-robin"), func(c *Config) {
+	scheduler := newScheduler(t, candidates, withPolicy("round-robin"), func(c *Config) {
 		c.Decode = func(board, _ string, within time.Duration) (int, bool) {
 			require.Equal(t, 15*time.Second, within, "the hold budget")
 			if board != "m" {
@@ -89,24 +91,24 @@ func TestNothingIsPrefilledThatGetsNoSlotInTime(t *testing.T) {
 			return room, false
 		}
 	})
-	first := acquire(t, tier, request(0))
-	acquire(t, tier, request(1))
-	acquire(t, tier, request(2)) // the other board's
-	mustWait(t, tier, request(3))
+	first := acquire(t, scheduler, request(0))
+	acquire(t, scheduler, request(1))
+	acquire(t, scheduler, request(2)) // the other board's
+	mustWait(t, scheduler, request(3))
 	retried := request(4)
 	retried.Reserved = true
-	acquire(t, tier, retried)
+	acquire(t, scheduler, retried)
 	first.Release()
-	mustWait(t, tier, request(5))
+	mustWait(t, scheduler, request(5))
 	room = 3
-	acquire(t, tier, request(6))
+	acquire(t, scheduler, request(6))
 }
 
 func TestARenewedHoldEndsWithItsRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		tier := newTier(t, up("a"))
-		held := func() int64 { return tier.Status()[0].KVTokens }
-		l := acquire(t, tier, request(0))
+		scheduler := newScheduler(t, up("a"))
+		held := func() int64 { return scheduler.Status()[0].KVTokens }
+		l := acquire(t, scheduler, request(0))
 		l.Answered(Usage{PromptTokens: 100}, time.Now().Add(30*time.Second))
 		l.Dispatched()
 		l.Renewed()

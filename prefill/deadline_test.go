@@ -25,10 +25,10 @@ func sure(c *Config) {
 func TestTheEarliestDeadlineIsServedFirst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		pool := newPlaces(0)
-		tier := newTier(t, up("a"), withPlaces(pool))
-		pool.wake = tier.Wake
-		rest := start(t.Context(), tier, Request{ID: "any"})
-		late, soon := start(t.Context(), tier, by("late", 9*time.Second)), start(t.Context(), tier, by("soon", 5*time.Second))
+		scheduler := newScheduler(t, up("a"), withPlaces(pool))
+		pool.wake = scheduler.Wake
+		rest := start(t.Context(), scheduler, Request{ID: "any"})
+		late, soon := start(t.Context(), scheduler, by("late", 9*time.Second)), start(t.Context(), scheduler, by("soon", 5*time.Second))
 		for _, next := range []<-chan outcome{soon, late, rest} {
 			pool.Release()
 			synctest.Wait()
@@ -41,22 +41,22 @@ func TestTheEarliestDeadlineIsServedFirst(t *testing.T) {
 func TestAWaitEndsAtTheDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		pool := newPlaces(0)
-		tier := newTier(t, up("a"), withPlaces(pool))
+		scheduler := newScheduler(t, up("a"), withPlaces(pool))
 		ctx, leave := context.WithCancel(t.Context())
-		ahead := start(ctx, tier, Request{ID: "ahead", Priority: 1}) // so that nobody looks at those behind it
-		waits := start(t.Context(), tier, by("r", 3*time.Second))
+		ahead := start(ctx, scheduler, Request{ID: "ahead", Priority: 1}) // so that nobody looks at those behind it
+		waits := start(t.Context(), scheduler, by("r", 3*time.Second))
 		got := <-waits
 		require.ErrorIs(t, got.err, ErrDeadline)
 		require.Equal(t, 3*time.Second, got.after)
 		leave()
 		<-ahead
-		_, err := tier.Acquire(t.Context(), by("r", -1))
+		_, err := scheduler.Acquire(t.Context(), by("r", -1))
 		require.ErrorIs(t, err, ErrDeadline, "it had passed before")
 		pool.Release()
-		_, err = tier.Acquire(t.Context(), by("r", 0))
+		_, err = scheduler.Acquire(t.Context(), by("r", 0))
 		require.ErrorIs(t, err, ErrDeadline, "nothing is spent on it")
 		require.EqualValues(t, 1, pool.free.Load())
-		requireIdle(t, tier)
+		requireIdle(t, scheduler)
 	})
 }
 
@@ -79,11 +79,11 @@ func TestNoPrefillIsSpentOnARequestThatWouldBeTooLate(t *testing.T) {
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				tier := newTier(t, row.engines, row.change, withPolicy("finish"))
+				scheduler := newScheduler(t, row.engines, row.change, withPolicy("finish"))
 				for n := range 2 {
-					acquire(t, tier, request(n))
+					acquire(t, scheduler, request(n))
 				}
-				_, err := tier.Acquire(t.Context(), by("r", row.within))
+				_, err := scheduler.Acquire(t.Context(), by("r", row.within))
 				require.ErrorIs(t, err, row.want)
 			})
 		})
@@ -93,12 +93,12 @@ func TestNoPrefillIsSpentOnARequestThatWouldBeTooLate(t *testing.T) {
 // A request that waits for its best engine ends as soon as that is too slow for it.
 func TestAWaitEndsWhenTheDeadlineCannotBeMet(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		tier := newTier(t, up("a"), sure, withPolicy("finish"), func(c *Config) { c.Push.MaxUnanswered = 1 })
-		acquire(t, tier, request(1))
-		waits := start(t.Context(), tier, by("r", 250*time.Millisecond))
+		scheduler := newScheduler(t, up("a"), sure, withPolicy("finish"), func(c *Config) { c.Push.MaxUnanswered = 1 })
+		acquire(t, scheduler, request(1))
+		waits := start(t.Context(), scheduler, by("r", 250*time.Millisecond))
 		require.Empty(t, waits, "the engine is predicted to be free in time")
 		time.Sleep(200 * time.Millisecond)
-		tier.Wake() // it is not
+		scheduler.Wake() // it is not
 		got := <-waits
 		require.ErrorIs(t, got.err, ErrDeadline)
 		require.Less(t, got.after, 250*time.Millisecond)
@@ -109,9 +109,9 @@ func TestAWaitEndsWhenTheDeadlineCannotBeMet(t *testing.T) {
 func TestTheFirstLegMeetsTheDeadlineForAll(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		pool := newPlaces(0)
-		tier := newTier(t, up("a"), withPlaces(pool))
-		pool.wake = tier.Wake
-		tickets, err := tier.EnterAll(legs(2, by("r", time.Second)))
+		scheduler := newScheduler(t, up("a"), withPlaces(pool))
+		pool.wake = scheduler.Wake
+		tickets, err := scheduler.EnterAll(legs(2, by("r", time.Second)))
 		require.NoError(t, err)
 		pool.Release()
 		time.Sleep(2 * time.Second)
@@ -119,13 +119,13 @@ func TestTheFirstLegMeetsTheDeadlineForAll(t *testing.T) {
 		waitAll(t, tickets)
 
 		pool.free.Store(1)
-		tickets, err = tier.EnterAll(legs(2, by("r", time.Second)))
+		tickets, err = scheduler.EnterAll(legs(2, by("r", time.Second)))
 		require.NoError(t, err)
 		time.Sleep(2 * time.Second)
 		pool.Release()
 		waitAll(t, tickets)
 
-		tickets, err = tier.EnterAll(legs(2, by("r", time.Second)))
+		tickets, err = scheduler.EnterAll(legs(2, by("r", time.Second)))
 		require.NoError(t, err)
 		for i := range tickets {
 			_, err := tickets[i].Wait(t.Context())
@@ -140,8 +140,8 @@ func TestDeadlinesLoseNoPlace(t *testing.T) {
 		rapid.Check(noDeadline{t}, func(r *rapid.T) {
 			size := rapid.Int64Range(1, 3).Draw(r, "places")
 			pool := newPlaces(size)
-			tier := newTier(t, up("a", "b"), withPlaces(pool), sure, withPolicy("finish"), func(c *Config) { c.Push.MaxUnanswered = 1 })
-			pool.wake = tier.Wake
+			scheduler := newScheduler(t, up("a", "b"), withPlaces(pool), sure, withPolicy("finish"), func(c *Config) { c.Push.MaxUnanswered = 1 })
+			pool.wake = scheduler.Wake
 			ended := make(chan string, 64)
 			clients := rapid.IntRange(1, 16).Draw(r, "clients")
 			for n := range clients {
@@ -155,7 +155,7 @@ func TestDeadlinesLoseNoPlace(t *testing.T) {
 					}
 					ctx, stop := context.WithTimeout(t.Context(), time.Duration(leaves)*time.Millisecond)
 					defer stop()
-					l, err := tier.Acquire(ctx, q)
+					l, err := scheduler.Acquire(ctx, q)
 					switch at := time.Now(); {
 					case !q.Deadline.IsZero() && at.After(q.Deadline):
 						ended <- "it was told after its deadline"
@@ -176,7 +176,7 @@ func TestDeadlinesLoseNoPlace(t *testing.T) {
 				require.Empty(r, <-ended)
 			}
 			require.Equal(r, size, pool.free.Load(), "places free at the end")
-			requireIdle(r, tier)
+			requireIdle(r, scheduler)
 		})
 	})
 }

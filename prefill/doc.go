@@ -11,11 +11,11 @@
 //
 // The state consists of five values, each from a package without clock, lock, log or metric: queue (waiting requests),
 // ledger (charges), cache (predicted prefix caches), fit (prefill times) and steer (policies). Scheduler holds them under its
-// lock and passes them the time; chooser and arrivals make the decisions.
+// lock and passes them the time; chooser and queueManager make the decisions.
 //
 // The package does not poll. A waiting request is considered again after an event that may help it: a lease ends, a place
 // becomes free (Wake), a scrape succeeds, the candidates change, or the single timer fires. The timer is set for the next
 // time at which a request may be answered without any event, such as a deadline or the end of an engine's timeout
-// (arrivals.wakeAt lists these times). With Config.Clock and Offer, the tier runs on a simulation's time and without a
+// (queueManager.wakeAt lists these times). With Config.Clock and Offer, the scheduler runs on a simulation's time and without a
 // goroutine.
 package prefill

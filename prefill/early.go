@@ -11,8 +11,8 @@ import (
 
 // CalledBack records the time from the choice of the decode rank until the callback of its engine, which names the target of the KV.
 func (l *Lease) CalledBack(took time.Duration) {
-	l.tier.mu.Lock()
-	defer l.tier.mu.Unlock()
+	l.scheduler.mu.Lock()
+	defer l.scheduler.mu.Unlock()
 	l.way().CalledBack(took)
 }
 
@@ -21,26 +21,26 @@ func (l *Lease) CalledBack(took time.Duration) {
 func (l *Lease) Another(ctx context.Context, tried []string) (*Lease, error) {
 	r := *l.request
 	r.Exclude = tried
-	return l.tier.Acquire(ctx, r)
+	return l.scheduler.Acquire(ctx, r)
 }
 
 // Sooner moves a lease whose probe was not sent yet to the candidate that is predicted to end the prefill first. It does so
 // only if the prefill ends sooner by at least `least` and the candidate's instance is not in avoid. It returns the new
 // lease, on which the caller makes all further calls; nil: nothing has changed.
 func (l *Lease) Sooner(least time.Duration, avoid []string) *Lease {
-	t := l.tier
-	t.lock()
-	defer t.unlock()
+	s := l.scheduler
+	s.lock()
+	defer s.unlock()
 	if l.request == nil || l.predicted == 0 || l.inFlight.Phase() != ledger.Probing || !l.inFlight.Sent().IsZero() {
 		return nil
 	}
-	next := t.choose.sooner(l, l.request, least, avoid)
+	next := s.choose.sooner(l, l.request, least, avoid)
 	if next == nil {
 		return nil
 	}
 	next.Policy, next.Wait, next.Trace = l.Policy, l.Wait, l.Trace
 	l.inFlight.Settle()
-	l.expected.Dropped()
+	l.predictedHit.Dropped()
 	l.c.circuit.Neutral(l.number)
 	l.release()
 	return next
@@ -58,12 +58,12 @@ func (d *chooser) sooner(l *Lease, r *Request, least time.Duration, avoid []stri
 		return nil
 	}
 	eligible = slices.DeleteFunc(d.filterGate(eligible), func(c *candidate) bool {
-		a := &c.load
+		load := &c.load
 		sameDecode := c.Profile != nil && c.Board == l.Candidate.Board && c.Region == l.Candidate.Region &&
 			c.Profile.Connector == l.Candidate.Profile.Connector
-		atLimit := c.Limit > 0 && a.Leases[ledger.Probing] >= c.Limit
+		atLimit := c.Limit > 0 && load.Leases[ledger.Probing] >= c.Limit
 		return c == l.c || !sameDecode || slices.Contains(avoid, c.Instance) ||
-			!d.canStart(r, c) || a.Stale() || a.Stalled(d.now) || atLimit
+			!d.canStart(r, c) || load.Stale() || load.Stalled(d.now) || atLimit
 	})
 	if len(eligible) == 0 || !d.look(m, r, eligible) {
 		return nil
@@ -71,15 +71,15 @@ func (d *chooser) sooner(l *Lease, r *Request, least time.Duration, avoid []stri
 	best, bestMs := 0, math.Inf(1)
 	for i := range d.view {
 		v := &d.view[i]
-		line, _ := d.line(m.name, eligible[i])
-		if endMs := v.BacklogMs + v.RTTMs + line.Ms(v.NewTokens, v.HitTokens); endMs < bestMs {
+		latency, _ := d.line(m.name, eligible[i])
+		if endMs := v.BacklogMs + v.RTTMs + latency.Ms(v.NewTokens, v.HitTokens); endMs < bestMs {
 			best, bestMs = i, endMs
 		}
 	}
 	if bestMs+float64(least)/float64(time.Millisecond) > d.endsMs(l) {
 		return nil
 	}
-	return d.reserve(eligible[best], d.steer.Usual(), r, &d.view[best], d.now)
+	return d.reserve(eligible[best], d.overrides.Usual(), r, &d.view[best], d.now)
 }
 
 // endsMs is the predicted time, in ms, until the prefill of a lease ends if its probe is sent now; infinite if its candidate

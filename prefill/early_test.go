@@ -9,7 +9,7 @@ import (
 	"evenkeel/mooncake"
 )
 
-// foretold is a tier on a clock of its own, whose prefills take 100 ms.
+// foretold is a scheduler on a clock of its own, whose prefills take 100 ms.
 type foretold struct {
 	*Scheduler
 	t   *testing.T
@@ -23,7 +23,7 @@ func newForetold(t *testing.T, connector string, ids ...string) *foretold {
 	for i := range all {
 		all[i].Profile = &profile
 	}
-	f.Scheduler = newTier(t, all, withPolicy("finish"), func(c *Config) {
+	f.Scheduler = newScheduler(t, all, withPolicy("finish"), func(c *Config) {
 		c.Clock = func() time.Time { return f.now }
 		c.Calibration = CalibrationConfig{T0Ms: 100, TPMs: 1e-9, Known: true}
 	})

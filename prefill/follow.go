@@ -69,35 +69,35 @@ func (w watcher) sources() map[*candidate]EventSource {
 
 // BlockTokens is the number of tokens per KV block of a model's engines. A prompt must be cut into blocks of this size to be
 // found in their caches.
-func (t *Scheduler) BlockTokens(model string) int {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if m := t.models[model]; m != nil {
+func (s *Scheduler) BlockTokens(model string) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if m := s.models[model]; m != nil {
 		for _, c := range m.servers {
 			if block := c.knownBlock(); block > 0 {
 				return block
 			}
 		}
 	}
-	if t.cfg.Ranks != nil {
-		return cmp.Or(t.cfg.Ranks.BlockTokens(model), defaultBlock)
+	if s.cfg.Ranks != nil {
+		return cmp.Or(s.cfg.Ranks.BlockTokens(model), defaultBlock)
 	}
 	return defaultBlock
 }
 
 // ForgetPrefixes drops all known blocks of a candidate's prefix cache, or of all candidates if id is empty. It reports whether
 // the candidate exists.
-func (t *Scheduler) ForgetPrefixes(id string) bool {
-	t.lock()
-	defer t.unlock()
+func (s *Scheduler) ForgetPrefixes(id string) bool {
+	s.lock()
+	defer s.unlock()
 	if id == "" {
-		t.cache.Reset()
-		for _, c := range t.candidates {
+		s.cache.Reset()
+		for _, c := range s.candidates {
 			c.cache.Drop()
 		}
 		return true
 	}
-	c := t.candidates[id]
+	c := s.candidates[id]
 	if c != nil {
 		c.cache.Drop()
 	}

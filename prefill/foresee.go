@@ -10,16 +10,16 @@ import (
 // sent now. at is when the engine ends the prompt that it computes now, and rest is the time after that, with the round
 // trip included. The prefill ends at at + rest, or at now + rest if at has passed.
 func (l *Lease) foresee(now time.Time) (at time.Time, rest time.Duration) {
-	tier, a, ownPrediction := l.tier, &l.c.load, l.inFlight.Predicted()
+	scheduler, load, ownPrediction := l.scheduler, &l.c.load, l.inFlight.Predicted()
 	residual := time.Duration(l.c.residual.Ms(now) * float64(time.Millisecond))
 	// took corrects a predicted duration by the recent error of the engine's predictions.
 	took := func(predicted time.Duration) time.Duration {
 		return max(time.Duration(leastOfBacklog*float64(predicted)), predicted+residual)
 	}
-	at, rest = a.Foresee(&l.inFlight, took)
+	at, rest = load.Foresee(&l.inFlight, took)
 	if l.inFlight.Sent().IsZero() {
-		line, _ := tier.line(l.model, l.c)
-		rest += time.Duration(a.OthersBacklog(line, tier.fit.Usual(), l.c.Decodes, now) * float64(time.Millisecond))
+		latency, _ := scheduler.line(l.model, l.c)
+		rest += time.Duration(load.OthersBacklog(latency, scheduler.fit.Usual(), l.c.Decodes, now) * float64(time.Millisecond))
 		if notBefore := now.Add(took(ownPrediction) - rest); notBefore.After(at) {
 			at = notBefore // the prefill cannot begin before now
 		}
@@ -28,4 +28,4 @@ func (l *Lease) foresee(now time.Time) (at time.Time, rest time.Duration) {
 }
 
 // way holds the learned time of callbacks for the lease's profile.
-func (l *Lease) way() *fit.CallbackLatency { return l.tier.fit.Way(l.Candidate.Profile.Name) }
+func (l *Lease) way() *fit.CallbackLatency { return l.scheduler.fit.Way(l.Candidate.Profile.Name) }

@@ -7,43 +7,43 @@ import (
 )
 
 func TestTheAuditSeesALeaseThatNobodyHolds(t *testing.T) {
-	drift := func(tier *Scheduler) int64 {
-		_, a := tier.status()
+	drift := func(scheduler *Scheduler) int64 {
+		_, a := scheduler.status()
 		return a.Drift
 	}
-	for name, end := range map[string]func(tier *Scheduler, l *Lease, h *LeaseOwner){
-		"it is lost": func(tier *Scheduler, l *Lease, h *LeaseOwner) {
-			tier.Ended(h)
-			require.EqualValues(t, 1, drift(tier))
-			tier.Ended(h)
-			require.EqualValues(t, 1, drift(tier), "said twice, it is one")
+	for name, end := range map[string]func(scheduler *Scheduler, l *Lease, o *LeaseOwner){
+		"it is lost": func(scheduler *Scheduler, l *Lease, o *LeaseOwner) {
+			scheduler.Ended(o)
+			require.EqualValues(t, 1, drift(scheduler))
+			scheduler.Ended(o)
+			require.EqualValues(t, 1, drift(scheduler), "said twice, it is one")
 			l.Release()
 		},
-		"it is given back in time": func(tier *Scheduler, l *Lease, h *LeaseOwner) {
+		"it is given back in time": func(scheduler *Scheduler, l *Lease, o *LeaseOwner) {
 			l.Release()
-			tier.Ended(h)
+			scheduler.Ended(o)
 		},
-		"somebody else has it now": func(tier *Scheduler, l *Lease, h *LeaseOwner) {
+		"somebody else has it now": func(scheduler *Scheduler, l *Lease, o *LeaseOwner) {
 			l.PassOn()
-			tier.Ended(h)
-			require.Zero(t, drift(tier))
+			scheduler.Ended(o)
+			require.Zero(t, drift(scheduler))
 			l.Release()
 		},
-		"its engine has given the KV up": func(tier *Scheduler, l *Lease, h *LeaseOwner) {
-			l.Answered(Usage{}, tier.clock().Add(1))
-			tier.Wake()
-			tier.Ended(h)
+		"its engine has given the KV up": func(scheduler *Scheduler, l *Lease, o *LeaseOwner) {
+			l.Answered(Usage{}, scheduler.clock().Add(1))
+			scheduler.Wake()
+			scheduler.Ended(o)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			tier, err := New(Config{})
+			scheduler, err := New(Config{})
 			require.NoError(t, err)
-			tier.SetCandidates(up("p0"))
-			h := &LeaseOwner{}
-			l := acquire(t, tier, Request{ID: "r", Model: testModel, LeaseOwner: h})
-			require.Zero(t, drift(tier))
-			end(tier, l, h)
-			require.Zero(t, drift(tier))
+			scheduler.SetCandidates(up("p0"))
+			o := &LeaseOwner{}
+			l := acquire(t, scheduler, Request{ID: "r", Model: testModel, LeaseOwner: o})
+			require.Zero(t, drift(scheduler))
+			end(scheduler, l, o)
+			require.Zero(t, drift(scheduler))
 		})
 	}
 }

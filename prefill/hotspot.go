@@ -16,24 +16,24 @@ const tracked = 0.5
 // candidates that hold its prefix, filterHot removes the holders. It returns the remaining candidates, with their
 // indicators in d.view, and the state of the class.
 func (d *chooser) filterHot(p *policy.Policy, q *policy.Query, r *Request, m *model, eligible []*candidate) ([]*candidate, steer.State) {
-	if d.steer.Hotspots == nil {
+	if d.overrides.Hotspots == nil {
 		return eligible, steer.OK
 	}
 	depth := r.Prompt.ClassDepth(steer.ClassTokens)
 	class, holders, others := d.classOf(r, m, depth)
 	if !r.seen.counted && !r.Reserved && len(r.Exclude) == 0 {
 		r.seen.counted = true
-		d.steer.Hotspots.Arrive(d.now, class)
+		d.overrides.Hotspots.Arrive(d.now, class)
 	}
 	if class == 0 {
 		return eligible, steer.OK
 	}
-	state := d.steer.Hotspots.Look(d.now, class, holders, others)
+	state := d.overrides.Hotspots.Look(d.now, class, holders, others)
 	if state == steer.Alarm && !r.seen.weighed {
 		r.seen.weighed = true
 		p.Choose(q, d.view)
 		bestHolder, bestOther := d.bestScores(p, r, depth, eligible)
-		state = d.steer.Hotspots.Weigh(d.now, class, bestHolder, bestOther)
+		state = d.overrides.Hotspots.Weigh(d.now, class, bestHolder, bestOther)
 	}
 	if state != steer.Filter {
 		return eligible, state

@@ -38,19 +38,19 @@ func (c *candidate) beside(now time.Time) float64 {
 
 // line predicts how long prefills of the model take on the candidate, with the requests that it runs now. known is false
 // while line is only the line from which learning starts.
-func (s *state) line(model string, c *candidate) (line policy.Latency, known bool) {
-	law, known := s.fit.Latency(model, c.Hardware)
-	return law.Among(c.beside(s.now)), known
+func (s *state) line(model string, c *candidate) (latency policy.Latency, known bool) {
+	fitted, known := s.fit.Latency(model, c.Hardware)
+	return fitted.Among(c.beside(s.now)), known
 }
 
 // backlog is the predicted time, in ms, until the candidate has computed its prompts; others is the part of it for prompts
 // that others sent. The recent error of the predictions is added once for each of this proxy's probes, and for `more`
 // further probes. The error may be negative, but a quarter of the prediction always remains.
-func (s *state) backlog(c *candidate, line policy.Latency, more int) (ms, others float64) {
-	a := &c.load
-	others = a.OthersBacklog(line, s.fit.Usual(), c.Decodes, s.now)
-	ms = a.Backlog(s.now) + others
-	ours := float64(a.Leases[ledger.Probing] + a.Waiting.Leases[ledger.Probing] + more)
+func (s *state) backlog(c *candidate, latency policy.Latency, more int) (ms, others float64) {
+	load := &c.load
+	others = load.OthersBacklog(latency, s.fit.Usual(), c.Decodes, s.now)
+	ms = load.Backlog(s.now) + others
+	ours := float64(load.Leases[ledger.Probing] + load.Waiting.Leases[ledger.Probing] + more)
 	return max(ms*leastOfBacklog, ms+ours*c.residual.Ms(s.now)), others
 }
 
@@ -59,22 +59,22 @@ const leastOfBacklog = 0.25
 
 // measure sets the indicators of a candidate that do not depend on the request. Prompts that wait for the candidate in this
 // round count like prompts that it computes.
-func (d *chooser) measure(v *policy.Engine, c *candidate, line policy.Latency) {
-	a, block := &c.load, float64(c.blockTokens())
-	active, kv := float64(a.Tokens[ledger.Probing]), float64(a.KVTokens())
+func (d *chooser) measure(v *policy.Engine, c *candidate, latency policy.Latency) {
+	load, block := &c.load, float64(c.blockTokens())
+	active, kv := float64(load.Tokens[ledger.Probing]), float64(load.KVTokens())
 	v.ID, v.Order, v.Ring = c.ID, c.order, c.ring
-	v.QueuedNewTokens = float64(a.NewTokens + a.Waiting.NewTokens + a.Shared.NewTokens)
-	v.BacklogMs, _ = d.backlog(c, line, 1)
-	v.BS = a.Batch(d.now)
-	v.Waiting, v.Running = a.Queue()
-	v.Waiting += float64(a.Waiting.Leases[ledger.Probing])
+	v.QueuedNewTokens = float64(load.NewTokens + load.Waiting.NewTokens + load.Shared.NewTokens)
+	v.BacklogMs, _ = d.backlog(c, latency, 1)
+	v.BS = load.Batch(d.now)
+	v.Waiting, v.Running = load.Queue()
+	v.Waiting += float64(load.Waiting.Leases[ledger.Probing])
 	v.ActiveTokens, v.KVTokens = active, kv
-	v.KVUsage = a.Usage()
+	v.KVUsage = load.Usage()
 	v.HeldTokens = kv - active
 	v.ActiveBlocks = math.Ceil(kv / block)
 	v.RTTMs = c.rttMs()
-	v.TPMs, v.T0Ms, v.Beta2 = line.TPMs, line.T0Ms, line.Beta2
+	v.TPMs, v.T0Ms, v.Beta2 = latency.TPMs, latency.T0Ms, latency.Beta2
 	v.BlockTokens = block
-	v.QueuedAttention = float64(a.Attention+a.Waiting.Attention) / 2
-	v.ActiveWork, v.KVWork = float64(a.Work[ledger.Probing])/1e6, float64(a.KVWork())/1e6
+	v.QueuedAttention = float64(load.Attention+load.Waiting.Attention) / 2
+	v.ActiveWork, v.KVWork = float64(load.Work[ledger.Probing])/1e6, float64(load.KVWork())/1e6
 }

@@ -22,13 +22,13 @@ func TestAnEarlyPromptIsGivenAheadOfItsPrefill(t *testing.T) {
 		c.Scrape.Interval = 0
 		c.Push.MaxUnanswered, c.Push.Lead = 1, 20*time.Millisecond
 		c.Calibration.T0Ms, c.Calibration.TPMs, c.Calibration.Known = 100, 0.001, true
-		tier, err := New(c)
+		scheduler, err := New(c)
 		require.NoError(t, err)
 		profile := mooncake.Profile{Connector: row.connector}.WithDefaults()
-		tier.SetCandidates([]Candidate{{ID: "p/0", Instance: "p", Models: []string{"m"}, Live: true, Profile: &profile}})
+		scheduler.SetCandidates([]Candidate{{ID: "p/0", Instance: "p", Models: []string{"m"}, Live: true, Profile: &profile}})
 		var leases []*Lease
 		offer := func() {
-			tier.Offer(Request{Model: "m", PromptTokens: 10}, func(l *Lease, err error) {
+			scheduler.Offer(Request{Model: "m", PromptTokens: 10}, func(l *Lease, err error) {
 				if err == nil {
 					leases = append(leases, l)
 				}
@@ -39,19 +39,19 @@ func TestAnEarlyPromptIsGivenAheadOfItsPrefill(t *testing.T) {
 		}
 		require.Len(t, leases, 1)
 		if row.connector == mooncake.SGLang {
-			tier.Wake()
+			scheduler.Wake()
 			require.Len(t, leases, 1, "its probe is not sent yet")
 			leases[0].Send()
 		}
 		clock = clock.Add(50 * time.Millisecond)
-		tier.Wake()
+		scheduler.Wake()
 		require.Len(t, leases, 1)
-		if at, ok := tier.NextWake(); row.want == 2 {
+		if at, ok := scheduler.NextWake(); row.want == 2 {
 			require.True(t, ok)
 			require.WithinDuration(t, clock.Add(30*time.Millisecond), at, 2*time.Millisecond)
 		}
 		clock = clock.Add(40 * time.Millisecond)
-		tier.Wake()
+		scheduler.Wake()
 		require.Len(t, leases, row.want, row.connector)
 	}
 }

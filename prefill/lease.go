@@ -21,38 +21,38 @@ type Usage = cache.Usage
 
 // Send notes that the probe is sent now. It is used for a lease whose decode rank is chosen before the prefill.
 func (l *Lease) Send() {
-	t := l.tier
-	t.lock()
-	defer t.unlock()
-	l.inFlight.Send(t.now)
+	s := l.scheduler
+	s.lock()
+	defer s.unlock()
+	l.inFlight.Send(s.now)
 }
 
 // Answered notes that the engine answered the probe with a hand-off. expires is when the engine frees the KV blocks by
 // itself: its hold timeout after the response headers.
 func (l *Lease) Answered(u Usage, expires time.Time) {
-	t := l.tier
-	t.lock()
+	s := l.scheduler
+	s.lock()
 	wasOut := !l.c.circuit.In()
 	suspected := l.answer(u, expires)
 	cameBack := wasOut && l.c.circuit.In()
-	t.unlock()
+	s.unlock()
 	if suspected != nil {
-		tellSuspected(t.cfg.Log, l.Candidate.ID, suspected)
+		tellSuspected(s.cfg.Log, l.Candidate.ID, suspected)
 	}
 	if cameBack {
-		t.cfg.Log.Info("a prefill engine is back, because it answered a probe", zap.String("candidate", l.Candidate.ID))
+		s.cfg.Log.Info("a prefill engine is back, because it answered a probe", zap.String("candidate", l.Candidate.ID))
 	}
 }
 
-// answer does the work of Answered under the tier's lock. It returns the change if the answer begins or ends the suspicion
+// answer does the work of Answered under the scheduler's lock. It returns the change if the answer begins or ends the suspicion
 // that the candidate has another KV capacity than it reports, and else nil.
 func (l *Lease) answer(u Usage, expires time.Time) *cache.Suspected {
-	t := l.tier
+	s := l.scheduler
 	if !l.inFlight.MayAnswer() {
 		return nil
 	}
 	if expires.IsZero() {
-		expires = t.now.Add(l.hold())
+		expires = s.now.Add(l.hold())
 	}
 	if u.PromptTokens > 0 && u.CachedTokens > u.PromptTokens {
 		u.CachedTokens = -1 // no more than the prompt can be cached, so the count is wrong
@@ -64,13 +64,13 @@ func (l *Lease) answer(u Usage, expires time.Time) *cache.Suspected {
 	l.probeEnded(probeAnswered)
 	l.c.circuit.Succeed()
 	l.c.fault = ""
-	if m := t.models[l.model]; m != nil {
-		m.pace.Answered(t.now, float64(t.now.Sub(l.inFlight.Sent()))/float64(time.Millisecond))
+	if m := s.models[l.model]; m != nil {
+		m.throughput.Answered(s.now, float64(s.now.Sub(l.inFlight.Sent()))/float64(time.Millisecond))
 	}
 	l.learn(u)
-	found := l.expected.Answered(u, l.c.load.Capacity(), l.c.blockTokens(), t.now)
-	t.metrics.predicted(found)
-	l.inFlight.Answer(tokens, expires, t.now)
+	found := l.predictedHit.Answered(u, l.c.load.Capacity(), l.c.blockTokens(), s.now)
+	s.metrics.predicted(found)
+	l.inFlight.Answer(tokens, expires, s.now)
 	return found.Suspected
 }
 
@@ -78,19 +78,19 @@ func (l *Lease) answer(u Usage, expires time.Time) *cache.Suspected {
 // indicators add, because engines of one kind may be at different distances. An answer is not used if the engine also had
 // prompts of others, because their part of the time is not known.
 func (l *Lease) learn(u Usage) {
-	t, a := l.tier, &l.c.load
+	s, load := l.scheduler, &l.c.load
 	hitTokens := l.inFlight.Weight.Tokens - l.inFlight.Weight.NewTokens // as predicted
 	if u.CachedTokens >= 0 {
 		hitTokens = int64(u.CachedTokens)
 	}
-	for _, sample := range l.c.stretch.Answered(fit.Answer{
-		Sent: l.inFlight.Sent(), RTT: l.c.rtt(), Void: u.PromptTokens <= 0 || l.crowded || l.c.Mixed || a.Crowded(l.c.Decodes, t.now),
+	for _, sample := range l.c.computeTimer.Answered(fit.Answer{
+		Sent: l.inFlight.Sent(), RTT: l.c.rtt(), Void: u.PromptTokens <= 0 || l.crowded || l.c.Mixed || load.Crowded(l.c.Decodes, s.now),
 		Sample: fit.Sample{New: float64(int64(u.PromptTokens) - hitTokens), Hit: float64(hitTokens),
-			Beside: l.c.beside(t.now), Predicted: l.predicted},
-	}, a.NextSent(&l.inFlight), t.now) {
-		t.fit.Learn(l.model, l.c.Hardware, sample)
+			Beside: l.c.beside(s.now), Predicted: l.predicted},
+	}, load.NextSent(&l.inFlight), s.now) {
+		s.fit.Learn(l.model, l.c.Hardware, sample)
 		if sample.Predicted > 0 {
-			l.c.residual.Add(sample.Ms, sample.Predicted, t.now)
+			l.c.residual.Add(sample.Ms, sample.Predicted, s.now)
 		}
 	}
 }
@@ -112,70 +112,70 @@ func tellSuspected(log *zap.Logger, candidate string, s *cache.Suspected) {
 
 // Dispatched notes that the request was sent to a decode rank, which fetches the KV. It may be called again for another rank.
 func (l *Lease) Dispatched() {
-	t := l.tier
-	t.lock()
-	defer t.unlock()
-	l.inFlight.Dispatch(t.now)
+	s := l.scheduler
+	s.lock()
+	defer s.unlock()
+	l.inFlight.Dispatch(s.now)
 }
 
 // Renewed notes that the decode engine renews the prefill engine's hold on the KV as long as it has the request. The charge
 // then does not expire before the caller's last call.
 func (l *Lease) Renewed() {
-	t := l.tier
-	t.lock()
-	defer t.unlock()
-	l.inFlight.Renew(t.now)
+	s := l.scheduler
+	s.lock()
+	defer s.unlock()
+	l.inFlight.Renew(s.now)
 }
 
 // Failed notes that the probe failed by a fault of the candidate. written says that the request was written and no answer
 // came: the engine may then have computed the prompt and hold its KV, so that the prompt stays charged for the time hold (0:
 // the profile's timeout). written is false if the connection was refused or any answer came, even an unusable one.
 func (l *Lease) Failed(written bool, hold time.Duration) {
-	t := l.tier
-	t.lock()
+	s := l.scheduler
+	s.lock()
 	out := l.fail(written, hold)
-	t.unlock()
+	s.unlock()
 	if out > 0 {
-		t.cfg.Log.Warn("a prefill engine is out after failures in a row; one probe at a time tries it until it answers one",
+		s.cfg.Log.Warn("a prefill engine is out after failures in a row; one probe at a time tries it until it answers one",
 			zap.String("candidate", l.Candidate.ID), zap.Int("failures", circuit.Limit), zap.Duration("first_trial_in", out))
 	}
 }
 
 // Blame records a description of the fault, for status. It must be called before Failed.
 func (l *Lease) Blame(why string) {
-	t := l.tier
-	t.lock()
-	defer t.unlock()
+	s := l.scheduler
+	s.lock()
+	defer s.unlock()
 	l.c.fault = strings.ToValidUTF8(why[:min(len(why), mostFault)], "\uFFFD") // the cut may be inside a character
 }
 
 // mostFault bounds the recorded description of a fault.
 const mostFault = 400 // bytes
 
-// fail does the work of Failed under the tier's lock. outFor is the time for which this failure opened the candidate's
+// fail does the work of Failed under the scheduler's lock. outFor is the time for which this failure opened the candidate's
 // circuit; 0: it did not, or the circuit was open already.
 func (l *Lease) fail(written bool, hold time.Duration) (outFor time.Duration) {
-	t := l.tier
+	s := l.scheduler
 	if !l.inFlight.Settle() {
 		return 0
 	}
 	if l.inFlight.Phase() != ledger.Probing { // the probe was answered before: this failure is not the candidate's
-		l.inFlight.Orphan(l.hold(), t.now)
+		l.inFlight.Orphan(l.hold(), s.now)
 		return 0
 	}
-	if wasIn := l.c.circuit.In(); l.c.circuit.Fail(l.number, t.now) && wasIn {
+	if wasIn := l.c.circuit.In(); l.c.circuit.Fail(l.number, s.now) && wasIn {
 		outFor = l.c.circuit.Out()
 	}
 	if written {
 		l.probeEnded(probeLost)
-		l.expected.Lost(t.now)
+		l.predictedHit.Lost(s.now)
 		if hold <= 0 {
 			hold = l.hold()
 		}
-		l.inFlight.Orphan(hold, t.now)
+		l.inFlight.Orphan(hold, s.now)
 	} else {
 		l.probeEnded(probeFailed)
-		l.expected.Dropped()
+		l.predictedHit.Dropped()
 		l.release()
 	}
 	return outFor
@@ -184,13 +184,13 @@ func (l *Lease) fail(written bool, hold time.Duration) (outFor time.Duration) {
 // Unfetched counts the prompts whose KV no decode engine will fetch: held are those whose KV the engine still holds, and ever
 // are all since the start.
 func (l *Lease) Unfetched() (held, ever int) {
-	t := l.tier
-	t.lock()
-	defer t.unlock()
-	for _, c := range t.candidates { // sums over the ranks of the engine
-		if a := &c.load; c.Instance == l.Candidate.Instance {
-			held += a.Leases[ledger.Orphaned]
-			ever += a.Unfetched
+	s := l.scheduler
+	s.lock()
+	defer s.unlock()
+	for _, c := range s.candidates { // sums over the ranks of the engine
+		if load := &c.load; c.Instance == l.Candidate.Instance {
+			held += load.Leases[ledger.Orphaned]
+			ever += load.Unfetched
 		}
 	}
 	return held, ever
@@ -198,32 +198,32 @@ func (l *Lease) Unfetched() (held, ever int) {
 
 // Orphan notes that no decode engine will fetch the KV. The prompt stays charged until the engine frees the KV by itself.
 func (l *Lease) Orphan() {
-	t := l.tier
-	t.lock()
-	defer t.unlock()
+	s := l.scheduler
+	s.lock()
+	defer s.unlock()
 	if !l.inFlight.Settle() {
 		return
 	}
 	if l.inFlight.Phase() == ledger.Probing {
 		l.probeEnded(probeLost)
-		l.expected.Lost(t.now)
+		l.predictedHit.Lost(s.now)
 		l.c.circuit.Neutral(l.number)
 	}
-	l.inFlight.Orphan(l.hold(), t.now)
+	l.inFlight.Orphan(l.hold(), s.now)
 }
 
 // Release notes that the prefill engine has freed the KV: the first decode event came, the hand-off was discarded, or the
 // probe ended without a hand-off, because the client left or the engine refused the request.
 func (l *Lease) Release() {
-	t := l.tier
-	t.lock()
-	defer t.unlock()
+	s := l.scheduler
+	s.lock()
+	defer s.unlock()
 	if !l.inFlight.Settle() {
 		return
 	}
 	if l.inFlight.Phase() == ledger.Probing {
 		l.probeEnded(probeDropped)
-		l.expected.Dropped()
+		l.predictedHit.Dropped()
 		l.c.circuit.Neutral(l.number)
 	}
 	l.release()
@@ -232,25 +232,25 @@ func (l *Lease) Release() {
 // release ends the charge. If the candidate was removed from the configuration and this was its last charge, release drops
 // the candidate.
 func (l *Lease) release() {
-	l.inFlight.Release(l.tier.now)
-	l.tier.forget(l.c)
+	l.inFlight.Release(l.scheduler.now)
+	l.scheduler.forget(l.c)
 }
 
-// PassOn separates the lease from its holder: from now on other code is responsible for the last call.
+// PassOn separates the lease from its owner: from now on other code is responsible for the last call.
 func (l *Lease) PassOn() {
-	l.tier.mu.Lock()
-	defer l.tier.mu.Unlock()
+	l.scheduler.mu.Lock()
+	defer l.scheduler.mu.Unlock()
 	l.inFlight.PassOn()
 }
 
-// Ended notes that a holder makes no more calls. Leases that it still holds stay charged, because the engine may still hold
+// Ended notes that an owner makes no more calls. Leases that it still holds stay charged, because the engine may still hold
 // the KV, and count as drift in the audit.
-func (t *Scheduler) Ended(h *LeaseOwner) {
-	t.mu.Lock()
-	lost := t.ledger.Ended(h)
-	t.mu.Unlock()
+func (s *Scheduler) Ended(o *LeaseOwner) {
+	s.mu.Lock()
+	lost := s.ledger.Ended(o)
+	s.mu.Unlock()
 	if lost > 0 {
-		t.cfg.Log.Error("a request ended without giving back its place on a prefill engine; this is a bug, please report it",
+		s.cfg.Log.Error("a request ended without giving back its place on a prefill engine; this is a bug, please report it",
 			zap.Int("leases", lost))
 	}
 }
@@ -258,8 +258,8 @@ func (t *Scheduler) Ended(h *LeaseOwner) {
 // probeEnded records in the metrics how the probe ended and how long it took. If a probe was sent and not answered, prefill
 // times of the probes beside it are not learned (fit.Stretch).
 func (l *Lease) probeEnded(outcome string) {
-	m, sent := l.tier.metrics, l.inFlight.Sent()
-	took := l.tier.now.Sub(sent).Seconds()
+	m, sent := l.scheduler.metrics, l.inFlight.Sent()
+	took := l.scheduler.now.Sub(sent).Seconds()
 	if outcome == probeAnswered {
 		if l.c.answered == nil {
 			l.c.answered = m.probeSeconds.WithLabelValues(l.c.ID, probeAnswered)
@@ -268,7 +268,7 @@ func (l *Lease) probeEnded(outcome string) {
 		m.answered.Inc()
 	} else {
 		if !sent.IsZero() {
-			l.c.stretch.Dropped(l.tier.now)
+			l.c.computeTimer.Dropped(l.scheduler.now)
 			m.probeSeconds.WithLabelValues(l.c.ID, outcome).Observe(took)
 		}
 		m.attempts.WithLabelValues(outcome).Inc()

@@ -20,9 +20,9 @@ func TestEveryChargeIsGivenBackOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		rapid.Check(noDeadline{t}, func(t *rapid.T) {
 			serving := &policy.Library{Serves: true}
-			tier, err := New(Config{Push: PushConfig{MaxUnanswered: 100}, Policy: rapid.SampledFrom(serving.Names()).Draw(t, "policy")})
+			scheduler, err := New(Config{Push: PushConfig{MaxUnanswered: 100}, Policy: rapid.SampledFrom(serving.Names()).Draw(t, "policy")})
 			require.NoError(t, err)
-			tier.SetCandidates(up("p0/0", "p0/1", "p1/0"))
+			scheduler.SetCandidates(up("p0/0", "p0/1", "p1/0"))
 			var open []*Lease
 			take := func() *Lease {
 				i := rapid.IntRange(0, len(open)-1).Draw(t, "lease")
@@ -39,10 +39,10 @@ func TestEveryChargeIsGivenBackOnce(t *testing.T) {
 				case 0, 1:
 					r := Request{ID: "r", Model: testModel, PromptTokens: rapid.IntRange(0, 20_000).Draw(t, "tokens"),
 						PromptBytes: rapid.IntRange(0, 100_000).Draw(t, "bytes")}
-					if w, l, err := tier.enter(r); err == nil && w == nil {
+					if w, l, err := scheduler.enter(r); err == nil && w == nil {
 						open = append(open, l)
 					} else if w != nil {
-						tier.withdraw(w)
+						scheduler.withdraw(w)
 					}
 				case 2:
 					time.Sleep(time.Duration(rapid.IntRange(0, 20).Draw(t, "seconds")) * time.Second)
@@ -63,16 +63,16 @@ func TestEveryChargeIsGivenBackOnce(t *testing.T) {
 				case 7:
 					take().Release()
 				case 8:
-					tier.SetCandidates(up("p0/0", "p0/1", "p1/0")[:rapid.IntRange(0, 3).Draw(t, "candidates")])
+					scheduler.SetCandidates(up("p0/0", "p0/1", "p1/0")[:rapid.IntRange(0, 3).Draw(t, "candidates")])
 				}
-				_, audit := tier.status()
+				_, audit := scheduler.status()
 				require.Zero(t, audit.Drift)
 			}
 			for _, l := range open {
 				l.Release()
 			}
 			time.Sleep(defaultHold) // the orphans'
-			requireIdle(t, tier)
+			requireIdle(t, scheduler)
 		})
 	})
 }
@@ -95,13 +95,13 @@ func TestACallAfterTheLastIsCountedAndChangesNothing(t *testing.T) {
 		for second, again := range calls {
 			t.Run(first+" then "+second, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) { // no time passes
-					tier := newTier(t, up("a"))
-					hold(t, tier, "a", probing, 300) // a neighbour that must not be hit
-					l := acquire(t, tier, Request{PromptTokens: 100})
+					scheduler := newScheduler(t, up("a"))
+					hold(t, scheduler, "a", probing, 300) // a neighbour that must not be hit
+					l := acquire(t, scheduler, Request{PromptTokens: 100})
 					end(l)
-					before, _ := tier.status()
+					before, _ := scheduler.status()
 					again(l)
-					after, audit := tier.status()
+					after, audit := scheduler.status()
 					require.Equal(t, before, after)
 					require.EqualValues(t, 1, audit.Misuses)
 					require.Zero(t, audit.Drift)
@@ -119,14 +119,14 @@ func TestTheLastCallAfterTheEnginesTimeoutIsNoBug(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				tier := newTier(t, up("a"))
-				l := acquire(t, tier, request(1))
+				scheduler := newScheduler(t, up("a"))
+				l := acquire(t, scheduler, request(1))
 				l.Answered(Usage{}, time.Now().Add(time.Second))
 				time.Sleep(time.Second)
-				require.Zero(t, tier.Status()[0].KVTokens, "the engine has freed it")
+				require.Zero(t, scheduler.Status()[0].KVTokens, "the engine has freed it")
 				l.Dispatched()
 				end(l)
-				requireIdle(t, tier)
+				requireIdle(t, scheduler)
 			})
 		})
 	}
@@ -135,53 +135,53 @@ func TestTheLastCallAfterTheEnginesTimeoutIsNoBug(t *testing.T) {
 // The engine may have finished what it never answered.
 func TestALostProbeStaysChargedUntilTheHoldTimeout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		tier := newTier(t, up("a"))
-		acquire(t, tier, Request{PromptTokens: 5000}).Failed(true, 30*time.Second)
-		s := tier.Status()[0]
+		scheduler := newScheduler(t, up("a"))
+		acquire(t, scheduler, Request{PromptTokens: 5000}).Failed(true, 30*time.Second)
+		s := scheduler.Status()[0]
 		require.Zero(t, s.QueuedNewTokens, "it is not in the prefiller's queue")
 		require.Zero(t, s.Inflight)
 		require.EqualValues(t, 5000, s.KVTokens)
 		require.Equal(t, 1, s.Orphans)
 		time.Sleep(30 * time.Second)
-		requireIdle(t, tier)
+		requireIdle(t, scheduler)
 	})
 }
 
 func TestAProbeThatWasAnsweredByAnErrorHoldsNothing(t *testing.T) {
-	tier := newTier(t, up("a"))
-	acquire(t, tier, request(1)).Failed(false, 30*time.Second)
-	requireIdle(t, tier)
+	scheduler := newScheduler(t, up("a"))
+	acquire(t, scheduler, request(1)).Failed(false, 30*time.Second)
+	requireIdle(t, scheduler)
 }
 
 func TestMoreCachedTokensThanThePromptHasAreNotBelieved(t *testing.T) {
-	tier := newTier(t, up("a"))
-	lease := acquire(t, tier, request(1))
+	scheduler := newScheduler(t, up("a"))
+	lease := acquire(t, scheduler, request(1))
 	lease.Answered(Usage{PromptTokens: 100, CachedTokens: 1 << 40}, time.Time{})
-	require.Zero(t, tier.Overview().Index.ActualTokens)
+	require.Zero(t, scheduler.Overview().Index.ActualTokens)
 	lease.Release()
-	requireIdle(t, tier)
+	requireIdle(t, scheduler)
 }
 
 func TestACandidateThatComesBackFindsItsAccounts(t *testing.T) {
-	tier := newTier(t, up("a", "b"))
-	l := hold(t, tier, "a", pooled, 700)[0]
-	tier.SetCandidates(up("b"))
-	require.Equal(t, "removed", stateOf(tier, "a"))
-	tier.SetCandidates(up("a", "b"))
-	require.EqualValues(t, 700, tier.Status()[0].KVTokens)
-	tier.SetCandidates(up("b"))
+	scheduler := newScheduler(t, up("a", "b"))
+	l := hold(t, scheduler, "a", pooled, 700)[0]
+	scheduler.SetCandidates(up("b"))
+	require.Equal(t, "removed", stateOf(scheduler, "a"))
+	scheduler.SetCandidates(up("a", "b"))
+	require.EqualValues(t, 700, scheduler.Status()[0].KVTokens)
+	scheduler.SetCandidates(up("b"))
 	l.Release()
-	require.Equal(t, "gone", stateOf(tier, "a"), "nothing is charged to it any more")
-	requireIdle(t, tier)
+	require.Equal(t, "gone", stateOf(scheduler, "a"), "nothing is charged to it any more")
+	requireIdle(t, scheduler)
 }
 
 // What an engine said may be in any language, and is cut.
 func TestWhatACandidateSaidIsCutAtALetter(t *testing.T) {
-	tier := newTier(t, up("a"))
-	lease := acquire(t, tier, request(1))
+	scheduler := newScheduler(t, up("a"))
+	lease := acquire(t, scheduler, request(1))
 	lease.Blame(strings.Repeat("x", mostFault-1) + "模型")
 	lease.Failed(false, 0)
-	fault := tier.Status()[0].Fault
+	fault := scheduler.Status()[0].Fault
 	require.True(t, utf8.ValidString(fault), "%q", fault)
 	require.True(t, strings.HasPrefix(fault, strings.Repeat("x", mostFault-1)))
 	require.LessOrEqual(t, utf8.RuneCountInString(fault), mostFault)

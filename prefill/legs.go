@@ -17,7 +17,7 @@ func (k *Ticket) Wait(ctx context.Context) (*Lease, error) {
 	if k.w == nil {
 		return k.lease, nil
 	}
-	return k.tier.await(ctx, k.w)
+	return k.scheduler.await(ctx, k.w)
 }
 
 // EnterAll enters all prompts of one request into the queue, or none and returns an error. A leg is one of these prompts. All
@@ -26,16 +26,16 @@ func (k *Ticket) Wait(ctx context.Context) (*Lease, error) {
 // After one leg is served, the other legs cannot be displaced any more, because the client may already have a part of the
 // answer. They also stay in this region. Before that, if the RemoteRegions of one leg sends it to another region, all legs go
 // there.
-func (t *Scheduler) EnterAll(legs []Request) ([]Ticket, error) {
-	tickets, err := t.enterAll(legs)
+func (s *Scheduler) EnterAll(legs []Request) ([]Ticket, error) {
+	tickets, err := s.enterAll(legs)
 	if err == nil {
 		return tickets, nil
 	}
-	for _, k := range tickets { // without the tier's lock, because Lease.Release and Places.Release may take it
+	for _, k := range tickets { // without the scheduler's lock, because Lease.Release and Places.Release may take it
 		if k.lease != nil {
 			k.lease.Release()
-			if t.cfg.Places != nil {
-				t.cfg.Places.Release()
+			if s.cfg.Places != nil {
+				s.cfg.Places.Release()
 			}
 		}
 	}
@@ -43,18 +43,18 @@ func (t *Scheduler) EnterAll(legs []Request) ([]Ticket, error) {
 }
 
 // enterAll is EnterAll, but together with an error it also returns the legs that were served before.
-func (t *Scheduler) enterAll(legs []Request) (tickets []Ticket, err error) {
-	t.lock()
-	defer t.unlock()
+func (s *Scheduler) enterAll(legs []Request) (tickets []Ticket, err error) {
+	s.lock()
+	defer s.unlock()
 	var m *model
 	var p *policy.Policy
 	for i := range legs {
-		if m, p, err = t.arrivals.receive(&legs[i]); err != nil {
+		if m, p, err = s.manager.receive(&legs[i]); err != nil {
 			return nil, err
 		}
 	}
 	for i := range legs {
-		lease, err := t.arrivals.atOnce(m, p, &legs[i])
+		lease, err := s.manager.atOnce(m, p, &legs[i])
 		if err != nil { // another region may have taken the request's key since the first leg was served
 			return tickets, err
 		}
@@ -67,31 +67,31 @@ func (t *Scheduler) enterAll(legs []Request) (tickets []Ticket, err error) {
 				legs[i].Deadline = time.Time{}
 			}
 		}
-		tickets = append(tickets, Ticket{tier: t, lease: lease})
+		tickets = append(tickets, Ticket{scheduler: s, lease: lease})
 	}
 	served := len(tickets)
 	waiting := legs[served:]
 	if len(waiting) == 0 {
 		return tickets, nil
 	}
-	if err := t.arrivals.mayWait(m, &waiting[0], len(waiting)); err != nil {
+	if err := s.manager.mayWait(m, &waiting[0], len(waiting)); err != nil {
 		return tickets, err
 	}
-	for _, w := range t.arrivals.waitTogether(m, p, waiting, served > 0) {
-		tickets = append(tickets, Ticket{tier: t, w: w})
+	for _, w := range s.manager.waitTogether(m, p, waiting, served > 0) {
+		tickets = append(tickets, Ticket{scheduler: s, w: w})
 	}
 	return tickets, nil
 }
 
 // waitTogether adds the waiting legs of one request to their model's line. oneServed says that another leg is served already:
 // the waiting legs then stay in this region and cannot be displaced.
-func (a *queueManager) waitTogether(m *model, p *policy.Policy, legs []Request, oneServed bool) []*waiter {
+func (qm *queueManager) waitTogether(m *model, p *policy.Policy, legs []Request, oneServed bool) []*waiter {
 	siblings, decision := make([]*waiter, len(legs)), &regionDecision{done: make(chan struct{})}
 	if oneServed {
 		decision.close()
 	}
 	for i := range legs {
-		w := a.wait(m, p, legs[i])
+		w := qm.wait(m, p, legs[i])
 		w.siblings, siblings[i], w.decided = siblings, w, decision
 		if oneServed {
 			w.item.Fix()
@@ -114,8 +114,8 @@ func (k *Ticket) Elsewhere(ctx context.Context) bool {
 	case <-timeout.C:
 	case <-ctx.Done():
 	}
-	k.tier.lock()
-	defer k.tier.unlock()
+	k.scheduler.lock()
+	defer k.scheduler.unlock()
 	if errors.Is(k.w.err, ErrElsewhere) {
 		return true
 	}

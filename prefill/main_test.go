@@ -40,58 +40,58 @@ func up(ids ...string) []Candidate {
 	return all
 }
 
-// newTier returns a tier that does not scrape, with the candidates set.
-func newTier(t testing.TB, candidates []Candidate, change ...func(*Config)) *Scheduler {
+// newScheduler returns a scheduler that does not scrape, with the candidates set.
+func newScheduler(t testing.TB, candidates []Candidate, change ...func(*Config)) *Scheduler {
 	t.Helper()
 	cfg := Config{Policy: "least-tokens", Push: PushConfig{MaxUnanswered: 1_000_000}} // engines that can always start one more
 	for _, f := range change {
 		f(&cfg)
 	}
-	tier, err := New(cfg)
+	scheduler, err := New(cfg)
 	require.NoError(t, err)
-	tier.SetCandidates(candidates)
-	return tier
+	scheduler.SetCandidates(candidates)
+	return scheduler
 }
 
 func withPolicy(spec string) func(*Config) { return func(c *Config) { c.Policy = spec } }
 
 // acquire must be served at once.
-func acquire(t testing.TB, tier *Scheduler, r Request) *Lease {
+func acquire(t testing.TB, scheduler *Scheduler, r Request) *Lease {
 	t.Helper()
 	if r.Model == "" {
 		r.Model = testModel
 	}
-	w, lease, err := tier.enter(r)
+	w, lease, err := scheduler.enter(r)
 	require.NoError(t, err)
 	require.Nil(t, w, "request %q waits", r.ID)
 	return lease
 }
 
 // mustWait fails unless the request would have to wait, and leaves no trace.
-func mustWait(t testing.TB, tier *Scheduler, r Request) {
+func mustWait(t testing.TB, scheduler *Scheduler, r Request) {
 	t.Helper()
 	if r.Model == "" {
 		r.Model = testModel
 	}
-	w, lease, err := tier.enter(r)
+	w, lease, err := scheduler.enter(r)
 	require.NoError(t, err)
 	require.Nil(t, lease, "request %q was served", r.ID)
-	tier.withdraw(w)
+	scheduler.withdraw(w)
 }
 
 // hold charges a candidate with prompts in one phase.
-func hold(t testing.TB, tier *Scheduler, id string, p ledger.Phase, promptTokens ...int) []*Lease {
+func hold(t testing.TB, scheduler *Scheduler, id string, p ledger.Phase, promptTokens ...int) []*Lease {
 	t.Helper()
 	var leases []*Lease
 	for _, tokens := range promptTokens {
-		tier.lock()
-		c := tier.candidates[id]
+		scheduler.lock()
+		c := scheduler.candidates[id]
 		require.NotNil(t, c, "no candidate %q", id)
 		v := policy.Engine{}
-		v.TPMs, v.T0Ms = tier.cfg.Calibration.TPMs, tier.cfg.Calibration.T0Ms
+		v.TPMs, v.T0Ms = scheduler.cfg.Calibration.TPMs, scheduler.cfg.Calibration.T0Ms
 		v.Fit(float64(tokens), 0)
-		l := tier.choose.reserve(c, tier.steer.Usual(), &Request{PromptTokens: tokens}, &v, tier.now)
-		tier.unlock()
+		l := scheduler.choose.reserve(c, scheduler.overrides.Usual(), &Request{PromptTokens: tokens}, &v, scheduler.now)
+		scheduler.unlock()
 		switch p {
 		case pooled:
 			l.Answered(Usage{}, time.Time{})
@@ -100,9 +100,9 @@ func hold(t testing.TB, tier *Scheduler, id string, p ledger.Phase, promptTokens
 			l.Dispatched()
 		case orphaned:
 			l.Failed(true, 0)
-			tier.lock()
+			scheduler.lock()
 			c.circuit.Succeed()
-			tier.unlock()
+			scheduler.unlock()
 		}
 		leases = append(leases, l)
 	}
@@ -110,20 +110,20 @@ func hold(t testing.TB, tier *Scheduler, id string, p ledger.Phase, promptTokens
 }
 
 // requireIdle checks that every charge was given back, once.
-func requireIdle(t require.TestingT, tier *Scheduler) {
-	status, audit := tier.status()
+func requireIdle(t require.TestingT, scheduler *Scheduler) {
+	status, audit := scheduler.status()
 	require.Zero(t, audit.Drift, "charged - released - held")
 	require.Zero(t, audit.Misuses, "calls on a lease after its last")
 	for _, c := range status {
 		require.Equal(t, ledger.Sums{}, c.sums, "candidate %s still holds something", c.ID)
 	}
-	for _, c := range tier.candidates {
+	for _, c := range scheduler.candidates {
 		require.Equal(t, ledger.Sums{}, c.load.Waiting, "held for %s between rounds", c.ID)
 		require.Zero(t, c.load.OldestSent(), "candidate %s has an unanswered probe", c.ID)
 	}
-	_, expires := tier.ledger.NextExpiry()
+	_, expires := scheduler.ledger.NextExpiry()
 	require.False(t, expires)
-	require.Zero(t, tier.queue.Len())
+	require.Zero(t, scheduler.queue.Len())
 }
 
 // places is a pool of so many free places.

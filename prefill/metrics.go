@@ -39,7 +39,7 @@ type metrics struct {
 	}
 }
 
-// newMetrics makes the metrics of a tier. policies are the names of its policies, which are labels.
+// newMetrics makes the metrics of a scheduler. policies are the names of its policies, which are labels.
 func newMetrics(policies []string) *metrics {
 	counter := func(name, help string) prometheus.CounterOpts {
 		return prometheus.CounterOpts{Name: "evenkeel_" + name, Help: help}
@@ -125,7 +125,7 @@ const (
 	filterPolicy   = "policy"
 )
 
-// decided counts a choice of a candidate. The caller holds the tier's lock.
+// decided counts a choice of a candidate. The caller holds the scheduler's lock.
 func (m *metrics) decided(policy, reason string) {
 	l := &m.last
 	if l.count == nil || l.policy != policy || l.reason != reason {
@@ -152,10 +152,10 @@ func (m *metrics) forget(candidate string) {
 	m.probeSeconds.DeletePartialMatch(gone)
 }
 
-// register registers the metrics, and the tier as the collector of its own state.
-func (m *metrics) register(r prometheus.Registerer, t *Scheduler) error {
+// register registers the metrics, and the scheduler as the collector of its own state.
+func (m *metrics) register(r prometheus.Registerer, s *Scheduler) error {
 	for _, c := range []prometheus.Collector{m.decisions, m.decisionSeconds, m.canaries, m.probeSeconds, m.queueWait, m.batchWait, m.displaced,
-		m.attempts, m.filterSkipped, m.policyErrors, m.budgetExhausted, m.misprediction, m.hotFiltered, m.affinity, t} {
+		m.attempts, m.filterSkipped, m.policyErrors, m.budgetExhausted, m.misprediction, m.hotFiltered, m.affinity, s} {
 		if err := r.Register(c); err != nil {
 			return fmt.Errorf("prefill: register metrics: %w; give each tier its own registry", err)
 		}
@@ -284,12 +284,12 @@ func (s series) learned(tier *state, now time.Time) {
 	}
 	s.byModel(feedbackDesc, rank, feedback)
 	for _, fitted := range tier.fit.All() {
-		if line, known := fitted.Latency(); known {
-			s.gauge(tpDesc, line.TPMs/1000, fitted.Model, fitted.Hardware)
+		if latency, known := fitted.Latency(); known {
+			s.gauge(tpDesc, latency.TPMs/1000, fitted.Model, fitted.Hardware)
 			s.gauge(r2Desc, fitted.R2(), fitted.Model, fitted.Hardware)
 		}
 	}
-	if h := tier.steer.Hotspots; h != nil {
+	if h := tier.overrides.Hotspots; h != nil {
 		n := h.States(now)
 		s.gauge(hotDesc, float64(n[steer.Alarm]), string(steer.Alarm))
 		s.gauge(hotDesc, float64(n[steer.Filter]), string(steer.Filter))

@@ -24,9 +24,9 @@ func TestAdaptersBeyondANumberShareASeries(t *testing.T) {
 			names = append(names, fmt.Sprintf("lora-%04d", i))
 		}
 		candidates[0].Models, candidates[0].Board = names, "zz-base"
-		tier := newTier(t, candidates, func(c *Config) { c.Registerer = r })
+		scheduler := newScheduler(t, candidates, func(c *Config) { c.Registerer = r })
 		for _, name := range names {
-			l := acquire(t, tier, Request{Model: name, PromptTokens: 10, Prompt: Prompt{Bytes: 40}})
+			l := acquire(t, scheduler, Request{Model: name, PromptTokens: 10, Prompt: Prompt{Bytes: 40}})
 			l.Answered(Usage{PromptTokens: 10, CachedTokens: 0}, time.Now().Add(time.Minute))
 			l.Release()
 		}
@@ -58,11 +58,11 @@ func TestStatesAreReadFromTheAccounts(t *testing.T) {
 		candidates := up("a", "b", "c")
 		candidates[1].Live = false
 		candidates[2].Models = nil
-		tier := newTier(t, candidates, func(c *Config) { c.Registerer = r })
-		hold(t, tier, "a", probing, 1_000)
-		hold(t, tier, "a", pooled, 2_000)
-		hold(t, tier, "a", dispatched, 3_000, 4_000)
-		acquire(t, tier, Request{PromptTokens: 85_000}).Failed(true, time.Minute)
+		scheduler := newScheduler(t, candidates, func(c *Config) { c.Registerer = r })
+		hold(t, scheduler, "a", probing, 1_000)
+		hold(t, scheduler, "a", pooled, 2_000)
+		hold(t, scheduler, "a", dispatched, 3_000, 4_000)
+		acquire(t, scheduler, Request{PromptTokens: 85_000}).Failed(true, time.Minute)
 
 		require.NoError(t, testutil.GatherAndCompare(r, strings.NewReader(`
 # HELP evenkeel_audit_drift Load that was charged, less load that was released, less load that is held, by the proxy's own accounts. A hand-off counts as drift if its request has ended without giving it back. Any value but 0 is a bug in evenkeel.
@@ -98,9 +98,9 @@ evenkeel_prefill_held_tokens{candidate="c",state="pooled"} 0
 `), "evenkeel_audit_drift", "evenkeel_handoffs", "evenkeel_handoffs_expired_total", "evenkeel_prefill_candidates", "evenkeel_prefill_held_tokens"))
 
 		time.Sleep(time.Minute)
-		_, audit := tier.status()
+		_, audit := scheduler.status()
 		require.EqualValues(t, 1, audit.Expired)
-		require.Equal(t, "open", stateOf(tier, "a"))
+		require.Equal(t, "open", stateOf(scheduler, "a"))
 	})
 }
 
@@ -112,7 +112,7 @@ func TestTheDriftStandsBesideTheDispatchers(t *testing.T) {
 				"drift if its request has ended without giving it back. Any value but 0 is a bug in evenkeel.",
 			ConstLabels: prometheus.Labels{"kind": kind}}))
 	}
-	newTier(t, up("a"), func(c *Config) { c.Registerer = r })
+	newScheduler(t, up("a"), func(c *Config) { c.Registerer = r })
 	n, err := testutil.GatherAndCount(r, "evenkeel_audit_drift")
 	require.NoError(t, err)
 	require.Equal(t, 3, n)
@@ -120,46 +120,46 @@ func TestTheDriftStandsBesideTheDispatchers(t *testing.T) {
 
 func TestTwoTiersCannotShareARegistry(t *testing.T) {
 	r := prometheus.NewRegistry()
-	newTier(t, nil, func(c *Config) { c.Registerer = r })
+	newScheduler(t, nil, func(c *Config) { c.Registerer = r })
 	_, err := New(Config{Registerer: r})
 	require.ErrorContains(t, err, "give each tier its own registry")
 }
 
 func TestEventsAreCounted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		tier := newTier(t, up("a/0", "a/1"))
-		m := tier.metrics
+		scheduler := newScheduler(t, up("a/0", "a/1"))
+		m := scheduler.metrics
 		count := func(c prometheus.Collector) int { return int(testutil.ToFloat64(c)) }
 
-		acquire(t, tier, request(1)).Answered(Usage{}, time.Time{})
-		acquire(t, tier, request(2)).Failed(false, 0)
-		acquire(t, tier, request(3)).Failed(true, 0)
-		acquire(t, tier, request(4)).Release()
+		acquire(t, scheduler, request(1)).Answered(Usage{}, time.Time{})
+		acquire(t, scheduler, request(2)).Failed(false, 0)
+		acquire(t, scheduler, request(3)).Failed(true, 0)
+		acquire(t, scheduler, request(4)).Release()
 		for _, outcome := range []string{"answered", "failed", "lost", "dropped"} {
 			require.Equal(t, 1, count(m.attempts.WithLabelValues(outcome)), outcome)
 		}
 		require.Equal(t, 4, count(m.decisions.WithLabelValues("least-tokens", "policy")))
 
-		acquire(t, tier, Request{Exclude: []string{"a/0"}}).Release()
+		acquire(t, scheduler, Request{Exclude: []string{"a/0"}}).Release()
 		require.Equal(t, 1, count(m.filterSkipped.WithLabelValues("instance")))
-		acquire(t, tier, Request{Exclude: []string{"a/0", "a/1"}}).Release()
+		acquire(t, scheduler, Request{Exclude: []string{"a/0", "a/1"}}).Release()
 		require.Equal(t, 1, count(m.filterSkipped.WithLabelValues("excluded")))
 
-		tier.SetCandidates(up("c"))
-		fail(t, tier, "c", 5)
-		acquire(t, tier, request(5)).Release()
+		scheduler.SetCandidates(up("c"))
+		fail(t, scheduler, "c", 5)
+		acquire(t, scheduler, request(5)).Release()
 		require.Equal(t, 1, count(m.filterSkipped.WithLabelValues("circuit")))
 		require.Equal(t, 2, count(m.decisions.WithLabelValues("least-tokens", "only")), "after the filters")
 
-		hold(t, tier, "c", orphaned, 95_000)
-		mustWait(t, tier, request(6))
+		hold(t, scheduler, "c", orphaned, 95_000)
+		mustWait(t, scheduler, request(6))
 		time.Sleep(ledger.CanaryEvery)
-		acquire(t, tier, request(7)).Release()
+		acquire(t, scheduler, request(7)).Release()
 		require.Equal(t, 1, count(m.canaries.WithLabelValues("c", "dropped")))
 		require.Equal(t, 1, count(m.decisions.WithLabelValues("least-tokens", "canary")))
 
 		for range budgetFloor + 1 {
-			tier.Retry(1, 503, nil)
+			scheduler.Retry(1, 503, nil)
 		}
 		require.Equal(t, 1, count(m.budgetExhausted))
 	})

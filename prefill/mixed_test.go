@@ -23,14 +23,14 @@ func doBoth(ids ...string) (all []Candidate) {
 // As many requests wait for the ranks of a group as have a slot, and half as many again; what was sent waits for nothing here.
 func TestHowManyRequestsAGroupMayHaveWaiting(t *testing.T) {
 	for free, want := range map[int]int{0: 1, 1: 1, 2: 3, 4: 6} {
-		tier := newTier(t, doBoth("g"), func(c *Config) { c.Free = func(string, string) (int, bool) { return free, false } })
+		scheduler := newScheduler(t, doBoth("g"), func(c *Config) { c.Free = func(string, string) (int, bool) { return free, false } })
 		var waiting []*Lease
 		for range want {
-			waiting = append(waiting, acquire(t, tier, request(1)))
+			waiting = append(waiting, acquire(t, scheduler, request(1)))
 		}
-		mustWait(t, tier, request(2))
+		mustWait(t, scheduler, request(2))
 		waiting[0].Send()
-		more := acquire(t, tier, request(3))
+		more := acquire(t, scheduler, request(3))
 		for i, l := range append(waiting, more) {
 			if i > 0 {
 				l.Send()
@@ -38,7 +38,7 @@ func TestHowManyRequestsAGroupMayHaveWaiting(t *testing.T) {
 			l.Answered(Usage{PromptTokens: 10, CachedTokens: -1}, time.Time{})
 			l.Release()
 		}
-		requireIdle(t, tier)
+		requireIdle(t, scheduler)
 	}
 }
 
@@ -46,17 +46,17 @@ func TestHowManyRequestsAGroupMayHaveWaiting(t *testing.T) {
 func TestSecondCandidatesServeWhenNoOtherCan(t *testing.T) {
 	second := doBoth("g")
 	second[0].Fallback = true
-	tier := newTier(t, append(up("a"), second...), withPolicy("round-robin"))
+	scheduler := newScheduler(t, append(up("a"), second...), withPolicy("round-robin"))
 	for range 3 {
-		require.Equal(t, "a", acquire(t, tier, request(1)).Candidate.ID)
+		require.Equal(t, "a", acquire(t, scheduler, request(1)).Candidate.ID)
 	}
 	named := request(2)
 	named.Target = "g"
-	require.Equal(t, "g", acquire(t, tier, named).Candidate.ID)
+	require.Equal(t, "g", acquire(t, scheduler, named).Candidate.ID)
 	down := up("a")
 	down[0].Live = false
-	tier.SetCandidates(append(down, second...))
-	require.Equal(t, "g", acquire(t, tier, request(3)).Candidate.ID)
+	scheduler.SetCandidates(append(down, second...))
+	require.Equal(t, "g", acquire(t, scheduler, request(3)).Candidate.ID)
 }
 
 // A request that each of the first ones has failed goes to those that come second, if they are of any use.
@@ -76,18 +76,18 @@ func TestSecondCandidatesServeWhatTheFirstOnesFailed(t *testing.T) {
 			second[0].Fallback, second[0].Idle = true, row.idle
 			r := request(1)
 			r.Exclude = row.tried
-			require.Equal(t, row.want, acquire(t, newTier(t, append(up("a"), second...)), r).Candidate.ID)
+			require.Equal(t, row.want, acquire(t, newScheduler(t, append(up("a"), second...)), r).Candidate.ID)
 		})
 	}
 }
 
 // A scrape of a group would ask one of its engines for what all of them have.
 func TestAGroupIsNotScraped(t *testing.T) {
-	tier := newTier(t, append(up("a"), doBoth("g")...), func(c *Config) {
+	scheduler := newScheduler(t, append(up("a"), doBoth("g")...), func(c *Config) {
 		c.Scrape = ScrapeConfig{Interval: time.Second, Timeout: time.Second}
 		c.Scraper = func(context.Context, Candidate) (Sample, error) { return Sample{}, nil }
 	})
-	live, _ := watcher{Scheduler: tier}.live()
+	live, _ := watcher{Scheduler: scheduler}.live()
 	require.Len(t, live, 1)
 }
 
@@ -98,7 +98,7 @@ func TestRequestsForANameAreCountedApart(t *testing.T) {
 	own := true
 	candidates := doBoth("g")
 	candidates[0].Models = append(candidates[0].Models, "x")
-	tier := newTier(t, candidates, func(c *Config) {
+	scheduler := newScheduler(t, candidates, func(c *Config) {
 		c.Free = func(_, model string) (int, bool) { return free[model], own && model == "x" }
 	})
 	of := func(i int, model string) Request {
@@ -106,34 +106,34 @@ func TestRequestsForANameAreCountedApart(t *testing.T) {
 		r.Model = model
 		return r
 	}
-	named := acquire(t, tier, of(0, "x"))
-	mustWait(t, tier, of(1, "x"))
+	named := acquire(t, scheduler, of(0, "x"))
+	mustWait(t, scheduler, of(1, "x"))
 	var all []*Lease
 	for i := range 3 {
-		all = append(all, acquire(t, tier, of(i, testModel)))
+		all = append(all, acquire(t, scheduler, of(i, testModel)))
 	}
-	mustWait(t, tier, of(4, testModel))
+	mustWait(t, scheduler, of(4, testModel))
 	free["x"] = 2
-	all = append(all, acquire(t, tier, of(5, "x")))
+	all = append(all, acquire(t, scheduler, of(5, "x")))
 	named.Send()
-	all = append(all, acquire(t, tier, of(6, "x")), acquire(t, tier, of(7, "x")))
-	mustWait(t, tier, of(8, "x"))
+	all = append(all, acquire(t, scheduler, of(6, "x")), acquire(t, scheduler, of(7, "x")))
+	mustWait(t, scheduler, of(8, "x"))
 	all[0].Release() // unsent
 	own = false      // all ranks list it: what comes from now on is counted together
-	all = append(all, acquire(t, tier, of(9, testModel)))
-	mustWait(t, tier, of(10, testModel))
+	all = append(all, acquire(t, scheduler, of(9, testModel)))
+	mustWait(t, scheduler, of(10, testModel))
 	named.Answered(Usage{PromptTokens: 10, CachedTokens: -1}, time.Time{})
 	named.Release()
 	for _, l := range all[1:] {
 		l.Release()
 	}
-	tier.lock()
-	require.NotEmpty(t, tier.candidates["g"].byModel)
-	for _, a := range tier.candidates["g"].byModel {
-		require.Zero(t, *a)
+	scheduler.lock()
+	require.NotEmpty(t, scheduler.candidates["g"].byModel)
+	for _, counts := range scheduler.candidates["g"].byModel {
+		require.Zero(t, *counts)
 	}
-	tier.unlock()
-	requireIdle(t, tier)
+	scheduler.unlock()
+	requireIdle(t, scheduler)
 }
 
 // Whoever has no rank up that lists a model takes its prompts only if no other can.
@@ -142,16 +142,16 @@ func TestACandidateIsBehindForSomeModels(t *testing.T) {
 	both[0].Models = append(both[0].Models, "x")
 	both[1].Models = both[0].Models
 	both[0].FallbackFor = []string{"x"}
-	tier := newTier(t, both, withPolicy("round-robin"))
+	scheduler := newScheduler(t, both, withPolicy("round-robin"))
 	named := request(0)
 	named.Model = "x"
 	got := map[string]int{}
 	for range 2 {
-		require.Equal(t, "b", acquire(t, tier, named).Candidate.ID)
-		got[acquire(t, tier, request(1)).Candidate.ID]++
+		require.Equal(t, "b", acquire(t, scheduler, named).Candidate.ID)
+		got[acquire(t, scheduler, request(1)).Candidate.ID]++
 	}
 	require.Equal(t, map[string]int{"a": 1, "b": 1}, got)
 	both[1].Live = false
-	tier.SetCandidates(both)
-	require.Equal(t, "a", acquire(t, tier, named).Candidate.ID)
+	scheduler.SetCandidates(both)
+	require.Equal(t, "a", acquire(t, scheduler, named).Candidate.ID)
 }

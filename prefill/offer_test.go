@@ -11,7 +11,7 @@ import (
 // its own, in no time of ours.
 func TestTheTierRunsOnAClockOfItsOwn(t *testing.T) {
 	now := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
-	tier := newTier(t, up("a", "b"), withPolicy("finish"), func(c *Config) {
+	scheduler := newScheduler(t, up("a", "b"), withPolicy("finish"), func(c *Config) {
 		c.Clock = func() time.Time { return now }
 		c.Push.MaxUnanswered = 2
 		c.Calibration = CalibrationConfig{Known: true}
@@ -22,7 +22,7 @@ func TestTheTierRunsOnAClockOfItsOwn(t *testing.T) {
 		running = append(running, l)
 	}
 	for n := range 10 {
-		tier.Offer(Request{ID: request(n).ID, Model: testModel, PromptTokens: 1000}, take)
+		scheduler.Offer(Request{ID: request(n).ID, Model: testModel, PromptTokens: 1000}, take)
 	}
 	require.Len(t, running, 4, "two on each")
 	done := 0
@@ -34,42 +34,42 @@ func TestTheTierRunsOnAClockOfItsOwn(t *testing.T) {
 		l.Release()
 	}
 	require.Equal(t, 10, done)
-	requireIdle(t, tier)
+	requireIdle(t, scheduler)
 }
 
 func TestASimulationIsToldWhenToLookAgain(t *testing.T) {
 	now := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
-	tier := newTier(t, up("a"), func(c *Config) { c.Clock = func() time.Time { return now } })
-	_, ok := tier.NextWake()
+	scheduler := newScheduler(t, up("a"), func(c *Config) { c.Clock = func() time.Time { return now } })
+	_, ok := scheduler.NextWake()
 	require.False(t, ok)
-	held := hold(t, tier, "a", pooled, 95_000)
+	held := hold(t, scheduler, "a", pooled, 95_000)
 	var got *Lease
-	tier.Offer(Request{Model: testModel}, func(l *Lease, _ error) { got = l })
-	at, ok := tier.NextWake()
+	scheduler.Offer(Request{Model: testModel}, func(l *Lease, _ error) { got = l })
+	at, ok := scheduler.NextWake()
 	require.True(t, ok)
 	require.Equal(t, now.Add(defaultHold), at)
 	now = at
-	tier.Wake()
+	scheduler.Wake()
 	require.NotNil(t, got, "the engine has freed it")
 	held[0].Release()
-	tier.Offer(Request{Model: "none"}, func(_ *Lease, err error) { require.ErrorIs(t, err, ErrModelNotFound) })
+	scheduler.Offer(Request{Model: "none"}, func(_ *Lease, err error) { require.ErrorIs(t, err, ErrModelNotFound) })
 }
 
 func TestAnOfferIsTakenBack(t *testing.T) {
 	now := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
-	tier := newTier(t, up("a"), func(c *Config) {
+	scheduler := newScheduler(t, up("a"), func(c *Config) {
 		c.Clock = func() time.Time { return now }
 		c.Push.MaxUnanswered = 1
 	})
 	var first, third *Lease
-	tier.Offer(Request{ID: "first", Model: testModel}, func(l *Lease, _ error) { first = l })
-	withdraw := tier.Offer(Request{ID: "second", Model: testModel}, func(*Lease, error) { t.Error("it was taken back") })
-	tier.Offer(Request{ID: "third", Model: testModel}, func(l *Lease, _ error) { third = l })
-	require.Equal(t, 2, tier.Waiting(testModel))
+	scheduler.Offer(Request{ID: "first", Model: testModel}, func(l *Lease, _ error) { first = l })
+	withdraw := scheduler.Offer(Request{ID: "second", Model: testModel}, func(*Lease, error) { t.Error("it was taken back") })
+	scheduler.Offer(Request{ID: "third", Model: testModel}, func(l *Lease, _ error) { third = l })
+	require.Equal(t, 2, scheduler.Waiting(testModel))
 	withdraw()
-	require.Equal(t, 1, tier.Waiting(testModel))
+	require.Equal(t, 1, scheduler.Waiting(testModel))
 	first.Release()
 	require.NotNil(t, third)
 	third.Release()
-	requireIdle(t, tier)
+	requireIdle(t, scheduler)
 }

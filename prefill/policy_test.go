@@ -8,14 +8,14 @@ import (
 
 // Candidate b is closed for requests 1 to 4.
 func TestRoundRobinGoesOnBehindTheLastChosen(t *testing.T) {
-	tier := newTier(t, up("a", "b", "c"), withPolicy("round-robin"))
-	shut := hold(t, tier, "b", pooled, 90_000)
+	scheduler := newScheduler(t, up("a", "b", "c"), withPolicy("round-robin"))
+	shut := hold(t, scheduler, "b", pooled, 90_000)
 	var chosen string
 	for n := 1; n <= 7; n++ {
 		if n == 5 {
 			shut[0].Release()
 		}
-		chosen += acquire(t, tier, request(n)).Candidate.ID
+		chosen += acquire(t, scheduler, request(n)).Candidate.ID
 	}
 	require.Equal(t, "acacabc", chosen)
 }
@@ -34,12 +34,12 @@ func TestRoundRobinGoesOnWhenCandidatesChange(t *testing.T) {
 		{"the same set again", 3, []string{"a", "b", "c", "d"}, "d"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			tier := newTier(t, up("a", "b", "c", "d"), withPolicy("round-robin"))
+			scheduler := newScheduler(t, up("a", "b", "c", "d"), withPolicy("round-robin"))
 			for n := range tt.passed {
-				acquire(t, tier, request(n))
+				acquire(t, scheduler, request(n))
 			}
-			tier.SetCandidates(up(tt.then...))
-			require.Equal(t, tt.want, acquire(t, tier, request(9)).Candidate.ID)
+			scheduler.SetCandidates(up(tt.then...))
+			require.Equal(t, tt.want, acquire(t, scheduler, request(9)).Candidate.ID)
 		})
 	}
 }
@@ -47,57 +47,57 @@ func TestRoundRobinGoesOnWhenCandidatesChange(t *testing.T) {
 func TestRoundRobinHasACursorForEachModel(t *testing.T) {
 	candidates := up("a", "b", "c", "d")
 	candidates[2].Models, candidates[3].Models = []string{"n"}, []string{"n"}
-	tier := newTier(t, candidates, withPolicy("round-robin"))
+	scheduler := newScheduler(t, candidates, withPolicy("round-robin"))
 	var chosen string
 	for range 2 { // alternating, one shared cursor would always come to a and c
-		chosen += acquire(t, tier, Request{Model: testModel}).Candidate.ID
-		chosen += acquire(t, tier, Request{Model: "n"}).Candidate.ID
+		chosen += acquire(t, scheduler, Request{Model: testModel}).Candidate.ID
+		chosen += acquire(t, scheduler, Request{Model: "n"}).Candidate.ID
 	}
 	require.Equal(t, "acbd", chosen)
 }
 
 // Active and held tokens are weighed, held ones by 0.3.
 func TestLeastTokensPrefersHeldOverRunning(t *testing.T) {
-	tier := newTier(t, up("a", "b"))
-	hold(t, tier, "a", probing, 3000)
-	hold(t, tier, "b", pooled, 10_000)
-	require.Equal(t, "b", acquire(t, tier, request(1)).Candidate.ID)
+	scheduler := newScheduler(t, up("a", "b"))
+	hold(t, scheduler, "a", probing, 3000)
+	hold(t, scheduler, "b", pooled, 10_000)
+	require.Equal(t, "b", acquire(t, scheduler, request(1)).Candidate.ID)
 }
 
 // The vllm-ascend proxy's weights.
 func TestLeastTokensWithTheWorkOfVLLMAscend(t *testing.T) {
-	tier := newTier(t, up("a", "b"), withPolicy("least-tokens:work=vllm-ascend"))
-	hold(t, tier, "a", probing, 1000)
-	hold(t, tier, "b", pooled, 10_000, 10_000)
-	require.Equal(t, "a", acquire(t, tier, request(1)).Candidate.ID)
+	scheduler := newScheduler(t, up("a", "b"), withPolicy("least-tokens:work=vllm-ascend"))
+	hold(t, scheduler, "a", probing, 1000)
+	hold(t, scheduler, "b", pooled, 10_000, 10_000)
+	require.Equal(t, "a", acquire(t, scheduler, request(1)).Candidate.ID)
 }
 
 // Computed over four candidates that are alike.
 func TestTiesGoWhereTheRequestHashes(t *testing.T) {
-	tier := newTier(t, up("p0/0", "p0/1", "p1/0", "p1/1"))
+	scheduler := newScheduler(t, up("p0/0", "p0/1", "p1/0", "p1/1"))
 	for id, want := range map[string]string{"req-1": "p1/1", "req-2": "p1/1", "req-3": "p0/1"} {
-		lease := acquire(t, tier, Request{ID: id, PromptTokens: 10})
+		lease := acquire(t, scheduler, Request{ID: id, PromptTokens: 10})
 		require.Equal(t, want, lease.Candidate.ID, "request %s", id)
 		lease.Release()
 	}
 }
 
 func TestATieGoesToTheSmallerBatch(t *testing.T) {
-	tier := newTier(t, up("a", "b"))
-	hold(t, tier, "a", probing, 500, 500)
-	hold(t, tier, "b", probing, 1000)
+	scheduler := newScheduler(t, up("a", "b"))
+	hold(t, scheduler, "a", probing, 500, 500)
+	hold(t, scheduler, "b", probing, 1000)
 	for n := range 10 {
-		lease := acquire(t, tier, request(n))
+		lease := acquire(t, scheduler, request(n))
 		require.Equal(t, "b", lease.Candidate.ID)
 		lease.Release()
 	}
 }
 
 func TestOnlyEqualScoresAreATie(t *testing.T) {
-	tier := newTier(t, up("a", "b"))
-	hold(t, tier, "a", probing, 500, 500)
-	hold(t, tier, "b", probing, 1001)
-	require.Equal(t, "a", acquire(t, tier, request(1)).Candidate.ID, "the larger batch holds a token less")
+	scheduler := newScheduler(t, up("a", "b"))
+	hold(t, scheduler, "a", probing, 500, 500)
+	hold(t, scheduler, "b", probing, 1001)
+	require.Equal(t, "a", acquire(t, scheduler, request(1)).Candidate.ID, "the larger batch holds a token less")
 }
 
 func TestUnknownPoliciesAreRefusedByNameWithTheKnownOnes(t *testing.T) {
@@ -105,17 +105,17 @@ func TestUnknownPoliciesAreRefusedByNameWithTheKnownOnes(t *testing.T) {
 	require.ErrorIs(t, err, ErrBadPolicy)
 	require.ErrorContains(t, err, `prefill: unknown policy "fnish" (did you mean "finish"?); there are round-robin, least-tokens`)
 
-	tier := newTier(t, up("a"))
-	require.ErrorIs(t, tier.SetPolicy("metric"), ErrBadPolicy)
-	_, err = tier.Acquire(t.Context(), Request{Model: testModel, Policy: "metric"})
+	scheduler := newScheduler(t, up("a"))
+	require.ErrorIs(t, scheduler.SetPolicy("metric"), ErrBadPolicy)
+	_, err = scheduler.Acquire(t.Context(), Request{Model: testModel, Policy: "metric"})
 	require.ErrorIs(t, err, ErrBadPolicy)
-	require.Equal(t, "least-tokens", tier.Policy())
+	require.Equal(t, "least-tokens", scheduler.Policy())
 }
 
 func TestThePolicyCanBeChangedForAllAndForOne(t *testing.T) {
-	tier := newTier(t, up("a"))
-	require.Equal(t, "least-tokens", acquire(t, tier, request(1)).Policy)
-	require.Equal(t, "round-robin", acquire(t, tier, Request{Policy: "round-robin"}).Policy)
-	require.NoError(t, tier.SetPolicy("round-robin"))
-	require.Equal(t, "round-robin", acquire(t, tier, request(2)).Policy)
+	scheduler := newScheduler(t, up("a"))
+	require.Equal(t, "least-tokens", acquire(t, scheduler, request(1)).Policy)
+	require.Equal(t, "round-robin", acquire(t, scheduler, Request{Policy: "round-robin"}).Policy)
+	require.NoError(t, scheduler.SetPolicy("round-robin"))
+	require.Equal(t, "round-robin", acquire(t, scheduler, request(2)).Policy)
 }

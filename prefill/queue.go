@@ -9,11 +9,11 @@ import (
 //
 // Together with the lease the caller gets a place in the pool, which it must release. After an error the caller has the
 // same as before the call: a retry still has its place, a first attempt has none.
-func (t *Scheduler) Acquire(ctx context.Context, r Request) (*Lease, error) {
+func (s *Scheduler) Acquire(ctx context.Context, r Request) (*Lease, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	k, err := t.Enter(r)
+	k, err := s.Enter(r)
 	if err != nil {
 		return nil, err
 	}
@@ -21,82 +21,82 @@ func (t *Scheduler) Acquire(ctx context.Context, r Request) (*Lease, error) {
 }
 
 // Enter is the first half of Acquire: it enters the request into the queue, without waiting. The caller must use the ticket.
-func (t *Scheduler) Enter(r Request) (Ticket, error) {
-	w, lease, err := t.enter(r)
-	return Ticket{tier: t, lease: lease, w: w}, err
+func (s *Scheduler) Enter(r Request) (Ticket, error) {
+	w, lease, err := s.enter(r)
+	return Ticket{scheduler: s, lease: lease, w: w}, err
 }
 
 // await waits until a request in the arrival queue is served or refused, until its time in the queue is over, or until ctx
 // ends. In the last two cases it removes the request from the queue.
-func (t *Scheduler) await(ctx context.Context, w *waiter) (*Lease, error) {
+func (s *Scheduler) await(ctx context.Context, w *waiter) (*Lease, error) {
 	timeout := time.NewTimer(time.Until(w.until))
 	defer timeout.Stop()
 	select {
 	case <-w.done:
 		return w.lease, w.err
 	case <-timeout.C:
-		if err := t.giveUp(w); err != nil {
+		if err := s.giveUp(w); err != nil {
 			return nil, err
 		}
 		return w.lease, w.err // served or refused at the same time
 	case <-ctx.Done():
-		t.withdraw(w)
+		s.withdraw(w)
 		return nil, ctx.Err()
 	}
 }
 
-// enter is arrivals.enter under the tier's lock.
-func (t *Scheduler) enter(r Request) (*waiter, *Lease, error) {
-	t.lock()
-	defer t.unlock()
-	return t.arrivals.enter(r)
+// enter is queueManager.enter under the scheduler's lock.
+func (s *Scheduler) enter(r Request) (*waiter, *Lease, error) {
+	s.lock()
+	defer s.unlock()
+	return s.manager.enter(r)
 }
 
 // giveUp removes a waiter from the queue at its timeout, and returns the error for its client; nil: the waiter was served or
 // refused just before.
-func (t *Scheduler) giveUp(w *waiter) error {
-	t.lock()
-	defer t.unlock()
-	m := t.models[w.Model]
+func (s *Scheduler) giveUp(w *waiter) error {
+	s.lock()
+	defer s.unlock()
+	m := s.models[w.Model]
 	if m == nil || !w.item.Remove() {
 		return nil
 	}
-	t.arrivals.reportQueued(m, &w.Request, false)
-	return t.arrivals.timeoutError(m, &w.Request)
+	s.manager.reportQueued(m, &w.Request, false)
+	return s.manager.timeoutError(m, &w.Request)
 }
 
 // withdraw removes a waiter from the queue because its client left. If the waiter was served just before, withdraw releases
 // the lease and the place in the pool.
-func (t *Scheduler) withdraw(w *waiter) {
-	t.lock()
+func (s *Scheduler) withdraw(w *waiter) {
+	s.lock()
 	stillWaited := w.item.Remove()
-	if m := t.models[w.Model]; stillWaited && m != nil {
-		t.arrivals.reportQueued(m, &w.Request, false)
+	if m := s.models[w.Model]; stillWaited && m != nil {
+		s.manager.reportQueued(m, &w.Request, false)
 	}
-	t.unlock()
+	s.unlock()
 	if stillWaited || w.lease == nil {
 		return
 	}
 	w.lease.Release()
-	if !w.Reserved && t.cfg.Places != nil {
-		t.cfg.Places.Release() // without the tier's lock, because it may call Wake
+	if !w.Reserved && s.cfg.Places != nil {
+		s.cfg.Places.Release() // without the scheduler's lock, because it may call Wake
 	}
 }
 
 // Offer enters a request into the arrival queue and does not wait. It calls served once, with the result that Acquire would
-// have returned: before Offer returns, or during a later call of the tier. served is called under the tier's lock, and must
-// not call the tier. An offered request has no timeout. withdraw removes it from the queue if served was not called yet.
+// have returned: before Offer returns, or during a later call of the scheduler. served is called under the scheduler's lock, and must
+// not call the scheduler. An offered request has no timeout. withdraw removes it from the queue if served was not called yet.
 //
 // With Config.Clock set, a simulation only needs Offer, the methods of Lease, and Wake at NextWake. No goroutine runs then,
 // and no call waits.
-func (t *Scheduler) Offer(r Request, served func(*Lease, error)) (withdraw func()) {
-	t.lock()
-	defer t.unlock()
-	w, lease, err := t.arrivals.enter(r)
+func (s *Scheduler) Offer(r Request, served func(*Lease, error)) (withdraw func()) {
+	s.lock()
+	defer s.unlock()
+	w, lease, err := s.manager.enter(r)
 	if w == nil {
 		served(lease, err)
 		return func() {}
 	}
 	w.onResult = served
-	return func() { t.withdraw(w) }
+	return func() { s.withdraw(w) }
 }

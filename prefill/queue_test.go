@@ -21,14 +21,14 @@ type outcome struct {
 }
 
 // start calls Acquire in a goroutine, and returns when it waits or is done.
-func start(ctx context.Context, tier *Scheduler, r Request) <-chan outcome {
+func start(ctx context.Context, scheduler *Scheduler, r Request) <-chan outcome {
 	if r.Model == "" {
 		r.Model = testModel
 	}
 	got := make(chan outcome, 1)
 	begin := time.Now()
 	go func() {
-		lease, err := tier.Acquire(ctx, r)
+		lease, err := scheduler.Acquire(ctx, r)
 		got <- outcome{lease, err, time.Since(begin)}
 	}()
 	synctest.Wait()
@@ -38,10 +38,10 @@ func start(ctx context.Context, tier *Scheduler, r Request) <-chan outcome {
 func TestRequestsAreServedInTheOrderTheyArrived(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		pool := newPlaces(0)
-		tier := newTier(t, up("a"), withPlaces(pool))
-		pool.wake = tier.Wake
-		late := start(t.Context(), tier, Request{ID: "late", Arrival: time.Now()})
-		early := start(t.Context(), tier, Request{ID: "early", Arrival: time.Now().Add(-time.Second)})
+		scheduler := newScheduler(t, up("a"), withPlaces(pool))
+		pool.wake = scheduler.Wake
+		late := start(t.Context(), scheduler, Request{ID: "late", Arrival: time.Now()})
+		early := start(t.Context(), scheduler, Request{ID: "early", Arrival: time.Now().Add(-time.Second)})
 		pool.Release()
 		synctest.Wait()
 		require.Empty(t, late)
@@ -56,10 +56,10 @@ func TestAPlaceGoesToTheOldestOfAllModels(t *testing.T) {
 		candidates := up("a", "b")
 		candidates[1].Models = []string{"n"}
 		pool := newPlaces(0)
-		tier := newTier(t, candidates, withPlaces(pool))
-		pool.wake = tier.Wake
-		second := start(t.Context(), tier, Request{Model: testModel, Arrival: time.Now()})
-		first := start(t.Context(), tier, Request{Model: "n", Arrival: time.Now().Add(-1)})
+		scheduler := newScheduler(t, candidates, withPlaces(pool))
+		pool.wake = scheduler.Wake
+		second := start(t.Context(), scheduler, Request{Model: testModel, Arrival: time.Now()})
+		first := start(t.Context(), scheduler, Request{Model: "n", Arrival: time.Now().Add(-1)})
 		pool.Release()
 		synctest.Wait()
 		require.Empty(t, second)
@@ -74,10 +74,10 @@ func TestNobodyTakesAPlaceThatAnotherModelWaitedFor(t *testing.T) {
 		candidates := up("a", "b")
 		candidates[1].Models = []string{"n"}
 		pool := newPlaces(0)
-		tier := newTier(t, candidates, withPlaces(pool))
-		waits := start(t.Context(), tier, request(1))
+		scheduler := newScheduler(t, candidates, withPlaces(pool))
+		waits := start(t.Context(), scheduler, request(1))
 		pool.Release() // and before Wake is called:
-		mustWait(t, tier, Request{Model: "n"})
+		mustWait(t, scheduler, Request{Model: "n"})
 		require.Equal(t, "a", (<-waits).lease.Candidate.ID)
 	})
 }
@@ -86,11 +86,11 @@ func TestAModelWithClosedGatesDoesNotHoldUpAnother(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		candidates := up("a", "b")
 		candidates[1].Models = []string{"n"}
-		tier := newTier(t, candidates)
-		hold(t, tier, "a", pooled, 95_000)
+		scheduler := newScheduler(t, candidates)
+		hold(t, scheduler, "a", pooled, 95_000)
 		ctx, stop := context.WithCancel(t.Context())
-		waits := start(ctx, tier, request(1))
-		require.Equal(t, "b", acquire(t, tier, Request{Model: "n"}).Candidate.ID)
+		waits := start(ctx, scheduler, request(1))
+		require.Equal(t, "b", acquire(t, scheduler, Request{Model: "n"}).Candidate.ID)
 		stop()
 		require.ErrorIs(t, (<-waits).err, context.Canceled)
 	})
@@ -99,10 +99,10 @@ func TestAModelWithClosedGatesDoesNotHoldUpAnother(t *testing.T) {
 func TestARetryDoesNotWaitBehindWhoWaitsForAPlace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		pool := newPlaces(0)
-		tier := newTier(t, up("a"), withPlaces(pool))
-		pool.wake = tier.Wake
-		waits := start(t.Context(), tier, Request{ID: "old", Arrival: time.Now().Add(-time.Second)})
-		acquire(t, tier, Request{ID: "retry", Reserved: true}) // or it would hold the place that old needs
+		scheduler := newScheduler(t, up("a"), withPlaces(pool))
+		pool.wake = scheduler.Wake
+		waits := start(t.Context(), scheduler, Request{ID: "old", Arrival: time.Now().Add(-time.Second)})
+		acquire(t, scheduler, Request{ID: "retry", Reserved: true}) // or it would hold the place that old needs
 		require.Empty(t, waits)
 		pool.Release()
 		require.NoError(t, (<-waits).err)
@@ -112,9 +112,9 @@ func TestARetryDoesNotWaitBehindWhoWaitsForAPlace(t *testing.T) {
 func TestNoPlaceIsTakenWhileTheGateIsClosed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		pool := newPlaces(1)
-		tier := newTier(t, up("a"), withPlaces(pool))
-		full := hold(t, tier, "a", pooled, 95_000)
-		waits := start(t.Context(), tier, request(1))
+		scheduler := newScheduler(t, up("a"), withPlaces(pool))
+		full := hold(t, scheduler, "a", pooled, 95_000)
+		waits := start(t.Context(), scheduler, request(1))
 		require.EqualValues(t, 1, pool.free.Load())
 		full[0].Release()
 		require.NoError(t, (<-waits).err)
@@ -135,9 +135,9 @@ func TestTheTimeoutSaysWhatWasMissing(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				tier := newTier(t, up("a"), withPlaces(newPlaces(tt.places)))
-				hold(t, tier, "a", pooled, tt.held)
-				got := <-start(t.Context(), tier, Request{Arrival: time.Now().Add(-10 * time.Second)})
+				scheduler := newScheduler(t, up("a"), withPlaces(newPlaces(tt.places)))
+				hold(t, scheduler, "a", pooled, tt.held)
+				got := <-start(t.Context(), scheduler, Request{Arrival: time.Now().Add(-10 * time.Second)})
 				require.ErrorIs(t, got.err, tt.want)
 				require.Equal(t, 50*time.Second, got.after, "60 s from the first arrival")
 				require.Nil(t, got.lease)
@@ -148,25 +148,25 @@ func TestTheTimeoutSaysWhatWasMissing(t *testing.T) {
 
 func TestARetryPastTheTimeoutIsServedAtOnceOrNotAtAll(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		tier := newTier(t, up("a"))
+		scheduler := newScheduler(t, up("a"))
 		late := Request{Model: testModel, Reserved: true, Arrival: time.Now().Add(-61 * time.Second)}
-		full := hold(t, tier, "a", pooled, 95_000)
-		_, err := tier.Acquire(t.Context(), late)
+		full := hold(t, scheduler, "a", pooled, 95_000)
+		_, err := scheduler.Acquire(t.Context(), late)
 		require.ErrorIs(t, err, ErrKVExhausted)
 		full[0].Release()
-		_, err = tier.Acquire(t.Context(), late)
+		_, err = scheduler.Acquire(t.Context(), late)
 		require.NoError(t, err)
 	})
 }
 
 func TestAFullQueueRefusesButNotRetries(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		tier := newTier(t, up("a"), func(c *Config) { c.Queue.Max = 2 })
-		full := hold(t, tier, "a", pooled, 95_000)
-		one, two := start(t.Context(), tier, request(1)), start(t.Context(), tier, request(2))
-		_, err := tier.Acquire(t.Context(), Request{Model: testModel})
+		scheduler := newScheduler(t, up("a"), func(c *Config) { c.Queue.Max = 2 })
+		full := hold(t, scheduler, "a", pooled, 95_000)
+		one, two := start(t.Context(), scheduler, request(1)), start(t.Context(), scheduler, request(2))
+		_, err := scheduler.Acquire(t.Context(), Request{Model: testModel})
 		require.ErrorIs(t, err, ErrQueueFull)
-		retry := start(t.Context(), tier, Request{Reserved: true})
+		retry := start(t.Context(), scheduler, Request{Reserved: true})
 		require.Empty(t, retry, "it waits")
 		full[0].Release()
 		for _, got := range []<-chan outcome{one, two, retry} {
@@ -178,34 +178,34 @@ func TestAFullQueueRefusesButNotRetries(t *testing.T) {
 func TestAClientThatLeavesLeavesTheQueue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		pool := newPlaces(1)
-		tier := newTier(t, up("a"), withPlaces(pool))
-		full := hold(t, tier, "a", pooled, 95_000)
+		scheduler := newScheduler(t, up("a"), withPlaces(pool))
+		full := hold(t, scheduler, "a", pooled, 95_000)
 		ctx, leave := context.WithCancel(t.Context())
-		gone, stays := start(ctx, tier, request(1)), start(t.Context(), tier, request(2))
+		gone, stays := start(ctx, scheduler, request(1)), start(t.Context(), scheduler, request(2))
 		leave()
 		require.ErrorIs(t, (<-gone).err, context.Canceled)
 		full[0].Release()
 		lease := (<-stays).lease
 		require.NotNil(t, lease)
 		lease.Release()
-		requireIdle(t, tier)
+		requireIdle(t, scheduler)
 
-		_, err := tier.Acquire(ctx, request(3))
+		_, err := scheduler.Acquire(ctx, request(3))
 		require.ErrorIs(t, err, context.Canceled, "a client that is gone is not even tried")
 	})
 }
 
 func TestWhatAClientThatLeftWasServedIsGivenBack(t *testing.T) {
 	pool := newPlaces(0)
-	tier := newTier(t, up("a"), withPlaces(pool))
-	pool.wake = tier.Wake
-	w, _, err := tier.enter(Request{Model: testModel})
+	scheduler := newScheduler(t, up("a"), withPlaces(pool))
+	pool.wake = scheduler.Wake
+	w, _, err := scheduler.enter(Request{Model: testModel})
 	require.NoError(t, err)
 	pool.Release()
 	require.NotNil(t, w.lease, "served")
-	tier.withdraw(w)
+	scheduler.withdraw(w)
 	require.EqualValues(t, 1, pool.free.Load())
-	requireIdle(t, tier)
+	requireIdle(t, scheduler)
 }
 
 func TestWhoCanServeDecidesTheError(t *testing.T) {
@@ -236,8 +236,8 @@ func TestWhoCanServeDecidesTheError(t *testing.T) {
 		{"no candidate serves the model", up("a", "b"), "other", ErrModelNotFound},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			tier := newTier(t, tt.candidates)
-			lease, err := tier.Acquire(t.Context(), Request{Model: tt.model})
+			scheduler := newScheduler(t, tt.candidates)
+			lease, err := scheduler.Acquire(t.Context(), Request{Model: tt.model})
 			require.ErrorIs(t, err, tt.want)
 			require.Equal(t, tt.want == nil, lease != nil)
 		})
@@ -248,10 +248,10 @@ func TestAQueueWhoseLastCandidateGoesDownIsAnsweredAtOnce(t *testing.T) {
 	for name, then := range map[string][]Candidate{"removed": nil, "down": {{ID: "a", Models: []string{testModel}}}} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				tier := newTier(t, up("a"))
-				hold(t, tier, "a", pooled, 95_000)
-				waits := start(t.Context(), tier, request(1))
-				tier.SetCandidates(then)
+				scheduler := newScheduler(t, up("a"))
+				hold(t, scheduler, "a", pooled, 95_000)
+				waits := start(t.Context(), scheduler, request(1))
+				scheduler.SetCandidates(then)
 				got := <-waits
 				require.ErrorIs(t, got.err, ErrUnavailable)
 				require.Zero(t, got.after)
@@ -262,10 +262,10 @@ func TestAQueueWhoseLastCandidateGoesDownIsAnsweredAtOnce(t *testing.T) {
 
 func TestACandidateThatComesUpServesTheQueue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		tier := newTier(t, up("a"))
-		hold(t, tier, "a", pooled, 95_000)
-		waits := start(t.Context(), tier, request(1))
-		tier.SetCandidates(up("a", "b"))
+		scheduler := newScheduler(t, up("a"))
+		hold(t, scheduler, "a", pooled, 95_000)
+		waits := start(t.Context(), scheduler, request(1))
+		scheduler.SetCandidates(up("a", "b"))
 		require.Equal(t, "b", (<-waits).lease.Candidate.ID)
 	})
 }
@@ -276,8 +276,8 @@ func TestNobodyWaitsForEver(t *testing.T) {
 		rapid.Check(noDeadline{t}, func(r *rapid.T) {
 			size := rapid.Int64Range(1, 4).Draw(r, "places")
 			pool := newPlaces(size)
-			tier := newTier(t, up("a", "b"), withPlaces(pool), func(c *Config) { c.Queue.Max = 8 })
-			pool.wake = tier.Wake
+			scheduler := newScheduler(t, up("a", "b"), withPlaces(pool), func(c *Config) { c.Queue.Max = 8 })
+			pool.wake = scheduler.Wake
 			type done struct{ served, failed int }
 			ended := make(chan done, 64)
 			clients := rapid.IntRange(1, 20).Draw(r, "clients")
@@ -291,7 +291,7 @@ func TestNobodyWaitsForEver(t *testing.T) {
 					time.Sleep(time.Duration(begin) * time.Millisecond)
 					ctx, stop := context.WithTimeout(t.Context(), time.Duration(leaves)*time.Millisecond)
 					defer stop()
-					l, err := tier.Acquire(ctx, Request{ID: fmt.Sprint(n), Model: testModel, PromptTokens: tokens})
+					l, err := scheduler.Acquire(ctx, Request{ID: fmt.Sprint(n), Model: testModel, PromptTokens: tokens})
 					if err != nil {
 						ended <- done{failed: 1}
 						return
@@ -317,7 +317,7 @@ func TestNobodyWaitsForEver(t *testing.T) {
 			require.Equal(r, clients, all.served+all.failed)
 			require.Equal(r, size, pool.free.Load(), "places free at the end")
 			time.Sleep(time.Minute)
-			requireIdle(r, tier)
+			requireIdle(r, scheduler)
 		})
 	})
 }
@@ -337,16 +337,16 @@ func TestRequestsWaitForAnEngineThatIsLate(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				tier := newTier(t, up("a"))
-				full := hold(t, tier, "a", pooled, 95_000)
-				before := start(t.Context(), tier, request(1))
-				tier.SetCandidates(late)
-				since := start(t.Context(), tier, request(1))
+				scheduler := newScheduler(t, up("a"))
+				full := hold(t, scheduler, "a", pooled, 95_000)
+				before := start(t.Context(), scheduler, request(1))
+				scheduler.SetCandidates(late)
+				since := start(t.Context(), scheduler, request(1))
 				time.Sleep(7 * time.Second)
 				synctest.Wait()
 				require.Empty(t, before)
 				require.Empty(t, since)
-				tier.SetCandidates(row.then)
+				scheduler.SetCandidates(row.then)
 				full[0].Release()
 				for _, waits := range []<-chan outcome{before, since} {
 					got := <-waits
@@ -368,18 +368,18 @@ func TestAModelWithoutRoomKeepsNoOtherModelFromItsEngines(t *testing.T) {
 					candidates[i].Models, candidates[i].Board = []string{model}, model
 					candidates[i].Profile = &mooncake.Profile{KVHoldTimeout: 30 * time.Second}
 				}
-				tier := newTier(t, candidates, func(c *Config) {
+				scheduler := newScheduler(t, candidates, func(c *Config) {
 					c.Push.MaxUnanswered = 1
 					c.Decode = func(board, _ string, _ time.Duration) (int, bool) {
 						return map[string]int{"B": 1000}[board], false // no hand-off of A would get a slot in time
 					}
 				})
 				for i := range n {
-					start(t.Context(), tier, Request{ID: fmt.Sprint("a", i), Model: "A"})
+					start(t.Context(), scheduler, Request{ID: fmt.Sprint("a", i), Model: "A"})
 				}
 				time.Sleep(time.Second)
-				first := acquire(t, tier, Request{ID: "b0", Model: "B"})
-				second := start(t.Context(), tier, Request{ID: "b1", Model: "B"}) // the engine is busy for a moment
+				first := acquire(t, scheduler, Request{ID: "b0", Model: "B"})
+				second := start(t.Context(), scheduler, Request{ID: "b1", Model: "B"}) // the engine is busy for a moment
 				require.Empty(t, second)
 				first.Answered(Usage{}, time.Time{})
 				synctest.Wait()

@@ -7,7 +7,7 @@ import (
 
 // The answers of RemoteRegions.Where.
 const (
-	ToHere  Where = iota // this region serves the request: the tier's own policy chooses the candidate
+	ToHere  Where = iota // this region serves the request: the scheduler's own policy chooses the candidate
 	ToThere              // another region serves the request: Acquire returns ErrElsewhere
 	Waits                // the request waits; requests behind it may still be served
 	AllWait              // the request waits, and so do all other first attempts of its line
@@ -29,7 +29,7 @@ func (d *chooser) elsewhere(m *model, r *Request, since time.Time) Where {
 // request, the candidates are measured for a prompt of one token.
 func (d *chooser) local(m *model, r *Request) Local {
 	local := Local{Waiting: m.queue.Fresh(), Tokens: int(m.queue.Tokens()), Prefillers: d.prefillers[:0]}
-	local.ArrivalsPerS, local.TTFTMs = m.pace.ArrivalsPerS(d.now), m.pace.TTFTMs()
+	local.ArrivalsPerS, local.TTFTMs = m.throughput.ArrivalsPerS(d.now), m.throughput.TTFTMs()
 	places := r != nil && r.Reserved || d.cfg.Places == nil || d.cfg.Places.Room()
 	if r == nil {
 		r = &Request{Model: m.name}
@@ -54,23 +54,23 @@ func (d *chooser) local(m *model, r *Request) Local {
 	return local
 }
 
-// Offers calls f, under the tier's lock, for each model with the candidates that prefill it in this region.
-func (t *Scheduler) Offers(f func(model string, l *Local)) {
-	t.lock()
-	defer t.unlock()
-	for name, m := range t.models {
+// Offers calls f, under the scheduler's lock, for each model with the candidates that prefill it in this region.
+func (s *Scheduler) Offers(f func(model string, l *Local)) {
+	s.lock()
+	defer s.unlock()
+	for name, m := range s.models {
 		if len(m.servers) > 0 {
-			l := t.choose.local(m, nil)
+			l := s.choose.local(m, nil)
 			f(name, &l)
 		}
 	}
 }
 
 // Waiting is the number of requests in a model's arrival queue, without batch requests.
-func (t *Scheduler) Waiting(model string) int {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if m := t.models[model]; m != nil {
+func (s *Scheduler) Waiting(model string) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if m := s.models[model]; m != nil {
 		return m.queue.Fresh()
 	}
 	return 0

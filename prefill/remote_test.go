@@ -43,19 +43,19 @@ func (r *region) moved() []int {
 }
 
 // untilWaiting waits until so many requests are in the queue.
-func untilWaiting(t *testing.T, tier *Scheduler, n int) {
+func untilWaiting(t *testing.T, scheduler *Scheduler, n int) {
 	t.Helper()
 	require.Eventually(t, func() bool {
-		tier.mu.Lock()
-		defer tier.mu.Unlock()
-		return tier.queue.Len() == n
+		scheduler.mu.Lock()
+		defer scheduler.mu.Unlock()
+		return scheduler.queue.Len() == n
 	}, 10*time.Second, time.Millisecond)
 }
 
-func acquired(ctx context.Context, tier *Scheduler, q Request) chan error {
+func acquired(ctx context.Context, scheduler *Scheduler, q Request) chan error {
 	done := make(chan error, 1)
 	go func() {
-		l, err := tier.Acquire(ctx, q)
+		l, err := scheduler.Acquire(ctx, q)
 		if l != nil {
 			l.Release()
 		}
@@ -65,53 +65,53 @@ func acquired(ctx context.Context, tier *Scheduler, q Request) chan error {
 }
 
 func TestARequestMayGoToAnotherRegion(t *testing.T) {
-	tier := newTier(t, up("a"))
+	scheduler := newScheduler(t, up("a"))
 	r := &region{offers: true, where: func(h *Here) Where {
 		require.Len(t, h.Prefillers, 1)
 		require.True(t, h.Prefillers[0].Live && h.Prefillers[0].Open)
 		return ToThere
 	}}
-	_, err := tier.Acquire(t.Context(), r.ask(0))
+	_, err := scheduler.Acquire(t.Context(), r.ask(0))
 	require.ErrorIs(t, err, ErrElsewhere)
 	r.where = always(ToHere)
-	l, err := tier.Acquire(t.Context(), r.ask(1))
+	l, err := scheduler.Acquire(t.Context(), r.ask(1))
 	require.NoError(t, err)
 	l.Release()
-	requireIdle(t, tier)
+	requireIdle(t, scheduler)
 }
 
 func TestAModelOfAnotherRegionIsWaitedForAndForgotten(t *testing.T) {
-	tier := newTier(t, up("a"))
+	scheduler := newScheduler(t, up("a"))
 	r := &region{offers: true, where: always(Waits)}
 	q := r.ask(0)
 	q.Model = "far"
-	done := acquired(t.Context(), tier, q)
-	untilWaiting(t, tier, 1)
-	tier.mu.Lock()
+	done := acquired(t.Context(), scheduler, q)
+	untilWaiting(t, scheduler, 1)
+	scheduler.mu.Lock()
 	r.where = always(ToThere)
-	tier.mu.Unlock()
-	tier.Wake()
+	scheduler.mu.Unlock()
+	scheduler.Wake()
 	require.ErrorIs(t, <-done, ErrElsewhere)
-	require.Nil(t, tier.models["far"])
+	require.Nil(t, scheduler.models["far"])
 	r.offers = false
-	_, err := tier.Acquire(t.Context(), q)
+	_, err := scheduler.Acquire(t.Context(), q)
 	require.ErrorIs(t, err, ErrModelNotFound)
 }
 
 func TestAFullRegionForwardsWhoMayGoPastWhoMayNot(t *testing.T) {
 	room := newPlaces(0)
-	tier := newTier(t, up("a"), withPlaces(room))
+	scheduler := newScheduler(t, up("a"), withPlaces(room))
 	full := false
 	stay := &region{where: func(h *Here) Where {
 		full = full || !h.Prefillers[0].Open
 		return ToHere
 	}}
-	held := acquired(t.Context(), tier, stay.ask(0))
-	untilWaiting(t, tier, 1)
+	held := acquired(t.Context(), scheduler, stay.ask(0))
+	untilWaiting(t, scheduler, 1)
 	gone := &region{offers: true, where: always(ToThere)}
-	require.ErrorIs(t, <-acquired(t.Context(), tier, gone.ask(1)), ErrElsewhere)
+	require.ErrorIs(t, <-acquired(t.Context(), scheduler, gone.ask(1)), ErrElsewhere)
 	room.Release()
-	tier.Wake()
+	scheduler.Wake()
 	require.NoError(t, <-held)
 	require.True(t, full, "a pool without room is no place to go")
 	require.Equal(t, []int{1, 0}, stay.moved()[:2])
@@ -119,52 +119,52 @@ func TestAFullRegionForwardsWhoMayGoPastWhoMayNot(t *testing.T) {
 
 func TestAnotherRegionIsToldWhenAClosedGateOpens(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		tier := newTier(t, up("a"))
+		scheduler := newScheduler(t, up("a"))
 		var seen Prefiller
 		r := &region{offers: true, where: func(h *Here) Where {
 			seen = h.Prefillers[0]
 			return ToThere
 		}}
 		look := func(n int) Prefiller {
-			_, err := tier.Acquire(t.Context(), r.ask(n))
+			_, err := scheduler.Acquire(t.Context(), r.ask(n))
 			require.ErrorIs(t, err, ErrElsewhere)
 			return seen
 		}
-		full := hold(t, tier, "a", pooled, 95_000)
+		full := hold(t, scheduler, "a", pooled, 95_000)
 		require.False(t, look(0).Open || look(1).Filled, "nothing was freed yet: nobody knows when it opens")
 		full[0].Release()
 		for range 30 {
 			time.Sleep(time.Second)
-			hold(t, tier, "a", pooled, 2000)[0].Release()
+			hold(t, scheduler, "a", pooled, 2000)[0].Release()
 		}
 		require.True(t, look(2).Open)
-		full = hold(t, tier, "a", pooled, 95_000)
+		full = hold(t, scheduler, "a", pooled, 95_000)
 		require.True(t, look(3).Filled)
 		require.InDelta(t, 7000*seen.Room.TokenMs, seen.Room.InMs, 1, "7,000 tokens have to go")
-		tier.SetSlots(testModel, map[string]int{"": 0})
+		scheduler.SetSlots(testModel, map[string]int{"": 0})
 		require.True(t, look(4).Filled, "no decode slot is free, nor is there one elsewhere")
 		full[0].Release()
-		requireIdle(t, tier)
+		requireIdle(t, scheduler)
 	})
 }
 
 func TestWhatCameBackPassesAFullQueueAtItsFirstArrival(t *testing.T) {
 	room := newPlaces(0)
-	tier := newTier(t, up("a"), withPlaces(room), func(c *Config) { c.Queue.Max = 1 })
+	scheduler := newScheduler(t, up("a"), withPlaces(room), func(c *Config) { c.Queue.Max = 1 })
 	start := time.Now()
 	later := request(1)
 	later.Model, later.Arrival = testModel, start
-	second := acquired(t.Context(), tier, later)
-	untilWaiting(t, tier, 1)
+	second := acquired(t.Context(), scheduler, later)
+	untilWaiting(t, scheduler, 1)
 	back := request(0)
 	back.Model, back.Arrival = testModel, start.Add(-time.Second)
-	_, err := tier.Acquire(t.Context(), back)
+	_, err := scheduler.Acquire(t.Context(), back)
 	require.ErrorIs(t, err, ErrQueueFull, "another one does not pass")
 	back.Returned = true
-	first := acquired(t.Context(), tier, back)
-	untilWaiting(t, tier, 2)
+	first := acquired(t.Context(), scheduler, back)
+	untilWaiting(t, scheduler, 2)
 	room.Release()
-	tier.Wake()
+	scheduler.Wake()
 	require.NoError(t, <-first)
 	select {
 	case <-second:
@@ -172,42 +172,42 @@ func TestWhatCameBackPassesAFullQueueAtItsFirstArrival(t *testing.T) {
 	default:
 	}
 	room.Release()
-	tier.Wake()
+	scheduler.Wake()
 	require.NoError(t, <-second)
 }
 
 func TestNobodyBehindIsAskedWhereNobodyCanGo(t *testing.T) {
-	tier := newTier(t, up("a"))
+	scheduler := newScheduler(t, up("a"))
 	asked := 0
 	r := &region{offers: true, where: func(*Here) Where { asked++; return AllWait }}
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	first, second := acquired(ctx, tier, r.ask(0)), acquired(ctx, tier, r.ask(1))
-	untilWaiting(t, tier, 2)
-	tier.mu.Lock()
+	first, second := acquired(ctx, scheduler, r.ask(0)), acquired(ctx, scheduler, r.ask(1))
+	untilWaiting(t, scheduler, 2)
+	scheduler.mu.Lock()
 	asked = 0
-	tier.mu.Unlock()
-	tier.Wake()
-	tier.mu.Lock()
+	scheduler.mu.Unlock()
+	scheduler.Wake()
+	scheduler.mu.Lock()
 	require.Equal(t, 1, asked)
-	tier.mu.Unlock()
+	scheduler.mu.Unlock()
 	cancel()
 	require.ErrorIs(t, <-first, context.Canceled)
 	require.ErrorIs(t, <-second, context.Canceled)
-	requireIdle(t, tier)
+	requireIdle(t, scheduler)
 }
 
 func TestWhatWaitsInAnEngineIsPendingWhoeverSentIt(t *testing.T) {
 	now := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
 	g := &gauges{sample: Sample{KVUsage: math.NaN(), Running: 1, Waiting: 2, CapacityTokens: 50_000}}
-	tier := newTier(t, up("a"), func(c *Config) {
+	scheduler := newScheduler(t, up("a"), func(c *Config) {
 		c.Scrape.Interval = 500 * time.Millisecond
 		c.Scraper = g.scrape
 		c.Clock = func() time.Time { return now }
 	})
-	first, second := acquire(t, tier, request(1)), acquire(t, tier, request(2))
-	tier.Scrape(t.Context(), "a")
-	_, err := tier.Acquire(t.Context(), (&region{offers: true, where: func(h *Here) Where {
+	first, second := acquire(t, scheduler, request(1)), acquire(t, scheduler, request(2))
+	scheduler.Scrape(t.Context(), "a")
+	_, err := scheduler.Acquire(t.Context(), (&region{offers: true, where: func(h *Here) Where {
 		require.Equal(t, 2, h.Prefillers[0].Pending)
 		require.Zero(t, h.Prefillers[0].Foreign)
 		return ToThere
@@ -219,22 +219,22 @@ func TestWhatWaitsInAnEngineIsPendingWhoeverSentIt(t *testing.T) {
 
 // What decides about regions is told of each request that leaves the queue, whatever ends its wait.
 func TestAnotherRegionIsToldOfRequestsThatGiveUp(t *testing.T) {
-	for name, leave := range map[string]func(t *testing.T, tier *Scheduler, stop func()){
+	for name, leave := range map[string]func(t *testing.T, scheduler *Scheduler, stop func()){
 		"the client leaves": func(_ *testing.T, _ *Scheduler, stop func()) { stop() },
 		"its time is over":  func(*testing.T, *Scheduler, func()) { time.Sleep(2 * time.Minute) },
-		"another takes its room": func(t *testing.T, tier *Scheduler, _ func()) {
-			start(t.Context(), tier, Request{ID: "urgent", Model: testModel, Priority: 1})
+		"another takes its room": func(t *testing.T, scheduler *Scheduler, _ func()) {
+			start(t.Context(), scheduler, Request{ID: "urgent", Model: testModel, Priority: 1})
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				tier := newTier(t, up("a"), func(c *Config) { c.Queue.Max = 1 })
+				scheduler := newScheduler(t, up("a"), func(c *Config) { c.Queue.Max = 1 })
 				r := &region{offers: true, where: always(Waits)}
 				ctx, stop := context.WithCancel(t.Context())
 				defer stop()
-				got := start(ctx, tier, r.ask(0))
+				got := start(ctx, scheduler, r.ask(0))
 				require.Equal(t, []int{1}, r.moved())
-				leave(t, tier, stop)
+				leave(t, scheduler, stop)
 				require.Error(t, (<-got).err)
 				require.Equal(t, []int{1, 0}, r.moved())
 			})
@@ -247,17 +247,17 @@ func TestAnotherRegionIsToldOfRequestsThatGiveUp(t *testing.T) {
 func TestRequestsOfOneKeyThatWaitKeepNoOtherKeyFromTheEngines(t *testing.T) {
 	for _, n := range []int{1, 64, 200} {
 		synctest.Test(t, func(t *testing.T) {
-			tier := newTier(t, up("a"))
+			scheduler := newScheduler(t, up("a"))
 			ctx, stop := context.WithCancel(t.Context())
 			waits := &region{offers: true, where: always(Waits)}
 			for i := range n {
 				q := waits.ask(i)
 				q.Key = "one"
-				start(ctx, tier, q)
+				start(ctx, scheduler, q)
 			}
 			q := (&region{where: always(ToHere)}).ask(n)
 			q.Key = "another"
-			require.Len(t, start(t.Context(), tier, q), 1, "%d wait", n)
+			require.Len(t, start(t.Context(), scheduler, q), 1, "%d wait", n)
 			stop()
 			synctest.Wait()
 		})

@@ -17,16 +17,16 @@ const maxUnsent = 6
 
 // RetryUnsent is Retry for a request of which no byte was sent, for the k-th time. Such a retry does not use the budget,
 // because no engine had any work with the request.
-func (t *Scheduler) RetryUnsent(k int) (backoff time.Duration, again bool) {
-	retry := t.retries()
+func (s *Scheduler) RetryUnsent(k int) (backoff time.Duration, again bool) {
+	retry := s.retries()
 	return Backoff(retry.Base, k), k <= maxUnsent && retry.Attempts > 1
 }
 
 // retries returns the present settings for retries.
-func (t *Scheduler) retries() RetryConfig {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.cfg.Retry
+func (s *Scheduler) retries() RetryConfig {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.cfg.Retry
 }
 
 // mostBase is the longest backoff base that a config may have. Backoff multiplies it by up to 256, which a Duration must hold.

@@ -46,8 +46,8 @@ func TestRetry(t *testing.T) {
 		{"nor a call that we aborted", 1, 0, &engine.Error{Aborted: true, Err: errReset}, false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			tier := newTier(t, up("a"))
-			_, again := tier.Retry(tt.k, tt.status, tt.err)
+			scheduler := newScheduler(t, up("a"))
+			_, again := scheduler.Retry(tt.k, tt.status, tt.err)
 			require.Equal(t, tt.again, again, "Retry(%d, %d, %v)", tt.k, tt.status, tt.err)
 		})
 	}
@@ -83,37 +83,37 @@ func TestWhatACallThatFailedSays(t *testing.T) {
 }
 
 func TestWhatCostsNoEngineAnythingCostsNoBudget(t *testing.T) {
-	tier := newTier(t, up("a"))
+	scheduler := newScheduler(t, up("a"))
 	for range 1000 {
-		_, again := tier.RetryUnsent(1)
+		_, again := scheduler.RetryUnsent(1)
 		require.True(t, again)
 	}
 	for k := range maxUnsent + 3 {
-		_, again := tier.RetryUnsent(k)
+		_, again := scheduler.RetryUnsent(k)
 		require.Equal(t, k <= maxUnsent, again, "after %d engines that could not be reached", k)
 	}
 	for range budgetFloor {
-		_, again := tier.Retry(1, 503, nil)
+		_, again := scheduler.Retry(1, 503, nil)
 		require.True(t, again)
 	}
-	_, again := tier.Retry(1, 503, nil)
+	_, again := scheduler.Retry(1, 503, nil)
 	require.False(t, again)
-	_, again = tier.RetryUnsent(1)
+	_, again = scheduler.RetryUnsent(1)
 	require.True(t, again, "with nothing left")
-	tier = newTier(t, up("a"), func(c *Config) { c.Retry.Attempts = 1 })
-	_, again = tier.RetryUnsent(1)
+	scheduler = newScheduler(t, up("a"), func(c *Config) { c.Retry.Attempts = 1 })
+	_, again = scheduler.RetryUnsent(1)
 	require.False(t, again, "one attempt means one")
 }
 
 func TestAnEngineThatDiesUnderManyLosesNone(t *testing.T) {
-	tier := newTier(t, up("a"))
+	scheduler := newScheduler(t, up("a"))
 	for range 1000 {
-		_, again := tier.Retry(1, 0, errBroke)
+		_, again := scheduler.Retry(1, 0, errBroke)
 		require.True(t, again, "its first lost connection")
 	}
-	_, again := tier.Retry(2, 0, errBroke)
+	_, again := scheduler.Retry(2, 0, errBroke)
 	require.False(t, again, "the second asks the budget")
-	_, again = tier.Retry(1, 503, nil)
+	_, again = scheduler.Retry(1, 503, nil)
 	require.False(t, again, "from which the others were taken")
 }
 
@@ -121,8 +121,8 @@ func TestBackoffIsJitteredBelowADoublingBound(t *testing.T) {
 	for k, most := range map[int]time.Duration{1: 50 * time.Millisecond, 2: 100 * time.Millisecond, 3: 200 * time.Millisecond} {
 		var longest time.Duration
 		for range 200 {
-			tier := newTier(t, up("a"), func(c *Config) { c.Retry.Attempts = 9 })
-			backoff, again := tier.Retry(k, 503, nil)
+			scheduler := newScheduler(t, up("a"), func(c *Config) { c.Retry.Attempts = 9 })
+			backoff, again := scheduler.Retry(k, 503, nil)
 			require.True(t, again)
 			require.LessOrEqual(t, backoff, most, "after attempt %d", k)
 			longest = max(longest, backoff)
@@ -139,17 +139,17 @@ func TestTheLongestBackoffOfAConfigOverflowsNowhere(t *testing.T) {
 
 func TestRetriesAreAShareOfTheRequestsOfTenSeconds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		tier := newTier(t, up("a"))
+		scheduler := newScheduler(t, up("a"))
 		retries := func() (n int) {
 			for range 1000 {
-				if _, again := tier.Retry(1, 503, nil); again {
+				if _, again := scheduler.Retry(1, 503, nil); again {
 					n++
 				}
 			}
 			return n
 		}
 		for n := range 1000 {
-			acquire(t, tier, request(n)).Release()
+			acquire(t, scheduler, request(n)).Release()
 		}
 		require.Equal(t, 500, retries(), "half of 1000 requests")
 		time.Sleep(9 * time.Second)
@@ -173,13 +173,13 @@ func TestRetriesFromBeforeTheClockWasSetBackDoNotCount(t *testing.T) {
 // Candidate p0 refuses, p1/0 answers 503, p2 serves.
 func TestEachAttemptGoesToAnotherInstance(t *testing.T) {
 	for n := range 20 {
-		tier := newTier(t, up("p0/0", "p0/1", "p1/0", "p1/1", "p2/0", "p2/1"))
+		scheduler := newScheduler(t, up("p0/0", "p0/1", "p1/0", "p1/1", "p2/0", "p2/1"))
 		var exclude []string
 		instances := map[string]bool{}
 		for range 3 {
 			r := request(n)
 			r.Exclude = exclude
-			l := acquire(t, tier, r)
+			l := acquire(t, scheduler, r)
 			require.False(t, instances[l.Candidate.Instance], "%v after %v", l.Candidate.ID, exclude)
 			instances[l.Candidate.Instance] = true
 			exclude = append(exclude, l.Candidate.ID)
@@ -189,24 +189,24 @@ func TestEachAttemptGoesToAnotherInstance(t *testing.T) {
 }
 
 func TestARetryTakesAnotherRankIfThereIsNoOtherInstance(t *testing.T) {
-	tier := newTier(t, up("p0/0", "p0/1"))
-	require.Equal(t, "p0/1", acquire(t, tier, Request{Exclude: []string{"p0/0"}}).Candidate.ID)
+	scheduler := newScheduler(t, up("p0/0", "p0/1"))
+	require.Equal(t, "p0/1", acquire(t, scheduler, Request{Exclude: []string{"p0/0"}}).Candidate.ID)
 }
 
 func TestARetryTakesTheSameCandidateIfThereIsNoOther(t *testing.T) {
-	tier := newTier(t, up("p0/0"))
-	require.Equal(t, "p0/0", acquire(t, tier, Request{Exclude: []string{"p0/0"}}).Candidate.ID)
+	scheduler := newScheduler(t, up("p0/0"))
+	require.Equal(t, "p0/0", acquire(t, scheduler, Request{Exclude: []string{"p0/0"}}).Candidate.ID)
 }
 
 // With one of two engines that fails nine of ten probes, almost half of all
 // requests are tried again.
 func TestOneFlakyPrefillerDoesNotUseUpTheBudget(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		tier := newTier(t, up("a", "b"))
+		scheduler := newScheduler(t, up("a", "b"))
 		for n := range 2000 {
-			acquire(t, tier, request(n)).Release()
+			acquire(t, scheduler, request(n)).Release()
 			if n%2 == 0 && n%20 != 0 {
-				_, again := tier.Retry(1, 503, nil)
+				_, again := scheduler.Retry(1, 503, nil)
 				require.True(t, again, "request %d", n)
 			}
 			time.Sleep(time.Millisecond)

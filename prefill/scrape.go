@@ -12,10 +12,10 @@ import (
 
 // Run scrapes the live candidates, and follows the KV events of the candidates that publish them, until ctx ends. It returns
 // when all of its goroutines have ended.
-func (t *Scheduler) Run(ctx context.Context) {
+func (s *Scheduler) Run(ctx context.Context) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	w := watcher{t, map[*candidate]cache.Feed{}}
+	w := watcher{s, map[*candidate]cache.Feed{}}
 	defer w.unfollowAll()
 	running := map[*candidate]context.CancelFunc{}
 	var current ScrapeConfig
@@ -37,7 +37,7 @@ func (t *Scheduler) Run(ctx context.Context) {
 			}
 		}
 		select {
-		case <-t.changed:
+		case <-s.changed:
 		case <-ctx.Done():
 			for _, stop := range running {
 				stop()
@@ -65,11 +65,11 @@ func (w watcher) live() (map[*candidate]bool, ScrapeConfig) {
 
 // scrapeEvery scrapes a candidate once in each interval, until ctx ends. It waits for each scrape, so that a slow engine is
 // scraped less often.
-func (w watcher) scrapeEvery(ctx context.Context, c *candidate, s ScrapeConfig) {
-	tick := time.NewTicker(s.Interval)
+func (w watcher) scrapeEvery(ctx context.Context, c *candidate, cfg ScrapeConfig) {
+	tick := time.NewTicker(cfg.Interval)
 	defer tick.Stop()
 	for {
-		w.scrape(ctx, c, s)
+		w.scrape(ctx, c, cfg)
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
@@ -79,55 +79,55 @@ func (w watcher) scrapeEvery(ctx context.Context, c *candidate, s ScrapeConfig) 
 }
 
 // Scrape reads a candidate's gauges now, for callers that do not use Run.
-func (t *Scheduler) Scrape(ctx context.Context, id string) {
-	t.mu.Lock()
-	c, settings := t.candidates[id], t.cfg.Scrape
-	t.mu.Unlock()
+func (s *Scheduler) Scrape(ctx context.Context, id string) {
+	s.mu.Lock()
+	c, settings := s.candidates[id], s.cfg.Scrape
+	s.mu.Unlock()
 	if c != nil {
-		t.scrape(ctx, c, settings)
+		s.scrape(ctx, c, settings)
 	}
 }
 
 // scrape reads a candidate's gauges and books the result. It logs when the gauges become stale, and when they can be read
 // again. If ctx ends during the scrape, the result is ignored.
-func (t *Scheduler) scrape(ctx context.Context, c *candidate, s ScrapeConfig) {
-	t.lock()
-	target, at := c.Candidate, c.load.Ask(t.now)
-	t.unlock()
+func (s *Scheduler) scrape(ctx context.Context, c *candidate, cfg ScrapeConfig) {
+	s.lock()
+	target, at := c.Candidate, c.load.Ask(s.now)
+	s.unlock()
 
-	scrapeCtx, stop := context.WithTimeout(ctx, s.Timeout)
+	scrapeCtx, stop := context.WithTimeout(ctx, cfg.Timeout)
 	defer stop()
-	sample, err := t.cfg.Scraper(scrapeCtx, target)
+	sample, err := s.cfg.Scraper(scrapeCtx, target)
 
-	t.lock()
+	s.lock()
 	if ctx.Err() != nil {
 		c.load.Unasked()
-		t.unlock()
+		s.unlock()
 		return
 	}
 	wasStale := c.load.Stale()
 	if err != nil {
-		c.load.Miss(at, t.now)
-	} else if c.load.Sample(sample, at, t.now) {
-		c.cache.Restarted(t.now)
-		t.forget(c)
+		c.load.Miss(at, s.now)
+	} else if c.load.Sample(sample, at, s.now) {
+		c.cache.Restarted(s.now)
+		s.forget(c)
 	}
 	isStale := c.load.Stale()
 	unbounded := err == nil && c.load.Capacity() == 0 && !c.unbounded
 	c.unbounded = c.unbounded || unbounded
-	t.unlock()
+	s.unlock()
 
 	if unbounded {
-		t.cfg.Log.Warn("the KV capacity of a prefill engine is not known, so the prefix index may promise more than the engine has; set "+
+		s.cfg.Log.Warn("the KV capacity of a prefill engine is not known, so the prefix index may promise more than the engine has; set "+
 			"kv_tokens_per_rank in its profile",
 			zap.String("candidate", target.ID))
 	}
 	switch {
 	case isStale && !wasStale:
-		t.cfg.Log.Warn("a prefill engine's gauges cannot be read; the proxy uses its own accounts for it, and prefers engines whose gauges it "+
+		s.cfg.Log.Warn("a prefill engine's gauges cannot be read; the proxy uses its own accounts for it, and prefers engines whose gauges it "+
 			"can read",
 			zap.String("candidate", target.ID), zap.Error(err))
 	case wasStale && !isStale:
-		t.cfg.Log.Info("a prefill engine's gauges can be read again", zap.String("candidate", target.ID))
+		s.cfg.Log.Info("a prefill engine's gauges can be read again", zap.String("candidate", target.ID))
 	}
 }

@@ -52,29 +52,29 @@ func (g *gauges) scrape(ctx context.Context, _ Candidate) (Sample, error) {
 	return g.sample, errors.Join(g.err, late)
 }
 
-// scraped runs a tier that scrapes g every 500 ms from now on.
+// scraped runs a scheduler that scrapes g every 500 ms from now on.
 func scraped(t *testing.T, g *gauges, candidates []Candidate) *Scheduler {
-	tier := newTier(t, candidates, func(c *Config) {
+	scheduler := newScheduler(t, candidates, func(c *Config) {
 		c.Scrape.Interval = 500 * time.Millisecond
 		c.Scraper = g.scrape
 	})
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan struct{})
-	go func() { tier.Run(ctx); close(done) }()
+	go func() { scheduler.Run(ctx); close(done) }()
 	t.Cleanup(func() { stop(); <-done })
 	synctest.Wait()
-	return tier
+	return scheduler
 }
 
 func TestAFullEngineIsClosedWhileItHoldsSomethingOfOurs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := &gauges{sample: Sample{KVUsage: .97}}
-		tier := scraped(t, g, up("a"))
+		scheduler := scraped(t, g, up("a"))
 		time.Sleep(time.Second)
-		lease := acquire(t, tier, request(1)) // an idle engine's gauge is frozen
-		mustWait(t, tier, request(2))
+		lease := acquire(t, scheduler, request(1)) // an idle engine's gauge is frozen
+		mustWait(t, scheduler, request(2))
 
-		waits := start(t.Context(), tier, request(3))
+		waits := start(t.Context(), scheduler, request(3))
 		g.set(func(g *gauges) { g.sample.KVUsage = .50 })
 		require.LessOrEqual(t, (<-waits).after, 500*time.Millisecond, "woken by the scrape")
 		lease.Release()
@@ -88,7 +88,7 @@ func TestAnEngineThatDoesNotTellItsGaugesServesBehindThoseThatDo(t *testing.T) {
 		core, logs := observer.New(zap.InfoLevel)
 		g := &gauges{sample: Sample{KVUsage: .1}}
 		slow := map[string]bool{}
-		tier := newTier(t, up("a", "b"), func(c *Config) {
+		scheduler := newScheduler(t, up("a", "b"), func(c *Config) {
 			c.Push.MaxUnanswered, c.Log = 2, zap.New(core)
 			c.Scrape.Interval = 500 * time.Millisecond
 			c.Scraper = func(ctx context.Context, of Candidate) (Sample, error) {
@@ -104,10 +104,10 @@ func TestAnEngineThatDoesNotTellItsGaugesServesBehindThoseThatDo(t *testing.T) {
 		})
 		ctx, stop := context.WithCancel(t.Context())
 		done := make(chan struct{})
-		go func() { tier.Run(ctx); close(done) }()
+		go func() { scheduler.Run(ctx); close(done) }()
 		defer func() { stop(); <-done }()
 		of := func(id string) CandidateStatus {
-			for _, c := range tier.Status() {
+			for _, c := range scheduler.Status() {
 				if c.ID == id {
 					return c
 				}
@@ -130,11 +130,11 @@ func TestAnEngineThatDoesNotTellItsGaugesServesBehindThoseThatDo(t *testing.T) {
 		require.True(t, of("a").GateOpen)
 		require.Nil(t, of("a").ScrapedUsage, "a gauge that is a minute old is not shown as one")
 		require.NotZero(t, of("a").missed)
-		busy := []*Lease{acquire(t, tier, request(1)), acquire(t, tier, request(2))}
+		busy := []*Lease{acquire(t, scheduler, request(1)), acquire(t, scheduler, request(2))}
 		for _, l := range busy {
 			require.Equal(t, "b", l.Candidate.ID, "one that tells its gauges comes first")
 		}
-		behind := acquire(t, tier, request(3))
+		behind := acquire(t, scheduler, request(3))
 		require.Equal(t, "a", behind.Candidate.ID, "nobody waits while it has room")
 		for _, l := range append(busy, behind) {
 			l.Release()
@@ -142,9 +142,9 @@ func TestAnEngineThatDoesNotTellItsGaugesServesBehindThoseThatDo(t *testing.T) {
 
 		setSlow("a", "b") // all of them: an overloaded proxy does this to itself
 		for n := range 4 {
-			acquire(t, tier, request(10+n)).Release()
+			acquire(t, scheduler, request(10+n)).Release()
 		}
-		acquire(t, tier, request(20)).Release()
+		acquire(t, scheduler, request(20)).Release()
 
 		setSlow()
 		require.False(t, of("a").Stale)
@@ -154,20 +154,20 @@ func TestAnEngineThatDoesNotTellItsGaugesServesBehindThoseThatDo(t *testing.T) {
 			require.Equal(t, 1, logs.FilterMessageSnippet("gauges cannot be read").FilterField(zap.String("candidate", id)).Len())
 			require.Equal(t, 1, logs.FilterMessageSnippet("gauges can be read again").FilterField(zap.String("candidate", id)).Len())
 		}
-		requireIdle(t, tier)
+		requireIdle(t, scheduler)
 	})
 }
 
 func TestAStaleGaugeDoesNotCloseTheGate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := &gauges{sample: Sample{KVUsage: .97}}
-		tier := scraped(t, g, up("a"))
+		scheduler := scraped(t, g, up("a"))
 		time.Sleep(time.Second)
-		lease := acquire(t, tier, request(1))
-		mustWait(t, tier, request(2)) // it said that it is full
+		lease := acquire(t, scheduler, request(1))
+		mustWait(t, scheduler, request(2)) // it said that it is full
 		g.set(func(g *gauges) { g.err = errors.New("refused") })
 		time.Sleep(time.Minute)
-		acquire(t, tier, request(3)).Release()
+		acquire(t, scheduler, request(3)).Release()
 		lease.Release()
 	})
 }
@@ -175,21 +175,21 @@ func TestAStaleGaugeDoesNotCloseTheGate(t *testing.T) {
 func TestMissesFromBeforeACandidateWentDownAreForgotten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := &gauges{err: errors.New("refused")}
-		tier := scraped(t, g, up("a"))
+		scheduler := scraped(t, g, up("a"))
 		time.Sleep(2 * time.Second)
-		require.True(t, tier.Status()[0].Stale)
-		tier.SetCandidates([]Candidate{{ID: "a", Models: []string{testModel}}})
-		tier.SetCandidates(up("a"))
-		require.False(t, tier.Status()[0].Stale)
+		require.True(t, scheduler.Status()[0].Stale)
+		scheduler.SetCandidates([]Candidate{{ID: "a", Models: []string{testModel}}})
+		scheduler.SetCandidates(up("a"))
+		require.False(t, scheduler.Status()[0].Stale)
 	})
 }
 
 func TestASilentEngineIsAskedOnceAtATimeAndMissed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := &gauges{takes: time.Hour}
-		tier := scraped(t, g, up("a"))
+		scheduler := scraped(t, g, up("a"))
 		time.Sleep(20 * time.Second)
-		require.True(t, tier.Status()[0].Stale)
+		require.True(t, scheduler.Status()[0].Stale)
 		g.set(func(g *gauges) { require.Equal(t, 1, g.most) })
 	})
 }
@@ -198,26 +198,26 @@ func TestASilentEngineIsAskedOnceAtATimeAndMissed(t *testing.T) {
 func TestASlowSampleSpeaksOfOthersUntilTheNextOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := &gauges{sample: Sample{Running: 3, Waiting: 4}, takes: 4 * time.Second}
-		tier := scraped(t, g, up("a"))
+		scheduler := scraped(t, g, up("a"))
 		time.Sleep(4001 * time.Millisecond)
 		for range 60 {
-			require.InDelta(t, 7, tier.Status()[0].Batch, 0)
+			require.InDelta(t, 7, scheduler.Status()[0].Batch, 0)
 			time.Sleep(200 * time.Millisecond)
 		}
-		require.False(t, tier.Status()[0].Stale)
+		require.False(t, scheduler.Status()[0].Stale)
 	})
 }
 
 func TestAMissingGaugeLeavesTheGateToOurAccounts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := &gauges{sample: Sample{KVUsage: math.NaN(), Running: math.NaN(), Waiting: math.NaN()}}
-		tier := scraped(t, g, up("a"))
-		hold(t, tier, "a", pooled, 89_000)
+		scheduler := scraped(t, g, up("a"))
+		hold(t, scheduler, "a", pooled, 89_000)
 		time.Sleep(time.Second)
-		l := acquire(t, tier, Request{PromptTokens: 2_000})
-		mustWait(t, tier, request(2))
-		require.Nil(t, tier.Status()[0].ScrapedUsage)
-		require.Zero(t, tier.Status()[0].Foreign)
+		l := acquire(t, scheduler, Request{PromptTokens: 2_000})
+		mustWait(t, scheduler, request(2))
+		require.Nil(t, scheduler.Status()[0].ScrapedUsage)
+		require.Zero(t, scheduler.Status()[0].Foreign)
 		l.Release()
 	})
 }
@@ -226,23 +226,23 @@ func TestTheCapacityIsScrapedUnlessConfigured(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		candidates := up("a", "b")
 		candidates[0].CapacityTokens = 0
-		tier := scraped(t, &gauges{sample: Sample{CapacityTokens: 4096}}, candidates)
+		scheduler := scraped(t, &gauges{sample: Sample{CapacityTokens: 4096}}, candidates)
 		time.Sleep(time.Second)
-		require.EqualValues(t, 4096, tier.Status()[0].CapacityTokens)
-		require.EqualValues(t, 100_000, tier.Status()[1].CapacityTokens)
+		require.EqualValues(t, 4096, scheduler.Status()[0].CapacityTokens)
+		require.EqualValues(t, 100_000, scheduler.Status()[1].CapacityTokens)
 	})
 }
 
 func TestForeignRequestsCountUntilTheSampleIsThreeIntervalsOld(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := &gauges{sample: Sample{Running: 3, Waiting: 4}}
-		tier := scraped(t, g, up("a"))
-		hold(t, tier, "a", probing, 10, 10)
+		scheduler := scraped(t, g, up("a"))
+		hold(t, scheduler, "a", probing, 10, 10)
 		time.Sleep(501 * time.Millisecond)
 		batch := func() float64 {
-			tier.lock()
-			defer tier.unlock()
-			return tier.candidates["a"].load.Batch(tier.now)
+			scheduler.lock()
+			defer scheduler.unlock()
+			return scheduler.candidates["a"].load.Batch(scheduler.now)
 		}
 		require.InDelta(t, 7, batch(), 0, "2 ours of 7 there")
 		g.set(func(g *gauges) { g.err = errors.New("refused") })
@@ -256,31 +256,31 @@ func TestForeignRequestsCountUntilTheSampleIsThreeIntervalsOld(t *testing.T) {
 func TestARestartedEngineHoldsNoOrphans(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := &gauges{sample: Sample{StartTime: 1000}}
-		tier := scraped(t, g, up("a"))
-		hold(t, tier, "a", orphaned, 50_000)
-		live := hold(t, tier, "a", pooled, 1_000)
+		scheduler := scraped(t, g, up("a"))
+		hold(t, scheduler, "a", orphaned, 50_000)
+		live := hold(t, scheduler, "a", pooled, 1_000)
 		time.Sleep(time.Second)
-		require.EqualValues(t, 51_000, tier.Status()[0].KVTokens)
+		require.EqualValues(t, 51_000, scheduler.Status()[0].KVTokens)
 		g.set(func(g *gauges) { g.sample.StartTime = 2000 })
 		time.Sleep(time.Second)
-		require.EqualValues(t, 1_000, tier.Status()[0].KVTokens, "what is live ends with its own lease")
+		require.EqualValues(t, 1_000, scheduler.Status()[0].KVTokens, "what is live ends with its own lease")
 		live[0].Release()
-		requireIdle(t, tier)
+		requireIdle(t, scheduler)
 	})
 }
 
 func TestAnEngineThatStartedAnewBetweenScrapesHasAnEmptyCache(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := &gauges{sample: Sample{StartTime: 1000}}
-		tier := scraped(t, g, up("a"))
-		acquire(t, tier, prompt("1", text("rule", 8192))).Answered(Usage{}, time.Time{})
+		scheduler := scraped(t, g, up("a"))
+		acquire(t, scheduler, prompt("1", text("rule", 8192))).Answered(Usage{}, time.Time{})
 		time.Sleep(time.Second)
-		again := acquire(t, tier, prompt("2", text("rule", 8192)))
+		again := acquire(t, scheduler, prompt("2", text("rule", 8192)))
 		require.NotZero(t, again.HitTokens)
 		again.Release()
 		g.set(func(g *gauges) { g.sample.StartTime = 2000 })
 		time.Sleep(time.Second)
-		require.Zero(t, acquire(t, tier, prompt("3", text("rule", 8192))).HitTokens)
+		require.Zero(t, acquire(t, scheduler, prompt("3", text("rule", 8192))).HitTokens)
 	})
 }
 
@@ -289,17 +289,17 @@ func TestOnlyLiveConfiguredCandidatesAreScraped(t *testing.T) {
 		g := &gauges{}
 		candidates := up("a")
 		candidates[0].Live = false
-		tier := scraped(t, g, candidates)
+		scheduler := scraped(t, g, candidates)
 		asked := func() (n int) {
 			g.set(func(g *gauges) { n, g.asked = g.asked, 0 })
 			return n
 		}
 		time.Sleep(time.Minute)
 		require.Zero(t, asked())
-		tier.SetCandidates(up("a"))
+		scheduler.SetCandidates(up("a"))
 		time.Sleep(999 * time.Millisecond)
 		require.Equal(t, 2, asked())
-		tier.SetCandidates(nil)
+		scheduler.SetCandidates(nil)
 		time.Sleep(time.Minute)
 		require.Zero(t, asked())
 	})
@@ -308,33 +308,33 @@ func TestOnlyLiveConfiguredCandidatesAreScraped(t *testing.T) {
 func TestWithoutAnIntervalNothingIsScraped(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := &gauges{err: errors.New("refused")}
-		tier := newTier(t, up("a"), func(c *Config) { c.Scraper = g.scrape })
+		scheduler := newScheduler(t, up("a"), func(c *Config) { c.Scraper = g.scrape })
 		ctx, stop := context.WithTimeout(t.Context(), time.Minute)
 		defer stop()
-		tier.Run(ctx)
+		scheduler.Run(ctx)
 		require.Zero(t, g.asked)
-		acquire(t, tier, request(1)).Release()
+		acquire(t, scheduler, request(1)).Release()
 	})
 }
 
 func TestACallerMayScrapeForItself(t *testing.T) {
 	now := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
 	g := &gauges{sample: Sample{KVUsage: math.NaN(), Running: 1, Waiting: 2, CapacityTokens: 5000}}
-	tier := newTier(t, up("a"), func(c *Config) {
+	scheduler := newScheduler(t, up("a"), func(c *Config) {
 		c.Scrape.Interval = 500 * time.Millisecond
 		c.Scraper = g.scrape
 		c.Clock = func() time.Time { return now }
 	})
-	tier.Scrape(t.Context(), "a")
-	tier.Scrape(t.Context(), "nobody")
+	scheduler.Scrape(t.Context(), "a")
+	scheduler.Scrape(t.Context(), "nobody")
 	require.Equal(t, 1, g.asked)
-	require.EqualValues(t, 3, tier.Status()[0].Foreign)
+	require.EqualValues(t, 3, scheduler.Status()[0].Foreign)
 }
 
 // An engine that starts anew may be gone from the list and back on it while it is asked.
 func TestALateScrapeOfACandidateThatCameBackDoesNotDropIt(t *testing.T) {
 	started, during := 1.0, func() {}
-	tier := newTier(t, up("a"), func(c *Config) {
+	scheduler := newScheduler(t, up("a"), func(c *Config) {
 		c.Scraper = func(context.Context, Candidate) (Sample, error) {
 			during()
 			started++
@@ -342,11 +342,11 @@ func TestALateScrapeOfACandidateThatCameBackDoesNotDropIt(t *testing.T) {
 		}
 		c.Scrape = ScrapeConfig{Interval: time.Second, Timeout: time.Second}
 	})
-	tier.Scrape(t.Context(), "a")
+	scheduler.Scrape(t.Context(), "a")
 	during = func() {
-		tier.SetCandidates(nil)
-		tier.SetCandidates(up("a"))
+		scheduler.SetCandidates(nil)
+		scheduler.SetCandidates(up("a"))
 	}
-	tier.Scrape(t.Context(), "a")
-	require.Len(t, tier.Status(), 1)
+	scheduler.Scrape(t.Context(), "a")
+	require.Len(t, scheduler.Status(), 1)
 }

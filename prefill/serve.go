@@ -9,7 +9,7 @@ import (
 	"evenkeel/prefill/steer"
 )
 
-// tryServe chooses a candidate and charges the request to it, in one step under the tier's lock, so that no two requests are
+// tryServe chooses a candidate and charges the request to it, in one step under the scheduler's lock, so that no two requests are
 // decided by the same state. filter applies the filters in their order. All filters except liveness and the gate are skipped
 // if they would leave no candidate.
 //
@@ -53,11 +53,11 @@ func (d *chooser) serve(m *model, p *policy.Policy, r *Request, since, start tim
 		return nil, missed
 	}
 	if !known {
-		p = d.steer.WithoutLine(p)
+		p = d.overrides.WithoutLine(p)
 	}
 	query := policy.Query{ID: r.ID, Key: r.Session, Cursor: m.cursor}
 	eligible, hotspot := d.filterHot(p, &query, r, m, eligible)
-	keptAt, affinity := d.steer.Affinity.Keep(r.Session, d.view, d.now)
+	keptAt, affinity := d.overrides.Affinity.Keep(r.Session, d.view, d.now)
 	choice := policy.Choice{Index: keptAt}
 	if affinity != steer.Kept {
 		choice = p.Choose(&query, d.view)
@@ -71,9 +71,9 @@ func (d *chooser) serve(m *model, p *policy.Policy, r *Request, since, start tim
 	}
 	lease := d.reserve(c, p, r, indicators, since)
 	if affinity != "" && r.Ends {
-		d.steer.Affinity.Left(r.Session)
+		d.overrides.Affinity.Left(r.Session)
 	} else if affinity != "" {
-		d.steer.Affinity.Went(r.Session, c.ID, d.now)
+		d.overrides.Affinity.Went(r.Session, c.ID, d.now)
 	}
 	d.recordWait(r, lease)
 	reason := d.count(lease, choice, affinity, hotspot, len(eligible))

@@ -17,14 +17,14 @@ import (
 func TestAMillionSessions(t *testing.T) {
 	race.Alone(t)
 	const sessions, most = 1_000_000, 20_000
-	tier := newTier(t, up("a", "b", "c", "d"), withPolicy("lmetric"), func(c *Config) {
+	scheduler := newScheduler(t, up("a", "b", "c", "d"), withPolicy("lmetric"), func(c *Config) {
 		c.Affinity = AffinityConfig{Enabled: true, MaxKeys: most, TTL: time.Hour, LoadFactor: 4}
 		c.Index.MaxBytes = 8 << 20
 	})
 	of := func(n int) string {
 		r := prompt(fmt.Sprint(n), text(fmt.Sprintf("%08d", n), 1024))
 		r.Session = uint64(n)
-		l := acquire(t, tier, r)
+		l := acquire(t, scheduler, r)
 		defer l.Release()
 		l.Answered(Usage{PromptTokens: 256}, time.Time{})
 		return l.Candidate.ID
@@ -44,7 +44,7 @@ func TestAMillionSessions(t *testing.T) {
 	}
 	require.LessOrEqual(t, heap()-filled, int64(4<<20), "bytes that three quarters of a million sessions leave")
 	counts := func(outcome string) float64 {
-		return testutil.ToFloat64(tier.metrics.affinity.WithLabelValues(outcome))
+		return testutil.ToFloat64(scheduler.metrics.affinity.WithLabelValues(outcome))
 	}
 	kept := counts("kept")
 	for n := sessions - most/2; n <= sessions; n++ {

@@ -6,13 +6,13 @@ import "evenkeel/prefill/ledger"
 type Share = ledger.Share
 
 // Shares returns the load that this dispatcher has put on each candidate. Candidates without such load are absent.
-func (t *Scheduler) Shares() map[string]Share {
-	t.mu.Lock()
-	defer t.mu.Unlock()
+func (s *Scheduler) Shares() map[string]Share {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	all := map[string]Share{}
-	for id, c := range t.candidates {
-		if s := c.load.Share(); s != (Share{}) {
-			all[id] = s
+	for id, c := range s.candidates {
+		if share := c.load.Share(); share != (Share{}) {
+			all[id] = share
 		}
 	}
 	return all
@@ -20,14 +20,14 @@ func (t *Scheduler) Shares() map[string]Share {
 
 // SetShares sets the last reports of all other dispatchers, each by candidate ID. The reported load counts at once. A scrape
 // would show it later, or not at all while the engine does not update its gauges.
-func (t *Scheduler) SetShares(reports ...map[string]Share) {
-	t.lock()
-	defer t.unlock()
-	for id, c := range t.candidates {
+func (s *Scheduler) SetShares(reports ...map[string]Share) {
+	s.lock()
+	defer s.unlock()
+	for id, c := range s.candidates {
 		var sum Share
 		for _, report := range reports {
 			sum = sum.Plus(report[id])
 		}
-		c.load.SetShared(sum, t.now)
+		c.load.SetShared(sum, s.now)
 	}
 }

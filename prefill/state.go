@@ -15,75 +15,75 @@ import (
 	"evenkeel/prefill/steer"
 )
 
-// Scheduler owns the state of all prefill engines: their accounts, gates and circuits, and the requests that wait for an engine.
+// Scheduler owns the state of all prefill engines: their loads, gates and circuits, and the requests that wait for an engine.
 // One lock guards this state. It is held during a decision, but never during I/O.
 //
 // The state consists of values that have neither a clock nor a lock: queue, ledger, cache, fit and steer. chooser decides
-// about one request, and arrivals about all waiting requests.
+// about one request, and queueManager about all waiting requests.
 type Scheduler struct {
 	changed chan struct{} // wakes Run when the candidates or the settings have changed
 	clock   func() time.Time
 
-	mu       sync.Mutex  // guards all fields below
-	timer    *time.Timer // calls Wake at wakeAt; nil: a simulation calls Wake itself
-	wakeAt   time.Time   // see arrivals.wakeAt
-	choose   chooser
-	arrivals queueManager
+	mu      sync.Mutex  // guards all fields below
+	timer   *time.Timer // calls Wake at wakeAt; nil: a simulation calls Wake itself
+	wakeAt  time.Time   // see queueManager.wakeAt
+	choose  chooser
+	manager queueManager
 	state
 }
 
-// state is the state of a Scheduler that chooser and arrivals share. Its own methods only read it, or change the set of candidates
+// state is the state of a Scheduler that chooser and queueManager share. Its own methods only read it, or change the set of candidates
 // (roster.go).
 type state struct {
 	cfg     Config
 	metrics *metrics
-	now     time.Time // when the tier's lock was last taken by lock
+	now     time.Time // when the scheduler's lock was last taken by lock
 
 	candidates map[string]*candidate // by ID; removed candidates stay while they have charges
 	models     map[string]*model
 	unknown    bool // the models of a live candidate, or of all candidates, are not known yet
 
-	queue  *queue.Queue[*waiter]
-	ledger *ledger.Ledger
-	cache  *cache.Cache
-	fit    *fit.Times
-	steer  steer.Overrides
-	budget budget
-	batch  BatchStatus
+	queue     *queue.Queue[*waiter]
+	ledger    *ledger.Ledger
+	cache     *cache.Cache
+	fit       *fit.Times
+	overrides steer.Overrides
+	budget    budget
+	batch     BatchStatus
 }
 
 // model holds the candidates and the waiting requests for one model name.
 type model struct {
-	name    string
-	servers []*candidate // in configured order
-	cursor  int          // order of the candidate that round-robin chose last, -1: none yet
-	queue   *queue.ModelQueue[*waiter]
-	pace    fit.Throughput
-	slots   map[string]int // free decode slots by region, as last reported; nil: all requests are decoded in one region
+	name       string
+	servers    []*candidate // in configured order
+	cursor     int          // order of the candidate that round-robin chose last, -1: none yet
+	queue      *queue.ModelQueue[*waiter]
+	throughput fit.Throughput
+	slots      map[string]int // free decode slots by region, as last reported; nil: all requests are decoded in one region
 }
 
 // candidate is a Candidate together with its state. After its removal from the configuration, it is kept until its last
 // charge has ended.
 type candidate struct {
 	Candidate
-	order      int  // position in the configuration
-	configured bool // false: removed, but kept for its charges
-	load       ledger.EngineLoad
-	byModel    map[string]*ledger.ModelCounts // by model: its part of load; only of models that not all of its ranks list
-	ring       []uint64
-	cache      cache.CachedBlocks
-	stretch    fit.ComputeTimer
-	residual   fit.Residual
-	circuit    circuit.Circuit
-	fault      string              // the last fault; empty after a probe was answered
-	unbounded  bool                // a log line has said that the capacity is not known
-	answered   prometheus.Observer // durations of its answered probes; nil before the first
+	order        int  // position in the configuration
+	configured   bool // false: removed, but kept for its charges
+	load         ledger.EngineLoad
+	byModel      map[string]*ledger.ModelCounts // by model: its part of load; only of models that not all of its ranks list
+	ring         []uint64
+	cache        cache.CachedBlocks
+	computeTimer fit.ComputeTimer
+	residual     fit.Residual
+	circuit      circuit.Circuit
+	fault        string              // the last fault; empty after a probe was answered
+	unbounded    bool                // a log line has said that the capacity is not known
+	answered     prometheus.Observer // durations of its answered probes; nil before the first
 }
 
 // chooser chooses the candidate for one request.
 type chooser struct {
 	*state
-	tier      *Scheduler // for the leases
+	scheduler *Scheduler // for the leases
 	lastLease uint64     // number of the last lease
 
 	// Reused memory of one decision, or of one round of decisions.
@@ -95,7 +95,7 @@ type chooser struct {
 	onTheWay   map[string]int  // result of countOnTheWay, by region
 }
 
-// queueManager decides which of the waiting requests are served. Its methods are called under the tier's lock.
+// queueManager decides which of the waiting requests are served. Its methods are called under the scheduler's lock.
 type queueManager struct {
 	*state
 	choose *chooser
@@ -119,16 +119,16 @@ type Lease struct {
 	Trace     *Trace        // explains the choice; nil without Config.Explain
 	Others    int           // unanswered probes on the candidate when this prompt was charged
 
-	tier      *Scheduler
-	c         *candidate
-	number    uint64
-	canary    bool
-	predicted float64 // duration of the prefill in ms; 0: no prediction
-	crowded   bool    // the candidate had prompts of others when this prompt was charged
-	model     string
-	inFlight  ledger.InFlight
-	request   *Request           // for a lease of another candidate that may replace this one; nil: none may
-	expected  cache.PredictedHit // what the prefill finds and leaves in the prefix cache
+	scheduler    *Scheduler
+	c            *candidate
+	number       uint64
+	canary       bool
+	predicted    float64 // duration of the prefill in ms; 0: no prediction
+	crowded      bool    // the candidate had prompts of others when this prompt was charged
+	model        string
+	inFlight     ledger.InFlight
+	request      *Request           // for a lease of another candidate that may replace this one; nil: none may
+	predictedHit cache.PredictedHit // what the prefill finds and leaves in the prefix cache
 }
 
 // waiter is a request in the arrival queue.
@@ -205,7 +205,7 @@ type Request struct {
 	Deadline     time.Time                // for the first token; within a priority, earlier deadlines are served first; zero: none
 	Reserved     bool                     // it has a place in the pool already, because it is a retry
 	Exclude      []string                 // IDs of the candidates that were tried before
-	Policy       string                   // empty: the tier's policy
+	Policy       string                   // empty: the scheduler's policy
 	Target       string                   // ID of the only candidate that may take it; empty: any
 	May          func(region string) bool // whether an engine of another region may take it; nil: any may
 	Returned     bool                     // another region gave it back: it waits by its first arrival, even if the queue is full
@@ -219,8 +219,8 @@ type Request struct {
 	}
 }
 
-// RemoteRegions decides whether another region serves a request. Its methods are called under the tier's lock: they must not
-// wait, do I/O or call the tier.
+// RemoteRegions decides whether another region serves a request. Its methods are called under the scheduler's lock: they must not
+// wait, do I/O or call the scheduler.
 type RemoteRegions interface {
 	// Offered reports whether another region serves the request's model.
 	Offered() bool
@@ -285,9 +285,9 @@ type Trace struct {
 
 // Ticket stands for a request, or one leg of a request, that has entered the arrival queue or was served at once.
 type Ticket struct {
-	tier  *Scheduler
-	lease *Lease
-	w     *waiter // nil: served at once
+	scheduler *Scheduler
+	lease     *Lease
+	w         *waiter // nil: served at once
 }
 
 // regionDecision tells the legs of a request when it is decided whether they stay in this region: done is closed then.

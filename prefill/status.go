@@ -72,17 +72,17 @@ type CacheStatus struct {
 }
 
 // Status returns the candidates in configured order, removed ones last.
-func (t *Scheduler) Status() []CandidateStatus {
-	s, _ := t.status()
-	return s
+func (s *Scheduler) Status() []CandidateStatus {
+	list, _ := s.status()
+	return list
 }
 
 // status returns Status and the audit at the same time. The charges on the candidates are already subtracted from Drift.
-func (t *Scheduler) status() ([]CandidateStatus, ledger.Audit) {
-	t.lock()
-	defer t.unlock()
-	ordered := make([]*candidate, 0, len(t.candidates))
-	for _, c := range t.candidates {
+func (s *Scheduler) status() ([]CandidateStatus, ledger.Audit) {
+	s.lock()
+	defer s.unlock()
+	ordered := make([]*candidate, 0, len(s.candidates))
+	for _, c := range s.candidates {
 		ordered = append(ordered, c)
 	}
 	slices.SortFunc(ordered, func(a, b *candidate) int {
@@ -94,55 +94,55 @@ func (t *Scheduler) status() ([]CandidateStatus, ledger.Audit) {
 		}
 		return 1
 	})
-	audit := t.ledger.Audit()
+	audit := s.ledger.Audit()
 	all := make([]CandidateStatus, 0, len(ordered))
 	for _, c := range ordered {
 		audit.Drift -= int64(c.load.Held())
-		all = append(all, t.choose.describeCandidate(c))
+		all = append(all, s.choose.describeCandidate(c))
 	}
 	return all, audit
 }
 
 // describeCandidate returns the status of a candidate. Its backlog is computed by the prefill times of its first model.
 func (d *chooser) describeCandidate(c *candidate) CandidateStatus {
-	a := &c.load
-	line := policy.Latency{}
+	load := &c.load
+	latency := policy.Latency{}
 	if len(c.Models) > 0 {
-		line, _ = d.line(c.Models[0], c)
+		latency, _ = d.line(c.Models[0], c)
 	}
-	backlog, others := d.backlog(c, line, 0)
-	waiting, running := a.Queue()
+	backlog, others := d.backlog(c, latency, 0)
+	waiting, running := load.Queue()
 	return CandidateStatus{
 		ID:              c.ID,
 		Instance:        c.Instance,
 		Models:          c.Models,
 		Aggregated:      c.Mixed,
 		State:           c.word(d.now),
-		GateOpen:        !a.Closed(d.now),
-		Inflight:        a.Leases[ledger.Probing],
-		QueuedNewTokens: a.NewTokens,
-		KVTokens:        a.KVTokens(),
-		CapacityTokens:  a.Capacity(),
-		Pooled:          a.Leases[ledger.Pooled],
-		Dispatched:      a.Leases[ledger.Dispatched],
-		Orphans:         a.Leases[ledger.Orphaned],
-		OwnUsage:        a.Own(),
-		ScrapedUsage:    finite(a.GaugeUsage(d.now)),
-		Stale:           a.Stale(),
-		missed:          a.Missed,
-		Foreign:         a.Foreign,
-		ScrapeMisses:    a.Misses,
+		GateOpen:        !load.Closed(d.now),
+		Inflight:        load.Leases[ledger.Probing],
+		QueuedNewTokens: load.NewTokens,
+		KVTokens:        load.KVTokens(),
+		CapacityTokens:  load.Capacity(),
+		Pooled:          load.Leases[ledger.Pooled],
+		Dispatched:      load.Leases[ledger.Dispatched],
+		Orphans:         load.Leases[ledger.Orphaned],
+		OwnUsage:        load.Own(),
+		ScrapedUsage:    finite(load.GaugeUsage(d.now)),
+		Stale:           load.Stale(),
+		missed:          load.Missed,
+		Foreign:         load.Foreign,
+		ScrapeMisses:    load.Misses,
 		FaultStatus:     FaultStatus{c.circuit.Failures(), c.fault},
-		Batch:           a.Batch(d.now),
+		Batch:           load.Batch(d.now),
 		BacklogMs:       backlog,
 		OthersMs:        others,
 		ResidualMs:      c.residual.Ms(d.now),
 		Waiting:         waiting,
 		Running:         running,
-		HeldTokens:      a.KVTokens() - a.Tokens[ledger.Probing],
-		ScrapeAgeMs:     age(d.now, a.Sampled),
-		AnswerAgeMs:     age(d.now, a.AnsweredAt),
-		OldestMs:        age(d.now, a.OldestSent()),
+		HeldTokens:      load.KVTokens() - load.Tokens[ledger.Probing],
+		ScrapeAgeMs:     age(d.now, load.Sampled),
+		AnswerAgeMs:     age(d.now, load.AnsweredAt),
+		OldestMs:        age(d.now, load.OldestSent()),
 		CanStart:        d.canStart(&Request{}, c),
 		DecodeFull:      d.decodeFull(c),
 		RTTMs:           c.rttMs(),
@@ -151,7 +151,7 @@ func (d *chooser) describeCandidate(c *candidate) CandidateStatus {
 			HitShare: c.cache.Accuracy.Hits(), Mispredicted: c.cache.Accuracy.Off(), CapacitySuspect: c.cache.Accuracy.Suspect,
 			accuracy: c.cache.Accuracy,
 		},
-		sums: a.Sums,
+		sums: load.Sums,
 	}
 }
 
@@ -164,7 +164,7 @@ func age(now, then time.Time) *float64 {
 	return &ms
 }
 
-// Overview is the state of the tier in the admin API.
+// Overview is the state of the scheduler in the admin API.
 type Overview struct {
 	Policy     string            `json:"policy"`
 	Policies   []string          `json:"policies"`         // names of all policies
@@ -209,21 +209,21 @@ type IndexStatus struct {
 	ActualTokens    uint64 `json:"actual_hit_tokens"`
 }
 
-// Overview returns a copy of the tier's state.
-func (t *Scheduler) Overview() Overview {
-	o := Overview{Candidates: t.Status(), Ranks: t.ranks(), Lines: []LineStatus{}}
-	t.lock()
-	defer t.unlock()
-	o.Policy, o.Policies, o.Waiting = t.steer.Usual().String(), t.steer.Names(), t.queue.Len()-t.queue.ByPriority()[queue.Batch]
-	for _, learned := range t.fit.All() {
-		law, known := t.fit.Latency(learned.Model, learned.Hardware)
+// Overview returns a copy of the scheduler's state.
+func (s *Scheduler) Overview() Overview {
+	o := Overview{Candidates: s.Status(), Ranks: s.ranks(), Lines: []LineStatus{}}
+	s.lock()
+	defer s.unlock()
+	o.Policy, o.Policies, o.Waiting = s.overrides.Usual().String(), s.overrides.Names(), s.queue.Len()-s.queue.ByPriority()[queue.Batch]
+	for _, learned := range s.fit.All() {
+		fitted, known := s.fit.Latency(learned.Model, learned.Hardware)
 		o.Lines = append(o.Lines,
 			LineStatus{
-				Model: learned.Model, Hardware: learned.Hardware, Known: known, TPMs: law.TPMs, T0Ms: law.T0Ms, Beta2Ms: law.Beta2,
-				BesideTPMs: law.BesideTPMs, BesideT0Ms: law.BesideT0Ms, R2: learned.R2(), Samples: learned.Samples(),
+				Model: learned.Model, Hardware: learned.Hardware, Known: known, TPMs: fitted.TPMs, T0Ms: fitted.T0Ms, Beta2Ms: fitted.Beta2,
+				BesideTPMs: fitted.BesideTPMs, BesideT0Ms: fitted.BesideT0Ms, R2: learned.R2(), Samples: learned.Samples(),
 			})
 	}
-	stats, tokens := t.cache.Stats(), &t.cache.Totals
+	stats, tokens := s.cache.Stats(), &s.cache.Totals
 	o.Index = IndexStatus{
 		Bytes: stats.Bytes, Blocks: stats.Entries, PromptTokens: tokens.Prompt, PredictedTokens: tokens.Predicted,
 		ActualTokens: tokens.Actual,
@@ -232,24 +232,24 @@ func (t *Scheduler) Overview() Overview {
 }
 
 // ranks returns the state of the KV events of ranks that prefill and decode.
-func (t *Scheduler) ranks() []RankEvents {
-	if t.cfg.Ranks == nil {
+func (s *Scheduler) ranks() []RankEvents {
+	if s.cfg.Ranks == nil {
 		return nil
 	}
-	return t.cfg.Ranks.Events()
+	return s.cfg.Ranks.Events()
 }
 
 // HotspotClass is a watched class: requests that share a long prefix, and may overload the engines that hold it.
 type HotspotClass = steer.HotspotClass
 
 // Hotspots lists the watched classes of requests, the most frequent first.
-func (t *Scheduler) Hotspots() []HotspotClass {
-	t.lock()
-	defer t.unlock()
-	if t.steer.Hotspots == nil {
+func (s *Scheduler) Hotspots() []HotspotClass {
+	s.lock()
+	defer s.unlock()
+	if s.overrides.Hotspots == nil {
 		return []HotspotClass{}
 	}
-	return t.steer.Hotspots.List(t.now)
+	return s.overrides.Hotspots.List(s.now)
 }
 
 // Scored is the choice that one policy would make for a request.
@@ -263,27 +263,27 @@ type Scored struct {
 const mostRows = 64
 
 // Score returns the choice of every policy for a request, without sending or charging the request.
-func (t *Scheduler) Score(r Request) ([]Scored, error) {
-	t.lock()
-	defer t.unlock()
-	if err := t.servable(r.Model); err != nil {
+func (s *Scheduler) Score(r Request) ([]Scored, error) {
+	s.lock()
+	defer s.unlock()
+	if err := s.servable(r.Model); err != nil {
 		return nil, err
 	}
-	m := t.models[r.Model]
-	eligible, _ := t.choose.filterCircuit(&Request{}, m.servers)
-	eligible = t.choose.filterGate(eligible)
+	m := s.models[r.Model]
+	eligible, _ := s.choose.filterCircuit(&Request{}, m.servers)
+	eligible = s.choose.filterGate(eligible)
 	if len(eligible) == 0 {
 		return nil, fmt.Errorf("%w: no prefill engine is left to score for model %q; see GET /prefill", ErrKVExhausted, r.Model)
 	}
-	t.choose.look(m, &r, eligible)
+	s.choose.look(m, &r, eligible)
 	var all []Scored
-	for _, name := range t.steer.Names() {
-		p, err := t.steer.Named(name)
+	for _, name := range s.overrides.Names() {
+		p, err := s.overrides.Named(name)
 		if err != nil {
 			return nil, err
 		}
-		choice := p.Choose(&policy.Query{ID: r.ID, Key: r.Session, Cursor: m.cursor}, t.choose.view)
-		all = append(all, Scored{name, t.choose.view[choice.Index].ID, p.Explain(t.choose.view, choice.Index, mostRows)})
+		choice := p.Choose(&policy.Query{ID: r.ID, Key: r.Session, Cursor: m.cursor}, s.choose.view)
+		all = append(all, Scored{name, s.choose.view[choice.Index].ID, p.Explain(s.choose.view, choice.Index, mostRows)})
 	}
 	return all, nil
 }

@@ -8,18 +8,18 @@ import (
 )
 
 func TestARequestForOneCandidateGoesThereOrWaits(t *testing.T) {
-	tier := newTier(t, up("a", "b"), func(c *Config) { c.Push.MaxUnanswered = 1 })
+	scheduler := newScheduler(t, up("a", "b"), func(c *Config) { c.Push.MaxUnanswered = 1 })
 	at := func(id string) Request { return Request{ID: "r", Model: testModel, PromptTokens: 100, Target: id} }
-	require.NoError(t, tier.CheckTarget(testModel, "b"))
-	require.ErrorIs(t, tier.CheckTarget(testModel, "c"), ErrBadTarget)
-	require.ErrorIs(t, tier.CheckTarget("another", "b"), ErrBadTarget)
+	require.NoError(t, scheduler.CheckTarget(testModel, "b"))
+	require.ErrorIs(t, scheduler.CheckTarget(testModel, "c"), ErrBadTarget)
+	require.ErrorIs(t, scheduler.CheckTarget("another", "b"), ErrBadTarget)
 
-	first := acquire(t, tier, at("b"))
+	first := acquire(t, scheduler, at("b"))
 	require.Equal(t, "b", first.Candidate.ID)
-	w, lease, err := tier.enter(at("b"))
+	w, lease, err := scheduler.enter(at("b"))
 	require.NoError(t, err)
 	require.Nil(t, lease, "b has what it can take, and a is not asked")
-	passed, err := tier.Acquire(t.Context(), Request{ID: "s", Model: testModel, PromptTokens: 100})
+	passed, err := scheduler.Acquire(t.Context(), Request{ID: "s", Model: testModel, PromptTokens: 100})
 	require.NoError(t, err)
 	require.Equal(t, "a", passed.Candidate.ID, "nobody waits behind it")
 	first.Release()
@@ -31,14 +31,14 @@ func TestARequestForOneCandidateGoesThereOrWaits(t *testing.T) {
 func TestRequestsForOneCandidateKeepNoOthersFromTheRest(t *testing.T) {
 	for _, n := range []int{1, 64, 200} { // a round looks past 64 that are held
 		synctest.Test(t, func(t *testing.T) {
-			tier := newTier(t, up("a", "b"), func(c *Config) { c.Push.MaxUnanswered = 1 })
+			scheduler := newScheduler(t, up("a", "b"), func(c *Config) { c.Push.MaxUnanswered = 1 })
 			at := Request{ID: "r", Model: testModel, PromptTokens: 100, Target: "b"}
-			first := acquire(t, tier, at)
+			first := acquire(t, scheduler, at)
 			var waits []<-chan outcome
 			for range n {
-				waits = append(waits, start(t.Context(), tier, at))
+				waits = append(waits, start(t.Context(), scheduler, at))
 			}
-			passed := start(t.Context(), tier, request(1))
+			passed := start(t.Context(), scheduler, request(1))
 			require.Len(t, passed, 1, "%d wait for b", n)
 			require.Equal(t, "a", (<-passed).lease.Candidate.ID)
 			first.Release()
@@ -56,14 +56,14 @@ func TestARequestOfOneRegionKeepsNoOtherFromAnotherRegion(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		candidates := up("a", "b")
 		candidates[0].Region, candidates[1].Region = "ra", "rb"
-		tier := newTier(t, candidates, withPlaces(newPlaces(8)))
-		full := hold(t, tier, "a", pooled, 95_000)
+		scheduler := newScheduler(t, candidates, withPlaces(newPlaces(8)))
+		full := hold(t, scheduler, "a", pooled, 95_000)
 		stays := request(0)
 		stays.Reserved, stays.May = true, func(region string) bool { return region == "ra" }
-		first := start(t.Context(), tier, stays)
+		first := start(t.Context(), scheduler, stays)
 		synctest.Wait()
 		require.Empty(t, first)
-		second := start(t.Context(), tier, request(1))
+		second := start(t.Context(), scheduler, request(1))
 		synctest.Wait()
 		require.Len(t, second, 1)
 		full[0].Release()
@@ -75,15 +75,15 @@ func TestARequestOfOneRegionKeepsNoOtherFromAnotherRegion(t *testing.T) {
 func TestRequestsForACandidateThatLeftKeepNoOthersFromTheRest(t *testing.T) {
 	for _, n := range []int{1, 64, 200} {
 		synctest.Test(t, func(t *testing.T) {
-			tier := newTier(t, up("a", "b"), func(c *Config) { c.Push.MaxUnanswered = 1 })
+			scheduler := newScheduler(t, up("a", "b"), func(c *Config) { c.Push.MaxUnanswered = 1 })
 			at := Request{ID: "r", Model: testModel, PromptTokens: 100, Target: "b"}
-			first := acquire(t, tier, at)
+			first := acquire(t, scheduler, at)
 			var waits []<-chan outcome
 			for range n {
-				waits = append(waits, start(t.Context(), tier, at))
+				waits = append(waits, start(t.Context(), scheduler, at))
 			}
-			tier.SetCandidates(up("a"))
-			passed := start(t.Context(), tier, request(1))
+			scheduler.SetCandidates(up("a"))
+			passed := start(t.Context(), scheduler, request(1))
 			synctest.Wait()
 			require.Len(t, passed, 1, "%d wait for b", n)
 			(<-passed).lease.Release()

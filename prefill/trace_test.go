@@ -7,9 +7,9 @@ import (
 )
 
 func TestALeaseSaysWhatItsCandidateWasChosenOn(t *testing.T) {
-	tier := newTier(t, fleet(12), withPolicy("least-tokens"), func(c *Config) { c.Explain = true })
-	acquire(t, tier, request(1))
-	l := acquire(t, tier, request(2))
+	scheduler := newScheduler(t, fleet(12), withPolicy("least-tokens"), func(c *Config) { c.Explain = true })
+	acquire(t, scheduler, request(1))
+	l := acquire(t, scheduler, request(2))
 	g := l.Trace
 	require.NotNil(t, g)
 	require.Equal(t, "policy", g.Reason)
@@ -24,21 +24,21 @@ func TestALeaseSaysWhatItsCandidateWasChosenOn(t *testing.T) {
 }
 
 func TestASessionThatStayedWasNotScored(t *testing.T) {
-	tier := newTier(t, fleet(3), func(c *Config) {
+	scheduler := newScheduler(t, fleet(3), func(c *Config) {
 		c.Explain, c.Affinity = true, AffinityConfig{Enabled: true, MaxKeys: 10, TTL: 1e12, LoadFactor: 100}
 	})
 	r := request(1)
 	r.Session = 7
-	first := acquire(t, tier, r)
+	first := acquire(t, scheduler, r)
 	first.Release()
 	r = request(2)
 	r.Session = 7
-	l := acquire(t, tier, r)
+	l := acquire(t, scheduler, r)
 	require.Equal(t, "affinity", l.Trace.Reason)
 	require.Len(t, l.Trace.Best, 1)
 	require.Nil(t, l.Trace.Best[0].Score)
 }
 
 func TestWithoutExplainALeaseHasNoGrounds(t *testing.T) {
-	require.Nil(t, acquire(t, newTier(t, fleet(2)), request(1)).Trace)
+	require.Nil(t, acquire(t, newScheduler(t, fleet(2)), request(1)).Trace)
 }

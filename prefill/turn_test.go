@@ -12,12 +12,12 @@ import (
 func TestAHigherPriorityIsServedFirstAndDisplaces(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		pool := newPlaces(0)
-		tier := newTier(t, up("a"), withPlaces(pool), func(c *Config) { c.Queue.Max = 2 })
-		pool.wake = tier.Wake
-		old, young := start(t.Context(), tier, Request{ID: "old"}), start(t.Context(), tier, Request{ID: "young"})
-		high := start(t.Context(), tier, Request{ID: "high", Priority: 10})
+		scheduler := newScheduler(t, up("a"), withPlaces(pool), func(c *Config) { c.Queue.Max = 2 })
+		pool.wake = scheduler.Wake
+		old, young := start(t.Context(), scheduler, Request{ID: "old"}), start(t.Context(), scheduler, Request{ID: "young"})
+		high := start(t.Context(), scheduler, Request{ID: "high", Priority: 10})
 		require.ErrorIs(t, (<-young).err, ErrQueueFull)
-		_, err := tier.Acquire(t.Context(), Request{Model: testModel})
+		_, err := scheduler.Acquire(t.Context(), Request{Model: testModel})
 		require.ErrorIs(t, err, ErrQueueFull, "an equal displaces nobody")
 		pool.Release()
 		require.NoError(t, (<-high).err)
@@ -31,14 +31,14 @@ func TestAHigherPriorityIsServedFirstAndDisplaces(t *testing.T) {
 func TestAKeyThatFillsTheQueueDoesNotShutOthersOut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		pool := newPlaces(0)
-		tier := newTier(t, up("a"), withPlaces(pool), func(c *Config) { c.Queue.Max = 1000 })
-		pool.wake = tier.Wake
+		scheduler := newScheduler(t, up("a"), withPlaces(pool), func(c *Config) { c.Queue.Max = 1000 })
+		pool.wake = scheduler.Wake
 		ctx, stop := context.WithCancel(t.Context())
 		refused, crowd := 0, []<-chan outcome(nil)
 		for n := range 1500 {
-			crowd = append(crowd, start(ctx, tier, Request{ID: fmt.Sprint(n), Key: "crowd", PromptTokens: 1000}))
+			crowd = append(crowd, start(ctx, scheduler, Request{ID: fmt.Sprint(n), Key: "crowd", PromptTokens: 1000}))
 		}
-		one := start(ctx, tier, Request{ID: "one", Key: "one", PromptTokens: 1000})
+		one := start(ctx, scheduler, Request{ID: "one", Key: "one", PromptTokens: 1000})
 		for range 2 {
 			pool.Release()
 			synctest.Wait()
@@ -51,9 +51,9 @@ func TestAKeyThatFillsTheQueueDoesNotShutOthersOut(t *testing.T) {
 			}
 		}
 		require.Equal(t, 1499, refused)
-		tier.lock()
-		require.Empty(t, tier.queue.ByPriority())
-		tier.unlock()
+		scheduler.lock()
+		require.Empty(t, scheduler.queue.ByPriority())
+		scheduler.unlock()
 	})
 }
 
@@ -62,11 +62,11 @@ func TestKeysTakeTurnsOverAllModels(t *testing.T) {
 		candidates := up("a", "b")
 		candidates[1].Models = []string{"n"}
 		pool := newPlaces(0)
-		tier := newTier(t, candidates, withPlaces(pool))
-		pool.wake = tier.Wake
-		first := start(t.Context(), tier, Request{Key: "crowd", PromptTokens: 10})
-		second := start(t.Context(), tier, Request{Key: "crowd", PromptTokens: 10})
-		one := start(t.Context(), tier, Request{Key: "one", Model: "n", PromptTokens: 10})
+		scheduler := newScheduler(t, candidates, withPlaces(pool))
+		pool.wake = scheduler.Wake
+		first := start(t.Context(), scheduler, Request{Key: "crowd", PromptTokens: 10})
+		second := start(t.Context(), scheduler, Request{Key: "crowd", PromptTokens: 10})
+		one := start(t.Context(), scheduler, Request{Key: "one", Model: "n", PromptTokens: 10})
 		pool.Release()
 		require.NoError(t, (<-first).err)
 		pool.Release()

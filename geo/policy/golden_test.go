@@ -303,10 +303,10 @@ func TestTheLineOfPrefillsIsLearned(t *testing.T) {
 				c.Add(fit.Sample{New: x, Ms: row.y[i]})
 			}
 		}
-		line, fitted := c.Latency()
+		latency, fitted := c.Latency()
 		require.Equal(t, row.accepted, fitted, row.name)
-		require.InDelta(t, row.tp, line.TPMs, 1e-6, row.name)
-		require.InDelta(t, row.t0, line.T0Ms, 1e-3, row.name)
+		require.InDelta(t, row.tp, latency.TPMs, 1e-6, row.name)
+		require.InDelta(t, row.t0, latency.T0Ms, 1e-3, row.name)
 	}
 }
 

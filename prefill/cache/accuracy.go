@@ -97,17 +97,17 @@ type Suspected struct {
 
 // judge compares the predicted hit of a probe with the hit that its engine found. It returns the change of the suspicion
 // about the capacity; nil: no change.
-func (e *PredictedHit) judge(u Usage, capacity int64) *Suspected {
-	if len(e.prompt.Keys) == 0 || e.stillComputed {
+func (h *PredictedHit) judge(u Usage, capacity int64) *Suspected {
+	if len(h.prompt.Keys) == 0 || h.stillComputed {
 		return nil
 	}
-	h := e.holdings
-	a, slot := &h.Accuracy, h.slots[e.prompt.unit()]
+	b := h.blocks
+	a, slot := &b.Accuracy, b.slots[h.prompt.unit()]
 	if capacity != a.capacity { // the sums so far judge a capacity that is no longer used
 		*a = Accuracy{capacity: capacity, Suspect: a.Suspect}
 	}
-	a.add(float64(u.PromptTokens), float64(e.hit), float64(u.CachedTokens))
-	binding := slot.blocks > 0 && float64(h.cache.index.Held(slot.at)) >= bindingShare*float64(slot.blocks)
+	a.add(float64(u.PromptTokens), float64(h.hit), float64(u.CachedTokens))
+	binding := slot.blocks > 0 && float64(b.cache.index.Held(slot.at)) >= bindingShare*float64(slot.blocks)
 	suspicion := a.verdict(binding)
 	if suspicion == a.Suspect {
 		return nil

@@ -108,7 +108,7 @@ func (c *Cache) Forget(gone func(model string) bool) {
 // PredictedHit is the prediction for one probe: what its prefill finds in the engine's cache, and leaves in it. Answered,
 // Dropped or Lost ends it.
 type PredictedHit struct {
-	holdings      *CachedBlocks
+	blocks        *CachedBlocks
 	model         string
 	prompt        Prompt
 	hit           int  // tokens predicted to be in the cache

@@ -41,10 +41,10 @@ func newEngine(t *testing.T, capacity int64) *engine {
 }
 
 // expect books a probe and says how many blocks of its prompt were thought to be there.
-func (e *engine) expect(x *PredictedHit, p Prompt) (held int) {
+func (e *engine) expect(hit *PredictedHit, p Prompt) (held int) {
 	matched := e.Match(&p, &Lookup{}, noon)
 	held = e.Blocks(matched, &p)
-	e.Expect(x, &p, "m", 64*len(p.Keys), 64*held, matched, e.capacity, noon)
+	e.Expect(hit, &p, "m", 64*len(p.Keys), 64*held, matched, e.capacity, noon)
 	return held
 }
 
@@ -55,7 +55,7 @@ func (e *engine) holds(p Prompt) int { return e.Blocks(e.Match(&p, &Lookup{}, no
 // is thought to hold while the probe runs, right after it, and ten minutes later.
 func TestWhatAProbeLeavesInACache(t *testing.T) {
 	answered := func(prompt, cached int) func(*PredictedHit) {
-		return func(x *PredictedHit) { x.Answered(Usage{PromptTokens: prompt, CachedTokens: cached}, 0, 0, noon) }
+		return func(hit *PredictedHit) { hit.Answered(Usage{PromptTokens: prompt, CachedTokens: cached}, 0, 0, noon) }
 	}
 	for name, tt := range map[string]struct {
 		end         func(*PredictedHit)
@@ -64,14 +64,14 @@ func TestWhatAProbeLeavesInACache(t *testing.T) {
 		"an answer leaves all of it":                           {answered(256, 0), 4, 4},
 		"an answer that says nothing of its cache does so too": {answered(256, -1), 4, 4},
 		"a prefill that did not run leaves nothing":            {(*PredictedHit).Dropped, 0, 0},
-		"one that may have run is believed for a while":        {func(x *PredictedHit) { x.Lost(noon) }, 4, 0},
+		"one that may have run is believed for a while":        {func(hit *PredictedHit) { hit.Lost(noon) }, 4, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			e, p := newEngine(t, 0), blocks(1, 4)
-			var x PredictedHit
-			require.Zero(t, e.expect(&x, p))
+			var hit PredictedHit
+			require.Zero(t, e.expect(&hit, p))
 			require.Equal(t, 4, e.holds(p), "a probe that runs counts as if it had been answered")
-			tt.end(&x)
+			tt.end(&hit)
 			require.Equal(t, tt.then, e.holds(p))
 			require.Empty(t, e.pending)
 			other := blocks(2, 1)
@@ -98,9 +98,9 @@ func TestAnEngineThatHeldLessIsBelieved(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			e, p := newEngine(t, 0), blocks(1, 4)
-			var x PredictedHit
-			e.expect(&x, p)
-			x.Answered(Usage{PromptTokens: 256, CachedTokens: 0}, 0, 0, noon)
+			var hit PredictedHit
+			e.expect(&hit, p)
+			hit.Answered(Usage{PromptTokens: 256, CachedTokens: 0}, 0, 0, noon)
 			_, wrong := e.Correct(&p, 256, 256, tt.cached)
 			require.Equal(t, tt.wrong, wrong)
 			require.Equal(t, tt.held, e.holds(p))
@@ -114,8 +114,8 @@ func TestACapacityIsSuspected(t *testing.T) {
 	e, p := newEngine(t, 1_000_000), blocks(1, 4)
 	var first PredictedHit
 	e.expect(&first, p)
-	answer := func(x *PredictedHit, cached int) Verdict {
-		return x.Answered(Usage{PromptTokens: 256, CachedTokens: cached}, e.capacity, 0, noon)
+	answer := func(hit *PredictedHit, cached int) Verdict {
+		return hit.Answered(Usage{PromptTokens: 256, CachedTokens: cached}, e.capacity, 0, noon)
 	}
 	var hung PredictedHit
 	require.Equal(t, 4, e.expect(&hung, p))
@@ -126,9 +126,9 @@ func TestACapacityIsSuspected(t *testing.T) {
 	var suspected *Suspected
 	n := 0
 	for suspected == nil && n < 100 {
-		var x PredictedHit
-		require.Equal(t, 4, e.expect(&x, p))
-		v := answer(&x, 128) // two blocks of four
+		var hit PredictedHit
+		require.Equal(t, 4, e.expect(&hit, p))
+		v := answer(&hit, 128) // two blocks of four
 		require.Equal(t, 128, v.Off)
 		suspected, n = v.Suspected, n+1
 	}
@@ -137,9 +137,9 @@ func TestACapacityIsSuspected(t *testing.T) {
 	require.EqualValues(t, 1_000_000, suspected.CapacityTokens)
 	require.GreaterOrEqual(t, n, int(leastAnswers))
 	for range 1000 { // it is trusted again once its answers are right
-		var x PredictedHit
-		e.expect(&x, p)
-		if v := answer(&x, 256); v.Suspected != nil {
+		var hit PredictedHit
+		e.expect(&hit, p)
+		if v := answer(&hit, 256); v.Suspected != nil {
 			require.Empty(t, v.Suspected.Suspicion)
 			require.Less(t, v.Suspected.Over, trustShare)
 			break
@@ -153,10 +153,10 @@ func TestACapacityIsSuspected(t *testing.T) {
 // An index promises no more than an engine can hold, and follows what it is told to hold.
 func TestACapacityBoundsWhatIsPromised(t *testing.T) {
 	e := newEngine(t, 512) // tokens: eight blocks, at four bytes a token
-	var x [3]PredictedHit
-	for i := range x {
-		e.expect(&x[i], blocks(i+1, 4))
-		x[i].Answered(Usage{PromptTokens: 256, CachedTokens: 0}, e.capacity, 0, noon)
+	var hit [3]PredictedHit
+	for i := range hit {
+		e.expect(&hit[i], blocks(i+1, 4))
+		hit[i].Answered(Usage{PromptTokens: 256, CachedTokens: 0}, e.capacity, 0, noon)
 	}
 	require.Equal(t, []int{0, 4, 4}, []int{e.holds(blocks(1, 4)), e.holds(blocks(2, 4)), e.holds(blocks(3, 4))}, "the oldest prompt had to go")
 	require.Equal(t, 8, e.Held())
@@ -228,7 +228,7 @@ func TestEventsNameAgainWhatASupposedRestartHasDropped(t *testing.T) {
 	require.Equal(t, http.StatusOK, res.StatusCode)
 
 	var mu sync.Mutex
-	h := New(index.Config{}).CachedBlocks("p0")
+	b := New(index.Config{}).CachedBlocks("p0")
 	events, replay := engine.KVEvents(0)
 	locked := func(f func()) {
 		mu.Lock()
@@ -238,19 +238,19 @@ func TestEventsNameAgainWhatASupposedRestartHasDropped(t *testing.T) {
 	var feed Feed
 	locked(func() {
 		source := EventSource{Place: kvevents.Place{Events: events, Replay: replay}, Model: "ref"}
-		feed = h.Listen(&mu, source, 128, 0, time.Now())
+		feed = b.Listen(&mu, source, 128, 0, time.Now())
 	})
 	t.Cleanup(feed.Close)
 	held := func() (blocks int) {
-		locked(func() { blocks = h.Held() })
+		locked(func() { blocks = b.Held() })
 		return blocks
 	}
 	require.Eventually(t, func() bool { return feed.Precise(time.Now()) && held() == 3 }, 10*time.Second, 2*time.Millisecond)
 	locked(func() {
 		now := time.Now()
-		h.Heard(true, now) // no event follows, so that the events are not precise after a while
-		h.Restarted(now.Add(time.Minute))
-		require.Zero(t, h.Held())
+		b.Heard(true, now) // no event follows, so that the events are not precise after a while
+		b.Restarted(now.Add(time.Minute))
+		require.Zero(t, b.Held())
 	})
 	require.Eventually(t, func() bool { return held() == 3 }, 10*time.Second, 2*time.Millisecond)
 }

@@ -27,13 +27,13 @@ type Feed struct {
 
 // Listen starts a stream of an engine's KV events, whose blocks have blockTokens tokens. The caller holds lock; the
 // stream takes it for each change.
-func (h *CachedBlocks) Listen(lock lock, source EventSource, blockTokens int, capacity int64, now time.Time) Feed {
+func (b *CachedBlocks) Listen(lock lock, source EventSource, blockTokens int, capacity int64, now time.Time) Feed {
 	feed := Feed{kvevents.Start(kvevents.Config{
 		Place: source.Place, Finder: source.Finder, ReplayTimeout: source.ReplayTimeout,
-		Slot: h.Place(&Prompt{BlockTokens: blockTokens}, source.Model, capacity, now), Scope: index.Scope{Model: source.Model},
-		Sink: listener{lock, h},
+		Slot: b.Place(&Prompt{BlockTokens: blockTokens}, source.Model, capacity, now), Scope: index.Scope{Model: source.Model},
+		Sink: listener{lock, b},
 	}), source}
-	h.events, h.guessed = feed.Stream, true // the index may hold blocks that were learned from answers
+	b.events, b.guessed = feed.Stream, true // the index may hold blocks that were learned from answers
 	return feed
 }
 

@@ -19,13 +19,13 @@ const (
 	termSamples = 100
 	termF       = 20.0
 
-	// A sample is an outlier, and is dropped, if its distance from the law is more than outlier times the usual distance.
-	// After outlierRow dropped samples in a row the law must be wrong, and such samples are used, too.
+	// A sample is an outlier, and is dropped, if its distance from the prediction is more than outlier times the usual distance.
+	// After outlierRow dropped samples in a row the model must be wrong, and such samples are used, too.
 	outlier     = 5.0
 	outlierRow  = 20
 	residualEMA = 0.1 // weight of a new distance in the usual distance
 
-	// residualFloor is the smallest usual distance, as a share of the prediction. Without it, a perfect law would make every
+	// residualFloor is the smallest usual distance, as a share of the prediction. Without it, a perfect model would make every
 	// further sample an outlier.
 	residualFloor = 0.01
 
@@ -59,7 +59,7 @@ func (l LatencyModel) Among(beside float64) policy.Latency {
 // ms is the predicted duration of a sample.
 func (l *LatencyModel) ms(s Sample) float64 { return l.Among(s.Beside).Ms(s.New, s.Hit) }
 
-// Calibration learns the law of one kind of engine by least squares. A sample counts half after halfLife newer samples. A
+// Calibration learns the LatencyModel of one kind of engine by least squares. A sample counts half after halfLife newer samples. A
 // term that would be negative, or that explains almost nothing, is left out. The attention term is learned only if none
 // is configured; a configured one is subtracted from the times before the fit.
 type Calibration struct {
@@ -71,10 +71,10 @@ type Calibration struct {
 	sums                    moments
 	least, most             [2]float64   // new tokens of a sample: [0] in this half-life, [1] in the half-life before
 	inHalf                  int          // samples in this half-life
-	law                     LatencyModel // the last good fit
+	latency                 LatencyModel // the last good fit
 	fitted                  bool
 	r2                      float64 // of the last good fit
-	residual                float64 // the usual distance of a sample from the law, in ms
+	residual                float64 // the usual distance of a sample from the prediction, in ms
 	dropped, droppedInTotal int     // outliers in a row, and since the start
 }
 
@@ -100,9 +100,9 @@ func (c *Calibration) Add(s Sample) bool {
 	return true
 }
 
-// isOutlier reports whether a sample is too far from the law. Other samples update the usual distance.
+// isOutlier reports whether a sample is too far from the prediction. Other samples update the usual distance.
 func (c *Calibration) isOutlier(s Sample) bool {
-	predicted := c.law.ms(s)
+	predicted := c.latency.ms(s)
 	distance := math.Abs(s.Ms - predicted)
 	far := distance > outlier*max(c.residual, residualFloor*predicted)
 	if far && c.dropped < outlierRow {
@@ -162,10 +162,10 @@ func (c *Calibration) fit() {
 		}
 		return
 	}
-	c.law = LatencyModel{Latency: policy.Latency{T0Ms: best[fixed], TPMs: best[fresh], Beta2: best[pairs]}, BesideT0Ms: best[beside],
+	c.latency = LatencyModel{Latency: policy.Latency{T0Ms: best[fixed], TPMs: best[fresh], Beta2: best[pairs]}, BesideT0Ms: best[beside],
 		BesideTPMs: best[besideFresh]}
 	if c.configured.Beta2 > 0 {
-		c.law.Beta2 = c.configured.Beta2
+		c.latency.Beta2 = c.configured.Beta2
 	}
 	c.fitted, c.r2 = true, 1-c.sums.squaredErrors(best)/whole
 }
@@ -182,11 +182,11 @@ func possible(set int, beta [terms]float64) bool {
 }
 
 // Latency is the last good fit, with fitted true, else the configured line.
-func (c *Calibration) Latency() (law LatencyModel, fitted bool) {
+func (c *Calibration) Latency() (latency LatencyModel, fitted bool) {
 	if !c.fitted {
 		return LatencyModel{Latency: c.configured}, false
 	}
-	return c.law, true
+	return c.latency, true
 }
 
 // R2 is the share of the variance of prefill times that the last good fit explains, 0 to 1; 0 without a fit.

@@ -31,29 +31,29 @@ type Answer struct {
 
 // Answered adds an answer and returns the samples that are complete now; the slice is valid until the next call. oldest is
 // when the oldest unanswered probe was sent; zero: all probes are answered.
-func (s *ComputeTimer) Answered(a Answer, oldest, now time.Time) []Sample {
-	done := s.done[:0]
-	if s.open && now.Sub(s.ended) > together {
+func (t *ComputeTimer) Answered(a Answer, oldest, now time.Time) []Sample {
+	done := t.done[:0]
+	if t.open && now.Sub(t.ended) > together {
 		oldestUnanswered := a.Sent
 		if !oldest.IsZero() && oldest.Before(oldestUnanswered) {
 			oldestUnanswered = oldest
 		}
-		done = s.complete(done, oldestUnanswered)
+		done = t.complete(done, oldestUnanswered)
 	}
-	if !s.open {
-		s.open, s.void, s.sample, s.youngest = true, false, Sample{}, a.Sent
-		if s.began = a.Sent.Add(a.RTT); s.ended.After(s.began) {
-			s.began = s.ended
+	if !t.open {
+		t.open, t.void, t.sample, t.youngest = true, false, Sample{}, a.Sent
+		if t.began = a.Sent.Add(a.RTT); t.ended.After(t.began) {
+			t.began = t.ended
 		}
 	}
-	s.ended = now
-	s.void = s.void || a.Void || a.Sent.Before(s.spoilt)
-	if a.Sent.After(s.youngest) {
-		s.youngest = a.Sent
+	t.ended = now
+	t.void = t.void || a.Void || a.Sent.Before(t.spoilt)
+	if a.Sent.After(t.youngest) {
+		t.youngest = a.Sent
 	}
-	s.sample.join(a.Sample)
+	t.sample.join(a.Sample)
 	if oldest.IsZero() {
-		done = s.complete(done, now)
+		done = t.complete(done, now)
 	}
 	return done
 }
@@ -61,21 +61,21 @@ func (s *ComputeTimer) Answered(a Answer, oldest, now time.Time) []Sample {
 // complete ends the open prefill, and appends its sample to done unless it is void. oldest is when the oldest probe outside
 // the prefill was sent. If this was before one of the prefill's own probes, then this probe was overtaken: the engine may
 // have computed a part of it already, so that the times cannot be separated.
-func (s *ComputeTimer) complete(done []Sample, oldest time.Time) []Sample {
-	s.open = false
-	if oldest.Before(s.youngest) {
-		s.void, s.spoilt = true, s.youngest
+func (t *ComputeTimer) complete(done []Sample, oldest time.Time) []Sample {
+	t.open = false
+	if oldest.Before(t.youngest) {
+		t.void, t.spoilt = true, t.youngest
 	}
-	if s.void {
+	if t.void {
 		return done
 	}
-	s.sample.Ms = float64(s.ended.Sub(s.began)) / float64(time.Millisecond)
-	return append(done, s.sample)
+	t.sample.Ms = float64(t.ended.Sub(t.began)) / float64(time.Millisecond)
+	return append(done, t.sample)
 }
 
 // Dropped notes that a probe ended without an answer. How long the engine computed it is not known, so that the probes that
 // waited meanwhile yield no sample.
-func (s *ComputeTimer) Dropped(now time.Time) { s.spoilt = now }
+func (t *ComputeTimer) Dropped(now time.Time) { t.spoilt = now }
 
 // join adds a prefill that was computed together with this one. The hit of the sum is chosen so that its attention, the
 // number of token pairs, equals the attention of both prefills.

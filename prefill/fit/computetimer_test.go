@@ -17,7 +17,7 @@ type probe struct {
 // stretched gives an engine's answers in their order, and returns what was learned.
 func stretched(rtt time.Duration, probes ...probe) (all []Sample) {
 	at := func(ms int) time.Time { return time.Unix(1000, 0).Add(time.Duration(ms) * time.Millisecond) }
-	s := ComputeTimer{}
+	t := ComputeTimer{}
 	for i, p := range probes {
 		var oldest time.Time // sent before this answer, answered after it
 		for _, o := range probes[i+1:] {
@@ -25,7 +25,7 @@ func stretched(rtt time.Duration, probes ...probe) (all []Sample) {
 				oldest = at(o.sent)
 			}
 		}
-		all = append(all, s.Answered(Answer{Sent: at(p.sent), RTT: rtt, Void: p.void, Sample: Sample{New: p.tokens}}, oldest, at(p.answered))...)
+		all = append(all, t.Answered(Answer{Sent: at(p.sent), RTT: rtt, Void: p.void, Sample: Sample{New: p.tokens}}, oldest, at(p.answered))...)
 	}
 	return all
 }

@@ -24,46 +24,46 @@ const (
 )
 
 // Arrived counts a request, at its first attempt.
-func (p *Throughput) Arrived(now time.Time) {
-	p.roll(now)
-	p.count++
+func (t *Throughput) Arrived(now time.Time) {
+	t.roll(now)
+	t.count++
 }
 
 // Answered records how long a probe took.
-func (p *Throughput) Answered(now time.Time, ms float64) {
-	p.last[p.next%paceProbes] = ms
-	if p.next++; p.next == 1 {
-		p.ttftMs = ms
+func (t *Throughput) Answered(now time.Time, ms float64) {
+	t.last[t.next%paceProbes] = ms
+	if t.next++; t.next == 1 {
+		t.ttftMs = ms
 	}
-	p.roll(now)
+	t.roll(now)
 }
 
 // ArrivalsPerS is the recent number of new requests per second.
-func (p *Throughput) ArrivalsPerS(now time.Time) float64 {
-	p.roll(now)
-	return p.perS
+func (t *Throughput) ArrivalsPerS(now time.Time) float64 {
+	t.roll(now)
+	return t.perS
 }
 
 // TTFTMs is the median duration of the last probes in ms; 0: no probe was answered yet.
-func (p *Throughput) TTFTMs() float64 { return p.ttftMs }
+func (t *Throughput) TTFTMs() float64 { return t.ttftMs }
 
 // roll ends the window if it is at least one second old. Without calls a window becomes longer; its rate is then the mean
 // over the longer time.
-func (p *Throughput) roll(now time.Time) {
-	if p.since.IsZero() {
-		p.since = now
+func (t *Throughput) roll(now time.Time) {
+	if t.since.IsZero() {
+		t.since = now
 	}
-	elapsed := now.Sub(p.since)
+	elapsed := now.Sub(t.since)
 	if elapsed < paceWindow {
 		return
 	}
-	rate := float64(p.count) / elapsed.Seconds()
-	if p.known {
-		rate = p.perS + paceShare*(rate-p.perS)
+	rate := float64(t.count) / elapsed.Seconds()
+	if t.known {
+		rate = t.perS + paceShare*(rate-t.perS)
 	}
-	p.perS, p.known, p.count, p.since = rate, true, 0, now
-	if n := copy(p.sorted[:], p.last[:min(p.next, paceProbes)]); n > 0 {
-		slices.Sort(p.sorted[:n])
-		p.ttftMs = p.sorted[n/2]
+	t.perS, t.known, t.count, t.since = rate, true, 0, now
+	if n := copy(t.sorted[:], t.last[:min(t.next, paceProbes)]); n > 0 {
+		slices.Sort(t.sorted[:n])
+		t.ttftMs = t.sorted[n/2]
 	}
 }

@@ -11,7 +11,7 @@ const (
 	residualNoise    = 2.0 // a mean within so many standard errors of zero counts as chance
 )
 
-// Residual is the recent difference between one engine's prefill times and the predictions. The law is shared by all
+// Residual is the recent difference between one engine's prefill times and the predictions. The LatencyModel is shared by all
 // engines of one kind, and cannot show that one of them runs hot or shares its machine. Old differences fade, so that an
 // engine without answers soon counts like the others of its kind. A difference that may be chance does not count,
 // because it would hide small real differences between engines.

@@ -33,26 +33,26 @@ type kind struct{ model, hardware string }
 
 // Times holds the learned lines of all kinds of engines.
 type Times struct {
-	start Config
-	lines map[kind]*Calibration
-	ways  map[string]*CallbackLatency // by profile
-	usual float64                     // weighted mean of the new tokens per prompt
+	start     Config
+	lines     map[kind]*Calibration
+	callbacks map[string]*CallbackLatency // by profile
+	usual     float64                     // weighted mean of the new tokens per prompt
 }
 
 // New returns Times that have learned nothing yet.
 func New(start Config) *Times {
-	return &Times{start: start, lines: map[kind]*Calibration{}, ways: map[string]*CallbackLatency{}}
+	return &Times{start: start, lines: map[kind]*Calibration{}, callbacks: map[string]*CallbackLatency{}}
 }
 
 // Configure changes the line from which new kinds of engines start.
 func (t *Times) Configure(start Config) { t.start = start }
 
-// Latency predicts how long prefills of a model take on engines with a hardware label. known is false while law is only the
+// Latency predicts how long prefills of a model take on engines with a hardware label. known is false while latency is only the
 // line from which learning starts.
-func (t *Times) Latency(model, hardware string) (law LatencyModel, known bool) {
+func (t *Times) Latency(model, hardware string) (latency LatencyModel, known bool) {
 	if calibration := t.lines[kind{model, hardware}]; calibration != nil {
-		law, known = calibration.Latency()
-		return law, known || t.start.Known
+		latency, known = calibration.Latency()
+		return latency, known || t.start.Known
 	}
 	return LatencyModel{Latency: t.start.Line()}, t.start.Known
 }
@@ -122,27 +122,27 @@ type CallbackLatency struct {
 // callbackWeight is the weight of one more callback in the mean.
 const callbackWeight = 0.05
 
-// Way returns the Way of a profile, which all callers share.
+// Way returns the CallbackLatency of a profile, which all callers share.
 func (t *Times) Way(profile string) *CallbackLatency {
-	w := t.ways[profile]
-	if w == nil {
-		w = &CallbackLatency{}
-		t.ways[profile] = w
+	l := t.callbacks[profile]
+	if l == nil {
+		l = &CallbackLatency{}
+		t.callbacks[profile] = l
 	}
-	return w
+	return l
 }
 
 // CalledBack learns how long after the choice of the decode rank the callback of its engine came.
-func (w *CallbackLatency) CalledBack(took time.Duration) {
-	if w.callback == 0 {
-		w.callback = ms(took)
+func (l *CallbackLatency) CalledBack(took time.Duration) {
+	if l.callback == 0 {
+		l.callback = ms(took)
 	}
-	w.callback += callbackWeight * (ms(took) - w.callback)
+	l.callback += callbackWeight * (ms(took) - l.callback)
 }
 
 // Callback is the usual time until a callback; 0: no callback has come.
-func (w *CallbackLatency) Callback() time.Duration {
-	return time.Duration(w.callback * float64(time.Millisecond))
+func (l *CallbackLatency) Callback() time.Duration {
+	return time.Duration(l.callback * float64(time.Millisecond))
 }
 
 func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }

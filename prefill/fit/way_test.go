@@ -8,12 +8,12 @@ import (
 )
 
 func TestACallbackTakesItsUsualTime(t *testing.T) {
-	w := New(Config{}).Way("p")
-	require.Zero(t, w.Callback())
-	w.CalledBack(10 * time.Millisecond)
-	require.Equal(t, 10*time.Millisecond, w.Callback())
+	l := New(Config{}).Way("p")
+	require.Zero(t, l.Callback())
+	l.CalledBack(10 * time.Millisecond)
+	require.Equal(t, 10*time.Millisecond, l.Callback())
 	for range 200 {
-		w.CalledBack(30 * time.Millisecond)
+		l.CalledBack(30 * time.Millisecond)
 	}
-	require.InEpsilon(t, 30*time.Millisecond, w.Callback(), 0.01)
+	require.InEpsilon(t, 30*time.Millisecond, l.Callback(), 0.01)
 }

@@ -40,13 +40,13 @@ type Gauges struct {
 	idle            idle
 }
 
-// idle is the state of an account at the last scrape that found no request waiting.
+// idle is the state of an EngineLoad at the last scrape that found no request waiting.
 type idle struct {
 	ran            float64 // requests that ran
 	sends, answers int
 }
 
-// Mark is the state of an account when a scrape was sent.
+// Mark is the state of an EngineLoad when a scrape was sent.
 type Mark struct {
 	sent           time.Time
 	unanswered     int

@@ -13,7 +13,7 @@ import (
 func TestEveryChargeHasOneEnd(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		l := New(Config{KVThreshold: 0.9, Interval: time.Second})
-		accounts := []EngineLoad{l.Load("p0"), l.Load("p1")}
+		loads := []EngineLoad{l.Load("p0"), l.Load("p1")}
 		now := time.Unix(1000, 0)
 		type held struct {
 			*InFlight
@@ -26,7 +26,7 @@ func TestEveryChargeHasOneEnd(t *testing.T) {
 		for range rapid.IntRange(1, 60).Draw(t, "calls") {
 			now = now.Add(time.Duration(rapid.IntRange(0, 3).Draw(t, "seconds")) * time.Second)
 			if len(all) == 0 || rapid.IntRange(0, 3).Draw(t, "new") == 0 {
-				h := &held{InFlight: &InFlight{}, at: &accounts[rapid.IntRange(0, 1).Draw(t, "account")], sent: rapid.Bool().Draw(t, "sent")}
+				h := &held{InFlight: &InFlight{}, at: &loads[rapid.IntRange(0, 1).Draw(t, "account")], sent: rapid.Bool().Draw(t, "sent")}
 				w := Weight{Tokens: int64(rapid.IntRange(1, 1000).Draw(t, "tokens")), Work: 7, NewTokens: 5, PredictedUs: 3, Attention: 2}
 				if h.sent {
 					h.at.Charge(h.InFlight, w, nil, now)
@@ -81,19 +81,19 @@ func TestEveryChargeHasOneEnd(t *testing.T) {
 				}
 			}
 			live := int64(0)
-			for i := range accounts {
-				a, want := &accounts[i], [Phases]int64{}
+			for i := range loads {
+				e, want := &loads[i], [Phases]int64{}
 				leases := [Phases]int{}
 				for _, h := range all {
-					if h.at == a && h.Phase() != Ended {
+					if h.at == e && h.Phase() != Ended {
 						want[h.Phase()] += h.Weight.Tokens
 						leases[h.Phase()]++
 						live++
 					}
 				}
-				require.Equal(t, want, a.Tokens)
-				require.Equal(t, leases, a.Leases)
-				require.Equal(t, leases[Probing] > 0, a.NewTokens > 0, "what a prefill computes is held as long as it runs")
+				require.Equal(t, want, e.Tokens)
+				require.Equal(t, leases, e.Leases)
+				require.Equal(t, leases[Probing] > 0, e.NewTokens > 0, "what a prefill computes is held as long as it runs")
 			}
 			require.Equal(t, Audit{Drift: live, Misuses: misuses, Expired: expired}, l.Audit())
 		}
@@ -103,17 +103,17 @@ func TestEveryChargeHasOneEnd(t *testing.T) {
 // A charge that its holder has lost stays on the account, and the audit shows it.
 func TestALostChargeIsDrift(t *testing.T) {
 	l, now := New(Config{}), time.Unix(1000, 0)
-	a := l.Load("p0")
+	e := l.Load("p0")
 	var kept, lost, passed InFlight
-	var h LeaseOwner
-	for _, c := range []*InFlight{&kept, &lost, &passed} {
-		a.Charge(c, Weight{Tokens: 10}, &h, now)
+	var o LeaseOwner
+	for _, f := range []*InFlight{&kept, &lost, &passed} {
+		e.Charge(f, Weight{Tokens: 10}, &o, now)
 	}
 	kept.Settle()
 	kept.Release(now)
 	passed.PassOn()
-	require.Equal(t, 1, l.Ended(&h))
-	require.Equal(t, 1, l.Ended(&h), "again")
+	require.Equal(t, 1, l.Ended(&o))
+	require.Equal(t, 1, l.Ended(&o), "again")
 	require.EqualValues(t, 2+1, l.Audit().Drift, "what is held, and once more what was lost")
 	lost.Settle()
 	lost.Release(now)
@@ -141,36 +141,36 @@ func TestWhenProbesEnd(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			begin := time.Unix(1000, 0)
-			a := New(Config{}).Load("p0")
-			charges := make([]InFlight, 3)
-			for i := range charges {
-				a.Charge(&charges[i], Weight{Tokens: 10, PredictedUs: 2_000_000}, nil, begin.Add(time.Duration(i)*s))
+			e := New(Config{}).Load("p0")
+			inFlight := make([]InFlight, 3)
+			for i := range inFlight {
+				e.Charge(&inFlight[i], Weight{Tokens: 10, PredictedUs: 2_000_000}, nil, begin.Add(time.Duration(i)*s))
 			}
 			now := begin.Add(2*s + tt.late)
 			for i := range tt.answered {
-				charges[i].Answer(10, now.Add(time.Hour), now)
+				inFlight[i].Answer(10, now.Add(time.Hour), now)
 			}
-			ends, known := a.Ends()
+			ends, known := e.Ends()
 			require.Equal(t, tt.known, known)
-			stalls, waits := a.StallsAt()
+			stalls, waits := e.StallsAt()
 			require.Equal(t, tt.known, waits)
 			if !known {
-				require.True(t, a.OldestSent().IsZero())
-				require.False(t, a.Stalled(now.Add(time.Hour)))
-				require.Zero(t, a.Backlog(now))
+				require.True(t, e.OldestSent().IsZero())
+				require.False(t, e.Stalled(now.Add(time.Hour)))
+				require.Zero(t, e.Backlog(now))
 				return
 			}
 			require.Equal(t, tt.ends, ends.Sub(begin))
 			require.Equal(t, tt.stalls, stalls.Sub(begin))
-			require.False(t, a.Stalled(stalls.Add(-1)))
-			require.True(t, a.Stalled(stalls))
-			require.Equal(t, tt.oldest, a.OldestSent().Sub(begin))
-			if next := a.NextSent(&charges[2]); tt.answered < 2 {
+			require.False(t, e.Stalled(stalls.Add(-1)))
+			require.True(t, e.Stalled(stalls))
+			require.Equal(t, tt.oldest, e.OldestSent().Sub(begin))
+			if next := e.NextSent(&inFlight[2]); tt.answered < 2 {
 				require.Equal(t, tt.firstOther, next.Sub(begin))
 			} else {
 				require.True(t, next.IsZero(), "it is alone")
 			}
-			current, rest := a.Foresee(&charges[2], func(predicted time.Duration) time.Duration { return predicted })
+			current, rest := e.Foresee(&inFlight[2], func(predicted time.Duration) time.Duration { return predicted })
 			require.Equal(t, tt.ends, current.Add(rest).Sub(begin), "the last one ends when all do")
 		})
 	}
@@ -191,49 +191,49 @@ func TestAProbeThatIsGivenUpIsNoAnswer(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			begin := time.Unix(1000, 0)
-			a := New(Config{}).Load("p0")
-			charges := make([]InFlight, 3)
-			for i := range charges {
-				a.Charge(&charges[i], Weight{Tokens: 10, PredictedUs: 2_000_000}, nil, begin.Add(time.Duration(i)*s))
+			e := New(Config{}).Load("p0")
+			inFlight := make([]InFlight, 3)
+			for i := range inFlight {
+				e.Charge(&inFlight[i], Weight{Tokens: 10, PredictedUs: 2_000_000}, nil, begin.Add(time.Duration(i)*s))
 			}
 			now := begin.Add(tt.after)
-			charges[tt.givenUp].Settle()
-			charges[tt.givenUp].Release(now)
-			require.Zero(t, a.AnsweredAt, "the engine has answered nothing")
-			stalls, waits := a.StallsAt()
+			inFlight[tt.givenUp].Settle()
+			inFlight[tt.givenUp].Release(now)
+			require.Zero(t, e.AnsweredAt, "the engine has answered nothing")
+			stalls, waits := e.StallsAt()
 			require.True(t, waits)
 			require.Equal(t, tt.stalls, stalls.Sub(begin))
-			require.InDelta(t, tt.backlogMs, a.Backlog(now), 1e-9)
+			require.InDelta(t, tt.backlogMs, e.Backlog(now), 1e-9)
 		})
 	}
 }
 
 func TestTheEngineFreesWhatNobodyFetches(t *testing.T) {
 	l, now := New(Config{}), time.Unix(1000, 0)
-	a := l.Load("p0")
+	e := l.Load("p0")
 	var probing, pooled, renewed InFlight
-	for _, c := range []*InFlight{&probing, &pooled, &renewed} {
-		a.Charge(c, Weight{Tokens: 10}, nil, now)
+	for _, f := range []*InFlight{&probing, &pooled, &renewed} {
+		e.Charge(f, Weight{Tokens: 10}, nil, now)
 	}
 	pooled.Answer(10, now.Add(30*time.Second), now)
 	renewed.Answer(10, now.Add(30*time.Second), now)
 	renewed.Dispatch(now)
 	renewed.Renew(now)
-	for _, c := range []*InFlight{&probing, &pooled, &renewed} {
-		require.True(t, c.Settle())
-		c.Orphan(time.Minute, now.Add(10*time.Second))
+	for _, f := range []*InFlight{&probing, &pooled, &renewed} {
+		require.True(t, f.Settle())
+		f.Orphan(time.Minute, now.Add(10*time.Second))
 	}
-	require.Equal(t, 3, a.Unfetched)
+	require.Equal(t, 3, e.Unfetched)
 	next, ok := l.NextExpiry()
 	require.True(t, ok)
 	require.Equal(t, now.Add(30*time.Second), next, "what was answered ends when it was to end anyway")
 	require.Nil(t, l.Expire(next.Add(-1)))
-	require.Same(t, &a, l.Expire(next))
+	require.Same(t, &e, l.Expire(next))
 	next, _ = l.NextExpiry()
 	require.Equal(t, now.Add(70*time.Second), next, "what was not answered, or renewed, ends after the hold")
 	require.NotNil(t, l.Expire(next))
 	require.NotNil(t, l.Expire(next))
 	require.Nil(t, l.Expire(next))
 	require.Equal(t, Audit{Expired: 3}, l.Audit())
-	require.Zero(t, a.Held())
+	require.Zero(t, e.Held())
 }

@@ -65,7 +65,7 @@ const (
 
 // kvState is the state on which a gate depends.
 type kvState struct {
-	own     float64 // share of the KV cache in use by the accounts
+	own     float64 // share of the KV cache in use by the charges
 	scraped float64 // share by the engine's gauge, NaN: unknown, or too old to count
 	live    int     // prompts whose KV a decode engine may still fetch
 
@@ -76,7 +76,7 @@ type kvState struct {
 //
 // The engine's gauge changes only while the engine steps: an idle engine may report 0.97 for ever. The gauge therefore
 // counts only while the engine has prompts of this proxy, because then the engine steps. Without a recent gauge, the
-// accounts alone decide: a busy engine may answer prompts although its metrics take seconds, and a slow scrape must not
+// charges alone decide: a busy engine may answer prompts although its metrics take seconds, and a slow scrape must not
 // stop its work. A gate that only the gauge has closed therefore opens by itself when the gauge becomes too old.
 type gate struct {
 	closed    bool      // the gate is closed, at least until opens

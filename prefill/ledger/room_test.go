@@ -17,16 +17,16 @@ type prompts struct {
 
 func newPrompts(t *testing.T) *prompts {
 	t.Helper()
-	a := New(Config{KVThreshold: 0.9, Interval: time.Second}).Load("p0")
-	p := &prompts{EngineLoad: &a, now: time.Unix(1000, 0)}
+	e := New(Config{KVThreshold: 0.9, Interval: time.Second}).Load("p0")
+	p := &prompts{EngineLoad: &e, now: time.Unix(1000, 0)}
 	p.SetCapacity(100_000, p.now)
 	return p
 }
 
 func (p *prompts) charge(tokens int64) {
-	c := &InFlight{}
-	p.Charge(c, Weight{Tokens: tokens}, nil, p.now)
-	p.held = append(p.held, c)
+	f := &InFlight{}
+	p.Charge(f, Weight{Tokens: tokens}, nil, p.now)
+	p.held = append(p.held, f)
 }
 
 func (p *prompts) release() {

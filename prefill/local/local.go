@@ -358,13 +358,13 @@ func (l *Ranks) Moved(model string, tokens int, took time.Duration) {
 // BreakEven is how many tokens an idle rank can compute in the time that a hand-off of the prompt takes. If fewer tokens are
 // new, computing them is faster than fetching the KV. line predicts the model's prefill times; rtt is the round trip to
 // the prefill engine.
-func (l *Ranks) BreakEven(p *Prompt, line policy.Latency, rtt time.Duration) float64 {
+func (l *Ranks) BreakEven(p *Prompt, latency policy.Latency, rtt time.Duration) float64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	handoff := rtt.Seconds()*1000 + line.T0Ms/2
+	handoff := rtt.Seconds()*1000 + latency.T0Ms/2
 	if times := l.transfers[p.Model]; times != nil {
 		transfer, _ := times.Latency()
 		handoff += transfer.Ms(float64(l.length(p)), 0) - transfer.T0Ms
 	}
-	return handoff / line.TPMs
+	return handoff / latency.TPMs
 }

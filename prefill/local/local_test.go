@@ -112,14 +112,14 @@ func TestTheLengthOfAPromptIsLearned(t *testing.T) {
 
 func TestBreakEvenCountsWhatAHandoffTakes(t *testing.T) {
 	l := two()
-	line := policy.Latency{TPMs: 0.1, T0Ms: 20}
+	latency := policy.Latency{TPMs: 0.1, T0Ms: 20}
 	p := &Prompt{Model: "m", Tokens: 1000}
-	require.InDelta(t, 150, l.BreakEven(p, line, 5*time.Millisecond), 1e-9)
+	require.InDelta(t, 150, l.BreakEven(p, latency, 5*time.Millisecond), 1e-9)
 	for i := range 40 {
 		tokens := 100 * (1 + i%10)
 		l.Moved("m", tokens, time.Duration(tokens)*20*time.Microsecond+3*time.Millisecond)
 	}
-	require.InDelta(t, 350, l.BreakEven(p, line, 5*time.Millisecond), 1, "and 20 µs a token of the pull")
+	require.InDelta(t, 350, l.BreakEven(p, latency, 5*time.Millisecond), 1, "and 20 µs a token of the pull")
 }
 
 // A stream begins where an engine publishes, and ends with its rank, with its source, and at the end.

@@ -3,8 +3,8 @@
 // a key, the request that arrived first comes first. Without deadlines, and with at most one key and priority, the
 // queue is first come, first served.
 //
-// Each model has a line. A round goes through the requests of all lines in this order; the caller serves each request,
-// holds it until the next round, or shuts its line for the round. The package has no clock and no lock.
+// Each model has a queue. A round goes through the requests of all model queues in this order; the caller serves each request,
+// holds it until the next round, or shuts its model queue for the round. The package has no clock and no lock.
 package queue
 
 import (
@@ -16,16 +16,16 @@ import (
 )
 
 // Batch is the lowest priority, for requests that only use capacity that no other request needs. At most half of the
-// requests that may wait in a line can be batch, and no backlog counts them.
+// requests that may wait in a model queue can be batch, and no backlog counts them.
 const Batch = math.MinInt
 
-// Queue holds the lines of all models.
+// Queue holds the model queues of all models.
 type Queue[T any] struct {
-	lines    map[string]*ModelQueue[T]
-	classes  map[int]*class[T]
-	due      ordered[*Item[T]] // the requests with a deadline
-	waiting  int
-	arrivals uint64
+	modelQueues map[string]*ModelQueue[T]
+	classes     map[int]*class[T]
+	due         ordered[*Item[T]] // the requests with a deadline
+	waiting     int
+	arrivals    uint64
 
 	round  uint64
 	places bool // the pool of prefilled requests that wait for decode has room in this round
@@ -46,22 +46,22 @@ type Item[T any] struct {
 	number       uint64 // counts arrivals; orders requests that arrived at the same time
 	heldIn       uint64 // the last round in which the request was held
 	fixed        bool   // the request must not be displaced
-	line         *ModelQueue[T]
+	modelQueue   *ModelQueue[T]
 	retriesIndex int           // index in the heap of retries, -1: not in it
 	dueIndex     int           // index in the heap of deadlines, -1: not in it
-	lane         *flowQueue[T] // nil: the request is a retry, or does not wait
+	flowQueue    *flowQueue[T] // nil: the request is a retry, or does not wait
 	element      *list.Element
 }
 
-// ModelQueue holds the requests for one model. Retries are kept apart from lanes. They have a place in the pool already, so
+// ModelQueue holds the requests for one model. Retries are kept apart from flow queues. They have a place in the pool already, so
 // they must not wait behind a request that still needs a place; and their key was charged for its turn already.
 type ModelQueue[T any] struct {
 	queue   *Queue[T]
 	retries ordered[*Item[T]]
-	lanes   map[*flow[T]]*flowQueue[T]
-	turns   ordered[*flowQueue[T]] // its first lane is served next
-	longest ordered[*flowQueue[T]] // its first lane gives way first if the line is full
-	fresh   int                    // requests in all lanes
+	queues  map[*flow[T]]*flowQueue[T]
+	turns   ordered[*flowQueue[T]] // its first flow queue is served next
+	longest ordered[*flowQueue[T]] // its first flow queue gives way first if the model queue is full
+	fresh   int                    // requests in all flow queues
 	batch   int                    // the part of fresh that has priority Batch
 	tokens  int64                  // prompt tokens of the part of fresh that is not batch
 
@@ -71,7 +71,7 @@ type ModelQueue[T any] struct {
 	closed                    []aim  // what HoldAll has held in round heldIn
 }
 
-// aim stands for the requests of a line that HoldAll holds: those with a target that are retries (reserved), or those that are not.
+// aim stands for the requests of a model queue that HoldAll holds: those with a target that are retries (reserved), or those that are not.
 type aim struct {
 	target   string
 	reserved bool
@@ -80,31 +80,31 @@ type aim struct {
 // New returns a queue in which no request waits.
 func New[T any]() *Queue[T] {
 	return &Queue[T]{
-		lines: map[string]*ModelQueue[T]{}, classes: map[int]*class[T]{},
+		modelQueues: map[string]*ModelQueue[T]{}, classes: map[int]*class[T]{},
 		due: ordered[*Item[T]]{before: func(a, b *Item[T]) bool { return a.Deadline.Before(b.Deadline) },
 			index: func(item *Item[T]) *int { return &item.dueIndex }},
 	}
 }
 
-// ModelQueue returns a model's line, which the first call makes.
+// ModelQueue returns a model's queue, which the first call makes.
 func (q *Queue[T]) ModelQueue(model string) *ModelQueue[T] {
-	l := q.lines[model]
-	if l == nil {
-		l = &ModelQueue[T]{
+	mq := q.modelQueues[model]
+	if mq == nil {
+		mq = &ModelQueue[T]{
 			queue:   q,
 			retries: ordered[*Item[T]]{before: (*Item[T]).before, index: func(item *Item[T]) *int { return &item.retriesIndex }},
-			lanes:   map[*flow[T]]*flowQueue[T]{},
+			queues:  map[*flow[T]]*flowQueue[T]{},
 			turns: ordered[*flowQueue[T]]{before: func(a, b *flowQueue[T]) bool { return a.first().before(b.first()) },
-				index: func(l *flowQueue[T]) *int { return &l.turnsIndex }},
-			longest: ordered[*flowQueue[T]]{before: (*flowQueue[T]).givesWayBefore, index: func(l *flowQueue[T]) *int { return &l.longestIndex }},
+				index: func(fq *flowQueue[T]) *int { return &fq.turnsIndex }},
+			longest: ordered[*flowQueue[T]]{before: (*flowQueue[T]).givesWayBefore, index: func(fq *flowQueue[T]) *int { return &fq.longestIndex }},
 		}
-		q.lines[model] = l
+		q.modelQueues[model] = mq
 	}
-	return l
+	return mq
 }
 
-// Drop removes a model's line, which must be empty.
-func (q *Queue[T]) Drop(model string) { delete(q.lines, model) }
+// Drop removes a model's queue, which must be empty.
+func (q *Queue[T]) Drop(model string) { delete(q.modelQueues, model) }
 
 // Len is how many requests wait, retries included.
 func (q *Queue[T]) Len() int { return q.waiting }
@@ -118,24 +118,24 @@ func (q *Queue[T]) ByPriority() map[int]int {
 	return n
 }
 
-// Fresh is how many requests wait in the line, without retries and batch.
-func (l *ModelQueue[T]) Fresh() int { return l.fresh - l.batch }
+// Fresh is how many requests wait in the model queue, without retries and batch.
+func (mq *ModelQueue[T]) Fresh() int { return mq.fresh - mq.batch }
 
 // Online reports whether a request waits that is not batch.
-func (l *ModelQueue[T]) Online() bool {
-	return l.Fresh() > 0 || l.retries.Len() > 0 && l.retries.members[0].Priority != Batch
+func (mq *ModelQueue[T]) Online() bool {
+	return mq.Fresh() > 0 || mq.retries.Len() > 0 && mq.retries.members[0].Priority != Batch
 }
 
 // Tokens is the sum of the prompt tokens of the requests that Fresh counts.
-func (l *ModelQueue[T]) Tokens() int64 { return l.tokens }
+func (mq *ModelQueue[T]) Tokens() int64 { return mq.tokens }
 
-// Empty reports whether no request waits in the line.
-func (l *ModelQueue[T]) Empty() bool { return l.fresh+l.retries.Len() == 0 }
+// Empty reports whether no request waits in the model queue.
+func (mq *ModelQueue[T]) Empty() bool { return mq.fresh+mq.retries.Len() == 0 }
 
 // Backlog is the number of waiting requests, with retries and without batch, and the sum of their prompt tokens.
-func (l *ModelQueue[T]) Backlog() (requests int, tokens int64) {
-	requests, tokens = l.Fresh(), l.tokens
-	for _, item := range l.retries.members {
+func (mq *ModelQueue[T]) Backlog() (requests int, tokens int64) {
+	requests, tokens = mq.Fresh(), mq.tokens
+	for _, item := range mq.retries.members {
 		if item.Priority != Batch {
 			requests, tokens = requests+1, tokens+int64(item.Tokens)
 		}
@@ -145,7 +145,7 @@ func (l *ModelQueue[T]) Backlog() (requests int, tokens int64) {
 
 // Waits reports whether any request waits that could be served now. If places is false, the pool is full and only retries
 // could be.
-func (l *ModelQueue[T]) Waits(places bool) bool { return l.next(places) != nil }
+func (mq *ModelQueue[T]) Waits(places bool) bool { return mq.next(places) != nil }
 
 // StartRound begins another round over the waiting requests.
 func (q *Queue[T]) StartRound() {
@@ -156,21 +156,21 @@ func (q *Queue[T]) StartRound() {
 // Round is the number of the present round.
 func (q *Queue[T]) Round() uint64 { return q.round }
 
-// A round ends for a line after roundDepth held requests in all lines, but not before lineDepth held requests of the line
-// itself: a model whose requests are all held must not keep the requests of another model from free engines. Nor may a key
-// whose requests are all held keep another key from them. So until keysDepth requests are held, the round goes on with those
-// lanes of the line in which no request is held yet, and with the retries if none of them is.
-const roundDepth, keysDepth, lineDepth = 64, 128, 4
+// A round ends for a model queue after roundDepth held requests in all model queues, but not before modelDepth held requests of the model
+// queue itself: a model whose requests are all held must not keep the requests of another model from free engines. Nor may a key whose
+// requests are all held keep another key from them. So until keysDepth requests are held, the round goes on with those flow queues of the
+// model queue in which no request is held yet, and with the retries if none of them is.
+const roundDepth, keysDepth, modelDepth = 64, 128, 4
 
 // Next is the first request that may still be served in this round and was not held in it; nil: the round is over.
 func (q *Queue[T]) Next() (first *Item[T]) {
-	for _, l := range q.lines {
-		tooDeep := q.holds >= roundDepth && l.heldIn == q.round && l.holds >= lineDepth
-		if l.shutIn == q.round || tooDeep && q.holds >= keysDepth {
+	for _, mq := range q.modelQueues {
+		tooDeep := q.holds >= roundDepth && mq.heldIn == q.round && mq.holds >= modelDepth
+		if mq.shutIn == q.round || tooDeep && q.holds >= keysDepth {
 			continue
 		}
-		places := q.places && l.settledIn != q.round
-		if item := l.nextNotHeld(q.round, places, tooDeep); item != nil && (first == nil || item.before(first)) {
+		places := q.places && mq.settledIn != q.round
+		if item := mq.nextNotHeld(q.round, places, tooDeep); item != nil && (first == nil || item.before(first)) {
 			first = item
 		}
 	}
@@ -182,39 +182,40 @@ func (q *Queue[T]) NoPlaces() { q.places = false }
 
 // Hold notes that this request cannot be served in this round. Requests behind it still can.
 func (i *Item[T]) Hold() {
-	l, round := i.line, i.line.queue.round
-	if l.heldIn != round {
-		l.heldIn, l.holds, l.closed = round, 0, l.closed[:0]
+	mq, round := i.modelQueue, i.modelQueue.queue.round
+	if mq.heldIn != round {
+		mq.heldIn, mq.holds, mq.closed = round, 0, mq.closed[:0]
 	}
 	i.heldIn = round
-	if i.lane != nil {
-		i.lane.heldIn = round
+	if i.flowQueue != nil {
+		i.flowQueue.heldIn = round
 	} else {
-		l.retryHeldIn = round
+		mq.retryHeldIn = round
 	}
-	l.holds++
-	l.queue.holds++
+	mq.holds++
+	mq.queue.holds++
 }
 
-// HoldAll holds this request, which has a target, and all requests of the line with the same target: if it is a retry, all retries with
-// this target, else all first attempts. The round does not look at them.
+// HoldAll holds this request, which has a target, and all requests of the model queue with the same target: if it is a retry, all retries
+// with this target, else all first attempts. The round does not look at them.
 func (i *Item[T]) HoldAll() {
 	i.Hold()
-	i.line.closed = append(i.line.closed, aim{i.Target, i.Reserved})
+	i.modelQueue.closed = append(i.modelQueue.closed, aim{i.Target, i.Reserved})
 }
 
 // held reports whether the request was held in a round, by its own Hold or by HoldAll of another request.
 func (i *Item[T]) held(round uint64) bool {
-	return i.heldIn == round || i.Target != "" && i.line.heldIn == round && slices.Contains(i.line.closed, aim{i.Target, i.Reserved})
+	return i.heldIn == round || i.Target != "" && i.modelQueue.heldIn == round &&
+		slices.Contains(i.modelQueue.closed, aim{i.Target, i.Reserved})
 }
 
-// Settle notes that only retries of the line can be served in this round.
-func (l *ModelQueue[T]) Settle() { l.settledIn = l.queue.round }
+// Settle notes that only retries of the model queue can be served in this round.
+func (mq *ModelQueue[T]) Settle() { mq.settledIn = mq.queue.round }
 
-// Shut notes that no request of the line can be served in this round.
-func (l *ModelQueue[T]) Shut() { l.shutIn = l.queue.round }
+// Shut notes that no request of the model queue can be served in this round.
+func (mq *ModelQueue[T]) Shut() { mq.shutIn = mq.queue.round }
 
-// before reports whether a request is served before another one, of the same line or not.
+// before reports whether a request is served before another one, of the same model queue or not.
 func (i *Item[T]) before(other *Item[T]) bool {
 	switch {
 	case i.Priority != other.Priority:
@@ -223,8 +224,8 @@ func (i *Item[T]) before(other *Item[T]) bool {
 		return i.Reserved
 	case !i.Deadline.Equal(other.Deadline):
 		return i.sooner(other)
-	case i.lane != nil && other.lane != nil && i.lane.due != other.lane.due:
-		return i.lane.due < other.lane.due
+	case i.flowQueue != nil && other.flowQueue != nil && i.flowQueue.due != other.flowQueue.due:
+		return i.flowQueue.due < other.flowQueue.due
 	}
 	return i.olderThan(other)
 }
@@ -235,8 +236,8 @@ func (i *Item[T]) sooner(other *Item[T]) bool {
 	return !i.Deadline.IsZero() && (other.Deadline.IsZero() || i.Deadline.Before(other.Deadline))
 }
 
-// beforeInLane reports whether a request is served before another one of the same key: by deadline, then by arrival.
-func (i *Item[T]) beforeInLane(other *Item[T]) bool {
+// beforeInFlow reports whether a request is served before another one of the same key: by deadline, then by arrival.
+func (i *Item[T]) beforeInFlow(other *Item[T]) bool {
 	if !i.Deadline.Equal(other.Deadline) {
 		return i.sooner(other)
 	}
@@ -252,14 +253,14 @@ func (i *Item[T]) olderThan(other *Item[T]) bool {
 	return i.number < other.number
 }
 
-// next is the request of the line that is served first; nil: none can be. If places is false, the pool is full and only
+// next is the request of the model queue that is served first; nil: none can be. If places is false, the pool is full and only
 // retries can be served.
-func (l *ModelQueue[T]) next(places bool) (first *Item[T]) {
-	if l.retries.Len() > 0 {
-		first = l.retries.members[0]
+func (mq *ModelQueue[T]) next(places bool) (first *Item[T]) {
+	if mq.retries.Len() > 0 {
+		first = mq.retries.members[0]
 	}
-	if places && l.fresh > 0 {
-		if item := l.turns.members[0].first(); first == nil || item.before(first) {
+	if places && mq.fresh > 0 {
+		if item := mq.turns.members[0].first(); first == nil || item.before(first) {
 			first = item
 		}
 	}
@@ -267,11 +268,11 @@ func (l *ModelQueue[T]) next(places bool) (first *Item[T]) {
 }
 
 // nextNotHeld is next without the requests that were held in the round. It goes through all requests only if the first
-// one was held, which is rare. If newLanes is true, it also leaves out the lanes of which a request was held, and all
+// one was held, which is rare. If newFlows is true, it also leaves out the flow queues of which a request was held, and all
 // retries if one of them was.
-func (l *ModelQueue[T]) nextNotHeld(round uint64, places, newLanes bool) *Item[T] {
-	first := l.next(places)
-	if first == nil || !first.held(round) && !newLanes {
+func (mq *ModelQueue[T]) nextNotHeld(round uint64, places, newFlows bool) *Item[T] {
+	first := mq.next(places)
+	if first == nil || !first.held(round) && !newFlows {
 		return first
 	}
 	first = nil
@@ -280,19 +281,19 @@ func (l *ModelQueue[T]) nextNotHeld(round uint64, places, newLanes bool) *Item[T
 			first = item
 		}
 	}
-	for _, item := range l.retries.members {
-		if !item.held(round) && !(newLanes && l.retryHeldIn == round) {
+	for _, item := range mq.retries.members {
+		if !item.held(round) && !(newFlows && mq.retryHeldIn == round) {
 			consider(item)
 		}
 	}
 	if !places {
 		return first
 	}
-	for _, lane := range l.turns.members {
-		if newLanes && lane.heldIn == round {
+	for _, fq := range mq.turns.members {
+		if newFlows && fq.heldIn == round {
 			continue
 		}
-		for element := lane.items.Front(); element != nil; element = element.Next() {
+		for element := fq.items.Front(); element != nil; element = element.Next() {
 			if item := element.Value.(*Item[T]); !item.held(round) {
 				consider(item)
 				break
@@ -302,117 +303,117 @@ func (l *ModelQueue[T]) nextNotHeld(round uint64, places, newLanes bool) *Item[T
 	return first
 }
 
-// Add puts a request in the line: among the retries, or in its key's lane by deadline and first arrival.
-func (l *ModelQueue[T]) Add(item *Item[T]) {
-	q := l.queue
+// Add puts a request in the model queue: among the retries, or in its key's flow queue by deadline and first arrival.
+func (mq *ModelQueue[T]) Add(item *Item[T]) {
+	q := mq.queue
 	if item.number == 0 { // a request that MakeRoom puts back keeps its number
 		q.arrivals++
 		item.number = q.arrivals
 	}
-	item.line, item.retriesIndex, item.dueIndex = l, -1, -1
+	item.modelQueue, item.retriesIndex, item.dueIndex = mq, -1, -1
 	q.waiting++
 	if !item.Deadline.IsZero() && !item.fixed {
 		heap.Push(&q.due, item)
 	}
 	if item.Reserved {
-		heap.Push(&l.retries, item)
+		heap.Push(&mq.retries, item)
 		return
 	}
-	lane := l.laneOf(q.flowOf(item.Priority, item.Key))
-	lane.insert(item)
-	l.count(item, 1)
-	lane.class.waiting++
-	if lane.items.Len() == 1 {
-		heap.Push(&l.turns, lane)
-		heap.Push(&l.longest, lane)
+	fq := mq.flowQueueOf(q.flowOf(item.Priority, item.Key))
+	fq.insert(item)
+	mq.count(item, 1)
+	fq.class.waiting++
+	if fq.items.Len() == 1 {
+		heap.Push(&mq.turns, fq)
+		heap.Push(&mq.longest, fq)
 	} else {
-		heap.Fix(&l.turns, lane.turnsIndex)
-		heap.Fix(&l.longest, lane.longestIndex)
+		heap.Fix(&mq.turns, fq.turnsIndex)
+		heap.Fix(&mq.longest, fq.longestIndex)
 	}
 }
 
-// count adds a request to the line's counts if n is 1, and subtracts it if n is -1.
-func (l *ModelQueue[T]) count(item *Item[T], n int) {
-	l.fresh += n
+// count adds a request to the model queue's counts if n is 1, and subtracts it if n is -1.
+func (mq *ModelQueue[T]) count(item *Item[T], n int) {
+	mq.fresh += n
 	if item.Priority == Batch {
-		l.batch += n
+		mq.batch += n
 	} else {
-		l.tokens += int64(n * item.Tokens)
+		mq.tokens += int64(n * item.Tokens)
 	}
 }
 
-// laneOf returns the lane of a key in this line, and makes it if there is none.
-func (l *ModelQueue[T]) laneOf(f *flow[T]) *flowQueue[T] {
-	keyLane := l.lanes[f]
-	if keyLane == nil {
-		keyLane = &flowQueue[T]{flow: f, line: l}
-		l.lanes[f] = keyLane
-		f.lanes = append(f.lanes, keyLane)
+// flowQueueOf returns the flow queue of a key in this model queue, and makes it if there is none.
+func (mq *ModelQueue[T]) flowQueueOf(f *flow[T]) *flowQueue[T] {
+	keyQueue := mq.queues[f]
+	if keyQueue == nil {
+		keyQueue = &flowQueue[T]{flow: f, modelQueue: mq}
+		mq.queues[f] = keyQueue
+		f.queues = append(f.queues, keyQueue)
 	}
-	return keyLane
+	return keyQueue
 }
 
 // Remove takes the request out of the queue. It reports whether the request still waited.
 func (i *Item[T]) Remove() bool {
-	l := i.line
+	mq := i.modelQueue
 	if i.Reserved {
 		if i.retriesIndex < 0 {
 			return false
 		}
-		heap.Remove(&l.retries, i.retriesIndex)
-		l.queue.waiting--
+		heap.Remove(&mq.retries, i.retriesIndex)
+		mq.queue.waiting--
 		i.forgetDeadline()
 		return true
 	}
-	lane := i.lane
-	if lane == nil {
+	fq := i.flowQueue
+	if fq == nil {
 		return false
 	}
-	if lane.items.Len() == 1 {
-		heap.Remove(&l.turns, lane.turnsIndex)
-		heap.Remove(&l.longest, lane.longestIndex)
-		delete(l.lanes, lane.flow)
-		lane.close()
+	if fq.items.Len() == 1 {
+		heap.Remove(&mq.turns, fq.turnsIndex)
+		heap.Remove(&mq.longest, fq.longestIndex)
+		delete(mq.queues, fq.flow)
+		fq.close()
 	}
-	lane.items.Remove(i.element)
+	fq.items.Remove(i.element)
 	if !i.fixed {
-		lane.displaceable--
+		fq.displaceable--
 	}
-	if lane.items.Len() > 0 {
-		heap.Fix(&l.turns, lane.turnsIndex)
-		heap.Fix(&l.longest, lane.longestIndex)
+	if fq.items.Len() > 0 {
+		heap.Fix(&mq.turns, fq.turnsIndex)
+		heap.Fix(&mq.longest, fq.longestIndex)
 	}
-	i.lane, i.element = nil, nil
+	i.flowQueue, i.element = nil, nil
 	i.forgetDeadline()
-	l.count(i, -1)
-	l.queue.waiting--
-	if lane.class.waiting--; lane.class.waiting == 0 {
-		delete(l.queue.classes, lane.priority)
+	mq.count(i, -1)
+	mq.queue.waiting--
+	if fq.class.waiting--; fq.class.waiting == 0 {
+		delete(mq.queue.classes, fq.priority)
 	}
 	return true
 }
 
-// Waits reports whether the request waits in a lane. Retries do not wait in lanes, and cannot be displaced.
-func (i *Item[T]) Waits() bool { return i.lane != nil }
+// Waits reports whether the request waits in a flow queue. Retries do not wait in flow queues, and cannot be displaced.
+func (i *Item[T]) Waits() bool { return i.flowQueue != nil }
 
-// Served notes that the request is served: its tokens move the next turn of its key back, in the lines of all models. It
+// Served notes that the request is served: its tokens move the next turn of its key back, in the model queues of all models. It
 // must be called before Remove.
 func (i *Item[T]) Served() {
-	if i.lane == nil {
+	if i.flowQueue == nil {
 		return
 	}
-	f := i.lane.flow
+	f := i.flowQueue.flow
 	f.class.clock = max(f.class.clock, f.due)
 	f.due += int64(max(1, i.Tokens))
-	for _, l := range f.lanes {
-		heap.Fix(&l.line.turns, l.turnsIndex)
+	for _, fq := range f.queues {
+		heap.Fix(&fq.modelQueue.turns, fq.turnsIndex)
 	}
 }
 
 // forgetDeadline takes the request out of the heap of deadlines, if it is there.
 func (i *Item[T]) forgetDeadline() {
 	if i.dueIndex >= 0 {
-		heap.Remove(&i.line.queue.due, i.dueIndex)
+		heap.Remove(&i.modelQueue.queue.due, i.dueIndex)
 	}
 }
 
@@ -424,31 +425,31 @@ func (q *Queue[T]) NextDeadline() *Item[T] {
 	return q.due.members[0]
 }
 
-// Fix keeps the request in the line: it can no longer be displaced, and NextDeadline no longer returns it. Its deadline
+// Fix keeps the request in the model queue: it can no longer be displaced, and NextDeadline no longer returns it. Its deadline
 // still orders it.
 func (i *Item[T]) Fix() {
-	if i.lane == nil || i.fixed {
+	if i.flowQueue == nil || i.fixed {
 		return
 	}
 	i.fixed = true
 	i.forgetDeadline()
-	i.lane.displaceable--
-	heap.Fix(&i.line.longest, i.lane.longestIndex)
+	i.flowQueue.displaceable--
+	heap.Fix(&i.modelQueue.longest, i.flowQueue.longestIndex)
 }
 
-// MakeRoom displaces requests until the line has room for n more of a priority and key. limit is how many requests may
-// wait in the line, without retries. If displacing cannot make enough room, none is displaced and ok is false.
-func (l *ModelQueue[T]) MakeRoom(priority int, key string, n, limit int) (displaced []*Item[T], ok bool) {
-	ownWaiting := l.waitingOf(priority, key) + n
-	over := l.fresh + n - limit
+// MakeRoom displaces requests until the model queue has room for n more of a priority and key. limit is how many requests may
+// wait in the model queue, without retries. If displacing cannot make enough room, none is displaced and ok is false.
+func (mq *ModelQueue[T]) MakeRoom(priority int, key string, n, limit int) (displaced []*Item[T], ok bool) {
+	ownWaiting := mq.waitingOf(priority, key) + n
+	over := mq.fresh + n - limit
 	if priority == Batch {
-		over = max(over, l.batch+n-Share(limit))
+		over = max(over, mq.batch+n-Share(limit))
 	}
 	for ; over > 0; over-- {
-		item := l.yields(priority, key, ownWaiting)
+		item := mq.yields(priority, key, ownWaiting)
 		if item == nil {
 			for _, item := range displaced {
-				l.Add(item)
+				mq.Add(item)
 			}
 			return nil, false
 		}
@@ -458,24 +459,24 @@ func (l *ModelQueue[T]) MakeRoom(priority int, key string, n, limit int) (displa
 	return displaced, true
 }
 
-// Share is how many batch requests may wait in a line, if limit requests may wait in it.
+// Share is how many batch requests may wait in a model queue, if limit requests may wait in it.
 func Share(limit int) int { return max(1, limit/2) }
 
-// yields is the request that leaves a full line to make room for a new request with this priority and key; nil: there is
-// none. It is the last displaceable request of the lane that gives way first. A lane of a higher priority does not yield.
-// A lane of the same priority yields only if it is longer than ownWaiting, the length that the new request's lane gets.
-func (l *ModelQueue[T]) yields(priority int, key string, ownWaiting int) *Item[T] {
-	if l.longest.Len() == 0 {
+// yields is the request that leaves a full model queue to make room for a new request with this priority and key; nil: there is
+// none. It is the last displaceable request of the flow queue that gives way first. A flow queue of a higher priority does not yield.
+// A flow queue of the same priority yields only if it is longer than ownWaiting, the length that the new request's flow queue gets.
+func (mq *ModelQueue[T]) yields(priority int, key string, ownWaiting int) *Item[T] {
+	if mq.longest.Len() == 0 {
 		return nil
 	}
-	lane := l.longest.members[0]
+	fq := mq.longest.members[0]
 	switch {
-	case lane.displaceable == 0, lane.priority > priority:
+	case fq.displaceable == 0, fq.priority > priority:
 		return nil
-	case lane.priority == priority && (lane.key == key || lane.items.Len() <= ownWaiting):
+	case fq.priority == priority && (fq.key == key || fq.items.Len() <= ownWaiting):
 		return nil
 	}
-	element := lane.items.Back()
+	element := fq.items.Back()
 	for element.Value.(*Item[T]).fixed {
 		element = element.Prev()
 	}
@@ -483,10 +484,10 @@ func (l *ModelQueue[T]) yields(priority int, key string, ownWaiting int) *Item[T
 }
 
 // waitingOf is how many requests of a key wait.
-func (l *ModelQueue[T]) waitingOf(priority int, key string) int {
-	if c := l.queue.classes[priority]; c != nil {
-		if lane := l.lanes[c.flows[key]]; lane != nil {
-			return lane.items.Len()
+func (mq *ModelQueue[T]) waitingOf(priority int, key string) int {
+	if c := mq.queue.classes[priority]; c != nil {
+		if fq := mq.queues[c.flows[key]]; fq != nil {
+			return fq.items.Len()
 		}
 	}
 	return 0

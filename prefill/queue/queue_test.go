@@ -37,7 +37,7 @@ func (l *line) serve() *item {
 
 func (l *line) requireEmpty(t require.TestingT) {
 	require.True(t, l.Empty())
-	require.Empty(t, l.lanes)
+	require.Empty(t, l.queues)
 	require.Empty(t, l.queue.classes, "state of keys that nobody waits with")
 	require.Zero(t, l.turns.Len()+l.longest.Len()+l.retries.Len())
 	require.Nil(t, l.queue.NextDeadline())
@@ -227,7 +227,7 @@ func TestTheQueueLosesNobodyAndKeepsItsOrder(t *testing.T) {
 				for o := range waiting {
 					require.LessOrEqual(r, o.Priority, w.Priority)
 					if o != w && o.Priority == w.Priority && o.Key == w.Key && o.Reserved == w.Reserved {
-						require.True(r, w.beforeInLane(o), "of one key the earlier deadline first, then the older one")
+						require.True(r, w.beforeInFlow(o), "of one key the earlier deadline first, then the older one")
 					}
 					if o.Priority == w.Priority && o.Reserved == w.Reserved {
 						require.False(r, !o.Deadline.Equal(w.Deadline) && o.sooner(w), "the earliest deadline first")
@@ -361,9 +361,9 @@ func TestARoundOfHeldRequestsLooksAtEachLine(t *testing.T) {
 	for _, l := range lines {
 		sum += l.holds
 	}
-	require.LessOrEqual(t, sum, roundDepth+len(lines)*lineDepth)
+	require.LessOrEqual(t, sum, roundDepth+len(lines)*modelDepth)
 	for model, n := range looks {
-		require.GreaterOrEqual(t, n, lineDepth, model)
+		require.GreaterOrEqual(t, n, modelDepth, model)
 	}
 	require.Len(t, looks, len(lines))
 }

@@ -8,7 +8,7 @@ import (
 // Keys of one priority take turns by start-time fair queueing (Goyal 1996), weighted by the prompt tokens that were
 // served of each key. While two keys both wait, the tokens served of them differ by at most one request of each key.
 
-// class is one priority in the lines of all models. It is dropped when no request of it waits.
+// class is one priority in the model queues of all models. It is dropped when no request of it waits.
 type class[T any] struct {
 	clock   int64 // the virtual time: the due time of the request that was served last
 	flows   map[string]*flow[T]
@@ -22,50 +22,50 @@ type flow[T any] struct {
 	priority int
 	key      string
 	due      int64           // virtual time of its next request, in tokens: grows with the tokens served, starts at the clock or later
-	lanes    []*flowQueue[T] // one for each model for which requests of the key wait
+	queues   []*flowQueue[T] // one for each model for which requests of the key wait
 }
 
 // flowQueue is a flow's requests for one model.
 type flowQueue[T any] struct {
 	*flow[T]
-	line         *ModelQueue[T]
+	modelQueue   *ModelQueue[T]
 	items        list.List // of *Item[T], by deadline and arrival
 	displaceable int       // number of items that are not fixed
 	heldIn       uint64    // the last round in which one of the items was held
-	turnsIndex   int       // index in the line's heap turns
-	longestIndex int       // index in the line's heap longest
+	turnsIndex   int       // index in the model queue's heap turns
+	longestIndex int       // index in the model queue's heap longest
 }
 
-func (l *flowQueue[T]) first() *Item[T] { return l.items.Front().Value.(*Item[T]) }
+func (fq *flowQueue[T]) first() *Item[T] { return fq.items.Front().Value.(*Item[T]) }
 
-// insert adds a request at its position in the lane.
-func (l *flowQueue[T]) insert(item *Item[T]) {
-	before := l.items.Back() // nearly every new request belongs at the end
-	for before != nil && item.beforeInLane(before.Value.(*Item[T])) {
+// insert adds a request at its position in the flow queue.
+func (fq *flowQueue[T]) insert(item *Item[T]) {
+	before := fq.items.Back() // nearly every new request belongs at the end
+	for before != nil && item.beforeInFlow(before.Value.(*Item[T])) {
 		before = before.Prev()
 	}
 	if before == nil {
-		item.element = l.items.PushFront(item)
+		item.element = fq.items.PushFront(item)
 	} else {
-		item.element = l.items.InsertAfter(item, before)
+		item.element = fq.items.InsertAfter(item, before)
 	}
-	item.lane = l
+	item.flowQueue = fq
 	if !item.fixed {
-		l.displaceable++
+		fq.displaceable++
 	}
 }
 
-// givesWayBefore reports whether a full line displaces a request of this lane before a request of the other lane. The
-// lane with the lowest priority gives way first; among lanes of one priority it is the lane with the most requests, so
-// that a key that fills the queue gives way to other keys. A lane without displaceable requests comes last.
-func (l *flowQueue[T]) givesWayBefore(other *flowQueue[T]) bool {
+// givesWayBefore reports whether a full model queue displaces a request of this flow queue before a request of the other flow queue. The
+// flow queue with the lowest priority gives way first; among flow queues of one priority it is the flow queue with the most requests, so
+// that a key that fills the queue gives way to other keys. A flow queue without displaceable requests comes last.
+func (fq *flowQueue[T]) givesWayBefore(other *flowQueue[T]) bool {
 	switch {
-	case (l.displaceable == 0) != (other.displaceable == 0):
+	case (fq.displaceable == 0) != (other.displaceable == 0):
 		return other.displaceable == 0
-	case l.priority != other.priority:
-		return l.priority < other.priority
+	case fq.priority != other.priority:
+		return fq.priority < other.priority
 	}
-	return l.items.Len() > other.items.Len()
+	return fq.items.Len() > other.items.Len()
 }
 
 // flowOf returns the flow of a key for which a request is about to wait. If no request of the key waits yet, its due time
@@ -81,7 +81,7 @@ func (q *Queue[T]) flowOf(priority int, key string) *flow[T] {
 		f = &flow[T]{class: ofPriority, priority: priority, key: key, due: ofPriority.clock}
 		ofPriority.flows[key] = f
 	}
-	if len(f.lanes) == 0 {
+	if len(f.queues) == 0 {
 		f.due = max(f.due, ofPriority.clock)
 	}
 	return f
@@ -89,20 +89,20 @@ func (q *Queue[T]) flowOf(priority int, key string) *flow[T] {
 
 const firstSweep = 64 // flows
 
-// close removes an empty lane from its flow. A flow without lanes is kept until the clock has passed its due time. A key
+// close removes an empty flow queue from its flow. A flow without flow queues is kept until the clock has passed its due time. A key
 // that comes back before then keeps this due time, and cannot overtake other keys by leaving and coming back.
-func (l *flowQueue[T]) close() {
-	f, c := l.flow, l.class
-	i := slices.Index(f.lanes, l)
-	f.lanes = slices.Delete(f.lanes, i, i+1)
-	if len(f.lanes) == 0 && f.due <= c.clock {
+func (fq *flowQueue[T]) close() {
+	f, c := fq.flow, fq.class
+	i := slices.Index(f.queues, fq)
+	f.queues = slices.Delete(f.queues, i, i+1)
+	if len(f.queues) == 0 && f.due <= c.clock {
 		delete(c.flows, f.key)
 	}
 	if len(c.flows) < c.sweepAt {
 		return
 	}
 	for key, f := range c.flows {
-		if len(f.lanes) == 0 && f.due <= c.clock {
+		if len(f.queues) == 0 && f.due <= c.clock {
 			delete(c.flows, key)
 		}
 	}

@@ -12,19 +12,19 @@ type Overrides struct {
 
 // Overrule configures the mechanisms that may overrule a policy. A mechanism whose configuration does not change keeps its
 // state.
-func (s *Overrides) Overrule(hotspots bool, a AffinityConfig) {
+func (o *Overrides) Overrule(hotspots bool, a AffinityConfig) {
 	switch {
 	case !hotspots:
-		s.Hotspots = nil
-	case s.Hotspots == nil:
-		s.Hotspots = NewHotspots()
+		o.Hotspots = nil
+	case o.Hotspots == nil:
+		o.Hotspots = NewHotspots()
 	}
 	switch {
 	case !a.Enabled:
-		s.Affinity = nil
-	case s.Affinity == nil || s.Affinity.ttl != a.TTL || s.Affinity.most != a.MaxKeys:
-		s.Affinity = NewAffinity(a)
+		o.Affinity = nil
+	case o.Affinity == nil || o.Affinity.ttl != a.TTL || o.Affinity.most != a.MaxKeys:
+		o.Affinity = NewAffinity(a)
 	default:
-		s.Affinity.factor = a.LoadFactor
+		o.Affinity.factor = a.LoadFactor
 	}
 }

@@ -14,7 +14,7 @@ import (
 	"evenkeel/prefill/steer"
 )
 
-// New returns a tier without candidates.
+// New returns a scheduler without candidates.
 func New(cfg Config) (*Scheduler, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
@@ -24,7 +24,7 @@ func New(cfg Config) (*Scheduler, error) {
 	if err != nil {
 		return nil, err
 	}
-	t := &Scheduler{clock: cfg.Clock, changed: make(chan struct{}, 1), state: state{
+	s := &Scheduler{clock: cfg.Clock, changed: make(chan struct{}, 1), state: state{
 		cfg:        cfg,
 		metrics:    newMetrics(policies.Names()),
 		candidates: map[string]*candidate{},
@@ -34,47 +34,47 @@ func New(cfg Config) (*Scheduler, error) {
 		ledger:     ledger.New(cfg.ledger()),
 		cache:      cache.New(index.Config{MaxBytes: cfg.Index.MaxBytes}),
 		fit:        fit.New(cfg.Calibration),
-		steer:      steer.Overrides{Policies: policies},
+		overrides:  steer.Overrides{Policies: policies},
 	}}
-	t.choose = chooser{state: &t.state, tier: t, onTheWay: map[string]int{}}
-	t.arrivals = queueManager{&t.state, &t.choose}
-	t.steer.Overrule(cfg.Hotspot.Enabled, cfg.Affinity)
+	s.choose = chooser{state: &s.state, scheduler: s, onTheWay: map[string]int{}}
+	s.manager = queueManager{&s.state, &s.choose}
+	s.overrides.Overrule(cfg.Hotspot.Enabled, cfg.Affinity)
 	if cfg.Clock == nil {
-		t.clock = time.Now
-		t.timer = time.AfterFunc(time.Hour, t.Wake)
-		t.timer.Stop()
+		s.clock = time.Now
+		s.timer = time.AfterFunc(time.Hour, s.Wake)
+		s.timer.Stop()
 	}
 	if cfg.Registerer != nil {
-		if err := t.metrics.register(cfg.Registerer, t); err != nil {
+		if err := s.metrics.register(cfg.Registerer, s); err != nil {
 			return nil, err
 		}
 	}
-	return t, nil
+	return s, nil
 }
 
 // lock takes the lock, sets the time, and ends the charges that have expired.
-func (t *Scheduler) lock() {
-	t.mu.Lock()
-	t.now = t.clock()
-	for a := t.ledger.Expire(t.now); a != nil; a = t.ledger.Expire(t.now) {
-		t.forget(t.candidates[a.Owner])
+func (s *Scheduler) lock() {
+	s.mu.Lock()
+	s.now = s.clock()
+	for load := s.ledger.Expire(s.now); load != nil; load = s.ledger.Expire(s.now) {
+		s.forget(s.candidates[load.Owner])
 	}
 }
 
 // unlock serves the waiters that can be served now, and releases the lock.
-func (t *Scheduler) unlock() {
-	t.arrivals.serve()
-	if t.queue.Len() > 0 {
-		t.wakeAt = t.arrivals.wakeAt()
-		t.setTimer()
+func (s *Scheduler) unlock() {
+	s.manager.serve()
+	if s.queue.Len() > 0 {
+		s.wakeAt = s.manager.wakeAt()
+		s.setTimer()
 	}
 	var changes []steer.Change
-	if t.steer.Hotspots != nil {
-		changes = t.steer.Hotspots.Changes()
+	if s.overrides.Hotspots != nil {
+		changes = s.overrides.Hotspots.Changes()
 	}
-	t.mu.Unlock()
+	s.mu.Unlock()
 	for _, h := range changes {
-		t.cfg.Log.Info("a class of requests became hot, or is not hot any more", zap.String("class", strconv.FormatUint(h.Class, 16)),
+		s.cfg.Log.Info("a class of requests became hot, or is not hot any more", zap.String("class", strconv.FormatUint(h.Class, 16)),
 			zap.String("to", string(h.To)),
 			zap.Float64("share", h.Share), zap.Int("holders", h.Holders), zap.Int("k", h.K))
 	}
@@ -82,51 +82,51 @@ func (t *Scheduler) unlock() {
 
 // Wake considers all waiting requests again. The caller calls it when a place in the pool becomes free, and when Config.Decode
 // returns more slots than before.
-func (t *Scheduler) Wake() {
-	t.lock()
-	t.unlock()
+func (s *Scheduler) Wake() {
+	s.lock()
+	s.unlock()
 }
 
 // NextWake is the next time at which a waiter may be answered without any event; false: never.
-func (t *Scheduler) NextWake() (time.Time, bool) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.wakeAt, t.queue.Len() > 0 && !t.wakeAt.IsZero()
+func (s *Scheduler) NextWake() (time.Time, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.wakeAt, s.queue.Len() > 0 && !s.wakeAt.IsZero()
 }
 
 // setTimer sets the timer to wakeAt. In a simulation there is no timer.
-func (t *Scheduler) setTimer() {
+func (s *Scheduler) setTimer() {
 	switch {
-	case t.timer == nil:
-	case t.wakeAt.IsZero(): // only an event can help a waiter
-		t.timer.Stop()
+	case s.timer == nil:
+	case s.wakeAt.IsZero(): // only an event can help a waiter
+		s.timer.Stop()
 	default:
-		t.timer.Reset(t.wakeAt.Sub(t.now))
+		s.timer.Reset(s.wakeAt.Sub(s.now))
 	}
 }
 
-// SetCandidates replaces the candidates. A candidate that keeps its ID keeps its accounts, gate and circuit; a
+// SetCandidates replaces the candidates. A candidate that keeps its ID keeps its load, gate and circuit; a
 // candidate that is gone keeps them until its last charge ends. Of candidates with the same ID the first counts.
-func (t *Scheduler) SetCandidates(candidates []Candidate) {
-	t.lock()
-	t.replace(candidates)
-	t.unlock()
-	t.tellRun()
+func (s *Scheduler) SetCandidates(candidates []Candidate) {
+	s.lock()
+	s.replace(candidates)
+	s.unlock()
+	s.tellRun()
 }
 
 // tellRun makes Run look at the candidates and the scrape settings again.
-func (t *Scheduler) tellRun() {
+func (s *Scheduler) tellRun() {
 	select {
-	case t.changed <- struct{}{}:
+	case s.changed <- struct{}{}:
 	default: // an earlier change is still pending
 	}
 }
 
 // Forgive cancels a failure of a candidate that was the request's fault: another engine failed at the same request, too.
-func (t *Scheduler) Forgive(id string) {
-	t.lock()
-	defer t.unlock()
-	if c := t.candidates[id]; c != nil {
+func (s *Scheduler) Forgive(id string) {
+	s.lock()
+	defer s.unlock()
+	if c := s.candidates[id]; c != nil {
 		c.circuit.Forgive()
 		c.fault = ""
 	}
@@ -140,16 +140,16 @@ func (t *Scheduler) Forgive(id string) {
 // A granted retry uses the budget that all requests share. The retry after a request's first attempt is never refused if the
 // connection broke. When an engine dies, all its requests fail at once, and together they cause no more load on the other
 // engines than they caused on the dead engine.
-func (t *Scheduler) Retry(k int, status int, err error) (backoff time.Duration, again bool) {
-	retry := t.retries()
+func (s *Scheduler) Retry(k int, status int, err error) (backoff time.Duration, again bool) {
+	retry := s.retries()
 	if k >= retry.Attempts || !retryable(status, err) {
 		return 0, false
 	}
-	t.lock()
-	granted := t.budget.retry(t.now, retry.Budget, k == 1 && status == 0 && Broke(err))
-	t.unlock()
+	s.lock()
+	granted := s.budget.retry(s.now, retry.Budget, k == 1 && status == 0 && Broke(err))
+	s.unlock()
 	if !granted {
-		t.metrics.budgetExhausted.Inc()
+		s.metrics.budgetExhausted.Inc()
 		return 0, false
 	}
 	return Backoff(retry.Base, k), true

@@ -14,13 +14,13 @@ import (
 
 // RoutingQuery implements prefill.RemoteRegions for one request: it decides whether the request is forwarded to a peer.
 type RoutingQuery struct {
-	node       *Peers
+	peers      *Peers
 	ask        Ask
-	firstLeg   *RoutingQuery            // for a further leg: the first leg's question, which decides for all legs; nil: this is the first
+	firstLeg   *RoutingQuery            // for a further leg: the first leg's query, which decides for all legs; nil: this is the first
 	waits      bool                     // the request had to wait, which the metrics have counted
 	policyName string                   // the policy that chose an engine of this region
 	may        func(region string) bool // whether residency allows a region; nil: it allows all
-	legs       int                      // number of legs for which the question decides
+	legs       int                      // number of legs for which the query decides
 	push       *policy.Settings         // settings of the last Where; nil: Where has not asked a policy yet
 	wakes      time.Time                // when the queue is woken for this request
 	answer     *Forward                 // booked by Where; nil: none
@@ -37,23 +37,23 @@ type Ask struct {
 	Came              *Hop // the hop by which another dispatcher sent the request; nil: a client sent it
 }
 
-// Question returns the question of a request, for prefill.Request.Remote.
-func (n *Peers) Question(a Ask) *RoutingQuery {
-	a.Stay = a.Stay || n.cfg.Central == n.cfg.Self.ID // the central dispatcher has the engines of all regions
-	return &RoutingQuery{node: n, ask: a, legs: 1, may: n.May(a.Tenant, a.Model)}
+// Question returns the RoutingQuery of a request, for prefill.Request.Remote.
+func (ps *Peers) Question(a Ask) *RoutingQuery {
+	a.Stay = a.Stay || ps.cfg.Central == ps.cfg.Self.ID // the central dispatcher has the engines of all regions
+	return &RoutingQuery{peers: ps, ask: a, legs: 1, may: ps.May(a.Tenant, a.Model)}
 }
 
 // Legs sets the number of legs of the request: a request with several prompts has a leg for each of them.
 func (q *RoutingQuery) Legs(n int) { q.legs = n }
 
-// Leg returns the question of another leg of the same request. All legs follow the decision for the first leg.
+// Leg returns the RoutingQuery of another leg of the same request. All legs follow the decision for the first leg.
 func (q *RoutingQuery) Leg(id string, p prefill.Prompt) *RoutingQuery {
-	leg := &RoutingQuery{node: q.node, ask: q.ask, firstLeg: q, may: q.may}
+	leg := &RoutingQuery{peers: q.peers, ask: q.ask, firstLeg: q, may: q.may}
 	leg.ask.ID, leg.ask.Prompt, leg.ask.Stay = id, p, true
 	return leg
 }
 
-// Stay implements prefill.RemoteRegions, as do Offered, Queued, Where and Takes. The tier calls them under its lock.
+// Stay implements prefill.RemoteRegions, as do Offered, Queued, Where and Takes. The scheduler calls them under its lock.
 func (q *RoutingQuery) Stay() {
 	if q.firstLeg != nil {
 		q = q.firstLeg
@@ -73,44 +73,44 @@ func (q *RoutingQuery) Offered() bool {
 	if q.firstLeg != nil {
 		q = q.firstLeg
 	}
-	return !q.ask.Stay && q.node.offered(q.ask.Model, q.mayGo)
+	return !q.ask.Stay && q.peers.offered(q.ask.Model, q.mayGo)
 }
 
 // Queued records that the request entered the arrival queue of its model, or left it. waiting is the number of requests in the
 // queue now. From this the policies learn how fast the queue empties.
 func (q *RoutingQuery) Queued(now time.Time, entered bool, waiting int) {
-	n := q.node
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	s := n.model(q.ask.Model)
+	ps := q.peers
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	s := ps.model(q.ask.Model)
 	if entered {
-		s.drain.Began(n.at(now))
+		s.drain.Began(ps.at(now))
 	} else {
-		s.drain.Departed(n.at(now), waiting)
+		s.drain.Departed(ps.at(now), waiting)
 	}
-	n.metrics.queue.WithLabelValues(q.ask.Model).Set(float64(waiting))
+	ps.metrics.queue.WithLabelValues(q.ask.Model).Set(float64(waiting))
 }
 
 // Where decides where the first request of the queue is served.
 func (q *RoutingQuery) Where(h *prefill.Here) prefill.Where {
-	n := q.node
-	running, seqs := n.cfg.Running(h.Model)
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	s := n.model(h.Model)
+	ps := q.peers
+	running, seqs := ps.cfg.Running(h.Model)
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	s := ps.model(h.Model)
 	if s.round != h.Round {
-		n.startRound(s, h, running, seqs > 0)
+		ps.startRound(s, h, running, seqs > 0)
 	}
-	if n.cfg.Siblings && seqs == 0 && q.ask.Stay && q.ask.Came != nil {
+	if ps.cfg.Siblings && seqs == 0 && q.ask.Stay && q.ask.Came != nil {
 		return prefill.ToThere // without a forward: no group here decodes the model, so the dispatcher that sent it must ask again
 	}
 	q.push = &s.push
 	if !q.ask.Stay {
 		place := q.central(s)
-		if place < 0 && n.cfg.Siblings && seqs == 0 {
+		if place < 0 && ps.cfg.Siblings && seqs == 0 {
 			place = q.owner(s)
 		}
-		if place < 0 && (q.ask.Leave || n.cfg.Draining()) {
+		if place < 0 && (q.ask.Leave || ps.cfg.Draining()) {
 			place = q.nearest(s)
 		}
 		if place >= 0 {
@@ -138,15 +138,15 @@ func (q *RoutingQuery) Where(h *prefill.Here) prefill.Where {
 	return prefill.Waits
 }
 
-// wakeAfter wakes the queue after a time, unless this request has it woken by then already. Each wake of the queue asks the questions of
-// all requests again. If each question set a timer each time, the number of timers would multiply.
+// wakeAfter wakes the queue after a time, unless this request has it woken by then already. Each wake of the queue asks the queries of
+// all requests again. If each query set a timer each time, the number of timers would multiply.
 func (q *RoutingQuery) wakeAfter(d time.Duration, now time.Time) {
 	at := now.Add(d)
 	if q.wakes.After(now) && at.After(q.wakes.Add(-time.Millisecond)) {
 		return
 	}
 	q.wakes = at
-	q.node.clock.After(d, q.node.cfg.Queue.Wake)
+	q.peers.clock.After(d, q.peers.cfg.Queue.Wake)
 }
 
 // Takes reports whether the push mode allows one more request on a prefill engine, by the engine's present state. The policy
@@ -156,7 +156,7 @@ func (q *RoutingQuery) Takes(p *prefill.Prefiller) bool {
 		return true
 	}
 	state := replica(p, q.push)
-	state.Healthy, state.GateOpen = true, true // the tier has checked both
+	state.Healthy, state.GateOpen = true, true // the scheduler has checked both
 	left, _ := q.push.Replica(&state)
 	return left > 0
 }
@@ -165,26 +165,26 @@ func (q *RoutingQuery) Takes(p *prefill.Prefiller) bool {
 func (q *RoutingQuery) countWait(s *modelState) {
 	if !q.waits {
 		q.waits = true
-		q.node.metrics.decided(s.policy.Name(), policy.Hold)
+		q.peers.metrics.decided(s.policy.Name(), policy.Hold)
 	}
 }
 
 // Stayed counts a request that an engine of this region serves.
 func (q *RoutingQuery) Stayed() {
-	q.node.metrics.decided(q.policyName, policy.Send)
+	q.peers.metrics.decided(q.policyName, policy.Send)
 }
 
-// startRound begins a round with the present state of all places. It is called with n.mu held, like the functions below.
-func (n *Peers) startRound(s *modelState, h *prefill.Here, running float64, decodes bool) {
+// startRound begins a round with the present state of all places. It is called with ps.mu held, like the functions below.
+func (ps *Peers) startRound(s *modelState, h *prefill.Here, running float64, decodes bool) {
 	s.round = h.Round
 	s.push = pushOf(&s.policy, &h.Local)
 	s.places = localPlaces(s.places[:0], &s.push, &h.Local, running, decodes)
 	s.local, s.peers = len(s.places), s.peers[:0]
-	for _, p := range n.peers {
-		p.expire(n, h.Now)
-		v := p.view(n, h.Model, h.Now)
+	for _, p := range ps.peers {
+		p.expire(ps, h.Now)
+		v := p.view(ps, h.Model, h.Now)
 		place := s.policy.PeerPlace(&v)
-		n.countReason(p, h.Model, place.Why)
+		ps.countReason(p, h.Model, place.Why)
 		s.places, s.peers = append(s.places, place), append(s.peers, p)
 	}
 	s.policy.Begin(s.places, s.drain.Ms())
@@ -235,11 +235,11 @@ func replica(f *prefill.Prefiller, set *policy.Settings) policy.Replica {
 // central is the place of the central dispatcher, if the request may go there, and it is available or may be waited for; -1: this
 // dispatcher decides itself.
 func (q *RoutingQuery) central(s *modelState) int {
-	if !q.node.cfg.Follows() {
+	if !q.peers.cfg.Follows() {
 		return -1
 	}
 	for k, p := range s.peers {
-		if i := s.local + k; p.conf.ID == q.node.cfg.Central && s.places[i].Why.Awaitable() && q.mayGo(p) {
+		if i := s.local + k; p.conf.ID == q.peers.cfg.Central && s.places[i].Why.Awaitable() && q.mayGo(p) {
 			return i
 		}
 	}
@@ -276,7 +276,7 @@ func sooner(a, b *policy.Place) bool {
 	return a.RTTMs+a.WaitMs < b.RTTMs+b.WaitMs
 }
 
-// request converts the question for a policy.
+// request converts the query for a policy.
 func (q *RoutingQuery) request(s *modelState, h *prefill.Here) policy.Request {
 	r := policy.Request{
 		ID: q.ask.ID, Key: q.ask.RingKey, Tokens: h.Tokens, Stay: q.ask.Stay || q.ask.Home,
@@ -326,7 +326,7 @@ func (q *RoutingQuery) blockTokens(tokens int) float64 {
 // mayGo reports whether the request may be forwarded to a peer: residency allows it, and the peer has not forwarded the
 // request itself.
 func (q *RoutingQuery) mayGo(p *peer) bool {
-	if q.ask.Home && p.conf.Region != q.node.cfg.Self.Region {
+	if q.ask.Home && p.conf.Region != q.peers.cfg.Self.Region {
 		return false
 	}
 	if q.ask.Came != nil && slices.ContainsFunc(q.ask.Came.Via, p.conf.AnswersTo) {
@@ -337,8 +337,8 @@ func (q *RoutingQuery) mayGo(p *peer) bool {
 
 // May returns a function that reports whether a tenant's requests for a model may go to a region: the region must be in the
 // residency lists of the tenant and of the model, as far as they have lists. nil: all regions are allowed.
-func (n *Peers) May(tenant, model string) func(region string) bool {
-	ofTenant, ofModel := n.cfg.Residency[tenant], n.cfg.Residency[model]
+func (ps *Peers) May(tenant, model string) func(region string) bool {
+	ofTenant, ofModel := ps.cfg.Residency[tenant], ps.cfg.Residency[model]
 	if len(ofTenant)+len(ofModel) == 0 {
 		return nil
 	}
@@ -349,12 +349,12 @@ func (n *Peers) May(tenant, model string) func(region string) bool {
 
 // forward books the request on a peer, and makes the Forward.
 func (q *RoutingQuery) forward(s *modelState, place int, h *prefill.Here, d policy.Decision) prefill.Where {
-	n, p := q.node, s.peers[place-s.local]
+	ps, p := q.peers, s.peers[place-s.local]
 	hitTokens := q.hit(p, h.Tokens)
 	newTokens := max(1, h.Tokens-hitTokens)
-	n.number++
+	ps.number++
 	f := &Forward{
-		node: n, peer: p, number: n.number, model: h.Model, rid: q.ask.ID, hop: q.ask.Came, tenant: q.ask.Tenant,
+		peers: ps, peer: p, number: ps.number, model: h.Model, rid: q.ask.ID, hop: q.ask.Came, tenant: q.ask.Tenant,
 		hitTokens: hitTokens, predicted: d.Terms,
 		localMs: d.LocalMs,
 		prompt:  q.ask.Prompt, blockTokens: q.blockTokens(h.Tokens), decided: h.Now, since: h.Since,
@@ -373,31 +373,31 @@ func (q *RoutingQuery) forward(s *modelState, place int, h *prefill.Here, d poli
 		f.expected = p.prompts.Speculate(p.slot, f.prompt.Keys)
 	}
 	q.answer = f
-	n.metrics.decided(s.policy.Name(), policy.Forward)
-	n.metrics.inflight.WithLabelValues(p.id).Inc()
+	ps.metrics.decided(s.policy.Name(), policy.Forward)
+	ps.metrics.inflight.WithLabelValues(p.id).Inc()
 	return prefill.ToThere
 }
 
 // countReason records in the metrics whether a peer is available for a model, and counts when it becomes unavailable.
-func (n *Peers) countReason(p *peer, model string, why policy.Reason) {
+func (ps *Peers) countReason(p *peer, model string, why policy.Reason) {
 	before, known := p.reasons[model]
 	if known && before == why {
 		return
 	}
 	if len(p.reasons) < maxModels || known {
 		p.reasons[model] = why
-		n.metrics.peerAvailable.WithLabelValues(p.id, model).Set(oneIf(why == policy.Available))
+		ps.metrics.peerAvailable.WithLabelValues(p.id, model).Set(oneIf(why == policy.Available))
 	}
 	if why != policy.Available {
-		n.metrics.unavailable.WithLabelValues(p.id, why.String()).Inc()
+		ps.metrics.unavailable.WithLabelValues(p.id, why.String()).Inc()
 	}
 }
 
 // judge records in the metrics whether a peer is available, for each model with a state.
-func (n *Peers) judge(p *peer, now time.Time) {
-	for model, s := range n.models {
-		v := p.view(n, model, now)
-		n.countReason(p, model, s.policy.Judge(&v))
+func (ps *Peers) judge(p *peer, now time.Time) {
+	for model, s := range ps.models {
+		v := p.view(ps, model, now)
+		ps.countReason(p, model, s.policy.Judge(&v))
 	}
 }
 

@@ -11,89 +11,89 @@ import (
 )
 
 // enter serves a request at once, refuses it, or returns its waiter.
-func (a *queueManager) enter(r Request) (*waiter, *Lease, error) {
-	m, p, err := a.receive(&r)
+func (qm *queueManager) enter(r Request) (*waiter, *Lease, error) {
+	m, p, err := qm.receive(&r)
 	if err != nil {
 		return nil, nil, err
 	}
-	if lease, err := a.atOnce(m, p, &r); lease != nil || err != nil {
+	if lease, err := qm.atOnce(m, p, &r); lease != nil || err != nil {
 		return nil, lease, err
 	}
-	if err := a.mayWait(m, &r, 1); err != nil {
+	if err := qm.mayWait(m, &r, 1); err != nil {
 		return nil, nil, err
 	}
-	return a.wait(m, p, r), nil, nil
+	return qm.wait(m, p, r), nil, nil
 }
 
 // receive checks a new request. It also serves the waiting requests that can be served by now, so that the new request does
 // not overtake them.
-func (a *queueManager) receive(r *Request) (*model, *policy.Policy, error) {
-	p, err := a.steer.Named(r.Policy)
+func (qm *queueManager) receive(r *Request) (*model, *policy.Policy, error) {
+	p, err := qm.overrides.Named(r.Policy)
 	if err != nil {
 		return nil, nil, badPolicy(err)
 	}
 	if !r.Reserved && len(r.Exclude) == 0 {
-		a.budget.request(a.now)
+		qm.budget.request(qm.now)
 	}
-	if err := a.servable(r.Model); err != nil && !r.offered() {
+	if err := qm.servable(r.Model); err != nil && !r.offered() {
 		return nil, p, err
 	}
 	if r.Arrival.IsZero() {
-		r.Arrival = a.now
+		r.Arrival = qm.now
 	}
-	a.serve()
-	m := a.modelOf(r.Model)
+	qm.serve()
+	m := qm.modelOf(r.Model)
 	if !r.Reserved && !r.Batch && len(r.Exclude) == 0 {
-		m.pace.Arrived(a.now)
+		m.throughput.Arrived(qm.now)
 	}
 	return m, p, nil
 }
 
 // atOnce serves a request if it can be served now and no request of its line comes first. It returns neither a lease nor an
 // error if the request has to wait.
-func (a *queueManager) atOnce(m *model, p *policy.Policy, r *Request) (*Lease, error) {
+func (qm *queueManager) atOnce(m *model, p *policy.Policy, r *Request) (*Lease, error) {
 	if m.queue.Waits(!r.Reserved) {
 		return nil, nil
 	}
-	a.queue.StartRound()
-	lease, why := a.choose.tryServe(m, p, r, a.now)
-	a.choose.endRound()
+	qm.queue.StartRound()
+	lease, why := qm.choose.tryServe(m, p, r, qm.now)
+	qm.choose.endRound()
 	switch why {
 	case away:
-		a.forgetEmpty(m)
+		qm.forgetEmpty(m)
 		return nil, ErrElsewhere
 	case missed:
-		a.forgetEmpty(m)
-		return nil, a.deadlineError(r)
+		qm.forgetEmpty(m)
+		return nil, qm.deadlineError(r)
 	}
 	return lease, nil
 }
 
 // mayWait makes room in the queue for n requests like this one. Its error is the reason why they may not wait.
-func (a *queueManager) mayWait(m *model, r *Request, n int) error {
-	if r.late(a.now) {
-		return a.deadlineError(r)
+func (qm *queueManager) mayWait(m *model, r *Request, n int) error {
+	if r.late(qm.now) {
+		return qm.deadlineError(r)
 	}
-	if !a.now.Before(r.Arrival.Add(a.patience(m, r))) {
-		return a.timeoutError(m, r)
+	if !qm.now.Before(r.Arrival.Add(qm.patience(m, r))) {
+		return qm.timeoutError(m, r)
 	}
-	if !r.Reserved && !r.Returned && !a.makeRoom(m, r, n) {
-		return a.fullError(m, r)
+	if !r.Reserved && !r.Returned && !qm.makeRoom(m, r, n) {
+		return qm.fullError(m, r)
 	}
 	return nil
 }
 
 // patience is how long a request may wait, from its first arrival.
-func (a *queueManager) patience(m *model, r *Request) time.Duration {
+func (qm *queueManager) patience(m *model, r *Request) time.Duration {
 	if r.Batch {
-		return a.cfg.Queue.BatchTimeout
+		return qm.cfg.Queue.BatchTimeout
 	}
-	return a.bounds(m).Timeout
+	return qm.bounds(m).Timeout
 }
 
 // fullError is the error for a request that found no room in the queue. It names the setting that bounds the queue.
-func (a *queueManager) fullError(m *model, r *Request) error {
-	key, most := "prefill.queue.max", a.bounds(m).Max
+func (qm *queueManager) fullError(m *model, r *Request) error {
+	key, most := "prefill.queue.max", qm.bounds(m).Max
 	if m.early() {
 		key = "pool.size"
 	}
@@ -105,32 +105,32 @@ func (a *queueManager) fullError(m *model, r *Request) error {
 
 // makeRoom displaces waiting requests until the queue has room for n requests like this one. If this cannot make enough
 // room, it displaces none and returns false.
-func (a *queueManager) makeRoom(m *model, r *Request, n int) bool {
-	displaced, ok := m.queue.MakeRoom(r.class(), r.Key, n, a.bounds(m).Max)
+func (qm *queueManager) makeRoom(m *model, r *Request, n int) bool {
+	displaced, ok := m.queue.MakeRoom(r.class(), r.Key, n, qm.bounds(m).Max)
 	for _, e := range displaced {
-		a.metrics.displaced.Inc()
-		a.reportQueued(m, &e.Of.Request, false)
-		e.Of.conclude(nil, a.fullError(m, &e.Of.Request))
+		qm.metrics.displaced.Inc()
+		qm.reportQueued(m, &e.Of.Request, false)
+		e.Of.conclude(nil, qm.fullError(m, &e.Of.Request))
 	}
 	return ok
 }
 
 // wait adds a request to its model's line, and returns its waiter.
-func (a *queueManager) wait(m *model, p *policy.Policy, r Request) *waiter {
-	w := &waiter{Request: r, policy: p, since: a.now, until: r.Arrival.Add(a.patience(m, &r)), done: make(chan struct{})}
+func (qm *queueManager) wait(m *model, p *policy.Policy, r Request) *waiter {
+	w := &waiter{Request: r, policy: p, since: qm.now, until: r.Arrival.Add(qm.patience(m, &r)), done: make(chan struct{})}
 	w.item = queue.Item[*waiter]{Of: w, Key: r.Key, Priority: r.class(), Tokens: r.PromptTokens, Arrival: r.Arrival, Deadline: r.Deadline,
 		Reserved: r.Reserved}
 	if r.Remote == nil {
 		w.item.Target = r.Target
 	}
 	m.queue.Add(&w.item)
-	a.reportQueued(m, &w.Request, true)
+	qm.reportQueued(m, &w.Request, true)
 	return w
 }
 
 // timeoutError is the error for a request whose time in the queue is over. It names the resource that was missing.
-func (a *queueManager) timeoutError(m *model, r *Request) error {
-	timeout := a.patience(m, r)
+func (qm *queueManager) timeoutError(m *model, r *Request) error {
+	timeout := qm.patience(m, r)
 	if len(m.servers) == 0 { // no engine of this region serves the model, so that the request waited for another region
 		return fmt.Errorf("%w: no region took model %q for %v", ErrQueueTimeout, m.name, timeout)
 	}
@@ -144,7 +144,7 @@ func (a *queueManager) timeoutError(m *model, r *Request) error {
 			"or raise prefill.queue.batch_timeout", ErrQueueTimeout, m.name, timeout)
 	}
 	for _, c := range m.servers {
-		if c.Live && !c.load.Closed(a.now) { // its KV gate is open, so that KV memory was not what was missing
+		if c.Live && !c.load.Closed(qm.now) { // its KV gate is open, so that KV memory was not what was missing
 			return fmt.Errorf("%w: for %[3]v, a request for model %[2]q found no place in the pool or no prefill engine that could start it; add "+
 				"decode slots or prefill engines, raise pool.size, or see /prefill", ErrQueueTimeout, m.name, timeout)
 		}
@@ -158,46 +158,46 @@ func (a *queueManager) timeoutError(m *model, r *Request) error {
 func (r *Request) late(now time.Time) bool { return !r.Deadline.IsZero() && !now.Before(r.Deadline) }
 
 // deadlineError is the error for a request whose deadline has passed, or cannot be met any more.
-func (a *queueManager) deadlineError(r *Request) error {
-	if r.late(a.now) {
+func (qm *queueManager) deadlineError(r *Request) error {
+	if r.late(qm.now) {
 		return fmt.Errorf("%w: it has passed, and no prefill engine could start the request before; give the request more time, or add prefill "+
 			"engines", ErrDeadline)
 	}
 	return fmt.Errorf("%w: %v are left, and every prefill engine would probably need longer; give the request more time, or add prefill "+
-		"engines", ErrDeadline, r.Deadline.Sub(a.now))
+		"engines", ErrDeadline, r.Deadline.Sub(qm.now))
 }
 
 // serve serves all waiters that can be served now, in one order over all models. If the best prefill engine for a waiter is
 // busy, the waiter is held for this engine: for the rest of the round its tokens count on the engine, so that the waiters
 // behind it take them into account. These waiters can still be served by other engines.
-func (a *queueManager) serve() {
-	if a.queue.Len() == 0 {
+func (qm *queueManager) serve() {
+	if qm.queue.Len() == 0 {
 		return
 	}
-	for e := a.queue.NextDeadline(); e != nil && !a.now.Before(e.Deadline); e = a.queue.NextDeadline() {
-		a.answer(a.models[e.Of.Model], e.Of, nil, a.deadlineError(&e.Of.Request))
+	for e := qm.queue.NextDeadline(); e != nil && !qm.now.Before(e.Deadline); e = qm.queue.NextDeadline() {
+		qm.answer(qm.models[e.Of.Model], e.Of, nil, qm.deadlineError(&e.Of.Request))
 	}
-	a.queue.StartRound()
-	for e := a.queue.Next(); e != nil; e = a.queue.Next() {
+	qm.queue.StartRound()
+	for e := qm.queue.Next(); e != nil; e = qm.queue.Next() {
 		w := e.Of
-		m := a.models[w.Model]
-		if err := a.servable(m.name); err != nil && !w.offered() {
-			a.answer(m, w, nil, err)
+		m := qm.models[w.Model]
+		if err := qm.servable(m.name); err != nil && !w.offered() {
+			qm.answer(m, w, nil, err)
 			continue
 		}
-		lease, why := a.choose.tryServe(m, w.policy, &w.Request, w.since)
+		lease, why := qm.choose.tryServe(m, w.policy, &w.Request, w.since)
 		switch why {
 		case 0:
-			a.answer(m, w, lease, nil)
+			qm.answer(m, w, lease, nil)
 		case nobody:
 			m.queue.Settle()
 		case away:
-			a.answer(m, w, nil, ErrElsewhere)
-			a.sendSiblings(m, w)
+			qm.answer(m, w, nil, ErrElsewhere)
+			qm.sendSiblings(m, w)
 		case missed:
-			a.answer(m, w, nil, a.deadlineError(&w.Request))
+			qm.answer(m, w, nil, qm.deadlineError(&w.Request))
 		case noPlace:
-			a.queue.NoPlaces()
+			qm.queue.NoPlaces()
 		case held:
 			e.Hold()
 		case closed:
@@ -206,11 +206,11 @@ func (a *queueManager) serve() {
 			m.queue.Shut()
 		}
 	}
-	a.choose.endRound()
+	qm.choose.endRound()
 }
 
 // answer removes a waiter from its queue and passes it the result, a lease or an error.
-func (a *queueManager) answer(m *model, w *waiter, lease *Lease, err error) {
+func (qm *queueManager) answer(m *model, w *waiter, lease *Lease, err error) {
 	if lease != nil || errors.Is(err, ErrElsewhere) {
 		w.item.Served()
 	}
@@ -218,44 +218,44 @@ func (a *queueManager) answer(m *model, w *waiter, lease *Lease, err error) {
 		keepHere(w.siblings)
 	}
 	w.item.Remove()
-	a.reportQueued(m, &w.Request, false)
+	qm.reportQueued(m, &w.Request, false)
 	w.conclude(lease, err)
-	a.forgetEmpty(m)
+	qm.forgetEmpty(m)
 }
 
 // sendSiblings sends the other prompts of a request to another region, because one of its prompts goes there.
-func (a *queueManager) sendSiblings(m *model, w *waiter) {
+func (qm *queueManager) sendSiblings(m *model, w *waiter) {
 	for _, sibling := range w.siblings {
 		if sibling.item.Waits() {
-			a.answer(m, sibling, nil, ErrElsewhere)
+			qm.answer(m, sibling, nil, ErrElsewhere)
 		}
 		sibling.decided.close()
 	}
 }
 
 // reportQueued reports to the request's RemoteRegions that the request entered the arrival queue, or left it if entered is false.
-func (a *queueManager) reportQueued(m *model, r *Request, entered bool) {
+func (qm *queueManager) reportQueued(m *model, r *Request, entered bool) {
 	if r.Remote != nil && !r.Batch {
-		r.Remote.Queued(a.now, entered, m.queue.Fresh())
+		r.Remote.Queued(qm.now, entered, m.queue.Fresh())
 	}
 }
 
 // wakeAt is the next time at which a waiter may be answered without any event: a deadline passes, an engine frees the KV of
 // an expired hand-off, a gate lets a canary pass, a gauge becomes too old, a circuit allows a trial, an engine begins to
 // count as stalled, or a prompt whose decode rank is chosen first may be sent ahead. Zero: only an event can help.
-func (a *queueManager) wakeAt() (next time.Time) {
+func (qm *queueManager) wakeAt() (next time.Time) {
 	consider := func(at time.Time) {
-		if at.After(a.now) && (next.IsZero() || at.Before(next)) {
+		if at.After(qm.now) && (next.IsZero() || at.Before(next)) {
 			next = at
 		}
 	}
-	if e := a.queue.NextDeadline(); e != nil {
+	if e := qm.queue.NextDeadline(); e != nil {
 		consider(e.Deadline)
 	}
-	if at, ok := a.ledger.NextExpiry(); ok {
+	if at, ok := qm.ledger.NextExpiry(); ok {
 		consider(at)
 	}
-	for _, c := range a.candidates {
+	for _, c := range qm.candidates {
 		consider(c.circuit.Until())
 		if at, ok := c.load.PassesAt(); ok {
 			consider(at)
@@ -263,7 +263,7 @@ func (a *queueManager) wakeAt() (next time.Time) {
 		if at, ok := c.load.StallsAt(); ok {
 			consider(at)
 		}
-		if at, ok := a.leadsAt(c); ok {
+		if at, ok := qm.leadsAt(c); ok {
 			consider(at)
 		}
 	}
