@@ -20,10 +20,10 @@ type learner struct {
 	log     *zap.Logger
 	dropped prometheus.Counter
 
-	mu      sync.Mutex
-	orders  []func() // functions that the goroutine of run must call
-	endings []board.FinishedSample
-	wake    chan struct{} // see ring
+	mu       sync.Mutex
+	orders   []func() // functions that the goroutine of run must call
+	finished []board.FinishedSample
+	wake     chan struct{} // see ring
 
 	// Only the goroutine of run uses it.
 	learned board.Learner
@@ -67,11 +67,11 @@ func (l *learner) queueOrder(order func()) {
 }
 
 // add queues an ended request. It never waits: if the queue is full, it drops the request and counts it.
-func (l *learner) add(e board.FinishedSample) {
+func (l *learner) add(sample board.FinishedSample) {
 	l.mu.Lock()
-	full := len(l.endings) == endingsMost
+	full := len(l.finished) == endingsMost
 	if !full {
-		l.endings = append(l.endings, e)
+		l.finished = append(l.finished, sample)
 	}
 	l.mu.Unlock()
 	if full {
@@ -109,18 +109,18 @@ func (l *learner) run(ctx context.Context) {
 // Endings that come meanwhile are queued in the memory of spare. learned is the old queue: its memory can be the spare of the next call.
 func (l *learner) learn(spare []board.FinishedSample, now time.Time) (learned []board.FinishedSample, more bool) {
 	l.mu.Lock()
-	endings, orders := l.endings, l.orders
-	l.endings, l.orders = spare[:0], nil
+	finished, orders := l.finished, l.orders
+	l.finished, l.orders = spare[:0], nil
 	l.mu.Unlock()
 	for _, order := range orders {
 		order()
 	}
-	for i := range endings {
-		l.learned.Learn(&endings[i])
+	for i := range finished {
+		l.learned.Learn(&finished[i])
 	}
 	built, more := l.learned.Rebuild(now)
 	for _, table := range built {
 		l.publish(table)
 	}
-	return endings, more
+	return finished, more
 }

@@ -56,6 +56,6 @@ func TestEndingsBeyondTheBoundAreDroppedAndCounted(t *testing.T) {
 	for range endingsMost + 3 {
 		h.learner.add(board.FinishedSample{Finished: true, Output: 5})
 	}
-	require.Len(t, h.learner.endings, endingsMost)
+	require.Len(t, h.learner.finished, endingsMost)
 	require.EqualValues(t, 3, count(t, h.metrics.endingsDropped))
 }

@@ -110,9 +110,9 @@ func (m *metrics) forget(group string) {
 }
 
 // quarantine counts that a pair is avoided from now on.
-func (m *metrics) quarantine(p board.Link) {
-	m.quarantines.WithLabelValues(p.Prefiller, p.Engine).Inc()
-	m.quarantined[p.Engine] = true
+func (m *metrics) quarantine(link board.Link) {
+	m.quarantines.WithLabelValues(link.Prefiller, link.Engine).Inc()
+	m.quarantined[link.Engine] = true
 }
 
 // keepPairs drops the series of pairs whose decode engine has no rank among the workers any more.

@@ -34,9 +34,9 @@ func newSlot(e *pool.Entry, explain bool) *Slot {
 	}
 	slotWithTrace := &struct {
 		Slot
-		trace board.Explanation
+		explanation board.Explanation
 	}{}
-	slotWithTrace.Trace = &slotWithTrace.trace
+	slotWithTrace.Trace = &slotWithTrace.explanation
 	return &slotWithTrace.Slot
 }
 

@@ -14,7 +14,7 @@ func (r *rank) admits(policy *policyInUse) int {
 	if !policy.ahead || r.Limit > 0 || r.Early && r.AtOnce || r.group == nil || r.Mixed {
 		return free
 	}
-	switch ahead := policy.rules.cfg.BindAhead; {
+	switch ahead := policy.all.cfg.BindAhead; {
 	case !r.Early:
 		return free + r.group.lag.slots(min(len(r.slots), r.Slots))
 	case ahead == AheadAuto:

@@ -13,10 +13,10 @@ func (e Withdraw) apply(b *Boards) { b.withdraw(e.Entry) }
 // its tokens and steps, because the board has already counted these estimates in the steps of the group.
 func (e *Release) apply(l *Boards) {
 	b := l.boards[e.Model]
-	b.slots.records[e.Slot].unheard.most = e.Unheard
+	b.slots.records[e.Slot].estimated.most = e.Unheard
 	generated, first, last := e.Generated, e.First, e.Last
-	if s := &b.slots.records[e.Slot]; s.unheard.first != 0 && s.rank.group != nil {
-		generated, first, last = int32(s.unheard.tokens), s.unheard.first, s.rank.group.last.Number
+	if s := &b.slots.records[e.Slot]; s.estimated.first != 0 && s.rank.group != nil {
+		generated, first, last = int32(s.estimated.tokens), s.estimated.first, s.rank.group.last.Number
 		if int32(last-first) < 0 { // the estimate begins with the next step, and no step was reported since
 			last = first
 		}
@@ -112,7 +112,7 @@ func (b *Boards) reject(err error) {
 func (l *Boards) Keeps(worker int32) bool {
 	return slices.ContainsFunc(l.inOrder, func(b *board) bool {
 		r := b.ranks[worker]
-		return r != nil && (len(r.orphans) > 0 || r.kept.Tokens() > 0)
+		return r != nil && (len(r.leaked) > 0 || r.kept.Tokens() > 0)
 	})
 }
 
@@ -123,7 +123,7 @@ func (e Gauged) apply(l *Boards) {
 		return
 	}
 	for _, b := range l.inOrder {
-		if r := b.ranks[e.Worker]; r != nil && len(r.orphans) > 0 {
+		if r := b.ranks[e.Worker]; r != nil && len(r.leaked) > 0 {
 			b.gauged(r, e)
 		} else if r != nil && r.kept.Tokens() > 0 {
 			b.gaugedKept(r, e)

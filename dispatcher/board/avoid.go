@@ -113,12 +113,12 @@ func (b *board) hasRoomFor(e *pool.Entry, r *rank, now time.Time) bool {
 // lists of names have changed.
 func (b *board) countRestricted() {
 	b.restrictedCount = 0
-	for _, l := range b.names {
-		l.waiting = 0
+	for _, p := range b.names {
+		p.waiting = 0
 	}
 	for id, w := range b.waiting {
-		if l := b.partial[w.Entry.Name]; l != nil && w.Local == nil && !w.Entry.Discard {
-			l.waiting++
+		if p := b.partial[w.Entry.Name]; p != nil && w.Local == nil && !w.Entry.Discard {
+			p.waiting++
 		}
 		if w.restricted = w.Local == nil && b.isRestricted(w.Entry); w.restricted {
 			b.restrictedCount++
@@ -130,8 +130,8 @@ func (b *board) countRestricted() {
 // hiddenFrom says whether an entry is hidden from a group's policy. It is hidden if some rank of the group does not list the model name
 // that the entry asks for.
 func (b *board) hiddenFrom(e *pool.Entry, g *group) bool {
-	l := b.partial[e.Name]
-	return l != nil && !slices.Contains(l.whole, g)
+	p := b.partial[e.Name]
+	return p != nil && !slices.Contains(p.whole, g)
 }
 
 // placeNamed binds the entries whose model name only some ranks of a group list, because policies do not see these entries. Before the
@@ -143,13 +143,13 @@ func (b *board) placeNamed(now time.Time, first bool) {
 	}
 	for i := 0; i < b.pool.Len(); {
 		e := b.pool.Entries()[i]
-		l := b.partial[e.Name]
+		p := b.partial[e.Name]
 		mine := !b.mustAvoid(e, now) // else it belongs to placeAvoiding
-		seenByPolicies := l == nil || len(l.whole) > 0 && first
+		seenByPolicies := p == nil || len(p.whole) > 0 && first
 		if mine && seenByPolicies && first {
 			return
 		}
-		if mine && !seenByPolicies && !l.full && b.placeOn(l, e, now) {
+		if mine && !seenByPolicies && !p.full && b.placeOn(p, e, now) {
 			continue // the entry has left the pool, so the next one has the index i now
 		}
 		i++
@@ -159,12 +159,12 @@ func (b *board) placeNamed(now time.Time, first bool) {
 // placeOn binds an entry to the emptiest rank that lists its name and can take it now, and says whether there was such a rank. It leaves
 // groups in which every rank lists the name to the policies. But if all ranks that list the name are spared, it looks at all of them as
 // if they were not. The method spare leaves at least one rank of the board in service, but not one for each name.
-func (b *board) placeOn(l *namePlacement, e *pool.Entry, now time.Time) bool {
+func (b *board) placeOn(p *namePlacement, e *pool.Entry, now time.Time) bool {
 	var best *rank
-	ranks, full := l.parts, true
-	allSpared := !slices.ContainsFunc(l.ranks, (*rank).takes)
+	ranks, full := p.parts, true
+	allSpared := !slices.ContainsFunc(p.ranks, (*rank).takes)
 	if allSpared {
-		ranks = l.ranks
+		ranks = p.ranks
 	}
 	for _, r := range ranks {
 		takes := r.takes() || allSpared && r.Up
@@ -176,7 +176,7 @@ func (b *board) placeOn(l *namePlacement, e *pool.Entry, now time.Time) bool {
 		}
 	}
 	if full { // other entries with this name need not look at these ranks again in this tick
-		l.full = true
+		p.full = true
 	}
 	return best != nil && b.bind(best.group, best.group.inForce(), policy.Assignment{Entry: e.ID, Worker: best.ID}, now) == ""
 }

@@ -142,11 +142,11 @@ func (b *board) keepPace() {
 		}
 	}
 	b.pace.Waiting = b.pool.Len() - b.discarding
-	for i, l := range b.names {
-		b.paces[i] = l.pace(&b.pace)
+	for i, p := range b.names {
+		b.paces[i] = p.pace(&b.pace)
 		// An entry that asks for this name needs a slot of a rank that lists it. If more such entries wait than these ranks have free
 		// slots, the surplus cannot take the slots of other ranks, so it does not count.
-		b.pace.Waiting -= max(0, l.waiting-b.paces[i].Free)
+		b.pace.Waiting -= max(0, p.waiting-b.paces[i].Free)
 	}
 	b.emit(Effect{Kind: EffectPace, Group: GroupKey{Model: b.model}, Pace: b.pace, Named: b.paces})
 }
@@ -172,10 +172,10 @@ func (r *rank) freeFor(tokens float64) int {
 }
 
 // pace returns the pace of a name, which counts only the ranks that list it.
-func (l *namePlacement) pace(all *Throughput) Throughput {
-	p := Throughput{Seconds: all.Seconds, tokens: all.tokens, Waiting: l.waiting}
-	for _, r := range l.ranks {
-		p.add(r)
+func (p *namePlacement) pace(all *Throughput) Throughput {
+	t := Throughput{Seconds: all.Seconds, tokens: all.tokens, Waiting: p.waiting}
+	for _, r := range p.ranks {
+		t.add(r)
 	}
-	return p
+	return t
 }

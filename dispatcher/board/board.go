@@ -13,10 +13,10 @@ import (
 	"evenkeel/pool"
 )
 
-func newBoard(model string, r *allBoards) *board {
+func newBoard(model string, a *allBoards) *board {
 	return &board{
-		allBoards: r, model: model, pool: pool.New(r.cfg.TTL), pace: newPace(),
-		waiting: map[uint64]waitingEntry{}, ranks: map[int32]*rank{}, lengths: map[uint64]int32{}, pairs: pairs{suspects: map[Link]*linkHealth{}},
+		allBoards: a, model: model, pool: pool.New(a.cfg.TTL), pace: newPace(),
+		waiting: map[uint64]waitingEntry{}, ranks: map[int32]*rank{}, lengths: map[uint64]int32{}, pairs: pairs{links: map[Link]*linkHealth{}},
 	}
 }
 
@@ -26,7 +26,7 @@ func (b *board) empty() bool { return len(b.ranks) == 0 && b.pool.Len() == 0 }
 // it are down. An entry without a hand-off (local) does not enter the pool: the rounds that choose its rank begin at once.
 func (b *board) enqueue(w waitingEntry, now time.Time) {
 	err := b.refusal(w.Entry)
-	if l := b.partial[w.Entry.Name]; b.up == 0 || l != nil && l.up == 0 {
+	if p := b.partial[w.Entry.Name]; b.up == 0 || p != nil && p.up == 0 {
 		err = ErrNoWorkers
 	}
 	if _, taken := b.waiting[w.Entry.ID]; taken {
@@ -62,8 +62,8 @@ func (b *board) enqueue(w waitingEntry, now time.Time) {
 // because they may come back, and the finished prefill is worth the wait.
 func (b *board) refusal(e *pool.Entry) error {
 	largest := b.largest
-	if l := b.partial[e.Name]; l != nil {
-		largest = l.largest
+	if p := b.partial[e.Name]; p != nil {
+		largest = p.largest
 	}
 	switch {
 	case len(b.groups) == 0:
@@ -151,14 +151,14 @@ func (b *board) refuseInNameOutage(now time.Time) {
 	}
 	for i := 0; i < b.pool.Len(); {
 		e := b.pool.Entries()[i]
-		l := b.partial[e.Name]
-		down := l != nil && l.up == 0
-		if down && !now.Before(l.graceEnds) {
+		p := b.partial[e.Name]
+		down := p != nil && p.up == 0
+		if down && !now.Before(p.graceEnds) {
 			b.fail(e, ErrNoWorkers)
 			continue // the entry has left the pool, so the next one has the index i now
 		}
-		if down && (b.nameOutageEnds.IsZero() || l.graceEnds.Before(b.nameOutageEnds)) {
-			b.nameOutageEnds = l.graceEnds
+		if down && (b.nameOutageEnds.IsZero() || p.graceEnds.Before(b.nameOutageEnds)) {
+			b.nameOutageEnds = p.graceEnds
 		}
 		i++
 	}

@@ -169,10 +169,10 @@ func (b *board) choose(barrier bool) policyInUse {
 }
 
 // make builds a policy in use from a spec that was checked before.
-func (r *allBoards) make(spec string) policyInUse {
-	p, err := r.cfg.Parse(spec)
+func (a *allBoards) make(spec string) policyInUse {
+	p, err := a.cfg.Parse(spec)
 	if err != nil {
 		panic("dispatcher: policy " + spec + " was accepted before and no longer parses: " + err.Error())
 	}
-	return policyInUse{Policy: p, spec: spec, name: p.Name(), rules: r, ahead: policy.SendsAhead(p), hits: policy.NeedsOf(p, 0).Hits}
+	return policyInUse{Policy: p, spec: spec, name: p.Name(), all: a, ahead: policy.SendsAhead(p), hits: policy.NeedsOf(p, 0).Hits}
 }

@@ -11,17 +11,17 @@ import (
 // Clone copies the boards between two events, with all state that decides what they do next. Events on the copy do not change the
 // original. The copy has neither the sampled scores of predictions nor the memory for traces, because its status and traces are not read.
 func (l *Boards) Clone() *Boards {
-	r := *l.allBoards
-	r.subjects = make(map[PredictorKey]*known, len(l.subjects))
+	a := *l.allBoards
+	a.subjects = make(map[PredictorKey]*known, len(l.subjects))
 	for key, s := range l.subjects {
 		copied := *s // the tables never change
-		r.subjects[key] = &copied
+		a.subjects[key] = &copied
 	}
-	r.effects = nil
-	c := &Boards{allBoards: &r, boards: make(map[string]*board, len(l.boards)), draining: l.draining}
+	a.effects = nil
+	c := &Boards{allBoards: &a, boards: make(map[string]*board, len(l.boards)), draining: l.draining}
 	for _, b := range l.inOrder {
 		b.recall()
-		c.add(b.clone(&r))
+		c.add(b.clone(&a))
 	}
 	return c
 }
@@ -38,11 +38,11 @@ func (b *board) recall() {
 	}
 }
 
-// clone copies the board with its pool, ranks, groups and slots. The copies refer to each other, not to the originals. r are the rules
-// of the copy. Memory that each tick fills anew is not copied.
-func (b *board) clone(r *allBoards) *board {
+// clone copies the board with its pool, ranks, groups and slots. The copies refer to each other, not to the originals. a is what the boards
+// of the copy share. Memory that each tick fills anew is not copied.
+func (b *board) clone(a *allBoards) *board {
 	c := *b
-	c.allBoards, c.pool = r, b.pool.Clone()
+	c.allBoards, c.pool = a, b.pool.Clone()
 	c.lengths = maps.Clone(b.lengths)
 	c.waiting = make(map[uint64]waitingEntry, len(b.waiting))
 	for _, e := range c.pool.Entries() {
@@ -54,7 +54,7 @@ func (b *board) clone(r *allBoards) *board {
 	c.ranks = make(map[int32]*rank, len(b.ranks))
 	for id, old := range b.ranks {
 		if groups[old.group] == nil && old.group != nil {
-			groups[old.group] = old.group.clone(r)
+			groups[old.group] = old.group.clone(a)
 		}
 		c.ranks[id] = old.clone()
 		c.ranks[id].group = groups[old.group]
@@ -76,10 +76,10 @@ func (b *board) clone(r *allBoards) *board {
 			s.rank = c.ranks[s.rank.ID]
 		}
 	}
-	c.pairs.suspects = make(map[Link]*linkHealth, len(b.pairs.suspects))
-	for key, s := range b.pairs.suspects {
-		next := *s
-		c.pairs.suspects[key] = &next
+	c.pairs.links = make(map[Link]*linkHealth, len(b.pairs.links))
+	for link, health := range b.pairs.links {
+		next := *health
+		c.pairs.links[link] = &next
 	}
 	c.snapshot, c.survival, c.assignments, c.weights, c.order, c.expired = policy.Snapshot{}, nil, nil, nil, nil, nil
 	c.asked, c.nextGroup, c.round, c.counts = nil, 0, Round{}, nil
@@ -92,7 +92,7 @@ func (r *rank) clone() *rank {
 	c := *r
 	c.slots, c.running = slices.Clone(r.slots), slices.Clone(r.running)
 	c.kept = r.kept.Clone()
-	c.orphans, c.toCompute = slices.Clone(r.orphans), slices.Clone(r.toCompute)
+	c.leaked, c.toCompute = slices.Clone(r.leaked), slices.Clone(r.toCompute)
 	// The copy keeps the capacity, because depart never lets the list grow beyond it.
 	c.departed = append(make([]departed, 0, cap(r.departed)), r.departed...)
 	return &c
@@ -108,20 +108,20 @@ func (b *board) sameRanks(ranks []*rank) []*rank {
 }
 
 // clone copies the group without its ranks, which the caller fills in.
-func (g *group) clone(r *allBoards) *group {
+func (g *group) clone(a *allBoards) *group {
 	c := *g
 	c.members, c.ranks, c.stepRanks = nil, nil, nil
-	c.chosen, c.fallback = g.chosen.clone(r), g.fallback.clone(r)
+	c.chosen, c.fallback = g.chosen.clone(a), g.fallback.clone(a)
 	c.forecast = g.forecast.Clone()
 	return &c
 }
 
-// clone makes a policy of the same spec, which goes on from the state of the original. r are the rules of the copy.
-func (p policyInUse) clone(r *allBoards) policyInUse {
-	c := r.make(p.spec)
+// clone makes a policy of the same spec, which goes on from the state of the original. a is what the boards of the copy share.
+func (p policyInUse) clone(a *allBoards) policyInUse {
+	c := a.make(p.spec)
 	policy.Resume(c.Policy, p.Policy)
 	if p.source != nil {
-		c.source = r.subjects[p.source.PredictorKey]
+		c.source = a.subjects[p.source.PredictorKey]
 	}
 	return c
 }

@@ -30,46 +30,46 @@ const mostAlternatives = 8
 
 // Best returns the best ranks of those that could have taken the entry, the best first. The chosen rank is among them, unless the board
 // moved the entry to another rank because hand-offs between its prefill engine and the chosen rank's engine fail.
-func (o *Explanation) Best() []Alternative {
-	if o == nil {
+func (e *Explanation) Best() []Alternative {
+	if e == nil {
 		return nil
 	}
-	return o.best[:o.count]
+	return e.best[:e.count]
 }
 
 // Keep adds a rank to the list if it is one of the best, or the chosen rank.
-func (o *Explanation) Keep(c Alternative, chosen int32) {
+func (e *Explanation) Keep(c Alternative, chosen int32) {
 	const last = mostAlternatives - 1
-	at := o.count // index at which the rank belongs
-	for at > 0 && o.before(&c, &o.best[at-1]) {
+	at := e.count // index at which the rank belongs
+	for at > 0 && e.before(&c, &e.best[at-1]) {
 		at--
 	}
-	end := o.count // the list up to here moves by one: its last rank drops out
+	end := e.count // the list up to here moves by one: its last rank drops out
 	switch {
-	case o.count < mostAlternatives: // there is room, so no rank drops out
-		o.count++
-		end = o.count
+	case e.count < mostAlternatives: // there is room, so no rank drops out
+		e.count++
+		end = e.count
 	case at == mostAlternatives: // all ranks in the list are better, but the chosen rank must be in it
 		if c.Worker != chosen {
 			return
 		}
 		at = last
-	case o.best[last].Worker == chosen: // the chosen rank stays in the list, as the last
+	case e.best[last].Worker == chosen: // the chosen rank stays in the list, as the last
 		if at == last {
 			return
 		}
 		end = last
 	}
-	copy(o.best[at+1:end], o.best[at:end-1])
-	o.best[at] = c
+	copy(e.best[at+1:end], e.best[at:end-1])
+	e.best[at] = c
 }
 
 // before says whether alternative a is better than b: by the score or, in a tie or without scores, by fewer KV tokens.
-func (o *Explanation) before(a, b *Alternative) bool {
+func (e *Explanation) before(a, b *Alternative) bool {
 	switch {
 	case math.IsNaN(a.Score) || a.Score == b.Score:
 		return a.KVTokens < b.KVTokens
-	case o.Less:
+	case e.Less:
 		return a.Score < b.Score
 	}
 	return a.Score > b.Score

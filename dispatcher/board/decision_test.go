@@ -15,12 +15,12 @@ func TestGroundsNameTheBestAndTheChosen(t *testing.T) {
 			all[i] = Alternative{Worker: int32(i), Score: float64(rapid.IntRange(-5, 5).Draw(t, "score")), KVTokens: int64(i)}
 		}
 		chosen := int32(rapid.IntRange(0, len(all)-1).Draw(t, "chosen"))
-		g := &Explanation{Less: rapid.Bool().Draw(t, "less")}
+		e := &Explanation{Less: rapid.Bool().Draw(t, "less")}
 		for _, c := range all {
-			g.Keep(c, chosen)
+			e.Keep(c, chosen)
 		}
 		slices.SortStableFunc(all, func(a, b Alternative) int {
-			if g.before(&a, &b) {
+			if e.before(&a, &b) {
 				return -1
 			}
 			return 1
@@ -29,6 +29,6 @@ func TestGroundsNameTheBestAndTheChosen(t *testing.T) {
 		if at := slices.IndexFunc(all, func(c Alternative) bool { return c.Worker == chosen }); at >= mostAlternatives {
 			want = append(slices.Clone(all[:mostAlternatives-1]), all[at])
 		}
-		require.Equal(t, want, g.Best())
+		require.Equal(t, want, e.Best())
 	})
 }

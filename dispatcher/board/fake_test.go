@@ -48,19 +48,19 @@ type tb interface {
 // hand owns boards by hand, without a goroutine: each do is one turn.
 type hand struct {
 	*Boards
-	at      time.Time
-	ids     uint64
-	told    []command // by streams, for the next turn
-	waiting map[*pool.Entry]waiting
-	slots   []*Slot // of model m, by index
-	counts  Counts
-	pace    Throughput
-	watched int
-	pulses  map[GroupKey]*beat
-	learner Learner
-	endings []FinishedSample
-	shown   *Round // copies of rounds, if it is there
-	metrics counted
+	at       time.Time
+	ids      uint64
+	told     []command // by streams, for the next turn
+	waiting  map[*pool.Entry]waiting
+	slots    []*Slot // of model m, by index
+	counts   Counts
+	pace     Throughput
+	watched  int
+	pulses   map[GroupKey]*beat
+	learner  Learner
+	finished []FinishedSample
+	shown    *Round // copies of rounds, if it is there
+	metrics  counted
 
 	tick    Tick
 	decided Decided
@@ -219,7 +219,7 @@ func (h *hand) carryOut(effects []Effect) {
 		case EffectFit:
 			h.learner.Load(e.Fit)
 		case EffectEnding:
-			h.endings = append(h.endings, e.Ending)
+			h.finished = append(h.finished, e.Ending)
 		case EffectGroup:
 			h.pulses[e.Group] = &beat{number: 1}
 		case EffectGroupGone:

@@ -160,8 +160,8 @@ func (b *board) recheck() {
 	for _, g := range b.groups {
 		b.largest = max(b.largest, largestPrompt(g.members)) // members include the ranks that are down, which may come back
 	}
-	for _, l := range b.partial {
-		l.largest = largestPrompt(l.ranks)
+	for _, p := range b.partial {
+		p.largest = largestPrompt(p.ranks)
 	}
 	for _, e := range slices.Clone(b.pool.Entries()) {
 		if err := b.refusal(e); err != nil {

@@ -53,12 +53,12 @@ func (s *student) start(fit *predictor.Fit) error {
 }
 
 // Learn updates all predictors of the model of a request that has left its rank.
-func (l *Learner) Learn(e *FinishedSample) {
+func (l *Learner) Learn(sample *FinishedSample) {
 	for _, s := range l.students {
 		switch {
-		case s.Model != e.Model:
-		case e.Finished:
-			s.online.Finished(e.Prompt, e.Output, e.Key)
+		case s.Model != sample.Model:
+		case sample.Finished:
+			s.online.Finished(sample.Prompt, sample.Output, sample.Key)
 			s.fresh = true
 		default:
 			s.online.Censored(1)

@@ -33,16 +33,16 @@ func TestADrainTeachesNothing(t *testing.T) {
 	h := newHand(t, realConfig("evenkeel"))
 	h.fleet(ranks(1, 1, 0))
 	h.release(h.put(pool.Entry{Discard: true}).slotNow(t))
-	require.Empty(t, h.endings)
+	require.Empty(t, h.finished)
 	h.release(h.put(pool.Entry{}).slotNow(t))
-	require.Len(t, h.endings, 1)
+	require.Len(t, h.finished, 1)
 }
 
 func TestNothingIsLearnedForPoliciesThatReadNothing(t *testing.T) {
 	h := newHand(t, realConfig("br0"))
 	h.fleet(ranks(1, 1, 0))
 	h.release(h.put(pool.Entry{}).slotNow(t))
-	require.Empty(t, h.endings)
+	require.Empty(t, h.finished)
 	require.Empty(t, h.subjects)
 
 	cfg := realConfig("br0")
@@ -50,7 +50,7 @@ func TestNothingIsLearnedForPoliciesThatReadNothing(t *testing.T) {
 	h = newHand(t, cfg)
 	h.fleet(ranks(1, 1, 0))
 	h.release(h.put(pool.Entry{}).slotNow(t))
-	require.Len(t, h.endings, 1, "unless the config says so: a policy may want it later")
+	require.Len(t, h.finished, 1, "unless the config says so: a policy may want it later")
 	require.Contains(t, h.subjects, PredictorKey{"m", predictor.KindExact})
 }
 
@@ -139,7 +139,7 @@ func TestAResumedRequestIsLearnedWhole(t *testing.T) {
 	h.fleet(ranks(1, 1, 0))
 	s := h.put(pool.Entry{Prompt: 130, Age: 100}).slotNow(t)
 	h.giveBack(s, Outcome{Kind: Finished, Generated: 20})
-	require.Equal(t, []FinishedSample{{Model: "m", Finished: true, Prompt: 30, Output: 120}}, h.endings)
+	require.Equal(t, []FinishedSample{{Model: "m", Finished: true, Prompt: 30, Output: 120}}, h.finished)
 }
 
 func TestTheAuditSeesALostCharge(t *testing.T) {

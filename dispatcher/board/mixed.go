@@ -202,16 +202,16 @@ func (b *board) countRound(g *group) {
 	b.emit(Effect{Kind: EffectSent, Group: b.key(g), Label: b.label(g), Count: busy})
 }
 
-// wait returns the policy.Wait of a waiting entry: what policies read of it beside policy.Entry.
+// wait returns the policy.EntryDetails of a waiting entry: what policies read of it beside policy.Entry.
 func (w *waitingEntry) wait(now time.Time) policy.EntryDetails {
-	wait := policy.EntryDetails{Hits: w.Hits, HeldMs: -1, Express: w.Entry.Express}
+	details := policy.EntryDetails{Hits: w.Hits, HeldMs: -1, Express: w.Entry.Express}
 	if !w.since.IsZero() {
-		wait.HeldMs = float64(now.Sub(w.since)) / float64(time.Millisecond)
+		details.HeldMs = float64(now.Sub(w.since)) / float64(time.Millisecond)
 	}
 	if at := w.Entry.UrgentAt(); at.After(now) {
-		wait.UrgentInMs = float64(at.Sub(now)) / float64(time.Millisecond)
+		details.UrgentInMs = float64(at.Sub(now)) / float64(time.Millisecond)
 	}
-	return wait
+	return details
 }
 
 // awaiting returns how many requests wait for their first token, on the group's ranks or in the pool. Entries that a policy holds back do

@@ -48,17 +48,17 @@ func (b *board) listings() {
 		b.listed = append(b.listed[:0], b.listers...)
 		b.relist()
 	}
-	for _, l := range b.partial {
-		l.up, l.largest = 0, largestPrompt(l.ranks)
-		for _, r := range l.ranks {
+	for _, p := range b.partial {
+		p.up, p.largest = 0, largestPrompt(p.ranks)
+		for _, r := range p.ranks {
 			if r.Up || r.Awaited {
-				l.up++
+				p.up++
 			}
 		}
-		if l.up > 0 {
-			l.graceEnds = time.Time{}
-		} else if l.graceEnds.IsZero() {
-			l.graceEnds = b.now.Add(outageGrace)
+		if p.up > 0 {
+			p.graceEnds = time.Time{}
+		} else if p.graceEnds.IsZero() {
+			p.graceEnds = b.now.Add(outageGrace)
 		}
 	}
 }
@@ -103,41 +103,41 @@ func listedBy(ranksWith map[*Names]int, name string) (n int) {
 
 // addListing makes the listing of a name. If the name had a listing before, an outage of its ranks goes on.
 func (b *board) addListing(name string, before *namePlacement) {
-	l := &namePlacement{}
+	p := &namePlacement{}
 	if before != nil {
-		l.graceEnds = before.graceEnds
+		p.graceEnds = before.graceEnds
 	}
 	if b.partial == nil {
 		b.partial = map[string]*namePlacement{}
 	}
-	b.partial[name] = l
-	l.findRanks(b, name)
+	b.partial[name] = p
+	p.findRanks(b, name)
 }
 
 // findRanks finds the ranks that list a name, and the groups in which every rank lists it.
-func (l *namePlacement) findRanks(b *board, name string) {
+func (p *namePlacement) findRanks(b *board, name string) {
 	for _, g := range b.groups {
-		from := len(l.ranks)
+		from := len(p.ranks)
 		for _, r := range g.members {
 			if r.lists(name) {
-				l.ranks = append(l.ranks, r)
+				p.ranks = append(p.ranks, r)
 			}
 		}
-		if inGroup := l.ranks[from:]; len(inGroup) == len(g.members) {
-			l.whole = append(l.whole, g)
+		if inGroup := p.ranks[from:]; len(inGroup) == len(g.members) {
+			p.whole = append(p.whole, g)
 		} else {
-			l.parts = append(l.parts, inGroup...)
+			p.parts = append(p.parts, inGroup...)
 		}
 	}
-	slices.SortFunc(l.ranks, func(x, y *rank) int { return cmp.Compare(x.ID, y.ID) })
+	slices.SortFunc(p.ranks, func(x, y *rank) int { return cmp.Compare(x.ID, y.ID) })
 }
 
 func (r *rank) lists(name string) bool { return r.Lists.Has(name) }
 
 // waitsFor adds n to the number of entries that wait for the same name as e: n is 1 when e begins to wait, and -1 when it leaves.
 func (b *board) waitsFor(e *pool.Entry, n int) {
-	if l := b.partial[e.Name]; l != nil && !e.Discard {
-		l.waiting += n
+	if p := b.partial[e.Name]; p != nil && !e.Discard {
+		p.waiting += n
 	}
 }
 

@@ -19,21 +19,21 @@ const gaugeLife = 30 * time.Second
 func (b *board) orphan(r *rank, s *slotRecord, now time.Time) {
 	b.slots.released.kvTokens -= int64(s.prompt)
 	r.orphaned += int64(s.prompt)
-	if n := len(r.orphans); n == mostOrphans {
-		r.orphans[n-1] = leakedKV{r.orphans[n-1].tokens + int64(s.prompt), now}
+	if n := len(r.leaked); n == mostOrphans {
+		r.leaked[n-1] = leakedKV{r.leaked[n-1].tokens + int64(s.prompt), now}
 		return
 	}
-	r.orphans = append(r.orphans, leakedKV{int64(s.prompt), now})
+	r.leaked = append(r.leaked, leakedKV{int64(s.prompt), now})
 }
 
 // forgetOrphans frees the room of the orphans of a rank for which the function returns true.
 func (b *board) forgetOrphans(r *rank, which func(leakedKV) bool) {
-	r.orphans = slices.DeleteFunc(r.orphans, func(o leakedKV) bool {
-		if !which(o) {
+	r.leaked = slices.DeleteFunc(r.leaked, func(l leakedKV) bool {
+		if !which(l) {
 			return false
 		}
-		b.slots.released.kvTokens += o.tokens
-		r.orphaned -= o.tokens
+		b.slots.released.kvTokens += l.tokens
+		r.orphaned -= l.tokens
 		b.changed = true
 		return true
 	})
@@ -75,11 +75,11 @@ func (b *board) gauged(r *rank, e Gauged) {
 			missing += r.running[i].Tokens()
 		}
 	}
-	b.forgetOrphans(r, func(o leakedKV) bool {
-		if o.tokens > missing || !o.since.Before(e.At) {
+	b.forgetOrphans(r, func(l leakedKV) bool {
+		if l.tokens > missing || !l.since.Before(e.At) {
 			return false
 		}
-		missing -= o.tokens
+		missing -= l.tokens
 		return true
 	})
 }

@@ -94,7 +94,7 @@ func TestManyOrphans(t *testing.T) {
 		h.orphan(h.put(pool.Entry{Prompt: 10}).slotNow(t))
 	}
 	r := h.boards["m"].ranks[0]
-	require.Len(t, r.orphans, mostOrphans)
+	require.Len(t, r.leaked, mostOrphans)
 	require.EqualValues(t, 10*(mostOrphans+9), r.orphaned, "none is forgotten")
 	s := h.put(pool.Entry{Prompt: 10}).slotNow(t)
 	h.apply(Recount{"m", s.index, 5000})

@@ -21,7 +21,7 @@ const (
 
 // inOrder returns the suspected pairs, sorted.
 func (p *pairs) inOrder() []Link {
-	return slices.SortedFunc(maps.Keys(p.suspects), func(x, y Link) int {
+	return slices.SortedFunc(maps.Keys(p.links), func(x, y Link) int {
 		return cmp.Or(cmp.Compare(x.Prefiller, y.Prefiller), cmp.Compare(x.Engine, y.Engine))
 	})
 }
@@ -37,73 +37,73 @@ func (b *board) pairEnded(s *slotRecord, o Outcome, now time.Time) {
 	case o.Lost:
 		b.lost(s, now)
 	case !s.started: // the end says nothing about the pair; if this hand-off was the pair's trial, the next hand-off is the trial instead
-		if suspected := b.pairs.suspects[s.pair()]; suspected != nil {
-			suspected.circuit.Neutral(s.id)
+		if health := b.pairs.links[s.pair()]; health != nil {
+			health.circuit.Neutral(s.id)
 		}
 	}
 }
 
 // lost records that a hand-off's first event did not come.
 func (b *board) lost(s *slotRecord, now time.Time) {
-	p, key := &b.pairs, s.pair()
+	p, link := &b.pairs, s.pair()
 	p.forget(now)
-	suspected := p.suspects[key]
-	if suspected == nil {
-		suspected = &linkHealth{}
-		p.suspects[key] = suspected
+	health := p.links[link]
+	if health == nil {
+		health = &linkHealth{}
+		p.links[link] = health
 	}
-	suspected.failures++
-	suspected.last = now
-	if suspected.circuit.In() {
-		b.consider(key, suspected, now)
-	} else if suspected.circuit.Fail(s.id, now) {
-		b.quarantined(key, suspected)
+	health.failures++
+	health.last = now
+	if health.circuit.In() {
+		b.consider(link, health, now)
+	} else if health.circuit.Fail(s.id, now) {
+		b.quarantined(link, health)
 	}
 	b.countPairs()
 }
 
 // consider quarantines a pair that has failed pairLimit times in a row while each of its two engines worked with another engine. In this
 // case only the connection between the two can be broken.
-func (b *board) consider(key Link, suspected *linkHealth, now time.Time) {
-	if suspected.circuit.In() && suspected.failures >= pairLimit && suspected.fromWorks && suspected.toWorks {
-		suspected.circuit.Trip(now)
-		b.quarantined(key, suspected)
+func (b *board) consider(link Link, health *linkHealth, now time.Time) {
+	if health.circuit.In() && health.failures >= pairLimit && health.fromWorks && health.toWorks {
+		health.circuit.Trip(now)
+		b.quarantined(link, health)
 	}
 }
 
 // quarantined emits that a pair is avoided from now on.
-func (b *board) quarantined(key Link, suspected *linkHealth) {
-	b.emit(Effect{Kind: EffectQuarantine, Pair: key, Count: suspected.failures, Lasts: suspected.circuit.Out()})
+func (b *board) quarantined(link Link, health *linkHealth) {
+	b.emit(Effect{Kind: EffectQuarantine, Pair: link, Count: health.failures, Lasts: health.circuit.Out()})
 }
 
 // reached records that a hand-off between the engines of a pair has worked. So both engines work, and if another suspected pair with one of
 // them fails, the cause is more probably the connection.
-func (b *board) reached(key Link, now time.Time) {
+func (b *board) reached(worked Link, now time.Time) {
 	p := &b.pairs
 	p.forget(now)
-	if suspected := p.suspects[key]; suspected != nil {
-		b.changed = b.changed || !suspected.circuit.In() // entries that waited for the end of the quarantine may go to the engine now
-		delete(p.suspects, key)
+	if health := p.links[worked]; health != nil {
+		b.changed = b.changed || !health.circuit.In() // entries that waited for the end of the quarantine may go to the engine now
+		delete(p.links, worked)
 	}
-	for _, k := range p.inOrder() {
-		suspected := p.suspects[k]
-		suspected.fromWorks = suspected.fromWorks || k.Prefiller == key.Prefiller
-		suspected.toWorks = suspected.toWorks || k.Engine == key.Engine
-		b.consider(k, suspected, now)
+	for _, link := range p.inOrder() {
+		health := p.links[link]
+		health.fromWorks = health.fromWorks || link.Prefiller == worked.Prefiller
+		health.toWorks = health.toWorks || link.Engine == worked.Engine
+		b.consider(link, health, now)
 	}
 	b.countPairs()
 }
 
-// forget drops suspects that are older than pairMemory. There are few suspects, so each
+// forget drops suspected pairs that are older than pairMemory. There are few of them, so each
 // event of a pair looks at all of them.
 func (p *pairs) forget(now time.Time) {
-	for k, suspected := range p.suspects {
-		quiet := suspected.last
-		if !suspected.circuit.In() {
-			quiet = suspected.circuit.Until()
+	for link, health := range p.links {
+		quiet := health.last
+		if !health.circuit.In() {
+			quiet = health.circuit.Until()
 		}
 		if now.Sub(quiet) > pairMemory {
-			delete(p.suspects, k)
+			delete(p.links, link)
 		}
 	}
 }
@@ -113,8 +113,8 @@ func (b *board) countPairs() {
 	p := &b.pairs
 	b.watch()
 	p.quarantined = 0
-	for _, suspected := range p.suspects {
-		if !suspected.circuit.In() {
+	for _, health := range p.links {
+		if !health.circuit.In() {
 			p.quarantined++
 		}
 	}
@@ -122,16 +122,16 @@ func (b *board) countPairs() {
 
 // send records that a hand-off goes to a pair. If the pair's quarantine has just ended, this hand-off is the trial.
 func (p *pairs) send(s *slotRecord, now time.Time) {
-	if suspected := p.suspects[s.pair()]; suspected != nil {
-		suspected.circuit.Send(s.id, now)
+	if health := p.links[s.pair()]; health != nil {
+		health.circuit.Send(s.id, now)
 	}
 }
 
 // rerouted records that the KV of a slot comes from another prefill engine.
 func (b *board) rerouted(slot int32, prefiller string, now time.Time) {
 	s := &b.slots.records[slot]
-	if suspected := b.pairs.suspects[s.pair()]; suspected != nil {
-		suspected.circuit.Neutral(s.id)
+	if health := b.pairs.links[s.pair()]; health != nil {
+		health.circuit.Neutral(s.id)
 	}
 	s.prefiller = prefiller
 	if b.pairs.quarantined > 0 {
@@ -146,9 +146,9 @@ func (l *Boards) Quarantined(model string, slot int32, now time.Time) (prefiller
 	if b == nil {
 		return nil
 	}
-	for key, suspected := range b.pairs.suspects {
-		if (slot < 0 || key.Engine == b.slots.records[slot].rank.Engine) && !suspected.circuit.Allows(now) {
-			prefillers = append(prefillers, key.Prefiller)
+	for link, health := range b.pairs.links {
+		if (slot < 0 || link.Engine == b.slots.records[slot].rank.Engine) && !health.circuit.Allows(now) {
+			prefillers = append(prefillers, link.Prefiller)
 		}
 	}
 	return prefillers
@@ -156,8 +156,8 @@ func (l *Boards) Quarantined(model string, slot int32, now time.Time) (prefiller
 
 // vetoed says whether an entry should not go to a rank now, because the pair of its prefill engine and the rank's engine is quarantined.
 func (p *pairs) vetoed(e *pool.Entry, r *rank, now time.Time) bool {
-	suspected := p.suspects[Link{e.Prefiller, r.Engine}]
-	return suspected != nil && !suspected.circuit.Allows(now)
+	health := p.links[Link{e.Prefiller, r.Engine}]
+	return health != nil && !health.circuit.Allows(now)
 }
 
 // steer changes the i-th assignment of a round if its prefill and decode engine are a quarantined pair. The assignments before it must be
@@ -247,8 +247,8 @@ func fits(r *rank, w waitingEntry) bool {
 
 // wait makes the board look at the pool again when the first quarantine ends.
 func (p *pairs) wait(now time.Time) {
-	for _, suspected := range p.suspects {
-		if at := suspected.circuit.Until(); at.After(now) && (p.checkAt.IsZero() || at.Before(p.checkAt)) {
+	for _, health := range p.links {
+		if at := health.circuit.Until(); at.After(now) && (p.checkAt.IsZero() || at.Before(p.checkAt)) {
 			p.checkAt = at
 		}
 	}
@@ -269,11 +269,11 @@ type PairStatus struct {
 // status returns the suspected pairs, sorted.
 func (p *pairs) status() []PairStatus {
 	var all []PairStatus
-	for _, k := range p.inOrder() {
-		suspected := p.suspects[k]
+	for _, link := range p.inOrder() {
+		health := p.links[link]
 		all = append(all, PairStatus{
-			Prefiller: k.Prefiller, Engine: k.Engine, Failures: suspected.failures, Quarantined: !suspected.circuit.In(),
-			Until: suspected.circuit.Until(),
+			Prefiller: link.Prefiller, Engine: link.Engine, Failures: health.failures, Quarantined: !health.circuit.In(),
+			Until: health.circuit.Until(),
 		})
 	}
 	return all

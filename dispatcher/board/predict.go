@@ -73,8 +73,8 @@ func (c *PredictorConfig) kindServes(kind predictor.Kind) error {
 	return nil
 }
 
-// Tables are what a Learner has learned about output lengths for one Subject (a model and a kind of predictor). They never change: newer
-// Tables replace them.
+// Tables are what a Learner has learned about output lengths for one PredictorKey (a model and a kind of predictor). They never change:
+// newer Tables replace them.
 type Tables struct {
 	predictor predictor.Predictor
 	survival  *predictor.Survival
@@ -99,7 +99,7 @@ func (t *Tables) mean() float64 {
 
 // subject returns the model and the kind of predictor to learn for a policy with these needs. The kind is the one that the policy names or,
 // if it names none, the configured one. ok is false if neither is set and the policy does not need the mean output either.
-func (c *PredictorConfig) subject(model string, needs policy.Requirements) (s PredictorKey, ok bool) {
+func (c *PredictorConfig) subject(model string, needs policy.Requirements) (k PredictorKey, ok bool) {
 	kind := cmp.Or(predictor.Kind(needs.Predictor), c.Kind)
 	if kind == predictor.KindOracle || kind == "" && needs.MeanOutput {
 		kind = predictor.KindSurvival // the oracle needs no tables, and the mean output comes from those of survival

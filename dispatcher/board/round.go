@@ -25,7 +25,7 @@ type Round struct {
 // Copy makes r a copy that shares nothing with the board.
 func (r *Round) Copy(from *Round) {
 	running, workers, pool, assign := r.running[:0], r.Snapshot.Workers[:0], r.Snapshot.Pool[:0], r.Assign[:0]
-	waits := r.Snapshot.Waits[:0]
+	details := r.Snapshot.Waits[:0]
 	*r = *from
 	requests := 0
 	for i := range from.Snapshot.Workers {
@@ -40,5 +40,5 @@ func (r *Round) Copy(from *Round) {
 	}
 	pool, assign = append(pool, from.Snapshot.Pool...), append(assign, from.Assign...)
 	r.Snapshot.Workers, r.Snapshot.Pool, r.Assign = workers, pool, assign
-	r.Snapshot.Waits = append(waits, from.Snapshot.Waits...) //nolint:gocritic // waits is the copy's own memory
+	r.Snapshot.Waits = append(details, from.Snapshot.Waits...) //nolint:gocritic // waits is the copy's own memory
 }

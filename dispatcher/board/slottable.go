@@ -93,8 +93,8 @@ func (b *board) drift() (slots, kvTokens int64) {
 	var held tally
 	var kept int64
 	for _, r := range b.ranks {
-		for _, o := range r.orphans {
-			held.kvTokens += o.tokens
+		for _, l := range r.leaked {
+			held.kvTokens += l.tokens
 		}
 		kept += r.kept.Sum()
 	}

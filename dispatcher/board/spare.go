@@ -55,7 +55,7 @@ func (b *board) watch() {
 			b.refusing++
 		}
 	}
-	b.emit(Effect{Kind: EffectWatch, Group: GroupKey{Model: b.model}, Count: len(b.pairs.suspects) + b.refusing})
+	b.emit(Effect{Kind: EffectWatch, Group: GroupKey{Model: b.model}, Count: len(b.pairs.links) + b.refusing})
 }
 
 // spare sets which ranks get no requests from now on (rank.spared), and the time at which the first of them may be tried (wakeSpared). If

@@ -108,7 +108,7 @@ type rank struct {
 	strays   int     // slots whose requests stray
 	parts    int64   // number of ranks among which the KV of a straying request is divided
 	guests   int64   // KV tokens charged here for straying requests whose slots are on other ranks; they are part of kv
-	orphans  []leakedKV
+	leaked   []leakedKV
 	orphaned int64   // KV tokens of the orphans; not part of kv
 	kept     kept.KV // KV that the engine keeps of ended answers; not part of kv
 
@@ -155,7 +155,7 @@ type group struct {
 	wakeHeld       time.Time // when the policy wants to look at held entries again; zero: it has set no time
 	gathered       gathered
 	recent         recent
-	tempo          tokenRate
+	rate           tokenRate
 	steps          step.Times        // what the group's steps have taught
 	lawWeights     *step.RequestCost // weights of a Law event; nil: there was none, and they follow from steps
 	stepRanks      []step.Rank       // memory of inStep: what the ranks did in a step
@@ -219,12 +219,12 @@ func (w waitingEntry) prompt() int32 { return tokens(w.Entry.Prompt) }
 // Such a pair is quarantined: for one second it gets no hand-off that another rank can take. Then one hand-off is its trial. If the trial
 // fails, too, the time doubles, up to 30 s.
 type pairs struct {
-	suspects    map[Link]*linkHealth
-	quarantined int       // how many suspects are quarantined; 0: rounds skip the checks of pairs
+	links       map[Link]*linkHealth
+	quarantined int       // how many pairs are quarantined; 0: rounds skip the checks of pairs
 	checkAt     time.Time // when the first quarantine ends for which entries wait in the pool; zero: none wait for that
 }
 
-// linkHealth is the account of a pair whose hand-offs have failed since one last worked.
+// linkHealth is the state of a pair whose hand-offs have failed since one last worked.
 type linkHealth struct {
 	circuit   circuit.Circuit
 	failures  int       // failures in a row
@@ -353,14 +353,14 @@ type allBoards struct {
 	now     time.Time // time of the current event
 }
 
-func (r *allBoards) emit(e Effect) { r.effects = append(r.effects, e) }
+func (a *allBoards) emit(e Effect) { a.effects = append(a.effects, e) }
 
 // policyInUse is a policy in use. Each group has its own, because a policy keeps memory and, if it takes ranks in turn, the next rank.
 type policyInUse struct {
 	policy.Policy
 	spec   string
 	name   string
-	rules  *allBoards
+	all    *allBoards
 	ahead  bool   // it sends requests before their slots are free (ahead.go)
 	hits   bool   // it reads which ranks have a part of a prompt in their prefix caches
 	source *known // tables for its predictions; nil: it reads none
@@ -385,7 +385,7 @@ type slotRecord struct {
 	promptLeft   int32     // tokens of its prompt that a mixed rank has yet to compute
 	chunks       chunks    // how much of its prompt the last steps computed
 	tokensBefore int32     // tokens that its answer had when a mixed rank preempted it; 0: it was not preempted
-	unheard      estimated
+	estimated    estimated
 }
 
 // slotTable has the records of all slots by index, and the totals of what was ever charged and released. The totals do not depend on the
@@ -437,7 +437,7 @@ type Gauged struct {
 // started says whether the first event of a slot's answer has come. If the engine reports the answer's tokens only at its end (unheard.go),
 // the board's estimate says whether it has its first token.
 func (b *board) started(slot int32) bool {
-	return b.seen(slot) || b.slots.records[slot].unheard.first != 0
+	return b.seen(slot) || b.slots.records[slot].estimated.first != 0
 }
 
 // seen says whether the first event of a slot has come. Then its KV is certainly on the rank.

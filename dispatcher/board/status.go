@@ -367,13 +367,13 @@ func (g *group) stepStatus(loads policy.Balance) *StepStatus {
 // that a group's policy uses also has the group's forecasts (rows). Status.Score computes the scores from them later.
 func (b *board) predictors() []PredictorStatus {
 	var all []PredictorStatus
-	for subject, learned := range b.subjects {
-		if subject.Model != b.model {
+	for key, learned := range b.subjects {
+		if key.Model != b.model {
 			continue
 		}
 		tables := learned.Tables
 		p := PredictorStatus{
-			Kind: string(subject.Kind), Outputs: tables.counts.Outputs, Keys: tables.counts.Keys,
+			Kind: string(key.Kind), Outputs: tables.counts.Outputs, Keys: tables.counts.Keys,
 			Drift: driftReport(tables.drift), DriftFromFit: driftReport(tables.fromFit),
 		}
 		for _, g := range b.groups {

@@ -87,7 +87,7 @@ func (b *board) inStep(g *group) (requests int, sure bool) {
 			}
 		}
 		for i, slot := range r.slots {
-			joined := cmp.Or(b.counts.step(slot), b.slots.records[slot].unheard.first)
+			joined := cmp.Or(b.counts.step(slot), b.slots.records[slot].estimated.first)
 			if joined != 0 && !laterStep(joined, g.last.Number) {
 				addRequest(joined, r.running[i].Tokens())
 			}

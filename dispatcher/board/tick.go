@@ -70,8 +70,8 @@ func (b *board) immediate() bool {
 // tick prepares the rounds: every group that can take an entry decides, the group with the fewest KV tokens per rank first. Each group sees
 // the entries that the groups before it have not taken.
 func (b *board) tick(now time.Time) {
-	for _, l := range b.names {
-		l.full = false
+	for _, p := range b.names {
+		p.full = false
 	}
 	b.arrange()
 	if len(b.order) == 0 {

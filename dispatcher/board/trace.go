@@ -48,11 +48,11 @@ func (b *board) explain(g *group, p *policyInUse) {
 
 // addAlternatives adds the ranks that could have taken an entry to its trace, which keeps the best by score or, if scores is nil, by KV
 // tokens. The score of a rank that could not have taken the entry is NaN.
-func addAlternatives(trace *Explanation, g *group, immediate bool, s *policy.Snapshot, chosen int32, scores []float64) {
+func addAlternatives(explanation *Explanation, g *group, immediate bool, s *policy.Snapshot, chosen int32, scores []float64) {
 	for i, r := range g.ranks {
 		worker := &s.Workers[i]
 		if r.ID == chosen {
-			trace.KVTokens = r.kv
+			explanation.KVTokens = r.kv
 		}
 		couldTake := worker.Up && (immediate || worker.Free > 0)
 		if scores != nil {
@@ -61,11 +61,11 @@ func addAlternatives(trace *Explanation, g *group, immediate bool, s *policy.Sna
 		if !couldTake {
 			continue
 		}
-		trace.Able++
+		explanation.Able++
 		c := Alternative{Worker: r.ID, Name: r.Name, Score: math.NaN(), KVTokens: r.kv, Free: worker.Free}
 		if scores != nil {
 			c.Score = scores[i]
 		}
-		trace.Keep(c, chosen)
+		explanation.Keep(c, chosen)
 	}
 }

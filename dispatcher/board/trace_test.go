@@ -19,16 +19,16 @@ func TestASlotSaysWhatItsRankWasChosenOn(t *testing.T) {
 	h.put(pool.Entry{Prompt: 900}).slotNow(t)
 	w := h.put(pool.Entry{Prompt: 300})
 	s := w.slotNow(t)
-	g := s.Grounds
-	require.NotNil(t, g)
-	require.Equal(t, 1, g.Waiting)
-	require.Equal(t, 3, g.Able)
-	require.EqualValues(t, 900, g.Fullest)
-	require.Zero(t, g.KVTokens, "an empty rank took it")
-	require.Len(t, g.Best(), 3)
-	require.Equal(t, s.Worker, g.Best()[0].Worker, "the best is what was chosen")
-	require.EqualValues(t, 900, g.Best()[2].KVTokens)
-	require.Less(t, g.Best()[2].Score, g.Best()[0].Score)
+	e := s.Grounds
+	require.NotNil(t, e)
+	require.Equal(t, 1, e.Waiting)
+	require.Equal(t, 3, e.Able)
+	require.EqualValues(t, 900, e.Fullest)
+	require.Zero(t, e.KVTokens, "an empty rank took it")
+	require.Len(t, e.Best(), 3)
+	require.Equal(t, s.Worker, e.Best()[0].Worker, "the best is what was chosen")
+	require.EqualValues(t, 900, e.Best()[2].KVTokens)
+	require.Less(t, e.Best()[2].Score, e.Best()[0].Score)
 }
 
 func TestWithoutExplainASlotHasNoGrounds(t *testing.T) {

@@ -26,21 +26,21 @@ type tokenRate struct {
 }
 
 // perSecond returns how many tokens a request gets in a second; 0: not known.
-func (t *tokenRate) perSecond() float64 {
-	if t.seconds == 0 {
+func (r *tokenRate) perSecond() float64 {
+	if r.seconds == 0 {
 		return 0
 	}
-	return t.tokens / t.seconds
+	return r.tokens / r.seconds
 }
 
 // learn adds the tokens that so many streams together got in the time between two looks.
-func (t *tokenRate) learn(streams int, tokens int64, between time.Duration) {
+func (r *tokenRate) learn(streams int, tokens int64, between time.Duration) {
 	if streams == 0 {
 		return
 	}
 	fade := math.Exp(-between.Seconds() / paceMemory.Seconds())
-	t.tokens = t.tokens*fade + float64(tokens)
-	t.seconds = t.seconds*fade + float64(streams)*between.Seconds()
+	r.tokens = r.tokens*fade + float64(tokens)
+	r.seconds = r.seconds*fade + float64(streams)*between.Seconds()
 }
 
 // estimated is the estimate for an answer whose engine reports nothing before its end.
@@ -54,31 +54,31 @@ type estimated struct {
 // listen measures how fast the streams of each group grow, and lets the estimates of its unheard answers grow as fast.
 func (b *board) listen(now time.Time) {
 	for _, g := range b.groups {
-		between := now.Sub(g.tempo.at)
+		between := now.Sub(g.rate.at)
 		if between < paceEvery {
 			continue
 		}
-		if g.tempo.at.IsZero() {
+		if g.rate.at.IsZero() {
 			between = 0
 		}
-		g.tempo.at = now
+		g.rate.at = now
 		streams, tokens, silent := 0, int64(0), 0
 		for _, r := range g.ranks {
 			for _, slot := range r.slots {
 				s := &b.slots.records[slot]
-				if s.unheard.most = b.counts.unheard(slot); s.unheard.most > 0 {
+				if s.estimated.most = b.counts.unheard(slot); s.estimated.most > 0 {
 					silent++
 					continue
 				}
 				n := b.counts.generated(slot)
-				if s.unheard.atLastLook > 0 { // else it had no token at the last look
+				if s.estimated.atLastLook > 0 { // else it had no token at the last look
 					streams++
-					tokens += int64(n - s.unheard.atLastLook)
+					tokens += int64(n - s.estimated.atLastLook)
 				}
-				s.unheard.atLastLook = n
+				s.estimated.atLastLook = n
 			}
 		}
-		g.tempo.learn(streams, tokens, between)
+		g.rate.learn(streams, tokens, between)
 		if silent > 0 {
 			b.grow(g, between, now, g.barrier && streams > 0)
 		}
@@ -89,12 +89,12 @@ func (b *board) listen(now time.Time) {
 // prompt of an answer, the answer gets none. If the group's steps are reported (stepsReported), the method compute estimates how much of
 // the prompt is computed. Otherwise grow does, with the rank's token budget for each step.
 func (b *board) grow(g *group, between time.Duration, now time.Time, stepsReported bool) {
-	perSecond := g.tempo.perSecond()
+	perSecond := g.rate.perSecond()
 	for _, r := range g.ranks {
 		budget := int64(perSecond * between.Seconds() * float64(r.StepBudget())) // prompt tokens; a step brings about one token per request
 		for _, slot := range r.slots {
 			s := &b.slots.records[slot]
-			if heard := s.unheard.most == 0; heard || s.waits {
+			if heard := s.estimated.most == 0; heard || s.waits {
 				continue
 			}
 			if s.promptLeft > 0 && !stepsReported {
@@ -104,11 +104,11 @@ func (b *board) grow(g *group, between time.Duration, now time.Time, stepsReport
 			if s.promptLeft > 0 {
 				continue
 			}
-			if s.unheard.first == 0 {
-				s.unheard.first, s.unheard.tokens = g.last.Number+1, 1
+			if s.estimated.first == 0 {
+				s.estimated.first, s.estimated.tokens = g.last.Number+1, 1
 			}
 			ran := min(between, now.Sub(s.since)) // the request may have been bound after the last look
-			s.unheard.tokens = min(s.unheard.tokens+perSecond*ran.Seconds(), float64(s.unheard.most))
+			s.estimated.tokens = min(s.estimated.tokens+perSecond*ran.Seconds(), float64(s.estimated.most))
 		}
 	}
 }
@@ -116,8 +116,8 @@ func (b *board) grow(g *group, between time.Duration, now time.Time, stepsReport
 // generated returns how many tokens the answer of a slot has: the reported number or, for an unheard answer, the estimate if it is larger.
 func (b *board) generated(slot int32) int32 {
 	n := b.counts.generated(slot)
-	if s := &b.slots.records[slot]; s.unheard.most > 0 {
-		n = max(n, int32(s.unheard.tokens))
+	if s := &b.slots.records[slot]; s.estimated.most > 0 {
+		n = max(n, int32(s.estimated.tokens))
 	}
 	return n
 }
@@ -125,11 +125,11 @@ func (b *board) generated(slot int32) int32 {
 // settleUnheard emits the estimate for an unheard answer, together with the number of tokens that its engine reported at the end. If the
 // group has no streams from which the pace can be learned, it learns the pace from this answer.
 func (b *board) settleUnheard(s *slotRecord, o Outcome, generated int32, now time.Time) {
-	if s.unheard.most == 0 || o.Kind != Finished || generated <= 0 {
+	if s.estimated.most == 0 || o.Kind != Finished || generated <= 0 {
 		return
 	}
-	b.emit(Effect{Kind: EffectThought, Thought: max(1, s.unheard.tokens), Count: int(generated)})
-	if g := s.rank.group; g != nil && g.tempo.seconds == 0 {
-		g.tempo.learn(1, int64(generated), now.Sub(s.since))
+	b.emit(Effect{Kind: EffectThought, Thought: max(1, s.estimated.tokens), Count: int(generated)})
+	if g := s.rank.group; g != nil && g.rate.seconds == 0 {
+		g.rate.learn(1, int64(generated), now.Sub(s.since))
 	}
 }

@@ -201,7 +201,7 @@ func TestAnAnswerThatIsNotHeardEndsNoEarlierThanItBegan(t *testing.T) {
 		h.status(h.at)
 	}
 	b := h.boards["m"]
-	require.Greater(t, b.slots.records[whole.index].unheard.first, b.groups[0].last.Number)
+	require.Greater(t, b.slots.records[whole.index].estimated.first, b.groups[0].last.Number)
 	whole.generated.Store(8)
 	h.release(whole)
 	running := lag{}

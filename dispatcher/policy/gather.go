@@ -136,25 +136,25 @@ func (r *gather) fillCandidates(s *Snapshot, most int) {
 		}
 	}
 	for i := range s.Pool {
-		e, w := &s.Pool[i], &s.Waits[i]
+		e, d := &s.Pool[i], &s.Waits[i]
 		if int64(e.Prompt) > room { // no rank has room for it; as a candidate it could keep a slot free that a younger request can use
 			continue
 		}
-		c := rounds.Candidate{Prompt: e.Prompt, Since: math.NaN(), Until: math.Inf(1), Urgent: w.Express || isOverdue(s, e)}
+		c := rounds.Candidate{Prompt: e.Prompt, Since: math.NaN(), Until: math.Inf(1), Urgent: d.Express || isOverdue(s, e)}
 		if !c.Urgent {
 			if most == 0 {
 				continue
 			}
 			most--
 		}
-		if w.HeldMs >= 0 {
-			c.Since = -w.HeldMs / 1000
+		if d.HeldMs >= 0 {
+			c.Since = -d.HeldMs / 1000
 		}
-		if w.UrgentInMs > 0 {
-			c.Until = w.UrgentInMs / 1000
+		if d.UrgentInMs > 0 {
+			c.Until = d.UrgentInMs / 1000
 		}
 		from := len(r.hits)
-		for _, h := range w.Hits {
+		for _, h := range d.Hits {
 			if g, ok := s.index(h.Worker); ok {
 				r.hits = append(r.hits, rounds.Hit{Rank: int32(g), Tokens: int32(min(max(0, h.Tokens), int(e.Prompt)))})
 			}

@@ -123,13 +123,13 @@ func TestRoundsKeepToSlotsAndRoom(t *testing.T) {
 		}
 		for id := range rapid.Uint64Range(0, 12).Draw(t, "pool") {
 			e := Entry{ID: id + 1, Prompt: rapid.Int32Range(1, 9000).Draw(t, "prompt")}
-			w := EntryDetails{HeldMs: rapid.Float64Range(-1, 6000).Draw(t, "held")}
-			w.Express = rapid.IntRange(0, 9).Draw(t, "express") == 0
+			d := EntryDetails{HeldMs: rapid.Float64Range(-1, 6000).Draw(t, "held")}
+			d.Express = rapid.IntRange(0, 9).Draw(t, "express") == 0
 			e.Urgent = rapid.IntRange(0, 9).Draw(t, "urgent") == 0
 			for range rapid.IntRange(0, 2).Draw(t, "hits") {
-				w.Hits = append(w.Hits, Hit{rapid.Int32Range(0, 6).Draw(t, "rank"), rapid.IntRange(1, 9000).Draw(t, "tokens")})
+				d.Hits = append(d.Hits, Hit{rapid.Int32Range(0, 6).Draw(t, "rank"), rapid.IntRange(1, 9000).Draw(t, "tokens")})
 			}
-			s.Pool, s.Waits = append(s.Pool, e), append(s.Waits, w)
+			s.Pool, s.Waits = append(s.Pool, e), append(s.Waits, d)
 		}
 		p := newPolicy(t, "evenkeel")
 		sent := p.Decide(s, nil)

@@ -131,11 +131,11 @@ func crowd(ranks int) *Snapshot {
 				Running: []Request{{ID: uint64(1000 + g), Prompt: int32(9000 + g%7), Generated: 1, Slot: int32(g)}}})
 	}
 	for i := range ranks {
-		w := EntryDetails{HeldMs: -1}
+		d := EntryDetails{HeldMs: -1}
 		for g := range ranks {
-			w.Hits = append(w.Hits, Hit{int32(g), 16 * (1 + (i*g)%50)})
+			d.Hits = append(d.Hits, Hit{int32(g), 16 * (1 + (i*g)%50)})
 		}
-		s.Pool, s.Waits = append(s.Pool, Entry{ID: uint64(i + 1), Prompt: 1000}), append(s.Waits, w)
+		s.Pool, s.Waits = append(s.Pool, Entry{ID: uint64(i + 1), Prompt: 1000}), append(s.Waits, d)
 	}
 	return s
 }
