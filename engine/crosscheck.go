@@ -83,10 +83,10 @@ func (w *watch) noteSigns(s *Sample, at time.Time) {
 	scrapes.ranks = make(map[int]vitals, len(w.in.Canaries))
 	for _, t := range w.in.Canaries {
 		now := vitalsOf(s, t.Rank)
-		signs := w.traffic.Signs(t.Rank)
-		signs.gauge.Store(now != noVitals)
+		liveness := w.traffic.Signs(t.Rank)
+		liveness.gauge.Store(now != noVitals)
 		if old, known := before[t.Rank]; known && now != old {
-			signs.Seen(scrapes.at)
+			liveness.Seen(scrapes.at)
 		}
 		scrapes.ranks[t.Rank] = now
 	}

@@ -12,8 +12,8 @@ import (
 )
 
 // Liveness records the signs of life of a decode rank's core, the process that makes its steps: events of its streams, and gauges that
-// changed. It also has the requests whose KV the rank has not pulled yet (Wait), because the prefill engines may keep this KV only as
-// long as the core works (see mooncake.Hold). Methods may be called from any goroutine.
+// changed. It also has the requests whose KV the rank has not pulled yet (PendingPull), because the prefill engines may keep this KV only
+// as long as the core works (see mooncake.Hold). Methods may be called from any goroutine.
 type Liveness struct {
 	begin    time.Time    // times are stored as ns after begin, which fit into an atomic and do not depend on the wall clock
 	last     atomic.Int64 // the last sign, ns after begin
@@ -21,39 +21,39 @@ type Liveness struct {
 	gauge    atomic.Bool  // the engine reports gauges that change while the rank works
 
 	mu    sync.Mutex
-	waits []*PendingPull // requests whose first event has not come
+	pulls []*PendingPull // requests whose first event has not come
 	salt  string         // the cache_salt of later requests; empty: none is needed
 	salts int            // how many salts there have been
 }
 
 // NewLiveness returns the Liveness of a rank that has given no sign yet.
 func NewLiveness() *Liveness {
-	s := &Liveness{begin: time.Now()}
-	s.shortGap.Store(math.MaxInt64) // no gap matters until a request waits whose hold depends on signs
-	return s
+	l := &Liveness{begin: time.Now()}
+	l.shortGap.Store(math.MaxInt64) // no gap matters until a request waits whose hold depends on signs
+	return l
 }
 
-func (s *Liveness) since(t time.Time) int64 { return int64(t.Sub(s.begin)) }
+func (l *Liveness) since(t time.Time) int64 { return int64(t.Sub(l.begin)) }
 
-func (s *Liveness) at(ns int64) time.Time { return s.begin.Add(time.Duration(ns)) }
+func (l *Liveness) at(ns int64) time.Time { return l.begin.Add(time.Duration(ns)) }
 
-// Last returns the last time at which the core is known to have worked. Before the first sign, it is the time of NewSigns.
-func (s *Liveness) Last() time.Time { return s.at(s.last.Load()) }
+// Last returns the last time at which the core is known to have worked. Before the first sign, it is the time of NewLiveness.
+func (l *Liveness) Last() time.Time { return l.at(l.last.Load()) }
 
 // Seen records that the core gave a sign of life at the time at. It is called for every event, so it does not allocate.
-func (s *Liveness) Seen(at time.Time) {
-	to := s.since(at)
+func (l *Liveness) Seen(at time.Time) {
+	to := l.since(at)
 	for {
-		from := s.last.Load()
+		from := l.last.Load()
 		switch {
 		case to <= from:
 			return
-		case to-from > s.shortGap.Load():
-			s.mu.Lock()
-			s.endGap(to)
-			s.mu.Unlock()
+		case to-from > l.shortGap.Load():
+			l.mu.Lock()
+			l.endGap(to)
+			l.mu.Unlock()
 			return
-		case s.last.CompareAndSwap(from, to):
+		case l.last.CompareAndSwap(from, to):
 			return
 		}
 	}
@@ -61,34 +61,34 @@ func (s *Liveness) Seen(at time.Time) {
 
 // endGap records a sign of life at the time to, in ns after begin, that comes after a long gap. It reports the gap to the hold of each
 // waiting request. If the KV of a request may have been lost in the gap, later requests get a new salt. The caller holds mu.
-func (s *Liveness) endGap(to int64) {
-	from := s.last.Load()
+func (l *Liveness) endGap(to int64) {
+	from := l.last.Load()
 	if to <= from {
 		return
 	}
-	s.last.Store(to)
+	l.last.Store(to)
 	lost := false
-	for _, w := range s.waits {
-		w.hold.Quiet(s.at(from), s.at(to))
-		lost = lost || w.hold.Lost() && !w.counted
-		w.counted = w.hold.Lost()
+	for _, p := range l.pulls {
+		p.hold.Quiet(l.at(from), l.at(to))
+		lost = lost || p.hold.Lost() && !p.counted
+		p.counted = p.hold.Lost()
 	}
 	if lost {
-		s.resalt()
+		l.resalt()
 	}
 	// Lost KV means that another prompt's KV may be in the rank's prefix cache by now. A request with an older salt could use it.
-	for _, w := range s.waits {
-		if w.salts < s.salts {
-			w.hold.Lose()
-			w.counted = true
+	for _, p := range l.pulls {
+		if p.salts < l.salts {
+			p.hold.Lose()
+			p.counted = true
 		}
 	}
 }
 
 // resalt changes the salt, so that later requests do not use what is in the rank's prefix cache now. The caller holds mu.
-func (s *Liveness) resalt() {
-	s.salt = rand.Text()
-	s.salts++
+func (l *Liveness) resalt() {
+	l.salt = rand.Text()
+	l.salts++
 }
 
 // LastRead is the last arrival of bytes on a stream.
@@ -103,22 +103,22 @@ const enough = 2 << 10
 // Came records that bytes were read now, and returns a time after which the engine must have sent them: the previous arrival, if it
 // had emptied the socket. This time is right even if a slow client made evenkeel read late. left says that some bytes that have
 // come were not read. ok is false if no such time is known.
-func (a *LastRead) Came(bytes int, left bool, now time.Time) (made time.Time, ok bool) {
+func (r *LastRead) Came(bytes int, left bool, now time.Time) (made time.Time, ok bool) {
 	if left {
 		bytes += enough
 	}
-	if a.at == now {
-		a.bytes += bytes
+	if r.at == now {
+		r.bytes += bytes
 		return now, false
 	}
-	made, ok = a.at, a.bytes < enough && !a.at.IsZero()
-	*a = LastRead{now, bytes}
+	made, ok = r.at, r.bytes < enough && !r.at.IsZero()
+	*r = LastRead{now, bytes}
 	return made, ok
 }
 
 // PendingPull is a request that was sent to a rank and whose first event has not come.
 type PendingPull struct {
-	signs     *Liveness
+	liveness  *Liveness
 	sent      time.Time
 	keptUntil time.Time // up to this time the KV is kept even if nothing renews the hold
 	hold      mooncake.Hold
@@ -129,37 +129,37 @@ type PendingPull struct {
 }
 
 // Await begins the wait of a request. It must be called before the request is written.
-func (s *Liveness) Await(now time.Time, hold mooncake.Hold) *PendingPull {
-	w := &PendingPull{signs: s, sent: now, keptUntil: hold.Until(time.Time{}), hold: hold}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	w.salt, w.salts = s.salt, s.salts
+func (l *Liveness) Await(now time.Time, hold mooncake.Hold) *PendingPull {
+	pull := &PendingPull{liveness: l, sent: now, keptUntil: hold.Until(time.Time{}), hold: hold}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	pull.salt, pull.salts = l.salt, l.salts
 	if p := hold.Patience(); p > 0 {
-		s.shortGap.Store(int64(p / 16)) // a small part of the patience, so that longer gaps are reported to the hold
+		l.shortGap.Store(int64(p / 16)) // a small part of the patience, so that longer gaps are reported to the hold
 	}
-	s.waits = append(s.waits, w)
-	return w
+	l.pulls = append(l.pulls, pull)
+	return pull
 }
 
 // Salt returns the cache_salt of the request, which keeps it from using wrong KV in the rank's prefix cache;
 // empty: no KV there is known to be wrong.
-func (w *PendingPull) Salt() string { return w.salt }
+func (p *PendingPull) Salt() string { return p.salt }
 
 // Limit calls expire, from another goroutine, once the prefill engine may have freed the KV, unless End is called before.
-func (w *PendingPull) Limit(expire func()) {
-	w.signs.mu.Lock()
-	defer w.signs.mu.Unlock()
-	w.timer = time.AfterFunc(time.Until(w.until()), func() {
-		w.signs.mu.Lock()
-		left := time.Until(w.until())
-		over := left <= 0 && w.timer != nil
+func (p *PendingPull) Limit(expire func()) {
+	p.liveness.mu.Lock()
+	defer p.liveness.mu.Unlock()
+	p.timer = time.AfterFunc(time.Until(p.until()), func() {
+		p.liveness.mu.Lock()
+		left := time.Until(p.until())
+		over := left <= 0 && p.timer != nil
 		switch {
 		case over:
-			w.lose()
-		case w.timer != nil:
-			w.timer.Reset(left)
+			p.lose()
+		case p.timer != nil:
+			p.timer.Reset(left)
 		}
-		w.signs.mu.Unlock()
+		p.liveness.mu.Unlock()
 		if over {
 			expire()
 		}
@@ -167,85 +167,85 @@ func (w *PendingPull) Limit(expire func()) {
 }
 
 // until returns the time up to which the KV is certainly kept. The caller holds mu of the Liveness.
-func (w *PendingPull) until() time.Time {
-	return w.hold.Until(w.signs.at(w.signs.last.Load()))
+func (p *PendingPull) until() time.Time {
+	return p.hold.Until(p.liveness.at(p.liveness.last.Load()))
 }
 
 // Gauged says whether the engine's gauges show if the rank's core works, so that they give signs even without streams.
-func (s *Liveness) Gauged() bool { return s.gauge.Load() }
+func (l *Liveness) Gauged() bool { return l.gauge.Load() }
 
 // Renewed says whether, up to the time at, the KV was kept only because heartbeats renewed the hold.
-func (w *PendingPull) Renewed(at time.Time) bool { return at.After(w.keptUntil) }
+func (p *PendingPull) Renewed(at time.Time) bool { return at.After(p.keptUntil) }
 
 // Over says whether the prefill engine may have freed the KV by now. If so, later requests get another salt, so that they do not
 // use this KV in the rank's prefix cache.
-func (w *PendingPull) Over(now time.Time) bool {
-	w.signs.mu.Lock()
-	defer w.signs.mu.Unlock()
-	if !now.Before(w.until()) {
-		w.lose()
+func (p *PendingPull) Over(now time.Time) bool {
+	p.liveness.mu.Lock()
+	defer p.liveness.mu.Unlock()
+	if !now.Before(p.until()) {
+		p.lose()
 	}
-	return w.hold.Lost()
+	return p.hold.Lost()
 }
 
 // mayNeedSalt says whether requests to the rank need a salt, or will need one if a request that waits there loses its KV.
-func (s *Liveness) mayNeedSalt() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.salt != "" || len(s.waits) > 0
+func (l *Liveness) mayNeedSalt() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.salt != "" || len(l.pulls) > 0
 }
 
 // Lose records that the rank may have read the KV too late. Later requests get another salt, so that they do not use this KV in
 // the rank's prefix cache.
-func (w *PendingPull) Lose() {
-	w.signs.mu.Lock()
-	defer w.signs.mu.Unlock()
-	w.lose()
+func (p *PendingPull) Lose() {
+	p.liveness.mu.Lock()
+	defer p.liveness.mu.Unlock()
+	p.lose()
 }
 
 // lose does what Lose does. The caller holds mu of the Liveness.
-func (w *PendingPull) lose() {
-	if w.hold.Lose(); !w.counted {
-		w.counted = true
-		w.signs.resalt()
+func (p *PendingPull) lose() {
+	if p.hold.Lose(); !p.counted {
+		p.counted = true
+		p.liveness.resalt()
 	}
 }
 
 // Arrived records that the first event came at the time at. held says whether the KV was certainly kept until the rank had
 // read it.
-func (w *PendingPull) Arrived(at time.Time) (held bool) {
-	w.signs.mu.Lock()
-	defer w.signs.mu.Unlock()
-	w.signs.endGap(max(w.signs.since(at), w.signs.last.Load()+1))
-	return !w.hold.Lost()
+func (p *PendingPull) Arrived(at time.Time) (held bool) {
+	p.liveness.mu.Lock()
+	defer p.liveness.mu.Unlock()
+	p.liveness.endGap(max(p.liveness.since(at), p.liveness.last.Load()+1))
+	return !p.hold.Lost()
 }
 
 // End ends the wait. A second call does nothing.
-func (w *PendingPull) End() {
-	w.signs.mu.Lock()
-	defer w.signs.mu.Unlock()
-	if w.timer != nil {
-		w.timer.Stop()
-		w.timer = nil
+func (p *PendingPull) End() {
+	p.liveness.mu.Lock()
+	defer p.liveness.mu.Unlock()
+	if p.timer != nil {
+		p.timer.Stop()
+		p.timer = nil
 	}
-	if i := slices.Index(w.signs.waits, w); i >= 0 {
-		last := len(w.signs.waits) - 1
-		w.signs.waits[i], w.signs.waits[last] = w.signs.waits[last], nil
-		w.signs.waits = w.signs.waits[:last]
+	if i := slices.Index(p.liveness.pulls, p); i >= 0 {
+		last := len(p.liveness.pulls) - 1
+		p.liveness.pulls[i], p.liveness.pulls[last] = p.liveness.pulls[last], nil
+		p.liveness.pulls = p.liveness.pulls[:last]
 	}
 }
 
 // quiet returns the largest share of its patience (see mooncake.Hold) that any waiting request has spent without a sign of
 // life; 0: no request waits.
-func (s *Liveness) quiet(now time.Time) (most float64) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	last := s.at(s.last.Load())
-	for _, w := range s.waits {
-		if p := w.hold.Patience(); p > 0 {
+func (l *Liveness) quiet(now time.Time) (most float64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	last := l.at(l.last.Load())
+	for _, pull := range l.pulls {
+		if p := pull.hold.Patience(); p > 0 {
 			begin := last
-			if w.sent.After(begin) {
-				begin = w.sent
+			if pull.sent.After(begin) {
+				begin = pull.sent
 			}
 			most = max(most, float64(now.Sub(begin))/float64(p))
 		}

@@ -23,11 +23,11 @@ func kept() mooncake.Hold {
 }
 
 // seen gives signs of life for so long, and returns with the last one.
-func seen(s *Liveness, d time.Duration) {
+func seen(l *Liveness, d time.Duration) {
 	for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
-		s.Seen(time.Now())
+		l.Seen(time.Now())
 	}
-	s.Seen(time.Now())
+	l.Seen(time.Now())
 }
 
 func TestAWaitEndsWhenTheCoreHasBeenQuietForTooLong(t *testing.T) {
@@ -41,19 +41,19 @@ func TestAWaitEndsWhenTheCoreHasBeenQuietForTooLong(t *testing.T) {
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				s := NewLiveness()
+				l := NewLiveness()
 				began, expired := time.Now(), make(chan struct{})
-				w := s.Await(began, kept())
-				w.Limit(func() { close(expired) })
+				p := l.Await(began, kept())
+				p.Limit(func() { close(expired) })
 				if row.alive > 0 {
-					seen(s, row.alive)
+					seen(l, row.alive)
 				}
 				<-expired
 				require.GreaterOrEqual(t, time.Since(began), row.after)
 				require.LessOrEqual(t, time.Since(began), row.limit)
-				require.True(t, w.Over(time.Now()))
-				w.End()
-				require.NotEmpty(t, s.Await(time.Now(), kept()).Salt(), "what it may have left in the prefix cache is not found again")
+				require.True(t, p.Over(time.Now()))
+				p.End()
+				require.NotEmpty(t, l.Await(time.Now(), kept()).Salt(), "what it may have left in the prefix cache is not found again")
 			})
 		})
 	}
@@ -61,13 +61,13 @@ func TestAWaitEndsWhenTheCoreHasBeenQuietForTooLong(t *testing.T) {
 
 func TestAnAnswerIsBelievedIfTheCoreWasAlive(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := NewLiveness()
-		w := s.Await(time.Now(), kept())
-		w.Limit(func() { t.Error("it was given up") })
-		seen(s, 5*time.Minute)
-		require.True(t, w.Arrived(time.Now()))
-		w.End()
-		require.Empty(t, s.Await(time.Now(), kept()).Salt())
+		l := NewLiveness()
+		p := l.Await(time.Now(), kept())
+		p.Limit(func() { t.Error("it was given up") })
+		seen(l, 5*time.Minute)
+		require.True(t, p.Arrived(time.Now()))
+		p.End()
+		require.Empty(t, l.Await(time.Now(), kept()).Salt())
 	})
 }
 
@@ -75,32 +75,32 @@ func TestAnAnswerIsBelievedIfTheCoreWasAlive(t *testing.T) {
 // cannot, because they have another salt.
 func TestOneLossIsThatOfAllThatWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := NewLiveness()
-		first := s.Await(time.Now(), kept())
+		l := NewLiveness()
+		first := l.Await(time.Now(), kept())
 		time.Sleep(20 * time.Second)
-		second := s.Await(time.Now(), kept())
+		second := l.Await(time.Now(), kept())
 		time.Sleep(10 * time.Second)
 		require.False(t, first.Arrived(time.Now()), "its hold is over")
-		third := s.Await(time.Now(), kept())
+		third := l.Await(time.Now(), kept())
 		require.NotEqual(t, first.Salt(), third.Salt())
 		require.False(t, second.Arrived(time.Now()), "its own hold is not over")
 		require.True(t, third.Arrived(time.Now()))
-		for _, w := range []*PendingPull{first, second, third, third} {
-			w.End()
+		for _, p := range []*PendingPull{first, second, third, third} {
+			p.End()
 		}
-		require.Empty(t, s.waits)
+		require.Empty(t, l.pulls)
 	})
 }
 
 func TestASignOfLifeAllocatesNothing(t *testing.T) {
-	s := NewLiveness()
-	w := s.Await(time.Now(), kept())
-	defer w.End()
+	l := NewLiveness()
+	p := l.Await(time.Now(), kept())
+	defer p.End()
 	at := time.Now()
 	require.Zero(t, testing.AllocsPerRun(100, func() {
 		at = at.Add(20 * time.Millisecond)
-		s.Seen(at)
-		s.Seen(at.Add(time.Second)) // a gap
+		l.Seen(at)
+		l.Seen(at.Add(time.Second)) // a gap
 	}))
 }
 
@@ -112,17 +112,17 @@ func TestAnEngineThatGivesNoSignOfLifeGetsNothingNew(t *testing.T) {
 		f := decodes()
 		f.set("/v1/completions", "") // the canary is not answered
 		doubted(t, f, func(t *testing.T, m *Monitor, _ *prometheus.Registry) {
-			s := m.Traffic("d0").Signs(-1)
-			w := s.Await(time.Now(), kept())
+			l := m.Traffic("d0").Signs(-1)
+			p := l.Await(time.Now(), kept())
 			time.Sleep(7 * time.Second)
 			require.False(t, quiet(m))
 			time.Sleep(2 * time.Second)
 			require.True(t, quiet(m))
 			require.True(t, m.Status("d0").Up)
-			w.End()
+			p.End()
 			time.Sleep(3 * time.Second)
 			require.True(t, quiet(m), "nothing waits there any more, and nothing has spoken for it")
-			s.Seen(time.Now())
+			l.Seen(time.Now())
 			time.Sleep(2 * time.Second)
 			require.False(t, quiet(m))
 		})
@@ -130,11 +130,11 @@ func TestAnEngineThatGivesNoSignOfLifeGetsNothingNew(t *testing.T) {
 	t.Run("until the canary passes", func(t *testing.T) {
 		f := decodes()
 		doubted(t, f, func(t *testing.T, m *Monitor, _ *prometheus.Registry) {
-			w := m.Traffic("d0").Signs(-1).Await(time.Now(), kept())
-			w.Limit(func() { t.Error("it was given up") })
+			p := m.Traffic("d0").Signs(-1).Await(time.Now(), kept())
+			p.Limit(func() { t.Error("it was given up") })
 			time.Sleep(time.Minute)
-			require.True(t, w.Arrived(time.Now()), "its canaries were answered all the time")
-			w.End()
+			require.True(t, p.Arrived(time.Now()), "its canaries were answered all the time")
+			p.End()
 			require.Greater(t, f.count("/v1/completions"), 3)
 		})
 	})
@@ -142,29 +142,29 @@ func TestAnEngineThatGivesNoSignOfLifeGetsNothingNew(t *testing.T) {
 		f := decodes()
 		f.set("/v1/completions", "HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\n\r\n{}")
 		doubted(t, f, func(t *testing.T, m *Monitor, _ *prometheus.Registry) {
-			w := m.Traffic("d0").Signs(-1).Await(time.Now(), kept())
+			p := m.Traffic("d0").Signs(-1).Await(time.Now(), kept())
 			expired := make(chan struct{})
-			w.Limit(func() { close(expired) })
+			p.Limit(func() { close(expired) })
 			began := time.Now()
 			<-expired
 			require.LessOrEqual(t, time.Since(began), 27*time.Second)
 			require.Positive(t, f.count("/v1/completions"))
-			w.End()
+			p.End()
 		})
 	})
 	t.Run("and not while gauges move", func(t *testing.T) {
 		f := decodes()
 		doubted(t, f, func(t *testing.T, m *Monitor, _ *prometheus.Registry) {
-			w := m.Traffic("d0").Signs(-1).Await(time.Now(), kept())
-			w.Limit(func() { t.Error("it was given up") })
+			p := m.Traffic("d0").Signs(-1).Await(time.Now(), kept())
+			p.Limit(func() { t.Error("it was given up") })
 			for n := range 60 {
 				f.set("/metrics", ok(gauges(n, 1)))
 				time.Sleep(time.Second)
 				require.False(t, quiet(m))
 			}
 			require.True(t, m.Traffic("d0").Signs(-1).Gauged())
-			require.True(t, w.Arrived(time.Now()))
-			w.End()
+			require.True(t, p.Arrived(time.Now()))
+			p.End()
 			require.Zero(t, f.count("/v1/completions"))
 		})
 	})

@@ -15,53 +15,53 @@ import (
 // under such a salt.
 func TestNoAnswerIsBelievedUnderASaltThatLostKV(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		s := NewLiveness()
+		l := NewLiveness()
 		p := mooncake.Profile{Connector: mooncake.NIXLPull}.WithDefaults()
-		now, spoiled := s.begin, map[string]bool{}
-		var waits []*PendingPull
+		now, spoiled := l.begin, map[string]bool{}
+		var pulls []*PendingPull
 		end := func(i int) {
-			waits[i].End()
-			waits[i] = waits[len(waits)-1]
-			waits = waits[:len(waits)-1]
+			pulls[i].End()
+			pulls[i] = pulls[len(pulls)-1]
+			pulls = pulls[:len(pulls)-1]
 		}
 		one := func(t *rapid.T) int {
-			if len(waits) == 0 {
+			if len(pulls) == 0 {
 				t.Skip("nothing waits")
 			}
-			return rapid.IntRange(0, len(waits)-1).Draw(t, "wait")
+			return rapid.IntRange(0, len(pulls)-1).Draw(t, "wait")
 		}
 		t.Repeat(map[string]func(*rapid.T){
-			"": func(t *rapid.T) { require.Len(t, s.waits, len(waits)) },
+			"": func(t *rapid.T) { require.Len(t, l.pulls, len(pulls)) },
 			"time passes": func(t *rapid.T) {
 				now = now.Add(time.Duration(rapid.IntRange(1, 40_000).Draw(t, "ms")) * time.Millisecond)
 			},
 			"the core goes on for a second": func(*rapid.T) {
 				for range 10 {
 					now = now.Add(100 * time.Millisecond)
-					s.Seen(now)
+					l.Seen(now)
 				}
 			},
 			"a request is sent": func(t *rapid.T) {
-				w := s.Await(now, p.Hold(now, now.Add(p.PulledWithin())))
-				require.False(t, spoiled[w.Salt()], "it is sent under a salt that lost KV")
-				waits = append(waits, w)
+				pull := l.Await(now, p.Hold(now, now.Add(p.PulledWithin())))
+				require.False(t, spoiled[pull.Salt()], "it is sent under a salt that lost KV")
+				pulls = append(pulls, pull)
 			},
 			"an answer begins": func(t *rapid.T) {
 				i := one(t)
-				w := waits[i]
-				held := w.Arrived(now)
-				require.False(t, held && spoiled[w.Salt()], "it is believed, and others with its salt had lost their KV")
-				spoiled[w.Salt()] = spoiled[w.Salt()] || !held
+				p := pulls[i]
+				held := p.Arrived(now)
+				require.False(t, held && spoiled[p.Salt()], "it is believed, and others with its salt had lost their KV")
+				spoiled[p.Salt()] = spoiled[p.Salt()] || !held
 				end(i)
 			},
 			"a wait is looked at": func(t *rapid.T) {
-				w := waits[one(t)]
-				spoiled[w.Salt()] = w.Over(now) || spoiled[w.Salt()]
+				p := pulls[one(t)]
+				spoiled[p.Salt()] = p.Over(now) || spoiled[p.Salt()]
 			},
 			"KV is known to be lost": func(t *rapid.T) {
-				w := waits[one(t)]
-				w.Lose()
-				spoiled[w.Salt()] = true
+				p := pulls[one(t)]
+				p.Lose()
+				spoiled[p.Salt()] = true
 			},
 			"a client leaves": func(t *rapid.T) { end(one(t)) },
 		})

@@ -420,20 +420,20 @@ func TestALossOnAnEngineThatIsNotListedIsRemembered(t *testing.T) {
 	m := NewMonitor(MonitorConfig{})
 	in := Instance{ID: "d0", Role: "decode", Target: &Target{}}
 	m.Set([]Instance{in})
-	w := m.Traffic("d0").Signs(-1).Await(time.Now(), kept())
+	p := m.Traffic("d0").Signs(-1).Await(time.Now(), kept())
 	m.Set(nil)
 	m.Set([]Instance{in})
-	w.Lose()
-	w.End()
+	p.Lose()
+	p.End()
 	later := m.Traffic("d0").Signs(-1).Await(time.Now(), kept())
 	require.NotEmpty(t, later.Salt(), "it could find the KV that the first request read")
 	later.End()
 
 	other := Instance{ID: "d1", Role: "decode", Target: &Target{}}
 	m.Set([]Instance{other})
-	w = m.Traffic("d1").Signs(-1).Await(time.Now(), kept())
+	p = m.Traffic("d1").Signs(-1).Await(time.Now(), kept())
 	m.Set(nil)
-	w.End() // and nothing was lost
+	p.End() // and nothing was lost
 	m.Set(nil)
 	require.NotContains(t, m.traffic, "d1")
 }

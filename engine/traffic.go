@@ -15,8 +15,8 @@ type Traffic struct {
 	chunk   atomic.Uint64 // mean number of tokens in a chunk, as the bits of a float64
 	beyond  atomic.Int64  // see Beyond
 
-	mu    sync.Mutex
-	signs map[int]*Liveness // for each rank, by Target.Rank
+	mu       sync.Mutex
+	liveness map[int]*Liveness // for each rank, by Target.Rank
 
 	computes atomic.Int64 // upper bound of the prompt tokens that the engine had to compute itself
 	open     atomic.Int64 // the part of them that the engine may not have counted yet
@@ -36,25 +36,25 @@ func (t *Traffic) Beyond(n int64) { t.beyond.Add(n) }
 func (t *Traffic) Signs(rank int) *Liveness {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	s := t.signs[rank]
-	if s == nil {
-		if t.signs == nil {
-			t.signs = map[int]*Liveness{}
+	l := t.liveness[rank]
+	if l == nil {
+		if t.liveness == nil {
+			t.liveness = map[int]*Liveness{}
 		}
-		s = NewLiveness()
-		t.signs[rank] = s
+		l = NewLiveness()
+		t.liveness[rank] = l
 	}
-	return s
+	return l
 }
 
 // Lose records that some rank may have read KV too late, without knowing which, so later requests to all ranks get a new salt.
 func (t *Traffic) Lose() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for _, s := range t.signs {
-		s.mu.Lock()
-		s.resalt()
-		s.mu.Unlock()
+	for _, l := range t.liveness {
+		l.mu.Lock()
+		l.resalt()
+		l.mu.Unlock()
 	}
 }
 
@@ -62,8 +62,8 @@ func (t *Traffic) Lose() {
 func (t *Traffic) mayNeedSalt() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for _, s := range t.signs {
-		if s.mayNeedSalt() {
+	for _, l := range t.liveness {
+		if l.mayNeedSalt() {
 			return true
 		}
 	}
@@ -74,8 +74,8 @@ func (t *Traffic) mayNeedSalt() bool {
 func (t *Traffic) quiet(now time.Time) (most float64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for _, s := range t.signs {
-		most = max(most, s.quiet(now))
+	for _, l := range t.liveness {
+		most = max(most, l.quiet(now))
 	}
 	return most
 }
@@ -84,8 +84,8 @@ func (t *Traffic) quiet(now time.Time) (most float64) {
 func (t *Traffic) seenSince(at time.Time) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for _, s := range t.signs {
-		if !s.at(s.last.Load()).Before(at) {
+	for _, l := range t.liveness {
+		if !l.at(l.last.Load()).Before(at) {
 			return true
 		}
 	}

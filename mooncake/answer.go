@@ -53,7 +53,7 @@ type ProbeAnswer struct {
 // but allows unknown members, because each engine version has others.
 // knownHost says which hosts a hand-off may send a decode engine to; nil: none.
 // With ErrNoHandoff, the rest of the returned ProbeAnswer is valid.
-func (p *Profile) ReadProbe(answer []byte, x *BootstrapInfo, knownHost func(host string) bool) (ProbeAnswer, error) {
+func (p *Profile) ReadProbe(answer []byte, info *BootstrapInfo, knownHost func(host string) bool) (ProbeAnswer, error) {
 	if len(answer) > MaxProbeAnswer {
 		return ProbeAnswer{}, fmt.Errorf("%w: the answer has %d bytes, more than %d", ErrBadHandoff, len(answer), MaxProbeAnswer)
 	}
@@ -66,14 +66,14 @@ func (p *Profile) ReadProbe(answer []byte, x *BootstrapInfo, knownHost func(host
 	}
 	answered := members.read()
 	if p.Connector == VLLMMooncake {
-		if x == nil || x.TransferID == "" || x.BootstrapAddr == "" || x.EngineID == "" {
+		if info == nil || info.TransferID == "" || info.BootstrapAddr == "" || info.EngineID == "" {
 			return answered, fmt.Errorf("%w: the exchange lacks transfer id, bootstrap address or engine id; query the bootstrap server "+
 				"first", ErrBadHandoff)
 		}
 		if answered.FinishReason != "length" { // the engine keeps blocks only for a request that ended at its token limit
 			return answered, fmt.Errorf("%w: finish_reason is %s", ErrNoHandoff, reasonOf(answered.FinishReason))
 		}
-		answered.KV, answered.EngineID = x.handoff(), x.EngineID
+		answered.KV, answered.EngineID = info.handoff(), info.EngineID
 		return answered, nil
 	}
 	kv := members.kv
@@ -93,7 +93,7 @@ func (p *Profile) ReadProbe(answer []byte, x *BootstrapInfo, knownHost func(host
 	}
 	answered.KV, answered.EngineID = bytes.Clone(kv), text(h.engineID)
 	if p.Connector == NIXLPush {
-		answered.Coordinates = h.coordinates()
+		answered.Coordinates = h.kvAddress()
 	}
 	return answered, nil
 }
@@ -460,12 +460,12 @@ func (a *ProbeAnswer) add(part []byte) error {
 	return nil
 }
 
-// coordinates returns the address and layout of the engine that made the hand-off, which checkHandoff has accepted.
-func (h *handoff) coordinates() *KVAddress {
-	c := &KVAddress{EngineID: text(h.engineID), Host: text(h.host)}
-	c.Port, _ = rawjson.Int(h.port, 0, len(h.port))
-	c.TPSize, _ = rawjson.Int(h.tpSize, 0, len(h.tpSize))
-	c.PPSize, _ = rawjson.Int(h.ppSize, 0, len(h.ppSize))
-	c.DCPSize, _ = rawjson.Int(h.dcpSize, 0, len(h.dcpSize))
-	return c
+// kvAddress returns the address and layout of the engine that made the hand-off, which checkHandoff has accepted.
+func (h *handoff) kvAddress() *KVAddress {
+	a := &KVAddress{EngineID: text(h.engineID), Host: text(h.host)}
+	a.Port, _ = rawjson.Int(h.port, 0, len(h.port))
+	a.TPSize, _ = rawjson.Int(h.tpSize, 0, len(h.tpSize))
+	a.PPSize, _ = rawjson.Int(h.ppSize, 0, len(h.ppSize))
+	a.DCPSize, _ = rawjson.Int(h.dcpSize, 0, len(h.dcpSize))
+	return a
 }

@@ -147,15 +147,15 @@ func TestReadProbeOfAnAnswerThatIsNone(t *testing.T) {
 
 func TestUpstreamMooncakeMakesItsOwnHandoff(t *testing.T) { // its engine returns none
 	p := Profile{Connector: VLLMMooncake}.WithDefaults()
-	x := &BootstrapInfo{TransferID: "xfer-1", BootstrapAddr: "http://10.0.0.5:8998", EngineID: `e"1`}
+	info := &BootstrapInfo{TransferID: "xfer-1", BootstrapAddr: "http://10.0.0.5:8998", EngineID: `e"1`}
 	answer := []byte(`{"id":"a","choices":[{"finish_reason":"length"}],"usage":{"prompt_tokens":3},"kv_transfer_params":null}`)
-	a, err := p.ReadProbe(answer, x, nil)
+	a, err := p.ReadProbe(answer, info, nil)
 	require.NoError(t, err)
 	require.Equal(t, 3, a.PromptTokens)
 	require.JSONEq(t, `{"do_remote_prefill":true,"do_remote_decode":false,"transfer_id":"xfer-1",
 		"remote_bootstrap_addr":"http://10.0.0.5:8998","remote_engine_id":"e\"1"}`, string(a.KV))
 
-	_, err = p.ReadProbe([]byte(`{"choices":[{"finish_reason":"stop"}]}`), x, nil)
+	_, err = p.ReadProbe([]byte(`{"choices":[{"finish_reason":"stop"}]}`), info, nil)
 	require.ErrorIs(t, err, ErrNoHandoff, "blocks of a request that was stopped are freed at once")
 	for _, incomplete := range []*BootstrapInfo{nil, {TransferID: "x"}, {TransferID: "x", BootstrapAddr: "b"}} {
 		_, err = p.ReadProbe(answer, incomplete, nil)

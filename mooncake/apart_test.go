@@ -44,8 +44,8 @@ func TestBodiesOfGenerate(t *testing.T) {
 		b, err := ScanFor(Generate, []byte(row.asked), 0)
 		require.NoError(t, err)
 		p := Profile{Connector: SGLang}.WithDefaults()
-		m := &Rendezvous{Endpoint: Generate, RID: "r", Host: "p", Port: 8998, Room: 5, PrefillRank: 0, DecodeRank: 1}
-		got := bytes.Join(p.EarlyDecode(&b, &Patch{SeedOffset: 1, Prompt: json.RawMessage(`[7]`)}, m, "", true, nil), nil)
+		r := &Rendezvous{Endpoint: Generate, RID: "r", Host: "p", Port: 8998, Room: 5, PrefillRank: 0, DecodeRank: 1}
+		got := bytes.Join(p.EarlyDecode(&b, &Patch{SeedOffset: 1, Prompt: json.RawMessage(`[7]`)}, r, "", true, nil), nil)
 		require.JSONEq(t, row.want, string(got), row.name)
 	}
 }

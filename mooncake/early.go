@@ -39,43 +39,43 @@ type KVAddress struct {
 // EarlyProbe appends the segments of the prefill request of a profile that is Early.
 // stream says whether the decode engine streams its answer. Only SGLang needs to know, because its prefill request must be
 // equal to its decode request except for the ranks.
-func (p *Profile) EarlyProbe(b *Body, changes *Patch, m *Rendezvous, stream bool, dst [][]byte) [][]byte {
+func (p *Profile) EarlyProbe(b *Body, changes *Patch, r *Rendezvous, stream bool, dst [][]byte) [][]byte {
 	switch p.Connector {
 	case SGLang:
-		return p.roomBody(b, changes, m, stream, dst, false)
+		return p.roomBody(b, changes, r, stream, dst, false)
 	case AscendLayerwise:
-		return p.probeWith(b, changes, m.Callback, dst)
+		return p.probeWith(b, changes, r.Callback, dst)
 	}
 	return p.probeWith(b, changes, pullProbe, dst)
 }
 
 // EarlyDecode appends the segments of the decode request of a profile that is Early.
-func (p *Profile) EarlyDecode(b *Body, changes *Patch, m *Rendezvous, salt string, stream bool, dst [][]byte) [][]byte {
+func (p *Profile) EarlyDecode(b *Body, changes *Patch, r *Rendezvous, salt string, stream bool, dst [][]byte) [][]byte {
 	if p.Connector == SGLang {
-		return p.roomBody(b, changes, m, stream, dst, true)
+		return p.roomBody(b, changes, r, stream, dst, true)
 	}
 	members, drop := p.answerMembers(b, changes, stream)
-	members = append(salted(b, salt, members), Member{"kv_transfer_params", changes.resume().addIDs(p.decodeParams(m))})
+	members = append(salted(b, salt, members), Member{"kv_transfer_params", changes.resume().addIDs(p.decodeParams(r))})
 	return b.Splice(dst, changes.resume().alsoDrop(drop), members)
 }
 
 // decodeParams returns the kv_transfer_params that tell a decode engine where its KV comes from. Those of ascend-layerwise are from
 // vllm-ascend 182b75ea, load_balance_proxy_layerwise_server_example.py; those of nixl-push are from vLLM 0316d25a,
 // nixl/push_scheduler.py, and were run with 0.32.0.
-func (p *Profile) decodeParams(m *Rendezvous) []byte {
+func (p *Profile) decodeParams(r *Rendezvous) []byte {
 	if p.Connector == AscendLayerwise {
 		out := []byte(`{"do_remote_decode":false,"do_remote_prefill":true,"metaserver":`)
-		return append(appendString(out, m.Metaserver), '}')
+		return append(appendString(out, r.Metaserver), '}')
 	}
-	c := m.Coordinates
+	a := r.Coordinates
 	out := []byte(`{"do_remote_prefill":true,"do_remote_decode":false,"remote_engine_id":`)
-	out = append(appendString(out, c.EngineID), `,"remote_host":`...)
-	out = append(appendString(out, c.Host), `,"remote_port":`...)
-	out = append(strconv.AppendInt(out, int64(c.Port), 10), `,"tp_size":`...)
-	out = append(strconv.AppendInt(out, int64(max(1, c.TPSize)), 10), `,"pp_size":`...)
-	out = append(strconv.AppendInt(out, int64(max(1, c.PPSize)), 10), `,"dcp_size":`...)
-	out = append(strconv.AppendInt(out, int64(max(1, c.DCPSize)), 10), `,"remote_request_id":`...)
-	return append(appendString(out, m.RequestID), '}')
+	out = append(appendString(out, a.EngineID), `,"remote_host":`...)
+	out = append(appendString(out, a.Host), `,"remote_port":`...)
+	out = append(strconv.AppendInt(out, int64(a.Port), 10), `,"tp_size":`...)
+	out = append(strconv.AppendInt(out, int64(max(1, a.TPSize)), 10), `,"pp_size":`...)
+	out = append(strconv.AppendInt(out, int64(max(1, a.PPSize)), 10), `,"dcp_size":`...)
+	out = append(strconv.AppendInt(out, int64(max(1, a.DCPSize)), 10), `,"remote_request_id":`...)
+	return append(appendString(out, r.RequestID), '}')
 }
 
 // RIDHeader is the header with a request's id for SGLang, if the body cannot have an id, as in /v1/messages. SGLang reads
@@ -96,27 +96,27 @@ func (p *Profile) Nameless(e Endpoint) bool {
 // Both requests name the prefill engine's rank. Without it, a prefill rank would derive the rank from the room and compare
 // it with its own number, which is 0 in all replicas without DP attention, so it could refuse the room. Or it would first register the
 // room with its bootstrap server and do no other work meanwhile (SGLang 0.5.23, CommonKVSender in disaggregation/common/conn.py).
-func (p *Profile) roomBody(b *Body, changes *Patch, m *Rendezvous, stream bool, dst [][]byte, decode bool) [][]byte {
+func (p *Profile) roomBody(b *Body, changes *Patch, r *Rendezvous, stream bool, dst [][]byte, decode bool) [][]byte {
 	members, drop := p.answerMembers(b, changes, stream)
 	rid := "rid"
-	if s := shapes[m.Endpoint]; s != nil {
+	if s := shapes[r.Endpoint]; s != nil {
 		members, drop, rid = s.commonMembers(stream), s.drops, s.rid
 	}
 	if rid != "" {
-		members = append(members, Member{rid, appendString(nil, m.RID)})
+		members = append(members, Member{rid, appendString(nil, r.RID)})
 	}
-	members = append(members, Member{"bootstrap_host", appendString(nil, m.Host)},
-		Member{"bootstrap_port", strconv.AppendInt(nil, int64(m.Port), 10)}, Member{"bootstrap_room", strconv.AppendInt(nil, m.Room, 10)})
+	members = append(members, Member{"bootstrap_host", appendString(nil, r.Host)},
+		Member{"bootstrap_port", strconv.AppendInt(nil, int64(r.Port), 10)}, Member{"bootstrap_room", strconv.AppendInt(nil, r.Room, 10)})
 	addRank := func(key string, n int) {
 		if n >= 0 {
 			members = append(members, Member{key, strconv.AppendInt(nil, int64(n), 10)})
 		}
 	}
 	if decode {
-		addRank("routed_dp_rank", m.DecodeRank)
+		addRank("routed_dp_rank", r.DecodeRank)
 	} else {
-		addRank("routed_dp_rank", m.PrefillRank)
+		addRank("routed_dp_rank", r.PrefillRank)
 	}
-	addRank("disagg_prefill_dp_rank", m.PrefillRank)
+	addRank("disagg_prefill_dp_rank", r.PrefillRank)
 	return b.Splice(dst, changes.resume().alsoDrop(drop), members)
 }

@@ -23,24 +23,24 @@ func profileOf(connector string) *Profile {
 
 func TestBodiesOfEarlyBinds(t *testing.T) {
 	b := scan(t, kitchenSink)
-	m := &Rendezvous{
+	r := &Rendezvous{
 		Metaserver: "http://10.0.0.2:8010/v1/metaserver/0123", Callback: json.RawMessage(callbackJSON),
 		RID: "r-0001", Host: "10.0.0.5", Port: 8998, Room: 1<<63 - 2, PrefillRank: 2, DecodeRank: 5,
 		Coordinates: &KVAddress{EngineID: "e1", Host: "10.0.0.5", Port: 5600, TPSize: 2}, RequestID: Chat.RequestID("ek-1"),
 	}
-	alone := *m
+	alone := *r
 	alone.PrefillRank, alone.DecodeRank = -1, -1
 	lw, sgl, push := profileOf(AscendLayerwise), profileOf(SGLang), profileOf(NIXLPush)
 	for name, segments := range map[string][][]byte{
-		"early-layerwise-probe":  lw.EarlyProbe(b, nil, m, true, nil),
-		"early-layerwise-decode": lw.EarlyDecode(b, nil, m, "", true, nil),
-		"early-layerwise-whole":  lw.EarlyDecode(b, nil, m, "", false, nil),
-		"early-sglang-probe":     sgl.EarlyProbe(b, nil, m, true, nil),
-		"early-sglang-decode":    sgl.EarlyDecode(b, nil, m, "", true, nil),
+		"early-layerwise-probe":  lw.EarlyProbe(b, nil, r, true, nil),
+		"early-layerwise-decode": lw.EarlyDecode(b, nil, r, "", true, nil),
+		"early-layerwise-whole":  lw.EarlyDecode(b, nil, r, "", false, nil),
+		"early-sglang-probe":     sgl.EarlyProbe(b, nil, r, true, nil),
+		"early-sglang-decode":    sgl.EarlyDecode(b, nil, r, "", true, nil),
 		"early-sglang-alone":     sgl.EarlyProbe(b, &Patch{SeedOffset: 2}, &alone, true, nil),
 		"early-sglang-whole":     sgl.EarlyDecode(b, nil, &alone, "", false, nil),
-		"early-push-probe":       push.EarlyProbe(b, nil, m, true, nil),
-		"early-push-decode":      push.EarlyDecode(b, nil, m, "", true, nil),
+		"early-push-probe":       push.EarlyProbe(b, nil, r, true, nil),
+		"early-push-decode":      push.EarlyDecode(b, nil, r, "", true, nil),
 	} {
 		t.Run(name, func(t *testing.T) {
 			got := join(segments)
@@ -65,18 +65,18 @@ func TestTheLegsOfSGLangDifferInTheirRanksOnly(t *testing.T) {
 	p := profileOf(SGLang)
 	leg := &Patch{SeedOffset: 1, Resume: &Resume{How: ChatResumeContinue, Text: json.RawMessage(`"so far"`), Tokens: 2, Limit: 7, LimitKey: "max_tokens"}}
 	for _, stream := range []bool{true, false} {
-		m := &Rendezvous{RID: "r", Host: "h", Port: 1, Room: 6, PrefillRank: 2, DecodeRank: 1}
+		r := &Rendezvous{RID: "r", Host: "h", Port: 1, Room: 6, PrefillRank: 2, DecodeRank: 1}
 		const ranks = `,"routed_dp_rank":`
-		prefill, decode := join(p.EarlyProbe(b, leg, m, stream, nil)), join(p.EarlyDecode(b, leg, m, "", stream, nil))
+		prefill, decode := join(p.EarlyProbe(b, leg, r, stream, nil)), join(p.EarlyDecode(b, leg, r, "", stream, nil))
 		same, found := strings.CutSuffix(prefill, ranks+`2,"disagg_prefill_dp_rank":2}`+"\n")
 		require.True(t, found, prefill)
 		require.Equal(t, same+ranks+`1,"disagg_prefill_dp_rank":2}`+"\n", decode)
 		unnamed := *p
 		unnamed.NameRanks = new(false)
 		require.Equal(t, []int{-1, 2}, []int{unnamed.NamedRank(2), p.NamedRank(2)})
-		m.PrefillRank, m.DecodeRank = -1, -1
-		require.Equal(t, join(p.EarlyProbe(b, leg, m, stream, nil)), join(p.EarlyDecode(b, leg, m, "", stream, nil)))
-		require.NotContains(t, join(p.EarlyProbe(b, leg, m, stream, nil)), "dp_rank")
+		r.PrefillRank, r.DecodeRank = -1, -1
+		require.Equal(t, join(p.EarlyProbe(b, leg, r, stream, nil)), join(p.EarlyDecode(b, leg, r, "", stream, nil)))
+		require.NotContains(t, join(p.EarlyProbe(b, leg, r, stream, nil)), "dp_rank")
 	}
 }
 
@@ -85,12 +85,12 @@ func TestTheLegsOfSGLangDifferInTheirRanksOnly(t *testing.T) {
 func TestALayerwiseChatGoesOnOnBothLegs(t *testing.T) {
 	b := scan(t, `{"messages":[{"role":"user","content":"Hi"}],"max_tokens":9}`)
 	leg := &Patch{Resume: &Resume{How: ChatResumeVLLM, IDs: json.RawMessage(`[1,2,3]`), Limit: 4, LimitKey: "max_tokens"}}
-	m := &Rendezvous{Metaserver: "http://m/1", Callback: json.RawMessage(callbackJSON)}
+	r := &Rendezvous{Metaserver: "http://m/1", Callback: json.RawMessage(callbackJSON)}
 	p := profileOf(AscendLayerwise)
-	require.Contains(t, join(p.EarlyProbe(b, leg, m, true, nil)), `"kv_transfer_params":`+strings.TrimSuffix(callbackJSON, "}")+`,"prompt_token_ids":[1,2,3]}}`)
-	require.Contains(t, join(p.EarlyDecode(b, leg, m, "", true, nil)),
+	require.Contains(t, join(p.EarlyProbe(b, leg, r, true, nil)), `"kv_transfer_params":`+strings.TrimSuffix(callbackJSON, "}")+`,"prompt_token_ids":[1,2,3]}}`)
+	require.Contains(t, join(p.EarlyDecode(b, leg, r, "", true, nil)),
 		`"kv_transfer_params":{"do_remote_decode":false,"do_remote_prefill":true,"metaserver":"http://m/1","prompt_token_ids":[1,2,3]}}`)
-	require.Contains(t, join(p.EarlyProbe(b, nil, m, true, nil)), `"kv_transfer_params":`+callbackJSON+`}`, "as it came")
+	require.Contains(t, join(p.EarlyProbe(b, nil, r, true, nil)), `"kv_transfer_params":`+callbackJSON+`}`, "as it came")
 }
 
 func TestIDsOfRequestsInEngines(t *testing.T) {
@@ -284,14 +284,14 @@ func TestTheLegsOfAResponseAndOfAMessageDifferInTheirRanksOnly(t *testing.T) {
 		},
 	} {
 		b := scan(t, row.body)
-		m := &Rendezvous{Endpoint: ep, RID: "r", Host: "h", Port: 1, Room: 6, PrefillRank: 2, DecodeRank: 1}
-		prefill, decode := join(p.EarlyProbe(b, nil, m, true, nil)), join(p.EarlyDecode(b, nil, m, "salt", true, nil))
+		r := &Rendezvous{Endpoint: ep, RID: "r", Host: "h", Port: 1, Room: 6, PrefillRank: 2, DecodeRank: 1}
+		prefill, decode := join(p.EarlyProbe(b, nil, r, true, nil)), join(p.EarlyDecode(b, nil, r, "salt", true, nil))
 		require.Equal(t, "{"+row.want+`,"bootstrap_port":1,"bootstrap_room":6,"routed_dp_rank":2,"disagg_prefill_dp_rank":2}`, strings.TrimSpace(prefill))
 		require.Equal(t, strings.Replace(prefill, `"routed_dp_rank":2`, `"routed_dp_rank":1`, 1), decode)
 		require.Equal(t, ep == Messages, p.Nameless(ep))
 		require.False(t, profileOf(NIXLPull).Nameless(ep))
-		m.PrefillRank, m.DecodeRank = -1, -1
-		require.Equal(t, join(p.EarlyProbe(b, nil, m, false, nil)), join(p.EarlyDecode(b, nil, m, "", false, nil)))
+		r.PrefillRank, r.DecodeRank = -1, -1
+		require.Equal(t, join(p.EarlyProbe(b, nil, r, false, nil)), join(p.EarlyDecode(b, nil, r, "", false, nil)))
 	}
 	require.False(t, p.Nameless(Chat))
 }

@@ -123,13 +123,13 @@ var (
 
 // ProbeBody appends the segments of the prefill request, which asks for one token, without a stream, and for a hand-off.
 // The prompt, and every key that changes it, are byte for byte as in DecodeBody. x is for vllm-mooncake only.
-func (p *Profile) ProbeBody(b *Body, ep Endpoint, changes *Patch, x *BootstrapInfo, dst [][]byte) [][]byte {
+func (p *Profile) ProbeBody(b *Body, ep Endpoint, changes *Patch, info *BootstrapInfo, dst [][]byte) [][]byte {
 	params := pullProbe
 	if changes != nil && changes.Fetch != nil {
 		params = changes.Fetch
 	}
-	if p.Connector == VLLMMooncake && x != nil {
-		params = x.probeParams()
+	if p.Connector == VLLMMooncake && info != nil {
+		params = info.probeParams()
 	}
 	if s := shapes[ep]; s != nil {
 		return s.probe(p, b, changes, params, dst)
@@ -370,17 +370,17 @@ func (p *Profile) stopTokensSafe(b *Body) bool {
 }
 
 // probeParams returns the kv_transfer_params of a probe to vllm-mooncake.
-func (x *BootstrapInfo) probeParams() []byte {
+func (info *BootstrapInfo) probeParams() []byte {
 	out := []byte(`{"do_remote_decode":true,"do_remote_prefill":false,"transfer_id":`)
-	return append(appendString(out, x.TransferID), '}')
+	return append(appendString(out, info.TransferID), '}')
 }
 
 // handoff makes the kv_transfer_params for the decode engine, because with vllm-mooncake the prefill engine returns none.
-func (x *BootstrapInfo) handoff() json.RawMessage {
+func (info *BootstrapInfo) handoff() json.RawMessage {
 	out := []byte(`{"do_remote_prefill":true,"do_remote_decode":false,"transfer_id":`)
-	out = append(appendString(out, x.TransferID), `,"remote_bootstrap_addr":`...)
-	out = append(appendString(out, x.BootstrapAddr), `,"remote_engine_id":`...)
-	return append(appendString(out, x.EngineID), '}')
+	out = append(appendString(out, info.TransferID), `,"remote_bootstrap_addr":`...)
+	out = append(appendString(out, info.BootstrapAddr), `,"remote_engine_id":`...)
+	return append(appendString(out, info.EngineID), '}')
 }
 
 // appendString appends a string as JSON.

@@ -57,7 +57,7 @@ func TestBodies(t *testing.T) {
 	ignore := Profile{ProbeMinTokens: MinTokensIgnoreEOS}.WithDefaults()
 	both := Profile{ProbeIgnoreEOS: true}.WithDefaults()
 	upstream := Profile{Connector: VLLMMooncake}.WithDefaults()
-	x := &BootstrapInfo{TransferID: "xfer-1", BootstrapAddr: "http://10.0.0.5:8998", EngineID: `e"1`}
+	info := &BootstrapInfo{TransferID: "xfer-1", BootstrapAddr: "http://10.0.0.5:8998", EngineID: `e"1`}
 	kv := json.RawMessage(handoffJSON)
 	for name, segments := range map[string][][]byte{
 		"probe":              vocab.ProbeBody(b, Chat, nil, nil, nil),
@@ -65,7 +65,7 @@ func TestBodies(t *testing.T) {
 		"probe-ignore-eos":   ignore.ProbeBody(b, Chat, nil, nil, nil),
 		"probe-both":         both.ProbeBody(b, Chat, nil, nil, nil),
 		"probe-again":        vocab.ProbeBody(b, Chat, &Patch{IgnoreEOS: true}, nil, nil),
-		"probe-upstream":     upstream.ProbeBody(b, Chat, nil, x, nil),
+		"probe-upstream":     upstream.ProbeBody(b, Chat, nil, info, nil),
 		"decode":             vocab.DecodeBody(b, Chat, nil, kv, "", true, nil),
 		"decode-bare":        bare.DecodeBody(b, Chat, nil, kv, "", true, nil),
 		"decode-sample":      vocab.DecodeBody(b, Chat, &Patch{SeedOffset: 2}, kv, "", true, nil),
@@ -226,11 +226,11 @@ func TestAProbeAsksForManyLogprobsOnly(t *testing.T) {
 func TestANullSaltIsNone(t *testing.T) {
 	pull, push := Profile{Connector: NIXLPull}.WithDefaults(), Profile{Connector: NIXLPush, Bind: BindArrival}.WithDefaults()
 	body := scan(t, `{"model":"m","messages":[{"role":"user","content":"hi"}],"cache_salt":null}`)
-	meeting := &Rendezvous{Coordinates: &KVAddress{EngineID: "e", Host: "h", Port: 1}, RequestID: "r"}
+	rendezvous := &Rendezvous{Coordinates: &KVAddress{EngineID: "e", Host: "h", Port: 1}, RequestID: "r"}
 	for name, got := range map[string][][]byte{
 		"chat":     pull.DecodeBody(body, Chat, nil, []byte(`{"k":1}`), "ours", true, nil),
 		"messages": pull.DecodeBody(body, Messages, nil, []byte(`{"k":1}`), "ours", true, nil),
-		"early":    push.EarlyDecode(body, nil, meeting, "ours", true, nil),
+		"early":    push.EarlyDecode(body, nil, rendezvous, "ours", true, nil),
 	} {
 		require.Contains(t, join(got), `"cache_salt":"ours"`, name)
 	}

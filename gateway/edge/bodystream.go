@@ -27,18 +27,18 @@ var ErrUnfinished = errors.New("edge: the client left before the answer's end")
 // A Read that fails with an error other than io.EOF ends the connection without the last chunk, so that the client sees that the answer is
 // cut off.
 type BodyStream struct {
-	src   io.Reader
-	ahead interface{ Pending() int } // src, if it can say how many bytes its Read returns without waiting; else nil
-	ends  interface{ Ended() bool }  // src, if it can say that those waiting bytes are the last ones; else nil
-	torn  interface{ Torn() bool }   // src, if it can say whether its Reads so far end inside an event; else nil
-	end   func(err error)
-	log   *zap.Logger
-	conn  io.Writer // the client's connection, for large chunks; nil: fasthttp writes all chunks
-	wire  *headConn // joins the last pieces of the answer into one write; nil: each piece is a write of its own
-	head  bool      // the head of the answer is written, so chunks may be written to conn
-	keep  *KeepAlive
-	err   error // why reading from src ended; nil: it goes on
-	once  sync.Once
+	src      io.Reader
+	ahead    interface{ Pending() int } // src, if it can say how many bytes its Read returns without waiting; else nil
+	ends     interface{ Ended() bool }  // src, if it can say that those waiting bytes are the last ones; else nil
+	torn     interface{ Torn() bool }   // src, if it can say whether its Reads so far end inside an event; else nil
+	end      func(err error)
+	log      *zap.Logger
+	conn     io.Writer // the client's connection, for large chunks; nil: fasthttp writes all chunks
+	headConn *headConn // joins the last pieces of the answer into one write; nil: each piece is a write of its own
+	head     bool      // the head of the answer is written, so chunks may be written to conn
+	keep     *KeepAlive
+	err      error // why reading from src ended; nil: it goes on
+	once     sync.Once
 }
 
 // NewBodyStream returns a BodyStream of src. src may have three more methods. Pending() int returns how many bytes Read returns without
@@ -64,15 +64,15 @@ func (p *BodyStream) ended() bool { return p.ends != nil && p.ends.Ended() }
 
 // Answer makes p the body of ctx's answer.
 func (p *BodyStream) Answer(ctx *fasthttp.RequestCtx) {
-	w, opened := wireOf(ctx), EndWait(ctx)
-	if w != nil {
-		p.keep = w.alive
+	h, opened := headConnOf(ctx), EndWait(ctx)
+	if h != nil {
+		p.keep = h.alive
 	}
 	if opened || !ctx.Request.Header.IsHTTP11() {
 		p.writePlain(ctx, opened)
 		return
 	}
-	p.conn, p.wire = ctx.Conn(), w
+	p.conn, p.headConn = ctx.Conn(), h
 	p.head = p.pending() > smallChunk // the head is flushed alone, because BodyStream may write the first chunk itself
 	ctx.Response.ImmediateHeaderFlush = p.head
 	ctx.Response.SetBodyStream(p, -1)
@@ -83,12 +83,12 @@ func (p *BodyStream) Answer(ctx *fasthttp.RequestCtx) {
 // connection is reset, which the client sees as an error.
 func (p *BodyStream) writePlain(ctx *fasthttp.RequestCtx, opened bool) {
 	defer func() { _ = p.Close() }()
-	conn, w, plain := ctx.Conn(), wireOf(ctx), !ctx.Request.Header.IsHTTP11()
+	conn, h, plain := ctx.Conn(), headConnOf(ctx), !ctx.Request.Header.IsHTTP11()
 	again := false
 	ctx.HijackSetNoResponse(true) // fasthttp would write chunks, or a second head
 	ctx.Hijack(func(net.Conn) {
 		if again {
-			go w.again().serve()
+			go h.again().serve()
 			return
 		}
 		_ = conn.Close()
@@ -157,8 +157,8 @@ func (p *BodyStream) Read(b []byte) (n int, err error) {
 		}
 	}
 	n, err = p.src.Read(b)
-	if p.wire != nil && (err == io.EOF || err == nil && p.pending() == 0 && p.ended()) { //nolint:errorlint // as fasthttp compares
-		p.wire.hold()
+	if p.headConn != nil && (err == io.EOF || err == nil && p.pending() == 0 && p.ended()) { //nolint:errorlint // as fasthttp compares
+		p.headConn.hold()
 	}
 	switch {
 	case err != nil || p.conn == nil:
@@ -212,15 +212,15 @@ func (p *BodyStream) Close() error {
 	return nil
 }
 
-// complete has the bytes written that wire holds. After io.EOF, they go out together with the end of the answer, which fasthttp writes
+// complete has the bytes written that headConn holds. After io.EOF, they go out together with the end of the answer, which fasthttp writes
 // next. After an error, they go out at once.
 func (p *BodyStream) complete() {
 	switch {
-	case p.wire == nil || p.wire.held == nil:
+	case p.headConn == nil || p.headConn.held == nil:
 	case p.err == io.EOF: //nolint:errorlint // as fasthttp compares
-		p.wire.complete()
+		p.headConn.complete()
 	default:
-		_ = p.wire.release() // the connection ends in any case
+		_ = p.headConn.release() // the connection ends in any case
 	}
 }
 

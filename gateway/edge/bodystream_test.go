@@ -96,16 +96,16 @@ func (c *sink) Write(p []byte) (int, error) { return c.written.Write(p) }
 func TestAWholeAnswerLeavesAsOneWrite(t *testing.T) {
 	for _, broken := range []error{nil, errors.New("the engine is gone")} {
 		c := &sink{}
-		w := &headConn{Conn: c}
+		h := &headConn{Conn: c}
 		var ended []error
 		p := NewBodyStream(&whole{"data: x\n\n", broken}, func(err error) {
 			ended = append(ended, err)
 			require.Empty(t, c.written)
 		}, zap.NewNop())
-		p.wire = w
+		p.headConn = h
 		var r fasthttp.Response
 		r.SetBodyStream(p, -1)
-		out := bufio.NewWriter(w)
+		out := bufio.NewWriter(h)
 		err := r.Write(out)
 		require.Equal(t, []error{broken}, ended)
 		if broken == nil {
@@ -115,7 +115,7 @@ func TestAWholeAnswerLeavesAsOneWrite(t *testing.T) {
 		require.Len(t, c.written, 1)
 		require.Contains(t, c.written[0], "\r\n\r\n9\r\ndata: x\n\n\r\n")
 		require.Equal(t, broken == nil, strings.HasSuffix(c.written[0], "\r\n0\r\n\r\n"))
-		_, _ = w.Write([]byte("the next answer"))
+		_, _ = h.Write([]byte("the next answer"))
 		require.Len(t, c.written, 2, "nothing else is kept back")
 	}
 }

@@ -45,11 +45,11 @@ type Conn struct {
 
 // ConnOf returns the connection of a request, also if TLS is above it; false: the request did not come through a Listener.
 func ConnOf(ctx *fasthttp.RequestCtx) (*Conn, bool) {
-	w := wireOf(ctx)
-	if w == nil || w.client == nil {
+	h := headConnOf(ctx)
+	if h == nil || h.client == nil {
 		return nil, false
 	}
-	return w.client, true
+	return h.client, true
 }
 
 // timedOut says whether the kernel gave up the client in the middle of an answer. The kernel reports this error only once: either to this

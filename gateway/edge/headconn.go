@@ -33,13 +33,13 @@ func (l headConns) Accept() (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	w := headConn{Conn: c, server: l.server}
+	h := headConn{Conn: c, server: l.server}
 	if t, ok := c.(*tls.Conn); ok {
-		w.client, _ = t.NetConn().(*Conn)
-		return &tlsWire{w, t}, nil
+		h.client, _ = t.NetConn().(*Conn)
+		return &tlsHeadConn{h, t}, nil
 	}
-	w.client, _ = c.(*Conn)
-	return &w, nil
+	h.client, _ = c.(*Conn)
+	return &h, nil
 }
 
 // headConn is a connection as fasthttp reads it, above TLS. Its Read stops at the end of a request's head. Bytes that arrived after the
@@ -58,45 +58,45 @@ type headConn struct {
 	alive       *KeepAlive       // comments for the client of the current request; nil: the client gets none
 }
 
-// tlsWire has the two methods by which fasthttp recognises TLS.
-type tlsWire struct {
+// tlsHeadConn has the two methods by which fasthttp recognises TLS.
+type tlsHeadConn struct {
 	headConn
 	tls *tls.Conn
 }
 
-func (w *tlsWire) Handshake() error                     { return w.tls.Handshake() }
-func (w *tlsWire) ConnectionState() tls.ConnectionState { return w.tls.ConnectionState() }
+func (h *tlsHeadConn) Handshake() error                     { return h.tls.Handshake() }
+func (h *tlsHeadConn) ConnectionState() tls.ConnectionState { return h.tls.ConnectionState() }
 
-func (w *headConn) self() *headConn { return w }
+func (h *headConn) self() *headConn { return h }
 
-// again returns a new wire of the same connection for the next ServeConn. w cannot be used again, because fasthttp may still hold it.
-func (w *headConn) again() *headConn {
-	return &headConn{Conn: w.Conn, server: w.server, client: w.client, rest: w.rest}
+// again returns a new headConn of the same connection for the next ServeConn. h cannot be used again, because fasthttp may still hold it.
+func (h *headConn) again() *headConn {
+	return &headConn{Conn: h.Conn, server: h.server, client: h.client, rest: h.rest}
 }
 
 // serve waits for the next request, and serves it and the requests behind it.
-func (w *headConn) serve() {
-	if !w.await() {
-		_ = w.client.Close() // it was idle
+func (h *headConn) serve() {
+	if !h.await() {
+		_ = h.client.Close() // it was idle
 		return
 	}
-	_ = w.server.ServeConn(w) // ServeConn closes the connection and logs its own error
+	_ = h.server.ServeConn(h) // ServeConn closes the connection and logs its own error
 }
 
 // await waits for the first byte of the next request; false: close the connection. fasthttp must not wait itself: it would treat the
 // request as the first of the connection, and answer 408 to a client that sends none.
-func (w *headConn) await() bool {
-	w.client.idle.Store(true)
-	defer w.client.idle.Store(false)
+func (h *headConn) await() bool {
+	h.client.idle.Store(true)
+	defer h.client.idle.Store(false)
 	switch {
-	case w.server.stopping.Load():
+	case h.server.stopping.Load():
 		return false
-	case len(w.rest) > 0:
+	case len(h.rest) > 0:
 		return true
-	case w.SetReadDeadline(time.Now().Add(w.server.IdleTimeout)) != nil:
+	case h.SetReadDeadline(time.Now().Add(h.server.IdleTimeout)) != nil:
 		return false
 	}
-	return w.hear() == nil
+	return h.hear() == nil
 }
 
 // firstRead is the size of the first read of a request, in bytes: enough for the head and for most bodies.
@@ -105,13 +105,13 @@ const firstRead = 4 << 10
 var firsts = sync.Pool{New: func() any { return new([firstRead]byte) }}
 
 // hear waits for a request, and puts its first bytes into rest. It holds no buffer while it waits.
-func (w *headConn) hear() error {
-	if err := w.client.Await(); err != nil {
+func (h *headConn) hear() error {
+	if err := h.client.Await(); err != nil {
 		return err
 	}
-	w.first = firsts.Get().(*[firstRead]byte)
-	n, err := w.client.Read(w.first[:])
-	w.keep(w.first[:n])
+	h.first = firsts.Get().(*[firstRead]byte)
+	n, err := h.client.Read(h.first[:])
+	h.keep(h.first[:n])
 	return err
 }
 
@@ -119,45 +119,45 @@ func (w *headConn) hear() error {
 var errBeyondHead = errors.New("edge: the head has ended and more of it is asked for")
 
 // Read returns no bytes after the end of a head.
-func (w *headConn) Read(p []byte) (int, error) {
-	if w.head.ended {
+func (h *headConn) Read(p []byte) (int, error) {
+	if h.head.ended {
 		return 0, errBeyondHead
 	}
-	if len(p) == 1 && len(w.rest) == 0 && w.Conn == net.Conn(w.client) { // fasthttp reads one byte when it waits for a request
-		if err := w.hear(); err != nil {
+	if len(p) == 1 && len(h.rest) == 0 && h.Conn == net.Conn(h.client) { // fasthttp reads one byte when it waits for a request
+		if err := h.hear(); err != nil {
 			return 0, err
 		}
 	}
-	if len(w.rest) > 0 {
-		n := w.head.find(w.rest[:min(len(w.rest), len(p))])
-		copy(p, w.rest[:n])
-		w.keep(w.rest[n:])
+	if len(h.rest) > 0 {
+		n := h.head.find(h.rest[:min(len(h.rest), len(p))])
+		copy(p, h.rest[:n])
+		h.keep(h.rest[n:])
 		return n, nil
 	}
-	n, err := w.Conn.Read(p)
-	end := w.head.find(p[:n])
+	n, err := h.Conn.Read(p)
+	end := h.head.find(p[:n])
 	if end < n {
-		w.rest = bytes.Clone(p[end:n])
+		h.rest = bytes.Clone(p[end:n])
 	}
 	return end, err
 }
 
 // keep sets rest to b. It gives the pooled buffer back if b is empty, or if the head is complete and only body bytes are left.
-func (w *headConn) keep(b []byte) {
-	if w.rest = b; len(b) == 0 {
-		w.rest = nil
+func (h *headConn) keep(b []byte) {
+	if h.rest = b; len(b) == 0 {
+		h.rest = nil
 	}
-	if w.first != nil && (len(b) == 0 || w.head.ended) {
-		w.rest = bytes.Clone(w.rest)
-		firsts.Put(w.first)
-		w.first = nil
+	if h.first != nil && (len(b) == 0 || h.head.ended) {
+		h.rest = bytes.Clone(h.rest)
+		firsts.Put(h.first)
+		h.first = nil
 	}
 }
 
 // SetDeadline hides that the connection was cut. fasthttp calls it right before it calls the function of a hijack, and would not call that
 // function after an error. But the function gives back what the request holds, and notices the cut itself.
-func (w *headConn) SetDeadline(t time.Time) error {
-	err := w.Conn.SetDeadline(t)
+func (h *headConn) SetDeadline(t time.Time) error {
+	err := h.Conn.SetDeadline(t)
 	if errors.Is(err, net.ErrClosed) {
 		return nil
 	}
@@ -165,32 +165,32 @@ func (w *headConn) SetDeadline(t time.Time) error {
 }
 
 // hold makes Write collect bytes until complete. fasthttp writes the end of an answer in three pieces, which are then sent as one.
-func (w *headConn) hold() {
-	if w.held == nil {
-		w.held, w.last = chunks.Get().(*[]byte), false
-		*w.held = (*w.held)[:0]
+func (h *headConn) hold() {
+	if h.held == nil {
+		h.held, h.last = chunks.Get().(*[]byte), false
+		*h.held = (*h.held)[:0]
 	}
 }
 
 // complete makes the next Write the last one to be collected: it sends all collected bytes.
-func (w *headConn) complete() { w.last = true }
+func (h *headConn) complete() { h.last = true }
 
-func (w *headConn) Write(p []byte) (int, error) {
-	if w.held == nil {
-		return w.Conn.Write(p)
+func (h *headConn) Write(p []byte) (int, error) {
+	if h.held == nil {
+		return h.Conn.Write(p)
 	}
-	*w.held = append(*w.held, p...)
-	if !w.last {
+	*h.held = append(*h.held, p...)
+	if !h.last {
 		return len(p), nil
 	}
-	return len(p), w.release()
+	return len(p), h.release()
 }
 
 // release sends the collected bytes.
-func (w *headConn) release() error {
-	held := w.held
-	w.held = nil
-	_, err := w.Conn.Write(*held)
+func (h *headConn) release() error {
+	held := h.held
+	h.held = nil
+	_, err := h.Conn.Write(*held)
 	if cap(*held) <= writePiece {
 		chunks.Put(held)
 	}
@@ -198,15 +198,15 @@ func (w *headConn) release() error {
 }
 
 // body reads the bytes after the head.
-type body struct{ w *headConn }
+type body struct{ headConn *headConn }
 
 func (b body) Read(p []byte) (int, error) {
-	if w := b.w; len(w.rest) > 0 {
-		n := copy(p, w.rest)
-		w.keep(w.rest[n:])
+	if h := b.headConn; len(h.rest) > 0 {
+		n := copy(p, h.rest)
+		h.keep(h.rest[n:])
 		return n, nil
 	}
-	return b.w.Conn.Read(p)
+	return b.headConn.Conn.Read(p)
 }
 
 // headEnd finds the end of a head as fasthttp does: the first empty line after a line that is not empty.

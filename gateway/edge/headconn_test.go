@@ -32,7 +32,7 @@ func (p *pieces) Read(b []byte) (int, error) {
 	return n, nil
 }
 
-// fasthttp and wire must agree where a head ends, or bytes of a body are a head.
+// fasthttp and headConn must agree where a head ends, or bytes of a body are a head.
 func FuzzHeadEnd(f *testing.F) {
 	f.Add([]byte(get+"GET /2"), uint8(1))
 	f.Add([]byte("\r\n\n"+post+"Content-Length: 2\r\n\r\nab"), uint8(7))
@@ -40,17 +40,17 @@ func FuzzHeadEnd(f *testing.F) {
 	f.Add([]byte("GET / HTTP/1.1\r\n\r\nab"), uint8(3))
 	f.Add([]byte("GET / HTTP/1.1\r\nA: b\r\r\n\r\nab"), uint8(3))
 	f.Fuzz(func(t *testing.T, in []byte, size uint8) {
-		w := &headConn{Conn: &pieces{in: in, size: max(1, int(size))}}
-		br := bufio.NewReader(w)
+		conn := &headConn{Conn: &pieces{in: in, size: max(1, int(size))}}
+		br := bufio.NewReader(conn)
 		var h fasthttp.RequestHeader
 		if h.Read(br) != nil {
 			return
 		}
-		require.True(t, w.head.ended)
+		require.True(t, conn.head.ended)
 		require.Zero(t, br.Buffered(), "bytes behind the head would be the next request")
-		_, err := w.Read(make([]byte, 1))
+		_, err := conn.Read(make([]byte, 1))
 		require.ErrorIs(t, err, errBeyondHead)
-		rest, err := io.ReadAll(body{w})
+		rest, err := io.ReadAll(body{conn})
 		require.NoError(t, err)
 		require.True(t, bytes.HasSuffix(in, rest))
 	})
@@ -60,18 +60,18 @@ func FuzzHeadEnd(f *testing.F) {
 func TestARequestIsReadAtOnce(t *testing.T) {
 	in := post + "Content-Length: 2\r\n\r\nab"
 	c := &Conn{Conn: &pieces{in: []byte(in), size: firstRead}}
-	w := &headConn{Conn: c, client: c}
+	h := &headConn{Conn: c, client: c}
 	var first [1]byte
-	n, err := w.Read(first[:])
+	n, err := h.Read(first[:])
 	require.NoError(t, err)
 	require.Equal(t, in[:1], string(first[:n]))
-	require.NotNil(t, w.first)
+	require.NotNil(t, h.first)
 	head := make([]byte, 100)
-	n, err = w.Read(head)
+	n, err = h.Read(head)
 	require.NoError(t, err)
 	require.Equal(t, in[1:len(in)-2], string(head[:n]))
-	require.Equal(t, "ab", string(w.rest))
-	require.Nil(t, w.first)
+	require.Equal(t, "ab", string(h.rest))
+	require.Nil(t, h.first)
 }
 
 // What we take for a chunked body, net/http takes for the same.
@@ -81,9 +81,9 @@ func FuzzChunks(f *testing.F) {
 	f.Add([]byte("A \r\n0123456789\r\n0\r\n\r\n"))
 	f.Add([]byte("2\r\nab\r\n0\r\nX : y\r\n\r\n"))
 	f.Fuzz(func(t *testing.T, in []byte) {
-		w := &headConn{Conn: &deaf{&pieces{in: in, size: 100}}}
+		h := &headConn{Conn: &deaf{&pieces{in: in, size: 100}}}
 		o := Options{}.withDefaults()
-		u := upload{o: &o, w: w, f: framing{chunked: true}, limit: 1 << 20, reservation: &Reservation{quota: o.Bodies}}
+		u := upload{o: &o, headConn: h, f: framing{chunked: true}, limit: 1 << 20, reservation: &Reservation{quota: o.Bodies}}
 		if u.read() != nil {
 			return
 		}
@@ -92,7 +92,7 @@ func FuzzChunks(f *testing.F) {
 		want, err := io.ReadAll(httputil.NewChunkedReader(whole))
 		require.NoError(t, err)
 		require.Equal(t, string(want), string(u.buf))
-		rest, err := io.ReadAll(body{w})
+		rest, err := io.ReadAll(body{h})
 		require.NoError(t, err)
 		read := string(in[:len(in)-len(rest)])
 		require.True(t, strings.HasSuffix(read, "\r\n\r\n"), "%q", read)

@@ -20,12 +20,12 @@ import (
 //
 // A Hijacked belongs to one goroutine at a time.
 type Hijacked struct {
-	client *Conn
-	wire   *headConn
-	log    *zap.Logger
-	head   []byte // head of the answer, still to be written; nil: it is written already
-	closes bool   // the connection is closed after the answer
-	keep   *KeepAlive
+	client   *Conn
+	headConn *headConn
+	log      *zap.Logger
+	head     []byte // head of the answer, still to be written; nil: it is written already
+	closes   bool   // the connection is closed after the answer
+	keep     *KeepAlive
 
 	raw     syscall.RawConn
 	attempt func(fd uintptr) // the method value o.write, made once to save an allocation per chunk
@@ -41,11 +41,11 @@ type Hijacked struct {
 // to which it passes the connection, writes the body and calls End. Release returns false if fasthttp must write the answer itself: to a
 // client without chunks, or over TLS.
 func Release(ctx *fasthttp.RequestCtx, log *zap.Logger, run func(*Hijacked)) bool {
-	w := wireOf(ctx)
-	if w == nil || w.client == nil || w.server == nil || ctx.IsTLS() || ctx.IsHead() || !ctx.Request.Header.IsHTTP11() {
+	conn := headConnOf(ctx)
+	if conn == nil || conn.client == nil || conn.server == nil || ctx.IsTLS() || ctx.IsHead() || !ctx.Request.Header.IsHTTP11() {
 		return false
 	}
-	sock, ok := w.client.Conn.(syscall.Conn)
+	sock, ok := conn.client.Conn.(syscall.Conn)
 	if !ok {
 		return false
 	}
@@ -53,13 +53,13 @@ func Release(ctx *fasthttp.RequestCtx, log *zap.Logger, run func(*Hijacked)) boo
 	if err != nil {
 		return false
 	}
-	o := &Hijacked{client: w.client, wire: w, log: log, raw: raw, keep: w.alive}
+	o := &Hijacked{client: conn.client, headConn: conn, log: log, raw: raw, keep: conn.alive}
 	o.attempt = o.write
 	if EndWait(ctx) {
 		o.closes = o.keep.closes
 	} else {
 		h := &ctx.Response.Header
-		o.closes = w.server.stopping.Load() || ctx.Request.Header.ConnectionClose() || h.ConnectionClose()
+		o.closes = conn.server.stopping.Load() || ctx.Request.Header.ConnectionClose() || h.ConnectionClose()
 		if o.closes {
 			h.SetConnectionClose()
 		}
@@ -200,5 +200,5 @@ func (o *Hijacked) End(whole bool) {
 		_ = o.client.Close() // an error could not be reported to anyone
 		return
 	}
-	go o.wire.again().serve()
+	go o.headConn.again().serve()
 }

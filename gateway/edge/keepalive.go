@@ -44,34 +44,34 @@ const (
 )
 
 // says returns whether the next comment must be sent with the head, and the opening once that comment is sent.
-func (o headState) says() (head bool, next headState) {
-	if o == unopened {
+func (s headState) says() (head bool, next headState) {
+	if s == unopened {
 		return true, opened
 	}
-	return false, o
+	return false, s
 }
 
 // KeepClient sends comments to ctx's client until EndWait. The client has waited since the given time. Before EndWait, the handler must not
 // touch ctx's answer.
 func KeepClient(ctx *fasthttp.RequestCtx, span time.Duration, since time.Time, comment []byte, log *zap.Logger) {
-	w := wireOf(ctx)
-	if span <= 0 || w == nil || w.client == nil || w.server == nil || ctx.IsHead() {
+	h := headConnOf(ctx)
+	if span <= 0 || h == nil || h.client == nil || h.server == nil || ctx.IsHead() {
 		return
 	}
 	k := &KeepAlive{
-		span: span, comment: comment, log: log, client: w.client, conn: ctx.Conn(), header: &ctx.Response.Header, server: w.server,
+		span: span, comment: comment, log: log, client: h.client, conn: ctx.Conn(), header: &ctx.Response.Header, server: h.server,
 		plain: !ctx.Request.Header.IsHTTP11(), closes: !ctx.Request.Header.IsHTTP11() || ctx.IsTLS() || ctx.Request.Header.ConnectionClose() ||
 			ctx.Response.ConnectionClose(),
 	}
-	w.alive = k
+	h.alive = k
 	k.wait(time.Until(since.Add(span)))
 }
 
 // EndWait ends the wait that KeepClient began. It returns true if the head of the answer was sent during the wait: then only events may
 // follow.
 func EndWait(ctx *fasthttp.RequestCtx) bool {
-	w := wireOf(ctx)
-	return w != nil && w.alive.over() == opened
+	h := headConnOf(ctx)
+	return h != nil && h.alive.over() == opened
 }
 
 // wait begins a wait. The client gets its first comment after the time first, and then one per span.

@@ -352,8 +352,8 @@ func addrOf(c net.Conn) netip.Addr {
 	return a
 }
 
-// wireOf returns the connection of a request; nil: our Serve did not accept it.
-func wireOf(ctx *fasthttp.RequestCtx) *headConn {
+// headConnOf returns the connection of a request; nil: our Serve did not accept it.
+func headConnOf(ctx *fasthttp.RequestCtx) *headConn {
 	if w, ok := ctx.Conn().(interface{ self() *headConn }); ok {
 		return w.self()
 	}

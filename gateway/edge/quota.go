@@ -35,14 +35,14 @@ func NewBodies(bytes int64) *Quota {
 func NewPlaces(n int64) *Quota { return &Quota{limit: n, callers: map[caller]int64{}} }
 
 // Held returns how many bytes or places are taken now.
-func (a *Quota) Held() int64 {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.held
+func (q *Quota) Held() int64 {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.held
 }
 
 // Full says whether the whole limit is taken.
-func (a *Quota) Full() bool { return a.limit > 0 && a.Held() >= a.limit }
+func (q *Quota) Full() bool { return q.limit > 0 && q.Held() >= q.limit }
 
 // Reservation is what one request holds of a quota, in bytes or places, until Give.
 type Reservation struct {
@@ -53,52 +53,52 @@ type Reservation struct {
 }
 
 // For returns an empty reservation on this quota, for the caller who is charged for body; nil: for no caller.
-func (a *Quota) For(body *Reservation) *Reservation {
-	c := &Reservation{quota: a}
+func (q *Quota) For(body *Reservation) *Reservation {
+	r := &Reservation{quota: q}
 	if body == nil {
-		return c
+		return r
 	}
-	c.who = body.who
-	if body.quota == a {
-		c.body = body
+	r.who = body.who
+	if body.quota == q {
+		r.body = body
 	}
-	return c
+	return r
 }
 
 // fits says whether Acquire would charge n more now.
-func (c *Reservation) fits(n int) bool {
-	c.quota.mu.Lock()
-	defer c.quota.mu.Unlock()
-	return c.allowed(int64(n))
+func (r *Reservation) fits(n int) bool {
+	r.quota.mu.Lock()
+	defer r.quota.mu.Unlock()
+	return r.allowed(int64(n))
 }
 
 // Acquire charges n more; false: the quota does not allow it, and charges nothing. A nil Reservation belongs to a request without a body,
 // and allows everything.
-func (c *Reservation) Acquire(n int) bool {
-	if c == nil {
+func (r *Reservation) Acquire(n int) bool {
+	if r == nil {
 		return true
 	}
-	a := c.quota
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if !c.allowed(int64(n)) {
+	q := r.quota
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if !r.allowed(int64(n)) {
 		return false
 	}
-	c.n += int64(n)
-	a.held += int64(n)
-	a.callers[c.who] += int64(n)
+	r.n += int64(n)
+	q.held += int64(n)
+	q.callers[r.who] += int64(n)
 	return true
 }
 
 // allowed applies the rule of Quota. A caller's only request may take all that is free, because otherwise a body as large as the limit
 // could never be read.
-func (c *Reservation) allowed(n int64) bool {
-	a := c.quota
-	mine, free, request := a.callers[c.who]+n, a.limit-a.held-n, c.n+n
-	if c.body != nil {
-		request += c.body.n
+func (r *Reservation) allowed(n int64) bool {
+	q := r.quota
+	mine, free, request := q.callers[r.who]+n, q.limit-q.held-n, r.n+n
+	if r.body != nil {
+		request += r.body.n
 	}
-	if a.limit <= 0 || c.n+n <= a.small {
+	if q.limit <= 0 || r.n+n <= q.small {
 		return true
 	}
 	isOnlyRequest := mine == request
@@ -106,38 +106,38 @@ func (c *Reservation) allowed(n int64) bool {
 }
 
 // Most returns how much the reservation could hold if no other request held anything, but not more than n.
-func (c *Reservation) Most(n int) int {
-	a := c.quota
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.limit <= 0 {
+func (r *Reservation) Most(n int) int {
+	q := r.quota
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.limit <= 0 {
 		return n
 	}
-	most := a.limit
-	if c.body != nil {
-		most -= c.body.n
+	most := q.limit
+	if r.body != nil {
+		most -= r.body.n
 	}
-	return int(min(int64(n), max(most, a.small)))
+	return int(min(int64(n), max(most, q.small)))
 }
 
 // Give returns the whole reservation to its quota. It may be called more than once.
-func (c *Reservation) Give() { c.give(math.MaxInt64) }
+func (r *Reservation) Give() { r.give(math.MaxInt64) }
 
 // give returns n of the reservation to its quota, or the whole reservation if it is smaller. left is the rest of the reservation.
-func (c *Reservation) give(n int64) (left int64) {
-	if c == nil {
+func (r *Reservation) give(n int64) (left int64) {
+	if r == nil {
 		return 0
 	}
-	a := c.quota
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	n = min(n, c.n)
-	a.held -= n
-	if a.callers[c.who] -= n; a.callers[c.who] == 0 {
-		delete(a.callers, c.who)
+	q := r.quota
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	n = min(n, r.n)
+	q.held -= n
+	if q.callers[r.who] -= n; q.callers[r.who] == 0 {
+		delete(q.callers, r.who)
 	}
-	c.n -= n
-	return c.n
+	r.n -= n
+	return r.n
 }
 
 // smallBody is the largest body, in bytes, that is read although its request will be refused. Then the connection can stay open.

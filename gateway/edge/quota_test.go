@@ -239,11 +239,11 @@ func TestACallerLeavesPlacesToOthers(t *testing.T) {
 	places := NewPlaces(12)
 	taken := func(name string) (n int, all []*Reservation) {
 		for {
-			c := places.For(&Reservation{who: caller{name: name}})
-			if !c.Acquire(1) {
+			r := places.For(&Reservation{who: caller{name: name}})
+			if !r.Acquire(1) {
 				return n, all
 			}
-			n, all = n+1, append(all, c)
+			n, all = n+1, append(all, r)
 		}
 	}
 	alone, greedy := taken("greedy")
@@ -253,9 +253,9 @@ func TestACallerLeavesPlacesToOthers(t *testing.T) {
 	require.Equal(t, 3, second, "half of the rest")
 	last, _ := taken("third")
 	require.Equal(t, 1, last)
-	for _, c := range greedy {
-		c.Give()
-		c.Give()
+	for _, r := range greedy {
+		r.Give()
+		r.Give()
 	}
 	require.EqualValues(t, 4, places.Held())
 	again, _ := taken("greedy")

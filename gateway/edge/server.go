@@ -79,8 +79,8 @@ func (o *Options) guard(ctx *fasthttp.RequestCtx) {
 		}
 		o.Log.Error("edge: panic in a handler", zap.Any("panic", v), zap.ByteString("method", ctx.Method()),
 			zap.ByteString("path", ctx.Path()), zap.ByteString("stack", debug.Stack()))
-		if w := wireOf(ctx); w != nil {
-			w.reservation.Give() // the handler panicked before it could end the reservation
+		if h := headConnOf(ctx); h != nil {
+			h.reservation.Give() // the handler panicked before it could end the reservation
 		}
 		c, ok := ConnOf(ctx)
 		if ok {
@@ -98,9 +98,9 @@ func (o *Options) guard(ctx *fasthttp.RequestCtx) {
 		ctx.Response.Reset() // Reset also closes a body stream that the handler has set
 		o.refuse(ctx, refusedPanic)
 	}()
-	w := wireOf(ctx)
+	h := headConnOf(ctx)
 	f, why := parseHead(ctx.Request.Header.Protocol(), ctx.Request.Header.RawHeaders())
-	if w.head.bareLF {
+	if h.head.bareLF {
 		why = "a header line does not end in CRLF"
 	}
 	if why != "" {
@@ -109,21 +109,21 @@ func (o *Options) guard(ctx *fasthttp.RequestCtx) {
 		o.refuse(ctx, r) // refuse closes the connection, because it is not known where the next request begins
 		return
 	}
-	if r := o.receive(ctx, w, f); r != nil {
+	if r := o.receive(ctx, h, f); r != nil {
 		o.refuse(ctx, *r)
 		return
 	}
 	defer func() { // release a body that the handler did not acquire; it would take memory until the answer ends
-		if !w.taken {
+		if !h.taken {
 			_, reservation := AcquireBody(ctx)
 			reservation.Give()
 		}
 	}()
-	if w.client != nil {
-		w.client.lagged.Store(0)
+	if h.client != nil {
+		h.client.lagged.Store(0)
 	}
-	w.alive = nil
-	if w.server.stopping.Load() {
+	h.alive = nil
+	if h.server.stopping.Load() {
 		ctx.SetConnectionClose() // fasthttp itself does this only while it waits for its own connections
 	}
 	o.Handler(ctx)

@@ -24,7 +24,7 @@ var (
 // upload reads one body.
 type upload struct {
 	o           *Options
-	w           *headConn
+	headConn    *headConn
 	f           framing
 	limit       int // bytes of the body
 	began       time.Time
@@ -35,19 +35,19 @@ type upload struct {
 // AcquireBody gives the body of a request to the handler, with the reservation for its memory. The handler ends the reservation when it no
 // longer needs the body. If the handler does not acquire the body, the server frees it when the handler returns.
 func AcquireBody(ctx *fasthttp.RequestCtx) ([]byte, *Reservation) {
-	var c *Reservation
-	if w := wireOf(ctx); w != nil {
-		c, w.taken = w.reservation, true
+	var r *Reservation
+	if h := headConnOf(ctx); h != nil {
+		r, h.taken = h.reservation, true
 	}
-	return ctx.Request.SwapBody(nil), c
+	return ctx.Request.SwapBody(nil), r
 }
 
 // receive reads the body of a request whose head has been read, or returns a refusal. If the head alone decides the refusal, the body is
 // not read.
-func (o *Options) receive(ctx *fasthttp.RequestCtx, w *headConn, f framing) *Refusal {
-	w.reservation, w.taken = nil, false
+func (o *Options) receive(ctx *fasthttp.RequestCtx, conn *headConn, f framing) *Refusal {
+	conn.reservation, conn.taken = nil, false
 	if !f.chunked && f.length == 0 {
-		w.head = headEnd{} // the next bytes belong to the next request
+		conn.head = headEnd{} // the next bytes belong to the next request
 		return nil
 	}
 	h := &ctx.Request.Header
@@ -55,7 +55,8 @@ func (o *Options) receive(ctx *fasthttp.RequestCtx, w *headConn, f framing) *Ref
 	if o.Authenticate != nil && (f.chunked || f.length > smallBody || f.expect) {
 		stranger = o.Authenticate(h)
 	}
-	u := upload{o: o, w: w, f: f, limit: o.MaxBody, began: time.Now(), reservation: &Reservation{quota: o.Bodies, who: o.callerOf(h, w)}}
+	u := upload{o: o, headConn: conn, f: f, limit: o.MaxBody, began: time.Now(),
+		reservation: &Reservation{quota: o.Bodies, who: o.callerOf(h, conn)}}
 	if stranger != nil {
 		u.limit = min(smallBody, o.MaxBody)
 	}
@@ -71,7 +72,7 @@ func (o *Options) receive(ctx *fasthttp.RequestCtx, w *headConn, f framing) *Ref
 		u.reservation.Give()
 		return o.broken(ctx, err, stranger)
 	}
-	w.head, w.reservation = headEnd{}, u.reservation
+	conn.head, conn.reservation = headEnd{}, u.reservation
 	ctx.Request.SwapBody(u.buf)
 	h.SetContentLength(len(u.buf))
 	return nil
@@ -96,38 +97,38 @@ func (o *Options) broken(ctx *fasthttp.RequestCtx, err error, stranger *Refusal)
 	return &r
 }
 
-func (o *Options) callerOf(h *fasthttp.RequestHeader, w *headConn) (c caller) {
+func (o *Options) callerOf(h *fasthttp.RequestHeader, conn *headConn) (c caller) {
 	if o.Caller != nil {
 		c.name = o.Caller(h)
 	}
-	if c.name == "" && w.client != nil {
-		c.addr = w.client.ip
+	if c.name == "" && conn.client != nil {
+		c.addr = conn.client.ip
 	}
 	return c
 }
 
 // read reads the whole body.
 func (u *upload) read() error {
-	if w := u.w; !u.f.chunked && len(w.rest) == u.f.length { // the whole body came with the head, and nothing after it
-		u.buf, w.rest = w.rest, nil
+	if h := u.headConn; !u.f.chunked && len(h.rest) == u.f.length { // the whole body came with the head, and nothing after it
+		u.buf, h.rest = h.rest, nil
 		if !u.reservation.Acquire(len(u.buf)) {
 			return errNoRoom
 		}
 		return nil
 	}
-	if u.f.expect && len(u.w.rest) == 0 {
-		if _, err := io.WriteString(u.w, "HTTP/1.1 100 Continue\r\n\r\n"); err != nil {
+	if u.f.expect && len(u.headConn.rest) == 0 {
+		if _, err := io.WriteString(u.headConn, "HTTP/1.1 100 Continue\r\n\r\n"); err != nil {
 			return err
 		}
 	}
 	if !u.f.chunked {
-		return u.copyFrom(body{u.w}, u.f.length)
+		return u.copyFrom(body{u.headConn}, u.f.length)
 	}
 	br := readers.Get().(*bufio.Reader)
-	br.Reset(body{u.w})
+	br.Reset(body{u.headConn})
 	err := u.readChunks(br)
 	if behind, _ := br.Peek(br.Buffered()); err == nil && len(behind) > 0 {
-		u.w.rest = append(bytes.Clone(behind), u.w.rest...)
+		u.headConn.rest = append(bytes.Clone(behind), u.headConn.rest...)
 	}
 	br.Reset(nil)
 	readers.Put(br)
@@ -166,7 +167,7 @@ func (u *upload) grow() error {
 	if !u.reservation.Acquire(room - cap(u.buf)) {
 		return errNoRoom
 	}
-	if err := u.w.SetReadDeadline(u.began.Add(u.o.uploadTime(room))); err != nil {
+	if err := u.headConn.SetReadDeadline(u.began.Add(u.o.uploadTime(room))); err != nil {
 		return err
 	}
 	larger := make([]byte, len(u.buf), room)

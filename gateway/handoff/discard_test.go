@@ -92,14 +92,14 @@ func leased(t *testing.T) (*prefill.Scheduler, *prefill.Lease) {
 	c.Scrape.Interval = 0
 	c.Registerer, c.Log, c.Places = prometheus.NewRegistry(), zap.NewNop(), pool.NewSemaphore(10)
 	c.Decode = func(string, string, time.Duration) (int, bool) { return 1, false }
-	tier, err := prefill.New(c)
+	scheduler, err := prefill.New(c)
 	require.NoError(t, err)
-	tier.SetCandidates([]prefill.Candidate{{ID: "p/0", Instance: "prefill p", Models: []string{"m"}, Live: true,
+	scheduler.SetCandidates([]prefill.Candidate{{ID: "p/0", Instance: "prefill p", Models: []string{"m"}, Live: true,
 		Profile: &mooncake.Profile{}}})
-	lease, err := tier.Acquire(t.Context(), prefill.Request{Model: "m", PromptTokens: 7})
+	lease, err := scheduler.Acquire(t.Context(), prefill.Request{Model: "m", PromptTokens: 7})
 	require.NoError(t, err)
 	lease.Answered(prefill.Usage{PromptTokens: 7}, time.Now().Add(time.Minute))
-	return tier, lease
+	return scheduler, lease
 }
 
 // A hand-off that nobody wants is decoded somewhere, so that its prefill engine frees it. Each row is what the decode engine does, and
@@ -251,7 +251,7 @@ func TestWhatBecomesOfADiscardedHandOff(t *testing.T) {
 				Places:  pool.NewSemaphore(1), Dispatcher: s,
 				NextID: func() uint64 { id++; return id }, Registerer: prometheus.NewRegistry(), Log: zap.NewNop(),
 			})
-			tier, lease := leased(t)
+			scheduler, lease := leased(t)
 			body, err := mooncake.ScanBody([]byte(`{"model":"m","messages":[]}`), 10)
 			require.NoError(t, err)
 			h := &Handoff{
@@ -269,7 +269,7 @@ func TestWhatBecomesOfADiscardedHandOff(t *testing.T) {
 			require.Equal(t, row.back, s.back)
 			require.Equal(t, row.told, strings.Join(monitor, " "))
 			require.Equal(t, row.hosts, r.hosts)
-			c, pulled := tier.Status()[0], row.outcome == discardDone
+			c, pulled := scheduler.Status()[0], row.outcome == discardDone
 			require.Zero(t, c.Inflight+c.Pooled+c.Dispatched)
 			require.Equal(t, !pulled, c.Orphans == 1, "what no engine has pulled is left to the prefill engine's hold")
 			require.Equal(t, pulled, freed == 1, "who waits for it is told that it is free, and only then")

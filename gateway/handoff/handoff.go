@@ -102,11 +102,11 @@ const BlockTokens = 128
 
 // Settle gives back the lease of a prompt's prefill. how depends on how the prefill ended. fault is the fault that it ended with; nil:
 // there was none.
-func Settle(l *prefill.Lease, how lifecycle.Disposition, fault *failure.Fault) {
-	if (how == lifecycle.Refuse || how == lifecycle.Lose) && fault != nil && fault.Err != nil {
+func Settle(l *prefill.Lease, disposition lifecycle.Disposition, fault *failure.Fault) {
+	if (disposition == lifecycle.Refuse || disposition == lifecycle.Lose) && fault != nil && fault.Err != nil {
 		l.Blame(fault.Err.Error())
 	}
-	switch how {
+	switch disposition {
 	case lifecycle.Free:
 		l.Release()
 	case lifecycle.Refuse:
@@ -238,8 +238,8 @@ func (h *Handoff) NoteExpiries(m Monitor) {
 // unfetched, and those that this proxy left to the engine's hold timeout. If the engine has freed more, this hand-off may be among them. If
 // the surplus comes from another proxy instead, the only harm is that this prompt, and those that wait on the rank, are prefilled once
 // more. An engine that does not report its count refutes nothing.
-func (h *Handoff) MayHaveExpired(ctx context.Context, m Monitor, wait *engine.PendingPull, now time.Time) bool {
-	if h == nil || !h.expiredKnown || !wait.Renewed(now) {
+func (h *Handoff) MayHaveExpired(ctx context.Context, m Monitor, pull *engine.PendingPull, now time.Time) bool {
+	if h == nil || !h.expiredKnown || !pull.Renewed(now) {
 		return false
 	}
 	expired, known := m.ExpiredNow(ctx, h.Lease.Candidate.Instance)
@@ -247,6 +247,6 @@ func (h *Handoff) MayHaveExpired(ctx context.Context, m Monitor, wait *engine.Pe
 	if !known || expired-h.expired <= float64(ever-h.oursExpired) {
 		return false
 	}
-	wait.Lose() // the decode engine may have cached the wrong KV, and used it for requests that wait there
+	pull.Lose() // the decode engine may have cached the wrong KV, and used it for requests that wait there
 	return true
 }

@@ -73,16 +73,16 @@ func (frees) ExpiredNow(context.Context, string) (float64, bool) { return 1, tru
 // Wrong KV that a rank has cached may also be found by a request that the rank had in its queue by then, with the same salt.
 func TestWhatWaitsBesideARefutedHandOffIsNotBelieved(t *testing.T) {
 	_, lease := leased(t)
-	signs, now := new(engine.Traffic).Signs(0), time.Now()
-	refuted := signs.Await(now, mooncake.HeldUntil(now))
-	waits := signs.Await(now, mooncake.HeldUntil(now.Add(time.Hour)))
+	liveness, now := new(engine.Traffic).Signs(0), time.Now()
+	refuted := liveness.Await(now, mooncake.HeldUntil(now))
+	pulls := liveness.Await(now, mooncake.HeldUntil(now.Add(time.Hour)))
 	h := &Handoff{Lease: lease}
 	h.NoteExpiries(&frees{})
 	require.True(t, refuted.Arrived(now))
 	require.True(t, h.MayHaveExpired(t.Context(), &frees{}, refuted, now.Add(time.Second)))
 	refuted.End()
-	later := signs.Await(now, mooncake.HeldUntil(now.Add(time.Hour)))
-	require.NotEqual(t, waits.Salt(), later.Salt())
-	require.False(t, waits.Arrived(now.Add(2*time.Second)), "it has the salt of the wrong KV")
+	later := liveness.Await(now, mooncake.HeldUntil(now.Add(time.Hour)))
+	require.NotEqual(t, pulls.Salt(), later.Salt())
+	require.False(t, pulls.Arrived(now.Add(2*time.Second)), "it has the salt of the wrong KV")
 	require.True(t, later.Arrived(now.Add(2*time.Second)))
 }

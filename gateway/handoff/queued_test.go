@@ -38,12 +38,12 @@ func gauged(t *testing.T, rank int) *engine.Liveness {
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan struct{})
 	go func() { defer close(done); m.Start(ctx) }()
-	signs := m.Traffic("d0").Signs(rank)
-	require.Eventually(t, signs.Gauged, time.Minute, time.Millisecond)
+	liveness := m.Traffic("d0").Signs(rank)
+	require.Eventually(t, liveness.Gauged, time.Minute, time.Millisecond)
 	stop()
 	<-done
 	client.Close()
-	return signs
+	return liveness
 }
 
 // A hand-off is waited for as long as its KV is certainly kept. Signs of life of a rank lengthen this only if the request is
@@ -72,23 +72,23 @@ func TestWhatEndsTheWaitForTheFirstEvent(t *testing.T) {
 		{"a whole response of an engine of one rank", &renews, mooncake.Responses, -1, true, true, renewals},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			signs := engine.NewLiveness()
+			liveness := engine.NewLiveness()
 			if row.gauged {
-				signs = gauged(t, row.rank)
+				liveness = gauged(t, row.rank)
 			}
-			r := &roster.Rank{Signs: signs, Target: &engine.Target{Rank: row.rank}, Profile: row.profile}
+			r := &roster.Rank{Signs: liveness, Target: &engine.Target{Rank: row.rank}, Profile: row.profile}
 			now := time.Now()
 			kept := now.Add(row.profile.PulledWithin())
 			h := &Handoff{Handoff: mooncake.NewHandoff(nil, kept, kept), Endpoint: row.endpoint}
-			w := h.Await(r, now, row.whole)
-			defer w.End()
+			p := h.Await(r, now, row.whole)
+			defer p.End()
 			later := kept.Add(time.Minute)
 			for at := now; !at.After(later); at = at.Add(time.Second) {
-				signs.Seen(at)
+				liveness.Seen(at)
 			}
 			ends := other
-			if w.Renewed(later) { // kept by itself until before that
-				if ends = renewals; w.Over(later) {
+			if p.Renewed(later) { // kept by itself until before that
+				if ends = renewals; p.Over(later) {
 					ends = hold
 				}
 			}
@@ -96,9 +96,9 @@ func TestWhatEndsTheWaitForTheFirstEvent(t *testing.T) {
 		})
 	}
 	t.Run("without a hand-off", func(t *testing.T) {
-		now, signs := time.Now(), engine.NewLiveness()
-		w := (*Handoff)(nil).Await(&roster.Rank{Signs: signs, Target: &engine.Target{Rank: 1}, Profile: &renews}, now, false)
-		defer w.End()
-		require.False(t, w.Over(now.Add(time.Hour)))
+		now, liveness := time.Now(), engine.NewLiveness()
+		p := (*Handoff)(nil).Await(&roster.Rank{Signs: liveness, Target: &engine.Target{Rank: 1}, Profile: &renews}, now, false)
+		defer p.End()
+		require.False(t, p.Over(now.Add(time.Hour)))
 	})
 }
