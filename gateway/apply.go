@@ -38,7 +38,7 @@ func (g *Gateway) prepare(old, next *reload.Settings, fit *predictor.Fit) (apply
 	}
 	tier := g.prefillConfig(next)
 	if tier.Policy == g.prefillConfig(old).Policy {
-		tier.Policy = g.tier.Policy() // the file did not change it, and an operator may have set another one since the start
+		tier.Policy = g.scheduler.Policy() // the file did not change it, and an operator may have set another one since the start
 	}
 	if err := tier.Validate(); err != nil {
 		return nil, err
@@ -54,7 +54,7 @@ func (g *Gateway) prepare(old, next *reload.Settings, fit *predictor.Fit) (apply
 		if err := g.dispatcher.Configure(decide); err != nil {
 			return err
 		}
-		if err := g.tier.Configure(tier); err != nil {
+		if err := g.scheduler.Configure(tier); err != nil {
 			return err
 		}
 		commit()

@@ -26,7 +26,7 @@ type reporter interface{ Facts(*detect.Facts) }
 
 // Facts asks all parts of the proxy for their status.
 func (g observer) Facts(ctx context.Context) detect.Facts {
-	s, tier, now := g.Status(ctx), g.tier.Overview(), time.Now()
+	s, tier, now := g.Status(ctx), g.scheduler.Overview(), time.Now()
 	recent, conf := g.Recent(), g.Config()
 	f := detect.Facts{
 		At: now,

@@ -89,13 +89,13 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 	})
 	g.monitor.OnChange(g.fleet.OnStatus)
 	g.monitor.OnSample(g.fleet.OnSample)
-	if g.tier, err = prefill.New(g.prefillConfig(g.conf())); err != nil {
+	if g.scheduler, err = prefill.New(g.prefillConfig(g.conf())); err != nil {
 		return nil, err
 	}
-	g.places.OnFree(g.tier.Wake)
+	g.places.OnFree(g.scheduler.Wake)
 	decision := cfg.Decision()
 	decision.Predictor.Fit, decision.TTL, decision.Explain = fit, g.conf().PoolTTL(), cfg.Explains()
-	decision.Registerer, decision.Places, decision.OnRoom, decision.Log = g.reg, g.places, g.tier.Wake, log
+	decision.Registerer, decision.Places, decision.OnRoom, decision.Log = g.reg, g.places, g.scheduler.Wake, log
 	decision.EngineMetrics = func(worker int32) (dispatcher.EngineMetrics, bool) {
 		r := g.fleet.Now().Rank(worker)
 		if r == nil {
@@ -124,7 +124,8 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 	}
 	g.requests = request.New(g.env())
 	g.advice = adviser.New(adviser.Deps{
-		Settings: func() *config.Advice { return &g.conf().Advice }, Fleet: g.fleet, Prefill: g.tier, Dispatcher: g.dispatcher, Places: g.places,
+		Settings: func() *config.Advice { return &g.conf().Advice }, Fleet: g.fleet, Prefill: g.scheduler, Dispatcher: g.dispatcher,
+		Places: g.places,
 	})
 	g.reg.MustRegister(g.advice)
 	g.watch = watch.New(watch.Deps{Sample: observer{g}.Sample, Facts: observer{g}.Facts, Registerer: g.reg})
@@ -154,7 +155,7 @@ func (g *Gateway) env() request.Deps {
 	return request.Deps{
 		Context: g.ctx, Log: g.log, Registerer: g.reg, Buckets: secondsBuckets,
 		Settings: func() *fleet.Settings { return g.conf().Settings }, Serving: g.service.Context, PromptKey: g.config.PromptKey,
-		Client: g.client, Monitor: g.monitor, Fleet: g.fleet, Engines: func() request.Engines { return g.fleet.Now() }, Prefill: g.tier,
+		Client: g.client, Monitor: g.monitor, Fleet: g.fleet, Engines: func() request.Engines { return g.fleet.Now() }, Prefill: g.scheduler,
 		LocalRanks: g.locals, Places: g.places, Dispatcher: g.dispatcher, Journal: g.journal,
 		Owner: g.owner, Peers: g.peers.Geo(), Meta: g.meta, Running: new(abort.Running), Loops: &g.loops,
 	}
@@ -162,15 +163,15 @@ func (g *Gateway) env() request.Deps {
 
 // discover has the sources that the config names, and those of a test, tell the fleet which engines they find.
 func (g *Gateway) discover(ofTest ...discover.Source) error {
-	host := &discovery.Deps{
+	deps := &discovery.Deps{
 		Fleet: g.fleet, Settings: func() *fleet.Settings { return g.conf().Settings }, Dispatch: g.dispatcher.Status, Callbacks: g.meta,
 		Registerer: g.reg, Log: g.log,
 	}
-	sources, err := host.Sources()
+	sources, err := deps.Sources()
 	if err != nil {
 		return err
 	}
-	if g.discovery = discovery.New(host, append(sources, ofTest...)...); g.discovery != nil {
+	if g.discovery = discovery.New(deps, append(sources, ofTest...)...); g.discovery != nil {
 		g.reporters, g.finders = append(g.reporters, g.discovery), append(g.finders, g.discovery)
 		g.config.OnLook(g.discovery.Look)
 	}
@@ -199,7 +200,7 @@ func (g *Gateway) metaserver() *metaserver.Server {
 
 // publish tells the prefill tier, the prefix index of decode ranks and the dispatcher which engines there are.
 func (g *Gateway) publish(candidates []prefill.Candidate, locals []local.Rank, workers []board.Worker) {
-	g.tier.SetCandidates(candidates)
+	g.scheduler.SetCandidates(candidates)
 	g.locals.Set(locals)
 	g.dispatcher.SetWorkers(workers)
 }
@@ -247,7 +248,7 @@ func (g *Gateway) Start(admin http.Handler) error {
 		return fmt.Errorf("event_loops: %w", err)
 	}
 	g.background.Go(func() { g.monitor.Start(g.ctx) })
-	g.background.Go(func() { g.tier.Run(g.ctx) })
+	g.background.Go(func() { g.scheduler.Run(g.ctx) })
 	g.background.Go(func() {
 		<-g.ctx.Done()
 		g.locals.Close()

@@ -12,7 +12,7 @@ import (
 // modelLoads returns how busy the engines are with each model, as far as this proxy knows. It adds up all boards of a model. Ranks whose
 // KV capacity is not known do not count for the share of KV in use.
 func (g *Gateway) modelLoads(ctx context.Context) (list []admission.ModelLoad) {
-	queued, prefills, boards := g.tier.Backlogs(), g.tier.Status(), g.dispatcher.Status(ctx).Models
+	queued, prefills, boards := g.scheduler.Backlogs(), g.scheduler.Status(), g.dispatcher.Status(ctx).Models
 	for _, route := range g.fleet.Now().Models() {
 		if route.Name != route.Board {
 			continue // an adapter, which counts as its base model

@@ -67,7 +67,7 @@ func (g *Gateway) Status(ctx context.Context) Status {
 	s := Status{
 		Ready: ready, Why: why, Started: g.started, Open: g.requests.Open(), PoolPlaces: g.places.Size(), PoolUsed: g.places.Used(),
 		Config: *g.config.Status(), Drain: g.service.State(), HA: g.HA(),
-		Engines: engines.Statuses(), Prefill: g.tier.Status(), Batch: g.tier.Batch(), Dispatch: dispatch,
+		Engines: engines.Statuses(), Prefill: g.scheduler.Status(), Batch: g.scheduler.Batch(), Dispatch: dispatch,
 		Advice: g.advice.Latest(),
 	}
 	readClocks(&s.Dispatch, g.Gauges)
@@ -182,7 +182,7 @@ func (g *Gateway) Policy() string { return g.dispatcher.Policy() }
 func (g *Gateway) SetPolicy(spec string) error { return g.dispatcher.SetPolicy(spec) }
 
 // Prefill returns the prefill tier, whose policy operators may change.
-func (g *Gateway) Prefill() *prefill.Scheduler { return g.tier }
+func (g *Gateway) Prefill() *prefill.Scheduler { return g.scheduler }
 
 // ScorePrefill asks every prefill policy to which engine it would send the request with this body. Nothing is sent.
 func (g *Gateway) ScorePrefill(raw []byte) ([]prefill.Scored, error) {
@@ -241,13 +241,13 @@ func (g *Gateway) ForgetPrefixes(id string) bool {
 	if id == "" {
 		g.locals.Forget(g.locals.IDs())
 	}
-	return g.tier.ForgetPrefixes(id)
+	return g.scheduler.ForgetPrefixes(id)
 }
 
 // forget drops what is known of the prefix caches of these prefill engines and these decode ranks.
 func (g *Gateway) forget(candidates []string, workers []int32) {
 	for _, id := range candidates {
-		g.tier.ForgetPrefixes(id)
+		g.scheduler.ForgetPrefixes(id)
 	}
 	g.locals.Forget(workers)
 }

@@ -45,7 +45,7 @@ type Gateway struct {
 	fleet      *fleet.Fleet
 	discovery  *discovery.Discovery // nil: nothing is discovered
 	finders    []finder             // empty: only the config and operators name engines
-	tier       *prefill.Scheduler
+	scheduler  *prefill.Scheduler
 	locals     *local.Ranks
 	places     *pool.Semaphore
 	dispatcher *dispatcher.Dispatcher

@@ -14,7 +14,7 @@ import (
 func (g *Gateway) peersHost() peerserver.Deps {
 	return peerserver.Deps{
 		Context: g.ctx, Go: g.background.Go, Log: g.log, Registerer: g.reg, Config: g.config, Service: g.service,
-		Fleet: g.fleet, Prefill: g.tier, Dispatcher: g.dispatcher, Owner: g.owner, Bodies: g.bodies,
+		Fleet: g.fleet, Prefill: g.scheduler, Dispatcher: g.dispatcher, Owner: g.owner, Bodies: g.bodies,
 		Fail: func(ctx *fasthttp.RequestCtx, e *openai.Error) { g.requests.Fail(ctx, e) },
 		Serve: func(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, from *peerserver.Hop, came time.Time) {
 			g.door.Receive(ctx, ep, &from.Hop, from.Tenant, came)
@@ -31,5 +31,5 @@ func (g *Gateway) publishOwners(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, publishPatience)
 	defer cancel()
 	g.peers.Look(ctx) // the dispatcher answers only after it has read what was published before
-	g.tier.Wake()
+	g.scheduler.Wake()
 }

@@ -148,12 +148,12 @@ func (f fixtureCandidate) read(c *policy.Engine, prompt float64, cfg *config.Con
 	if id == "" {
 		return fmt.Errorf("a candidate has no id")
 	}
-	line := prefill.Default().Calibration.Line()
+	latency := prefill.Default().Calibration.Line()
 	if cfg.Prefill.Calibration.TPMs > 0 {
-		line = cfg.Prefill.Calibration.Line()
+		latency = cfg.Prefill.Calibration.Line()
 	}
 	c.ID, c.Ring, c.BlockTokens = id, policy.Vnodes(id), 16
-	c.TPMs, c.T0Ms, c.Beta2 = line.TPMs, line.T0Ms, line.Beta2
+	c.TPMs, c.T0Ms, c.Beta2 = latency.TPMs, latency.T0Ms, latency.Beta2
 	has, indicators := 0.0, indicatorsOf(&c.Indicators)
 	for _, key := range slices.Sorted(maps.Keys(f)) {
 		if key == "id" {

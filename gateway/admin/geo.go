@@ -13,11 +13,11 @@ import (
 
 // node returns this proxy's node among the regions. If there are no other regions, it answers the request with 404 and returns nil.
 func (h *handler) node(w http.ResponseWriter) *geo.Peers {
-	n := h.g.Geo()
-	if n == nil {
+	peers := h.g.Geo()
+	if peers == nil {
 		fail(w, http.StatusNotFound, "not_found", "there are no other regions: geo.mode is off")
 	}
-	return n
+	return peers
 }
 
 // regions is the answer to GET /geo: the peers of this proxy, and for which regions and decode groups it holds the lease.
@@ -28,31 +28,31 @@ type regions struct {
 }
 
 func (h *handler) geo(w http.ResponseWriter, _ *http.Request) {
-	if n := h.node(w); n != nil {
-		reply(w, regions{n.Status(), h.g.Owners(), h.g.HA()})
+	if peers := h.node(w); peers != nil {
+		reply(w, regions{peers.Status(), h.g.Owners(), h.g.HA()})
 	}
 }
 
 // tuneGeo takes {"policy":NAME,"qs":1,"w":1,"load":50,"min_gain_ms":10}. Any of the keys may be left out.
 func (h *handler) tuneGeo(w http.ResponseWriter, r *http.Request) {
-	n := h.node(w)
+	peers := h.node(w)
 	var t geo.Tuning
-	if n == nil || !read(w, r, &t) {
+	if peers == nil || !read(w, r, &t) {
 		return
 	}
-	before := n.PolicyText()
-	if err := n.Tune(t); err != nil {
+	before := peers.PolicyText()
+	if err := peers.Tune(t); err != nil {
 		fail(w, http.StatusBadRequest, "bad_policy", err.Error())
 		return
 	}
-	h.log.Info("an operator changed the geo policy", zap.String("from", before), zap.String("to", n.PolicyText()), zap.Any("tuning", t))
-	reply(w, n.Status())
+	h.log.Info("an operator changed the geo policy", zap.String("from", before), zap.String("to", peers.PolicyText()), zap.Any("tuning", t))
+	reply(w, peers.Status())
 }
 
 // receipts lists the last n requests that were forwarded to other regions; n comes from the query.
 func (h *handler) receipts(w http.ResponseWriter, r *http.Request) {
-	n := h.node(w)
-	if n == nil {
+	peers := h.node(w)
+	if peers == nil {
 		return
 	}
 	most, err := strconv.Atoi(cmp.Or(r.URL.Query().Get("n"), "100"))
@@ -60,5 +60,5 @@ func (h *handler) receipts(w http.ResponseWriter, r *http.Request) {
 		fail(w, http.StatusBadRequest, "bad_query", "n is a number of receipts from 1 on")
 		return
 	}
-	reply(w, map[string]any{"receipts": n.Receipts(most)})
+	reply(w, map[string]any{"receipts": peers.Receipts(most)})
 }

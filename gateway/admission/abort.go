@@ -21,19 +21,19 @@ func (d *Handler) abort(ctx *fasthttp.RequestCtx) {
 		matches, fail = d.toAbort(ctx)
 	}
 	if fail != nil {
-		d.host.Requests.Journal.Refused(fail)
-		d.host.Requests.Fail(ctx, fail)
+		d.deps.Requests.Journal.Refused(fail)
+		d.deps.Requests.Fail(ctx, fail)
 		return
 	}
-	d.host.Requests.Running.End(key.Name, matches)
+	d.deps.Requests.Running.End(key.Name, matches)
 	ctx.SetStatusCode(http.StatusOK)
 }
 
 // toAbort reads from the body which requests are to end. matches says whether a request with the given name is one of them.
 func (d *Handler) toAbort(ctx *fasthttp.RequestCtx) (matches func(name string) bool, fail *openai.Error) {
-	packed, charge := edge.AcquireBody(ctx)
-	defer charge.Give()
-	raw, refusal := edge.Unpack(&ctx.Request.Header, packed, charge, d.host.Config.Settings().Limits.Body)
+	packed, reservation := edge.AcquireBody(ctx)
+	defer reservation.Give()
+	raw, refusal := edge.Unpack(&ctx.Request.Header, packed, reservation, d.deps.Config.Settings().Limits.Body)
 	if refusal != nil {
 		return nil, &openai.Error{Status: refusal.Status, Code: refusal.Code, Message: refusal.Message}
 	}

@@ -25,7 +25,7 @@ import (
 // Handler serves the public listener.
 type Handler struct {
 	soleModel func() string // the method value d.sole, made once and not for each request
-	host      Deps
+	deps      Deps
 	routes    map[string]publicRoute
 	endpoint  endpointPage
 }
@@ -74,7 +74,7 @@ var unknownCaller = edge.Refusal{
 // keyOf finds the key in a request's head. Anthropic's clients send it as x-api-key, which is
 // ignored if there is an Authorization.
 func (d *Handler) keyOf(h *fasthttp.RequestHeader) (keys.Key, bool) {
-	set := d.host.Config.Keys()
+	set := d.deps.Config.Keys()
 	if value := h.Peek("Authorization"); len(value) > 0 {
 		return set.Authenticate(value)
 	}

@@ -14,7 +14,7 @@ const preflightAge = "600"
 // sites are allowed, it sets Vary: Origin, because a cache on the way could otherwise give one site the answer that was meant for another.
 // Answers do not depend on cookies, so browsers are not allowed to send them.
 func (d *Handler) share(ctx *fasthttp.RequestCtx) (shared bool) {
-	origins := d.host.Config.Settings().CORS.Origins
+	origins := d.deps.Config.Settings().CORS.Origins
 	if len(origins) == 0 {
 		return false
 	}

@@ -22,8 +22,8 @@ const (
 
 // metrics tells the endpoint picker of an InferencePool how busy the proxy is, under the metric names of vLLM.
 func (d *Handler) metrics(ctx *fasthttp.RequestCtx) {
-	if !d.host.Config.Settings().GatewayAPI.Metrics {
-		d.host.Requests.Fail(ctx, openai.NewError(http.StatusNotFound, "not_found",
+	if !d.deps.Config.Settings().GatewayAPI.Metrics {
+		d.deps.Requests.Fail(ctx, openai.NewError(http.StatusNotFound, "not_found",
 			"no such path: "+string(ctx.Method())+" "+endpointPath+"; the metrics of this proxy are at its admin listener"))
 		return
 	}
@@ -44,9 +44,9 @@ func (d *Handler) metrics(ctx *fasthttp.RequestCtx) {
 // makePage makes the page of metrics anew. If the dispatcher does not answer in time, the last page stays.
 func (d *Handler) makePage() {
 	defer d.endpoint.busy.Store(false)
-	ctx, cancel := context.WithTimeout(d.host.Service.Context(), endpointWaits)
+	ctx, cancel := context.WithTimeout(d.deps.Service.Context(), endpointWaits)
 	defer cancel()
-	if loads := d.host.Loads(ctx); ctx.Err() == nil {
+	if loads := d.deps.Loads(ctx); ctx.Err() == nil {
 		d.endpoint.last.Store(&endpointText{time.Now(), appendLoads(nil, loads)})
 	}
 }

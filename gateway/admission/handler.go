@@ -26,8 +26,8 @@ import (
 )
 
 // New makes the Handler of a proxy.
-func New(h Deps) *Handler {
-	d := &Handler{host: h}
+func New(deps Deps) *Handler {
+	d := &Handler{deps: deps}
 	d.soleModel, d.routes = d.sole, d.publicRoutes()
 	return d
 }
@@ -43,12 +43,12 @@ func (d *Handler) Handle(ctx *fasthttp.RequestCtx) {
 	takesMethod := method == route.method || method == http.MethodHead && route.method == http.MethodGet
 	switch {
 	case !ok:
-		d.host.Requests.Fail(ctx, openai.NewError(http.StatusNotFound, "not_found", "no such path: "+method+" "+path))
+		d.deps.Requests.Fail(ctx, openai.NewError(http.StatusNotFound, "not_found", "no such path: "+method+" "+path))
 	case shared && isPreflight(&ctx.Request.Header):
 		preflight(ctx, route.method)
 	case !takesMethod:
 		ctx.Response.Header.Set("Allow", route.method)
-		d.host.Requests.Fail(ctx, openai.NewError(http.StatusMethodNotAllowed, "method_not_allowed", path+" takes "+route.method+", not "+method))
+		d.deps.Requests.Fail(ctx, openai.NewError(http.StatusMethodNotAllowed, "method_not_allowed", path+" takes "+route.method+", not "+method))
 	default:
 		route.serve(ctx)
 	}
@@ -89,19 +89,19 @@ func (d *Handler) Routes() (all []string) {
 
 // Accept returns the limits on what a client's request may ask for.
 func (d *Handler) Accept() openai.Limits {
-	limits := d.host.Config.Settings().Accept
+	limits := d.deps.Config.Settings().Accept
 	limits.Sole = d.soleModel
 	return limits
 }
 
 // sole returns the only model that this region and all other regions serve. It is empty if they serve several models, or none.
 func (d *Handler) sole() string {
-	engines := d.host.Fleet.Now()
+	engines := d.deps.Fleet.Now()
 	name := engines.Sole()
-	if d.host.Requests.Peers == nil {
+	if d.deps.Requests.Peers == nil {
 		return name
 	}
-	for _, offered := range d.host.Requests.Peers.Models() {
+	for _, offered := range d.deps.Requests.Peers.Models() {
 		switch r, ok, _ := engines.Lookup(offered); {
 		case ok && r.Board == name: // the same model, or an adapter of it
 		case name == "":
@@ -139,11 +139,11 @@ func (d *Handler) serveOrRefuse(ctx *fasthttp.RequestCtx, in *requestContext, se
 	panicked := true
 	defer func() {
 		if panicked {
-			d.host.Requests.Broken(in.Incoming)
+			d.deps.Requests.Broken(in.Incoming)
 		}
 	}()
 	if fail := serve(); fail != nil {
-		d.host.Requests.Refuse(ctx, in.Incoming, fail)
+		d.deps.Requests.Refuse(ctx, in.Incoming, fail)
 	}
 	panicked = false
 }
@@ -151,7 +151,7 @@ func (d *Handler) serveOrRefuse(ctx *fasthttp.RequestCtx, in *requestContext, se
 // newIncoming begins the record of a request. The request counts against the limits of its caller until it ends: then in.GiveBack is
 // called.
 func (d *Handler) newIncoming(facts journal.LogEntry) *requestContext {
-	in := &requestContext{Incoming: d.host.Requests.Incoming(facts)}
+	in := &requestContext{Incoming: d.deps.Requests.Incoming(facts)}
 	in.GiveBack = in.giveBack
 	return in
 }
@@ -168,7 +168,7 @@ func (d *Handler) checkSender(ctx *fasthttp.RequestCtx, path string, in *request
 	if key.Trusted {
 		in.Explain, _ = strconv.ParseBool(string(ctx.Request.Header.Peek(explainHeader)))
 	}
-	return in.identify(ctx, key, d.host.Config.Settings().GatewayAPI.Objectives, in.Record.Arrival)
+	return in.identify(ctx, key, d.deps.Config.Settings().GatewayAPI.Objectives, in.Record.Arrival)
 }
 
 func headersOf(ctx *fasthttp.RequestCtx) func(name string) string {
@@ -177,9 +177,9 @@ func headersOf(ctx *fasthttp.RequestCtx) func(name string) string {
 
 // body reads a request's body and decompresses it, because neither evenkeel nor an engine can read compressed JSON.
 func (d *Handler) body(ctx *fasthttp.RequestCtx, in *requestContext) ([]byte, *openai.Error) {
-	packed, charge := edge.AcquireBody(ctx)
-	in.Body = charge
-	raw, refusal := edge.Unpack(&ctx.Request.Header, packed, charge, d.host.Config.Settings().Limits.Body)
+	packed, reservation := edge.AcquireBody(ctx)
+	in.Body = reservation
+	raw, refusal := edge.Unpack(&ctx.Request.Header, packed, reservation, d.deps.Config.Settings().Limits.Body)
 	if refusal == nil {
 		return raw, nil
 	}
@@ -209,9 +209,9 @@ func (d *Handler) answer(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *req
 	if fail := d.steer(ctx, in, route, &req.Body); fail != nil {
 		return fail
 	}
-	in.locate(ctx, d.host.Requests.Peers != nil)
+	in.locate(ctx, d.deps.Requests.Peers != nil)
 	parts := req.Parts()
-	if fail := d.host.Requests.Prompts.Overlong(route, req, parts); fail != nil {
+	if fail := d.deps.Requests.Prompts.Overlong(route, req, parts); fail != nil {
 		return fail
 	}
 	if fail := in.book(len(parts) - 1); fail != nil {
@@ -220,7 +220,7 @@ func (d *Handler) answer(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *req
 	if fail := in.meter(prompt.AllTokens(req, parts), in.Record.Arrival); fail != nil {
 		return fail
 	}
-	return d.host.Requests.Serve(ctx, in.Incoming, req, route, parts)
+	return d.deps.Requests.Serve(ctx, in.Incoming, req, route, parts)
 }
 
 // admit reads a request. It returns an error if the request is malformed, or if neither an engine here nor another region can serve it now.
@@ -237,7 +237,7 @@ func (d *Handler) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *requ
 	if fail != nil {
 		return nil, roster.Route{}, fail
 	}
-	engines := d.host.Fleet.Now() // read once, so that all checks below see the same engines
+	engines := d.deps.Fleet.Now() // read once, so that all checks below see the same engines
 	route, ok, known := engines.Lookup(req.Model)
 	ok = ok && !route.Half
 	if !ep.IsChatOrCompletions() { // requests of this endpoint stay in this region, and not every engine has the endpoint
@@ -254,7 +254,7 @@ func (d *Handler) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *requ
 		}
 	}
 	if route.SGLang {
-		if fail := req.ForSGLang(d.host.Config.Settings().Accept.VocabSize); fail != nil {
+		if fail := req.ForSGLang(d.deps.Config.Settings().Accept.VocabSize); fail != nil {
 			return req, route, fail
 		}
 	}
@@ -266,10 +266,10 @@ func (d *Handler) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *requ
 			return req, route, noRows
 		}
 	}
-	node := d.host.Requests.Peers
-	mayLeave := ep.IsChatOrCompletions() && in.From == nil && node != nil
-	otherRegions := mayLeave && node.OfferedTo(in.Record.Key, req.Model)
-	if !ok && mayLeave && !otherRegions && node.Offered(req.Model) {
+	peers := d.deps.Requests.Peers
+	mayLeave := ep.IsChatOrCompletions() && in.From == nil && peers != nil
+	otherRegions := mayLeave && peers.OfferedTo(in.Record.Key, req.Model)
+	if !ok && mayLeave && !otherRegions && peers.Offered(req.Model) {
 		return req, route, openai.NewError(http.StatusForbidden, "residency_forbids",
 			"no region to which this request may go serves "+strconv.Quote(req.Model)+
 				"; use another key or model, or ask the operator to change geo.residency")
@@ -280,8 +280,8 @@ func (d *Handler) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *requ
 	if otherRegions {
 		return req, route, nil // later the geo policy chooses between the engines here and another region
 	}
-	mayBeElsewhere := node != nil && !ok && !(known && node.AllUp()) // a region that is down may have the model
-	servesNoRegion := node != nil && ok && d.host.Requests.Owner.Has(owner.Regions) && !d.host.Requests.Owner.AdmitsAny()
+	mayBeElsewhere := peers != nil && !ok && !(known && peers.AllUp()) // a region that is down may have the model
+	servesNoRegion := peers != nil && ok && d.deps.Requests.Owner.Has(owner.Regions) && !d.deps.Requests.Owner.AdmitsAny()
 	switch {
 	case mayBeElsewhere || servesNoRegion: // either may change soon, so the client is asked to retry
 		return req, route, openai.Unavailable("no_region_available",
@@ -294,7 +294,7 @@ func (d *Handler) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *requ
 		return req, route, failure.Unserved("decode", req.Model, route.Mixed, engines.Lack(req.Model, true))
 	case !ep.IsChatOrCompletions() && !engines.Owned(route.Board, route.Name): // no rank of ours could fetch the KV cache of a prefill
 		return req, route, failure.NotOurs
-	case in.NoHandOff && !d.host.Requests.LocalRanks.Serve(route.Board): // 404, not 503: a retry would fail for the same reason
+	case in.NoHandOff && !d.deps.Requests.LocalRanks.Serve(route.Board): // 404, not 503: a retry would fail for the same reason
 		return req, route, openai.NewError(http.StatusNotFound, "no_such_route",
 			"an engine of "+strconv.Quote(req.Model)+" takes no hand-off at "+
 				ep.Path()+
@@ -341,10 +341,10 @@ func unserved(ep mooncake.Endpoint, route roster.Route) *openai.Error {
 // checkLeaving returns an error while the proxy shuts down. Until it has handed over its engines to another dispatcher, it still takes
 // requests that other dispatchers forward.
 func (d *Handler) checkLeaving(ctx *fasthttp.RequestCtx, in *requestContext) *openai.Error {
-	if d.host.Service.Draining() {
+	if d.deps.Service.Draining() {
 		ctx.SetConnectionClose() // so that the client opens a new connection, which the load balancer sends to another proxy
 	}
-	if d.host.Service.Refusing() && !(in.From != nil && d.host.Requests.Owner.HandsOver()) {
+	if d.deps.Service.Refusing() && !(in.From != nil && d.deps.Requests.Owner.HandsOver()) {
 		return failure.Leaving
 	}
 	return nil
@@ -355,7 +355,7 @@ func (d *Handler) Refused(h *fasthttp.RequestHeader, r edge.Refusal) {
 	if key, ok := d.keyOf(h); ok {
 		key.Request(time.Now())
 	}
-	d.host.Requests.Journal.Refused(&openai.Error{Status: r.Status, Code: r.Code})
+	d.deps.Requests.Journal.Refused(&openai.Error{Status: r.Status, Code: r.Code})
 }
 
 // TurnAway answers a request that was refused before a handler saw it, in the form of its endpoint.
@@ -386,8 +386,8 @@ type servedModel struct {
 // newServedModel describes a model. Its creation time is not known, so the time of the proxy's start is given.
 func (d *Handler) newServedModel(name, root string, maxLen int) servedModel {
 	return servedModel{
-		ID: name, Object: "model", Created: d.host.Started.Unix(), OwnedBy: "evenkeel", Root: root, MaxModelLen: maxLen,
-		Type: "model", DisplayName: name, CreatedAt: d.host.Started.UTC().Format(time.RFC3339), Lifecycle: "active", MaxInput: maxLen,
+		ID: name, Object: "model", Created: d.deps.Started.Unix(), OwnedBy: "evenkeel", Root: root, MaxModelLen: maxLen,
+		Type: "model", DisplayName: name, CreatedAt: d.deps.Started.UTC().Format(time.RFC3339), Lifecycle: "active", MaxInput: maxLen,
 	}
 }
 
@@ -419,7 +419,7 @@ func (d *Handler) showModel(ctx *fasthttp.RequestCtx) {
 	list := d.servedModels()
 	i := slices.IndexFunc(list, func(m servedModel) bool { return m.ID == name })
 	if i < 0 {
-		d.host.Requests.Fail(ctx, failure.NoSuchModel(name))
+		d.deps.Requests.Fail(ctx, failure.NoSuchModel(name))
 		return
 	}
 	writeJSON(ctx, http.StatusOK, list[i])
@@ -432,8 +432,8 @@ func (d *Handler) mayAskForModels(ctx *fasthttp.RequestCtx) bool {
 		fail = inRate(key, time.Now())
 	}
 	if fail != nil {
-		d.host.Requests.Journal.Refused(fail)
-		d.host.Requests.Fail(ctx, fail)
+		d.deps.Requests.Journal.Refused(fail)
+		d.deps.Requests.Fail(ctx, fail)
 	}
 	return fail == nil
 }
@@ -442,11 +442,11 @@ func (d *Handler) mayAskForModels(ctx *fasthttp.RequestCtx) bool {
 // not known.
 func (d *Handler) servedModels() []servedModel {
 	list := []servedModel{}
-	for _, r := range d.host.Fleet.Now().Models() {
+	for _, r := range d.deps.Fleet.Now().Models() {
 		list = append(list, d.newServedModel(r.Name, r.Board, r.MaxLen))
 	}
-	if d.host.Requests.Peers != nil {
-		for _, name := range d.host.Requests.Peers.Models() {
+	if d.deps.Requests.Peers != nil {
+		for _, name := range d.deps.Requests.Peers.Models() {
 			if !slices.ContainsFunc(list, func(m servedModel) bool { return m.ID == name }) {
 				list = append(list, d.newServedModel(name, name, 0))
 			}
@@ -457,15 +457,15 @@ func (d *Handler) servedModels() []servedModel {
 
 // health answers as the engines do: 200 while requests can be served.
 func (d *Handler) health(ctx *fasthttp.RequestCtx) {
-	if ok, _ := d.host.Ready(); !ok {
+	if ok, _ := d.deps.Ready(); !ok {
 		ctx.SetStatusCode(http.StatusServiceUnavailable)
 	}
 }
 
 // healthcheck answers in the form of vllm-ascend's proxy: whether requests can be served, and how many engines there are.
 func (d *Handler) healthcheck(ctx *fasthttp.RequestCtx) {
-	prefillers, decoders := d.host.Fleet.Now().Count()
-	ok, _ := d.host.Ready()
+	prefillers, decoders := d.deps.Fleet.Now().Count()
+	ok, _ := d.deps.Ready()
 	status, word := http.StatusOK, "ok"
 	if !ok {
 		status, word = http.StatusServiceUnavailable, "unavailable"
@@ -497,7 +497,7 @@ func (d *Handler) pass(ctx *fasthttp.RequestCtx, path string) {
 		if fail := in.meter(passthrough.Estimate(path, req), in.Record.Arrival); fail != nil {
 			return fail
 		}
-		return d.host.Through.Serve(ctx, in.Incoming, req, path, raw)
+		return d.deps.Through.Serve(ctx, in.Incoming, req, path, raw)
 	})
 }
 
@@ -521,10 +521,10 @@ func (d *Handler) admitWhole(ctx *fasthttp.RequestCtx, path string, in *requestC
 // checkServedHere returns an error if no engine of this region has the model. It is for endpoints whose requests are not forwarded to other
 // regions. Until the engines have reported their models, it returns nil.
 func (d *Handler) checkServedHere(path, model string) *openai.Error {
-	_, ok, known := d.host.Fleet.Now().Lookup(model)
+	_, ok, known := d.deps.Fleet.Now().Lookup(model)
 	switch {
 	case ok:
-	case d.host.Requests.Peers != nil && d.host.Requests.Peers.Offered(model):
+	case d.deps.Requests.Peers != nil && d.deps.Requests.Peers.Offered(model):
 		return openai.Unavailable("no_region_available", "no engine of this region serves "+strconv.Quote(model)+", and requests to "+path+
 			" are not sent to other regions; send it to a proxy there", 1)
 	case known:

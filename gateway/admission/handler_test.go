@@ -34,9 +34,9 @@ func TestAPanicGivesBackWhatTheRequestHolds(t *testing.T) {
 				panic("on purpose")
 			})
 		})
-		require.Zero(t, d.host.Requests.Open())
-		d.host.Requests.Broken(in.Incoming) // as an answer that is closed afterwards ends it
-		require.Zero(t, d.host.Requests.Open())
+		require.Zero(t, d.deps.Requests.Open())
+		d.deps.Requests.Broken(in.Incoming) // as an answer that is closed afterwards ends it
+		require.Zero(t, d.deps.Requests.Open())
 	}
 }
 

@@ -27,10 +27,10 @@ func (d *Handler) Receive(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, from *
 // checkBusy refuses a request of another dispatcher if too many requests for its model wait here already.
 func (d *Handler) checkBusy(from *geo.Hop, route roster.Route) *openai.Error {
 	// This request may not be forwarded again. If no engine here may begin it, it could only wait.
-	if from.N >= from.Max && !d.host.Fleet.Now().Begins(route.Board, route.Name) {
+	if from.N >= from.Max && !d.deps.Fleet.Now().Begins(route.Board, route.Name) {
 		return failure.NotOurs
 	}
-	if d.host.Requests.Peers.Accepts(from.Sender(), d.host.Requests.Prefill.Waiting(route.Name)) {
+	if d.deps.Requests.Peers.Accepts(from.Sender(), d.deps.Requests.Prefill.Waiting(route.Name)) {
 		return nil
 	}
 	return &openai.Error{Status: http.StatusServiceUnavailable, Code: geo.RejectBusy, Message: "too many requests wait in this region",

@@ -182,7 +182,7 @@ func TestWhatEnginesMustNotGetIsRefused(t *testing.T) {
 				ctx.Request.Header.Set(name, value)
 			}
 			h.Handle(ctx)
-			require.Zero(t, h.host.Requests.Open())
+			require.Zero(t, h.deps.Requests.Open())
 			require.Equal(t, row.status, ctx.Response.StatusCode(), string(ctx.Response.Body()))
 			require.Equal(t, "theirs", string(ctx.Response.Header.Peek("X-Request-Id")))
 			got := faultOf(t, ctx)
@@ -307,7 +307,7 @@ func TestWhatIsServedAtWhichEndpoint(t *testing.T) {
 			} {
 				ctx := asking("POST", path, ask.body, by("plain"))
 				h.Handle(ctx)
-				require.Zero(t, h.host.Requests.Open())
+				require.Zero(t, h.deps.Requests.Open())
 				got := faultOf(t, ctx)
 				if ask.says == "" {
 					require.Equal(t, http.StatusInternalServerError, ctx.Response.StatusCode(), got.message)

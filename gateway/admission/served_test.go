@@ -84,7 +84,7 @@ func build(t *testing.T, changes ...func(*config.Config)) *house {
 	settings := func() *fleet.Settings { return conf.Settings().Settings }
 	client := engine.NewClient(engine.Options{})
 	t.Cleanup(client.Close)
-	tier, err := prefill.New(prefill.Config{Log: log})
+	scheduler, err := prefill.New(prefill.Config{Log: log})
 	require.NoError(t, err)
 	locals := local.New(1 << 20)
 	h.fleet = fleet.New(fleet.Deps{
@@ -92,7 +92,7 @@ func build(t *testing.T, changes ...func(*config.Config)) *house {
 		Monitor: engine.NewMonitor(engine.MonitorConfig{Client: client, Registerer: reg, Log: log, HealthInterval: time.Hour,
 			FactsInterval: time.Hour}),
 		Publish: func(candidates []prefill.Candidate, ranks []local.Rank, _ []board.Worker) {
-			tier.SetCandidates(candidates)
+			scheduler.SetCandidates(candidates)
 			locals.Set(ranks)
 		},
 	})
@@ -105,7 +105,7 @@ func build(t *testing.T, changes ...func(*config.Config)) *house {
 	requests := request.New(request.Deps{
 		Context: t.Context(), Log: log, Registerer: reg, Settings: settings, Serving: t.Context, Client: client, Fleet: h.fleet,
 		Engines: func() request.Engines { return h.fleet.Now() },
-		Prefill: tier, LocalRanks: locals, Journal: told,
+		Prefill: scheduler, LocalRanks: locals, Journal: told,
 	})
 	h.Handler = New(Deps{
 		Started: h.now, Ready: func() (bool, string) { return h.ready, "" }, Loads: func(context.Context) []ModelLoad { return nil },
@@ -156,7 +156,7 @@ func by(name string) string { return "Authorization: Bearer ek-" + name }
 func (h *house) got(ctx *fasthttp.RequestCtx) string {
 	h.t.Helper()
 	h.Handle(ctx)
-	require.Zero(h.t, h.host.Requests.Open())
+	require.Zero(h.t, h.deps.Requests.Open())
 	return seen(ctx)
 }
 
@@ -261,7 +261,7 @@ func TestAKeyIsHeldToItsLimits(t *testing.T) {
 		require.Equal(t, letIn, post("narrow", `{"model":"m","prompt":"hi","n":2}`), "the answers of the one before were given back")
 		require.Equal(t, "400 too_many_answers", post("narrow", `{"model":"m","prompt":"hi","n":3}`))
 	}
-	key, _ := h.host.Config.Keys().Authenticate([]byte("Bearer ek-narrow"))
+	key, _ := h.deps.Config.Keys().Authenticate([]byte("Bearer ek-narrow"))
 	require.True(t, key.Acquire(1))
 	require.Equal(t, "429 queue_full, retry after 1", post("narrow", `{"model":"m","prompt":"hi","n":2}`), "another request has one of them")
 	key.Release(1)
@@ -272,7 +272,7 @@ func TestAKeyIsHeldToItsLimits(t *testing.T) {
 		return `{"model":"m","prompt":[` + strings.TrimSuffix(strings.Repeat("1,", n), ",") + `]}`
 	}
 	require.Equal(t, letIn, post("thrifty", tokens(10)))
-	thrifty, _ := h.host.Config.Keys().Authenticate([]byte("Bearer ek-thrifty"))
+	thrifty, _ := h.deps.Config.Keys().Authenticate([]byte("Bearer ek-thrifty"))
 	_, ok := thrifty.Tokens(time.Now(), 10)
 	require.True(t, ok)
 	require.Equal(t, "429 rate_limit_exceeded, retry after 6", post("thrifty", tokens(1)), "a tenth of a minute")
@@ -288,7 +288,7 @@ func TestAKeyPaysForWhatIsPassedThrough(t *testing.T) {
 
 	require.Equal(t, letIn, post("thrifty", embeddingsPath))
 	require.Equal(t, letIn, post("thrifty", embeddingsPath), "it used none of the tokens that it took")
-	thrifty, _ := h.host.Config.Keys().Authenticate([]byte("Bearer ek-thrifty"))
+	thrifty, _ := h.deps.Config.Keys().Authenticate([]byte("Bearer ek-thrifty"))
 	_, ok := thrifty.Tokens(time.Now(), 10)
 	require.True(t, ok)
 	require.Contains(t, post("thrifty", embeddingsPath), "429 rate_limit_exceeded")
@@ -298,7 +298,7 @@ func TestAKeyPaysForWhatIsPassedThrough(t *testing.T) {
 	kind, _ := answertest.Refused(t, string(ctx.Response.Body()))
 	require.Equal(t, "rate_limit_error", kind)
 
-	narrow, _ := h.host.Config.Keys().Authenticate([]byte("Bearer ek-narrow"))
+	narrow, _ := h.deps.Config.Keys().Authenticate([]byte("Bearer ek-narrow"))
 	require.True(t, narrow.Acquire(2))
 	require.Equal(t, "429 queue_full, retry after 1", post("narrow", embeddingsPath))
 	narrow.Release(2)
@@ -377,8 +377,8 @@ func TestARequestIsLetInWhereItCanBeServed(t *testing.T) {
 			"/v1/chat/completions", chat, "503 prefill_unavailable, retry after 1"},
 		{"no decode engine is up", func(h *house) { h.says(roster.Decode, decoder, false, "m") },
 			"/v1/chat/completions", chat, "503 decode_unavailable, retry after 1"},
-		{"the proxy ends", func(h *house) { h.host.Service.Drain(0) }, "/v1/chat/completions", chat, "503 draining, retry after 1"},
-		{"the proxy ends, embeddings", func(h *house) { h.host.Service.Drain(0) },
+		{"the proxy ends", func(h *house) { h.deps.Service.Drain(0) }, "/v1/chat/completions", chat, "503 draining, retry after 1"},
+		{"the proxy ends, embeddings", func(h *house) { h.deps.Service.Drain(0) },
 			"/v1/embeddings", `{"model":"m","input":"hi"}`, "503 draining, retry after 1"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -66,7 +66,7 @@ func (d *Handler) steer(ctx *fasthttp.RequestCtx, in *requestContext, route rost
 	}
 	if spec := ctx.Request.Header.Peek(request.PolicyHeader); len(spec) > 0 && in.key.Trusted {
 		in.PrefillPolicy = string(spec)
-		if err := d.host.Requests.Prefill.CheckPolicy(in.PrefillPolicy); err != nil {
+		if err := d.deps.Requests.Prefill.CheckPolicy(in.PrefillPolicy); err != nil {
 			return openai.NewError(http.StatusBadRequest, "bad_policy", err.Error()+"; or leave "+request.PolicyHeader+" out")
 		}
 	}
@@ -103,12 +103,12 @@ func (r *requestContext) schedule(h *fasthttp.RequestHeader) *openai.Error {
 func (d *Handler) aim(ctx *fasthttp.RequestCtx, in *requestContext, route roster.Route) *openai.Error {
 	if id := ctx.Request.Header.Peek(targetPrefillHeader); len(id) > 0 && in.key.Trusted {
 		in.ToPrefill = string(id)
-		if err := d.host.Requests.Prefill.CheckTarget(route.Name, in.ToPrefill); err != nil {
+		if err := d.deps.Requests.Prefill.CheckTarget(route.Name, in.ToPrefill); err != nil {
 			return openai.NewError(http.StatusBadRequest, "bad_target", err.Error()+"; or leave "+targetPrefillHeader+" out")
 		}
 	}
 	if name := ctx.Request.Header.Peek(targetDecodeHeader); len(name) > 0 && in.key.Trusted {
-		engines := d.host.Fleet.Now()
+		engines := d.deps.Fleet.Now()
 		worker, ok := engines.RankOf(string(name), route.Board, route.Name)
 		if !ok {
 			return openai.NewError(http.StatusBadRequest, "bad_target",

@@ -23,7 +23,7 @@ import (
 
 // An Adviser takes a sample of both sides at every interval.
 type Adviser struct {
-	host     Deps
+	deps     Deps
 	advisors map[string]*advice.Advisor // by name of the board, which serves one model; only the goroutine of Run uses it
 	given    atomic.Pointer[[]advice.Advice]
 }
@@ -38,7 +38,7 @@ type Deps struct {
 }
 
 // New returns an adviser without advice. It also is a collector of metrics.
-func New(h Deps) *Adviser { return &Adviser{host: h, advisors: map[string]*advice.Advisor{}} }
+func New(d Deps) *Adviser { return &Adviser{deps: d, advisors: map[string]*advice.Advisor{}} }
 
 // Latest returns the last advice, one entry per model; nil: there is none yet.
 func (a *Adviser) Latest() []advice.Advice {
@@ -50,7 +50,7 @@ func (a *Adviser) Latest() []advice.Advice {
 
 // Run takes samples until ctx ends. With the interval 0 it returns at once.
 func (a *Adviser) Run(ctx context.Context) {
-	set := a.host.Settings()
+	set := a.deps.Settings()
 	if set.Interval == 0 {
 		return
 	}
@@ -70,11 +70,11 @@ func (a *Adviser) Run(ctx context.Context) {
 func (a *Adviser) look(ctx context.Context, now time.Time) {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
-	status := a.host.Dispatcher.Status(ctx)
+	status := a.deps.Dispatcher.Status(ctx)
 	if ctx.Err() != nil {
 		return // the dispatcher's loop is stuck, and a sample of one side alone would mislead
 	}
-	set := a.host.Settings()
+	set := a.deps.Settings()
 	given := make([]advice.Advice, 0, len(status.Models))
 	samples := a.samples(now, status.Models)
 	for _, board := range slices.Sorted(maps.Keys(samples)) {
@@ -100,14 +100,14 @@ func (a *Adviser) samples(now time.Time, boards []board.ModelStatus) map[string]
 		if _, together := roster.Called(boards[i].Model); together {
 			continue
 		}
-		admits := func(w board.WorkerStatus) bool { return a.host.Fleet.Now().Admits(w.ID) }
+		admits := func(w board.WorkerStatus) bool { return a.deps.Fleet.Now().Admits(w.ID) }
 		if slices.ContainsFunc(boards[i].Workers, admits) {
 			all[boards[i].Model] = &advice.Sample{At: now, Decode: decodeSide(&boards[i])}
 		}
 		pooled += boards[i].Pool
 	}
 	inflight := 0
-	for _, c := range a.host.Prefill.Status() {
+	for _, c := range a.deps.Prefill.Status() {
 		if c.Aggregated {
 			continue
 		}
@@ -122,10 +122,10 @@ func (a *Adviser) samples(now time.Time, boards []board.ModelStatus) map[string]
 			s.Prefill.Down++
 		}
 	}
-	full := a.host.Places.Used() >= a.host.Places.Size() && pooled > inflight
-	for model, waiting := range a.host.Prefill.Backlogs() {
+	full := a.deps.Places.Used() >= a.deps.Places.Size() && pooled > inflight
+	for model, waiting := range a.deps.Prefill.Backlogs() {
 		board := model
-		if r, ok, _ := a.host.Fleet.Now().Lookup(model); ok {
+		if r, ok, _ := a.deps.Fleet.Now().Lookup(model); ok {
 			board = r.Board
 		}
 		if s := all[board]; s != nil {
@@ -140,7 +140,7 @@ func (a *Adviser) samples(now time.Time, boards []board.ModelStatus) map[string]
 // rests says whether the engine of a prefill rank answers with all its ranks and fails no requests. A rank of it that takes no prompts then
 // drains or is halted, so there is nothing to mend.
 func (a *Adviser) rests(c *prefill.CandidateStatus) bool {
-	e := a.host.Fleet.Now().Engine(c.Instance)
+	e := a.deps.Fleet.Now().Engine(c.Instance)
 	if e == nil {
 		return false
 	}
@@ -191,10 +191,10 @@ func addPrefill(p *advice.Prefill, c *prefill.CandidateStatus) {
 func (a *Adviser) boardOfCandidate(c *prefill.CandidateStatus, boards map[string]*advice.Sample) string {
 	for _, model := range c.Models {
 		board := model
-		if route, ok, _ := a.host.Fleet.Now().Lookup(model); ok {
+		if route, ok, _ := a.deps.Fleet.Now().Lookup(model); ok {
 			board = route.Board // model may be a LoRA, which shares the board of its base model
 		}
-		if board = roster.BoardIn(board, a.host.Fleet.Now().RegionFor(c.Instance)); boards[board] != nil {
+		if board = roster.BoardIn(board, a.deps.Fleet.Now().RegionFor(c.Instance)); boards[board] != nil {
 			return board
 		}
 	}

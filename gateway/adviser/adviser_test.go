@@ -48,7 +48,7 @@ func start(t *testing.T, changes ...func(*config.Config)) *advised {
 	require.NoError(t, cfg.Validate())
 	set, log, reg, places := fleet.NewSettings(cfg), zap.NewNop(), prometheus.NewRegistry(), pool.NewSemaphore(2)
 	a := &advised{t: t, set: &config.Advice{Interval: time.Second, Window: 10 * time.Second, Calm: time.Minute, Target: 0.8}}
-	tier, err := prefill.New(prefill.Config{Push: prefill.PushConfig{MaxUnanswered: 1}, Places: places, Log: log})
+	scheduler, err := prefill.New(prefill.Config{Push: prefill.PushConfig{MaxUnanswered: 1}, Places: places, Log: log})
 	require.NoError(t, err)
 	d, err := dispatcher.Start(t.Context(), dispatcher.Config{Config: board.Config{TTL: time.Hour}, Registerer: reg, Places: places, Log: log})
 	require.NoError(t, err)
@@ -60,7 +60,7 @@ func start(t *testing.T, changes ...func(*config.Config)) *advised {
 		Monitor: engine.NewMonitor(engine.MonitorConfig{Client: client, Registerer: reg, Log: log, HealthInterval: time.Hour,
 			FactsInterval: time.Hour}),
 		Publish: func(candidates []prefill.Candidate, _ []local.Rank, workers []board.Worker) {
-			tier.SetCandidates(candidates)
+			scheduler.SetCandidates(candidates)
 			d.SetWorkers(workers)
 		},
 	})
@@ -71,7 +71,7 @@ func start(t *testing.T, changes ...func(*config.Config)) *advised {
 	enter, err := f.Load()
 	require.NoError(t, err)
 	enter()
-	a.Adviser = New(Deps{Settings: func() *config.Advice { return a.set }, Fleet: f, Prefill: tier, Dispatcher: d, Places: places})
+	a.Adviser = New(Deps{Settings: func() *config.Advice { return a.set }, Fleet: f, Prefill: scheduler, Dispatcher: d, Places: places})
 	for _, one := range []string{"prefill 127.0.0.1:1", "prefill 127.0.0.1:2", "decode 127.0.0.1:3", "decode 127.0.0.1:4"} {
 		a.says(one, true)
 	}
@@ -80,21 +80,21 @@ func start(t *testing.T, changes ...func(*config.Config)) *advised {
 
 // says has an engine be up or down. It serves a model and an adapter, which shares the model's ranks.
 func (a *advised) says(one string, up bool) {
-	a.host.Fleet.OnStatus(one, engine.Status{Up: up, Models: []engine.Model{{ID: "m"}, {ID: "lora", Parent: "m"}}})
+	a.deps.Fleet.OnStatus(one, engine.Status{Up: up, Models: []engine.Model{{ID: "m"}, {ID: "lora", Parent: "m"}}})
 }
 
 // ask begins prefills.
 func (a *advised) ask(model string, n int) {
 	for range n {
-		_, err := a.host.Prefill.Enter(prefill.Request{Model: model, Prompt: prefill.Prompt{Tokens: 100}})
+		_, err := a.deps.Prefill.Enter(prefill.Request{Model: model, Prompt: prefill.Prompt{Tokens: 100}})
 		require.NoError(a.t, err)
 	}
 }
 
 func TestASampleIsBothSidesOfAModel(t *testing.T) {
 	a := start(t)
-	d3, _ := a.host.Fleet.Now().RankOf("127.0.0.1:3", "m", "m")
-	d4, _ := a.host.Fleet.Now().RankOf("127.0.0.1:4", "m", "m")
+	d3, _ := a.deps.Fleet.Now().RankOf("127.0.0.1:3", "m", "m")
+	d4, _ := a.deps.Fleet.Now().RankOf("127.0.0.1:4", "m", "m")
 	m := board.ModelStatus{Model: "m", Pool: 3, OldestSeconds: 1.5, Finished: 5, Cancelled: 6, Failed: 7, Workers: []board.WorkerStatus{
 		{ID: d3, Up: true, Slots: 8, Used: 2, KVTokens: 100, Capacity: 1000}, {ID: d4, Down: true, Slots: 8, Used: 1, KVTokens: 50, Capacity: 1000},
 	}}
@@ -125,19 +125,19 @@ func TestASampleIsBothSidesOfAModel(t *testing.T) {
 // An operator drains a prefill engine that answers: nothing is to be mended there, as on a decode engine that drains.
 func TestAPrefillRankThatDrainsIsNotDown(t *testing.T) {
 	a := start(t)
-	d3, _ := a.host.Fleet.Now().RankOf("127.0.0.1:3", "m", "m")
+	d3, _ := a.deps.Fleet.Now().RankOf("127.0.0.1:3", "m", "m")
 	of := func() advice.Prefill {
 		return a.samples(time.Now(), []board.ModelStatus{{Model: "m", Workers: []board.WorkerStatus{{ID: d3, Up: true, Slots: 8}}}})["m"].Prefill
 	}
-	require.NoError(t, a.host.Fleet.Drain(roster.Prefill, "127.0.0.1:2", 0))
+	require.NoError(t, a.deps.Fleet.Drain(roster.Prefill, "127.0.0.1:2", 0))
 	require.Equal(t, advice.Prefill{Live: 1, Away: 1}, of())
 	a.says("prefill 127.0.0.1:2", false)
 	require.Equal(t, advice.Prefill{Live: 1, Down: 1}, of(), "it does not answer while it drains")
 	a.says("prefill 127.0.0.1:2", true)
-	require.NoError(t, a.host.Fleet.Undrain(roster.Prefill, "127.0.0.1:2"))
+	require.NoError(t, a.deps.Fleet.Undrain(roster.Prefill, "127.0.0.1:2"))
 	require.Equal(t, advice.Prefill{Live: 2}, of())
 	failing := engine.Status{Up: true, Out: errors.New("its requests fail"), Models: []engine.Model{{ID: "m"}}}
-	a.host.Fleet.OnStatus("prefill 127.0.0.1:2", failing)
+	a.deps.Fleet.OnStatus("prefill 127.0.0.1:2", failing)
 	require.Equal(t, advice.Prefill{Live: 1, Down: 1}, of(), "it answers its health check, and fails every request")
 }
 
@@ -147,8 +147,8 @@ func TestRanksThatDoBothAreLeftOut(t *testing.T) {
 		cfg.Engines.Aggregated = []config.Engine{{URL: "http://127.0.0.1:5", Slots: 8, Ranks: 2}}
 	})
 	a.says("aggregated 127.0.0.1:5", true)
-	d3, _ := a.host.Fleet.Now().RankOf("127.0.0.1:3", "m", "m")
-	both, ok := a.host.Fleet.Now().RankOf("127.0.0.1:5/0", "m", "m")
+	d3, _ := a.deps.Fleet.Now().RankOf("127.0.0.1:3", "m", "m")
+	both, ok := a.deps.Fleet.Now().RankOf("127.0.0.1:5/0", "m", "m")
 	require.True(t, ok)
 	all := a.samples(time.Now(), []board.ModelStatus{
 		{Model: "m", Workers: []board.WorkerStatus{{ID: d3, Up: true, Slots: 8}}},
@@ -166,8 +166,8 @@ func TestEnginesOfAnotherAreLeftOut(t *testing.T) {
 		cfg.Geo.Ownership.Engine, cfg.Geo.Ownership.DeadAfter = geo.OwnStatic, time.Hour
 		cfg.Engines.Prefill[1].Region, cfg.Engines.Decode[1].Region = "eu", "eu"
 	})
-	ours, _ := a.host.Fleet.Now().Named("127.0.0.1:3")
-	theirs, _ := a.host.Fleet.Now().Named("127.0.0.1:4")
+	ours, _ := a.deps.Fleet.Now().Named("127.0.0.1:3")
+	theirs, _ := a.deps.Fleet.Now().Named("127.0.0.1:4")
 	all := a.samples(time.Now(), []board.ModelStatus{
 		{Model: "m", Workers: []board.WorkerStatus{{ID: ours.Worker, Up: true, Slots: 8}}}, {Model: "m@eu", Workers: []board.WorkerStatus{{ID: theirs.Worker, Slots: 8}}},
 	})
@@ -178,16 +178,16 @@ func TestEnginesOfAnotherAreLeftOut(t *testing.T) {
 // What waits for a prefill engine because hand-offs have all places needs decode ranks, not prefill ranks.
 func TestAFullPoolIsTold(t *testing.T) {
 	a := start(t)
-	d3, _ := a.host.Fleet.Now().RankOf("127.0.0.1:3", "m", "m")
+	d3, _ := a.deps.Fleet.Now().RankOf("127.0.0.1:3", "m", "m")
 	full := func(pooled int) bool {
 		return a.samples(time.Now(),
 			[]board.ModelStatus{{Model: "m", Pool: pooled, Workers: []board.WorkerStatus{{ID: d3, Up: true}}}})["m"].PoolFull
 	}
 	a.ask("m", 3)
-	require.Equal(t, 2, a.host.Places.Used())
+	require.Equal(t, 2, a.deps.Places.Used())
 	require.False(t, full(2), "prefills have the places")
 	require.True(t, full(3))
-	a.host.Places.Release()
+	a.deps.Places.Release()
 	require.False(t, full(3), "there is a place")
 }
 
@@ -224,7 +224,7 @@ evenkeel_live_ranks{model="m",role="prefill"} 2
 		require.NoError(t, err)
 		require.Empty(t, problems)
 
-		a.host.Dispatcher.SetWorkers(nil)
+		a.deps.Dispatcher.SetWorkers(nil)
 		time.Sleep(time.Second)
 		synctest.Wait()
 		require.Empty(t, a.Latest())

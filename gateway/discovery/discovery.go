@@ -43,22 +43,22 @@ type Discovery struct {
 }
 
 // New returns a discovery that reports the engines of the sources to the fleet. It is nil if there are no sources.
-func New(h *Deps, sources ...discover.Source) *Discovery {
+func New(d *Deps, sources ...discover.Source) *Discovery {
 	if len(sources) == 0 {
 		return nil
 	}
-	cfg := discover.Config{Fleet: discovered{h}, Sources: sources, Registerer: h.Registerer, Log: h.Log}
-	if h.Settings().Discovery.Probe {
-		cfg.Probe = h.tryOut
+	cfg := discover.Config{Fleet: discovered{d}, Sources: sources, Registerer: d.Registerer, Log: d.Log}
+	if d.Settings().Discovery.Probe {
+		cfg.Probe = d.tryOut
 	}
 	return &Discovery{discover.New(cfg), sources}
 }
 
 // Sources returns the sources that the config names.
-func (h *Deps) Sources() (sources []discover.Source, err error) {
-	conf := &h.Settings().Discovery
+func (d *Deps) Sources() (sources []discover.Source, err error) {
+	conf := &d.Settings().Discovery
 	for _, path := range conf.Files {
-		sources = append(sources, &fileSource{settings: h.Settings, path: path, changed: make(chan struct{}, 1)})
+		sources = append(sources, &fileSource{settings: d.Settings, path: path, changed: make(chan struct{}, 1)})
 	}
 	for _, c := range conf.DNS {
 		sources = append(sources, dns.New(dns.Config{
@@ -78,7 +78,7 @@ func (h *Deps) Sources() (sources []discover.Source, err error) {
 		}
 		sources = append(sources, kube.New(kube.Config{
 			Client: client, Namespace: namespace, Selector: c.Selector, Role: c.Role, RoleLabel: c.RoleLabel, Port: c.Port, Scheme: c.Scheme,
-			Slices: *c.Slices, Log: h.Log,
+			Slices: *c.Slices, Log: d.Log,
 			Attributes: discover.Attributes{Profile: c.Profile, Region: c.Region, Ranks: c.Ranks, Group: c.Group, Barrier: c.Barrier,
 				Slots: c.Slots},
 		}))
@@ -134,30 +134,30 @@ func (d *Discovery) Facts(f *detect.Facts) {
 
 // tryOut is the trial before an engine's first request. The trial needs a free slot on the tried rank. If the engine was here before, its
 // old requests may still have all slots: then tryOut waits. It uses no decode partner whose rank is full.
-func (h *Deps) tryOut(ctx context.Context, e discover.Engine) error {
-	set := h.Settings()
+func (deps *Deps) tryOut(ctx context.Context, e discover.Engine) error {
+	set := deps.Settings()
 	conf, err := set.CompleteFound(e.Role, engineOf(e))
 	if err != nil {
 		return err
 	}
 	var partners []config.Engine // engines of the other role; an engine that prefills and decodes has none
-	for _, other := range h.Fleet.Now().Engines() {
+	for _, other := range deps.Fleet.Now().Engines() {
 		if e.Role != discover.Aggregated && other.Role != discover.Aggregated && other.Role != e.Role && other.Serves() {
 			partners = append(partners, other.Conf)
 		}
 	}
 	if e.Role != discover.Prefill {
-		if err := h.awaitSlot(ctx, conf); err != nil {
+		if err := deps.awaitSlot(ctx, conf); err != nil {
 			return err
 		}
 	} else {
-		full := h.full(ctx)
+		full := deps.full(ctx)
 		partners = slices.DeleteFunc(partners, func(d config.Engine) bool { return full[triedRank(d)] })
 	}
-	findings, err := selftest.One(ctx, set.Config, e.Role, conf, partners, h.Callbacks)
+	findings, err := selftest.One(ctx, set.Config, e.Role, conf, partners, deps.Callbacks)
 	for _, found := range findings {
 		if found.Level == selftest.Warn {
-			h.Log.Warn("the trial of a discovered engine found something unexpected", zap.String("engine", found.Engine),
+			deps.Log.Warn("the trial of a discovered engine found something unexpected", zap.String("engine", found.Engine),
 				zap.String("finding", found.Msg))
 		}
 	}
@@ -169,10 +169,10 @@ const slotPatience = 10 * time.Second
 
 // awaitSlot waits until the tried rank of an engine has a free slot. The dispatcher still counts the slots of requests from before the
 // engine left.
-func (h *Deps) awaitSlot(ctx context.Context, e config.Engine) error {
+func (d *Deps) awaitSlot(ctx context.Context, e config.Engine) error {
 	ticker := time.NewTicker(100 * time.Millisecond)
 	defer ticker.Stop()
-	for end := time.Now().Add(slotPatience); h.full(ctx)[triedRank(e)]; {
+	for end := time.Now().Add(slotPatience); d.full(ctx)[triedRank(e)]; {
 		if time.Now().After(end) {
 			return fmt.Errorf("rank %s has no free slot to try it with: requests from before it left still run there", triedRank(e))
 		}
@@ -186,9 +186,9 @@ func (h *Deps) awaitSlot(ctx context.Context, e config.Engine) error {
 }
 
 // full returns the names of the ranks without a free slot.
-func (h *Deps) full(ctx context.Context) map[string]bool {
+func (d *Deps) full(ctx context.Context) map[string]bool {
 	full := map[string]bool{}
-	for _, m := range h.Dispatch(ctx).Models {
+	for _, m := range d.Dispatch(ctx).Models {
 		for _, w := range m.Workers {
 			if w.Used >= w.Slots {
 				full[w.Name] = true

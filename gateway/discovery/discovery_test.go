@@ -33,63 +33,63 @@ func hosted(t *testing.T, change func(*config.Config)) *Deps {
 	require.NoError(t, cfg.Validate())
 	set, client := fleet.NewSettings(cfg), engine.NewClient(engine.Options{})
 	t.Cleanup(client.Close)
-	h := &Deps{Settings: func() *fleet.Settings { return set }, Registerer: prometheus.NewRegistry(), Log: zap.NewNop()}
-	h.Fleet = fleet.New(fleet.Deps{
-		Context: t.Context(), Started: time.Now(), Log: h.Log, Registerer: h.Registerer, Settings: h.Settings, Client: client,
-		Monitor: engine.NewMonitor(engine.MonitorConfig{Client: client, Registerer: h.Registerer, Log: h.Log, HealthInterval: time.Second,
+	d := &Deps{Settings: func() *fleet.Settings { return set }, Registerer: prometheus.NewRegistry(), Log: zap.NewNop()}
+	d.Fleet = fleet.New(fleet.Deps{
+		Context: t.Context(), Started: time.Now(), Log: d.Log, Registerer: d.Registerer, Settings: d.Settings, Client: client,
+		Monitor: engine.NewMonitor(engine.MonitorConfig{Client: client, Registerer: d.Registerer, Log: d.Log, HealthInterval: time.Second,
 			FactsInterval: time.Second}),
 		Publish: func([]prefill.Candidate, []local.Rank, []board.Worker) {}, Serving: t.Context,
 	})
-	h.Fleet.Admission = (*owner.Set)(nil)
-	enter, err := h.Fleet.Load()
+	d.Fleet.Admission = (*owner.Set)(nil)
+	enter, err := d.Fleet.Load()
 	require.NoError(t, err)
 	enter()
-	return h
+	return d
 }
 
 func TestDiscoveryTurnsAndRemovesItsOwnEngines(t *testing.T) {
-	h := hosted(t, func(*config.Config) {})
-	d := discovered{h}
+	deps := hosted(t, func(*config.Config) {})
+	d := discovered{deps}
 	pod := discover.Engine{Role: discover.Decode, Address: "127.0.0.1:8", URL: "http://127.0.0.1:8", Source: "s",
 		Attributes: discover.Attributes{Profile: "a", Slots: 3}}
 	require.NoError(t, d.Put(pod))
-	require.Equal(t, "s", h.Fleet.Now().Engine(pod.Key()).Source)
+	require.Equal(t, "s", deps.Fleet.Now().Engine(pod.Key()).Source)
 	pod.Away = discover.NotReady
 	d.Turn(pod)
-	require.Equal(t, discover.NotReady, h.Fleet.Now().Engine(pod.Key()).Away)
+	require.Equal(t, discover.NotReady, deps.Fleet.Now().Engine(pod.Key()).Away)
 	listed := discover.Engine{Role: discover.Decode, Address: "127.0.0.1:3"}
 	d.Remove(listed)
-	require.NotNil(t, h.Fleet.Now().Engine(listed.Key()), "it stands in the config")
+	require.NotNil(t, deps.Fleet.Now().Engine(listed.Key()), "it stands in the config")
 	d.Remove(pod)
-	require.Nil(t, h.Fleet.Now().Engine(pod.Key()))
+	require.Nil(t, deps.Fleet.Now().Engine(pod.Key()))
 	pod.Attributes.Profile = "unknown"
 	require.Error(t, d.Put(pod))
-	require.Error(t, h.tryOut(t.Context(), pod), "its profile is unknown")
+	require.Error(t, deps.tryOut(t.Context(), pod), "its profile is unknown")
 }
 
 // A trial waits for a slot of the rank on which the engine is tried. An engine that answers nothing has failed it.
 func TestATrialWaitsForASlot(t *testing.T) {
-	h := hosted(t, func(*config.Config) {})
-	h.Dispatch = func(context.Context) board.Status {
+	d := hosted(t, func(*config.Config) {})
+	d.Dispatch = func(context.Context) board.Status {
 		return board.Status{Models: []board.ModelStatus{{Workers: []board.WorkerStatus{{Name: "127.0.0.1:8/0", Used: 3, Slots: 3}}}}}
 	}
 	ctx, stop := context.WithTimeout(t.Context(), 150*time.Millisecond)
 	defer stop()
 	full := config.Engine{URL: "http://127.0.0.1:8", Ranks: 2}
-	require.ErrorIs(t, h.awaitSlot(ctx, full), context.DeadlineExceeded, "its rank is full")
-	require.NoError(t, h.awaitSlot(t.Context(), config.Engine{URL: "http://127.0.0.1:9"}))
+	require.ErrorIs(t, d.awaitSlot(ctx, full), context.DeadlineExceeded, "its rank is full")
+	require.NoError(t, d.awaitSlot(t.Context(), config.Engine{URL: "http://127.0.0.1:9"}))
 	for _, role := range []string{discover.Prefill, discover.Decode} {
 		e := discover.Engine{Role: role, Address: "127.0.0.1:1", URL: "http://127.0.0.1:1", Attributes: discover.Attributes{Profile: "a"}}
-		require.Error(t, h.tryOut(t.Context(), e))
+		require.Error(t, d.tryOut(t.Context(), e))
 	}
 }
 
 func TestAFileThatListsEngines(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "engines.yaml")
-	h := hosted(t, func(cfg *config.Config) { cfg.Discovery.Files = []string{path} })
-	sources, err := h.Sources()
+	deps := hosted(t, func(cfg *config.Config) { cfg.Discovery.Files = []string{path} })
+	sources, err := deps.Sources()
 	require.NoError(t, err)
-	d := New(h, sources...)
+	d := New(deps, sources...)
 	require.Equal(t, "file:"+path, sources[0].Name())
 	told := make(chan int)
 	ctx, stop := context.WithCancel(t.Context())
@@ -109,7 +109,7 @@ func TestAFileThatListsEngines(t *testing.T) {
 	d.Look()
 	require.Equal(t, 1, <-told)
 	require.NoError(t, os.Truncate(path, config.MaxFile+1))
-	_, _, err = (&fileSource{settings: h.Settings, path: path}).read()
+	_, _, err = (&fileSource{settings: deps.Settings, path: path}).read()
 	require.ErrorContains(t, err, "larger than 16777216 bytes")
 	stop()
 	<-ended
@@ -118,18 +118,18 @@ func TestAFileThatListsEngines(t *testing.T) {
 	d.Facts(&facts)
 	require.Equal(t, []detect.Source{{Name: "file:" + path}}, facts.Sources)
 	require.Empty(t, d.Failure(), "nothing has run")
-	require.Nil(t, New(h))
+	require.Nil(t, New(deps))
 }
 
 // The nodes of a hybrid deployment count their ranks from another number than 0, in a file as in the config.
 func TestWhatAFileSaysOfAnEngine(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "engines.yaml")
-	h := hosted(t, func(cfg *config.Config) {
+	d := hosted(t, func(cfg *config.Config) {
 		cfg.Profiles["h"] = mooncake.Profile{Connector: mooncake.None, DPMode: mooncake.DPHybrid}
 		cfg.Profiles["n"] = mooncake.Profile{Connector: mooncake.NIXLPush, Bind: mooncake.BindArrival}
 		cfg.Discovery.Files = []string{path}
 	})
-	sources, err := h.Sources()
+	sources, err := d.Sources()
 	require.NoError(t, err)
 	require.NoError(t, os.WriteFile(path, []byte("aggregated: [{url: http://127.0.0.1:8, profile: h, ranks: 4, first_rank: 4, region: r, "+
 		"group: g, barrier: none, slots: 8, kv_tokens: 9, cost: 2, kv_events_port: 5557, kv_replay_port: 5558, token_budget: 2048, "+

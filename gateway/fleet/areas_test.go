@@ -101,7 +101,7 @@ func TestTheLoadOfARankIsThatOnAllItsBoards(t *testing.T) {
 	f.up("decode "+id, "m")
 	worker, ok := f.Now().RankOf(id, "m", "m")
 	require.True(t, ok)
-	f.host.Dispatch = func(context.Context) board.Status {
+	f.deps.Dispatch = func(context.Context) board.Status {
 		on := func(used int, kv int64) board.ModelStatus {
 			return board.ModelStatus{Workers: []board.WorkerStatus{{ID: worker, Name: id, Used: used, KVTokens: kv}}}
 		}

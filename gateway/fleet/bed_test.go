@@ -89,7 +89,7 @@ type bed struct {
 	found      discovery.Deps
 	discovery  *discovery.Discovery
 	monitor    *engine.Monitor
-	tier       *prefill.Scheduler
+	scheduler  *prefill.Scheduler
 	locals     *local.Ranks
 	places     *pool.Semaphore
 	dispatcher *dispatcher.Dispatcher
@@ -186,7 +186,7 @@ func (b *bed) serve(log *zap.Logger, find func(*bed) []discover.Source) (end fun
 		Monitor:  b.monitor,
 		Dispatch: func(ctx context.Context) board.Status { return b.dispatcher.Status(ctx) },
 		Publish: func(candidates []prefill.Candidate, locals []local.Rank, workers []board.Worker) {
-			b.tier.SetCandidates(candidates)
+			b.scheduler.SetCandidates(candidates)
 			b.locals.Set(locals)
 			b.dispatcher.SetWorkers(workers)
 		},
@@ -201,19 +201,19 @@ func (b *bed) serve(log *zap.Logger, find func(*bed) []discover.Source) (end fun
 	tier.Decode = func(board, model string, within time.Duration) (int, bool) {
 		return b.dispatcher.Room(board, model, within)
 	}
-	b.tier, err = prefill.New(tier)
+	b.scheduler, err = prefill.New(tier)
 	require.NoError(b, err)
-	b.places.OnFree(b.tier.Wake)
+	b.places.OnFree(b.scheduler.Wake)
 	decision := b.cfg.Decision()
 	decision.TTL, decision.Registerer, decision.Places, decision.OnRoom, decision.Log = b.conf.Settings().PoolTTL(), b.reg, b.places,
-		b.tier.Wake, log
+		b.scheduler.Wake, log
 	b.dispatcher, err = dispatcher.Start(ctx, decision)
 	require.NoError(b, err)
 	loops := &loop.Set{}
 	b.requests = request.New(request.Deps{
 		Context: ctx, Log: log, Registerer: b.reg, Settings: settings, Serving: serving.Context, PromptKey: b.conf.PromptKey,
 		Client: client, Monitor: b.monitor, Fleet: b.fleet, Engines: func() request.Engines { return b.fleet.Now() },
-		Prefill: b.tier, LocalRanks: b.locals, Places: b.places, Dispatcher: b.dispatcher, Journal: told, Meta: b.meta, Loops: loops,
+		Prefill: b.scheduler, LocalRanks: b.locals, Places: b.places, Dispatcher: b.dispatcher, Journal: told, Meta: b.meta, Loops: loops,
 	})
 	door := admission.New(admission.Deps{
 		Started: started, Ready: func() (bool, string) { return b.ready(), "" },
@@ -250,7 +250,7 @@ func (b *bed) serve(log *zap.Logger, find func(*bed) []discover.Source) (end fun
 	require.NoError(b, loops.Start(max(0, loop.Default()), log))
 	var background sync.WaitGroup
 	background.Go(func() { b.monitor.Start(ctx) })
-	background.Go(func() { b.tier.Run(ctx) })
+	background.Go(func() { b.scheduler.Run(ctx) })
 	background.Go(func() { b.conf.Watch(ctx) })
 	background.Go(func() { <-ctx.Done(); b.locals.Close() })
 	if b.discovery != nil {
@@ -331,7 +331,7 @@ type status struct {
 
 func (b *bed) now() status {
 	s := status{
-		Open: b.requests.Open(), PoolUsed: b.places.Used(), Engines: b.fleet.Now().Statuses(), Prefill: b.tier.Status(),
+		Open: b.requests.Open(), PoolUsed: b.places.Used(), Engines: b.fleet.Now().Statuses(), Prefill: b.scheduler.Status(),
 		Dispatch: b.dispatcher.Status(context.Background()), Discovery: b.discovery.State(),
 	}
 	s.Drains = b.fleet.Now().DrainStatuses(s.Dispatch, s.Prefill)
@@ -342,7 +342,7 @@ func (b *bed) now() status {
 func (b *bed) account() refclient.Account {
 	return refclient.Account{
 		Callbacks: b.meta.Expected(), Open: b.requests.Open(), Places: b.places.Used(), Dispatch: b.dispatcher.Status(context.Background()),
-		Prefill: b.tier.Status(),
+		Prefill: b.scheduler.Status(),
 	}
 }
 

@@ -79,7 +79,7 @@ func (b *bed) together(talk *talks, n int) {
 
 func (b *bed) candidates() []prefill.CandidateStatus {
 	b.Helper()
-	return b.tier.Overview().Candidates
+	return b.scheduler.Overview().Candidates
 }
 
 // caughtUp waits until every batch of the engines' events was taken in.
@@ -107,7 +107,7 @@ func TestKVEventsTellWhatIsCached(t *testing.T) {
 				configure: followed})
 			b.caughtUp()
 			b.Hits([]int32{1, 2, 3}) // the first scrape may still be due, and with it the size of a block
-			b.Eventually("the size of a block is known", func() bool { return b.tier.BlockTokens(model) == 128 })
+			b.Eventually("the size of a block is known", func() bool { return b.scheduler.BlockTokens(model) == 128 })
 			talk, sum := newTalks(12), 0
 			for range 120 {
 				predicted, actual := b.Hits(talk.next())
@@ -134,7 +134,7 @@ func TestEnginesTellTheTokenIDsOfText(t *testing.T) {
 		followed(cfg)
 		cfg.Prefill.Index.Tokenize, cfg.Prefill.Index.TokenizeTimeout = prefill.TokenizeEngine, patience
 	}})
-	b.Eventually("the size of a block is known", func() bool { return b.tier.BlockTokens(model) == 128 })
+	b.Eventually("the size of a block is known", func() bool { return b.scheduler.BlockTokens(model) == 128 })
 	words := strings.Repeat("the same long story ", 200)
 	for i, more := range []string{"", "and then ", "and then they lived ", "and then they lived "} {
 		b.caughtUp()
@@ -150,7 +150,7 @@ func TestEnginesTellTheTokenIDsOfText(t *testing.T) {
 func TestARestartedPublisherIsCold(t *testing.T) {
 	t.Parallel()
 	b := start(t, options{prefill: []refengine.Config{publisher(nil)}, configure: followed, dirty: true})
-	b.Eventually("the size of a block is known", func() bool { return b.tier.BlockTokens(model) == 128 })
+	b.Eventually("the size of a block is known", func() bool { return b.scheduler.BlockTokens(model) == 128 })
 	// Nobody would miss a first batch that was published before there was a subscriber.
 	b.Eventually("its events are followed", func() bool { return b.candidates()[0].Events.Connected })
 	story := newTalks(1).next()
@@ -182,7 +182,7 @@ func TestASlowSubscriberIsReplayed(t *testing.T) {
 	b := start(t, options{prefill: []refengine.Config{publisher(func(b *refengine.Config) {
 		b.KVEventsHWM, b.KVEventsDelay = 1, 10*time.Millisecond
 	})}, configure: followed})
-	b.Eventually("the size of a block is known", func() bool { return b.tier.BlockTokens(model) == 128 })
+	b.Eventually("the size of a block is known", func() bool { return b.scheduler.BlockTokens(model) == 128 })
 	talk := newTalks(12)
 	gaps := func() float64 {
 		return b.Metric(fmt.Sprintf("evenkeel_kv_events_gaps_total{candidate=%q,result=\"replayed\"}", b.candidates()[0].ID))
@@ -205,7 +205,7 @@ func TestWithoutEventsTheCacheIsKnownFromAnswers(t *testing.T) {
 		followed(cfg)
 		cfg.Engines.Prefill[0].KVEventsPort = 1 // nobody listens
 	}})
-	b.Eventually("the size of a block is known", func() bool { return b.tier.BlockTokens(model) == 128 })
+	b.Eventually("the size of a block is known", func() bool { return b.scheduler.BlockTokens(model) == 128 })
 	story := newTalks(1).next()
 	b.Hits(story)
 	predicted, actual := b.Hits(story)
@@ -245,7 +245,7 @@ func TestWhereRanksPublishIsTheEnginesWord(t *testing.T) {
 				engines = &b.Decode
 			}
 			status := func() (all []*prefill.EventsStatus) {
-				told := b.tier.Overview()
+				told := b.scheduler.Overview()
 				for _, s := range told.Candidates {
 					if s.Events != nil {
 						all = append(all, s.Events)
@@ -284,7 +284,7 @@ func TestKVEventsTellWhatRanksThatDoBothHold(t *testing.T) {
 	t.Parallel()
 	b := start(t, options{mixed: []refengine.Config{publisher(nil), publisher(nil)}, configure: followed})
 	ranks := func() []prefill.RankEvents {
-		return b.tier.Overview().Ranks
+		return b.scheduler.Overview().Ranks
 	}
 	// A stream that begins anew takes batches in once more, so that their number alone does not tell whether the last one was taken in.
 	caughtUp := func() {
@@ -308,7 +308,7 @@ func TestKVEventsTellWhatRanksThatDoBothHold(t *testing.T) {
 	caughtUp()
 	talk := newTalks(12)
 	b.Hits(talk.next())
-	b.Eventually("the size of a block is known", func() bool { return b.tier.BlockTokens(model) == 128 })
+	b.Eventually("the size of a block is known", func() bool { return b.scheduler.BlockTokens(model) == 128 })
 	sum := 0
 	for range 60 {
 		predicted, actual := b.Hits(talk.next())
@@ -341,7 +341,7 @@ func TestPredictedAgainstCountedHits(t *testing.T) {
 				prefill: []refengine.Config{{PrefixCache: cached, KVTokens: 1 << 20, PromptTokensDetails: true}},
 				profile: mooncake.Profile{KVTokensPerRank: 128 * row.told}, configure: func(cfg *config.Config) { cfg.ExposeRoute = true },
 			})
-			b.Eventually("the size of a block is known", func() bool { return b.tier.BlockTokens(model) == 128 })
+			b.Eventually("the size of a block is known", func() bool { return b.scheduler.BlockTokens(model) == 128 })
 			talk, predicted, off := newTalks(24), 0, 0
 			for range 250 {
 				p, a := b.Hits(talk.next())

@@ -25,13 +25,13 @@ func (p publisher) Places(ctx context.Context) ([]kvevents.Place, error) {
 	if in == nil {
 		return nil, fmt.Errorf("engine %s is gone", p.key)
 	}
-	configured := roster.EventsOf(in, p.rank, p.fleet.host.Settings().Prefill.KVEvents)
+	configured := roster.EventsOf(in, p.rank, p.fleet.deps.Settings().Prefill.KVEvents)
 	hasOwnPort := in.Conf.KVEventsPort != 0
 	target, ranks, hosts := in.At(-1), max(1, in.Conf.Ranks), append([]string{in.Target.URL.Hostname()}, in.Profile.KVHosts...)
 	ctx, stop := context.WithTimeout(ctx, publisherPatience)
 	defer stop()
 	places := []kvevents.Place{configured}
-	publishers, err := engine.Publishers(ctx, p.fleet.host.Client, target)
+	publishers, err := engine.Publishers(ctx, p.fleet.deps.Client, target)
 	if err != nil || len(publishers) == 0 {
 		return places, err
 	}

@@ -21,9 +21,9 @@ const defaultSlots = 32
 // Load builds the engines of the config, and fails if one of them is invalid. The caller puts them into the fleet by calling enter.
 func (f *Fleet) Load() (enter func(), err error) {
 	var all []roster.Event
-	set := f.host.Settings()
+	set := f.deps.Settings()
 	for role, e := range set.Engines.All() {
-		in, invalid := f.host.build(role, e, set)
+		in, invalid := f.deps.build(role, e, set)
 		err = errors.Join(err, invalid)
 		all = append(all, roster.Entered{Engine: in})
 	}
@@ -32,7 +32,7 @@ func (f *Fleet) Load() (enter func(), err error) {
 
 // Add registers an engine on the order of an operator, and ends its drains. An engine that is already known keeps its state.
 func (f *Fleet) Add(role string, e config.Engine) error {
-	in, err := f.host.build(role, e, f.host.Settings())
+	in, err := f.deps.build(role, e, f.deps.Settings())
 	if err == nil {
 		f.enter(roster.Entered{Engine: in, Anew: true})
 	}
@@ -51,12 +51,12 @@ func (f *Fleet) Remove(role, id string) error {
 
 // Put adds an engine that discovery has found, or updates its description.
 func (f *Fleet) Put(role string, e config.Engine, found roster.Found) error {
-	set := f.host.Settings()
+	set := f.deps.Settings()
 	e, err := set.CompleteFound(role, e)
 	if err != nil {
 		return err
 	}
-	in, err := f.host.build(role, e, set)
+	in, err := f.deps.build(role, e, set)
 	if err == nil {
 		in.Found = found
 		f.enter(roster.Entered{Engine: in})
@@ -74,7 +74,7 @@ func (f *Fleet) Leave(key, incarnation string) {
 }
 
 // build returns the engine for an entry of the config, with its target and profile.
-func (h *Deps) build(role string, e config.Engine, set *Settings) (*roster.Engine, error) {
+func (d *Deps) build(role string, e config.Engine, set *Settings) (*roster.Engine, error) {
 	id, err := config.InstanceID(e.URL)
 	if err != nil {
 		return nil, err
@@ -90,12 +90,12 @@ func (h *Deps) build(role string, e config.Engine, set *Settings) (*roster.Engin
 	in := &roster.Engine{ID: id, Role: role, Target: target, Conf: e, Profile: profileOf(role, profile)}
 	if in.Decodes() && e.Slots == 0 {
 		in.Conf.Slots = defaultSlots
-		h.Log.Warn(fmt.Sprintf("the slots of %s engine are not set, and engines do not tell them; set engines.%s[].slots to its --max-num-seqs",
+		d.Log.Warn(fmt.Sprintf("the slots of %s engine are not set, and engines do not tell them; set engines.%s[].slots to its --max-num-seqs",
 			aOrAn(role), role),
 			zap.String("engine", id), zap.Int("assumed", defaultSlots))
 	}
 	if role == roster.Decode && profile.AllowLocalPrefill && profile.MaxBatchedTokens == 0 && profile.Connector == mooncake.AscendMooncakeV1 {
-		h.Log.Warn("decode engines on Ascend usually run with few tokens per step and without a prefix cache, so a prompt that one of them "+
+		d.Log.Warn("decode engines on Ascend usually run with few tokens per step and without a prefix cache, so a prompt that one of them "+
 			"computes makes its whole group wait; set max_num_batched_tokens of the profile to that of the engines, or set allow_local_prefill to "+
 			"false",
 			zap.String("engine", id), zap.String("profile", e.Profile))

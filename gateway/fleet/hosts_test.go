@@ -57,7 +57,7 @@ func TestAnEngineWhoseNameDoesNotResolveKeepsItsAddresses(t *testing.T) {
 	cfg.Profiles = map[string]mooncake.Profile{"a": {}, "b": {KVHosts: []string{"10.1.0.1"}}}
 	f := of(t, cfg)
 	conf := config.Engine{URL: "http://engine.invalid:80", Profile: "a"}
-	in, err := f.host.build(roster.Prefill, conf, f.host.Settings())
+	in, err := f.deps.build(roster.Prefill, conf, f.deps.Settings())
 	require.NoError(t, err)
 	in.Hosts = []string{"10.0.0.1", "engine.invalid"}
 	f.apply(roster.Entered{Engine: in})

@@ -16,7 +16,7 @@ import (
 
 // learned holds how decode engines reach prefill engines, as the prefill engines have reported it.
 type learned struct {
-	host        *Deps
+	deps        *Deps
 	now         func() *roster.Snapshot
 	coordinates sync.Map // placed values, by the candidate's ID
 	exchanges   sync.Map // exchange values, by the candidate's ID: answers of the bootstrap servers of vllm-mooncake prefill engines
@@ -74,21 +74,21 @@ func (l *learned) BootstrapInfo(c prefill.Candidate) (*mooncake.BootstrapInfo, e
 	last, ok := l.exchanges.Load(c.ID)
 	known, _ := last.(exchange)
 	if !ok || time.Since(known.at) > exchangeLife {
-		ctx, cancel := context.WithTimeout(l.host.Context, l.host.Settings().Limits.ConnectTimeout)
+		ctx, cancel := context.WithTimeout(l.deps.Context, l.deps.Settings().Limits.ConnectTimeout)
 		defer cancel()
-		x, err := engine.Bootstrap(ctx, l.host.Client, c.Target, c.Profile.BootstrapPort)
+		info, err := engine.Bootstrap(ctx, l.deps.Client, c.Target, c.Profile.BootstrapPort)
 		switch {
 		case err == nil:
-			known.answer = x
+			known.answer = info
 		case !ok || ctx.Err() == nil:
 			return nil, err
 		default: // the server is slow, so its last answer is used for another exchangeLife
-			l.host.Log.Warn("a bootstrap server did not answer in time; the proxy uses its last answer", zap.String("candidate", c.ID),
+			l.deps.Log.Warn("a bootstrap server did not answer in time; the proxy uses its last answer", zap.String("candidate", c.ID),
 				zap.Error(err))
 		}
 		known.at = time.Now()
 		l.exchanges.Store(c.ID, known)
 	}
-	x := known.answer
-	return &x, nil
+	info := known.answer
+	return &info, nil
 }

@@ -24,7 +24,7 @@ func (f *Fleet) Plan(old, next *Settings) (*Plan, error) {
 	})
 	p := &Plan{Order: order, Remove: changes.Removed}
 	build := func(role string, e config.Engine, own bool) {
-		in, invalid := f.host.build(role, e, next)
+		in, invalid := f.deps.build(role, e, next)
 		if err = errors.Join(err, invalid); invalid == nil {
 			in.Own = own
 			p.Set = append(p.Set, in)
@@ -46,7 +46,7 @@ func (f *Fleet) Apply(p *Plan) { f.enter(*p) }
 // whether a file has changed since the last call for it, so ReloadTrust calls it once per file. An engine whose files cannot be used keeps
 // those before; the error has the first such engine of each profile.
 func (f *Fleet) ReloadTrust(hasChanged func(file string) bool) (changed bool, err error) {
-	set := f.host.Settings()
+	set := f.deps.Settings()
 	p := &Plan{}
 	_, p.Order = enginesOf(set)
 	files := map[string]bool{}
@@ -64,7 +64,7 @@ func (f *Fleet) ReloadTrust(hasChanged func(file string) bool) (changed bool, er
 		if in.Profile.CAFile == "" || in.Target.TLS == nil || failed[in.Conf.Profile] {
 			continue
 		}
-		rebuilt, invalid := f.host.build(in.Role, in.Conf, set)
+		rebuilt, invalid := f.deps.build(in.Role, in.Conf, set)
 		if invalid != nil {
 			failed[in.Conf.Profile], err = true, errors.Join(err, invalid)
 			continue

@@ -19,7 +19,7 @@ import (
 func TestTheDispatcherKnowsAnEngineBeforeARequestIsLetIn(t *testing.T) {
 	f := mixed(t)
 	heard := 0
-	f.host.Publish = func(_ []prefill.Candidate, _ []local.Rank, workers []board.Worker) {
+	f.deps.Publish = func(_ []prefill.Candidate, _ []local.Rank, workers []board.Worker) {
 		for _, w := range workers {
 			require.NotNil(t, f.Now().Rank(w.ID), "what is bound there at once finds it")
 			if _, before := f.Now().Up(); w.Up && before == 0 {
@@ -58,7 +58,7 @@ func TestResponsesStrayOnEnginesThatDoNotHeedTheirRank(t *testing.T) {
 		require.NoError(t, err)
 		enter()
 		var heard []board.Worker
-		f.host.Publish = func(_ []prefill.Candidate, _ []local.Rank, workers []board.Worker) { heard = workers }
+		f.deps.Publish = func(_ []prefill.Candidate, _ []local.Rank, workers []board.Worker) { heard = workers }
 		f.OnStatus("decode 127.0.0.1:3", engine.Status{Up: true, Version: c.version, Models: []engine.Model{{ID: "one"}}})
 		require.Len(t, heard, max(1, c.ranks))
 		for _, w := range heard {

@@ -21,7 +21,7 @@ const askPatience = time.Second
 func (f *Fleet) LoadOf(ctx context.Context, scope string, ask bool) (ours, all []geo.Resident, silent []string) {
 	now := f.Now()
 	at := map[int32]int{} // by worker: the index in ours
-	for _, m := range f.host.Dispatch(ctx).Models {
+	for _, m := range f.deps.Dispatch(ctx).Models {
 		for _, w := range m.Workers {
 			if r := now.Rank(w.ID); w.Used == 0 || r == nil || r.Scope == nil || r.Scope.Name != scope {
 				continue
@@ -41,7 +41,7 @@ func (f *Fleet) LoadOf(ctx context.Context, scope string, ask bool) (ours, all [
 				engines = append(engines, e)
 			}
 		}
-		all, silent = f.host.residents(ctx, engines)
+		all, silent = f.deps.residents(ctx, engines)
 	}
 	return ours, all, silent
 }
@@ -49,21 +49,21 @@ func (f *Fleet) LoadOf(ctx context.Context, scope string, ask bool) (ours, all [
 // residents returns the requests and KV tokens on decode ranks, from the engines' own gauges. silent lists the ranks whose engines do not
 // report them. All engines are asked at the same time, for askPatience at most: the caller has to renew claims on engines, so it must not
 // wait for an engine that hangs.
-func (h *Deps) residents(ctx context.Context, engines []*roster.Engine) (found []geo.Resident, silent []string) {
+func (d *Deps) residents(ctx context.Context, engines []*roster.Engine) (found []geo.Resident, silent []string) {
 	ctx, cancel := context.WithTimeout(ctx, askPatience)
 	defer cancel()
 	samples, errs := make([]*engine.Sample, len(engines)), make([]error, len(engines))
 	var all sync.WaitGroup
 	for i, in := range engines {
 		all.Go(func() {
-			samples[i], errs[i] = engine.MetricNames(in.Profile.Metrics).Scrape(ctx, h.Client, in.At(-1))
+			samples[i], errs[i] = engine.MetricNames(in.Profile.Metrics).Scrape(ctx, d.Client, in.At(-1))
 		})
 	}
 	all.Wait()
 	for i, in := range engines {
 		sample, err := samples[i], errs[i]
 		if err != nil {
-			h.Log.Debug("this proxy does not know what runs on an engine that it took over", zap.String("engine", in.ID), zap.Error(err))
+			d.Log.Debug("this proxy does not know what runs on an engine that it took over", zap.String("engine", in.ID), zap.Error(err))
 		}
 		for _, r := range in.Ranks() {
 			id := in.At(r).ID
@@ -103,7 +103,7 @@ func (f *Fleet) OnSample(key string, s *engine.Sample, asked time.Time) {
 			if asked.Before(validAt) {
 				validAt = asked
 			}
-			f.host.Gauged(rank.Worker, int64(usage*float64(capacity)), validAt)
+			f.deps.Gauged(rank.Worker, int64(usage*float64(capacity)), validAt)
 		}
 	}
 }

@@ -32,7 +32,7 @@ func TestAnEngineThatHangsHoldsNobodyUp(t *testing.T) {
 	}
 	done := make(chan int)
 	go func() {
-		_, silent := f.host.residents(t.Context(), all)
+		_, silent := f.deps.residents(t.Context(), all)
 		done <- len(silent)
 	}()
 	select {
@@ -54,11 +54,11 @@ func TestTheKVOfOthersCountsWhereOnlyTheConfigHasTheCapacity(t *testing.T) {
 	target, err := config.Target(conf, profile)
 	require.NoError(t, err)
 	in := &roster.Engine{ID: target.ID, Role: roster.Decode, Target: target, Profile: profile, Conf: conf}
-	found, silent := f.host.residents(t.Context(), []*roster.Engine{in})
+	found, silent := f.deps.residents(t.Context(), []*roster.Engine{in})
 	require.Empty(t, silent)
 	require.Equal(t, []geo.Resident{{ID: target.ID, Requests: 3, KVTokens: 250}}, found)
 	in.Status.CapacityTokens = map[string]int64{"0": 2000}
-	found, _ = f.host.residents(t.Context(), []*roster.Engine{in})
+	found, _ = f.deps.residents(t.Context(), []*roster.Engine{in})
 	require.EqualValues(t, 500, found[0].KVTokens, "the engine knows its own capacity best")
 }
 
@@ -82,7 +82,7 @@ func TestTheBoardsGetTheGaugesOfDecodeEngines(t *testing.T) {
 			enter()
 			f.up("decode 127.0.0.1:3", "m")
 			heard := false
-			f.host.Gauged = func(int32, int64, time.Time) { heard = true }
+			f.deps.Gauged = func(int32, int64, time.Time) { heard = true }
 			page, err := engine.MetricNames{}.Parse([]byte("vllm:kv_cache_usage_perc{engine=\"0\"} 0.25\n"))
 			require.NoError(t, err)
 			f.OnSample("decode 127.0.0.1:3", page, time.Now())
@@ -103,7 +103,7 @@ func TestGaugesTellOfTheTimeUpToTheLastSignOfLife(t *testing.T) {
 	enter()
 	f.up("decode 127.0.0.1:3", "m")
 	var told []time.Time
-	f.host.Gauged = func(_ int32, kvTokens int64, at time.Time) {
+	f.deps.Gauged = func(_ int32, kvTokens int64, at time.Time) {
 		require.EqualValues(t, 250, kvTokens)
 		told = append(told, at)
 	}
@@ -114,7 +114,7 @@ func TestGaugesTellOfTheTimeUpToTheLastSignOfLife(t *testing.T) {
 	f.OnSample("decode 127.0.0.1:3", page, asked.Add(time.Second))
 	require.Equal(t, told[0], told[1], "nothing has shown since that the core goes on")
 	seen := asked.Add(time.Minute)
-	f.host.Monitor.Traffic("decode 127.0.0.1:3").Signs(-1).Seen(seen)
+	f.deps.Monitor.Traffic("decode 127.0.0.1:3").Signs(-1).Seen(seen)
 	f.OnSample("decode 127.0.0.1:3", page, seen.Add(time.Second))
 	require.WithinDuration(t, seen, told[2], time.Millisecond)
 	f.OnSample("decode 127.0.0.1:3", page, seen.Add(-time.Second))

@@ -41,7 +41,7 @@ func TestHandOffsMayNameTheAddressToWhichANameHasMoved(t *testing.T) {
 	cfg.Limits.ProbeTimeout = 50 * time.Millisecond
 	cfg.Profiles = map[string]mooncake.Profile{"a": {KVHosts: []string{"10.1.0.1"}}}
 	f := of(t, cfg)
-	in, err := f.host.build(roster.Prefill, config.Engine{URL: "http://engine.test:80", Profile: "a"}, f.host.Settings())
+	in, err := f.deps.build(roster.Prefill, config.Engine{URL: "http://engine.test:80", Profile: "a"}, f.deps.Settings())
 	require.NoError(t, err)
 	in.Hosts = []string{"10.0.0.1", "10.1.0.1", "engine.test"}
 	f.apply(roster.Entered{Engine: in})
@@ -66,7 +66,7 @@ func TestAnEngineWhoseNameResolvesLaterIsLocatedWhenItIsUp(t *testing.T) {
 	cfg.Profiles = map[string]mooncake.Profile{"a": {KVHosts: []string{"10.1.0.1"}}}
 	f := of(t, cfg)
 	for _, name := range []string{"localhost", "engine.invalid"} { // a name that resolves now, and one that still does not
-		in, err := f.host.build(roster.Prefill, config.Engine{URL: "http://" + name + ":80", Profile: "a"}, f.host.Settings())
+		in, err := f.deps.build(roster.Prefill, config.Engine{URL: "http://" + name + ":80", Profile: "a"}, f.deps.Settings())
 		require.NoError(t, err)
 		in.Hosts = []string{"10.1.0.1", name}
 		f.apply(roster.Entered{Engine: in})

@@ -25,7 +25,7 @@ import (
 // A Fleet owns the roster. It applies events to the roster, and publishes lists of engines and ranks that follow from it. Requests call Now
 // to look up engines.
 type Fleet struct {
-	host      *Deps
+	deps      *Deps
 	Admission *owner.Set // says which proxy sends requests to a region or decode group; set before the first engine enters
 
 	mu      sync.Mutex // serialises applyUnless up to the end of Publish, so that the lists published last are the newest
@@ -41,10 +41,10 @@ type Fleet struct {
 }
 
 // New returns a Fleet without engines.
-func New(h Deps) *Fleet {
-	f := &Fleet{host: &h, roster: roster.New()}
-	f.learned.host, f.learned.now = &h, f.Now
-	f.trackedCalls.now, f.trackedCalls.serving, f.trackedCalls.all = f.Now, h.Serving, map[*TrackedCall]struct{}{}
+func New(d Deps) *Fleet {
+	f := &Fleet{deps: &d, roster: roster.New()}
+	f.learned.deps, f.learned.now = &d, f.Now
+	f.trackedCalls.now, f.trackedCalls.serving, f.trackedCalls.all = f.Now, d.Serving, map[*TrackedCall]struct{}{}
 	f.current.Store(&roster.Snapshot{})
 	f.tick = time.AfterFunc(time.Hour, f.Publish)
 	f.tick.Stop()
@@ -82,7 +82,7 @@ func (f *Fleet) applyUnless(stale func() bool, events ...roster.Event) {
 	}
 	now := time.Now()
 	var effects []roster.Effect
-	events = append([]roster.Event{termsOf(f.host.Settings(), f.host.Started)}, events...)
+	events = append([]roster.Event{termsOf(f.deps.Settings(), f.deps.Started)}, events...)
 	for i, e := range events {
 		if plan, ok := e.(roster.Planned); ok {
 			e = withoutGone(plan, f.Now())
@@ -90,7 +90,7 @@ func (f *Fleet) applyUnless(stale func() bool, events ...roster.Event) {
 		}
 		for _, in := range enters(e) {
 			key := in.Key()
-			in.Traffic = f.host.Monitor.Traffic(key)
+			in.Traffic = f.deps.Monitor.Traffic(key)
 			in.Finder = func(rank int) kvevents.Finder { return publisher{f, key, rank} }
 		}
 		effects = f.roster.Apply(e, now, effects)
@@ -102,14 +102,14 @@ func (f *Fleet) applyUnless(stale func() bool, events ...roster.Event) {
 	f.tape.Step(now, append(events, owners), effects, next)
 	f.current.Store(next.WithRoutes(f.Now())) // the new routes are published last: see WithRoutes
 	if slices.ContainsFunc(effects, func(e roster.Effect) bool { return e.What == roster.Watched }) {
-		f.host.Monitor.Set(watched(next.Engines()))
+		f.deps.Monitor.Set(watched(next.Engines()))
 		f.forgetPages(next)
 	}
 	f.carryOut(effects)
-	f.host.Publish(next.Candidates, next.Locals, next.Workers)
+	f.deps.Publish(next.Candidates, next.Locals, next.Workers)
 	f.current.Store(next)
 	f.trackedCalls.moveDesertedProbes()
-	if wait := f.roster.Next(now); wait > 0 && f.host.Context.Err() == nil {
+	if wait := f.roster.Next(now); wait > 0 && f.deps.Context.Err() == nil {
 		f.tick.Reset(wait)
 	} else {
 		f.tick.Stop()
@@ -158,7 +158,7 @@ func (f *Fleet) enter(events ...roster.Event) {
 	for _, e := range events {
 		for _, in := range enters(e) {
 			lookups.Go(func() { // before the first hand-off can name these hosts
-				f.host.learnHosts(in, f.Now().Engine(in.Key()))
+				f.deps.learnHosts(in, f.Now().Engine(in.Key()))
 			})
 		}
 	}
@@ -179,12 +179,12 @@ func withoutGone(p roster.Planned, now *roster.Snapshot) roster.Planned {
 // learnHosts finds the host names and addresses that the hand-offs of a prefill engine may contain, or the callbacks of a decode engine, or
 // what it says of the KV that it keeps for prefill engines. They are trusted while the engine is in the fleet. Any other host is refused.
 // before is the engine that the fleet has with the same key; nil: none.
-func (h *Deps) learnHosts(in, before *roster.Engine) {
+func (d *Deps) learnHosts(in, before *roster.Engine) {
 	if in.Decodes() && !in.CallsBack() && in.Profile.HandBack != mooncake.HandBackFetched {
 		return
 	}
 	hosts := append([]string{in.Target.URL.Hostname()}, in.Profile.KVHosts...)
-	ctx, cancel := context.WithTimeout(h.Context, lookupPatience)
+	ctx, cancel := context.WithTimeout(d.Context, lookupPatience)
 	defer cancel()
 	for _, name := range slices.Clone(hosts) {
 		addrs, err := net.DefaultResolver.LookupHost(ctx, name)
@@ -192,10 +192,10 @@ func (h *Deps) learnHosts(in, before *roster.Engine) {
 		case err == nil:
 		case before != nil && slices.Equal(before.Profile.KVHosts, in.Profile.KVHosts):
 			addrs = before.Hosts
-			h.Log.Warn("the name of an engine does not resolve now; the addresses that it had before stay trusted",
+			d.Log.Warn("the name of an engine does not resolve now; the addresses that it had before stay trusted",
 				zap.String("engine", in.Key()), zap.String("host", name), zap.Error(err))
 		default:
-			h.Log.Warn("the name of an engine does not resolve; hand-offs may name it only by this name, and its callbacks are refused "+
+			d.Log.Warn("the name of an engine does not resolve; hand-offs may name it only by this name, and its callbacks are refused "+
 				"unless bind.allow has its address", zap.String("engine", in.Key()), zap.String("host", name), zap.Error(err))
 		}
 		hosts = append(hosts, addrs...)
@@ -206,7 +206,7 @@ func (h *Deps) learnHosts(in, before *roster.Engine) {
 
 // locate looks up the hosts of an engine again whose name did not resolve when it came in. Such an engine may not have run then.
 func (f *Fleet) locate(in roster.Engine) {
-	f.host.learnHosts(&in, f.Now().Engine(in.Key()))
+	f.deps.learnHosts(&in, f.Now().Engine(in.Key()))
 	if located(&in) {
 		f.applyUnless(func() bool {
 			now := f.Now().Engine(in.Key())
@@ -244,7 +244,7 @@ func enters(e roster.Event) []*roster.Engine {
 // carryOut carries out the effects of the roster. It is called with f.mu held.
 func (f *Fleet) carryOut(effects []roster.Effect) {
 	for _, e := range effects {
-		log, in := f.host.Log, e.Engine // in is nil for effects that concern no single engine
+		log, in := f.deps.Log, e.Engine // in is nil for effects that concern no single engine
 		switch e.What {
 		case roster.Restarted, roster.MayHaveRestarted:
 			what := "a prefill engine has restarted; prompts whose KV no decode engine has fetched yet are prefilled again"
@@ -258,7 +258,7 @@ func (f *Fleet) carryOut(effects []roster.Effect) {
 			f.learned.forget(in.ID)
 		case roster.StartsSlowly:
 			log.Info("an engine is back or new; its share of the load grows step by step",
-				zap.String("engine", in.Key()), zap.Duration("over", f.host.Settings().Health.SlowStart))
+				zap.String("engine", in.Key()), zap.Duration("over", f.deps.Settings().Health.SlowStart))
 		case roster.GroupBroke:
 			log.Warn("an engine is down; the other ranks of its group get no requests until it is back, because the ranks of a group step "+
 				"together; "+
@@ -314,7 +314,7 @@ func (f *Fleet) Made(b roster.ProcessID, c prefill.Candidate, id string) roster.
 
 // DownSince reports whether an engine is down now, or has been down since the time at.
 func (f *Fleet) DownSince(key string, at time.Time) bool {
-	s := f.host.Monitor.Status(key)
+	s := f.deps.Monitor.Status(key)
 	return !s.Up || s.Since.After(at)
 }
 

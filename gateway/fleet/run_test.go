@@ -38,7 +38,7 @@ func fielded(t *testing.T, profile mooncake.Profile) (*Fleet, *observer.Observed
 	}
 	f := of(t, cfg)
 	core, logs := observer.New(zap.InfoLevel)
-	f.host.Log = zap.New(core)
+	f.deps.Log = zap.New(core)
 	enter, err := f.Load()
 	require.NoError(t, err)
 	enter()
@@ -54,9 +54,9 @@ const p1, p2, d3, d4 = "prefill 127.0.0.1:1", "prefill 127.0.0.1:2", "decode 127
 func call(f *Fleet, key string, probe bool) *TrackedCall {
 	target := f.Now().Engine(key).At(-1)
 	if probe {
-		return f.TrackProbe(&prefill.Candidate{Instance: key, Target: target}, f.host.Client.NewCall(target))
+		return f.TrackProbe(&prefill.Candidate{Instance: key, Target: target}, f.deps.Client.NewCall(target))
 	}
-	return f.Track(roster.Location{Instance: key, Rank: -1}, f.host.Client.NewCall(target), true)
+	return f.Track(roster.Location{Instance: key, Rank: -1}, f.deps.Client.NewCall(target), true)
 }
 
 func TestTheDeadlineOfADrainEndsWhatRuns(t *testing.T) {
@@ -106,7 +106,7 @@ func TestACallToAnEngineThatIsPausedMayMove(t *testing.T) {
 	require.False(t, decode.Moved())
 	f.Pause("", "/pause")
 	require.True(t, decode.Moved())
-	require.True(t, f.host.Monitor.Status(p1).Halted() || f.Now().Engine(p1).Status.Halted())
+	require.True(t, f.deps.Monitor.Status(p1).Halted() || f.Now().Engine(p1).Status.Halted())
 	f.Resume("", []string{p1})
 	require.True(t, decode.Moved(), "its engine did not resume")
 	f.Resume("", nil)
@@ -139,7 +139,7 @@ func TestARestartIsToldOfOnce(t *testing.T) {
 func TestANewIDIsToldOnceByHoweverManyHandOffs(t *testing.T) {
 	f, _ := fielded(t, mooncake.Profile{})
 	published := 0
-	f.host.Publish = func([]prefill.Candidate, []local.Rank, []board.Worker) { published++ }
+	f.deps.Publish = func([]prefill.Candidate, []local.Rank, []board.Worker) { published++ }
 	c, process := prefill.Candidate{ID: "127.0.0.1:1/0", Instance: p1}, f.Now().ProcessAt(p1)
 	var all sync.WaitGroup
 	for range 100 {
@@ -154,12 +154,12 @@ func TestWhatIsLoggedOfEngines(t *testing.T) {
 	f.GaveBack(d3)
 	f.GaveBack(d3)
 	require.Equal(t, 1, logs.FilterMessageSnippet("ALARM: a decode engine gave a request back").Len())
-	set := *f.host.Settings()
+	set := *f.deps.Settings()
 	cfg := *set.Config
 	cfg.Health.SlowStart = time.Hour
 	cfg.Profiles = map[string]mooncake.Profile{"a": set.Config.Profiles["a"], "b": mooncake.Profile{Connector: mooncake.SGLang}.WithDefaults()}
 	next := NewSettings(&cfg)
-	f.host.Settings, f.host.Started = func() *Settings { return next }, time.Now().Add(-2*time.Hour)
+	f.deps.Settings, f.deps.Started = func() *Settings { return next }, time.Now().Add(-2*time.Hour)
 	f.OnStatus(d4, engine.Status{})
 	f.up(d4, "m")
 	require.Equal(t, 1, logs.FilterMessageSnippet("its share of the load grows step by step").Len())
@@ -254,7 +254,7 @@ func TestAScrapeThatItsCallerEndsFailsForNoOtherRank(t *testing.T) {
 // What an engine holds that is not in the fleet counts for no scope.
 func TestTheLoadOfAScopeIsThatOfItsRanks(t *testing.T) {
 	f, _ := fielded(t, mooncake.Profile{})
-	f.host.Dispatch = func(context.Context) board.Status {
+	f.deps.Dispatch = func(context.Context) board.Status {
 		return board.Status{Models: []board.ModelStatus{{Workers: []board.WorkerStatus{{Name: "127.0.0.1:8/0", Used: 3, Slots: 3}}}}}
 	}
 	ours, all, silent := f.LoadOf(t.Context(), "main", false)

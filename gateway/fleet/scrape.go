@@ -29,16 +29,16 @@ func (f *Fleet) Scrape(ctx context.Context, c prefill.Candidate) (prefill.Sample
 	p := known.(*page)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.at.IsZero() || time.Since(p.at) > f.host.Settings().Prefill.Scrape.Interval/2 {
+	if p.at.IsZero() || time.Since(p.at) > f.deps.Settings().Prefill.Scrape.Interval/2 {
 		asked := time.Now()
-		sample, err := engine.MetricNames(c.Profile.Metrics).Scrape(ctx, f.host.Client, c.Target)
+		sample, err := engine.MetricNames(c.Profile.Metrics).Scrape(ctx, f.deps.Client, c.Target)
 		// A scrape that its caller has ended says nothing about the engine.
 		if err != nil && errors.Is(ctx.Err(), context.Canceled) {
 			return prefill.Sample{}, err
 		}
 		p.sample, p.err, p.at = sample, err, time.Now()
 		if p.err == nil {
-			f.host.Monitor.Answered(c.Instance)
+			f.deps.Monitor.Answered(c.Instance)
 			known := func() bool {
 				e := f.Now().Engine(c.Instance)
 				return e == nil || !e.Learns(p.sample.StartTime, asked)
@@ -61,7 +61,7 @@ func (f *Fleet) Scrape(ctx context.Context, c prefill.Candidate) (prefill.Sample
 	capacity, _ := p.sample.CacheTokens(rank)
 	return prefill.Sample{
 		KVUsage: orNaN(p.sample.KVUsage(rank)), Running: orNaN(p.sample.Running(rank)), Waiting: orNaN(p.sample.Waiting(rank)),
-		CapacityTokens: capacity, BlockTokens: p.sample.BlockTokens, StartTime: p.sample.StartTime, RTT: f.host.Monitor.RTT(c.Instance),
+		CapacityTokens: capacity, BlockTokens: p.sample.BlockTokens, StartTime: p.sample.StartTime, RTT: f.deps.Monitor.RTT(c.Instance),
 	}, nil
 }
 

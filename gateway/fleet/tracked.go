@@ -39,16 +39,16 @@ type TrackedCall struct {
 
 // Moved says whether the call must go on elsewhere because its engine was taken out of service or paused. A pause ends the calls that run
 // on the engine.
-func (r *TrackedCall) Moved() bool {
-	return r.reason.Load() == drained || r.now != nil && r.now().Paused(r.at.Instance)
+func (c *TrackedCall) Moved() bool {
+	return c.reason.Load() == drained || c.now != nil && c.now().Paused(c.at.Instance)
 }
 
 // Cause returns why the call failed, given its error. A call that was ended because its engine was declared down counts as a broken
 // connection: the failure counts against the engine. It also counts as an attempt of the request, because the request may have killed the
 // engine.
-func (r *TrackedCall) Cause(err error) error {
+func (c *TrackedCall) Cause(err error) error {
 	var failed *engine.Error
-	if r.reason.Load() != died || !errors.As(err, &failed) || !failed.Aborted {
+	if c.reason.Load() != died || !errors.As(err, &failed) || !failed.Aborted {
 		return err
 	}
 	broke := *failed
@@ -59,66 +59,66 @@ func (r *TrackedCall) Cause(err error) error {
 var errDown = errors.New("the engine was declared down before it answered")
 
 // move makes the call go on elsewhere. It ends the call at once, or, if that would leak KV, leaves this to Settle.
-func (r *TrackedCall) move(why uint32) {
-	r.reason.CompareAndSwap(stays, why)
-	if r.abortable.Load() {
-		r.call.Leave(upstream.Notice)
+func (c *TrackedCall) move(why uint32) {
+	c.reason.CompareAndSwap(stays, why)
+	if c.abortable.Load() {
+		c.call.Leave(upstream.Notice)
 	}
 }
 
 // Settle says that the call may be aborted from now on, because no engine is fetching KV for it any more. If the call must go on elsewhere,
 // Settle ends it.
-func (r *TrackedCall) Settle() {
-	r.abortable.Store(true)
-	if r.reason.Load() != stays {
-		r.call.Leave(upstream.Notice)
+func (c *TrackedCall) Settle() {
+	c.abortable.Store(true)
+	if c.reason.Load() != stays {
+		c.call.Leave(upstream.Notice)
 	}
 }
 
 // Track registers a call that drains may move elsewhere, until Untrack. If the deadline of a drain of its engine, or of the proxy itself,
 // has passed since the engine was chosen, the call is moved at once. abortable says that the call may be aborted at any time.
-func (a *trackedCalls) Track(at roster.Location, call *engine.Call, abortable bool) *TrackedCall {
-	r := &TrackedCall{at: at, now: a.now, call: call}
-	r.abortable.Store(abortable)
-	a.track(r)
-	return r
+func (t *trackedCalls) Track(at roster.Location, call *engine.Call, abortable bool) *TrackedCall {
+	c := &TrackedCall{at: at, now: t.now, call: call}
+	c.abortable.Store(abortable)
+	t.track(c)
+	return c
 }
 
 // TrackProbe is Track for a probe, i.e. a call that makes a prefill engine compute a prompt. A probe may be aborted at any time, because
 // its engine then keeps no KV. The call also ends when its engine is down or takes no requests, and another engine could prefill the
 // prompt.
-func (a *trackedCalls) TrackProbe(c *prefill.Candidate, call *engine.Call) *TrackedCall {
-	r := &TrackedCall{at: roster.Location{Instance: c.Instance, Rank: c.Target.Rank}, now: a.now, call: call, probe: true}
-	r.abortable.Store(true)
-	a.track(r)
-	r.moveIfDeserted(a.now()) // the engine may have gone down since it was chosen
-	return r
+func (t *trackedCalls) TrackProbe(c *prefill.Candidate, call *engine.Call) *TrackedCall {
+	tracked := &TrackedCall{at: roster.Location{Instance: c.Instance, Rank: c.Target.Rank}, now: t.now, call: call, probe: true}
+	tracked.abortable.Store(true)
+	t.track(tracked)
+	tracked.moveIfDeserted(t.now()) // the engine may have gone down since it was chosen
+	return tracked
 }
 
 // track adds a call to the list, and moves it at once if its time is already over.
-func (a *trackedCalls) track(r *TrackedCall) {
-	a.mu.Lock()
-	a.all[r] = struct{}{}
-	a.mu.Unlock()
-	if a.serving().Err() != nil || a.now().Overdue(r.at) { // after the call is listed, so that either Move or this check ends it
-		r.move(drained)
+func (t *trackedCalls) track(c *TrackedCall) {
+	t.mu.Lock()
+	t.all[c] = struct{}{}
+	t.mu.Unlock()
+	if t.serving().Err() != nil || t.now().Overdue(c.at) { // after the call is listed, so that either Move or this check ends it
+		c.move(drained)
 	}
 }
 
 // Untrack forgets a call that has ended.
-func (a *trackedCalls) Untrack(r *TrackedCall) {
-	a.mu.Lock()
-	delete(a.all, r)
-	a.mu.Unlock()
+func (t *trackedCalls) Untrack(c *TrackedCall) {
+	t.mu.Lock()
+	delete(t.all, c)
+	t.mu.Unlock()
 }
 
 // Move ends every call whose place is covered, and returns how many. The answers go on elsewhere if they can.
-func (a *trackedCalls) Move(covers func(roster.Location) bool) (moved int) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	for r := range a.all {
-		if covers(r.at) {
-			r.move(drained)
+func (t *trackedCalls) Move(covers func(roster.Location) bool) (moved int) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for c := range t.all {
+		if covers(c.at) {
+			c.move(drained)
 			moved++
 		}
 	}
@@ -126,23 +126,23 @@ func (a *trackedCalls) Move(covers func(roster.Location) bool) (moved int) {
 }
 
 // moveDesertedProbes ends the probes at engines that are down or take no requests, so that their prompts go to other engines.
-func (a *trackedCalls) moveDesertedProbes() {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	for r := range a.all {
-		if r.probe {
-			r.moveIfDeserted(a.now())
+func (t *trackedCalls) moveDesertedProbes() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for c := range t.all {
+		if c.probe {
+			c.moveIfDeserted(t.now())
 		}
 	}
 }
 
 // moveIfDeserted ends a probe if its engine is down or takes no requests, and another engine can do the work.
-func (r *TrackedCall) moveIfDeserted(now *roster.Snapshot) {
-	switch e := now.Engine(r.at.Instance); {
+func (c *TrackedCall) moveIfDeserted(now *roster.Snapshot) {
+	switch e := now.Engine(c.at.Instance); {
 	case e == nil || !e.Deserted:
 	case e.Status.Up:
-		r.move(drained)
+		c.move(drained)
 	default:
-		r.move(died)
+		c.move(died)
 	}
 }

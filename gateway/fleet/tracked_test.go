@@ -13,7 +13,7 @@ import (
 // A pull that is cut leaks KV on both sides, so a call that has to go waits for
 // its first event, and goes then.
 func TestACallIsMovedOnceThatIsSafe(t *testing.T) {
-	drain := func(r *TrackedCall) { r.move(drained) }
+	drain := func(c *TrackedCall) { c.move(drained) }
 	client := engine.NewClient(engine.Options{})
 	defer client.Close()
 	for _, row := range []struct {
@@ -28,9 +28,9 @@ func TestACallIsMovedOnceThatIsSafe(t *testing.T) {
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			call := client.NewCall(&engine.Target{ID: "d", URL: &url.URL{Scheme: "http", Host: "127.0.0.1:1"}, Rank: -1})
-			r := &TrackedCall{call: call}
+			c := &TrackedCall{call: call}
 			for _, step := range row.steps {
-				step(r)
+				step(c)
 			}
 			_, err := call.Do(http.MethodGet, "/", nil, nil, engine.Deadlines{})
 			var failure *engine.Error

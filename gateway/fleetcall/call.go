@@ -46,13 +46,13 @@ type Fleet interface {
 
 // Caller calls engines, for one operator at a time.
 type Caller struct {
-	host Deps
+	deps Deps
 	mu   sync.Mutex
 	runs string // the call under way, as text for people; empty: none
 }
 
 // New returns a Caller.
-func New(h Deps) *Caller { return &Caller{host: h} }
+func New(d Deps) *Caller { return &Caller{deps: d} }
 
 // mostBody is how much of an engine's answer the result has, in bytes.
 const mostBody = 16 << 10
@@ -60,8 +60,8 @@ const mostBody = 16 << 10
 // Do makes a call for an operator, whom the log names (by). It returns once every engine has answered, or fleet_call.timeout is over. If
 // ctx ends before, the call still goes on, because otherwise only a part of the engines might be paused.
 func (c *Caller) Do(ctx context.Context, call Call, by string) (Result, *Refusal) {
-	s := c.host.Settings()
-	p, refusal := call.planned(s.FleetCall.Paths, c.host.Fleet.Now())
+	s := c.deps.Settings()
+	p, refusal := call.planned(s.FleetCall.Paths, c.deps.Fleet.Now())
 	if refusal == nil {
 		refusal = c.begin(p, s.FleetCall.Timeout)
 	}
@@ -69,7 +69,7 @@ func (c *Caller) Do(ctx context.Context, call Call, by string) (Result, *Refusal
 		return Result{}, refusal
 	}
 	done := make(chan Result, 1)
-	c.host.Go(func() {
+	c.deps.Go(func() {
 		r := c.make(p, &s.FleetCall, s.Limits.ConnectTimeout, by)
 		c.end() // before the caller gets the result, because the caller may make the next call at once
 		done <- r
@@ -102,14 +102,14 @@ func (c *Caller) end() {
 // make makes a call. It calls all engines at the same time, because vLLM ranks that step together also pause together: none answers before
 // all of them have got the call (0.32 and 0.33, DPEngineCoreProc._pause_complete in v1/engine/core.py).
 func (c *Caller) make(p *plan, s *config.FleetCall, connect time.Duration, by string) Result {
-	log, began := c.host.Log.With(zap.String("path", p.Path), zap.String("method", p.Method), zap.String("group", p.Group),
+	log, began := c.deps.Log.With(zap.String("path", p.Path), zap.String("method", p.Method), zap.String("group", p.Group),
 		zap.String("by", by)), time.Now()
 	log.Info("an operator calls engines", zap.Int("engines", len(p.places)))
-	pausesBefore := c.host.Fleet.Now().Pauses()
+	pausesBefore := c.deps.Fleet.Now().Pauses()
 	if p.is(config.CallPauses) {
-		c.host.Fleet.Pause(p.Group, p.Path)
+		c.deps.Fleet.Pause(p.Group, p.Path)
 	}
-	ctx, stop := context.WithTimeout(c.host.Context, s.Timeout)
+	ctx, stop := context.WithTimeout(c.deps.Context, s.Timeout)
 	defer stop()
 	answers := make([]Answer, len(p.places))
 	var all sync.WaitGroup
@@ -119,14 +119,14 @@ func (c *Caller) make(p *plan, s *config.FleetCall, connect time.Duration, by st
 	all.Wait()
 	if p.is(config.CallEmpties) { // after the engines have acted, because requests that end until then leave old KV, too
 		keys := p.keys(func(i int) bool { return answers[i].mayHaveActed() })
-		c.host.Fleet.Emptied(keys)
-		c.host.Forget(c.host.Fleet.Now().Caches(keys))
+		c.deps.Fleet.Emptied(keys)
+		c.deps.Forget(c.deps.Fleet.Now().Caches(keys))
 	}
 	if end, left := p.then(answers, pausesBefore); end {
-		c.host.Fleet.Resume(p.Group, left)
+		c.deps.Fleet.Resume(p.Group, left)
 	}
 	r := Result{Done: true, Path: p.Path, Group: p.Group, Engines: answers}
-	for _, pause := range c.host.Fleet.Now().Pauses() {
+	for _, pause := range c.deps.Fleet.Now().Pauses() {
 		r.Paused = append(r.Paused, pause.String())
 	}
 	failed := []string{}
@@ -152,9 +152,9 @@ const mostNamed = 8
 // ask makes the call to one engine, and returns its answer.
 func (c *Caller) ask(ctx context.Context, p *plan, to *place, connect, limit time.Duration) Answer {
 	a, began := Answer{Engine: to.id}, time.Now()
-	engines := c.host.Fleet.Now()
+	engines := c.deps.Fleet.Now()
 	a.Restarted = slices.ContainsFunc(engines.Pauses(), func(pause roster.Pause) bool { return pause.Restarted(engines.Engine(to.keys[0])) })
-	call := c.host.Client.NewCall(to.target).Fresh() // a kept-alive connection may be closed already, and the call must not be sent twice
+	call := c.deps.Client.NewCall(to.target).Fresh() // a kept-alive connection may be closed already, and the call must not be sent twice
 	defer context.AfterFunc(ctx, call.Abort)()
 	var body [][]byte
 	var headers []engine.Header
@@ -174,7 +174,7 @@ func (c *Caller) ask(ctx context.Context, p *plan, to *place, connect, limit tim
 	}
 	a.Ms = float64(time.Since(began).Microseconds()) / 1000
 	switch {
-	case err != nil && c.host.Context.Err() != nil:
+	case err != nil && c.deps.Context.Err() != nil:
 		a.Error = "the proxy ended meanwhile"
 	case err != nil && ctx.Err() != nil:
 		a.Error = fmt.Sprintf("no answer came within fleet_call.timeout (%v); it may come to do it yet", limit)

@@ -124,12 +124,12 @@ func prefillOf(l *prefill.Lease) *receipt.Prefill {
 func decodeOf(s *dispatcher.Slot) *receipt.Decode {
 	d := &receipt.Decode{Rank: s.WorkerName, Group: s.Group, Policy: s.Policy, Stage: stageOf(s), Score: s.Score, Decide: ms(s.Decide),
 		Local: int(s.NewTokens)}
-	g := s.Trace
-	if g == nil {
+	e := s.Trace
+	if e == nil {
 		return d
 	}
-	d.Tick, d.Waiting, d.KVTokens, d.Fullest, d.Able = g.Tick, g.Waiting, g.KVTokens, g.Fullest, g.Able
-	best := g.Best()
+	d.Tick, d.Waiting, d.KVTokens, d.Fullest, d.Able = e.Tick, e.Waiting, e.KVTokens, e.Fullest, e.Able
+	best := e.Best()
 	d.Best = make([]receipt.Choice, len(best))
 	scores := make([]float64, len(best))
 	for i, w := range best {
@@ -138,7 +138,7 @@ func decodeOf(s *dispatcher.Slot) *receipt.Decode {
 			scores[i] = w.Score
 			c.Score = &scores[i]
 			d.Better = "more"
-			if g.Less {
+			if e.Less {
 				d.Better = "less"
 			}
 		}

@@ -184,13 +184,13 @@ func spanBound(s *tracing.Span, slot *dispatcher.Slot) {
 	if slot.NewTokens > 0 {
 		list = append(list, attribute.Int("evenkeel.decode.local_prefill_tokens", int(slot.NewTokens)))
 	}
-	if g := slot.Trace; g != nil {
+	if e := slot.Trace; e != nil {
 		var best []string
-		for _, w := range g.Best() {
+		for _, w := range e.Best() {
 			best = append(best, scored(w.Name, w.Score))
 		}
-		list = append(list, attribute.Int("evenkeel.decode.waiting", g.Waiting), attribute.Int("evenkeel.decode.able", g.Able),
-			attribute.Int64("evenkeel.decode.kv_tokens", g.KVTokens), attribute.StringSlice("evenkeel.decode.best", best))
+		list = append(list, attribute.Int("evenkeel.decode.waiting", e.Waiting), attribute.Int("evenkeel.decode.able", e.Able),
+			attribute.Int64("evenkeel.decode.kv_tokens", e.KVTokens), attribute.StringSlice("evenkeel.decode.best", best))
 	}
 	s.Event("admit", list...)
 }

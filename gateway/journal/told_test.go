@@ -213,9 +213,9 @@ func TestPhasesAreTheStatesOfAReceipt(t *testing.T) {
 // A receipt tells which scores are better only where a policy compared the ranks.
 func TestAReceiptSaysWhichScoresAreBetter(t *testing.T) {
 	of := func(stage uint8, less bool, score float64) *receipt.Decode {
-		g := &board.Explanation{Less: less}
-		g.Keep(board.Alternative{Worker: 1, Name: "d1", Score: score}, 1)
-		return decodeOf(&dispatcher.Slot{Trace: g, Binding: board.Binding{Worker: 1, Stage: stage}})
+		e := &board.Explanation{Less: less}
+		e.Keep(board.Alternative{Worker: 1, Name: "d1", Score: score}, 1)
+		return decodeOf(&dispatcher.Slot{Trace: e, Binding: board.Binding{Worker: 1, Stage: stage}})
 	}
 	best := []receipt.Choice{{Name: "d1", Score: number(2), Chosen: true}}
 	require.Equal(t, &receipt.Decode{Stage: "guard", Better: "more", Best: best}, of(0, false, 2))

@@ -61,15 +61,15 @@ func keyOf(token string) key { return sha256.Sum256([]byte(token)) }
 
 // desk holds the expectations of requests, and hands callbacks to them.
 type desk struct {
-	mu       sync.Mutex
-	expected map[key]*PendingCallback
-	short    map[string]bool // ranks for which the log has said that they cut request ids
-	keys     map[string]bool // unknown keys of callbacks that the log has named; at most mostKeys
-	closed   bool
+	mu      sync.Mutex
+	pending map[key]*PendingCallback
+	short   map[string]bool // ranks for which the log has said that they cut request ids
+	keys    map[string]bool // unknown keys of callbacks that the log has named; at most mostKeys
+	closed  bool
 }
 
 func newDesk() desk {
-	return desk{expected: map[key]*PendingCallback{}, short: map[string]bool{}, keys: map[string]bool{}}
+	return desk{pending: map[key]*PendingCallback{}, short: map[string]bool{}, keys: map[string]bool{}}
 }
 
 var (
@@ -82,55 +82,55 @@ func (s *Server) Expect(w Wanted) *PendingCallback {
 	var random [tokenBytes]byte
 	_, _ = rand.Read(random[:]) // never fails, by its documentation
 	token := hex.EncodeToString(random[:])
-	e := &PendingCallback{
+	p := &PendingCallback{
 		URL: s.URL() + path + token, desk: &s.desk, key: keyOf(token), wanted: w,
 		came: make(chan Callback, 1), forgotten: make(chan struct{}),
 	}
 	s.desk.mu.Lock()
 	defer s.desk.mu.Unlock()
 	if s.desk.closed {
-		close(e.forgotten)
-		return e
+		close(p.forgotten)
+		return p
 	}
-	s.desk.expected[e.key] = e
-	return e
+	s.desk.pending[p.key] = p
+	return p
 }
 
 // Came delivers the callback, at most once.
-func (e *PendingCallback) Came() <-chan Callback { return e.came }
+func (p *PendingCallback) Came() <-chan Callback { return p.came }
 
 // Forgotten is closed when no callback can come any more. It stays open if a callback came within the grace of Forget.
-func (e *PendingCallback) Forgotten() <-chan struct{} { return e.forgotten }
+func (p *PendingCallback) Forgotten() <-chan struct{} { return p.forgotten }
 
 // Forget ends the expectation after a grace, within which a callback is still handed over. If the callback has come, it ends the
 // expectation at once. A later call with a grace of 0 also ends it at once.
-func (e *PendingCallback) Forget(grace time.Duration) {
-	e.desk.mu.Lock()
-	defer e.desk.mu.Unlock()
+func (p *PendingCallback) Forget(grace time.Duration) {
+	p.desk.mu.Lock()
+	defer p.desk.mu.Unlock()
 	switch {
-	case e.spent || grace <= 0:
-		e.forget()
-	case e.timer == nil && e.desk.expected[e.key] == e:
-		e.timer = time.AfterFunc(grace, func() { e.Forget(0) })
+	case p.spent || grace <= 0:
+		p.forget()
+	case p.timer == nil && p.desk.pending[p.key] == p:
+		p.timer = time.AfterFunc(grace, func() { p.Forget(0) })
 	}
 }
 
 // forget ends the expectation, and closes Forgotten unless a callback came. It is called with the desk's mu held.
-func (e *PendingCallback) forget() {
-	if e.desk.expected[e.key] != e {
+func (p *PendingCallback) forget() {
+	if p.desk.pending[p.key] != p {
 		return
 	}
-	e.drop()
-	if len(e.came) == 0 { // otherwise a callback waits to be received
-		close(e.forgotten)
+	p.drop()
+	if len(p.came) == 0 { // otherwise a callback waits to be received
+		close(p.forgotten)
 	}
 }
 
 // drop removes the expectation from the desk. It is called with the desk's mu held.
-func (e *PendingCallback) drop() {
-	delete(e.desk.expected, e.key)
-	if e.timer != nil {
-		e.timer.Stop()
+func (p *PendingCallback) drop() {
+	delete(p.desk.pending, p.key)
+	if p.timer != nil {
+		p.timer.Stop()
 	}
 }
 
@@ -138,39 +138,39 @@ func (e *PendingCallback) drop() {
 func (d *desk) find(token string) (*PendingCallback, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	e := d.expected[keyOf(token)]
+	p := d.pending[keyOf(token)]
 	switch {
-	case e == nil:
+	case p == nil:
 		return nil, errUnknown
-	case e.spent || e.reading == mostTries:
+	case p.spent || p.reading == mostTries:
 		return nil, errSpent
 	}
-	e.reading++
-	return e, nil
+	p.reading++
+	return p, nil
 }
 
 // doneReading says that a connection is not read any more, so that another connection may bring the callback.
-func (e *PendingCallback) doneReading() {
-	e.desk.mu.Lock()
-	defer e.desk.mu.Unlock()
-	e.reading--
+func (p *PendingCallback) doneReading() {
+	p.desk.mu.Lock()
+	defer p.desk.mu.Unlock()
+	p.reading--
 }
 
 // handOver hands a callback to its request. It returns an error if another callback came first, or if the expectation has ended. late says
 // that Forget was called before, i.e. the request was given up.
-func (e *PendingCallback) handOver(c Callback) (late bool, err error) {
-	e.desk.mu.Lock()
-	defer e.desk.mu.Unlock()
+func (p *PendingCallback) handOver(c Callback) (late bool, err error) {
+	p.desk.mu.Lock()
+	defer p.desk.mu.Unlock()
 	switch {
-	case e.desk.expected[e.key] != e:
+	case p.desk.pending[p.key] != p:
 		return false, errUnknown
-	case e.spent:
+	case p.spent:
 		return false, errSpent
 	}
-	e.spent = true
-	e.came <- c // does not block, because the channel has room for one callback
-	if late = e.timer != nil; late {
-		e.drop() // no second callback is expected
+	p.spent = true
+	p.came <- c // does not block, because the channel has room for one callback
+	if late = p.timer != nil; late {
+		p.drop() // no second callback is expected
 	}
 	return late, nil
 }
@@ -209,8 +209,8 @@ func (d *desk) close() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.closed = true
-	for _, e := range d.expected {
-		e.forget()
+	for _, p := range d.pending {
+		p.forget()
 	}
 }
 
@@ -221,5 +221,5 @@ func (s *Server) Expected() int {
 	}
 	s.desk.mu.Lock()
 	defer s.desk.mu.Unlock()
-	return len(s.desk.expected)
+	return len(s.desk.pending)
 }

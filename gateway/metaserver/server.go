@@ -153,7 +153,7 @@ func (s *Server) URL() string {
 func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	token, found := strings.CutPrefix(r.URL.Path, path)
 	peer, err := netip.ParseAddrPort(r.RemoteAddr)
-	var e *PendingCallback
+	var p *PendingCallback
 	switch {
 	case err != nil || !s.Allowed(peer.Addr().Unmap().WithZone("")):
 		s.refuse(w, http.StatusForbidden, resultBad)
@@ -167,38 +167,38 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 		s.refuse(w, http.StatusMethodNotAllowed, resultBad)
 		return
 	}
-	if e, err = s.desk.find(token); err != nil {
+	if p, err = s.desk.find(token); err != nil {
 		s.refuseUnwanted(w, err)
 		return
 	}
-	defer e.doneReading()
-	if r.ContentLength > int64(e.wanted.limit()) {
-		s.refuseUseless(w, e, http.StatusRequestEntityTooLarge, fmt.Errorf("%w: it has %d bytes", mooncake.ErrBadCallback, r.ContentLength))
+	defer p.doneReading()
+	if r.ContentLength > int64(p.wanted.limit()) {
+		s.refuseUseless(w, p, http.StatusRequestEntityTooLarge, fmt.Errorf("%w: it has %d bytes", mooncake.ErrBadCallback, r.ContentLength))
 		return
 	}
-	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, int64(e.wanted.limit())))
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, int64(p.wanted.limit())))
 	var tooLarge *http.MaxBytesError
 	switch {
 	case errors.As(err, &tooLarge):
-		s.refuseUseless(w, e, http.StatusRequestEntityTooLarge,
+		s.refuseUseless(w, p, http.StatusRequestEntityTooLarge,
 			fmt.Errorf("%w: it has more than %d bytes", mooncake.ErrBadCallback, tooLarge.Limit))
 		return
 	case err != nil: // the connection broke, so the engine will try again
 		s.refuse(w, http.StatusBadRequest, resultBad)
 		return
 	}
-	s.deliver(w, e, body)
+	s.deliver(w, p, body)
 }
 
 // deliver hands a whole callback to its request and answers at once. An engine makes only a few callbacks at a time, and the next callbacks
 // wait for the answers.
-func (s *Server) deliver(w http.ResponseWriter, e *PendingCallback, body []byte) {
-	callback, err := e.wanted.Read(body)
+func (s *Server) deliver(w http.ResponseWriter, p *PendingCallback, body []byte) {
+	callback, err := p.wanted.Read(body)
 	if err != nil {
-		s.refuseUseless(w, e, http.StatusBadRequest, err)
+		s.refuseUseless(w, p, http.StatusBadRequest, err)
 		return
 	}
-	late, err := e.handOver(Callback{Callback: callback})
+	late, err := p.handOver(Callback{Callback: callback})
 	switch {
 	case err != nil:
 		s.refuseUnwanted(w, err)
@@ -208,12 +208,12 @@ func (s *Server) deliver(w http.ResponseWriter, e *PendingCallback, body []byte)
 	default:
 		s.results.WithLabelValues(resultOK).Inc()
 	}
-	if callback.ShortID && s.desk.firstShortID(e.wanted.Rank) {
+	if callback.ShortID && s.desk.firstShortID(p.wanted.Rank) {
 		s.Log.Warn("a decode engine adds no random suffix to the ids of requests, and cuts the end of ours in its callbacks; this works, but "+
 			"the proxy could not tell two requests with the same id apart",
-			zap.String("engine", e.wanted.Rank))
+			zap.String("engine", p.wanted.Rank))
 	}
-	s.warnOfKeys(e.wanted.Rank, callback.Unknown)
+	s.warnOfKeys(p.wanted.Rank, callback.Unknown)
 	w.Header().Set("Content-Type", "application/json")
 	_, _ = io.WriteString(w, `{"status":"ok"}`) // the engine ignores the body
 }
@@ -232,16 +232,16 @@ func (s *Server) warnOfKeys(rank string, keys []string) {
 
 // refuseUseless refuses a callback that cannot be used, and reports the error to its request. The request needs another rank, because the
 // proxy does not know where this engine expects the KV.
-func (s *Server) refuseUseless(w http.ResponseWriter, e *PendingCallback, status int, err error) {
-	if _, notWanted := e.handOver(Callback{Err: err}); notWanted != nil {
+func (s *Server) refuseUseless(w http.ResponseWriter, p *PendingCallback, status int, err error) {
+	if _, notWanted := p.handOver(Callback{Err: err}); notWanted != nil {
 		s.refuseUnwanted(w, notWanted)
 		return
 	}
 	if errors.Is(err, mooncake.ErrUnknownHost) {
 		s.Log.Error("ALARM: a decode engine's callback names a host that does not belong to it; the prefill is not sent there",
-			zap.String("engine", e.wanted.Rank), zap.Error(err))
+			zap.String("engine", p.wanted.Rank), zap.Error(err))
 	} else {
-		s.Log.Warn("a callback is refused, and its request is tried again", zap.String("engine", e.wanted.Rank), zap.Error(err))
+		s.Log.Warn("a callback is refused, and its request is tried again", zap.String("engine", p.wanted.Rank), zap.Error(err))
 	}
 	s.refuse(w, status, resultBad)
 }

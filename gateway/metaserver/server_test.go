@@ -100,10 +100,10 @@ func (r *rig) counts() string {
 	return fmt.Sprintf("ok %d, duplicate %d, unknown %d, bad %d, late %d", n("ok"), n("duplicate"), n("unknown"), n("bad"), n("late"))
 }
 
-func nothing(t *testing.T, e *PendingCallback) {
+func nothing(t *testing.T, p *PendingCallback) {
 	t.Helper()
 	select {
-	case c := <-e.Came():
+	case c := <-p.Came():
 		t.Fatalf("it came: %+v", c)
 	default:
 	}
@@ -111,19 +111,19 @@ func nothing(t *testing.T, e *PendingCallback) {
 
 func TestACallbackIsAnsweredAtOnceAndToldOnce(t *testing.T) {
 	r := start(t)
-	e, other := r.expect(), r.expect()
-	require.NotEqual(t, e.URL, other.URL)
-	require.Regexp(t, `^http://127\.0\.0\.1:\d+/v1/metaserver/[0-9a-f]{32}$`, e.URL)
-	status, answer := r.do(http.MethodPost, e.URL, strings.NewReader("here"))
+	p, other := r.expect(), r.expect()
+	require.NotEqual(t, p.URL, other.URL)
+	require.Regexp(t, `^http://127\.0\.0\.1:\d+/v1/metaserver/[0-9a-f]{32}$`, p.URL)
+	status, answer := r.do(http.MethodPost, p.URL, strings.NewReader("here"))
 	require.Equal(t, 200, status)
 	require.Equal(t, `{"status":"ok"}`, answer)
-	require.Equal(t, 409, r.post(e.URL, "there"), "while the request lives")
-	require.Equal(t, "here", string((<-e.Came()).KV))
-	nothing(t, e)
+	require.Equal(t, 409, r.post(p.URL, "there"), "while the request lives")
+	require.Equal(t, "here", string((<-p.Came()).KV))
+	nothing(t, p)
 	nothing(t, other)
-	e.Forget(time.Hour)
-	<-e.Forgotten()
-	require.Equal(t, 404, r.post(e.URL, "here"), "the request is over")
+	p.Forget(time.Hour)
+	<-p.Forgotten()
+	require.Equal(t, 404, r.post(p.URL, "here"), "the request is over")
 	require.Equal(t, "ok 1, duplicate 1, unknown 1, bad 0, late 0", r.counts())
 	other.Forget(0)
 	require.Zero(t, r.Expected())
@@ -131,20 +131,20 @@ func TestACallbackIsAnsweredAtOnceAndToldOnce(t *testing.T) {
 
 func TestWhatIsNoCallbackIsRefused(t *testing.T) {
 	r := start(t)
-	e := r.expect()
-	at := strings.TrimSuffix(e.URL, e.URL[len(e.URL)-32:])
+	p := r.expect()
+	at := strings.TrimSuffix(p.URL, p.URL[len(p.URL)-32:])
 	for _, tc := range []struct {
 		name, method, url, body string
 		status                  int
 	}{
 		{"a token that nobody has", "POST", at + strings.Repeat("0", 32), "x", 404},
 		{"no token", "POST", at, "x", 404},
-		{"a token and more", "POST", e.URL + "/x", "x", 404},
-		{"a token without its end", "POST", e.URL[:len(e.URL)-1], "x", 404},
+		{"a token and more", "POST", p.URL + "/x", "x", 404},
+		{"a token without its end", "POST", p.URL[:len(p.URL)-1], "x", 404},
 		{"another path", "POST", "http://" + r.Addr() + "/metrics", "x", 404},
-		{"a look", "GET", e.URL, "", 405},
+		{"a look", "GET", p.URL, "", 405},
 		{"a look at the list", "GET", at, "", 405},
-		{"another method", "DELETE", e.URL, "", 405},
+		{"another method", "DELETE", p.URL, "", 405},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			status, answer := r.do(tc.method, tc.url, strings.NewReader(tc.body))
@@ -152,8 +152,8 @@ func TestWhatIsNoCallbackIsRefused(t *testing.T) {
 			require.Empty(t, answer, "no hint of which")
 		})
 	}
-	nothing(t, e)
-	require.Equal(t, 200, r.post(e.URL, "here"), "nothing of this has spent the token")
+	nothing(t, p)
+	require.Equal(t, 200, r.post(p.URL, "here"), "nothing of this has spent the token")
 	require.Equal(t, "ok 1, duplicate 0, unknown 5, bad 3, late 0", r.counts())
 }
 
@@ -169,23 +169,23 @@ func TestACallbackOfNoUseIsToldToItsRequest(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			r := start(t)
-			e := r.expect()
-			require.Equal(t, tc.status, r.post(e.URL, tc.body))
-			require.ErrorIs(t, (<-e.Came()).Err, tc.want)
-			require.Equal(t, 409, r.post(e.URL, "here"), "the engine waits in vain by now")
+			p := r.expect()
+			require.Equal(t, tc.status, r.post(p.URL, tc.body))
+			require.ErrorIs(t, (<-p.Came()).Err, tc.want)
+			require.Equal(t, 409, r.post(p.URL, "here"), "the engine waits in vain by now")
 			require.Equal(t, "ok 0, duplicate 1, unknown 0, bad 1, late 0", r.counts())
 			require.Equal(t, errors.Is(tc.want, mooncake.ErrUnknownHost), strings.HasPrefix(r.log.All()[0].Message, "ALARM"))
 		})
 	}
 	r := start(t)
-	e := r.expect()
-	status, _ := r.do(http.MethodPost, e.URL, io.MultiReader(strings.NewReader(strings.Repeat("x", 1001)))) // its length is not told
+	p := r.expect()
+	status, _ := r.do(http.MethodPost, p.URL, io.MultiReader(strings.NewReader(strings.Repeat("x", 1001)))) // its length is not told
 	require.Equal(t, 413, status)
-	require.ErrorIs(t, (<-e.Came()).Err, mooncake.ErrBadCallback)
+	require.ErrorIs(t, (<-p.Came()).Err, mooncake.ErrBadCallback)
 }
 
 // target is what a URL of ours asks for.
-func target(e *PendingCallback) string { return path + e.URL[len(e.URL)-2*tokenBytes:] }
+func target(p *PendingCallback) string { return path + p.URL[len(p.URL)-2*tokenBytes:] }
 
 // raw writes a head, and answers whatever comes back without sending a body.
 func (r *rig) raw(head string) *http.Response {
@@ -203,9 +203,9 @@ func (r *rig) raw(head string) *http.Response {
 
 func TestWhoMayNotCallIsRefusedBeforeTheBody(t *testing.T) {
 	r := start(t)
-	e := r.expect()
+	p := r.expect()
 	r.allowed.Store(false)
-	target := target(e)
+	target := target(p)
 	for _, line := range []string{"POST " + target, "POST /x", "GET " + target} {
 		resp := r.raw(line + " HTTP/1.1\r\nHost: h\r\nContent-Length: 500\r\n\r\n")
 		require.Equal(t, 403, resp.StatusCode)
@@ -214,15 +214,15 @@ func TestWhoMayNotCallIsRefusedBeforeTheBody(t *testing.T) {
 	require.Equal(t, 1, r.log.FilterMessageSnippet("add it to bind.allow").Len(), "said once a minute")
 	r.allowed.Store(true)
 	require.Equal(t, 413, r.raw("POST "+target+" HTTP/1.1\r\nHost: h\r\nContent-Length: 5000\r\n\r\n").StatusCode)
-	require.ErrorIs(t, (<-e.Came()).Err, mooncake.ErrBadCallback)
+	require.ErrorIs(t, (<-p.Came()).Err, mooncake.ErrBadCallback)
 	require.Equal(t, "ok 0, duplicate 0, unknown 0, bad 4, late 0", r.counts())
 }
 
 // A connection that breaks in a callback has spent nothing: its engine tries again.
 func TestACallbackThatBreaksOffMayComeAgain(t *testing.T) {
 	r := start(t)
-	e := r.expect()
-	target := target(e)
+	p := r.expect()
+	target := target(p)
 	for range 2 {
 		conn, err := net.Dial("tcp", r.Addr())
 		require.NoError(t, err)
@@ -230,18 +230,18 @@ func TestACallbackThatBreaksOffMayComeAgain(t *testing.T) {
 		require.NoError(t, err)
 		defer func() { _ = conn.Close() }() // and it does not break at once
 	}
-	require.Equal(t, 200, r.post(e.URL, "here"))
-	require.Equal(t, "here", string((<-e.Came()).KV))
+	require.Equal(t, 200, r.post(p.URL, "here"))
+	require.Equal(t, "here", string((<-p.Came()).KV))
 }
 
 func TestOneOfManyAtOnceIsTold(t *testing.T) {
 	r := start(t)
-	e := r.expect()
+	p := r.expect()
 	var ok, duplicate atomic.Int64
 	var all sync.WaitGroup
 	for range 20 {
 		all.Go(func() {
-			switch r.post(e.URL, "here") {
+			switch r.post(p.URL, "here") {
 			case 200:
 				ok.Add(1)
 			case 409:
@@ -251,34 +251,34 @@ func TestOneOfManyAtOnceIsTold(t *testing.T) {
 	}
 	all.Wait()
 	require.Equal(t, []int64{1, 19}, []int64{ok.Load(), duplicate.Load()})
-	<-e.Came()
-	nothing(t, e)
+	<-p.Came()
+	nothing(t, p)
 }
 
 func TestALateCallbackIsToldInItsTimeOfGrace(t *testing.T) {
 	r := start(t)
-	e := r.expect()
-	e.Forget(time.Hour)
-	require.Equal(t, 200, r.post(e.URL, "here"))
-	require.Equal(t, "here", string((<-e.Came()).KV))
+	p := r.expect()
+	p.Forget(time.Hour)
+	require.Equal(t, 200, r.post(p.URL, "here"))
+	require.Equal(t, "here", string((<-p.Came()).KV))
 	require.Equal(t, "ok 0, duplicate 0, unknown 0, bad 0, late 1", r.counts())
 	require.Zero(t, r.Expected(), "nothing is expected for the rest of the grace")
-	require.Equal(t, 404, r.post(e.URL, "again"))
+	require.Equal(t, 404, r.post(p.URL, "again"))
 
-	e = r.expect()
-	e.Forget(time.Millisecond)
-	<-e.Forgotten()
-	require.Equal(t, 404, r.post(e.URL, "here"))
-	nothing(t, e)
-	e.Forget(0)
+	p = r.expect()
+	p.Forget(time.Millisecond)
+	<-p.Forgotten()
+	require.Equal(t, 404, r.post(p.URL, "here"))
+	nothing(t, p)
+	p.Forget(0)
 }
 
 func TestAnEngineThatCutsIDsIsNamedOnce(t *testing.T) {
 	r := start(t)
 	for range 3 {
-		e := r.expect()
-		require.Equal(t, 200, r.post(e.URL, "short"))
-		require.True(t, (<-e.Came()).ShortID)
+		p := r.expect()
+		require.Equal(t, 200, r.post(p.URL, "short"))
+		require.True(t, (<-p.Came()).ShortID)
 	}
 	require.Equal(t, 1, r.log.FilterMessageSnippet("no random suffix").Len())
 }
@@ -287,9 +287,9 @@ func TestAnUnknownKeyIsNamedOnce(t *testing.T) {
 	r := start(t)
 	call := func(keys string) {
 		t.Helper()
-		e := r.expect()
-		require.Equal(t, 200, r.post(e.URL, "keys "+keys))
-		require.Equal(t, strings.Fields(keys), (<-e.Came()).Unknown)
+		p := r.expect()
+		require.Equal(t, 200, r.post(p.URL, "keys "+keys))
+		require.Equal(t, strings.Fields(keys), (<-p.Came()).Unknown)
 	}
 	for range 3 {
 		call("pp_size layers")
@@ -311,9 +311,9 @@ func TestAnUnknownKeyIsNamedOnce(t *testing.T) {
 
 func TestCloseForgetsAll(t *testing.T) {
 	r := start(t)
-	e := r.expect()
+	p := r.expect()
 	r.Close()
-	<-e.Forgotten()
+	<-p.Forgotten()
 	<-r.expect().Forgotten()
 	_, err := net.Dial("tcp", r.Addr())
 	require.Error(t, err)

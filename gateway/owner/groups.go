@@ -24,9 +24,9 @@ type siblings struct {
 // see updates the members: the live proxies that are not shutting down, including this proxy. It reports whether this proxy is shutting
 // down.
 func (s *siblings) see(now time.Time) (leaving bool) {
-	_, stay := s.set.node.Siblings()
-	if leaving = s.set.host.Leaving(); !leaving {
-		stay = append(stay, s.set.node.ID())
+	_, stay := s.set.peers.Siblings()
+	if leaving = s.set.deps.Leaving(); !leaving {
+		stay = append(stay, s.set.peers.ID())
 	}
 	s.mu.Lock()
 	s.members.See(stay, now)
@@ -85,7 +85,7 @@ func (s *siblings) mayYield(a *Scope, sender string, ask geo.HandBack) error {
 // hasHeirs says whether there is another live proxy that may own the group.
 func (s *siblings) hasHeirs(a *Scope) bool {
 	s.see(time.Now())
-	return slices.ContainsFunc(s.order(a), func(id string) bool { return id != s.set.node.ID() })
+	return slices.ContainsFunc(s.order(a), func(id string) bool { return id != s.set.peers.ID() })
 }
 
 // takeReport records the epochs of the groups that a peer owns, from the peer's answer to a probe.

@@ -41,7 +41,7 @@ func (s *Set) HandBack(a *Scope, ask geo.HandBack) (geo.HandedBack, error) {
 		a.mu.Lock()
 		a.handedBack = true
 		a.mu.Unlock()
-		ours, _, _ := s.host.Load(s.ctx, a.Name, false)
+		ours, _, _ := s.deps.Load(s.ctx, a.Name, false)
 		h.Ranks = append(h.Ranks, ours...)
 	})
 	return h, err
@@ -51,7 +51,7 @@ func (s *Set) HandBack(a *Scope, ask geo.HandBack) (geo.HandedBack, error) {
 // scopes by themselves; a proxy that has just started asks only once it may own scopes. Until then this proxy still serves the requests
 // that they forward. The wait ends at the latest when a proxy that starts now could own scopes.
 func (s *Set) HandOver(ctx context.Context) {
-	if !s.Has(Groups) || !s.host.Leaving() {
+	if !s.Has(Groups) || !s.deps.Leaving() {
 		return
 	}
 	s.handsOver.Store(true)
@@ -90,7 +90,7 @@ func (s *Set) askBack(ctx context.Context, a *Scope, holder string, epoch int64)
 	if s.kind == Groups {
 		ask.Region, ask.Group = s.region, a.Name
 	}
-	h, err := s.node.AskBack(ctx, holder, ask)
+	h, err := s.peers.AskBack(ctx, holder, ask)
 	if err != nil {
 		return err
 	}
@@ -155,7 +155,7 @@ func (s *Set) lent(a *Scope) (n int) {
 	if !handedBack {
 		return 0
 	}
-	ours, _, _ := s.host.Load(s.ctx, a.Name, false)
+	ours, _, _ := s.deps.Load(s.ctx, a.Name, false)
 	for _, r := range ours {
 		n += r.Requests
 	}

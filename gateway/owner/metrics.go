@@ -48,7 +48,7 @@ func newMetrics(s *Set) *metrics {
 			Help: "Times that the decode group became this proxy's, with a new epoch."}, []string{"group"}),
 		after: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name: "evenkeel_ha_takeover_seconds", Help: "Time from the last sign of a group's former owner until this proxy admitted requests to " +
-				"the group. It is short after a hand-over, and longer than a lease after the owner died.", Buckets: s.host.Buckets,
+				"the group. It is short after a hand-over, and longer than a lease after the owner died.", Buckets: s.deps.Buckets,
 		}),
 	}
 }

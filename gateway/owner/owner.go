@@ -12,10 +12,10 @@ import (
 )
 
 // New returns the Set for the kind of scopes to which the config gives owners; nil: the config gives owners to none.
-func New(c *config.Config, host Deps) (*Set, error) {
+func New(c *config.Config, deps Deps) (*Set, error) {
 	own, ha := &c.Geo.Ownership, &c.HA
 	s := &Set{
-		host: host, conf: c, log: host.Log, region: c.Geo.Self.Region, ctx: host.Context,
+		deps: deps, conf: c, log: deps.Log, region: c.Geo.Self.Region, ctx: deps.Context,
 		lookNow: make(chan struct{}, 1), barred: map[string]bar{}, leavingScopes: map[string]*Scope{}, lost: make(chan struct{}),
 	}
 	s.all.Store(&map[string]*Scope{})
@@ -52,5 +52,5 @@ func New(c *config.Config, host Deps) (*Set, error) {
 		return nil, nil
 	}
 	s.metrics = newMetrics(s)
-	return s, host.Registerer.Register(s.metrics)
+	return s, deps.Registerer.Register(s.metrics)
 }

@@ -26,7 +26,7 @@ func (s *Set) Run(ctx context.Context) {
 	defer tick.Stop()
 	var counted time.Time
 	for now := time.Now(); ; {
-		reach := s.host.Engines()
+		reach := s.deps.Engines()
 		if s.kind == Groups {
 			s.enlist(reach, now)
 		}
@@ -104,7 +104,7 @@ func (s *Set) enlist(reach map[string]Reach, now time.Time) {
 		})
 	}
 	if changed {
-		s.host.Publish(s.ctx)
+		s.deps.Publish(s.ctx)
 	}
 }
 
@@ -157,7 +157,7 @@ func (s *Set) countOthers(ctx context.Context, now time.Time) {
 		a.mu.Unlock()
 		if cautious || a.view.Load().Phase == lease.Starting {
 			asked.Go(func() {
-				ours, all, silent := s.host.Load(ctx, a.Name, true)
+				ours, all, silent := s.deps.Load(ctx, a.Name, true)
 				a.mu.Lock()
 				a.keepFound(ours, all, silent)
 				a.mu.Unlock()
@@ -168,6 +168,6 @@ func (s *Set) countOthers(ctx context.Context, now time.Time) {
 	}
 	asked.Wait()
 	if changed {
-		s.host.Publish(s.ctx)
+		s.deps.Publish(s.ctx)
 	}
 }

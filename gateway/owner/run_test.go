@@ -24,7 +24,7 @@ func slowLoad(context.Context, string, bool) (ours, all []geo.Resident, silent [
 func TestGroupsWhoseEnginesHangAreAskedAtTheSameTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, _ := setOf(t, Groups, &lent{})
-		s.host.Load = slowLoad
+		s.deps.Load = slowLoad
 		all := map[string]*Scope{}
 		for i := range 20 {
 			a := s.scope(fmt.Sprint("g", i))
@@ -43,7 +43,7 @@ func TestARegionThatIsTakenOverIsNotGivenBackByAnOldTick(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, _ := setOf(t, Regions, &lent{})
 		n := &neighbours{set: s}
-		s.standing, s.host.Load = n, slowLoad
+		s.standing, s.deps.Load = n, slowLoad
 		regions := map[string]*Scope{"eu": s.scope("eu"), "ap": s.scope("ap")}
 		for _, a := range regions {
 			a.hold = 0

@@ -105,7 +105,7 @@ func (s *Set) changed(a *Scope, v lease.View) {
 		s.lost = make(chan struct{})
 		s.mu.Unlock()
 	}
-	s.host.Publish(s.ctx)
+	s.deps.Publish(s.ctx)
 	if !v.Admits {
 		a.flush(s.ctx)
 	}
@@ -123,7 +123,7 @@ func (s *Set) adopt(a *Scope, epoch int64, now time.Time) (after time.Duration) 
 	if a.claim == nil || epoch != a.epoch {
 		a.epoch, a.since = epoch, now
 		if a.hold > 0 {
-			a.hold = s.host.Hold() // a reload may have changed the value since the scope was made
+			a.hold = s.deps.Hold() // a reload may have changed the value since the scope was made
 		}
 		if !a.ownerHeard.IsZero() {
 			after = now.Sub(a.ownerHeard)

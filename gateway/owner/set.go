@@ -76,7 +76,7 @@ type standing interface {
 
 // Set holds all scopes of a kind. A nil Set belongs to a proxy that shares no engines, and admits to every scope.
 type Set struct {
-	host      Deps
+	deps      Deps
 	kind      Kind
 	conf      *config.Config
 	log       *zap.Logger
@@ -85,7 +85,7 @@ type Set struct {
 	times     lease.Times
 	members   []string // the only proxies that may own scopes; empty: every proxy may
 	region    string   // the proxy's own region
-	node      *geo.Peers
+	peers     *geo.Peers
 	standing
 	metrics *metrics
 
@@ -104,16 +104,16 @@ type Set struct {
 }
 
 // Join sets the node through which proxies talk to each other. It must be called before Run.
-func (s *Set) Join(n *geo.Peers) {
+func (s *Set) Join(peers *geo.Peers) {
 	if s != nil {
-		s.node = n
+		s.peers = peers
 	}
 }
 
 // scope returns a new scope without a claim.
 func (s *Set) scope(name string) *Scope {
 	a := NewScope(name)
-	a.hold = s.host.Hold()
+	a.hold = s.deps.Hold()
 	return a
 }
 
@@ -129,7 +129,7 @@ func (s *Set) claim(a *Scope, rank int) error {
 		OnChange: func(v lease.View) { s.changed(a, v) },
 		AskBack:  func(ctx context.Context, holder string, epoch int64) error { return s.askBack(ctx, a, holder, epoch) },
 		Vote: func(ctx context.Context, member string, ask lease.Vote) error {
-			return s.node.AskVote(ctx, member, geo.Vote{Region: s.region, Group: a.Name, Vote: ask})
+			return s.peers.AskVote(ctx, member, geo.Vote{Region: s.region, Group: a.Name, Vote: ask})
 		},
 	}, s.log.With(zap.String(string(s.kind), a.Name)))
 	return nil

@@ -68,7 +68,7 @@ func setOf(t *testing.T, kind Kind, store lease.Engine) (*Set, *Scope) {
 	s := &Set{
 		kind: kind, conf: config.Default(), log: zap.NewNop(), region: "us", ctx: t.Context(), times: lease.DefaultTimes,
 		lookNow: make(chan struct{}, 1), lost: make(chan struct{}), barred: map[string]bar{}, leavingScopes: map[string]*Scope{},
-		host: Deps{Publish: func(context.Context) {}, Hold: func() time.Duration { return time.Minute },
+		deps: Deps{Publish: func(context.Context) {}, Hold: func() time.Duration { return time.Minute },
 			Engines: func() map[string]Reach { return map[string]Reach{"us": {1, 1}} }},
 	}
 	s.metrics = newMetrics(s)
@@ -364,7 +364,7 @@ func TestAnOwnerThatDrainsWaitsForTheNext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, a := setOf(t, Groups, &lent{})
 		next := &heir{}
-		s.standing, s.host.Leaving = next, func() bool { return true }
+		s.standing, s.deps.Leaving = next, func() bool { return true }
 		owns := func(admits, away bool) { a.view.Store(&lease.View{Admits: admits, Away: away}) }
 		waits := func() time.Duration {
 			begun := time.Now()
@@ -387,7 +387,7 @@ func TestAnOwnerThatDrainsWaitsForTheNext(t *testing.T) {
 		require.Equal(t, 4*time.Second+standEvery, waits(), "until it has been taken")
 		owns(true, false)
 		require.Equal(t, 30*time.Second, waits(), "a process that starts now may admit after 20 s, if it could at all")
-		s.host.Leaving = func() bool { return false }
+		s.deps.Leaving = func() bool { return false }
 		require.Zero(t, waits(), "nobody was told that it leaves")
 	})
 }
@@ -417,13 +417,13 @@ func TestAGroupThatComesBackHasOneClaim(t *testing.T) {
 		s.standing, s.leases = alwaysOurs{}, &leases{identity: "us-1_x"}
 		s.openLease = func(string) (lease.Engine, error) { return store, nil }
 		var gone atomic.Bool
-		s.host.Engines = func() map[string]Reach {
+		s.deps.Engines = func() map[string]Reach {
 			if gone.Load() {
 				return nil
 			}
 			return map[string]Reach{"g": {1, 1}}
 		}
-		s.host.Load = func(context.Context, string, bool) (ours, all []geo.Resident, silent []string) { return nil, nil, nil }
+		s.deps.Load = func(context.Context, string, bool) (ours, all []geo.Resident, silent []string) { return nil, nil, nil }
 		var running sync.WaitGroup
 		running.Go(func() { s.Run(ctx) })
 		sound := func(within time.Duration) {
@@ -466,12 +466,12 @@ func TestAGroupThatCannotBeClaimedIsTriedLessOften(t *testing.T) {
 		s.ctx, s.log = ctx, zap.New(core)
 		s.all.Store(&map[string]*Scope{})
 		s.standing, s.leases = alwaysOurs{}, &leases{identity: "us-1_x"}
-		s.host.Load = func(context.Context, string, bool) (ours, all []geo.Resident, silent []string) { return nil, nil, nil }
+		s.deps.Load = func(context.Context, string, bool) (ours, all []geo.Resident, silent []string) { return nil, nil, nil }
 		var mu sync.Mutex
 		groups := map[string]Reach{"g": {1, 1}}
 		broken := true
 		var tries []time.Time // of g
-		s.host.Engines = func() map[string]Reach {
+		s.deps.Engines = func() map[string]Reach {
 			mu.Lock()
 			defer mu.Unlock()
 			return maps.Clone(groups)

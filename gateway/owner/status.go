@@ -59,7 +59,7 @@ func (s *Set) RegionsStatus() (list []RegionStatus) {
 	if !s.Has(Regions) {
 		return nil
 	}
-	reach, all, n := s.host.Engines(), *s.all.Load(), s.standing.(*neighbours)
+	reach, all, n := s.deps.Engines(), *s.all.Load(), s.standing.(*neighbours)
 	for _, name := range slices.Sorted(maps.Keys(all)) {
 		a := all[name]
 		status := RegionStatus{Region: name, Home: a.home, ScopeStatus: statusOf(a.view.Load(), reach[name]), Rank: n.rank(a)}
@@ -77,7 +77,7 @@ func (s *Set) GroupsStatus() *HAStatus {
 	if !s.Has(Groups) {
 		return nil
 	}
-	siblings, all, reach := s.standing.(*siblings), *s.all.Load(), s.host.Engines()
+	siblings, all, reach := s.standing.(*siblings), *s.all.Load(), s.deps.Engines()
 	status := &HAStatus{Mode: s.conf.HA.Mode, Role: geo.HAStandby, Members: siblings.live(), Groups: []GroupStatus{}}
 	slices.Sort(status.Members)
 	for _, name := range slices.Sorted(maps.Keys(all)) {

@@ -108,19 +108,19 @@ type lack struct{ instance, path string }
 const lackMemory = time.Minute
 
 // New returns a server, and registers its metric.
-func New(env Deps) *Server {
-	s := &Server{Deps: env, seats: edge.NewPlaces(int64(env.Settings().Limits.PassedThrough)), busy: map[string]int{},
+func New(deps Deps) *Server {
+	s := &Server{Deps: deps, seats: edge.NewPlaces(int64(deps.Settings().Limits.PassedThrough)), busy: map[string]int{},
 		lacks: map[lack]time.Time{}}
 	s.took = prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Name: "evenkeel_passed_seconds",
 		Help: "Time from arrival to the end of the answer, for requests that one engine serves alone. Requests without an answer do not " +
 			"count.",
-		Buckets: env.Buckets,
+		Buckets: deps.Buckets,
 	}, []string{"endpoint"})
 	for _, path := range Paths {
 		s.took.WithLabelValues(path)
 	}
-	env.Registerer.MustRegister(s.took)
+	deps.Registerer.MustRegister(s.took)
 	return s
 }
 

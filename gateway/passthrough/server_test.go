@@ -160,8 +160,8 @@ func start(t *testing.T, change func(*config.Config), all ...*odd) *proxy {
 				}
 			}()
 			in.Record.Witness(func(name string) string { return string(header.Peek(name)) }, true, path)
-			raw, charge := edge.AcquireBody(ctx)
-			in.Body = charge
+			raw, reservation := edge.AcquireBody(ctx)
+			in.Body = reservation
 			req, fail := Parse(path, raw, string(header.ContentType()), openai.Limits{})
 			if fail == nil {
 				fail = p.Serve(ctx, in, req, path, raw)

@@ -37,8 +37,8 @@ import (
 
 // Peers connects this proxy with the other proxies. It is nil if there are none.
 type Peers struct {
-	host     Deps
-	node     *geo.Peers
+	deps     Deps
+	peers    *geo.Peers
 	server   *edge.Server
 	listener *edge.Listener
 	looking  chan struct{}                       // a lock: at most one Look runs, so that an older look never replaces a newer one
@@ -80,23 +80,23 @@ const (
 
 // New returns the Peers of the config, with the client for calls to other proxies (node) and the server for their requests; nil: the config
 // names no other proxies.
-func New(h Deps) (*Peers, error) {
-	set := h.Config.Settings()
+func New(d Deps) (*Peers, error) {
+	set := d.Config.Settings()
 	c := &set.Geo
 	if !c.On() {
 		return nil, nil
 	}
-	r := &Peers{host: h, looking: make(chan struct{}, 1)}
+	r := &Peers{deps: d, looking: make(chan struct{}, 1)}
 	var err error
 	limits, cfg := &set.Limits, *c
 	cfg.FirstByte, cfg.Idle, cfg.Connect, cfg.WholeBytes, cfg.EventBytes = firstByte, limits.EventTimeout, limits.ConnectTimeout,
 		limits.AnswerBytes, limits.EventBytes
-	cfg.Queue, cfg.Running, cfg.Draining = h.Prefill, r.running, h.Service.Draining
-	cfg.Registerer, cfg.Log = h.Registerer, h.Log
-	if h.Owner != nil {
+	cfg.Queue, cfg.Running, cfg.Draining = d.Prefill, r.running, d.Service.Draining
+	cfg.Registerer, cfg.Log = d.Registerer, d.Log
+	if d.Owner != nil {
 		cfg.Tenure, cfg.OnProbe = r.tenure, r.hear
 	}
-	if h.Owner.Has(owner.Groups) {
+	if d.Owner.Has(owner.Groups) {
 		cfg.Siblings, cfg.Whole = true, limits.ProbeTimeout+set.Prefill.Queue.Timeout
 	}
 	if cfg.Keys, err = c.ReadKeys(); err != nil {
@@ -108,14 +108,14 @@ func New(h Deps) (*Peers, error) {
 			return nil, err
 		}
 	}
-	if r.node, err = geo.New(cfg); err != nil {
+	if r.peers, err = geo.New(cfg); err != nil {
 		return nil, err
 	}
-	h.Owner.Join(r.node)
+	d.Owner.Join(r.peers)
 	r.decoding.Store(&map[string]decoding{})
 	r.server = edge.NewServer(edge.Options{
-		Handler: r.handle, Log: h.Log, MaxBody: limits.Body, MaxHead: limits.Head, Concurrency: limits.Connections + 1,
-		ReadTimeout: limits.ReadTimeout, IdleTimeout: limits.IdleTimeout, Authenticate: r.stranger, Answer: r.turnedAway, Bodies: h.Bodies,
+		Handler: r.handle, Log: d.Log, MaxBody: limits.Body, MaxHead: limits.Head, Concurrency: limits.Connections + 1,
+		ReadTimeout: limits.ReadTimeout, IdleTimeout: limits.IdleTimeout, Authenticate: r.stranger, Answer: r.turnedAway, Bodies: d.Bodies,
 	})
 	return r, nil
 }
@@ -127,39 +127,39 @@ func (r *Peers) reach(p *geo.PeerConfig) error {
 		return fmt.Errorf("geo.peers: %s: %w", p.ID, err)
 	}
 	p.Target = &engine.Target{ID: p.ID, URL: &url.URL{Scheme: u.Scheme, Host: u.Host}, Rank: -1}
-	if a := r.host.Config.Authority(); u.Scheme == "https" && a != nil {
-		p.Target.TLS = r.host.Config.Certificate(reload.Peers).MutualClient(a, u.Hostname(), p.SANs())
+	if a := r.deps.Config.Authority(); u.Scheme == "https" && a != nil {
+		p.Target.TLS = r.deps.Config.Certificate(reload.Peers).MutualClient(a, u.Hostname(), p.SANs())
 	}
 	return nil
 }
 
 // Start opens the listener for other dispatchers and begins to probe them.
 func (r *Peers) Start() error {
-	h, set := &r.host, r.host.Config.Settings()
-	limits, certificate := &set.Limits, h.Config.Certificate(reload.Peers)
+	d, set := &r.deps, r.deps.Config.Settings()
+	limits, certificate := &set.Limits, d.Config.Certificate(reload.Peers)
 	var err error
 	r.listener, err = edge.Listen(set.Geo.Listen, edge.ListenOptions{
 		WriteTimeout: limits.WriteTimeout, MaxConns: limits.Connections, MaxLag: limits.ClientLag, SendBuffer: limits.ClientBacklog,
-		TLS: certificate != nil, Log: h.Log,
+		TLS: certificate != nil, Log: d.Log,
 	})
 	if err != nil {
 		return fmt.Errorf("geo.listen: %w", err)
 	}
 	ln := certificate.Listener(r.listener)
-	if a := h.Config.Authority(); a != nil {
+	if a := d.Config.Authority(); a != nil {
 		ln = certificate.MutualListener(r.listener, a)
 	}
-	h.Go(func() {
+	d.Go(func() {
 		if err := r.server.Serve(ln); err != nil && !errors.Is(err, net.ErrClosed) {
-			h.Log.Error("the listener for other proxies has failed", zap.Error(err))
+			d.Log.Error("the listener for other proxies has failed", zap.Error(err))
 		}
 	})
-	h.Go(func() { r.followDecoding(h.Context) })
-	r.node.Start()
-	if h.Owner != nil {
-		h.Go(func() { h.Owner.Run(h.Context) })
+	d.Go(func() { r.followDecoding(d.Context) })
+	r.peers.Start()
+	if d.Owner != nil {
+		d.Go(func() { d.Owner.Run(d.Context) })
 	}
-	h.Log.Info("listening for other proxies", zap.String("geo", r.listener.Addr().String()), zap.String("id", r.node.ID()),
+	d.Log.Info("listening for other proxies", zap.String("geo", r.listener.Addr().String()), zap.String("id", r.peers.ID()),
 		zap.Int("peers", len(set.Geo.Peers)))
 	return nil
 }
@@ -188,7 +188,7 @@ func (r *Peers) Look(ctx context.Context) {
 	case <-ctx.Done():
 		return
 	}
-	status := r.host.Dispatcher.Status(ctx)
+	status := r.deps.Dispatcher.Status(ctx)
 	if ctx.Err() != nil { // the status may be empty, which would say that no rank decodes anything
 		return
 	}
@@ -197,7 +197,7 @@ func (r *Peers) Look(ctx context.Context) {
 		boards[m.Model] = byLists(m.Workers)
 	}
 	all := map[string]decoding{}
-	engines := r.host.Fleet.Now()
+	engines := r.deps.Fleet.Now()
 	for _, route := range engines.Models() {
 		d, free := decodingFor(boards[route.Board], route.Name)
 		both, _ := decodingFor(boards[route.Board+roster.AggregatedMark], route.Name)
@@ -219,13 +219,13 @@ func (r *Peers) Look(ctx context.Context) {
 		}
 		all[route.Name] = d
 		if d.free != nil || (*r.decoding.Load())[route.Name].free != nil {
-			r.host.Prefill.SetSlots(route.Name, d.free)
+			r.deps.Prefill.SetSlots(route.Name, d.free)
 		}
 	}
 	before := r.decoding.Swap(&all)
 	for name, now := range all {
 		if now.slots > 0 && (*before)[name].slots == 0 { // requests for the model can be served here again
-			r.host.Prefill.Wake()
+			r.deps.Prefill.Wake()
 			return
 		}
 	}
@@ -322,16 +322,16 @@ func (r *Peers) Geo() *geo.Peers {
 	if r == nil {
 		return nil
 	}
-	return r.node
+	return r.peers
 }
 
 // Facts fills in what is known of the peers in other regions.
 func (r *Peers) Facts(f *detect.Facts) {
-	n := r.Geo()
-	if n == nil {
+	peers := r.Geo()
+	if peers == nil {
 		return
 	}
-	s := n.Status()
+	s := peers.Status()
 	f.Geo = &detect.Geo{Policy: s.Policy}
 	for _, o := range s.Peers {
 		f.Geo.Peers = append(f.Geo.Peers, detect.Peer{
@@ -351,25 +351,25 @@ func (r *Peers) Addr() string {
 // giveBack gives a scope to the dispatcher that should own it. It stops admission to the scope, lists this proxy's requests that still run
 // there, and releases the lease.
 func (r *Peers) giveBack(sender string, ask geo.HandBack) (h geo.HandedBack, err error) {
-	a, done, err := r.host.Owner.Yield(sender, ask)
+	a, done, err := r.deps.Owner.Yield(sender, ask)
 	if err != nil {
 		return h, err
 	}
 	defer done()
 	if ask.Group != "" {
-		r.finish(r.host.Context, a.Name)
+		r.finish(r.deps.Context, a.Name)
 	}
-	return r.host.Owner.HandBack(a, ask)
+	return r.deps.Owner.HandBack(a, ask)
 }
 
 // finish runs before a group goes to another proxy. It waits until the prompts that have begun here are on a decode rank, unless another
 // group of this proxy can decode them. A prompt that gets no rank in time is prefilled again, and the KV of its first prefill stays on the
 // engine until the hold timeout.
 func (r *Peers) finish(ctx context.Context, group string) {
-	ctx, cancel := context.WithTimeout(ctx, r.host.Config.Settings().HA.Lease/6) // half of the time that the asking dispatcher waits
+	ctx, cancel := context.WithTimeout(ctx, r.deps.Config.Settings().HA.Lease/6) // half of the time that the asking dispatcher waits
 	defer cancel()
 	r.Look(ctx) // from now on new requests for the group wait, or go to another proxy
-	engines := r.host.Fleet.Now()
+	engines := r.deps.Fleet.Now()
 	boards := slices.DeleteFunc(engines.BoardsOf(group), func(board string) bool { return engines.Begins(board, "") })
 	for len(boards) > 0 && ctx.Err() == nil && r.underWay(boards) {
 		time.Sleep(finishEvery)
@@ -380,9 +380,9 @@ const finishEvery = 5 * time.Millisecond // interval at which finish checks agai
 
 // underWay says whether a prompt for one of the boards is being prefilled here, or waits for a decode rank.
 func (r *Peers) underWay(boards []string) bool {
-	return slices.ContainsFunc(r.host.Prefill.Status(), func(c prefill.CandidateStatus) bool {
+	return slices.ContainsFunc(r.deps.Prefill.Status(), func(c prefill.CandidateStatus) bool {
 		return c.Inflight+c.Pooled > 0 && slices.ContainsFunc(c.Models, func(m string) bool {
-			route, _, _ := r.host.Fleet.Now().Lookup(m)
+			route, _, _ := r.deps.Fleet.Now().Lookup(m)
 			return slices.Contains(boards, route.Board)
 		})
 	})
@@ -390,9 +390,9 @@ func (r *Peers) underWay(boards []string) bool {
 
 // tenure is what this proxy's answers to probes say: what it owns, which models it decodes, and its load on the prefill engines.
 func (r *Peers) tenure() geo.Tenure {
-	t := r.host.Owner.Tenure()
-	if r.host.Owner.Has(owner.Groups) {
-		t.Prefill = r.host.Prefill.Shares()
+	t := r.deps.Owner.Tenure()
+	if r.deps.Owner.Has(owner.Groups) {
+		t.Prefill = r.deps.Prefill.Shares()
 		if !r.refusing() {
 			t.Decodes = r.decodes()
 		}
@@ -402,10 +402,10 @@ func (r *Peers) tenure() geo.Tenure {
 
 // hear records what a peer's answer to a probe says.
 func (r *Peers) hear(h geo.ProbeReport) {
-	if r.host.Owner.Has(owner.Groups) && h.Region == r.host.Config.Settings().Geo.Self.Region {
+	if r.deps.Owner.Has(owner.Groups) && h.Region == r.deps.Config.Settings().Geo.Self.Region {
 		r.setShare(h.Peer, h.Prefill)
 	}
-	r.host.Owner.OnProbe(h)
+	r.deps.Owner.OnProbe(h)
 }
 
 // shares holds the load of siblings, i.e. other proxies of this region, on the prefill engines.
@@ -425,12 +425,12 @@ func (r *Peers) setShare(id string, load map[string]prefill.Share) {
 	if load == nil {
 		delete(r.shares.bySibling, id)
 	}
-	r.host.Prefill.SetShares(slices.Collect(maps.Values(r.shares.bySibling))...)
+	r.deps.Prefill.SetShares(slices.Collect(maps.Values(r.shares.bySibling))...)
 }
 
 // forgetShares drops the shares of siblings that are gone.
 func (r *Peers) forgetShares() {
-	live, _ := r.node.Siblings()
+	live, _ := r.peers.Siblings()
 	r.shares.mu.Lock()
 	gone := slices.DeleteFunc(slices.Collect(maps.Keys(r.shares.bySibling)), func(id string) bool { return slices.Contains(live, id) })
 	r.shares.mu.Unlock()

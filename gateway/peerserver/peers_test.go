@@ -92,17 +92,17 @@ func wingBeside(t *testing.T, peer string) *wing {
 	c := cfg.Prefill
 	c.Scrape.Interval, c.Places, c.Registerer, c.Log = 0, places, reg, log
 	c.Decode = func(string, string, time.Duration) (int, bool) { return 1, false }
-	tier, err := prefill.New(c)
+	scheduler, err := prefill.New(c)
 	require.NoError(t, err)
 	w.dispatcher, err = dispatcher.Start(ctx, dispatcher.Config{
 		Config:     board.Config{Policy: cfg.Dispatch.Policy, Window: cfg.Dispatch.Window, TickLimit: cfg.Dispatch.TickLimit, TTL: time.Minute},
-		Registerer: reg, Places: places, OnRoom: tier.Wake, Log: log,
+		Registerer: reg, Places: places, OnRoom: scheduler.Wake, Log: log,
 	})
 	require.NoError(t, err)
 	var running sync.WaitGroup
 	w.Peers, err = New(Deps{
 		Context: ctx, Go: func(f func()) { running.Go(f) }, Log: log, Registerer: reg,
-		Config: conf, Service: w.service, Fleet: w.fleet, Prefill: tier, Dispatcher: w.dispatcher,
+		Config: conf, Service: w.service, Fleet: w.fleet, Prefill: scheduler, Dispatcher: w.dispatcher,
 		Bodies: edge.NewBodies(1 << 20),
 		Fail: func(ctx *fasthttp.RequestCtx, e *openai.Error) {
 			ctx.SetStatusCode(e.Status)
@@ -119,7 +119,7 @@ func wingBeside(t *testing.T, peer string) *wing {
 		end, stop := context.WithTimeout(context.Background(), time.Minute)
 		defer stop()
 		require.NoError(t, w.Drain(end))
-		w.node.Close()
+		w.peers.Close()
 		cancel()
 		running.Wait()
 		client.Close()
@@ -377,7 +377,7 @@ func TestProxiesOfTwoVersionsSayWhyTheyRefuseEachOther(t *testing.T) {
 	w := wingBeside(t, old.URL)
 	refuses := func() int { return w.logs.FilterMessage("a peer refuses the probes of this proxy").Len() }
 	require.Eventually(t, func() bool { return refuses() == 1 }, time.Minute, time.Millisecond)
-	require.Contains(t, w.node.Status().Peers[0].Fault, "run the same version of evenkeel on both sides")
+	require.Contains(t, w.peers.Status().Peers[0].Fault, "run the same version of evenkeel on both sides")
 	for range 2 {
 		req, err := http.NewRequest(http.MethodPost, "http://"+w.Addr()+geo.ProbePath, strings.NewReader("{}"))
 		require.NoError(t, err)

@@ -25,7 +25,7 @@ type Hop struct {
 
 // stranger checks the head of a request before its body is read, and refuses a request that no dispatcher sent; nil: it may come in.
 func (r *Peers) stranger(h *fasthttp.RequestHeader) *edge.Refusal {
-	x := r.node.Verifier().CheckHead(credentialsOf(h), time.Now())
+	x := r.peers.Verifier().CheckHead(credentialsOf(h), time.Now())
 	if x == nil {
 		return nil
 	}
@@ -46,19 +46,19 @@ const warnEvery = time.Minute
 
 // rejected counts a refusal. It warns of a peer with another version of evenkeel, because only an operator can fix this.
 func (r *Peers) rejected(reason string) {
-	r.node.Rejected(reason)
+	r.peers.Rejected(reason)
 	if reason != geo.RejectVersion {
 		return
 	}
 	now := time.Now().UnixNano()
 	if last := r.warned.Load(); now-last >= int64(warnEvery) && r.warned.CompareAndSwap(last, now) {
-		r.host.Log.Warn("a proxy of another version of evenkeel calls and is refused; run the same version on both sides")
+		r.deps.Log.Warn("a proxy of another version of evenkeel calls and is refused; run the same version on both sides")
 	}
 }
 
 // turnedAway answers a request that was refused before any handler saw it.
 func (r *Peers) turnedAway(ctx *fasthttp.RequestCtx, x edge.Refusal) {
-	r.host.Fail(ctx, openai.NewError(x.Status, x.Code, x.Message))
+	r.deps.Fail(ctx, openai.NewError(x.Status, x.Code, x.Message))
 	if slices.Contains([]string{geo.RejectHop, geo.RejectPeer, geo.RejectSignature, geo.RejectStale, geo.RejectVersion, geo.RejectRecipient},
 		x.Code) {
 		ctx.Response.Header.Set(geo.RejectHeader, x.Code)
@@ -73,16 +73,16 @@ func (r *Peers) handle(ctx *fasthttp.RequestCtx) {
 		r.reject(ctx, refusal)
 		return
 	}
-	ctx.Response.Header.Set(geo.ServedByHeader, r.node.ID())
+	ctx.Response.Header.Set(geo.ServedByHeader, r.peers.ID())
 	path := string(ctx.Path())
 	ep := mooncake.Completions
 	switch {
 	case string(ctx.Method()) != http.MethodPost:
-		r.host.Fail(ctx,
+		r.deps.Fail(ctx,
 			openai.NewError(http.StatusMethodNotAllowed, "method_not_allowed", "only POST is allowed here; other proxies call this listener"))
 		return
 	case path == geo.ProbePath:
-		answer, refusal := r.node.Answer(ctx.PostBody(), came)
+		answer, refusal := r.peers.Answer(ctx.PostBody(), came)
 		if refusal != nil {
 			r.reject(ctx, refusal)
 			return
@@ -110,7 +110,7 @@ func (r *Peers) handle(ctx *fasthttp.RequestCtx) {
 func (r *Peers) handBack(ctx *fasthttp.RequestCtx, from *Hop) {
 	var ask geo.HandBack
 	if err := json.Unmarshal(ctx.PostBody(), &ask); err != nil {
-		r.host.Fail(ctx, openai.NewError(http.StatusBadRequest, "bad_request", err.Error()))
+		r.deps.Fail(ctx, openai.NewError(http.StatusBadRequest, "bad_request", err.Error()))
 		return
 	}
 	h, err := r.giveBack(from.Sender(), ask)
@@ -119,12 +119,12 @@ func (r *Peers) handBack(ctx *fasthttp.RequestCtx, from *Hop) {
 		r.reject(ctx, &geo.Refusal{Status: http.StatusForbidden, Reject: geo.RejectPeer, Message: err.Error()})
 		return
 	case err != nil:
-		r.host.Fail(ctx, openai.NewError(http.StatusConflict, "not_holder", err.Error()))
+		r.deps.Fail(ctx, openai.NewError(http.StatusConflict, "not_holder", err.Error()))
 		return
 	}
 	text, err := json.Marshal(h)
 	if err != nil { // cannot happen: h has only numbers and names
-		r.host.Fail(ctx, openai.NewError(http.StatusInternalServerError, "internal", err.Error()))
+		r.deps.Fail(ctx, openai.NewError(http.StatusInternalServerError, "internal", err.Error()))
 		return
 	}
 	ctx.SetContentType("application/json")
@@ -135,11 +135,11 @@ func (r *Peers) handBack(ctx *fasthttp.RequestCtx, from *Hop) {
 func (r *Peers) vote(ctx *fasthttp.RequestCtx, from *Hop) {
 	var ask geo.Vote
 	if err := json.Unmarshal(ctx.PostBody(), &ask); err != nil {
-		r.host.Fail(ctx, openai.NewError(http.StatusBadRequest, "bad_request", err.Error()))
+		r.deps.Fail(ctx, openai.NewError(http.StatusBadRequest, "bad_request", err.Error()))
 		return
 	}
-	if err := r.host.Owner.Promise(from.Sender(), ask); err != nil {
-		r.host.Fail(ctx, openai.NewError(http.StatusConflict, "no_pledge", err.Error()))
+	if err := r.deps.Owner.Promise(from.Sender(), ask); err != nil {
+		r.deps.Fail(ctx, openai.NewError(http.StatusConflict, "no_pledge", err.Error()))
 		return
 	}
 	ctx.SetContentType("application/json")
@@ -150,10 +150,10 @@ func (r *Peers) vote(ctx *fasthttp.RequestCtx, from *Hop) {
 func (r *Peers) verify(ctx *fasthttp.RequestCtx, now time.Time) (*Hop, *geo.Refusal) {
 	credentials := credentialsOf(&ctx.Request.Header)
 	credentials.Body = ctx.PostBody()
-	if tls := ctx.TLSConnectionState(); tls != nil && len(tls.PeerCertificates) > 0 && r.host.Config.Authority() != nil {
+	if tls := ctx.TLSConnectionState(); tls != nil && len(tls.PeerCertificates) > 0 && r.deps.Config.Authority() != nil {
 		credentials.Certified, credentials.Names = true, certs.Names(tls.PeerCertificates[0])
 	}
-	hop, refusal := r.node.Verifier().Verify(credentials, now)
+	hop, refusal := r.peers.Verifier().Verify(credentials, now)
 	return &Hop{hop, credentials.Tenant}, refusal
 }
 
@@ -175,16 +175,16 @@ func (r *Peers) receive(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, from *Ho
 		late := time.AfterFunc(remaining, func() { _ = conn.Close() })
 		defer late.Stop()
 	}
-	r.host.Serve(ctx, ep, from, came)
+	r.deps.Serve(ctx, ep, from, came)
 }
 
 // refusing says whether requests of other dispatchers are refused. They are still served while this proxy hands its groups over, although
 // requests of clients are already refused then.
-func (r *Peers) refusing() bool { return r.host.Service.Refusing() && !r.host.Owner.HandsOver() }
+func (r *Peers) refusing() bool { return r.deps.Service.Refusing() && !r.deps.Owner.HandsOver() }
 
 // reject answers another dispatcher with a refusal. That dispatcher then serves the request itself.
 func (r *Peers) reject(ctx *fasthttp.RequestCtx, x *geo.Refusal) {
 	r.rejected(x.Reject)
-	r.host.Fail(ctx, openai.NewError(x.Status, x.Reject, x.Message))
+	r.deps.Fail(ctx, openai.NewError(x.Status, x.Reject, x.Message))
 	ctx.Response.Header.Set(geo.RejectHeader, x.Reject)
 }

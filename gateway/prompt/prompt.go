@@ -31,27 +31,27 @@ type Source struct {
 }
 
 // written returns the prompt as the client sent it.
-func (p *Source) written() json.RawMessage {
-	if p.Changes != nil && p.Changes.Prompt != nil {
-		return p.Changes.Prompt
+func (s *Source) written() json.RawMessage {
+	if s.Changes != nil && s.Changes.Prompt != nil {
+		return s.Changes.Prompt
 	}
-	prompt, _ := p.Body.Get(openai.PromptKey(p.Req.Endpoint))
+	prompt, _ := s.Body.Get(openai.PromptKey(s.Req.Endpoint))
 	return prompt
 }
 
 // Text returns a completion's prompt as a JSON string, to which the answer so far can be added. It returns nil if the prompt is token ids.
 // It also returns nil if the engine truncates the prompt, because the engine would cut the longer text at another point.
-func (p *Source) Text() json.RawMessage {
-	written := p.written()
-	if cut, ok := p.Body.Get("truncate_prompt_tokens"); ok && string(cut) != "null" || len(written) == 0 || written[0] != '"' {
+func (s *Source) Text() json.RawMessage {
+	written := s.written()
+	if cut, ok := s.Body.Get("truncate_prompt_tokens"); ok && string(cut) != "null" || len(written) == 0 || written[0] != '"' {
 		return nil
 	}
 	return written
 }
 
 // IDs returns the token ids of a prompt, and their JSON; nil: the prompt is text.
-func (p *Source) IDs() (ids []int32, written json.RawMessage) {
-	written = p.written()
+func (s *Source) IDs() (ids []int32, written json.RawMessage) {
+	written = s.written()
 	ids, ok := index.PromptTokens(nil, written)
 	if !ok {
 		return nil, nil
@@ -96,11 +96,11 @@ func NewReader(c Config) *Reader {
 
 // Recognize hashes a prompt. The result has no keys if no other request can share the prompt: its cache_salt is used only once, or there
 // are several prompts.
-func (r *Reader) Recognize(p *Source) prefill.Prompt {
-	conf, body := &r.Settings().Prefill.Index, p.Body
-	scope := index.Scope{Model: p.Model.Board}
-	if p.Model.Name != p.Model.Board {
-		scope.LoRA = p.Model.Name
+func (r *Reader) Recognize(s *Source) prefill.Prompt {
+	conf, body := &r.Settings().Prefill.Index, s.Body
+	scope := index.Scope{Model: s.Model.Board}
+	if s.Model.Name != s.Model.Board {
+		scope.LoRA = s.Model.Name
 	}
 	if salt, ok := body.Salt(); ok {
 		scope.Salt = string(salt)
@@ -116,20 +116,20 @@ func (r *Reader) Recognize(p *Source) prefill.Prompt {
 		h = new(index.Hasher)
 	}
 	defer r.hashers.Put(h)
-	ids, bytes := r.Prefill.BlockTokens(p.Model.Name), scope.Root(index.Bytes, index.BlockBytes)
+	ids, bytes := r.Prefill.BlockTokens(s.Model.Name), scope.Root(index.Bytes, index.BlockBytes)
 	tokens := scope.Root(index.Tokens, ids)
 	salted := scope.Salt != ""
 	var text index.Text
-	switch written := p.written(); {
-	case p.Req.Endpoint == mooncake.Tokens && openai.HasMedia(body, p.Req.Endpoint):
+	switch written := s.written(); {
+	case s.Req.Endpoint == mooncake.Tokens && openai.HasMedia(body, s.Req.Endpoint):
 		return prefill.Prompt{Bytes: len(written), Salted: salted, Media: true}
-	case p.Req.Endpoint == mooncake.Completions, p.Req.Endpoint == mooncake.Tokens, p.Req.Endpoint == mooncake.Generate:
+	case s.Req.Endpoint == mooncake.Completions, s.Req.Endpoint == mooncake.Tokens, s.Req.Endpoint == mooncake.Generate:
 		if list, ok := index.PromptTokens(nil, written); ok {
 			return prefill.Prompt{Keys: h.Tokens(nil, tokens, list, ids), BlockTokens: ids, Tokens: len(list), Salted: salted}
 		}
 		text = h.Prompt(nil, bytes, written)
-	case !p.Req.Endpoint.IsChatOrCompletions():
-		if lead := openai.Lead(body, p.Req.Endpoint); lead != "" {
+	case !s.Req.Endpoint.IsChatOrCompletions():
+		if lead := openai.Lead(body, s.Req.Endpoint); lead != "" {
 			scope.Salt += lead
 			bytes = scope.Root(index.Bytes, index.BlockBytes)
 		}
@@ -143,38 +143,38 @@ func (r *Reader) Recognize(p *Source) prefill.Prompt {
 		listed, _ := body.Get("tools")
 		text = h.Chat(nil, bytes, written, listed)
 	}
-	if conf.Tokenize == prefill.TokenizeEngine && p.Req.Endpoint.IsChatOrCompletions() && !text.Media && !p.Resumed && text.Bytes > 0 {
-		if keys, n, ok := r.tokenize(p, h, tokens, ids); ok {
+	if conf.Tokenize == prefill.TokenizeEngine && s.Req.Endpoint.IsChatOrCompletions() && !text.Media && !s.Resumed && text.Bytes > 0 {
+		if keys, n, ok := r.tokenize(s, h, tokens, ids); ok {
 			return prefill.Prompt{Keys: keys, BlockTokens: ids, Tokens: n, Salted: salted}
 		}
 	}
 	// Media also stands for a resumed prompt here: in both cases, the text is not the whole prompt.
-	return prefill.Prompt{Keys: text.Keys, Bytes: text.Bytes, Salted: salted, Media: text.Media || p.Resumed}
+	return prefill.Prompt{Keys: text.Keys, Bytes: text.Bytes, Salted: salted, Media: text.Media || s.Resumed}
 }
 
 // length returns the tokens of a prompt, if they are known. ok is also false if the prompt has no more bytes than room: a token has at
 // least one byte, so it fits. And ok is false if the engine is asked to truncate the prompt.
-func (r *Reader) length(p *Source, room int) (tokens int, ok bool) {
-	if cut, has := p.Body.Get("truncate_prompt_tokens"); has && !rawjson.IsNull(cut) {
+func (r *Reader) length(s *Source, room int) (tokens int, ok bool) {
+	if cut, has := s.Body.Get("truncate_prompt_tokens"); has && !rawjson.IsNull(cut) {
 		return 0, false // the engine truncates the prompt, so only the engine knows the length
 	}
-	if ids, ok := index.PromptTokens(nil, p.written()); ok && (p.Req.Endpoint == mooncake.Completions || p.Req.PromptTokens > 0) {
+	if ids, ok := index.PromptTokens(nil, s.written()); ok && (s.Req.Endpoint == mooncake.Completions || s.Req.PromptTokens > 0) {
 		return len(ids), true
 	}
 	// for all other prompts, the engine counts the tokens
-	if Bytes(p.Req, p.Changes) <= room || !p.Req.Endpoint.IsChatOrCompletions() || openai.HasMedia(p.Body, p.Req.Endpoint) {
+	if Bytes(s.Req, s.Changes) <= room || !s.Req.Endpoint.IsChatOrCompletions() || openai.HasMedia(s.Body, s.Req.Endpoint) {
 		return 0, false
 	}
-	body, _ := p.templated(index.Key{})
-	ids, err := r.askForIDs(p.Model.Name, body)
+	body, _ := s.templated(index.Key{})
+	ids, err := r.askForIDs(s.Model.Name, body)
 	return len(ids), err == nil
 }
 
 // Hash returns a keyed hash of the prompt's bytes, as the client sent them. Equal prompts have equal hashes. Without the key, the
 // hash reveals nothing of the prompt. It is never 0.
-func (p *Source) Hash(key []byte) uint64 {
+func (s *Source) Hash(key []byte) uint64 {
 	mac := hmac.New(sha256.New, key)
-	mac.Write(p.written())
+	mac.Write(s.written())
 	return max(1, binary.BigEndian.Uint64(mac.Sum(nil)))
 }
 

@@ -87,10 +87,10 @@ func newReader(t *testing.T, change func(*prefill.IndexConfig)) (*Reader, *tells
 		change(&cfg.Prefill.Index)
 	}
 	set := fleet.NewSettings(cfg)
-	tier, err := prefill.New(prefill.Config{Policy: cfg.Prefill.Policy, Log: zap.NewNop()})
+	scheduler, err := prefill.New(prefill.Config{Policy: cfg.Prefill.Policy, Log: zap.NewNop()})
 	require.NoError(t, err)
 	return NewReader(Config{
-		Client: client, Fleet: e, Prefill: tier, Settings: func() *fleet.Settings { return set }, Registerer: prometheus.NewRegistry(),
+		Client: client, Fleet: e, Prefill: scheduler, Settings: func() *fleet.Settings { return set }, Registerer: prometheus.NewRegistry(),
 		Log: zap.NewNop(),
 	}), e
 }
@@ -225,7 +225,7 @@ func TestAPromptThatNoEngineTokenizesIsKnownByItsBytes(t *testing.T) {
 		breaks func(*Reader, *tells, *Source)
 		asked  int
 	}{
-		"there is no engine": {func(_ *Reader, _ *tells, p *Source) { p.Model.Name, p.Model.Board = "unknown", "unknown" }, 0},
+		"there is no engine": {func(_ *Reader, _ *tells, s *Source) { s.Model.Name, s.Model.Board = "unknown", "unknown" }, 0},
 		"it fails":           {func(_ *Reader, e *tells, _ *Source) { e.status = 500 }, 1},
 		"it refuses":         {func(_ *Reader, e *tells, _ *Source) { e.status = 400 }, 1},
 		"it takes too long": {func(r *Reader, e *tells, _ *Source) {
@@ -234,9 +234,9 @@ func TestAPromptThatNoEngineTokenizesIsKnownByItsBytes(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			r, e := newReader(t, byEngine)
-			p := parts(t, mooncake.Completions, completion(long))
-			c.breaks(r, e, p)
-			got := r.Recognize(p)
+			s := parts(t, mooncake.Completions, completion(long))
+			c.breaks(r, e, s)
+			got := r.Recognize(s)
 			require.Len(t, got.Keys, 4)
 			require.Zero(t, got.BlockTokens)
 			require.Len(t, e.asked(), c.asked)

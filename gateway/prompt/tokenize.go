@@ -60,13 +60,13 @@ var templated = map[mooncake.Endpoint][]string{
 }
 
 // tokenize returns the keys of a prompt in blocks of token ids, and its length in tokens; ok is false if no engine returned its ids.
-func (r *Reader) tokenize(p *Source, h *index.Hasher, root index.Key, block int) (keys []index.Key, tokens int, ok bool) {
-	body, digest := p.templated(root)
+func (r *Reader) tokenize(s *Source, h *index.Hasher, root index.Key, block int) (keys []index.Key, tokens int, ok bool) {
+	body, digest := s.templated(root)
 	if t, ok := r.tokenizer.find(digest, block); ok {
 		r.asked.WithLabelValues(tokenizeKnown).Inc()
 		return t.keys, t.tokens, true
 	}
-	ids, err := r.askForIDs(p.Model.Name, body)
+	ids, err := r.askForIDs(s.Model.Name, body)
 	if err != nil {
 		r.asked.WithLabelValues(tokenizeFailed).Inc()
 		return nil, 0, false
@@ -78,14 +78,14 @@ func (r *Reader) tokenize(p *Source, h *index.Hasher, root index.Key, block int)
 }
 
 // templated returns the body that asks for a prompt's token ids, and its digest.
-func (p *Source) templated(root index.Key) ([]byte, promptDigest) {
+func (s *Source) templated(root index.Key) ([]byte, promptDigest) {
 	out := []byte(`{"model":`)
-	name, _ := json.Marshal(p.Model.Name)
+	name, _ := json.Marshal(s.Model.Name)
 	out = append(out, name...)
-	for _, key := range templated[p.Req.Endpoint] {
-		value, ok := p.Body.Get(key)
-		if key == "prompt" && p.Changes != nil && p.Changes.Prompt != nil {
-			value, ok = p.Changes.Prompt, true
+	for _, key := range templated[s.Req.Endpoint] {
+		value, ok := s.Body.Get(key)
+		if key == "prompt" && s.Changes != nil && s.Changes.Prompt != nil {
+			value, ok = s.Changes.Prompt, true
 		}
 		if ok {
 			out = append(out, `,"`...)

@@ -220,11 +220,11 @@ func (p *pump) Ready(w *loop.Watch, ended bool, now time.Time) {
 		buf := p.loop.Buffer[:]
 		n, err := p.in.Read(buf)
 		if err != nil {
-			a := readResult{failed: err}
+			r := readResult{failed: err}
 			if errors.Is(err, io.EOF) {
-				a.failed = nil // the goroutine reads it again, and decides whether the answer is complete
+				r.failed = nil // the goroutine reads it again, and decides whether the answer is complete
 			}
-			p.pass(a)
+			p.pass(r)
 			return
 		}
 		if n == 0 { // no bytes are left in the socket
@@ -240,12 +240,12 @@ func (p *pump) Ready(w *loop.Watch, ended bool, now time.Time) {
 
 // arrive processes the bytes of one read. It sends the result to the client, or passes the stream to a goroutine if the answer has ended.
 func (p *pump) arrive(b []byte, now time.Time) {
-	a := p.unpack(b, now)
-	if a.end != sse.Runs || a.over || p.Err() != nil {
-		p.pass(a)
+	r := p.unpack(b, now)
+	if r.end != sse.Runs || r.over || p.Err() != nil {
+		p.pass(r)
 		return
 	}
-	p.send(a.frame, now)
+	p.send(r.frame, now)
 }
 
 // send writes a frame to the client (see arrival.frame), and begins the wait for more bytes of the engine.
@@ -268,25 +268,25 @@ func (p *pump) send(frame []byte, now time.Time) {
 
 // unpack removes the HTTP transfer coding from the bytes of the engine, and gives the data to the stream.
 func (p *pump) unpack(b []byte, now time.Time) readResult {
-	var a readResult
+	var r readResult
 	out := p.loop.Out[:0]
 	out = append(out, make([]byte, edge.ChunkRoom)...)
-	for len(b) > 0 && !a.over {
+	for len(b) > 0 && !r.over {
 		data, used, err := p.resp.Unframe(b)
 		b = b[used:]
 		if len(data) > 0 {
 			var end sse.End
-			if out, end = p.Arrive(out, data, now); a.end == sse.Runs { // the first end counts
-				a.end = end
+			if out, end = p.Arrive(out, data, now); r.end == sse.Runs { // the first end counts
+				r.end = end
 			}
 		}
-		a.over = err != nil
+		r.over = err != nil
 	}
-	a.frame = out
+	r.frame = out
 	if p.loop.Out = out[:0]; cap(out) > 4*len(p.loop.Buffer) {
 		p.loop.Out = nil // one huge event must not keep this much memory
 	}
-	return a
+	return r
 }
 
 // block keeps the bytes that the client did not take. Until the client has taken them, nothing is read from the engine.
@@ -351,27 +351,27 @@ func (p *pump) Expired(_ *loop.Watch, now time.Time) {
 }
 
 // pass passes the stream and the last arrival to a new goroutine.
-func (p *pump) pass(a readResult) {
+func (p *pump) pass(r readResult) {
 	p.depart()
-	if len(a.frame) > edge.ChunkRoom {
-		a.frame = append([]byte(nil), a.frame[edge.ChunkRoom:]...) // a copy, because the loop uses the frame's memory again
+	if len(r.frame) > edge.ChunkRoom {
+		r.frame = append([]byte(nil), r.frame[edge.ChunkRoom:]...) // a copy, because the loop uses the frame's memory again
 	} else {
-		a.frame = nil
+		r.frame = nil
 	}
 	rest := p.rest
 	p.rest = nil
-	go p.guard(func() { p.goBack(a, rest) })
+	go p.guard(func() { p.goBack(r, rest) })
 }
 
 // goBack runs in the new goroutine, and continues where the loop has stopped. rest is what the client has not taken.
-func (p *pump) goBack(a readResult, rest []byte) {
-	p.resp.Reattach(a.failed)
-	if a.gone || len(rest) > 0 && p.out.Finish(rest) != nil {
+func (p *pump) goBack(r readResult, rest []byte) {
+	p.resp.Reattach(r.failed)
+	if r.gone || len(rest) > 0 && p.out.Finish(rest) != nil {
 		p.Close()
 		p.out.End(false)
 		return
 	}
-	p.GoBack(a.frame, a.end)
+	p.GoBack(r.frame, r.end)
 	p.carry()
 }
 

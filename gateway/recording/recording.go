@@ -45,26 +45,26 @@ type line struct {
 }
 
 // Begin records the state of a Lifecycle, before the event with which the request begins or its lost answer goes on.
-func (t *Recorder) Begin(l *lifecycle.Lifecycle) {
+func (r *Recorder) Begin(l *lifecycle.Lifecycle) {
 	if out != nil {
-		t.write(line{Value: fmt.Sprint(*l)})
+		r.write(line{Value: fmt.Sprint(*l)})
 	}
 }
 
 // Step records an event of a Lifecycle, and the effects that it returned.
-func (t *Recorder) Step(e lifecycle.Event, todo []lifecycle.Effect) {
+func (r *Recorder) Step(e lifecycle.Event, todo []lifecycle.Effect) {
 	if out != nil {
-		t.write(line{Event: new(e), Do: slices.Clone(todo)})
+		r.write(line{Event: new(e), Do: slices.Clone(todo)})
 	}
 }
 
 // write appends a line. It drops lines once the file is full: the file then has the first steps of some requests, which can be replayed,
 // too. If the file cannot be written the program ends, because otherwise lines in the middle would be missing.
-func (t *Recorder) write(l line) {
-	if t.id == 0 {
-		t.id = lives.Add(1)
+func (r *Recorder) write(l line) {
+	if r.id == 0 {
+		r.id = lives.Add(1)
 	}
-	l.ID = t.id
+	l.ID = r.id
 	put(out, l)
 }
 

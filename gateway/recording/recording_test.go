@@ -59,10 +59,10 @@ func TestALineForEachStepInTheOrderOfEachLife(t *testing.T) {
 
 func TestAFileIsBounded(t *testing.T) {
 	lines := records(t)
-	var tape Recorder
-	tape.Begin(new(lifecycle.Lifecycle))
+	var recorder Recorder
+	recorder.Begin(new(lifecycle.Lifecycle))
 	written.Store(limit - 10)
-	tape.Begin(new(lifecycle.Lifecycle))
+	recorder.Begin(new(lifecycle.Lifecycle))
 	require.Len(t, lines(), 1)
 }
 
@@ -76,10 +76,10 @@ func TestAFileThatIsThereIsNotMixedWithAnother(t *testing.T) {
 // A program that does not record pays a comparison for each step. What an event refers to stays on its stack.
 func TestWhatIsNotRecordedAllocatesNothing(t *testing.T) {
 	var l lifecycle.Lifecycle
-	var tape Recorder
+	var recorder Recorder
 	require.Zero(t, testing.AllocsPerRun(100, func() {
 		var room [8]lifecycle.Effect
-		tape.Begin(&l)
-		tape.Step(lifecycle.Event{}, l.Step(lifecycle.Event{Kind: lifecycle.Begun}, room[:0]))
+		recorder.Begin(&l)
+		recorder.Step(lifecycle.Event{}, l.Step(lifecycle.Event{Kind: lifecycle.Begun}, room[:0]))
 	}))
 }

@@ -51,7 +51,7 @@ func (r *Reloader) doubtFit(cfg *config.Config) {
 	}
 	decision := cfg.Decision()
 	if why := decision.DoubtFit(r.fit.kind); why != "" {
-		r.host.Log.Warn(why, zap.String(keyField, "predictor.file"))
+		r.deps.Log.Warn(why, zap.String(keyField, "predictor.file"))
 	}
 }
 
@@ -62,10 +62,10 @@ func (r *Reloader) reloadFit() (bool, error) {
 		return false, nil // the file is being replaced, has not changed, or is not configured
 	}
 	if err == nil {
-		err = r.host.SetFit(fit)
+		err = r.deps.SetFit(fit)
 	}
 	if err == nil {
-		r.host.Log.Info("predictions start anew from the fit file", zap.String("predictor.file", r.fit.path),
+		r.deps.Log.Info("predictions start anew from the fit file", zap.String("predictor.file", r.fit.path),
 			zap.String("kind", string(fit.Kind)), zap.Int("outputs", fit.Outputs.Len()))
 		r.doubtFit(r.Settings().Config)
 	}

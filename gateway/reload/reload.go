@@ -19,8 +19,8 @@ var errEmptyConfig = errors.New("the file is empty or sets no key, so it would r
 
 // New puts a validated config in force, and reads all files that the config names, except those of engines. It returns the fit from which
 // predictions start; nil: there is no fit file.
-func New(cfg *config.Config, h Deps) (*Reloader, *predictor.Fit, error) {
-	r := &Reloader{host: h, metrics: newMetrics(h.Registerer), source: source{at: h.Started}, fit: fitFile{path: cfg.Predictor.File}}
+func New(cfg *config.Config, d Deps) (*Reloader, *predictor.Fit, error) {
+	r := &Reloader{deps: d, metrics: newMetrics(d.Registerer), source: source{at: d.Started}, fit: fitFile{path: cfg.Predictor.File}}
 	r.settings.Store(newSettings(cfg))
 	r.doubt(cfg)
 	s, err := readSecrets(cfg)
@@ -46,7 +46,7 @@ func New(cfg *config.Config, h Deps) (*Reloader, *predictor.Fit, error) {
 // ReadsFrom says from where a reload reads the config. It must be called before Watch. Without it no reload changes the config.
 func (r *Reloader) ReadsFrom(file string, load func() (*config.Config, error)) {
 	now := digestOf(file)
-	r.source = source{file: file, load: load, seen: now, used: now, at: r.host.Started}
+	r.source = source{file: file, load: load, seen: now, used: now, at: r.deps.Started}
 	r.exportStatus()
 }
 
@@ -119,7 +119,7 @@ func (r *Reload) fail(err error) {
 
 // report logs and counts the outcome of a reload.
 func (r *Reloader) report(got *Reload) {
-	log := r.host.Log.With(zap.String("file", r.source.file))
+	log := r.deps.Log.With(zap.String("file", r.source.file))
 	switch got.Outcome {
 	case refused:
 		log.Error("the new config is not used, and the config before it stays in force; correct the file", zap.String("error", got.Error))
@@ -134,7 +134,7 @@ func (r *Reloader) report(got *Reload) {
 		r.doubt(r.Settings().Config)
 		r.doubtFit(r.Settings().Config)
 		if len(got.Restart) > 0 {
-			r.host.Log.Warn("some keys of the new config take effect only after a restart", zap.Strings("keys", got.Restart))
+			r.deps.Log.Warn("some keys of the new config take effect only after a restart", zap.Strings("keys", got.Restart))
 		}
 	}
 	if got.Outcome != unchanged {
@@ -150,7 +150,7 @@ func (r *Reloader) doubt(cfg *config.Config) {
 		if d.Line > 0 {
 			at = zap.String("at", fmt.Sprintf("%s:%d:%d", d.File, d.Line, d.Column))
 		}
-		r.host.Log.Warn(d.Msg, zap.String(keyField, d.Path), at)
+		r.deps.Log.Warn(d.Msg, zap.String(keyField, d.Path), at)
 	}
 }
 
@@ -191,7 +191,7 @@ func (r *Reloader) prepare() (*prepared, error) {
 	} else if fit, err = p.fit.read(); err != nil {
 		return p, fmt.Errorf("predictor.file: %w", err)
 	}
-	p.apply, err = r.host.Prepare(old, p.settings, fit)
+	p.apply, err = r.deps.Prepare(old, p.settings, fit)
 	return p, err
 }
 

@@ -188,7 +188,7 @@ func (r *Reloader) warnOfReaders(files ...privateFile) {
 	for _, f := range files {
 		info, err := os.Stat(f.path) // a missing file is reported where it is read
 		if err == nil && info.Mode().Perm()&0o004 != 0 && runtime.GOOS != "windows" {
-			r.host.Log.Warn("every user of this machine can read a private file; take the right from others with chmod o-r, or set defaultMode: "+
+			r.deps.Log.Warn("every user of this machine can read a private file; take the right from others with chmod o-r, or set defaultMode: "+
 				"0440 where Kubernetes mounts it",
 				zap.String("config", f.key), zap.String("file", f.path))
 		}

@@ -23,7 +23,7 @@ import (
 // A Reloader gives every request and every TLS handshake the values in force. None of them waits for a reload, which may take long if the
 // files are on a slow disk.
 type Reloader struct {
-	host      Deps
+	deps      Deps
 	metrics   *metrics
 	settings  atomic.Pointer[Settings]
 	status    atomic.Pointer[ConfigStatus]

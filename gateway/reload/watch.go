@@ -21,7 +21,7 @@ type watched struct {
 
 // Watch reads the config file, and every file that the config names, again when the file changes, until ctx ends.
 func (r *Reloader) Watch(ctx context.Context) {
-	files.Watch(ctx, r.fileList, r.lookAtFiles, r.host.Log)
+	files.Watch(ctx, r.fileList, r.lookAtFiles, r.deps.Log)
 }
 
 func (r *Reloader) fileList() []string {
@@ -92,11 +92,11 @@ func (r *Reloader) lookAtSecrets() {
 		switch changed, err := w.reload(); {
 		case err != nil:
 			r.metrics.reloads.WithLabelValues(w.key, refused).Inc()
-			r.host.Log.Error("a changed file is not used, and its content before the change stays in force; correct the file",
+			r.deps.Log.Error("a changed file is not used, and its content before the change stays in force; correct the file",
 				zap.String("key", w.key), zap.Error(err))
 		case changed:
 			r.metrics.reloads.WithLabelValues(w.key, used).Inc()
-			r.host.Log.Info("a changed file is in force now", zap.String("key", w.key))
+			r.deps.Log.Info("a changed file is in force now", zap.String("key", w.key))
 		}
 	}
 }
@@ -169,7 +169,7 @@ func (r *Reloader) reloadToken() (bool, error) {
 // it is tried again when any file of a profile changes.
 func (r *Reloader) reloadTrust() (bool, error) {
 	now, again := digestsOf(filesOfProfiles(r.Settings().Config)), anyChanged(r.distrusted)
-	changed, err := r.host.ReloadTrust(func(file string) bool { return r.changedFor(ofEngines, file) || again })
+	changed, err := r.deps.ReloadTrust(func(file string) bool { return r.changedFor(ofEngines, file) || again })
 	switch {
 	case err != nil:
 		r.distrusted = now
@@ -192,7 +192,7 @@ func (r *Reloader) reloadGeoKeys() (bool, error) {
 	if !c.On() {
 		return false, nil
 	}
-	return reread(r, c.HMAC.KeysFile, func(string) (*geo.Keys, error) { return c.ReadKeys() }, r.host.SetGeoKeys)
+	return reread(r, c.HMAC.KeysFile, func(string) (*geo.Keys, error) { return c.ReadKeys() }, r.deps.SetGeoKeys)
 }
 
 // reloadPromptKey puts a new key in force. From then on prompts have new hashes, so the predictor recognises a prompt only after it has

@@ -43,7 +43,7 @@ func ask(e mooncake.Endpoint, model, id string) (*query, error) {
 
 // prefill sends a probe to a prefill engine and reads the hand-off from its answer.
 func (t *tester) prefill(ctx context.Context, p testedRank, q *query, id string) (answer mooncake.ProbeAnswer, err error) {
-	var x *mooncake.BootstrapInfo
+	var info *mooncake.BootstrapInfo
 	if p.profile.Connector == mooncake.VLLMMooncake {
 		limited, cancel := context.WithTimeout(ctx, stepTimeout)
 		defer cancel()
@@ -51,9 +51,9 @@ func (t *tester) prefill(ctx context.Context, p testedRank, q *query, id string)
 		if err != nil {
 			return answer, err
 		}
-		x, named.TransferID = &named, id
+		info, named.TransferID = &named, id
 	}
-	text, err := t.send(ctx, p, q, lifecycle.Prefill, id+"-p", p.profile.ProbeBody(&q.body, q.endpoint, q.changes, x, nil))
+	text, err := t.send(ctx, p, q, lifecycle.Prefill, id+"-p", p.profile.ProbeBody(&q.body, q.endpoint, q.changes, info, nil))
 	if err != nil {
 		return answer, err
 	}
@@ -62,7 +62,7 @@ func (t *tester) prefill(ctx context.Context, p testedRank, q *query, id string)
 		return answer, fmt.Errorf("its profile %s has connector %s, but its hand-off is that of %s; set connector: %[3]s in the profile of both "+
 			"sides' engines", p.profile.Name, p.profile.Connector, connector)
 	}
-	answer, err = p.profile.ReadProbe(text, x, func(host string) bool { return t.hosts[host] })
+	answer, err = p.profile.ReadProbe(text, info, func(host string) bool { return t.hosts[host] })
 	if errors.Is(err, mooncake.ErrNoHandoff) {
 		err = fmt.Errorf("%w; or is %s the wrong connector? Engines of %s and %s hand nothing off", err, p.profile.Connector,
 			mooncake.VLLMMooncake, mooncake.AscendLayerwise)
@@ -216,25 +216,25 @@ var (
 // throughAtOnce sends one prompt through two engines that work on it at the same time. It returns only the error of the engine that failed
 // first, because the failure stops the other engine.
 func (t *tester) throughAtOnce(ctx context.Context, p, d testedRank, q *query, id string) (got pairAnswer, prefill, decode error) {
-	meeting := upstream.Meet(id, q.endpoint, p.profile, p.target, p.ranks, d.profile, d.target)
+	rendezvous := upstream.Meet(id, q.endpoint, p.profile, p.target, p.ranks, d.profile, d.target)
 	var callback <-chan metaserver.Callback
 	if p.profile.Connector != mooncake.SGLang {
-		expected := t.callbacks.Expect(metaserver.Wanted{Rank: d.target.ID, Read: func(body []byte) (mooncake.Callback, error) {
-			return d.profile.ReadCallback(body, meeting.RequestID, 0, 0, func(host string) bool { return t.hosts[host] })
+		pending := t.callbacks.Expect(metaserver.Wanted{Rank: d.target.ID, Read: func(body []byte) (mooncake.Callback, error) {
+			return d.profile.ReadCallback(body, rendezvous.RequestID, 0, 0, func(host string) bool { return t.hosts[host] })
 		}})
-		defer expected.Forget(0)
-		meeting.Metaserver, callback = expected.URL, expected.Came()
+		defer pending.Forget(0)
+		rendezvous.Metaserver, callback = pending.URL, pending.Came()
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		if got.ProbeAnswer, prefill = t.prefillAtOnce(ctx, p, d, q, meeting, callback); prefill != nil {
+		if got.ProbeAnswer, prefill = t.prefillAtOnce(ctx, p, d, q, rendezvous, callback); prefill != nil {
 			cancel(errLeg)
 		}
 	}()
-	got.decoded, decode = t.answer(ctx, d, q, id, d.profile.EarlyDecode(&q.body, q.changes, meeting, "", true, nil))
+	got.decoded, decode = t.answer(ctx, d, q, id, d.profile.EarlyDecode(&q.body, q.changes, rendezvous, "", true, nil))
 	if decode != nil {
 		cancel(errLeg)
 	}
@@ -256,7 +256,7 @@ func (t *tester) throughAtOnce(ctx context.Context, p, d testedRank, q *query, i
 
 // prefillAtOnce sends the prefill request of throughAtOnce and reads its answer to the end. If the connector has callbacks, it waits for
 // the callback of the decode engine first. callback is nil if the connector has none.
-func (t *tester) prefillAtOnce(ctx context.Context, p, d testedRank, q *query, m *mooncake.Rendezvous,
+func (t *tester) prefillAtOnce(ctx context.Context, p, d testedRank, q *query, r *mooncake.Rendezvous,
 	callback <-chan metaserver.Callback) (none mooncake.ProbeAnswer, err error) {
 	if callback != nil {
 		select {
@@ -268,7 +268,7 @@ func (t *tester) prefillAtOnce(ctx context.Context, p, d testedRank, q *query, m
 				t.report(d.name, Warn, "its callback has the key %q, which this evenkeel does not know; it holds no address, and the prefill engine "+
 					"gets it as it is", key)
 			}
-			m.Callback = came.KV
+			r.Callback = came.KV
 		case <-time.After(t.cfg.Bind.CallbackTimeout):
 			return none, fmt.Errorf("%w did not come within %v; it must reach %s, see bind.advertise", errCallback, t.cfg.Bind.CallbackTimeout,
 				t.callbacks.URL())
@@ -276,7 +276,7 @@ func (t *tester) prefillAtOnce(ctx context.Context, p, d testedRank, q *query, m
 			return none, context.Cause(ctx)
 		}
 	}
-	text, err := t.send(ctx, p, q, lifecycle.Prefill, m.RID, p.profile.EarlyProbe(&q.body, q.changes, m, true, nil))
+	text, err := t.send(ctx, p, q, lifecycle.Prefill, r.RID, p.profile.EarlyProbe(&q.body, q.changes, r, true, nil))
 	if err != nil {
 		return none, err
 	}

@@ -13,7 +13,7 @@ import (
 
 // Service is the state of the proxy: in service, draining or refusing.
 type Service struct {
-	host Deps
+	deps Deps
 
 	mu       sync.Mutex
 	ctx      context.Context // for requests that have no answer yet; it ends at the drain's limit
@@ -43,9 +43,9 @@ type DrainState struct {
 }
 
 // New returns a proxy that is in service.
-func New(h Deps) *Service {
-	s := &Service{host: h}
-	s.ctx, s.end = context.WithCancel(h.Context)
+func New(d Deps) *Service {
+	s := &Service{deps: d}
+	s.ctx, s.end = context.WithCancel(d.Context)
 	return s
 }
 
@@ -53,13 +53,13 @@ func New(h Deps) *Service {
 // may finish within limit, which begins now. Requests that run longer get an error event. A limit of 0 means no limit. Drain does not wait.
 // It returns for how long new requests are still accepted. A second call sets another limit, but does not prolong the grace.
 func (s *Service) Drain(limit time.Duration) (accepting time.Duration) {
-	grace := s.host.Grace()
+	grace := s.deps.Grace()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.stopTimers()
 	if !s.draining {
 		s.draining, s.since = true, time.Now()
-		s.host.Log.Info("draining", zap.Duration("refusing_in", grace), zap.Duration("limit", limit))
+		s.deps.Log.Info("draining", zap.Duration("refusing_in", grace), zap.Duration("limit", limit))
 	}
 	if accepting = grace - time.Since(s.since); accepting <= 0 || s.refusing {
 		s.refusing, accepting = true, 0
@@ -89,7 +89,7 @@ func (s *Service) Undrain() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.ending {
-		s.host.Log.Warn("the proxy ends, so it cannot be taken back into service")
+		s.deps.Log.Warn("the proxy ends, so it cannot be taken back into service")
 		return
 	}
 	if !s.draining {
@@ -98,9 +98,9 @@ func (s *Service) Undrain() {
 	s.stopTimers()
 	s.draining, s.refusing, s.limit = false, false, time.Time{}
 	if s.ctx.Err() != nil {
-		s.ctx, s.end = context.WithCancel(s.host.Context)
+		s.ctx, s.end = context.WithCancel(s.deps.Context)
 	}
-	s.host.Log.Info("the proxy is in service again; it drains no more")
+	s.deps.Log.Info("the proxy is in service again; it drains no more")
 }
 
 // EndAll ends all running requests. Each answer ends with an error event.
@@ -111,8 +111,8 @@ func (s *Service) EndAll() {
 
 // endCalls ends the calls that run on engines.
 func (s *Service) endCalls() {
-	if calls := s.host.EndAll(); calls > 0 {
-		s.host.Log.Warn("the drain's time is over; requests that still run end with an error", zap.Int("calls", calls))
+	if calls := s.deps.EndAll(); calls > 0 {
+		s.deps.Log.Warn("the drain's time is over; requests that still run end with an error", zap.Int("calls", calls))
 	}
 }
 

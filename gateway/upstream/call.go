@@ -37,16 +37,16 @@ func New(client *engine.Client, profile *mooncake.Profile, target *engine.Target
 // so it has only what is known before they are sent. id is the X-Request-Id of both calls. ranks is how many ranks the prefill engine has.
 func Meet(id string, endpoint mooncake.Endpoint, prefillProfile *mooncake.Profile, prefill *engine.Target, ranks int,
 	decodeProfile *mooncake.Profile, decode *engine.Target) *mooncake.Rendezvous {
-	meeting := &mooncake.Rendezvous{Endpoint: endpoint, RID: id, PrefillRank: prefillProfile.NamedRank(prefill.Rank),
+	rendezvous := &mooncake.Rendezvous{Endpoint: endpoint, RID: id, PrefillRank: prefillProfile.NamedRank(prefill.Rank),
 		DecodeRank: decodeProfile.NamedRank(decode.Rank),
 		RequestID:  endpoint.RequestID(id)}
 	if prefillProfile.Connector == mooncake.SGLang {
 		// The room number is random, so that no other request has it. SGLang takes the number modulo ranks as the prefill rank.
 		room, rankCount := rand.Int64N(1<<62), int64(max(1, ranks))
-		meeting.Host, meeting.Port = prefill.URL.Hostname(), prefillProfile.BootstrapPort
-		meeting.Room = room - room%rankCount + int64(max(0, prefill.Rank))
+		rendezvous.Host, rendezvous.Port = prefill.URL.Hostname(), prefillProfile.BootstrapPort
+		rendezvous.Room = room - room%rankCount + int64(max(0, prefill.Rank))
 	}
-	return meeting
+	return rendezvous
 }
 
 // Headers returns the headers of a call with this X-Request-Id, for a request that is bound to a decode rank before its prefill.

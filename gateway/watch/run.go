@@ -22,7 +22,7 @@ type Deps struct {
 
 // Watch checks the state of the proxy while Run runs.
 type Watch struct {
-	host   Deps
+	deps   Deps
 	began  time.Time
 	turns  int         // number of samples so far; only Run uses it
 	wanted func() bool // says whether show needs a Look in this second
@@ -47,10 +47,10 @@ const lookEvery = int(detect.Bin / detect.Every)
 const looksFor = 10 * time.Second
 
 // New returns a Watch, and registers its metrics.
-func New(h Deps) *Watch {
-	w := &Watch{host: h, began: time.Now()}
-	if h.Registerer != nil {
-		h.Registerer.MustRegister((*incidents)(w))
+func New(d Deps) *Watch {
+	w := &Watch{deps: d, began: time.Now()}
+	if d.Registerer != nil {
+		d.Registerer.MustRegister((*incidents)(w))
 	}
 	return w
 }
@@ -77,7 +77,7 @@ func (w *Watch) Run(ctx context.Context) {
 func (w *Watch) Second(parent context.Context) {
 	ctx, cancel := context.WithTimeout(parent, detect.Every)
 	defer cancel()
-	s, ok := w.host.Sample(ctx)
+	s, ok := w.deps.Sample(ctx)
 	if !ok {
 		return
 	}
@@ -89,7 +89,7 @@ func (w *Watch) Second(parent context.Context) {
 	}
 	slow, end := context.WithTimeout(parent, looksFor)
 	defer end()
-	look := Look{Facts: w.host.Facts(slow), Bin: bin}
+	look := Look{Facts: w.deps.Facts(slow), Bin: bin}
 	if slow.Err() != nil {
 		w.With(func(d *detect.Watch) { d.Add(s) })
 		return
@@ -106,7 +106,7 @@ func (w *Watch) Second(parent context.Context) {
 // Now returns the present state of the proxy, with the known incidents. It looks for no new incidents, because ctx may end before the state
 // is complete.
 func (w *Watch) Now(ctx context.Context) (look Look) {
-	look.Facts = w.host.Facts(ctx)
+	look.Facts = w.deps.Facts(ctx)
 	w.With(func(d *detect.Watch) {
 		d.Complete(&look.Facts)
 		look.Incidents = d.Incidents()

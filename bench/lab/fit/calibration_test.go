@@ -26,10 +26,10 @@ func TestTheProxyLearnsTheLineThatALogShows(t *testing.T) {
 	}
 	shown, err := PrefillLines(log)
 	require.NoError(t, err)
-	line, known := learned.Latency()
+	latency, known := learned.Latency()
 	require.True(t, known)
 	require.Empty(t, shown.Fits[0].Refused)
-	require.InEpsilon(t, float64(shown.Fits[0].B), line.TPMs, 1e-3)
-	require.InEpsilon(t, float64(shown.Fits[0].A), line.T0Ms, 1e-2)
+	require.InEpsilon(t, float64(shown.Fits[0].B), latency.TPMs, 1e-3)
+	require.InEpsilon(t, float64(shown.Fits[0].A), latency.T0Ms, 1e-2)
 	require.InDelta(t, float64(shown.Fits[0].R2), learned.R2(), 1e-3)
 }

@@ -19,12 +19,12 @@ const forever = 100 * 365 * 24 * time.Hour
 // run is one policy on one seed: a prefill.Scheduler in virtual time, engines, and what
 // happens next.
 type run struct {
-	tier    *prefill.Scheduler
-	now     time.Duration
-	engines []*engine
-	scrape  time.Duration
-	jobs    []*job
-	meter   *meter
+	scheduler *prefill.Scheduler
+	now       time.Duration
+	engines   []*engine
+	scrape    time.Duration
+	jobs      []*job
+	meter     *meter
 
 	arrived  int
 	chosen   []*job // that the tier let go and that engines have not got yet
@@ -62,10 +62,10 @@ func newRun(p *Plan, spec string, pr *prompts, jobs []*job, warmUp int) (*run, e
 		return r.engines[n].sample(), err
 	}
 	var err error
-	if r.tier, err = prefill.New(cfg); err != nil {
+	if r.scheduler, err = prefill.New(cfg); err != nil {
 		return nil, err
 	}
-	r.tier.SetCandidates(candidates)
+	r.scheduler.SetCandidates(candidates)
 	r.meter = newMeter(jobs, warmUp, p.Engines.Ranks)
 	return r, nil
 }
@@ -104,7 +104,7 @@ func (r *run) next() error {
 	if len(r.pinned) > 0 {
 		sooner(r.pinned[0].first+r.engines[0].Hold, r.fetch)
 	}
-	if t, ok := r.tier.NextWake(); ok {
+	if t, ok := r.scheduler.NextWake(); ok {
 		sooner(t.Sub(start), r.wake)
 	}
 	sooner(r.scraped, r.scrapeAll)
@@ -118,7 +118,7 @@ func (r *run) next() error {
 func (r *run) arrive() error {
 	j := r.jobs[r.arrived]
 	r.arrived++
-	r.tier.Offer(prefill.Request{
+	r.scheduler.Offer(prefill.Request{
 		ID: strconv.Itoa(j.number), Model: model, PromptTokens: j.prompt, Counted: true, Session: j.session,
 		Prompt: prefill.Prompt{Keys: j.keys, BlockTokens: blockTokens},
 	}, func(lease *prefill.Lease, err error) {
@@ -129,7 +129,7 @@ func (r *run) arrive() error {
 }
 
 func (r *run) wake() error {
-	r.tier.Wake()
+	r.scheduler.Wake()
 	return r.send()
 }
 
@@ -137,7 +137,7 @@ func (r *run) scrapeAll() error {
 	r.scraped = r.now + r.scrape
 	r.meter.look(r.now, r.engines)
 	for i := range r.engines {
-		r.tier.Scrape(context.Background(), "p"+strconv.Itoa(i)+"/0")
+		r.scheduler.Scrape(context.Background(), "p"+strconv.Itoa(i)+"/0")
 	}
 	return r.send()
 }
@@ -201,9 +201,9 @@ func (p *Plan) tier(spec string) prefill.Config {
 	if p.Push > 0 {
 		cfg.Push.MaxUnanswered = p.Push
 	}
-	c, line := &cfg.Calibration, p.Engines.Line
-	if c.TPMs, c.T0Ms = line.TPMs/2, line.T0Ms/2; p.TellLine { // else it learns, from far off
-		c.TPMs, c.T0Ms, c.Beta2, c.Known = line.TPMs, line.T0Ms, line.Beta2, true
+	c, latency := &cfg.Calibration, p.Engines.Line
+	if c.TPMs, c.T0Ms = latency.TPMs/2, latency.T0Ms/2; p.TellLine { // else it learns, from far off
+		c.TPMs, c.T0Ms, c.Beta2, c.Known = latency.TPMs, latency.T0Ms, latency.Beta2, true
 	}
 	cfg.Hotspot.Enabled, cfg.Affinity.Enabled = !p.NoHotspots, p.Affinity
 	return cfg

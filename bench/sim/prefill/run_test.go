@@ -14,12 +14,12 @@ import (
 )
 
 // line is one whose times can be had in the head: 100 ms and 1 ms a token.
-var line = policy.Latency{T0Ms: 100, TPMs: 1}
+var latency = policy.Latency{T0Ms: 100, TPMs: 1}
 
 // simple is engines without surprises.
 func simple(ranks int) *Plan {
 	return &Plan{Load: 0.7, Seeds: 1, Policies: []string{"finish"}, TellLine: true,
-		Engines: Engines{Ranks: ranks, Capacity: 1 << 20, Line: line, Hold: 50 * time.Millisecond}}
+		Engines: Engines{Ranks: ranks, Capacity: 1 << 20, Line: latency, Hold: 50 * time.Millisecond}}
 }
 
 // ask is a request at a time, with its blocks and tokens behind them.
@@ -124,7 +124,7 @@ func TestEveryRequestIsAnsweredOnce(t *testing.T) {
 		for _, j := range byBegin(jobs) {
 			require.Equal(t, j.prompt, j.cached+j.fresh)
 			require.GreaterOrEqual(t, j.began, j.arrived)
-			require.GreaterOrEqual(t, j.first-j.began, time.Duration(1e6*line.Ms(float64(j.fresh), 0)))
+			require.GreaterOrEqual(t, j.first-j.began, time.Duration(1e6*latency.Ms(float64(j.fresh), 0)))
 			require.GreaterOrEqual(t, j.finished, j.first)
 			require.GreaterOrEqual(t, j.began, last[j.engine], "one prompt at a time")
 			last[j.engine] = j.first
@@ -134,7 +134,7 @@ func TestEveryRequestIsAnsweredOnce(t *testing.T) {
 			require.Zero(t, e.cache.pinned())
 			require.Zero(t, e.load())
 		}
-		for _, c := range r.tier.Status() {
+		for _, c := range r.scheduler.Status() {
 			require.Zero(t, c.KVTokens)
 			require.Zero(t, c.QueuedNewTokens)
 			require.Zero(t, c.BacklogMs)

@@ -22,10 +22,10 @@ type dispatcher struct {
 	running  []int // of our requests that decode, by replica
 	fewest   int   // of those, as the node is told
 
-	tier *prefill.Scheduler
-	node *geo.Peers
-	live []*visit
-	told []*visit // that the tier has decided about and that nobody has looked at yet
+	scheduler *prefill.Scheduler
+	peers     *geo.Peers
+	live      []*visit
+	told      []*visit // that the tier has decided about and that nobody has looked at yet
 
 	dead, draining bool
 	major          int // of the protocol that it speaks, above those that speak the first
@@ -49,15 +49,15 @@ func (d *dispatcher) start() error {
 	d.dead, d.fewest, d.told = false, 0, nil
 	d.running = make([]int, len(d.replicas))
 	var err error
-	if d.tier, err = prefill.New(d.queue()); err != nil {
+	if d.scheduler, err = prefill.New(d.queue()); err != nil {
 		return err
 	}
-	d.tier.SetCandidates(d.candidates())
+	d.scheduler.SetCandidates(d.candidates())
 	now := process{d, d.boot}
 	cfg := d.s.arm.config()
 	cfg.Self.ID, cfg.Self.Region = d.id, d.id
 	cfg.Probe.Interval, cfg.Snapshot.MaxBytesPerPeer = time.Duration(d.s.probeMs*float64(time.Millisecond)), snapshot
-	cfg.Queue, cfg.Draining = d.tier, func() bool { return d.draining }
+	cfg.Queue, cfg.Draining = d.scheduler, func() bool { return d.draining }
 	cfg.Running = func(string) (float64, int) { return float64(d.fewest), maxNumSeqs * len(d.replicas) }
 	cfg.Clock, cfg.Link = now, func(peer string) geo.Link { return &link{process: now, to: d.s.named(peer)} }
 	if d.s.arm.central {
@@ -68,10 +68,10 @@ func (d *dispatcher) start() error {
 			cfg.Peers = append(cfg.Peers, geo.PeerConfig{ID: to.id, Region: to.id, Target: nowhere})
 		}
 	}
-	if d.node, err = geo.New(cfg); err != nil {
+	if d.peers, err = geo.New(cfg); err != nil {
 		return err
 	}
-	d.node.Start()
+	d.peers.Start()
 	now.every(lookMs, d.look)
 	return nil
 }
@@ -144,7 +144,7 @@ func (d *dispatcher) look() {
 func (d *dispatcher) scrape() {
 	if !d.dead {
 		for _, r := range d.replicas {
-			d.tier.Scrape(context.Background(), replicaNames[r.number])
+			d.scheduler.Scrape(context.Background(), replicaNames[r.number])
 		}
 	}
 	d.s.after(d.s.scenario.ScrapeMs, d.scrape)
@@ -168,10 +168,10 @@ func (d *dispatcher) enqueue(v *visit, stay bool) {
 	if !ask.Stay {
 		ask.Prompt = prompt
 	}
-	v.state, v.question, v.lease, v.refused = queued, d.node.Question(ask), nil, nil
-	v.withdraw = d.tier.Offer(prefill.Request{
+	v.state, v.query, v.lease, v.refused = queued, d.peers.Question(ask), nil, nil
+	v.withdraw = d.scheduler.Offer(prefill.Request{
 		ID: v.r.id, Model: model, PromptTokens: v.r.tokens, Counted: true, Prompt: prompt, Session: v.r.key,
-		Arrival: start.Add(time.Duration(v.arrived * float64(time.Millisecond))), Returned: stay, Remote: v.question,
+		Arrival: start.Add(time.Duration(v.arrived * float64(time.Millisecond))), Returned: stay, Remote: v.query,
 	}, func(l *prefill.Lease, err error) {
 		v.state, v.lease, v.refused = decided, l, err
 		d.told = append(d.told, v)
@@ -189,7 +189,7 @@ func (d *dispatcher) settle() {
 		case v.refused == nil:
 			d.dispatch(v)
 		case errors.Is(v.refused, prefill.ErrElsewhere):
-			d.forward(v, v.question.Forward())
+			d.forward(v, v.query.Forward())
 		default: // there is no replica here, and no peer is known that has one
 			d.refuse(v)
 		}
@@ -211,7 +211,7 @@ func (d *dispatcher) refuse(v *visit) {
 func (d *dispatcher) unwanted(v *visit) {
 	if v.lease != nil {
 		v.lease.Release()
-	} else if f := v.question.Forward(); f != nil {
+	} else if f := v.query.Forward(); f != nil {
 		f.Drop()
 	}
 }
@@ -292,7 +292,7 @@ func (d *dispatcher) receive(v *visit) (reject string) {
 		return geo.RejectVersion
 	case d.draining:
 		return geo.RejectDraining
-	case !d.node.Accepts(v.d.id, d.tier.Waiting(model)):
+	case !d.peers.Accepts(v.d.id, d.scheduler.Waiting(model)):
 		d.s.meter.count(&d.s.meter.busy, d.s.now)
 		return geo.RejectBusy
 	}

@@ -96,7 +96,7 @@ func (l *link) Ask(_ context.Context, question []byte, limit time.Duration, answ
 		if l.to.dead {
 			return
 		}
-		text, refusal := l.to.node.Answer(question, s.time())
+		text, refusal := l.to.peers.Answer(question, s.time())
 		if refusal != nil {
 			tell(geo.Echo{Err: errors.New(refusal.Message)})
 			return

@@ -38,7 +38,7 @@ type visit struct {
 	live    int     // its place among the dispatcher's visits
 
 	state    state
-	question *geo.RoutingQuery // where it goes
+	query    *geo.RoutingQuery // where it goes
 	withdraw func()            // takes it out of the queue
 	lease    *prefill.Lease
 	refused  error

@@ -119,7 +119,7 @@ func (s *simulation) start(d *dispatcher) {
 func (s *simulation) next(until float64) bool {
 	var wakes *dispatcher
 	for _, d := range s.dispatchers {
-		if at, ok := d.tier.NextWake(); ok && !d.dead {
+		if at, ok := d.scheduler.NextWake(); ok && !d.dead {
 			if ms := float64(at.Sub(start)) / float64(time.Millisecond); ms <= until && (len(s.queue) == 0 || ms < s.queue[0].at) {
 				until, wakes = ms, d
 			}
@@ -127,7 +127,7 @@ func (s *simulation) next(until float64) bool {
 	}
 	if wakes != nil {
 		s.now = max(s.now, until)
-		wakes.tier.Wake()
+		wakes.scheduler.Wake()
 	} else if !s.clock.next(until) {
 		return false
 	}

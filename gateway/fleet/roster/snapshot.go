@@ -71,8 +71,8 @@ func (r *Rank) Heeds(ep mooncake.Endpoint) bool {
 // because the API server may have sent it alone. The sign is dated to the
 // arrival before, after which the tokens were made, if that arrival left no bytes unread. With TLS this cannot be known, because the TLS
 // layer may hold received bytes back, so no arrival counts.
-func (r *Rank) ObserveRead(a *engine.LastRead, ep mooncake.Endpoint, bytes int, left, tokens bool, now time.Time) {
-	if made, ok := a.Came(bytes, left, now); ok && tokens && r.Target.TLS == nil && r.Heeds(ep) {
+func (r *Rank) ObserveRead(read *engine.LastRead, ep mooncake.Endpoint, bytes int, left, tokens bool, now time.Time) {
+	if made, ok := read.Came(bytes, left, now); ok && tokens && r.Target.TLS == nil && r.Heeds(ep) {
 		r.Signs.Seen(made)
 	}
 }

@@ -40,13 +40,13 @@ func TestWhatSpeaksForACore(t *testing.T) {
 				}
 				var came engine.LastRead
 				now := time.Now()
-				w := rank.Signs.Await(now, p.Hold(now, now.Add(p.PulledWithin())))
+				pull := rank.Signs.Await(now, p.Hold(now, now.Add(p.PulledWithin())))
 				for range 60 {
 					time.Sleep(time.Second)
 					rank.ObserveRead(&came, row.endpoint, row.bytes, false, row.tokens, time.Now())
 				}
-				require.Equal(t, row.speaks, !w.Over(time.Now()))
-				w.End()
+				require.Equal(t, row.speaks, !pull.Over(time.Now()))
+				pull.End()
 			})
 		})
 	}
