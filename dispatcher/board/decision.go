@@ -2,7 +2,7 @@ package board
 
 import "math"
 
-// A Explanation shows why a rank was chosen for an entry: the state of the round, and the ranks that were nearly as good. Slots have traces
+// Explanation shows why a rank was chosen for an entry: the state of the round, and the ranks that were nearly as good. Slots have traces
 // if Config.Explain is set.
 type Explanation struct {
 	Tick     uint64

@@ -48,7 +48,7 @@ func (j *job) serve(ctx *fasthttp.RequestCtx) (*stream, *openai.Error) {
 	return s, fail
 }
 
-// A executor holds the lease, hand-off, slot and stream of a request. The request's lifecycle only knows which of them are held.
+// An executor holds the lease, hand-off, slot and stream of a request. The request's lifecycle only knows which of them are held.
 type executor struct {
 	job *job
 	ctx *fasthttp.RequestCtx
