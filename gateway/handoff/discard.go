@@ -222,7 +222,7 @@ func (d *Discarder) discardOn(slot *dispatcher.Slot, h *Handoff, try int) (outco
 		return discardUnplaced, true, f.Err
 	case f.Status == 0:
 		slotOutcome.Lost = d.discardLost(f)
-		slotOutcome.Orphaned = !time.Now().Before(h.FirstEventBy()) && Strands(rank, f)
+		slotOutcome.Orphaned = !time.Now().Before(h.FirstEventBy()) && LeaksBlocks(rank, f)
 		return discardFailed, f.Reason != lifecycle.Silent, f.Err
 	case f.Reason == lifecycle.Paused:
 		return discardRefused, true, f.Err

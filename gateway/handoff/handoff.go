@@ -218,7 +218,7 @@ func (h *Handoff) Await(r *roster.Rank, now time.Time, whole bool) *engine.Pendi
 // LeaksBlocks says whether a decode engine that failed at an expired hand-off may hold KV blocks for it for ever. This happens if the core
 // of the engine stood still: it reads the request only now, and waits for KV that is gone. An engine that has answered has read the request
 // before.
-func Strands(r *roster.Rank, fault *failure.Fault) bool {
+func LeaksBlocks(r *roster.Rank, fault *failure.Fault) bool {
 	leaks := lifecycle.Traits[r.Profile.Connector].LeaksBlocks
 	return leaks && fault.Verdict().KV == lifecycle.MaybeRunning && fault.Reason < lifecycle.Garbled
 }

@@ -30,7 +30,7 @@ func (s *stream) decode(h *handoff.Handoff, until lifecycle.Timeout) (_ *failure
 	s.upstream.reportCompute()
 	if fault := s.open(h, until); fault != nil {
 		if fault.Verdict().KV == lifecycle.MaybeRunning && s.overdue(h) {
-			s.upstream.stranded = handoff.Strands(s.upstream.rank, fault)
+			s.upstream.stranded = handoff.LeaksBlocks(s.upstream.rank, fault)
 		}
 		return fault, (h == nil || s.upstream.unstreamed) && j.client.Left()
 	}
