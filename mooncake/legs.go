@@ -32,8 +32,8 @@ var paths = [Endpoints]string{"/v1/chat/completions", "/v1/completions", "/v1/re
 // Path returns the URL path of the endpoint, which evenkeel and the engines share.
 func (e Endpoint) Path() string { return paths[e] }
 
-// IsChatOrCompletions says whether all parts support the endpoint fully: engines take hand-offs and report the length of
-// prompts, and every dispatcher knows how the streams end.
+// IsChatOrCompletions says whether the endpoint is Chat or Completions. Only these two are fully supported everywhere: all
+// engines take hand-offs for them and report the length of prompts, and every peer knows how their streams end.
 func (e Endpoint) IsChatOrCompletions() bool { return e <= Completions }
 
 // GoesOn says whether another engine can continue an interrupted answer of the endpoint.

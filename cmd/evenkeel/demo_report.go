@@ -124,30 +124,34 @@ func machine() string {
 
 // scaleNotes returns notes on how far the numbers apply to engines at full scale. It computes them from this run.
 func (c *demoCmd) scaleNotes(r *report.Report) []string {
-	full := report.StepModel{C0: fullScale.C0, C1: float64(c.C1)}
+	// c1 is not scaled down, so at full scale it is the c1 of this run.
+	atFullScale := report.StepModel{C0: fullScale.C0, C1: float64(c.C1)}
 	var notes []string
-	if c.C0 < full.C0 {
+	if c.C0 < atFullScale.C0 {
 		notes = append(notes, fmt.Sprintf("Engine time is scaled down: a step's fixed part c0 is %s here and %s at full scale, %.3g times more; "+
 			"its part per KV token, c1 = %s, is not scaled.",
-			millis(c.C0), millis(full.C0), float64(full.C0)/float64(c.C0), millis(c.C1)))
+			millis(c.C0), millis(atFullScale.C0), float64(atFullScale.C0)/float64(c.C0), millis(c.C1)))
 	}
-	if level, ok := r.Bound[report.KVShare]; ok {
+	if level, ok := r.Bound[report.KVShare]; ok { // level: the same loads, spread evenly over the ranks
 		first := r.Runs[0]
+		sameLoads := atFullScale.KVShare(c.meanLoad(r))
+		azure := atFullScale.KVShare(float64(c.Slots) * trace.Resident(trace.Azure().Requests))
+		mooncake := atFullScale.KVShare(float64(c.Slots) * mooncakeResident)
 		notes = append(notes, fmt.Sprintf("KV's share of a step is %.0f %% here under %s, %.0f %% if ranks were level; with c0 = %s the same "+
 			"loads' would be %.0f %%. At full scale, level, %d slots a rank: Azure's conversation trace %.0f %%, Mooncake's %.0f %%.",
-			100*first.Metrics[report.KVShare].Mean, first.Policy, 100*level.Mean, millis(full.C0), 100*full.KVShare(c.meanLoad(r)), c.Slots,
-			100*fullScale.KVShare(float64(c.Slots)*trace.Resident(trace.Azure().Requests)),
-			100*fullScale.KVShare(float64(c.Slots)*mooncakeResident)))
+			100*first.Metrics[report.KVShare].Mean, first.Policy, 100*level.Mean, millis(atFullScale.C0), 100*sameLoads, c.Slots, 100*azure,
+			100*mooncake))
 	}
 	if n := len(r.Runs) - 1; n > 0 {
 		first, last := r.Runs[0], r.Runs[n]
-		a, okA := first.Metrics[report.StepMean]
-		b, okB := last.Metrics[report.StepMean]
-		if okA && okB {
+		firstStep, okFirst := first.Metrics[report.StepMean]
+		lastStep, okLast := last.Metrics[report.StepMean]
+		if okFirst && okLast {
+			here, atC0 := lastStep.Mean/firstStep.Mean, c.rescaled(lastStep.Mean)/c.rescaled(firstStep.Mean)
 			notes = append(notes, fmt.Sprintf("Imbalance and idle share carry over to full scale. TPOT and throughput do not: they gain at most "+
 				"the idle share times KV's share of the step. The mean step of %s against that of %s: %+.1f %% here, %+.1f %% with the same loads and "+
 				"c0 = %s.",
-				last.Policy, first.Policy, 100*(b.Mean/a.Mean-1), 100*(c.rescaled(b.Mean)/c.rescaled(a.Mean)-1), millis(full.C0)))
+				last.Policy, first.Policy, 100*(here-1), 100*(atC0-1), millis(atFullScale.C0)))
 		}
 	}
 	return notes

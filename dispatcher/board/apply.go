@@ -9,8 +9,8 @@ func (e Enqueue) apply(b *Boards) { b.enqueue(waitingEntry{Enqueue: e}) }
 
 func (e Withdraw) apply(b *Boards) { b.withdraw(e.Entry) }
 
-// apply gives the slot back. If the engine reported the answer's tokens only at its end (unheard.go), depart gets the board's estimate of
-// its tokens and steps, because the board has already counted these estimates in the steps of the group.
+// apply gives the slot back. If the engine reported only at the end of the answer how many tokens it has (unheard.go), depart gets the
+// estimated tokens and steps instead of the reported ones, because the loads of the group's steps were already counted with the estimates.
 func (e *Release) apply(l *Boards) {
 	b := l.boards[e.Model]
 	b.slots.records[e.Slot].estimated.most = e.Unheard
@@ -126,7 +126,7 @@ func (e Gauged) apply(l *Boards) {
 		if r := b.ranks[e.Worker]; r != nil && len(r.leaked) > 0 {
 			b.gauged(r, e)
 		} else if r != nil && r.kept.Tokens() > 0 {
-			b.gaugedKept(r, e)
+			b.correctKept(r, e)
 		}
 	}
 }

@@ -49,16 +49,18 @@ func (b *board) expireKept(now time.Time) {
 	}
 }
 
-// gaugedKept stops counting kept KV that the engine cannot have: our decoding requests and the kept KV together would need more than the
-// engine's gauge shows in use. Two causes are usual. The engine stores a prefix that several answers share only once, and a prefill
-// engine may have fetched some of the KV, so that the decode engine freed it.
-func (b *board) gaugedKept(r *rank, e Gauged) {
+// correctKept lowers the account of kept KV to what the engine's gauge allows. If the requests that decode and the kept KV together need
+// more tokens than the gauge shows in use, the engine no longer keeps the difference. There are two usual causes: several answers share a
+// prefix, which the engine stores only once, or a prefill engine has fetched some of the KV, so that the decode engine has freed it.
+func (b *board) correctKept(r *rank, e Gauged) {
 	b.refresh(r)
-	surplus := r.kept.Before(e.At) - e.KVTokens
+	counted := r.kept.Before(e.At)
 	for i, slot := range r.slots {
-		if s := &b.slots.records[slot]; b.seen(slot) && !s.strays && s.since.Before(e.At) {
-			surplus += r.running[i].Tokens()
+		// Not counted are requests that were bound after the gauge was read, those whose KV may not have come yet, and those that may run
+		// on another rank of the engine.
+		if s := &b.slots.records[slot]; s.since.Before(e.At) && b.seen(slot) && !s.strays {
+			counted += r.running[i].Tokens()
 		}
 	}
-	b.giveUp(r.kept.Seen(surplus, e.At))
+	b.giveUp(r.kept.DropSurplus(counted-e.KVTokens, e.At))
 }

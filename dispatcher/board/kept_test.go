@@ -89,7 +89,7 @@ func TestKeepingDoesNotTouchTheHeap(t *testing.T) {
 	turn := func() {
 		h.at = h.at.Add(keeps / 100)
 		b.keep(b.ranks[0], &slotRecord{prompt: 100}, 10, h.at)
-		b.gaugedKept(b.ranks[0], Gauged{0, 4000, h.at})
+		b.correctKept(b.ranks[0], Gauged{0, 4000, h.at})
 		h.apply(&h.tick)
 	}
 	for range 300 {

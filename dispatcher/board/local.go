@@ -29,8 +29,9 @@ func (l *Local) Allows(tokens, running, inFlight int) bool {
 	return tokens <= mostThreshold && float64(tokens)*(1+float64(running)/8) < l.BreakEven
 }
 
-// placeLocal starts the rounds that choose a rank for a prompt without a hand-off. The policy chooses among the ranks that have to compute
-// the fewest tokens of the prompt. If no rank may compute it, or if entries wait in the pool, placeLocal refuses the entry.
+// placeLocal starts the rounds that choose a decode rank to prefill the prompt itself. There is one round for each group, and its policy
+// may choose among the ranks that have to compute the fewest tokens of the prompt. placeLocal refuses the entry if no rank may compute the
+// prompt, or if entries wait in the pool, because those get free slots first. A refused prompt goes to a prefill engine.
 func (b *board) placeLocal(w waitingEntry, now time.Time) {
 	b.waiting[w.Entry.ID] = w
 	if b.pool.Len() == 0 {

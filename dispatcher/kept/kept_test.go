@@ -33,8 +33,8 @@ func TestSharedKVIsKeptAsLongAsTheLastOfItsAnswers(t *testing.T) {
 	k.Add(1300, start.Add(100*time.Second), ttl) // the next one, which has the blocks of the first
 	require.EqualValues(t, 2300, k.Before(start.Add(101*time.Second)))
 	require.EqualValues(t, 1000, k.Before(start.Add(100*time.Second)))
-	require.Zero(t, k.Seen(1000, start), "the gauges are older than what is kept")
-	require.EqualValues(t, 1000, k.Seen(1000, start.Add(101*time.Second)))
+	require.Zero(t, k.DropSurplus(1000, start), "the gauges are older than what is kept")
+	require.EqualValues(t, 1000, k.DropSurplus(1000, start.Add(101*time.Second)))
 	require.EqualValues(t, 1300, k.Tokens())
 	require.Equal(t, start.Add(100*time.Second+ttl), k.Next(), "the blocks stay until then")
 }
@@ -62,7 +62,7 @@ func TestWhatIsKeptAndWhatIsGivenUpAgree(t *testing.T) {
 				out += k.Expire(now)
 			case "see":
 				n := int64(rapid.IntRange(-100, 3000).Draw(rt, "fewer"))
-				forgotten := k.Seen(n, now)
+				forgotten := k.DropSurplus(n, now)
 				require.LessOrEqual(rt, forgotten, max(0, n))
 				out, whole = out+forgotten, whole && forgotten == 0
 			case "clear":
@@ -102,7 +102,7 @@ func TestKeepingAllocatesNothing(t *testing.T) {
 	require.Zero(t, testing.AllocsPerRun(1000, func() {
 		now = now.Add(ttl / 100)
 		k.Add(100, now, ttl)
-		k.Seen(30, now)
+		k.DropSurplus(30, now)
 		k.Next()
 	}))
 }

@@ -45,8 +45,9 @@ func (a *ahead) resolve(meanOutput float64) (horizon int) {
 	return horizon
 }
 
-// score returns the score F of a prompt on rank g: what its tokens are worth over all steps, less beta for each token by which the rank
-// would exceed the envelope. The tokens are scaled by the cost of the rank.
+// score returns the score F of a prompt on rank g: what its tokens are worth over all steps up to the horizon, less beta for each token by
+// which the rank would exceed the envelope at a step. Later steps count for less (discounts). The caller has already scaled tokens by the
+// cost of the rank.
 func (a *ahead) score(e *envelope, g int, tokens int64) float64 {
 	f := a.alpha * a.discountSum * float64(tokens)
 	if tokens <= e.marginOf(g) {

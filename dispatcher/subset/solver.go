@@ -76,8 +76,8 @@ func (s *Solver) Best(f *Score, p Problem) (Set, bool) {
 	return s.better(f), true
 }
 
-// better returns the better of the two sums on both sides of the knee, of which at least one was found. Its mask has the indices of the
-// problem.
+// better returns s.low or s.high as a Set, whichever has the better score. At least one of them was found. The bits of the Set's mask are
+// indices in Problem.Tokens, but those of choice.mask are indices in s.sizes.
 func (s *Solver) better(f *Score) Set {
 	best := s.low
 	if !best.ok || s.high.ok && f.Better(f.F(s.high.sum), f.F(best.sum)) {

@@ -29,32 +29,33 @@ func findRequestsFail(v *view, say say) {
 	if !v.fails() || v.Traffic.Recovered {
 		return
 	}
-	how, most := "", &Failed{}
+	details, most := "", &Failed{}
 	for i := range v.Failures {
 		if f := &v.Failures[i]; f.LastMinute > most.LastMinute {
 			most = f
 		}
 	}
 	switch {
-	case most.LastMinute == 0:
+	case most.LastMinute == 0: // the outcomes of the failures of the last minute are not known
 	case v.last.Failed == 1:
-		how = " with " + most.Outcome
+		details = " with " + most.Outcome
 	case most.LastMinute >= v.last.Failed:
-		how = ", all of them with " + most.Outcome
+		details = ", all of them with " + most.Outcome
 	case 2*most.LastMinute > v.last.Failed:
-		how = ", most of them with " + most.Outcome
+		details = ", most of them with " + most.Outcome
 	default:
-		how = fmt.Sprintf(", %s of them with %s", stats.Grouped(most.LastMinute), most.Outcome)
+		details = fmt.Sprintf(", %s of them with %s", stats.Grouped(most.LastMinute), most.Outcome)
 	}
+	// Only the limit of a key is quoted, because other outcomes may have many reasons.
 	if most.Own && most.LastMinute > 0 {
-		how += ", the last one because " + most.Why
+		details += ", the last one because " + most.Why
 	}
 	if host := v.Traffic.FailedOn; host != "" {
-		how += ", and attempts of nearly all of them failed on host " + host
+		details += ", and attempts of nearly all of them failed on host " + host
 	}
 	f := say(proxyAt("traffic"), "", "%s of the %s requests that ended in the last minute failed%s", stats.Grouped(v.last.Failed),
-		stats.Grouped(v.last.All), how)
-	if v.ownLimits() {
+		stats.Grouped(v.last.All), details)
+	if v.ownLimits() { // callers are over limits of their own keys, and the service is not at fault
 		f.Severity = Warn
 	}
 }

@@ -298,16 +298,17 @@ func watched(engines []*roster.Engine) (list []engine.Instance) {
 	return list
 }
 
-// Made returns the engine process that made a hand-off: the hand-off names the engine id, and b was the candidate's process when the probe
-// was sent. If the id shows that the engine's process has changed, Made first records this in the roster.
-func (f *Fleet) Made(b roster.ProcessID, c prefill.Candidate, id string) roster.ProcessID {
-	made, known := f.Now().Made(b, c.ID, id)
+// Made returns the engine process that made a hand-off. id is the engine id in the hand-off, and before is the candidate's process when the
+// prefill call (probe) was sent. If the hand-off shows something that the roster does not know yet, such as a new process, Made first
+// records it there.
+func (f *Fleet) Made(before roster.ProcessID, c prefill.Candidate, id string) roster.ProcessID {
+	made, known := f.Now().Made(before, c.ID, id)
 	if !known {
 		f.applyUnless(func() bool {
-			_, known := f.Now().Made(b, c.ID, id)
+			_, known := f.Now().Made(before, c.ID, id)
 			return known
-		}, roster.Handed{ProcessID: b, Candidate: c.ID, ID: id})
-		made, _ = f.Now().Made(b, c.ID, id)
+		}, roster.Handed{ProcessID: before, Candidate: c.ID, ID: id})
+		made, _ = f.Now().Made(before, c.ID, id)
 	}
 	return made
 }

@@ -176,8 +176,8 @@ func (d *Discarder) discardOn(slot *dispatcher.Slot, h *Handoff, try int) (outco
 	slotOutcome := board.Outcome{Kind: board.Failed}
 	defer func() { d.Dispatcher.Release(slot, slotOutcome) }()
 	now := time.Now()
-	// After PulledBy, too little time is left for a pull before the prefill engine's hold timeout. A hand-off that failed on another rank
-	// may come here as late as that.
+	// After FirstEventBy, too little time is left to pull the KV before the prefill engine's hold timeout. A hand-off can be that late if a
+	// try on another rank has failed before.
 	if !now.Before(h.FirstEventBy()) {
 		return discardExpired, false, mooncake.ErrExpired
 	}

@@ -132,7 +132,8 @@ func (l *Live) send(n news) {
 }
 
 // join adds a watcher. If there are mostWatchers already, the stream of the oldest one is ended, because its client may be gone:
-// the buffers of a connection take documents for a long time even if no client reads them.
+// the buffers of a connection take documents for a long time even if no client reads them. ok is false if even the oldest watcher has
+// read for less than watchAtLeast.
 func (l *Live) join(now time.Time) (w *watcher, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

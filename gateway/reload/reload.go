@@ -58,7 +58,7 @@ func (r *Reloader) Reload(dry bool) Reload {
 	defer r.mu.Unlock()
 	result := r.reload(dry)
 	if !dry {
-		r.lookAtSecrets()
+		r.reloadNamedFiles()
 	}
 	return result
 }

@@ -66,7 +66,7 @@ func (r *Reloader) lookAtFiles() {
 			r.reload(false)
 		}
 	}
-	r.lookAtSecrets()
+	r.reloadNamedFiles()
 	r.look()
 }
 
@@ -87,7 +87,9 @@ func anyChanged(files map[string]digest) bool {
 	return false
 }
 
-func (r *Reloader) lookAtSecrets() {
+// reloadNamedFiles reads the changed files among those that the config names, except lists of engines. If a new version cannot be used, the
+// previous one stays in force.
+func (r *Reloader) reloadNamedFiles() {
 	for _, w := range r.watchedFiles() {
 		switch changed, err := w.reload(); {
 		case err != nil:
@@ -101,7 +103,7 @@ func (r *Reloader) lookAtSecrets() {
 	}
 }
 
-// watchedFiles returns the files that lookAtSecrets checks: all but the config itself and lists of engines.
+// watchedFiles returns the files that reloadNamedFiles checks: all but the config itself and lists of engines.
 func (r *Reloader) watchedFiles() []watched {
 	return []watched{
 		{keyKeys, r.reloadKeys},

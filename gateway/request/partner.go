@@ -292,7 +292,7 @@ func (p *partner) do(effect lifecycle.Effect, fault *failure.Fault) (goesOn bool
 func (p *partner) limit(limit lifecycle.Timeout) time.Duration {
 	wait := waitAtMost(limit, p.job.srv.Settings(), p.rank.Profile)
 	if limit == lifecycle.ByHold {
-		wait = min(wait, p.kept())
+		wait = min(wait, p.pulledWithin())
 	}
 	return wait
 }
@@ -361,10 +361,11 @@ func (p *partner) awaitFirst(limit lifecycle.Timeout) {
 	})
 }
 
-// kept returns for how long after its answer the prefill engine certainly keeps the KV. It returns no limit if the engine keeps no KV, or
-// if the decode engine's answer does not show when the KV was read. A decode engine cannot prolong this time by heartbeats: a heartbeat
-// has to contain the prefill engine's name of the request, and that name was not known when the decode call was sent.
-func (p *partner) kept() time.Duration {
+// pulledWithin returns the time after the prefill engine's answer within which the first event proves that the right KV was read. There is
+// no limit if the prefill engine does not keep KV until it is pulled, because then no hold can run out, or if the decode engine's answer
+// does not show when the KV was read. Heartbeats of the decode engine do not extend this time: a heartbeat has to contain the prefill
+// engine's id of the request, which was not known when the decode call was sent.
+func (p *partner) pulledWithin() time.Duration {
 	if !p.traits.Keeps || p.silent {
 		return math.MaxInt64
 	}
@@ -387,7 +388,7 @@ func left() *failure.Fault {
 // returns why the decode engine's answer may be wrong; nil: nothing says so.
 func (p *partner) started(prompt int) *failure.Fault {
 	p.locked(func() {
-		p.step(lifecycle.Event{Kind: lifecycle.Began, Prompt: prompt, Expired: time.Since(p.answeredAt) > p.kept()}, unbegun(errLate))
+		p.step(lifecycle.Event{Kind: lifecycle.Began, Prompt: prompt, Expired: time.Since(p.answeredAt) > p.pulledWithin()}, unbegun(errLate))
 	})
 	p.awaitPrefill()
 	p.report(lifecycle.Event{Kind: lifecycle.Confirmed}, nil)

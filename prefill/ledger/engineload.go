@@ -357,8 +357,8 @@ func (e *EngineLoad) gaugeCountsUntil() time.Time {
 	return e.Sampled.Add((staleAfter + 1) * max(e.ledger.cfg.Interval, e.goodScrapeTook))
 }
 
-// GaugeUsage is the share of the KV cache that is in use by the engine's gauge, 0 to 1; NaN if the gauge is unknown, too
-// old or stale.
+// GaugeUsage is the share of the KV cache, 0 to 1, that the engine's gauge shows as in use. It is NaN if the engine
+// reported none, if the last reading is too old (gaugeCountsUntil), or if too many scrapes in a row failed (Stale).
 func (e *EngineLoad) GaugeUsage(now time.Time) float64 {
 	until := e.gaugeCountsUntil()
 	if e.Stale() || !until.IsZero() && !now.Before(until) {
@@ -413,9 +413,9 @@ func (e *EngineLoad) Miss(at Mark, now time.Time) {
 	e.UpdateGate(now)
 }
 
-// Sample takes over the result of a scrape; at is the state of the EngineLoad when the scrape was sent. Requests that the
-// engine counts beyond the unanswered probes of this proxy came from others. Sample reports whether the engine restarted
-// since the last scrape.
+// Sample stores the result of a scrape; at is the state of the EngineLoad when the scrape was sent. If the engine counts
+// more requests than this proxy's unanswered prefill calls (probes), the others came from elsewhere. Sample reports whether
+// the engine restarted since the last scrape.
 func (e *EngineLoad) Sample(s Sample, at Mark, now time.Time) (restarted bool) {
 	e.asked, e.scrapeTook = time.Time{}, now.Sub(at.sent)
 	if restarted = e.startTime > 0 && s.StartTime > 0 && s.StartTime != e.startTime; restarted {

@@ -322,17 +322,18 @@ func (p *Snapshot) ProcessAt(key string) ProcessID {
 	return ProcessID{e.Incarnation, key, e.processes.Newest()}
 }
 
-// Made returns which engine process made a hand-off. id is the engine id in the hand-off, and b was the candidate's process when the probe
-// was sent. known is false if the hand-off shows something that the roster does not know yet: the caller must then apply Handed, and call
-// Made again.
-func (p *Snapshot) Made(b ProcessID, candidate, id string) (made ProcessID, known bool) {
-	e := p.engines[b.Key]
-	if e == nil || e.Incarnation != b.Incarnation || id == "" {
-		return b, true
+// Made returns which engine process made a hand-off. id is the engine id in the hand-off, and before was the candidate's process when the
+// prefill call (probe) was sent. known is false if the hand-off shows something that the roster does not know yet: the caller must then
+// apply Handed, and call Made again.
+func (p *Snapshot) Made(before ProcessID, candidate, id string) (made ProcessID, known bool) {
+	e := p.engines[before.Key]
+	if e == nil || e.Incarnation != before.Incarnation || id == "" {
+		return before, true
 	}
-	next, process, _ := e.processes.Made(b.Process, candidate, id, time.Time{})
-	b.Process = process
-	return b, next == e.processes
+	next, process, _ := e.processes.Made(before.Process, candidate, id, time.Time{})
+	made = before
+	made.Process = process
+	return made, next == e.processes
 }
 
 // Outlived says whether the process that made a hand-off is gone, or may be gone (gone), and whether this is certain (sure). Then the
