@@ -48,7 +48,9 @@ func (w *watch) locate(ctx context.Context) {
 		zap.String("engine", w.in.ID), zap.String("role", w.in.Role), zap.String("from", moved.From), zap.String("to", moved.To))
 	w.m.mu.Lock()
 	defer w.m.mu.Unlock()
-	w.moved = moved // published only with the result of the check, because the facts in the status are those of the old host
+	// Operators see this only when setStatus copies it into the status, after the check. Until then the facts in the status, such as the
+	// version, are those of the old host, and must not appear together with the new address.
+	w.moved = moved
 }
 
 // elsewhere adds to err that the engine's name has another address, if the engine has not answered at the new

@@ -8,9 +8,10 @@ import "time"
 //
 // A prefill engine with NIXL keeps KV for the time of a lease. The decode engine renews the lease by heartbeats: once per
 // sixth of the lease, in a step of its scheduler, it sends one for each request whose KV has not come. After a
-// heartbeat, the KV is kept for two thirds of the lease. The first heartbeat to a prefill engine may only open the connection. A
-// core that hangs sends no heartbeats. The prefill engine then gives the blocks to another prompt, and the decode engine
-// reads them without an error once it runs again. Source: vLLM 0.32, nixl/base_scheduler.py and base_worker.py.
+// heartbeat, the KV is kept for two thirds of the lease. The first heartbeat to a prefill engine possibly renews nothing,
+// because it only opens the connection. A core that hangs sends no heartbeats. When the lease is over, the prefill engine
+// gives the blocks to another prompt. If the core then runs again, the decode engine reads that prompt's KV, and gets no
+// error. Source: vLLM 0.32, nixl/base_scheduler.py and base_worker.py.
 type Hold struct {
 	until time.Time // the KV is certainly kept up to this time
 	// keptAfterSign is how long the KV is kept after a sign of life, once heartbeats are known to go out; 0: nothing renews the hold.

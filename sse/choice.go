@@ -149,7 +149,7 @@ func (c *choice) appendMessage(dst []byte) []byte {
 	switch {
 	case content != nil && len(content.val) > len(`""`) && !rawjson.IsNull(content.val):
 		dst = append(dst, content.val...)
-	case c.saysOtherwise(): // an empty content beside a tool call or a refusal becomes null
+	case c.saysOtherwise(): // an empty content beside a tool call, a refusal or reasoning becomes null
 		dst = append(dst, "null"...)
 	default:
 		dst = append(dst, '"', '"')

@@ -162,9 +162,9 @@ func (f *Filter) read(b []byte) bool {
 				f.markValue(createdValue, 0, &o)
 			}
 		case "model":
-			f.markForSeam(modelValue, 0, &o)
+			f.markIfContinued(modelValue, 0, &o)
 		case "system_fingerprint":
-			f.markForSeam(fingerprintValue, 0, &o)
+			f.markIfContinued(fingerprintValue, 0, &o)
 		case "error":
 			f.facts.isError = f.facts.isError || !rawjson.IsNull(b[o.Val:])
 		case "object":
@@ -188,8 +188,9 @@ func (f *Filter) foreignIDs(level uint8, o *rawjson.Object) {
 	}
 }
 
-// markForSeam calls markValue if this engine continues an answer of another. Otherwise the member does not change.
-func (f *Filter) markForSeam(kind valueKind, level uint8, o *rawjson.Object) {
+// markIfContinued marks a member that must be replaced or removed if this engine continues an answer that another engine began, so that
+// the client sees one answer. If this engine began the answer, the member stays as it is.
+func (f *Filter) markIfContinued(kind valueKind, level uint8, o *rawjson.Object) {
 	if f.options.Continuation != nil {
 		f.markValue(kind, level, o)
 	}
@@ -272,7 +273,7 @@ func (f *Filter) readDelta(choice *rawjson.Object) (says bool) {
 	for o.Next() {
 		if string(o.Key) == "role" {
 			f.facts.role = true
-			f.markForSeam(roleValue, 2, &o)
+			f.markIfContinued(roleValue, 2, &o)
 			continue
 		}
 		switch b[o.Val] {

@@ -14,8 +14,9 @@ import (
 	"evenkeel/bench/lab/trace"
 )
 
-// loadCmd sends requests to a server: at the times of a trace (--trace), at a rate (--rate, which may be combined with the
-// lengths of a trace), or in a closed loop (--concurrency).
+// loadCmd sends requests to a server. With --trace alone, it sends them at the times of the trace. With --rate, it scales the
+// times to that mean rate, or sends evenly if there are no times to scale. With --concurrency, it ignores the times, and keeps
+// that many requests in the system (closed loop).
 type loadCmd struct {
 	URL []string `name:"url" required:"" sep:"none" placeholder:"URL" help:"Send to this server, such as http://127.0.0.1:8000. If there are several, requests go to them in turn."`
 

@@ -29,7 +29,7 @@ func (b *board) bind(g *group, p *policyInUse, a policy.Assignment, now time.Tim
 	if bound.Beyond { // no slot is free yet: the policy sends the entry ahead (ahead.go), and it waits in the engine's queue
 		r.queued++
 	}
-	if w.Local != nil {
+	if w.Local != nil { // the rank computes the prompt itself; roundLocal only chooses ranks that have to compute leastTokens of it
 		bound.NewTokens = int32(b.leastTokens)
 	}
 	b.admit(r, w, bound, now)

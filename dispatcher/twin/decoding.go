@@ -24,7 +24,7 @@ type rank struct {
 func newDecoding(r *Replay) *decoding {
 	d := &decoding{Replay: r, ranks: map[int32]*rank{}, virtualEngines: virtual.Engines{Driver: r.Driver}}
 	e := &d.virtualEngines
-	e.Length = d.step
+	e.Length = d.stepLength
 	e.Finished = func(_ *virtual.Group, l virtual.Leg) { r.dropJob(l.Job) }
 	e.Preempted = func(_ *virtual.Rank, l virtual.Leg) { r.comeBack(l.Job, l.Prompt, l.Gen, l.Left) }
 	e.Token, e.Seated, e.Stepped = func(*virtual.Leg) {}, func(*virtual.Leg) {}, func(*virtual.Group, int) {}
@@ -199,8 +199,9 @@ func (d *decoding) each(yield func(job, left int32)) {
 	}
 }
 
-// step returns how long the step that begins takes, in ms.
-func (d *decoding) step(g *virtual.Group) float64 {
+// stepLength returns how long the step that the group begins now takes, in ms, and counts the step. The rank with the largest load
+// determines the length, which varies a little by chance.
+func (d *decoding) stepLength(g *virtual.Group) float64 {
 	largestLoad := 0.0
 	for _, r := range g.Ranks {
 		largestLoad = max(largestLoad, r.Feels(r.Load(g.Step)))

@@ -43,8 +43,10 @@ func (c *Config) checkWorkerHosts(bad report) {
 	}
 }
 
-// allowWorker returns an error if no engine at this URL may be added while the proxy
-// runs. A check is needed, because the proxy calls added engines with the engines' API key.
+// allowWorker checks the host of an engine that an operator adds while the proxy runs. Without this check, whoever may add
+// engines could make the proxy send the engines' API key to any host. Engines of the config file are always allowed. For
+// others, the host must be in admin.worker_hosts. If that list is empty, any host is allowed but those at which no engine can
+// be, such as a cloud's metadata address, and those that can be read as several addresses.
 func (c *Config) allowWorker(raw string) error {
 	id, err := InstanceID(raw)
 	if err != nil {

@@ -30,7 +30,8 @@ func (f *Fleet) Load() (enter func(), err error) {
 	return func() { f.enter(all...) }, err
 }
 
-// Add registers an engine on the order of an operator, and ends its drains. An engine that is already known keeps its state.
+// Add registers an engine on the order of an operator, and ends its drains. An engine that is already known gets the new
+// description, and otherwise keeps its state.
 func (f *Fleet) Add(role string, e config.Engine) error {
 	in, err := f.deps.build(role, e, f.deps.Settings())
 	if err == nil {

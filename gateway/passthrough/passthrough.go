@@ -36,8 +36,8 @@ func Parse(path string, raw []byte, contentType string, lim openai.Limits) (*ope
 	return openai.ParsePassed(raw, lim)
 }
 
-// Serve lets an engine answer a request with the body raw. If Serve returns an error, the client has not
-// been sent an answer yet.
+// Serve sends the request to an engine and relays the answer to the client. raw is the request's body, uncompressed. If Serve
+// returns an error, nothing has been sent to the client yet.
 func (s *Server) Serve(ctx *fasthttp.RequestCtx, in *request.Incoming, req *openai.Request, path string, raw []byte) *openai.Error {
 	seat := s.seats.For(in.Body)
 	if !seat.Acquire(1) {
@@ -139,8 +139,8 @@ var Paths = []string{
 // hears says whether the endpoint takes a form with recorded speech. All other endpoints take JSON.
 func hears(path string) bool { return strings.HasPrefix(path, "/v1/audio/") }
 
-// Estimate returns how many tokens a request is charged for in its key's limit of tokens per minute,
-// until an engine has counted them.
+// Estimate returns how many tokens a request counts against its key's limit of tokens per minute, until an engine reports the
+// real number.
 func Estimate(path string, req *openai.Request) int {
 	if !computes(path) {
 		return 0

@@ -9,7 +9,8 @@ import (
 	"go.uber.org/zap"
 )
 
-// Bounds of the spans that wait for export. The queue holds the spans of about a thousand requests, however long the collector is away.
+// Bounds of the spans that wait for export. The queue has room for the spans of about a thousand requests. While
+// the collector is away, further spans are dropped.
 const (
 	queueSpans = 8 << 10     // spans in the queue
 	batchSpans = 512         // spans in one export

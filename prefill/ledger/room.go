@@ -15,8 +15,8 @@ type freed struct {
 	at         time.Time // when both were brought up to date last
 }
 
-// fadeTo reduces the weights of the tokens and the time by the time that has passed since the last call, and adds this
-// time.
+// fadeTo brings tokens and ms up to date. What was counted before loses half its weight in each freedHalfLife that has
+// passed since the last call. The time that has passed is then added to ms, with weights that fall in the same way.
 func (f *freed) fadeTo(now time.Time) {
 	if f.at.IsZero() {
 		f.at = now
@@ -67,7 +67,7 @@ const (
 type kvState struct {
 	own     float64 // share of the KV cache in use by the charges
 	scraped float64 // share by the engine's gauge, NaN: unknown, or too old to count
-	live    int     // prompts whose KV a decode engine may still fetch
+	live    int     // prompts whose KV a decode engine may still fetch, and unanswered probes of other dispatchers
 
 	until time.Time // when the gauge becomes too old to count; zero: never
 }
@@ -75,13 +75,14 @@ type kvState struct {
 // gate keeps new probes from a candidate whose KV cache is full.
 //
 // The engine's gauge changes only while the engine steps: an idle engine may report 0.97 for ever. The gauge therefore
-// counts only while the engine has prompts of this proxy, because then the engine steps. Without a recent gauge, the
-// charges alone decide: a busy engine may answer prompts although its metrics take seconds, and a slow scrape must not
-// stop its work. A gate that only the gauge has closed therefore opens by itself when the gauge becomes too old.
+// counts only while the engine has prompts of this proxy, or probes of other dispatchers, because then the engine steps.
+// Without a recent gauge, the charges alone decide: a busy engine may answer prompts although its metrics take seconds, and
+// a slow scrape must not stop its work. A gate that only the gauge has closed therefore opens by itself when the gauge
+// becomes too old.
 type gate struct {
 	closed    bool      // the gate is closed, at least until opens
 	opens     time.Time // when the gauge, which alone closed the gate, becomes too old to count; zero: the gate stays closed
-	idleSince time.Time // since when the gate is closed while no prompt or canary is live on the engine; zero: it is not so
+	idleSince time.Time // since when the gate is closed and no prompt or canary is live on the engine; zero: it is open, or one is
 }
 
 // update opens or closes the gate by the state of the KV cache. The gate closes when usage reaches threshold. update must
@@ -96,10 +97,13 @@ func (g *gate) update(s kvState, threshold float64, now time.Time) {
 		limit -= Hysteresis
 	}
 	g.closed, g.opens = usage >= limit, time.Time{}
+	// Charges of threshold-Hysteresis or more keep a closed gate closed even without the gauge. With fewer, only the gauge keeps it closed,
+	// so the gate opens by itself when the gauge becomes too old.
 	if onlyByGauge := s.own < threshold-Hysteresis; g.closed && onlyByGauge {
 		g.opens = s.until
 	}
 
+	// While the gate is closed and no prompt is live, only orphans fill the KV cache. PassesAt lets a canary pass some time after that began.
 	switch {
 	case !g.closed || s.live > 0:
 		g.idleSince = time.Time{}

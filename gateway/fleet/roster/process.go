@@ -229,7 +229,8 @@ func withoutRank(id string) string {
 	return id
 }
 
-// replaced adds a process. All older processes are gone, but if doubt is true, the last of these is only doubted.
+// replaced adds a new process. The process just before it counts as Doubted if doubt is true, otherwise as Gone. All earlier ones are
+// Gone. replaced changes p, so p must be a copy that nobody else has yet.
 func (p *Processes) replaced(doubt bool) {
 	next := p.Newest() + 1
 	p.first, p.fates = next, []Fate{Known}
@@ -245,7 +246,7 @@ func (p *Processes) emptied() *Processes {
 	return next
 }
 
-// doubt adds a process that is known only from the engine id of a hand-off.
+// doubt adds a process that is known only from the engine id of a hand-off. It changes p, so p must be a copy that nobody else has yet.
 func (p *Processes) doubt(now time.Time) {
 	fates := make([]Fate, max(1, len(p.fates))+1)
 	for i := range fates[:len(fates)-1] {
