@@ -7,7 +7,7 @@ import (
 	"evenkeel/geo/policy"
 )
 
-// Status is the state of the Peers in the admin API.
+// Status is the state of all peers in the admin API.
 type Status struct {
 	ID      string       `json:"id"`
 	Region  string       `json:"region"`

@@ -19,6 +19,5 @@ func ExampleParse() {
 	// choice 1: prompt "one", seed +1
 	// choice 2: prompt "two", seed +0
 	// choice 3: prompt "two", seed +1
-	// {"error":{"message":"\"messages\" is empty; send at least one
-	// message","type":"invalid_request_error","param":"messages","code":"invalid_value"}}
+	// {"error":{"message":"\"messages\" is empty; send at least one message","type":"invalid_request_error","param":"messages","code":"invalid_value"}}
 }
