@@ -36,7 +36,7 @@ type decisionLog struct {
 	file    *os.File
 	size    int64
 	regular bool // the file is no pipe or device
-	torn    bool // the next line must begin with a line end
+	out     logfile.Writer
 	line    []byte
 	outputs []int32 // output lengths of the survival table of the last round
 	version uint64  // version of this table
@@ -74,50 +74,13 @@ func (l *decisionLog) open() error {
 	if err != nil {
 		return errors.Join(fmt.Errorf("dispatcher: decision log: %w", err), f.Close())
 	}
-	l.file, l.size, l.torn, l.regular = f, info.Size(), false, info.Mode().IsRegular()
-	if !l.regular {
-		return nil
-	}
-	whole, rest := lastLine(l.cfg.File, l.size)
-	if len(rest) == 0 {
-		return nil
-	}
+	begin, rest := logfile.Rest(l.cfg.File)
+	l.file, l.size, l.regular, l.out = f, info.Size(), info.Mode().IsRegular(), logfile.Writer{Log: f, Torn: len(rest) > 0}
 	ours := bytes.HasPrefix(rest, []byte(lineBegin)) || strings.HasPrefix(lineBegin, string(rest))
-	if ours && f.Truncate(whole) == nil {
-		l.size = whole
-		return nil
+	if l.out.Torn && ours && f.Truncate(begin) == nil {
+		l.size, l.out.Torn = begin, false
 	}
-	l.torn = true
 	return nil
-}
-
-// lastLine returns where the last line of a file of this size begins if it has no end, and up to 64 KiB of it. rest is empty if the line
-// has an end, or if the file cannot be read.
-func lastLine(name string, size int64) (begin int64, rest []byte) {
-	f, err := os.Open(name)
-	if err != nil {
-		return size, nil
-	}
-	defer func() { _ = f.Close() }() // nothing is written
-	part := make([]byte, 64<<10)
-	for end := size; end > 0; {
-		begin = max(0, end-int64(len(part)))
-		rest = part[:end-begin]
-		if _, err := f.ReadAt(rest, begin); err != nil {
-			return size, nil
-		}
-		if i := bytes.LastIndexByte(rest, '\n'); i >= 0 {
-			at := begin + int64(i) + 1
-			rest = make([]byte, min(size-at, int64(len(part))))
-			_, err = f.ReadAt(rest, at)
-			if err != nil {
-				return size, nil
-			}
-			return at, rest
-		}
-		end = begin
-	}
-	return 0, rest
 }
 
 // pipeWait is how long a line waits for the reader of a pipe, so that a reader that stands still does not hold the end of the process up.
@@ -198,17 +161,11 @@ func (l *decisionLog) append(line []byte) error {
 			return err
 		}
 	}
-	if l.torn {
-		line = append([]byte{'\n'}, line...)
-	}
 	if !l.regular {
 		_ = l.file.SetWriteDeadline(time.Now().Add(pipeWait)) // a device has no deadlines, and is waited for
 	}
-	n, err := l.file.Write(line)
+	n, err := l.out.WriteLine(line)
 	l.size += int64(n)
-	if n > 0 {
-		l.torn = line[n-1] != '\n'
-	}
 	if err != nil && l.regular { // the next open removes the part of the line that was written
 		err = errors.Join(err, l.file.Close())
 		l.file = nil

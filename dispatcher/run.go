@@ -67,14 +67,14 @@ func (r *scheduler) advance(queue []func(*scheduler), now time.Time) {
 // apply gives the boards an event and carries out the effects. Then it runs the rounds that the event causes, one after the other: the
 // event Decide runs a round, and the event Decided has the time that the round took.
 func (r *scheduler) apply(e board.Event) {
-	r.twins.hear(e, r.now)
+	r.twins.record(e, r.now)
 	r.carryOut(r.boards.Apply(e, r.now), 0)
 	for r.boards.Deciding() {
 		start := time.Now()
 		effects := r.boards.Apply(board.Decide{}, r.now)
 		r.decided.Took = time.Since(start)
 		if r.decided.Took > r.boards.Config().TickLimit/2 {
-			r.twins.restAWhile() // the replays may have slowed down this round
+			r.twins.pause() // the replays may have slowed down this round
 		}
 		r.carryOut(effects, r.decided.Took)
 		r.carryOut(r.boards.Apply(&r.decided, r.now), 0)
@@ -183,7 +183,7 @@ func (r *scheduler) loads() board.Loads {
 // carryOut carries out effects. took is the duration of the round that caused them; 0: they were not caused by a round.
 func (r *scheduler) carryOut(effects []board.Effect, took time.Duration) {
 	for i := range effects {
-		r.twins.done(&effects[i], r.now)
+		r.twins.recordEffect(&effects[i], r.now)
 		r.do(&effects[i], took)
 	}
 }

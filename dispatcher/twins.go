@@ -79,15 +79,15 @@ func newTwins(cfg Config, m *metrics) *twins {
 	}
 }
 
-// hear records an event. It must be called before the event is applied to the boards.
-func (t *twins) hear(e board.Event, now time.Time) {
+// record records an event. It must be called before the event is applied to the boards.
+func (t *twins) record(e board.Event, now time.Time) {
 	if t != nil {
 		t.tape.Record(e, now)
 	}
 }
 
-// done records an effect of the boards. It drops the results for a group that has no ranks any more.
-func (t *twins) done(e *board.Effect, now time.Time) {
+// recordEffect records an effect of the boards. It drops the results for a group that has no ranks any more.
+func (t *twins) recordEffect(e *board.Effect, now time.Time) {
 	if t == nil {
 		return
 	}
@@ -119,8 +119,8 @@ func (t *twins) cut(now time.Time, boards *board.Boards) {
 	ring(t.wake)
 }
 
-// restAWhile stops the replays for restAfterLate, because a round took more than half of tick_limit.
-func (t *twins) restAWhile() {
+// pause stops the replays for restAfterLate, because a round took more than half of tick_limit.
+func (t *twins) pause() {
 	if t != nil {
 		t.lateRound.Store(int64(time.Since(t.began)))
 	}

@@ -26,22 +26,22 @@ type reporter interface{ Facts(*detect.Facts) }
 
 // Facts asks all parts of the proxy for their status.
 func (g observer) Facts(ctx context.Context) detect.Facts {
-	s, tier, now := g.Status(ctx), g.scheduler.Overview(), time.Now()
+	s, overview, now := g.Status(ctx), g.scheduler.Overview(), time.Now()
 	recent, conf := g.Recent(), g.Config()
 	f := detect.Facts{
 		At: now,
 		Proxy: detect.Proxy{
 			ID: cmp.Or(conf.Geo.Self.ID, hostname()), Region: conf.Geo.Self.Region, UptimeS: now.Sub(s.Started).Seconds(),
-			Ready: s.Ready, Why: s.Why, Draining: s.Drain != nil, Policy: s.Dispatch.Policy, PrefillPolicy: tier.Policy,
+			Ready: s.Ready, Why: s.Why, Draining: s.Drain != nil, Policy: s.Dispatch.Policy, PrefillPolicy: overview.Policy,
 			ReloadedMs: reloaded(s.Config.Since, s.Started),
 			Open:       s.Open, Places: s.PoolPlaces, PlacesUsed: s.PoolUsed, DriftSlots: s.Dispatch.Drift.Slots,
 			DriftTokens: s.Dispatch.Drift.KVTokens,
 		},
 		Traffic: detect.Traffic{TTFT: recent.TTFT, TPOT: recent.TPOT},
 		Prefill: detect.Prefill{
-			Policy: tier.Policy, Waiting: tier.Waiting, Batch: detect.BatchStatus(s.Batch), QueueMax: conf.Prefill.Queue.Max,
+			Policy: overview.Policy, Waiting: overview.Waiting, Batch: detect.BatchStatus(s.Batch), QueueMax: conf.Prefill.Queue.Max,
 			ScrapeEveryMs: float64(conf.Prefill.Scrape.Interval.Milliseconds()),
-			HitShare:      share(float64(tier.Index.ActualTokens), float64(tier.Index.PromptTokens)),
+			HitShare:      share(float64(overview.Index.ActualTokens), float64(overview.Index.PromptTokens)),
 		},
 		Advice: s.Advice, Twin: len(conf.Dispatch.Twin) > 0,
 	}
@@ -54,8 +54,8 @@ func (g observer) Facts(ctx context.Context) detect.Facts {
 	for i := range s.Dispatch.Models {
 		f.Models = append(f.Models, g.modelFacts(&s.Dispatch.Models[i], conf.Pool.TTL.Seconds()))
 	}
-	for i := range tier.Candidates {
-		if c := &tier.Candidates[i]; c.Aggregated {
+	for i := range overview.Candidates {
+		if c := &overview.Candidates[i]; c.Aggregated {
 			id, _ := roster.Called(c.ID)
 			f.Prefill.Groups = append(f.Prefill.Groups, detect.PrefillGroup{ID: id, State: c.State, Inflight: c.Inflight})
 		} else {

@@ -172,7 +172,7 @@ func (g *Gateway) discover(ofTest ...discover.Source) error {
 		return err
 	}
 	if g.discovery = discovery.New(deps, append(sources, ofTest...)...); g.discovery != nil {
-		g.reporters, g.finders = append(g.reporters, g.discovery), append(g.finders, g.discovery)
+		g.reporters = append(g.reporters, g.discovery)
 		g.config.OnLook(g.discovery.Look)
 	}
 	return nil

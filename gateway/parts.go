@@ -44,7 +44,6 @@ type Gateway struct {
 	monitor    *engine.Monitor
 	fleet      *fleet.Fleet
 	discovery  *discovery.Discovery // nil: nothing is discovered
-	finders    []finder             // empty: only the config and operators name engines
 	scheduler  *prefill.Scheduler
 	locals     *local.Ranks
 	places     *pool.Semaphore

@@ -26,25 +26,11 @@ func (g *Gateway) Ready() (ok bool, why string) {
 	case (p == 0 || d == 0) && g.peers != nil && len(g.peers.Geo().Models()) > 0: // other regions serve its requests
 	case p == 0 && d > 0 && g.passesOnly():
 	case p == 0:
-		return false, "no healthy " + engines.Kind(roster.Prefill) + " engine" + failures(g.finders)
+		return false, "no healthy " + engines.Kind(roster.Prefill) + " engine" + g.discovery.Failure()
 	case d == 0:
-		return false, "no healthy " + engines.Kind(roster.Decode) + " engine" + failures(g.finders)
+		return false, "no healthy " + engines.Kind(roster.Decode) + " engine" + g.discovery.Failure()
 	}
 	return true, ""
-}
-
-// finder finds engines that the config does not list.
-type finder interface {
-	// Failure says why it finds none, as an addition to a message about missing engines; empty: it works.
-	Failure() string
-}
-
-// failures says which finders of engines fail and why.
-func failures(finders []finder) (text string) {
-	for _, f := range finders {
-		text += f.Failure()
-	}
-	return text
 }
 
 // Pauses lists the groups of engines that operators have paused. A pause does not make the proxy unready, because requests wait meanwhile.
@@ -64,7 +50,7 @@ func (g *Gateway) Missing() []string {
 // for embeddings are.
 func (g *Gateway) passesOnly() bool {
 	known, _ := g.fleet.Now().Count()
-	return known == 0 && len(g.conf().Engines.Prefill) == 0 && len(g.finders) == 0
+	return known == 0 && len(g.conf().Engines.Prefill) == 0 && g.discovery == nil
 }
 
 // tellReadiness logs why the proxy is not ready: at once, when the reason changes, and every readyAgain while it stays the same.

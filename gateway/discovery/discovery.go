@@ -105,8 +105,12 @@ func (d *Discovery) State() *discover.Status {
 	return new(d.Status())
 }
 
-// Failure says which sources of discovery fail and why, as an addition to a message about missing engines; empty: every source works.
+// Failure says which sources of discovery fail and why, as an addition to a message about missing engines; empty: every source works,
+// or nothing is discovered (d is nil).
 func (d *Discovery) Failure() (text string) {
+	if d == nil {
+		return ""
+	}
 	var now detect.Facts
 	d.Facts(&now)
 	for _, s := range now.Sources {

@@ -29,9 +29,8 @@ type lines struct {
 	closer io.Closer
 
 	// Only the goroutine uses what follows.
-	w         io.Writer
-	linesLost int  // lines in a row that could not be written
-	torn      bool // the log ends with a part of a line, so that the next line must begin with a line end
+	out       logfile.Writer
+	linesLost int // lines in a row that could not be written
 }
 
 // queued is a line on its way to the log.
@@ -59,13 +58,14 @@ func openLines(path string, log *zap.Logger) (*lines, error) {
 	case "":
 		return nil, nil
 	case "-":
-		return begun(&lines{log: log, w: os.Stdout}), nil
+		return begun(&lines{log: log, out: logfile.Writer{Log: os.Stdout}}), nil
 	}
 	f, err := logfile.Open(path)
 	if err != nil {
 		return nil, err
 	}
-	return begun(&lines{log: log, w: f, closer: f, torn: endsTorn(path)}), nil
+	_, rest := logfile.Rest(path)
+	return begun(&lines{log: log, out: logfile.Writer{Log: f, Torn: len(rest) > 0}, closer: f}), nil
 }
 
 // begun starts the goroutine that writes the lines.
@@ -73,22 +73,6 @@ func begun(l *lines) *lines {
 	l.queue, l.stop, l.ended = make(chan queued, mostQueued), make(chan struct{}), make(chan struct{})
 	go l.run()
 	return l
-}
-
-// endsTorn says whether a file ends in the middle of a line, as after a proxy that was killed. It is false for a file that cannot be read.
-func endsTorn(path string) bool {
-	info, err := os.Stat(path)
-	if err != nil || !info.Mode().IsRegular() || info.Size() == 0 {
-		return false
-	}
-	f, err := os.Open(path)
-	if err != nil {
-		return false
-	}
-	defer func() { _ = f.Close() }() // nothing is written
-	last := make([]byte, 1)
-	_, err = f.ReadAt(last, info.Size()-1)
-	return err == nil && last[0] != '\n'
 }
 
 // write appends the facts of a request. It waits for the log for a moment at most.
@@ -124,14 +108,14 @@ func (l *lines) run() {
 	for {
 		select {
 		case next := <-l.queue:
-			l.take(next)
+			l.handle(next)
 			continue
 		case <-l.stop:
 		}
 		for {
 			select {
 			case next := <-l.queue:
-				l.take(next)
+				l.handle(next)
 			default:
 				return
 			}
@@ -139,8 +123,8 @@ func (l *lines) run() {
 	}
 }
 
-// take writes one line.
-func (l *lines) take(next queued) {
+// handle writes one line, and reports that to the request that waits for it.
+func (l *lines) handle(next queued) {
 	l.put(next.line, next.err)
 	close(next.written)
 	if len(l.queue) == 0 {
@@ -152,12 +136,7 @@ func (l *lines) take(next queued) {
 // only, and not for every request.
 func (l *lines) put(line []byte, err error) {
 	if err == nil {
-		if line = append(line, '\n'); l.torn {
-			line = append([]byte{'\n'}, line...)
-		}
-		var n int
-		n, err = l.w.Write(line) // one write per line, so that the lines of two processes do not mix
-		l.torn = n > 0 && line[n-1] != '\n' || n == 0 && l.torn
+		_, err = l.out.WriteLine(append(line, '\n'))
 	}
 	if err == nil && len(l.queue) == 0 { // not earlier, because a reader that is only slow would be logged for every line
 		l.linesLost += int(l.dropped.Swap(0))

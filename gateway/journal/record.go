@@ -22,7 +22,7 @@ type Record struct {
 }
 
 // A view shows operators what happens to a request while it runs: in its receipt, or as its spans. All legs of a request share it. When it
-// is told of an event, the record's attempt still has the state before the event; only a new attempt has its number already.
+// gets an event, the record's attempt still has the state before the event; only a new attempt has its number already.
 type view interface{ show(r *Record, e Event) }
 
 // attempt is the state of the attempt under way, for the views.

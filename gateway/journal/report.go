@@ -107,7 +107,7 @@ func (r *Record) show(e Event) {
 	case Failed:
 		e.At = time.Now()
 	}
-	r.tell(e)
+	r.showIn(e)
 	switch e.Kind {
 	case Entered:
 		current.phase, current.since = e.Phase, e.At
@@ -126,11 +126,12 @@ func (r *Record) begin() {
 	}
 	now := time.Now()
 	current.number++
-	r.tell(Event{Kind: Attempted, At: now})
+	r.showIn(Event{Kind: Attempted, At: now})
 	current.open, current.retries, current.phase, current.since = true, false, "", now
 }
 
-func (r *Record) tell(e Event) {
+// showIn passes an event to the views that the request has.
+func (r *Record) showIn(e Event) {
 	for _, v := range r.views {
 		if v != nil {
 			v.show(r, e)

@@ -33,6 +33,9 @@ func (r *Record) Witness(header func(name string) string, trusted bool, path str
 // Scheduled notes how a request is scheduled. A batch request only gets capacity that other requests leave. The deadline is for the first
 // token; zero: the caller gave none.
 func (r *Record) Scheduled(batch bool, priority int, deadline time.Time) {
+	if !batch && priority == 0 && deadline.IsZero() { // this is how most requests are scheduled, and the views show nothing of it
+		return
+	}
 	r.show(Event{Kind: scheduled, batch: batch, priority: priority, At: deadline})
 }
 

@@ -26,6 +26,7 @@ import (
 	"evenkeel/dispatcher/board"
 	"evenkeel/gateway/openai"
 	"evenkeel/gateway/receipt"
+	"evenkeel/internal/logfile"
 	"evenkeel/mooncake"
 	"evenkeel/prefill"
 	"evenkeel/prefill/policy"
@@ -341,7 +342,7 @@ func (f *flaky) Write(p []byte) (int, error) {
 func TestALogThatCannotBeWrittenIsToldOnce(t *testing.T) {
 	core, logs := observer.New(zap.InfoLevel)
 	disk := &flaky{full: true}
-	l := &lines{log: zap.New(core), w: disk}
+	l := &lines{log: zap.New(core), out: logfile.Writer{Log: disk}}
 	for range 3 {
 		l.put([]byte("{}"), nil)
 	}
@@ -445,7 +446,7 @@ func TestALineThatWasCutOffSpoilsNoOther(t *testing.T) {
 	f, err := os.OpenFile(file, os.O_WRONLY|os.O_APPEND, 0)
 	require.NoError(t, err)
 	disk := &nearlyFull{Writer: f, full: true}
-	l = &lines{log: zap.NewNop(), w: disk}
+	l = &lines{log: zap.NewNop(), out: logfile.Writer{Log: disk}}
 	l.put([]byte(`{"id":"cut"}`), nil)
 	disk.full = false
 	l.put([]byte(`{"id":"b"}`), nil)

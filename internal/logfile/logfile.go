@@ -1,8 +1,10 @@
-// Package logfile opens a log to which a process appends lines.
+// Package logfile opens a log to which a process appends lines, and writes them.
 package logfile
 
 import (
+	"bytes"
 	"errors"
+	"io"
 	"io/fs"
 	"os"
 	"syscall"
@@ -21,4 +23,55 @@ func Open(path string) (*os.File, error) {
 		return os.OpenFile(path, os.O_WRONLY|syscall.O_NONBLOCK, 0)
 	}
 	return f, err
+}
+
+// A Writer writes lines to a log. If the log ends with a part of a line, because a write failed or a process died, the next line begins
+// with a line end, so that only that part cannot be read.
+type Writer struct {
+	Log  io.Writer
+	Torn bool // the log ends with a part of a line
+}
+
+// WriteLine writes a line, which has its line end, in one write, so that the lines of two processes do not mix. It returns how many bytes
+// were written.
+func (w *Writer) WriteLine(line []byte) (n int, err error) {
+	if w.Torn {
+		line = append([]byte{'\n'}, line...)
+	}
+	if n, err = w.Log.Write(line); n > 0 {
+		w.Torn = line[n-1] != '\n'
+	}
+	return n, err
+}
+
+// Rest returns the part of a line with which a log ends: where it begins, and up to 64 KiB of it. rest is empty if the last line has an
+// end, or if the log cannot be read or is no regular file.
+func Rest(path string) (begin int64, rest []byte) {
+	info, err := os.Stat(path)
+	if err != nil || !info.Mode().IsRegular() {
+		return 0, nil
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return 0, nil
+	}
+	defer func() { _ = f.Close() }() // nothing is written
+	part, size := make([]byte, 64<<10), info.Size()
+	for end := size; end > 0; {
+		begin = max(0, end-int64(len(part)))
+		rest = part[:end-begin]
+		if _, err := f.ReadAt(rest, begin); err != nil {
+			return 0, nil
+		}
+		if i := bytes.LastIndexByte(rest, '\n'); i >= 0 {
+			begin += int64(i) + 1
+			break
+		}
+		end = begin
+	}
+	rest = part[:min(size-begin, int64(len(part)))]
+	if _, err := f.ReadAt(rest, begin); err != nil {
+		return 0, nil
+	}
+	return begin, rest
 }
