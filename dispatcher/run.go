@@ -60,7 +60,7 @@ func (r *scheduler) advance(queue []func(*scheduler), now time.Time) {
 	}
 	if r.twins.due(now) {
 		r.countAll() // the twin's copy of the boards must have all tokens that the streams have brought until now
-		r.twins.cut(now, r.boards.Clone())
+		r.twins.cut(now, r.boards)
 	}
 }
 

@@ -99,12 +99,13 @@ func (t *twins) recordEffect(e *board.Effect, now time.Time) {
 	}
 }
 
-// due says whether the current stretch of the tape should end now. Then the caller copies the boards and calls cut.
+// due says whether the current stretch of the tape should end now. Then the caller calls cut.
 func (t *twins) due(now time.Time) bool { return t != nil && t.tape.Due(now, t.leastStretch) }
 
 // cut ends the current stretch: the recorded events of some time. It queues the stretch for run, together with a copy of the boards, with
 // which the next stretch begins.
-func (t *twins) cut(now time.Time, boards *board.Boards) {
+func (t *twins) cut(now time.Time, all *board.Boards) {
+	boards := all.Clone()
 	t.leastStretch = twin.LeastStretch(boards.Held())
 	stretch := t.tape.Cut(now, boards)
 	if stretch == nil {
