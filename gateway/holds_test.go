@@ -76,7 +76,7 @@ func held() map[string]int {
 			case !ours:
 			case strings.HasPrefix(name, "bench/"), strings.HasPrefix(name, "gateway_test."):
 				by, more = "", false
-			case strings.HasPrefix(name, "dispatcher.(*twins).cut"): // the boards that the twin keeps of the last minutes
+			case strings.HasPrefix(name, "dispatcher.(*twins)."): // the boards of the last minutes that the twin keeps, and what it replays
 				by, more = "evenkeel/dispatcher/twin", false
 			case by == "":
 				end := strings.LastIndexByte(name, '/') + 1

@@ -10,31 +10,21 @@ import (
 // events for the client, and finds out whether the answer ended as it should. It counts all choices as one answer, because
 // evenkeel never asks an engine for more than one choice.
 type Filter struct {
-	options    Options
-	continuous bool   // the client gets the usage of every chunk
-	id         []byte // options.ID as JSON
-	byIDs      bool   // the answer is one of /inference/v1/generate
+	options Options
+	id      []byte // options.ID as JSON
 
 	facts facts  // what the current event contains
 	marks []mark // members of the current event that may have to change
 
-	tokens        int  // generated so far
-	guessed       bool // some of the tokens are estimated from the number of chunks
-	ids           int  // how many token ids have come
-	chunks        int  // how many chunks with content have come
-	idsSeen       bool
-	usageSeen     bool
-	usageSent     bool // the client has the usage that it asked for
-	idsAtUsage    int  // the value of ids when the last usage came
-	chunksAtUsage int  // the value of chunks when the last usage came
-	started       bool
+	tokens        int // generated so far
+	ids           int // how many token ids have come
+	chunks        int // how many chunks with content have come
+	idsAtUsage    int // the value of ids when the last usage came
+	chunksAtUsage int // the value of chunks when the last usage came
 	finish        string
-	stopped       bool // the answer ended at a stop text of the request
-	handsBack     bool // the event with the finish_reason had kv_transfer_params: the engine keeps the KV
 	usage         Usage
 	details       []byte // prompt_tokens_details of usage
 	drift         int    // see Drift
-	reconciled    bool   // the final usage has come, so drift is set
 	promptIDs     int    // how many token ids the prompt has; 0: not known
 	failure       Failure
 	fault         error
@@ -44,7 +34,20 @@ type Filter struct {
 	held   []byte // events that are held back until the first event with a token
 	opened int    // how many events were held back
 	events int    // events for the client so far, including those that are held back
-	over   bool   // the stream has ended, with or without [DONE]
+
+	// The flags stand together, because a stream holds a filter for its whole life, and each flag elsewhere would take eight bytes.
+
+	continuous bool // the client gets the usage of every chunk
+	byIDs      bool // the answer is one of /inference/v1/generate
+	guessed    bool // some of the tokens are estimated from the number of chunks
+	idsSeen    bool
+	usageSeen  bool
+	usageSent  bool // the client has the usage that it asked for
+	started    bool
+	stopped    bool // the answer ended at a stop text of the request
+	handsBack  bool // the event with the finish_reason had kv_transfer_params: the engine keeps the KV
+	reconciled bool // the final usage has come, so drift is set
+	over       bool // the stream has ended, with or without [DONE]; for forms that are not chunked
 }
 
 // facts is what one event contains. read finds all of it in one pass over the bytes.

@@ -9,23 +9,24 @@ type Transcript struct {
 	KeepText   bool // fill Text
 	KeepPrompt bool // fill PromptIDs
 
+	Content  bool   // an event had content
+	MoreThan bool   // there was content other than plain text: reasoning or a tool call
+	Unread   bool   // an event could not be read, so the transcript may lack a part of the answer
+	Guessed  bool   // the engine did not count all tokens: Completed is partly estimated from chunks
+	Grows    Growth // whether events of /generate have all tokens so far or only new ones
+
 	Head      Head
 	IDs       []int32 // the ids of the tokens, in order
 	Shown     int     // how many of IDs came up to the last event with text: the client has seen these
 	Text      []byte  // the content, escaped as inside a JSON string
 	PromptIDs []byte  // the list of the prompt's token ids, as an event has it
 	Runes     int     // how many runes the content has
-	Content   bool    // an event had content
-	MoreThan  bool    // there was content other than plain text: reasoning or a tool call
-	Unread    bool    // an event could not be read, so the transcript may lack a part of the answer
 	Prompt    int     // tokens of the prompt as the decode engine counted them; 0: it sent no count
 	Completed int     // how many tokens the answer has, by the engine's count
-	Guessed   bool    // the engine did not count all tokens: Completed is partly estimated from chunks
 
 	HandBack []byte // kv_transfer_params of an event: where the engine keeps the KV of the answer
 
 	Last      []byte // the last event of /generate
-	Grows     Growth // whether events of /generate have all tokens so far or only new ones
 	textBytes int    // bytes of the text in Last, as a JSON string
 }
 
