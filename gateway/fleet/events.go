@@ -26,7 +26,6 @@ func (p publisher) Places(ctx context.Context) ([]kvevents.Place, error) {
 		return nil, fmt.Errorf("engine %s is gone", p.key)
 	}
 	configured := roster.EventsOf(in, p.rank, p.fleet.deps.Settings().Prefill.KVEvents)
-	hasOwnPort := in.Conf.KVEventsPort != 0
 	target, ranks, hosts := in.At(-1), max(1, in.Conf.Ranks), append([]string{in.Target.URL.Hostname()}, in.Profile.KVHosts...)
 	ctx, stop := context.WithTimeout(ctx, publisherPatience)
 	defer stop()
@@ -36,21 +35,21 @@ func (p publisher) Places(ctx context.Context) ([]kvevents.Place, error) {
 		return places, err
 	}
 	answered, err := placeOf(ctx, publishers, p.rank, ranks, hosts)
-	switch {
+	switch hasOwnPort := in.Conf.KVEventsPort != 0; {
 	case err != nil:
 		return places, fmt.Errorf("engine %s: %w", p.key, err)
-	case hasOwnPort && answered != configured:
-		return append(places, answered), nil
-	case answered != configured:
-		return []kvevents.Place{answered, configured}, nil
+	case answered == configured:
+		return places, nil
+	case hasOwnPort:
+		return []kvevents.Place{configured, answered}, nil
 	}
-	return places, nil
+	return []kvevents.Place{answered, configured}, nil
 }
 
 // placeOf returns the addresses at which a rank publishes, from the engine's answer (all). The engine numbers its ranks as the whole
 // deployment does, so its first number may be above 0. hosts are the hosts of the engine, the host of its URL first.
 func placeOf(ctx context.Context, all []engine.Publisher, rank, ranks int, hosts []string) (kvevents.Place, error) {
-	if len(all) < ranks || rank >= len(all) || all[rank].Rank != all[0].Rank+rank {
+	if hasRank := rank < len(all) && all[rank].Rank == all[0].Rank+rank; !hasRank || len(all) < ranks {
 		return kvevents.Place{}, fmt.Errorf("GET /kv_event_sources tells of %d ranks, and the config of %d", len(all), ranks)
 	}
 	var place kvevents.Place

@@ -95,7 +95,8 @@ func (d *Deps) build(role string, e config.Engine, set *Settings) (*roster.Engin
 			aOrAn(role), role),
 			zap.String("engine", id), zap.Int("assumed", defaultSlots))
 	}
-	if role == roster.Decode && profile.AllowLocalPrefill && profile.MaxBatchedTokens == 0 && profile.Connector == mooncake.AscendMooncakeV1 {
+	prefillsOnAscend := role == roster.Decode && profile.AllowLocalPrefill && profile.Connector == mooncake.AscendMooncakeV1
+	if prefillsOnAscend && profile.MaxBatchedTokens == 0 {
 		d.Log.Warn("decode engines on Ascend usually run with few tokens per step and without a prefix cache, so a prompt that one of them "+
 			"computes makes its whole group wait; set max_num_batched_tokens of the profile to that of the engines, or set allow_local_prefill to "+
 			"false",

@@ -37,19 +37,23 @@ type exchange struct {
 // Coordinates says where decode engines reach a prefill engine that writes KV to them; nil: not known yet, or another process has replaced
 // the one that reported its coordinates.
 func (l *learned) Coordinates(c prefill.Candidate) *mooncake.KVAddress {
-	stored, _ := l.coordinates.Load(c.ID)
 	engines := l.now()
-	if p, ok := stored.(placed); ok && p.process == engines.ProcessAt(c.Instance) {
+	stored, reported := l.coordinates.Load(c.ID)
+	if !reported { // until the engine reports coordinates, the configured ones count
+		if e := engines.Engine(c.Instance); e != nil {
+			return e.Conf.Coordinates()
+		}
+		return nil
+	}
+	if p := stored.(placed); p.process == engines.ProcessAt(c.Instance) {
 		return p.at
-	} else if e := engines.Engine(c.Instance); e != nil && !ok { // none reported yet: the configured coordinates count
-		return e.Conf.Coordinates()
 	}
 	return nil
 }
 
-// Learn stores the coordinates that a candidate has reported. b is the engine process that reported them.
-func (l *learned) Learn(c prefill.Candidate, b roster.ProcessID, at *mooncake.KVAddress) {
-	l.coordinates.Store(c.ID, placed{b, at})
+// Learn stores the coordinates that a process of a candidate's engine has reported.
+func (l *learned) Learn(c prefill.Candidate, process roster.ProcessID, at *mooncake.KVAddress) {
+	l.coordinates.Store(c.ID, placed{process, at})
 }
 
 // forget drops the exchanges of an engine's candidates.
@@ -64,9 +68,9 @@ func (l *learned) forget(engine string) {
 // exchangeLife bounds how long requests to a restarted engine may still name its old engine id.
 const exchangeLife = 5 * time.Second
 
-// BootstrapInfo returns what the proxy must add to a probe by itself, as the engine's bootstrap server reports it; nil: the connector's
-// prefill engines answer with the hand-off. An answer of the server is used for exchangeLife. If the server is slow then, the old answer is
-// used for exchangeLife once more. The caller gives the result a new TransferID.
+// BootstrapInfo returns the part of a hand-off that prefill engines of the vllm-mooncake connector do not return: the proxy asks the
+// engine's bootstrap server for it. nil: the candidate has another connector. An answer of the server is used for exchangeLife, and once
+// more for that time if the server does not answer the next question in time. The caller gives the result a new TransferID.
 func (l *learned) BootstrapInfo(c prefill.Candidate) (*mooncake.BootstrapInfo, error) {
 	if c.Profile.Connector != mooncake.VLLMMooncake {
 		return nil, nil

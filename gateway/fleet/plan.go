@@ -43,8 +43,8 @@ func (f *Fleet) Plan(old, next *Settings) (*Plan, error) {
 func (f *Fleet) Apply(p *Plan) { f.enter(*p) }
 
 // ReloadTrust takes up changed ca_files: if one has changed, it builds every engine whose profile has a ca_file again. hasChanged says
-// whether a file has changed since the last call for it, so ReloadTrust calls it once per file. An engine whose files cannot be used keeps
-// those before; the error has the first such engine of each profile.
+// whether a file has changed since the last call for it, so ReloadTrust calls it once per file. An engine that cannot be built keeps the
+// certificates it has, and err has the first such engine of each profile. If every engine fails, changed is false.
 func (f *Fleet) ReloadTrust(hasChanged func(file string) bool) (changed bool, err error) {
 	set := f.deps.Settings()
 	p := &Plan{}

@@ -84,10 +84,10 @@ func (d *Deps) residents(ctx context.Context, engines []*roster.Engine) (found [
 	return found, silent
 }
 
-// OnSample passes on how many KV tokens are in use on decode ranks. An engine may keep blocks of ended answers, or blocks for requests
-// whose KV never came, and only its gauges show when it frees them. An engine core that hangs still reports the gauges of its last step, so
-// a sample is only valid for the time of the rank's last sign of life. asked is when the sample was requested: the sample is never valid
-// for a later time, because it may have been taken before signs of life that came after the question.
+// OnSample passes on how many KV tokens are in use on an engine's decode ranks, and for which time each number is valid. Only gauges show
+// when an engine frees the blocks of ended answers, or of requests whose KV never came. asked is when the sample was requested. An engine
+// core that hangs still reports the gauges of its last step, so the number is valid for the time of the rank's last sign of life. A sign
+// after asked does not count, because the engine may have read its gauges before it.
 func (f *Fleet) OnSample(key string, s *engine.Sample, asked time.Time) {
 	now := f.Now()
 	in := now.Engine(key)

@@ -82,17 +82,8 @@ func (f *Fleet) applyUnless(stale func() bool, events ...roster.Event) {
 	}
 	now := time.Now()
 	var effects []roster.Effect
-	events = append([]roster.Event{termsOf(f.deps.Settings(), f.deps.Started)}, events...)
-	for i, e := range events {
-		if plan, ok := e.(roster.Planned); ok {
-			e = withoutGone(plan, f.Now())
-			events[i] = e
-		}
-		for _, in := range enters(e) {
-			key := in.Key()
-			in.Traffic = f.deps.Monitor.Traffic(key)
-			in.Finder = func(rank int) kvevents.Finder { return publisher{f, key, rank} }
-		}
+	events = f.completed(events)
+	for _, e := range events {
 		effects = f.roster.Apply(e, now, effects)
 	}
 	owners := ownersOf(f.Admission, f.roster)
@@ -114,6 +105,22 @@ func (f *Fleet) applyUnless(stale func() bool, events ...roster.Event) {
 	} else {
 		f.tick.Stop()
 	}
+}
+
+// completed returns events with the current settings in front, and gives the engines that they bring in what only the fleet knows.
+func (f *Fleet) completed(events []roster.Event) []roster.Event {
+	events = append([]roster.Event{termsOf(f.deps.Settings(), f.deps.Started)}, events...)
+	for i, e := range events {
+		if plan, ok := e.(roster.Planned); ok {
+			events[i] = withoutGone(plan, f.Now())
+		}
+		for _, in := range enters(events[i]) {
+			key := in.Key()
+			in.Traffic = f.deps.Monitor.Traffic(key)
+			in.Finder = func(rank int) kvevents.Finder { return publisher{f, key, rank} }
+		}
+	}
+	return events
 }
 
 // termsOf returns the settings that the roster depends on.
@@ -176,11 +183,12 @@ func withoutGone(p roster.Planned, now *roster.Snapshot) roster.Planned {
 	return p
 }
 
-// learnHosts finds the host names and addresses that the hand-offs of a prefill engine may contain, or the callbacks of a decode engine, or
-// what it says of the KV that it keeps for prefill engines. They are trusted while the engine is in the fleet. Any other host is refused.
-// before is the engine that the fleet has with the same key; nil: none.
+// learnHosts sets the host names and addresses that an engine may name: a prefill engine in hand-offs, a decode engine in callbacks or
+// where it offers KV to prefill engines. They are trusted while the engine is in the fleet. Any other host is refused. before is the engine
+// that the fleet has with the same key; nil: none.
 func (d *Deps) learnHosts(in, before *roster.Engine) {
-	if in.Decodes() && !in.CallsBack() && in.Profile.HandBack != mooncake.HandBackFetched {
+	namesHosts := !in.Decodes() || in.CallsBack() || in.Profile.HandBack == mooncake.HandBackFetched
+	if !namesHosts {
 		return
 	}
 	hosts := append([]string{in.Target.URL.Hostname()}, in.Profile.KVHosts...)

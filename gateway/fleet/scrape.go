@@ -39,13 +39,7 @@ func (f *Fleet) Scrape(ctx context.Context, c prefill.Candidate) (prefill.Sample
 		p.sample, p.err, p.at = sample, err, time.Now()
 		if p.err == nil {
 			f.deps.Monitor.Answered(c.Instance)
-			known := func() bool {
-				e := f.Now().Engine(c.Instance)
-				return e == nil || !e.Learns(p.sample.StartTime, asked)
-			}
-			if !known() {
-				f.applyUnless(known, roster.Lived{Key: c.Instance, Start: p.sample.StartTime, Asked: asked})
-			}
+			f.recordStart(c.Instance, sample.StartTime, asked)
 		}
 	}
 	if p.err != nil {
@@ -65,8 +59,20 @@ func (f *Fleet) Scrape(ctx context.Context, c prefill.Candidate) (prefill.Sample
 	}, nil
 }
 
-// forgetPages drops the metric pages of the engines that have left the fleet. Where each new engine has an address of its own, there would
-// be more and more of them.
+// recordStart records the start time of an engine's process in the roster, unless it tells the roster nothing new. asked is when the
+// metric page with this time was requested.
+func (f *Fleet) recordStart(key string, start float64, asked time.Time) {
+	known := func() bool {
+		e := f.Now().Engine(key)
+		return e == nil || !e.Learns(start, asked)
+	}
+	if !known() {
+		f.applyUnless(known, roster.Lived{Key: key, Start: start, Asked: asked})
+	}
+}
+
+// forgetPages drops the metric pages of the engines that have left the fleet. If each new engine comes with a new address, the pages would
+// otherwise become more and more.
 func (f *Fleet) forgetPages(now *roster.Snapshot) {
 	for instance := range f.pages.Range {
 		if now.Engine(instance.(string)) == nil {

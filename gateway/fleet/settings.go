@@ -52,8 +52,9 @@ func (s *Settings) HoldTimeout() (longest time.Duration) {
 	return longest
 }
 
-// PoolTTL is how long a request may wait in the pool: the configured TTL, or the shortest hold budget of the prefill engines in use. No
-// engine holds KV for requests that wait before their prefill, so these may wait as long as requests may wait for a prefill engine.
+// PoolTTL is how long a request may wait in the pool: the configured TTL, or the shortest hold budget of the profiles of prefill engines.
+// With an early connector, requests wait before their prefill, when no engine holds KV for them. For its profile, the time that a request
+// may wait for a prefill engine counts instead. 0: there is no profile of a prefill engine.
 func (s *Settings) PoolTTL() time.Duration {
 	if s.Pool.TTL > 0 {
 		return s.Pool.TTL

@@ -20,7 +20,7 @@ type trackedCalls struct {
 	all     map[*TrackedCall]struct{}
 }
 
-// Reasons why a call must go on elsewhere (Run.reason).
+// Reasons why a call must go on elsewhere (TrackedCall.reason).
 const (
 	stays   uint32 = iota // the call need not go on elsewhere
 	drained               // its engine was taken out of service, or takes no requests while another engine can do the work
@@ -30,7 +30,7 @@ const (
 // TrackedCall is a call to an engine. The deadline of a drain may end the call. A probe also ends when its engine is declared down.
 type TrackedCall struct {
 	at        roster.Location
-	now       func() *roster.Snapshot
+	now       func() *roster.Snapshot // nil: only in tests
 	call      *engine.Call
 	probe     bool
 	reason    atomic.Uint32 // drained or died: why the call must go on elsewhere; stays: it need not

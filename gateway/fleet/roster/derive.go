@@ -76,12 +76,14 @@ func (d *deriving) addDecodeRank(e *Engine, rank int, state RankState) {
 	}
 	w := d.worker(e, rank, d.p.ranks[id])
 	d.p.Workers = append(d.p.Workers, w)
+	open := w.Up || w.Awaited
 	if w.Mixed {
-		reachIn(d.groups, e.groupID()).add(e.lists, w.Up || w.Awaited)
+		reachIn(d.groups, e.groupID()).add(e.lists, open)
 		d.addToGroup(e, w)
 	} else {
-		reachIn(d.regions, region).add(e.lists, w.Up || w.Awaited)
+		reachIn(d.regions, region).add(e.lists, open)
 	}
+	// The prefix caches of these ranks are followed, because they may compute prompts or pull only the KV that they lack.
 	if computes := e.Profile.AllowLocalPrefill || w.Mixed; computes || e.Profile.PullsLacking() {
 		l := local.Rank{ID: w.ID, Name: w.Name, Model: w.Model, Engine: w.Engine, Capacity: w.Capacity, Up: w.Up, Computes: computes}
 		if w.Mixed {
@@ -241,8 +243,8 @@ func (d *deriving) addRoutes(e *Engine, up bool) {
 }
 
 // onlyWhereDecoded takes the prefill engines of another region out of service if no rank of that region decodes, because no engine could
-// fetch their KV. If all decode ranks for a candidate only have waiting requests (Worker.Awaited), prompts wait for the candidate, too:
-// engines do not hold the KV of finished prefills for so long.
+// fetch their KV. If no decode rank for a candidate takes requests now, but requests wait for some of them (Worker.Awaited), prompts wait
+// before their prefill (Late), because engines do not hold the KV of finished prefills for so long.
 func onlyWhereDecoded(candidates []prefill.Candidate, workers []board.Worker) {
 	for i := range candidates {
 		c := &candidates[i]

@@ -98,7 +98,7 @@ func (v Left) apply(r *Roster, a *applying) {
 		return
 	}
 	itself := ProcessID{Incarnation: v.Incarnation, Key: v.Key}
-	// An operator has removed it, and now it does not exist any more.
+	// If an operator had removed the engine before, the roster learns here that its KV does not exist any more.
 	if before, removed := r.left[itself]; removed && v.Incarnation != "" {
 		delete(r.left, itself)
 		r.dead[v.Incarnation] = before.until
@@ -182,10 +182,11 @@ func (v Handed) apply(r *Roster, a *applying) {
 	}
 }
 
-// learn stores what is known of an engine's processes. A sign that is not empty says why there is, or may be, a new process. learn reports
-// no restart of an engine whose process was never seen before.
+// learn replaces the known processes of an engine by next. sign says why there is, or may be, a new process; empty: there is none. For the
+// first process of an engine, learn adds the effect Forgotten instead of what, so that no restart is reported.
 func (e *Engine) learn(a *applying, what What, next *Processes, sign string) {
-	if !e.processes.seen() && len(e.Status.Models) == 0 { // SGLang reports neither a start time nor an id, but models
+	// SGLang reports neither a start time nor an engine id. If it has listed models, a process was there before.
+	if !e.processes.seen() && len(e.Status.Models) == 0 {
 		what = Forgotten
 	}
 	e.processes = next

@@ -163,8 +163,8 @@ func (p *Snapshot) Count() (prefills, decodes int) {
 	return t.prefills, t.decodes
 }
 
-// Kind is how messages about missing engines name the engines of a role. Aggregated engines can do the work of either role, so the message
-// names them, too; if there are no other engines, it names only them.
+// Kind is how messages about missing engines name the engines of a role. Aggregated engines can do the work of either role, so messages
+// name them as well. If there are no other engines, messages name only them.
 func (p *Snapshot) Kind(role string) string {
 	anyAggregated, anySplit := false, len(p.order) == 0
 	for _, e := range p.order {
@@ -336,8 +336,8 @@ func (p *Snapshot) Made(before ProcessID, candidate, id string) (made ProcessID,
 	return made, next == e.processes
 }
 
-// Outlived says whether the process that made a hand-off is gone, or may be gone (gone), and whether this is certain (sure). Then the
-// hand-off must not be used: a decode engine would ask the new process at the same address for KV blocks that this process never made.
+// Outlived says whether the process that made a hand-off is, or may be, gone (gone), and whether this is certain (sure). If gone is true,
+// the hand-off must not be used: a decode engine could ask a new process at the same address for KV blocks that this process never made.
 func (p *Snapshot) Outlived(b ProcessID) (gone, sure bool) {
 	e := p.engines[b.Key]
 	_, dead := p.dead[b.Incarnation]

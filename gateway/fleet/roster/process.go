@@ -172,7 +172,8 @@ func (p *Processes) Made(process int, candidate, id string, now time.Time) (next
 		entry = seen.ids[index]
 	}
 	entry.start = p.start
-	several, full, doubt := seen.several, index < 0 && len(seen.ids) == mostNames, false
+	full := index < 0 && len(seen.ids) == mostNames
+	several, doubt := seen.several, false // doubt: the id is a reason to think that there is a new process
 	switch {
 	case seen.several: // ids show no restart
 	case full: // so many ids do not come from restarts: several engines share the address
@@ -192,8 +193,8 @@ func (p *Processes) Made(process int, candidate, id string, now time.Time) (next
 	default: // an older id, and the probe was sent before the newer id came
 		return p, process, ""
 	}
-	sameEntry := index < 0 && seen.several || index >= 0 && entry == seen.ids[index]
-	if several == seen.several && sameEntry {
+	nothingToStore := index < 0 && seen.several || index >= 0 && entry == seen.ids[index]
+	if several == seen.several && nothingToStore {
 		return p, process, ""
 	}
 	next = new(*p)
@@ -207,7 +208,7 @@ func (p *Processes) Made(process int, candidate, id string, now time.Time) (next
 	} else if !full {
 		seen.ids = append(seen.ids, entry)
 	}
-	if several && !seen.several && index >= 0 {
+	if several && !seen.several && index >= 0 { // the older id is back, so its process and all later ones were not replaced
 		next = next.livesSince(entry.first)
 	}
 	seen.several = several
@@ -263,6 +264,6 @@ func (p *Processes) livesSince(process int) *Processes {
 	}
 	p = new(*p)
 	p.fates = slices.Clone(p.fates)
-	clear(p.fates[from:])
+	clear(p.fates[from:]) // Known is the zero value
 	return p
 }

@@ -149,7 +149,7 @@ func (r *Roster) put(e *Engine, now time.Time) {
 		e.number, e.healthy, e.state = r.engineCount, Down, Down
 		// The KV of an engine that left is gone, even if the engine comes back. So its processes get numbers far above those used before.
 		e.processes = &Processes{first: r.engineCount << 20}
-		// An engine that was only taken off the list may be the same process, or one that its start time tells from the process before.
+		// If the engine was only taken off the list, its process may still be the same. A new process shows by its start time.
 		if before, back := r.left[e.itself()]; back && !now.After(before.until) {
 			e.processes = before.processes
 		}
@@ -260,8 +260,8 @@ func (r *Roster) trust(e *Engine) {
 	}
 }
 
-// relocate gives an engine the addresses as hosts to which its name leads now, in place of those to which the name led before. Otherwise
-// every hand-off that names the new address would be refused.
+// relocate replaces the addresses to which an engine's name led before by those to which the name leads now. Otherwise every hand-off that
+// names a new address would be refused.
 func (r *Roster) relocate(e *Engine, moved engine.Moved, now time.Time) {
 	from, to := strings.Split(moved.From, ","), strings.FieldsFunc(moved.To, func(c rune) bool { return c == ',' })
 	stay := slices.DeleteFunc(slices.Clone(e.Hosts), func(h string) bool {
@@ -280,8 +280,8 @@ func (r *Roster) rehost(e *Engine, hosts []string, now time.Time) {
 	r.distrust(&before, false, now)
 }
 
-// distrust withdraws an engine's trust in its hosts. A host that no other engine has is forgotten at once if the engine does not exist any
-// more (dead), and otherwise after ProbeTimeout, when its last probe has been answered.
+// distrust undoes trust for the hosts of an engine. If no other engine has a host, the trust in the host ends at once for an engine that
+// does not exist any more (dead), and otherwise after ProbeTimeout, when the engine's last probe has been answered.
 func (r *Roster) distrust(e *Engine, dead bool, now time.Time) {
 	for _, h := range e.kvHosts() {
 		t := r.hosts[h]

@@ -67,10 +67,10 @@ func (r *Rank) Heeds(ep mooncake.Endpoint) bool {
 	return r.Target.Rank < 0 || r.Pins || ep != mooncake.Responses
 }
 
-// ObserveRead takes an arrival with tokens as a sign that the rank's engine core is alive. An arrival without tokens does not count,
-// because the API server may have sent it alone. The sign is dated to the
-// arrival before, after which the tokens were made, if that arrival left no bytes unread. With TLS this cannot be known, because the TLS
-// layer may hold received bytes back, so no arrival counts.
+// ObserveRead takes bytes that arrived with tokens as a sign that the rank's engine core is alive. Bytes without tokens do not count,
+// because the API server may send them without the core. The sign is dated to the previous arrival, because the tokens were sent after it.
+// If that arrival left bytes unread, no time is known, and there is no sign. With TLS there is never a sign, because the TLS layer may hold
+// received bytes back.
 func (r *Rank) ObserveRead(read *engine.LastRead, ep mooncake.Endpoint, bytes int, left, tokens bool, now time.Time) {
 	if made, ok := read.Came(bytes, left, now); ok && tokens && r.Target.TLS == nil && r.Heeds(ep) {
 		r.Signs.Seen(made)

@@ -33,7 +33,7 @@ func (Tick) apply(r *Roster, a *applying) {
 			overdue := *s
 			overdue.Passed = true
 			r.drains[s.Key()] = &overdue
-			if r.engines[s.At.Instance] == nil {
+			if r.engines[s.At.Instance] == nil { // the engine has left, and the drain was kept only for its deadline
 				delete(r.drains, s.Key())
 			}
 			a.add(Effect{What: DrainOverdue, Stop: &overdue})
@@ -172,8 +172,7 @@ func (r *Roster) hasStandIn(e *Engine) bool {
 }
 
 // breakGroups finds the groups in which an engine has served and is down or wedged now. The other engines of such a group report that they
-// are well, but their ranks wait in vain for the ranks of the failed engine. They do not wait for an engine that was taken out of the
-// group.
+// are well, but their ranks wait in vain for the ranks of the failed engine.
 func (r *Roster) breakGroups(a *applying) {
 	broken := map[string]bool{}
 	for _, k := range r.order {
@@ -181,8 +180,8 @@ func (r *Roster) breakGroups(a *applying) {
 		if errors.Is(e.Status.Err, engine.ErrRetired) { // the engine was taken out of the group, so the other ranks do not wait for it
 			e.served = false
 		}
-		group := e.barrierGroup()
-		if group == "" || !e.served || e.Status.Up && (e.Status.Halted() || !e.Status.Wedged) {
+		group, works := e.barrierGroup(), e.Status.Up && (e.Status.Halted() || !e.Status.Wedged)
+		if group == "" || !e.served || works {
 			continue
 		}
 		broken[group] = true
