@@ -141,10 +141,11 @@ func (b *Book) Observe(now time.Time, found []Finding) {
 		current := memberOf(&found[i], now)
 		f := &current
 		o := incidentOf[f.subject()]
+		// If the engine got no requests before, for whatever reason, its incident goes on.
 		if earlier := ofEngine[engineOf(f.Where)]; earlier != nil && kinds[f.Kind].gone && (o == nil || !o.lasts()) {
 			o = earlier
 		}
-		if o != nil && (o.state(now) == Over || parted[o]) {
+		if o != nil && (o.state(now) == Over || parted[o]) { // the finding does not continue its former incident
 			o = nil
 		}
 		if o == nil || !o.lasts() && kinds[f.Kind].effect { // the cause of the ended incident is gone, so this effect has another one
@@ -251,9 +252,9 @@ func memberOf(f *Finding, now time.Time) member {
 }
 
 // goesOn says whether a cause of the incident is found now, or may come back because it comes and goes.
-func (o *incident) goesOn(now time.Time, seen map[subject]bool) bool {
+func (o *incident) goesOn(now time.Time, foundNow map[subject]bool) bool {
 	return o.lasts() && slices.ContainsFunc(o.members, func(m member) bool {
-		return !m.effect && (seen[m.subject()] || now.Sub(m.found) < kinds[m.Kind].rests)
+		return !m.effect && (foundNow[m.subject()] || now.Sub(m.found) < kinds[m.Kind].rests)
 	})
 }
 
@@ -287,9 +288,9 @@ func markEffects(members []member) {
 }
 
 // withResting returns members, the findings of this moment, and adds earlier findings of kinds that come and go. Such a finding stays
-// in the incident until it has been missing for the time that its kind says (rests). A finding that is in another incident now, or whose
-// engine gets no requests, is not added.
-func (o *incident) withResting(members []member, now time.Time, elsewhere map[subject]bool, away map[string]bool) []member {
+// in the incident until it has been missing for the time that its kind says (rests). It is not added if it is in another incident now, or
+// if its engine gets no requests (away).
+func (o *incident) withResting(members []member, now time.Time, foundNow map[subject]bool, away map[string]bool) []member {
 	if !o.lasts() {
 		return members
 	}
@@ -300,7 +301,7 @@ func (o *incident) withResting(members []member, now time.Time, elsewhere map[su
 	for i := range o.members {
 		m := &o.members[i]
 		s, mayRest := m.subject(), kinds[m.Kind].rests
-		if now.Sub(m.found) < mayRest && !has[s] && !elsewhere[s] && !away[engineOf(m.Where)] && len(members) < mostFound {
+		if now.Sub(m.found) < mayRest && !has[s] && !foundNow[s] && !away[engineOf(m.Where)] && len(members) < mostFound {
 			members, has[s], added = append(members, *m), true, true
 		}
 	}
@@ -358,10 +359,11 @@ func (b *Book) place(f *member, before *incident, now time.Time, incidentOf map[
 	var best *incident
 	most := 0
 	for _, o := range b.list {
-		unused := len(nextMembers[o]) == 0
-		over := unused && (!o.lasts() || len(o.members) == 0)
+		unused := len(nextMembers[o]) == 0 // no finding of this round has gone to the incident yet
+		ended := unused && (!o.lasts() || len(o.members) == 0)
 		onlyEffect := kinds[f.Kind].effect && !kinds[f.Kind].load
-		if over || unused && ends[o] && !onlyEffect && !o.hasEngine(f) {
+		isStrange := unused && ends[o] && !onlyEffect && !o.hasEngine(f)
+		if ended || isStrange {
 			continue
 		}
 		members := nextMembers[o]
@@ -437,9 +439,9 @@ func (b *Book) claim(o *incident, cause Kind, incidentOf map[subject]*incident, 
 		return
 	}
 	b.list = slices.DeleteFunc(b.list, func(noticed *incident) bool {
-		if noticed == o || !noticed.lasts() || len(nextMembers[noticed]) > 0 || len(noticed.members) == 0 ||
-			!kinds[noticed.members[0].Kind].effect ||
-			o.since.Sub(noticed.lastsSince).Abs() > moment {
+		free := noticed != o && noticed.lasts() && len(nextMembers[noticed]) == 0        // no finding of this round has gone to it
+		onlyEffects := len(noticed.members) > 0 && kinds[noticed.members[0].Kind].effect // causes come first
+		if !free || !onlyEffects || o.since.Sub(noticed.lastsSince).Abs() > moment {
 			return false
 		}
 		if noticed.closed.IsZero() && !kinds[noticed.everFound[0].Kind].effect {

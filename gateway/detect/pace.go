@@ -39,6 +39,8 @@ type stretch struct {
 	tokens int64
 }
 
+func (s *stretch) add(ms float64, tokens int64) { s.ms, s.tokens = s.ms+ms, s.tokens+tokens }
+
 // pace is the mean time per token of one stream, in ms; 0: fewer than least tokens came.
 func (s stretch) pace(least int64) float64 {
 	if s.tokens < least {
@@ -47,7 +49,7 @@ func (s stretch) pace(least int64) float64 {
 	return s.ms / float64(s.tokens)
 }
 
-// paces returns the pace of each rank in the newest sample. It goes back second by second, for up to a minute.
+// paces returns the pace of each rank in the newest sample.
 func (r *Ring) paces() map[int32]pace {
 	list := r.fine.list
 	now := &list[len(list)-1]
@@ -58,37 +60,42 @@ func (r *Ring) paces() map[int32]pace {
 		if p.lately.Answers < fewAnswers {
 			p.lately = record.since(r.oldest(record.ID, FineFor))
 		}
-		var bySpan [spans]stretch
-		var recent stretch
-		later := record
-		for i := len(list) - 2; i >= 0; i-- {
-			age := now.At.Sub(list[i].At)
-			index := int((age - 1) / span)
-			before := list[i].rank(record.ID)
-			if index >= spans || before == nil || before.Output <= 0 || later.Output < before.Output {
-				break // the samples end here, or the totals began anew: earlier ones are of another engine process
-			}
-			ms := float64(list[i+1].At.Sub(list[i].At).Milliseconds()) * float64(before.Running+later.Running) / 2
-			bySpan[index].ms, bySpan[index].tokens = bySpan[index].ms+ms, bySpan[index].tokens+later.Output-before.Output
-			if age <= paceWindow {
-				recent.ms, recent.tokens = recent.ms+ms, recent.tokens+later.Output-before.Output
-			}
-			later = before
-		}
+		bySpan, recent, minute := r.streamsOf(record)
 		p.ms = recent.pace(paceTokens)
-		minute := stretch{}
 		for i := range bySpan {
 			p.spans[i] = bySpan[i].pace(spanTokens)
-			minute.ms, minute.tokens = minute.ms+bySpan[i].ms, minute.tokens+bySpan[i].tokens
-		}
-		for i := range bySpan { // streams run, but one span has too few tokens: use the mean of the minute
-			if p.spans[i] == 0 && bySpan[i].ms >= float64(span.Milliseconds()) {
+			if p.spans[i] == 0 && bySpan[i].ms >= float64(span.Milliseconds()) { // streams ran, but gave too few tokens
 				p.spans[i] = minute.ms / float64(max(1, minute.tokens))
 			}
 		}
 		paces[record.ID] = p
 	}
 	return paces
+}
+
+// streamsOf sums up the streams of a rank, whose newest record is given: in each of the last spans, in the last paceWindow (recent), and in
+// all spans together (minute). It goes back from sample to sample.
+func (r *Ring) streamsOf(record *RankAt) (bySpan [spans]stretch, recent, minute stretch) {
+	list := r.fine.list
+	now := list[len(list)-1].At
+	later := record
+	for i := len(list) - 2; i >= 0; i-- {
+		age := now.Sub(list[i].At)
+		index := int((age - 1) / span)
+		before := list[i].rank(record.ID)
+		if index >= spans || before == nil || before.Output <= 0 || later.Output < before.Output {
+			break // the samples end here, or the totals began anew: earlier ones are of another engine process
+		}
+		ms := float64(list[i+1].At.Sub(list[i].At).Milliseconds()) * float64(before.Running+later.Running) / 2
+		tokens := later.Output - before.Output
+		bySpan[index].add(ms, tokens)
+		minute.add(ms, tokens)
+		if age <= paceWindow {
+			recent.add(ms, tokens)
+		}
+		later = before
+	}
+	return bySpan, recent, minute
 }
 
 // oldest is the oldest record of a rank that is no older than age; nil: there is none.
@@ -124,7 +131,7 @@ func (r *RankAt) since(before *RankAt) Lately {
 // pace fills in the token times of the group and its ranks, and marks ranks that were slow in several spans.
 func (g *Group) pace(ranks map[int32]pace) {
 	var all []float64
-	slow := make([]stretches, len(g.Ranks))
+	slow := make([]slowness, len(g.Ranks))
 	for k := range g.Ranks {
 		r := &g.Ranks[k]
 		found, known := ranks[r.ID]
@@ -160,17 +167,17 @@ func (g *Group) pace(ranks map[int32]pace) {
 	}
 }
 
-// stretches counts the spans in which a rank was slow.
-type stretches struct {
+// slowness counts the spans in which a rank was slow.
+type slowness struct {
 	n          int
 	ms, middle float64 // sums over these spans of the time per token: of the rank, and of the median rank
 }
 
-func (s *stretches) add(ms, middle float64) { s.n, s.ms, s.middle = s.n+1, s.ms+ms, s.middle+middle }
+func (s *slowness) add(ms, middle float64) { s.n, s.ms, s.middle = s.n+1, s.ms+ms, s.middle+middle }
 
 // mean returns the mean time per token in these spans, in ms, of the rank and of the median rank; 0: there are fewer than least
 // spans.
-func (s *stretches) mean(least int) (ms, others float64) {
+func (s *slowness) mean(least int) (ms, others float64) {
 	if s.n < least {
 		return 0, 0
 	}

@@ -158,7 +158,7 @@ func (m *Model) role() string {
 func (v *view) reportRanks(say say, one, many string, isOne func(model int, r *Rank) bool) {
 	models := 0
 	v.eachGroup("ranks", func(m *Model, g *Group, where at) {
-		for &v.Models[models] != m {
+		for &v.Models[models] != m { // eachGroup goes through Models in order
 			models++
 		}
 		names := []string{}

@@ -105,10 +105,10 @@ func (r *Ring) Add(s Sample) {
 	s.indexRanks(r.Last())
 	r.fine.add(s)
 	s.Rates = r.rates()
-	second := r.fine.last()
+	second := r.fine.last() // only the longer tiers keep groups and engines
 	second.Rates, second.Looked, second.Groups, second.Engines = s.Rates, false, nil, nil
 	r.fine.limit()
-	s.Ranks, s.places, s.Whys = nil, nil, nil
+	s.Ranks, s.places, s.Whys = nil, nil, nil // only the samples of single seconds keep these
 	r.bins.add(s)
 	r.bins.limit()
 	s.Page = nil

@@ -49,10 +49,34 @@ func (o *incident) describe(now time.Time) Incident {
 	if o.lasts() && now.Sub(o.lastBad) <= moment { // keeps the severity from changing with every look
 		in.Severity = Bad
 	}
-	host := lead.host
-	names := map[string]bool{}
 	groups := byKind(members)
-	var listedMembers []*member // the members named in Where
+	listedMembers, host := in.addPlaces(members)
+	in.What = title(groups[0], host)
+	if k.prefill != "" && !slices.ContainsFunc(groups[0], func(m *member) bool { return m.Of != "prefill engine" }) {
+		in.Clients = k.prefill
+	}
+	if in.Count > 1 && slices.ContainsFunc(in.Where, func(name string) bool { return !strings.Contains(in.What, name) }) {
+		in.Named = named(listedMembers, in.Count)
+	}
+	in.addKinds(groups[1:])
+	if o.lasts() && k.effect {
+		in.Clients += before(o.everFound, members)
+	}
+	in.Command = command(k.command, lead)
+	if lead.Key != "" {
+		in.Next = strings.ReplaceAll(k.sender, "{key}", lead.Key)
+		if plain(lead.Key) {
+			in.Command = strings.ReplaceAll(ofKey, "{key}", lead.Key)
+		}
+	}
+	return in
+}
+
+// addPlaces adds the severities of the members, and the names of those that are causes. It returns the causes that Where names, and the
+// host that all causes share; empty: they share none.
+func (in *Incident) addPlaces(members []member) (listed []*member, host string) {
+	host = members[0].host
+	names := map[string]bool{}
 	for i := range members {
 		m := &members[i]
 		if m.Severity == Bad {
@@ -69,45 +93,33 @@ func (o *incident) describe(now time.Time) Incident {
 		if m.Where != "" && !names[m.Where] {
 			names[m.Where] = true
 			if len(in.Where) < mostListed {
-				in.Where, listedMembers = append(in.Where, m.Where), append(listedMembers, m)
+				in.Where, listed = append(in.Where, m.Where), append(listed, m)
 			}
 		}
 	}
 	in.Count = len(names)
-	in.What = title(groups[0], host)
-	if k.prefill != "" && !slices.ContainsFunc(groups[0], func(m *member) bool { return m.Of != "prefill engine" }) {
-		in.Clients = k.prefill
-	}
-	if in.Count > 1 && slices.ContainsFunc(in.Where, func(name string) bool { return !strings.Contains(in.What, name) }) {
-		in.Named = named(listedMembers, in.Count)
-	}
-	for _, g := range groups[1:] {
+	return listed, host
+}
+
+// addKinds adds the findings of the incident's other kinds to what clients notice. groups has the findings of one kind per entry. An effect
+// whose kind has words for it (first) also becomes the headline.
+func (in *Incident) addKinds(groups [][]*member) {
+	for _, g := range groups {
 		if first := kinds[g[0].Kind].first; first != "" && g[0].effect && in.What != "" {
 			in.Clients = "Clients whose requests ran there get an error, because no other engine is left."
-			if lead.Kind == EngineHangs {
+			if in.Kind == EngineHangs {
 				first = "All new requests wait, and get a 503 if it lasts"
 				in.Clients = "Clients whose requests ran there wait, too, and get an error if no engine comes back."
 			}
 			in.Headline, in.What = first, first+", because "+strings.ToLower(in.What[:1])+in.What[1:]
 		}
 	}
-	for i, g := range groups[1:] {
+	for i, g := range groups {
 		if i == 0 {
 			in.Clients += " Also:"
 		}
 		in.Clients += " " + title(g, "") + "."
 	}
-	if o.lasts() && k.effect {
-		in.Clients += before(o.everFound, members)
-	}
-	in.Command = command(k.command, lead)
-	if lead.Key != "" {
-		in.Next = strings.ReplaceAll(k.sender, "{key}", lead.Key)
-		if plain(lead.Key) {
-			in.Command = strings.ReplaceAll(ofKey, "{key}", lead.Key)
-		}
-	}
-	return in
 }
 
 // byKind groups the members by kind, in the order in which the kinds first occur.

@@ -33,11 +33,13 @@ const (
 // observe records whether the condition is wrong now (amiss). It returns for how long it has been wrong; 0: it is well, or has not been
 // wrong for long enough.
 func (s *spell) observe(amiss bool, now time.Time) time.Duration {
-	least := cmp.Or(s.least, spellLasts)
+	least, wellFor := cmp.Or(s.least, spellLasts), time.Duration(0)
 	if amiss {
 		s.away = time.Time{}
 	} else if s.away.IsZero() {
 		s.away = now
+	} else {
+		wellFor = now.Sub(s.away)
 	}
 	switch {
 	case amiss && s.state == spellWell:
@@ -48,7 +50,7 @@ func (s *spell) observe(amiss bool, now time.Time) time.Duration {
 		s.state = spellLasting
 	case !amiss && s.state == spellLasting:
 		s.state = spellEnding
-	case s.state == spellBegun && !amiss && now.Sub(s.away) >= spellGap, s.state == spellEnding && !amiss && now.Sub(s.away) >= least:
+	case s.state == spellBegun && wellFor >= spellGap, s.state == spellEnding && wellFor >= least:
 		*s = spell{least: s.least}
 	}
 	return s.lasts(now)

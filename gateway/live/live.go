@@ -179,6 +179,11 @@ func (l *Live) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		_ = json.NewEncoder(w).Encode(l.Document(r.Context())) // the operator left
 		return
 	}
+	l.stream(w, r)
+}
+
+// stream answers with the history and then with the news of each second, until the watcher leaves or is dropped.
+func (l *Live) stream(w http.ResponseWriter, r *http.Request) {
 	watcher, ok := l.join(time.Now())
 	if !ok {
 		refuse(w, openai.NewError(http.StatusServiceUnavailable, "too_many_watchers",

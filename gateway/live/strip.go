@@ -53,8 +53,8 @@ const (
 	burstShare = 0.1 // a smaller share of the bin's requests is no burst
 )
 
-// stripOf makes the strip from the bins of the last quarter of an hour. Counts are differences from the bin before.
-// So if the bins cover the whole time, the first one serves only for comparison and is not shown.
+// stripOf makes the strip from the bins of the last quarter of an hour. Counts are differences from the bin before. If the bins cover the
+// whole time, the first one is only the bin before the second one, and is not shown.
 func stripOf(bins []detect.Sample) Strip {
 	s := Strip{Form: 1, EveryMs: detect.Bin.Milliseconds(), AtMs: []int64{}, Requests: []int64{}, Failures: []FailureLine{},
 		Lines: []GroupLine{}, Events: []Event{}}
@@ -63,7 +63,7 @@ func stripOf(bins []detect.Sample) Strip {
 	if n := len(bins); n > 0 && begins(&bins[n-1])-begins(&bins[0]) >= detect.BinsFor.Milliseconds() {
 		from = 1
 	}
-	n, burst := len(bins)-from, false
+	n, inBurst := len(bins)-from, false
 	var looked *detect.Sample // the last bin at which the whole proxy was examined
 	if from == 1 && bins[0].Looked {
 		looked = &bins[0]
@@ -82,11 +82,11 @@ func stripOf(bins []detect.Sample) Strip {
 			s.Events = append(s.Events, events(looked, b)...)
 			looked = b
 		}
-		bursts := refused >= burstLeast && float64(refused) >= burstShare*float64(s.Requests[i])
-		if bursts && !burst {
+		isBurst := refused >= burstLeast && float64(refused) >= burstShare*float64(s.Requests[i])
+		if isBurst && !inBurst {
 			s.Events = append(s.Events, Event{b.At.UnixMilli(), "refused", "A burst of requests was refused with a 429"})
 		}
-		burst = bursts || burst && refused >= burstLeast // a burst ends only when refusals are few, so that it is one event
+		inBurst = isBurst || inBurst && refused >= burstLeast // a burst ends only when refusals are few, so that it is one event
 	}
 	slices.SortFunc(s.Failures, func(a, b FailureLine) int {
 		return cmp.Or(cmp.Compare(a.Outcome, b.Outcome), cmp.Compare(a.Status, b.Status))

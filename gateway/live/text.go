@@ -164,18 +164,18 @@ func (s *sheet) prefill(p *detect.Prefill) {
 	s.say(0, text)
 	list := slices.Clone(p.Engines)
 	slices.SortStableFunc(list, func(a, b detect.PrefillEngine) int { return cmp.Compare(rankOfState(a.State), rankOfState(b.State)) })
-	name := 0
+	nameWidth := 0
 	for i := range list {
-		name = max(name, columns(clean(list[i].ID)))
+		nameWidth = max(nameWidth, columns(clean(list[i].ID)))
 	}
-	name = min(name, s.width/3)
+	nameWidth = min(nameWidth, s.width/3)
 	for i, e := range list {
 		if i == mostListed {
 			s.row("  %d more prefill engines", len(list)-i)
 			break
 		}
-		s.row("  %s %-6s KV %3.0f %% of %.0f %%, %d probes, %s new, hits %.0f %%  %s", padded(tail(e.ID, name), name), e.State, 100*e.KVShare,
-			100*e.GateShare, e.Inflight, short(e.NewTokens), 100*e.HitShare, e.Why)
+		s.row("  %s %-6s KV %3.0f %% of %.0f %%, %d probes, %s new, hits %.0f %%  %s", padded(tail(e.ID, nameWidth), nameWidth), e.State,
+			100*e.KVShare, 100*e.GateShare, e.Inflight, short(e.NewTokens), 100*e.HitShare, e.Why)
 	}
 }
 
@@ -189,7 +189,7 @@ func rankOfState(state string) int {
 
 // engines writes the number of engines that are up, and a line per engine that has trouble or drains.
 func (s *sheet) engines(all []detect.Engine) {
-	n, up := 0, 0
+	unwell, up := 0, 0
 	for _, e := range all {
 		if e.State == "up" {
 			up++
@@ -200,7 +200,7 @@ func (s *sheet) engines(all []detect.Engine) {
 		if e.State == "up" && !e.Draining && e.Why == "" {
 			continue
 		}
-		if n++; n > mostListed {
+		if unwell++; unwell > mostListed {
 			continue
 		}
 		state := e.State
@@ -209,8 +209,8 @@ func (s *sheet) engines(all []detect.Engine) {
 		}
 		s.row("  %s %s: %s for %s  %s", e.Role, e.ID, state, lasted(e.SinceS), e.Why)
 	}
-	if n > mostListed {
-		s.row("  %d more engines are not well", n-mostListed)
+	if unwell > mostListed {
+		s.row("  %d more engines are not well", unwell-mostListed)
 	}
 }
 

@@ -122,20 +122,20 @@ func markOf(state string) rune {
 
 // bars draws a horizontal bar per rank. The bar of the fullest rank has full length.
 func (s *sheet) bars(g *Group) {
-	name := 0
+	nameWidth := 0
 	for i := range g.Ranks {
-		name = max(name, columns(clean(g.Ranks[i].Name)))
+		nameWidth = max(nameWidth, columns(clean(g.Ranks[i].Name)))
 	}
-	name = min(name, s.width/3)
-	wide := max(6, min(40, s.width-name-50))
+	nameWidth = min(nameWidth, s.width/3)
+	barWidth := max(6, min(40, s.width-nameWidth-50)) // 50 columns are for the numbers beside the bar
 	for i := range g.Ranks {
 		r := &g.Ranks[i]
-		line := fmt.Sprintf("    %s %c ", padded(tail(r.Name, name), name), markOf(r.State))
+		line := fmt.Sprintf("    %s %c ", padded(tail(r.Name, nameWidth), nameWidth), markOf(r.State))
 		if !r.Steps {
 			s.row("%s%s", line, r.State)
 			continue
 		}
-		line += fmt.Sprintf("%s %5s", bar(r, g, wide), short(r.KVTokens))
+		line += fmt.Sprintf("%s %5s", bar(r, g, barWidth), short(r.KVTokens))
 		if r.Capacity > 0 {
 			line += fmt.Sprintf(" %3.0f %%", 100*float64(r.KVTokens)/float64(r.Capacity))
 		}
@@ -156,13 +156,13 @@ func (s *sheet) bars(g *Group) {
 	}
 }
 
-// bar draws the load of one rank, with a | at the group's mean.
-func bar(r *detect.Rank, g *Group, wide int) string {
-	most, cells := float64(max(1, g.MostTokens)), make([]rune, wide)
+// bar draws the load of one rank in width cells, with a | at the group's mean.
+func bar(r *detect.Rank, g *Group, width int) string {
+	most, cells := float64(max(1, g.MostTokens)), make([]rune, width)
 	for i := range cells {
-		cells[i] = []rune("·▏▎▍▌▋▊▉█")[eighths(float64(load(r))/most, wide, i)]
+		cells[i] = []rune("·▏▎▍▌▋▊▉█")[eighths(float64(load(r))/most, width, i)]
 	}
-	cells[max(0, min(wide-1, int(g.MeanTokens/most*float64(wide))))] = '|'
+	cells[max(0, min(width-1, int(g.MeanTokens/most*float64(width))))] = '|'
 	return string(cells)
 }
 
@@ -180,8 +180,8 @@ const (
 // picture draws a column per rank, for groups with many ranks. The column of the fullest rank has full height. A rank that is not up
 // has the letter of its state at the foot of its column.
 func (s *sheet) picture(g *Group) {
-	const axis = 6 // columns of the labels on the left
-	bands := (len(g.Ranks) + s.width - axis - 1) / (s.width - axis)
+	const axis = 6                                                  // columns of the labels on the left
+	bands := (len(g.Ranks) + s.width - axis - 1) / (s.width - axis) // rounded up, as perBand
 	perBand := (len(g.Ranks) + bands - 1) / bands
 	most, backlog := float64(max(1, g.MostTokens)), int64(1)
 	for i := range g.Ranks {
@@ -197,7 +197,7 @@ func (s *sheet) picture(g *Group) {
 			}
 			s.row("%5s %s", label, string(line))
 		}
-		for row := bandLines - 1; row >= 0; row-- {
+		for row := bandLines - 1; row >= 0; row-- { // only the lowest and the highest row have a label
 			label := map[int]string{0: "0", bandLines - 1: short(g.MostTokens)}[row]
 			draw(label, func(r *detect.Rank) rune {
 				mark := markOf(r.State)

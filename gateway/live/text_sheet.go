@@ -42,32 +42,40 @@ func (s *sheet) run(command string) {
 			s.lines = append(s.lines, command)
 			return
 		}
-		used, end, space, within := 0, 0, 0, quote
-		for i, r := range command {
-			if used += columnsOf(r); used > s.width-2 {
-				break
-			}
-			end = i + utf8.RuneLen(r)
-			switch {
-			case r == within:
-				within = 0
-			case within == 0 && (r == '\'' || r == '"'):
-				within = r
-			case within == 0 && r == ' ':
-				space = end
-			}
-		}
-		if space > 0 {
-			end, within = space, 0
-		}
+		end, open := breakAt(command, s.width-2, quote)
 		line, next := command[:end]+`\`, command[end:]
-		if within == '\'' { // a backslash has no effect between single quotes, so they are closed and opened again
-			line, next, within = command[:end]+`'\`, "'"+next, 0
+		if open == '\'' { // a backslash has no effect between single quotes, so they are closed and opened again
+			line, next, open = command[:end]+`'\`, "'"+next, 0
 		}
 		s.lines = append(s.lines, line)
-		command, quote = next, within
+		command, quote = next, open
 	}
 	s.row("…")
+}
+
+// breakAt returns the index at which the first line of a command ends if it has at most width columns, and the quote that is open there.
+// quote is the quote that is open where the command begins; 0: none.
+func breakAt(command string, width int, quote rune) (end int, open rune) {
+	used, afterSpace := 0, 0
+	open = quote
+	for i, r := range command {
+		if used += columnsOf(r); used > width {
+			break
+		}
+		end = i + utf8.RuneLen(r)
+		switch {
+		case r == open:
+			open = 0
+		case open == 0 && (r == '\'' || r == '"'):
+			open = r
+		case open == 0 && r == ' ':
+			afterSpace = end
+		}
+	}
+	if afterSpace > 0 {
+		return afterSpace, 0
+	}
+	return end, open
 }
 
 // clean replaces control characters, because names of models, engines and requests come from outside and could steer the terminal.
