@@ -139,8 +139,9 @@ func (c *Config) checkMetaserver(bad report) {
 		path = "$.bind.listen"
 	} else {
 		u, err := url.Parse(b.Advertise)
-		if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || strings.Trim(u.Path, "/") != "" || u.RawQuery != "" ||
-			u.Fragment != "" || u.User != nil {
+		isOrigin := err == nil && (u.Scheme == "http" || u.Scheme == "https") && u.Host != "" && strings.Trim(u.Path, "/") == "" &&
+			u.RawQuery == "" && u.Fragment == "" && u.User == nil
+		if !isOrigin {
 			bad(path, "%q is not a URL of a host and a port alone; write one such as http://10.0.0.2:8010", b.Advertise)
 			return
 		}

@@ -93,31 +93,28 @@ func (c *Config) doubled() bool {
 	})
 }
 
-// Complete fills in and checks an engine that is added while the proxy runs, as
-// if it were in the file. Missing values are taken
-// from the first engine of its role in the file, because engines added later usually join that one's group.
+// Complete fills in and checks an engine that is added while the proxy runs, as if it were in the file. Missing values are taken from the
+// first engine of its role in the file, because engines that are added later usually join its group.
 func (c *Config) Complete(role string, e Engine) (Engine, error) {
 	problemsOf := &Config{Profiles: c.Profiles, source: source{file: e.URL}}
 	like := c.Engines.of(role)
 	if len(like) > 0 {
 		e.Profile = cmp.Or(e.Profile, like[0].Profile)
 	}
-	if role != "prefill" {
-		if len(like) > 0 && e.Group == "" && (role == "decode" || e.Ranks == 0) {
+	if len(like) > 0 && role != "prefill" {
+		ownGroup := role == "aggregated" && e.Ranks > 0 // the ranks behind its address are a group of their own
+		if e.Group == "" && !ownGroup {
 			e.Group, e.Barrier = like[0].Group, cmp.Or(e.Barrier, like[0].Barrier)
 		}
-		if len(like) > 0 {
-			e.Slots, e.Budget, e.Interval = cmp.Or(e.Slots, like[0].Slots), cmp.Or(e.Budget, like[0].Budget), cmp.Or(e.Interval, like[0].Interval)
-		}
-		c.finishEngine(role, &e)
-		for _, other := range like { // all ranks of a group step together, or none
-			if other.Group == e.Group && other.Barrier != e.Barrier {
-				return e, problemsOf.source.at("$.barrier", "group %q has barrier %s, this engine %s; use another group or the "+
-					"same barrier", e.Group, other.Barrier, e.Barrier)
-			}
-		}
+		e.Slots, e.Budget, e.Interval = cmp.Or(e.Slots, like[0].Slots), cmp.Or(e.Budget, like[0].Budget), cmp.Or(e.Interval, like[0].Interval)
 	}
 	c.finishEngine(role, &e)
+	for _, other := range like { // all ranks of a group step together, or none
+		if role != "prefill" && other.Group == e.Group && other.Barrier != e.Barrier {
+			return e, problemsOf.source.at("$.barrier", "group %q has barrier %s, this engine %s; use another group or the "+
+				"same barrier", e.Group, other.Barrier, e.Barrier)
+		}
+	}
 	if err := c.allowWorker(e.URL); err != nil {
 		return e, problemsOf.source.at("$.url", "%v", err)
 	}

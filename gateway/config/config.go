@@ -292,25 +292,25 @@ const DefaultAggregated = "aggregated"
 // With discovery by files or Kubernetes, engines may name any profile of the file.
 func (c *Config) ProfilesInUse(role string) []string {
 	used := map[string]bool{}
-	note := func(ofRole, profile string) {
+	add := func(ofRole, profile string) {
 		if role == "" || ofRole == role || ofRole == "" || ofRole == "both" {
 			used[profile] = true
 		}
 	}
 	for ofRole, e := range c.Engines.All() {
-		note(ofRole, e.Profile)
+		add(ofRole, e.Profile)
 	}
 	for _, d := range c.Discovery.DNS {
-		note(d.Role, d.Profile)
+		add(d.Role, d.Profile)
 	}
 	for _, k := range c.Discovery.Kubernetes {
-		note(k.Role, cmp.Or(k.Profile, DefaultProfile)) // DefaultAggregated, which aggregated pods get, is added below
+		add(k.Role, cmp.Or(k.Profile, DefaultProfile)) // DefaultAggregated, which aggregated pods get, is added below
 	}
 	if len(c.Discovery.Files)+len(c.Discovery.Kubernetes) > 0 {
 		pairsWritten := false // the file has a profile whose engines work in pairs of prefill and decode
 		for name, p := range c.Profiles {
 			switch pairs := p.Connector != mooncake.None; {
-			case name == DefaultProfile:
+			case name == DefaultProfile: // added below, unless the file has another profile for pairs
 			case name == DefaultAggregated:
 				if role == "aggregated" {
 					used[name] = true

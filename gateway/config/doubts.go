@@ -37,7 +37,8 @@ func (d *doubts) add(path, format string, args ...any) {
 // engines doubts a side without engines: none is listed or discovered, and none of another region
 // can help. Such engines must be added at the admin listener.
 func (d *doubts) engines(c *Config) {
-	if c.Discovery.On() || c.Geo.On() || len(c.Engines.Aggregated) > 0 && len(c.Engines.Prefill)+len(c.Engines.Decode) == 0 {
+	onlyAggregated := len(c.Engines.Aggregated) > 0 && len(c.Engines.Prefill)+len(c.Engines.Decode) == 0
+	if c.Discovery.On() || c.Geo.On() || onlyAggregated {
 		return
 	}
 	for _, side := range []struct {

@@ -42,8 +42,8 @@ func (c *Config) checkFleetCall(bad report) {
 	}
 	for path, does := range c.FleetCall.Paths {
 		at := "$.fleet_call.paths." + path
-		if !strings.HasPrefix(path, "/") || strings.ContainsAny(path, "?# \t") || strings.Contains(path, "..") ||
-			strings.HasPrefix(path, "/v1/") {
+		isPath := strings.HasPrefix(path, "/") && !strings.ContainsAny(path, "?# \t") && !strings.Contains(path, "..")
+		if !isPath || strings.HasPrefix(path, "/v1/") { // paths below /v1 are for clients
 			bad(at, "%q is no path of an engine for operators; write one such as /update_weights, without a host and without a query", path)
 		}
 		for _, effect := range does {

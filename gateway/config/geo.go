@@ -10,10 +10,12 @@ func (c *Config) checkGeo(bad report) {
 	g := &c.Geo
 	g.Check(func(key, format string, args ...any) { bad("$.geo."+key, format, args...) })
 	c.HA.Check(g, func(key, format string, args ...any) { bad("$.ha."+key, format, args...) })
-	if !g.On() {
-	} else if problem := listenProblem(g.Listen); problem != "" {
+	_, port, _ := net.SplitHostPort(g.Listen)
+	switch problem := listenProblem(g.Listen); {
+	case !g.On():
+	case problem != "":
 		bad("$.geo.listen", "%q %s; write host:port, such as \":9443\"", g.Listen, problem)
-	} else if _, port, _ := net.SplitHostPort(g.Listen); port != "0" && (g.Listen == c.Listen || g.Listen == c.Admin.Listen) {
+	case port != "0" && (g.Listen == c.Listen || g.Listen == c.Admin.Listen): // with port 0, each listener gets a port of its own
 		bad("$.geo.listen", "proxies need an address of their own to call each other; %q is that of clients or operators", g.Listen)
 	}
 	regions := []string{g.Self.Region}

@@ -94,7 +94,7 @@ func (c *Config) checkTracing(bad report) {
 			bad("$.tracing.endpoint", "%v", err)
 		}
 	}
-	if !(t.Sample >= 0 && t.Sample <= 1) {
+	if !(t.Sample >= 0 && t.Sample <= 1) { // in this form, NaN is refused as well
 		bad("$.tracing.sample", "%v is no share of requests; write a number from 0 to 1, such as 0.1", t.Sample)
 	}
 	if t.Timeout <= 0 {

@@ -34,10 +34,11 @@ func (c *Config) checkWorkerHosts(bad report) {
 		if _, err := netip.ParsePrefix(h); err == nil {
 			continue
 		}
+		name := strings.TrimPrefix(h, "*.")
+		hasPort := net.ParseIP(name) == nil && strings.Contains(name, ":")
 		if strings.Contains(h, "/") {
 			bad(path, "%q is no range of addresses; write one such as 10.0.0.0/8", h)
-		} else if name := strings.TrimPrefix(h, "*."); name == "" || strings.ContainsAny(name, " *@") || net.ParseIP(name) == nil &&
-			strings.Contains(name, ":") {
+		} else if name == "" || strings.ContainsAny(name, " *@") || hasPort {
 			bad(path, "%q is no host; write a name, *.suffix, an address or a range such as 10.0.0.0/8, without a port", h)
 		}
 	}
@@ -62,27 +63,15 @@ func (c *Config) allowWorker(raw string) error {
 		}
 	}
 	host := strings.TrimRight(strings.ToLower(u.Hostname()), ".")
-	addr, err := netip.ParseAddr(host)
-	isAddr := err == nil
+	addr, _ := netip.ParseAddr(host) // invalid if the host is a name
 	addr = addr.WithZone("").Unmap()
-	for _, allowed := range c.Admin.WorkerHosts {
-		allowed = strings.ToLower(allowed)
-		if prefix, err := netip.ParsePrefix(allowed); err == nil {
-			if isAddr && prefix.Contains(addr) {
-				return nil
-			}
-		} else if address, err := netip.ParseAddr(allowed); err == nil {
-			if isAddr && address.Unmap() == addr {
-				return nil
-			}
-		} else if suffix, ok := strings.CutPrefix(allowed, "*"); allowed == host || ok && !isAddr && strings.HasSuffix(host, suffix) {
-			return nil
-		}
-	}
+	isListed := slices.ContainsFunc(c.Admin.WorkerHosts, func(entry string) bool { return coversHost(strings.ToLower(entry), host, addr) })
 	switch {
+	case isListed:
+		return nil
 	case len(c.Admin.WorkerHosts) > 0:
 		return fmt.Errorf("%s is not among admin.worker_hosts; add it there, or the engine to the file", host)
-	case isAddr && (noEngine(addr) || slices.ContainsFunc(embedded(addr), noEngine)):
+	case addr.IsValid() && (noEngine(addr) || slices.ContainsFunc(embedded(addr), noEngine)):
 		return fmt.Errorf("%s is, or leads to, a link-local, multicast or unspecified address, or a cloud's metadata address; no engine is "+
 			"expected there; if there is one, name it in admin.worker_hosts", host)
 	case slices.Contains(metadataNames, host):
@@ -91,6 +80,18 @@ func (c *Config) allowWorker(raw string) error {
 		return fmt.Errorf("%s can be read as more than one address; write a name or a plain address", host)
 	}
 	return nil
+}
+
+// coversHost says whether an entry of admin.worker_hosts covers a host. addr is the host as an address; invalid: the host is a name.
+func coversHost(entry, host string, addr netip.Addr) bool {
+	if prefix, err := netip.ParsePrefix(entry); err == nil {
+		return prefix.Contains(addr)
+	}
+	if address, err := netip.ParseAddr(entry); err == nil {
+		return addr.IsValid() && address.Unmap() == addr
+	}
+	suffix, isPattern := strings.CutPrefix(entry, "*")
+	return entry == host || isPattern && !addr.IsValid() && strings.HasSuffix(host, suffix)
 }
 
 // noEngine says whether an address cannot be that of an engine. Among these are metadata addresses, at which clouds serve the credentials

@@ -47,9 +47,8 @@ func (c *Config) checkOrigins(bad report) {
 			continue
 		}
 		u, err := url.Parse(origin)
-		if err != nil || u.Scheme == "" || u.Host == "" || u.Scheme+"://"+u.Host != origin || strings.ToLower(origin) != origin ||
-			strings.Contains(u.Host, "*") ||
-			u.Scheme == "https" && u.Port() == "443" || u.Scheme == "http" && u.Port() == "80" {
+		isOrigin := err == nil && u.Scheme != "" && u.Host != "" && u.Scheme+"://"+u.Host == origin && strings.ToLower(origin) == origin
+		if !isOrigin || strings.Contains(u.Host, "*") || u.Scheme == "https" && u.Port() == "443" || u.Scheme == "http" && u.Port() == "80" {
 			bad(path, "%q is not an origin as browsers send it; write scheme and host in lower case, with the port if it is not the usual one and "+
 				"with nothing behind it, such as https://chat.example, or \"*\" alone for all", origin)
 		}
@@ -195,6 +194,11 @@ func (c *Config) checkEngine(path, role string, e *Engine, bad report) {
 			"requests itself",
 			e.Profile, profile.DPMode)
 	}
+	e.checkDecodeKeys(path, bad)
+}
+
+// checkDecodeKeys checks the keys that only engines that decode have.
+func (e *Engine) checkDecodeKeys(path string, bad report) {
 	if e.Barrier != BarrierDP && e.Barrier != BarrierNone {
 		bad(path+".barrier", "%q is not a barrier; write dp (ranks step together) or none (dense model)", e.Barrier)
 	}
@@ -204,7 +208,7 @@ func (c *Config) checkEngine(path, role string, e *Engine, bad report) {
 	if e.KV < 0 {
 		bad(path+".kv_tokens", "%d is no number of tokens; write a rank's KV capacity, or 0 to ask the engine", e.KV)
 	}
-	if !(e.Cost > 0 && e.Cost <= maxCost) {
+	if !(e.Cost > 0 && e.Cost <= maxCost) { // in this form, NaN is refused as well
 		bad(path+".cost", "%v is not a cost; 1 is that of a usual rank, 2 of one half as fast, and 1000 the most", e.Cost)
 	}
 }
@@ -221,7 +225,7 @@ func (c *Config) checkPool(bad report) {
 	if c.Pool.Size < 1 {
 		bad("$.pool.size", "%d places are too few; write at least 1, because each prefill needs a place", c.Pool.Size)
 	}
-	outlives := func(engine, profile string) bool {
+	outlives := func(engine, profile string) bool { // reports a pool.ttl that is too long for the profile
 		p, ok := c.Profiles[profile]
 		if !ok || p.Early() { // with early binding, waiting requests have no KV yet that could expire
 			return false
