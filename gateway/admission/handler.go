@@ -240,18 +240,11 @@ func (d *Handler) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *requ
 	engines := d.deps.Fleet.Now() // read once, so that all checks below see the same engines
 	route, ok, known := engines.Lookup(req.Model)
 	ok = ok && !route.Half
-	if !ep.IsChatOrCompletions() { // requests of this endpoint stay in this region, and not every engine has the endpoint
-		if fail := d.checkServedHere(ep.Path(), req.Model); fail != nil {
+	if !ep.IsChatOrCompletions() {
+		if fail := d.checkEndpoint(ep, req.Model, route); fail != nil {
 			return req, route, fail
-		}
-		if route.GivesBackUnseen {
-			return req, route, openai.NewError(http.StatusNotFound, "no_such_route",
-				ep.Path()+" is not served for "+strconv.Quote(req.Model)+blind)
 		}
 		in.NoHandOff = route.NoHandOff[ep]
-		if fail := unserved(ep, route); fail != nil {
-			return req, route, fail
-		}
 	}
 	if route.SGLang {
 		if fail := req.ForSGLang(d.deps.Config.Settings().Accept.VocabSize); fail != nil {
@@ -303,6 +296,18 @@ func (d *Handler) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *requ
 	return req, route, nil
 }
 
+// checkEndpoint returns an error if an endpoint other than those for chats and completions is not served for a model. Requests of such an
+// endpoint stay in this region, and not every engine has the endpoint.
+func (d *Handler) checkEndpoint(ep mooncake.Endpoint, model string, route roster.Route) *openai.Error {
+	if fail := d.checkServedHere(ep.Path(), model); fail != nil {
+		return fail
+	}
+	if route.GivesBackUnseen {
+		return openai.NewError(http.StatusNotFound, "no_such_route", ep.Path()+" is not served for "+strconv.Quote(model)+blind)
+	}
+	return unserved(ep, route)
+}
+
 // noRows refuses the logprobs of a prompt: SGLang does not return them if prefill and decode run on two engines.
 var noRows = &openai.Error{
 	Status: http.StatusBadRequest, Code: openai.CodeUnsupported, Param: "echo",
@@ -344,7 +349,8 @@ func (d *Handler) checkLeaving(ctx *fasthttp.RequestCtx, in *requestContext) *op
 	if d.deps.Service.Draining() {
 		ctx.SetConnectionClose() // so that the client opens a new connection, which the load balancer sends to another proxy
 	}
-	if d.deps.Service.Refusing() && !(in.From != nil && d.deps.Requests.Owner.HandsOver()) {
+	takesForwarded := in.From != nil && d.deps.Requests.Owner.HandsOver()
+	if d.deps.Service.Refusing() && !takesForwarded {
 		return failure.Leaving
 	}
 	return nil

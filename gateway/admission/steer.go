@@ -31,21 +31,7 @@ const longestDeadline = 24 * time.Hour
 // the class, the deadline, the prefill policy, the engines, and whether the request is split. It returns an error if a value cannot be
 // used.
 func (d *Handler) steer(ctx *fasthttp.RequestCtx, in *requestContext, route roster.Route, body *mooncake.Body) *openai.Error {
-	session := ctx.Request.Header.Peek(request.SessionHeader)
-	for _, key := range [...]string{"prompt_cache_key", "user"} {
-		// The value is a JSON string with its quotes, so a length of 2 means an empty one.
-		if value, ok := body.Get(key); ok && len(session) == 0 && len(value) > 2 && value[0] == '"' {
-			session = value
-		}
-	}
-	if len(session) > 0 {
-		var digest xxhash.Digest
-		digest.Reset()
-		_, _ = digest.WriteString(in.Record.Key) // hashed too, so that equal session names of two callers are two sessions
-		_, _ = digest.Write([]byte{0})
-		_, _ = digest.Write(session)
-		in.Session = max(1, digest.Sum64()) // 0 means no session
-	}
+	in.readSession(&ctx.Request.Header, body)
 	if value := ctx.Request.Header.Peek(request.SessionEndHeader); len(value) > 0 {
 		if in.Ends = string(value) == "true"; !in.Ends && string(value) != "false" {
 			return openai.NewError(http.StatusBadRequest, "bad_session_end",
@@ -71,6 +57,27 @@ func (d *Handler) steer(ctx *fasthttp.RequestCtx, in *requestContext, route rost
 		}
 	}
 	return d.aim(ctx, in, route)
+}
+
+// readSession sets the session of a request to a hash of the session's name: the value of the session header, or else of the first of two
+// keys in the body that is set.
+func (r *requestContext) readSession(h *fasthttp.RequestHeader, body *mooncake.Body) {
+	session := h.Peek(request.SessionHeader)
+	for _, key := range [...]string{"prompt_cache_key", "user"} {
+		// The value is a JSON string with its quotes, so a length of 2 means an empty one.
+		if value, ok := body.Get(key); ok && len(session) == 0 && len(value) > 2 && value[0] == '"' {
+			session = value
+		}
+	}
+	if len(session) == 0 {
+		return
+	}
+	var digest xxhash.Digest
+	digest.Reset()
+	_, _ = digest.WriteString(r.Record.Key) // in the hash, so that equal session names of two callers are two sessions
+	_, _ = digest.Write([]byte{0})
+	_, _ = digest.Write(session)
+	r.Session = max(1, digest.Sum64()) // 0 means no session
 }
 
 // schedule reads how long a request may wait: its class (batch or online) and its deadline. The class is that of the key, unless a trusted
@@ -140,8 +147,9 @@ func patienceOf(h *fasthttp.RequestHeader, arrive time.Time) time.Time {
 		if len(value) == 0 {
 			continue
 		}
-		if s, err := strconv.ParseFloat(string(value), 64); err == nil && s > 0 && s < 1e6 { // 0: no timeout
-			return arrive.Add(time.Duration(s * float64(time.Second)))
+		seconds, err := strconv.ParseFloat(string(value), 64)
+		if err == nil && seconds > 0 && seconds < 1e6 { // 0 means no timeout, and a million seconds are as good as none
+			return arrive.Add(time.Duration(seconds * float64(time.Second)))
 		}
 	}
 	return time.Time{}

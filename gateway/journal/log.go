@@ -138,7 +138,7 @@ func (l *lines) put(line []byte, err error) {
 	if err == nil {
 		_, err = l.out.WriteLine(append(line, '\n'))
 	}
-	if err == nil && len(l.queue) == 0 { // not earlier, because a reader that is only slow would be logged for every line
+	if err == nil && len(l.queue) == 0 { // while lines wait, more may be dropped, and each of them would be logged
 		l.linesLost += int(l.dropped.Swap(0))
 	}
 	switch {

@@ -35,25 +35,27 @@ func (r *recent) count(fail *openai.Error) {
 		return
 	}
 	r.ended.Add(1)
-	if failed(fail) {
-		r.failed.Add(1)
-		if fail.Own {
-			r.own.Add(1)
-		}
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		switch {
-		case r.failures == nil:
-			r.failures, r.whys = map[detect.Outcome]uint64{}, map[detect.Outcome]detect.Why{}
-		case r.handedOut:
-			r.failures, r.whys, r.handedOut = maps.Clone(r.failures), maps.Clone(r.whys), false
-		}
-		outcome := detect.Outcome{Name: Outcome(fail), Status: fail.Status}
-		r.failures[outcome]++
-		last, now := r.whys[outcome], time.Now()
-		if fail.Why != "" && !(fail.Own && last.Text != "" && !last.Own && now.Sub(last.At) < sharedFor) {
-			r.whys[outcome] = detect.Why{Text: fail.Why, Own: fail.Own, At: now}
-		}
+	if !failed(fail) {
+		return
+	}
+	r.failed.Add(1)
+	if fail.Own {
+		r.own.Add(1)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	switch {
+	case r.failures == nil:
+		r.failures, r.whys = map[detect.Outcome]uint64{}, map[detect.Outcome]detect.Why{}
+	case r.handedOut:
+		r.failures, r.whys, r.handedOut = maps.Clone(r.failures), maps.Clone(r.whys), false
+	}
+	outcome := detect.Outcome{Name: Outcome(fail), Status: fail.Status}
+	r.failures[outcome]++
+	before, now := r.whys[outcome], time.Now()
+	hasShared := before.Text != "" && !before.Own && now.Sub(before.At) < sharedFor // a recent reason that concerns all callers
+	if fail.Why != "" && !(fail.Own && hasShared) {
+		r.whys[outcome] = detect.Why{Text: fail.Why, Own: fail.Own, At: now}
 	}
 }
 

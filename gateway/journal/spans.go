@@ -116,11 +116,11 @@ func spanAttempt(s *tracing.Span, number int, leg string) {
 
 // spanStep begins the span of a phase, within the call that the phase belongs to.
 func spanStep(n *attempt, p Phase) *tracing.Span {
-	name, calls := stepNames[p], false
+	name, isCall := stepNames[p], false
 	if p == Prefill && n.call == nil {
-		name, calls = "probe", true
+		name, isCall = "probe", true
 	}
-	return cmp.Or(n.call, n.span).Child(name, calls)
+	return cmp.Or(n.call, n.span).Child(name, isCall)
 }
 
 // endPhase ends the span of the attempt's present phase.

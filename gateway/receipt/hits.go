@@ -27,8 +27,8 @@ type minutes struct {
 
 func minuteOf(t time.Time) int64 { return t.Unix() / 60 }
 
-// apart says whether sums of minute m have no meaning in the minute now. m may also be far in the future, if the clock was set back since.
-func apart(m, now int64) bool { return m <= now-summed || m >= now+summed }
+// outdated says whether sums of minute m no longer count in the minute now. After the clock was set back, m may also be far in the future.
+func outdated(m, now int64) bool { return m <= now-summed || m >= now+summed }
 
 // add counts a request that has ended.
 func (s sums) add(r *Receipt) {
@@ -48,7 +48,7 @@ func (s sums) add(r *Receipt) {
 		m.minute, m.Hits = now, Hits{}
 	}
 	m.add(Hits{r.PromptTokens, r.cached()})
-	if k.last < now || apart(k.last, now) {
+	if k.last < now || outdated(k.last, now) {
 		k.last = now
 	}
 }
@@ -57,7 +57,7 @@ func (s sums) add(r *Receipt) {
 func (s sums) room(now int64) *minutes {
 	if len(s) == mostKeys {
 		for key, k := range s {
-			if apart(k.last, now) {
+			if outdated(k.last, now) {
 				delete(s, key)
 			}
 		}
@@ -71,10 +71,10 @@ func (s sums) room(now int64) *minutes {
 // cached is how many tokens of the prompt were in a prefix cache: as the engine reported, or as evenkeel expected if the engine reported
 // none.
 func (r *Receipt) cached() int {
-	if r.CachedTokens > 0 || len(r.Attempts) == 0 || r.Attempts[len(r.Attempts)-1].Prefill == nil {
-		return max(0, r.CachedTokens)
+	if n := len(r.Attempts); r.CachedTokens <= 0 && n > 0 && r.Attempts[n-1].Prefill != nil {
+		return r.Attempts[n-1].Prefill.Hit
 	}
-	return r.Attempts[len(r.Attempts)-1].Prefill.Hit
+	return max(0, r.CachedTokens)
 }
 
 // Hits returns the hits of a key's requests that ended in about the last minute (last), and in the 14 minutes before (before).
@@ -90,8 +90,8 @@ func (g *Ring) Hits(key string, now time.Time) (last, before Hits) {
 	}
 	for i := range k.each {
 		switch m := &k.each[i]; {
-		case apart(m.minute, minuteOf(now)):
-		case m.minute >= minuteOf(now.Add(-30*time.Second)):
+		case outdated(m.minute, minuteOf(now)):
+		case m.minute >= minuteOf(now.Add(-30*time.Second)): // the present minute, and in its first 30 s also the one before
 			last.add(m.Hits)
 		default:
 			before.add(m.Hits)

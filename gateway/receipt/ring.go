@@ -93,7 +93,8 @@ func (g *Ring) keep(r *Receipt) {
 	g.count++
 	g.byID[r.ID] = r
 	g.hits.add(r)
-	for g.bytes += r.size(); g.bytes > g.maxBytes && g.count > 1; {
+	g.bytes += r.size()
+	for g.bytes > g.maxBytes && g.count > 1 {
 		g.dropOldest()
 	}
 }

@@ -20,7 +20,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// Collector is one that runs until the test ends.
+// Collector is a collector that runs until the test ends.
 type Collector struct {
 	URL string
 
@@ -32,7 +32,7 @@ type Collector struct {
 	hold     chan struct{} // closed: exports are answered
 }
 
-// Span is one that was exported.
+// Span is a span that the collector received.
 type Span struct {
 	Trace, ID, Parent string // hex
 	Name              string
@@ -160,7 +160,7 @@ func values(list []*common.KeyValue) map[string]any {
 	return m
 }
 
-// Spans are those that came, by their beginning.
+// Spans returns the spans that the collector received, sorted by their beginning.
 func (c *Collector) Spans() []Span {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -169,14 +169,14 @@ func (c *Collector) Spans() []Span {
 	return all
 }
 
-// Resource is who sent the last ones, Headers how.
+// Resource returns the attributes of the process that sent the last export.
 func (c *Collector) Resource() map[string]any {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.resource
 }
 
-// Headers are the last export's.
+// Headers returns the HTTP headers of the last export.
 func (c *Collector) Headers() http.Header {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -194,7 +194,8 @@ func Tree(spans []Span) string {
 	var write func(parent string, depth int)
 	write = func(parent string, depth int) {
 		for _, s := range spans {
-			if s.Parent != parent && (parent != "" || known[s.Parent]) {
+			isRoot := parent == "" && !known[s.Parent]
+			if s.Parent != parent && !isRoot {
 				continue
 			}
 			mark := ""
