@@ -161,6 +161,7 @@ func named(models []string) []string {
 	return append(slices.Clone(models[:mostNamed]), "other")
 }
 
+// modelFacts returns the facts about a model: its pool, and its groups with their ranks. ttl is how long a pool entry may wait, in s.
 func (g observer) modelFacts(m *board.ModelStatus, ttl float64) detect.Model {
 	out := detect.Model{
 		Pool: detect.Pool{Entries: m.Pool, OldestS: m.OldestSeconds, TTLS: ttl, UpToS: board.PoolAgeSeconds, Ages: m.PoolAges},
@@ -176,7 +177,8 @@ func (g observer) modelFacts(m *board.ModelStatus, ttl float64) detect.Model {
 			group.LostShare, group.LostMs, group.SyncWaitMs = step.LostShare, step.LostMs, step.SyncWaitMs
 		}
 		for _, w := range m.Workers {
-			if w.Barrier != from.Barrier || from.Barrier && w.Group != from.Name {
+			inGroup := w.Barrier == from.Barrier && (!from.Barrier || w.Group == from.Name) // all ranks without a barrier are one group
+			if !inGroup {
 				continue
 			}
 			group.Ranks = append(group.Ranks, detect.Rank{

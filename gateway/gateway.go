@@ -52,7 +52,7 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 		if err != nil {
 			stop()
 		}
-	}(g.stop)
+	}(g.stop) // an argument, because g is nil after an error
 	g.service = service.New(service.Deps{
 		Context: g.ctx, Log: log, Grace: func() time.Duration { return g.conf().Limits.DrainGrace },
 		EndAll: func() int { return g.fleet.Move(func(roster.Location) bool { return true }) },
@@ -265,6 +265,17 @@ func (g *Gateway) Start(admin http.Handler) error {
 			g.log.Error("the public listener has failed", zap.Error(err))
 		}
 	})
+	if err := g.serveAdmin(admin); err != nil {
+		return err
+	}
+	g.log.Info("listening", zap.String("public", g.Addr()), zap.String("admin", g.AdminAddr()),
+		zap.Int("prefill", len(g.conf().Engines.Prefill)), zap.Int("decode", len(g.conf().Engines.Decode)),
+		zap.Int("aggregated", len(g.conf().Engines.Aggregated)), zap.String("policy", g.dispatcher.Policy()))
+	return nil
+}
+
+// serveAdmin serves the admin listener until the proxy ends, and warns if the listener's token can be read on the network.
+func (g *Gateway) serveAdmin(admin http.Handler) error {
 	errorLog, err := zap.NewStdLogAt(g.log, zap.DebugLevel) // TLS handshakes that fail, mostly those of port scanners
 	if err != nil {
 		return err
@@ -288,9 +299,6 @@ func (g *Gateway) Start(admin http.Handler) error {
 		g.log.Warn("the admin token crosses the network in clear text; set admin.tls, or keep others off that network",
 			zap.String("admin", g.conf().Admin.Listen))
 	}
-	g.log.Info("listening", zap.String("public", g.Addr()), zap.String("admin", g.AdminAddr()),
-		zap.Int("prefill", len(g.conf().Engines.Prefill)), zap.Int("decode", len(g.conf().Engines.Decode)),
-		zap.Int("aggregated", len(g.conf().Engines.Aggregated)), zap.String("policy", g.dispatcher.Policy()))
 	return nil
 }
 
@@ -313,7 +321,7 @@ func (g *Gateway) Shutdown(ctx context.Context) error {
 	defer cancel()
 	var open int64
 	ended := make(chan struct{})
-	undisturbed := context.AfterFunc(ctx, func() {
+	inTime := context.AfterFunc(ctx, func() { // if ctx ends before all streams have, they are ended
 		defer close(ended)
 		open = g.requests.Open()
 		if !errors.Is(ctx.Err(), context.DeadlineExceeded) {
@@ -328,7 +336,7 @@ func (g *Gateway) Shutdown(ctx context.Context) error {
 		err = errors.Join(err, g.peers.Drain(cut))
 	}
 	wait := g.requests.Finish(cut)
-	if !undisturbed() {
+	if !inTime() {
 		if <-ended; open > 0 {
 			err = errors.Join(fmt.Errorf("shutdown: %w: %d requests had not finished and were ended; allow more time if they mattered", ctx.Err(),
 				open), err)

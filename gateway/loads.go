@@ -25,8 +25,9 @@ func (g *Gateway) modelLoads(ctx context.Context) (list []admission.ModelLoad) {
 		}
 		for i := range boards {
 			b := &boards[i]
-			if b.Model != route.Board && !strings.HasPrefix(b.Model, route.Board+roster.AggregatedMark) &&
-				!strings.HasPrefix(b.Model, route.Board+roster.RegionMark) {
+			isOfModel := b.Model == route.Board || strings.HasPrefix(b.Model, route.Board+roster.AggregatedMark) ||
+				strings.HasPrefix(b.Model, route.Board+roster.RegionMark)
+			if !isOfModel {
 				continue
 			}
 			l.Waiting += b.Pool

@@ -186,23 +186,23 @@ func (g *Gateway) Prefill() *prefill.Scheduler { return g.scheduler }
 
 // ScorePrefill asks every prefill policy to which engine it would send the request with this body. Nothing is sent.
 func (g *Gateway) ScorePrefill(raw []byte) ([]prefill.Scored, error) {
-	var is struct {
+	var body struct {
 		Messages json.RawMessage `json:"messages"`
 	}
-	if err := json.Unmarshal(raw, &is); err != nil {
+	if err := json.Unmarshal(raw, &body); err != nil {
 		return nil, fmt.Errorf("the body is not JSON: %w", err)
 	}
 	ep := mooncake.Completions
-	if is.Messages != nil {
+	if body.Messages != nil {
 		ep = mooncake.Chat
 	}
 	req, fail := openai.Parse(ep, raw, g.door.Accept())
 	if fail != nil {
 		return nil, errors.New(fail.Message)
 	}
-	m, _, _ := g.fleet.Now().Lookup(req.Model)
-	m.Name = req.Model
-	return g.requests.Score(req, m)
+	route, _, _ := g.fleet.Now().Lookup(req.Model)
+	route.Name = req.Model // empty if no engine lists the model
+	return g.requests.Score(req, route)
 }
 
 // ErrNoSuchEngine is the error of Remove and DrainEngine for an unknown id.

@@ -58,7 +58,7 @@ type Gateway struct {
 	calls      *fleetcall.Caller
 	watch      *watch.Watch
 	reporters  []reporter    // parts whose facts the watch takes
-	seats      atomic.Uint64 // slots that the self-test asked for: a part of their ids, which have the highest bit set, as no request's id has
+	seats      atomic.Uint64 // number of slots that the self-test has asked for, for the ids of its requests: see Seat
 
 	door     *admission.Handler
 	bodies   *edge.Quota

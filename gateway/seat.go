@@ -23,7 +23,7 @@ const seatLook = 100 * time.Millisecond
 func (g *Gateway) Seat(ctx context.Context, name string, tokens int) (selftest.Seat, error) {
 	look := time.NewTicker(seatLook)
 	defer look.Stop()
-	for end := time.Now().Add(seatPatience); ; {
+	for deadline := time.Now().Add(seatPatience); ; {
 		rank, serves := g.fleet.Now().Named(name)
 		switch {
 		case rank == nil:
@@ -32,7 +32,8 @@ func (g *Gateway) Seat(ctx context.Context, name string, tokens int) (selftest.S
 			return selftest.Seat{}, selftest.ErrNotOurs
 		}
 		rule := &board.Local{Ranks: []board.LocalRank{{Worker: rank.Worker, Tokens: tokens}}, Threshold: tokens, InFlight: math.MaxInt}
-		got := <-g.dispatcher.EnqueueLocal(&pool.Entry{ID: 1<<63 | g.seats.Add(1), Model: serves, Prompt: tokens, Arrival: time.Now()}, rule)
+		id := 1<<63 | g.seats.Add(1) // ids of clients' requests do not have the highest bit
+		got := <-g.dispatcher.EnqueueLocal(&pool.Entry{ID: id, Model: serves, Prompt: tokens, Arrival: time.Now()}, rule)
 		switch {
 		case got.Err == nil:
 			return selftest.Seat{Scope: rank.Scope, Leave: func() {
@@ -40,7 +41,7 @@ func (g *Gateway) Seat(ctx context.Context, name string, tokens int) (selftest.S
 			}}, nil
 		case !errors.Is(got.Err, board.ErrNotLocal):
 			return selftest.Seat{}, got.Err
-		case time.Now().After(end):
+		case time.Now().After(deadline):
 			return selftest.Seat{}, fmt.Errorf("rank %s has no free slot", name)
 		}
 		select {

@@ -183,8 +183,8 @@ func (a *Advisor) poolWait() float64 {
 	return d.Oldest.Seconds()
 }
 
-// serves is how long, in s, an answer keeps its slot, by Little's law: slots in use divided by answers that end per second.
-func (a *Advisor) serves() float64 {
+// slotSeconds is how long, in s, an answer keeps its slot, by Little's law: slots in use divided by answers that end per second.
+func (a *Advisor) slotSeconds() float64 {
 	used := 0.0
 	for i := range a.samples {
 		used += float64(a.samples[i].Decode.Used) / float64(len(a.samples))
@@ -198,9 +198,9 @@ func (a *Advisor) serves() float64 {
 // mean is the mean need over the samples of the window.
 func (a *Advisor) mean() need {
 	m := need{at: a.samples[len(a.samples)-1].At}
-	serves, n := a.serves(), float64(len(a.samples))
+	slotSeconds, n := a.slotSeconds(), float64(len(a.samples))
 	for i := range a.samples {
-		one := needOf(&a.samples[i], a.set.Target, serves)
+		one := needOf(&a.samples[i], a.set.Target, slotSeconds)
 		m.prefill += one.prefill / n
 		m.decode += one.decode / n
 		m.prefillThen += one.prefillThen / n
@@ -230,9 +230,9 @@ func (a *Advisor) advise(out *Advice) {
 	a.short.decode = isShort(a.short.decode, now.decode, out.Decode.Live)
 	watched := a.set.Window + a.set.Calm
 	// While ranks are down, less work reaches the other side, so the needs of that time are too low to remove ranks.
-	whole := now.at.Sub(a.since) >= watched && now.at.Sub(a.lost) >= watched
-	sparePrefill := whole && !a.short.prefill && ranks(calm.prefillThen) < out.Prefill.Live
-	spareDecode := whole && !a.short.decode && ranks(calm.decodeThen) < out.Decode.Live
+	allWereUp := now.at.Sub(a.since) >= watched && now.at.Sub(a.lost) >= watched
+	sparePrefill := allWereUp && !a.short.prefill && ranks(calm.prefillThen) < out.Prefill.Live
+	spareDecode := allWereUp && !a.short.decode && ranks(calm.decodeThen) < out.Decode.Live
 	if a.short.prefill {
 		out.Prefill.Advised = max(out.Prefill.Live+1, ranks(lately.prefill))
 	}
@@ -322,8 +322,9 @@ func are(ranks int) string {
 	return fmt.Sprintf("%d are", ranks)
 }
 
-func isShort(was bool, need float64, live int) bool {
-	if was {
+// isShort says whether a side needs more ranks than answer now. wasShort: it was short at the sample before (see band).
+func isShort(wasShort bool, need float64, live int) bool {
+	if wasShort {
 		return need > float64(live)
 	}
 	return need > band*float64(live)

@@ -65,14 +65,13 @@ const drain = time.Minute
 type need struct {
 	at              time.Time
 	prefill, decode float64
-	// The need of each side if the other side were not short and passed on all its requests.
+	// The need of each side if the other side were not short, and so held no requests back.
 	prefillThen, decodeThen float64
 }
 
-// needOf computes the needed ranks from a sample. The ranks of a side should be
-// busy to the share target, and serve all waiting requests within drain. serves is how many
-// seconds an answer keeps its slot.
-func needOf(s *Sample, target, serves float64) need {
+// needOf computes the needed ranks from a sample. The ranks of a side should be busy to the share target, and serve all waiting requests
+// within the time drain. slotSeconds is how long an answer keeps its slot.
+func needOf(s *Sample, target, slotSeconds float64) need {
 	n := need{at: s.At}
 	queued := 0.0 // requests in the arrival queue that wait for decode, because the pool is full
 	if d := s.Decode; d.Live > 0 {
@@ -81,10 +80,9 @@ func needOf(s *Sample, target, serves float64) need {
 		if s.PoolFull {
 			queued = float64(s.Prefill.Requests)
 		}
-		more := (float64(d.Pool) + queued) * min(1, serves/drain.Seconds())
 		n.decode = float64(d.Live) * used / target
-		if perRank > 0 {
-			n.decode += more / perRank
+		if perRank > 0 { // a slot that is free again within drain serves several of the waiting requests
+			n.decode += (float64(d.Pool) + queued) * min(1, slotSeconds/drain.Seconds()) / perRank
 		}
 	}
 	if p := s.Prefill; p.Live > 0 {

@@ -106,7 +106,25 @@ func (a *Adviser) samples(now time.Time, boards []board.ModelStatus) map[string]
 		}
 		pooled += boards[i].Pool
 	}
-	inflight := 0
+	inflight := a.addPrefillRanks(all)
+	// Prefills that still run take places in the pool as well. It only counts as full if it has more finished ones than these.
+	full := a.deps.Places.Used() >= a.deps.Places.Size() && pooled > inflight
+	for model, waiting := range a.deps.Prefill.Backlogs() {
+		board := model
+		if r, ok, _ := a.deps.Fleet.Now().Lookup(model); ok {
+			board = r.Board
+		}
+		if s := all[board]; s != nil {
+			s.Prefill.Requests += waiting.Requests
+			s.Prefill.Waiting += waiting.Seconds
+			s.PoolFull = full
+		}
+	}
+	return all
+}
+
+// addPrefillRanks adds each prefill rank to the sample of its board. It returns how many prefills all of these ranks have not answered yet.
+func (a *Adviser) addPrefillRanks(all map[string]*advice.Sample) (inflight int) {
 	for _, c := range a.deps.Prefill.Status() {
 		if c.Aggregated {
 			continue
@@ -122,19 +140,7 @@ func (a *Adviser) samples(now time.Time, boards []board.ModelStatus) map[string]
 			s.Prefill.Down++
 		}
 	}
-	full := a.deps.Places.Used() >= a.deps.Places.Size() && pooled > inflight
-	for model, waiting := range a.deps.Prefill.Backlogs() {
-		board := model
-		if r, ok, _ := a.deps.Fleet.Now().Lookup(model); ok {
-			board = r.Board
-		}
-		if s := all[board]; s != nil {
-			s.Prefill.Requests += waiting.Requests
-			s.Prefill.Waiting += waiting.Seconds
-			s.PoolFull = full
-		}
-	}
-	return all
+	return inflight
 }
 
 // rests says whether the engine of a prefill rank answers with all its ranks and fails no requests. A rank of it that takes no prompts then

@@ -146,7 +146,8 @@ func (deps *Deps) tryOut(ctx context.Context, e discover.Engine) error {
 	}
 	var partners []config.Engine // engines of the other role; an engine that prefills and decodes has none
 	for _, other := range deps.Fleet.Now().Engines() {
-		if e.Role != discover.Aggregated && other.Role != discover.Aggregated && other.Role != e.Role && other.Serves() {
+		arePair := e.Role != discover.Aggregated && other.Role != discover.Aggregated && other.Role != e.Role
+		if arePair && other.Serves() {
 			partners = append(partners, other.Conf)
 		}
 	}

@@ -25,8 +25,8 @@ const (
 	askTimeout = 5 * time.Second // per request to an engine
 	askAtOnce  = 16              // engines that are asked at the same time
 	answerSize = 1 << 20         // bytes of an answer
-	told       = 120             // characters of an engine's text in a comment of the file
-	modelsTold = 3               // models of an engine that are named
+	mostText   = 120             // characters of an engine's text in a comment of the file
+	mostModels = 3               // models of an engine that are named
 )
 
 // Entry is an engine of the file, with its known settings. Notes has sentences about what it reported and
@@ -147,17 +147,14 @@ func (e *Entry) sglang(body []byte) bool {
 	if ranks > 1 {
 		e.Ranks = ranks
 	}
-	most := engine.MostRequests
-	ofAll := told.Attention == nil || *told.Attention // max_running_requests is the sum over all ranks
-	if ofAll {
-		most *= max(1, ranks)
+	sharing := 1 // number of ranks that share max_running_requests
+	if told.Attention == nil || *told.Attention {
+		sharing = max(1, ranks)
 	}
-	if slots := e.whole(told.Slots, "max_running_requests", most); slots > 0 {
-		if e.Slots, e.slotsTold = slots, true; ofAll {
-			e.Slots /= max(1, ranks)
-		}
+	if slots := e.whole(told.Slots, "max_running_requests", engine.MostRequests*sharing); slots > 0 {
+		e.Slots, e.slotsTold = slots/sharing, true
 	}
-	e.is(map[string]string{"prefill": "prefill", "decode": "decode", "null": "aggregated"}[told.Mode],
+	e.setRole(map[string]string{"prefill": "prefill", "decode": "decode", "null": "aggregated"}[told.Mode],
 		"its disaggregation_mode is "+clean(told.Mode))
 	if e.Role != "aggregated" {
 		e.Bootstrap = e.whole(told.Bootstrap, "disaggregation_bootstrap_port", math.MaxUint16)
@@ -191,9 +188,9 @@ func (e *Entry) vllm(body []byte) {
 		e.Slots, e.slotsTold = slots, true
 	}
 	if string(told.Config.Transfer) == "null" {
-		e.is("aggregated", "it has no KV connector")
+		e.setRole("aggregated", "it has no KV connector")
 	} else if role := vllmSays(body, "kv_role"); role != "" {
-		e.is(map[string]string{"kv_producer": "prefill", "kv_consumer": "decode"}[role], "its kv_role is "+role)
+		e.setRole(map[string]string{"kv_producer": "prefill", "kv_consumer": "decode"}[role], "its kv_role is "+role)
 		if role == "kv_both" {
 			e.note("Its kv_role is kv_both, which vLLM deprecates for NIXL. Start prefill engines with kv_producer and decode engines with " +
 				"kv_consumer.")
@@ -244,8 +241,9 @@ var connectors = map[string]string{
 	"MooncakeConnectorV1": mooncake.AscendMooncakeV1, "MooncakeHybridConnector": mooncake.AscendMooncakeV1, "MooncakeLayerwiseConnector": mooncake.AscendLayerwise,
 }
 
-// is sets the role that an engine reports. If the user gave another role, that one stays and a note says so.
-func (e *Entry) is(role, because string) {
+// setRole sets the role that an engine reports. If the user gave another role, that one stays and a note says so. because is the reason for
+// the role, as a part of the note; an empty role changes nothing.
+func (e *Entry) setRole(role, because string) {
 	switch {
 	case role == "":
 	case e.Role == "":
@@ -281,7 +279,7 @@ func (e *Entry) models(ctx context.Context, client *engine.Client, target *engin
 	}
 	for i, m := range models {
 		e.model = models[0].ID
-		if i == modelsTold {
+		if i == mostModels {
 			e.note("It serves %d more models.", len(models)-i)
 			break
 		}
@@ -337,8 +335,8 @@ func clean(s string) string {
 		}
 		return r
 	}, s)
-	if r := []rune(s); len(r) > told {
-		s = string(r[:told]) + "..."
+	if r := []rune(s); len(r) > mostText {
+		s = string(r[:mostText]) + "..."
 	}
 	return strings.TrimSpace(s)
 }

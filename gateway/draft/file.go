@@ -192,18 +192,17 @@ func (w *writer) callbacks(cfg *config.Config, connector string) {
 
 func (w *writer) engines(entries []Entry) {
 	w.line("\nengines:")
-	alone := len(ofRole(entries, "aggregated")) > 0 && len(ofRole(entries, "prefill"))+len(ofRole(entries, "decode")) == 0
+	onlyAggregated := len(ofRole(entries, "aggregated")) > 0 && len(ofRole(entries, "prefill"))+len(ofRole(entries, "decode")) == 0
 	for _, side := range []struct{ role, empty, about string }{
 		{"prefill", "No prefill engine is known. Without one, every request is refused.", "They compute prompts and hand their KV over."},
 		{"decode", "No decode engine is known. Without one, every request is refused.", "They write answers. List every rank of a group: one that is missing still slows the others."},
 		{"aggregated", "", "They compute prompts and write answers. List every rank of a group: one that is missing still slows the others."},
 	} {
 		list := ofRole(entries, side.role)
-		if len(list) == 0 && (side.role == "aggregated") != alone {
-			continue
-		}
 		if len(list) == 0 {
-			w.key("  "+side.role, "[]", side.empty)
+			if side.role != "aggregated" && !onlyAggregated { // both sides are needed, so an empty one is written
+				w.key("  "+side.role, "[]", side.empty)
+			}
 			continue
 		}
 		w.key("  "+side.role, "", side.about)

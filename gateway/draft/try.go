@@ -62,7 +62,7 @@ func settle(entries []Entry) {
 		switch e := &entries[i]; {
 		case e.Role != "" || e.handed == unreached:
 		case e.handed == nothing && !parted:
-			e.is("aggregated", "when it was asked to hand a prompt over, it handed nothing over")
+			e.setRole("aggregated", "when it was asked to hand a prompt over, it handed nothing over")
 			e.note("Some connectors hand over in another way (MooncakeConnector, MooncakeLayerwiseConnector). If it has one of these, run init " +
 				"again with its role before the address.")
 			e.note("It does not tell its --prefill-schedule-interval. If that is above 1, write it as prefill_schedule_interval.")

@@ -19,8 +19,8 @@ func (b *bucket) take(now time.Time, perMinute, n int) (wait time.Duration, ok b
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.refill(now, perMinute)
-	if over := b.debt + float64(min(n, perMinute)) - float64(perMinute); over > rounding {
-		return time.Duration(min(over/float64(perMinute)*float64(time.Minute), float64(longestWait))), false
+	if missing := b.debt + float64(min(n, perMinute)) - float64(perMinute); missing > rounding {
+		return time.Duration(min(missing/float64(perMinute)*float64(time.Minute), float64(longestWait))), false
 	}
 	b.debt += float64(n)
 	return 0, true

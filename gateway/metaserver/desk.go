@@ -187,9 +187,9 @@ func (d *desk) firstShortID(rank string) bool {
 // mostKeys is how many unknown keys of callbacks the log names.
 const mostKeys = 32
 
-// newKeys returns the unknown keys of a callback that the log should name. last says that the log has now named mostKeys, and names no
+// newKeys returns the unknown keys of a callback that the log should name. full says that the log has now named mostKeys, and names no
 // more.
-func (d *desk) newKeys(keys []string) (named []string, last bool) {
+func (d *desk) newKeys(keys []string) (named []string, full bool) {
 	if len(keys) == 0 {
 		return nil, false
 	}

@@ -220,12 +220,12 @@ func (s *Server) deliver(w http.ResponseWriter, p *PendingCallback, body []byte)
 
 // warnOfKeys logs each unknown key of callbacks once, and mostKeys keys at most.
 func (s *Server) warnOfKeys(rank string, keys []string) {
-	named, last := s.desk.newKeys(keys)
+	named, full := s.desk.newKeys(keys)
 	for _, key := range named {
 		s.Log.Warn("a decode engine's callback has a key that this evenkeel does not know; its value is no address, and the prefill engine gets "+
 			"it unchanged", zap.String("engine", rank), zap.String("key", key))
 	}
-	if last {
+	if full {
 		s.Log.Warn("callbacks had many keys that this evenkeel does not know; the log names no more of them", zap.Int("keys", mostKeys))
 	}
 }

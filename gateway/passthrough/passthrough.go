@@ -162,8 +162,8 @@ var errNoEngine = openai.Unavailable("engine_unavailable", "no healthy engine of
 
 // Choose returns the engine with the fewest calls of this proxy, among those that are not in tried and may have the endpoint. An engine
 // whose group has an engine in tried comes last, because the whole group may share one limit. Choose counts a call for the engine. The
-// caller must subtract the call with Count when it is over.
-func (s *Server) Choose(model, path string, tried []string) (roster.SoleEngine, lifecycle.EventKind, *openai.Error) {
+// caller must subtract the call with Count when it is over. outcome is Chosen; NoRoute if no engine has the endpoint; else NoneLeft.
+func (s *Server) Choose(model, path string, tried []string) (chosen roster.SoleEngine, outcome lifecycle.EventKind, fail *openai.Error) {
 	all, paired := s.Engines().Wholes(model, computes(path))
 	switch {
 	case paired:

@@ -94,14 +94,14 @@ func (r *Reloader) reload(dry bool) (got Reload) {
 		return got
 	}
 	r.source.seen, r.source.named = seen, nil
-	if err != nil {
+	switch {
+	case err != nil:
 		r.source.named = p.named
-	} else {
+	case got.Outcome == used:
+		r.source.used, r.source.at = seen, got.At
+		r.look()
+	default: // the file may have changed, but sets the same values
 		r.source.used = seen
-		if got.Outcome == used {
-			r.source.at = got.At
-			r.look()
-		}
 	}
 	r.source.last = &got
 	r.report(&got)

@@ -150,7 +150,7 @@ func (s *screen) lines(width, height int, now time.Time) (all []string) {
 			says = fmt.Sprintf("OLD: this page is %.0f s old; evenkeel top asks again every second: ", now.Sub(s.at).Seconds())
 		}
 		says += harmless(strings.ReplaceAll(s.err.Error(), "\n", " "))
-		for runes := []rune(says); len(runes) > 0; {
+		for runes := []rune(says); len(runes) > 0; { // wrapped to the width, so that nothing is cut off
 			n := min(max(1, width), len(runes))
 			all, runes = append(all, string(runes[:n])), runes[n:]
 		}
