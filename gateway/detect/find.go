@@ -64,22 +64,8 @@ const (
 // fails or waits, and if at most half of the engines on their side (same role and model) are away. An engine that hangs but does
 // not count as down yet still has requests, so its finding stays bad.
 func (v *view) lowerSpare(all []Finding) {
-	type side struct{ of, model string }
-	sideOf := map[[2]string]side{} // keys: Finding.Of and the engine's name
-	engines, away := map[side]int{}, map[side]map[string]bool{}
-	for i := range v.Engines {
-		e := &v.Engines[i]
-		t := side{of: e.Role + " engine"}
-		if len(e.Models) > 0 {
-			t.model = e.Models[0]
-		}
-		sideOf[[2]string{t.of, e.ID}] = t
-		engines[t]++
-	}
-	for i := range v.Prefill.Groups {
-		engines[side{of: "group"}]++
-		sideOf[[2]string{"group", v.Prefill.Groups[i].ID}] = side{of: "group"}
-	}
+	sideOf, engines := v.sides()
+	away := map[side]map[string]bool{}
 	for i := range all {
 		switch f, d := &all[i], kinds[all[i].Kind]; {
 		case d.spare:
@@ -95,8 +81,31 @@ func (v *view) lowerSpare(all []Finding) {
 	for i := range all {
 		f := &all[i]
 		t, known := sideOf[[2]string{f.Of, engineOf(f.Where)}]
-		if known && kinds[f.Kind].spare && 2*len(away[t]) <= engines[t] && !(f.Kind == EngineHangs && f.For == 0) {
+		hasRequests := f.Kind == EngineHangs && f.For == 0
+		if known && kinds[f.Kind].spare && 2*len(away[t]) <= engines[t] && !hasRequests {
 			f.Severity = Warn
 		}
 	}
+}
+
+// side identifies the engines that can take over each other's requests, by their role and model. All groups of ranks are one side.
+type side struct{ of, model string }
+
+// sides returns the side of each engine and group, by Finding.Of and its name, and how many engines or groups each side has.
+func (v *view) sides() (sideOf map[[2]string]side, engines map[side]int) {
+	sideOf, engines = map[[2]string]side{}, map[side]int{}
+	for i := range v.Engines {
+		e := &v.Engines[i]
+		t := side{of: e.Role + " engine"}
+		if len(e.Models) > 0 {
+			t.model = e.Models[0]
+		}
+		sideOf[[2]string{t.of, e.ID}] = t
+		engines[t]++
+	}
+	for i := range v.Prefill.Groups {
+		engines[side{of: "group"}]++
+		sideOf[[2]string{"group", v.Prefill.Groups[i].ID}] = side{of: "group"}
+	}
+	return sideOf, engines
 }

@@ -131,7 +131,6 @@ func (r *RankAt) since(before *RankAt) Lately {
 // pace fills in the token times of the group and its ranks, and marks ranks that were slow in several spans.
 func (g *Group) pace(ranks map[int32]pace) {
 	var all []float64
-	slow := make([]slowness, len(g.Ranks))
 	for k := range g.Ranks {
 		r := &g.Ranks[k]
 		found, known := ranks[r.ID]
@@ -143,6 +142,13 @@ func (g *Group) pace(ranks map[int32]pace) {
 		}
 	}
 	g.TokenMs = median(all)
+	g.markSlow(ranks)
+}
+
+// markSlow fills in SlowMs and OthersMs of the ranks that were slow in several spans.
+func (g *Group) markSlow(ranks map[int32]pace) {
+	var all []float64 // token times of all ranks in one span
+	slow := make([]slowness, len(g.Ranks))
 	for i := range spans {
 		all = all[:0]
 		for k := range g.Ranks {
