@@ -202,7 +202,7 @@ func (d *Discarder) discardOn(slot *dispatcher.Slot, h *Handoff, try int) (outco
 		defer rank.Traffic.Beyond(-1)
 	}
 	headers := h.Identify(engine.JSONHeaders(fmt.Sprintf("ek-%s-x%d-%d", h.ID, h.Attempt, try)))
-	_, f := call.Whole(headers, rank.Profile.DiscardBody(&h.Body, h.Endpoint, h.Changes, h.kv, rand.Text(), nil), nil,
+	_, f := call.Whole(headers, rank.Profile.DiscardBody(&h.Body, h.Endpoint, h.Changes, h.kv, rand.Text(), nil),
 		d.Settings().Limits.EventBytes, now.Add(silence))
 	if f != nil {
 		h.Avoid = d.Engines().FailingWith(slot.Worker, f.Reason == lifecycle.Failed, h.Avoid)

@@ -283,7 +283,7 @@ func (p *partner) probe() (again bool) {
 	defer call.untrack()
 	p.process = call.process
 	lease.Send()
-	answer, fault := call.Whole(p.headers, candidate.Profile.EarlyProbe(&p.body, p.changes, p.rendezvous, p.streamed, nil), nil,
+	answer, fault := call.Whole(p.headers, candidate.Profile.EarlyProbe(&p.body, p.changes, p.rendezvous, p.streamed, nil),
 		mooncake.MaxProbeAnswer, call.answerBy())
 	answered := time.Now()
 	hungUp := fault != nil && fault.Reason == lifecycle.HungUp

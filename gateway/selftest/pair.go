@@ -81,7 +81,7 @@ func (t *tester) send(ctx context.Context, s testedRank, q *query, leg lifecycle
 		Limits: engine.Deadlines{Connect: t.cfg.Limits.ConnectTimeout, FirstByte: stepTimeout, Idle: stepTimeout},
 	}
 	defer context.AfterFunc(ctx, call.Abort)()
-	text, f := call.Whole(engine.JSONHeaders(id), body, nil, answerBytes, time.Now().Add(2*stepTimeout))
+	text, f := call.Whole(engine.JSONHeaders(id), body, answerBytes, time.Now().Add(2*stepTimeout))
 	switch {
 	case f == nil:
 		return text, nil

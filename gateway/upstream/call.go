@@ -108,20 +108,19 @@ func (c *Call) Open(headers []engine.Header, body [][]byte) (*engine.Response, *
 	return resp, nil
 }
 
-// Whole sends the request and reads the whole answer, which must have come by the deadline and may have at most maxBytes bytes. It is read
-// into buffer if buffer is large enough.
-func (c *Call) Whole(headers []engine.Header, body [][]byte, buffer []byte, maxBytes int, deadline time.Time) ([]byte, *failure.Fault) {
+// Whole sends the request and reads the whole answer, which must have come by the deadline and may have at most maxBytes bytes.
+func (c *Call) Whole(headers []engine.Header, body [][]byte, maxBytes int, deadline time.Time) (answer []byte, fault *failure.Fault) {
 	resp, fault := c.Open(headers, body)
 	if fault == nil {
-		buffer, fault = c.Read(resp, buffer, maxBytes, deadline)
+		answer, fault = c.Read(resp, nil, maxBytes, deadline)
 	}
 	if resp != nil {
 		resp.Close()
 	}
-	return buffer, fault
+	return answer, fault
 }
 
-// Read reads the answer of an open call to its end, as Whole does.
+// Read reads the answer of an open call to its end, as Whole does, into buffer if buffer is large enough.
 func (c *Call) Read(resp *engine.Response, buffer []byte, maxBytes int, deadline time.Time) ([]byte, *failure.Fault) {
 	resp.SetDeadline(deadline)
 	answer, err := resp.ReadInto(buffer, maxBytes)
@@ -180,31 +179,25 @@ func (c *Call) refused(resp *engine.Response) *failure.Fault {
 	c.Scope.Refused(string(resp.Header(owner.EpochHeader)))
 	c.Refusal = failure.Body(resp)
 	status, side, id := failure.StatusOf(c.Path, resp.StatusCode(), c.Refusal), c.side(), c.Target().ID
-	engineWord := strings.TrimPrefix(side+" engine", failure.Engine+" ")
-	if why := engine.PausedBy(resp.StatusCode(), c.Refusal, c.Target()); why != nil {
-		return &failure.Fault{
-			CallEnd: lifecycle.CallEnd{Call: c.Kind, Progress: lifecycle.Headed, Reason: lifecycle.Paused},
-			Answer:  failure.Paused(side, why), Status: status, Engine: c.Engine,
-			Err: fmt.Errorf("%s %s answered %d: %w", engineWord, id, status, why),
-		}
+	fault := failure.Of(lifecycle.CallEnd{Call: c.Kind, Progress: lifecycle.Headed}, nil,
+		fmt.Errorf("%s %s answered %d", strings.TrimPrefix(side+" engine", failure.Engine+" "), id, status))
+	fault.Status = status
+	if paused := engine.PausedBy(resp.StatusCode(), c.Refusal, c.Target()); paused != nil {
+		fault.Reason, fault.Answer, fault.Engine = lifecycle.Paused, failure.Paused(side, paused), c.Engine
+		fault.Err = fmt.Errorf("%w: %w", fault.Err, paused)
+		return fault
 	}
-	if why := engine.Unlisted(status, c.Refusal); why != nil {
-		answer := failure.Refused(c.Log, side, id, status, resp, c.Refusal)
+	fault.Answer = failure.Refused(c.Log, side, id, status, resp, c.Refusal)
+	if unlisted := engine.Unlisted(status, c.Refusal); unlisted != nil {
+		fault.Reason, fault.Engine, fault.Err = lifecycle.Unlisted, c.Engine, fmt.Errorf("%w: %w", fault.Err, unlisted)
 		// With this code, a request that came from another region goes back to that region (see markForPeer), whose engines may have the
 		// model.
-		answer.Code = failure.NoSuchModel("").Code
-		return &failure.Fault{
-			CallEnd: lifecycle.CallEnd{Call: c.Kind, Progress: lifecycle.Headed, Reason: lifecycle.Unlisted}, Answer: answer,
-			Status: status, Engine: c.Engine,
-			Err: fmt.Errorf("%s %s answered %d: %w", engineWord, id, status, why),
-		}
+		fault.Answer.Code = failure.NoSuchModel("").Code
+		return fault
 	}
-	return &failure.Fault{
-		CallEnd: lifecycle.CallEnd{Call: c.Kind, Progress: lifecycle.Headed, Reason: lifecycle.ByStatus(status)},
-		Answer:  failure.Refused(c.Log, side, id, status, resp, c.Refusal), Status: status,
-		Err:        failure.Undelivered(fmt.Errorf("%s %s answered %d", engineWord, id, status), string(c.Refusal)),
-		RetryAfter: time.Duration(failure.RetryAfter(resp)) * time.Second,
-	}
+	fault.Reason, fault.Err = lifecycle.ByStatus(status), failure.Undelivered(fault.Err, string(c.Refusal))
+	fault.RetryAfter = time.Duration(failure.RetryAfter(resp)) * time.Second
+	return fault
 }
 
 // side returns the word for the call's engine in errors: prefill, decode, or engine.
@@ -215,31 +208,33 @@ func (c *Call) side() string {
 	return [...]string{lifecycle.Prefill: "prefill", lifecycle.Decode: "decode", lifecycle.Sole: failure.Engine}[c.Kind]
 }
 
-// Abort asks an SGLang engine to end a request. The engine may not notice by itself that the proxy has closed the connection. SGLang
-// ends all requests whose ids begin with this id (SGLang pull request 25561).
+// Abort asks an SGLang engine to end a request. The engine may not notice by itself that the proxy has closed the connection. SGLang ends
+// all requests whose ids begin with this id (SGLang pull request 25561).
 func Abort(client *engine.Client, target *engine.Target, id string, log *zap.Logger) error {
-	c := Call{Call: client.NewCall(target.Unranked()).Repeat(), Path: "/abort_request",
-		Limits: engine.Deadlines{Connect: abortTime, FirstByte: abortTime}, Log: log}
-	_, fault := c.Whole(engine.JSONHeaders(id+"-abort"), [][]byte{fmt.Appendf(nil, `{"rid":%q}`, id)},
-		nil, 1<<10, time.Now().Add(2*abortTime))
-	if fault != nil && fault.Status == 0 {
-		return fault.Err
+	fault := abort(client, target, id, log, "/abort_request", fmt.Appendf(nil, `{"rid":%q}`, id))
+	if fault == nil || fault.Status != 0 {
+		return nil
 	}
-	return nil
+	return fault.Err
 }
 
 // AbortTokens asks a vLLM engine to end a request to the endpoint mooncake.Tokens that has id as its X-Request-Id. The engine answers
 // before it ends the request, and ignores an unknown id (0.32.0, abort_requests in
 // entrypoints/scale_out/token_in_token_out/api_router.py).
 func AbortTokens(client *engine.Client, target *engine.Target, id string, log *zap.Logger) error {
-	c := Call{Call: client.NewCall(target.Unranked()).Repeat(), Path: "/inference/v1/abort_requests",
-		Limits: engine.Deadlines{Connect: abortTime, FirstByte: abortTime}, Log: log}
-	_, fault := c.Whole(engine.JSONHeaders(id+"-abort"),
-		[][]byte{fmt.Appendf(nil, `{"request_ids":[%q]}`, mooncake.Tokens.RequestID(id))}, nil, 1<<10, time.Now().Add(2*abortTime))
-	if fault != nil {
+	body := fmt.Appendf(nil, `{"request_ids":[%q]}`, mooncake.Tokens.RequestID(id))
+	if fault := abort(client, target, id, log, "/inference/v1/abort_requests", body); fault != nil {
 		return fault.Err
 	}
 	return nil
+}
+
+// abort sends body, which tells an engine to end the request with this id.
+func abort(client *engine.Client, target *engine.Target, id string, log *zap.Logger, path string, body []byte) *failure.Fault {
+	c := Call{Call: client.NewCall(target.Unranked()).Repeat(), Path: path,
+		Limits: engine.Deadlines{Connect: abortTime, FirstByte: abortTime}, Log: log}
+	_, fault := c.Whole(engine.JSONHeaders(id+"-abort"), [][]byte{body}, 1<<10, time.Now().Add(2*abortTime))
+	return fault
 }
 
 const abortTime = 2 * time.Second // for the connection, and again for the answer

@@ -247,7 +247,7 @@ func TestHowALegEnds(t *testing.T) {
 						tc.set(call, f)
 					}
 					began := time.Now()
-					_, got := call.Whole(engine.JSONHeaders("id"), [][]byte{[]byte("{}")}, nil, most, began.Add(whole))
+					_, got := call.Whole(engine.JSONHeaders("id"), [][]byte{[]byte("{}")}, most, began.Add(whole))
 					require.NotNil(t, got)
 					want := tc.want
 					want.Call = leg
@@ -321,7 +321,10 @@ func TestWhatIsSent(t *testing.T) {
 		f.call = &Call{Call: f.client.NewCall(target()), Kind: lifecycle.Decode, Path: "/v1/completions", Beyond: true, Log: zap.NewNop()}
 		f.call.Scope, f.claim = ownertest.Owned(t, 2)
 		room := make([]byte, 0, 64)
-		answer, fault := f.call.Whole(engine.JSONHeaders("id"), [][]byte{[]byte("{"), []byte("}")}, room, most, time.Now().Add(whole))
+		resp, fault := f.call.Open(engine.JSONHeaders("id"), [][]byte{[]byte("{"), []byte("}")})
+		require.Nil(t, fault)
+		defer resp.Close()
+		answer, fault := f.call.Read(resp, room, most, time.Now().Add(whole))
 		require.Nil(t, fault)
 		require.Equal(t, "hello    ", string(answer))
 		require.Same(t, &room[:1][0], &answer[0])
