@@ -319,11 +319,16 @@ func Useless(kind lifecycle.CallKind, why lifecycle.Reason, answer *openai.Error
 // Said makes the fault of a call whose engine refused the request in an answer with status 200. It returns nil if err is not such a
 // refusal, or if the engine reported a failure of its own.
 func Said(kind lifecycle.CallKind, err error) *Fault {
-	var said *mooncake.SaidError
-	if !errors.As(err, &said) {
+	said, ok := errors.AsType[*mooncake.SaidError](err)
+	if !ok {
 		return nil
 	}
-	f := sse.ReadFailure(said.Answer)
+	return RefusedIn(sse.ReadFailure(said.Answer), kind, err)
+}
+
+// RefusedIn makes the fault of a call whose engine refused the request by a failure in an answer with status 200. It returns nil if the
+// failure is the engine's own.
+func RefusedIn(f sse.Failure, kind lifecycle.CallKind, err error) *Fault {
 	answer := FromStream(f)
 	if answer.Status != f.Status { // FromStream keeps the status of a refusal only
 		return nil

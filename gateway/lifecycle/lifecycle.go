@@ -141,10 +141,7 @@ func (l *Lifecycle) step(e Event, dst []Effect) []Effect {
 	case Prefilling:
 		switch e.Kind {
 		case First: // the prefill engine gave the whole answer itself, so there is no KV to hand over
-			dst = l.held.settle(dst, Lease, Free)
-			dst = l.held.conclude(dst, l.tries.poisons())
-			// This engine serves the request, so an engine that answered it with a 500 before was itself the cause.
-			return append(l.tries.resolve(Engine, dst), Effect{Kind: AnswerIt})
+			return l.first(&e, dst)
 		case HandedOver:
 			dst = l.held.settle(dst, Lease, Pass)
 			l.held.take(KV)
@@ -160,12 +157,7 @@ func (l *Lifecycle) step(e Event, dst []Effect) []Effect {
 		case Ends: // the whole answer came at once, so the slot is free whatever the prefill engine reports
 			return l.held.unbind(append(dst, Effect{Kind: ReportSuccess}), Finish)
 		case First:
-			l.keepCopy(&e)
-			dst = l.held.settle(dst, KV, Free)    // the decode engine has read the KV, so the prefill engine has freed it
-			dst = l.held.settle(dst, Lease, Free) // only a mixed attempt still holds its lease in these states
-			dst = l.held.conclude(dst, l.tries.poisons())
-			// This engine serves the request, so an engine that answered it with a 500 before was itself the cause.
-			return append(l.tries.resolve(Engine, dst), Effect{Kind: AnswerIt})
+			return l.first(&e, dst)
 		}
 	case Streaming, Confirming, Lost:
 		return l.answered(e, dst)
@@ -203,6 +195,16 @@ func (l *Lifecycle) bound(e *Event, dst []Effect) []Effect {
 		until = ByCallback
 	}
 	return append(dst, Effect{Kind: SendBoth, Until: until, Pair: len(l.pairs)})
+}
+
+// first handles the first event of an answer, or the whole answer of a prefill engine. This engine serves the request, so an engine that
+// answered it with a 500 before was itself the cause.
+func (l *Lifecycle) first(e *Event, dst []Effect) []Effect {
+	l.keepCopy(e)
+	dst = l.held.settle(dst, KV, Free)    // the decode engine has read the KV, so the prefill engine has freed it
+	dst = l.held.settle(dst, Lease, Free) // held only if the engine that answers also computed the prompt
+	dst = l.held.conclude(dst, l.tries.poisons())
+	return append(l.tries.resolve(Engine, dst), Effect{Kind: AnswerIt})
 }
 
 // Pair returns the n-th pair of the request. The first pair has the number 1.

@@ -155,15 +155,12 @@ func (j *job) accept(lease *prefill.Lease, process roster.ProcessID, info *moonc
 	candidate := lease.Candidate
 	probed, err := candidate.Profile.ReadProbe(answer, info, j.srv.Fleet.KnownHost)
 	if err == nil {
-		err = j.srv.checkCount(candidate, &probed)
+		err = j.srv.checkCounts(candidate, &probed, j.estimate())
 	}
 	if err == nil && probed.ReusesRequestID && j.srv.Engines().NamesRequests(candidate) {
 		err = fmt.Errorf("%w: remote_request_id is missing, which decode engines of its version wait for", mooncake.ErrBadHandoff)
 	}
 	probed.PromptTokens = cmp.Or(probed.PromptTokens, j.estimate())
-	if probed.CachedTokens > probed.PromptTokens {
-		probed.CachedTokens = -1 // no more than the prompt can be cached, so the count is wrong
-	}
 	budget, budgetErr := candidate.Profile.HoldBudget()
 	if err = errors.Join(err, budgetErr); err != nil {
 		why := lifecycle.Garbled
@@ -204,10 +201,14 @@ func (j *job) accept(lease *prefill.Lease, process roster.ProcessID, info *moonc
 	return h, ignored(lifecycle.Prefill, j.verify(j.resume.prefillCounts, probed.PromptTokens))
 }
 
-// checkCount returns an error if a prefill engine counts more tokens in a prompt than the context of its model has.
-func (s *Server) checkCount(c prefill.Candidate, probed *mooncake.ProbeAnswer) error {
-	if !prompt.Credible(probed.PromptTokens, 0, s.Engines().Context(c.Instance)) {
+// checkCounts returns an error if a prefill engine counts more tokens in a prompt than the context of its model has. It drops a wrong count
+// of cached tokens. estimate is the length of the prompt if the engine does not report one.
+func (srv *Server) checkCounts(c prefill.Candidate, probed *mooncake.ProbeAnswer, estimate int) error {
+	if !prompt.Credible(probed.PromptTokens, 0, srv.Engines().Context(c.Instance)) {
 		return fmt.Errorf("it counts %d tokens in the prompt, more than the context of its model has", probed.PromptTokens)
+	}
+	if probed.CachedTokens > cmp.Or(probed.PromptTokens, estimate) {
+		probed.CachedTokens = -1 // no more than the prompt can be cached, so the count is wrong
 	}
 	return nil
 }
@@ -327,7 +328,7 @@ func (p *partner) accept(answer []byte, at time.Time) *failure.Fault {
 		return p.aborted()
 	}
 	if err == nil {
-		err = srv.checkCount(candidate, &probed)
+		err = srv.checkCounts(candidate, &probed, p.prompt)
 	}
 	if err != nil {
 		err = fmt.Errorf("prefill %s: %w", candidate.ID, err)
@@ -342,9 +343,6 @@ func (p *partner) accept(answer []byte, at time.Time) *failure.Fault {
 		if at.EngineID != p.rendezvous.Coordinates.EngineID {
 			return failure.Useless(lifecycle.Prefill, lifecycle.Restarted, failure.BadGateway("prefill", errRestarted.Error()), errRestarted)
 		}
-	}
-	if probed.CachedTokens > cmp.Or(probed.PromptTokens, p.prompt) {
-		probed.CachedTokens = -1 // no more than the prompt can be cached, so the count is wrong
 	}
 	p.probed, p.answeredAt = probed, at
 	if p.silent {
@@ -393,9 +391,8 @@ func (j *job) prefillOnly(lease *prefill.Lease, until lifecycle.Timeout) (*strea
 	if err := takeAll(s, answer); err != nil {
 		said := s.upstream.answer.Filter.Failure()
 		s.settle(0)
-		if answer := failure.FromStream(said); said.Status > 0 && answer.Status == said.Status { // the engine refuses the request
-			end := lifecycle.CallEnd{Call: lifecycle.Prefill, Progress: lifecycle.Headed, Reason: lifecycle.ByStatus(said.Status)}
-			return nil, &failure.Fault{CallEnd: end, Answer: answer, Status: said.Status, Err: err}
+		if fault := failure.RefusedIn(said, lifecycle.Prefill, err); fault != nil {
+			return nil, fault
 		}
 		return nil, failure.Useless(lifecycle.Prefill, lifecycle.Garbled, failure.BadGateway("prefill", "its answer cannot be used"),
 			fmt.Errorf("prefill %s: %w", candidate.ID, err))
