@@ -3,7 +3,6 @@ package selftest
 import (
 	"context"
 	"encoding/json"
-	"fmt"
 
 	"evenkeel/gateway/lifecycle"
 	"evenkeel/mooncake"
@@ -44,18 +43,13 @@ func (t *tester) handBacks(ctx context.Context, prefills, decodes []testedRank) 
 		defer t.mu.Unlock()
 		return t.said[[2]string{d.name, handsBack}] || t.said[[2]string{d.name, handBackCounts}]
 	}
-	n := 0
-	for _, round := range partners(engines(prefills), engines(decodes)) {
-		for _, p := range round {
-			if d := p.decode; ctx.Err() != nil || d.profile.Connector != mooncake.NIXLPull || known(d) ||
-				t.recordOf(p.prefill).failed+t.recordOf(d).failed > 0 {
-				continue
-			}
-			keeps, err := t.handsBack(ctx, p.prefill, p.decode, fmt.Sprintf("%s-h%d", t.id(), n))
-			if err == nil { // a failure would have been found and reported by the tests before
-				t.reportKeeps(p.decode, keeps)
-			}
-			n++
+	for id, p := range t.sound(ctx, prefills, decodes, "h") {
+		if p.decode.profile.Connector != mooncake.NIXLPull || known(p.decode) {
+			continue
+		}
+		keeps, err := t.handsBack(ctx, p.prefill, p.decode, id)
+		if err == nil { // a failure would have been found and reported by the tests before
+			t.reportKeeps(p.decode, keeps)
 		}
 	}
 }

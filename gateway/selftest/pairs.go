@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"sync"
 
 	"evenkeel/mooncake"
@@ -153,9 +154,7 @@ func (t *tester) pair(ctx context.Context, pair pair, id string) {
 			t.report(d.name, OK, "was not tried: %v", err)
 			return
 		}
-		if d.seat.Leave != nil {
-			defer d.seat.Leave()
-		}
+		defer d.seat.Leave()
 	}
 	if p.profile == nil {
 		t.recordResult(t.alone(ctx, *d, id), d)
@@ -233,6 +232,20 @@ func (t *tester) givenUp(s testedRank) bool {
 	}
 	r.skipped++
 	return true
+}
+
+// sound gives each engine a partner, and yields the pairs in which no rank has failed so far. Each pair comes with an id for its requests,
+// which begins with kind.
+func (t *tester) sound(ctx context.Context, prefills, decodes []testedRank, kind string) iter.Seq2[string, pair] {
+	return func(yield func(id string, p pair) bool) {
+		for i, round := range partners(engines(prefills), engines(decodes)) {
+			p := round[0]
+			failed := t.recordOf(p.prefill).failed+t.recordOf(p.decode).failed > 0
+			if ctx.Err() == nil && !failed && !yield(fmt.Sprintf("%s-%s%d", t.id(), kind, i), p) {
+				return
+			}
+		}
+	}
 }
 
 // reportUnreported reports the failures of a rank that were not reported pair by pair, and the pairs that were not tried.

@@ -20,15 +20,8 @@ const (
 // has to continue a part of an answer. An engine that does not know the way begins the answer again, which its count of prompt tokens
 // shows.
 func (t *tester) resumes(ctx context.Context, prefills, decodes []testedRank) {
-	n := 0
-	for _, round := range partners(engines(prefills), engines(decodes)) {
-		for _, p := range round {
-			if ctx.Err() != nil || t.recordOf(p.prefill).failed+t.recordOf(p.decode).failed > 0 {
-				continue // a rank that fails with a completion would fail with a chat, too
-			}
-			t.resume(ctx, p.prefill, p.decode, fmt.Sprintf("%s-r%d", t.id(), n))
-			n++
-		}
+	for id, p := range t.sound(ctx, prefills, decodes, "r") { // a rank that fails with a completion would fail with a chat, too
+		t.resume(ctx, p.prefill, p.decode, id)
 	}
 }
 

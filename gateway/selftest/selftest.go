@@ -219,38 +219,15 @@ func One(ctx context.Context, cfg *config.Config, role string, e config.Engine, 
 		return nil, err
 	case role == aggregated:
 		err = t.alone(ctx, s, t.id())
-	case t.unpaired(s):
-	case role == "prefill" && s.profile.HasHandoff():
-		err = t.onePrefill(ctx, s, partners)
-	default:
+	case !t.unpaired(s):
 		err = t.oneWith(ctx, role, s, partners)
 	}
 	return t.findings, err
 }
 
-// onePrefill tries a prefill engine that returns a hand-off. If there is a partner, it fetches the KV.
-func (t *tester) onePrefill(ctx context.Context, s testedRank, partners []config.Engine) error {
-	t.learnHosts(ctx, s)
-	d, model, _, paired := t.partner(ctx, "decode", s, partners)
-	if !paired {
-		model = s.models[0]
-	}
-	q, err := ask(mooncake.Completions, model, t.id())
-	if err != nil {
-		return err
-	}
-	answer, err := t.prefill(ctx, s, q, t.id())
-	if err != nil {
-		return err
-	}
-	if paired {
-		_, _ = t.decode(ctx, d, q, answer, t.id()) // only frees the KV; if it fails, the hold timeout frees it
-	}
-	return nil
-}
-
 // oneWith tries an engine with up to partnersTried partners, until a request has gone through both engines. The error is that of the engine
-// itself: a failure of a partner does not count. If no partner can serve, an engine that decodes hand-offs gets a prompt to compute itself.
+// itself: a failure of a partner does not count. If no partner can serve, an engine that uses hand-offs gets a prompt all the same. A decode
+// engine computes the prompt itself. A prefill engine keeps its KV until the hold timeout, because no decode engine fetches it.
 func (t *tester) oneWith(ctx context.Context, role string, s testedRank, partners []config.Engine) error {
 	other := map[string]string{"prefill": "decode", "decode": "prefill"}[role]
 	for n := range partnersTried {
@@ -284,7 +261,7 @@ func (t *tester) oneWith(ctx context.Context, role string, s testedRank, partner
 			return prefill
 		case role == "decode" && decode != nil:
 			return fmt.Errorf("with the %s of %s: %w", received, p.name, decode)
-		case prefill == nil && decode == nil:
+		case prefill == nil && (decode == nil || !together): // a hand-off shows that a prefill engine works, whoever decodes it
 			return nil
 		}
 	}
@@ -292,7 +269,12 @@ func (t *tester) oneWith(ctx context.Context, role string, s testedRank, partner
 		return nil
 	}
 	q, err := ask(mooncake.Completions, s.models[0], t.id())
-	if err == nil {
+	switch {
+	case err != nil:
+	case role == "prefill":
+		t.learnHosts(ctx, s)
+		_, err = t.prefill(ctx, s, q, t.id())
+	default:
 		_, err = t.decode(ctx, s, q, mooncake.ProbeAnswer{}, t.id())
 	}
 	return err

@@ -73,7 +73,7 @@ type testedRank struct {
 // Seat is a slot of a decode rank.
 type Seat struct {
 	Scope *owner.Scope // the request is sent only while this proxy owns the scope; nil: no other proxy sends to the rank
-	Leave func()       // gives the slot back; may be nil
+	Leave func()       // gives the slot back
 }
 
 // ErrNotOurs says that another proxy sends requests to a rank.
