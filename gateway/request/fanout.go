@@ -244,7 +244,7 @@ func (f *fanned) collect(ctx *fasthttp.RequestCtx) {
 		switch {
 		case fail == nil:
 			l.answer, fail = s.collect()
-		case f.aborted(l, fail):
+		case l.job.abortedOnly(f.conn, fail):
 			l.answer, fail = unanswered(l.job), nil
 		}
 		if fail == nil {
@@ -294,7 +294,7 @@ func (f *fanned) stream(ctx *fasthttp.RequestCtx) {
 // relay serves one answer of a streamed fan-out, and passes its events on as they come.
 func (f *fanned) relay(l *branch) *openai.Error {
 	s, fail := l.job.serve(nil)
-	if fail != nil && f.aborted(l, fail) {
+	if fail != nil && l.job.abortedOnly(f.conn, fail) {
 		kind := []byte("text/event-stream")
 		l.usage = sse.Usage{Prompt: l.job.estimate(), Cached: -1} // the same usage as in unanswered, for the sum of all legs
 		f.send(piece{contentType: kind, events: unanswered(l.job)})
@@ -318,11 +318,6 @@ func (f *fanned) relay(l *branch) *openai.Error {
 			return nil
 		}
 	}
-}
-
-// aborted says whether a leg failed because the client has ended the request by name, and still waits for the answer.
-func (f *fanned) aborted(l *branch, fail *openai.Error) bool {
-	return l.job.abort.endedByClient() && !f.conn.Left() && fail.Status == failure.Gone.Status
 }
 
 // put makes the events of a piece available to Read. After the last piece it adds the end of the whole answer: the sum of the legs' usage,

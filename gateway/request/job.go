@@ -238,6 +238,11 @@ func (j *job) freed() {
 	}
 }
 
+// abortedOnly says whether the job failed only because the client of conn, which still waits for the answer, has ended the request by name.
+func (j *job) abortedOnly(conn client, fail *openai.Error) bool {
+	return j.abort.endedByClient() && !conn.Left() && fail.Status == failure.Gone.Status
+}
+
 // leftError returns the error that ends the answer of a client that has left. A client that ended its request by name counts as one that
 // has left, but its connection is open, so it gets an error of its own.
 func leftError(j *job) *openai.Error {

@@ -368,14 +368,8 @@ func (j *job) prefillOnly(lease *prefill.Lease, until lifecycle.Timeout) (*strea
 	}
 	j.client.OnGone(func() { call.Leave(upstream.Notice) })
 	body := candidate.Profile.DecodeBody(&j.body, j.req.Endpoint, j.changes, nil, "", j.req.Stream, nil)
-	resp, fault := call.Open(j.record.Carry(engine.JSONHeaders(j.legID("p", j.record.Attempts))), body)
-	var answer []byte
-	if resp != nil {
-		defer resp.Close()
-		if fault == nil {
-			answer, fault = call.Read(resp, nil, maxBodyBytes(j.srv.Settings(), true), call.answerBy())
-		}
-	}
+	answer, fault := call.Whole(j.record.Carry(engine.JSONHeaders(j.legID("p", j.record.Attempts))), body,
+		maxBodyBytes(j.srv.Settings(), true), call.answerBy())
 	if fault = call.answered(j, fault); fault != nil {
 		return nil, fault
 	}
