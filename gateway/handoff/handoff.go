@@ -41,7 +41,7 @@ type Handoff struct {
 	Prompt          int // tokens
 	Attempt         int
 
-	// What Witness has noted.
+	// What NoteExpiries has noted.
 	expired      float64 // how many hand-offs the prefill engine had freed before a decode engine fetched their KV
 	expiredKnown bool    // the engine reports this number
 	oursExpired  int     // the share of this proxy: hand-offs that it had left to the hold timeout, and whose timeout is over
@@ -100,8 +100,8 @@ var ErrLate = errors.New("the decode engine gave no sign of life for longer than
 // rest of the prompt itself: less than one block.
 const BlockTokens = 128
 
-// Settle gives back the lease of a prompt's prefill. how depends on how the prefill ended. fault is the fault that it ended with; nil:
-// there was none.
+// Settle gives back the lease of a prompt's prefill, in the way that disposition says. fault is the fault with which the prefill ended;
+// nil: there was none.
 func Settle(l *prefill.Lease, disposition lifecycle.Disposition, fault *failure.Fault) {
 	if (disposition == lifecycle.Refuse || disposition == lifecycle.Lose) && fault != nil && fault.Err != nil {
 		l.Blame(fault.Err.Error())
@@ -226,7 +226,8 @@ func LeaksBlocks(r *roster.Rank, fault *failure.Fault) bool {
 // Forever stands for the limit of a wait that other code ends.
 const Forever = 1000 * time.Hour
 
-// NoteExpiries is called when the hand-off is sent. It notes how many hand-offs the prefill engine has freed unfetched, for Refuted.
+// NoteExpiries is called when the hand-off is sent. It notes how many hand-offs the prefill engine has freed unfetched, for
+// MayHaveExpired.
 func (h *Handoff) NoteExpiries(m Monitor) {
 	h.expired, h.expiredKnown = m.Expired(h.Lease.Candidate.Instance)
 	held, ever := h.Lease.Unfetched()

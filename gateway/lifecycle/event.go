@@ -52,7 +52,7 @@ const (
 	First                           // the first event of the answer came
 	Ends                            // the last event of the answer came: the answer is whole
 	Believed                        // the prefill engine confirmed that the KV of the answer was complete
-	CallFailed                      // a call to an engine (a call) ended without its result
+	CallFailed                      // a call to an engine ended without its result
 	Retried                         // the pause before another attempt is over
 	GivenUp                         // no other attempt is made, or a lost answer cannot go on
 	Offered                         // another dispatcher may serve the request

@@ -112,7 +112,7 @@ func (t *tries) noteFailure(e *Event) (mayPoison bool) {
 
 // secondDied notes that an engine's connection broke under the request. It says whether this engine is the second one that the request may
 // have killed: earlier, another engine of the same role lost its connection and went down, or an engine reported a failure. down has the
-// engines of t.breaches that went down. A broken connection of an engine that still runs proves nothing. Neither does the loss of one
+// engines of t.brokenConns that went down. A broken connection of an engine that still runs proves nothing. Neither does the loss of one
 // prefill and one decode engine, which a cluster may lose together.
 func (t *tries) secondDied(b BrokenConn, down []string) bool {
 	role, _, _ := strings.Cut(b.Engine, " ")

@@ -131,23 +131,13 @@ func (j *job) failedEvent(fault *failure.Fault) lifecycle.Event {
 // attempts avoid it.
 func (s *stream) judge(effect lifecycle.Effect) {
 	monitor, id, blame, fault := s.job.srv.Monitor, s.upstream.rank.Instance, effect.Blame, s.upstream.fault
-	full := s.upstream.rank.Group != "" && fault != nil && fault.Refused()
+	full := s.upstream.rank.Group != "" && fault != nil && fault.Refused() // the queue of a rank that also prefills is full
 	switch {
-	case full && effect.Kind == lifecycle.Avoid: // the queue of this rank is full, or the queue that it shares with the ranks around it
-		around, others := s.job.srv.Engines().SharingQueueWith(s.upstream.rank.Worker, slices.Concat(s.job.avoid.ranks(), s.job.avoid.lastChoice))
-		s.job.avoid.refuse(s.upstream.rank.Worker, around, others)
-	case effect.Kind == lifecycle.Avoid && fault != nil && fault.Reason == lifecycle.Stuck:
-		// The ranks that step together with this one stand still, too, so the request avoids them all.
-		engines := s.job.srv.Engines()
-		around, _ := engines.SharingQueueWith(s.upstream.rank.Worker, nil)
-		s.job.avoid.decode = append(engines.FailingWith(s.upstream.rank.Worker, false, s.job.avoid.decode), around...)
-		s.job.avoid.haltedCores++
-	case full:
+	case effect.Kind == lifecycle.Avoid:
+		s.job.avoid.failed(s.job.srv.Engines(), s.upstream.rank.Worker, fault, full)
+	case full: // the engine has not failed
 	case effect.Kind == lifecycle.ReportSuccess:
 		monitor.Judge(id, engine.Served, nil)
-	case effect.Kind == lifecycle.Avoid:
-		answered := fault != nil && fault.Reason == lifecycle.Failed // a crash says nothing about the other engines of the host
-		s.job.avoid.decode = s.job.srv.Engines().FailingWith(s.upstream.rank.Worker, answered, s.job.avoid.decode)
 	case blame == lifecycle.Disputed:
 		err, settle := fault.Err, monitor.Accuse(id)
 		s.job.unexplained500s = append(s.job.unexplained500s, func(cause lifecycle.Blame) {
@@ -216,6 +206,23 @@ type avoided struct {
 
 // ranks are the workers that an attempt goes to only if there are no others.
 func (a *avoided) ranks() []int32 { return slices.Concat(a.decode, a.refused) }
+
+// failed notes that a worker did not serve the request, because of fault. full says that the queue of the worker is full, or the queue that
+// it shares with the workers around it.
+func (a *avoided) failed(engines Engines, worker int32, fault *failure.Fault, full bool) {
+	switch {
+	case full:
+		around, others := engines.SharingQueueWith(worker, slices.Concat(a.ranks(), a.lastChoice))
+		a.refuse(worker, around, others)
+	case fault.Reason == lifecycle.Stuck: // the workers that step together with this one stand still, too
+		around, _ := engines.SharingQueueWith(worker, nil)
+		a.decode = append(engines.FailingWith(worker, false, a.decode), around...)
+		a.haltedCores++
+	default:
+		answered := fault.Reason == lifecycle.Failed // a crash says nothing about the other engines of the host
+		a.decode = engines.FailingWith(worker, answered, a.decode)
+	}
+}
 
 // refuse notes that a worker refused the request. Either the worker's own queue is full, or a limit that it shares with the workers around
 // it. After one refusal, the next attempt goes to workers elsewhere if one of them can take it at once. If a second worker around refuses

@@ -153,8 +153,8 @@ func watchCore(s *stream) (stop func()) {
 	})
 }
 
-// stuck corrects the reason (Why) of a call that watchCore has ended. Such a call fails as Silent, but the reason is that the core of the
-// rank stands still (Stuck).
+// stuck corrects the reason of a call that watchCore has ended. Such a call fails as Silent, but the core of the rank stands
+// still, which is the reason Stuck.
 func stuck(s *stream, fault *failure.Fault) *failure.Fault {
 	if fault != nil && fault.Reason == lifecycle.Silent && s.upstream.coreHalted != nil && s.upstream.coreHalted.Load() {
 		fault.Reason, fault.Err = lifecycle.Stuck, errStuck

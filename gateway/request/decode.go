@@ -250,8 +250,8 @@ func (s *stream) firstBeside() error {
 	return err
 }
 
-// lostBeside returns why the decode call ended before its first event: its own fault, or the fault of the prefill call that ended it. how
-// tells the partner in which way the decode call ended.
+// lostBeside returns why the decode call ended before its first event: its own fault, or the fault of the prefill call that ended it. The
+// partner is told reason, which is the way in which the decode call ended.
 func (u *upstreamCall) lostBeside(reason lifecycle.DecodeFailure, fault *failure.Fault) *failure.Fault {
 	j := u.job
 	cause, stranded := u.partner.decodeEnded(reason)

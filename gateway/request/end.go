@@ -277,8 +277,8 @@ func (s *stream) release(kind board.Kind) {
 	s.upstream.slot = nil
 }
 
-// hangUp removes a call that is over from the rank's traffic, and from the calls that a drain may end. If how is Free, the engine has
-// computed nothing.
+// hangUp removes a call that is over from the rank's traffic, and from the calls that a drain may end. If disposition is Free, the
+// engine has computed nothing.
 func (u *upstreamCall) hangUp(disposition lifecycle.Disposition) {
 	u.settleCompute(disposition == lifecycle.Free)
 	if u.heard {

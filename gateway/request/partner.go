@@ -22,14 +22,14 @@ import (
 	"evenkeel/prefill"
 )
 
-// A partner is the call to a prefill engine (the prefill call) that runs at the same time as the decode call (the decode call) of an
-// attempt. It has a goroutine of its own, which may outlive the attempt. The request's lifecycle decides when each call ends.
+// A partner is the prefill call of an attempt whose decode call runs at the same time. It has a goroutine of its own, which may outlive the
+// attempt. The request's lifecycle decides when each call ends.
 type partner struct {
 	job         *job
 	pair        int    // the number of the pair in the request's life, from 1
 	id          string // X-Request-Id of both calls, never used before
 	traits      lifecycle.ConnectorTraits
-	decode      *engine.Call // the call of the decode call
+	decode      *engine.Call // the decode call
 	rank        *roster.Rank // the rank that decodes
 	slot        *dispatcher.Slot
 	rendezvous  *mooncake.Rendezvous // how the two engines find each other
@@ -52,13 +52,13 @@ type partner struct {
 	lastLease       *prefill.Lease       // the lease of the engine asked last, settled or not
 	refusal         *failure.Fault       // the fault of the last engine that did not take the prompt
 	failed          *failure.Fault       // why one call has ended the other
-	call            *engine.Call         // the prefill call's; nil: there is none now
+	call            *engine.Call         // the prefill call; nil: none is under way
 	closed          bool                 // decodeOver is closed
 	stranded        bool                 // the decode engine may keep KV blocks for ever
 	answeredAt      time.Time            // when the prefill engine has answered
 	probed          mooncake.ProbeAnswer // that answer
 	calledBackAfter time.Duration        // from the start of the wait to the decode engine's callback
-	prefillTook     time.Duration        // how long the call of the prefill call took
+	prefillTook     time.Duration        // how long the prefill call took
 	firstTimer      *time.Timer          // ends the wait for the first event
 
 	// how long the decode call's goroutine must now wait for the end of the prefill call; 0: it need not wait
@@ -304,8 +304,8 @@ func (p *partner) forget(grace time.Duration) {
 	}
 }
 
-// insist repeats the abort of the prefill call until its call has ended, because SGLang ignores an abort that comes before the request
-// itself. When limit is over, the call is ended. insist is called with the job's mutex held.
+// insist repeats the abort of the prefill call until the call has ended, because SGLang ignores an abort that comes before the request
+// itself. When limit is over, insist ends the call. It is called with the job's mutex held.
 func (p *partner) insist(target *engine.Target, limit time.Duration) {
 	call, until := p.call, time.Now().Add(limit)
 	handoff.Watch(min(abortEvery, limit), func() time.Duration {

@@ -145,7 +145,7 @@ func beginsPassed(s *stream, call *upstream.Call) *failure.Fault {
 	s.upstream.answer.Reader.Reset(sse.Limits{Event: limits.EventBytes, Bytes: int64(limits.AnswerBytes), First: call.Limits.FirstByte,
 		Gap: limits.EventTimeout})
 	for !s.upstream.answer.Filter.Started() && s.state == flows {
-		_ = s.fill() // an error also is in s.from.fault, which is read below
+		_ = s.fill() // s.upstream.fault has the error, too, and is read below
 	}
 	switch {
 	case s.upstream.answer.Filter.Started():

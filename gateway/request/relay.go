@@ -84,7 +84,7 @@ func (s *stream) opened() {
 		s.upstream.rank.Traffic.Begin()
 	}
 	j := s.job
-	if !j.life.Resumed() && !s.upstream.unstreamed { // if whole, the time of the first token is not known
+	if !j.life.Resumed() && !s.upstream.unstreamed { // an answer in one piece does not show when its first token came
 		j.record.Report(journal.Event{Kind: journal.First, At: s.firstAt, Sent: s.upstream.began})
 		if j.srv.Peers != nil {
 			j.srv.Peers.Served(s.firstAt.Sub(j.record.Arrival))
@@ -169,7 +169,7 @@ func cutPassed(s *stream, err error) {
 	err = cmp.Or(s.upstream.answer.Err(), err) // the reader's own error comes first: after it, the rest of the body was not read
 	begun, over := s.upstream.answer.Filter.Started(), errors.Is(err, io.EOF)
 	switch {
-	case over && s.upstream.answer.Closed() == sse.Complete: // Whole: a [DONE] is not required, because some engines send none
+	case over && s.upstream.answer.Closed() == sse.Complete: // a [DONE] is not required, because some engines send none
 		s.ends()
 		return
 	case over && s.upstream.answer.Reader.Buffered() > 0:

@@ -131,9 +131,10 @@ const shortAnswer = 8
 
 var _ pump.Stream = (*stream)(nil) // without this interface, no loop would carry an answer, and no error would show it
 
+// Wait is how long the engine may still take for its next bytes.
 func (s *stream) Wait(now time.Time) time.Duration { return s.upstream.answer.Reader.Wait(now) }
 
-// Pause ends that wait, because the client takes no bytes.
+// Pause ends the wait for the engine, because the client takes no bytes.
 func (s *stream) Pause(now time.Time) { s.upstream.answer.Reader.Pause(now) }
 
 func (s *stream) Err() error { return s.upstream.answer.Err() }
