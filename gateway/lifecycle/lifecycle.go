@@ -294,8 +294,8 @@ func (l *Lifecycle) queued(e Event, dst []Effect) []Effect {
 	return l.fail(e, OfAttempt, dst)
 }
 
-// callFailed handles the end of a call to an engine without its result. It settles what the call held, holds the failure against the engine at
-// fault, and says whether another attempt follows.
+// callFailed handles the end of a call to an engine without its result. It settles what the call held, holds the failure against the engine
+// at fault, and says whether another attempt follows.
 func (l *Lifecycle) callFailed(e Event, dst []Effect) []Effect {
 	if e.End.Reason == RanksLost && !l.routing.moves(lostRanks) {
 		e.End.Reason = NoRank

@@ -244,7 +244,7 @@ func (f *fanned) collect(ctx *fasthttp.RequestCtx) {
 		switch {
 		case fail == nil:
 			l.answer, fail = s.collect()
-		case l.job.abortedOnly(f.conn, fail):
+		case abortedOnly(l.job, f.conn, fail):
 			l.answer, fail = unanswered(l.job), nil
 		}
 		if fail == nil {
@@ -294,7 +294,7 @@ func (f *fanned) stream(ctx *fasthttp.RequestCtx) {
 // relay serves one answer of a streamed fan-out, and passes its events on as they come.
 func (f *fanned) relay(l *branch) *openai.Error {
 	s, fail := l.job.serve(nil)
-	if fail != nil && l.job.abortedOnly(f.conn, fail) {
+	if fail != nil && abortedOnly(l.job, f.conn, fail) {
 		kind := []byte("text/event-stream")
 		l.usage = sse.Usage{Prompt: l.job.estimate(), Cached: -1} // the same usage as in unanswered, for the sum of all legs
 		f.send(piece{contentType: kind, events: unanswered(l.job)})

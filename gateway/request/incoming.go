@@ -328,7 +328,7 @@ func makeNameable(j *job, conn *edge.Conn) {
 // answerAborted gives an answer without tokens to a client that has ended its request by name before a rank began the answer. For any
 // other request it does nothing and returns false.
 func answerAborted(ctx *fasthttp.RequestCtx, j *job, conn client, fail *openai.Error) bool {
-	if !j.abortedOnly(conn, fail) {
+	if !abortedOnly(j, conn, fail) {
 		return false
 	}
 	if j.req.Stream {

@@ -239,7 +239,7 @@ func (j *job) freed() {
 }
 
 // abortedOnly says whether the job failed only because the client of conn, which still waits for the answer, has ended the request by name.
-func (j *job) abortedOnly(conn client, fail *openai.Error) bool {
+func abortedOnly(j *job, conn client, fail *openai.Error) bool {
 	return j.abort.endedByClient() && !conn.Left() && fail.Status == failure.Gone.Status
 }
 

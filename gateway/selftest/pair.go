@@ -3,6 +3,7 @@ package selftest
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -32,13 +33,16 @@ type query struct {
 }
 
 // ask makes the request of a test: a prompt that fills several KV blocks and has no text of any client.
-func ask(e mooncake.Endpoint, model, id string) (*query, error) {
-	form := `{"model":%q,"prompt":%q,"max_tokens":%d,"temperature":0}`
+func ask(e mooncake.Endpoint, model, id string) *query {
+	prompt := id + strings.Repeat(" evenkeel self test", 16)
+	members := map[string]any{"model": model, "prompt": prompt, "max_tokens": tokens, "temperature": 0}
 	if e == mooncake.Chat {
-		form = `{"model":%q,"messages":[{"role":"user","content":%q}],"max_tokens":%d,"temperature":0}`
+		delete(members, "prompt")
+		members["messages"] = []map[string]string{{"role": "user", "content": prompt}}
 	}
-	body, err := mooncake.ScanBody(fmt.Appendf(nil, form, model, id+strings.Repeat(" evenkeel self test", 16), tokens), 0)
-	return &query{body: body, endpoint: e}, err
+	text, _ := json.Marshal(members)
+	body, _ := mooncake.ScanBody(text, 0) // cannot fail, because the text is a JSON object
+	return &query{body: body, endpoint: e}
 }
 
 // prefill sends a probe to a prefill engine and reads the hand-off from its answer.

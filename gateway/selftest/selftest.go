@@ -227,7 +227,7 @@ func One(ctx context.Context, cfg *config.Config, role string, e config.Engine, 
 
 // oneWith tries an engine with up to partnersTried partners, until a request has gone through both engines. The error is that of the engine
 // itself: a failure of a partner does not count. If no partner can serve, an engine that uses hand-offs gets a prompt all the same. A decode
-// engine computes the prompt itself. A prefill engine keeps its KV until the hold timeout, because no decode engine fetches it.
+// engine computes the prompt itself. A prefill engine keeps the KV until its hold timeout, because no decode engine fetches it.
 func (t *tester) oneWith(ctx context.Context, role string, s testedRank, partners []config.Engine) error {
 	other := map[string]string{"prefill": "decode", "decode": "prefill"}[role]
 	for n := range partnersTried {
@@ -237,10 +237,7 @@ func (t *tester) oneWith(ctx context.Context, role string, s testedRank, partner
 		}
 		partners = rest
 		id := fmt.Sprintf("%s-%d", t.id(), n)
-		q, err := ask(mooncake.Completions, model, id)
-		if err != nil {
-			return err
-		}
+		q := ask(mooncake.Completions, model, id)
 		p, d := s, partner
 		if role == "decode" {
 			p, d = partner, s
@@ -268,15 +265,13 @@ func (t *tester) oneWith(ctx context.Context, role string, s testedRank, partner
 	if !s.profile.HasHandoff() {
 		return nil
 	}
-	q, err := ask(mooncake.Completions, s.models[0], t.id())
-	switch {
-	case err != nil:
-	case role == "prefill":
-		t.learnHosts(ctx, s)
-		_, err = t.prefill(ctx, s, q, t.id())
-	default:
-		_, err = t.decode(ctx, s, q, mooncake.ProbeAnswer{}, t.id())
+	q := ask(mooncake.Completions, s.models[0], t.id())
+	if role == "decode" {
+		_, err := t.decode(ctx, s, q, mooncake.ProbeAnswer{}, t.id())
+		return err
 	}
+	t.learnHosts(ctx, s)
+	_, err := t.prefill(ctx, s, q, t.id())
 	return err
 }
 
