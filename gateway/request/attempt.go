@@ -169,14 +169,6 @@ func (u *upstreamCall) failedOn() string {
 	return ""
 }
 
-// settleAccused judges the engines whose judgement had to wait until the cause of their failures was known, which is cause.
-func (j *job) settleAccused(cause lifecycle.Blame) {
-	for _, settle := range j.unexplained500s {
-		settle(cause)
-	}
-	j.unexplained500s = nil
-}
-
 // outcome returns the report that the dispatcher gets when the slot is released. kind is how the request ended.
 func (s *stream) outcome(kind board.Kind) board.Outcome {
 	filter, finished := &s.upstream.answer.Filter, kind == board.Finished

@@ -273,7 +273,8 @@ func (f *fanned) collect(ctx *fasthttp.RequestCtx) {
 		return
 	}
 	f.settle(nil)
-	f.markAnswer(ctx, nil)
+	f.srv.markRoute(ctx, f.in)
+	f.srv.markForPeer(ctx, f.in, nil)
 	Piece(ctx, "application/json", answer, nil)
 }
 
@@ -335,8 +336,12 @@ func (f *fanned) put(p piece) {
 	case f.endError != nil:
 		f.pending = sse.ErrorEvent(f.pending, f.endError.Message, cmp.Or(f.endError.Type, "server_error"), f.endError.Code)
 	case f.req.IncludeUsage:
-		usage, details := f.sumUsage()
-		f.pending = f.appendUsage(f.pending, usage, details)
+		if usage, details := f.sumUsage(); f.req.Endpoint == mooncake.Tokens {
+			f.pending = sse.TokensUsage(f.pending, f.id, f.mode, usage, details)
+		} else {
+			f.pending = sse.UsageEvent(f.pending, f.id, []byte(f.req.Model), f.in.Record.Arrival.Unix(), f.req.Endpoint == mooncake.Chat, usage,
+				details)
+		}
 	}
 	f.pending = append(f.pending, sse.Done...)
 }
@@ -392,7 +397,8 @@ func (f *fanned) Close() {
 
 // refuse answers with an error in place of the whole answer, and ends the fan-out.
 func (f *fanned) refuse(ctx *fasthttp.RequestCtx, fail *openai.Error) {
-	f.markAnswer(ctx, fail)
+	f.srv.markRoute(ctx, f.in)
+	f.srv.markForPeer(ctx, f.in, fail)
 	f.srv.Fail(ctx, fail)
 	f.settle(fail)
 }
@@ -431,15 +437,6 @@ func (f *fanned) settle(fail *openai.Error) {
 	}
 }
 
-// markAnswer sets the headers that say where the request was served. If the request came from another dispatcher, it also sets the headers
-// for that dispatcher. fail is the request's error; nil: it has an answer.
-func (f *fanned) markAnswer(ctx *fasthttp.RequestCtx, fail *openai.Error) {
-	f.srv.markRoute(ctx, f.in)
-	if f.in.From != nil {
-		f.srv.markForPeer(ctx, f.in, fail)
-	}
-}
-
 // nameable lets the client end all legs by the name of the whole answer, if the endpoint has names of answers. With /generate, each leg's
 // answer also has its own name, by which the client can end this leg alone.
 func (f *fanned) nameable(whole *job) {
@@ -467,14 +464,6 @@ func (f *fanned) nameable(whole *job) {
 			leave()
 		}
 	}
-}
-
-// appendUsage appends the usage of all legs of a stream.
-func (f *fanned) appendUsage(dst []byte, usage sse.Usage, details map[string]int) []byte {
-	if f.req.Endpoint == mooncake.Tokens {
-		return sse.TokensUsage(dst, f.id, f.mode, usage, details)
-	}
-	return sse.UsageEvent(dst, f.id, []byte(f.req.Model), f.in.Record.Arrival.Unix(), f.req.Endpoint == mooncake.Chat, usage, details)
 }
 
 // nameOf is the name of a leg's answer. SGLang numbers the answers of a list (0.5.23, normalize in managers/io_struct.py).

@@ -8,7 +8,6 @@ import (
 	"io"
 	"net/http"
 	"strconv"
-	"time"
 
 	"github.com/valyala/fasthttp"
 
@@ -49,8 +48,10 @@ func (srv *Server) Serve(
 	in.way = wayLocal
 	j := &job{srv: srv, req: req, body: req.Body, client: conn, id: in.Record.ID, model: model, incoming: in, record: in.Record}
 	req.Body, req.Prompts = mooncake.Body{}, nil // from here on only the jobs hold the body, and drop it when they no longer need it
-	if req.Stream {
-		srv.keepAlive(ctx, in, in.Record.Arrival)
+	// While the client waits for the first event of its answer, it gets comments, which end with Stream or Fail. Another dispatcher gets
+	// none: it needs the final status, and sends comments to its client itself.
+	if interval := srv.Settings().Limits.KeepAlive; interval > 0 && req.Stream && in.From == nil {
+		edge.KeepClient(ctx, interval, in.Record.Arrival, sse.Silence(sse.FormOf(string(ctx.Path()))), srv.Log)
 	}
 	j.filterOptions = sse.Options{Usage: req.IncludeUsage || !req.Stream, ContinuousUsage: req.ContinuousUsage, TokenIDs: req.ReturnTokenIDs,
 		Choice: -1, Cached: -1, Form: sse.FormOf(req.Endpoint.Path())}
@@ -80,9 +81,7 @@ func (srv *Server) Serve(
 	if fail != nil {
 		return fail
 	}
-	if in.From != nil {
-		srv.markForPeer(ctx, in, nil)
-	}
+	srv.markForPeer(ctx, in, nil)
 	if req.Stream {
 		tokens := s.upstream.maxTokens
 		if s.state == ended {
@@ -136,9 +135,7 @@ func (srv *Server) Refuse(ctx *fasthttp.RequestCtx, in *Incoming, e *openai.Erro
 	if in.Explain {
 		markReason(ctx, e)
 	}
-	if in.From != nil {
-		srv.markForPeer(ctx, in, e)
-	}
+	srv.markForPeer(ctx, in, e)
 	srv.Conclude(in, e)
 	srv.Fail(ctx, e)
 }
@@ -185,14 +182,6 @@ const (
 	wayForwarded = "forwarded"
 	wayFallback  = "fallback"
 )
-
-// keepAlive sends SSE comments to the client of ctx while it waits for the first event of its answer (limits.keep_alive). They end with
-// Stream or Fail. Another dispatcher gets none: it needs the final status, and sends comments to its client itself.
-func (srv *Server) keepAlive(ctx *fasthttp.RequestCtx, in *Incoming, since time.Time) {
-	if interval := srv.Settings().Limits.KeepAlive; interval > 0 && in.From == nil {
-		edge.KeepClient(ctx, interval, since, sse.Silence(sse.FormOf(string(ctx.Path()))), srv.Log)
-	}
-}
 
 // Fail answers with an error. If the client already has the head of a stream, it gets the error as the last event of this stream.
 func (srv *Server) Fail(ctx *fasthttp.RequestCtx, e *openai.Error) {
@@ -245,9 +234,12 @@ func (srv *Server) markRoute(ctx *fasthttp.RequestCtx, in *Incoming) {
 	}
 }
 
-// markForPeer adds headers for the dispatcher that forwarded the request: the number of cached tokens, or, after a refusal, a code by which
-// that dispatcher decides where the request goes next.
+// markForPeer adds headers for the dispatcher that forwarded the request, if one did: the number of cached tokens, or, after a refusal, a
+// code by which that dispatcher decides where the request goes next. fail is the request's error; nil: it has an answer.
 func (srv *Server) markForPeer(ctx *fasthttp.RequestCtx, in *Incoming, fail *openai.Error) {
+	if in.From == nil {
+		return
+	}
 	if fail == nil {
 		if in.Record.PromptTokens > 0 {
 			ctx.Response.Header.Set(geo.CachedHeader, strconv.Itoa(in.Record.CachedTokens))

@@ -134,7 +134,10 @@ func (r *executor) do(effect lifecycle.Effect) lifecycle.Event {
 	case lifecycle.Avoid, lifecycle.ReportFailure, lifecycle.ReportSuccess:
 		r.judge(effect)
 	case lifecycle.Resolve:
-		j.settleAccused(effect.Blame)
+		for _, settle := range j.unexplained500s {
+			settle(effect.Blame)
+		}
+		j.unexplained500s = nil
 	case lifecycle.TryLocal:
 		if r.slot = j.bindLocal(); r.slot == nil {
 			return lifecycle.Event{Kind: lifecycle.NoLocal}

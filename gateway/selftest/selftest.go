@@ -226,8 +226,8 @@ func One(ctx context.Context, cfg *config.Config, role string, e config.Engine, 
 }
 
 // oneWith tries an engine with up to partnersTried partners, until a request has gone through both engines. The error is that of the engine
-// itself: a failure of a partner does not count. If no partner can serve, an engine that uses hand-offs gets a prompt all the same. A decode
-// engine computes the prompt itself. A prefill engine keeps the KV until its hold timeout, because no decode engine fetches it.
+// itself: a failure of a partner does not count. If no partner can serve, an engine that uses hand-offs gets a prompt all the same. A
+// decode engine computes the prompt itself. A prefill engine keeps the KV until its hold timeout, because no decode engine fetches it.
 func (t *tester) oneWith(ctx context.Context, role string, s testedRank, partners []config.Engine) error {
 	other := map[string]string{"prefill": "decode", "decode": "prefill"}[role]
 	for n := range partnersTried {
