@@ -86,8 +86,7 @@ func sideName(side string) string {
 // Transport is the client's error for a call to an engine that failed without an answer: 503 if the engine could not be reached at all, 504
 // if it was silent, else 502.
 func Transport(side string, err error) *openai.Error {
-	var callErr *engine.Error
-	switch isCall := errors.As(err, &callErr); {
+	switch callErr, isCall := errors.AsType[*engine.Error](err); {
 	case isCall && callErr.Phase == engine.PhaseConnect:
 		return openai.Unavailable(side+"_unavailable", sideName(side)+" cannot be reached; retry later", 1)
 	case isCall && callErr.Timeout, errors.Is(err, sse.ErrSilent):
@@ -116,8 +115,7 @@ func FromStream(f sse.Failure) *openai.Error {
 
 // cause says in words for a client how a call failed. It names no addresses, which only the log may have.
 func cause(err error) string {
-	var callErr *engine.Error
-	switch isCall := errors.As(err, &callErr); {
+	switch callErr, isCall := errors.AsType[*engine.Error](err); {
 	case !isCall:
 		return err.Error()
 	case callErr.Timeout:
@@ -234,9 +232,8 @@ func NoSuchModel(name string) *openai.Error {
 // Unplaced maps the error of a request that got no engine to the client's error. err comes from the prefill tier or from the dispatcher.
 // side is the side on which the request waited for an engine, and prompt is the prompt's length in tokens. mixed is as in Unserved.
 func Unplaced(side string, err error, prompt int, model string, mixed bool) *openai.Error {
-	var full *prefill.FullError
-	switch {
-	case errors.As(err, &full):
+	switch full, isFull := errors.AsType[*prefill.FullError](err); {
+	case isFull:
 		return &openai.Error{
 			Status: http.StatusTooManyRequests, Code: "queue_full", Message: "too many requests wait already; retry later", RetryAfter: 1,
 			Why: fmt.Sprintf("the arrival queue of model %s is full (%s: %d)", full.Model, full.Key, full.Max),

@@ -13,7 +13,6 @@ import (
 const (
 	mostPairs = 4096 // limit of the pairs that are tried
 	pairsOnce = 16   // pairs that are tried at the same time; no engine is in two of them
-	rankMark  = " itself"
 	mostFails = 3 // failed pairs after which an engine is not tried any more, if no pair of it has passed
 )
 
@@ -51,12 +50,12 @@ func everyPair(prefills, decodes []testedRank) (rounds [][]pair, left int) {
 	if len(sides[0]) > len(sides[1]) {
 		few, many = 1, 0
 	}
-	pairsOf, tried := map[string]int{}, 0 // pairs of an engine, by its first rank's name; of a rank, by its name and rankMark
+	turns, paired, tried := map[string]int{}, map[string]bool{}, 0 // turns: by the name of an engine's first rank
 	nextRank := func(ranks []testedRank) testedRank {
-		name := ranks[0].name
-		pairsOf[name]++
-		s := ranks[(pairsOf[name]-1)%len(ranks)]
-		pairsOf[s.name+rankMark]++
+		engine := ranks[0].name
+		s := ranks[turns[engine]%len(ranks)]
+		turns[engine]++
+		paired[s.name] = true
 		return s
 	}
 	for r := range sides[many] {
@@ -78,7 +77,7 @@ func everyPair(prefills, decodes []testedRank) (rounds [][]pair, left int) {
 		rounds = append(rounds, round)
 	}
 	for _, round := range partners(prefills, decodes) {
-		if p := round[0]; pairsOf[p.prefill.name+rankMark] == 0 || pairsOf[p.decode.name+rankMark] == 0 {
+		if p := round[0]; !paired[p.prefill.name] || !paired[p.decode.name] {
 			rounds = append(rounds, round)
 		}
 	}

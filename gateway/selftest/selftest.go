@@ -126,7 +126,7 @@ func (t *tester) firstRank(ctx context.Context, role string, e config.Engine) (s
 	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
 	defer cancel()
 	models, err := engine.Models(ctx, t.client, s.target)
-	if odd := (*engine.PageError)(nil); errors.As(err, &odd) { // only the context lengths are unknown
+	if odd, ok := errors.AsType[*engine.PageError](err); ok { // only the context lengths are unknown
 		t.report(s.name, Warn, "does not tell how long a context its models take: %v", odd)
 		err = nil
 	}

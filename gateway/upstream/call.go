@@ -144,17 +144,14 @@ func (c *Call) Broke(err error) *failure.Fault {
 // endOf returns how far a call had come when it failed with err, and why it failed.
 func endOf(kind lifecycle.CallKind, err error) lifecycle.CallEnd {
 	end := lifecycle.CallEnd{Call: kind, Progress: lifecycle.Headed, Reason: lifecycle.Broke}
-	var call *engine.Error
-	isCall := errors.As(err, &call)
-	if errors.Is(err, sse.ErrSilent) {
+	call, isCall := errors.AsType[*engine.Error](err)
+	switch {
+	case errors.Is(err, sse.ErrSilent):
 		end.Reason = lifecycle.Silent
 		return end
-	}
-	if !isCall { // the connection works, but the answer is malformed
+	case !isCall: // the connection works, but the answer is malformed
 		end.Reason = lifecycle.Garbled
 		return end
-	}
-	switch {
 	case !call.Sent:
 		end.Progress = lifecycle.Unsent
 	case !call.Answered:
