@@ -207,21 +207,16 @@ func (d *Discarder) discardOn(slot *dispatcher.Slot, h *Handoff, try int) (outco
 	if f != nil {
 		h.Avoid = d.Engines().FailingWith(slot.Worker, f.Reason == lifecycle.Failed, h.Avoid)
 	}
-	// The monitor gets only faults of the engine: a broken call, or a refusal because of the engine's own state.
-	engineFault := f != nil &&
-		(f.Status == 0 && f.Reason != lifecycle.NotOurs || f.Reason == lifecycle.Paused || f.Reason == lifecycle.Unlisted)
-	if engineFault {
-		d.Monitor.Report(f.Engine, f.Err)
-	}
+	d.judge(rank.Instance, f)
 	switch {
 	case f == nil:
 		slot.Started() // the KV came
-		d.Monitor.Judge(rank.Instance, engine.Served, nil)
 	case f.Reason == lifecycle.NotOurs:
 		slotOutcome.Kind = board.Cancelled
 		return discardUnplaced, true, f.Err
 	case f.Status == 0:
-		slotOutcome.Lost = d.discardLost(f)
+		// the engine may have got the hand-off, and the hand-off may be why the call broke, unless the proxy itself ended the call
+		slotOutcome.Lost = f.Progress != lifecycle.Unsent && f.Reason != lifecycle.HungUp
 		slotOutcome.Orphaned = !time.Now().Before(h.FirstEventBy()) && LeaksBlocks(rank, f)
 		return discardFailed, f.Reason != lifecycle.Silent, f.Err
 	case f.Reason == lifecycle.Paused:
@@ -234,18 +229,26 @@ func (d *Discarder) discardOn(slot *dispatcher.Slot, h *Handoff, try int) (outco
 	return discardDone, false, nil
 }
 
-// discardLost reports a decode engine that broke the call of a discard, or was silent, to the monitor. It returns whether the engine may
-// have got the hand-off, because the hand-off may then be the cause. If the proxy itself ended the call (HungUp), no engine is to blame.
-func (d *Discarder) discardLost(f *failure.Fault) bool {
-	switch f.Reason {
-	case lifecycle.HungUp:
-		return false
-	case lifecycle.Silent:
-		d.Monitor.Judge(f.Engine, engine.Silent, f.Err)
-	default:
-		d.Monitor.Judge(f.Engine, engine.Faulted, f.Err)
+// judge tells the monitor how the call of a discard to an engine has ended. f is its fault; nil: the engine has decoded the hand-off. A
+// refusal counts only if it is about the state of the engine, and a call that the proxy itself ended (HungUp) counts against no engine.
+func (d *Discarder) judge(instance string, f *failure.Fault) {
+	switch {
+	case f == nil:
+		d.Monitor.Judge(instance, engine.Served, nil)
+		return
+	case f.Reason == lifecycle.NotOurs:
+		return
+	case f.Status != 0 && f.Reason != lifecycle.Paused && f.Reason != lifecycle.Unlisted:
+		return
 	}
-	return f.Progress != lifecycle.Unsent
+	d.Monitor.Report(instance, f.Err)
+	switch {
+	case f.Status != 0 || f.Reason == lifecycle.HungUp:
+	case f.Reason == lifecycle.Silent:
+		d.Monitor.Judge(instance, engine.Silent, f.Err)
+	default:
+		d.Monitor.Judge(instance, engine.Faulted, f.Err)
+	}
 }
 
 var errCrowded = errors.New("as many hand-offs as the pool has places are being discarded already; raise pool.size or add decode capacity")

@@ -86,13 +86,11 @@ func (srv *Server) fanOut(ctx *fasthttp.RequestCtx, conn client, whole *job, leg
 		f.legs = append(f.legs, branch{share: share, prompt: legs[i].Prompt, job: &job{
 			srv: srv, req: req, body: whole.body, changes: &legs[i].Patch, client: share, isLeg: true, id: in.Record.ID + "-" + name,
 			model: whole.model, incoming: in,
-			record: in.Record.Leg(name),
-			filterOptions: sse.Options{
-				Usage: req.IncludeUsage || !req.Stream, ContinuousUsage: req.ContinuousUsage, TokenIDs: req.ReturnTokenIDs ||
-					req.Endpoint == mooncake.Tokens, Cached: -1, Form: sse.FormOf(req.Endpoint.Path()),
-				ID: f.nameOf(i), Created: in.Record.Arrival.Unix(), Choice: legs[i].Choice, DropFinalUsage: req.Stream, DropDone: true,
-			},
+			record: in.Record.Leg(name), filterOptions: whole.filterOptions,
 		}})
+		options := &f.legs[i].job.filterOptions
+		options.ID, options.Created, options.Choice = f.nameOf(i), in.Record.Arrival.Unix(), legs[i].Choice
+		options.DropFinalUsage, options.DropDone = req.Stream, true
 	}
 	f.nameable(whole)
 	if answered, fail := f.goElsewhere(ctx, whole); answered || fail != nil {

@@ -60,7 +60,6 @@ func (srv *Server) Serve(
 		j.filterOptions.TokenIDs, j.filterOptions.ID = true, openai.NameTokens(&j.body, in.Record.ClientID, j.id)
 	case mooncake.Generate:
 		j.filterOptions.ID = openai.NameGenerate(&j.body, j.id)
-	case mooncake.Chat, mooncake.Completions, mooncake.Responses, mooncake.Messages:
 	}
 	if len(legs) > 1 || req.Listed {
 		return srv.fanOut(ctx, conn, j, legs)

@@ -280,7 +280,6 @@ func (j *job) howToResume(profile *mooncake.Profile) string {
 	case mooncake.Generate:
 		how, byText = mooncake.ResumePrompt, ""
 		_, j.resume.promptIDs = j.parts().IDs()
-	case mooncake.Chat, mooncake.Responses, mooncake.Messages:
 	}
 	switch {
 	case how == mooncake.ChatResumeNone, !j.req.Endpoint.GoesOn():

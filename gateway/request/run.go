@@ -398,7 +398,6 @@ func (r *executor) error(which lifecycle.Error) *openai.Error {
 		return failure.NoLocal(r.job.client.Left(), r.lastError)
 	case lifecycle.OfOwner:
 		return failure.NotOurs
-	case lifecycle.OfAttempt, lifecycle.OfPeer:
 	}
 	return r.lastError
 }

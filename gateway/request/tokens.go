@@ -25,7 +25,6 @@ func ending(endpoint mooncake.Endpoint, head sse.Head, finish string, usage sse.
 		return sse.TokensEnding(nil, head, finish, usage)
 	case mooncake.Generate:
 		return sse.GeneratedEnding(nil, finish, usage)
-	case mooncake.Chat, mooncake.Completions, mooncake.Responses, mooncake.Messages:
 	}
 	return sse.Ending(nil, endpoint == mooncake.Chat, head, finish, usage)
 }

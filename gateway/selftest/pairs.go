@@ -13,7 +13,7 @@ import (
 const (
 	mostPairs = 4096 // limit of the pairs that are tried
 	pairsOnce = 16   // pairs that are tried at the same time; no engine is in two of them
-	mostFails = 3 // failed pairs after which an engine is not tried any more, if no pair of it has passed
+	mostFails = 3    // failed pairs after which an engine is not tried any more, if no pair of it has passed
 )
 
 // partners gives every rank a partner with a common model, and uses the ranks of the other side evenly. Each pair is a round of its own.
