@@ -127,8 +127,8 @@ var errStuck = errors.New("its core gave no sign of life for first_event_timeout
 // limit has two reasons. Many requests may wait at the same core, and another group must not get all of them at one moment. And if the
 // prompt itself makes cores stand still, it reaches no more cores than it has attempts. limits.probe_timeout ends the wait in any case.
 func watchCore(s *stream) (stop func()) {
-	if s.upstream.slot.ComputeMs <= 0 || s.upstream.unstreamed || s.upstream.buffered || s.job.incoming.ToDecode != nil {
-		return func() {} // no time was predicted, or nothing comes before the whole answer, or the caller named the rank
+	if s.upstream.slot.ComputeMs <= 0 || s.upstream.buffered || s.job.incoming.ToDecode != nil {
+		return func() {} // no time was predicted, or no text may come before the whole answer, or the caller named the rank
 	}
 	silence := s.upstream.rank.Profile.FirstEventTimeout
 	patience := silence + time.Duration(manyTimes*float64(s.upstream.slot.ComputeMs)*float64(time.Millisecond))

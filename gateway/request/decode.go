@@ -90,37 +90,8 @@ func (s *stream) open(h *handoff.Handoff, until lifecycle.Timeout) *failure.Faul
 	if profile.HandBack == mooncake.HandBackFetched {
 		j.decodeProcess = j.srv.Engines().ProcessAt(s.upstream.rank.Instance).Process
 	}
-	if s.upstream.unstreamed { // the pull of KV is over when a stream's first event would come; from then on, LimitWhole bounds the call
-		until = lifecycle.ByFirstEvent
-	}
-	silence := waitAtMost(until, j.srv.Settings(), profile)
-	switch {
-	case h != nil && profile.Renews():
-		h.Lease.Renewed()
-		h.NoteExpiries(j.srv.Monitor)
-		if !s.upstream.unstreamed { // an answer in one piece has no first event, so it does not show when its pull of KV was over
-			s.upstream.pull.Limit(s.upstream.call.Expire)
-		}
-	case h != nil:
-		silence = min(silence, h.FirstEventBy().Sub(s.upstream.began))
-	}
-	pullOver := s.upstream.began.Add(silence)
-	// A request beyond the rank's slots waits in the engine's own queue, so its time limit starts only once it has a slot. This is safe
-	// only if the hold on the KV is renewed meanwhile. Otherwise the KV must be pulled in time, even if the request waits in that queue.
-	if s.upstream.slot.Beyond && h != nil && !s.upstream.unstreamed && profile.Renews() {
-		defer handoff.LimitFromSlot(s.upstream.slot, s.upstream.call, silence)()
-		silence = handoff.Forever
-	}
-	if s.upstream.unstreamed { // the engine sends the answer in one piece: nothing arrives before all of it is computed
-		if h != nil { // the pull of KV must not be cut, so the call outlives its client until the pull is over for certain
-			defer leaveAfter(j.client, s.upstream.call, 0, pullOver)()
-		}
-		defer handoff.LimitWhole(s.upstream.rank, s.upstream.call, j.srv.Settings(), s.upstream.maxTokens)()
-		silence = handoff.Forever
-	}
-	if h == nil && profile.Aggregated() {
-		defer watchCore(s)()
-	}
+	silence, pullOver, stop := s.limitWait(h, until)
+	defer stop()
 	headers := h.Identify(engine.JSONHeaders(j.legID("d", j.record.Attempts)))
 	changes := j.changes
 	if profile.Connector == mooncake.SGLang && j.req.Endpoint == mooncake.Generate {
@@ -145,6 +116,44 @@ func (s *stream) open(h *handoff.Handoff, until lifecycle.Timeout) *failure.Faul
 		return disbelieved()
 	}
 	return ignored(lifecycle.Decode, j.verify(j.resume.decodeCounts, s.upstream.answer.Filter.Prompt()))
+}
+
+// limitWait limits how long the rank may take for the first event, or for an answer in one piece. silence is how long the engine may send
+// nothing. It is handoff.Forever if other code limits the wait, until stop is called. pullOver is when the pull of the hand-off's KV is over
+// for certain. h and until are those of open.
+func (s *stream) limitWait(h *handoff.Handoff, until lifecycle.Timeout) (silence time.Duration, pullOver time.Time, stop func()) {
+	j, profile, unstreamed := s.job, s.upstream.rank.Profile, s.upstream.unstreamed
+	if unstreamed { // the pull of KV is over when a stream's first event would come; from then on, LimitWhole bounds the call
+		until = lifecycle.ByFirstEvent
+	}
+	silence = waitAtMost(until, j.srv.Settings(), profile)
+	switch {
+	case h != nil && profile.Renews():
+		h.Lease.Renewed()
+		h.NoteExpiries(j.srv.Monitor)
+		if !unstreamed { // an answer in one piece has no first event, so it does not show when its pull of KV was over
+			s.upstream.pull.Limit(s.upstream.call.Expire)
+		}
+	case h != nil:
+		silence = min(silence, h.FirstEventBy().Sub(s.upstream.began))
+	}
+	pullOver = s.upstream.began.Add(silence)
+	switch {
+	case unstreamed: // nothing arrives before all of the answer is computed
+		stay := func() {}
+		if h != nil { // the pull of KV must not be cut, so the call outlives its client until the pull is over for certain
+			stay = leaveAfter(j.client, s.upstream.call, 0, pullOver)
+		}
+		limited := handoff.LimitWhole(s.upstream.rank, s.upstream.call, j.srv.Settings(), s.upstream.maxTokens)
+		return handoff.Forever, pullOver, func() { limited(); stay() }
+	// A request beyond the rank's slots waits in the engine's own queue, so its time limit starts only once it has a slot. This is safe
+	// only if the hold on the KV is renewed meanwhile. Otherwise the KV must be pulled in time, even if the request waits in that queue.
+	case s.upstream.slot.Beyond && h != nil && profile.Renews():
+		return handoff.Forever, pullOver, handoff.LimitFromSlot(s.upstream.slot, s.upstream.call, silence)
+	case h == nil && profile.Aggregated():
+		return silence, pullOver, watchCore(s)
+	}
+	return silence, pullOver, func() {}
 }
 
 // takeHandoff returns the kv_transfer_params of a hand-off. It fails if the prefill engine has restarted, or after the hand-off's deadline.
