@@ -190,7 +190,7 @@ func (s *stream) outcome(kind board.Kind) board.Outcome {
 type avoided struct {
 	prefill     []string // ids of the prefill candidates tried since the last start
 	decode      []int32  // workers that failed, and workers that may fail with them
-	refused     []int32  // workers that refused the request; after two refusals in one neighbourhood (Around), all workers in it
+	refused     []int32  // workers that refused the request; after two refusals around one worker (see refuse), all workers around it
 	lastChoice  []int32  // workers around a refusing one: the request goes there only if no other worker can take it at once
 	haltedCores int      // how often the request was taken from a rank whose core stood still
 	othersTake  bool     // some rank that is in none of these lists takes requests

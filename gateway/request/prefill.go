@@ -152,15 +152,15 @@ func (j *job) probe(lease *prefill.Lease, until lifecycle.Timeout) (*handoff.Han
 // timeout runs from then on. info has the names that the probe gave the engine for the transfer; nil: this engine needs no names.
 func (j *job) accept(lease *prefill.Lease, process roster.ProcessID, info *mooncake.BootstrapInfo, answer []byte,
 	answered time.Time) (*handoff.Handoff, *failure.Fault) {
-	candidate := lease.Candidate
+	candidate, estimate := lease.Candidate, j.estimate()
 	probed, err := candidate.Profile.ReadProbe(answer, info, j.srv.Fleet.KnownHost)
 	if err == nil {
-		err = j.srv.checkCounts(candidate, &probed, j.estimate())
+		err = j.srv.checkCounts(candidate, &probed, estimate)
 	}
 	if err == nil && probed.ReusesRequestID && j.srv.Engines().NamesRequests(candidate) {
 		err = fmt.Errorf("%w: remote_request_id is missing, which decode engines of its version wait for", mooncake.ErrBadHandoff)
 	}
-	probed.PromptTokens = cmp.Or(probed.PromptTokens, j.estimate())
+	probed.PromptTokens = cmp.Or(probed.PromptTokens, estimate)
 	budget, budgetErr := candidate.Profile.HoldBudget()
 	if err = errors.Join(err, budgetErr); err != nil {
 		why := lifecycle.Garbled

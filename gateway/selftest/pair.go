@@ -261,12 +261,12 @@ func (t *tester) throughAtOnce(ctx context.Context, p, d testedRank, q *query, i
 // prefillAtOnce sends the prefill request of throughAtOnce and reads its answer to the end. If the connector has callbacks, it waits for
 // the callback of the decode engine first. callback is nil if the connector has none.
 func (t *tester) prefillAtOnce(ctx context.Context, p, d testedRank, q *query, r *mooncake.Rendezvous,
-	callback <-chan metaserver.Callback) (none mooncake.ProbeAnswer, err error) {
+	callback <-chan metaserver.Callback) (answer mooncake.ProbeAnswer, err error) {
 	if callback != nil {
 		select {
 		case came := <-callback:
 			if came.Err != nil {
-				return none, fmt.Errorf("%w is of no use: %w", errCallback, came.Err)
+				return answer, fmt.Errorf("%w is of no use: %w", errCallback, came.Err)
 			}
 			for _, key := range came.Unknown {
 				t.report(d.name, Warn, "its callback has the key %q, which this evenkeel does not know; it holds no address, and the prefill engine "+
@@ -274,15 +274,15 @@ func (t *tester) prefillAtOnce(ctx context.Context, p, d testedRank, q *query, r
 			}
 			r.Callback = came.KV
 		case <-time.After(t.cfg.Bind.CallbackTimeout):
-			return none, fmt.Errorf("%w did not come within %v; it must reach %s, see bind.advertise", errCallback, t.cfg.Bind.CallbackTimeout,
+			return answer, fmt.Errorf("%w did not come within %v; it must reach %s, see bind.advertise", errCallback, t.cfg.Bind.CallbackTimeout,
 				t.callbacks.URL())
 		case <-ctx.Done():
-			return none, context.Cause(ctx)
+			return answer, context.Cause(ctx)
 		}
 	}
 	text, err := t.send(ctx, p, q, lifecycle.Prefill, r.RID, p.profile.EarlyProbe(&q.body, q.changes, r, true, nil))
 	if err != nil {
-		return none, err
+		return answer, err
 	}
 	return p.profile.ReadEarlyProbe(text, func(host string) bool { return t.hosts[host] })
 }
