@@ -90,7 +90,7 @@ func (s *stream) open(h *handoff.Handoff, until lifecycle.Timeout) *failure.Faul
 	if profile.HandBack == mooncake.HandBackFetched {
 		j.decodeProcess = j.srv.Engines().ProcessAt(s.upstream.rank.Instance).Process
 	}
-	silence, pullOver, stop := s.limitWait(h, until)
+	silence, pullOver, stop := limitWait(s, h, until)
 	defer stop()
 	headers := h.Identify(engine.JSONHeaders(j.legID("d", j.record.Attempts)))
 	changes := j.changes
@@ -119,9 +119,9 @@ func (s *stream) open(h *handoff.Handoff, until lifecycle.Timeout) *failure.Faul
 }
 
 // limitWait limits how long the rank may take for the first event, or for an answer in one piece. silence is how long the engine may send
-// nothing. It is handoff.Forever if other code limits the wait, until stop is called. pullOver is when the pull of the hand-off's KV is over
-// for certain. h and until are those of open.
-func (s *stream) limitWait(h *handoff.Handoff, until lifecycle.Timeout) (silence time.Duration, pullOver time.Time, stop func()) {
+// nothing. It is handoff.Forever if other code limits the wait, until stop is called. pullOver is when the pull of the hand-off's KV is
+// certainly over. h and until are those of open.
+func limitWait(s *stream, h *handoff.Handoff, until lifecycle.Timeout) (silence time.Duration, pullOver time.Time, stop func()) {
 	j, profile, unstreamed := s.job, s.upstream.rank.Profile, s.upstream.unstreamed
 	if unstreamed { // the pull of KV is over when a stream's first event would come; from then on, LimitWhole bounds the call
 		until = lifecycle.ByFirstEvent
