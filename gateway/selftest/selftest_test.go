@@ -566,3 +566,13 @@ func TestATestThatRunsOutOfTimeSaysWhatItLeftOut(t *testing.T) {
 	require.Len(t, pick(found, Bad), 1)
 	require.Contains(t, pick(found, Bad)[0], "its time is over")
 }
+
+// JSON has no escape such as \x7f, which Go writes for some characters that a model's name may have.
+func TestARequestNamesItsModelWhateverItsName(t *testing.T) {
+	for _, endpoint := range []mooncake.Endpoint{mooncake.Completions, mooncake.Chat} {
+		q := ask(endpoint, "a\x7f\"b\"", "id")
+		model, ok := q.body.Get("model")
+		require.True(t, ok)
+		require.JSONEq(t, "\"a\x7f\\\"b\\\"\"", string(model))
+	}
+}
