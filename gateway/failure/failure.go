@@ -229,7 +229,7 @@ func NoSuchModel(name string) *openai.Error {
 	}
 }
 
-// Unplaced maps the error of a request that got no engine to the client's error. err comes from the prefill tier or from the dispatcher.
+// Unplaced maps the error of a request that got no engine to the client's error. err comes from prefill.Scheduler or from the dispatcher.
 // side is the side on which the request waited for an engine, and prompt is the prompt's length in tokens. mixed is as in Unserved.
 func Unplaced(side string, err error, prompt int, model string, mixed bool) *openai.Error {
 	switch full, isFull := errors.AsType[*prefill.FullError](err); {
