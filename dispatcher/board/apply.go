@@ -13,15 +13,16 @@ func (e Withdraw) apply(b *Boards) { b.withdraw(e.Entry) }
 // estimated tokens and steps instead of the reported ones, because the loads of the group's steps were already counted with the estimates.
 func (e *Release) apply(l *Boards) {
 	b := l.boards[e.Model]
-	b.slots.records[e.Slot].estimated.most = e.Unheard
-	generated, first, last := e.Generated, e.First, e.Last
-	if s := &b.slots.records[e.Slot]; s.estimated.first != 0 && s.rank.group != nil {
-		generated, first, last = int32(s.estimated.tokens), s.estimated.first, s.rank.group.last.Number
-		if int32(last-first) < 0 { // the estimate begins with the next step, and no step was reported since
-			last = first
+	s := &b.slots.records[e.Slot]
+	s.estimated.most = e.Unheard
+	generated, firstStep, lastStep := e.Generated, e.First, e.Last
+	if hasEstimate := s.estimated.first != 0; hasEstimate && s.rank.group != nil {
+		generated, firstStep, lastStep = int32(s.estimated.tokens), s.estimated.first, s.rank.group.last.Number
+		if laterStep(firstStep, lastStep) { // the estimate begins with the next step, and no step was reported since
+			lastStep = firstStep
 		}
 	}
-	b.depart(e.Slot, generated, first, last)
+	b.depart(e.Slot, generated, firstStep, lastStep)
 	b.release(e.Slot, e.Outcome, e.Generated, e.Started, l.now)
 }
 

@@ -4,22 +4,22 @@ package board
 // its prefill: its slot and its KV room are taken at once, and policies count them at once. But no decode step reads the KV before the
 // request starts to decode. So the load of the steps counts the request only after its first event.
 
-// AheadAuto as the value of Config.BindAhead makes the boards learn the number: a rank may get as many requests beyond its slots as it has,
-// on average, that are bound and wait for their first token. The type lead learns this from the last requests that ended.
+// AheadAuto as the value of Config.BindAhead makes the boards learn how many requests an early rank may have beyond its slots. The type
+// lead learns this number from the requests that ended: how many of a rank's requests wait for their first token, on average.
 const AheadAuto = -1
 
 // seeStarts finds the requests of a rank whose first event has come, and counts them as decoding from now on.
 func (b *board) seeStarts(r *rank) {
 	for i, slot := range r.slots {
 		s := &b.slots.records[slot]
-		if !s.unread || !b.started(slot) {
+		// A preempted request decodes again once it has more tokens than before the preemption.
+		preempted := s.tokensBefore > 0 && r.running[i].Generated <= s.tokensBefore
+		if !s.unread || !b.started(slot) || preempted {
 			continue
 		}
-		if decodes := s.tokensBefore == 0 || r.running[i].Generated > s.tokensBefore; decodes { // after a preemption: it has a new token
-			s.unread = false
-			r.unreadSlots--
-			r.unreadKV -= int64(s.prompt)
-			b.dropPrompt(r, slot)
-		}
+		s.unread = false
+		r.unreadSlots--
+		r.unreadKV -= int64(s.prompt)
+		b.dropPrompt(r, slot)
 	}
 }

@@ -8,7 +8,7 @@ import (
 	"evenkeel/pool"
 )
 
-// avoidFor is how long an entry refuses the ranks that it avoids, because they failed it, while another rank that is up could take it.
+// avoidFor is how long an entry waits for a rank that it does not avoid (Entry.Avoid has the ranks that failed it), if such a rank is up.
 // The time is long because a rank that fails every request at once always has free slots: an entry that accepted any free slot would
 // soon come back to this rank while the other ranks are full.
 const avoidFor = 30 * time.Second
@@ -49,8 +49,8 @@ func (b *board) mustAvoid(e *pool.Entry, now time.Time) bool {
 }
 
 // placeAvoiding binds the entries for which mustAvoid is true, oldest first. It runs before the policies decide, because policies do not
-// know which ranks an entry avoids. Policies do not see the entries that it cannot bind. wakeAvoiding becomes the time at which the first
-// of these entries has waited for avoidFor.
+// know which ranks an entry avoids. An entry that it cannot bind stays in the pool, hidden from the policies. wakeAvoiding becomes the
+// time at which the first of these entries has waited for avoidFor.
 func (b *board) placeAvoiding(now time.Time) {
 	for i := 0; i < b.pool.Len(); {
 		e := b.pool.Entries()[i]
@@ -71,9 +71,9 @@ func (b *board) placeAvoiding(now time.Time) {
 	}
 }
 
-// roomFor returns the emptiest rank that can take an entry now and that the entry does not avoid; nil: there is none. It returns a rank in
-// the entry's Last, or a spared rank, only if there is no other. A spared rank has refused requests, but may serve again by now; the
-// ranks that the entry avoids have already failed this very entry.
+// roomFor returns the emptiest rank that can take an entry now and that the entry does not avoid; nil: there is none. It returns a rank
+// whose engine has refused requests only if there is no other: a rank in the entry's Last, or a spared rank (spare.go). Such a rank may
+// serve again by now, but the ranks that the entry avoids have already failed this very entry.
 func (b *board) roomFor(e *pool.Entry, now time.Time) (best *rank) {
 	for _, g := range b.order {
 		for _, r := range g.ranks {
@@ -87,8 +87,8 @@ func (b *board) roomFor(e *pool.Entry, now time.Time) (best *rank) {
 
 // suitsBetter says whether rank r suits an entry better than the other rank.
 func suitsBetter(e *pool.Entry, r, other *rank) bool {
-	if last := slices.Contains(e.Last, r.ID); last != slices.Contains(e.Last, other.ID) {
-		return !last
+	if lastResort := slices.Contains(e.Last, r.ID); lastResort != slices.Contains(e.Last, other.ID) {
+		return !lastResort
 	}
 	if r.spared != other.spared {
 		return !r.spared
@@ -135,33 +135,34 @@ func (b *board) hiddenFrom(e *pool.Entry, g *group) bool {
 }
 
 // placeNamed binds the entries whose model name only some ranks of a group list, because policies do not see these entries. Before the
-// policies decide (first), it binds only those that are older than every entry that policies see. After the policies have decided, it
-// binds all that it can. So neither kind of entry is always served before the other.
-func (b *board) placeNamed(now time.Time, first bool) {
+// policies decide, it binds only those that are older than every entry that policies see. After the policies have decided, it binds all
+// that it can. This keeps either kind of entry from always being served before the other.
+func (b *board) placeNamed(now time.Time, beforePolicies bool) {
 	if b.restrictedCount == 0 || len(b.partial) == 0 {
 		return
 	}
 	for i := 0; i < b.pool.Len(); {
 		e := b.pool.Entries()[i]
 		p := b.partial[e.Name]
-		mine := !b.mustAvoid(e, now) // else it belongs to placeAvoiding
-		seenByPolicies := p == nil || len(p.whole) > 0 && first
-		if mine && seenByPolicies && first {
+		leftToPolicies := p == nil || beforePolicies && len(p.whole) > 0
+		switch {
+		case b.mustAvoid(e, now): // placeAvoiding binds it
+		case leftToPolicies && beforePolicies:
 			return
-		}
-		if mine && !seenByPolicies && !p.full && b.placeOn(p, e, now) {
+		case !leftToPolicies && !p.full && b.placeOn(p, e, now):
 			continue // the entry has left the pool, so the next one has the index i now
 		}
 		i++
 	}
 }
 
-// placeOn binds an entry to the emptiest rank that lists its name and can take it now, and says whether there was such a rank. It leaves
-// groups in which every rank lists the name to the policies. But if all ranks that list the name are spared, it looks at all of them as
-// if they were not. The method spare leaves at least one rank of the board in service, but not one for each name.
-func (b *board) placeOn(p *namePlacement, e *pool.Entry, now time.Time) bool {
+// placeOn binds an entry to the emptiest rank that lists its name and can take it now, and says whether there was such a rank. Groups in
+// which every rank lists the name are left to the policies. But if every rank that lists the name is spared or down, all ranks that are up
+// count as not spared: the method spare keeps at least one rank of the board in service, but not one for each name.
+func (b *board) placeOn(p *namePlacement, e *pool.Entry, now time.Time) (bound bool) {
 	var best *rank
-	ranks, full := p.parts, true
+	full := true // no rank has a free slot
+	ranks := p.parts
 	allSpared := !slices.ContainsFunc(p.ranks, (*rank).takes)
 	if allSpared {
 		ranks = p.ranks

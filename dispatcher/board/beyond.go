@@ -90,14 +90,9 @@ func (b *board) promote(r *rank) {
 		}
 	}
 	for ; r.queued > 0; r.queued-- {
-		oldest := int32(-1)
-		for _, slot := range r.slots {
-			if records[slot].waits && (oldest < 0 || records[slot].older(&records[oldest])) {
-				oldest = slot
-			}
-		}
-		if oldest < 0 {
-			r.queued = 0 // no request waits any more
+		oldest, ok := b.oldestQueued(r)
+		if !ok {
+			r.queued = 0 // the number was too high
 			return
 		}
 		s := &records[oldest]
@@ -110,6 +105,17 @@ func (b *board) promote(r *rank) {
 		s.waits = false
 		b.emit(Effect{Kind: EffectBegins, Group: GroupKey{Model: b.model}, Slot: oldest})
 	}
+}
+
+// oldestQueued returns the slot of the request that has waited longest in the engine's queue; ok is false if none waits there.
+func (b *board) oldestQueued(r *rank) (oldest int32, ok bool) {
+	records := b.slots.records
+	for _, slot := range r.slots {
+		if records[slot].waits && (!ok || records[slot].older(&records[oldest])) {
+			oldest, ok = slot, true
+		}
+	}
+	return oldest, ok
 }
 
 // older says whether a request got its slot before the other one.
@@ -132,8 +138,8 @@ func (p *Throughput) ended(after time.Duration, kv int64) {
 	p.tokens += paceWeight * (float64(kv) - p.tokens)
 }
 
-// keepPace emits the pace of the board: how many slots there are, and how many are free. It runs at the end of a turn, because the effect
-// wakes the callers that wait for Dispatcher.Room, and in the middle of a turn they would read outdated numbers.
+// keepPace emits the pace of the board: how many slots there are, and how many are free. It runs at the end of a Tick, after its rounds,
+// because the effect wakes the callers that wait for Dispatcher.Room, and before the end they would read outdated numbers.
 func (b *board) keepPace() {
 	b.pace.Slots, b.pace.Free = 0, 0
 	for _, g := range b.groups {
@@ -144,15 +150,16 @@ func (b *board) keepPace() {
 	b.pace.Waiting = b.pool.Len() - b.discarding
 	for i, p := range b.names {
 		b.paces[i] = p.pace(&b.pace)
-		// An entry that asks for this name needs a slot of a rank that lists it. If more such entries wait than these ranks have free
-		// slots, the surplus cannot take the slots of other ranks, so it does not count.
+		// If more entries ask for this name than the ranks that list it have free slots, the surplus does not count: these entries
+		// cannot take the slots of other ranks.
 		b.pace.Waiting -= max(0, p.waiting-b.paces[i].Free)
 	}
 	b.emit(Effect{Kind: EffectPace, Group: GroupKey{Model: b.model}, Pace: b.pace, Named: b.paces})
 }
 
-// add counts the slots of a rank that takes requests. Free slots without KV room do not count, because Dispatcher.Room would promise them
-// although no request can use them.
+// add counts the slots of a rank that takes requests: the free ones with KV room, and the slots of the requests that the engine has begun,
+// together at least 1. Free slots without KV room do not count, because Dispatcher.Room would promise them although no request can use
+// them.
 func (p *Throughput) add(r *rank) {
 	if r.takes() {
 		free := r.freeFor(p.tokens)

@@ -40,9 +40,10 @@ func (b *board) bind(g *group, p *policyInUse, a policy.Assignment, now time.Tim
 func (b *board) admit(r *rank, w waitingEntry, bound Binding, now time.Time) {
 	e := w.Entry
 	if r.Mixed {
-		if bound.NewTokens = w.uncached(r.ID); !w.since.IsZero() {
-			bound.Held = max(0, now.Sub(w.since))
-		}
+		bound.NewTokens = w.uncached(r.ID)
+	}
+	if wasHeld := !w.since.IsZero(); wasHeld && r.Mixed {
+		bound.Held = max(0, now.Sub(w.since))
 	}
 	s := slotRecord{
 		id: e.ID, key: e.Key, prefiller: e.Prefiller, prompt: w.prompt(), age: tokens(e.Age), newTokens: bound.NewTokens,

@@ -26,11 +26,11 @@ func (b *board) empty() bool { return len(b.ranks) == 0 && b.pool.Len() == 0 }
 // it are down. An entry without a hand-off (local) does not enter the pool: the rounds that choose its rank begin at once.
 func (b *board) enqueue(w waitingEntry, now time.Time) {
 	err := b.refusal(w.Entry)
-	if p := b.partial[w.Entry.Name]; b.up == 0 || p != nil && p.up == 0 {
-		err = ErrNoWorkers
-	}
+	listing := b.partial[w.Entry.Name] // nil: all ranks list the name, or none does
 	if _, taken := b.waiting[w.Entry.ID]; taken {
 		err = ErrDuplicate
+	} else if b.up == 0 || listing != nil && listing.up == 0 {
+		err = ErrNoWorkers
 	}
 	if err != nil {
 		b.emit(Effect{Kind: EffectRefuse, Entry: w.Entry, Err: err})
@@ -168,7 +168,7 @@ func (b *board) refuseInNameOutage(now time.Time) {
 // its outcome.
 func (b *board) release(slot int32, o Outcome, generated int32, started bool, now time.Time) {
 	s := &b.slots.records[slot]
-	r, released := s.rank, *s
+	r, released := s.rank, *s // discharge clears the record
 	s.started = s.started || started
 	b.settleUnheard(s, o, generated, now)
 	b.learn(s, o)

@@ -57,8 +57,8 @@ func (l *Boards) usable() error {
 	return checkTwin(l.cfg)
 }
 
-// Next returns when a Tick is due even if no other event comes; zero: never. This is the earliest time at which any board has to look at
-// its entries again.
+// Next returns the earliest time at which a board has to look at its entries again, so that a Tick is due even if no other event comes;
+// zero: none has to.
 func (l *Boards) Next() time.Time {
 	var next time.Time
 	for _, b := range l.inOrder {
@@ -114,14 +114,14 @@ func (l *Boards) setWorkers(ws []Worker) {
 	for model := range l.boards {
 		fleet[model] = nil // a board whose model is not in ws any more must still get an empty list, to lose its ranks
 	}
-	models := map[string]string{}
+	modelOf := map[string]string{} // by group name
 	l.shared = map[string]bool{}
 	for _, w := range ws {
 		fleet[w.Model] = append(fleet[w.Model], w)
-		if first, ok := models[w.Group]; ok && first != w.Model {
+		if other, ok := modelOf[w.Group]; ok && other != w.Model {
 			l.shared[w.Group] = true
 		}
-		models[w.Group] = w.Model
+		modelOf[w.Group] = w.Model
 	}
 	for _, model := range slices.Sorted(maps.Keys(fleet)) {
 		b := l.boards[model]
@@ -133,7 +133,7 @@ func (l *Boards) setWorkers(ws []Worker) {
 	}
 }
 
-// setFit keeps the fit for subjects that are learned later, and makes the present ones start anew from it (EffectFit).
+// setFit makes all present subjects (PredictorKey) start anew from the fit (EffectFit), and keeps it for those that come later.
 func (l *Boards) setFit(fit *predictor.Fit) {
 	l.fit = fit
 	l.emit(Effect{Kind: EffectFit, Fit: l.fit})

@@ -56,7 +56,7 @@ func (c *Config) checkNumbers(bad func(key, format string, args ...any)) {
 	for key, v := range map[string]float64{
 		"c0_ms": m.C0Ms, "c1_ms": m.C1Ms, "request_ms": m.RequestMs, "own_prefill_ms": m.OwnMs, "shared_prefill_ms": m.SharedMs, "prefill_step_ms": m.PrefillMs,
 	} {
-		if !(v >= 0) {
+		if !(v >= 0) { // this also refuses NaN
 			bad("dispatch.step_model."+key, "%v ms; write what `evenkeel fit step` found, or 0 to have it learned", v)
 		}
 	}
@@ -92,7 +92,8 @@ func (c *Config) DoubtFit(kind predictor.Kind, policies ...string) string {
 			continue // Check reports it
 		}
 		needs := policy.NeedsOf(p, 0)
-		kindsRead[predictor.Kind(needs.Predictor)], meanRead = true, meanRead || needs.MeanOutput
+		kindsRead[predictor.Kind(needs.Predictor)] = true
+		meanRead = meanRead || needs.MeanOutput
 	}
 	predictionsRead := kindsRead[predictor.KindSurvival] || kindsRead[predictor.KindExact]
 	switch {

@@ -39,7 +39,7 @@ func (b *board) recall() {
 }
 
 // clone copies the board with its pool, ranks, groups and slots. The copies refer to each other, not to the originals. a is what the boards
-// of the copy share. Memory that each tick fills anew is not copied.
+// of the copy share. The copy gets no memory that each tick fills anew.
 func (b *board) clone(a *allBoards) *board {
 	c := *b
 	c.allBoards, c.pool = a, b.pool.Clone()
@@ -68,7 +68,7 @@ func (b *board) clone(a *allBoards) *board {
 		r.engine = c.sameRanks(r.engine)
 	}
 	c.listed, c.listers, c.names, c.named, c.paces = nil, nil, nil, nil, nil
-	c.listings()
+	c.listings() // the copy computes its listings, because those of b point to b's ranks
 	c.countRestricted()
 	c.slots.records, c.slots.unused = slices.Clone(b.slots.records), slices.Clone(b.slots.unused)
 	for i := range c.slots.records {

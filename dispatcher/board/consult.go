@@ -24,17 +24,11 @@ func (b *board) consult(g *group, p *policyInUse, now time.Time) {
 	b.emit(Effect{Kind: EffectRound, Group: b.key(g), Policy: p.name, Err: b.failure, Round: &b.round})
 }
 
-// fill writes the group and the pool into the board's one Snapshot. The snapshot shares the lists of running requests with the ranks,
-// which were refreshed when the tick began. An entry that is too large for every rank of this group that is up is left out: it waits
-// for another group, and the starvation guard would keep a rank free for it here in vain.
+// fill writes the group and the pool into the board's one Snapshot. An entry that is too large for every rank of this group that is up is
+// left out: it waits for another group, and the starvation guard would keep a rank free for it here in vain.
 func (b *board) fill(g *group, p *policyInUse, now time.Time) {
 	s := &b.snapshot
-	s.Workers, s.Pool, s.Waits = s.Workers[:0], s.Pool[:0], s.Waits[:0]
-	watermark := policy.Watermark(p.Policy)
-	largest, longestPrompt := g.largest(watermark), int64(0)
-	for _, e := range b.pool.Entries() {
-		longestPrompt = max(longestPrompt, int64(e.Prompt))
-	}
+	s.Pool, s.Waits = s.Pool[:0], s.Waits[:0]
 	model, _, _ := g.steps.Model()
 	s.C0Ms, s.C1Ms = float32(model.C0Ms), float32(model.C1Ms)
 	s.StepMs = g.steps.Ms(model, g.largestLoad)
@@ -42,6 +36,30 @@ func (b *board) fill(g *group, p *policyInUse, now time.Time) {
 	s.RequestTokens, s.RowTokens = int64(math.Round(weights.Request)), int64(math.Round(weights.Row))
 	s.Mixed, s.OwnMs = b.mixed, float32(g.ownMs(&model))
 	s.Unbegun, s.PromptRate = g.recent.means()
+	b.fillWorkers(g, p, now)
+	largest := g.largest(policy.Watermark(p.Policy))
+	for _, e := range b.pool.Entries() {
+		hidden := b.restrictedCount > 0 && (b.hiddenFrom(e, g) || b.mustAvoid(e, now))
+		if !hidden && int64(e.Prompt) <= largest {
+			b.offer(e, p, now)
+		}
+	}
+	s.MaxAgeMs = p.MaxAgeMs()
+	if s.MaxAgeMs > 0 {
+		s.MaxAgeMs = max(s.MaxAgeMs, guardWaits*b.waits.meanMs())
+	}
+	s.Budget = g.budget.evaluations()
+}
+
+// fillWorkers writes the ranks of the group into the snapshot. The snapshot shares the lists of running requests with the ranks, which were
+// refreshed when the tick began. A rank that takes no requests has no free slot, and a rank on trial (spare.go) has one at most.
+func (b *board) fillWorkers(g *group, p *policyInUse, now time.Time) {
+	s := &b.snapshot
+	s.Workers = s.Workers[:0]
+	watermark, longestPrompt := policy.Watermark(p.Policy), int64(0)
+	for _, e := range b.pool.Entries() {
+		longestPrompt = max(longestPrompt, int64(e.Prompt))
+	}
 	for _, r := range g.ranks {
 		free := r.admits(p)
 		switch {
@@ -55,17 +73,6 @@ func (b *board) fill(g *group, p *policyInUse, now time.Time) {
 			Others: r.Others + r.guests, Running: r.running, Backlog: r.backlog,
 		})
 	}
-	for _, e := range b.pool.Entries() {
-		if int64(e.Prompt) > largest || b.restrictedCount > 0 && (b.hiddenFrom(e, g) || b.mustAvoid(e, now)) {
-			continue
-		}
-		b.offer(e, p, now)
-	}
-	s.MaxAgeMs = p.MaxAgeMs()
-	if s.MaxAgeMs > 0 {
-		s.MaxAgeMs = max(s.MaxAgeMs, guardWaits*b.waits.meanMs())
-	}
-	s.Budget = g.budget.evaluations()
 }
 
 // offer adds an entry to the snapshot.

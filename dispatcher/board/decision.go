@@ -37,30 +37,28 @@ func (e *Explanation) Best() []Alternative {
 	return e.best[:e.count]
 }
 
-// Keep adds a rank to the list if it is one of the best, or the chosen rank.
+// Keep adds a rank to the list if it is one of the best, or the chosen rank. If the list is full, the worst rank that is not the chosen one
+// drops out.
 func (e *Explanation) Keep(c Alternative, chosen int32) {
 	const last = mostAlternatives - 1
 	at := e.count // index at which the rank belongs
 	for at > 0 && e.before(&c, &e.best[at-1]) {
 		at--
 	}
-	end := e.count // the list up to here moves by one: its last rank drops out
-	switch {
-	case e.count < mostAlternatives: // there is room, so no rank drops out
+	drop := last // index that becomes free
+	if e.count < mostAlternatives {
+		drop = e.count // no rank drops out
 		e.count++
-		end = e.count
-	case at == mostAlternatives: // all ranks in the list are better, but the chosen rank must be in it
-		if c.Worker != chosen {
-			return
-		}
-		at = last
-	case e.best[last].Worker == chosen: // the chosen rank stays in the list, as the last
-		if at == last {
-			return
-		}
-		end = last
+	} else if e.best[last].Worker == chosen {
+		drop = last - 1
 	}
-	copy(e.best[at+1:end], e.best[at:end-1])
+	if c.Worker == chosen {
+		at = min(at, drop)
+	}
+	if at > drop {
+		return
+	}
+	copy(e.best[at+1:drop+1], e.best[at:drop])
 	e.best[at] = c
 }
 

@@ -3,7 +3,7 @@ package board
 import "time"
 
 const (
-	budgetMost  = 4000                   // evaluations
+	budgetMost  = 4000                   // evaluations; a new group begins with so many
 	budgetLeast = 250                    // evaluations
 	tickSlow    = time.Millisecond       // after a longer round, the budget becomes a quarter smaller
 	tickQuick   = 500 * time.Microsecond // after ticksQuick shorter rounds in a row, the budget becomes a sixteenth larger

@@ -125,9 +125,9 @@ type SetPolicy struct{ Spec string }
 // SetFit makes the predictors of all subjects start anew from a fit.
 type SetFit struct{ Fit *predictor.Fit }
 
-// Counts has the progress of the requests of a board, by the index of their slots. It is valid for the next event that is no Counts, and
-// for the rounds that this event causes. For an event without Counts, the board uses the progress that it read last. The lists may be too
-// short for slots that were bound later: these have no progress yet.
+// Counts has the progress of the requests of a board, by the index of their slots. The board uses it for the next event that is no Counts,
+// and for the rounds that this event causes. For an event without Counts, the board uses the progress that it read last. A slot beyond the
+// end of a list was bound later, and has no progress yet.
 type Counts struct {
 	Model  string
 	Tokens []int32  // generated

@@ -9,8 +9,7 @@ import (
 )
 
 // setWorkers replaces the board's ranks by the given workers. A rank whose ID is known keeps its requests. A rank that is not among the
-// workers gets no more requests, and is dropped once its last slot is released. In the end, setWorkers computes all state anew that
-// depends on the set of ranks.
+// workers gets no more requests, and is dropped once its last slot is released.
 func (b *board) setWorkers(ws []Worker) {
 	for _, r := range b.ranks {
 		r.present = false
@@ -47,7 +46,7 @@ func (b *board) setWorkers(ws []Worker) {
 // update makes rank r the given worker, which has the same ID. The rank keeps its requests.
 func (b *board) update(r *rank, w Worker) {
 	w.Slots, w.Up = max(0, w.Slots), w.Up && !w.Down
-	if r.restarted(&w) { // the KV of the process before is gone
+	if r.restarted(&w) { // the engine has lost its KV, and what it refused before says nothing about it now
 		b.forgetOrphans(r, everyOrphan)
 		r.refusals.Succeed()
 		r.spared = false
@@ -124,7 +123,7 @@ func (b *board) regroup() {
 	b.keepGroups(groupsInOrder)
 }
 
-// keepGroups makes those groups the board's groups that have a member, and emits that the others are gone.
+// keepGroups replaces the board's groups by the given groups that have a member, and emits EffectGroupGone for the others.
 func (b *board) keepGroups(groups []*group) {
 	b.groups = b.groups[:0]
 	for _, g := range groups {

@@ -4,8 +4,8 @@ import "time"
 
 // Kept KV. A decode engine may keep the KV of an answer that has ended, so that a prefill engine can fetch it for the next turn of the
 // chat. vLLM's NIXL connector does so with bidirectional_kv_xfer (0.33, request_finished in nixl/pull_scheduler.py). It frees the blocks
-// after a fixed time, or once they are fetched, but neither when it lacks room nor when its prefix cache is reset. The board does not
-// learn when KV is fetched.
+// once they are fetched, or after a fixed time. It frees them neither when it lacks room nor when its prefix cache is reset. The board
+// does not learn when KV is fetched.
 
 // keep counts the KV that the engine of a rank keeps of a request that has left the rank.
 func (b *board) keep(r *rank, s *slotRecord, generated int, now time.Time) {
@@ -29,7 +29,7 @@ func (b *board) keepOn(r *rank, tokens int64, now time.Time) {
 	}
 }
 
-// giveUp records that engines no longer keep so many KV tokens of ended answers. The board then looks whether an entry fits now.
+// giveUp records that engines have freed so many KV tokens of ended answers, and makes the board decide anew.
 func (b *board) giveUp(tokens int64) {
 	b.slots.givenUp += tokens
 	b.changed = b.changed || tokens > 0

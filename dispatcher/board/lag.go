@@ -3,7 +3,7 @@ package board
 import "math"
 
 // The types of this file learn how many requests a rank may get beyond its slots (ahead.go). A new request gets its first token only some
-// steps after it was sent. A rank may get as many requests more than it has slots as end there in the meantime, so that no slot stays
+// steps after it was sent. As many requests as end on the rank during these steps may be sent beyond its slots, so that no slot stays
 // empty.
 
 // lag learns for how many steps a bound request gets no token yet (its lag), and for how many steps it then gets tokens (its stay). It uses
@@ -54,8 +54,8 @@ func (l *lag) slots(running int) int {
 }
 
 // lead learns for how many steps a request that was bound before its prefill gets no token, and for how many steps it then gets tokens.
-// Both are means. If too many requests are sent beyond the slots, they wait for slots, which makes the first mean longer. But it grows by
-// less than their number would need to stay as high, so the number falls until no request waits.
+// Both are means. Requests that were sent beyond the slots may have to wait for a slot, which raises the first mean and so the number of
+// requests that are sent ahead. The mean rises too little to keep this number up, so it falls again until no request waits.
 type lead struct {
 	seen        int
 	steps, stay float64 // mean number of steps without a token, and with tokens

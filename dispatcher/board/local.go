@@ -26,7 +26,7 @@ func (l *Local) Allows(tokens, running, inFlight int) bool {
 	case tokens <= leastThreshold:
 		return true
 	}
-	return tokens <= mostThreshold && float64(tokens)*(1+float64(running)/8) < l.BreakEven
+	return tokens <= mostThreshold && float64(tokens)*(1+float64(running)/8) < l.BreakEven // BreakEven explains the 8
 }
 
 // placeLocal starts the rounds that choose a decode rank to prefill the prompt itself. There is one round for each group, and its policy
@@ -58,8 +58,8 @@ func (b *board) leastLocal(w waitingEntry, now time.Time) (least int) {
 	return least
 }
 
-// roundLocal calls the group's policy once for the asked entry, which has no hand-off. The snapshot has only this entry, because the pool
-// is empty. It shows ranks as down that would have to compute more tokens of the prompt than another rank.
+// roundLocal calls the group's policy once for the entry that placeLocal asks about (asked). The snapshot has only this entry, because the
+// pool is empty. It shows a rank as down if the rank may not compute the prompt, or would have to compute more of it than another rank.
 func (b *board) roundLocal(g *group, p *policyInUse, now time.Time) {
 	w := b.waiting[b.asked.ID]
 	watermark := policy.Watermark(p.Policy)
@@ -100,9 +100,11 @@ func (b *board) decidedLocal(g *group) {
 		b.emit(Effect{Kind: EffectFallback, Label: FallbackPanic})
 		g.chosen = b.choose(g.barrier) // the panic may have left the memory of the policy half written
 	}
-	if b.nextGroup++; b.askedBound {
-		b.nextGroup = len(b.order)
-	} else if b.nextGroup == len(b.order) {
+	b.nextGroup++
+	switch {
+	case b.askedBound:
+		b.nextGroup = len(b.order) // the other groups need not decide
+	case b.nextGroup == len(b.order):
 		b.refuse(b.asked, ErrNotLocal)
 	}
 }

@@ -113,24 +113,24 @@ func (r *rank) computeStep(b *board, budget int64, step uint32) {
 // chunks says, by the board's estimate, in which steps the tokens of a prompt were computed.
 type chunks struct {
 	this   int32  // tokens in the step with the number step
-	last   int32  // tokens in the step before
+	last   int32  // tokens in the step before that one
 	before int32  // tokens in all earlier steps
 	step   uint32 // number of the last step that computed a part of the prompt
 }
 
-// computedBefore returns how many tokens were computed before the given step, which finished the prompt. If the first token came later
-// than the board expected, it takes the last chunk (this) as computed in the given step.
+// computedBefore returns how many tokens were computed before the given step, which finished the prompt. If the estimate has the last
+// chunk (this) in an earlier step, this chunk counts as computed in the given step.
 func (k *chunks) computedBefore(step uint32) int32 {
-	if k.step == step+1 {
+	if k.step == step+1 { // the estimate has a chunk after the step that finished the prompt; the chunk before it was in that step
 		return k.before
 	}
 	return k.before + k.last
 }
 
 // computedIn returns how many tokens of a request's prompt a past step computed. joined is the number of the step that brought the
-// request's first token; 0: no token has come. That step computed the rest of the prompt, whatever the board had estimated.
+// request's first token; 0: no token has come. The step joined computed the rest of the prompt, whatever the board had estimated.
 //
-// sure is false if, by the board's estimate, the step computed a part of the prompt, but the first token has not come.
+// sure is false if, by the board's estimate, the step computed the last part of the prompt so far, although it brought no token.
 func (s *slotRecord) computedIn(step, joined uint32) (tokens int64, sure bool) {
 	k := &s.chunks
 	switch {
@@ -140,7 +140,7 @@ func (s *slotRecord) computedIn(step, joined uint32) (tokens int64, sure bool) {
 		}
 	case joined == step:
 		return int64(max(0, s.newTokens-k.computedBefore(step))), true
-	case joined != 0 && !laterStep(joined, step):
+	case joined != 0 && !laterStep(joined, step): // the prompt was complete before this step
 		return 0, true
 	case k.step == step && k.this > 0:
 		return 0, false
@@ -172,8 +172,8 @@ func (b *board) computeAgain(r *rank) {
 	b.addPrompt(r, last, s.prompt+request.Generated, 0)
 }
 
-// takeReport stores the report of a policy that holds entries back, to send them together: which entries could have been sent for the first
-// time in this round, since when it has held the first entry, and when it wants to decide again.
+// takeReport stores the report of a policy that holds entries back, to send them together. The report says which entries could have been
+// sent for the first time in this round, since when the policy has held the first entry, and when it wants to decide again.
 func (b *board) takeReport(g *group, report policy.Gathered, now time.Time) {
 	for _, id := range report.First {
 		if w, ok := b.waiting[id]; ok {

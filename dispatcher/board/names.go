@@ -68,10 +68,11 @@ func (b *board) relist() {
 	partialBefore := b.partial
 	b.partial, b.common = nil, nil
 	ranksWith := map[*Names]int{} // how many ranks have each list
-	for i, l := range b.listed {
-		if ranksWith[l.lists]++; i == 0 {
-			b.common = l.lists
-		}
+	for _, l := range b.listed {
+		ranksWith[l.lists]++
+	}
+	if len(b.listed) > 0 {
+		b.common = b.listed[0].lists
 	}
 	for list := range ranksWith {
 		if len(ranksWith) == 1 || list == nil { // all ranks have the same list, or this list is not known and counts as every name

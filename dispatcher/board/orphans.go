@@ -69,17 +69,17 @@ func (r *rank) room() int64 {
 // that stray, because their blocks may be on another rank.
 func (b *board) gauged(r *rank, e Gauged) {
 	b.refresh(r)
-	missing := r.orphaned - e.KVTokens
+	surplus := r.orphaned - e.KVTokens // KV tokens that the board counts beyond the gauge
 	for i, slot := range r.slots {
 		if s := &b.slots.records[slot]; b.seen(slot) && !s.strays && s.since.Before(e.At) {
-			missing += r.running[i].Tokens()
+			surplus += r.running[i].Tokens()
 		}
 	}
 	b.forgetOrphans(r, func(l leakedKV) bool {
-		if l.tokens > missing || !l.since.Before(e.At) {
+		if l.tokens > surplus || !l.since.Before(e.At) {
 			return false
 		}
-		missing -= l.tokens
+		surplus -= l.tokens
 		return true
 	})
 }

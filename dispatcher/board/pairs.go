@@ -76,8 +76,8 @@ func (b *board) quarantined(link Link, health *linkHealth) {
 	b.emit(Effect{Kind: EffectQuarantine, Pair: link, Count: health.failures, Lasts: health.circuit.Out()})
 }
 
-// reached records that a hand-off between the engines of a pair has worked. So both engines work, and if another suspected pair with one of
-// them fails, the cause is more probably the connection.
+// reached records that a hand-off between the engines of a pair has worked. This shows that both engines work: if another suspected pair
+// with one of them fails, the cause is not this engine, so consider may quarantine that pair.
 func (b *board) reached(worked Link, now time.Time) {
 	p := &b.pairs
 	p.forget(now)

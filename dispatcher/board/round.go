@@ -22,7 +22,7 @@ type Round struct {
 	running []policy.Request // memory of a copy: the running requests of all workers, one after the other
 }
 
-// Copy makes r a copy that shares nothing with the board.
+// Copy makes r a copy that shares nothing with the board. It reuses the memory of r's former contents.
 func (r *Round) Copy(from *Round) {
 	running, workers, pool, assign := r.running[:0], r.Snapshot.Workers[:0], r.Snapshot.Pool[:0], r.Assign[:0]
 	details := r.Snapshot.Waits[:0]
@@ -40,5 +40,5 @@ func (r *Round) Copy(from *Round) {
 	}
 	pool, assign = append(pool, from.Snapshot.Pool...), append(assign, from.Assign...)
 	r.Snapshot.Workers, r.Snapshot.Pool, r.Assign = workers, pool, assign
-	r.Snapshot.Waits = append(details, from.Snapshot.Waits...) //nolint:gocritic // waits is the copy's own memory
+	r.Snapshot.Waits = append(details, from.Snapshot.Waits...) //nolint:gocritic // details is the copy's own memory
 }

@@ -128,9 +128,13 @@ func (b *board) refresh(r *rank) {
 	if r.Early || r.unreadSlots > 0 {
 		b.seeStarts(r)
 	}
-	if r.queued == 0 {
-		return
+	if r.queued > 0 {
+		b.countQueued(r)
 	}
+}
+
+// countQueued counts anew the requests that wait in the engine's queue. A request whose first event has come waits there no longer.
+func (b *board) countQueued(r *rank) {
 	r.queued = 0
 	for _, slot := range r.slots {
 		if s := &b.slots.records[slot]; s.waits && b.started(slot) {

@@ -65,17 +65,17 @@ func (b *board) spare(now time.Time) {
 	if b.refusing == 0 {
 		return
 	}
-	others := false
+	anyTakes := false
 	for _, g := range b.groups {
 		for _, r := range g.ranks {
 			r.spared = !r.refusals.Allows(now)
-			others = others || r.takes() && r.usable() > 0
+			anyTakes = anyTakes || r.takes() && r.usable() > 0
 			if at := r.refusals.Until(); at.After(now) && (b.wakeSpared.IsZero() || at.Before(b.wakeSpared)) {
 				b.wakeSpared = at
 			}
 		}
 	}
-	if others {
+	if anyTakes {
 		return
 	}
 	for _, g := range b.groups {
@@ -86,7 +86,7 @@ func (b *board) spare(now time.Time) {
 }
 
 // send records that a rank gets a request. If the rank is on trial, this request is its trial, and the rank gets no other until the trial
-// is answered. If this was the last rank that took requests, spare must run once more, so the board gets another turn now.
+// is answered. Because no other rank may be left that takes requests, spare must run once more: wakeSpared makes the next Tick due now.
 func (b *board) send(r *rank, id uint64, now time.Time) {
 	if r.onTrial(now) {
 		r.refusals.Send(id, now)

@@ -355,7 +355,8 @@ type allBoards struct {
 
 func (a *allBoards) emit(e Effect) { a.effects = append(a.effects, e) }
 
-// policyInUse is a policy in use. Each group has its own, because a policy keeps memory and, if it takes ranks in turn, the next rank.
+// policyInUse is a policy with what the board needs to run it. Each group has its own, because a policy keeps memory, for example which
+// rank is next in turn.
 type policyInUse struct {
 	policy.Policy
 	spec   string

@@ -144,7 +144,7 @@ func (b *board) depart(slot, generated int32, first, last uint32) {
 	r.departed = append(r.departed, departed{first: first, last: last, kv: kv, prompt: prompt})
 }
 
-// forget drops the departed requests whose last step was before the step with this number.
+// forget drops the departed requests that got their last token before the step with this number.
 func (r *rank) forget(number uint32) {
 	remaining := r.departed[:0]
 	for _, d := range r.departed {

@@ -120,7 +120,7 @@ func (b *board) decided(took time.Duration, now time.Time) {
 	} else {
 		b.judge(g, took)
 	}
-	if !b.fallbackNext {
+	if !b.fallbackNext { // else judge wants the fallback to decide for the same group
 		b.nextGroup++
 	}
 	if !b.deciding() {

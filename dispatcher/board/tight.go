@@ -40,8 +40,8 @@ func (b *board) findTight(now time.Time) {
 }
 
 // capacity returns the rank's capacity as policies see it, in KV tokens. For a tight rank it is smaller: a policy that keeps its share
-// (watermark) of the smaller number empty then keeps twice this share of the true room empty. A tight rank without requests still shows
-// room for the longest prompt that waits. A prompt that runs alone is not preempted, and would wait until the rank is not tight any more.
+// (watermark) of the smaller number empty then keeps twice this share of the true room empty. But a tight rank without requests still has
+// room for the longest prompt that waits: a prompt that runs alone is not preempted, and would otherwise wait while the rank is tight.
 func (r *rank) capacity(watermark float64, now time.Time, longest int64) int64 {
 	if r.Capacity == 0 || watermark >= 1 || !r.pressure.tight(now) {
 		return r.room()

@@ -32,14 +32,13 @@ func (b *board) explain(g *group, p *policyInUse) {
 		if !ok || w.Trace == nil {
 			continue
 		}
-		scores, less := b.weights[:len(s.Workers)], true
-		if scoresLeft -= len(scores); weigher == nil || scoresLeft < 0 {
-			weigher = nil
-		} else if less, ok = weigher.Weigh(s, i, a, int64(w.prompt()), scores); !ok {
-			weigher = nil
+		scores, less, scored := b.weights[:len(s.Workers)], true, false
+		scoresLeft -= len(scores)
+		if weigher != nil && scoresLeft >= 0 {
+			less, scored = weigher.Weigh(s, i, a, int64(w.prompt()), scores)
 		}
-		if weigher == nil {
-			scores, less = nil, true
+		if !scored { // no later entry of the round gets scores
+			weigher, scores, less = nil, nil, true
 		}
 		*w.Trace = Explanation{Tick: b.ticks, Waiting: len(s.Pool), Fullest: fullest, Less: less}
 		addAlternatives(w.Trace, g, p.Immediate(), s, a.Worker, scores)

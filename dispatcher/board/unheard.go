@@ -58,31 +58,38 @@ func (b *board) listen(now time.Time) {
 		if between < paceEvery {
 			continue
 		}
-		if g.rate.at.IsZero() {
+		if firstLook := g.rate.at.IsZero(); firstLook {
 			between = 0
 		}
 		g.rate.at = now
-		streams, tokens, silent := 0, int64(0), 0
-		for _, r := range g.ranks {
-			for _, slot := range r.slots {
-				s := &b.slots.records[slot]
-				if s.estimated.most = b.counts.unheard(slot); s.estimated.most > 0 {
-					silent++
-					continue
-				}
-				n := b.counts.generated(slot)
-				if s.estimated.atLastLook > 0 { // else it had no token at the last look
-					streams++
-					tokens += int64(n - s.estimated.atLastLook)
-				}
-				s.estimated.atLastLook = n
-			}
-		}
+		streams, tokens, silent := b.lookAt(g)
 		g.rate.learn(streams, tokens, between)
 		if silent > 0 {
-			b.grow(g, between, now, g.barrier && streams > 0)
+			stepsReported := g.barrier && streams > 0
+			b.grow(g, between, now, stepsReported)
 		}
 	}
+}
+
+// lookAt counts the streams of a group that had a token at the last look, the tokens that they got since, and the unheard (silent) answers.
+func (b *board) lookAt(g *group) (streams int, tokens int64, silent int) {
+	for _, r := range g.ranks {
+		for _, slot := range r.slots {
+			s := &b.slots.records[slot]
+			s.estimated.most = b.counts.unheard(slot)
+			if s.estimated.most > 0 {
+				silent++
+				continue
+			}
+			n := b.counts.generated(slot)
+			if s.estimated.atLastLook > 0 {
+				streams++
+				tokens += int64(n - s.estimated.atLastLook)
+			}
+			s.estimated.atLastLook = n
+		}
+	}
+	return streams, tokens, silent
 }
 
 // grow adds to each unheard answer of a group the tokens that it may have got since the last look. While a mixed rank still computes the
