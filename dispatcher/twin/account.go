@@ -161,7 +161,7 @@ func (a *account) addToHour(other, inForce *tried, seconds, chance float64) Hour
 	return found
 }
 
-// add adds the fresh part of a window's replays, so that each second counts once.
+// add adds the fresh part of a window's replays, so that each second counts once. Of several replays under a policy, it adds the mean.
 func (h *hour) add(other, inForce *tried, seconds, chance float64) {
 	if seconds <= 0 || inForce.fresh.n == 0 || other.fresh.n == 0 {
 		return
@@ -171,7 +171,7 @@ func (h *hour) add(other, inForce *tried, seconds, chance float64) {
 	h.seconds = keep*h.seconds + seconds
 	h.inForce.fade(keep, &inForce.fresh, 1/inForce.step.n)
 	h.steps.fade(keep, &other.fresh, 1/other.step.n)
-	share := other.fresh.ms / other.step.n / h.steps.ms
+	share := other.fresh.ms / other.step.n / h.steps.ms // how much of the hour's time under the other policy is fresh
 	byChance := other.step.ofMean(chance) / math.Sqrt(seconds)
 	h.variance = (1-share)*(1-share)*h.variance + share*share*byChance*byChance
 }

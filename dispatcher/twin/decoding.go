@@ -89,7 +89,7 @@ func (d *decoding) keep(groups map[int32]string) {
 // put into the pool instead: those of ranks that are down and, under another policy, those in the queues of engines, because this policy
 // might not have sent them there.
 func (d *decoding) resume(otherPolicy bool) (queued []board.Charge) {
-	placed := map[int32]int{}
+	placed := map[int32]int{} // by worker: requests that have a slot of the engine
 	for _, c := range d.Boards.Charges(d.Model) {
 		if c.Started {
 			placed[c.Worker]++
@@ -97,46 +97,50 @@ func (d *decoding) resume(otherPolicy bool) (queued []board.Charge) {
 	}
 	for _, c := range d.Boards.Charges(d.Model) {
 		r := d.ranks[c.Worker]
-		if !r.up { // the requests on this rank fail and come back
+		inEngineQueue := false
+		if !c.Started {
+			placed[c.Worker]++
+			inEngineQueue = placed[c.Worker] > r.Slots
+		}
+		if !r.up || inEngineQueue && otherPolicy {
 			queued = append(queued, c)
 			continue
 		}
 		first := d.firstStep(&c, r.Group)
-		begin := max(0, int64(int32(first-r.Group.Number))-1)
-		l := virtual.Leg{Slot: c.Slot, Prompt: c.Prompt, Gen: c.Generated, Reserved: true, Begin: begin}
-		if !c.Started {
-			if placed[c.Worker]++; placed[c.Worker] > r.Slots {
-				if otherPolicy {
-					queued = append(queued, c)
-					continue
-				}
-				l.Reserved, l.Begin, l.StepsToBegin = false, virtual.NotBegun, int64(d.fates.lag)
-			}
+		l := virtual.Leg{Slot: c.Slot, Prompt: c.Prompt, Gen: c.Generated, Reserved: true}
+		switch {
+		case c.Started: // the boards need Joined when the request ends, to learn how many steps after its binding the first token came
+			l.Joined = first
+		case inEngineQueue:
+			l.Reserved, l.Begin, l.StepsToBegin = false, virtual.NotBegun, int64(d.fates.lag)
+		default:
+			l.Begin = max(0, int64(int32(first-r.Group.Number))-1)
 		}
 		l.Job, l.Left = d.addRunning(&c)
-		if c.Started { // the boards need Joined when the request ends, to learn how many steps after its binding the first token came
-			l.Begin, l.Joined = 0, first
-		}
 		d.virtualEngines.Put(r.Rank, l)
 	}
 	for _, r := range d.ranks {
-		slices.SortStableFunc(r.Legs, func(a, b virtual.Leg) int { return cmp.Compare(a.Begin, b.Begin) }) // decoding ones first
-		waiting := slices.IndexFunc(r.Legs, func(l virtual.Leg) bool { return l.Begin == virtual.NotBegun })
-		r.Active = min(r.Slots, len(r.Legs))
-		if waiting >= 0 {
-			r.Active = min(r.Active, waiting)
-		}
+		r.activate()
 	}
 	return queued
+}
+
+// activate sorts the requests of a rank, those that decode first and those in the engine's queue last, and gives slots to the former.
+func (r *rank) activate() {
+	slices.SortStableFunc(r.Legs, func(a, b virtual.Leg) int { return cmp.Compare(a.Begin, b.Begin) })
+	r.Active = min(r.Slots, len(r.Legs))
+	if firstInQueue := slices.IndexFunc(r.Legs, func(l virtual.Leg) bool { return l.Begin == virtual.NotBegun }); firstInQueue >= 0 {
+		r.Active = min(r.Active, firstInQueue)
+	}
 }
 
 // firstStep returns the number of the step in which a request on a rank got its first token, or will get it.
 func (d *decoding) firstStep(c *board.Charge, g *virtual.Group) uint32 {
 	first := c.Step + 1 + uint32(d.lagOf(c.ID))
-	if c.Step == 0 {
+	if c.Step == 0 { // no step was reported when the request was bound, so it counts as bound just before the present step
 		first = g.Number + uint32(d.lagOf(c.ID))
 	}
-	if c.Started && int32(first-g.Number) > 0 {
+	if c.Started && int32(first-g.Number) > 0 { // it has its first token already, so its lag was overestimated
 		return g.Number
 	}
 	return max(1, first)

@@ -77,7 +77,7 @@ func (l *learner) comes(c *came) {
 	a.left, a.leg, a.tokens = hasNotLeft, c.age, c.age
 }
 
-// leaves records that a request has left, at a time since the window began. Its lag is the one of its first leg.
+// leaves records that a request has left, at a time since the window began. It learns the lag only of a request with a single leg.
 func (l *learner) leaves(at time.Duration, f *left) {
 	i, known := l.at[f.id]
 	if !known {
@@ -88,7 +88,7 @@ func (l *learner) leaves(at time.Duration, f *left) {
 	switch resumed := a.leg > a.first; {
 	case resumed:
 		a.lag = -1
-	case f.generated < 0:
+	case f.generated < 0: // it never had a slot
 		a.tokens = -1
 	case f.lag >= 0:
 		a.lag = f.lag

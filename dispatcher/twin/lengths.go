@@ -30,37 +30,36 @@ type seen struct {
 // learnLengths returns the product-limit estimate (Kaplan and Meier) from at most n answers. Answers that were running when the window
 // began count only from the length that they had then.
 func learnLengths(n int, all iter.Seq[seen]) lengths {
-	type change struct {
-		tokens           int32
-		observed, ending int8 // observed: 1 or -1 if one more or one less answer is observed from here on; ending: 1 if an answer ends here
+	type change struct { // of the number of answers that are observed, at a length
+		tokens   int32
+		observed int8 // 1: one more answer is observed from this length on; -1: one less
+		ended    int8 // 1: an answer ended at this length
 	}
 	changes := make([]change, 0, 2*n)
 	for s := range all {
 		if s.to <= s.from {
 			continue // none of its tokens was observed
 		}
-		changes = append(changes, change{tokens: s.from, observed: 1})
-		c := change{tokens: s.to, observed: -1}
+		until := change{tokens: s.to, observed: -1}
 		if s.ended {
-			c.ending = 1
+			until.ended = 1
 		}
-		changes = append(changes, c)
+		changes = append(changes, change{tokens: s.from, observed: 1}, until)
 	}
 	slices.SortFunc(changes, func(a, b change) int { return cmp.Compare(a.tokens, b.tokens) })
 	var l lengths
-	share, observed := 1., 0
+	share, observed := 1., 0 // share of the answers that are longer; number of answers that are observed
 	for i := 0; i < len(changes); {
-		tokens, begin, end, ending := changes[i].tokens, 0, 0, 0
+		tokens, difference, ended := changes[i].tokens, 0, 0
 		for ; i < len(changes) && changes[i].tokens == tokens; i++ {
-			begin += int(max(0, changes[i].observed))
-			end -= int(min(0, changes[i].observed))
-			ending += int(changes[i].ending)
+			difference += int(changes[i].observed)
+			ended += int(changes[i].ended)
 		}
-		if ending > 0 {
-			share *= 1 - float64(ending)/float64(observed)
+		if ended > 0 {
+			share *= 1 - float64(ended)/float64(observed)
 			l.steps = append(l.steps, survival{tokens, share})
 		}
-		observed += begin - end
+		observed += difference
 	}
 	return l
 }

@@ -14,9 +14,9 @@ import (
 // mostStill bounds the turns in which no time passes: a replay with more such turns in a row is stuck and fails.
 const mostStill = 10_000
 
-// unsteady is the largest share by which the length of a step is changed at random. The changes move requests into other steps and so,
-// after a while, change which requests are on a rank together. Then the results of replays that differ in nothing else differ as much as
-// those of two real runs. Values of 0.001 and of 0.03 have about the same effect.
+// unsteady is the largest share by which the length of a step is changed at random. The changes move requests into other steps and thereby,
+// after a while, change which requests are on a rank together. The results of replays that differ only in these changes then differ as
+// much as those of two real runs. Values of 0.001 and of 0.03 have about the same effect.
 const unsteady = 0.01
 
 // NewReplay prepares a replay of a model under the policy spec; empty: the policy that was in force. draw is the seed of its random
@@ -46,7 +46,7 @@ func NewReplay(w *Window, model, spec string, draw uint64) (*Replay, error) {
 		measuredFrom: ms(w.Measured().From.Sub(w.From())), ends: ms(w.To().Sub(w.From())), chance: rand.New(rand.NewPCG(draw, 0)),
 		spec: spec, begun: begun,
 	}
-	if draw == 0 && spec != "" {
+	if firstOfPolicy := draw == 0; firstOfPolicy && spec != "" { // one replay of each other policy is enough for later windows
 		r.marks = w.marks()
 	}
 	r.collect(w, model)
@@ -198,13 +198,7 @@ func (r *Replay) Run(turns int) (over bool, err error) {
 			break
 		}
 		r.engines.turn()
-		next := r.engines.due()
-		if at, more := r.came.due(); more {
-			next = min(next, at)
-		}
-		if len(r.fleet) > 0 {
-			next = min(next, ms(r.fleet[0].at))
-		}
+		next := r.nextTurn()
 		for len(r.marks) > 0 && r.marks[0] < next { // events at the time of a mark belong to the stretch that ends there
 			r.mark(r.marks[0])
 			r.marks = r.marks[1:]
@@ -213,14 +207,28 @@ func (r *Replay) Run(turns int) (over bool, err error) {
 			r.over = true
 			break
 		}
-		if r.turnsAtInstant++; next > r.Now {
+		r.turnsAtInstant++
+		if next > r.Now {
 			r.turnsAtInstant = 0
-		} else if r.turnsAtInstant > mostStill {
+		}
+		if r.turnsAtInstant > mostStill {
 			r.failed = fmt.Errorf("the replay does not go on after %.0f ms", r.Now)
 		}
 		r.Now = max(r.Now, next)
 	}
 	return r.over, r.failed
+}
+
+// nextTurn returns the time of the next event, in ms: a turn of the engines, an arrival, or a change of the ranks.
+func (r *Replay) nextTurn() float64 {
+	next := r.engines.due()
+	if at, more := r.came.due(); more {
+		next = min(next, at)
+	}
+	if len(r.fleet) > 0 {
+		next = min(next, ms(r.fleet[0].at))
+	}
+	return next
 }
 
 // deliver gives the boards the changes of ranks, the arrivals and the departures of clients that are due by now.

@@ -68,7 +68,7 @@ type fleet struct {
 // mostOfStretch bounds the requests of a stretch: a stretch that reaches it ends early.
 const mostOfStretch = 50_000
 
-// mostFleets bounds how often the ranks change in a stretch, which then ends early, too.
+// mostFleets bounds how often the ranks change in a stretch: a stretch with so many changes ends early.
 const mostFleets = 16
 
 // Due says whether the present stretch should end now: it has lasted for the time every, it has too many events, or the settings have
@@ -86,12 +86,12 @@ func (t *Tape) Cut(now time.Time, copied *board.Boards) (ended *Stretch) {
 		ended.To = now
 		t.latest = max(len(ended.came), len(ended.left))
 	}
-	first := ended == nil || t.broken
-	if t.broken { // the settings changed within it
+	afterGap := ended == nil || t.broken
+	if t.broken { // the settings changed within the stretch
 		ended = nil
 	}
 	room := min(mostOfStretch, t.latest+t.latest/4+16)
-	t.stretch = &Stretch{Boards: copied, From: now, AfterGap: first, came: make([]came, 0, room), left: make([]left, 0, room)}
+	t.stretch = &Stretch{Boards: copied, From: now, AfterGap: afterGap, came: make([]came, 0, room), left: make([]left, 0, room)}
 	t.broken = false
 	return ended
 }

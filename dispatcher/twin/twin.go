@@ -112,7 +112,7 @@ func (t *Twin) AddStretch(s *Stretch, end *board.Boards) {
 }
 
 // Work continues the replays for at most so many turns. After the last replay of a model, it makes the verdicts on the model and returns
-// them (fresh). more says whether there is more to do.
+// them (fresh). more says whether there is more to do. A call that begins or ends a window, a model or a replay does nothing else.
 func (t *Twin) Work(turns int) (fresh []Verdict, more bool) {
 	j := t.judging
 	if j == nil {
@@ -133,38 +133,50 @@ func (t *Twin) Work(turns int) (fresh []Verdict, more bool) {
 		}
 		return t.endModel(j), true
 	}
-	over, err := j.replay.Run(turns)
-	switch policy := &j.tried[j.trying]; {
-	case err != nil && policy.step.n == 0:
-		policy.failed = err
-	case err != nil: // earlier replays of this policy did not fail, so it keeps their results
-	case over:
+	if over, err := j.replay.Run(turns); over || err != nil {
+		j.endReplay(err)
+	}
+	return nil, true
+}
+
+// endReplay keeps the result of the replay that has ended, or the error with which it failed, and goes on to the next policy. If an earlier
+// replay of the policy did not fail, the policy keeps the result of that one.
+func (j *judging) endReplay(err error) {
+	policy := &j.tried[j.trying]
+	switch {
+	case err == nil:
 		policy.policy = j.replay.Boards.Policy()
 		policy.duplicate = slices.ContainsFunc(j.tried[:j.trying], func(earlier tried) bool { return earlier.policy == policy.policy })
 		policy.step.add(j.replay.StepMs())
 		policy.fresh.fade(1, &j.replay.fresh, 1)
 		j.marked = append(j.marked, j.replay.Marked...)
-	default:
-		return nil, true
+	case policy.step.n == 0:
+		policy.failed = err
 	}
 	j.trying, j.replay = j.trying+1, nil
-	return nil, true
+}
+
+// beginModel prepares the window and the policies for the model that is judged next. It returns false if no part of the window is fit to be
+// replayed.
+func (t *Twin) beginModel(j *judging) bool {
+	if j.window = j.whole.partWithAllGroups(j.models[0]); j.window == nil {
+		return false
+	}
+	if a := t.models[j.models[0]]; a != nil {
+		j.window.Lag, j.window.Heard, j.window.Begun = a.lag, a.heard, a.begun
+	}
+	j.tried = make([]tried, 1, 1+len(t.specs))
+	for _, spec := range t.specs {
+		j.tried = append(j.tried, tried{spec: spec})
+	}
+	return true
 }
 
 // beginReplay begins the next replay of the model: of the next policy of the round, or of the first policy of the next round. It returns
-// false if no replay is left, because enough rounds were made or the policy in force cannot be replayed.
+// false if no replay is left, because enough rounds were made, or because the window or the policy in force cannot be replayed.
 func (t *Twin) beginReplay(j *judging) bool {
-	if j.tried == nil {
-		if j.window = j.whole.partWithAllGroups(j.models[0]); j.window == nil {
-			return false
-		}
-		if a := t.models[j.models[0]]; a != nil {
-			j.window.Lag, j.window.Heard, j.window.Begun = a.lag, a.heard, a.begun
-		}
-		j.tried = make([]tried, 1, 1+len(t.specs))
-		for _, spec := range t.specs {
-			j.tried = append(j.tried, tried{spec: spec})
-		}
+	if j.tried == nil && !t.beginModel(j) {
+		return false
 	}
 	for j.tried[0].failed == nil {
 		if j.trying == len(j.tried) {
@@ -256,20 +268,7 @@ func (t *Twin) judge(j *judging) (found []Verdict) {
 	if chance, known := a.chanceOf(inForce.policy, &inForce.step, secondsOf(&v)); known {
 		a.wrong.add(miss, inForce.step.ofMean(chance), secondsOf(&v), min(secondsOf(&v), v.To.Sub(a.until).Seconds()))
 	}
-	from, to := w.fresh()
-	if to.After(from) {
-		a.heard = to
-	}
-	for i := range j.tried[1:] {
-		if other := &j.tried[1+i]; !other.duplicate {
-			against := t.against(other, &v, a)
-			chance, _ := a.chanceOf(other.policy, &tally{}, 1)
-			if hour := a.addToHour(other, inForce, to.Sub(from).Seconds(), chance); v.Sure {
-				against.Hour = hour
-			}
-			v.Against = append(v.Against, against)
-		}
-	}
+	t.compare(j, &v, a)
 	a.begun = j.marked
 	for _, b := range w.Begun {
 		if b.at.Equal(w.From()) { // the next window may begin at the same time as this one
@@ -286,6 +285,26 @@ func (t *Twin) judge(j *judging) (found []Verdict) {
 	}
 	a.until = w.To()
 	return found
+}
+
+// compare adds to the verdict how each other policy does against the policy in force, in this window and in the hour.
+func (t *Twin) compare(j *judging, v *Verdict, a *account) {
+	from, to := j.window.fresh()
+	if to.After(from) {
+		a.heard = to
+	}
+	for i := range j.tried[1:] {
+		other := &j.tried[1+i]
+		if other.duplicate {
+			continue
+		}
+		against := t.against(other, v, a)
+		chance, _ := a.chanceOf(other.policy, &tally{}, 1)
+		if hour := a.addToHour(other, &j.tried[0], to.Sub(from).Seconds(), chance); v.Sure {
+			against.Hour = hour
+		}
+		v.Against = append(v.Against, against)
+	}
 }
 
 // account returns the account of a model, and creates it if it is missing.

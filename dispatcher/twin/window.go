@@ -55,20 +55,20 @@ func (w *Window) each(model string, comes func(*came), leaves func(time.Duration
 // partWithAllGroups returns the part of the window in which a model had all the barrier groups that it has at the end of the window, and no
 // group was removed and added again; nil: there is no such part.
 func (w *Window) partWithAllGroups(model string) *Window {
-	last, _ := w.End.Groups(model)
-	begin, next := 0, last
+	atEnd, _ := w.End.Groups(model)
+	begin, later := 0, atEnd // index of the first stretch of the part; the groups when stretch i ended
 	for i := len(w.Stretches) - 1; i >= 0 && begin == 0; i-- {
 		groups, _ := w.Stretches[i].Boards.Groups(model)
-		for _, v := range last {
-			from, to := viewOf(groups, v.Key), viewOf(next, v.Key)
+		for _, v := range atEnd {
+			from, to := viewOf(groups, v.Key), viewOf(later, v.Key)
 			missing := from == nil || to == nil
 			if missing || to.Steps < from.Steps || to.Seconds < from.Seconds { // fewer steps than before: the group was added anew
 				begin = i + 1
 			}
 		}
-		next = groups
+		later = groups
 	}
-	if len(last) == 0 || begin == len(w.Stretches) {
+	if len(atEnd) == 0 || begin == len(w.Stretches) {
 		return nil
 	}
 	return &Window{Stretches: w.Stretches[begin:], End: w.End}
@@ -197,9 +197,10 @@ func (w *Window) learnFates(model string) *fates {
 			}
 		}
 	})
-	if l.lag = cmp.Or(w.Lag, usualLag); len(l.lags) > 0 {
+	l.lag = cmp.Or(w.Lag, usualLag)
+	if len(l.lags) > 0 {
 		slices.Sort(l.lags)
-		l.lag = l.lags[len(l.lags)/2]
+		l.lag = l.lags[len(l.lags)/2] // the median
 	}
 	return l.fates
 }
