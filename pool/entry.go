@@ -25,12 +25,12 @@ type Entry struct {
 
 	Prefiller string // prefill engine that has its KV, or will have it; empty: it is not recorded whether hand-offs with this engine fail
 
-	// Early: the request gets its rank before its prefill. So it has no hand-off that expires, and Deadline, if set, is the deadline of its
-	// client. The pool's TTL counts from Arrival or, for a resumed request, from Entered.
+	// Early: the request gets its rank before its prefill. It has no hand-off that expires: Deadline, if set, is the deadline of its client.
+	// The pool's TTL counts from Arrival or, for a resumed request, from Entered.
 	Early bool
 
-	// Mixed: its rank prefills and decodes it. So it has no hand-off that expires, and Deadline, if set, is the time by which it must have
-	// been sent to the rank. Mixed entries stay in the order in which they came to the pool.
+	// Mixed: its rank prefills and decodes it. It has no hand-off that expires: Deadline, if set, is the time by which it must have been sent
+	// to the rank. Mixed entries stay in the order in which they came to the pool.
 	Mixed bool
 
 	// Express: a policy that holds requests back, to send them together, sends this one alone and at once. Only Mixed entries have it.
@@ -103,23 +103,23 @@ func (e *Entry) Expiry() (time.Time, error) { return e.expires, e.why }
 // arm sets when the entry expires, with which error, and from when it is urgent. The entry expires at its Deadline or, if that is earlier,
 // when it has waited for ttl. With ttl 0, and for discarded hand-offs, only the Deadline counts.
 func (e *Entry) arm(ttl time.Duration) {
-	from, late, tooLong := e.Entered, ErrExpired, ErrTimeout
-	if e.Mixed {
-		late = ErrTimeout
+	waitBegins, deadlineError, ttlError := e.Entered, ErrExpired, ErrTimeout
+	if e.Mixed { // it has no hand-off that could expire
+		deadlineError = ErrTimeout
 	}
 	if e.Early {
-		late, tooLong = ErrUnbound, ErrUnbound
+		deadlineError, ttlError = ErrUnbound, ErrUnbound
 		if e.Age == 0 { // the answer of a resumed request has run since Arrival, so this time was no wait
-			from = e.Arrival
+			waitBegins = e.Arrival
 		}
 	}
-	e.expires, e.why = e.Deadline, late
+	e.expires, e.why = e.Deadline, deadlineError
 	ttlCounts := ttl > 0 && !e.Discard
-	if end := from.Add(ttl); ttlCounts && (e.Deadline.IsZero() || !end.After(e.Deadline)) {
-		e.expires, e.why = end, tooLong
+	if end := waitBegins.Add(ttl); ttlCounts && (e.Deadline.IsZero() || !end.After(e.Deadline)) {
+		e.expires, e.why = end, ttlError
 	}
 	if !e.expires.IsZero() {
-		e.urgentAt = e.expires.Add(-e.expires.Sub(from) / 4) // three quarters of the wait are over
+		e.urgentAt = e.expires.Add(-e.expires.Sub(waitBegins) / 4) // three quarters of the wait are over
 	}
 	if soon := e.Entered.Add(discardPatience); e.Discard && (e.urgentAt.IsZero() || soon.Before(e.urgentAt)) {
 		e.urgentAt = soon

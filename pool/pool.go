@@ -12,8 +12,8 @@ type Pool struct {
 	ttl     time.Duration
 	entries []*Entry // in the order of turn and, for equal turns, of seq
 	seq     uint64   // number of entries that were ever added
-	// No entry expires before next; zero: no entry ever expires. If the entry that expired first was removed, next is too early. Then
-	// Expire looks at all entries once in vain, but Remove does not need to look for the new first.
+	// No entry expires before next; zero: no entry ever expires. Remove leaves it as it is, even if the entry that expires first is removed:
+	// Expire may then look at all entries once in vain.
 	next time.Time
 }
 

@@ -2,8 +2,8 @@ package pool
 
 import "sync/atomic"
 
-// Semaphore bounds how many finished prefills may wait. A place is reserved before the prefill begins. So if the pool is full, no new
-// prefills begin, and no finished prefill is thrown away. All methods may be called from any goroutine.
+// Semaphore bounds how many finished prefills may wait in the pool. A place is reserved before the prefill begins: if the pool is full, no
+// new prefills begin, and no finished prefill is thrown away. All methods may be called from any goroutine.
 type Semaphore struct {
 	size   atomic.Int64
 	used   atomic.Int64

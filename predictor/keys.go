@@ -6,8 +6,8 @@ import (
 )
 
 // keyBuckets keeps the last outputs of a bounded number of keys. A new key is on probation, and is used when it has MinKeyOutputs outputs.
-// Each of the two lists forgets the key whose last output is oldest. So prompts that never recur make the list on probation forget keys,
-// but not the list of keys that recur.
+// The keys on probation and the used keys are in two lists, each of which forgets the key whose last output is oldest. Prompts that never
+// recur therefore displace only keys on probation.
 type keyBuckets struct {
 	mostPerList int
 	byKey       map[uint64]*keyBucket

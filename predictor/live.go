@@ -6,7 +6,8 @@ import "slices"
 // not safe for concurrent use: the board owns it.
 //
 // For each running request, one prediction at a time waits for its outcome. The outcome is known when the request ends, or when it has got
-// more tokens than the horizon. After that, the next prediction that is used waits. So a long request gives one outcome for each horizon.
+// more tokens since the prediction than the horizon. Then the next prediction that is used waits for its outcome. A long request thereby
+// gives one outcome for each horizon.
 type Live struct {
 	horizon int32     // steps
 	waiting []awaited // by slot

@@ -35,12 +35,12 @@ type OnlineConfig struct {
 type Online struct {
 	kind Kind
 
-	outputs  ring
-	byLength [LengthBuckets]ring // outputs by length bucket; only for the kind exact
-	edges    []int32             // bounds of the length buckets; empty: not known yet
-	prompts  ring                // prompt lengths from which edges will be computed
-	fitEdges bool                // edges are final: a fit gave them, or they were computed
-	keys     keyBuckets
+	outputs    ring
+	byLength   [LengthBuckets]ring // outputs by length bucket; only for the kind exact
+	edges      []int32             // bounds of the length buckets; empty: not known yet
+	prompts    ring                // prompt lengths from which edges will be computed
+	edgesFinal bool                // edges do not change any more: a fit gave them, or they were computed
+	keys       keyBuckets
 
 	fitted       *Survival // table of the fit file; nil: there is none
 	inForce      *Survival // the table that was built last
@@ -82,7 +82,7 @@ func (o *Online) seed(f *Fit) error {
 		return nil
 	}
 	if len(f.PromptQuantiles) > 0 {
-		o.edges, o.fitEdges = f.PromptQuantiles, true
+		o.edges, o.edgesFinal = f.PromptQuantiles, true
 	}
 	for _, b := range f.Buckets {
 		key, length, err := b.Name.parse()
@@ -116,7 +116,7 @@ func (o *Online) Finished(prompt, output int32, key uint64) {
 	if key != 0 {
 		o.keys.push(key, output)
 	}
-	if !o.fitEdges {
+	if !o.edgesFinal {
 		o.prompts.push(prompt)
 	}
 	if len(o.edges) > 0 {
@@ -172,7 +172,7 @@ func (o *Online) learnEdges() {
 	for i, prompt := range o.prompts.values() {
 		o.byLength[lengthBucket(o.edges, prompt)].push(outputs[i])
 	}
-	o.prompts, o.fitEdges = ring{}, true
+	o.prompts, o.edgesFinal = ring{}, true
 }
 
 // Counts has numbers for metrics.

@@ -11,15 +11,14 @@ type ring struct {
 
 func newRing(most int) ring { return ring{most: most} }
 
-// push adds a value. If the ring is full, it forgets the oldest value and returns it.
-func (r *ring) push(v int32) (old int32, forgot bool) {
+// push adds a value. If the ring is full, it forgets the oldest value.
+func (r *ring) push(v int32) {
 	if len(r.buf) < r.most {
 		r.buf = append(r.buf, v)
-		return 0, false
+		return
 	}
-	old, r.buf[r.next] = r.buf[r.next], v
+	r.buf[r.next] = v
 	r.next = (r.next + 1) % r.most
-	return old, true
 }
 
 // values returns the values, the oldest first.

@@ -22,15 +22,15 @@ func (s *Sample) end(step time.Duration) time.Duration {
 	return s.At + time.Duration(s.Output)*step
 }
 
-// agePoint is one case for a prediction: a past request at the time when it had generated age tokens.
+// agePoint is a point at which a past request can be predicted: the time when it had generated age tokens.
 type agePoint struct {
 	time    time.Duration
 	request int32
 	age     int32
 }
 
-// agePoints returns the cases of the requests from the index first on, sorted by time. Each request has cases at the ages 0, every, 2*every
-// and so on, as long as they are below its output.
+// agePoints returns the age points of the requests from the index first on, sorted by time. Each request has one at each of the ages 0,
+// every, 2*every and so on that are below its output.
 func agePoints(reqs []Sample, first, every int, step time.Duration) []agePoint {
 	var points []agePoint
 	for i := first; i < len(reqs); i++ {

@@ -5,8 +5,8 @@ import (
 	"sort"
 )
 
-// denseMost bounds the length of the array from which ranks are read. Ranks of longer outputs are found by a binary search. So the array
-// takes at most 256 KB, even if an engine reports an absurd length.
+// denseMost bounds the length of the array atMost, which takes at most 256 KB even if an engine reports an absurd length. How many outputs
+// are at most as long as a longer one is found by a binary search.
 const denseMost = 1 << 16
 
 // Survival is the distribution of past output lengths. It does not change after it is built. The zero value and nil have no outputs.

@@ -129,7 +129,7 @@ type trial struct {
 	reqs     []Sample
 	cut      int // the predictor learns from reqs[:cut]
 	opt      Options
-	points   []agePoint // cases of the requests that are kept out, by time
+	points   []agePoint // of the requests that are kept out, by time
 	baseRate Prediction // BaseRate of reqs[:cut]: the scores of a predictor are compared with those of this prediction
 }
 
@@ -213,7 +213,7 @@ func (t *trial) predictHeldOut(k Kind, edges []int32) ([]Row, error) {
 		return nil, err
 	}
 	if len(edges) > 0 {
-		online.edges, online.fitEdges = edges, true
+		online.edges, online.edgesFinal = edges, true
 	}
 	finished := newPast(t.reqs, t.opt.Step, online)
 	rows := make([]Row, len(t.points))
