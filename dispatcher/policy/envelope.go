@@ -64,8 +64,8 @@ func scale(row []int64, cost float32) {
 // row returns the projected load of rank g at each step.
 func (e *envelope) row(g int) []int64 { return e.load[g*e.columns:][:e.columns] }
 
-// marginOf returns the smallest margin of rank g over all steps. While requests are placed on other ranks, the top can only rise. So the
-// measured margin is still the smallest if it has not changed at the step at which it was found, and need not be measured anew.
+// marginOf returns the smallest margin of rank g over all steps. While requests are placed on other ranks, the top can only rise. Therefore
+// the measured margin is still the smallest if it has not changed at the step at which it was found.
 func (e *envelope) marginOf(g int) int64 {
 	if at := int(e.leastAt[g]); at >= 0 && e.top[at]-e.load[g*e.columns+at] == e.least[g] {
 		return e.least[g]
@@ -130,7 +130,7 @@ func Project(dst []int64, running []Request) {
 		lastStep := last // the last step at which the request is there
 		if r.Rhat < horizon && r.Rhat > 0 {
 			lastStep = int(r.Rhat)
-			if float32(lastStep) == r.Rhat {
+			if float32(lastStep) == r.Rhat { // it ends exactly then, so it is not there any more
 				lastStep--
 			}
 		}
@@ -138,7 +138,8 @@ func Project(dst []int64, running []Request) {
 	}
 	var sum int64
 	for h := last; h >= 0; h-- {
-		sum += dst[h]
-		dst[h] = sum&(one-1) + int64(h)*(sum>>40)
+		sum += dst[h] // now the sum of the requests that are there at step h
+		tokens, requests := sum&(one-1), sum>>40
+		dst[h] = tokens + int64(h)*requests
 	}
 }

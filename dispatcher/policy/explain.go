@@ -107,8 +107,10 @@ func (l limits) why(s *Snapshot, after map[int32]load, entry int) string {
 	if l.gather != nil && l.gather.holds(int32(entry)) {
 		return fmt.Sprintf("held for a round: it goes in %.3g ms, or sooner with others", l.gather.nextMs)
 	}
-	var anyUp, fitsBudget, slotBefore, slotAfter, fitsReserved bool
-	largestRoom := int64(math.MinInt64) // largest room of the ranks that still have a slot
+	var anyUp, fitsBudget bool          // of any rank that is up
+	var slotBefore, slotAfter bool      // a rank had a slot before the round; one has a slot after it, and is not reserved
+	var fitsReserved bool               // the reserved rank has a slot and room
+	largestRoom := int64(math.MinInt64) // of the ranks with slotAfter
 	for g := range s.Workers {
 		w := &s.Workers[g]
 		if !w.Up {

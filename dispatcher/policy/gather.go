@@ -8,8 +8,8 @@ import (
 )
 
 // gather is the part of the evenkeel policy for ranks that prefill and decode. When one rank of a group computes a prompt, the decodes of
-// all its ranks wait. So the policy holds requests back for a moment and sends them together: the ranks then compute their prompts in the
-// same steps, and fewer steps are slow.
+// all its ranks wait. Therefore the policy holds requests back for a moment and sends them together: the ranks then compute their prompts
+// in the same steps, and fewer steps are slow.
 type gather struct {
 	planner       rounds.Planner
 	group         rounds.Group
@@ -59,7 +59,7 @@ func (p *evenkeel) inRounds(s *Snapshot, dst []Assignment) []Assignment {
 	r := &p.gather
 	p.fillGroup(s)
 	p.reserveForOverdue(s)
-	r.fillCandidates(s, int(p.ranks.openSlots+p.ranks.openSlots/2))
+	r.fillCandidates(s, int(p.ranks.openSlots+p.ranks.openSlots/2)) // half as many again as slots, so that the planner can choose
 	picks, next := r.planner.Decide(0, &r.group, r.waiting, rounds.Rule{Patience: p.set.patience, MaxHold: p.set.maxHold})
 	r.nextMs = next * 1000
 	for i := range r.waiting {
@@ -92,7 +92,8 @@ func (p *evenkeel) reserveForOverdue(s *Snapshot) {
 			fits = fits || rank.Slots > 0 && int64(s.Pool[i].Prompt) <= rank.Room
 		}
 		if !fits {
-			if p.ranks.reserve(s, i); p.ranks.reserved != none {
+			p.ranks.reserve(s, i)
+			if p.ranks.reserved != none {
 				p.gather.group.Ranks[p.ranks.reserved].Slots = 0
 			}
 			return
@@ -141,10 +142,10 @@ func (r *gather) fillCandidates(s *Snapshot, most int) {
 			continue
 		}
 		c := rounds.Candidate{Prompt: e.Prompt, Since: math.NaN(), Until: math.Inf(1), Urgent: d.Express || isOverdue(s, e)}
+		if !c.Urgent && most == 0 {
+			continue
+		}
 		if !c.Urgent {
-			if most == 0 {
-				continue
-			}
 			most--
 		}
 		if d.HeldMs >= 0 {

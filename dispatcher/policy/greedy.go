@@ -128,7 +128,7 @@ func (p *greedy) serveOverdue(s *Snapshot, dst []Assignment) []Assignment {
 // placeSingle is one step of stage 1: the first rank in the queue of ranks takes the
 // entry with the best score for it. If no entry fits, the rank is closed for the round.
 func (p *greedy) placeSingle(s *Snapshot, dst []Assignment) []Assignment {
-	g := p.firstRank(p.slotsFirst)
+	g := p.firstRank()
 	p.setScore(s, g)
 	position, score, ok := p.bestSingle(s, g)
 	if !ok {
@@ -139,8 +139,8 @@ func (p *greedy) placeSingle(s *Snapshot, dst []Assignment) []Assignment {
 }
 
 // bestSingle finds the position in line of the entry that fits rank g and has the best score; in a tie, the earliest. The score F rises
-// with the length of the prompt up to a knee, but not beyond it. So among the prompts sorted by length, the best is the longest up to the
-// knee or the shortest beyond it.
+// with the length of the prompt up to a knee, but not beyond it. Therefore the best prompt is the longest up to the knee or the shortest
+// beyond it.
 func (p *greedy) bestSingle(s *Snapshot, g int) (at int32, best float64, ok bool) {
 	cost, knee, room := float64(s.Workers[g].Cost), p.score.Knee(), p.ranks.room[g]
 	fit := sort.Search(len(p.line.sorted), func(r int) bool { return p.line.prompt(r) > room }) // how many prompts fit the rank
@@ -175,11 +175,11 @@ func (p *greedy) bestSingle(s *Snapshot, g int) (at int32, best float64, ok bool
 	return at, best, true
 }
 
-// placeSubset is one step of stage 2: the first rank in the queue of ranks takes the best subset of the first entries that fit it (as many
-// as window says). If no subset has a positive score, the rank takes the best single entry nevertheless, so that no slot stays empty
-// while an entry waits that fits.
+// placeSubset is one step of stage 2: the first rank in the queue of ranks takes the best subset of the first entries that fit it, of which
+// it looks at as many as window says. If no subset has a positive score, the rank takes the best single entry nevertheless: no slot stays
+// empty while an entry waits that fits.
 func (p *greedy) placeSubset(s *Snapshot, dst []Assignment) []Assignment {
-	g := p.firstRank(p.slotsFirst)
+	g := p.firstRank()
 	n := 0 // number of candidates
 	for pos := p.line.next[p.line.head()]; pos != p.line.head() && n < p.window; pos = p.line.next[pos] {
 		if tokens := int64(s.Pool[p.line.entry[pos]].Prompt); tokens <= p.ranks.room[g] {
@@ -223,7 +223,8 @@ func (p *greedy) firstOfBest(s *Snapshot, g, n int) (best subset.Set) {
 // firstRank returns the head of the queue of ranks with free slots: the rank with the largest margin, in a tie the rank with the most free
 // slots, then the rank with the lower ID; none: no rank has a free slot. With slotsFirst, free slots are compared before margins. The
 // queue is searched anew each time, because one admission can change the margins of all ranks.
-func (p *greedy) firstRank(slotsFirst bool) int {
+func (p *greedy) firstRank() int {
+	slotsFirst := p.slotsFirst
 	best, bestMargin, bestFree := none, int64(0), int32(0)
 	for _, rank := range p.ranks.withSlots {
 		g := int(rank)

@@ -54,9 +54,9 @@ func (p *evenkeel) lowersCost(ceiling, gain int64) bool {
 	return int64(len(l.load))*rise-gain <= -worthwhile
 }
 
-// replace tries each unplaced candidate in turn in place of the candidate of placement a, and keeps it if it lowers the cost. The next one
-// is then compared with this candidate. A candidate that is overdue is never replaced. changed says whether placement a has another
-// candidate in the end.
+// replace tries each unplaced candidate in turn in place of the candidate of placement a. If that lowers the cost, the two change places,
+// and the next unplaced candidate is compared with the new one. A candidate that is overdue is never replaced. changed says whether
+// placement a has another candidate in the end.
 func (p *evenkeel) replace(a int) (changed bool) {
 	l, m := &p.loads, &p.climb
 	holder := p.placed[a].candidate

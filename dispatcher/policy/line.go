@@ -12,12 +12,12 @@ type line struct {
 	waiting int      // how many entries are still in line
 	keys    []uint64 // memory for sorting
 
-	// The order by prompt length, after index was called. In this type, a rank is an index in this order: 0 is the shortest prompt.
-	sorted     []uint64 // by rank: prompt<<32 | position, ascending
-	rankOf     []int32  // by position: the rank
-	firstEqual []int32  // by rank: the lowest rank with a prompt of the same length
-	after      []int32  // by rank: the rank itself while its entry is in line, else a higher rank where the search goes on; n at the end
-	before     []int32  // by rank+1: the same for the search towards lower ranks; each value is a rank plus 1, and 0 at the end
+	// The order by prompt length, after index was called. A place is an index in this order: 0 is the shortest prompt.
+	sorted     []uint64 // by place: prompt<<32 | position, ascending
+	placeOf    []int32  // by position: the place
+	firstEqual []int32  // by place: the lowest place with a prompt of the same length
+	after      []int32  // by place: the place itself while its entry is in line, else a higher place where the search goes on; n at the end
+	before     []int32  // by place+1: the same for the search towards lower places; each value is a place plus 1, and 0 at the end
 	indexed    bool     // whether index was called
 }
 
@@ -61,7 +61,7 @@ func (l *line) remove(p int32) {
 	l.next[l.prev[p]], l.prev[l.next[p]] = l.next[p], l.prev[p]
 	l.waiting--
 	if l.indexed {
-		r := l.rankOf[p]
+		r := l.placeOf[p]
 		l.after[r] = r + 1
 		l.before[r+1] = r
 	}
@@ -75,10 +75,10 @@ func (l *line) index(pool []Entry) {
 	}
 	slices.Sort(l.sorted)
 	n := len(l.sorted)
-	l.rankOf, l.firstEqual = sized(l.rankOf, len(l.entry)), sized(l.firstEqual, n)
+	l.placeOf, l.firstEqual = sized(l.placeOf, len(l.entry)), sized(l.firstEqual, n)
 	l.after, l.before = sized(l.after, n+1), sized(l.before, n+1)
 	for r := range n {
-		l.rankOf[uint32(l.sorted[r])] = int32(r)
+		l.placeOf[uint32(l.sorted[r])] = int32(r)
 		l.after[r], l.before[r] = int32(r), int32(r)
 		l.firstEqual[r] = int32(r)
 		if r > 0 && l.prompt(r) == l.prompt(r-1) {
@@ -89,26 +89,26 @@ func (l *line) index(pool []Entry) {
 	l.indexed = true
 }
 
-// prompt returns the length of the prompt with this rank, in tokens.
-func (l *line) prompt(rank int) int64 { return int64(l.sorted[rank] >> 32) }
+// prompt returns the length of the prompt with this place, in tokens.
+func (l *line) prompt(place int) int64 { return int64(l.sorted[place] >> 32) }
 
-// position returns the position of the entry with this rank.
-func (l *line) position(rank int) int32 { return int32(uint32(l.sorted[rank])) }
+// position returns the position of the entry with this place.
+func (l *line) position(place int) int32 { return int32(uint32(l.sorted[place])) }
 
-// atOrAfter returns the first rank from r on whose entry is still in line; len(sorted): there is none. On its way, it shortens the paths in
-// after by half, so that later calls are faster.
-func (l *line) atOrAfter(r int) int {
-	rank := int32(r)
-	for l.after[rank] != rank {
-		l.after[rank] = l.after[l.after[rank]]
-		rank = l.after[rank]
+// atOrAfter returns the first place, from the given one on, whose entry is still in line; len(sorted): there is none. On its way, it
+// shortens the paths in after by half, so that later calls are faster.
+func (l *line) atOrAfter(from int) int {
+	place := int32(from)
+	for l.after[place] != place {
+		l.after[place] = l.after[l.after[place]]
+		place = l.after[place]
 	}
-	return int(rank)
+	return int(place)
 }
 
-// atOrBefore returns the last rank up to r whose entry is still in line; -1: there is none.
-func (l *line) atOrBefore(r int) int {
-	next := int32(r) + 1 // the rank plus 1, as in before
+// atOrBefore returns the last place, up to the given one, whose entry is still in line; -1: there is none.
+func (l *line) atOrBefore(from int) int {
+	next := int32(from) + 1 // the place plus 1, as in before
 	for l.before[next] != next {
 		l.before[next] = l.before[l.before[next]]
 		next = l.before[next]

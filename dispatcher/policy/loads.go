@@ -99,7 +99,7 @@ func (l *loads) shift(g int, change int64) {
 			l.rescan()
 			return
 		}
-		copy(l.top[i:], l.top[i+1:])
+		copy(l.top[i:], l.top[i+1:]) // take the rank out of top, for offer to put it in at its new place
 		l.top[len(l.top)-1] = topLoad{0, none}
 	}
 	l.offer(e)
@@ -144,9 +144,9 @@ func (r *otherLoads) largestWithout(b int) int64 {
 }
 
 // mix computes the ceiling, which the search lowers. The ceiling is a weighted mean of the largest load and, with the weight kappa, of the
-// eighth root of the mean eighth power of all loads. The fullest ranks dominate this root, but a change among the other ranks changes
-// it, too. The root is replaced by its tangent at the loads with which the search begins. Then the effect of a move is a sum over the
-// ranks whose loads it changes.
+// eighth root of the mean eighth power of all loads. The fullest ranks dominate this root, but a change among the other ranks also changes
+// it. The root is replaced by its tangent at the loads with which the search begins: with the tangent, the effect of a move is a sum over
+// the ranks whose loads it changes.
 type mix struct {
 	kappa  float64
 	slope  float64 // by how much smooth rises when the eighth power of a load rises by 1
@@ -167,7 +167,7 @@ func (l *loads) startMix(kappa float64) {
 }
 
 // ceiling returns the weighted mean for the largest load (peak) and a value of smooth. If the search begins with loads of a few tokens, the
-// tangent makes smooth huge for large loads. So the result is at most 2^52, which times a group of 1024 ranks still fits an int64.
+// tangent makes smooth huge for large loads. Therefore the result is at most 2^52: its product with 1024 ranks still fits an int64.
 func (m *mix) ceiling(peak int64, smooth float64) int64 {
 	return int64(math.Round(min((1-m.kappa)*float64(peak)+smooth, 1<<52)))
 }

@@ -103,11 +103,8 @@ func (p *nearest) approach(a int) {
 			mostSpared, rank, swapWith = spared, g, none
 			continue
 		}
-		for b := p.byRank.first[g]; b != none && p.climb.evaluationsLeft > 0; b = p.byRank.next[b] {
-			p.climb.evaluationsLeft--
-			if bothSpared := spared + p.sparesFor(int(b), g); bothSpared > mostSpared && p.canSwap(a, int(b), g, bothSpared) {
-				mostSpared, rank, swapWith = bothSpared, g, int(b)
-			}
+		if most, b := p.bestSwap(a, g, spared, mostSpared); b != none {
+			mostSpared, rank, swapWith = most, g, b
 		}
 	}
 	if swapWith != none {
@@ -116,6 +113,19 @@ func (p *nearest) approach(a int) {
 		p.byRank.move(int32(a), p.placed[a].rank, int32(rank))
 		p.relocate(a, rank)
 	}
+}
+
+// bestSwap looks for the placement on rank g whose exchange with placement a spares the most tokens, and more than least. The move of a
+// itself spares so many tokens. swapWith is the placement, or none.
+func (p *nearest) bestSwap(a, g, spared, least int) (mostSpared, swapWith int) {
+	mostSpared, swapWith = least, none
+	for b := p.byRank.first[g]; b != none && p.climb.evaluationsLeft > 0; b = p.byRank.next[b] {
+		p.climb.evaluationsLeft--
+		if bothSpared := spared + p.sparesFor(int(b), g); bothSpared > mostSpared && p.canSwap(a, int(b), g, bothSpared) {
+			mostSpared, swapWith = bothSpared, int(b)
+		}
+	}
+	return mostSpared, swapWith
 }
 
 // affords says whether it is worth a change of loads that so many prompt tokens of a candidate (who is its index) need not be copied. The

@@ -84,7 +84,8 @@ func horizonFor(horizon int, meanOutput float64) int {
 
 const longestAuto = 80 // steps: the longest horizon that auto gives, and the one for an unknown mean output
 
-// gammaFor returns the factor by which a step counts less than the step before. For auto, it computes the factor from the mean output.
+// gammaFor returns the factor by which a step counts less than the step before. With a factor of 1-1/n, the weights of all steps add up to
+// n. For auto, n is a fifteenth of the mean output, but 2 to 20; 20 if the mean output is not known.
 func gammaFor(gamma, meanOutput float64) float64 {
 	if gamma != auto {
 		return gamma

@@ -10,7 +10,7 @@ const never = -1
 
 // bestPair places the candidates with the indices from `from` to `to`-1. Each time, it takes the candidate and the rank that change the
 // cost least. In a tie, it takes the rank with the smallest load: a rank that is filled while others are empty would soon grow to be the
-// fullest.
+// fullest. It has the parameters of workerFirst and longestFirst, because place calls one of the three, but needs only two of them.
 func (p *evenkeel) bestPair(_ *Snapshot, from, to int, _ bool) {
 	ranks := len(p.loads.load)
 	pairs := sized(p.start.pairs, (to-from)*ranks)

@@ -77,9 +77,9 @@ func (p *evenkeel) projectFull(s *Snapshot) {
 	}
 }
 
-// placeLevel places an entry that finds room on the rank where it makes the later loads of full ranks most equal. A full rank holds more
-// requests, so a larger load, if its prompts are short. So an entry that is shorter than the mean goes to the rank whose load will be
-// the smallest, and a longer entry to the rank whose load will be the largest. late says that the entry is overdue.
+// placeLevel places an entry that finds room on the rank where it makes the later loads of full ranks most equal. The shorter the prompts
+// of a full rank are, the more requests it holds, and the larger is its load. Therefore an entry that is shorter than the mean goes to the
+// rank whose load will be the smallest, and a longer one to the rank whose load will be the largest. late says that the entry is overdue.
 func (p *evenkeel) placeLevel(s *Snapshot, entry int, late bool) {
 	t := &p.tight
 	tokens := int64(s.Pool[entry].Prompt)

@@ -113,10 +113,10 @@ func (e *envelope) remove(g int, size int64) {
 		row[h] -= size
 	}
 	clear(e.top)
-	for g := range e.leastAt {
-		for h, x := range e.row(g) {
+	for rank := range e.leastAt {
+		for h, x := range e.row(rank) {
 			e.top[h] = max(e.top[h], x)
 		}
-		e.leastAt[g] = none
+		e.leastAt[rank] = none
 	}
 }
