@@ -4,11 +4,11 @@ import "math"
 
 // requests learns the weight of a request: how many KV tokens make a step as much longer as one request does.
 //
-// A simple regression cannot find the weight, because it decides which rank is the slowest, and only the slowest rank determines the time
-// of a step. So a number of weights are tried side by side. Each weight has its own slowest rank in each step, and its own line through the
-// times of the steps by the loads of these ranks. The most likely weight is the one whose line has the smallest error. An engine may pad
-// all ranks to the rank with most requests. Then the most KV and the most requests may be on different ranks, so each weight is tried in
-// both ways (see Way).
+// A simple regression cannot find the weight: only the slowest rank determines the time of a step, and which rank is the slowest depends on
+// the weight. Therefore a number of weights are tried side by side. Each weight has its own slowest rank in each step, and its own line
+// through the times of the steps by the loads of these ranks. The most likely weight is the one whose line has the smallest error. Each
+// weight is tried in both ways (see Way), because an engine may pad all ranks to the rank with most requests, and this rank need not be
+// the one with most KV.
 //
 // All sums are of differences within short blocks of steps. Otherwise slow changes, such as those of a GPU's clock rate or of the length of
 // prompts, would seem to depend on the number of requests.
@@ -64,18 +64,7 @@ type trial struct {
 // blockSteps steps, and a window after windowSteps steps. If the end of a window changes the weight in use, changed is true, and line is
 // the regression of the window's steps with the new weight.
 func (q *requests) add(ranks []Rank, ms float64) (line regression, changed bool) {
-	var loads [2 * arms]float64
-	mostKV, mostRequests := 0.0, 0.0
-	for i := range ranks {
-		kv, requests := ranks[i].KV, ranks[i].Requests
-		mostKV, mostRequests = max(mostKV, kv), max(mostRequests, requests)
-		for k := range triedWeights {
-			loads[k] = max(loads[k], kv+triedWeights[k]*requests)
-		}
-	}
-	for k := range triedWeights {
-		loads[arms+k] = mostKV + triedWeights[k]*mostRequests
-	}
+	loads := loadsByArm(ranks)
 	for k := range q.arms {
 		a, x := &q.arms[k], loads[k]
 		a.bx, a.bxx, a.bxy = a.bx+x, a.bxx+x*x, a.bxy+x*ms
@@ -94,6 +83,22 @@ func (q *requests) add(ranks []Rank, ms float64) (line regression, changed bool)
 	q.window = sums{}
 	clear(q.arms[:])
 	return line, changed
+}
+
+// loadsByArm returns the load of the fullest rank by the weight and the way of each arm, in the order of requests.arms.
+func loadsByArm(ranks []Rank) (loads [2 * arms]float64) {
+	mostKV, mostRequests := 0.0, 0.0
+	for i := range ranks {
+		kv, requests := ranks[i].KV, ranks[i].Requests
+		mostKV, mostRequests = max(mostKV, kv), max(mostRequests, requests)
+		for k := range triedWeights {
+			loads[k] = max(loads[k], kv+triedWeights[k]*requests)
+		}
+	}
+	for k := range triedWeights {
+		loads[arms+k] = mostKV + triedWeights[k]*mostRequests
+	}
+	return loads
 }
 
 // endBlock adds the variation within the current block to the window, and begins the next block. It also adds up by how much the weight
@@ -174,13 +179,22 @@ func (q *requests) find() trial {
 	}
 	t := trial{arm: best, best: weighing{triedWeights[best%arms], best < arms}, slope: q.arms[best].slope(), plainSlope: q.arms[0].slope()}
 	t.sure = math.Abs(leastByWay[0]-leastByWay[1]) > q.sureDifference(least)
-	if k := best % arms; k > 1 && k < arms-1 { // the lowest point of the parabola through three weights
-		below, above := max(least, q.arms[best-1].leastError(&q.window)), max(least, q.arms[best+1].leastError(&q.window))
-		if bend := below - 2*least + above; bend > 0 {
-			t.best.weight *= math.Exp2((below - above) / (2 * bend) / armsPerTwo)
-		}
-	}
+	t.best.weight *= q.refinement(best, least)
 	return t
+}
+
+// refinement returns the factor from the weight of the best arm to the weight at the lowest point of the parabola through the errors of
+// this arm (least) and its two neighbours. It is 1 if the arm does not have two neighbours with weights above 0.
+func (q *requests) refinement(best int, least float64) float64 {
+	if k := best % arms; k <= 1 || k == arms-1 {
+		return 1
+	}
+	below, above := max(least, q.arms[best-1].leastError(&q.window)), max(least, q.arms[best+1].leastError(&q.window))
+	bend := below - 2*least + above
+	if bend <= 0 {
+		return 1
+	}
+	return math.Exp2((below - above) / (2 * bend) / armsPerTwo)
 }
 
 // refuted says whether the weight 0 explains the times of the window surely better than the weight in use does in either way. If all ranks
@@ -201,8 +215,8 @@ func (q *requests) sureDifference(least float64) float64 {
 // errorFall returns by how much the squared error of the current block is lower with the given slope than with the slope 0.
 func (a *arm) errorFall(slope float64) float64 { return 2*slope*a.bxy - slope*slope*a.bxx }
 
-// confirmed says whether the trial's weight surely lowers the errors of the blocks. It counts blocks and not steps, because the errors of
-// successive steps may depend on each other.
+// confirmed says whether the trial's weight surely lowers the errors of the blocks: the mean fall is larger than sureFall times its
+// standard error. It counts blocks and not steps, because the errors of successive steps may depend on each other.
 func (t *trial) confirmed() bool {
 	return t.falls > 0 && t.falls*t.falls > sureFall*sureFall*(t.squares-t.falls*t.falls/t.blocks)*t.blocks/(t.blocks-1)
 }

@@ -56,6 +56,8 @@ const (
 	echoed = 0.4
 	// A step without a prefill is assumed to take at least the median length of all steps, divided by shortest.
 	shortest = 50
+	// Each step moves a mean by 1/meanSteps of its difference from the mean. This is about 1 - 2^(-1/32), for a half-life of 32 steps.
+	meanSteps = 46
 )
 
 // Add adds the length of a step to the statistics of lengths.
@@ -76,7 +78,7 @@ func (s *Times) Add(length time.Duration) {
 	if s.meanMs == 0 {
 		s.meanMs = float32(ms)
 	}
-	s.meanMs += (float32(ms) - s.meanMs) / 46 // 1/46 is about 1 - 2^(-1/32), for a half-life of 32 steps
+	s.meanMs += (float32(ms) - s.meanMs) / meanSteps
 }
 
 // Sample is a measured step with what each rank did in it.
@@ -95,14 +97,15 @@ func (s *Times) Teach(t Sample) {
 	weighing := s.lineWeighing()
 	most := weighing.fullestOf(t.Ranks)
 	prefill := slices.ContainsFunc(t.Ranks, func(r Rank) bool { return r.Prompt > 0 })
-	if most.load(weighing.weight) <= 0 && !prefill || t.Length <= 0 || t.Tokens <= 0 {
+	noWork := most.load(weighing.weight) <= 0 && !prefill
+	if noWork || t.Length <= 0 || t.Tokens <= 0 {
 		return
 	}
 	if s.tokens == 0 {
 		s.tokens = t.Tokens
 	}
 	several, echo := t.Tokens > severalSteps*s.tokens, t.Tokens < echoed*s.tokens
-	s.tokens += (min(t.Tokens, 2*s.tokens) - s.tokens) / 46 // 1/46 is about 1 - 2^(-1/32), for a half-life of 32 steps
+	s.tokens += (min(t.Tokens, 2*s.tokens) - s.tokens) / meanSteps
 	ms := t.Length.Seconds() * 1000
 	switch {
 	case echo: // there is nothing to learn from it
@@ -163,7 +166,7 @@ func (s *Times) tame(load, ms float64) float64 {
 	if s.meanOff > 0 {
 		off = min(farOff*s.meanOff, max(-farOff*s.meanOff, off))
 	}
-	s.meanOff += (math.Abs(off) - s.meanOff) / 46
+	s.meanOff += (math.Abs(off) - s.meanOff) / meanSteps
 	return expected + off
 }
 
@@ -273,7 +276,8 @@ func (s *Times) Line() Line {
 	if base, ok := s.withPrefills(); ok && s.Law == (Model{}) {
 		l.Fixed = base.C0Ms + base.PrefillMs
 	}
-	if l.InForce = l.C1Ms > 0; l.InForce {
+	l.InForce = l.C1Ms > 0
+	if l.InForce {
 		return l
 	}
 	if learned, r2 := s.fit(); s.n >= fitSteps && learned.C1Ms > 0 && s.sure(r2) {
@@ -285,9 +289,9 @@ func (s *Times) Line() Line {
 // Known says whether anything was learned about the length of steps.
 func (l *Line) Known() bool { return l.Learned.Steps > 0 || l.Fixed > 0 }
 
-// Through returns the line as a model whose C0Ms is shifted: the line then goes through the mean of the steps that were learned after an
-// earlier time, when the sums were before. Steps with a prefill keep their learned length. If there are few steps without a prefill, some
-// of them may have had a prefill that was not noticed. So C0Ms is then at most the fixed part of a step with a prefill.
+// Through returns the line as a model whose C0Ms is shifted: the line then goes through the mean of the steps that were learned since the
+// sums were before. Steps with a prefill keep their learned length. If there are few steps without a prefill, C0Ms is at most the fixed
+// part of a step with a prefill, because some of these steps may have had a prefill that was not noticed.
 func (l *Line) Through(before LearnedSteps) Model {
 	m, all := l.Model, &l.Learned
 	if all.Steps == before.Steps && m.C0Ms == 0 { // there were no steps since then, so use all steps, however old
@@ -298,7 +302,8 @@ func (l *Line) Through(before LearnedSteps) Model {
 		m.C0Ms = max(0, (all.Ms-before.Ms-m.C1Ms*(all.Tokens-before.Tokens)-m.RequestMs*(all.Requests-before.Requests))/n)
 	}
 	if l.Fixed > 0 {
-		if unknown := n == 0 && m.C0Ms == 0; unknown || n < fitSteps && m.C0Ms > l.Fixed {
+		unknown, doubtful := n == 0 && m.C0Ms == 0, n < fitSteps && m.C0Ms > l.Fixed
+		if unknown || doubtful {
 			m.C0Ms = l.Fixed
 		}
 		m.PrefillMs = max(0, l.Fixed-m.C0Ms)
