@@ -22,7 +22,7 @@ type Config struct {
 	// releases the place when the entry leaves the pool, with or without a slot. Discarded hand-offs and entries of EnqueueLocal have
 	// no place. nil: the number is not bounded.
 	Places *pool.Semaphore `yaml:"-"`
-	// OnRoom is called at the end of a turn that made Room larger. It must not block. nil: nothing is called.
+	// OnRoom is called when Room has become larger, after a round of decisions. It must not block. nil: nothing is called.
 	OnRoom func() `yaml:"-"`
 	// EngineMetrics returns what the engine of a worker reports, to be shown by Prometheus gauges; ok is false if nothing is known. nil:
 	// the gauges do not exist.

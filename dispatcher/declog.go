@@ -62,9 +62,9 @@ func openDecisionLog(cfg DecisionLogConfig, log *zap.Logger, m *metrics) (*decis
 	return l, l.open()
 }
 
-// open opens the file to append to it, and notes its present size. It removes a last line that was written only in part, because the
-// process died or the disk was full. The request log leaves such a part where it is, but a replay of this log refuses a line that it
-// cannot read. If the rest of the file is no part of such a line, or if the file may only grow, the next line begins behind a line end.
+// open opens the file to append to it, and notes its present size. If the last line was written only in part, because the process died or
+// the disk was full, open removes this part, because a replay of this log refuses a line that it cannot read. If the part does not look
+// like the begin of a line of this log, or if the file may only grow, the part stays, and the next line begins behind a line end.
 func (l *decisionLog) open() error {
 	f, err := logfile.Open(l.cfg.File)
 	if err != nil {
@@ -151,7 +151,7 @@ func (l *decisionLog) append(line []byte) error {
 			return err
 		}
 	}
-	if l.regular && l.size > 0 && l.size+int64(len(line)) > l.cfg.MaxBytes/2 {
+	if tooLarge := l.size > 0 && l.size+int64(len(line)) > l.cfg.MaxBytes/2; tooLarge && l.regular {
 		err := l.file.Close()
 		l.file = nil
 		if err = errors.Join(err, os.Rename(l.cfg.File, l.cfg.File+".1")); err != nil {

@@ -171,7 +171,7 @@ func (d *Dispatcher) Blocked(board string) (prefillers []string) {
 		return nil
 	}
 	_ = d.ask(func(r *scheduler) error { // an error means that the dispatcher has ended, so that it avoids no pair of engines any more
-		prefillers = r.boards.Quarantined(board, -1, time.Now())
+		prefillers = r.boards.Quarantined(board, -1, time.Now()) // -1: for any rank, and not for the rank of a slot
 		return nil
 	})
 	return prefillers
@@ -230,7 +230,7 @@ func (d *Dispatcher) ask(f func(r *scheduler) error) error {
 // of requests leads to one round.
 func (d *Dispatcher) run(ctx context.Context, r *scheduler) {
 	defer close(d.done)
-	defer r.start(ctx)()
+	defer r.start(ctx)() // starts the other goroutines now, and waits at the end until they have ended
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	var queue []func(*scheduler)
@@ -256,7 +256,7 @@ func (d *Dispatcher) run(ctx context.Context, r *scheduler) {
 }
 
 // Room estimates how many more hand-offs for a model, in addition to those that wait in the pool, would get a slot within the given time.
-// If none waits, n is at least 1, because prefills must never stop. own says that only some ranks of the board list the model. Then n
+// If none waits, n is at least 1, because prefills must never stop. own says that only some ranks of the board list the model, so that n
 // counts only these ranks and the hand-offs for this model.
 func (d *Dispatcher) Room(board, model string, within time.Duration) (n int, own bool) {
 	v, ok := d.paces.Load(board)

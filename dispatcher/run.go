@@ -88,8 +88,8 @@ func (r *scheduler) set(e board.Event) error {
 	return r.rejected
 }
 
-// count reads the progress of a board's slots and gives it to the board as Counts, which are valid for the next event. So the board decides
-// with all tokens that the streams have brought until now.
+// count reads the progress of a board's slots and gives it to the board as Counts: in the next event, the board decides with all tokens
+// that the streams have brought until now.
 func (r *scheduler) count(b *boardState) {
 	counts := &b.counts
 	if missing := len(b.slots) - len(counts.Tokens); missing > 0 {
@@ -130,7 +130,7 @@ func (r *scheduler) enqueue(w waiting) {
 // giveBack handles Dispatcher.Release.
 func (r *scheduler) giveBack(s *Slot, outcome board.Outcome) {
 	b := s.board
-	if b.beyond > 0 { // whether the engine begins with a queued request now depends on the KV, and so on the progress, of the others
+	if b.beyond > 0 { // whether the engine now begins with a queued request depends on the KV of the others, which grows with their progress
 		r.count(b)
 	}
 	if s.Beyond {

@@ -13,7 +13,7 @@ import (
 // gets the slot, and never change.
 type Slot struct {
 	board.Binding
-	Decide time.Duration      // how long the round took that chose the rank; it is not part of Bound.Wait
+	Decide time.Duration      // how long the round took that chose the rank; it is not part of Wait
 	Trace  *board.Explanation // why this rank was chosen; nil without Config.Explain
 
 	generated atomic.Int32

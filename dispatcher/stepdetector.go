@@ -8,9 +8,9 @@ import (
 	"evenkeel/dispatcher/board"
 )
 
-// stepDetector finds the steps of a barrier group by the tokens of its streams. All requests of a group get a token in the same step. So
-// when a stream that already has a token of the current step gets another token, the next step has begun. The first such stream begins the
-// step. The other streams then find the new step number, and need not read the clock.
+// stepDetector finds the steps of a barrier group by the tokens of its streams. All requests of a group get a token in the same step. When
+// a stream that already has a token of the current step gets another token, the next step has begun. The first stream to which this happens
+// raises the step number. The other streams then find the new number, and need not read the clock.
 type stepDetector struct {
 	number atomic.Uint32 // number of the current step, from 1
 	least  atomic.Int64  // in ns; a token that comes sooner after the step began is no new step: its stream only catches up
@@ -61,7 +61,8 @@ func (d *stepDetector) onToken(first, last *atomic.Uint32) {
 func (d *stepDetector) begin(at time.Duration) bool {
 	s := board.Step{Number: d.number.Load() + 1}
 	if d.began > 0 {
-		if s.Length = at - d.began; int64(s.Length) < d.least.Load() {
+		s.Length = at - d.began
+		if int64(s.Length) < d.least.Load() {
 			return false
 		}
 	}

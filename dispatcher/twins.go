@@ -102,8 +102,8 @@ func (t *twins) recordEffect(e *board.Effect, now time.Time) {
 // due says whether the current stretch of the tape should end now. Then the caller calls cut.
 func (t *twins) due(now time.Time) bool { return t != nil && t.tape.Due(now, t.leastStretch) }
 
-// cut ends the current stretch: the recorded events of some time. It queues the stretch for run, together with a copy of the boards, with
-// which the next stretch begins.
+// cut ends the current stretch of recorded events. It queues the stretch for run, together with a copy of the boards, with which the next
+// stretch begins.
 func (t *twins) cut(now time.Time, all *board.Boards) {
 	boards := all.Clone()
 	t.leastStretch = twin.LeastStretch(boards.Held())
@@ -132,15 +132,6 @@ func (t *twins) run(ctx context.Context) {
 	judge, turns := twin.New(t.specs), 1
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	rest := func(d time.Duration) bool {
-		timer.Reset(d)
-		select {
-		case <-timer.C:
-			return true
-		case <-ctx.Done():
-			return false
-		}
-	}
 	for {
 		select {
 		case <-t.wake:
@@ -149,30 +140,37 @@ func (t *twins) run(ctx context.Context) {
 		}
 		for more := true; more; {
 			t.take(judge)
-			if t.wasLate() {
-				if !rest(restAfterLate) {
-					return
-				}
-				continue
+			rest := restAfterLate
+			if !t.wasLate() {
+				var took time.Duration
+				judge, took, more = t.slice(judge, turns)
+				turns = nextTurns(turns, took)
+				rest = time.Duration(float64(took) * (costFactor/coreShare - 1))
 			}
-			start := time.Now()
-			verdicts, unfinished, failure := work(judge, turns)
-			more = unfinished
-			if failure != nil {
-				t.log.Error("dispatcher: the twin failed to replay some minutes, and goes on with the next ones", zap.Error(failure))
-				judge = twin.New(t.specs)
-			}
-			took := time.Since(start)
-			t.workSeconds.Add(took.Seconds())
-			for i := range verdicts {
-				t.book(&verdicts[i])
-			}
-			if !rest(time.Duration(float64(took) * (costFactor/coreShare - 1))) {
+			timer.Reset(rest)
+			select {
+			case <-timer.C:
+			case <-ctx.Done():
 				return
 			}
-			turns = nextTurns(turns, took)
 		}
 	}
+}
+
+// slice makes one slice of work and books its verdicts. next is the twin that goes on: a new one if a replay has panicked.
+func (t *twins) slice(judge *twin.Twin, turns int) (next *twin.Twin, took time.Duration, more bool) {
+	start := time.Now()
+	verdicts, more, failure := work(judge, turns)
+	if failure != nil {
+		t.log.Error("dispatcher: the twin failed to replay some minutes, and goes on with the next ones", zap.Error(failure))
+		judge = twin.New(t.specs)
+	}
+	took = time.Since(start)
+	t.workSeconds.Add(took.Seconds())
+	for i := range verdicts {
+		t.book(&verdicts[i])
+	}
+	return judge, took, more
 }
 
 // wasLate says whether a round of decisions took more than half of tick_limit less than restAfterLate ago.

@@ -64,17 +64,17 @@ func (k *KV) Expire(now time.Time) (expired int64) {
 	return expired
 }
 
-// DropSurplus corrects the account by the gauge of the engine. At the time at, the engine had fewer tokens in use than the board counted,
-// and fewer is the difference. DropSurplus drops so many kept tokens, and returns how many it dropped. It begins with the tokens whose time
-// ends first: if several answers share KV, such as a prefix of a chat, the engine keeps one copy until the time of the last answer is over.
+// DropSurplus corrects the account by the gauge of the engine. At the time at, the board counted so many tokens (surplus) more than the
+// engine had in use. DropSurplus drops so many kept tokens, and returns how many it dropped. It begins with the tokens whose time ends
+// first: if several answers share KV, such as a prefix of a chat, the engine keeps one copy until the time of the last answer is over.
 // DropSurplus does not change entries to which KV was added at or after the time at.
-func (k *KV) DropSurplus(fewer int64, at time.Time) (forgotten int64) {
+func (k *KV) DropSurplus(surplus int64, at time.Time) (forgotten int64) {
 	for i := range k.entries {
 		e := &k.entries[i]
 		if !e.since.Before(at) {
 			break
 		}
-		n := min(e.tokens, max(0, fewer-forgotten))
+		n := min(e.tokens, max(0, surplus-forgotten))
 		e.tokens -= n
 		forgotten += n
 	}

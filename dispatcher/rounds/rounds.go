@@ -1,6 +1,6 @@
 // Package rounds decides which requests go now to which ranks of a group whose ranks prefill and decode. While one rank computes a prompt,
-// the decodes of all ranks wait. So requests are held back for a moment and then sent together, in a round: several ranks then compute
-// prompts in the same steps. The package reads no clock: times are seconds that the caller gives.
+// the decodes of all ranks wait. Therefore requests are held back for a moment and then sent together, in a round: several ranks then
+// compute prompts in the same steps. The package reads no clock: times are seconds that the caller gives.
 package rounds
 
 import (
@@ -194,15 +194,15 @@ func (p *Planner) sortCandidates(now float64, waiting []Candidate, rule Rule, sl
 
 // release returns the time at which the placed candidates are sent: when they have been held back, all together, for as long as that pays.
 //
-// Suppose that prompts come at a rate r, that each takes its rank the time a to compute, and that k prompts are sent together. Then the
-// decodes stand still for the share r*a/k of the time, and a request is held back for about (k-1)/2r. One more prompt in each round saves
-// the decodes the share r*a/k^2 of their time, and adds 1/2r to the time to the first token, which is T. With the rule's patience p, this
-// pays as long as k^2 < 2p * r*a * r*T.
+// Let r be the rate at which prompts come, a the time that a rank takes to compute one, T the time to the first token, and p the rule's
+// patience. If k prompts are sent together, the decodes stand still for the share r*a/k of the time, and a request is held back for about
+// (k-1)/2r. One more prompt in each round saves the decodes the share r*a/k^2 of their time, and adds 1/2r to T. By the rule, this pays as
+// long as k^2 is less than x = 2p * r*a * r*T.
 //
-// Here r*T is the number of requests that wait for their first token, at any rate r. At the largest k that pays, the requests of a round
-// have been held back for k^2/2r in total, which is p * r*T times a. A round that gives all ranks equally many tokens need not wait for
-// others. So the time that the uneven tokens take is used for a. If x = 2p * r*a * r*T is less than 1, no second prompt is expected to come
-// in time, and a request is held back only x times as long.
+// At the largest such k, the requests of a round have been held back for k^2/2r = p * r*T * a in total. Here r*T is the number of requests
+// that wait for their first token (Unbegun). For a, release takes the time of the uneven tokens, because tokens that are equally many on
+// all ranks make no rank wait. If x is less than 1, no second prompt is expected to come in time, and a request is held back only x times
+// as long.
 func (p *Planner) release(now float64, g *Group, waiting []Candidate, rule Rule, n int, uneven float64) float64 {
 	decoding := float64(g.Decoding)
 	// For how many request-seconds it pays to hold requests back in order to save all decodes a stop of one second.

@@ -42,27 +42,32 @@ func (r *reach) fill(sizes []int64, most int, bound int64) {
 		before, after := r.rows[i*(most+1):][:most+1], r.rows[(i+1)*(most+1):][:most+1]
 		after[0] = zero
 		for j := 1; j <= min(i+1, most); j++ {
-			without, fewer := before[j], before[j-1]
-			low := fewer.low + int(size>>6)
-			if fewer.words == nil || int64(low) > bound>>6 {
-				after[j] = without // a row does not change after it is built, so both can share it
-				continue
-			}
-			if without.words != nil {
-				low = min(low, without.low)
-			}
-			next := r.newRow(low, max(without.top, min(bound, fewer.top+size)))
-			first := 0 // where the words of without begin
-			if without.words != nil {
-				first = without.low - low
-			}
-			clear(next.words[:first])
-			clear(next.words[first+copy(next.words[first:], without.words):])
-			orShifted(next.words, fewer.words, uint(size)+uint(fewer.low-low)<<6)
-			next.trim(bound)
-			after[j] = next
+			after[j] = r.union(before[j], before[j-1], size)
 		}
 	}
+}
+
+// at returns the set of (i, j).
+func (r *reach) at(i, j int) row { return r.rows[i*(r.most+1)+j] }
+
+// union returns the set of the sums of without, and of the sums of fewer plus size.
+func (r *reach) union(without, fewer row, size int64) row {
+	low := fewer.low + int(size>>6)
+	if fewer.words == nil || int64(low) > r.bound>>6 {
+		return without // a row does not change after it is built, so both can share it
+	}
+	first := 0 // index in the new row of the first word of without
+	if without.words != nil {
+		first = max(0, without.low-low)
+		low = min(low, without.low)
+	}
+	next := r.newRow(low, max(without.top, min(r.bound, fewer.top+size)))
+	clear(next.words[:first])
+	end := first + copy(next.words[first:], without.words)
+	clear(next.words[end:])
+	orShifted(next.words, fewer.words, uint(size)+uint(fewer.low-low)<<6)
+	next.trim(r.bound)
+	return next
 }
 
 // reserve makes the arena large enough for all rows, because the words of a row must not move.
@@ -145,7 +150,7 @@ func orShifted(dst, src []uint64, shift uint) {
 // largestUpTo returns the largest sum of at least one item that is at most x, and the largest number of items with this sum.
 func (r *reach) largestUpTo(x int64) (sum int64, count int, ok bool) {
 	for j := 1; j <= r.most; j++ {
-		if s, found := r.rows[r.n*(r.most+1)+j].previous(x); found && (!ok || s >= sum) {
+		if s, found := r.at(r.n, j).previous(x); found && (!ok || s >= sum) {
 			sum, count, ok = s, j, true
 		}
 	}
@@ -155,18 +160,18 @@ func (r *reach) largestUpTo(x int64) (sum int64, count int, ok bool) {
 // smallestFrom returns the smallest sum of at least one item that is at least x, and the largest number of items with this sum.
 func (r *reach) smallestFrom(x int64) (sum int64, count int, ok bool) {
 	for j := 1; j <= r.most; j++ {
-		if s, found := r.rows[r.n*(r.most+1)+j].next(x); found && (!ok || s <= sum) {
+		if s, found := r.at(r.n, j).next(x); found && (!ok || s <= sum) {
 			sum, count, ok = s, j, true
 		}
 	}
 	return sum, count, ok
 }
 
-// trace returns the mask of so many items with the given sum, which the table must have. From the last item to the first, it leaves an item
-// out if the other items can make the sum without it. So the result is the smallest mask.
+// trace returns the smallest mask of so many items with the given sum, which the table must have. From the last item to the first, it
+// leaves an item out if the items before it can make the sum.
 func (r *reach) trace(sizes []int64, sum int64, count int) (mask uint64) {
 	for i := r.n; i > 0 && count > 0; i-- {
-		if r.rows[(i-1)*(r.most+1)+count].has(sum) {
+		if r.at(i-1, count).has(sum) {
 			continue
 		}
 		mask |= 1 << (i - 1)

@@ -57,8 +57,8 @@ type Solver struct {
 // Best returns the non-empty subset with the largest score within p.Cap and p.Limit. In a tie, the smaller sum wins, then more candidates,
 // then the smaller mask. It returns false if no candidate fits.
 //
-// The score F rises up to its knee, and does not rise beyond it. So only the largest sum up to the knee and the smallest sum beyond it can
-// be the best. All searches look for these two sums.
+// The score F rises up to its knee, and does not rise beyond it. Therefore only the largest sum up to the knee and the smallest sum beyond
+// it can be the best. All searches look for these two sums.
 //
 // The answer is exact if there are at most 4096 subsets, or if Cost is 1 and min(Limit, knee + largest size) is at most 65,536 tokens.
 func (s *Solver) Best(f *Score, p Problem) (Set, bool) {
@@ -153,8 +153,8 @@ func countSubsets(n, most int) int {
 }
 
 // bitsets searches in a table of the sums that subsets can have. The two choices that it finds are only approximate if the table counts
-// blocks of tokens, or if sums are scaled, because the limit is not. Then bitsets checks them against the limit, and compares them with the
-// best single candidates and with a greedy choice.
+// blocks of tokens, or if sums are scaled by a cost, because the limit is for unscaled tokens. In these cases, bitsets checks both choices
+// against the limit, and compares them with the best single candidates and with a greedy choice.
 func (s *Solver) bitsets(f *Score, cost float64) {
 	limit, exact := s.limit, true
 	if cost != 1 && cost != 0 && limit != Unlimited {

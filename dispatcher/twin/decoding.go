@@ -125,7 +125,7 @@ func (d *decoding) resume(otherPolicy bool) (queued []board.Charge) {
 	return queued
 }
 
-// activate sorts the requests of a rank, those that decode first and those in the engine's queue last, and gives slots to the former.
+// activate gives the slots of a rank to its requests, in the order in which they begin to decode. Those in the engine's queue get none.
 func (r *rank) activate() {
 	slices.SortStableFunc(r.Legs, func(a, b virtual.Leg) int { return cmp.Compare(a.Begin, b.Begin) })
 	r.Active = min(r.Slots, len(r.Legs))

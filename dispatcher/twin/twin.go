@@ -112,7 +112,7 @@ func (t *Twin) AddStretch(s *Stretch, end *board.Boards) {
 }
 
 // Work continues the replays for at most so many turns. After the last replay of a model, it makes the verdicts on the model and returns
-// them (fresh). more says whether there is more to do. A call that begins or ends a window, a model or a replay does nothing else.
+// them (fresh). more says whether there is more to do. A call that begins a window or a replay replays nothing.
 func (t *Twin) Work(turns int) (fresh []Verdict, more bool) {
 	j := t.judging
 	if j == nil {

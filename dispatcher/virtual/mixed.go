@@ -114,9 +114,9 @@ func (g *Mixed) aligned(r *MixedRank) bool {
 	return g.Interval <= 1 || g.Step%g.Interval == 0 || r.leftWaiting || !r.decodes()
 }
 
-// mayBegin says whether ranks may begin new prompts in this step. A prompt on one rank makes the step of all ranks longer. So with Delay,
-// new prompts wait until each rank has one, for at most Delay-1 steps in a row, and only while a rank decodes. mayBegin counts these steps,
-// so it must be called once per step.
+// mayBegin says whether ranks may begin new prompts in this step. With Delay, new prompts wait until each rank has one, because a prompt on
+// one rank makes the step of all ranks longer. They wait for at most Delay-1 steps in a row, and only while a rank decodes. mayBegin counts
+// these steps, so it must be called once per step.
 func (g *Mixed) mayBegin() bool {
 	if g.Delay == 0 {
 		return true
@@ -273,7 +273,8 @@ func (g *Mixed) Finish() {
 // advance updates a request by the tokens that the step has computed for it.
 func (g *Mixed) advance(rank int, w *Work) {
 	if w.computing() {
-		if w.done += w.scheduled; w.scheduled > 0 && g.Computed != nil {
+		w.done += w.scheduled
+		if w.scheduled > 0 && g.Computed != nil {
 			g.Computed(rank, w)
 		}
 	}
