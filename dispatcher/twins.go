@@ -64,7 +64,7 @@ const coreShare = 0.01
 // %.
 const costFactor = 1.1
 
-// restAfterLate is how long the twin rests after a round that took more than half of tick_limit. Then decisions get the whole processor.
+// restAfterLate is how long the twin rests after a round that took more than half of tick_limit, so that decisions get the whole processor.
 const restAfterLate = time.Second
 
 // newTwins returns nil if no policy is replayed. The methods that the scheduler calls at each turn do nothing then.
@@ -99,7 +99,7 @@ func (t *twins) recordEffect(e *board.Effect, now time.Time) {
 	}
 }
 
-// due says whether the current stretch of the tape should end now. Then the caller calls cut.
+// due says whether the current stretch of the tape should end now, so that the caller must call cut.
 func (t *twins) due(now time.Time) bool { return t != nil && t.tape.Due(now, t.leastStretch) }
 
 // cut ends the current stretch of recorded events. It queues the stretch for run, together with a copy of the boards, with which the next

@@ -1,8 +1,8 @@
 package board
 
 // Early ranks. Some connectors of engines must know the decode rank before the prefill begins. A request for such a rank is bound before
-// its prefill: its slot and its KV room are taken at once, and policies count them at once. But no decode step reads the KV before the
-// request starts to decode. So the load of the steps counts the request only after its first event.
+// its prefill: its slot and its KV room are taken at once, and policies count them at once. But the load of the steps counts the request
+// only after its first event, because no decode step reads its KV before it starts to decode.
 
 // AheadAuto as the value of Config.BindAhead makes the boards learn how many requests an early rank may have beyond its slots. The type
 // lead learns this number from the requests that ended: how many of a rank's requests wait for their first token, on average.

@@ -6,8 +6,8 @@ import (
 )
 
 // Orphans. A request may end while its prefill engine is still writing its KV to the request's blocks on the decode rank. The decode engine
-// keeps these blocks until the writing is done, and for ever if it never is. So the slot is free, but the KV room of the prompt is not.
-// No step reads the blocks, so they are no load.
+// keeps these blocks until the writing is done, and for ever if it never is: the slot is free, but the KV room of the prompt is not. The
+// blocks are no load, because no step reads them.
 
 // mostOrphans is how many orphans of a rank are counted one by one. The tokens of later ones are added to the last.
 const mostOrphans = 64

@@ -441,7 +441,7 @@ func (b *board) started(slot int32) bool {
 	return b.seen(slot) || b.slots.records[slot].estimated.first != 0
 }
 
-// seen says whether the first event of a slot has come. Then its KV is certainly on the rank.
+// seen says whether the first event of a slot has come, which shows that its KV is on the rank.
 func (b *board) seen(slot int32) bool {
 	s := &b.slots.records[slot]
 	s.started = s.started || b.counts != nil && b.counts.started(slot)

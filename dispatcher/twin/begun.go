@@ -45,8 +45,8 @@ func (r *Replay) mark(at float64) {
 	r.Marked = append(r.Marked, b)
 }
 
-// rest returns how many tokens a request still gets after it has so many (age). If the request really left before the window began, the
-// window has no record of it. Then the replay with whose state this one began knows the number.
+// rest returns how many tokens a request still gets after it has so many (age). The window has no record of a request that really left
+// before the window began. For such a request, the number comes from the replay with whose state this one began.
 func (r *Replay) rest(id uint64, age int32) int32 {
 	if r.begun != nil && r.fates.of(id) == nil {
 		if left, known := r.begun.rest[id]; known {

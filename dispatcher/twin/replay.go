@@ -116,8 +116,8 @@ func visibleLaw(inForce bool, law board.StepModel) board.StepModel {
 }
 
 // resume puts the requests that were on ranks when the replay begins on the simulated engines. Entries in the pool go on waiting.
-// otherPolicy says that the boards have got another policy for this replay. Then requests that waited in the queues of engines wait in the
-// pool instead.
+// If the boards have got another policy for this replay (otherPolicy), requests that waited in the queues of engines wait in the pool
+// instead.
 func (r *Replay) resume(otherPolicy bool) {
 	queued := r.engines.resume(otherPolicy)
 	for _, e := range r.Boards.Waiting(r.Model) {
