@@ -112,11 +112,7 @@ func (o options) run(ctx context.Context, out io.Writer) error {
 	}); err != nil {
 		return err
 	}
-	if o.out == "" {
-		_, err := fmt.Fprintln(out, tables(all, o.seed))
-		return err
-	}
-	err = page.Write(o.out, target, "deployments", "Models on GPUs", tables(all, o.seed))
+	err = page.Show(out, o.out, target, "deployments", "Models on GPUs", tables(all, o.seed))
 	if o.readme != "" {
 		err = errors.Join(err, page.Write(o.readme, target, "deployments", "Models on GPUs", short(all)))
 	}

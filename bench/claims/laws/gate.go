@@ -136,12 +136,7 @@ func runGate(ctx context.Context, args []string, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	text += "\n" + learned
-	if g.out != "" {
-		return page.Write(g.out, "claim NAME=laws", "gate", "What it is worth to know the form", text)
-	}
-	_, err = fmt.Fprintln(out, text)
-	return err
+	return page.Show(out, g.out, "claim NAME=laws", "gate", "What it is worth to know the form", text+"\n"+learned)
 }
 
 func (s *study) play(ctx context.Context, progress io.Writer) ([]outcomes, error) {

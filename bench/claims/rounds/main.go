@@ -63,17 +63,8 @@ func (o options) run(ctx context.Context, out io.Writer) error {
 		}
 		all = append(all, t)
 	}
-	if o.out == "" {
-		_, err := fmt.Fprintln(out, o.tables(all))
-		return err
-	}
-	return page.Fill(o.out, "claim NAME=rounds", book(all),
-		[]page.Block[book]{{Name: "rounds", Title: "Prompts in rounds", Tables: func(b book) string { return o.tables(b) }}})
+	return page.Show(out, o.out, "claim NAME=rounds", "rounds", "Prompts in rounds", o.tables(all))
 }
-
-type book []*trials
-
-func (book) Err() error { return nil }
 
 // one prints what each policy makes of one load.
 func (o options) one(ctx context.Context, out io.Writer) error {

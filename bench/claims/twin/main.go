@@ -7,7 +7,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"math"
@@ -50,9 +49,7 @@ type options struct {
 func main() {
 	testbed.Main("twin", testbed.Page(testbed.Judged(func(ctx context.Context, args []string, out io.Writer) (ok bool, err error) {
 		var o options
-		f := flag.NewFlagSet("twin", flag.ContinueOnError)
-		f.StringVar(&o.Bin, "bin", "", "the proxy to run; empty: it is built")
-		f.StringVar(&o.Keep, "keep", "", "folder for configs and logs; empty: a temporary one")
+		f := o.Flags("twin")
 		f.DurationVar(&o.lasts, "for", 15*time.Minute, "how long each run lasts")
 		f.BoolVar(&o.price, "price", false, "what the twin costs at 144 ranks of 40 slots: two proxies at once, one of them without a twin")
 		f.StringVar(&o.only, "only", "", "only the scenes whose names contain this")

@@ -84,11 +84,7 @@ func (o options) run(ctx context.Context, out io.Writer) (ok bool, err error) {
 		ok = ok && s.whole.OK == s.whole.Sent
 	}
 	text := answers.String() + "\n" + bodies.String()
-	if o.out != "" {
-		return ok, page.Write(o.out, "claim NAME=peers", "peers", "Other routers with the reference engines", text)
-	}
-	_, err = fmt.Fprintln(out, text)
-	return ok, err
+	return ok, page.Show(out, o.out, "claim NAME=peers", "peers", "Other routers with the reference engines", text)
 }
 
 // seen is what a router made of its requests.

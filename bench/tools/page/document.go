@@ -6,6 +6,7 @@ package page
 import (
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -75,6 +76,15 @@ func Write(path, target, name, title, text string) error {
 		return err
 	}
 	return d.save()
+}
+
+// Show writes one block into a document, or prints it if path is empty.
+func Show(out io.Writer, path, target, name, title, text string) error {
+	if path == "" {
+		_, err := fmt.Fprintln(out, text)
+		return err
+	}
+	return Write(path, target, name, title, text)
 }
 
 // document has tables between markers. Text around them is never touched.
