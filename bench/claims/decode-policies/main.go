@@ -12,6 +12,6 @@ import "evenkeel/bench/tools/policytables"
 func main() { program.Main() }
 
 var program = policytables.Program[*book]{
-	Name: "decode-policies", Seeds: 5, Blocks: blocks,
+	Name: "decode-policies", Seeds: 5, Traces: policytables.ReadTraces, Blocks: blocks,
 	Book: func(b *policytables.Book) *book { return &book{b} },
 }

@@ -104,8 +104,10 @@ func TestAScenarioIsSimulatedOnce(t *testing.T) {
 }
 
 func TestCommandsAreOfTheScenario(t *testing.T) {
-	full, err := policytables.NewBook(t.Context(), policytables.Options{}, program.Seeds, io.Discard)
+	traces, err := policytables.ReadTraces(nil)
 	require.NoError(t, err)
+	full := policytables.NewBook(t.Context(), policytables.Options{}, program.Seeds, io.Discard)
+	full.Traces = traces
 	b := program.Book(full)
 	sc := closed(b.Traces.Mooncake, 64)
 	sc.pool, sc.capacity, sc.stale, sc.transfer = 128, 5000, 16, 4

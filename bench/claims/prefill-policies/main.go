@@ -11,6 +11,6 @@ import "evenkeel/bench/tools/policytables"
 func main() { program.Main() }
 
 var program = policytables.Program[*book]{
-	Name: "prefill-policies", Seeds: 10, Blocks: blocks, // a seed is a block of the trace
+	Name: "prefill-policies", Seeds: 10, Traces: policytables.ReadTraces, Blocks: blocks, // a seed is a block of the trace
 	Book: func(b *policytables.Book) *book { return &book{b} },
 }

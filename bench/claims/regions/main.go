@@ -1,5 +1,5 @@
-// Command reproduce writes the tables of docs/results/regions.md: the claims of both papers
-// and our own (C1 to C10 of its table), each with what was measured and whether it
+// Command regions writes the tables of docs/results/regions.md: the claims of both papers
+// and our own (C1 to C11 of its table), each with what was measured and whether it
 // reproduces, what forwarding saves in replicas, and what faults break.
 //
 // The same program gives the same tables to the bit; nothing outside the marked
@@ -7,27 +7,20 @@
 package main
 
 import (
-	"context"
-	"flag"
 	"fmt"
-	"io"
-	"os"
 	"slices"
 	"strings"
 
-	"evenkeel/bench/rigs/testbed"
 	"evenkeel/bench/sim/regions"
 	"evenkeel/bench/tools/page"
+	"evenkeel/bench/tools/policytables"
 )
 
-func main() {
-	out := flag.String("out", "docs/results/regions.md", "document to write")
-	seeds := flag.Int("seeds", 3, "runs of every arm")
-	only := flag.String("only", "", "comma-separated names of the tables to write: "+strings.Join(page.Names(blocks), ", "))
-	flag.Parse()
-	testbed.Main("reproduce", func(ctx context.Context, _ []string, _ io.Writer) error {
-		return run(ctx, *out, *seeds, *only)
-	})
+func main() { program.Main() }
+
+var program = policytables.Program[*book]{
+	Name: "regions", Seeds: 3, Blocks: blocks,
+	Book: func(b *policytables.Book) *book { return &book{b} },
 }
 
 var blocks = []page.Block[*book]{
@@ -39,26 +32,8 @@ var blocks = []page.Block[*book]{
 	{Name: "geo-faults", Title: "Faults", Tables: (*book).faults},
 }
 
-// makes is what `make` calls the tables.
-const makes = "claim NAME=regions"
-
-func run(ctx context.Context, path string, seeds int, only string) error {
-	if seeds < 1 {
-		return fmt.Errorf("-seeds %d: at least 1", seeds)
-	}
-	var names []string
-	if only != "" {
-		names = strings.Split(only, ",")
-	}
-	chosen, err := page.Choose(blocks, names)
-	if err != nil {
-		return fmt.Errorf("-only %w", err)
-	}
-	return page.Fill(path, makes, &book{page.Runs{Ctx: ctx, Seeds: seeds, Progress: os.Stderr, Done: map[string]*page.Outcome{}}}, chosen)
-}
-
 // book has all that was simulated, each once.
-type book struct{ page.Runs }
+type book struct{ *policytables.Book }
 
 // place is a scenario on engines of a preset. A scenario may be a variant: "skew, 300 ms between turns".
 type place struct{ scenario, preset string }

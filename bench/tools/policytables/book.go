@@ -13,24 +13,20 @@ import (
 type Book struct {
 	page.Runs
 	Options
-	Traces *Traces
-	Most   int // requests of a seed; 0: all there are
+	Traces *Traces // nil: the program runs on none
+	Most   int     // requests of a seed; 0: all there are
 }
 
 // quickRequests fill 64 ranks of 16 slots twice.
 const quickRequests = 2500
 
-// NewBook reads the traces. Each scenario runs with so many seeds, or with one if the run is quick.
-func NewBook(ctx context.Context, o Options, seeds int, progress io.Writer) (*Book, error) {
-	traces, err := newTraces(o.Files)
-	if err != nil {
-		return nil, err
-	}
-	b := &Book{Traces: traces, Options: o, Runs: page.Runs{Ctx: ctx, Seeds: seeds, Progress: progress, Done: map[string]*page.Outcome{}}}
+// NewBook makes a book that has no traces yet. Each scenario runs with so many seeds, or with one if the run is quick.
+func NewBook(ctx context.Context, o Options, seeds int, progress io.Writer) *Book {
+	b := &Book{Options: o, Runs: page.Runs{Ctx: ctx, Seeds: seeds, Progress: progress, Done: map[string]*page.Outcome{}}}
 	if o.Quick {
 		b.Seeds, b.Most = 1, quickRequests
 	}
-	return b, nil
+	return b
 }
 
 // TPOT is how tables show the time per later token.

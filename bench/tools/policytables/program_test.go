@@ -1,7 +1,6 @@
 package policytables
 
 import (
-	"bytes"
 	"io"
 	"os"
 	"path/filepath"
@@ -13,7 +12,7 @@ import (
 )
 
 var program = Program[*Book]{
-	Name: "these", Seeds: 3, Book: func(b *Book) *Book { return b },
+	Name: "these", Seeds: 3, Traces: ReadTraces, Book: func(b *Book) *Book { return b },
 	Blocks: []page.Block[*Book]{
 		{Name: "open", Title: "Open", Tables: func(*Book) string { return "of open" }},
 		{Name: "claims", Title: "Claims", Tables: func(*Book) string { return "of claims" }},
@@ -33,15 +32,13 @@ func TestWhereTablesGo(t *testing.T) {
 		{"some tables", []string{"--only", "open,claims"}, Options{Out: "docs/results/these.md", Only: []string{"open", "claims"}, Files: []string{}}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			got, err := program.parse(c.args, io.Discard)
+			got, err := program.parse(c.args)
 			require.NoError(t, err)
 			require.Equal(t, c.want, got)
 		})
 	}
-	var says bytes.Buffer
-	_, err := program.parse([]string{"--only", "opened"}, &says)
+	_, err := program.parse([]string{"--only", "opened"})
 	require.ErrorContains(t, err, "--only opened: there are open, claims")
-	require.Contains(t, says.String(), "there are open")
 }
 
 func TestABlockBeginsWithTheCommandThatMakesItAgain(t *testing.T) {
@@ -57,4 +54,17 @@ func TestABlockBeginsWithTheCommandThatMakesItAgain(t *testing.T) {
 		"a.csv`\n\nof claims\n<!-- end of claims -->\n")
 	require.Contains(t, string(text), "<!-- open: written by `make claim NAME=these` -->\n`go run ./bench/claims/these --only open --quick "+
 		"a.csv`\n\nof open\n<!-- end of open -->\n")
+}
+
+func TestAProgramWithoutTraces(t *testing.T) {
+	plain := program
+	plain.Traces = nil
+	_, err := plain.parse([]string{"a.csv"})
+	require.ErrorContains(t, err, `"a.csv": the program takes no files`)
+	o, err := plain.parse([]string{"--out", filepath.Join(t.TempDir(), "tables.md"), "--only", "open"})
+	require.NoError(t, err)
+	require.NoError(t, plain.run(o, t.Context(), io.Discard))
+	text, err := os.ReadFile(o.Out)
+	require.NoError(t, err)
+	require.Contains(t, string(text), "\n<!-- open: written by `make claim NAME=these` -->\nof open\n", "the block says its own command")
 }

@@ -36,7 +36,8 @@ type Traces struct {
 // own.
 const longAnswers = 200
 
-func newTraces(files []string) (*Traces, error) {
+// ReadTraces reads a user's files; without any, our own traces.
+func ReadTraces(files []string) (*Traces, error) {
 	if len(files) > 0 {
 		return givenTraces(files)
 	}

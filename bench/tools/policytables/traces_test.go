@@ -1,7 +1,6 @@
 package policytables
 
 import (
-	"io"
 	"os"
 	"path/filepath"
 	"testing"
@@ -20,19 +19,19 @@ func TestTracesOfOneNameAreToldApart(t *testing.T) {
 		require.NoError(t, os.WriteFile(path, []byte("0.0,5,5\n1.0,5,5\n"), 0o644))
 		files = append(files, path)
 	}
-	s, err := newTraces(files)
+	s, err := ReadTraces(files)
 	require.NoError(t, err)
 	require.Equal(t, "t.csv", s.Real[0].Name)
 	require.Equal(t, "t.csv (2)", s.Real[1].Name)
 }
 
 func TestATraceThatIsNotThereIsAnError(t *testing.T) {
-	_, err := NewBook(t.Context(), Options{Files: []string{filepath.Join(t.TempDir(), "none.csv")}}, 3, io.Discard)
+	_, err := ReadTraces([]string{filepath.Join(t.TempDir(), "none.csv")})
 	require.ErrorIs(t, err, os.ErrNotExist)
 }
 
 func TestCommandsNameTheSameTrace(t *testing.T) {
-	s, err := newTraces(nil)
+	s, err := ReadTraces(nil)
 	require.NoError(t, err)
 	for _, on := range s.Real {
 		read, err := trace.Read(filepath.Join("..", "..", "..", on.Flag), trace.Options{})

@@ -18,9 +18,10 @@ import (
 func Small(t *testing.T, requests int, files ...string) (b *policytables.Book, says *bytes.Buffer) {
 	t.Helper()
 	says = &bytes.Buffer{}
-	b, err := policytables.NewBook(t.Context(), policytables.Options{Quick: true, Files: files}, 1, says)
+	traces, err := policytables.ReadTraces(files)
 	require.NoError(t, err)
-	b.Most = requests
+	b = policytables.NewBook(t.Context(), policytables.Options{Quick: true, Files: files}, 1, says)
+	b.Traces, b.Most = traces, requests
 	return b, says
 }
 
