@@ -15,7 +15,7 @@ const (
 	noBody framing = iota
 	byLength
 	byChunks
-	byClose // by closing the connection, so a body that was cut off looks complete
+	byClose // the engine closes the connection, so a body that was cut off looks complete
 )
 
 // body reads one response body, whatever its framing.
@@ -65,7 +65,7 @@ func (b *body) Read(p []byte) (int, error) {
 // arrived reports whether a Read would return data without waiting.
 func (b *body) arrived() bool {
 	if b.framing == byChunks && (b.chunks.settle(b.br) || b.chunks.next != chunkData) {
-		return false
+		return false // the body has ended, or the next byte that arrives belongs to a line between chunks
 	}
 	return b.framing != noBody && b.br.Buffered() > 0
 }

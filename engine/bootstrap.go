@@ -11,8 +11,8 @@ import (
 	"evenkeel/mooncake"
 )
 
-// Bootstrap asks the bootstrap server of a vllm-mooncake prefill engine for the engine id of the target's rank, which the
-// proxy must send to the decode engine. The server is on this port of the engine's host. The caller sets TransferID.
+// Bootstrap asks the bootstrap server of a prefill engine (vLLM with the Mooncake connector) for the engine id of the target's
+// rank, which the decode engine needs. The server listens on this port of the engine's host. TransferID is left for the caller to set.
 func Bootstrap(ctx context.Context, c *Client, t *Target, port int) (mooncake.BootstrapInfo, error) {
 	host := net.JoinHostPort(t.URL.Hostname(), strconv.Itoa(port))
 	server := &Target{ID: host, URL: &url.URL{Scheme: "http", Host: host}, Rank: -1}

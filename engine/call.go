@@ -22,7 +22,7 @@ type Call struct {
 	mu       sync.Mutex
 	made     bool               // Do was called
 	aborted  bool               // Abort or Leave was called
-	heedless bool               // see Heedless
+	heedless bool               // see IgnoredClose
 	cancel   context.CancelFunc // cancels the dial that is in progress; nil: there is none
 	conn     *conn              // the connection, from attach until release
 
@@ -35,15 +35,14 @@ func (c *Client) NewCall(t *Target) *Call { return &Call{client: c, target: t} }
 // Target returns the engine to which the call goes.
 func (k *Call) Target() *Target { return k.target }
 
-// Fresh makes Do dial instead of using an idle connection, so that no Error is Stale. It is for a repetition after a stale
-// connection, and for a call that must not meet one.
+// Fresh makes Do dial instead of using an idle connection, which may turn out to be stale (see Error.Stale).
 func (k *Call) Fresh() *Call {
 	k.fresh = true
 	return k
 }
 
-// Repeat allows Do to send the request a second time if the connection is stale. It is for a request that does no harm if the
-// engine acts on it twice.
+// Repeat allows Do to send the request a second time if the connection is stale. The request must do no harm if the engine
+// acts on it twice.
 func (k *Call) Repeat() *Call {
 	k.mayRepeat = true
 	return k
@@ -56,12 +55,11 @@ func (k *Call) Guard(f func() error) { k.guard = f }
 // OnWritten makes Do call f once the request is written, before it waits for the answer. f must not block.
 func (k *Call) OnWritten(f func()) { k.onSent = f }
 
-// Do sends the request and returns once it has read the head of the response, whatever its status. The caller must Close the
-// response. Do writes the parts of body without copying them, in one system call with the head, and does not use them
-// after it returns. Its errors are always an *Error.
+// Do sends the request and returns once it has read the head of the response, whatever the status. The caller must Close the
+// response. Do does not copy body and does not use it after it returns. Every error that it returns is an *Error.
 //
-// If an idle connection turns out to be stale, Do sends the request once more on a new connection, but only if no byte of it was
-// written, or if it does no harm twice: a GET, a HEAD, or a call with Repeat. No other request is ever sent twice.
+// If an idle connection turns out to be stale, Do sends the request once more on a new connection. It does this only if no byte
+// was written, or if a second sending does no harm: a GET, a HEAD, or a call with Repeat.
 func (k *Call) Do(method, path string, hdr []Header, body [][]byte, d Deadlines) (*Response, error) {
 	if err := k.check(method, path, hdr); err != nil {
 		return nil, &Error{Target: k.target.ID, Phase: PhaseRequest, Err: err}
@@ -91,8 +89,8 @@ func (k *Call) check(method, path string, hdr []Header) error {
 	return nil
 }
 
-// attempt sends the request once, on a new connection if fresh, and reads the response head. If it fails after an idle
-// connection turned out to be stale, the other idle connections to the engine are closed, too.
+// attempt sends the request once, on a new connection if fresh is set, and reads the response head. If an idle connection was
+// stale, attempt also closes the other idle connections to the engine.
 func (k *Call) attempt(method, path string, hdr []Header, body [][]byte, d Deadlines, fresh bool) (*Response, *Error) {
 	c, err := k.connect(d.Connect, fresh)
 	if err != nil {
@@ -125,8 +123,8 @@ func (k *Call) attempt(method, path string, hdr []Header, body [][]byte, d Deadl
 	return &k.resp, nil
 }
 
-// connect takes an idle connection, unless fresh, or else dials. From then on Abort can close the connection. limit bounds
-// the dial; 0: no bound.
+// connect takes an idle connection, or dials if there is none or if fresh is set. From then on Abort can close the connection.
+// limit bounds the dial; 0: no bound.
 func (k *Call) connect(limit time.Duration, fresh bool) (*conn, error) {
 	if k.client.idle.isClosed() {
 		return nil, ErrClosed
@@ -230,10 +228,10 @@ func (k *Call) Expire() {
 	}
 }
 
-// Leave ends the call in the same way as a client that disconnects: it closes evenkeel's half of the connection. The caller can
-// still read what the engine sends, for at most limit, so that an answer that was on its way is not lost. When the engine
-// notices that evenkeel has left, it closes its own half. The end of the stream therefore shows when the engine noticed. If there is
-// no connection yet, Leave does the same as Abort. It never blocks and may be called from any goroutine.
+// Leave ends the call in the same way as a client that disconnects: it closes evenkeel's half of the connection. For at most
+// limit, the caller can still read what the engine sends, so that an answer on its way is not lost. An engine that notices the
+// disconnection closes its own half, and the stream ends. If there is no connection yet, Leave does the same as Abort. It never
+// blocks and may be called from any goroutine.
 func (k *Call) Leave(limit time.Duration) {
 	k.mu.Lock()
 	defer k.mu.Unlock()

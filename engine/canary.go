@@ -17,9 +17,9 @@ const (
 	canaryVouched = "vouched" // the canary timed out, but streams of the engine sent tokens meanwhile
 )
 
-// canary asks each rank for a completion of one token, because an engine that no longer computes still
-// answers GET /health. A refusal of the request itself (4xx) is no failure, because it says nothing about the engine. canary
-// takes at most limit. The request has no hand-off, so it does not depend on another engine.
+// canary asks each rank for a completion of one token, because an engine that no longer computes still answers GET /health.
+// It takes at most limit. A refusal of the request (4xx) is no failure, because it does not show whether the engine computes.
+// The requests have no hand-off, so they do not depend on another engine.
 func (w *watch) canary(ctx context.Context, ranks []*Target, ask question, limit time.Duration) error {
 	ctx, stop := context.WithTimeout(ctx, limit)
 	defer stop()
@@ -31,7 +31,7 @@ func (w *watch) canary(ctx context.Context, ranks []*Target, ask question, limit
 		go func() {
 			sentAt := time.Now()
 			computed, err := oneToken(ctx, w.m.cfg.Client, rank, ask)
-			if computed { // so the core of this rank was alive after the request was sent
+			if computed { // the core of this rank was alive after the request was sent
 				w.traffic.Signs(rank.Rank).Seen(sentAt)
 			}
 			if errors.As(err, new(*RankError)) { // the engine refuses only this rank
@@ -54,8 +54,8 @@ const canaryTokens = 16
 // question returns the body of a canary for a rank, and the target to which it is sent.
 type question func(t *Target) (to *Target, body []byte)
 
-// questionFor returns the question for the engine's ranks. If the instance has its own Canary, the body names the rank.
-// Otherwise the question is a plain completion, and a header names the rank. The caller holds m.mu.
+// questionFor returns the question for the engine's ranks: the instance's own Canary, whose body names the rank, or else a plain
+// completion, where a header names the rank. The caller holds m.mu.
 func (w *watch) questionFor(model string) question {
 	if own := w.in.Canary; own != nil {
 		return func(t *Target) (*Target, []byte) { return t.Unranked(), own(model, t.Rank) }
@@ -67,8 +67,8 @@ func (w *watch) questionFor(model string) question {
 	}
 }
 
-// oneToken asks a rank for one token. computed says that the rank's core computed it. A refusal (4xx) comes before the
-// core sees the request, so it is an error only if it says that the rank is lost.
+// oneToken asks a rank for one token. computed says that the rank's core computed it. A refusal (4xx) comes before the core sees
+// the request. It is an error only if its message says that the engine does not have this rank.
 func oneToken(ctx context.Context, c *Client, t *Target, ask question) (computed bool, err error) {
 	to, request := ask(t)
 	call := c.NewCall(to).Fresh() // an idle connection may lead to another process, which ran at this address before
@@ -90,7 +90,7 @@ func oneToken(ctx context.Context, c *Client, t *Target, ask question) (computed
 	case err != nil:
 		return false, fmt.Errorf("completion of one token: %w", err)
 	case resp.StatusCode()/100 == 4:
-		return false, PausedBy(resp.StatusCode(), body, to)
+		return false, PausedBy(resp.StatusCode(), body, to) // nil if the engine refused the request for another reason
 	case resp.StatusCode() != http.StatusOK:
 		return false, &StatusError{Target: t.ID, Method: http.MethodPost, Path: completionsPath, Status: resp.StatusCode(),
 			Why: PausedBy(resp.StatusCode(), body, to)}

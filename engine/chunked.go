@@ -24,8 +24,8 @@ const (
 	nothing // the body has ended
 )
 
-// chunked finds the data in the bytes of a chunked body. It stores none of these bytes: of a line that has not arrived
-// completely, it stores only the values read so far.
+// chunked finds the data in the bytes of a chunked body. It does not store these bytes. While a line arrives in pieces, it keeps
+// only what the line means so far.
 type chunked struct {
 	next     part // the part to which the next byte belongs
 	left     int  // data bytes of this chunk that have not arrived
@@ -40,9 +40,8 @@ type chunked struct {
 	size       int64 // the size that the digits so far mean, at most maxChunk+1
 }
 
-// step reads p, the next bytes of the body, up to the next data. It returns at most limit bytes of data,
-// and how many bytes of p it has used. It returns io.EOF after the last chunk and the trailers. After an error it
-// returns the same error again.
+// step reads p, the next bytes of the body, up to the end of the next piece of data, which has at most limit bytes. used is
+// how many bytes of p it has read. It returns io.EOF after the last chunk and the trailers, and every error again when called again.
 func (c *chunked) step(p []byte, limit int) (data []byte, used int, err error) {
 	for c.err == nil {
 		if c.next == chunkData {
@@ -69,7 +68,7 @@ func (c *chunked) step(p []byte, limit int) (data []byte, used int, err error) {
 // disagree about line ends, they also disagree about where an answer ends.
 func (c *chunked) lineByte(b byte) error {
 	switch {
-	case c.afterCR != (b == '\n'):
+	case c.afterCR != (b == '\n'): // an LF must come right after a CR, and nowhere else
 		return fmt.Errorf("%w: bad line end between chunks", ErrMalformed)
 	case b == '\n':
 		err := c.lineEnd()
@@ -107,7 +106,7 @@ func (c *chunked) sizeByte(b byte) error {
 		digit = int64(b|0x20-'a') + 10
 	}
 	switch {
-	case c.ext:
+	case c.ext: // ignored
 	case b == ';':
 		c.ext = true
 	case b == ' ' || b == '\t':
@@ -119,7 +118,7 @@ func (c *chunked) sizeByte(b byte) error {
 		return errChunkSize
 	default:
 		c.digits = true
-		c.size = min(c.size<<4+digit, maxChunk+1)
+		c.size = min(c.size<<4+digit, maxChunk+1) // bounded, so that many digits cannot overflow it
 	}
 	return nil
 }
@@ -141,7 +140,7 @@ func (c *chunked) lineEnd() error {
 	case chunkEnd:
 		c.next = sizeLine
 	default:
-		if c.line == 0 {
+		if c.line == 0 { // an empty line ends the trailers and the body
 			c.next = nothing
 		} else if c.trailers += len("\r\n"); c.trailers > maxTrailer {
 			return fmt.Errorf("%w: trailers over %d bytes", ErrTooLarge, maxTrailer)
@@ -150,12 +149,13 @@ func (c *chunked) lineEnd() error {
 	return nil
 }
 
-// read reads data from br. It waits only until it has some data, and not for
-// the CRLF after a chunk: otherwise a client would get the last token of an event only with the next event. If the connection is
-// closed before the end of the body, the error is io.ErrUnexpectedEOF.
+// read reads data from br. It waits only until it has some data. It does not wait for the CRLF after a chunk, because an engine
+// may send this CRLF only with its next event. If the connection is closed before the end of the body, the error is
+// io.ErrUnexpectedEOF.
 func (c *chunked) read(br *bufio.Reader, p []byte) (n int, err error) {
 	for n < len(p) && err == nil {
-		if c.next != nothing && c.err == nil && br.Buffered() == 0 {
+		mustWait := c.next != nothing && c.err == nil && br.Buffered() == 0
+		if mustWait {
 			if n > 0 {
 				break
 			}

@@ -17,8 +17,8 @@ import (
 )
 
 const (
-	// inlineWrite is the size in bytes of the largest request that is written without a second goroutine. The write does not
-	// block, because the send buffer of an idle socket has room for so much.
+	// inlineWrite is the size in bytes of the largest request that is written without a second goroutine. Such a write does not
+	// block, because it fits into the send buffer of an idle socket.
 	inlineWrite = 16 << 10
 	// lastAnswerWait is how long to wait for an answer after a write has failed. The engine may have answered before it stopped
 	// reading the request. An answer that has not arrived by then is lost.
@@ -58,7 +58,7 @@ type conn struct {
 	answered bool        // a response byte came
 	readErr  error       // the last read error; kept because fasthttp's header parser hides it
 
-	fd      int    // the socket while an event loop reads it (see Lift), else noSocket; the call's lock guards it
+	fd      int    // the socket while an event loop reads it (see Response.Detach), else noSocket; the call's lock guards it
 	touched func() // see touch; nil: no event loop reads the socket
 
 	mu          sync.Mutex
@@ -68,8 +68,8 @@ type conn struct {
 	deadlineSet time.Time     // the deadline that the socket has; zero: it must be set again
 }
 
-// newConn returns a connection over raw. nc is raw itself, or TLS over it. k says which calls may use the connection. Its
-// readers come from the pool spare.
+// newConn returns a connection over raw. nc is raw itself, or TLS over it. k says which calls may use the connection, and spare is
+// the pool of its readers.
 func newConn(raw, nc net.Conn, k key, spare *sync.Pool) *conn {
 	c := &conn{key: k, readers: spare, fd: noSocket}
 	c.setSocket(raw, nc)
@@ -105,10 +105,10 @@ func (c *conn) park() {
 	c.br = nil
 }
 
-// exchange writes the request and returns once it has read the response head. keep says that the connection may be used
-// again after the body. After a failure, phase says how far the exchange had come. A second goroutine writes a large
-// body, because an engine may answer (400, 413) without reading the body. Such an answer ends the
-// write. exchange does not use body after it returns.
+// exchange writes the request and returns once it has read the response head. keep says that the connection may be used again
+// after the body. After a failure, phase says how far the exchange had come. A large body is written by a second goroutine:
+// an engine may answer it (400, 413) without reading it, and such an answer ends the write. exchange does not use body after
+// it returns.
 func (c *conn) exchange(d Deadlines, head []byte, body [][]byte) (keep bool, phase Phase, err error) {
 	c.reset(d, head, body)
 	defer clear(c.parts) // an idle connection must not keep a prompt in memory
@@ -152,7 +152,7 @@ func (c *conn) sendListening() (writeErr, err error) {
 	return <-written, err
 }
 
-// reset prepares c for a new exchange.
+// reset clears the state of the last exchange and sets the time by which the answer must come.
 func (c *conn) reset(d Deadlines, head []byte, body [][]byte) {
 	c.wrote, c.read, c.answered, c.readErr = 0, 0, false, nil
 	c.parts = append(append(c.parts[:0], head), body...)
@@ -180,7 +180,7 @@ func (c *conn) limitWrite() {
 // sendPlain does what send does, on a socket without TLS. If the socket takes the whole request at once, sendPlain also waits until
 // an answer, an error or the end of the connection has come. size is the length of parts in bytes.
 func (c *conn) sendPlain(size int) error {
-	if err := c.armRead(); err != nil { // because Ask also waits for the answer
+	if err := c.armRead(); err != nil { // the read deadline bounds Ask, which also waits for the answer
 		return err
 	}
 	n, err := c.sock.Ask(c.parts, c.onSent)
@@ -258,9 +258,9 @@ func (c *conn) receive(p []byte) (int, error) {
 	return c.nc.Read(p)
 }
 
-// armRead sets the deadline of the next read. Within a body, it moves the deadline only if less than 3/4
-// of the time idle is left until the old one. A stream reads hundreds of small events in this time, and setting a deadline each
-// time would cost a lock in the runtime's poller.
+// armRead sets the deadline of the next read: readBy or, within a body, the time idle from now. Within a body it keeps the old
+// deadline while at least 3/4 of idle is left until then. A stream may read hundreds of events in this time, and each new
+// deadline costs a lock in the runtime's poller.
 func (c *conn) armRead() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -291,15 +291,15 @@ func (c *conn) shortenWaitLocked(d time.Duration) {
 	by := time.Now().Add(d)
 	if c.readBy.IsZero() || by.Before(c.readBy) {
 		c.readBy, c.deadlineSet = by, by
-		if c.raw != nil { // nil: an event loop reads the socket (see Lift), and readBy applies after Lower
+		if c.raw != nil { // nil: an event loop reads the socket (see Response.Detach), and readBy applies after Reattach
 			_ = c.raw.SetReadDeadline(by) // it fails only on a closed socket, where the read ends anyway
 		}
 	}
 }
 
 // leave closes evenkeel's half of the connection. What the engine still sends can be read for at most limit, and the connection
-// is never used again. Only the first call has an effect: if the engine has closed its half meanwhile, CloseWrite would
-// fail, and leave would close the whole connection.
+// is never used again. Only the first call has an effect: in a second one CloseWrite might fail, and leave would close the whole
+// connection.
 func (c *conn) leave(limit time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -385,7 +385,8 @@ func (c *conn) quiet() bool {
 	return (c.br == nil || c.br.Buffered() == 0) && (!c.sock.Exists() || c.sock.Quiet())
 }
 
-// drained reports that the TLS layer has no decrypted bytes that were not read. Without TLS it is true.
+// drained reports that the TLS layer has no decrypted bytes that were not read. To find out, it tries to read one byte with a
+// deadline in the past, which returns only bytes that are there already. Without TLS it is true.
 func (c *conn) drained() bool {
 	if c.bw == nil {
 		return true
@@ -402,7 +403,7 @@ func (c *conn) drained() bool {
 	return n == 0 && errors.Is(err, os.ErrDeadlineExceeded)
 }
 
-// touch calls touched, if it is set, to tell the event loop that reads the socket that the call was aborted or its wait was shortened.
+// touch tells the event loop that reads the socket, if there is one, that the call was aborted or its wait was shortened.
 func (c *conn) touch() {
 	if c.touched != nil {
 		c.touched()

@@ -7,10 +7,10 @@ import (
 	"go.uber.org/zap"
 )
 
-// crossCheck compares a scrape, which began at the time at, with this proxy's own knowledge of its requests on the
-// engine. It records signs of life, and raises an alarm if the two contradict each other.
+// crossCheck compares the sample s of the engine's metrics with what this proxy knows of its own requests on the engine. It records
+// signs of life, and raises an alarm if the two contradict each other. at is when the scrape began.
 func (w *watch) crossCheck(s *Sample, at time.Time) {
-	if len(w.in.Canaries) == 0 { // the gauges of this engine are not watched
+	if len(w.in.Canaries) == 0 { // the monitor watches only gauges of engines that it also sends canaries to
 		return
 	}
 	w.noteSigns(s, at)
@@ -31,7 +31,8 @@ func (w *watch) crossCheck(s *Sample, at time.Time) {
 // A suspect gets a canary. The check is needed because an engine that hangs still reports healthy numbers.
 func checkFrozen(w *watch, s *Sample) {
 	scrapes, now, busy := &w.scrapes, vitalsOf(s, -1), w.traffic.running.Load() > 0
-	if busy && scrapes.busy && now == scrapes.last && now != noVitals {
+	should := busy && scrapes.busy && now != noVitals // the engine had requests at both scrapes, so its gauges should have changed
+	if should && now == scrapes.last {
 		scrapes.unchanged++
 	} else {
 		scrapes.unchanged = 0
@@ -54,8 +55,8 @@ func checkFrozen(w *watch, s *Sample) {
 	}
 }
 
-// checkOverfull raises an alarm if a rank runs more requests than its slots and the requests that evenkeel sent on purpose
-// above this number. Then slots is configured wrong, or other clients use the engine, too.
+// checkOverfull raises an alarm if a rank runs more requests than it has slots. Requests that evenkeel sent although no slot was
+// free (see Traffic.Beyond) do not count. Either slots is configured wrong, or other clients use the engine.
 func checkOverfull(w *watch, s *Sample) {
 	scrapes, excess, running := &w.scrapes, 0.0, 0.0
 	for _, t := range w.in.Canaries {
@@ -75,8 +76,8 @@ func checkOverfull(w *watch, s *Sample) {
 	scrapes.overfull = excess > 0
 }
 
-// noteSigns looks for gauges that have changed since the previous scrape. If one has, the rank's core made a step after the
-// previous scrape, so the time of the previous scrape counts as a sign of life. at is when this scrape began.
+// noteSigns looks for gauges that have changed since the previous scrape. If one has, the rank's core made a step after that
+// scrape, whose time is therefore recorded as a sign of life. at is when this scrape began.
 func (w *watch) noteSigns(s *Sample, at time.Time) {
 	scrapes := &w.scrapes
 	before := scrapes.ranks

@@ -5,14 +5,14 @@ import (
 	"net"
 )
 
-// While an answer streams, an event loop may read its socket instead of a goroutine, which saves memory and wake-ups. Lift takes
-// the socket away from Go's poller, which would otherwise also be woken for every arrival. Lower gives it back. In between, the
+// While an answer streams, an event loop may read its socket instead of a goroutine, which saves memory and wake-ups. Detach takes
+// the socket away from Go's poller, which would otherwise also be woken for every arrival. Reattach gives it back. In between, the
 // connection has no buffers.
 
-// Detach returns the socket of a response whose body has begun; ok is false unless the connection has no TLS, the body is chunked, and
-// all bytes that have arrived were read. The caller may read and poll the socket but must not close it, and must call Lower
-// before any other method except Unframe. If Abort, Leave or Expire of the call is called meanwhile, touched is called, from any
-// goroutine. The caller must then call Lower and continue with Read, which returns the error.
+// Detach returns the socket of a response whose body has begun. ok is false if the connection uses TLS, the body is not chunked,
+// or bytes that have arrived were not read yet. The caller may read and poll the socket but must not close it. Before Reattach, it
+// may call no other method than Unframe. If Abort, Leave or Expire of the call is called meanwhile, touched is called, from any
+// goroutine. The caller must then call Reattach and continue with Read, which returns the error.
 func (r *Response) Detach(touched func()) (fd int, ok bool) {
 	c := r.conn
 	if c == nil || r.err != nil || c.bw != nil || r.body.framing != byChunks {
@@ -38,7 +38,7 @@ func (r *Response) Detach(touched func()) (fd int, ok bool) {
 	return fd, true
 }
 
-// Unframe finds the data in p, bytes that were read from a lifted socket. It returns the first piece of data, and how
+// Unframe finds the data in p, bytes that were read from a detached socket. It returns the first piece of data, and how
 // many bytes of p it has used. io.EOF says that the body is complete.
 func (r *Response) Unframe(p []byte) (data []byte, used int, err error) {
 	data, used, err = r.body.chunks.step(p, len(p))
@@ -46,8 +46,8 @@ func (r *Response) Unframe(p []byte) (data []byte, used int, err error) {
 	return data, used, err
 }
 
-// Reattach ends the effect of Lift: Read works again. socketErr is an error of the socket that a
-// further read would not return; nil: there was none.
+// Reattach ends the effect of Detach: Read works again. socketErr is an error that a read of the socket returned and would not
+// return again; nil: there was none.
 func (r *Response) Reattach(socketErr error) {
 	k, c := r.call, r.conn
 	k.mu.Lock()

@@ -2,8 +2,8 @@ package engine
 
 import "strings"
 
-// Holds are settings of an SGLang server that prefills and decodes, as GET /server_info reports them. They make the server itself
-// delay prompts. Source: SGLang 0.5.23, managers/min_free_slots_delayer.py.
+// Holds are the settings with which an SGLang server that prefills and decodes delays prompts, as GET /server_info reports them.
+// Source: SGLang 0.5.23, managers/min_free_slots_delayer.py.
 type Holds struct {
 	Delays      bool   `json:"enable_prefill_delayer"`
 	FreeSlots   Number `json:"min_free_slots_delay"` // prompts wait until a rank has so many free slots; null: the flag is not set

@@ -6,8 +6,8 @@ import (
 )
 
 // idlePool keeps connections between calls. Each host has a stack with the newest connection on top, so that old ones expire when
-// there are few calls. uvicorn, the server of many engines, closes idle connections after 5 s, so take returns none that was idle for
-// longer than ttl.
+// there are few calls. A connection that was idle for longer than ttl is not used again: uvicorn, the server of many engines, closes
+// idle connections after 5 s.
 type idlePool struct {
 	ttl time.Duration
 	max int // idle connections per host

@@ -32,7 +32,7 @@ func netConn(fd int) (net.Conn, error) {
 	return c, errors.Join(err, fileErr, f.Close())
 }
 
-// shutdown closes evenkeel's half of a lifted socket, or both halves.
+// shutdown closes evenkeel's half of a detached socket, or both halves.
 func (c *conn) shutdown(both bool) {
 	how := unix.SHUT_WR
 	if both {

@@ -11,13 +11,13 @@ import (
 	"evenkeel/mooncake"
 )
 
-// Liveness records the signs of life of a decode rank's core, the process that makes its steps: events of its streams, and gauges that
-// changed. It also has the requests whose KV the rank has not pulled yet (PendingPull), because the prefill engines may keep this KV only
-// as long as the core works (see mooncake.Hold). Methods may be called from any goroutine.
+// Liveness records the signs of life of a decode rank's core, the process that makes its steps. A sign is an event of a stream, or a
+// gauge that changed. Liveness also has the requests whose KV the rank has not pulled yet (PendingPull), because the prefill engines
+// may keep this KV only as long as the core works (see mooncake.Hold). Methods may be called from any goroutine.
 type Liveness struct {
 	begin    time.Time    // times are stored as ns after begin, which fit into an atomic and do not depend on the wall clock
 	last     atomic.Int64 // the last sign, ns after begin
-	shortGap atomic.Int64 // ns; a gap up to this length between two signs cannot harm a waiting request
+	shortGap atomic.Int64 // ns; only longer gaps between two signs are reported to the holds of waiting requests
 	gauge    atomic.Bool  // the engine reports gauges that change while the rank works
 
 	mu    sync.Mutex
@@ -48,7 +48,7 @@ func (l *Liveness) Seen(at time.Time) {
 		switch {
 		case to <= from:
 			return
-		case to-from > l.shortGap.Load():
+		case to-from > l.shortGap.Load(): // KV may have been lost meanwhile
 			l.mu.Lock()
 			l.endGap(to)
 			l.mu.Unlock()
@@ -59,8 +59,8 @@ func (l *Liveness) Seen(at time.Time) {
 	}
 }
 
-// endGap records a sign of life at the time to, in ns after begin, that comes after a long gap. It reports the gap to the hold of each
-// waiting request. If the KV of a request may have been lost in the gap, later requests get a new salt. The caller holds mu.
+// endGap records a sign of life that came to ns after begin, and reports the gap since the last sign to the hold of each waiting
+// request. If the KV of a request may have been lost in the gap, later requests get a new salt. The caller holds mu.
 func (l *Liveness) endGap(to int64) {
 	from := l.last.Load()
 	if to <= from {
@@ -85,29 +85,30 @@ func (l *Liveness) endGap(to int64) {
 	}
 }
 
-// resalt changes the salt, so that later requests do not use what is in the rank's prefix cache now. The caller holds mu.
+// resalt changes the salt, so that later requests do not use the KV that is in the rank's prefix cache now. An engine uses cached KV
+// only for requests with the same cache_salt. The caller holds mu.
 func (l *Liveness) resalt() {
 	l.salt = rand.Text()
 	l.salts++
 }
 
-// LastRead is the last arrival of bytes on a stream.
+// LastRead is the last read of bytes from a stream.
 type LastRead struct {
 	at    time.Time
 	bytes int // how many bytes were read at this time
 }
 
-// enough is a number of bytes: after an arrival with so many, the socket may still have more.
+// enough is a number of bytes: a read of fewer has emptied the socket.
 const enough = 2 << 10
 
-// Came records that bytes were read now, and returns a time after which the engine must have sent them: the previous arrival, if it
-// had emptied the socket. This time is right even if a slow client made evenkeel read late. left says that some bytes that have
-// come were not read. ok is false if no such time is known.
+// Came records that bytes were read now. If the previous read emptied the socket, the engine sent these bytes after that read:
+// made is its time, and ok is true. The time is right even if a slow client made evenkeel read late. left says that not
+// all bytes that have arrived were read.
 func (r *LastRead) Came(bytes int, left bool, now time.Time) (made time.Time, ok bool) {
-	if left {
+	if left { // this read has not emptied the socket
 		bytes += enough
 	}
-	if r.at == now {
+	if r.at == now { // the bytes belong to the read that was recorded last
 		r.bytes += bytes
 		return now, false
 	}
@@ -145,7 +146,8 @@ func (l *Liveness) Await(now time.Time, hold mooncake.Hold) *PendingPull {
 // empty: no KV there is known to be wrong.
 func (p *PendingPull) Salt() string { return p.salt }
 
-// Limit calls expire, from another goroutine, once the prefill engine may have freed the KV, unless End is called before.
+// Limit calls expire, from another goroutine, once the prefill engine may have freed the KV, unless End is called before. When the
+// timer fires, signs of life may have renewed the hold. In this case the timer is set again.
 func (p *PendingPull) Limit(expire func()) {
 	p.liveness.mu.Lock()
 	defer p.liveness.mu.Unlock()
@@ -216,7 +218,7 @@ func (p *PendingPull) lose() {
 func (p *PendingPull) Arrived(at time.Time) (held bool) {
 	p.liveness.mu.Lock()
 	defer p.liveness.mu.Unlock()
-	p.liveness.endGap(max(p.liveness.since(at), p.liveness.last.Load()+1))
+	p.liveness.endGap(max(p.liveness.since(at), p.liveness.last.Load()+1)) // +1 ns, because endGap ignores a time that is not later
 	return !p.hold.Lost()
 }
 

@@ -11,8 +11,8 @@ import (
 	"sync"
 )
 
-// Models reads GET /v1/models, bounded by ctx. If the error is a PageError, the models are returned, too, but at least one of
-// them without its context length.
+// Models reads GET /v1/models, bounded by ctx. With a PageError it still returns the models, but at least one of them has no context
+// length.
 func Models(ctx context.Context, c *Client, t *Target) ([]Model, error) {
 	body, err := c.read(ctx, t, "/v1/models", answerLimit)
 	if err != nil {
@@ -25,8 +25,8 @@ func Models(ctx context.Context, c *Client, t *Target) ([]Model, error) {
 	return models, nil
 }
 
-// parseModels reads an answer of GET /v1/models. It ignores a context length that cannot be right, and returns
-// the first PageError of this kind with the models.
+// parseModels reads an answer of GET /v1/models. It leaves out each context length that cannot be right, and returns
+// the first PageError about one together with the models.
 func parseModels(body []byte) ([]Model, error) {
 	var list struct {
 		Data []struct {

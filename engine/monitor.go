@@ -46,8 +46,8 @@ func (m *Monitor) Start(ctx context.Context) {
 	}
 }
 
-// Set replaces the watched instances. An instance that was watched before keeps its state, unless its target has changed:
-// then it counts as new.
+// Set replaces the watched instances. An instance that was watched before keeps its state. If its target or another setting that
+// Instance.same compares has changed, it counts as new.
 func (m *Monitor) Set(instances []Instance) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -178,8 +178,8 @@ func (m *Monitor) Expired(id string) (n float64, known bool) {
 	return w.expired, true
 }
 
-// ExpiredNow returns the same number as Expired, but reads the metrics now, within at most a second. Calls that come meanwhile share one
-// reading.
+// ExpiredNow returns the same number as Expired, but reads the metrics now, within at most a second. Calls that wait for this
+// reading share the next one.
 func (m *Monitor) ExpiredNow(ctx context.Context, id string) (n float64, known bool) {
 	asked := time.Now()
 	m.mu.Lock()
@@ -217,8 +217,7 @@ func (m *Monitor) Gauges(id string, rank int) (g Gauges, ok bool) {
 	return g, ok
 }
 
-// Answered records that an instance answered a request, so it is alive, even if it is slow to
-// answer its health check.
+// Answered records that an instance answered a request. It counts as alive then, even if its answer to the health check is late.
 func (m *Monitor) Answered(id string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

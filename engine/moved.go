@@ -22,8 +22,8 @@ type Moved struct {
 const lookupTimeout = time.Second
 
 // locate looks up the addresses of the engine's name, before the engine is checked over a new connection. If none of them
-// was among the addresses of the previous look-up, the engine has moved. Then idle connections lead to a host that the name no longer
-// means, so locate closes them.
+// was among the addresses of the previous look-up, the engine has moved. locate then closes the idle connections, because they lead
+// to the old host.
 func (w *watch) locate(ctx context.Context) {
 	c, host := w.m.cfg.Client, w.in.Target.URL.Hostname()
 	if _, err := netip.ParseAddr(host); err == nil || c.opts.Lookup == nil { // it is an address, or names are not looked up
@@ -41,7 +41,7 @@ func (w *watch) locate(ctx context.Context) {
 	if len(before) == 0 || slices.ContainsFunc(found, func(a netip.Addr) bool { return slices.Contains(before, a) }) {
 		return
 	}
-	w.unproven = true // until the engine answers over a new connection
+	w.unproven = true // an answer over a new connection ends this
 	c.idle.drop(w.in.Target.key())
 	moved := Moved{From: list(before), To: list(found), At: time.Now()}
 	w.m.cfg.Log.Warn("the name of an engine has another address now; it is up only while new connections to that address are answered",

@@ -14,8 +14,8 @@ import (
 	"github.com/prometheus/common/model"
 )
 
-// PageError says that a number on an engine's page, such as its metrics page, cannot be right. Then the page, or at least the number,
-// is not used.
+// PageError says that a number on an engine's page, such as its metrics page, cannot be right. The page, or at least the number, is
+// not used.
 type PageError struct {
 	Name string // the name of the number
 	Says string // its text on the page
@@ -68,17 +68,16 @@ func (l Limits) of(name string) (most float64, wanted bool) {
 	return most, wanted
 }
 
-// Named reads from a page in the Prometheus text format the series in limits, the start time, and the cache
-// config. All of them are untyped. A value must be between 0 and
-// the limit of its name, or NaN, which means unknown. If any value is wrong, Named returns a PageError and no values, because then
-// the other values cannot be trusted either.
+// Named reads the series in limits, the start time and the cache config from a page in the Prometheus text format. All series of the
+// result are untyped. A value must be NaN, which means unknown, or between 0 and the limit of its name. If any value is wrong,
+// Named returns a PageError and no values, because the other values cannot be trusted either.
 func Named(page []byte, limits Limits) (map[string]*dto.MetricFamily, error) {
 	parser := expfmt.NewTextParser(model.UTF8Validation)
 	families, err := parser.TextToMetricFamilies(bytes.NewReader(onlyNamed(page, limits)))
 	if err != nil {
 		line := 0 // the error names only the line, because the parser's message quotes the page
-		if at := (expfmt.ParseError{}); errors.As(err, &at) {
-			line = at.Line
+		if parseErr := (expfmt.ParseError{}); errors.As(err, &parseErr) {
+			line = parseErr.Line
 		}
 		return nil, fmt.Errorf("metrics page: line %d of the gauges in it is not in the text format", line)
 	}
@@ -110,8 +109,8 @@ func onlyNamed(page []byte, names Limits) []byte {
 	return kept
 }
 
-// Number is the text of a number in JSON; empty: there is none. It is not an int, because then a single number that is not an int
-// would make the whole document unreadable.
+// Number is the text of a number in JSON; empty: there is none. It is a text, because one number that does not fit into an int
+// would otherwise make the whole document unreadable.
 type Number string
 
 // UnmarshalJSON stores the text of any value.
@@ -165,8 +164,8 @@ func Capacities(configs []*dto.Metric) (map[string]float64, error) {
 	return all, nil
 }
 
-// sharers returns how many engines share the number of blocks on a page. An API server of vLLM adds up the blocks of all
-// its engines and shows the sum for each of them. If the numbers differ, each is the engine's own, and sharers returns 1.
+// sharers returns by how many engines the number of blocks on a page must be divided. An API server of vLLM adds up the blocks of
+// all its engines and shows the sum for each of them. If the numbers differ, each is the engine's own, and sharers returns 1.
 func sharers(configs []*dto.Metric) int {
 	for _, m := range configs {
 		if Label(m, "num_gpu_blocks") != Label(configs[0], "num_gpu_blocks") {
@@ -209,8 +208,8 @@ func Label(m *dto.Metric, name string) string {
 	return ""
 }
 
-// byEngine returns a value for each label engine. It prefers the series that comes first in names. If
-// an engine has several series of one name, because other labels differ (LoRA), the largest value counts.
+// byEngine returns a value for each value of the label engine, from the first series in names that has one. If an engine has
+// several series of one name, because other labels differ (LoRA), the largest value counts.
 func byEngine(families map[string]*dto.MetricFamily, names []string) map[string]float64 {
 	out := map[string]float64{}
 	for _, name := range names {
@@ -222,7 +221,7 @@ func byEngine(families map[string]*dto.MetricFamily, names []string) map[string]
 			}
 		}
 		for e, v := range found {
-			if _, newer := out[e]; !newer {
+			if _, known := out[e]; !known {
 				out[e] = v
 			}
 		}
@@ -241,8 +240,8 @@ func sums(f *dto.MetricFamily) map[string]float64 {
 	return out
 }
 
-// firstRank returns the lowest label engine on a page. It returns a PageError if there are more of these labels than
-// one address can have ranks.
+// firstRank returns the lowest value of the label engine on a page. It returns a PageError if there are more values than one address
+// can have ranks.
 func firstRank(families map[string]*dto.MetricFamily) (int, error) {
 	var all []int
 	for _, f := range families {

@@ -19,12 +19,12 @@ import (
 
 // The reasons that an engine gives if it is alive but takes no requests.
 var (
-	// ErrReforming is the answer of vLLM while it changes the number of its ranks. The ScalingMiddleware of
-	// entrypoints/serve/elastic_ep/middleware.py (0.32, 0.33) gives it before the request is read, so the request may be repeated.
+	// ErrReforming is the answer of vLLM while it changes the number of its ranks. It comes before the request is read, so the request
+	// may be repeated (ScalingMiddleware in entrypoints/serve/elastic_ep/middleware.py, 0.32 and 0.33).
 	ErrReforming = errors.New("its group re-forms, because vLLM changes the number of its ranks (elastic EP)")
 	// ErrPaused is the answer of vLLM 0.33 and later to a request that comes while it is paused. The core has run nothing of the request
-	// (_reject_add_while_paused in v1/engine/core.py). Before 0.33, or if it was paused with mode=keep, the engine gives no such answer:
-	// requests wait in it until it is resumed.
+	// (_reject_add_while_paused in v1/engine/core.py). Older versions do not answer so, nor does an engine that was paused with
+	// mode=keep: there requests wait until the engine is resumed.
 	ErrPaused = errors.New("it is paused, and POST /resume ends that (vLLM)")
 	// ErrRetired is the answer of the API server of a rank that vLLM has removed from its group. The other ranks
 	// continue without it (entrypoints/serve/elastic_ep/middleware.py, 0.33).
@@ -64,49 +64,61 @@ var noRank = sync.OnceValue(func() *regexp.Regexp {
 })
 
 // PausedBy finds out whether an answer is a refusal for a reason that lies in the engine, not in the request. It returns ErrReforming,
-// ErrPaused, ErrRetired or a RankError; nil: it is another answer. t is the target of the request. The numbers in the engine's message
-// count ranks as the rank header does, from t.First on.
+// ErrPaused, ErrRetired or a RankError; nil: it is another answer. t is the target of the request.
 func PausedBy(status int, body []byte, t *Target) error {
 	switch status {
 	case http.StatusServiceUnavailable:
-		var told struct {
-			Error json.RawMessage `json:"error"`
-		}
-		var says string
-		var why struct {
-			Message string `json:"message"`
-		}
-		_ = json.Unmarshal(body, &told) // a body that cannot be read is another refusal, for which Withheld returns nil
-		_ = json.Unmarshal(told.Error, &says)
-		if json.Unmarshal(told.Error, &why) == nil && SaysPaused(status, why.Message) {
-			return ErrPaused
-		}
-		switch says {
-		case saysScaling:
-			return ErrReforming
-		case saysRetired:
-			return ErrRetired
-		}
+		return refusalOfAll(body)
 	case http.StatusBadRequest:
-		var told struct {
-			Message string `json:"message"` // SGLang and old vLLM
-			Error   struct {
-				Message string `json:"message"`
-			} `json:"error"`
-		}
-		_ = json.Unmarshal(body, &told) // a body that cannot be read is another refusal
-		found := noRank().FindStringSubmatch(told.Message + told.Error.Message)
-		if found == nil {
-			return nil
-		}
-		e := &RankError{}
-		e.Rank, _ = strconv.Atoi(found[1] + found[2]) // the pattern allows only a few digits, so Atoi does not fail
-		e.Ranks, _ = strconv.Atoi(found[3])
-		e.Rank, e.Ranks = e.Rank-t.First, e.Ranks-t.First
-		plausible := e.Ranks > 0 && e.Ranks <= e.Rank
-		if plausible && (t.Rank < 0 || t.Rank == e.Rank) {
-			return e
-		}
+		return refusalOfRank(body, t)
+	}
+	return nil
+}
+
+// refusalOfAll reads a 503 by which vLLM refuses all requests; nil: the body says something else. Its member error is an object if
+// the core refuses, and a text if the middleware does.
+func refusalOfAll(body []byte) error {
+	var answer struct {
+		Error json.RawMessage `json:"error"`
+	}
+	_ = json.Unmarshal(body, &answer) // without an error in it, the two below fail
+	var core struct {
+		Message string `json:"message"`
+	}
+	if json.Unmarshal(answer.Error, &core) == nil && core.Message == saysPaused {
+		return ErrPaused
+	}
+	var middleware string
+	_ = json.Unmarshal(answer.Error, &middleware)
+	switch middleware {
+	case saysScaling:
+		return ErrReforming
+	case saysRetired:
+		return ErrRetired
+	}
+	return nil
+}
+
+// refusalOfRank reads a 400 by which an engine says that it does not have the rank of the target t; nil: the body says something
+// else. The numbers in the message count ranks as the rank header does, from t.First on.
+func refusalOfRank(body []byte, t *Target) error {
+	var answer struct {
+		Message string `json:"message"` // SGLang and old vLLM
+		Error   struct {
+			Message string `json:"message"`
+		} `json:"error"`
+	}
+	_ = json.Unmarshal(body, &answer) // a body that cannot be read has no message
+	found := noRank().FindStringSubmatch(answer.Message + answer.Error.Message)
+	if found == nil {
+		return nil
+	}
+	rank, _ := strconv.Atoi(found[1] + found[2]) // one of them is empty; the pattern allows only a few digits, so Atoi does not fail
+	ranks, _ := strconv.Atoi(found[3])
+	rank, ranks = rank-t.First, ranks-t.First
+	plausible := ranks > 0 && ranks <= rank
+	if plausible && (t.Rank < 0 || t.Rank == rank) {
+		return &RankError{Rank: rank, Ranks: ranks}
 	}
 	return nil
 }
@@ -116,7 +128,7 @@ func SaysPaused(status int, message string) bool {
 	return status == http.StatusServiceUnavailable && message == saysPaused
 }
 
-// IsWithheld says whether an error is one that Withheld returns.
+// IsWithheld says whether an error is one that PausedBy returns.
 func IsWithheld(err error) bool {
 	return errors.Is(err, ErrReforming) || errors.Is(err, ErrPaused) || errors.Is(err, ErrRetired) || errors.As(err, new(*RankError))
 }
@@ -125,10 +137,10 @@ func IsWithheld(err error) bool {
 type absent struct {
 	halt      error         // see Status.Halt; nil: the engine is not halted
 	since     time.Time     // when the halt began
-	confirmed bool          // a check has seen the halt, not only a request
+	confirmed bool          // a check has seen the reason; false: only answers to requests gave it
 	ranks     int           // how many ranks the engine has, by its RankError; 0: all
 	triedAt   time.Time     // when a request last showed how many ranks the engine has
-	rest      time.Duration // least time between two tries of a lost rank, if clients' requests are the tries
+	rest      time.Duration // least time between two tries of a lost rank by clients' requests; it doubles when one is refused
 	silent    map[int]bool  // ranks of SGLang that do not report their load
 	reports   loads
 }
@@ -158,7 +170,7 @@ func (s Status) LostRanks() error {
 	}
 	parts := make([]string, 0, len(s.Lost))
 	ranks := slices.Sorted(maps.Keys(s.Lost))
-	for from := 0; from < len(ranks); {
+	for from := 0; from < len(ranks); { // each turn describes ranks[from:to], successive ranks that are lost for the same reason
 		to := from + 1
 		for to < len(ranks) && ranks[to] == ranks[to-1]+1 && s.Lost[ranks[to]] == s.Lost[ranks[from]] {
 			to++
@@ -183,8 +195,8 @@ type loads struct {
 	at     map[int]time.Time // when this time stamp was first seen
 }
 
-// see records an answer of GET /v1/loads: for each rank, the time stamp of its last report. It returns the
-// ranks whose last report is older than that of another rank by the time quiet or more.
+// see records an answer of GET /v1/loads, which has the time stamp of each rank's last report. It returns the ranks whose last
+// report is older than the newest one of all ranks by the time quiet or more.
 func (l *loads) see(reported map[int]float64, quiet time.Duration, now time.Time) map[int]bool {
 	if l.stamps == nil {
 		l.stamps, l.at = map[int]float64{}, map[int]time.Time{}
@@ -207,7 +219,7 @@ func (l *loads) see(reported map[int]float64, quiet time.Duration, now time.Time
 	return silent
 }
 
-// withheld records the reason with which an engine refused a request (see Withheld), and makes run check the engine at once. The
+// withheld records the reason with which an engine refused a request (see PausedBy), and makes run check the engine at once. The
 // caller holds m.mu.
 func (w *watch) withheld(why error) {
 	if w.in.Held != nil { // an operator has stopped requests to the engine, so the reason is known
@@ -223,7 +235,7 @@ func (w *watch) withheld(why error) {
 		w.reports++
 		w.halt(ErrPaused, false)
 	case errors.As(why, &rank):
-		if w.absent.ranks != rank.Ranks { // the first refusal of this kind: wait longer before the next try
+		if w.absent.ranks != rank.Ranks { // the refused request may have been a try of a lost rank: wait longer before the next try
 			w.absent.rest = min(2*w.absent.rest, longestRest)
 		}
 		w.absent.ranks, w.absent.triedAt = rank.Ranks, time.Now()
@@ -236,9 +248,8 @@ func (w *watch) withheld(why error) {
 	}
 }
 
-// halt stops new requests to the engine for the reason why; nil: it may get them again. confirmed says that a check has
-// seen the reason. If no check has seen it until the halt ends, only requests were refused, and the halt counts as a
-// failure. The caller holds m.mu.
+// halt stops new requests to the engine for the reason why; nil: it may get them again. confirmed says that a check has seen the
+// reason. A halt that ends before any check has seen its reason counts as a failure of the engine. The caller holds m.mu.
 func (w *watch) halt(why error, confirmed bool) {
 	before, confirmedBefore := w.absent.halt, w.absent.confirmed
 	w.absent.halt, w.absent.confirmed = why, why != nil && (confirmed || confirmedBefore)
@@ -251,7 +262,7 @@ func (w *watch) halt(why error, confirmed bool) {
 		w.absent.triedAt, w.absent.rest = time.Time{}, 0 // the engine may have more ranks now
 		w.m.cfg.Log.Info("an engine takes requests again", zap.String("engine", w.in.ID))
 	case why == nil && before != nil && len(w.in.Canaries) > 0:
-		if w.suspect.circuit.Fail(theCanary, time.Now()) { // as the canary, because the refused request may have been one
+		if w.suspect.circuit.Fail(theCanary, time.Now()) { // with the id of the canary, because the refused request may have been one
 			w.takeOut(outFailures, fmt.Errorf("it refuses requests again and again, although its health checks do not say so: %w", before))
 		}
 	case w.absent.confirmed && !confirmedBefore:
@@ -260,8 +271,8 @@ func (w *watch) halt(why error, confirmed bool) {
 	w.publish(w.status)
 }
 
-// hold sets in.Held: why an operator has stopped requests to the engine; nil: the engine gets requests. Failures while it is held do not
-// count, and when the hold ends, earlier failures are forgotten, too. The caller holds m.mu.
+// hold sets in.Held: why an operator has stopped requests to the engine; nil: the engine gets requests. Failures while it is held do
+// not count, and the end of the hold clears all earlier failures. The caller holds m.mu.
 func (w *watch) hold(why *Held) {
 	old := w.in.Held
 	w.in.Held = why
@@ -278,11 +289,11 @@ func (w *watch) hold(why *Held) {
 	}
 }
 
-// holdsBack says that the error of a check does not count, because the engine is held. While it is held, only a failure to connect
-// counts.
+// holdsBack says that the error of a check does not count, because an operator holds the engine. Meanwhile only a failure to
+// connect counts.
 func (w *watch) holdsBack(err error) bool { return w.in.Held != nil && err != nil && !unreachable(err) }
 
-// hopeless returns why a halted engine counts as down; nil: it does not.
+// hopeless returns why a halted engine counts as down: it cannot recover, or its halt lasts too long; nil: it does not.
 func (a *absent) hopeless(now time.Time) error {
 	switch {
 	case errors.Is(a.halt, errDead), errors.Is(a.halt, errScaleFailed):
@@ -319,8 +330,8 @@ func (w *watch) fill(next *Status) {
 	}
 }
 
-// lookForRanks asks an engine that is alive whether it is paused or waits for recovery, and which of its ranks are silent, because
-// the health check does not show this. It returns why the engine may get no new requests; nil: it may get them.
+// lookForRanks asks an engine that is alive for what its health check does not show: whether it is paused or waits for recovery, and
+// which of its ranks are silent. It returns why the engine may get no new requests; nil: it may get them.
 func (w *watch) lookForRanks(ctx context.Context) (halt error) {
 	w.m.mu.Lock()
 	held, wasPaused := w.in.Held != nil, errors.Is(w.absent.halt, ErrPaused)
@@ -336,29 +347,36 @@ func (w *watch) lookForRanks(ctx context.Context) (halt error) {
 	}
 	switch {
 	case w.facts.tolerant:
-		var err error
-		if halt, err = w.fault(ctx, w.m.cfg.Timeout); err != nil { // without an answer, the last one stays valid
-			w.m.mu.Lock()
-			if halt = w.absent.halt; errors.Is(halt, ErrReforming) || errors.Is(halt, ErrPaused) || errors.Is(halt, errScaleFailed) {
-				halt = nil
-			}
-			w.m.mu.Unlock()
+		fault, err := w.fault(ctx, w.m.cfg.Timeout)
+		if err != nil { // without an answer, the last one stays valid
+			fault = w.lastFault()
 		}
+		return fault
 	case w.facts.elastic && w.in.Ranks > 1:
-		if told, err := w.loads(ctx); err == nil {
-			silent := w.absent.reports.see(told, quietChecks*w.m.cfg.HealthInterval, time.Now())
+		if reported, err := w.loads(ctx); err == nil {
+			silent := w.absent.reports.see(reported, quietChecks*w.m.cfg.HealthInterval, time.Now())
 			w.m.mu.Lock()
 			w.absent.silent = silent
 			w.m.mu.Unlock()
 		}
 	}
+	return nil
+}
+
+// lastFault returns the fault for which the engine is halted; nil: it is not halted, or for a reason that fault does not report.
+func (w *watch) lastFault() error {
+	w.m.mu.Lock()
+	defer w.m.mu.Unlock()
+	halt := w.absent.halt
+	if errors.Is(halt, ErrReforming) || errors.Is(halt, ErrPaused) || errors.Is(halt, errScaleFailed) {
+		return nil
+	}
 	return halt
 }
 
-// reforming asks a vLLM that changes the number of its ranks how far the change has come. The result is ErrReforming or errScaleFailed
-// with details. From 0.33 on, vLLM answers with the phase, the requested number and the reason of a failure, even if each rank has
-// an API server of its own (entrypoints/serve/elastic_ep/api_router.py). In the phase preparing, vLLM still takes requests. After a
-// change that failed, it takes none any more.
+// reforming asks a vLLM that changes the number of its ranks how far the change has come. It returns ErrReforming or, if the change
+// failed, errScaleFailed, each with details. From 0.33 on, vLLM answers with the phase of the change, the requested number and the
+// reason of a failure, even if each rank has an API server of its own (entrypoints/serve/elastic_ep/api_router.py).
 func (w *watch) reforming(ctx context.Context) error {
 	ctx, stop := context.WithTimeout(ctx, min(w.m.cfg.Timeout, time.Second))
 	defer stop()
@@ -442,10 +460,9 @@ func (w *watch) tryLost(ctx context.Context) {
 	w.publish(w.status)
 }
 
-// fault asks vLLM whether its core has met a fault and waits for recovery. err is nil only if vLLM was
-// started with --enable-fault-tolerance (entrypoints/serve/fault_tolerance/api_router.py of 0.33). While it waits, GET /health
-// answers 200, and new requests wait in the engine. vLLM's status is unhealthy while recovery is
-// possible, and dead if a worker has died.
+// fault asks vLLM whether its core has met a fault and waits for recovery. Only a vLLM that was started with
+// --enable-fault-tolerance answers (entrypoints/serve/fault_tolerance/api_router.py of 0.33). While it waits, GET /health answers
+// 200, and new requests wait in the engine. vLLM's status is unhealthy while recovery is possible, and dead if a worker has died.
 func (w *watch) fault(ctx context.Context, patience time.Duration) (halt, err error) {
 	body, err := w.get(ctx, "/fault_tolerance/status", patience, answerLimit)
 	var told struct {

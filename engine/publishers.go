@@ -26,8 +26,8 @@ type HostPort struct {
 	Port int
 }
 
-// Publishers reads GET /kv_event_sources, which vLLM has from 0.32 on, bounded by ctx. The result is sorted
-// by rank. It is empty if the engine does not have this path or publishes nothing.
+// Publishers reads GET /kv_event_sources, which vLLM has from 0.32 on, bounded by ctx. The result is sorted by rank, and empty if
+// the engine does not have this path or publishes nothing.
 func Publishers(ctx context.Context, c *Client, t *Target) ([]Publisher, error) {
 	body, err := c.read(ctx, t, "/kv_event_sources", answerLimit)
 	if status := (*StatusError)(nil); errors.As(err, &status) && status.Status == http.StatusNotFound {

@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// reserved are the headers that a caller may not set. They frame the message, carry evenkeel's API key or rank, or
-// ask for a feature that this client does not have.
+// reserved are the headers that a caller may not set: they mark where the message ends, carry the API key or the rank, or ask for
+// a feature that this client does not have.
 var reserved = []string{
 	"Host", "Content-Length", "Transfer-Encoding", "Connection", "Keep-Alive", "Proxy-Connection", "TE", "Trailer",
 	"Upgrade", "Expect", "Accept-Encoding", "Authorization", "X-data-parallel-rank",

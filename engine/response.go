@@ -37,9 +37,9 @@ func (r *Response) Header(name string) []byte {
 	return r.conn.head.Peek(name)
 }
 
-// SetIdle sets how long each later Read may wait for bytes; zero: for ever. A caller that waits for an event, not for any
-// bytes (keep-alive comments may come before it), must call SetIdle with the rest of its wait before each Read. A
-// Read without SetIdle right before it waits between 3/4 of d and d.
+// SetIdle sets how long each later Read may wait for bytes; zero: for ever. A Read that is not the first one after SetIdle waits
+// between 3/4 of d and d. A caller that waits for an event must call SetIdle with the time that is left before each Read, because
+// keep-alive comments may come before the event.
 func (r *Response) SetIdle(d time.Duration) {
 	if r.conn == nil {
 		return
@@ -103,6 +103,7 @@ func (r *Response) ReadInto(buf []byte, limit int) ([]byte, error) {
 	if r.conn != nil && r.body.framing == byLength && r.body.left > limit {
 		return nil, r.tooLarge(limit)
 	}
+	// One byte more than the body, so that the read that finds the end needs no larger buffer; a Content-Length may be wrong, hence 1 MiB.
 	if n := min(r.expected(), limit, 1<<20) + 1; cap(buf) < n {
 		buf = make([]byte, 0, n)
 	}
@@ -119,7 +120,7 @@ func (r *Response) ReadInto(buf []byte, limit int) ([]byte, error) {
 			return nil, err
 		}
 		if len(buf) == cap(buf) {
-			buf = append(buf, 0)[:len(buf)]
+			buf = append(buf, 0)[:len(buf)] // append gives it more capacity
 		}
 	}
 }

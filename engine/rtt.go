@@ -5,9 +5,8 @@ import "time"
 // rttWeight is the weight of one health check in the moving mean. The value is that of GORGO, a published router.
 const rttWeight = 0.3
 
-// learnRTT adds the duration of a successful health check to the mean. It ignores a check that had to open a connection, because
-// opening takes longer than a request over an open one. These are a check that is fresh, and a check after a pause in which
-// idle connections expired.
+// learnRTT adds the duration of a successful health check to the mean. It ignores a check that had to open a connection, which takes
+// longer: a check that is fresh, and a check after a pause in which idle connections expired.
 func (w *watch) learnRTT(took time.Duration, now time.Time, fresh bool) {
 	reused := !fresh && now.Sub(w.answered) < w.m.cfg.Client.opts.IdleTimeout
 	if !reused {

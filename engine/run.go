@@ -33,52 +33,69 @@ func (w *watch) checkNow() {
 	}
 }
 
-// check makes one check and updates the engine's status. If the answer to the health check is late, but streams of the engine sent
-// tokens meanwhile, the engine stays up: its API server is only busy.
+// answers has what one check of an engine found out, and what the watch had recorded before the check.
+type answers struct {
+	health    error  // of the health check; nil: the engine takes requests
+	halt      error  // see lookForRanks
+	reforming error  // see reforming; nil: the number of ranks does not change
+	broke     bool   // watch.broke before the check
+	reports   uint64 // watch.reports before the check
+	events    uint64 // Traffic.events before the check
+}
+
+// check makes one check and updates the engine's status.
 func (w *watch) check(ctx context.Context) {
 	w.m.mu.Lock()
-	reportsBefore, wasUp, hadBroken, wasHalted, relist := w.reports, w.status.Up, w.broke, w.absent.halt != nil, w.relist
-	fresh := !wasUp || hadBroken || w.redial || w.failed > 0 || time.Since(w.factsAt) >= w.m.cfg.FactsInterval
+	a := answers{broke: w.broke, reports: w.reports}
+	wasUp, wasHalted, relist := w.status.Up, w.absent.halt != nil, w.relist
+	fresh := !wasUp || w.broke || w.redial || w.failed > 0 || w.factsDue()
 	w.broke, w.redial = false, false
 	w.m.mu.Unlock()
 	if fresh {
 		w.locate(ctx)
 	}
-	eventsBefore := w.traffic.events.Load()
+	a.events = w.traffic.events.Load()
 	began := time.Now()
 	quick, err := w.alive(ctx, fresh)
+	a.health = err
 	if now := time.Now(); err == nil {
 		if quick {
 			w.learnRTT(now.Sub(began), now, fresh)
 		}
 		w.answered = now
-	}
-	if err == nil && fresh {
-		w.unproven = false
+		w.unproven = w.unproven && !fresh
 	}
 	modelsUnknown := w.facts.err != nil && len(w.facts.models) == 0
 	switch {
-	case err == nil && (!wasUp || modelsUnknown || wasHalted || relist || time.Since(w.factsAt) >= w.m.cfg.FactsInterval):
+	case err == nil && (!wasUp || modelsUnknown || wasHalted || relist || w.factsDue()):
 		w.readFacts(ctx, !wasUp, !wasUp || modelsUnknown || wasHalted)
 	case (err == nil || late(err)) && w.traffic.quiet(began) > lookAfter:
 		w.lookForSigns(ctx)
 	}
-	var halt, reforming error
 	if err == nil {
-		halt = w.lookForRanks(ctx)
+		a.halt = w.lookForRanks(ctx)
 	}
 	if err == nil && errors.Is(w.facts.err, ErrReforming) {
-		reforming = w.reforming(ctx)
+		a.reforming = w.reforming(ctx)
 	}
 	if ctx.Err() != nil { // the watch was stopped, which may be the cause of failures
 		return
 	}
 	w.m.mu.Lock()
 	defer w.m.mu.Unlock()
-	if w.gone {
-		return
+	if !w.gone {
+		w.listen(time.Now())
+		w.conclude(a)
 	}
-	w.listen(time.Now())
+}
+
+// factsDue says whether the facts were last read FactsInterval ago or longer.
+func (w *watch) factsDue() bool { return time.Since(w.factsAt) >= w.m.cfg.FactsInterval }
+
+// conclude updates the engine's status by the answers of a check. If the answer to the health check is late, but streams of the
+// engine sent tokens meanwhile, the engine stays up: its API server is only busy. The caller holds m.mu.
+func (w *watch) conclude(a answers) {
+	err := a.health
 	if isOwnFault(err) { // nothing was asked, so the engine stays up or down
 		next := w.status
 		next.Err = fmt.Errorf("the proxy cannot check it, because it can open no connection: %w", err)
@@ -91,8 +108,10 @@ func (w *watch) check(ctx context.Context) {
 		w.facts.err = ErrRetired // the engine gave this reason to a request before, and still lists no models
 	}
 	strange := err == nil && (errors.Is(w.facts.err, ErrNotAnEngine) || errors.Is(w.facts.err, ErrRetired))
-	confirmed, halt := w.haltBy(err, halt, reforming)
-	reported := reportsBefore != w.reports // meanwhile a caller could not connect, or the engine took no requests
+	halt, confirmed := w.haltBy(a)
+	reported := a.reports != w.reports // meanwhile a caller could not connect, or the engine took no requests
+	// If the address is unproven, the streams may be of the host that had the name before.
+	onlyBusy := late(err) && w.traffic.events.Load() != a.events && len(w.facts.models) > 0 && !w.unproven
 	switch {
 	case errors.Is(err, ErrReforming): // before 0.33 the health check of vLLM also answers that it re-forms
 		w.failed = 0
@@ -109,8 +128,7 @@ func (w *watch) check(ctx context.Context) {
 	case err == nil && reported: // the next check decides
 	case err == nil:
 		w.afterGood(halt, confirmed, !keyRefused && !strange)
-	// The answer is late, but streams went on, so the engine is only busy. If its address is unproven, the streams may be of another host.
-	case late(err) && w.traffic.events.Load() != eventsBefore && len(w.facts.models) > 0 && !w.unproven:
+	case onlyBusy:
 		w.m.metrics.late.WithLabelValues(w.in.ID).Inc()
 		if reported {
 			return
@@ -121,29 +139,30 @@ func (w *watch) check(ctx context.Context) {
 		next.Up, next.Hangs, next.Err = true, false, fmt.Errorf("it answered a health check too late, while requests go on: %w", err)
 		w.setStatus(next)
 	default:
-		w.afterFailed(err, hadBroken, keyRefused)
+		w.afterFailed(err, a.broke, keyRefused)
 	}
 }
 
-// haltBy returns why requests must wait for the engine now; nil: they need not. err is the error of the health check; halt and
-// reforming are the errors of the other questions. confirmed says that the engine itself has just given this reason. The caller
-// holds m.mu.
-func (w *watch) haltBy(err, halt, reforming error) (confirmed bool, why error) {
+// haltBy returns why requests must wait for the engine after a check; nil: they need not. confirmed says that the engine itself has
+// just given this reason. The caller holds m.mu.
+func (w *watch) haltBy(a answers) (why error, confirmed bool) {
+	halt := a.halt
 	if w.in.Held != nil && errors.Is(halt, ErrPaused) { // the operator paused the engine, and Held has the reason
 		halt = nil
 	}
 	switch old := w.absent.halt; {
-	case errors.Is(err, ErrReforming):
-		return true, ErrReforming
-	case reforming != nil:
-		return true, reforming
-	case err == nil && w.facts.err != nil && (errors.Is(old, ErrReforming) || errors.Is(old, errScaleFailed)):
-		return halt != nil, old // only a list of models shows that this halt is over
+	case errors.Is(a.health, ErrReforming):
+		return ErrReforming, true
+	case a.reforming != nil:
+		return a.reforming, true
+	case a.health == nil && w.facts.err != nil && (errors.Is(old, ErrReforming) || errors.Is(old, errScaleFailed)):
+		return old, halt != nil // only a list of models shows that this halt is over
 	}
-	return halt != nil, halt
+	return halt, halt != nil
 }
 
-// afterGood updates the status after a good health check. The caller holds m.mu.
+// afterGood updates the status after a good health check. up says whether the engine may serve, halt and confirmed are the results
+// of haltBy. The caller holds m.mu.
 func (w *watch) afterGood(halt error, confirmed, up bool) {
 	w.failed = 0
 	if w.facts.start != w.status.StartTime {
@@ -164,7 +183,7 @@ func (w *watch) afterGood(halt error, confirmed, up bool) {
 // The caller holds m.mu.
 func (w *watch) afterFailed(err error, hadBroken, keyRefused bool) {
 	w.failed++
-	if hadBroken && unreachable(err) { // a broken connection and then a refused one: the process has ended
+	if hadBroken && unreachable(err) { // a connection broke, and a new one cannot be made: the process has ended
 		w.failed = misses
 	}
 	next := w.status
@@ -210,36 +229,28 @@ func (w *watch) readFacts(ctx context.Context, full, hurry bool) {
 	}
 	w.scrapes.pulls.before(w.traffic)
 	began := time.Now()
-	sample, err := w.scrape(ctx, patience)
-	pageErr := err
-	if err == nil {
+	sample, pageErr := w.scrape(ctx, patience)
+	if pageErr == nil {
 		w.countExpired(sample)
 		w.crossCheck(sample, began)
-	}
-	if err == nil && sample.StartTime != 0 && sample.StartTime != f.start {
-		full, f.start, f.version = true, sample.StartTime, ""
+		if sample.StartTime != 0 && sample.StartTime != f.start {
+			full, f.start, f.version = true, sample.StartTime, ""
+		}
 	}
 	if full {
 		f.capacity = nil
 	}
-	if err == nil && len(f.capacity) == 0 {
+	if pageErr == nil && len(f.capacity) == 0 {
 		f.capacity = sample.Capacities()
 	}
 	if full || f.version == "" {
-		path, limit := "/version", answerLimit
-		if w.in.Version != "" { // the server may ask each rank for this answer, which takes longer while ranks are busy
-			path, patience, limit = w.in.Version, w.m.cfg.Timeout, versionLimit
-		}
-		if answer, err := w.get(ctx, path, patience, limit); err == nil {
-			f.version = parseVersion(answer) // after an error the old version stays
-			f.elastic = w.in.Version != "" && parseElastic(answer)
-		}
+		w.readVersion(ctx, &f, patience)
 	}
-	if w.in.Version == "" && (full || f.unsure) {
-		_, err := w.fault(ctx, patience)
-		f.tolerant, f.unsure = err == nil, err != nil && !lacks(err)
-		_, err = w.isPaused(ctx)
-		f.pauses, f.unsure = err == nil, f.unsure || err != nil && !lacks(err)
+	if w.in.Version == "" && (full || f.unsure) { // it may be a vLLM
+		_, faultErr := w.fault(ctx, patience)
+		_, pauseErr := w.isPaused(ctx)
+		f.tolerant, f.pauses = faultErr == nil, pauseErr == nil
+		f.unsure = faultErr != nil && !lacks(faultErr) || pauseErr != nil && !lacks(pauseErr)
 	}
 	w.m.mu.Lock()
 	w.relist = false // before the list is read, because a later report may be about this reading
@@ -255,6 +266,18 @@ func (w *watch) readFacts(ctx context.Context, full, hurry bool) {
 	w.facts, w.factsAt = f, time.Now()
 }
 
+// readVersion sets the version in f, and whether the engine is an elastic SGLang. After an error the old values stay.
+func (w *watch) readVersion(ctx context.Context, f *facts, patience time.Duration) {
+	path, limit := "/version", answerLimit
+	if w.in.Version != "" { // the server may ask each rank for this answer, which takes longer while ranks are busy
+		path, patience, limit = w.in.Version, w.m.cfg.Timeout, versionLimit
+	}
+	if answer, err := w.get(ctx, path, patience, limit); err == nil {
+		f.version = parseVersion(answer)
+		f.elastic = w.in.Version != "" && parseElastic(answer)
+	}
+}
+
 // tellOdd logs that numbers on an engine's page cannot be right. It logs again only after the pages were right.
 func (w *watch) tellOdd(err error) {
 	odd := errors.As(err, new(*PageError))
@@ -263,7 +286,7 @@ func (w *watch) tellOdd(err error) {
 			"or report them to its makers",
 			zap.String("engine", w.in.ID), zap.String("role", w.in.Role), zap.Error(err))
 	}
-	w.odd = odd || w.odd && err != nil
+	w.odd = odd || w.odd && err != nil // another error does not show that the pages are right
 }
 
 // lookAfter is the share of its patience that a request must have used up without a sign of life before the gauges are read early.

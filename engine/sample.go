@@ -8,6 +8,8 @@ import (
 	"math"
 	"slices"
 	"strconv"
+
+	dto "github.com/prometheus/client_model/go"
 )
 
 // Names of the series that a Sample reads, in the order new vLLM, old vLLM, SGLang. The first name that has a value is used.
@@ -36,11 +38,11 @@ const (
 	metricsAccept = "text/plain;version=0.0.4;q=1,*/*" // not OpenMetrics, whose time stamps have another unit
 )
 
-// MetricNames are names that replace the known ones, for an engine with other names. An empty name keeps the known ones.
+// MetricNames are names of series that replace the known ones, for an engine with other names. An empty name keeps the known ones.
 type MetricNames struct{ KVUsage, Running, Waiting string }
 
-// Sample is one reading of an engine's metrics. It has a value for each label engine, which stands for a DP rank.
-// The second result of a method is false if the series is missing or NaN. A page with a number that cannot be right gives no Sample.
+// Sample is one reading of an engine's metrics. It has a value for each DP rank, which the label engine names.
+// The second result of a method is false if the series is missing or NaN.
 //
 // Rank -1 stands for the whole instance: its KV usage is that of the fullest rank, and its other values are sums over
 // the ranks. The gauges of an idle engine may be out of date, so no decision to send a request may depend on a sample alone.
@@ -112,20 +114,8 @@ func (n MetricNames) Parse(page []byte) (*Sample, error) {
 		waited:    sums(clocks[waitedNames[0]]),
 		steps:     sums(clocks[stepsNames[0]]),
 	}
-	configs := families[CacheConfigName].GetMetric()
-	rooms, err := Capacities(configs)
-	if err != nil {
+	if err := s.readCacheConfig(families[CacheConfigName].GetMetric()); err != nil {
 		return nil, err
-	}
-	maps.Copy(s.capacity, rooms)
-	for _, m := range configs {
-		size, err := blockTokens(m)
-		if err != nil {
-			return nil, err
-		}
-		if size > 0 {
-			s.BlockTokens = size
-		}
 	}
 	for _, m := range families[StartTimeName].GetMetric() {
 		if v := m.GetUntyped().GetValue(); !math.IsNaN(v) {
@@ -133,6 +123,25 @@ func (n MetricNames) Parse(page []byte) (*Sample, error) {
 		}
 	}
 	return s, nil
+}
+
+// readCacheConfig sets the capacities and the size of a block by the series of vllm:cache_config_info.
+func (s *Sample) readCacheConfig(configs []*dto.Metric) error {
+	capacities, err := Capacities(configs)
+	if err != nil {
+		return err
+	}
+	maps.Copy(s.capacity, capacities)
+	for _, m := range configs {
+		size, err := blockTokens(m)
+		if err != nil {
+			return err
+		}
+		if size > 0 {
+			s.BlockTokens = size
+		}
+	}
+	return nil
 }
 
 // KVUsage returns the share of KV blocks in use, 0 to 1.
@@ -211,7 +220,7 @@ type Gauges struct {
 // mostWaitMs is the longest mean wait that is believed: an hour, in ms.
 const mostWaitMs = 3600 * 1000
 
-// gaugesOf returns the gauges of a rank by the sample now, with the growth of counters since the sample before. before is nil for the
+// gaugesOf returns the gauges of a rank: values of the sample now, and the growth of counters since the sample before; nil: now is the
 // first sample.
 func gaugesOf(before, now *Sample, rank int) Gauges {
 	known := func(v float64, ok bool) float64 {

@@ -128,8 +128,8 @@ type Status struct {
 	Out    error
 	Wedged bool
 
-	// Accused is why no new request should go to the engine for a moment: several requests failed and it is not known whether the engine
-	// is at fault, or its core gives no sign of life.
+	// Accused is why no new request should go to the engine for a moment: its core gives no sign of life, or several requests failed and
+	// it is not known yet whether the engine is at fault.
 	Accused error
 
 	// Moved is set once the engine's name resolves to another address than before.
@@ -196,14 +196,14 @@ func (s Status) clone() Status {
 	return s
 }
 
-// unreachable says that no connection could be made, and not for a timeout: the process or its machine does not run. With a busy engine,
+// unreachable says that an attempt to connect failed without a timeout: the process or its machine does not run. With a busy engine,
 // connecting would time out instead.
 func unreachable(err error) bool {
 	var e *Error
 	return errors.As(err, &e) && e.Phase == PhaseConnect && !e.Timeout
 }
 
-// same says whether both are the same engine with the same settings, so that the watch of one can go on for the other.
+// same says whether both are the same engine with the same settings, so that its watch can continue.
 func (in Instance) same(other Instance) bool {
 	a, b := in.Target, other.Target
 	return in.Role == other.Role && in.Ranks == other.Ranks && in.Ready == other.Ready && in.Version == other.Version &&

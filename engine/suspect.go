@@ -13,8 +13,8 @@ import (
 	"evenkeel/engine/circuit"
 )
 
-// Verdict is the conclusion about an engine from the end of a request. If the request or its client caused the end, there is no
-// verdict, and Judge is not called.
+// Verdict is what the end of a request says about its engine. If the request or its client caused the end, it says nothing, and Judge is
+// not called.
 type Verdict uint8
 
 // The verdicts.
@@ -25,9 +25,9 @@ const (
 	Unclear                // the request failed, and only a canary can show whether the engine is at fault
 )
 
-// Judge records how a request on an instance ended. After several failures in a row the instance gets no requests until a
-// canary passes. An instance that may hang gets a canary at once. Judge ignores an instance without canaries,
-// because its callers detect failures in other ways, and a failure that is the proxy's own. Running requests are not affected.
+// Judge records how a request on an instance ended. After several failures in a row the instance gets no new requests until a canary
+// passes. An instance that may hang gets a canary at once. Judge ignores failures of the proxy itself, and instances without
+// canaries, whose callers detect failures in other ways.
 func (m *Monitor) Judge(id string, v Verdict, why error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -36,13 +36,12 @@ func (m *Monitor) Judge(id string, v Verdict, why error) {
 	}
 }
 
-// maxAccused is the number of accusations (see Accuse) at which an instance gets no new requests. The bound is needed because an
-// engine that fails requests at once always has free slots. It would get every request until another engine had
-// answered the first of the failed requests.
+// maxAccused is the number of accusations (see Accuse) at which an instance gets no new requests. An engine that fails each request at
+// once always has free slots, so without this bound it would get every request until the first accusation is settled.
 const maxAccused = 3
 
-// Accuse counts a failure on an instance of which it is not known whether the engine or the request is at fault. Once it is known,
-// the caller must call settle, and then Judge.
+// Accuse counts a failed request on an instance while it is not known whether the engine or the request is at fault. Once the caller
+// knows, it must call settle, and then Judge.
 func (m *Monitor) Accuse(id string) (settle func()) {
 	m.addAccusations(id, 1)
 	return sync.OnceFunc(func() { m.addAccusations(id, -1) })
@@ -81,13 +80,14 @@ func (s *suspicion) accusation() error {
 	return nil
 }
 
-// listen checks whether the engine's core gives signs of life, if requests wait on it for their KV. The caller holds m.mu.
+// listen checks whether the engine's core gives signs of life while requests wait there for their KV. After too long a silence, the
+// engine gets a canary, and no new requests until a sign comes or the canary passes. The caller holds m.mu.
 func (w *watch) listen(now time.Time) {
 	if w.in.Held != nil {
 		return
 	}
 	s := &w.suspect
-	switch quiet := w.traffic.quiet(now) > 1; {
+	switch quiet := w.traffic.quiet(now) > 1; { // some request has used up its patience
 	case !s.quiet.IsZero() && !quiet && w.traffic.seenSince(s.quiet):
 		s.quiet = time.Time{}
 		w.m.cfg.Log.Info("an engine gives signs of life again", zap.String("engine", w.in.ID))
@@ -204,7 +204,7 @@ const canaryRest = 5 * time.Second
 
 const theCanary = 1 // the id of the canary for circuit.Circuit, which allows one trial request at a time
 
-// tryNow sends a canary and updates the suspicion by its result.
+// tryNow sends a canary to all ranks that are not lost, and updates the suspicion by its result.
 func (w *watch) tryNow(ctx context.Context) {
 	w.m.mu.Lock()
 	s, model := &w.suspect, w.status.baseModel()
@@ -229,12 +229,16 @@ func (w *watch) tryNow(ctx context.Context) {
 	default:
 		outcome = canaryFailed
 	}
-
 	w.m.mu.Lock()
 	defer w.m.mu.Unlock()
-	if w.gone {
-		return
+	if !w.gone {
+		w.afterCanary(outcome, err)
 	}
+}
+
+// afterCanary updates the suspicion by the result of a canary. The caller holds m.mu.
+func (w *watch) afterCanary(outcome string, err error) {
+	s := &w.suspect
 	if IsWithheld(err) { // the engine or a rank refuses requests, which does not mean that it is broken
 		w.withheld(err)
 		return
@@ -247,7 +251,7 @@ func (w *watch) tryNow(ctx context.Context) {
 		return
 	}
 	w.m.metrics.canaries.WithLabelValues(w.in.ID, outcome).Inc()
-	if outcome == canaryPassed && w.traffic.quiet(time.Now()) <= 1 { // the canary passed, or canaries are off
+	if outcome == canaryPassed && w.traffic.quiet(time.Now()) <= 1 { // if canaries are off, the outcome is canaryPassed without one
 		s.quiet = time.Time{}
 	}
 	switch in := s.circuit.In(); {

@@ -28,11 +28,11 @@ func (t *Traffic) Begin() { t.running.Add(1); t.events.Add(1) }
 // OnEvent reports a later event of a stream.
 func (t *Traffic) OnEvent() { t.events.Add(1) }
 
-// Beyond reports, with 1, that a request was sent on purpose although its rank has no free slot, and with -1 that this request has
-// ended. Until then the engine may run more requests than the rank has slots.
+// Beyond reports, with 1, that a request is sent on purpose although its rank has no free slot, and with -1 that it has ended. In
+// between, the engine may run more requests than the rank has slots.
 func (t *Traffic) Beyond(n int64) { t.beyond.Add(n) }
 
-// Signs returns the Signs of a rank, and creates them if there are none.
+// Signs returns the Liveness of a rank, and creates it if there is none.
 func (t *Traffic) Signs(rank int) *Liveness {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -47,7 +47,7 @@ func (t *Traffic) Signs(rank int) *Liveness {
 	return l
 }
 
-// Lose records that some rank may have read KV too late, without knowing which, so later requests to all ranks get a new salt.
+// Lose records that some rank may have read KV too late. It is not known which rank, so later requests to all ranks get a new salt.
 func (t *Traffic) Lose() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -70,7 +70,7 @@ func (t *Traffic) mayNeedSalt() bool {
 	return false
 }
 
-// quiet returns the largest value of Signs.quiet over all ranks.
+// quiet returns the largest value of Liveness.quiet over all ranks.
 func (t *Traffic) quiet(now time.Time) (most float64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -125,8 +125,8 @@ func (m *Monitor) Traffic(id string) *Traffic {
 	return m.trafficOf(id)
 }
 
-// forgetTraffic removes the Traffic of instances that are not watched any more. It keeps a Traffic that has a salt or may still get one,
-// because the instance may come back with wrong KV in its prefix cache, and then needs the same salts. The caller holds mu.
+// forgetTraffic removes the Traffic of instances that are not watched any more. It keeps a Traffic that has a salt or may still get
+// one: if the instance comes back, its prefix cache may hold wrong KV, and its requests still need the salt. The caller holds mu.
 func (m *Monitor) forgetTraffic(watched map[string]*watch) {
 	for id, t := range m.traffic {
 		if watched[id] == nil && !t.mayNeedSalt() {
@@ -189,8 +189,9 @@ type scrapes struct {
 // scrape.
 const settledScrapes = 2
 
-// followSlots updates the number of slots that checkOverfull uses to the configured one: at once if it was raised; if it was
-// lowered, only after the requests that were admitted before have ended. running is how many requests the fullest rank runs.
+// followSlots updates the number of slots that checkOverfull uses to the configured one. It does so at once if the number was raised.
+// If it was lowered, it waits until the requests that were admitted before have ended. running is how many requests the fullest rank
+// runs.
 func (p *scrapes) followSlots(slots int, running float64) {
 	if running > float64(slots) {
 		p.settled = 0
@@ -203,9 +204,9 @@ func (p *scrapes) followSlots(slots int, running float64) {
 }
 
 // pulls finds prompt tokens whose KV an engine should have pulled, but did not. It compares two counts: the tokens that the engine
-// says it did not get from other engines, and the tokens that it had to compute itself anyway. A difference only because one count
-// comes later than the other must not be reported. So fellShort counts the tokens of a request as the engine's own from before the
-// request is sent, but the base of a process counts them only after the request has its first event.
+// says it did not get from other engines, and the tokens that it had to compute itself anyway. The two counts of a request do not
+// change at the same moment, and such a difference must not be reported. Therefore fellShort subtracts the tokens that a request
+// computes from before the request is sent, but base subtracts them only once the request has its first event.
 type pulls struct {
 	known    bool
 	start    float64 // start time of the process that counts

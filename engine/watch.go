@@ -24,9 +24,9 @@ func newWatch(m *Monitor, in Instance) *watch {
 	}
 }
 
-// alive asks an engine whether it takes requests. quick says that the answer was cheap for the engine. If the path Ready answers no
-// (503), this may only be the result of an earlier GET /health, and an older version may lack the path (404). In both cases alive
-// also asks GET /health.
+// alive asks an engine whether it takes requests: at its path Ready, or at /health if it has none. It also asks at /health if Ready
+// answers 503, which may only be the result of an earlier GET /health, or 404, because an older version may lack the path. quick says
+// that the engine computed nothing for the answer.
 //
 // fresh says to ask over a new connection, to the current address of the engine's name. An idle connection may
 // lead to a process that accepts no new connections.
@@ -120,9 +120,9 @@ func kindOf(err error) string {
 	return fmt.Sprint(e.Phase, " ", root)
 }
 
-// Standstill is how long requests wait for a model all of whose engines hang, counted from the last good health check. An engine
+// Standstill is how long requests wait for a model if all of its engines hang, counted from the last good health check. An engine
 // hangs if it takes connections but does not answer. A stopped process, or a host that swaps memory, may hang and then
-// continue. After this time it counts as dead.
+// continue. After this time the engine counts as dead.
 const Standstill = 30 * time.Second
 
 // late says that the engine accepted the connection but did not answer in time.

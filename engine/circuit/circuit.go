@@ -2,8 +2,8 @@
 // After a while one request, the trial, may be sent again. Each time the trial fails, the time to the next one doubles.
 //
 // Existing packages do not fit: with sony/gobreaker the time out of service is fixed, and both it and failsafe-go read a
-// clock and have their own lock. A Circuit has neither: its owner has a lock and passes the time. Also, if a trial
-// ends without a result, the next request becomes the trial.
+// clock and have their own lock. The owner of a Circuit passes the time and has its own lock. If a trial ends without a result, the next
+// request becomes the trial.
 package circuit
 
 import (
@@ -58,7 +58,7 @@ func (c *Circuit) Fail(request uint64, now time.Time) (out bool) {
 		if c.failures++; c.failures < cmp.Or(c.Limit, Limit) {
 			return false
 		}
-	case c.trial == 0 || c.trial != request:
+	case c.trial == 0 || c.trial != request: // not the trial
 		return false
 	}
 	c.Trip(now)

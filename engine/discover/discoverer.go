@@ -69,8 +69,8 @@ const (
 	lastPause  = time.Minute // longest pause
 )
 
-// Discoverer reports the engines that the sources list to the fleet. Only Run's goroutine uses its fields, except the channels
-// and status.
+// Discoverer reports to the fleet which engines the sources list. Only Run's goroutine uses its fields, except the channels and
+// status.
 type Discoverer struct {
 	cfg      Config
 	metrics  *metrics
@@ -195,8 +195,8 @@ func (d *Discoverer) hear(n news, now time.Time) {
 	d.loggedCauses[n.source], s.Error = nil, ""
 }
 
-// complain logs a failure if it has a cause that was not logged since the source last worked. Each cause is logged only once per
-// outage, because at its begin and at its end several causes alternate.
+// complain logs a failure if it has a cause that was not logged since the source last worked. Each cause is logged once per outage,
+// because several causes often alternate.
 func (d *Discoverer) complain(source int, err error) {
 	s, logged := &d.sources[source], d.loggedCauses[source]
 	if logged == nil {
@@ -241,7 +241,8 @@ func causesOf(err error) (causes []string) {
 func (d *Discoverer) settle(now time.Time) {
 	all := merge(d.lists)
 	for key, r := range d.records {
-		if want, ok := all[key]; !ok || r.inFleet != nil && replaced(*r.inFleet, want) {
+		want, listed := all[key]
+		if gone := !listed || r.inFleet != nil && replaced(*r.inFleet, want); gone {
 			d.drop(r)
 			delete(d.records, key)
 		}
@@ -264,7 +265,7 @@ func (d *Discoverer) settle(now time.Time) {
 	}
 }
 
-// report passes an engine to the fleet if it may be used or has changed.
+// report passes an engine to the fleet if it is new there and may be used, or if its description has changed.
 func (d *Discoverer) report(r *record, now time.Time) {
 	isNew := r.inFleet == nil
 	unchanged := !isNew && *r.inFleet == r.want
@@ -370,7 +371,7 @@ func (d *Discoverer) judge(v verdict, now time.Time) {
 
 // fail records why an engine cannot be used, and sets the time of its next try.
 func (d *Discoverer) fail(r *record, now time.Time, err error) {
-	pause := min(firstPause<<min(r.tries, 10), lastPause)
+	pause := min(firstPause<<min(r.tries, 10), lastPause) // 10 doublings are past lastPause, and more could overflow
 	r.tries++
 	r.next = now.Add(time.Duration(float64(pause) * (0.9 + 0.2*rand.Float64())))
 	if r.err == nil || r.err.Error() != err.Error() {
@@ -384,9 +385,11 @@ func (d *Discoverer) fail(r *record, now time.Time, err error) {
 func (d *Discoverer) pause(now time.Time) time.Duration {
 	next := now.Add(time.Hour)
 	for _, r := range d.records {
-		// If as many trials run as may, the end of one of them starts the next round.
-		noRoom := d.running == probes && d.cfg.Probe != nil && r.inFleet == nil && !r.passed
-		if r.err != nil && !r.trying && !r.listed && !noRoom && r.next.Before(next) {
+		needsTrial := d.cfg.Probe != nil && r.inFleet == nil && !r.passed
+		if needsTrial && d.running == probes {
+			continue // no trial may begin until another one ends, and its end wakes Run
+		}
+		if r.err != nil && !r.trying && !r.listed && r.next.Before(next) {
 			next = r.next
 		}
 	}

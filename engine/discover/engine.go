@@ -20,7 +20,7 @@ const (
 
 // Engine is an engine as a source lists it.
 type Engine struct {
-	Source  string // name of the source that lists it; if several do, of the first one
+	Source  string // name of the source that lists it, or of the first such source
 	Role    string
 	Address string // host:port
 	URL     string
@@ -75,7 +75,8 @@ func merge(lists [][]Engine) map[string]Engine {
 		for _, e := range list {
 			old, double := all[e.Key()]
 			// If one source lists an address twice, the engine that gets requests counts.
-			if !double || old.Source == e.Source && old.Away != "" && e.Away == "" {
+			better := old.Source == e.Source && old.Away != "" && e.Away == ""
+			if !double || better {
 				all[e.Key()] = e
 			}
 		}

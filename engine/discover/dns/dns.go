@@ -1,8 +1,8 @@
 // Package dns finds engines by the A, AAAA or SRV records of a name. It looks them up at intervals, because Go's resolver does
 // not report how long an answer is valid.
 //
-// Resolvers may fail, or return no records or only some of them. So a look-up that fails or finds nothing changes
-// nothing, and an engine is removed only after several answers in a row without it.
+// Resolvers may fail, or return no records or only some of them. A look-up that fails or finds nothing therefore changes nothing, and
+// an engine is removed only after several answers in a row without it.
 package dns
 
 import (
@@ -123,8 +123,8 @@ func orNothing(found []string, err error) error {
 	return cmp.Or(err, errNothing)
 }
 
-// present counts for each known address the answers in a row without it. It removes an address after too many of them, and returns
-// engines for the others.
+// present updates how many answers in a row each known address was missing from, removes the addresses that were missing too often,
+// and returns engines for the others.
 func (s *Source) present(found []string) (list []discover.Engine) {
 	for _, address := range found {
 		s.missing[address] = -1 // the loop below makes it 0

@@ -53,8 +53,8 @@ func NewClient(cfg *rest.Config) (Client, error) {
 			return nil, fmt.Errorf("kubernetes: %w", err)
 		}
 		config := rest.CopyConfig(cfg)
-		config.APIPath, config.GroupVersion,
-			config.NegotiatedSerializer = group.path, &group.of, serializer.NewCodecFactory(types).WithoutConversion()
+		config.APIPath, config.GroupVersion = group.path, &group.of
+		config.NegotiatedSerializer = serializer.NewCodecFactory(types).WithoutConversion()
 		config.Wrap(func(rt http.RoundTripper) http.RoundTripper { return telltale{rt} })
 		var err error
 		if *group.into, err = rest.RESTClientFor(config); err != nil {
@@ -81,9 +81,9 @@ func (s *server) Watch(ctx context.Context, kind, namespace string, o metav1.Lis
 	return w, err
 }
 
-// get prepares a request that is sent only once. By default client-go repeats a refused request for up to 41 s, which is too long
-// for a list. Meanwhile the caller would not see the refusal, to which it could react: a server whose data were restored from a
-// backup refuses each resource version that it does not have yet, and then the caller must ask without a version.
+// get prepares a request that is sent only once. By default client-go repeats a refused request for up to 41 s, and the caller does
+// not see the refusal meanwhile. It must see it: a server whose data were restored from a backup refuses a resource version that
+// it does not have yet, and the caller must then ask without a version.
 func (s *server) get(kind, namespace string, o *metav1.ListOptions) *rest.Request {
 	client := s.core
 	if kind == Slices {
@@ -92,7 +92,7 @@ func (s *server) get(kind, namespace string, o *metav1.ListOptions) *rest.Reques
 	return client.Get().MaxRetries(0).Namespace(namespace).Resource(kind).VersionedParams(o, s.params)
 }
 
-// telltale is a transport that reports the error of a round trip to a caller that asked for it.
+// telltale is a transport that also stores the error of a round trip in a variable of the caller (see failureKey).
 type telltale struct{ http.RoundTripper }
 
 // failureKey is the key of a context value by which a caller asks for the error: a pointer to an error variable, which

@@ -1,6 +1,6 @@
-// Package kube finds engines among the pods of a namespace, with client-go's reflectors. A label selector selects the pods, and a label
-// has their role. A pod gets requests while it is ready and not terminating, by its own status and by every
-// EndpointSlice that lists it.
+// Package kube finds engines among the pods of a namespace, with client-go's reflectors. A label selector selects the pods. Their role
+// is configured, or is the value of a label. A pod gets requests while its own status and every EndpointSlice that lists it say that
+// it is ready and not terminating.
 //
 // A pod is identified only by its UID: a pod with the same name or address but another UID is
 // another engine. While the API server cannot be reached, nothing changes.
@@ -143,10 +143,10 @@ func (s *Source) mirror(kind string, object runtime.Object, selector string) *mi
 			o.LabelSelector = selector
 			w, err := s.cfg.Client.Watch(ctx, kind, m.namespace, o)
 			if err != nil {
-				if o.SendInitialEvents == nil { // otherwise this asked for a streamed list, and a plain list comes next
+				if o.SendInitialEvents == nil { // otherwise this asked for a streamed list, and the reflector tries a plain list next
 					m.keepFailure(ctx, "watch", err)
 				}
-				return nil, errors.New(err.Error()) // without the type, for some of which the reflector would not list again
+				return nil, errors.New(err.Error()) // without its type: after errors of some types the reflector would not list again
 			}
 			return overhear(w, func(e watch.Event) watch.Event { return m.heard(ctx, e) }), nil
 		},

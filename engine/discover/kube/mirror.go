@@ -42,9 +42,8 @@ type Config struct {
 }
 
 // mirror holds the objects of one kind as the API server last sent them. A reflector fills it. The reflector does not report
-// failures, so the mirror records the failures of its calls itself. After a failed call, the mirror is stale
-// until a new list has come. A new watch does not prove that the mirror is fresh, because the server may not have the watch's version any
-// more.
+// failures, so the mirror records the failures of its calls itself. After a failed call, the mirror is stale until a new list has
+// come. A new watch is not enough, because the server may not have the version any more from which the watch is to begin.
 type mirror struct {
 	cache.Store
 	reflector *cache.Reflector
@@ -88,8 +87,8 @@ func (m *mirror) keepFailure(ctx context.Context, verb string, err error) {
 	m.wake()
 }
 
-// heard records an event that ends a watch with an error. It is no failure if the server only does not have the version of the watch any
-// more: then the reflector asks for a new list, which is complete.
+// heard passes an event of a watch on, and records it as a failure if it ends the watch with an error. It is no failure if the server
+// does not have the version of the watch any more, because the reflector then asks for a new list.
 func (m *mirror) heard(ctx context.Context, e watch.Event) watch.Event {
 	if e.Type != watch.Error {
 		return e
@@ -99,7 +98,7 @@ func (m *mirror) heard(ctx context.Context, e watch.Event) watch.Event {
 		return e
 	}
 	m.keepFailure(ctx, "watch", err)
-	// A copy without the type of the error, for the reason given in Source.mirror.
+	// This copy has no type: after errors of some types the reflector would not list again.
 	return watch.Event{Type: watch.Error, Object: &metav1.Status{Status: metav1.StatusFailure, Message: err.Error()}}
 }
 

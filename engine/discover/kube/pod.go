@@ -28,7 +28,7 @@ const (
 // both is the role of a pod that is listed twice: as a prefill engine and as a decode engine.
 const both = "both"
 
-// standing is the state of a pod by the EndpointSlices of all its services: each field is true if one of them says so.
+// standing is the state of a pod by its EndpointSlices: a field is true if at least one of them says so.
 type standing struct{ terminating, unserving bool }
 
 // standings returns the standing of each pod, by pod UID.
