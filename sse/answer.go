@@ -12,9 +12,8 @@ type Effects struct {
 	End    End
 }
 
-// Answer is one engine's answer as a value: the engine's bytes and the time go in, bytes for
-// the client and effects come out. It has no clock and no socket: the caller that
-// reads the socket calls Feed. Call Reset before any other method.
+// Answer is one engine's answer as a value: the engine's bytes and the time go in, bytes for the client and effects come out.
+// The caller reads the socket and calls Feed. Reset must be called before any other method.
 type Answer struct {
 	Reader     Reader
 	Filter     Filter
@@ -22,7 +21,7 @@ type Answer struct {
 	Assembler  *Assembler // collects the events for a client that asked for no stream; nil: the client gets each event
 
 	reported int // the largest Effects.Tokens returned so far
-	endBytes int // length of the last event, if it completed the answer: Unend removes so many bytes
+	endBytes int // length of the last event, if it completed the answer: DropEnd removes so many bytes
 	ended    bool
 	err      error
 }
@@ -38,48 +37,46 @@ func (a *Answer) Reset(options Options) {
 // Feed takes in p, the bytes that the engine sent by now, and appends to dst the bytes for the client.
 // p must not change during the call. Once the answer has ended, Feed returns no more events or bytes.
 func (a *Answer) Feed(dst, p []byte, now time.Time) ([]byte, Effects) {
-	var all Effects
+	var total Effects
 	if a.ended && !a.Reader.Done() {
-		return dst, all
+		return dst, total
 	}
-	a.Reader.Feed(p, now)
-	for all.End == Runs {
+	a.Reader.Feed(p, now) // after [DONE] it only counts the bytes
+	for total.End == Runs {
 		e, ok := a.Reader.Next()
 		if !ok {
 			break
 		}
 		var effects Effects
 		dst, effects = a.Event(dst, e)
-		all.Events += effects.Events
-		all.Tokens, all.End = max(all.Tokens, effects.Tokens), effects.End
+		total.Events += effects.Events
+		total.Tokens, total.End = max(total.Tokens, effects.Tokens), effects.End
 	}
-	a.ended = a.ended || all.End != Runs
-	return dst, all
+	a.ended = a.ended || total.End != Runs
+	return dst, total
 }
 
 // Event takes in one event and appends to dst the bytes that the client gets for it.
 func (a *Answer) Event(dst []byte, e Event) ([]byte, Effects) {
-	mark := len(dst)
+	from := len(dst) // where the client's copy of the event begins
 	edited, end := a.Filter.Event(e, dst)
 	effects := Effects{End: end}
-	// An edited event is appended to dst, and the filter returns the longer dst.
-	// An event that needs no edit is returned as e.Raw, and dst is unchanged.
+	// The filter returns e.Raw if the event needs no edit, and otherwise dst with the edited event appended.
 	if len(edited) > 0 && &edited[0] != &e.Raw[0] {
 		dst = edited
-		edited = dst[mark:]
+		edited = dst[from:]
 	} else {
 		dst = append(dst, edited...)
 	}
 	if a.Assembler != nil {
-		dst = dst[:mark] // this client gets no events; the bytes of edited stay valid until the next append
+		dst = dst[:from] // this client gets no events; the bytes of edited stay valid until the next append
 	}
 	if tokens := a.Filter.Tokens(); tokens > a.reported {
 		a.reported = tokens
 		effects.Events, effects.Tokens = 1, tokens
 	}
-	// A comment has nothing for the answer, whatever its lines look like.
-	said := e.Kind != KindComment && (end == Runs || end == Preempted)
-	if a.Assembler != nil && len(edited) > 0 && said {
+	isPart := len(edited) > 0 && e.Kind != KindComment && (end == Runs || end == Preempted) // the event belongs to the answer
+	if a.Assembler != nil && isPart {
 		if err := a.Assembler.Add(edited); err != nil {
 			a.err, effects.End = err, Broken
 			return dst, effects
@@ -90,7 +87,7 @@ func (a *Answer) Event(dst []byte, e Event) ([]byte, Effects) {
 		switch {
 		case a.Filter.over: // no [DONE] comes after this event
 			a.Reader.finish()
-			a.endBytes, effects.End = len(dst)-mark, Complete
+			a.endBytes, effects.End = len(dst)-from, Complete
 		case a.Filter.Started():
 			if a.Filter.facts.idle {
 				a.Reader.idled()
@@ -98,18 +95,18 @@ func (a *Answer) Event(dst []byte, e Event) ([]byte, Effects) {
 		case len(edited) == 0: // the filter holds the event back, or drops it
 			a.Reader.unheard()
 		case e.Kind == KindComment:
-			dst = dst[:mark] // a comment sent now would fix the client's status to 200, and the engine may still fail
+			dst = dst[:from] // a comment sent now would fix the client's status to 200, and the engine may still fail
 		}
 	case Broken, Garbled:
 		a.err = a.Filter.Fault()
 	case Refused, Complete, Short:
-		dst = dst[:mark] // the caller writes evenkeel's own error event, or [DONE]
+		dst = dst[:from] // the caller writes evenkeel's own error event, or [DONE]
 	}
 	return dst, effects
 }
 
 // Closed returns how the answer ended; the caller calls it when the engine's body ends. An answer with a finish_reason
-// is Whole even without [DONE], because some engines leave [DONE] out.
+// is Complete even without [DONE], because some engines leave [DONE] out.
 func (a *Answer) Closed() End {
 	if a.Filter.Finished() && a.Reader.Buffered() == 0 {
 		return Complete
@@ -128,8 +125,8 @@ func (a *Answer) DropEnd(dst []byte) []byte {
 	return dst
 }
 
-// CloseEvent appends a blank line if the last event was cut off in its middle: without it, the next event would be read as a part of the
-// last.
+// CloseEvent appends a blank line if the last event was cut off in its middle. Without this line, a client would read the next event
+// as a part of the last one.
 func (a *Answer) CloseEvent(dst []byte) []byte {
 	if a.Reader.Torn() && a.Assembler == nil {
 		return append(dst, BlankLine...)
@@ -160,7 +157,7 @@ func (a *Answer) Err() error {
 func (a *Answer) TooMuch() bool { return errors.Is(a.Reader.Err(), ErrTooMuch) }
 
 // forms has a row for each Form that is not chunked: how an event or a whole answer is read, and how a stream ends.
-// Verbatim needs no such functions, because its events are not read.
+// Verbatim needs no functions, because its events are forwarded as they are.
 var forms = [...]struct {
 	read   func(b []byte, cached int) formFacts
 	judge  func(f *Filter, s *formFacts, data []byte)                // adapts s to what the client asked for; nil: s is the same for all

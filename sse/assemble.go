@@ -37,8 +37,7 @@ func NewAssembler(chat bool, limit int) *Assembler {
 	return &Assembler{chat: chat, room: limit}
 }
 
-// Add takes the next event, framed as Filter.Event returns it, or its bare JSON.
-// Comments and [DONE] add nothing.
+// Add takes the next event: as Filter.Event returns it, or only the JSON in it. Comments and [DONE] add nothing.
 func (a *Assembler) Add(event []byte) error {
 	data := event
 	if i := rawjson.Space(event, 0); i < len(event) && event[i] != '{' {
@@ -57,7 +56,7 @@ func (a *Assembler) Add(event []byte) error {
 		case "object":
 		case "choices":
 			if !a.addChoices(data, o.Val) {
-				o.Pos = -1
+				o.Pos = -1 // ends the loop, as malformed JSON does
 			}
 		case "usage":
 			if !rawjson.IsNull(o.Value()) {
@@ -78,8 +77,8 @@ func (a *Assembler) Add(event []byte) error {
 	return nil
 }
 
-// errMembers refuses an answer with more members, choices or tool calls than any engine sends.
-// Without a bound, time could grow with the square of their number, because each event searches among all of them.
+// errMembers refuses an answer with more members, choices or tool calls than any engine sends. Each event searches among all of
+// them, so without a bound the time could grow with the square of their number.
 var errMembers = fmt.Errorf("sse: assembling the answer: it has more than %d members of one kind", maxMembers)
 
 // addChoices adds the list of choices at i in b, which may be null; false: the value cannot be read.
@@ -119,7 +118,8 @@ func (a *Assembler) choice(index int) *choice {
 	return a.choices[i]
 }
 
-// errNotJSON refuses an answer because Add checks only the brackets, commas, colons and quotes of events.
+// errNotJSON refuses an answer whose events are not JSON. JSON checks this, because Add checks only the brackets, commas, colons and
+// quotes of events.
 var errNotJSON = errors.New("sse: assembling the answer: an event of the decode stream is not JSON")
 
 // JSON appends the answer to dst. It fails if no event had a choice or a usage, or if an event was not JSON.

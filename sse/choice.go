@@ -96,8 +96,8 @@ func (c *choice) addDelta(b []byte, i int) bool {
 	return o.Pos > 0
 }
 
-// addLogprobs joins the arrays of both APIs: content and refusal of chat;
-// tokens, token_logprobs, top_logprobs and text_offset of completions.
+// addLogprobs joins the arrays in the logprobs at i in b; false: they cannot be read. The arrays are content and refusal for chat, and
+// tokens, token_logprobs, top_logprobs and text_offset for completions.
 func (c *choice) addLogprobs(b []byte, i int) bool {
 	o := rawjson.ObjectAt(b, i)
 	for o.NextValue() {

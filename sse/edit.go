@@ -17,15 +17,15 @@ const (
 	put // write a new value: see appendValue
 )
 
-// edit returns the event as the client gets it. Members that do not change keep their bytes,
-// so that their order and the spelling of numbers stay as the engine wrote them.
+// edit returns the event as the client gets it: e.Raw if nothing changes, else dst with the changed event appended. Members that do
+// not change keep their bytes, so that their order and the spelling of numbers stay as the engine wrote them.
 func (f *Filter) edit(e Event, dst []byte) []byte {
-	var gone [3]struct{ open, n int32 } // for each nesting level: where the current object opens, and how many of its members are removed
-	b, copied, edited := e.Data, 0, false
+	var removals [3]struct{ open, n int32 } // for each nesting level: where the current object opens, and how many members it has lost
+	b, copied, edited := e.Data, 0, false   // copied: the bytes of b before it are dealt with
 	for i := range f.marks {
 		marked := &f.marks[i]
 		if int(marked.val) < copied {
-			continue // an enclosing member was replaced or removed already
+			continue // a member around it was replaced or removed already
 		}
 		act := f.act(marked, b)
 		if act == keep {
@@ -33,11 +33,12 @@ func (f *Filter) edit(e Event, dst []byte) []byte {
 		}
 		from, to := int(marked.val), int(marked.end)
 		if act == remove {
-			removed := &gone[marked.level]
+			removed := &removals[marked.level]
 			if removed.open != marked.open {
 				removed.open, removed.n = marked.open, 0
 			}
-			from, to = rawjson.Cut(b, int(marked.comma), int(marked.quote), to, marked.nth == removed.n)
+			isFirst := marked.nth == removed.n // all members before it are removed
+			from, to = rawjson.Cut(b, int(marked.comma), int(marked.quote), to, isFirst)
 			removed.n++
 		}
 		if !edited {
@@ -59,7 +60,8 @@ func (f *Filter) edit(e Event, dst []byte) []byte {
 	return appendTail(appendPart(dst, e, b[copied:]), e)
 }
 
-// act decides what to do with a marked member. A case that does not return leaves it to the end: put, if the new value differs.
+// act decides what to do with a marked member. If no case of the switch returns, the member gets a new value, unless it has this
+// value already.
 func (f *Filter) act(marked *mark, b []byte) action {
 	var scratch [20]byte
 	old := b[marked.val:marked.end]
@@ -77,7 +79,7 @@ func (f *Filter) act(marked *mark, b []byte) action {
 		}
 		return null // OpenAI sends null in each event before the one with the final usage
 	case detailsValue:
-		if f.options.Cached == -1 && marked.inside == 0 {
+		if f.options.Cached == unknownCached && marked.inside == 0 {
 			return remove
 		}
 		return keep
@@ -85,7 +87,7 @@ func (f *Filter) act(marked *mark, b []byte) action {
 		switch f.options.Cached {
 		case OwnCached:
 			return keep
-		case -1:
+		case unknownCached:
 			return remove
 		}
 	case noDetails, nullDetails, noCached:

@@ -42,10 +42,10 @@ func (u Usage) appendJSON(dst []byte, details map[string]int) []byte {
 	dst = strconv.AppendInt(dst, int64(u.Total), 10)
 	dst = append(dst, `,"completion_tokens":`...)
 	dst = strconv.AppendInt(dst, int64(u.Completion), 10)
-	open := `,"prompt_tokens_details":{`
+	before := `,"prompt_tokens_details":{` // what comes before the next count: this or, once the object is open, a comma
 	if u.Cached >= 0 {
-		dst = strconv.AppendInt(append(append(dst, open...), `"cached_tokens":`...), int64(u.Cached), 10)
-		open = ","
+		dst = strconv.AppendInt(append(append(dst, before...), `"cached_tokens":`...), int64(u.Cached), 10)
+		before = ","
 	}
 	keys := make([]string, 0, len(details))
 	for key := range details {
@@ -54,11 +54,11 @@ func (u Usage) appendJSON(dst []byte, details map[string]int) []byte {
 	slices.Sort(keys)
 	for _, key := range keys {
 		if key != "cached_tokens" {
-			dst = append(rawjson.AppendString(append(dst, open...), key), ':')
-			dst, open = strconv.AppendInt(dst, int64(details[key]), 10), ","
+			dst = append(rawjson.AppendString(append(dst, before...), key), ':')
+			dst, before = strconv.AppendInt(dst, int64(details[key]), 10), ","
 		}
 	}
-	if open == "," {
+	if before == "," {
 		dst = append(dst, '}')
 	}
 	return append(dst, '}')

@@ -37,7 +37,7 @@ func ReadFailure(data []byte) Failure {
 	fields := top.errorFields
 	if len(top.Error) > 0 && !rawjson.IsNull(top.Error) {
 		fields = errorFields{}
-		if json.Unmarshal(top.Error, &fields) != nil {
+		if json.Unmarshal(top.Error, &fields) != nil { // it may be a string
 			_ = json.Unmarshal(top.Error, &fields.Message)
 		}
 	}
@@ -55,8 +55,8 @@ type errorFields struct {
 	Code    json.RawMessage `json:"code"` // a number; vLLM's Rust front end sends a name
 }
 
-// clientGone is the status with which proxies log that a client disconnected. The engine's client is evenkeel,
-// so 499 says nothing about evenkeel's client, who must get a real error status.
+// clientGone is the status with which proxies log that a client disconnected. In an engine's answer, this client is evenkeel.
+// evenkeel's own client is still there and must get a real error status.
 const clientGone = 499
 
 // errorCode returns the error's code as text, and the HTTP status: by the code if it is a status, else by the type.

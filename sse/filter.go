@@ -43,12 +43,14 @@ type Options struct {
 	Continuation *Continuation // set if this engine continues an interrupted answer; nil: this engine begins the answer
 }
 
-// Found sets Options.Cached, in tokens. It is for a decode stream that begins before the prefill engine reports how much of
-// the prompt it found in its prefix cache.
+// Found sets Options.Cached, in tokens, for a decode stream that begins before the prefill engine has reported how much of the prompt
+// it found in its prefix cache.
 func (f *Filter) Found(cached int) { f.options.Cached = cached }
 
 // OwnCached as the value of Options.Cached leaves the decode engine's cached_tokens unchanged.
 const OwnCached = -2
+
+const unknownCached = -1 // as the value of Options.Cached: cached_tokens is removed
 
 // End is how an engine's answer ended.
 type End uint8
@@ -94,10 +96,7 @@ func (f *Filter) Reset(o Options) {
 // change, dst with the edited event appended if it does, nil if the client gets nothing. With Refused, out is the engine's
 // error event. With Preempted, out is the event if it has content, else nil. Event does not allocate if dst has room.
 //
-// Event does not return Whole for a last event after which no [DONE] comes: Answer.Event does.
-//
-// Event drops the final usage if the client did not ask for it. It also drops a chunk with an
-// empty delta if the engine sends the chunk only because evenkeel asked for token ids.
+// Some forms have no [DONE]. For their last event Event returns Runs, and Answer.Event returns Complete.
 func (f *Filter) Event(e Event, dst []byte) (out []byte, end End) {
 	f.facts.idle = false
 	switch e.Kind {
@@ -116,7 +115,7 @@ func (f *Filter) Event(e Event, dst []byte) (out []byte, end End) {
 		}
 		return e.Raw, end
 	}
-	if e.Kind == KindOpaque && f.options.DropDone { // in one of several answers: its id and its index could not be replaced
+	if e.Kind == KindOpaque && f.options.DropDone { // one of several answers in a stream: its id and index would have to be replaced
 		f.fault = ErrLargeEvent
 		return nil, Broken
 	}
@@ -151,10 +150,12 @@ func (f *Filter) Event(e Event, dst []byte) (out []byte, end End) {
 	return out, end
 }
 
-// unreadable judges an event that is not a JSON object. Such an event means that the answer was damaged on its way. It is
-// ignored if it is empty or if the answer has ended already.
+// unreadable judges an event that is not a JSON object. It is ignored if it is empty or if the answer has ended already. Otherwise
+// the answer was damaged on its way.
 func (f *Filter) unreadable(data []byte) ([]byte, End) {
-	if f.facts.idle = rawjson.Space(data, 0) == len(data); f.facts.idle || f.finish != "" {
+	empty := rawjson.Space(data, 0) == len(data)
+	f.facts.idle = empty
+	if empty || f.finish != "" {
 		return nil, Runs
 	}
 	f.fault = ErrNotJSON
@@ -173,8 +174,7 @@ const (
 	// spareTokens is by how many tokens an answer may exceed its limit: with speculative decoding,
 	// an engine may stop some tokens late.
 	spareTokens = 32
-	// chunksPerToken is how many chunks one token may be split into: an engine's parsers of tool calls and
-	// reasoning do so.
+	// chunksPerToken bounds how many chunks an engine's parsers of tool calls and reasoning may make of one token.
 	chunksPerToken = 4
 )
 
@@ -195,9 +195,8 @@ func (f *Filter) overrun() error {
 	return nil
 }
 
-// count adds the tokens that read found in the event. The engine's last usage counts all tokens before it. Tokens after it
-// are counted by their token ids or, if the engine sends no ids, estimated from the number of chunks. The next usage
-// corrects the estimate.
+// count updates the number of tokens by the event that was read. It is the engine's count in its last usage, and the tokens that came
+// after this usage: the number of their ids or, if the engine sends no ids, an estimate from the number of chunks.
 func (f *Filter) count(data []byte) {
 	facts, before := &f.facts, f.tokens
 	if facts.content {
@@ -228,7 +227,7 @@ func (f *Filter) count(data []byte) {
 	} else {
 		f.tokens += int(math.Round(float64(f.chunks-f.chunksAtUsage) * f.perChunk()))
 	}
-	if facts.hasUsage && facts.choices == 0 {
+	if facts.hasUsage && facts.choices == 0 { // the final usage
 		f.reconciled, f.drift = true, before-facts.usage.Completion
 	}
 }
@@ -242,7 +241,7 @@ func (f *Filter) perChunk() float64 {
 }
 
 // judge decides what the client gets of the event. First it looks for a bad end: recomputed, error or abort.
-// Then it drops an event that only evenkeel asked for, or that the client already has from an earlier engine.
+// Otherwise it drops an event that only evenkeel asked for, or that the client already has from an earlier engine.
 func (f *Filter) judge(e Event, dst []byte) ([]byte, End) {
 	facts := &f.facts
 	finish := e.Data[facts.finishAt:facts.finishEnd]
@@ -286,14 +285,14 @@ func (f *Filter) judge(e Event, dst []byte) ([]byte, End) {
 	return f.edit(e, dst), Runs
 }
 
-// owe stores the final usage as an event of its own, which Owed appends. It is needed if the engine sends the usage
-// only with the finish_reason, where OpenAI's clients do not look for it.
+// owe stores the final usage as an event of its own, which MissingUsage appends. It is needed if the engine sends the usage only
+// with the finish_reason, where OpenAI's clients do not look for it.
 func (f *Filter) owe(data []byte) {
 	facts := &f.facts
 	switch {
 	case !f.options.Usage || f.continuous || f.options.DropFinalUsage:
 		return
-	case facts.choices == 0:
+	case facts.choices == 0: // the engine itself has sent such an event
 		f.owed = f.owed[:0]
 		return
 	}
@@ -320,15 +319,14 @@ func (f *Filter) MissingUsage(dst []byte) []byte {
 	const head = len("data: ")
 	e := Event{Raw: f.owed, Data: f.owed[head : len(f.owed)-2], Kind: KindData, at: head}
 	out, _ := f.Event(e, dst)
-	if len(out) > 0 && &out[0] == &e.Raw[0] {
+	if unchanged := len(out) > 0 && &out[0] == &e.Raw[0]; unchanged {
 		return append(dst, out...)
 	}
 	return out
 }
 
-// LacksUsage says that the client asked for the usage and did not get it; it is false for an answer that continues another engine's.
-// The usage of an earlier chunk does not count: it is not the final one, and it is removed, because only evenkeel asked for it. With
-// DropFinalUsage the fan-out reads the usage by Usage, so the usage of any chunk is enough.
+// LacksUsage says that the client asked for the usage and did not get the final one. It is false for an answer that continues another
+// engine's. With DropFinalUsage the fan-out sends the usage itself, which it reads by Usage, so the usage of any chunk is enough.
 func (f *Filter) LacksUsage() bool {
 	satisfied := f.usageSent || len(f.owed) > 0 || f.options.DropFinalUsage && f.usageSeen
 	return f.options.Usage && !satisfied && f.options.Continuation == nil
@@ -351,10 +349,9 @@ func (f *Filter) Started() bool { return f.started }
 // Finished says whether a finish_reason came that ends the answer without a failure.
 func (f *Filter) Finished() bool { return f.finish != "" }
 
-// Kept says whether the answer ended in a way after which a vLLM engine may keep its KV. From 0.33 on, the last chunk of
-// a stream has kv_transfer_params if the engine keeps the KV. vLLM keeps no KV if its front end ended the answer at a stop text
-// of the request (0.33, process_outputs in v1/engine/output_processor.py), or if the answer ended for repetition
-// (request_finished in nixl/pull_scheduler.py).
+// Kept says whether a vLLM engine may keep the answer's KV after its end. From 0.33 on, the last chunk of the stream has
+// kv_transfer_params if the engine keeps the KV; older versions do not say it. vLLM keeps no KV if the answer ended at a stop text of the
+// request (0.33, process_outputs in v1/engine/output_processor.py) or for repetition (request_finished in nixl/pull_scheduler.py).
 func (f *Filter) Kept() bool {
 	return f.handsBack || !f.stopped && (f.finish == "stop" || f.finish == "length" || f.finish == "tool_calls")
 }
@@ -385,10 +382,10 @@ func (f *Filter) Prompt() int {
 	return f.promptIDs
 }
 
-// Failure returns the engine's error after Event has returned Failed.
+// Failure returns the engine's error after Event has returned Refused.
 func (f *Filter) Failure() Failure { return f.failure }
 
-// Fault returns the reason after Event has returned Overrun or Unreadable.
+// Fault returns the reason after Event has returned Broken or Garbled.
 func (f *Filter) Fault() error { return f.fault }
 
 // Drift returns the filter's count of tokens before the engine's final usage came, minus the count in that usage.
@@ -403,9 +400,9 @@ const (
 	mostPerChunk = 8
 )
 
-// TokensPerChunk returns the average number of tokens in a chunk, for the Options of the next stream. It moves before, the average
-// of earlier streams (0: taken as 1), a tenth of the way to the average of this stream. It returns before unchanged if
-// the true count of this stream is not known, or if the stream had few chunks.
+// TokensPerChunk returns the average number of tokens in a chunk, for the Options of the next stream. before is the average of
+// earlier streams; 0: taken as 1. The result is a tenth of the way from before to the average of this stream. It is before if the
+// true count of this stream is not known, or if the stream had few chunks.
 func (f *Filter) TokensPerChunk(before float64) float64 {
 	exact := f.ids
 	if f.usageSeen {

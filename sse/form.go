@@ -42,7 +42,7 @@ func (f Form) chunked() bool { return f == Chunks || f == Tokens }
 type formFacts struct {
 	ok       bool // the event is readable JSON
 	opening  bool // the event is about the request, not about the answer
-	idle     bool // the event has no content: a ping
+	idle     bool // the event is a ping, which has no content
 	delta    bool // it has generated tokens, as text or in another form
 	last     bool // it has the final usage
 	over     bool // it is the last event of the stream
@@ -99,8 +99,8 @@ func (f *Filter) ReadUsage(b []byte) (failed bool) {
 	return failed
 }
 
-// mostCounted is the largest number of tokens that evenkeel believes in a usage (67 million). A larger number is taken for garbage,
-// because not even a request with many prompts has that many tokens.
+// mostCounted is the largest number of tokens in a usage that is taken seriously (67 million). Not even a request with many prompts
+// has more.
 const mostCounted = 64 << 20
 
 // maxHeld bounds how many events take holds back before the first event with a token.
@@ -114,15 +114,7 @@ func (f *Filter) take(e Event, dst []byte) (out []byte, end End) {
 		return f.verbatim(e)
 	}
 	if e.Kind == KindOpaque {
-		if f.options.Form == Responses { // the event may have members that must be removed, and it is too large to be parsed
-			f.fault = ErrLargeEvent
-			return nil, Broken
-		}
-		f.started = true
-		if f.options.Transcript != nil {
-			f.options.Transcript.Unread = true
-		}
-		return f.release(e.Raw, dst), Runs
+		return f.takeOpaque(e, dst)
 	}
 	said := forms[f.options.Form].read(e.Data, f.options.Cached)
 	if judge := forms[f.options.Form].judge; judge != nil && said.ok {
@@ -137,7 +129,7 @@ func (f *Filter) take(e Event, dst []byte) (out []byte, end End) {
 	case said.fault != nil:
 		f.fault = said.fault
 		return nil, Broken
-	case said.idle && !f.started && (f.opened == 0 || f.opened == maxHeld):
+	case said.idle && !f.started && (f.opened == 0 || f.opened == maxHeld): // a ping before all other events, or with no room to hold it
 		return nil, Runs
 	case said.over && !said.last && f.finish == "": // the stream ends without a finish_reason
 		return nil, Short
@@ -150,7 +142,7 @@ func (f *Filter) take(e Event, dst []byte) (out []byte, end End) {
 	}
 	f.facts = facts{choices: -1, idle: said.idle, content: said.delta, hasUsage: said.usage.Total > 0, usage: said.usage}
 	if said.last {
-		f.facts.choices = 0
+		f.facts.choices = 0 // by this, count knows the final usage
 	}
 	if fault := f.overrun(); fault != nil {
 		f.fault = fault
@@ -158,7 +150,7 @@ func (f *Filter) take(e Event, dst []byte) (out []byte, end End) {
 	}
 	announces := !f.started && !said.delta && !said.last // nothing of the answer itself has come
 	if announces && (said.opening || f.opened < maxHeld) {
-		if f.opened++; f.opened > maxHeld {
+		if f.opened++; f.opened > maxHeld { // no engine opens an answer with so many events
 			f.fault = ErrBadCount
 			return nil, Broken
 		}
@@ -183,7 +175,20 @@ func (f *Filter) take(e Event, dst []byte) (out []byte, end End) {
 	return f.cut(e, said.cuts, dst), Runs
 }
 
-// release returns dst with the events that were held back and then raw. If none were held back, it returns raw alone.
+// takeOpaque takes a piece of an event that is too large to be read, and forwards it.
+func (f *Filter) takeOpaque(e Event, dst []byte) (out []byte, end End) {
+	if f.options.Form == Responses { // it may have members that clients must not get
+		f.fault = ErrLargeEvent
+		return nil, Broken
+	}
+	f.started = true
+	if f.options.Transcript != nil {
+		f.options.Transcript.Unread = true
+	}
+	return f.release(e.Raw, dst), Runs
+}
+
+// release appends the events that were held back and then raw to dst. If none were held back, it returns raw alone.
 func (f *Filter) release(raw, dst []byte) []byte {
 	if len(f.held) == 0 {
 		return raw
@@ -212,8 +217,8 @@ func (f *Filter) cut(e Event, cuts []cut, dst []byte) []byte {
 	return appendTail(appendPart(dst, e, e.Data[copied:]), e)
 }
 
-// without returns the cut that removes an object's current member and a comma beside it.
-// kept says that an earlier member stays: then the comma before the removed one goes with it.
+// without returns the cut that removes an object's current member and one comma: the comma before it if kept is true, which says
+// that an earlier member stays, else the comma after it.
 func without(o *rawjson.Object, kept bool) cut {
 	from, to := rawjson.Cut(o.Text, o.Comma, o.Quote, o.Pos, !kept)
 	return cut{from: from, to: to}

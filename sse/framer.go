@@ -11,8 +11,8 @@ import "bytes"
 // DefaultMaxEvent bounds one event, in bytes. One event can carry the token ids of a prompt of a million tokens, about 7 MB.
 const DefaultMaxEvent = 8 << 20
 
-// keepBuffer is the largest empty buffer, in bytes, that a stream keeps. A larger one is freed: it was needed
-// only for a rare large event, for example one with the token ids of a long prompt.
+// keepBuffer is the size in bytes of the largest buffer that is kept while it is empty. A larger one was needed only for a rare large
+// event, for example one with the token ids of a long prompt.
 const keepBuffer = 4 << 10
 
 // Kind says what an event holds.
@@ -47,7 +47,7 @@ type Framer struct {
 	start int // where the current event starts in buf
 	line  int // where its current line starts
 	scan  int // the current line has no line end before this offset
-	lf    int // there is no LF from scan up to this offset; without it, lines that end in CR would be searched in quadratic time
+	lf    int // there is no LF from scan up to this offset; each lone CR would otherwise cost another search for the next LF
 
 	handed  int  // bytes of this event that were returned already, as opaque pieces
 	midLine bool // some bytes of the current line were returned already, so the line is not blank
@@ -76,8 +76,8 @@ func Events(text []byte) func(yield func(Event) bool) {
 	}
 }
 
-// Feed takes in the bytes p. They are not copied, except those of an event that has not ended, so p must not change
-// until Next returns false. Slices of earlier events are no longer valid after Feed.
+// Feed takes in the bytes p. It copies only what belongs to an unfinished event, so p must not change until Next returns false. Slices
+// of earlier events are no longer valid after Feed.
 func (f *Framer) Feed(p []byte) {
 	f.settle()
 	f.scratch = f.scratch[:0]
@@ -92,27 +92,26 @@ func (f *Framer) Feed(p []byte) {
 	f.own = f.buf
 }
 
-// settle copies the beginning of an unfinished event from the caller's bytes to the start of the framer's own memory.
+// settle copies the beginning of an unfinished event to the start of the framer's own memory.
 func (f *Framer) settle() {
-	rest := f.buf[f.start:]
-	if len(rest) > 0 && f.start == 0 && !f.lent {
+	unfinished := f.buf[f.start:]
+	if len(unfinished) > 0 && f.start == 0 && !f.lent {
 		return // it is there already; copying it again at each Feed would take time quadratic in its length
 	}
 	f.line -= f.start
 	f.scan -= f.start
 	f.lf = max(0, f.lf-f.start)
 	f.start = 0
-	if len(rest) == 0 {
+	if len(unfinished) == 0 {
 		f.buf, f.lent = nil, false
 		return
 	}
-	f.own = append(f.own[:0], rest...) // if rest is a part of own, it moves to the front
+	f.own = append(f.own[:0], unfinished...) // unfinished may be a part of own itself; it then moves to the front
 	f.buf, f.lent = f.own, false
 }
 
-// Next returns the next complete event. Its slices are valid until the next Feed.
-// An event that is larger than the limit comes in pieces of KindOpaque, so that
-// a client still gets it.
+// Next returns the next complete event. Its slices are valid until the next Feed. An event that is larger than the limit comes in
+// pieces of KindOpaque.
 func (f *Framer) Next() (Event, bool) {
 	for {
 		end, next, ok := f.lineEnd()
@@ -150,8 +149,8 @@ func (f *Framer) Reset() {
 }
 
 // lineEnd finds where the current line ends and the next one starts; ok is false if the end has not come yet.
-// A CR that is the last byte so far may be half of a CRLF, so lineEnd waits for the next byte. It does not wait if the
-// line before ended in a lone CR: then this stream ends its lines so, and waiting would delay each event until the next.
+// A CR that is the last byte so far may be half of a CRLF, so lineEnd waits for the next byte. It does not wait for a blank line
+// after a line that ended in a lone CR: this stream does not use CRLF, and waiting would delay each event until the next one.
 func (f *Framer) lineEnd() (end, next int, ok bool) {
 	limit := len(f.buf)
 	f.lf = max(f.lf, f.scan)
@@ -162,21 +161,21 @@ func (f *Framer) lineEnd() (end, next int, ok bool) {
 	f.lf = limit
 	cr := bytes.IndexByte(f.buf[f.scan:limit], '\r')
 	switch i := f.scan + cr; {
-	case cr < 0 && lf < 0:
+	case cr < 0 && lf < 0: // neither has come
 		f.scan = limit
 		return 0, 0, false
-	case cr < 0:
+	case cr < 0: // an LF
 		f.afterCR = false
 		return limit, limit + 1, true
-	case i == f.line && f.afterCR && !f.midLine:
+	case i == f.line && f.afterCR && !f.midLine: // a blank line after a lone CR
 		return i, i + 1, true
-	case i+1 == len(f.buf):
+	case i+1 == len(f.buf): // a CR, or half of a CRLF
 		f.scan = i
 		return 0, 0, false
-	case f.buf[i+1] == '\n':
+	case f.buf[i+1] == '\n': // a CRLF
 		f.afterCR = false
 		return i, i + 2, true
-	default:
+	default: // a lone CR
 		f.afterCR = true
 		return i, i + 1, true
 	}
@@ -199,7 +198,7 @@ func (f *Framer) cut(next int) Event {
 	raw := f.buf[f.start:next:next]
 	e := Event{Raw: raw, Kind: KindComment}
 	switch {
-	case f.handed+len(raw) > f.max: // even if the event came in one read, so that the result does not depend on how the bytes were split
+	case f.handed+len(raw) > f.max: // also if the event came in one read: how the network split the bytes must make no difference
 		e.Kind = KindOpaque
 	case f.dataLines == 1:
 		e.Kind, e.at = KindData, f.dataAt

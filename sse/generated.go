@@ -85,7 +85,7 @@ func (f *Filter) judgeGenerated(s *formFacts, data []byte) {
 	if s.finish == "abort" && (f.options.Aborted == nil || !f.options.Aborted()) {
 		s.failed = true
 	}
-	if len(f.id) > 0 && s.idAt.to > 0 {
+	if len(f.id) > 0 && s.idAt.to > 0 { // the client has another id, and the event has one
 		s.idAt.put = string(f.id)
 		s.cuts = append(s.cuts, s.idAt)
 	}
@@ -97,7 +97,7 @@ func (f *Filter) judgeGenerated(s *formFacts, data []byte) {
 		s.cuts = append(s.cuts, cut{s.endAt, s.endAt, comma + `"index":` + strconv.Itoa(f.options.Choice)})
 	}
 	if continuation := f.options.Continuation; continuation != nil && continuation.Last != nil {
-		known := 0
+		known := 0 // token ids in earlier events of this engine
 		if f.options.Transcript != nil {
 			known = len(f.options.Transcript.IDs)
 		}

@@ -17,7 +17,8 @@ var ErrOtherGrowth = errors.New("this engine and the one before send /generate d
 	"set --incremental-streaming-output for all engines of a model or for none")
 
 // growth finds out whether an event of /generate has all tokens of the answer so far or only the new ones. n is the number of token
-// ids in the event, completion the engine's count so far, and known the number of ids before. ok is false if the numbers fit neither.
+// ids in the event, known the number of ids before it, and completion the engine's count of the answer's tokens. ok is false if the
+// numbers fit neither.
 func growth(n, completion, known int) (g Growth, ok bool) {
 	switch {
 	case known == 0:
@@ -33,12 +34,11 @@ func (t *Transcript) keepGenerated(f *Filter, s *formFacts, b []byte) {
 	if t.Head.ID == nil && s.idAt.to-s.idAt.from <= maxHead {
 		t.Head.ID = bytes.Clone(b[s.idAt.from:s.idAt.to])
 	}
-	known, n := len(t.IDs), countAt(b, s.idsAt)
-	grows, ok := growth(n, s.usage.Completion, known)
+	known, listed := len(t.IDs), countAt(b, s.idsAt)
+	grows, ok := growth(listed, s.usage.Completion, known)
+	repeated := 0 // how many ids at the beginning of the list came before
 	if grows == AllSoFar {
-		n -= known
-	} else {
-		known = 0 // all n ids are new
+		repeated = known
 	}
 	if grows != GrowthUnknown {
 		ok = ok && (t.Grows == GrowthUnknown || t.Grows == grows)
@@ -46,7 +46,7 @@ func (t *Transcript) keepGenerated(f *Filter, s *formFacts, b []byte) {
 	}
 	for ids := rawjson.ArrayAt(b, s.idsAt.from); s.idsAt.to > 0 && ids.Next(); {
 		ids.Pos = rawjson.ValueEnd(b, ids.Val)
-		if ids.N <= known {
+		if ids.N <= repeated {
 			continue
 		}
 		id, number := rawjson.Int(b, ids.Val, ids.Pos)
@@ -55,7 +55,7 @@ func (t *Transcript) keepGenerated(f *Filter, s *formFacts, b []byte) {
 	}
 	t.Unread = t.Unread || !ok
 	t.Completed, t.Prompt = f.tokens, s.usage.Prompt
-	t.Content = t.Content || n > 0
+	t.Content = t.Content || listed > repeated
 	text := b[s.textAt.from:s.textAt.to]
 	length := len(text)
 	longer := length > t.textBytes
@@ -79,9 +79,9 @@ func countAt(b []byte, at cut) (n int) {
 	return n
 }
 
-// shown says whether a text that has just become longer surely includes the text of all its tokens. The engine holds back
-// a character that is not complete yet; then the text ends with a space or a Chinese character
-// (SGLang 0.5.23, find_printable_text in utils.py). If the engine has no tokenizer and sends no text, shown is true.
+// shown says whether a text that has just become longer surely includes the text of all its tokens. If the engine holds back
+// characters that may still change, the text ends with a space or a Chinese character (SGLang 0.5.23, find_printable_text in
+// utils.py). If the engine has no tokenizer and sends no text, shown is true.
 func shown(text []byte) bool {
 	if len(text) <= len(`""`) {
 		return len(text) == 0
@@ -123,8 +123,9 @@ func (t *Transcript) joinLast(next *Transcript) {
 	t.Last = applyCuts(joinEvent(nil, t.Last, t.Grows, last), last)
 }
 
-// withSpans returns the event with the member weight_versions, which says which model weights made which tokens. Some engines send
-// this member only in the last event. Earlier events have weight_version, the current weights, from which withSpans makes it.
+// withSpans returns a copy of the event with the member weight_versions, which says which model weights made which tokens. If the event
+// has only weight_version, the current weights, withSpans adds weight_versions with one span. Some engines send the list only in
+// their last event.
 func withSpans(event []byte) []byte {
 	o := rawjson.ObjectAt(event, rawjson.Space(event, 0))
 	for o.NextValue() {
@@ -157,8 +158,8 @@ var perToken = []string{
 	"output_token_sampling_logprobs",
 }
 
-// joinEvent adds the cuts that make event b look as if its engine had made the whole answer. last is the last
-// event of the engines before it.
+// joinEvent adds the cuts that make the event b look as if its engine had made the whole answer. last is the last event of the
+// engines before.
 func joinEvent(cuts []cut, last []byte, grows Growth, b []byte) []cut {
 	o := rawjson.ObjectAt(b, rawjson.Space(b, 0))
 	for o.NextValue() {
@@ -221,8 +222,8 @@ type span struct {
 	start, end  int
 }
 
-// readSpans adds a list of spans to all, each shifted by offset tokens. A span that continues one of the same weights is joined with it. A
-// span without a version is left out, and so is what follows malformed JSON.
+// readSpans adds a list of spans to all, each shifted by offset tokens. A span that continues the one before it with the same weights
+// is joined with it. A span without a version is left out, and so is everything after malformed JSON.
 func readSpans(all []span, list []byte, offset int) []span {
 	for one := range rawjson.Elements(list) {
 		next := span{memberOf(one, "version"), numberOf(memberOf(one, "start")) + offset, numberOf(memberOf(one, "end")) + offset}

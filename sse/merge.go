@@ -93,11 +93,8 @@ func (m *merger) addChoice(b []byte, i int) int {
 
 // json returns the merged answer.
 func (m *merger) json() ([]byte, error) {
-	dst := append(m.top.appendMembers([]byte{'{'}), ',')
-	if len(m.top) == 0 {
-		dst = dst[:1]
-	}
-	dst = append(append(append(dst, `"choices":[`...), m.choices...), ']')
+	dst := appendKey(m.top.appendMembers([]byte{'{'}), "choices")
+	dst = append(append(append(dst, '['), m.choices...), ']')
 	if m.usage.seen {
 		usage, err := json.Marshal(&m.usage)
 		if err != nil {

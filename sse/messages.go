@@ -6,9 +6,8 @@ import (
 	"evenkeel/internal/rawjson"
 )
 
-// Anthropic's events. The first one is message_start. Content blocks follow: their deltas carry text,
-// thinking and the arguments of tools. Then message_delta has the stop_reason and the usage, and message_stop
-// ends the stream.
+// The events of Anthropic's API come in this order: message_start; content blocks, whose deltas carry text, thinking and the
+// arguments of tools; message_delta with the stop_reason and the usage; message_stop.
 
 const messageStop = "event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n"
 
@@ -113,14 +112,14 @@ func stopReason(v []byte) string {
 	return text(v)
 }
 
-// readMessageUsage reads a usage, the current member of an object. Its input_tokens do not include cached tokens. A decode
-// engine counts the KV that it pulled as cached, so the counts are corrected by cached, which is Options.Cached.
+// readMessageUsage reads a usage, the current member of an object, whose input_tokens do not include cached tokens. It adds cuts that
+// show the client the number cached (see Options.Cached), because a decode engine counts the KV that it pulled as cached.
 func (s *formFacts) readMessageUsage(usage *rawjson.Object, cached int) {
 	if usage.Text[usage.Val] != '{' {
 		return
 	}
 	var input, read, created, output int
-	var inputs, reads []cut // where the counts stand; all values of a repeated key are corrected, because a client may read any of them
+	var inputs, reads []cut // where the counts stand; a key may be repeated, and a client may read any of its values
 	for o := rawjson.ObjectAt(usage.Text, usage.Val); o.NextValue(); {
 		switch n, place := countOf(&o), (cut{from: o.Val, to: o.Pos}); string(o.Key) {
 		case "input_tokens":

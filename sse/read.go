@@ -6,9 +6,8 @@ import (
 	"evenkeel/internal/rawjson"
 )
 
-// Filter follows the stream of one decode engine. It counts the tokens, edits the
-// events for the client, and finds out whether the answer ended as it should. It counts all choices as one answer, because
-// evenkeel never asks an engine for more than one choice.
+// Filter follows the stream of one decode engine. It counts the tokens, edits the events for the client, and finds out whether
+// the answer ended as it should. evenkeel never asks an engine for more than one choice, so all choices count as one answer.
 type Filter struct {
 	options Options
 	id      []byte // options.ID as JSON
@@ -107,8 +106,8 @@ const (
 )
 
 // mark is a member that may have to change. Marks are in the order of their keys in the event,
-// so a mark inside the value of another comes after it. Offsets are int32 to save memory,
-// because every stream keeps its marks; no event has more than 1 GiB.
+// so a mark inside the value of another comes after it. Offsets are int32 to save memory: every stream keeps its marks, and no event
+// has more than 1 GiB.
 type mark struct {
 	kind              valueKind
 	level             uint8 // nesting: 0 in the event itself, 1 in a choice or the usage, 2 in the details of the usage
@@ -131,12 +130,12 @@ func (f *Filter) markValue(kind valueKind, level uint8, o *rawjson.Object) {
 	f.mark(kind, level, o)
 }
 
-// markBehind records the offset after the last member of an object whose members were all read.
+// markBehind records where a new last member of an object could be inserted. All members of the object were read.
 func (f *Filter) markBehind(kind valueKind, o *rawjson.Object) {
 	f.marks = append(f.marks, mark{kind: kind, open: int32(o.Open), val: int32(o.Pos - 1), end: int32(o.Pos - 1), inside: int32(o.N)})
 }
 
-// read scans an event's JSON and fills m.facts and m.marks; false: it is not a JSON object.
+// read scans an event's JSON and fills f.facts and f.marks; false: it is not a JSON object.
 func (f *Filter) read(b []byte) bool {
 	o := rawjson.ObjectAt(b, rawjson.Space(b, 0))
 	for o.Next() {
@@ -184,15 +183,14 @@ func (f *Filter) foreignIDs(level uint8, o *rawjson.Object) {
 	if !f.options.TokenIDs || f.options.Continuation != nil {
 		f.mark(foreign, level, o)
 	}
-	listed := o.Text[o.Val] == '[' && o.Pos-o.Val > len("[]") // only in the first event: later events have null here
+	listed := o.Text[o.Val] == '[' && o.Pos-o.Val > len("[]") // true for the first event; later events have null here
 	if listed && (f.options.Transcript != nil || f.options.Continuation != nil) {
 		f.facts.promptIDs = bytes.Count(o.Text[o.Val:o.Pos], []byte{','}) + 1
 		f.facts.promptAt, f.facts.promptEnd = o.Val, o.Pos
 	}
 }
 
-// markIfContinued marks a member that must be replaced or removed if this engine continues an answer that another engine began, so that
-// the client sees one answer. If this engine began the answer, the member stays as it is.
+// markIfContinued marks a member that must be replaced or removed if this engine continues an answer that another engine began.
 func (f *Filter) markIfContinued(kind valueKind, level uint8, o *rawjson.Object) {
 	if f.options.Continuation != nil {
 		f.markValue(kind, level, o)
@@ -224,8 +222,8 @@ func (f *Filter) readChoice(b []byte, i int) int {
 				f.markValue(indexValue, 1, &o)
 			}
 		case "delta":
-			says := f.readDelta(&o)
-			delta, bare = true, bare && !says
+			hasMembers := f.readDelta(&o)
+			delta, bare = true, bare && !hasMembers
 		case "text":
 			bare, texts = false, true
 			o.Pos = rawjson.ValueEnd(b, o.Val)
@@ -266,8 +264,8 @@ func (f *Filter) readChoice(b []byte, i int) int {
 	return o.Pos
 }
 
-// readDelta reads the delta of a choice. says is false only if the delta is null or {}: a role or an empty text counts.
-func (f *Filter) readDelta(choice *rawjson.Object) (says bool) {
+// readDelta reads the delta of a choice. hasMembers is false only if the delta is null or {}.
+func (f *Filter) readDelta(choice *rawjson.Object) (hasMembers bool) {
 	b := choice.Text
 	if b[choice.Val] != '{' {
 		return !rawjson.IsNull(b[choice.Val:])

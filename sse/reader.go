@@ -31,11 +31,10 @@ type Limits struct {
 }
 
 // Reader cuts an engine's stream into events as a Framer does, and checks that the engine keeps to its Limits.
-// It has no clock: the caller that reads the socket says when a wait begins and when bytes came, and asks how long
-// the wait may last.
+// It has no clock: the caller that reads the socket calls Wait before it waits and Feed when bytes came.
 //
-// Only a complete data event ends a wait. A comment, or a part of an event, shows that the
-// connection is alive, but not that the answer makes progress.
+// The time limits run from one data event to the next. A comment, or a part of an event, shows that the connection is alive, but not
+// that the answer makes progress.
 type Reader struct {
 	framer Framer
 	limits Limits
@@ -81,8 +80,8 @@ func (r *Reader) Wait(now time.Time) time.Duration {
 	return max(left, 1)
 }
 
-// Pause ends the current wait before bytes came, because the proxy reads nothing until its client has taken a comment. The
-// time until the next Wait does not count.
+// Pause ends the current wait before bytes have come. The time until the next Wait does not count. The proxy calls it when it stops
+// reading until its client has taken a comment.
 func (r *Reader) Pause(now time.Time) {
 	if !r.since.IsZero() {
 		r.quiet += now.Sub(r.since)
@@ -148,14 +147,14 @@ func (r *Reader) Next() (Event, bool) {
 	switch {
 	case e.Kind == KindDone:
 		r.finish()
-	case e.Kind == KindData, e.Kind == KindOpaque && !r.torn: // a whole event, or the last piece of a large one
+	case e.Kind == KindData, e.Kind == KindOpaque && !r.torn: // a whole event, or the end of a large one
 		r.begun, r.quiet, r.quietBefore = true, 0, r.quiet
 	}
 	return e, true
 }
 
-// unheard makes the event that Next returned last not count as the first event of the answer, because nothing in it shows that
-// the engine has computed anything. The wait for the first event continues as if this event had not come.
+// unheard makes the wait for the first event continue as if the event that Next returned last had not come, because nothing in this
+// event shows that the engine has computed anything.
 func (r *Reader) unheard() {
 	r.begun = false
 	r.idled()

@@ -8,7 +8,8 @@ import (
 )
 
 // The answers of POST /inference/v1/generate resemble those of completions, with other member names (vLLM 0.32.0 and 0.33.0,
-// entrypoints/scale_out/token_in_token_out/protocol.py). Each choice has the ids of its tokens; it has text only if output_mode is text.
+// entrypoints/scale_out/token_in_token_out/protocol.py). Each choice has the ids of its tokens. It has text only if the member
+// output_mode is text.
 
 // ByTokens makes the assembler build an answer of /inference/v1/generate. model and created are
 // arguments because the events of this endpoint do not have them.
@@ -54,12 +55,15 @@ func (fs fields) appendOthers(dst []byte, names ...[]string) []byte {
 
 // tokensJSON does what JSON does, for an answer of /inference/v1/generate.
 func (a *Assembler) tokensJSON(dst []byte) []byte {
-	dst = appendKey(a.top.appendNamed(append(dst, '{'), tokensBefore), "usage")
+	dst = a.top.appendNamed(append(dst, '{'), tokensBefore)
+	dst = appendKey(dst, "usage")
 	if a.usage == nil {
 		dst = append(dst, "null"...)
 	}
-	dst = a.top.appendNamed(append(dst, a.usage...), tokensBehind)
-	dst = append(appendKey(a.top.appendOthers(dst, tokensBefore, tokensBehind), "choices"), '[')
+	dst = append(dst, a.usage...)
+	dst = a.top.appendNamed(dst, tokensBehind)
+	dst = a.top.appendOthers(dst, tokensBefore, tokensBehind)
+	dst = append(appendKey(dst, "choices"), '[')
 	for i, c := range a.choices {
 		if i > 0 {
 			dst = append(dst, ',')
@@ -76,7 +80,8 @@ func (c *choice) tokensJSON(dst []byte) []byte {
 	if c.finish == nil {
 		dst = append(dst, "null"...)
 	}
-	dst = c.rest.appendOthers(c.rest.appendNamed(append(dst, c.finish...), tokensChoice), tokensChoice)
+	dst = c.rest.appendNamed(append(dst, c.finish...), tokensChoice)
+	dst = c.rest.appendOthers(dst, tokensChoice)
 	if c.text != nil {
 		dst = append(appendKey(dst, "text"), c.text...)
 	}
@@ -89,8 +94,10 @@ func (c *choice) tokensJSON(dst []byte) []byte {
 
 // TokensUsage does what UsageEvent does, for a stream of /inference/v1/generate. mode, its output_mode, is a JSON string.
 func TokensUsage(dst, id, mode []byte, u Usage, details map[string]int) []byte {
-	dst = u.appendJSON(append(rawjson.AppendString(append(dst, `data: {"request_id":`...), id), `,"usage":`...), details)
-	return append(append(append(dst, `,"output_mode":`...), mode...), ",\"choices\":[]}\n\n"...)
+	dst = rawjson.AppendString(append(dst, `data: {"request_id":`...), id)
+	dst = u.appendJSON(append(dst, `,"usage":`...), details)
+	dst = append(append(dst, `,"output_mode":`...), mode...)
+	return append(dst, ",\"choices\":[]}\n\n"...)
 }
 
 // TokensEnding does what Ending does, for a stream of /inference/v1/generate.

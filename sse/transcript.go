@@ -2,9 +2,8 @@ package sse
 
 import "evenkeel/internal/rawjson"
 
-// Transcript records what one engine has answered, so that another engine can continue the answer.
-// The filter adds to it with each event that reaches the client, and
-// allocates only if the transcript must grow.
+// Transcript records what one engine has answered, so that another engine can continue the answer. The filter adds to it with each
+// event that reaches the client.
 type Transcript struct {
 	KeepText   bool // fill Text
 	KeepPrompt bool // fill PromptIDs
@@ -111,7 +110,7 @@ func runes(s []byte) (n int) {
 			if !firstOfPair {
 				n++
 			}
-			i += 5
+			i += len(`u0000`)
 		default:
 			n++
 			i++
@@ -120,9 +119,9 @@ func runes(s []byte) (n int) {
 	return n
 }
 
-// Continuation describes the part of an answer that came before the current engine continued it. With it, the filter edits the
-// events so that the client cannot see the interruption: there is no second role, the head is the first engine's,
-// the usage counts all engines, and text offsets count from the start of the whole text.
+// Continuation describes the part of an answer that earlier engines have sent. With it, the filter edits the events of the engine that
+// continues the answer, so that the client sees one answer: there is no second role, the head is the first engine's, the usage
+// counts all engines, and text offsets count from the start of the whole text.
 type Continuation struct {
 	Head   Head
 	Prompt int // tokens of the client's own prompt; 0: not known, this engine's count less Tokens is used
@@ -144,8 +143,8 @@ func (c *Continuation) join(u Usage) Usage {
 	return u
 }
 
-// Ending appends a stream that consists of its end only: the finish_reason if it is not empty, the usage and [DONE].
-// It is fed to a filter as if an engine had sent it, to end an answer that no engine needs to continue.
+// Ending appends a stream that consists only of the end of an answer: the finish_reason if it is not empty, the usage and [DONE].
+// A caller feeds it to a filter as if an engine had sent it, to end an answer that no engine needs to continue.
 func Ending(dst []byte, chat bool, h Head, finish string, u Usage) []byte {
 	if finish != "" {
 		dst = h.open(dst, chat)
