@@ -12,9 +12,8 @@ import (
 
 // Errors of ReadProbe.
 var (
-	// ErrNoHandoff: the prefill engine answered 200 and keeps no KV blocks for a decode engine.
-	// If FinishReason is "stop", the first token ended the answer. Otherwise the engine
-	// preempted the request and gave the blocks to another one: probe again.
+	// ErrNoHandoff: the prefill engine answered 200, but keeps no KV blocks for a decode engine. If FinishReason is "stop", the first
+	// token ended the answer. Otherwise the engine preempted the request and gave its blocks to another one, and a new probe may succeed.
 	ErrNoHandoff = errors.New("mooncake: the prefill engine returned no hand-off")
 	// ErrBadHandoff: the answer has no hand-off that is valid for this connector.
 	ErrBadHandoff = errors.New("mooncake: the prefill engine returned a malformed hand-off")
@@ -42,17 +41,16 @@ type ProbeAnswer struct {
 
 	Coordinates *KVAddress // where to reach a prefill engine that pushes; nil: not reported
 
-	// ReusesRequestID: the decode request must have the X-Request-Id of the probe. The decode engine reports to the prefill engine
-	// under the id of its own request: that it pulled the KV, or into which blocks the KV is to be written. The prefill engine
-	// cannot match another id, because the hand-off has no request id, or the engine ignores it. It would then
-	// keep its blocks until the hold timeout or, if it pushes, write nothing.
+	// ReusesRequestID: the decode request must have the X-Request-Id of the probe. Under the id of its own request, the decode engine
+	// tells the prefill engine that it has pulled the KV, or into which blocks to write it. The prefill engine finds its request only by
+	// the same id, because the hand-off has no request id or the engine ignores it. With another id it would keep its blocks
+	// until the hold timeout or, if it pushes, write nothing.
 	ReusesRequestID bool
 }
 
-// ReadProbe reads the JSON of an answer with status 200 to a probe. It checks the types of the hand-off's members,
-// but allows unknown members, because each engine version has others.
-// knownHost says which hosts a hand-off may send a decode engine to; nil: none.
-// With ErrNoHandoff, the rest of the returned ProbeAnswer is valid.
+// ReadProbe reads the JSON of an answer with status 200 to a probe. It checks the types of the hand-off's members, but allows unknown
+// members, because each engine version has others. info is for vllm-mooncake only. knownHost says to which hosts a hand-off may send a
+// decode engine; nil: to none. With ErrNoHandoff, the ProbeAnswer is valid except for the hand-off.
 func (p *Profile) ReadProbe(answer []byte, info *BootstrapInfo, knownHost func(host string) bool) (ProbeAnswer, error) {
 	if len(answer) > MaxProbeAnswer {
 		return ProbeAnswer{}, fmt.Errorf("%w: the answer has %d bytes, more than %d", ErrBadHandoff, len(answer), MaxProbeAnswer)
@@ -112,7 +110,7 @@ func (e *SaidError) Error() string {
 type scanned struct {
 	err, kv, usage, choices, ids, status, stop json.RawMessage
 
-	inner json.RawMessage // the answer itself, if it is nested in an event
+	inner json.RawMessage // the response, message or delta in an event, with more of these members
 }
 
 // scanAnswer validates an answer as ScanBody does. If a key is repeated, its last value counts, as in Body.Get.
@@ -152,8 +150,8 @@ func scanAnswer(answer []byte) (s scanned, err error) {
 	return s, err
 }
 
-// read makes a ProbeAnswer of an answer or of one event. The endpoints use different names for the same members,
-// and each answer has only the names of its endpoint.
+// read makes a ProbeAnswer of the members that scanAnswer found. Endpoints use different names for the same thing, and an
+// answer has only the names of its own endpoint.
 func (s *scanned) read() ProbeAnswer {
 	a := ProbeAnswer{CachedTokens: -1, PromptTokenIDs: tokenList(s.ids)}
 	a.readUsage(s.usage)
@@ -277,7 +275,7 @@ func readHandoff(kv json.RawMessage) (h handoff, ok bool) {
 	return h, kv[0] == '{' && h.members <= maxMembers
 }
 
-// checkHandoff checks the members that a decode engine uses.
+// checkHandoff checks the members that a decode engine uses. For byProbeID see ProbeAnswer.ReusesRequestID.
 func (p *Profile) checkHandoff(h *handoff, knownHost func(string) bool) (byProbeID bool, err error) {
 	if h.members == 0 {
 		return false, fmt.Errorf("%w: kv_transfer_params is {}", ErrNoHandoff)
@@ -304,19 +302,19 @@ func (p *Profile) checkHandoff(h *handoff, knownHost func(string) bool) (byProbe
 	case n == 0: // the request was preempted and lost its blocks; an empty list would crash the decode engine
 		return false, fmt.Errorf("%w: remote_block_ids is empty", ErrNoHandoff)
 	}
-	byProbeID = h.requestID == nil // as in vllm-ascend before 0.14, and vLLM's NIXL before 0.13
+	unnamed := h.requestID == nil // as in vllm-ascend before 0.14, and vLLM's NIXL before 0.13
 	switch {
 	case !isName(h.engineID):
 		return false, fmt.Errorf("%w: remote_engine_id is %s, not a name", ErrBadHandoff, kindOf(h.engineID))
 	case !isName(h.host):
 		return false, fmt.Errorf("%w: remote_host is %s, not a name", ErrBadHandoff, kindOf(h.host))
-	case !byProbeID && !isName(h.requestID):
+	case !unnamed && !isName(h.requestID):
 		return false, fmt.Errorf("%w: remote_request_id is %s, not a name", ErrBadHandoff, kindOf(h.requestID))
 	}
 	if port, err := strconv.Atoi(string(h.port)); err != nil || port < 1 || port > 65535 {
 		return false, fmt.Errorf("%w: remote_port is %s, not a port", ErrBadHandoff, kindOf(h.port))
 	}
-	return byProbeID || p.Connector == NIXLPush, p.checkHosts(h.raw, knownHost)
+	return unnamed || p.Connector == NIXLPush, p.checkHosts(h.raw, knownHost)
 }
 
 // isName says whether a value is a string that is not empty and has at most maxName bytes.
@@ -387,15 +385,14 @@ func tokenList(raw json.RawMessage) json.RawMessage {
 // the KV that it wrote to the decode engine may be incomplete.
 var ErrPrefillFailed = errors.New("mooncake: the prefill engine did not finish the prompt")
 
-// ReadEarlyProbe reads an answer with status 200 to an EarlyProbe: JSON, or a stream of events
-// from SGLang. knownHost is as in ReadProbe. Its errors are ErrPrefillFailed, and for
-// nixl-push those of ReadProbe. With an error it also returns the part that it could read.
+// ReadEarlyProbe reads an answer with status 200 to an EarlyProbe: JSON, or a stream of events from SGLang. knownHost is as in
+// ReadProbe. Its errors are ErrPrefillFailed, and for nixl-push those of ReadProbe. With an error it also returns the part
+// that it could read.
 //
 // If a request is aborted while an SGLang prefill engine writes its KV, the engine may answer as if nothing had happened (SGLang
-// issue 33507), but it reports fewer PromptTokens than the decode engine does. An SGLang prefill always ends with finish_reason length,
-// whatever the first token is. An aborted request of /v1/messages ends with stop_reason end_turn (0.5.23,
-// process_disagg_prefill_inflight_queue in disaggregation/prefill.py, STOP_REASON_MAP in
-// entrypoints/anthropic/serving.py).
+// issue 33507). The only sign is that it reports fewer PromptTokens than the decode engine. An SGLang prefill that was not aborted ends
+// with finish_reason length, whatever the first token is. At /v1/messages an aborted one ends with stop_reason end_turn (0.5.23,
+// process_disagg_prefill_inflight_queue in disaggregation/prefill.py, STOP_REASON_MAP in entrypoints/anthropic/serving.py).
 func (p *Profile) ReadEarlyProbe(answer []byte, knownHost func(host string) bool) (ProbeAnswer, error) {
 	if p.Connector == NIXLPush {
 		return p.ReadProbe(answer, nil, knownHost)
@@ -404,7 +401,9 @@ func (p *Profile) ReadEarlyProbe(answer []byte, knownHost func(host string) bool
 	if len(answer) > MaxProbeAnswer {
 		return a, fmt.Errorf("%w: its answer has %d bytes, more than %d", ErrPrefillFailed, len(answer), MaxProbeAnswer)
 	}
-	if trimmed := bytes.TrimSpace(answer); p.Connector != SGLang || len(trimmed) > 0 && trimmed[0] == '{' {
+	trimmed := bytes.TrimSpace(answer)
+	isJSON := p.Connector != SGLang || len(trimmed) > 0 && trimmed[0] == '{'
+	if isJSON {
 		if err := a.add(answer); err != nil {
 			return a, err
 		}
@@ -442,7 +441,7 @@ func (a *ProbeAnswer) add(part []byte) error {
 		}
 	}
 	read := members.read()
-	if len(members.stop) > 0 && !rawjson.IsNull(members.stop) && read.FinishReason != "length" {
+	if len(members.stop) > 0 && !rawjson.IsNull(members.stop) && read.FinishReason != "length" { // see ReadEarlyProbe
 		return fmt.Errorf("%w: stop_reason is not max_tokens", ErrPrefillFailed)
 	}
 	if read.PromptTokens > 0 {

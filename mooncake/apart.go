@@ -1,9 +1,9 @@
 package mooncake
 
-// Bodies of POST /inference/v1/generate (vLLM 0.32.0 and 0.33.0, GenerateRequest in
-// entrypoints/scale_out/token_in_token_out/protocol.py) and of POST /generate (SGLang 0.5.23, GenerateReqInput in
-// managers/io_struct.py) nest the sampling parameters in a member sampling_params, and name some of them differently
-// from completions. The code outside this file uses the keys of completions, and a form translates each key to its place in the body.
+// The bodies of two endpoints have the sampling parameters in a member sampling_params, and name some of them differently from
+// completions: POST /inference/v1/generate (vLLM 0.32.0 and 0.33.0, GenerateRequest in
+// entrypoints/scale_out/token_in_token_out/protocol.py) and POST /generate (SGLang 0.5.23, GenerateReqInput in managers/io_struct.py).
+// Other code uses the keys of completions, and a form translates each key to its place in the body.
 
 // forms has a form for each endpoint whose keys differ from those of completions. A body of SGLang has its prompt in text or in
 // input_ids.
@@ -32,8 +32,8 @@ func generateForm(prompt string) *form {
 	}, nil)
 }
 
-// newForm makes a form. at says where a body has the keys that differ from those of completions. inner lists the keys that do not
-// differ, but are members of sampling_params. drops says which members of sampling_params to remove; nil: none.
+// newForm makes a form. at says where a body has each key that differs from the key of a completion. inner lists the members of
+// sampling_params whose keys do not differ. drops says which members of sampling_params to remove; nil: none.
 func newForm(at map[string]place, inner []string, drops func(key string) bool) *form {
 	f := &form{at: at, words: map[place]string{}, drops: drops}
 	for _, key := range inner {
@@ -60,7 +60,9 @@ func ScanFor(ep Endpoint, raw []byte, maxDepth int) (Body, error) {
 		return Body{}, err
 	}
 	text, ok := b.Get("text")
-	if b.form, b.inner = forms[ep], &inner; ep == Generate && ok && string(text) != "null" {
+	hasText := ok && string(text) != "null"
+	b.form, b.inner = forms[ep], &inner
+	if ep == Generate && hasText {
 		b.form = textForm
 	}
 	return b, nil

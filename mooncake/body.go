@@ -10,8 +10,8 @@ import (
 )
 
 // Body is one JSON object, a client's request or an engine's answer: its text and the offsets of its top-level members. Keys are
-// unescaped ("str\u0065am" is "stream") and then compared byte for byte ("Stream" is another key), as engines
-// do. A Body points into the text from which it was scanned.
+// unescaped ("str\u0065am" is "stream") and then compared byte for byte ("Stream" is another key), as in engines. A Body points into
+// the text from which it was scanned.
 type Body struct {
 	raw     []byte
 	members []member
@@ -27,7 +27,7 @@ type member struct {
 	val, valTo int32 // its value
 }
 
-// form translates between the keys of a completion and the places of the same members in another endpoint's body.
+// form translates between the keys of a completion's body and the places of the same members in another endpoint's body.
 type form struct {
 	at    map[string]place      // from the key in a completion to the place
 	words map[place]string      // from the place to the key in a completion
@@ -157,16 +157,15 @@ func (b *Body) All() iter.Seq2[string, json.RawMessage] {
 	}
 }
 
-// usualSegments is a capacity, in segments, that is enough for most bodies.
+// usualSegments is how many segments are enough for most bodies.
 const usualSegments = 8
 
-// inlineValue is the largest value of set, in bytes, that is copied beside its key. A larger value is not copied: it becomes
-// a segment of its own.
+// inlineValue is the size in bytes of the largest value of set that is copied. A larger value becomes a segment of its own.
 const inlineValue = 128
 
-// Splice appends to dst the segments of a new body. First comes the old text, byte for byte, without the members that set
-// replaces or for whose key drop returns true. Then come the members of set. The segments point into the body and into the
-// values of set. Splice allocates only memory for dst and one buffer for the keys of set.
+// Splice appends to dst the segments of a new body: the old text, byte for byte, without the members that set replaces or for whose
+// key drop returns true, and then the members of set. The segments point into the body and into the values of set. Splice
+// allocates only memory for dst and one buffer for the keys of set.
 func (b *Body) Splice(dst [][]byte, drop func(key string) bool, set []Member) [][]byte {
 	for _, m := range b.set { // empty for most bodies
 		if !replaced(set, m.Key) && (drop == nil || !drop(m.Key)) {
@@ -200,7 +199,7 @@ func (b *Body) splice(dst [][]byte, drop func(key string) bool, set []Member) []
 		if kept {
 			start-- // with the comma before the member
 		}
-		if start != to {
+		if start != to { // a dropped member lies between
 			dst = append(dst, b.raw[from:to:to])
 			from = start
 		}
@@ -222,7 +221,7 @@ func replaced(set []Member, key string) bool {
 }
 
 // appendMembers appends the segments of the members of set. comma says that another member comes before them. A value of up to
-// inlineValue bytes is copied beside its key, and a longer one becomes a segment of its own.
+// inlineValue bytes shares a segment with its key; a longer one becomes a segment of its own.
 func appendMembers(dst [][]byte, set []Member, comma bool) [][]byte {
 	size := 0
 	for _, m := range set {
@@ -270,7 +269,7 @@ func (b *Body) Name(word string) string {
 }
 
 // find returns where to look for the member that a completion calls word: the body or its sampling_params, and the key there.
-func (b *Body) find(word string) (*Body, string) {
+func (b *Body) find(word string) (object *Body, key string) {
 	if b.form == nil {
 		return b, word
 	}
@@ -300,7 +299,7 @@ func (b *Body) word(key string, inner bool) string {
 
 // spliceForm does what Splice does, for a body with a form.
 func (b *Body) spliceForm(dst [][]byte, drop func(word string) bool, set []Member) [][]byte {
-	var params, outer []Member
+	var params, outer []Member // the members of set in sampling_params, and those beside it
 	for _, m := range set {
 		if p, ok := b.form.at[m.Key]; ok {
 			m.Key = p.key
@@ -320,6 +319,7 @@ func (b *Body) spliceForm(dst [][]byte, drop func(word string) bool, set []Membe
 			return word != "" && drop != nil && drop(word)
 		}
 	}
+	// A sampling_params that is not an object stays as it is if nothing must be set in it, and the engine refuses it.
 	if v, ok := b.Get(paramsKey); !ok || v[0] == '{' || len(params) > 0 {
 		outer = append(outer, Member{paramsKey, bytes.Join(b.inner.splice(nil, dropsIn(true), params), nil)})
 	}

@@ -46,10 +46,9 @@ type Callback struct {
 	Unknown []string        // keys that evenkeel does not know, but that hold no address
 }
 
-// ReadCallback checks a callback that came to the metaserver. It trusts nothing in the callback: all needed keys must be
-// there, its request_id must be id (see Endpoint.RequestID), all hosts must be known, and there may not be more blocks than
-// the prompt can have. An unknown key is accepted only if it looks harmless: see unknownKey. prompt and block
-// are as in MaxCallback.
+// ReadCallback checks a callback that came to the metaserver, the URL of evenkeel to which decode engines post. All needed keys must be
+// there, request_id must be id (see Endpoint.RequestID), all hosts must be known, and there may not be more blocks than the prompt can
+// have. An unknown key is accepted only if it looks harmless: see unknownKey. prompt and block are as in MaxCallback.
 func (p *Profile) ReadCallback(body []byte, id string, prompt, block int, known func(host string) bool) (Callback, error) {
 	bad := func(format string, args ...any) (Callback, error) {
 		return Callback{}, fmt.Errorf("%w: "+format, append([]any{ErrBadCallback}, args...)...)
@@ -73,13 +72,12 @@ func (p *Profile) ReadCallback(body []byte, id string, prompt, block int, known 
 	case limit > 0 && blocks > limit:
 		return bad("remote_block_ids has %d blocks in a group, and the prompt at most %d", blocks, limit)
 	}
-	callback := Callback{Empty: blocks == 0, Unknown: c.unknown}
-	if named := text(c.values[atRequestID]); named != id {
-		if callback.ShortID = len(id) > suffixLength && named == id[:len(id)-suffixLength]; !callback.ShortID {
-			return Callback{}, fmt.Errorf("%w: a request_id of %d bytes", ErrOtherRequest, len(named))
-		}
+	named := text(c.values[atRequestID])
+	isShort := len(id) > suffixLength && named == id[:len(id)-suffixLength]
+	if named != id && !isShort {
+		return Callback{}, fmt.Errorf("%w: a request_id of %d bytes", ErrOtherRequest, len(named))
 	}
-	callback.KV = bytes.Clone(bytes.TrimSpace(body))
+	callback := Callback{KV: bytes.Clone(bytes.TrimSpace(body)), Empty: blocks == 0, ShortID: isShort, Unknown: c.unknown}
 	if host, _ := hostIn(text(c.values[atHost])); known == nil || !known(host) { // checkHosts accepts a string without a host
 		return Callback{}, fmt.Errorf("%w: %s under remote_host; if it is one of yours, add it to kv_hosts of the engine's profile",
 			ErrUnknownHost, shownHost(host))
@@ -90,8 +88,8 @@ func (p *Profile) ReadCallback(body []byte, id string, prompt, block int, known 
 	return callback, nil
 }
 
-// callbackKeys lists the known members of a callback with a check of each value. The first seven (the constant needed)
-// must exist (vllm-ascend 182b75ea, mooncake_layerwise_connector.py).
+// callbackKeys lists the known members of a callback with a check of each value (vllm-ascend 182b75ea,
+// mooncake_layerwise_connector.py). The first seven must exist.
 var callbackKeys = [...]struct {
 	name string
 	ok   func(json.RawMessage) bool
@@ -121,9 +119,9 @@ const (
 	maxCount = 1 << 31 // the largest count that a callback may have
 )
 
-// actedOn lists keys that a decode engine may not send. No callback needs them, and they would make the prefill engine do
-// something other than write the KV of this request to the engine that sent the callback. vllm-ascend 182b75ea
-// reads these keys, except the last two, which vLLM 0.32.0 reads.
+// actedOn lists keys that a callback may not have. It does not need them, and with them the prefill engine would do something other
+// than write the KV of this request to the engine that sent the callback. vllm-ascend 182b75ea reads these keys, except the last
+// two, which vLLM 0.32.0 reads.
 var actedOn = []string{
 	"metaserver",               // a URL to which the engine posts
 	"do_virtual",               // the engine writes no KV
@@ -162,9 +160,8 @@ func (c *scannedCallback) add(key string, value json.RawMessage) (refused string
 	return c.unknownKey(key, value)
 }
 
-// unknownKey returns why a key that we do not know is refused; empty: it is accepted. An accepted key looks like the name of a
-// variable, so that a log may show it, and holds no address. A name that begins with '_' is refused, because engines use such
-// names for internal data in the parameters of a request.
+// unknownKey returns why an unknown key is refused; empty: it is accepted. An accepted key looks like the name of a variable, so that
+// a log may show it, and holds no address. It does not begin with '_', because engines keep internal data under such keys.
 func (c *scannedCallback) unknownKey(key string, value json.RawMessage) (refused string) {
 	address := hostCheck{plainKeys: c.plain, known: func(string) bool { return false }}
 	switch {

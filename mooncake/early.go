@@ -36,13 +36,12 @@ type KVAddress struct {
 	TPSize, PPSize, DCPSize int // 0: 1
 }
 
-// EarlyProbe appends the segments of the prefill request of a profile that is Early.
-// stream says whether the decode engine streams its answer. Only SGLang needs to know, because its prefill request must be
-// equal to its decode request except for the ranks.
+// EarlyProbe appends the segments of the prefill request of a profile that is Early. stream says whether the decode engine streams its
+// answer. Only SGLang uses it, because its prefill request must be equal to its decode request except for the ranks.
 func (p *Profile) EarlyProbe(b *Body, changes *Patch, r *Rendezvous, stream bool, dst [][]byte) [][]byte {
 	switch p.Connector {
 	case SGLang:
-		return p.roomBody(b, changes, r, stream, dst, false)
+		return p.roomBody(b, changes, r, r.PrefillRank, stream, dst)
 	case AscendLayerwise:
 		return p.probeWith(b, changes, r.Callback, dst)
 	}
@@ -52,7 +51,7 @@ func (p *Profile) EarlyProbe(b *Body, changes *Patch, r *Rendezvous, stream bool
 // EarlyDecode appends the segments of the decode request of a profile that is Early.
 func (p *Profile) EarlyDecode(b *Body, changes *Patch, r *Rendezvous, salt string, stream bool, dst [][]byte) [][]byte {
 	if p.Connector == SGLang {
-		return p.roomBody(b, changes, r, stream, dst, true)
+		return p.roomBody(b, changes, r, r.DecodeRank, stream, dst)
 	}
 	members, drop := p.answerMembers(b, changes, stream)
 	members = append(salted(b, salt, members), Member{"kv_transfer_params", changes.resume().addIDs(p.decodeParams(r))})
@@ -88,15 +87,15 @@ func (p *Profile) Nameless(e Endpoint) bool {
 	return p.Connector == SGLang && shapes[e] != nil && shapes[e].rid == ""
 }
 
-// roomBody appends the body of SGLang's prefill or decode request. The two are equal, byte for byte, except for the ranks at
-// their end, because the prefill engine also samples the first token and hands it over. The bootstrap members are as in SGLang
-// 004dcda2, sgl-model-gateway/src/routers/http/pd_router.rs; the ranks as in 0.5.23, managers/data_parallel_controller.py and
-// disaggregation/decode.py.
+// roomBody appends the body of SGLang's prefill or decode request; rank is the rank that is to run it. The two bodies are equal, byte
+// for byte, except for the ranks at their end, because the prefill engine also samples the first token. The bootstrap members are as
+// in SGLang 004dcda2, sgl-model-gateway/src/routers/http/pd_router.rs; the ranks as in 0.5.23, managers/data_parallel_controller.py
+// and disaggregation/decode.py.
 //
-// Both requests name the prefill engine's rank. Without it, a prefill rank would derive the rank from the room and compare
-// it with its own number, which is 0 in all replicas without DP attention, so it could refuse the room. Or it would first register the
-// room with its bootstrap server and do no other work meanwhile (SGLang 0.5.23, CommonKVSender in disaggregation/common/conn.py).
-func (p *Profile) roomBody(b *Body, changes *Patch, r *Rendezvous, stream bool, dst [][]byte, decode bool) [][]byte {
+// Both requests name the prefill engine's rank. Without this name, a prefill rank either derives a rank from the room and refuses the
+// room if the result is not its own number, which is 0 in all replicas without DP attention. Or it first registers the room with its
+// bootstrap server and does no other work meanwhile (SGLang 0.5.23, CommonKVSender in disaggregation/common/conn.py).
+func (p *Profile) roomBody(b *Body, changes *Patch, r *Rendezvous, rank int, stream bool, dst [][]byte) [][]byte {
 	members, drop := p.answerMembers(b, changes, stream)
 	rid := "rid"
 	if s := shapes[r.Endpoint]; s != nil {
@@ -112,11 +111,7 @@ func (p *Profile) roomBody(b *Body, changes *Patch, r *Rendezvous, stream bool, 
 			members = append(members, Member{key, strconv.AppendInt(nil, int64(n), 10)})
 		}
 	}
-	if decode {
-		addRank("routed_dp_rank", r.DecodeRank)
-	} else {
-		addRank("routed_dp_rank", r.PrefillRank)
-	}
+	addRank("routed_dp_rank", rank)
 	addRank("disagg_prefill_dp_rank", r.PrefillRank)
 	return b.Splice(dst, changes.resume().alsoDrop(drop), members)
 }

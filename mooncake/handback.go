@@ -9,13 +9,13 @@ import (
 )
 
 // ReadHandBack checks the kv_transfer_params by which a decode engine with connector nixl-pull reports that it keeps the KV of an
-// answer. tokens is how many tokens this KV has: those of the prompt and the answer without the last token. A prefill engine that gets
-// these kv_transfer_params fetches the KV (vLLM 0.33.0, request_finished and get_num_new_matched_tokens in nixl/pull_scheduler.py).
+// answer. A prefill engine that gets them with a later request fetches this KV (vLLM 0.33.0, request_finished and
+// get_num_new_matched_tokens in nixl/pull_scheduler.py). tokens is the length of the KV: the prompt and the answer without its last token.
 func (p *Profile) ReadHandBack(kv json.RawMessage, knownHost func(host string) bool) (tokens int, err error) {
 	if len(kv) > maxHandoff {
 		return 0, fmt.Errorf("%w: kv_transfer_params has %d bytes, more than %d", ErrBadHandoff, len(kv), maxHandoff)
 	}
-	if kv[0] == '{' { // of the stream it came in, only the brackets are checked; a prefill engine would refuse a request with such JSON
+	if kv[0] == '{' { // package sse has only matched the brackets, and a prefill engine would refuse a request with invalid JSON
 		if _, err := rawjson.Scan(kv, 0, nil); err != nil {
 			return 0, fmt.Errorf("%w: kv_transfer_params is not JSON: %w", ErrBadHandoff, err)
 		}

@@ -39,8 +39,8 @@ func (p *Profile) Hold(now, until time.Time) Hold {
 // HeldUntil returns the Hold of a hand-off whose hold nothing renews, or of a request without a hand-off.
 func HeldUntil(until time.Time) Hold { return Hold{until: until} }
 
-// PulledWithin returns a time after a prefill. If the first event of the answer comes within it, the right KV was pulled,
-// even if nothing renewed the hold.
+// PulledWithin returns how long after a prefill the KV is certainly kept even if nothing renews the hold. If the first event of the
+// answer comes within this time, the right KV was pulled.
 func (p *Profile) PulledWithin() time.Duration { return p.KVHoldTimeout - p.slack() }
 
 // slack is a quarter of the hold margin, the time that a decode engine has to queue a request and pull its KV.
@@ -65,15 +65,15 @@ func (k *Hold) Until(last time.Time) time.Time {
 	return until
 }
 
-// after returns the new values of until, nextSign and signsLeft if signs of life came without a gap up to last. A core that makes
-// steps sent its last heartbeat at most one heartbeat interval before each of its signs.
+// after returns the new values of until, nextSign and signsLeft if signs of life came without a gap up to last. When a core gives a
+// sign, its last heartbeat is at most one heartbeat interval old, so each sign renews the hold once signsLeft is 0.
 func (k *Hold) after(last time.Time) (until, next time.Time, left int) {
 	until, next, left = k.until, k.nextSign, k.signsLeft
 	if k.keptAfterSign == 0 {
 		return until, next, left
 	}
 	for left > 0 {
-		sign := k.begin
+		sign := k.begin // the time of the next sign that counts: signs come without a gap, so there is one at any time after begin
 		if next.After(sign) {
 			sign = next
 		}

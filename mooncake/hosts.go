@@ -15,11 +15,10 @@ import (
 // ErrUnknownHost says that a hand-off names a host that is not known as a prefill engine's.
 var ErrUnknownHost = errors.New("mooncake: the hand-off points to an unknown host")
 
-// checkHosts refuses unknown hosts, because a prefill engine that an attacker controls must
-// not send decode engines to other hosts. Connectors and versions put hosts under different keys, and an engine with several
-// nodes names a host for each. So all strings are checked, at any depth. Below a key whose name
-// means addresses, each string must be a known host, possibly with a port or as a URL. Elsewhere, a string that looks like a
-// URL or an IP address must have a known host. Keys in the profile's kv_plain_keys are not checked.
+// checkHosts refuses a hand-off with an unknown host, because a prefill engine that an attacker controls must not send decode engines
+// to other hosts. Connectors and versions put hosts under different keys, so all strings are checked, at any depth. Below a key whose
+// name means addresses, each string must be a known host, possibly with a port or as a URL. Elsewhere, a string that looks like a
+// URL or an IP address must have a known host. The values of the profile's kv_plain_keys are not checked.
 func (p *Profile) checkHosts(handoff json.RawMessage, knownHost func(string) bool) error {
 	if knownHost == nil {
 		knownHost = func(string) bool { return false }
@@ -47,7 +46,7 @@ func (w *hostCheck) checkValue(key string, raw json.RawMessage, address bool) er
 			if slices.Contains(w.plainKeys, member) {
 				continue
 			}
-			if err := w.checkText(key, member, false); err != nil {
+			if err := w.checkText(key, member, false); err != nil { // a key may be an address, too
 				return err
 			}
 			if err := w.checkValue(member, val, address || namesAddress(member)); err != nil {
@@ -93,12 +92,11 @@ func (w *hostCheck) checkText(key, s string, address bool) error {
 	return nil
 }
 
-// namesAddress says whether the name of a key means addresses: one
-// of its words is host, ip, addr or the like, as in remote_host,
+// namesAddress says whether the name of a key means addresses: one of its words is host, ip, addr or the like, as in remote_host,
 // remoteBootstrapAddr, hosts and local_ip.
 func namesAddress(key string) bool {
-	start := 0
-	word := func(end int) bool {
+	start := 0                           // where the current word begins
+	meansAddress := func(end int) bool { // says whether the word up to end does
 		if end-start < len("ip") {
 			return false
 		}
@@ -111,7 +109,7 @@ func namesAddress(key string) bool {
 		c := key[i]
 		letter := c|0x20 >= 'a' && c|0x20 <= 'z'
 		if !letter || i > start && c <= 'Z' && key[i-1] >= 'a' { // the next word of camelCase begins
-			if word(i) {
+			if meansAddress(i) {
 				return true
 			}
 			start = i
@@ -120,7 +118,7 @@ func namesAddress(key string) bool {
 			}
 		}
 	}
-	return word(len(key))
+	return meansAddress(len(key))
 }
 
 // isAddressWord says whether a word means an address. The word is singular and in lower case.
@@ -132,15 +130,15 @@ func isAddressWord(w string) bool {
 	return false
 }
 
-// hostIn returns the host in s, which may be a host, a host with a port, or a URL. written says whether
-// s looks like a URL or an IP address.
+// hostIn returns the host in s, which may be a host, a host with a port, or a URL. written says that s looks like a URL or an IP
+// address.
 func hostIn(s string) (host string, written bool) {
 	if !strings.ContainsAny(s, ".:") {
 		return s, false // a plain name, which needs no parser
 	}
-	if _, rest, ok := strings.Cut(s, "://"); ok {
+	if _, afterScheme, ok := strings.Cut(s, "://"); ok {
 		written = true
-		s = rest
+		s = afterScheme
 		if end := strings.IndexAny(s, "/?#\\"); end >= 0 {
 			s = s[:end]
 		}

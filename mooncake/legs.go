@@ -55,8 +55,8 @@ func (e Endpoint) RequestID(id string) string {
 	return "cmpl-" + id + "-0" // -0 is the index of the prompt: evenkeel sends one prompt per request
 }
 
-// Patch say how a request to an engine differs from the client's body. Nil means no changes.
-// A client's request for several choices or prompts has Patch for each answer.
+// Patch says how a request to an engine differs from the client's body. Nil means no changes. A client's request for several choices
+// or prompts becomes one request with its own Patch for each answer.
 type Patch struct {
 	Prompt     json.RawMessage // replaces "prompt"; nil: the body's own prompt stays
 	SeedOffset int             // added to the client's seed, so that the choices of one request differ
@@ -96,8 +96,8 @@ func dropOnDecode(key string) bool {
 	return key == "n" || key == "best_of" || key == "use_beam_search" || Reserved(key)
 }
 
-// dropOnProbe drops the keys that do not change the prompt. They are useless, because the one token of a probe is
-// thrown away, and a prefill engine refuses some of them or even fails.
+// dropOnProbe drops the keys that do not change the prompt. The one token of a probe is thrown away, so they have no use, and a prefill
+// engine refuses some of them or even fails.
 func dropOnProbe(key string) bool {
 	switch key {
 	case "stream_options", "min_tokens", "logprobs", "top_logprobs", "prompt_logprobs", "stop", "stop_token_ids",
@@ -122,7 +122,7 @@ var (
 )
 
 // ProbeBody appends the segments of the prefill request, which asks for one token, without a stream, and for a hand-off.
-// The prompt, and every key that changes it, are byte for byte as in DecodeBody. x is for vllm-mooncake only.
+// The prompt, and every key that changes it, are byte for byte as in DecodeBody. info is for vllm-mooncake only.
 func (p *Profile) ProbeBody(b *Body, ep Endpoint, changes *Patch, info *BootstrapInfo, dst [][]byte) [][]byte {
 	params := pullProbe
 	if changes != nil && changes.Fetch != nil {
@@ -155,10 +155,9 @@ func (p *Profile) probeWith(b *Body, changes *Patch, params json.RawMessage, dst
 	if asksForMany(b) {
 		drop = dropOnProbeButLogprobs
 	}
-	// output_mode stays, so that the prefill engine refuses an invalid value. If only the decode engine refused it, it would
-	// not pull the KV, and the prefill engine would keep the KV until its hold ends (vLLM 0.32.0,
-	// GenerateRequest in entrypoints/scale_out/token_in_token_out/protocol.py). The value derender is dropped, because with it
-	// the prefill engine would parse its one token as an answer.
+	// output_mode stays, so that the prefill engine refuses an invalid value (vLLM 0.32.0, GenerateRequest in
+	// entrypoints/scale_out/token_in_token_out/protocol.py). If only the decode engine refused it, the prefill engine would keep the KV
+	// until its hold ends. The value derender is dropped, because with it the prefill engine would parse its one token as an answer.
 	if mode, ok := b.Get("output_mode"); ok && string(mode) != `"derender"` {
 		inner := drop
 		drop = func(key string) bool { return key != "output_mode" && inner(key) }
@@ -166,10 +165,9 @@ func (p *Profile) probeWith(b *Body, changes *Patch, params json.RawMessage, dst
 	return b.Splice(dst, changes.resume().alsoDrop(drop), append(members, Member{"kv_transfer_params", params}))
 }
 
-// dropOnProbeButLogprobs does what dropOnProbe does, but keeps the number of logprobs. It is for a request for more logprobs
-// than engines allow by default (vLLM's --max-logprobs is 20). With the number, the prefill engine refuses the request before it
-// computes anything. Without it, the decode engine would refuse after the prefill and, before vLLM 0.25, not pull the KV, so that the
-// prefill engine would keep the KV until its hold ends.
+// dropOnProbeButLogprobs does what dropOnProbe does, but keeps the number of logprobs. It is for a request for more logprobs than
+// engines allow by default, so that the prefill engine refuses the request before it computes anything. Otherwise only the decode
+// engine would refuse it, after the prefill, and before vLLM 0.25 the prefill engine would keep the KV until its hold ends.
 func dropOnProbeButLogprobs(key string) bool {
 	return key != "logprobs" && key != "top_logprobs" && dropOnProbe(key)
 }
@@ -177,20 +175,21 @@ func dropOnProbeButLogprobs(key string) bool {
 // asksForMany says whether a body asks for more logprobs than engines allow by default.
 func asksForMany(b *Body) bool {
 	for _, key := range [...]string{"top_logprobs", "logprobs"} {
-		if v, ok := b.Get(key); ok && (v[0] == '-' || v[0] >= '0' && v[0] <= '9') {
-			if n, err := strconv.ParseFloat(string(v), 64); err != nil || n < 0 || n > defaultMaxLogprobs {
-				return true
-			}
+		v, ok := b.Get(key)
+		isNumber := ok && (v[0] == '-' || v[0] >= '0' && v[0] <= '9')
+		if !isNumber {
+			continue
+		}
+		if n, err := strconv.ParseFloat(string(v), 64); err != nil || n < 0 || n > defaultMaxLogprobs {
+			return true
 		}
 	}
 	return false
 }
 
-// DecodeBody appends the segments of the decode request: the client's body
-// with kv, the prefill engine's hand-off, unchanged. If stream is false, the client gets the
-// engine's own answer, so evenkeel asks for no members that the client
-// did not ask for. If kv is nil, the decode engine computes the prompt itself, which
-// the profile must allow by AllowLocalPrefill.
+// DecodeBody appends the segments of the decode request: the client's body with kv, the prefill engine's hand-off, unchanged. If
+// stream is false, the client gets the engine's own answer, so the request asks for no members that the client did not ask for.
+// If kv is nil, the decode engine computes the prompt itself, which the profile must allow by AllowLocalPrefill.
 func (p *Profile) DecodeBody(b *Body, ep Endpoint, changes *Patch, kv json.RawMessage, salt string, stream bool, dst [][]byte) [][]byte {
 	if s := shapes[ep]; s != nil {
 		return s.decode(p, b, kv, salt, stream, dst)
@@ -206,8 +205,8 @@ func (p *Profile) DecodeBody(b *Body, ep Endpoint, changes *Patch, kv json.RawMe
 	return b.Splice(dst, changes.resume().alsoDrop(drop), members)
 }
 
-// salted adds a cache_salt, so that the request does not use blocks of the decode engine's prefix cache that may be wrong.
-// If the client sent a salt, both are combined. An empty salt changes nothing.
+// salted adds a cache_salt, so that the request does not use blocks of the decode engine's prefix cache that may be wrong. If the
+// client sent a salt, the new one is made of both. An empty salt changes nothing.
 func salted(b *Body, salt string, members []Member) []Member {
 	if salt == "" {
 		return members
@@ -227,7 +226,7 @@ func salted(b *Body, salt string, members []Member) []Member {
 func (p *Profile) answerMembers(b *Body, changes *Patch, stream bool) (members []Member, drop func(key string) bool) {
 	members = changedMembers(b, changes, make([]Member, 0, 14))
 	drop = dropOnDecode
-	if beams, _ := b.Get("use_beam_search"); string(beams) == "true" { // n stays: it is the number of beams, which one engine computes
+	if beams, _ := b.Get("use_beam_search"); string(beams) == "true" { // n stays, because it is the number of beams
 		drop = Reserved
 	}
 	if !p.stopTokensSafe(b) {
@@ -265,10 +264,9 @@ func (p *Profile) tellsIDs(b *Body) bool {
 	return p.returnTokenIDs()
 }
 
-// DiscardBody appends the segments of a request whose only purpose is that a decode engine
-// pulls the KV of a hand-off, so that the prefill engine frees its blocks. At this time the blocks
-// may already have another prompt's KV. So each discard has a new salt: no other request then finds this KV
-// in the decode engine's prefix cache.
+// DiscardBody appends the segments of a request whose only purpose is that a decode engine pulls the KV of a hand-off, so that the
+// prefill engine frees its blocks. The blocks may have another prompt's KV by now. Each discard therefore needs a new salt, with which
+// no other request finds this KV in the decode engine's prefix cache.
 func (p *Profile) DiscardBody(b *Body, ep Endpoint, changes *Patch, kv json.RawMessage, salt string, dst [][]byte) [][]byte {
 	if s := shapes[ep]; s != nil {
 		return s.discard(b, changes, kv, salt, dst)
@@ -333,9 +331,8 @@ func shift(seed, offset int64) int64 {
 	return seed + offset
 }
 
-// echoes says whether the client wants the answer to begin with the prompt's text. vLLM leaves this
-// text out if the request has return_token_ids. So evenkeel does not ask for token ids then, and counts the tokens by the usage.
-// A request that continues an answer has no echo, see Resume.alsoDrop.
+// echoes says whether the client wants the answer to begin with the prompt's text. vLLM leaves this text out if the request has
+// return_token_ids, so evenkeel does not ask such a request for token ids.
 func echoes(b *Body) bool {
 	echo, ok := b.Get("echo")
 	return ok && string(echo) == "true"

@@ -37,7 +37,7 @@ const (
 	bindAlone = "alone" // to a rank that prefills and decodes; see Alone
 )
 
-// Alone returns the profile for an engine that prefills and decodes. Its connector then only says what kind of engine it is.
+// Alone returns the profile for an engine that prefills and decodes. Its connector only says what kind of engine it is.
 func (p Profile) Alone() Profile {
 	p.Bind = bindAlone
 	return p
@@ -46,7 +46,7 @@ func (p Profile) Alone() Profile {
 // Aggregated says whether Alone returned the profile: its engine prefills and decodes.
 func (p *Profile) Aggregated() bool { return p.Bind == bindAlone }
 
-// alwaysEarly lists the connectors that cannot bind late, each with the reason.
+// alwaysEarly lists the connectors with which a request must be bound to its decode rank before its prefill, each with the reason.
 var alwaysEarly = map[string]string{
 	AscendLayerwise: "its decode rank allocates blocks before the prefill starts; to choose the rank after the prefill, start the engines " +
 		"with MooncakeConnectorV1 and use " + AscendMooncakeV1,
@@ -70,8 +70,8 @@ func (p *Profile) Ascend() bool {
 	return p.Connector == AscendMooncakeV1 || p.Connector == AscendLayerwise
 }
 
-// MayGiveBack says whether a decode engine may end an answer because it lacks memory and report this only in
-// stop_reason, a member that /v1/responses and /v1/messages do not have (vLLM 0.27.1, messages_full_converter in
+// MayGiveBack says whether a decode engine may end an answer early because it lacks memory, and report this only by a stop_reason.
+// The answers of /v1/responses and /v1/messages do not show this stop_reason (vLLM 0.27.1, messages_full_converter in
 // entrypoints/anthropic/serving.py, responses_full_generator in entrypoints/openai/responses/serving.py).
 func (p *Profile) MayGiveBack() bool { return p.Ascend() && (p.GivesBack == nil || *p.GivesBack) }
 
@@ -240,8 +240,8 @@ func (p Profile) Validate() error {
 		p.refuseMeaningless(bad)
 	case p.Bind == BindArrival && p.Connector != NIXLPush:
 		bad("bind is arrival, and connector %s gets its decode rank after the prefill; only %s has the choice", p.Connector, NIXLPush)
-		fallthrough
-	default:
+	}
+	if !p.alwaysEarly() {
 		oneOf("probe_min_tokens", p.ProbeMinTokens, MinTokensOne, MinTokensOmit, MinTokensIgnoreEOS)
 	}
 	oneOf("chat_resume", p.ChatResume, chatResumes...)
@@ -361,17 +361,15 @@ func (p *Profile) VersionPath() string {
 	return ""
 }
 
-// fakeHost is the bootstrap host that makes an SGLang engine run a request without a partner. A decode
-// engine then waits for no KV, decodes on whatever its pages contain, and keeps none of it in its prefix
-// cache. SGLang itself warms up each rank in this way (0.5.23: FAKE_BOOTSTRAP_HOST in
-// disaggregation/utils.py, _is_fake_transfer in disaggregation/decode.py).
+// fakeHost is the bootstrap host that makes an SGLang engine run a request without a partner. A decode engine with such a request
+// waits for no KV, decodes on whatever its pages contain, and keeps none of it in its prefix cache. SGLang itself warms up each rank in
+// this way (0.5.23: FAKE_BOOTSTRAP_HOST in disaggregation/utils.py, _is_fake_transfer in disaggregation/decode.py).
 const fakeHost = "2.2.2.2"
 
-// Canary returns a function that makes the body of a short completion, which shows whether a rank
-// computes; nil: any completion shows it. SGLang needs a special body: without a room, an engine refuses every request, and a
-// server whose ranks are chosen by the room crashes. The body asks for two tokens, because the second token is the first that
-// a decode rank computes. SGLang's own GET /health_generate does not suffice: it asks only one rank, ends with the
-// first token, and succeeds whenever any other answer makes progress.
+// Canary returns a function that makes the body of a short completion, which shows whether a rank computes; nil: any completion shows
+// it. SGLang needs a special body: without a bootstrap_room, an engine refuses every request, and a server whose ranks are chosen by
+// the room crashes. The body asks for two tokens, because a decode rank computes only the second. SGLang's own GET /health_generate
+// does not suffice: it asks only one rank, ends with the first token, and succeeds whenever any other answer makes progress.
 func (p *Profile) Canary() func(model string, rank int) []byte {
 	if p.Connector != SGLang {
 		return nil

@@ -7,8 +7,8 @@ import (
 	"strconv"
 )
 
-// Resume says how a request continues an answer that another decode rank did not finish: the answer so far becomes a part
-// of the prompt, in the prefill and in the decode request. A nil Resume changes nothing.
+// Resume says how a request continues an answer that another decode rank did not finish. The answer so far becomes a part of the
+// prompt, both in the prefill and in the decode request. A nil Resume changes nothing.
 type Resume struct {
 	How    string          // a value of chat_resume, or ResumePrompt, or ResumeText
 	IDs    json.RawMessage // token ids of the prompt and of the answer so far; nil: Text is used instead
@@ -69,9 +69,9 @@ func (r *Resume) addIDs(kv json.RawMessage) json.RawMessage {
 func (r *Resume) idsInParams() bool { return r != nil && idKeys[r.How] != nil }
 
 // idKeys are the members of kv_transfer_params that get the token ids of prompt and answer. vLLM reads prompt_token_ids from 0.27 on
-// (renderers/online_renderer.py). vllm-ascend 0.26.0rc1 reads the other key (patch/recompute_proxy.py), which 0.27.1rc1 and 0.30.0rc2
-// no longer know. So evenkeel sends both keys to engines of vllm-ascend: each engine removes the key that it
-// knows, and the connectors ignore members that they do not know (distributed/kv_transfer/kv_p2p).
+// (renderers/online_renderer.py). vllm-ascend 0.26.0rc1 reads the other key (patch/recompute_proxy.py), but not 0.27.1rc1 and 0.30.0rc2.
+// Its engines therefore get both keys. Each engine removes the key that it knows, and the connectors ignore the other one
+// (distributed/kv_transfer/kv_p2p).
 var idKeys = map[string][]string{
 	ChatResumeVLLM:   {"prompt_token_ids"},
 	ChatResumeAscend: {"_vllm_ascend_recompute_token_ids", "prompt_token_ids"},
@@ -93,8 +93,8 @@ func (r *Resume) addLimits(b *Body, members []Member) []Member {
 	return members
 }
 
-// alsoDrop returns a function that drops the keys that inner drops, and the keys that apply only to the client's own prompt:
-// the longer prompt was truncated before, and the engine must not echo it into the answer.
+// alsoDrop returns a function that drops the keys that inner drops, and those that must not apply to the longer prompt: it was
+// truncated before, and the engine must not echo it into the answer.
 func (r *Resume) alsoDrop(inner func(string) bool) func(string) bool {
 	if r == nil {
 		return inner

@@ -2,10 +2,9 @@ package mooncake
 
 import "evenkeel/internal/rawjson"
 
-// shape says how the bodies of an endpoint differ from those of chat and completions.
-// evenkeel adds no min_tokens, stream_options or return_token_ids to bodies with a shape.
-// There are three kinds of request: a probe makes a prefill engine compute the KV; a decode request produces the answer; a discard
-// makes a decode engine pull KV that no request needs any more, so that the prefill engine frees it.
+// shape says how the bodies of an endpoint differ from those of chat and completions. Bodies with a shape get no min_tokens,
+// stream_options or return_token_ids. There are three kinds of request: a probe makes a prefill engine compute the KV; a decode
+// request produces the answer; a discard makes a decode engine pull KV that is not needed, so that the prefill engine frees it.
 type shape struct {
 	always         []Member              // members of every request
 	once           []Member              // more members of a probe or a discard; they end its answer after one token
@@ -34,9 +33,9 @@ var shapes = [Endpoints]*shape{
 			return dropOnProbe(key)
 		},
 	},
-	// The stop string "{" is for a client that demands a tool by name. vLLM parses the tool's arguments, and would fail because
-	// they are cut off after the one token of a probe. With this stop string there are no arguments to parse. Dropping tool_choice
-	// would not do, because it changes the prompt. The stop string does not, and the engine has computed the KV before it stops.
+	// The stop string "{" is for a client that demands a tool by name. vLLM parses the tool's arguments, and would fail because they
+	// are cut off after the one token of a probe. With this stop string there are no arguments to parse. tool_choice itself must stay,
+	// because it changes the prompt.
 	Messages: {
 		once:      []Member{{"max_tokens", jsonOne}, {"stop_sequences", []byte(`["{"]`)}},
 		drops:     Reserved,
@@ -44,8 +43,8 @@ var shapes = [Endpoints]*shape{
 	},
 }
 
-// thinksFor says whether a request of /v1/messages has a budget for thinking. Except for a prefill, engines refuse a budget
-// that is not below max_tokens, which is 1 in a discard.
+// thinksFor says whether a request of /v1/messages has a budget for thinking. An engine refuses a discard with such a budget, because
+// the budget must be below max_tokens, which is 1. It does not check this in a probe.
 func thinksFor(b *Body) bool {
 	thinking, _ := b.Get("thinking")
 	for key, v := range rawjson.Members(thinking) {
