@@ -29,8 +29,8 @@ var dialects = [mooncake.Endpoints]schema{
 // PromptKey is the key of the body that holds the prompt.
 func PromptKey(endpoint mooncake.Endpoint) string { return dialects[endpoint].prompt }
 
-// Lead returns the text before the prompt, for example the system message of Anthropic's API; empty: there is none. Equal prompts with
-// different leads are different prompts.
+// Lead returns the text before the prompt, for example the system message of Anthropic's API; empty: there is none. It is a part of what
+// the engines compute, so two requests with equal prompts but different leads share no KV.
 func Lead(body *mooncake.Body, endpoint mooncake.Endpoint) string {
 	lead, _ := body.Get(dialects[endpoint].lead)
 	if len(lead) == 0 || lead[0] != '[' {
@@ -47,5 +47,6 @@ func Lead(body *mooncake.Body, endpoint mooncake.Endpoint) string {
 	return text.String()
 }
 
-// billing begins a block of system text that changes with each request of Claude Code. vLLM leaves this block out of the prompt.
+// billing is the beginning of a block of system text that changes with each request of Claude Code. vLLM leaves this block out of the
+// prompt.
 const billing = `"x-anthropic-billing-header`

@@ -94,7 +94,7 @@ func (e *Error) JSON() []byte {
 
 // badRequest returns an error of status 400. param is the key at fault; empty: none is.
 func badRequest(code, param, format string, args ...any) *Error {
-	for i := range args { // texts from a client may have megabytes
+	for i := range args { // a text from a client may have megabytes
 		if s, ok := args[i].(string); ok {
 			args[i] = cut(s)
 		}

@@ -8,9 +8,8 @@ import (
 	"evenkeel/mooncake"
 )
 
-// generateRules are the rules for /generate (SGLang 0.5.23, GenerateReqInput in managers/io_struct.py). The body was read through its form
-// in package mooncake, so a member has the key that a completion has for it, such as max_tokens for max_new_tokens. ForSGLang also refuses
-// the keys in the map sglang.
+// generateRules are the rules for /generate (SGLang 0.5.23, GenerateReqInput in managers/io_struct.py). Package mooncake translates the
+// keys of the body to those of completions, such as max_new_tokens to max_tokens. ForSGLang also refuses the keys in the map sglang.
 var generateRules = map[string]rule{
 	"model":            model,
 	"prompt":           optional(promptOrList),
@@ -61,8 +60,9 @@ func promptOrList(p *parser, key string, v json.RawMessage) *Error {
 	list := rawjson.ArrayAt(v, 0)
 	list.Next() // the list is not empty
 	first := v[list.Val:rawjson.ValueEnd(v, list.Val)]
-	if p.req.Listed = !isNumber(first); p.req.Listed && p.req.Prompts == nil {
-		p.req.Prompts = []json.RawMessage{first}
+	p.req.Listed = !isNumber(first) // a list of numbers is one prompt, in token ids
+	if p.req.Listed && p.req.Prompts == nil {
+		p.req.Prompts = []json.RawMessage{first} // prompt sets Prompts only if there are several
 	}
 	return nil
 }
@@ -122,12 +122,12 @@ func NameGenerate(body *mooncake.Body, id string) []byte {
 	return []byte(id)
 }
 
-// AbortGeneratePath is the path, here and on engines, at which a client ends requests to /generate by their names. A body without a name
-// ends none (SGLang 0.5.23, abort_request in managers/tokenizer_manager.py).
+// AbortGeneratePath is the path, of evenkeel and of engines, at which a client ends requests to /generate by their rid. A body without a
+// rid ends none (SGLang 0.5.23, abort_request in managers/tokenizer_manager.py).
 const AbortGeneratePath = "/abort_request"
 
-// Aborts reads a body that asks to end requests. takes says whether a request with the given name is one of them. At AbortGeneratePath,
-// these are the request with the rid, or all requests of the caller.
+// Aborts reads a body that asks to end requests. takes says whether a request with the given name is to end. At AbortGeneratePath, the body
+// names the rid of one request, or asks to end all requests of the caller.
 func Aborts(path string, raw []byte) (takes func(name string) bool, refusal *Error) {
 	body, err := mooncake.ScanBody(raw, 0)
 	if err != nil {

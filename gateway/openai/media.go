@@ -44,8 +44,8 @@ var partTypes = []string{
 	"image_url", "input_image", "audio_url", "input_audio", "video_url", "file_url",
 }
 
-// part checks one part of a message: its type, and the source of its medium. It refuses tensors, and blanks the name by which an engine
-// would take the medium from its cache.
+// part checks one part of a message: its type, and the source of its medium. It refuses tensors, and overwrites with blanks the name by
+// which an engine would take the medium from its cache.
 func (p *parser) part(part json.RawMessage) *Error {
 	hasName, kind, media := false, "", ""
 	var unknownType *Error // returned only if no other key gives a more precise error
@@ -58,8 +58,8 @@ func (p *parser) part(part json.RawMessage) *Error {
 			if !isString(v) {
 				return wrongValue(key, v, isString, "a string")
 			}
-			// of repeated keys, a parser may take any
-			if kind = rawjson.Unquote(v); unknownType == nil && !slices.Contains(partTypes, kind) {
+			kind = rawjson.Unquote(v)
+			if unknownType == nil && !slices.Contains(partTypes, kind) { // of a repeated key each value is checked, because a parser may take any
 				unknownType = badRequest(CodeUnsupported, key, "a part of type %q is not supported", shorten(kind))
 			}
 		case "image_url", "audio_url", "video_url", "file_url":
@@ -95,15 +95,15 @@ func (p *parser) part(part json.RawMessage) *Error {
 		return badRequest(CodeMissing, kind, "the part has no %q; send the medium itself", kind)
 	}
 	if hasName {
-		// vLLM finds a medium in its cache by this name alone, whichever client gave it: a
-		// client could name the medium of another client. Without a name, vLLM uses the content.
+		// vLLM finds a medium in its cache by this name alone, so a client could name the medium of another client. Without a name,
+		// vLLM uses the content.
 		rawjson.Blank(part, func(key string) bool { return key == "uuid" })
 	}
 	return nil
 }
 
-// media checks a medium's URL, which is the value itself or in an object. With any other value, the engine would fail, or use a medium from
-// its cache.
+// media checks a medium's URL. The value is the URL itself, or an object with the member url. With any other value, the engine would fail,
+// or use a medium from its cache.
 func (p *parser) media(key string, v json.RawMessage) *Error {
 	if isString(v) { // the short form
 		return p.mediaURL(key, v)

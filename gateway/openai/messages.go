@@ -2,6 +2,7 @@ package openai
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"math"
@@ -170,14 +171,14 @@ var countRules = map[string]rule{
 	"chat_template_kwargs": chatTemplateArgs,
 }
 
-// ParseCount is ParsePassed for requests that count the tokens of a message.
+// ParseCount does what ParsePassed does, for requests that count the tokens of a message.
 func ParseCount(raw []byte, limits Limits) (*Request, *Error) {
 	return parsePassed(raw, limits, mooncake.Messages, countRules)
 }
 
-// In returns the body of the error in the shape of the API at the path: Anthropic's for messages, otherwise OpenAI's. An engine's own error
-// is returned unchanged if it has that shape. Some errors have another shape: vLLM answers in OpenAI's shape to a body of
-// wrong types, and an engine without the endpoint answers in neither shape.
+// In returns the body of the error in the shape of the API at the path: Anthropic's for messages, otherwise OpenAI's. At a path of
+// Anthropic's API, an engine's own error is returned unchanged only if it has Anthropic's shape. vLLM answers in OpenAI's shape to a body
+// of wrong types, and an engine without the endpoint answers in neither.
 func (e *Error) In(path string) []byte {
 	if !Anthropics(path) {
 		return e.JSON()
@@ -240,12 +241,8 @@ func Anthropics(path string) bool { return path == mooncake.Messages.Path() || p
 
 // TypeIn returns the type of the error in the API at the path.
 func (e *Error) TypeIn(path string) string {
-	switch {
-	case Anthropics(path):
-	case e.Type != "":
-		return e.Type
-	default:
-		return typeOfStatus(e.Status)
+	if !Anthropics(path) {
+		return cmp.Or(e.Type, typeOfStatus(e.Status))
 	}
 	switch e.Status {
 	case http.StatusUnauthorized:

@@ -31,7 +31,7 @@ func ParsePassed(raw []byte, limits Limits) (*Request, *Error) {
 	return parsePassed(raw, limits, mooncake.Chat, passedRules)
 }
 
-// parsePassed is ParsePassed with these rules, for a body whose messages have the form of those at endpoint.
+// parsePassed does what ParsePassed does, with these rules, for a body whose messages look like those of endpoint.
 func parsePassed(raw []byte, limits Limits, endpoint mooncake.Endpoint, rules map[string]rule) (*Request, *Error) {
 	body, err := mooncake.ScanBody(raw, limits.MaxDepth)
 	if err != nil {
@@ -77,8 +77,8 @@ func (p *parser) requireModel() *Error {
 	return nil
 }
 
-// mediaIn checks all media in the value of the key path, because the engine would fetch them from inside the cluster's network. A plugin of
-// the engine may also fetch URLs under the key data.
+// mediaIn checks all media in the value v, because the engine would fetch them from inside the cluster's network. path is the key of v. A
+// plugin of the engine may also fetch URLs under the key data.
 func (p *parser) mediaIn(path string, v json.RawMessage) *Error {
 	if _, refusal := p.mediaInValue(v, 0, path == "data"); refusal != nil {
 		return refusal.under(shorten(path))
@@ -86,8 +86,8 @@ func (p *parser) mediaIn(path string, v json.RawMessage) *Error {
 	return nil
 }
 
-// mediaInValue checks the media in the value that begins at byte i of b, and returns the position after it. So each byte is read once, at
-// whatever depth. data is true if the value is under the key data.
+// mediaInValue checks the media in the value that begins at byte i of b, and returns the position after it, so that each byte is read only
+// once. data is true if the value is under the key data.
 func (p *parser) mediaInValue(b json.RawMessage, i int, data bool) (end int, refusal *Error) {
 	switch {
 	case b[i] == '{':
@@ -112,7 +112,8 @@ func (p *parser) mediaInValue(b json.RawMessage, i int, data bool) (end int, ref
 	return end, refusal
 }
 
-// mediaInObject is mediaInValue for an object. The object may itself be a part with a medium, and its members may contain such parts.
+// mediaInObject does what mediaInValue does, for an object. The object may itself be a part with a medium, and its members may contain such
+// parts.
 func (p *parser) mediaInObject(b json.RawMessage, i int, data bool) (end int, refusal *Error) {
 	object, isPart := rawjson.ObjectAt(b, i), false
 	for object.Next() {
@@ -126,7 +127,7 @@ func (p *parser) mediaInObject(b json.RawMessage, i int, data bool) (end int, re
 		case key == "type" && isString(v):
 			kind := rawjson.Unquote(v)
 			isPart = isPart || mediaKeys[kind] || kind == "input_image"
-		case data && strings.HasSuffix(key, "data_format") && !isNull(v):
+		case data && strings.HasSuffix(key, "data_format") && !isNull(v): // how the plugin is to read, or to write, the data
 			if !isString(v) || !slices.Contains(dataFormats, rawjson.Unquote(v)) {
 				return 0, badRequest(CodeUnsupported, shorten(key), "%q must be one of %s", shorten(key), strings.Join(dataFormats, ", "))
 			}
@@ -234,8 +235,7 @@ func (p *parser) field(part *multipart.Part, seen map[string]bool) *Error {
 	return nil
 }
 
-// plainHeaders refuses headers of a field that parsers may read differently: if a header
-// comes twice, some parsers take the first and others the last.
+// plainHeaders refuses headers of a field that parsers may read differently: unusual headers, and a header that comes twice.
 func plainHeaders(headers map[string][]string) *Error {
 	for name, values := range headers {
 		switch {

@@ -51,7 +51,7 @@ type Request struct {
 	MaxTokens    int               // 0: not given
 	MaxTokensKey string            // the key that MaxTokens came from; empty: not given
 	Limit        int               // tokens of the answer: MaxTokens, or the engines' default; 0: only the context limits it
-	Passthrough  bool              // the engine must not stream, because its stream lacks parts of the answer, or has them in another form
+	Passthrough  bool              // the engine must not stream: its stream lacks parts of the answer, or has them in another form
 	PromptRows   bool              // vLLM must compute logprobs of the prompt's tokens for the request, even if the answer shows none
 	Beams        int               // beams of a beam search; 0: there is none
 	PrefillOnly  bool              // a prefill engine alone answers it, because the answer has at most one token
@@ -61,14 +61,15 @@ type Request struct {
 	PromptTokens int               // exact if the prompts are token ids without media; else 0
 }
 
-// A SubRequest is a request for a single answer. A client's request for several is split into Parts.
+// A SubRequest is the part of a client's request that asks for one of its answers.
 type SubRequest struct {
 	mooncake.Patch
 	Choice int // index of its answer: prompt * n + sample
 	Prompt int // index of its prompt; usage counts the tokens of each prompt once
 }
 
-// Parts returns the parts in the order of their choices. The only part of a plain request changes nothing in the body.
+// Parts splits the request into one part for each answer, in the order of their choices. If there is one answer, its part changes nothing
+// in the body.
 func (r *Request) Parts() []SubRequest {
 	prompts := max(1, len(r.Prompts))
 	parts := make([]SubRequest, 0, prompts*r.N)
@@ -96,7 +97,7 @@ func Parse(endpoint mooncake.Endpoint, raw []byte, limits Limits) (*Request, *Er
 	for key, v := range body.All() {
 		rule, ok := d.rules[key]
 		if !ok && !mooncake.Reserved(key) {
-			continue
+			continue // only the engines use it
 		}
 		if body.Count(key) > 1 { // engines take the last value, some other parsers the first
 			return nil, badRequest(CodeDuplicateKey, key, "the key %q appears more than once; send it once", key).asCalled(&body, key)
@@ -113,7 +114,7 @@ func Parse(endpoint mooncake.Endpoint, raw []byte, limits Limits) (*Request, *Er
 	return p.req, nil
 }
 
-// parser holds what the rules have read of a request, for the request itself and for other rules.
+// parser holds the request that the rules fill in, and values that they have read for checkTogether.
 type parser struct {
 	limits Limits
 	req    *Request
@@ -135,6 +136,22 @@ type parser struct {
 // the context limits the answer.
 const DefaultCompletionTokens = 16
 
+// setLimit sets MaxTokens, MaxTokensKey and Limit of the request by the keys that were read.
+func (p *parser) setLimit() {
+	req := p.req
+	req.MaxTokens, req.MaxTokensKey = p.maxTokens, dialects[req.Endpoint].length
+	if req.Endpoint == mooncake.Chat && p.maxCompletionTokens > 0 {
+		req.MaxTokens, req.MaxTokensKey = p.maxCompletionTokens, "max_completion_tokens"
+	}
+	req.Limit = req.MaxTokens
+	if req.MaxTokens == 0 {
+		req.MaxTokensKey = ""
+		if req.Endpoint == mooncake.Completions && req.Body.Count("max_tokens") == 0 {
+			req.Limit = DefaultCompletionTokens
+		}
+	}
+}
+
 // checkTogether checks conditions between several keys, after all of them were read, and completes the request.
 func (p *parser) checkTogether() *Error {
 	req, d := p.req, &dialects[p.req.Endpoint]
@@ -151,17 +168,7 @@ func (p *parser) checkTogether() *Error {
 	if req.TopLogprobs != 0 && !p.logprobs && req.Endpoint != mooncake.Responses && req.Endpoint != mooncake.Generate {
 		return badRequest(CodeInvalidValue, "top_logprobs", "\"top_logprobs\" needs \"logprobs\" to be true")
 	}
-	req.MaxTokens, req.MaxTokensKey = p.maxTokens, d.length
-	if req.Endpoint == mooncake.Chat && p.maxCompletionTokens > 0 {
-		req.MaxTokens, req.MaxTokensKey = p.maxCompletionTokens, "max_completion_tokens"
-	}
-	req.Limit = req.MaxTokens
-	if req.MaxTokens == 0 {
-		req.MaxTokensKey = ""
-		if req.Endpoint == mooncake.Completions && req.Body.Count("max_tokens") == 0 {
-			req.Limit = DefaultCompletionTokens
-		}
-	}
+	p.setLimit()
 	if d.check != nil {
 		if refusal := d.check(p); refusal != nil {
 			return refusal
@@ -192,9 +199,9 @@ func (p *parser) checkTogether() *Error {
 		}
 		req.Beams, req.N = req.N, 1 // one engine computes all beams
 	}
-	// With each of these features, the engine's stream lacks parts of the answer, or has them in another form.
-	req.Passthrough = !req.Stream && (req.PromptRows || p.beams || p.derender || !req.Endpoint.Assembles() || HasTools(&req.Body) ||
-		asksBeside(&req.Body))
+	if !req.Stream { // evenkeel joins an answer in one piece from a stream, unless one of these features is used
+		req.Passthrough = req.PromptRows || p.beams || p.derender || !req.Endpoint.Assembles() || HasTools(&req.Body) || asksBeside(&req.Body)
+	}
 	tools, _ := req.Body.Get("tools")
 	req.PromptBytes += len(tools) - p.mediaBytes // engines render the tools into the prompt, but inline media are no text
 	return nil

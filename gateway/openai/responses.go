@@ -84,8 +84,8 @@ func instructions(p *parser, key string, v json.RawMessage) *Error {
 	return nil
 }
 
-// responseTools refuses tools that an engine would run itself. Such an engine generates a second time, with the result of the tool, and
-// would then use the same hand-off twice.
+// responseTools refuses tools that an engine would run itself. After running a tool, the engine generates again, and would use the same
+// hand-off a second time.
 func responseTools(_ *parser, key string, v json.RawMessage) *Error {
 	if !isArray(v) {
 		return wrongValue(key, v, isArray, "a list of tools")
@@ -108,14 +108,14 @@ func responseTools(_ *parser, key string, v json.RawMessage) *Error {
 	return refusal
 }
 
-// eachObject calls check for each element of a list, and counts them. Each element must be an object. In error messages, path
-// names the element, and what is the description of a correct element.
-func eachObject(key string, list json.RawMessage, what string, check func(path string, item json.RawMessage) *Error) (n int,
+// eachObject calls check for each element of a list, and counts the elements. Each must be an object. path names the element in error
+// messages, and want describes a correct element.
+func eachObject(key string, list json.RawMessage, want string, check func(path string, item json.RawMessage) *Error) (n int,
 	refusal *Error) {
 	for item := range rawjson.Elements(list) {
 		at := fmt.Sprintf("%s[%d]", key, n)
 		if n++; !isObject(item) {
-			return n, wrongValue(at, item, isObject, what)
+			return n, wrongValue(at, item, isObject, want)
 		}
 		if refusal := check(at, item); refusal != nil {
 			return n, refusal

@@ -7,11 +7,11 @@ import (
 	"evenkeel/mooncake"
 )
 
-// Unresumable says whether an engine could not continue the answer to a request in its middle, because the request has a grammar, a
-// thinking budget, a stop string that may begin before that point, or media that the token ids of the prompt do not contain.
+// Unresumable says whether another engine could not continue the answer to this request after an interruption. This is so if the request
+// has a grammar, a thinking budget, a stop string, which may begin before the interruption, or media, which token ids do not contain.
 func Unresumable(body *mooncake.Body, endpoint mooncake.Endpoint) bool {
 	if !endpoint.GoesOn() {
-		return true // events at these endpoints number the parts of the answer, or the last event repeats the whole answer
+		return true // the events number the parts of the answer, or the last event repeats the whole answer
 	}
 	for key, v := range body.All() {
 		if isNull(v) {
@@ -55,9 +55,9 @@ func Unresumable(body *mooncake.Body, endpoint mooncake.Endpoint) bool {
 	return false
 }
 
-// HasTools tells whether a chat offers tools. Templates then render an assistant's message differently than it was generated. And
-// engines parse tool calls in a whole text differently than in a stream: if max_tokens cuts a call, vLLM streams the
-// part that there is, but returns it as text in an answer in one piece (0.32, 0.33).
+// HasTools says whether a chat offers tools. If so, templates render an assistant's message differently than it was generated. Engines also
+// parse tool calls in a whole text differently than in a stream: if max_tokens cuts a call off, vLLM streams the beginning of the call,
+// but returns it as text in an answer in one piece (0.32, 0.33).
 func HasTools(body *mooncake.Body) bool {
 	v, ok := body.Get("tools")
 	return ok && !isNull(v) && string(v) != "[]"
@@ -68,21 +68,21 @@ func HasTools(body *mooncake.Body) bool {
 // entrypoints/openai/serving_chat.py). Token ids are in both, so a request for them does not count.
 func asksBeside(body *mooncake.Body) bool {
 	for key, v := range body.All() {
-		if strings.HasPrefix(key, "return_") && key != "return_token_ids" && key != "return_tokens_as_token_ids" && !isNull(v) &&
-			string(v) != "false" {
+		isOn := !isNull(v) && string(v) != "false"
+		if isOn && strings.HasPrefix(key, "return_") && key != "return_token_ids" && key != "return_tokens_as_token_ids" {
 			return true
 		}
 	}
 	return false
 }
 
-// HasLogprobs tells whether a request asks for the probabilities of the tokens of its answer.
+// HasLogprobs says whether a request asks for the probabilities of the tokens of its answer.
 func HasLogprobs(body *mooncake.Body) bool {
 	v, ok := body.Get("logprobs")
 	return ok && !isNull(v) && string(v) != "false"
 }
 
-// Echoes tells whether the answer begins with the prompt.
+// Echoes says whether the answer begins with the prompt.
 func Echoes(body *mooncake.Body) bool {
 	v, _ := body.Get("echo")
 	return string(v) == "true"

@@ -13,9 +13,9 @@ import (
 // A rule checks the value v of a key, and stores in p what later steps need. It returns an error if the value is refused, else nil.
 type rule func(p *parser, key string, v json.RawMessage) *Error
 
-// rules has every key that evenkeel acts on: keys that it sets or drops in a request to an engine, and keys that only the decode engine
-// would see and refuse, after a whole prefill. Reserved keys without a rule are dropped, whatever their value. All other keys are left to
-// the engines.
+// rules has the keys of chat and completions that evenkeel checks: keys that it sets or drops in a request to an engine, and keys that
+// only the decode engine would refuse, after a whole prefill. A nil rule only forbids to repeat the key. Reserved keys without a rule are
+// dropped, whatever their value. All other keys are left to the engines.
 var rules = map[string]rule{
 	"model":    model,
 	"messages": only(mooncake.Chat, (*parser).messages),
@@ -63,7 +63,8 @@ var rules = map[string]rule{
 // maxTokens stores the limit of the answer. With echo, a completion may ask for 0 tokens, to get only the prompt.
 func maxTokens(p *parser, key string, v json.RawMessage) *Error {
 	echo, _ := p.req.Body.Get("echo")
-	if _, zero := integer(v, 0, 0); zero && p.req.Endpoint == mooncake.Completions && string(echo) == "true" {
+	_, isZero := integer(v, 0, 0)
+	if isZero && p.req.Endpoint == mooncake.Completions && string(echo) == "true" {
 		p.req.Body.Set(key, []byte("0")) // the client may have written 0.0 or 0e0
 		p.maxTokens = 1                  // an engine still computes one token, but does not send it
 		return nil
@@ -137,8 +138,8 @@ func integers(lo, hi int64, note func(*parser, int)) rule {
 	})
 }
 
-// integerIn describes an integer from lo to hi, for error messages. math.MinInt64 as lo stands for any integer, math.MaxInt32 as hi for no
-// bound in practice. lo == hi is the default of a key for which nothing else is allowed.
+// integerIn describes an integer from lo to hi, for error messages. If lo equals hi, only this value is allowed, which is the default of
+// the key. math.MinInt64 as lo allows any integer, and math.MaxInt32 as hi stands for no upper bound.
 func integerIn(lo, hi int64) string {
 	switch {
 	case lo == hi:
@@ -196,8 +197,8 @@ func stringList(most func(Limits) int, alone bool) rule {
 	})
 }
 
-// stopStrings makes the rule for stop strings. A prefill request has no stop strings. Without the rule, only the decode engine would refuse
-// too many of them, after a whole prefill. If alone is true, the value may be one string.
+// stopStrings makes the rule for stop strings. A prefill request has none, so without the rule only the decode engine would refuse too many
+// of them, after a whole prefill. If alone is true, the value may also be one string.
 func stopStrings(alone bool) rule {
 	return stringList(func(l Limits) int { return l.StopStrings }, alone)
 }

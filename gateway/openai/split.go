@@ -2,8 +2,8 @@ package openai
 
 import "evenkeel/mooncake"
 
-// Split refuses requests that cannot be split between a prefill and a decode engine. recompute says that a decode engine computes the
-// prompt again if its logprobs are wanted. If the answer has at most one token, a prefill engine may answer alone.
+// Split refuses a request that cannot be split between a prefill and a decode engine, and sets PrefillOnly. recompute says that the decode
+// engine computes the prompt again if the request asks for logprobs of the prompt's tokens.
 func (r *Request) Split(recompute bool) *Error {
 	switch {
 	case r.Beams > 0:

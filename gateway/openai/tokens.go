@@ -104,8 +104,8 @@ func contentParts(p *parser, key string, v json.RawMessage) *Error {
 	return refusal
 }
 
-// outputMode stores whether the client wants derender (vLLM 0.33.0): engines then parse the answer after all of it is generated, so it is
-// never streamed.
+// outputMode stores whether the client wants the mode derender (vLLM 0.33.0), in which engines parse the answer once all of it is
+// generated. Such an answer is never streamed.
 func outputMode(p *parser, key string, v json.RawMessage) *Error {
 	if !isString(v) {
 		return wrongValue(key, v, isString, "tokens, text or derender")
@@ -122,7 +122,7 @@ func (p *parser) tokensTogether() *Error {
 	if HasMedia(&p.req.Body, mooncake.Tokens) {
 		p.req.PromptTokens = 0 // engines replace each medium by more tokens
 	}
-	if p.req.Stream && p.promptLogprobs {
+	if p.req.Stream && p.promptLogprobs { // a stream has no place for them
 		if scores, ok := p.req.Body.Get("prompt_logprob_token_ids"); ok && !isNull(scores) {
 			return badRequest(CodeInvalidValue, "prompt_logprob_token_ids",
 				"\"prompt_logprob_token_ids\" is not available in a stream; send \"stream\": false")
@@ -136,9 +136,9 @@ func (p *parser) tokensTogether() *Error {
 	return nil
 }
 
-// NameTokens returns the request_id of an answer to /inference/v1/generate, by which clients abort requests. As in vLLM it comes from
-// header (X-Request-Id), else from the body, else it is own, the id that evenkeel gave (0.32.0, _base_request_id in
-// entrypoints/serve/engine/serving.py).
+// NameTokens returns the request_id of an answer to /inference/v1/generate, by which clients abort requests. It is made from header, the
+// client's X-Request-Id, else from the request_id in the body, else from own, the id that evenkeel gave the request. vLLM does the same
+// (0.32.0, _base_request_id in entrypoints/serve/engine/serving.py).
 func NameTokens(body *mooncake.Body, header, own string) []byte {
 	requestID, _ := body.Get("request_id")
 	switch {
@@ -150,11 +150,11 @@ func NameTokens(body *mooncake.Body, header, own string) []byte {
 	return []byte("generate-tokens-" + own)
 }
 
-// longestName bounds a client's name of a request in bytes, with its quotes. A longer name is replaced by our own; in a list, it is
-// refused.
+// longestName bounds the name that a client gives to a request, in bytes, with its quotes. A longer name is replaced by evenkeel's own. In
+// a list of names it is refused.
 const longestName = 256
 
-// AbortTokensPath is the path, here and on engines, at which a client ends requests to /inference/v1/generate by their names.
+// AbortTokensPath is the path, of evenkeel and of engines, at which a client ends requests to /inference/v1/generate by their names.
 const AbortTokensPath = "/inference/v1/abort_requests"
 
 // mostAborts bounds the names in one request to end others. Each name takes several times the memory that it has in the body.

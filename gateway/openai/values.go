@@ -32,8 +32,8 @@ func isPlain(v json.RawMessage) bool {
 	return true
 }
 
-// digitsOf returns a whole number exactly, with digits only. ok is false if v is not a whole number. If v does not fit into 64 bits,
-// neither does the result, which may lack some zeros.
+// digitsOf writes a whole number such as 1.0, 1e3 or -20 with digits only. ok is false if v is not a whole number. If v does not fit into
+// 64 bits, the result does not either, but it may lack some zeros.
 func digitsOf(v json.RawMessage) (text string, ok bool) {
 	if isPlain(v) {
 		return string(v), true
@@ -42,13 +42,13 @@ func digitsOf(v json.RawMessage) (text string, ok bool) {
 		return "", false
 	}
 	const most = 20 // digits, beyond 64 bits
-	sign, rest := "", string(v)
-	if rest[0] == '-' {
-		sign, rest = "-", rest[1:]
+	sign, unsigned := "", string(v)
+	if unsigned[0] == '-' {
+		sign, unsigned = "-", unsigned[1:]
 	}
-	mantissa, power, exp := rest, "", 0
-	if at := strings.IndexAny(rest, "eE"); at >= 0 {
-		mantissa, power = rest[:at], rest[at+1:]
+	mantissa, power, exp := unsigned, "", 0
+	if at := strings.IndexAny(unsigned, "eE"); at >= 0 {
+		mantissa, power = unsigned[:at], unsigned[at+1:]
 	}
 	whole, fraction, _ := strings.Cut(mantissa, ".")
 	fraction = strings.TrimRight(fraction, "0")
@@ -65,8 +65,8 @@ func digitsOf(v json.RawMessage) (text string, ok bool) {
 			}
 		}
 	}
-	zeros := exp - len(fraction) // zeros to add behind digits; below 0: so many digits are behind the decimal point
-	if zeros < 0 {
+	zeros := exp - len(fraction) // zeros to append to digits; below 0: so many digits are behind the decimal point
+	if zeros < 0 {               // these digits must all be 0
 		cut := len(digits) + zeros
 		if cut < 1 || strings.Trim(digits[cut:], "0") != "" {
 			return "", false
@@ -98,8 +98,8 @@ func integer(v json.RawMessage, lo, hi int64) (int64, bool) {
 	return n, err == nil && n >= lo && n <= hi
 }
 
-// writePlain overwrites the whole number v, whose value is n, with its digits, in place, because not every engine accepts 1.0 and 1e0 as
-// integers. ok is false if the digits do not fit into v.
+// writePlain overwrites v, a text of the whole number n, with the digits of n and blanks, because not every engine accepts 1.0 or 1e0 as an
+// integer. ok is false if the digits need more room than v has.
 func writePlain(v json.RawMessage, n int64) (ok bool) {
 	if isPlain(v) {
 		return true
