@@ -14,15 +14,14 @@ import (
 	"go.uber.org/zap"
 )
 
-// ErrUnfinished is passed to the end function of NewBodyStream if the source was not read to its end: the client left, or wanted only the
+// ErrUnfinished is passed to the function end of NewBodyStream if the source was not read to its end: the client left, or wanted only the
 // head.
 var ErrUnfinished = errors.New("edge: the client left before the answer's end")
 
-// BodyStream is the body of a streamed answer, which fasthttp reads. fasthttp writes and flushes one chunk per Read, on the goroutine of
-// the connection. So a slow client slows the source down, and no other goroutine or pipe is needed.
+// BodyStream is the body of a streamed answer, which fasthttp reads. After each Read, fasthttp writes one chunk to the client, on the
+// goroutine of the connection. A slow client therefore slows the source down, without another goroutine or a pipe.
 //
-// fasthttp reads 4 KiB at a time. If the source has more, BodyStream writes to the connection itself: one chunk of up to 64 KiB, from a
-// buffer that it holds only for this write.
+// fasthttp reads 4 KiB at a time. If the source has more, BodyStream writes one chunk of up to 64 KiB to the connection itself.
 //
 // A Read that fails with an error other than io.EOF ends the connection without the last chunk, so that the client sees that the answer is
 // cut off.
@@ -35,16 +34,16 @@ type BodyStream struct {
 	log      *zap.Logger
 	conn     io.Writer // the client's connection, for large chunks; nil: fasthttp writes all chunks
 	headConn *headConn // joins the last pieces of the answer into one write; nil: each piece is a write of its own
-	head     bool      // the head of the answer is written, so chunks may be written to conn
+	head     bool      // the head of the answer is written, or fasthttp writes it before it reads; only then chunks may be written to conn
 	keep     *KeepAlive
 	err      error // why reading from src ended; nil: it goes on
 	once     sync.Once
 }
 
 // NewBodyStream returns a BodyStream of src. src may have three more methods. Pending() int returns how many bytes Read returns without
-// waiting. Ended() bool says whether those bytes are the last ones. Torn() bool says whether the client has only a part of an event:
-// until the rest is sent, the client gets no comments. end is called exactly once, when fasthttp has finished the answer or given it up.
-// Its err is nil after io.EOF, the error of src, an error about its panic, or ErrUnfinished.
+// waiting. Ended() bool says whether those bytes are the last ones. Torn() bool says whether the client has only a part of an event; until
+// it has the whole event, it gets no comments. end is called exactly once, when fasthttp has finished the answer or given it up. Its err is
+// nil after io.EOF, and otherwise the error of src, an error about a panic of src, or ErrUnfinished.
 func NewBodyStream(src io.Reader, end func(err error), log *zap.Logger) *BodyStream {
 	p := &BodyStream{src: src, end: end, log: log}
 	p.ahead, _ = src.(interface{ Pending() int })
@@ -62,7 +61,7 @@ func (p *BodyStream) pending() int {
 
 func (p *BodyStream) ended() bool { return p.ends != nil && p.ends.Ended() }
 
-// Answer makes p the body of ctx's answer.
+// Answer makes p the body of ctx's answer. It returns at once, except for the clients of writePlain.
 func (p *BodyStream) Answer(ctx *fasthttp.RequestCtx) {
 	h, opened := headConnOf(ctx), EndWait(ctx)
 	if h != nil {
@@ -84,10 +83,10 @@ func (p *BodyStream) Answer(ctx *fasthttp.RequestCtx) {
 func (p *BodyStream) writePlain(ctx *fasthttp.RequestCtx, opened bool) {
 	defer func() { _ = p.Close() }()
 	conn, h, plain := ctx.Conn(), headConnOf(ctx), !ctx.Request.Header.IsHTTP11()
-	again := false
+	reuse := false                // the connection serves another request after this answer
 	ctx.HijackSetNoResponse(true) // fasthttp would write chunks, or a second head
-	ctx.Hijack(func(net.Conn) {
-		if again {
+	ctx.Hijack(func(net.Conn) {   // fasthttp calls this when the handler has returned
+		if reuse {
 			go h.again().serve()
 			return
 		}
@@ -118,7 +117,8 @@ func (p *BodyStream) writePlain(ctx *fasthttp.RequestCtx, opened bool) {
 		}
 	}
 	whole := p.err == io.EOF //nolint:errorlint // as Close compares
-	if again = whole && opened && !p.keep.closes; whole {
+	reuse = whole && opened && !p.keep.closes
+	if whole {
 		return
 	}
 	if c, ok := ConnOf(ctx); ok {
@@ -157,7 +157,8 @@ func (p *BodyStream) Read(b []byte) (n int, err error) {
 		}
 	}
 	n, err = p.src.Read(b)
-	if p.headConn != nil && (err == io.EOF || err == nil && p.pending() == 0 && p.ended()) { //nolint:errorlint // as fasthttp compares
+	isLast := err == io.EOF || err == nil && p.pending() == 0 && p.ended() //nolint:errorlint // as fasthttp compares
+	if isLast && p.headConn != nil {
 		p.headConn.hold()
 	}
 	switch {
@@ -212,8 +213,8 @@ func (p *BodyStream) Close() error {
 	return nil
 }
 
-// complete has the bytes written that headConn holds. After io.EOF, they go out together with the end of the answer, which fasthttp writes
-// next. After an error, they go out at once.
+// complete makes headConn send the bytes that it holds: after io.EOF together with the end of the answer, which fasthttp writes next, and
+// after an error at once.
 func (p *BodyStream) complete() {
 	switch {
 	case p.headConn == nil || p.headConn.held == nil:

@@ -10,7 +10,7 @@ import (
 
 const (
 	maxChunkLine = 256      // bytes of a line with a chunk's size and its extensions
-	maxFraming   = 16 << 10 // bytes of such lines that a body may have beyond 16 per chunk and two per byte of data
+	maxFraming   = 16 << 10 // bytes of such lines that a body may have beyond 16 per chunk and 2 per byte of data, as in net/http
 )
 
 // errChunked says what is wrong with the framing of a chunked body.
@@ -20,7 +20,7 @@ func (e errChunked) Error() string { return "edge: " + string(e) }
 
 // readChunks reads a chunked body and its trailer. It is as strict as parseHead: framing that two parsers may read differently is refused.
 func (u *upload) readChunks(br *bufio.Reader) error {
-	framing := 0
+	framing := 0 // see maxFraming
 	for {
 		line, err := chunkLine(br, maxChunkLine)
 		if err != nil {
@@ -33,7 +33,6 @@ func (u *upload) readChunks(br *bufio.Reader) error {
 		if size == 0 {
 			return readTrailer(br)
 		}
-		// 16 bytes per chunk and two per byte of data are allowed, as in net/http.
 		if framing = max(0, framing+len(line)-16-2*size); framing > maxFraming {
 			return errChunked("the chunks have more framing than data")
 		}
@@ -90,12 +89,12 @@ func chunkSize(line []byte) (int, error) {
 // readTrailer reads the fields after the last chunk and drops them. It refuses fields that frame, route or authorise a request, because
 // another proxy may treat them as part of the head.
 func readTrailer(br *bufio.Reader) error {
-	for all := 0; ; {
+	for size := 0; ; {
 		line, err := chunkLine(br, br.Size())
 		if err != nil || len(line) == 0 {
 			return err
 		}
-		if all += len(line) + 2; all > br.Size() {
+		if size += len(line) + len("\r\n"); size > br.Size() {
 			return errChunked("the trailer is too long")
 		}
 		name, why := fieldName(line)

@@ -41,11 +41,11 @@ func (d *CloseNotifier) Left() bool {
 func (d *CloseNotifier) GoneAt() time.Time { return d.goneAt }
 
 // OnGone sets f as the callback that runs when the client leaves, in place of the one set before. If the client has left already, f runs at
-// once. f closes the connection to the engine. It runs under the lock of the CloseNotifier, usually on the goroutine that watches all
-// connections, so it must not block and must not call a method of this CloseNotifier.
+// once. It runs under the lock of the CloseNotifier, usually on the goroutine that watches all connections, so it must not block and must
+// not call a method of this CloseNotifier.
 //
-// After OnGone(nil) has returned, no callback runs any more. Before that, a callback may run although the call to the engine has ended and
-// its connection serves another request. A callback must not touch that request; the methods of engine.Call do not.
+// After OnGone(nil) has returned, no callback runs any more. Until then f may run even though the call to the engine that f is to abort has
+// ended, and the connection of this call serves another request. The methods of engine.Call do not harm that request.
 func (d *CloseNotifier) OnGone(f func()) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

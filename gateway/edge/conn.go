@@ -18,7 +18,7 @@ import (
 
 const (
 	writePiece = 64 << 10    // bytes per write deadline: a slow client that takes this much in time is not cut during a large answer
-	lingerTime = time.Second // how long a refused client may go on sending; an earlier reset would destroy its answer
+	lingerTime = time.Second // how long a refused client may go on sending; see Conn.Close
 )
 
 // Conn is an accepted client connection. It closes Gone as soon as the client closes, resets or half-closes the connection, even while no
@@ -93,8 +93,8 @@ func (c *Conn) observe(err error) {
 	}
 }
 
-// Write gives every 64 KiB a deadline of its own. So a client that reads nothing is cut, and a slow one is not, unless the writes of one
-// answer have waited longer than MaxLag in all.
+// Write gives every 64 KiB a deadline of its own, so that it cuts a client that reads nothing, but not a slow one. A slow client is cut
+// only when the writes of one answer have waited longer than MaxLag in all.
 func (c *Conn) Write(p []byte) (n int, err error) {
 	for {
 		began := time.Now()
@@ -125,7 +125,7 @@ func (c *Conn) send(p []byte) (int, error) {
 	return c.Conn.Write(p)
 }
 
-// blocked is the least time of a write that waited for the client. A write into a buffer with room takes microseconds.
+// blocked is how long a write must take to count as one that waited for the client. A write into a buffer with room takes microseconds.
 const blocked = time.Millisecond
 
 // lagLeft returns how long the writes of this answer may still wait.
@@ -136,15 +136,16 @@ func (c *Conn) lagLeft() time.Duration {
 	return max(0, c.ln.opt.MaxLag-time.Duration(c.lagged.Load()))
 }
 
-// renewWriteDeadline sets a new deadline only if less than 3/4 of the last one is left. A stream writes hundreds of small events in that
-// time, and each new deadline costs a lock in the runtime's poller.
+// renewWriteDeadline moves the write deadline to WriteTimeout from now, but only if less than 3/4 of this time is left until the old one. A
+// stream may write hundreds of events in that time, and each new deadline costs a lock in the runtime's poller.
 func (c *Conn) renewWriteDeadline(now time.Time) error {
 	timeout := c.ln.opt.WriteTimeout
 	if timeout <= 0 || c.callersOwn.Load() {
 		return nil
 	}
 	timeout = min(timeout, c.lagLeft())
-	if left := c.writeBy.Load() - now.UnixNano(); left >= int64(timeout)/4*3 && left <= int64(timeout) {
+	left := c.writeBy.Load() - now.UnixNano()
+	if left >= int64(timeout)/4*3 && left <= int64(timeout) { // above timeout: lagLeft has lowered it
 		return nil
 	}
 	by := now.Add(timeout)
@@ -158,7 +159,7 @@ func (c *Conn) logCut(err error, took time.Duration) {
 	switch {
 	case errors.Is(err, syscall.ETIMEDOUT): // the kernel gave up: the client reads nothing, or is gone
 		c.countCut(&c.ln.cutStalled)
-	case !errors.Is(err, os.ErrDeadlineExceeded) || c.callersOwn.Load():
+	case !errors.Is(err, os.ErrDeadlineExceeded) || c.callersOwn.Load(): // the client was not cut for being slow
 	case took < c.ln.opt.WriteTimeout/4*3:
 		c.countCut(&c.ln.cutLagging)
 	default:

@@ -1,4 +1,4 @@
-// Package edge is the client-facing socket layer: a listener whose connections report at once that their client has left, a fasthttp server
+// Package edge has the sockets to clients: a listener whose connections report at once that their client has left, a fasthttp server
 // with every limit set, a reader of request bodies that bounds their memory per caller, decoders of compressed bodies, and writers of
 // streamed answers.
 //

@@ -11,8 +11,8 @@ const (
 	cutGrace  = 5 * time.Second // handlers get this long to notice that their connection was cut
 )
 
-// Drain stops s: it accepts no new connections and no new requests. Running requests may finish until ctx ends. Then it cuts the remaining
-// connections, their handlers see Gone, and the error says how many there were. Call it once for a server.
+// Drain stops s: it accepts no new connections and no new requests. Running requests may finish until ctx ends. After that, Drain cuts the
+// remaining connections, which their handlers notice by Gone, and returns an error with their number. It may be called once for a server.
 func Drain(ctx context.Context, s *Server, l *Listener) error {
 	s.stopping.Store(true)
 	l.closeIdle()

@@ -12,9 +12,9 @@ type framing struct {
 	expect  bool // the client waits for 100 Continue before it sends the body
 }
 
-// parseHead returns the framing of the body. why is the rule that the head breaks; empty: the head is valid. fasthttp itself refuses most
-// heads with which a request is smuggled past a proxy. parseHead refuses those that fasthttp accepts and another proxy may read
-// differently. protocol is the last word of the request line, raw the header block as received.
+// parseHead returns the framing of the body. why is the rule that the head breaks; empty: the head is valid. A head that another proxy may
+// read differently can smuggle a second request past that proxy. parseHead refuses such heads if fasthttp accepts them. protocol is the
+// last word of the request line, raw the header block as received.
 func parseHead(protocol, raw []byte) (f framing, why string) {
 	http11 := string(protocol) == "HTTP/1.1"
 	if !http11 && string(protocol) != "HTTP/1.0" { // fasthttp v1.73.0 serves any protocol, even the HTTP/2 preface
@@ -101,7 +101,7 @@ func decimal(b []byte) (n int, ok bool) {
 	return int(u), err == nil && len(b) <= 18
 }
 
-// tokenByte holds the characters of a token, RFC 9110 5.6.2.
+// tokenByte is true for the bytes that a header name may have (a token of RFC 9110).
 var tokenByte = func() (t [256]bool) {
 	for _, b := range []byte("!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ") {
 		t[b] = true

@@ -12,8 +12,7 @@ import (
 	"github.com/valyala/fasthttp"
 )
 
-// Server is a fasthttp server that reads only heads. The edge reads the bodies, because it can bound and charge their memory as they
-// arrive.
+// Server is a fasthttp server that reads only heads. Package edge reads the bodies itself, to bound their memory as they arrive.
 type Server struct {
 	*fasthttp.Server
 	stopping atomic.Bool // Drain was called
@@ -42,14 +41,13 @@ func (l headConns) Accept() (net.Conn, error) {
 	return &h, nil
 }
 
-// headConn is a connection as fasthttp reads it, above TLS. Its Read stops at the end of a request's head. Bytes that arrived after the
-// head wait in rest. They belong to the body, or to the next request.
+// headConn is a connection as fasthttp reads it, above TLS. Its Read stops at the end of a request's head.
 type headConn struct {
 	net.Conn
 	server      *Server
 	client      *Conn // the connection below; nil: it did not come through a Listener
 	head        headEnd
-	rest        []byte
+	rest        []byte           // bytes that have arrived after the head: they belong to the body, or to the next request
 	first       *[firstRead]byte // the pooled memory that rest points into; nil: rest has memory of its own
 	held        *[]byte          // bytes that fasthttp has written and that are not sent yet; nil: writes are sent at once
 	last        bool             // the next write ends the answer: it sends the held bytes and its own
@@ -69,7 +67,7 @@ func (h *tlsHeadConn) ConnectionState() tls.ConnectionState { return h.tls.Conne
 
 func (h *headConn) self() *headConn { return h }
 
-// again returns a new headConn of the same connection for the next ServeConn. h cannot be used again, because fasthttp may still hold it.
+// again returns a new headConn of the same connection, for ServeConn. h cannot be used again, because fasthttp may still hold it.
 func (h *headConn) again() *headConn {
 	return &headConn{Conn: h.Conn, server: h.server, client: h.client, rest: h.rest}
 }
@@ -83,8 +81,8 @@ func (h *headConn) serve() {
 	_ = h.server.ServeConn(h) // ServeConn closes the connection and logs its own error
 }
 
-// await waits for the first byte of the next request; false: close the connection. fasthttp must not wait itself: it would treat the
-// request as the first of the connection, and answer 408 to a client that sends none.
+// await waits for the first byte of the next request; false: the connection must be closed. fasthttp must not wait itself: for ServeConn
+// this request is the first of the connection, and it would answer 408 to a client that sends none.
 func (h *headConn) await() bool {
 	h.client.idle.Store(true)
 	defer h.client.idle.Store(false)
@@ -115,7 +113,7 @@ func (h *headConn) hear() error {
 	return err
 }
 
-// errBeyondHead means that fasthttp reads on where headEnd found the end of a head: the two disagree, so the connection must end.
+// errBeyondHead means that fasthttp reads on where headEnd found the end of a head. The two disagree, so the connection must end.
 var errBeyondHead = errors.New("edge: the head has ended and more of it is asked for")
 
 // Read returns no bytes after the end of a head.
@@ -123,7 +121,8 @@ func (h *headConn) Read(p []byte) (int, error) {
 	if h.head.ended {
 		return 0, errBeyondHead
 	}
-	if len(p) == 1 && len(h.rest) == 0 && h.Conn == net.Conn(h.client) { // fasthttp reads one byte when it waits for a request
+	waitsForRequest := len(p) == 1 && len(h.rest) == 0 // fasthttp reads one byte while it waits
+	if waitsForRequest && h.Conn == net.Conn(h.client) {
 		if err := h.hear(); err != nil {
 			return 0, err
 		}
@@ -154,8 +153,8 @@ func (h *headConn) keep(b []byte) {
 	}
 }
 
-// SetDeadline hides that the connection was cut. fasthttp calls it right before it calls the function of a hijack, and would not call that
-// function after an error. But the function gives back what the request holds, and notices the cut itself.
+// SetDeadline hides that the connection was cut. fasthttp calls it right before it calls the function of a hijack, and after an error it
+// would not call this function, which gives back what the request holds. The function notices the cut itself.
 func (h *headConn) SetDeadline(t time.Time) error {
 	err := h.Conn.SetDeadline(t)
 	if errors.Is(err, net.ErrClosed) {
@@ -221,17 +220,17 @@ type headEnd struct {
 // find takes the next bytes and returns how many of them belong to the head.
 func (h *headEnd) find(p []byte) (n int) {
 	for n < len(p) && !h.ended {
-		rest := p[n:]
-		lf := bytes.IndexByte(rest, '\n')
-		if lf < 0 {
-			h.line += len(rest)
-			h.cr = rest[len(rest)-1] == '\r'
+		unread := p[n:]
+		lf := bytes.IndexByte(unread, '\n')
+		if lf < 0 { // the line has not ended
+			h.line += len(unread)
+			h.cr = unread[len(unread)-1] == '\r'
 			return len(p)
 		}
 		n += lf + 1
 		if lf > 0 {
 			h.line += lf
-			h.cr = rest[lf-1] == '\r'
+			h.cr = unread[lf-1] == '\r'
 		}
 		h.bareLF = h.bareLF || !h.cr
 		switch empty := h.line == 0 || h.line == 1 && h.cr; {

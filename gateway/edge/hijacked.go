@@ -15,8 +15,8 @@ import (
 	"evenkeel/internal/socket"
 )
 
-// A Hijacked is the connection of a client whose streamed answer is not written by fasthttp. fasthttp releases the connection and its
-// memory after the request, and serves the connection again after the end of the answer.
+// A Hijacked is the connection of a client whose streamed answer is not written by fasthttp. When the handler returns, fasthttp frees its
+// memory for the connection. After the end of the answer it may serve the connection again.
 //
 // A Hijacked belongs to one goroutine at a time.
 type Hijacked struct {
@@ -33,7 +33,7 @@ type Hijacked struct {
 	n       int
 	err     error
 
-	blocked time.Time // since when bytes given to Try wait for the client, or for its next 64 KiB; zero: no bytes wait
+	blocked time.Time // since when the client has taken less than 64 KiB of the bytes that wait for it; zero: no bytes wait
 	taken   int       // bytes that the client has taken since then
 }
 
@@ -125,14 +125,14 @@ func (o *Hijacked) Send(data []byte, last bool) error {
 	return err
 }
 
-// Finish writes the rest of bytes of which Try wrote a part. It waits until the client has taken them.
+// Finish writes the bytes that Try has not written. It waits until the client has taken them.
 func (o *Hijacked) Finish(rest []byte) error {
 	o.unblocked(time.Now())
 	_, err := o.client.Write(rest)
 	return err
 }
 
-// Smooth removes the write deadline, so that Try may be used.
+// Smooth removes the write deadline. It must be called before Try.
 func (o *Hijacked) Smooth() error {
 	o.client.writeBy.Store(0)
 	return o.client.Conn.SetWriteDeadline(time.Time{})

@@ -11,9 +11,9 @@ import (
 	"go.uber.org/zap"
 )
 
-// A KeepAlive sends comments to a client that waits for events, because proxies on the way close a silent connection. The client gets a
-// comment each time it has waited for span. If no event has come yet, the first comment is sent with the head of the answer. Its status is
-// 200, which then stays even if the request fails later.
+// A KeepAlive sends comments to a client that waits for events, because other proxies close a silent connection. The client gets a comment
+// each time it has waited for span. If no event has come yet, the first comment is sent with the head of the answer, whose status is 200.
+// This status stays even if the request fails later.
 //
 // Only the goroutine that answers may use a KeepAlive. Its timer uses the connection and the head only during a wait.
 type KeepAlive struct {
@@ -34,7 +34,7 @@ type KeepAlive struct {
 	waits bool
 }
 
-// An headState says whether the head of an answer was sent, and whether a comment or an event followed it first.
+// A headState says whether the head of an answer was sent, and whether with a comment or with an event.
 type headState uint8
 
 const (
@@ -43,7 +43,7 @@ const (
 	answered                  // the head went out with the first event
 )
 
-// says returns whether the next comment must be sent with the head, and the opening once that comment is sent.
+// says returns whether the next comment must be sent with the head, and the state after this comment.
 func (s headState) says() (head bool, next headState) {
 	if s == unopened {
 		return true, opened
@@ -51,23 +51,23 @@ func (s headState) says() (head bool, next headState) {
 	return false, s
 }
 
-// KeepClient sends comments to ctx's client until EndWait. The client has waited since the given time. Before EndWait, the handler must not
+// KeepClient sends comments to ctx's client until EndWait: the first one at span after the time since. Before EndWait, the handler must not
 // touch ctx's answer.
 func KeepClient(ctx *fasthttp.RequestCtx, span time.Duration, since time.Time, comment []byte, log *zap.Logger) {
 	h := headConnOf(ctx)
 	if span <= 0 || h == nil || h.client == nil || h.server == nil || ctx.IsHead() {
 		return
 	}
+	plain := !ctx.Request.Header.IsHTTP11()
 	k := &KeepAlive{
-		span: span, comment: comment, log: log, client: h.client, conn: ctx.Conn(), header: &ctx.Response.Header, server: h.server,
-		plain: !ctx.Request.Header.IsHTTP11(), closes: !ctx.Request.Header.IsHTTP11() || ctx.IsTLS() || ctx.Request.Header.ConnectionClose() ||
-			ctx.Response.ConnectionClose(),
+		span: span, comment: comment, log: log, client: h.client, conn: ctx.Conn(), header: &ctx.Response.Header, server: h.server, plain: plain,
+		closes: plain || ctx.IsTLS() || ctx.Request.Header.ConnectionClose() || ctx.Response.ConnectionClose(),
 	}
 	h.alive = k
 	k.wait(time.Until(since.Add(span)))
 }
 
-// EndWait ends the wait that KeepClient began. It returns true if the head of the answer was sent during the wait: then only events may
+// EndWait ends the wait that KeepClient began. It returns true if the head of the answer was sent during the wait, so that only events may
 // follow.
 func EndWait(ctx *fasthttp.RequestCtx) bool {
 	h := headConnOf(ctx)
@@ -98,7 +98,7 @@ func (k *KeepAlive) Wait() {
 // Over ends a wait: the client gets no more comments.
 func (k *KeepAlive) Over() { k.over() }
 
-// over ends a wait, and returns the opening.
+// over ends a wait, and returns the state of the head.
 func (k *KeepAlive) over() headState {
 	if k == nil {
 		return unopened

@@ -45,7 +45,7 @@ type ListenOptions struct {
 	// MaxConnsPerIP bounds the connections of one IPv4 address or one IPv6 /64. Leave it 0 behind a load balancer, from which all
 	// connections have one address.
 	MaxConnsPerIP int
-	// TLS says that the sockets carry TLS. Then a connection over a limit is closed without an answer, not with a 503 or 429.
+	// TLS says that the sockets carry TLS. A connection over a limit is then closed without an answer; otherwise it gets a 503 or 429.
 	TLS bool
 	Log *zap.Logger // default: none
 }
@@ -62,8 +62,8 @@ type Stats struct {
 	CutLagging    uint64 // clients cut because the writes of one answer waited for MaxLag in all
 }
 
-// Listener accepts client connections as *Conn. One goroutine watches all of them, and lives until the listener and its last connection are
-// closed.
+// Listener accepts client connections as *Conn. One goroutine watches whether their clients leave. It lives until the listener and its last
+// connection are closed.
 type Listener struct {
 	net.Listener
 	opt   ListenOptions
@@ -129,8 +129,8 @@ func Wrap(ln net.Listener, opt ListenOptions) (*Listener, error) {
 	return l, nil
 }
 
-// Accept returns the next connection. Its only error is net.ErrClosed: fasthttp ends Serve on any error, so a single "too many open files"
-// would end the proxy.
+// Accept returns the next connection. Its only error is net.ErrClosed, because fasthttp ends Serve on any error. A single "too many open
+// files" would end the proxy.
 func (l *Listener) Accept() (net.Conn, error) {
 	backoff := firstBackoff
 	for {
@@ -185,9 +185,8 @@ func (l *Listener) admit(raw net.Conn) (*Conn, error) {
 	if t, ok := raw.(*net.TCPConn); ok && l.opt.SendBuffer > 0 {
 		_ = t.SetWriteBuffer(l.opt.SendBuffer) // an error means that the socket is closed, which the watcher notices
 	}
-	sock, ok := raw.(syscall.Conn)
 	err := errors.ErrUnsupported
-	if ok {
+	if sock, ok := raw.(syscall.Conn); ok {
 		err = l.watch.add(sock, c.id, l.opt.WriteTimeout)
 	}
 	if err != nil {
@@ -199,6 +198,7 @@ func (l *Listener) admit(raw net.Conn) (*Conn, error) {
 	return c, nil
 }
 
+// book counts a connection and gives it an id, or returns the limit that it exceeds.
 func (l *Listener) book(c *Conn) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -313,8 +313,7 @@ func (l *Listener) CloseConns() int {
 	return len(open)
 }
 
-// closeIdle closes the connections that wait for a request behind the answer of a Hijacked.
-// fasthttp closes the others.
+// closeIdle closes the connections that wait for another request after the answer of a Hijacked. fasthttp closes other idle connections.
 func (l *Listener) closeIdle() {
 	l.mu.Lock()
 	open := slices.Collect(maps.Values(l.conns))

@@ -8,8 +8,8 @@ import (
 
 // A Quota bounds how much of a resource all callers hold together: bytes of memory, or places.
 //
-// A caller may hold as much as stays free for others: half of the limit if it is alone, a third if there are two callers. So there is
-// always room for another caller.
+// A caller may hold only as much as stays free after it, so that there is always room for another caller. This is half of the limit for a
+// caller that is alone, and a third for each of two callers.
 type Quota struct {
 	limit int64 // 0: no limit
 	small int64 // a reservation up to this is always allowed
@@ -94,12 +94,12 @@ func (r *Reservation) Acquire(n int) bool {
 // could never be read.
 func (r *Reservation) allowed(n int64) bool {
 	q := r.quota
-	mine, free, request := q.callers[r.who]+n, q.limit-q.held-n, r.n+n
-	if r.body != nil {
-		request += r.body.n
-	}
 	if q.limit <= 0 || r.n+n <= q.small {
 		return true
+	}
+	mine, free, request := q.callers[r.who]+n, q.limit-q.held-n, r.n+n // as they would be with n more
+	if r.body != nil {
+		request += r.body.n
 	}
 	isOnlyRequest := mine == request
 	return free >= 0 && (mine <= free || isOnlyRequest)
@@ -123,7 +123,7 @@ func (r *Reservation) Most(n int) int {
 // Give returns the whole reservation to its quota. It may be called more than once.
 func (r *Reservation) Give() { r.give(math.MaxInt64) }
 
-// give returns n of the reservation to its quota, or the whole reservation if it is smaller. left is the rest of the reservation.
+// give returns n of the reservation to its quota, or all of it if it is smaller. left is what the reservation still holds.
 func (r *Reservation) give(n int64) (left int64) {
 	if r == nil {
 		return 0
@@ -140,5 +140,5 @@ func (r *Reservation) give(n int64) (left int64) {
 	return r.n
 }
 
-// smallBody is the largest body, in bytes, that is read although its request will be refused. Then the connection can stay open.
+// smallBody is the largest body, in bytes, that is read although its request will be refused, so that the connection can stay open.
 const smallBody = 4 << 10

@@ -73,30 +73,11 @@ func withoutBody(h *fasthttp.RequestHeader) fasthttp.RequestConfig {
 // because fasthttp does not, and the panic would end the process.
 func (o *Options) guard(ctx *fasthttp.RequestCtx) {
 	defer func() {
-		v := recover()
-		if v == nil {
-			return
+		if v := recover(); v != nil {
+			o.Log.Error("edge: panic in a handler", zap.Any("panic", v), zap.ByteString("method", ctx.Method()),
+				zap.ByteString("path", ctx.Path()), zap.ByteString("stack", debug.Stack()))
+			o.answerPanic(ctx)
 		}
-		o.Log.Error("edge: panic in a handler", zap.Any("panic", v), zap.ByteString("method", ctx.Method()),
-			zap.ByteString("path", ctx.Path()), zap.ByteString("stack", debug.Stack()))
-		if h := headConnOf(ctx); h != nil {
-			h.reservation.Give() // the handler panicked before it could end the reservation
-		}
-		c, ok := ConnOf(ctx)
-		if ok {
-			c.OnGone(nil)
-		}
-		if ok && EndWait(ctx) { // status 200 is sent already, so cut the connection to show that the answer is not whole
-			if conn := ctx.Conn(); !ctx.Hijacked() {
-				ctx.HijackSetNoResponse(true)
-				ctx.Hijack(func(net.Conn) { _ = conn.Close() })
-			}
-			c.abandon()
-			c.cut()
-			return
-		}
-		ctx.Response.Reset() // Reset also closes a body stream that the handler has set
-		o.refuse(ctx, refusedPanic)
 	}()
 	h := headConnOf(ctx)
 	f, why := parseHead(ctx.Request.Header.Protocol(), ctx.Request.Header.RawHeaders())
@@ -127,6 +108,28 @@ func (o *Options) guard(ctx *fasthttp.RequestCtx) {
 		ctx.SetConnectionClose() // fasthttp itself does this only while it waits for its own connections
 	}
 	o.Handler(ctx)
+}
+
+// answerPanic gives back what a request held whose handler panicked, and answers 500.
+func (o *Options) answerPanic(ctx *fasthttp.RequestCtx) {
+	if h := headConnOf(ctx); h != nil {
+		h.reservation.Give() // the handler panicked before it could end the reservation
+	}
+	c, ok := ConnOf(ctx)
+	if ok {
+		c.OnGone(nil)
+	}
+	if ok && EndWait(ctx) { // status 200 is sent already, so cut the connection to show that the answer is not whole
+		if conn := ctx.Conn(); !ctx.Hijacked() {
+			ctx.HijackSetNoResponse(true)
+			ctx.Hijack(func(net.Conn) { _ = conn.Close() })
+		}
+		c.abandon()
+		c.cut()
+		return
+	}
+	ctx.Response.Reset() // Reset also closes a body stream that the handler has set
+	o.refuse(ctx, refusedPanic)
 }
 
 // unread is fasthttp's ErrorHandler: it answers heads that fasthttp could not read. fasthttp has set status 200 before, and closes the

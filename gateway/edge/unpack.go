@@ -23,9 +23,9 @@ const maxWindow = 8 << 20
 
 // A coding is one way in which a body may be compressed.
 type coding struct {
-	look func(packed []byte) (says announced, err error)
-	open func(packed []byte, says announced) (io.ReadCloser, error)
-	told func(err error) error // turns an error of the decoder into an error for the client
+	look func(packed []byte) (says announced, err error)            // reads the announced sizes
+	open func(packed []byte, says announced) (io.ReadCloser, error) // returns a reader of the content
+	told func(err error) error                                      // turns an error of the decoder into an error for the client
 }
 
 // announced has the sizes that a compressed body states in its own header or trailer. They may be wrong.
@@ -39,9 +39,9 @@ var (
 	zstds = coding{lookZstd, openZstd, toldZstd}
 )
 
-// Unpack returns the content of a compressed body, or a refusal. Memory for the content is charged before it is allocated, so a small body
-// cannot expand into memory that is not charged. At the end, the reservation for the compressed body is given back. most bounds the
-// content, in bytes.
+// Unpack returns the content of a compressed body, or a refusal. most bounds the content, in bytes. The reservation is charged for the
+// content before its memory is allocated, so a small body cannot expand into memory that is not charged. At the end, the part of the
+// reservation for the compressed body is given back.
 func Unpack(h *fasthttp.RequestHeader, packed []byte, reservation *Reservation, most int) ([]byte, *Refusal) {
 	c, ok := codingOf(h)
 	switch {
@@ -51,12 +51,13 @@ func Unpack(h *fasthttp.RequestHeader, packed []byte, reservation *Reservation, 
 	case c == nil:
 		return packed, nil
 	}
-	before := reservation.give(0)
+	before := reservation.give(0) // what it holds, for the compressed body
 	says, err := c.look(packed)
 	if err != nil {
 		return nil, badEncoding(err)
 	}
-	beside := int(min(2*says.window, says.window+1<<20)) // as zstd's decoder allocates (klauspost/compress 1.20.1, frameDec.reset)
+	// What zstd's decoder allocates beside the content (klauspost/compress 1.20.1, frameDec.reset).
+	beside := int(min(2*says.window, says.window+1<<20))
 	if !reservation.Acquire(beside) {
 		return nil, &refusedBodies
 	}
@@ -94,7 +95,7 @@ func unpackAll(r io.Reader, reservation *Reservation, room, most int) ([]byte, e
 	}
 	buf := make([]byte, 0, room)
 	for {
-		var one [1]byte // if the buffer is full, one more byte is read to here: if there is one, the buffer must grow
+		var one [1]byte // for a full buffer: only if one more byte comes, the buffer must grow
 		into := buf[len(buf):cap(buf)]
 		if len(into) == 0 {
 			into = one[:]
@@ -167,10 +168,10 @@ func (z *gunzip) Close() error {
 	return nil
 }
 
-// lookGzip reads the size of the content from the last four bytes, but bounds it by the best compression ratio of deflate. If a body has
-// several gzip streams, the size may be too small, because the four bytes belong to the last stream only.
+// lookGzip reads the size of the content from the last four bytes. If a body has several gzip streams, the size may be too small, because
+// the four bytes belong to the last stream only.
 func lookGzip(packed []byte) (says announced, err error) {
-	const mostRatio = 1032
+	const mostRatio = 1032 // the best compression ratio of deflate, which bounds a size that is wrong
 	if n := len(packed); n >= 4 {
 		says.bytes = min(uint64(binary.LittleEndian.Uint32(packed[n-4:])), mostRatio*uint64(n))
 	}

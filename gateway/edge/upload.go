@@ -11,8 +11,8 @@ import (
 	"github.com/valyala/fasthttp"
 )
 
-// firstRoom bounds the memory that a body gets before any of it has arrived, in bytes. Most bodies are shorter: they get a buffer of their
-// own length, and are read in one piece.
+// firstRoom bounds the buffer that a body gets before any of it has arrived, in bytes. Most bodies are shorter, and get a buffer of their
+// own length.
 const firstRoom = 64 << 10
 
 // Besides errors of the connection, these errors end the reading of a body.
@@ -51,7 +51,7 @@ func (o *Options) receive(ctx *fasthttp.RequestCtx, conn *headConn, f framing) *
 		return nil
 	}
 	h := &ctx.Request.Header
-	var stranger *Refusal
+	var stranger *Refusal // the refusal of a caller that its head rules out; see Options.Authenticate
 	if o.Authenticate != nil && (f.chunked || f.length > smallBody || f.expect) {
 		stranger = o.Authenticate(h)
 	}
@@ -78,7 +78,7 @@ func (o *Options) receive(ctx *fasthttp.RequestCtx, conn *headConn, f framing) *
 	return nil
 }
 
-// broken returns the refusal if a body could not be read.
+// broken returns the refusal of a request whose body could not be read. If stranger is set, the body was read only up to smallBody.
 func (o *Options) broken(ctx *fasthttp.RequestCtx, err error, stranger *Refusal) *Refusal {
 	var bad errChunked
 	switch {
@@ -156,9 +156,9 @@ func (u *upload) copyFrom(src io.Reader, n int) error {
 	return nil
 }
 
-// grow makes room in proportion to the bytes that have arrived, and extends the read deadline for it. So a caller that announces much and
-// sends little gets little memory and little time. If the length is known, the room grows in larger steps, because it never exceeds that
-// length.
+// grow makes room in proportion to the bytes that have arrived, and extends the read deadline in the same proportion. A caller that
+// announces much and sends little therefore gets little memory and little time. If the length is known, the room grows in larger steps,
+// but never beyond that length.
 func (u *upload) grow() error {
 	room := min(u.limit, max(smallBody, 2*len(u.buf)))
 	if !u.f.chunked {

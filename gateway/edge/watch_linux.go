@@ -10,8 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// watcher is one epoll instance for all connections. It waits only for RDHUP and never reads, so it sees a FIN even behind queued requests
-// and TLS records. It is edge-triggered, so each client that leaves is reported once. close(2) removes a socket from the epoll instance.
+// watcher is one epoll instance for all connections. It waits only for RDHUP and never reads, so it notices that a client has left even
+// while requests or TLS records of this client are unread. It is edge-triggered, so each client that leaves is reported once. close(2)
+// removes a socket from the epoll instance.
 type watcher struct {
 	ep, stop int // stop is an eventfd in the same epoll instance, because closing ep does not end a wait
 	gone     func(id uint64)

@@ -1,11 +1,11 @@
 // Package loop watches many sockets on few goroutines. With a goroutine per socket, every few bytes that arrive wake, schedule and park a
 // goroutine. A loop asks the kernel once for all sockets that have bytes, and calls their handlers one after the other.
 //
-// Well-kept libraries do the same (gnet, netpoll), but they own their listeners and connections from accept to close. Here a socket is in a
-// loop only while an answer streams, and is an ordinary net.Conn before and after.
+// Libraries such as gnet and netpoll do the same, but they own their connections from accept to close. Here a socket is in a loop only
+// while an answer streams, and is an ordinary net.Conn before and after.
 //
-// Go's poller watches a loop's epoll instance. So a waiting loop is a parked goroutine like any other. It is not a thread in a system call,
-// which would keep a processor from the other goroutines.
+// Go's poller watches a loop's epoll instance. A waiting loop is therefore a parked goroutine like any other. A thread that waits in a
+// system call instead would keep a processor from the other goroutines.
 package loop
 
 import "time"
@@ -19,15 +19,15 @@ type Handler interface {
 	Expired(w *Watch, now time.Time)
 }
 
-// granule is the length of a tick, and so the precision of Wake. The wheel has one slot per tick for the next slots ticks, about 33 s. A
-// watch that is due later is put into the last slot, and then set again.
+// granule is the length of a tick, and therefore the precision of Wake. The wheel has a slot for each of the next 1024 ticks, about 33 s. A
+// watch that is due later is put into the last slot. When this slot is checked, the watch is set again.
 const (
 	granule = 32 * time.Millisecond
 	slots   = 1024
 )
 
-// wheel sorts watches by the tick at which the loop checks them. The tick of a watch may be earlier than the time set by Wake: so a watch
-// that gets a later time at each arrival need not move in the wheel.
+// wheel sorts watches by the tick at which the loop checks them. This tick may be earlier than the time set by Wake, so that a watch that
+// gets a later time whenever bytes arrive need not move in the wheel.
 type wheel struct {
 	slots  [slots]*Watch
 	cursor int64 // the next tick to check
@@ -89,18 +89,18 @@ func (h *wheel) find() {
 // due is when the next watch must be checked, in ns since the loop's base; 0: there is no watch.
 func (h *wheel) due() int64 { return h.first * int64(granule) }
 
-// expire checks all ticks up to now. It appends the watches whose time has come to dst, and sets the rest again.
+// expire checks all ticks up to now. It appends the watches whose time has come to dst, and sets the others again.
 func (h *wheel) expire(dst []*Watch, now int64) []*Watch {
-	last := tick(now)
-	if last-h.cursor >= slots {
-		h.cursor = last - slots + 1 // so that the loop below checks every slot only once
+	current := tick(now)
+	if current-h.cursor >= slots {
+		h.cursor = current - slots + 1 // so that the loop below checks every slot only once
 	}
 	var later *Watch // list of watches whose time has not come
-	for ; h.cursor <= last; h.cursor++ {
+	for ; h.cursor <= current; h.cursor++ {
 		for w := h.slots[h.cursor%slots]; w != nil; w = h.slots[h.cursor%slots] {
 			h.remove(w)
 			switch {
-			case w.at == 0:
+			case w.at == 0: // Wake was called with the zero time
 			case w.at <= now:
 				w.at = 0
 				dst = append(dst, w)

@@ -162,8 +162,9 @@ func (l *Loop) rearm() {
 	}
 }
 
-// poll asks the kernel which sockets are ready, and calls their handlers. Then it calls the handlers that asked for another turn (Again).
-// It returns true if the loop must not wait, because there may be more to do; posted functions and expired timers come first then.
+// poll asks the kernel which sockets are ready, and calls their handlers. After them it calls the handlers that asked for another turn
+// (Again). It returns true if the loop must not wait, because there may be more to do. Posted functions and expired timers come before
+// that.
 func (l *Loop) poll(uintptr) bool {
 	ready, _, errno := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(l.fd), uintptr(unsafe.Pointer(&l.events[0])), uintptr(len(l.events)), 0,
 		0, 0)
@@ -178,7 +179,7 @@ func (l *Loop) poll(uintptr) bool {
 	for i := range l.events[:n] {
 		ev := &l.events[i]
 		w := l.watches[uint32(ev.Fd)]
-		if w == nil || w.age != uint32(ev.Pad) {
+		if w == nil || w.age != uint32(ev.Pad) { // another handler has removed the watch
 			continue
 		}
 		ended := ev.Events&(unix.EPOLLRDHUP|unix.EPOLLHUP|unix.EPOLLERR) != 0

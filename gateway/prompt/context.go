@@ -7,9 +7,9 @@ import (
 	"net/http"
 )
 
-// A prompt and its answer may together be longer than the model's context. vLLM from 0.32 on then gives as many tokens as fit, and ends the
-// answer by length. Older engines answer 400, but only the decode engine does, after a whole prefill: the prefill engine is asked for one
-// token, so it notices nothing. evenkeel answers 400 earlier.
+// A prompt and the most tokens of its answer may together be longer than the model's context. vLLM from 0.32 on generates as many tokens
+// as fit. Older decode engines answer 400, but only after a whole prefill: the prefill engine is asked for one token, and
+// does not notice. evenkeel answers 400 earlier.
 
 // Overlong refuses, before any prefill, a request that the decode engines of its model would refuse. If the length of a prompt is not known
 // in time, the prompt is prefilled, and checked with the prefill engine's count.

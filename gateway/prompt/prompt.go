@@ -43,7 +43,9 @@ func (s *Source) written() json.RawMessage {
 // It also returns nil if the engine truncates the prompt, because the engine would cut the longer text at another point.
 func (s *Source) Text() json.RawMessage {
 	written := s.written()
-	if cut, ok := s.Body.Get("truncate_prompt_tokens"); ok && string(cut) != "null" || len(written) == 0 || written[0] != '"' {
+	cut, ok := s.Body.Get("truncate_prompt_tokens")
+	isText := len(written) > 0 && written[0] == '"'
+	if !isText || ok && string(cut) != "null" {
 		return nil
 	}
 	return written
@@ -143,7 +145,8 @@ func (r *Reader) Recognize(s *Source) prefill.Prompt {
 		listed, _ := body.Get("tools")
 		text = h.Chat(nil, bytes, written, listed)
 	}
-	if conf.Tokenize == prefill.TokenizeEngine && s.Req.Endpoint.IsChatOrCompletions() && !text.Media && !s.Resumed && text.Bytes > 0 {
+	tokenizable := s.Req.Endpoint.IsChatOrCompletions() && !text.Media && !s.Resumed && text.Bytes > 0
+	if conf.Tokenize == prefill.TokenizeEngine && tokenizable {
 		if keys, n, ok := r.tokenize(s, h, tokens, ids); ok {
 			return prefill.Prompt{Keys: keys, BlockTokens: ids, Tokens: n, Salted: salted}
 		}
@@ -152,8 +155,8 @@ func (r *Reader) Recognize(s *Source) prefill.Prompt {
 	return prefill.Prompt{Keys: text.Keys, Bytes: text.Bytes, Salted: salted, Media: text.Media || s.Resumed}
 }
 
-// length returns the tokens of a prompt, if they are known. ok is also false if the prompt has no more bytes than room: a token has at
-// least one byte, so it fits. And ok is false if the engine is asked to truncate the prompt.
+// length returns the number of a prompt's tokens, if it is known. ok is also false if the number does not matter: the prompt has at most
+// room bytes, and a token has at least one byte, or the engine is asked to truncate the prompt.
 func (r *Reader) length(s *Source, room int) (tokens int, ok bool) {
 	if cut, has := s.Body.Get("truncate_prompt_tokens"); has && !rawjson.IsNull(cut) {
 		return 0, false // the engine truncates the prompt, so only the engine knows the length

@@ -18,15 +18,15 @@ import (
 	"evenkeel/prefill/index"
 )
 
-// A tokenizer asks prefill engines for the token ids of prompts, and remembers the answers. It must not delay a request for long: if no ids
-// come in time, the prompt is looked up by its bytes, as without a tokenizer.
+// A tokenizer remembers the cache keys of prompts whose token ids prefill engines have returned. Asking for ids must not delay a request
+// for long: if no ids come in time, the prompt is looked up by its bytes, as without a tokenizer.
 type tokenizer struct {
 	mu     sync.Mutex
 	known  map[promptDigest]*list.Element
 	recent list.List // of tokenized, the last used one first
 	keys   int       // number of keys in all of them
 	asked  uint64
-	trust  circuit.Circuit // open after one failure: then one prompt at a time tries again
+	trust  circuit.Circuit // after one failure, engines are asked only from time to time, for one prompt at a time
 }
 
 // promptDigest is a digest, of 128 bits, of everything that a prompt depends on.
@@ -192,8 +192,8 @@ func (t *tokenizer) mayAsk(now time.Time) (turn uint64, ok bool) {
 	return t.asked, true
 }
 
-// answered records the outcome of a question. began says that engines will not be asked for a while, ended that they will be asked again. A
-// prompt that an engine refuses changes neither.
+// answered records the outcome of a question. began says that engines will not be asked for a while from now on, ended that they will be
+// asked again. If an engine refuses a prompt, nothing changes.
 func (t *tokenizer) answered(turn uint64, now time.Time, err error) (began, ended bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -59,7 +59,7 @@ type pump struct {
 	resp *engine.Response // the response from which the loop reads, or has read last
 
 	loop  *loop.Loop
-	turns int         // how often the loop has passed the stream to a goroutine; so callbacks of an earlier turn are recognised
+	turns int         // how often the loop has passed the stream to a goroutine; a callback with another number is out of date
 	in    *loop.Watch // the watch of the engine's socket; nil: a goroutine drives the stream
 	until time.Time   // until when the engine may be silent; zero: for ever
 	room  *loop.Watch // the watch of the client's socket while the client takes no bytes; nil: the client takes bytes
@@ -127,7 +127,7 @@ func (p *pump) guard(f func()) {
 	f()
 }
 
-// lift passes the stream to the loop. If it returns false, the goroutine keeps the stream.
+// lift passes the stream to the loop; false: the goroutine keeps the stream.
 func (p *pump) lift() bool {
 	if p.out.Smooth() != nil {
 		return false
@@ -177,7 +177,7 @@ func (p *pump) touched(turn int) {
 	}
 }
 
-// await begins the wait for more bytes of the engine. The loop calls Expired when a comment is due, or the engine was silent for too long.
+// await begins the wait for more bytes of the engine. The loop calls Expired when a comment is due or the engine was silent for too long.
 func (p *pump) await(now time.Time) {
 	wait := p.Wait(now)
 	p.until = time.Time{}
@@ -232,7 +232,7 @@ func (p *pump) Ready(w *loop.Watch, ended bool, now time.Time) {
 		}
 		p.arrive(buf[:n], now)
 		read += n
-		if n < len(buf) && !ended {
+		if n < len(buf) && !ended { // the socket is empty
 			return
 		}
 	}
@@ -248,7 +248,7 @@ func (p *pump) arrive(b []byte, now time.Time) {
 	p.send(r.frame, now)
 }
 
-// send writes a frame to the client (see arrival.frame), and begins the wait for more bytes of the engine.
+// send writes a frame to the client (see readResult.frame), and begins the wait for more bytes of the engine.
 func (p *pump) send(frame []byte, now time.Time) {
 	if len(frame) > edge.ChunkRoom {
 		frame = p.out.Frame(frame)
@@ -350,7 +350,7 @@ func (p *pump) Expired(_ *loop.Watch, now time.Time) {
 	p.pass(readResult{gone: true})
 }
 
-// pass passes the stream and the last arrival to a new goroutine.
+// pass passes the stream, with the result of the last read, to a new goroutine.
 func (p *pump) pass(r readResult) {
 	p.depart()
 	if len(r.frame) > edge.ChunkRoom {
@@ -358,15 +358,15 @@ func (p *pump) pass(r readResult) {
 	} else {
 		r.frame = nil
 	}
-	rest := p.rest
+	untaken := p.rest
 	p.rest = nil
-	go p.guard(func() { p.goBack(r, rest) })
+	go p.guard(func() { p.goBack(r, untaken) })
 }
 
-// goBack runs in the new goroutine, and continues where the loop has stopped. rest is what the client has not taken.
-func (p *pump) goBack(r readResult, rest []byte) {
+// goBack runs in the new goroutine, and continues where the loop has stopped. untaken is what the client has not taken.
+func (p *pump) goBack(r readResult, untaken []byte) {
 	p.resp.Reattach(r.failed)
-	if r.gone || len(rest) > 0 && p.out.Finish(rest) != nil {
+	if r.gone || len(untaken) > 0 && p.out.Finish(untaken) != nil {
 		p.Close()
 		p.out.End(false)
 		return

@@ -24,8 +24,8 @@ import (
 // has not closed it.
 const Notice = 250 * time.Millisecond
 
-// New prepares a call to an engine. A request for SGLang has the rank in its body and not in a header. But if one SGLang engine both
-// prefills and decodes, the header has the rank, unless the profile says that ranks must not be named.
+// New prepares a call to an engine. The rank is in a header, except for SGLang, whose requests have it in the body. For an SGLang engine
+// that both prefills and decodes, it is in the header, unless the profile says that ranks must not be named.
 func New(client *engine.Client, profile *mooncake.Profile, target *engine.Target) *engine.Call {
 	if profile.Connector == mooncake.SGLang && (!profile.Aggregated() || profile.NamedRank(target.Rank) < 0) {
 		target = target.Unranked()
@@ -33,15 +33,16 @@ func New(client *engine.Client, profile *mooncake.Profile, target *engine.Target
 	return client.NewCall(target)
 }
 
-// Meet returns the data by which the prefill engine and the decode engine of a request find each other. Both calls run at the same time,
-// so it has only what is known before they are sent. id is the X-Request-Id of both calls. ranks is how many ranks the prefill engine has.
+// Meet returns the data by which the prefill engine and the decode engine of a request find each other, if both calls run at the same time.
+// id is the X-Request-Id of both calls. ranks is how many ranks the prefill engine has.
 func Meet(id string, endpoint mooncake.Endpoint, prefillProfile *mooncake.Profile, prefill *engine.Target, ranks int,
 	decodeProfile *mooncake.Profile, decode *engine.Target) *mooncake.Rendezvous {
 	rendezvous := &mooncake.Rendezvous{Endpoint: endpoint, RID: id, PrefillRank: prefillProfile.NamedRank(prefill.Rank),
 		DecodeRank: decodeProfile.NamedRank(decode.Rank),
 		RequestID:  endpoint.RequestID(id)}
 	if prefillProfile.Connector == mooncake.SGLang {
-		// The room number is random, so that no other request has it. SGLang takes the number modulo ranks as the prefill rank.
+		// The number of the room is random, so that no other request has it. Modulo ranks it must be the prefill rank (see
+		// Rendezvous.Room).
 		room, rankCount := rand.Int64N(1<<62), int64(max(1, ranks))
 		rendezvous.Host, rendezvous.Port = prefill.URL.Hostname(), prefillProfile.BootstrapPort
 		rendezvous.Room = room - room%rankCount + int64(max(0, prefill.Rank))
@@ -70,8 +71,8 @@ type Call struct {
 	Limits engine.Deadlines
 	Log    *zap.Logger
 
-	// Tracked returns the error of a call that was ended because its engine is down in the form of a connection that broke, and any other
-	// error as it is. nil: this call never is ended so.
+	// Tracked finds out whether the call was ended because its engine is down, and returns the error of a broken connection in this case.
+	// It returns any other error unchanged. nil: the call is not ended for this reason.
 	Tracked interface{ Cause(err error) error }
 
 	Refusal []byte // the beginning of the body that came with an error status
@@ -84,7 +85,7 @@ const BeyondHeader = "X-Evenkeel-Beyond-Slots"
 // Open sends the request and returns when the head of the answer has come. The caller closes the response. For an error status, Open
 // returns both the response and a fault.
 func (c *Call) Open(headers []engine.Header, body [][]byte) (*engine.Response, *failure.Fault) {
-	scope := c.Scope // the closure below captures scope and not c, so that c stays on its caller's stack
+	scope := c.Scope // the closure below uses scope instead of c, so that c stays on its caller's stack
 	markSent, ours := scope.Enter()
 	defer markSent() // has no effect if OnWritten has called it already
 	if !ours {
@@ -170,8 +171,8 @@ func endOf(kind lifecycle.CallKind, err error) lifecycle.CallEnd {
 	return end
 }
 
-// refused returns the fault of a call whose engine answered with an error status. The client gets an engine's 4xx answers unchanged. It
-// does not get an engine's 5xx answers, or an answer that refuses the proxy's own credential.
+// refused returns the fault of a call whose engine answered with an error status. The client gets an engine's 4xx answer unchanged, but not
+// a 5xx answer or an answer that refuses the proxy's own credential.
 func (c *Call) refused(resp *engine.Response) *failure.Fault {
 	c.Scope.Refused(string(resp.Header(owner.EpochHeader)))
 	c.Refusal = failure.Body(resp)
@@ -205,8 +206,8 @@ func (c *Call) side() string {
 	return [...]string{lifecycle.Prefill: "prefill", lifecycle.Decode: "decode", lifecycle.Sole: failure.Engine}[c.Kind]
 }
 
-// Abort asks an SGLang engine to end a request. The engine may not notice by itself that the proxy has closed the connection. SGLang ends
-// all requests whose ids begin with this id (SGLang pull request 25561).
+// Abort asks an SGLang engine to end a request, because the engine may not notice that the proxy has closed the connection. SGLang ends all
+// requests whose ids begin with this id (SGLang pull request 25561).
 func Abort(client *engine.Client, target *engine.Target, id string, log *zap.Logger) error {
 	fault := abort(client, target, id, log, "/abort_request", fmt.Appendf(nil, `{"rid":%q}`, id))
 	if fault == nil || fault.Status != 0 {
