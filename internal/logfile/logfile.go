@@ -10,9 +10,9 @@ import (
 	"syscall"
 )
 
-// Open opens a log for appending, and makes it if there is none. It does not wait for the reader of a named pipe: the pipe is opened for
-// reading, too, so that lines wait in it until a reader comes. A process that may only write to the pipe needs a reader that is there
-// already. A link to a pipe, such as /dev/stdout, is not treated so, because whoever made that pipe reads it.
+// Open opens a log for appending, and makes it if there is none. It opens a named pipe for reading and writing, so that it need not wait
+// for a reader: lines wait in the pipe until a reader comes. If the process may only write to the pipe, Open fails without a reader.
+// A link to a pipe, such as /dev/stdout, is opened like a file, because such a pipe has a reader already.
 func Open(path string) (*os.File, error) {
 	info, err := os.Lstat(path)
 	if err != nil || info.Mode()&fs.ModeNamedPipe == 0 {
@@ -25,8 +25,8 @@ func Open(path string) (*os.File, error) {
 	return f, err
 }
 
-// A Writer writes lines to a log. If the log ends with a part of a line, because a write failed or a process died, the next line begins
-// with a line end, so that only that part cannot be read.
+// A Writer writes lines to a log. A log may end with a part of a line, because a write failed or a process died. The Writer then begins
+// with a line end, so that the next line can be read.
 type Writer struct {
 	Log  io.Writer
 	Torn bool // the log ends with a part of a line
@@ -56,20 +56,19 @@ func Rest(path string) (begin int64, rest []byte) {
 		return 0, nil
 	}
 	defer func() { _ = f.Close() }() // nothing is written
-	part, size := make([]byte, 64<<10), info.Size()
-	for end := size; end > 0; {
-		begin = max(0, end-int64(len(part)))
-		rest = part[:end-begin]
-		if _, err := f.ReadAt(rest, begin); err != nil {
+	buf, size := make([]byte, 64<<10), info.Size()
+	for end := size; end > 0; end = begin { // from the end of the log backwards, to its last line end
+		begin = max(0, end-int64(len(buf)))
+		piece := buf[:end-begin]
+		if _, err := f.ReadAt(piece, begin); err != nil {
 			return 0, nil
 		}
-		if i := bytes.LastIndexByte(rest, '\n'); i >= 0 {
+		if i := bytes.LastIndexByte(piece, '\n'); i >= 0 {
 			begin += int64(i) + 1
 			break
 		}
-		end = begin
 	}
-	rest = part[:min(size-begin, int64(len(part)))]
+	rest = buf[:min(size-begin, int64(len(buf)))]
 	if _, err := f.ReadAt(rest, begin); err != nil {
 		return 0, nil
 	}

@@ -27,7 +27,7 @@ func Parse(text string, names []string) (name string, set []Setting, err error) 
 	switch {
 	case colon && !strings.Contains(first, "=") && slices.ContainsFunc(names, isPreset):
 		name += ":" + first
-	case colon:
+	case colon: // what stands behind the colon is the first setting
 		items = append([]string{first}, items...)
 	}
 	if !slices.Contains(names, name) {

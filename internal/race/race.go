@@ -3,8 +3,8 @@ package race
 
 import "testing"
 
-// Alone skips the test under the race detector. It is for a long test that only computes, with independent goroutines:
-// the detector finds as much in a shorter test of the same code. Without the detector the test runs.
+// Alone skips the test if it runs under the race detector. It is for a long test that only computes: the detector finds as much in a
+// shorter test of the same code.
 func Alone(t *testing.T) {
 	t.Helper()
 	if Enabled {

@@ -20,15 +20,13 @@ func (e *SyntaxError) Error() string {
 	return fmt.Sprintf("invalid JSON at byte %d: %s", e.Offset, e.Msg)
 }
 
-// Place has the offsets of a member: where its text begins and ends, including white space around it (From, To), where
-// its key does, including its quotes (Key, KeyEnd), and where its value does (Val, ValEnd).
+// Place has the offsets at which parts of a member begin and end: its text with the white space around it (From, To), its key with the
+// quotes (Key, KeyEnd), and its value (Val, ValEnd).
 type Place struct{ From, Key, KeyEnd, Val, ValEnd, To int }
 
-// Scan validates a text that must be one JSON object. It also
-// refuses text that is not UTF-8, and more than maxDepth levels (0:
-// DefaultMaxDepth). Each of its errors is a *SyntaxError. Scan calls found for each member of the
-// object, unless found is nil, and returns the offset of the closing '}'. If found returns a text, Scan fails
-// with this text as the message.
+// Scan validates a text that must be one JSON object, and returns the offset of its closing '}'. It also refuses text that is not UTF-8,
+// and more than maxDepth levels (0: DefaultMaxDepth). It calls found for each member of the object, unless found is nil. If found
+// returns a text, Scan fails with this text as the message. Each of its errors is a *SyntaxError.
 func Scan(text []byte, maxDepth int, found func(Place) (refused string)) (closing int, err error) {
 	if maxDepth <= 0 {
 		maxDepth = DefaultMaxDepth
@@ -187,9 +185,9 @@ const (
 	highs = 0x8080808080808080
 )
 
-// special looks at eight bytes at once. In the result, the high bit of a byte is set if the scan of a string must look at
-// this byte: a quote, a backslash, a control character, or a byte that is not ASCII. Only the lowest set bit is
-// reliable, because the subtractions may borrow from higher bytes.
+// special looks at eight bytes at once. In the result, the high bit of a byte is set if the byte is a quote, a backslash, a control
+// character, or not ASCII: the scan of a string must look at such a byte. Only the lowest set bit is reliable, because the
+// subtractions may borrow from higher bytes.
 func special(x uint64) uint64 {
 	quote, slash := x^('"'*ones), x^('\\'*ones)
 	return (x | (x - 0x20*ones) | (quote - ones) | (slash - ones)) & highs

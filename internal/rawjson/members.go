@@ -48,9 +48,9 @@ func Blank(value json.RawMessage, drop func(key string) bool) {
 	}
 }
 
-// Cut returns the part of text to delete in order to remove a member with one comma: the comma after it
-// if no earlier member stays (first), else the comma before it. comma, quote and end are the member's offsets, as an
-// Object has them.
+// Cut returns the part of text to delete in order to remove a member of an object, together with one comma. If first is set, no member
+// before it stays, and the comma after it goes; otherwise the comma before it goes. comma, quote and end are the member's offsets,
+// as an Object has them.
 func Cut(text []byte, comma, quote, end int, first bool) (from, to int) {
 	if !first {
 		return comma, end

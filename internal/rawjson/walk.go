@@ -7,7 +7,7 @@ import "bytes"
 
 // Space returns the position of the first byte from i on that is not white space.
 func Space(b []byte, i int) int {
-	if i < len(b) && b[i] > ' ' { // the usual case; the compiler can inline a function this small
+	if i < len(b) && b[i] > ' ' { // the usual case stands here, so that the function is small enough to be inlined
 		return i
 	}
 	return skipSpace(b, i)
@@ -32,7 +32,7 @@ func StringEnd(b []byte, i int) int {
 		for b[j-1-slashes] == '\\' { // the loop ends at the opening quote at the latest
 			slashes++
 		}
-		if slashes&1 == 0 {
+		if slashes%2 == 0 { // an odd number escapes the quote
 			return j + 1
 		}
 	}

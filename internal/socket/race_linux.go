@@ -4,8 +4,8 @@ package socket
 
 import "syscall"
 
-// The race detector assumes that a write to a socket happens before a read from one. It learns of reads and writes from
-// package syscall, which raw calls bypass. So these functions make calls of package syscall that have no other effect.
+// The race detector assumes that a write to a socket happens before a read from one. It learns of reads and writes from package
+// syscall, which raw calls bypass. These functions make calls of package syscall only to inform the detector.
 
 func written() { _, _ = syscall.Write(-1, nil) } // the write fails, but the detector has seen it
 

@@ -35,8 +35,8 @@ func (s Socket) Exists() bool { return s.raw != nil }
 type turn struct {
 	op operation
 	// Both functions call step. A turn that is used again keeps them, because making them anew would allocate.
-	try  func(fd uintptr) bool
-	look func(fd uintptr)
+	try  func(fd uintptr) bool // for RawConn.Read and Write
+	look func(fd uintptr)      // for RawConn.Control
 
 	p     []byte   // the argument of read and write
 	parts [][]byte // the arguments of ask
@@ -93,8 +93,8 @@ func (t *turn) step(fd uintptr) bool {
 	return true
 }
 
-// pose writes parts. It returns false if it could write everything, so that the turn now waits for the answer.
-func (t *turn) pose(fd uintptr) bool {
+// pose writes parts. done is false if it could write everything, because the turn must then wait for the answer.
+func (t *turn) pose(fd uintptr) (done bool) {
 	size := 0
 	for _, p := range t.parts {
 		size += len(p)
@@ -144,7 +144,7 @@ func (s Socket) Await() error {
 
 // Ask writes parts, as far as the socket has room. If it could write everything, it calls sent, unless sent is nil, and waits
 // until Read would not block. n and err are about the writing only: an error that ends the wait is returned by the next Read.
-// Compared with Write and Read, Ask saves a system call: the attempt to read an answer that cannot have come yet.
+// A Read after a Write would first try to read an answer that cannot have come yet. Ask saves this system call.
 func (s Socket) Ask(parts [][]byte, sent func()) (n int, err error) {
 	t := turns.Get().(*turn)
 	defer t.end()
@@ -152,7 +152,7 @@ func (s Socket) Ask(parts [][]byte, sent func()) (n int, err error) {
 	// The poller forgets earlier events and then calls step, so it always notices an answer that comes after the writing.
 	// It does not notice bytes that came before: the caller must check Quiet first.
 	err = s.raw.Read(t.try)
-	if t.tried {
+	if t.tried { // it has written, and an error of the poller is about the wait
 		err = t.err
 	}
 	return t.n, err

@@ -7,9 +7,8 @@ import (
 	"unicode/utf8"
 )
 
-// most is how many letters of a word may be missing, wrong or superfluous. The parser of the command line uses the same number
-// for commands and flags (kong, findPotentialCandidates). Hint allows only one in a word of two to four letters, because two
-// changes would make it a different word.
+// most is how many letters of a word may be missing, wrong or superfluous. In a word of two to four letters, Hint allows only one. The
+// parser of the command line uses the same number for commands and flags (kong, findPotentialCandidates).
 const most = 2
 
 // Hint returns ` (did you mean "name"?)` with the names that are closest to word, or nothing if no name is close.

@@ -9,7 +9,7 @@ type Regression struct {
 	R2        float64   // share of y's variance that the model explains; 0 if y does not vary
 }
 
-// Regress fits y to the rows, each of which has one value per column. It fails unless there are more rows than columns, or if
+// Regress fits y to the rows, each of which has one value per column. ok is false unless there are more rows than columns, and if
 // columns depend on each other.
 func Regress(rows [][]float64, y []float64) (r Regression, ok bool) {
 	r.N = len(rows)
@@ -29,7 +29,8 @@ func Regress(rows [][]float64, y []float64) (r Regression, ok bool) {
 		}
 		scale[i] = math.Sqrt(scale[i])
 	}
-	sums := make([][]float64, columns) // each row: the normal equations, the unit matrix (which becomes the inverse), and y
+	// Each row of sums is a normal equation: a coefficient for each column, a row of the unit matrix, which becomes the inverse, and y.
+	sums := make([][]float64, columns)
 	for i := range sums {
 		sums[i] = make([]float64, 2*columns+1)
 		sums[i][columns+i] = 1
