@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"os"
 	"os/signal"
@@ -59,35 +60,40 @@ type problem struct {
 func (c *checkCmd) Run(std streams) error {
 	found := checked{Config: c.Config, Errors: []problem{}, Findings: []selftest.Finding{}}
 	err := c.look(&found)
-	switch {
-	case c.JSON:
+	if c.JSON {
 		found.Errors = append(found.Errors, problemsOf(err)...)
 		if err := writeJSON(std.out, found); err != nil {
 			return err
 		}
-	case err == nil:
-		fmt.Fprintf(std.out, "%s: ok, %s, policy %s%s\n", c.Config, counted(&found.cfg.Engines), found.cfg.Dispatch.Policy,
-			groupsOf("decode", found.cfg.Engines.Decode)+groupsOf("aggregated", found.cfg.Engines.Aggregated))
-		fallthrough
-	default:
-		for _, change := range found.Changes {
-			fmt.Fprintln(std.out, change)
+	} else {
+		if err == nil {
+			fmt.Fprintf(std.out, "%s: ok, %s, policy %s%s\n", c.Config, counted(&found.cfg.Engines), found.cfg.Dispatch.Policy,
+				groupsOf("decode", found.cfg.Engines.Decode)+groupsOf("aggregated", found.cfg.Engines.Aggregated))
 		}
-		for _, v := range found.Cases {
-			fmt.Fprintln(std.out, v)
-		}
-		for _, f := range found.Findings {
-			fmt.Fprintf(std.out, "%-4s %s: %s\n", f.Level, f.Engine, f.Msg)
+		found.print(std.out)
+		if err != nil {
+			return err
 		}
 	}
-	if err != nil && !c.JSON {
-		return err
-	}
-	bad := func(f selftest.Finding) bool { return f.Level == selftest.Bad }
-	if err != nil || slices.ContainsFunc(found.Findings, bad) || slices.ContainsFunc(found.Cases, func(v verdict) bool { return !v.OK }) {
+	badFinding := slices.ContainsFunc(found.Findings, func(f selftest.Finding) bool { return f.Level == selftest.Bad })
+	badCase := slices.ContainsFunc(found.Cases, func(v verdict) bool { return !v.OK })
+	if err != nil || badFinding || badCase {
 		return errFailed
 	}
 	return nil
+}
+
+// print writes the results as lines for people.
+func (found *checked) print(out io.Writer) {
+	for _, change := range found.Changes {
+		fmt.Fprintln(out, change)
+	}
+	for _, v := range found.Cases {
+		fmt.Fprintln(out, v)
+	}
+	for _, f := range found.Findings {
+		fmt.Fprintf(out, "%-4s %s: %s\n", f.Level, f.Engine, f.Msg)
+	}
 }
 
 // counted returns a text with the number of engines of each role.
@@ -104,8 +110,8 @@ func counted(e *config.Engines) string {
 	}
 }
 
-// groupsOf lists the groups of a role if there are several. The list reveals a misspelt name, which makes a group of its own. A group
-// without a configured name, which has only one engine and its address as the name, is not listed.
+// groupsOf lists the groups of a role if there are several. The list reveals a misspelt name, which makes a group of its own. An engine
+// without a configured group is not listed: it is a group of its own, which has the engine's address as its name.
 func groupsOf(role string, engines []config.Engine) string {
 	ranks := map[string]int{}
 	for _, e := range engines {

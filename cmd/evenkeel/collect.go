@@ -11,10 +11,9 @@ import (
 // of the memory in use.
 const garbageRoom = 16 << 20
 
-// boundGarbage makes the collector run earlier than by Go's own rule, which lets the heap double. A running stream allocates
-// nothing, so by Go's rule no collection would come, and the garbage of a burst of new streams would stay as long as they
-// run. A small heap is collected more rarely than by Go's rule, which makes requests cheaper. If the operator has set GOGC, boundGarbage
-// changes nothing.
+// boundGarbage makes the collector run earlier on a large heap than Go's own rule, which lets the heap double. A running stream allocates
+// nothing, so under Go's rule the garbage of a burst of new streams would stay as long as they run. A small heap is collected more
+// rarely than under Go's rule, which makes requests cheaper. If the operator has set GOGC, boundGarbage changes nothing.
 func boundGarbage() {
 	if os.Getenv("GOGC") == "" {
 		(&collector{percent: 100}).follow()
@@ -25,7 +24,8 @@ type collector struct {
 	percent int // the current GC percent, as debug.SetGCPercent defines it
 }
 
-// follow calls adjust after each collection from now on: the collector runs the cleanup of an object that is garbage already.
+// follow calls adjust after each collection from now on. For this it makes an object that is garbage at once: the next collection runs
+// the object's cleanup.
 func (c *collector) follow() {
 	runtime.AddCleanup(&struct{ _ *collector }{}, func(c *collector) {
 		c.adjust()

@@ -32,7 +32,7 @@ func (c completionCmd) Run(std streams) error {
 }
 
 // completionScripts are the scripts by shell. They run `evenkeel complete` with the words up to the cursor, the unfinished one last.
-// It prints one word per line; the line :files means that names of files are possible, too.
+// This command prints one word per line. The line :files means that names of files are possible, too.
 var completionScripts = map[string]string{
 	"bash": `_evenkeel() {
     local cur=${COMP_LINE:0:COMP_POINT} words word
@@ -108,19 +108,19 @@ func complete(node *kong.Node, words []string) []string {
 	if len(words) == 0 {
 		words = []string{""}
 	}
-	last := words[len(words)-1]
+	unfinished := words[len(words)-1]
 	var open *kong.Flag // the flag to which the next word belongs as a value; nil: there is none
 	for _, w := range words[:len(words)-1] {
 		switch {
 		case strings.HasPrefix(w, "-"):
-			name, _, has := strings.Cut(w, "=")
+			name, _, hasValue := strings.Cut(w, "=")
 			// A command line may begin with a flag of serve instead of a command: see isServeFlag.
 			if open = flagOf(node, name); open == nil && node.Parent == nil {
 				if f := flagOf(childOf(node, "serve"), name); f != nil {
 					node, open = childOf(node, "serve"), f
 				}
 			}
-			if has || open != nil && open.IsBool() {
+			if hasValue || open != nil && open.IsBool() {
 				open = nil
 			}
 		case open != nil:
@@ -133,31 +133,31 @@ func complete(node *kong.Node, words []string) []string {
 			}
 		}
 	}
-	switch name, value, has := strings.Cut(last, "="); {
-	case strings.HasPrefix(last, "-") && has:
+	switch name, value, hasValue := strings.Cut(unfinished, "="); {
+	case strings.HasPrefix(unfinished, "-") && hasValue:
 		return under(name+"=", valuesOf(flagOf(node, name), value))
-	case strings.HasPrefix(last, "-"):
-		return starting(last, flagNames(node))
+	case strings.HasPrefix(unfinished, "-"):
+		return starting(unfinished, flagNames(node))
 	case open != nil:
-		return valuesOf(open, last)
+		return valuesOf(open, unfinished)
 	default:
-		return placesOf(node, last)
+		return placesOf(node, unfinished)
 	}
 }
 
-// placesOf returns the commands below a node or, if no command matches, the values of its argument.
-func placesOf(at *kong.Node, last string) []string {
+// placesOf returns the commands below a node that begin with begun or, if there is no such command, the values of its argument.
+func placesOf(at *kong.Node, begun string) []string {
 	var list []string
 	for _, c := range at.Children {
 		if c.Type == kong.CommandNode && !c.Hidden {
 			list = append(list, c.Name)
 		}
 	}
-	if list = starting(last, list); len(list) > 0 || len(at.Positional) == 0 {
+	if list = starting(begun, list); len(list) > 0 || len(at.Positional) == 0 {
 		return list
 	}
 	if enum := at.Positional[0].Enum; enum != "" {
-		return starting(last, strings.Split(enum, ","))
+		return starting(begun, strings.Split(enum, ","))
 	}
 	return []string{askFiles}
 }
@@ -232,13 +232,13 @@ func valuesOf(f *kong.Flag, begun string) []string {
 }
 
 // starting returns the words of a list that start with a prefix.
-func starting(with string, list []string) (some []string) {
+func starting(prefix string, list []string) (matching []string) {
 	for _, s := range list {
-		if strings.HasPrefix(s, with) {
-			some = append(some, s)
+		if strings.HasPrefix(s, prefix) {
+			matching = append(matching, s)
 		}
 	}
-	return some
+	return matching
 }
 
 // under puts a prefix before every word of a list, except askFiles.

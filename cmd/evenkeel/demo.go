@@ -25,9 +25,8 @@ import (
 	"evenkeel/predictor"
 )
 
-// demoCmd compares policies on a real trace. Reference engines, proxy
-// and load run in this process and use HTTP over loopback; each policy gets new ones. With
-// --aggregated the engines both prefill and decode, see demo_aggregated.go.
+// demoCmd compares policies on a real trace. For each policy, new reference engines, a new proxy and a new load run in this process, and
+// use HTTP over loopback. With --aggregated the engines both prefill and decode, see demo_aggregated.go.
 type demoCmd struct {
 	Trace    string `placeholder:"FILE" help:"Send the requests of a trace: CSV or JSON lines, gzipped or not (default: Azure's conversation trace of 2023; docs/traces.md has the columns)."`
 	Requests int    `default:"640" placeholder:"N" help:"Send this many requests for each policy (default: ${default})."`
@@ -208,7 +207,7 @@ func (c *demoCmd) requests() (send, history []trace.Request, source string, err 
 	}
 	n := uint64(len(t.Requests))
 	learn := min(demoHistory, n/4)
-	first := (learn + (c.Seed-1)%n*(uint64(c.Requests)%n)) % n
+	first := (learn + (c.Seed-1)%n*(uint64(c.Requests)%n)) % n // each seed begins where the part of the seed before it ends
 	send = make([]trace.Request, c.Requests)
 	for i := range send {
 		send[i] = t.Requests[(first+uint64(i))%n]
@@ -325,8 +324,8 @@ func fileName(name string) string {
 // a few minutes.
 const demoHistory = 2000
 
-// writeDemoFit writes the file that `evenkeel fit` would write and returns its path. It returns "" if there are too few requests to
-// learn from; the proxy then learns while it runs.
+// writeDemoFit writes the file that `evenkeel fit` would write, and returns its path; empty: there are too few requests to learn from, so
+// the proxy learns only while it runs.
 func writeDemoFit(history []trace.Request, path, source string) (string, error) {
 	const enough = 100
 	if len(history) < enough {

@@ -51,7 +51,7 @@ func (c *demoCmd) setLawDefaults(given []string) {
 	c.C0, c.C1 = m.C0, max(1, time.Duration(m.C1)) // they pass the checks of flags and are not used, because the engines have the law
 	defaults := map[string]func(){
 		"policies": func() { c.Policies = own + ",jsq-kv,br0,brh,evenkeel" },
-		// Prefill is fast enough never to limit the result, which then depends on the decode ranks.
+		// Prefill is so fast that the result depends only on the decode ranks.
 		"prefills":          func() { c.Prefills = 4 },
 		"prefill-base":      func() { c.PrefillBase = time.Millisecond },
 		"prefill-per-token": func() { c.PrefillPerToken = time.Microsecond },

@@ -36,7 +36,7 @@ func readGateway(ctx context.Context, g *gateway.Gateway, into report.Sample) (d
 func quantile(series []*dto.Metric, q float64) float64 {
 	var total uint64
 	var bounds []float64
-	var counts []uint64 // of observations up to each bound, as in the histograms
+	var counts []uint64 // counts[i] is how many observations are up to bounds[i]
 	for _, m := range series {
 		h := m.GetHistogram()
 		total += h.GetSampleCount()

@@ -47,13 +47,12 @@ type audit struct {
 
 func (a audit) bad() bool { return a.leaks != 0 || a.pins != 0 || a.wrong != 0 || a.drift != 0 }
 
-// tryAll runs one policy after another. A policy starts once all requests of the policy before have been sent, because the end of a
-// run is not measured. The last answers of one policy end while the next one fills its slots, which is not measured
-// either.
+// tryAll runs one policy after another. A policy starts when all requests of the policy before it have been sent. The last answers of the
+// earlier policy then come while the later one fills its slots. This overlap does no harm, because neither time is measured.
 func (c *demoCmd) tryAll(ctx context.Context, policies []demoPolicy,
 	try func(p demoPolicy, title string, sent func()) (*trial, error)) ([]*trial, error) {
 	trials, errs := make([]*trial, len(policies)), make([]error, len(policies))
-	var before chan struct{} // closed when the policy before has ended
+	var before chan struct{} // closed when the policy before this one has ended
 	for i, p := range policies {
 		sent, ended := make(chan struct{}), make(chan struct{})
 		go func() {
@@ -138,8 +137,8 @@ func (c *demoCmd) try(ctx context.Context, p demoPolicy, requests []trace.Reques
 	if ctx.Err() != nil { // the user interrupted the demo, so do not wait for streams
 		cancel()
 	}
-	if serr := g.Shutdown(ending); serr != nil && ctx.Err() == nil {
-		err = errors.Join(err, serr)
+	if shutdownErr := g.Shutdown(ending); shutdownErr != nil && ctx.Err() == nil {
+		err = errors.Join(err, shutdownErr)
 	}
 	if err != nil || ctx.Err() != nil {
 		return t, err
@@ -222,9 +221,9 @@ func startGateway(ctx context.Context, cfg *config.Config, engines int, patience
 	}
 	if err := ready(ctx, g, engines, patience); err != nil {
 		ending, cancel := context.WithCancel(context.WithoutCancel(ctx))
-		cancel()
-		if serr := g.Shutdown(ending); serr != nil {
-			log.Debug("shutdown", zap.Error(serr))
+		cancel() // no request is running, so there is nothing to wait for
+		if shutdownErr := g.Shutdown(ending); shutdownErr != nil {
+			log.Debug("shutdown", zap.Error(shutdownErr))
 		}
 		return nil, err
 	}

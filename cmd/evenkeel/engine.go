@@ -18,9 +18,8 @@ import (
 	"evenkeel/dispatcher/step"
 )
 
-// engineCmd runs the reference engine, which has the API of vLLM, vllm-ascend and SGLang without a model. It
-// steps its ranks behind a barrier, and fails on demand. The prompt alone determines
-// the tokens of an answer, so that a client can detect a wrong one.
+// engineCmd runs the reference engine, which has the API of vLLM, vllm-ascend and SGLang without a model. Its ranks step together, and it
+// fails on demand. The prompt alone determines the tokens of an answer, so that a client can detect a wrong one.
 type engineCmd struct {
 	Role      string `enum:"prefill,decode,both,aggregated" default:"both" help:"Have this role: prefill, decode or both, with hand-offs between engines; or aggregated, with ranks that compute prompts in chunks beside their decodes, and no KV connector (default: ${default})."`
 	Listen    string `default:"127.0.0.1:8200" help:"Listen here with rank 0; rank i listens i ports above (default: ${default})."`

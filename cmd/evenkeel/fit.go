@@ -44,7 +44,7 @@ func (c *fitPredictorCmd) Run(std streams) error {
 		return usageError{fmt.Errorf("--horizon %d: look at least 1 step ahead", c.Horizon)}
 	case !(c.Holdout > 0 && c.Holdout < 1):
 		return usageError{fmt.Errorf("--holdout %v: write a share above 0 and below 1", c.Holdout)}
-	case (c.Trace == "") == (c.Log == ""):
+	case (c.Trace == "") == (c.Log == ""): // both or none
 		return usageError{errors.New("give --trace or --log, from which the fit learns")}
 	case c.Trace != "":
 		history, err = fit.FromTrace(c.Trace)
@@ -106,8 +106,8 @@ func (c *fitStepCmd) Run(std streams) error {
 	return failWithout(steps.Config, printFit(std.out, steps, c.JSON))
 }
 
-// failWithout returns an error if there is no config to use, so that the exit status tells a script. The reason was
-// printed before.
+// failWithout returns err or, if err is nil and config is empty, errFailed, so that a script sees by the exit status that no fit was good
+// enough. The reason was printed before.
 func failWithout(config string, err error) error {
 	if err == nil && config == "" {
 		return errFailed

@@ -141,8 +141,8 @@ func (f *fixtureCase) decide(library *policy.Library, cfg *config.Config) (verdi
 	}, nil
 }
 
-// read sets the indicators of a candidate. The defaults of indicators that the case does not give are those of an idle engine, with the
-// times of the config.
+// read sets the indicators of a candidate. Those that the case does not give are the indicators of an idle engine with the times of the
+// config.
 func (f fixtureCandidate) read(c *policy.Engine, prompt float64, cfg *config.Config) error {
 	id, _ := f["id"].(string)
 	if id == "" {

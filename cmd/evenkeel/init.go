@@ -150,8 +150,8 @@ func (c *initCmd) entries(cfg *config.Config) (list []draft.Entry, err error) {
 		return nil, usageError{errors.New("--probe does not go with the flags that list engines (--prefiller-hosts and others); use one of the " +
 			"two; --probe prefill=HOST:PORT gives the role, too")}
 	}
-	// cfg has the retry delay of vllm-ascend's example proxy, for users who replace the example proxy and keep its flags. Users of
-	// --probe do not, so their config gets evenkeel's own default, unless --retry-delay is given.
+	// cfg has the retry delay of vllm-ascend's example proxy, for users who replace this proxy and keep its flags. With --probe, the config
+	// gets evenkeel's own default, unless --retry-delay is given.
 	if c.RetryDelay == nil {
 		cfg.Prefill.Retry.Base = config.Default().Prefill.Retry.Base
 	}

@@ -8,13 +8,12 @@ import (
 	"github.com/alecthomas/kong"
 )
 
-// spreadLists rewrites a list in the notation of Python's argparse, `--ports 1 2 3`, as
-// repeated flags, `--ports=1 --ports=2 --ports=3`, which kong can read. A list ends
-// at the next word that starts with "-" and is not a number. It also joins a negative number with the flag
-// before it. Words after "--" are not changed.
+// spreadLists rewrites a list in the notation of Python's argparse, `--ports 1 2 3`, as repeated flags, `--ports=1 --ports=2 --ports=3`,
+// which kong can read. A list ends at the next word that starts with "-" and is not a number. spreadLists also joins a negative number
+// with the flag before it. It does not change words after "--".
 func spreadLists(args []string, lists map[string]bool) []string {
 	out := make([]string, 0, len(args))
-	flag := ""
+	flag := "" // the flag whose list the current words belong to; empty: none
 	for i, word := range args {
 		switch {
 		case word == "--":
@@ -27,7 +26,7 @@ func spreadLists(args []string, lists map[string]bool) []string {
 			}
 			out = append(out, word)
 		case flag == "" && strings.HasPrefix(word, "-") && i > 0 && isFlag(args[i-1]) && !strings.Contains(args[i-1], "="):
-			out[len(out)-1] += "=" + word // otherwise kong would refuse the number as an unknown flag
+			out[len(out)-1] += "=" + word // a negative number, which kong would refuse as an unknown flag
 		case flag != "":
 			out = append(out, flag+"="+word)
 		default:

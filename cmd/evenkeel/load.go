@@ -14,9 +14,9 @@ import (
 	"evenkeel/bench/lab/trace"
 )
 
-// loadCmd sends requests to a server. With --trace alone, it sends them at the times of the trace. With --rate, it scales the
-// times to that mean rate, or sends evenly if there are no times to scale. With --concurrency, it ignores the times, and keeps
-// that many requests in the system (closed loop).
+// loadCmd sends requests to a server. With --trace alone, it sends them at the times of the trace. With --rate, it scales these times to
+// that mean rate, or sends evenly if there are no times. With --concurrency, it ignores the times, and keeps that many requests in
+// the system (closed loop).
 type loadCmd struct {
 	URL []string `name:"url" required:"" sep:"none" placeholder:"URL" help:"Send to this server, such as http://127.0.0.1:8000. If there are several, requests go to them in turn."`
 

@@ -1,5 +1,5 @@
-// Command evenkeel is the stateful proxy between prefill and decode engines, with the tools to test and
-// compare it: reference engines, load, demo and vectors.
+// Command evenkeel is the proxy between clients and prefill and decode engines. It also has tools to test and compare the proxy:
+// reference engines, load, demo and vectors.
 package main
 
 import (
@@ -47,7 +47,7 @@ func main() {
 // run parses and executes a command line. It returns the exit status: 1 if the work failed, 2 if the command line is wrong.
 func run(args []string, std streams) int {
 	var cli commands
-	helped := false // kong has printed the help for --help
+	helped := false // kong has printed a help text, after which it calls Exit
 	parser, err := kong.New(&cli,
 		kong.Name("evenkeel"),
 		kong.Description("evenkeel is a proxy in front of the engines of a large model. It keeps their data-parallel ranks level. `evenkeel "+

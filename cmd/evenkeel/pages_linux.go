@@ -9,9 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// forgetProgram makes the kernel drop the pages of the program file from this process, as the kernel may do at any time by
-// itself. A page that is used again comes back from the page cache. This saves memory: at the start, most of the file is read,
-// because every package prepares its tables, even for other subcommands, but serve needs only a third of it afterwards.
+// forgetProgram saves memory: it makes the kernel drop the pages of the program file from this process. A page that is used again comes
+// back from the page cache. At the start, most of the file is read, because every package prepares its tables, even for other
+// subcommands. serve needs only a third of it afterwards.
 //
 // A part of the program that differs from the file is kept, because a debugger may have written to it.
 func forgetProgram() error {
@@ -31,12 +31,14 @@ func forgetProgram() error {
 		fields := strings.Fields(line)
 		switch {
 		case !strings.HasSuffix(fields[0], ":"): // the first line about a part
-			if from, to = 0, 0; strings.HasPrefix(fields[1], "r-") && strings.HasSuffix(line, " "+program) {
+			from, to = 0, 0
+			isProgram := strings.HasPrefix(fields[1], "r-") && strings.HasSuffix(line, " "+program) // read-only, and from the program file
+			if isProgram {
 				if _, err := fmt.Sscanf(fields[0], "%x-%x", &from, &to); err != nil {
 					return err
 				}
 			}
-		case fields[0] == "Anonymous:" && fields[1] == "0" && from < to:
+		case fields[0] == "Anonymous:" && fields[1] == "0" && from < to: // no page of the part differs from the file
 			if _, _, errno := unix.Syscall(unix.SYS_MADVISE, from, to-from, unix.MADV_DONTNEED); errno != 0 {
 				return fmt.Errorf("madvise: %w", errno)
 			}

@@ -115,8 +115,9 @@ func (c *serveCmd) Run(streams) error {
 	return nil
 }
 
-// reloadUntil reloads the config on each signal in reloads, until a signal in signals comes, which it returns. It does not wait for a
-// reload that hangs, for example on a disk that does not answer. It also calls forgetProgram, at first and then once per forgetEvery.
+// reloadUntil waits for a signal in signals and returns it. Until then it reloads the config on each signal in reloads, and calls
+// forgetProgram at once and then once per forgetEvery. It does not wait for a reload that hangs, for example on a disk that does not
+// answer.
 func reloadUntil(signals, reloads <-chan os.Signal, g *gateway.Gateway, log *zap.Logger) os.Signal {
 	forget := func() {
 		if err := forgetProgram(); err != nil {

@@ -153,8 +153,8 @@ func (d *dialect) list(cfg *config.Config, l listed) error {
 	return nil
 }
 
-// listenForCallbacks sets the address at which the proxy receives callbacks of decode engines, if the connector has callbacks. In
-// vllm-ascend's layerwise example, this is the port for clients. Here it is a port of its own, by default the next one.
+// listenForCallbacks sets the address at which the proxy receives callbacks of decode engines, if the connector has callbacks. By default
+// it is the port after the one for clients. vllm-ascend's layerwise example uses one port for both.
 func (d *dialect) listenForCallbacks(cfg *config.Config, host string, port int) error {
 	switch bare := strings.Trim(host, "[]"); {
 	case d.Connector != mooncake.AscendLayerwise && d.Metaserver != "":

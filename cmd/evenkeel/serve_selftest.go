@@ -19,7 +19,7 @@ const (
 	selfTestLimit    = 5 * time.Minute // how long the test may take
 )
 
-// errTooLong is why a test ends, and the last of its requests with it.
+// errTooLong is the error of the request that runs when the test has taken selfTestLimit and is ended.
 var errTooLong = fmt.Errorf("the self-test may take %v", selfTestLimit)
 
 // startSelfTest starts a test of the engines in the background, which logs its findings. Serving does not wait for it. The
@@ -45,12 +45,12 @@ func startSelfTest(g *gateway.Gateway, cfg *config.Config, log *zap.Logger) (end
 	return func() { cancel(); <-done }
 }
 
-// awaitEngines waits until all engines are up. Once the proxy is ready with only some engines, it waits for the others for
+// awaitEngines waits until the proxy is ready, no engine is halted, and all engines are up. Engines that are down delay it for at most
 // selfTestPatience. It returns false if ctx ends first.
 func awaitEngines(ctx context.Context, g *gateway.Gateway) bool {
 	tick := time.NewTicker(selfTestPoll)
 	defer tick.Stop()
-	var ready time.Time
+	var ready time.Time // since when the proxy is ready and no engine is halted; zero: this is not so
 	for {
 		select {
 		case <-ctx.Done():

@@ -130,28 +130,38 @@ func (c *simulateCmd) mixedLoad() (*mixed.Load, *mixed.Replayed, error) {
 		Texts: texts, Ranks: c.deployment.Ranks, Slots: c.Slots, Budget: aggregatedBudget,
 		Law: c.deployment.Served(), Of: c.deployment.Name(), Full: 1 - aggregatedFree,
 	}
-	if c.Load != "closed" {
-		open, err := c.load(nil)
-		if err != nil {
-			return nil, nil, err
-		}
-		if open.Rho*float64(l.Ranks*l.Slots) < 1 {
-			return nil, nil, fmt.Errorf("--load %s: there would be less than one request at a time; write a larger share", c.Load)
-		}
-		l.Rho, l.Full = open.Rho, 0
-	} else if c.Pool != nil {
-		if *c.Pool > mostAggregated {
-			return nil, nil, fmt.Errorf("--pool %d: at most %d", *c.Pool, mostAggregated)
-		}
-		if l.Full = 1 + float64(*c.Pool)/float64(l.Ranks*l.Slots); l.Full <= 0 {
-			return nil, nil, fmt.Errorf("--pool %d: no request would be in the system, which has %d slots", *c.Pool, l.Ranks*l.Slots)
-		}
+	if err := c.setPace(l); err != nil {
+		return nil, nil, err
 	}
 	longest := slices.MaxFunc(t.Requests, func(a, b trace.Request) int { return a.Prompt + a.Output - b.Prompt - b.Output })
 	if n := int64(longest.Prompt + longest.Output); c.Capacity > 0 && c.Capacity < n+n/10 {
 		return nil, nil, fmt.Errorf("--capacity %d: the longest request of the trace has %d tokens, and a rank needs a tenth more", c.Capacity, n)
 	}
 	return l, texts, nil
+}
+
+// setPace sets when requests come, by --load and --pool: Rho for an open loop, Full for a closed one.
+func (c *simulateCmd) setPace(l *mixed.Load) error {
+	slots := l.Ranks * l.Slots
+	switch {
+	case c.Load != "closed":
+		open, err := c.load(nil)
+		if err != nil {
+			return err
+		}
+		if open.Rho*float64(slots) < 1 {
+			return fmt.Errorf("--load %s: there would be less than one request at a time; write a larger share", c.Load)
+		}
+		l.Rho, l.Full = open.Rho, 0
+	case c.Pool != nil:
+		if *c.Pool > mostAggregated {
+			return fmt.Errorf("--pool %d: at most %d", *c.Pool, mostAggregated)
+		}
+		if l.Full = 1 + float64(*c.Pool)/float64(slots); l.Full <= 0 {
+			return fmt.Errorf("--pool %d: no request would be in the system, which has %d slots", *c.Pool, slots)
+		}
+	}
+	return nil
 }
 
 // forSeed returns the load of a seed. Each seed begins at another place of the trace and draws other arrivals.

@@ -11,8 +11,8 @@ import (
 	"evenkeel/bench/lab/trace"
 )
 
-// idle refuses flags that were given but would have no effect: flags of another tier, and flags that another flag replaces
-// or whose effect needs another flag. The tag tier of a flag lists its tiers; without this tag it belongs to all of them.
+// idle refuses flags that were given but would have no effect: flags of another tier, flags that another flag replaces, and flags that
+// need another flag. The tag tier of a flag lists its tiers. A flag without this tag belongs to all tiers.
 func (c *simulateCmd) idle(k *kong.Context) error {
 	given := given(k)
 	var foreign, tiers []string

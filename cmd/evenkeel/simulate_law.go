@@ -77,7 +77,7 @@ func (c *simulateCmd) model() report.StepModel {
 	return modelOf(c.deployment.Law())
 }
 
-// modelOf returns the times that a law gives if all ranks have the same load, in the form that reports use.
+// modelOf returns how long a step takes by a law if all ranks have the same load, in the form that reports use.
 func modelOf(law step.Law) report.StepModel {
 	ns := func(ms float64) time.Duration { return time.Duration(ms * float64(time.Millisecond)) }
 	l := law.Level()

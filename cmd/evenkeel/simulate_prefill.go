@@ -38,7 +38,8 @@ func (c *simulateCmd) simulatePrefill(ctx context.Context, std streams) error {
 	fmt.Fprintf(std.err, "%s, %d seeds; %s\n", source, c.Seeds, c.enginesWords())
 	all := report.Report{Bound: report.Metrics{}}
 	var b bytes.Buffer
-	for _, plan.Load = range loads {
+	for _, load := range loads {
+		plan.Load = load
 		show := progressLines(std.err)
 		plan.Progress = func(done, total int) {
 			show.update(done, total, fmt.Sprintf("load %g: %d of %d runs done", plan.Load, done, total))

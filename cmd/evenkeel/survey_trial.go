@@ -73,8 +73,8 @@ func (c *surveyCmd) runTrial(std streams) error {
 	return writesTo(c.Out, func(file *os.File) error { return c.trial(std, targets[0], file) })
 }
 
-// untilSignal returns a context that ends at the first SIGINT, SIGTERM or SIGHUP. A second SIGINT or SIGTERM ends the process at once. A
-// second SIGHUP does nothing: when a terminal is closed, the process may get one SIGHUP from the kernel and one from the shell.
+// untilSignal returns a context that ends at the first SIGINT, SIGTERM or SIGHUP. A second SIGINT or SIGTERM ends the process at once, but
+// a second SIGHUP does nothing: when a terminal is closed, the process may get one from the kernel and one from the shell.
 func untilSignal() (ctx context.Context, stop func()) {
 	interrupted, stopInterrupts := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(interrupted, stopInterrupts) // so that the next one of these signals ends the process
