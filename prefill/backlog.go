@@ -22,20 +22,21 @@ func (s *Scheduler) Backlogs() map[string]Backlog {
 		if len(m.servers) == 0 {
 			continue
 		}
-		requests, prompts := m.queue.Backlog()
+		requests, promptTokens := m.queue.Backlog()
 		if requests == 0 {
 			continue
 		}
-		tokens := float64(prompts)
+		n, tokens := float64(requests), float64(promptTokens)
 		latency, _ := s.line(name, m.servers[0])
-		eachMs := latency.Ms(freshShare*tokens/float64(requests), (1-freshShare)*tokens/float64(requests))
-		all[name] = Backlog{Requests: requests, Seconds: float64(requests) * eachMs / 1000}
+		meanMs := latency.Ms(freshShare*tokens/n, (1-freshShare)*tokens/n)
+		all[name] = Backlog{Requests: requests, Seconds: n * meanMs / 1000}
 	}
 	return all
 }
 
-// Line is the learned line of prefill times of one live candidate for the model, with the round trip to it: the candidate
-// with the smallest fixed part. known is false while no live candidate has a learned line.
+// Line is the learned line of prefill times (time over prompt length) of a live candidate for the model, and the round trip to
+// this candidate. Of several candidates, the one with the smallest fixed part counts. known is false while none has a learned
+// line.
 func (s *Scheduler) Line(name string) (latency policy.Latency, rtt time.Duration, known bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

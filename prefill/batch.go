@@ -12,7 +12,7 @@ type BatchStatus struct {
 	HeldS   float64 `json:"held_s"`       // sum of the seconds that these requests waited
 }
 
-// class is the priority of a request in its line.
+// class is the priority of a request in its model's queue.
 func (r *Request) class() int {
 	if r.Batch {
 		return queue.Batch
@@ -29,9 +29,9 @@ func (s *Scheduler) Batch() BatchStatus {
 	return status
 }
 
-// leftForBatch reports whether a candidate may take a batch request: no other request for its models waits in the arrival
-// queue, in the engine or for a decode rank; and at least two decode slots are free, one of them for the next request that
-// is not batch.
+// leftForBatch reports whether a candidate may take a batch request. The arrival queue must have only batch requests for its
+// models, its engine no request that comes before this one, and its board none that waits for a rank. At least two decode
+// slots must be free, one of them for the next request that is not batch.
 func (d *chooser) leftForBatch(r *Request, c *candidate) bool {
 	for _, name := range c.Models { // a model and its adapters have the same engines
 		if m := d.models[name]; m != nil && m.queue.Online() {
@@ -46,16 +46,18 @@ func (d *chooser) leftForBatch(r *Request, c *candidate) bool {
 		if other.Board != c.Board {
 			continue
 		}
-		pooled := other.load.Leases[ledger.Pooled]
-		if other.Mixed || other.Profile != nil && other.Profile.Early() { // a request gets its rank before its prefill
-			pooled = other.load.Unsent()
-			underWay -= other.load.Leases[ledger.Probing]
+		probing, slotless := other.load.Leases[ledger.Probing], other.load.Leases[ledger.Pooled]
+		if other.Mixed || other.Profile != nil && other.Profile.Early() { // a request gets its slot before its probe is sent
+			probing, slotless = 0, other.load.Unsent()
 		}
-		underWay += other.load.Leases[ledger.Probing] + pooled
-		waiting += pooled
+		underWay += probing + slotless
+		waiting += slotless
 	}
-	if waiting > 0 || d.cfg.Free == nil {
-		return waiting == 0
+	if waiting > 0 {
+		return false
+	}
+	if d.cfg.Free == nil {
+		return true
 	}
 	free, _ := d.cfg.Free(c.Board, r.Model)
 	return free-underWay > 1

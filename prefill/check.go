@@ -47,7 +47,7 @@ func (c *Config) Check(bad func(key, format string, args ...any)) {
 			bad("kv_events."+key, "%d is no port; write the one in the engines' --kv-events-config", port)
 		}
 	}
-	if !(c.Affinity.LoadFactor >= 1) {
+	if !(c.Affinity.LoadFactor >= 1) { // negated, here and below, so that NaN is refused
 		bad("affinity.load_factor", "%v is less than its share; write 1 or more", c.Affinity.LoadFactor)
 	}
 	for key, v := range map[string]float64{"tp_ms": c.Calibration.TPMs, "t0_ms": c.Calibration.T0Ms, "beta2_ms": c.Calibration.Beta2} {
@@ -76,9 +76,9 @@ func (c *Config) Check(bad func(key, format string, args ...any)) {
 		bad("retry.base", "%v is too long for the first pause of a request between two attempts; write %v or less",
 			c.Retry.Base, mostBase)
 	}
-	least := func(key string, n, least int) {
-		if n < least {
-			bad(key, "%d; at least %d is needed", n, least)
+	least := func(key string, n, bound int) {
+		if n < bound {
+			bad(key, "%d; at least %d is needed", n, bound)
 		}
 	}
 	least("queue.max", c.Queue.Max, 1)

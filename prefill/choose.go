@@ -17,18 +17,18 @@ import (
 type waitReason uint8
 
 const (
-	noPlace waitReason = iota + 1 // the pool of hand-offs has no place left
-	noGate                        // the KV gates of all candidates are closed
-	noRoom                        // no candidate can start the request
-	held                          // the request waits for a busy candidate or region; requests behind it may still be served
-	closed                        // the candidate that the request names takes none of its kind; others that name it wait, too
-	away                          // the request goes to another region
-	nobody                        // no first attempt of the request's line can be served in this round
-	missed                        // no prefill would end before the request's deadline
+	noPlace     waitReason = iota + 1 // the pool of hand-offs has no place left
+	noGate                            // the KV gates of all candidates are closed
+	noRoom                            // no candidate can start the request
+	held                              // the request waits for a busy candidate or region; requests behind it may still be served
+	targetBusy                        // the candidate that the request names takes no such request now; others that name it wait, too
+	away                              // the request goes to another region
+	onlyRetries                       // only retries of the model can be served in this round
+	missed                            // no prefill would end before the request's deadline
 )
 
 // look computes the indicators of the eligible candidates for a request, and stores those of eligible[i] in d.view[i]. known
-// reports whether a line of prefill times is known for all of them.
+// is false if the prefill times of one of them are only those from which learning starts (see line).
 func (d *chooser) look(m *model, r *Request, eligible []*candidate) (known bool) {
 	d.view = slices.Grow(d.view[:0], len(eligible))[:len(eligible)]
 	known = true
@@ -115,14 +115,14 @@ func (d *chooser) count(l *Lease, choice policy.Choice, affinity string, hotspot
 	if hotspot == steer.Filter {
 		d.metrics.hotFiltered.Inc()
 	}
-	d.metrics.decided(l.Policy, reason)
+	d.metrics.countChoice(l.Policy, reason)
 	return reason
 }
 
-// canStart reports whether one more probe may be sent to a candidate. An engine gets enough probes that it never waits for
-// the next one, but no more, because a probe that was sent cannot go to another engine any more. If the request could also
-// go to another region, the rule of the choice between regions decides. A prompt whose decode rank is chosen before its
-// prefill may be sent a little earlier, because its decode engine needs time to find room for it.
+// canStart reports whether one more probe may be sent to a candidate. It may while fewer than Push.MaxUnanswered requests
+// come before it there: enough to keep the engine busy, and no more, because a probe that was sent cannot go to another
+// engine. If the request could go to another region, its RemoteRegions decide. A prompt whose decode rank is chosen before
+// its prefill may also be sent from leadsAt on, because its decode engine needs time to find room for it.
 func (d *chooser) canStart(r *Request, c *candidate) bool {
 	if c.Mixed {
 		return d.mayPool(c, r.Model)
@@ -134,13 +134,13 @@ func (d *chooser) canStart(r *Request, c *candidate) bool {
 	if c.load.Ahead(d.now) < float64(d.cfg.Push.MaxUnanswered) {
 		return true
 	}
-	_, known := d.fit.Latency(r.Model, c.Hardware)
-	at, leads := d.leadsAt(c)
-	return known && leads && !at.After(d.now)
+	_, timesKnown := d.fit.Latency(r.Model, c.Hardware)
+	earliest, leads := d.leadsAt(c)
+	return timesKnown && leads && !earliest.After(d.now)
 }
 
 // mayPool reports whether one more request may wait for the ranks of a group that prefills and decodes. The limit is 1.5
-// times the number of free slots, so that there is a choice of requests when further slots become free.
+// times the number of free slots, and at least 1, so that there is a choice of requests when further slots become free.
 func (d *chooser) mayPool(c *candidate, model string) bool {
 	if d.cfg.Free == nil {
 		return true
@@ -151,8 +151,8 @@ func (d *chooser) mayPool(c *candidate, model string) bool {
 }
 
 // chargesAhead counts the unanswered charges that come before one more request for a model: probing counts all of them, and
-// unsent those whose probe was not sent yet. ownRanks says that not all ranks of the board list the model (Config.Free).
-// The charges of such a model are counted separately, because they use other slots than the charges of other models.
+// unsent those whose probe was not sent yet. ownRanks says that only some ranks of the board list the model (Config.Free).
+// Charges of such a model come before its own requests only, because they use other slots than the charges of other models.
 func (c *candidate) chargesAhead(model string, ownRanks bool) (probing, unsent int) {
 	if ownRanks {
 		if counts := c.byModel[model]; counts != nil {
@@ -161,15 +161,15 @@ func (c *candidate) chargesAhead(model string, ownRanks bool) (probing, unsent i
 		return 0, 0
 	}
 	probing, unsent = c.load.Leases[ledger.Probing], c.load.Unsent()
-	for _, counts := range c.byModel {
+	for _, counts := range c.byModel { // the models that only some ranks list
 		probing, unsent = probing-counts.Probing, unsent-counts.Unsent
 	}
 	return probing, unsent
 }
 
-// countApart also counts a lease's charge among the charges of its model, if not all ranks of the board list the model. It
-// first drops the models without unanswered charges.
-func (d *chooser) countApart(c *candidate, l *Lease) {
+// countByModel also counts a lease's charge in byModel, if only some ranks of the board list its model. It first drops the
+// models without unanswered charges.
+func (d *chooser) countByModel(c *candidate, l *Lease) {
 	ownRanks := false
 	if d.cfg.Free != nil {
 		_, ownRanks = d.cfg.Free(c.Board, l.model)
@@ -187,17 +187,16 @@ func (d *chooser) countApart(c *candidate, l *Lease) {
 	l.inFlight.CountByModel(c.byModel[l.model])
 }
 
-// leadsAt is the time from which a candidate may get a prompt whose decode rank is chosen before its prefill, although the
-// prefill engine is still busy; false: the end of its work is not known, or the candidate gets no such prompts. If decode
-// engines call back, the prefill cannot begin before the callback, so that the lead is at least the usual time until a
-// callback.
+// leadsAt is the time from which a busy candidate may get a prompt whose decode rank is chosen before its prefill: the
+// predicted end of its present work, less a lead. The lead is at least the usual time until the decode engine calls back,
+// because the prefill cannot begin before. known is false if the end is not known, or if the candidate gets no such prompts.
 func (s *state) leadsAt(c *candidate) (at time.Time, known bool) {
 	if c.Profile == nil || !c.Profile.Early() || c.load.Stalled(s.now) {
 		return at, false
 	}
 	lead := max(s.cfg.Push.Lead, s.fit.Way(c.Profile.Name).Callback())
-	at, known = c.load.Ends()
-	return at.Add(-lead), known && lead > 0
+	end, known := c.load.Ends()
+	return end.Add(-lead), known && lead > 0
 }
 
 // drop removes the unwanted candidates, in place, if at least one of the others is usable. Otherwise it removes none, so
@@ -213,9 +212,8 @@ func (d *chooser) drop(filter string, candidates []*candidate, unwanted, usable 
 // anyOne is a value for usable in drop: every candidate is usable.
 func anyOne(*candidate) bool { return true }
 
-// filterStale drops the candidates whose gauges are stale, if another candidate can start the request. Such an engine is
-// used last, because its other work is not known. But no request has to wait because an engine is slow to report its
-// gauges.
+// filterStale drops the candidates whose gauges are stale, because the other work of their engines is not known. It drops
+// none unless another candidate can start the request: no request has to wait because an engine is slow to report its gauges.
 func (d *chooser) filterStale(r *Request, candidates []*candidate) []*candidate {
 	stale := func(c *candidate) bool { return c.load.Stale() && !c.Mixed }
 	if !slices.ContainsFunc(candidates, stale) {
@@ -224,12 +222,13 @@ func (d *chooser) filterStale(r *Request, candidates []*candidate) []*candidate 
 	return d.drop(filterStale, candidates, stale, func(c *candidate) bool { return d.canStart(r, c) && !c.load.Stalled(d.now) })
 }
 
-// filterFull drops the candidates that cannot start a request and are not worth waiting for: stalled engines, and, if the
-// policy ignores load, all busy engines, because such a policy could wait for the same busy engine again and again. The
-// caller makes sure that at least one candidate can start the request.
+// filterFull drops the candidates that cannot start a request and are not worth waiting for. These are stalled engines. If
+// the policy ignores load, these are all busy engines, because the policy could choose the same busy engine again and again.
+// The caller makes sure that at least one candidate can start the request.
 func (d *chooser) filterFull(p *policy.Policy, r *Request, candidates []*candidate) []*candidate {
 	return d.drop(filterStalled, candidates, func(c *candidate) bool {
-		return !d.canStart(r, c) && (p.LoadBlind() || !c.Mixed && c.load.Stalled(d.now))
+		worthWaiting := !p.LoadBlind() && (c.Mixed || !c.load.Stalled(d.now))
+		return !worthWaiting && !d.canStart(r, c)
 	}, anyOne)
 }
 
@@ -249,8 +248,8 @@ func (s *Scheduler) CheckTarget(model, id string) error {
 	return fmt.Errorf("%w: %q is no prefill engine for model %q; GET /prefill lists them", ErrBadTarget, id, model)
 }
 
-// filterCircuit keeps the live candidates that the request may go to and whose circuit allows it. If no circuit does, it
-// keeps them all, because trying an engine that failed is better than refusing the request.
+// filterCircuit keeps the live candidates that the request may go to and whose circuit allows it. If no circuit allows it,
+// the filter is skipped and keeps them all, because trying an engine that failed is better than refusing the request.
 func (d *chooser) filterCircuit(r *Request, servers []*candidate) (kept []*candidate, skipped bool) {
 	d.eligible = d.eligible[:0]
 	for _, c := range servers {
@@ -259,7 +258,7 @@ func (d *chooser) filterCircuit(r *Request, servers []*candidate) (kept []*candi
 		}
 	}
 	if len(d.eligible) > 0 {
-		return r.dropSecond(d.eligible), false
+		return r.dropFallbacks(d.eligible), false
 	}
 	for _, c := range servers {
 		if c.Live && r.reaches(c) {
@@ -269,18 +268,19 @@ func (d *chooser) filterCircuit(r *Request, servers []*candidate) (kept []*candi
 	return d.eligible, true
 }
 
-// dropSecond removes, in place, the second candidates (Candidate.Second and Behind). It keeps them if there are no others, if
-// all others were tried, or if the request names a candidate. Second candidates that are also Idle are removed even after
-// the others were tried.
-func (r *Request) dropSecond(candidates []*candidate) []*candidate {
-	second := func(c *candidate) bool { return c.Fallback || slices.Contains(c.FallbackFor, r.Model) }
-	untried := func(c *candidate) bool { return !second(c) && !slices.Contains(r.Exclude, c.ID) }
-	usefulSecond := func(c *candidate) bool { return second(c) && !c.Idle }
+// dropFallbacks removes, in place, the candidates that are the model's second choice (Candidate.Fallback and FallbackFor). It
+// removes none if there are no others, or if the request names a candidate. If all others were tried and a fallback is not
+// Idle, it removes the Idle candidates instead.
+func (r *Request) dropFallbacks(candidates []*candidate) []*candidate {
+	fallback := func(c *candidate) bool { return c.Fallback || slices.Contains(c.FallbackFor, r.Model) }
+	first := func(c *candidate) bool { return !fallback(c) }
+	untriedFirst := func(c *candidate) bool { return first(c) && !slices.Contains(r.Exclude, c.ID) }
+	usefulFallback := func(c *candidate) bool { return fallback(c) && !c.Idle }
 	switch {
-	case r.Target != "" || !slices.ContainsFunc(candidates, func(c *candidate) bool { return !second(c) }):
+	case r.Target != "" || !slices.ContainsFunc(candidates, first):
 		return candidates
-	case slices.ContainsFunc(candidates, untried) || !slices.ContainsFunc(candidates, usefulSecond):
-		return slices.DeleteFunc(candidates, second)
+	case slices.ContainsFunc(candidates, untriedFirst) || !slices.ContainsFunc(candidates, usefulFallback):
+		return slices.DeleteFunc(candidates, fallback)
 	}
 	return slices.DeleteFunc(candidates, func(c *candidate) bool { return c.Idle })
 }
@@ -348,7 +348,7 @@ func (d *chooser) reserve(c *candidate, p *policy.Policy, r *Request, indicators
 	} else {
 		c.load.Charge(&lease.inFlight, weight, r.LeaseOwner, d.now)
 	}
-	d.countApart(c, lease)
+	d.countByModel(c, lease)
 	c.cache.Expect(&lease.predictedHit, &r.Prompt, r.Model, int(indicators.PromptTokens), lease.HitTokens, d.found, c.load.Capacity(), d.now)
 	return lease
 }

@@ -159,7 +159,7 @@ func Default() Config {
 
 		Scrape: ScrapeConfig{Interval: 500 * time.Millisecond, Timeout: 5 * time.Second}, // long, because a busy Python server answers late
 		Queue:  QueueConfig{Max: 1000, Timeout: time.Minute, BatchTimeout: 10 * time.Minute},
-		// With this budget, a single prefill engine of several that fails most of its probes leaves retries for the others.
+		// With this budget, one of several prefill engines that fails most of its probes does not use up all retries.
 		Retry: RetryConfig{Attempts: 3, Base: 50 * time.Millisecond, Budget: 0.5},
 	}
 }

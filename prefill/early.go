@@ -58,12 +58,7 @@ func (d *chooser) sooner(l *Lease, r *Request, least time.Duration, avoid []stri
 		return nil
 	}
 	eligible = slices.DeleteFunc(d.filterGate(eligible), func(c *candidate) bool {
-		load := &c.load
-		sameDecode := c.Profile != nil && c.Board == l.Candidate.Board && c.Region == l.Candidate.Region &&
-			c.Profile.Connector == l.Candidate.Profile.Connector
-		atLimit := c.Limit > 0 && load.Leases[ledger.Probing] >= c.Limit
-		return c == l.c || !sameDecode || slices.Contains(avoid, c.Instance) ||
-			!d.canStart(r, c) || load.Stale() || load.Stalled(d.now) || atLimit
+		return slices.Contains(avoid, c.Instance) || !d.canTakeOver(c, l, r)
 	})
 	if len(eligible) == 0 || !d.look(m, r, eligible) {
 		return nil
@@ -80,6 +75,17 @@ func (d *chooser) sooner(l *Lease, r *Request, least time.Duration, avoid []stri
 		return nil
 	}
 	return d.reserve(eligible[best], d.overrides.Usual(), r, &d.view[best], d.now)
+}
+
+// canTakeOver reports whether a candidate can start the request of lease l now, and can hand the KV to the decode rank that was
+// chosen for the request.
+func (d *chooser) canTakeOver(c *candidate, l *Lease, r *Request) bool {
+	if c == l.c || c.Profile == nil || c.Board != l.Candidate.Board || c.Region != l.Candidate.Region ||
+		c.Profile.Connector != l.Candidate.Profile.Connector {
+		return false
+	}
+	atLimit := c.Limit > 0 && c.load.Leases[ledger.Probing] >= c.Limit
+	return d.canStart(r, c) && !c.load.Stale() && !c.load.Stalled(d.now) && !atLimit
 }
 
 // endsMs is the predicted time, in ms, until the prefill of a lease ends if its probe is sent now; infinite if its candidate

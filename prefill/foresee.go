@@ -6,9 +6,9 @@ import (
 	"evenkeel/prefill/fit"
 )
 
-// foresee predicts when the lease's prefill will end. If the probe was not sent yet, the prediction is for a probe that is
-// sent now. at is when the engine ends the prompt that it computes now, and rest is the time after that, with the round
-// trip included. The prefill ends at at + rest, or at now + rest if at has passed.
+// foresee predicts the end of the lease's prefill in two parts. at is when the engine ends the prompt that it computes now, and
+// rest is the time after that, with the round trip included: the prefill ends at at+rest, or at now+rest if at has passed. If
+// the probe was not sent yet, the prediction is for a probe that is sent now.
 func (l *Lease) foresee(now time.Time) (at time.Time, rest time.Duration) {
 	scheduler, load, ownPrediction := l.scheduler, &l.c.load, l.inFlight.Predicted()
 	residual := time.Duration(l.c.residual.Ms(now) * float64(time.Millisecond))
@@ -21,7 +21,7 @@ func (l *Lease) foresee(now time.Time) (at time.Time, rest time.Duration) {
 		latency, _ := scheduler.line(l.model, l.c)
 		rest += time.Duration(load.OthersBacklog(latency, scheduler.fit.Usual(), l.c.Decodes, now) * float64(time.Millisecond))
 		if notBefore := now.Add(took(ownPrediction) - rest); notBefore.After(at) {
-			at = notBefore // the prefill cannot begin before now
+			at = notBefore // the prefill begins at at+rest-took(ownPrediction), which cannot be before now
 		}
 	}
 	return at, rest + l.c.rtt()

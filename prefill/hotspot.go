@@ -8,13 +8,14 @@ import (
 	"evenkeel/prefill/steer"
 )
 
-// tracked is the smallest share of a prompt's blocks that one candidate must hold for the prompt's class to be watched. Only
-// such a large hit draws the requests of a class to the engines that hold their prefix.
-const tracked = 0.5
+// trackedShare is the smallest share of a prompt's blocks that one candidate must hold for the prompt's class to be watched.
+// With a smaller hit, a policy has little reason to prefer the engines that hold the prefix.
+const trackedShare = 0.5
 
-// filterHot reports the request to the hotspot detector. If the detector keeps the request's class off its holders, the
-// candidates that hold its prefix, filterHot removes the holders. It returns the remaining candidates, with their
-// indicators in d.view, and the state of the class.
+// filterHot reports the request to the hotspot detector. The detector knows classes of requests, whose prompts begin with the
+// same blocks, and their holders, the candidates that have these blocks in their cache. If it keeps the request's class off
+// the holders at present, filterHot removes them. It returns the remaining candidates, whose indicators are then in d.view,
+// and the state of the class.
 func (d *chooser) filterHot(p *policy.Policy, q *policy.Query, r *Request, m *model, eligible []*candidate) ([]*candidate, steer.State) {
 	if d.overrides.Hotspots == nil {
 		return eligible, steer.OK
@@ -31,7 +32,7 @@ func (d *chooser) filterHot(p *policy.Policy, q *policy.Query, r *Request, m *mo
 	state := d.overrides.Hotspots.Look(d.now, class, holders, others)
 	if state == steer.Alarm && !r.seen.weighed {
 		r.seen.weighed = true
-		p.Choose(q, d.view)
+		p.Choose(q, d.view) // only for the scores, which bestScores reads
 		bestHolder, bestOther := d.bestScores(p, r, depth, eligible)
 		state = d.overrides.Hotspots.Weigh(d.now, class, bestHolder, bestOther)
 	}
@@ -40,7 +41,7 @@ func (d *chooser) filterHot(p *policy.Policy, q *policy.Query, r *Request, m *mo
 	}
 	if !slices.ContainsFunc(eligible, func(c *candidate) bool { return !d.holds(c, r, depth) }) {
 		d.metrics.filterSkipped.WithLabelValues(filterHotspot).Inc()
-		return eligible, steer.Alarm
+		return eligible, steer.Alarm // all candidates are holders
 	}
 	kept := 0
 	for i, c := range eligible {
@@ -74,8 +75,8 @@ func (d *chooser) holds(c *candidate, r *Request, depth int) bool {
 	return c.cache.Blocks(d.found, &r.Prompt) >= depth
 }
 
-// classOf is the class of a request, 0 if the class is not watched. holders is the number of live candidates that hold the
-// prefix of the class, and others the number of live candidates that do not.
+// classOf is the class of a request: the hash of its first depth blocks, or 0 if the class is not watched (trackedShare).
+// holders is the number of live candidates that hold these blocks, and others the number of live candidates that do not.
 func (d *chooser) classOf(r *Request, m *model, depth int) (class uint64, holders, others int) {
 	if depth == 0 {
 		return 0, 0, 0
@@ -93,7 +94,7 @@ func (d *chooser) classOf(r *Request, m *model, depth int) (class uint64, holder
 			others++
 		}
 	}
-	if float64(longest) < tracked*float64(len(r.Prompt.Keys)) {
+	if float64(longest) < trackedShare*float64(len(r.Prompt.Keys)) {
 		return 0, holders, others
 	}
 	return r.Prompt.Keys[depth-1].Hash, holders, others

@@ -83,11 +83,13 @@ func (l *Lease) learn(u Usage) {
 	if u.CachedTokens >= 0 {
 		hitTokens = int64(u.CachedTokens)
 	}
-	for _, sample := range l.c.computeTimer.Answered(fit.Answer{
-		Sent: l.inFlight.Sent(), RTT: l.c.rtt(), Void: u.PromptTokens <= 0 || l.crowded || l.c.Mixed || load.Crowded(l.c.Decodes, s.now),
+	answer := fit.Answer{
+		Sent: l.inFlight.Sent(), RTT: l.c.rtt(),
+		Void: u.PromptTokens <= 0 || l.c.Mixed || l.crowded || load.Crowded(l.c.Decodes, s.now),
 		Sample: fit.Sample{New: float64(int64(u.PromptTokens) - hitTokens), Hit: float64(hitTokens),
 			Beside: l.c.beside(s.now), Predicted: l.predicted},
-	}, load.NextSent(&l.inFlight), s.now) {
+	}
+	for _, sample := range l.c.computeTimer.Answered(answer, load.NextSent(&l.inFlight), s.now) {
 		s.fit.Learn(l.model, l.c.Hardware, sample)
 		if sample.Predicted > 0 {
 			l.c.residual.Add(sample.Ms, sample.Predicted, s.now)
@@ -159,7 +161,7 @@ func (l *Lease) fail(written bool, hold time.Duration) (outFor time.Duration) {
 	if !l.inFlight.Settle() {
 		return 0
 	}
-	if l.inFlight.Phase() != ledger.Probing { // the probe was answered before: this failure is not the candidate's
+	if l.inFlight.Phase() != ledger.Probing { // the probe was answered before, so that the candidate did not fail
 		l.inFlight.Orphan(l.hold(), s.now)
 		return 0
 	}
@@ -255,27 +257,27 @@ func (s *Scheduler) Ended(o *LeaseOwner) {
 	}
 }
 
-// probeEnded records in the metrics how the probe ended and how long it took. If a probe was sent and not answered, prefill
-// times of the probes beside it are not learned (fit.Stretch).
+// probeEnded records in the metrics how the probe ended and how long it took. If a probe was sent and not answered, the prefill
+// times of the probes that waited meanwhile are not learned.
 func (l *Lease) probeEnded(outcome string) {
 	m, sent := l.scheduler.metrics, l.inFlight.Sent()
-	took := l.scheduler.now.Sub(sent).Seconds()
-	if outcome == probeAnswered {
-		if l.c.answered == nil {
-			l.c.answered = m.probeSeconds.WithLabelValues(l.c.ID, probeAnswered)
-		}
-		l.c.answered.Observe(took)
-		m.answered.Inc()
-	} else {
-		if !sent.IsZero() {
-			l.c.computeTimer.Dropped(l.scheduler.now)
-			m.probeSeconds.WithLabelValues(l.c.ID, outcome).Observe(took)
-		}
-		m.attempts.WithLabelValues(outcome).Inc()
-	}
+	seconds := l.scheduler.now.Sub(sent).Seconds()
 	if l.canary {
 		m.canaries.WithLabelValues(l.c.ID, outcome).Inc()
 	}
+	if outcome == probeAnswered { // nearly all probes: both series are looked up only once
+		if l.c.answered == nil {
+			l.c.answered = m.probeSeconds.WithLabelValues(l.c.ID, probeAnswered)
+		}
+		l.c.answered.Observe(seconds)
+		m.answered.Inc()
+		return
+	}
+	if !sent.IsZero() {
+		l.c.computeTimer.Dropped(l.scheduler.now)
+		m.probeSeconds.WithLabelValues(l.c.ID, outcome).Observe(seconds)
+	}
+	m.attempts.WithLabelValues(outcome).Inc()
 }
 
 // hold is how long the engine holds a hand-off that no decode engine fetches, by its profile.

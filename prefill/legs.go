@@ -8,7 +8,7 @@ import (
 	"evenkeel/prefill/policy"
 )
 
-// Served is the lease of a request that did not have to wait; nil: it waits, call Wait.
+// Served is the lease of a request that did not have to wait; nil: the request waits, and the caller must call Wait.
 func (k *Ticket) Served() *Lease { return k.lease }
 
 // Wait waits for the lease of a request that has entered the queue, as Acquire does. It must be called once, unless Served
@@ -55,7 +55,7 @@ func (s *Scheduler) enterAll(legs []Request) (tickets []Ticket, err error) {
 	}
 	for i := range legs {
 		lease, err := s.manager.atOnce(m, p, &legs[i])
-		if err != nil { // another region may have taken the request's key since the first leg was served
+		if err != nil { // the request goes to another region, or its deadline cannot be met
 			return tickets, err
 		}
 		if lease == nil {
@@ -63,9 +63,6 @@ func (s *Scheduler) enterAll(legs []Request) (tickets []Ticket, err error) {
 		}
 		if i == 0 {
 			stay(legs)
-			for i := range legs { // the deadline is for the client's first token, which the first leg sends
-				legs[i].Deadline = time.Time{}
-			}
 		}
 		tickets = append(tickets, Ticket{scheduler: s, lease: lease})
 	}
@@ -101,8 +98,8 @@ func (qm *queueManager) waitTogether(m *model, p *policy.Policy, legs []Request,
 }
 
 // Elsewhere waits until one leg of the ticket's request is served, which keeps all legs in this region, or until all legs
-// have gone to another region. It reports whether they have gone. If ctx ends first, or the time for which the request may
-// wait, the legs stay.
+// have gone to another region. It reports whether they have gone. If ctx or the request's time in the queue ends first, the
+// legs stay.
 func (k *Ticket) Elsewhere(ctx context.Context) bool {
 	if k.w == nil {
 		return false
@@ -125,9 +122,11 @@ func (k *Ticket) Elsewhere(ctx context.Context) bool {
 	return false
 }
 
-// stay tells the RemoteRegions of each request that the request is served in this region.
+// stay keeps all legs of a request in this region, because the first one is served here. It also drops their deadline, which is
+// for the client's first token: the first leg sends this token.
 func stay(legs []Request) {
 	for i := range legs {
 		legs[i].stay()
+		legs[i].Deadline = time.Time{}
 	}
 }

@@ -33,7 +33,7 @@ type metrics struct {
 	affinity        *prometheus.CounterVec
 
 	answered prometheus.Counter // the series of attempts for answered probes, which are nearly all
-	last     struct {           // the series of the last choice, which saves a look-up: most choices have the same labels
+	decided  struct {           // the series of the last choice, which saves a look-up: most choices have the same labels
 		policy, reason string
 		count          prometheus.Counter
 	}
@@ -125,13 +125,13 @@ const (
 	filterPolicy   = "policy"
 )
 
-// decided counts a choice of a candidate. The caller holds the scheduler's lock.
-func (m *metrics) decided(policy, reason string) {
-	l := &m.last
-	if l.count == nil || l.policy != policy || l.reason != reason {
-		l.policy, l.reason, l.count = policy, reason, m.decisions.WithLabelValues(policy, reason)
+// countChoice counts a choice of a candidate. The caller holds the scheduler's lock.
+func (m *metrics) countChoice(policy, reason string) {
+	known := &m.decided
+	if known.count == nil || known.policy != policy || known.reason != reason {
+		known.policy, known.reason, known.count = policy, reason, m.decisions.WithLabelValues(policy, reason)
 	}
-	l.count.Inc()
+	known.count.Inc()
 }
 
 // predicted records the error of a predicted prefix hit.
@@ -246,12 +246,12 @@ func (s series) byModel(d *prometheus.Desc, rank map[string]int, values map[stri
 	for _, name := range names[:room] {
 		s.gauge(d, values[name], name)
 	}
-	if rest := names[room:]; len(rest) > 0 {
+	if further := names[room:]; len(further) > 0 {
 		sum := 0.0
-		for _, name := range rest {
+		for _, name := range further {
 			sum += values[name]
 		}
-		s.gauge(d, sum/float64(len(rest)), other)
+		s.gauge(d, sum/float64(len(further)), other)
 	}
 }
 
@@ -274,7 +274,7 @@ func (s series) learned(tier *state, now time.Time) {
 	for reason, n := range stats.Evictions {
 		s.count(evictionsDesc, float64(n), index.Reason(reason).String())
 	}
-	rank := map[string]int{other: 1} // base models first
+	rank := map[string]int{other: 1} // base models first, and a model that is named other last
 	for _, c := range tier.candidates {
 		rank[c.Board] = -1
 	}

@@ -13,14 +13,15 @@ func (s *Scheduler) Acquire(ctx context.Context, r Request) (*Lease, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	k, err := s.Enter(r)
+	ticket, err := s.Enter(r)
 	if err != nil {
 		return nil, err
 	}
-	return k.Wait(ctx)
+	return ticket.Wait(ctx)
 }
 
-// Enter is the first half of Acquire: it enters the request into the queue, without waiting. The caller must use the ticket.
+// Enter is the first half of Acquire: it enters the request into the queue, and does not wait. The caller must then call Wait
+// on the ticket, or take over the lease that its Served returns.
 func (s *Scheduler) Enter(r Request) (Ticket, error) {
 	w, lease, err := s.enter(r)
 	return Ticket{scheduler: s, lease: lease, w: w}, err

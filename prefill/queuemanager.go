@@ -32,7 +32,8 @@ func (qm *queueManager) receive(r *Request) (*model, *policy.Policy, error) {
 	if err != nil {
 		return nil, nil, badPolicy(err)
 	}
-	if !r.Reserved && len(r.Exclude) == 0 {
+	firstAttempt := !r.Reserved && len(r.Exclude) == 0
+	if firstAttempt {
 		qm.budget.request(qm.now)
 	}
 	if err := qm.servable(r.Model); err != nil && !r.offered() {
@@ -43,16 +44,16 @@ func (qm *queueManager) receive(r *Request) (*model, *policy.Policy, error) {
 	}
 	qm.serve()
 	m := qm.modelOf(r.Model)
-	if !r.Reserved && !r.Batch && len(r.Exclude) == 0 {
+	if firstAttempt && !r.Batch {
 		m.throughput.Arrived(qm.now)
 	}
 	return m, p, nil
 }
 
-// atOnce serves a request if it can be served now and no request of its line comes first. It returns neither a lease nor an
+// atOnce serves a request if it can be served now and no request for its model comes first. It returns neither a lease nor an
 // error if the request has to wait.
 func (qm *queueManager) atOnce(m *model, p *policy.Policy, r *Request) (*Lease, error) {
-	if m.queue.Waits(!r.Reserved) {
+	if m.queue.Waits(!r.Reserved) { // only other retries come before a retry, which has its place in the pool
 		return nil, nil
 	}
 	qm.queue.StartRound()
@@ -94,7 +95,7 @@ func (qm *queueManager) patience(m *model, r *Request) time.Duration {
 // fullError is the error for a request that found no room in the queue. It names the setting that bounds the queue.
 func (qm *queueManager) fullError(m *model, r *Request) error {
 	key, most := "prefill.queue.max", qm.bounds(m).Max
-	if m.early() {
+	if m.early() { // bounded by Config.Early
 		key = "pool.size"
 	}
 	if r.Batch {
@@ -115,7 +116,7 @@ func (qm *queueManager) makeRoom(m *model, r *Request, n int) bool {
 	return ok
 }
 
-// wait adds a request to its model's line, and returns its waiter.
+// wait adds a request to its model's queue, and returns its waiter.
 func (qm *queueManager) wait(m *model, p *policy.Policy, r Request) *waiter {
 	w := &waiter{Request: r, policy: p, since: qm.now, until: r.Arrival.Add(qm.patience(m, &r)), done: make(chan struct{})}
 	w.item = queue.Item[*waiter]{Of: w, Key: r.Key, Priority: r.class(), Tokens: r.PromptTokens, Arrival: r.Arrival, Deadline: r.Deadline,
@@ -174,12 +175,12 @@ func (qm *queueManager) serve() {
 	if qm.queue.Len() == 0 {
 		return
 	}
-	for e := qm.queue.NextDeadline(); e != nil && !qm.now.Before(e.Deadline); e = qm.queue.NextDeadline() {
-		qm.answer(qm.models[e.Of.Model], e.Of, nil, qm.deadlineError(&e.Of.Request))
+	for late := qm.queue.NextDeadline(); late != nil && !qm.now.Before(late.Deadline); late = qm.queue.NextDeadline() {
+		qm.answer(qm.models[late.Of.Model], late.Of, nil, qm.deadlineError(&late.Of.Request))
 	}
 	qm.queue.StartRound()
-	for e := qm.queue.Next(); e != nil; e = qm.queue.Next() {
-		w := e.Of
+	for item := qm.queue.Next(); item != nil; item = qm.queue.Next() {
+		w := item.Of
 		m := qm.models[w.Model]
 		if err := qm.servable(m.name); err != nil && !w.offered() {
 			qm.answer(m, w, nil, err)
@@ -189,7 +190,7 @@ func (qm *queueManager) serve() {
 		switch why {
 		case 0:
 			qm.answer(m, w, lease, nil)
-		case nobody:
+		case onlyRetries:
 			m.queue.Settle()
 		case away:
 			qm.answer(m, w, nil, ErrElsewhere)
@@ -199,10 +200,10 @@ func (qm *queueManager) serve() {
 		case noPlace:
 			qm.queue.NoPlaces()
 		case held:
-			e.Hold()
-		case closed:
-			e.HoldAll()
-		default:
+			item.Hold()
+		case targetBusy:
+			item.HoldAll()
+		default: // noGate, noRoom: no other request for the model can be served either
 			m.queue.Shut()
 		}
 	}

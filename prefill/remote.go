@@ -10,7 +10,7 @@ const (
 	ToHere  Where = iota // this region serves the request: the scheduler's own policy chooses the candidate
 	ToThere              // another region serves the request: Acquire returns ErrElsewhere
 	Waits                // the request waits; requests behind it may still be served
-	AllWait              // the request waits, and so do all other first attempts of its line
+	AllWait              // the request waits, and so do all other first attempts for its model
 )
 
 // ErrElsewhere is returned by Acquire for a request that goes to another region.
@@ -30,7 +30,7 @@ func (d *chooser) elsewhere(m *model, r *Request, since time.Time) Where {
 func (d *chooser) local(m *model, r *Request) Local {
 	local := Local{Waiting: m.queue.Fresh(), Tokens: int(m.queue.Tokens()), Prefillers: d.prefillers[:0]}
 	local.ArrivalsPerS, local.TTFTMs = m.throughput.ArrivalsPerS(d.now), m.throughput.TTFTMs()
-	places := r != nil && r.Reserved || d.cfg.Places == nil || d.cfg.Places.Room()
+	hasPlace := r != nil && r.Reserved || d.cfg.Places == nil || d.cfg.Places.Room() // in the pool of hand-offs
 	if r == nil {
 		r = &Request{Model: m.name}
 	}
@@ -41,9 +41,9 @@ func (d *chooser) local(m *model, r *Request) Local {
 			open = d.mayPool(c, m.name)
 		}
 		prefiller := d.prefiller(c)
-		prefiller.Engine, prefiller.Live, prefiller.Open = d.view[i], c.Live && c.circuit.Allows(d.now), open && places
+		prefiller.Engine, prefiller.Live, prefiller.Open = d.view[i], c.Live && c.circuit.Allows(d.now), open && hasPlace
 		if kvRoom, known := c.load.Room(d.now); known {
-			prefiller.Room, prefiller.Filled = kvRoom, !open && places
+			prefiller.Room, prefiller.Filled = kvRoom, !open && hasPlace
 		}
 		prefiller.ResidualMs = float64(prefiller.Unanswered+1) * c.residual.Ms(d.now)
 		prefiller.Samples = d.fit.Samples(m.name, c.Hardware)

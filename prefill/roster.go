@@ -17,21 +17,20 @@ func (s *state) replace(candidates []Candidate) {
 	for _, m := range s.models {
 		m.servers = nil
 	}
-	anyNamed := false
-	s.unknown = false
+	anyModels, liveWithout := false, false // a candidate has models; a live candidate has none
 	for i, given := range candidates {
 		c := s.candidates[given.ID]
 		if c == nil {
 			c = s.newCandidate(given.ID)
 			s.candidates[given.ID] = c
-		} else if c.configured {
+		} else if c.configured { // the ID is there twice
 			continue
 		}
 		s.configure(c, given, i)
-		anyNamed = anyNamed || len(given.Models) > 0
-		s.unknown = s.unknown || given.Live && len(given.Models) == 0
+		anyModels = anyModels || len(given.Models) > 0
+		liveWithout = liveWithout || given.Live && len(given.Models) == 0
 	}
-	s.unknown = s.unknown || !anyNamed
+	s.unknown = liveWithout || !anyModels
 	for name, m := range s.models {
 		m.cursor = cursorAfter(cursors[name])
 		s.forgetEmpty(m)

@@ -108,16 +108,16 @@ func (s *Scheduler) scrape(ctx context.Context, c *candidate, cfg ScrapeConfig) 
 	wasStale := c.load.Stale()
 	if err != nil {
 		c.load.Miss(at, s.now)
-	} else if c.load.Sample(sample, at, s.now) {
+	} else if restarted := c.load.Sample(sample, at, s.now); restarted {
 		c.cache.Restarted(s.now)
 		s.forget(c)
 	}
 	isStale := c.load.Stale()
-	unbounded := err == nil && c.load.Capacity() == 0 && !c.unbounded
-	c.unbounded = c.unbounded || unbounded
+	newlyUnbounded := err == nil && c.load.Capacity() == 0 && !c.unbounded
+	c.unbounded = c.unbounded || newlyUnbounded
 	s.unlock()
 
-	if unbounded {
+	if newlyUnbounded {
 		s.cfg.Log.Warn("the KV capacity of a prefill engine is not known, so the prefix index may promise more than the engine has; set "+
 			"kv_tokens_per_rank in its profile",
 			zap.String("candidate", target.ID))

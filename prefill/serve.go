@@ -27,22 +27,24 @@ func (d *chooser) tryServe(m *model, p *policy.Policy, r *Request, since time.Ti
 	case Waits:
 		return nil, held
 	case AllWait:
-		return nil, nobody
+		return nil, onlyRetries
 	}
 	lease, reason := d.serve(m, p, r, since, start)
-	unreached := func(c *candidate) bool { return !r.reaches(c) }
-	forbidden := func(c *candidate) bool { return c.ID == r.Target && !r.reaches(c) }
-	switch {
-	case reason == 0 || reason == missed:
-	case r.Remote == nil && r.Target != "" && !slices.ContainsFunc(m.servers, forbidden):
-		reason = closed // the target takes none now, or it has left
-	case r.Remote != nil || slices.ContainsFunc(m.servers, unreached):
-		reason = held // requests behind this one may go to other candidates or regions, and must not wait for it
+	if reason == 0 || reason == missed {
+		return lease, reason
 	}
-	return lease, reason
+	unreached := func(c *candidate) bool { return !r.reaches(c) }
+	targetUnreached := func(c *candidate) bool { return c.ID == r.Target && !r.reaches(c) }
+	switch {
+	case r.Remote == nil && r.Target != "" && !slices.ContainsFunc(m.servers, targetUnreached):
+		return nil, targetBusy // or the target is no candidate any more
+	case r.Remote != nil || slices.ContainsFunc(m.servers, unreached):
+		return nil, held // requests behind this one may go to other candidates or regions, and must not wait for it
+	}
+	return nil, reason
 }
 
-// serve is tryServe for a request that does not go to another region.
+// serve is tryServe for a request that does not go to another region. start is when the decision began, for its metric.
 func (d *chooser) serve(m *model, p *policy.Policy, r *Request, since, start time.Time) (*Lease, waitReason) {
 	eligible, why := d.filter(m, p, r)
 	if why != 0 {
@@ -95,7 +97,7 @@ func (d *chooser) filter(m *model, p *policy.Policy, r *Request) ([]*candidate, 
 	if r.Batch && !r.Reserved { // a retry need not wait for free capacity again
 		eligible = slices.DeleteFunc(eligible, func(c *candidate) bool { return !d.leftForBatch(r, c) })
 		if len(eligible) == 0 {
-			return nil, nobody // batch requests come last in a line, so that all requests behind this one are batch, too
+			return nil, onlyRetries // batch requests come last in a queue, so that all first attempts behind this one are batch, too
 		}
 	}
 	if !slices.ContainsFunc(eligible, func(c *candidate) bool { return d.canStart(r, c) }) {
@@ -116,10 +118,10 @@ func (d *chooser) filter(m *model, p *policy.Policy, r *Request) ([]*candidate, 
 }
 
 // admit reserves a place in the pool if the chosen candidate can take the request now; otherwise it returns the reason why
-// not. A request for a busy candidate counts on this candidate for the rest of the round.
+// not. If the candidate is busy, the request waits for it: the request's prompt counts on it for the rest of the round.
 func (d *chooser) admit(r *Request, c *candidate, indicators *policy.Engine) waitReason {
 	if !d.canStart(r, c) {
-		if c.load.Waiting == (ledger.Sums{}) {
+		if c.load.Waiting == (ledger.Sums{}) { // the first request of the round that waits for this candidate
 			d.heldAt = append(d.heldAt, c)
 		}
 		c.load.Wait(ledger.WeightOf(indicators, r.promptBytes()))

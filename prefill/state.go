@@ -231,7 +231,7 @@ type RemoteRegions interface {
 	// Queued is called when a request entered the arrival queue of its model, or left it. waiting is the number of
 	// requests in the queue now.
 	Queued(now time.Time, entered bool, waiting int)
-	// Stay is called when a part of the request is served in this region, so that the rest must be, too.
+	// Stay is called when one leg of the request is served in this region: its other legs must then be served here as well.
 	Stay()
 }
 
