@@ -65,8 +65,8 @@ func (c *Config) Check(bad func(key, format string, args ...any)) {
 		bad("scrape.interval", "%v is negative; write 0s or more", c.Scrape.Interval)
 	}
 	for key, d := range map[string]time.Duration{
-		"scrape.timeout": c.Scrape.Timeout, "queue.timeout": c.Queue.Timeout, "queue.batch_timeout": c.Queue.BatchTimeout, "retry.base": c.Retry.Base,
-		"kv_events.replay_timeout": c.KVEvents.ReplayTimeout, "affinity.ttl": c.Affinity.TTL,
+		"scrape.timeout": c.Scrape.Timeout, "queue.timeout": c.Queue.Timeout, "queue.batch_timeout": c.Queue.BatchTimeout,
+		"retry.base": c.Retry.Base, "kv_events.replay_timeout": c.KVEvents.ReplayTimeout, "affinity.ttl": c.Affinity.TTL,
 	} {
 		if d <= 0 {
 			bad(key, "%v; a time above 0 is needed", d)

@@ -67,7 +67,7 @@ func (b *CachedBlocks) Place(p *Prompt, model string, capacity int64, now time.T
 			id += " tokens" // a second slot of the candidate, because blocks of tokens have another size than blocks of bytes
 		}
 		s.at, s.known, s.blocks = b.cache.index.Add(id, blocks), true, blocks
-	case blocks > 0 && (blocks > s.blocks+s.blocks/16 || blocks < s.blocks-s.blocks/16): // less is only a drift of the ratio
+	case blocks > 0 && (blocks > s.blocks+s.blocks/16 || blocks < s.blocks-s.blocks/16): // a smaller change is a drift of the ratio
 		b.cache.index.SetCapacity(s.at, blocks)
 		s.blocks = blocks
 	}
@@ -168,8 +168,8 @@ func (b *CachedBlocks) Removed(at index.Slot, keys []index.Key) {
 	}
 }
 
-// Cleared drops all blocks that the stream named. With the reason Removed, the engine has emptied its cache, and the
-// blocks of bytes are dropped, too.
+// Cleared drops all blocks that the stream named. With the reason Removed, the engine has emptied its cache, so that Cleared
+// also drops the blocks of bytes, which no stream names.
 func (b *CachedBlocks) Cleared(at index.Slot, why index.Reason) {
 	b.cache.index.Clear(at, why)
 	if why == index.Removed {

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// Expect records in e that a prompt of so many tokens is sent to the candidate, of which hit tokens are predicted to be in
-// its cache. The caller must not copy e, because h.pending points to it.
+// Expect records in h that a prompt of so many tokens is sent to the candidate, of which hit tokens are predicted to be in
+// its cache. The caller must not copy h afterwards, because b.pending points to it.
 func (b *CachedBlocks) Expect(h *PredictedHit, p *Prompt, model string, tokens, hit int, matched []int32, capacity int64, now time.Time) {
 	*h = PredictedHit{blocks: b, model: model, prompt: *p, hit: hit}
 	b.cache.Totals.Prompt += uint64(tokens)

@@ -143,17 +143,17 @@ func (c *Calibration) fit() {
 	best, cost := [terms]float64{}, math.Inf(1)
 	for set := line; set < 1<<terms; set++ {
 		tooEarly := c.n < termSamples && set != line
-		configured := c.configured.Beta2 > 0 && set&(1<<pairs) != 0
-		if set&line != line || tooEarly || configured {
+		attentionConfigured := c.configured.Beta2 > 0 && set&(1<<pairs) != 0
+		if set&line != line || tooEarly || attentionConfigured {
 			continue
 		}
-		beta, rest, ok := c.sums.solve(set)
+		beta, squaredErrors, ok := c.sums.solve(set)
 		if !ok || !possible(set, beta) {
 			continue
 		}
-		rest = max(rest, exact*whole) * (1 + termF*float64(further(set))/c.sums.weight())
-		if rest < cost {
-			best, cost = beta, rest
+		penalty := 1 + termF*float64(further(set))/c.sums.weight()
+		if costOfSet := max(squaredErrors, exact*whole) * penalty; costOfSet < cost {
+			best, cost = beta, costOfSet
 		}
 	}
 	if !(cost < (1-fitR2)*whole) {

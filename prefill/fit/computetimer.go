@@ -34,7 +34,7 @@ type Answer struct {
 func (t *ComputeTimer) Answered(a Answer, oldest, now time.Time) []Sample {
 	done := t.done[:0]
 	if t.open && now.Sub(t.ended) > together {
-		oldestUnanswered := a.Sent
+		oldestUnanswered := a.Sent // before this answer
 		if !oldest.IsZero() && oldest.Before(oldestUnanswered) {
 			oldestUnanswered = oldest
 		}

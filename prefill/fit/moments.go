@@ -63,7 +63,6 @@ const pivot = 1e-6
 // solve fits the terms whose bits are set, by Cholesky's method. beta has the factor of each term, and errors is the sum of
 // the squared errors. ok is false if the samples do not separate the terms.
 func (m *moments) solve(set int) (beta [terms]float64, errors float64, ok bool) {
-	var root [terms][terms]float64
 	var chosen [terms]int // the first n are the terms of the set
 	n := 0
 	for i := range terms {
@@ -72,21 +71,9 @@ func (m *moments) solve(set int) (beta [terms]float64, errors float64, ok bool) 
 			n++
 		}
 	}
-	for i := range n {
-		for k := range i + 1 {
-			sum := m.xx[chosen[i]][chosen[k]]
-			for l := range k {
-				sum -= root[i][l] * root[k][l]
-			}
-			switch {
-			case k < i:
-				root[i][k] = sum / root[k][k]
-			case !(sum > pivot*m.xx[chosen[i]][chosen[i]]):
-				return beta, 0, false
-			default:
-				root[i][i] = math.Sqrt(sum)
-			}
-		}
+	root, ok := m.cholesky(chosen[:n])
+	if !ok {
+		return beta, 0, false
 	}
 	var z [terms]float64 // first the solution of root·z = xy, then that of rootᵀ·z = z
 	for i := range n {
@@ -104,6 +91,28 @@ func (m *moments) solve(set int) (beta [terms]float64, errors float64, ok bool) 
 		beta[chosen[i]] = z[i] * scale[chosen[i]]
 	}
 	return beta, m.squaredErrors(beta), true
+}
+
+// cholesky returns the lower triangular matrix root, for which root·rootᵀ are the sums xx of the chosen terms. ok is false if
+// one of the terms is almost a combination of the terms before it (pivot).
+func (m *moments) cholesky(chosen []int) (root [terms][terms]float64, ok bool) {
+	for i := range chosen {
+		for k := range i + 1 {
+			sum := m.xx[chosen[i]][chosen[k]]
+			for l := range k {
+				sum -= root[i][l] * root[k][l]
+			}
+			switch {
+			case k < i:
+				root[i][k] = sum / root[k][k]
+			case !(sum > pivot*m.xx[chosen[i]][chosen[i]]):
+				return root, false
+			default:
+				root[i][i] = math.Sqrt(sum)
+			}
+		}
+	}
+	return root, true
 }
 
 // squaredErrors is the sum of the squared errors of a fit.

@@ -11,9 +11,9 @@ type Throughput struct {
 	count  int                 // first attempts in the present window
 	perS   float64             // weighted mean over the earlier windows
 	known  bool                // at least one window has ended
-	last   [paceProbes]float64 // ring of the last probes' durations in ms
-	next   int                 // number of probes so far; its index in the ring is written next
-	ttftMs float64             // median of last when the last window ended
+	ring   [paceProbes]float64 // durations of the last probes, in ms
+	probes int                 // number of probes so far
+	ttftMs float64             // median of ring when the last window ended
 	sorted [paceProbes]float64 // scratch for the median
 }
 
@@ -31,8 +31,8 @@ func (t *Throughput) Arrived(now time.Time) {
 
 // Answered records how long a probe took.
 func (t *Throughput) Answered(now time.Time, ms float64) {
-	t.last[t.next%paceProbes] = ms
-	if t.next++; t.next == 1 {
+	t.ring[t.probes%paceProbes] = ms
+	if t.probes++; t.probes == 1 {
 		t.ttftMs = ms
 	}
 	t.roll(now)
@@ -62,7 +62,7 @@ func (t *Throughput) roll(now time.Time) {
 		rate = t.perS + paceShare*(rate-t.perS)
 	}
 	t.perS, t.known, t.count, t.since = rate, true, 0, now
-	if n := copy(t.sorted[:], t.last[:min(t.next, paceProbes)]); n > 0 {
+	if n := copy(t.sorted[:], t.ring[:min(t.probes, paceProbes)]); n > 0 {
 		slices.Sort(t.sorted[:n])
 		t.ttftMs = t.sorted[n/2]
 	}

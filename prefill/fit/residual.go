@@ -37,8 +37,9 @@ func (r *Residual) Ms(now time.Time) float64 {
 		return 0
 	}
 	mean := r.sum / r.weight
-	chance := residualNoise * math.Sqrt(max(0, r.squares/r.weight-mean*mean)/r.weight)
-	return math.Copysign(max(0, math.Abs(mean)-chance), mean) * r.weight / (r.weight + residualPrior)
+	standardError := math.Sqrt(max(0, r.squares/r.weight-mean*mean) / r.weight)
+	beyondChance := max(0, math.Abs(mean)-residualNoise*standardError)
+	return math.Copysign(beyondChance, mean) * r.weight / (r.weight + residualPrior)
 }
 
 // fade reduces the weight of all earlier differences by the time that has passed since the last call.

@@ -11,7 +11,8 @@ import (
 	"evenkeel/prefill/policy"
 )
 
-// Config is the line from which prefill times are learned: t0 + tp * new tokens + beta2 * token pairs of attention.
+// Config is the line that predicts prefill times until one is learned from measured times. By it, a prefill takes
+// t0 + tp * new tokens + beta2 * token pairs of attention.
 type Config struct {
 	TPMs  float64 `yaml:"tp_ms"` // 0, with t0_ms also 0: no prediction before a line is learned
 	T0Ms  float64 `yaml:"t0_ms"`

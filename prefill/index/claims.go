@@ -192,7 +192,7 @@ func (x *Index) newClaim() uint32 {
 	return uint32(len(x.claims) - 1)
 }
 
-// drop removes a claim, and also its entry if this was the last claim on it.
+// drop removes a claim, and the claim's entry if no other claim on the entry is left.
 func (x *Index) drop(c uint32, why Reason) {
 	entry, n := x.claims[c].entry, int(x.claims[c].slot)
 	s := &x.slots[n]

@@ -27,7 +27,7 @@ func (x *Index) matchWord(dst []int32, keys []Key, word int) {
 		}
 		entry := int(x.table.find(keys[depth], x.keys)) // 0 if the key is unknown; entry 0 has no holders
 		next := alive & x.holders[entry*x.words+word]
-		for gone := alive &^ next; gone != 0; gone &= gone - 1 {
+		for gone := alive &^ next; gone != 0; gone &= gone - 1 { // each step clears the lowest bit
 			dst[bits.TrailingZeros64(gone)] = int32(depth)
 		}
 		alive = next
@@ -67,7 +67,7 @@ func (x *Index) Remove(s Slot, k Key) {
 		return
 	}
 	if c := x.lookUp(s.N, k); c != 0 {
-		if x.claims[c].spec &= mostSpec; x.claims[c].spec == 0 {
+		if x.claims[c].spec &^= confirmed; x.claims[c].spec == 0 { // else a probe in flight needs the claim
 			x.drop(c, Removed)
 		}
 	}

@@ -143,7 +143,7 @@ func (s *Salts) Shared(salt string) bool {
 	if salt == "" {
 		return true
 	}
-	h := maphash.String(secret, salt) | 1
+	h := maphash.String(secret, salt) | 1 // never 0, which is an empty cell
 	cell := &s.seen[h>>52]
 	if *cell == h {
 		return true

@@ -13,8 +13,8 @@ import (
 )
 
 // separator ends each part of the rendering of a chat: first the tools, then the messages. Text seldom contains it. The
-// rendering need not equal the text that the engine's chat template makes. Two renderings must only share a prefix where
-// the templated texts do, so that the next turn of a conversation begins with the bytes of the present turn.
+// rendering is not the text that the engine's chat template makes. Two renderings need only share a prefix where the two
+// templated texts do: the next turn of a conversation must begin with the bytes of the present turn.
 const separator = '\x1e'
 
 // Text is the result of hashing a prompt as text.

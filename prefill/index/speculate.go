@@ -76,8 +76,8 @@ func (x *Index) settleLingering(s Slot) {
 	x.lingering = kept
 }
 
-// settle removes the first blocks from p, up to the first block that is not confirmed: p need not keep a confirmed block in
-// the index.
+// settle removes the first blocks from p, up to the first block that is not confirmed. A confirmed block stays in the index
+// without p.
 func (x *Index) settle(p *Speculation) {
 	for len(p.keys) > 0 {
 		c := &x.claims[x.lookUp(p.slot.N, p.keys[0])]
@@ -123,5 +123,5 @@ func (x *Index) end(p *Speculation, why Reason) {
 // owns reports whether p is one of the speculations that c counts. It is not if c was born after p began: then p's own claim
 // was dropped meanwhile, and other speculations made c.
 func (p *Speculation) owns(c *claim) bool {
-	return int32(c.born-p.began) <= 0 && c.spec&mostSpec > 0
+	return int32(c.born-p.began) <= 0 && c.spec&mostSpec > 0 // born <= began, although the clock wraps around
 }

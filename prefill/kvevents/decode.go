@@ -247,7 +247,7 @@ func (d *decoder) hash() (h engineHash, null bool, err error) {
 		return h, true, d.DecodeNil()
 	case msgpcode.IsBin(code) || msgpcode.IsString(code):
 		b, err := d.bytes()
-		return engineHash{xxhash.Sum64(b), maphash.Bytes(secret, b) | 1}, false, err
+		return engineHash{xxhash.Sum64(b), maphash.Bytes(secret, b) | 1}, false, err // |1: differs from every integer's hash
 	}
 	n, err := d.DecodeInt64() // also decodes a uint64, without changing its bits
 	return engineHash{uint64(n)}, false, err

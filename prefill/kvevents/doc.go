@@ -4,6 +4,6 @@
 //
 // A Stream is a connection to the publisher of one rank, which is dialled again whenever it ends. The stream turns the
 // engine's block hashes into keys of the index, checks the sequence numbers, and requests the batches that it missed. If
-// the publisher no longer has these, the stream drops all blocks of the candidate: to predict a hit that does not come
-// is worse than to predict none.
+// the publisher no longer has them, the stream drops all blocks of the candidate, because some may have been removed: a
+// wrong prediction of a hit does more harm than no prediction.
 package kvevents

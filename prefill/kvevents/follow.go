@@ -60,7 +60,7 @@ func (f *follower) restart() {
 func (f *follower) live(seq uint64, payload []byte) {
 	if f.synced && seq > f.next {
 		switch lost := f.fill(); {
-		case lost:
+		case lost: // fill has done all that is needed
 		case seq > f.next: // the replay ended before the missing batches
 			f.lose()
 		default:

@@ -17,9 +17,9 @@ type Sink interface {
 }
 
 // mirror maps the engine's hash of each block that the engine holds to the block's key in the index. A key depends only on
-// the tokens and the parent, so that several hashes may have the same key. With EAGLE and no connector, for example, vLLM
-// from 0.33 on also hashes the tokens that follow a block, and stores the block once for each way in which prompts
-// continue. The index holds a key until the engine has removed the last of its hashes.
+// the block's tokens and its parent. An engine's hash may depend on more, so that several hashes may have the same key: with
+// EAGLE and no connector, for example, vLLM from 0.33 on also hashes the tokens that follow a block. The index holds a key
+// until the engine has removed the last of its hashes.
 type mirror struct {
 	slot       index.Slot
 	scope      index.Scope
@@ -142,8 +142,8 @@ func (m *mirror) release(k index.Key) {
 	m.gone = append(m.gone, k)
 }
 
-// plain is how many of the first stored blocks depend only on tokens and on a LoRA whose name is known. The blocks after
-// them have no known parent.
+// plain is how many of an event's first blocks depend only on tokens and on a LoRA whose name is known. The blocks after
+// these have no known parent.
 func (m *mirror) plain(e *event) int {
 	if e.loraID != "" && e.lora == "" {
 		return 0

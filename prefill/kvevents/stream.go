@@ -50,7 +50,7 @@ const (
 	firstBackoff = 100 * time.Millisecond
 	lastBackoff  = 5 * time.Second
 	longReplay   = 15 // a whole replay may take so many times ReplayTimeout
-	// silence is how long after an answer that should cause an event the events still count as precise without one.
+	// silence is how long after an answer an event about its new blocks may come. After that, the events are not precise.
 	silence = 30 * time.Second
 )
 
@@ -224,9 +224,9 @@ func (s *Stream) session(ctx context.Context) error {
 		select {
 		case <-batches.ready:
 		case <-s.resync:
-			asked := s.resyncs.Load()
+			calls := s.resyncs.Load() // calls of Resync during the restart need another one
 			s.follow.restart()
-			s.resynced.Store(asked)
+			s.resynced.Store(calls)
 		case <-ctx.Done():
 			return ctx.Err()
 		}

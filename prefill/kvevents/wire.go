@@ -108,13 +108,13 @@ func (g *guard) pass(p []byte) bool {
 			n := min(g.body, uint64(len(p)))
 			g.body -= n
 			p = p[n:]
-		case g.length == 0:
+		case g.length == 0: // the byte with the next frame's flags
 			g.more, g.size, g.length = p[0]&flagMore != 0, 0, 1
 			if p[0]&flagLong != 0 {
 				g.length = 8
 			}
 			p = p[1:]
-		default:
+		default: // a byte of the length field, which is big-endian
 			g.size = g.size<<8 | uint64(p[0])
 			p = p[1:]
 			if g.length--; g.length > 0 {

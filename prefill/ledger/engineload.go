@@ -116,9 +116,9 @@ func (e *EngineLoad) SetShared(s Share, now time.Time) {
 	}
 }
 
-// end removes a probe that has ended from the unanswered probes, and from the request counts of the last scrape. answered says that
-// the engine has answered it with a hand-off. Otherwise its client has left, for example, and the end says nothing about the engine: a
-// probe that waited leaves the prompt that the engine computes as it is, and an engine that stands still does not turn to another prompt.
+// end removes a probe that has ended from the unanswered probes, and from the request counts of the last scrape. answered
+// says that the engine has answered it with a hand-off: the engine then turns to another prompt. If it ended in another way,
+// for example because its client left, the engine does so only if it computed this probe and does not hang.
 func (e *EngineLoad) end(f *InFlight, answered bool, now time.Time) {
 	if f.sent.IsZero() {
 		return
@@ -127,7 +127,8 @@ func (e *EngineLoad) end(f *InFlight, answered bool, now time.Time) {
 	if answered {
 		e.AnsweredAt = now
 	}
-	if answered || i == 0 && !e.Stalled(now) {
+	computed := i == 0 && !e.Stalled(now)
+	if answered || computed {
 		e.turned = now
 	}
 	e.unanswered = slices.Delete(e.unanswered, i, i+1)
@@ -252,7 +253,7 @@ func (e *EngineLoad) OthersBacklog(latency policy.Latency, usualTokens float64, 
 	if decodes {
 		running = 0
 	}
-	unreportedWaiting := max(0, waiting-reported)
+	unreportedWaiting := max(0, waiting-reported) // the reported requests count as waiting first, and else as running
 	unreportedRunning := max(0, running-max(0, reported-waiting))
 	return ms + (unreportedWaiting+unreportedRunning/2)*latency.Ms(usualTokens, 0)
 }
@@ -323,7 +324,7 @@ func (e *EngineLoad) UpdateGate(now time.Time) {
 		e.ledger.cfg.KVThreshold, now)
 }
 
-// Stale reports whether too many scrapes in a row failed to rely on the gauges. The engine may only be too busy to
+// Stale reports whether so many scrapes in a row failed that the gauges no longer count. The engine may only be too busy to
 // answer scrapes. It therefore stays in service by this proxy's own counts, but engines with readable gauges are
 // preferred.
 func (e *EngineLoad) Stale() bool { return e.Misses >= staleAfter }

@@ -279,8 +279,8 @@ func (f *InFlight) Renew(now time.Time) {
 	heap.Fix(&f.load.ledger.expiries, f.expiriesIndex)
 }
 
-// Settle must be called before the last call on a charge. It reports whether the last call still changes anything: not if
-// the charge has ended already, or if this is the second Settle, which counts as a misuse.
+// Settle must be called before the last call on a charge. It reports whether the last call still changes anything. It does
+// not if the charge has expired, or if Settle was called before, which counts as a misuse.
 func (f *InFlight) Settle() bool {
 	if f.settled {
 		f.load.ledger.misuses++
@@ -304,8 +304,8 @@ func (f *InFlight) Orphan(hold time.Duration, now time.Time) {
 // Release books that the prefill engine has freed the KV.
 func (f *InFlight) Release(now time.Time) { f.move(Ended, 0, now) }
 
-// leaveApart removes the charge from the counts of its model, if it is counted there.
-func (f *InFlight) leaveApart() {
+// leaveModelCounts removes the charge from the counts of its model, if it is counted there.
+func (f *InFlight) leaveModelCounts() {
 	if f.modelCounts == nil {
 		return
 	}
@@ -316,7 +316,7 @@ func (f *InFlight) leaveApart() {
 	f.modelCounts = nil
 }
 
-// move moves a charge to another phase, from which on it weighs tokens. The phase Ended removes the charge from its
+// move moves a charge to another phase, in which it weighs this many tokens. The phase Ended removes the charge from its
 // EngineLoad. No other function reduces the sums of an EngineLoad.
 func (f *InFlight) move(to Phase, tokens int64, now time.Time) {
 	e := f.load
@@ -326,7 +326,7 @@ func (f *InFlight) move(to Phase, tokens int64, now time.Time) {
 	}
 	if f.phase == Probing {
 		e.end(f, to == Pooled, now)
-		f.leaveApart()
+		f.leaveModelCounts()
 	} else {
 		heap.Remove(&e.ledger.expiries, f.expiriesIndex)
 	}

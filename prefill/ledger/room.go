@@ -72,13 +72,12 @@ type kvState struct {
 	until time.Time // when the gauge becomes too old to count; zero: never
 }
 
-// gate keeps new probes from a candidate whose KV cache is full.
+// gate keeps new probes from a candidate whose KV cache is full, by the charges or by the engine's gauge.
 //
-// The engine's gauge changes only while the engine steps: an idle engine may report 0.97 for ever. The gauge therefore
-// counts only while the engine has prompts of this proxy, or probes of other dispatchers, because then the engine steps.
-// Without a recent gauge, the charges alone decide: a busy engine may answer prompts although its metrics take seconds, and
-// a slow scrape must not stop its work. A gate that only the gauge has closed therefore opens by itself when the gauge
-// becomes too old.
+// The gauge changes only while the engine steps: an idle engine may report 0.97 for ever. The gauge therefore counts only
+// while the engine has prompts of this proxy, or probes of other dispatchers. It also does not count when it is too old,
+// because a busy engine may answer prompts although its metrics take seconds. A gate that only the gauge has closed
+// therefore opens by itself when the gauge becomes too old.
 type gate struct {
 	closed    bool      // the gate is closed, at least until opens
 	opens     time.Time // when the gauge, which alone closed the gate, becomes too old to count; zero: the gate stays closed
@@ -97,13 +96,12 @@ func (g *gate) update(s kvState, threshold float64, now time.Time) {
 		limit -= Hysteresis
 	}
 	g.closed, g.opens = usage >= limit, time.Time{}
-	// Charges of threshold-Hysteresis or more keep a closed gate closed even without the gauge. With fewer, only the gauge keeps it closed,
-	// so the gate opens by itself when the gauge becomes too old.
+	// Charges of threshold-Hysteresis or more keep a closed gate closed even without the gauge.
 	if onlyByGauge := s.own < threshold-Hysteresis; g.closed && onlyByGauge {
 		g.opens = s.until
 	}
 
-	// While the gate is closed and no prompt is live, only orphans fill the KV cache. PassesAt lets a canary pass some time after that began.
+	// While the gate is closed and no prompt is live, only orphans fill the KV cache. After CanaryEvery, PassesAt lets a canary pass.
 	switch {
 	case !g.closed || s.live > 0:
 		g.idleSince = time.Time{}

@@ -297,8 +297,8 @@ func (l *Ranks) Holds(id int32, p *Prompt, tokens int, sent time.Time) {
 
 // Computed learns from an engine's answer about a prompt that one of its ranks computed. cached is the number of tokens that
 // the engine found in its prefix cache, -1 if not reported; hit is the number that was predicted; sent is when the request
-// was sent. holds reports whether the predictions for this engine are trusted now, and turned whether this has changed.
-func (l *Ranks) Computed(id int32, p *Prompt, tokens, hit, cached int, sent time.Time) (turned, holds bool) {
+// was sent. trusted reports whether the predictions for this engine count now, and turned whether this has changed.
+func (l *Ranks) Computed(id int32, p *Prompt, tokens, hit, cached int, sent time.Time) (turned, trusted bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	r := l.ranks[id]
@@ -352,11 +352,11 @@ func (l *Ranks) Moved(model string, tokens int, took time.Duration) {
 		times = fit.NewCalibration(policy.Latency{}, transferHalfLife)
 		l.transfers[model] = times
 	}
-	times.Add(fit.Sample{New: float64(tokens), Ms: took.Seconds() * 1000})
+	times.Add(fit.Sample{New: float64(tokens), Ms: took.Seconds() * 1000}) // fits time over tokens, as for prefills
 }
 
 // BreakEven is how many tokens an idle rank can compute in the time that a hand-off of the prompt takes. If fewer tokens are
-// new, computing them is faster than fetching the KV. line predicts the model's prefill times; rtt is the round trip to
+// new, computing them is faster than fetching the KV. latency predicts the model's prefill times; rtt is the round trip to
 // the prefill engine.
 func (l *Ranks) BreakEven(p *Prompt, latency policy.Latency, rtt time.Duration) float64 {
 	l.mu.Lock()

@@ -1,8 +1,8 @@
 package local
 
-// trust judges whether predictions of an engine's prefix cache come true. An engine without a prefix cache, or one that
-// does not report cached_tokens, would otherwise get prompts that seem short but are computed in full, and the ranks of
-// its group would wait. With trust only the first few prompts do such harm.
+// trust judges whether predictions of an engine's prefix cache come true. They do not if the engine has no prefix cache, or
+// does not report cached_tokens. Its ranks would then get prompts that seem short but are computed in full, while the other
+// ranks of the group wait. With trust only the first few prompts do such harm.
 type trust struct {
 	expected, found float64 // tokens predicted and found; older answers count less
 }

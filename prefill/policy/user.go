@@ -65,7 +65,7 @@ type run struct {
 	*user
 	machine vm.VM
 	kept    []bool // by candidate: whether it passed the filter
-	all     bool   // the filter is ignored, because no candidate passed it
+	ignored bool   // the filter is ignored, because no candidate passed it
 }
 
 // NewLibrary compiles definitions, which are given by name. Its error joins a DefinitionError for each mistake.
@@ -274,14 +274,13 @@ func (p *Policy) filter(candidates []Engine) (skipped bool) {
 		anyPassed = anyPassed || passed
 		r.kept = append(r.kept, passed)
 	}
-	skipped = !anyPassed
-	r.all = skipped
-	return skipped
+	r.ignored = !anyPassed
+	return r.ignored
 }
 
 // passes reports whether candidate i passes the user's filter. Without a filter every candidate passes.
 func (p *Policy) passes(i int) bool {
-	return p.user == nil || p.user.filter == nil || p.user.all || p.user.kept[i]
+	return p.user == nil || p.user.filter == nil || p.user.ignored || p.user.kept[i]
 }
 
 // evaluate is the user's score for a candidate, with the sign changed if larger is better; NaN if the expression fails.

@@ -53,8 +53,8 @@ type Item[T any] struct {
 	element      *list.Element
 }
 
-// ModelQueue holds the requests for one model. Retries are kept apart from flow queues. They have a place in the pool already, so
-// they must not wait behind a request that still needs a place; and their key was charged for its turn already.
+// ModelQueue holds the requests for one model. First attempts wait in flow queues, one for each key. Retries are kept apart: they
+// have a place in the pool already, and must not wait behind a request that still needs one; and their key has had its turn.
 type ModelQueue[T any] struct {
 	queue   *Queue[T]
 	retries ordered[*Item[T]]
@@ -156,10 +156,10 @@ func (q *Queue[T]) StartRound() {
 // Round is the number of the present round.
 func (q *Queue[T]) Round() uint64 { return q.round }
 
-// A round ends for a model queue after roundDepth held requests in all model queues, but not before modelDepth held requests of the model
-// queue itself: a model whose requests are all held must not keep the requests of another model from free engines. Nor may a key whose
-// requests are all held keep another key from them. So until keysDepth requests are held, the round goes on with those flow queues of the
-// model queue in which no request is held yet, and with the retries if none of them is.
+// These numbers of held requests bound a round. After roundDepth in all model queues, a model queue with modelDepth or more of
+// its own is searched only in part: in the flow queues in which no request is held yet, and in the retries if none of them is held.
+// After keysDepth, it is not searched at all. A model or a key whose requests are all held can therefore not keep the requests of
+// other models and keys from free engines.
 const roundDepth, keysDepth, modelDepth = 64, 128, 4
 
 // Next is the first request that may still be served in this round and was not held in it; nil: the round is over.
@@ -196,8 +196,8 @@ func (i *Item[T]) Hold() {
 	mq.queue.holds++
 }
 
-// HoldAll holds this request, which has a target, and all requests of the model queue with the same target: if it is a retry, all retries
-// with this target, else all first attempts. The round does not look at them.
+// HoldAll holds this request, which has a target, and all requests of the model queue with the same target that are of the same
+// kind: retries, or first attempts. Next does not return them in this round.
 func (i *Item[T]) HoldAll() {
 	i.Hold()
 	i.modelQueue.closed = append(i.modelQueue.closed, aim{i.Target, i.Reserved})
@@ -369,7 +369,7 @@ func (i *Item[T]) Remove() bool {
 	if fq == nil {
 		return false
 	}
-	if fq.items.Len() == 1 {
+	if fq.items.Len() == 1 { // before the item leaves, because the heaps compare the first items
 		heap.Remove(&mq.turns, fq.turnsIndex)
 		heap.Remove(&mq.longest, fq.longestIndex)
 		delete(mq.queues, fq.flow)

@@ -123,9 +123,9 @@ func (h *Hotspots) Arrive(now time.Time, hash uint64) {
 	c.seen.add()
 }
 
-// watch begins to watch a class. If too many are watched, the class replaces the least frequent one and inherits its rank,
-// as in a space-saving sketch: otherwise each new class would be replaced at once by the next one. The inherited rank does
-// not count as requests of the class.
+// watch begins to watch a class. If too many are watched, the class replaces the least frequent one and inherits its rank
+// (the space-saving algorithm): otherwise the next new class would replace it at once. The inherited rank does not count as
+// requests of the class.
 func (h *Hotspots) watch(hash uint64, bucket int64, now time.Time) *hotClass {
 	c := &hotClass{hash: hash, since: bucket, state: OK}
 	if len(h.classes) >= h.most {
@@ -185,7 +185,7 @@ func (h *Hotspots) Weigh(now time.Time, hash uint64, bestHolder, bestOther float
 	if c == nil || c.state != Alarm {
 		return h.state(hash)
 	}
-	if !(bestHolder <= bestOther) {
+	if !(bestHolder <= bestOther) { // also if a score is NaN
 		c.holderWins = 0
 		return c.state
 	}
