@@ -59,13 +59,16 @@ type Config struct {
 	WholeBytes int           `yaml:"-"` // size limit of an answer that is not streamed
 	EventBytes int           `yaml:"-"` // size limit of one event
 
-	Keys     *Keys                                                                                     `yaml:"-"` // nil: certificates alone
-	Queue    Queue                                                                                     `yaml:"-"`
-	Running  func(model string) (perReplica float64, seqs int)                                         `yaml:"-"` // decode requests; must not wait
-	Draining func() bool                                                                               `yaml:"-"`
-	Tenure   func() Tenure                                                                             `yaml:"-"` // nil: there are no owners
-	OnProbe  func(ProbeReport)                                                                         `yaml:"-"` // nil if Tenure is nil
-	Lookup   func(ctx context.Context, d Discovery, host, port string) (addresses []string, err error) `yaml:"-"`
+	Keys  *Keys `yaml:"-"` // nil: certificates alone
+	Queue Queue `yaml:"-"`
+	// Running returns how many requests run on the least busy decode rank of a model, and how many requests (seqs) all of its
+	// ranks can run at once. It must not wait.
+	Running  func(model string) (perReplica float64, seqs int) `yaml:"-"`
+	Draining func() bool                                       `yaml:"-"`
+	Tenure   func() Tenure                                     `yaml:"-"` // nil: there are no owners
+	OnProbe  func(ProbeReport)                                 `yaml:"-"` // nil if Tenure is nil
+	// Lookup finds the addresses behind a host name; nil: by DNS.
+	Lookup func(ctx context.Context, d Discovery, host, port string) (addresses []string, err error) `yaml:"-"`
 
 	Clock Clock                  `yaml:"-"` // nil: the computer's clock
 	Link  func(peer string) Link `yaml:"-"` // makes the link to a peer, given by the id of its entry; nil: links over HTTP

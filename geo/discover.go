@@ -7,6 +7,7 @@ import (
 	"net/url"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"go.uber.org/zap"
@@ -71,7 +72,7 @@ func (ps *Peers) found(c *PeerConfig, addresses []string) {
 	var gone []*peer
 	ps.peers = slices.DeleteFunc(ps.peers, func(p *peer) bool {
 		if p.conf != c || wanted[p.id] {
-			delete(wanted, p.id)
+			delete(wanted, p.id) // only new dispatchers remain in wanted
 			return false
 		}
 		ps.stopProbing(p)
@@ -86,7 +87,7 @@ func (ps *Peers) found(c *PeerConfig, addresses []string) {
 	}
 	for _, id := range slices.Sorted(maps.Keys(wanted)) {
 		target := *c.Target
-		target.ID, target.URL = id, &url.URL{Scheme: c.Target.URL.Scheme, Host: id[len(c.ID)+1:]}
+		target.ID, target.URL = id, &url.URL{Scheme: c.Target.URL.Scheme, Host: strings.TrimPrefix(id, c.ID+"@")}
 		p := ps.newPeer(c, id, &target)
 		if spent := ps.spent[id]; spent != nil { // otherwise its budget of the day would begin again
 			p.spent = spent
@@ -97,6 +98,6 @@ func (ps *Peers) found(c *PeerConfig, addresses []string) {
 		ps.cfg.Log.Info("another proxy was found", zap.String("peer", id))
 	}
 	for _, s := range ps.models {
-		s.round = 0
+		s.round = 0 // no round has this number: the next decision begins with the new peers
 	}
 }

@@ -83,13 +83,12 @@ func (f *Forward) Begun(whole bool, cached int) {
 	f.firstAt, f.cached = ps.clock.Now(), cached
 	ps.metrics.ttft.WithLabelValues(routeForward, p.id).Observe(f.firstAt.Sub(f.since).Seconds())
 	ps.mu.Lock()
-	defer f.makesRoom()()
+	defer ps.unlock(f.makesRoom())
 	at, took, predicted := ps.at(f.firstAt), ms(f.firstAt.Sub(f.decided)), f.predicted.TTFT()
 	p.circuit.Succeed()
-	switch {
-	case whole:
+	if whole {
 		p.trust.Whole(at)
-	default:
+	} else {
 		p.trust.Answered(at, took, predicted)
 		if predicted > 0 {
 			p.distrust.Add(at, took-predicted)
@@ -104,31 +103,33 @@ func (f *Forward) Begun(whole bool, cached int) {
 	p.prompts.Confirm(&f.expected)
 }
 
-// awaitsWhole is called for a request whose answer is not streamed, so that the time of its first token is not known. The
+// awaitsWhole starts a timer for a request whose answer is not streamed, so that the time of its first token is not known. The
 // request counts as unanswered only until a first event would be late. Otherwise a peer with a small window would get no
-// other request while it generates the answer. limit is the time limit of the whole answer: the peer's numbers may predict a
-// longer time than a time.Duration can hold. stop ends the timer.
+// other request while it generates the answer. limit is the time limit of the whole answer, which bounds the timer because the
+// peer's numbers may predict any time. stop ends the timer.
 func (f *Forward) awaitsWhole(limit time.Duration) (stop func() bool) {
 	late := min(policy.LateMs(f.predicted.TTFT()), ms(limit))
 	return f.peers.clock.After(time.Duration(late*float64(time.Millisecond)), func() {
 		f.peers.mu.Lock()
-		f.makesRoom()()
+		f.peers.unlock(f.makesRoom())
 	})
 }
 
-// makesRoom removes the forward from the peer's unanswered requests, unless an earlier call has done so. It is called with the
-// lock of Peers held. The function that it returns releases the lock, and wakes the arrival queue if the peer had no room for
-// another request before.
-func (f *Forward) makesRoom() (unlock func()) {
+// makesRoom removes the forward from the peer's unanswered requests, unless an earlier call has done so. It reports whether the
+// peer had no room for another request before. It is called with the lock of Peers held.
+func (f *Forward) makesRoom() (wasFull bool) {
 	ps, p := f.peers, f.peer
-	full := f.requests > 0 && p.unanswered >= p.trust.Window(ps.at(ps.clock.Now()))
+	wasFull = f.requests > 0 && p.unanswered >= p.trust.Window(ps.at(ps.clock.Now()))
 	p.unanswered -= f.requests
 	f.requests = 0
-	return func() {
-		ps.mu.Unlock()
-		if full { // the peer takes more requests now
-			ps.cfg.Queue.Wake()
-		}
+	return wasFull
+}
+
+// unlock releases the lock of Peers, and then wakes the arrival queue if a peer has room again.
+func (ps *Peers) unlock(roomAgain bool) {
+	ps.mu.Unlock()
+	if roomAgain {
+		ps.cfg.Queue.Wake()
 	}
 }
 
@@ -221,7 +222,7 @@ func (f *Forward) end(outcome, cause string) {
 func (f *Forward) updatePeer(outcome, cause string, spent float64, now time.Time) {
 	ps, p := f.peers, f.peer
 	ps.mu.Lock()
-	defer f.makesRoom()()
+	defer ps.unlock(f.makesRoom())
 	delete(p.inflight, f)
 	p.reserved.Withdrawn(f.number)
 	p.spent.add(spent, now)

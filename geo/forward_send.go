@@ -36,7 +36,8 @@ func (f *Forward) send(r *Request) (*Relay, error) {
 		return nil, errLate
 	}
 	if !r.Stream {
-		defer f.awaitsWhole(deadline.Sub(now))()
+		stopTimer := f.awaitsWhole(deadline.Sub(now))
+		defer stopTimer()
 	}
 	call := ps.traffic.NewCall(f.peer.target)
 	call.OnWritten(f.Written)

@@ -105,18 +105,9 @@ func (q *RoutingQuery) Where(h *prefill.Here) prefill.Where {
 		return prefill.ToThere // without a forward: no group here decodes the model, so the dispatcher that sent it must ask again
 	}
 	q.push = &s.push
-	if !q.ask.Stay {
-		place := q.central(s)
-		if place < 0 && ps.cfg.Siblings && seqs == 0 {
-			place = q.owner(s)
-		}
-		if place < 0 && (q.ask.Leave || ps.cfg.Draining()) {
-			place = q.nearest(s)
-		}
-		if place >= 0 {
-			s.policy.Sent(&policy.Request{Tokens: h.Tokens, Legs: q.legs}, place)
-			return q.forward(s, place, h, policy.Decision{Place: place, LocalMs: math.Inf(1)})
-		}
+	if place := q.prescribed(s, seqs == 0); place >= 0 {
+		s.policy.Sent(&policy.Request{Tokens: h.Tokens, Legs: q.legs}, place)
+		return q.forward(s, place, h, policy.Decision{Place: place, LocalMs: math.Inf(1)})
 	}
 	if s.policy.Done() {
 		q.countWait(s)
@@ -138,8 +129,29 @@ func (q *RoutingQuery) Where(h *prefill.Here) prefill.Where {
 	return prefill.Waits
 }
 
-// wakeAfter wakes the queue after a time, unless this request has it woken by then already. Each wake of the queue asks the queries of
-// all requests again. If each query set a timer each time, the number of timers would multiply.
+// prescribed is the place of the peer to which the request goes without a decision of the policy; -1: the policy decides. noRanks
+// says that no decode rank here takes requests for the model.
+func (q *RoutingQuery) prescribed(s *modelState, noRanks bool) int {
+	ps := q.peers
+	if q.ask.Stay {
+		return -1
+	}
+	if place := q.central(s); place >= 0 {
+		return place
+	}
+	if ps.cfg.Siblings && noRanks {
+		if place := q.owner(s); place >= 0 {
+			return place
+		}
+	}
+	if q.ask.Leave || ps.cfg.Draining() {
+		return q.nearest(s)
+	}
+	return -1
+}
+
+// wakeAfter wakes the queue after a time, unless it will be woken by then for this request already. At each wake of the queue, all
+// requests that wait are decided again: with a timer for each decision, the number of timers would multiply.
 func (q *RoutingQuery) wakeAfter(d time.Duration, now time.Time) {
 	at := now.Add(d)
 	if q.wakes.After(now) && at.After(q.wakes.Add(-time.Millisecond)) {

@@ -110,8 +110,8 @@ type peer struct {
 // at converts a time for policies: to ms since Peers was made.
 func (ps *Peers) at(t time.Time) float64 { return ms(t.Sub(ps.started)) }
 
-// model returns the state of a model, and makes it if there is none. If there are too many, the state of any other model is
-// dropped, which is made again when it is needed.
+// model returns the state of a model, and makes it if there is none. If maxModelStates models have a state, it first drops the
+// state of any of them, which is made again when it is needed.
 func (ps *Peers) model(name string) *modelState {
 	s := ps.models[name]
 	if s != nil {

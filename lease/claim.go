@@ -92,7 +92,7 @@ func (c *Claim) Run(ctx context.Context) {
 		c.publish(now)
 		c.mu.Unlock()
 		if call != None {
-			calling = calling || call != AskBack
+			calling = calling || call != AskBack // AskBack is a call to a dispatcher, not to the store
 			begin(func() result { return c.call(ctx, call) })
 			continue
 		}
@@ -110,7 +110,7 @@ func (c *Claim) Run(ctx context.Context) {
 		case <-timer.C:
 		case <-c.wakeUp:
 		case <-ctx.Done():
-			for range open {
+			for range open { // otherwise the goroutines of begin would wait for ever
 				<-results
 			}
 			return

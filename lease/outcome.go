@@ -22,7 +22,7 @@ func (m *Machine) Looked(sent, now time.Time, rec Record, err error) {
 	switch {
 	case m.reclaim && m.mine():
 		if m.hasVotes(now) {
-			m.nextCall = now
+			m.nextCall = now // to acquire the lease again
 		}
 	case m.reclaim:
 		m.letGo(now)
@@ -65,7 +65,7 @@ func (m *Machine) schedule(sent, now time.Time) {
 	}
 	m.nextCall = sent.Add(interval)
 	switch at, ok := m.mayAcquire(); {
-	case m.held && (m.leaving || now.Before(m.releaseBy)), !m.held && m.mayAsk(now): // it became due during the last call
+	case m.held && (m.leaving || now.Before(m.releaseBy)), !m.held && m.mayAsk(now): // a Release or an AskBack is due
 		m.nextCall = now
 	case !m.held && ok && at.Before(m.nextCall):
 		m.nextCall = at

@@ -68,7 +68,10 @@ func (m *Machine) Promise(now time.Time, ask Vote) error {
 		return fmt.Errorf("%w: our lists of members differ", ErrNoVote)
 	case owner == self || !slices.Contains(m.cfg.Members, owner):
 		return fmt.Errorf("%w: %q is not another member", ErrNoVote, owner)
-	case m.held && m.epoch >= ask.Epoch, m.looked && m.rec.Epoch > ask.Epoch && m.rec.Holder != ask.Holder:
+	}
+	ownsLater := m.held && m.epoch >= ask.Epoch
+	sawLater := m.looked && m.rec.Epoch > ask.Epoch && m.rec.Holder != ask.Holder
+	if ownsLater || sawLater {
 		return fmt.Errorf("%w: epoch %d is over", ErrNoVote, ask.Epoch)
 	}
 	m.ObserveEpoch(ask.Epoch)

@@ -48,7 +48,7 @@ type Fleet interface {
 type Caller struct {
 	deps Deps
 	mu   sync.Mutex
-	runs string // the call under way, as text for people; empty: none
+	busy string // the call under way, as text for people; empty: none
 }
 
 // New returns a Caller.
@@ -70,7 +70,7 @@ func (c *Caller) Do(ctx context.Context, call Call, by string) (Result, *Refusal
 	}
 	done := make(chan Result, 1)
 	c.deps.Go(func() {
-		r := c.make(p, &s.FleetCall, s.Limits.ConnectTimeout, by)
+		r := c.carryOut(p, &s.FleetCall, s.Limits.ConnectTimeout, by)
 		c.end() // before the caller gets the result, because the caller may make the next call at once
 		done <- r
 	})
@@ -86,22 +86,22 @@ func (c *Caller) Do(ctx context.Context, call Call, by string) (Result, *Refusal
 func (c *Caller) begin(p *plan, limit time.Duration) *Refusal {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.runs != "" {
-		return &Refusal{http.StatusConflict, "call_refused", "another call is under way: " + c.runs + "; call again after it"}
+	if c.busy != "" {
+		return &Refusal{http.StatusConflict, "call_refused", "another call is under way: " + c.busy + "; call again after it"}
 	}
-	c.runs = fmt.Sprintf("%s, which ends at %s at the latest", p.Path, time.Now().Add(limit).UTC().Format(time.RFC3339))
+	c.busy = fmt.Sprintf("%s, which ends at %s at the latest", p.Path, time.Now().Add(limit).UTC().Format(time.RFC3339))
 	return nil
 }
 
 func (c *Caller) end() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.runs = ""
+	c.busy = ""
 }
 
-// make makes a call. It calls all engines at the same time, because vLLM ranks that step together also pause together: none answers before
-// all of them have got the call (0.32 and 0.33, DPEngineCoreProc._pause_complete in v1/engine/core.py).
-func (c *Caller) make(p *plan, s *config.FleetCall, connect time.Duration, by string) Result {
+// carryOut makes a call. It calls all engines at the same time, because vLLM ranks that step together also pause together: none answers
+// before all of them have got the call (0.32 and 0.33, DPEngineCoreProc._pause_complete in v1/engine/core.py).
+func (c *Caller) carryOut(p *plan, s *config.FleetCall, connect time.Duration, by string) Result {
 	log, began := c.deps.Log.With(zap.String("path", p.Path), zap.String("method", p.Method), zap.String("group", p.Group),
 		zap.String("by", by)), time.Now()
 	log.Info("an operator calls engines", zap.Int("engines", len(p.places)))
@@ -117,12 +117,12 @@ func (c *Caller) make(p *plan, s *config.FleetCall, connect time.Duration, by st
 		all.Go(func() { answers[i] = c.ask(ctx, p, &p.places[i], connect, s.Timeout) })
 	}
 	all.Wait()
-	if p.is(config.CallEmpties) { // after the engines have acted, because requests that end until then leave old KV, too
+	if p.is(config.CallEmpties) { // only now, because requests that end before the engines act still leave KV in the caches
 		keys := p.keys(func(i int) bool { return answers[i].mayHaveActed() })
 		c.deps.Fleet.Emptied(keys)
 		c.deps.Forget(c.deps.Fleet.Now().Caches(keys))
 	}
-	if end, left := p.then(answers, pausesBefore); end {
+	if end, left := p.endsPause(answers, pausesBefore); end {
 		c.deps.Fleet.Resume(p.Group, left)
 	}
 	r := Result{Done: true, Path: p.Path, Group: p.Group, Engines: answers}

@@ -30,13 +30,14 @@ type Refusal struct {
 
 // Answer is the answer of one engine.
 type Answer struct {
-	Engine    string          `json:"engine"`              // host:port
-	Done      bool            `json:"done"`                // the engine did what it was asked for
-	Status    int             `json:"status"`              // 0: no answer came
-	Body      json.RawMessage `json:"body,omitempty"`      // at most 16 KiB; a body that is not JSON is given as a string
-	Error     string          `json:"error,omitempty"`     // why the engine did not do it
-	Ms        float64         `json:"ms"`                  // how long the call took, in milliseconds
-	Restarted bool            `json:"restarted,omitempty"` // the engine restarted after its pause began: it has its initial weights, and only a later call can have paused it
+	Engine string          `json:"engine"`          // host:port
+	Done   bool            `json:"done"`            // the engine did what it was asked for
+	Status int             `json:"status"`          // 0: no answer came
+	Body   json.RawMessage `json:"body,omitempty"`  // at most 16 KiB; a body that is not JSON is given as a string
+	Error  string          `json:"error,omitempty"` // why the engine did not do it
+	Ms     float64         `json:"ms"`              // how long the call took, in milliseconds
+	// the engine restarted after its pause began: it has its initial weights, and only a later call can have paused it
+	Restarted bool `json:"restarted,omitempty"`
 
 	sent bool // the call was sent, so the engine may have acted
 }
@@ -138,8 +139,8 @@ func placesOf(engines *roster.Snapshot, group string) (places []place) {
 	return places
 }
 
-// judge fills in whether an engine did what it was asked for. If requests or hand-offs hold blocks of a cache, the cache is not emptied:
-// then vLLM answers 200 with success false (0.32 and 0.33, entrypoints/serve/dev/cache/api_router.py), and SGLang answers 400 (0.5.23,
+// judge fills in whether an engine did what it was asked for. An engine does not empty a cache of which requests or hand-offs hold blocks:
+// vLLM then answers 200 with success false (0.32 and 0.33, entrypoints/serve/dev/cache/api_router.py), and SGLang answers 400 (0.5.23,
 // entrypoints/http_server.py).
 func (a *Answer) judge() {
 	var reply struct {
@@ -168,14 +169,13 @@ func (a *Answer) mayHaveActed() bool {
 // refused says that the engine did not do what it was asked for, and will not do it later.
 func (a *Answer) refused() bool { return !a.Done && (!a.sent || a.Status != 0) }
 
-// then returns what follows from the answers for the pause of the plan's group: whether the pause ends, and which engines stay paused all
-// the same (left). before has the pauses before the call.
-func (p *plan) then(answers []Answer, before []roster.Pause) (end bool, left []string) {
+// endsPause says whether the pause of the plan's group ends, by the engines' answers. left are the engines that stay paused even then.
+// before has the pauses before the call.
+func (p *plan) endsPause(answers []Answer, before []roster.Pause) (end bool, left []string) {
 	did := func(a Answer) bool { return a.Done }
 	switch {
 	case p.is(config.CallPauses):
-		// The pause only ends if every engine refused it. If one engine is paused, the others that step with it must get no requests
-		// either.
+		// The pause only ends if every engine refused it. If one engine is paused, the engines that step with it must get no requests.
 		paused := slices.ContainsFunc(before, func(pause roster.Pause) bool { return pause.Group == p.Group && pause.Left == nil })
 		if paused || slices.ContainsFunc(answers, func(a Answer) bool { return !a.refused() }) {
 			return false, nil

@@ -145,7 +145,7 @@ func TestWhatFollowsForThePause(t *testing.T) {
 			engines := published(t, row.events...)
 			p, wrong := Call{Path: row.path}.planned(paths, engines)
 			require.Nil(t, wrong)
-			end, left := p.then(row.answers[:], engines.Pauses())
+			end, left := p.endsPause(row.answers[:], engines.Pauses())
 			require.Equal(t, row.end, end)
 			require.Equal(t, row.left, left)
 		})

@@ -56,7 +56,7 @@ func (n *neighbours) enter() error {
 				break
 			}
 		}
-		a.hold = 0
+		a.hold = 0 // see cautious
 		a.static = lease.NewStatic(c.Self.ID, home, n.order(region), c.Ownership.DeadAfter, time.Now())
 		v := a.static.View(time.Now())
 		a.view.Store(&v)
@@ -98,10 +98,11 @@ func (n *neighbours) rank(a *Scope) (rank int) {
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	for _, from := range n.nearest[a.Name] { // the round trips of one dispatcher in the region
+	for _, roundTrips := range n.nearest[a.Name] { // of one dispatcher in the region, to its peers
+		own, known := roundTrips[self]
 		nearer := 0
-		for id, ms := range from {
-			if own, ok := from[self]; id != self && (!ok || ms < own) {
+		for id, ms := range roundTrips {
+			if id != self && (!known || ms < own) {
 				nearer++
 			}
 		}

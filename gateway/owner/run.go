@@ -91,21 +91,25 @@ func (s *Set) enlist(reach map[string]Reach, now time.Time) {
 	}
 	s.all.Store(&after)
 	for name, a := range before {
-		if after[name] != nil {
-			continue
+		if after[name] == nil {
+			s.giveUp(name, a)
+			changed = true
 		}
-		changed = true
-		s.leavingScopes[name] = a
-		s.claims.Go(func() {
-			until, cancel := context.WithTimeout(s.ctx, s.times.Duration)
-			defer cancel()
-			a.claim.Leave(until)
-			a.stopClaim()
-		})
 	}
 	if changed {
 		s.deps.Publish(s.ctx)
 	}
+}
+
+// giveUp releases the lease of a group and ends its claim, without waiting for either.
+func (s *Set) giveUp(name string, a *Scope) {
+	s.leavingScopes[name] = a
+	s.claims.Go(func() {
+		until, cancel := context.WithTimeout(s.ctx, s.times.Duration)
+		defer cancel()
+		a.claim.Leave(until)
+		a.stopClaim()
+	})
 }
 
 // bar notes that a group cannot be claimed, usually because a file cannot be read. Nothing reports when this changes, so the claim is tried

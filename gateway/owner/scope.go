@@ -84,8 +84,8 @@ func (s *Set) changed(a *Scope, v lease.View) {
 		}
 		return
 	}
-	// The fleet may read the scope between these lines. So caution (a.adopted) begins before the view admits, and ends only after the view
-	// no longer admits.
+	// The fleet may read the scope between these lines. Caution (a.adopted) therefore begins before the view admits, and ends only after the
+	// view no longer admits.
 	var after time.Duration
 	a.mu.Lock()
 	if v.Admits {
@@ -115,9 +115,9 @@ func (s *Set) changed(a *Scope, v lease.View) {
 	}
 }
 
-// adopt notes that this proxy owns a scope now. With a new epoch this is a takeover. With the old epoch it is none: no other proxy has
-// owned the scope while the store of leases could not be reached. A scope without a claim has no epochs, so adopt always counts a takeover.
-// after is the time since the last sign of life of another owner; 0: there was none, or this is no takeover. The caller holds a.mu.
+// adopt notes that this proxy owns a scope now. It counts a takeover if the epoch is new, or if the scope has no claim and therefore no
+// epochs. With the old epoch, no other proxy has owned the scope in between. after is the time since the last sign of life of another
+// owner; 0: there was none, or this is no takeover. The caller holds a.mu.
 func (s *Set) adopt(a *Scope, epoch int64, now time.Time) (after time.Duration) {
 	a.handedBack = false
 	if a.claim == nil || epoch != a.epoch {
@@ -140,7 +140,8 @@ func (a *Scope) Sending() int64 { return a.sending.Load() }
 // flush waits until the requests that were admitted are written, for at most sendPatience. A request that takes longer
 // is stopped by Ours, right before it would be written.
 func (a *Scope) flush(ctx context.Context) {
-	for end := time.Now().Add(sendPatience); a.Sending() > 0 && time.Now().Before(end) && ctx.Err() == nil; {
+	end := time.Now().Add(sendPatience)
+	for a.Sending() > 0 && time.Now().Before(end) && ctx.Err() == nil {
 		time.Sleep(time.Millisecond)
 	}
 }

@@ -194,7 +194,8 @@ func (s *Set) Unready(now time.Time) string {
 		a.mu.Lock()
 		heard := a.ownerHeard
 		a.mu.Unlock()
-		if v := a.view.Load(); v.Admits || !v.Away || now.Before(heard.Add(s.times.RenewDeadline)) {
+		mayHaveOwner := now.Before(heard.Add(s.times.RenewDeadline))
+		if v := a.view.Load(); v.Admits || !v.Away || mayHaveOwner {
 			return ""
 		}
 	}

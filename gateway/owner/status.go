@@ -63,10 +63,10 @@ func (s *Set) RegionsStatus() (list []RegionStatus) {
 	for _, name := range slices.Sorted(maps.Keys(all)) {
 		a := all[name]
 		status := RegionStatus{Region: name, Home: a.home, ScopeStatus: statusOf(a.view.Load(), reach[name]), Rank: n.rank(a)}
-		list = append(list, status)
 		if a.home {
-			copy(list[1:], list)
-			list[0] = status
+			list = slices.Insert(list, 0, status)
+		} else {
+			list = append(list, status)
 		}
 	}
 	return list

@@ -199,21 +199,7 @@ func (r *Peers) Look(ctx context.Context) {
 	all := map[string]decoding{}
 	engines := r.deps.Fleet.Now()
 	for _, route := range engines.Models() {
-		d, free := decodingFor(boards[route.Board], route.Name)
-		both, _ := decodingFor(boards[route.Board+roster.AggregatedMark], route.Name)
-		d.add(both)
-		for board, kinds := range boards { // adds the boards of other regions whose engines this proxy uses
-			there, freeThere := decodingFor(kinds, route.Name)
-			if strings.HasPrefix(board, route.Board+roster.AggregatedMark+roster.RegionMark) {
-				d.add(there)
-			} else if strings.HasPrefix(board, route.Board+roster.RegionMark) {
-				if d.free == nil {
-					d.free = map[string]int{"": free}
-				}
-				d.free[strings.TrimPrefix(board, route.Board+roster.RegionMark)] = freeThere
-				d.add(there)
-			}
-		}
+		d := decodingOfModel(boards, route.Board, route.Name)
 		if !engines.Begins(route.Board, route.Name) {
 			d.slots = 0
 		}
@@ -229,6 +215,29 @@ func (r *Peers) Look(ctx context.Context) {
 			return
 		}
 	}
+}
+
+// decodingOfModel sums up the ranks that list a model. They are on its board, on the board of ranks that prefill and decode, and on such
+// boards of other regions whose engines this proxy uses.
+func decodingOfModel(boards map[string][]alike, board, model string) decoding {
+	d, free := decodingFor(boards[board], model)
+	both, _ := decodingFor(boards[board+roster.AggregatedMark], model)
+	d.add(both)
+	for name, kinds := range boards {
+		there, freeThere := decodingFor(kinds, model)
+		region, decodesOnly := strings.CutPrefix(name, board+roster.RegionMark)
+		switch {
+		case strings.HasPrefix(name, board+roster.AggregatedMark+roster.RegionMark):
+			d.add(there)
+		case decodesOnly:
+			if d.free == nil {
+				d.free = map[string]int{"": free}
+			}
+			d.free[region] = freeThere
+			d.add(there)
+		}
+	}
+	return d
 }
 
 // alike are ranks of a board that list the same models.
@@ -366,7 +375,8 @@ func (r *Peers) giveBack(sender string, ask geo.HandBack) (h geo.HandedBack, err
 // group of this proxy can decode them. A prompt that gets no rank in time is prefilled again, and the KV of its first prefill stays on the
 // engine until the hold timeout.
 func (r *Peers) finish(ctx context.Context, group string) {
-	ctx, cancel := context.WithTimeout(ctx, r.deps.Config.Settings().HA.Lease/6) // half of the time that the asking dispatcher waits
+	// A sixth of the lease is half of the time that the asking dispatcher waits.
+	ctx, cancel := context.WithTimeout(ctx, r.deps.Config.Settings().HA.Lease/6)
 	defer cancel()
 	r.Look(ctx) // from now on new requests for the group wait, or go to another proxy
 	engines := r.deps.Fleet.Now()

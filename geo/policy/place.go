@@ -92,7 +92,7 @@ func (p *Policy) wait(r *Request, i int) float64 {
 	x, c := &p.places[i], &p.charges[i]
 	if !x.Peer {
 		wait := x.TPMs * (x.QueuedTokens + c.tokens)
-		if p.localLeft == 0 && x.TokenMs == 0 {
+		if p.localLeft == 0 && x.TokenMs == 0 { // all replicas are full, and roomWait does not know when KV is freed
 			wait = max(wait, float64(p.ahead+1)*p.drainMs)
 		}
 		return max(wait, p.roomWait(r, i))

@@ -91,7 +91,7 @@ func (p *Policy) Sent(r *Request, i int) {
 	if p.places[i].Peer {
 		requests, sideLeft = max(1, r.Legs), &p.peersLeft
 	}
-	if c.left > 0 && c.left <= requests {
+	if c.left > 0 && c.left <= requests { // from now on the place takes no request
 		*sideLeft--
 	}
 	c.left = max(0, c.left-requests)
@@ -172,7 +172,7 @@ func (p *Policy) finish(r *Request) Decision {
 	switch {
 	case d.Place >= 0 && p.Takes(d.Place):
 		d.Act = act
-	case act == Forward && r.Waited >= max(localMs, mostHeldMs) && p.Takes(local): // what the peer says of itself has proven wrong
+	case act == Forward && r.Waited >= max(localMs, mostHeldMs) && p.Takes(local): // the peer has been full for too long
 		d = Decision{Act: Send, Place: local, Terms: localTerms, LocalMs: localMs}
 	}
 	return d

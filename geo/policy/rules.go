@@ -123,26 +123,26 @@ func side(peers bool) int {
 	return 0
 }
 
-// refresh makes the ring again if the places are not the same as before.
+// refresh makes the ring of the replicas, or of the peers, again if the places are not the same as before.
 func (g *ring) refresh(places []Place, peers bool) {
-	n := 0
+	same := 0 // the first places of the ring that are still there
 	for i := range places {
 		if places[i].Peer != peers {
 			continue
 		}
-		if n >= len(g.ids) || g.ids[n] != places[i].ID || g.places[n] != i {
-			g.make(places, peers)
+		if same >= len(g.ids) || g.ids[same] != places[i].ID || g.places[same] != i {
+			g.rebuild(places, peers)
 			return
 		}
-		n++
+		same++
 	}
-	if n != len(g.ids) {
-		g.make(places, peers)
+	if same != len(g.ids) {
+		g.rebuild(places, peers)
 	}
 }
 
-// make makes the ring of the replicas, or of the peers.
-func (g *ring) make(places []Place, peers bool) {
+// rebuild makes the ring of the replicas, or of the peers.
+func (g *ring) rebuild(places []Place, peers bool) {
 	g.ids, g.places = nil, nil
 	for i := range places {
 		if places[i].Peer == peers {

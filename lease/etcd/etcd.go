@@ -150,7 +150,7 @@ func (e *Engine) Acquire(ctx context.Context, above int64) (lease.Record, error)
 // own, and comes first, because a client that reaches no etcd member repeats KeepAliveOnce without a pause.
 func (e *Engine) Renew(ctx context.Context, epoch int64) error {
 	ours, writes := []clientv3.Cmp{clientv3.Compare(clientv3.CreateRevision(e.owner), "=", epoch-e.base)}, []clientv3.Op(nil)
-	if e.doubt { // this write makes a release fail that is still on its way
+	if e.doubt { // with this write, a release that is still under way fails
 		ours, writes = append(ours, clientv3.Compare(clientv3.ModRevision(e.last), "=", e.seen)),
 			[]clientv3.Op{clientv3.OpPut(e.last, e.identity)}
 	}
