@@ -24,6 +24,9 @@ type ask struct {
 
 // ask plans request i. It depends on i and the seed alone.
 func (c *Config) ask(i int) ask {
+	if c.Own != nil {
+		return ask{index: i}
+	}
 	rng := rand.New(rand.NewPCG(c.Seed, uint64(i)))
 	a := ask{index: i, req: c.Requests[i%len(c.Requests)]}
 	a.chat = rng.Float64() < c.Chat

@@ -25,7 +25,8 @@ type Config struct {
 	Model  string // "": the first of /v1/models
 
 	Requests      []trace.Request // in order, again from the start where Count is larger
-	Count         int             // how many to send; 0: len(Requests), or without end if Duration is set
+	Own           Own             // sends other requests instead, in a closed loop; nil: Requests are sent
+	Count         int             // how many to send; 0: len(Requests), or without end if Duration or Own is set
 	Duration      time.Duration   // send for so long; 0: until Count
 	SharePrefixes bool            // blocks with equal HashIDs get equal text; the last one is always unique
 	MaxPrompt     int             // longer prompts are cut to so many tokens; 0: never
@@ -58,6 +59,10 @@ type Config struct {
 
 	dial func(ctx context.Context, network, addr string) (net.Conn, error) // nil: the network; a test has pipes
 }
+
+// Own sends request i of the caller's own to a server, judges the answer, and says how the request ended. The detail is for people, of one
+// that did not end well. What a Config says of requests and answers does not apply.
+type Own func(ctx context.Context, url string, i int) (kind Kind, detail string)
 
 // Progress counts requests so far. Total is 0 when only Duration ends the run.
 type Progress struct {
@@ -111,7 +116,7 @@ func (c Config) Validate() error {
 			return fmt.Errorf("load: %q is no URL like http://127.0.0.1:8000", raw)
 		}
 	}
-	if len(c.Requests) == 0 {
+	if len(c.Requests) == 0 && c.Own == nil {
 		return errors.New("load: no requests to send")
 	}
 	for i, r := range c.Requests {

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"strconv"
+	"strings"
 	"syscall"
 )
 
@@ -46,6 +47,9 @@ func (k Kind) Wrong() bool {
 	}
 	return false
 }
+
+// Refused is true for a refusal by status.
+func (k Kind) Refused() bool { return strings.HasPrefix(string(k), "http_") }
 
 // Failed is true for all but OK, Cancelled and Stopped.
 func (k Kind) Failed() bool { return k != OK && k != Cancelled && k != Stopped }

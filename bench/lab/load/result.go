@@ -98,6 +98,9 @@ type Failure struct {
 }
 
 func (f Failure) String() string {
+	if f.Output == 0 { // of Config.Own
+		return fmt.Sprintf("%s %s: %s", f.Request, f.Kind, f.Detail)
+	}
 	return fmt.Sprintf("%s %s: %s (%d of %d tokens, chat %v, stream %v, after %.0f ms)", f.Request, f.Kind, f.Detail, f.Tokens, f.Output,
 		f.Chat, f.Stream, f.ElapsedMS)
 }

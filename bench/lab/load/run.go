@@ -26,14 +26,14 @@ func Run(ctx context.Context, cfg Config) (*Result, error) {
 	}
 	r := newRunner(cfg)
 	defer r.client.CloseIdleConnections()
-	if r.cfg.Model == "" {
+	if r.cfg.Model == "" && r.cfg.Own == nil {
 		var err error
 		if r.cfg.Model, err = r.firstModel(ctx); err != nil {
 			return nil, err
 		}
 	}
 	r.start = time.Now()
-	if cfg.Concurrency > 0 {
+	if cfg.Concurrency > 0 || cfg.Own != nil {
 		r.closedLoop(ctx)
 	} else {
 		r.openLoop(ctx)
@@ -186,12 +186,14 @@ func (r *runner) ttft() time.Duration {
 	return 50 * time.Millisecond
 }
 
+// server is the URL of the server whose turn is at request i.
+func (r *runner) server(i int) string { return r.cfg.URLs[i%len(r.cfg.URLs)] }
+
 func (r *runner) url(a *ask) string {
-	base := r.cfg.URLs[a.index%len(r.cfg.URLs)]
 	if a.chat {
-		return base + "/v1/chat/completions"
+		return r.server(a.index) + "/v1/chat/completions"
 	}
-	return base + "/v1/completions"
+	return r.server(a.index) + "/v1/completions"
 }
 
 func (r *runner) requestID(i int) string { return "load-" + r.run + "-" + strconv.Itoa(i) }

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"net/http"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -275,6 +276,36 @@ func TestServersTakeTurnsAndSeeTheKey(t *testing.T) {
 		ids[in.header.Get("X-Request-Id")] = true
 	}
 	require.Len(t, ids, 10)
+}
+
+func TestRequestsOfTheCallersOwn(t *testing.T) {
+	var mu sync.Mutex
+	seen := map[string]int{}
+	r := mustRun(t, Config{URLs: []string{"http://a/v1/", "http://b"}, Count: 10, Concurrency: 3,
+		Own: func(_ context.Context, url string, i int) (Kind, string) {
+			mu.Lock()
+			defer mu.Unlock()
+			seen[url]++
+			if i == 4 {
+				return WrongText, "another word"
+			}
+			return OK, ""
+		}})
+	require.Equal(t, map[string]int{"http://a": 5, "http://b": 5}, seen)
+	require.Equal(t, map[Kind]int{OK: 9, WrongText: 1}, r.Kinds)
+	require.Regexp(t, "^load-.*-4 wrong_text: another word$", r.Failures[0].String())
+
+	ctx, end := context.WithCancel(t.Context())
+	r, err := Run(ctx, Config{URLs: []string{"http://a"}, Concurrency: 2, Own: func(_ context.Context, _ string, i int) (Kind, string) {
+		if i == 20 {
+			end()
+		}
+		return OK, ""
+	}})
+	require.NoError(t, err)
+	require.GreaterOrEqual(t, r.OK, 20, "without a count they go on until the context ends")
+	r = mustRun(t, Config{URLs: []string{"http://a"}, Own: func(context.Context, string, int) (Kind, string) { panic("there is no client") }})
+	require.Zero(t, r.Sent)
 }
 
 func TestTheModelCannotBeFound(t *testing.T) {

@@ -45,6 +45,9 @@ func (x *exchange) reset() {
 // do sends a and reads the answer to its end, or to where it goes wrong.
 func (x *exchange) do(ctx context.Context, r *runner, a *ask) *fault {
 	x.reset()
+	if r.cfg.Own != nil {
+		return x.own(ctx, r, a.index)
+	}
 	x.chunked = r.cfg.Chunked
 	x.prompt = r.cfg.appendPrompt(x.prompt[:0], a)
 	x.follower.reset(r.cfg.expects(a, string(x.prompt)))
@@ -84,6 +87,16 @@ func (x *exchange) do(ctx context.Context, r *runner, a *ask) *fault {
 		return x.noStream(ctx, resp, t)
 	}
 	return x.stream(ctx, r, a, resp.Body, cancel)
+}
+
+// own has the caller send a request of its own.
+func (x *exchange) own(ctx context.Context, r *runner, i int) *fault {
+	x.sent = time.Now()
+	kind, detail := r.cfg.Own(ctx, r.server(i), i)
+	if x.end = time.Now(); kind == OK {
+		return nil
+	}
+	return &fault{kind, detail}
 }
 
 func mediaType(resp *http.Response) string {
