@@ -111,13 +111,13 @@ func playAll(ctx context.Context, w *site, r *testbed.Report) error {
 	if err != nil {
 		return err
 	}
-	got, forwards := judge(none, results...), 0.0
+	got, forwards := testbed.Count(testbed.None, results...), 0.0
 	for _, p := range w.all {
 		forwards += p.Metric(`evenkeel_geo_forwards_total{outcome="ok"`)
 	}
 	r.Add(scene, "%v; %.0f forwarded to an owner, the rest served where they came", got, forwards)
-	got.noneWrong(r, scene, "")
-	r.Hold(got.ok > 0, scene, "nothing was served")
+	got.NoneWrong(r, scene, "")
+	r.Hold(got.Right > 0, scene, "nothing was served")
 	r.Hold(forwards > 0, scene, "nothing was forwarded")
 	return nil
 }
@@ -163,11 +163,11 @@ func (w *site) handOver(ctx context.Context, group string, do func(*side)) (h ha
 // takenOver adds the row of a handover that a dead owner does not take part in, and
 // holds what is promised of it.
 func (w *site) takenOver(r *testbed.Report, scene string, h handover, more string) {
-	others := judge(lost, h.others...)
+	others := testbed.Count(lost, h.others...)
 	r.Add(scene, "%s has the group after %.1f s, %.2f leases; clients of the others: %v%s",
 		h.taker.Name, h.took.Seconds(), h.took.Seconds()/w.lease.Seconds(), others, more)
 	r.Hold(h.took < 2*w.lease, scene, "taken over after %v", h.took)
-	others.noneWrong(r, scene, "clients of the others: ")
+	others.NoneWrong(r, scene, "clients of the others: ")
 	w.oneOwner(r, scene)
 }
 
@@ -178,9 +178,9 @@ func playKill(ctx context.Context, w *site, r *testbed.Report) error {
 		return err
 	}
 	<-h.p.Gone()
-	own := judge(cut, h.own...)
+	own := testbed.Count(cut, h.own...)
 	w.takenOver(r, scene, h, fmt.Sprint("; its own: ", own))
-	own.noneWrong(r, scene, "its own clients: ")
+	own.NoneWrong(r, scene, "its own clients: ")
 	return h.p.Serve()
 }
 
@@ -196,13 +196,13 @@ func playBack(ctx context.Context, w *site, r *testbed.Report) error {
 	if err != nil {
 		return err
 	}
-	got := judge(func(f load.Failure) bool { // it was not ready yet
+	got := testbed.Count(func(f load.Failure) bool { // it was not ready yet
 		return f.Kind == load.Connect || f.Kind == load.Reset ||
 			slices.ContainsFunc([]string{"no_region_available", "prefill_unavailable", "decode_unavailable"},
 				func(code string) bool { return says(f, code) })
 	}, results...)
 	r.Add(scene, "has its groups again after %.1f s, of which it was watched for one lease; clients of all: %v", took.Seconds(), got)
-	got.noneWrong(r, scene, "")
+	got.NoneWrong(r, scene, "")
 	w.oneOwner(r, scene)
 	return nil
 }
@@ -214,13 +214,13 @@ func playEnd(ctx context.Context, w *site, r *testbed.Report) error {
 		return err
 	}
 	<-h.p.Gone()
-	others, own := judge(none, h.others...), judge(func(f load.Failure) bool {
+	others, own := testbed.Count(testbed.None, h.others...), testbed.Count(func(f load.Failure) bool {
 		return f.Kind == load.Connect || f.Kind == load.Reset || says(f, "draining")
 	}, h.own...)
 	r.Add(scene, "%s has the group after %.2f s; clients of the others: %v; its own: %v", h.taker.Name, h.took.Seconds(), others, own)
 	r.Hold(h.took < w.lease, scene, "handed over after %v", h.took)
-	others.noneWrong(r, scene, "clients of the others: ")
-	own.noneWrong(r, scene, "its own clients: ")
+	others.NoneWrong(r, scene, "clients of the others: ")
+	own.NoneWrong(r, scene, "its own clients: ")
 	w.oneOwner(r, scene)
 	return errors.Join(h.p.Serve(), rest(ctx, w))
 }
@@ -240,9 +240,10 @@ func playStop(ctx context.Context, w *site, r *testbed.Report) error {
 	if err != nil {
 		return err
 	}
-	after := judge(none, results...)
-	w.takenOver(r, scene, h, fmt.Sprintf("; its own: %v; after it woke: %v", judge(none, h.own...), after))
-	after.noneWrong(r, scene, "after it woke: ")
+	after := testbed.Count(testbed.None, results...)
+	own := testbed.Count(func(load.Failure) bool { return true }, h.own...) // it stood still under them
+	w.takenOver(r, scene, h, fmt.Sprintf("; its own: %v; after it woke: %v", own, after))
+	after.NoneWrong(r, scene, "after it woke: ")
 	return nil
 }
 
@@ -289,12 +290,12 @@ func playAway(ctx context.Context, w *site, r *testbed.Report) error {
 	if err != nil {
 		return err
 	}
-	got := judge(none, results...)
+	got := testbed.Count(testbed.None, results...)
 	r.Add(scene, "every group stays with its owner, which the others promise; clients of all: %v", got)
 	r.Hold(pledged, scene, "no group was held by promises")
 	r.Hold(moved == "", scene, "%s", moved)
-	r.Hold(got.ok > 0, scene, "nothing was served")
-	got.noneWrong(r, scene, "")
+	r.Hold(got.Right > 0, scene, "nothing was served")
+	got.NoneWrong(r, scene, "")
 	w.oneOwner(r, scene)
 	return rest(ctx, w)
 }

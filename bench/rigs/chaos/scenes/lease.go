@@ -126,12 +126,12 @@ func playLeasedAway(ctx context.Context, w *site, r *testbed.Report) error {
 	if err != nil {
 		return err
 	}
-	s, then := judge(lost, during...), judge(lost, after...)
+	s, then := testbed.Count(lost, during...), testbed.Count(lost, after...)
 	r.Add(scene, "no proxy admits without its lease; each has its region again %.1f s after the store is back. %d of %d requests that came "+
 		"meanwhile are right, %d of %d "+
-		"after that", took, s.ok, s.sent, then.ok, then.sent)
+		"after that", took, s.Right, s.Sent, then.Right, then.Sent)
 	r.Hold(still == 0, scene, "%.0f proxies still admitted in the end", still)
-	then.allRight(r, scene, "afterwards: ")
+	then.AllRight(r, scene, "afterwards: ")
 	for _, got := range during {
 		r.Hold(got.Wrong == 0, scene, "%d answers were wrong", got.Wrong)
 	}

@@ -1,10 +1,7 @@
 package scenes
 
 import (
-	"cmp"
 	"context"
-	"fmt"
-	"maps"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -38,89 +35,16 @@ type crowd struct {
 // under loads several proxies at once, for so long, or as long as act takes if that is 0; act is what happens
 // meanwhile.
 func (w *site) under(ctx context.Context, span time.Duration, list []crowd, act func() error) ([]*load.Result, error) {
-	ctx, stop := context.WithCancel(ctx)
-	defer stop()
-	var ended []func() (*load.Result, error)
+	var loads []load.Config
 	for _, c := range list {
-		ended = append(ended, load.Start(ctx, load.Config{
-			URLs: []string{w.all[c.at].URL()}, APIKey: keyOf(c.caller), Model: model, Requests: lengths(20, 100), Duration: cmp.Or(span, time.Hour),
+		loads = append(loads, load.Config{
+			URLs: []string{w.all[c.at].URL()}, APIKey: keyOf(c.caller), Model: model, Requests: lengths(20, 100), Duration: span,
 			Concurrency: c.concurrency, Chat: 0.5, Stream: 0.8, Usage: 0.3, Seed: uint64(time.Now().UnixNano()), Timeout: 30*time.Second + 4*w.lease,
-			Backoff: 100 * time.Millisecond, KeepFailures: 1 << 20,
-		}))
+			Backoff: 100 * time.Millisecond,
+		})
 	}
-	var err error
-	if act != nil {
-		err = act()
-	}
-	if err != nil || span == 0 {
-		stop()
-	}
-	results := make([]*load.Result, len(list))
-	for i, end := range ended {
-		var failed error
-		if results[i], failed = end(); err == nil {
-			err = failed
-		}
-	}
-	return results, err
+	return testbed.Drive(ctx, act, loads...)
 }
-
-// sums is several results as one.
-type sums struct {
-	sent, ok, allowed int
-	kinds             map[string]int // of what did not end well
-	wrong             []string       // what is not allowed, in words
-}
-
-// judge sums results. A scene allows some failures; everything else that is not right is wrong.
-func judge(allowed func(load.Failure) bool, results ...*load.Result) sums {
-	s := sums{kinds: map[string]int{}}
-	for _, r := range results {
-		s.sent += r.Sent
-		s.ok += r.OK
-		for _, f := range r.Failures {
-			kind := string(f.Kind)
-			for _, code := range []string{"peer_lost", "draining", "owner_lost", "not_owner"} {
-				if says(f, code) {
-					kind = "`" + code + "`"
-				}
-			}
-			s.kinds[kind]++
-			if allowed(f) {
-				s.allowed++
-			} else {
-				s.wrong = append(s.wrong, f.String())
-			}
-		}
-	}
-	return s
-}
-
-// first are the first of the wrong ones.
-func (s sums) first() string {
-	return fmt.Sprintf("%d requests: %s", len(s.wrong), strings.Join(s.wrong[:min(5, len(s.wrong))], "; "))
-}
-
-// allRight holds that every request was answered as it should be.
-func (s sums) allRight(r *testbed.Report, scene, who string) {
-	r.Hold(s.ok == s.sent && s.sent > 0, scene, "%s%d of %d right, %d lost, %s", who, s.ok, s.sent, s.allowed, s.first())
-}
-
-// noneWrong holds that no request ended in a way that is not allowed.
-func (s sums) noneWrong(r *testbed.Report, scene, who string) {
-	r.Hold(len(s.wrong) == 0, scene, "%s%s", who, s.first())
-}
-
-// String says how the requests ended.
-func (s sums) String() string {
-	list := []string{fmt.Sprintf("%d right", s.ok)}
-	for _, k := range slices.Sorted(maps.Keys(s.kinds)) {
-		list = append(list, fmt.Sprintf("%d %s", s.kinds[k], k))
-	}
-	return strings.Join(list, ", ")
-}
-
-func none(load.Failure) bool { return false }
 
 // says: the failure has the code. A refusal has it in its kind, and an event within
 // a stream in its detail.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"time"
 
@@ -129,24 +130,24 @@ func playFirst(ctx context.Context, w *site, r *testbed.Report) error {
 	for _, way := range ways {
 		cfg := func(at int, caller string) load.Config {
 			return load.Config{
-				URLs: []string{w.all[at].URL()}, APIKey: keyOf(caller), Model: model, Requests: lengths(3, 6), Count: w.count / 3, Concurrency: 1,
+				URLs: []string{w.all[at].URL()}, APIKey: keyOf(caller), Model: model, Requests: lengths(3, 6), Count: max(1, w.count/3), Concurrency: 1,
 				Chat: 0.5, Stream: 1, Seed: rand.Uint64(), Timeout: 20 * time.Second,
 			}
 		}
-		var there, here []*load.Result
+		var all []*load.Result
 		var atPeer, through []float64
 		before := w.forwards(way.from, way.to)
 		for range 3 { // the machine's mood is in both
-			a, err := load.Run(ctx, cfg(way.to, "home"))
+			there, err := testbed.Drive(ctx, nil, cfg(way.to, "home"))
 			if err != nil {
 				return err
 			}
-			b, err := load.Run(ctx, cfg(way.from, way.caller))
+			here, err := testbed.Drive(ctx, nil, cfg(way.from, way.caller))
 			if err != nil {
 				return err
 			}
-			there, here = append(there, a), append(here, b)
-			atPeer, through = append(atPeer, a.All.TTFT.P50), append(through, b.All.TTFT.P50)
+			all = slices.Concat(all, there, here)
+			atPeer, through = append(atPeer, there[0].All.TTFT.P50), append(through, here[0].All.TTFT.P50)
 		}
 		direct, hop := testbed.Median(atPeer), testbed.Median(through)
 		rtt := 2 * float64(w.delays[link(way.from, way.to)]) / float64(time.Millisecond)
@@ -157,9 +158,9 @@ func playFirst(ctx context.Context, w *site, r *testbed.Report) error {
 		}
 		row(scene, "round trip %.0f ms, as probed %.1f ms; at %s %.1f ms, through %s %.1f ms: %.1f ms more, %.2f round trips",
 			rtt, w.all[way.from].seen(w.all[way.to]).RTTMs, names[way.to], direct, names[way.from], hop, hop-direct, (hop-direct)/rtt)
-		s, sent := judge(lost, append(there, here...)...), w.forwards(way.from, way.to)-before
-		s.allRight(r, scene, "")
-		r.Hold(sent > float64(s.sent)/3, scene, "only %.0f of %d were forwarded", sent, s.sent/2) // what the peer is too busy for stays
+		s, sent := testbed.Count(lost, all...), w.forwards(way.from, way.to)-before
+		s.AllRight(r, scene, "")
+		r.Hold(sent > float64(s.Sent)/3, scene, "only %.0f of %d were forwarded", sent, s.Sent/2) // what the peer is too busy for stays
 		// one round trip where a connection is open, two where it is not, and what two busy processes take
 		if w.packets() {
 			r.Hold(hop-direct >= 0.9*rtt && hop-direct <= 2.5*rtt+25, scene, "a hop over %.0f ms adds %.1f ms", rtt, hop-direct)
@@ -180,11 +181,11 @@ func playLoss(ctx context.Context, w *site, r *testbed.Report) error {
 	if err != nil {
 		return err
 	}
-	s := judge(lost, results...)
-	r.Add(scene, "%d requests, all answered, every token right; TTFT p99 %.0f, %.0f and %.0f ms", s.sent, results[0].All.TTFT.P99,
+	s := testbed.Count(lost, results...)
+	r.Add(scene, "%d requests, all answered, every token right; TTFT p99 %.0f, %.0f and %.0f ms", s.Sent, results[0].All.TTFT.P99,
 		results[1].All.TTFT.P99,
 		results[2].All.TTFT.P99)
-	s.allRight(r, scene, "")
+	s.AllRight(r, scene, "")
 	return nil
 }
 
@@ -212,13 +213,13 @@ func playDeath(ctx context.Context, w *site, r *testbed.Report) error {
 	if err != nil {
 		return err
 	}
-	s, others := judge(lost, results[:2]...), judge(lost, results[2])
-	r.Add(scene, "%d requests: %d right, %d streams ended in `peer_lost`; none was lost before its first event", s.sent, s.ok, s.allowed)
-	r.Hold(len(s.wrong) == 0 && s.ok+s.allowed == s.sent && s.allowed <= 18, scene, "%s", s.first())
-	if s.allowed == 0 {
+	s, others := testbed.Count(lost, results[:2]...), testbed.Count(lost, results[2])
+	r.Add(scene, "%d requests: %d right, %d streams ended in `peer_lost`; none was lost before its first event", s.Sent, s.Right, len(s.Told))
+	r.Hold(len(s.Wrong) == 0 && s.Right+len(s.Told) == s.Sent && len(s.Told) <= 18, scene, "%s", s.First())
+	if len(s.Told) == 0 {
 		r.Skip("streams that a dead region leaves", "none was under way at eu when it died: this machine is too busy")
 	}
-	r.Hold(others.ok == others.sent, scene, "as, which has nothing to do with it: %s, %d lost", others.first(), others.allowed)
+	r.Hold(others.All(), scene, "as, which has nothing to do with it: %s, %d lost", others.First(), len(others.Told))
 
 	if err := playTakeover(ctx, w, r); err != nil {
 		return err
@@ -246,11 +247,11 @@ func playReturn(ctx context.Context, w *site, r *testbed.Report, scene string, b
 	if err != nil {
 		return err
 	}
-	s := judge(lost, results...)
+	s := testbed.Count(lost, results...)
 	r.Add(scene, "available after %.1f s; %.0f of %d requests at us forwarded, %d at %s, all right", took.Seconds(),
 		w.forwards(us, back)-before, results[0].Sent,
 		results[1].Sent, names[back])
-	s.allRight(r, scene, "")
+	s.AllRight(r, scene, "")
 	r.Hold(w.forwards(us, back) > before, scene, "nothing is forwarded to it")
 	return nil
 }
@@ -291,7 +292,7 @@ func playTakeover(ctx context.Context, w *site, r *testbed.Report) error {
 	if err != nil {
 		return err
 	}
-	s, there := judge(lost, results...), w.prefill[eu].Metric(prompts)-before
+	s, there := testbed.Count(lost, results...), w.prefill[eu].Metric(prompts)-before
 	how := fmt.Sprintf("`dead_after: %v`, static", w.deadAfter)
 	if w.leases {
 		how = "etcd, `lease: 3s`, `start_delay: 1s`"
@@ -299,7 +300,7 @@ func playTakeover(ctx context.Context, w *site, r *testbed.Report) error {
 	r.Add(scene, "%.1f s after the last stream that it answered (%s); us's own prefill engine killed, too: "+
 		"%d of its requests, all right, %.0f prompt tokens prefilled by eu's engines",
 		took.Seconds(), how, results[0].Sent, there)
-	s.allRight(r, scene, "")
+	s.AllRight(r, scene, "")
 	r.Hold(there >= float64(promptTokens*results[0].Sent), scene, "eu's engines prefilled only %.0f tokens", there)
 	return w.prefill[us].start()
 }
@@ -318,12 +319,12 @@ func playCut(ctx context.Context, w *site, r *testbed.Report) error {
 	if err != nil {
 		return err
 	}
-	s, others := judge(lost, results[0]), judge(lost, results[1:]...)
+	s, others := testbed.Count(lost, results[0]), testbed.Count(lost, results[1:]...)
 	r.Add(scene, "for %v: %d requests for eu: %d right, %d streams ended in `peer_lost`, none lost before its first event; %d for as all "+
-		"right", w.load/2, s.sent, s.ok,
-		s.allowed, others.sent)
-	r.Hold(len(s.wrong) == 0 && s.ok+s.allowed == s.sent && s.allowed <= 12, scene, "%s", s.first())
-	r.Hold(others.ok == others.sent, scene, "ways that were not cut: %s, %d lost", others.first(), others.allowed)
+		"right", w.load/2, s.Sent, s.Right,
+		len(s.Told), others.Sent)
+	r.Hold(len(s.Wrong) == 0 && s.Right+len(s.Told) == s.Sent && len(s.Told) <= 12, scene, "%s", s.First())
+	r.Hold(others.All(), scene, "ways that were not cut: %s, %d lost", others.First(), len(others.Told))
 	return playReturn(ctx, w, r, "healed", eu)
 }
 

@@ -115,9 +115,9 @@ func TestJudgeTellsALostStreamFromALostRequest(t *testing.T) {
 		{"a refusal is a request lost", refused, 0, 1},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			s := judge(lost, &load.Result{Sent: 5, OK: 4, Failures: []load.Failure{row.failed}})
-			require.Equal(t, row.lost, s.allowed)
-			require.Len(t, s.wrong, row.wrong)
+			s := testbed.Count(lost, &load.Result{Sent: 5, OK: 4, Failures: []load.Failure{row.failed}})
+			require.Equal(t, row.lost, len(s.Told))
+			require.Len(t, s.Wrong, row.wrong)
 		})
 	}
 }
