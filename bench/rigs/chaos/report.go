@@ -75,19 +75,19 @@ func (r *report) judge(ctx context.Context, s scenario, f *fleet, p *proxy, book
 	case s.rate == 0 && !s.operators && !s.killAll:
 		r.hold(r.Leaks == 0, "no hand-off was left to its timeout", "%d", r.Leaks)
 	}
-	r.Saved = books.saved(got.Failures)
+	r.Saved = books.saved(got.Told)
 	switch {
 	case s.operators: // engines are taken away, too, and callers are over their limits
 	case s.busy > 0:
 		bad := got.Refused + got.Broken + wrong
 		r.hold(bad*100 <= got.Sent, "at most one request in a hundred fails where engines refuse", "%d of %d%s", bad, got.Sent,
-			some(got.Failures))
+			some(got.Told))
 	case s.rate+s.heads > 0:
 		r.hold(r.Saved.Share >= leastSaved, "requests that a retry could save are saved", "%.2f %% of %d%s", 100*r.Saved.Share, r.Saved.Savable,
 			some(r.Saved.Lost))
 	default:
 		told := got.Refused + got.Broken
-		r.hold(told == 0, "nobody is told of an engine that others replace", "%d are%s", told, some(got.Failures))
+		r.hold(told == 0, "nobody is told of an engine that others replace", "%d are%s", told, some(got.Told))
 	}
 	r.hold(got.Right > 0, "clients are served", "%d right answers", got.Right+got.Wide.Right)
 	all, err := p.Series()
@@ -147,7 +147,7 @@ func counts[N int | int64](m map[string]N) string {
 }
 
 // some are the first failures, for people.
-func some[F string | load.Failure](failures []F) (text string) {
+func some(failures []load.Failure) (text string) {
 	for _, f := range failures[:min(8, len(failures))] {
 		text += fmt.Sprintf("\n    %.1000v", f)
 	}

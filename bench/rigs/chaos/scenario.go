@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -145,7 +144,7 @@ func play(ctx context.Context, s scenario, o options) (*report, error) {
 	}
 	calm := s
 	calm.cancel, calm.wide, calm.lag, calm.count, calm.duration = 0, 0, 0, 0, warmUp
-	if _, err := newCrowd(calm, o.seed+1, p).run(ctx); err != nil {
+	if _, err := (&crowd{s: calm, seed: o.seed + 1, p: p}).run(ctx); err != nil {
 		return nil, err
 	}
 	if err := p.idle(ctx, f, s.settle); err != nil {
@@ -158,7 +157,7 @@ func play(ctx context.Context, s scenario, o options) (*report, error) {
 	before.Goroutines, before.Files = cold.Goroutines, cold.Files // those of the warm-up's connections end later
 	var peace *seen
 	if s.strangers {
-		if peace, err = newCrowd(s, o.seed, p).run(ctx); err != nil {
+		if peace, err = (&crowd{s: s, seed: o.seed, p: p}).run(ctx); err != nil {
 			return nil, err
 		}
 		if err := p.idle(ctx, f, s.settle); err != nil {
@@ -168,21 +167,20 @@ func play(ctx context.Context, s scenario, o options) (*report, error) {
 	books.reset()
 
 	r.Started = time.Now()
-	crowd := newCrowd(s, o.seed, p)
+	crowd := &crowd{s: s, seed: o.seed, p: p}
 	trouble := startTrouble(ctx, s, o.seed, f, p, crowd)
-	var foes *strangers
+	var foes []load.Config
 	if s.strangers {
-		foes = startStrangers(ctx, o.seed, p)
+		foes = append(foes, (&strangers{p, trouble.actions}).attack(o.seed))
 	}
-	seen, err := crowd.run(ctx)
+	seen, err := crowd.run(ctx, foes...)
 	r.Actions = trouble.stop()
-	if foes != nil {
-		maps.Copy(r.Actions, foes.stop())
-		r.TTFT = map[string]float64{"alone": peace.TTFT, "beside attacks": seen.TTFT}
-	}
 	r.Seconds = time.Since(r.Started).Seconds()
 	if err != nil {
 		return nil, err
+	}
+	if s.strangers {
+		r.TTFT = map[string]float64{"alone": peace.TTFT, "beside attacks": seen.TTFT}
 	}
 	f.misbehave("") // no more
 	idle := p.idle(ctx, f, s.settle)
@@ -196,16 +194,15 @@ func play(ctx context.Context, s scenario, o options) (*report, error) {
 	return r, nil
 }
 
-// loadOf is the load of one kind of caller.
-func (s scenario) loadOf(url, key string, seed uint64) load.Config {
+// loadOf is the load of one caller, who has so many tenths of the clients and of the requests.
+func (s scenario) loadOf(url, key string, seed uint64, share int) load.Config {
 	c := load.Config{
 		URLs: []string{url}, APIKey: key, Model: model, Chat: 0.5, Stream: s.stream, Usage: 0.3, Seed: seed, Timeout: 3 * time.Minute,
-		Cancel: load.Cancel{Share: s.cancel}, KeepFailures: 1 << 20, Backoff: 200 * time.Millisecond, Requests: requests(seed, s.output),
+		Cancel: load.Cancel{Share: s.cancel}, Backoff: 200 * time.Millisecond, Requests: requests(seed, s.output),
+		Concurrency: max(1, s.streams*share/10), Duration: s.duration,
 	}
 	if s.count > 0 {
-		c.Count = s.count
-	} else {
-		c.Duration = s.duration
+		c.Count, c.Duration = max(1, s.count*share/10), 0
 	}
 	return c
 }

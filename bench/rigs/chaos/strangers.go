@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"evenkeel/bench/lab/load"
 	"evenkeel/geo"
 )
 
@@ -33,20 +34,18 @@ const (
 	largest     = 32 << 20        // bytes of a body that is taken
 )
 
-func startStrangers(ctx context.Context, seed uint64, p *proxy) *strangers {
-	ctx, actions := newActions(ctx)
-	s := &strangers{p, actions}
-	for i := range attackers {
-		rng := randv2.New(randv2.NewPCG(seed, uint64(3000+i)))
-		s.wg.Go(func() {
-			for pause(ctx, attackEvery) {
-				a := attacks[rng.IntN(len(attacks))]
-				a.run(s, ctx, rng)
-				s.count(a.name)
-			}
-		})
-	}
-	return s
+// attack is the load that they are.
+func (s *strangers) attack(seed uint64) load.Config {
+	return load.Config{URLs: []string{s.p.URL()}, Concurrency: attackers, Own: func(ctx context.Context, _ string, i int) (load.Kind, string) {
+		if !pause(ctx, attackEvery) {
+			return load.Stopped, ""
+		}
+		rng := randv2.New(randv2.NewPCG(seed, 3000<<32+uint64(i)))
+		a := attacks[rng.IntN(len(attacks))]
+		a.run(s, ctx, rng)
+		s.count(a.name)
+		return load.OK, ""
+	}}
 }
 
 // attacks are all kinds of attack. Bodies are announced or broken off rather than
