@@ -17,7 +17,7 @@ import (
 // said is an answer with this body.
 func said(t *testing.T, kind, text string) map[string]any {
 	t.Helper()
-	doc, err := answer{asked.Answer{Status: 200, Head: http.Header{"Content-Type": {kind}}, Body: []byte(text)}}.document()
+	doc, err := documentOf(asked.Answer{Status: 200, Head: http.Header{"Content-Type": {kind}}, Body: []byte(text)})
 	require.NoError(t, err)
 	return doc
 }
@@ -64,10 +64,10 @@ func TestStreamsThatAreNoneAreErrors(t *testing.T) {
 		"not an object":      "data: 5\n\n",
 		"a choice of no one": "data: {\"choices\":[{}]}\n\n",
 	} {
-		_, err := answer{asked.Answer{Status: 200, Head: http.Header{"Content-Type": {"text/event-stream"}}, Body: []byte(text)}}.document()
+		_, err := documentOf(asked.Answer{Status: 200, Head: http.Header{"Content-Type": {"text/event-stream"}}, Body: []byte(text)})
 		require.Error(t, err, name)
 	}
-	_, err := answer{asked.Answer{Err: errors.New("cut off")}}.document()
+	_, err := documentOf(asked.Answer{Err: errors.New("cut off")})
 	require.Error(t, err)
 }
 

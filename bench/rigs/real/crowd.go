@@ -5,13 +5,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"os"
-	"slices"
-	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
+	"evenkeel/bench/lab/load"
 	"evenkeel/bench/rigs/asked"
 	"evenkeel/bench/rigs/testbed"
 )
@@ -36,155 +35,135 @@ func prompts(n, tokens int, seed uint64) (list []question) {
 
 // know asks the plain engine.
 func (w *site) know(ctx context.Context, list []question) error {
-	answers := make([]answer, len(list))
-	w.ask(ctx, w.engines["plain"].url(), list, answers, nil)
+	answers, err := askAll(ctx, w.engines["plain"].url(), list, new(atomic.Int64), nil)
+	if err != nil {
+		return err
+	}
 	for i, a := range answers {
-		var err error
-		if list[i].want, err = a.document(); err != nil || a.Status != 200 {
+		if list[i].want, err = documentOf(a); err != nil || a.Status != 200 {
 			return fmt.Errorf("the plain engine answered %v, %w", a, err)
 		}
 	}
 	return nil
 }
 
-// ask sends all questions at once and waits for the answers. heard is called
-// whenever bytes of an answer come.
-func (w *site) ask(ctx context.Context, url string, list []question, answers []answer, heard func(i, bytes int)) {
-	var all sync.WaitGroup
-	for i, q := range list {
-		all.Go(func() {
-			answers[i] = listen(ctx, "POST", url+q.path, q.body, func(sofar []byte) {
-				if heard != nil {
-					heard(i, len(sofar))
-				}
-			})
-		})
+// askAll asks a server all questions at once while act happens, and waits for the answers. It counts those that have begun.
+func askAll(ctx context.Context, url string, list []question, begun *atomic.Int64, act func() error) ([]answer, error) {
+	answers := make([]answer, len(list))
+	one := func(ctx context.Context, url string, i int) (load.Kind, string) {
+		first := sync.OnceFunc(func() { begun.Add(1) })
+		answers[i] = listen(ctx, "POST", url+list[i].path, list[i].body, func([]byte) { first() })
+		return load.OK, "" // count judges it, when all have ended
 	}
-	all.Wait()
+	_, err := testbed.Drive(ctx, act, load.Config{URLs: []string{url}, Count: len(list), Concurrency: len(list), Own: one})
+	return answers, err
 }
 
 // tally is what became of a crowd.
 type tally struct {
-	right, unsteady int
-	undecided       int // they part where the plain engine was undecided, or are off by rounding
-	wrong           []string
-	refused         map[string]int // by status and code
-	longest         time.Duration  // until the first byte
-}
-
-func (t *tally) String() string {
-	var parts []string
-	parts = append(parts, fmt.Sprintf("%d right", t.right))
-	if t.unsteady > 0 {
-		parts = append(parts, fmt.Sprintf("%d as far from the plain engine as it is from itself", t.unsteady))
-	}
-	if t.undecided > 0 {
-		parts = append(parts, fmt.Sprintf("%d that part from the plain engine where it was undecided", t.undecided))
-	}
-	for _, code := range slices.Sorted(maps.Keys(t.refused)) {
-		parts = append(parts, fmt.Sprintf("%d refused with %s", t.refused[code], code))
-	}
-	if len(t.wrong) > 0 {
-		parts = append(parts, fmt.Sprintf("%d wrong or broken: %s", len(t.wrong), strings.Join(t.wrong[:min(2, len(t.wrong))], "; ")))
-	}
-	return strings.Join(parts, ", ")
+	*testbed.Tally
+	longest time.Duration // until the first byte
 }
 
 // all says that every answer was right.
-func (t *tally) all() bool { return len(t.wrong) == 0 && len(t.refused) == 0 }
+func (t *tally) all() bool { return len(t.Wrong) == 0 && t.Refused == 0 }
 
-// crowd asks evenkeel all questions at once, and before that the plain engine unless
-// it was asked already. during runs meanwhile.
-func (w *site) crowd(ctx context.Context, list []question, heard func(i, bytes int), during func() error) (t *tally, err error) {
+// crowd asks evenkeel all questions at once while act happens, and before that the plain engine unless it was asked already.
+func (w *site) crowd(ctx context.Context, list []question, act func() error) (*tally, error) {
+	return w.whose(ctx, list, new(atomic.Int64), act)
+}
+
+func (w *site) whose(ctx context.Context, list []question, begun *atomic.Int64, act func() error) (*tally, error) {
 	if list[0].want == nil {
 		if err := w.know(ctx, list); err != nil {
 			return nil, err
 		}
 	}
-	answers, done := make([]answer, len(list)), make(chan error, 1)
-	go func() {
-		if during == nil {
-			done <- nil
-			return
-		}
-		done <- during()
-	}()
-	w.ask(ctx, w.proxy.URL(), list, answers, heard)
-	if err := <-done; err != nil {
+	answers, err := askAll(ctx, w.proxy.URL(), list, begun, act)
+	if err != nil {
 		return nil, err
 	}
 	return w.count(ctx, list, answers), nil
 }
 
+// under is a crowd that streams: act happens once as many answers have begun as there are streams.
+func (w *site) under(ctx context.Context, list []question, act func() error) (*tally, error) {
+	var streams, begun atomic.Int64
+	for _, q := range list {
+		if q.body["stream"] == true {
+			streams.Add(1)
+		}
+	}
+	return w.whose(ctx, list, &begun, func() error {
+		if err := testbed.Await(ctx, time.Minute, "every stream has begun", func() bool { return begun.Load() >= streams.Load() }); err != nil {
+			return err
+		}
+		return act()
+	})
+}
+
+// How answers differ from the plain engine's. The first two may be.
+const (
+	asItself  load.Kind = "as far from the plain engine as it is from itself"
+	undecided load.Kind = "that part from the plain engine where it was undecided"
+	broken    load.Kind = "broken"
+	unlike    load.Kind = "unlike the plain engine's"
+)
+
+// count judges answers by those of the plain engine.
 func (w *site) count(ctx context.Context, list []question, answers []answer) *tally {
-	t := &tally{refused: map[string]int{}}
+	r, t := &load.Result{Sent: len(answers)}, &tally{}
 	for i, a := range answers {
 		t.longest = max(t.longest, a.First)
-		doc, err := a.document()
-		switch {
-		case err != nil:
-			t.wrong = append(t.wrong, fmt.Sprintf("%v", a))
-			continue
-		case a.Status != 200:
-			t.refused[fmt.Sprintf("%d %v", a.Status, asked.Leaves(doc)["body.error.code"])]++
-			continue
+		if kind, detail := w.like(ctx, list[i], i, a); kind == load.OK {
+			r.OK++
+		} else {
+			r.Failures = append(r.Failures, load.Failure{Request: fmt.Sprint("question ", i), Kind: kind, Detail: detail})
 		}
-		different, _ := compare(list[i].want, doc)
-		if len(different) == 0 {
-			t.right++
-			continue
-		}
-		// The plain engine answered while it had other requests, too, so it is asked
-		// once more.
-		why := some(different)
-		again, err := ask(ctx, "POST", w.engines["plain"].url()+list[i].path, list[i].body).document()
-		if err == nil {
-			switch o := w.judge(ctx, list[i], again, doc); {
-			case o.verdict == unsteady:
-				t.unsteady++
-				continue
-			case o.verdict == pass:
-				t.undecided++
-				continue
-			default:
-				why = o.seen
-			}
-		}
-		if text, err := json.MarshalIndent(map[string]any{"asked": list[i].body, "plain": list[i].want, "evenkeel": doc}, "", " "); err == nil {
-			file := w.File(fmt.Sprintf("wrong-%v-%d.json", list[i].body["max_tokens"], i))
-			if os.WriteFile(file, text, 0o644) == nil {
-				why += " (both are in " + file + ")"
-			}
-		}
-		t.wrong = append(t.wrong, why)
 	}
+	t.Tally = testbed.Count(func(f load.Failure) bool { return f.Kind != broken && f.Kind != unlike }, r)
 	return t
 }
 
-// under is a crowd that streams; trouble comes once every answer has begun.
-func (w *site) under(ctx context.Context, list []question, trouble func() error) (*tally, error) {
-	var mu sync.Mutex
-	begun := map[int]bool{}
-	heard := func(i, _ int) {
-		mu.Lock()
-		defer mu.Unlock()
-		begun[i] = true
+// like judges an answer by the plain engine's. Of a wrong one, both go into a file.
+func (w *site) like(ctx context.Context, q question, i int, a answer) (load.Kind, string) {
+	doc, err := documentOf(a)
+	switch {
+	case err != nil:
+		return broken, fmt.Sprint(a)
+	case a.Status != 200:
+		return load.Kind(fmt.Sprintf("http_%d/%v", a.Status, asked.Leaves(doc)["body.error.code"])), ""
 	}
-	return w.crowd(ctx, list, heard, func() error {
-		if err := testbed.Await(ctx, time.Minute, "every answer has begun", func() bool {
-			mu.Lock()
-			defer mu.Unlock()
-			return len(begun) == len(list)
-		}); err != nil {
-			return err
+	different, _ := compare(q.want, doc)
+	if len(different) == 0 {
+		return load.OK, ""
+	}
+	// The plain engine answered while it had other requests, too, so it is asked
+	// once more.
+	why := some(different)
+	again, err := documentOf(ask(ctx, "POST", w.engines["plain"].url()+q.path, q.body))
+	if err == nil {
+		switch o := w.judge(ctx, q, again, doc); o.verdict {
+		case unsteady:
+			return asItself, ""
+		case pass:
+			return undecided, "" // or off by rounding
+		default:
+			why = o.seen
 		}
-		return trouble()
-	})
+	}
+	if text, err := json.MarshalIndent(map[string]any{"asked": q.body, "plain": q.want, "evenkeel": doc}, "", " "); err == nil {
+		file := w.File(fmt.Sprintf("wrong-%v-%d.json", q.body["max_tokens"], i))
+		if os.WriteFile(file, text, 0o644) == nil {
+			why += " (both are in " + file + ")"
+		}
+	}
+	return unlike, why
 }
 
 // served is a crowd that is right, and behind which nothing is held.
 func (w *site) served(ctx context.Context, list []question) (t *tally, err error) {
-	if t, err = w.crowd(ctx, list, nil, nil); err != nil {
+	if t, err = w.crowd(ctx, list, nil); err != nil {
 		return nil, err
 	}
 	return t, w.settled(ctx, t, w.behind...)

@@ -9,9 +9,9 @@ import (
 	"evenkeel/bench/rigs/testbed"
 )
 
-// document is the answer as parsed documents: status, content type, and the
+// documentOf is the answer as parsed documents: status, content type, and the
 // body, or of a stream what its events say together.
-func (a answer) document() (map[string]any, error) {
+func documentOf(a answer) (map[string]any, error) {
 	if a.Err != nil {
 		return nil, a.Err
 	}

@@ -38,20 +38,20 @@ func drainLeavesNothing(ctx context.Context, w *site) (outcome, error) {
 	for _, r := range relays {
 		r.Withhold(true)
 	}
-	got := make(chan answer, 1)
-	go func() { got <- ask(ctx, "POST", w.proxy.URL()+victim.path, victim.body) }()
-	if err := testbed.Await(ctx, time.Minute, "a decode engine has answered",
-		func() bool { return relays[0].Withheld()+relays[1].Withheld() > 0 }); err != nil {
+	t, err := w.crowd(ctx, list, func() error {
+		if err := testbed.Await(ctx, time.Minute, "a decode engine has answered",
+			func() bool { return relays[0].Withheld()+relays[1].Withheld() > 0 }); err != nil {
+			return err
+		}
+		err := overwrite(ctx, w, 121)
+		for _, r := range relays {
+			r.Withhold(false) // and cut what was kept
+		}
+		return err
+	})
+	if err != nil {
 		return outcome{}, err
 	}
-	if err := overwrite(ctx, w, 121); err != nil {
-		return outcome{}, err
-	}
-	for _, r := range relays {
-		r.Withhold(false) // and cut what was kept
-	}
-	a := <-got
-	t := w.count(ctx, list, []answer{a})
 	if err := testbed.Await(ctx, 20*time.Second, "evenkeel has drained the first hand-off",
 		func() bool { return w.books()[drained] > before[drained] }); err != nil {
 		return failed("%v; %v", t, err), nil
@@ -63,7 +63,7 @@ func drainLeavesNothing(ctx context.Context, w *site) (outcome, error) {
 	// would be the drain's.
 	direct := func(when string) (bad []string) {
 		for _, name := range []string{"d0", "d1"} {
-			doc, err := ask(ctx, "POST", w.engines[name].url()+victim.path, victim.body).document()
+			doc, err := documentOf(ask(ctx, "POST", w.engines[name].url()+victim.path, victim.body))
 			if err != nil {
 				return []string{err.Error()}
 			}
@@ -119,7 +119,7 @@ func poison(ctx context.Context, w *site) (string, error) {
 	if a := ask(ctx, "POST", w.engines["d1"].url()+completions, used.With(body{"max_tokens": 1})); a.Status != 200 {
 		return fmt.Sprintf("refused with %d", a.Status), nil
 	}
-	doc, err := ask(ctx, "POST", w.engines["d1"].url()+completions, b).document()
+	doc, err := documentOf(ask(ctx, "POST", w.engines["d1"].url()+completions, b))
 	if err != nil {
 		return "", err
 	}

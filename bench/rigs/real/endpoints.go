@@ -93,7 +93,7 @@ func sameOf(ctx context.Context, w *site, engine string, paths map[string]body) 
 		for i, url := range []string{w.engines[engine].url(), w.engines[engine].url(), w.proxy.URL()} {
 			a := ask(ctx, "POST", url+path, b)
 			var err error
-			if docs[i], err = a.document(); err != nil {
+			if docs[i], err = documentOf(a); err != nil {
 				return failed("%s: no document: %v: %v", path, err, a)
 			}
 		}

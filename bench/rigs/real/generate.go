@@ -4,10 +4,8 @@ import (
 	"context"
 	"strings"
 	"sync"
-	"time"
 
 	"evenkeel/bench/rigs/asked"
-	"evenkeel/bench/rigs/testbed"
 )
 
 // generate is vLLM's endpoint of token ids.
@@ -65,17 +63,7 @@ func tokenPrompts(n, tokens int, seed uint64) (list []question) {
 }
 
 func generateDies(ctx context.Context, w *site) (outcome, error) {
-	var begun sync.Map // streams, which begin before they are whole
-	heard := func(i, _ int) { begun.Store(i, true) }
-	t, err := w.crowd(ctx, tokenPrompts(14, 400, 96), heard, func() error {
-		err := testbed.Await(ctx, time.Minute, "every stream has begun", func() bool {
-			n := 0
-			begun.Range(func(any, any) bool { n++; return true })
-			return n >= 7
-		})
-		w.engines["d1"].Kill()
-		return err
-	})
+	t, err := w.under(ctx, tokenPrompts(14, 400, 96), func() error { w.engines["d1"].Kill(); return nil })
 	if err != nil {
 		return outcome{}, err
 	}
@@ -100,7 +88,7 @@ func generateAborts(ctx context.Context, w *site) (outcome, error) {
 			ended = ask(ctx, "POST", w.proxy.URL()+"/inference/v1/abort_requests", body{"request_ids": []string{"generate-tokens-to-end"}})
 		})
 	})
-	doc, err := got.document()
+	doc, err := documentOf(got)
 	if err != nil {
 		return failed("the answer: %v, %v; the abort: %v", got, err, ended), nil
 	}

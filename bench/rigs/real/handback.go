@@ -159,7 +159,7 @@ type handed struct {
 	KV json.RawMessage `json:"kv_transfer_params"`
 }
 
-func (a answer) handed() (h handed, err error) {
+func handOf(a answer) (h handed, err error) {
 	if err = json.Unmarshal(a.Body, &h); err != nil || a.Status != http.StatusOK || len(h.Choices) == 0 {
 		return h, fmt.Errorf("%v %w", a, err)
 	}
@@ -185,7 +185,7 @@ func (w *site) turn(ctx context.Context, c *spoken, by way, measured bool, t *tu
 		if by == byHand && measured && len(c.handBack) > 0 {
 			probe["kv_transfer_params"] = c.handBack
 		}
-		if last, err = ask(ctx, http.MethodPost, w.engines["p0"].url()+completions, probe).handed(); err != nil {
+		if last, err = handOf(ask(ctx, http.MethodPost, w.engines["p0"].url()+completions, probe)); err != nil {
 			return fmt.Errorf("prefill: %w", err)
 		}
 		url, q = w.engines["d0"].url(), q.With(body{"kv_transfer_params": last.KV})
@@ -204,7 +204,7 @@ func (w *site) turn(ctx context.Context, c *spoken, by way, measured bool, t *tu
 	if c.handBack = handBack; len(handBack) == 0 && by == byHand {
 		return errors.New("the stream does not say where its KV is; take vLLM 0.33 (-over 0.33.0)")
 	}
-	plain, err := ask(ctx, http.MethodPost, w.engines["plain"].url()+completions, q).handed()
+	plain, err := handOf(ask(ctx, http.MethodPost, w.engines["plain"].url()+completions, q))
 	if err != nil {
 		return fmt.Errorf("plain: %w", err)
 	}

@@ -2,9 +2,11 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -74,6 +76,8 @@ type leaving struct {
 	until func() bool
 }
 
+var errLeave = errors.New("all clients leave")
+
 // cancels has clients leave in each phase. Engines that stand still make the
 // short phases long.
 func cancels(ctx context.Context, w *site) (outcome, error) {
@@ -110,16 +114,13 @@ func cancels(ctx context.Context, w *site) (outcome, error) {
 		for _, e := range s.stall {
 			e.Signal(syscall.SIGSTOP)
 		}
-		leave, cancel := context.WithCancel(ctx)
-		go func() {
-			defer cancel()
-			_ = testbed.Pause(leave, s.stay) // an error: everybody has left
+		_, _ = askAll(ctx, w.proxy.URL(), s.list, new(atomic.Int64), func() error {
+			_ = testbed.Pause(ctx, s.stay) // an error: the row is over
 			if s.until != nil {
-				_ = testbed.Await(leave, 3*time.Minute, "requests wait for a slot", s.until)
+				_ = testbed.Await(ctx, 3*time.Minute, "requests wait for a slot", s.until)
 			}
-		}()
-		w.ask(leave, w.proxy.URL(), s.list, make([]answer, len(s.list)), nil)
-		cancel()
+			return errLeave
+		})
 		for _, e := range s.stall {
 			e.Signal(syscall.SIGCONT)
 		}
@@ -146,7 +147,7 @@ func cancels(ctx context.Context, w *site) (outcome, error) {
 		return failed("no client left while its request was %s; %s", strings.Join(never, ", "), strings.Join(seen, ", ")), nil
 	}
 	list := prompts(8, 40, 55)
-	t, err := w.crowd(ctx, list, nil, nil)
+	t, err := w.crowd(ctx, list, nil)
 	if err != nil {
 		return outcome{}, err
 	}
@@ -181,7 +182,7 @@ func longWaits(ctx context.Context, w *site) (outcome, error) {
 		return outcome{}, err
 	}
 	began := time.Now()
-	if t, err := w.crowd(ctx, one, nil, nil); err != nil || !t.all() {
+	if t, err := w.crowd(ctx, one, nil); err != nil || !t.all() {
 		return failed("two long answers: %v, %v", t, err), nil
 	}
 	each := time.Since(began)

@@ -24,12 +24,12 @@ func echoWithLogprobs(ctx context.Context, w *site) (outcome, error) {
 		return ask(ctx, "POST", url+completions, b)
 	}
 	b := completes(body{"prompt": ids(100, 140), "max_tokens": 8, "echo": true, "logprobs": 2})
-	plain, err := short(w.engines["plain"].url(), b).document()
+	plain, err := documentOf(short(w.engines["plain"].url(), b))
 	if err != nil {
 		return outcome{}, err
 	}
 	through := short(w.proxy.URL(), b)
-	doc, err := through.document()
+	doc, err := documentOf(through)
 	if err == nil {
 		if different, fields := compare(plain, doc); len(different) == 0 {
 			return passed("%d fields", fields), nil
@@ -41,7 +41,7 @@ func echoWithLogprobs(ctx context.Context, w *site) (outcome, error) {
 	}
 	direct := short(w.engines["d1"].url(), b.With(body{"kv_transfer_params": handoff}))
 	said := func(a answer) string {
-		doc, err := a.document()
+		doc, err := documentOf(a)
 		if errors.Is(err, context.DeadlineExceeded) {
 			return "no answer within 30 s"
 		}

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
 	"time"
 
 	"evenkeel/bench/rigs/testbed"
@@ -51,24 +50,21 @@ func rolloutSteps(ctx context.Context, w *site) (outcome, error) {
 	if err != nil {
 		return outcome{}, err
 	}
-	answers := make([]answer, len(second))
-	var all sync.WaitGroup
-	for i, q := range second {
-		all.Go(func() { answers[i] = ask(ctx, "POST", w.proxy.URL()+q.path, q.body) })
-	}
-	err = testbed.Await(ctx, time.Minute, "the requests wait for the paused engines", func() bool {
-		return w.proxy.Metric("evenkeel_prefill_queue_requests{") >= rolloutPrompts
+	during := 0.0
+	t, err = w.crowd(ctx, second, func() error {
+		err := testbed.Await(ctx, time.Minute, "the requests wait for the paused engines", func() bool {
+			return w.proxy.Metric("evenkeel_prefill_queue_requests{") >= rolloutPrompts
+		})
+		sofar, while := w.computed(ctx)
+		during = sofar
+		return errors.Join(err, while, w.callFleet(ctx, "/reset_prefix_cache"), w.callFleet(ctx, "/resume"))
 	})
-	during, while := w.computed(ctx)
-	err = errors.Join(err, while, w.callFleet(ctx, "/reset_prefix_cache"), w.callFleet(ctx, "/resume"))
-	all.Wait()
 	if err != nil {
 		return failed("%v", err), nil
 	}
 	if during > before {
 		return failed("%g tokens were computed while the engines were paused", during-before), nil
 	}
-	t = w.count(ctx, second, answers)
 	after, err := w.computed(ctx)
 	switch {
 	case err != nil:

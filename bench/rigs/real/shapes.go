@@ -49,7 +49,7 @@ func (w *site) same(ctx context.Context, path string, b body) outcome {
 	for i, url := range []string{w.engines["plain"].url(), w.engines["plain"].url(), w.proxy.URL()} {
 		a := ask(ctx, "POST", url+path, b)
 		var err error
-		if docs[i], err = a.document(); err != nil {
+		if docs[i], err = documentOf(a); err != nil {
 			return failed("%s: no document: %v: %v", []string{"plain", "plain", "evenkeel"}[i], err, a)
 		}
 	}

@@ -89,7 +89,7 @@ func standing(seed uint64, names ...string) func(ctx context.Context, w *site) (
 			if err := testbed.Pause(ctx, time.Second); err != nil {
 				return err
 			}
-			if meanwhile, err = w.crowd(ctx, others, nil, nil); err != nil {
+			if meanwhile, err = w.crowd(ctx, others, nil); err != nil {
 				return err
 			}
 			return testbed.Pause(ctx, 20*time.Second)
@@ -141,14 +141,14 @@ func coreStands(seed uint64, names ...string) func(ctx context.Context, w *site)
 			}
 			return signal(syscall.SIGCONT)
 		}
-		t, err := w.crowd(ctx, list, nil, during)
+		t, err := w.crowd(ctx, list, during)
 		if err := errors.Join(err, ctx.Err()); err != nil {
 			return outcome{}, err
 		}
 		if err := w.ready(ctx); err != nil { // where all stood still, evenkeel refuses until one of them computes again
 			return failed("%v; %v", t, err), nil
 		}
-		again, err := w.crowd(ctx, list, nil, nil)
+		again, err := w.crowd(ctx, list, nil)
 		if err := errors.Join(err, ctx.Err()); err != nil {
 			return outcome{}, err
 		}
@@ -156,7 +156,7 @@ func coreStands(seed uint64, names ...string) func(ctx context.Context, w *site)
 		if err := w.idle(ctx, w.behind...); err != nil {
 			return failed("%s; %v", said, err), nil
 		}
-		if len(t.wrong) > 0 || !again.all() || len(names) == 1 && !t.all() {
+		if len(t.Wrong) > 0 || !again.all() || len(names) == 1 && !t.all() {
 			return failed("%s", said), nil
 		}
 		return passed("%s", said), nil
@@ -172,7 +172,7 @@ func back(ctx context.Context, w *site, name string, seed uint64) (*tally, error
 		return nil, err
 	}
 	list := prompts(16, 60, seed) // more than one decode engine has slots for
-	t, err := w.crowd(ctx, list, nil, nil)
+	t, err := w.crowd(ctx, list, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -209,7 +209,7 @@ func prefillDies(ctx context.Context, w *site) (outcome, error) {
 	var meanwhile *tally
 	t, err := w.under(ctx, prompts(10, 250, 78), func() (err error) {
 		w.engines["p0"].Kill()
-		meanwhile, err = w.crowd(ctx, others, nil, nil)
+		meanwhile, err = w.crowd(ctx, others, nil)
 		return err
 	})
 	if err != nil {
@@ -219,7 +219,7 @@ func prefillDies(ctx context.Context, w *site) (outcome, error) {
 	if err != nil {
 		return failed("streams: %v; asked while there was none: %v; %v", t, meanwhile, err), nil
 	}
-	if !t.all() || !again.all() || len(meanwhile.wrong) > 0 {
+	if !t.all() || !again.all() || len(meanwhile.Wrong) > 0 {
 		return failed("streams: %v; asked while there was none: %v; after the restart: %v", t, meanwhile, again), nil
 	}
 	return passed("streams: %v; asked while there was none: %v; after the restart: %v", t, meanwhile, again), nil

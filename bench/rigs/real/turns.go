@@ -45,11 +45,11 @@ func furtherTurn(ctx context.Context, w *site) (outcome, error) {
 		before := pulled(second)
 		b := greedy.With(body{"prompt": ids(tokens, 9701), "max_tokens": 16})
 		a := ask(ctx, http.MethodPost, w.proxy.URL()+completions, b)
-		doc, err := a.document()
+		doc, err := documentOf(a)
 		if err != nil {
 			return 0, err
 		}
-		plain, err := ask(ctx, http.MethodPost, w.engines["plain"].url()+completions, b).document()
+		plain, err := documentOf(ask(ctx, http.MethodPost, w.engines["plain"].url()+completions, b))
 		if err != nil {
 			return 0, err
 		}

@@ -126,13 +126,13 @@ const asks = 16
 func (w *site) withTokens(ctx context.Context, q question, got map[string]any) (want, again map[string]any, err error) {
 	b := q.body.With(body{"return_token_ids": true, "stream": false})
 	delete(b, "stream_options")
-	if want, err = ask(ctx, "POST", w.engines["plain"].url()+q.path, b).document(); err != nil {
+	if want, err = documentOf(ask(ctx, "POST", w.engines["plain"].url()+q.path, b)); err != nil {
 		return nil, nil, err
 	}
 	different, _ := compare(q.want, got)
 	left, _ := beyondRounding(different)
 	for range asks {
-		if again, err = ask(ctx, "POST", w.proxy.URL()+q.path, b).document(); err != nil {
+		if again, err = documentOf(ask(ctx, "POST", w.proxy.URL()+q.path, b)); err != nil {
 			return nil, nil, err
 		}
 		if asked.Leaves(again)[left[0].Path] == left[0].Got {
