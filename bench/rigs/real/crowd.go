@@ -70,10 +70,11 @@ func (t *tally) all() bool { return len(t.Wrong) == 0 && t.Refused == 0 }
 
 // crowd asks evenkeel all questions at once while act happens, and before that the plain engine unless it was asked already.
 func (w *site) crowd(ctx context.Context, list []question, act func() error) (*tally, error) {
-	return w.whose(ctx, list, new(atomic.Int64), act)
+	return w.askBoth(ctx, list, new(atomic.Int64), act)
 }
 
-func (w *site) whose(ctx context.Context, list []question, begun *atomic.Int64, act func() error) (*tally, error) {
+// askBoth is crowd, and counts the answers of evenkeel that have begun.
+func (w *site) askBoth(ctx context.Context, list []question, begun *atomic.Int64, act func() error) (*tally, error) {
 	if list[0].want == nil {
 		if err := w.know(ctx, list); err != nil {
 			return nil, err
@@ -88,14 +89,14 @@ func (w *site) whose(ctx context.Context, list []question, begun *atomic.Int64, 
 
 // under is a crowd that streams: act happens once as many answers have begun as there are streams.
 func (w *site) under(ctx context.Context, list []question, act func() error) (*tally, error) {
-	var streams, begun atomic.Int64
+	streams, begun := int64(0), atomic.Int64{}
 	for _, q := range list {
 		if q.body["stream"] == true {
-			streams.Add(1)
+			streams++
 		}
 	}
-	return w.whose(ctx, list, &begun, func() error {
-		if err := testbed.Await(ctx, time.Minute, "every stream has begun", func() bool { return begun.Load() >= streams.Load() }); err != nil {
+	return w.askBoth(ctx, list, &begun, func() error {
+		if err := testbed.Await(ctx, time.Minute, "every stream has begun", func() bool { return begun.Load() >= streams }); err != nil {
 			return err
 		}
 		return act()

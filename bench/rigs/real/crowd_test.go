@@ -50,8 +50,8 @@ func TestACrowdIsJudgedByThePlainEngine(t *testing.T) {
 	require.NoError(t, err)
 	at, err := strconv.Atoi(port)
 	require.NoError(t, err)
-	w := &site{World: &testbed.World{Dir: t.TempDir()}, options: options{connector: mooncake.NIXLPull}, proxy: &testbed.Proxy{Clients: through},
-		engines: map[string]*engine{"plain": {port: at}}}
+	w := &site{World: &testbed.World{Dir: t.TempDir()}, options: options{connector: mooncake.NIXLPull},
+		proxy: &testbed.Proxy{Clients: through}, engines: map[string]*engine{"plain": {port: at}}}
 	var list []question
 	for i := range 5 {
 		list = append(list, question{path: completions, body: body{"seed": i, "stream": true}})
@@ -62,7 +62,8 @@ func TestACrowdIsJudgedByThePlainEngine(t *testing.T) {
 	require.Equal(t, 3, got.Right)
 	require.Len(t, got.Wrong, 2)
 	require.False(t, got.all())
-	require.Contains(t, got.String(), `3 right, 2 wrong: question 1 unlike the plain engine's: body.choices[0].text: "answes 1", not "answer 1"`)
+	require.Contains(t, got.String(), "3 right, 2 wrong: ")
+	require.Contains(t, got.String(), `question 1 unlike the plain engine's: body.choices[0].text: "answes 1", not "answer 1"`)
 	require.Contains(t, got.String(), "question 2 broken: 200 ")
 
 	w.proxy.Clients = serve(func(w http.ResponseWriter, seed int, _ string) bool {

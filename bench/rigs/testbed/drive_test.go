@@ -5,6 +5,7 @@ import (
 	"errors"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -18,11 +19,13 @@ func TestALoadWithoutAnEndLastsAsLongAsActAndTheOthers(t *testing.T) {
 		return load.OK, ""
 	}}
 	const least = 100
-	counted := load.Config{URLs: []string{"http://a"}, Concurrency: 1, Count: 30, Own: func(ctx context.Context, _ string, i int) (load.Kind, string) {
-		for i == 29 && endless.Load() < least && ctx.Err() == nil { //nolint:revive // the other load goes on meanwhile
+	counted := load.Config{URLs: []string{"http://a"}, Concurrency: 1, Count: 30}
+	counted.Own = func(_ context.Context, _ string, i int) (load.Kind, string) {
+		for i == 29 && endless.Load() < least {
+			time.Sleep(time.Millisecond) // the other load goes on meanwhile
 		}
 		return "http_503/full", "wait"
-	}}
+	}
 	got, err := Drive(t.Context(), func() error { return nil }, goesOn, counted)
 	require.NoError(t, err)
 	require.GreaterOrEqual(t, got[0].OK, least)
