@@ -32,15 +32,19 @@ func TestAdviceNamesTheNarrowSide(t *testing.T) {
 	}{
 		{
 			"one slow prefill engine, many slots: add prefill",
-			refengine.Config{PrefillBase: 100 * time.Millisecond}, refengine.Config{DPSize: 2, Slots: 64}, 1, 24, advice.AddPrefill, "", `resource="time",role="prefill"`,
+			refengine.Config{Prompts: refengine.Prompts{Base: 100 * time.Millisecond}}, refengine.Config{DPSize: 2, Slots: 64}, 1, 24,
+			advice.AddPrefill, "", `resource="time",role="prefill"`,
 		},
 		{
 			"quick prefill, few slots that are held for long: add decode, for hand-offs wait",
-			refengine.Config{}, refengine.Config{DPSize: 1, Slots: 2, C0: 20 * time.Millisecond}, 2, 12, advice.AddDecode, advice.ReasonPoolWait, `resource="slots",role="decode"`,
+			refengine.Config{}, refengine.Config{DPSize: 1, Slots: 2, Steps: refengine.Steps{C0: 20 * time.Millisecond}}, 2, 12, advice.AddDecode,
+			advice.ReasonPoolWait, `resource="slots",role="decode"`,
 		},
 		{
 			"both have room: none",
-			refengine.Config{PrefillBase: 5 * time.Millisecond}, refengine.Config{DPSize: 2, Slots: 8, C0: 5 * time.Millisecond}, 2, 3, advice.None, advice.ReasonBalanced, `resource="slots",role="decode"`,
+			refengine.Config{Prompts: refengine.Prompts{Base: 5 * time.Millisecond}},
+			refengine.Config{DPSize: 2, Slots: 8, Steps: refengine.Steps{C0: 5 * time.Millisecond}}, 2, 3, advice.None, advice.ReasonBalanced,
+			`resource="slots",role="decode"`,
 		},
 	} {
 		t.Run(row.name, func(t *testing.T) {

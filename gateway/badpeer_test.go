@@ -270,7 +270,8 @@ func TestAPeersEventsAreRelayedAsTheyCome(t *testing.T) {
 func TestAPeerThatDiesLosesNoRequestThatHadNotBegun(t *testing.T) {
 	t.Parallel()
 	us, eu := pair(t, options{configure: remote},
-		options{prefill: []refengine.Config{{PrefillBase: 300 * time.Millisecond, PrefixCache: 4096, PromptTokensDetails: true}}})
+		options{prefill: []refengine.Config{{Prompts: refengine.Prompts{Base: 300 * time.Millisecond}, KV: refengine.KV{PrefixCache: 4096},
+			Answers: refengine.Answers{PromptTokensDetails: true}}}})
 	streaming := us.Endless()
 	defer streaming()
 	type result struct {

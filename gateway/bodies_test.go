@@ -30,10 +30,10 @@ func takesMessages(o options) options {
 func nixl(o options) options {
 	o.profile.Connector = mooncake.NIXLPull
 	if o.prefill == nil {
-		o.prefill = []refengine.Config{{PrefixCache: 4096, PromptTokensDetails: true}}
+		o.prefill = []refengine.Config{{KV: refengine.KV{PrefixCache: 4096}, Answers: refengine.Answers{PromptTokensDetails: true}}}
 	}
 	if o.decode == nil {
-		o.decode = []refengine.Config{{DPSize: 2, PromptTokensDetails: true}}
+		o.decode = []refengine.Config{{DPSize: 2, Answers: refengine.Answers{PromptTokensDetails: true}}}
 	}
 	for _, list := range [][]refengine.Config{o.prefill, o.decode} {
 		for i := range list {

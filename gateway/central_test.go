@@ -20,7 +20,8 @@ const resident = "resident"
 // centre is us-1 that decides for all: beside its own engines it has those of
 // eu, whose proxy need not run for that.
 func centre(t *testing.T) *cluster {
-	four := []refengine.Config{{Slots: 8}, {Slots: 8}, {Slots: 8, Model: resident}, {Slots: 8, Model: resident}}
+	four := []refengine.Config{{Slots: 8}, {Slots: 8}, {Slots: 8, Model: refengine.Model{Name: resident}},
+		{Slots: 8, Model: refengine.Model{Name: resident}}}
 	c := start(t, options{prefill: four, decode: four, configure: func(cfg *config.Config) {
 		region(t, cfg, "us-1", "127.0.0.1:0", "eu-1", freePorts(t, 1)[0])
 		cfg.Geo.Mode, cfg.Geo.Central = geo.Central, "us-1"

@@ -40,8 +40,9 @@ func (c *cluster) receipt(id string) receipt.Receipt {
 
 func TestReceiptsOfRequests(t *testing.T) {
 	t.Parallel()
-	c := start(t, options{prefill: []refengine.Config{{PromptTokensDetails: true, PrefixCache: 64},
-		{PromptTokensDetails: true, PrefixCache: 64}}})
+	c := start(t, options{prefill: []refengine.Config{{Answers: refengine.Answers{PromptTokensDetails: true},
+		KV: refengine.KV{PrefixCache: 64}},
+		{Answers: refengine.Answers{PromptTokensDetails: true}, KV: refengine.KV{PrefixCache: 64}}}})
 	c.allUp()
 	t.Run("one is there while its request runs", func(t *testing.T) {
 		leave := c.Endless("X-Request-Id", "long")

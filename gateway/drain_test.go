@@ -14,14 +14,16 @@ import (
 )
 
 // paced is a decode engine whose answers last.
-func paced() refengine.Config { return refengine.Config{C0: 5 * time.Millisecond} }
+func paced() refengine.Config {
+	return refengine.Config{Steps: refengine.Steps{C0: 5 * time.Millisecond}}
+}
 
 // What a proxy does that goes out of service, and comes back, and ends.
 func TestTheProxyDrains(t *testing.T) {
 	t.Parallel()
 	grace := patience
 	c := start(t, options{
-		decode:    []refengine.Config{{C0: 25 * time.Millisecond, Slots: 2}},
+		decode:    []refengine.Config{{Steps: refengine.Steps{C0: 25 * time.Millisecond}, Slots: 2}},
 		configure: func(cfg *config.Config) { cfg.Limits.DrainGrace = grace },
 		later:     func(cfg *config.Config) { cfg.Limits.DrainGrace = grace },
 	})

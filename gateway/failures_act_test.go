@@ -26,7 +26,7 @@ func (c *cell) prepare(o *options) {
 		}
 	case c.phase == opened:
 		for i := range o.decode {
-			o.decode[i].TransferBase, o.decode[i].C0 = time.Second, 50*time.Millisecond
+			o.decode[i].KV.TransferBase, o.decode[i].Steps.C0 = time.Second, 50*time.Millisecond
 		}
 	}
 	if c.setup != nil {

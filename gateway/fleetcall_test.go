@@ -73,8 +73,9 @@ func TestEnginesArePausedBetweenTwoSteps(t *testing.T) {
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
-			engine := refengine.Config{DPSize: 2, DPMode: "internal", Version: row.version, C0: 4 * time.Millisecond, PrefixCache: 4096,
-				PromptTokensDetails: true}
+			engine := refengine.Config{DPSize: 2, DPMode: "internal", Version: row.version, Steps: refengine.Steps{C0: 4 * time.Millisecond},
+				KV:      refengine.KV{PrefixCache: 4096},
+				Answers: refengine.Answers{PromptTokensDetails: true}}
 			o := options{dirty: true, profile: mooncake.Profile{ChatResume: mooncake.ChatResumeContinue}, mixed: []refengine.Config{engine, engine},
 				configure: func(cfg *config.Config) {
 					retrying(cfg)
@@ -158,7 +159,7 @@ func TestEnginesArePausedBetweenTwoSteps(t *testing.T) {
 // What an operator may do wrong, and what engines may: one proxy after the other leaves it as the next part wants it.
 func TestACallThatNotAllEnginesFollow(t *testing.T) {
 	t.Parallel()
-	one := refengine.Config{Version: "0.33.0", C0: 4 * time.Millisecond, PrefixCache: 4096}
+	one := refengine.Config{Version: "0.33.0", Steps: refengine.Steps{C0: 4 * time.Millisecond}, KV: refengine.KV{PrefixCache: 4096}}
 	c := start(t, options{dirty: true, mixed: []refengine.Config{one, one}, configure: func(cfg *config.Config) {
 		retrying(cfg)
 		for i := range cfg.Engines.Aggregated {

@@ -30,7 +30,7 @@ func TestBatchAndDeadlinesAmongForwards(t *testing.T) {
 			us, eu := pair(t,
 				options{configure: func(cfg *config.Config) { remote(cfg); cfg.KeysFile = file }},
 				options{
-					decode:    []refengine.Config{{Slots: 2, C0: step}},
+					decode:    []refengine.Config{{Slots: 2, Steps: refengine.Steps{C0: step}}},
 					configure: func(cfg *config.Config) { cfg.Geo.Policy, cfg.Pool.Size = "local-only", places },
 				})
 			const each = 8

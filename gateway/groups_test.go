@@ -51,7 +51,8 @@ func proxies(t *testing.T, mode string, n int, groups ...string) *family {
 		if i == 0 {
 			o.prefill = nil
 			for range groups {
-				o.decode = append(o.decode, refengine.Config{DPSize: 2, PromptTokensDetails: true, C0: 3 * time.Millisecond, Slots: 8})
+				o.decode = append(o.decode, refengine.Config{DPSize: 2, Answers: refengine.Answers{PromptTokensDetails: true},
+					Steps: refengine.Steps{C0: 3 * time.Millisecond}, Slots: 8})
 			}
 		}
 		o.configure = func(cfg *config.Config) {

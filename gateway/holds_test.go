@@ -20,7 +20,8 @@ func TestWhatAStreamHolds(t *testing.T) {
 	profileAll(t)
 	const streams = 100
 	c := start(t, options{
-		decode:    []refengine.Config{{Slots: streams + 1, C0: 250 * time.Millisecond}}, // few streams are in the middle of an event
+		decode: []refengine.Config{{Slots: streams + 1, Steps: refengine.Steps{C0: 250 * time.Millisecond}}},
+		// few streams are in the middle of an event
 		configure: func(cfg *config.Config) { cfg.EventLoops = 2 },
 	})
 	c.Endless()() // what is kept for the next request is there

@@ -22,7 +22,7 @@ func alive(after time.Duration) func(*config.Config) {
 
 // slowPrefills are engines whose prompts take so long.
 func slowPrefills(d time.Duration) []refengine.Config {
-	return []refengine.Config{{PrefillBase: d, PrefillConcurrency: 8, PromptTokensDetails: true}}
+	return []refengine.Config{{Prompts: refengine.Prompts{Base: d, Concurrency: 8}, Answers: refengine.Answers{PromptTokensDetails: true}}}
 }
 
 // Comments go over TLS, come from ranks that do both, and come while another region serves the request: from the proxy whose

@@ -23,7 +23,7 @@ func jam(t *testing.T, queue int, keys ...string) *cluster {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "keys.yaml")
 	refclient.KeyFile(t, file, append(keys, "jam ek-jam")...)
-	return start(t, options{decode: []refengine.Config{{Slots: 1, KVTokens: 10 * 128}}, configure: func(cfg *config.Config) {
+	return start(t, options{decode: []refengine.Config{{Slots: 1, KV: refengine.KV{Tokens: 10 * 128}}}, configure: func(cfg *config.Config) {
 		cfg.KeysFile, cfg.Pool.Size, cfg.Prefill.Queue.Max = file, 1, queue
 		cfg.GatewayAPI = config.GatewayAPI{Metrics: true, Objectives: map[string]int{"batch": -10}}
 		cfg.Prefill.Queue.Timeout = time.Hour // nobody is refused for its wait, however slow the machine

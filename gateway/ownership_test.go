@@ -129,33 +129,34 @@ func threeRegions(t *testing.T, ownership func(*geo.Ownership)) *tenants {
 	var all [3]*cluster
 	for i, id := range ids {
 		all[i] = start(t,
-			options{dirty: true, decode: []refengine.Config{{DPSize: 2, PromptTokensDetails: true, Slots: 4}}, configure: func(cfg *config.Config) {
-				var peers []string
-				for j, other := range ids {
-					if j != i {
-						peers = append(peers, other, at[j])
+			options{dirty: true, decode: []refengine.Config{{DPSize: 2, Answers: refengine.Answers{PromptTokensDetails: true}, Slots: 4}},
+				configure: func(cfg *config.Config) {
+					var peers []string
+					for j, other := range ids {
+						if j != i {
+							peers = append(peers, other, at[j])
+						}
 					}
-				}
-				region(t, cfg, id, at[i], peers...)
-				cfg.Geo.Probe.Interval = 500 * time.Millisecond // three misses before dead_after
-				cfg.Geo.Policy = "local-only"
-				o := &cfg.Geo.Ownership
-				o.Lease, o.StartDelay, o.DeadAfter, o.TakeoverOrder = 3*time.Second, time.Second, 2*time.Second, []string{"eu-1", "as-1"}
-				ownership(o)
-				cfg.Health.SlowStart, cfg.Prefill.Policy = 0, "round-robin" // near and far alike
-				if i == 0 {
-					engines = cfg.Engines
-					return
-				}
-				adopt := func(to *[]config.Engine, from []config.Engine) {
-					for _, e := range from {
-						e.Region = "us"
-						*to = append(*to, e)
+					region(t, cfg, id, at[i], peers...)
+					cfg.Geo.Probe.Interval = 500 * time.Millisecond // three misses before dead_after
+					cfg.Geo.Policy = "local-only"
+					o := &cfg.Geo.Ownership
+					o.Lease, o.StartDelay, o.DeadAfter, o.TakeoverOrder = 3*time.Second, time.Second, 2*time.Second, []string{"eu-1", "as-1"}
+					ownership(o)
+					cfg.Health.SlowStart, cfg.Prefill.Policy = 0, "round-robin" // near and far alike
+					if i == 0 {
+						engines = cfg.Engines
+						return
 					}
-				}
-				adopt(&cfg.Engines.Prefill, engines.Prefill)
-				adopt(&cfg.Engines.Decode, engines.Decode)
-			}})
+					adopt := func(to *[]config.Engine, from []config.Engine) {
+						for _, e := range from {
+							e.Region = "us"
+							*to = append(*to, e)
+						}
+					}
+					adopt(&cfg.Engines.Prefill, engines.Prefill)
+					adopt(&cfg.Engines.Decode, engines.Decode)
+				}})
 	}
 	return &tenants{T: t, us: all[0], eu: all[1], as: all[2]}
 }

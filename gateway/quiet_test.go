@@ -44,8 +44,8 @@ func TestNothingOfARequestIsWrittenDown(t *testing.T) {
 	var bird atomic.Pointer[parrot] // answers in the engines' place
 	c := start(t, options{
 		dirty: true, debug: true,
-		prefill: []refengine.Config{{APIKey: secretEngine}},
-		decode:  []refengine.Config{{APIKey: secretEngine}},
+		prefill: []refengine.Config{{Server: refengine.Server{APIKey: secretEngine}}},
+		decode:  []refengine.Config{{Server: refengine.Server{APIKey: secretEngine}}},
 		profile: mooncake.Profile{APIKeyEnv: "EK_TEST_ENGINE_KEY"},
 		configure: func(cfg *config.Config) {
 			cfg.KeysFile, cfg.Dispatch.DecisionLog.File = keys, decisions

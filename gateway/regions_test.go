@@ -30,7 +30,8 @@ func fastRegion(cfg *config.Config) {
 func TestFinishGoesWhereTheAnswerBeginsSooner(t *testing.T) {
 	t.Parallel()
 	const stays = "stays" // a model that may not leave
-	two := []refengine.Config{{PrefixCache: 4096, PromptTokensDetails: true}, {Model: stays}}
+	two := []refengine.Config{{KV: refengine.KV{PrefixCache: 4096}, Answers: refengine.Answers{PromptTokensDetails: true}},
+		{Model: refengine.Model{Name: stays}}}
 	us, eu := pair(t, options{prefill: two, decode: two, configure: func(cfg *config.Config) {
 		slowRegion(cfg)
 		cfg.Geo.Residency = map[string][]string{stays: {"us"}}
@@ -59,7 +60,7 @@ func TestFinishGoesWhereTheAnswerBeginsSooner(t *testing.T) {
 func TestAModelThatResidencyForbidsIsRefusedAtOnce(t *testing.T) {
 	t.Parallel()
 	const there = "there" // a model of the other region
-	theirs := []refengine.Config{{}, {Model: there}}
+	theirs := []refengine.Config{{}, {Model: refengine.Model{Name: there}}}
 	file := filepath.Join(t.TempDir(), "keys.yaml")
 	refclient.KeyFile(t, file, "acme ek-acme", "globex ek-globex")
 	us, _ := pair(t, options{configure: func(cfg *config.Config) {

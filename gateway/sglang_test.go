@@ -21,12 +21,13 @@ func TestTheStatusTellsHowLongRanksWaitByTheirOwnCount(t *testing.T) {
 	t.Parallel()
 	var health atomic.Int64
 	c := early(t, refengine.SGLang, options{
-		decode: []refengine.Config{{DPSize: 2, DPMode: "internal", C1: 20 * time.Microsecond, BarrierMetrics: true,
-			OnRequest: func(path string, _ http.Header) {
+		decode: []refengine.Config{{DPSize: 2, DPMode: "internal", Steps: refengine.Steps{C1: 20 * time.Microsecond},
+			SGLang: refengine.SGLangOptions{BarrierMetrics: true},
+			Hooks: refengine.Hooks{OnRequest: func(path string, _ http.Header) {
 				if path == "/health" {
 					health.Add(1)
 				}
-			}}},
+			}}}},
 		configure: func(cfg *config.Config) { cfg.Health.Interval = 50 * time.Millisecond }, // metrics are read every ten of them
 	})
 	c.Eventually("a wait is told", func() bool {

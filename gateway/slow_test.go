@@ -51,7 +51,8 @@ func TestClientsThatStopReadingInTheMiddle(t *testing.T) {
 	}
 	const ranks = 4
 	c := start(t, options{
-		decode: []refengine.Config{{DPSize: ranks, Slots: streams/ranks + 8, C0: 30 * time.Millisecond, TokensPerChunk: 4}},
+		decode: []refengine.Config{{DPSize: ranks, Slots: streams/ranks + 8,
+			Steps: refengine.Steps{C0: 30 * time.Millisecond, TokensPerChunk: 4}}},
 		configure: func(cfg *config.Config) {
 			cfg.Limits.WriteTimeout, cfg.Limits.ClientBacklog = 2*time.Second, 4096
 		},

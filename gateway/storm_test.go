@@ -135,8 +135,10 @@ func disconnectsStrandNothing(t *testing.T, driver func(*config.Config)) {
 	// Engines that cut streams would cut drains as well: those hand-offs stay on
 	// the budget, as they must.
 	lossy := []refengine.Rule{{Fault: refengine.Recomputed, AfterTokens: 3, Probability: 0.15}}
-	p := refengine.Config{PrefillConcurrency: 2, KVTokens: 16384, PrefillBase: 3 * time.Millisecond, PrefillPerToken: 5 * time.Microsecond}
-	d := refengine.Config{DPSize: 2, Slots: 4, C0: 3 * time.Millisecond, TransferBase: 2 * time.Millisecond, Faults: lossy}
+	p := refengine.Config{Prompts: refengine.Prompts{Concurrency: 2, Base: 3 * time.Millisecond, PerToken: 5 * time.Microsecond},
+		KV: refengine.KV{Tokens: 16384}}
+	d := refengine.Config{DPSize: 2, Slots: 4, Steps: refengine.Steps{C0: 3 * time.Millisecond},
+		KV: refengine.KV{TransferBase: 2 * time.Millisecond}, Faults: lossy}
 	c := start(t, options{
 		prefill: []refengine.Config{p, p, p}, decode: []refengine.Config{d, d},
 		profile: mooncake.Profile{RecomputeMax: new(20)}, // one in 2000 is given back four times in a row, and goes on all the same

@@ -58,8 +58,8 @@ func TestTokenIDsGoThroughTheProxy(t *testing.T) {
 func TestAnEngineWithoutTokenIDsSaysSo(t *testing.T) {
 	t.Parallel()
 	c := start(t, options{profile: mooncake.Profile{Connector: mooncake.NIXLPull},
-		prefill: []refengine.Config{{Version: "0.32.0", Connector: refengine.NIXLPull, NoScaleOut: true}},
-		decode:  []refengine.Config{{Version: "0.32.0", Connector: refengine.NIXLPull, NoScaleOut: true}}})
+		prefill: []refengine.Config{{Version: "0.32.0", Connector: refengine.NIXLPull, Answers: refengine.Answers{NoScaleOut: true}}},
+		decode:  []refengine.Config{{Version: "0.32.0", Connector: refengine.NIXLPull, Answers: refengine.Answers{NoScaleOut: true}}}})
 	r := c.Post(mooncake.Tokens.Path(), fmt.Sprintf(`{"model":%q,"token_ids":[1],"sampling_params":{}}`, model))
 	require.Equal(t, http.StatusNotFound, r.Status, r.Body)
 	require.Contains(t, r.Body, "--enable-scale-out", "its own words")

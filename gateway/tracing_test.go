@@ -89,8 +89,9 @@ func TestARequestIsATreeOfSpans(t *testing.T) {
 	col := tracetest.Start(t)
 	var ears heard
 	c := start(t, options{
-		prefill:   []refengine.Config{{PromptTokensDetails: true, OnRequest: ears.note}, {PromptTokensDetails: true, OnRequest: ears.note}},
-		decode:    []refengine.Config{{OnRequest: ears.note}, {OnRequest: ears.note}},
+		prefill: []refengine.Config{{Answers: refengine.Answers{PromptTokensDetails: true}, Hooks: refengine.Hooks{OnRequest: ears.note}},
+			{Answers: refengine.Answers{PromptTokensDetails: true}, Hooks: refengine.Hooks{OnRequest: ears.note}}},
+		decode:    []refengine.Config{{Hooks: refengine.Hooks{OnRequest: ears.note}}, {Hooks: refengine.Hooks{OnRequest: ears.note}}},
 		configure: traced(col, turns), dirty: true,
 	})
 	c.allUp()
@@ -236,8 +237,9 @@ func TestTracingFollowsAReload(t *testing.T) {
 	}
 	var ears heard
 	c := start(t, options{
-		prefill: []refengine.Config{{OnRequest: ears.note}}, decode: []refengine.Config{{OnRequest: ears.note}},
-		file: func(c *cluster) string { return write(c, "") },
+		prefill: []refengine.Config{{Hooks: refengine.Hooks{OnRequest: ears.note}}},
+		decode:  []refengine.Config{{Hooks: refengine.Hooks{OnRequest: ears.note}}},
+		file:    func(c *cluster) string { return write(c, "") },
 	})
 	without := c.Post(refclient.ChatPath, chat("one", ""), "Traceparent", "00-1af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
 	require.Equal(t, http.StatusOK, without.Status)

@@ -32,10 +32,10 @@ func BenchmarkStreams(b *testing.B) {
 		{"traces-sample-0.1", func(cfg *config.Config, url string) { cfg.Tracing.Endpoint = url }},
 		{"traces-all", func(cfg *config.Config, url string) { cfg.Tracing.Endpoint, cfg.Tracing.Sample = url, 1 }},
 	}
-	p, err := refengine.Start(refengine.Config{Role: refengine.Prefill, PrefillConcurrency: 8}.Quick())
+	p, err := refengine.Start(refengine.Config{Role: refengine.Prefill, Prompts: refengine.Prompts{Concurrency: 8}}.Quick())
 	require.NoError(b, err)
 	defer p.Close()
-	d, err := refengine.Start(refengine.Config{Role: refengine.Decode, Slots: 100, C0: 10 * time.Millisecond}.Quick())
+	d, err := refengine.Start(refengine.Config{Role: refengine.Decode, Slots: 100, Steps: refengine.Steps{C0: 10 * time.Millisecond}}.Quick())
 	require.NoError(b, err)
 	defer d.Close()
 	collector := tracetest.Start(b)

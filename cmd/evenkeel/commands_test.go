@@ -162,7 +162,8 @@ func TestCheck(t *testing.T) {
 
 func TestCheckProbesTheEngines(t *testing.T) {
 	start := func(role refengine.Role, faults ...refengine.Rule) string {
-		e, err := refengine.Start(refengine.Config{Role: role, C0: time.Millisecond, PrefillBase: time.Millisecond, PromptTokensDetails: true,
+		e, err := refengine.Start(refengine.Config{Role: role, Steps: refengine.Steps{C0: time.Millisecond},
+			Prompts: refengine.Prompts{Base: time.Millisecond}, Answers: refengine.Answers{PromptTokensDetails: true},
 			Faults: faults})
 		require.NoError(t, err)
 		t.Cleanup(e.Close)
@@ -213,16 +214,16 @@ func TestEveryEngineFlagReachesTheEngine(t *testing.T) {
 	got, err := c.config()
 	require.NoError(t, err)
 	require.Equal(t, refengine.Config{
-		Role: refengine.Decode, Listen: "127.0.0.1:1", Advertise: "a", DPSize: 2, DPMode: "internal", Group: "g", Model: "m", MaxModelLen: 3,
-		Version: "v", APIKey: "k",
-		Slots: 4, KVTokens: 500, MaxQueued: 6, C0: 7, C1: 8, TokensPerChunk: 9, StreamInterval: 10, RecomputeEnable: true, PrefillBase: 11,
-		PrefillPerToken: 12, PrefixCache: 15,
-		KVEvents: "127.0.0.1:16", KVEventsEncoding: "map",
-		Connector: refengine.NIXLPull, FlatBlockIDs: true, KVHoldTimeout: 13, KeepsAnswers: 14, RejectReleases: true,
-		ErrorShape: refengine.ShapeRust, OldMetricNames: true,
-		PromptTokensDetails: true, Faults: []refengine.Rule{{Fault: refengine.Hang, AfterTokens: 3}}, Seed: 14,
-		CR: 17, CM: 25, CS: 26, Form: step.Masked, Captured: 27, Jitter: 18, BootstrapTimeout: 19, WaitingTimeout: 20, BarrierMetrics: true,
-		MaxBatchedTokens: 21, PrefillShared: 22, PrefillInterval: 23, PrefillFirst: true, PrefillDelayer: 24,
+		Role: refengine.Decode, Connector: refengine.NIXLPull, Version: "v", Group: "g", DPSize: 2, DPMode: "internal", Slots: 4, MaxQueued: 6,
+		Jitter: 18, Seed: 14, Faults: []refengine.Rule{{Fault: refengine.Hang, AfterTokens: 3}},
+		Server: refengine.Server{Listen: "127.0.0.1:1", Advertise: "a", APIKey: "k"}, Model: refengine.Model{Name: "m", MaxLen: 3},
+		Steps: refengine.Steps{C0: 7, C1: 8, TokensPerChunk: 9, StreamInterval: 10, Recompute: true, CR: 17, CM: 25, CS: 26, Form: step.Masked,
+			Captured: 27},
+		Prompts:  refengine.Prompts{Base: 11, PerToken: 12, MaxBatchedTokens: 21, Shared: 22, Interval: 23, First: true, Delayer: 24},
+		KV:       refengine.KV{Tokens: 500, PrefixCache: 15, FlatBlockIDs: true, HoldTimeout: 13, KeepsAnswers: 14, RejectReleases: true},
+		KVEvents: refengine.KVEvents{Address: "127.0.0.1:16", Encoding: "map"},
+		SGLang:   refengine.SGLangOptions{BootstrapTimeout: 19, WaitingTimeout: 20, BarrierMetrics: true},
+		Answers:  refengine.Answers{PromptTokensDetails: true, ErrorShape: refengine.ShapeRust, OldMetricNames: true},
 	}, got)
 }
 

@@ -120,13 +120,14 @@ func (c *demoCmd) hold(spec policy.Spec) (policy.Spec, error) {
 // aggregatedEngine returns the config of the engine for a policy.
 func (c *demoCmd) aggregatedEngine(p demoPolicy) refengine.Config {
 	cfg := refengine.Config{
-		Role: refengine.Aggregated, Model: "demo", DPSize: c.Workers, Slots: c.Slots, C0: c.C0, C1: c.C1,
-		PrefillBase: c.PrefillBase, PrefillPerToken: c.PrefillPerToken, PrefillShared: c.PrefillShared,
-		MaxBatchedTokens: c.TokenBudget, Jitter: c.Jitter,
-		PromptTokensDetails: true, Seed: c.Seed, StepLog: demoSteps,
+		Role: refengine.Aggregated, Model: refengine.Model{Name: "demo"}, DPSize: c.Workers, Slots: c.Slots,
+		Steps: refengine.Steps{C0: c.C0, C1: c.C1, Log: demoSteps},
+		Prompts: refengine.Prompts{Base: c.PrefillBase, PerToken: c.PrefillPerToken, Shared: c.PrefillShared,
+			MaxBatchedTokens: c.TokenBudget},
+		Jitter: c.Jitter, Answers: refengine.Answers{PromptTokensDetails: true}, Seed: c.Seed,
 	}
 	if p.name == delayer {
-		cfg.PrefillDelayer = delayerSteps
+		cfg.Prompts.Delayer = delayerSteps
 	}
 	c.step(&cfg)
 	return cfg

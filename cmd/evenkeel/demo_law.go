@@ -86,7 +86,7 @@ func (c *demoCmd) law() step.Law {
 func (c *demoCmd) step(cfg *refengine.Config) {
 	if c.deployment != nil {
 		l := c.law()
-		cfg.Law = &l
+		cfg.Steps.Law = &l
 	}
 }
 

@@ -170,7 +170,7 @@ func TestADemoStepsAsTheDeployment(t *testing.T) {
 		require.NoError(t, c.nameLaw(nil))
 		c.setAggregatedDefaults(nil)
 		c.setLawDefaults(nil)
-		got, want := c.aggregatedEngine(demoPolicy{}).Law, e.Served()
+		got, want := c.aggregatedEngine(demoPolicy{}).Steps.Law, e.Served()
 		ranks := make([]step.Rank, e.Ranks)
 		for i := range ranks {
 			ranks[i] = step.Rank{Requests: float64(8 - i%3), KV: 9000, Prompt: float64(100 * (i % 2))}

@@ -160,9 +160,9 @@ func (c *demoCmd) engines(p demoPolicy) (prefills []*refengine.Engine, decode *r
 	}
 	for i := range c.Prefills {
 		e, err := refengine.Start(refengine.Config{
-			Role: refengine.Prefill, Model: "demo", Connector: refengine.Connector(c.Connector), PrefillBase: c.PrefillBase,
-			PrefillPerToken:     c.PrefillPerToken,
-			PromptTokensDetails: true, Seed: c.Seed + uint64(i),
+			Role: refengine.Prefill, Model: refengine.Model{Name: "demo"}, Connector: refengine.Connector(c.Connector),
+			Prompts: refengine.Prompts{Base: c.PrefillBase, PerToken: c.PrefillPerToken},
+			Answers: refengine.Answers{PromptTokensDetails: true}, Seed: c.Seed + uint64(i),
 		})
 		if err != nil {
 			return prefills, nil, err
@@ -170,8 +170,9 @@ func (c *demoCmd) engines(p demoPolicy) (prefills []*refengine.Engine, decode *r
 		prefills = append(prefills, e)
 	}
 	cfg := refengine.Config{
-		Role: refengine.Decode, Model: "demo", Connector: refengine.Connector(c.Connector), DPSize: c.Workers, Slots: c.Slots, C0: c.C0, C1: c.C1,
-		PromptTokensDetails: true, Seed: c.Seed, StepLog: demoSteps,
+		Role: refengine.Decode, Model: refengine.Model{Name: "demo"}, Connector: refengine.Connector(c.Connector), DPSize: c.Workers,
+		Slots: c.Slots, Steps: refengine.Steps{C0: c.C0, C1: c.C1, Log: demoSteps},
+		Answers: refengine.Answers{PromptTokensDetails: true}, Seed: c.Seed,
 	}
 	c.step(&cfg)
 	decode, err = refengine.Start(cfg)

@@ -110,7 +110,7 @@ func (c *engineCmd) Run(std streams) (err error) {
 			return ferr
 		}
 		defer func() { err = errors.Join(err, f.Close()) }()
-		cfg.StepTrace = f
+		cfg.Steps.Trace = f
 	}
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
@@ -127,31 +127,31 @@ func (c *engineCmd) Run(std streams) (err error) {
 
 func (c *engineCmd) config() (refengine.Config, error) {
 	cfg := refengine.Config{
-		Role: refengine.Role(c.Role), Listen: c.Listen, Advertise: c.Advertise, DPSize: c.DPSize, DPMode: c.DPMode, Group: c.Group,
-		Model: c.Model, MaxModelLen: c.MaxModelLen, Version: c.Version, APIKey: c.APIKey,
-		Task:  plain.Task(strings.TrimPrefix(c.Task, "generate")),
-		Slots: c.Slots, KVTokens: c.KVTokens, MaxQueued: c.MaxQueued,
-		C0: c.C0, C1: c.C1, CR: c.Steps.CR, CM: c.Steps.CM, CS: c.Steps.CS, Jitter: c.Steps.Jitter, TokensPerChunk: c.TokensPerChunk,
-		StreamInterval: c.StreamInterval, RecomputeEnable: c.Recompute,
-		PrefillBase: c.PrefillBase, PrefillPerToken: c.PrefillPerToken, PrefixCache: c.PrefixCache, KVEventsEncoding: c.KVEventsEncoding,
-		Connector: refengine.Connector(c.Connector), FlatBlockIDs: c.FlatBlockIDs, KVHoldTimeout: c.Holds.KVHoldTimeout,
-		KeepsAnswers:     c.Holds.KeepsAnswers,
-		MaxBatchedTokens: c.Aggregated.MaxNumBatchedTokens, PrefillShared: c.Aggregated.PrefillShared,
-		PrefillInterval: c.Aggregated.PrefillScheduleInterval, PrefillFirst: c.Aggregated.PrefillFirst,
-		PrefillDelayer:   c.Aggregated.PrefillDelayer,
-		BootstrapTimeout: c.SGLang.BootstrapTimeout, WaitingTimeout: c.SGLang.WaitingTimeout,
-		BarrierMetrics: c.SGLang.BarrierMetrics, RejectReleases: c.RejectReleases,
-		PromptTokensDetails: true, ErrorShape: refengine.ErrorShape(c.ErrorShape), OldMetricNames: c.OldMetricNames, Seed: c.Seed,
+		Role: refengine.Role(c.Role), Connector: refengine.Connector(c.Connector), Version: c.Version, Group: c.Group,
+		DPSize: c.DPSize, DPMode: c.DPMode, Slots: c.Slots, MaxQueued: c.MaxQueued, Jitter: c.Steps.Jitter, Seed: c.Seed,
+		Server: refengine.Server{Listen: c.Listen, Advertise: c.Advertise, APIKey: c.APIKey},
+		Model:  refengine.Model{Name: c.Model, MaxLen: c.MaxModelLen, Task: plain.Task(strings.TrimPrefix(c.Task, "generate"))},
+		Steps: refengine.Steps{C0: c.C0, C1: c.C1, CR: c.Steps.CR, CM: c.Steps.CM, CS: c.Steps.CS, TokensPerChunk: c.TokensPerChunk,
+			StreamInterval: c.StreamInterval, Recompute: c.Recompute},
+		Prompts: refengine.Prompts{Base: c.PrefillBase, PerToken: c.PrefillPerToken, MaxBatchedTokens: c.Aggregated.MaxNumBatchedTokens,
+			Shared: c.Aggregated.PrefillShared, Interval: c.Aggregated.PrefillScheduleInterval, First: c.Aggregated.PrefillFirst,
+			Delayer: c.Aggregated.PrefillDelayer},
+		KV: refengine.KV{Tokens: c.KVTokens, PrefixCache: c.PrefixCache, FlatBlockIDs: c.FlatBlockIDs, HoldTimeout: c.Holds.KVHoldTimeout,
+			KeepsAnswers: c.Holds.KeepsAnswers, RejectReleases: c.RejectReleases},
+		KVEvents: refengine.KVEvents{Encoding: c.KVEventsEncoding},
+		SGLang: refengine.SGLangOptions{BootstrapTimeout: c.SGLang.BootstrapTimeout, WaitingTimeout: c.SGLang.WaitingTimeout,
+			BarrierMetrics: c.SGLang.BarrierMetrics},
+		Answers: refengine.Answers{PromptTokensDetails: true, ErrorShape: refengine.ErrorShape(c.ErrorShape), OldMetricNames: c.OldMetricNames},
 	}
 	if c.KVEvents != 0 {
 		host, _, err := net.SplitHostPort(c.Listen)
 		if err != nil {
 			return cfg, usageError{fmt.Errorf("--listen %s: %w; write host:port", c.Listen, err)}
 		}
-		cfg.KVEvents = net.JoinHostPort(host, strconv.Itoa(c.KVEvents))
+		cfg.KVEvents.Address = net.JoinHostPort(host, strconv.Itoa(c.KVEvents))
 	}
 	if form := slices.Index(paddings, c.Steps.Padding); form > 0 {
-		cfg.Form, cfg.Captured = step.Form(form), c.Steps.Captured
+		cfg.Steps.Form, cfg.Steps.Captured = step.Form(form), c.Steps.Captured
 	}
 	for _, text := range c.Fault {
 		var r refengine.Rule

@@ -79,14 +79,14 @@ func TestInitWritesWhatServeWouldRunWith(t *testing.T) {
 
 func TestInitAsksEngines(t *testing.T) {
 	start := func(c refengine.Config) (addr string) {
-		c.C0, c.PrefillBase = time.Millisecond, time.Millisecond
+		c.Steps.C0, c.Prompts.Base = time.Millisecond, time.Millisecond
 		e, err := refengine.Start(c)
 		require.NoError(t, err)
 		t.Cleanup(e.Close)
 		return strings.TrimPrefix(e.URLs()[0], "http://")
 	}
 	p, d, locked := start(refengine.Config{Role: refengine.Prefill}), start(refengine.Config{Role: refengine.Decode}),
-		start(refengine.Config{Role: refengine.Decode, APIKey: "secret"})
+		start(refengine.Config{Role: refengine.Decode, Server: refengine.Server{APIKey: "secret"}})
 	status, out, errs := line("init", "--probe", "prefill="+p, "decode=http://"+d, locked, "127.0.0.1:1", "--port", "9000")
 	require.Equal(t, 1, status, errs)
 	cfg, err := config.Parse("init", []byte(out))
@@ -130,7 +130,8 @@ func TestInitAsksEngines(t *testing.T) {
 
 // Whoever mistypes an address learns it from init, not from clients.
 func TestInitSaysWhichEnginesAreDead(t *testing.T) {
-	e, err := refengine.Start(refengine.Config{Role: refengine.Prefill, C0: time.Millisecond, PrefillBase: time.Millisecond})
+	e, err := refengine.Start(refengine.Config{Role: refengine.Prefill, Steps: refengine.Steps{C0: time.Millisecond},
+		Prompts: refengine.Prompts{Base: time.Millisecond}})
 	require.NoError(t, err)
 	t.Cleanup(e.Close)
 	alive := strings.TrimPrefix(e.URLs()[0], "http://")

@@ -153,7 +153,7 @@ func (p *process) wait(t *testing.T) int {
 func cluster(t *testing.T, step time.Duration) (flags []string, p, d *refengine.Engine) {
 	t.Helper()
 	start := func(c refengine.Config) *refengine.Engine {
-		c.C0, c.PrefillBase, c.PromptTokensDetails = step, time.Millisecond, true
+		c.Steps.C0, c.Prompts.Base, c.Answers.PromptTokensDetails = step, time.Millisecond, true
 		e, err := refengine.Start(c)
 		require.NoError(t, err)
 		t.Cleanup(e.Close)

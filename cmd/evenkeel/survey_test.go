@@ -38,7 +38,8 @@ func TestASurveyThatIsAskedWrongly(t *testing.T) {
 
 // Engines that nobody asks anything have nothing to level, and the report is still made.
 func TestASurveyOfEnginesThatAreIdle(t *testing.T) {
-	e, err := refengine.Start(refengine.Config{Role: refengine.Decode, DPSize: 2, DPMode: "internal", C0: time.Millisecond})
+	e, err := refengine.Start(refengine.Config{Role: refengine.Decode, DPSize: 2, DPMode: "internal",
+		Steps: refengine.Steps{C0: time.Millisecond}})
 	require.NoError(t, err)
 	t.Cleanup(func() { e.Close() })
 	page := filepath.Join(t.TempDir(), "report.html")

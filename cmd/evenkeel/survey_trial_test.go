@@ -26,7 +26,7 @@ import (
 func bothRoles(t *testing.T, cfg refengine.Config) (addr string) {
 	t.Helper()
 	cfg.DPMode = "internal"
-	cfg.C0, cfg.Slots = time.Millisecond, 4
+	cfg.Steps.C0, cfg.Slots = time.Millisecond, 4
 	e, err := refengine.Start(cfg)
 	require.NoError(t, err)
 	t.Cleanup(func() { e.Close() })
@@ -184,15 +184,16 @@ func interrupted(t *testing.T, by syscall.Signal) {
 	const runs = 1 + 1 + shortPairs + 1 // the question, the one that is not counted, the pairs, and the next
 	var mu sync.Mutex
 	seen := map[string]bool{}
-	addr := bothRoles(t, refengine.Config{Role: refengine.Aggregated, DPSize: 2, OnRequest: func(_ string, h http.Header) {
-		mu.Lock()
-		defer mu.Unlock()
-		if m := runOf.FindString(h.Get("X-Request-Id")); m != "" && !seen[m] {
-			if seen[m] = true; len(seen) == runs {
-				_ = syscall.Kill(os.Getpid(), by)
+	addr := bothRoles(t, refengine.Config{Role: refengine.Aggregated, DPSize: 2,
+		Hooks: refengine.Hooks{OnRequest: func(_ string, h http.Header) {
+			mu.Lock()
+			defer mu.Unlock()
+			if m := runOf.FindString(h.Get("X-Request-Id")); m != "" && !seen[m] {
+				if seen[m] = true; len(seen) == runs {
+					_ = syscall.Kill(os.Getpid(), by)
+				}
 			}
-		}
-	}})
+		}}})
 	file := filepath.Join(t.TempDir(), "trial.json")
 	status, out, errs := line("survey", "--trial", "--short", "--engines", addr, "--slots", "4", "--out", file)
 	require.Equal(t, 1, status, errs)

@@ -25,7 +25,8 @@ const cached = 120
 
 // publisher is such an engine that publishes KV events.
 func publisher(change func(*refengine.Config)) refengine.Config {
-	e := refengine.Config{PrefixCache: cached, KVTokens: 1 << 20, PromptTokensDetails: true, KVEvents: "127.0.0.1:0", KVEventsHWM: 1000}
+	e := refengine.Config{KV: refengine.KV{PrefixCache: cached, Tokens: 1 << 20}, Answers: refengine.Answers{PromptTokensDetails: true},
+		KVEvents: refengine.KVEvents{Address: "127.0.0.1:0", HWM: 1000}}
 	if change != nil {
 		change(&e)
 	}
@@ -103,7 +104,7 @@ func TestKVEventsTellWhatIsCached(t *testing.T) {
 	for _, encoding := range []string{"array", "map"} {
 		t.Run(encoding, func(t *testing.T) {
 			t.Parallel()
-			b := start(t, options{prefill: []refengine.Config{publisher(func(e *refengine.Config) { e.KVEventsEncoding = encoding })},
+			b := start(t, options{prefill: []refengine.Config{publisher(func(e *refengine.Config) { e.KVEvents.Encoding = encoding })},
 				configure: followed})
 			b.caughtUp()
 			b.Hits([]int32{1, 2, 3}) // the first scrape may still be due, and with it the size of a block
@@ -180,7 +181,7 @@ func TestARestartedPublisherIsCold(t *testing.T) {
 func TestASlowSubscriberIsReplayed(t *testing.T) {
 	t.Parallel()
 	b := start(t, options{prefill: []refengine.Config{publisher(func(b *refengine.Config) {
-		b.KVEventsHWM, b.KVEventsDelay = 1, 10*time.Millisecond
+		b.KVEvents.HWM, b.KVEvents.Delay = 1, 10*time.Millisecond
 	})}, configure: followed})
 	b.Eventually("the size of a block is known", func() bool { return b.scheduler.BlockTokens(model) == 128 })
 	talk := newTalks(12)
@@ -201,7 +202,8 @@ func TestASlowSubscriberIsReplayed(t *testing.T) {
 // Engines that are told of but do not publish are as they were without.
 func TestWithoutEventsTheCacheIsKnownFromAnswers(t *testing.T) {
 	t.Parallel()
-	b := start(t, options{prefill: []refengine.Config{{PrefixCache: cached, PromptTokensDetails: true}}, configure: func(cfg *config.Config) {
+	b := start(t, options{prefill: []refengine.Config{{KV: refengine.KV{PrefixCache: cached},
+		Answers: refengine.Answers{PromptTokensDetails: true}}}, configure: func(cfg *config.Config) {
 		followed(cfg)
 		cfg.Engines.Prefill[0].KVEventsPort = 1 // nobody listens
 	}})
@@ -268,7 +270,7 @@ func TestWhereRanksPublishIsTheEnginesWord(t *testing.T) {
 			b.Eventually("each rank's publisher is followed", atTheirPorts)
 			old := (*engines)[0]
 			again := old.Config()
-			again.Listen, again.KVEvents = strings.TrimPrefix(old.URLs()[0], "http://"), "127.0.0.1:0"
+			again.Server.Listen, again.KVEvents.Address = strings.TrimPrefix(old.URLs()[0], "http://"), "127.0.0.1:0"
 			before, _ := old.KVEvents(0)
 			old.Close()
 			(*engines)[0] = b.Engine(again)
@@ -338,7 +340,8 @@ func TestPredictedAgainstCountedHits(t *testing.T) {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
 			b := start(t, options{
-				prefill: []refengine.Config{{PrefixCache: cached, KVTokens: 1 << 20, PromptTokensDetails: true}},
+				prefill: []refengine.Config{{KV: refengine.KV{PrefixCache: cached, Tokens: 1 << 20},
+					Answers: refengine.Answers{PromptTokensDetails: true}}},
 				profile: mooncake.Profile{KVTokensPerRank: 128 * row.told}, configure: func(cfg *config.Config) { cfg.ExposeRoute = true },
 			})
 			b.Eventually("the size of a block is known", func() bool { return b.scheduler.BlockTokens(model) == 128 })

@@ -18,7 +18,7 @@ import (
 // still has a deadline ends what runs, and then goes, too.
 func TestDrainsOfEnginesThatAreRemoved(t *testing.T) {
 	t.Parallel()
-	b := start(t, options{decode: []refengine.Config{{}, {C0: 50 * time.Millisecond}, {}}})
+	b := start(t, options{decode: []refengine.Config{{}, {Steps: refengine.Steps{C0: 50 * time.Millisecond}}, {}}})
 	first, second := refclient.AddressOf(b.Decode[0]), refclient.AddressOf(b.Decode[1])
 	require.NoError(t, b.fleet.Drain(roster.Decode, first, 0))
 	require.NoError(t, b.fleet.Drain(roster.Decode, refclient.AddressOf(b.Decode[2]), 0))
@@ -71,7 +71,7 @@ func TestADrainedPrefiller(t *testing.T) {
 	t.Parallel()
 	b := start(t, options{
 		prefill: []refengine.Config{{}, {}},
-		decode:  []refengine.Config{{Slots: 1, C0: 10 * time.Millisecond}},
+		decode:  []refengine.Config{{Slots: 1, Steps: refengine.Steps{C0: 10 * time.Millisecond}}},
 	})
 	first := refclient.AddressOf(b.Prefill[0])
 	require.NoError(t, b.fleet.Drain("", refclient.AddressOf(b.Prefill[1]), 0))

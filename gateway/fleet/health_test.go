@@ -54,7 +54,7 @@ func TestAWedgedEngineIsLeftAndTakenBack(t *testing.T) {
 	t.Parallel()
 	o := twoDecodes(nil)
 	for i := range o.decode {
-		o.decode[i].C0 = 4 * time.Millisecond // streams that run all the while
+		o.decode[i].Steps.C0 = 4 * time.Millisecond // streams that run all the while
 	}
 	o.profile.FirstEventTimeout = patience
 	b := start(t, o)
@@ -177,7 +177,7 @@ func TestAPairThatFailsIsAvoided(t *testing.T) {
 	o := twoDecodes(func(cfg *config.Config) { cfg.Prefill.Policy = "round-robin" })
 	o.prefill = []refengine.Config{{}, {}}
 	var strikes atomic.Int64
-	o.decode[0].OnStrike = func(uint64, refengine.Rule) { strikes.Add(1) }
+	o.decode[0].Hooks.OnStrike = func(uint64, refengine.Rule) { strikes.Add(1) }
 	configure := o.configure
 	o.configure = func(cfg *config.Config) { configure(cfg); cfg.Dispatch.Policy = "prandom" }
 	b := start(t, o)
@@ -244,7 +244,8 @@ func TestRequestsWaitForTheOnlyPrefillEngineThatStandsStill(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes the time of two health checks")
 	}
-	b := start(t, options{dirty: true, prefill: []refengine.Config{{PrefillPerToken: 10 * time.Millisecond, PrefillConcurrency: 8}}})
+	b := start(t, options{dirty: true, prefill: []refengine.Config{{Prompts: refengine.Prompts{PerToken: 10 * time.Millisecond,
+		Concurrency: 8}}}})
 	b.allUp()
 	require.NoError(t, b.Prefill[0].SetFaults(refengine.Rule{Fault: refengine.SlowPages, DelayMS: 3_600_000}))
 	ctx, leave := context.WithCancel(t.Context())
@@ -278,7 +279,8 @@ func TestARankThatFailsAtOnceDrawsNoTraffic(t *testing.T) {
 	t.Parallel()
 	var struck atomic.Int64
 	b := start(t, options{dirty: true,
-		decode: []refengine.Config{{Slots: 1}, {Slots: 1, OnStrike: func(uint64, refengine.Rule) { struck.Add(1) }}, {Slots: 1}}})
+		decode: []refengine.Config{{Slots: 1}, {Slots: 1, Hooks: refengine.Hooks{OnStrike: func(uint64, refengine.Rule) { struck.Add(1) }}},
+			{Slots: 1}}})
 	bad := b.Decode[1]
 	stop := b.KeepAsking(8) // every answer must be right
 	b.Eventually("all are busy", func() bool {
@@ -307,7 +309,7 @@ func TestACanaryOfSGLangIsComputed(t *testing.T) {
 		t.Run(balance, func(t *testing.T) {
 			t.Parallel()
 			b := early(t, refengine.SGLang, options{
-				dirty: true, decode: []refengine.Config{{DPSize: 2, DPMode: "internal", LoadBalance: balance}},
+				dirty: true, decode: []refengine.Config{{DPSize: 2, DPMode: "internal", SGLang: refengine.SGLangOptions{LoadBalance: balance}}},
 				configure: func(cfg *config.Config) {
 					if balance != "round_robin" { // the server chooses the rank of each request
 						cfg.Engines.Decode[0].Ranks = 0
@@ -375,8 +377,8 @@ func TestEnginesWhosePagesAreSlowServeOn(t *testing.T) {
 	slow := refengine.Rule{Fault: refengine.SlowPages, DelayMS: 8000}
 	b := start(t, options{
 		// Pages are slow only while an engine has requests: prefills take so long that it always has.
-		prefill: []refengine.Config{{PrefillBase: time.Second}, {PrefillBase: time.Second}},
-		decode:  []refengine.Config{{C0: 5 * time.Millisecond}},
+		prefill: []refengine.Config{{Prompts: refengine.Prompts{Base: time.Second}}, {Prompts: refengine.Prompts{Base: time.Second}}},
+		decode:  []refengine.Config{{Steps: refengine.Steps{C0: 5 * time.Millisecond}}},
 		configure: func(cfg *config.Config) {
 			cfg.Health.Interval, cfg.Prefill.Scrape.Timeout = 100*time.Millisecond, 500*time.Millisecond
 		},
@@ -417,8 +419,9 @@ func TestEnginesWhosePagesAreSlowServeOn(t *testing.T) {
 func TestWithoutPairsNobodyIsToldOfThem(t *testing.T) {
 	t.Parallel()
 	for name, o := range map[string]options{
-		"one group":                 {mixed: []refengine.Config{{DPSize: 2, DPMode: "internal"}}, dirty: true},
-		"nobody has told its model": {mixed: []refengine.Config{{DPSize: 2, DPMode: "internal", Model: "other"}}, dirty: true},
+		"one group": {mixed: []refengine.Config{{DPSize: 2, DPMode: "internal"}}, dirty: true},
+		"nobody has told its model": {mixed: []refengine.Config{{DPSize: 2, DPMode: "internal", Model: refengine.Model{Name: "other"}}},
+			dirty: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := start(t, o)

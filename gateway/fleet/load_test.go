@@ -37,8 +37,8 @@ func TestThousandStreams(t *testing.T) {
 	}
 	const ranks = 8
 	b := start(t, options{
-		prefill: []refengine.Config{{PrefillConcurrency: 4}, {PrefillConcurrency: 4}},
-		decode:  []refengine.Config{{DPSize: ranks, Slots: streams / ranks, C0: step}},
+		prefill: []refengine.Config{{Prompts: refengine.Prompts{Concurrency: 4}}, {Prompts: refengine.Prompts{Concurrency: 4}}},
+		decode:  []refengine.Config{{DPSize: ranks, Slots: streams / ranks, Steps: refengine.Steps{C0: step}}},
 		configure: func(cfg *config.Config) {
 			cfg.Dispatch.Window = time.Millisecond
 			cfg.Prefill.Scrape.Interval = 500 * time.Millisecond

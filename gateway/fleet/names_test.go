@@ -22,7 +22,9 @@ import (
 )
 
 // pooling is an engine of an embedding model, which has no prefill engine.
-func pooling() refengine.Config { return refengine.Config{Model: "emb", Task: plain.Pooling} }
+func pooling() refengine.Config {
+	return refengine.Config{Model: refengine.Model{Name: "emb", Task: plain.Pooling}}
+}
 
 // adapter is a LoRA adapter that some engines of a test have.
 const adapter = "x"
@@ -112,12 +114,12 @@ func differing() map[string]options {
 	}
 	both := func() options { return options{mixed: []refengine.Config{{Slots: 64}, {Slots: 64}}} }
 	pair := func(e refengine.Config, p mooncake.Profile) options {
-		e.Slots, e.RejectReleases = 64, true // as vLLM from 0.25 on
+		e.Slots, e.KV.RejectReleases = 64, true // as vLLM from 0.25 on
 		return options{prefill: []refengine.Config{e}, decode: []refengine.Config{e, e}, profile: p}
 	}
 	parentless := both()
 	for i := range parentless.mixed {
-		parentless.mixed[i].Parentless = true
+		parentless.mixed[i].Model.Parentless = true
 	}
 	return map[string]options{
 		"two engines that do both, without barrier": of(both(), grouped("none", "main")),
@@ -185,10 +187,11 @@ func TestARequestGoesWhereItsNameIsListed(t *testing.T) {
 // Requests for an adapter of which all ranks are full wait, and hold up nobody whose ranks are free: neither in the pool nor before it.
 func TestANameWhoseRanksAreFullHoldsNobodyElseUp(t *testing.T) {
 	t.Parallel()
-	slow := refengine.Config{Slots: 2, Adapters: []string{adapter}, C0: 3 * time.Millisecond}
+	slow := refengine.Config{Slots: 2, Model: refengine.Model{Adapters: []string{adapter}}, Steps: refengine.Steps{C0: 3 * time.Millisecond}}
 	for name, o := range map[string]options{
 		"engines that do both": {mixed: []refengine.Config{slow, {Slots: 2}}},
-		"a pair":               {prefill: []refengine.Config{{Adapters: []string{adapter}}}, decode: []refengine.Config{slow, {Slots: 2}}},
+		"a pair": {prefill: []refengine.Config{{Model: refengine.Model{Adapters: []string{adapter}}}},
+			decode: []refengine.Config{slow, {Slots: 2}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -234,7 +237,7 @@ func TestANameWhoseRanksAreFullHoldsNobodyElseUp(t *testing.T) {
 // prompt alone, after its answer broke off, and to one engine alone.
 func TestEveryWayHeedsTheName(t *testing.T) {
 	t.Parallel()
-	has, lacks := refengine.Config{Adapters: []string{adapter}}, refengine.Config{}
+	has, lacks := refengine.Config{Model: refengine.Model{Adapters: []string{adapter}}}, refengine.Config{}
 	named := func(body string) string { return strings.ReplaceAll(body, "MODEL", adapter) }
 
 	t.Run("at every endpoint, and in several legs", func(t *testing.T) {
@@ -281,7 +284,7 @@ func TestEveryWayHeedsTheName(t *testing.T) {
 	t.Run("after its answer broke off", func(t *testing.T) {
 		t.Parallel()
 		slow := has // so that no answer ends before the last one has begun, on a busy machine either
-		slow.C0 = 5 * time.Millisecond
+		slow.Steps.C0 = 5 * time.Millisecond
 		o := options{mixed: []refengine.Config{slow, lacks, slow, lacks}, configure: func(cfg *config.Config) {
 			for i := range cfg.Engines.Aggregated {
 				cfg.Engines.Aggregated[i].Barrier = config.BarrierNone
@@ -311,7 +314,7 @@ func TestEveryWayHeedsTheName(t *testing.T) {
 	t.Run("to one engine alone", func(t *testing.T) {
 		t.Parallel()
 		one, other := pooling(), pooling()
-		one.Adapters = []string{adapter}
+		one.Model.Adapters = []string{adapter}
 		b := start(t, options{prefill: []refengine.Config{}, decode: []refengine.Config{one, other},
 			configure: func(cfg *config.Config) { cfg.Health.Interval = 50 * time.Millisecond }})
 		ask := func() reply { return b.Post("/v1/embeddings", named(`{"model":"MODEL","input":"one two"}`)) }
@@ -343,8 +346,8 @@ func TestEveryWayHeedsTheName(t *testing.T) {
 func TestModelsAreThoseOfHealthyEngines(t *testing.T) {
 	t.Parallel()
 	b := start(t, options{
-		prefill: []refengine.Config{{Model: "small"}, {Model: "large"}},
-		decode:  []refengine.Config{{Model: "small"}, {Model: "large"}},
+		prefill: []refengine.Config{{Model: refengine.Model{Name: "small"}}, {Model: refengine.Model{Name: "large"}}},
+		decode:  []refengine.Config{{Model: refengine.Model{Name: "small"}}, {Model: refengine.Model{Name: "large"}}},
 	})
 	b.Eventually("both models are there", func() bool { return len(b.models()) == 2 })
 	require.Equal(t, []string{"large", "small"}, b.models())

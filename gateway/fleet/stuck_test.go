@@ -27,7 +27,7 @@ func TestAnEngineThatStandsStillForLongerThanTheLease(t *testing.T) {
 	t.Parallel()
 	// A loaded machine stops this process for a second or two, and signs of life are believed for three eighths of the hold.
 	const lease = 8 * time.Second
-	e := refengine.Config{Connector: refengine.NIXLPull, KVHoldTimeout: lease, PrefixCache: 1000}
+	e := refengine.Config{Connector: refengine.NIXLPull, KV: refengine.KV{HoldTimeout: lease, PrefixCache: 1000}}
 	b := start(t, options{
 		dirty: true, prefill: []refengine.Config{e}, decode: []refengine.Config{e, e},
 		profile: mooncake.Profile{Connector: mooncake.NIXLPull, KVHoldTimeout: lease},
@@ -115,7 +115,7 @@ func TestASlowCoreKeepsItsPrompts(t *testing.T) {
 		t.Parallel()
 		o := knowsPrompts(oneServer, 6*time.Second) // a busy machine stops this process for up to three
 		for i := range o.mixed {
-			o.mixed[i].MaxBatchedTokens, o.mixed[i].PrefillPerToken = 64, 2*time.Millisecond // the predicted time is next to nothing
+			o.mixed[i].Prompts.MaxBatchedTokens, o.mixed[i].Prompts.PerToken = 64, 2*time.Millisecond // the predicted time is next to nothing
 		}
 		b := start(t, o)
 		for range 16 { // on each rank some

@@ -41,7 +41,7 @@ func form(t *testing.T, file string, fields ...string) (body, kind string) {
 func TestRequestsOfOneEngine(t *testing.T) {
 	t.Parallel()
 	b := start(t, options{
-		decode:    []refengine.Config{{}, pooling(), {Model: "ears", Task: plain.Transcription}},
+		decode:    []refengine.Config{{}, pooling(), {Model: refengine.Model{Name: "ears", Task: plain.Transcription}}},
 		configure: func(cfg *config.Config) { cfg.ExposeRoute = true },
 	})
 	b.served("emb", 1)

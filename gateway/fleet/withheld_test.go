@@ -61,7 +61,7 @@ func TestAGroupThatReformsIsWaitedFor(t *testing.T) {
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
-			two := refengine.Config{DPSize: 2, DPMode: "internal", Version: row.version, C0: 2 * time.Millisecond}
+			two := refengine.Config{DPSize: 2, DPMode: "internal", Version: row.version, Steps: refengine.Steps{C0: 2 * time.Millisecond}}
 			o := options{dirty: true, decode: []refengine.Config{two}, prefill: []refengine.Config{{Version: row.version}},
 				configure: func(cfg *config.Config) {
 					quickHealth(cfg)
@@ -180,7 +180,8 @@ func TestRanksThatAreGoneAreNotNamed(t *testing.T) {
 		t.Run(string(connector), func(t *testing.T) {
 			t.Parallel()
 			o := options{
-				dirty: true, decode: []refengine.Config{{DPSize: 3, DPMode: "internal", C0: 20 * time.Millisecond, Connector: connector}},
+				dirty: true, decode: []refengine.Config{{DPSize: 3, DPMode: "internal", Steps: refengine.Steps{C0: 20 * time.Millisecond},
+					Connector: connector}},
 				prefill: []refengine.Config{{Connector: connector}},
 				profile: mooncake.Profile{Connector: string(connector), ChatResume: mooncake.ChatResumeVLLM}, configure: retrying,
 			}
@@ -228,7 +229,7 @@ func TestRanksThatAreGoneAreNotNamed(t *testing.T) {
 // ask for its health only.
 func TestACoreThatWaitsForItsRecoveryGetsNothing(t *testing.T) {
 	t.Parallel()
-	one := refengine.Config{FaultTolerance: true, C0: 5 * time.Millisecond}
+	one := refengine.Config{FaultTolerance: true, Steps: refengine.Steps{C0: 5 * time.Millisecond}}
 	b := start(t, options{
 		dirty: true, decode: []refengine.Config{one, one}, profile: mooncake.Profile{ChatResume: mooncake.ChatResumeVLLM},
 		configure: retrying,
@@ -262,7 +263,7 @@ func TestACoreThatWaitsForItsRecoveryGetsNothing(t *testing.T) {
 func TestARankOfSGLangThatIsMaskedIsSeen(t *testing.T) {
 	t.Parallel()
 	b := early(t, refengine.SGLang, options{
-		dirty: true, decode: []refengine.Config{{DPSize: 2, DPMode: "internal", ElasticEP: new("mooncake")}},
+		dirty: true, decode: []refengine.Config{{DPSize: 2, DPMode: "internal", SGLang: refengine.SGLangOptions{ElasticEP: new("mooncake")}}},
 		configure: func(cfg *config.Config) {
 			quickHealth(cfg)
 			p := cfg.Profiles[config.DefaultProfile]
@@ -288,7 +289,7 @@ func TestARankOfSGLangThatIsMaskedIsSeen(t *testing.T) {
 // request goes to another rank, and nothing names one that is gone after it.
 func TestRanksThatVanishWhileNothingRuns(t *testing.T) {
 	t.Parallel()
-	one := refengine.Config{DPSize: 4, DPMode: "internal", PrefixCache: 4096}
+	one := refengine.Config{DPSize: 4, DPMode: "internal", KV: refengine.KV{PrefixCache: 4096}}
 	for name, o := range map[string]options{
 		"decode ranks":                  {decode: []refengine.Config{one}},
 		"ranks that prefill and decode": {mixed: []refengine.Config{one}},

@@ -162,7 +162,7 @@ func start(t *testing.T, o setup) *bed {
 			c := prefill.Candidate{
 				ID: fmt.Sprintf("%s/%d", id, rank), Instance: "prefill " + id, Target: b.target(id, e.URLs()[0], o), Profile: &p,
 				Models: []string{refModel}, Board: refModel, Live: true,
-				Fallback: o.second == config.PreferPD, CapacityTokens: int64(o.prefill[i].KVTokens),
+				Fallback: o.second == config.PreferPD, CapacityTokens: int64(o.prefill[i].KV.Tokens),
 			}
 			if e.Config().DPSize > 1 {
 				c.Target.Rank = rank
@@ -174,7 +174,7 @@ func start(t *testing.T, o setup) *bed {
 	b.engines.ranks = map[int32]*roster.Rank{}
 	for i, e := range b.d {
 		b.ranksOf(e, roster.Rank{Instance: fmt.Sprintf("decode d%d", i), Profile: &profile, Board: refModel}, board.Worker{
-			Engine: fmt.Sprintf("d%d", i), Early: profile.Early(), Keeps: profile.Keeps(), Barrier: o.waits, Capacity: int64(o.decode[i].KVTokens),
+			Engine: fmt.Sprintf("d%d", i), Early: profile.Early(), Keeps: profile.Keeps(), Barrier: o.waits, Capacity: int64(o.decode[i].KV.Tokens),
 		}, o)
 	}
 	alone := mooncake.Profile{Connector: mooncake.None, ChatResume: profile.ChatResume,
@@ -259,13 +259,13 @@ func (b *bed) meet() {
 // engine is a reference engine whose times do not hold a test up.
 func (b *bed) engine(c refengine.Config, p *mooncake.Profile) *refengine.Engine {
 	c.Connector = cmp.Or(refengine.Connector(p.Connector), c.Connector)
-	for _, d := range []*time.Duration{&c.C0, &c.PrefillBase} {
+	for _, d := range []*time.Duration{&c.Steps.C0, &c.Prompts.Base} {
 		*d = cmp.Or(*d, time.Millisecond)
 	}
-	c.C1, c.PrefillPerToken, c.TransferPer = cmp.Or(c.C1, 1), cmp.Or(c.PrefillPerToken, 1), 1
-	c.TransferBase = max(c.TransferBase, 100*time.Microsecond)
-	c.PromptTokensDetails = true
-	c.OnBreak = b.untilRead
+	c.Steps.C1, c.Prompts.PerToken, c.KV.TransferPer = cmp.Or(c.Steps.C1, 1), cmp.Or(c.Prompts.PerToken, 1), 1
+	c.KV.TransferBase = max(c.KV.TransferBase, 100*time.Microsecond)
+	c.Answers.PromptTokensDetails = true
+	c.Hooks.OnBreak = b.untilRead
 	e, err := refengine.Start(c)
 	require.NoError(b.t, err)
 	b.t.Cleanup(e.Close)

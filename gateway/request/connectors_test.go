@@ -24,7 +24,7 @@ func TestConnectors(t *testing.T) {
 		config string
 	}{
 		{"ascend-mooncake-v1, nested block ids", refengine.Config{}, mooncake.AscendMooncakeV1},
-		{"ascend-mooncake-v1, flat block ids of old versions", refengine.Config{FlatBlockIDs: true}, mooncake.AscendMooncakeV1},
+		{"ascend-mooncake-v1, flat block ids of old versions", refengine.Config{KV: refengine.KV{FlatBlockIDs: true}}, mooncake.AscendMooncakeV1},
 		{"vllm-ascend 0.11.0, whose hand-offs name no request", refengine.Config{Version: "0.11.0"}, mooncake.AscendMooncakeV1},
 		{"vllm-ascend 0.13.0, whose hand-offs name no request", refengine.Config{Version: "0.13.0"}, mooncake.AscendMooncakeV1},
 		{"nixl-pull 0.11.0, whose hand-offs name no request", refengine.Config{Version: "0.11.0"}, mooncake.NIXLPull},
@@ -35,10 +35,12 @@ func TestConnectors(t *testing.T) {
 		{"sglang", refengine.Config{}, mooncake.SGLang},
 		{"opaque", refengine.Config{}, mooncake.Opaque},
 		{"opaque takes what ascend-mooncake-v1 answers", refengine.Config{Connector: refengine.AscendMooncake}, mooncake.Opaque},
-		{"old engines: no continuous usage, no token ids, old metric names", refengine.Config{NoContinuousUsage: true, NoTokenIDs: true, OldMetricNames: true}, mooncake.AscendMooncakeV1},
-		{"three tokens a chunk", refengine.Config{TokensPerChunk: 3}, mooncake.AscendMooncakeV1},
-		{"a chunk every four steps", refengine.Config{StreamInterval: 4}, mooncake.AscendMooncakeV1},
-		{"usage whether asked for or not", refengine.Config{ForceUsage: true}, mooncake.AscendMooncakeV1},
+		{"old engines: no continuous usage, no token ids, old metric names",
+			refengine.Config{Answers: refengine.Answers{NoContinuousUsage: true, NoTokenIDs: true, OldMetricNames: true}},
+			mooncake.AscendMooncakeV1},
+		{"three tokens a chunk", refengine.Config{Steps: refengine.Steps{TokensPerChunk: 3}}, mooncake.AscendMooncakeV1},
+		{"a chunk every four steps", refengine.Config{Steps: refengine.Steps{StreamInterval: 4}}, mooncake.AscendMooncakeV1},
+		{"usage whether asked for or not", refengine.Config{Answers: refengine.Answers{ForceUsage: true}}, mooncake.AscendMooncakeV1},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
@@ -97,10 +99,12 @@ func TestRanksByHeader(t *testing.T) {
 func TestRoomsBelongToRanks(t *testing.T) {
 	t.Parallel()
 	for name, prefill := range map[string]refengine.Config{
-		"with DP attention":        {},
-		"of replicas":              {Replicas: true},             // each checks the room as if it were the first one
-		"that share requests out":  {LoadBalance: "round_robin"}, // each tells its bootstrap server first whose room it is
-		"of replicas that do both": {LoadBalance: "round_robin", Replicas: true},
+		"with DP attention": {},
+		"of replicas":       {SGLang: refengine.SGLangOptions{Replicas: true}},
+		// each checks the room as if it were the first one
+		"that share requests out": {SGLang: refengine.SGLangOptions{LoadBalance: "round_robin"}},
+		// each tells its bootstrap server first whose room it is
+		"of replicas that do both": {SGLang: refengine.SGLangOptions{LoadBalance: "round_robin", Replicas: true}},
 	} {
 		t.Run("ranks "+name, func(t *testing.T) {
 			t.Parallel()
@@ -125,7 +129,7 @@ func TestRoomsBelongToRanks(t *testing.T) {
 func TestRanksThatAreNotNamedMayFail(t *testing.T) {
 	t.Parallel()
 	b := start(t, setup{
-		prefill: []refengine.Config{{DPSize: 2, DPMode: "internal", LoadBalance: "round_robin"}},
+		prefill: []refengine.Config{{DPSize: 2, DPMode: "internal", SGLang: refengine.SGLangOptions{LoadBalance: "round_robin"}}},
 		decode:  []refengine.Config{{DPSize: 2, DPMode: "internal"}}, waits: true,
 		profile: mooncake.Profile{Connector: mooncake.SGLang, NameRanks: new(false)},
 	})

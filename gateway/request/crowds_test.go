@@ -55,8 +55,10 @@ func TestADecodeEngineDiesUnderManyStreams(t *testing.T) {
 	t.Parallel()
 	// What the one that dies has begun is far from its end.
 	b := start(t, setup{
-		prefill: []refengine.Config{{PrefillConcurrency: 16}}, waits: true, profile: mooncake.Profile{ChatResume: mooncake.ChatResumeVLLM},
-		decode: []refengine.Config{{Slots: 128, DPSize: 2, C0: time.Second}, {Slots: 256, DPSize: 2, C0: 5 * time.Millisecond}},
+		prefill: []refengine.Config{{Prompts: refengine.Prompts{Concurrency: 16}}}, waits: true,
+		profile: mooncake.Profile{ChatResume: mooncake.ChatResumeVLLM},
+		decode: []refengine.Config{{Slots: 128, DPSize: 2, Steps: refengine.Steps{C0: time.Second}},
+			{Slots: 256, DPSize: 2, Steps: refengine.Steps{C0: 5 * time.Millisecond}}},
 		configure: func(c *config.Config, _ *Deps) {
 			c.Pool.Size, c.Dispatch.Policy, c.Prefill.Retry.Base = 1024, "prr", 50*time.Millisecond
 		},
@@ -100,11 +102,12 @@ func TestAnEngineOfEachSideDiesUnderManyRequests(t *testing.T) {
 	t.Parallel()
 	b := start(t, setup{
 		prefill: []refengine.Config{
-			{PrefillConcurrency: 4, PrefillBase: 40 * time.Millisecond}, {PrefillConcurrency: 16, PrefillBase: 20 * time.Millisecond},
+			{Prompts: refengine.Prompts{Concurrency: 4, Base: 40 * time.Millisecond}},
+			{Prompts: refengine.Prompts{Concurrency: 16, Base: 20 * time.Millisecond}},
 		},
 		decode: []refengine.Config{
-			{DPSize: 2, Slots: 32, TransferBase: 20 * time.Millisecond, C0: 10 * time.Millisecond},
-			{DPSize: 2, Slots: 32, TransferBase: 20 * time.Millisecond, C0: 2 * time.Millisecond},
+			{DPSize: 2, Slots: 32, KV: refengine.KV{TransferBase: 20 * time.Millisecond}, Steps: refengine.Steps{C0: 10 * time.Millisecond}},
+			{DPSize: 2, Slots: 32, KV: refengine.KV{TransferBase: 20 * time.Millisecond}, Steps: refengine.Steps{C0: 2 * time.Millisecond}},
 		},
 	})
 	const requests = 100
@@ -155,10 +158,11 @@ func TestRandomLivesOfBoundRequests(t *testing.T) {
 	for _, connector := range earlyConnectors {
 		t.Run(connector, func(t *testing.T) {
 			t.Parallel()
-			fills := refengine.Config{PrefillConcurrency: 8, BootstrapTimeout: time.Second}
+			fills := refengine.Config{Prompts: refengine.Prompts{Concurrency: 8}, SGLang: refengine.SGLangOptions{BootstrapTimeout: time.Second}}
 			b := start(t, setup{
 				prefill: []refengine.Config{fills, fills},
-				decode:  []refengine.Config{{DPSize: 2, WaitingTimeout: time.Second}, {WaitingTimeout: time.Second}}, waits: true,
+				decode: []refengine.Config{{DPSize: 2, SGLang: refengine.SGLangOptions{WaitingTimeout: time.Second}},
+					{SGLang: refengine.SGLangOptions{WaitingTimeout: time.Second}}}, waits: true,
 				profile: mooncake.Profile{Connector: connector, FirstEventTimeout: 2 * time.Second},
 				configure: func(c *config.Config, _ *Deps) {
 					c.Limits.ProbeTimeout = 3 * time.Second
@@ -229,9 +233,10 @@ func conversation(n int) []trace.Request {
 // A third of the clients leave, in every phase.
 func TestManyThatLeave(t *testing.T) {
 	t.Parallel()
-	fills := refengine.Config{PrefillConcurrency: 4}
-	b := start(t, setup{prefill: []refengine.Config{fills, fills}, decode: []refengine.Config{{DPSize: 4, Slots: 8, C0: 4 * time.Millisecond}},
-		waits: true})
+	fills := refengine.Config{Prompts: refengine.Prompts{Concurrency: 4}}
+	b := start(t, setup{prefill: []refengine.Config{fills, fills},
+		decode: []refengine.Config{{DPSize: 4, Slots: 8, Steps: refengine.Steps{C0: 4 * time.Millisecond}}},
+		waits:  true})
 	requests := 600
 	if race.Enabled {
 		requests = 200
@@ -258,19 +263,19 @@ func TestTheBoardAgreesWithTheStepLog(t *testing.T) {
 	t.Parallel()
 	for name, engine := range map[string]refengine.Config{
 		"a token a chunk":                  {},
-		"three tokens a chunk":             {TokensPerChunk: 3},
-		"a chunk every four steps":         {StreamInterval: 4},
-		"engines that tell token ids":      {TokensPerChunk: 2, NoContinuousUsage: true},
-		"engines that tell nothing at all": {NoContinuousUsage: true, NoTokenIDs: true},
+		"three tokens a chunk":             {Steps: refengine.Steps{TokensPerChunk: 3}},
+		"a chunk every four steps":         {Steps: refengine.Steps{StreamInterval: 4}},
+		"engines that tell token ids":      {Steps: refengine.Steps{TokensPerChunk: 2}, Answers: refengine.Answers{NoContinuousUsage: true}},
+		"engines that tell nothing at all": {Answers: refengine.Answers{NoContinuousUsage: true, NoTokenIDs: true}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if name != "a token a chunk" {
 				race.Alone(t)
 			}
 			t.Parallel()
-			engine.DPSize, engine.C0 = 2, 50*time.Millisecond
+			engine.DPSize, engine.Steps.C0 = 2, 50*time.Millisecond
 			if race.Enabled {
-				engine.C0 = 250 * time.Millisecond // that events come before the next step does
+				engine.Steps.C0 = 250 * time.Millisecond // that events come before the next step does
 			}
 			b := start(t, setup{decode: []refengine.Config{engine}, waits: true})
 			const clients = 10
@@ -278,8 +283,8 @@ func TestTheBoardAgreesWithTheStepLog(t *testing.T) {
 				b.send(chat(reftext.MakePrompt(uint64(i), 50+37*i), `"stream":true,"ignore_eos":true,`))
 			}
 			b.eventually("all are decoded", func() bool { return b.begun() == clients })
-			made := int64(b.d[0].Config().TokensPerChunk) // by a request in a step
-			chunk := made * int64(b.d[0].Config().StreamInterval)
+			made := int64(b.d[0].Config().Steps.TokensPerChunk) // by a request in a step
+			chunk := made * int64(b.d[0].Config().Steps.StreamInterval)
 			agreed, compared := 0, 0
 			b.eventually("they agree", func() bool {
 				before := b.Dispatcher.Status(t.Context()).Models[0].Workers
@@ -414,9 +419,10 @@ func TestConnectionsThatEndUnseenFailNoRequest(t *testing.T) {
 	const requests, slots = 46, 64
 	const pair = "a prefill and a decode engine"
 	e := []refengine.Config{{
-		Slots: slots, PrefillConcurrency: slots, PrefillBase: 100 * time.Millisecond, C0: 2 * time.Millisecond, KeepAlive: patience,
+		Slots: slots, Prompts: refengine.Prompts{Concurrency: slots, Base: 100 * time.Millisecond},
+		Steps: refengine.Steps{C0: 2 * time.Millisecond}, Server: refengine.Server{KeepAlive: patience},
 	}}
-	m := []refengine.Config{{Slots: slots, C0: 2 * time.Millisecond, KeepAlive: patience}}
+	m := []refengine.Config{{Slots: slots, Steps: refengine.Steps{C0: 2 * time.Millisecond}, Server: refengine.Server{KeepAlive: patience}}}
 	beds := map[string]setup{
 		pair: {prefill: e, decode: e}, "two of each": {prefill: append(e, e...), decode: append(e, e...)}, "a rank that does both": {mixed: m},
 	}

@@ -207,7 +207,7 @@ func TestAnAbortedTransferOfADialectIsNotBelieved(t *testing.T) {
 func TestATextThatIsHeldBackToItsEnd(t *testing.T) {
 	t.Parallel()
 	b := start(t, setup{
-		decode:    []refengine.Config{{C0: 20 * time.Millisecond}},
+		decode:    []refengine.Config{{Steps: refengine.Steps{C0: 20 * time.Millisecond}}},
 		profile:   mooncake.Profile{Connector: mooncake.SGLang, FirstEventTimeout: 200 * time.Millisecond},
 		configure: func(c *config.Config, _ *Deps) { c.Limits.EventTimeout = 200 * time.Millisecond },
 	})
@@ -392,14 +392,15 @@ func TestClientsThatLeaveAResponseOrAMessage(t *testing.T) {
 				})
 			}
 			leaves("in prefill", parting{
-				phase: journal.Prefill, o: setup{prefill: []refengine.Config{{PrefillBase: time.Hour}}}, here: computed, engines: work{probes: 1},
+				phase: journal.Prefill, o: setup{prefill: []refengine.Config{{Prompts: refengine.Prompts{Base: time.Hour}}}}, here: computed,
+				engines: work{probes: 1},
 			})
 			leaves("pooled", parting{
 				phase: journal.Pooled, o: setup{decode: []refengine.Config{{Slots: 1}}}, hold: (*bed).endless, here: pooled,
 				engines: work{probes: 1, discarded: 1, pulls: 1},
 			})
 			answer := parting{
-				phase: journal.Streaming, o: setup{decode: []refengine.Config{{C0: 50 * time.Millisecond}}}, here: decoded,
+				phase: journal.Streaming, o: setup{decode: []refengine.Config{{Steps: refengine.Steps{C0: 50 * time.Millisecond}}}}, here: decoded,
 				engines: work{probes: 1, decodes: 1, pulls: 1},
 			}
 			if !stream { // an answer in one piece is left after that time
@@ -422,7 +423,7 @@ func whole(t *testing.T, o setup) *bed {
 
 func TestClientsThatLeaveARequestThatGoesWhole(t *testing.T) {
 	eachDialect(t, ofVLLM, func(t *testing.T, d dialect, o setup) {
-		o.decode = []refengine.Config{{PrefillBase: time.Hour}}
+		o.decode = []refengine.Config{{Prompts: refengine.Prompts{Base: time.Hour}}}
 		for _, stream := range []bool{true, false} {
 			t.Run(fmt.Sprint("stream ", stream), func(t *testing.T) {
 				t.Parallel()

@@ -18,7 +18,7 @@ import (
 // would answer the next one wrongly, even one with a hand-off that is right.
 func TestADiscardLeavesNothingInAPrefixCache(t *testing.T) {
 	t.Parallel()
-	e := refengine.Config{PrefixCache: 64}
+	e := refengine.Config{KV: refengine.KV{PrefixCache: 64}}
 	b := start(t, setup{decode: []refengine.Config{e, e, e}, waits: true,
 		configure: func(c *config.Config, _ *Deps) { c.Dispatch.Policy = "prr" }})
 	for i := range 5 {
@@ -86,7 +86,7 @@ func TestMoreDiscardsThanPlaces(t *testing.T) {
 func TestBlocksOfADiscardThatComesLateCountAsTaken(t *testing.T) {
 	t.Parallel()
 	const lease = 3 * time.Second
-	e := refengine.Config{KVHoldTimeout: lease, Slots: 1}
+	e := refengine.Config{KV: refengine.KV{HoldTimeout: lease}, Slots: 1}
 	b, free := full(t, setup{
 		prefill: []refengine.Config{e}, decode: []refengine.Config{e}, late: true,
 		profile: mooncake.Profile{Connector: mooncake.NIXLPush, Bind: mooncake.BindLate, KVHoldTimeout: lease, FirstEventTimeout: lease},

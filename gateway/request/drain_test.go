@@ -27,7 +27,7 @@ func TestTheDeadlineOfADrain(t *testing.T) {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
 			b := start(t, setup{
-				decode: []refengine.Config{{C0: 500 * time.Millisecond}, {}}, waits: true,
+				decode: []refengine.Config{{Steps: refengine.Steps{C0: 500 * time.Millisecond}}, {}}, waits: true,
 				profile: mooncake.Profile{ChatResume: mooncake.ChatResumeContinue},
 			})
 			b.only(0)

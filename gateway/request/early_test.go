@@ -192,7 +192,8 @@ func TestTheClientOfABoundRequestLeaves(t *testing.T) {
 		t.Run(connector, func(t *testing.T) {
 			t.Parallel()
 			b := start(t, setup{
-				prefill: []refengine.Config{{PrefillBase: 30 * time.Millisecond}}, decode: []refengine.Config{{C0: 5 * time.Millisecond}},
+				prefill: []refengine.Config{{Prompts: refengine.Prompts{Base: 30 * time.Millisecond}}},
+				decode:  []refengine.Config{{Steps: refengine.Steps{C0: 5 * time.Millisecond}}},
 				profile: mooncake.Profile{Connector: connector},
 			})
 			for _, after := range []time.Duration{0, 5, 15, 30, 45, 80} {
@@ -260,7 +261,8 @@ func TestBoundRequestsSurviveTheirDecodeEngine(t *testing.T) {
 		t.Run(connector, func(t *testing.T) {
 			t.Parallel()
 			b := start(t, setup{
-				prefill: []refengine.Config{{PrefillConcurrency: 64}}, decode: both, profile: mooncake.Profile{Connector: connector},
+				prefill: []refengine.Config{{Prompts: refengine.Prompts{Concurrency: 64}}}, decode: both,
+				profile:   mooncake.Profile{Connector: connector},
 				configure: func(c *config.Config, _ *Deps) { c.Prefill.Push.MaxUnanswered = 64 },
 			})
 			require.NoError(t, b.p[0].SetFaults(standing))
@@ -323,7 +325,7 @@ func TestTooManyWaitToBeBound(t *testing.T) {
 func TestAPushedPrefillWaitsForItsRank(t *testing.T) {
 	t.Parallel()
 	const hold, margin = 8 * time.Second, 5 * time.Second
-	e := refengine.Config{KVHoldTimeout: hold, Slots: 1}
+	e := refengine.Config{KV: refengine.KV{HoldTimeout: hold}, Slots: 1}
 	b, leave := full(t, setup{prefill: []refengine.Config{e}, decode: []refengine.Config{e}, profile: mooncake.Profile{
 		Connector: mooncake.NIXLPush, Bind: mooncake.BindLate, KVHoldTimeout: hold, HoldMargin: margin,
 	}, configure: func(c *config.Config, _ *Deps) { c.Dispatch.Beyond = 0 }}) // at its deadline it does not go to the engine's own queue

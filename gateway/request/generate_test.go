@@ -182,7 +182,8 @@ func TestARequestToGenerateIsEndedByItsRID(t *testing.T) {
 	for _, stream := range []bool{true, false} {
 		t.Run(fmt.Sprintf("streamed %t", stream), func(t *testing.T) {
 			t.Parallel()
-			b := start(t, setup{profile: mooncake.Profile{Connector: mooncake.SGLang}, decode: []refengine.Config{{C0: 20 * time.Millisecond}}})
+			b := start(t, setup{profile: mooncake.Profile{Connector: mooncake.SGLang},
+				decode: []refengine.Config{{Steps: refengine.Steps{C0: 20 * time.Millisecond}}}})
 			said := make(chan reply, 1)
 			go func() {
 				said <- b.post(mooncake.Generate.Path(), fmt.Sprintf(`{"model":%q,"stream":%t,"rid":"mine","input_ids":[1,2,3,4,5,6,7,8,9]}`, refModel, stream))
@@ -203,7 +204,8 @@ func TestARequestToGenerateIsEndedByItsRID(t *testing.T) {
 // Each prompt of a list may have a name, and ends by it alone.
 func TestAPromptOfAListIsEndedByItsRID(t *testing.T) {
 	t.Parallel()
-	b := start(t, setup{profile: mooncake.Profile{Connector: mooncake.SGLang}, decode: []refengine.Config{{C0: 20 * time.Millisecond}}})
+	b := start(t, setup{profile: mooncake.Profile{Connector: mooncake.SGLang},
+		decode: []refengine.Config{{Steps: refengine.Steps{C0: 20 * time.Millisecond}}}})
 	said := make(chan reply, 1)
 	go func() {
 		said <- b.post(mooncake.Generate.Path(), fmt.Sprintf(`{"model":%q,"rid":["one","two"],"input_ids":[[1,2,3,4,5,6,7,8,9],[9,8,7,6,5,4,3,2,1]]}`, refModel))

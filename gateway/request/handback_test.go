@@ -22,8 +22,8 @@ import (
 // fetches is a bed whose engines hand the KV of answers back: decode engines keep it for so long.
 func fetches(t *testing.T, keeps time.Duration) *bed {
 	return start(t, setup{
-		prefill:   []refengine.Config{{Version: "0.33.0", KeepsAnswers: time.Minute}},
-		decode:    []refengine.Config{{Version: "0.33.0", KeepsAnswers: keeps}},
+		prefill:   []refengine.Config{{Version: "0.33.0", KV: refengine.KV{KeepsAnswers: time.Minute}}},
+		decode:    []refengine.Config{{Version: "0.33.0", KV: refengine.KV{KeepsAnswers: keeps}}},
 		profile:   mooncake.Profile{Connector: mooncake.NIXLPull, HandBack: mooncake.HandBackFetched, DecoderTTL: time.Minute},
 		configure: func(cfg *config.Config, _ *Deps) { cfg.Prefill.Retry.Attempts = 1 }, // to compute what cannot be fetched is no retry
 	})

@@ -76,8 +76,8 @@ func TestAClientThatWaitsGetsComments(t *testing.T) {
 		for _, loops := range []int{2, 0} {
 			t.Run(fmt.Sprintf("%s %s %s local %t loops %d", row.connector, row.path, row.more, row.local, loops), func(t *testing.T) {
 				t.Parallel()
-				o := setup{profile: mooncake.Profile{Connector: row.connector}, prefill: []refengine.Config{{PrefillBase: slowly}},
-					decode: []refengine.Config{{PrefillBase: slowly}}}
+				o := setup{profile: mooncake.Profile{Connector: row.connector}, prefill: []refengine.Config{{Prompts: refengine.Prompts{Base: slowly}}},
+					decode: []refengine.Config{{Prompts: refengine.Prompts{Base: slowly}}}}
 				if row.local {
 					o = alone(o)
 				}
@@ -137,7 +137,7 @@ func TestNothingComesBeforeTheFirstComment(t *testing.T) {
 	for _, after := range []time.Duration{0, time.Hour} {
 		t.Run(after.String(), func(t *testing.T) {
 			t.Parallel()
-			b := start(t, setup{prefill: []refengine.Config{{PrefillBase: slowly}},
+			b := start(t, setup{prefill: []refengine.Config{{Prompts: refengine.Prompts{Base: slowly}}},
 				configure: func(c *config.Config, _ *Deps) { c.Limits.KeepAlive = after }})
 			r := b.post(mooncake.Chat.Path(), chat(short, `"stream":true,`))
 			require.Equal(t, http.StatusOK, r.status)
@@ -248,7 +248,7 @@ var dawdling = refengine.Rule{Fault: refengine.Slow, DelayMS: int(slowly.Millise
 // A client that leaves behind comments is noticed, and nothing is left of its request.
 func TestAClientThatLeavesBehindComments(t *testing.T) {
 	t.Parallel()
-	b := start(t, kept(t, setup{prefill: []refengine.Config{{PrefillBase: time.Second}}}, 2))
+	b := start(t, kept(t, setup{prefill: []refengine.Config{{Prompts: refengine.Prompts{Base: time.Second}}}}, 2))
 	conn, br := b.wire(post(chat(short, `"stream":true,`), "HTTP/1.1"), 0)
 	resp, err := http.ReadResponse(br, nil)
 	require.NoError(t, err)
@@ -271,7 +271,7 @@ func TestTheConnectionBehindComments(t *testing.T) {
 	for _, loops := range []int{2, 0} {
 		t.Run(fmt.Sprint(loops), func(t *testing.T) {
 			t.Parallel()
-			b := start(t, kept(t, setup{prefill: []refengine.Config{{PrefillBase: slowly}}}, loops))
+			b := start(t, kept(t, setup{prefill: []refengine.Config{{Prompts: refengine.Prompts{Base: slowly}}}}, loops))
 			ask := post(chat(short, `"stream":true,`), "HTTP/1.1")
 			conn, br := b.wire(ask, 0)
 			for i, fails := range []bool{false, true, false, false} {
@@ -322,7 +322,7 @@ func TestCommentsInTheMiddle(t *testing.T) {
 		for _, loops := range []int{2, 0} {
 			t.Run(fmt.Sprintf("%s, %d loops", name, loops), func(t *testing.T) {
 				t.Parallel()
-				b := start(t, kept(t, setup{prefill: []refengine.Config{{PrefillBase: slowly}}}, loops))
+				b := start(t, kept(t, setup{prefill: []refengine.Config{{Prompts: refengine.Prompts{Base: slowly}}}}, loops))
 				require.NoError(t, b.d[0].SetFaults(faults...))
 				body := completion(short, `"stream":true,"max_tokens":6,"ignore_eos":true,`)
 				r := b.post(mooncake.Completions.Path(), body)

@@ -17,7 +17,7 @@ import (
 // keeping is a bed whose decode engine keeps the KV of answers for so long.
 func keeping(t *testing.T, version string, keeps time.Duration) *bed {
 	return start(t, setup{
-		decode:  []refengine.Config{{Version: version, KVTokens: 2048, KeepsAnswers: keeps}},
+		decode:  []refengine.Config{{Version: version, KV: refengine.KV{Tokens: 2048, KeepsAnswers: keeps}}},
 		profile: mooncake.Profile{Connector: mooncake.NIXLPull, HandBack: mooncake.HandBackCounted, DecoderTTL: keeps},
 		waits:   true,
 	})

@@ -24,8 +24,8 @@ const longLease = 8 * time.Second
 func holding(connector string, hold, margin, steps time.Duration) setup {
 	return setup{
 		profile: mooncake.Profile{Connector: connector, KVHoldTimeout: hold, HoldMargin: margin},
-		prefill: []refengine.Config{{KVHoldTimeout: hold, PrefillConcurrency: 8}},
-		decode:  []refengine.Config{{KVHoldTimeout: hold, Slots: 1, C0: steps, PrefixCache: 1000}},
+		prefill: []refengine.Config{{KV: refengine.KV{HoldTimeout: hold}, Prompts: refengine.Prompts{Concurrency: 8}}},
+		decode:  []refengine.Config{{KV: refengine.KV{HoldTimeout: hold, PrefixCache: 1000}, Slots: 1, Steps: refengine.Steps{C0: steps}}},
 	}
 }
 
@@ -53,7 +53,7 @@ func TestALatePullIsNotBelieved(t *testing.T) {
 	t.Parallel()
 	const hold = 2 * time.Second
 	o := holding("", hold, 0, 0)
-	o.late, o.decode[0].TransferBase = true, hold+time.Second
+	o.late, o.decode[0].KV.TransferBase = true, hold+time.Second
 	o.configure = func(c *config.Config, _ *Deps) { c.Prefill.Retry.Attempts = 1 }
 	b := start(t, o)
 	for _, more := range []string{`"stream":true,`, ""} {
@@ -94,7 +94,7 @@ func TestAnAnswerThatWaitedInItsEnginesQueue(t *testing.T) {
 		t.Run(fmt.Sprintf("renewed %t", renews), func(t *testing.T) {
 			t.Parallel()
 			o := holding(mooncake.NIXLPull, longLease, 0, 20*time.Millisecond) // quicker events would pile up in the socket, and be no signs of life
-			o.late, o.decode[0].NoRenewals = !renews, !renews
+			o.late, o.decode[0].KV.NoRenewals = !renews, !renews
 			b := start(t, o)
 			b.monitor.counts = true
 			leave := b.endless()

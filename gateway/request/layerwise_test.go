@@ -26,7 +26,7 @@ func layerwise(t *testing.T, late int, o setup) *bed {
 func TestCallbacksAreAnsweredAtOnce(t *testing.T) {
 	t.Parallel()
 	b := layerwise(t, 0, setup{
-		prefill: []refengine.Config{{PrefillConcurrency: 48}}, decode: []refengine.Config{{Slots: 48}},
+		prefill: []refengine.Config{{Prompts: refengine.Prompts{Concurrency: 48}}}, decode: []refengine.Config{{Slots: 48}},
 		configure: func(c *config.Config, _ *Deps) { c.Prefill.Push.MaxUnanswered = 48 },
 	})
 	require.NoError(t, b.p[0].SetFaults(standing))

@@ -103,13 +103,14 @@ func TestClientsThatLeave(t *testing.T) {
 			here: func(b *bed, _ int64) { b.eventually("it waits", func() bool { return b.Open() == 2 }) },
 		},
 		{
-			name: "in prefill", phase: journal.Prefill, o: setup{prefill: []refengine.Config{{PrefillBase: time.Hour, PrefillConcurrency: 3}}},
+			name: "in prefill", phase: journal.Prefill,
+			o:    setup{prefill: []refengine.Config{{Prompts: refengine.Prompts{Base: time.Hour, Concurrency: 3}}}},
 			here: computed, engines: work{probes: 1},
 		},
 		{
 			name: "at the end of prefill", phase: journal.Prefill,
 			o: setup{
-				prefill:   []refengine.Config{{PrefillBase: time.Second, PrefillConcurrency: 3}},
+				prefill:   []refengine.Config{{Prompts: refengine.Prompts{Base: time.Second, Concurrency: 3}}},
 				configure: func(c *config.Config, _ *Deps) { c.Limits.ProbeGrace = patience },
 			},
 			here: computed, engines: work{probes: 1, discarded: 1, pulls: 1},
@@ -124,7 +125,7 @@ func TestClientsThatLeave(t *testing.T) {
 			hold: (*bed).endless, here: pooled, engines: work{probes: 1, discarded: 1, pulls: 1},
 		},
 		{
-			name: "in transfer", phase: journal.Transfer, o: setup{decode: []refengine.Config{{TransferBase: time.Second}}},
+			name: "in transfer", phase: journal.Transfer, o: setup{decode: []refengine.Config{{KV: refengine.KV{TransferBase: time.Second}}}},
 			here: pulled, engines: work{probes: 1, decodes: 1, pulls: 1},
 		},
 		{
@@ -159,7 +160,7 @@ func TestClientsThatLeaveASecondLeg(t *testing.T) {
 	t.Parallel()
 	once := refengine.Config{Faults: []refengine.Rule{{Fault: refengine.Recomputed, AfterTokens: 20, Count: 1}}}
 	slowly := once
-	slowly.TransferBase = time.Second
+	slowly.KV.TransferBase = time.Second
 	for _, p := range []parting{
 		{
 			name: "in prefill", phase: journal.Prefill,
@@ -218,7 +219,7 @@ func TestAClientThatLeavesAnAnswerInOnePiece(t *testing.T) {
 			t.Parallel()
 			p := parting{phase: journal.Transfer, here: here, engines: work{probes: 1, decodes: 1, pulls: 1}, o: setup{
 				// The pull ends by itself well within the time of the first event, or the call would be cut in it.
-				decode:  []refengine.Config{{TransferBase: 200 * time.Millisecond}},
+				decode:  []refengine.Config{{KV: refengine.KV{TransferBase: 200 * time.Millisecond}}},
 				profile: mooncake.Profile{NonStream: mooncake.NonStreamPassthrough, FirstEventTimeout: 15 * time.Second},
 			}}
 			p.leaves(t, chat("a b c", `"ignore_eos":true,"max_tokens":30000,`), 1)
@@ -229,7 +230,7 @@ func TestAClientThatLeavesAnAnswerInOnePiece(t *testing.T) {
 // A client that leaves while an engine computes its prompt pays what was estimated: nobody knows yet how long the prompt is.
 func TestAClientThatLeavesDuringItsPromptPaysTheEstimate(t *testing.T) {
 	t.Parallel()
-	slow := []refengine.Config{{PrefillBase: 5 * time.Second}}
+	slow := []refengine.Config{{Prompts: refengine.Prompts{Base: 5 * time.Second}}}
 	for name, o := range map[string]setup{"on a pair": {prefill: slow}, "on a rank that does both": {mixed: slow}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -256,8 +257,9 @@ func TestAClientThatLeavesDuringItsPromptPaysTheEstimate(t *testing.T) {
 func TestWhoLeavesDuringATransferSpoilsNobodysPages(t *testing.T) {
 	t.Parallel()
 	b := start(t, setup{
-		prefill: []refengine.Config{{PrefillConcurrency: 4, TransferBase: 700 * time.Millisecond}}, decode: []refengine.Config{{Slots: 4}},
-		waits: true, profile: mooncake.Profile{Connector: mooncake.SGLang},
+		prefill: []refengine.Config{{Prompts: refengine.Prompts{Concurrency: 4}, KV: refengine.KV{TransferBase: 700 * time.Millisecond}}},
+		decode:  []refengine.Config{{Slots: 4}},
+		waits:   true, profile: mooncake.Profile{Connector: mooncake.SGLang},
 		configure: func(c *config.Config, _ *Deps) { c.Bind.Grace = patience },
 	})
 	leave, wait := b.send(chat("who leaves", `"stream":true,`))

@@ -31,7 +31,7 @@ func TestARankThatFailsAtAPromptLeavesItToPrefill(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			rank := refengine.Config{PrefixCache: 4096}
+			rank := refengine.Config{KV: refengine.KV{PrefixCache: 4096}}
 			b := start(t, alone(setup{decode: []refengine.Config{rank, rank}}))
 			rule := ends[name]
 			rule.Leg, rule.Count = refengine.LegPlain, 1
@@ -102,7 +102,7 @@ func TestLegsGiveTheirSlotsBackWhenTheOthersFindNoPlace(t *testing.T) {
 // A rank without a free slot leaves a short prompt to a prefill engine.
 func TestABusyRankLeavesShortPromptsToPrefill(t *testing.T) {
 	t.Parallel()
-	b := start(t, alone(setup{decode: []refengine.Config{{Slots: 1, PrefixCache: 4096}}, waits: true}))
+	b := start(t, alone(setup{decode: []refengine.Config{{Slots: 1, KV: refengine.KV{PrefixCache: 4096}}}, waits: true}))
 	leave := b.endless()
 	before := b.probes()
 	got := make(chan string, 1)
@@ -157,7 +157,7 @@ func TestEveryPromptIsDisaggregatedUnlessToldOtherwise(t *testing.T) {
 
 func TestLegsDecideForThemselves(t *testing.T) {
 	t.Parallel()
-	b := start(t, alone(setup{decode: []refengine.Config{{PrefixCache: 4096}}}))
+	b := start(t, alone(setup{decode: []refengine.Config{{KV: refengine.KV{PrefixCache: 4096}}}}))
 	const few = "one two three"
 	for i, stream := range []string{"", `"stream":true,`} {
 		prompts := []string{few, reftext.MakePrompt(uint64(30+i), 2000), few}
@@ -234,9 +234,10 @@ func TestAnEngineWithoutAPrefixCacheIsFoundOut(t *testing.T) {
 // Many at once: right answers, and no rank computes more than its bound.
 func TestManyShortAndLongPromptsAtOnce(t *testing.T) {
 	t.Parallel()
-	b := start(t, alone(setup{waits: true, decode: []refengine.Config{{PrefixCache: 4096}}, configure: func(c *config.Config, _ *Deps) {
-		c.Prefill.Disaggregation.ThresholdTokens = "auto"
-	}}))
+	b := start(t, alone(setup{waits: true, decode: []refengine.Config{{KV: refengine.KV{PrefixCache: 4096}}},
+		configure: func(c *config.Config, _ *Deps) {
+			c.Prefill.Disaggregation.ThresholdTokens = "auto"
+		}}))
 	var all sync.WaitGroup
 	for i := range 60 {
 		all.Go(func() {
@@ -287,7 +288,7 @@ func TestAFurtherTurnGoesWhereItsKVIs(t *testing.T) {
 // engines' caches.
 func TestShortTurnsOfAChatAreServedByTheRankThatHasIt(t *testing.T) {
 	t.Parallel()
-	b := start(t, alone(setup{decode: []refengine.Config{{DPSize: 2, PrefixCache: 4096}}, waits: true,
+	b := start(t, alone(setup{decode: []refengine.Config{{DPSize: 2, KV: refengine.KV{PrefixCache: 4096}}}, waits: true,
 		configure: func(c *config.Config, _ *Deps) {
 			c.Prefill.Index.TokenizeTimeout = patience // a busy machine counts the prompt, too
 		}}))
@@ -396,7 +397,7 @@ func TestAnswersSayWhichWayTheyCame(t *testing.T) {
 	for _, exposed := range []bool{true, false} {
 		t.Run(fmt.Sprint(exposed), func(t *testing.T) {
 			t.Parallel()
-			b := start(t, setup{prefill: []refengine.Config{{PrefixCache: 4096}}, configure: func(c *config.Config, _ *Deps) {
+			b := start(t, setup{prefill: []refengine.Config{{KV: refengine.KV{PrefixCache: 4096}}}, configure: func(c *config.Config, _ *Deps) {
 				c.ExposeRoute, c.Prefill.Policy = exposed, config.Default().Prefill.Policy
 			}})
 			first, second := b.post(mooncake.Chat.Path(), body), b.post(mooncake.Chat.Path(), body)

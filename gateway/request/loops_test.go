@@ -23,14 +23,15 @@ func eachDriver(t *testing.T, configure func(*config.Config), f func(t *testing.
 	for name, loops := range map[string]int{"event loops": 2, "goroutines": 0} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			f(t, start(t, setup{decode: []refengine.Config{{C0: 100 * time.Microsecond}}, configure: func(c *config.Config, deps *Deps) {
-				deps.Loops = &loop.Set{}
-				require.NoError(t, deps.Loops.Start(loops, deps.Log))
-				t.Cleanup(deps.Loops.Close)
-				if configure != nil {
-					configure(c)
-				}
-			}}))
+			f(t, start(t, setup{decode: []refengine.Config{{Steps: refengine.Steps{C0: 100 * time.Microsecond}}},
+				configure: func(c *config.Config, deps *Deps) {
+					deps.Loops = &loop.Set{}
+					require.NoError(t, deps.Loops.Start(loops, deps.Log))
+					t.Cleanup(deps.Loops.Close)
+					if configure != nil {
+						configure(c)
+					}
+				}}))
 		})
 	}
 }

@@ -42,7 +42,8 @@ func TestEnginesThatDoNotHaveTheModel(t *testing.T) {
 			var on atomic.Bool
 			var legs [2]atomic.Int32
 			b := start(t, setup{
-				prefill: []refengine.Config{{}, {}}, decode: []refengine.Config{{RejectReleases: true}, {RejectReleases: true}}, profile: row.profile,
+				prefill: []refengine.Config{{}, {}}, decode: []refengine.Config{{KV: refengine.KV{RejectReleases: true}},
+					{KV: refengine.KV{RejectReleases: true}}}, profile: row.profile,
 				front: func(w http.ResponseWriter, r *http.Request, engine http.Handler) {
 					body, _ := io.ReadAll(r.Body)
 					r.Body = io.NopCloser(strings.NewReader(string(body)))

@@ -16,11 +16,12 @@ import (
 func TestPullsThatFellShortAreCounted(t *testing.T) {
 	t.Parallel()
 	var scraped atomic.Int64
-	b := start(t, alone(setup{gauged: true, decode: []refengine.Config{{PrefixCache: 4096, OnRequest: func(path string, _ http.Header) {
-		if path == "/metrics" {
-			scraped.Add(1)
-		}
-	}}}}))
+	b := start(t, alone(setup{gauged: true, decode: []refengine.Config{{KV: refengine.KV{PrefixCache: 4096},
+		Hooks: refengine.Hooks{OnRequest: func(path string, _ http.Header) {
+			if path == "/metrics" {
+				scraped.Add(1)
+			}
+		}}}}}))
 	short := func() float64 { return b.metric(t, "evenkeel_engine_short_pulled_tokens_total", "decode d0") }
 	ask := func(as string) {
 		t.Helper()

@@ -234,14 +234,14 @@ func TestALostAnswerGoesOn(t *testing.T) {
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
-			o := setup{profile: mooncake.Profile{ChatResume: row.resume}, prefill: []refengine.Config{{PrefixCache: 4096}},
+			o := setup{profile: mooncake.Profile{ChatResume: row.resume}, prefill: []refengine.Config{{KV: refengine.KV{PrefixCache: 4096}}},
 				configure: func(c *config.Config, _ *Deps) {
 					c.Bind.Confirm = patience // the prefill's answer decides, however busy the machine is
 				}}
 			switch {
 			case row.way == isLocal:
 				o = alone(o)
-				o.decode = []refengine.Config{{PrefixCache: 4096}}
+				o.decode = []refengine.Config{{KV: refengine.KV{PrefixCache: 4096}}}
 			default:
 				o.profile.Connector = row.way
 			}
@@ -349,7 +349,7 @@ func TestALostAnswerGoesOnByItsText(t *testing.T) {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
 			// On a busy machine, too, the proxy reads a token before the engine gives the request back.
-			e := refengine.Config{NoTokenIDs: !row.ids, C0: 20 * time.Millisecond}
+			e := refengine.Config{Answers: refengine.Answers{NoTokenIDs: !row.ids}, Steps: refengine.Steps{C0: 20 * time.Millisecond}}
 			b := start(t, setup{prefill: []refengine.Config{e}, decode: []refengine.Config{e}, profile: mooncake.Profile{ChatResume: row.resume}})
 			path, body, prompt, rendered := ask(t, row.chat, row.more)
 			require.NoError(t, b.d[0].SetFaults(given))
@@ -378,7 +378,7 @@ func TestALostAnswerGoesOnByItsText(t *testing.T) {
 // must not read that.
 func TestAnEngineThatIgnoresTheAnswerSoFar(t *testing.T) {
 	t.Parallel()
-	ignores := []refengine.Config{{NoResumeIDs: true}}
+	ignores := []refengine.Config{{Answers: refengine.Answers{NoResumeIDs: true}}}
 	for name, o := range map[string]setup{"prefill": {prefill: ignores}, "decode": {decode: ignores}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -447,7 +447,8 @@ func TestWhatIsKeptIsBounded(t *testing.T) {
 func TestAnswersThatDoNotFitGoOn(t *testing.T) {
 	t.Parallel()
 	b := start(t, setup{
-		decode:  []refengine.Config{{RecomputeEnable: true, KVTokens: 1024, Slots: 16, C0: 2 * time.Millisecond}},
+		decode: []refengine.Config{{Steps: refengine.Steps{Recompute: true, C0: 2 * time.Millisecond}, KV: refengine.KV{Tokens: 1024},
+			Slots: 16}},
 		profile: mooncake.Profile{RecomputeMax: new(50)},
 	})
 	var wg sync.WaitGroup

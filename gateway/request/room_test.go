@@ -30,7 +30,7 @@ func refused(t *testing.T, r reply, status int) string {
 // Hand-offs that no decode rank fetches fill a prefill engine's KV cache: new prompts wait, and are refused when that takes too long.
 func TestPrefillMemoryIsTaken(t *testing.T) {
 	t.Parallel()
-	b, free := full(t, setup{prefill: []refengine.Config{{KVTokens: 2048}},
+	b, free := full(t, setup{prefill: []refengine.Config{{KV: refengine.KV{Tokens: 2048}}},
 		configure: func(c *config.Config, _ *Deps) { c.Prefill.Queue.Timeout = 200 * time.Millisecond }})
 	leave, wait := b.send(chat(reftext.MakePrompt(1, 1900), ""))
 	pooled(b, 1)
@@ -45,7 +45,7 @@ func TestPrefillMemoryIsTaken(t *testing.T) {
 // A prompt that no rank's KV cache can hold is refused, once it was counted.
 func TestAPromptThatFitsNoRank(t *testing.T) {
 	t.Parallel()
-	b := start(t, setup{decode: []refengine.Config{{KVTokens: 1024}}})
+	b := start(t, setup{decode: []refengine.Config{{KV: refengine.KV{Tokens: 1024}}}})
 	require.Equal(t, "prompt_too_long", refused(t, b.post(mooncake.Chat.Path(), chat(reftext.MakePrompt(1, 2000), "")), http.StatusBadRequest))
 	require.Equal(t, "right", b.judge("one two", ""))
 	b.settle()
@@ -108,7 +108,7 @@ func TestBeyondTheContext(t *testing.T) {
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
-			e := []refengine.Config{{MaxModelLen: context, Version: row.version}}
+			e := []refengine.Config{{Model: refengine.Model{MaxLen: context}, Version: row.version}}
 			b := start(t, setup{prefill: e, decode: e, configure: func(c *config.Config, _ *Deps) {
 				if c.Prefill.Index.TokenizeTimeout = patience; row.silent {
 					c.Prefill.Index.TokenizeTimeout = time.Nanosecond
@@ -160,12 +160,12 @@ func TestMoreThanTheWholeContext(t *testing.T) {
 		t.Run(fmt.Sprint(clamps), func(t *testing.T) {
 			t.Parallel()
 			var asked atomic.Int64
-			e := []refengine.Config{{MaxModelLen: 200, Version: map[bool]string{false: "0.31.0", true: "0.32.0"}[clamps]}}
-			count := refengine.Config{MaxModelLen: 200, OnRequest: func(path string, _ http.Header) {
+			e := []refengine.Config{{Model: refengine.Model{MaxLen: 200}, Version: map[bool]string{false: "0.31.0", true: "0.32.0"}[clamps]}}
+			count := refengine.Config{Model: refengine.Model{MaxLen: 200}, Hooks: refengine.Hooks{OnRequest: func(path string, _ http.Header) {
 				if path == "/tokenize" {
 					asked.Add(1)
 				}
-			}}
+			}}}
 			b := start(t, setup{prefill: append(e, count), decode: e,
 				configure: func(c *config.Config, _ *Deps) { c.Prefill.Index.TokenizeTimeout = patience }})
 			b.route.MaxLen, b.route.Clamps, b.engines.counts = 200, clamps, b.fill[1]
@@ -187,7 +187,7 @@ func TestMoreThanTheWholeContext(t *testing.T) {
 // The end of a proxy waits until the hand-off of a request that was refused after its prefill is discarded.
 func TestTheEndWaitsForDiscards(t *testing.T) {
 	t.Parallel()
-	b := start(t, setup{decode: []refengine.Config{{TransferBase: 200 * time.Millisecond}},
+	b := start(t, setup{decode: []refengine.Config{{KV: refengine.KV{TransferBase: 200 * time.Millisecond}}},
 		configure: func(c *config.Config, _ *Deps) { c.Limits.DrainTimeout = time.Second }})
 	b.route.MaxLen = 131072
 	r := b.post(mooncake.Chat.Path(), chat("a", `"max_tokens":131072,`))

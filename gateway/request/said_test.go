@@ -40,7 +40,8 @@ func TestWhatMessagesAndResponsesSay(t *testing.T) {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
 			b := start(t, setup{
-				prefill: []refengine.Config{{PrefixCache: 4096, Version: row.version}}, decode: []refengine.Config{{DPSize: 2, Version: row.version}},
+				prefill: []refengine.Config{{KV: refengine.KV{PrefixCache: 4096}, Version: row.version}},
+				decode:  []refengine.Config{{DPSize: 2, Version: row.version}},
 				profile: row.profile,
 			})
 			ofMessage := func(more string) string { return dialects[0].body(prompt, more) }
@@ -133,7 +134,7 @@ func TestWhatMessagesAndResponsesSay(t *testing.T) {
 
 func TestThinkingOfSGLang(t *testing.T) {
 	t.Parallel()
-	e := []refengine.Config{{ReasoningTokens: 3}}
+	e := []refengine.Config{{Answers: refengine.Answers{ReasoningTokens: 3}}}
 	b := start(t, setup{prefill: e, decode: e, profile: mooncake.Profile{Connector: mooncake.SGLang}})
 	key := reftext.OfUser("one two three").Answer
 	thinks := `"thinking":{"type":"enabled","budget_tokens":1024},`
@@ -203,7 +204,7 @@ func TestAResponseOfSGLangThatFails(t *testing.T) {
 func TestAFullRankOfAscendThatGivesNothingBack(t *testing.T) {
 	t.Parallel()
 	b := start(t, setup{
-		decode:  []refengine.Config{{KVTokens: 1024, Slots: 16, C0: 2 * time.Millisecond}},
+		decode:  []refengine.Config{{KV: refengine.KV{Tokens: 1024}, Slots: 16, Steps: refengine.Steps{C0: 2 * time.Millisecond}}},
 		profile: mooncake.Profile{Connector: mooncake.AscendMooncakeV1, GivesBack: new(false)},
 	})
 	verdicts := make(chan string, 24)
@@ -277,7 +278,7 @@ func TestResponsesThatDoNotRunOnTheRankTheyName(t *testing.T) {
 			t.Parallel()
 			b := start(t, setup{
 				// Its steps are slow: what the first answer gets before the last one begins must be less than a prompt.
-				decode:  []refengine.Config{{DPSize: 2, DPMode: "internal", Version: version, C0: 100 * time.Millisecond}},
+				decode:  []refengine.Config{{DPSize: 2, DPMode: "internal", Version: version, Steps: refengine.Steps{C0: 100 * time.Millisecond}}},
 				prefill: []refengine.Config{{Version: version}}, waits: true, pins: pins,
 				profile: mooncake.Profile{Connector: mooncake.NIXLPull, DPMode: mooncake.DPInternal},
 			})

@@ -34,7 +34,8 @@ func TestEitherEngineStandsStillForLongerThanItPromises(t *testing.T) {
 		for _, side := range []string{"prefill", "decode"} {
 			t.Run(row.name+", the "+side+" engine", func(t *testing.T) {
 				t.Parallel()
-				e := []refengine.Config{{KVHoldTimeout: promise, BootstrapTimeout: promise, WaitingTimeout: promise, PrefixCache: 1000}}
+				e := []refengine.Config{{KV: refengine.KV{HoldTimeout: promise, PrefixCache: 1000},
+					SGLang: refengine.SGLangOptions{BootstrapTimeout: promise, WaitingTimeout: promise}}}
 				o := setup{
 					prefill: e, decode: e, late: true, gauged: true,
 					profile: mooncake.Profile{Connector: row.connector, Bind: row.bind, FirstEventTimeout: 2 * promise},
@@ -85,7 +86,7 @@ func (b *bed) right(prompt string) {
 func TestTheSamePromptsOverChangesOfTheSalt(t *testing.T) {
 	t.Parallel()
 	const lease = 3 * time.Second
-	e := []refengine.Config{{KVHoldTimeout: lease, PrefixCache: 1000}}
+	e := []refengine.Config{{KV: refengine.KV{HoldTimeout: lease, PrefixCache: 1000}}}
 	b := start(t, setup{prefill: e, decode: e, late: true, gauged: true,
 		profile: mooncake.Profile{Connector: mooncake.NIXLPull, KVHoldTimeout: lease, FirstEventTimeout: 4 * lease}})
 	const callers, prompts = 12, 3
@@ -157,7 +158,7 @@ func TestBlocksForKVThatIsGoneCountAsTaken(t *testing.T) {
 	for _, bind := range []string{mooncake.BindLate, mooncake.BindArrival} {
 		t.Run(bind, func(t *testing.T) {
 			t.Parallel()
-			e := []refengine.Config{{KVHoldTimeout: lease}}
+			e := []refengine.Config{{KV: refengine.KV{HoldTimeout: lease}}}
 			b := start(t, setup{
 				prefill: e, decode: e, late: true,
 				profile:   mooncake.Profile{Connector: mooncake.NIXLPush, Bind: bind, KVHoldTimeout: lease, FirstEventTimeout: 4 * lease},

@@ -18,7 +18,7 @@ import (
 
 // does is an engine of so many ranks that prefill and decode.
 func does(ranks int) refengine.Config {
-	return refengine.Config{DPSize: ranks, PrefixCache: 4096}
+	return refengine.Config{DPSize: ranks, KV: refengine.KV{PrefixCache: 4096}}
 }
 
 // All kinds of requests that a pair of engines serves are served by a rank alone, too.
@@ -53,7 +53,7 @@ func TestRanksThatPrefillAndDecodeServeAlone(t *testing.T) {
 func TestClientsThatLeaveARankThatDoesBoth(t *testing.T) {
 	t.Parallel()
 	slow := does(1)
-	slow.PrefillBase = 300 * time.Millisecond
+	slow.Prompts.Base = 300 * time.Millisecond
 	for _, stream := range []string{`"stream":true,`, ""} {
 		for name, o := range map[string]setup{"in its prompt": {mixed: []refengine.Config{slow}},
 			"in its answer": {mixed: []refengine.Config{does(1)}}} {
@@ -78,7 +78,7 @@ func TestClientsThatLeaveARankThatDoesBoth(t *testing.T) {
 func TestAnswersGoOnWhenAGroupDies(t *testing.T) {
 	t.Parallel()
 	slow := does(2)
-	slow.C0 = 20 * time.Millisecond
+	slow.Steps.C0 = 20 * time.Millisecond
 	b := start(t, setup{mixed: []refengine.Config{slow, does(2)}, groups: []string{"one", "other"},
 		profile: mooncake.Profile{ChatResume: mooncake.ChatResumeContinue}})
 	done := b.judgeAll(16)
@@ -95,7 +95,7 @@ func TestAnswersGoOnWhenAGroupDies(t *testing.T) {
 func TestAPromptThatLooksTooLongIsSent(t *testing.T) {
 	t.Parallel()
 	e := does(1)
-	e.MaxModelLen, e.KVTokens = 2048, 4096
+	e.Model.MaxLen, e.KV.Tokens = 2048, 4096
 	b := start(t, setup{mixed: []refengine.Config{e}})
 	b.route.MaxLen = 2048
 	prompt := ""
@@ -147,7 +147,7 @@ func TestATurnGoesToTheRankThatHoldsTheChat(t *testing.T) {
 // in both.
 func TestOneCallerWhosePrefixOneRankHolds(t *testing.T) {
 	t.Parallel()
-	ranks := refengine.Config{DPSize: 4, Slots: 2, PrefixCache: 1 << 16}
+	ranks := refengine.Config{DPSize: 4, Slots: 2, KV: refengine.KV{PrefixCache: 1 << 16}}
 	for name, o := range map[string]setup{
 		"decode ranks that may prefill": alone(setup{decode: []refengine.Config{ranks}}), "ranks that prefill and decode": {mixed: []refengine.Config{ranks}},
 	} {
@@ -219,7 +219,8 @@ func TestWhoIsHeldForARound(t *testing.T) {
 	t.Parallel()
 	begin := func(t *testing.T, policy string) (b *bed, asks func(client, n int), held func(name string, load func()) float64) {
 		b = start(t, setup{
-			mixed: []refengine.Config{{DPSize: 4, Slots: 8, C0: 5e6, PrefillPerToken: 50e3, PrefillShared: 100e3, MaxBatchedTokens: 512}},
+			mixed: []refengine.Config{{DPSize: 4, Slots: 8, Steps: refengine.Steps{C0: 5e6},
+				Prompts: refengine.Prompts{PerToken: 50e3, Shared: 100e3, MaxBatchedTokens: 512}}},
 			waits: true,
 			configure: func(c *config.Config, _ *Deps) {
 				c.Dispatch.Policy, c.Dispatch.Window = policy, config.Default().Dispatch.Window

@@ -260,7 +260,7 @@ func TestARequestIsEndedByItsName(t *testing.T) {
 		for _, stream := range []bool{true, false} {
 			t.Run(fmt.Sprintf("%s, streamed %t", row.name, stream), func(t *testing.T) {
 				t.Parallel()
-				slowly := []refengine.Config{{C0: 20 * time.Millisecond}} // per token
+				slowly := []refengine.Config{{Steps: refengine.Steps{C0: 20 * time.Millisecond}}} // per token
 				o := setup{decode: slowly}
 				if row.mixed {
 					o = setup{mixed: slowly}
@@ -315,7 +315,7 @@ func TestAClientOfTokensLeaves(t *testing.T) {
 		for _, params := range []string{``, `"n":2`} {
 			t.Run(path+" "+params, func(t *testing.T) {
 				t.Parallel()
-				o := setup{decode: []refengine.Config{{C0: 20 * time.Millisecond}}}
+				o := setup{decode: []refengine.Config{{Steps: refengine.Steps{C0: 20 * time.Millisecond}}}}
 				body, _ := tokensOf(t, params, `"stream":true,`)
 				if path == mooncake.Generate.Path() {
 					o.profile.Connector = mooncake.SGLang
@@ -383,7 +383,7 @@ func TestAnAbortThatTheEngineRefusesEndsTheAnswerWithAnError(t *testing.T) {
 	}{{"", true}, {"", false}, {`"n":2`, true}, {`"n":2`, false}} {
 		t.Run(fmt.Sprintf("%s streamed %t", row.n, row.stream), func(t *testing.T) {
 			b := start(t, setup{
-				decode: []refengine.Config{{C0: 20 * time.Millisecond}},
+				decode: []refengine.Config{{Steps: refengine.Steps{C0: 20 * time.Millisecond}}},
 				front: func(w http.ResponseWriter, r *http.Request, engine http.Handler) {
 					if r.URL.Path == "/inference/v1/abort_requests" {
 						http.Error(w, `{"detail":"Not Found"}`, http.StatusNotFound)
@@ -412,7 +412,7 @@ func TestAnAbortThatTheEngineRefusesEndsTheAnswerWithAnError(t *testing.T) {
 // One of two answers is ended by name before a rank has it, the other one after that. The prompt is in the usage of both.
 func TestUsageOfAnAnswerThatWasEndedBeforeItsFirstToken(t *testing.T) {
 	for range 4 { // either of the two may be the one that hangs
-		b := start(t, setup{decode: []refengine.Config{{C0: 20 * time.Millisecond}}})
+		b := start(t, setup{decode: []refengine.Config{{Steps: refengine.Steps{C0: 20 * time.Millisecond}}}})
 		require.NoError(t, b.p[0].SetFaults(refengine.Rule{Fault: refengine.Hang, Phase: refengine.PhaseBeforeHeaders, Count: 1}))
 		body, rendered := tokensOf(t, `"n":2`, `"request_id":"mine",`)
 		said := make(chan reply, 1)
@@ -429,7 +429,8 @@ func TestUsageOfAnAnswerThatWasEndedBeforeItsFirstToken(t *testing.T) {
 func TestAnAbortBetweenTwoAttempts(t *testing.T) {
 	var decodes, probes atomic.Int32
 	b := start(t, setup{
-		prefill: []refengine.Config{{}, {}}, decode: []refengine.Config{{RejectReleases: true}, {RejectReleases: true}},
+		prefill: []refengine.Config{{}, {}}, decode: []refengine.Config{{KV: refengine.KV{RejectReleases: true}},
+			{KV: refengine.KV{RejectReleases: true}}},
 		front: func(w http.ResponseWriter, r *http.Request, engine http.Handler) {
 			body, _ := io.ReadAll(r.Body)
 			r.Body = io.NopCloser(bytes.NewReader(body))

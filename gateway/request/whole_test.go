@@ -86,7 +86,7 @@ func TestAnAnswerInOnePieceIsWaitedForAsLongAsItsRankGoesOn(t *testing.T) {
 			t.Parallel()
 			b := start(t, setup{
 				profile: mooncake.Profile{Connector: connector, FirstEventTimeout: patience},
-				decode:  []refengine.Config{{C0: 20 * time.Millisecond}},
+				decode:  []refengine.Config{{Steps: refengine.Steps{C0: 20 * time.Millisecond}}},
 				configure: func(c *config.Config, _ *Deps) {
 					c.Limits.ProbeTimeout, c.Limits.EventTimeout, c.Prefill.Retry.Attempts = 2*time.Second, patience, 1
 				},

@@ -47,7 +47,7 @@ func TestEngineRefusalsReachTheClientAsTheyCame(t *testing.T) {
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
-			b := start(t, setup{decode: []refengine.Config{{RejectReleases: true}},
+			b := start(t, setup{decode: []refengine.Config{{KV: refengine.KV{RejectReleases: true}}},
 				configure: func(c *config.Config, _ *Deps) { c.Prefill.Retry.Attempts = 1 }})
 			b.engines.frees = true
 			for _, stream := range []string{"true", "false"} {
@@ -123,7 +123,7 @@ func TestARefusedCredentialIsOurProblem(t *testing.T) {
 	for _, status := range []float64{401, 403} {
 		t.Run(fmt.Sprint(status), func(t *testing.T) {
 			t.Parallel()
-			b := start(t, setup{decode: []refengine.Config{{RejectReleases: true}}})
+			b := start(t, setup{decode: []refengine.Config{{KV: refengine.KV{RejectReleases: true}}}})
 			b.engines.frees = true
 			for side, e := range map[string]*refengine.Engine{"prefill": b.p[0], "decode": b.d[0]} {
 				require.NoError(t, e.SetFaults(refengine.Rule{Fault: refengine.Status, Value: status, Cleanup: true}))

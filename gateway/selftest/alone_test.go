@@ -47,8 +47,8 @@ func TestEachRankThatPrefillsAndDecodesIsTriedAlone(t *testing.T) {
 			asked[h.Get("X-Data-Parallel-Rank")]++
 		}
 	}
-	a := start(t, refengine.Config{Role: refengine.Aggregated, DPSize: 2, DPMode: "internal", OnRequest: heard})
-	b := start(t, refengine.Config{Role: refengine.Aggregated, DPSize: 2, DPMode: "internal", OnRequest: heard})
+	a := start(t, refengine.Config{Role: refengine.Aggregated, DPSize: 2, DPMode: "internal", Hooks: refengine.Hooks{OnRequest: heard}})
+	b := start(t, refengine.Config{Role: refengine.Aggregated, DPSize: 2, DPMode: "internal", Hooks: refengine.Hooks{OnRequest: heard}})
 	c := both(t, noConnector(), a.URLs()[0], b.URLs()[0])
 	for _, every := range []bool{false, true} {
 		found := Run(t.Context(), c, Options{EveryPair: every})
@@ -187,7 +187,8 @@ func TestSettingsThatDifferFromTheConfigAreTold(t *testing.T) {
 }
 
 func TestAPrefillEngineThatWouldFetchNothingIsFound(t *testing.T) {
-	d := start(t, refengine.Config{Role: refengine.Decode, Connector: refengine.NIXLPull, Version: "0.33.0", KeepsAnswers: time.Minute})
+	d := start(t, refengine.Config{Role: refengine.Decode, Connector: refengine.NIXLPull, Version: "0.33.0",
+		KV: refengine.KV{KeepsAnswers: time.Minute}})
 	for extra, bad := range map[string]bool{`{"bidirectional_kv_xfer":true}`: false, `{}`: true} {
 		at := start(t, refengine.Config{Role: refengine.Prefill, Connector: refengine.NIXLPull, Version: "0.33.0"}).URLs()[0]
 		p := told(t, at, `{"vllm_config":{"kv_transfer_config":{"kv_role":"kv_producer","kv_connector_extra_config":`+extra+`}}}`)
@@ -236,7 +237,7 @@ func TestADecodeEngineThatKeepsTheKVOfAnswersIsTold(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c := refengine.Config{Role: refengine.Decode, Connector: refengine.NIXLPull, Version: tc.version}
 			if tc.keeps {
-				c.KeepsAnswers = time.Minute
+				c.KV.KeepsAnswers = time.Minute
 			}
 			url := start(t, c).URLs()[0]
 			if tc.settings != "" {

@@ -31,7 +31,8 @@ func TestHowChatsGoOnIsFound(t *testing.T) {
 			breaks + ": chat_resume is ascend_private, and with it the prefill engine overlooked the answer so far: it counted "},
 		{"so that its text has to do", refengine.AscendMooncake, "", refengine.Config{Version: "0.23.0"}, Warn, "; set chat_resume: continue_final_message in its profile"},
 		{"vLLM's key is not read by vllm-ascend 0.26", refengine.AscendMooncake, mooncake.ChatResumeVLLM, refengine.Config{Version: "0.26.0"}, Warn, "; set chat_resume: ascend_private in its profile"},
-		{"engines that tell no token ids", refengine.AscendMooncake, "", refengine.Config{NoTokenIDs: true}, Warn, "the prefill engine does not tell the prompt's token ids"},
+		{"engines that tell no token ids", refengine.AscendMooncake, "", refengine.Config{Answers: refengine.Answers{NoTokenIDs: true}}, Warn,
+			"the prefill engine does not tell the prompt's token ids"},
 		{"an operator said none", refengine.AscendMooncake, mooncake.ChatResumeNone, refengine.Config{}, OK, breaks + ", because chat_resume is none; these engines go on with chat_resume: ascend_private"},
 		{"vLLM whose profile says nothing", refengine.NIXLPull, "", refengine.Config{}, OK, breaks + ", because chat_resume is none; these engines go on with chat_resume: vllm_prompt_token_ids"},
 		{"vLLM before 0.27", refengine.NIXLPull, mooncake.ChatResumeVLLM, refengine.Config{Version: "0.26.0"}, Warn, "; set chat_resume: continue_final_message in its profile"},
@@ -69,7 +70,8 @@ func TestWhereNoChatGoesOn(t *testing.T) {
 			asked.Add(1)
 		}
 	}
-	p := start(t, refengine.Config{Role: refengine.Prefill, OnRequest: heard, Faults: []refengine.Rule{{Fault: refengine.Internal}}})
+	p := start(t, refengine.Config{Role: refengine.Prefill, Hooks: refengine.Hooks{OnRequest: heard},
+		Faults: []refengine.Rule{{Fault: refengine.Internal}}})
 	d := start(t, refengine.Config{Role: refengine.Decode})
 	found := Run(t.Context(), cluster(t, mooncake.Profile{}, p.URLs(), d.URLs()), Options{Resumes: true})
 	require.NotEmpty(t, pick(found, Bad))

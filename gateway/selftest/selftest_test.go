@@ -31,7 +31,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // start runs an engine that answers as fast as it can.
 func start(t *testing.T, c refengine.Config) *refengine.Engine {
 	t.Helper()
-	c.C0, c.PrefillBase, c.PromptTokensDetails = time.Millisecond, time.Millisecond, true
+	c.Steps.C0, c.Prompts.Base, c.Answers.PromptTokensDetails = time.Millisecond, time.Millisecond, true
 	e, err := refengine.Start(c)
 	require.NoError(t, err)
 	t.Cleanup(e.Close)
@@ -147,7 +147,8 @@ func TestHowANodeCountsItsRanks(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			p := start(t, refengine.Config{Role: refengine.Prefill})
-			d := start(t, refengine.Config{Role: refengine.Decode, DPSize: 2, DPMode: "internal", DPFirst: 4, ErrorShape: tc.shape})
+			d := start(t, refengine.Config{Role: refengine.Decode, DPSize: 2, DPMode: "internal", DPFirst: 4,
+				Answers: refengine.Answers{ErrorShape: tc.shape}})
 			c := cluster(t, mooncake.Profile{}, p.URLs(), d.URLs()[:1])
 			node := c.Profiles[config.DefaultProfile]
 			node.DPMode = mooncake.DPHybrid
@@ -184,10 +185,10 @@ func TestEveryEngineGetsAPartner(t *testing.T) {
 }
 
 func TestTwoModelsAreTestedApart(t *testing.T) {
-	pa := start(t, refengine.Config{Role: refengine.Prefill, Model: "a"})
-	pb := start(t, refengine.Config{Role: refengine.Prefill, Model: "b"})
-	da := start(t, refengine.Config{Role: refengine.Decode, Model: "a"})
-	db := start(t, refengine.Config{Role: refengine.Decode, Model: "b"})
+	pa := start(t, refengine.Config{Role: refengine.Prefill, Model: refengine.Model{Name: "a"}})
+	pb := start(t, refengine.Config{Role: refengine.Prefill, Model: refengine.Model{Name: "b"}})
+	da := start(t, refengine.Config{Role: refengine.Decode, Model: refengine.Model{Name: "a"}})
+	db := start(t, refengine.Config{Role: refengine.Decode, Model: refengine.Model{Name: "b"}})
 	found := Run(t.Context(), cluster(t, mooncake.Profile{}, []string{pa.URLs()[0], pb.URLs()[0]}, []string{db.URLs()[0], da.URLs()[0]}),
 		Options{})
 	require.Empty(t, pick(found, Bad))
@@ -204,16 +205,17 @@ func TestWhatIsWrongIsTold(t *testing.T) {
 		want            []string
 	}{
 		{
-			name: "models differ", prefill: refengine.Config{Model: "a"}, decode: refengine.Config{Model: "b"},
-			level: Bad, want: []string{"prefill: serves a, and no engine of the other side does",
+			name: "models differ", prefill: refengine.Config{Model: refengine.Model{Name: "a"}},
+			decode: refengine.Config{Model: refengine.Model{Name: "b"}},
+			level:  Bad, want: []string{"prefill: serves a, and no engine of the other side does",
 				"decode: serves b, and no engine of the other side does"},
 		},
 		{
-			name: "no continuous usage", decode: refengine.Config{NoContinuousUsage: true},
+			name: "no continuous usage", decode: refengine.Config{Answers: refengine.Answers{NoContinuousUsage: true}},
 			level: Warn, want: []string{"events carry usage; set continuous_usage: false in its profile"},
 		},
 		{
-			name: "no token ids", decode: refengine.Config{NoTokenIDs: true},
+			name: "no token ids", decode: refengine.Config{Answers: refengine.Answers{NoTokenIDs: true}},
 			level: Warn, want: []string{"decode: no token_ids though asked for; set return_token_ids: false"},
 		},
 		{
@@ -252,7 +254,7 @@ func TestWhatIsWrongIsTold(t *testing.T) {
 			level: Bad, want: []string{"the stream ended without"},
 		},
 		{
-			name: "an engine that wants a key", decode: refengine.Config{APIKey: "secret"},
+			name: "an engine that wants a key", decode: refengine.Config{Server: refengine.Server{APIKey: "secret"}},
 			level: Bad, want: []string{"decode: ", "401"},
 		},
 	} {
@@ -269,7 +271,7 @@ func TestWhatIsWrongIsTold(t *testing.T) {
 }
 
 func TestCachedTokensThatAreNotReported(t *testing.T) {
-	p, err := refengine.Start(refengine.Config{Role: refengine.Prefill, PrefillBase: time.Millisecond})
+	p, err := refengine.Start(refengine.Config{Role: refengine.Prefill, Prompts: refengine.Prompts{Base: time.Millisecond}})
 	require.NoError(t, err)
 	t.Cleanup(p.Close)
 	d := start(t, refengine.Config{Role: refengine.Decode})

@@ -13,7 +13,7 @@ import (
 func TestAServerOfSGLangWithElasticEP(t *testing.T) {
 	p := start(t, refengine.Config{Role: refengine.Prefill, Connector: refengine.SGLang, DPSize: 2, DPMode: "internal"})
 	d := start(t, refengine.Config{Role: refengine.Decode, Connector: refengine.SGLang, DPSize: 2, DPMode: "internal",
-		ElasticEP: new("mooncake")})
+		SGLang: refengine.SGLangOptions{ElasticEP: new("mooncake")}})
 	c := meeting(t, refengine.SGLang, p, d)
 	c.Engines.Prefill[0].Ranks, c.Engines.Decode[0].Ranks = 2, 2
 	found := pick(Run(t.Context(), c, Options{}), Warn)
@@ -31,9 +31,9 @@ func TestAServerOfSGLangWithElasticEP(t *testing.T) {
 
 func TestAServerOfSGLangWithElasticEPThatFollowsTheRoom(t *testing.T) {
 	p := start(t, refengine.Config{Role: refengine.Prefill, Connector: refengine.SGLang, DPSize: 2, DPMode: "internal",
-		ElasticEP: new("mooncake")})
+		SGLang: refengine.SGLangOptions{ElasticEP: new("mooncake")}})
 	d := start(t, refengine.Config{Role: refengine.Decode, Connector: refengine.SGLang, DPSize: 2, DPMode: "internal",
-		ElasticEP: new("mooncake")})
+		SGLang: refengine.SGLangOptions{ElasticEP: new("mooncake")}})
 	c := meeting(t, refengine.SGLang, p, d)
 	c.Engines.Prefill[0].Ranks, c.Engines.Decode[0].Ranks = 2, 2
 	profile := c.Profiles[config.DefaultProfile]

@@ -217,8 +217,9 @@ func TestTheClassOfAPromptIsTheDeepestThatItReaches(t *testing.T) {
 // An engine that seems to come back while its events cannot be relied on may not have restarted. Its stream then goes on where it was,
 // and must name once more all blocks that were dropped.
 func TestEventsNameAgainWhatASupposedRestartHasDropped(t *testing.T) {
-	engine, err := refengine.Start(refengine.Config{Role: refengine.Prefill, KVEvents: "127.0.0.1:0", PrefixCache: 100,
-		PrefillBase: time.Microsecond, PrefillPerToken: time.Nanosecond, C0: time.Microsecond})
+	engine, err := refengine.Start(refengine.Config{Role: refengine.Prefill, KVEvents: refengine.KVEvents{Address: "127.0.0.1:0"},
+		KV:      refengine.KV{PrefixCache: 100},
+		Prompts: refengine.Prompts{Base: time.Microsecond, PerToken: time.Nanosecond}, Steps: refengine.Steps{C0: time.Microsecond}})
 	require.NoError(t, err)
 	t.Cleanup(engine.Close)
 	body := `{"model":"ref","prompt":"` + reftext.MakePrompt(1, 400) + `","max_tokens":1,"min_tokens":1}`

@@ -34,9 +34,11 @@ func TestPredictedAgainstRealHits(t *testing.T) {
 		{"capacity known", blocks, 0, 0.1},
 		{"capacity thought four times as large", 4 * blocks, 0.1, 10},
 	} {
-		e, err := refengine.Start(refengine.Config{Role: refengine.Prefill, PrefixCache: blocks, KVTokens: 1 << 23, PrefillConcurrency: atOnce,
-			PromptTokensDetails: true,
-			PrefillBase:         100 * time.Microsecond, PrefillPerToken: time.Nanosecond, KVHoldTimeout: 100 * time.Millisecond})
+		e, err := refengine.Start(refengine.Config{Role: refengine.Prefill,
+			KV:      refengine.KV{PrefixCache: blocks, Tokens: 1 << 23, HoldTimeout: 100 * time.Millisecond},
+			Prompts: refengine.Prompts{Concurrency: atOnce, Base: 100 * time.Microsecond, PerToken: time.Nanosecond},
+			Answers: refengine.Answers{PromptTokensDetails: true},
+		})
 		require.NoError(t, err)
 		tr := &http.Transport{MaxIdleConnsPerHost: atOnce}
 		var mu sync.Mutex

@@ -61,8 +61,8 @@ const engineBlock = 128
 
 func startRank(t *testing.T, c refengine.Config) *rank {
 	t.Helper()
-	c.Role, c.KVEvents, c.PromptTokensDetails = refengine.Prefill, "127.0.0.1:0", true
-	c.PrefillBase, c.PrefillPerToken, c.C0 = time.Microsecond, time.Nanosecond, time.Microsecond
+	c.Role, c.KVEvents.Address, c.Answers.PromptTokensDetails = refengine.Prefill, "127.0.0.1:0", true
+	c.Prompts.Base, c.Prompts.PerToken, c.Steps.C0 = time.Microsecond, time.Nanosecond, time.Microsecond
 	e, err := refengine.Start(c)
 	require.NoError(t, err)
 	t.Cleanup(e.Close)
@@ -122,7 +122,8 @@ func prompts(n int) (all []string) {
 func TestTheIndexKnowsWhatTheEngineHolds(t *testing.T) {
 	for _, encoding := range []string{"array", "map"} {
 		t.Run(encoding, func(t *testing.T) {
-			r := startRank(t, refengine.Config{PrefixCache: 24, KVEventsEncoding: encoding}) // room for five or so
+			r := startRank(t, refengine.Config{KV: refengine.KV{PrefixCache: 24},
+				KVEvents: refengine.KVEvents{Encoding: encoding}}) // room for five or so
 			all := prompts(12)
 			for _, p := range all[:8] {
 				r.ask(p) // before anybody listens: the replay tells of them
@@ -170,7 +171,7 @@ func (r *rank) held() int {
 }
 
 func TestARestartedEngineIsEmpty(t *testing.T) {
-	r := startRank(t, refengine.Config{PrefixCache: 100})
+	r := startRank(t, refengine.Config{KV: refengine.KV{PrefixCache: 100}})
 	r.follow()
 	p := prompts(2)
 	r.ask(p[0])
@@ -190,7 +191,8 @@ func TestARestartedEngineIsEmpty(t *testing.T) {
 // The publisher drops what a slow subscriber does not fetch; the next batch that it does not drop shows the gap,
 // and the replay fills it.
 func TestASlowSubscriberMissesNothing(t *testing.T) {
-	r := startRank(t, refengine.Config{PrefixCache: 100_000, KVEventsHWM: 2, KVEventsDelay: 20 * time.Millisecond}) // nothing is evicted
+	r := startRank(t, refengine.Config{KV: refengine.KV{PrefixCache: 100_000},
+		KVEvents: refengine.KVEvents{HWM: 2, Delay: 20 * time.Millisecond}}) // nothing is evicted
 	r.follow()
 	all := prompts(40)
 	for _, p := range all {
@@ -212,7 +214,7 @@ func TestASlowSubscriberMissesNothing(t *testing.T) {
 }
 
 func TestResyncTellsAllAgain(t *testing.T) {
-	r := startRank(t, refengine.Config{PrefixCache: 100})
+	r := startRank(t, refengine.Config{KV: refengine.KV{PrefixCache: 100}})
 	r.follow()
 	p := prompts(1)[0]
 	r.ask(p)
@@ -230,7 +232,7 @@ func TestResyncTellsAllAgain(t *testing.T) {
 }
 
 func TestAnEngineThatAnswersAndSaysNothing(t *testing.T) {
-	r := startRank(t, refengine.Config{PrefixCache: 100})
+	r := startRank(t, refengine.Config{KV: refengine.KV{PrefixCache: 100}})
 	r.follow()
 	now := time.Now()
 	require.True(t, r.stream.Precise(now.Add(time.Hour)), "one that is idle has nothing to say")

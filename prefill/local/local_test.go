@@ -161,7 +161,8 @@ func TestWhoPublishesIsFollowed(t *testing.T) {
 
 // What answers have told of a rank is dropped once its events are precise, because they never name these blocks as removed.
 func TestPreciseEventsReplaceWhatAnswersTold(t *testing.T) {
-	engine, err := refengine.Start(refengine.Config{Role: refengine.Prefill, KVEvents: "127.0.0.1:0", PrefixCache: 100})
+	engine, err := refengine.Start(refengine.Config{Role: refengine.Prefill, KVEvents: refengine.KVEvents{Address: "127.0.0.1:0"},
+		KV: refengine.KV{PrefixCache: 100}})
 	require.NoError(t, err)
 	t.Cleanup(engine.Close)
 	l, ranks := New(1<<20), pair(true, true)

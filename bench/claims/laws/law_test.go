@@ -39,8 +39,8 @@ func TestALawIsFoundInItsSteps(t *testing.T) {
 
 // A reference engine with two ranks is measured over sockets. How long its steps last here is not asserted.
 func TestAnEngineIsMeasured(t *testing.T) {
-	e, err := refengine.Start(refengine.Config{Role: refengine.Aggregated, DPSize: 2, DPMode: "internal", Slots: 8, C0: 4 * time.Millisecond,
-		CR: 100 * time.Microsecond})
+	e, err := refengine.Start(refengine.Config{Role: refengine.Aggregated, DPSize: 2, DPMode: "internal", Slots: 8,
+		Steps: refengine.Steps{C0: 4 * time.Millisecond, CR: 100 * time.Microsecond}})
 	require.NoError(t, err)
 	defer e.Close()
 	var out bytes.Buffer

@@ -29,8 +29,10 @@ func (w *site) build(ctx context.Context) error {
 		return err
 	}
 	engines, err := w.Engines(refengine.Config{
-		Role: refengine.Prefill, Model: vllm.ModelName, MaxModelLen: ranks.ContextLen, Version: vllm.Version, Connector: refengine.NIXLPull,
-		PrefillBase: time.Nanosecond, PrefillPerToken: time.Nanosecond, PrefillConcurrency: 64, KVTokens: 1 << 24, PromptTokensDetails: true,
+		Role: refengine.Prefill, Model: refengine.Model{Name: vllm.ModelName, MaxLen: ranks.ContextLen}, Version: vllm.Version,
+		Connector: refengine.NIXLPull,
+		Prompts:   refengine.Prompts{Base: time.Nanosecond, PerToken: time.Nanosecond, Concurrency: 64}, KV: refengine.KV{Tokens: 1 << 24},
+		Answers: refengine.Answers{PromptTokensDetails: true},
 	})
 	if err != nil {
 		return err

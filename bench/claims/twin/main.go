@@ -301,8 +301,9 @@ const unlimited = 1 << 30
 func serve(ctx context.Context, w *testbed.World, s scene, name, dispatch string) (p *testbed.Proxy, engines []*refengine.Engine,
 	err error) {
 	prefill, err := w.Engines(refengine.Config{
-		Role: refengine.Prefill, Model: "m", KVTokens: unlimited, PrefillBase: 5 * time.Millisecond, PrefillPerToken: time.Microsecond,
-		PrefillConcurrency: 64, PromptTokensDetails: true,
+		Role: refengine.Prefill, Model: refengine.Model{Name: "m"}, KV: refengine.KV{Tokens: unlimited},
+		Prompts: refengine.Prompts{Base: 5 * time.Millisecond, PerToken: time.Microsecond, Concurrency: 64},
+		Answers: refengine.Answers{PromptTokensDetails: true},
 	})
 	if err != nil {
 		return nil, nil, err
@@ -310,10 +311,11 @@ func serve(ctx context.Context, w *testbed.World, s scene, name, dispatch string
 	decode := []string{}
 	for _, g := range s.fleet.Groups {
 		e, err := w.Engines(refengine.Config{
-			Role: refengine.Decode, Model: "m", Group: g.Name, DPSize: len(g.Ranks), Slots: g.Ranks[0].Slots,
-			KVTokens: cmp.Or(int(g.Ranks[0].Capacity), unlimited), KVHoldTimeout: time.Hour,
-			C0: millis(g.C0Ms), C1: millis(g.C1Ms), CR: millis(g.RequestMs),
-			TransferBase: time.Duration(s.fleet.Transfer) * millis(g.C0Ms), PromptTokensDetails: true, StepLog: 1 << 20,
+			Role: refengine.Decode, Model: refengine.Model{Name: "m"}, Group: g.Name, DPSize: len(g.Ranks), Slots: g.Ranks[0].Slots,
+			KV: refengine.KV{Tokens: cmp.Or(int(g.Ranks[0].Capacity), unlimited), HoldTimeout: time.Hour,
+				TransferBase: time.Duration(s.fleet.Transfer) * millis(g.C0Ms)},
+			Steps:   refengine.Steps{C0: millis(g.C0Ms), C1: millis(g.C1Ms), CR: millis(g.RequestMs), Log: 1 << 20},
+			Answers: refengine.Answers{PromptTokensDetails: true},
 		})
 		if err != nil {
 			return nil, nil, err

@@ -33,10 +33,10 @@ type Engines struct {
 func (c *Client) Enter(cfg *config.Config, prefills, decodes, mixed []refengine.Config) (all Engines) {
 	c.Helper()
 	if prefills == nil && mixed == nil {
-		prefills = []refengine.Config{{PrefixCache: 4096, PromptTokensDetails: true}}
+		prefills = []refengine.Config{{KV: refengine.KV{PrefixCache: 4096}, Answers: refengine.Answers{PromptTokensDetails: true}}}
 	}
 	if decodes == nil && mixed == nil {
-		decodes = []refengine.Config{{DPSize: 2, PromptTokensDetails: true}}
+		decodes = []refengine.Config{{DPSize: 2, Answers: refengine.Answers{PromptTokensDetails: true}}}
 	}
 	for _, p := range prefills {
 		p.Role = refengine.Prefill
@@ -282,7 +282,7 @@ func Conditional(more func(*config.Config)) func(*config.Config) {
 
 // Cached is an engine of two ranks that tells what its prefix cache had.
 func Cached() []refengine.Config {
-	return []refengine.Config{{DPSize: 2, PrefixCache: 4096, PromptTokensDetails: true}}
+	return []refengine.Config{{DPSize: 2, KV: refengine.KV{PrefixCache: 4096}, Answers: refengine.Answers{PromptTokensDetails: true}}}
 }
 
 // KeyFile writes a file of keys: "name key more".

@@ -31,8 +31,8 @@ func ranks(c Config) Config {
 // A prompt that was computed in chunks beside others has the text that it has alone.
 func TestAnAggregatedEngineAnswersAsAPlainOne(t *testing.T) {
 	moment := regexp.MustCompile(`"created(_at)?":\d+`)
-	plain := start(t, Config{PromptTokensDetails: true})
-	engine := start(t, ranks(Config{PromptTokensDetails: true, MaxBatchedTokens: 64}))
+	plain := start(t, Config{Answers: Answers{PromptTokensDetails: true}})
+	engine := start(t, ranks(Config{Answers: Answers{PromptTokensDetails: true}, Prompts: Prompts{MaxBatchedTokens: 64}}))
 	c := client(t)
 	prompt := reftext.MakePrompt(3, 500)
 	message, streamed := fmt.Sprintf(`[{"role":"user","content":%q}]`, prompt), `"stream":true,"stream_options":{"include_usage":true,"continuous_usage_stats":true},"return_token_ids":true,`
@@ -110,7 +110,7 @@ func waiters(t *testing.T, e *Engine, n int, header ...string) {
 
 // Only the first request is running: the others came in the middle of its step.
 func TestRequestsAreBalancedByCounts(t *testing.T) {
-	e := start(t, ranks(Config{DPSize: 3, C0: time.Hour, Slots: 8}))
+	e := start(t, ranks(Config{DPSize: 3, Steps: Steps{C0: time.Hour}, Slots: 8}))
 	waiters(t, e, 3, "X-data-parallel-rank", "1")
 	eventually(t, "they are on their rank", func() bool { r := e.Stats().Ranks[1]; return r.Running+r.Waiting == 3 })
 	waiters(t, e, 7)
@@ -138,7 +138,7 @@ func TestARankThatIsShortOfKVGetsLess(t *testing.T) {
 }
 
 func TestGaugesOfAggregatedRanks(t *testing.T) {
-	e := start(t, ranks(Config{C0: time.Hour, Slots: 1, KVTokens: 1280, DPFirst: 4}))
+	e := start(t, ranks(Config{Steps: Steps{C0: time.Hour}, Slots: 1, KV: KV{Tokens: 1280}, DPFirst: 4}))
 	waiters(t, e, 2, "X-data-parallel-rank", "0")
 	eventually(t, "one runs, one waits", func() bool { s := e.Stats(); return s.Running == 1 && s.Waiting == 1 })
 	page := do(client(t), "GET", e.URLs()[0]+"/metrics", "").body
@@ -151,7 +151,7 @@ func TestGaugesOfAggregatedRanks(t *testing.T) {
 }
 
 func TestAFullQueueOfAnAggregatedRankAnswers503(t *testing.T) {
-	e := start(t, ranks(Config{C0: time.Hour, Slots: 1, MaxQueued: 1}))
+	e := start(t, ranks(Config{Steps: Steps{C0: time.Hour}, Slots: 1, MaxQueued: 1}))
 	waiters(t, e, 2, "X-data-parallel-rank", "0")
 	eventually(t, "one runs, one waits", func() bool { s := e.Stats(); return s.Running == 1 && s.Waiting == 1 })
 	require.Equal(t, 503, do(client(t), "POST", e.URLs()[0]+"/v1/completions", completionBody("a", ""), "X-data-parallel-rank", "0").status)
@@ -159,7 +159,7 @@ func TestAFullQueueOfAnAggregatedRankAnswers503(t *testing.T) {
 
 // The first request is computed in a long step, and the others wait.
 func TestAClientThatLeavesAnAggregatedRank(t *testing.T) {
-	e := start(t, ranks(Config{DPSize: 1, C0: time.Millisecond, PrefillBase: time.Hour}))
+	e := start(t, ranks(Config{DPSize: 1, Steps: Steps{C0: time.Millisecond}, Prompts: Prompts{Base: time.Hour}}))
 	ctx, cancel := context.WithCancel(t.Context())
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -177,7 +177,8 @@ func TestAClientThatLeavesAnAggregatedRank(t *testing.T) {
 }
 
 func TestAnAggregatedRankKeepsPrefixes(t *testing.T) {
-	e := start(t, ranks(Config{PrefixCache: 64, PromptTokensDetails: true, MaxBatchedTokens: 128, KVEvents: "127.0.0.1:0"}))
+	e := start(t, ranks(Config{KV: KV{PrefixCache: 64}, Answers: Answers{PromptTokensDetails: true}, Prompts: Prompts{MaxBatchedTokens: 128},
+		KVEvents: KVEvents{Address: "127.0.0.1:0"}}))
 	c := client(t)
 	cached := func(rank, tokens int) int {
 		r := do(c, "POST", e.URLs()[0]+"/v1/chat/completions", chatBody(reftext.MakePrompt(1, tokens), `"max_tokens":1,`), "X-data-parallel-rank", strconv.Itoa(rank))
@@ -198,7 +199,7 @@ func TestAnAggregatedRankKeepsPrefixes(t *testing.T) {
 // The step trace tells what a rank computes.
 func TestStepsOfAnAggregatedEngineTellOfPrompts(t *testing.T) {
 	var trace bytes.Buffer
-	e := start(t, ranks(Config{MaxBatchedTokens: 128, StepTrace: &trace}))
+	e := start(t, ranks(Config{Prompts: Prompts{MaxBatchedTokens: 128}, Steps: Steps{Trace: &trace}}))
 	r := do(client(t), "POST", e.URLs()[0]+"/v1/completions", completionBody(reftext.MakePrompt(1, 200), `"max_tokens":2,"ignore_eos":true,`), "X-data-parallel-rank", "1")
 	require.Equal(t, 200, r.status, r.body)
 	var loads []steplog.RankLoad
@@ -275,19 +276,19 @@ func TestAnAggregatedEngineWhoseCoreStandsStill(t *testing.T) {
 func TestAggregatedConfigsThatCannotWork(t *testing.T) {
 	for want, c := range map[string]Config{
 		"speaks as vLLM":           {Connector: SGLang},
-		"one token of each":        {TokensPerChunk: 2},
-		"at the step's end":        {Spread: true},
-		"computes what it has":     {RecomputeEnable: true},
-		"each of the 32 slots":     {MaxBatchedTokens: 31},
-		"max batched tokens is -1": {MaxBatchedTokens: -1},
-		"prefill interval":         {PrefillInterval: -1},
-		"prefill delayer":          {PrefillDelayer: -1},
-		"cr is":                    {CR: -1},
-		"cm is":                    {CM: -1},
-		"cs is":                    {CS: -1},
-		"captured is -1":           {Captured: -1},
-		"has no graphs":            {Form: step.Masked},
-		"prefill shared":           {PrefillShared: -1},
+		"one token of each":        {Steps: Steps{TokensPerChunk: 2}},
+		"at the step's end":        {Steps: Steps{Spread: true}},
+		"computes what it has":     {Steps: Steps{Recompute: true}},
+		"each of the 32 slots":     {Prompts: Prompts{MaxBatchedTokens: 31}},
+		"max batched tokens is -1": {Prompts: Prompts{MaxBatchedTokens: -1}},
+		"prefill interval":         {Prompts: Prompts{Interval: -1}},
+		"prefill delayer":          {Prompts: Prompts{Delayer: -1}},
+		"cr is":                    {Steps: Steps{CR: -1}},
+		"cm is":                    {Steps: Steps{CM: -1}},
+		"cs is":                    {Steps: Steps{CS: -1}},
+		"captured is -1":           {Steps: Steps{Captured: -1}},
+		"has no graphs":            {Steps: Steps{Form: step.Masked}},
+		"prefill shared":           {Prompts: Prompts{Shared: -1}},
 		"jitter":                   {Jitter: -1},
 	} {
 		_, err := Start(ranks(c))
@@ -318,6 +319,6 @@ func TestARequestIsSeenAfterItsJitter(t *testing.T) {
 
 // Each part of the law can be 0, as it is when real engines are fitted.
 func TestAggregatedStepsNeedNoFixedCostOfPrompts(t *testing.T) {
-	require.Zero(t, Config{Role: Aggregated}.WithDefaults().PrefillBase)
-	require.NotZero(t, Config{}.WithDefaults().PrefillBase)
+	require.Zero(t, Config{Role: Aggregated}.WithDefaults().Prompts.Base)
+	require.NotZero(t, Config{}.WithDefaults().Prompts.Base)
 }

@@ -36,7 +36,7 @@ func (l *life) newAnswer(x *exchange, r *request, p plan) *answer {
 	a.lazy = r.stream && r.room != nil
 	r.reply = a
 	a.rule, a.breaks = r.troubles.breakAt()
-	a.usageAll = r.continuousUsage || l.engine.cfg.ForceUsage || r.troubles.has(UsageAlways)
+	a.usageAll = r.continuousUsage || l.engine.cfg.Answers.ForceUsage || r.troubles.has(UsageAlways)
 	x.CRLF, x.Split = r.troubles.has(CRLF), r.troubles.has(SplitBytes)
 	return a
 }
@@ -141,9 +141,9 @@ func (a *answer) catchUp(made int, ended bool) (more, ok bool) {
 // filled yet.
 func (a *answer) chunkEnd(made int, ended bool) int {
 	cfg := a.life.engine.cfg
-	full := a.sent + cfg.TokensPerChunk
+	full := a.sent + cfg.Steps.TokensPerChunk
 	if a.sent > 0 {
-		full = a.sent + cfg.TokensPerChunk*cfg.StreamInterval
+		full = a.sent + cfg.Steps.TokensPerChunk*cfg.Steps.StreamInterval
 	}
 	if rule, hit := a.r.troubles.find(Swallow, ""); hit && a.sent == rule.AfterTokens {
 		kept := rule.Tokens
@@ -174,7 +174,7 @@ func (a *answer) reasoningEnd() int {
 	if !a.r.chat || a.from > 0 {
 		return 0
 	}
-	return min(a.life.engine.cfg.ReasoningTokens, a.want)
+	return min(a.life.engine.cfg.Answers.ReasoningTokens, a.want)
 }
 
 // sendTokens sends the chunk up to token to.
@@ -225,7 +225,7 @@ func (a *answer) cutCall(finish string) bool {
 
 // close ends a whole stream.
 func (a *answer) close() bool {
-	if a.r.includeUsage || a.life.engine.cfg.ForceUsage || a.r.troubles.has(UsageAlways) {
+	if a.r.includeUsage || a.life.engine.cfg.Answers.ForceUsage || a.r.troubles.has(UsageAlways) {
 		if !a.send(a.appendUsage) {
 			return false
 		}
@@ -251,7 +251,7 @@ func (a *answer) breakOff() bool {
 	if a.heldBack() != "" {
 		out--
 	}
-	if tell := a.life.engine.cfg.OnBreak; tell != nil && out > 0 {
+	if tell := a.life.engine.cfg.Hooks.OnBreak; tell != nil && out > 0 {
 		tell(a.answer, a.from+out)
 	}
 	if a.lazy && !a.open() {

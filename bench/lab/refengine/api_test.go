@@ -13,7 +13,7 @@ import (
 )
 
 func TestAnswersWithoutStream(t *testing.T) {
-	e := start(t, Config{PromptTokensDetails: true})
+	e := start(t, Config{Answers: Answers{PromptTokensDetails: true}})
 	c := client(t)
 	r := do(c, "POST", e.URLs()[0]+"/v1/chat/completions", chatBody("a b c", `"return_token_ids":true,"logprobs":true,"top_logprobs":2,`), "X-Request-Id", "x")
 	require.Equal(t, 200, r.status, r.body)
@@ -68,9 +68,9 @@ func TestAnswersWithoutStream(t *testing.T) {
 }
 
 func TestAStreamCarriesWhatWasAskedForAndNoMore(t *testing.T) {
-	plain, mtp := start(t, Config{}), start(t, Config{TokensPerChunk: 3, StreamInterval: 2})
-	old := start(t, Config{NoContinuousUsage: true, NoTokenIDs: true})
-	forced := start(t, Config{ForceUsage: true})
+	plain, mtp := start(t, Config{}), start(t, Config{Steps: Steps{TokensPerChunk: 3, StreamInterval: 2}})
+	old := start(t, Config{Answers: Answers{NoContinuousUsage: true, NoTokenIDs: true}})
+	forced := start(t, Config{Answers: Answers{ForceUsage: true}})
 	const ask = `"stream":true,"ignore_eos":true,"max_tokens":20,`
 	for _, row := range []struct {
 		name   string
@@ -146,7 +146,7 @@ func TestAChatResumedByIDs(t *testing.T) {
 }
 
 func TestToolCalls(t *testing.T) {
-	e := start(t, Config{TokensPerChunk: 2})
+	e := start(t, Config{Steps: Steps{TokensPerChunk: 2}})
 	c := client(t)
 	const tools = `"tools":[{"type":"function","function":{"name":"f"}},{"type":"function","function":{"name":"g"}}],`
 	for choice, name := range map[string]string{`"required"`: "f", `{"type":"function","function":{"name":"g"}}`: "g"} {
@@ -184,7 +184,7 @@ func TestToolCalls(t *testing.T) {
 func TestToolCallsThatAreCut(t *testing.T) {
 	const body = `"tools":[{"type":"function","function":{"name":"f"}}],"tool_choice":"required","max_tokens":4,`
 	for version, finish := range map[string]string{"0.30.0": "tool_calls", "0.31.0": "length"} {
-		e := start(t, Config{TokensPerChunk: 2, Version: version})
+		e := start(t, Config{Steps: Steps{TokensPerChunk: 2}, Version: version})
 		s, _ := streamOf(t, client(t), e.URLs()[0]+"/v1/chat/completions", chatBody("a b", body+`"stream":true,`))
 		require.Equal(t, finish, s.finish, version)
 		require.False(t, json.Valid([]byte(s.arguments)), "cut off")
@@ -196,7 +196,7 @@ func TestToolCallsThatAreCut(t *testing.T) {
 }
 
 func TestReasoning(t *testing.T) {
-	e := start(t, Config{ReasoningTokens: 5, TokensPerChunk: 3})
+	e := start(t, Config{Answers: Answers{ReasoningTokens: 5}, Steps: Steps{TokensPerChunk: 3}})
 	key := reftext.OfUser("a b").Answer
 	s, _ := streamOf(t, client(t), e.URLs()[0]+"/v1/chat/completions", chatBody("a b", `"stream":true,"return_token_ids":true,`))
 	require.Equal(t, reftext.Text(key, 5), s.reasoning)
@@ -249,7 +249,7 @@ func TestWhereAnAnswerStops(t *testing.T) {
 func quoted(s string) string { return `"` + string(rawjson.AppendEscaped(nil, s)) + `"` }
 
 func TestBadRequestsAreRefused(t *testing.T) {
-	e := start(t, Config{MaxModelLen: 1000, MaxBody: 10_000, KVTokens: 512})
+	e := start(t, Config{Model: Model{MaxLen: 1000}, Server: Server{MaxBody: 10_000}, KV: KV{Tokens: 512}})
 	c := client(t)
 	for _, row := range []struct {
 		name, body string
@@ -367,7 +367,7 @@ func TestRequestIDsSeenTwiceAreCounted(t *testing.T) {
 }
 
 func TestThePrefixCacheReportsItsHits(t *testing.T) {
-	e := start(t, Config{PrefixCache: 64, PromptTokensDetails: true})
+	e := start(t, Config{KV: KV{PrefixCache: 64}, Answers: Answers{PromptTokensDetails: true}})
 	c := client(t)
 	cached := func(tokens int) int {
 		r := do(c, "POST", e.URLs()[0]+"/v1/chat/completions", chatBody(reftext.MakePrompt(1, tokens), `"max_tokens":1,`))

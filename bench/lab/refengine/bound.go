@@ -33,7 +33,7 @@ func newBound(l *life) *bound {
 	counts := bind.Counts{Callbacks: &c.Callbacks, Pushes: &c.Pushes, LostPushes: &c.LostPushes, MixedPushes: &c.MixedPushes,
 		FreedWrites: &c.FreedWrites, RoomTimeouts: &c.RoomTimeouts}
 	b := &bound{life: l, desk: bind.NewDesk(), landings: bind.NewLandings(counts)}
-	b.controller.Ranks, b.controller.Follows = l.engine.cfg.DPSize, l.engine.cfg.LoadBalance == followRoom
+	b.controller.Ranks, b.controller.Follows = l.engine.cfg.DPSize, l.engine.cfg.SGLang.LoadBalance == followRoom
 	for range l.engine.cfg.DPSize {
 		b.callers = append(b.callers, bind.NewCaller(l.pull, counts))
 	}
@@ -88,7 +88,7 @@ func (b *bound) transfer(x *exchange, r *request) bool { return x.Pause(b.transf
 
 func (b *bound) transferTime(r *request) time.Duration {
 	cfg := b.engine.cfg
-	return cfg.TransferBase + time.Duration(r.prompt.Tokens())*cfg.TransferPer
+	return cfg.KV.TransferBase + time.Duration(r.prompt.Tokens())*cfg.KV.TransferPer
 }
 
 // push is the word of a prefill engine's first worker about a request's KV.
@@ -348,13 +348,13 @@ func (l *life) newBlocks(tokens int) (list []int) {
 
 // address is where a rank is reached.
 func (b *bound) address(rank int) string {
-	return net.JoinHostPort(b.engine.cfg.Advertise, strconv.Itoa(b.ports[b.portOf(rank)]))
+	return net.JoinHostPort(b.engine.cfg.Server.Advertise, strconv.Itoa(b.ports[b.portOf(rank)]))
 }
 
 // callBack tells the proxy where the KV of a request goes, and does not wait for the answer. Without blocks
 // nothing is needed.
 func (b *bound) callBack(r *request, blocks []int) {
-	id, host := r.baseID(), b.engine.cfg.Advertise
+	id, host := r.baseID(), b.engine.cfg.Server.Advertise
 	if r.troubles.has(CallbackShortID) { // where ids have no suffix, as much of the proxy's own is cut off
 		id = id[:max(0, len(id)-9)]
 	}

@@ -158,7 +158,7 @@ func TestALayerwiseCompletionIsKnownByItsFirstChild(t *testing.T) {
 }
 
 func TestALayerwiseDecodeEngineIsSilentUntilItHasRoom(t *testing.T) {
-	p := pairOf(t, Config{Connector: AscendLayerwise, KVTokens: 4 * blockSize})
+	p := pairOf(t, Config{Connector: AscendLayerwise, KV: KV{Tokens: 4 * blockSize}})
 	m := metaserverOf(t, nil)
 	prompt := reftext.MakePrompt(1, 300)
 	other := reftext.MakePrompt(2, 300)
@@ -239,7 +239,7 @@ func TestAPrefillUnderAnotherIDIsLost(t *testing.T) {
 
 func TestTwoPrefillsOfOneDecodeMixTheirKV(t *testing.T) {
 	p := pairOf(t, layerwise)
-	slow := start(t, Config{Role: Prefill, Connector: AscendLayerwise, TransferBase: time.Hour})
+	slow := start(t, Config{Role: Prefill, Connector: AscendLayerwise, KV: KV{TransferBase: time.Hour}})
 	m := metaserverOf(t, nil)
 	d := p.post(p.d, "one", "a b", m.decodeAt(""))
 	callback := <-m.came
@@ -295,7 +295,7 @@ func TestDoVirtualDecodesWithoutKV(t *testing.T) {
 func TestBlocksOfAnAbortedWaitStayUntilThePrefillEnds(t *testing.T) {
 	for _, connector := range []Connector{AscendLayerwise, NIXLPush} {
 		t.Run(string(connector), func(t *testing.T) {
-			p := pairOf(t, Config{Connector: connector, KVHoldTimeout: 100 * time.Millisecond})
+			p := pairOf(t, Config{Connector: connector, KV: KV{HoldTimeout: 100 * time.Millisecond}})
 			m := metaserverOf(t, nil)
 			at, more := m.decodeAt(""), probeMore
 			if connector == NIXLPush {
@@ -317,7 +317,7 @@ func TestBlocksOfAnAbortedWaitStayUntilThePrefillEnds(t *testing.T) {
 }
 
 func TestAWholePromptInTheCacheCallsBackWithoutBlocks(t *testing.T) {
-	p := pairOf(t, Config{Connector: AscendLayerwise, PrefixCache: 100})
+	p := pairOf(t, Config{Connector: AscendLayerwise, KV: KV{PrefixCache: 100}})
 	m := metaserverOf(t, nil)
 	prompt := reftext.MakePrompt(1, 2*blockSize+1)
 	require.True(t, p.right(prompt, p.serve(m, "one", prompt)))
@@ -435,7 +435,7 @@ func TestNIXLWritesWhenItHasBothInEitherOrder(t *testing.T) {
 }
 
 func TestNIXLDoesNotFindAnotherID(t *testing.T) {
-	p := pairOf(t, Config{Connector: NIXLPush, KVHoldTimeout: 50 * time.Millisecond})
+	p := pairOf(t, Config{Connector: NIXLPush, KV: KV{HoldTimeout: 50 * time.Millisecond}})
 	r := <-p.post(p.p, "one-p1", "a b", probeMore).got
 	d := p.post(p.d, "one-d1", "a b", decodeMore(handoffIn(t, r.body), `"stream":true,`))
 	eventually(t, "the lease ends", func() bool { return p.p.Stats().Leaks == 1 })
@@ -455,7 +455,7 @@ func TestNIXLGivesARepeatedIDTheOthersText(t *testing.T) {
 }
 
 func TestNIXLWritesNothingAfterTheLeaseOrToAnotherLife(t *testing.T) {
-	p := pairOf(t, Config{Connector: NIXLPush, KVHoldTimeout: 20 * time.Millisecond})
+	p := pairOf(t, Config{Connector: NIXLPush, KV: KV{HoldTimeout: 20 * time.Millisecond}})
 	r := <-p.post(p.p, "late", "a b", probeMore).got
 	eventually(t, "the lease ends", func() bool { return p.p.Stats().Leaks == 1 })
 	late := p.post(p.d, "late", "a b", decodeMore(handoffIn(t, r.body), `"stream":true,`))

@@ -23,7 +23,7 @@ type writer struct {
 }
 
 func newWriter(cfg Config, r *request) writer {
-	w := writer{kv: !cfg.before(33) && cfg.Connector != SGLang, details: cfg.PromptTokensDetails, field: cfg.ReasoningField,
+	w := writer{kv: !cfg.before(33) && cfg.Connector != SGLang, details: cfg.Answers.PromptTokensDetails, field: cfg.Answers.ReasoningField,
 		created: time.Now().Unix(), model: r.model}
 	if r.leg == LegDecode {
 		w.cached = r.prompt.Tokens() // a decode engine counts pulled KV as cached

@@ -48,7 +48,7 @@ func TestTwoRequestsInOneWriteGetTwoAnswers(t *testing.T) {
 }
 
 func TestBodiesOfEveryForm(t *testing.T) {
-	e := start(t, Config{MaxBody: 1000})
+	e := start(t, Config{Server: Server{MaxBody: 1000}})
 	body := completionBody("a", `"max_tokens":1,`)
 	for _, row := range []struct{ name, head, body, answer string }{
 		{"chunked", "transfer-encoding: chunked\r\n", fmt.Sprintf("%x\r\n%s\r\n%x\r\n%s\r\n0\r\n\r\n", 5, body[:5], len(body)-5, body[5:]), "200 OK"},

@@ -33,7 +33,7 @@ var endpoints = map[string]endpoint{
 	"/v1/chat/completions": {http.MethodPost, false, func(l *life, x *exchange) bool { return l.generate(x, true) }},
 	"/v1/completions":      {http.MethodPost, false, func(l *life, x *exchange) bool { return l.generate(x, false) }},
 	"/v1/responses": {http.MethodPost, false, func(l *life, x *exchange) bool {
-		return l.translate(x, true, responses.Chat, &responses.Writer{Model: l.engine.cfg.Model, TellsIncomplete: !l.engine.cfg.before(33)})
+		return l.translate(x, true, responses.Chat, &responses.Writer{Model: l.engine.cfg.Model.Name, TellsIncomplete: !l.engine.cfg.before(33)})
 	}},
 	"/v1/messages": {http.MethodPost, false, func(l *life, x *exchange) bool {
 		chat := func(body []byte) ([]byte, error) { return messages.Chat(body, l.engine.cfg.minor()) }
@@ -66,7 +66,7 @@ var endpoints = map[string]endpoint{
 
 func (l *life) handle(x *exchange) bool {
 	path := x.Req.URL.Path
-	if told := l.engine.cfg.OnRequest; told != nil {
+	if told := l.engine.cfg.Hooks.OnRequest; told != nil {
 		told(path, x.Req.Header)
 	}
 	if path == "/faults" { // three methods
@@ -82,9 +82,9 @@ func (l *life) handle(x *exchange) bool {
 	if own, of := sglangEndpoints[path]; of && l.engine.cfg.Connector == SGLang {
 		to, ok = own, own.method != ""
 	}
-	if serve, has := plain.Has(l.engine.cfg.Task, path); has {
+	if serve, has := plain.Has(l.engine.cfg.Model.Task, path); has {
 		to, ok = endpoint{http.MethodPost, false, func(l *life, x *exchange) bool { return l.servePlain(x, serve) }}, true
-	} else if l.engine.cfg.Task != plain.Generate && (strings.HasPrefix(path, "/v1/chat/") || path == "/v1/completions" ||
+	} else if l.engine.cfg.Model.Task != plain.Generate && (strings.HasPrefix(path, "/v1/chat/") || path == "/v1/completions" ||
 		path == "/v1/responses" || strings.HasPrefix(path, "/v1/messages")) {
 		ok = false
 	}
@@ -93,7 +93,7 @@ func (l *life) handle(x *exchange) bool {
 		return x.Answer(404, typeJSON, []byte(`{"detail":"Not Found"}`))
 	case x.Req.Method != to.method && !(to.method == http.MethodGet && x.Req.Method == http.MethodHead):
 		return x.Answer(405, typeJSON, []byte(`{"detail":"Method Not Allowed"}`), "allow", to.method)
-	case !to.open && l.engine.cfg.APIKey != "" && x.Req.Header.Get("Authorization") != "Bearer "+l.engine.cfg.APIKey:
+	case !to.open && l.engine.cfg.Server.APIKey != "" && x.Req.Header.Get("Authorization") != "Bearer "+l.engine.cfg.Server.APIKey:
 		return x.Answer(401, typeJSON, []byte(`{"error":"Unauthorized"}`))
 	}
 	return to.serve(l, x)
@@ -159,18 +159,18 @@ func (l *life) translate(x *exchange, chat bool, meant func(body []byte) ([]byte
 // serveTokens answers a completion by its token ids, if the engine was started for that.
 func serveTokens(l *life, x *exchange) bool {
 	cfg := &l.engine.cfg
-	if cfg.NoScaleOut {
+	if cfg.Answers.NoScaleOut {
 		return x.Answer(http.StatusForbidden, typeJSON, []byte(tokens.Disabled))
 	}
 	w := &tokens.Writer{Minor: cfg.minor()}
-	return l.translate(x, false, func(body []byte) ([]byte, error) { return w.Completion(body, cfg.MaxModelLen) }, w)
+	return l.translate(x, false, func(body []byte) ([]byte, error) { return w.Completion(body, cfg.Model.MaxLen) }, w)
 }
 
 // serveTokensAbort ends the requests with these ids, each with what it has so far.
 func serveTokensAbort(l *life, x *exchange) bool {
 	ids, says := tokens.ReadAbort(x.Body)
 	switch {
-	case l.engine.cfg.NoScaleOut:
+	case l.engine.cfg.Answers.NoScaleOut:
 		return x.Answer(http.StatusForbidden, typeJSON, []byte(tokens.Disabled))
 	case says != "":
 		return x.Answer(http.StatusBadRequest, typeJSON, fmt.Appendf(nil, `{"detail":%q}`, says))
@@ -206,10 +206,10 @@ func (l *life) serveCount(x *exchange) bool {
 // servePlain answers a request that makes no completion. It takes as long as the prefill of
 // as many tokens.
 func (l *life) servePlain(x *exchange, serve func(plain.Request) plain.Answer) bool {
-	a := serve(plain.Request{Model: l.engine.cfg.Model, Names: append(l.adapters.of(x.Port), l.engine.cfg.Aliases...), Header: x.Req.Header,
-		Body: x.Body})
+	a := serve(plain.Request{Model: l.engine.cfg.Model.Name, Names: append(l.adapters.of(x.Port), l.engine.cfg.Model.Aliases...),
+		Header: x.Req.Header, Body: x.Body})
 	if path := x.Req.URL.Path; a.Status == http.StatusOK && path != "/detokenize" &&
-		!x.Pause(l.engine.cfg.PrefillBase+time.Duration(a.Tokens)*l.engine.cfg.PrefillPerToken) {
+		!x.Pause(l.engine.cfg.Prompts.Base+time.Duration(a.Tokens)*l.engine.cfg.Prompts.PerToken) {
 		return false
 	}
 	if a.Events == nil {
@@ -219,7 +219,8 @@ func (l *life) servePlain(x *exchange, serve func(plain.Request) plain.Answer) b
 		return false
 	}
 	for _, e := range append(a.Events, "[DONE]") {
-		if !x.Event(func(dst []byte) []byte { return append(append(append(dst, "data: "...), e...), "\n\n"...) }) || !x.Pause(l.engine.cfg.C0) {
+		event := func(dst []byte) []byte { return append(append(append(dst, "data: "...), e...), "\n\n"...) }
+		if !x.Event(event) || !x.Pause(l.engine.cfg.Steps.C0) {
 			return false
 		}
 	}
@@ -271,7 +272,7 @@ func serveEventSources(l *life, x *exchange) bool {
 	for rank := first; rank <= last; rank++ {
 		if events, replay := l.engine.KVEvents(rank); events != "" {
 			told[strconv.Itoa(cfg.DPFirst+rank)] = map[string]any{"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": "tcp://" + events,
-				"replay_endpoint": "tcp://" + replay, "buffer_steps": 10_000, "hwm": cfg.KVEventsHWM, "max_queue_size": 100_000, "topic": ""}
+				"replay_endpoint": "tcp://" + replay, "buffer_steps": 10_000, "hwm": cfg.KVEvents.HWM, "max_queue_size": 100_000, "topic": ""}
 		}
 	}
 	return x.answerJSON(told)
@@ -293,7 +294,7 @@ func (l *life) serveTokenize(x *exchange) bool {
 	if err != nil {
 		return x.fail(refuse(400, "%v", err).of("prompt"))
 	}
-	return x.answerJSON(map[string]any{"count": p.Tokens(), "max_model_len": l.engine.cfg.MaxModelLen, "tokens": p.IDs, "token_strs": nil})
+	return x.answerJSON(map[string]any{"count": p.Tokens(), "max_model_len": l.engine.cfg.Model.MaxLen, "tokens": p.IDs, "token_strs": nil})
 }
 
 // serveQuery is the bootstrap server of vllm-mooncake.
@@ -304,7 +305,8 @@ func (l *life) serveQuery(x *exchange) bool {
 	ranks := map[string]any{}
 	for rank := range l.engine.cfg.DPSize {
 		ranks[strconv.Itoa(rank)] = map[string]any{"engine_id": l.engineID(rank),
-			"worker_addr": map[string]any{"0": map[string]string{"0": fmt.Sprintf("tcp://%s:%d", l.engine.cfg.Advertise, l.ports[l.portOf(rank)])}}}
+			"worker_addr": map[string]any{"0": map[string]string{"0": fmt.Sprintf("tcp://%s:%d", l.engine.cfg.Server.Advertise,
+				l.ports[l.portOf(rank)])}}}
 	}
 	return x.answerJSON(ranks)
 }

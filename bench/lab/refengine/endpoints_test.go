@@ -17,7 +17,7 @@ import (
 )
 
 func TestEveryEndpoint(t *testing.T) {
-	e := start(t, Config{DPSize: 2, MaxModelLen: 4096, APIKey: "secret"})
+	e := start(t, Config{DPSize: 2, Model: Model{MaxLen: 4096}, Server: Server{APIKey: "secret"}})
 	c := client(t)
 	key := []string{"Authorization", "Bearer secret"}
 	for _, row := range []struct {
@@ -76,7 +76,7 @@ func gauge(t *testing.T, page, name string, labels ...string) (values []float64)
 }
 
 func TestMetricsOfARank(t *testing.T) {
-	e := start(t, Config{DPSize: 2, KVTokens: 1280})
+	e := start(t, Config{DPSize: 2, KV: KV{Tokens: 1280}})
 	c := client(t)
 	probe(t, c, e, "a b")
 	page := do(c, "GET", e.URLs()[0]+"/metrics", "").body
@@ -85,10 +85,10 @@ func TestMetricsOfARank(t *testing.T) {
 	require.Equal(t, []float64{0}, gauge(t, page, "vllm:num_requests_running"))
 	require.InDelta(t, float64(time.Now().Unix()), gauge(t, page, "process_start_time_seconds")[0], 60)
 
-	internal := start(t, Config{DPSize: 3, DPMode: "internal", OldMetricNames: true})
+	internal := start(t, Config{DPSize: 3, DPMode: "internal", Answers: Answers{OldMetricNames: true}})
 	page = do(c, "GET", internal.URLs()[0]+"/metrics", "").body
 	require.Len(t, gauge(t, page, "vllm:gpu_cache_usage_perc"), 3, "a series a rank")
-	require.Len(t, gauge(t, page, "vllm:cache_config_info", "num_gpu_blocks", fmt.Sprint(3*internal.Config().KVTokens/128)), 3,
+	require.Len(t, gauge(t, page, "vllm:cache_config_info", "num_gpu_blocks", fmt.Sprint(3*internal.Config().KV.Tokens/128)), 3,
 		"the blocks of all ranks, told for each")
 	require.NotContains(t, page, "vllm:kv_cache_usage_perc")
 }
@@ -110,7 +110,7 @@ func TestFaultsOverHTTP(t *testing.T) {
 
 func TestTheStepTraceHasALineARankAndStep(t *testing.T) {
 	var out bytes.Buffer
-	e, err := Start(quick(Config{DPSize: 2, StepTrace: &out, Group: "g"}))
+	e, err := Start(quick(Config{DPSize: 2, Steps: Steps{Trace: &out}, Group: "g"}))
 	require.NoError(t, err)
 	do(client(t), "POST", e.URLs()[1]+"/v1/completions", completionBody("a b c", `"max_tokens":3,`))
 	steps := e.Steps()
@@ -138,7 +138,7 @@ func TestTheStepTraceHasALineARankAndStep(t *testing.T) {
 }
 
 func TestATraceWhoseWriterFailsHoldsNothingUp(t *testing.T) {
-	e := start(t, Config{StepTrace: broken{}})
+	e := start(t, Config{Steps: Steps{Trace: broken{}}})
 	require.Equal(t, 200, do(client(t), "POST", e.URLs()[0]+"/v1/completions", completionBody("a b c", `"max_tokens":3,`)).status)
 	eventually(t, "what was lost is counted", func() bool { return e.Stats().TraceDropped == 3 })
 }
@@ -152,10 +152,10 @@ func TestConfigsThatCannotWork(t *testing.T) {
 		"role":           {Role: "x"},
 		"connector":      {Connector: "sglang"},
 		"dp mode":        {DPMode: "hybrid"},
-		"listen":         {Listen: "nowhere"},
+		"listen":         {Server: Server{Listen: "nowhere"}},
 		"slots":          {Slots: -1},
-		"KV tokens":      {KVTokens: 5},
-		"c0":             {C0: -1},
+		"KV tokens":      {KV: KV{Tokens: 5}},
+		"c0":             {Steps: Steps{C0: -1}},
 		"fault 0":        {Faults: []Rule{{Fault: "x"}}},
 		"has no phase":   {Faults: []Rule{{Fault: Busy, Phase: PhaseAccept}}},
 		"probability":    {Faults: []Rule{{Fault: Busy, Probability: 2}}},
@@ -167,12 +167,12 @@ func TestConfigsThatCannotWork(t *testing.T) {
 		require.ErrorContains(t, err, want)
 	}
 	e := start(t, Config{})
-	_, err := Start(Config{Listen: strings.TrimPrefix(e.URLs()[0], "http://")})
+	_, err := Start(Config{Server: Server{Listen: strings.TrimPrefix(e.URLs()[0], "http://")}})
 	require.ErrorContains(t, err, "choose another listen address")
 }
 
 func TestCloseEndsWhatRuns(t *testing.T) {
-	e, err := Start(Config{C0: time.Hour, PrefillBase: time.Hour})
+	e, err := Start(Config{Steps: Steps{C0: time.Hour}, Prompts: Prompts{Base: time.Hour}})
 	require.NoError(t, err)
 	c := client(t)
 	var wg sync.WaitGroup

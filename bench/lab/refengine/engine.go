@@ -90,10 +90,10 @@ func Start(cfg Config) (*Engine, error) {
 	if cfg.DPMode == "internal" {
 		ports = 1
 	}
-	if e.addrs, err = heldport.From(cfg.Listen, ports, "listen address"); err != nil {
+	if e.addrs, err = heldport.From(cfg.Server.Listen, ports, "listen address"); err != nil {
 		return nil, err
 	}
-	if e.kvAddrs, err = heldport.From(cfg.KVEvents, 2*cfg.DPSize, "KV events address"); err != nil {
+	if e.kvAddrs, err = heldport.From(cfg.KVEvents.Address, 2*cfg.DPSize, "KV events address"); err != nil {
 		return nil, err
 	}
 	for _, addrs := range [][]string{e.addrs, e.kvAddrs} {
@@ -102,7 +102,7 @@ func Start(cfg Config) (*Engine, error) {
 		}
 	}
 	e.core.Close(e.faults.set(cfg.Seed, cfg.Faults))
-	e.log = steplog.New(cfg.StepLog, cfg.Group, cfg.StepTrace)
+	e.log = steplog.New(cfg.Steps.Log, cfg.Group, cfg.Steps.Trace)
 	if err := e.Revive(); err != nil {
 		e.log.Close()
 		e.freePorts()
@@ -159,12 +159,12 @@ func (e *Engine) Revive() error {
 	l := &life{engine: e, began: time.Now(), conns: map[net.Conn]net.Listener{}, balance: balance{flying: make([]int, e.cfg.DPSize)},
 		adapters: newAdapters(e.cfg, len(e.addrs))}
 	l.ctx, l.cancel = context.WithCancel(context.Background())
-	shape := e.cfg.ErrorShape
+	shape := e.cfg.Answers.ErrorShape
 	l.server = wire.Server{
-		KeepAlive: e.cfg.KeepAlive, MaxBody: e.cfg.MaxBody,
+		KeepAlive: e.cfg.Server.KeepAlive, MaxBody: e.cfg.Server.MaxBody,
 		Handle: func(x *wire.Exchange) bool { return l.handle(&exchange{Exchange: x, shape: shape}) },
 		TooLarge: func(x *wire.Exchange) {
-			(&exchange{Exchange: x, shape: shape}).fail(refuse(413, "Request body is larger than %d bytes.", e.cfg.MaxBody))
+			(&exchange{Exchange: x, shape: shape}).fail(refuse(413, "Request body is larger than %d bytes.", e.cfg.Server.MaxBody))
 		},
 	}
 	var err error
@@ -181,7 +181,7 @@ func (e *Engine) Revive() error {
 	}
 	c := &e.count
 	l.backs.all = map[string]*back{}
-	l.pins = pins.New(e.cfg.KVHoldTimeout, !e.cfg.namesRequests(),
+	l.pins = pins.New(e.cfg.KV.HoldTimeout, !e.cfg.namesRequests(),
 		pins.Counts{Leaks: &c.Leaks, Pulls: &c.Pulls, Releases: &c.Releases, Renewals: &c.Renewals,
 			Replays: &c.Replays, ExpiredPulls: &c.ExpiredPulls, SpentDrains: &c.SpentDrains, WrongBlocks: &c.WrongBlocks,
 			OutlivedWrites: &c.OutlivedWrites})
@@ -190,13 +190,14 @@ func (e *Engine) Revive() error {
 	decodes.Core, computes.Core = &e.core, &e.core
 	l.group = group.New(decodes, group.Counts{OverAdmitted: &c.OverAdmitted, Preemptions: &c.Preemptions, LocalPrefills: &c.LocalPrefills,
 		Tokens: &c.Tokens}, e.log, caches)
-	l.pull = &http.Client{Transport: &http.Transport{IdleConnTimeout: e.cfg.KeepAlive / 2, MaxIdleConnsPerHost: 64, DisableCompression: true}}
+	l.pull = &http.Client{Transport: &http.Transport{IdleConnTimeout: e.cfg.Server.KeepAlive / 2, MaxIdleConnsPerHost: 64,
+		DisableCompression: true}}
 	l.bound = newBound(l)
 	l.pause.life = l
 	for rank := range e.cfg.DPSize {
 		var events *cache.Events
 		if len(e.kvAddrs) > 0 {
-			events = &cache.Events{Rank: rank, Maps: e.cfg.KVEventsEncoding == "map", HWM: e.cfg.KVEventsHWM, Delay: e.cfg.KVEventsDelay}
+			events = &cache.Events{Rank: rank, Maps: e.cfg.KVEvents.Encoding == "map", HWM: e.cfg.KVEvents.HWM, Delay: e.cfg.KVEvents.Delay}
 		}
 		rank := prompts.New(computes, events)
 		l.prefills = append(l.prefills, rank)
@@ -213,7 +214,7 @@ func (l *life) start() {
 	l.halt = halt
 	l.wg.Go(func() { l.group.Run(steps) })
 	for _, r := range l.prefills {
-		for range l.engine.cfg.PrefillConcurrency {
+		for range l.engine.cfg.Prompts.Concurrency {
 			l.wg.Go(func() { r.Run(l.ctx) })
 		}
 	}
@@ -373,7 +374,7 @@ func (e *Engine) URLs() []string {
 	urls := make([]string, e.cfg.DPSize)
 	for i := range urls {
 		_, port, _ := net.SplitHostPort(e.addrs[min(i, len(e.addrs)-1)]) // it came from a listener
-		urls[i] = "http://" + net.JoinHostPort(e.cfg.Advertise, port)
+		urls[i] = "http://" + net.JoinHostPort(e.cfg.Server.Advertise, port)
 	}
 	return urls
 }

@@ -242,8 +242,8 @@ func TestARejectionFreesThePrefillOnlyWithCleanup(t *testing.T) {
 	}{
 		{"rejected, no cleanup", Config{Faults: []Rule{{Fault: Reject}}}, "", 1},
 		{"rejected with cleanup", Config{Faults: []Rule{{Fault: Reject, Cleanup: true}}}, "", 0},
-		{"too long, no cleanup", Config{MaxModelLen: 100}, `"max_tokens":100,`, 1},
-		{"too long, a version that cleans up", Config{MaxModelLen: 100, RejectReleases: true}, `"max_tokens":100,`, 0},
+		{"too long, no cleanup", Config{Model: Model{MaxLen: 100}}, `"max_tokens":100,`, 1},
+		{"too long, a version that cleans up", Config{Model: Model{MaxLen: 100}, KV: KV{RejectReleases: true}}, `"max_tokens":100,`, 0},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			row.d.Role = Decode
@@ -259,7 +259,7 @@ func TestARejectionFreesThePrefillOnlyWithCleanup(t *testing.T) {
 }
 
 func TestFrozenGauges(t *testing.T) {
-	e := start(t, Config{KVTokens: 1280, DPSize: 2})
+	e := start(t, Config{KV: KV{Tokens: 1280}, DPSize: 2})
 	c := client(t)
 	usage := func() float64 {
 		return gauge(t, do(c, "GET", e.URLs()[0]+"/metrics", "").body, "vllm:kv_cache_usage_perc")[0]
@@ -276,7 +276,7 @@ func TestFrozenGauges(t *testing.T) {
 }
 
 func TestPagesAreSlowWhileThereAreRequests(t *testing.T) {
-	e := start(t, Config{C0: time.Hour})
+	e := start(t, Config{Steps: Steps{C0: time.Hour}})
 	c := client(t)
 	require.NoError(t, e.SetFaults(Rule{Fault: SlowPages, DelayMS: 3_600_000}))
 	for _, page := range []string{"/health", "/metrics"} {
@@ -299,7 +299,7 @@ func TestPagesAreSlowWhileThereAreRequests(t *testing.T) {
 }
 
 func TestAFullQueueAnswers503(t *testing.T) {
-	e := start(t, Config{Slots: 1, MaxQueued: 1, C0: time.Hour})
+	e := start(t, Config{Slots: 1, MaxQueued: 1, Steps: Steps{C0: time.Hour}})
 	c := client(t)
 	c.Timeout = 5 * time.Second
 	busy := make(chan struct{})

@@ -53,7 +53,7 @@ func (l *life) generate(x *exchange, chat bool) bool {
 		l.identify(x, r, rank)
 	}
 	if refused != nil {
-		if r != nil && e.cfg.RejectReleases {
+		if r != nil && e.cfg.KV.RejectReleases {
 			l.notify(r)
 		}
 		return x.fail(refused)
@@ -108,7 +108,7 @@ func (l *life) rankOf(x *exchange) (int, *apiError) {
 	cfg, count := l.engine.cfg, &l.engine.count
 	rank, err := strconv.Atoi(x.Req.Header.Get("X-Data-Parallel-Rank"))
 	given := err == nil && !(x.Req.URL.Path == "/v1/responses" && cfg.before(33))
-	if cfg.ErrorShape == ShapeRust {
+	if cfg.Answers.ErrorShape == ShapeRust {
 		if rank -= cfg.DPFirst; given && (rank < 0 || rank >= cfg.DPSize) {
 			return 0, refuse(400, "engine-core error")
 		}
@@ -173,7 +173,7 @@ func (l *life) identify(x *exchange, r *request, rank int) {
 			(rule.Leg == "" || rule.Leg == r.leg) && rule.isAt(rank) &&
 			(rule.From == "" || r.kv != nil && rule.From == r.kv.remote.address)
 	})
-	if tell := l.engine.cfg.OnStrike; tell != nil {
+	if tell := l.engine.cfg.Hooks.OnStrike; tell != nil {
 		for _, rule := range r.troubles {
 			tell(r.prompt.Answer, rule)
 		}
@@ -196,7 +196,7 @@ func (l *life) troubleEarly(x *exchange, r *request) (done, ok bool) {
 	}
 	for _, rule := range t {
 		if e := rule.refusal(); e != nil {
-			if rule.Cleanup || rule.Fault == Reject && cfg.RejectReleases {
+			if rule.Cleanup || rule.Fault == Reject && cfg.KV.RejectReleases {
 				l.notify(r)
 			}
 			if e.status == 500 {
@@ -229,7 +229,7 @@ func (r Rule) shape(cfg Config) ErrorShape {
 	if r.Shape != "" {
 		return r.Shape
 	}
-	return cfg.ErrorShape
+	return cfg.Answers.ErrorShape
 }
 
 func (r Rule) delay() time.Duration { return time.Duration(r.DelayMS) * time.Millisecond }
@@ -315,7 +315,7 @@ func (l *life) probe(x *exchange, r *request) bool {
 		}
 	}
 	l.prefills[r.rank].Add(&prompts.Job{Ctx: x.Ctx, IDs: r.prompt.IDs, Salt: r.salt, Have: have,
-		More: time.Duration(p.want-1) * l.engine.cfg.C0,
+		More: time.Duration(p.want-1) * l.engine.cfg.Steps.C0,
 		Done: func(cached int, free func()) { // from here on only a pull or the timeout frees
 			done <- outcome{cached, l.keep(r, p, cached, free)}
 			if gone.Load() {
@@ -413,7 +413,7 @@ func (l *life) decode(x *exchange, r *request) bool {
 			return false
 		}
 		if err != nil {
-			return a.failed(err, l.engine.cfg.ErrorShape)
+			return a.failed(err, l.engine.cfg.Answers.ErrorShape)
 		}
 		a.plan = r.plan(answer)
 		from.Asked.Add(tokens)

@@ -16,7 +16,7 @@ import (
 // request_finished in nixl/pull_scheduler.py): of each request that came with a hand-off and that the engine's core ends. At a stop
 // string the front end aborts the request, unless it has ended.
 func (c Config) keepsAnswer(r *request, p plan) bool {
-	return c.KeepsAnswers > 0 && r.leg == LegDecode && (p.stopReason[0] != '"' || p.core == "length")
+	return c.KV.KeepsAnswers > 0 && r.leg == LegDecode && (p.stopReason[0] != '"' || p.core == "length")
 }
 
 // back is the KV of an answer, which a prefill engine may fetch.
@@ -67,8 +67,8 @@ func handBack(l *life, r *request, j *group.Job, name string, answer *uint64) fu
 		l.backs.mu.Unlock()
 		return fmt.Appendf(nil, `{"do_remote_prefill":false,"do_remote_decode":true,"remote_block_ids":%s,"remote_engine_id":%q,"remote_request_id":%s,"remote_host":%q,"remote_port":%d,`+
 			`"tp_size":1,"dcp_size":1,"pp_size":1,"remote_num_tokens":%d,"remote_blocks_expiry_time":%.3f,%s"transfer_mode":"pull"}`,
-			blockList(one.blocks, false, r.troubles), one.engine, id, cfg.Advertise, l.ports[l.portOf(r.rank)],
-			tokens, float64(time.Now().Add(cfg.KeepsAnswers).UnixMilli())/1000, registration)
+			blockList(one.blocks, false, r.troubles), one.engine, id, cfg.Server.Advertise, l.ports[l.portOf(r.rank)],
+			tokens, float64(time.Now().Add(cfg.KV.KeepsAnswers).UnixMilli())/1000, registration)
 	}
 }
 
@@ -76,7 +76,7 @@ func handBack(l *life, r *request, j *group.Job, name string, answer *uint64) fu
 // not its prompt's, it makes a hand-off with wrong content. Without bidirectional_kv_xfer the prompt waits for what nobody fetches
 // (vLLM 0.33, get_num_new_matched_tokens and update_state_after_alloc in nixl/pull_scheduler.py).
 func (l *life) fetchBack(x *exchange, r *request) (tokens int, err *apiError) {
-	if l.engine.cfg.KeepsAnswers == 0 {
+	if l.engine.cfg.KV.KeepsAnswers == 0 {
 		<-x.Ctx.Done()
 		return 0, nil
 	}
@@ -105,7 +105,7 @@ func (a *answer) appendHandBack(dst []byte, made int) []byte {
 
 // giveUpLater gives a finished answer up after a while: nobody can fetch it, and then its blocks are free.
 func giveUpLater(l *life, j *group.Job, name string) {
-	time.AfterFunc(l.engine.cfg.KeepsAnswers, func() {
+	time.AfterFunc(l.engine.cfg.KV.KeepsAnswers, func() {
 		l.backs.mu.Lock()
 		delete(l.backs.all, name)
 		l.backs.mu.Unlock()

@@ -24,7 +24,7 @@ func TestTheKVOfAnAnswerIsKept(t *testing.T) {
 		{"an answer that a text ends", "0.33.0", `"stream":true,"stop":" ",`, false, false},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			p := pairOf(t, Config{Connector: NIXLPull, Version: row.version, KeepsAnswers: 300 * time.Millisecond})
+			p := pairOf(t, Config{Connector: NIXLPull, Version: row.version, KV: KV{KeepsAnswers: 300 * time.Millisecond}})
 			r := do(p.c, "POST", p.d.URLs()[0]+"/v1/chat/completions", chatBody("one two", decodeMore(probe(t, p.c, p.p, "one two"), row.more)))
 			require.Equal(t, 200, r.status, r.body)
 			require.Equal(t, row.says, strings.Contains(r.body, `"do_remote_decode":true,"remote_block_ids":[[`), r.body)
@@ -40,7 +40,7 @@ func TestTheKVOfAnAnswerIsKept(t *testing.T) {
 }
 
 func TestKeptKVHasItsRoom(t *testing.T) {
-	p := pairOf(t, Config{Connector: NIXLPull, KVTokens: 2048, KeepsAnswers: time.Second})
+	p := pairOf(t, Config{Connector: NIXLPull, KV: KV{Tokens: 2048, KeepsAnswers: time.Second}})
 	serve := func(seed uint64) reply {
 		prompt := reftext.MakePrompt(seed, 1500)
 		return do(p.c, "POST", p.d.URLs()[0]+"/v1/chat/completions", chatBody(prompt, decodeMore(probe(t, p.c, p.p, prompt), `"max_tokens":2,`)))

@@ -140,7 +140,7 @@ func (l *life) handoffOf(rank int, r *request, k *pins.Pin, cached int, first in
 	if cfg.Connector == VLLMMooncake || r.troubles.has(NullHandoff) {
 		return json.RawMessage("null")
 	}
-	host, port := cfg.Advertise, l.ports[l.portOf(rank)]
+	host, port := cfg.Server.Advertise, l.ports[l.portOf(rank)]
 	if r.troubles.has(WrongHost) {
 		host = badHost
 	}
@@ -155,7 +155,7 @@ func (l *life) handoffOf(rank int, r *request, k *pins.Pin, cached int, first in
 	}
 	engine := l.engineID(rank)
 	common := fmt.Sprintf(`"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":%s,"remote_engine_id":%q,%s"remote_host":%q,"remote_port":%d`,
-		blockList(k.Blocks, cfg.FlatBlockIDs || !cfg.namesRequests(), r.troubles), engine, named, host, port)
+		blockList(k.Blocks, cfg.KV.FlatBlockIDs || !cfg.namesRequests(), r.troubles), engine, named, host, port)
 	switch old := !cfg.namesRequests(); {
 	case old && cfg.Connector == NIXLPull:
 		return fmt.Appendf(nil, `{%s,"tp_size":1}`, common)

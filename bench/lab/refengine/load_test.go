@@ -48,7 +48,7 @@ func pump(tb testing.TB, e *Engine, streams, tokens int) (events int) {
 }
 
 func TestManyStreamsAtOnce(t *testing.T) {
-	e := start(t, Config{DPSize: 4, Slots: 50, C0: 2 * time.Millisecond})
+	e := start(t, Config{DPSize: 4, Slots: 50, Steps: Steps{C0: 2 * time.Millisecond}})
 	pump(t, e, 200, 40)
 	s := e.Stats()
 	require.EqualValues(t, 200, s.Finished)
@@ -62,7 +62,7 @@ func TestManyStreamsAtOnce(t *testing.T) {
 // BenchmarkEvents reports how many events a second the engine writes, with
 // their readers in the same process.
 func BenchmarkEvents(b *testing.B) {
-	e := start(b, Config{DPSize: 8, Slots: 125, C0: time.Microsecond, C1: 1, PrefillBase: 1, PrefillPerToken: 1})
+	e := start(b, Config{DPSize: 8, Slots: 125, Steps: Steps{C0: time.Microsecond, C1: 1}, Prompts: Prompts{Base: 1, PerToken: 1}})
 	events := 0
 	for b.Loop() {
 		events += pump(b, e, 1000, 50)

@@ -43,11 +43,11 @@ func (l *life) metrics(first, last int, usage float64) []byte {
 	family := func(name, kind string, value func(rank int) float64, labels string) {
 		out = fmt.Appendf(out, "# HELP %s %s of the reference engine.\n# TYPE %s %s\n", name, kind, name, kind)
 		for rank := first; rank <= last; rank++ {
-			out = fmt.Appendf(out, "%s{engine=\"%d\",%smodel_name=%q} %g\n", name, cfg.DPFirst+rank, labels, cfg.Model, value(rank))
+			out = fmt.Appendf(out, "%s{engine=\"%d\",%smodel_name=%q} %g\n", name, cfg.DPFirst+rank, labels, cfg.Model.Name, value(rank))
 		}
 	}
 	kvUsage, queries, hits := "vllm:kv_cache_usage_perc", "vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total"
-	if cfg.OldMetricNames {
+	if cfg.Answers.OldMetricNames {
 		kvUsage, queries, hits = "vllm:gpu_cache_usage_perc", "vllm:gpu_prefix_cache_queries_total", "vllm:gpu_prefix_cache_hits_total"
 	}
 	family("vllm:num_requests_running", "gauge", func(r int) float64 { return float64(l.rankStats(r).Running) }, "")
@@ -58,7 +58,7 @@ func (l *life) metrics(first, last int, usage float64) []byte {
 		}
 		return l.kvUsage(l.rankStats(r))
 	}, "")
-	if !cfg.OldMetricNames {
+	if !cfg.Answers.OldMetricNames {
 		deferred := func(r int) float64 { return float64(l.group.Gauges(r).Deferred.Load()) }
 		family("vllm:num_requests_waiting_by_reason", "gauge", deferred, `reason="deferred",`)
 		family("vllm:generation_tokens_total", "counter", func(r int) float64 { return float64(l.group.Gauges(r).Generated.Load()) }, "")
@@ -66,7 +66,7 @@ func (l *life) metrics(first, last int, usage float64) []byte {
 	}
 	family(queries, "counter", func(r int) float64 { return float64(l.prefills[r].Queries.Load() + l.group.Gauges(r).Queries.Load()) }, "")
 	family(hits, "counter", func(r int) float64 { return float64(l.prefills[r].Hits.Load() + l.group.Gauges(r).Hits.Load()) }, "")
-	if !cfg.OldMetricNames {
+	if !cfg.Answers.OldMetricNames {
 		family("vllm:external_prefix_cache_queries_total", "counter", func(r int) float64 { return float64(l.prefills[r].Asked.Load()) }, "")
 		family("vllm:external_prefix_cache_hits_total", "counter", func(r int) float64 { return float64(l.prefills[r].Pulled.Load()) }, "")
 	}
@@ -77,7 +77,7 @@ func (l *life) metrics(first, last int, usage float64) []byte {
 	for rank := first; rank <= last; rank++ {
 		// vLLM's API server tells the sum of its engines
 		out = fmt.Appendf(out, "vllm:cache_config_info{block_size=\"%d\",engine=\"%d\",num_gpu_blocks=\"%d\"} 1\n", blockSize, cfg.DPFirst+rank,
-			(last-first+1)*(cfg.KVTokens/blockSize))
+			(last-first+1)*(cfg.KV.Tokens/blockSize))
 	}
 	out = append(out, "# HELP process_start_time_seconds Start time of the process since unix epoch in seconds.\n# TYPE "+
 		"process_start_time_seconds gauge\n"...)
@@ -87,7 +87,7 @@ func (l *life) metrics(first, last int, usage float64) []byte {
 // served renders what vLLM counts of the requests that its ranks have answered.
 func (l *life) served(first, last int) (out []byte) {
 	line := func(name string, rank int, labels string, value any) {
-		out = fmt.Appendf(out, "%s{engine=\"%d\",%smodel_name=%q} %v\n", name, l.engine.cfg.DPFirst+rank, labels, l.engine.cfg.Model, value)
+		out = fmt.Appendf(out, "%s{engine=\"%d\",%smodel_name=%q} %v\n", name, l.engine.cfg.DPFirst+rank, labels, l.engine.cfg.Model.Name, value)
 	}
 	each := func(name, kind string, of func(rank int, g *group.Gauges)) {
 		out = fmt.Appendf(out, "# HELP %s %s of the reference engine.\n# TYPE %s %s\n", name, kind, name, kind)
@@ -111,7 +111,7 @@ func (l *life) served(first, last int) (out []byte) {
 	})
 	lengths := func(name string, of func(g *group.Gauges) *group.Lengths) {
 		each(name, "histogram", func(rank int, g *group.Gauges) {
-			out = appendLengths(out, name, fmt.Sprintf("engine=\"%d\",model_name=%q", l.engine.cfg.DPFirst+rank, l.engine.cfg.Model), of(g))
+			out = appendLengths(out, name, fmt.Sprintf("engine=\"%d\",model_name=%q", l.engine.cfg.DPFirst+rank, l.engine.cfg.Model.Name), of(g))
 		})
 	}
 	lengths("vllm:request_prompt_tokens", func(g *group.Gauges) *group.Lengths { return &g.Prompts })
@@ -140,5 +140,5 @@ func appendLengths(out []byte, name, labels string, all ...*group.Lengths) []byt
 
 // kvUsage is the share of a rank's KV cache that is in use.
 func (l *life) kvUsage(of RankStats) float64 {
-	return float64(of.KVUsed) / float64(l.engine.cfg.KVTokens/blockSize*blockSize)
+	return float64(of.KVUsed) / float64(l.engine.cfg.KV.Tokens/blockSize*blockSize)
 }

@@ -16,7 +16,7 @@ type adapters struct {
 func newAdapters(cfg Config, ports int) *adapters {
 	a := &adapters{byPort: make([][]string, ports)}
 	for port := range a.byPort {
-		a.byPort[port] = slices.Clone(cfg.Adapters)
+		a.byPort[port] = slices.Clone(cfg.Model.Adapters)
 	}
 	return a
 }
@@ -58,8 +58,8 @@ func (e *Engine) change(port int, name string, load bool) {
 // lists says whether a request at a port may ask for a model, and by which name the answer calls it: that of the adapter, else the
 // first of the base model (check_model and model_name in entrypoints/openai/models/serving.py of vLLM 0.31).
 func (a *adapters) lists(cfg *Config, port int, name string) (called string, ok bool) {
-	if name == "" || name == cfg.Model || slices.Contains(cfg.Aliases, name) {
-		return cfg.Model, true
+	if name == "" || name == cfg.Model.Name || slices.Contains(cfg.Model.Aliases, name) {
+		return cfg.Model.Name, true
 	}
 	return name, slices.Contains(a.of(port), name)
 }
@@ -79,12 +79,12 @@ func (l *life) serveModels(x *exchange) bool {
 			"max_model_len": length, "permission": []any{permission}}
 	}
 	var data []any
-	for _, name := range append([]string{cfg.Model}, cfg.Aliases...) {
-		data = append(data, card(name, cfg.Model, nil, cfg.MaxModelLen))
+	for _, name := range append([]string{cfg.Model.Name}, cfg.Model.Aliases...) {
+		data = append(data, card(name, cfg.Model.Name, nil, cfg.Model.MaxLen))
 	}
 	for _, name := range l.adapters.of(x.Port) {
-		var parent any = cfg.Model
-		if cfg.Parentless {
+		var parent any = cfg.Model.Name
+		if cfg.Model.Parentless {
 			parent = nil
 		}
 		data = append(data, card(name, "/adapters/"+name, parent, nil))
@@ -104,7 +104,7 @@ func serveAdapter(l *life, x *exchange, load bool) bool {
 		return x.fail(refuse(400, "body: %v", err).of("body"))
 	}
 	_, listed := l.adapters.lists(&l.engine.cfg, x.Port, ask.Name)
-	base := ask.Name == l.engine.cfg.Model || slices.Contains(l.engine.cfg.Aliases, ask.Name)
+	base := ask.Name == l.engine.cfg.Model.Name || slices.Contains(l.engine.cfg.Model.Aliases, ask.Name)
 	switch {
 	case load && (ask.Name == "" || ask.Path == ""):
 		return x.fail(refuse(400, "Both 'lora_name' and 'lora_path' must be provided."))

@@ -12,7 +12,7 @@ import (
 // words of vLLM 0.31 (entrypoints/openai/models/serving.py).
 func TestAdaptersAreLoadedRankByRank(t *testing.T) {
 	c := client(t)
-	e := start(t, Config{DPSize: 2, Role: Aggregated, Aliases: []string{"also"}, Adapters: []string{"static"}})
+	e := start(t, Config{DPSize: 2, Role: Aggregated, Model: Model{Aliases: []string{"also"}, Adapters: []string{"static"}}})
 	listed := func(port int) (all []string) {
 		var list struct {
 			Data []struct {
@@ -77,7 +77,7 @@ func TestAdaptersAreLoadedRankByRank(t *testing.T) {
 
 // Other servers list an adapter as they list a base model.
 func TestAnAdapterMayBeListedWithoutItsParent(t *testing.T) {
-	e := start(t, Config{Role: Aggregated, Adapters: []string{"x"}, Parentless: true})
+	e := start(t, Config{Role: Aggregated, Model: Model{Adapters: []string{"x"}, Parentless: true}})
 	list := do(client(t), "GET", e.URLs()[0]+"/v1/models", "").body
 	require.Contains(t, list, `"id":"x"`)
 	require.NotContains(t, list, `"parent":"ref"`)

@@ -72,7 +72,7 @@ func (p *pausing) holds(x *exchange, r *request) (done, ok bool) {
 			if r.stream && !a.open() { // the status is out before the core has refused it
 				return true, false
 			}
-			return true, a.failed(refuse(503, "Generation is paused. Please retry after it resumes."), p.engine.cfg.ErrorShape)
+			return true, a.failed(refuse(503, "Generation is paused. Please retry after it resumes."), p.engine.cfg.Answers.ErrorShape)
 		}
 		select {
 		case <-over:

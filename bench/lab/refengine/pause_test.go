@@ -31,7 +31,7 @@ func TestVLLMIsPaused(t *testing.T) {
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
-			e, c := start(t, Config{Role: Aggregated, Version: row.version, PrefixCache: 64, C0: time.Millisecond}), client(t)
+			e, c := start(t, Config{Role: Aggregated, Version: row.version, KV: KV{PrefixCache: 64}, Steps: Steps{C0: time.Millisecond}}), client(t)
 			at := e.URLs()[0]
 			require.Contains(t, do(c, "GET", at+"/is_paused", "").body, "false")
 			require.Equal(t, 422, do(c, "POST", at+"/pause?mode=now", "").status)
@@ -73,7 +73,7 @@ func TestVLLMIsPaused(t *testing.T) {
 
 // The last token comes with the end that its core says: a front end that aborts the request before has neither.
 func TestAnAnswerThatIsAbortedHasNotItsLastToken(t *testing.T) {
-	e, c := start(t, Config{Role: Aggregated, C0: 20 * time.Millisecond}), client(t)
+	e, c := start(t, Config{Role: Aggregated, Steps: Steps{C0: 20 * time.Millisecond}}), client(t)
 	require.NoError(t, e.SetFaults(Rule{Fault: Slow, DelayMS: 500})) // its core is done while the front end writes
 	ends := asked(c, e, completionBody("a b c", `"max_tokens":4,"ignore_eos":true,"stream":true,`))
 	for _, n := range []int64{1, 0} {
@@ -87,7 +87,7 @@ func TestAnAnswerThatIsAbortedHasNotItsLastToken(t *testing.T) {
 }
 
 func TestSGLangIsPaused(t *testing.T) {
-	e, c := start(t, Config{Role: Prefill, Connector: SGLang, PrefixCache: 64}), client(t)
+	e, c := start(t, Config{Role: Prefill, Connector: SGLang, KV: KV{PrefixCache: 64}}), client(t)
 	at := e.URLs()[0]
 	require.Equal(t, 422, do(c, "POST", at+"/pause_generation", "").status, "it wants a body")
 	require.Equal(t, 404, do(c, "POST", at+"/pause", "").status)

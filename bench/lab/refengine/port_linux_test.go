@@ -11,7 +11,7 @@ import (
 )
 
 func TestAKilledEngineKeepsItsPorts(t *testing.T) {
-	e := start(t, Config{KVEvents: "127.0.0.1:0", PrefixCache: 16})
+	e := start(t, Config{KVEvents: KVEvents{Address: "127.0.0.1:0"}, KV: KV{PrefixCache: 16}})
 	kv, _ := e.KVEvents(0)
 	ports := []string{strings.TrimPrefix(e.URLs()[0], "http://"), kv}
 	alone := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {

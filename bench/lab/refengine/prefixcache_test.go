@@ -10,7 +10,7 @@ import (
 )
 
 func TestACacheUnderPressureReportsWhatIsLeft(t *testing.T) {
-	e := start(t, Config{Role: Prefill, PrefixCache: 5, PromptTokensDetails: true})
+	e := start(t, Config{Role: Prefill, KV: KV{PrefixCache: 5}, Answers: Answers{PromptTokensDetails: true}})
 	c := client(t)
 	cached := func(seed uint64, tokens int) int {
 		r := do(c, "POST", e.URLs()[0]+"/v1/chat/completions", chatBody(reftext.MakePrompt(seed, tokens), probeMore))

@@ -67,7 +67,7 @@ func (l *life) fetchKV(x *exchange, r *request, j *group.Job, a *answer, right u
 	if !waitFor(a, j.Granted) {
 		return 0, false, nil
 	}
-	if !waitFor(a, time.After(cfg.TransferBase+time.Duration(r.prompt.Tokens())*cfg.TransferPer)) {
+	if !waitFor(a, time.After(cfg.KV.TransferBase+time.Duration(r.prompt.Tokens())*cfg.KV.TransferPer)) {
 		return 0, false, nil
 	}
 	for {
@@ -121,12 +121,12 @@ func (l *life) pullOnce(x *exchange, to remote, q pullRequest) (pullReply, error
 // until its pull begins.
 func (l *life) renew(x *exchange, r *request, j *group.Job) (stop func()) {
 	cfg := l.engine.cfg
-	if cfg.Connector != NIXLPull && cfg.Connector != NIXLPush || cfg.NoRenewals {
+	if cfg.Connector != NIXLPull && cfg.Connector != NIXLPush || cfg.KV.NoRenewals {
 		return func() {}
 	}
 	done, ctx := make(chan struct{}), x.Ctx // which is another one once the answer is over
 	l.wg.Go(func() {
-		beat := time.NewTicker(max(cfg.KVHoldTimeout/6, time.Millisecond))
+		beat := time.NewTicker(max(cfg.KV.HoldTimeout/6, time.Millisecond))
 		defer beat.Stop()
 		for {
 			select {

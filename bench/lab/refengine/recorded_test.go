@@ -52,8 +52,10 @@ type world map[string]*Engine
 func recordedWorld(t *testing.T) world {
 	w := world{}
 	for name, role := range map[string]Role{"plain": Both, "prefill": Prefill, "decode": Decode} {
-		w[name] = start(t, Config{Role: role, Connector: NIXLPull, Version: "0.32.0", Model: "tiny", MaxModelLen: 2048, PromptTokensDetails: true,
-			C0: 100 * time.Microsecond, PrefillBase: time.Millisecond, PrefixCache: 16, KVEvents: "127.0.0.1:0", KVEventsEncoding: "map"})
+		w[name] = start(t, Config{Role: role, Connector: NIXLPull, Version: "0.32.0", Model: Model{Name: "tiny", MaxLen: 2048},
+			Answers: Answers{PromptTokensDetails: true},
+			Steps:   Steps{C0: 100 * time.Microsecond}, Prompts: Prompts{Base: time.Millisecond}, KV: KV{PrefixCache: 16},
+			KVEvents: KVEvents{Address: "127.0.0.1:0", Encoding: "map"}})
 	}
 	return w
 }

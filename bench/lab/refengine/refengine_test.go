@@ -27,12 +27,12 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // quick is an engine whose times do not hold a test up.
 func quick(c Config) Config {
-	c.C0 = cmp.Or(c.C0, 200*time.Microsecond)
-	c.C1 = cmp.Or(c.C1, time.Nanosecond)
-	c.PrefillBase = cmp.Or(c.PrefillBase, 100*time.Microsecond)
-	c.PrefillPerToken = cmp.Or(c.PrefillPerToken, time.Nanosecond)
-	c.TransferBase = cmp.Or(c.TransferBase, 100*time.Microsecond)
-	c.TransferPer = cmp.Or(c.TransferPer, time.Nanosecond)
+	c.Steps.C0 = cmp.Or(c.Steps.C0, 200*time.Microsecond)
+	c.Steps.C1 = cmp.Or(c.Steps.C1, time.Nanosecond)
+	c.Prompts.Base = cmp.Or(c.Prompts.Base, 100*time.Microsecond)
+	c.Prompts.PerToken = cmp.Or(c.Prompts.PerToken, time.Nanosecond)
+	c.KV.TransferBase = cmp.Or(c.KV.TransferBase, 100*time.Microsecond)
+	c.KV.TransferPer = cmp.Or(c.KV.TransferPer, time.Nanosecond)
 	return c
 }
 
@@ -283,7 +283,7 @@ func TestAPromptGoesFromPrefillToDecodeOverRealSockets(t *testing.T) {
 }
 
 func TestTheHandoffHasTheShapeOfRealEngines(t *testing.T) {
-	p := start(t, Config{Role: Prefill, Advertise: "127.0.0.1"})
+	p := start(t, Config{Role: Prefill, Server: Server{Advertise: "127.0.0.1"}})
 	var got map[string]any
 	require.NoError(t, json.Unmarshal(probe(t, client(t), p, reftext.MakePrompt(1, 300)), &got))
 	for _, key := range []string{"remote_engine_id", "remote_request_id", "remote_pcp_size", "last_token_id",
@@ -294,7 +294,7 @@ func TestTheHandoffHasTheShapeOfRealEngines(t *testing.T) {
 	require.Regexp(t, `^chatcmpl-[0-9a-f]+-[0-9a-f]{8}$`, got["remote_request_id"])
 	require.Equal(t, "127.0.0.1", got["remote_host"])
 
-	flat := start(t, Config{Role: Prefill, FlatBlockIDs: true})
+	flat := start(t, Config{Role: Prefill, KV: KV{FlatBlockIDs: true}})
 	require.NoError(t, json.Unmarshal(probe(t, client(t), flat, "a b"), &got))
 	require.Equal(t, []any{0.0}, got["remote_block_ids"])
 }
@@ -318,7 +318,7 @@ func TestMooncakeUpstreamFindsItsTransfer(t *testing.T) {
 
 func TestAHandoffThatIsNotFreshGivesWrongText(t *testing.T) {
 	p := start(t, Config{Role: Prefill})
-	brief := start(t, Config{Role: Prefill, KVHoldTimeout: time.Millisecond})
+	brief := start(t, Config{Role: Prefill, KV: KV{HoldTimeout: time.Millisecond}})
 	d := start(t, Config{Role: Decode})
 	c := client(t)
 	ask := func(prompt string, kv json.RawMessage) (int, error) {
@@ -398,7 +398,7 @@ func TestANullHandoff(t *testing.T) {
 }
 
 func TestAClientThatLeavesInTransferLeaksThePin(t *testing.T) {
-	p, d := start(t, Config{Role: Prefill}), start(t, Config{Role: Decode, TransferBase: time.Hour})
+	p, d := start(t, Config{Role: Prefill}), start(t, Config{Role: Decode, KV: KV{TransferBase: time.Hour}})
 	c := client(t)
 	kv := probe(t, c, p, "a b")
 	ctx, cancel := context.WithCancel(t.Context())
@@ -448,7 +448,7 @@ func TestAPullUnderWayEndsBeforeItsRequestIsLetGo(t *testing.T) {
 }
 
 func TestAClientThatLeavesFreesItsSlot(t *testing.T) {
-	e := start(t, Config{Slots: 1, C0: 2 * time.Millisecond})
+	e := start(t, Config{Slots: 1, Steps: Steps{C0: 2 * time.Millisecond}})
 	c := client(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	req, err := http.NewRequestWithContext(ctx, "POST", e.URLs()[0]+"/v1/completions", strings.NewReader(completionBody("a", `"stream":true,"max_tokens":100000,"ignore_eos":true,`)))
@@ -480,7 +480,7 @@ func TestAKilledEngineComesBackOnItsPortsEmpty(t *testing.T) {
 }
 
 func TestAnIdleConnectionIsClosed(t *testing.T) {
-	e := start(t, Config{KeepAlive: 20 * time.Millisecond})
+	e := start(t, Config{Server: Server{KeepAlive: 20 * time.Millisecond}})
 	tr := &http.Transport{}
 	defer tr.CloseIdleConnections()
 	require.Equal(t, 200, do(&http.Client{Transport: tr}, "GET", e.URLs()[0]+"/health", "").status)
@@ -495,7 +495,7 @@ func TestAnIdleConnectionIsClosed(t *testing.T) {
 
 func TestAPreemptedRequestIsGivenBack(t *testing.T) {
 	// Steps are long beside the time in which the second request comes after the first.
-	e := start(t, Config{KVTokens: 3 * blockSize, RecomputeEnable: true, C0: 2 * time.Millisecond})
+	e := start(t, Config{KV: KV{Tokens: 3 * blockSize}, Steps: Steps{Recompute: true, C0: 2 * time.Millisecond}})
 	c := client(t)
 	type outcome struct {
 		s stream
@@ -527,7 +527,7 @@ func TestAPreemptedRequestIsGivenBack(t *testing.T) {
 }
 
 func TestAWildcardIsNotAdvertised(t *testing.T) {
-	p := start(t, Config{Listen: ":0"})
+	p := start(t, Config{Server: Server{Listen: ":0"}})
 	require.Contains(t, string(probe(t, client(t), p, "a")), `"remote_host":"127.0.0.1"`)
 	require.True(t, strings.HasPrefix(p.URLs()[0], "http://127.0.0.1:"))
 }

@@ -118,7 +118,7 @@ func (l *life) parse(chat bool, port int, body []byte) (*request, *apiError) {
 	if f.err == nil && !listed {
 		return r, noSuchModel(model)
 	}
-	r.returnIDs = f.boolean("return_token_ids") && !cfg.NoTokenIDs
+	r.returnIDs = f.boolean("return_token_ids") && !cfg.Answers.NoTokenIDs
 	if err := r.render(f, chat); err != nil {
 		return nil, err
 	}
@@ -194,7 +194,7 @@ func (r *request) output(f *fields, cfg Config) {
 			f.fail("stream_options", "not an object")
 		}
 		r.includeUsage = options.boolean("include_usage")
-		r.continuousUsage = r.includeUsage && options.boolean("continuous_usage_stats") && !cfg.NoContinuousUsage
+		r.continuousUsage = r.includeUsage && options.boolean("continuous_usage_stats") && !cfg.Answers.NoContinuousUsage
 		if f.err == nil {
 			f.err = options.err
 		}
@@ -207,7 +207,7 @@ func (r *request) output(f *fields, cfg Config) {
 	}
 	def := 16
 	if r.chat {
-		def = cfg.MaxModelLen - r.prompt.Tokens()
+		def = cfg.Model.MaxLen - r.prompt.Tokens()
 	}
 	least := 1
 	if !r.chat && r.echo { // one is computed, and left out
@@ -312,7 +312,7 @@ func (r *request) tools(f *fields) {
 // asked for to what the prompt leaves; before, that is an error.
 func (r *request) fit(cfg Config) *apiError {
 	n := r.prompt.Tokens()
-	switch most := cfg.MaxModelLen; {
+	switch most := cfg.Model.MaxLen; {
 	case cfg.before(32) && (n+r.maxTokens > most || r.maxTokens < 1):
 		return refuse(400, "This model's maximum context length is %d tokens. However, you requested %d tokens in the messages and %d for the "+
 			"completion.",
@@ -327,7 +327,7 @@ func (r *request) fit(cfg Config) *apiError {
 	case n == most:
 		return refuse(400, "max_tokens must be at least 1, got 0.").of("max_tokens")
 	}
-	r.maxTokens = min(r.maxTokens, cfg.MaxModelLen-n)
+	r.maxTokens = min(r.maxTokens, cfg.Model.MaxLen-n)
 	return nil
 }
 
@@ -336,8 +336,8 @@ func (r *request) check(cfg Config) *apiError {
 	if r.minTokens > r.maxTokens {
 		return refuse(400, "min_tokens: must be less than or equal to max_tokens=%d, got %d.", r.maxTokens, r.minTokens)
 	}
-	if blocks(r.prompt.Tokens()+cfg.TokensPerChunk) > cfg.KVTokens/blockSize {
-		return refuse(400, "the prompt's %d tokens do not fit the KV cache of %d.", r.prompt.Tokens(), cfg.KVTokens)
+	if blocks(r.prompt.Tokens()+cfg.Steps.TokensPerChunk) > cfg.KV.Tokens/blockSize {
+		return refuse(400, "the prompt's %d tokens do not fit the KV cache of %d.", r.prompt.Tokens(), cfg.KV.Tokens)
 	}
 	switch {
 	case r.leg == LegProbe && cfg.Role == Decode:

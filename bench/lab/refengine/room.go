@@ -60,7 +60,7 @@ func (l *life) serveServerInfo(x *exchange) bool {
 	cfg := l.engine.cfg
 	return x.answerJSON(map[string]any{"version": cfg.Version, "disaggregation_mode": cfg.Role, "dp_size": cfg.DPSize,
 		"max_running_requests":          cfg.Slots * cfg.DPSize,
-		"disaggregation_bootstrap_port": l.ports[0], "load_balance_method": cfg.LoadBalance, "elastic_ep_backend": cfg.ElasticEP})
+		"disaggregation_bootstrap_port": l.ports[0], "load_balance_method": cfg.SGLang.LoadBalance, "elastic_ep_backend": cfg.SGLang.ElasticEP})
 }
 
 // serveLoads tells the load that each rank's scheduler has published last. That of a rank without a GPU publishes none.
@@ -85,12 +85,12 @@ func (c Config) roomsEverywhere() bool {
 }
 
 func (l *life) serveResponseOfSGLang(x *exchange) bool {
-	w := &responses.Writer{Model: l.engine.cfg.Model, TellsIncomplete: true, SGLang: true}
+	w := &responses.Writer{Model: l.engine.cfg.Model.Name, TellsIncomplete: true, SGLang: true}
 	return l.translate(x, true, func(body []byte) ([]byte, error) { return w.ChatOfSGLang(body, l.engine.cfg.roomsEverywhere()) }, w)
 }
 
 func (l *life) serveMessageOfSGLang(x *exchange) bool {
-	w := &messages.SGLang{Model: l.engine.cfg.Model}
+	w := &messages.SGLang{Model: l.engine.cfg.Model.Name}
 	chat := func(body []byte) (text []byte, err error) {
 		text, err = messages.ChatOfSGLang(body, l.engine.cfg.roomsEverywhere())
 		w.Taken = err == nil
@@ -124,13 +124,13 @@ func (l *life) sglangMetrics(first, last int, usage float64) []byte {
 		of, g, p := l.rankStats(rank), l.group.Gauges(rank), l.prefills[rank]
 		used := of.KVUsed
 		if !math.IsNaN(usage) {
-			used = int64(usage * float64(cfg.KVTokens))
+			used = int64(usage * float64(cfg.KV.Tokens))
 		}
 		on := bind.Gauges{Rank: rank, Running: of.Running, Waiting: p.Waiting.Load(), Bootstrap: p.Bootstrap.Load(), Inflight: p.Inflight.Load(),
-			Prealloc: g.Waiting.Load() - g.Deferred.Load(), Transfer: g.Deferred.Load(), Capacity: int64(cfg.KVTokens), Used: used,
+			Prealloc: g.Waiting.Load() - g.Deferred.Load(), Transfer: g.Deferred.Load(), Capacity: int64(cfg.KV.Tokens), Used: used,
 			Decoded: g.Generated.Load() - g.Begun.Load(), Cached: g.Hits.Load() + p.Hits.Load(),
 			Computed: max(0, g.Prompt.Load()-g.Pulled.Load()-g.Hits.Load()-p.Hits.Load())}
-		if cfg.BarrierMetrics {
+		if cfg.SGLang.BarrierMetrics {
 			on.Steps, on.WaitNanos, on.Pairs, on.FewerPairs = g.Steps.Load(), g.WaitNanos.Load(), g.Pairs.Load(), g.FewerPairs.Load()
 		}
 		ranks = append(ranks, on)
@@ -140,10 +140,10 @@ func (l *life) sglangMetrics(first, last int, usage float64) []byte {
 	if cfg.Role == Aggregated {
 		role = "unified"
 	}
-	out := bind.AppendMetrics(nil, cfg.Model, role, ranks)
+	out := bind.AppendMetrics(nil, cfg.Model.Name, role, ranks)
 	lengths := func(name string, of []*group.Lengths) {
 		out = fmt.Appendf(out, "# HELP %s lengths of the reference engine.\n# TYPE %[1]s histogram\n", name)
-		out = appendLengths(out, name, fmt.Sprintf("model_name=%q", cfg.Model), of...)
+		out = appendLengths(out, name, fmt.Sprintf("model_name=%q", cfg.Model.Name), of...)
 	}
 	lengths("sglang:prompt_tokens_histogram", prompts)
 	lengths("sglang:generation_tokens_histogram", answers)
@@ -216,7 +216,7 @@ func (l *life) serveNoEmbedding(x *exchange) bool {
 
 // attnRank is the rank that a rank takes itself for: replicas without DP attention all believe that they are the first.
 func (b *bound) attnRank(rank int) int {
-	if b.engine.cfg.Replicas {
+	if b.engine.cfg.SGLang.Replicas {
 		return 0
 	}
 	return rank
@@ -283,7 +283,7 @@ func (b *bound) prefillRoom(x *exchange, r *request) bool {
 	case rank != b.attnRank(r.rank):
 		return a.failed(refuse(500, "Prefill bootstrap failed for request with exception KVTransferError(bootstrap_room=%d): "+
 			"follow_bootstrap_room conflict: dispatched to dp_rank %d but bootstrap_room %d implies dp_rank %d.",
-			r.room.ID, b.attnRank(r.rank), r.room.ID, rank), cfg.ErrorShape)
+			r.room.ID, b.attnRank(r.rank), r.room.ID, rank), cfg.Answers.ErrorShape)
 	}
 	late, _ := r.troubles.find(BootstrapSlow, "")
 	rank := b.prefills[r.rank]
@@ -291,14 +291,14 @@ func (b *bound) prefillRoom(x *exchange, r *request) bool {
 	var err error
 	if !r.room.Fake {
 		rank.Bootstrap.Add(1)
-		to, err = b.desk.Meet(x.Ctx, r.baseID(), cfg.BootstrapTimeout, late.delay())
+		to, err = b.desk.Meet(x.Ctx, r.baseID(), cfg.SGLang.BootstrapTimeout, late.delay())
 		rank.Bootstrap.Add(-1)
 	}
 	switch {
 	case errors.Is(err, bind.ErrLate):
 		b.engine.count.RoomTimeouts.Add(1)
 		return a.failed(refuse(500, "Prefill bootstrap failed for request with exception KVTransferError(bootstrap_room=%d): Request %d timed "+
-			"out after %v in KVPoll.Bootstrapping", r.room.ID, r.room.ID, cfg.BootstrapTimeout), cfg.ErrorShape)
+			"out after %v in KVPoll.Bootstrapping", r.room.ID, r.room.ID, cfg.SGLang.BootstrapTimeout), cfg.Answers.ErrorShape)
 	case err != nil:
 		return false
 	}
@@ -353,7 +353,7 @@ func (b *bound) joinRoom(x *exchange, r *request, landing *bind.Landing) {
 		b.landings.Fail(landing, fmt.Errorf("bootstrap: %w", err))
 		return
 	}
-	b.wg.Go(func() { b.landings.Watch(ctx, b.pull, landing, to, cfg.WaitingTimeout, cfg.Heartbeat) })
+	b.wg.Go(func() { b.landings.Watch(ctx, b.pull, landing, to, cfg.SGLang.WaitingTimeout, cfg.SGLang.Heartbeat) })
 }
 
 // sglang says whose dialect an answer is in.

@@ -24,7 +24,7 @@ const streaming = `"stream":true,`
 // sglang starts engines whose time limits do not hold a test up.
 func sglang(t *testing.T, limit time.Duration, shared Config) pair {
 	shared.Connector = SGLang
-	shared.BootstrapTimeout, shared.WaitingTimeout = limit, limit
+	shared.SGLang.BootstrapTimeout, shared.SGLang.WaitingTimeout = limit, limit
 	return pairOf(t, shared)
 }
 
@@ -39,7 +39,7 @@ func (p pair) both(prompt, more string) (prefill reply, decode stream) {
 }
 
 func TestBothLegsOfSGLangMeetInTheirRoom(t *testing.T) {
-	p := sglang(t, patient, Config{PromptTokensDetails: true, ReasoningTokens: 2})
+	p := sglang(t, patient, Config{Answers: Answers{PromptTokensDetails: true, ReasoningTokens: 2}})
 	prompt := reftext.MakePrompt(1, 300)
 	key := reftext.OfUser(prompt).Answer
 	r, s := p.both(prompt, p.inRoom(1<<62, streaming+`"rid":"r-1","stream_options":{"include_usage":true,"continuous_usage_stats":true},`))
@@ -137,7 +137,7 @@ func TestARequestToSGLangNeedsARoom(t *testing.T) {
 
 // Who closes the answer of the prefill before its end has aborted it.
 func TestAPrefillWhoseAnswerIsNotReadIsAborted(t *testing.T) {
-	p := sglang(t, 100*time.Millisecond, Config{TransferBase: time.Second})
+	p := sglang(t, 100*time.Millisecond, Config{KV: KV{TransferBase: time.Second}})
 	first, second := p.post(p.p, "p", "a b", p.inRoom(1, streaming)), p.post(p.d, "d", "a b", p.inRoom(1, streaming))
 	eventually(t, "it is in its transfer", func() bool { return p.p.Stats().Tokens == 1 })
 	first.leave()
@@ -147,7 +147,7 @@ func TestAPrefillWhoseAnswerIsNotReadIsAborted(t *testing.T) {
 }
 
 func TestADecodeEngineGivesUpWhenThePrefillEngineIsGone(t *testing.T) {
-	p := sglang(t, patient, Config{Heartbeat: 5 * time.Millisecond})
+	p := sglang(t, patient, Config{SGLang: SGLangOptions{Heartbeat: 5 * time.Millisecond}})
 	second := p.post(p.d, "d", "a b", p.inRoom(1, streaming))
 	eventually(t, "it waits", func() bool { return p.d.Stats().KVUsed > 0 })
 	p.p.Kill()
@@ -334,7 +334,8 @@ func TestWhatEndsAServerOfSGLang(t *testing.T) {
 		{"a rank that is not there", Config{Role: Prefill, DPSize: 2}, "/v1/completions", `{"model":"ref","prompt":"a","routed_dp_rank":2}`, 400},
 		{"one rank has no controller", Config{Role: Prefill}, "/v1/score", scores, 400},
 		{"the ranks of a decode server take turns", Config{Role: Decode, DPSize: 2}, "/v1/completions", `{"model":"ref","prompt":"a"}`, 400},
-		{"unless they follow the room", Config{Role: Decode, DPSize: 2, LoadBalance: "follow_bootstrap_room"}, "/v1/completions", `{"model":"ref","prompt":"a"}`, 0},
+		{"unless they follow the room", Config{Role: Decode, DPSize: 2, SGLang: SGLangOptions{LoadBalance: "follow_bootstrap_room"}},
+			"/v1/completions", `{"model":"ref","prompt":"a"}`, 0},
 		{"a vector is not made", Config{Role: Prefill, DPSize: 2}, "/v1/embeddings", `{"model":"ref","input":"a"}`, 400},
 		{"the first rank before the first", Config{Role: Prefill, DPSize: 2}, "/v1/completions", `{"model":"ref","prompt":"a","routed_dp_rank":-1}`, 400},
 		{"a rank without a GPU is named", Config{Role: Decode, DPSize: 2, Faults: masked}, "/v1/completions", `{"model":"ref","prompt":"a","routed_dp_rank":1}`, 0},
@@ -372,10 +373,10 @@ func TestARankOfSGLangChecksItsRoom(t *testing.T) {
 		posts   int64
 	}{
 		{"with DP attention each rank knows its number", Config{}, ``, true, 0},
-		{"a replica takes itself for the first", Config{Replicas: true}, ``, false, 0},
-		{"and does not look where the leg says the rank", Config{Replicas: true}, `"disagg_prefill_dp_rank":3,`, true, 0},
-		{"ranks that take turns tell the bootstrap server", Config{LoadBalance: "round_robin"}, ``, true, 1},
-		{"unless the leg says the rank", Config{LoadBalance: "round_robin"}, `"disagg_prefill_dp_rank":3,`, true, 0},
+		{"a replica takes itself for the first", Config{SGLang: SGLangOptions{Replicas: true}}, ``, false, 0},
+		{"and does not look where the leg says the rank", Config{SGLang: SGLangOptions{Replicas: true}}, `"disagg_prefill_dp_rank":3,`, true, 0},
+		{"ranks that take turns tell the bootstrap server", Config{SGLang: SGLangOptions{LoadBalance: "round_robin"}}, ``, true, 1},
+		{"unless the leg says the rank", Config{SGLang: SGLangOptions{LoadBalance: "round_robin"}}, `"disagg_prefill_dp_rank":3,`, true, 0},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			limit := 60 * time.Millisecond
@@ -383,9 +384,9 @@ func TestARankOfSGLangChecksItsRoom(t *testing.T) {
 				limit = patient
 			}
 			cfg := row.prefill
-			cfg.Role, cfg.DPSize, cfg.WaitingTimeout = Prefill, 4, limit
+			cfg.Role, cfg.DPSize, cfg.SGLang.WaitingTimeout = Prefill, 4, limit
 			e, p := sglangRanks(t, cfg)
-			p.d, _ = sglangRanks(t, Config{Role: Decode, WaitingTimeout: limit})
+			p.d, _ = sglangRanks(t, Config{Role: Decode, SGLang: SGLangOptions{WaitingTimeout: limit}})
 			first := p.post(e, "p", "a b", p.inRoom(7, streaming+`"routed_dp_rank":3,`+row.rank))
 			second := p.post(p.d, "d", "a b", p.inRoom(7, streaming+`"disagg_prefill_dp_rank":3,`))
 			says := p.stream(first).errorMessage
@@ -398,7 +399,7 @@ func TestARankOfSGLangChecksItsRoom(t *testing.T) {
 
 // Read in 0.5.23: arg_groups/pd_disaggregation_hook.py. No other request finds KV that an aborted prefill has left.
 func TestADecodeRankOfSGLangKeepsNoPrefixes(t *testing.T) {
-	p := sglang(t, patient, Config{PrefixCache: 64})
+	p := sglang(t, patient, Config{KV: KV{PrefixCache: 64}})
 	prompt := reftext.MakePrompt(1, 300)
 	require.NoError(t, p.p.SetFaults(Rule{Fault: PrefillAbort200, Count: 1}))
 	_, s := p.both(prompt, p.inRoom(1, streaming))
@@ -410,7 +411,7 @@ func TestADecodeRankOfSGLangKeepsNoPrefixes(t *testing.T) {
 
 // Read in 0.5.23: disaggregation/fake/conn.py. SGLang warms its ranks up in this way.
 func TestSGLangRunsARequestAloneWithItsFakeHost(t *testing.T) {
-	p := sglang(t, patient, Config{PrefixCache: 8})
+	p := sglang(t, patient, Config{KV: KV{PrefixCache: 8}})
 	prompt := reftext.MakePrompt(1, 300)
 	for _, e := range []*Engine{p.p, p.d} {
 		r := <-p.post(e, "alone", prompt, `"bootstrap_host":"2.2.2.2","bootstrap_port":1,"bootstrap_room":0,"max_tokens":2,"ignore_eos":true,`).got

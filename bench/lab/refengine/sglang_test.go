@@ -70,7 +70,7 @@ func TestWhatTheServerOfSGLangSays(t *testing.T) {
 // The series of the barrier are always there, and count only if the server is told to (0.5.23).
 func TestSGLangCountsItsBarrierIfItIsToldTo(t *testing.T) {
 	for _, told := range []bool{false, true} {
-		e, p := sglangRanks(t, Config{Role: Decode, DPSize: 2, BarrierMetrics: told})
+		e, p := sglangRanks(t, Config{Role: Decode, DPSize: 2, SGLang: SGLangOptions{BarrierMetrics: told}})
 		r := do(p.c, "POST", e.URLs()[0]+"/v1/completions", `{"bootstrap_host":"2.2.2.2","bootstrap_port":1,"bootstrap_room":2,"model":"ref","max_tokens":4,"prompt":"a b","routed_dp_rank":0}`)
 		require.Equal(t, 200, r.status, r.body)
 		page := do(p.c, "GET", e.URLs()[0]+"/metrics", "").body

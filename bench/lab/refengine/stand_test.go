@@ -26,7 +26,7 @@ func TestACoreThatStandsStillForLongerThanTheHoldDecodesGarbage(t *testing.T) {
 			}
 		}
 		t.Run("pulled, "+name, func(t *testing.T) {
-			p := pairOf(t, Config{Connector: NIXLPull, KVHoldTimeout: row.hold})
+			p := pairOf(t, Config{Connector: NIXLPull, KV: KV{HoldTimeout: row.hold}})
 			kv := probe(t, p.c, p.p, "a b c")
 			stand(t, p)
 			d := p.post(p.d, "one", "a b c", decodeMore(kv, `"stream":true,"max_tokens":8,`))
@@ -35,7 +35,7 @@ func TestACoreThatStandsStillForLongerThanTheHoldDecodesGarbage(t *testing.T) {
 			require.Equal(t, row.stands, p.p.Stats().ExpiredPulls == 1)
 		})
 		t.Run("written, "+name, func(t *testing.T) {
-			p := pairOf(t, Config{Connector: NIXLPush, KVHoldTimeout: row.hold})
+			p := pairOf(t, Config{Connector: NIXLPush, KV: KV{HoldTimeout: row.hold}})
 			d := p.post(p.d, "one", "a b c", p.decodeBy(p.coordinates(), "one"))
 			eventually(t, "it has blocks", func() bool { return p.d.Stats().KVUsed > 0 })
 			stand(t, p)

@@ -31,8 +31,10 @@ func TestASurveyOfEnginesThatServe(t *testing.T) {
 		name string
 		cfg  refengine.Config
 	}{
-		{"ranks of one address", refengine.Config{Role: refengine.Aggregated, DPMode: "internal", DPSize: 4, Slots: 8, C0: 10 * time.Millisecond, PrefillPerToken: 20 * time.Microsecond}},
-		{"an address for each rank", refengine.Config{Role: refengine.Aggregated, DPSize: 2, Slots: 8, C0: 10 * time.Millisecond, PrefillPerToken: 20 * time.Microsecond}},
+		{"ranks of one address", refengine.Config{Role: refengine.Aggregated, DPMode: "internal", DPSize: 4, Slots: 8,
+			Steps: refengine.Steps{C0: 10 * time.Millisecond}, Prompts: refengine.Prompts{PerToken: 20 * time.Microsecond}}},
+		{"an address for each rank", refengine.Config{Role: refengine.Aggregated, DPSize: 2, Slots: 8,
+			Steps: refengine.Steps{C0: 10 * time.Millisecond}, Prompts: refengine.Prompts{PerToken: 20 * time.Microsecond}}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			e, err := refengine.Start(c.cfg)

@@ -262,7 +262,8 @@ func TestWhatSGLangCountsIsPrinted(t *testing.T) {
 
 func start(t *testing.T) (url string) {
 	t.Helper()
-	e, err := refengine.Start(refengine.Config{Role: refengine.Aggregated, DPMode: "internal", DPSize: 2, Slots: 4, C0: time.Millisecond})
+	e, err := refengine.Start(refengine.Config{Role: refengine.Aggregated, DPMode: "internal", DPSize: 2, Slots: 4,
+		Steps: refengine.Steps{C0: time.Millisecond}})
 	require.NoError(t, err)
 	t.Cleanup(func() { e.Close() })
 	return e.URLs()[0]

@@ -204,7 +204,8 @@ func TestCompletions(t *testing.T) {
 	t.Run("echo with logprobs is the engine's own answer", func(t *testing.T) {
 		p := ask()
 		p.MaxTokens, p.Logprobs, p.Echo = openai.Int(6), openai.Int(1), openai.Bool(true)
-		version := []refengine.Config{{Version: "0.32.0", PromptTokensDetails: true}} // whose decode engines compute such a prompt by themselves
+		// its decode engines compute such a prompt by themselves
+		version := []refengine.Config{{Version: "0.32.0", Answers: refengine.Answers{PromptTokensDetails: true}}}
 		c := start(t, options{connector: refengine.NIXLPull, prefill: slices.Clone(version), decode: version})
 		client := c.client()
 		got, err := client.Completions.New(t.Context(), p)
@@ -355,7 +356,8 @@ func TestAbortInTheMiddle(t *testing.T) {
 
 func TestTheClientAsksForAModel(t *testing.T) {
 	t.Parallel()
-	c := start(t, options{prefill: []refengine.Config{{Model: "org/ref"}}, decode: []refengine.Config{{Model: "org/ref"}}})
+	c := start(t, options{prefill: []refengine.Config{{Model: refengine.Model{Name: "org/ref"}}},
+		decode: []refengine.Config{{Model: refengine.Model{Name: "org/ref"}}}})
 	client := c.client()
 	m, err := client.Models.Get(t.Context(), "org/ref")
 	require.NoError(t, err)

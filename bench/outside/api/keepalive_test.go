@@ -48,7 +48,8 @@ func TestStreamsPassAProxyThatClosesSilentConnections(t *testing.T) {
 			t.Parallel()
 			c := start(t, options{
 				connector: refengine.NIXLPull,
-				prefill:   []refengine.Config{{PrefillBase: takes, PrefillConcurrency: 8, PromptTokensDetails: true}},
+				prefill: []refengine.Config{{Prompts: refengine.Prompts{Base: takes, Concurrency: 8},
+					Answers: refengine.Answers{PromptTokensDetails: true}}},
 				configure: func(cfg *config.Config) { cfg.Limits.KeepAlive = row.span },
 			})
 			front := behindNginx(t, nginx, c.gw.Addr(), silence, row.through)

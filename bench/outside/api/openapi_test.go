@@ -61,7 +61,8 @@ func region(t *testing.T) func(*config.Config) {
 
 // embeds adds an engine of an embedding model.
 func embeds(t *testing.T, configure func(*config.Config)) func(*config.Config) {
-	e, err := refengine.Start(refengine.Config{Model: "emb", Task: plain.Pooling, PrefillBase: time.Millisecond})
+	e, err := refengine.Start(refengine.Config{Model: refengine.Model{Name: "emb", Task: plain.Pooling},
+		Prompts: refengine.Prompts{Base: time.Millisecond}})
 	require.NoError(t, err)
 	t.Cleanup(e.Close)
 	return func(cfg *config.Config) {

@@ -61,7 +61,7 @@ func TestTheOfficialClientMayPackItsRequests(t *testing.T) {
 	t.Parallel()
 	c := start(t, options{
 		connector: refengine.NIXLPull,
-		decode:    []refengine.Config{{DPSize: 2, PromptTokensDetails: true}, pooling, ears},
+		decode:    []refengine.Config{{DPSize: 2, Answers: refengine.Answers{PromptTokensDetails: true}}, pooling, ears},
 	})
 	prompt := reftext.MakePrompt(1, 300)
 	key := reftext.OfUser(prompt).Answer

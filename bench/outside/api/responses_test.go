@@ -77,7 +77,8 @@ func TestResponses(t *testing.T) {
 
 func TestResponsesOfSGLang(t *testing.T) {
 	t.Parallel()
-	c := start(t, options{connector: refengine.SGLang, decode: []refengine.Config{{DPSize: 2, DPMode: "internal", PromptTokensDetails: true}}})
+	c := start(t, options{connector: refengine.SGLang,
+		decode: []refengine.Config{{DPSize: 2, DPMode: "internal", Answers: refengine.Answers{PromptTokensDetails: true}}}})
 	client := c.client()
 	prompt := reftext.MakePrompt(1, 300)
 	key := reftext.OfUser(prompt).Answer

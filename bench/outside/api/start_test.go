@@ -69,10 +69,10 @@ type proxy struct {
 func start(t *testing.T, o options) *proxy {
 	t.Helper()
 	if o.prefill == nil {
-		o.prefill = []refengine.Config{{PrefixCache: 4096, PromptTokensDetails: true}}
+		o.prefill = []refengine.Config{{KV: refengine.KV{PrefixCache: 4096}, Answers: refengine.Answers{PromptTokensDetails: true}}}
 	}
 	if o.decode == nil {
-		o.decode = []refengine.Config{{DPSize: 2, PromptTokensDetails: true}}
+		o.decode = []refengine.Config{{DPSize: 2, Answers: refengine.Answers{PromptTokensDetails: true}}}
 	}
 	p := &proxy{T: t, requestLog: filepath.Join(t.TempDir(), "requests.jsonl")}
 	transport := &http.Transport{DisableCompression: true}

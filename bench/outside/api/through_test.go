@@ -14,8 +14,8 @@ import (
 
 // Engines of models that have no prefill engine.
 var (
-	pooling = refengine.Config{Model: "emb", Task: plain.Pooling}
-	ears    = refengine.Config{Model: "ears", Task: plain.Transcription}
+	pooling = refengine.Config{Model: refengine.Model{Name: "emb", Task: plain.Pooling}}
+	ears    = refengine.Config{Model: refengine.Model{Name: "ears", Task: plain.Transcription}}
 )
 
 func TestPassedThrough(t *testing.T) {

@@ -47,15 +47,16 @@ func fresh(t *testing.T) (all []labels.Labels) {
 	for _, role := range []refengine.Role{refengine.Prefill, refengine.Decode} {
 		engines += fmt.Sprintf("  %s:\n", role)
 		for profile, connector := range map[string]refengine.Connector{"late": "", "early": refengine.AscendLayerwise} {
-			e, err := refengine.Start(refengine.Config{Role: role, Model: profile, Connector: connector, Slots: 16, DPSize: 1, C0: time.Millisecond,
-				C1: time.Nanosecond})
+			e, err := refengine.Start(refengine.Config{Role: role, Model: refengine.Model{Name: profile}, Connector: connector, Slots: 16, DPSize: 1,
+				Steps: refengine.Steps{C0: time.Millisecond, C1: time.Nanosecond}})
 			require.NoError(t, err)
 			t.Cleanup(e.Close)
 			engines += fmt.Sprintf("    - {url: %q, profile: %s}\n", e.URLs()[0], profile)
 		}
 	}
-	both, err := refengine.Start(refengine.Config{Role: refengine.Aggregated, Model: "both", Slots: 16, MaxBatchedTokens: 64, DPSize: 1,
-		C0: time.Millisecond, C1: time.Nanosecond})
+	both, err := refengine.Start(refengine.Config{Role: refengine.Aggregated, Model: refengine.Model{Name: "both"}, Slots: 16,
+		Prompts: refengine.Prompts{MaxBatchedTokens: 64}, DPSize: 1,
+		Steps: refengine.Steps{C0: time.Millisecond, C1: time.Nanosecond}})
 	require.NoError(t, err)
 	t.Cleanup(both.Close)
 	engines += fmt.Sprintf("  aggregated: [{url: %q}]\n", both.URLs()[0])

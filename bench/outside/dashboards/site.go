@@ -72,16 +72,18 @@ func (w *site) build(ctx context.Context, rules string) error {
 // first has too little to prefill with for its load, so that it forwards.
 func (w *site) region(i int) (config string, err error) {
 	prefill := refengine.Config{
-		Role: refengine.Prefill, PrefillBase: 40 * time.Millisecond, PrefillPerToken: 30 * time.Microsecond, PrefixCache: 4096,
-		PromptTokensDetails: true, Seed: uint64(i * 10),
+		Role: refengine.Prefill, Prompts: refengine.Prompts{Base: 40 * time.Millisecond, PerToken: 30 * time.Microsecond},
+		KV:      refengine.KV{PrefixCache: 4096},
+		Answers: refengine.Answers{PromptTokensDetails: true}, Seed: uint64(i * 10),
 	}
 	if i == 0 {
-		prefill.PrefillBase = 90 * time.Millisecond
+		prefill.Prompts.Base = 90 * time.Millisecond
 	}
 	second := prefill
 	second.Seed++
 	engines, err := w.Engines(prefill, second, refengine.Config{
-		Role: refengine.Decode, PrefixCache: 4096, PromptTokensDetails: true, Slots: 16, C0: 15 * time.Millisecond, C1: 400 * time.Nanosecond,
+		Role: refengine.Decode, KV: refengine.KV{PrefixCache: 4096}, Answers: refengine.Answers{PromptTokensDetails: true}, Slots: 16,
+		Steps:  refengine.Steps{C0: 15 * time.Millisecond, C1: 400 * time.Nanosecond},
 		DPSize: 4, Seed: uint64(i * 10),
 	})
 	if err != nil {

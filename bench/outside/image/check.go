@@ -31,14 +31,14 @@ func (b builder) check(ctx context.Context, tag, folder string, out io.Writer) (
 	}
 	var prefill []string
 	for range 2 {
-		e, err := refengine.Start(refengine.Config{Role: refengine.Prefill, Model: "demo"})
+		e, err := refengine.Start(refengine.Config{Role: refengine.Prefill, Model: refengine.Model{Name: "demo"}})
 		if err != nil {
 			return err
 		}
 		defer e.Close()
 		prefill = append(prefill, e.URLs()...)
 	}
-	decode, err := refengine.Start(refengine.Config{Role: refengine.Decode, Model: "demo", DPSize: 8, Slots: 16})
+	decode, err := refengine.Start(refengine.Config{Role: refengine.Decode, Model: refengine.Model{Name: "demo"}, DPSize: 8, Slots: 16})
 	if err != nil {
 		return err
 	}

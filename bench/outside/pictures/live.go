@@ -75,10 +75,12 @@ type setting struct {
 // setUp returns when the proxy is ready.
 func setUp(ctx context.Context, w *testbed.World) (*setting, error) {
 	prefill := refengine.Config{
-		Role: refengine.Prefill, PrefillBase: 20 * time.Millisecond, PrefillPerToken: 25 * time.Microsecond, PrefixCache: 2048,
-		PromptTokensDetails: true,
+		Role: refengine.Prefill, Prompts: refengine.Prompts{Base: 20 * time.Millisecond, PerToken: 25 * time.Microsecond},
+		KV:      refengine.KV{PrefixCache: 2048},
+		Answers: refengine.Answers{PromptTokensDetails: true},
 	}
-	decode := refengine.Config{Role: refengine.Decode, DPSize: ranks - 1, Slots: slots, C0: 50 * time.Millisecond, C1: time.Microsecond}
+	decode := refengine.Config{Role: refengine.Decode, DPSize: ranks - 1, Slots: slots,
+		Steps: refengine.Steps{C0: 50 * time.Millisecond, C1: time.Microsecond}}
 	alone := decode // with the same clock
 	alone.DPSize = 1
 	engines, err := w.Engines(append(slices.Repeat([]refengine.Config{prefill}, prefills), decode, alone)...)

@@ -185,8 +185,8 @@ func (m *member) revive() bool {
 func shortened(c refengine.Config, s scenario) refengine.Config {
 	c.Connector = cmp.Or(s.connector, refengine.AscendMooncake)
 	if c.Connector == refengine.SGLang {
-		c.LoadBalance = "follow_bootstrap_room"
+		c.SGLang.LoadBalance = "follow_bootstrap_room"
 	}
-	c.BootstrapTimeout, c.WaitingTimeout = enginePatience, enginePatience
+	c.SGLang.BootstrapTimeout, c.SGLang.WaitingTimeout = enginePatience, enginePatience
 	return c
 }

@@ -39,14 +39,15 @@ func startFleet(w *testbed.World, s scenario, seed uint64, books *ledger) (*flee
 	}
 	for i := range s.prefill + s.decode {
 		c := refengine.Config{
-			Role: refengine.Prefill, Seed: seed + uint64(i), PrefillConcurrency: 8, PrefillBase: 2 * time.Millisecond,
-			PrefillPerToken: 20 * time.Microsecond,
-			PrefixCache:     4096, PromptTokensDetails: true, KVHoldTimeout: s.hold, OnStrike: books.struck,
+			Role: refengine.Prefill, Seed: seed + uint64(i),
+			Prompts: refengine.Prompts{Concurrency: 8, Base: 2 * time.Millisecond, PerToken: 20 * time.Microsecond},
+			KV:      refengine.KV{PrefixCache: 4096, HoldTimeout: s.hold}, Answers: refengine.Answers{PromptTokensDetails: true},
+			Hooks: refengine.Hooks{OnStrike: books.struck},
 		}
 		c = shortened(c, s)
 		role := "prefill"
 		if i >= s.prefill {
-			role, c.Role, c.DPSize, c.Slots, c.C0, c.C1 = "decode", refengine.Decode, s.ranks, slots, s.step, time.Nanosecond
+			role, c.Role, c.DPSize, c.Slots, c.Steps.C0, c.Steps.C1 = "decode", refengine.Decode, s.ranks, slots, s.step, time.Nanosecond
 			c.Group = fmt.Sprint("g", i-s.prefill)
 			if i == s.prefill { // one URL for all its ranks
 				c.DPMode = "internal"

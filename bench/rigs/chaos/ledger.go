@@ -20,7 +20,7 @@ func newLedger() *ledger {
 	return &ledger{strikes: map[uint64][]refengine.Rule{}, kinds: map[string]int{}}
 }
 
-// struck is refengine.Config.OnStrike.
+// struck is refengine.Hooks.OnStrike.
 func (l *ledger) struck(answer uint64, r refengine.Rule) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

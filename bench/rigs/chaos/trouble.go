@@ -127,7 +127,7 @@ func (t *trouble) kill(ctx context.Context, m *member, span time.Duration, _ *ra
 
 // stand makes the core of an engine stand still, in half of the cases for longer than prefill engines keep KV without a sign.
 func (t *trouble) stand(ctx context.Context, m *member, span time.Duration, rng *rand.Rand) {
-	if hold := m.Config().KVHoldTimeout; rng.IntN(2) == 0 {
+	if hold := m.Config().KV.HoldTimeout; rng.IntN(2) == 0 {
 		span = hold * 5 / 4
 		t.count("the core of a " + m.role + " engine stood still for longer than KV is kept")
 	} else {

@@ -97,8 +97,8 @@ type seen struct {
 
 // ranks are the engines: two that prefill and two that decode.
 func (b *bench) ranks(c refengine.Connector) (list []*refengine.Engine, err error) {
-	one := refengine.Config{Connector: c, Slots: 16, PromptTokensDetails: true, KVHoldTimeout: keeps, WaitingTimeout: keeps,
-		BootstrapTimeout: keeps}
+	one := refengine.Config{Connector: c, Slots: 16, Answers: refengine.Answers{PromptTokensDetails: true},
+		KV: refengine.KV{HoldTimeout: keeps}, SGLang: refengine.SGLangOptions{WaitingTimeout: keeps, BootstrapTimeout: keeps}}
 	for _, role := range []refengine.Role{refengine.Prefill, refengine.Prefill, refengine.Decode, refengine.Decode} {
 		one.Role = role
 		e, err := b.world.Engines(one)

@@ -145,12 +145,13 @@ func runEngines() error {
 	var urls []string
 	for i := range job.Count {
 		e, err := refengine.Start(refengine.Config{
-			Role: job.Role, Listen: job.Listen, Slots: job.Slots, C0: max(job.Step, time.Nanosecond), C1: time.Nanosecond,
-			FirstAtOnce: true, Spread: job.Spread, Phase: job.phase(i),
-			PrefillBase: time.Nanosecond, PrefillPerToken: time.Nanosecond, PrefillConcurrency: prefills, TransferBase: time.Nanosecond,
-			TransferPer: time.Nanosecond,
-			KVTokens:    1 << 24, StepLog: 1,
-			KeepAlive: 75 * time.Second, // longer than a proxy keeps one that is idle: none is closed as it is used
+			Role: job.Role, Slots: job.Slots,
+			// an idle connection stays longer than a proxy keeps one: none is closed as it is used
+			Server: refengine.Server{Listen: job.Listen, KeepAlive: 75 * time.Second},
+			Steps: refengine.Steps{C0: max(job.Step, time.Nanosecond), C1: time.Nanosecond,
+				FirstAtOnce: true, Spread: job.Spread, Phase: job.phase(i), Log: 1},
+			Prompts: refengine.Prompts{Base: time.Nanosecond, PerToken: time.Nanosecond, Concurrency: prefills},
+			KV:      refengine.KV{TransferBase: time.Nanosecond, TransferPer: time.Nanosecond, Tokens: 1 << 24},
 		})
 		if err != nil {
 			return err

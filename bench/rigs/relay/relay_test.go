@@ -96,8 +96,8 @@ func FuzzAnswer(f *testing.F) {
 
 // engineOf starts a reference engine of a role.
 func engineOf(t *testing.T, role refengine.Role) (e *refengine.Engine, at []string) {
-	e, err := refengine.Start(refengine.Config{Role: role, C0: 5 * time.Millisecond, Slots: 64, FirstAtOnce: true,
-		PrefillBase: time.Nanosecond})
+	e, err := refengine.Start(refengine.Config{Role: role, Steps: refengine.Steps{C0: 5 * time.Millisecond, FirstAtOnce: true}, Slots: 64,
+		Prompts: refengine.Prompts{Base: time.Nanosecond}})
 	require.NoError(t, err)
 	t.Cleanup(e.Close)
 	return e, addresses(e.URLs()[:1])

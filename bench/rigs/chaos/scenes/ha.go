@@ -36,9 +36,10 @@ var shard = kind{
 var groups = []string{"east", "west"}
 
 func buildShard(w *site) error {
-	prefill := refengine.Config{Role: refengine.Prefill, PrefixCache: 4096, KVHoldTimeout: hold, RejectReleases: true}
-	decode := refengine.Config{Role: refengine.Decode, DPSize: 2, Slots: 16, C0: 5 * time.Millisecond, C1: time.Nanosecond,
-		RejectReleases: true}
+	prefill := refengine.Config{Role: refengine.Prefill, KV: refengine.KV{PrefixCache: 4096, HoldTimeout: hold, RejectReleases: true}}
+	decode := refengine.Config{Role: refengine.Decode, DPSize: 2, Slots: 16,
+		Steps: refengine.Steps{C0: 5 * time.Millisecond, C1: time.Nanosecond},
+		KV:    refengine.KV{RejectReleases: true}}
 	for _, decode.Group = range groups {
 		p, err := w.here(prefill)
 		d, failed := w.here(decode)
