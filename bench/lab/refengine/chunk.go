@@ -63,8 +63,8 @@ func (a *answer) appendRole(dst []byte) []byte {
 	if a.sglang() {
 		return a.endChunk(append(dst, `,"matched_stop":null}]`...), 0)
 	}
-	dst = append(a.appendPromptIDs(append(dst, "}],"...), a.r.returnIDs), `,"prompt_text":null`...)
-	return a.endChunk(dst, 0)
+	dst = append(a.appendChunkUsage(append(dst, "}]"...), 0), ',')
+	return append(a.appendPromptIDs(dst, a.r.returnIDs), `,"prompt_text":null}`+"\n\n"...)
 }
 
 func (a *answer) appendPromptIDs(dst []byte, told bool) []byte {
@@ -80,13 +80,17 @@ func (a *answer) appendPromptIDs(dst []byte, told bool) []byte {
 
 // endChunk closes an event of which made tokens are told so far.
 func (a *answer) endChunk(dst []byte, made int) []byte {
+	return append(a.appendChunkUsage(dst, made), "}\n\n"...)
+}
+
+func (a *answer) appendChunkUsage(dst []byte, made int) []byte {
 	switch {
 	case a.usageAll && (made > a.sent || !a.sglang()): // of SGLang only chunks with content have it
 		dst = a.appendUsageObject(append(dst, `,"usage":`...), made, false)
 	case a.sglang():
 		dst = append(dst, `,"usage":null`...)
 	}
-	return append(dst, "}\n\n"...)
+	return dst
 }
 
 func (a *answer) appendUsageObject(dst []byte, made int, final bool) []byte {
@@ -254,8 +258,8 @@ func (a *answer) appendFinish(dst []byte, finish, stopReason, text string) []byt
 }
 
 func (a *answer) appendToolHead(dst []byte) []byte {
-	dst = append(append(dst, a.head...), `{"index":0,"delta":{"content":null,"tool_calls":[{"index":0,"id":"call_`...)
-	dst = append(rawjson.AppendEscaped(dst, a.r.id), `","type":"function","function":{"name":"`...)
+	dst = append(append(dst, a.head...), `{"index":0,"delta":{"content":null,"tool_calls":[{"id":"call_`...)
+	dst = append(rawjson.AppendEscaped(dst, a.r.id), `","type":"function","index":0,"function":{"name":"`...)
 	dst = append(rawjson.AppendEscaped(dst, a.r.tool), `"}}]},"logprobs":null,"finish_reason":null,`...)
 	dst = append(a.appendIDs(dst, a.sent, a.sent), "}]"...)
 	return a.endChunk(dst, a.sent)

@@ -294,7 +294,9 @@ func (l *life) serveTokenize(x *exchange) bool {
 	if err != nil {
 		return x.fail(refuse(400, "%v", err).of("prompt"))
 	}
-	return x.answerJSON(map[string]any{"count": p.Tokens(), "max_model_len": l.engine.cfg.Model.MaxLen, "tokens": p.IDs, "token_strs": nil})
+	ids := appendList(nil, 0, len(p.IDs), func(dst []byte, i int) []byte { return appendInt(dst, int(p.IDs[i])) })
+	return x.Answer(200, typeJSON,
+		fmt.Appendf(nil, `{"count":%d,"max_model_len":%d,"tokens":%s,"token_strs":null}`, p.Tokens(), l.engine.cfg.Model.MaxLen, ids))
 }
 
 // serveQuery is the bootstrap server of vllm-mooncake.

@@ -2,8 +2,10 @@ package refengine
 
 import (
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"slices"
+	"strings"
 	"sync"
 )
 
@@ -68,28 +70,27 @@ func noSuchModel(name string) *apiError {
 	return refuse(404, "The model `%s` does not exist.", name).of("model")
 }
 
+// modelCard is a model in their list, as vLLM 0.32.0 was recorded. Its places are the name, the root, the parent, the length and the time.
+const modelCard = `{"id":%[1]q,"object":"model","created":%[5]d,"owned_by":"vllm","root":%[2]q,"parent":%[3]s,"max_model_len":%[4]v,` +
+	`"permission":[{"id":"modelperm-reference","object":"model_permission","created":%[5]d,"allow_create_engine":false,` +
+	`"allow_sampling":true,"allow_logprobs":true,"allow_search_indices":false,"allow_view":true,"allow_fine_tuning":false,` +
+	`"organization":"*","group":null,"is_blocking":false}]}`
+
 // serveModels lists the base model by all its names, and then the adapters.
 func (l *life) serveModels(x *exchange) bool {
 	cfg, created := l.engine.cfg, l.began.Unix()
-	permission := map[string]any{"id": "modelperm-reference", "object": "model_permission", "created": created, "allow_create_engine": false,
-		"allow_sampling": true, "allow_logprobs": true, "allow_search_indices": false, "allow_view": true, "allow_fine_tuning": false,
-		"organization": "*", "group": nil, "is_blocking": false}
-	card := func(id, root string, parent, length any) map[string]any {
-		return map[string]any{"id": id, "object": "model", "created": created, "owned_by": "vllm", "root": root, "parent": parent,
-			"max_model_len": length, "permission": []any{permission}}
-	}
-	var data []any
+	var cards []string
 	for _, name := range append([]string{cfg.Model.Name}, cfg.Model.Aliases...) {
-		data = append(data, card(name, cfg.Model.Name, nil, cfg.Model.MaxLen))
+		cards = append(cards, fmt.Sprintf(modelCard, name, cfg.Model.Name, "null", cfg.Model.MaxLen, created))
+	}
+	parent := "null"
+	if !cfg.Model.Parentless {
+		parent = fmt.Sprintf("%q", cfg.Model.Name)
 	}
 	for _, name := range l.adapters.of(x.Port) {
-		var parent any = cfg.Model.Name
-		if cfg.Model.Parentless {
-			parent = nil
-		}
-		data = append(data, card(name, "/adapters/"+name, parent, nil))
+		cards = append(cards, fmt.Sprintf(modelCard, name, "/adapters/"+name, parent, "null", created))
 	}
-	return x.answerJSON(map[string]any{"object": "list", "data": data})
+	return x.Answer(200, typeJSON, fmt.Appendf(nil, `{"object":"list","data":[%s]}`, strings.Join(cards, ",")))
 }
 
 // serveAdapter loads an adapter or unloads it, where the engine was started with VLLM_ALLOW_RUNTIME_LORA_UPDATING

@@ -131,7 +131,8 @@ func compare(r *recording.Recording, got reply) (differences []string) {
 	if r.Streams() {
 		return append(differences, compareEvents(eventsOf(string(r.Body())), eventsOf(got.body))...)
 	}
-	return append(differences, compareShapes("", shapeOf(r.Body()), shapeOf([]byte(got.body)))...)
+	differences = append(differences, compareShapes("", shapeOf(r.Body()), shapeOf([]byte(got.body)))...)
+	return append(differences, compareOrders(ordersOf("", r.Body()), ordersOf("", []byte(got.body)))...)
 }
 
 // shape is the members of a document: their paths, and the types that stand there.
@@ -187,6 +188,50 @@ func compareShapes(where string, want, have shape) (differences []string) {
 	return differences
 }
 
+// orders tell which member of an object stands before which: its path, the member, the later member.
+type orders map[[3]string]bool
+
+func ordersOf(path string, doc []byte) orders {
+	o := orders{}
+	if json.Valid(doc) {
+		o.read(json.NewDecoder(bytes.NewReader(doc)), path)
+	}
+	return o
+}
+
+func (o orders) read(from *json.Decoder, path string) {
+	begin, _ := from.Token()
+	if begin != json.Delim('{') && begin != json.Delim('[') {
+		return
+	}
+	var before []string
+	for from.More() {
+		if begin == json.Delim('[') {
+			o.read(from, path+"[]")
+			continue
+		}
+		key, _ := from.Token()
+		name := fmt.Sprint(key)
+		for _, earlier := range before {
+			o[[3]string{path, earlier, name}] = true
+		}
+		before = append(before, name)
+		o.read(from, strings.TrimPrefix(path+"."+name, "."))
+	}
+	_, _ = from.Token()
+}
+
+// compareOrders tells which members that both have stand the other way round.
+func compareOrders(want, have orders) (differences []string) {
+	for o := range want {
+		if have[[3]string{o[0], o[2], o[1]}] {
+			differences = append(differences, fmt.Sprintf("of %s, %s stands before %s, and in the real one behind it", o[0], o[2], o[1]))
+		}
+	}
+	slices.Sort(differences)
+	return differences
+}
+
 // kindOf names an event by what it brings, and tells whether it has text.
 func kindOf(data string) (kind string, text bool) {
 	var e struct {
@@ -233,13 +278,14 @@ type kindAndShape struct {
 	kind string
 	text bool
 	shape
+	orders
 }
 
 func eventsOf(body string) (events []kindAndShape) {
 	for part := range strings.SplitSeq(strings.TrimSuffix(body, "\n\n"), "\n\n") {
 		data := strings.TrimPrefix(part, "data: ")
 		kind, text := kindOf(data)
-		events = append(events, kindAndShape{kind, text, shapeOf([]byte(data))})
+		events = append(events, kindAndShape{kind, text, shapeOf([]byte(data)), ordersOf(kind+" event", []byte(data))})
 	}
 	return events
 }
@@ -260,6 +306,14 @@ func compareEvents(want, have []kindAndShape) (differences []string) {
 	if a, b := order(want), order(have); !slices.Equal(a, b) {
 		differences = append(differences, fmt.Sprintf("events are %v, the real ones are %v", b, a))
 	}
+	inOrder := func(events []kindAndShape) orders {
+		all := orders{}
+		for _, e := range events {
+			maps.Copy(all, e.orders)
+		}
+		return all
+	}
+	differences = append(differences, compareOrders(inOrder(want), inOrder(have))...)
 	byKind := func(events []kindAndShape) map[string]shape {
 		first := map[string]shape{}
 		for i, e := range events {
