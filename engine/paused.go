@@ -349,7 +349,9 @@ func (w *watch) lookForRanks(ctx context.Context) (halt error) {
 	case w.facts.tolerant:
 		fault, err := w.fault(ctx, w.m.cfg.Timeout)
 		if err != nil { // without an answer, the last one stays valid
-			fault = w.lastFault()
+			w.m.mu.Lock()
+			fault = w.absent.fault()
+			w.m.mu.Unlock()
 		}
 		return fault
 	case w.facts.elastic && w.in.Ranks > 1:
@@ -363,15 +365,12 @@ func (w *watch) lookForRanks(ctx context.Context) (halt error) {
 	return nil
 }
 
-// lastFault returns the fault for which the engine is halted; nil: it is not halted, or for a reason that fault does not report.
-func (w *watch) lastFault() error {
-	w.m.mu.Lock()
-	defer w.m.mu.Unlock()
-	halt := w.absent.halt
-	if errors.Is(halt, ErrReforming) || errors.Is(halt, ErrPaused) || errors.Is(halt, errScaleFailed) {
+// fault returns the fault for which the engine is halted; nil: it is not halted, or for a reason that watch.fault does not report.
+func (a *absent) fault() error {
+	if errors.Is(a.halt, ErrReforming) || errors.Is(a.halt, ErrPaused) || errors.Is(a.halt, errScaleFailed) {
 		return nil
 	}
-	return halt
+	return a.halt
 }
 
 // reforming asks a vLLM that changes the number of its ranks how far the change has come. It returns ErrReforming or, if the change

@@ -48,7 +48,7 @@ func (w *watch) check(ctx context.Context) {
 	w.m.mu.Lock()
 	a := answers{broke: w.broke, reports: w.reports}
 	wasUp, wasHalted, relist := w.status.Up, w.absent.halt != nil, w.relist
-	fresh := !wasUp || w.broke || w.redial || w.failed > 0 || w.factsDue()
+	fresh := !wasUp || w.broke || w.redial || w.failed > 0 || time.Since(w.factsAt) >= w.m.cfg.FactsInterval
 	w.broke, w.redial = false, false
 	w.m.mu.Unlock()
 	if fresh {
@@ -67,7 +67,7 @@ func (w *watch) check(ctx context.Context) {
 	}
 	modelsUnknown := w.facts.err != nil && len(w.facts.models) == 0
 	switch {
-	case err == nil && (!wasUp || modelsUnknown || wasHalted || relist || w.factsDue()):
+	case err == nil && (!wasUp || modelsUnknown || wasHalted || relist || time.Since(w.factsAt) >= w.m.cfg.FactsInterval):
 		w.readFacts(ctx, !wasUp, !wasUp || modelsUnknown || wasHalted)
 	case (err == nil || late(err)) && w.traffic.quiet(began) > lookAfter:
 		w.lookForSigns(ctx)
@@ -85,16 +85,13 @@ func (w *watch) check(ctx context.Context) {
 	defer w.m.mu.Unlock()
 	if !w.gone {
 		w.listen(time.Now())
-		w.conclude(a)
+		a.conclude(w)
 	}
 }
 
-// factsDue says whether the facts were last read FactsInterval ago or longer.
-func (w *watch) factsDue() bool { return time.Since(w.factsAt) >= w.m.cfg.FactsInterval }
-
 // conclude updates the engine's status by the answers of a check. If the answer to the health check is late, but streams of the
 // engine sent tokens meanwhile, the engine stays up: its API server is only busy. The caller holds m.mu.
-func (w *watch) conclude(a answers) {
+func (a answers) conclude(w *watch) {
 	err := a.health
 	if isOwnFault(err) { // nothing was asked, so the engine stays up or down
 		next := w.status
@@ -244,7 +241,7 @@ func (w *watch) readFacts(ctx context.Context, full, hurry bool) {
 		f.capacity = sample.Capacities()
 	}
 	if full || f.version == "" {
-		w.readVersion(ctx, &f, patience)
+		f.readVersion(ctx, w, patience)
 	}
 	if w.in.Version == "" && (full || f.unsure) { // it may be a vLLM
 		_, faultErr := w.fault(ctx, patience)
@@ -266,8 +263,8 @@ func (w *watch) readFacts(ctx context.Context, full, hurry bool) {
 	w.facts, w.factsAt = f, time.Now()
 }
 
-// readVersion sets the version in f, and whether the engine is an elastic SGLang. After an error the old values stay.
-func (w *watch) readVersion(ctx context.Context, f *facts, patience time.Duration) {
+// readVersion sets the version, and whether the engine is an elastic SGLang. After an error the old values stay.
+func (f *facts) readVersion(ctx context.Context, w *watch, patience time.Duration) {
 	path, limit := "/version", answerLimit
 	if w.in.Version != "" { // the server may ask each rank for this answer, which takes longer while ranks are busy
 		path, patience, limit = w.in.Version, w.m.cfg.Timeout, versionLimit

@@ -232,12 +232,12 @@ func (w *watch) tryNow(ctx context.Context) {
 	w.m.mu.Lock()
 	defer w.m.mu.Unlock()
 	if !w.gone {
-		w.afterCanary(outcome, err)
+		afterCanary(w, outcome, err)
 	}
 }
 
 // afterCanary updates the suspicion by the result of a canary. The caller holds m.mu.
-func (w *watch) afterCanary(outcome string, err error) {
+func afterCanary(w *watch, outcome string, err error) {
 	s := &w.suspect
 	if IsWithheld(err) { // the engine or a rank refuses requests, which does not mean that it is broken
 		w.withheld(err)

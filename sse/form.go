@@ -114,7 +114,7 @@ func (f *Filter) take(e Event, dst []byte) (out []byte, end End) {
 		return f.verbatim(e)
 	}
 	if e.Kind == KindOpaque {
-		return f.takeOpaque(e, dst)
+		return takeOpaque(f, e, dst)
 	}
 	said := forms[f.options.Form].read(e.Data, f.options.Cached)
 	if judge := forms[f.options.Form].judge; judge != nil && said.ok {
@@ -176,7 +176,7 @@ func (f *Filter) take(e Event, dst []byte) (out []byte, end End) {
 }
 
 // takeOpaque takes a piece of an event that is too large to be read, and forwards it.
-func (f *Filter) takeOpaque(e Event, dst []byte) (out []byte, end End) {
+func takeOpaque(f *Filter, e Event, dst []byte) (out []byte, end End) {
 	if f.options.Form == Responses { // it may have members that clients must not get
 		f.fault = ErrLargeEvent
 		return nil, Broken
