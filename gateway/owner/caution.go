@@ -6,9 +6,9 @@ import (
 	"evenkeel/geo"
 )
 
-// Room returns how much of a decode rank this proxy may use. limit is the number of slots that it may use; 0: all of them. While requests of
-// other proxies may still run on the rank, limit is at least 1, and others is how many KV tokens those requests hold. If it is not known yet
-// what runs on the rank, limit is 1.
+// Room returns how much of a decode rank this proxy may use. limit is the number of slots that it may use; 0: all of them. While requests
+// of other proxies may still run on the rank, limit is at least 1, and others is how many KV tokens those requests hold. If it is not known
+// yet what runs on the rank, limit is 1.
 func (s *Set) Room(scope, rank string, slots int) (limit int, others int64) {
 	a := s.Of(scope)
 	if a == nil {
