@@ -105,7 +105,7 @@ func (a answers) conclude(w *watch) {
 		w.facts.err = ErrRetired // the engine gave this reason to a request before, and still lists no models
 	}
 	strange := err == nil && (errors.Is(w.facts.err, ErrNotAnEngine) || errors.Is(w.facts.err, ErrRetired))
-	halt, confirmed := w.haltBy(a)
+	confirmed, halt := w.haltBy(a)
 	reported := a.reports != w.reports // meanwhile a caller could not connect, or the engine took no requests
 	// If the address is unproven, the streams may be of the host that had the name before.
 	onlyBusy := late(err) && w.traffic.events.Load() != a.events && len(w.facts.models) > 0 && !w.unproven
@@ -142,20 +142,20 @@ func (a answers) conclude(w *watch) {
 
 // haltBy returns why requests must wait for the engine after a check; nil: they need not. confirmed says that the engine itself has
 // just given this reason. The caller holds m.mu.
-func (w *watch) haltBy(a answers) (why error, confirmed bool) {
+func (w *watch) haltBy(a answers) (confirmed bool, why error) {
 	halt := a.halt
 	if w.in.Held != nil && errors.Is(halt, ErrPaused) { // the operator paused the engine, and Held has the reason
 		halt = nil
 	}
 	switch old := w.absent.halt; {
 	case errors.Is(a.health, ErrReforming):
-		return ErrReforming, true
+		return true, ErrReforming
 	case a.reforming != nil:
-		return a.reforming, true
+		return true, a.reforming
 	case a.health == nil && w.facts.err != nil && (errors.Is(old, ErrReforming) || errors.Is(old, errScaleFailed)):
-		return old, halt != nil // only a list of models shows that this halt is over
+		return halt != nil, old // only a list of models shows that this halt is over
 	}
-	return halt, halt != nil
+	return halt != nil, halt
 }
 
 // afterGood updates the status after a good health check. up says whether the engine may serve, halt and confirmed are the results

@@ -265,17 +265,6 @@ func (g *Gateway) Start(admin http.Handler) error {
 			g.log.Error("the public listener has failed", zap.Error(err))
 		}
 	})
-	if err := g.serveAdmin(admin); err != nil {
-		return err
-	}
-	g.log.Info("listening", zap.String("public", g.Addr()), zap.String("admin", g.AdminAddr()),
-		zap.Int("prefill", len(g.conf().Engines.Prefill)), zap.Int("decode", len(g.conf().Engines.Decode)),
-		zap.Int("aggregated", len(g.conf().Engines.Aggregated)), zap.String("policy", g.dispatcher.Policy()))
-	return nil
-}
-
-// serveAdmin serves the admin listener until the proxy ends, and warns if the listener's token can be read on the network.
-func (g *Gateway) serveAdmin(admin http.Handler) error {
 	errorLog, err := zap.NewStdLogAt(g.log, zap.DebugLevel) // TLS handshakes that fail, mostly those of port scanners
 	if err != nil {
 		return err
@@ -299,6 +288,9 @@ func (g *Gateway) serveAdmin(admin http.Handler) error {
 		g.log.Warn("the admin token crosses the network in clear text; set admin.tls, or keep others off that network",
 			zap.String("admin", g.conf().Admin.Listen))
 	}
+	g.log.Info("listening", zap.String("public", g.Addr()), zap.String("admin", g.AdminAddr()),
+		zap.Int("prefill", len(g.conf().Engines.Prefill)), zap.Int("decode", len(g.conf().Engines.Decode)),
+		zap.Int("aggregated", len(g.conf().Engines.Aggregated)), zap.String("policy", g.dispatcher.Policy()))
 	return nil
 }
 

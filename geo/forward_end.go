@@ -83,7 +83,7 @@ func (f *Forward) Begun(whole bool, cached int) {
 	f.firstAt, f.cached = ps.clock.Now(), cached
 	ps.metrics.ttft.WithLabelValues(routeForward, p.id).Observe(f.firstAt.Sub(f.since).Seconds())
 	ps.mu.Lock()
-	defer ps.unlock(f.makesRoom())
+	defer f.unlock(f.makesRoom())
 	at, took, predicted := ps.at(f.firstAt), ms(f.firstAt.Sub(f.decided)), f.predicted.TTFT()
 	p.circuit.Succeed()
 	if whole {
@@ -111,7 +111,7 @@ func (f *Forward) awaitsWhole(limit time.Duration) (stop func() bool) {
 	late := min(policy.LateMs(f.predicted.TTFT()), ms(limit))
 	return f.peers.clock.After(time.Duration(late*float64(time.Millisecond)), func() {
 		f.peers.mu.Lock()
-		f.peers.unlock(f.makesRoom())
+		f.unlock(f.makesRoom())
 	})
 }
 
@@ -126,10 +126,10 @@ func (f *Forward) makesRoom() (wasFull bool) {
 }
 
 // unlock releases the lock of Peers, and then wakes the arrival queue if a peer has room again.
-func (ps *Peers) unlock(roomAgain bool) {
-	ps.mu.Unlock()
+func (f *Forward) unlock(roomAgain bool) {
+	f.peers.mu.Unlock()
 	if roomAgain {
-		ps.cfg.Queue.Wake()
+		f.peers.cfg.Queue.Wake()
 	}
 }
 
@@ -222,7 +222,7 @@ func (f *Forward) end(outcome, cause string) {
 func (f *Forward) updatePeer(outcome, cause string, spent float64, now time.Time) {
 	ps, p := f.peers, f.peer
 	ps.mu.Lock()
-	defer ps.unlock(f.makesRoom())
+	defer f.unlock(f.makesRoom())
 	delete(p.inflight, f)
 	p.reserved.Withdrawn(f.number)
 	p.spent.add(spent, now)

@@ -43,7 +43,15 @@ type Options struct {
 }
 
 // Main is the program's main.
-func (p Program[B]) Main() { testbed.Main(p.Name, testbed.Parsed(p.parse, p.run)) }
+func (p Program[B]) Main() {
+	testbed.Main(p.Name, func(ctx context.Context, args []string, _ io.Writer) error {
+		o, err := p.parse(args)
+		if err != nil {
+			return err
+		}
+		return p.run(ctx, o)
+	})
+}
 
 func (p Program[B]) parse(args []string) (o Options, err error) {
 	f := flag.NewFlagSet(p.Name, flag.ContinueOnError)
@@ -83,7 +91,7 @@ func (p Program[B]) parse(args []string) (o Options, err error) {
 	return o, nil
 }
 
-func (p Program[B]) run(o Options, ctx context.Context, _ io.Writer) (err error) {
+func (p Program[B]) run(ctx context.Context, o Options) (err error) {
 	b := NewBook(ctx, o, p.Seeds, os.Stderr)
 	if p.Traces != nil {
 		if b.Traces, err = p.Traces(o.Files); err != nil {

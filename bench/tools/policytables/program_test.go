@@ -63,7 +63,7 @@ func TestAProgramWithoutTraces(t *testing.T) {
 	require.ErrorContains(t, err, `"a.csv": the program takes no files`)
 	o, err := plain.parse([]string{"--out", filepath.Join(t.TempDir(), "tables.md"), "--only", "open"})
 	require.NoError(t, err)
-	require.NoError(t, plain.run(o, t.Context(), io.Discard))
+	require.NoError(t, plain.run(t.Context(), o))
 	text, err := os.ReadFile(o.Out)
 	require.NoError(t, err)
 	require.Contains(t, string(text), "\n<!-- open: written by `make claim NAME=these` -->\nof open\n", "the block says its own command")
