@@ -39,10 +39,11 @@ func (b *board) fill(g *group, p *policyInUse, now time.Time) {
 	b.fillWorkers(g, p, now)
 	largest := g.largest(policy.Watermark(p.Policy))
 	for _, e := range b.pool.Entries() {
-		hidden := b.restrictedCount > 0 && (b.hiddenFrom(e, g) || b.mustAvoid(e, now))
-		if !hidden && int64(e.Prompt) <= largest {
-			b.offer(e, p, now)
+		tooLarge := int64(e.Prompt) > largest
+		if tooLarge || b.restrictedCount > 0 && (b.hiddenFrom(e, g) || b.mustAvoid(e, now)) {
+			continue
 		}
+		b.offer(e, p, now)
 	}
 	s.MaxAgeMs = p.MaxAgeMs()
 	if s.MaxAgeMs > 0 {
