@@ -96,9 +96,9 @@ func (b *board) lookAt(g *group) (streams int, tokens int64, silent int) {
 // prompt of an answer, the answer gets none. If the group's steps are reported (stepsReported), the method compute estimates how much of
 // the prompt is computed. Otherwise grow does, with the rank's token budget for each step.
 func (b *board) grow(g *group, between time.Duration, now time.Time, stepsReported bool) {
-	perSecond := g.rate.perSecond()
+	perSecond := g.rate.perSecond() // tokens of one request, and about as many steps, because a step brings about one token per request
 	for _, r := range g.ranks {
-		budget := int64(perSecond * between.Seconds() * float64(r.StepBudget())) // prompt tokens; a step brings about one token per request
+		budget := int64(perSecond * between.Seconds() * float64(r.StepBudget())) // of prompt tokens
 		for _, slot := range r.slots {
 			s := &b.slots.records[slot]
 			if heard := s.estimated.most == 0; heard || s.waits {

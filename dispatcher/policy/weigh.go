@@ -16,7 +16,7 @@ type Weigher interface {
 	Weigh(s *Snapshot, i int, a Assignment, tokens int64, dst []float64) (less, ok bool)
 }
 
-// Weigh writes by how many KV tokens it would lower the cost to bind the entry to each rank: the load of the entry, less the number of
+// Weigh writes, for each rank, by how many KV tokens the cost falls if the entry is bound there: the load of the entry, less the number of
 // ranks times the rise of the largest load (see bind). A larger value is better, so less is false. ok is false if there is no i-th
 // placement.
 func (p *evenkeel) Weigh(s *Snapshot, i int, _ Assignment, tokens int64, dst []float64) (less, ok bool) {

@@ -1,6 +1,6 @@
 // Package twin computes how long the steps of the last minutes would have taken under another policy. It records what really happened, and
-// replays it from a copy of the real boards: the same requests with their real lengths, on simulated engines. Simulated steps take as long
-// as the step model says that was learned from the real steps.
+// replays it from a copy of the real boards: the same requests with their real lengths, on simulated engines. The
+// length of a simulated step comes from the step model, which was learned from the real steps.
 package twin
 
 import (

@@ -91,7 +91,7 @@ type Finding struct {
 	Of       string        // what Where names: "prefill engine", "group"
 	Where    string        // name of the engine, rank, group or model; empty: the proxy
 	What     string        // a whole sentence with the name in Where and all numbers, without a full stop
-	Rest     string        // text after What; it is no part of Reason, so findings that differ only in Rest may have one cause
+	Rest     string        // text after What; findings that differ only in Rest may have one cause
 	Ranks    []string      // ranks that What names, beside Where
 	slowed   int           // requests whose tokens it makes slower
 	times    float64       // factor by which these tokens take longer

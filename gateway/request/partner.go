@@ -388,6 +388,7 @@ func left() *failure.Fault {
 // returns why the decode engine's answer may be wrong; nil: nothing says so.
 func (p *partner) started(prompt int) *failure.Fault {
 	p.locked(func() {
+		// If the event came so late that the prefill engine may have freed the KV, the decode call counts as not begun, with errLate.
 		p.step(lifecycle.Event{Kind: lifecycle.Began, Prompt: prompt, Expired: time.Since(p.answeredAt) > p.pulledWithin()}, unbegun(errLate))
 	})
 	p.awaitPrefill()

@@ -137,7 +137,8 @@ func (b *CachedBlocks) Unfollow() {
 // Events is the stream of KV events; nil: the candidate has none.
 func (b *CachedBlocks) Events() *kvevents.Stream { return b.events }
 
-// Guess adds the blocks of a prompt that the engine has by its answer, not by its events. at is the candidate's slot for them.
+// Guess adds the blocks of a prompt that the engine must have, because it has answered the prompt. No event has named them yet. at is the
+// candidate's slot for them.
 func (b *CachedBlocks) Guess(at index.Slot, p *Prompt) {
 	b.cache.index.Insert(at, p.Keys)
 	b.guess(p)

@@ -138,7 +138,7 @@ func (r *Roster) put(e *Engine, now time.Time) {
 		e.Status, e.standing, e.number = old.Status, old.standing, old.number
 		e.board, e.lists, e.listedModels = old.board, old.lists, old.listedModels
 		e.processes, e.gaveBack = old.processes, old.gaveBack
-		if e.Found == (Found{}) && !e.Own { // an operator has changed the engine's description
+		if e.Found == (Found{}) && !e.Own { // the description is an operator's: it lacks what discovery had found
 			e.Found = old.Found
 		}
 		r.distrust(old, false, now)
