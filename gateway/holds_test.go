@@ -20,8 +20,8 @@ func TestWhatAStreamHolds(t *testing.T) {
 	profileAll(t)
 	const streams = 100
 	c := start(t, options{
-		decode: []refengine.Config{{Slots: streams + 1, Steps: refengine.Steps{C0: 250 * time.Millisecond}}},
-		// few streams are in the middle of an event
+		// Between two steps, all streams wait for an event for long enough to be measured. They begin at once.
+		decode: []refengine.Config{{Slots: streams + 1, Steps: refengine.Steps{C0: 500 * time.Millisecond, FirstAtOnce: true}}},
 		configure: func(cfg *config.Config) { cfg.EventLoops = 2 },
 	})
 	c.Endless()() // what is kept for the next request is there
