@@ -130,7 +130,7 @@ func (r *scheduler) enqueue(w waiting) {
 // giveBack handles Dispatcher.Release.
 func (r *scheduler) giveBack(s *Slot, outcome board.Outcome) {
 	b := s.board
-	if b.beyond > 0 { // whether the engine now begins with a queued request depends on the KV of the others, which grows with their progress
+	if b.beyond > 0 { // whether the engine begins a queued request now depends on the KV of the others, which grows with their tokens
 		r.count(b)
 	}
 	if s.Beyond {

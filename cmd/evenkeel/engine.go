@@ -141,7 +141,9 @@ func (c *engineCmd) config() (refengine.Config, error) {
 		KVEvents: refengine.KVEvents{Encoding: c.KVEventsEncoding},
 		SGLang: refengine.SGLangOptions{BootstrapTimeout: c.SGLang.BootstrapTimeout, WaitingTimeout: c.SGLang.WaitingTimeout,
 			BarrierMetrics: c.SGLang.BarrierMetrics},
-		Answers: refengine.Answers{PromptTokensDetails: true, ErrorShape: refengine.ErrorShape(c.ErrorShape), OldMetricNames: c.OldMetricNames},
+		Answers: refengine.Answers{
+			PromptTokensDetails: true, ErrorShape: refengine.ErrorShape(c.ErrorShape), OldMetricNames: c.OldMetricNames,
+		},
 	}
 	if c.KVEvents != 0 {
 		host, _, err := net.SplitHostPort(c.Listen)

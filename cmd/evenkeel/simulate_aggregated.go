@@ -135,7 +135,8 @@ func (c *simulateCmd) mixedLoad() (*mixed.Load, *mixed.Replayed, error) {
 	}
 	longest := slices.MaxFunc(t.Requests, func(a, b trace.Request) int { return a.Prompt + a.Output - b.Prompt - b.Output })
 	if n := int64(longest.Prompt + longest.Output); c.Capacity > 0 && c.Capacity < n+n/10 {
-		return nil, nil, fmt.Errorf("--capacity %d: the longest request of the trace has %d tokens, and a rank needs a tenth more", c.Capacity, n)
+		return nil, nil, fmt.Errorf("--capacity %d: the longest request of the trace has %d tokens, and a rank needs a tenth more",
+			c.Capacity, n)
 	}
 	return l, texts, nil
 }

@@ -106,7 +106,8 @@ func (c *Config) Complete(role string, e Engine) (Engine, error) {
 		if e.Group == "" && !ownGroup {
 			e.Group, e.Barrier = like[0].Group, cmp.Or(e.Barrier, like[0].Barrier)
 		}
-		e.Slots, e.Budget, e.Interval = cmp.Or(e.Slots, like[0].Slots), cmp.Or(e.Budget, like[0].Budget), cmp.Or(e.Interval, like[0].Interval)
+		e.Slots, e.Budget = cmp.Or(e.Slots, like[0].Slots), cmp.Or(e.Budget, like[0].Budget)
+		e.Interval = cmp.Or(e.Interval, like[0].Interval)
 	}
 	c.finishEngine(role, &e)
 	for _, other := range like { // all ranks of a group step together, or none

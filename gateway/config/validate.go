@@ -48,7 +48,8 @@ func (c *Config) checkOrigins(bad report) {
 		}
 		u, err := url.Parse(origin)
 		isOrigin := err == nil && u.Scheme != "" && u.Host != "" && u.Scheme+"://"+u.Host == origin && strings.ToLower(origin) == origin
-		if !isOrigin || strings.Contains(u.Host, "*") || u.Scheme == "https" && u.Port() == "443" || u.Scheme == "http" && u.Port() == "80" {
+		usualPort := isOrigin && (u.Scheme == "https" && u.Port() == "443" || u.Scheme == "http" && u.Port() == "80")
+		if !isOrigin || usualPort || strings.Contains(u.Host, "*") {
 			bad(path, "%q is not an origin as browsers send it; write scheme and host in lower case, with the port if it is not the usual one and "+
 				"with nothing behind it, such as https://chat.example, or \"*\" alone for all", origin)
 		}

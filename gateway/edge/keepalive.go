@@ -60,8 +60,8 @@ func KeepClient(ctx *fasthttp.RequestCtx, span time.Duration, since time.Time, c
 	}
 	plain := !ctx.Request.Header.IsHTTP11()
 	k := &KeepAlive{
-		span: span, comment: comment, log: log, client: h.client, conn: ctx.Conn(), header: &ctx.Response.Header, server: h.server, plain: plain,
-		closes: plain || ctx.IsTLS() || ctx.Request.Header.ConnectionClose() || ctx.Response.ConnectionClose(),
+		span: span, comment: comment, log: log, client: h.client, conn: ctx.Conn(), header: &ctx.Response.Header, server: h.server,
+		plain: plain, closes: plain || ctx.IsTLS() || ctx.Request.Header.ConnectionClose() || ctx.Response.ConnectionClose(),
 	}
 	h.alive = k
 	k.wait(time.Until(since.Add(span)))

@@ -232,8 +232,8 @@ const (
 // Ways to settle a resource that no verdict in verdict.go uses.
 const (
 	Back Disposition = Spent + 1 + iota // the resource is given back
-	// Pass gives the resource a new owner, which settles it later: a place goes to the pool's entry, a lease to the hand-off, or to the Pair
-	// of an attempt whose two calls run at the same time, memory to the answer.
+	// Pass gives the resource a new owner, which settles it later: a place goes to the pool's entry, memory to the answer, and a
+	// lease to the hand-off, or to the Pair of an attempt whose two calls run at the same time.
 	Pass
 	Failing   // the slot of an answer that its engine did not begin, or broke off
 	Cancelled // the slot of an answer that is not wanted any more, or that was never sent

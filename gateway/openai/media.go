@@ -59,7 +59,8 @@ func (p *parser) part(part json.RawMessage) *Error {
 				return wrongValue(key, v, isString, "a string")
 			}
 			kind = rawjson.Unquote(v)
-			if unknownType == nil && !slices.Contains(partTypes, kind) { // of a repeated key each value is checked, because a parser may take any
+			// If the key is repeated, each of its values is checked, because a parser may take any.
+			if unknownType == nil && !slices.Contains(partTypes, kind) {
 				unknownType = badRequest(CodeUnsupported, key, "a part of type %q is not supported", shorten(kind))
 			}
 		case "image_url", "audio_url", "video_url", "file_url":

@@ -200,7 +200,8 @@ func (p *parser) checkTogether() *Error {
 		req.Beams, req.N = req.N, 1 // one engine computes all beams
 	}
 	if !req.Stream { // evenkeel joins an answer in one piece from a stream, unless one of these features is used
-		req.Passthrough = req.PromptRows || p.beams || p.derender || !req.Endpoint.Assembles() || HasTools(&req.Body) || asksBeside(&req.Body)
+		req.Passthrough = req.PromptRows || p.beams || p.derender || !req.Endpoint.Assembles() ||
+			HasTools(&req.Body) || asksBeside(&req.Body)
 	}
 	tools, _ := req.Body.Get("tools")
 	req.PromptBytes += len(tools) - p.mediaBytes // engines render the tools into the prompt, but inline media are no text

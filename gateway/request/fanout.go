@@ -337,8 +337,8 @@ func (f *fanned) put(p piece) {
 		if usage, details := f.sumUsage(); f.req.Endpoint == mooncake.Tokens {
 			f.pending = sse.TokensUsage(f.pending, f.id, f.mode, usage, details)
 		} else {
-			f.pending = sse.UsageEvent(f.pending, f.id, []byte(f.req.Model), f.in.Record.Arrival.Unix(), f.req.Endpoint == mooncake.Chat, usage,
-				details)
+			isChat, created := f.req.Endpoint == mooncake.Chat, f.in.Record.Arrival.Unix()
+			f.pending = sse.UsageEvent(f.pending, f.id, []byte(f.req.Model), created, isChat, usage, details)
 		}
 	}
 	f.pending = append(f.pending, sse.Done...)

@@ -274,8 +274,8 @@ func (t *tester) prefillAtOnce(ctx context.Context, p, d testedRank, q *query, r
 			}
 			r.Callback = came.KV
 		case <-time.After(t.cfg.Bind.CallbackTimeout):
-			return answer, fmt.Errorf("%w did not come within %v; it must reach %s, see bind.advertise", errCallback, t.cfg.Bind.CallbackTimeout,
-				t.callbacks.URL())
+			return answer, fmt.Errorf("%w did not come within %v; it must reach %s, see bind.advertise", errCallback,
+				t.cfg.Bind.CallbackTimeout, t.callbacks.URL())
 		case <-ctx.Done():
 			return answer, context.Cause(ctx)
 		}

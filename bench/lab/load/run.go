@@ -41,21 +41,6 @@ func Run(ctx context.Context, cfg Config) (*Result, error) {
 	return r.score.result(&r.cfg, r.start), nil
 }
 
-// Start is Run beside others. ended waits for its end.
-func Start(ctx context.Context, cfg Config) (ended func() (*Result, error)) {
-	var r *Result
-	var err error
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		r, err = Run(ctx, cfg)
-	}()
-	return func() (*Result, error) {
-		<-done
-		return r, err
-	}
-}
-
 // runner is one run. Its score is behind one lock, taken once a request.
 type runner struct {
 	cfg    Config

@@ -142,8 +142,8 @@ func (c Config) Validate() error {
 		value time.Duration
 	}{{"c0", c.Steps.C0}, {"c1", c.Steps.C1}, {"cr", c.Steps.CR}, {"cm", c.Steps.CM}, {"cs", c.Steps.CS}, {"prefill base", c.Prompts.Base},
 		{"prefill per token", c.Prompts.PerToken}, {"prefill shared", c.Prompts.Shared}, {"jitter", c.Jitter},
-		{"KV hold timeout", c.KV.HoldTimeout}, {"time to keep answers", c.KV.KeepsAnswers}, {"bootstrap timeout", c.SGLang.BootstrapTimeout},
-		{"waiting timeout", c.SGLang.WaitingTimeout}, {"keep-alive", c.Server.KeepAlive}} {
+		{"KV hold timeout", c.KV.HoldTimeout}, {"time to keep answers", c.KV.KeepsAnswers},
+		{"bootstrap timeout", c.SGLang.BootstrapTimeout}, {"waiting timeout", c.SGLang.WaitingTimeout}, {"keep-alive", c.Server.KeepAlive}} {
 		if d.value < 0 {
 			bad("%s is %v; it must not be negative", d.field, d.value)
 		}
@@ -181,15 +181,17 @@ func (c Config) group() group.Config {
 	case SGLang:
 		waits = group.WaitsForPlace
 	}
+	s, p := c.Steps, c.Prompts
 	var mixed *group.Mixed
 	if c.Role == Aggregated {
-		mixed = &group.Mixed{Budget: c.Prompts.MaxBatchedTokens, Interval: c.Prompts.Interval, First: c.Prompts.First, Delay: c.Prompts.Delayer,
-			Shared: c.Prompts.Shared}
+		mixed = &group.Mixed{Budget: p.MaxBatchedTokens, Interval: p.Interval, First: p.First, Delay: p.Delayer, Shared: p.Shared}
 	}
-	s := c.Steps
-	return group.Config{Ranks: c.DPSize, Slots: c.Slots, Blocks: c.KV.Tokens / blockSize, TokensPerChunk: s.TokensPerChunk, C0: s.C0, C1: s.C1,
-		CR: s.CR, CM: s.CM, CS: s.CS, Form: s.Form, Captured: s.Captured, Law: s.Law, Phase: s.Phase, FirstAtOnce: s.FirstAtOnce,
-		Spread: s.Spread, Recompute: s.Recompute, PrefillBase: c.Prompts.Base, PrefillPer: c.Prompts.PerToken, Waits: waits, Mixed: mixed}
+	return group.Config{
+		Ranks: c.DPSize, Slots: c.Slots, Blocks: c.KV.Tokens / blockSize, TokensPerChunk: s.TokensPerChunk,
+		C0: s.C0, C1: s.C1, CR: s.CR, CM: s.CM, CS: s.CS, Form: s.Form, Captured: s.Captured, Law: s.Law, Phase: s.Phase,
+		FirstAtOnce: s.FirstAtOnce, Spread: s.Spread, Recompute: s.Recompute, PrefillBase: p.Base, PrefillPer: p.PerToken, Waits: waits,
+		Mixed: mixed,
+	}
 }
 
 // before tells whether the engine is older than a 0.x of vLLM.

@@ -33,7 +33,8 @@ var endpoints = map[string]endpoint{
 	"/v1/chat/completions": {http.MethodPost, false, func(l *life, x *exchange) bool { return l.generate(x, true) }},
 	"/v1/completions":      {http.MethodPost, false, func(l *life, x *exchange) bool { return l.generate(x, false) }},
 	"/v1/responses": {http.MethodPost, false, func(l *life, x *exchange) bool {
-		return l.translate(x, true, responses.Chat, &responses.Writer{Model: l.engine.cfg.Model.Name, TellsIncomplete: !l.engine.cfg.before(33)})
+		return l.translate(x, true, responses.Chat,
+			&responses.Writer{Model: l.engine.cfg.Model.Name, TellsIncomplete: !l.engine.cfg.before(33)})
 	}},
 	"/v1/messages": {http.MethodPost, false, func(l *life, x *exchange) bool {
 		chat := func(body []byte) ([]byte, error) { return messages.Chat(body, l.engine.cfg.minor()) }
@@ -271,8 +272,10 @@ func serveEventSources(l *life, x *exchange) bool {
 	told := map[string]any{}
 	for rank := first; rank <= last; rank++ {
 		if events, replay := l.engine.KVEvents(rank); events != "" {
-			told[strconv.Itoa(cfg.DPFirst+rank)] = map[string]any{"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": "tcp://" + events,
-				"replay_endpoint": "tcp://" + replay, "buffer_steps": 10_000, "hwm": cfg.KVEvents.HWM, "max_queue_size": 100_000, "topic": ""}
+			told[strconv.Itoa(cfg.DPFirst+rank)] = map[string]any{
+				"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": "tcp://" + events, "replay_endpoint": "tcp://" + replay,
+				"buffer_steps": 10_000, "hwm": cfg.KVEvents.HWM, "max_queue_size": 100_000, "topic": "",
+			}
 		}
 	}
 	return x.answerJSON(told)

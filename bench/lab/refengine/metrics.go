@@ -86,8 +86,9 @@ func (l *life) metrics(first, last int, usage float64) []byte {
 
 // served renders what vLLM counts of the requests that its ranks have answered.
 func (l *life) served(first, last int) (out []byte) {
+	cfg := &l.engine.cfg
 	line := func(name string, rank int, labels string, value any) {
-		out = fmt.Appendf(out, "%s{engine=\"%d\",%smodel_name=%q} %v\n", name, l.engine.cfg.DPFirst+rank, labels, l.engine.cfg.Model.Name, value)
+		out = fmt.Appendf(out, "%s{engine=\"%d\",%smodel_name=%q} %v\n", name, cfg.DPFirst+rank, labels, cfg.Model.Name, value)
 	}
 	each := func(name, kind string, of func(rank int, g *group.Gauges)) {
 		out = fmt.Appendf(out, "# HELP %s %s of the reference engine.\n# TYPE %s %s\n", name, kind, name, kind)
@@ -111,7 +112,7 @@ func (l *life) served(first, last int) (out []byte) {
 	})
 	lengths := func(name string, of func(g *group.Gauges) *group.Lengths) {
 		each(name, "histogram", func(rank int, g *group.Gauges) {
-			out = appendLengths(out, name, fmt.Sprintf("engine=\"%d\",model_name=%q", l.engine.cfg.DPFirst+rank, l.engine.cfg.Model.Name), of(g))
+			out = appendLengths(out, name, fmt.Sprintf("engine=\"%d\",model_name=%q", cfg.DPFirst+rank, cfg.Model.Name), of(g))
 		})
 	}
 	lengths("vllm:request_prompt_tokens", func(g *group.Gauges) *group.Lengths { return &g.Prompts })

@@ -111,8 +111,10 @@ func (p Prompts) withDefaults(role Role) Prompts {
 
 // prompts is the part of a config that says how prompts are computed, and where they are kept.
 func (c Config) prompts() prompts.Config {
-	return prompts.Config{Blocks: c.KV.Tokens / blockSize, Cache: c.KV.PrefixCache, Concurrency: c.Prompts.Concurrency, Base: c.Prompts.Base,
-		PerToken: c.Prompts.PerToken}
+	return prompts.Config{
+		Blocks: c.KV.Tokens / blockSize, Cache: c.KV.PrefixCache,
+		Concurrency: c.Prompts.Concurrency, Base: c.Prompts.Base, PerToken: c.Prompts.PerToken,
+	}
 }
 
 // KV is the room that a rank has for KV, and how KV goes from one engine to another.

@@ -285,7 +285,9 @@ func eventsOf(body string) (events []kindAndShape) {
 	for part := range strings.SplitSeq(strings.TrimSuffix(body, "\n\n"), "\n\n") {
 		data := strings.TrimPrefix(part, "data: ")
 		kind, text := kindOf(data)
-		events = append(events, kindAndShape{kind: kind, text: text, shape: shapeOf([]byte(data)), orders: ordersOf(kind+" event", []byte(data))})
+		events = append(events, kindAndShape{
+			kind: kind, text: text, shape: shapeOf([]byte(data)), orders: ordersOf(kind+" event", []byte(data)),
+		})
 	}
 	return events
 }

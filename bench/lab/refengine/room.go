@@ -58,9 +58,11 @@ func (l *life) serveHealthToken(x *exchange) bool {
 
 func (l *life) serveServerInfo(x *exchange) bool {
 	cfg := l.engine.cfg
-	return x.answerJSON(map[string]any{"version": cfg.Version, "disaggregation_mode": cfg.Role, "dp_size": cfg.DPSize,
-		"max_running_requests":          cfg.Slots * cfg.DPSize,
-		"disaggregation_bootstrap_port": l.ports[0], "load_balance_method": cfg.SGLang.LoadBalance, "elastic_ep_backend": cfg.SGLang.ElasticEP})
+	return x.answerJSON(map[string]any{
+		"version": cfg.Version, "disaggregation_mode": cfg.Role, "dp_size": cfg.DPSize, "max_running_requests": cfg.Slots * cfg.DPSize,
+		"disaggregation_bootstrap_port": l.ports[0], "load_balance_method": cfg.SGLang.LoadBalance,
+		"elastic_ep_backend": cfg.SGLang.ElasticEP,
+	})
 }
 
 // serveLoads tells the load that each rank's scheduler has published last. That of a rank without a GPU publishes none.

@@ -121,21 +121,22 @@ func (w *site) load(ctx context.Context, last time.Duration) error {
 	}
 	w.began = time.Now()
 	defer func() { w.ended = time.Now() }()
-	var ended []func() (*load.Result, error)
+	var loads []load.Config
 	for i, p := range w.proxies {
-		ended = append(ended, load.Start(ctx, load.Config{
+		loads = append(loads, load.Config{
 			URLs: []string{p.URL()}, Requests: requests, Duration: last, SharePrefixes: true,
 			Concurrency: [2]int{40, 6}[i], Chat: 0.5, Stream: 0.9, Usage: 0.5, Cancel: load.Cancel{Share: 0.05}, Seed: uint64(i),
 			Backoff: 100 * time.Millisecond,
-		}))
+		})
 	}
-	var wrong []error
-	for i, end := range ended {
-		got, err := end()
-		if err == nil && got.Failed > 0 {
-			err = fmt.Errorf("%s: %d requests failed: %v", regions[i], got.Failed, got.Failures)
+	results, err := testbed.Drive(ctx, nil, loads...)
+	if err != nil {
+		return err
+	}
+	for i, got := range results {
+		if t := testbed.Count(testbed.None, got); len(t.Wrong) > 0 {
+			err = errors.Join(err, fmt.Errorf("%s: %s", regions[i], t.First()))
 		}
-		wrong = append(wrong, err)
 	}
-	return errors.Join(wrong...)
+	return err
 }

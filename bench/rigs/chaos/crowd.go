@@ -59,7 +59,8 @@ func (c *crowd) run(ctx context.Context, others ...load.Config) (*seen, error) {
 	if c.s.strangers {
 		shares = map[string]int{callers[0].name: 10}
 	}
-	client := &http.Client{Timeout: time.Minute, Transport: &http.Transport{IdleConnTimeout: 2 * time.Second, MaxIdleConnsPerHost: c.s.wide}}
+	transport := &http.Transport{IdleConnTimeout: 2 * time.Second, MaxIdleConnsPerHost: c.s.wide}
+	client := &http.Client{Timeout: time.Minute, Transport: transport}
 	defer client.CloseIdleConnections()
 	wide := func(_ context.Context, rng *rand.Rand) error { return wideOnce(c.p.URL(), client, rng) }
 	loads := append([]load.Config{c.own(c.s.wide, 1000, wide), c.own(c.s.lag, 2000, c.slowOnce)}, others...)
@@ -88,7 +89,7 @@ func (c *crowd) run(ctx context.Context, others ...load.Config) (*seen, error) {
 
 // own is a load of clients of our own, who go on until the others have ended. Each request draws from a source of its own.
 func (c *crowd) own(clients int, kind uint64, ask func(context.Context, *rand.Rand) error) load.Config {
-	return load.Config{URLs: []string{c.p.URL()}, Concurrency: clients, Own: func(ctx context.Context, _ string, i int) (load.Kind, string) {
+	send := func(ctx context.Context, _ string, i int) (load.Kind, string) {
 		switch err := ask(ctx, rand.New(rand.NewPCG(c.seed, kind<<32+uint64(i)))); {
 		case err == nil:
 			return load.OK, ""
@@ -97,7 +98,8 @@ func (c *crowd) own(clients int, kind uint64, ask func(context.Context, *rand.Ra
 		default:
 			return load.WrongText, err.Error()
 		}
-	}}
+	}
+	return load.Config{URLs: []string{c.p.URL()}, Concurrency: clients, Own: send}
 }
 
 // pause waits; false when ctx has ended.

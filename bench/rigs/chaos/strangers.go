@@ -36,7 +36,7 @@ const (
 
 // attack is the load that they are.
 func (s *strangers) attack(seed uint64) load.Config {
-	return load.Config{URLs: []string{s.p.URL()}, Concurrency: attackers, Own: func(ctx context.Context, _ string, i int) (load.Kind, string) {
+	one := func(ctx context.Context, _ string, i int) (load.Kind, string) {
 		if !pause(ctx, attackEvery) {
 			return load.Stopped, ""
 		}
@@ -45,7 +45,8 @@ func (s *strangers) attack(seed uint64) load.Config {
 		a.run(s, ctx, rng)
 		s.count(a.name)
 		return load.OK, ""
-	}}
+	}
+	return load.Config{URLs: []string{s.p.URL()}, Concurrency: attackers, Own: one}
 }
 
 // attacks are all kinds of attack. Bodies are announced or broken off rather than

@@ -130,8 +130,8 @@ func playFirst(ctx context.Context, w *site, r *testbed.Report) error {
 	for _, way := range ways {
 		cfg := func(at int, caller string) load.Config {
 			return load.Config{
-				URLs: []string{w.all[at].URL()}, APIKey: keyOf(caller), Model: model, Requests: lengths(3, 6), Count: max(1, w.count/3), Concurrency: 1,
-				Chat: 0.5, Stream: 1, Seed: rand.Uint64(), Timeout: 20 * time.Second,
+				URLs: []string{w.all[at].URL()}, APIKey: keyOf(caller), Model: model, Requests: lengths(3, 6),
+				Count: max(1, w.count/3), Concurrency: 1, Chat: 0.5, Stream: 1, Seed: rand.Uint64(), Timeout: 20 * time.Second,
 			}
 		}
 		var all []*load.Result
@@ -214,7 +214,8 @@ func playDeath(ctx context.Context, w *site, r *testbed.Report) error {
 		return err
 	}
 	s, others := testbed.Count(lost, results[:2]...), testbed.Count(lost, results[2])
-	r.Add(scene, "%d requests: %d right, %d streams ended in `peer_lost`; none was lost before its first event", s.Sent, s.Right, len(s.Told))
+	r.Add(scene, "%d requests: %d right, %d streams ended in `peer_lost`; none was lost before its first event",
+		s.Sent, s.Right, len(s.Told))
 	r.Hold(len(s.Wrong) == 0 && s.Right+len(s.Told) == s.Sent && len(s.Told) <= 18, scene, "%s", s.First())
 	if len(s.Told) == 0 {
 		r.Skip("streams that a dead region leaves", "none was under way at eu when it died: this machine is too busy")
