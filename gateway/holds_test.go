@@ -21,7 +21,7 @@ func TestWhatAStreamHolds(t *testing.T) {
 	const streams = 100
 	c := start(t, options{
 		// Between two steps, all streams wait for an event for long enough to be measured. They begin at once.
-		decode: []refengine.Config{{Slots: streams + 1, Steps: refengine.Steps{C0: 500 * time.Millisecond, FirstAtOnce: true}}},
+		decode:    []refengine.Config{{Slots: streams + 1, Steps: refengine.Steps{C0: 500 * time.Millisecond, FirstAtOnce: true}}},
 		configure: func(cfg *config.Config) { cfg.EventLoops = 2 },
 	})
 	c.Endless()() // what is kept for the next request is there

@@ -3,6 +3,7 @@ package selftest
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -571,10 +572,14 @@ func TestATestThatRunsOutOfTimeSaysWhatItLeftOut(t *testing.T) {
 
 // JSON has no escape such as \x7f, which Go writes for some characters that a model's name may have.
 func TestARequestNamesItsModelWhateverItsName(t *testing.T) {
+	const name = "a\x7f\"b\""
 	for _, endpoint := range []mooncake.Endpoint{mooncake.Completions, mooncake.Chat} {
-		q := ask(endpoint, "a\x7f\"b\"", "id")
+		q := ask(endpoint, name, "id")
 		model, ok := q.body.Get("model")
 		require.True(t, ok)
 		require.JSONEq(t, "\"a\x7f\\\"b\\\"\"", string(model))
 	}
+	var body struct{ Model string }
+	require.NoError(t, json.Unmarshal(oneToken(name), &body))
+	require.Equal(t, name, body.Model)
 }

@@ -11,6 +11,7 @@ import (
 	"evenkeel/engine"
 	"evenkeel/gateway/config"
 	"evenkeel/gateway/lifecycle"
+	"evenkeel/internal/rawjson"
 	"evenkeel/mooncake"
 )
 
@@ -199,8 +200,12 @@ func (t *tester) acceptsNumber(ctx context.Context, s *testedRank, number int) b
 	target, named := *s.target, *s
 	target.First, target.Rank = number, 0
 	named.target = &target
-	body := fmt.Appendf(nil, `{"model":%q,"prompt":"evenkeel self test","max_tokens":1}`, s.models[0])
 	_, err := t.send(ctx, named, &query{endpoint: mooncake.Completions}, lifecycle.Prefill, fmt.Sprintf("%s-n%d", t.id(), number),
-		[][]byte{body})
+		[][]byte{oneToken(s.models[0])})
 	return err == nil
+}
+
+// oneToken is the body of a request of one token.
+func oneToken(model string) []byte {
+	return append(rawjson.AppendString([]byte(`{"model":`), model), `,"prompt":"evenkeel self test","max_tokens":1}`...)
 }

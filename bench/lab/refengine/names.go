@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"sync"
+
+	"evenkeel/internal/rawjson"
 )
 
 // adapters are the LoRA adapters that the API server of each port has loaded. Those that were loaded while it runs are lost with it.
@@ -71,7 +73,7 @@ func noSuchModel(name string) *apiError {
 }
 
 // modelCard is a model in their list, as vLLM 0.32.0 was recorded. Its places are the name, the root, the parent, the length and the time.
-const modelCard = `{"id":%[1]q,"object":"model","created":%[5]d,"owned_by":"vllm","root":%[2]q,"parent":%[3]s,"max_model_len":%[4]v,` +
+const modelCard = `{"id":%[1]s,"object":"model","created":%[5]d,"owned_by":"vllm","root":%[2]s,"parent":%[3]s,"max_model_len":%[4]v,` +
 	`"permission":[{"id":"modelperm-reference","object":"model_permission","created":%[5]d,"allow_create_engine":false,` +
 	`"allow_sampling":true,"allow_logprobs":true,"allow_search_indices":false,"allow_view":true,"allow_fine_tuning":false,` +
 	`"organization":"*","group":null,"is_blocking":false}]}`
@@ -79,16 +81,17 @@ const modelCard = `{"id":%[1]q,"object":"model","created":%[5]d,"owned_by":"vllm
 // serveModels lists the base model by all its names, and then the adapters.
 func (l *life) serveModels(x *exchange) bool {
 	cfg, created := l.engine.cfg, l.began.Unix()
+	text := func(s string) []byte { return rawjson.AppendString(nil, s) }
+	base, parent := text(cfg.Model.Name), []byte("null")
 	var cards []string
 	for _, name := range append([]string{cfg.Model.Name}, cfg.Model.Aliases...) {
-		cards = append(cards, fmt.Sprintf(modelCard, name, cfg.Model.Name, "null", cfg.Model.MaxLen, created))
+		cards = append(cards, fmt.Sprintf(modelCard, text(name), base, "null", cfg.Model.MaxLen, created))
 	}
-	parent := "null"
 	if !cfg.Model.Parentless {
-		parent = fmt.Sprintf("%q", cfg.Model.Name)
+		parent = base
 	}
 	for _, name := range l.adapters.of(x.Port) {
-		cards = append(cards, fmt.Sprintf(modelCard, name, "/adapters/"+name, parent, "null", created))
+		cards = append(cards, fmt.Sprintf(modelCard, text(name), text("/adapters/"+name), parent, "null", created))
 	}
 	return x.Answer(200, typeJSON, fmt.Appendf(nil, `{"object":"list","data":[%s]}`, strings.Join(cards, ",")))
 }
