@@ -85,7 +85,7 @@ func refusalOfAll(body []byte) error {
 	var core struct {
 		Message string `json:"message"`
 	}
-	if json.Unmarshal(answer.Error, &core) == nil && core.Message == saysPaused {
+	if json.Unmarshal(answer.Error, &core) == nil && SaysPaused(http.StatusServiceUnavailable, core.Message) {
 		return ErrPaused
 	}
 	var middleware string
