@@ -11,7 +11,6 @@ import (
 	"evenkeel/engine"
 	"evenkeel/gateway/config"
 	"evenkeel/gateway/lifecycle"
-	"evenkeel/internal/rawjson"
 	"evenkeel/mooncake"
 )
 
@@ -207,5 +206,6 @@ func (t *tester) acceptsNumber(ctx context.Context, s *testedRank, number int) b
 
 // oneToken is the body of a request of one token.
 func oneToken(model string) []byte {
-	return append(rawjson.AppendString([]byte(`{"model":`), model), `,"prompt":"evenkeel self test","max_tokens":1}`...)
+	body, _ := json.Marshal(map[string]any{"model": model, "prompt": "evenkeel self test", "max_tokens": 1}) // cannot fail
+	return body
 }
