@@ -70,7 +70,7 @@ var (
 		rankLabels[:1], nil)
 
 	descHeld = prometheus.NewDesc("evenkeel_held_entries",
-		"Requests that the policy held for a round in its last decision, although they had a slot.", rankLabels[:1], nil)
+		"Requests that the policy held back in its last decision, although they had a slot.", rankLabels[:1], nil)
 	descStep = prometheus.NewDesc("evenkeel_step_seconds", "Time between two steps of the group, as measured from its streams.",
 		rankLabels[:1], nil)
 	descLost = prometheus.NewDesc("evenkeel_step_lost_ratio",

@@ -33,6 +33,9 @@ func (l *LogLine) AppendJSON(dst []byte) []byte {
 	dst = field(dst, `,"step_ms":`, s.StepMs)
 	dst = field(dst, `,"c0_ms":`, s.C0Ms)
 	dst = field(dst, `,"c1_ms":`, s.C1Ms)
+	if s.Early {
+		dst = append(dst, `,"early":true`...)
+	}
 	if s.Mixed {
 		dst = append(dst, `,"mixed":true`...)
 		dst = field(dst, `,"own_prefill_ms":`, s.OwnMs)
@@ -117,6 +120,9 @@ func appendEntry(dst []byte, s *policy.Snapshot, i int) []byte {
 	if e.Urgent {
 		dst = append(dst, `,"urgent":true`...)
 	}
+	if e.Express {
+		dst = append(dst, `,"express":true`...)
+	}
 	if len(s.Waits) > 0 {
 		dst = appendWait(dst, &s.Waits[i])
 	}
@@ -130,9 +136,6 @@ func appendWait(dst []byte, e *policy.EntryDetails) []byte {
 	}
 	if e.UrgentInMs > 0 {
 		dst = strconv.AppendFloat(append(dst, `,"urgent_in_ms":`...), e.UrgentInMs, 'g', -1, 64)
-	}
-	if e.Express {
-		dst = append(dst, `,"express":true`...)
 	}
 	if len(e.Hits) == 0 {
 		return dst

@@ -33,7 +33,7 @@ type Entry struct {
 	// to the rank. Mixed entries stay in the order in which they came to the pool.
 	Mixed bool
 
-	// Express: a policy that holds requests back, to send them together, sends this one alone and at once. Only Mixed entries have it.
+	// Express: a policy that holds requests back, to send them together or until a rank has room below the fullest, does not hold this one.
 	Express bool
 
 	Prompt int    // tokens, as the prefill engine counted them

@@ -34,6 +34,7 @@ func (b *board) fill(g *group, p *policyInUse, now time.Time) {
 	s.StepMs = g.steps.Ms(model, g.largestLoad)
 	weights := g.weights()
 	s.RequestTokens, s.RowTokens = int64(math.Round(weights.Request)), int64(math.Round(weights.Row))
+	s.Early = slices.ContainsFunc(g.ranks, func(r *rank) bool { return r.Early })
 	s.Mixed, s.OwnMs = b.mixed, float32(g.ownMs(&model))
 	s.Unbegun, s.PromptRate = g.recent.means()
 	b.fillWorkers(g, p, now)
@@ -81,7 +82,7 @@ func (b *board) offer(e *pool.Entry, p *policyInUse, now time.Time) {
 	s := &b.snapshot
 	s.Pool = append(s.Pool, policy.Entry{
 		ID: e.ID, Prompt: tokens(e.Prompt), Age: tokens(e.Age), Key: e.Key,
-		WaitMs: float32(e.GuardWait(now).Seconds() * 1000), Urgent: e.Urgent(now),
+		WaitMs: float32(e.GuardWait(now).Seconds() * 1000), Urgent: e.Urgent(now), Express: e.Express,
 	})
 	if b.mixed || b.holders > 0 && p.hits {
 		w := b.waiting[e.ID]

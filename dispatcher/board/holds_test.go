@@ -303,3 +303,62 @@ func TestBeforeAPromptsPriceIsLearnedItIsTheUsualOne(t *testing.T) {
 	require.Less(t, h.at.Sub(began), 100*time.Millisecond)
 	require.EqualValues(t, float32(step.UsualOwnMs), h.boards["m"].snapshot.OwnMs)
 }
+
+// onDecode is a board of two ranks that only decode, with eight requests of 1,000 tokens each. A step takes 10 ms and a microsecond for
+// each token of the fullest rank. A request of 60,000 tokens is held back, because it would make each step 60 ms longer.
+func onDecode(t *testing.T, ws []Worker) (*hand, []*Slot, waiting) {
+	cfg := realConfig("evenkeel:hold=0")
+	cfg.StepModel = StepModel{C0Ms: 10, C1Ms: 1e-3}
+	h := newHand(t, cfg)
+	h.fleet(ws)
+	var slots []*Slot
+	for range 16 {
+		slots = append(slots, h.put(pool.Entry{Prompt: 1000}).slotNow(t))
+	}
+	for _, s := range slots {
+		s.Progress(1)
+	}
+	require.NoError(t, h.setPolicy("evenkeel"))
+	return h, slots, h.put(pool.Entry{Prompt: 60_000})
+}
+
+func TestALongPromptIsHeldBack(t *testing.T) {
+	h, slots, w := onDecode(t, ranks(2, 20, 0))
+	require.True(t, w.waits())
+	b := h.boards["m"]
+	require.Equal(t, 1, h.status(h.at).Models[0].Groups[0].Held)
+	ticks := b.ticks
+	h.pass(time.Millisecond)
+	require.Equal(t, ticks, b.ticks, "nothing changed and no step is over")
+	slots[0].Progress(2) // it speaks again: a step is over
+	require.Len(t, h.told, 1)
+	h.do(h.told...)
+	require.Equal(t, ticks+1, b.ticks, "told by a stream, before the timer")
+	require.True(t, w.waits())
+
+	began := h.at
+	for w.waits() && h.at.Sub(began) < 10*time.Second { // no stream says anything more
+		require.False(t, h.Next().IsZero(), "it is not forgotten")
+		require.LessOrEqual(t, h.Next().Sub(h.at), time.Second)
+		h.at = h.Next()
+		h.do()
+	}
+	require.False(t, w.waits())
+	require.LessOrEqual(t, h.at.Sub(began), 5*time.Second+20*time.Millisecond, "max_hold, and half a step more than one")
+	require.Zero(t, b.groups[0].held)
+	require.Zero(t, h.Next())
+}
+
+func TestALongPromptGoesWhenARankHasRoomForIt(t *testing.T) {
+	h, slots, w := onDecode(t, ranks(2, 20, 0))
+	require.True(t, w.waits())
+	other := h.put(pool.Entry{Prompt: 10})
+	other.slotNow(t)
+	h.release(slots...)
+	require.False(t, w.waits(), "nobody else waits for the steps that it makes longer")
+}
+
+func TestNoPromptIsHeldBackBeforeItsPrefill(t *testing.T) {
+	_, _, w := onDecode(t, early(ranks(2, 20, 0)))
+	require.False(t, w.waits())
+}

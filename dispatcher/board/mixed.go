@@ -204,7 +204,7 @@ func (b *board) countRound(g *group) {
 
 // wait returns the policy.EntryDetails of a waiting entry: what policies read of it beside policy.Entry.
 func (w *waitingEntry) wait(now time.Time) policy.EntryDetails {
-	details := policy.EntryDetails{Hits: w.Hits, HeldMs: -1, Express: w.Entry.Express}
+	details := policy.EntryDetails{Hits: w.Hits, HeldMs: -1}
 	if !w.since.IsZero() {
 		details.HeldMs = float64(now.Sub(w.since)) / float64(time.Millisecond)
 	}

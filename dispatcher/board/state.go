@@ -151,7 +151,7 @@ type group struct {
 
 	forecast       forecast.Running
 	budget         searchBudget
-	held           int       // entries that the last decision held back, to send them together, although a slot was free for them
+	held           int       // entries that the last decision held back although a slot was free for them
 	wakeHeld       time.Time // when the policy wants to look at held entries again; zero: it has set no time
 	gathered       gathered
 	recent         recent

@@ -67,7 +67,7 @@ type DriftReport struct {
 // GroupStatus describes a group of ranks about which a policy decides.
 type GroupStatus struct {
 	GroupLoads
-	Held   int   `json:"held"`   // entries that the last decision held back, to send them together, although a slot was free for them
+	Held   int   `json:"held"`   // entries that the last decision held back although a slot was free for them
 	Budget int32 `json:"budget"` // evaluations that the policy may spend on the next tick
 
 	Step *StepStatus `json:"step,omitempty"` // nil without barrier

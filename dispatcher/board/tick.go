@@ -156,7 +156,7 @@ func (b *board) decideRound(g *group, p *policyInUse, now time.Time) {
 	b.fill(g, p, now)
 	b.consult(g, p, now)
 	var report policy.Gathered
-	if b.mixed && b.failure == nil {
+	if b.failure == nil {
 		report = policy.GatheredBy(p.Policy)
 		b.takeReport(g, report, now)
 	}

@@ -23,6 +23,7 @@ type evenkeel struct {
 	rows   rows      // used if the rank with most requests makes steps longer, see Snapshot.RowTokens
 	tight  tight     // used if KV room is short
 	gather gather    // used if the ranks prefill
+	holds  holds     // used if the ranks only decode
 	byRank residents // used by stayNear
 }
 
@@ -41,14 +42,16 @@ func (p *evenkeel) needs(float64) Requirements {
 
 func (p *evenkeel) limits() limits {
 	return limits{
-		watermark: p.set.watermark, ahead: p.set.ahead, reserved: p.ranks.reserved, reservedFor: p.ranks.reservedFor, gather: &p.gather,
+		watermark: p.set.watermark, ahead: p.set.ahead, reserved: p.ranks.reserved, reservedFor: p.ranks.reservedFor,
+		gather: &p.gather, holds: &p.holds,
 	}
 }
 
-// Decide places the entries, and improves the placements by a search. Then it moves entries to ranks that already hold a part of their
-// prompts, if these moves hardly raise the cost.
+// Decide holds back entries that would make steps longer by more than they gain. It places the others, and improves the placements by a
+// search. Then it moves entries to ranks that already hold a part of their prompts, if these moves hardly raise the cost.
 func (p *evenkeel) Decide(s *Snapshot, dst []Assignment) []Assignment {
 	p.gather.reset()
+	p.holds.reset()
 	if !p.measure(s) {
 		return dst
 	}
@@ -60,6 +63,7 @@ func (p *evenkeel) Decide(s *Snapshot, dst []Assignment) []Assignment {
 		p.placeTight(s, mean)
 		return p.bind(s, dst)
 	}
+	p.holdBack(s)
 	arrange(p, s)
 	p.stayNear(s)
 	return p.bind(s, dst)

@@ -19,6 +19,7 @@ type limits struct {
 	queues                bool    // free slots and KV room do not count: an entry must only fit the rank's capacity
 	reserved, reservedFor int     // indices of the reserved rank, and of the overdue entry in the pool that it waits for; or none
 	gather                *gather // entries that the policy holds back, to send them together; nil: it holds none
+	holds                 *holds  // entries that it holds back because they would make each step much longer; nil: it holds none
 }
 
 // limited is implemented by policies that have limits.
@@ -106,6 +107,11 @@ func (l limits) why(s *Snapshot, after map[int32]load, entry int) string {
 	tokens := int64(s.Pool[entry].Prompt)
 	if l.gather != nil && l.gather.holds(int32(entry)) {
 		return fmt.Sprintf("held for a round: it goes in %.3g ms, or sooner with others", l.gather.nextMs)
+	}
+	if l.holds != nil {
+		if addsMs, held := l.holds.reason(entry); held {
+			return fmt.Sprintf("held back: each step would become %.3g ms longer", addsMs)
+		}
 	}
 	var anyUp, fitsBudget bool          // of any rank that is up
 	var slotBefore, slotAfter bool      // a rank had a slot before the round; one has a slot after it, and is not reserved

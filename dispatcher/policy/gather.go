@@ -20,7 +20,7 @@ type gather struct {
 	nextMs        float64  // see Gathered.NextMs
 }
 
-// Gathered is the report of a policy about its last round on ranks that prefill and decode.
+// Gathered is the report of a policy about the entries that its last round held back. For ranks that only decode, it has NextMs only.
 type Gathered struct {
 	NextMs   float64  // time after which the policy wants to decide again even if nothing happens, in ms; +Inf: only when something happens
 	First    []uint64 // entries that could have been sent in this round for the first time
@@ -141,7 +141,7 @@ func (r *gather) fillCandidates(s *Snapshot, most int) {
 		if int64(e.Prompt) > room { // no rank has room for it; as a candidate it could keep a slot free that a younger request can use
 			continue
 		}
-		c := rounds.Candidate{Prompt: e.Prompt, Since: math.NaN(), Until: math.Inf(1), Urgent: d.Express || isOverdue(s, e)}
+		c := rounds.Candidate{Prompt: e.Prompt, Since: math.NaN(), Until: math.Inf(1), Urgent: e.Express || isOverdue(s, e)}
 		if !c.Urgent && most == 0 {
 			continue
 		}

@@ -14,6 +14,7 @@ type prompt struct {
 	tokens int32
 	urgent bool
 	EntryDetails
+	express bool
 }
 
 // ofMixed is two ranks that prefill, with four requests each that decode, and a law of 0.1 ms for each token of a prompt. Many requests
@@ -28,7 +29,7 @@ func ofMixed(pool ...prompt) *Snapshot {
 		s.Workers = append(s.Workers, w)
 	}
 	for i, e := range pool {
-		s.Pool = append(s.Pool, Entry{ID: uint64(i) + 1, Prompt: e.tokens, Urgent: e.urgent})
+		s.Pool = append(s.Pool, Entry{ID: uint64(i) + 1, Prompt: e.tokens, Urgent: e.urgent, Express: e.express})
 		s.Waits = append(s.Waits, e.EntryDetails)
 	}
 	return s
@@ -67,17 +68,17 @@ func TestRoundsOfAPolicy(t *testing.T) {
 		{"but not for longer than max_hold", "evenkeel:max_hold=0.05", ofMixed(never(1000)), []int32{-1}, []uint64{1}, 50},
 		{"without patience all go at once", "evenkeel:patience=0", ofMixed(never(1000)), []int32{0}, []uint64{1}, math.Inf(1)},
 		{"two level a round", "evenkeel", ofMixed(never(1000), never(1000)), []int32{0, 10}, []uint64{1, 2}, math.Inf(1)},
-		{"what was held for long enough goes", "evenkeel", ofMixed(prompt{1000, false, EntryDetails{HeldMs: 101}}), []int32{0}, nil, math.Inf(1)},
+		{"what was held for long enough goes", "evenkeel", ofMixed(prompt{tokens: 1000, EntryDetails: EntryDetails{HeldMs: 101}}), []int32{0}, nil, math.Inf(1)},
 		// The first one fits beside the second one. The third one would be 9,500 on a rank, 6,500 more than there are now, where 4,500 would be
 		// level.
 		{"one that is not held goes alone", "evenkeel", ofMixed(never(500),
-			prompt{3000, false, EntryDetails{HeldMs: -1, Express: true}}, never(9000)),
+			prompt{tokens: 3000, EntryDetails: EntryDetails{HeldMs: -1}, express: true}, never(9000)),
 			[]int32{10, 0, -1}, []uint64{1, 3}, 0.25 * 8 * 0.1 * 2000},
-		{"so does one that is urgent", "evenkeel", ofMixed(prompt{3000, true, EntryDetails{HeldMs: -1}}), []int32{0}, nil, math.Inf(1)},
-		{"or will soon be", "evenkeel", ofMixed(prompt{1000, false, EntryDetails{HeldMs: -1, UrgentInMs: 70}}), []int32{-1}, []uint64{1}, 70},
+		{"so does one that is urgent", "evenkeel", ofMixed(prompt{tokens: 3000, urgent: true, EntryDetails: EntryDetails{HeldMs: -1}}), []int32{0}, nil, math.Inf(1)},
+		{"or will soon be", "evenkeel", ofMixed(prompt{tokens: 1000, EntryDetails: EntryDetails{HeldMs: -1, UrgentInMs: 70}}), []int32{-1}, []uint64{1}, 70},
 		{"a rank that holds the prefix is preferred", "evenkeel:patience=0",
-			ofMixed(prompt{1000, false, EntryDetails{HeldMs: -1, Hits: []Hit{{Worker: 10, Tokens: 600}, {Worker: 7, Tokens: 900}}}}), []int32{10},
-			[]uint64{1}, math.Inf(1)},
+			ofMixed(prompt{tokens: 1000, EntryDetails: EntryDetails{HeldMs: -1, Hits: []Hit{{Worker: 10, Tokens: 600}, {Worker: 7, Tokens: 900}}}}),
+			[]int32{10}, []uint64{1}, math.Inf(1)},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			p := newPolicy(t, tt.spec)
@@ -101,7 +102,7 @@ func TestRoundsOfAPolicy(t *testing.T) {
 }
 
 func TestExplainSaysWhoIsHeldForARound(t *testing.T) {
-	_, left := Explain(newPolicy(t, "evenkeel"), ofMixed(prompt{1000, false, EntryDetails{HeldMs: -1}}))
+	_, left := Explain(newPolicy(t, "evenkeel"), ofMixed(prompt{tokens: 1000, EntryDetails: EntryDetails{HeldMs: -1}}))
 	require.Equal(t, []Left{{1, "held for a round: it goes in 100 ms, or sooner with others"}}, left)
 }
 
@@ -124,7 +125,7 @@ func TestRoundsKeepToSlotsAndRoom(t *testing.T) {
 		for id := range rapid.Uint64Range(0, 12).Draw(t, "pool") {
 			e := Entry{ID: id + 1, Prompt: rapid.Int32Range(1, 9000).Draw(t, "prompt")}
 			d := EntryDetails{HeldMs: rapid.Float64Range(-1, 6000).Draw(t, "held")}
-			d.Express = rapid.IntRange(0, 9).Draw(t, "express") == 0
+			e.Express = rapid.IntRange(0, 9).Draw(t, "express") == 0
 			e.Urgent = rapid.IntRange(0, 9).Draw(t, "urgent") == 0
 			for range rapid.IntRange(0, 2).Draw(t, "hits") {
 				d.Hits = append(d.Hits, Hit{rapid.Int32Range(0, 6).Draw(t, "rank"), rapid.IntRange(1, 9000).Draw(t, "tokens")})

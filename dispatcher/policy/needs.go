@@ -30,10 +30,11 @@ func NeedsOf(p Policy, meanOutput float64) Requirements {
 	return Requirements{}
 }
 
-// Held returns how many entries p's last decision held back, to send them together, although a slot was free for them.
+// Held returns how many entries p's last decision held back although a slot was free for them: on ranks that prefill, to send them
+// together, and on others, because they would have made each step much longer.
 func Held(p Policy) int {
 	if e, ok := p.(*evenkeel); ok {
-		return e.gather.planner.Held()
+		return e.gather.planner.Held() + e.holds.count
 	}
 	return 0
 }

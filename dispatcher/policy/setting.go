@@ -37,6 +37,7 @@ type settings struct {
 	refill     int
 	kappa      float64
 	ageWeight  float64 // or auto
+	hold       float64
 	patience   float64
 	maxHold    float64
 	requests   bool
@@ -77,6 +78,8 @@ var allSettings = []key{
 	namedargs.Whole("budget", 0, 1<<24, func(v *settings) *int { return &v.budget }),
 	namedargs.Number("kappa", 0, 1, func(v *settings) *float64 { return &v.kappa }),
 	orAuto("age_weight", 1e6, func(v *settings) *float64 { return &v.ageWeight }),
+	namedargs.Number("hold", 0, 1000, func(v *settings) *float64 { return &v.hold }).Meaning(
+		"the number of steps for which a longer step counts, from 0 to 1000; 0 holds nothing back where ranks only decode"),
 	namedargs.Number("patience", 0, 100, func(v *settings) *float64 { return &v.patience }),
 	namedargs.Number("max_hold", 0, 3600, func(v *settings) *float64 { return &v.maxHold }).Meaning("seconds from 0 to 3600"),
 	namedargs.Either("requests", "false", "true", func(v *settings) *bool { return &v.requests }),

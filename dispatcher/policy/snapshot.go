@@ -23,6 +23,7 @@ type Snapshot struct {
 	RowTokens  int64
 	MeanOutput float64 // mean number of tokens of a finished answer; 0: too few answers were seen
 
+	Early bool    // entries are bound before their prefill begins, so their KV comes later
 	Mixed bool    // the ranks prefill and decode: entries come without KV
 	OwnMs float32 // for mixed ranks: ms that a prompt token adds to a step on its own rank, 0 = unknown
 	// Unbegun is the mean number of requests that waited for their first token over about the last minute of steps, on mixed ranks or in
@@ -66,12 +67,13 @@ func (r *Request) Tokens() int64 { return int64(r.Prompt) + int64(r.Generated) -
 // Entry is a request that waits for a rank. Its prefill is finished or, if the rank must be known
 // before the prefill or computes the prefill itself, can begin at once.
 type Entry struct {
-	ID     uint64
-	Prompt int32
-	Age    int32 // tokens that were generated before the request was resumed on another rank; 0: it was not resumed
-	WaitMs float32
-	Urgent bool // three quarters of the time it may wait have passed
-	Key    uint64
+	ID      uint64
+	Prompt  int32
+	Age     int32 // tokens that were generated before the request was resumed on another rank; 0: it was not resumed
+	WaitMs  float32
+	Urgent  bool // three quarters of the time it may wait have passed
+	Express bool // a policy does not hold it back while it has a slot for it
+	Key     uint64
 }
 
 // EntryDetails has what policies read of an entry only if ranks prefill, or if a rank holds a part of its prompt. It is not a part of
@@ -80,7 +82,6 @@ type EntryDetails struct {
 	Hits       []Hit   // which workers hold a part of its prompt, sorted by worker; the slice never changes
 	HeldMs     float64 // time since a slot was first free for it and the policy held it back; below 0: none was free yet
 	UrgentInMs float64 // time until it is Urgent; 0 = it never will be, or is now
-	Express    bool    // the policy never holds it back to send it together with others
 }
 
 // Hit says how many tokens of a prompt, from its start, a worker has in its prefix cache.

@@ -27,7 +27,7 @@ var brhDefaults = changed(commonDefaults, func(v *settings) {
 var evenkeelDefaults = changed(commonDefaults, func(v *settings) {
 	v.candidates, v.budget, v.pairs, v.refill = 128, 4000, 24, 200
 	v.kappa, v.ageWeight, v.requests = 0.6, auto, true
-	v.near = 0.01
+	v.near, v.hold = 0.01, 3
 	v.patience, v.maxHold = rounds.Default.Patience, rounds.Default.MaxHold
 })
 
@@ -64,8 +64,9 @@ var forms = slices.Concat([]form{
 		},
 	},
 	{
-		name:     "evenkeel",
-		keys:     keysNamed("budget", "kappa", "age_weight", "patience", "max_hold", "requests", "near", "max_age_ms", "ahead", "watermark"),
+		name: "evenkeel",
+		keys: keysNamed("budget", "kappa", "age_weight", "hold", "patience", "max_hold", "requests", "near", "max_age_ms", "ahead",
+			"watermark"),
 		defaults: evenkeelDefaults, build: newEvenkeel,
 	},
 }, simpleForms("random", ruleRandom, "seed"), simpleForms("rr", ruleRR), simpleForms("p2c", ruleP2C, "seed"),

@@ -32,12 +32,14 @@ func (p *evenkeel) extraCandidates(n int) int {
 const leastExtra = 32
 
 // place makes the first placements of the round, which improve then improves: the overdue entries, then as many other entries as there are
-// slots. For an overdue entry that fits no rank, it reserves a rank.
+// slots, without those that are held back. For an overdue entry that fits no rank, it reserves a rank.
 func (p *evenkeel) place(s *Snapshot) {
-	slotsAreScarce := p.ranks.openSlots <= int64(len(s.Pool))
-	p.wanted = int(min(p.ranks.openSlots, int64(len(s.Pool))))
+	waiting := int64(len(s.Pool) - p.holds.count)
+	slotsAreScarce := p.ranks.openSlots <= waiting
+	p.wanted = int(min(p.ranks.openSlots, waiting))
 	p.late = overdue(s, p.late[:0])
 	p.candidates.reset(s, p.loads.growth, ageWeightFor(p.set.ageWeight, s), p.stepMs(s))
+	copy(p.candidates.taken, p.holds.entries) // what is held back is no candidate
 	p.candidates.choose(s, p.late, &p.ranks, p.wanted, p.extraCandidates(p.wanted))
 
 	placeRange := p.longestFirst // the quickest of the three ways, for many placements

@@ -32,7 +32,6 @@ func (j *job) placeMixed(lease *prefill.Lease) (*dispatcher.Slot, *failure.Fault
 	}
 	j.local.knownPrompt = &sought.Prompt
 	slot, fault := j.place(lease.Candidate, tokens, func(entry *pool.Entry) <-chan dispatcher.Result {
-		entry.Express = j.incoming.Priority > 0 && !j.incoming.Batch
 		if settings := j.srv.Settings(); settings.Pool.TTL == 0 { // pool.ttl is not set: prefill.queue.timeout applies
 			entry.Deadline = entry.Entered.Add(settings.Prefill.Queue.Timeout)
 			if !j.life.Resumed() {

@@ -61,7 +61,7 @@ func (j *job) place(candidate prefill.Candidate, tokens int, enqueue func(*pool.
 		ID: j.srv.nextID(), Model: boardName, Name: j.model.Name, Prompt: tokens, Age: j.resume.answerTokens, Key: j.promptHash(),
 		Arrival: j.record.Arrival, Entered: time.Now(),
 		Only: j.incoming.ToDecode, Avoid: j.avoid.ranks(), Last: j.avoid.lastChoice, Prefiller: prefiller,
-		Response: j.req.Endpoint == mooncake.Responses,
+		Response: j.req.Endpoint == mooncake.Responses, Express: j.incoming.Priority > 0 && !j.incoming.Batch,
 	}
 	// A batch request may have been held back long before it got here. That time gives it no precedence, and does not count as waiting.
 	if j.incoming.Batch && !j.life.Resumed() {

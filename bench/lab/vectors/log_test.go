@@ -109,6 +109,7 @@ func TestALogLineReadsBackAsItWas(t *testing.T) {
 		s := policy.Snapshot{
 			MaxAgeMs: number("guard"), StepMs: number("step"), C0Ms: number("c0"), C1Ms: number("c1"), Budget: whole(4000, "budget"),
 			RequestTokens: int64(whole(40_000, "tokens of a request")), RowTokens: int64(whole(40_000, "of the rank with most")),
+			Early: rapid.Bool().Draw(t, "early"),
 		}
 		if s.Mixed = rapid.Bool().Draw(t, "mixed"); s.Mixed {
 			s.OwnMs, s.Unbegun, s.PromptRate, s.RequestTokens = number("own"), number("unbegun"), number("rate"), int64(whole(1<<20, "request"))
@@ -136,11 +137,11 @@ func TestALogLineReadsBackAsItWas(t *testing.T) {
 		for id := range whole(4, "pool") {
 			s.Pool = append(s.Pool, policy.Entry{
 				ID: uint64(id) + 1<<63, Prompt: whole(1<<20, "prompt"), Age: whole(1<<20, "age"), WaitMs: number("wait"),
-				Urgent: rapid.Bool().Draw(t, "urgent"), Key: rapid.Uint64().Draw(t, "key"),
+				Urgent: rapid.Bool().Draw(t, "urgent"), Express: rapid.Bool().Draw(t, "express"), Key: rapid.Uint64().Draw(t, "key"),
 			})
 			if s.Mixed {
 				var e policy.EntryDetails
-				e.HeldMs, e.UrgentInMs, e.Express = -1, rapid.Float64Range(0, 1e9).Draw(t, "urgent in"), rapid.Bool().Draw(t, "express")
+				e.HeldMs, e.UrgentInMs = -1, rapid.Float64Range(0, 1e9).Draw(t, "urgent in")
 				if rapid.Bool().Draw(t, "held") {
 					e.HeldMs = rapid.Float64Range(0, 1e9).Draw(t, "ms")
 				}

@@ -68,6 +68,7 @@ type snapshotJSON struct {
 	Row     int64        `json:"row_tokens"`     // and more, on the rank with most requests
 	Budget  int32        `json:"budget"`         // evaluations, 0 = the policy's own
 	Outputs []int32      `json:"outputs"`        // finished lengths, of which the mean counts
+	Early   bool         `json:"early"`          // entries are bound before their prefill
 
 	// Of ranks that prefill and decode.
 	Mixed      bool     `json:"mixed"`
@@ -99,17 +100,17 @@ type requestJSON struct {
 }
 
 type entryJSON struct {
-	ID     uint64  `json:"id"`
-	Prompt int32   `json:"prompt"`
-	Age    int32   `json:"age"`
-	WaitMs float32 `json:"age_ms"`
-	Urgent bool    `json:"urgent"`
-	Key    uint64  `json:"key"`
+	ID      uint64  `json:"id"`
+	Prompt  int32   `json:"prompt"`
+	Age     int32   `json:"age"`
+	WaitMs  float32 `json:"age_ms"`
+	Urgent  bool    `json:"urgent"`
+	Express bool    `json:"express"`
+	Key     uint64  `json:"key"`
 
 	// Of ranks that prefill.
 	HeldMs     *float64   `json:"held_ms"`
 	UrgentInMs float64    `json:"urgent_in_ms"`
-	Express    bool       `json:"express"`
 	Hits       [][2]int32 `json:"hits"` // worker and tokens
 }
 
@@ -168,6 +169,7 @@ func (in *snapshotJSON) snapshot() (policy.Snapshot, error) {
 	s := policy.Snapshot{
 		MaxAgeMs: float32(deref(in.MaxAgeMs)),
 		StepMs:   in.StepMs, C0Ms: in.C0Ms, C1Ms: in.C1Ms, Budget: in.Budget, RequestTokens: in.Request, RowTokens: in.Row, Mixed: in.Mixed,
+		Early: in.Early,
 	}
 	if in.Request < 0 || in.Row < 0 {
 		return s, errors.New("request_tokens and row_tokens cannot be negative")
@@ -226,7 +228,7 @@ func (in *snapshotJSON) snapshot() (policy.Snapshot, error) {
 			return s, fmt.Errorf("pool entry %d: prompt cannot be negative", e.ID)
 		}
 		entry := policy.Entry{
-			ID: e.ID, Prompt: e.Prompt, Age: e.Age, WaitMs: e.WaitMs, Urgent: e.Urgent, Key: e.Key,
+			ID: e.ID, Prompt: e.Prompt, Age: e.Age, WaitMs: e.WaitMs, Urgent: e.Urgent, Express: e.Express, Key: e.Key,
 		}
 		if waits {
 			s.Waits = append(s.Waits, e.wait())
@@ -251,7 +253,7 @@ func (in *snapshotJSON) snapshot() (policy.Snapshot, error) {
 
 // wait is what only ranks that prefill want to know of an entry.
 func (e *entryJSON) wait() (to policy.EntryDetails) {
-	to.HeldMs, to.UrgentInMs, to.Express = -1, max(0, e.UrgentInMs), e.Express // without held_ms it could never be sent
+	to.HeldMs, to.UrgentInMs = -1, max(0, e.UrgentInMs) // without held_ms it could never be sent
 	if e.HeldMs != nil && *e.HeldMs >= 0 {
 		to.HeldMs = *e.HeldMs
 	}

@@ -168,6 +168,8 @@ var decodeBoard = dashboard{
 				{`sum by (reason) (increase(evenkeel_tick_fallbacks_total[$rate]))`, "fallback: {{reason}}"},
 				{`sum by (fault) (increase(evenkeel_invalid_assignments_total[$rate]))`, "invalid: {{fault}}"},
 			}, idle: "none was"},
+			{title: "Held back", says: "Requests that wait now though they have a slot.", kind: graph, unit: "short",
+				lines: one(`evenkeel_held_entries`, "{{group}}")},
 			{title: "Budget of a tick", kind: graph, unit: "short", lines: one(`evenkeel_tick_budget_evaluations`, "{{group}}")},
 			{title: "Answers learned from", kind: graph, unit: "short", lines: one(`evenkeel_predictor_outputs`, "{{model}} {{kind}}")},
 			{title: "Drift of answer lengths", says: "Above the critical line it is more than chance.", kind: graph, unit: "short", lines: []line{
@@ -190,8 +192,6 @@ var decodeBoard = dashboard{
 				}, idle: "learned once there were steps with prompts"},
 			{title: "Rounds", kind: graph, unit: "ops", lines: one(`sum by (group) (rate(evenkeel_rounds_total[$rate]))`, "{{group}}"), idle: noMixed},
 			{title: "Ranks that a round fills", kind: graph, unit: "short", lines: quantiles("evenkeel_round_ranks", "group"), idle: noMixed},
-			{title: "Held for a round", says: "Requests that are held now though they have a slot.", kind: graph, unit: "short",
-				lines: one(`evenkeel_held_entries`, "{{group}}"), idle: noMixed},
 			{title: "Time held for a round", kind: graph, unit: "s", lines: quantiles("evenkeel_round_hold_seconds", ""), idle: noMixed},
 		}},
 		{"Engines", []panel{

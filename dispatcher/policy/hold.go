@@ -1,0 +1,119 @@
+package policy
+
+import (
+	"cmp"
+	"slices"
+)
+
+// holds is the part of the evenkeel policy that holds back entries on ranks that only decode. A long prompt may make one rank much fuller
+// than the others, and then every step is longer for every request. Some steps later another rank may have room for it below the
+// fullest, because requests end all the time.
+type holds struct {
+	entries []bool    // by index in the pool: whether the last round held the entry back; empty: it held none
+	count   int       // how many entries it held back
+	adds    []float32 // by index in the pool: by how many ms the entry would have made each step longer
+
+	order []int32 // indices in the pool, the longest prompt first
+	loads []int64 // by rank: KV tokens, with the entries that are not held back
+	slots []int32 // by rank: free slots, without those that these entries take
+}
+
+// mostWaiting bounds the work of holdBack. If more entries wait, it holds none.
+const mostWaiting = 256
+
+// holdChecks is the number of steps after which held entries are looked at again although no step was reported.
+const holdChecks = 1.5
+
+// reset forgets the last round.
+func (h *holds) reset() { h.entries, h.count = h.entries[:0], 0 }
+
+// reason returns by how many ms each step would have become longer if the last round had not held an entry (an index in the pool) back.
+func (h *holds) reason(entry int) (addsMs float64, held bool) {
+	if entry >= len(h.entries) || !h.entries[entry] {
+		return 0, false
+	}
+	return float64(h.adds[entry]), true
+}
+
+// holdBack decides which entries wait for a better moment. It puts the entries on the least loaded ranks, the longest prompt first. If an
+// entry would then make each step longer, and this costs more than its wait, it is held back.
+//
+// What both cost is counted in ms that requests wait for a token. If a step becomes longer by x ms, each of the n running requests waits x
+// ms longer in each step, as long as the rank stays the fullest: this is counted for p.set.hold steps. If the entry waits for one more step
+// instead, only the entry waits. But an entry that has waited for w steps in vain will probably wait for about as many again, so its wait
+// is counted as 1+w steps. So the longer it waits, the longer a step it may cause.
+//
+// If the other entries take all free slots, nothing is held back: the search then chooses among more entries than there are slots.
+func (p *evenkeel) holdBack(s *Snapshot) {
+	stepMs := p.stepMs(s)
+	if p.set.hold == 0 || s.Early || s.C1Ms <= 0 || stepMs <= 0 || len(s.Pool) > mostWaiting {
+		return
+	}
+	h, running := &p.holds, decoding(s)
+	h.begin(s, p)
+	peak := slices.Max(h.loads)
+	for _, entry := range h.order {
+		e := &s.Pool[entry]
+		g := p.leastLoadedByHolds(int64(e.Prompt))
+		if g == none {
+			continue
+		}
+		load := h.loads[g] + p.loads.scaled(g, int64(e.Prompt))
+		adds := float64(s.C1Ms) * float64(max(0, load-peak))
+		step := float64(s.C0Ms) + float64(s.C1Ms)*float64(peak)
+		waits := step * (1 + float64(e.WaitMs)/stepMs)
+		if adds*p.set.hold*float64(running) > waits && float64(e.WaitMs) < 1000*p.set.maxHold && !e.Express && !isOverdue(s, e) {
+			h.entries[entry], h.adds[entry] = true, float32(adds)
+			h.count++
+			continue
+		}
+		h.loads[g] = load
+		h.slots[g]--
+		peak = max(peak, load)
+	}
+	if p.ranks.openSlots <= int64(len(s.Pool)-h.count) {
+		h.reset()
+	}
+	if h.count > 0 {
+		p.gather.nextMs = holdChecks * stepMs
+	}
+}
+
+// begin sorts the entries, and takes the loads and slots of the ranks.
+func (h *holds) begin(s *Snapshot, p *evenkeel) {
+	h.entries, h.adds = sized(h.entries, len(s.Pool)), sized(h.adds, len(s.Pool))
+	clear(h.entries)
+	h.order = h.order[:0]
+	for i := range s.Pool {
+		h.order = append(h.order, int32(i))
+	}
+	slices.SortFunc(h.order, func(a, b int32) int {
+		return cmp.Or(cmp.Compare(s.Pool[b].Prompt, s.Pool[a].Prompt), cmp.Compare(a, b))
+	})
+	h.loads = append(h.loads[:0], p.loads.atStart...)
+	h.slots = append(h.slots[:0], p.ranks.free...)
+}
+
+// leastLoadedByHolds returns the rank with the smallest load in p.holds that has a free slot there and room for so many tokens; none: no
+// rank has.
+func (p *evenkeel) leastLoadedByHolds(tokens int64) int {
+	h, best := &p.holds, none
+	for _, rank := range p.ranks.withSlots {
+		if g := int(rank); h.slots[g] > 0 && tokens <= p.ranks.room[g] && (best == none || h.loads[g] < h.loads[best]) {
+			best = g
+		}
+	}
+	return best
+}
+
+// decoding returns how many requests of the group have a token already, and so wait for the tokens of each step.
+func decoding(s *Snapshot) (n int) {
+	for g := range s.Workers {
+		for i := range s.Workers[g].Running {
+			if s.Workers[g].Running[i].Generated > 0 {
+				n++
+			}
+		}
+	}
+	return n
+}
