@@ -30,7 +30,7 @@ import (
 var set = []string{"br0", "br0:window=64", "brh", "brh:window=64", "evenkeel"}
 
 // beside the set are what people run, BalanceRoute's own form, and the default without some of its parts.
-var beside = []string{vllmOwn, sglangOwn, "jsq-kv", "br0:paper", "evenkeel:ahead=false", "evenkeel:requests=false"}
+var beside = []string{vllmOwn, sglangOwn, "jsq-kv", "br0:paper", "evenkeel:ahead=false", "evenkeel:hold=0", "evenkeel:requests=false"}
 
 // What engines do by themselves, or a router that counts requests: vLLM gives a request to the rank with fewest, SGLang to one after
 // the other.
