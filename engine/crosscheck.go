@@ -21,7 +21,7 @@ func (w *watch) crossCheck(s *Sample, at time.Time) {
 	defer w.m.mu.Unlock()
 	w.keep(s, at)
 	checkFrozen(w, s)
-	if n := w.scrapes.pulls.fellShort(s, w.traffic); n > 0 {
+	if n := w.scrapes.pulls.newlyNotPulled(s, w.traffic); n > 0 {
 		w.m.metrics.short.WithLabelValues(w.in.ID).Add(n)
 	}
 	checkOverfull(w, s)

@@ -21,7 +21,7 @@ vllm:external_prefix_cache_hits_total{engine="0"} %d
 vllm:external_prefix_cache_hits_total{engine="1"} 100
 `, start, asked, pulled))
 		require.NoError(t, err)
-		return p.fellShort(s, &traffic)
+		return p.newlyNotPulled(s, &traffic)
 	}
 	traffic.Sends(500) // it is not known yet whether the engine has counted this one
 	p.before(&traffic)
@@ -39,5 +39,5 @@ vllm:external_prefix_cache_hits_total{engine="1"} 100
 	require.EqualValues(t, 50, scraped(2, 350, 0))
 	s, err := MetricNames{}.Parse([]byte("vllm:external_prefix_cache_queries_total 5\n"))
 	require.NoError(t, err)
-	require.Zero(t, p.fellShort(s, &traffic), "an engine that tells one of them only tells nothing")
+	require.Zero(t, p.newlyNotPulled(s, &traffic), "an engine that tells one of them only tells nothing")
 }

@@ -205,33 +205,34 @@ func (p *scrapes) followSlots(slots int, running float64) {
 
 // pulls finds prompt tokens whose KV an engine should have pulled, but did not. It compares two counts: the tokens that the engine
 // says it did not get from other engines, and the tokens that it had to compute itself anyway. The two counts of a request do not
-// change at the same moment, and such a difference must not be reported. Therefore fellShort subtracts the tokens that a request
+// change at the same moment, and such a difference must not be reported. Therefore newlyNotPulled subtracts the tokens that a request
 // computes from before the request is sent, but base subtracts them only once the request has its first event.
 type pulls struct {
 	known    bool
 	start    float64 // start time of the process that counts
 	settled  float64 // tokens that the engine had to compute itself and has surely counted before the scrape
 	base     float64 // the difference of the two counts at the first scrape of this process
-	reported float64 // tokens that fellShort has returned since then
+	reported float64 // tokens that newlyNotPulled has returned since then
 }
 
 // before sets settled. It must be called right before a scrape.
 func (p *pulls) before(t *Traffic) { p.settled = float64(t.computes.Load() - t.open.Load()) }
 
-// fellShort returns how many tokens were not pulled, without those returned after earlier scrapes.
-func (p *pulls) fellShort(s *Sample, t *Traffic) float64 {
-	n, ok := s.NotPulled(-1)
-	switch {
-	case !ok:
-		return 0
-	case !p.known || s.StartTime != p.start:
-		p.known, p.start, p.base, p.reported = true, s.StartTime, n-p.settled, 0
+// newlyNotPulled returns how many tokens the engine should have pulled and did not, without those returned after earlier scrapes.
+func (p *pulls) newlyNotPulled(s *Sample, t *Traffic) float64 {
+	notPulled, ok := s.NotPulled(-1)
+	if !ok {
 		return 0
 	}
-	more := n - float64(t.computes.Load()) - p.base - p.reported
+	if !p.known || s.StartTime != p.start { // the first scrape of this process
+		p.known, p.start, p.base, p.reported = true, s.StartTime, notPulled-p.settled, 0
+		return 0
+	}
+	missing := notPulled - float64(t.computes.Load()) - p.base
+	more := missing - p.reported
 	if more <= 0 {
 		return 0
 	}
-	p.reported += more
+	p.reported = missing
 	return more
 }

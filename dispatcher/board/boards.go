@@ -24,14 +24,15 @@ func New(cfg Config) (*Boards, error) {
 		allBoards: &allBoards{cfg: cfg, fit: cfg.Predictor.Fit, subjects: map[PredictorKey]*known{}},
 		boards:    map[string]*board{},
 	}
-	if err := l.usable(); err != nil {
+	if err := l.checkConfig(); err != nil {
 		return nil, err
 	}
-	if _, err := cfg.Parse(FallbackSpec); err != nil {
+	if _, err := cfg.Parse(FallbackSpec); err != nil { // cfg.Parse may be a test's own
 		return nil, err
 	}
-	for _, spec := range cfg.Twin {
-		l.replayed = append(l.replayed, policy.NeedsOf(l.make(spec).Policy, 0))
+	for _, spec := range cfg.Twin { // the twin replays these policies with predictions that the boards make for them
+		const meanOutput = 0 // not known yet
+		l.replayed = append(l.replayed, policy.NeedsOf(l.make(spec).Policy, meanOutput))
 	}
 	return l, l.setPolicy(cfg.Policy)
 }
@@ -42,8 +43,8 @@ func (l *Boards) Config() Config { return l.cfg }
 // Policy returns the canonical name of the barrier groups' policy.
 func (l *Boards) Policy() string { return l.name }
 
-// usable returns an error if the config cannot work. It does not check the policy of barrier groups: its callers do.
-func (l *Boards) usable() error {
+// checkConfig returns an error if the config cannot work. It does not check the policy of barrier groups: its callers do.
+func (l *Boards) checkConfig() error {
 	if err := l.cfg.Predictor.kindServes(l.cfg.Predictor.Kind); err != nil {
 		return fmt.Errorf("dispatcher: %w", err)
 	}

@@ -37,7 +37,7 @@ func (l *Boards) examine(s Settings) (cfg Config, spec string, err error) {
 	if err != nil {
 		return cfg, spec, err
 	}
-	return cfg, spec, errors.Join(cfg.check(), cfg.Predictor.serves(p), (&Boards{allBoards: &allBoards{cfg: cfg}}).usable())
+	return cfg, spec, errors.Join(cfg.check(), cfg.Predictor.serves(p), (&Boards{allBoards: &allBoards{cfg: cfg}}).checkConfig())
 }
 
 // configure puts settings into force, or returns the error of examine and changes nothing.

@@ -24,13 +24,13 @@ func (p *evenkeel) Weigh(s *Snapshot, i int, _ Assignment, tokens int64, dst []f
 		return false, false
 	}
 	fillNaN(dst)
-	p.without(i)
+	p.without(i) // p.climb then has the loads as if the entry were not placed
 	l, m, who := &p.loads, &p.climb, p.placed[i].candidate
 	rankCount := int64(len(s.Workers))
 	peakWithout := max(m.others.largest, m.baseLoad)
 	for _, rank := range p.ranks.withSlots {
 		g := int(rank)
-		peak := l.peak()
+		peak := l.peak() // the largest load with the entry where the policy placed it
 		if g != m.rank {
 			if !p.ranks.fits(g, tokens) {
 				continue

@@ -356,28 +356,7 @@ func (o *incident) takesFrom(other *incident) bool {
 func (b *Book) place(f *member, before *incident, now time.Time, incidentOf map[subject]*incident, nextMembers map[*incident][]member,
 	ends map[*incident]bool) *incident {
 	since := now.Add(-f.For)
-	var best *incident
-	most := 0
-	for _, o := range b.list {
-		unused := len(nextMembers[o]) == 0 // no finding of this round has gone to the incident yet
-		ended := unused && (!o.lasts() || len(o.members) == 0)
-		onlyEffect := kinds[f.Kind].effect && !kinds[f.Kind].load
-		isStrange := unused && ends[o] && !onlyEffect && !o.hasEngine(f)
-		if ended || isStrange {
-			continue
-		}
-		members := nextMembers[o]
-		if len(members) == 0 {
-			members = o.members
-		}
-		late := since.Sub(o.lastsSince)
-		if !mayJoin(members, f, late) && !o.hadEffect(f) {
-			continue
-		}
-		if h := members[0].harm(); best == nil || h > most || h == most && late.Abs() < since.Sub(best.lastsSince).Abs() {
-			best, most = o, h
-		}
-	}
+	best := b.mostHarmful(f, since, nextMembers, ends)
 	if best != nil && best.isOtherOutage(f) {
 		best = b.split(best, incidentOf, nextMembers)
 	}
@@ -395,6 +374,33 @@ func (b *Book) place(f *member, before *incident, now time.Time, incidentOf map[
 	}
 	if since.Before(best.since) {
 		best.since = since
+	}
+	return best
+}
+
+// mostHarmful returns, of the incidents that a finding may join, the one that harms most; in a tie, the one that began closest to since,
+// when the finding began. It returns nil if the finding may join none.
+func (b *Book) mostHarmful(f *member, since time.Time, nextMembers map[*incident][]member, ends map[*incident]bool) (best *incident) {
+	most := 0
+	for _, o := range b.list {
+		members := nextMembers[o]
+		if len(members) == 0 { // no finding of this round has gone to the incident yet
+			if !o.lasts() || len(o.members) == 0 {
+				continue // it has ended
+			}
+			onlyEffect := kinds[f.Kind].effect && !kinds[f.Kind].load
+			if ends[o] && !onlyEffect && !o.hasEngine(f) {
+				continue
+			}
+			members = o.members
+		}
+		late := since.Sub(o.lastsSince)
+		if !mayJoin(members, f, late) && !o.hadEffect(f) {
+			continue
+		}
+		if h := members[0].harm(); best == nil || h > most || h == most && late.Abs() < since.Sub(best.lastsSince).Abs() {
+			best, most = o, h
+		}
 	}
 	return best
 }

@@ -61,7 +61,7 @@ const mostBody = 16 << 10
 // ctx ends before, the call still goes on, because otherwise only a part of the engines might be paused.
 func (c *Caller) Do(ctx context.Context, call Call, by string) (Result, *Refusal) {
 	s := c.deps.Settings()
-	p, refusal := call.planned(s.FleetCall.Paths, c.deps.Fleet.Now())
+	p, refusal := call.plan(s.FleetCall.Paths, c.deps.Fleet.Now())
 	if refusal == nil {
 		refusal = c.begin(p, s.FleetCall.Timeout)
 	}

@@ -77,8 +77,8 @@ func (p *plan) keys(includes func(i int) bool) (all []string) {
 	return all
 }
 
-// planned checks a call. It returns what the call does and which engines it goes to, or why it is refused.
-func (c Call) planned(paths map[string][]string, engines *roster.Snapshot) (*plan, *Refusal) {
+// plan checks a call. It returns what the call does and which engines it goes to, or why it is refused.
+func (c Call) plan(paths map[string][]string, engines *roster.Snapshot) (*plan, *Refusal) {
 	c.Method = strings.ToUpper(c.Method)
 	if c.Method == "" {
 		c.Method = http.MethodPost
@@ -115,8 +115,8 @@ func (c Call) planned(paths map[string][]string, engines *roster.Snapshot) (*pla
 		return nil, &Refusal{http.StatusNotFound, "not_found",
 			fmt.Sprintf("no engine that decodes is in group %q; GET /workers lists them, and without a group all engines are called", c.Group)}
 	}
-	if p.is(config.CallResumes) && c.Group != "" &&
-		slices.ContainsFunc(engines.Pauses(), func(pause roster.Pause) bool { return pause.Group == "" && pause.Left == nil }) {
+	ofAllEngines := func(pause roster.Pause) bool { return pause.Group == "" && pause.Left == nil } // nobody has resumed them yet
+	if p.is(config.CallResumes) && c.Group != "" && slices.ContainsFunc(engines.Pauses(), ofAllEngines) {
 		return nil, &Refusal{http.StatusConflict, "call_refused",
 			fmt.Sprintf("all engines are paused, and not group %q alone; resume them all, by a call without a group", c.Group)}
 	}

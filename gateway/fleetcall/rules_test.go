@@ -73,7 +73,7 @@ func TestWhomACallReaches(t *testing.T) {
 		},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			p, wrong := row.call.planned(paths, published(t, row.events...))
+			p, wrong := row.call.plan(paths, published(t, row.events...))
 			if row.status != 0 {
 				require.NotNil(t, wrong)
 				require.Equal(t, row.status, wrong.Status)
@@ -143,7 +143,7 @@ func TestWhatFollowsForThePause(t *testing.T) {
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			engines := published(t, row.events...)
-			p, wrong := Call{Path: row.path}.planned(paths, engines)
+			p, wrong := Call{Path: row.path}.plan(paths, engines)
 			require.Nil(t, wrong)
 			end, left := p.endsPause(row.answers[:], engines.Pauses())
 			require.Equal(t, row.end, end)
@@ -157,7 +157,7 @@ func TestABodyOfNullIsNoBody(t *testing.T) {
 	for method, body := range map[string]string{"POST": "{}", "GET": ""} {
 		var call Call
 		require.NoError(t, json.Unmarshal([]byte(`{"path":"/is_paused","method":"`+method+`","group":"","body":null}`), &call))
-		p, wrong := call.planned(paths, published(t))
+		p, wrong := call.plan(paths, published(t))
 		require.Nil(t, wrong, method)
 		require.Equal(t, body, string(p.Body), method)
 	}

@@ -135,25 +135,9 @@ func (r *Roster) put(e *Engine, now time.Time) {
 		e.Traffic = &engine.Traffic{}
 	}
 	if old, ok := r.engines[e.Key()]; ok {
-		e.Status, e.standing, e.number = old.Status, old.standing, old.number
-		e.board, e.lists, e.listedModels = old.board, old.lists, old.listedModels
-		e.processes, e.gaveBack = old.processes, old.gaveBack
-		if e.Found == (Found{}) && !e.Own { // the description is an operator's: it lacks what discovery had found
-			e.Found = old.Found
-		}
-		r.distrust(old, false, now)
-		r.rememberRanks(old, now) // the engine may have had more ranks before
-		r.fitDrains(e)
+		r.replace(old, e, now)
 	} else {
-		r.engineCount++
-		e.number, e.healthy, e.state = r.engineCount, Down, Down
-		// The KV of an engine that left is gone, even if the engine comes back. So its processes get numbers far above those used before.
-		e.processes = &Processes{first: r.engineCount << 20}
-		// If the engine was only taken off the list, its process may still be the same. A new process shows by its start time.
-		if before, back := r.left[e.itself()]; back && !now.After(before.until) {
-			e.processes = before.processes
-		}
-		delete(r.left, e.itself())
+		r.number(e, now)
 	}
 	r.engines[e.Key()] = e
 	if e.Decodes() {
@@ -161,6 +145,32 @@ func (r *Roster) put(e *Engine, now time.Time) {
 			delete(r.leftRanks, r.workerID(e, rank))
 		}
 	}
+}
+
+// replace hands the state and the known processes of an engine (old) to its new description (e).
+func (r *Roster) replace(old, e *Engine, now time.Time) {
+	e.Status, e.standing, e.number = old.Status, old.standing, old.number
+	e.board, e.lists, e.listedModels = old.board, old.lists, old.listedModels
+	e.processes, e.gaveBack = old.processes, old.gaveBack
+	if e.Found == (Found{}) && !e.Own { // the description is an operator's: it lacks what discovery had found
+		e.Found = old.Found
+	}
+	r.distrust(old, false, now)
+	r.rememberRanks(old, now) // the engine may have had more ranks before
+	r.fitDrains(e)
+}
+
+// number gives an engine that is not in the roster a number, and numbers for its processes. The engine is down until it is found ready.
+func (r *Roster) number(e *Engine, now time.Time) {
+	r.engineCount++
+	e.number, e.healthy, e.state = r.engineCount, Down, Down
+	// The KV of an engine that left is gone, even if the engine comes back. So its processes get numbers far above those used before.
+	e.processes = &Processes{first: r.engineCount << 20}
+	// If the engine was only taken off the list, its process may still be the same. A new process shows by its start time.
+	if before, back := r.left[e.itself()]; back && !now.After(before.until) {
+		e.processes = before.processes
+	}
+	delete(r.left, e.itself())
 }
 
 // fitDrains changes the drains of an engine's ranks to fit its present ranks. A drain of a rank that no longer exists ends. If the engine
