@@ -123,7 +123,8 @@ func TestIncidentsSayWhatToDo(t *testing.T) {
 	b.eventually("they are over", "evenkeel.document.at_ms > "+before+" && document.querySelectorAll('#problem-list li.over').length === 4")
 	require.Equal(t, "Runbook: engine_out", b.eval("document.activeElement.textContent"), "the focus stayed")
 	require.Equal(t, "true", b.eval("document.querySelector('#problem-list details').open"), "what was open stays open")
-	require.Equal(t, "ok", b.eval("document.getElementById('problems').className"), b.eval("document.getElementById('problems').innerText"))
+	// On a busy machine the page may say for a moment that no news come.
+	b.eventually("nothing is wrong", "document.getElementById('problems').className === 'ok'")
 	b.shoot("incident-over")
 	hidden := "document.querySelectorAll('#problem-list li[hidden]').length + document.getElementById('problem-more').textContent"
 	require.Equal(t, "11 more that is over", b.eval(hidden), "the fourth line in grey is folded")
