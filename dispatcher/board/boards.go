@@ -31,8 +31,7 @@ func New(cfg Config) (*Boards, error) {
 		return nil, err
 	}
 	for _, spec := range cfg.Twin { // the twin replays these policies with predictions that the boards make for them
-		const meanOutput = 0 // not known yet
-		l.replayed = append(l.replayed, policy.NeedsOf(l.make(spec).Policy, meanOutput))
+		l.replayed = append(l.replayed, policy.NeedsOf(l.make(spec).Policy, 0)) // 0: the mean output is not known yet
 	}
 	return l, l.setPolicy(cfg.Policy)
 }

@@ -110,12 +110,7 @@ func (p *evenkeel) fillGroup(s *Snapshot) {
 	}
 	for i := range s.Workers {
 		w := &s.Workers[i]
-		decoding := 0
-		for k := range w.Running {
-			if w.Running[k].Generated > 0 {
-				decoding++
-			}
-		}
+		decoding := w.decoding()
 		rank := rounds.Rank{Slots: int(p.ranks.free[i]), Room: p.ranks.room[i], Backlog: w.Backlog, Load: float64(p.loads.atStart[i])}
 		if decoding > 0 { // the running answers need room to grow until one of them ends
 			rank.Room -= int64(s.MeanOutput)

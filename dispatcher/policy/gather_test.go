@@ -48,7 +48,8 @@ func newPolicy(t interface {
 }
 
 func TestRoundsOfAPolicy(t *testing.T) {
-	never := func(tokens int32) prompt { return prompt{tokens: tokens, EntryDetails: EntryDetails{HeldMs: -1}} }
+	of := func(tokens int32, details EntryDetails) prompt { return prompt{tokens: tokens, EntryDetails: details} }
+	never := func(tokens int32) prompt { return of(tokens, EntryDetails{HeldMs: -1}) }
 	few := func(pool ...prompt) *Snapshot {
 		s := ofMixed(pool...)
 		s.Unbegun = 0.2
@@ -68,16 +69,17 @@ func TestRoundsOfAPolicy(t *testing.T) {
 		{"but not for longer than max_hold", "evenkeel:max_hold=0.05", ofMixed(never(1000)), []int32{-1}, []uint64{1}, 50},
 		{"without patience all go at once", "evenkeel:patience=0", ofMixed(never(1000)), []int32{0}, []uint64{1}, math.Inf(1)},
 		{"two level a round", "evenkeel", ofMixed(never(1000), never(1000)), []int32{0, 10}, []uint64{1, 2}, math.Inf(1)},
-		{"what was held for long enough goes", "evenkeel", ofMixed(prompt{tokens: 1000, EntryDetails: EntryDetails{HeldMs: 101}}), []int32{0}, nil, math.Inf(1)},
+		{"what was held for long enough goes", "evenkeel", ofMixed(of(1000, EntryDetails{HeldMs: 101})), []int32{0}, nil, math.Inf(1)},
 		// The first one fits beside the second one. The third one would be 9,500 on a rank, 6,500 more than there are now, where 4,500 would be
 		// level.
 		{"one that is not held goes alone", "evenkeel", ofMixed(never(500),
 			prompt{tokens: 3000, EntryDetails: EntryDetails{HeldMs: -1}, express: true}, never(9000)),
 			[]int32{10, 0, -1}, []uint64{1, 3}, 0.25 * 8 * 0.1 * 2000},
-		{"so does one that is urgent", "evenkeel", ofMixed(prompt{tokens: 3000, urgent: true, EntryDetails: EntryDetails{HeldMs: -1}}), []int32{0}, nil, math.Inf(1)},
-		{"or will soon be", "evenkeel", ofMixed(prompt{tokens: 1000, EntryDetails: EntryDetails{HeldMs: -1, UrgentInMs: 70}}), []int32{-1}, []uint64{1}, 70},
+		{"so does one that is urgent", "evenkeel",
+			ofMixed(prompt{tokens: 3000, urgent: true, EntryDetails: EntryDetails{HeldMs: -1}}), []int32{0}, nil, math.Inf(1)},
+		{"or will soon be", "evenkeel", ofMixed(of(1000, EntryDetails{HeldMs: -1, UrgentInMs: 70})), []int32{-1}, []uint64{1}, 70},
 		{"a rank that holds the prefix is preferred", "evenkeel:patience=0",
-			ofMixed(prompt{tokens: 1000, EntryDetails: EntryDetails{HeldMs: -1, Hits: []Hit{{Worker: 10, Tokens: 600}, {Worker: 7, Tokens: 900}}}}),
+			ofMixed(of(1000, EntryDetails{HeldMs: -1, Hits: []Hit{{Worker: 10, Tokens: 600}, {Worker: 7, Tokens: 900}}})),
 			[]int32{10}, []uint64{1}, math.Inf(1)},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -49,7 +49,10 @@ func (p *evenkeel) holdBack(s *Snapshot) {
 	if p.set.hold == 0 || s.Early || s.C1Ms <= 0 || stepMs <= 0 || len(s.Pool) > mostWaiting {
 		return
 	}
-	h, running := &p.holds, decoding(s)
+	h, running := &p.holds, 0
+	for g := range s.Workers {
+		running += s.Workers[g].decoding()
+	}
 	h.begin(s, p)
 	peak := slices.Max(h.loads)
 	for _, entry := range h.order {
@@ -104,16 +107,4 @@ func (p *evenkeel) leastLoadedByHolds(tokens int64) int {
 		}
 	}
 	return best
-}
-
-// decoding returns how many requests of the group have a token already, and so wait for the tokens of each step.
-func decoding(s *Snapshot) (n int) {
-	for g := range s.Workers {
-		for i := range s.Workers[g].Running {
-			if s.Workers[g].Running[i].Generated > 0 {
-				n++
-			}
-		}
-	}
-	return n
 }

@@ -40,6 +40,12 @@ func TestAPromptThatMakesStepsMuchLongerWaits(t *testing.T) {
 		{"nor if it is never to be", "evenkeel", func(s *Snapshot) { s.Pool[0].Express = true }},
 		{"nor for longer than it may", "evenkeel:max_hold=0.05", func(*Snapshot) {}},
 		{"nor if nobody knows what a token costs", "evenkeel", func(s *Snapshot) { s.C1Ms = 0 }},
+		{"nor if very many wait", "evenkeel", func(s *Snapshot) {
+			s.Workers[0].Free = 2 * mostWaiting
+			for id := range uint64(mostWaiting) {
+				s.Pool = append(s.Pool, Entry{ID: 10 + id, Prompt: 1})
+			}
+		}},
 		{"nor if nobody else decodes", "evenkeel", func(s *Snapshot) {
 			for g := range s.Workers {
 				s.Workers[g].Running[0].Generated = 0

@@ -65,7 +65,7 @@ func withLimit(p *evenkeel, s *Snapshot, limit int32, budget int) {
 	p.placed = p.placed[:0]
 	p.loads.build(s, p.loads.requestWeight)
 	p.ranks.load(s, p.loads.held, p.set.watermark, 0)
-	wanted := int(min(p.ranks.openSlots, int64(len(s.Pool)-p.holds.count)))
+	wanted := p.placeable(s)
 	p.rows.closed = sized(p.rows.closed, len(s.Workers))
 	clear(p.rows.closed)
 	if limit > 0 {

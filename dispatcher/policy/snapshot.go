@@ -46,6 +46,16 @@ type Worker struct {
 	Backlog  int64 // prompt tokens of Running that a mixed rank has yet to compute
 }
 
+// decoding returns how many of the worker's requests have a token already, and so wait for the tokens of each step.
+func (w *Worker) decoding() (n int) {
+	for i := range w.Running {
+		if w.Running[i].Generated > 0 {
+			n++
+		}
+	}
+	return n
+}
+
 // Request is a request that holds a slot: it decodes, or it has no token yet (Generated 0) because its KV is in flight
 // or its prefill has not ended. Lengths are in tokens.
 type Request struct {

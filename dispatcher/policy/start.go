@@ -34,9 +34,8 @@ const leastExtra = 32
 // place makes the first placements of the round, which improve then improves: the overdue entries, then as many other entries as there are
 // slots, without those that are held back. For an overdue entry that fits no rank, it reserves a rank.
 func (p *evenkeel) place(s *Snapshot) {
-	waiting := int64(len(s.Pool) - p.holds.count)
-	slotsAreScarce := p.ranks.openSlots <= waiting
-	p.wanted = int(min(p.ranks.openSlots, waiting))
+	p.wanted = p.placeable(s)
+	slotsAreScarce := p.ranks.openSlots <= int64(p.wanted)
 	p.late = overdue(s, p.late[:0])
 	p.candidates.reset(s, p.loads.growth, ageWeightFor(p.set.ageWeight, s), p.stepMs(s))
 	copy(p.candidates.taken, p.holds.entries) // what is held back is no candidate
@@ -62,6 +61,11 @@ func (p *evenkeel) place(s *Snapshot) {
 			p.unplaced = append(p.unplaced, int32(i))
 		}
 	}
+}
+
+// placeable returns how many entries the round can place: as many as there are slots, or as there are entries that are not held back.
+func (p *evenkeel) placeable(s *Snapshot) int {
+	return int(min(p.ranks.openSlots, int64(len(s.Pool)-p.holds.count)))
 }
 
 // fillUp places entries for which improve has made room, so that no slot stays free while an entry waits that fits.

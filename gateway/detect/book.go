@@ -389,7 +389,7 @@ func (b *Book) mostHarmful(f *member, since time.Time, nextMembers map[*incident
 				continue // it has ended
 			}
 			onlyEffect := kinds[f.Kind].effect && !kinds[f.Kind].load
-			if ends[o] && !onlyEffect && !o.hasEngine(f) {
+			if ends[o] && !onlyEffect && !o.hasEngine(f) { // its cause is gone, and f may be a cause at another engine
 				continue
 			}
 			members = o.members

@@ -143,7 +143,8 @@ func (c Config) Validate() error {
 	}{{"c0", c.Steps.C0}, {"c1", c.Steps.C1}, {"cr", c.Steps.CR}, {"cm", c.Steps.CM}, {"cs", c.Steps.CS}, {"prefill base", c.Prompts.Base},
 		{"prefill per token", c.Prompts.PerToken}, {"prefill shared", c.Prompts.Shared}, {"jitter", c.Jitter},
 		{"KV hold timeout", c.KV.HoldTimeout}, {"time to keep answers", c.KV.KeepsAnswers},
-		{"bootstrap timeout", c.SGLang.BootstrapTimeout}, {"waiting timeout", c.SGLang.WaitingTimeout}, {"keep-alive", c.Server.KeepAlive}} {
+		{"bootstrap timeout", c.SGLang.BootstrapTimeout}, {"waiting timeout", c.SGLang.WaitingTimeout},
+		{"keep-alive", c.Server.KeepAlive}} {
 		if d.value < 0 {
 			bad("%s is %v; it must not be negative", d.field, d.value)
 		}
