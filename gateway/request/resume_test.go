@@ -427,13 +427,15 @@ func TestWhatIsKeptIsBounded(t *testing.T) {
 		name  string
 		bytes int
 		tier  string
-	}{{"room for one", 4096, "1"}, {"no room", 100, "4"}} {
+		fails string
+	}{{"room for one", 4096, "1", ""}, {"no room", 100, "4", "recompute_unresumable"}} {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
 			b := start(t, setup{configure: func(c *config.Config, _ *Deps) { c.Limits.ResumeBytes = row.bytes }})
 			for i := range 3 { // one after the other: each finds the room that the last one had
 				require.NoError(t, b.d[0].SetFaults(refengine.Rule{Fault: refengine.Recomputed, AfterTokens: 3, Count: 1}))
-				b.post(mooncake.Completions.Path(), completion(reftext.MakePrompt(uint64(i), 100), `"stream":true,"max_tokens":8,`))
+				r := b.post(mooncake.Completions.Path(), completion(reftext.MakePrompt(uint64(i), 100), `"stream":true,"max_tokens":8,`))
+				require.Equal(t, row.fails, readSeamless(t, r).fail, r.body)
 				b.over()
 				require.EqualValues(t, i+1, b.metric(t, "evenkeel_recomputes_total", row.tier))
 			}
