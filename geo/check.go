@@ -14,7 +14,7 @@ func (c *Config) Check(bad report) {
 	if !slices.Contains([]string{Off, Distributed, Central}, c.Mode) {
 		bad("mode", "%q is no mode; write off, distributed or central", c.Mode)
 	}
-	c.checkNumbers(bad)
+	c.checkValues(bad)
 	c.Ownership.check(c, func(key, format string, args ...any) { bad("ownership."+key, format, args...) })
 	if !c.On() {
 		return
@@ -68,7 +68,7 @@ func (c *Config) checkPeer(p *PeerConfig, bad report) {
 		bad("san", "the certificate of the peer is not named; write a DNS or URI name that it has, such as spiffe://ek/%s", p.ID)
 	}
 	for key, v := range map[string]float64{"price_out": p.PriceOut, "price_in": p.PriceIn} {
-		if !(v >= 0) {
+		if !(v >= 0) { // also for NaN
 			bad(key, "%v is no price; write USD per GB, or 0", v)
 		}
 	}
@@ -77,12 +77,12 @@ func (c *Config) checkPeer(p *PeerConfig, bad report) {
 // leastSnapshot is the smallest useful memory for the index of prompts sent to a peer, in bytes.
 const leastSnapshot = 64 << 10
 
-// checkNumbers calls bad for every number, time and text below geo that is out of its range.
-func (c *Config) checkNumbers(bad report) {
+// checkValues calls bad for the mode, the policy, and every number, time and size below geo that is not valid.
+func (c *Config) checkValues(bad report) {
 	s := c.Settings()
-	if s.Push.String() != c.Push.Mode {
+	if known := s.Push.String() == c.Push.Mode; !known { // Settings has the default mode instead
 		bad("push.mode", "%q is no mode; write sp-e, sp-p, sp-o or blind", c.Push.Mode)
-	} else if _, err := s.Parse(c.Policy); err != nil {
+	} else if _, err := s.Parse(c.Policy); err != nil { // a policy's text is read with the mode in it
 		bad("policy", "%v", err)
 	}
 	for key, n := range map[string]int{
@@ -104,7 +104,7 @@ func (c *Config) checkNumbers(bad report) {
 		}
 	}
 	for key, v := range map[string]float64{"push.patience": c.Push.Patience, "egress.daily_usd": c.Egress.DailyUSD} {
-		if !(v >= 0) {
+		if !(v >= 0) { // also for NaN
 			bad(key, "%v; write 0 or more", v)
 		}
 	}

@@ -158,7 +158,7 @@ func (c *Config) Follows() bool { return c.Mode == Central && c.Central != c.Sel
 func (c *Config) Leads() bool { return c.Mode == Central && c.Central == c.Self.ID }
 
 // Settings returns the settings of the policy: its defaults, changed by geo.push of the config file. For an invalid push.mode,
-// which checkNumbers refuses, the default mode remains.
+// which checkValues refuses, the default mode remains.
 func (c *Config) Settings() policy.Settings {
 	s := policy.Defaults()
 	s.MaxUnanswered, s.MaxOutstanding, s.CreditMax, s.Patience = c.unanswered(), c.Push.MaxOutstanding, c.Push.CreditMax, c.Push.Patience

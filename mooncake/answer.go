@@ -187,22 +187,18 @@ func (s *scanned) read() ProbeAnswer {
 
 // readUsage takes the counts from a usage, or from a meta_info of SGLang, which also has the finish_reason.
 func (a *ProbeAnswer) readUsage(usage json.RawMessage) {
-	read, created := 0, 0 // of /v1/messages: cached prompt tokens, which input_tokens does not count
+	readFromCache, writtenToCache := 0, 0 // prompt tokens that the input_tokens of /v1/messages leave out
 	for key, value := range rawjson.Members(usage) {
 		switch key {
-		case "cache_creation_input_tokens":
-			created, _ = rawjson.Int(value, 0, len(value))
-		case "cache_read_input_tokens":
-			read, a.CachedTokens = 0, -1
-			if n, ok := rawjson.Int(value, 0, len(value)); ok {
-				read, a.CachedTokens = n, n
-			}
 		case "prompt_tokens", "input_tokens":
-			a.PromptTokens, _ = rawjson.Int(value, 0, len(value))
+			a.PromptTokens = max(count(value), 0)
+		case "cache_creation_input_tokens":
+			writtenToCache = max(count(value), 0)
+		case "cache_read_input_tokens":
+			a.CachedTokens = count(value)
+			readFromCache = max(a.CachedTokens, 0)
 		case "cached_tokens":
-			if n, ok := rawjson.Int(value, 0, len(value)); ok {
-				a.CachedTokens = n
-			}
+			a.CachedTokens = count(value)
 		case "finish_reason":
 			for key, value := range rawjson.Members(value) {
 				if key == "type" {
@@ -210,19 +206,23 @@ func (a *ProbeAnswer) readUsage(usage json.RawMessage) {
 				}
 			}
 		case "prompt_tokens_details", "input_tokens_details":
-			a.CachedTokens = -1
+			a.CachedTokens = -1 // unless the details have it
 			for key, value := range rawjson.Members(value) {
-				if key != "cached_tokens" {
-					continue
-				}
-				a.CachedTokens = -1
-				if n, ok := rawjson.Int(value, 0, len(value)); ok {
-					a.CachedTokens = n
+				if key == "cached_tokens" {
+					a.CachedTokens = count(value)
 				}
 			}
 		}
 	}
-	a.PromptTokens += read + created
+	a.PromptTokens += readFromCache + writtenToCache
+}
+
+// count reads a number of tokens. It returns -1 if the value is no such number, which means: not reported.
+func count(value json.RawMessage) int {
+	if n, ok := rawjson.Int(value, 0, len(value)); ok {
+		return n
+	}
+	return -1
 }
 
 // finishReason unquotes a finish_reason. It does not allocate for "length", the usual end of a probe.

@@ -18,7 +18,7 @@ func (e *Release) apply(l *Boards) {
 	generated, firstStep, lastStep := e.Generated, e.First, e.Last
 	if hasEstimate := s.estimated.first != 0; hasEstimate && s.rank.group != nil {
 		generated, firstStep, lastStep = int32(s.estimated.tokens), s.estimated.first, s.rank.group.last.Number
-		if laterStep(firstStep, lastStep) { // the estimate begins with the next step, and no step was reported since
+		if laterStep(firstStep, lastStep) { // the estimate begins with the step after the last reported one, so it has no step yet
 			lastStep = firstStep
 		}
 	}

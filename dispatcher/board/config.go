@@ -107,8 +107,9 @@ type Config struct {
 	Window    time.Duration `yaml:"window"`     // how long a round waits after the first freed slot of a burst; 0 = off
 	TickLimit time.Duration `yaml:"tick_limit"` // after a slower round, FallbackSpec decides SlowRounds rounds; 0 = DefaultTickLimit
 	StepModel StepModel     `yaml:"step_model"` // for every barrier group until its own is learned; zero: unknown
-	// Beyond is how many hand-offs at their deadline a rank's engine may have in its own queue, beyond its slots or KV room. The boards
-	// read only Worker.Beyond: the fleet sets it to this value if the engine makes prefill engines keep the KV of queued requests.
+	// Beyond is how many requests without a free slot or KV room a rank gets when their hand-offs reach their deadline. They wait in the
+	// engine's own queue. The boards read only Worker.Beyond, which the fleet sets to this number for engines that make prefill engines
+	// keep the KV of queued requests.
 	Beyond int              `yaml:"beyond_slots"`
 	Twin   verdict.Policies `yaml:"twin"` // policies that are compared with the present one, by replaying the last minutes under each
 

@@ -1,6 +1,9 @@
 package board
 
-import "time"
+import (
+	"cmp"
+	"time"
+)
 
 const (
 	budgetMost  = 4000                   // evaluations; a new group begins with so many
@@ -13,16 +16,13 @@ const (
 // searchBudget is how many evaluations a policy may spend on a round: how many changes of its placements it may try. It limits how long the
 // policy searches, so that a round takes about a millisecond at most.
 type searchBudget struct {
-	now   int32 // evaluations; 0 means budgetMost
+	next  int32 // evaluations of the next round; 0: no round has been slow yet, so budgetMost
 	quick int   // rounds in a row that were shorter than tickQuick
 }
 
 // evaluations returns the budget of the next round.
 func (b *searchBudget) evaluations() int32 {
-	if b.now == 0 {
-		return budgetMost
-	}
-	return b.now
+	return cmp.Or(b.next, budgetMost)
 }
 
 // spent adapts the budget to the duration of the last round.
@@ -31,13 +31,13 @@ func (b *searchBudget) spent(took time.Duration) {
 	switch {
 	case took > tickSlow:
 		b.quick = 0
-		b.now = max(budgetLeast, before-before/4)
+		b.next = max(budgetLeast, before-before/4)
 	case took < tickQuick:
 		if b.quick++; b.quick < ticksQuick {
 			return
 		}
 		b.quick = 0
-		b.now = min(budgetMost, before+before/16)
+		b.next = min(budgetMost, before+before/16)
 	default:
 		b.quick = 0
 	}

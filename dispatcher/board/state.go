@@ -87,8 +87,8 @@ type board struct {
 type rank struct {
 	Worker
 	present     bool             // false: the rank has left the fleet, but some of its slots are not released yet
-	slots       []int32          // indices of its slots in board.slots
-	running     []policy.Request // the same requests, as policies see them
+	slots       []int32          // indices in board.slots of the slots on this rank
+	running     []policy.Request // the requests of slots, in the same order, as policies see them
 	kv          int64            // KV tokens on the rank, with Others and guests: of the last refresh, updated when a request comes or goes
 	queued      int              // slots whose requests wait in the engine's own queue, as of the last refresh; it may be too high since
 	departed    []departed       // released requests that the step model still needs, see depart

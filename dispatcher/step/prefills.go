@@ -22,7 +22,7 @@ const UsualOwnShare = 0.25
 const UsualOwnMs = 0.02
 
 const (
-	fitPrefills = 100 // number of steps with a prefill before the line is used
+	fitPrefills = 100 // so many steps with a prefill must be known before the line that is fitted to them is used
 	// Expected time of a step before the first line is known, in ms and in ms per prompt token. Only the test for outliers uses them.
 	guessC0Ms, guessMs = 20, 0.1
 )

@@ -85,9 +85,9 @@ func (d *decoding) keep(groups map[int32]string) {
 	}
 }
 
-// resume puts the requests that were on ranks when the replay begins on the simulated engines. It returns the requests that the caller must
-// put into the pool instead: those of ranks that are down and, under another policy, those in the queues of engines, because this policy
-// might not have sent them there.
+// resume gives the simulated engines the requests that were on ranks when the replay begins. It returns the requests that the caller must
+// put into the pool instead: those of ranks that are down, and, if the replay tries another policy than the present one, those that wait in
+// the queues of engines, because the other policy might not have sent them there.
 func (d *decoding) resume(otherPolicy bool) (queued []board.Charge) {
 	placed := map[int32]int{} // by worker: requests that have a slot of the engine
 	for _, c := range d.Boards.Charges(d.Model) {

@@ -238,9 +238,9 @@ func (c *Config) manner(e Engine) string {
 func (e *Engine) checkCoordinates(path, role string, p *mooncake.Profile, bad report) {
 	set := map[string]bool{"kv_engine_id": e.KVEngineID != "", "kv_host": e.KVHost != "", "kv_port": e.KVPort != 0, "tp_size": e.TPSize != 0,
 		"pp_size": e.PPSize != 0, "dcp_size": e.DCPSize != 0}
-	anyNeeded := set["kv_engine_id"] || set["kv_host"] || set["kv_port"]
+	hasAddress := set["kv_engine_id"] || set["kv_host"] || set["kv_port"]
 	for key, isSet := range set {
-		needed := strings.HasPrefix(key, "kv_")
+		ofAddress := strings.HasPrefix(key, "kv_")
 		switch {
 		case isSet && role != "prefill":
 			bad(path+"."+key, "only prefill engines have it; remove it")
@@ -248,7 +248,7 @@ func (e *Engine) checkCoordinates(path, role string, p *mooncake.Profile, bad re
 			bad(path+"."+key, "only prefill engines with connector %s and bind: %s need it; remove it", mooncake.NIXLPush, mooncake.BindArrival)
 		case isSet && e.Ranks > 1:
 			bad(path+"."+key, "each of its %d ranks has another one; remove the key, because each rank tells its own with its first answer", e.Ranks)
-		case needed && anyNeeded && !isSet:
+		case ofAddress && hasAddress && !isSet:
 			bad(path+"."+key, "kv_engine_id, kv_host and kv_port belong together; write all three, or none, so that evenkeel learns them from the "+
 				"engine's first answer")
 		}

@@ -136,14 +136,14 @@ func byKind(members []member) (groups [][]*member) {
 	return groups
 }
 
-// before returns a sentence about a cause that is over while its effects go on; empty: there is no such cause. ever has all findings that
-// the incident ever had, and now its present ones.
-func before(ever, now []member) string {
+// before returns a sentence about a cause that is over while its effects go on; empty: there is no such cause. all are the findings that
+// the incident has had since it began, and present are those that it has now.
+func before(all, present []member) string {
 	var causes []*member
-	for i := range ever {
-		m := &ever[i]
-		if !kinds[m.Kind].effect && m.Kind == ever[0].Kind &&
-			!slices.ContainsFunc(now, func(n member) bool { return n.subject() == m.subject() }) {
+	for i := range all {
+		m := &all[i]
+		if !kinds[m.Kind].effect && m.Kind == all[0].Kind &&
+			!slices.ContainsFunc(present, func(n member) bool { return n.subject() == m.subject() }) {
 			causes = append(causes, m)
 		}
 	}

@@ -54,9 +54,9 @@ type Refusal struct {
 	Message string // says what was wrong and what to do; has no text from the request
 }
 
-// The refusals with a fixed text, one for each cause.
+// The refusals, one for each cause. All but refusedHead have a fixed text.
 var (
-	refusedHead    = Refusal{fasthttp.StatusBadRequest, "bad_request_head", ""} // Message is set later, to the rule that the head breaks
+	refusedHead    = Refusal{fasthttp.StatusBadRequest, "bad_request_head", ""} // its Message is the rule that the head breaks
 	refusedRequest = Refusal{fasthttp.StatusBadRequest, "bad_request", "the request is not valid HTTP/1.1, or ended too early"}
 	refusedSlow    = Refusal{fasthttp.StatusRequestTimeout, "request_timeout",
 		"the request did not arrive in time; send it faster, or in smaller parts"}

@@ -323,11 +323,11 @@ func Said(kind lifecycle.CallKind, err error) *Fault {
 	return RefusedIn(sse.ReadFailure(said.Answer), kind, err)
 }
 
-// RefusedIn makes the fault of a call whose engine refused the request by a failure in an answer with status 200. It returns nil if the
-// failure is the engine's own.
+// RefusedIn makes the fault of a call that was answered with status 200 and, in the answer, with an error of its own status. It returns
+// nil if the engine itself failed, and did not refuse the request.
 func RefusedIn(f sse.Failure, kind lifecycle.CallKind, err error) *Fault {
 	answer := FromStream(f)
-	if answer.Status != f.Status { // FromStream keeps the status of a refusal only
+	if refused := answer.Status == f.Status; !refused { // FromStream gives every other failure the status 502
 		return nil
 	}
 	end := lifecycle.CallEnd{Call: kind, Progress: lifecycle.Headed, Reason: lifecycle.ByStatus(f.Status)}

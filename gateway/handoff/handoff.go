@@ -29,7 +29,7 @@ type Handoff struct {
 	Avoid []int32         // workers that failed to decode the hand-off
 	kv    json.RawMessage // the kv_transfer_params; nil: not taken yet
 
-	// What the request was in the attempt that made the hand-off. When the hand-off is used, it may already be in a later attempt.
+	// What the request was in the attempt that made the hand-off. The request may be in a later attempt when the hand-off is used.
 	Request         zapcore.ObjectMarshaler // the request's fields for the log
 	ID              string                  // of the request
 	ReusedRequestID string                  // X-Request-Id that a decode request must have; empty: any new one

@@ -22,7 +22,7 @@ type lines struct {
 	stop     chan struct{}
 	stopOnce sync.Once     // closes stop
 	ended    chan struct{} // closed when the goroutine has ended
-	late     atomic.Bool   // a line was not written in time, so write does not wait for others until the queue is empty
+	late     atomic.Bool   // a line was not written in time. As long as lines are queued, write does not wait until its own line is written
 	dropped  atomic.Int64  // lines that found no room in the queue, and whose number was not logged yet
 
 	log    *zap.Logger

@@ -236,7 +236,7 @@ const (
 	// lease to the hand-off, or to the Pair of an attempt whose two calls run at the same time.
 	Pass
 	Failing   // the slot of an answer that its engine did not begin, or broke off
-	Cancelled // the slot of an answer that is not wanted any more, or that was never sent
+	Cancelled // the slot of a request whose answer nobody wants any more, or that was never sent to the engine
 	Finish    // the slot of an answer that is whole
 )
 

@@ -20,7 +20,7 @@ type tries struct {
 	// unexplained500 is the engine whose 500 has no known cause yet; empty: there is none. The request may be the cause: old vLLM answers
 	// prompts that are too long with 500.
 	unexplained500 string
-	cleared        bool // two engines answered 500, which clears both: the request is the cause
+	causes500      bool // the request is the cause of all its 500s, because two engines answered so
 }
 
 // mostRefused is how many refusals by prefill engines do not count as attempts, because the engines ran nothing. If engines refuse a fifth
@@ -125,10 +125,13 @@ func (t *tries) secondDied(b BrokenConn, down []string) bool {
 	return t.suspects+1 >= poison // an engine reported a failure at the request before
 }
 
-// accuse notes an engine that answered 500. If another engine answered 500 before, the request is the cause.
+// accuse notes an engine that answered 500. Once two engines have done so, the request is the cause, and no engine is blamed for these 500s
+// or for later ones.
 func (t *tries) accuse(engine string, dst []Effect) []Effect {
-	t.cleared = t.cleared || t.unexplained500 != "" && t.unexplained500 != engine
-	if t.cleared {
+	if t.unexplained500 != "" && t.unexplained500 != engine {
+		t.causes500 = true
+	}
+	if t.causes500 {
 		t.unexplained500 = ""
 		return append(dst, Effect{Kind: Resolve, Blame: Nobody})
 	}

@@ -181,7 +181,7 @@ const (
 // has the letter of its state at the foot of its column.
 func (s *sheet) picture(g *Group) {
 	const axis = 6                                                  // columns of the labels on the left
-	bands := (len(g.Ranks) + s.width - axis - 1) / (s.width - axis) // rounded up, as perBand
+	bands := (len(g.Ranks) + s.width - axis - 1) / (s.width - axis) // rounded up
 	perBand := (len(g.Ranks) + bands - 1) / bands
 	most, backlog := float64(max(1, g.MostTokens)), int64(1)
 	for i := range g.Ranks {

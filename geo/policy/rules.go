@@ -123,7 +123,7 @@ func side(peers bool) int {
 	return 0
 }
 
-// refresh makes the ring of the replicas, or of the peers, again if the places are not the same as before.
+// refresh rebuilds the ring of the replicas, or that of the peers, if their places have changed.
 func (g *ring) refresh(places []Place, peers bool) {
 	same := 0 // the first places of the ring that are still there
 	for i := range places {

@@ -51,12 +51,12 @@ type Engine struct {
 	held  clientv3.LeaseID // the etcd lease of this dispatcher's key owner
 	seen  int64            // revision at which the key last was last written; 0: it does not exist
 	now   int64            // revision of the store at the last Look
-	base  int64            // base of the epoch, as last read or written
+	base  int64            // terms.Base, as last read or written
 	doubt bool             // a failed release may still take effect
 }
 
-// MaxEpoch is the highest epoch that other dispatchers and guards may name. It is far above the bound of a Kubernetes Lease,
-// because the revisions of an etcd that has other users, too, exceed that bound.
+// MaxEpoch is the highest epoch that other dispatchers and guards may name. It is far above the bound of a Kubernetes Lease, because an
+// epoch grows with the revision of etcd, and other users of the same etcd may have raised its revision above that bound.
 const MaxEpoch = 1 << 62
 
 // terms is the value of the key terms, which an acquisition writes.

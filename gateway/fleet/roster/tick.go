@@ -42,8 +42,8 @@ func (Tick) apply(r *Roster, a *applying) {
 	maps.DeleteFunc(r.leftRanks, func(_ int32, l leftRank) bool { return a.now.Sub(l.at) > rankMemory })
 }
 
-// Next returns how long to wait for the next Tick if no event comes before: until the deadline of a drain or the next step of a slow start;
-// 0: neither is due.
+// Next returns how long to wait for the next Tick if no event comes before: until the deadline of a drain or the next step of a slow start.
+// It returns 0 if nothing drains until a deadline and nothing starts slowly. Then only an event makes a Tick.
 func (r *Roster) Next(now time.Time) (wait time.Duration) {
 	for _, e := range r.engines {
 		if e.share < 1 && !e.fresh.IsZero() {
