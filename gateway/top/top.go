@@ -35,7 +35,7 @@ func NewSource(url, token string) *Source {
 	return &Source{URL: strings.TrimSuffix(url, "/"), Token: token, Client: &http.Client{Timeout: patience, CheckRedirect: stay}}
 }
 
-// Page returns the state of the proxy in lines of this many columns.
+// Page returns the state of the proxy in lines of this many columns, or of the nearest number that the listener accepts.
 func (s *Source) Page(ctx context.Context, width int) (string, error) {
 	path := fmt.Sprintf("/live?once&text&width=%d", max(leastWidth, min(mostWidth, width)))
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, s.URL+path, nil)
@@ -47,8 +47,9 @@ func (s *Source) Page(ctx context.Context, width int) (string, error) {
 	}
 	resp, err := s.Client.Do(req)
 	if err != nil {
-		if asked := (*url.Error)(nil); errors.As(err, &asked) { // it repeats the address
-			if err = asked.Err; asked.Timeout() {
+		if asked := (*url.Error)(nil); errors.As(err, &asked) {
+			err = asked.Err // without the address, which the text below has already
+			if asked.Timeout() {
 				err = fmt.Errorf("nothing came within %s", patience)
 			}
 		}
@@ -88,24 +89,25 @@ func harmless(text string) string {
 // These control the terminal. Lines that are too long are cut instead of wrapped. A line is cleared before it is written, because after a
 // full line the cursor stays on the last character and would clear it.
 const (
-	begin = "\x1b[?7l"
-	end   = "\x1b[?7h\n"
-	home  = "\x1b[H\x1b[K"
-	next  = "\r\n\x1b[K"
-	below = "\x1b[J" // clears the rest of the screen
+	cutLines   = "\x1b[?7l"
+	wrapLines  = "\x1b[?7h\n"
+	firstLine  = "\x1b[H\x1b[K"
+	nextLine   = "\r\n\x1b[K"
+	clearBelow = "\x1b[J" // clears from the cursor to the end of the screen
 )
 
 // Run prints the page once a second until ctx ends.
 func Run(ctx context.Context, s *Source, out io.Writer, size func() (width, height int)) error {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
-	return run(ctx, s, out, size, tick.C)
+	return runOn(ctx, s, out, size, tick.C)
 }
 
-func run(ctx context.Context, s *Source, out io.Writer, size func() (width, height int), tick <-chan time.Time) error {
+// runOn prints the page at once and at each tick, until ctx ends. If the proxy does not answer, it prints the last page and the reason.
+func runOn(ctx context.Context, s *Source, out io.Writer, size func() (width, height int), tick <-chan time.Time) error {
 	_, height := size()
-	fmt.Fprint(out, begin, strings.Repeat("\n", height)) // keeps what was on the screen, for scrolling back
-	defer fmt.Fprint(out, end)
+	fmt.Fprint(out, cutLines, strings.Repeat("\n", height)) // keeps what was on the screen, for scrolling back
+	defer fmt.Fprint(out, wrapLines)
 	var last screen
 	for {
 		width, height := size()
@@ -113,12 +115,12 @@ func run(ctx context.Context, s *Source, out io.Writer, size func() (width, heig
 		if ctx.Err() != nil {
 			return nil
 		}
-		last.see(page, err, time.Now())
+		last.answered(page, err, time.Now())
 		lines := last.lines(width, height, time.Now())
-		if len(lines) < height {
-			lines = append(lines, below)
+		if len(lines) < height { // the last screen may have had more lines
+			lines = append(lines, clearBelow)
 		}
-		if _, err := io.WriteString(out, home+strings.Join(lines, next)); err != nil {
+		if _, err := io.WriteString(out, firstLine+strings.Join(lines, nextLine)); err != nil {
 			return err
 		}
 		select {
@@ -136,13 +138,16 @@ type screen struct {
 	err  error     // nil: page is the answer to the last question
 }
 
-func (s *screen) see(page string, err error, now time.Time) {
-	if s.err = err; err == nil {
+// answered takes over the answer to a question. After an error, the screen keeps its page.
+func (s *screen) answered(page string, err error, now time.Time) {
+	s.err = err
+	if err == nil {
 		s.page, s.at = page, now
 	}
 }
 
-// lines returns as many lines as the terminal has.
+// lines returns the page, behind the reason why there is no newer one. If it has more lines than the terminal (height; 0: not known), the
+// last line says how many are missing.
 func (s *screen) lines(width, height int, now time.Time) (all []string) {
 	if s.err != nil {
 		says := "There is no page yet; evenkeel top asks again every second: "
@@ -159,7 +164,8 @@ func (s *screen) lines(width, height int, now time.Time) (all []string) {
 	if s.page != "" {
 		all = append(all, strings.Split(strings.TrimSuffix(s.page, "\n"), "\n")...)
 	}
-	if more := len(all) - height + 1; more > 1 && height > 0 {
+	if height > 0 && len(all) > height {
+		more := len(all) - (height - 1) // the last line of the terminal is for this text
 		all = append(all[:height-1], fmt.Sprintf("%d more lines: use a higher terminal, or evenkeel top --once | less", more))
 	}
 	return all

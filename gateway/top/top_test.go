@@ -100,7 +100,7 @@ func TestRunGoesOnWhileTheProxyIsGone(t *testing.T) {
 	})
 	ctx, cancel := context.WithCancel(t.Context())
 	out, tick, done := &bytes.Buffer{}, make(chan time.Time), make(chan error, 1)
-	go func() { done <- run(ctx, s, out, func() (int, int) { return 80, 24 }, tick) }()
+	go func() { done <- runOn(ctx, s, out, func() (int, int) { return 80, 24 }, tick) }()
 	// A tick is taken when the screen before it is complete.
 	turn := func() { tick <- time.Time{} }
 	turn()
@@ -111,22 +111,23 @@ func TestRunGoesOnWhileTheProxyIsGone(t *testing.T) {
 	cancel()
 	require.NoError(t, <-done)
 	text := out.String()
-	require.True(t, strings.HasPrefix(text, begin+strings.Repeat("\n", 24)+home+"page 1"+next+"its rest"+next+below+home+"page 2"+next), "%q",
-		text)
-	require.True(t, strings.HasSuffix(text, end), "the terminal is as it was")
+	begins := cutLines + strings.Repeat("\n", 24) + firstLine + "page 1" + nextLine + "its rest" + nextLine + clearBelow +
+		firstLine + "page 2" + nextLine
+	require.True(t, strings.HasPrefix(text, begins), "%q", text)
+	require.True(t, strings.HasSuffix(text, wrapLines), "the terminal is as it was")
 	require.Contains(t, text, "OLD: this page is ")
 }
 
 func TestTheScreen(t *testing.T) {
 	now := time.Unix(1000, 0)
 	var s screen
-	s.see("", errors.New("refused\x1b[2J\nby it"), now)
+	s.answered("", errors.New("refused\x1b[2J\nby it"), now)
 	require.Equal(t, []string{"There is no page yet; evenkeel top asks again every second: refused�[2J by it", ""}, s.lines(100, 24, now),
 		"and no page")
-	s.see("a\nb\nc\n", nil, now)
+	s.answered("a\nb\nc\n", nil, now)
 	require.Equal(t, []string{"a", "b", "c"}, s.lines(80, 3, now))
 	require.Equal(t, []string{"a", "2 more lines: use a higher terminal, or evenkeel top --once | less"}, s.lines(80, 2, now))
-	s.see("", errors.New("refused"), now.Add(time.Second))
+	s.answered("", errors.New("refused"), now.Add(time.Second))
 	require.Equal(t, []string{"OLD: this page is 9 s old; evenke", "el top asks again every second: r", "efused", "", "a", "b", "c"},
 		s.lines(33, 24, now.Add(9*time.Second)))
 }
