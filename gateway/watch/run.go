@@ -73,7 +73,8 @@ func (w *Watch) Run(ctx context.Context) {
 	}
 }
 
-// Second checks the proxy once. If the proxy does not answer within a second, this sample is missing.
+// Second takes one sample of the proxy. If the proxy does not answer within a second, this sample is missing. With every fifth sample
+// (lookEvery), and whenever wanted is true, it also takes a Look, which begins and ends incidents, and calls show with it.
 func (w *Watch) Second(parent context.Context) {
 	ctx, cancel := context.WithTimeout(parent, detect.Every)
 	defer cancel()
@@ -81,16 +82,17 @@ func (w *Watch) Second(parent context.Context) {
 	if !ok {
 		return
 	}
-	bin := w.turns%lookEvery == 0
+	completesBin := w.turns%lookEvery == 0
 	w.turns++
-	if !bin && (w.wanted == nil || !w.wanted()) {
+	looks := completesBin || w.wanted != nil && w.wanted()
+	if !looks {
 		w.With(func(d *detect.Watch) { d.Add(s) })
 		return
 	}
 	slow, end := context.WithTimeout(parent, looksFor)
 	defer end()
-	look := Look{Facts: w.deps.Facts(slow), Bin: bin}
-	if slow.Err() != nil {
+	look := Look{Facts: w.deps.Facts(slow), Bin: completesBin}
+	if slow.Err() != nil { // the Facts may not be complete, so only the sample counts
 		w.With(func(d *detect.Watch) { d.Add(s) })
 		return
 	}
@@ -144,7 +146,7 @@ func (i *incidents) Collect(to chan<- prometheus.Metric) {
 	var list []detect.Incident
 	var looked time.Time
 	(*Watch)(i).With(func(d *detect.Watch) { list, looked = d.Incidents(), d.LookedAt() })
-	if looked.IsZero() {
+	if looked.IsZero() { // there was no Look yet
 		looked = i.began
 	}
 	to <- prometheus.MustNewConstMetric(lookDesc, prometheus.GaugeValue, float64(looked.UnixMilli())/1000)
@@ -153,7 +155,8 @@ func (i *incidents) Collect(to chan<- prometheus.Metric) {
 		in := &list[k]
 		subject := strings.ToValidUTF8(in.Subject, "?")
 		labels := [3]string{string(in.Kind), in.Severity, subject}
-		if in.UntilMs > 0 || exported[labels] {
+		over := in.UntilMs > 0
+		if over || exported[labels] { // Gather would fail if two series had the same labels
 			continue
 		}
 		exported[labels] = true
