@@ -62,13 +62,13 @@ const mostBody = 16 << 10
 func (c *Caller) Do(ctx context.Context, call Call, by string) (Result, *Refusal) {
 	s := c.deps.Settings()
 	p, refusal := call.plan(s.FleetCall.Paths, c.deps.Fleet.Now())
-	if refusal == nil {
-		refusal = c.begin(p, s.FleetCall.Timeout)
-	}
 	if refusal != nil {
 		return Result{}, refusal
 	}
-	done := make(chan Result, 1)
+	if refusal = c.begin(p, s.FleetCall.Timeout); refusal != nil {
+		return Result{}, refusal
+	}
+	done := make(chan Result, 1) // has room for the result, because nothing receives it once ctx has ended
 	c.deps.Go(func() {
 		r := c.carryOut(p, &s.FleetCall, s.Limits.ConnectTimeout, by)
 		c.end() // before the caller gets the result, because the caller may make the next call at once
@@ -99,11 +99,12 @@ func (c *Caller) end() {
 	c.busy = ""
 }
 
-// carryOut makes a call. It calls all engines at the same time, because vLLM ranks that step together also pause together: none answers
-// before all of them have got the call (0.32 and 0.33, DPEngineCoreProc._pause_complete in v1/engine/core.py).
+// carryOut makes a call. The proxy sends engines no more requests before it pauses them. After the answers it forgets emptied caches, and
+// ends a pause. It calls all engines at the same time, because vLLM ranks that step together also pause together: none answers before all
+// of them have got the call (0.32 and 0.33, DPEngineCoreProc._pause_complete in v1/engine/core.py).
 func (c *Caller) carryOut(p *plan, s *config.FleetCall, connect time.Duration, by string) Result {
-	log, began := c.deps.Log.With(zap.String("path", p.Path), zap.String("method", p.Method), zap.String("group", p.Group),
-		zap.String("by", by)), time.Now()
+	began := time.Now()
+	log := c.deps.Log.With(zap.String("path", p.Path), zap.String("method", p.Method), zap.String("group", p.Group), zap.String("by", by))
 	log.Info("an operator calls engines", zap.Int("engines", len(p.places)))
 	pausesBefore := c.deps.Fleet.Now().Pauses()
 	if p.is(config.CallPauses) {
@@ -125,37 +126,50 @@ func (c *Caller) carryOut(p *plan, s *config.FleetCall, connect time.Duration, b
 	if end, left := p.endsPause(answers, pausesBefore); end {
 		c.deps.Fleet.Resume(p.Group, left)
 	}
-	r := Result{Done: true, Path: p.Path, Group: p.Group, Engines: answers}
+	r := c.result(p, answers)
+	r.logTo(log.With(zap.Int("engines", len(answers)), zap.Duration("took", time.Since(began))))
+	return r
+}
+
+// result returns the result of a call, and which engines are paused after it.
+func (c *Caller) result(p *plan, answers []Answer) Result {
+	r := Result{Path: p.Path, Group: p.Group, Engines: answers}
 	for _, pause := range c.deps.Fleet.Now().Pauses() {
 		r.Paused = append(r.Paused, pause.String())
 	}
-	failed := []string{}
-	for i := range answers {
-		if a := &answers[i]; !a.Done {
-			r.Done = false
-			failed = append(failed, a.Engine+": "+a.Error)
-		}
-	}
-	log = log.With(zap.Int("engines", len(answers)), zap.Duration("took", time.Since(began)), zap.Strings("paused", r.Paused))
-	if r.Done {
-		log.Info("all engines did what an operator called for")
-	} else {
-		log.Warn("some engines did not do what an operator called for", zap.Int("failed", len(failed)),
-			zap.Strings("why", failed[:min(len(failed), mostNamed)]))
-	}
+	r.Done = !slices.ContainsFunc(answers, func(a Answer) bool { return !a.Done })
 	return r
 }
 
 // mostNamed is how many of the failed engines the log names.
 const mostNamed = 8
 
+// logTo logs whether all engines did what they were asked for, and why some did not.
+func (r *Result) logTo(log *zap.Logger) {
+	log = log.With(zap.Strings("paused", r.Paused))
+	if r.Done {
+		log.Info("all engines did what an operator called for")
+		return
+	}
+	var failed []string
+	for i := range r.Engines {
+		if a := &r.Engines[i]; !a.Done {
+			failed = append(failed, a.Engine+": "+a.Error)
+		}
+	}
+	log.Warn("some engines did not do what an operator called for", zap.Int("failed", len(failed)),
+		zap.Strings("why", failed[:min(len(failed), mostNamed)]))
+}
+
 // ask makes the call to one engine, and returns its answer.
 func (c *Caller) ask(ctx context.Context, p *plan, to *place, connect, limit time.Duration) Answer {
-	a, began := Answer{Engine: to.id}, time.Now()
+	began := time.Now()
+	a := Answer{Engine: to.id}
 	engines := c.deps.Fleet.Now()
 	a.Restarted = slices.ContainsFunc(engines.Pauses(), func(pause roster.Pause) bool { return pause.Restarted(engines.Engine(to.keys[0])) })
 	call := c.deps.Client.NewCall(to.target).Fresh() // a kept-alive connection may be closed already, and the call must not be sent twice
-	defer context.AfterFunc(ctx, call.Abort)()
+	stopWaiting := context.AfterFunc(ctx, call.Abort)
+	defer stopWaiting()
 	var body [][]byte
 	var headers []engine.Header
 	if len(p.Body) > 0 {
@@ -169,7 +183,7 @@ func (c *Caller) ask(ctx context.Context, p *plan, to *place, connect, limit tim
 		text, err = io.ReadAll(io.LimitReader(resp, mostBody))
 	}
 	var failed *engine.Error
-	if errors.As(err, &failed) {
+	if errors.As(err, &failed) { // the call may have been sent although no answer came
 		a.sent = a.sent || failed.Sent
 	}
 	a.Ms = float64(time.Since(began).Microseconds()) / 1000

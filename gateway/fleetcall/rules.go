@@ -87,7 +87,7 @@ func (c Call) plan(paths map[string][]string, engines *roster.Snapshot) (*plan, 
 		return nil, &Refusal{http.StatusBadRequest, "bad_body",
 			fmt.Sprintf("%q is not a method of these; write GET, POST, PUT or DELETE", c.Method)}
 	}
-	if string(c.Body) == "null" {
+	if string(c.Body) == "null" { // a JSON null means that no body is given
 		c.Body = nil
 	}
 	if len(c.Body) == 0 && c.Method != http.MethodGet {
@@ -124,10 +124,11 @@ func (c Call) plan(paths map[string][]string, engines *roster.Snapshot) (*plan, 
 }
 
 // placesOf returns the addresses of the engines of a group; an empty group means all engines. It leaves out regions that another proxy
-// owns.
+// owns. Engines with the same address share a place.
 func placesOf(engines *roster.Snapshot, group string) (places []place) {
 	for _, e := range engines.Engines() {
-		if e.Foreign() || group != "" && !e.InGroup(group) {
+		called := group == "" || e.InGroup(group)
+		if !called || e.Foreign() {
 			continue
 		}
 		if i := slices.IndexFunc(places, func(known place) bool { return known.id == e.ID }); i >= 0 {
@@ -148,7 +149,7 @@ func (a *Answer) judge() {
 	}
 	_ = json.Unmarshal(a.Body, &reply) // if the body is not a JSON object, only the status of the answer counts
 	switch {
-	case a.Error != "":
+	case a.Error != "": // the answer did not come, or broke off
 	case a.Status == http.StatusNotFound || a.Status == http.StatusMethodNotAllowed:
 		a.Error = "the engine has no such path for this method; vLLM has it only with VLLM_SERVER_DEV_MODE=1"
 	case a.Status/100 != 2:
@@ -161,30 +162,34 @@ func (a *Answer) judge() {
 	}
 }
 
-// mayHaveActed says whether the engine may have done what it was asked for, at least on some of its ranks.
+// mayHaveActed says whether the engine may have done what it was asked for, at least on some of its ranks. An engine that does not have the
+// path, or not for this method, did nothing.
 func (a *Answer) mayHaveActed() bool {
 	return a.sent && a.Status != http.StatusNotFound && a.Status != http.StatusMethodNotAllowed
 }
 
 // refused says that the engine did not do what it was asked for, and will not do it later.
-func (a *Answer) refused() bool { return !a.Done && (!a.sent || a.Status != 0) }
+func (a *Answer) refused() bool {
+	mayComeLater := a.sent && a.Status == 0 // the engine has the call, and has not answered
+	return !a.Done && !mayComeLater
+}
 
-// endsPause says whether the pause of the plan's group ends, by the engines' answers. left are the engines that stay paused even then.
-// before has the pauses before the call.
+// endsPause says by the engines' answers whether the pause of the plan's group ends: after a call that resumes, or one that was to pause
+// but paused no engine. left are the keys of the engines that stay paused even then. before has the pauses before the call.
 func (p *plan) endsPause(answers []Answer, before []roster.Pause) (end bool, left []string) {
 	did := func(a Answer) bool { return a.Done }
 	switch {
 	case p.is(config.CallPauses):
-		// The pause only ends if every engine refused it. If one engine is paused, the engines that step with it must get no requests.
-		paused := slices.ContainsFunc(before, func(pause roster.Pause) bool { return pause.Group == p.Group && pause.Left == nil })
-		if paused || slices.ContainsFunc(answers, func(a Answer) bool { return !a.refused() }) {
+		// The pause only ends if it is new and every engine refused it. If one engine is paused, those that step with it must get no requests.
+		wasPaused := slices.ContainsFunc(before, func(pause roster.Pause) bool { return pause.Group == p.Group && pause.Left == nil })
+		if wasPaused || slices.ContainsFunc(answers, func(a Answer) bool { return !a.refused() }) {
 			return false, nil
 		}
 		for _, pause := range before { // engines that had not resumed before the call have not resumed now
 			left = slices.AppendSeq(left, maps.Keys(pause.Left))
 		}
 		return true, left
-	case p.is(config.CallResumes) && slices.ContainsFunc(answers, did):
+	case p.is(config.CallResumes) && slices.ContainsFunc(answers, did): // if no engine resumed, all of them stay paused
 		return true, p.keys(func(i int) bool { return !answers[i].Done })
 	}
 	return false, nil
