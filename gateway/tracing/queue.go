@@ -47,7 +47,7 @@ func (q *queue) OnStart(context.Context, sdktrace.ReadWriteSpan) {}
 
 // OnEnd puts a span into the queue, or drops it if the queue is full or closed.
 func (q *queue) OnEnd(s sdktrace.ReadOnlySpan) {
-	if !s.SpanContext().IsSampled() {
+	if !s.SpanContext().IsSampled() { // OpenTelemetry also has spans that are recorded but not exported
 		return
 	}
 	q.mu.RLock()
@@ -127,10 +127,10 @@ func (q *queue) Shutdown(ctx context.Context) error {
 	if alreadyClosed {
 		return nil
 	}
-	inTime := context.AfterFunc(ctx, q.stop)
+	stopWaiting := context.AfterFunc(ctx, q.stop)
 	<-q.done
 	q.stop()
-	if !inTime() {
+	if inTime := stopWaiting(); !inTime { // ctx has ended first, and its end has cancelled the exports
 		_ = q.exporter.Shutdown(context.Background()) // only closes idle connections
 		return ctx.Err()
 	}

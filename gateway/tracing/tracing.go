@@ -51,7 +51,8 @@ type Tracer struct {
 	tracer   trace.Tracer
 }
 
-// New returns a tracer that exports until Shutdown. The collector need not run yet.
+// New returns a tracer that exports until Shutdown. The collector need not run yet. New also makes OpenTelemetry log its errors to cfg.Log,
+// in the whole process.
 func New(cfg Config) (*Tracer, error) {
 	target, err := Endpoint(cfg.Endpoint, cfg.Insecure)
 	if err != nil {
@@ -83,7 +84,8 @@ func New(cfg Config) (*Tracer, error) {
 		nil
 }
 
-// Endpoint returns the URL to which spans are posted.
+// Endpoint returns the URL to which spans are posted, for a text that is a URL or host:port. insecure is for a host:port without TLS. A URL
+// without a path gets the path of OTLP.
 func Endpoint(text string, insecure bool) (string, error) {
 	if !strings.Contains(text, "://") {
 		scheme := "https://"
@@ -93,7 +95,9 @@ func Endpoint(text string, insecure bool) (string, error) {
 		text = scheme + text
 	}
 	u, err := url.Parse(text)
-	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || u.User != nil {
+	// A user is refused, because the exporter would ignore it.
+	usable := err == nil && (u.Scheme == "http" || u.Scheme == "https") && u.Host != "" && u.User == nil
+	if !usable {
 		return "", fmt.Errorf("%q is no address of a collector; write http://host:4318, https://host:4318, or host:4318", text)
 	}
 	if u.Path == "" || u.Path == "/" {
@@ -142,8 +146,8 @@ var (
 const maxBaggage = 4 << 10
 
 // Start begins the span of a request, which continues the caller's trace. header returns a header of the request, and arrival is when the
-// request arrived. A trusted caller decides whether the trace is sampled. Another caller can only decide against it, because anybody could
-// set the sampled flag.
+// request arrived. A trusted caller decides whether the trace is sampled, and its baggage goes on to other processes. Another caller can
+// only decide against sampling, because anybody could set the sampled flag, and its baggage is dropped.
 func (t *Tracer) Start(header func(name string) string, trusted bool, name string, arrival time.Time) *Span {
 	if t == nil {
 		return nil
@@ -247,6 +251,7 @@ func (s *Span) Fail(kind, message string) {
 // the batch would be lost.
 func text(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }
 
+// texts makes all texts of a list of attributes valid UTF-8, in place.
 func texts(list []attribute.KeyValue) []attribute.KeyValue {
 	for i := range list {
 		switch v := &list[i].Value; v.Type() {
