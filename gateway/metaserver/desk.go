@@ -77,7 +77,8 @@ var (
 	errUnknown = errors.New("metaserver: no request waits for this callback")
 )
 
-// Expect returns an expectation with a new URL for one callback. The callback may come as soon as the decode engine has the URL.
+// Expect returns an expectation with a new URL for one callback. The callback may come as soon as the decode engine has the URL. After
+// Close, the expectation has ended at once.
 func (s *Server) Expect(w Wanted) *PendingCallback {
 	var random [tokenBytes]byte
 	_, _ = rand.Read(random[:]) // never fails, by its documentation
@@ -110,18 +111,19 @@ func (p *PendingCallback) Forget(grace time.Duration) {
 	switch {
 	case p.spent || grace <= 0:
 		p.forget()
-	case p.timer == nil && p.desk.pending[p.key] == p:
+	case p.timer == nil && p.desk.pending[p.key] == p: // no grace runs yet, and the expectation has not ended
 		p.timer = time.AfterFunc(grace, func() { p.Forget(0) })
 	}
 }
 
-// forget ends the expectation, and closes Forgotten unless a callback came. It is called with the desk's mu held.
+// forget ends the expectation, and closes Forgotten unless a callback still waits in Came. It is called with the desk's mu held. For an
+// expectation that has ended it does nothing.
 func (p *PendingCallback) forget() {
 	if p.desk.pending[p.key] != p {
 		return
 	}
 	p.drop()
-	if len(p.came) == 0 { // otherwise a callback waits to be received
+	if len(p.came) == 0 {
 		close(p.forgotten)
 	}
 }
@@ -134,7 +136,8 @@ func (p *PendingCallback) drop() {
 	}
 }
 
-// find returns the expectation of a token. The caller must call doneReading when it has read the callback, or has failed to read it.
+// find returns the expectation of a token. It returns errUnknown if there is none, and errSpent if its callback has come or mostTries
+// connections already bring it. The caller must call doneReading when it has read the callback, or has failed to read it.
 func (d *desk) find(token string) (*PendingCallback, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -157,7 +160,7 @@ func (p *PendingCallback) doneReading() {
 }
 
 // handOver hands a callback to its request. It returns an error if another callback came first, or if the expectation has ended. late says
-// that Forget was called before, i.e. the request was given up.
+// that Forget was called before, i.e. the request was given up; the expectation then ends.
 func (p *PendingCallback) handOver(c Callback) (late bool, err error) {
 	p.desk.mu.Lock()
 	defer p.desk.mu.Unlock()

@@ -153,9 +153,8 @@ func (s *Server) URL() string {
 func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	token, found := strings.CutPrefix(r.URL.Path, path)
 	peer, err := netip.ParseAddrPort(r.RemoteAddr)
-	var p *PendingCallback
 	switch {
-	case err != nil || !s.Allowed(peer.Addr().Unmap().WithZone("")):
+	case err != nil || !s.Allowed(peer.Addr().Unmap().WithZone("")): // the plain form of the address, as bind.allow has it
 		s.refuse(w, http.StatusForbidden, resultBad)
 		s.warnOfStranger(r.RemoteAddr)
 		return
@@ -167,7 +166,8 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 		s.refuse(w, http.StatusMethodNotAllowed, resultBad)
 		return
 	}
-	if p, err = s.desk.find(token); err != nil {
+	p, err := s.desk.find(token)
+	if err != nil {
 		s.refuseUnwanted(w, err)
 		return
 	}
@@ -203,7 +203,7 @@ func (s *Server) deliver(w http.ResponseWriter, p *PendingCallback, body []byte)
 	case err != nil:
 		s.refuseUnwanted(w, err)
 		return
-	case late && !callback.Empty:
+	case late && !callback.Empty: // an empty callback needs no prefill, so it does not come too late
 		s.results.WithLabelValues(resultLate).Inc()
 	default:
 		s.results.WithLabelValues(resultOK).Inc()
