@@ -89,7 +89,7 @@ func (p *pump) carry() {
 			}
 			continue
 		}
-		if errors.Is(err, io.EOF) {
+		if errors.Is(err, io.EOF) { // the answer has ended after the events that were sent last
 			err = p.out.Send(nil, true)
 		}
 		p.Close()
@@ -129,7 +129,7 @@ func (p *pump) guard(f func()) {
 
 // lift passes the stream to the loop; false: the goroutine keeps the stream.
 func (p *pump) lift() bool {
-	if p.out.Smooth() != nil {
+	if p.out.Smooth() != nil { // the connection is closed
 		return false
 	}
 	resp := p.Flow()
@@ -184,7 +184,9 @@ func (p *pump) await(now time.Time) {
 	if wait > 0 {
 		p.until = now.Add(wait)
 	}
-	if silence := p.silence(); silence > 0 && (wait <= 0 || silence < wait) {
+	silence := p.silence()
+	commentFirst := silence > 0 && (wait <= 0 || silence < wait)
+	if commentFirst {
 		wait = silence
 	}
 	if wait > 0 {
@@ -232,7 +234,7 @@ func (p *pump) Ready(w *loop.Watch, ended bool, now time.Time) {
 		}
 		p.arrive(buf[:n], now)
 		read += n
-		if n < len(buf) && !ended { // the socket is empty
+		if n < len(buf) && !ended { // the socket is empty; if it has ended, one more read tells how
 			return
 		}
 	}
@@ -296,17 +298,18 @@ func (p *pump) block(rest []byte) {
 	if err == nil {
 		err = p.out.Socket(func(fd int) { p.room, err = p.loop.Add(fd, p, true) })
 	}
-	if err != nil || p.room == nil {
+	if err != nil || p.room == nil { // nil: Add has failed
 		p.pass(readResult{})
 		return
 	}
-	p.in.Wake(p.out.Patience())
+	p.in.Wake(p.out.Patience()) // Expired then gives the client up
 }
 
 // flush writes to a client that takes bytes again. Once the client has all of them, it lets the loop read from the engine again.
 func (p *pump) flush(now time.Time) {
 	n, err := p.out.Try(p.rest, now)
-	if p.rest = p.rest[n:]; len(p.rest) > 0 && err == nil {
+	p.rest = p.rest[n:]
+	if len(p.rest) > 0 && err == nil { // the client is still blocked
 		return
 	}
 	p.unblock()
@@ -335,7 +338,8 @@ func (p *pump) unblock() {
 func (p *pump) Expired(_ *loop.Watch, now time.Time) {
 	defer p.recovered()
 	if p.room == nil { // the wait is for the engine
-		if engineLate := !p.until.IsZero() && !now.Before(p.until); engineLate || p.silence() <= 0 {
+		engineLate := !p.until.IsZero() && !now.Before(p.until)
+		if engineLate || p.silence() <= 0 { // the goroutine decides what becomes of the stream
 			p.pass(readResult{})
 			return
 		}
@@ -366,7 +370,11 @@ func (p *pump) pass(r readResult) {
 // goBack runs in the new goroutine, and continues where the loop has stopped. untaken is what the client has not taken.
 func (p *pump) goBack(r readResult, untaken []byte) {
 	p.resp.Reattach(r.failed)
-	if r.gone || len(untaken) > 0 && p.out.Finish(untaken) != nil {
+	gone := r.gone
+	if !gone && len(untaken) > 0 {
+		gone = p.out.Finish(untaken) != nil
+	}
+	if gone {
 		p.Close()
 		p.out.End(false)
 		return
