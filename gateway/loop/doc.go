@@ -39,7 +39,7 @@ func tick(at int64) int64 { return at / int64(granule) }
 
 // set puts w into the slot of its time, or leaves it in an earlier slot.
 func (h *wheel) set(w *Watch) {
-	t := min(max(tick(w.at)+1, h.cursor), h.cursor+slots-1)
+	t := min(max(tick(w.at)+1, h.cursor), h.cursor+slots-1) // +1, so that the time has come when the tick is checked
 	if w.tick != 0 {
 		if w.tick <= t {
 			return // the watch is checked before its time, and then set again

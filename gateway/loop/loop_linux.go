@@ -96,18 +96,20 @@ func (l *Loop) Post(f func()) bool {
 
 var past = time.Unix(1, 0)
 
-// Close ends the loop. No handler is called after that; the sockets stay open.
+// Close ends the loop. It waits until the loop has called all functions that were posted before. No handler is called after that; the
+// sockets stay open.
 func (l *Loop) Close() {
 	l.mu.Lock()
-	closed := l.closed
+	alreadyClosed := l.closed
 	l.closed = true
-	if !closed {
+	if !alreadyClosed {
 		_ = l.ep.SetReadDeadline(past)
 	}
 	l.mu.Unlock()
 	<-l.done
 }
 
+// run is the loop's goroutine. In turn, it calls posted functions, the handlers of sockets that are ready, and those whose time has come.
 func (l *Loop) run() {
 	defer close(l.done)
 	defer func() { _ = l.ep.Close() }() // only the loop uses the file
@@ -117,7 +119,7 @@ func (l *Loop) run() {
 			return
 		}
 		err := l.raw.Read(l.poll)
-		if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
+		if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) { // a deadline means that a watch is due, or Post or Close was called
 			panic("loop: wait for sockets: " + err.Error()) // cannot happen, because only the loop uses the file
 		}
 		l.expire()
@@ -151,7 +153,8 @@ func (l *Loop) arm() {
 // rearm makes the wait end earlier, if a watch is due before its end.
 func (l *Loop) rearm() {
 	due := l.wheel.due()
-	if due == 0 || l.armed != 0 && l.armed <= due {
+	armedInTime := l.armed != 0 && l.armed <= due
+	if due == 0 || armedInTime {
 		return
 	}
 	l.mu.Lock() // Post and Close set a deadline in the past, which must not be overwritten
@@ -163,8 +166,8 @@ func (l *Loop) rearm() {
 }
 
 // poll asks the kernel which sockets are ready, and calls their handlers. After them it calls the handlers that asked for another turn
-// (Again). It returns true if the loop must not wait, because there may be more to do. Posted functions and expired timers come before
-// that.
+// (Again). It returns true if the loop must not wait, because there may be more to do. run then calls posted functions and handlers whose
+// time has come before poll is called once more.
 func (l *Loop) poll(uintptr) bool {
 	ready, _, errno := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(l.fd), uintptr(unsafe.Pointer(&l.events[0])), uintptr(len(l.events)), 0,
 		0, 0)
@@ -174,8 +177,9 @@ func (l *Loop) poll(uintptr) bool {
 	if errno != 0 {
 		return true // a signal interrupted the call (EINTR), so poll is called again
 	}
-	n, now := int(ready), time.Now()
-	l.turn, l.again = l.again, l.turn[:0]
+	n := int(ready)
+	now := time.Now()
+	l.turn, l.again = l.again, l.turn[:0] // calls of Again from here on are for the next round
 	for i := range l.events[:n] {
 		ev := &l.events[i]
 		w := l.watches[uint32(ev.Fd)]
@@ -259,6 +263,7 @@ func interest(write bool) uint32 {
 	return unix.EPOLLIN | unix.EPOLLRDHUP
 }
 
+// control tells the kernel what the watch is to report (op). The kernel reports each change only once (EPOLLET).
 func (w *Watch) control(op int, events uint32) error {
 	ev := unix.EpollEvent{Events: events | unix.EPOLLET, Fd: int32(w.index), Pad: int32(w.age)}
 	return unix.EpollCtl(w.loop.fd, op, w.fd, &ev)
