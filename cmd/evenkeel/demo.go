@@ -73,6 +73,8 @@ func (c *demoCmd) Run(std streams, k *kong.Context) error {
 	return c.run(ctx, std)
 }
 
+// run sends the load under each policy, writes the report and prints the result. It fails if the user interrupts it, or if a stream or the
+// books of a trial are wrong.
 func (c *demoCmd) run(ctx context.Context, std streams) error {
 	policies, err := c.plan()
 	if err != nil {
@@ -96,7 +98,7 @@ func (c *demoCmd) run(ctx context.Context, std streams) error {
 	}
 	fmt.Fprintf(std.err, "%d requests of %s; %s, %d requests in the system; %s\n", c.Requests, source, ranks, c.concurrency(), c.stepWords())
 
-	if least := c.concurrency() + c.warm(); c.Requests <= least {
+	if least := c.concurrency() + c.warm(); c.Requests <= least { // all are sent before measuring begins
 		fmt.Fprintf(std.err, "%d requests are too few to measure anything, so only the streams are checked; take more than %d, or fewer ranks, "+
 			"--slots or --extra\n",
 			c.Requests, least)
@@ -154,7 +156,7 @@ func makeFolder(dir string) error {
 	return nil
 }
 
-// plan checks the flags and returns the policies. It sets --max-age in policies that have this setting and name no value.
+// plan checks the flags and returns the policies.
 func (c *demoCmd) plan() ([]demoPolicy, error) {
 	for flag, n := range map[string]int{"--requests": c.Requests, "--workers": c.Workers, "--slots": c.Slots, "--prefills": c.Prefills} {
 		if n < 1 {
@@ -162,40 +164,49 @@ func (c *demoCmd) plan() ([]demoPolicy, error) {
 		}
 	}
 	if c.Aggregated {
-		if err := c.check(); err != nil {
+		if err := c.checkAggregated(); err != nil {
 			return nil, err
 		}
 	}
-	if c.Extra < 0 && !c.Aggregated || c.C0 <= 0 || c.C1 <= 0 || c.PrefillBase < 0 || c.PrefillPerToken < 0 || c.Window < 0 || c.MaxAge < 0 {
+	badExtra := c.Extra < 0 && !c.Aggregated // with --aggregated, a negative number keeps slots free
+	if badExtra || c.C0 <= 0 || c.C1 <= 0 || c.PrefillBase < 0 || c.PrefillPerToken < 0 || c.Window < 0 || c.MaxAge < 0 {
 		return nil, errors.New("--extra and times must not be negative, and --c0 and --c1 must not be 0")
 	}
 	var policies []demoPolicy
 	for _, text := range namedargs.List(c.Policies) {
-		if c.Aggregated && text == delayer {
-			policies = append(policies, demoPolicy{text, "jsq-kv"})
-			continue
-		}
-		spec, err := policy.ParseSpec(text)
+		p, err := c.policy(text)
 		if err != nil {
-			return nil, fmt.Errorf("--policies: %w", err)
+			return nil, err
 		}
-		if c.Aggregated {
-			if spec, err = c.hold(spec); err != nil {
-				return nil, err
-			}
-		}
-		if spec.Accepts("max_age_ms") && !spec.Sets("max_age_ms") {
-			if spec, err = spec.With("max_age_ms", strconv.FormatInt(c.MaxAge.Milliseconds(), 10)); err != nil {
-				return nil, fmt.Errorf("--max-age: %w", err)
-			}
-		}
-		policies = append(policies, demoPolicy{text, spec.String()})
+		policies = append(policies, p)
 	}
 	return policies, nil
 }
 
-// requests reads the trace. It returns the requests to send, a part of the trace that depends on the seed, and at most 2,000 requests
-// before them, from which predictors may learn.
+// policy returns a policy of --policies, with --max-age and --max-hold in a policy that has these settings and names no value.
+func (c *demoCmd) policy(text string) (demoPolicy, error) {
+	if c.Aggregated && text == delayer { // the engines hold prompts, and the proxy places requests as under jsq-kv
+		return demoPolicy{text, "jsq-kv"}, nil
+	}
+	spec, err := policy.ParseSpec(text)
+	if err != nil {
+		return demoPolicy{}, fmt.Errorf("--policies: %w", err)
+	}
+	if c.Aggregated {
+		if spec, err = c.withMaxHold(spec); err != nil {
+			return demoPolicy{}, err
+		}
+	}
+	if spec.Accepts("max_age_ms") && !spec.Sets("max_age_ms") {
+		if spec, err = spec.With("max_age_ms", strconv.FormatInt(c.MaxAge.Milliseconds(), 10)); err != nil {
+			return demoPolicy{}, fmt.Errorf("--max-age: %w", err)
+		}
+	}
+	return demoPolicy{text, spec.String()}, nil
+}
+
+// requests reads the trace and returns its name. The requests to send are a part of the trace that the seed chooses. The history is the
+// part right before it, at most 2,000 requests and a quarter of the trace, from which predictors may learn.
 func (c *demoCmd) requests() (send, history []trace.Request, source string, err error) {
 	t := trace.Azure()
 	source = "Azure's conversation trace (2023)"
@@ -206,13 +217,13 @@ func (c *demoCmd) requests() (send, history []trace.Request, source string, err 
 		source = filepath.Base(c.Trace)
 	}
 	n := uint64(len(t.Requests))
-	learn := min(demoHistory, n/4)
-	first := (learn + (c.Seed-1)%n*(uint64(c.Requests)%n)) % n // each seed begins where the part of the seed before it ends
+	before := min(demoHistory, n/4)                             // requests of the history
+	first := (before + (c.Seed-1)%n*(uint64(c.Requests)%n)) % n // each seed begins where the part of the seed before it ends
 	send = make([]trace.Request, c.Requests)
 	for i := range send {
-		send[i] = t.Requests[(first+uint64(i))%n]
+		send[i] = t.Requests[(first+uint64(i))%n] // after the last request of the trace comes the first
 	}
-	return send, t.Requests[first-min(first, learn) : first], source, nil
+	return send, t.Requests[first-min(first, before) : first], source, nil
 }
 
 // warm returns how many requests must end before measuring begins, so that every slot was refilled once. If the ranks also prefill,

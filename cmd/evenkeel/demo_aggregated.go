@@ -92,8 +92,8 @@ func (c *demoCmd) setAggregatedDefaults(given []string) {
 	}
 }
 
-// check checks the flags of --aggregated.
-func (c *demoCmd) check() error {
+// checkAggregated checks the flags of --aggregated.
+func (c *demoCmd) checkAggregated() error {
 	switch {
 	case c.TokenBudget < c.Slots:
 		return fmt.Errorf("--token-budget %d: each of the %d slots needs one token", c.TokenBudget, c.Slots)
@@ -105,8 +105,8 @@ func (c *demoCmd) check() error {
 	return nil
 }
 
-// hold sets --max-hold in a policy that has this setting and names no value.
-func (c *demoCmd) hold(spec policy.Spec) (policy.Spec, error) {
+// withMaxHold sets --max-hold in a policy that has this setting and names no value.
+func (c *demoCmd) withMaxHold(spec policy.Spec) (policy.Spec, error) {
 	if !spec.Accepts("max_hold") || spec.Sets("max_hold") {
 		return spec, nil
 	}
@@ -133,9 +133,9 @@ func (c *demoCmd) aggregatedEngine(p demoPolicy) refengine.Config {
 	return cfg
 }
 
-// list adds the ranks to the proxy's config. It also makes the proxy ask an engine for the number of tokens of each prompt,
+// addRanks adds the ranks to the proxy's config. It also makes the proxy ask an engine for the number of tokens of each prompt,
 // as configs/aggregated.yaml recommends, because nothing else shows how long a prompt is.
-func (c *demoCmd) list(cfg *config.Config, ranks *refengine.Engine) {
+func (c *demoCmd) addRanks(cfg *config.Config, ranks *refengine.Engine) {
 	for _, url := range ranks.URLs() {
 		cfg.Engines.Aggregated = append(cfg.Engines.Aggregated, config.Engine{URL: url, Slots: c.Slots, Budget: c.TokenBudget})
 	}
@@ -145,7 +145,7 @@ func (c *demoCmd) list(cfg *config.Config, ranks *refengine.Engine) {
 // unknownLaw is the text of learned for a proxy that has learned nothing.
 const unknownLaw = "nothing"
 
-// learned returns a text with the times of prompts that the proxy has learned.
+// learned returns a text with the times of prompts that the proxy has learned, or unknownLaw.
 func learned(ctx context.Context, g *gateway.Gateway) string {
 	for _, m := range g.Status(ctx).Dispatch.Models {
 		for _, group := range m.Groups {

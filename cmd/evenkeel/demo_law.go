@@ -45,10 +45,10 @@ func (c *demoCmd) nameLaw(given []string) (err error) {
 	return nil
 }
 
-// setLawDefaults sets the defaults that depend on the law for the flags that were not given.
+// setLawDefaults gives flags that were not given their default with --law.
 func (c *demoCmd) setLawDefaults(given []string) {
 	own, m := c.deployment.Balances(), c.model()
-	c.C0, c.C1 = m.C0, max(1, time.Duration(m.C1)) // they pass the checks of flags and are not used, because the engines have the law
+	c.C0, c.C1 = m.C0, max(1, time.Duration(m.C1)) // only so that they pass the checks of flags: the engines step by the law
 	defaults := map[string]func(){
 		"policies": func() { c.Policies = own + ",jsq-kv,br0,brh,evenkeel" },
 		// Prefill is so fast that the result depends only on the decode ranks.
@@ -58,7 +58,7 @@ func (c *demoCmd) setLawDefaults(given []string) {
 	}
 	if c.Aggregated {
 		c.PrefillBase, c.PrefillPerToken, c.PrefillShared = 0, 0, 0 // the law has these times
-		slower := aggregatedFactor / c.factor()
+		slower := aggregatedFactor / c.factor()                     // --jitter and --max-hold have defaults for aggregatedFactor
 		defaults = map[string]func(){
 			"policies": func() { c.Policies = own + ",jsq-kv," + delayer + ",evenkeel" },
 			"jitter":   func() { c.Jitter = time.Duration(slower * float64(c.Jitter)) },

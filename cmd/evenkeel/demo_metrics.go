@@ -47,7 +47,8 @@ func quantile(series []*dto.Metric, q float64) float64 {
 			counts[i] += b.GetCumulativeCount()
 		}
 	}
-	rank, low, below := q*float64(total), 0.0, uint64(0)
+	rank := q * float64(total)
+	low, below := 0.0, uint64(0) // the lower bound of bucket i, and how many observations are up to it
 	for i, n := range counts {
 		if n > 0 && float64(n) >= rank {
 			return low + (bounds[i]-low)*(rank-float64(below))/float64(n-below)

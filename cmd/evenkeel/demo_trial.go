@@ -69,7 +69,8 @@ func (c *demoCmd) tryAll(ctx context.Context, policies []demoPolicy,
 			<-before // so that at most two policies run at the same time
 		}
 		before = ended
-		if ctx.Err() != nil || i > 0 && errs[i-1] != nil {
+		earlierFailed := i > 0 && errs[i-1] != nil // the policy before this one has ended above
+		if ctx.Err() != nil || earlierFailed {
 			break
 		}
 	}
@@ -99,31 +100,7 @@ func (c *demoCmd) try(ctx context.Context, p demoPolicy, requests []trace.Reques
 		return nil, err
 	}
 	fmt.Fprintln(progress, title)
-	show := newProgress(progress)
-	allSent := sync.OnceFunc(func() {
-		show.finish() // the next policy shows its own progress
-		sent()
-	})
-	tell := func(now load.Progress) {
-		if now.Sent < now.Total {
-			show.load(now)
-		} else {
-			allSent()
-		}
-	}
-	known := "" // the times of prompts that the proxy has learned when measuring begins
-	result, err := load.Run(ctx, load.Config{
-		URLs: []string{"http://" + g.Addr()}, Requests: requests, Concurrency: c.concurrency(),
-		Chat: 0.5, Stream: 1, Usage: 0.5, Seed: c.Seed, OnProgress: tell,
-		Warm: func(p load.Progress) bool {
-			warm := p.Ended >= c.warm()
-			if warm && c.Aggregated {
-				known = learned(ctx, g)
-			}
-			return warm
-		},
-	})
-	allSent()
+	result, known, err := c.send(ctx, g, requests, progress, sent)
 	t := &trial{policy: p, load: result}
 	sample := report.Sample{}
 	if err == nil {
@@ -150,6 +127,37 @@ func (c *demoCmd) try(ctx context.Context, p demoPolicy, requests []trace.Reques
 	readLoad(result, sample)
 	t.measure(decode.Steps(), c.model(), c.Aggregated, sample)
 	return t, nil
+}
+
+// send sends the requests to the proxy, shows the progress, and calls sent once the last request was sent. known is what the proxy knows of
+// the times of prompts when measuring begins; empty: measuring never began, or the ranks only decode.
+func (c *demoCmd) send(ctx context.Context, g *gateway.Gateway, requests []trace.Request, progress io.Writer,
+	sent func()) (result *load.Result, known string, err error) {
+	show := newProgress(progress)
+	allSent := sync.OnceFunc(func() {
+		show.finish() // the next policy shows its own progress
+		sent()
+	})
+	defer allSent() // also if the load fails before
+	tell := func(now load.Progress) {
+		if now.Sent < now.Total {
+			show.load(now)
+		} else {
+			allSent()
+		}
+	}
+	result, err = load.Run(ctx, load.Config{
+		URLs: []string{"http://" + g.Addr()}, Requests: requests, Concurrency: c.concurrency(),
+		Chat: 0.5, Stream: 1, Usage: 0.5, Seed: c.Seed, OnProgress: tell,
+		Warm: func(p load.Progress) bool {
+			warm := p.Ended >= c.warm()
+			if warm && c.Aggregated {
+				known = learned(ctx, g)
+			}
+			return warm
+		},
+	})
+	return result, known, err
 }
 
 // engines starts the engines.
@@ -189,9 +197,9 @@ func (c *demoCmd) gateway(ctx context.Context, p demoPolicy, prefills []*refengi
 	cfg.Log.Requests = logFile
 	cfg.Predictor.File = fitFile
 	if c.Aggregated {
-		c.list(cfg, decode)
+		c.addRanks(cfg, decode)
 	} else {
-		c.connect(cfg, prefills)
+		c.addPrefills(cfg, prefills)
 		for _, url := range decode.URLs() {
 			cfg.Engines.Decode = append(cfg.Engines.Decode, config.Engine{URL: url, Slots: c.Slots})
 		}
@@ -199,8 +207,8 @@ func (c *demoCmd) gateway(ctx context.Context, p demoPolicy, prefills []*refengi
 	return startGateway(ctx, cfg, len(prefills)+c.Workers, 10*time.Second)
 }
 
-// startGateway starts a proxy in this process. It waits until the proxy is ready and this number of engines is up, at most for the time
-// patience.
+// startGateway starts a proxy in this process. It waits until the proxy is ready and this number of engines is up. If that takes longer
+// than patience, it shuts the proxy down and fails.
 func startGateway(ctx context.Context, cfg *config.Config, engines int, patience time.Duration) (*gateway.Gateway, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
@@ -220,7 +228,7 @@ func startGateway(ctx context.Context, cfg *config.Config, engines int, patience
 	if err := g.Start(handler); err != nil {
 		return nil, err
 	}
-	if err := ready(ctx, g, engines, patience); err != nil {
+	if err := awaitReady(ctx, g, engines, patience); err != nil {
 		ending, cancel := context.WithCancel(context.WithoutCancel(ctx))
 		cancel() // no request is running, so there is nothing to wait for
 		if shutdownErr := g.Shutdown(ending); shutdownErr != nil {
@@ -231,9 +239,9 @@ func startGateway(ctx context.Context, cfg *config.Config, engines int, patience
 	return g, nil
 }
 
-// connect adds the connector and the prefill engines to the proxy's config. Each prefill engine gets its own profile, because the
+// addPrefills adds the connector and the prefill engines to the proxy's config. Each prefill engine gets its own profile, because the
 // bootstrap server of a reference engine is at the engine's own port.
-func (c *demoCmd) connect(cfg *config.Config, prefills []*refengine.Engine) {
+func (c *demoCmd) addPrefills(cfg *config.Config, prefills []*refengine.Engine) {
 	cfg.Profiles = map[string]mooncake.Profile{config.DefaultProfile: {Connector: c.Connector}}
 	if c.Connector == mooncake.AscendLayerwise {
 		cfg.Bind.Listen = "127.0.0.1:0"
@@ -250,8 +258,8 @@ func (c *demoCmd) connect(cfg *config.Config, prefills []*refengine.Engine) {
 	}
 }
 
-// ready waits until the proxy is ready and all engines are up, because with fewer engines the results could not be compared.
-func ready(ctx context.Context, g *gateway.Gateway, engines int, patience time.Duration) error {
+// awaitReady waits until the proxy is ready and all engines are up, because with fewer engines the results could not be compared.
+func awaitReady(ctx context.Context, g *gateway.Gateway, engines int, patience time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	poll := time.NewTicker(10 * time.Millisecond)
