@@ -69,7 +69,7 @@ type simulateCmd struct {
 
 // Run runs the simulation or replays the log. It fails if the user interrupts it.
 func (c *simulateCmd) Run(std streams, k *kong.Context) error {
-	if err := c.idle(k); err != nil {
+	if err := c.refuseIdle(k); err != nil {
 		return err
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -140,6 +140,7 @@ var (
 	replayed = []report.Metric{report.Imbalance, report.MaxMinusMin, report.IdleShare, report.Placed, report.Agreement, report.SamePairs}
 )
 
+// report runs the simulation of the decode tier, or replays a decision log. It returns the report and the columns of its table.
 func (c *simulateCmd) report(ctx context.Context, progress io.Writer) (*report.Report, []report.Metric, error) {
 	if c.Log != "" {
 		r, err := c.replay(ctx, progress)
@@ -202,7 +203,7 @@ func (c *simulateCmd) plan() (*decode.Plan, string, error) {
 
 // uniform returns the fleet that the flags describe: one group of equal ranks.
 func (c *simulateCmd) uniform() decode.Fleet {
-	f := decode.Uniform(min(max(c.Workers, 1), 1<<20), c.Slots, c.Capacity)
+	f := decode.Uniform(min(max(c.Workers, 1), 1<<20), c.Slots, c.Capacity) // bounded, because Validate refuses a huge number only later
 	g := &f.Groups[0]
 	g.C0Ms, g.C1Ms = float64(c.C0)/float64(time.Millisecond), float64(c.C1)/float64(time.Millisecond)
 	if c.deployment != nil {
@@ -213,7 +214,8 @@ func (c *simulateCmd) uniform() decode.Fleet {
 	return f
 }
 
-// load reads --load and --pool: a closed loop, or an open loop at a share of what level ranks could serve.
+// load reads --load and --pool: a closed loop, or an open loop at a share of what level ranks could serve. f is only used for a closed
+// loop.
 func (c *simulateCmd) load(f *decode.Fleet) (decode.Load, error) {
 	if c.Load == "closed" {
 		l := decode.Load{Pool: 4 * f.Ranks()} // the default that the help of --pool names
@@ -224,7 +226,7 @@ func (c *simulateCmd) load(f *decode.Fleet) (decode.Load, error) {
 	}
 	rho, err := strconv.ParseFloat(c.Load, 64)
 	switch {
-	case err != nil || !(rho > 0):
+	case err != nil || !(rho > 0): // also if rho is NaN
 		return decode.Load{}, fmt.Errorf("--load %q: want closed, or the share of what the ranks could serve, like 0.9", c.Load)
 	case rho > 1:
 		return decode.Load{}, fmt.Errorf("--load %v is %[1]v times what the ranks can serve, so the pool would only grow, and waits would "+
@@ -401,6 +403,7 @@ func (c *simulateCmd) commandLine() string {
 	return line.Text
 }
 
+// facts returns the conditions of the simulation: machine, trace, ranks, load and what policies know.
 func (c *simulateCmd) facts(plan *decode.Plan, result *decode.Result, source string, began time.Time) []report.Fact {
 	v, commit := buildInfo()
 	load := fmt.Sprintf("open loop, %g of what the ranks could serve if they were level", plan.Load.Rho)

@@ -84,7 +84,7 @@ func (c *simulateCmd) simulateAggregated(ctx context.Context, std streams) error
 	return err
 }
 
-// contenders returns the policies to compare.
+// contenders returns the policies to compare. It sets --policies to its default if it is not given.
 func (c *simulateCmd) contenders() (all []mixed.Contender, err error) {
 	if c.Policies == "" {
 		c.Policies = aggregatedSimulated
@@ -146,7 +146,7 @@ func (c *simulateCmd) setPace(l *mixed.Load) error {
 	slots := l.Ranks * l.Slots
 	switch {
 	case c.Load != "closed":
-		open, err := c.load(nil)
+		open, err := c.load(nil) // nil: an open loop needs no fleet
 		if err != nil {
 			return err
 		}

@@ -11,10 +11,18 @@ import (
 	"evenkeel/bench/lab/trace"
 )
 
-// idle refuses flags that were given but would have no effect: flags of another tier, flags that another flag replaces, and flags that
-// need another flag. The tag tier of a flag lists its tiers. A flag without this tag belongs to all tiers.
-func (c *simulateCmd) idle(k *kong.Context) error {
+// refuseIdle refuses flags that were given but would have no effect: flags of another tier, flags that another flag replaces, and flags
+// that need another flag.
+func (c *simulateCmd) refuseIdle(k *kong.Context) error {
 	given := given(k)
+	if err := c.refuseForeign(given); err != nil {
+		return err
+	}
+	return c.refuseReplaced(given)
+}
+
+// refuseForeign refuses flags of another tier. The tag tier of a flag lists its tiers. A flag without this tag belongs to all tiers.
+func (c *simulateCmd) refuseForeign(given []*kong.Flag) error {
 	var foreign, tiers []string
 	for _, f := range given {
 		if own := f.Tag.Get("tier"); own != "" && !slices.Contains(strings.Split(own, ","), c.Tier) {
@@ -22,22 +30,28 @@ func (c *simulateCmd) idle(k *kong.Context) error {
 			tiers = append(tiers, strings.Split(own, ",")...)
 		}
 	}
-	if len(foreign) > 0 {
-		slices.Sort(tiers)
-		tiers = slices.Compact(tiers)
-		last := len(tiers) - 1
-		only := tiers[last]
-		if last > 0 {
-			only = strings.Join(tiers[:last], ", ") + " and " + only
-		}
-		return usageError{fmt.Errorf("%s: --tier %s has no such flag, only --tier %s; leave it out, or choose another tier",
-			strings.Join(foreign, ", "), c.Tier, only)}
+	if len(foreign) == 0 {
+		return nil
 	}
-	replays := []string{"log", "policies", "out", "json", "tier"}
+	slices.Sort(tiers)
+	tiers = slices.Compact(tiers)
+	last := len(tiers) - 1
+	only := tiers[last]
+	if last > 0 {
+		only = strings.Join(tiers[:last], ", ") + " and " + only
+	}
+	return usageError{fmt.Errorf("%s: --tier %s has no such flag, only --tier %s; leave it out, or choose another tier",
+		strings.Join(foreign, ", "), c.Tier, only)}
+}
+
+// refuseReplaced refuses flags of the tier that another flag replaces, and flags that need another flag.
+func (c *simulateCmd) refuseReplaced(given []*kong.Flag) error {
+	replays := []string{"policies", "out", "json"}
 	for _, f := range given {
-		if c.Log != "" && !slices.Contains(replays, f.Name) {
+		isOfReplay := slices.Contains(replays, f.Name) || f.Name == "log" || f.Name == "tier"
+		if c.Log != "" && !isOfReplay {
 			return usageError{fmt.Errorf("--%s has no effect with --log, because the log has it; a replay takes --%s", f.Name,
-				strings.Join(replays[1:4], ", --"))}
+				strings.Join(replays, ", --"))}
 		}
 		switch {
 		case f.Name == "workers" && c.Scenario != "":

@@ -18,6 +18,7 @@ import (
 // geoPolicies is the default of --policies for the tier geo.
 const geoPolicies = "skylb:push=sp-p,finish,gorgo,skylb-ch,region-local,central-least-load,rr"
 
+// simulateGeo compares policies for regions on a scenario.
 func (c *simulateCmd) simulateGeo(ctx context.Context, std streams) error {
 	c.Scenario, c.Policies = cmp.Or(c.Scenario, "skew"), cmp.Or(c.Policies, geoPolicies)
 	scenario, err := regions.Read(c.Scenario, c.Geo.Preset)

@@ -25,6 +25,7 @@ const defaultCapacity = 1_000_000
 var prefilled = []report.Metric{report.TTFTMean, report.TTFTP50, report.TTFTP90, report.TTFTP99, report.HitRatio, report.HitError,
 	report.Utilisation, report.Uneven, report.TPOTMean, report.TPOTP95, report.BurstMean}
 
+// simulatePrefill compares prefill policies at each load, one after the other.
 func (c *simulateCmd) simulatePrefill(ctx context.Context, std streams) error {
 	plan, source, err := c.prefillPlan()
 	if err != nil {
@@ -109,15 +110,15 @@ func (c *simulateCmd) prefillPlan() (*prefill.Plan, string, error) {
 	return plan, source, plan.Validate()
 }
 
-// loads returns the loads that --load lists.
+// loads returns the loads that --load lists, or the default of this tier.
 func (c *simulateCmd) loads() ([]float64, error) {
-	if c.Load == "closed" {
+	if c.Load == "closed" { // the default of the flag, which is for the other tiers
 		return []float64{0.7}, nil
 	}
 	var loads []float64
 	for item := range strings.SplitSeq(c.Load, ",") {
 		load, err := strconv.ParseFloat(strings.TrimSpace(item), 64)
-		if err != nil || !(load > 0 && load < 1) {
+		if err != nil || !(load > 0 && load < 1) { // also if load is NaN
 			return nil, fmt.Errorf("--load %q: want shares of time in which engines prefill, above 0 and below 1, like 0.7 or 0.5,0.85", c.Load)
 		}
 		loads = append(loads, load)
@@ -125,6 +126,7 @@ func (c *simulateCmd) loads() ([]float64, error) {
 	return loads, nil
 }
 
+// enginesWords describes the engines that prefill.
 func (c *simulateCmd) enginesWords() string {
 	f := &c.Prefill
 	words := fmt.Sprintf("%d engines with %d KV tokens each; a prefill takes %g + %g·N ms", c.prefills(), cmp.Or(c.Capacity, defaultCapacity),
