@@ -59,7 +59,7 @@ type problem struct {
 // Run fails if serve would refuse the config, or if a probe or a case failed.
 func (c *checkCmd) Run(std streams) error {
 	found := checked{Config: c.Config, Errors: []problem{}, Findings: []selftest.Finding{}}
-	err := c.look(&found)
+	err := c.inspect(&found)
 	if c.JSON {
 		found.Errors = append(found.Errors, problemsOf(err)...)
 		if err := writeJSON(std.out, found); err != nil {
@@ -77,7 +77,7 @@ func (c *checkCmd) Run(std streams) error {
 	}
 	badFinding := slices.ContainsFunc(found.Findings, func(f selftest.Finding) bool { return f.Level == selftest.Bad })
 	badCase := slices.ContainsFunc(found.Cases, func(v verdict) bool { return !v.OK })
-	if err != nil || badFinding || badCase {
+	if err != nil || badFinding || badCase { // err was printed as a part of the JSON
 		return errFailed
 	}
 	return nil
@@ -129,9 +129,9 @@ func groupsOf(role string, engines []config.Engine) string {
 	return fmt.Sprintf(", ranks of each %s group: %s", role, strings.Join(list, ", "))
 }
 
-// look checks the config and stores the results in found. It returns an error if serve would refuse the config, or if a requested check
+// inspect checks the config and stores the results in found. It returns an error if serve would refuse the config, or if a requested check
 // cannot be made.
-func (c *checkCmd) look(found *checked) error {
+func (c *checkCmd) inspect(found *checked) error {
 	var err error
 	if found.cfg, err = config.Load(c.Config); err != nil {
 		return err
@@ -153,7 +153,7 @@ func (c *checkCmd) look(found *checked) error {
 		if err != nil {
 			return err
 		}
-		found.Changes = append([]config.Change{}, changes...)
+		found.Changes = append([]config.Change{}, changes...) // not nil, so that the JSON has the list even if nothing changes
 	}
 	if c.Fixture != "" {
 		if found.Cases, err = runFixture(c.Fixture, found.cfg); err != nil {

@@ -71,7 +71,8 @@ func (c *initCmd) Run(std streams) error {
 			return errors.New("ended by a signal; nothing was written")
 		}
 	}
-	dead, silent := unanswered(entries), withoutRole(entries)
+	dead := unanswered(entries)
+	roleless := withoutRole(entries)
 	if len(dead) > 0 && len(dead) == len(entries) {
 		return fmt.Errorf("no engine answered, and nothing was written: %s; start the engines, or give the addresses at which they listen",
 			shortList(dead))
@@ -82,26 +83,37 @@ func (c *initCmd) Run(std streams) error {
 	}
 	if !slices.ContainsFunc(entries, func(e draft.Entry) bool { return e.Role != "" }) {
 		return fmt.Errorf("no engine told whether it prefills or decodes (%s), and nothing was written; run init again with the role before "+
-			"each address: --probe prefill=HOST:PORT decode=HOST:PORT", shortList(silent))
+			"each address: --probe prefill=HOST:PORT decode=HOST:PORT", shortList(roleless))
 	}
 	text, err := draft.File(cfg, entries)
 	if err != nil {
 		return usageError{err}
 	}
-	if len(silent) > 0 {
+	if len(roleless) > 0 {
 		fmt.Fprintf(std.err, "%d of %d engines did not tell whether they prefill or decode, and stand in comments only: %s; run init again with "+
-			"the role before their addresses (prefill=HOST:PORT), or move them in the file\n", len(silent), len(entries), shortList(silent))
+			"the role before their addresses (prefill=HOST:PORT), or move them in the file\n", len(roleless), len(entries), shortList(roleless))
 	}
-	if c.Out == "" {
-		_, err = std.out.Write(text)
-	} else if err = writeNew(c.Out, text); err == nil {
-		fmt.Fprintf(std.err, "%s is written; read its comments, then try it with: evenkeel check --config %[1]s --probe\n", c.Out)
+	if err := c.write(text, std); err != nil {
+		return err
 	}
-	if err == nil && len(dead) > 0 { // the config was written anyway, because it may have most of many engines
+	if len(dead) > 0 { // the config was written anyway, because it may have most of many engines
 		return errors.New("the config is not complete: it has nothing that the engines which did not answer would have told, and those whose " +
 			"role you did not name stand in comments only; run init again once they answer, or complete it yourself")
 	}
-	return err
+	return nil
+}
+
+// write writes the config to --out or, without it, to stdout.
+func (c *initCmd) write(text []byte, std streams) error {
+	if c.Out == "" {
+		_, err := std.out.Write(text)
+		return err
+	}
+	if err := writeNew(c.Out, text); err != nil {
+		return err
+	}
+	fmt.Fprintf(std.err, "%s is written; read its comments, then try it with: evenkeel check --config %[1]s --probe\n", c.Out)
+	return nil
 }
 
 // unanswered returns the addresses of engines that could not be asked, each with the reason.
@@ -134,19 +146,27 @@ func shortList(names []string) string {
 }
 
 // entries returns the engines that flags list, or those of --probe.
-func (c *initCmd) entries(cfg *config.Config) (list []draft.Entry, err error) {
-	roles := c.roles()
-	if len(c.Probe) == 0 {
-		for role, e := range cfg.Engines.All() {
-			entry := draft.Entry{Engine: e, Role: role}
-			if l := roles[slices.IndexFunc(roles, func(l listed) bool { return l.role == role })]; !l.given() {
-				entry.Notes = []string{"No " + role + " engine was named, so this is where one on this machine would be. Write the address of yours."}
-			}
-			list = append(list, entry)
-		}
-		return list, nil
+func (c *initCmd) entries(cfg *config.Config) ([]draft.Entry, error) {
+	if len(c.Probe) > 0 {
+		return c.probed(cfg)
 	}
-	if slices.ContainsFunc(roles, func(l listed) bool { return l.given() }) {
+	var list []draft.Entry
+	roles := c.roles()
+	for role, e := range cfg.Engines.All() {
+		entry := draft.Entry{Engine: e, Role: role}
+		flags := roles[slices.IndexFunc(roles, func(l listed) bool { return l.role == role })]
+		if !flags.given() { // the engine is a default
+			entry.Notes = []string{"No " + role + " engine was named, so this is where one on this machine would be. Write the address of yours."}
+		}
+		list = append(list, entry)
+	}
+	return list, nil
+}
+
+// probed returns the engines of --probe, which were not asked yet. It sets the retry delay of cfg to evenkeel's default, unless it was
+// given.
+func (c *initCmd) probed(cfg *config.Config) (list []draft.Entry, err error) {
+	if slices.ContainsFunc(c.roles(), func(l listed) bool { return l.given() }) {
 		return nil, usageError{errors.New("--probe does not go with the flags that list engines (--prefiller-hosts and others); use one of the " +
 			"two; --probe prefill=HOST:PORT gives the role, too")}
 	}

@@ -47,7 +47,7 @@ func main() {
 // run parses and executes a command line. It returns the exit status: 1 if the work failed, 2 if the command line is wrong.
 func run(args []string, std streams) int {
 	var cli commands
-	helped := false // kong has printed a help text, after which it calls Exit
+	helped := false // kong has printed a help text, after which it calls the function of kong.Exit
 	parser, err := kong.New(&cli,
 		kong.Name("evenkeel"),
 		kong.Description("evenkeel is a proxy in front of the engines of a large model. It keeps their data-parallel ranks level. `evenkeel "+
@@ -65,25 +65,16 @@ func run(args []string, std streams) int {
 		fmt.Fprintln(std.err, "evenkeel:", err)
 		return 2
 	}
-	switch {
-	case len(args) == 0:
-		args = []string{"--help"}
-	case args[0] == "help": // evenkeel help COMMAND
-		args = append(args[1:len(args):len(args)], "--help")
-	case slices.Contains([]string{"--version", "-version", "-V", "-v"}, args[0]):
-		args = []string{"version"}
-	case isServeFlag(parser.Model.Node, args[0]): // the command line of vllm-ascend's example proxy, with only the program's name replaced
-		args = append([]string{"serve"}, args...)
-	}
+	args = inFull(parser.Model.Node, args)
 	ctx, err := parser.Parse(spreadLists(args, listsOf(parser.Model.Node, args)))
 	if helped {
 		return 0
 	}
 	if err != nil {
 		fmt.Fprintf(std.err, "evenkeel: %v%s%s\n", err, meantAsConfig(args), meantAsLong(parser.Model.Node, args))
-		var pe *kong.ParseError
-		if errors.As(err, &pe) && pe.Context != nil && pe.Context.Command() != "" {
-			hint(std.err, pe.Context.Command())
+		var failed *kong.ParseError
+		if errors.As(err, &failed) && failed.Context != nil && failed.Context.Command() != "" { // the line is wrong after its command
+			hint(std.err, failed.Context.Command())
 		} else {
 			fmt.Fprintln(std.err, "evenkeel --help lists the commands")
 		}
@@ -93,7 +84,7 @@ func run(args []string, std streams) int {
 	if err == nil {
 		return 0
 	}
-	if errors.Is(err, errFailed) {
+	if errors.Is(err, errFailed) { // the command has printed the reason
 		return 1
 	}
 	fmt.Fprintf(std.err, "evenkeel %s: %v%s\n", commandName(ctx.Command()), err, relativeTo(err))
@@ -104,9 +95,25 @@ func run(args []string, std streams) int {
 	return 1
 }
 
+// inFull returns a command line that begins with a command or asks for help, in place of its short forms. It leaves args as they are.
+func inFull(root *kong.Node, args []string) []string {
+	switch {
+	case len(args) == 0:
+		return []string{"--help"}
+	case args[0] == "help": // evenkeel help COMMAND
+		return slices.Concat(args[1:], []string{"--help"})
+	case slices.Contains([]string{"--version", "-version", "-V", "-v"}, args[0]):
+		return []string{"version"}
+	case isServeFlag(root, args[0]): // the command line of vllm-ascend's example proxy, with only the program's name replaced
+		return slices.Concat([]string{"serve"}, args)
+	}
+	return args
+}
+
 // meantAsConfig returns a hint for a user who gives a config file without --config; empty: it does not apply.
 func meantAsConfig(args []string) string {
-	if len(args) != 2 || args[0] != "serve" && args[0] != "check" || strings.HasPrefix(args[1], "-") {
+	applies := len(args) == 2 && (args[0] == "serve" || args[0] == "check") && !strings.HasPrefix(args[1], "-")
+	if !applies {
 		return ""
 	}
 	return fmt.Sprintf("; a config file is given as --config %s", args[1])
@@ -120,8 +127,9 @@ func meantAsLong(root *kong.Node, args []string) string {
 		return ""
 	}
 	for _, word := range args[1:] {
-		name, _, _ := strings.Cut("-"+word, "=")
-		if strings.HasPrefix(name, "--") && len(name) > len("--x") && flagOf(command, name) != nil {
+		name, _, _ := strings.Cut("-"+word, "=") // the flag that is meant
+		isLong := strings.HasPrefix(name, "--") && len(name) > len("--x")
+		if isLong && flagOf(command, name) != nil {
 			return fmt.Sprintf("; a long flag has two dashes: %s", name)
 		}
 	}

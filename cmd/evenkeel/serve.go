@@ -163,8 +163,9 @@ func reloadOn(reloads <-chan os.Signal, ended <-chan struct{}, g *gateway.Gatewa
 // only once, for example for the self-test or a burst of requests.
 const forgetEvery = 10 * time.Second
 
-// shutDown first waits for the time grace, so that load balancers notice the drain. Then it gives running streams the time limit to
-// finish. A second signal ends both waits.
+// shutDown first waits for the time grace, so that load balancers notice the drain. Then it gives running streams the time limit to finish.
+// A second signal ends both waits. Streams that have not finished are then cut, and the proxy has gateway.CutTime to end, unless one more
+// signal comes.
 func shutDown(g *gateway.Gateway, grace, limit time.Duration, signals <-chan os.Signal, log *zap.Logger) error {
 	ctx, cancel := context.WithTimeout(context.Background(), grace+limit)
 	defer cancel()
@@ -196,7 +197,8 @@ func shutDown(g *gateway.Gateway, grace, limit time.Duration, signals <-chan os.
 	}
 }
 
-// config reads the config file or, without --config, makes a config from the flags.
+// config reads the config file or, without --config, makes a config from the flags, and validates it. With --config, it refuses the flags
+// of dialect, whose values the file has.
 func (c *serveCmd) config() (*config.Config, error) {
 	if c.Config == "" {
 		cfg, err := c.asConfig()
@@ -225,7 +227,7 @@ func (c *serveCmd) apply(cfg *config.Config) {
 	cfg.SelfTest = cfg.SelfTest && c.SelfTest
 }
 
-// override sets the values of a config for which flags were given.
+// override sets the values of a config for which flags were given, and records the flags, so that errors about the values name them.
 func (c *overrides) override(cfg *config.Config) {
 	for _, f := range []struct {
 		flag, value string

@@ -80,7 +80,7 @@ func (d *dialect) asConfig() (*config.Config, error) {
 	}
 	d.profiles(cfg)
 	for _, role := range d.roles() {
-		if err := d.list(cfg, role); err != nil {
+		if err := d.addEngines(cfg, role); err != nil {
 			return nil, err
 		}
 	}
@@ -90,7 +90,7 @@ func (d *dialect) asConfig() (*config.Config, error) {
 // profiles sets the profiles of the engines that flags list.
 func (d *dialect) profiles(cfg *config.Config) {
 	profile, aggregated := mooncake.Profile{Connector: d.Connector}, mooncake.Profile{Connector: mooncake.None}
-	if d.Connector == mooncake.SGLang {
+	if d.Connector == mooncake.SGLang { // although they hand nothing over, because it also says which API they have
 		aggregated.Connector = d.Connector
 	}
 	if os.Getenv(engineKeyEnv) != "" {
@@ -127,8 +127,8 @@ func (d *dialect) roles() []listed {
 
 func (l *listed) given() bool { return len(l.hosts)+len(l.ports) > 0 }
 
-// list adds the engines of a role to the config.
-func (d *dialect) list(cfg *config.Config, l listed) error {
+// addEngines adds the engines of a role to the config.
+func (d *dialect) addEngines(cfg *config.Config, l listed) error {
 	engines, err := engineList(l.flags, l.hosts, l.ports, l.port)
 	if err != nil {
 		return err
@@ -159,7 +159,7 @@ func (d *dialect) listenForCallbacks(cfg *config.Config, host string, port int) 
 	switch bare := strings.Trim(host, "[]"); {
 	case d.Connector != mooncake.AscendLayerwise && d.Metaserver != "":
 		return usageError{fmt.Errorf("--metaserver: only engines with --connector %s call back; remove it", mooncake.AscendLayerwise)}
-	case d.Connector != mooncake.AscendLayerwise:
+	case d.Connector != mooncake.AscendLayerwise: // there are no callbacks
 	case d.Metaserver != "":
 		cfg.Bind.Listen = d.Metaserver
 		cfg.Flag("bind.listen", "--metaserver")
@@ -167,7 +167,7 @@ func (d *dialect) listenForCallbacks(cfg *config.Config, host string, port int) 
 		return usageError{fmt.Errorf("--host: %q is no host that decode engines can call back; write --metaserver HOST:PORT with an address of "+
 			"this machine that they reach", host)}
 	default:
-		if port > 0 {
+		if port > 0 { // 0 means any free port, for callbacks too
 			port++
 		}
 		cfg.Bind.Listen = net.JoinHostPort(bare, strconv.Itoa(port))
@@ -176,8 +176,8 @@ func (d *dialect) listenForCallbacks(cfg *config.Config, host string, port int) 
 	return nil
 }
 
-// engineList returns the engines at pairs of a host and a port. port is the default port.
-func engineList(side string, hosts, ports []string, port int) ([]config.Engine, error) {
+// engineList returns the engines at pairs of a host and a port, which the flags --SIDE-hosts and --SIDE-ports give.
+func engineList(side string, hosts, ports []string, defaultPort int) ([]config.Engine, error) {
 	for _, host := range hosts {
 		if problem := hostProblem(host); problem != "" {
 			return nil, usageError{fmt.Errorf("--%s-hosts: %q %s", side, host, problem)}
@@ -188,21 +188,21 @@ func engineList(side string, hosts, ports []string, port int) ([]config.Engine, 
 			return nil, usageError{fmt.Errorf("--%s-ports: %q %s", side, port, problem)}
 		}
 	}
-	given := func(n int) string {
-		if n == 0 {
+	length := func(list []string) string {
+		if len(list) == 0 {
 			return "is not given, which is 1"
 		}
-		return fmt.Sprintf("has %d", n)
+		return fmt.Sprintf("has %d", len(list))
 	}
-	counts := fmt.Sprintf("--%s-hosts %s, --%s-ports %s", side, given(len(hosts)), side, given(len(ports)))
+	lengths := fmt.Sprintf("--%s-hosts %s, --%s-ports %s", side, length(hosts), side, length(ports)) // before the defaults fill the lists
 	if len(hosts) == 0 {
 		hosts = []string{"localhost"}
 	}
 	if len(ports) == 0 {
-		ports = []string{strconv.Itoa(port)}
+		ports = []string{strconv.Itoa(defaultPort)}
 	}
 	if len(hosts) != len(ports) {
-		return nil, usageError{fmt.Errorf("%s; write one port for each host, in the same order", counts)}
+		return nil, usageError{fmt.Errorf("%s; write one port for each host, in the same order", lengths)}
 	}
 	list := make([]config.Engine, len(hosts))
 	for i := range hosts {
@@ -233,7 +233,7 @@ func portProblem(port string) string {
 	return ""
 }
 
-// used returns the flags that were given and that cannot be combined with --config.
+// used returns the flags that were given and that cannot be combined with --config. Hidden flags can, because they are ignored anyway.
 func (d *dialect) used() (flags []string) {
 	given := reflect.ValueOf(*d)
 	for _, f := range reflect.VisibleFields(given.Type()) {
