@@ -49,6 +49,6 @@ func (c *collector) adjust() {
 // goroutines for an instant.
 func garbagePercent(live, roots uint64) int {
 	const step = 5
-	percent := 100 * max(garbageRoom, live/4) / max(live+roots, garbageRoom/4)
+	percent := 100 * max(garbageRoom, live/4) / max(live+roots, garbageRoom/4) // 400 at most, for a heap that is almost empty
 	return int((percent + step/2) / step * step)
 }

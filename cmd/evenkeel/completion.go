@@ -120,7 +120,8 @@ func complete(node *kong.Node, words []string) []string {
 					node, open = childOf(node, "serve"), f
 				}
 			}
-			if hasValue || open != nil && open.IsBool() {
+			isSwitch := open != nil && open.IsBool()
+			if hasValue || isSwitch { // the next word is no value of this flag
 				open = nil
 			}
 		case open != nil:
@@ -187,6 +188,7 @@ func flagOf(at *kong.Node, word string) *kong.Flag {
 	return nil
 }
 
+// flagNames returns the flags of a node as words, with the --no- form of those that have one.
 func flagNames(at *kong.Node) (names []string) {
 	if at.DefaultCmd != nil {
 		at = at.DefaultCmd

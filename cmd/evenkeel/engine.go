@@ -130,7 +130,8 @@ func (c *engineCmd) config() (refengine.Config, error) {
 		Role: refengine.Role(c.Role), Connector: refengine.Connector(c.Connector), Version: c.Version, Group: c.Group,
 		DPSize: c.DPSize, DPMode: c.DPMode, Slots: c.Slots, MaxQueued: c.MaxQueued, Jitter: c.Steps.Jitter, Seed: c.Seed,
 		Server: refengine.Server{Listen: c.Listen, Advertise: c.Advertise, APIKey: c.APIKey},
-		Model:  refengine.Model{Name: c.Model, MaxLen: c.MaxModelLen, Task: plain.Task(strings.TrimPrefix(c.Task, "generate"))},
+		// The zero Task is to generate.
+		Model: refengine.Model{Name: c.Model, MaxLen: c.MaxModelLen, Task: plain.Task(strings.TrimPrefix(c.Task, "generate"))},
 		Steps: refengine.Steps{C0: c.C0, C1: c.C1, CR: c.Steps.CR, CM: c.Steps.CM, CS: c.Steps.CS, TokensPerChunk: c.TokensPerChunk,
 			StreamInterval: c.StreamInterval, Recompute: c.Recompute},
 		Prompts: refengine.Prompts{Base: c.PrefillBase, PerToken: c.PrefillPerToken, MaxBatchedTokens: c.Aggregated.MaxNumBatchedTokens,
@@ -152,7 +153,7 @@ func (c *engineCmd) config() (refengine.Config, error) {
 		}
 		cfg.KVEvents.Address = net.JoinHostPort(host, strconv.Itoa(c.KVEvents))
 	}
-	if form := slices.Index(paddings, c.Steps.Padding); form > 0 {
+	if form := slices.Index(paddings, c.Steps.Padding); form > 0 { // 0 is step.Eager, which pads nothing
 		cfg.Steps.Form, cfg.Steps.Captured = step.Form(form), c.Steps.Captured
 	}
 	for _, text := range c.Fault {

@@ -42,7 +42,7 @@ func (c *fitPredictorCmd) Run(std streams) error {
 		return fmt.Errorf("--out: %w", err)
 	case c.Horizon < 1:
 		return usageError{fmt.Errorf("--horizon %d: look at least 1 step ahead", c.Horizon)}
-	case !(c.Holdout > 0 && c.Holdout < 1):
+	case !(c.Holdout > 0 && c.Holdout < 1): // also if it is NaN
 		return usageError{fmt.Errorf("--holdout %v: write a share above 0 and below 1", c.Holdout)}
 	case (c.Trace == "") == (c.Log == ""): // both or none
 		return usageError{errors.New("give --trace or --log, from which the fit learns")}

@@ -103,6 +103,7 @@ func runFixture(file string, cfg *config.Config) ([]verdict, error) {
 	return all, nil
 }
 
+// decide lets the policy choose among the candidates of the case. It fails if the case is not sound.
 func (f *fixtureCase) decide(library *policy.Library, cfg *config.Config) (verdict, error) {
 	p, err := library.Parse(cmp.Or(f.Policy, cfg.Prefill.Policy))
 	switch {
@@ -113,12 +114,12 @@ func (f *fixtureCase) decide(library *policy.Library, cfg *config.Config) (verdi
 	case !(f.Request.PromptTokens >= 1):
 		return verdict{}, fmt.Errorf("request.prompt_tokens is %v; write the length of a prompt", f.Request.PromptTokens)
 	}
-	query := policy.Query{ID: f.Request.ID, Cursor: -1}
+	query := policy.Query{ID: f.Request.ID, Cursor: -1} // -1: round-robin has not chosen yet
 	if f.Request.Session != "" {
 		query.Key = xxhash.Sum64String(f.Request.Session)
 	}
 	view := make([]policy.Engine, len(f.Candidates))
-	known := false
+	wantExists := false
 	for i, given := range f.Candidates {
 		if err := given.read(&view[i], f.Request.PromptTokens, cfg); err != nil {
 			return verdict{}, err
@@ -127,9 +128,9 @@ func (f *fixtureCase) decide(library *policy.Library, cfg *config.Config) (verdi
 		if view[i].ID == f.Request.Last {
 			query.Cursor = i
 		}
-		known = known || view[i].ID == f.Want
+		wantExists = wantExists || view[i].ID == f.Want
 	}
-	if !known {
+	if !wantExists {
 		return verdict{}, fmt.Errorf("want is %q; name one of the candidates", f.Want)
 	}
 	policy.Aggregate(view)
@@ -154,7 +155,8 @@ func (f fixtureCandidate) read(c *policy.Engine, prompt float64, cfg *config.Con
 	}
 	c.ID, c.Ring, c.BlockTokens = id, policy.Vnodes(id), 16
 	c.TPMs, c.T0Ms, c.Beta2 = latency.TPMs, latency.T0Ms, latency.Beta2
-	has, indicators := 0.0, indicatorsOf(&c.Indicators)
+	cached := 0.0 // prompt tokens in the candidate's cache
+	indicators := indicatorsOf(&c.Indicators)
 	for _, key := range slices.Sorted(maps.Keys(f)) {
 		if key == "id" {
 			continue
@@ -165,7 +167,7 @@ func (f fixtureCandidate) read(c *policy.Engine, prompt float64, cfg *config.Con
 		}
 		switch {
 		case key == matched:
-			has = n
+			cached = n
 		case extra[key] != nil:
 			*extra[key](c) = n
 		case indicators[key] != nil:
@@ -176,7 +178,7 @@ func (f fixtureCandidate) read(c *policy.Engine, prompt float64, cfg *config.Con
 				matched, strings.Join(names, ", "), strings.Join(slices.Sorted(maps.Keys(extra)), ", "))
 		}
 	}
-	c.Fit(prompt, has)
+	c.Fit(prompt, cached)
 	return nil
 }
 

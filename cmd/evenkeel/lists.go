@@ -20,13 +20,14 @@ func spreadLists(args []string, lists map[string]bool) []string {
 			return append(out, args[i:]...)
 		case isFlag(word):
 			flag = ""
-			if lists[word] && i+1 < len(args) && !isFlag(args[i+1]) {
+			valueFollows := i+1 < len(args) && !isFlag(args[i+1])
+			if lists[word] && valueFollows { // the flag is written before each of its values
 				flag = word
 				continue
 			}
 			out = append(out, word)
 		case flag == "" && strings.HasPrefix(word, "-") && i > 0 && isFlag(args[i-1]) && !strings.Contains(args[i-1], "="):
-			out[len(out)-1] += "=" + word // a negative number, which kong would refuse as an unknown flag
+			out[len(out)-1] += "=" + word // a negative number after its flag, which kong would refuse as an unknown flag
 		case flag != "":
 			out = append(out, flag+"="+word)
 		default:

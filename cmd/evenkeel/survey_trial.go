@@ -44,13 +44,13 @@ const (
 // checkTrial refuses flags that cannot be combined.
 func (c *surveyCmd) checkTrial() error {
 	switch defaults := (surveyTrial{Each: 5 * time.Minute}); {
-	case !c.Trial && c.surveyTrial != defaults:
+	case !c.Trial && c.surveyTrial != defaults: // a flag of the trial was given
 		return errors.New("--each, --law, --ranks, --plan and --short are for --trial; add it, or leave them out")
 	case !c.Trial:
 		return nil
 	case len(c.Engines) != 1:
 		return errors.New("--trial compares evenkeel with an engine that balances its ranks itself: name one address, that of all ranks")
-	case c.For != 15*time.Minute || c.Every != time.Second:
+	case c.For != 15*time.Minute || c.Every != time.Second: // not the defaults
 		return errors.New("--for and --every are for a survey that watches; with --trial, use --each")
 	case c.Each < time.Second || c.Each > 4*time.Hour:
 		return fmt.Errorf("--each %v: take a second to four hours", c.Each)
@@ -172,7 +172,8 @@ func (c *surveyCmd) each() time.Duration {
 	return c.Each
 }
 
-// detect asks the engine for its role and settings, as init does. It fails if the engine is not fit for a trial.
+// detect asks the engine for its role and settings, as init does. Values of flags take the place of what the engine tells. It fails if the
+// engine is not fit for a trial.
 func (c *surveyCmd) detect(ctx context.Context) (*draft.Entry, error) {
 	address := c.Engines[0]
 	if !strings.Contains(address, "://") {
@@ -199,10 +200,11 @@ func (c *surveyCmd) detect(ctx context.Context) (*draft.Entry, error) {
 		e.Budget = c.Budget
 	}
 	says := strings.Join(e.Notes, " ")
+	isOfPair := e.Role == "prefill" || e.Role == "decode" || e.Role == "" && e.Connector != "" // a connector hands KV over
 	switch {
 	case e.Dead != "":
 		return nil, fmt.Errorf("%s does not answer (%s); start the engine, or give the address at which it listens", address, e.Dead)
-	case e.Role == "prefill" || e.Role == "decode" || e.Role == "" && e.Connector != "":
+	case isOfPair:
 		return nil, fmt.Errorf("%s belongs to a pair of prefill and decode engines, and a trial is for ranks that do both; "+
 			"take evenkeel survey without --trial, or start an engine without a KV connector. %s", address, says)
 	case e.Role == "":
@@ -246,7 +248,8 @@ func (c *surveyCmd) expect(ctx context.Context, std streams, e *trials.Engine, l
 	return &x, err
 }
 
-// play sends all loads, straight to the engine and through evenkeel. Meanwhile it follows the engine's metrics.
+// play sends all loads, straight to the engine and through evenkeel, and writes the results into r. Meanwhile it follows the engine's
+// metrics.
 func (c *surveyCmd) play(ctx context.Context, std streams, r *trials.Report, g *gateway.Gateway, straight string,
 	client *engine.Client, target *engine.Target,
 ) error {
@@ -291,7 +294,7 @@ func (c *surveyCmd) play(ctx context.Context, std streams, r *trials.Report, g *
 	return nil
 }
 
-// proxy starts evenkeel on a free port, with the config that init would write for this engine.
+// proxy starts evenkeel on a free port, with the config that init would write for this engine. It records the policy in the report.
 func (c *surveyCmd) proxy(ctx context.Context, r *trials.Report, entry *draft.Entry) (*gateway.Gateway, error) {
 	base := config.Default()
 	(&dialect{}).profiles(base)

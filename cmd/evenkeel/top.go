@@ -38,6 +38,7 @@ The proxy itself writes this text, so a host without evenkeel shows the same:
 If the listener has a certificate of your own authority: SSL_CERT_FILE=ca.pem evenkeel top --admin https://HOST:9090`
 }
 
+// Run shows the state once per second if stdout is a terminal. Otherwise, or with --once, it prints the state once.
 func (c topCmd) Run(std streams) error {
 	if !strings.Contains(c.Admin, "://") {
 		c.Admin = "http://" + c.Admin
@@ -52,7 +53,8 @@ func (c topCmd) Run(std streams) error {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	source, size := top.NewSource(c.Admin, token), func() (width, height int) { return 100, 0 }
+	source := top.NewSource(c.Admin, token)
+	size := func() (width, height int) { return 100, 0 } // without a terminal
 	file, ok := std.out.(*os.File)
 	screen := ok && term.IsTerminal(int(file.Fd()))
 	if screen {
