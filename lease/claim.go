@@ -83,7 +83,7 @@ func (c *Claim) Run(ctx context.Context) {
 		c.mu.Lock()
 		c.observe(now)
 		wake := c.machine.until(now, now.Add(c.retry))
-		if !calling {
+		if !calling { // the machine makes one call of the store at a time
 			call, wake = c.machine.Next(now)
 		}
 		if ask, ok := c.machine.AskVotes(now); ok {
@@ -93,7 +93,7 @@ func (c *Claim) Run(ctx context.Context) {
 		c.mu.Unlock()
 		if call != None {
 			calling = calling || call != AskBack // AskBack is a call to a dispatcher, not to the store
-			begin(func() result { return c.call(ctx, call) })
+			begin(func() result { return c.makeCall(ctx, call) })
 			continue
 		}
 		timer.Reset(time.Until(wake))
@@ -101,7 +101,7 @@ func (c *Claim) Run(ctx context.Context) {
 		case r := <-results:
 			open--
 			switch {
-			case r.member != "":
+			case r.member != "": // the answer of a member to a question for its vote
 				delete(c.asking, r.member)
 			case r.call != AskBack:
 				calling = false
@@ -159,7 +159,8 @@ func (c *Claim) observe(now time.Time) {
 	c.ahead = ahead
 }
 
-// publish passes a changed view to OnChange. It is called with c.mu held, so that OnChange gets the views in order.
+// publish sets admission, logs a changed view and passes it to OnChange. It is called with c.mu held, so that OnChange gets
+// the views in order.
 func (c *Claim) publish(now time.Time) {
 	v := c.machine.View(now)
 	if v.Admits {
@@ -175,9 +176,9 @@ func (c *Claim) publish(now time.Time) {
 	c.hooks.OnChange(v)
 }
 
-// call makes one call of the engine, or asks the holder for the scope. It returns the outcome, and does not change the
+// makeCall makes one call of the engine, or asks the holder for the scope. It returns the outcome, and does not change the
 // machine.
-func (c *Claim) call(ctx context.Context, call Call) result {
+func (c *Claim) makeCall(ctx context.Context, call Call) result {
 	m := c.machine
 	c.mu.Lock()
 	epoch, rec, seen := m.epoch, m.rec, m.seen

@@ -97,7 +97,9 @@ type Machine struct {
 	promise   promise              // given to an owner that cannot reach the store
 	votes     map[string]time.Time // promises to this dispatcher: by member, when the last one was requested
 	nextVotes time.Time            // no vote is requested before this time
-	reclaim   bool                 // the store has lost this dispatcher's lease, which may acquire it again after a vote of all members
+	// lostByStore is set while the store has lost the lease that this dispatcher holds. It may acquire the lease again once all
+	// other members have voted for it.
+	lostByStore bool
 
 	claimed   int64     // an epoch above this dispatcher's that another dispatcher named; 0: none
 	claimedAt time.Time // when it was named
@@ -128,7 +130,7 @@ func (m *Machine) acquire() Call {
 	return Acquire
 }
 
-// until is the next time at which the view changes without any event, or at, whichever is earlier.
+// until is the next time at which the view changes or votes are due without any event, or at, whichever is earlier.
 func (m *Machine) until(now, at time.Time) time.Time {
 	if m.held {
 		for _, t := range []time.Time{m.admitsFrom(), m.admitsUntil, m.renewed.Add(m.cfg.RenewDeadline), m.askAt()} {
@@ -142,7 +144,8 @@ func (m *Machine) until(now, at time.Time) time.Time {
 
 // released reports whether the last holder gave the lease back. A holder stops admission before it releases the lease.
 func (m *Machine) released() bool {
-	return m.rec.Holder == "" && m.rec.Epoch > 0 && (!m.forgotten() || m.rec.Epoch == m.gaveBack.epoch && m.seen == m.gaveBack.seen)
+	byThisOne := m.rec.Epoch == m.gaveBack.epoch && m.seen == m.gaveBack.seen // and no higher epoch was seen since
+	return m.rec.Holder == "" && m.rec.Epoch > 0 && (byThisOne || !m.forgotten())
 }
 
 // absent reports whether the store had no lease. A lease may then have been deleted at an unknown time: another dispatcher
@@ -220,8 +223,8 @@ func later(a, b time.Time) time.Time {
 
 // wantsBack reports whether this dispatcher should get the scope back from its holder.
 func (m *Machine) wantsBack() bool {
-	return m.cfg.Home && m.fit && !m.leaving && !m.away && !m.excluded() && m.looked && m.rec.Holder != "" && m.rec.Term != Over &&
-		Dispatcher(m.rec.Holder) != Dispatcher(m.cfg.Self)
+	heldElsewhere := m.looked && m.rec.Holder != "" && m.rec.Term != Over && Dispatcher(m.rec.Holder) != Dispatcher(m.cfg.Self)
+	return heldElsewhere && m.cfg.Home && m.fit && !m.leaving && !m.away && !m.excluded()
 }
 
 // mayAsk reports whether to ask the holder for the scope now. A dispatcher does not ask while a promise keeps it from
@@ -261,7 +264,7 @@ func (m *Machine) Leave(now time.Time) {
 // the lease. fit: this dispatcher could serve the scope.
 func (m *Machine) SetStanding(now time.Time, home bool, rank int, fit bool) (changed bool) {
 	changed = m.cfg.Home != home || m.cfg.Rank != rank || m.fit != fit
-	if home && !m.cfg.Home {
+	if home && !m.cfg.Home { // the home does not wait for the next look before it takes the lease or asks for it
 		m.nextCall = now
 	}
 	m.cfg.Home, m.cfg.Rank, m.fit = home, rank, fit
@@ -273,14 +276,20 @@ func (m *Machine) SetStanding(now time.Time, home bool, rank int, fit bool) (cha
 func (m *Machine) Claimed(now time.Time, epoch int64) {
 	m.ObserveEpoch(epoch)
 	if m.held && epoch > m.epoch && epoch > m.refuted && epoch > m.claimed {
-		m.claimed, m.claimedAt, m.nextCall = epoch, now, now.Add(1)
-		m.forgetProofs()
+		m.doubt(now, epoch)
 	}
+}
+
+// doubt stops admission until a renewal succeeds, because another dispatcher named an epoch above this one's.
+func (m *Machine) doubt(now time.Time, epoch int64) {
+	m.forgetProofs()
+	m.claimed, m.claimedAt = epoch, now
+	m.nextCall = now.Add(1) // 1 ns later, because only a renewal that is sent after claimedAt disproves the claim
 }
 
 // forgetProofs drops the last renewal and all votes, because they no longer prove that the lease is held.
 func (m *Machine) forgetProofs() {
-	m.renewed, m.admitsUntil, m.reclaim = time.Time{}, time.Time{}, false
+	m.renewed, m.admitsUntil, m.lostByStore = time.Time{}, time.Time{}, false
 	clear(m.votes)
 }
 
@@ -296,13 +305,14 @@ func (m *Machine) ObserveEpoch(epoch int64) {
 // epoch that is given. The lease is then released and acquired again with a higher epoch. Within the Duration of a lease,
 // only the first refusal counts.
 func (m *Machine) Refused(now time.Time, epoch int64) {
-	mayRelease := m.held && !m.away && !now.Before(m.admitsFrom())
+	mayRelease := m.held && !m.away && !now.Before(m.admitsFrom()) // for the same reasons as in GiveBack
 	tooSoon := now.Before(m.refusedAt.Add(m.cfg.Duration))
 	if !mayRelease || tooSoon || epoch <= m.epoch || epoch > m.cfg.MaxEpoch {
 		return
 	}
 	m.ObserveEpoch(epoch)
-	m.refusedAt, m.releaseBy, m.nextCall = now, later(m.releaseBy, now.Add(m.cfg.Step)), now
+	m.refusedAt, m.nextCall = now, now
+	m.releaseBy = later(m.releaseBy, now.Add(m.cfg.Step))
 }
 
 // Jumped records that the computer was suspended: more time has passed than its monotonic clock shows.
@@ -320,15 +330,17 @@ func (m *Machine) View(now time.Time) View {
 		v.Epoch = m.epoch
 	}
 	switch {
-	case m.held && (m.leaving || !m.releaseBy.IsZero()):
+	case m.held && m.givesUp():
 		v.Phase = Giving
-	case m.held && (!now.Before(m.admitsUntil) || m.reclaim && !m.hasVotes(now)):
+	case m.held && !now.Before(m.admitsUntil): // the last renewal and the votes have run out
+		v.Phase = Fenced
+	case m.held && m.lostByStore && !m.hasVotes(now): // the store has lost the lease, and not all members have voted
 		v.Phase = Fenced
 	case m.held && now.Before(m.admitsFrom()):
 		v.Phase = Starting
 	case m.held:
 		v.Phase, v.Admits = Owner, true
-		v.Voted = m.reclaim || !now.Before(m.renewed.Add(m.cfg.RenewDeadline))
+		v.Voted = m.lostByStore || !now.Before(m.renewed.Add(m.cfg.RenewDeadline))
 	case m.wantsBack():
 		v.Phase = Recovering
 	}

@@ -77,7 +77,7 @@ func (m *Members) Place(scope, holder string, now time.Time, lists ...[]string) 
 func (m *Members) Yields(scope, asker string, now time.Time, lists ...[]string) bool {
 	order := m.Order(scope, lists...)
 	theirs, ours := slices.Index(order, asker), slices.Index(order, m.self)
-	if ours < 0 {
+	if ours < 0 { // this dispatcher may not own the scope at all, so it does not wait
 		return theirs >= 0
 	}
 	// Half of settle is enough here, because the asker counted settle from an earlier time than this dispatcher saw it.

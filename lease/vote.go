@@ -50,9 +50,14 @@ func (m *Machine) closed() bool { return len(m.cfg.Members) > 0 }
 // excluded reports whether this dispatcher must never take the lease, because it is missing on its own list or on the list
 // of the last known holder. That holder may continue by promises of other members, which this dispatcher would not know.
 func (m *Machine) excluded() bool {
-	self := Dispatcher(m.cfg.Self)
-	return m.closed() && !slices.Contains(m.cfg.Members, self) || len(m.rec.Members) > 0 && !slices.Contains(m.rec.Members, self)
+	missingOn := func(list []string) bool { // an empty list excludes no dispatcher
+		return len(list) > 0 && !slices.Contains(list, Dispatcher(m.cfg.Self))
+	}
+	return missingOn(m.cfg.Members) || missingOn(m.rec.Members)
 }
+
+// givesUp reports whether a lease that is held is about to be released: the process ends, or a hand-back is under way.
+func (m *Machine) givesUp() bool { return m.leaving || !m.releaseBy.IsZero() }
 
 // differs reports whether the last known holder lists other members than this dispatcher.
 func (m *Machine) differs() bool {
@@ -76,42 +81,47 @@ func (m *Machine) Promise(now time.Time, ask Vote) error {
 	}
 	m.ObserveEpoch(ask.Epoch)
 	if m.held { // with a lower epoch than the owner's
-		m.forgetProofs()
-		m.claimed, m.claimedAt, m.nextCall = ask.Epoch, now, now.Add(1)
+		m.doubt(now, ask.Epoch)
 	}
 	m.promise = promise{ask.Holder, ask.Epoch, later(m.promise.until, now.Add(m.cfg.Duration))}
 	return nil
 }
 
-// askAt is when to ask the other members for votes; zero: never. They are asked if the store has not confirmed a renewal
-// for two Retry, or has lost this dispatcher's lease.
+// askAt is when to ask the other members for votes; zero: not before something changes. They are asked if the store has not
+// confirmed a renewal for two Retry, or has lost this dispatcher's lease.
 func (m *Machine) askAt() time.Time {
 	switch {
-	case !m.closed() || !m.held || m.leaving || !m.releaseBy.IsZero():
+	case !m.closed(): // a dispatcher that was not asked could take the lease
 		return time.Time{}
-	case m.reclaim:
+	case !m.held, m.givesUp(): // votes only prolong the time of an owner that stays
+		return time.Time{}
+	case m.lostByStore: // no renewal can succeed
 		return m.nextVotes
 	}
 	return later(m.nextVotes, m.renewed.Add(2*m.cfg.Retry))
 }
 
-// AskVotes returns the question for the other members; false: do not ask them now.
+// AskVotes returns the question for the other members, and notes that they are asked now; false: do not ask them now.
 func (m *Machine) AskVotes(now time.Time) (Vote, bool) {
-	if at := m.askAt(); at.IsZero() || now.Before(at) || !now.Before(m.admitsUntil) || now.Before(m.admitsFrom()) {
+	at := m.askAt()
+	due := !at.IsZero() && !now.Before(at)
+	admits := now.Before(m.admitsUntil) && !now.Before(m.admitsFrom()) // votes prolong this time, but do not begin it again
+	if !due || !admits {
 		return Vote{}, false
 	}
 	m.nextVotes = now.Add(m.cfg.Retry)
 	return Vote{Holder: m.cfg.Self, Epoch: m.epoch, Members: m.cfg.Members}, true
 }
 
-// Votes records that a member gave the promise for which this dispatcher asked at sent.
+// Votes records that a member gave the promise for which this dispatcher asked at sent. A promise that comes after the time
+// that it was to prolong, or that is for another epoch, does not count.
 func (m *Machine) Votes(sent, now time.Time, member string, epoch int64) {
-	if !m.held || epoch != m.epoch || !now.Before(m.admitsUntil) || m.leaving || !m.releaseBy.IsZero() {
+	if !m.held || epoch != m.epoch || !now.Before(m.admitsUntil) || m.givesUp() {
 		return
 	}
 	m.votes[member] = later(m.votes[member], sent)
 	m.admitsUntil = later(m.admitsUntil, m.votedUntil())
-	if m.reclaim && m.hasVotes(now) {
+	if m.lostByStore && m.hasVotes(now) { // the lease may be acquired again
 		m.nextCall = now
 	}
 }
@@ -131,7 +141,7 @@ func (m *Machine) votedUntil() time.Time {
 			oldest = asked
 		}
 	}
-	if oldest.IsZero() {
+	if oldest.IsZero() { // there is no other member
 		return oldest
 	}
 	return oldest.Add(m.cfg.RenewDeadline)
@@ -139,17 +149,19 @@ func (m *Machine) votedUntil() time.Time {
 
 // hasVotes reports whether promises of all other members, not to admit, are in force.
 func (m *Machine) hasVotes(now time.Time) bool {
-	return m.held && m.closed() && !m.leaving && m.releaseBy.IsZero() && now.Before(m.admitsUntil) && now.Before(m.votedUntil())
+	return m.held && m.closed() && !m.givesUp() && now.Before(m.admitsUntil) && now.Before(m.votedUntil())
 }
 
 // mayReclaim reports whether this dispatcher may acquire again a lease that the store has lost, if all other members vote
 // for it. Until they have voted, nothing is admitted.
 func (m *Machine) mayReclaim(now time.Time) bool {
-	return m.closed() && len(m.cfg.Members) > 1 && !m.leaving && m.releaseBy.IsZero() && now.Before(m.admitsUntil) &&
-		!now.Before(m.admitsFrom())
+	canVote := m.closed() && len(m.cfg.Members) > 1
+	admits := now.Before(m.admitsUntil) && !now.Before(m.admitsFrom())
+	return canVote && admits && !m.givesUp()
 }
 
-// mine reports whether no other dispatcher has held the lease since this one did.
+// mine reports whether no other dispatcher has held the lease since this one did, by the last look.
 func (m *Machine) mine() bool {
-	return m.rec.Term != Running && (m.rec.Holder == m.cfg.Self || m.rec.Holder == "" && m.rec.Epoch <= m.epoch)
+	unheldSince := m.rec.Holder == "" && m.rec.Epoch <= m.epoch // each acquisition would have raised the epoch
+	return m.rec.Term != Running && (unheldSince || m.rec.Holder == m.cfg.Self)
 }

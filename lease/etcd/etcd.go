@@ -43,16 +43,16 @@ func Connect(endpoints []string, t *tls.Config, log *zap.Logger) (*clientv3.Clie
 // has the base, and the duration and the members of the holder's lease. A lease of an older evenkeel version has no key
 // terms: its base is 0, and its duration is not known.
 type Engine struct {
-	client             *clientv3.Client
-	owner, last, extra string
-	identity           string
-	terms              terms // of this dispatcher's acquisitions
+	client                      *clientv3.Client
+	ownerKey, lastKey, termsKey string
+	identity                    string
+	terms                       terms // of this dispatcher's acquisitions
 
-	held  clientv3.LeaseID // the etcd lease of this dispatcher's key owner
-	seen  int64            // revision at which the key last was last written; 0: it does not exist
-	now   int64            // revision of the store at the last Look
-	base  int64            // terms.Base, as last read or written
-	doubt bool             // a failed release may still take effect
+	held           clientv3.LeaseID // the etcd lease of this dispatcher's key owner
+	lastRev        int64            // revision of the last write to the key last; 0: the key does not exist
+	storeRev       int64            // revision of the store at the last Look
+	base           int64            // terms.Base, as last read or written
+	releaseInDoubt bool             // a failed release may still take effect
 }
 
 // MaxEpoch is the highest epoch that other dispatchers and guards may name. It is far above the bound of a Kubernetes Lease, because an
@@ -71,33 +71,35 @@ var _ lease.Engine = (*Engine)(nil)
 // New makes the engine of the lease with this name. identity names this process, and duration is how long its leases last.
 func New(client *clientv3.Client, name, identity string, duration time.Duration, members []string) *Engine {
 	return &Engine{
-		client: client, owner: name + "/owner", last: name + "/last", extra: name + "/terms", identity: identity,
+		client: client, ownerKey: name + "/owner", lastKey: name + "/last", termsKey: name + "/terms", identity: identity,
 		terms: terms{Seconds: int64(duration.Seconds()), Members: members},
 	}
 }
 
 // Look reads all three keys at one revision.
 func (e *Engine) Look(ctx context.Context) (lease.Record, error) {
-	response, err := e.client.Txn(ctx).Then(clientv3.OpGet(e.owner), clientv3.OpGet(e.last), clientv3.OpGet(e.extra)).Commit()
+	response, err := e.client.Txn(ctx).Then(clientv3.OpGet(e.ownerKey), clientv3.OpGet(e.lastKey), clientv3.OpGet(e.termsKey)).Commit()
 	if err != nil {
-		return lease.Record{}, fmt.Errorf("read etcd key %s: %w", e.owner, err)
+		return lease.Record{}, fmt.Errorf("read etcd key %s: %w", e.ownerKey, err)
 	}
-	owner, last, extra := response.Responses[0].GetResponseRange().Kvs, response.Responses[1].GetResponseRange().Kvs,
-		response.Responses[2].GetResponseRange().Kvs
-	e.seen, e.now, e.base = 0, response.Header.Revision, 0
+	owner := response.Responses[0].GetResponseRange().Kvs
+	last := response.Responses[1].GetResponseRange().Kvs
+	stored := response.Responses[2].GetResponseRange().Kvs
+	e.storeRev = response.Header.Revision
+	e.lastRev, e.base = 0, 0
 	var terms terms
-	if len(extra) > 0 {
-		if err := json.Unmarshal(extra[0].Value, &terms); err != nil {
-			return lease.Record{}, fmt.Errorf("read etcd key %s: %w; delete it", e.extra, err)
+	if len(stored) > 0 {
+		if err := json.Unmarshal(stored[0].Value, &terms); err != nil {
+			return lease.Record{}, fmt.Errorf("read etcd key %s: %w; delete it", e.termsKey, err)
 		}
 		e.base = terms.Base
 	}
-	if len(last) == 0 {
+	if len(last) == 0 { // the lease was never held, or was deleted
 		return lease.Record{Members: terms.Members}, nil
 	}
-	e.seen = last[0].ModRevision
+	e.lastRev = last[0].ModRevision
 	rec := lease.Record{
-		Holder: string(last[0].Value), Epoch: e.base + e.seen, Stamp: strconv.FormatInt(e.seen, 10),
+		Holder: string(last[0].Value), Epoch: e.base + e.lastRev, Stamp: strconv.FormatInt(e.lastRev, 10),
 		Duration: time.Duration(terms.Seconds) * time.Second, Members: terms.Members,
 	}
 	switch {
@@ -106,7 +108,7 @@ func (e *Engine) Look(ctx context.Context) (lease.Record, error) {
 		if rec.Holder == e.identity { // the answer to the acquisition may have been lost, and with it the etcd lease
 			e.held = clientv3.LeaseID(owner[0].Lease)
 		}
-	case rec.Holder != "":
+	case rec.Holder != "": // the key owner has expired, and was not deleted by a release
 		rec.Term = lease.Over
 	}
 	return rec, nil
@@ -116,81 +118,84 @@ func (e *Engine) Look(ctx context.Context) (lease.Record, error) {
 func (e *Engine) Acquire(ctx context.Context, above int64) (lease.Record, error) {
 	terms := e.terms
 	terms.Base = e.base
-	if above > e.base+e.now { // the store lost its data, or an engine's guard saw a higher epoch
+	if above > e.base+e.storeRev { // the store lost its data, or an engine's guard saw a higher epoch
 		terms.Base = above
 	}
 	text, err := json.Marshal(terms)
 	if err != nil {
-		return lease.Record{}, fmt.Errorf("acquire etcd key %s: %w", e.owner, err)
+		return lease.Record{}, fmt.Errorf("acquire etcd key %s: %w", e.ownerKey, err)
 	}
 	granted, err := e.client.Grant(ctx, terms.Seconds)
 	if err != nil {
 		return lease.Record{}, fmt.Errorf("grant an etcd lease: %w", err)
 	}
 	response, err := e.client.Txn(ctx).
-		If(clientv3.Compare(clientv3.CreateRevision(e.owner), "=", 0), clientv3.Compare(clientv3.ModRevision(e.last), "=", e.seen)).
-		Then(clientv3.OpPut(e.owner, e.identity, clientv3.WithLease(granted.ID)), clientv3.OpPut(e.last, e.identity),
-			clientv3.OpPut(e.extra, string(text))).
+		If(clientv3.Compare(clientv3.CreateRevision(e.ownerKey), "=", 0), clientv3.Compare(clientv3.ModRevision(e.lastKey), "=", e.lastRev)).
+		Then(clientv3.OpPut(e.ownerKey, e.identity, clientv3.WithLease(granted.ID)), clientv3.OpPut(e.lastKey, e.identity),
+			clientv3.OpPut(e.termsKey, string(text))).
 		Commit()
 	if err != nil {
-		return lease.Record{}, fmt.Errorf("acquire etcd key %s: %w", e.owner, err)
+		return lease.Record{}, fmt.Errorf("acquire etcd key %s: %w", e.ownerKey, err)
 	}
 	if !response.Succeeded {
 		_, _ = e.client.Revoke(ctx, granted.ID) // if this fails, the etcd lease expires
 		return lease.Record{}, lease.ErrTaken
 	}
-	e.held, e.seen, e.base, e.doubt = granted.ID, response.Header.Revision, terms.Base, false
+	e.held, e.lastRev, e.base, e.releaseInDoubt = granted.ID, response.Header.Revision, terms.Base, false
 	return lease.Record{
-		Holder: e.identity, Epoch: e.base + e.seen, Stamp: strconv.FormatInt(e.seen, 10), Term: lease.Running,
+		Holder: e.identity, Epoch: e.base + e.lastRev, Stamp: strconv.FormatInt(e.lastRev, 10), Term: lease.Running,
 		Duration: time.Duration(terms.Seconds) * time.Second, Members: terms.Members,
 	}, nil
 }
 
 // Renew checks that this dispatcher has the key owner, and then prolongs the key's etcd lease. The check is a call of its
-// own, and comes first, because a client that reaches no etcd member repeats KeepAliveOnce without a pause.
+// own, and comes first, because a client that reaches no etcd member repeats KeepAliveOnce without a pause. After a failed
+// release, the call with the check also writes the key last.
 func (e *Engine) Renew(ctx context.Context, epoch int64) error {
-	ours, writes := []clientv3.Cmp{clientv3.Compare(clientv3.CreateRevision(e.owner), "=", epoch-e.base)}, []clientv3.Op(nil)
-	if e.doubt { // with this write, a release that is still under way fails
-		ours, writes = append(ours, clientv3.Compare(clientv3.ModRevision(e.last), "=", e.seen)),
-			[]clientv3.Op{clientv3.OpPut(e.last, e.identity)}
+	ours := []clientv3.Cmp{clientv3.Compare(clientv3.CreateRevision(e.ownerKey), "=", epoch-e.base)}
+	var writes []clientv3.Op
+	if e.releaseInDoubt { // a release that is still under way fails after this write, because it compares the same revision
+		ours = append(ours, clientv3.Compare(clientv3.ModRevision(e.lastKey), "=", e.lastRev))
+		writes = []clientv3.Op{clientv3.OpPut(e.lastKey, e.identity)}
 	}
 	response, err := e.client.Txn(ctx).If(ours...).Then(writes...).Commit()
 	switch {
 	case err != nil:
-		return fmt.Errorf("renew etcd key %s: %w", e.owner, err)
+		return fmt.Errorf("renew etcd key %s: %w", e.ownerKey, err)
 	case !response.Succeeded:
-		return e.changed(ctx, epoch)
-	case e.doubt:
-		e.seen, e.doubt = response.Header.Revision, false
+		return e.explainRefusal(ctx, epoch)
+	case e.releaseInDoubt:
+		e.lastRev, e.releaseInDoubt = response.Header.Revision, false
 	}
 	if _, err := e.client.KeepAliveOnce(ctx, e.held); errors.Is(err, rpctypes.ErrLeaseNotFound) {
 		return lease.ErrLost
 	} else if err != nil {
-		return fmt.Errorf("renew etcd key %s: %w", e.owner, err)
+		return fmt.Errorf("renew etcd key %s: %w", e.ownerKey, err)
 	}
 	return nil
 }
 
 // Release deletes the key owner and empties the key last.
 func (e *Engine) Release(ctx context.Context, epoch int64) error {
-	e.doubt = true
+	e.releaseInDoubt = true // until a later acquisition or renewal succeeds
 	response, err := e.client.Txn(ctx).
-		If(clientv3.Compare(clientv3.CreateRevision(e.owner), "=", epoch-e.base), clientv3.Compare(clientv3.ModRevision(e.last), "=", e.seen)).
-		Then(clientv3.OpDelete(e.owner), clientv3.OpPut(e.last, "")).
+		If(clientv3.Compare(clientv3.CreateRevision(e.ownerKey), "=", epoch-e.base),
+			clientv3.Compare(clientv3.ModRevision(e.lastKey), "=", e.lastRev)).
+		Then(clientv3.OpDelete(e.ownerKey), clientv3.OpPut(e.lastKey, "")).
 		Commit()
 	switch {
 	case err != nil:
-		return fmt.Errorf("release etcd key %s: %w", e.owner, err)
+		return fmt.Errorf("release etcd key %s: %w", e.ownerKey, err)
 	case !response.Succeeded:
-		return e.changed(ctx, epoch)
+		return e.explainRefusal(ctx, epoch)
 	}
 	_, _ = e.client.Revoke(ctx, e.held) // no key has this etcd lease any more; if the call fails, the etcd lease expires
 	return nil
 }
 
-// changed reads the lease after a write failed because a key had changed. It returns ErrLost if this dispatcher no longer
-// holds the lease.
-func (e *Engine) changed(ctx context.Context, epoch int64) error {
+// explainRefusal reads the lease after a write failed because a key had changed. It returns ErrLost if this dispatcher no
+// longer holds the lease, and otherwise an error that says that the next call will succeed.
+func (e *Engine) explainRefusal(ctx context.Context, epoch int64) error {
 	rec, err := e.Look(ctx)
 	if err != nil {
 		return err
@@ -198,5 +203,5 @@ func (e *Engine) changed(ctx context.Context, epoch int64) error {
 	if rec.Holder != e.identity || rec.Epoch != epoch || rec.Term != lease.Running {
 		return lease.ErrLost
 	}
-	return fmt.Errorf("an earlier call of this proxy, whose answer was lost, has written etcd key %s; the next call will succeed", e.owner)
+	return fmt.Errorf("an earlier call of this proxy, whose answer was lost, has written etcd key %s; the next call will succeed", e.ownerKey)
 }

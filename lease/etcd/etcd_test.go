@@ -85,12 +85,12 @@ func TestCallsWhoseAnswerWasLost(t *testing.T) {
 	require.NoError(t, us.Renew(ctx, first.Epoch))
 
 	late := *us // a release is on its way
-	us.doubt = true
+	us.releaseInDoubt = true
 	require.NoError(t, us.Renew(ctx, first.Epoch))
 	require.Error(t, late.Release(ctx, first.Epoch))
 	require.Equal(t, "us-1_a", look(t, us).Holder, "a renewal after it makes it void")
 
-	us.seen = 1 // a write of ours came to pass unheard
+	us.lastRev = 1 // a write of ours came to pass unheard
 	require.ErrorContains(t, us.Release(ctx, first.Epoch), "answer was lost")
 	require.NoError(t, us.Release(ctx, first.Epoch), "it was read again")
 }

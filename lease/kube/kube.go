@@ -66,7 +66,7 @@ func (e *Engine) record() lease.Record {
 	if s.LeaseTransitions != nil {
 		r.Epoch = int64(*s.LeaseTransitions)
 	}
-	if s.LeaseDurationSeconds != nil && r.Holder != "" {
+	if s.LeaseDurationSeconds != nil && r.Holder != "" { // a release sets the duration to 1 s, which means nothing
 		r.Duration = time.Duration(*s.LeaseDurationSeconds) * time.Second
 	}
 	if list := e.last.Annotations[membersKey]; list != "" {
@@ -81,7 +81,8 @@ func (e *Engine) Acquire(ctx context.Context, above int64) (lease.Record, error)
 	next := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: e.name,
 		Labels: map[string]string{"app.kubernetes.io/managed-by": "evenkeel"}}}
 	if e.last != nil {
-		next, above = e.last.DeepCopy(), max(above, e.record().Epoch)
+		next = e.last.DeepCopy()
+		above = max(above, e.record().Epoch)
 	}
 	epoch := above + 1
 	if epoch > math.MaxInt32 {
@@ -103,7 +104,7 @@ func (e *Engine) Acquire(ctx context.Context, above int64) (lease.Record, error)
 		next, err = e.client.Create(ctx, next, metav1.CreateOptions{})
 	}
 	switch {
-	case errors.IsConflict(err), errors.IsAlreadyExists(err), errors.IsNotFound(err):
+	case errors.IsConflict(err), errors.IsAlreadyExists(err), errors.IsNotFound(err): // written, created or deleted since Look
 		return lease.Record{}, lease.ErrTaken
 	case err != nil:
 		return lease.Record{}, fmt.Errorf("acquire Lease %s: %w", e.name, err)
@@ -126,8 +127,9 @@ func (e *Engine) Release(ctx context.Context, epoch int64) error {
 	})
 }
 
-// write changes the object if this dispatcher holds the lease. If the object was written since it was last read, by a call
-// whose answer was lost or by another writer, write reads the object again and retries once.
+// write changes the object if this dispatcher holds the lease, and otherwise returns ErrLost. If the object was written since
+// it was last read, by a call whose answer was lost or by another writer, write reads the object again and retries once. what
+// names the call in errors.
 func (e *Engine) write(ctx context.Context, what string, epoch int64, change func(*coordinationv1.LeaseSpec)) error {
 	for range 2 {
 		if e.last == nil || e.record().Holder != e.identity || e.record().Epoch != epoch {
