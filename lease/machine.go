@@ -87,7 +87,7 @@ type Machine struct {
 	}
 
 	held        bool
-	epoch       int64     // the epoch of the lease, while held
+	epoch       int64     // the epoch of the lease that is held, or was held last
 	seen        int64     // highest epoch that was read, held, or named by a dispatcher or by a guard in front of an engine
 	renewed     time.Time // when the last successful acquisition or renewal was sent
 	admitsUntil time.Time // nothing is admitted after this time, when the last renewal and the votes run out

@@ -55,14 +55,14 @@ func (m *Machine) record(now time.Time, rec Record) {
 	if changed || rec.Term == Running { // if the store itself measures the holder's time, a renewal need not change Stamp
 		m.changed = now
 	}
-	wasHeld := m.looked && m.rec.Holder != "" && m.rec.Epoch == rec.Epoch // the last look saw the holder with this epoch
+	wasHeld := m.looked && m.rec.Holder != "" && m.rec.Epoch == rec.Epoch // at the last look: a release with this epoch came since
 	m.rec, m.looked, m.stale = rec, true, false
 	m.seen = max(m.seen, rec.Epoch)
 	switch {
 	case !m.released():
 	case rec.Epoch == m.promise.epoch: // released by the owner with the promise
 		m.promise = promise{}
-	case m.promise.to == "" && wasHeld: // an earlier process gave the promise to this holder, or to an owner that stopped before it began
+	case m.promise.to == "" && wasHeld: // an earlier process promised it to this holder or to one before, and all of them have stopped
 		m.promise = promise{}
 	}
 }
