@@ -99,7 +99,7 @@ func (k *Call) attempt(method, path string, hdr []Header, body [][]byte, d Deadl
 	if k.guard != nil {
 		if err := k.guard(); err != nil {
 			failure := k.newError(PhaseConnect, nil, err)
-			k.release(true)
+			k.release(true) // nothing was written, so the connection can be used again
 			return nil, failure
 		}
 	}
@@ -182,7 +182,7 @@ func (k *Call) release(keep bool) {
 	k.mu.Unlock()
 	switch {
 	case c == nil:
-	case keep && c.br.Buffered() == 0 && c.drained():
+	case keep && c.br.Buffered() == 0 && c.drained(): // bytes after the response would be taken for the next one
 		c.park()
 		k.client.idle.put(c)
 	default:
@@ -255,7 +255,7 @@ func (k *Call) newError(phase Phase, c *conn, cause error) *Error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.aborted {
-		k.heedless = k.heedless || failure.Timeout
+		k.heedless = k.heedless || failure.Timeout // the limit of Leave was over, and the engine had not closed its half
 		failure.Aborted, failure.Timeout, failure.Err = true, false, ErrAborted
 	}
 	return failure

@@ -121,7 +121,7 @@ func (c *conn) exchange(d Deadlines, head []byte, body [][]byte) (keep bool, pha
 	case size > inlineWrite:
 		c.limitWrite()
 		writeErr, err = c.sendListening()
-	case c.plain:
+	case c.plain: // sendPlain sets the deadline of the write itself, if it needs one
 		writeErr = c.sendPlain(size)
 		err = c.readHead()
 	default:
@@ -130,7 +130,7 @@ func (c *conn) exchange(d Deadlines, head []byte, body [][]byte) (keep bool, pha
 		err = c.readHead()
 	}
 	switch {
-	case err == nil:
+	case err == nil: // after a write that failed, the connection cannot be used again, but its answer counts
 		c.awaitBody(d.Idle)
 		return writeErr == nil && !hasClose(&c.head), PhaseHead, nil
 	case c.answered || writeErr == nil:
@@ -307,10 +307,10 @@ func (c *conn) leave(limit time.Duration) {
 		return
 	}
 	c.leaving = true
-	if c.fd != noSocket {
+	if c.fd != noSocket { // an event loop reads the socket, and raw is nil
 		c.shutdown(false)
 	} else if half, ok := c.raw.(interface{ CloseWrite() error }); !ok || half.CloseWrite() != nil {
-		c.close()
+		c.close() // one half alone cannot be closed
 		return
 	}
 	c.shortenWaitLocked(limit)
@@ -382,7 +382,9 @@ func hasClose(h *fasthttp.ResponseHeader) bool {
 
 // quiet reports that since the end of the last exchange no bytes have come, and the engine has not closed the connection.
 func (c *conn) quiet() bool {
-	return (c.br == nil || c.br.Buffered() == 0) && (!c.sock.Exists() || c.sock.Quiet())
+	readAhead := c.br != nil && c.br.Buffered() > 0
+	arrived := c.sock.Exists() && !c.sock.Quiet() // bytes, the end of the stream or an error
+	return !readAhead && !arrived
 }
 
 // drained reports that the TLS layer has no decrypted bytes that were not read. To find out, it tries to read one byte with a

@@ -30,14 +30,16 @@ func (w *watch) crossCheck(s *Sample, at time.Time) {
 // checkFrozen makes an engine a suspect if its gauges do not change for frozenScrapes scrapes while it has requests of this proxy.
 // A suspect gets a canary. The check is needed because an engine that hangs still reports healthy numbers.
 func checkFrozen(w *watch, s *Sample) {
-	scrapes, now, busy := &w.scrapes, vitalsOf(s, -1), w.traffic.running.Load() > 0
-	should := busy && scrapes.busy && now != noVitals // the engine had requests at both scrapes, so its gauges should have changed
-	if should && now == scrapes.last {
+	scrapes := &w.scrapes
+	gauges := vitalsOf(s, -1)
+	busy := w.traffic.running.Load() > 0
+	shouldChange := busy && scrapes.busy && gauges != noVitals // the engine had requests at both scrapes
+	if shouldChange && gauges == scrapes.last {
 		scrapes.unchanged++
 	} else {
 		scrapes.unchanged = 0
 	}
-	scrapes.last, scrapes.busy = now, busy
+	scrapes.last, scrapes.busy = gauges, busy
 	frozen := scrapes.unchanged >= frozenScrapes
 	if frozen == scrapes.frozen {
 		return
@@ -58,14 +60,16 @@ func checkFrozen(w *watch, s *Sample) {
 // checkOverfull raises an alarm if a rank runs more requests than it has slots. Requests that evenkeel sent although no slot was
 // free (see Traffic.Beyond) do not count. Either slots is configured wrong, or other clients use the engine.
 func checkOverfull(w *watch, s *Sample) {
-	scrapes, excess, running := &w.scrapes, 0.0, 0.0
+	scrapes := &w.scrapes
+	running := 0.0 // on the fullest rank
 	for _, t := range w.in.Canaries {
 		if n, ok := s.Running(t.Rank); ok {
 			running = math.Max(running, n)
 		}
 	}
 	scrapes.followSlots(w.in.Slots, running)
-	if w.in.Slots > 0 {
+	excess := 0.0
+	if w.in.Slots > 0 { // 0: the number of slots is not known
 		excess = math.Max(0, running-float64(scrapes.slots)-float64(w.traffic.beyond.Load()))
 	}
 	w.m.metrics.over.WithLabelValues(w.in.ID).Set(excess)
@@ -83,13 +87,13 @@ func (w *watch) noteSigns(s *Sample, at time.Time) {
 	before := scrapes.ranks
 	scrapes.ranks = make(map[int]vitals, len(w.in.Canaries))
 	for _, t := range w.in.Canaries {
-		now := vitalsOf(s, t.Rank)
+		gauges := vitalsOf(s, t.Rank)
 		liveness := w.traffic.Signs(t.Rank)
-		liveness.gauge.Store(now != noVitals)
-		if old, known := before[t.Rank]; known && now != old {
+		liveness.gauge.Store(gauges != noVitals)
+		if old, known := before[t.Rank]; known && gauges != old {
 			liveness.Seen(scrapes.at)
 		}
-		scrapes.ranks[t.Rank] = now
+		scrapes.ranks[t.Rank] = gauges
 	}
 	scrapes.at = at
 }

@@ -70,7 +70,8 @@ func (l *Liveness) endGap(to int64) {
 	lost := false
 	for _, p := range l.pulls {
 		p.hold.Quiet(l.at(from), l.at(to))
-		lost = lost || p.hold.Lost() && !p.counted
+		newlyLost := p.hold.Lost() && !p.counted
+		lost = lost || newlyLost
 		p.counted = p.hold.Lost()
 	}
 	if lost {
@@ -154,11 +155,12 @@ func (p *PendingPull) Limit(expire func()) {
 	p.timer = time.AfterFunc(time.Until(p.until()), func() {
 		p.liveness.mu.Lock()
 		left := time.Until(p.until())
-		over := left <= 0 && p.timer != nil
+		ended := p.timer == nil // End was called while this function waited for the lock
+		over := left <= 0 && !ended
 		switch {
 		case over:
 			p.lose()
-		case p.timer != nil:
+		case !ended:
 			p.timer.Reset(left)
 		}
 		p.liveness.mu.Unlock()
@@ -238,7 +240,7 @@ func (p *PendingPull) End() {
 }
 
 // quiet returns the largest share of its patience (see mooncake.Hold) that any waiting request has spent without a sign of
-// life; 0: no request waits.
+// life. It may be above 1; 0: no request waits whose hold depends on signs.
 func (l *Liveness) quiet(now time.Time) (most float64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

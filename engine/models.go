@@ -64,12 +64,12 @@ var noModel = sync.OnceValue(func() *regexp.Regexp {
 
 // Unlisted returns ErrUnlisted if an answer says that the engine does not have the model; nil: it says something else.
 func Unlisted(status int, body []byte) error {
+	if status != http.StatusNotFound {
+		return nil
+	}
 	var answer struct {
 		Error   json.RawMessage `json:"error"`
 		Message string          `json:"message"` // in vLLM before 0.11, the whole body is the error
-	}
-	if status != http.StatusNotFound {
-		return nil
 	}
 	_ = json.Unmarshal(body, &answer) // an answer that is not an object has no message
 	var inner struct {

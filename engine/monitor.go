@@ -62,7 +62,7 @@ func (m *Monitor) Set(instances []Instance) {
 		watches[in.ID] = w
 	}
 	for id, w := range m.watches {
-		if watches[id] != w {
+		if watches[id] != w { // the instance is not in the list any more, or counts as new
 			w.gone = true
 			w.stop()
 			m.metrics.forget(w.in)
@@ -133,7 +133,8 @@ func (m *Monitor) Report(id string, err error) {
 			w.redial = true
 			w.checkNow()
 		}
-	case !isCall || e.Aborted || e.Timeout || errors.Is(err, ErrClosed) || errors.Is(err, ErrMalformed) || errors.Is(err, ErrTooLarge):
+	case !isCall || e.Aborted || errors.Is(err, ErrClosed): // no answer of the engine, or the proxy ended the call
+	case e.Timeout || errors.Is(err, ErrMalformed) || errors.Is(err, ErrTooLarge): // it may be the request's own fault
 	case isOwnFault(err):
 	case unreachable(err):
 		w.reports++ // so that a check which began before this report does not set Up
@@ -144,7 +145,7 @@ func (m *Monitor) Report(id string, err error) {
 			w.failed = misses
 			w.checkNow()
 		}
-	case up:
+	case up: // the connection broke
 		w.broke = true
 		w.checkNow()
 	}

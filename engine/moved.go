@@ -56,11 +56,12 @@ func (w *watch) locate(ctx context.Context) {
 // elsewhere adds to err that the engine's name has another address, if the engine has not answered at the new
 // address yet. The caller holds m.mu.
 func (w *watch) elsewhere(err error) error {
-	if m := w.moved; w.unproven {
-		return fmt.Errorf("%w; its name has another address now, %s instead of %s, which was seen at %s", err, m.To, m.From,
-			m.At.UTC().Format(time.RFC3339))
+	if !w.unproven {
+		return err
 	}
-	return err
+	m := w.moved
+	return fmt.Errorf("%w; its name has another address now, %s instead of %s, which was seen at %s", err, m.To, m.From,
+		m.At.UTC().Format(time.RFC3339))
 }
 
 // list returns the addresses as text, separated by commas.

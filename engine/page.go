@@ -84,7 +84,7 @@ func Named(page []byte, limits Limits) (map[string]*dto.MetricFamily, error) {
 	for name, f := range families {
 		most, _ := limits.of(name)
 		for _, m := range f.GetMetric() {
-			if v := m.GetUntyped().GetValue(); v < 0 || v > most {
+			if v := m.GetUntyped().GetValue(); v < 0 || v > most { // false for NaN
 				return nil, &PageError{name, strconv.FormatFloat(v, 'g', -1, 64)}
 			}
 		}
@@ -129,7 +129,7 @@ func (n Number) Whole(name string, most int64) (int, error) {
 // Whole reads a whole number from a text of an engine's page. If the text is not a number,
 // known is false. If the number is negative, above most or not whole, the error is a PageError with this name.
 func Whole(name, text string, most int64) (n int64, known bool, err error) {
-	v, err := strconv.ParseFloat(text, 64)
+	v, err := strconv.ParseFloat(text, 64) // a number too large for a float64 becomes infinite, which is above most
 	switch {
 	case errors.Is(err, strconv.ErrSyntax) || math.IsNaN(v):
 		return 0, false, nil
@@ -216,7 +216,10 @@ func byEngine(families map[string]*dto.MetricFamily, names []string) map[string]
 		found := map[string]float64{}
 		for _, m := range families[name].GetMetric() {
 			v, e := m.GetUntyped().GetValue(), Label(m, "engine")
-			if old, seen := found[e]; !math.IsNaN(v) && (!seen || v > old) {
+			if math.IsNaN(v) {
+				continue
+			}
+			if old, seen := found[e]; !seen || v > old {
 				found[e] = v
 			}
 		}
@@ -240,8 +243,8 @@ func sums(f *dto.MetricFamily) map[string]float64 {
 	return out
 }
 
-// firstRank returns the lowest value of the label engine on a page. It returns a PageError if there are more values than one address
-// can have ranks.
+// firstRank returns the lowest number that the label engine has on a page; 0 if it has none. It returns a PageError if there are more
+// numbers than one address can have ranks, or if one is too large.
 func firstRank(families map[string]*dto.MetricFamily) (int, error) {
 	var all []int
 	for _, f := range families {

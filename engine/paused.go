@@ -117,10 +117,11 @@ func refusalOfRank(body []byte, t *Target) error {
 	ranks, _ := strconv.Atoi(found[3])
 	rank, ranks = rank-t.First, ranks-t.First
 	plausible := ranks > 0 && ranks <= rank
-	if plausible && (t.Rank < 0 || t.Rank == rank) {
-		return &RankError{Rank: rank, Ranks: ranks}
+	asked := t.Rank < 0 || t.Rank == rank // below 0: the request named its rank in the body, which is not known here
+	if !plausible || !asked {
+		return nil
 	}
-	return nil
+	return &RankError{Rank: rank, Ranks: ranks}
 }
 
 // SaysPaused says whether an error, from an answer or from an event of a stream, is the refusal of a paused core.
@@ -154,8 +155,10 @@ func (a *absent) lost(configured int) map[int]string {
 	for r := range a.silent {
 		all[r] = "its scheduler says nothing while those of other ranks do, so SGLang goes on without it (elastic EP)"
 	}
-	for r := a.ranks; a.ranks > 0 && r < configured; r++ {
-		all[r] = fmt.Sprintf("the engine has only %d ranks now (elastic EP)", a.ranks)
+	if a.ranks > 0 {
+		for r := a.ranks; r < configured; r++ {
+			all[r] = fmt.Sprintf("the engine has only %d ranks now (elastic EP)", a.ranks)
+		}
 	}
 	return all
 }
@@ -235,7 +238,7 @@ func (w *watch) withheld(why error) {
 		w.reports++
 		w.halt(ErrPaused, false)
 	case errors.As(why, &rank):
-		if w.absent.ranks != rank.Ranks { // the refused request may have been a try of a lost rank: wait longer before the next try
+		if w.absent.ranks != rank.Ranks { // the refused request may have been a try by lookForMore: wait longer before the next one
 			w.absent.rest = min(2*w.absent.rest, longestRest)
 		}
 		w.absent.ranks, w.absent.triedAt = rank.Ranks, time.Now()
@@ -252,16 +255,17 @@ func (w *watch) withheld(why error) {
 // reason. A halt that ends before any check has seen its reason counts as a failure of the engine. The caller holds m.mu.
 func (w *watch) halt(why error, confirmed bool) {
 	before, confirmedBefore := w.absent.halt, w.absent.confirmed
-	w.absent.halt, w.absent.confirmed = why, why != nil && (confirmed || confirmedBefore)
+	w.absent.halt = why
+	w.absent.confirmed = why != nil && (confirmed || confirmedBefore)
 	if before == nil {
 		w.absent.since = time.Now()
 	}
 	switch {
-	case why == nil && confirmedBefore:
+	case why == nil && confirmedBefore: // the halt has ended
 		w.forgive()                                      // failures during the halt do not count
 		w.absent.triedAt, w.absent.rest = time.Time{}, 0 // the engine may have more ranks now
 		w.m.cfg.Log.Info("an engine takes requests again", zap.String("engine", w.in.ID))
-	case why == nil && before != nil && len(w.in.Canaries) > 0:
+	case why == nil && before != nil && len(w.in.Canaries) > 0: // requests were refused, but the check found no reason for it
 		if w.suspect.circuit.Fail(theCanary, time.Now()) { // with the id of the canary, because the refused request may have been one
 			w.takeOut(outFailures, fmt.Errorf("it refuses requests again and again, although its health checks do not say so: %w", before))
 		}
@@ -272,11 +276,12 @@ func (w *watch) halt(why error, confirmed bool) {
 }
 
 // hold sets in.Held: why an operator has stopped requests to the engine; nil: the engine gets requests. Failures while it is held do
-// not count, and the end of the hold clears all earlier failures. The caller holds m.mu.
+// not count. The end of the hold clears all earlier failures and makes run check the engine at once. The caller holds m.mu.
 func (w *watch) hold(why *Held) {
 	old := w.in.Held
 	w.in.Held = why
-	if same := old == why || old != nil && why != nil && *old == *why; same {
+	sameReason := old != nil && why != nil && *old == *why
+	if old == why || sameReason {
 		return
 	}
 	if why == nil {
@@ -308,12 +313,12 @@ func (a *absent) hopeless(now time.Time) error {
 // caller holds m.mu.
 func (w *watch) publish(next Status) {
 	w.fill(&next)
-	before := w.status.LostRanks()
+	lostBefore := w.status.LostRanks()
 	w.setStatus(next)
-	switch now := next.LostRanks(); {
-	case text(now) == text(before):
-	case now != nil:
-		w.m.cfg.Log.Warn("an engine has lost ranks, which get no requests", zap.String("engine", w.in.ID), zap.Error(now))
+	switch lost := next.LostRanks(); {
+	case text(lost) == text(lostBefore):
+	case lost != nil:
+		w.m.cfg.Log.Warn("an engine has lost ranks, which get no requests", zap.String("engine", w.in.ID), zap.Error(lost))
 	default:
 		w.m.cfg.Log.Info("an engine has all its ranks again", zap.String("engine", w.in.ID))
 	}
@@ -322,23 +327,26 @@ func (w *watch) publish(next Status) {
 // fill sets Halt, Lost and Accused of a status. The caller holds m.mu.
 func (w *watch) fill(next *Status) {
 	next.Halt, next.Lost = w.absent.halt, w.absent.lost(w.in.Ranks)
-	if w.in.Held != nil && (next.Halt == nil || errors.Is(next.Halt, ErrPaused)) {
+	switch {
+	case w.in.Held == nil:
+	case next.Halt == nil, errors.Is(next.Halt, ErrPaused): // the operator may also have paused the engine, and Held has the reason
 		next.Halt = w.in.Held
 	}
-	if next.Halt == nil {
+	if next.Halt == nil { // a halted engine gets no new requests anyway
 		next.Accused = w.suspect.accusation()
 	}
 }
 
 // lookForRanks asks an engine that is alive for what its health check does not show: whether it is paused or waits for recovery, and
-// which of its ranks are silent. It returns why the engine may get no new requests; nil: it may get them.
+// which of its ranks are silent. It stores the silent ranks, and returns why the engine may get no new requests; nil: it may get them.
 func (w *watch) lookForRanks(ctx context.Context) (halt error) {
 	w.m.mu.Lock()
 	held, wasPaused := w.in.Held != nil, errors.Is(w.absent.halt, ErrPaused)
 	w.m.mu.Unlock()
-	if !held && (w.facts.pauses || wasPaused) {
+	mayTell := w.facts.pauses || wasPaused
+	if mayTell && !held { // a held engine gets no requests anyway
 		paused, err := w.isPaused(ctx)
-		if err != nil { // without an answer, the last one stays valid
+		if err != nil { // without an answer the last one stays valid, unless the engine lacks the path
 			paused = wasPaused && !lacks(err)
 		}
 		if paused {
@@ -354,7 +362,7 @@ func (w *watch) lookForRanks(ctx context.Context) (halt error) {
 			w.m.mu.Unlock()
 		}
 		return fault
-	case w.facts.elastic && w.in.Ranks > 1:
+	case w.facts.elastic && w.in.Ranks > 1: // a single rank could not be compared with others
 		if reported, err := w.loads(ctx); err == nil {
 			silent := w.absent.reports.see(reported, quietChecks*w.m.cfg.HealthInterval, time.Now())
 			w.m.mu.Lock()
@@ -418,8 +426,9 @@ func (w *watch) lookForMore() {
 		default: // a wake-up is pending already
 		}
 	default:
-		a.triedAt, a.rest = time.Now(), max(a.rest, w.m.cfg.FactsInterval)
-		if a.ranks++; a.ranks >= w.in.Ranks {
+		a.triedAt = time.Now()
+		a.rest = max(a.rest, w.m.cfg.FactsInterval)
+		if a.ranks++; a.ranks >= w.in.Ranks { // no rank is lost any more
 			a.ranks = 0
 		}
 		w.publish(w.status)
@@ -429,13 +438,14 @@ func (w *watch) lookForMore() {
 // longestRest bounds the time between two tries of a lost rank.
 const longestRest = 5 * time.Minute
 
-// tryLost sends a canary to the first lost rank, to find out whether the engine has it again. If it does not, the engine refuses
-// the request before it computes anything.
+// tryLost sends a canary to the first lost rank if a try is due, to find out whether the engine has this rank again. If it does not,
+// the engine refuses the request before it computes anything.
 func (w *watch) tryLost(ctx context.Context) {
 	w.m.mu.Lock()
 	lowest, model := w.absent.ranks, w.status.baseModel()
 	index := slices.IndexFunc(w.in.Canaries, func(t *Target) bool { return t.Rank == lowest })
-	due, ask := w.rankDue() && index >= 0 && model != "", w.questionFor(model)
+	due := w.rankDue() && index >= 0 && model != ""
+	ask := w.questionFor(model)
 	w.m.mu.Unlock()
 	if !due {
 		return
@@ -445,7 +455,7 @@ func (w *watch) tryLost(ctx context.Context) {
 	stop()
 	w.m.mu.Lock()
 	defer w.m.mu.Unlock()
-	if w.gone || w.absent.ranks != lowest {
+	if w.gone || w.absent.ranks != lowest { // another answer has shown meanwhile how many ranks there are
 		return
 	}
 	w.absent.triedAt = time.Now()
@@ -453,7 +463,7 @@ func (w *watch) tryLost(ctx context.Context) {
 	switch {
 	case errors.As(err, &rank):
 		w.absent.ranks = rank.Ranks
-	case computed:
+	case computed: // the ranks above it count as back, too, until a request is refused
 		w.absent.ranks = 0
 	}
 	w.publish(w.status)
@@ -474,7 +484,7 @@ func (w *watch) fault(ctx context.Context, patience time.Duration) (halt, err er
 	switch {
 	case err != nil:
 		return nil, err
-	case json.Unmarshal(body, &told) != nil || told.Schema == 0:
+	case json.Unmarshal(body, &told) != nil || told.Schema == 0: // another server answers with another text
 		return nil, errNoFaults
 	}
 	for _, e := range told.Engines {
@@ -482,7 +492,7 @@ func (w *watch) fault(ctx context.Context, patience time.Duration) (halt, err er
 		case "healthy":
 		case "dead":
 			return errDead, nil
-		default:
+		default: // unhealthy
 			return fmt.Errorf("it has met a fault (%.64q) and waits for its recovery (vLLM, POST /fault_tolerance/apply)", e.Fault), nil
 		}
 	}

@@ -48,6 +48,7 @@ func (w *watch) check(ctx context.Context) {
 	w.m.mu.Lock()
 	a := answers{broke: w.broke, reports: w.reports}
 	wasUp, wasHalted, relist := w.status.Up, w.absent.halt != nil, w.relist
+	// A new connection is needed if there is a doubt about the engine, and otherwise from time to time (see alive).
 	fresh := !wasUp || w.broke || w.redial || w.failed > 0 || time.Since(w.factsAt) >= w.m.cfg.FactsInterval
 	w.broke, w.redial = false, false
 	w.m.mu.Unlock()
@@ -59,17 +60,22 @@ func (w *watch) check(ctx context.Context) {
 	quick, err := w.alive(ctx, fresh)
 	a.health = err
 	if now := time.Now(); err == nil {
-		if quick {
+		if quick { // otherwise the engine computed for its answer
 			w.learnRTT(now.Sub(began), now, fresh)
 		}
 		w.answered = now
-		w.unproven = w.unproven && !fresh
+		if fresh { // the answer came over a new connection
+			w.unproven = false
+		}
 	}
 	modelsUnknown := w.facts.err != nil && len(w.facts.models) == 0
+	waits := !wasUp || modelsUnknown || wasHalted // the engine gets no requests until its facts are read
+	factsDue := waits || relist || time.Since(w.factsAt) >= w.m.cfg.FactsInterval
+	connects := err == nil || late(err)
 	switch {
-	case err == nil && (!wasUp || modelsUnknown || wasHalted || relist || time.Since(w.factsAt) >= w.m.cfg.FactsInterval):
-		w.readFacts(ctx, !wasUp, !wasUp || modelsUnknown || wasHalted)
-	case (err == nil || late(err)) && w.traffic.quiet(began) > lookAfter:
+	case err == nil && factsDue:
+		w.readFacts(ctx, !wasUp, waits)
+	case connects && w.traffic.quiet(began) > lookAfter:
 		w.lookForSigns(ctx)
 	}
 	if err == nil {
@@ -104,7 +110,7 @@ func (a answers) conclude(w *watch) {
 	if err == nil && w.facts.err != nil && !w.status.Up && errors.Is(w.status.Err, ErrRetired) {
 		w.facts.err = ErrRetired // the engine gave this reason to a request before, and still lists no models
 	}
-	strange := err == nil && (errors.Is(w.facts.err, ErrNotAnEngine) || errors.Is(w.facts.err, ErrRetired))
+	unusable := keyRefused || errors.Is(w.facts.err, ErrNotAnEngine) || errors.Is(w.facts.err, ErrRetired) // although it answers
 	confirmed, halt := w.haltBy(a)
 	reported := a.reports != w.reports // meanwhile a caller could not connect, or the engine took no requests
 	// If the address is unproven, the streams may be of the host that had the name before.
@@ -116,18 +122,18 @@ func (a answers) conclude(w *watch) {
 		next := w.status
 		if why := w.absent.hopeless(time.Now()); why != nil {
 			next.Up, next.Err = false, why
-		} else if !next.Up {
+		} else if !next.Up { // the engine stays down, now for this reason
 			next.Err = err
 		}
 		w.setStatus(next)
-	case w.holdsBack(err) && !keyRefused:
+	case w.holdsBack(err) && !keyRefused: // a refused key counts: every request would fail
 		w.failed = 0
 	case err == nil && reported: // the next check decides
 	case err == nil:
-		w.afterGood(halt, confirmed, !keyRefused && !strange)
+		w.afterGood(halt, confirmed, !unusable)
 	case onlyBusy:
 		w.m.metrics.late.WithLabelValues(w.in.ID).Inc()
-		if reported {
+		if reported { // the next check decides
 			return
 		}
 		w.failed = 0
@@ -147,13 +153,15 @@ func (w *watch) haltBy(a answers) (confirmed bool, why error) {
 	if w.in.Held != nil && errors.Is(halt, ErrPaused) { // the operator paused the engine, and Held has the reason
 		halt = nil
 	}
-	switch old := w.absent.halt; {
+	old := w.absent.halt
+	wasReforming := errors.Is(old, ErrReforming) || errors.Is(old, errScaleFailed)
+	switch {
 	case errors.Is(a.health, ErrReforming):
 		return true, ErrReforming
 	case a.reforming != nil:
 		return true, a.reforming
-	case a.health == nil && w.facts.err != nil && (errors.Is(old, ErrReforming) || errors.Is(old, errScaleFailed)):
-		return halt != nil, old // only a list of models shows that this halt is over
+	case a.health == nil && w.facts.err != nil && wasReforming: // only a list of models shows that this halt is over
+		return halt != nil, old
 	}
 	return halt != nil, halt
 }
@@ -162,8 +170,9 @@ func (w *watch) haltBy(a answers) (confirmed bool, why error) {
 // of haltBy. The caller holds m.mu.
 func (w *watch) afterGood(halt error, confirmed, up bool) {
 	w.failed = 0
-	if w.facts.start != w.status.StartTime {
-		w.forgive() // the engine has restarted, and the suspicion is about the old process
+	if w.facts.start != w.status.StartTime { // the engine has restarted, and suspicion and lost ranks are of the old process
+		w.forgive()
+		// A halt counts as confirmed, so that its end, which the restart explains, is no failure of the engine (see halt).
 		w.absent = absent{halt: w.absent.halt, since: w.absent.since, confirmed: w.absent.halt != nil}
 	}
 	w.halt(halt, confirmed)
@@ -176,15 +185,15 @@ func (w *watch) afterGood(halt error, confirmed, up bool) {
 	w.publishSuspicion()
 }
 
-// afterFailed updates the status after a failed health check. hadBroken says that a caller's connection broke before it.
-// The caller holds m.mu.
+// afterFailed updates the status after a health check that failed with err. hadBroken says that a caller's connection broke before
+// this check, keyRefused that the engine refuses the API key. The caller holds m.mu.
 func (w *watch) afterFailed(err error, hadBroken, keyRefused bool) {
 	w.failed++
 	if hadBroken && unreachable(err) { // a connection broke, and a new one cannot be made: the process has ended
 		w.failed = misses
 	}
 	next := w.status
-	if keyRefused || w.failed >= misses {
+	if keyRefused || w.failed >= misses { // with a refused key, every request would fail
 		next.Up = false
 	}
 	next.Hangs = late(err)
@@ -196,8 +205,8 @@ func (w *watch) afterFailed(err error, hadBroken, keyRefused bool) {
 	w.setStatus(next)
 }
 
-// alarmCredential logs that the engine refuses the API key. It logs again only after the engine has accepted the key. The caller
-// holds m.mu.
+// alarmCredential logs that the engine refuses the API key. It logs again only after a check in which the key was not refused. The
+// caller holds m.mu.
 func (w *watch) alarmCredential(refused bool) {
 	if refused && !w.alarmed {
 		w.m.cfg.Log.Error("ALARM: an engine refuses the API key that the proxy sends, so it gets no requests; check api_key_env of its profile",
@@ -231,7 +240,8 @@ func (w *watch) readFacts(ctx context.Context, full, hurry bool) {
 		w.countExpired(sample)
 		w.crossCheck(sample, began)
 		if sample.StartTime != 0 && sample.StartTime != f.start {
-			full, f.start, f.version = true, sample.StartTime, ""
+			full = true
+			f.start, f.version = sample.StartTime, ""
 		}
 	}
 	if full {
@@ -256,8 +266,9 @@ func (w *watch) readFacts(ctx context.Context, full, hurry bool) {
 	if errors.As(err, new(*PageError)) { // the models are known, except for a number
 		pageErr, err = err, nil
 	}
-	if f.err = err; err == nil {
-		f.models = models // after an error the old models stay
+	f.err = err
+	if err == nil { // after an error the old models stay
+		f.models = models
 	}
 	w.tellOdd(pageErr)
 	w.facts, w.factsAt = f, time.Now()
@@ -283,7 +294,9 @@ func (w *watch) tellOdd(err error) {
 			"or report them to its makers",
 			zap.String("engine", w.in.ID), zap.String("role", w.in.Role), zap.Error(err))
 	}
-	w.odd = odd || w.odd && err != nil // another error does not show that the pages are right
+	if odd || err == nil { // another error does not show whether the pages are right
+		w.odd = odd
+	}
 }
 
 // lookAfter is the share of its patience that a request must have used up without a sign of life before the gauges are read early.

@@ -220,23 +220,23 @@ type Gauges struct {
 // mostWaitMs is the longest mean wait that is believed: an hour, in ms.
 const mostWaitMs = 3600 * 1000
 
-// gaugesOf returns the gauges of a rank: values of the sample now, and the growth of counters since the sample before; nil: now is the
-// first sample.
-func gaugesOf(before, now *Sample, rank int) Gauges {
+// gaugesOf returns the gauges of a rank: values of the sample s, and the growth of counters since the previous sample; previous is nil
+// for the first one.
+func gaugesOf(previous, s *Sample, rank int) Gauges {
 	known := func(v float64, ok bool) float64 {
 		if !ok {
 			return -1
 		}
 		return v
 	}
-	g := Gauges{Running: known(now.Running(rank)), Waiting: known(now.Waiting(rank)), KVShare: known(now.KVUsage(rank))}
+	g := Gauges{Running: known(s.Running(rank)), Waiting: known(s.Waiting(rank)), KVShare: known(s.KVUsage(rank))}
 	g.Preempted, g.Computed, g.WaitMs = -1, -1, -1
-	if before == nil || before.StartTime != now.StartTime {
+	if previous == nil || previous.StartTime != s.StartTime { // a restart begins the counters at 0
 		return g
 	}
 	grew := func(counter func(*Sample, int) (float64, bool)) float64 {
-		from, had := counter(before, rank)
-		to, has := counter(now, rank)
+		from, had := counter(previous, rank)
+		to, has := counter(s, rank)
 		return known(to-from, had && has && to >= from) // a counter that went back was reset, although the start time does not show it
 	}
 	g.Preempted, g.Computed = grew((*Sample).Preempted), grew((*Sample).NotPulled)

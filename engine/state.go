@@ -206,10 +206,10 @@ func unreachable(err error) bool {
 // same says whether both are the same engine with the same settings, so that its watch can continue.
 func (in Instance) same(other Instance) bool {
 	a, b := in.Target, other.Target
-	return in.Role == other.Role && in.Ranks == other.Ranks && in.Ready == other.Ready && in.Version == other.Version &&
-		slices.EqualFunc(in.Canaries, other.Canaries, func(a, b *Target) bool { return a.Rank == b.Rank && a.First == b.First }) &&
-		(a == b ||
-			a.URL.String() == b.URL.String() && a.APIKey == b.APIKey && a.Rank == b.Rank && a.TLS == b.TLS)
+	sameTarget := a == b || a.URL.String() == b.URL.String() && a.APIKey == b.APIKey && a.Rank == b.Rank && a.TLS == b.TLS
+	sameCanaries := slices.EqualFunc(in.Canaries, other.Canaries, func(a, b *Target) bool { return a.Rank == b.Rank && a.First == b.First })
+	return sameTarget && sameCanaries && in.Role == other.Role && in.Ranks == other.Ranks && in.Ready == other.Ready &&
+		in.Version == other.Version
 }
 
 // text returns the text of an error; empty for nil.
@@ -227,7 +227,7 @@ func (m *Monitor) tell(id string) {
 	}
 	select {
 	case m.signal <- struct{}{}:
-	default:
+	default: // notify will be called anyway
 	}
 }
 
@@ -247,7 +247,7 @@ func (m *Monitor) notify() {
 			s = w.status.clone()
 		}
 		m.mu.Unlock()
-		if f != nil && w != nil {
+		if f != nil && w != nil { // nil: the instance is not watched any more
 			f(id, s)
 		}
 	}

@@ -87,15 +87,17 @@ func (w *watch) listen(now time.Time) {
 		return
 	}
 	s := &w.suspect
-	switch quiet := w.traffic.quiet(now) > 1; { // some request has used up its patience
-	case !s.quiet.IsZero() && !quiet && w.traffic.seenSince(s.quiet):
+	overdue := w.traffic.quiet(now) > 1 // some request has used up its patience
+	wasQuiet := !s.quiet.IsZero()
+	switch {
+	case wasQuiet && !overdue && w.traffic.seenSince(s.quiet):
 		s.quiet = time.Time{}
 		w.m.cfg.Log.Info("an engine gives signs of life again", zap.String("engine", w.in.ID))
-	case !s.quiet.IsZero() && !quiet: // no request waits any more, so only a canary can show whether the core works
+	case wasQuiet && !overdue: // no request waits any more, so only a canary can show whether the core works
 		s.doubted = s.circuit.In()
-	case s.quiet.IsZero() && quiet:
+	case !wasQuiet && overdue:
 		s.quiet = now
-		s.doubted = s.circuit.In()
+		s.doubted = s.circuit.In() // an engine that is out of service gets a canary anyway
 		w.m.cfg.Log.Warn("an engine gets no new requests for a moment; a request of one token will tell whether it computes",
 			zap.String("engine", w.in.ID), zap.Error(errQuiet))
 	}
@@ -109,9 +111,9 @@ func (w *watch) judge(v Verdict, why error) {
 	case v == Served:
 		s.circuit.Succeed()
 		s.doubted, s.wedged = false, false
-	case v != Unclear && s.circuit.Fail(0, now):
+	case v != Unclear && s.circuit.Fail(0, now): // this failure took it out; 0, because only canaries are trials
 		w.takeOut(outFailures, fmt.Errorf("%d requests in a row failed, the last: %w", circuit.Limit, why))
-	case v != Faulted && s.circuit.In():
+	case v != Faulted && s.circuit.In(): // Silent or Unclear
 		s.doubted = true
 	}
 	w.publishSuspicion()
@@ -216,7 +218,7 @@ func (w *watch) tryNow(ctx context.Context) {
 	w.m.mu.Unlock()
 
 	outcome, err := canaryPassed, error(nil)
-	if limit := w.m.cfg.Canary; limit > 0 && model != "" {
+	if limit := w.m.cfg.Canary; limit > 0 && model != "" { // otherwise no canary can be sent, and it counts as passed
 		err = w.canary(ctx, ranks, ask, limit)
 	}
 	if ctx.Err() != nil { // the watch was stopped, which may be the cause of failures
@@ -244,7 +246,10 @@ func afterCanary(w *watch, outcome string, err error) {
 		return
 	}
 	if isOwnFault(err) { // the canary was not sent, so another one is due after a while
-		if s.doubted = s.circuit.In(); !s.doubted {
+		if s.circuit.In() {
+			s.doubted = true
+		} else {
+			s.doubted = false
 			s.circuit.Trip(time.Now())
 		}
 		w.publishSuspicion()

@@ -103,7 +103,7 @@ func (t *Target) hostHeader() string {
 		return t.URL.Host
 	}
 	end := strings.LastIndexByte(t.URL.Host, ']')
-	if end < zone {
+	if end < zone { // the host is no IPv6 address in brackets, so the % begins no zone
 		return t.URL.Host
 	}
 	return t.URL.Host[:zone] + t.URL.Host[end:]
@@ -115,7 +115,7 @@ func (t *Target) tlsConfig() *tls.Config {
 	if t.TLS != nil {
 		c = t.TLS.Clone()
 	}
-	if c.ServerName == "" {
+	if c.ServerName == "" { // tls.Client takes no name from the address
 		name, _, _ := strings.Cut(t.URL.Hostname(), "%")
 		c.ServerName = name
 	}

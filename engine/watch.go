@@ -47,7 +47,7 @@ func (w *watch) alive(ctx context.Context, fresh bool) (quick bool, err error) {
 			return true, err
 		}
 	}
-	return w.in.Ready == "", ask("/health")
+	return w.in.Ready == "", ask("/health") // an engine with a path Ready computes for this answer
 }
 
 // setStatus replaces the status, logs the change and queues it for the callback. It sets Since if Up has changed, and Changed
@@ -89,13 +89,14 @@ func (w *watch) setStatus(next Status) {
 // sayAgain is the least time between two log lines about an engine that stays down while the reason changes.
 const sayAgain = time.Minute
 
-// tellWhy logs why an engine does not serve: once, and again if the reason has changed. The caller holds m.mu.
+// tellWhy logs why an engine does not serve: once, and again if the reason has changed and sayAgain has passed. The caller holds m.mu.
 func (w *watch) tellWhy(log *zap.Logger, next Status) {
 	kind, now := kindOf(next.Err), time.Now()
-	if kind == w.loggedReason || w.loggedReason != "" && now.Sub(w.loggedAt) < sayAgain {
+	first := w.loggedReason == ""
+	tooSoon := !first && now.Sub(w.loggedAt) < sayAgain
+	if kind == w.loggedReason || tooSoon {
 		return
 	}
-	first := w.loggedReason == ""
 	w.loggedReason, w.loggedAt = kind, now
 	switch {
 	case next.Up:

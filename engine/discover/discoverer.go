@@ -195,8 +195,8 @@ func (d *Discoverer) hear(n news, now time.Time) {
 	d.loggedCauses[n.source], s.Error = nil, ""
 }
 
-// complain logs a failure if it has a cause that was not logged since the source last worked. Each cause is logged once per outage,
-// because several causes often alternate.
+// complain logs a failure, and sets it in the source's status, if it has a cause that was not logged since the source last worked. Each
+// cause is logged once per outage, because several causes often alternate.
 func (d *Discoverer) complain(source int, err error) {
 	s, logged := &d.sources[source], d.loggedCauses[source]
 	if logged == nil {
@@ -242,7 +242,8 @@ func (d *Discoverer) settle(now time.Time) {
 	all := merge(d.lists)
 	for key, r := range d.records {
 		want, listed := all[key]
-		if gone := !listed || r.inFleet != nil && replaced(*r.inFleet, want); gone {
+		otherProcess := r.inFleet != nil && replaced(*r.inFleet, want)
+		if !listed || otherProcess {
 			d.drop(r)
 			delete(d.records, key)
 		}
@@ -253,9 +254,10 @@ func (d *Discoverer) settle(now time.Time) {
 			r = &record{}
 			d.records[key] = r
 		}
-		if r.want != e {
-			r.passed = r.passed && !replaced(r.want, e)
-			r.want, r.err, r.tries, r.next = e, nil, 0, time.Time{}
+		if r.want != e { // the description has changed, so earlier failures say nothing
+			r.passed = r.passed && !replaced(r.want, e) // another process needs a trial of its own
+			r.want = e
+			r.err, r.tries, r.next = nil, 0, time.Time{}
 		}
 		if r.listed = d.cfg.Fleet.Listed(e); r.listed {
 			r.inFleet, r.passed = nil, false // the fleet now has the engine from the config, so it is not discovery's
@@ -265,16 +267,18 @@ func (d *Discoverer) settle(now time.Time) {
 	}
 }
 
-// report passes an engine to the fleet if it is new there and may be used, or if its description has changed.
+// report passes an engine to the fleet if it is new there and may be used, or if its description has changed. After a failure it
+// waits for the time of the next try.
 func (d *Discoverer) report(r *record, now time.Time) {
 	isNew := r.inFleet == nil
 	unchanged := !isNew && *r.inFleet == r.want
-	notYet := isNew && (r.want.Away != "" || !r.passed && d.cfg.Probe != nil)
+	untried := !r.passed && d.cfg.Probe != nil
+	notYet := isNew && (untried || r.want.Away != "")
 	if unchanged || notYet || now.Before(r.next) {
 		return
 	}
 	change := added
-	if r.inFleet != nil {
+	if !isNew {
 		change = difference(*r.inFleet, r.want)
 	}
 	switch change {
@@ -356,12 +360,12 @@ func (d *Discoverer) judge(v verdict, now time.Time) {
 	d.running--
 	d.metrics.probed(v.engine.Role, v.err)
 	r := d.records[v.engine.Key()]
-	if r == nil || !r.trying {
+	if r == nil || !r.trying { // meanwhile the engine was removed, and may have been listed again
 		return
 	}
 	r.trying = false
 	switch {
-	case r.want != v.engine:
+	case r.want != v.engine: // a new trial of the changed engine begins
 	case v.err != nil:
 		d.fail(r, now, v.err)
 	default:
@@ -393,7 +397,7 @@ func (d *Discoverer) pause(now time.Time) time.Duration {
 			next = r.next
 		}
 	}
-	return max(time.Millisecond, next.Sub(now))
+	return max(time.Millisecond, next.Sub(now)) // bounded below, so that a try that is overdue does not keep Run busy
 }
 
 // publish stores a copy of the state for calls of Status.

@@ -73,10 +73,10 @@ func merge(lists [][]Engine) map[string]Engine {
 	all := map[string]Engine{}
 	for _, list := range lists {
 		for _, e := range list {
-			old, double := all[e.Key()]
+			old, isListed := all[e.Key()]
 			// If one source lists an address twice, the engine that gets requests counts.
 			better := old.Source == e.Source && old.Away != "" && e.Away == ""
-			if !double || better {
+			if !isListed || better {
 				all[e.Key()] = e
 			}
 		}

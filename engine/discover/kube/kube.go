@@ -94,7 +94,7 @@ func (s *Source) Run(ctx context.Context, tell func([]discover.Engine, error)) {
 	}
 }
 
-// list returns the engines of all pods in the mirrors.
+// list returns the engines of all pods in the mirrors. It logs each new reason why a pod is not used.
 func (s *Source) list() (list []discover.Engine) {
 	var seen []*discoveryv1.EndpointSlice
 	if s.slices != nil {

@@ -84,7 +84,8 @@ func (c *Config) engines(pod *corev1.Pod, s standing) ([]discover.Engine, error)
 	for _, port := range ports {
 		e.Address = net.JoinHostPort(pod.Status.PodIP, strconv.Itoa(port))
 		e.URL = cmp.Or(c.Scheme, "http") + "://" + e.Address
-		for _, e.Role = range roles {
+		for _, role := range roles {
+			e.Role = role
 			list = append(list, forRole(e))
 		}
 	}
@@ -93,12 +94,13 @@ func (c *Config) engines(pod *corev1.Pod, s standing) ([]discover.Engine, error)
 
 // forRole clears the attributes that engines of this role do not have.
 func forRole(e discover.Engine) discover.Engine {
-	if a := &e.Attributes; e.Role == discover.Prefill {
+	switch a := &e.Attributes; e.Role {
+	case discover.Prefill:
 		a.Group, a.Barrier, a.Slots, a.KVTokens, a.Cost = "", "", 0, 0, 0
-	} else if e.Role == discover.Decode {
+	case discover.Decode:
 		a.KVEventsPort, a.KVReplayPort = 0, 0
 	}
-	if e.Role != discover.Aggregated {
+	if e.Role != discover.Aggregated { // these settings are about steps that prefill and decode
 		e.Budget, e.Interval = 0, 0
 	}
 	return e
