@@ -19,7 +19,7 @@ func Open(path string) (*os.File, error) {
 		return os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o640)
 	}
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
-	if errors.Is(err, fs.ErrPermission) {
+	if errors.Is(err, fs.ErrPermission) { // O_NONBLOCK makes the call fail where it would wait for a reader
 		return os.OpenFile(path, os.O_WRONLY|syscall.O_NONBLOCK, 0)
 	}
 	return f, err

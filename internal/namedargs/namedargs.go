@@ -23,11 +23,11 @@ func Parse(text string, names []string) (name string, set []Setting, err error) 
 	items := strings.Split(strings.TrimSpace(text), ",")
 	name, first, colon := strings.Cut(items[0], ":")
 	items = items[1:]
-	isPreset := func(n string) bool { return strings.HasPrefix(n, name+":") }
+	hasPresets := slices.ContainsFunc(names, func(n string) bool { return strings.HasPrefix(n, name+":") })
 	switch {
-	case colon && !strings.Contains(first, "=") && slices.ContainsFunc(names, isPreset):
+	case colon && hasPresets && !strings.Contains(first, "="): // the name of a preset stands behind the colon
 		name += ":" + first
-	case colon: // what stands behind the colon is the first setting
+	case colon: // the first setting stands behind the colon
 		items = append([]string{first}, items...)
 	}
 	if !slices.Contains(names, name) {

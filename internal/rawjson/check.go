@@ -282,7 +282,7 @@ func (s *scanner) number(i int) int {
 			return s.failAt(i, "a digit")
 		}
 	}
-	if i < len(s.data) && s.data[i]|0x20 == 'e' {
+	if i < len(s.data) && s.data[i]|0x20 == 'e' { // e or E
 		i++
 		if i < len(s.data) && (s.data[i] == '+' || s.data[i] == '-') {
 			i++

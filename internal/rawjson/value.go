@@ -65,7 +65,7 @@ func AppendUnescaped(dst, inside []byte) []byte {
 		if i < 0 {
 			return append(dst, inside...)
 		}
-		if i == len(inside)-1 {
+		if i == len(inside)-1 { // a backslash at the end escapes nothing
 			return utf8.AppendRune(append(dst, inside[:i]...), utf8.RuneError)
 		}
 		dst, inside = append(dst, inside[:i]...), inside[i:]
@@ -89,7 +89,7 @@ func CodePoint(text []byte) (r rune, n int) {
 	if r = unit(text); r < 0 {
 		return utf8.RuneError, min(2, len(text))
 	}
-	if utf16.IsSurrogate(r) {
+	if utf16.IsSurrogate(r) { // the other half must follow
 		if r = utf16.DecodeRune(r, unit(text[6:])); r != utf8.RuneError {
 			return r, 12
 		}
@@ -103,10 +103,11 @@ func unit(text []byte) (r rune) {
 		return -1
 	}
 	for _, c := range text[2:6] {
-		if c -= '0'; c > 9 {
-			c = (c+'0')&^0x20 - 'A' + 10
+		digit := c - '0'
+		if digit > 9 { // a letter, of either case: &^0x20 makes it upper case
+			digit = c&^0x20 - 'A' + 10
 		}
-		r = r<<4 | rune(c)
+		r = r<<4 | rune(digit)
 	}
 	return r
 }

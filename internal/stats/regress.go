@@ -24,7 +24,7 @@ func Regress(rows [][]float64, y []float64) (r Regression, ok bool) {
 		}
 	}
 	for i := range scale {
-		if scale[i] == 0 {
+		if scale[i] == 0 { // a column of zeros has no coefficient
 			return r, false
 		}
 		scale[i] = math.Sqrt(scale[i])
@@ -72,10 +72,12 @@ func eliminate(sums [][]float64) bool {
 			return false
 		}
 		for j := range sums {
-			if factor := sums[j][i] / sums[i][i]; j != i {
-				for k := range sums[j] {
-					sums[j][k] -= factor * sums[i][k]
-				}
+			if j == i {
+				continue
+			}
+			factor := sums[j][i] / sums[i][i]
+			for k := range sums[j] {
+				sums[j][k] -= factor * sums[i][k]
 			}
 		}
 	}
