@@ -191,7 +191,7 @@ func shutDown(g *gateway.Gateway, grace, limit time.Duration, signals <-chan os.
 	case err := <-done:
 		return err
 	case s := <-signals:
-		return fmt.Errorf("ended by a third signal, %v, before every connection was closed", s)
+		return fmt.Errorf("ended by another signal, %v, before every connection was closed", s)
 	case <-time.After(gateway.CutTime):
 		return fmt.Errorf("some parts of the proxy had not ended %v after the last stream was cut", gateway.CutTime)
 	}

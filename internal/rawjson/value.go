@@ -97,15 +97,22 @@ func CodePoint(text []byte) (r rune, n int) {
 	return r, 6
 }
 
-// unit returns the UTF-16 unit of the \uXXXX at the start of text; -1: there is none.
+// unit returns the UTF-16 unit of the \uXXXX at the start of text; -1: there is none, or a digit of it is not hexadecimal.
 func unit(text []byte) (r rune) {
 	if len(text) < 6 || text[0] != '\\' || text[1] != 'u' {
 		return -1
 	}
 	for _, c := range text[2:6] {
-		digit := c - '0'
-		if digit > 9 { // a letter, of either case: &^0x20 makes it upper case
-			digit = c&^0x20 - 'A' + 10
+		var digit byte
+		switch {
+		case c >= '0' && c <= '9':
+			digit = c - '0'
+		case c >= 'a' && c <= 'f':
+			digit = c - 'a' + 10
+		case c >= 'A' && c <= 'F':
+			digit = c - 'A' + 10
+		default:
+			return -1
 		}
 		r = r<<4 | rune(digit)
 	}
