@@ -6,19 +6,20 @@ package board
 // wait a moment in the engine's queue. With answers of 13 tokens and copies of 3 steps, these are about one request for five slots.
 
 // admits returns how many more requests a policy may send to the rank: one for each free slot and, if the policy sends requests ahead,
-// some more. No request is sent ahead to a rank whose slots are limited (Limit), or to a rank whose requests must have a slot when their
-// prefill ends (AtOnce). Nor is one sent ahead to a mixed rank: its engine could compute the prompt in any step, although the policy
-// wants all ranks to compute their prompts in the same steps.
+// some more. No request is sent ahead to a rank whose slots are limited (Limit), because its engine has just started or may run requests of
+// other proxies, or to a rank whose requests must have a slot when their prefill ends (AtOnce). Nor is one sent ahead to a mixed rank: its
+// engine could compute the prompt in any step, although the policy wants all ranks to compute their prompts in the same steps.
 func (r *rank) admits(policy *policyInUse) int {
 	free := r.free()
-	needsFreeSlot := r.Limit > 0 || r.Early && r.AtOnce || r.group == nil || r.Mixed
+	earlyAtOnce := r.Early && r.AtOnce
+	needsFreeSlot := r.Limit > 0 || earlyAtOnce || r.Mixed || r.group == nil // without a group, nothing was learned about the rank
 	if needsFreeSlot || !policy.ahead {
 		return free
 	}
 	configured := policy.all.cfg.BindAhead // only for early ranks
 	switch {
 	case !r.Early:
-		return free + r.group.lag.slots(min(len(r.slots), r.Slots))
+		return free + r.group.lag.slots(min(len(r.slots), r.Slots)) // only requests that have a slot free one when they end
 	case configured == AheadAuto:
 		return free + r.group.lead.slots(r.Slots)
 	}

@@ -14,7 +14,7 @@ func (e Withdraw) apply(b *Boards) { b.withdraw(e.Entry) }
 func (e *Release) apply(l *Boards) {
 	b := l.boards[e.Model]
 	s := &b.slots.records[e.Slot]
-	s.estimated.most = e.Unheard
+	s.estimated.most = e.Unheard // the engine may have become silent since the last look at the group's streams
 	generated, firstStep, lastStep := e.Generated, e.First, e.Last
 	if hasEstimate := s.estimated.first != 0; hasEstimate && s.rank.group != nil {
 		generated, firstStep, lastStep = int32(s.estimated.tokens), s.estimated.first, s.rank.group.last.Number

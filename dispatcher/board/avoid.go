@@ -99,7 +99,9 @@ func suitsBetter(e *pool.Entry, r, other *rank) bool {
 // hasRoomFor says whether a rank that is up has a slot and KV room for an entry, and no quarantine keeps the entry's prefill engine from
 // sending its KV there (pairs.go).
 func (b *board) hasRoomFor(e *pool.Entry, r *rank, now time.Time) bool {
-	if p := r.group.inForce(); !p.Immediate() && !r.fits(int64(e.Prompt), policy.Watermark(p.Policy), now) {
+	p := r.group.inForce()
+	mustFit := !p.Immediate() // an immediate policy lets the engine queue what has no room yet
+	if mustFit && !r.fits(int64(e.Prompt), policy.Watermark(p.Policy), now) {
 		return false
 	}
 	if b.pairs.vetoed(e, r, now) {
@@ -117,10 +119,11 @@ func (b *board) countRestricted() {
 		p.waiting = 0
 	}
 	for id, w := range b.waiting {
-		if p := b.partial[w.Entry.Name]; p != nil && w.Local == nil && !w.Entry.Discard {
+		inPool := w.Local == nil // a local entry does not wait for a rank
+		if p := b.partial[w.Entry.Name]; p != nil && inPool && !w.Entry.Discard {
 			p.waiting++
 		}
-		if w.restricted = w.Local == nil && b.isRestricted(w.Entry); w.restricted {
+		if w.restricted = inPool && b.isRestricted(w.Entry); w.restricted {
 			b.restrictedCount++
 		}
 		b.waiting[id] = w
@@ -147,7 +150,7 @@ func (b *board) placeNamed(now time.Time, beforePolicies bool) {
 		leftToPolicies := p == nil || beforePolicies && len(p.whole) > 0
 		switch {
 		case b.mustAvoid(e, now): // placeAvoiding binds it
-		case leftToPolicies && beforePolicies:
+		case leftToPolicies && beforePolicies: // all entries after it are younger than an entry that policies see
 			return
 		case !leftToPolicies && !p.full && b.placeOn(p, e, now):
 			continue // the entry has left the pool, so the next one has the index i now

@@ -22,7 +22,8 @@ func (b *board) overflow(e *pool.Entry, now time.Time) bool {
 	var best *rank
 	for _, g := range b.groups {
 		for _, r := range g.ranks {
-			if mayGo(e, r) && r.queues(prompt) && !b.pairs.vetoed(e, r, now) && (best == nil || r.sooner(best, prompt)) {
+			able := mayGo(e, r) && r.queues(prompt) && !b.pairs.vetoed(e, r, now)
+			if able && (best == nil || r.sooner(best, prompt)) {
 				best = r
 			}
 		}
@@ -43,10 +44,12 @@ func (b *board) overflow(e *pool.Entry, now time.Time) bool {
 // (Limit) gets it only if the engine can begin at once, because requests of other proxies may wait there or the engine has just started.
 // The KV that the engine keeps of ended answers does not count as taken, because the engine gives it up sooner or later.
 func (r *rank) queues(prompt int64) bool {
-	if !r.takes() || r.Beyond == 0 || r.Capacity > 0 && prompt > r.room()+r.kept.Tokens() {
+	tooLarge := r.Capacity > 0 && prompt > r.room()+r.kept.Tokens()
+	if !r.takes() || r.Beyond == 0 || tooLarge {
 		return false
 	}
-	return r.startsAtOnce(prompt) || r.Limit == 0 && r.queue() < r.Beyond
+	mayQueue := r.Limit == 0 && r.queue() < r.Beyond
+	return mayQueue || r.startsAtOnce(prompt)
 }
 
 // startsAtOnce says whether the rank's engine would begin with a prompt at once: the rank has a free slot
@@ -65,7 +68,7 @@ func (r *rank) sooner(other *rank, prompt int64) bool {
 	if here := r.startsAtOnce(prompt); here != other.startsAtOnce(prompt) {
 		return here
 	}
-	mine, theirs := max(1, r.usable()), max(1, other.usable())
+	mine, theirs := max(1, r.usable()), max(1, other.usable()) // slots; to compare shares, each number is multiplied by the other's slots
 	if x, y := r.queue()*theirs, other.queue()*mine; x != y {
 		return x < y
 	}

@@ -36,7 +36,8 @@ func (b *board) bind(g *group, p *policyInUse, a policy.Assignment, now time.Tim
 	return ""
 }
 
-// admit charges an entry that has left the pool to a rank, and emits EffectBind for its caller.
+// admit charges an entry that has left the pool to a rank, completes its Binding, and emits EffectBind for its caller. It also counts the
+// entry's wait. If the rank or the entry's pair of engines is on trial, this request is the trial.
 func (b *board) admit(r *rank, w waitingEntry, bound Binding, now time.Time) {
 	e := w.Entry
 	if r.Mixed {
@@ -54,7 +55,8 @@ func (b *board) admit(r *rank, w waitingEntry, bound Binding, now time.Time) {
 	if e.Early {
 		bound.StepMs = r.group.stepMs()
 	}
-	bound.Full = bound.Beyond || r.free() <= 0 || r.Capacity > 0 && r.kv+int64(w.prompt()) > r.room()
+	lacksRoom := r.Capacity > 0 && r.kv+int64(w.prompt()) > r.room()
+	bound.Full = bound.Beyond || lacksRoom || r.free() <= 0
 	bound.Slot = b.charge(r, s)
 	if r.Mixed {
 		b.addPrompt(r, bound.Slot, bound.NewTokens, len(r.toCompute))

@@ -22,14 +22,19 @@ func newBoard(model string, a *allBoards) *board {
 
 func (b *board) empty() bool { return len(b.ranks) == 0 && b.pool.Len() == 0 }
 
-// enqueue adds an entry to the pool. It refuses the entry if its ID is taken, if no rank can ever take it, or if all ranks that may take
-// it are down. An entry without a hand-off (local) does not enter the pool: the rounds that choose its rank begin at once.
+// enqueue adds an entry to the pool, and to the counts of waiting entries. It refuses the entry if its ID is taken, if no rank can ever
+// take it, or if all ranks that may take it are down. An entry without a hand-off (local) does not enter the pool: the rounds that choose
+// its rank begin at once.
 func (b *board) enqueue(w waitingEntry, now time.Time) {
 	err := b.refusal(w.Entry)
 	listing := b.partial[w.Entry.Name] // nil: all ranks list the name, or none does
+	allDown := b.up == 0
+	if listing != nil {
+		allDown = allDown || listing.up == 0 // only ranks that list the name may take the entry
+	}
 	if _, taken := b.waiting[w.Entry.ID]; taken {
 		err = ErrDuplicate
-	} else if b.up == 0 || listing != nil && listing.up == 0 {
+	} else if allDown {
 		err = ErrNoWorkers
 	}
 	if err != nil {
@@ -96,13 +101,14 @@ func (b *board) forget(e *pool.Entry) {
 	if w.restricted {
 		b.restrictedCount--
 	}
-	if w.Local == nil {
+	wasInPool := w.Local == nil // a local entry never enters the pool, so waitsFor and discarding have not counted it
+	if wasInPool {
 		b.waitsFor(e, -1)
 	}
 	if len(w.Hits) > 0 {
 		b.holders--
 	}
-	if e.Discard && w.Local == nil {
+	if wasInPool && e.Discard {
 		b.discarding--
 	}
 }
@@ -112,15 +118,16 @@ func (b *board) forget(e *pool.Entry) {
 func (b *board) expire(now time.Time) {
 	if b.expired = b.pool.Expire(now, b.expired[:0]); len(b.expired) > 0 {
 		for _, g := range b.groups {
-			b.refreshGroup(g)
+			b.refreshGroup(g) // overflow compares the present loads of the ranks
 		}
 	}
 	for i, e := range b.expired {
 		_, why := e.Expiry()
-		if !errors.Is(why, ErrExpired) || !b.overflow(e, now) {
+		atDeadline := errors.Is(why, ErrExpired) // else the pool's TTL has ended the wait
+		if bound := atDeadline && b.overflow(e, now); !bound {
 			b.refuse(e, why)
 		}
-		b.expired[i] = nil
+		b.expired[i] = nil // the reference would keep the entry from being garbage collected
 	}
 }
 
@@ -128,7 +135,8 @@ func (b *board) expire(now time.Time) {
 // takes minutes, so the clients had better get an error.
 const outageGrace = 10 * time.Second
 
-// refuseInOutage answers all entries with ErrNoWorkers once all ranks have been down for outageGrace.
+// refuseInOutage answers all entries with ErrNoWorkers once all ranks have been down for outageGrace. The time begins when refuseInOutage
+// first finds all ranks down.
 func (b *board) refuseInOutage(now time.Time) {
 	switch {
 	case b.up > 0:
@@ -143,10 +151,10 @@ func (b *board) refuseInOutage(now time.Time) {
 }
 
 // refuseInNameOutage answers entries with ErrNoWorkers once all ranks that list their model name have been down for outageGrace, although
-// other ranks of the board are up.
+// other ranks of the board are up. It sets nameOutageEnds to the earliest time at which this happens to an entry that still waits.
 func (b *board) refuseInNameOutage(now time.Time) {
 	b.nameOutageEnds = time.Time{}
-	if b.restrictedCount == 0 || len(b.partial) == 0 {
+	if b.restrictedCount == 0 || len(b.partial) == 0 { // no entry asks for a name that only some ranks list
 		return
 	}
 	for i := 0; i < b.pool.Len(); {
@@ -165,7 +173,7 @@ func (b *board) refuseInNameOutage(now time.Time) {
 }
 
 // release frees the slot of a request that has ended with so many generated tokens. The parts of the board that learn from requests get
-// its outcome.
+// its outcome. started says whether its first event has come. Where the engine still holds KV of the request, this KV goes on taking room.
 func (b *board) release(slot int32, o Outcome, generated int32, started bool, now time.Time) {
 	s := &b.slots.records[slot]
 	r, released := s.rank, *s // discharge clears the record
@@ -175,20 +183,20 @@ func (b *board) release(slot int32, o Outcome, generated int32, started bool, no
 	delete(b.lengths, s.id)
 	b.pairEnded(s, o, now)
 	b.updateRefusals(s, o.Refused, now)
-	if !s.discard {
+	if !s.discard { // a discarded hand-off has its slot for one step only, which would make the pace look faster than it is
 		b.pace.ended(now.Sub(s.since), int64(s.prompt)+int64(generated))
 	}
 	b.discharge(slot)
-	if o.Orphaned && !released.strays && r.present {
+	if o.Orphaned && r.present && !released.strays { // a request that strays may have left its KV on another rank
 		b.orphan(r, &released, now)
 	}
-	if o.Kept && r.Keeps > 0 && r.present {
+	if o.Kept && r.present && r.Keeps > 0 {
 		b.keep(r, &released, o.Generated, now)
 	}
 	b.promote(r)
 	b.rest(r.group)
 	b.countOutcome(r, o)
-	if !r.present {
+	if !r.present { // no entry gets the slot of a rank that has left the fleet
 		b.leave(r)
 		return
 	}
@@ -197,16 +205,18 @@ func (b *board) release(slot int32, o Outcome, generated int32, started bool, no
 
 // countOutcome counts how a request ended and its tokens, for the board and for its rank.
 func (b *board) countOutcome(r *rank, o Outcome) {
-	b.outcomes[min(o.Kind, Failed)]++
+	b.outcomes[min(o.Kind, Failed)]++ // a Kind beyond the known ones counts as Failed
 	b.output += int64(max(0, o.Generated))
 	r.output += int64(max(0, o.Generated))
-	if o.Kind == Finished {
-		if r.answers++; o.Empty {
-			r.empty++
-		}
-		if o.Unsaid {
-			r.unsaid++
-		}
+	if o.Kind != Finished {
+		return // the answer is not whole
+	}
+	r.answers++
+	if o.Empty {
+		r.empty++
+	}
+	if o.Unsaid {
+		r.unsaid++
 	}
 }
 

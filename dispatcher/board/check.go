@@ -25,7 +25,7 @@ func (c *Config) Check(bad func(key, format string, args ...any)) {
 		bad("dispatch.policy", "%v", err)
 	}
 	for i, spec := range c.Twin {
-		if _, err := c.policyOf(cmp.Or(spec, "?")); err != nil {
+		if _, err := c.policyOf(cmp.Or(spec, "?")); err != nil { // an empty name in the list is an error, as ? is
 			bad(fmt.Sprintf("dispatch.twin[%d]", i), "%v", err)
 		}
 	}

@@ -47,7 +47,7 @@ func (b *board) clone(a *allBoards) *board {
 	c.waiting = make(map[uint64]waitingEntry, len(b.waiting))
 	for _, e := range c.pool.Entries() {
 		w := b.waiting[e.ID]
-		w.Enqueue = Enqueue{Entry: e, Output: c.lengths[e.ID], Hits: w.Hits}
+		w.Enqueue = Enqueue{Entry: e, Output: c.lengths[e.ID], Hits: w.Hits} // without the memory for a trace
 		c.waiting[e.ID] = w
 	}
 	groups := make(map[*group]*group, len(b.groups))

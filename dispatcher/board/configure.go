@@ -40,7 +40,7 @@ func (l *Boards) examine(s Settings) (cfg Config, spec string, err error) {
 	return cfg, spec, errors.Join(cfg.check(), cfg.Predictor.serves(p), (&Boards{allBoards: &allBoards{cfg: cfg}}).checkConfig())
 }
 
-// configure puts settings into force, or returns the error of examine and changes nothing.
+// configure puts settings into force, or returns the error of examine and changes nothing. The boards decide anew with the next Tick.
 func (l *Boards) configure(s Settings) error {
 	cfg, spec, err := l.examine(s)
 	if err != nil {
@@ -56,7 +56,7 @@ func (l *Boards) configure(s Settings) error {
 		for _, g := range b.groups {
 			if g.barrier {
 				g.steps.Configure(l.cfg.StepModel)
-			} else if newPolicies {
+			} else if newPolicies { // setPolicy below builds only the policies of barrier groups
 				g.chosen = b.choose(false)
 			}
 		}

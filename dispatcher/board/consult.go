@@ -25,7 +25,8 @@ func (b *board) consult(g *group, p *policyInUse, now time.Time) {
 }
 
 // fill writes the group and the pool into the board's one Snapshot. An entry that is too large for every rank of this group that is up is
-// left out: it waits for another group, and the starvation guard would keep a rank free for it here in vain.
+// left out: it waits for another group, and the starvation guard would keep a rank free for it here in vain. Entries that the board itself
+// binds, because policies do not know which ranks may get them, are left out, too.
 func (b *board) fill(g *group, p *policyInUse, now time.Time) {
 	s := &b.snapshot
 	s.Pool, s.Waits = s.Pool[:0], s.Waits[:0]
@@ -41,13 +42,14 @@ func (b *board) fill(g *group, p *policyInUse, now time.Time) {
 	largest := g.largest(policy.Watermark(p.Policy))
 	for _, e := range b.pool.Entries() {
 		tooLarge := int64(e.Prompt) > largest
-		if tooLarge || b.restrictedCount > 0 && (b.hiddenFrom(e, g) || b.mustAvoid(e, now)) {
+		boundByBoard := b.restrictedCount > 0 && (b.hiddenFrom(e, g) || b.mustAvoid(e, now))
+		if tooLarge || boundByBoard {
 			continue
 		}
 		b.offer(e, p, now)
 	}
 	s.MaxAgeMs = p.MaxAgeMs()
-	if s.MaxAgeMs > 0 {
+	if s.MaxAgeMs > 0 { // else the policy has no starvation guard
 		s.MaxAgeMs = max(s.MaxAgeMs, guardWaits*b.waits.meanMs())
 	}
 	s.Budget = g.budget.evaluations()
@@ -77,16 +79,18 @@ func (b *board) fillWorkers(g *group, p *policyInUse, now time.Time) {
 	}
 }
 
-// offer adds an entry to the snapshot.
+// offer adds an entry to the snapshot, with its details (Waits) if the policy reads them. Either all entries of a snapshot have details, or
+// none has.
 func (b *board) offer(e *pool.Entry, p *policyInUse, now time.Time) {
 	s := &b.snapshot
 	s.Pool = append(s.Pool, policy.Entry{
 		ID: e.ID, Prompt: tokens(e.Prompt), Age: tokens(e.Age), Key: e.Key,
 		WaitMs: float32(e.GuardWait(now).Seconds() * 1000), Urgent: e.Urgent(now), Express: e.Express,
 	})
-	if b.mixed || b.holders > 0 && p.hits {
+	hitsMatter := p.hits && b.holders > 0 // the policy reads prefix hits, and some entry has one
+	if b.mixed || hitsMatter {
 		w := b.waiting[e.ID]
-		s.Waits = append(s.Waits, w.wait(now))
+		s.Waits = append(s.Waits, w.details(now))
 	}
 }
 
@@ -113,7 +117,7 @@ func (b *board) arrange() {
 		b.order = append(b.order, g)
 	}
 	slices.SortStableFunc(b.order, func(x, y *group) int { // stable: a tie stays with the lower ID
-		return cmp.Compare(x.kv*int64(len(y.ranks)), y.kv*int64(len(x.ranks)))
+		return cmp.Compare(x.kv*int64(len(y.ranks)), y.kv*int64(len(x.ranks))) // KV tokens per rank, without a division
 	})
 	b.nextGroup = len(b.order) // no group decides until the caller sets this to 0
 }

@@ -50,13 +50,13 @@ func (e *Explanation) Keep(c Alternative, chosen int32) {
 		drop = e.count // no rank drops out
 		e.count++
 	} else if e.best[last].Worker == chosen {
-		drop = last - 1
+		drop = last - 1 // the chosen rank stays, although it is the worst
 	}
 	if c.Worker == chosen {
-		at = min(at, drop)
+		at = min(at, drop) // it is kept even if it is worse than all others
 	}
 	if at > drop {
-		return
+		return // the rank is worse than all that stay
 	}
 	copy(e.best[at+1:drop+1], e.best[at:drop])
 	e.best[at] = c
@@ -65,7 +65,7 @@ func (e *Explanation) Keep(c Alternative, chosen int32) {
 // before says whether alternative a is better than b: by the score or, in a tie or without scores, by fewer KV tokens.
 func (e *Explanation) before(a, b *Alternative) bool {
 	switch {
-	case math.IsNaN(a.Score) || a.Score == b.Score:
+	case math.IsNaN(a.Score) || a.Score == b.Score: // without scores, all are NaN
 		return a.KVTokens < b.KVTokens
 	case e.Less:
 		return a.Score < b.Score

@@ -96,7 +96,9 @@ type Steps struct {
 // Step is one step of a group. It is reported when the first of its tokens come.
 type Step struct {
 	Number uint32
-	Length time.Duration // from the first token of the step before to the first token of this step; 0: no request ran before it
+	// Length is the time from the first token of the step before to the first token of this step. 0: not known, because this is the first
+	// step that is reported since the group was idle.
+	Length time.Duration
 }
 
 // Law sets how long steps of a group take, and no model of them is learned. Only the simulator and the twin, which make the steps, know it.

@@ -35,7 +35,7 @@ func (b *board) setWorkers(ws []Worker) {
 	}
 	b.relate()
 	b.regroup()
-	if b.refusing > 0 {
+	if b.refusing > 0 { // ranks that refused requests may have left the fleet or restarted
 		b.watch()
 	}
 	b.listings()
@@ -43,7 +43,8 @@ func (b *board) setWorkers(ws []Worker) {
 	b.recheck()
 }
 
-// update makes rank r the given worker, which has the same ID. The rank keeps its requests.
+// update makes rank r the given worker, which has the same ID. The rank keeps its requests. If the worker has more slots or KV room than
+// before, requests in the engine's queue may begin.
 func (b *board) update(r *rank, w Worker) {
 	w.Slots, w.Up = max(0, w.Slots), w.Up && !w.Down
 	if r.restarted(&w) { // the engine has lost its KV, and what it refused before says nothing about it now
@@ -52,7 +53,7 @@ func (b *board) update(r *rank, w Worker) {
 		r.spared = false
 		b.giveUp(r.kept.Clear())
 	}
-	w.Process = cmp.Or(w.Process, r.Process)
+	w.Process = cmp.Or(w.Process, r.Process) // the last known process stays, to be compared with the next one
 	r.Worker, r.present = w, true
 	if w.Keeps > 0 {
 		r.kept.Reserve()
@@ -91,7 +92,8 @@ func (b *board) newGroup(name string, barrier bool) *group {
 	return g
 }
 
-// regroup divides the present ranks into groups. A group that existed before keeps the state of its policy.
+// regroup divides the present ranks into groups, and counts the ranks that are up or awaited (b.up). A group that existed before keeps the
+// state of its policy.
 func (b *board) regroup() {
 	groups := make(map[GroupKey]*group, len(b.groups))
 	groupsInOrder := slices.Clone(b.groups)

@@ -10,7 +10,7 @@ import "time"
 // keep counts the KV that the engine of a rank keeps of a request that has left the rank.
 func (b *board) keep(r *rank, s *slotRecord, generated int, now time.Time) {
 	tokens := int64(s.prompt) + int64(max(0, generated))
-	if !s.strays || len(r.engine) == 0 {
+	if !s.strays || len(r.engine) == 0 { // the request ran on its own rank, or no other rank of the engine is known
 		b.keepOn(r, tokens, now)
 		return
 	}

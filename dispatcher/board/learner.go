@@ -56,11 +56,11 @@ func (s *student) start(fit *predictor.Fit) error {
 func (l *Learner) Learn(sample *FinishedSample) {
 	for _, s := range l.students {
 		switch {
-		case s.Model != sample.Model:
+		case s.Model != sample.Model: // the length says nothing about other models
 		case sample.Finished:
 			s.online.Finished(sample.Prompt, sample.Output, sample.Key)
 			s.fresh = true
-		default:
+		default: // the answer was cut off, so its length is not known
 			s.online.Censored(1)
 		}
 	}

@@ -73,7 +73,7 @@ func (b *board) roundLocal(g *group, p *policyInUse, now time.Time) {
 		b.snapshot.Workers[i].Up, b.snapshot.Workers[i].Free = false, 0
 	}
 	if offered == 0 {
-		return
+		return // the policy of this group has no rank to choose
 	}
 	b.offer(w.Entry, p, now)
 	b.consult(g, p, now)
@@ -83,7 +83,7 @@ func (b *board) roundLocal(g *group, p *policyInUse, now time.Time) {
 	for _, a := range b.assignments {
 		r := g.rank(a.Worker)
 		if a.Entry != w.Entry.ID || r == nil {
-			continue
+			continue // the policy named another entry, or a rank of another group
 		}
 		if n, ok := b.localOn(r, w, watermark, now); ok && n == b.leastTokens {
 			b.askedBound = b.bind(g, p, a, now) == ""
@@ -94,7 +94,8 @@ func (b *board) roundLocal(g *group, p *policyInUse, now time.Time) {
 	// The policy chose none of the ranks: it would let the entry wait.
 }
 
-// decidedLocal goes on to the next group if the last round did not bind the asked entry. If no group is left, it refuses the entry.
+// decidedLocal goes on to the next group if the last round did not bind the asked entry. If no group is left, it refuses the entry. If the
+// group's policy panicked, decidedLocal builds it anew, and the fallback does not decide in its place.
 func (b *board) decidedLocal(g *group) {
 	if b.failure != nil {
 		b.emit(Effect{Kind: EffectFallback, Label: FallbackPanic})

@@ -58,7 +58,7 @@ func (r *rank) computeMs() float32 {
 	budget := max(1, r.StepBudget()-(len(r.slots)-r.unreadSlots)) // prompt tokens per step: each request that decodes takes one token
 	stepMs := float64(decodeMs) + m.PrefillMs + (m.OwnMs*r.slowness()+m.SharedMs)*float64(budget)
 	promptSteps := math.Ceil(float64(r.backlog) / float64(budget))
-	return float32(stepMs * promptSteps * float64(max(1, r.Interval)))
+	return float32(stepMs * promptSteps * float64(max(1, r.Interval))) // one of Interval steps computes prompts
 }
 
 // compute estimates which prompt tokens the ranks compute in the step that begins now. It takes them off the backlogs, and returns their
@@ -106,7 +106,9 @@ func (r *rank) computeStep(b *board, budget int64, step uint32) {
 		n := max(0, min(budget, int64(s.promptLeft)))
 		s.promptLeft -= int32(n)
 		s.chunks = chunks{before: s.chunks.before + s.chunks.last, last: s.chunks.this, this: int32(n), step: step}
-		r.backlog, r.stepPrompt, budget = r.backlog-n, r.stepPrompt+n, budget-n
+		r.backlog -= n
+		r.stepPrompt += n
+		budget -= n
 	}
 }
 
@@ -142,10 +144,10 @@ func (s *slotRecord) computedIn(step, joined uint32) (tokens int64, sure bool) {
 		return int64(max(0, s.newTokens-k.computedBefore(step))), true
 	case joined != 0 && !laterStep(joined, step): // the prompt was complete before this step
 		return 0, true
-	case k.step == step && k.this > 0:
+	case k.step == step && k.this > 0: // the step brought no token, so how much of the prompt it computed is not certain
 		return 0, false
 	}
-	if k.step == step+1 {
+	if k.step == step+1 { // the estimate has already gone on by one step
 		return int64(k.last), true
 	}
 	return 0, true
@@ -157,12 +159,13 @@ func (b *board) computeAgain(r *rank) {
 	b.refresh(r)
 	last := int32(-1)
 	for _, slot := range r.slots {
-		if s := &b.slots.records[slot]; !s.unread && (last < 0 || b.slots.records[last].older(s)) {
+		s := &b.slots.records[slot]
+		if decodes := !s.unread; decodes && (last < 0 || b.slots.records[last].older(s)) {
 			last = slot
 		}
 	}
 	if last < 0 {
-		return
+		return // no request decodes, so the prompts of all will be computed in any case
 	}
 	s := &b.slots.records[last]
 	request := &r.running[s.pos]
@@ -202,8 +205,8 @@ func (b *board) countRound(g *group) {
 	b.emit(Effect{Kind: EffectSent, Group: b.key(g), Label: b.label(g), Count: busy})
 }
 
-// wait returns the policy.EntryDetails of a waiting entry: what policies read of it beside policy.Entry.
-func (w *waitingEntry) wait(now time.Time) policy.EntryDetails {
+// details returns what policies read of a waiting entry beside policy.Entry. HeldMs is -1 if the entry could not be sent yet.
+func (w *waitingEntry) details(now time.Time) policy.EntryDetails {
 	details := policy.EntryDetails{Hits: w.Hits, HeldMs: -1}
 	if !w.since.IsZero() {
 		details.HeldMs = float64(now.Sub(w.since)) / float64(time.Millisecond)

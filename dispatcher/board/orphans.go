@@ -17,7 +17,7 @@ const gaugeLife = 30 * time.Second
 
 // orphan counts the room of a discharged request as still taken on its rank.
 func (b *board) orphan(r *rank, s *slotRecord, now time.Time) {
-	b.slots.released.kvTokens -= int64(s.prompt)
+	b.slots.released.kvTokens -= int64(s.prompt) // forgetOrphans counts these tokens as released
 	r.orphaned += int64(s.prompt)
 	if n := len(r.leaked); n == mostOrphans {
 		r.leaked[n-1] = leakedKV{r.leaked[n-1].tokens + int64(s.prompt), now}
@@ -64,9 +64,9 @@ func (r *rank) room() int64 {
 	return max(1, r.Capacity-r.orphaned-r.kept.Tokens())
 }
 
-// gauged frees the room of orphans that the engine cannot have any more: our decoding requests and the orphans together would need more KV
-// than the engine's gauge shows in use. It leaves out requests that do not decode yet, because they may have no blocks yet, and requests
-// that stray, because their blocks may be on another rank.
+// gauged frees the room of orphans that the engine cannot have any more: the decoding requests and the orphans together would need more KV
+// than the engine's gauge shows in use. It leaves out requests that do not decode yet, because they may have no blocks yet, requests that
+// stray, because their blocks may be on another rank, and all that began after the gauge was read.
 func (b *board) gauged(r *rank, e Gauged) {
 	b.refresh(r)
 	surplus := r.orphaned - e.KVTokens // KV tokens that the board counts beyond the gauge

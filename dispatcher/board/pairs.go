@@ -43,7 +43,8 @@ func (b *board) pairEnded(s *slotRecord, o Outcome, now time.Time) {
 	}
 }
 
-// lost records that a hand-off's first event did not come.
+// lost records that a hand-off's first event did not come. If the pair is in service, consider judges it by all its failures. If the
+// hand-off was the trial of a quarantined pair, the pair is quarantined for twice as long.
 func (b *board) lost(s *slotRecord, now time.Time) {
 	p, link := &b.pairs, s.pair()
 	p.forget(now)
@@ -94,15 +95,15 @@ func (b *board) reached(worked Link, now time.Time) {
 	b.countPairs()
 }
 
-// forget drops suspected pairs that are older than pairMemory. There are few of them, so each
-// event of a pair looks at all of them.
+// forget drops the suspected pairs that have been quiet for longer than pairMemory. There are few pairs, so each event of a pair looks at
+// all of them.
 func (p *pairs) forget(now time.Time) {
 	for link, health := range p.links {
-		quiet := health.last
-		if !health.circuit.In() {
-			quiet = health.circuit.Until()
+		quietSince := health.last
+		if quarantined := !health.circuit.In(); quarantined { // pairMemory then counts from the end of the quarantine
+			quietSince = health.circuit.Until()
 		}
-		if now.Sub(quiet) > pairMemory {
+		if now.Sub(quietSince) > pairMemory {
 			delete(p.links, link)
 		}
 	}
@@ -196,13 +197,15 @@ func (b *board) rerank(g *group, p *policyInUse, i int, w waitingEntry, now time
 	for j := range remaining {
 		other, ok := b.waiting[remaining[j].Entry]
 		theirs := g.rank(remaining[j].Worker)
-		if ok && theirs != nil && theirs != mine && b.suits(theirs, w, now) && b.suits(mine, other, now) &&
-			fits(theirs, w) && fits(mine, other) {
+		if !ok || theirs == nil || theirs == mine { // bind will refuse this assignment, or the exchange would change nothing
+			continue
+		}
+		if b.suits(theirs, w, now) && b.suits(mine, other, now) && fits(theirs, w) && fits(mine, other) {
 			b.assignments[i].Worker, remaining[j].Worker = theirs.ID, mine.ID
 			return SteerSwapped
 		}
 	}
-	for _, other := range b.groups {
+	for _, other := range b.groups { // no rank has room now, but one of any group may have room later
 		if slices.ContainsFunc(other.ranks, func(r *rank) bool { return b.suits(r, w, now) }) {
 			b.pairs.wait(now)
 			return SteerLeft
@@ -211,16 +214,16 @@ func (b *board) rerank(g *group, p *policyInUse, i int, w waitingEntry, now time
 	return SteerKept
 }
 
-// suits says whether the rank could take the entry if its slots and its KV room were free.
+// suits says whether the rank could take the entry if all slots and the whole KV room of the rank were free.
 func (b *board) suits(r *rank, w waitingEntry, now time.Time) bool {
-	return r.takes() && r.lists(w.Entry.Name) && r.usable() > 0 && (r.Capacity == 0 || int64(w.prompt()) <= r.Capacity) &&
-		!b.pairs.vetoed(w.Entry, r, now)
+	largeEnough := r.Capacity == 0 || int64(w.prompt()) <= r.Capacity
+	return largeEnough && r.takes() && r.lists(w.Entry.Name) && r.usable() > 0 && !b.pairs.vetoed(w.Entry, r, now)
 }
 
 // hasRoom says whether the rank has a slot and KV room for the entry in addition to the remaining assignments of the round.
 func (b *board) hasRoom(r *rank, p *policyInUse, w waitingEntry, remaining []policy.Assignment) bool {
 	if p.Immediate() {
-		return true
+		return true // the engine queues what has no room yet
 	}
 	free, kv := r.free(), r.kv
 	for _, a := range remaining {

@@ -153,11 +153,12 @@ func (b *board) foresee(g *group, p *policyInUse) {
 // setTrueRemaining sets Rhat of the running requests to the number of tokens that they will really still get, but at most to horizon. Only
 // simulations know these numbers.
 func (b *board) setTrueRemaining(workers []policy.Worker, horizon int32) {
-	for g := range workers {
-		running := workers[g].Running
-		for i := range running {
-			request := &running[i]
-			request.Rhat = float32(min(max(b.lengths[request.ID]-request.Age, 1), horizon))
+	for i := range workers {
+		running := workers[i].Running
+		for k := range running {
+			request := &running[k]
+			left := max(1, b.lengths[request.ID]-request.Age) // a request that still runs gets one token more at least
+			request.Rhat = float32(min(left, horizon))
 		}
 	}
 }
@@ -170,7 +171,7 @@ func (b *board) learn(s *slotRecord, o Outcome) {
 	}
 	finished, output := o.Kind == Finished, s.age+tokens(o.Generated)
 	s.rank.group.forecast.Ended(s.rank.slots[s.pos], s.id, finished, output)
-	if s.rank.group.chosen.source != nil {
+	if s.rank.group.chosen.source != nil { // the group's policy reads tables of output lengths
 		b.emit(Effect{
 			Kind: EffectEnding, Ending: FinishedSample{Model: b.model, Finished: finished, Prompt: s.prompt - s.age, Output: output, Key: s.key},
 		})

@@ -24,21 +24,23 @@ type Round struct {
 
 // Copy makes r a copy that shares nothing with the board. It reuses the memory of r's former contents.
 func (r *Round) Copy(from *Round) {
-	running, workers, pool, assign := r.running[:0], r.Snapshot.Workers[:0], r.Snapshot.Pool[:0], r.Assign[:0]
-	details := r.Snapshot.Waits[:0]
+	// The memory of r's former contents, which the assignment below would lose.
+	running, assign := r.running[:0], r.Assign[:0]
+	workers, pool, waits := r.Snapshot.Workers[:0], r.Snapshot.Pool[:0], r.Snapshot.Waits[:0]
 	*r = *from
 	requests := 0
 	for i := range from.Snapshot.Workers {
 		requests += len(from.Snapshot.Workers[i].Running)
 	}
-	r.running = slices.Grow(running, requests)
+	r.running = slices.Grow(running, requests) // at once, because the workers' lists are parts of it, so it must not move any more
 	for _, w := range from.Snapshot.Workers {
 		first := len(r.running)
 		r.running = append(r.running, w.Running...)
 		w.Running = r.running[first:len(r.running):len(r.running)]
 		workers = append(workers, w)
 	}
-	pool, assign = append(pool, from.Snapshot.Pool...), append(assign, from.Assign...)
-	r.Snapshot.Workers, r.Snapshot.Pool, r.Assign = workers, pool, assign
-	r.Snapshot.Waits = append(details, from.Snapshot.Waits...) //nolint:gocritic // details is the copy's own memory
+	pool = append(pool, from.Snapshot.Pool...)
+	waits = append(waits, from.Snapshot.Waits...)
+	assign = append(assign, from.Assign...)
+	r.Snapshot.Workers, r.Snapshot.Pool, r.Snapshot.Waits, r.Assign = workers, pool, waits, assign
 }

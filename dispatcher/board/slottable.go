@@ -61,12 +61,12 @@ func (b *board) recount(slot, prompt int32) {
 	r.kv += request.Tokens() - before // Tokens leaves out the parts of the other ranks
 }
 
-// discharge takes the request of a slot off its rank, and frees the slot. In the lists of the rank, the last request moves to the index
-// that the request had, so that the lists have no gaps.
+// discharge takes the request of a slot off its rank, and frees the slot and the request's KV. In the lists of the rank, the last request
+// moves to the index that the request had, so that the lists have no gaps.
 func (b *board) discharge(slot int32) {
 	t := &b.slots
 	b.dropPrompt(t.records[slot].rank, slot)
-	s := t.records[slot]
+	s := t.records[slot] // a copy, because the record is cleared now
 	t.records[slot] = slotRecord{}
 	t.unused = append(t.unused, slot)
 	t.released.add(&s)
@@ -121,7 +121,7 @@ func (b *board) refresh(r *rank) {
 		if r.strays > 0 && b.slots.records[slot].strays {
 			lent += r.share(request)
 		}
-		kv += request.Tokens()
+		kv += request.Tokens() // without the parts that share has given to the other ranks
 	}
 	r.kv = kv
 	r.lend(lent)
@@ -137,9 +137,11 @@ func (b *board) refresh(r *rank) {
 func (b *board) countQueued(r *rank) {
 	r.queued = 0
 	for _, slot := range r.slots {
-		if s := &b.slots.records[slot]; s.waits && b.started(slot) {
+		s := &b.slots.records[slot]
+		if s.waits && b.started(slot) {
 			s.waits = false
-		} else if s.waits {
+		}
+		if s.waits {
 			r.queued++
 		}
 	}
@@ -152,7 +154,7 @@ func (b *board) refreshGroup(g *group) {
 		b.refresh(r)
 	}
 	weight := g.knownWeight()
-	for _, r := range g.ranks {
+	for _, r := range g.ranks { // only now, because the refresh of a rank may charge KV to other ranks (strays.go)
 		g.kv += r.kv
 		g.largestLoad = max(g.largestLoad, r.stepLoad(weight))
 	}

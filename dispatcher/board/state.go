@@ -193,7 +193,9 @@ const (
 func (l *recent) add(requests float64, tokens int64, length time.Duration) {
 	seconds := min(longestStep, length.Seconds())
 	fade := math.Exp(-seconds / fadeSeconds)
-	l.waited, l.tokens, l.seconds = l.waited*fade+requests*seconds, l.tokens*fade+float64(tokens), l.seconds*fade+seconds
+	l.waited = l.waited*fade + requests*seconds
+	l.tokens = l.tokens*fade + float64(tokens)
+	l.seconds = l.seconds*fade + seconds
 }
 
 // means returns how many requests waited on average, and how many prompt tokens were computed per second; both are below 0 if no step was

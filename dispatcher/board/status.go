@@ -214,11 +214,11 @@ func (l *Boards) Loads() Loads {
 	for _, b := range l.inOrder {
 		all.Pool += b.pool.Len()
 		all.OutputTokens += b.output
-		for _, r := range b.ranks {
+		for _, r := range b.ranks { // before any load is read, because the refresh of a rank may charge KV to other ranks
 			b.refresh(r)
 		}
 		for _, r := range b.ranks {
-			output := int64(0)
+			output := int64(0) // tokens of the answers that still run
 			for i := range r.running {
 				output += int64(r.running[i].Generated)
 			}

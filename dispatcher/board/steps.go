@@ -15,7 +15,7 @@ const LeastStep = time.Millisecond
 func (b *board) watchHeld() {
 	for _, g := range b.groups {
 		if b.pool.Len() == 0 {
-			g.held = 0
+			g.held = 0 // the entries that the last decision held back have left the pool
 		}
 		if g.held > 0 && !g.wakeHeld.IsZero() && (b.heldUntil.IsZero() || g.wakeHeld.Before(b.heldUntil)) {
 			b.heldUntil = g.wakeHeld
@@ -78,17 +78,17 @@ func (g *group) generated() int64 {
 func (b *board) inStep(g *group) (requests int, sure bool) {
 	g.stepRanks, sure = g.stepRanks[:0], true
 	for _, r := range g.ranks {
-		kv, decode, prompt := r.Others+r.guests, 0, int64(0)
+		kv, decodes, prompt := r.Others+r.guests, 0, int64(0)
 		addRequest := func(first uint32, tokens int64) {
 			requests++
 			if !r.Mixed || first != g.last.Number { // else the step computed the request's prompt, and did not decode the request
 				kv += tokens
-				decode++
+				decodes++
 			}
 		}
 		for i, slot := range r.slots {
 			joined := cmp.Or(b.counts.step(slot), b.slots.records[slot].estimated.first)
-			if joined != 0 && !laterStep(joined, g.last.Number) {
+			if joined != 0 && !laterStep(joined, g.last.Number) { // the request had its first token by the end of the step
 				addRequest(joined, r.running[i].Tokens())
 			}
 			if r.Mixed {
@@ -97,7 +97,7 @@ func (b *board) inStep(g *group) (requests int, sure bool) {
 			}
 		}
 		for _, d := range r.departed {
-			if !laterStep(d.first, g.last.Number) && !laterStep(g.last.Number, d.last) {
+			if begun, over := !laterStep(d.first, g.last.Number), laterStep(g.last.Number, d.last); begun && !over {
 				addRequest(d.first, d.kv)
 			}
 			if d.first == g.last.Number {
@@ -105,7 +105,8 @@ func (b *board) inStep(g *group) (requests int, sure bool) {
 			}
 		}
 		g.stepRanks = append(g.stepRanks, step.Rank{
-			Requests: float64(decode) * r.slowness(), KV: float64(r.weigh(kv)), Prompt: float64(min(prompt, int64(r.StepBudget()))) * r.slowness(),
+			Requests: float64(decodes) * r.slowness(), KV: float64(r.weigh(kv)),
+			Prompt: float64(min(prompt, int64(r.StepBudget()))) * r.slowness(),
 		})
 	}
 	return requests, sure
@@ -114,9 +115,10 @@ func (b *board) inStep(g *group) (requests int, sure bool) {
 // laterStep says whether step number x is later than y. Numbers begin anew after the largest uint32.
 func laterStep(x, y uint32) bool { return int32(x-y) > 0 }
 
-// depart remembers a request that is about to be released, because the step model still needs it for steps that are not complete. The list
-// never grows beyond its capacity, which has room for the rank's slots: the tick must not allocate. If more requests leave in one step,
-// the list is cleared, because the model can learn little from such a step.
+// depart remembers a request that is about to be released, because the step model still needs it for steps that are not complete. It also
+// teaches lag or lead how long the request had no token. The list of remembered requests (departed) never grows beyond its capacity, which
+// has room for the rank's slots: the tick must not allocate. If more requests leave in one step, the list is cleared, because the model can
+// learn little from such a step.
 func (b *board) depart(slot, generated int32, first, last uint32) {
 	if first == 0 {
 		return // it was in no step
@@ -155,9 +157,10 @@ func (r *rank) forget(number uint32) {
 	r.departed = remaining
 }
 
-// rest ends the current step of a group if none of its requests decodes any more.
+// rest ends the current step of a group if none of its requests decodes any more: the next step then follows no other, so its length is not
+// known.
 func (b *board) rest(g *group) {
-	if !g.barrier || len(g.members) == 0 {
+	if !g.barrier || len(g.members) == 0 { // the group has no common steps, or has left the board
 		return
 	}
 	for _, r := range g.ranks {

@@ -7,7 +7,7 @@ import "evenkeel/dispatcher/policy"
 // more requests than it has slots. But its KV is charged in equal parts to all ranks of the engine. On the other ranks, these parts count
 // as load and take room, like Worker.Others.
 
-// each returns how many KV tokens of a straying request are charged to each of the other ranks of the engine.
+// each returns how many KV tokens of a straying request are charged to each of the other ranks of the engine; 0: there are no other ranks.
 func (r *rank) each(request *policy.Request) int64 { return int64(request.Away) / max(1, r.parts-1) }
 
 // share divides the present KV tokens of a straying request of the rank equally among the ranks of the engine. It returns how many more

@@ -22,13 +22,15 @@ func (b *board) advance(now time.Time) {
 	b.expire(now)
 	b.expireKept(now)
 	due := b.due(now)
-	b.arrived = false
+	b.arrived = false // entries that came while a window is open wait for its end, which makes a round due in any case
 	if !due {
 		b.keepPace()
 		return
 	}
 	b.changed, b.stepped = false, false
-	b.windowEnds, b.heldUntil, b.pairs.checkAt = time.Time{}, time.Time{}, time.Time{}
+	b.windowEnds = time.Time{}
+	// In this turn, all that still has to wait sets its time anew.
+	b.heldUntil, b.pairs.checkAt = time.Time{}, time.Time{}
 	b.wakeAvoiding, b.wakeSpared, b.wakeTight = time.Time{}, time.Time{}, time.Time{}
 	b.spare(now)
 	if b.pool.Len() > 0 {
@@ -41,7 +43,12 @@ func (b *board) advance(now time.Time) {
 
 // looks says whether the next advance may read how many tokens the requests on the ranks have got, so that Counts must be applied first.
 func (b *board) looks(now time.Time) bool {
-	return b.pool.Len() > 0 && (b.due(now) || !b.pool.NextDeadline().IsZero() && !now.Before(b.pool.NextDeadline()))
+	if b.pool.Len() == 0 {
+		return false
+	}
+	deadline := b.pool.NextDeadline()
+	entryExpires := !deadline.IsZero() && !now.Before(deadline) // expire then compares the loads of the ranks
+	return entryExpires || b.due(now)
 }
 
 // due says whether an event happened, or a time has come, after which a rank may take an entry.
@@ -54,7 +61,8 @@ func (b *board) due(now time.Time) bool {
 		passed(b.wakeSpared) || passed(b.wakeTight) || passed(b.keptUntil) || b.pairs.due(now)
 }
 
-// settle ends a turn, after all its rounds.
+// settle ends a turn, after all its rounds: it binds the entries that policies do not see, notes when held entries must be looked at again,
+// and emits the pace of the board.
 func (b *board) settle(now time.Time) {
 	b.nextGroup = len(b.order) // no group decides any more until the next tick
 	b.placeNamed(now, false)
@@ -128,11 +136,12 @@ func (b *board) decided(took time.Duration, now time.Time) {
 	}
 }
 
-// judge lets the fallback take over if the round of the policy in force failed, broke a hard limit or took too long.
+// judge lets the fallback take over if the round of the policy in force failed, broke a hard limit or took too long. It also adapts the
+// search budget of the policy to the duration of the round, and sets g.held.
 func (b *board) judge(g *group, took time.Duration) {
 	p := g.inForce()
 	g.held = policy.Held(p.Policy)
-	if p == &g.fallback {
+	if p == &g.fallback { // one of the rounds after a slow round; no other policy could replace the fallback, so it is not judged
 		g.slow--
 		return
 	}
@@ -151,7 +160,8 @@ func (b *board) judge(g *group, took time.Duration) {
 	}
 }
 
-// decideRound runs one round for the entries of the pool: it fills the snapshot, calls the policy and binds the entries.
+// decideRound runs one round for the entries of the pool: it fills the snapshot, calls the policy and binds the entries. It counts the
+// assignments that cannot be bound (invalid). If the policy failed, it binds nothing.
 func (b *board) decideRound(g *group, p *policyInUse, now time.Time) {
 	b.fill(g, p, now)
 	b.consult(g, p, now)
@@ -162,9 +172,9 @@ func (b *board) decideRound(g *group, p *policyInUse, now time.Time) {
 	}
 	for i := range b.assignments {
 		if b.pairs.quarantined > 0 && !b.steer(g, p, i, now) {
-			continue
+			continue // the entry stays in the pool
 		}
-		a := b.assignments[i]
+		a := b.assignments[i] // with the rank that steer may have put there
 		if fault := b.bind(g, p, a, now); fault != "" {
 			b.invalid++
 			b.emit(Effect{Kind: EffectInvalid, Policy: p.name, Label: fault, ID: a.Entry, Worker: a.Worker})

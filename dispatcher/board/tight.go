@@ -28,7 +28,7 @@ func (p *kvPressure) preempted(now time.Time) {
 // tight says whether the rank is kept emptier now, because its engine preempted requests.
 func (p *kvPressure) tight(now time.Time) bool { return now.Before(p.until) }
 
-// findTight sets wakeTight, so that the board looks at the pool when the first tight rank has its whole room again.
+// findTight sets wakeTight, so that the board looks at the pool when the first tight rank of a group that decides has its whole room again.
 func (b *board) findTight(now time.Time) {
 	for _, g := range b.order {
 		for _, r := range g.ranks {
@@ -43,7 +43,8 @@ func (b *board) findTight(now time.Time) {
 // (watermark) of the smaller number empty then keeps twice this share of the true room empty. But a tight rank without requests still has
 // room for the longest prompt that waits: a prompt that runs alone is not preempted, and would otherwise wait while the rank is tight.
 func (r *rank) capacity(watermark float64, now time.Time, longest int64) int64 {
-	if r.Capacity == 0 || watermark >= 1 || !r.pressure.tight(now) {
+	unlimited, nothingAllowed := r.Capacity == 0, watermark >= 1 // in both cases, there is no share to be doubled
+	if unlimited || nothingAllowed || !r.pressure.tight(now) {
 		return r.room()
 	}
 	doubled := max(watermark, min(2*watermark, tightMost))

@@ -37,7 +37,7 @@ func (b *board) explain(g *group, p *policyInUse) {
 		if weigher != nil && scoresLeft >= 0 {
 			less, scored = weigher.Weigh(s, i, a, int64(w.prompt()), scores)
 		}
-		if !scored { // no later entry of the round gets scores
+		if !scored { // the policy has no scores, or mostScores is reached: no later entry of the round gets scores either
 			weigher, scores, less = nil, nil, true
 		}
 		*w.Trace = Explanation{Tick: b.ticks, Waiting: len(s.Pool), Fullest: fullest, Less: less}

@@ -59,7 +59,7 @@ func (b *board) listen(now time.Time) {
 			continue
 		}
 		if firstLook := g.rate.at.IsZero(); firstLook {
-			between = 0
+			between = 0 // there is no look before to measure from
 		}
 		g.rate.at = now
 		streams, tokens, silent := b.lookAt(g)
@@ -72,6 +72,7 @@ func (b *board) listen(now time.Time) {
 }
 
 // lookAt counts the streams of a group that had a token at the last look, the tokens that they got since, and the unheard (silent) answers.
+// For each slot, it notes what the next look and grow need.
 func (b *board) lookAt(g *group) (streams int, tokens int64, silent int) {
 	for _, r := range g.ranks {
 		for _, slot := range r.slots {
@@ -106,7 +107,9 @@ func (b *board) grow(g *group, between time.Duration, now time.Time, stepsReport
 			}
 			if s.promptLeft > 0 && !stepsReported {
 				n := min(budget, int64(s.promptLeft))
-				s.promptLeft, r.backlog, budget = s.promptLeft-int32(n), r.backlog-n, budget-n
+				s.promptLeft -= int32(n)
+				r.backlog -= n
+				budget -= n
 			}
 			if s.promptLeft > 0 {
 				continue
@@ -132,7 +135,8 @@ func (b *board) generated(slot int32) int32 {
 // settleUnheard emits the estimate for an unheard answer, together with the number of tokens that its engine reported at the end. If the
 // group has no streams from which the pace can be learned, it learns the pace from this answer.
 func (b *board) settleUnheard(s *slotRecord, o Outcome, generated int32, now time.Time) {
-	if s.estimated.most == 0 || o.Kind != Finished || generated <= 0 {
+	heard := s.estimated.most == 0
+	if heard || o.Kind != Finished || generated <= 0 { // an answer that was cut off, or without tokens, has no number to compare with
 		return
 	}
 	b.emit(Effect{Kind: EffectThought, Thought: max(1, s.estimated.tokens), Count: int(generated)})
