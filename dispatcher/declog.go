@@ -75,7 +75,10 @@ func (l *decisionLog) open() error {
 		return errors.Join(fmt.Errorf("dispatcher: decision log: %w", err), f.Close())
 	}
 	begin, rest := logfile.Rest(l.cfg.File)
-	l.file, l.size, l.regular, l.out = f, info.Size(), info.Mode().IsRegular(), logfile.Writer{Log: f, Torn: len(rest) > 0}
+	l.file, l.size = f, info.Size()
+	l.regular = info.Mode().IsRegular()
+	l.out = logfile.Writer{Log: f, Torn: len(rest) > 0}
+	// The rest may be shorter than lineBegin. Truncate fails if the file may only grow.
 	ours := bytes.HasPrefix(rest, []byte(lineBegin)) || strings.HasPrefix(lineBegin, string(rest))
 	if l.out.Torn && ours && f.Truncate(begin) == nil {
 		l.size, l.out.Torn = begin, false

@@ -268,7 +268,7 @@ func (d *Dispatcher) Room(board, model string, within time.Duration) (n int, own
 	if slots == 0 { // no rank takes requests now, so missing slots are not the problem
 		return math.MaxInt, own
 	}
-	// Each slot comes free about once in the mean time for which a request has its slot.
+	// Each slot comes free about once in the mean time for which a request has its slot. A mean below 1 ms counts as 1 ms.
 	freed := within.Seconds() * float64(slots) / max(math.Float64frombits(p.seconds.Load()), 1e-3)
 	free := max(1, int(min(float64(p.free.Load())+freed, math.MaxInt32)))
 	return free - int(p.waiting.Load()), own

@@ -91,7 +91,7 @@ func (l *learner) run(ctx context.Context) {
 		spare, more = l.learn(spare, time.Now())
 		if more {
 			timer.Reset(time.Second) // after a second, new tables are due even if only a few requests have ended
-		} else {
+		} else { // nothing is due before the next order or the next ended request
 			timer.Stop()
 		}
 		select {

@@ -95,7 +95,7 @@ func appendWorker(dst []byte, w *policy.Worker) []byte {
 		dst = strconv.AppendUint(append(comma(dst, i), `{"id":`...), r.ID, 10)
 		dst = whole(append(dst, `,"prompt":`...), r.Prompt)
 		dst = whole(append(dst, `,"generated":`...), r.Generated)
-		if r.Age != r.Generated {
+		if r.Age != r.Generated { // the request was resumed: it got tokens on another rank before
 			dst = whole(append(dst, `,"age":`...), r.Age)
 		}
 		if r.Away > 0 {

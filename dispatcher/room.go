@@ -49,8 +49,8 @@ func newPublicPace() *publicPace {
 func (p *publicPace) publish(pace *board.Throughput) (more bool) {
 	slots, free, waiting := int64(pace.Slots), int64(pace.Free), int64(pace.Waiting)
 	slotsBefore := p.slots.Load()
-	unlimited := slots == 0 && slotsBefore > 0 // no rank takes requests any more, and Room then has no limit
-	freeSooner := pace.Seconds < math.Float64frombits(p.seconds.Load())
+	unlimited := slots == 0 && slotsBefore > 0                          // no rank takes requests any more, and Room then has no limit
+	freeSooner := pace.Seconds < math.Float64frombits(p.seconds.Load()) // requests keep their slots for a shorter time
 	moreFree := free-waiting > p.free.Load()-p.waiting.Load()
 	more = slots > slotsBefore || unlimited || freeSooner || moreFree
 	p.slots.Store(slots)

@@ -127,7 +127,7 @@ func (r *scheduler) enqueue(w waiting) {
 	r.arrival = board.Enqueue{} // old references would keep the entry from being garbage collected
 }
 
-// giveBack handles Dispatcher.Release.
+// giveBack takes a slot off the scheduler's list, and passes its outcome and its last progress to the boards as the event Release.
 func (r *scheduler) giveBack(s *Slot, outcome board.Outcome) {
 	b := s.board
 	if b.beyond > 0 { // whether the engine begins a queued request now depends on the KV of the others, which grows with their tokens
@@ -144,7 +144,7 @@ func (r *scheduler) giveBack(s *Slot, outcome board.Outcome) {
 	r.apply(&r.release)
 }
 
-// recount corrects the prompt length, in tokens, that a slot is charged with, unless the slot has been given back.
+// recount corrects the prompt length, in tokens, that a slot is charged with. It does nothing if the slot has been given back.
 func (r *scheduler) recount(s *Slot, prompt int) {
 	if s.held() {
 		r.apply(board.Recount{Model: s.board.model, Slot: s.Slot, Prompt: prompt})
@@ -288,7 +288,7 @@ func (r *scheduler) do(e *board.Effect, took time.Duration) {
 	}
 }
 
-// state returns the scheduler's state for a board, and creates it if it is missing.
+// state returns the scheduler's state for a board. If it is missing, state creates it, and publishes its pace for Dispatcher.Room.
 func (r *scheduler) state(model string) *boardState {
 	b := r.byModel[model]
 	if b == nil {

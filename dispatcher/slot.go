@@ -56,7 +56,7 @@ func (s *Slot) Progress(generated int) {
 			break
 		}
 	}
-	if s.detector != nil && s.unheard.Load() == 0 {
+	if s.detector != nil && s.unheard.Load() == 0 { // the tokens of an unheard answer come together at its end, and show no steps
 		s.detector.onToken(&s.first, &s.last)
 	}
 }

@@ -17,7 +17,7 @@ type stepDetector struct {
 
 	mu    sync.Mutex // held by the stream that begins a step; other streams do not wait for it
 	base  time.Time
-	began time.Duration // when the current step began, since base; 0: no request ran before, so the length of the step is not known
+	began time.Duration // when the current step began, since base; 0: not known, because the group was idle until the current step
 	steps []board.Step  // steps that the scheduler has not read yet
 
 	notify func() // wakes the scheduler, which then reads steps
@@ -57,7 +57,7 @@ func (d *stepDetector) onToken(first, last *atomic.Uint32) {
 }
 
 // begin begins the next step at a time, given as the time since d.base. It returns false, and changes nothing, if the current step began
-// less than d.least before.
+// less than d.least before. The new step has no Length if it is not known when the current step began.
 func (d *stepDetector) begin(at time.Duration) bool {
 	s := board.Step{Number: d.number.Load() + 1}
 	if d.began > 0 {
@@ -66,9 +66,9 @@ func (d *stepDetector) begin(at time.Duration) bool {
 			return false
 		}
 	}
-	d.began = max(at, 1)
+	d.began = max(at, 1) // 0 would mean that the time is not known
 	d.number.Store(s.Number)
-	if len(d.steps) < stepsMost {
+	if len(d.steps) < stepsMost { // else the scheduler is late, and the step is dropped
 		d.steps = append(d.steps, s)
 	}
 	return true

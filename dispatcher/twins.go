@@ -108,7 +108,7 @@ func (t *twins) cut(now time.Time, all *board.Boards) {
 	boards := all.Clone()
 	t.leastStretch = twin.LeastStretch(boards.Held())
 	stretch := t.tape.Cut(now, boards)
-	if stretch == nil {
+	if stretch == nil { // nothing was recorded before, or the settings have changed within the stretch
 		return
 	}
 	t.mu.Lock()
@@ -129,7 +129,8 @@ func (t *twins) pause() {
 
 // run replays stretches until ctx ends. After each slice of work, it rests for so long that the twin uses at most coreShare of a core.
 func (t *twins) run(ctx context.Context) {
-	judge, turns := twin.New(t.specs), 1
+	judge := twin.New(t.specs)
+	turns := 1 // of the next slice of work
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
@@ -138,10 +139,10 @@ func (t *twins) run(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		}
-		for more := true; more; {
+		for more := true; more; { // until all stretches are replayed
 			t.take(judge)
 			rest := restAfterLate
-			if !t.wasLate() {
+			if !t.wasLate() { // else it only rests, and more stays true
 				var took time.Duration
 				judge, took, more = t.slice(judge, turns)
 				turns = nextTurns(turns, took)
@@ -241,7 +242,8 @@ func (t *twins) book(v *twin.Verdict) {
 			continue
 		}
 		seconds := a.SavedMs / 1000 * float64(v.Fresh) // saved per step, times the steps that no earlier verdict has counted
-		sums.saved, sums.lost = sums.saved+max(0, seconds), sums.lost+max(0, -seconds)
+		sums.saved += max(0, seconds)
+		sums.lost += max(0, -seconds)
 		sums.today += seconds * float64(v.Ranks) / 3600
 	}
 }
@@ -260,7 +262,8 @@ func (t *twins) fill(s *board.Status, now time.Time) {
 	}
 }
 
-// status returns the results of the twin for a group; nil: there are none yet.
+// status returns the results of the twin for a group; nil: there are none yet. policy is the one in force. If the last verdict is about
+// another policy, or is old, status claims nothing by it.
 func (t *twins) status(key board.GroupKey, policy string, now time.Time) *verdict.Twin {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -277,7 +280,7 @@ func (t *twins) status(key board.GroupKey, policy string, now time.Time) *verdic
 	}
 	for _, found := range v.Against {
 		sums := group.against[found.Policy]
-		if sums.day != now.UTC().Format(time.DateOnly) {
+		if sums.day != now.UTC().Format(time.DateOnly) { // a new day has begun since the last verdict
 			sums.today = 0
 		}
 		a := verdict.Against{
@@ -288,7 +291,8 @@ func (t *twins) status(key board.GroupKey, policy string, now time.Time) *verdic
 			a.Hour = &verdict.Hour{AgeSeconds: now.Sub(h.To).Seconds(), Seconds: h.Seconds, StepMs: h.StepMs, SavedMs: h.SavedMs,
 				ErrorRatio: h.Error}
 		}
-		if a.Say(s, found.Failed); v.Policy != policy || s.AgeSeconds > twin.Stale.Seconds() {
+		a.Say(s, found.Failed)
+		if otherPolicy, old := v.Policy != policy, s.AgeSeconds > twin.Stale.Seconds(); otherPolicy || old {
 			a.Claimed, a.Hour, a.Says = false, nil, "against "+a.Policy+": nothing was replayed lately"
 		}
 		s.Against = append(s.Against, a)

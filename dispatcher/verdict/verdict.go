@@ -69,24 +69,25 @@ func (a *Against) Say(t *Twin, failed error) {
 		a.Says = fmt.Sprintf("against %s: it cannot be replayed: %v", a.Policy, failed)
 		return
 	}
-	word := func(v float64) string {
+	savedOrLost := func(v float64) string {
 		if v < 0 {
 			return "lost"
 		}
 		return "saved"
 	}
 	if a.Claimed {
-		a.Says = fmt.Sprintf("against %s: %.1f ms of every %.0f ms step %s", a.Policy, math.Abs(a.SavedMs), t.StepMs, word(a.SavedMs))
-		if math.Abs(a.Today) >= 0.05 {
-			a.Says += fmt.Sprintf(", %.1f rank-hours %s today", math.Abs(a.Today), word(a.Today))
+		a.Says = fmt.Sprintf("against %s: %.1f ms of every %.0f ms step %s", a.Policy, math.Abs(a.SavedMs), t.StepMs, savedOrLost(a.SavedMs))
+		if math.Abs(a.Today) >= 0.05 { // less would read as 0.0
+			a.Says += fmt.Sprintf(", %.1f rank-hours %s today", math.Abs(a.Today), savedOrLost(a.Today))
 		}
 	} else {
 		a.Says = fmt.Sprintf("against %s: no difference beyond the twin's error of %.1f %% of a step", a.Policy,
 			100*max(a.ErrorRatio, t.ErrorRatio))
 	}
-	if h := a.Hour; h != nil && h.Seconds > t.WindowSeconds {
+	if h := a.Hour; h != nil && h.Seconds > t.WindowSeconds { // else it has no more traffic than the window
 		if wrong := h.ErrorRatio * h.StepMs; math.Abs(h.SavedMs) > wrong {
-			a.Says += fmt.Sprintf("; over %.0f min: %.1f ms %s, with an error of %.1f ms", h.Seconds/60, math.Abs(h.SavedMs), word(h.SavedMs), wrong)
+			a.Says += fmt.Sprintf("; over %.0f min: %.1f ms %s, with an error of %.1f ms", h.Seconds/60, math.Abs(h.SavedMs),
+				savedOrLost(h.SavedMs), wrong)
 		} else {
 			a.Says += fmt.Sprintf("; over %.0f min: no difference beyond the error of %.1f ms", h.Seconds/60, wrong)
 		}
