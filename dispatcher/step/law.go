@@ -91,7 +91,7 @@ func (l *Law) Ms(ranks []Rank) float64 {
 		slowest = max(slowest, l.ownMs(&ranks[i], form, widest))
 	}
 	if form == Eager {
-		return l.C0Ms + slowest + l.eager(ranks)
+		return l.C0Ms + slowest + l.sharedEagerMs(ranks)
 	}
 	if form == Unmasked { // experts compute the padding of all ranks
 		mean = widest
@@ -147,13 +147,13 @@ func (l *Law) rowsMs(r *Rank, form Form, widest float64) float64 {
 	case OwnBuckets:
 		rows, _ := l.padded(r.rows())
 		return l.RequestMs * rows
-	case Eager: // see below
+	case Eager: // as below
 	}
-	return l.RequestMs*r.Requests + l.OwnMs*r.Prompt
+	return l.RequestMs*r.Requests + l.OwnMs*r.Prompt // without graphs, a prompt token has a cost of its own
 }
 
-// eager returns how many ms a step without graphs takes in addition to the slowest rank's own work.
-func (l *Law) eager(ranks []Rank) (ms float64) {
+// sharedEagerMs returns how many ms a step without graphs takes in addition to C0Ms and the slowest rank's own work.
+func (l *Law) sharedEagerMs(ranks []Rank) (ms float64) {
 	most, sum := 0.0, 0.0
 	for i := range ranks {
 		most, sum = max(most, ranks[i].Requests), sum+ranks[i].Requests
@@ -170,7 +170,7 @@ func (l *Law) eager(ranks []Rank) (ms float64) {
 // see Halves. The sizes of graphs are left out, because a rank that is just below a size now is above it a few steps later.
 func (l *Law) Assumed() (load Model, weights RequestCost) {
 	load = l.Model
-	if l.C1Ms <= 0 {
+	if l.C1Ms <= 0 { // if KV tokens cost nothing, no number of them costs as much as a request
 		return load, weights
 	}
 	switch l.Form {

@@ -31,12 +31,14 @@ const (
 // as far as it is known. share is the share of a prompt token's cost that falls on its own rank.
 func (f *prefills) add(m Model, share float64, ranks []Rank, ms float64) {
 	f.setShare(share)
-	if !f.fit(&m) && m.OwnMs+m.SharedMs == 0 {
+	fitted := f.fit(&m)
+	costGiven := m.OwnMs+m.SharedMs != 0 // by the config or a Law event
+	if !fitted && !costGiven {
 		m.C0Ms, m.OwnMs, m.SharedMs = max(m.C0Ms, guessC0Ms), share*guessMs, (1-share)*guessMs
 	}
 	ratio := ms / m.Ms(ranks)
 	f.ratio.add(ratio)
-	if ratio < tooShort*f.ratio.value || ratio > tooLong*f.ratio.value {
+	if ratio < tooShort*f.ratio.value || ratio > tooLong*f.ratio.value { // all expected times may be wrong by about the same factor
 		return
 	}
 	slowest := &ranks[m.slowest(ranks)]
@@ -63,7 +65,8 @@ func (f *prefills) fit(m *Model) bool {
 		// The steps had about equal loads, or steps with a prefill have no fixed cost: use the line through C0Ms.
 		token, r2 = f.line.slopeFrom(m.C0Ms)
 		fixed = 0
-		if m.C0Ms == 0 || token <= 0 || !f.line.sure(r2) {
+		c0Unknown := m.C0Ms == 0
+		if c0Unknown || token <= 0 || !f.line.sure(r2) {
 			return false
 		}
 	}

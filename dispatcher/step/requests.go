@@ -112,7 +112,9 @@ func (q *requests) endBlock() {
 	}
 	if t := &q.lastFound; t.arm > 0 {
 		fall := q.arms[t.arm].errorFall(t.slope) - q.arms[0].errorFall(t.plainSlope)
-		t.blocks, t.falls, t.squares = t.blocks+1, t.falls+fall, t.squares+fall*fall
+		t.blocks++
+		t.falls += fall
+		t.squares += fall * fall
 	}
 	for k := range q.arms {
 		a := &q.arms[k]
@@ -160,10 +162,10 @@ func (q *requests) use(lastTrial *trial) {
 	q.waySure = lastTrial.sure && q.lastFound.sure && q.lastFound.best.fullest == q.found.fullest
 }
 
-// find returns the best weight of the window, or the zero trial if no weight explains the times surely better than the weight 0 (plain).
+// find returns the best weight of the window, or the zero trial if no weight explains the times surely better than the weight 0.
 func (q *requests) find() trial {
-	best, plain := 0, q.arms[0].leastError(&q.window)
-	least, leastByWay := plain, [2]float64{plain, plain}
+	best, plainError := 0, q.arms[0].leastError(&q.window) // the error with the weight 0
+	least, leastByWay := plainError, [2]float64{plainError, plainError}
 	for k := range q.arms {
 		squaredError := q.arms[k].leastError(&q.window)
 		if k%arms == 0 || q.arms[k].xy <= 0 { // the weight is 0, or steps with larger loads were shorter
@@ -174,12 +176,12 @@ func (q *requests) find() trial {
 			best, least = k, squaredError
 		}
 	}
-	if best == 0 || plain-least <= q.sureDifference(least) {
+	if best == 0 || plainError-least <= q.sureDifference(least) {
 		return trial{}
 	}
 	t := trial{arm: best, best: weighing{triedWeights[best%arms], best < arms}, slope: q.arms[best].slope(), plainSlope: q.arms[0].slope()}
 	t.sure = math.Abs(leastByWay[0]-leastByWay[1]) > q.sureDifference(least)
-	t.best.weight *= q.refinement(best, least)
+	t.best.weight *= q.refinement(best, least) // between the weights that were tried
 	return t
 }
 
@@ -189,9 +191,10 @@ func (q *requests) refinement(best int, least float64) float64 {
 	if k := best % arms; k <= 1 || k == arms-1 {
 		return 1
 	}
-	below, above := max(least, q.arms[best-1].leastError(&q.window)), max(least, q.arms[best+1].leastError(&q.window))
+	below := max(least, q.arms[best-1].leastError(&q.window))
+	above := max(least, q.arms[best+1].leastError(&q.window))
 	bend := below - 2*least + above
-	if bend <= 0 {
+	if bend <= 0 { // the three errors are equal, so there is no lowest point
 		return 1
 	}
 	return math.Exp2((below - above) / (2 * bend) / armsPerTwo)
@@ -218,7 +221,9 @@ func (a *arm) errorFall(slope float64) float64 { return 2*slope*a.bxy - slope*sl
 // confirmed says whether the trial's weight surely lowers the errors of the blocks: the mean fall is larger than sureFall times its
 // standard error. It counts blocks and not steps, because the errors of successive steps may depend on each other.
 func (t *trial) confirmed() bool {
-	return t.falls > 0 && t.falls*t.falls > sureFall*sureFall*(t.squares-t.falls*t.falls/t.blocks)*t.blocks/(t.blocks-1)
+	spread := t.squares - t.falls*t.falls/t.blocks // sum of the squared distances of the falls from their mean
+	// The squares of the mean and of its standard error are compared, both times the square of blocks.
+	return t.falls > 0 && t.falls*t.falls > sureFall*sureFall*spread*t.blocks/(t.blocks-1)
 }
 
 // leastError returns the squared error of the window with the best slope.
@@ -253,6 +258,7 @@ func (q *requests) line() regression {
 		k += arms
 	}
 	a := &q.arms[k]
+	// The sums of products in the window have only the variation within blocks. The part of the means is added to them.
 	r := regression{
 		weighing: inUse, n: uint64(w.n), w: w.n, x: a.x, y: w.y, xx: a.xx + a.x*a.x/w.n, xy: a.xy + a.x*w.y/w.n, yy: w.yy + w.y*w.y/w.n,
 	}

@@ -60,7 +60,8 @@ const (
 	meanSteps = 46
 )
 
-// Add adds the length of a step to the statistics of lengths.
+// Add adds the length of a step to the statistics of lengths; 0: the length is not known, and nothing is added. The mean leaves out lengths
+// that are far from the median.
 func (s *Times) Add(length time.Duration) {
 	if length <= 0 {
 		return
@@ -75,7 +76,7 @@ func (s *Times) Add(length time.Duration) {
 		return
 	}
 	ms := seconds * 1000
-	if s.meanMs == 0 {
+	if s.meanMs == 0 { // the first length is the first mean
 		s.meanMs = float32(ms)
 	}
 	s.meanMs += (float32(ms) - s.meanMs) / meanSteps
@@ -105,7 +106,7 @@ func (s *Times) Teach(t Sample) {
 		s.tokens = t.Tokens
 	}
 	several, echo := t.Tokens > severalSteps*s.tokens, t.Tokens < echoed*s.tokens
-	s.tokens += (min(t.Tokens, 2*s.tokens) - s.tokens) / meanSteps
+	s.tokens += (min(t.Tokens, 2*s.tokens) - s.tokens) / meanSteps // one report of very many steps hardly moves the mean
 	ms := t.Length.Seconds() * 1000
 	switch {
 	case echo: // there is nothing to learn from it
@@ -132,7 +133,7 @@ func (s *Times) lowerBase() {
 
 // isPlain says whether a step without a prefill has a usual length for such steps. It also updates the base.
 func (s *Times) isPlain(length time.Duration) bool {
-	if s.prefills.ratio.seen == 0 {
+	if s.prefills.ratio.seen == 0 { // no step has had a prefill, so all lengths are of steps without one
 		return usual(length, s.lengths.value)
 	}
 	s.plainLengths.add(length)
@@ -146,10 +147,10 @@ func (s *Times) learn(ranks []Rank, most *Rank, weighing weighing, ms float64) {
 		s.regression = regression{weighing: weighing}
 	}
 	load := most.load(weighing.weight)
-	tamed := s.tame(load, ms)
+	tamed := s.tame(load, ms) // by the line from before this step
 	s.regression.add(load, ms)
 	s.learned.add(most, ms)
-	if line, changed := s.requests.add(ranks, tamed); changed {
+	if line, changed := s.requests.add(ranks, tamed); changed { // the loads of the old line were computed with the old weight
 		s.regression = line
 	}
 }
@@ -258,7 +259,10 @@ type LearnedSteps struct {
 }
 
 func (t *LearnedSteps) add(most *Rank, ms float64) {
-	t.Steps, t.Tokens, t.Requests, t.Ms = t.Steps+1, t.Tokens+most.KV, t.Requests+most.Requests, t.Ms+ms
+	t.Steps++
+	t.Tokens += most.KV
+	t.Requests += most.Requests
+	t.Ms += ms
 }
 
 // Line is the learned model of steps, with what a replay of steps needs in addition.
