@@ -181,7 +181,7 @@ func (p *Planner) sortCandidates(now float64, waiting []Candidate, rule Rule, sl
 	}
 	slices.SortStableFunc(p.order, func(a, b int32) int {
 		x, y := &waiting[a], &waiting[b]
-		xLate, yLate := now-x.Since >= rule.MaxHold, now-y.Since >= rule.MaxHold
+		xLate, yLate := now-x.Since >= rule.MaxHold, now-y.Since >= rule.MaxHold // false if Since is NaN
 		switch {
 		case xLate && !yLate:
 			return -1
@@ -207,16 +207,17 @@ func (p *Planner) release(now float64, g *Group, waiting []Candidate, rule Rule,
 	decoding := float64(g.Decoding)
 	// For how many request-seconds it pays to hold requests back in order to save all decodes a stop of one second.
 	worthPerSecond := mostShare * decoding * min(1, decoding/(float64(g.Slots)/2))
-	if g.Unbegun >= 0 || rule.Patience == 0 {
+	if g.Unbegun >= 0 || rule.Patience == 0 { // without patience, nothing is held back, even while Unbegun is not known
 		worthPerSecond = min(worthPerSecond, rule.Patience*g.Unbegun)
 		if g.Rate >= 0 {
-			worthPerSecond *= min(1, 2*rule.Patience*g.Unbegun*g.Own*g.Rate)
+			worthPerSecond *= min(1, 2*rule.Patience*g.Unbegun*g.Own*g.Rate) // the product is x
 		}
 	}
 	worth := worthPerSecond * g.Own * uneven // for so many request-seconds, the n placed candidates together may be held back
 	if worth <= 0 {
 		return now
 	}
+	// The rest of worth is divided equally among the candidates. MaxHold and Until bound it for each of them, and the first bound counts.
 	sendAt, heldSoFar := math.Inf(1), 0.0
 	for i, r := range p.placed {
 		if r >= 0 {

@@ -114,7 +114,7 @@ func (d *Driver) carryOut(effects []board.Effect, now time.Time) {
 type StepCounter struct {
 	Key    board.GroupKey
 	Number uint32  // number of the present step
-	Since  float64 // when the present step was reported, in ms; NaN: no request ran before it
+	Since  float64 // when the last step was reported, in ms; NaN: none was since the group was idle
 	steps  board.Steps
 }
 
@@ -122,8 +122,8 @@ func newStepCounter(key board.GroupKey) StepCounter {
 	return StepCounter{Key: key, Number: 1, Since: math.NaN(), steps: board.Steps{Group: key}}
 }
 
-// reportStep gives the boards the present step of a group, as a step detector does. now is the time of the report, in ms. The step has no
-// length if no request ran before it.
+// reportStep gives the boards the present step of a group, as a step detector does. now is the time of the report, in ms. The first step
+// that is reported after the group was idle has no length.
 func (d *Driver) reportStep(counter *StepCounter, now float64) {
 	if d.stopped[counter.Key.Name] {
 		delete(d.stopped, counter.Key.Name)

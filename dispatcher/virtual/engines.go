@@ -178,7 +178,7 @@ func (e *Engines) finishStep(g *Group) {
 	for _, r := range g.Ranks {
 		for i := range r.Active {
 			l := &r.Legs[i]
-			if l.Begin > step {
+			if l.Begin > step { // its first token comes in a later step
 				continue
 			}
 			reports := l.Joined != 0 && !reported // the first stream that gets a further token reports the step
@@ -190,7 +190,7 @@ func (e *Engines) finishStep(g *Group) {
 			if l.Joined == 0 {
 				l.Joined = g.Number
 			}
-			e.setCounts(l.Slot, max(0, l.Gen-int32(e.Stale)), l.Joined)
+			e.setCounts(l.Slot, max(0, l.Gen-int32(e.Stale)), l.Joined) // with Stale, the boards see the tokens of an earlier step
 			e.Token(l)
 			r.KV++
 			tokens++

@@ -187,18 +187,19 @@ func (g *Mixed) growth(r *MixedRank) (kv int64) {
 	return kv
 }
 
-// schedule decides what the i-th rank does in the step that begins, and returns it. The token budget goes first to the running requests, in
-// the order of their admission. If mayBegin is true, the rest goes to requests that the rank admits now. For each request, schedule sets
-// scheduled, the number of tokens that the step computes for it.
+// schedule decides what the i-th rank does in the step that begins, and returns it. It first preempts requests for which KV room is short.
+// The token budget goes first to the running requests, in the order of their admission. If mayBegin is true, the rest goes to requests that
+// the rank admits now. For each request, schedule sets scheduled, the number of tokens that the step computes for it.
 func (g *Mixed) schedule(i int, mayBegin bool) (does step.Rank) {
 	r := &g.Ranks[i]
 	mayCompute := g.aligned(r)
-	mayBegin = !g.preempt(r) && mayCompute && mayBegin // a rank that preempts a request admits none in the same step
+	preempted := g.preempt(r)
+	mayAdmit := mayBegin && mayCompute && !preempted // a rank that preempts a request admits none in the same step
 	for k := range r.Running {
 		r.Running[k].scheduled = 0
 	}
 	// With First, a rank that computes a prompt does not decode in the same step.
-	prefillOnly := g.First && mayCompute && (r.computes() || mayBegin && g.admits(r))
+	prefillOnly := g.First && mayCompute && (r.computes() || mayAdmit && g.admits(r))
 	budget := g.Budget
 	for k := range r.Running {
 		w := &r.Running[k]
@@ -215,10 +216,10 @@ func (g *Mixed) schedule(i int, mayBegin bool) (does step.Rank) {
 		}
 		budget -= w.scheduled
 	}
-	for mayBegin && budget > 0 && g.admits(r) {
+	for mayAdmit && budget > 0 && g.admits(r) {
 		w := r.Waiting[0]
 		r.Waiting = slices.Delete(r.Waiting, 0, 1)
-		w.done = min(w.due-1, g.Cached(i, &w))
+		w.done = min(w.due-1, g.Cached(i, &w)) // the last token is always computed
 		w.scheduled = min(budget, w.due-w.done)
 		does.Prompt += float64(w.scheduled)
 		budget -= w.scheduled
@@ -270,7 +271,8 @@ func (g *Mixed) Finish() {
 	g.Ends = Never
 }
 
-// advance updates a request by the tokens that the step has computed for it.
+// advance updates a request by the tokens that the step has computed for it. If all tokens that were due are computed, the request gets its
+// next token.
 func (g *Mixed) advance(rank int, w *Work) {
 	if w.computing() {
 		w.done += w.scheduled

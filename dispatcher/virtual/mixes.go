@@ -51,7 +51,7 @@ func (m *Mixes) Send(g *MixedGroup, rank int, w Work, delay float64) {
 	w.due = w.Prompt
 	s := sent{at: m.Now + delay, group: g, rank: rank, work: w}
 	i, _ := slices.BinarySearchFunc(m.inFlight, s.at, func(other sent, at float64) int {
-		if other.at <= at {
+		if other.at <= at { // also for equal times, so that requests arrive in the order in which they were sent
 			return -1
 		}
 		return 1

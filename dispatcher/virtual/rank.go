@@ -112,7 +112,7 @@ func (r *Rank) fits(tokens int64) bool {
 }
 
 // victim returns the request to preempt if the rank has more KV than its capacity: the last admitted request that holds KV, but never the
-// first in the list. ok is false if no request needs to be preempted, or none can be.
+// first in the list, so that one request can always go on. ok is false if no request needs to be preempted, or none can be.
 func (r *Rank) victim() (i int, ok bool) {
 	if r.Capacity == 0 || r.Others+r.KV+r.Kept.Tokens() <= r.Capacity {
 		return 0, false
