@@ -114,15 +114,18 @@ func (e *Entry) arm(ttl time.Duration) {
 		}
 	}
 	e.expires, e.why = e.Deadline, deadlineError
-	ttlCounts := ttl > 0 && !e.Discard
-	if end := waitBegins.Add(ttl); ttlCounts && (e.Deadline.IsZero() || !end.After(e.Deadline)) {
-		e.expires, e.why = end, ttlError
+	if ttlCounts := ttl > 0 && !e.Discard; ttlCounts {
+		if end := waitBegins.Add(ttl); e.Deadline.IsZero() || !end.After(e.Deadline) {
+			e.expires, e.why = end, ttlError
+		}
 	}
 	if !e.expires.IsZero() {
 		e.urgentAt = e.expires.Add(-e.expires.Sub(waitBegins) / 4) // three quarters of the wait are over
 	}
-	if soon := e.Entered.Add(discardPatience); e.Discard && (e.urgentAt.IsZero() || soon.Before(e.urgentAt)) {
-		e.urgentAt = soon
+	if e.Discard {
+		if soon := e.Entered.Add(discardPatience); e.urgentAt.IsZero() || soon.Before(e.urgentAt) {
+			e.urgentAt = soon
+		}
 	}
 }
 

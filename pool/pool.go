@@ -100,7 +100,8 @@ func (p *Pool) NextDeadline() time.Time {
 	return p.next
 }
 
-// Expire removes the entries that may wait no longer, and appends them to dst. Entry.Expiry has the reason.
+// Expire removes the entries that may wait no longer, and appends them to dst. Entry.Expiry has the reason. Expire also finds out when
+// the first of the other entries expires (next).
 func (p *Pool) Expire(now time.Time, dst []*Entry) []*Entry {
 	if p.next.IsZero() || now.Before(p.next) {
 		return dst
