@@ -47,7 +47,7 @@ func (l *lag) slots(running int) int {
 		return 0
 	}
 	steps := float64(l.thisMin)
-	if l.seen >= 2*lagWindow {
+	if l.seen > lagWindow { // otherwise no window is complete but the present one
 		steps = min(steps, float64(l.lastMin))
 	}
 	return int(math.Round(float64(running) * steps / (steps + l.stay)))

@@ -23,6 +23,17 @@ func TestWhoWaitedInTheEngineDoesNotMakeTheWayLonger(t *testing.T) {
 	require.Zero(t, (&lag{}).slots(16))
 }
 
+// The first request of a window may have waited in the engine's queue: the window before it still counts.
+func TestTheLagOfOneRequestDoesNotCount(t *testing.T) {
+	var l lag
+	for range lagWindow {
+		l.ended(100, 103, 112) // 2 steps without a token, then 10
+	}
+	require.Equal(t, 3, l.slots(16))
+	l.ended(100, 141, 150) // 40 steps without a token
+	require.Equal(t, 3, l.slots(16))
+}
+
 func TestAQuarterOfTheSlotsIsAheadAtMost(t *testing.T) {
 	var l lead
 	require.Zero(t, l.slots(16))
