@@ -38,7 +38,7 @@ func (a *Answer) Reset(options Options) {
 // p must not change during the call. Once the answer has ended, Feed returns no more events or bytes.
 func (a *Answer) Feed(dst, p []byte, now time.Time) ([]byte, Effects) {
 	var total Effects
-	if a.ended && !a.Reader.Done() {
+	if a.ended && !a.Reader.Done() { // the answer ended early, so the rest of the body does not matter
 		return dst, total
 	}
 	a.Reader.Feed(p, now) // after [DONE] it only counts the bytes
@@ -56,7 +56,8 @@ func (a *Answer) Feed(dst, p []byte, now time.Time) ([]byte, Effects) {
 	return dst, total
 }
 
-// Event takes in one event and appends to dst the bytes that the client gets for it.
+// Event takes in one event and appends to dst the bytes that the client gets for it: none if an assembler collects the events, or if the
+// event ends the answer without being a part of it.
 func (a *Answer) Event(dst []byte, e Event) ([]byte, Effects) {
 	from := len(dst) // where the client's copy of the event begins
 	edited, end := a.Filter.Event(e, dst)
@@ -89,7 +90,7 @@ func (a *Answer) Event(dst []byte, e Event) ([]byte, Effects) {
 			a.Reader.finish()
 			a.endBytes, effects.End = len(dst)-from, Complete
 		case a.Filter.Started():
-			if a.Filter.facts.idle {
+			if a.Filter.facts.idle { // the answer makes no progress by this event
 				a.Reader.idled()
 			}
 		case len(edited) == 0: // the filter holds the event back, or drops it
@@ -105,8 +106,8 @@ func (a *Answer) Event(dst []byte, e Event) ([]byte, Effects) {
 	return dst, effects
 }
 
-// Closed returns how the answer ended; the caller calls it when the engine's body ends. An answer with a finish_reason
-// is Complete even without [DONE], because some engines leave [DONE] out.
+// Closed returns how the answer ended; the caller calls it when the engine's body ends. An answer with a finish_reason is Complete even
+// without [DONE], because some engines leave [DONE] out, but it is Short if the body ended within an event.
 func (a *Answer) Closed() End {
 	if a.Filter.Finished() && a.Reader.Buffered() == 0 {
 		return Complete

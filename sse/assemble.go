@@ -40,7 +40,7 @@ func NewAssembler(chat bool, limit int) *Assembler {
 // Add takes the next event: as Filter.Event returns it, or only the JSON in it. Comments and [DONE] add nothing.
 func (a *Assembler) Add(event []byte) error {
 	data := event
-	if i := rawjson.Space(event, 0); i < len(event) && event[i] != '{' {
+	if i := rawjson.Space(event, 0); i < len(event) && event[i] != '{' { // the lines of an event, not only its JSON
 		a.scratch = appendDataLines(a.scratch[:0], event)
 		data = a.scratch
 	}
@@ -53,7 +53,7 @@ func (a *Assembler) Add(event []byte) error {
 	o := rawjson.ObjectAt(data, rawjson.Space(data, 0))
 	for o.NextValue() {
 		switch string(o.Key) {
-		case "object":
+		case "object": // appendJSON writes the object of an answer in one piece
 		case "choices":
 			if !a.addChoices(data, o.Val) {
 				o.Pos = -1 // ends the loop, as malformed JSON does
@@ -62,7 +62,7 @@ func (a *Assembler) Add(event []byte) error {
 			if !rawjson.IsNull(o.Value()) {
 				a.usage, a.found = append(a.usage[:0], o.Value()...), true
 			}
-		case "id", "request_id", "created", "model", "system_fingerprint", "prompt_token_ids":
+		case "id", "request_id", "created", "model", "system_fingerprint", "prompt_token_ids": // the same in all events, or in the first only
 			a.top.first(o.Key, o.Value())
 		default:
 			a.top.gather(o.Key, o.Value())

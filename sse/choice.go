@@ -26,7 +26,7 @@ func (c *choice) add(b []byte, i int) bool {
 	for o.NextValue() {
 		val := o.Value()
 		switch string(o.Key) {
-		case "index":
+		case "index": // addChoice has read it
 		case "delta":
 			if !rawjson.IsNull(val) && !c.addDelta(b, o.Val) {
 				return false
@@ -42,9 +42,9 @@ func (c *choice) add(b []byte, i int) bool {
 			if !rawjson.IsNull(val) {
 				c.finish = append(c.finish[:0], val...)
 			}
-		case "token_ids":
+		case "token_ids": // each event has those of its new tokens
 			c.rest.join(o.Key, val)
-		case "prompt_token_ids":
+		case "prompt_token_ids": // only the first event has them
 			c.rest.first(o.Key, val)
 		default:
 			c.rest.gather(o.Key, val)
@@ -184,6 +184,7 @@ type call struct {
 	rest     fields // id, type, and members that we do not know
 }
 
+// add adds the list of deltas of tool calls at i in b; false: it cannot be read.
 func (cs *calls) add(b []byte, i int) bool {
 	list := rawjson.ArrayAt(b, i)
 	for list.Next() {
@@ -195,6 +196,7 @@ func (cs *calls) add(b []byte, i int) bool {
 // addOne adds the delta of one tool call, at i in b, and returns where it ends; -1: it cannot be read.
 // index is its position in the list, which counts if the delta has no index of its own.
 func (cs *calls) addOne(b []byte, i, index int) int {
+	// The delta is read twice, because its index may come after other members, and says to which tool call they belong.
 	o := rawjson.ObjectAt(b, i)
 	for o.NextValue() {
 		if n, ok := rawjson.Int(b, o.Val, o.Pos); ok && string(o.Key) == "index" {

@@ -67,19 +67,9 @@ func (f *Filter) act(marked *mark, b []byte) action {
 	old := b[marked.val:marked.end]
 	switch marked.kind {
 	case usageValue:
-		switch {
-		case f.continuous, f.options.Usage && f.facts.choices == 0:
-			return keep
-		case f.byIDs && rawjson.IsNull(old): // every event of /inference/v1/generate has a usage, and the client expects one
-			return keep
-		case !f.options.Usage && !f.byIDs:
-			return remove
-		case rawjson.IsNull(old):
-			return keep
-		}
-		return null // OpenAI sends null in each event before the one with the final usage
+		return f.actOnUsage(old)
 	case detailsValue:
-		if f.options.Cached == unknownCached && marked.inside == 0 {
+		if f.options.Cached == unknownCached && marked.inside == 0 { // without cached_tokens, nothing is left in them
 			return remove
 		}
 		return keep
@@ -94,7 +84,7 @@ func (f *Filter) act(marked *mark, b []byte) action {
 		if f.facts.hasUsage {
 			return put
 		}
-		return keep
+		return keep // a usage without counts gets no details either
 	case foreign:
 		switch {
 		case !f.options.Unstreamed:
@@ -103,12 +93,12 @@ func (f *Filter) act(marked *mark, b []byte) action {
 			return keep
 		}
 		return null
-	case roleValue:
+	case roleValue: // the client has the role from the first engine
 		return remove
-	case offsetsValue, spansValue:
+	case offsetsValue, spansValue: // they count from the start of this engine's part of the answer
 		return put
 	case promptValue, completionValue, totalValue:
-		if !f.facts.hasUsage {
+		if !f.facts.hasUsage { // the counts could not be read, so there is nothing to add them up from
 			return keep
 		}
 	case createdValue:
@@ -140,6 +130,20 @@ func (f *Filter) act(marked *mark, b []byte) action {
 	return put
 }
 
+// actOnUsage decides what to do with a usage, whose value in the event is old.
+func (f *Filter) actOnUsage(old []byte) action {
+	wanted := f.continuous || f.options.Usage && f.facts.choices == 0 // the client asked for the usage of this event
+	switch {
+	case wanted:
+		return keep
+	case !f.options.Usage && !f.byIDs: // at /inference/v1/generate every event has a usage, and the client expects one
+		return remove
+	case rawjson.IsNull(old):
+		return keep
+	}
+	return null // OpenAI sends null in each event before the one with the final usage
+}
+
 // appendValue appends the value that the client gets for a marked member, whose value in the event is old.
 func (f *Filter) appendValue(dst []byte, marked *mark, old []byte) []byte {
 	switch marked.kind {
@@ -168,14 +172,14 @@ func (f *Filter) appendValue(dst []byte, marked *mark, old []byte) []byte {
 		return strconv.AppendInt(dst, int64(f.options.Continuation.join(f.facts.usage).Total), 10)
 	case indexValue:
 		return strconv.AppendInt(dst, int64(f.options.Choice), 10)
-	default:
+	default: // cachedValue
 		return strconv.AppendInt(dst, int64(f.options.Cached), 10)
 	}
 }
 
 // appendCached appends the prefill engine's cached_tokens, and the enclosing prompt_tokens_details if the event lacks that object.
 func (f *Filter) appendCached(dst []byte, marked *mark) []byte {
-	if marked.kind != nullDetails && marked.inside > 0 {
+	if marked.kind != nullDetails && marked.inside > 0 { // a new member after others, not a value in place of null
 		dst = append(dst, ',')
 	}
 	if marked.kind == noDetails {

@@ -66,30 +66,37 @@ const (
 	Garbled              // an event cannot be read; another engine may send the answer intact: see Filter.Fault and Answer.Err
 )
 
+const (
+	usualMarks = 16  // how many marks are enough for most events
+	keepMarks  = 256 // the most marks, 8 KiB of memory, that are kept for another stream; more were needed only for a rare event
+)
+
 // NewFilter returns a filter for one stream of a decode engine.
 func NewFilter(o Options) *Filter {
-	f := &Filter{marks: make([]mark, 0, 16)}
+	f := &Filter{marks: make([]mark, 0, usualMarks)}
 	f.Reset(o)
 	return f
 }
 
-// Reset makes the filter ready for another stream and reuses its memory.
+// Reset makes the filter ready for another stream and reuses its memory, except for buffers that a rare large event made large.
 func (f *Filter) Reset(o Options) {
-	id, marks, owed, details, held := f.id[:0], f.marks[:0], f.owed[:0], f.details[:0], f.held[:0]
+	marks := f.marks[:0]
+	if cap(marks) > keepMarks {
+		marks = make([]mark, 0, usualMarks)
+	}
+	held := f.held[:0]
 	if cap(held) > keepBuffer {
 		held = nil
 	}
-	if cap(marks) > 256 {
-		marks = make([]mark, 0, 16)
-	}
+	id := f.id[:0] // if it stays empty, the client gets the engine's own id
 	switch {
-	case o.ID != nil:
+	case o.ID != nil: // the caller chose the id, so it stays the same if another engine continues the answer
 		id = rawjson.AppendString(id, o.ID)
-	case o.Continuation != nil:
+	case o.Continuation != nil: // the client already got events with the first engine's id, which is JSON here
 		id = append(id, o.Continuation.Head.ID...)
 	}
-	*f = Filter{options: o, byIDs: o.Form == Tokens, continuous: o.Usage && o.ContinuousUsage, id: id, marks: marks, owed: owed,
-		details: details, held: held}
+	*f = Filter{options: o, byIDs: o.Form == Tokens, continuous: o.Usage && o.ContinuousUsage, id: id, marks: marks, owed: f.owed[:0],
+		details: f.details[:0], held: held}
 }
 
 // Event takes the next event of the stream and returns the client's bytes for it: e.Raw itself if the event does not
@@ -110,7 +117,7 @@ func (f *Filter) Event(e Event, dst []byte) (out []byte, end End) {
 		if f.options.DropDone {
 			return nil, end
 		}
-		if f.options.Form == Verbatim {
+		if f.options.Form == Verbatim { // there [DONE] completes the answer even without a finish_reason
 			return f.verbatim(e)
 		}
 		return e.Raw, end
@@ -144,7 +151,7 @@ func (f *Filter) Event(e Event, dst []byte) (out []byte, end End) {
 	}
 	f.count(e.Data)
 	out, end = f.judge(e, dst)
-	if f.options.Transcript != nil && end != Refused {
+	if f.options.Transcript != nil && end != Refused { // an error is no part of the answer
 		f.options.Transcript.keep(f, e.Data)
 	}
 	return out, end
@@ -178,7 +185,8 @@ const (
 	chunksPerToken = 4
 )
 
-// overrun returns an error that names the limit which the event exceeds; nil: it exceeds none.
+// overrun returns ErrBadCount if the event claims more tokens than Options.Context or Options.MaxTokens allows, and ErrTooManyTokens if
+// the answer with this event has more than MaxTokens allows; nil: it exceeds no bound. The event is not counted yet.
 func (f *Filter) overrun() error {
 	facts, limit := &f.facts, f.options.MaxTokens
 	switch {
@@ -186,19 +194,23 @@ func (f *Filter) overrun() error {
 		return ErrBadCount
 	case f.options.Context > 0 && facts.promptIDs > f.options.Context+spareTokens:
 		return ErrBadCount
-	case limit <= 0:
+	case limit <= 0: // MaxTokens sets no bound
 	case facts.hasUsage && facts.usage.Completion > limit+spareTokens:
 		return ErrBadCount
-	case f.ids+facts.ids > limit+spareTokens, facts.content && f.chunks >= chunksPerToken*(limit+spareTokens):
+	case f.ids+facts.ids > limit+spareTokens:
+		return ErrTooManyTokens
+	case facts.content && f.chunks >= chunksPerToken*(limit+spareTokens): // this bounds an engine that sends no ids
 		return ErrTooManyTokens
 	}
 	return nil
 }
 
-// count updates the number of tokens by the event that was read. It is the engine's count in its last usage, and the tokens that came
-// after this usage: the number of their ids or, if the engine sends no ids, an estimate from the number of chunks.
+// count updates the number of tokens by the event that was read, whose data is data. The number is the engine's count in its last
+// usage plus the tokens that came after this usage: the number of their ids or, if the engine sends no ids, an estimate from the number
+// of chunks. count also stores the usage itself, and sets drift when the final usage comes.
 func (f *Filter) count(data []byte) {
-	facts, before := &f.facts, f.tokens
+	facts := &f.facts
+	before := f.tokens
 	if facts.content {
 		f.chunks++
 	}
@@ -221,11 +233,13 @@ func (f *Filter) count(data []byte) {
 			f.usage.Cached = -1
 		}
 	}
-	f.tokens, f.guessed = f.usage.Completion, !f.idsSeen && f.chunks > f.chunksAtUsage
+	f.tokens, f.guessed = f.usage.Completion, false
 	if f.idsSeen {
 		f.tokens += f.ids - f.idsAtUsage
 	} else {
-		f.tokens += int(math.Round(float64(f.chunks-f.chunksAtUsage) * f.perChunk()))
+		sinceUsage := f.chunks - f.chunksAtUsage
+		f.tokens += int(math.Round(float64(sinceUsage) * f.perChunk()))
+		f.guessed = sinceUsage > 0
 	}
 	if facts.hasUsage && facts.choices == 0 { // the final usage
 		f.reconciled, f.drift = true, before-facts.usage.Completion
@@ -240,15 +254,15 @@ func (f *Filter) perChunk() float64 {
 	return f.options.TokensPerChunk
 }
 
-// judge decides what the client gets of the event. First it looks for a bad end: recomputed, error or abort.
-// Otherwise it drops an event that only evenkeel asked for, or that the client already has from an earlier engine.
+// judge decides what the client gets of the event. First it looks for a bad end: recomputed, error or abort. Otherwise it stores what the
+// event says of the end of the answer, and drops an unwanted event. The end that judge returns is Preempted, Refused or Runs.
 func (f *Filter) judge(e Event, dst []byte) ([]byte, End) {
 	facts := &f.facts
 	finish := e.Data[facts.finishAt:facts.finishEnd]
 	switch {
 	case facts.recomputed: // checked first, because recomputed counts with any finish_reason
 		f.started = true
-		if !facts.content {
+		if !facts.content { // the event only reports the preemption
 			return nil, Preempted
 		}
 		return f.edit(e, dst), Preempted
@@ -267,22 +281,32 @@ func (f *Filter) judge(e Event, dst []byte) ([]byte, End) {
 	if f.finish != "" && facts.hasUsage {
 		f.owe(e.Data)
 	}
-	onlyUsage := facts.choices == 0 && facts.hasUsage
-	onlyRole := facts.choices == 1 && facts.role && !facts.content && facts.ids == 0 && len(finish) == 0
-	if onlyUsage && (!f.options.Usage || f.options.DropFinalUsage) {
+	if f.unwanted(finish) {
 		return nil, Runs
 	}
-	if onlyUsage && f.options.Transcript != nil && f.finish == "" {
-		return nil, Runs // the answer has not ended: the engine that continues it will send the usage
-	}
-	if facts.choices == 1 && facts.bare && facts.hasIDs && !f.options.TokenIDs && !f.continuous {
-		return nil, Runs // the engine sends this chunk only because evenkeel asked for token ids
-	}
-	if onlyRole && f.options.Continuation != nil {
-		return nil, Runs // the client already has the event with the role, from an earlier engine
-	}
-	f.usageSent = f.usageSent || facts.hasUsage && (facts.choices == 0 || f.continuous)
+	keepsUsage := facts.choices == 0 || f.continuous // edit removes the usage from all other events
+	f.usageSent = f.usageSent || facts.hasUsage && keepsUsage
 	return f.edit(e, dst), Runs
+}
+
+// unwanted says whether the client must not get the event, because only evenkeel asked for it, or because the client already has what
+// the event says, or will get it with another event. finish is the event's finish_reason; empty: the event has none.
+func (f *Filter) unwanted(finish []byte) bool {
+	facts := &f.facts
+	onlyUsage := facts.choices == 0 && facts.hasUsage
+	onlyIDs := facts.choices == 1 && facts.bare && facts.hasIDs
+	onlyRole := facts.choices == 1 && facts.role && !facts.content && facts.ids == 0 && len(finish) == 0
+	switch {
+	case onlyUsage && (!f.options.Usage || f.options.DropFinalUsage): // the client wants no usage, or the fan-out sends the sum
+		return true
+	case onlyUsage && f.options.Transcript != nil && f.finish == "": // not yet the end: another engine will go on, and send the usage
+		return true
+	case onlyIDs && !f.options.TokenIDs && !f.continuous: // the engine sends it only because evenkeel asked for token ids
+		return true
+	case onlyRole && f.options.Continuation != nil: // the client has the role from an earlier engine
+		return true
+	}
+	return false
 }
 
 // owe stores the final usage as an event of its own, which MissingUsage appends. It is needed if the engine sends the usage only
@@ -290,7 +314,7 @@ func (f *Filter) judge(e Event, dst []byte) ([]byte, End) {
 func (f *Filter) owe(data []byte) {
 	facts := &f.facts
 	switch {
-	case !f.options.Usage || f.continuous || f.options.DropFinalUsage:
+	case !f.options.Usage || f.continuous || f.options.DropFinalUsage: // the client wants no usage, has each, or gets a sum
 		return
 	case facts.choices == 0: // the engine itself has sent such an event
 		f.owed = f.owed[:0]
@@ -435,24 +459,12 @@ func finishReason(b []byte) string {
 	return string(b)
 }
 
-// keep adds the filter's current event, whose data is b, to the transcript.
+// keep adds the filter's current event, whose data is b, to the transcript: first what the event says of the answer as a whole, then
+// the answer's tokens and content. f.count has counted the event.
 func (t *Transcript) keep(f *Filter, b []byte) {
 	facts := &f.facts
 	if t.Head.ID == nil {
 		t.Head = readHead(b)
-	}
-	t.Unread = t.Unread || facts.choices > 1 // the facts have the text and the ids of one choice only
-	if facts.idsAt > 0 {
-		ids := rawjson.ArrayAt(b, facts.idsAt)
-		for ids.Next() {
-			ids.Pos = rawjson.ValueEnd(b, ids.Val)
-			id, ok := rawjson.Int(b, ids.Val, ids.Pos)
-			t.Unread = t.Unread || !ok || id > math.MaxInt32
-			t.IDs = append(t.IDs, int32(id))
-		}
-	}
-	if t.KeepPrompt && facts.promptEnd > 0 {
-		t.PromptIDs = append(t.PromptIDs[:0], b[facts.promptAt:facts.promptEnd]...)
 	}
 	t.Completed, t.Guessed = f.tokens, f.guessed
 	if f.usageSeen {
@@ -460,16 +472,39 @@ func (t *Transcript) keep(f *Filter, b []byte) {
 	} else if facts.promptIDs > 0 {
 		t.Prompt = facts.promptIDs
 	}
+	if t.KeepPrompt && facts.promptEnd > 0 {
+		t.PromptIDs = append(t.PromptIDs[:0], b[facts.promptAt:facts.promptEnd]...)
+	}
 	if facts.backEnd > 0 {
 		t.HandBack = append(t.HandBack[:0], b[facts.backAt:facts.backEnd]...)
 	}
-	if !facts.content {
-		return
+	t.Unread = t.Unread || facts.choices > 1 // the facts have the text and the ids of one choice only
+	if facts.idsAt > 0 {
+		for ids := rawjson.ArrayAt(b, facts.idsAt); ids.Next(); {
+			ids.Pos = rawjson.ValueEnd(b, ids.Val)
+			t.keepID(b[ids.Val:max(ids.Val, ids.Pos)])
+		}
 	}
-	t.Content, t.Shown = true, len(t.IDs)
+	if facts.content {
+		t.keepContent(facts, b)
+	}
+}
+
+// keepID adds the id of the answer's next token. An id that is no number, or does not fit into IDs, makes the transcript Unread. It is
+// stored all the same: no engine gets the ids of an Unread transcript, but their number must stay right for growth.
+func (t *Transcript) keepID(idJSON []byte) {
+	id, ok := rawjson.Int(idJSON, 0, len(idJSON))
+	t.Unread = t.Unread || !ok || id > math.MaxInt32
+	t.IDs = append(t.IDs, int32(id))
+}
+
+// keepContent adds the content of an event, whose data is b. The transcript already has the event's ids.
+func (t *Transcript) keepContent(facts *facts, b []byte) {
+	t.Content = true
+	t.Shown = len(t.IDs) // also tokens of earlier events without text, because their text came with this event
 	t.MoreThan = t.MoreThan || facts.moreThan
 	if facts.textEnd > facts.textAt {
-		text := b[facts.textAt+1 : facts.textEnd-1]
+		text := b[facts.textAt+1 : facts.textEnd-1] // without its quotes
 		t.Runes += runes(text)
 		if t.KeepText {
 			t.Text = append(t.Text, text...)

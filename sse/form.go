@@ -66,11 +66,14 @@ func (f *Filter) verbatim(e Event) ([]byte, End) {
 		f.failure = Failure{Message: message, Type: "server_error", Code: "engine_failed", Status: 502}
 		return e.Raw, Refused
 	}
-	f.started, f.over, f.finish = true, e.Kind == KindDone, "stop" // the body may end at any event, so the answer always counts as finished
+	f.started = true
+	f.over = e.Kind == KindDone
+	f.finish = "stop" // the body may end at any event, so the answer always counts as finished
 	return e.Raw, Runs
 }
 
-// ReadUsage stores the usage in b, which is an event or an answer in one piece. failed says that b has a member error.
+// ReadUsage stores the usage in b, which is an event or an answer in one piece. failed says that b has a member error; its usage is then
+// not stored. b may also be no JSON object, which ReadUsage ignores.
 func (f *Filter) ReadUsage(b []byte) (failed bool) {
 	u := Usage{Cached: -1}
 	o := rawjson.ObjectAt(b, rawjson.Space(b, 0))
@@ -81,7 +84,7 @@ func (f *Filter) ReadUsage(b []byte) (failed bool) {
 		case string(o.Key) == "usage" && v[0] == '{':
 			for c := rawjson.ObjectAt(b, o.Val); c.NextValue(); {
 				switch n := countOf(&c); {
-				case n > mostCounted:
+				case n > mostCounted: // ignored, because no request has so many
 				case string(c.Key) == "prompt_tokens":
 					u.Prompt = n
 				case string(c.Key) == "completion_tokens":
@@ -91,7 +94,7 @@ func (f *Filter) ReadUsage(b []byte) (failed bool) {
 		}
 	}
 	if o.Pos <= 0 || rawjson.Space(b, o.Pos) < len(b) {
-		return false // b is not one JSON object
+		return false // b is not one JSON object, so what was read may be wrong
 	}
 	if u.Total = u.Prompt + u.Completion; u.Total > 0 && !failed {
 		f.usage, f.usageSeen, f.usageSent = u, true, true
@@ -149,6 +152,7 @@ func (f *Filter) take(e Event, dst []byte) (out []byte, end End) {
 		return nil, Broken
 	}
 	announces := !f.started && !said.delta && !said.last // nothing of the answer itself has come
+	// Once maxHeld events are held, an event counts as a part of the answer, and is forwarded, unless it is surely an opening.
 	if announces && (said.opening || f.opened < maxHeld) {
 		if f.opened++; f.opened > maxHeld { // no engine opens an answer with so many events
 			f.fault = ErrBadCount
@@ -208,7 +212,7 @@ type cut struct {
 func (f *Filter) cut(e Event, cuts []cut, dst []byte) []byte {
 	dst, copied := appendHead(dst, e), 0
 	for _, c := range cuts {
-		if c.to <= copied {
+		if c.to <= copied { // it lies in an earlier cut
 			continue
 		}
 		dst = append(appendPart(dst, e, e.Data[copied:max(c.from, copied)]), c.put...)
@@ -273,13 +277,13 @@ func (a *Answer) Ending(dst []byte, failed bool, message, typ, code string) []by
 	f := &a.Filter
 	form := &forms[f.options.Form]
 	switch {
-	case failed && form.failed == nil:
+	case failed && form.failed == nil: // the endpoint reports errors as OpenAI does
 		return append(ErrorEvent(dst, message, typ, code), Done...)
 	case f.options.Form.chunked():
 		return append(dst, Done...)
 	case failed:
 		return form.failed(dst, f.events, message, typ, code)
-	case !f.over:
+	case !f.over: // else the client has the engine's own last event
 		return append(dst, form.end...)
 	}
 	return dst

@@ -81,7 +81,7 @@ func Events(text []byte) func(yield func(Event) bool) {
 func (f *Framer) Feed(p []byte) {
 	f.settle()
 	f.scratch = f.scratch[:0]
-	if len(f.buf) == 0 {
+	if len(f.buf) == 0 { // no event is unfinished, so p itself can be cut
 		if cap(f.own) > keepBuffer {
 			f.own = nil
 		}
@@ -89,7 +89,7 @@ func (f *Framer) Feed(p []byte) {
 		return
 	}
 	f.buf = append(f.buf, p...)
-	f.own = f.buf
+	f.own = f.buf // append may have moved it
 }
 
 // settle copies the beginning of an unfinished event to the start of the framer's own memory.
@@ -119,7 +119,7 @@ func (f *Framer) Next() (Event, bool) {
 			return f.piece()
 		}
 		blank := end == f.line && !f.midLine
-		if !blank && f.handed == 0 {
+		if !blank && f.handed == 0 { // the data of an event in pieces is not read
 			f.keepLine(end)
 		}
 		f.line, f.scan, f.midLine = next, next, false
@@ -222,7 +222,7 @@ func (f *Framer) piece() (Event, bool) {
 		end = f.scan // a CR at the end may be half of a CRLF, so it waits
 	}
 	if f.Buffered() <= f.max || end == f.start {
-		if f.lent {
+		if f.lent { // the caller may change its slice from now on
 			f.settle()
 		}
 		return Event{}, false

@@ -31,11 +31,12 @@ func readGenerated(b []byte, _ int) (s formFacts) {
 	}
 	s.ok = o.Pos > 0 && rawjson.Space(b, o.Pos) == len(b)
 	s.endAt = max(0, o.Pos-1)
-	s.last, s.delta = s.finish != "", s.usage.Completion > 0
+	s.last = s.finish != ""
+	s.delta = s.usage.Completion > 0
 	return s
 }
 
-// readMeta reads a meta_info.
+// readMeta reads a meta_info: the id, the usage and the end of the answer.
 func (s *formFacts) readMeta(o rawjson.Object) {
 	u := Usage{Cached: -1}
 	for o.NextValue() {
@@ -58,7 +59,7 @@ func (s *formFacts) readMeta(o rawjson.Object) {
 	s.usage = u
 }
 
-// readEnd reads a finish_reason. If its type is abort, it has a message and the HTTP status of the error.
+// readEnd reads a finish_reason. If its type is abort, it has a message and the HTTP status of the error, which readEnd stores in why.
 func (s *formFacts) readEnd(o rawjson.Object) {
 	message, status := `""`, "500"
 	for o.NextValue() {
@@ -80,38 +81,47 @@ func (s *formFacts) readEnd(o rawjson.Object) {
 	}
 }
 
-// judgeGenerated decides whether an event that readGenerated has read failed, and adds the cuts that the client's copy needs.
+// judgeGenerated decides whether an event that readGenerated has read failed, and adds the cuts that the client's copy needs. If the event
+// cannot be joined to those of an earlier engine, it sets fault.
 func (f *Filter) judgeGenerated(s *formFacts, data []byte) {
-	if s.finish == "abort" && (f.options.Aborted == nil || !f.options.Aborted()) {
-		s.failed = true
+	if s.finish == "abort" {
+		wanted := f.options.Aborted != nil && f.options.Aborted() // the client itself aborted the answer
+		s.failed = s.failed || !wanted
 	}
 	if len(f.id) > 0 && s.idAt.to > 0 { // the client has another id, and the event has one
 		s.idAt.put = string(f.id)
 		s.cuts = append(s.cuts, s.idAt)
 	}
-	if f.options.Choice >= 0 && !f.options.Unstreamed {
+	if f.options.Choice >= 0 && !f.options.Unstreamed { // only events have the index of their prompt
 		comma := ","
 		if first := rawjson.Space(data, rawjson.Space(data, 0)+1); first == s.endAt { // an object without members
 			comma = ""
 		}
 		s.cuts = append(s.cuts, cut{s.endAt, s.endAt, comma + `"index":` + strconv.Itoa(f.options.Choice)})
 	}
-	if continuation := f.options.Continuation; continuation != nil && continuation.Last != nil {
-		known := 0 // token ids in earlier events of this engine
-		if f.options.Transcript != nil {
-			known = len(f.options.Transcript.IDs)
-		}
-		count := countAt(data, s.idsAt)
-		grows, _ := growth(count, s.usage.Completion, known)
-		otherGrowth := grows != GrowthUnknown && grows != continuation.Grows
-		tokensMissing := continuation.Grows == AllSoFar && count != s.usage.Completion
-		if otherGrowth || tokensMissing {
-			s.fault = ErrOtherGrowth
-			return
-		}
-		s.cuts = joinEvent(s.cuts, continuation.Last, continuation.Grows, data)
-		s.order()
+	if f.options.Continuation != nil && f.options.Continuation.Last != nil {
+		f.joinGenerated(s, data)
 	}
+}
+
+// joinGenerated adds the cuts that join an event of the engine that continues an answer to the last event of the engines before. If the
+// events grow in different ways, it sets fault instead.
+func (f *Filter) joinGenerated(s *formFacts, data []byte) {
+	continuation := f.options.Continuation
+	known := 0 // token ids in earlier events of this engine
+	if f.options.Transcript != nil {
+		known = len(f.options.Transcript.IDs)
+	}
+	listed := countAt(data, s.idsAt)
+	grows, _ := growth(listed, s.usage.Completion, known)
+	otherGrowth := grows != GrowthUnknown && grows != continuation.Grows
+	tokensMissing := continuation.Grows == AllSoFar && listed != s.usage.Completion
+	if otherGrowth || tokensMissing {
+		s.fault = ErrOtherGrowth
+		return
+	}
+	s.cuts = joinEvent(s.cuts, continuation.Last, continuation.Grows, data)
+	s.order()
 }
 
 // GeneratedEnding appends the end of a stream of /generate. If the answer was aborted before its first token, one event

@@ -3,7 +3,6 @@ package sse
 import (
 	"bytes"
 	"errors"
-	"math"
 	"slices"
 	"strconv"
 	"unicode"
@@ -16,17 +15,17 @@ import (
 var ErrOtherGrowth = errors.New("this engine and the one before send /generate differently, all of an answer so far or only what is new; " +
 	"set --incremental-streaming-output for all engines of a model or for none")
 
-// growth finds out whether an event of /generate has all tokens of the answer so far or only the new ones. n is the number of token
-// ids in the event, known the number of ids before it, and completion the engine's count of the answer's tokens. ok is false if the
-// numbers fit neither.
-func growth(n, completion, known int) (g Growth, ok bool) {
+// growth finds out whether an event of /generate has all tokens of the answer so far or only the new ones. listed is the number of token
+// ids in the event, completion the engine's count of the answer's tokens, and known the number of ids in earlier events. ok is false if
+// the numbers fit neither.
+func growth(listed, completion, known int) (g Growth, ok bool) {
 	switch {
-	case known == 0:
-		return GrowthUnknown, n == completion
-	case n == completion:
+	case known == 0: // the first event with tokens is the same for both
+		return GrowthUnknown, listed == completion
+	case listed == completion:
 		return AllSoFar, true
 	}
-	return OnlyNew, n+known == completion
+	return OnlyNew, listed+known == completion
 }
 
 // keepGenerated adds an event of /generate, whose data is b, to the transcript.
@@ -34,41 +33,51 @@ func (t *Transcript) keepGenerated(f *Filter, s *formFacts, b []byte) {
 	if t.Head.ID == nil && s.idAt.to-s.idAt.from <= maxHead {
 		t.Head.ID = bytes.Clone(b[s.idAt.from:s.idAt.to])
 	}
-	known, listed := len(t.IDs), countAt(b, s.idsAt)
-	grows, ok := growth(listed, s.usage.Completion, known)
-	repeated := 0 // how many ids at the beginning of the list came before
-	if grows == AllSoFar {
-		repeated = known
-	}
+	t.Completed, t.Prompt = f.tokens, s.usage.Prompt
+	known := len(t.IDs)
+	grows := t.keepGeneratedIDs(s, b)
+	t.Content = t.Content || len(t.IDs) > known
+	t.keepShown(b[s.textAt.from:s.textAt.to], grows)
+	t.Last = append(t.Last[:0], b...)
+}
+
+// keepGeneratedIDs adds the ids of the event's new tokens, and returns and stores how the event grows the answer. The transcript becomes
+// Unread if the number of ids does not fit the engine's count, or if earlier events grew in the other way.
+func (t *Transcript) keepGeneratedIDs(s *formFacts, b []byte) Growth {
+	known := len(t.IDs)
+	grows, ok := growth(countAt(b, s.idsAt), s.usage.Completion, known)
 	if grows != GrowthUnknown {
 		ok = ok && (t.Grows == GrowthUnknown || t.Grows == grows)
 		t.Grows = grows
 	}
+	t.Unread = t.Unread || !ok
+	repeated := 0 // how many ids at the beginning of the list came in earlier events
+	if grows == AllSoFar {
+		repeated = known
+	}
 	for ids := rawjson.ArrayAt(b, s.idsAt.from); s.idsAt.to > 0 && ids.Next(); {
 		ids.Pos = rawjson.ValueEnd(b, ids.Val)
-		if ids.N <= repeated {
-			continue
+		if ids.N > repeated {
+			t.keepID(b[ids.Val:max(ids.Val, ids.Pos)])
 		}
-		id, number := rawjson.Int(b, ids.Val, ids.Pos)
-		ok = ok && number && id <= math.MaxInt32
-		t.IDs = append(t.IDs, int32(id))
 	}
-	t.Unread = t.Unread || !ok
-	t.Completed, t.Prompt = f.tokens, s.usage.Prompt
-	t.Content = t.Content || listed > repeated
-	text := b[s.textAt.from:s.textAt.to]
-	length := len(text)
-	longer := length > t.textBytes
+	return grows
+}
+
+// keepShown counts all tokens so far as shown to the client if the event's text surely includes the text of all of them. textJSON is the
+// text as a JSON string, with its quotes; empty: the event has no text.
+func (t *Transcript) keepShown(textJSON []byte, grows Growth) {
+	longer := len(textJSON) > t.textBytes
 	if grows == OnlyNew {
-		longer = length > len(`""`)
+		longer = len(textJSON) > len(`""`)
 	}
-	if longer || length == 0 {
-		t.textBytes = length
-		if shown(text) {
-			t.Shown = len(t.IDs)
-		}
+	if !longer && len(textJSON) > 0 {
+		return // the text of the new tokens comes with a later event
 	}
-	t.Last = append(t.Last[:0], b...)
+	t.textBytes = len(textJSON)
+	if shown(textJSON) {
+		t.Shown = len(t.IDs)
+	}
 }
 
 // countAt returns how many elements the list in b at this stretch has; 0 if the stretch is empty.
@@ -79,14 +88,17 @@ func countAt(b []byte, at cut) (n int) {
 	return n
 }
 
-// shown says whether a text that has just become longer surely includes the text of all its tokens. If the engine holds back
-// characters that may still change, the text ends with a space or a Chinese character (SGLang 0.5.23, find_printable_text in
-// utils.py). If the engine has no tokenizer and sends no text, shown is true.
-func shown(text []byte) bool {
-	if len(text) <= len(`""`) {
-		return len(text) == 0
+// shown says whether a text that has just become longer surely includes the text of all its tokens. textJSON is the text as a JSON
+// string, with its quotes; empty: the event has no text. If the engine holds back characters that may still change, the text ends with a
+// space or a Chinese character (SGLang 0.5.23, find_printable_text in utils.py).
+func shown(textJSON []byte) bool {
+	switch {
+	case len(textJSON) == 0: // an engine without a tokenizer sends no text, so no token lacks its text
+		return true
+	case len(textJSON) <= len(`""`): // the engine has a tokenizer, and holds back all text so far
+		return false
 	}
-	inside := text[1 : len(text)-1]
+	inside := textJSON[1 : len(textJSON)-1]
 	if at := len(inside) - len(`\u0000`); at >= 0 && inside[at] == '\\' && inside[at+1] == 'u' {
 		return false // the escaped character is not decoded here: it may be a Chinese one
 	}
@@ -94,9 +106,9 @@ func shown(text []byte) bool {
 	return r != ' ' && !unicode.Is(unicode.Han, r)
 }
 
-// Join appends the transcript of the engine that continued this answer.
+// Join appends the transcript of the engine that continued this answer. Head, Prompt, PromptIDs and HandBack do not change.
 func (t *Transcript) Join(next *Transcript) {
-	if next.Content {
+	if next.Content { // else the client has seen no more than before
 		t.Shown = len(t.IDs) + next.Shown
 	}
 	t.IDs = append(t.IDs, next.IDs...)
@@ -112,11 +124,11 @@ func (t *Transcript) Join(next *Transcript) {
 
 // joinLast replaces the last event so far by the last event of the next engine, joined with it.
 func (t *Transcript) joinLast(next *Transcript) {
-	if len(next.Last) == 0 {
+	if len(next.Last) == 0 { // another endpoint, or an engine that sent nothing
 		return
 	}
 	last := withSpans(next.Last)
-	if len(t.Last) == 0 {
+	if len(t.Last) == 0 { // next is the first engine
 		t.Last, t.Grows = last, next.Grows
 		return
 	}
@@ -133,8 +145,9 @@ func withSpans(event []byte) []byte {
 		if string(o.Key) != "meta_info" || meta[0] != '{' {
 			continue
 		}
-		version, end := memberOf(meta, "weight_version"), o.Pos-1
+		version := memberOf(meta, "weight_version")
 		if memberOf(meta, "weight_versions") == nil && version != nil {
+			end := o.Pos - 1 // where the closing brace stands
 			spans := `,"weight_versions":` + string(appendSpanList(nil, []span{{version, 0, numberOf(memberOf(meta, "completion_tokens"))}}))
 			return applyCuts([]cut{{end, end, spans}}, event)
 		}
@@ -159,18 +172,18 @@ var perToken = []string{
 }
 
 // joinEvent adds the cuts that make the event b look as if its engine had made the whole answer. last is the last event of the
-// engines before.
+// engines before. If grows is OnlyNew, the text and the ids stay, because the client joins those of all events itself.
 func joinEvent(cuts []cut, last []byte, grows Growth, b []byte) []cut {
 	o := rawjson.ObjectAt(b, rawjson.Space(b, 0))
 	for o.NextValue() {
 		before, put := memberOf(last, string(o.Key)), ""
 		switch key := string(o.Key); {
-		case before == nil:
+		case before == nil: // there is nothing to join
 		case key == "text" && grows == AllSoFar && before[0] == '"' && b[o.Val] == '"':
 			put = string(before[:len(before)-1]) + string(o.Value()[1:])
 		case key == "output_ids" && grows == AllSoFar:
 			put = joinLists(before, o.Value())
-		case key == "prompt_token_ids":
+		case key == "prompt_token_ids": // the prompt of this engine also has the answer so far
 			put = string(before)
 		case key == "meta_info" && b[o.Val] == '{':
 			cuts = joinMeta(cuts, before, grows, rawjson.ObjectAt(b, o.Val))
@@ -195,9 +208,9 @@ func joinMeta(cuts []cut, last []byte, grows Growth, o rawjson.Object) []cut {
 					cuts = append(cuts, cut{in.Val, in.Pos, strconv.Itoa(n + tokens)})
 				}
 			}
-		case key == "weight_versions" && v[0] == '[':
+		case key == "weight_versions" && v[0] == '[': // also without a list before: its tokens count from the start of the answer
 			put = string(appendSpanList(nil, readSpans(readSpans(nil, before, 0), v, tokens)))
-		case before == nil:
+		case before == nil: // there is nothing to join
 		case slices.Contains(perToken, key):
 			if grows == AllSoFar {
 				put = joinLists(before, v)

@@ -41,12 +41,13 @@ type merger struct {
 
 // add adds the next answer.
 func (m *merger) add(p Part) error {
-	b, choices := p.JSON, false
+	b := p.JSON
+	hasChoices := false
 	o := rawjson.ObjectAt(b, rawjson.Space(b, 0))
 	for o.NextValue() {
 		switch string(o.Key) {
 		case "choices":
-			choices = m.addChoices(b, o.Val)
+			hasChoices = m.addChoices(b, o.Val)
 		case "usage":
 			if err := m.usage.add(o.Value(), p.PromptIndex); err != nil {
 				return err
@@ -59,7 +60,7 @@ func (m *merger) add(p Part) error {
 			m.top.first(o.Key, o.Value())
 		}
 	}
-	if o.Pos < 0 || !choices {
+	if o.Pos < 0 || !hasChoices {
 		return fmt.Errorf("not an answer with choices, of %d bytes", len(b))
 	}
 	return nil

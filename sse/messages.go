@@ -44,12 +44,12 @@ func readMessage(b []byte, cached int) (s formFacts) {
 	case !s.ok:
 	case kind == "error":
 		s.failed = true
-	case kind == "message":
+	case kind == "message": // an answer in one piece; the cuts of its usage come twice, which changes nothing
 		s.last, s.over = true, true
 		s.readAnswer(rawjson.ObjectAt(b, at), cached)
 	case kind == "message_delta":
 		s.last = true
-		if s.finish == "" && !s.failed {
+		if s.finish == "" && !s.failed { // see noReason
 			s.failed, s.why = true, []byte(noReason)
 		}
 	case kind == "message_stop":

@@ -10,7 +10,7 @@ import (
 // the answer ended as it should. evenkeel never asks an engine for more than one choice, so all choices count as one answer.
 type Filter struct {
 	options Options
-	id      []byte // options.ID as JSON
+	id      []byte // the id that the client gets, as JSON; empty: the engine's own
 
 	facts facts  // what the current event contains
 	marks []mark // members of the current event that may have to change
@@ -145,7 +145,7 @@ func (f *Filter) read(b []byte) bool {
 		case "usage":
 			f.readUsage(&o)
 		case "prompt_token_ids":
-			f.foreignIDs(0, &o)
+			f.readPromptIDs(0, &o)
 		case "kv_transfer_params":
 			if b[o.Val] == '{' {
 				f.facts.backAt, f.facts.backEnd = o.Val, rawjson.ValueEnd(b, o.Val)
@@ -155,7 +155,7 @@ func (f *Filter) read(b []byte) bool {
 			if len(f.id) > 0 {
 				f.markValue(idValue, 0, &o)
 			}
-		case "request_id":
+		case "request_id": // the id of /inference/v1/generate
 			if f.byIDs && len(f.id) > 0 {
 				f.markValue(idValue, 0, &o)
 			}
@@ -176,9 +176,9 @@ func (f *Filter) read(b []byte) bool {
 	return o.Pos > 0 && rawjson.Space(b, o.Pos) == len(b)
 }
 
-// foreignIDs marks the token ids of the prompt for removal if the client did not ask for
-// them, or got them already from an earlier engine.
-func (f *Filter) foreignIDs(level uint8, o *rawjson.Object) {
+// readPromptIDs marks the token ids of the prompt for removal if the client did not ask for them, or got them already from an earlier
+// engine. For an answer that has a transcript or continues another, it also counts the ids and notes where their list stands.
+func (f *Filter) readPromptIDs(level uint8, o *rawjson.Object) {
 	o.Pos = rawjson.ValueEnd(o.Text, o.Val)
 	if !f.options.TokenIDs || f.options.Continuation != nil {
 		f.mark(foreign, level, o)
@@ -213,7 +213,8 @@ func (f *Filter) readChoices(top *rawjson.Object) {
 
 // readChoice reads the choice at i in b, and returns where it ends; not positive: it cannot be read.
 func (f *Filter) readChoice(b []byte, i int) int {
-	bare, delta, texts := true, false, false
+	bare := true
+	hasDelta, hasText := false, false
 	o := rawjson.ObjectAt(b, i)
 	for o.Next() {
 		switch string(o.Key) {
@@ -223,9 +224,9 @@ func (f *Filter) readChoice(b []byte, i int) int {
 			}
 		case "delta":
 			hasMembers := f.readDelta(&o)
-			delta, bare = true, bare && !hasMembers
+			hasDelta, bare = true, bare && !hasMembers
 		case "text":
-			bare, texts = false, true
+			hasText, bare = true, false
 			o.Pos = rawjson.ValueEnd(b, o.Val)
 			if o.Pos-o.Val > len(`""`) && b[o.Val] == '"' {
 				f.facts.content, f.facts.textAt, f.facts.textEnd = true, o.Val, o.Pos
@@ -243,11 +244,12 @@ func (f *Filter) readChoice(b []byte, i int) int {
 		case "token_ids":
 			f.readIDs(&o)
 		case "prompt_token_ids":
-			f.foreignIDs(1, &o)
+			f.readPromptIDs(1, &o)
 		case "kv_transfer_params":
 			f.markValue(foreign, 1, &o)
 		case "logprobs":
-			if f.options.Continuation != nil && f.options.Continuation.Runes > 0 && b[o.Val] == '{' {
+			textBefore := f.options.Continuation != nil && f.options.Continuation.Runes > 0 // offsets start after this text
+			if textBefore && b[o.Val] == '{' {
 				o.Pos = f.readOffsets(b, o.Val)
 			}
 			bare = bare && rawjson.IsNull(b[o.Val:])
@@ -257,14 +259,15 @@ func (f *Filter) readChoice(b []byte, i int) int {
 			}
 		}
 	}
-	if f.byIDs && !texts { // without a text, only token ids show that the choice has content
+	if f.byIDs && !hasText { // without a text, only token ids show that the choice has content
 		f.facts.content = f.facts.content || f.facts.ids > 0
 	}
-	f.facts.bare = bare && delta
+	f.facts.bare = bare && hasDelta
 	return o.Pos
 }
 
-// readDelta reads the delta of a choice. hasMembers is false only if the delta is null or {}.
+// readDelta reads the delta of a choice, and moves choice to its end if it is an object. hasMembers is false only if the delta is null
+// or {}.
 func (f *Filter) readDelta(choice *rawjson.Object) (hasMembers bool) {
 	b := choice.Text
 	if b[choice.Val] != '{' {
@@ -277,17 +280,18 @@ func (f *Filter) readDelta(choice *rawjson.Object) (hasMembers bool) {
 			f.markIfContinued(roleValue, 2, &o)
 			continue
 		}
-		switch b[o.Val] {
-		case '"', '[', '{':
-			if o.Pos = rawjson.ValueEnd(b, o.Val); o.Pos-o.Val <= len(`""`) { // empty: two quotes or brackets
-				break
-			}
-			f.facts.content = true
-			if string(o.Key) == "content" && b[o.Val] == '"' {
-				f.facts.textAt, f.facts.textEnd = o.Val, o.Pos
-			} else {
-				f.facts.moreThan = true
-			}
+		first := b[o.Val]
+		if first != '"' && first != '[' && first != '{' { // null, a number or a boolean is no content
+			continue
+		}
+		if o.Pos = rawjson.ValueEnd(b, o.Val); o.Pos-o.Val <= len(`""`) { // empty: two quotes or brackets
+			continue
+		}
+		f.facts.content = true
+		if string(o.Key) == "content" && first == '"' {
+			f.facts.textAt, f.facts.textEnd = o.Val, o.Pos
+		} else {
+			f.facts.moreThan = true
 		}
 	}
 	choice.Pos = o.Pos
@@ -338,33 +342,35 @@ func (f *Filter) readUsage(top *rawjson.Object) {
 // readCounts reads the usage at i in b, and returns where it ends. A usage without completion_tokens is ignored.
 func (f *Filter) readCounts(b []byte, i int) int {
 	u := Usage{Cached: -1}
-	counts, total, details := false, false, false
+	hasCompletion, hasTotal, hasDetails := false, false, false
 	o := rawjson.ObjectAt(b, i)
 	for o.Next() {
 		switch string(o.Key) {
 		case "prompt_tokens_details":
-			details = true
+			hasDetails = true
 			f.readDetails(&o, &u)
 		case "prompt_tokens":
 			u.Prompt, _ = f.readCount(promptValue, &o)
 		case "completion_tokens":
-			u.Completion, counts = f.readCount(completionValue, &o)
+			u.Completion, hasCompletion = f.readCount(completionValue, &o)
 		case "total_tokens":
-			u.Total, total = f.readCount(totalValue, &o)
+			u.Total, hasTotal = f.readCount(totalValue, &o)
 		}
 	}
-	if counts && !details && f.options.Cached >= 0 && o.Pos > 0 {
+	if !hasCompletion {
+		return o.Pos
+	}
+	if !hasDetails && f.options.Cached >= 0 && o.Pos > 0 {
 		f.markBehind(noDetails, &o)
 	}
-	if counts {
-		if !total {
-			u.Total = u.Prompt + u.Completion
-		}
-		f.facts.hasUsage, f.facts.usage = true, u
+	if !hasTotal {
+		u.Total = u.Prompt + u.Completion
 	}
+	f.facts.hasUsage, f.facts.usage = true, u
 	return o.Pos
 }
 
+// readCount reads the current member of a usage, and marks it if the counts of earlier engines must be added.
 func (f *Filter) readCount(kind valueKind, usage *rawjson.Object) (n int, ok bool) {
 	usage.Pos = rawjson.ValueEnd(usage.Text, usage.Val)
 	if f.options.Continuation != nil {
@@ -386,7 +392,7 @@ func (f *Filter) readDetails(usage *rawjson.Object, u *Usage) {
 	at := len(f.marks)
 	f.mark(detailsValue, 1, usage)
 	o := rawjson.ObjectAt(b, usage.Val)
-	found := 0
+	found := 0 // how often the details have cached_tokens
 	for o.Next() {
 		if string(o.Key) == "cached_tokens" {
 			found++
@@ -399,11 +405,12 @@ func (f *Filter) readDetails(usage *rawjson.Object, u *Usage) {
 	usage.Pos = o.Pos
 	f.facts.details, f.facts.detailsEnd = usage.Val, o.Pos
 	f.marks[at].end = int32(o.Pos)
-	f.marks[at].inside = int32(o.N - found) // 0: cached_tokens is the only member, so act may remove the details as a whole
-	if found == 0 {
-		f.marks[at].inside = 1 // the details lack cached_tokens, so act must not remove them, even if they are empty
-		if f.options.Cached >= 0 && o.Pos > 0 {
-			f.markBehind(noCached, &o)
-		}
+	if found > 0 {
+		f.marks[at].inside = int32(o.N - found) // 0: cached_tokens is the only member, so act may remove the details as a whole
+		return
+	}
+	f.marks[at].inside = 1 // the details lack cached_tokens, so act must not remove them, even if they are empty
+	if f.options.Cached >= 0 && o.Pos > 0 {
+		f.markBehind(noCached, &o)
 	}
 }

@@ -77,7 +77,7 @@ func (r *Reader) Wait(now time.Time) time.Duration {
 	if left <= 0 {
 		r.timeUp()
 	}
-	return max(left, 1)
+	return max(left, 1) // 0 would mean for ever
 }
 
 // Pause ends the current wait before bytes have come. The time until the next Wait does not count. The proxy calls it when it stops

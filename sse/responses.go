@@ -30,7 +30,7 @@ func readResponse(b []byte, cached int) (s formFacts) {
 	s.ok = o.Pos > 0 && rawjson.Space(b, o.Pos) == len(b)
 	switch {
 	case !s.ok:
-	case object == "response":
+	case object == "response": // an answer in one piece
 		s.last = true
 		s.readResponse(rawjson.ObjectAt(b, at), cached)
 		s.order()

@@ -103,7 +103,7 @@ func TokensUsage(dst, id, mode []byte, u Usage, details map[string]int) []byte {
 // TokensEnding does what Ending does, for a stream of /inference/v1/generate.
 func TokensEnding(dst []byte, h Head, finish string, u Usage) []byte {
 	mode := h.Mode
-	if mode == nil {
+	if mode == nil { // the default of vLLM
 		mode = []byte(`"tokens"`)
 	}
 	begin := func(dst []byte) []byte {
@@ -130,9 +130,9 @@ func appendSpans(dst, list []byte, offset int) []byte {
 		if a.N > 1 {
 			dst = append(dst, ',')
 		}
-		if list[a.Val] != '{' {
+		if list[a.Val] != '{' { // not a span, so it is copied
 			a.Pos = rawjson.ValueEnd(list, a.Val)
-			dst = append(dst, list[a.Val:max(a.Val, a.Pos)]...)
+			dst = append(dst, list[a.Val:max(a.Val, a.Pos)]...) // Pos is -1 if the list is malformed
 			continue
 		}
 		dst = append(dst, '{')
