@@ -275,7 +275,8 @@ func readHandoff(kv json.RawMessage) (h handoff, ok bool) {
 	return h, kv[0] == '{' && h.members <= maxMembers
 }
 
-// checkHandoff checks the members that a decode engine uses. For byProbeID see ProbeAnswer.ReusesRequestID.
+// checkHandoff checks the members that a decode engine uses, and the hosts. The hand-off of an opaque connector has no known members: it
+// only must not be empty. For byProbeID see ProbeAnswer.ReusesRequestID.
 func (p *Profile) checkHandoff(h *handoff, knownHost func(string) bool) (byProbeID bool, err error) {
 	if h.members == 0 {
 		return false, fmt.Errorf("%w: kv_transfer_params is {}", ErrNoHandoff)
@@ -284,6 +285,7 @@ func (p *Profile) checkHandoff(h *handoff, knownHost func(string) bool) (byProbe
 		return false, nil
 	}
 	pushes := string(h.mode) == `"push"`
+	// The mode is missing before vLLM 0.32.
 	wrongMode := h.mode != nil && p.nixl() && pushes != (p.Connector == NIXLPush)
 	if wrongMode { // each engine would wait for the other, and the decode request would never end
 		runs, wanted := "NixlConnector", NIXLPull
@@ -394,20 +396,15 @@ var ErrPrefillFailed = errors.New("mooncake: the prefill engine did not finish t
 // with finish_reason length, whatever the first token is. At /v1/messages an aborted one ends with stop_reason end_turn (0.5.23,
 // process_disagg_prefill_inflight_queue in disaggregation/prefill.py, STOP_REASON_MAP in entrypoints/anthropic/serving.py).
 func (p *Profile) ReadEarlyProbe(answer []byte, knownHost func(host string) bool) (ProbeAnswer, error) {
-	if p.Connector == NIXLPush {
+	if p.Connector == NIXLPush { // its probe returns a hand-off, too, which has the coordinates
 		return p.ReadProbe(answer, nil, knownHost)
 	}
 	a := ProbeAnswer{CachedTokens: -1}
 	if len(answer) > MaxProbeAnswer {
 		return a, fmt.Errorf("%w: its answer has %d bytes, more than %d", ErrPrefillFailed, len(answer), MaxProbeAnswer)
 	}
-	trimmed := bytes.TrimSpace(answer)
-	isJSON := p.Connector != SGLang || len(trimmed) > 0 && trimmed[0] == '{'
-	if isJSON {
-		if err := a.add(answer); err != nil {
-			return a, err
-		}
-	} else {
+	isStream := p.Connector == SGLang && !bytes.HasPrefix(bytes.TrimSpace(answer), []byte("{"))
+	if isStream {
 		for line := range bytes.Lines(answer) {
 			data, ok := bytes.CutPrefix(line, []byte("data:"))
 			data = bytes.TrimSpace(data)
@@ -418,6 +415,8 @@ func (p *Profile) ReadEarlyProbe(answer []byte, knownHost func(host string) bool
 				return a, err
 			}
 		}
+	} else if err := a.add(answer); err != nil {
+		return a, err
 	}
 	switch a.FinishReason {
 	case "", "abort", "error":
@@ -426,7 +425,7 @@ func (p *Profile) ReadEarlyProbe(answer []byte, knownHost func(host string) bool
 	return a, nil
 }
 
-// add adds to a what an answer, or one event of an answer, contains.
+// add adds to a what an answer, or one event of an answer, contains. What the event lacks stays as an earlier event said it.
 func (a *ProbeAnswer) add(part []byte) error {
 	members, err := scanAnswer(part)
 	if err != nil {
@@ -435,13 +434,14 @@ func (a *ProbeAnswer) add(part []byte) error {
 	if members.err != nil && !rawjson.IsNull(members.err) {
 		return fmt.Errorf("%w: %w", ErrPrefillFailed, &SaidError{part})
 	}
-	if members.inner != nil {
+	if members.inner != nil { // an event of /v1/responses or /v1/messages, which may also have members beside it
 		if err := a.add(members.inner); err != nil {
 			return err
 		}
 	}
 	read := members.read()
-	if len(members.stop) > 0 && !rawjson.IsNull(members.stop) && read.FinishReason != "length" { // see ReadEarlyProbe
+	hasStopReason := len(members.stop) > 0 && !rawjson.IsNull(members.stop)
+	if hasStopReason && read.FinishReason != "length" { // the prefill was aborted: see ReadEarlyProbe
 		return fmt.Errorf("%w: stop_reason is not max_tokens", ErrPrefillFailed)
 	}
 	if read.PromptTokens > 0 {

@@ -8,8 +8,8 @@ package mooncake
 // forms has a form for each endpoint whose keys differ from those of completions. A body of SGLang has its prompt in text or in
 // input_ids.
 var forms = [Endpoints]*form{
-	// extra_args is dropped because kv_transfer_params in it would name the KV of another request. Keys that begin with an underscore
-	// are dropped because SamplingParams uses them internally (vLLM 0.32.0, sampling_params.py).
+	// extra_args is dropped because vLLM takes kv_transfer_params from it, which could name the KV of another client's request. Keys
+	// that begin with an underscore are dropped because SamplingParams uses them internally (vLLM 0.32.0, sampling_params.py).
 	Tokens: newForm(map[string]place{"prompt": {"token_ids", false}}, []string{
 		"n", "max_tokens", "min_tokens", "seed", "logprobs", "prompt_logprobs", "stop", "stop_token_ids", "bad_words", "allowed_token_ids",
 		"logit_bias", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "ignore_eos", "structured_outputs",
@@ -32,20 +32,22 @@ func generateForm(prompt string) *form {
 	}, nil)
 }
 
-// newForm makes a form. at says where a body has each key that differs from the key of a completion. inner lists the members of
-// sampling_params whose keys do not differ. drops says which members of sampling_params to remove; nil: none.
-func newForm(at map[string]place, inner []string, drops func(key string) bool) *form {
-	f := &form{at: at, words: map[place]string{}, drops: drops}
+// newForm makes a form. places says where a body has each key that differs from the key of a completion; newForm adds
+// the others to it: inner lists the members of sampling_params whose keys do not differ. drops says which members of sampling_params to
+// remove; nil: none.
+func newForm(places map[string]place, inner []string, drops func(key string) bool) *form {
 	for _, key := range inner {
-		f.at[key] = place{key, true}
+		places[key] = place{key, true}
 	}
-	for word, p := range at {
-		f.words[p] = word
+	words := map[place]string{}
+	for word, p := range places {
+		words[p] = word
 	}
-	return f
+	return &form{at: places, words: words, drops: drops}
 }
 
-// ScanFor does what ScanBody does, and also scans sampling_params if the bodies of this endpoint have it.
+// ScanFor does what ScanBody does, and also scans sampling_params if the bodies of this endpoint have it. From then on, the methods of the
+// body translate the keys of completions.
 func ScanFor(ep Endpoint, raw []byte, maxDepth int) (Body, error) {
 	b, err := ScanBody(raw, maxDepth)
 	if err != nil || forms[ep] == nil {
@@ -59,10 +61,10 @@ func ScanFor(ep Endpoint, raw []byte, maxDepth int) (Body, error) {
 	if err != nil { // too many members
 		return Body{}, err
 	}
-	text, ok := b.Get("text")
+	text, ok := b.Get("text") // before form is set, so that the key is not translated
 	hasText := ok && string(text) != "null"
 	b.form, b.inner = forms[ep], &inner
-	if ep == Generate && hasText {
+	if ep == Generate && hasText { // the prompt is in text, not in input_ids
 		b.form = textForm
 	}
 	return b, nil

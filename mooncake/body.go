@@ -134,14 +134,15 @@ func (b *Body) Count(key string) int {
 	return n
 }
 
-// All yields the members in the order of the text, including repeated keys, and then those that Set added.
+// All yields the members in the order of the text, including repeated keys, and then those that Set added. A body with a form yields its
+// members, and those of its sampling_params, under their keys in completions.
 func (b *Body) All() iter.Seq2[string, json.RawMessage] {
 	return func(yield func(string, json.RawMessage) bool) {
 		for object := b; object != nil; object = object.inner {
 			for i := range object.members {
 				m := &object.members[i]
 				word := b.word(m.key, object != b)
-				if word == "" || replaced(b.set, word) {
+				if word == "" || replaced(b.set, word) { // no member of a completion, or yielded below with its new value
 					continue
 				}
 				if !yield(word, object.raw[m.val:m.valTo:m.valTo]) {
@@ -291,7 +292,7 @@ func (b *Body) word(key string, inner bool) string {
 	if word, ok := b.form.words[place{key, inner}]; ok {
 		return word
 	}
-	if _, elsewhere := b.form.at[key]; inner || elsewhere {
+	if _, elsewhere := b.form.at[key]; inner || elsewhere { // the key means another member in a completion, or nothing
 		return ""
 	}
 	return key

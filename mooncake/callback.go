@@ -200,7 +200,8 @@ func (c *scannedCallback) wrong() string {
 	for i, v := range c.values {
 		k := &callbackKeys[i]
 		missing := v == nil && i < needed
-		if missing || v != nil && !k.ok(v) {
+		invalid := v != nil && !k.ok(v)
+		if missing || invalid {
 			return k.name + " is " + kindOf(v) + ", which it cannot be"
 		}
 	}

@@ -98,7 +98,7 @@ func (p *Profile) Nameless(e Endpoint) bool {
 func (p *Profile) roomBody(b *Body, changes *Patch, r *Rendezvous, rank int, stream bool, dst [][]byte) [][]byte {
 	members, drop := p.answerMembers(b, changes, stream)
 	rid := "rid"
-	if s := shapes[r.Endpoint]; s != nil {
+	if s := shapes[r.Endpoint]; s != nil { // this endpoint has other members than chat and completions
 		members, drop, rid = s.commonMembers(stream), s.drops, s.rid
 	}
 	if rid != "" {

@@ -82,7 +82,8 @@ func (w *hostCheck) checkText(key, s string, address bool) error {
 			continue
 		}
 		host, written := hostIn(part)
-		if !address && !written || w.known(host) {
+		meansAddress := address || written // by its key, or by how it is written
+		if !meansAddress || w.known(host) {
 			continue
 		}
 		return fmt.Errorf("%w: %s under %s; if it is one of yours, add it to kv_hosts of the engine's profile; if it is no address at all, add "+
@@ -108,7 +109,8 @@ func namesAddress(key string) bool {
 	for i := range len(key) {
 		c := key[i]
 		letter := c|0x20 >= 'a' && c|0x20 <= 'z'
-		if !letter || i > start && c <= 'Z' && key[i-1] >= 'a' { // the next word of camelCase begins
+		nextOfCamelCase := i > start && c <= 'Z' && key[i-1] >= 'a'
+		if !letter || nextOfCamelCase { // the word ends before i
 			if meansAddress(i) {
 				return true
 			}

@@ -142,7 +142,9 @@ func (p *Profile) probeWith(b *Body, changes *Patch, params json.RawMessage, dst
 	params = changes.resume().addIDs(params)
 	members := make([]Member, 0, 12)
 	members = oneToken(b, changes, members)
-	if (p.ProbeMinTokens == MinTokensOne || p.ProbeMinTokens == "") && !p.alwaysEarly() {
+	// A probe that ends with the end-of-sequence token returns no hand-off. With connectors that are always early, no probe returns one.
+	setsMinTokens := p.ProbeMinTokens == MinTokensOne || p.ProbeMinTokens == ""
+	if setsMinTokens && !p.alwaysEarly() {
 		members = append(members, Member{"min_tokens", jsonOne})
 	}
 	if p.ProbeIgnoreEOS || p.ProbeMinTokens == MinTokensIgnoreEOS || changes.ignoresEOS() {
@@ -189,7 +191,7 @@ func asksForMany(b *Body) bool {
 
 // DecodeBody appends the segments of the decode request: the client's body with kv, the prefill engine's hand-off, unchanged. If
 // stream is false, the client gets the engine's own answer, so the request asks for no members that the client did not ask for.
-// If kv is nil, the decode engine computes the prompt itself, which the profile must allow by AllowLocalPrefill.
+// If kv is nil, the decode engine computes the prompt itself, which the profile must allow by AllowLocalPrefill. For salt see salted.
 func (p *Profile) DecodeBody(b *Body, ep Endpoint, changes *Patch, kv json.RawMessage, salt string, stream bool, dst [][]byte) [][]byte {
 	if s := shapes[ep]; s != nil {
 		return s.decode(p, b, kv, salt, stream, dst)
@@ -229,7 +231,7 @@ func (p *Profile) answerMembers(b *Body, changes *Patch, stream bool) (members [
 	if beams, _ := b.Get("use_beam_search"); string(beams) == "true" { // n stays, because it is the number of beams
 		drop = Reserved
 	}
-	if !p.stopTokensSafe(b) {
+	if !p.stopTokensSafe(b) { // without them the answer may be longer, but the engine does not crash
 		inner := drop
 		drop = func(key string) bool { return key == "stop_token_ids" || inner(key) }
 	}
@@ -239,7 +241,8 @@ func (p *Profile) answerMembers(b *Body, changes *Patch, stream bool) (members [
 			usage = usageEachStep
 		}
 		members = append(members, Member{"stream", jsonTrue}, Member{"stream_options", usage})
-		if p.tellsIDs(b) && (!echoes(b) || changes.resume() != nil) {
+		willEcho := echoes(b) && changes.resume() == nil // a request that continues an answer drops echo: see Resume.alsoDrop
+		if p.tellsIDs(b) && !willEcho {
 			members = append(members, Member{"return_token_ids", jsonTrue})
 		}
 	} else {
@@ -313,7 +316,7 @@ func changedMembers(b *Body, changes *Patch, members []Member) []Member {
 	}
 	members = changes.Resume.addLimits(b, promptMembers(b, changes, members))
 	if changes.SeedOffset != 0 {
-		if raw, ok := b.Get("seed"); ok {
+		if raw, ok := b.Get("seed"); ok { // without a seed, the choices differ anyway
 			if seed, err := strconv.ParseInt(string(raw), 10, 64); err == nil {
 				members = append(members, Member{"seed", strconv.AppendInt(nil, shift(seed, int64(changes.SeedOffset)), 10)})
 			}

@@ -288,7 +288,8 @@ func (p Profile) Validate() error {
 	return errors.Join(errs...)
 }
 
-// refuseMeaningless reports the settings that have no meaning with a connector that always binds early.
+// refuseMeaningless reports the settings that have no meaning with a connector that always binds early, and a chat_resume that is not
+// possible with it.
 func (p *Profile) refuseMeaningless(bad func(format string, args ...any)) {
 	for _, key := range []struct {
 		name string

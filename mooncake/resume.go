@@ -40,7 +40,7 @@ func (r *Resume) promptMembers(b *Body, members []Member) []Member {
 	case ResumeText:
 		return append(members, Member{"prompt", r.Text})
 	}
-	messages, _ := b.Get("messages")
+	messages, _ := b.Get("messages") // How is ChatResumeContinue
 	longer := bytes.TrimRight(messages[:len(messages)-1], " \t\r\n")
 	longer = slices.Concat(longer, []byte(`,{"role":"assistant","content":`), r.Text, []byte(`}]`))
 	members = append(members, Member{"messages", longer}, Member{"continue_final_message", jsonTrue})
@@ -85,7 +85,7 @@ func (r *Resume) addLimits(b *Body, members []Member) []Member {
 	if r.LimitKey != "" {
 		members = append(members, Member{r.LimitKey, strconv.AppendInt(nil, int64(r.Limit), 10)})
 	}
-	if raw, ok := b.Get("min_tokens"); ok {
+	if raw, ok := b.Get("min_tokens"); ok { // the tokens so far count towards it
 		if least, err := strconv.Atoi(string(raw)); err == nil {
 			members = append(members, Member{"min_tokens", strconv.AppendInt(nil, int64(max(0, least-r.Tokens)), 10)})
 		}
@@ -93,14 +93,15 @@ func (r *Resume) addLimits(b *Body, members []Member) []Member {
 	return members
 }
 
-// alsoDrop returns a function that drops the keys that inner drops, and those that must not apply to the longer prompt: it was
-// truncated before, and the engine must not echo it into the answer.
+// alsoDrop returns a function that drops the keys that inner drops, and those that must not apply to the longer prompt: the engine must
+// not echo it into the answer, nor truncate it once more. The messages of ChatResumeContinue were not truncated yet.
 func (r *Resume) alsoDrop(inner func(string) bool) func(string) bool {
 	if r == nil {
 		return inner
 	}
+	isTruncated := r.How != ChatResumeContinue
 	return func(key string) bool {
-		return key == "echo" || key == "truncate_prompt_tokens" && r.How != ChatResumeContinue || inner(key)
+		return key == "echo" || isTruncated && key == "truncate_prompt_tokens" || inner(key)
 	}
 }
 
