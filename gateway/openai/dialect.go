@@ -29,11 +29,12 @@ var dialects = [mooncake.Endpoints]schema{
 // PromptKey is the key of the body that holds the prompt.
 func PromptKey(endpoint mooncake.Endpoint) string { return dialects[endpoint].prompt }
 
-// Lead returns the text before the prompt, for example the system message of Anthropic's API; empty: there is none. It is a part of what
-// the engines compute, so two requests with equal prompts but different leads share no KV.
+// Lead returns the text before the prompt, for example the system message of Anthropic's API, as JSON; empty: there is none. Of a list of
+// blocks, it joins the texts. The lead is a part of what the engines compute, so two requests with equal prompts but different leads share
+// no KV.
 func Lead(body *mooncake.Body, endpoint mooncake.Endpoint) string {
 	lead, _ := body.Get(dialects[endpoint].lead)
-	if len(lead) == 0 || lead[0] != '[' {
+	if len(lead) == 0 || lead[0] != '[' { // one text, or none
 		return string(lead)
 	}
 	var text strings.Builder

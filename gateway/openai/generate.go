@@ -49,7 +49,7 @@ var generateRules = map[string]rule{
 // defaultNewTokens is the limit of an answer of /generate if the request sets none, in tokens (SGLang 0.5.23, sampling/sampling_params.py).
 const defaultNewTokens = 128
 
-// promptOrList checks a prompt, or a list of prompts. The answer to a list is a list, too.
+// promptOrList checks a prompt, or a list of prompts. The answer to a list is a list, too, even if the list has only one prompt.
 func promptOrList(p *parser, key string, v json.RawMessage) *Error {
 	if refusal := p.prompt(key, v); refusal != nil {
 		return refusal
@@ -76,7 +76,7 @@ func requestNames(p *parser, key string, v json.RawMessage) *Error {
 	if !isArray(v) {
 		return wrongValue(key, v, isString, "the name of the request, or a list with a name for each prompt")
 	}
-	p.req.Names = [][]byte{}
+	p.req.Names = [][]byte{}  // not nil, so that generateTogether refuses an empty list
 	seen := map[string]bool{} // a map, because there may be very many names
 	for value := range rawjson.Elements(v) {
 		if most := unbounded(p.limits.Answers); len(seen) == most { // each name is that of at least one answer
@@ -99,14 +99,15 @@ func requestNames(p *parser, key string, v json.RawMessage) *Error {
 func (p *parser) generateTogether() *Error {
 	req := p.req
 	p.promptLogprobs = p.promptLogprobs && p.logprobs // logprob_start_len has no meaning without return_logprob
-	if req.Names != nil && (!req.Listed || len(req.Names) != len(req.Prompts)) {
+	onePerPrompt := req.Listed && len(req.Names) == len(req.Prompts)
+	if req.Names != nil && !onePerPrompt {
 		return badRequest(CodeInvalidValue, "rid", "\"rid\" is a list of %d names; it must have one for each prompt of a list",
 			len(req.Names))
 	}
 	if req.N > 1 { // SGLang itself names the answers in that case (0.5.23, _handle_batch_request in managers/tokenizer_manager.py)
 		req.Names = nil
 	}
-	req.Listed = req.Listed || req.N > 1
+	req.Listed = req.Listed || req.N > 1 // several answers come as a list, too
 	if req.Body.Count("max_tokens") == 0 {
 		req.Limit = defaultNewTokens
 	}
@@ -126,8 +127,8 @@ func NameGenerate(body *mooncake.Body, id string) []byte {
 // rid ends none (SGLang 0.5.23, abort_request in managers/tokenizer_manager.py).
 const AbortGeneratePath = "/abort_request"
 
-// Aborts reads a body that asks to end requests. takes says whether a request with the given name is to end. At AbortGeneratePath, the body
-// names the rid of one request, or asks to end all requests of the caller.
+// Aborts reads a body that asks to end requests. takes says whether a request with the given name is to end. At AbortTokensPath, the body
+// has a list of names. At AbortGeneratePath, it has the rid of one request, or asks to end all requests of the caller.
 func Aborts(path string, raw []byte) (takes func(name string) bool, refusal *Error) {
 	body, err := mooncake.ScanBody(raw, 0)
 	if err != nil {

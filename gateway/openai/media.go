@@ -45,9 +45,10 @@ var partTypes = []string{
 }
 
 // part checks one part of a message: its type, and the source of its medium. It refuses tensors, and overwrites with blanks the name by
-// which an engine would take the medium from its cache.
+// which an engine would take the medium from its cache. It adds the bytes of a medium in the part to mediaBytes.
 func (p *parser) part(part json.RawMessage) *Error {
-	hasName, kind, media := false, "", ""
+	kind := ""
+	hasName, hasMedium := false, false
 	var unknownType *Error // returned only if no other key gives a more precise error
 	for key, v := range rawjson.Members(part) {
 		switch key {
@@ -70,7 +71,7 @@ func (p *parser) part(part json.RawMessage) *Error {
 			if refusal := p.media(key, v); refusal != nil {
 				return refusal
 			}
-			media = key
+			hasMedium = true
 		case "input_audio":
 			if isNull(v) {
 				continue
@@ -79,7 +80,7 @@ func (p *parser) part(part json.RawMessage) *Error {
 				return wrongValue(key, v, isObject, "an object with data and format")
 			}
 			p.mediaBytes += len(v)
-			media = key
+			hasMedium = true
 		case "uuid":
 			hasName = true
 		case "image_embeds", "audio_embeds", "video_embeds", "prompt_embeds", "image_pil":
@@ -92,7 +93,8 @@ func (p *parser) part(part json.RawMessage) *Error {
 	if kind == "input_image" {
 		kind = "image_url" // the key that has the URL of an input_image
 	}
-	if media == "" && (strings.HasSuffix(kind, "_url") || kind == "input_audio") {
+	needsMedium := strings.HasSuffix(kind, "_url") || kind == "input_audio"
+	if needsMedium && !hasMedium {
 		return badRequest(CodeMissing, kind, "the part has no %q; send the medium itself", kind)
 	}
 	if hasName {
@@ -149,7 +151,10 @@ func (p *parser) allowed(text string) bool {
 		return false
 	}
 	address, err := url.Parse(text)
-	if err != nil || address.Scheme != "http" && address.Scheme != "https" || address.User != nil {
+	if err != nil || address.User != nil { // a parser could take a user for the host
+		return false
+	}
+	if address.Scheme != "http" && address.Scheme != "https" {
 		return false
 	}
 	return slices.ContainsFunc(p.limits.MediaHosts, func(host string) bool { return strings.EqualFold(host, address.Host) })

@@ -96,7 +96,7 @@ var blockTypes = []string{
 // blocks.
 func (p *parser) block(block json.RawMessage) *Error {
 	kind := ""
-	for key, v := range rawjson.Members(block) {
+	for key, v := range rawjson.Members(block) { // the type first: an unknown type is refused for itself, wherever it stands
 		if key != "type" { // a repeated key is checked each time, because a parser may take any of them
 			continue
 		}

@@ -47,7 +47,7 @@ func parsePassed(raw []byte, limits Limits, endpoint mooncake.Endpoint, rules ma
 		switch {
 		case rule != nil:
 			refusal = rule(&p, key, v)
-		case !ok:
+		case !ok: // a key with a nil rule is not searched
 			refusal = p.mediaIn(key, v)
 		}
 		if refusal != nil {
@@ -78,7 +78,7 @@ func (p *parser) requireModel() *Error {
 }
 
 // mediaIn checks all media in the value v, because the engine would fetch them from inside the cluster's network. path is the key of v. A
-// plugin of the engine may also fetch URLs under the key data.
+// plugin of the engine may also fetch URLs, or read files, under the key data.
 func (p *parser) mediaIn(path string, v json.RawMessage) *Error {
 	if _, refusal := p.mediaInValue(v, 0, path == "data"); refusal != nil {
 		return refusal.under(shorten(path))
@@ -194,7 +194,7 @@ func ParseForm(raw []byte, contentType string, limits Limits) (*Request, *Error)
 	}
 }
 
-// field checks one field of a form.
+// field checks one field of a form, and stores model and stream. seen has those of the two that came already.
 func (p *parser) field(part *multipart.Part, seen map[string]bool) *Error {
 	if refusal := plainHeaders(part.Header); refusal != nil {
 		return refusal
@@ -212,12 +212,12 @@ func (p *parser) field(part *multipart.Part, seen map[string]bool) *Error {
 		}
 		return nil
 	}
-	value, err := io.ReadAll(io.LimitReader(part, maxFieldBytes+1))
+	value, err := io.ReadAll(io.LimitReader(part, maxFieldBytes+1)) // one byte more, to see whether the field is too long
 	if err != nil || len(value) > maxFieldBytes {
 		return badRequest(CodeInvalidValue, shorten(name), "the field %q is cut off, or has more than %d bytes",
 			shorten(name), maxFieldBytes)
 	}
-	if name != "model" && name != "stream" {
+	if name != "model" && name != "stream" { // only the engine uses the field
 		return nil
 	}
 	if seen[name] {

@@ -44,7 +44,8 @@ const (
 )
 
 // prompt checks a prompt: a string, a list of strings, a list of token ids, or a list of such lists. Each of several prompts
-// becomes a request of its own, because a prefill engine hands over only the KV cache of the first prompt.
+// becomes a request of its own, because a prefill engine hands over only the KV cache of the first prompt. Prompts of the request is set
+// only if there are several; PromptTokens is 0 for strings.
 func (p *parser) prompt(key string, v json.RawMessage) *Error {
 	const want = "a string, a list of strings, a list of token ids, or a list of such lists"
 	if isString(v) {
@@ -55,25 +56,22 @@ func (p *parser) prompt(key string, v json.RawMessage) *Error {
 	if !isArray(v) {
 		return wrongValue(key, v, isArray, want)
 	}
-	shape, n, tokens := listUnknown, 0, 0
+	shape := listUnknown
+	n, tokens := 0, 0 // elements of the list, and token ids in its lists
 	var prompts []json.RawMessage
 	for item := range rawjson.Elements(v) {
-		itemShape := listTokens
-		switch {
-		case isString(item):
-			itemShape = listStrings
-		case isArray(item):
-			itemShape = listTokenLists
-		case !isNumber(item):
+		itemShape := shapeWith(item)
+		if itemShape == listUnknown {
 			return wrongValue(fmt.Sprintf("%s[%d]", key, n), item, isNumber, "a string, a token id or a list of token ids")
 		}
-		if shape == listUnknown {
+		if shape == listUnknown { // the first element decides
 			shape = itemShape
 		}
 		if itemShape != shape {
 			return badRequest(CodeInvalidType, key, "%q mixes strings, numbers and lists; it must be %s", key, want)
 		}
-		if n++; shape == listTokens { // one prompt, whose tokens are counted below
+		n++
+		if shape == listTokens { // one prompt, whose tokens are counted below
 			continue
 		}
 		if most := unbounded(p.limits.Answers); n > most { // each prompt has at least one answer
@@ -107,4 +105,17 @@ func (p *parser) prompt(key string, v json.RawMessage) *Error {
 	p.hasPrompt = true
 	p.req.PromptBytes, p.req.PromptTokens = len(v), tokens
 	return nil
+}
+
+// shapeWith returns the shape of a prompt that is a list with this element; listUnknown: no such list may have it.
+func shapeWith(item json.RawMessage) int {
+	switch {
+	case isString(item):
+		return listStrings
+	case isArray(item):
+		return listTokenLists
+	case isNumber(item):
+		return listTokens
+	}
+	return listUnknown
 }

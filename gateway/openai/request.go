@@ -140,7 +140,7 @@ const DefaultCompletionTokens = 16
 func (p *parser) setLimit() {
 	req := p.req
 	req.MaxTokens, req.MaxTokensKey = p.maxTokens, dialects[req.Endpoint].length
-	if req.Endpoint == mooncake.Chat && p.maxCompletionTokens > 0 {
+	if req.Endpoint == mooncake.Chat && p.maxCompletionTokens > 0 { // engines prefer this key to max_tokens
 		req.MaxTokens, req.MaxTokensKey = p.maxCompletionTokens, "max_completion_tokens"
 	}
 	req.Limit = req.MaxTokens
@@ -164,8 +164,8 @@ func (p *parser) checkTogether() *Error {
 	if p.streamOptions && !req.Stream && req.Endpoint != mooncake.Tokens { // engines ignore them at Tokens (vLLM 0.32.0)
 		return badRequest(CodeInvalidValue, "stream_options", "\"stream_options\" is only allowed when \"stream\" is true")
 	}
-	// Responses and Generate have no key "logprobs".
-	if req.TopLogprobs != 0 && !p.logprobs && req.Endpoint != mooncake.Responses && req.Endpoint != mooncake.Generate {
+	hasSwitch := req.Endpoint != mooncake.Responses && req.Endpoint != mooncake.Generate // these two have no key "logprobs"
+	if req.TopLogprobs != 0 && hasSwitch && !p.logprobs {
 		return badRequest(CodeInvalidValue, "top_logprobs", "\"top_logprobs\" needs \"logprobs\" to be true")
 	}
 	p.setLimit()
@@ -174,21 +174,12 @@ func (p *parser) checkTogether() *Error {
 			return refusal
 		}
 	}
-	if req.Limit > 0 && p.minTokens > req.Limit { // the decode engine would refuse it, after a whole prefill
-		return badRequest(CodeInvalidValue, "min_tokens", "\"min_tokens\" is %d, above the %d tokens the answer may have",
-			p.minTokens, req.Limit)
-	}
-	if p.stopTokens && p.minTokens > 0 && p.limits.VocabSize <= 0 {
-		return badRequest(CodeUnsupported, "stop_token_ids",
-			"\"stop_token_ids\" together with \"min_tokens\" needs a model whose vocabulary size is configured here")
-	}
-	if prompts, most := max(1, len(req.Prompts)), unbounded(p.limits.Answers); req.N > most/prompts { // a product could overflow
-		return badRequest(CodeInvalidValue, d.prompt,
-			"%d prompts with %d answers each are more than %d answers; send fewer prompts, or a lower \"n\"",
-			prompts, req.N, most)
+	if refusal := p.checkCounts(); refusal != nil {
+		return refusal
 	}
 	req.ContinuousUsage = req.ContinuousUsage && req.IncludeUsage
-	req.PromptRows = p.promptLogprobs || p.echo && (p.logprobs || req.Endpoint == mooncake.Chat)
+	echoHasRows := p.logprobs || req.Endpoint == mooncake.Chat // vLLM computes them for each echo of a chat
+	req.PromptRows = p.promptLogprobs || p.echo && echoHasRows
 	if req.Stream && p.promptLogprobs && !p.rowsInStream { // the decode engine would refuse it, after a whole prefill
 		return badRequest(CodeInvalidValue, "prompt_logprobs", "\"prompt_logprobs\" is not available in a stream; send \"stream\": false")
 	}
@@ -205,5 +196,26 @@ func (p *parser) checkTogether() *Error {
 	}
 	tools, _ := req.Body.Get("tools")
 	req.PromptBytes += len(tools) - p.mediaBytes // engines render the tools into the prompt, but inline media are no text
+	return nil
+}
+
+// checkCounts checks how many tokens the answer must have at least, and how many answers the request asks for. The limit of the answer is
+// set already.
+func (p *parser) checkCounts() *Error {
+	req := p.req
+	if req.Limit > 0 && p.minTokens > req.Limit { // the decode engine would refuse it, after a whole prefill
+		return badRequest(CodeInvalidValue, "min_tokens", "\"min_tokens\" is %d, above the %d tokens the answer may have",
+			p.minTokens, req.Limit)
+	}
+	// With min_tokens, an engine crashes at a stop token outside of the vocabulary. Only with a known size can the ids be checked.
+	if p.stopTokens && p.minTokens > 0 && p.limits.VocabSize <= 0 {
+		return badRequest(CodeUnsupported, "stop_token_ids",
+			"\"stop_token_ids\" together with \"min_tokens\" needs a model whose vocabulary size is configured here")
+	}
+	if prompts, most := max(1, len(req.Prompts)), unbounded(p.limits.Answers); req.N > most/prompts { // a product could overflow
+		return badRequest(CodeInvalidValue, dialects[req.Endpoint].prompt,
+			"%d prompts with %d answers each are more than %d answers; send fewer prompts, or a lower \"n\"",
+			prompts, req.N, most)
+	}
 	return nil
 }

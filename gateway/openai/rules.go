@@ -272,7 +272,7 @@ func model(p *parser, key string, v json.RawMessage) *Error {
 	return nil
 }
 
-// streamOptions checks stream_options, and stores its values.
+// streamOptions checks stream_options, and stores the two values that evenkeel uses. null is the same as an absent key.
 var streamOptions = optional(func(p *parser, key string, v json.RawMessage) *Error {
 	if !isObject(v) {
 		return wrongValue(key, v, isObject, "an object")
@@ -286,7 +286,7 @@ var streamOptions = optional(func(p *parser, key string, v json.RawMessage) *Err
 			field = &p.req.IncludeUsage
 		case "continuous_usage_stats":
 			field = &p.req.ContinuousUsage
-		default:
+		default: // only the engines use it
 			continue
 		}
 		param := key + "." + inner
@@ -315,7 +315,7 @@ func answers(p *parser, key string, v json.RawMessage) *Error {
 // --max-logprobs).
 var topLogprobs = integers(AllTokens, math.MaxInt32, func(p *parser, n int) { p.req.TopLogprobs = n })
 
-// logprobs is a switch in chat and a count in completions.
+// logprobs is a switch in chat, and in completions the number that chat has in top_logprobs.
 var logprobs = optional(func(p *parser, key string, v json.RawMessage) *Error {
 	if p.req.Endpoint == mooncake.Chat {
 		return flag(func(p *parser, on bool) { p.logprobs = on })(p, key, v)

@@ -21,8 +21,8 @@ var sglang = map[string]string{
 // sglangTopLogprobs bounds the likeliest tokens that a request may ask engines of SGLang for, if the size of the vocabulary is unknown.
 const sglangTopLogprobs = 20
 
-// ForSGLang returns an error for a request that must not reach an engine of SGLang. vocabulary is the number of tokens of the model; 0:
-// unknown.
+// ForSGLang returns an error for a request that must not reach an engine of SGLang. It clears PromptRows for a chat. vocabulary is the
+// number of tokens of the model; 0: unknown.
 func (r *Request) ForSGLang(vocabulary int) *Error {
 	// SGLang's scheduler does not check the number of likeliest tokens, and would crash (0.5.23, layers/sampler.py)
 	if most := cmp.Or(vocabulary, sglangTopLogprobs); r.TopLogprobs < 0 || r.TopLogprobs > most {

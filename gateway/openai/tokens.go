@@ -123,6 +123,7 @@ func (p *parser) tokensTogether() *Error {
 		p.req.PromptTokens = 0 // engines replace each medium by more tokens
 	}
 	if p.req.Stream && p.promptLogprobs { // a stream has no place for them
+		// Engines refuse these scores in a stream, but would compute plain prompt_logprobs for nothing, so null replaces those.
 		if scores, ok := p.req.Body.Get("prompt_logprob_token_ids"); ok && !isNull(scores) {
 			return badRequest(CodeInvalidValue, "prompt_logprob_token_ids",
 				"\"prompt_logprob_token_ids\" is not available in a stream; send \"stream\": false")

@@ -22,10 +22,11 @@ func isInteger(v json.RawMessage) bool {
 	return ok
 }
 
-// isPlain says whether a number is written with digits alone.
+// isPlain says whether a number is written with digits alone, possibly after a minus.
 func isPlain(v json.RawMessage) bool {
 	for i, c := range v {
-		if (c < '0' || c > '9') && (i > 0 || c != '-') {
+		isSign := i == 0 && c == '-'
+		if (c < '0' || c > '9') && !isSign {
 			return false
 		}
 	}
