@@ -62,7 +62,7 @@ func (a *Assembler) Add(event []byte) error {
 			if !rawjson.IsNull(o.Value()) {
 				a.usage, a.found = append(a.usage[:0], o.Value()...), true
 			}
-		case "id", "request_id", "created", "model", "system_fingerprint", "prompt_token_ids": // the same in all events, or in the first only
+		case "id", "request_id", "created", "model", "system_fingerprint", "prompt_token_ids": // the first value is the only one
 			a.top.first(o.Key, o.Value())
 		default:
 			a.top.gather(o.Key, o.Value())

@@ -123,6 +123,7 @@ func (f *Filter) take(e Event, dst []byte) (out []byte, end End) {
 	if judge := forms[f.options.Form].judge; judge != nil && said.ok {
 		judge(f, &said, e.Data)
 	}
+	noPlace := f.opened == 0 || f.opened == maxHeld // a ping is held only after another event, and if there is room
 	switch {
 	case !said.ok:
 		return f.unreadable(e.Data)
@@ -132,7 +133,7 @@ func (f *Filter) take(e Event, dst []byte) (out []byte, end End) {
 	case said.fault != nil:
 		f.fault = said.fault
 		return nil, Broken
-	case said.idle && !f.started && (f.opened == 0 || f.opened == maxHeld): // a ping before all other events, or with no room to hold it
+	case said.idle && !f.started && noPlace: // a ping says nothing of the answer, so it may be dropped
 		return nil, Runs
 	case said.over && !said.last && f.finish == "": // the stream ends without a finish_reason
 		return nil, Short
