@@ -20,25 +20,25 @@ const (
 // Running keeps r̂ of the running requests of one group. In each round, it updates r̂ by the tokens that were generated since the last
 // round, and asks the predictor once for all requests that need a new prediction. Only the goroutine that decides may use it.
 type Running struct {
-	rules predictor.Rules
-	reads bool   // the policy reads r̂; false: a sample of the requests is predicted, only to be scored
-	era   uint32 // it grows when rules or reads change; a request whose life has another era is predicted anew
-	lives []life // by slot
+	rules  predictor.Rules
+	reads  bool   // the policy reads r̂; false: a sample of the requests is predicted, only to be scored
+	era    uint32 // it grows when rules or reads change; a request whose r̂ is from another era is predicted anew
+	bySlot []tracked
 
-	live        *predictor.Live // scores of the predictions; nil: none is scored
-	liveHorizon int             // horizon of these predictions, in steps
+	scored        *predictor.Live // sample of predictions and their outcomes; nil: none is kept, because Score was not called yet
+	scoredHorizon int             // horizon of these predictions, in steps
 
-	due     []*policy.Request
+	due     []*policy.Request // requests that must be predicted anew in this round
 	queries []predictor.Query
 	answers []predictor.Prediction
 }
 
-// life is r̂ of one request, with the age of the request, in tokens, at the time of r̂.
-type life struct {
+// tracked is r̂ of the request in a slot.
+type tracked struct {
 	predictor.State
 	id  uint64
-	age int32
-	era uint32
+	age int32  // tokens that the request had when r̂ was last updated
+	era uint32 // Running.era when the request was first tracked
 }
 
 // Demand sets what the policy needs. If this has changed, every request will be predicted anew.
@@ -48,7 +48,7 @@ func (f *Running) Demand(n policy.Requirements) {
 	if !reads {
 		rules = predictor.DefaultRules(scoreHorizon)
 	}
-	if f.era == 0 || rules != f.rules || reads != f.reads {
+	if first := f.era == 0; first || rules != f.rules || reads != f.reads {
 		f.rules, f.reads = rules, reads
 		f.era++
 	}
@@ -57,12 +57,13 @@ func (f *Running) Demand(n policy.Requirements) {
 // Score makes Running score its predictions from now on. If the horizon has changed by more than a tenth, the sample of predictions starts
 // anew. Smaller changes do not count: a horizon that follows the mean output often moves by a step, so the sample would never be complete.
 func (f *Running) Score() {
-	if h := f.rules.H; f.live == nil || 10*max(h, f.liveHorizon) > 11*min(h, f.liveHorizon) {
-		f.live, f.liveHorizon = predictor.NewLive(h, scoreRows), h
+	if h := f.rules.H; f.scored == nil || 10*max(h, f.scoredHorizon) > 11*min(h, f.scoredHorizon) {
+		f.scored, f.scoredHorizon = predictor.NewLive(h, scoreRows), h
 	}
 }
 
-// Follow sets Rhat of the running requests. Their Age must be up to date.
+// Follow updates r̂ of the running requests, whose Age must be up to date, and sets their Rhat. If the policy does not read r̂, it sets Rhat
+// to 0 and follows only the sample that is scored.
 func (f *Running) Follow(workers []policy.Worker, p predictor.Predictor) {
 	f.due = f.due[:0]
 	for g := range workers {
@@ -75,38 +76,39 @@ func (f *Running) Follow(workers []policy.Worker, p predictor.Predictor) {
 			}
 		}
 	}
-	f.ask(p)
+	f.predictDue(p)
 }
 
-// advance updates r̂ of one request to its age, and adds the request to f.due if it must be predicted anew.
+// advance updates r̂ of one request to its age and sets its Rhat. It adds the request to f.due if it must be predicted anew.
 func (f *Running) advance(request *policy.Request) {
-	if missing := int(request.Slot) + 1 - len(f.lives); missing > 0 {
-		f.lives = append(f.lives, make([]life, missing)...)
+	if missing := int(request.Slot) + 1 - len(f.bySlot); missing > 0 {
+		f.bySlot = append(f.bySlot, make([]tracked, missing)...)
 	}
-	l := &f.lives[request.Slot]
+	t := &f.bySlot[request.Slot]
 	due := true
-	if l.id == request.ID && l.era == f.era {
-		due = f.rules.Advance(&l.State, l.age, request.Age)
+	if t.id == request.ID && t.era == f.era {
+		due = f.rules.Advance(&t.State, t.age, request.Age)
 	} else { // the request is new in this slot, or the rules have changed
-		*l = life{id: request.ID, era: f.era}
+		*t = tracked{id: request.ID, era: f.era}
 	}
-	l.age = request.Age
+	t.age = request.Age
 	if due {
 		f.due = append(f.due, request)
 	}
-	request.Rhat = f.visibleRhat(l)
+	request.Rhat = f.visibleRhat(t)
 }
 
 // visibleRhat returns r̂ of a request as the policy sees it: 0 (unknown) if the policy does not read predictions.
-func (f *Running) visibleRhat(l *life) float32 {
+func (f *Running) visibleRhat(t *tracked) float32 {
 	if !f.reads {
 		return 0
 	}
-	return l.Rhat
+	return t.Rhat
 }
 
-// ask predicts all requests in f.due in one batch.
-func (f *Running) ask(p predictor.Predictor) {
+// predictDue asks the predictor, in one call, about all requests in f.due. With the answers, it starts their r̂ anew and sets their Rhat. It
+// also gives the answers to f.scored.
+func (f *Running) predictDue(p predictor.Predictor) {
 	if len(f.due) == 0 {
 		return
 	}
@@ -121,35 +123,36 @@ func (f *Running) ask(p predictor.Predictor) {
 	answers := f.answers[:len(f.queries)]
 	p.Predict(f.rules.H, f.queries, answers)
 	for i, request := range f.due {
-		l := &f.lives[request.Slot]
-		f.rules.Set(&l.State, answers[i])
-		request.Rhat = f.visibleRhat(l)
-		if f.live != nil {
-			f.live.Used(request.Slot, request.ID, request.Age, answers[i])
+		t := &f.bySlot[request.Slot]
+		f.rules.Set(&t.State, answers[i])
+		request.Rhat = f.visibleRhat(t)
+		if f.scored != nil {
+			f.scored.Used(request.Slot, request.ID, request.Age, answers[i])
 		}
 	}
 }
 
-// Ended scores the predictions about a request that has left its rank, by the number of tokens of its answer.
+// Ended tells f.scored that a request has left its rank with so many tokens of its answer (output). finished is false if the answer was
+// cut off and would have become longer.
 func (f *Running) Ended(slot int32, id uint64, finished bool, output int32) {
 	switch {
-	case f.live == nil:
+	case f.scored == nil: // no prediction waits for its outcome
 	case finished:
-		f.live.Finished(slot, id, output)
+		f.scored.Finished(slot, id, output)
 	default:
-		f.live.Censored(slot, id, output)
+		f.scored.Censored(slot, id, output)
 	}
 }
 
 // Rows returns the predictions whose outcomes are known, with these outcomes.
 func (f *Running) Rows() []predictor.Row {
-	if f.live == nil {
+	if f.scored == nil {
 		return nil
 	}
-	return f.live.Rows()
+	return f.scored.Rows()
 }
 
 // Clone returns a copy without the scores, because the status reads only those of the original.
 func (f *Running) Clone() Running {
-	return Running{rules: f.rules, reads: f.reads, era: f.era, lives: slices.Clone(f.lives)}
+	return Running{rules: f.rules, reads: f.reads, era: f.era, bySlot: slices.Clone(f.bySlot)}
 }

@@ -79,5 +79,5 @@ func TestPredictionsOfRemovedRequestsAreNotReused(t *testing.T) {
 	one[0].Running[0] = policy.Request{ID: 2, Slot: 3, Age: 20, Generated: 20}
 	f.Follow(one, p)
 	require.EqualValues(t, 30, one[0].Running[0].Rhat, "another request in the same slot")
-	require.True(t, slices.ContainsFunc(f.lives, func(l life) bool { return l.id == 2 }))
+	require.True(t, slices.ContainsFunc(f.bySlot, func(t tracked) bool { return t.id == 2 }))
 }
