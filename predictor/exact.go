@@ -23,13 +23,14 @@ type Exact struct {
 	byKey    map[uint64]*history // only keys with at least MinKeyOutputs outputs
 }
 
-// Predict answers each query from the narrowest bucket that has enough outputs.
+// Predict answers each query from the narrowest bucket that has enough outputs: that of its key, that of its prompt's length, or that of
+// all outputs.
 func (e *Exact) Predict(horizon int, queries []Query, out []Prediction) {
 	out = out[:len(queries)]
 	for k := range queries {
 		age := int(queries[k].Age)
 		if queries[k].Key != 0 {
-			if history := e.byKey[queries[k].Key]; history != nil {
+			if history := e.byKey[queries[k].Key]; history != nil { // nil: the key has too few outputs
 				out[k] = history.predict(age, horizon)
 				continue
 			}
@@ -45,7 +46,7 @@ func (e *Exact) Predict(horizon int, queries []Query, out []Prediction) {
 
 // table returns the table for prompts of about this length or, if it has too few outputs, the table for all prompts.
 func (e *Exact) table(prompt int32) *Survival {
-	if len(e.byLength) > 0 {
+	if len(e.byLength) > 0 { // otherwise the bounds of the buckets are not known yet
 		if b := e.byLength[lengthBucket(e.edges, prompt)]; b.Len() >= MinLengthOutputs {
 			return b
 		}
@@ -74,7 +75,8 @@ func lengthEdges(prompts []int32, n int) []int32 {
 	sorted := slices.Sorted(slices.Values(prompts))
 	edges := make([]int32, n-1)
 	for k := range edges {
-		edges[k] = sorted[(len(sorted)*(k+1)+n-1)/n-1]
+		upTo := (len(sorted)*(k+1) + n - 1) / n // number of prompts in the buckets up to k: (k+1)/n of all, rounded up
+		edges[k] = sorted[upTo-1]
 	}
 	return edges
 }
@@ -98,6 +100,7 @@ func (n BucketName) parse() (key uint64, length int, err error) {
 			return 0, k, nil
 		}
 	}
+	// Sscanf also accepts fewer digits, capitals and text after the digits. Such a name differs from that of the key.
 	if _, err := fmt.Sscanf(string(n), "%16x", &key); err != nil || n != keyName(key) || key == 0 {
 		return 0, 0, fmt.Errorf("bucket %q: neither q0 to q%d nor a key of 16 hex digits", string(n), LengthBuckets-1)
 	}

@@ -62,6 +62,7 @@ func (f *Fit) Encode() ([]byte, error) {
 
 // ParseFit reads a fit file. It returns an error for everything that it does not know.
 func ParseFit(b []byte) (*Fit, error) {
+	// The version is read first, because a file of another version may have fields that the strict decoder below would report instead.
 	var head struct {
 		Version *int `json:"evenkeel_fit"`
 		Kind    Kind `json:"kind"`
@@ -100,10 +101,11 @@ func (f *Fit) validate() error {
 	total := 0
 	checkRuns := func(what string, r Runs) error {
 		for i, run := range r {
-			if run[0] < 1 || run[1] < 1 || i > 0 && run[0] <= r[i-1][0] {
+			length, count := run[0], run[1]
+			if isAscending := i == 0 || length > r[i-1][0]; length < 1 || count < 1 || !isAscending {
 				return fmt.Errorf("%s: pair %d is %v: want [length, count] of at least 1, lengths ascending", what, i, run)
 			}
-			if total += int(run[1]); total > outputsMost {
+			if total += int(count); total > outputsMost {
 				return fmt.Errorf("more than %d outputs", outputsMost)
 			}
 		}
@@ -112,7 +114,8 @@ func (f *Fit) validate() error {
 	if err := checkRuns("outputs", f.Outputs); err != nil {
 		return err
 	}
-	if n := len(f.PromptQuantiles); n != 0 && n != LengthBuckets-1 || !slices.IsSorted(f.PromptQuantiles) {
+	n := len(f.PromptQuantiles)
+	if isComplete := n == 0 || n == LengthBuckets-1; !isComplete || !slices.IsSorted(f.PromptQuantiles) { // 0: there are no length buckets
 		return fmt.Errorf("prompt_quantiles %v: want %d lengths, ascending", f.PromptQuantiles, LengthBuckets-1)
 	}
 	seen := map[BucketName]bool{}
@@ -135,7 +138,8 @@ func (f *Fit) validate() error {
 	return nil
 }
 
-// Build returns the predictor, and the survival table of all outputs. Online starts from the same tables, but goes on learning.
+// Build returns the predictor, and the survival table of all outputs, which is itself the predictor if the kind is survival. Online starts
+// from the same tables, but goes on learning.
 func (f *Fit) Build() (Predictor, *Survival, error) {
 	table := NewSurvival(f.Outputs.Lengths())
 	if f.Kind == KindExact {
@@ -150,7 +154,7 @@ func (f *Fit) Build() (Predictor, *Survival, error) {
 				return nil, nil, fmt.Errorf("fit file: %w", err)
 			case length >= 0:
 				e.byLength[length] = NewSurvival(b.Outputs.Lengths())
-			case b.Outputs.Len() >= MinKeyOutputs:
+			case b.Outputs.Len() >= MinKeyOutputs: // Exact does not use keys with fewer outputs
 				h := newHistory(b.Outputs.Lengths())
 				e.byKey[key] = &h
 			}

@@ -29,18 +29,18 @@ func NewLive(horizon, rows int) *Live {
 	return &Live{horizon: int32(horizon), rows: make([]Row, 0, max(rows, 1))}
 }
 
-// Used records that a prediction about the request in a slot was used, at its present age. It allocates only for a slot with a higher
-// number than all before.
+// Used records that a prediction about the request in a slot was used, at its present age. While an earlier prediction about the request
+// waits for its outcome, Used leaves the new one out. It allocates only for a slot with a higher number than all before.
 func (l *Live) Used(slot int32, id uint64, age int32, p Prediction) {
 	if missing := int(slot) + 1 - len(l.waiting); missing > 0 {
 		l.waiting = append(l.waiting, make([]awaited, missing)...)
 	}
 	w := &l.waiting[slot]
 	if w.pending && w.id == id {
-		if age-w.age <= l.horizon { // the request may still end within the horizon
+		if age-w.age <= l.horizon { // the request may still end within the horizon of the earlier prediction
 			return
 		}
-		l.resolve(w, age)
+		l.resolve(w, age) // it has not
 	}
 	*w = awaited{id: id, age: age, pending: true, Prediction: p}
 }

@@ -104,7 +104,7 @@ func (o *Online) seed(f *Fit) error {
 
 // Finished records a request that has ended by itself.
 func (o *Online) Finished(prompt, output int32, key uint64) {
-	if output < 1 {
+	if output < 1 { // it shows nothing about other requests
 		return
 	}
 	o.finished++
@@ -116,7 +116,7 @@ func (o *Online) Finished(prompt, output int32, key uint64) {
 	if key != 0 {
 		o.keys.push(key, output)
 	}
-	if !o.edgesFinal {
+	if !o.edgesFinal { // learnEdges needs the prompts
 		o.prompts.push(prompt)
 	}
 	if len(o.edges) > 0 {
@@ -140,7 +140,7 @@ func (o *Online) Rebuild(now time.Time) (p Predictor, table *Survival, due bool)
 	return p, table, true
 }
 
-// Build returns tables of all requests that have finished so far, even if no tables are due.
+// Build returns a predictor of the kind and the survival table, from the outputs that Online remembers, even if no tables are due.
 func (o *Online) Build() (Predictor, *Survival) {
 	o.sinceRebuild = 0
 	o.inForce = NewSurvival(o.outputs.buf)
@@ -161,14 +161,14 @@ func (o *Online) Build() (Predictor, *Survival) {
 	return o.inForce, o.inForce
 }
 
-// learnEdges computes the bounds of the length buckets from the first finished requests, unless they came from a fit. It does so only once,
-// so that a bucket always has the same prompts.
+// learnEdges computes the bounds of the length buckets when enough requests have finished, and puts their outputs into the buckets. It
+// does so only once, so that a bucket always has the same prompts, and never if the bounds came from a fit.
 func (o *Online) learnEdges() {
 	if len(o.edges) > 0 || len(o.prompts.buf) < LengthBuckets*MinLengthOutputs {
 		return
 	}
 	o.edges = lengthEdges(o.prompts.buf, LengthBuckets)
-	outputs := o.outputs.last(len(o.prompts.buf))
+	outputs := o.outputs.last(len(o.prompts.buf)) // those of the same requests
 	for i, prompt := range o.prompts.values() {
 		o.byLength[lengthBucket(o.edges, prompt)].push(outputs[i])
 	}
@@ -217,7 +217,7 @@ func (o *Online) drift(table *Survival) Drift {
 	d := Drift{Critical: 1.95 * math.Sqrt((n+m)/(n*m)), Recent: len(recent.sorted)}
 	for i, v := range recent.sorted {
 		if i+1 < len(recent.sorted) && recent.sorted[i+1] == v {
-			continue
+			continue // of equal lengths, only the last has the index from which their rank follows
 		}
 		// Both distributions change at whole lengths, so compare them at v and just below v.
 		at := math.Abs(float64(i+1)/n - float64(table.rank(int(v)))/m)

@@ -22,11 +22,12 @@ type State struct {
 	Open bool    // the last prediction was used
 }
 
-// Gate turns a prediction into r̂. If the prediction is not used, because its probability is below Tau, open is false and r̂ is H: the
-// request is not expected to end within the horizon.
+// Gate turns a prediction into r̂: the mean of Mu and H, weighted by the probabilities that the request ends within the horizon or does not.
+// If the prediction is not used, because its probability is 0 or below Tau, open is false and r̂ is H: the request is not expected to end
+// within the horizon.
 func (r Rules) Gate(p Prediction) (rhat float32, open bool) {
 	h := float64(r.H)
-	if !(p.P > 0 && p.P >= r.Tau) {
+	if !(p.P > 0 && p.P >= r.Tau) { // also if P is NaN
 		return float32(h), false
 	}
 	return float32(min(max(p.P*p.Mu+(1-p.P)*h, 1), h)), true
@@ -35,8 +36,9 @@ func (r Rules) Gate(p Prediction) (rhat float32, open bool) {
 // Set starts r̂ anew from a prediction at the current age. It must be called when a request is admitted, and when Advance returns true.
 func (r Rules) Set(s *State, p Prediction) { s.Rhat, s.Open = r.Gate(p) }
 
-// Advance updates r̂ when a request has got more tokens, so that its age has grown. If due is true, the caller must call Set with a
-// prediction at the age `to`. One prediction is enough even if the request has got several times Every tokens at once.
+// Advance updates r̂ when a request has got more tokens, so that its age has grown. due is true if r̂ falls below 1, or if the age reaches or
+// passes a multiple of Every: the caller must then call Set with a prediction at the age `to`. One prediction is enough even if the request
+// has got several times Every tokens at once.
 func (r Rules) Advance(s *State, from, to int32) (due bool) {
 	if to <= from {
 		return false
@@ -44,7 +46,7 @@ func (r Rules) Advance(s *State, from, to int32) (due bool) {
 	if s.Open || r.DecrementAnchor {
 		s.Rhat -= float32(to - from)
 	}
-	return s.Rhat < 1 || r.Every > 0 && int(to)/r.Every != int(from)/r.Every
+	return s.Rhat < 1 || r.Every > 0 && int(to)/r.Every != int(from)/r.Every // the quotients differ if a multiple of Every lies between
 }
 
 // Follow returns r̂ of one request that starts at q.Age, after 0, 1, 2 and up to so many tokens. The board and the simulator do the same

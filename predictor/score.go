@@ -71,7 +71,9 @@ func Score(rows []Row) Scores {
 func auc(rows []Row) float64 {
 	sorted := slices.Clone(rows)
 	slices.SortFunc(sorted, func(a, b Row) int { return cmp.Compare(a.P, b.P) })
-	var wins, ended, others float64 // wins: pairs in which the row that ended has the larger P; others: rows that did not end
+	// wins is the number of pairs in which the row that ended has the larger P; a tie counts as half. ended and others are how many rows of
+	// smaller P ended, and did not end.
+	var wins, ended, others float64
 	for i := 0; i < len(sorted); {
 		var tiedEnded, tiedOthers float64                                  // rows with the same P
 		for p := sorted[i].P; i < len(sorted) && !(sorted[i].P > p); i++ { // with <= instead of !(>), a NaN would never end the loop
@@ -88,7 +90,8 @@ func auc(rows []Row) float64 {
 	return wins / (ended * others) // NaN (0/0) if all rows ended, or none
 }
 
-// BaseRate returns the best prediction if nothing is known about a request: the share of rows that ended, and their mean Remaining.
+// BaseRate returns the best prediction if nothing is known about a request: the share of rows that ended, and their mean Remaining; zero if
+// none ended.
 func BaseRate(rows []Row) Prediction {
 	var ended, remaining float64
 	for _, r := range rows {
@@ -130,7 +133,7 @@ func Calibrate(rows []Row, bins int) []Reliability {
 			b.Ended++
 		}
 	}
-	for i := range sums {
+	for i := range sums { // a bin without rows gets NaN, and is left out
 		sums[i].P /= float64(sums[i].Rows)
 		sums[i].Ended /= float64(sums[i].Rows)
 	}

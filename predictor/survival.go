@@ -5,8 +5,8 @@ import (
 	"sort"
 )
 
-// denseMost bounds the length of the array atMost, which takes at most 256 KB even if an engine reports an absurd length. How many outputs
-// are at most as long as a longer one is found by a binary search.
+// denseMost bounds the length of the array atMost, which takes at most 256 KB even if an engine reports an absurd length. For lengths from
+// denseMost on, rank searches the sorted outputs instead.
 const denseMost = 1 << 16
 
 // Survival is the distribution of past output lengths. It does not change after it is built. The zero value and nil have no outputs.
@@ -24,12 +24,12 @@ func NewSurvival(outputs []int32) *Survival {
 		longest = slices.Max(outputs)
 	}
 	s := &Survival{atMost: make([]uint32, max(0, min(int(longest), denseMost)))}
-	var longer []int32 // outputs that are too long for the array
+	var longer []int32 // outputs for which the array has no place: those from denseMost on and, in any case, the longest
 	for _, o := range outputs {
 		switch {
 		case o < 1:
 		case int(o) < len(s.atMost):
-			s.atMost[o]++
+			s.atMost[o]++ // at first only the number of outputs of this length
 		default:
 			longer = append(longer, o)
 		}
@@ -52,7 +52,7 @@ func NewSurvival(outputs []int32) *Survival {
 // rank returns how many outputs are at most v. The table must not be empty.
 func (s *Survival) rank(v int) int {
 	switch {
-	case uint(v) < uint(len(s.atMost)):
+	case uint(v) < uint(len(s.atMost)): // not for v < 0, because uint(v) is then very large
 		return int(s.atMost[v])
 	case v < 0:
 		return 0
@@ -84,8 +84,8 @@ func (s *Survival) MeanOutput() float64 {
 	return float64(s.sums[n]) / float64(n)
 }
 
-// Version is the same for tables of the same outputs, and different for other tables. Results that were computed from one table are valid
-// for all tables with its version.
+// Version is the same for tables of the same outputs, and different for other tables; 0 for a nil or zero table. Results that were computed
+// from one table are valid for all tables with its version.
 func (s *Survival) Version() uint64 {
 	if s == nil {
 		return 0
@@ -147,8 +147,8 @@ func (h *history) predict(age, horizon int) Prediction {
 	return h.between(h.rank(age), h.rank(age+horizon), age, horizon)
 }
 
-// between returns the prediction for a request of the given age. untilAge is the number of outputs that are at most as long as its age, and
-// untilEnd the number of outputs that are at most as long as its age plus the horizon.
+// between returns the prediction for a request of the given age, from the outputs that are longer than its age. untilAge is the number of
+// outputs that are at most as long as its age, and untilEnd the number of outputs that are at most as long as its age plus the horizon.
 func (h *history) between(untilAge, untilEnd, age, horizon int) Prediction {
 	if untilAge == untilEnd { // no output is longer than the age and ends within the horizon
 		return unknown(horizon)
@@ -160,7 +160,7 @@ func (h *history) between(untilAge, untilEnd, age, horizon int) Prediction {
 	}
 }
 
-// fingerprint returns a hash of the lengths (FNV-1a, by whole lengths instead of bytes). It is never 0.
+// fingerprint returns a hash of the lengths (FNV-1a, by whole lengths instead of bytes). It is never 0, which is the Version of no table.
 func fingerprint(sorted []int32) uint64 {
 	f := uint64(14695981039346656037)
 	for _, o := range sorted {

@@ -31,7 +31,7 @@ func (o Options) validate() error {
 		return fmt.Errorf("horizon %d: want at least 1 step", o.Horizon)
 	case o.Every < 1:
 		return fmt.Errorf("every %d: want at least 1 token", o.Every)
-	case !(o.Holdout > 0 && o.Holdout < 1):
+	case !(o.Holdout > 0 && o.Holdout < 1): // also for NaN
 		return fmt.Errorf("holdout %v: want a share above 0 and below 1", o.Holdout)
 	case o.Step < 0:
 		return fmt.Errorf("step %v: want a positive time a token", o.Step)
@@ -71,7 +71,7 @@ func Train(kind string, reqs []Sample, opt Options) (*Fit, error) {
 		return nil, fmt.Errorf("fit: %w", err)
 	}
 	cut := len(reqs) - int(math.Round(float64(len(reqs))*opt.Holdout))
-	if cut < minTrain || cut == len(reqs) {
+	if nothingHeldOut := cut == len(reqs); cut < minTrain || nothingHeldOut {
 		return nil, fmt.Errorf("fit: %d requests to train on and %d held out of %d: want at least %d and 1", cut, len(reqs)-cut, len(reqs),
 			minTrain)
 	}
@@ -85,7 +85,7 @@ func Train(kind string, reqs []Sample, opt Options) (*Fit, error) {
 			return nil, fmt.Errorf("fit: %w", err)
 		}
 		f.Compared = append(f.Compared, Comparison{Kind: k, Scores: h.Scores})
-		if f.Kind == "" || h.Brier < f.Holdout.Brier {
+		if first := f.Kind == ""; first || h.Brier < f.Holdout.Brier { // in a tie, the simpler kind stays
 			f.Kind, f.Holdout = k, h
 		}
 	}
@@ -138,7 +138,7 @@ func (t *trial) prepareRows() {
 	t.points = agePoints(t.reqs, t.cut, t.opt.Every, t.opt.Step)
 	var rows []Row
 	for _, p := range agePoints(t.reqs[:t.cut], 0, t.opt.Every, t.opt.Step) {
-		rows = append(rows, t.row(p, Prediction{}))
+		rows = append(rows, t.row(p, Prediction{})) // BaseRate reads only the outcomes
 	}
 	t.baseRate = BaseRate(rows)
 }
@@ -165,7 +165,8 @@ func (t *trial) score(k Kind) (Holdout, error) {
 	}, nil
 }
 
-// buckets returns the length buckets with their bounds (edges), and a bucket with the last outputs for each key that occurs often enough.
+// buckets returns the length buckets with their bounds (edges), and then, for each key that occurs often enough, a bucket with its last
+// outputs.
 func buckets(reqs []Sample) (edges []int32, buckets []Bucket) {
 	keys := map[uint64]*ring{}
 	for _, r := range reqs {
@@ -192,6 +193,7 @@ func buckets(reqs []Sample) (edges []int32, buckets []Bucket) {
 			buckets = append(buckets, Bucket{Name: keyName(key), Outputs: NewRuns(b.buf)})
 		}
 	}
+	// The length buckets are in order already, and the keys came in the order of a map.
 	slices.SortFunc(buckets[LengthBuckets:], func(a, b Bucket) int { return cmp.Compare(a.Name, b.Name) })
 	return edges, buckets
 }
