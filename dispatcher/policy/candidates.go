@@ -24,7 +24,8 @@ type candidate struct {
 	age     int64 // by how much its wait lowers the cost of placing it, in units of 2^-fixedBits tokens
 }
 
-// reset empties the list. With stepMs 0 (unknown), waits do not count.
+// reset empties the list. ageWeight is by how many KV tokens each step of its wait lowers the cost of placing an entry. With stepMs 0
+// (unknown), waits do not count.
 func (k *candidates) reset(s *Snapshot, growth int64, ageWeight, stepMs float64) {
 	k.all = k.all[:0]
 	k.overdueCount, k.nextInPool = 0, 0
@@ -42,18 +43,19 @@ func (k *candidates) add(s *Snapshot, entry int, late bool) {
 	k.taken[entry] = true
 	k.all = append(k.all, candidate{
 		entry: int32(entry), overdue: late, tokens: int64(e.Prompt), load: (int64(e.Prompt) + k.growth) << fixedBits,
-		age: int64(math.Ldexp(min(k.ageTokens*float64(e.WaitMs), 1<<30), fixedBits)),
+		age: int64(math.Ldexp(min(k.ageTokens*float64(e.WaitMs), 1<<30), fixedBits)), // limited, to fit an int64 in these units
 	})
 }
 
-// choose adds at most n overdue entries, and then the oldest entries that any rank has room for, up to n+more candidates in all.
-func (k *candidates) choose(s *Snapshot, late []wait, r *ranks, n, more int) {
-	for _, w := range late[:min(len(late), n)] {
+// choose adds the overdue entries (late), at most as many as wanted, even if no rank has room for them. Then it adds the oldest entries
+// that any rank has room for, up to wanted+extra candidates in all.
+func (k *candidates) choose(s *Snapshot, late []wait, r *ranks, wanted, extra int) {
+	for _, w := range late[:min(len(late), wanted)] {
 		k.add(s, int(w.entry), true)
 	}
 	k.overdueCount = len(k.all)
 	room := r.largestRoom()
-	for ; k.nextInPool < len(s.Pool) && len(k.all) < n+more; k.nextInPool++ {
+	for ; k.nextInPool < len(s.Pool) && len(k.all) < wanted+extra; k.nextInPool++ {
 		if !k.taken[k.nextInPool] && int64(s.Pool[k.nextInPool].Prompt) <= room {
 			k.add(s, k.nextInPool, false)
 		}

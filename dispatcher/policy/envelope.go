@@ -20,7 +20,7 @@ type envelope struct {
 	leastAt []int32
 }
 
-// build projects the loads at the start of a round.
+// build projects the loads at the start of a round, and sets held. No margin is measured yet.
 func (e *envelope) build(s *Snapshot, horizon int) {
 	n := len(s.Workers)
 	e.columns = horizon + 1
@@ -32,11 +32,11 @@ func (e *envelope) build(s *Snapshot, horizon int) {
 		row := e.row(g)
 		held := w.KVTokens()
 		e.held[g] = held
-		if horizon == 0 {
+		if horizon == 0 { // the one column is the present
 			row[0] = held
 		} else {
 			Project(row, w.Running)
-			if w.Others > 0 {
+			if w.Others > 0 { // Project leaves them out
 				for h := range row {
 					row[h] += w.Others
 				}
@@ -51,7 +51,7 @@ func (e *envelope) build(s *Snapshot, horizon int) {
 	}
 }
 
-// scale multiplies KV tokens by what a token costs on their rank.
+// scale multiplies KV tokens by what a token costs on their rank; a cost of 0 means 1.
 func scale(row []int64, cost float32) {
 	if cost == 0 || cost == 1 {
 		return

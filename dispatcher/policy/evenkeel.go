@@ -52,13 +52,13 @@ func (p *evenkeel) limits() limits {
 func (p *evenkeel) Decide(s *Snapshot, dst []Assignment) []Assignment {
 	p.gather.reset()
 	p.holds.reset()
-	if !p.measure(s) {
+	if !p.beginRound(s) {
 		return dst
 	}
-	if s.Mixed {
-		return p.inRounds(s, dst)
+	if s.Mixed { // the ranks also prefill
+		return p.decideMixed(s, dst)
 	}
-	if mean, short := p.shortOfRoom(s); short {
+	if mean, short := p.shortOfRoom(s); short { // no search: present loads do not show which rank will be the slowest, see tight
 		p.loads.build(s, p.requestTokens(s, true))
 		p.placeTight(s, mean)
 		return p.bind(s, dst)
@@ -69,8 +69,9 @@ func (p *evenkeel) Decide(s *Snapshot, dst []Assignment) []Assignment {
 	return p.bind(s, dst)
 }
 
-// measure computes the loads of the ranks. It returns false if no rank has a free slot or no entry waits.
-func (p *evenkeel) measure(s *Snapshot) bool {
+// beginRound forgets the placements and the reservation of the last round, and computes the loads, slots and room of the ranks. It computes
+// nothing and returns false if no rank has a free slot or no entry waits.
+func (p *evenkeel) beginRound(s *Snapshot) bool {
 	p.placed = p.placed[:0]
 	p.ranks.reserved, p.ranks.reservedFor = none, none
 	anySlot := false
@@ -105,9 +106,9 @@ func (p *evenkeel) budget(s *Snapshot) int {
 	return p.set.budget
 }
 
-// stepMs returns the mean step time in ms, by the step model if none was measured; 0: unknown.
+// stepMs returns the mean step time in ms, by the step model if none was measured; 0: neither is known.
 func (p *evenkeel) stepMs(s *Snapshot) float64 {
-	if s.StepMs > 0 || s.C1Ms <= 0 {
+	if noModel := s.C1Ms <= 0; s.StepMs > 0 || noModel {
 		return float64(s.StepMs)
 	}
 	return float64(s.C0Ms) + float64(s.C1Ms)*float64(p.loads.fullest())

@@ -278,7 +278,7 @@ func TestDecidingWhereKVRoomIsShortDoesNotAllocate(t *testing.T) {
 		}
 		l.apply(p.Decide(&l.s, dst[:0]))
 		l.step()
-		if q := p.(*evenkeel); q.measure(&l.s) {
+		if q := p.(*evenkeel); q.beginRound(&l.s) {
 			if _, is := q.shortOfRoom(&l.s); is {
 				short++
 			}

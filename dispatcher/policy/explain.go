@@ -113,46 +113,61 @@ func (l limits) why(s *Snapshot, after map[int32]load, entry int) string {
 			return fmt.Sprintf("held back: each step would become %.3g ms longer", addsMs)
 		}
 	}
-	var anyUp, fitsBudget bool          // of any rank that is up
-	var slotBefore, slotAfter bool      // a rank had a slot before the round; one has a slot after it, and is not reserved
-	var fitsReserved bool               // the reserved rank has a slot and room
-	largestRoom := int64(math.MinInt64) // of the ranks with slotAfter
+	left := l.leftFor(s, after, tokens)
+	switch {
+	case !left.anyUp:
+		return "no rank is up"
+	case !left.fitsBudget:
+		return fmt.Sprintf("larger than the KV budget of every rank: %d tokens", tokens)
+	case entry == l.reservedFor:
+		return fmt.Sprintf("overdue, but fits no rank with a free slot; worker %d is reserved for it", s.Workers[l.reserved].ID)
+	case !left.slotBefore:
+		return "no free slot"
+	case left.fitsReserved:
+		return fmt.Sprintf("worker %d is reserved for an overdue entry, %d", s.Workers[l.reserved].ID, s.Pool[l.reservedFor].ID)
+	case !left.slotAfter:
+		return "no free slot left"
+	default:
+		return fmt.Sprintf("fits no rank's room: %d tokens, the largest room beside a free slot is %d", tokens, left.largestRoom)
+	}
+}
+
+// leftover is what a round has left for one entry on the ranks that are up.
+type leftover struct {
+	anyUp        bool  // there is such a rank
+	fitsBudget   bool  // the entry fits the KV budget of a rank, which it could use if the rank were idle
+	slotBefore   bool  // a rank had a slot before the round
+	slotAfter    bool  // a rank that is not reserved has a slot after the round
+	largestRoom  int64 // KV tokens: the largest room of a rank with slotAfter
+	fitsReserved bool  // the reserved rank has a slot and room for the entry
+}
+
+// leftFor returns what the round has left for an entry of so many tokens.
+func (l limits) leftFor(s *Snapshot, after map[int32]load, tokens int64) leftover {
+	left := leftover{largestRoom: math.MinInt64}
 	for g := range s.Workers {
 		w := &s.Workers[g]
 		if !w.Up {
 			continue
 		}
-		anyUp = true
+		left.anyUp = true
 		budget := KVBudget(w.Capacity, l.watermark)
-		fitsBudget = fitsBudget || tokens <= budget
-		slotBefore = slotBefore || w.Free+l.extra > 0
-		if r := after[w.ID]; r.free+l.extra > 0 {
-			room := budget
-			if w.Capacity != 0 {
-				room -= r.held
-			}
-			if g == l.reserved {
-				fitsReserved = tokens <= room
-				continue
-			}
-			slotAfter = true
-			largestRoom = max(largestRoom, room)
+		left.fitsBudget = left.fitsBudget || tokens <= budget
+		left.slotBefore = left.slotBefore || w.Free+l.extra > 0
+		r := after[w.ID]
+		if r.free+l.extra <= 0 {
+			continue
 		}
+		room := budget
+		if w.Capacity != 0 { // otherwise the budget is unlimited
+			room -= r.held
+		}
+		if g == l.reserved {
+			left.fitsReserved = tokens <= room
+			continue
+		}
+		left.slotAfter = true
+		left.largestRoom = max(left.largestRoom, room)
 	}
-	switch {
-	case !anyUp:
-		return "no rank is up"
-	case !fitsBudget:
-		return fmt.Sprintf("larger than the KV budget of every rank: %d tokens", tokens)
-	case entry == l.reservedFor:
-		return fmt.Sprintf("overdue, but fits no rank with a free slot; worker %d is reserved for it", s.Workers[l.reserved].ID)
-	case !slotBefore:
-		return "no free slot"
-	case fitsReserved:
-		return fmt.Sprintf("worker %d is reserved for an overdue entry, %d", s.Workers[l.reserved].ID, s.Pool[l.reservedFor].ID)
-	case !slotAfter:
-		return "no free slot left"
-	default:
-		return fmt.Sprintf("fits no rank's room: %d tokens, the largest room beside a free slot is %d", tokens, largestRoom)
-	}
+	return left
 }

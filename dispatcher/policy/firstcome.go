@@ -79,12 +79,12 @@ func (p *firstCome) Decide(s *Snapshot, dst []Assignment) []Assignment {
 		tokens := int64(e.Prompt)
 		g, score := p.choose(s, tokens)
 		if g == none {
-			if !p.queues && isOverdue(s, e) {
+			if !p.queues && isOverdue(s, e) { // with queues, its room is a rank's whole capacity, and none comes free
 				p.ranks.reserve(s, i)
 			}
 			continue
 		}
-		if !p.queues {
+		if !p.queues { // the engine's queue takes any number of entries
 			p.ranks.charge(g, tokens)
 		}
 		p.env.held[g] += tokens
@@ -141,7 +141,7 @@ func (p *firstCome) nextInTurn(s *Snapshot, tokens int64) int {
 	return none
 }
 
-// nextRank returns the index of the first rank after the one that got the last entry.
+// nextRank returns the index of the first rank after the one that got the last entry; after the last rank, the first is next.
 func (p *firstCome) nextRank(s *Snapshot) int {
 	for g := range s.Workers {
 		if s.Workers[g].ID > p.lastRank {
@@ -162,7 +162,7 @@ func (p *firstCome) ofTwo(tokens int64) (int, float64) {
 	g := fitting[i]
 	if len(fitting) > 1 {
 		j := rand.New(p.dice).IntN(len(fitting) - 1)
-		if j >= i {
+		if j >= i { // leave out i
 			j++
 		}
 		if other := fitting[j]; p.requests[other] < p.requests[g] {

@@ -50,12 +50,13 @@ func (r *gather) reset() {
 // holds says whether the last round held an entry (an index in the pool) back although a slot was free for it.
 func (r *gather) holds(entry int32) bool {
 	at := slices.Index(r.poolIndex, entry)
-	return r.planner.Held() > 0 && at >= 0 && r.waiting[at].Since <= 0
+	isCandidate := at >= 0
+	return r.planner.Held() > 0 && isCandidate && r.waiting[at].Since <= 0 // not for NaN: no slot was free for it yet
 }
 
-// inRounds decides a round for ranks that prefill and decode, by the planner of package rounds. The planner's times are in seconds, and 0
-// is the time of the snapshot. The score of an assignment is the backlog of its rank before the round.
-func (p *evenkeel) inRounds(s *Snapshot, dst []Assignment) []Assignment {
+// decideMixed decides a round for ranks that prefill and decode, by the planner of package rounds. The planner's times are in seconds, and
+// 0 is the time of the snapshot. The score of an assignment is the backlog of its rank before the round.
+func (p *evenkeel) decideMixed(s *Snapshot, dst []Assignment) []Assignment {
 	r := &p.gather
 	p.fillGroup(s)
 	p.reserveForOverdue(s)
@@ -64,8 +65,8 @@ func (p *evenkeel) inRounds(s *Snapshot, dst []Assignment) []Assignment {
 	r.nextMs = next * 1000
 	for i := range r.waiting {
 		at := r.poolIndex[i]
-		sendableBefore, sendableNow := s.Waits[at].HeldMs >= 0, r.waiting[i].Since == 0
-		if sendableNow && !sendableBefore {
+		sendableBefore := s.Waits[at].HeldMs >= 0
+		if sendableNow := r.waiting[i].Since == 0; sendableNow && !sendableBefore { // the planner has set Since to its present time, 0
 			r.firstSendable = append(r.firstSendable, s.Pool[at].ID)
 		}
 	}
@@ -81,7 +82,7 @@ func (p *evenkeel) inRounds(s *Snapshot, dst []Assignment) []Assignment {
 	return dst
 }
 
-// reserveForOverdue reserves a rank for the first overdue entry that no rank has room for.
+// reserveForOverdue reserves a rank for the first overdue entry that no rank has room for. The planner then finds no slots on this rank.
 func (p *evenkeel) reserveForOverdue(s *Snapshot) {
 	for i := range s.Pool {
 		if !isOverdue(s, &s.Pool[i]) {
@@ -137,10 +138,10 @@ func (r *gather) fillCandidates(s *Snapshot, most int) {
 			continue
 		}
 		c := rounds.Candidate{Prompt: e.Prompt, Since: math.NaN(), Until: math.Inf(1), Urgent: e.Express || isOverdue(s, e)}
-		if !c.Urgent && most == 0 {
-			continue
-		}
 		if !c.Urgent {
+			if most == 0 {
+				continue
+			}
 			most--
 		}
 		if d.HeldMs >= 0 {

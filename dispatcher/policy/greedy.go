@@ -115,7 +115,7 @@ func (p *greedy) serveOverdue(s *Snapshot, dst []Assignment) []Assignment {
 				best, bestF = g, f
 			}
 		}
-		if best == none {
+		if best == none { // it fits no rank, so the later stages need not look at it
 			p.line.remove(p.line.pos[entry])
 			p.ranks.reserve(s, entry)
 			continue
@@ -147,7 +147,7 @@ func (p *greedy) bestSingle(s *Snapshot, g int) (at int32, best float64, ok bool
 	beyondKnee := sort.Search(fit, func(r int) bool { return subset.Scaled(p.line.prompt(r), cost) > knee })
 	score := func(r int) float64 { return p.score.F(subset.Scaled(p.line.prompt(r), cost)) }
 
-	low, high := p.line.atOrBefore(beyondKnee-1), p.line.atOrAfter(beyondKnee)
+	low, high := p.line.atOrBefore(beyondKnee-1), p.line.atOrAfter(beyondKnee) // the longest prompt up to the knee, the shortest beyond it
 	if low >= 0 {
 		best, ok = score(low), true
 	}
@@ -234,7 +234,7 @@ func (p *greedy) firstRank() int {
 		}
 		margin := p.env.marginOf(g)
 		better := margin > bestMargin || margin == bestMargin && free > bestFree
-		if best == none || slotsFirst && free > bestFree || better {
+		if moreSlots := slotsFirst && free > bestFree; best == none || moreSlots || better {
 			best, bestMargin, bestFree = g, margin, free
 		}
 	}

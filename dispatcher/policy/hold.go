@@ -6,16 +6,17 @@ import (
 )
 
 // holds is the part of the evenkeel policy that holds back entries on ranks that only decode. A long prompt may make one rank much fuller
-// than the others, and then every step is longer for every request. Some steps later another rank may have room for it below the
-// fullest, because requests end all the time.
+// than the others, and then every step is longer for every request. Requests end all the time, so that some steps later a rank may be empty
+// enough to take the prompt without becoming the fullest.
 type holds struct {
 	entries []bool    // by index in the pool: whether the last round held the entry back; empty: it held none
 	count   int       // how many entries it held back
 	adds    []float32 // by index in the pool: by how many ms the entry would have made each step longer
 
+	// Values of holdBack, which tries how the ranks would take the entries that it does not hold back. Held entries count on no rank.
 	order []int32 // indices in the pool, the longest prompt first
-	loads []int64 // by rank: KV tokens, with the entries that are not held back
-	slots []int32 // by rank: free slots, without those that these entries take
+	loads []int64 // by rank: its load in KV tokens, with the entries that it would take
+	slots []int32 // by rank: the slots that these entries would leave free
 }
 
 // mostWaiting bounds the work of holdBack. If more entries wait, it holds none.
@@ -35,21 +36,24 @@ func (h *holds) reason(entry int) (addsMs float64, held bool) {
 	return float64(h.adds[entry]), true
 }
 
-// holdBack decides which entries wait for a better moment. It puts the entries on the least loaded ranks, the longest prompt first. If an
-// entry would then make each step longer, and this costs more than its wait, it is held back.
+// holdBack decides which entries wait for a better moment. It tries the entries on the least loaded ranks, the longest prompt first. If an
+// entry would then make each step longer, and this costs more than its wait, it is held back, unless it is express or overdue or has waited
+// for p.set.maxHold. If any entry is held back, holdBack also sets the time after which the policy wants to decide again.
 //
-// What both cost is counted in ms that requests wait for a token. If a step becomes longer by x ms, each of the n running requests waits x
-// ms longer in each step, as long as the rank stays the fullest: this is counted for p.set.hold steps. If the entry waits for one more step
-// instead, only the entry waits. But an entry that has waited for w steps in vain will probably wait for about as many again, so its wait
-// is counted as 1+w steps. So the longer it waits, the longer a step it may cause.
+// The costs of longer steps and of the wait are counted in ms that requests wait for a token. If a step becomes longer by x ms, each of
+// the n running requests waits x ms longer in each step, as long as the rank stays the fullest: this is counted for p.set.hold steps. If
+// the entry waits for one more step instead, only the entry waits. But an entry that has waited for w steps in vain will probably wait for
+// about as many again, so its wait is counted as 1+w steps. So the longer it waits, the longer a step it may cause.
 //
 // If the other entries take all free slots, nothing is held back: the search then chooses among more entries than there are slots.
 func (p *evenkeel) holdBack(s *Snapshot) {
 	stepMs := p.stepMs(s)
-	if p.set.hold == 0 || s.Early || s.C1Ms <= 0 || stepMs <= 0 || len(s.Pool) > mostWaiting {
+	lengthUnknown := s.C1Ms <= 0 || stepMs <= 0
+	if p.set.hold == 0 || lengthUnknown || s.Early || len(s.Pool) > mostWaiting { // Early: nothing is prefilled
 		return
 	}
-	h, running := &p.holds, 0
+	h := &p.holds
+	running := 0
 	for g := range s.Workers {
 		running += s.Workers[g].decoding()
 	}
@@ -58,15 +62,18 @@ func (p *evenkeel) holdBack(s *Snapshot) {
 	for _, entry := range h.order {
 		e := &s.Pool[entry]
 		g := p.leastLoadedByHolds(int64(e.Prompt))
-		if g == none {
+		if g == none { // it finds no slot or no room, so it waits in any case
 			continue
 		}
 		load := h.loads[g] + p.loads.scaled(g, int64(e.Prompt))
 		adds := float64(s.C1Ms) * float64(max(0, load-peak))
 		step := float64(s.C0Ms) + float64(s.C1Ms)*float64(peak)
-		waits := step * (1 + float64(e.WaitMs)/stepMs)
-		if adds*p.set.hold*float64(running) > waits && float64(e.WaitMs) < 1000*p.set.maxHold && !e.Express && !isOverdue(s, e) {
-			h.entries[entry], h.adds[entry] = true, float32(adds)
+		othersLose := adds * p.set.hold * float64(running)
+		itLoses := step * (1 + float64(e.WaitMs)/stepMs)
+		mayWait := float64(e.WaitMs) < 1000*p.set.maxHold && !e.Express && !isOverdue(s, e)
+		if mayWait && othersLose > itLoses {
+			h.entries[entry] = true
+			h.adds[entry] = float32(adds)
 			h.count++
 			continue
 		}
@@ -74,7 +81,7 @@ func (p *evenkeel) holdBack(s *Snapshot) {
 		h.slots[g]--
 		peak = max(peak, load)
 	}
-	if p.ranks.openSlots <= int64(len(s.Pool)-h.count) {
+	if others := int64(len(s.Pool) - h.count); p.ranks.openSlots <= others {
 		h.reset()
 	}
 	if h.count > 0 {
@@ -82,7 +89,7 @@ func (p *evenkeel) holdBack(s *Snapshot) {
 	}
 }
 
-// begin sorts the entries, and takes the loads and slots of the ranks.
+// begin sorts the entries, none of which is held yet, and takes the loads and slots of the ranks from before the round.
 func (h *holds) begin(s *Snapshot, p *evenkeel) {
 	h.entries, h.adds = sized(h.entries, len(s.Pool)), sized(h.adds, len(s.Pool))
 	clear(h.entries)

@@ -29,8 +29,8 @@ func (p *evenkeel) improve(budget int) {
 			continue // the reserved rank is kept free for an overdue entry
 		}
 		p.without(a)
-		replaced, swapped := p.replace(a), p.swap(a)
-		if p.move(a) || replaced || swapped {
+		replaced, swapped, moved := p.replace(a), p.swap(a), p.move(a)
+		if replaced || swapped || moved {
 			unchanged = 0
 		}
 	}
@@ -59,17 +59,17 @@ func (p *evenkeel) lowersCost(ceiling, gain int64) bool {
 // placement a has another candidate in the end.
 func (p *evenkeel) replace(a int) (changed bool) {
 	l, m := &p.loads, &p.climb
-	holder := p.placed[a].candidate
-	held := &p.candidates.all[holder]
-	if held.overdue {
+	who := p.placed[a].candidate // the candidate that the placement has now
+	present := &p.candidates.all[who]
+	if present.overdue {
 		return false
 	}
 	for i := 0; i < len(p.unplaced) && m.evaluationsLeft > 0; i++ {
 		rival := &p.candidates.all[p.unplaced[i]]
-		if rival.tokens-held.tokens > p.ranks.room[m.rank] {
+		if rival.tokens-present.tokens > p.ranks.room[m.rank] {
 			continue
 		}
-		gain := rival.load + rival.age - held.load - held.age
+		gain := rival.load + rival.age - present.load - present.age
 		added := p.candidates.loadOn(l, p.unplaced[i], m.rank)
 		load := m.baseLoad + added
 		ceiling := l.mix.ceiling(max(m.others.largest, load), l.mix.smooth+l.mix.rise(l.load[m.rank], load))
@@ -77,10 +77,11 @@ func (p *evenkeel) replace(a int) (changed bool) {
 			continue
 		}
 		l.shift(m.rank, added-m.ownLoad)
-		p.ranks.changeRoom(m.rank, held.tokens, rival.tokens)
-		held.placed, rival.placed = false, true
-		p.placed[a].candidate, p.unplaced[i] = p.unplaced[i], holder
-		holder, held, changed = p.placed[a].candidate, rival, true
+		p.ranks.changeRoom(m.rank, present.tokens, rival.tokens)
+		present.placed, rival.placed = false, true
+		p.placed[a].candidate, p.unplaced[i] = p.unplaced[i], who
+		who, present = p.placed[a].candidate, rival
+		changed = true
 		p.without(a) // placement a has another candidate now
 	}
 	return changed
@@ -104,10 +105,11 @@ func (p *evenkeel) swap(a int) (changed bool) {
 		whoA, whoB := p.placed[a].candidate, p.placed[b].candidate
 		candidateA, candidateB := &p.candidates.all[whoA], &p.candidates.all[whoB]
 		fits := candidateB.tokens-candidateA.tokens <= p.ranks.room[m.rank] && candidateA.tokens-candidateB.tokens <= p.ranks.room[g]
-		if g == m.rank || g == p.ranks.reserved || !fits {
+		if g == m.rank || g == p.ranks.reserved || !fits { // the reserved rank is kept free for an overdue entry
 			continue
 		}
-		added, change := p.candidates.loadOn(l, whoB, m.rank), p.candidates.loadOn(l, whoA, g)-p.candidates.loadOn(l, whoB, g)
+		added := p.candidates.loadOn(l, whoB, m.rank)
+		change := p.candidates.loadOn(l, whoA, g) - p.candidates.loadOn(l, whoB, g)
 		if !p.lowersCost(p.ceilingWithTwo(added, g, change), 0) {
 			continue
 		}

@@ -30,7 +30,7 @@ func (l *line) build(pool []Entry, longestFirst bool) {
 	if longestFirst {
 		l.keys = sized(l.keys, n)
 		for i := range pool {
-			l.keys[i] = uint64(^uint32(pool[i].Prompt))<<32 | uint64(i)
+			l.keys[i] = uint64(^uint32(pool[i].Prompt))<<32 | uint64(i) // inverted, so that the longest prompt has the smallest key
 		}
 		slices.Sort(l.keys)
 		for p, k := range l.keys {

@@ -170,7 +170,7 @@ func phases(p Policy, s *Snapshot, dst []Assignment) (out []Assignment, took [3]
 			dst = p.placeSubsets(s, dst)
 		}
 	case *evenkeel:
-		more := p.measure(s)
+		more := p.beginRound(s)
 		lap(0)
 		if more {
 			p.place(s)
@@ -269,6 +269,6 @@ func BenchmarkPrepare(b *testing.B) {
 				w.Running[i].Age++
 			}
 		}
-		e.measure(&l.s)
+		e.beginRound(&l.s)
 	}
 }

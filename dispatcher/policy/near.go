@@ -43,7 +43,8 @@ const nearLooks = 1024
 // copied may raise the ceiling of the loads by at most the share `near` of a step. For a part of a prompt, it may raise it by the same part
 // of this share.
 func (p *evenkeel) stayNear(s *Snapshot) {
-	if p.set.near == 0 || len(s.Waits) == 0 || p.ranks.openSlots == 0 {
+	noHits := len(s.Waits) == 0
+	if p.set.near == 0 || noHits || p.ranks.openSlots == 0 { // it moves placements only while the round leaves a slot free
 		return
 	}
 	l := &p.loads
@@ -96,7 +97,8 @@ func (p *nearest) approach(a int) {
 		}
 		g, ok := p.s.index(h.Worker)
 		spared := h.Tokens - heldHere
-		if !ok || g == p.climb.rank || g == p.ranks.reserved || spared <= mostSpared {
+		isOther := ok && g != p.climb.rank && g != p.ranks.reserved // not ok: the rank is not in the snapshot
+		if !isOther || spared <= mostSpared {
 			continue
 		}
 		if p.ranks.fits(g, p.candidates.all[who].tokens) && p.affords(0, g, p.candidates.loadOn(&p.loads, who, g), spared, who) {

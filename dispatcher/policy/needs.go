@@ -54,7 +54,7 @@ func ageWeightFor(weight float64, s *Snapshot) float64 {
 		tokens += s.Workers[i].KVTokens()
 		requests += len(s.Workers[i].Running)
 	}
-	if requests == 0 {
+	if requests == 0 { // no rank has a request: take the mean of those that wait
 		for i := range s.Pool {
 			tokens += int64(s.Pool[i].Prompt)
 		}

@@ -26,8 +26,8 @@ type ranks struct {
 	reservedFor int // index of the overdue entry in the pool
 }
 
-// load sets the free slots of each rank, plus extra ones, and its KV room, from the snapshot. tokens are the KV tokens that the workers
-// hold.
+// load sets the free slots of each rank, plus extra ones, and its KV room, from the snapshot. A rank that is down has no slots. tokens are
+// the KV tokens that the workers hold.
 func (r *ranks) load(s *Snapshot, tokens []int64, watermark float64, extra int32) {
 	r.reset(len(s.Workers))
 	r.watermark = watermark
@@ -47,7 +47,8 @@ func (r *ranks) load(s *Snapshot, tokens []int64, watermark float64, extra int32
 	}
 }
 
-// loadWhole does the same as load for policies that let the engine queue: a rank that is up takes any entry that fits its whole capacity.
+// loadWhole takes the place of load in policies that let the engine queue: a rank that is up takes any number of entries, and any entry
+// that fits its whole capacity. withSlots stays empty, because these policies look at all ranks.
 func (r *ranks) loadWhole(s *Snapshot) {
 	r.reset(len(s.Workers))
 	for g := range s.Workers {
@@ -101,14 +102,18 @@ func (r *ranks) reserve(s *Snapshot, entry int) {
 	if r.reserved != none {
 		return
 	}
-	tokens, reservedFits := int64(s.Pool[entry].Prompt), false // reservedFits: the reserved rank could hold the entry if it were idle
+	tokens := int64(s.Pool[entry].Prompt)
+	reservedCouldHold := false // the reserved rank could hold the entry if it were idle
 	for g := range r.room {
 		if !s.Workers[g].Up {
 			continue
 		}
-		fits := !r.anyRank && tokens <= KVBudget(s.Workers[g].Capacity, r.watermark)
-		if r.reserved == none || fits && !reservedFits || fits == reservedFits && r.room[g] > r.room[r.reserved] {
-			r.reserved, r.reservedFor, reservedFits = g, entry, fits
+		couldHold := !r.anyRank && tokens <= KVBudget(s.Workers[g].Capacity, r.watermark)
+		onlyThisCould := couldHold && !reservedCouldHold
+		alike := couldHold == reservedCouldHold // so the room decides
+		if r.reserved == none || onlyThisCould || alike && r.room[g] > r.room[r.reserved] {
+			r.reserved, r.reservedFor = g, entry
+			reservedCouldHold = couldHold
 		}
 	}
 	if r.reserved != none {

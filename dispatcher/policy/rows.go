@@ -42,14 +42,15 @@ func arrange(p *evenkeel, s *Snapshot) {
 		if limit == presentLimit {
 			continue // p has the placements of this limit already
 		}
-		withLimit(p, s, limit, budget) // it replaces the placements
+		arrangeWithLimit(p, s, limit, budget) // it replaces the placements
 		presentLimit = limit
-		if result := resultOf(p, s); result.placed >= best.placed && result.late >= best.late && result.load < best.load {
+		result := resultOf(p, s)
+		if noFewer := result.placed >= best.placed && result.late >= best.late; noFewer && result.load < best.load {
 			best, bestLimit = result, limit
 		}
 	}
 	if presentLimit != bestLimit {
-		withLimit(p, s, bestLimit, budget) // make the best placements again
+		arrangeWithLimit(p, s, bestLimit, budget) // make the best placements again
 	}
 }
 
@@ -59,13 +60,13 @@ func placeAndImprove(p *evenkeel, s *Snapshot, budget int) {
 	p.improve(budget)
 }
 
-// withLimit begins the round anew, with at most limit requests on each rank; 0: no limit. A rank that already runs more gets no entry. In
-// the end, entries that could not be placed under the limit may be placed without it.
-func withLimit(p *evenkeel, s *Snapshot, limit int32, budget int) {
+// arrangeWithLimit begins the round anew, with at most limit requests on each rank; 0: no limit. A rank that already runs more gets no
+// entry. In the end, entries that could not be placed under the limit may be placed without it.
+func arrangeWithLimit(p *evenkeel, s *Snapshot, limit int32, budget int) {
 	p.placed = p.placed[:0]
 	p.loads.build(s, p.loads.requestWeight)
 	p.ranks.load(s, p.loads.held, p.set.watermark, 0)
-	wanted := p.placeable(s)
+	wanted := p.placeable(s) // with the slots that are closed below, which place does not count
 	p.rows.closed = sized(p.rows.closed, len(s.Workers))
 	clear(p.rows.closed)
 	if limit > 0 {
@@ -78,7 +79,7 @@ func withLimit(p *evenkeel, s *Snapshot, limit int32, budget int) {
 	}
 	placeAndImprove(p, s, budget)
 	for g, closed := range p.rows.closed {
-		if g != p.ranks.reserved {
+		if g != p.ranks.reserved { // the reserved rank stays closed
 			p.ranks.free[g] += closed
 			p.ranks.openSlots += int64(closed)
 		}

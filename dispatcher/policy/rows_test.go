@@ -54,7 +54,7 @@ func TestRowsPlaceNoFewer(t *testing.T) {
 		}
 		s.Budget = 0
 		short := false
-		if p := newEvenkeel("", &v).(*evenkeel); p.measure(s) {
+		if p := newEvenkeel("", &v).(*evenkeel); p.beginRound(s) {
 			_, short = p.shortOfRoom(s)
 		}
 		without, lateWithout := decide(v.budget / arrangements)

@@ -106,7 +106,7 @@ func (p *evenkeel) checkLoads(t *rapid.T, s *Snapshot, when string) {
 func TestTheCostIsKeptUpToDate(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s, p := drawMeasured(t), drawEvenkeel(t)
-		if !p.measure(s) {
+		if !p.beginRound(s) {
 			return
 		}
 		p.checkLoads(t, s, "before")
@@ -137,7 +137,7 @@ func TestThereIsNoBetterMoveAtTheEnd(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s, p := drawMeasured(t), drawEvenkeel(t)
 		s.Budget, p.set.budget, p.set.kappa = 0, math.MaxInt32, 0
-		if !p.measure(s) {
+		if !p.beginRound(s) {
 			return
 		}
 		p.place(s)
@@ -180,7 +180,7 @@ func TestThereIsNoBetterMoveAtTheEnd(t *testing.T) {
 func TestLoadsAreThoseOfTheText(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s, p := drawMeasured(t), drawEvenkeel(t)
-		if !p.measure(s) {
+		if !p.beginRound(s) {
 			return
 		}
 		p.place(s)
@@ -266,7 +266,7 @@ func TestStartsAreThoseOfTheText(t *testing.T) {
 			s.Pool[i].Urgent = false
 		}
 		p.set.candidates, p.set.refill, p.set.pairs = 100, 200, 200
-		if !p.measure(s) {
+		if !p.beginRound(s) {
 			return
 		}
 		scarce := p.ranks.openSlots <= int64(len(s.Pool))
@@ -297,7 +297,7 @@ func TestLongestFirstLevelsWhatIsHeldNow(t *testing.T) {
 			}
 		}
 		p.set.refill, p.set.pairs = 0, 0
-		if !p.measure(s) {
+		if !p.beginRound(s) {
 			return
 		}
 		p.place(s)

@@ -35,7 +35,7 @@ const leastExtra = 32
 // slots, without those that are held back. For an overdue entry that fits no rank, it reserves a rank.
 func (p *evenkeel) place(s *Snapshot) {
 	p.wanted = p.placeable(s)
-	slotsAreScarce := p.ranks.openSlots <= int64(p.wanted)
+	slotsAreScarce := p.ranks.openSlots <= int64(p.wanted) // there is an entry for each slot; otherwise there is a slot for each entry
 	p.late = overdue(s, p.late[:0])
 	p.candidates.reset(s, p.loads.growth, ageWeightFor(p.set.ageWeight, s), p.stepMs(s))
 	copy(p.candidates.taken, p.holds.entries) // what is held back is no candidate
@@ -44,9 +44,9 @@ func (p *evenkeel) place(s *Snapshot) {
 	placeRange := p.longestFirst // the quickest of the three ways, for many placements
 	switch {
 	case slotsAreScarce && p.wanted <= p.set.refill:
-		placeRange = p.workerFirst
+		placeRange = p.workerFirst // it chooses which entries are placed
 	case !slotsAreScarce && p.wanted <= p.set.pairs:
-		placeRange = p.bestPair
+		placeRange = p.bestPair // all entries are placed: it chooses where
 	}
 	if p.candidates.overdueCount > 0 {
 		p.reserve(s, true)
@@ -80,8 +80,10 @@ func (p *evenkeel) fillUp(s *Snapshot) {
 // left it no KV room.
 func (p *evenkeel) reserve(s *Snapshot, beforePlacing bool) {
 	room := p.ranks.largestRoom()
+	slotsButNoRoom := !beforePlacing && p.ranks.openSlots > 0
 	for i := range p.candidates.overdueCount {
-		if c := &p.candidates.all[i]; !c.placed && (c.tokens > room || !beforePlacing && p.ranks.openSlots > 0) {
+		c := &p.candidates.all[i]
+		if fitsNoRank := c.tokens > room || slotsButNoRoom; fitsNoRank && !c.placed {
 			p.ranks.reserve(s, int(c.entry))
 			return
 		}
@@ -117,7 +119,7 @@ func (p *evenkeel) workerFirst(s *Snapshot, from, to int, fromPool bool) {
 	}
 }
 
-// leastLoaded returns the rank with the smallest load that has a free slot and is not set aside.
+// leastLoaded returns the rank with the smallest load that has a free slot and is not set aside; none: there is no such rank.
 func (p *evenkeel) leastLoaded() int {
 	best, least := none, int64(0)
 	for _, rank := range p.ranks.withSlots {
@@ -143,7 +145,8 @@ func (p *evenkeel) sortByGain(from, to int) []ranked {
 
 func byGain(a, b ranked) int { return cmp.Or(cmp.Compare(b.gain, a.gain), cmp.Compare(a.who, b.who)) }
 
-// bestFor returns the index in order of the candidate that changes the cost least on rank g; none: no candidate fits.
+// bestFor returns the index in order of the candidate that changes the cost least on rank g; in a tie, that of the earlier candidate;
+// none: no candidate fits. order has the largest gain first.
 func (p *evenkeel) bestFor(g int, order []ranked) int {
 	l := &p.loads
 	peak, rankCount := l.peak(), int64(len(l.load))
@@ -199,7 +202,7 @@ func (p *evenkeel) longestFirst(s *Snapshot, from, to int, fromPool bool) {
 		if who == none {
 			return
 		}
-		g := p.leastLoadedFor(p.candidates.all[who].tokens)
+		g := p.leastLoadedFor(p.candidates.all[who].tokens) // never none, because it fits the largest room
 		p.add(int32(who), g)
 		p.heapUpdate(g)
 	}
@@ -211,7 +214,7 @@ func (p *evenkeel) leastLoadedFor(tokens int64) int {
 	if len(h) == 0 {
 		return none
 	}
-	if tokens <= p.ranks.room[h[0]] {
+	if tokens <= p.ranks.room[h[0]] { // the rank with the smallest load of all
 		return int(h[0])
 	}
 	best := none
@@ -245,7 +248,7 @@ func (p *evenkeel) heapOpen() {
 
 // heapUpdate restores the order of the heap after rank g took an entry: g moves down or, if it has no free slot left, out of the heap.
 func (p *evenkeel) heapUpdate(g int) {
-	i := 0
+	i := 0 // index of g in the heap, most often the top
 	if p.start.heap[0] != int32(g) {
 		i = slices.Index(p.start.heap, int32(g))
 	}

@@ -18,8 +18,9 @@ type tight struct {
 // mostTight bounds the work of a round that is short of room: the number of placed entries times the number of ranks.
 const mostTight = 1 << 16
 
-// shortOfRoom says whether the waiting entries would fill the KV room of the ranks before they fill the slots. mean is the mean number of
-// KV tokens of an entry.
+// shortOfRoom says whether the waiting entries would fill the KV room of the ranks before they fill the slots. It also returns false if a
+// rank's room is unlimited, or if so many entries find room that placeTight would take too long. mean is the mean number of KV tokens of an
+// entry.
 func (p *evenkeel) shortOfRoom(s *Snapshot) (mean float64, short bool) {
 	room, slots, waitingTokens := 0.0, 0.0, 0.0
 	for _, g := range p.ranks.withSlots {
@@ -34,7 +35,8 @@ func (p *evenkeel) shortOfRoom(s *Snapshot) (mean float64, short bool) {
 	}
 	mean = max(1, waitingTokens/float64(len(s.Pool)))
 	work := room / mean * float64(len(p.ranks.withSlots))
-	return mean, room <= waitingTokens && room <= slots*mean && work <= mostTight
+	roomGoesFirst := room <= waitingTokens && room <= slots*mean
+	return mean, roomGoesFirst && work <= mostTight
 }
 
 // placeTight places the overdue entries and then the oldest of the others, as far as they find room. For the first overdue entry that finds
@@ -46,10 +48,11 @@ func (p *evenkeel) placeTight(s *Snapshot, mean float64) {
 	p.projectFull(s)
 	most := mostTight / len(p.ranks.withSlots)
 	room := p.ranks.largestRoom()
-	roomBefore := room
+	roomAtFirst := room
 	for _, w := range p.late {
 		tokens := int64(s.Pool[w.entry].Prompt)
-		waitsForRoom := tokens > room && (tokens > roomBefore || p.ranks.openSlots > 0) // otherwise it waits only for a slot
+		// Without open slots, an entry that would have fitted at first waits only for a slot.
+		waitsForRoom := tokens > room && (tokens > roomAtFirst || p.ranks.openSlots > 0)
 		switch {
 		case tokens <= room && len(p.placed) < most:
 			p.placeLevel(s, int(w.entry), true)
@@ -96,5 +99,6 @@ func (p *evenkeel) placeLevel(s *Snapshot, entry int, late bool) {
 	}
 	p.candidates.add(s, entry, late)
 	p.add(int32(len(p.candidates.all)-1), best)
+	// It takes the room of tokens/mean entries of mean length, whose growth was counted, and grows itself like one entry.
 	t.full[best] += float64(p.loads.growth) * (1 - float64(tokens)/t.mean) * float64(p.loads.cost[best])
 }
