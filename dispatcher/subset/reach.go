@@ -50,11 +50,12 @@ func (r *reach) fill(sizes []int64, most int, bound int64) {
 // at returns the set of (i, j).
 func (r *reach) at(i, j int) row { return r.rows[i*(r.most+1)+j] }
 
-// union returns the set of the sums of without, and of the sums of fewer plus size.
+// union returns the set of the sums of without, and of the sums of fewer plus size, up to bound. If no sum of fewer plus size is within
+// bound, it returns without itself.
 func (r *reach) union(without, fewer row, size int64) row {
 	low := fewer.low + int(size>>6)
 	if fewer.words == nil || int64(low) > r.bound>>6 {
-		return without // a row does not change after it is built, so both can share it
+		return without // both sets can share one row, because a row does not change after it is built
 	}
 	first := 0 // index in the new row of the first word of without
 	if without.words != nil {
@@ -98,7 +99,7 @@ func wordsFor(top int64) int { return int(top>>6) + 1 }
 
 // trim drops the bits above bound from the last word.
 func (w row) trim(bound int64) {
-	if last := len(w.words) - 1; int64(w.low+last) == bound>>6 {
+	if last := len(w.words) - 1; int64(w.low+last) == bound>>6 { // otherwise all bits of the last word are below bound
 		w.words[last] &= ^uint64(0) >> (63 - uint(bound)&63)
 	}
 }
@@ -168,7 +169,7 @@ func (r *reach) smallestFrom(x int64) (sum int64, count int, ok bool) {
 }
 
 // trace returns the smallest mask of so many items with the given sum, which the table must have. From the last item to the first, it
-// leaves an item out if the items before it can make the sum.
+// leaves an item out if as many items before it can make the sum.
 func (r *reach) trace(sizes []int64, sum int64, count int) (mask uint64) {
 	for i := r.n; i > 0 && count > 0; i-- {
 		if r.at(i-1, count).has(sum) {

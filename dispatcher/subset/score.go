@@ -66,8 +66,8 @@ func (s *Score) SetBR0(margin int64, workers int) {
 // stepBits is the number of low bits of a sort key that have the step. The other bits have the margin of the step.
 const stepBits = 10
 
-// SetBRH makes s the score of a rank with these margins and discounts, of at most 1024 steps. Margins must be below 2^53. s keeps no
-// reference to the slices.
+// SetBRH makes s the score of a rank with these margins and discounts, of at most 1024 steps, and finds its knee. Margins must be below
+// 2^53. s keeps no reference to the slices.
 func (s *Score) SetBRH(margins []int64, discounts []float64, alpha, beta float64) {
 	s.exact, s.beta, s.gain = false, beta, 0
 	s.keys = s.keys[:0]
@@ -90,8 +90,8 @@ func (s *Score) SetBRH(margins []int64, discounts []float64, alpha, beta float64
 		sumD += k.discount
 		sumDMul += k.discount * float64(k.margin)
 		k.sumD, k.sumDMul = sumD, sumDMul
-		lastOfMargin := i+1 == len(s.knots) || s.knots[i+1].margin > k.margin
-		stopsRising := s.gain-beta*sumD <= 1e-12*s.gain // the slope beyond this knot is 0 or less
+		lastOfMargin := i+1 == len(s.knots) || s.knots[i+1].margin > k.margin // beyond it, the discounts of all equal margins count
+		stopsRising := s.gain-beta*sumD <= 1e-12*s.gain                       // the slope beyond this knot is 0 or less, but for rounding
 		if lastOfMargin && stopsRising && s.knee == Unlimited {
 			s.knee = k.margin
 		}

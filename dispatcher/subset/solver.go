@@ -119,7 +119,7 @@ func (s *Solver) walk(from int, have choice, tokens int64) {
 		}
 		next := choice{sum: have.sum + s.sizes[i], count: have.count + 1, mask: have.mask | 1<<i, ok: true}
 		if next.sum > s.knee && s.high.ok && next.sum > s.high.sum {
-			continue // the sum is too large, and more candidates only make it larger
+			continue // a smaller sum beyond the knee is known, and more candidates only make this one larger
 		}
 		s.consider(next)
 		if next.count < s.most {
@@ -161,7 +161,7 @@ func (s *Solver) bitsets(f *Score, cost float64) {
 		// Rounding moves each size by up to half a token, so a sum of sizes within this limit is within the true one.
 		limit, exact = int64(math.Floor(float64(limit)*cost-float64(s.most)/2)), false
 	}
-	if limit >= 0 {
+	if limit >= 0 { // below 0, no set is certain to be within the true limit
 		exact = s.probe(limit) && exact
 	}
 	if exact {
@@ -198,10 +198,10 @@ func (s *Solver) considerChecked(x choice) {
 func (s *Solver) probe(limit int64) bool {
 	sizes, knee := s.sizes[:s.n], s.knee
 	bound := boundOf(sizes, s.most, knee, limit)
-	unit := (bound + maxBits - 1) / maxBits
+	unit := (bound + maxBits - 1) / maxBits // tokens per block; 0 or 1: single tokens
 	if unit > 1 {
 		for i, w := range sizes {
-			s.units[i] = max(1, (w+unit/2)/unit)
+			s.units[i] = max(1, (w+unit/2)/unit) // rounded, but a short prompt counts as a block, too
 		}
 		sizes = s.units[:s.n]
 		limit /= unit
@@ -222,7 +222,8 @@ func (s *Solver) probe(limit int64) bool {
 	return unit <= 1
 }
 
-// boundOf returns the largest sum that the table needs. The smallest sum beyond the knee exceeds the knee by at most one size.
+// boundOf returns the largest sum that the table needs: no set within the limit has a larger one, or it is beyond the knee by more than one
+// size. The smallest sum beyond the knee exceeds the knee by at most one size.
 func boundOf(sizes []int64, most int, knee, limit int64) int64 {
 	var largest, sum int64
 	for _, w := range sizes {
@@ -236,7 +237,8 @@ func boundOf(sizes []int64, most int, knee, limit int64) int64 {
 	return min(sum, knee+largest)
 }
 
-// greedy returns a choice that takes the longest candidates first, as long as they fit within the knee, the limit and the cap.
+// greedy returns a choice that takes the longest candidates first, as long as they fit within the knee, the limit and the cap. Its ok is
+// false if none fits.
 func (s *Solver) greedy() choice {
 	var taken choice
 	var tokens int64
