@@ -58,10 +58,10 @@ const leastOff = 0.004
 // knows says whether it is known by how much the replays of a policy differ by chance.
 func (a *account) knows(policy string) bool { return a.chance[policy] != nil }
 
-// chanceOf adds the results of the replays of a policy over a window of so many seconds, which differ by chance. It returns the standard
-// deviation of one replay, as share of the step; known is false if no window has had two replays yet.
+// chanceOf adds how much the results of a policy's replays over a window of so many seconds differ by chance. It returns the standard
+// deviation of one replay over so many seconds, as share of the step; known is false if no window has had two replays yet.
 func (a *account) chanceOf(policy string, t *tally, seconds float64) (chance float64, known bool) {
-	if t.n > 1 {
+	if t.n > 1 { // a single result does not show how much results differ
 		if !a.knows(policy) {
 			a.chance[policy] = &ewma{}
 		}
@@ -161,7 +161,8 @@ func (a *account) addToHour(other, inForce *tried, seconds, chance float64) Hour
 	return found
 }
 
-// add adds the fresh part of a window's replays, so that each second counts once. Of several replays under a policy, it adds the mean.
+// add adds the fresh part of a window's replays, so that each second counts once. Of several replays under a policy, it adds the mean. It
+// adds nothing if no part is fresh, or if a policy has no steps in it.
 func (h *hour) add(other, inForce *tried, seconds, chance float64) {
 	if seconds <= 0 || inForce.fresh.n == 0 || other.fresh.n == 0 {
 		return

@@ -11,9 +11,9 @@ const (
 	fewPiled  = 1000
 )
 
-// begun returns the state with which the replay of a model under a policy begins: that of an earlier replay of this policy; nil: the replay
-// begins with the real boards.
-func (w *Window) begun(model, spec string) *Begun {
+// earlierState returns the state with which the replay of a model under a policy begins: that of an earlier replay of this policy; nil: the
+// replay begins with the real boards.
+func (w *Window) earlierState(model, spec string) *Begun {
 	requestsOf := func(b *board.Boards) int { return len(b.Charges(model)) + len(b.Waiting(model)) }
 	for _, b := range w.Begun {
 		if b.spec != spec || !b.at.Equal(w.From()) {

@@ -22,15 +22,15 @@ func TestWhereAReplayBegins(t *testing.T) {
 	}
 	few, many := &Begun{spec: "a", at: noon, boards: holding(1)}, &Begun{spec: "a", at: noon, boards: holding(mostPiled*fewPiled + 1)}
 	w := &Window{Stretches: []*Stretch{{Boards: holding(2), From: noon, To: noon.Add(time.Minute)}}}
-	require.Nil(t, w.begun("m", "a"))
+	require.Nil(t, w.earlierState("m", "a"))
 	w.Begun = []*Begun{{spec: "b", at: noon}, {spec: "a", at: noon.Add(-time.Minute)}}
-	require.Nil(t, w.begun("m", "a"), "of another policy, or at another time")
+	require.Nil(t, w.earlierState("m", "a"), "of another policy, or at another time")
 	w.Begun = append(w.Begun, few)
-	require.Same(t, few, w.begun("m", "a"))
+	require.Same(t, few, w.earlierState("m", "a"))
 	w.Begun[2] = many
-	require.Nil(t, w.begun("m", "a"), "it has grown too much")
+	require.Nil(t, w.earlierState("m", "a"), "it has grown too much")
 	w.Stretches[0].Boards = holding(fewPiled + 1)
-	require.Same(t, many, w.begun("m", "a"), "so many are really there")
+	require.Same(t, many, w.earlierState("m", "a"), "so many are really there")
 }
 
 // What is left of a request that ended before the window began is known from where the replay begins.

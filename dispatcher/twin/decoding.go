@@ -51,7 +51,10 @@ func (d *decoding) join(w *board.Worker) {
 		r = &rank{Rank: &virtual.Rank{ID: w.ID, Group: g}}
 		d.ranks[w.ID] = r
 	}
-	r.Slots, r.Capacity, r.Cost, r.Others, r.Keeps, r.up = w.Slots, w.Capacity, float64(cmp.Or(w.Cost, 1)), w.Others, w.Keeps, !w.Down
+	r.Slots, r.Capacity, r.Others = w.Slots, w.Capacity, w.Others
+	r.Cost = float64(cmp.Or(w.Cost, 1))
+	r.up = !w.Down
+	r.Keeps = w.Keeps
 	r.Kept = d.Boards.Kept(d.Model, w.ID) // if the engine was restarted, the boards have cleared this account already
 	at, present := slices.BinarySearchFunc(g.Ranks, w.ID, func(o *virtual.Rank, id int32) int { return cmp.Compare(o.ID, id) })
 	switch {
@@ -113,7 +116,7 @@ func (d *decoding) resume(otherPolicy bool) (queued []board.Charge) {
 			l.Joined = first
 		case inEngineQueue:
 			l.Reserved, l.Begin, l.StepsToBegin = false, virtual.NotBegun, int64(d.fates.lag)
-		default:
+		default: // the first step of the simulation, step 0, has the number after the present one
 			l.Begin = max(0, int64(int32(first-r.Group.Number))-1)
 		}
 		l.Job, l.Left = d.addRunning(&c)

@@ -64,7 +64,7 @@ func (l *learner) add(id uint64, a answer) {
 // this request. Any other arrival is a new request.
 func (l *learner) comes(c *came) {
 	i, known := l.at[c.id]
-	if !known && c.age > 0 {
+	if !known && c.age > 0 { // it was resumed: it comes with the tokens of its failed leg
 		i, known = l.failed[failed{c.key, c.age}]
 	}
 	if !known {
@@ -80,13 +80,13 @@ func (l *learner) comes(c *came) {
 // leaves records that a request has left, at a time since the window began. It learns the lag only of a request with a single leg.
 func (l *learner) leaves(at time.Duration, f *left) {
 	i, known := l.at[f.id]
-	if !known {
+	if !known { // of another model
 		return
 	}
 	a := &l.answers[i]
 	a.left, a.tokens = at, a.leg+max(0, f.generated)
 	switch resumed := a.leg > a.first; {
-	case resumed:
+	case resumed: // f.lag is that of the last leg only
 		a.lag = -1
 	case f.generated < 0: // it never had a slot
 		a.tokens = -1
@@ -94,13 +94,14 @@ func (l *learner) leaves(at time.Duration, f *left) {
 		a.lag = f.lag
 		l.lags = append(l.lags, f.lag)
 	}
-	if f.failed && a.key != 0 && a.tokens > 0 {
+	recognisable := a.key != 0 && a.tokens > 0
+	if f.failed && recognisable { // its next leg may come with another ID
 		l.failed[failed{a.key, a.tokens}] = i
 	}
 }
 
-// rest returns how many tokens a request still gets after it has so many (age): the real number or, if the request had not ended, a random
-// number from the lengths of the other answers.
+// rest returns how many tokens a request still gets after it has so many (age): the real number or, if the request had not left, or left
+// before it had a slot, a random number from the lengths of the other answers.
 func (f *fates) rest(id uint64, age int32) int32 {
 	switch a := f.of(id); {
 	case a == nil:

@@ -22,7 +22,7 @@ const unsteady = 0.01
 // NewReplay prepares a replay of a model under the policy spec; empty: the policy that was in force. draw is the seed of its random
 // numbers. The error says why the model cannot be replayed.
 func NewReplay(w *Window, model, spec string, draw uint64) (*Replay, error) {
-	boardsAtStart, begun := w.Stretches[0].Boards, w.begun(model, spec)
+	boardsAtStart := w.Stretches[0].Boards
 	switch groups, dense := boardsAtStart.Groups(model); {
 	case dense || len(groups) == 0:
 		return nil, fmt.Errorf("%s has ranks that do not step together", model)
@@ -30,11 +30,12 @@ func NewReplay(w *Window, model, spec string, draw uint64) (*Replay, error) {
 		return nil, fmt.Errorf("%s has ranks that prefill and decode, whose steps are not foretold", model)
 	}
 	b := boardsAtStart.Clone()
+	begun := w.earlierState(model, spec)
 	if begun != nil {
 		b = begun.boards.Clone()
 	}
-	inForce := b.Policy()
-	if spec != "" && begun == nil {
+	policyAtStart := b.Policy()
+	if spec != "" && begun == nil { // the boards of an earlier replay have this policy already
 		if err := rejected(b.Apply(board.SetPolicy{Spec: spec}, w.From())); err != nil {
 			return nil, err
 		}
@@ -55,7 +56,7 @@ func NewReplay(w *Window, model, spec string, draw uint64) (*Replay, error) {
 	if err := r.build(groups, boardsAtStart, w.End); err != nil {
 		return nil, err
 	}
-	r.resume(b.Policy() != inForce)
+	r.resume(b.Policy() != policyAtStart)
 	from, to := w.fresh()
 	r.freshBetween = [2]float64{ms(from.Sub(w.From())), ms(to.Sub(w.From()))}
 	return r, nil
@@ -83,8 +84,8 @@ func (r *Replay) collect(w *Window, model string) {
 	}
 }
 
-// build makes the simulated engines of the groups. Their steps take as long as the line says that was learned by the end of the window,
-// shifted so that it goes through the mean of the window's steps.
+// build makes the simulated engines of the groups, and tells the boards how long their steps take: as long as the line says that was
+// learned by the end of the window, shifted so that it goes through the mean of the window's steps. The error names a group without a line.
 func (r *Replay) build(groups []board.GroupView, boardsAtStart, boardsAtEnd *board.Boards) error {
 	viewsAtStart, _ := boardsAtStart.Groups(r.Model)
 	viewsAtEnd, _ := boardsAtEnd.Groups(r.Model)
@@ -115,9 +116,9 @@ func visibleLaw(inForce bool, law board.StepModel) board.StepModel {
 	return board.StepModel{OwnMs: law.OwnMs, SharedMs: law.SharedMs, PrefillMs: law.PrefillMs}
 }
 
-// resume puts the requests that were on ranks when the replay begins on the simulated engines. Entries in the pool go on waiting.
-// If the boards have got another policy for this replay (otherPolicy), requests that waited in the queues of engines wait in the pool
-// instead.
+// resume takes over the requests that the boards have when the replay begins. Those in the pool go on waiting. Those on ranks go to the
+// simulated engines, except on ranks that are down. If the boards have got another policy for this replay (otherPolicy), requests in the
+// queues of engines do not go there either. The rest waits in the pool.
 func (r *Replay) resume(otherPolicy bool) {
 	queued := r.engines.resume(otherPolicy)
 	for _, e := range r.Boards.Waiting(r.Model) {
@@ -150,7 +151,7 @@ func (r *Replay) addRunning(c *board.Charge) (index, left int32) {
 	return index, left
 }
 
-// lagOf returns how many steps a request waits for its first token.
+// lagOf returns how many steps a request waits for its first token: as many as it really did, or the usual number if that is not known.
 func (r *Replay) lagOf(id uint64) int32 {
 	if a := r.fates.of(id); a != nil && a.lag >= 0 {
 		return a.lag
@@ -234,7 +235,7 @@ func (r *Replay) nextTurn() float64 {
 // deliver gives the boards the changes of ranks, the arrivals and the departures of clients that are due by now.
 func (r *Replay) deliver() {
 	for len(r.fleet) > 0 && ms(r.fleet[0].at) <= r.Now {
-		r.refleet(r.fleet[0].workers)
+		r.replaceRanks(r.fleet[0].workers)
 		r.fleet = r.fleet[1:]
 	}
 	for at, more := r.came.due(); more && at <= r.Now; at, more = r.came.due() {
@@ -262,19 +263,21 @@ func (r *Replay) enqueue(j *job) {
 	r.Apply(&board.Enqueue{Entry: e, Hits: j.came.hits}, r.Now)
 }
 
-// refleet replaces the ranks of the boards and of the engines.
-func (r *Replay) refleet(ws []board.Worker) {
+// replaceRanks replaces the ranks of the boards and of the engines by those of this model among ws. Requests that lose their ranks come
+// back for others.
+func (r *Replay) replaceRanks(ws []board.Worker) {
 	ours, groups := make([]board.Worker, 0, len(ws)), map[int32]string{}
 	for _, w := range ws {
 		if w.Model == r.Model {
-			ours, groups[w.ID] = append(ours, w), w.Group
+			ours = append(ours, w)
+			groups[w.ID] = w.Group
 		}
 	}
-	r.Count(r.Now)
+	r.Count(r.Now) // the boards then know how many tokens each request has
 	r.Apply(board.SetWorkers{Workers: ours}, r.Now)
 	r.engines.keep(groups)
 	for i := range ours {
-		if ours[i].Barrier {
+		if ours[i].Barrier { // only these step together, and are simulated
 			r.engines.join(&ours[i])
 		}
 	}

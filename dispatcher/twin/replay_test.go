@@ -130,11 +130,11 @@ func TestRanksOfAReplayKeepOfAnswersWhatTheBoardsBelieve(t *testing.T) {
 	r.Apply(board.Enqueue{Entry: &board.Entry{ID: 1, Model: "m", Prompt: 100, Arrival: noon, Entered: noon}}, 0)
 	r.Look(0)
 	r.Apply(&board.Release{Model: "m", Slot: slot, Outcome: board.Outcome{Kind: board.Finished, Generated: 5, Kept: true}}, 0)
-	r.refleet(fleet)
+	r.replaceRanks(fleet)
 	require.EqualValues(t, 105, d.ranks[0].Kept.Tokens())
 	again := slices.Clone(fleet)
 	again[0].Process = 2
-	r.refleet(again)
+	r.replaceRanks(again)
 	require.Zero(t, d.ranks[0].Kept.Tokens())
 }
 

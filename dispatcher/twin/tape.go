@@ -52,16 +52,16 @@ type came struct {
 
 // left is a request that has left the boards.
 type left struct {
-	at        time.Duration
+	at        time.Duration // since the stretch began
 	id        uint64
 	generated int32 // tokens that were generated on its last rank; below 0: it never had a slot
 	lag       int32 // number of steps between its binding and the step of its first token; below 0: not known
 	failed    bool  // its engine failed, so the request may come back
 }
 
-// fleet has the ranks from the time at on, until the next change.
+// fleet is a change of the ranks.
 type fleet struct {
-	at      time.Duration
+	at      time.Duration // when the ranks changed, since the stretch began
 	workers []board.Worker
 }
 
@@ -127,18 +127,20 @@ func (t *Tape) recordArrival(event *board.Enqueue, now time.Time) {
 		at: now.Sub(s.From), id: e.ID, key: e.Key, model: e.Model, name: e.Name, prompt: int32(e.Prompt), age: int32(e.Age),
 		early: e.Early, discard: e.Discard, hits: event.Hits,
 	}
-	since := func(t time.Time, otherwise time.Duration) time.Duration {
+	since := func(t time.Time, otherwise time.Duration) time.Duration { // otherwise: the value for a time that is not known
 		if t.IsZero() {
 			return otherwise
 		}
 		return t.Sub(s.From)
 	}
 	c.entered = since(e.Entered, c.at)
-	c.arrival, c.deadline = since(e.Arrival, c.entered), since(e.Deadline, 0)
+	c.arrival = since(e.Arrival, c.entered)
+	c.deadline = since(e.Deadline, 0)
 	s.came = append(s.came, c)
 }
 
-// Done records an effect of the boards: which requests got slots, and which were refused.
+// Done records an effect of the boards: which requests got slots, and which were refused. It forgets the slots of a model that is gone. It
+// records slots even before the first Cut, because their requests may leave within a stretch.
 func (t *Tape) Done(e *board.Effect, now time.Time) {
 	switch e.Kind {
 	case board.EffectGone:
@@ -166,12 +168,13 @@ func (t *Tape) Done(e *board.Effect, now time.Time) {
 // recordLeave records a request that gives its slot back. Its lag is not known if it may have waited in the engine's queue.
 func (t *Tape) recordLeave(e *board.Release, now time.Time) {
 	slots := t.bound[e.Model]
-	if int(e.Slot) >= len(slots) {
+	if int(e.Slot) >= len(slots) { // the slot was not recorded, as none of a mixed rank is
 		return
 	}
 	b := slots[e.Slot]
 	l := left{at: now.Sub(t.stretch.From), id: b.id, generated: e.Generated, lag: -1, failed: e.Outcome.Kind == board.Failed}
-	if lag := int32(e.First - b.step - 1); e.First != 0 && b.step != 0 && !b.queue && lag >= 0 {
+	stepsKnown := e.First != 0 && b.step != 0
+	if lag := int32(e.First - b.step - 1); stepsKnown && !b.queue && lag >= 0 {
 		l.lag = lag
 	}
 	t.stretch.left = append(t.stretch.left, l)

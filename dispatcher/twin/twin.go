@@ -90,7 +90,8 @@ func New(specs []string) *Twin {
 }
 
 // AddStretch adds a stretch that has ended, and the boards at its end. It drops the oldest stretches if all together are longer than Span
-// or have more than mostKept arrivals and departures.
+// or have more than mostKept arrivals and departures, but always keeps the newest. If there is a gap before the stretch, it drops all
+// earlier stretches, the window that is being judged, and the results of the last hour.
 func (t *Twin) AddStretch(s *Stretch, end *board.Boards) {
 	if s.AfterGap {
 		t.kept, t.judging = nil, nil
@@ -123,7 +124,7 @@ func (t *Twin) Work(turns int) (fresh []Verdict, more bool) {
 		t.judging, t.current = &judging{whole: latest, models: t.end.Models()}, true
 		return nil, true
 	}
-	if len(j.models) == 0 {
+	if len(j.models) == 0 { // all are judged
 		t.judging = nil
 		return nil, !t.current
 	}
@@ -131,7 +132,7 @@ func (t *Twin) Work(turns int) (fresh []Verdict, more bool) {
 		if t.beginReplay(j) {
 			return nil, true
 		}
-		return t.endModel(j), true
+		return t.endModel(j), true // no replay of this model is left
 	}
 	if over, err := j.replay.Run(turns); over || err != nil {
 		j.endReplay(err)
@@ -153,7 +154,8 @@ func (j *judging) endReplay(err error) {
 	case policy.step.n == 0:
 		policy.failed = err
 	}
-	j.trying, j.replay = j.trying+1, nil
+	j.replay = nil
+	j.trying++
 }
 
 // beginModel prepares the window and the policies for the model that is judged next. It returns false if no part of the window is fit to be
@@ -165,7 +167,7 @@ func (t *Twin) beginModel(j *judging) bool {
 	if a := t.models[j.models[0]]; a != nil {
 		j.window.Lag, j.window.Heard, j.window.Begun = a.lag, a.heard, a.begun
 	}
-	j.tried = make([]tried, 1, 1+len(t.specs))
+	j.tried = make([]tried, 1, 1+len(t.specs)) // the first, without a spec, is the policy in force
 	for _, spec := range t.specs {
 		j.tried = append(j.tried, tried{spec: spec})
 	}
@@ -199,13 +201,18 @@ func (t *Twin) beginReplay(j *judging) bool {
 // enough says whether the rounds so far are enough for a verdict: mostRounds rounds or, if a newer window is ready, one round. If the size
 // of errors by chance is not known, or is due to be measured again, it takes two rounds at least.
 func (t *Twin) enough(j *judging) bool {
-	if newer := !t.current; j.round == 0 || j.round < mostRounds && !newer {
+	newerIsReady := !t.current
+	if j.round == 0 || j.round < mostRounds && !newerIsReady {
 		return false
 	}
+	if j.round > 1 {
+		return true
+	}
 	a := t.models[j.models[0]]
-	chanceKnown := a != nil && a.judged%chanceEvery != 0 &&
-		!slices.ContainsFunc(j.tried, func(p tried) bool { return p.step.n > 0 && !p.duplicate && !a.knows(p.policy) })
-	return j.round > 1 || chanceKnown
+	if isDue := a == nil || a.judged%chanceEvery == 0; isDue {
+		return false
+	}
+	return !slices.ContainsFunc(j.tried, func(p tried) bool { return p.step.n > 0 && !p.duplicate && !a.knows(p.policy) })
 }
 
 // endModel ends the judgement of a model, and goes on to the next model. It returns the verdicts on the model.
@@ -213,7 +220,9 @@ func (t *Twin) endModel(j *judging) (fresh []Verdict) {
 	if len(j.tried) > 0 && j.tried[0].failed == nil {
 		fresh = t.judge(j)
 	}
-	j.models, j.tried, j.marked, j.trying, j.round, j.replay = j.models[1:], nil, nil, 0, 0, nil
+	j.models = j.models[1:]
+	j.tried, j.marked, j.replay = nil, nil, nil
+	j.trying, j.round = 0, 0
 	return fresh
 }
 
@@ -243,7 +252,10 @@ func (w *Window) meanRealStep(model string, ended []board.GroupView) float64 {
 // secondsOf returns how many seconds the measured part of a window lasts, at least 1.
 func secondsOf(v *Verdict) float64 { return max(1, v.To.Sub(v.From).Seconds()) }
 
-// judge compares the replays under the policy in force with the real steps, and with the replays under the other policies.
+// judge compares the replays under the policy in force with the real steps, and with the replays under the other policies. It returns a
+// verdict for each group, or nil if the window has no real or no replayed steps. In the model's account, it counts the window, adds the
+// errors of the replays, and keeps the states with which replays of the next window may begin. It also drops what cannot be used any more:
+// accounts of models that are gone, and errors by chance of policies that are not tried.
 func (t *Twin) judge(j *judging) (found []Verdict) {
 	w, model, inForce := j.window, j.models[0], &j.tried[0]
 	maps.DeleteFunc(t.models, func(name string, _ *account) bool { return !slices.Contains(t.end.Models(), name) })
@@ -263,10 +275,11 @@ func (t *Twin) judge(j *judging) (found []Verdict) {
 		Sure:    a.judged >= leastJudged,
 		Replays: int(inForce.step.n),
 	}
-	miss := v.TwinMs/v.StepMs - 1
-	v.Error = a.step.add(miss, secondsOf(&v))
-	if chance, known := a.chanceOf(inForce.policy, &inForce.step, secondsOf(&v)); known {
-		a.wrong.add(miss, inForce.step.ofMean(chance), secondsOf(&v), min(secondsOf(&v), v.To.Sub(a.until).Seconds()))
+	miss, seconds := v.TwinMs/v.StepMs-1, secondsOf(&v)
+	v.Error = a.step.add(miss, seconds)
+	if chance, known := a.chanceOf(inForce.policy, &inForce.step, seconds); known {
+		fresh := min(seconds, v.To.Sub(a.until).Seconds()) // the seconds that are in no earlier verdict
+		a.wrong.add(miss, inForce.step.ofMean(chance), seconds, fresh)
 	}
 	t.compare(j, &v, a)
 	a.begun = j.marked
@@ -275,11 +288,11 @@ func (t *Twin) judge(j *judging) (found []Verdict) {
 			a.begun = append(a.begun, b)
 		}
 	}
-	fresh := w.groupsSince(a.until, v.From, model)
+	freshFrom := w.groupsSince(a.until, v.From, model) // the groups where the fresh steps begin
 	for _, to := range ended {
 		v.Group, v.Ranks, v.Fresh = to.Key, len(to.Workers), 0
-		if before := viewOf(fresh, to.Key); before != nil {
-			v.Fresh = to.Steps - before.Steps
+		if from := viewOf(freshFrom, to.Key); from != nil {
+			v.Fresh = to.Steps - from.Steps
 		}
 		found = append(found, v)
 	}
@@ -287,7 +300,8 @@ func (t *Twin) judge(j *judging) (found []Verdict) {
 	return found
 }
 
-// compare adds to the verdict how each other policy does against the policy in force, in this window and in the hour.
+// compare adds to the verdict how each other policy does against the policy in force, in this window and in the hour. The fresh part of the
+// window then counts in the hours (heard).
 func (t *Twin) compare(j *judging, v *Verdict, a *account) {
 	from, to := j.window.fresh()
 	if to.After(from) {
@@ -299,7 +313,7 @@ func (t *Twin) compare(j *judging, v *Verdict, a *account) {
 			continue
 		}
 		against := t.against(other, v, a)
-		chance, _ := a.chanceOf(other.policy, &tally{}, 1)
+		chance, _ := a.chanceOf(other.policy, &tally{}, 1) // of a replay of one second; the empty tally adds nothing
 		if hour := a.addToHour(other, &j.tried[0], to.Sub(from).Seconds(), chance); v.Sure {
 			against.Hour = hour
 		}
@@ -325,7 +339,7 @@ func (t *Twin) against(other *tried, v *Verdict, a *account) Against {
 	found := Against{Policy: other.policy, StepMs: other.step.mean(), SavedMs: other.step.mean() - v.TwinMs}
 	chance, known := a.chanceOf(other.policy, &other.step, secondsOf(v))
 	found.Error = a.wrong.forecast(other.step.ofMean(chance))
-	found.Claimed = known && v.Sure && secondsOf(v) >= LeastClaimed.Seconds() && found.StepMs > 0 &&
-		math.Abs(found.SavedMs) > max(found.Error, v.Error)*v.StepMs
+	mayClaim := known && v.Sure && secondsOf(v) >= LeastClaimed.Seconds() && found.StepMs > 0
+	found.Claimed = mayClaim && math.Abs(found.SavedMs) > max(found.Error, v.Error)*v.StepMs
 	return found
 }

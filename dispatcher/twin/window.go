@@ -37,7 +37,8 @@ func (w *Window) From() time.Time { return w.Stretches[0].From }
 // happened. The time that leaves gets is since the window began.
 func (w *Window) each(model string, comes func(*came), leaves func(time.Duration, *left)) {
 	for _, s := range w.Stretches {
-		offset, i, k := s.From.Sub(w.From()), 0, 0
+		offset := s.From.Sub(w.From())
+		i, k := 0, 0 // indices of the next arrival and of the next request that left
 		for i < len(s.came) || k < len(s.left) {
 			if arrivalIsNext := k == len(s.left) || i < len(s.came) && s.came[i].at <= s.left[k].at; arrivalIsNext {
 				if c := &s.came[i]; c.model == model {
@@ -108,7 +109,8 @@ func (w *Window) Measured() *Stretch {
 // yet.
 func (w *Window) settled(s *Stretch) bool { return 10*s.From.Sub(w.From()) <= 7*w.To().Sub(w.From()) }
 
-// fresh returns the part of the window that is measured and settled, and that is not in the hours of the account yet.
+// fresh returns the part of the window that is measured and settled, and that is not in the hours of the account yet. If there is no such
+// part, to is not after from.
 func (w *Window) fresh() (from, to time.Time) {
 	if from = w.Measured().From; from.Before(w.Heard) {
 		from = w.Heard
@@ -167,7 +169,7 @@ func (a *arrivals) take() came {
 	return c
 }
 
-// learnFates finds out what became of a model's requests.
+// learnFates finds out what became of a model's requests: those on ranks or in the pool when the window begins, and those that come later.
 func (w *Window) learnFates(model string) *fates {
 	arrivals := 0
 	for _, s := range w.Stretches {
@@ -185,7 +187,7 @@ func (w *Window) learnFates(model string) *fates {
 		l.add(e.ID, answer{key: e.Key, age: int32(e.Age), first: int32(e.Age)})
 	}
 	w.each(model, l.comes, l.leaves)
-	for _, c := range w.End.Charges(model) {
+	for _, c := range w.End.Charges(model) { // not ended: they have at least so many tokens
 		if a := l.of(c.ID); a != nil {
 			a.tokens = c.Age + c.Generated
 		}
