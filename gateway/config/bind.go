@@ -114,30 +114,20 @@ func (c *Config) checkBind(bad report) {
 func (c *Config) checkMetaserver(bad report) {
 	b := &c.Bind
 	if b.Listen == "" {
-		for _, name := range c.ProfilesInUse("decode") {
-			if c.Profiles[name].Connector == mooncake.AscendLayerwise {
-				bad("$.profiles."+name+".connector", "decode engines with %s call evenkeel back, and evenkeel does not listen for that; set "+
-					"bind.listen to an address that they reach", mooncake.AscendLayerwise)
-				return
-			}
-		}
-		if b.Advertise != "" {
-			bad("$.bind.advertise", "evenkeel does not listen for callbacks; set bind.listen, or remove this key")
-		}
+		c.checkNoCallbacks(bad)
 		return
 	}
-	host, port, _ := net.SplitHostPort(b.Listen)
 	if problem := listenProblem(b.Listen); problem != "" {
 		bad("$.bind.listen", "%q %s; write host:port, such as \"10.0.0.2:8010\"", b.Listen, problem)
 		return
 	}
+	host, port, _ := net.SplitHostPort(b.Listen)
 	if port != "0" && slices.Contains([]string{c.Listen, c.Admin.Listen, c.Geo.Listen}, b.Listen) {
 		bad("$.bind.listen", "callbacks need an address of their own; %q is that of clients, operators or other proxies", b.Listen)
 	}
-	path := "$.bind.advertise"
-	if b.Advertise == "" {
-		path = "$.bind.listen"
-	} else {
+	path := "$.bind.listen" // the key from which decode engines get the host
+	if b.Advertise != "" {
+		path = "$.bind.advertise"
 		u, err := url.Parse(b.Advertise)
 		isOrigin := err == nil && (u.Scheme == "http" || u.Scheme == "https") && u.Host != "" && strings.Trim(u.Path, "/") == "" &&
 			u.RawQuery == "" && u.Fragment == "" && u.User == nil
@@ -158,6 +148,20 @@ func (c *Config) checkMetaserver(bad report) {
 				return
 			}
 		}
+	}
+}
+
+// checkNoCallbacks checks that nothing needs callbacks, because evenkeel does not listen for them.
+func (c *Config) checkNoCallbacks(bad report) {
+	for _, name := range c.ProfilesInUse("decode") {
+		if c.Profiles[name].Connector == mooncake.AscendLayerwise {
+			bad("$.profiles."+name+".connector", "decode engines with %s call evenkeel back, and evenkeel does not listen for that; set "+
+				"bind.listen to an address that they reach", mooncake.AscendLayerwise)
+			return
+		}
+	}
+	if c.Bind.Advertise != "" {
+		bad("$.bind.advertise", "evenkeel does not listen for callbacks; set bind.listen, or remove this key")
 	}
 }
 
@@ -207,7 +211,7 @@ func (c *Config) checkPartners(bad report) {
 	for _, e := range c.Engines.All() {
 		anyEarly = anyEarly || early(c, e.Profile)
 	}
-	if !anyEarly {
+	if !anyEarly { // all other profiles have the same Manner
 		return
 	}
 	for _, side := range []struct {
@@ -215,8 +219,8 @@ func (c *Config) checkPartners(bad report) {
 		list, partners []Engine
 	}{{"prefill", "decode", c.Engines.Prefill, c.Engines.Decode}, {"decode", "prefill", c.Engines.Decode, c.Engines.Prefill}} {
 		for i, e := range side.list {
-			p, ok := c.Profiles[e.Profile]
-			if !ok || slices.ContainsFunc(side.partners, func(other Engine) bool { return c.manner(other) == c.manner(e) }) {
+			p, known := c.Profiles[e.Profile] // checkEngine reports an unknown profile
+			if !known || slices.ContainsFunc(side.partners, func(other Engine) bool { return c.manner(other) == c.manner(e) }) {
 				continue
 			}
 			first := side.partners[0]

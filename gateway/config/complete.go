@@ -69,21 +69,28 @@ func (c *Config) finish() {
 			c.finishEngine(role, &c.Engines.of(role)[i])
 		}
 	}
-	if c.Prefill.Policy == "" || c.Prefill.Policy == c.source.chosen { // geo may have changed since the choice: see Succeed
-		c.Prefill.Policy = "finish"
-		switch {
-		case c.doubled() && c.Geo.On(): // the policy finish was not measured with other regions
-			c.Prefill.Policy = "lmetric"
-		case c.Geo.Leads(): // gorgo takes round trips between regions into account
-			c.Prefill.Policy = "gorgo"
-		}
-		c.source.chosen = c.Prefill.Policy
-	}
+	c.choosePrefillPolicy()
 	if c.HA.On() && c.Geo.Self.ID == "" { // several pods have the same file and differ only in their host name
 		c.Geo.Self.ID, _ = os.Hostname() // without a host name the ID stays empty, and checkGeo reports it
 	}
 	c.Discovery.finish()
 	c.FleetCall.finish()
+}
+
+// choosePrefillPolicy sets prefill.policy if the file has none. If an earlier call has set it, it chooses again, because Succeed may have
+// changed geo since then.
+func (c *Config) choosePrefillPolicy() {
+	if c.Prefill.Policy != "" && c.Prefill.Policy != c.source.chosen {
+		return // the file has one
+	}
+	c.Prefill.Policy = "finish"
+	switch {
+	case c.doubled() && c.Geo.On(): // the policy finish was not measured with other regions
+		c.Prefill.Policy = "lmetric"
+	case c.Geo.Leads(): // gorgo takes round trips between regions into account
+		c.Prefill.Policy = "gorgo"
+	}
+	c.source.chosen = c.Prefill.Policy
 }
 
 // doubled says whether some engine is listed as a prefill and as a decode engine.
@@ -101,7 +108,7 @@ func (c *Config) Complete(role string, e Engine) (Engine, error) {
 	if len(like) > 0 {
 		e.Profile = cmp.Or(e.Profile, like[0].Profile)
 	}
-	if len(like) > 0 && role != "prefill" {
+	if len(like) > 0 && role != "prefill" { // prefill engines have no groups and slots
 		ownGroup := role == "aggregated" && e.Ranks > 0 // the ranks behind its address are a group of their own
 		if e.Group == "" && !ownGroup {
 			e.Group, e.Barrier = like[0].Group, cmp.Or(e.Barrier, like[0].Barrier)

@@ -293,7 +293,8 @@ const DefaultAggregated = "aggregated"
 func (c *Config) ProfilesInUse(role string) []string {
 	used := map[string]bool{}
 	add := func(ofRole, profile string) {
-		if role == "" || ofRole == role || ofRole == "" || ofRole == "both" {
+		fromPods := ofRole == "" || ofRole == "both" // each pod says its own role, or has two
+		if role == "" || ofRole == role || fromPods {
 			used[profile] = true
 		}
 	}
@@ -304,27 +305,33 @@ func (c *Config) ProfilesInUse(role string) []string {
 		add(d.Role, d.Profile)
 	}
 	for _, k := range c.Discovery.Kubernetes {
-		add(k.Role, cmp.Or(k.Profile, DefaultProfile)) // DefaultAggregated, which aggregated pods get, is added below
+		add(k.Role, cmp.Or(k.Profile, DefaultProfile)) // addNameable adds DefaultAggregated, which aggregated pods get
 	}
 	if len(c.Discovery.Files)+len(c.Discovery.Kubernetes) > 0 {
-		pairsWritten := false // the file has a profile whose engines work in pairs of prefill and decode
-		for name, p := range c.Profiles {
-			switch pairs := p.Connector != mooncake.None; {
-			case name == DefaultProfile: // added below, unless the file has another profile for pairs
-			case name == DefaultAggregated:
-				if role == "aggregated" {
-					used[name] = true
-				}
-			case pairs || role == "" || role == "aggregated":
-				used[name] = true
-				pairsWritten = pairsWritten || pairs
-			}
-		}
-		if !pairsWritten {
-			used[DefaultProfile] = true
-		}
+		c.addNameable(role, used)
 	}
 	return slices.Sorted(maps.Keys(used))
+}
+
+// addNameable adds the profiles that discovered engines of a role may name. It adds DefaultProfile only if the file has no other profile
+// for pairs of prefill and decode, and DefaultAggregated only for the role aggregated.
+func (c *Config) addNameable(role string, used map[string]bool) {
+	pairsWritten := false // the file has a profile for pairs
+	for name, p := range c.Profiles {
+		switch forPairs := p.Connector != mooncake.None; {
+		case name == DefaultProfile: // see below
+		case name == DefaultAggregated:
+			if role == "aggregated" {
+				used[name] = true
+			}
+		case forPairs || role == "" || role == "aggregated":
+			used[name] = true
+			pairsWritten = pairsWritten || forPairs
+		}
+	}
+	if !pairsWritten {
+		used[DefaultProfile] = true
+	}
 }
 
 // On says whether the config has any source of engines.

@@ -117,7 +117,7 @@ func (d *diff) value(path string, a, b reflect.Value) {
 		d.engines(path, a.Interface().([]Engine), b.Interface().([]Engine)) //nolint:forcetypeassert // compared above
 	case t.Kind() == reflect.Struct:
 		for key, f := range fieldsOf(t) {
-			if t != profileType || key != "name" {
+			if isMapKey := t == profileType && key == "name"; !isMapKey { // the name of a profile is already in the path
 				d.value(join(path, key), a.FieldByIndex(f.Index), b.FieldByIndex(f.Index))
 			}
 		}
@@ -136,14 +136,14 @@ func (d *diff) engines(path string, a, b []Engine) {
 	before, after := byID(a), byID(b)
 	for _, e := range a {
 		id, at := idOf(e), path+"["+idOf(e)+"]"
-		if now, ok := after[id]; ok {
-			d.value(at, reflect.ValueOf(e), reflect.ValueOf(now))
+		if next, stays := after[id]; stays {
+			d.value(at, reflect.ValueOf(e), reflect.ValueOf(next))
 		} else {
 			d.changes = append(d.changes, Change{Path: at, Old: text(reflect.ValueOf(e))})
 		}
 	}
 	for _, e := range b {
-		if _, ok := before[idOf(e)]; !ok {
+		if _, wasThere := before[idOf(e)]; !wasThere {
 			d.changes = append(d.changes, Change{Path: path + "[" + idOf(e) + "]", New: text(reflect.ValueOf(e))})
 		}
 	}
@@ -188,7 +188,7 @@ func join(path, key string) string {
 	return path + "." + key
 }
 
-// text writes a value in the form of the config file, on one line. It leaves out fields of structs that are zero.
+// text writes a value in the form of the config file, on one line. It leaves out fields of structs that are zero. A nil pointer is empty.
 func text(v reflect.Value) string {
 	switch {
 	case v.Type() == durationType:

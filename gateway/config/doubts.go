@@ -73,21 +73,23 @@ func (d *doubts) profiles(c *Config) {
 	}
 }
 
-// connectors doubts connectors that only one side has, because no engine of the other side can use their hand-offs.
+// connectors doubts connectors that only one side has, because no engine of the other side can use their hand-offs. It does not doubt
+// opaque, behind which may be any connector.
 func (d *doubts) connectors(c *Config) {
 	if c.Discovery.On() || c.Geo.On() {
 		return
 	}
 	has := map[string]map[string]bool{"prefill": {}, "decode": {}}
 	for role, e := range c.Engines.All() {
-		if has[role] != nil {
+		if has[role] != nil { // aggregated engines hand nothing over
 			has[role][c.Profiles[e.Profile].Connector] = true
 		}
 	}
 	for role, others := range map[string]string{"prefill": "decode", "decode": "prefill"} {
 		for i, e := range c.Engines.of(role) {
-			connector, opaque := c.Profiles[e.Profile].Connector, mooncake.Opaque
-			if len(has[others]) > 0 && !has[others][connector] && connector != opaque && !has[others][opaque] {
+			connector := c.Profiles[e.Profile].Connector
+			mayBeAny := connector == mooncake.Opaque || has[others][mooncake.Opaque]
+			if len(has[others]) > 0 && !has[others][connector] && !mayBeAny {
 				d.add(fmt.Sprintf("$.engines.%s[%d].profile", role, i), "this engine has profile %s, whose connector is %s, and no %s engine has "+
 					"that connector, so that they hand nothing over to each other; name the profile that the others have",
 					e.Profile, connector, others)

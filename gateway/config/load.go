@@ -44,7 +44,7 @@ func Parse(file string, text []byte) (c *Config, err error) {
 		return nil, err
 	}
 	c = Default()
-	if root != nil {
+	if root != nil { // otherwise the file is empty, and all values are defaults
 		if err := src.checkShape(root, reflect.TypeFor[Config](), "$"); err != nil {
 			return nil, err
 		}
@@ -114,7 +114,7 @@ func (s *source) syntaxError(err error) error {
 	return e
 }
 
-// ParseEngines reads and checks a file that has the keys of `engines`, for discovery.
+// ParseEngines reads and checks a file that has the keys of `engines`, for discovery. Its engines may name the profiles of the config.
 // file is its name in errors.
 func (c *Config) ParseEngines(file string, text []byte) (e Engines, err error) {
 	defer func() { // goccy/go-yaml panics on some input, as in Parse

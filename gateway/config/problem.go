@@ -69,7 +69,7 @@ type source struct {
 	text   []byte
 	places map[string]place  // by path
 	flags  map[string]string // path → command-line flag that set the value instead of the file
-	chosen string            // the prefill.policy that finish chose, because the file has none; empty: the file has one
+	chosen string            // the prefill.policy that choosePrefillPolicy chose, because the file has none; empty: the file has one
 }
 
 type place struct{ line, column int }

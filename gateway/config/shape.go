@@ -63,7 +63,7 @@ func (s *shape) value(n ast.Node, t reflect.Type, path string) {
 		s.mapping(n, path, func(key string) (reflect.Type, bool) { f, ok := fields[key]; return f, ok }, names)
 	case t.Kind() == reflect.Map:
 		s.mapping(n, path, func(string) (reflect.Type, bool) { return t.Elem(), true }, nil)
-	case takesWord(t, n.GetToken().Value):
+	case takesWord(t, n.GetToken().Value): // the word is valid here
 	case t.Kind() == reflect.Slice:
 		list, ok := n.(*ast.SequenceNode)
 		if !ok {

@@ -78,7 +78,7 @@ func listenProblem(addr string) string {
 	case err != nil || port == "":
 		return "is not an address"
 	}
-	if problem := HostProblem(host); host != "" && problem != "" {
+	if problem := HostProblem(host); host != "" && problem != "" { // an empty host stands for all addresses of this machine
 		return "has a host that " + problem
 	}
 	if _, err := net.LookupPort("tcp", port); err != nil { // a number, or a service's name

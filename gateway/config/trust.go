@@ -58,7 +58,7 @@ func (c *Config) allowWorker(raw string) error {
 		return err
 	}
 	for _, e := range slices.Concat(c.Engines.Prefill, c.Engines.Decode, c.Engines.Aggregated) {
-		if known, err := InstanceID(e.URL); err == nil && known == id {
+		if listed, err := InstanceID(e.URL); err == nil && listed == id {
 			return nil // an engine of the file may always be added again
 		}
 	}
@@ -91,7 +91,8 @@ func coversHost(entry, host string, addr netip.Addr) bool {
 		return addr.IsValid() && address.Unmap() == addr
 	}
 	suffix, isPattern := strings.CutPrefix(entry, "*")
-	return entry == host || isPattern && !addr.IsValid() && strings.HasSuffix(host, suffix)
+	isName := !addr.IsValid()
+	return entry == host || isPattern && isName && strings.HasSuffix(host, suffix)
 }
 
 // noEngine says whether an address cannot be that of an engine. Among these are metadata addresses, at which clouds serve the credentials
@@ -132,7 +133,7 @@ func embedded(a netip.Addr) []netip.Addr {
 		return []netip.Addr{v4(b[2:6])}
 	case in("2001::/32"): // Teredo: server, and client
 		return []netip.Addr{v4(b[4:8]), v4([]byte{^b[12], ^b[13], ^b[14], ^b[15]})}
-	case b[8]&^2 == 0 && b[9] == 0 && b[10] == 0x5e && b[11] == 0xfe: // ISATAP
+	case b[8]&^2 == 0 && b[9] == 0 && b[10] == 0x5e && b[11] == 0xfe: // ISATAP; b[8] is 2 if the IPv4 address is a global one
 		return []netip.Addr{last}
 	}
 	return nil
@@ -144,6 +145,7 @@ func isNumber(host string) bool {
 	if _, err := netip.ParseAddr(host); err == nil {
 		return false
 	}
-	last := host[strings.LastIndexByte(host, '.')+1:]
-	return last != "" && strings.Trim(last, "0123456789") == "" || strings.HasPrefix(last, "0x")
+	last := host[strings.LastIndexByte(host, '.')+1:] // no name ends in a number
+	isDecimal := last != "" && strings.Trim(last, "0123456789") == ""
+	return isDecimal || strings.HasPrefix(last, "0x")
 }

@@ -24,14 +24,14 @@ func (c *Config) checkListeners(bad report) {
 		}
 	}
 	host, port, err := net.SplitHostPort(c.Admin.Listen)
-	if err != nil {
+	if err != nil { // reported above
 		return
 	}
 	if c.Admin.TokenFile == "" && !Loopback(host) {
 		bad("$.admin.listen", "%q is reachable from outside this host and has no token; set admin.token_file, or listen on 127.0.0.1",
 			c.Admin.Listen)
 	}
-	if c.Admin.Listen == c.Listen && port != "0" {
+	if c.Admin.Listen == c.Listen && port != "0" { // with port 0, each listener gets a port of its own
 		bad("$.admin.listen", "clients and operators need different addresses; both are %q", c.Listen)
 	}
 }
@@ -101,7 +101,7 @@ func (c *Config) checkEngines(bad report) {
 		path := fmt.Sprintf("$.engines.%s[%d]", role, i)
 		c.checkEngine(path, role, e, bad)
 		id, err := InstanceID(e.URL)
-		if err != nil {
+		if err != nil { // checkEngine has reported it
 			return
 		}
 		if first, dup := seen[role+id]; dup {
@@ -109,7 +109,7 @@ func (c *Config) checkEngines(bad report) {
 			return
 		}
 		seen[role+id] = trimRoot(path)
-		if role == "prefill" {
+		if role == "prefill" { // prefill engines have no groups
 			return
 		}
 		group := role + e.Group
@@ -130,31 +130,23 @@ func (c *Config) checkEngines(bad report) {
 	}
 }
 
-// checkEngine checks one engine by itself.
+// checkEngine checks one engine by itself, and together with its profile.
 func (c *Config) checkEngine(path, role string, e *Engine, bad report) {
 	if _, err := InstanceID(e.URL); err != nil {
 		bad(path+".url", "%v", err)
 	}
-	profile, known := c.Profiles[e.Profile]
-	if !known {
+	if profile, known := c.Profiles[e.Profile]; known {
+		e.checkProfile(path, role, &profile, bad)
+	} else {
 		names := slices.Sorted(maps.Keys(c.Profiles))
 		bad(path+".profile", "no profile is named %q%s; there are %s", e.Profile, spelling.Hint(e.Profile, names), strings.Join(names, ", "))
-	}
-	if known && profile.CAFile+profile.CertFile+profile.ServerName != "" && strings.HasPrefix(e.URL, "http:") {
-		bad(path+".url", "its profile %s has keys for TLS, but %q would be called in clear text; write https, or use a profile without ca_file, "+
-			"cert_file and server_name",
-			e.Profile, e.URL)
 	}
 	if e.Ranks < 0 || e.Ranks > maxRanks {
 		bad(path+".ranks", "%d is no number of DP ranks; write 0 for one rank without a header, or 1 to %d", e.Ranks, maxRanks)
 	}
-	switch {
-	case e.First < 0:
+	if e.First < 0 {
 		bad(path+".first_rank", "%d is no number of a DP rank; write the number that the header X-data-parallel-rank must have for the first "+
 			"rank behind this URL", e.First)
-	case known && e.First > 0 && profile.DPMode != mooncake.DPHybrid:
-		bad(path+".first_rank", "its profile %s has dp_mode %s, and only the nodes of a hybrid deployment may count their ranks from another "+
-			"number than 0; remove it, or set dp_mode: hybrid", e.Profile, profile.DPMode)
 	}
 	for key, port := range map[string]int{"kv_events_port": e.KVEventsPort, "kv_replay_port": e.KVReplayPort} {
 		if port < 0 || port > 65535 {
@@ -163,13 +155,6 @@ func (c *Config) checkEngine(path, role string, e *Engine, bad report) {
 		if role == "decode" && port != 0 {
 			bad(path+"."+key, "only the events of engines that prefill are followed; remove it")
 		}
-	}
-	if known {
-		e.checkCoordinates(path, role, &profile, bad)
-	}
-	if known && profile.Connector == mooncake.None && role != "aggregated" {
-		bad(path+".profile", "its profile %s has connector %s, so it hands no KV over; list it under engines.aggregated, or use a profile with "+
-			"the connector that it was started with", e.Profile, mooncake.None)
 	}
 	for key, n := range map[string]int{"token_budget": e.Budget, "prefill_schedule_interval": e.Interval} {
 		switch {
@@ -190,12 +175,30 @@ func (c *Config) checkEngine(path, role string, e *Engine, bad report) {
 		}
 		return
 	}
-	if known && e.Ranks == 0 && profile.DPMode != mooncake.DPExternal {
+	e.checkDecodeKeys(path, bad)
+}
+
+// checkProfile checks that an engine and its profile belong together.
+func (e *Engine) checkProfile(path, role string, p *mooncake.Profile, bad report) {
+	if hasTLSKeys := p.CAFile+p.CertFile+p.ServerName != ""; hasTLSKeys && strings.HasPrefix(e.URL, "http:") {
+		bad(path+".url", "its profile %s has keys for TLS, but %q would be called in clear text; write https, or use a profile without ca_file, "+
+			"cert_file and server_name",
+			e.Profile, e.URL)
+	}
+	if e.First > 0 && p.DPMode != mooncake.DPHybrid {
+		bad(path+".first_rank", "its profile %s has dp_mode %s, and only the nodes of a hybrid deployment may count their ranks from another "+
+			"number than 0; remove it, or set dp_mode: hybrid", e.Profile, p.DPMode)
+	}
+	e.checkCoordinates(path, role, p, bad)
+	if p.Connector == mooncake.None && role != "aggregated" {
+		bad(path+".profile", "its profile %s has connector %s, so it hands no KV over; list it under engines.aggregated, or use a profile with "+
+			"the connector that it was started with", e.Profile, mooncake.None)
+	}
+	if role != "prefill" && e.Ranks == 0 && p.DPMode != mooncake.DPExternal {
 		bad(path, "its profile %s has dp_mode %s, so this address has several DP ranks; set ranks to their number, or else the engine places "+
 			"requests itself",
-			e.Profile, profile.DPMode)
+			e.Profile, p.DPMode)
 	}
-	e.checkDecodeKeys(path, bad)
 }
 
 // checkDecodeKeys checks the keys that only engines that decode have.
@@ -227,12 +230,12 @@ func (c *Config) checkPool(bad report) {
 		bad("$.pool.size", "%d places are too few; write at least 1, because each prefill needs a place", c.Pool.Size)
 	}
 	outlives := func(engine, profile string) bool { // reports a pool.ttl that is too long for the profile
-		p, ok := c.Profiles[profile]
-		if !ok || p.Early() { // with early binding, waiting requests have no KV yet that could expire
+		p, known := c.Profiles[profile]
+		if !known || p.Early() { // with early binding, waiting requests have no KV yet that could expire
 			return false
 		}
 		budget, err := p.HoldBudget()
-		if err != nil || c.Pool.TTL <= budget {
+		if err != nil || c.Pool.TTL <= budget { // checkProfiles reports the error
 			return false
 		}
 		bad("$.pool.ttl", "%v is longer than prefill engine %s (profile %s) holds a finished prefill for the pool: %v of its %v; lower pool.ttl "+
