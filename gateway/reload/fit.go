@@ -15,7 +15,7 @@ import (
 // maxFit bounds the size of a fit file, in bytes. It is generous: the outputs of 4096 keys take a few MB.
 const maxFit = 256 << 20
 
-// read parses the fit file; nil: no file is configured, or it has not changed since it was last read.
+// read parses the fit file, and notes its version and its kind; nil: no file is configured, or it has not changed since it was last read.
 func (f *fitFile) read() (*predictor.Fit, error) {
 	if f.path == "" {
 		return nil, nil
@@ -55,19 +55,23 @@ func (r *Reloader) doubtFit(cfg *config.Config) {
 	}
 }
 
+// reloadFit makes predictions start anew from a new version of the fit file.
 func (r *Reloader) reloadFit() (bool, error) {
 	r.fit.path = r.Settings().Predictor.File
 	fit, err := r.fit.read()
-	if errors.Is(err, fs.ErrNotExist) || err == nil && fit == nil {
-		return false, nil // the file is being replaced, has not changed, or is not configured
+	switch {
+	case errors.Is(err, fs.ErrNotExist): // the file is being replaced
+		return false, nil
+	case err != nil:
+		return false, err
+	case fit == nil: // the file has not changed, or none is configured
+		return false, nil
 	}
-	if err == nil {
-		err = r.deps.SetFit(fit)
+	if err := r.deps.SetFit(fit); err != nil {
+		return false, err
 	}
-	if err == nil {
-		r.deps.Log.Info("predictions start anew from the fit file", zap.String("predictor.file", r.fit.path),
-			zap.String("kind", string(fit.Kind)), zap.Int("outputs", fit.Outputs.Len()))
-		r.doubtFit(r.Settings().Config)
-	}
-	return err == nil, err
+	r.deps.Log.Info("predictions start anew from the fit file", zap.String("predictor.file", r.fit.path),
+		zap.String("kind", string(fit.Kind)), zap.Int("outputs", fit.Outputs.Len()))
+	r.doubtFit(r.Settings().Config)
+	return true, nil
 }

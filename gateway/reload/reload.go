@@ -63,32 +63,29 @@ func (r *Reloader) Reload(dry bool) Reload {
 	return result
 }
 
+// reload is Reload without the files that the config names. Unless dry, it also remembers which version of the config file it has read, and
+// reports the outcome.
 func (r *Reloader) reload(dry bool) (got Reload) {
 	got = Reload{At: time.Now(), Outcome: unchanged, Changes: []config.Change{}}
-	if r.source.load == nil {
+	if r.source.load == nil { // ReadsFrom was not called
 		return got
 	}
-	seen := digestOf(r.source.file)
+	seen := digestOf(r.source.file) // before the file is read: if it changes meanwhile, the change is noticed later
 	p, err := r.prepare()
-	switch {
-	case err != nil:
-		got.Outcome = refused
-		got.fail(err)
-	case len(p.changes) > 0:
-		got.Changes = p.changes
+	if err == nil && len(p.changes) > 0 {
+		got.Outcome, got.Changes = dryRun, p.changes
 		for _, c := range p.changes {
 			if c.Restart {
 				got.Restart = append(got.Restart, c.Path)
 			}
 		}
-		got.Outcome = dryRun
 		if !dry {
 			got.Outcome = used
-			if err = p.apply(func() { r.commit(p) }); err != nil {
-				got.Outcome, got.Changes, got.Restart = refused, []config.Change{}, nil
-				got.fail(err)
-			}
+			err = p.apply(func() { r.commit(p) })
 		}
+	}
+	if err != nil {
+		got.refuse(err)
 	}
 	if dry {
 		return got
@@ -96,7 +93,7 @@ func (r *Reloader) reload(dry bool) (got Reload) {
 	r.source.seen, r.source.named = seen, nil
 	switch {
 	case err != nil:
-		r.source.named = p.named
+		r.source.named = p.named // a change of these files may mend it
 	case got.Outcome == used:
 		r.source.used, r.source.at = seen, got.At
 		r.look()
@@ -108,8 +105,9 @@ func (r *Reloader) reload(dry bool) (got Reload) {
 	return got
 }
 
-// fail notes an error, and its first position in the file if it has one.
-func (r *Reload) fail(err error) {
+// refuse makes the outcome that of an error, with its first position in the file if it has one. Nothing has changed then.
+func (r *Reload) refuse(err error) {
+	r.Outcome, r.Changes, r.Restart = refused, []config.Change{}, nil
 	r.Error = err.Error()
 	var located *config.Error
 	if errors.As(err, &located) {
@@ -117,7 +115,8 @@ func (r *Reload) fail(err error) {
 	}
 }
 
-// report logs and counts the outcome of a reload.
+// report logs and counts the outcome of a reload, and updates the status. If the new config is in force, report also warns of its doubtful
+// settings.
 func (r *Reloader) report(got *Reload) {
 	log := r.deps.Log.With(zap.String("file", r.source.file))
 	switch got.Outcome {
@@ -147,7 +146,7 @@ func (r *Reloader) report(got *Reload) {
 func (r *Reloader) doubt(cfg *config.Config) {
 	for _, d := range cfg.Doubts() {
 		at := zap.Skip()
-		if d.Line > 0 {
+		if d.Line > 0 { // otherwise the value is not in the file
 			at = zap.String("at", fmt.Sprintf("%s:%d:%d", d.File, d.Line, d.Column))
 		}
 		r.deps.Log.Warn(d.Msg, zap.String(keyField, d.Path), at)
@@ -158,14 +157,14 @@ func (r *Reloader) doubt(cfg *config.Config) {
 func (r *Reloader) exportStatus() {
 	r.metrics.inForce(&r.source)
 	s := &ConfigStatus{File: r.source.file, Since: r.source.at, Last: r.source.last}
-	if r.source.load != nil {
+	if r.source.load != nil { // otherwise there is no file
 		s.SHA256 = fmt.Sprintf("%x", r.source.used)
 	}
 	r.status.Store(s)
 }
 
 // prepare reads and checks the config file and all files that it names. It changes nothing. If it returns an error, only the field named of
-// the result counts.
+// the result is valid; nil: the error is in the config file itself.
 func (r *Reloader) prepare() (*prepared, error) {
 	p := &prepared{}
 	next, err := r.source.load()
@@ -173,7 +172,7 @@ func (r *Reloader) prepare() (*prepared, error) {
 		return p, err
 	}
 	old := r.Settings()
-	if next.Blank() && !old.Blank() {
+	if next.Blank() && !old.Blank() { // probably by mistake, or the file is being written
 		return p, fmt.Errorf("config %s: %w", r.source.file, errEmptyConfig)
 	}
 	merged, changes, err := old.Succeed(next)
@@ -186,7 +185,7 @@ func (r *Reloader) prepare() (*prepared, error) {
 		return p, err
 	}
 	var fit *predictor.Fit
-	if merged.Predictor.File == old.Predictor.File {
+	if merged.Predictor.File == old.Predictor.File { // reloadFit notices its changes
 		p.fit = r.fit
 	} else if fit, err = p.fit.read(); err != nil {
 		return p, fmt.Errorf("predictor.file: %w", err)

@@ -45,6 +45,7 @@ func digestsOf(files []string) map[string]digest {
 	return all
 }
 
+// loadToken reads the token of operators; nil: no file is configured, so admin requests need no token.
 func loadToken(file string) (*token, error) {
 	if file == "" {
 		return nil, nil
@@ -123,7 +124,7 @@ func readSecrets(cfg *config.Config) (*secrets, error) {
 	if s.prompts, err = readPromptKey(cfg.Predictor); err != nil {
 		return nil, err
 	}
-	pairs := []config.TLS{cfg.TLS, cfg.Admin.TLS}
+	pairs := []config.TLS{cfg.TLS, cfg.Admin.TLS} // by listener: Public, Admin, and Peers if there are other proxies
 	if cfg.Geo.On() {
 		pairs = append(pairs, config.TLS{CertFile: cfg.Geo.TLS.Cert, KeyFile: cfg.Geo.TLS.Key})
 		s.ca[cfg.Geo.TLS.CA], s.ca[cfg.Geo.HMAC.KeysFile] = digestOf(cfg.Geo.TLS.CA), digestOf(cfg.Geo.HMAC.KeysFile)
@@ -156,11 +157,11 @@ func (r *Reloader) use(s *secrets) {
 			r.tls[i].Succeed(p)
 		}
 	}
-	for file, now := range s.ca {
+	for file, version := range s.ca {
 		if old, ok := r.seen[file]; ok { // engines still use the version that was read before, so the change must still be noticed
-			now = old
+			version = old
 		}
-		s.seen[file] = now
+		s.seen[file] = version
 	}
 	r.seen = s.seen
 	r.exportExpiry()

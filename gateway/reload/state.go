@@ -125,7 +125,8 @@ func newSettings(cfg *config.Config) *Settings {
 	}}
 }
 
-// vocabSize is the smallest vocabulary of the profiles in use, because any engine may get a token id; 0: one of them is unknown.
+// vocabSize is the smallest vocabulary of the profiles in use, because any engine may get a token id; 0: one of them is unknown (0 in its
+// profile), or no profile is in use.
 func vocabSize(cfg *config.Config) int {
 	size := math.MaxInt
 	for _, name := range cfg.ProfilesInUse("") {
@@ -203,6 +204,7 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		hash: gauge("evenkeel_config_hash",
 			"The first 48 bits of the SHA-256 of the config file in force. It is equal on proxies with equal files, and 0 without a file."),
 	}
+	// Each count is there from the start, as 0.
 	for _, key := range []string{keyConfig, keyKeys, keyToken, keyTLS, keyAdminTLS, keyAuthority, keyPredictor, keyPromptKey, keyGeoTLS,
 		keyGeoCA, keyGeoKeys} {
 		for _, outcome := range []string{used, refused} {

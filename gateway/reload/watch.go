@@ -56,13 +56,14 @@ func filesOfProfiles(cfg *config.Config) (all []string) {
 // Watch.
 func (r *Reloader) OnLook(look func()) { r.looks = append(r.looks, look) }
 
-// lookAtFiles reads the files that have changed again.
+// lookAtFiles reads the files that have changed again, also the config file if it was refused and a file that it names has changed.
 func (r *Reloader) lookAtFiles() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.source.load != nil {
-		now := digestOf(r.source.file)
-		if now != (digest{}) && (now != r.source.seen || anyChanged(r.source.named)) { // zero: the file is being replaced
+		present := digestOf(r.source.file)
+		isThere := present != (digest{}) // otherwise it is being replaced
+		if isThere && (present != r.source.seen || anyChanged(r.source.named)) {
 			r.reload(false)
 		}
 	}
@@ -79,8 +80,8 @@ func (r *Reloader) look() {
 
 // anyChanged reports whether one of the files has another digest now.
 func anyChanged(files map[string]digest) bool {
-	for file, then := range files {
-		if digestOf(file) != then {
+	for file, before := range files {
+		if digestOf(file) != before {
 			return true
 		}
 	}
@@ -125,11 +126,11 @@ func (r *Reloader) changed(file string) bool { return r.changedFor("", file) }
 
 // changedFor is changed for one of several readers of the same file. reader is the reader's prefix in r.seen.
 func (r *Reloader) changedFor(reader, file string) bool {
-	now := digestOf(file)
-	if file == "" || now == r.seen[reader+file] {
+	present := digestOf(file)
+	if file == "" || present == r.seen[reader+file] {
 		return false
 	}
-	r.seen[reader+file] = now
+	r.seen[reader+file] = present
 	return true
 }
 
@@ -170,11 +171,12 @@ func (r *Reloader) reloadToken() (bool, error) {
 // reloadTrust makes engines trust changed authorities. An authority is refused together with a client certificate that cannot be used, so
 // it is tried again when any file of a profile changes.
 func (r *Reloader) reloadTrust() (bool, error) {
-	now, again := digestsOf(filesOfProfiles(r.Settings().Config)), anyChanged(r.distrusted)
-	changed, err := r.deps.ReloadTrust(func(file string) bool { return r.changedFor(ofEngines, file) || again })
+	present := digestsOf(filesOfProfiles(r.Settings().Config))
+	retry := anyChanged(r.distrusted)
+	changed, err := r.deps.ReloadTrust(func(file string) bool { return r.changedFor(ofEngines, file) || retry })
 	switch {
 	case err != nil:
-		r.distrusted = now
+		r.distrusted = present
 	case changed:
 		r.distrusted = nil
 	}
