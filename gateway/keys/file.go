@@ -61,7 +61,7 @@ func Parse(path string, src []byte) (*Set, error) {
 	hashes := make(map[[sha256.Size]byte]int, len(entries))
 	for i, e := range entries {
 		where := fmt.Sprintf("key file %s: entry %d", path, i+1)
-		if i < len(lines) {
+		if i < len(lines) { // decode may not know the lines
 			where = fmt.Sprintf("key file %s:%d", path, lines[i])
 		}
 		sum, err := e.check()
@@ -82,7 +82,7 @@ func Parse(path string, src []byte) (*Set, error) {
 	return s, nil
 }
 
-// decode returns the entries, and the line on which each begins.
+// decode returns the entries, and the line on which each begins; no lines: they are not known. An empty file has no entries.
 func decode(src []byte) (entries []entry, lines []int, err error) {
 	defer func() {
 		if v := recover(); v != nil { // goccy/go-yaml v1.19.2 panics if a tag stands in place of a list: "keys: !x y"
@@ -98,7 +98,7 @@ func decode(src []byte) (entries []entry, lines []int, err error) {
 	return file.Keys, entryLines(src), nil
 }
 
-// check returns the entry's hash, or what is wrong with the entry.
+// check returns the entry's hash, or an error that says what is wrong with the entry.
 func (e *entry) check() (sum [sha256.Size]byte, err error) {
 	if e.Name == "" || strings.TrimSpace(e.Name) != e.Name {
 		return sum, errors.New("a key needs a name that does not begin or end with a space; logs and metrics show it")

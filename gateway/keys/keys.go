@@ -78,7 +78,10 @@ func (k Key) Settle(now time.Time, n int) {
 // Acquire counts n more running answers of this key. It returns false if that would be more than MaxConcurrent: then the caller answers
 // 429. Release ends them.
 func (k Key) Acquire(n int) bool {
-	if k.usage == nil || n == 0 { // allowed even if MaxConcurrent was lowered below the number of running answers
+	if k.usage == nil { // the zero Key has no limits
+		return true
+	}
+	if n == 0 { // nothing is added, so this is allowed even if MaxConcurrent was lowered below the number of running answers
 		return true
 	}
 	for {

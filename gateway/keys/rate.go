@@ -13,8 +13,8 @@ type bucket struct {
 	at   time.Time
 }
 
-// take takes n out of a bucket of size perMinute. If the bucket holds too little, ok is false, and wait is the time until it holds enough.
-// More than the whole bucket can be taken only when it is full.
+// take takes n out of a bucket of size perMinute. If the bucket holds too little, take takes nothing, ok is false, and wait is the time
+// until it holds enough. More than the whole bucket can be taken only when it is full.
 func (b *bucket) take(now time.Time, perMinute, n int) (wait time.Duration, ok bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
