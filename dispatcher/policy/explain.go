@@ -16,7 +16,6 @@ type limits struct {
 	watermark             float64 // share of a rank's KV capacity that is kept empty
 	extra                 int32   // entries that a rank may get in addition to its free slots
 	ahead                 bool    // the policy may fill slots that are not free yet, but soon will be
-	queues                bool    // free slots and KV room do not count: an entry must only fit the rank's capacity
 	reserved, reservedFor int     // indices of the reserved rank, and of the overdue entry in the pool that it waits for; or none
 	gather                *gather // entries that the policy holds back, to send them together; nil: it holds none
 	holds                 *holds  // entries that it holds back because they would make each step much longer; nil: it holds none
@@ -31,7 +30,7 @@ func (p *greedy) limits() limits {
 
 func (p *firstCome) limits() limits {
 	return limits{
-		watermark: p.watermark, ahead: p.sendsAhead, extra: p.extra, queues: p.queues,
+		watermark: p.watermark, ahead: p.sendsAhead, extra: p.extra,
 		reserved: p.ranks.reserved, reservedFor: p.ranks.reservedFor,
 	}
 }
