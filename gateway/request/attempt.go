@@ -28,14 +28,14 @@ func othersTake(j *job, fault *failure.Fault) bool {
 // again asks the retry budget for another attempt, and waits for the pause before it. It returns false if the budget grants none, if the
 // client leaves, or if the client's own time limit would end before the attempt could begin.
 func (j *job) again(retry lifecycle.Retry, fault *failure.Fault) bool {
-	wait, ok := j.backoff(retry, fault)
+	wait, granted := j.backoff(retry, fault)
 	if !othersTake(j, fault) { // if another rank can take the request, the refusing engine's Retry-After does not matter
 		wait = max(wait, min(fault.RetryAfter, maxRetryAfter))
 	}
 	log := j.srv.Log.With(zap.Inline(j), zap.Int("attempt", j.record.Attempts), zap.Int("status", fault.Status), zap.Error(fault.Err))
 	// A client may have sent its own time limit (Patience). The limit no longer counts once the answer has begun.
 	late := !j.life.Resumed() && !j.incoming.Patience.IsZero() && time.Now().Add(wait).After(j.incoming.Patience)
-	if !ok || late {
+	if !granted || late {
 		log.Warn("a request failed, and no retry is left")
 		return false
 	}
@@ -49,7 +49,8 @@ func (j *job) again(retry lifecycle.Retry, fault *failure.Fault) bool {
 	}
 }
 
-// backoff asks the retry budget for another attempt. again says whether the attempt may be made, and wait how long to pause before it.
+// backoff asks the retry budget for another attempt. again says whether the attempt may be made, and wait how long to pause before it. If
+// retry.Pause is 0, the budget also says how long the pause is.
 func (j *job) backoff(retry lifecycle.Retry, fault *failure.Fault) (wait time.Duration, again bool) {
 	conf, pause := &j.srv.Settings().Prefill.Retry, retry.Pause
 	switch retry.Budget {
@@ -59,12 +60,14 @@ func (j *job) backoff(retry lifecycle.Retry, fault *failure.Fault) (wait time.Du
 	case lifecycle.OfUnsent:
 		wait, again = j.srv.Prefill.RetryUnsent(retry.N)
 	case lifecycle.Counted:
-		if othersTake(j, fault) && pause > 0 {
+		uncounted := pause > 0 // one of the first refusals, which are not counted as attempts
+		if uncounted && othersTake(j, fault) {
 			// The budget keeps failures from multiplying. A refused request has run on no engine, so the budget is not asked.
 			again = retry.N < conf.Attempts
 			break
 		}
 		wait, again = j.srv.Prefill.Retry(retry.N, fault.Status, fault.Err)
+		// If no engine answered this attempt, an empty budget does not end an answer of which the client has a part.
 		if !again && retry.Despite && fault.Status == 0 && retry.N < conf.Attempts {
 			again, pause = true, retry.N
 		}
@@ -138,7 +141,7 @@ func (s *stream) judge(effect lifecycle.Effect) {
 	case full: // the engine has not failed
 	case effect.Kind == lifecycle.ReportSuccess:
 		monitor.Judge(id, engine.Served, nil)
-	case blame == lifecycle.Disputed:
+	case blame == lifecycle.Disputed: // a 500 counts only once its cause is known
 		err, settle := fault.Err, monitor.Accuse(id)
 		s.job.unexplained500s = append(s.job.unexplained500s, func(cause lifecycle.Blame) {
 			settle()
@@ -163,13 +166,14 @@ func (u *upstreamCall) failedOn() string {
 	case !u.fault.OfEngine():
 	case u.fault.Call != lifecycle.Prefill:
 		return u.rank.Target.ID
-	case u.partner != nil:
+	case u.partner != nil: // the prefill call beside this call failed
 		return u.partner.prefiller().ID
 	}
 	return ""
 }
 
-// outcome returns the report that the dispatcher gets when the slot is released. kind is how the request ended.
+// outcome returns the report that the dispatcher gets when the slot is released. kind is how the request ended. An answer without tokens
+// is reported as empty only if its engine ended it with stop, and if no earlier engine had sent a part of it.
 func (s *stream) outcome(kind board.Kind) board.Outcome {
 	filter, finished := &s.upstream.answer.Filter, kind == board.Finished
 	failedBeforeFirst := s.upstream.fault != nil && s.firstAt.IsZero()
@@ -211,8 +215,8 @@ func (a *avoided) failed(engines Engines, worker int32, fault *failure.Fault, fu
 		a.decode = append(engines.FailingWith(worker, false, a.decode), around...)
 		a.haltedCores++
 	default:
-		answered := fault.Reason == lifecycle.Failed // a crash says nothing about the other engines of the host
-		a.decode = engines.FailingWith(worker, answered, a.decode)
+		wholeHost := fault.Reason == lifecycle.Failed // a 500 may come from a broken driver or disk; a crash concerns one engine
+		a.decode = engines.FailingWith(worker, wholeHost, a.decode)
 	}
 }
 

@@ -83,7 +83,7 @@ const mostTails = 1024
 func (u *upstreamCall) limits(first time.Duration) sse.Limits {
 	l := &u.job.srv.Settings().Limits
 	gap := l.EventTimeout
-	if u.buffered {
+	if u.buffered { // after its first event the engine may send nothing more until it has computed the whole answer
 		gap = max(gap, l.ProbeTimeout)
 	}
 	likeliest := u.job.req.TopLogprobs
@@ -132,7 +132,8 @@ func watchCore(s *stream) (stop func()) {
 	}
 	silence := s.upstream.rank.Profile.FirstEventTimeout
 	patience := silence + time.Duration(manyTimes*float64(s.upstream.slot.ComputeMs)*float64(time.Millisecond))
-	j, avoided, move := s.job, s.job.avoid.ranks(), s.job.avoid.haltedCores+1
+	j, avoided := s.job, s.job.avoid.ranks()
+	retryNumber := s.job.avoid.haltedCores + 1
 	halted := &atomic.Bool{}
 	s.upstream.coreHalted = halted
 	return handoff.Watch(patience, func() (again time.Duration) {
@@ -143,7 +144,7 @@ func watchCore(s *stream) (stop func()) {
 			return silence
 		}
 		if !halted.Load() { // a retry that the budget has granted is not asked for again
-			if _, granted := j.srv.Prefill.Retry(move, 0, errStuck); !granted {
+			if _, granted := j.srv.Prefill.Retry(retryNumber, 0, errStuck); !granted {
 				return silence / 4
 			}
 		}
@@ -178,7 +179,7 @@ func (u *upstreamCall) reportCompute() {
 // does so. It comes with the first event, when the engine has counted the prompt, or at the end of the request. none says that the engine
 // has computed nothing.
 func (u *upstreamCall) settleCompute(none bool) {
-	if u.mayCompute == 0 {
+	if u.mayCompute == 0 { // settled before, or nothing was noted
 		return
 	}
 	computed := u.mayCompute
@@ -187,7 +188,7 @@ func (u *upstreamCall) settleCompute(none bool) {
 		computed = 0
 	case (u.local || u.job.passthrough != nil) && usage.Prompt > 0:
 		computed = int64(usage.Prompt)
-	case u.local:
+	case u.local: // no count came; a prompt has at most a token per byte
 		computed = int64(prompt.Bytes(u.job.req, u.job.changes)) + handoff.BlockTokens
 	}
 	u.rank.Traffic.Settles(u.mayCompute, computed)

@@ -29,10 +29,11 @@ func (s *stream) decode(h *handoff.Handoff, until lifecycle.Timeout) (_ *failure
 	j.enter(phase, "decode")
 	s.upstream.reportCompute()
 	if fault := s.open(h, until); fault != nil {
-		if fault.Verdict().KV == lifecycle.MaybeRunning && s.overdue(h) {
+		if fault.Verdict().KV == lifecycle.MaybeRunning && s.overdue(h) { // the engine may wait for KV that is gone
 			s.upstream.stranded = handoff.LeaksBlocks(s.upstream.rank, fault)
 		}
-		return fault, (h == nil || s.upstream.unstreamed) && j.client.Left()
+		endsWithClient := h == nil || s.upstream.unstreamed // any other call stays open until its first event (see open)
+		return fault, endsWithClient && j.client.Left()
 	}
 	slot.Started()
 	j.kvArrived(h, s)
@@ -87,14 +88,14 @@ func (s *stream) open(h *handoff.Handoff, until lifecycle.Timeout) *failure.Faul
 		}
 	}
 	profile := s.upstream.rank.Profile
-	if profile.HandBack == mooncake.HandBackFetched {
+	if profile.HandBack == mooncake.HandBackFetched { // keepTurn compares: only this process will have the KV of the answer
 		j.decodeProcess = j.srv.Engines().ProcessAt(s.upstream.rank.Instance).Process
 	}
 	silence, pullOver, stop := limitWait(s, h, until)
 	defer stop()
 	headers := h.Identify(engine.JSONHeaders(j.legID("d", j.record.Attempts)))
 	changes := j.changes
-	if profile.Connector == mooncake.SGLang && j.req.Endpoint == mooncake.Generate {
+	if profile.Connector == mooncake.SGLang && j.req.Endpoint == mooncake.Generate { // aborts find the request by the id in its body
 		withRID := *j.changes
 		withRID.RID = j.legID("d", j.record.Attempts)
 		changes = &withRID
@@ -104,8 +105,9 @@ func (s *stream) open(h *handoff.Handoff, until lifecycle.Timeout) *failure.Faul
 		if fault.Engine != "" {
 			j.srv.Monitor.Report(fault.Engine, fault.Err)
 		}
-		if s.upstream.unstreamed && fault.Reason == lifecycle.HungUp && fault.Progress != lifecycle.Unsent && !time.Now().Before(pullOver) {
-			fault.Progress = lifecycle.Through // the pull of KV was over, so only the answer is lost
+		leftWhileComputing := s.upstream.unstreamed && fault.Reason == lifecycle.HungUp && fault.Progress != lifecycle.Unsent
+		if leftWhileComputing && !time.Now().Before(pullOver) { // the pull of KV was over, so only the answer is lost
+			fault.Progress = lifecycle.Through
 		}
 		return fault
 	}
@@ -213,7 +215,7 @@ func (s *stream) openBeside() *failure.Fault {
 	if fault := s.upstream.send(upstream.Headers(partner.id, j.req.Endpoint, profile), body, handoff.Forever); fault != nil {
 		reason := lifecycle.Died
 		switch {
-		case fault.Status != 0 && fault.Verdict().Next == lifecycle.Over:
+		case fault.Status != 0 && fault.Verdict().Next == lifecycle.Over: // no other engine would answer otherwise
 			reason = lifecycle.Declined
 		case fault.Status != 0 || fault.Reason == lifecycle.NotOurs || fault.Reason == lifecycle.Unreachable:
 			reason = lifecycle.Refused
@@ -223,7 +225,9 @@ func (s *stream) openBeside() *failure.Fault {
 	if err := s.firstBeside(); err != nil {
 		fault := s.decodeFault(err)
 		reason := lifecycle.Died
-		if next := fault.Verdict().Next; s.broken != nil && (next == lifecycle.Over || next == lifecycle.NoRoom) {
+		next := fault.Verdict().Next
+		handedBack := next == lifecycle.Over || next == lifecycle.NoRoom // refused for good, or given back for want of KV memory
+		if s.broken != nil && handedBack {                               // an event said so, and the engine itself has ended the call
 			reason = lifecycle.Declined
 		}
 		return s.upstream.lostBeside(reason, fault)
@@ -232,7 +236,7 @@ func (s *stream) openBeside() *failure.Fault {
 		return s.upstream.lostBeside(lifecycle.Died, disbelieved())
 	}
 	fault := s.upstream.partner.started(s.upstream.answer.Filter.Prompt())
-	if s.state == ended {
+	if s.state == ended { // the whole answer came at once, so it is also checked now as at its end
 		fault = s.upstream.partner.believe(s.upstream.answer.Filter.Prompt(), j.client.Gone())
 	}
 	if fault != nil {
@@ -246,14 +250,14 @@ func (s *stream) openBeside() *failure.Fault {
 
 // firstBeside reads up to the first event of a decode call. With SGLang it reads on until the engine has reported how many tokens the
 // prompt has, because the first event may lack this count. A difference from the prefill engine's count shows that the transfer of KV was
-// aborted.
+// aborted. It stops at the first event with tokens, which must not wait for the count.
 func (s *stream) firstBeside() error {
 	err := s.readFirst(time.Now().Add(handoff.Forever))
-	for err == nil && s.upstream.rank.Profile.Connector == mooncake.SGLang && s.firstTokenAt.IsZero() &&
-		s.upstream.answer.Filter.Prompt() == 0 && s.state == flows {
+	isSGLang := s.upstream.rank.Profile.Connector == mooncake.SGLang
+	for err == nil && isSGLang && s.state == flows && s.upstream.answer.Filter.Prompt() == 0 && s.firstTokenAt.IsZero() {
 		err = s.fill()
 	}
-	if err == nil && s.broken != nil {
+	if err == nil && s.broken != nil { // a later event than the first one reported a failure
 		err = errRefusal
 	}
 	return err
@@ -266,7 +270,8 @@ func (u *upstreamCall) lostBeside(reason lifecycle.DecodeFailure, fault *failure
 	cause, stranded := u.partner.decodeEnded(reason)
 	u.stranded = stranded
 	if cause == nil {
-		if fault.Err != nil && (reason == lifecycle.Died || fault.Status != 0 && fault.Engine != "") {
+		saysState := fault.Status != 0 && fault.Engine != "" // the status tells that the engine is paused, or lacks a model
+		if fault.Err != nil && (reason == lifecycle.Died || saysState) {
 			j.srv.Monitor.Report(u.rank.Instance, fault.Err)
 		}
 		return fault
@@ -275,7 +280,7 @@ func (u *upstreamCall) lostBeside(reason lifecycle.DecodeFailure, fault *failure
 		u.pull.Lose()
 		j.srv.metrics.latePulls.Inc()
 	}
-	copied := *cause
+	copied := *cause // the caller changes its fault, and the partner keeps cause
 	return &copied
 }
 
@@ -292,7 +297,8 @@ func (u *upstreamCall) takePrefillAnswer() (called time.Duration) {
 	}
 	j.record.Report(journal.Event{Kind: journal.Probed, Took: took})
 	j.record.Prefill = prefiller
-	if prefilled(j, &probed, u.rank.Profile); !j.life.Resumed() && u.rank.Profile.Connector != mooncake.SGLang {
+	prefilled(j, &probed, u.rank.Profile)
+	if !j.life.Resumed() && u.rank.Profile.Connector != mooncake.SGLang { // an SGLang decode engine reports its cached tokens itself
 		u.answer.Filter.Found(j.cachedTokens)
 	}
 	return called

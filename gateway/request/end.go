@@ -31,7 +31,7 @@ func (s *stream) fails(why lifecycle.Reason, answer *openai.Error, err error) {
 		leg = lifecycle.Sole
 	}
 	switch {
-	case begun && why == lifecycle.Throttled:
+	case begun && why == lifecycle.Throttled: // the engine had room, because it began the answer, so it refuses the request itself
 		why = lifecycle.Rejected
 	case begun && why == lifecycle.Rejected && answer.Status/100 == 5: // the engine refuses evenkeel's own credential
 		why = lifecycle.Erred
@@ -43,12 +43,13 @@ func (s *stream) fails(why lifecycle.Reason, answer *openai.Error, err error) {
 	case !begun && leg == lifecycle.Sole && s.upstream.answer.Filter.Started(): // the first event came with the end; the client gets it
 		s.finish(answer)
 		return
-	case !begun:
+	case !begun: // the client has nothing, so the code that waits for the first event reports the fault
 		s.state, s.broken = ended, answer
 		return
 	}
 	event := s.job.failedEvent(s.upstream.fault)
-	event.Faulty = answer.Status/100 == 5 && why >= lifecycle.Rejected && why != lifecycle.Preempted && !s.upstream.fault.Moved
+	engineSaidSo := why >= lifecycle.Rejected && why != lifecycle.Preempted // these reasons stand for a status in an event
+	event.Faulty = engineSaidSo && answer.Status/100 == 5 && !s.upstream.fault.Moved
 	s.step(event)
 }
 
@@ -85,7 +86,8 @@ func (s *stream) step(event lifecycle.Event) {
 	}
 }
 
-var kinds = map[lifecycle.Disposition]board.Kind{lifecycle.Failing: board.Failed, lifecycle.Cancelled: board.Cancelled,
+// outcomeKinds says how the dispatcher is told of the ways in which a slot is settled. A call without a slot has other dispositions.
+var outcomeKinds = map[lifecycle.Disposition]board.Kind{lifecycle.Failing: board.Failed, lifecycle.Cancelled: board.Cancelled,
 	lifecycle.Finish: board.Finished}
 
 // finish ends the answer that the client reads. Later calls do nothing. If fail is nil, the answer is whole. Otherwise it ends with an
@@ -97,13 +99,13 @@ func (s *stream) finish(fail *openai.Error) {
 	if fail != nil && s.job.client.Left() {
 		fail = leftError(s.job)
 	}
-	if s.state, s.broken = ended, fail; fail != nil {
+	if s.state, s.broken = ended, fail; fail != nil { // the engine may have ended an answer that turned out to be wrong
 		s.upstream.answer.out = s.upstream.answer.DropEnd(s.upstream.answer.out)
 	}
 	switch {
 	case fail == nil:
 		s.upstream.answer.out = s.upstream.answer.MissingUsage(s.upstream.answer.out)
-	case fail.Status == journal.StatusClientClosed:
+	case fail.Status == journal.StatusClientClosed: // the client reads nothing more
 		return
 	case s.job.passthrough != nil: // the receipt of a request that is passed through has the error, so nothing is logged
 	default:
@@ -170,7 +172,7 @@ func (s *stream) report() {
 		return
 	}
 	j.record.Report(journal.Event{Kind: journal.Relayed, Took: now.Sub(s.firstAt), Tokens: tokens})
-	if tokens > 1 && s.broken == nil && !s.upstream.unstreamed && !s.upstream.buffered {
+	if tokens > 1 && s.broken == nil && !s.upstream.unstreamed && !s.upstream.buffered { // other answers do not show the engine's pace
 		j.record.Report(journal.Event{Kind: journal.Paced, Took: s.lastTokenAt.Sub(s.firstTokenAt), Tokens: tokens})
 	}
 	reconcile(s)
@@ -185,7 +187,8 @@ func (s *stream) report() {
 }
 
 // reconcile compares two counts of an answer's tokens: the one made while they came, and the engine's final one. The first count serves as
-// the load of the ranks. So reconcile learns how many tokens the engine puts in a chunk, and counts an answer that is off by over 1 %.
+// the load of the ranks. So reconcile learns how many tokens the engine puts in a chunk, and counts an answer that is off by over 1 %. It
+// leaves out answers without a final count, and answers that are not counted chunk by chunk.
 func reconcile(s *stream) {
 	if s.broken != nil || s.upstream.unstreamed || s.upstream.buffered {
 		return
@@ -254,8 +257,9 @@ func (s *stream) detach() {
 	b.putBack()
 }
 
-// release gives the slot back, once. If the answer is not whole, it first waits until the engine has dropped the request, so that the
-// next request of this slot does not run beside it.
+// release gives the slot back, once, and tells the dispatcher how the answer ended. If the answer is not whole, it first waits until the
+// engine has dropped the request, so that the next request of this slot does not run beside it. If the engine keeps the KV of the answer,
+// the KV is remembered for the next turn of the conversation.
 func (s *stream) release(kind board.Kind) {
 	if s.upstream.slot == nil {
 		return
@@ -266,7 +270,7 @@ func (s *stream) release(kind board.Kind) {
 			s.job.srv.metrics.heedless.Inc()
 		}
 	}
-	if s.upstream.partner != nil && !s.firstAt.IsZero() {
+	if s.upstream.partner != nil && !s.firstAt.IsZero() { // the end of a call without a first event was reported by lostBeside
 		s.upstream.partner.close(kind == board.Cancelled)
 	}
 	outcome := s.outcome(kind)

@@ -242,18 +242,18 @@ const (
 	localShort, localAsked, localWhole, localEnded        = "short", "asked", "endpoint", "ended"
 )
 
-// rebound counts a request that lost the decode rank it was bound to before its first token. fault is the fault of the prefill call that
-// ended the decode call; nil: the decode call ended by itself.
+// rebound counts a request that lost its decode rank before the first token and is bound again. fault is why the two calls of the attempt
+// were ended together; nil: the decode call ended by itself.
 func (m *metrics) rebound(fault *failure.Fault) {
 	cause := causePrefill
 	switch {
 	case fault == nil:
 		cause = causeDecode
-	case fault.Verdict().Next == lifecycle.Over:
+	case fault.Verdict().Next == lifecycle.Over: // the request ends, so it is bound to no other rank
 		return
 	case fault.Reason == lifecycle.Unbegun:
 		cause = causeSilent
-	case fault.Call == lifecycle.Decode:
+	case fault.Call == lifecycle.Decode: // of the decode call's faults, only a missing or bad callback ends both calls
 		cause = causeCallback
 	}
 	m.rebinds.WithLabelValues(cause).Inc()

@@ -131,11 +131,11 @@ func (f *fanned) goElsewhere(ctx *fasthttp.RequestCtx, whole *job) (answered boo
 			return false, nil
 		}
 		whole.record.Report(journal.Event{Kind: journal.Attempted})
-		what, fail := whole.send(ctx, forward)
-		if what == lifecycle.PeerAnswers || fail != nil {
+		outcome, fail := whole.send(ctx, forward)
+		if outcome == lifecycle.PeerAnswers || fail != nil {
 			return fail == nil, fail
 		}
-		whole.life.CameBack(what)
+		whole.life.CameBack(outcome)
 		for _, l := range f.legs {
 			l.job.life.Moved(&whole.life)
 		}
@@ -161,7 +161,11 @@ func (f *fanned) enterQueue() (forward *geo.Forward, err error) {
 		arrivals[i] = l.job.arrival()
 	}
 	tickets, err := f.srv.Prefill.EnterAll(arrivals)
-	if err == nil && query != nil && f.awaitElsewhere(&tickets[0]) || errors.Is(err, prefill.ErrElsewhere) {
+	goesElsewhere := errors.Is(err, prefill.ErrElsewhere) // it was decided at once
+	if err == nil && query != nil {
+		goesElsewhere = f.awaitElsewhere(&tickets[0])
+	}
+	if goesElsewhere {
 		if forward = query.Forward(); forward == nil {
 			err = prefill.ErrElsewhere // the question names no other dispatcher
 		}
@@ -176,7 +180,8 @@ func (f *fanned) enterQueue() (forward *geo.Forward, err error) {
 // askForAll makes one question for all legs: to which dispatcher should the request go? It returns nil if there is none to ask.
 func (f *fanned) askForAll(legs []branch) (query *geo.RoutingQuery) {
 	first := legs[0]
-	if query = first.job.elsewhere(first.job.life.Stays() || len(legs) < len(f.legs)); query == nil {
+	servedHere := len(legs) < len(f.legs) // a decode rank here has taken the other legs, so these stay, too
+	if query = first.job.elsewhere(first.job.life.Stays() || servedHere); query == nil {
 		return nil
 	}
 	query.Legs(len(legs))
@@ -328,7 +333,8 @@ func (f *fanned) put(p piece) {
 	}
 	f.endedCount++
 	f.endError = p.fail
-	switch f.allEnded = f.endError != nil || f.endedCount == len(f.legs); {
+	f.allEnded = f.endError != nil || f.endedCount == len(f.legs) // one failure ends all legs
+	switch {
 	case !f.allEnded:
 		return
 	case f.endError != nil:
@@ -458,8 +464,8 @@ func (f *fanned) nameable(whole *job) {
 		told.Wait()
 	}))
 	f.in.forgetName = func() {
-		for _, leave := range forgets {
-			leave()
+		for _, forget := range forgets {
+			forget()
 		}
 	}
 }

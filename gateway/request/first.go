@@ -112,22 +112,25 @@ func (u *upstreamCall) side() string {
 // decodeFault returns the fault of a decode call that ended with err before the client got anything. If the engine refused the request
 // in an event of its stream, the client gets this refusal. Every other end counts as a failure of the engine.
 func (s *stream) decodeFault(err error) *failure.Fault {
-	fault := s.upstream.fault
-	if fault == nil || s.upstream.tooLong(err) || errors.Is(s.upstream.answer.Err(), sse.ErrLargeEvent) {
+	tooLong := s.upstream.tooLong(err)
+	tooLarge := tooLong || errors.Is(s.upstream.answer.Err(), sse.ErrLargeEvent)
+	fault := s.upstream.fault // nil: err does not come from the events of the answer
+	if fault == nil || tooLarge {
 		fault = (&upstream.Call{Kind: lifecycle.Decode, Engine: s.upstream.rank.Instance, Mixed: s.upstream.rank.Group != ""}).Broke(err)
 	}
-	if fault.Progress, fault.Open = lifecycle.Headed, true; s.upstream.answer.Filter.Started() || s.upstream.tooLong(err) {
+	fault.Progress, fault.Open = lifecycle.Headed, true
+	if s.upstream.answer.Filter.Started() || tooLong {
 		fault.Progress = lifecycle.Through // the engine had read the KV before the call broke
 	}
 	switch {
-	case s.upstream.tooLong(err) || errors.Is(s.upstream.answer.Err(), sse.ErrLargeEvent):
+	case tooLarge:
 		fault.Reason, fault.Engine = lifecycle.TooLarge, ""
 		fault.Answer = failure.BadGateway(s.upstream.side(), "the event that begins its answer is larger than limits.event_bytes; ask for less")
 		if s.upstream.unstreamed {
 			fault.Answer = failure.BadGateway(s.upstream.side(), "its answer is larger than limits.answer_bytes; ask for less, or for a stream")
 		}
 		return fault
-	case fault != s.upstream.fault:
+	case fault != s.upstream.fault: // made above, with the error for the client
 		return fault
 	case fault.Reason == lifecycle.Unusable: // the client has nothing of the answer yet
 		fault.Reason = lifecycle.Garbled
@@ -137,7 +140,7 @@ func (s *stream) decodeFault(err error) *failure.Fault {
 	}
 	fault.Err, fault.MostLosses = failure.Undelivered(err, s.upstream.answer.Filter.Failure().Message), recomputeMax(s.upstream.rank.Profile)
 	switch {
-	case fault.Answer.Status/100 == 4:
+	case fault.Answer.Status/100 == 4: // the client gets the refusal as it is
 	case fault.Reason == lifecycle.Silent:
 		fault.Answer = failure.Transport(s.upstream.side(), err)
 	default:

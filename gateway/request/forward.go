@@ -88,7 +88,7 @@ func (j *job) cameBack(returned *geo.Failure) (lifecycle.EventKind, *openai.Erro
 		j.freed()
 		return lifecycle.PeerRefuses, failure.Gone
 	}
-	if returned.Relay != nil {
+	if returned.Relay != nil { // the other dispatcher answered with an error that the client gets
 		j.incoming.way = wayForwarded
 		e := &openai.Error{Status: returned.Relay.Status, Code: "engine_refused", Raw: returned.Relay.Body,
 			ContentType: returned.Relay.ContentType}
@@ -126,13 +126,14 @@ func (j *job) elsewhere(stay bool) *geo.RoutingQuery {
 	if j.srv.Peers == nil || !j.req.Endpoint.IsChatOrCompletions() {
 		return nil
 	}
+	groupsHaveOwners := j.srv.Owner.Has(owner.Groups) // then a request that stays in this region may still go to another proxy of it
 	ask := geo.Ask{
-		ID: j.id, Model: j.model.Name, Tenant: j.record.Key, Leave: j.life.Tried(), Stay: stay || j.incoming.Stays &&
-			!j.srv.Owner.Has(owner.Groups), Home: j.incoming.Stays, RingKey: geo.RingKeyOf(j.incoming.Session, j.incoming.Address),
+		ID: j.id, Model: j.model.Name, Tenant: j.record.Key, Leave: j.life.Tried(), Stay: stay || j.incoming.Stays && !groupsHaveOwners,
+		Home: j.incoming.Stays, RingKey: geo.RingKeyOf(j.incoming.Session, j.incoming.Address),
 	}
 	if from := j.incoming.From; from != nil {
 		ask.Came = from
-		ask.Stay = ask.Stay || from.N >= from.Max
+		ask.Stay = ask.Stay || from.N >= from.Max // it was forwarded as often as it may be
 		ask.ID = cmp.Or(from.RID, ask.ID)
 	}
 	if !ask.Stay {

@@ -77,8 +77,10 @@ func (j *job) fetchEnded(turn *handback.Turn, fault *failure.Fault) {
 // keepTurn remembers which KV the decode engine keeps after a complete answer, so that the next turn of the conversation can fetch it.
 func keepTurn(s *stream) {
 	j, profile, transcript := s.job, s.upstream.rank.Profile, &s.upstream.answer.Transcript
-	if profile.HandBack != mooncake.HandBackFetched || len(transcript.HandBack) == 0 || j.life.Resumed() || !transcript.Exact() ||
-		s.upstream.local || s.upstream.partner != nil {
+	offersKV := profile.HandBack == mooncake.HandBackFetched && len(transcript.HandBack) > 0
+	afterHandoff := !s.upstream.local && s.upstream.partner == nil
+	tokensKnown := transcript.Exact() && !j.life.Resumed() // of a resumed answer, the transcript lacks what earlier engines sent
+	if !offersKV || !afterHandoff || !tokensKnown {
 		return
 	}
 	scope, prompt, ok := ownTurns(j)
@@ -98,6 +100,6 @@ func keepTurn(s *stream) {
 	now := time.Now()
 	j.srv.turns.Keep(&handback.Turn{
 		Scope: scope, IDs: ids[:tokens:tokens], Params: bytes.Clone(transcript.HandBack), Made: process, Came: now,
-		Until: now.Add(profile.Keeps() - profile.Keeps()/4),
+		Until: now.Add(profile.Keeps() - profile.Keeps()/4), // the rest of the time is for the fetch
 	}, now, j.srv.Settings().Limits.ResumeBytes)
 }

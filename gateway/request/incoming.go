@@ -83,7 +83,7 @@ func (srv *Server) Serve(
 	srv.markForPeer(ctx, in, nil)
 	if req.Stream {
 		tokens := s.upstream.maxTokens
-		if s.state == ended {
+		if s.state == ended { // all of the answer has come
 			tokens = 0
 		}
 		srv.Stream(ctx, s.upstream.contentType(), s, tokens)
@@ -210,7 +210,8 @@ func markReason(ctx *fasthttp.RequestCtx, e *openai.Error) {
 // header. Only some callers may see them, because the names of engines are network addresses.
 func (srv *Server) exposeRoute(ctx *fasthttp.RequestCtx, in *Incoming) {
 	record := in.Record
-	if !srv.Settings().ExposeRoute && !in.Explain || record.Route == "" {
+	mayName := srv.Settings().ExposeRoute || in.Explain
+	if !mayName || record.Route == "" { // no route: no engine was chosen
 		return
 	}
 	h := &ctx.Response.Header

@@ -67,7 +67,7 @@ func (j *job) bindLocal() *dispatcher.Slot {
 		if sought.Media {
 			return nil // the length of a prompt with images or sound is not known in tokens
 		}
-		if sought.Bytes == 0 || j.req.PromptTokens > 0 {
+		if sought.Bytes == 0 || j.req.PromptTokens > 0 { // otherwise Length computes the length from the bytes
 			sought.Tokens = cmp.Or(sought.Prompt.Tokens, j.estimate())
 		}
 	}
@@ -75,7 +75,7 @@ func (j *job) bindLocal() *dispatcher.Slot {
 	rule := j.srv.localRule(conf, &sought, why, tokens)
 	hits := map[int32]int{}
 	for _, offer := range j.srv.LocalRanks.Offers(&sought, j.avoid.ranks()) {
-		if rule.Allows(offer.New, 0, 0) {
+		if rule.Allows(offer.New, 0, 0) { // as if the rank were idle: the dispatcher knows what runs there, and checks again
 			rule.Ranks = append(rule.Ranks, board.LocalRank{Worker: offer.Rank, Tokens: offer.New})
 			hits[offer.Rank] = offer.Hit
 		}
@@ -91,7 +91,7 @@ func (j *job) bindLocal() *dispatcher.Slot {
 		return nil
 	}
 	j.srv.metrics.localRequests.WithLabelValues(why).Inc()
-	j.query = nil
+	j.query = nil // the request is served here
 	j.record.Report(journal.Event{Kind: journal.PlacedLocally, Slot: result.Slot, Tokens: hits[result.Slot.Worker]})
 	return result.Slot
 }
@@ -113,7 +113,7 @@ func (j *job) nearRanks(boardName string, tokens int) (hits []board.Hit) {
 // takes no hand-off, or if the prefill engine handed nothing off because the answer is empty.
 func (l *localDecode) reason(conf *prefill.Disaggregation, in *Incoming, resumed bool) string {
 	switch {
-	case resumed, in.aimed():
+	case resumed, in.aimed(): // aimed: the caller has chosen the engines
 		return ""
 	case l.endedTokens > 0:
 		return localEnded
@@ -170,8 +170,8 @@ func (j *job) kvArrived(h *handoff.Handoff, s *stream) {
 		sought.Keys = nil // no later turn asks for these keys; the prompt's length is still used for estimates
 	}
 	j.srv.LocalRanks.Holds(s.upstream.rank.Worker, &sought, j.promptTokens, s.upstream.began)
-	if !s.upstream.local {
-		j.local.knownPrompt = nil // a long prompt has thousands of keys
+	if !s.upstream.local { // a long prompt has thousands of keys, and only reportLocal needs them once more
+		j.local.knownPrompt = nil
 	}
 	if h != nil && !s.upstream.unstreamed { // an answer in one piece does not show when the KV was there
 		j.srv.LocalRanks.Moved(sought.Model, j.promptTokens, time.Since(s.upstream.began))
@@ -204,7 +204,7 @@ func (s *stream) reportLocal() {
 	}
 	usage, reported := s.upstream.answer.Filter.Usage()
 	if !reported {
-		usage.Cached = -1
+		usage.Cached = -1 // unknown, and not 0
 	}
 	j.record.CachedTokens = max(0, usage.Cached)
 	if known := j.local.knownPrompt; known != nil {

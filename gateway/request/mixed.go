@@ -13,7 +13,8 @@ import (
 )
 
 // placeMixed waits in the pool until the dispatcher binds the request to a rank that prefills and decodes. It tells the dispatcher how
-// much of the prompt each rank holds in its prefix cache. No request is sent to the rank yet.
+// much of the prompt each rank holds in its prefix cache. The lease counts as sent from the binding on, although the caller sends the
+// request only after that.
 func (j *job) placeMixed(lease *prefill.Lease) (*dispatcher.Slot, *failure.Fault) {
 	sought := local.Prompt{Prompt: j.recognize(), Model: lease.Candidate.Board}
 	counted := j.promptTokens > 0 || j.req.PromptTokens > 0
@@ -33,9 +34,9 @@ func (j *job) placeMixed(lease *prefill.Lease) (*dispatcher.Slot, *failure.Fault
 	j.local.knownPrompt = &sought.Prompt
 	slot, fault := j.place(lease.Candidate, tokens, func(entry *pool.Entry) <-chan dispatcher.Result {
 		if settings := j.srv.Settings(); settings.Pool.TTL == 0 { // pool.ttl is not set: prefill.queue.timeout applies
-			entry.Deadline = entry.Entered.Add(settings.Prefill.Queue.Timeout)
-			if !j.life.Resumed() {
-				entry.Deadline = entry.Arrival.Add(settings.Prefill.Queue.Timeout)
+			entry.Deadline = entry.Arrival.Add(settings.Prefill.Queue.Timeout)
+			if j.life.Resumed() { // since Arrival, the request has mostly been served, and not waited
+				entry.Deadline = entry.Entered.Add(settings.Prefill.Queue.Timeout)
 			}
 		}
 		if deadline := j.wanted(); !deadline.IsZero() && (entry.Deadline.IsZero() || deadline.Before(entry.Deadline)) {

@@ -111,7 +111,7 @@ func (p *partner) calledBack(callback metaserver.Callback, took time.Duration) b
 		event.Kind = lifecycle.Miscalled
 		fault = failure.Of(lifecycle.CallEnd{Call: lifecycle.Decode, Progress: lifecycle.Sent, Reason: lifecycle.Garbled},
 			failure.BadGateway("decode", "it named no place for the KV"), callback.Err)
-		if errors.Is(callback.Err, mooncake.ErrUnknownHost) {
+		if errors.Is(callback.Err, mooncake.ErrUnknownHost) { // KV is sent only to hosts of known engines
 			fault.Reason = lifecycle.Misplaced
 		}
 	case callback.Empty: // the decode engine has the whole prompt
@@ -163,7 +163,7 @@ func (p *partner) lookForSooner() {
 	shunned := p.job.srv.Dispatcher.Quarantined(p.slot)
 	p.job.mu.Lock()
 	defer p.job.mu.Unlock()
-	if p.lease == nil {
+	if p.lease == nil { // it is settled, so nothing is prefilled
 		return
 	}
 	step := time.Duration(p.slot.StepMs * float32(time.Millisecond))
@@ -207,7 +207,7 @@ func (p *partner) step(event lifecycle.Event, fault *failure.Fault) (goesOn bool
 	var buffer [8]lifecycle.Effect
 	effects := p.job.stepLocked(event, buffer[:0])
 	if !hadFailed && p.calls().Failed {
-		if p.failed = fault; fault == nil {
+		if p.failed = fault; fault == nil { // the lifecycle compared the prompt's length at both engines, and saw that KV is missing
 			p.failed = failure.Of(lifecycle.CallEnd{Progress: lifecycle.Through, Reason: lifecycle.Incomplete},
 				failure.BadGateway("prefill", errBroken.Error()), errBroken)
 		}
@@ -342,7 +342,7 @@ func (p *partner) abort(target *engine.Target) {
 // held.
 func (p *partner) awaitFirst(limit lifecycle.Timeout) {
 	wait, cause := p.limit(limit), errSilent
-	if limit == lifecycle.ByHold && wait < p.rank.Profile.FirstEventTimeout {
+	if limit == lifecycle.ByHold && wait < p.rank.Profile.FirstEventTimeout { // the hold on the KV ends before the engine counts as silent
 		cause = errLate
 	}
 	p.firstTimer = time.AfterFunc(wait, func() {

@@ -56,7 +56,7 @@ func (r *executor) doPassed(effect lifecycle.Effect) (event lifecycle.Event) {
 func (r *executor) sendOver(anew bool, until lifecycle.Timeout) lifecycle.Event {
 	j, p := r.job, r.job.passthrough
 	r.stream = nil
-	if anew {
+	if anew { // Choose has counted only the first call
 		p.Engines.Count(p.chosen.Instance, 1)
 	}
 	if j.record.Attempts > 0 {
@@ -90,7 +90,7 @@ func openPassed(s *stream, anew bool, until lifecycle.Timeout) (fault *failure.F
 		call.Fresh()
 	}
 	s.upstream.tracked = j.srv.Fleet.Track(roster.Location{Instance: p.chosen.Instance, Rank: -1}, call.Call, true)
-	if p.Most > 0 {
+	if p.Most > 0 { // the model runs for a request that has no slot, which the counts of the engine's traffic must show
 		s.upstream.mayCompute, s.upstream.beyond = p.Most, true
 		s.upstream.rank.Traffic.Beyond(1)
 		s.upstream.rank.Traffic.Sends(s.upstream.mayCompute)
@@ -108,7 +108,7 @@ func openPassed(s *stream, anew bool, until lifecycle.Timeout) (fault *failure.F
 	switch {
 	case fault == nil:
 		j.srv.Monitor.Answered(call.Engine)
-	case fault.Engine != "" && !j.client.Left():
+	case fault.Engine != "" && !j.client.Left(): // if the client has left, this may be why the call ended
 		j.srv.Monitor.Report(fault.Engine, fault.Err)
 	}
 	return fault
@@ -158,7 +158,8 @@ func beginsPassed(s *stream, call *upstream.Call) *failure.Fault {
 	return call.Broke(s.upstream.fault.Err)
 }
 
-// takePiece reads an answer in one piece, of any content type and at most limit bytes.
+// takePiece reads an answer in one piece, of any content type and at most limit bytes. It also takes the token counts, if the answer or its
+// metadata has any.
 func takePiece(s *stream, call *upstream.Call, limit int) *failure.Fault {
 	p := s.job.passthrough
 	isJSON := bytes.HasPrefix(s.upstream.resp.ContentType(), []byte("application/json"))
@@ -182,7 +183,7 @@ func takePiece(s *stream, call *upstream.Call, limit int) *failure.Fault {
 	switch _, err = mooncake.ScanBody(usageJSON, 0); {
 	case err == nil:
 		s.upstream.answer.Filter.ReadUsage(usageJSON)
-	case isJSON && !json.Valid(whole):
+	case isJSON && !json.Valid(whole): // valid JSON of another form, such as a list, has no counts but is an answer
 		return failure.Useless(lifecycle.Sole, lifecycle.Garbled, failure.BadGateway(failure.Engine, "its answer is not JSON"), err)
 	}
 	p.answer, s.state, s.firstAt = whole, ended, time.Now()

@@ -46,31 +46,16 @@ func (j *job) place(candidate prefill.Candidate, tokens int, enqueue func(*pool.
 		}
 	})
 	j.enter(journal.Pooled, "")
-	engines := j.srv.Engines()
-	region, prefiller := engines.RegionFor(candidate.Instance), candidate.Instance
-	if candidate.Mixed { // the candidate is the decode ranks themselves, not a prefill engine
-		region, prefiller = candidate.Region, ""
-	}
-	boardName := engines.BoardFor(candidate, j.model.Name, region)
-	// Owned takes the name of the board without its region
-	scope := strings.TrimSuffix(boardName, roster.BoardIn("", region))
-	if candidate.Mixed {
-		scope = boardName
-	}
-	entry := &pool.Entry{
-		ID: j.srv.nextID(), Model: boardName, Name: j.model.Name, Prompt: tokens, Age: j.resume.answerTokens, Key: j.promptHash(),
-		Arrival: j.record.Arrival, Entered: time.Now(),
-		Only: j.incoming.ToDecode, Avoid: j.avoid.ranks(), Last: j.avoid.lastChoice, Prefiller: prefiller,
-		Response: j.req.Endpoint == mooncake.Responses, Express: j.incoming.Priority > 0 && !j.incoming.Batch,
-	}
-	// A batch request may have been held back long before it got here. That time gives it no precedence, and does not count as waiting.
-	if j.incoming.Batch && !j.life.Resumed() {
-		entry.Arrival = entry.Entered
+	entry, region := j.poolEntry(candidate, tokens)
+	ownedBoard := entry.Model
+	if !candidate.Mixed {
+		ownedBoard = strings.TrimSuffix(entry.Model, roster.BoardIn("", region)) // Owned takes the name of a board without its region
 	}
 	bound, losses := enqueue(entry), j.srv.Owner.Losses()
 	queued = true // from now on the entry holds the place in the pool
 	var result dispatcher.Result
 	waiting, unowned := true, false // unowned: another proxy owns the decode group now
+	// withdraw ends the wait if it is not over, gives back a slot that has come by then, and returns the fault.
 	withdraw := func(why lifecycle.Reason, answer *openai.Error) (*dispatcher.Slot, *failure.Fault) {
 		if waiting {
 			j.srv.Dispatcher.Withdraw(entry)
@@ -83,8 +68,9 @@ func (j *job) place(candidate prefill.Candidate, tokens int, enqueue func(*pool.
 	}
 	defer onPanic(func() { withdraw(lifecycle.Leaving, nil) })
 	for waiting {
-		unowned = !j.srv.Engines().Owned(scope, j.model.Name)
-		if unowned || region != "" && !j.srv.Owner.Admits(region) {
+		unowned = !j.srv.Engines().Owned(ownedBoard, j.model.Name)
+		regionUnowned := region != "" && !j.srv.Owner.Admits(region)
+		if unowned || regionUnowned {
 			j.srv.Dispatcher.Withdraw(entry)
 			result, waiting = <-bound, false // may hold a slot; the decode call checks the ownership again before it is sent
 			continue
@@ -92,7 +78,7 @@ func (j *job) place(candidate prefill.Candidate, tokens int, enqueue func(*pool.
 		select {
 		case result = <-bound:
 			waiting = false
-		case <-losses:
+		case <-losses: // this proxy has lost a group or region, so look again whether it is the request's
 			losses = j.srv.Owner.Losses()
 		case <-j.client.Gone():
 			return withdraw(lifecycle.Left, failure.Gone)
@@ -100,17 +86,36 @@ func (j *job) place(candidate prefill.Candidate, tokens int, enqueue func(*pool.
 			return withdraw(lifecycle.Leaving, failure.Leaving)
 		}
 	}
-	// Nothing was prefilled in these two cases, so if the deadline has passed, the error names the deadline.
-	if entry.Early && errors.Is(result.Err, pool.ErrUnbound) || candidate.Mixed && errors.Is(result.Err, pool.ErrTimeout) {
-		if deadline := j.wanted(); !deadline.IsZero() && !time.Now().Before(deadline) {
-			return nil, failure.Of(lifecycle.CallEnd{Reason: lifecycle.NoRank}, failure.Deadline, prefill.ErrDeadline)
-		}
+	unprefilled := entry.Early && errors.Is(result.Err, pool.ErrUnbound) || candidate.Mixed && errors.Is(result.Err, pool.ErrTimeout)
+	if deadline := j.wanted(); unprefilled && !deadline.IsZero() && !time.Now().Before(deadline) { // the error names the client's deadline
+		return nil, failure.Of(lifecycle.CallEnd{Reason: lifecycle.NoRank}, failure.Deadline, prefill.ErrDeadline)
 	}
 	if result.Err != nil {
 		return nil, j.unplaced(result.Err, tokens, region, unowned)
 	}
 	j.record.Report(journal.Event{Kind: journal.Placed, Slot: result.Slot, Took: time.Since(entry.Entered)})
 	return result.Slot, nil
+}
+
+// poolEntry describes the request for the pool. tokens is the length of the prompt. region is where the request must be decoded; empty: in
+// the proxy's own region.
+func (j *job) poolEntry(candidate prefill.Candidate, tokens int) (entry *pool.Entry, region string) {
+	engines := j.srv.Engines()
+	region, prefiller := engines.RegionFor(candidate.Instance), candidate.Instance
+	if candidate.Mixed { // the candidate is the decode ranks themselves, not a prefill engine
+		region, prefiller = candidate.Region, ""
+	}
+	entry = &pool.Entry{
+		ID: j.srv.nextID(), Model: engines.BoardFor(candidate, j.model.Name, region), Name: j.model.Name, Prompt: tokens,
+		Age: j.resume.answerTokens, Key: j.promptHash(), Arrival: j.record.Arrival, Entered: time.Now(),
+		Only: j.incoming.ToDecode, Avoid: j.avoid.ranks(), Last: j.avoid.lastChoice, Prefiller: prefiller,
+		Response: j.req.Endpoint == mooncake.Responses, Express: j.incoming.Priority > 0 && !j.incoming.Batch,
+	}
+	// A batch request may have been held back long before it got here. That time gives it no precedence, and does not count as waiting.
+	if j.incoming.Batch && !j.life.Resumed() {
+		entry.Arrival = entry.Entered
+	}
+	return entry, region
 }
 
 // wanted returns the deadline for the first token of the answer. It is zero if the client gave no deadline, if the client has a part of the
@@ -125,15 +130,17 @@ func (j *job) wanted() time.Time {
 // unplaced returns the fault of a request that got no decode rank. unowned says that another proxy owns the decode group now. The KV of a
 // hand-off cannot be sent to another region. So if a region has lost its ranks, the prompt is prefilled again in another one, once.
 func (j *job) unplaced(err error, tokens int, region string, unowned bool) *failure.Fault {
-	if unowned && !errors.Is(err, board.ErrNotListed) {
+	unlisted := errors.Is(err, board.ErrNotListed)
+	if unowned && !unlisted { // Owned is also false for a model that no engine lists
 		return failure.Of(lifecycle.CallEnd{Reason: lifecycle.Unowned}, failure.NotOurs, owner.ErrNotOwner)
 	}
 	answer := failure.Unplaced("decode", err, tokens, j.model.Name, j.model.Mixed)
-	if errors.Is(err, board.ErrNotListed) {
+	if unlisted { // an engine's own words are better, if one has said so
 		answer = cmp.Or(j.unlistedAnswer, answer)
 	}
 	why := lifecycle.NoRank
-	if region != "" && (errors.Is(err, board.ErrNoWorkers) || errors.Is(err, board.ErrWithdrawn)) {
+	ranksGone := errors.Is(err, board.ErrNoWorkers) || errors.Is(err, board.ErrWithdrawn) // withdrawn: place saw another owner of the region
+	if region != "" && ranksGone {
 		why = lifecycle.RanksLost
 	}
 	return failure.Of(lifecycle.CallEnd{Reason: why}, answer, err)

@@ -10,6 +10,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"evenkeel/dispatcher/board"
 	"evenkeel/engine"
 	"evenkeel/gateway/failure"
 	"evenkeel/gateway/fleet"
@@ -73,10 +74,10 @@ func (c *probe) ended(fault *failure.Fault, stopped, left bool) *failure.Fault {
 		fault.Reason, fault.Answer, fault.Err = lifecycle.Left, failure.Gone, nil
 	case stopped && c.tracked.Moved():
 		fault.Reason = lifecycle.Moved
-	case fault.Reason != lifecycle.HungUp:
+	case fault.Reason != lifecycle.HungUp: // the proxy did not end the call, so its end says something about the engine
 		c.srv.Monitor.Report(fault.Engine, fault.Err)
 	}
-	if fault.Reason == lifecycle.Moved || fault.Reason == lifecycle.HungUp {
+	if fault.Reason == lifecycle.Moved || fault.Reason == lifecycle.HungUp { // the proxy ended the call: the engine has not failed
 		fault.Answer, fault.Err, fault.Engine = c.srv.movedOut(), failure.ErrMoved, ""
 	}
 	return fault
@@ -163,22 +164,7 @@ func (j *job) accept(lease *prefill.Lease, process roster.ProcessID, info *moonc
 	probed.PromptTokens = cmp.Or(probed.PromptTokens, estimate)
 	budget, budgetErr := candidate.Profile.HoldBudget()
 	if err = errors.Join(err, budgetErr); err != nil {
-		why := lifecycle.Garbled
-		switch {
-		case errors.Is(err, mooncake.ErrNoHandoff) && probed.FinishReason == "stop": // the first token ended the answer
-			why = lifecycle.Empty
-			j.endsAtOnce(probed.PromptTokens)
-		case errors.Is(err, mooncake.ErrNoHandoff):
-			why = lifecycle.Bare
-		}
-		err = fmt.Errorf("prefill %s answered without a usable hand-off: %w", candidate.ID, err)
-		if fault := failure.Said(lifecycle.Prefill, err); fault != nil {
-			return nil, fault
-		}
-		if why == lifecycle.Garbled { // the profile has the wrong connector, or the hand-off names an unknown host
-			j.srv.Log.Error("a prefill engine's answer has no usable hand-off, and is refused", zap.Inline(j), zap.Error(err))
-		}
-		return nil, failure.Useless(lifecycle.Prefill, why, failure.BadGateway("prefill", "it gave no usable hand-off"), err)
+		return nil, j.noHandoff(candidate, &probed, err)
 	}
 	prefilled(j, &probed, candidate.Profile)
 	expires := answered.Add(candidate.Profile.KVHoldTimeout)
@@ -199,6 +185,27 @@ func (j *job) accept(lease *prefill.Lease, process roster.ProcessID, info *moonc
 		return h, failure.Of(lifecycle.CallEnd{Progress: lifecycle.Through, Reason: lifecycle.TooLong}, fail, nil)
 	}
 	return h, ignored(lifecycle.Prefill, j.verify(j.resume.prefillCounts, probed.PromptTokens))
+}
+
+// noHandoff returns the fault of a probe whose answer has no usable hand-off, because of err. If the first token ended the answer, it also
+// changes how the next attempt computes the prompt (see endsAtOnce).
+func (j *job) noHandoff(candidate prefill.Candidate, probed *mooncake.ProbeAnswer, err error) *failure.Fault {
+	why := lifecycle.Garbled
+	switch {
+	case errors.Is(err, mooncake.ErrNoHandoff) && probed.FinishReason == "stop": // the first token ended the answer
+		why = lifecycle.Empty
+		j.endsAtOnce(probed.PromptTokens)
+	case errors.Is(err, mooncake.ErrNoHandoff):
+		why = lifecycle.Bare
+	}
+	err = fmt.Errorf("prefill %s answered without a usable hand-off: %w", candidate.ID, err)
+	if fault := failure.Said(lifecycle.Prefill, err); fault != nil { // the answer is a refusal of the request
+		return fault
+	}
+	if why == lifecycle.Garbled { // the profile has the wrong connector, or the hand-off names an unknown host
+		j.srv.Log.Error("a prefill engine's answer has no usable hand-off, and is refused", zap.Inline(j), zap.Error(err))
+	}
+	return failure.Useless(lifecycle.Prefill, why, failure.BadGateway("prefill", "it gave no usable hand-off"), err)
 }
 
 // checkCounts returns an error if a prefill engine counts more tokens in a prompt than the context of its model has. It drops a wrong count
@@ -309,7 +316,8 @@ func (p *partner) probe() (again bool) {
 	if fault == nil {
 		return false
 	}
-	fault.Kept, p.refusal = p.traits.Keeps, fault // refusal: reported if no other engine takes the prompt
+	fault.Kept = p.traits.Keeps
+	p.refusal = fault // tryAnother reports it if no other engine takes the prompt
 	return p.step(lifecycle.Event{Kind: lifecycle.PrefillFailed, Again: len(p.tried) < p.job.srv.Settings().Prefill.Retry.Attempts}, fault)
 }
 
@@ -338,9 +346,9 @@ func (p *partner) accept(answer []byte, at time.Time) *failure.Fault {
 		srv.Log.Warn("a prefill failed after its request had got its decode rank", zap.Inline(p.job), zap.Error(err))
 		return failure.Useless(lifecycle.Prefill, lifecycle.Garbled, failure.BadGateway("prefill", "it did not hand the prompt over"), err)
 	}
-	if at := probed.Coordinates; at != nil {
-		srv.Fleet.Learn(candidate, p.process, at)
-		if at.EngineID != p.rendezvous.Coordinates.EngineID {
+	if coordinates := probed.Coordinates; coordinates != nil {
+		srv.Fleet.Learn(candidate, p.process, coordinates)
+		if coordinates.EngineID != p.rendezvous.Coordinates.EngineID { // the decode engine asks the process before for the KV
 			return failure.Useless(lifecycle.Prefill, lifecycle.Restarted, failure.BadGateway("prefill", errRestarted.Error()), errRestarted)
 		}
 	}
@@ -363,7 +371,7 @@ func (p *partner) accept(answer []byte, at time.Time) *failure.Fault {
 func (j *job) prefillOnly(lease *prefill.Lease, until lifecycle.Timeout) (*stream, *failure.Fault) {
 	candidate, call := lease.Candidate, toPrefill(j, lease, until)
 	defer call.untrack()
-	if candidate.Profile.Early() {
+	if candidate.Profile.Early() { // other leases were marked as sent before
 		lease.Send()
 	}
 	j.client.OnGone(func() { call.Leave(upstream.Notice) })
@@ -384,7 +392,7 @@ func (j *job) prefillOnly(lease *prefill.Lease, until lifecycle.Timeout) (*strea
 			Traffic: &engine.Traffic{}, Signs: engine.NewLiveness()}, filterOptions)
 	if err := takeAll(s, answer); err != nil {
 		said := s.upstream.answer.Filter.Failure()
-		s.settle(0)
+		s.settle(board.Failed)
 		if fault := failure.RefusedIn(said, lifecycle.Prefill, err); fault != nil {
 			return nil, fault
 		}
@@ -409,7 +417,7 @@ func takeAll(s *stream, answer []byte) error {
 	if !bytes.HasPrefix(bytes.TrimLeft(answer, "\r\n"), []byte("data:")) {
 		return errNotJSON
 	}
-	s.upstream.answer.Reader.Reset(s.upstream.limits(time.Hour))
+	s.upstream.answer.Reader.Reset(s.upstream.limits(time.Hour)) // any time will do, because nothing more is waited for
 	var effects sse.Effects
 	s.now = time.Now()
 	s.upstream.answer.out, effects = s.upstream.answer.Feed(s.upstream.answer.out, answer, s.now)

@@ -40,14 +40,18 @@ func (j *job) newStream(slot *dispatcher.Slot) *stream {
 	filterOptions.TokensPerChunk = rank.Traffic.TokensPerChunk()
 	// a beam search answers with several texts, each of which may be as long as the context
 	filterOptions.MaxTokens, filterOptions.Context = s.upstream.maxTokens, prompt.Longest(rank.Context)*max(1, j.req.Beams)
-	if filterOptions.Cached = j.cachedTokens; s.upstream.local || rank.Profile.Connector == mooncake.SGLang {
+	filterOptions.Cached = j.cachedTokens
+	if s.upstream.local || rank.Profile.Connector == mooncake.SGLang { // the decode engine reports its own count
 		filterOptions.Cached = sse.OwnCached
 	}
 	var assembler *sse.Assembler
 	if s.upstream.unstreamed { // the answer comes as if it were one event that has the choices and the usage
 		filterOptions.ContinuousUsage, filterOptions.Unstreamed = true, true
-	} else if j.keep(rank); !resumed && !j.req.Stream { // a resumed answer keeps its first assembler (see adopt)
-		assembler = newAssembler(j)
+	} else {
+		j.keep(rank)
+		if !resumed && !j.req.Stream { // a resumed answer keeps its first assembler (see adopt)
+			assembler = newAssembler(j)
+		}
 	}
 	// A drain aborts a call only when the rank pulls no KV for it. A local call never pulls any. With an answer in one piece, nothing shows
 	// before its end that the pull is over, so a drain does not wait for it.
@@ -55,7 +59,7 @@ func (j *job) newStream(slot *dispatcher.Slot) *stream {
 	s.upstream.tracked = j.srv.Fleet.Track(roster.Location{Instance: rank.Instance, Rank: rank.Target.Rank}, call, abortable)
 	s.upstream.answer.Transcript.Reset(mooncake.ByText(j.resume.how))
 	if !s.upstream.unstreamed && j.resume.retention != lifecycle.KeepNothing {
-		s.upstream.answer.Transcript.KeepPrompt = s.upstream.local || rank.Profile.Early()
+		s.upstream.answer.Transcript.KeepPrompt = s.upstream.local || rank.Profile.Early() // no prefill engine has told the prompt's token ids
 		filterOptions.Transcript = &s.upstream.answer.Transcript
 	}
 	s.upstream.answer.Answer.Reset(filterOptions)
@@ -112,13 +116,13 @@ func (s *stream) fill() error {
 	if err == nil {
 		err = s.upstream.answer.Err()
 	}
-	if err == nil || s.state != flows {
+	if err == nil || s.state != flows { // the events before err may have ended the answer
 		return nil //nolint:nilerr // the end of the stream is not part of the answer
 	}
 	s.broke(err)
 	fault := s.upstream.fault // nil: the answer was whole
 	if fault == nil || fault.Reason == lifecycle.Unusable || s.upstream.answer.Filter.Started() {
-		return nil
+		return nil // the error, if there is one, is in s.upstream.fault
 	}
 	return err
 }
@@ -143,9 +147,10 @@ func (s *stream) broke(err error) {
 	case s.upstream.answer.TooMuch():
 		s.fails(lifecycle.Unusable, failure.Stream("upstream_broken", err), err)
 	case whole:
-		if s.upstream.answer.Filter.LacksUsage() && s.upstream.answer.Transcript.Head.ID != nil &&
-			max(s.upstream.answer.Filter.Prompt(), s.job.promptTokens) > 0 {
-			s.writeEnding(s.upstream.answer.Transcript.Head, "")
+		head := s.upstream.answer.Transcript.Head
+		promptCounted := max(s.upstream.answer.Filter.Prompt(), s.job.promptTokens) > 0
+		if s.upstream.answer.Filter.LacksUsage() && head.ID != nil && promptCounted { // then evenkeel can write the usage itself
+			s.writeEnding(head, "")
 		}
 		s.ends()
 	case disbelief != nil:

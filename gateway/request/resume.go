@@ -71,9 +71,10 @@ func reportLoss(s *stream, fault *failure.Fault, moved bool, tier lifecycle.Tier
 		j.srv.Log.Info("an answer goes on after its decode engine lost it", zap.Inline(j), zap.String("lost", fault.Answer.Code),
 			zap.String("tier", tier),
 			zap.Bool("token_exact", tier != lifecycle.ByText), zap.Int("tokens", s.tokens()), zap.String("engine", s.upstream.rank.Target.ID))
-	case cause != nil && cause.Status == journal.StatusClientClosed:
+	case cause == nil: // goOn has ended the stream already
+	case cause.Status == journal.StatusClientClosed:
 		s.finish(failure.Gone)
-	case cause != nil:
+	default:
 		j.srv.Log.Warn("an answer could not go on after its decode engine lost it", zap.Inline(j), zap.String("cause", cause.Message))
 		s.finish(fault.Answer)
 	}
@@ -90,6 +91,34 @@ func (s *stream) plan() lifecycle.Tier {
 		s.earlierTranscript.Head, s.earlierTranscript.Prompt = s.upstream.answer.Transcript.Head, s.upstream.answer.Transcript.Prompt
 	}
 	s.earlierTranscript.Join(&s.upstream.answer.Transcript)
+	loss := s.loss()
+	p := loss.Plan()
+	if p.Tier == lifecycle.Broken {
+		return p.Tier
+	}
+	if p.Tier == lifecycle.Concluding && loss.Finished { // the engine has sent a finish_reason
+		s.writeEnding(p.Said.Head, "")
+		return p.Tier
+	}
+	if p.Unseen { // the answer is assembled from its start
+		s.upstream.answer.Assembler = newAssembler(j)
+	}
+	s.earlierTranscript, j.filterOptions.Continuation = p.Said, p.Continuation
+	resume.answerTokens, resume.prefillCounts, resume.decodeCounts = p.Said.Completed, p.AtP, p.AtD
+	j.promptTokens = resume.promptTokens + resume.answerTokens
+	j.record.Inexact = j.record.Inexact || p.Tier == lifecycle.ByText
+	changes := *j.changes
+	changes.Resume, j.changes = p.Resume, &changes
+	if p.Tier == lifecycle.Concluding {
+		s.resetForEnd(resume.answerTokens)
+		s.writeEnding(p.Said.Head, "length")
+	}
+	return p.Tier
+}
+
+// loss describes the lost answer. What only the body of the request can tell is left out if the body is not in memory any more.
+func (s *stream) loss() lifecycle.Loss {
+	j, resume := s.job, &s.job.resume
 	loss := lifecycle.Loss{
 		Said: s.earlierTranscript, Finished: s.upstream.answer.Filter.Finished(), Retention: resume.retention, Streamed: j.req.Stream,
 		May: j.life.Losses() < recomputeMax(s.upstream.rank.Profile) && j.req.Endpoint.GoesOn(),
@@ -107,28 +136,7 @@ func (s *stream) plan() lifecycle.Tier {
 	if resume.retention != lifecycle.KeepNothing {
 		loss.Seen = j.seesTokens()
 	}
-	p := loss.Plan()
-	if p.Tier == lifecycle.Broken {
-		return p.Tier
-	}
-	if p.Tier == lifecycle.Concluding && loss.Finished { // the engine has sent a finish_reason
-		s.writeEnding(p.Said.Head, "")
-		return p.Tier
-	}
-	if p.Unseen {
-		s.upstream.answer.Assembler = newAssembler(j)
-	}
-	s.earlierTranscript, j.filterOptions.Continuation = p.Said, p.Continuation
-	resume.answerTokens, resume.prefillCounts, resume.decodeCounts = p.Said.Completed, p.AtP, p.AtD
-	j.promptTokens = resume.promptTokens + resume.answerTokens
-	j.record.Inexact = j.record.Inexact || p.Tier == lifecycle.ByText
-	changes := *j.changes
-	changes.Resume, j.changes = p.Resume, &changes
-	if p.Tier == lifecycle.Concluding {
-		s.resetForEnd(resume.answerTokens)
-		s.writeEnding(p.Said.Head, "length")
-	}
-	return p.Tier
+	return loss
 }
 
 // maxWholeAnswer returns how many tokens the answer may have, with the part that the client has already.
@@ -227,7 +235,7 @@ func (j *job) verify(want, counted int) *openai.Error {
 
 // keep decides which parts of a request stay in memory in case this rank loses its answer. It charges their size to Server.resumeBytes.
 func (j *job) keep(rank *roster.Rank) {
-	if j.life.Resumed() {
+	if j.life.Resumed() { // what was kept for the first part of the answer still serves
 		return
 	}
 	j.forget()
@@ -267,7 +275,8 @@ func (s *stream) shed() {
 }
 
 // howToResume returns how a lost answer of this request can be continued: a value of chat_resume, mooncake.ResumePrompt or
-// mooncake.ResumeText. Empty means that it cannot.
+// mooncake.ResumeText. Empty means that it cannot. If the endpoint is one of token ids (Tokens, Generate), it also stores the ids of the
+// prompt in j.resume.
 func (j *job) howToResume(profile *mooncake.Profile) string {
 	how := profile.ChatResume
 	byText := mooncake.ChatResumeContinue
@@ -284,7 +293,7 @@ func (j *job) howToResume(profile *mooncake.Profile) string {
 	switch {
 	case how == mooncake.ChatResumeNone, !j.req.Endpoint.GoesOn():
 		return ""
-	case mooncake.ByText(how):
+	case mooncake.ByText(how): // needs no token ids
 	case j.resume.promptIDs == nil, openai.Echoes(&j.body): // with echo, the decode engine is not asked for token ids
 		how = byText
 	}

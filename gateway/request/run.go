@@ -30,13 +30,14 @@ import (
 // If an answer is lost later, goOn calls serve again, with a prompt that also has
 // the answer so far. For this call, and for a leg of a fan-out, ctx is nil: neither is sent to another dispatcher.
 func (j *job) serve(ctx *fasthttp.RequestCtx) (*stream, *openai.Error) {
-	j.life.Bound, j.life.NoHandOff = ctx == nil, j.incoming.NoHandOff
+	j.life.Bound = ctx == nil
+	j.life.NoHandOff = j.incoming.NoHandOff
 	j.abort.lostRank()
 	j.mu.Lock() // after a lost answer, prefill calls of earlier attempts may still run
 	j.recorder.Begin(&j.life)
 	j.mu.Unlock()
-	j.avoid.prefill = nil
-	defer func() { j.query = nil }()
+	j.avoid.prefill = nil            // to continue a lost answer, every prefill engine may be asked
+	defer func() { j.query = nil }() // an answer under way needs neither the question nor the hashes of the prompt in it
 	begun := lifecycle.Event{Kind: lifecycle.Begun}
 	if j.passthrough != nil {
 		begun.Bind = lifecycle.Passthrough
@@ -106,7 +107,9 @@ func (r *executor) run(event lifecycle.Event) (*stream, *openai.Error) {
 				return nil, r.error(effect.Error)
 			}
 			event = r.do(effect)
-			if effect.Kind > lifecycle.Forward { // the effect's call or wait is over, so a client that leaves now need not end it
+			// The effect's call or wait is over, so a client that leaves now need not end it. The effects up to Forward see to this themselves,
+			// because the answer of another dispatcher may still be under way.
+			if effect.Kind > lifecycle.Forward {
 				j.client.OnGone(nil)
 			}
 		}
@@ -119,7 +122,7 @@ func (r *executor) do(effect lifecycle.Effect) lifecycle.Event {
 	j := r.job
 	switch effect.Kind {
 	case lifecycle.Question: // asks which dispatcher should serve the request
-		if j.query == nil {
+		if j.query == nil { // not nil: offer, cameBack or askForAll has made the question already
 			j.query = j.elsewhere(false)
 		}
 	case lifecycle.Attempt:
@@ -190,7 +193,7 @@ func (r *executor) do(effect lifecycle.Effect) lifecycle.Event {
 }
 
 // queue waits in the arrival queue. The event says that the request has a lease on a prefill engine (Turn), that another dispatcher should
-// serve the request (Directed), or that the request got no lease (NoTurn).
+// serve the request (Directed), or that the request got no lease (NoTurn). Later attempts avoid the engine of the lease.
 func (r *executor) queue() lifecycle.Event {
 	j := r.job
 	lease, away, err := j.choose()
@@ -257,11 +260,12 @@ func (r *executor) enqueue(effect lifecycle.Effect) lifecycle.Event {
 	r.begin()
 	s := r.stream
 	silent := s.upstream.unstreamed || s.upstream.buffered // the answer may have no event before its end
-	return lifecycle.Event{
-		Kind: lifecycle.Bound, Copied: j.resume.chargedBytes > 0,
-		Unstreamed: s.upstream.unstreamed || effect.Bind == lifecycle.Early && silent,
-		Deaf:       deaf(silent, s.upstream.rank.Profile, j.req.Endpoint),
+	unstreamed := s.upstream.unstreamed
+	if effect.Bind == lifecycle.Early { // a pair waits for an answer without early events as for an answer in one piece
+		unstreamed = silent
 	}
+	return lifecycle.Event{Kind: lifecycle.Bound, Copied: j.resume.chargedBytes > 0, Unstreamed: unstreamed,
+		Deaf: deaf(silent, s.upstream.rank.Profile, j.req.Endpoint)}
 }
 
 // begin prepares the stream of the answer for the slot that the attempt has got. From now on the stream owns the slot, and gives it back.
@@ -289,8 +293,8 @@ func (r *executor) began(fault *failure.Fault, quit bool) lifecycle.Event {
 	return lifecycle.Event{Kind: lifecycle.First, Copied: r.job.resume.chargedBytes > 0}
 }
 
-// callFailed writes the fault of a failed call, and the name of its engine, into the record. It returns the event that reports the fault to
-// the request's lifecycle.
+// callFailed keeps the fault of a failed call for the effects that follow, and writes the fault and the name of its engine into the record.
+// It returns the event that reports the fault to the request's lifecycle.
 func (r *executor) callFailed(fault *failure.Fault) lifecycle.Event {
 	r.fault, r.lastError = fault, fault.Answer
 	r.job.abort.lostRank()
@@ -327,11 +331,13 @@ func (r *executor) prefiller() prefill.Candidate {
 	return r.lease.Candidate
 }
 
-// judge notes that an engine failed or served the request. If another engine fails at the same request later, the request is the likely
-// cause. Then a status 500 does not count against the prefill engine or the group of ranks that gave it.
+// judge notes that an engine failed or served the request, or that the next attempts avoid a rank. If another engine fails at the same
+// request later, the request is the likely cause. Then a status 500 does not count against the prefill engine or the group of ranks that
+// gave it.
 func (r *executor) judge(effect lifecycle.Effect) {
 	ofPrefill := effect.Kind == lifecycle.ReportFailure && effect.Call == lifecycle.Prefill
-	if ofPrefill || r.mixed() && effect.Blame == lifecycle.Disputed { // the failure was counted when the lease was settled
+	ofMixed := r.mixed() && effect.Blame == lifecycle.Disputed
+	if ofPrefill || ofMixed { // the 500 was counted when the lease was settled, so it has to be forgiven if the request is the cause
 		scheduler, id := r.job.srv.Prefill, r.prefiller().ID
 		r.job.unexplained500s = append(r.job.unexplained500s, func(cause lifecycle.Blame) {
 			if cause == lifecycle.Nobody {
@@ -352,15 +358,18 @@ func (r *executor) offer(group bool) lifecycle.Event {
 	if peers == nil || !j.req.Endpoint.IsChatOrCompletions() || j.client.Left() {
 		return no
 	}
-	if group && j.incoming.aimed() || !group && !peers.Offered(j.model.Name) {
+	switch {
+	case group && j.incoming.aimed(): // a request that names its engines goes to no other dispatcher
+		return no
+	case !group && !peers.Offered(j.model.Name): // no region has the model, so the prompt need not be hashed for the question
 		return no
 	}
 	query := j.elsewhere(false)
-	if !group && !query.Offered() {
+	if !group && !query.Offered() { // the request may not leave, or not for a region that has the model
 		return no
 	}
 	r.nextQuery = query
-	if r.fault == nil {
+	if r.fault == nil { // no call failed, so callFailed has not ended the attempt in the record
 		j.record.EndAttempt(r.lastError)
 	}
 	return lifecycle.Event{Kind: lifecycle.Offered}
@@ -411,13 +420,14 @@ func (r *executor) settle(resource lifecycle.Resource, disposition lifecycle.Dis
 			j.srv.Places.Release()
 		}
 	case lifecycle.Lease:
-		switch {
-		case disposition == lifecycle.Pass: // the lease is given back later, with the hand-off or by the partner
-		case disposition == lifecycle.Discard:
+		switch disposition {
+		case lifecycle.Pass: // the lease is given back later, with the hand-off or by the partner
+		case lifecycle.Discard: // the probe returned a hand-off together with a fault
 			j.discard(r.handoff)
 		default:
 			handoff.Settle(r.lease, disposition, r.fault)
-			if disposition == lifecycle.Free && r.fault != nil && r.fault.Reason == lifecycle.Left {
+			clientLeft := r.fault != nil && r.fault.Reason == lifecycle.Left
+			if clientLeft && disposition == lifecycle.Free { // the engine has aborted the probe, and keeps nothing
 				j.freed()
 			}
 		}
@@ -436,18 +446,7 @@ func (r *executor) settle(resource lifecycle.Resource, disposition lifecycle.Dis
 	case lifecycle.Slot:
 		r.settleSlot(disposition)
 	case lifecycle.Call:
-		if j.passthrough != nil {
-			r.countCall(disposition)
-		}
-		if r.stream != nil { // nil: a panic came before the stream was made
-			r.stream.upstream.hangUp(disposition)
-		}
-		if disposition == lifecycle.Cancelled || j.passthrough != nil {
-			j.freed()
-		}
-		if r.stream != nil && !r.answerBegun {
-			r.stream.settle(kinds[disposition])
-		}
+		r.settleCall(disposition)
 	case lifecycle.LeaseOwner:
 		if j.leaseOwner != nil { // the job makes no more calls, so the audit counts leases that are still out
 			j.srv.Prefill.Ended(j.leaseOwner)
@@ -476,19 +475,37 @@ func (r *executor) settleDoubted(disposition lifecycle.Disposition) {
 	handoff.Settle(doubted.Lease, disposition, nil)
 }
 
+// settleCall takes a call that is over out of the counts of its engine. Before the answer has begun, it also gives back what the stream of
+// the call holds. Later the client may still have to read the end of the answer from the stream, so Close does that.
+func (r *executor) settleCall(disposition lifecycle.Disposition) {
+	j := r.job
+	if j.passthrough != nil {
+		r.countCall(disposition)
+	}
+	if r.stream != nil { // nil: a panic came before the stream was made
+		r.stream.upstream.hangUp(disposition)
+	}
+	if disposition == lifecycle.Cancelled || j.passthrough != nil { // the call may have ended because the client left
+		j.freed()
+	}
+	if r.stream != nil && !r.answerBegun {
+		r.stream.settle(outcomeKinds[disposition])
+	}
+}
+
 // settleSlot gives the slot back. It also reports a decode rank that failed at a prompt which it had to compute itself.
 func (r *executor) settleSlot(disposition lifecycle.Disposition) {
 	j, s := r.job, r.stream
 	if s == nil { // a panic came before the stream was made
-		j.srv.Dispatcher.Release(r.slot, board.Outcome{Kind: kinds[disposition]})
+		j.srv.Dispatcher.Release(r.slot, board.Outcome{Kind: outcomeKinds[disposition]})
 		return
 	}
 	failedAtPrompt := disposition == lifecycle.Failing && r.fault != nil && !r.answerBegun
-	if failedAtPrompt && s.upstream.local && !r.mixed() {
+	if failedAtPrompt && s.upstream.local && !r.mixed() { // mixed: the rank computes every prompt itself
 		j.srv.metrics.localFailures.Inc()
-		j.record.Route = ""
+		j.record.Route = "" // the next attempt may go to a prefill engine
 		j.srv.Log.Warn("a decode rank failed at a prompt that it got without a hand-off", zap.Inline(j),
 			zap.String("engine", s.upstream.rank.Target.ID), zap.Error(r.fault.Err))
 	}
-	s.release(kinds[disposition])
+	s.release(outcomeKinds[disposition])
 }

@@ -32,7 +32,9 @@ func ending(endpoint mooncake.Endpoint, head sse.Head, finish string, usage sse.
 // unanswered returns the answer to a request that ended before any rank began its answer: a stream of events, or one piece.
 func unanswered(j *job) []byte {
 	head, options := sse.Head{ID: []byte(`""`), Mode: j.abort.outputMode}, j.filterOptions // the filter replaces the empty id
-	options.Continuation, options.Transcript, options.Cached, options.MaxTokens, options.Context = nil, nil, sse.OwnCached, 0, 0
+	options.Continuation, options.Transcript = nil, nil
+	options.Cached = sse.OwnCached
+	options.MaxTokens, options.Context = 0, 0
 	usage := sse.Usage{Prompt: j.estimate(), Total: j.estimate(), Cached: -1}
 	filter, framer := sse.NewFilter(options), sse.NewFramer(0)
 	var assembler *sse.Assembler

@@ -18,7 +18,7 @@ import (
 )
 
 // choose waits in the arrival queue for a place in the pool and a prefill engine. It returns a lease on that engine, or the way to another
-// dispatcher that should serve the request.
+// dispatcher that should serve the request, or why it got neither. In each case the question in j.query is answered, and dropped.
 func (j *job) choose() (*prefill.Lease, *geo.Forward, error) {
 	began := time.Now()
 	j.enter(journal.Queued, "")
@@ -33,7 +33,7 @@ func (j *job) choose() (*prefill.Lease, *geo.Forward, error) {
 		case errors.Is(err, prefill.ErrElsewhere):
 			return nil, query.Forward(), nil
 		}
-		query.Forward().Drop()
+		query.Forward().Drop() // the way was found, but by then the request had left the queue for another reason
 		return nil, nil, err
 	}
 	defer onPanic(func() { // the lifecycle does not know of the lease and the place yet, so they are given back here
@@ -60,20 +60,21 @@ func (j *job) choose() (*prefill.Lease, *geo.Forward, error) {
 	return lease, nil, nil
 }
 
-// notChosen returns the error for the client of a request that left the arrival queue without a lease.
+// notChosen returns the error for the client of a request that left the arrival queue without a lease. If the client has left, it also
+// notes that the request holds nothing.
 func (j *job) notChosen(err error) *openai.Error {
 	if j.client.Left() {
 		j.freed()
 		return failure.Gone
 	}
-	if j.unlistedAnswer != nil && errors.Is(err, prefill.ErrModelNotFound) {
+	if j.unlistedAnswer != nil && errors.Is(err, prefill.ErrModelNotFound) { // an engine has said so in its own words
 		return j.unlistedAnswer
 	}
 	return failure.Unplaced("prefill", err, j.promptTokens, j.model.Name, j.model.Mixed)
 }
 
-// awaitTurn waits until the arrival queue grants the request a lease. Most requests get it at once, so the context that can end the wait is
-// made only for the others.
+// awaitTurn waits until the arrival queue grants the request a lease. The wait ends with an error if the client leaves, or if requests
+// without an answer must end. Most requests get the lease at once, so the context that can end the wait is made only for the others.
 func (j *job) awaitTurn() (*prefill.Lease, error) {
 	ticket := j.ticket
 	j.ticket = nil
@@ -107,15 +108,16 @@ func (j *job) awaitTurn() (*prefill.Lease, error) {
 
 // arrival describes the request for the arrival queue. A retry keeps the time at which the request first arrived.
 func (j *job) arrival() prefill.Request {
+	isOnePrompt := j.changes == nil || j.changes.Prompt == nil // else req.PromptTokens counts the prompts of all legs
 	arrival := prefill.Request{
 		ID: j.id, Model: j.model.Name, PromptTokens: j.estimate(),
-		Counted: j.promptTokens > 0 || (j.changes == nil || j.changes.Prompt == nil) &&
-			j.req.PromptTokens > 0, PromptBytes: prompt.Bytes(j.req, j.changes), Arrival: j.record.Arrival,
+		Counted:     j.promptTokens > 0 || isOnePrompt && j.req.PromptTokens > 0,
+		PromptBytes: prompt.Bytes(j.req, j.changes), Arrival: j.record.Arrival,
 		Session: j.incoming.Session, Ends: j.incoming.Ends, Policy: j.incoming.PrefillPolicy, Target: j.incoming.ToPrefill,
 		Key: cmp.Or(j.incoming.Flow, j.record.Key), Priority: j.incoming.Priority, Batch: j.incoming.Batch, Reserved: j.life.Reserved(),
 		Exclude: j.avoid.prefill, Returned: j.life.Waited(),
 	}
-	if !j.life.Resumed() {
+	if !j.life.Resumed() { // resumed: the client has its first token already
 		arrival.Deadline = j.incoming.Deadline
 	}
 	if j.leaseOwner == nil {
@@ -126,7 +128,7 @@ func (j *job) arrival() prefill.Request {
 	if j.query != nil && !j.life.Reserved() && !j.incoming.aimed() {
 		arrival.Remote, arrival.Prompt = j.query, j.query.Prompt()
 	}
-	if arrival.Prompt.Keys == nil {
+	if arrival.Prompt.Keys == nil { // no question has hashed the prompt
 		arrival.Prompt = j.recognize()
 	}
 	if peers := j.srv.Peers; peers != nil {
