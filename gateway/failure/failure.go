@@ -190,7 +190,8 @@ func StatusOf(path string, status int, body []byte) int {
 	statusText, _, ok := strings.Cut(answer.Error.Message, ": ")
 	meant, err := strconv.Atoi(statusText)
 	isStatus := ok && len(statusText) == 3 && err == nil
-	if isStatus && (meant == http.StatusTooManyRequests || meant >= 500 && meant < 600) {
+	ofEngine := meant == http.StatusTooManyRequests || meant >= 500 && meant < 600 // all others refuse the request, as 400 does
+	if isStatus && ofEngine {
 		return meant
 	}
 	return status
@@ -267,7 +268,7 @@ func Unplaced(side string, err error, prompt int, model string, mixed bool) *ope
 // plan further ahead, and a longer wait would lose the client.
 func RetryAfter(resp *engine.Response) int {
 	seconds, err := strconv.Atoi(string(resp.Header("Retry-After")))
-	if errors.Is(err, strconv.ErrSyntax) || seconds < 0 {
+	if errors.Is(err, strconv.ErrSyntax) || seconds < 0 { // a number too large for an int is no syntax error, and counts as the largest int
 		return 0
 	}
 	return min(seconds, mostRetryAfter)

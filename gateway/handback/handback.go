@@ -70,12 +70,13 @@ func (k *Turns) Take(scope string, prompt []int32, now time.Time, useful func(*T
 	var best *Turn
 	hash := hashScope(scope)
 	for i, id := range prompt[:max(0, len(prompt)-1)] { // the engine has to compute at least one token
-		if hash = hashToken(hash, id); k.lengths[i+1] == 0 {
+		hash = hashToken(hash, id)
+		if k.lengths[i+1] == 0 { // no turn has as many tokens
 			continue
 		}
 		for _, t := range k.byHash[hash] {
 			if t.Scope == scope && slices.Equal(t.IDs, prompt[:i+1]) && now.Before(t.Until) && useful(t) {
-				best = t
+				best = t // longer than all before
 			}
 		}
 	}

@@ -182,7 +182,7 @@ func (d *Discarder) discardOn(slot *dispatcher.Slot, h *Handoff, try int) (outco
 		return discardExpired, false, mooncake.ErrExpired
 	}
 	rank := d.Engines().Rank(slot.Worker)
-	if h.kv == nil { // they are set if an earlier try has taken them
+	if h.kv == nil { // not nil: an earlier try has taken the params
 		if h.kv, err = h.Discard(now); err != nil {
 			return discardExpired, false, err
 		}
@@ -202,52 +202,54 @@ func (d *Discarder) discardOn(slot *dispatcher.Slot, h *Handoff, try int) (outco
 		defer rank.Traffic.Beyond(-1)
 	}
 	headers := h.Identify(engine.JSONHeaders(fmt.Sprintf("ek-%s-x%d-%d", h.ID, h.Attempt, try)))
-	_, f := call.Whole(headers, rank.Profile.DiscardBody(&h.Body, h.Endpoint, h.Changes, h.kv, rand.Text(), nil),
+	_, fault := call.Whole(headers, rank.Profile.DiscardBody(&h.Body, h.Endpoint, h.Changes, h.kv, rand.Text(), nil),
 		d.Settings().Limits.EventBytes, now.Add(silence))
-	if f != nil {
-		h.Avoid = d.Engines().FailingWith(slot.Worker, f.Reason == lifecycle.Failed, h.Avoid)
+	if fault != nil {
+		h.Avoid = d.Engines().FailingWith(slot.Worker, fault.Reason == lifecycle.Failed, h.Avoid)
 	}
-	d.judge(rank.Instance, f)
+	d.judge(rank.Instance, fault)
 	switch {
-	case f == nil:
+	case fault == nil:
 		slot.Started() // the KV came
-	case f.Reason == lifecycle.NotOurs:
+	case fault.Reason == lifecycle.NotOurs: // nothing was sent
 		slotOutcome.Kind = board.Cancelled
-		return discardUnplaced, true, f.Err
-	case f.Status == 0:
+		return discardUnplaced, true, fault.Err
+	case fault.Status == 0:
 		// the engine may have got the hand-off, and the hand-off may be why the call broke, unless the proxy itself ended the call
-		slotOutcome.Lost = f.Progress != lifecycle.Unsent && f.Reason != lifecycle.HungUp
-		slotOutcome.Orphaned = !time.Now().Before(h.FirstEventBy()) && LeaksBlocks(rank, f)
-		return discardFailed, f.Reason != lifecycle.Silent, f.Err
-	case f.Reason == lifecycle.Paused:
-		return discardRefused, true, f.Err
+		slotOutcome.Lost = fault.Progress != lifecycle.Unsent && fault.Reason != lifecycle.HungUp
+		slotOutcome.Orphaned = !time.Now().Before(h.FirstEventBy()) && LeaksBlocks(rank, fault)
+		return discardFailed, fault.Reason != lifecycle.Silent, fault.Err
+	case fault.Reason == lifecycle.Paused: // the part of the engine that would free the KV never saw the request
+		return discardRefused, true, fault.Err
 	case !d.Engines().RejectionFrees(rank): // the refusal of this engine does not free the KV
-		return discardRefused, true, f.Err
+		return discardRefused, true, fault.Err
 	}
-	h.Lease.Release()                                              // the KV is free: it was pulled, or the refusal has freed it
-	slotOutcome.Kind, slotOutcome.Kept = board.Cancelled, f == nil // the one token counts as an answer
+	h.Lease.Release() // the KV is free: it was pulled, or the refusal has freed it
+	slotOutcome.Kind = board.Cancelled
+	slotOutcome.Kept = fault == nil // the one token counts as an answer, whose KV the engine may keep
 	return discardDone, false, nil
 }
 
-// judge tells the monitor how the call of a discard to an engine has ended. f is its fault; nil: the engine has decoded the hand-off. A
-// refusal counts only if it is about the state of the engine, and a call that the proxy itself ended (HungUp) counts against no engine.
-func (d *Discarder) judge(instance string, f *failure.Fault) {
+// judge tells the monitor how the call of a discard to an engine has ended. fault is why it failed; nil: the engine has decoded the
+// hand-off. A refusal counts only if it is about the state of the engine, and a call that the proxy itself ended (HungUp) counts against no
+// engine.
+func (d *Discarder) judge(instance string, fault *failure.Fault) {
 	switch {
-	case f == nil:
+	case fault == nil:
 		d.Monitor.Judge(instance, engine.Served, nil)
 		return
-	case f.Reason == lifecycle.NotOurs:
+	case fault.Reason == lifecycle.NotOurs: // the engine was sent nothing
 		return
-	case f.Status != 0 && f.Reason != lifecycle.Paused && f.Reason != lifecycle.Unlisted:
+	case fault.Status != 0 && fault.Reason != lifecycle.Paused && fault.Reason != lifecycle.Unlisted: // a refusal of this hand-off
 		return
 	}
-	d.Monitor.Report(instance, f.Err)
+	d.Monitor.Report(instance, fault.Err)
 	switch {
-	case f.Status != 0 || f.Reason == lifecycle.HungUp:
-	case f.Reason == lifecycle.Silent:
-		d.Monitor.Judge(instance, engine.Silent, f.Err)
+	case fault.Status != 0 || fault.Reason == lifecycle.HungUp:
+	case fault.Reason == lifecycle.Silent:
+		d.Monitor.Judge(instance, engine.Silent, fault.Err)
 	default:
-		d.Monitor.Judge(instance, engine.Faulted, f.Err)
+		d.Monitor.Judge(instance, engine.Faulted, fault.Err)
 	}
 }
 

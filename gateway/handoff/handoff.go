@@ -103,15 +103,16 @@ const BlockTokens = 128
 // Settle gives back the lease of a prompt's prefill, in the way that disposition says. fault is the fault with which the prefill ended;
 // nil: there was none.
 func Settle(l *prefill.Lease, disposition lifecycle.Disposition, fault *failure.Fault) {
-	if (disposition == lifecycle.Refuse || disposition == lifecycle.Lose) && fault != nil && fault.Err != nil {
+	engineFailed := disposition == lifecycle.Refuse || disposition == lifecycle.Lose
+	if engineFailed && fault != nil && fault.Err != nil {
 		l.Blame(fault.Err.Error())
 	}
 	switch disposition {
 	case lifecycle.Free:
 		l.Release()
-	case lifecycle.Refuse:
+	case lifecycle.Refuse: // the engine holds no KV
 		l.Failed(false, 0)
-	case lifecycle.Lose:
+	case lifecycle.Lose: // the engine may hold the KV, so the prompt stays charged
 		l.Failed(true, l.Candidate.Profile.KVHoldTimeout)
 	default: // includes KV that should be discarded, but that no decode engine will fetch
 		l.Orphan()
@@ -206,10 +207,16 @@ const expireAgain = time.Second
 // until when the prefill engine certainly keeps the KV. whole says that the answer comes in one piece. Until it comes, only gauges show
 // whether the core of the rank works.
 func (h *Handoff) Await(r *roster.Rank, now time.Time, whole bool) *engine.PendingPull {
+	unlimited := mooncake.HeldUntil(now.Add(Forever))
+	if h == nil { // no hold on a hand-off bounds the wait
+		return r.Signs.Await(now, unlimited)
+	}
+	onThisRank := r.Heeds(h.Endpoint) // else the signs of this rank do not prove that the request's hold is renewed
+	gaugesShow := r.Profile.Renews() && r.Signs.Gauged() && onThisRank
 	switch {
-	case h == nil || whole && !(r.Profile.Renews() && r.Signs.Gauged() && r.Heeds(h.Endpoint)):
-		return r.Signs.Await(now, mooncake.HeldUntil(now.Add(Forever)))
-	case !r.Heeds(h.Endpoint): // the request may run on another rank, so the signs of this rank do not prove that its hold is renewed
+	case whole && !gaugesShow: // when the answer comes, nothing shows whether its KV was pulled in time
+		return r.Signs.Await(now, unlimited)
+	case !onThisRank:
 		return r.Signs.Await(now, mooncake.HeldUntil(h.FirstEventBy()))
 	}
 	return r.Signs.Await(now, r.Profile.Hold(now, h.FirstEventBy()))
@@ -220,7 +227,8 @@ func (h *Handoff) Await(r *roster.Rank, now time.Time, whole bool) *engine.Pendi
 // before.
 func LeaksBlocks(r *roster.Rank, fault *failure.Fault) bool {
 	leaks := lifecycle.Traits[r.Profile.Connector].LeaksBlocks
-	return leaks && fault.Verdict().KV == lifecycle.MaybeRunning && fault.Reason < lifecycle.Garbled
+	unanswered := fault.Reason < lifecycle.Garbled // from this reason on, the engine has answered
+	return leaks && unanswered && fault.Verdict().KV == lifecycle.MaybeRunning
 }
 
 // Forever stands for the limit of a wait that other code ends.
@@ -230,8 +238,8 @@ const Forever = 1000 * time.Hour
 // MayHaveExpired.
 func (h *Handoff) NoteExpiries(m Monitor) {
 	h.expired, h.expiredKnown = m.Expired(h.Lease.Candidate.Instance)
-	held, ever := h.Lease.Unfetched()
-	h.oursExpired = ever - held
+	stillHeld, all := h.Lease.Unfetched()
+	h.oursExpired = all - stillHeld
 }
 
 // MayHaveExpired says whether the prefill engine may have freed the KV before the first event of the answer came. It only checks if nothing
@@ -244,8 +252,9 @@ func (h *Handoff) MayHaveExpired(ctx context.Context, m Monitor, pull *engine.Pe
 		return false
 	}
 	expired, known := m.ExpiredNow(ctx, h.Lease.Candidate.Instance)
-	_, ever := h.Lease.Unfetched()
-	if !known || expired-h.expired <= float64(ever-h.oursExpired) {
+	_, all := h.Lease.Unfetched()
+	mostOfOurs := float64(all - h.oursExpired) // of those that this proxy left to the timeout, so many at most have expired since
+	if !known || expired-h.expired <= mostOfOurs {
 		return false
 	}
 	pull.Lose() // the decode engine may have cached the wrong KV, and used it for requests that wait there

@@ -27,7 +27,8 @@ const Notice = 250 * time.Millisecond
 // New prepares a call to an engine. The rank is in a header, except for SGLang, whose requests have it in the body. For an SGLang engine
 // that both prefills and decodes, it is in the header, unless the profile says that ranks must not be named.
 func New(client *engine.Client, profile *mooncake.Profile, target *engine.Target) *engine.Call {
-	if profile.Connector == mooncake.SGLang && (!profile.Aggregated() || profile.NamedRank(target.Rank) < 0) {
+	rankInBody, rankUnnamed := !profile.Aggregated(), profile.NamedRank(target.Rank) < 0 // of an SGLang engine
+	if profile.Connector == mooncake.SGLang && (rankInBody || rankUnnamed) {
 		target = target.Unranked()
 	}
 	return client.NewCall(target)
@@ -43,7 +44,8 @@ func Meet(id string, endpoint mooncake.Endpoint, prefillProfile *mooncake.Profil
 	if prefillProfile.Connector == mooncake.SGLang {
 		// The number of the room is random, so that no other request has it. Modulo ranks it must be the prefill rank (see
 		// Rendezvous.Room).
-		room, rankCount := rand.Int64N(1<<62), int64(max(1, ranks))
+		room := rand.Int64N(1 << 62)
+		rankCount := int64(max(1, ranks))
 		rendezvous.Host, rendezvous.Port = prefill.URL.Hostname(), prefillProfile.BootstrapPort
 		rendezvous.Room = room - room%rankCount + int64(max(0, prefill.Rank))
 	}
@@ -177,8 +179,8 @@ func (c *Call) refused(resp *engine.Response) *failure.Fault {
 	c.Scope.Refused(string(resp.Header(owner.EpochHeader)))
 	c.Refusal = failure.Body(resp)
 	status, side, id := failure.StatusOf(c.Path, resp.StatusCode(), c.Refusal), c.side(), c.Target().ID
-	fault := failure.Of(lifecycle.CallEnd{Call: c.Kind, Progress: lifecycle.Headed}, nil,
-		fmt.Errorf("%s %s answered %d", strings.TrimPrefix(side+" engine", failure.Engine+" "), id, status))
+	who := strings.TrimPrefix(side+" engine", failure.Engine+" ") // the side may be "engine" itself
+	fault := failure.Of(lifecycle.CallEnd{Call: c.Kind, Progress: lifecycle.Headed}, nil, fmt.Errorf("%s %s answered %d", who, id, status))
 	fault.Status = status
 	if paused := engine.PausedBy(resp.StatusCode(), c.Refusal, c.Target()); paused != nil {
 		fault.Reason, fault.Answer, fault.Engine = lifecycle.Paused, failure.Paused(side, paused), c.Engine
