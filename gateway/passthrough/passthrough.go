@@ -41,7 +41,7 @@ func Parse(path string, raw []byte, contentType string, lim openai.Limits) (*ope
 func (s *Server) Serve(ctx *fasthttp.RequestCtx, in *request.Incoming, req *openai.Request, path string, raw []byte) *openai.Error {
 	seat := s.seats.For(in.Body)
 	if !seat.Acquire(1) {
-		return s.full()
+		return s.noSeat()
 	}
 	p := &request.Passthrough{
 		Engines: s, Path: path, Kind: "application/json", Estimate: Estimate(path, req), Seat: seat, Memory: s.Bodies.For(in.Body),
@@ -58,7 +58,8 @@ func (s *Server) Serve(ctx *fasthttp.RequestCtx, in *request.Incoming, req *open
 	return s.Requests.Pass(ctx, in, req, p)
 }
 
-func (s *Server) full() *openai.Error {
+// noSeat is the error of a request for which no seat is free: all callers together have taken all seats, or this one has taken its share.
+func (s *Server) noSeat() *openai.Error {
 	e := &openai.Error{
 		Status: http.StatusTooManyRequests, Code: "queue_full", RetryAfter: 1, Own: !s.seats.Full(),
 		Message: "too many requests are passed through to engines already; retry later",
@@ -166,7 +167,7 @@ var errNoEngine = openai.Unavailable("engine_unavailable", "no healthy engine of
 func (s *Server) Choose(model, path string, tried []string) (chosen roster.SoleEngine, outcome lifecycle.EventKind, fail *openai.Error) {
 	all, paired := s.Engines().Wholes(model, computes(path))
 	switch {
-	case paired:
+	case paired: // no engine of the model serves such a request alone
 		return roster.SoleEngine{}, lifecycle.NoneLeft, errPaired
 	case len(all) == 0:
 		return roster.SoleEngine{}, lifecycle.NoneLeft, errNoEngine
@@ -190,7 +191,7 @@ func (s *Server) Choose(model, path string, tried []string) (chosen roster.SoleE
 	start := rand.IntN(len(all)) // random, so that of equal engines not always the first one is chosen
 	for i := range all {
 		i = (i + start) % len(all)
-		if at, ok := s.lacks[lack{all[i].Instance, path}]; ok && now.Sub(at) < lackMemory {
+		if at, ok := s.lacks[lack{all[i].Instance, path}]; ok && now.Sub(at) < lackMemory { // also an engine that was tried and said so
 			lacking++
 			continue
 		}

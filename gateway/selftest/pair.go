@@ -61,8 +61,8 @@ func (t *tester) prefill(ctx context.Context, p testedRank, q *query, id string)
 	if err != nil {
 		return answer, err
 	}
-	if connector := mooncake.ConnectorOf(text); connector != "" && connector != p.profile.Connector &&
-		p.profile.Connector != mooncake.Opaque {
+	connector := mooncake.ConnectorOf(text) // empty: the hand-off does not show it
+	if fitsProfile := connector == p.profile.Connector || p.profile.Connector == mooncake.Opaque; connector != "" && !fitsProfile {
 		return answer, fmt.Errorf("its profile %s has connector %s, but its hand-off is that of %s; set connector: %[3]s in the profile of both "+
 			"sides' engines", p.profile.Name, p.profile.Connector, connector)
 	}
@@ -182,10 +182,10 @@ func (t *tester) judge(d testedRank, s *stream) error {
 	} else {
 		t.report(d.name, OK, "decoded %d tokens of a hand-off", usage.Completion)
 	}
-	if s.handsBack { // shown in streams of vLLM 0.33 and later
+	if s.handsBack { // streams of vLLM 0.33 and later show this
 		t.reportKeeps(d, true)
 	}
-	if isOn(d.profile.ContinuousUsage) && s.withUsage < s.events-1 {
+	if isOn(d.profile.ContinuousUsage) && s.withUsage < s.events-1 { // one event may lack the usage
 		t.report(d.name, Warn,
 			"only %d of %d events carry usage; set continuous_usage: false in its profile, tokens are counted by their ids then", s.withUsage,
 			s.events)

@@ -19,7 +19,7 @@ const (
 // partners gives every rank a partner with a common model, and uses the ranks of the other side evenly. Each pair is a round of its own.
 func partners(prefills, decodes []testedRank) (rounds [][]pair) {
 	partner := func(s testedRank, others []testedRank, i int) (testedRank, bool) {
-		for k := range others {
+		for k := range others { // rank i begins at i, so that not all ranks get the same partner
 			if other := others[(i+k)%len(others)]; fits(s, other) {
 				return other, true
 			}
@@ -50,7 +50,9 @@ func everyPair(prefills, decodes []testedRank) (rounds [][]pair, left int) {
 	if len(sides[0]) > len(sides[1]) {
 		few, many = 1, 0
 	}
-	turns, paired, tried := map[string]int{}, map[string]bool{}, 0 // turns: by the name of an engine's first rank
+	turns := map[string]int{} // pairs that an engine is in so far, by the name of its first rank
+	paired := map[string]bool{}
+	tried := 0
 	nextRank := func(ranks []testedRank) testedRank {
 		engine := ranks[0].name
 		s := ranks[turns[engine]%len(ranks)]
@@ -61,7 +63,7 @@ func everyPair(prefills, decodes []testedRank) (rounds [][]pair, left int) {
 	for r := range sides[many] {
 		var round []pair
 		for i, engine := range sides[few] {
-			other := sides[many][(i+r)%len(sides[many])]
+			other := sides[many][(i+r)%len(sides[many])] // another one for each i, so that no engine is in two pairs of the round
 			switch {
 			case !fits(engine[0], other[0]):
 				continue
@@ -97,9 +99,9 @@ func ofEngines(ranks []testedRank) (engines [][]testedRank) {
 
 // fits says whether a request could go through both engines, whichever of them prefills.
 func fits(a, b testedRank) bool {
-	_, same := common(a, b)
-	_, ever := meets(a, b)
-	return same && ever
+	_, sameModel := common(a, b)
+	_, possible := meets(a, b)
+	return sameModel && possible
 }
 
 // eachAlone returns rounds in which every rank that prefills and decodes answers alone. In a round, each engine is in at most one pair.
@@ -146,8 +148,9 @@ func (t *tester) pair(ctx context.Context, pair pair, id string) {
 	p, d := &pair.prefill, &pair.decode
 	if t.seat != nil {
 		var err error
-		switch d.seat, err = t.seat(ctx, d.fleet, promptTokens); {
-		case errors.Is(err, ErrNotOurs):
+		d.seat, err = t.seat(ctx, d.fleet, promptTokens)
+		switch {
+		case errors.Is(err, ErrNotOurs): // another proxy sends requests to the rank, not this one
 			return
 		case err != nil:
 			t.report(d.name, OK, "was not tried: %v", err)
@@ -155,7 +158,7 @@ func (t *tester) pair(ctx context.Context, pair pair, id string) {
 		}
 		defer d.seat.Leave()
 	}
-	if p.profile == nil {
+	if p.profile == nil { // a rank that prefills and decodes has no partner
 		t.recordResult(t.alone(ctx, *d, id), d)
 		return
 	}
@@ -175,7 +178,7 @@ func (t *tester) pair(ctx context.Context, pair pair, id string) {
 		t.report(p.name, OK, "a probe of %d tokens returned a usable hand-off", got.PromptTokens)
 		t.checkCached(*p, got.CachedTokens)
 	}
-	if prefill == nil && decode != nil {
+	if prefill == nil && decode != nil { // the failure is reported as the decode engine's, and counts for both
 		t.recordResult(fmt.Errorf("with the %s of %s: %w", received, p.name, decode), d, p)
 		return
 	}

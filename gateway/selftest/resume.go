@@ -75,7 +75,7 @@ func ways(p *mooncake.Profile) (list []string) {
 	switch {
 	case p.Ascend():
 		byIDs = mooncake.ChatResumeAscend
-	case p.Connector == mooncake.SGLang:
+	case p.Connector == mooncake.SGLang: // it has no way by token ids
 		byIDs = mooncake.ChatResumeNone
 	}
 	for _, how := range []string{p.ChatResume, byIDs, mooncake.ChatResumeContinue} {
@@ -100,18 +100,20 @@ func (t *tester) goesOn(ctx context.Context, p, d testedRank, q *query, how stri
 		}
 		resume.IDs = mooncake.JoinIDs(first.PromptTokenIDs, own[:soFarTokens])
 	}
-	now, prefill, decode := t.through(ctx, p, d, &longer, id)
+	continued, prefill, decode := t.through(ctx, p, d, &longer, id)
 	if err := cmp.Or(prefill, decode); err != nil {
 		return err
 	}
 	for _, side := range []struct {
-		name       string
-		alone, now int
-	}{{"prefill", first.PromptTokens, now.PromptTokens}, {"decode", first.decoded, now.decoded}} {
-		more := side.now - side.alone
-		if side.alone > 0 && side.now > 0 && (more <= 0 || byIDs && more != soFarTokens) { // a count of 0: the engine does not report it
-			return fmt.Errorf("the %s engine overlooked the answer so far: it counted %d prompt tokens, and %d without it", side.name, side.now,
-				side.alone)
+		name             string
+		alone, continued int // prompt tokens without and with the part of the answer; 0: the engine does not report them
+	}{{"prefill", first.PromptTokens, continued.PromptTokens}, {"decode", first.decoded, continued.decoded}} {
+		counted := side.alone > 0 && side.continued > 0
+		more := side.continued - side.alone
+		overlooked := more <= 0 || byIDs && more != soFarTokens // as text, the part may have any number of tokens
+		if counted && overlooked {
+			return fmt.Errorf("the %s engine overlooked the answer so far: it counted %d prompt tokens, and %d without it", side.name,
+				side.continued, side.alone)
 		}
 	}
 	return nil

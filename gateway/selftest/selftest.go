@@ -45,7 +45,7 @@ func Run(ctx context.Context, cfg *config.Config, o Options) []Finding {
 	for _, s := range append(engines(prefills), engines(decodes)...) {
 		t.learnHosts(ctx, s)
 	}
-	before := len(t.findings)
+	reported := len(t.findings) // later findings are sorted by engine, because the pairs are tried in another order
 	prefills, decodes = slices.DeleteFunc(prefills, t.unpaired), slices.DeleteFunc(decodes, t.unpaired)
 	if o.EveryPair {
 		rounds, left := everyPair(prefills, decodes)
@@ -66,7 +66,7 @@ func Run(ctx context.Context, cfg *config.Config, o Options) []Finding {
 		place[s.name] = i
 		t.reportUnreported(s)
 	}
-	slices.SortStableFunc(t.findings[before:], func(a, b Finding) int { return place[a.Engine] - place[b.Engine] })
+	slices.SortStableFunc(t.findings[reported:], func(a, b Finding) int { return place[a.Engine] - place[b.Engine] })
 	if ctx.Err() != nil {
 		t.report("engines", Warn, "the test had to end before all was tried (%v); it left out at least %d requests",
 			context.Cause(ctx), t.leftOut)
@@ -77,7 +77,8 @@ func Run(ctx context.Context, cfg *config.Config, o Options) []Finding {
 // testedRanks returns the ranks of the engines that answer, with the models that they serve. It reports engines that do not answer, and
 // problems with the metrics and settings of the other engines.
 func (t *tester) testedRanks(ctx context.Context, role string, engines []config.Engine) (ranks []testedRank) {
-	if len(engines) == 0 && role != aggregated && len(t.cfg.Engines.Aggregated) == 0 && !t.cfg.Discovery.On() {
+	othersServe := len(t.cfg.Engines.Aggregated) > 0 || t.cfg.Discovery.On() // aggregated engines, or engines that are found later
+	if len(engines) == 0 && role != aggregated && !othersServe {
 		t.report(role, Warn, "the config lists none; until some are added nothing can be served")
 	}
 	for _, e := range engines {
@@ -113,7 +114,7 @@ func (t *tester) firstRank(ctx context.Context, role string, e config.Engine) (s
 	if s.target, err = config.Target(e, &p); err != nil {
 		return s, err
 	}
-	if e.Ranks > 0 || p.Connector == mooncake.VLLMMooncake {
+	if e.Ranks > 0 || p.Connector == mooncake.VLLMMooncake { // with it, a prefill engine needs the rank header even for its only rank
 		s.target.Rank = 0
 	}
 	s.fleet = id
@@ -242,8 +243,8 @@ func (t *tester) oneWith(ctx context.Context, role string, s testedRank, partner
 		if role == "decode" {
 			p, d = partner, s
 		}
-		together, ever := meets(p, d)
-		if !ever {
+		together, possible := meets(p, d)
+		if !possible {
 			continue
 		}
 		t.learnHosts(ctx, p)

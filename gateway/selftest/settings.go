@@ -40,10 +40,10 @@ func (t *tester) serverInfo(ctx context.Context, s testedRank, into any) bool {
 // the server, and most of the server's own methods to choose a rank choose such a rank, too. It also warns of a server that holds prompts
 // back itself, because evenkeel does the same.
 func (t *tester) compareSGLang(ctx context.Context, s testedRank, e config.Engine) {
-	named := s.profile.NamedRank(s.target.Rank) >= 0
 	if s.target.Rank < 0 && !s.profile.Aggregated() { // the engine has only one rank
 		return
 	}
+	named := s.profile.NamedRank(s.target.Rank) >= 0
 	var reported struct {
 		Backend string `json:"elastic_ep_backend"`
 		Balance string `json:"load_balance_method"`
@@ -59,7 +59,7 @@ func (t *tester) compareSGLang(ctx context.Context, s testedRank, e config.Engin
 			"which also chooses ranks whose GPU has failed; start it with --load-balance-method round_robin", reported.Balance)
 	}
 	switch {
-	case !s.profile.Aggregated():
+	case !s.profile.Aggregated(): // only servers that also decode hold prompts back
 	case !answered:
 		t.report(s.name, OK, "does not tell whether it holds prompts back itself (--enable-prefill-delayer, --min-free-slots-delay): GET "+
 			"/server_info gives no answer")
@@ -71,8 +71,9 @@ func (t *tester) compareSGLang(ctx context.Context, s testedRank, e config.Engin
 	}
 }
 
-// whole returns a number that an engine reports about itself; 0: the number is not known or cannot be right.
-func (t *tester) whole(s testedRank, n engine.Number, name string, most int64) int {
+// wholeNumber returns a number that an engine reports about itself; 0: the number is not known or cannot be right. It reports a number that
+// cannot be right.
+func (t *tester) wholeNumber(s testedRank, n engine.Number, name string, most int64) int {
 	v, err := n.Whole(name, most)
 	if err != nil {
 		t.report(s.name, Warn, "does not tell its "+name+": %v", err) // a format of its own, so that report takes no name for a repetition
@@ -115,7 +116,7 @@ func (t *tester) compareSplit(ctx context.Context, role string, s testedRank, e 
 	if role == "decode" {
 		if extra := &reported.Config.Transfer.Extra; extra.HandsBack == "true" {
 			t.reportKeeps(s, true)
-			ttl, counted := t.whole(s, extra.TTL, "decoder_kv_blocks_ttl", engine.MostStep), s.profile.Keeps()
+			ttl, counted := t.wholeNumber(s, extra.TTL, "decoder_kv_blocks_ttl", engine.MostStep), s.profile.Keeps()
 			if ttl > 0 && counted > 0 && time.Duration(ttl)*time.Second != counted {
 				t.report(s.name, Warn, "was started with decoder_kv_blocks_ttl %d, and its profile says %v; write decoder_kv_blocks_ttl: %[1]ds", ttl,
 					counted)
@@ -128,7 +129,7 @@ func (t *tester) compareSplit(ctx context.Context, role string, s testedRank, e 
 // compareSlots compares a decode engine's max_num_seqs, how many requests it runs at once, with its slots in the config. vLLM looks at
 // waiting requests, to fetch their KV, only while it runs fewer than max_num_seqs.
 func (t *tester) compareSlots(s testedRank, e config.Engine, reported *vllmSettings) {
-	switch runs := t.whole(s, reported.Config.Scheduler.Slots, "max_num_seqs", engine.MostRequests); {
+	switch runs := t.wholeNumber(s, reported.Config.Scheduler.Slots, "max_num_seqs", engine.MostRequests); {
 	case runs == 0 || e.Slots == 0:
 	case runs < e.Slots:
 		t.report(s.name, Warn, "was started with --max-num-seqs %d, and the config says slots: %d, so that requests wait inside the engine; "+
@@ -153,10 +154,10 @@ func (t *tester) compareVLLM(ctx context.Context, s testedRank, e config.Engine)
 		name, flag           string
 		reported, configured int
 	}{
-		{"slots", "max-num-seqs", t.whole(s, scheduler.Slots, "max_num_seqs", engine.MostRequests), e.Slots},
-		{"token_budget", "max-num-batched-tokens", t.whole(s, scheduler.Budget, "max_num_batched_tokens", engine.MostStep), e.Budget},
+		{"slots", "max-num-seqs", t.wholeNumber(s, scheduler.Slots, "max_num_seqs", engine.MostRequests), e.Slots},
+		{"token_budget", "max-num-batched-tokens", t.wholeNumber(s, scheduler.Budget, "max_num_batched_tokens", engine.MostStep), e.Budget},
 		{"prefill_schedule_interval", "prefill-schedule-interval",
-			cmp.Or(t.whole(s, scheduler.Interval, "prefill_schedule_interval", engine.MostStep), 1), cmp.Or(e.Interval, 1)},
+			cmp.Or(t.wholeNumber(s, scheduler.Interval, "prefill_schedule_interval", engine.MostStep), 1), cmp.Or(e.Interval, 1)},
 	} {
 		if key.reported > 0 && key.reported != key.configured {
 			but := ""
@@ -174,7 +175,8 @@ func (t *tester) compareVLLM(ctx context.Context, s testedRank, e config.Engine)
 // ranks of each node from 0. Each answers 400 to the other number. If the number in the config is wrong, numbering reports it, and the test
 // goes on with the number that the engine accepts.
 func (t *tester) numbering(ctx context.Context, s *testedRank, e config.Engine, sample *engine.Sample) {
-	if sample == nil || sample.FirstRank == 0 || e.Ranks == 0 || s.profile.DPMode != mooncake.DPHybrid || len(s.models) == 0 {
+	oneNumbering := sample == nil || sample.FirstRank == 0 // the ranks of a deployment's first node have the same numbers in both ways
+	if oneNumbering || e.Ranks == 0 || s.profile.DPMode != mooncake.DPHybrid || len(s.models) == 0 {
 		return
 	}
 	local, global := t.acceptsNumber(ctx, s, 0), t.acceptsNumber(ctx, s, sample.FirstRank)

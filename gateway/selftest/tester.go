@@ -90,15 +90,16 @@ func newTester(cfg *config.Config, callbacks *metaserver.Server) *tester {
 
 // report adds a finding. It adds a finding of level OK or Warn only once per rank, because the same finding may come up with several
 // partners.
-func (t *tester) report(s string, l Level, format string, args ...any) {
+func (t *tester) report(rank string, level Level, format string, args ...any) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	kind := [2]string{s, format}
-	if l != Bad && t.said[kind] && !strings.Contains(format, "%q") {
+	kind := [2]string{rank, format}
+	namesSomething := strings.Contains(format, "%q") // such as a model, so findings of this kind differ
+	if level != Bad && t.said[kind] && !namesSomething {
 		return
 	}
 	t.said[kind] = true
-	t.findings = append(t.findings, Finding{s, l, fmt.Sprintf(format, args...)})
+	t.findings = append(t.findings, Finding{rank, level, fmt.Sprintf(format, args...)})
 }
 
 // record counts the results of the pairs of a rank.
@@ -144,11 +145,14 @@ func engines(ranks []testedRank) (list []testedRank) {
 // pair is a rank of each side. A rank that prefills and decodes is in decode, and prefill is empty.
 type pair struct{ prefill, decode testedRank }
 
-// meets says how a prefill engine p and a decode engine d work together. together: they work on a request at the same time. ever: they can
-// serve a request together at all, because both use hand-offs or both use the same connector without hand-offs.
-func meets(p, d testedRank) (together, ever bool) {
+// meets says how a prefill engine p and a decode engine d work together. together: they work on a request at the same time. possible: they
+// can serve a request together at all, because both use hand-offs or both use the same connector without hand-offs.
+func meets(p, d testedRank) (together, possible bool) {
 	together = !p.profile.HasHandoff()
-	return together, together != d.profile.HasHandoff() && (!together || p.profile.Connector == d.profile.Connector)
+	if !together {
+		return false, d.profile.HasHandoff()
+	}
+	return true, !d.profile.HasHandoff() && p.profile.Connector == d.profile.Connector
 }
 
 // pairAnswer is what the engines of a pair report of a request.
