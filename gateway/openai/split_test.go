@@ -29,6 +29,9 @@ func TestWhatCannotBeSplit(t *testing.T) {
 		{"of none", mooncake.Completions, completes + `"echo":true,"logprobs":1,"max_tokens":0}`, "", true, false},
 		{"an echo alone", mooncake.Completions, completes + `"echo":true,"max_tokens":8}`, "", false, false},
 		{"vLLM computes them for each echo of a chat", mooncake.Chat, chats + `"echo":true}`, "echo", false, false},
+		{"the logprobs of some tokens", mooncake.Tokens,
+			`{"model":"m","token_ids":[1],"sampling_params":{"prompt_logprob_token_ids":[[1]],"max_tokens":8}}`,
+			"prompt_logprob_token_ids", false, false},
 		{"beam search", mooncake.Chat, chats + `"use_beam_search":true,"max_tokens":1}`, "use_beam_search", false, true},
 	} {
 		t.Run(row.name, func(t *testing.T) {
