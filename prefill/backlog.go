@@ -45,9 +45,10 @@ func (s *Scheduler) Line(name string) (latency policy.Latency, rtt time.Duration
 		return latency, 0, false
 	}
 	for _, c := range m.servers {
-		next, learned := s.line(name, c)
-		if learned && c.Live && next.TPMs > 0 && (!known || next.T0Ms < latency.T0Ms) {
-			latency, rtt, known = next, c.rtt(), true
+		line, learned := s.line(name, c)
+		usable := learned && c.Live && line.TPMs > 0 // a caller divides by the time per token
+		if usable && (!known || line.T0Ms < latency.T0Ms) {
+			latency, rtt, known = line, c.rtt(), true
 		}
 	}
 	return latency, rtt, known

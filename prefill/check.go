@@ -16,7 +16,7 @@ func (c Config) Validate() error {
 	var errs []error
 	bad := func(key, format string, args ...any) {
 		err := fmt.Errorf("prefill."+key+": "+format, args...)
-		if key == "policy" {
+		if key == "policy" { // callers recognise ErrBadPolicy
 			err = fmt.Errorf("%w: "+format, append([]any{ErrBadPolicy}, args...)...)
 		}
 		errs = append(errs, err)
@@ -104,7 +104,8 @@ func (c *Config) checkPolicies(bad func(key, format string, args ...any)) {
 				bad("policies", "%v", err)
 				continue
 			}
-			bad(strings.TrimSuffix("policies."+wrong.Policy+"."+wrong.Key, ".name"), "%s", wrong.Where())
+			key := strings.TrimSuffix("policies."+wrong.Policy+"."+wrong.Key, ".name") // the name is itself the last part of the key
+			bad(key, "%s", wrong.Where())
 		}
 		return
 	}

@@ -27,26 +27,29 @@ const (
 	missed                            // no prefill would end before the request's deadline
 )
 
-// look computes the indicators of the eligible candidates for a request, and stores those of eligible[i] in d.view[i]. known
-// is false if the prefill times of one of them are only those from which learning starts (see line).
+// look computes the indicators of the eligible candidates for a request, and stores those of eligible[i] in d.view[i]. It
+// stores in d.found how many of the prompt's blocks each slot of the prefix index holds. known is false if the prefill times
+// of one of the candidates are only those from which learning starts (see line).
 func (d *chooser) look(m *model, r *Request, eligible []*candidate) (known bool) {
 	d.view = slices.Grow(d.view[:0], len(eligible))[:len(eligible)]
 	known = true
 	tokens := d.tokensOf(r)
-	block := r.Prompt.BlockSize(tokens)
+	blockTokens := r.Prompt.BlockSize(tokens)
 	d.found = d.cache.Match(&r.Prompt, &r.seen.cache, d.now)
 	for i, c := range eligible {
 		latency, fitted := d.line(m.name, c)
 		known = known && fitted
 		d.measure(&d.view[i], c, latency)
-		d.view[i].Fit(float64(tokens), math.Floor(block*float64(c.cache.Blocks(d.found, &r.Prompt))))
+		matchedTokens := math.Floor(blockTokens * float64(c.cache.Blocks(d.found, &r.Prompt)))
+		d.view[i].Fit(float64(tokens), matchedTokens)
 	}
 	policy.Aggregate(d.view)
 	return known
 }
 
-// misses reports whether all candidates in the view are predicted to end the prefill after the request's deadline. It is
-// false if there is no prediction for one of them. There never is one for ranks that also decode (Mixed).
+// misses reports whether all eligible candidates, which look has measured, are predicted to end the prefill after the
+// request's deadline. It is false if there is no prediction for one of them. There never is one for ranks that also decode
+// (Mixed).
 func (d *chooser) misses(r *Request, eligible []*candidate) bool {
 	if r.Deadline.IsZero() {
 		return false
@@ -88,10 +91,10 @@ func (d *chooser) trace(p *policy.Policy, chosen int, reason string, asked bool)
 	return trace
 }
 
-// count records in the metrics how the candidate of a lease was chosen, and returns the reason in one word. affinity is the
+// recordChoice records in the metrics how the candidate of a lease was chosen, and returns the reason in one word. affinity is the
 // outcome of session affinity (such as steer.Kept; empty: the request has no session), hotspot is the state of the request's
 // class, and eligible is the number of candidates that passed the filters.
-func (d *chooser) count(l *Lease, choice policy.Choice, affinity string, hotspot steer.State, eligible int) (reason string) {
+func (d *chooser) recordChoice(l *Lease, choice policy.Choice, affinity string, hotspot steer.State, eligible int) (reason string) {
 	reason = "policy"
 	switch {
 	case l.canary:
@@ -134,9 +137,9 @@ func (d *chooser) canStart(r *Request, c *candidate) bool {
 	if c.load.Ahead(d.now) < float64(d.cfg.Push.MaxUnanswered) {
 		return true
 	}
-	_, timesKnown := d.fit.Latency(r.Model, c.Hardware)
-	earliest, leads := d.leadsAt(c)
-	return timesKnown && leads && !earliest.After(d.now)
+	_, timesKnown := d.fit.Latency(r.Model, c.Hardware) // false: the end of the present work is not predicted from measured times
+	earliest, mayLead := d.leadsAt(c)
+	return timesKnown && mayLead && !earliest.After(d.now)
 }
 
 // mayPool reports whether one more request may wait for the ranks of a group that prefills and decodes. The limit is 1.5
@@ -162,7 +165,8 @@ func (c *candidate) chargesAhead(model string, ownRanks bool) (probing, unsent i
 	}
 	probing, unsent = c.load.Leases[ledger.Probing], c.load.Unsent()
 	for _, counts := range c.byModel { // the models that only some ranks list
-		probing, unsent = probing-counts.Probing, unsent-counts.Unsent
+		probing -= counts.Probing
+		unsent -= counts.Unsent
 	}
 	return probing, unsent
 }
@@ -191,12 +195,12 @@ func (d *chooser) countByModel(c *candidate, l *Lease) {
 // predicted end of its present work, less a lead. The lead is at least the usual time until the decode engine calls back,
 // because the prefill cannot begin before. known is false if the end is not known, or if the candidate gets no such prompts.
 func (s *state) leadsAt(c *candidate) (at time.Time, known bool) {
-	if c.Profile == nil || !c.Profile.Early() || c.load.Stalled(s.now) {
+	if c.Profile == nil || !c.Profile.Early() || c.load.Stalled(s.now) { // a stalled engine's work does not end as predicted
 		return at, false
 	}
 	lead := max(s.cfg.Push.Lead, s.fit.Way(c.Profile.Name).Callback())
 	end, known := c.load.Ends()
-	return end.Add(-lead), known && lead > 0
+	return end.Add(-lead), known && lead > 0 // with no lead, nothing is sent before the present work has ended
 }
 
 // drop removes the unwanted candidates, in place, if at least one of the others is usable. Otherwise it removes none, so
@@ -248,8 +252,9 @@ func (s *Scheduler) CheckTarget(model, id string) error {
 	return fmt.Errorf("%w: %q is no prefill engine for model %q; GET /prefill lists them", ErrBadTarget, id, model)
 }
 
-// filterCircuit keeps the live candidates that the request may go to and whose circuit allows it. If no circuit allows it,
-// the filter is skipped and keeps them all, because trying an engine that failed is better than refusing the request.
+// filterCircuit keeps the live candidates that the request may go to and whose circuit allows it, without the fallbacks that
+// are not needed (dropFallbacks). If no circuit allows the request, the filter is skipped and keeps all live candidates that
+// the request may go to, because trying an engine that failed is better than refusing the request.
 func (d *chooser) filterCircuit(r *Request, servers []*candidate) (kept []*candidate, skipped bool) {
 	d.eligible = d.eligible[:0]
 	for _, c := range servers {
@@ -280,7 +285,7 @@ func (r *Request) dropFallbacks(candidates []*candidate) []*candidate {
 	case r.Target != "" || !slices.ContainsFunc(candidates, first):
 		return candidates
 	case slices.ContainsFunc(candidates, untriedFirst) || !slices.ContainsFunc(candidates, usefulFallback):
-		return slices.DeleteFunc(candidates, fallback)
+		return slices.DeleteFunc(candidates, fallback) // a first choice is untried, or all fallbacks are Idle
 	}
 	return slices.DeleteFunc(candidates, func(c *candidate) bool { return c.Idle })
 }
@@ -318,8 +323,9 @@ func (d *chooser) filterTried(candidates []*candidate, exclude []string) []*cand
 }
 
 // reserve books that a request goes to a candidate, and returns the lease. It charges the prompt to the candidate's load,
-// reports the probe to the candidate's circuit, and records the expected effect on the prefix cache. indicators are the
-// candidate's indicators for this request, and since is when the request entered the arrival queue.
+// reports the probe to the candidate's circuit, records the expected effect on the prefix cache, and adds the prompt to the
+// mean of new tokens. indicators are the candidate's indicators for this request, and since is when the request entered the
+// arrival queue.
 func (d *chooser) reserve(c *candidate, p *policy.Policy, r *Request, indicators *policy.Engine, since time.Time) *Lease {
 	_, canary := c.load.Passes(d.now)
 	weight := ledger.WeightOf(indicators, r.promptBytes())
@@ -337,7 +343,7 @@ func (d *chooser) reserve(c *candidate, p *policy.Policy, r *Request, indicators
 		model:     r.Model,
 		crowded:   c.load.Crowded(c.Decodes, d.now),
 	}
-	if _, known := d.fit.Latency(r.Model, c.Hardware); known {
+	if _, known := d.fit.Latency(r.Model, c.Hardware); known { // else the weight has only a guess, which no answer can confirm
 		lease.predicted = float64(weight.PredictedUs) / 1000
 	}
 	c.circuit.Send(lease.number, d.now)
@@ -359,10 +365,15 @@ func (r *Request) promptBytes() int {
 }
 
 // asRetry returns a copy of the request, for a lease of another candidate that replaces the request's lease (see Another and
-// Sooner). The copy has its place in the pool already, is accepted even by a full queue, and stays in this region.
+// Sooner). The copy has its place in the pool already, is accepted even by a full queue, and stays in this region. It excludes
+// no candidate, and the audit does not check its lease.
 func (r *Request) asRetry() *Request {
 	retry := *r
-	retry.Reserved, retry.Returned, retry.Exclude, retry.Remote, retry.LeaseOwner = true, true, nil, nil, nil
+	retry.Reserved = true
+	retry.Returned = true
+	retry.Remote = nil
+	retry.Exclude = nil
+	retry.LeaseOwner = nil
 	retry.Deadline = time.Time{} // with a decode rank, the request is served even after its deadline
 	return &retry
 }
@@ -386,6 +397,6 @@ func (d *chooser) prefiller(c *candidate) Prefiller {
 	if foreign, waiting, ok := c.load.Strangers(d.now); ok {
 		p.Foreign, p.Pending = max(p.Foreign, int(math.Ceil(foreign))), int(math.Ceil(waiting))
 	}
-	p.Foreign = max(p.Foreign, c.load.Shared.Unanswered)
+	p.Foreign = max(p.Foreign, c.load.Shared.Unanswered) // other dispatchers may have sent probes after the scrape
 	return p
 }

@@ -171,7 +171,7 @@ func (c Config) withDefaults() Config {
 	c.Policy, c.Work = cmp.Or(c.Policy, d.Policy), cmp.Or(c.Work, d.Work)
 	c.KVThreshold = cmp.Or(c.KVThreshold, d.KVThreshold)
 	c.Push.MaxUnanswered = cmp.Or(c.Push.MaxUnanswered, d.Push.MaxUnanswered)
-	if c.Calibration.TPMs == 0 && c.Calibration.T0Ms == 0 {
+	if c.Calibration.TPMs == 0 && c.Calibration.T0Ms == 0 { // both together are one line, in which one of them may be 0
 		c.Calibration.TPMs, c.Calibration.T0Ms = d.Calibration.TPMs, d.Calibration.T0Ms
 	}
 	c.Index.MaxBytes, c.Index.Tokenize = cmp.Or(c.Index.MaxBytes, d.Index.MaxBytes), cmp.Or(c.Index.Tokenize, d.Index.Tokenize)

@@ -54,8 +54,10 @@ func (d *chooser) closeCrowded(m *model, all []Prefiller) {
 	d.countOnTheWay(m)
 	if slices.ContainsFunc(m.servers, func(c *candidate) bool { return c.Live && !c.load.Closed(d.now) && !d.crowded(m, c) }) {
 		for i, c := range m.servers {
-			full := d.crowded(m, c)
-			all[i].Open, all[i].Filled = all[i].Open && !full, all[i].Filled && !full
+			if d.crowded(m, c) {
+				all[i].Open = false
+				all[i].Filled = false // an open gate would not be enough
+			}
 		}
 	}
 }
@@ -73,11 +75,13 @@ func (d *chooser) decodeFull(c *candidate) bool {
 }
 
 // hopeless reports whether a hand-off that the candidate begins now would get no decode slot before its engine drops the KV,
-// because too many hand-offs are on their way already. A request that waits for this reason is considered again when slots
-// become free; see Wake.
+// because too many hand-offs are on their way already. It is false if this cannot be told. A request that waits for this reason
+// is considered again when slots become free; see Wake.
 func (d *chooser) hopeless(c *candidate, model string) bool {
-	// With an early profile the decode rank is chosen before the prefill, so that no hand-off waits for a slot.
-	if d.cfg.Decode == nil || c.Board == "" || c.Profile == nil || c.Profile.Early() {
+	if d.cfg.Decode == nil || c.Board == "" || c.Profile == nil {
+		return false
+	}
+	if c.Profile.Early() { // the decode rank is chosen before the prefill, so that no hand-off waits for a slot
 		return false
 	}
 	hold, err := c.Profile.HoldBudget()

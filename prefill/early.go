@@ -25,16 +25,18 @@ func (l *Lease) Another(ctx context.Context, tried []string) (*Lease, error) {
 }
 
 // Sooner moves a lease whose probe was not sent yet to the candidate that is predicted to end the prefill first. It does so
-// only if the prefill ends sooner by at least `least` and the candidate's instance is not in avoid. It returns the new
-// lease, on which the caller makes all further calls; nil: nothing has changed.
-func (l *Lease) Sooner(least time.Duration, avoid []string) *Lease {
+// only if the prefill ends sooner by at least leastGain and the candidate's instance is not in avoid. With a negative leastGain
+// the prefill may end later by as much. Sooner returns the new lease, on which the caller makes all further calls; nil: nothing
+// has changed.
+func (l *Lease) Sooner(leastGain time.Duration, avoid []string) *Lease {
 	s := l.scheduler
 	s.lock()
 	defer s.unlock()
-	if l.request == nil || l.predicted == 0 || l.inFlight.Phase() != ledger.Probing || !l.inFlight.Sent().IsZero() {
+	unsent := l.inFlight.Phase() == ledger.Probing && l.inFlight.Sent().IsZero()
+	if l.request == nil || l.predicted == 0 || !unsent { // without a prediction, there is no end to compare
 		return nil
 	}
-	next := s.choose.sooner(l, l.request, least, avoid)
+	next := s.choose.sooner(l, l.request, leastGain, avoid)
 	if next == nil {
 		return nil
 	}
@@ -47,14 +49,14 @@ func (l *Lease) Sooner(least time.Duration, avoid []string) *Lease {
 }
 
 // sooner charges the request of lease l to the candidate that is predicted to end its prefill first, and returns the new
-// lease; nil: no candidate that could take the request over ends it sooner by at least `least`.
-func (d *chooser) sooner(l *Lease, r *Request, least time.Duration, avoid []string) *Lease {
+// lease; nil: no candidate that could take the request over ends it sooner by at least leastGain, or this cannot be predicted.
+func (d *chooser) sooner(l *Lease, r *Request, leastGain time.Duration, avoid []string) *Lease {
 	m := d.models[l.model]
 	if m == nil {
 		return nil
 	}
 	eligible, skipped := d.filterCircuit(r, m.servers)
-	if skipped {
+	if skipped { // only engines that failed are left: the lease has no reason to move to one of them
 		return nil
 	}
 	eligible = slices.DeleteFunc(d.filterGate(eligible), func(c *candidate) bool {
@@ -71,21 +73,21 @@ func (d *chooser) sooner(l *Lease, r *Request, least time.Duration, avoid []stri
 			best, bestMs = i, endMs
 		}
 	}
-	if bestMs+float64(least)/float64(time.Millisecond) > d.endsMs(l) {
+	if bestMs+float64(leastGain)/float64(time.Millisecond) > d.endsMs(l) {
 		return nil
 	}
-	return d.reserve(eligible[best], d.overrides.Usual(), r, &d.view[best], d.now)
+	return d.reserve(eligible[best], d.overrides.Usual(), r, &d.view[best], d.now) // Sooner replaces the name of the policy
 }
 
 // canTakeOver reports whether a candidate can start the request of lease l now, and can hand the KV to the decode rank that was
 // chosen for the request.
 func (d *chooser) canTakeOver(c *candidate, l *Lease, r *Request) bool {
-	if c == l.c || c.Profile == nil || c.Board != l.Candidate.Board || c.Region != l.Candidate.Region ||
-		c.Profile.Connector != l.Candidate.Profile.Connector {
+	if c == l.c || c.Profile == nil {
 		return false
 	}
-	atLimit := c.Limit > 0 && c.load.Leases[ledger.Probing] >= c.Limit
-	return d.canStart(r, c) && !c.load.Stale() && !c.load.Stalled(d.now) && !atLimit
+	reachesRank := c.Board == l.Candidate.Board && c.Region == l.Candidate.Region && c.Profile.Connector == l.Candidate.Profile.Connector
+	atLimit := c.Limit > 0 && c.load.Leases[ledger.Probing] >= c.Limit // new in service
+	return reachesRank && d.canStart(r, c) && !c.load.Stale() && !c.load.Stalled(d.now) && !atLimit
 }
 
 // endsMs is the predicted time, in ms, until the prefill of a lease ends if its probe is sent now; infinite if its candidate

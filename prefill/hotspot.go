@@ -22,7 +22,8 @@ func (d *chooser) filterHot(p *policy.Policy, q *policy.Query, r *Request, m *mo
 	}
 	depth := r.Prompt.ClassDepth(steer.ClassTokens)
 	class, holders, others := d.classOf(r, m, depth)
-	if !r.seen.counted && !r.Reserved && len(r.Exclude) == 0 {
+	firstAttempt := !r.Reserved && len(r.Exclude) == 0
+	if firstAttempt && !r.seen.counted { // a request that waits is considered many times, and counts once
 		r.seen.counted = true
 		d.overrides.Hotspots.Arrive(d.now, class)
 	}
@@ -30,7 +31,7 @@ func (d *chooser) filterHot(p *policy.Policy, q *policy.Query, r *Request, m *mo
 		return eligible, steer.OK
 	}
 	state := d.overrides.Hotspots.Look(d.now, class, holders, others)
-	if state == steer.Alarm && !r.seen.weighed {
+	if state == steer.Alarm && !r.seen.weighed { // this, too, counts once
 		r.seen.weighed = true
 		p.Choose(q, d.view) // only for the scores, which bestScores reads
 		bestHolder, bestOther := d.bestScores(p, r, depth, eligible)

@@ -27,8 +27,9 @@ func (l *Lease) Send() {
 	l.inFlight.Send(s.now)
 }
 
-// Answered notes that the engine answered the probe with a hand-off. expires is when the engine frees the KV blocks by
-// itself: its hold timeout after the response headers.
+// Answered notes that the engine answered the probe with a hand-off. The answer brings the candidate's circuit back into
+// service, and prefill times and the content of the prefix cache are learned from it. expires is when the engine frees the KV
+// blocks by itself: its hold timeout after the response headers; zero: the profile's timeout from now.
 func (l *Lease) Answered(u Usage, expires time.Time) {
 	s := l.scheduler
 	s.lock()
@@ -75,8 +76,9 @@ func (l *Lease) answer(u Usage, expires time.Time) *cache.Suspected {
 }
 
 // learn learns prefill times from a probe's answer. These times do not include the round trip to the engine, which the
-// indicators add, because engines of one kind may be at different distances. An answer is not used if the engine also had
-// prompts of others, because their part of the time is not known.
+// indicators add, because engines of one kind may be at different distances. An answer is not used (Void) if it has no token
+// counts, if the candidate is a group of ranks, or if the engine also had prompts of others, because their part of the time is
+// not known.
 func (l *Lease) learn(u Usage) {
 	s, load := l.scheduler, &l.c.load
 	hitTokens := l.inFlight.Weight.Tokens - l.inFlight.Weight.NewTokens // as predicted
@@ -183,19 +185,19 @@ func (l *Lease) fail(written bool, hold time.Duration) (outFor time.Duration) {
 	return outFor
 }
 
-// Unfetched counts the prompts whose KV no decode engine will fetch: held are those whose KV the engine still holds, and ever
-// are all since the start.
-func (l *Lease) Unfetched() (held, ever int) {
+// Unfetched counts the prompts whose KV no decode engine will fetch, over all ranks of the lease's engine: held are those
+// whose KV the engine still holds, and sinceStart are all of them since the start.
+func (l *Lease) Unfetched() (held, sinceStart int) {
 	s := l.scheduler
 	s.lock()
 	defer s.unlock()
-	for _, c := range s.candidates { // sums over the ranks of the engine
+	for _, c := range s.candidates {
 		if load := &c.load; c.Instance == l.Candidate.Instance {
 			held += load.Leases[ledger.Orphaned]
-			ever += load.Unfetched
+			sinceStart += load.Unfetched
 		}
 	}
-	return held, ever
+	return held, sinceStart
 }
 
 // Orphan notes that no decode engine will fetch the KV. The prompt stays charged until the engine frees the KV by itself.

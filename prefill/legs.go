@@ -46,7 +46,7 @@ func (s *Scheduler) EnterAll(legs []Request) ([]Ticket, error) {
 func (s *Scheduler) enterAll(legs []Request) (tickets []Ticket, err error) {
 	s.lock()
 	defer s.unlock()
-	var m *model
+	var m *model // the same for all legs, as p
 	var p *policy.Policy
 	for i := range legs {
 		if m, p, err = s.manager.receive(&legs[i]); err != nil {
@@ -58,7 +58,7 @@ func (s *Scheduler) enterAll(legs []Request) (tickets []Ticket, err error) {
 		if err != nil { // the request goes to another region, or its deadline cannot be met
 			return tickets, err
 		}
-		if lease == nil {
+		if lease == nil { // this leg waits, and so do the legs behind it
 			break
 		}
 		if i == 0 {
@@ -83,13 +83,16 @@ func (s *Scheduler) enterAll(legs []Request) (tickets []Ticket, err error) {
 // waitTogether adds the waiting legs of one request to their model's line. oneServed says that another leg is served already:
 // the waiting legs then stay in this region and cannot be displaced.
 func (qm *queueManager) waitTogether(m *model, p *policy.Policy, legs []Request, oneServed bool) []*waiter {
-	siblings, decision := make([]*waiter, len(legs)), &regionDecision{done: make(chan struct{})}
+	siblings := make([]*waiter, len(legs))
+	decision := &regionDecision{done: make(chan struct{})}
 	if oneServed {
 		decision.close()
 	}
 	for i := range legs {
 		w := qm.wait(m, p, legs[i])
-		w.siblings, siblings[i], w.decided = siblings, w, decision
+		siblings[i] = w
+		w.siblings = siblings
+		w.decided = decision
 		if oneServed {
 			w.item.Fix()
 		}
@@ -116,7 +119,7 @@ func (k *Ticket) Elsewhere(ctx context.Context) bool {
 	if errors.Is(k.w.err, ErrElsewhere) {
 		return true
 	}
-	for _, sibling := range k.w.siblings {
+	for _, sibling := range k.w.siblings { // a leg is served here, or the wait was too long
 		sibling.stay()
 	}
 	return false

@@ -25,8 +25,9 @@ func (qm *queueManager) enter(r Request) (*waiter, *Lease, error) {
 	return qm.wait(m, p, r), nil, nil
 }
 
-// receive checks a new request. It also serves the waiting requests that can be served by now, so that the new request does
-// not overtake them.
+// receive checks a new request, and counts a first attempt for the retry budget and the arrival rate. It sets the request's
+// Arrival if this is zero. It also serves the waiting requests that can be served by now, so that the new request does not
+// overtake them.
 func (qm *queueManager) receive(r *Request) (*model, *policy.Policy, error) {
 	p, err := qm.overrides.Named(r.Policy)
 	if err != nil {
@@ -37,7 +38,7 @@ func (qm *queueManager) receive(r *Request) (*model, *policy.Policy, error) {
 		qm.budget.request(qm.now)
 	}
 	if err := qm.servable(r.Model); err != nil && !r.offered() {
-		return nil, p, err
+		return nil, nil, err
 	}
 	if r.Arrival.IsZero() {
 		r.Arrival = qm.now
@@ -51,7 +52,7 @@ func (qm *queueManager) receive(r *Request) (*model, *policy.Policy, error) {
 }
 
 // atOnce serves a request if it can be served now and no request for its model comes first. It returns neither a lease nor an
-// error if the request has to wait.
+// error if the request has to wait, and an error if the request goes to another region or its deadline cannot be met.
 func (qm *queueManager) atOnce(m *model, p *policy.Policy, r *Request) (*Lease, error) {
 	if m.queue.Waits(!r.Reserved) { // only other retries come before a retry, which has its place in the pool
 		return nil, nil
@@ -61,7 +62,7 @@ func (qm *queueManager) atOnce(m *model, p *policy.Policy, r *Request) (*Lease, 
 	qm.choose.endRound()
 	switch why {
 	case away:
-		qm.forgetEmpty(m)
+		qm.forgetEmpty(m) // receive may have made m for this request only
 		return nil, ErrElsewhere
 	case missed:
 		qm.forgetEmpty(m)
@@ -78,7 +79,8 @@ func (qm *queueManager) mayWait(m *model, r *Request, n int) error {
 	if !qm.now.Before(r.Arrival.Add(qm.patience(m, r))) {
 		return qm.timeoutError(m, r)
 	}
-	if !r.Reserved && !r.Returned && !qm.makeRoom(m, r, n) {
+	waitsAnyway := r.Reserved || r.Returned // a retry, or a request that another region gave back, waits even if the queue is full
+	if !waitsAnyway && !qm.makeRoom(m, r, n) {
 		return qm.fullError(m, r)
 	}
 	return nil
@@ -121,7 +123,7 @@ func (qm *queueManager) wait(m *model, p *policy.Policy, r Request) *waiter {
 	w := &waiter{Request: r, policy: p, since: qm.now, until: r.Arrival.Add(qm.patience(m, &r)), done: make(chan struct{})}
 	w.item = queue.Item[*waiter]{Of: w, Key: r.Key, Priority: r.class(), Tokens: r.PromptTokens, Arrival: r.Arrival, Deadline: r.Deadline,
 		Reserved: r.Reserved}
-	if r.Remote == nil {
+	if r.Remote == nil { // else HoldAll must not hold the request: it may go to another region while its target is busy
 		w.item.Target = r.Target
 	}
 	m.queue.Add(&w.item)
@@ -168,9 +170,10 @@ func (qm *queueManager) deadlineError(r *Request) error {
 		"engines", ErrDeadline, r.Deadline.Sub(qm.now))
 }
 
-// serve serves all waiters that can be served now, in one order over all models. If the best prefill engine for a waiter is
-// busy, the waiter is held for this engine: for the rest of the round its tokens count on the engine, so that the waiters
-// behind it take them into account. These waiters can still be served by other engines.
+// serve first refuses the waiters whose deadline has passed. It then serves all waiters that can be served now, in one order
+// over all models. If the best prefill engine for a waiter is busy, the waiter is held for this engine: for the rest of the
+// round its tokens count on the engine, so that the waiters behind it take them into account. These waiters can still be served
+// by other engines.
 func (qm *queueManager) serve() {
 	if qm.queue.Len() == 0 {
 		return
@@ -190,18 +193,18 @@ func (qm *queueManager) serve() {
 		switch why {
 		case 0:
 			qm.answer(m, w, lease, nil)
-		case onlyRetries:
+		case onlyRetries: // the other first attempts for the model would get the same reason
 			m.queue.Settle()
 		case away:
 			qm.answer(m, w, nil, ErrElsewhere)
 			qm.sendSiblings(m, w)
 		case missed:
 			qm.answer(m, w, nil, qm.deadlineError(&w.Request))
-		case noPlace:
+		case noPlace: // retries have their place already, and are still considered
 			qm.queue.NoPlaces()
 		case held:
 			item.Hold()
-		case targetBusy:
+		case targetBusy: // the requests with the same target would get the same reason
 			item.HoldAll()
 		default: // noGate, noRoom: no other request for the model can be served either
 			m.queue.Shut()
@@ -210,9 +213,10 @@ func (qm *queueManager) serve() {
 	qm.choose.endRound()
 }
 
-// answer removes a waiter from its queue and passes it the result, a lease or an error.
+// answer removes a waiter from its queue and passes it the result, a lease or an error. A lease keeps the other legs of the
+// waiter's request in this region.
 func (qm *queueManager) answer(m *model, w *waiter, lease *Lease, err error) {
-	if lease != nil || errors.Is(err, ErrElsewhere) {
+	if servedAnywhere := lease != nil || errors.Is(err, ErrElsewhere); servedAnywhere { // it uses up the turn of its key
 		w.item.Served()
 	}
 	if lease != nil {

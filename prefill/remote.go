@@ -29,8 +29,10 @@ func (d *chooser) elsewhere(m *model, r *Request, since time.Time) Where {
 // request, the candidates are measured for a prompt of one token.
 func (d *chooser) local(m *model, r *Request) Local {
 	local := Local{Waiting: m.queue.Fresh(), Tokens: int(m.queue.Tokens()), Prefillers: d.prefillers[:0]}
-	local.ArrivalsPerS, local.TTFTMs = m.throughput.ArrivalsPerS(d.now), m.throughput.TTFTMs()
-	hasPlace := r != nil && r.Reserved || d.cfg.Places == nil || d.cfg.Places.Room() // in the pool of hand-offs
+	local.ArrivalsPerS = m.throughput.ArrivalsPerS(d.now)
+	local.TTFTMs = m.throughput.TTFTMs()
+	isRetry := r != nil && r.Reserved                                 // has its place in the pool of hand-offs already
+	hasPlace := isRetry || d.cfg.Places == nil || d.cfg.Places.Room() // Places nil: the pool has no bound
 	if r == nil {
 		r = &Request{Model: m.name}
 	}
@@ -41,9 +43,12 @@ func (d *chooser) local(m *model, r *Request) Local {
 			open = d.mayPool(c, m.name)
 		}
 		prefiller := d.prefiller(c)
-		prefiller.Engine, prefiller.Live, prefiller.Open = d.view[i], c.Live && c.circuit.Allows(d.now), open && hasPlace
+		prefiller.Engine = d.view[i]
+		prefiller.Live = c.Live && c.circuit.Allows(d.now)
+		prefiller.Open = open && hasPlace
 		if kvRoom, known := c.load.Room(d.now); known {
-			prefiller.Room, prefiller.Filled = kvRoom, !open && hasPlace
+			prefiller.Room = kvRoom
+			prefiller.Filled = !open && hasPlace
 		}
 		prefiller.ResidualMs = float64(prefiller.Unanswered+1) * c.residual.Ms(d.now)
 		prefiller.Samples = d.fit.Samples(m.name, c.Hardware)

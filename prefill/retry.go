@@ -19,7 +19,8 @@ const maxUnsent = 6
 // because no engine had any work with the request.
 func (s *Scheduler) RetryUnsent(k int) (backoff time.Duration, again bool) {
 	retry := s.retries()
-	return Backoff(retry.Base, k), k <= maxUnsent && retry.Attempts > 1
+	retriesOn := retry.Attempts > 1 // the first attempt is included
+	return Backoff(retry.Base, k), retriesOn && k <= maxUnsent
 }
 
 // retries returns the present settings for retries.
@@ -46,22 +47,23 @@ func Unsent(err error) bool {
 	return errors.As(err, &failure) && !failure.Sent && !failure.Aborted && failure.Phase == engine.PhaseConnect
 }
 
-// Broke reports whether a call lost its connection after the request was sent, because the engine or the network failed.
+// Broke reports whether a call lost its connection after the request was sent, because the engine or the network failed. A
+// call that the proxy itself gave up does not count: it was aborted, its time was over, or the answer was not usable.
 func Broke(err error) bool {
 	var failure *engine.Error
 	return errors.As(err, &failure) && failure.Sent && !failure.Aborted && !failure.Timeout &&
 		!errors.Is(err, engine.ErrMalformed) && !errors.Is(err, engine.ErrTooLarge)
 }
 
-// retryable reports whether the request may succeed on another candidate.
+// retryable reports whether the request may succeed on another candidate. For the parameters see Scheduler.Retry.
 func retryable(status int, err error) bool {
 	switch status {
 	case http.StatusTooManyRequests, http.StatusInternalServerError, http.StatusBadGateway,
 		http.StatusServiceUnavailable, http.StatusGatewayTimeout:
 		return true
-	case 0, http.StatusOK:
+	case 0, http.StatusOK: // no answer, or one without a usable hand-off
 		return err != nil && !endedByUs(err)
-	default:
+	default: // the engine blames the request
 		return false
 	}
 }

@@ -17,7 +17,7 @@ func (s *state) replace(candidates []Candidate) {
 	for _, m := range s.models {
 		m.servers = nil
 	}
-	anyModels, liveWithout := false, false // a candidate has models; a live candidate has none
+	anyModels, liveWithoutModels := false, false // of at least one candidate
 	for i, given := range candidates {
 		c := s.candidates[given.ID]
 		if c == nil {
@@ -28,9 +28,9 @@ func (s *state) replace(candidates []Candidate) {
 		}
 		s.configure(c, given, i)
 		anyModels = anyModels || len(given.Models) > 0
-		liveWithout = liveWithout || given.Live && len(given.Models) == 0
+		liveWithoutModels = liveWithoutModels || given.Live && len(given.Models) == 0
 	}
-	s.unknown = liveWithout || !anyModels
+	s.unknown = liveWithoutModels || !anyModels
 	for name, m := range s.models {
 		m.cursor = cursorAfter(cursors[name])
 		s.forgetEmpty(m)
@@ -58,7 +58,7 @@ func (s *state) configure(c *candidate, given Candidate, order int) {
 	c.Candidate, c.order, c.configured = given, order, true
 	for _, name := range given.Models {
 		m := s.modelOf(name)
-		if !slices.Contains(m.servers, c) {
+		if !slices.Contains(m.servers, c) { // a name may be listed twice
 			m.servers = append(m.servers, c)
 		}
 	}

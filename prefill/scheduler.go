@@ -42,7 +42,7 @@ func New(cfg Config) (*Scheduler, error) {
 	if cfg.Clock == nil {
 		s.clock = time.Now
 		s.timer = time.AfterFunc(time.Hour, s.Wake)
-		s.timer.Stop()
+		s.timer.Stop() // setTimer starts it
 	}
 	if cfg.Registerer != nil {
 		if err := s.metrics.register(cfg.Registerer, s); err != nil {
@@ -61,10 +61,11 @@ func (s *Scheduler) lock() {
 	}
 }
 
-// unlock serves the waiters that can be served now, and releases the lock.
+// unlock serves the waiters that can be served now, sets the timer for the others, and releases the lock. Without the lock, it
+// logs the classes of requests that have become hot, or are not hot any more.
 func (s *Scheduler) unlock() {
 	s.manager.serve()
-	if s.queue.Len() > 0 {
+	if s.queue.Len() > 0 { // else the timer may still fire, and then finds no waiter
 		s.wakeAt = s.manager.wakeAt()
 		s.setTimer()
 	}
@@ -146,7 +147,8 @@ func (s *Scheduler) Retry(k int, status int, err error) (backoff time.Duration, 
 		return 0, false
 	}
 	s.lock()
-	granted := s.budget.retry(s.now, retry.Budget, k == 1 && status == 0 && Broke(err))
+	mustGrant := k == 1 && status == 0 && Broke(err)
+	granted := s.budget.retry(s.now, retry.Budget, mustGrant)
 	s.unlock()
 	if !granted {
 		s.metrics.budgetExhausted.Inc()

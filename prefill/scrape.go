@@ -88,8 +88,8 @@ func (s *Scheduler) Scrape(ctx context.Context, id string) {
 	}
 }
 
-// scrape reads a candidate's gauges and books the result. It logs when the gauges become stale, and when they can be read
-// again. If ctx ends during the scrape, the result is ignored.
+// scrape reads a candidate's gauges and books the result. It logs when the gauges become stale, when they can be read again,
+// and once if the candidate's KV capacity is not known. If ctx ends during the scrape, the result is ignored.
 func (s *Scheduler) scrape(ctx context.Context, c *candidate, cfg ScrapeConfig) {
 	s.lock()
 	target, at := c.Candidate, c.load.Ask(s.now)
@@ -110,7 +110,7 @@ func (s *Scheduler) scrape(ctx context.Context, c *candidate, cfg ScrapeConfig) 
 		c.load.Miss(at, s.now)
 	} else if restarted := c.load.Sample(sample, at, s.now); restarted {
 		c.cache.Restarted(s.now)
-		s.forget(c)
+		s.forget(c) // the restart may have ended the last charge of a removed candidate
 	}
 	isStale := c.load.Stale()
 	newlyUnbounded := err == nil && c.load.Capacity() == 0 && !c.unbounded

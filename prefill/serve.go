@@ -15,6 +15,9 @@ import (
 //
 // The policy scores all remaining candidates, busy ones included. If the best candidate is busy, the request waits for it,
 // because a worse candidate would probably end the prefill later, even if it is free.
+//
+// A request that cannot be served gets the reason as it concerns the requests behind it: a reason such as noRoom would hold
+// them all, so it stands only for a request that may go to every candidate and to no other region.
 func (d *chooser) tryServe(m *model, p *policy.Policy, r *Request, since time.Time) (*Lease, waitReason) {
 	start := time.Now()
 	if r.late(d.now) {
@@ -33,12 +36,12 @@ func (d *chooser) tryServe(m *model, p *policy.Policy, r *Request, since time.Ti
 	if reason == 0 || reason == missed {
 		return lease, reason
 	}
-	unreached := func(c *candidate) bool { return !r.reaches(c) }
-	targetUnreached := func(c *candidate) bool { return c.ID == r.Target && !r.reaches(c) }
+	forbidden := func(c *candidate) bool { return !r.reaches(c) }
+	targetForbidden := func(c *candidate) bool { return c.ID == r.Target && forbidden(c) } // others may go to the target
 	switch {
-	case r.Remote == nil && r.Target != "" && !slices.ContainsFunc(m.servers, targetUnreached):
+	case r.Remote == nil && r.Target != "" && !slices.ContainsFunc(m.servers, targetForbidden):
 		return nil, targetBusy // or the target is no candidate any more
-	case r.Remote != nil || slices.ContainsFunc(m.servers, unreached):
+	case r.Remote != nil || slices.ContainsFunc(m.servers, forbidden):
 		return nil, held // requests behind this one may go to other candidates or regions, and must not wait for it
 	}
 	return nil, reason
@@ -72,13 +75,15 @@ func (d *chooser) serve(m *model, p *policy.Policy, r *Request, since, start tim
 		m.cursor = c.order
 	}
 	lease := d.reserve(c, p, r, indicators, since)
-	if affinity != "" && r.Ends {
+	switch {
+	case affinity == "": // the request has no session, or affinity is off
+	case r.Ends:
 		d.overrides.Affinity.Left(r.Session)
-	} else if affinity != "" {
+	default:
 		d.overrides.Affinity.Went(r.Session, c.ID, d.now)
 	}
 	d.recordWait(r, lease)
-	reason := d.count(lease, choice, affinity, hotspot, len(eligible))
+	reason := d.recordChoice(lease, choice, affinity, hotspot, len(eligible))
 	if d.cfg.Explain {
 		lease.Trace = d.trace(p, choice.Index, reason, affinity != steer.Kept)
 	}
@@ -101,7 +106,7 @@ func (d *chooser) filter(m *model, p *policy.Policy, r *Request) ([]*candidate, 
 		}
 	}
 	if !slices.ContainsFunc(eligible, func(c *candidate) bool { return d.canStart(r, c) }) {
-		if !r.Deadline.IsZero() && d.look(m, r, eligible) && d.misses(r, eligible) {
+		if !r.Deadline.IsZero() && d.look(m, r, eligible) && d.misses(r, eligible) { // refused now, not after a useless wait
 			return nil, missed
 		}
 		return nil, noRoom
@@ -117,8 +122,8 @@ func (d *chooser) filter(m *model, p *policy.Policy, r *Request) ([]*candidate, 
 	return d.filterFull(p, r, eligible), 0
 }
 
-// admit reserves a place in the pool if the chosen candidate can take the request now; otherwise it returns the reason why
-// not. If the candidate is busy, the request waits for it: the request's prompt counts on it for the rest of the round.
+// admit reserves a place in the pool if the chosen candidate can take the request now, and returns 0; otherwise it returns the
+// reason why not. If the candidate is busy, the request waits for it: the request's prompt counts on it for the rest of the round.
 func (d *chooser) admit(r *Request, c *candidate, indicators *policy.Engine) waitReason {
 	if !d.canStart(r, c) {
 		if c.load.Waiting == (ledger.Sums{}) { // the first request of the round that waits for this candidate
@@ -127,7 +132,7 @@ func (d *chooser) admit(r *Request, c *candidate, indicators *policy.Engine) wai
 		c.load.Wait(ledger.WeightOf(indicators, r.promptBytes()))
 		return held
 	}
-	if r.Reserved {
+	if r.Reserved { // a retry has its place already
 		return 0
 	}
 	if d.hopeless(c, r.Model) {

@@ -103,7 +103,8 @@ func (s *Scheduler) status() ([]CandidateStatus, ledger.Audit) {
 	return all, audit
 }
 
-// describeCandidate returns the status of a candidate. Its backlog is computed by the prefill times of its first model.
+// describeCandidate returns the status of a candidate. Its backlog is computed by the prefill times of its first model, and
+// CanStart is for a request that names no model and stays in this region.
 func (d *chooser) describeCandidate(c *candidate) CandidateStatus {
 	load := &c.load
 	latency := policy.Latency{}
@@ -214,7 +215,9 @@ func (s *Scheduler) Overview() Overview {
 	o := Overview{Candidates: s.Status(), Ranks: s.ranks(), Lines: []LineStatus{}}
 	s.lock()
 	defer s.unlock()
-	o.Policy, o.Policies, o.Waiting = s.overrides.Usual().String(), s.overrides.Names(), s.queue.Len()-s.queue.ByPriority()[queue.Batch]
+	o.Policy = s.overrides.Usual().String()
+	o.Policies = s.overrides.Names()
+	o.Waiting = s.queue.Len() - s.queue.ByPriority()[queue.Batch]
 	for _, learned := range s.fit.All() {
 		fitted, known := s.fit.Latency(learned.Model, learned.Hardware)
 		o.Lines = append(o.Lines,
@@ -270,7 +273,7 @@ func (s *Scheduler) Score(r Request) ([]Scored, error) {
 		return nil, err
 	}
 	m := s.models[r.Model]
-	eligible, _ := s.choose.filterCircuit(&Request{}, m.servers)
+	eligible, _ := s.choose.filterCircuit(&Request{}, m.servers) // scores engines to which r may not go, too
 	eligible = s.choose.filterGate(eligible)
 	if len(eligible) == 0 {
 		return nil, fmt.Errorf("%w: no prefill engine is left to score for model %q; see GET /prefill", ErrKVExhausted, r.Model)

@@ -98,7 +98,7 @@ type Suspected struct {
 // judge compares the predicted hit of a probe with the hit that its engine found. It returns the change of the suspicion
 // about the capacity; nil: no change.
 func (h *PredictedHit) judge(u Usage, capacity int64) *Suspected {
-	if len(h.prompt.Keys) == 0 || h.stillComputed {
+	if len(h.prompt.Keys) == 0 || h.stillComputed { // no hit was predicted, or the capacity is not to blame for a missing one
 		return nil
 	}
 	b := h.blocks

@@ -60,6 +60,7 @@ func (b *CachedBlocks) Place(p *Prompt, model string, capacity int64, now time.T
 		blocks = max(1, blocks)
 	}
 	s := &b.slots[unit]
+	changed := blocks > s.blocks+s.blocks/16 || blocks < s.blocks-s.blocks/16 // a smaller change is a drift of the ratio
 	switch {
 	case !s.known:
 		id := b.id
@@ -67,7 +68,7 @@ func (b *CachedBlocks) Place(p *Prompt, model string, capacity int64, now time.T
 			id += " tokens" // a second slot of the candidate, because blocks of tokens have another size than blocks of bytes
 		}
 		s.at, s.known, s.blocks = b.cache.index.Add(id, blocks), true, blocks
-	case blocks > 0 && (blocks > s.blocks+s.blocks/16 || blocks < s.blocks-s.blocks/16): // a smaller change is a drift of the ratio
+	case blocks > 0 && changed:
 		b.cache.index.SetCapacity(s.at, blocks)
 		s.blocks = blocks
 	}
@@ -76,18 +77,19 @@ func (b *CachedBlocks) Place(p *Prompt, model string, capacity int64, now time.T
 
 // Correct compares the expected hit with cached, the tokens of a prompt that its engine found cached (-1: not reported).
 // If the engine found at least a block less, wrong is true, and the index drops the prompt's further blocks from the
-// candidate's slot, which is at.
+// candidate's slot, which is at. tokens is the length of the prompt; 0: not reported, so that nothing can be compared.
 func (b *CachedBlocks) Correct(p *Prompt, tokens, hit, cached int) (at index.Slot, wrong bool) {
 	at = b.slots[p.unit()].at
 	block := p.BlockSize(tokens)
-	if wrong = tokens > 0 && cached >= 0 && float64(hit-cached) >= block; wrong {
+	wrong = tokens > 0 && cached >= 0 && float64(hit-cached) >= block
+	if wrong {
 		b.cache.index.Correct(at, p.Keys, int(float64(cached)/block))
 	}
 	return at, wrong
 }
 
 // Restarted drops the candidate's blocks, because its engine may have restarted. Blocks from precise KV events stay,
-// because the stream notices a restart by itself.
+// because the stream notices a restart by itself. Blocks of bytes, which no event names, are always dropped.
 func (b *CachedBlocks) Restarted(now time.Time) {
 	if b.Mode(now) != Precise {
 		b.Drop()
@@ -146,7 +148,8 @@ func (b *CachedBlocks) Guess(at index.Slot, p *Prompt) {
 
 // guess notes that blocks of a prompt were learned from an answer. Blocks that no event ever names are not noted.
 func (b *CachedBlocks) guess(p *Prompt) {
-	b.guessed = b.guessed || b.events != nil && p.BlockTokens > 0 && !p.Salted
+	eventsNameThem := b.events != nil && p.BlockTokens > 0 && !p.Salted
+	b.guessed = b.guessed || eventsNameThem
 }
 
 // ForgetGuesses replaces the blocks of token ids that were learned from answers by those that the events name. The caller has seen that

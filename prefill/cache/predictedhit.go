@@ -6,7 +6,8 @@ import (
 )
 
 // Expect records in h that a prompt of so many tokens is sent to the candidate, of which hit tokens are predicted to be in
-// its cache. The caller must not copy h afterwards, because b.pending points to it.
+// its cache. It counts these tokens in Totals, and the prompt's blocks as held from now on. matched is the result of Match, and
+// capacity is in KV tokens, 0 if unknown. The caller must not copy h afterwards, because b.pending points to it.
 func (b *CachedBlocks) Expect(h *PredictedHit, p *Prompt, model string, tokens, hit int, matched []int32, capacity int64, now time.Time) {
 	*h = PredictedHit{blocks: b, model: model, prompt: *p, hit: hit}
 	b.cache.Totals.Prompt += uint64(tokens)
@@ -109,7 +110,9 @@ func (h *PredictedHit) learnBesideEvents(u Usage, now time.Time) {
 	b, p, blockIndex := h.blocks, &h.prompt, h.blocks.cache.index
 	slot := b.slots[byTokens].at
 	b.ForgetGuesses()
-	if u.CachedTokens >= 0 && !b.events.Complete() && blockIndex.Vouches(&h.speculation) {
+	reported := u.CachedTokens >= 0
+	notCleared := blockIndex.Vouches(&h.speculation) // else the answer may tell of blocks that are gone
+	if reported && notCleared && !b.events.Complete() {
 		held := min(u.CachedTokens/p.BlockTokens, len(p.Keys))
 		blockIndex.Insert(slot, p.Keys[:held])
 		if u.CachedTokens < h.hit {

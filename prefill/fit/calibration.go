@@ -142,9 +142,10 @@ func (c *Calibration) fit() {
 	whole := c.sums.spread()
 	best, cost := [terms]float64{}, math.Inf(1)
 	for set := line; set < 1<<terms; set++ {
+		withoutLine := set&line != line
 		tooEarly := c.n < termSamples && set != line
 		attentionConfigured := c.configured.Beta2 > 0 && set&(1<<pairs) != 0
-		if set&line != line || tooEarly || attentionConfigured {
+		if withoutLine || tooEarly || attentionConfigured {
 			continue
 		}
 		beta, squaredErrors, ok := c.sums.solve(set)
@@ -156,9 +157,11 @@ func (c *Calibration) fit() {
 			best, cost = beta, costOfSet
 		}
 	}
-	if !(cost < (1-fitR2)*whole) {
+	if good := cost < (1-fitR2)*whole; !good { // NaN is not good either
 		if !c.fitted && c.n >= fitRestart { // before the first fit outliers are kept, and one of them may prevent a good fit
-			c.sums, c.n, c.inHalf = moments{}, 0, 0
+			c.sums = moments{}
+			c.n = 0
+			c.inHalf = 0
 		}
 		return
 	}

@@ -42,7 +42,8 @@ func (t *ComputeTimer) Answered(a Answer, oldest, now time.Time) []Sample {
 	}
 	if !t.open {
 		t.open, t.void, t.sample, t.youngest = true, false, Sample{}, a.Sent
-		if t.began = a.Sent.Add(a.RTT); t.ended.After(t.began) {
+		t.began = a.Sent.Add(a.RTT) // the whole round trip, so that the duration has no part of it
+		if t.ended.After(t.began) { // the engine computed another prompt until then
 			t.began = t.ended
 		}
 	}
@@ -52,7 +53,7 @@ func (t *ComputeTimer) Answered(a Answer, oldest, now time.Time) []Sample {
 		t.youngest = a.Sent
 	}
 	t.sample.join(a.Sample)
-	if oldest.IsZero() {
+	if oldest.IsZero() { // no other answer can join this one
 		done = t.complete(done, now)
 	}
 	return done

@@ -105,7 +105,7 @@ func (m *moments) cholesky(chosen []int) (root [terms][terms]float64, ok bool) {
 			switch {
 			case k < i:
 				root[i][k] = sum / root[k][k]
-			case !(sum > pivot*m.xx[chosen[i]][chosen[i]]):
+			case !(sum > pivot*m.xx[chosen[i]][chosen[i]]): // also if one of them is NaN
 				return root, false
 			default:
 				root[i][i] = math.Sqrt(sum)

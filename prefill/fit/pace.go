@@ -47,8 +47,8 @@ func (t *Throughput) ArrivalsPerS(now time.Time) float64 {
 // TTFTMs is the median duration of the last probes in ms; 0: no probe was answered yet.
 func (t *Throughput) TTFTMs() float64 { return t.ttftMs }
 
-// roll ends the window if it is at least one second old. Without calls a window becomes longer; its rate is then the mean
-// over the longer time.
+// roll ends the window if it is at least one second old, and updates the rate and the median duration. Without calls a window
+// becomes longer; its rate is then the mean over the longer time.
 func (t *Throughput) roll(now time.Time) {
 	if t.since.IsZero() {
 		t.since = now
@@ -61,7 +61,10 @@ func (t *Throughput) roll(now time.Time) {
 	if t.known {
 		rate = t.perS + paceShare*(rate-t.perS)
 	}
-	t.perS, t.known, t.count, t.since = rate, true, 0, now
+	t.perS = rate
+	t.known = true
+	t.count = 0
+	t.since = now
 	if n := copy(t.sorted[:], t.ring[:min(t.probes, paceProbes)]); n > 0 {
 		slices.Sort(t.sorted[:n])
 		t.ttftMs = t.sorted[n/2]

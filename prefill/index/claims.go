@@ -113,7 +113,7 @@ func (x *Index) lookUp(n int, k Key) uint32 {
 // claimOf returns the claim of slot n on an entry that the slot holds. It first tries the neighbours of the claim that was
 // looked up last, because the claims of a prompt mostly have consecutive numbers.
 func (x *Index) claimOf(entry uint32, n int) uint32 {
-	for _, c := range [...]uint32{x.lastClaim - 1, x.lastClaim + 1} {
+	for _, c := range [...]uint32{x.lastClaim - 1, x.lastClaim + 1} { // 0 - 1 wraps around to a number that no claim has
 		if int(c) < len(x.claims) && x.claims[c].entry == entry && int(x.claims[c].slot) == n {
 			x.lastClaim = c
 			return c

@@ -112,7 +112,8 @@ func (h *Hasher) content(content json.RawMessage) {
 	}
 }
 
-// part writes a part's text. A part with a picture or a sound is replaced by a hash of the whole part, with its URL or data.
+// part writes a part's text. A part with members that a text does not have, such as a picture or a sound, is replaced by a hash of
+// the whole part, with its URL or data.
 func (h *Hasher) part(part json.RawMessage) {
 	if len(part) > 0 && part[0] == '"' {
 		h.unquote(part)
@@ -207,7 +208,7 @@ func (h *Hasher) compact(value json.RawMessage) {
 	}
 }
 
-// PromptTokens appends the token ids of a prompt to dst. ok is false if the prompt is not a list of token ids.
+// PromptTokens appends the token ids of a prompt to dst. ok is false if the prompt is not a list of token ids, or an empty one.
 func PromptTokens(dst []int32, prompt json.RawMessage) (ids []int32, ok bool) {
 	if len(prompt) == 0 || prompt[0] != '[' {
 		return dst, false

@@ -79,7 +79,7 @@ func (m *mirror) stored(e *event) {
 	if !onGPU(e.medium) || !fullAttention(e.spec) {
 		return
 	}
-	if e.block == 0 || len(e.tokens) != e.block*len(e.hashes) {
+	if e.block == 0 || len(e.tokens) != e.block*len(e.hashes) { // the event contradicts itself
 		m.counters.decodeErrors.Add(1)
 		return
 	}
@@ -156,7 +156,8 @@ func (m *mirror) plain(e *event) int {
 	return len(e.hashes)
 }
 
-// removed passes on the keys whose last hash the engine has removed from GPU memory.
+// removed passes on the keys whose last hash the engine has removed from GPU memory. An event that names a group of layers
+// removes only blocks that were stored in this group.
 func (m *mirror) removed(e *event) {
 	if !onGPU(e.medium) {
 		return
@@ -176,4 +177,5 @@ func (m *mirror) removed(e *event) {
 	}
 }
 
-func (m *mirror) full() bool { return len(m.known) > m.mostHashes }
+// overfull reports whether more hashes are known than the stream may remember.
+func (m *mirror) overfull() bool { return len(m.known) > m.mostHashes }

@@ -298,7 +298,8 @@ func (s *Stream) replay(ctx context.Context, from uint64, yield func(uint64, []b
 	}
 }
 
-// apply applies one batch. A batch that cannot be read drops all known blocks, because it may have contained removals.
+// apply applies one batch. A batch that cannot be read drops all known blocks, because it may have contained removals. So does
+// a batch after which too many are known.
 func (s *Stream) apply(payload []byte) {
 	if s.follow.next == s.follow.first+1 { // the first batch since the start; the publisher's first batch has number 0
 		s.complete.Store(s.follow.first == 0)
@@ -315,12 +316,12 @@ func (s *Stream) apply(payload []byte) {
 	case err != nil:
 		s.counters.decodeErrors.Add(1)
 		s.cold()
-	case s.mirror.full():
+	case s.mirror.overfull():
 		s.cold()
 	}
 	s.counters.known.Store(int64(len(s.mirror.known)))
-	s.counters.batches.Add(1) // after known, so that a reader who sees the batch counted also sees its blocks counted
-	if lag := time.Since(time.UnixMicro(int64(ts * 1e6))); ts > 0 && ts < math.MaxInt64/1e6 {
+	s.counters.batches.Add(1)                                                                 // after known, so that a reader who sees the batch counted also sees its blocks counted
+	if lag := time.Since(time.UnixMicro(int64(ts * 1e6))); ts > 0 && ts < math.MaxInt64/1e6 { // else ts is no time, or overflows
 		s.counters.lagInMicros.Store(max(0, lag.Microseconds()))
 	}
 }

@@ -120,7 +120,7 @@ func (e *EngineLoad) SetShared(s Share, now time.Time) {
 // says that the engine has answered it with a hand-off: the engine then turns to another prompt. If it ended in another way,
 // for example because its client left, the engine does so only if it computed this probe and does not hang.
 func (e *EngineLoad) end(f *InFlight, answered bool, now time.Time) {
-	if f.sent.IsZero() {
+	if f.sent.IsZero() { // the engine never had this probe
 		return
 	}
 	i := slices.Index(e.unanswered, f)
@@ -205,8 +205,8 @@ func (e *EngineLoad) Backlog(now time.Time) float64 {
 		float64(now.Sub(since))/float64(time.Millisecond))
 }
 
-// Ends is the time by which all charged prompts are predicted to be prefilled; false: not known, as while the probe of
-// a charged prompt was not sent yet.
+// Ends is the time by which all charged prompts are predicted to be prefilled; false: not known, because no probe is unanswered,
+// nothing is predicted, or the probe of a charged prompt was not sent yet.
 func (e *EngineLoad) Ends() (at time.Time, known bool) {
 	oldest, since := e.running()
 	if oldest == nil || e.PredictedUs == 0 || len(e.unanswered) < e.Leases[Probing] {
@@ -283,7 +283,8 @@ func (e *EngineLoad) Crowded(decodes bool, now time.Time) bool {
 	if decodes {
 		prompts = e.foreignQueue
 	}
-	return e.Shared.Unanswered > 0 || prompts > 0 && e.Current(now)
+	sampled := prompts > 0 && e.Current(now)
+	return e.Shared.Unanswered > 0 || sampled
 }
 
 // Ahead is how many requests the engine would serve before one more probe: the unanswered probes of this proxy plus the
@@ -307,7 +308,7 @@ func (e *EngineLoad) Charge(f *InFlight, w Weight, o *LeaseOwner, now time.Time)
 func (e *EngineLoad) Reserve(f *InFlight, w Weight, o *LeaseOwner, now time.Time) {
 	if o != nil {
 		o.charges++
-		if o.ended {
+		if o.ended { // the charge is lost from its begin on
 			e.ledger.unheld++
 		}
 	}
@@ -333,7 +334,7 @@ func (e *EngineLoad) Stale() bool { return e.Misses >= staleAfter }
 // three scrape intervals, or for three times the duration of a scrape if scrapes take longer than the interval.
 func (e *EngineLoad) Current(now time.Time) bool {
 	interval := max(e.ledger.cfg.Interval, e.scrapeTook)
-	if !e.asked.IsZero() {
+	if !e.asked.IsZero() { // the scrape under way may be a long one
 		interval = max(interval, now.Sub(e.asked))
 	}
 	return now.Sub(e.Sampled) <= 3*interval
@@ -362,7 +363,8 @@ func (e *EngineLoad) gaugeCountsUntil() time.Time {
 // reported none, if the last reading is too old (gaugeCountsUntil), or if too many scrapes in a row failed (Stale).
 func (e *EngineLoad) GaugeUsage(now time.Time) float64 {
 	until := e.gaugeCountsUntil()
-	if e.Stale() || !until.IsZero() && !now.Before(until) {
+	tooOld := !until.IsZero() && !now.Before(until)
+	if e.Stale() || tooOld {
 		return math.NaN()
 	}
 	return e.usage
@@ -414,9 +416,10 @@ func (e *EngineLoad) Miss(at Mark, now time.Time) {
 	e.UpdateGate(now)
 }
 
-// Sample stores the result of a scrape; at is the state of the EngineLoad when the scrape was sent. If the engine counts
-// more requests than this proxy's unanswered prefill calls (probes), the others came from elsewhere. Sample reports whether
-// the engine restarted since the last scrape.
+// Sample stores the result of a scrape; at is the state of the EngineLoad when the scrape was sent. What the scrape did not
+// report keeps its last value, except KVUsage and the request counts. If the engine counts more requests than this proxy's
+// unanswered prefill calls (probes), the others came from elsewhere. Sample reports whether the engine restarted since the last
+// scrape. If so, it ends the orphaned charges whose KV is gone.
 func (e *EngineLoad) Sample(s Sample, at Mark, now time.Time) (restarted bool) {
 	e.asked, e.scrapeTook = time.Time{}, now.Sub(at.sent)
 	if restarted = e.startTime > 0 && s.StartTime > 0 && s.StartTime != e.startTime; restarted {
@@ -450,7 +453,7 @@ func (e *EngineLoad) Sample(s Sample, at Mark, now time.Time) (restarted bool) {
 func (e *EngineLoad) countRequests(s Sample, at Mark) {
 	e.Foreign, e.foreignQueue, e.waitingAtScrape = 0, 0, 0
 	requests := s.Running + s.Waiting
-	if math.IsNaN(requests) {
+	if math.IsNaN(requests) { // the engine did not report both
 		return
 	}
 	e.Foreign = max(0, requests-float64(at.unanswered))

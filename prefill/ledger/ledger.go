@@ -213,7 +213,7 @@ func (f *InFlight) CountByModel(counts *ModelCounts) {
 	}
 }
 
-// Send notes that the probe is sent now. It is called once.
+// Send notes that the probe is sent now. It is called once; a further call, or a call after the last one, counts as a misuse.
 func (f *InFlight) Send(now time.Time) {
 	if f.settled || f.phase != Probing || !f.sent.IsZero() {
 		f.load.ledger.misuses++
@@ -256,7 +256,8 @@ func (f *InFlight) Answer(tokens int64, expires, now time.Time) {
 	f.move(Pooled, tokens, now)
 }
 
-// Dispatch books that the request was sent to a decode rank, which fetches the KV.
+// Dispatch books that the request was sent to a decode rank, which fetches the KV. A further call, for another rank, changes
+// nothing.
 func (f *InFlight) Dispatch(now time.Time) {
 	switch {
 	case f.settled || f.phase == Probing:
@@ -272,7 +273,7 @@ const renewedFor = 10_000 * time.Hour
 // Renew notes that the decode engine keeps renewing the prefill engine's hold on the KV, so that the charge does not
 // expire while the request runs.
 func (f *InFlight) Renew(now time.Time) {
-	if f.settled || f.phase != Dispatched {
+	if f.settled || f.phase != Dispatched { // the charge has ended or will be ended, or no decode engine has the request
 		return
 	}
 	f.renewed, f.expires = true, now.Add(renewedFor)

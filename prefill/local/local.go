@@ -165,7 +165,7 @@ func (l *Ranks) replace(ranks []Rank) {
 		if r == nil {
 			r = &rank{cache: l.cache.CachedBlocks(given.Name)}
 			l.ranks[given.ID] = r
-		} else if given.Up && !r.Up {
+		} else if given.Up && !r.Up { // its engine may have restarted, with an empty cache and other settings
 			r.cache.Drop()
 			delete(l.engines, given.Engine)
 		}
@@ -286,9 +286,10 @@ func (l *Ranks) Holds(id int32, p *Prompt, tokens int, sent time.Time) {
 	}
 	l.cache.Learn(&p.Prompt, p.Model, tokens)
 	now := time.Now()
+	emptiedSince := !r.emptied.Before(sent) // the KV may be gone
 	switch {
-	case len(p.Keys) == 0 || !r.emptied.Before(sent):
-	case r.cache.Told(&p.Prompt, now):
+	case len(p.Keys) == 0 || emptiedSince:
+	case r.cache.Told(&p.Prompt, now): // events name the blocks
 		r.cache.ForgetGuesses()
 	default:
 		r.cache.Guess(r.cache.Place(&p.Prompt, r.Model, r.Capacity, now), &p.Prompt)
@@ -357,7 +358,8 @@ func (l *Ranks) Moved(model string, tokens int, took time.Duration) {
 
 // BreakEven is how many tokens an idle rank can compute in the time that a hand-off of the prompt takes. If fewer tokens are
 // new, computing them is faster than fetching the KV. latency predicts the model's prefill times; rtt is the round trip to
-// the prefill engine.
+// the prefill engine. A hand-off counts as this round trip, half the fixed part of a prefill, and the part of the measured
+// durations that grows with the prompt; this part is 0 until hand-offs were measured.
 func (l *Ranks) BreakEven(p *Prompt, latency policy.Latency, rtt time.Duration) float64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()

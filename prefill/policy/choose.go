@@ -33,12 +33,12 @@ type Choice struct {
 const equal = 1e-9
 
 // Choose returns the candidate with the lowest score. Among equal scores the policy's tie-break decides, then the
-// hash of request and candidate. A score that is not a finite number ranks last. There must be at least one
-// candidate.
+// hash of request and candidate. A score that is not a finite number ranks last; if there is no other, lmetric decides. There
+// must be at least one candidate.
 func (p *Policy) Choose(q *Query, candidates []Engine) Choice {
 	choice := Choice{FilterSkipped: p.filter(candidates)}
 	p.query = *q
-	if q.Key == 0 {
+	if q.Key == 0 { // there is no session
 		p.query.Key = HRW(q.ID, "")
 	}
 	good := 0

@@ -133,8 +133,8 @@ func compile(name string, d Definition) (*user, error) {
 	default:
 		bad("objective", fmt.Sprintf("%q is none; write min or max", d.Objective))
 	}
-	if u.ties = aware; d.TieBreak != nil {
-		u.ties = nil
+	if d.TieBreak == nil {
+		u.ties = aware
 	}
 	for i, text := range d.TieBreak {
 		k, err := tieOn(text)

@@ -123,7 +123,8 @@ func (mq *ModelQueue[T]) Fresh() int { return mq.fresh - mq.batch }
 
 // Online reports whether a request waits that is not batch.
 func (mq *ModelQueue[T]) Online() bool {
-	return mq.Fresh() > 0 || mq.retries.Len() > 0 && mq.retries.members[0].Priority != Batch
+	onlineRetry := mq.retries.Len() > 0 && mq.retries.members[0].Priority != Batch // the first retry has the highest priority
+	return mq.Fresh() > 0 || onlineRetry
 }
 
 // Tokens is the sum of the prompt tokens of the requests that Fresh counts.
@@ -165,12 +166,17 @@ const roundDepth, keysDepth, modelDepth = 64, 128, 4
 // Next is the first request that may still be served in this round and was not held in it; nil: the round is over.
 func (q *Queue[T]) Next() (first *Item[T]) {
 	for _, mq := range q.modelQueues {
-		tooDeep := q.holds >= roundDepth && mq.heldIn == q.round && mq.holds >= modelDepth
-		if mq.shutIn == q.round || tooDeep && q.holds >= keysDepth {
+		ownHolds := 0
+		if mq.heldIn == q.round { // else holds is the number of an earlier round
+			ownHolds = mq.holds
+		}
+		onlyNewFlows := q.holds >= roundDepth && ownHolds >= modelDepth
+		searchedEnough := onlyNewFlows && q.holds >= keysDepth
+		if mq.shutIn == q.round || searchedEnough {
 			continue
 		}
-		places := q.places && mq.settledIn != q.round
-		if item := mq.nextNotHeld(q.round, places, tooDeep); item != nil && (first == nil || item.before(first)) {
+		places := q.places && mq.settledIn != q.round // false: only retries are considered
+		if item := mq.nextNotHeld(q.round, places, onlyNewFlows); item != nil && (first == nil || item.before(first)) {
 			first = item
 		}
 	}
@@ -183,7 +189,7 @@ func (q *Queue[T]) NoPlaces() { q.places = false }
 // Hold notes that this request cannot be served in this round. Requests behind it still can.
 func (i *Item[T]) Hold() {
 	mq, round := i.modelQueue, i.modelQueue.queue.round
-	if mq.heldIn != round {
+	if mq.heldIn != round { // the first request of the model queue that is held in this round
 		mq.heldIn, mq.holds, mq.closed = round, 0, mq.closed[:0]
 	}
 	i.heldIn = round
@@ -205,8 +211,13 @@ func (i *Item[T]) HoldAll() {
 
 // held reports whether the request was held in a round, by its own Hold or by HoldAll of another request.
 func (i *Item[T]) held(round uint64) bool {
-	return i.heldIn == round || i.Target != "" && i.modelQueue.heldIn == round &&
-		slices.Contains(i.modelQueue.closed, aim{i.Target, i.Reserved})
+	if i.heldIn == round {
+		return true
+	}
+	if i.Target == "" || i.modelQueue.heldIn != round { // closed does not concern this request, or is of an earlier round
+		return false
+	}
+	return slices.Contains(i.modelQueue.closed, aim{i.Target, i.Reserved})
 }
 
 // Settle notes that only retries of the model queue can be served in this round.
@@ -215,7 +226,8 @@ func (mq *ModelQueue[T]) Settle() { mq.settledIn = mq.queue.round }
 // Shut notes that no request of the model queue can be served in this round.
 func (mq *ModelQueue[T]) Shut() { mq.shutIn = mq.queue.round }
 
-// before reports whether a request is served before another one, of the same model queue or not.
+// before reports whether a request is served before another one, of the same model queue or not. The first difference decides:
+// priority, retry before first attempt, deadline, turn of the key, age.
 func (i *Item[T]) before(other *Item[T]) bool {
 	switch {
 	case i.Priority != other.Priority:
@@ -268,11 +280,14 @@ func (mq *ModelQueue[T]) next(places bool) (first *Item[T]) {
 }
 
 // nextNotHeld is next without the requests that were held in the round. It goes through all requests only if the first
-// one was held, which is rare. If newFlows is true, it also leaves out the flow queues of which a request was held, and all
+// one was held, which is rare. If onlyNewFlows is true, it also leaves out the flow queues of which a request was held, and all
 // retries if one of them was.
-func (mq *ModelQueue[T]) nextNotHeld(round uint64, places, newFlows bool) *Item[T] {
+func (mq *ModelQueue[T]) nextNotHeld(round uint64, places, onlyNewFlows bool) *Item[T] {
 	first := mq.next(places)
-	if first == nil || !first.held(round) && !newFlows {
+	if first == nil {
+		return nil
+	}
+	if !onlyNewFlows && !first.held(round) {
 		return first
 	}
 	first = nil
@@ -281,8 +296,9 @@ func (mq *ModelQueue[T]) nextNotHeld(round uint64, places, newFlows bool) *Item[
 			first = item
 		}
 	}
+	leaveOutRetries := onlyNewFlows && mq.retryHeldIn == round
 	for _, item := range mq.retries.members {
-		if !item.held(round) && !(newFlows && mq.retryHeldIn == round) {
+		if !leaveOutRetries && !item.held(round) {
 			consider(item)
 		}
 	}
@@ -290,13 +306,13 @@ func (mq *ModelQueue[T]) nextNotHeld(round uint64, places, newFlows bool) *Item[
 		return first
 	}
 	for _, fq := range mq.turns.members {
-		if newFlows && fq.heldIn == round {
+		if onlyNewFlows && fq.heldIn == round {
 			continue
 		}
 		for element := fq.items.Front(); element != nil; element = element.Next() {
 			if item := element.Value.(*Item[T]); !item.held(round) {
 				consider(item)
-				break
+				break // the other requests of the flow queue come after this one
 			}
 		}
 	}
@@ -353,7 +369,8 @@ func (mq *ModelQueue[T]) flowQueueOf(f *flow[T]) *flowQueue[T] {
 	return keyQueue
 }
 
-// Remove takes the request out of the queue. It reports whether the request still waited.
+// Remove takes the request out of the queue, and drops its flow queue and its class if they are then empty. It reports whether
+// the request still waited.
 func (i *Item[T]) Remove() bool {
 	mq := i.modelQueue
 	if i.Reserved {

@@ -90,7 +90,8 @@ func (q *Queue[T]) flowOf(priority int, key string) *flow[T] {
 const firstSweep = 64 // flows
 
 // close removes an empty flow queue from its flow. A flow without flow queues is kept until the clock has passed its due time. A key
-// that comes back before then keeps this due time, and cannot overtake other keys by leaving and coming back.
+// that comes back before then keeps this due time, and cannot overtake other keys by leaving and coming back. From sweepAt flows on,
+// close drops all flows of the class that are not needed any more.
 func (fq *flowQueue[T]) close() {
 	f, c := fq.flow, fq.class
 	i := slices.Index(f.queues, fq)

@@ -48,7 +48,8 @@ func NewAffinity(c AffinityConfig) *Affinity {
 }
 
 // Keep returns the index of the candidate that had the session's last request, if the session may stay on it (outcome
-// Kept). The outcome is empty for a request without a session, or if affinity is off.
+// Kept). Otherwise the index is 0 and means nothing. The outcome is New if the candidate is not known, Gone if it is not eligible,
+// and Overloaded if it has too much load. It is empty for a request without a session, or if affinity is off.
 func (a *Affinity) Keep(key uint64, eligible []policy.Engine, now time.Time) (at int, outcome string) {
 	if a == nil || key == 0 {
 		return 0, ""
@@ -82,7 +83,8 @@ func (a *Affinity) last(key uint64, now time.Time) string {
 	return ""
 }
 
-// Went records the candidate of a session's present request.
+// Went records the candidate of a session's present request. If the session is new and there are too many, it drops the one that
+// was not used for the longest time.
 func (a *Affinity) Went(key uint64, candidate string, now time.Time) {
 	a.expire(now)
 	e := a.byKey[key]

@@ -27,8 +27,8 @@ const (
 	// sharesOver is the time over which shares are computed. A minute is short enough to notice a prompt that becomes
 	// popular, and long enough that a burst of one second changes little.
 	sharesOver = time.Minute
-	// enough is the number of requests in sharesOver from which a class can be alarmed: shares of fewer requests are
-	// chance.
+	// enough is how many requests of all kinds, with or without a class, must have come in sharesOver before a class can become
+	// hot. With fewer requests, one class may have a large share of them by chance.
 	enough = 20
 	// mostClasses bounds the classes that are watched. A hot class has a large share of the requests, so that it stays among
 	// the most frequent classes.
@@ -167,9 +167,10 @@ func (h *Hotspots) Look(now time.Time, hash uint64, holders, others int) State {
 	c.holders = holders
 	all, ofClass := h.all.sum, c.seen.sum
 	overloaded := ofClass*others > (all-ofClass)*holders // ofClass/all > holders/(holders+others)
-	hot := all >= enough && holders >= 1 && others >= 1 && overloaded
+	canMove := holders >= 1 && others >= 1               // there are candidates to keep the class off, and others for it
+	hot := all >= enough && canMove && overloaded
 	switch {
-	case !hot || c.state == Filter && !now.Before(c.until):
+	case !hot, c.filterOver(now):
 		h.enter(c, OK, now)
 	case c.state == OK:
 		h.enter(c, Alarm, now)
@@ -177,9 +178,12 @@ func (h *Hotspots) Look(now time.Time, hash uint64, holders, others int) State {
 	return c.state
 }
 
+// filterOver reports whether the class is filtered although the time of its filter is over.
+func (c *hotClass) filterOver(now time.Time) bool { return c.state == Filter && !now.Before(c.until) }
+
 // Weigh is called once for each request of an alarmed class, with the best score among the holders and the best score among
-// the other candidates (lower is better). If a holder was best too often in a row, the class is kept off its holders from
-// then on (phase 2). Weigh returns the state of the class.
+// the other candidates (lower is better). If a holder was best more than twice as often in a row as there are holders, the class
+// is kept off its holders from then on (phase 2). Weigh returns the state of the class.
 func (h *Hotspots) Weigh(now time.Time, hash uint64, bestHolder, bestOther float64) State {
 	c := h.classes[hash]
 	if c == nil || c.state != Alarm {
@@ -231,7 +235,7 @@ func (h *Hotspots) refresh(now time.Time) {
 	h.all.roll(bucket)
 	for hash, c := range h.classes {
 		c.seen.roll(bucket)
-		if c.seen.sum == 0 || c.state == Filter && !now.Before(c.until) {
+		if c.seen.sum == 0 || c.filterOver(now) {
 			h.enter(c, OK, now)
 		}
 		if c.seen.sum == 0 {

@@ -11,7 +11,7 @@ type Overrides struct {
 }
 
 // Overrule configures the mechanisms that may overrule a policy. A mechanism whose configuration does not change keeps its
-// state.
+// state, as does Affinity if only its load factor changes.
 func (o *Overrides) Overrule(hotspots bool, a AffinityConfig) {
 	switch {
 	case !hotspots:
