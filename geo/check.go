@@ -55,9 +55,10 @@ func (c *Config) checkPeer(p *PeerConfig, bad report) {
 		bad("discover", "%q is no way to find proxies; write a for the addresses of a name, srv for its SRV records, or leave it out", p.Discover)
 	}
 	u, err := url.Parse(p.URL)
+	isHTTP := err == nil && (u.Scheme == "http" || u.Scheme == "https")
+	onlyHost := err == nil && u.Hostname() != "" && strings.Trim(u.Path, "/") == "" && u.RawQuery == "" && u.User == nil
 	switch {
-	case err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Hostname() == "" || strings.Trim(u.Path, "/") != "" ||
-		u.RawQuery != "" || u.User != nil:
+	case !isHTTP || !onlyHost:
 		bad("url", "%q is not a proxy's URL; write https://host:9443", p.URL)
 	case u.Port() == "" && p.Discover != BySRV:
 		bad("url", "%q has no port; write that of the peer's geo.listen", p.URL)

@@ -190,7 +190,7 @@ func (c *Config) SnapshotBytes() (int64, bool) {
 			text, unit = strings.TrimSpace(rest), n
 		}
 	}
-	n, err := strconv.ParseInt(text, 10, 32)
+	n, err := strconv.ParseInt(text, 10, 32) // 32 bits, so that the product does not overflow
 	return n * unit, err == nil && n > 0
 }
 

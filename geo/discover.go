@@ -51,7 +51,7 @@ func (ps *Peers) follow(c *PeerConfig) {
 		case err != nil:
 			ps.cfg.Log.Warn("a name of peers does not resolve; the proxies that it gave before stay", zap.String("peer", c.ID), zap.Error(err))
 		default:
-			ps.found(c, found)
+			ps.replaceFound(c, found)
 		}
 		select {
 		case <-ps.ctx.Done():
@@ -61,8 +61,9 @@ func (ps *Peers) follow(c *PeerConfig) {
 	}
 }
 
-// found replaces the peers of an entry by the dispatchers at these addresses.
-func (ps *Peers) found(c *PeerConfig, addresses []string) {
+// replaceFound replaces the peers of an entry by the dispatchers at these addresses. A peer whose address is still there stays as
+// it is. What was spent on a removed peer is kept for the rest of the day.
+func (ps *Peers) replaceFound(c *PeerConfig, addresses []string) {
 	wanted := map[string]bool{}
 	for _, a := range addresses {
 		wanted[c.ID+"@"+a] = true
@@ -80,7 +81,7 @@ func (ps *Peers) found(c *PeerConfig, addresses []string) {
 		return true
 	})
 	today := ps.clock.Now()
-	maps.DeleteFunc(ps.spent, func(_ string, s *spending) bool { return s.add(0, today) == 0 })
+	maps.DeleteFunc(ps.spent, func(_ string, s *spending) bool { return s.add(0, today) == 0 }) // nothing was spent today
 	for _, p := range gone {
 		ps.spent[p.id] = p.spent
 		ps.forgetGone(p)

@@ -74,7 +74,8 @@ func (f *Forward) Written() {
 
 // Begun records that the client gets the begin of the answer, so that the request cannot be served elsewhere any more. whole
 // says that the answer is not streamed: it is complete, and does not show when the first token was ready. cached is the
-// number of prompt tokens that the peer found in a cache; -1: not known.
+// number of prompt tokens that the peer found in a cache; -1: not known. From the answer, the peer's circuit, trust and residual
+// and the index of its prompts are updated, and its room for another request.
 func (f *Forward) Begun(whole bool, cached int) {
 	ps, p := f.peers, f.peer
 	f.mu.Lock()
@@ -83,7 +84,7 @@ func (f *Forward) Begun(whole bool, cached int) {
 	f.firstAt, f.cached = ps.clock.Now(), cached
 	ps.metrics.ttft.WithLabelValues(routeForward, p.id).Observe(f.firstAt.Sub(f.since).Seconds())
 	ps.mu.Lock()
-	defer f.unlock(f.makesRoom())
+	defer f.unlock(f.makesRoom()) // makesRoom runs now, unlock at the end
 	at, took, predicted := ps.at(f.firstAt), ms(f.firstAt.Sub(f.decided)), f.predicted.TTFT()
 	p.circuit.Succeed()
 	if whole {
@@ -96,7 +97,7 @@ func (f *Forward) Begun(whole bool, cached int) {
 			ps.metrics.costError.WithLabelValues(p.id).Observe((took - predicted) / 1000)
 		}
 	}
-	overPredicted := f.cached >= 0 && float64(f.hitTokens-f.cached) >= f.blockTokens
+	overPredicted := f.cached >= 0 && float64(f.hitTokens-f.cached) >= f.blockTokens // by a block or more
 	if overPredicted && len(f.prompt.Keys) > 0 {
 		p.prompts.Correct(p.slot, f.prompt.Keys, int(float64(f.cached)/f.blockTokens))
 	}
@@ -140,7 +141,8 @@ func (f *Forward) failure(err error) *Failure {
 	var callErr *engine.Error
 	var refusal *refused
 	isCall := errors.As(err, &callErr)
-	tooLate := errors.Is(err, errLate) || errors.Is(err, sse.ErrSilent) || isCall && callErr.Timeout && callErr.Phase != engine.PhaseConnect
+	callTooLong := isCall && callErr.Timeout && callErr.Phase != engine.PhaseConnect // a slow connect counts as causeDial
+	tooLate := callTooLong || errors.Is(err, errLate) || errors.Is(err, sse.ErrSilent)
 	switch {
 	case f.clientLeft:
 		return &Failure{Gone: true, Err: err}
@@ -150,7 +152,7 @@ func (f *Forward) failure(err error) *Failure {
 		switch {
 		case refusal.relay != nil:
 			return &Failure{Relay: refusal.relay, Err: err}
-		case slices.Contains(causes, refusal.reject):
+		case slices.Contains(causes, refusal.reject): // metrics name the reason, so that it must be a known one
 			return &Failure{Reason: refusal.reject, Err: err}
 		}
 		return &Failure{Reason: causeStatus, Err: err}
@@ -222,7 +224,7 @@ func (f *Forward) end(outcome, cause string) {
 func (f *Forward) updatePeer(outcome, cause string, spent float64, now time.Time) {
 	ps, p := f.peers, f.peer
 	ps.mu.Lock()
-	defer f.unlock(f.makesRoom())
+	defer f.unlock(f.makesRoom()) // makesRoom runs now, unlock at the end
 	delete(p.inflight, f)
 	p.reserved.Withdrawn(f.number)
 	p.spent.add(spent, now)
@@ -230,7 +232,7 @@ func (f *Forward) updatePeer(outcome, cause string, spent float64, now time.Time
 		p.disown()
 	}
 	switch {
-	case !f.firstAt.IsZero(), outcome == OutcomeRelayed:
+	case !f.firstAt.IsZero(), outcome == OutcomeRelayed: // the peer has begun to answer, or has judged the request
 		p.circuit.Succeed()
 	case outcome == OutcomeFallback && !slices.Contains(blameless, cause):
 		p.trust.Failed(ps.at(now))

@@ -166,8 +166,9 @@ func (f *Forward) GoBack(events []byte, _ sse.End) {
 func (f *Forward) finish() {
 	ps := f.peers
 	ps.mu.Lock()
-	wait := f.reader != nil && f.reader.Done() && !f.resp.Ended() && ps.ctx.Err() == nil
-	if wait {
+	onlyEndMissing := f.reader != nil && f.reader.Done() && !f.resp.Ended()
+	waitsForEnd := onlyEndMissing && ps.ctx.Err() == nil // no goroutine begins after Close of Peers, which waits for all of them
+	if waitsForEnd {
 		ps.running.Go(func() {
 			defer f.resp.Close()
 			var buf [1 << 10]byte
@@ -176,7 +177,7 @@ func (f *Forward) finish() {
 		})
 	}
 	ps.mu.Unlock()
-	if !wait {
+	if !waitsForEnd {
 		f.resp.Close()
 	}
 }

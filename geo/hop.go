@@ -100,7 +100,8 @@ func ParseHop(text string) (Hop, error) {
 	}
 	fields, ok := strings.CutPrefix(text, hopVersion+";")
 	if !ok {
-		if len(text) > 2 && text[0] == 'v' && text[1] >= '0' && text[1] <= '9' && text[2] == ';' {
+		otherVersion := len(text) > 2 && text[0] == 'v' && text[1] >= '0' && text[1] <= '9' && text[2] == ';'
+		if otherVersion {
 			return h, fmt.Errorf("%w: %s and not %s; run the same version of evenkeel on both sides", ErrHopVersion, text[:2], hopVersion)
 		}
 		return h, fmt.Errorf("%w: it does not begin with %s", ErrHop, hopVersion)
@@ -109,8 +110,10 @@ func ParseHop(text string) (Hop, error) {
 	h.N, h.Max = int(p.number("n", 99)), int(p.number("max", 99))
 	h.Origin = p.name("origin")
 	h.Via = strings.SplitN(p.field("via"), ",", maxVia+1)
+	tooMany := len(h.Via) > maxVia
 	for _, v := range h.Via {
-		if p.err == nil && !ValidName(v) || len(h.Via) > maxVia {
+		wrongName := p.err == nil && !ValidName(v) // after an error, the parser's results are not valid
+		if wrongName || tooMany {
 			p.err = fmt.Errorf("%w: via is no list of up to %d names", ErrHop, maxVia)
 		}
 	}
@@ -123,7 +126,8 @@ func ParseHop(text string) (Hop, error) {
 		p.fail("boot is no name")
 	}
 	h.Digest = p.digits("body", 2*sha256.Size)
-	if p.err == nil && p.rest != "" || strings.HasSuffix(text, ";") {
+	furtherField := p.err == nil && p.rest != ""
+	if furtherField || strings.HasSuffix(text, ";") { // a last separator leaves no rest, but would be another form of the same hop
 		p.err = fmt.Errorf("%w: there is something after the body", ErrHop)
 	}
 	if p.err != nil {

@@ -88,7 +88,8 @@ func (k *Keys) Sign(m *Message, h *Hop) string {
 func (k *Keys) Signed(header string, m *Message, h *Hop) bool {
 	id, sum, ok := strings.Cut(strings.TrimPrefix(header, "kid="), ";v1=")
 	given, err := hex.DecodeString(sum)
-	if !ok || err != nil || !strings.HasPrefix(header, "kid=") || hex.EncodeToString(given) != sum {
+	wellFormed := ok && err == nil && strings.HasPrefix(header, "kid=")
+	if !wellFormed || hex.EncodeToString(given) != sum { // only lower-case digits, so that a signature has one form
 		return false
 	}
 	for i := range k.all {

@@ -36,10 +36,11 @@ func (p *peer) forget() {
 }
 
 // answered applies the answer to a probe. The answer counts all requests that were written before sentMs, when the probe was
-// sent. answered reports whether the peer came up by it.
+// sent. If another process answers than before, answered first drops the state that belongs to the earlier process. It reports
+// whether the peer came up by this answer.
 func (p *peer) answered(a *answer, now time.Time, e Echo, sentMs float64) (up bool) {
 	if p.boot != a.Boot {
-		if p.boot != "" {
+		if p.boot != "" { // else this is the first answer of all
 			p.forget()
 			p.goodsInRow, p.circuit = 0, circuit.Circuit{}
 		}
@@ -47,7 +48,7 @@ func (p *peer) answered(a *answer, now time.Time, e Echo, sentMs float64) (up bo
 	}
 	p.name, p.major, p.draining, p.offers, p.decoded = a.ID, major(a.Version), a.Draining, a.Models, a.Decodes
 	p.probed, p.good, p.misses, p.fault = true, now, 0, ""
-	p.rtt.Add(ms(e.Trip), min(a.ProcUs, us(e.Trip)), e.Dialled)
+	p.rtt.Add(ms(e.Trip), min(a.ProcUs, us(e.Trip)), e.Dialled) // the peer cannot have computed for longer than the whole trip
 	p.reserved.Answered(sentMs)
 	p.goodsInRow++
 	if !p.up && p.goodsInRow >= goodsUp {
@@ -96,10 +97,14 @@ func (p *peer) expire(ps *Peers, now time.Time) {
 // forgetGone drops the metrics of a removed peer without forwards. Otherwise the metrics of old addresses would pile up. It is
 // called with ps.mu held.
 func (ps *Peers) forgetGone(p *peer) {
-	if p.gone && len(p.inflight) == 0 && !slices.ContainsFunc(ps.peers, func(o *peer) bool { return o != p && o.id == p.id }) {
-		ps.metrics.forget("peer", p.id)
-		if !slices.ContainsFunc(ps.peers, func(o *peer) bool { return o.name == p.name }) { // it has no other address
-			ps.metrics.forget("origin", p.name)
-		}
+	if !p.gone || len(p.inflight) > 0 {
+		return
+	}
+	if cameBack := slices.ContainsFunc(ps.peers, func(o *peer) bool { return o != p && o.id == p.id }); cameBack {
+		return
+	}
+	ps.metrics.forget("peer", p.id)
+	if !slices.ContainsFunc(ps.peers, func(o *peer) bool { return o.name == p.name }) { // it has no other address
+		ps.metrics.forget("origin", p.name)
 	}
 }

@@ -77,7 +77,9 @@ func (ps *Peers) probe(p *peer, seq uint64) {
 	})
 }
 
-// heard applies the outcome of a question to the peer's state, and reports whether the peer is up.
+// heard applies the outcome of a question to the peer's state, and reports whether the peer is up. It passes a good answer on to
+// OnProbe, and logs when the peer comes up, goes down or begins to refuse questions. When the peer goes down, heard also abandons
+// the forwards that are at the peer.
 func (ps *Peers) heard(p *peer, seq uint64, sent time.Time, e Echo) (up bool) {
 	a, err := answer{}, e.Err
 	if err == nil {
@@ -88,14 +90,14 @@ func (ps *Peers) heard(p *peer, seq uint64, sent time.Time, e Echo) (up bool) {
 	}
 	now := ps.clock.Now()
 	ps.mu.Lock()
-	if p.gone {
+	if p.gone { // the peer was removed while the question was under way
 		ps.mu.Unlock()
 		return false
 	}
 	p.itself = errors.Is(err, errItself)
 	var changed bool
 	var lost []*Forward
-	refused := errors.Is(err, errRefused) && p.fault != err.Error() // a repeated error is not logged again
+	newRefusal := errors.Is(err, errRefused) && p.fault != err.Error() // a repeated error is not logged again
 	if err == nil {
 		changed = p.answered(&a, now, e, ps.at(sent))
 	} else if changed = p.missed(err.Error(), ps.cfg.Probe.Misses); changed {
@@ -107,7 +109,7 @@ func (ps *Peers) heard(p *peer, seq uint64, sent time.Time, e Echo) (up bool) {
 	if err == nil && ps.cfg.OnProbe != nil {
 		ps.cfg.OnProbe(ProbeReport{Peer: a.ID, Region: p.conf.Region, Tenure: a.Tenure, RTTMs: a.RTTMs})
 	}
-	if refused {
+	if newRefusal {
 		ps.cfg.Log.Warn("a peer refuses the probes of this proxy", zap.String("peer", p.id), zap.Error(err))
 	}
 	if changed && up {

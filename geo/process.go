@@ -23,9 +23,9 @@ func newProcess(began time.Time, far time.Duration) *process {
 	return &process{began: began, far: far, wall: func(now time.Time) time.Time { return now.Round(0) }, name: newBoot()}
 }
 
-// nameAt returns the present name.
+// nameAt returns the present name, which it changes if the wall clock was set back by more than far.
 func (p *process) nameAt(now time.Time) string {
-	ahead := p.wall(now).Sub(p.began.Round(0)) - now.Sub(p.began)
+	ahead := p.wall(now).Sub(p.began.Round(0)) - now.Sub(p.began) // of the wall clock before the monotonic clock
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	switch {

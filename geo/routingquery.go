@@ -91,7 +91,9 @@ func (q *RoutingQuery) Queued(now time.Time, entered bool, waiting int) {
 	ps.metrics.queue.WithLabelValues(q.ask.Model).Set(float64(waiting))
 }
 
-// Where decides where the first request of the queue is served.
+// Where decides where the first request of the queue is served. With the first request of a round it begins a round of the
+// policy. If the request is forwarded, Where books the forward, which Forward returns. If it waits for a limited time, Where also
+// wakes the queue at the end of this time.
 func (q *RoutingQuery) Where(h *prefill.Here) prefill.Where {
 	ps := q.peers
 	running, seqs := ps.cfg.Running(h.Model)
@@ -101,11 +103,13 @@ func (q *RoutingQuery) Where(h *prefill.Here) prefill.Where {
 	if s.round != h.Round {
 		ps.startRound(s, h, running, seqs > 0)
 	}
-	if ps.cfg.Siblings && seqs == 0 && q.ask.Stay && q.ask.Came != nil {
+	noRanks := seqs == 0
+	maySendBack := q.ask.Stay && q.ask.Came != nil
+	if ps.cfg.Siblings && noRanks && maySendBack {
 		return prefill.ToThere // without a forward: no group here decodes the model, so the dispatcher that sent it must ask again
 	}
 	q.push = &s.push
-	if place := q.prescribed(s, seqs == 0); place >= 0 {
+	if place := q.prescribed(s, noRanks); place >= 0 {
 		s.policy.Sent(&policy.Request{Tokens: h.Tokens, Legs: q.legs}, place)
 		return q.forward(s, place, h, policy.Decision{Place: place, LocalMs: math.Inf(1)})
 	}
@@ -139,12 +143,12 @@ func (q *RoutingQuery) prescribed(s *modelState, noRanks bool) int {
 	if place := q.central(s); place >= 0 {
 		return place
 	}
-	if ps.cfg.Siblings && noRanks {
+	if ps.cfg.Siblings && noRanks { // no group that is owned here decodes the model, but a group of a sibling may
 		if place := q.owner(s); place >= 0 {
 			return place
 		}
 	}
-	if q.ask.Leave || ps.cfg.Draining() {
+	if q.ask.Leave || ps.cfg.Draining() { // the request should not run here even if the policy prefers it
 		return q.nearest(s)
 	}
 	return -1
@@ -154,7 +158,9 @@ func (q *RoutingQuery) prescribed(s *modelState, noRanks bool) int {
 // requests that wait are decided again: with a timer for each decision, the number of timers would multiply.
 func (q *RoutingQuery) wakeAfter(d time.Duration, now time.Time) {
 	at := now.Add(d)
-	if q.wakes.After(now) && at.After(q.wakes.Add(-time.Millisecond)) {
+	timerRuns := q.wakes.After(now)
+	muchSooner := !at.After(q.wakes.Add(-time.Millisecond))
+	if timerRuns && !muchSooner {
 		return
 	}
 	q.wakes = at
@@ -186,18 +192,21 @@ func (q *RoutingQuery) Stayed() {
 	q.peers.metrics.decided(q.policyName, policy.Send)
 }
 
-// startRound begins a round with the present state of all places. It is called with ps.mu held, like the functions below.
+// startRound begins a round with the present state of all places, and records in the metrics which peers are available. It is
+// called with ps.mu held, like the functions below.
 func (ps *Peers) startRound(s *modelState, h *prefill.Here, running float64, decodes bool) {
 	s.round = h.Round
 	s.push = pushOf(&s.policy, &h.Local)
 	s.places = localPlaces(s.places[:0], &s.push, &h.Local, running, decodes)
-	s.local, s.peers = len(s.places), s.peers[:0]
+	s.local = len(s.places)
+	s.peers = s.peers[:0]
 	for _, p := range ps.peers {
 		p.expire(ps, h.Now)
 		v := p.view(ps, h.Model, h.Now)
 		place := s.policy.PeerPlace(&v)
 		ps.countReason(p, h.Model, place.Why)
-		s.places, s.peers = append(s.places, place), append(s.peers, p)
+		s.places = append(s.places, place)
+		s.peers = append(s.peers, p)
 	}
 	s.policy.Begin(s.places, s.drain.Ms())
 }
@@ -305,7 +314,7 @@ func (q *RoutingQuery) request(s *modelState, h *prefill.Here) policy.Request {
 		}
 	}
 	for i, p := range s.peers {
-		if !r.Stay {
+		if !r.Stay { // else the policy considers no peer
 			s.hits[s.local+i] = int32(q.hit(p, h.Tokens))
 			s.barred[s.local+i] = !q.mayGo(p)
 		}
@@ -324,7 +333,8 @@ func (q *RoutingQuery) hit(p *peer, tokens int) int {
 	if p.slot.N >= len(matched) {
 		return 0
 	}
-	return min(int(float64(matched[p.slot.N])*q.blockTokens(tokens)), max(0, tokens-1))
+	matchedTokens := int(float64(matched[p.slot.N]) * q.blockTokens(tokens))
+	return min(matchedTokens, max(0, tokens-1)) // an engine always computes at least one token
 }
 
 // blockTokens is the number of tokens per block of the prompt. tokens is the length of the prompt.
@@ -335,8 +345,8 @@ func (q *RoutingQuery) blockTokens(tokens int) float64 {
 	return index.BlockBytes * float64(tokens) / float64(max(1, q.ask.Prompt.Bytes))
 }
 
-// mayGo reports whether the request may be forwarded to a peer: residency allows it, and the peer has not forwarded the
-// request itself.
+// mayGo reports whether the request may be forwarded to a peer: the request may leave the region or the peer is in it, residency
+// allows it, and the peer has not forwarded the request itself.
 func (q *RoutingQuery) mayGo(p *peer) bool {
 	if q.ask.Home && p.conf.Region != q.peers.cfg.Self.Region {
 		return false
@@ -359,7 +369,8 @@ func (ps *Peers) May(tenant, model string) func(region string) bool {
 	}
 }
 
-// forward books the request on a peer, and makes the Forward.
+// forward books the request on a peer, as one request for each leg, and makes the Forward. place is the place of the peer, and d
+// the decision of the policy, with the predicted costs. It returns ToThere.
 func (q *RoutingQuery) forward(s *modelState, place int, h *prefill.Here, d policy.Decision) prefill.Where {
 	ps, p := q.peers, s.peers[place-s.local]
 	hitTokens := q.hit(p, h.Tokens)
@@ -371,7 +382,7 @@ func (q *RoutingQuery) forward(s *modelState, place int, h *prefill.Here, d poli
 		localMs: d.LocalMs,
 		prompt:  q.ask.Prompt, blockTokens: q.blockTokens(h.Tokens), decided: h.Now, since: h.Since,
 	}
-	if math.IsInf(f.localMs, 0) {
+	if math.IsInf(f.localMs, 0) { // JSON has no infinite numbers
 		f.localMs = -1
 	}
 	for range q.legs {
@@ -390,13 +401,15 @@ func (q *RoutingQuery) forward(s *modelState, place int, h *prefill.Here, d poli
 	return prefill.ToThere
 }
 
-// countReason records in the metrics whether a peer is available for a model, and counts when it becomes unavailable.
+// countReason records in the metrics whether a peer is available for a model. It counts the reason why the peer is not available
+// if this differs from the last reason, whether or not the peer was available before. At most maxModels models have a last
+// reason and a series of their own: the reason for any further model is counted at each call.
 func (ps *Peers) countReason(p *peer, model string, why policy.Reason) {
 	before, known := p.reasons[model]
 	if known && before == why {
 		return
 	}
-	if len(p.reasons) < maxModels || known {
+	if hasRoom := len(p.reasons) < maxModels; known || hasRoom { // bounds the series: adapters come and go under new names
 		p.reasons[model] = why
 		ps.metrics.peerAvailable.WithLabelValues(p.id, model).Set(oneIf(why == policy.Available))
 	}

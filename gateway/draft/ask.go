@@ -68,6 +68,8 @@ func Ask(ctx context.Context, entries []Entry, keyEnv string) {
 	settle(entries)
 }
 
+// ask fills in what one engine answers. If the engine cannot be reached, ask sets Dead. A test request is sent only if nothing else
+// tells the engine's role.
 func ask(ctx context.Context, client *engine.Client, e *Entry, keyEnv string) {
 	target, err := config.Target(e.Engine, &mooncake.Profile{APIKeyEnv: keyEnv})
 	if err != nil {
@@ -147,8 +149,8 @@ func (e *Entry) sglang(body []byte) bool {
 	if ranks > 1 {
 		e.Ranks = ranks
 	}
-	sharing := 1 // number of ranks that share max_running_requests
-	if told.Attention == nil || *told.Attention {
+	sharing := 1                                  // number of ranks that share max_running_requests
+	if told.Attention == nil || *told.Attention { // if it is not told, the smaller number of slots per rank is assumed
 		sharing = max(1, ranks)
 	}
 	if slots := e.whole(told.Slots, "max_running_requests", engine.MostRequests*sharing); slots > 0 {
@@ -261,6 +263,7 @@ func aOrAn(role string) string {
 	return "a " + role
 }
 
+// models notes which models the engine serves, and sets e.model to the first one.
 func (e *Entry) models(ctx context.Context, client *engine.Client, target *engine.Target) {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
@@ -277,8 +280,10 @@ func (e *Entry) models(ctx context.Context, client *engine.Client, target *engin
 	case len(models) == 0:
 		e.note("GET /v1/models lists no model.")
 	}
-	for i, m := range models {
+	if len(models) > 0 {
 		e.model = models[0].ID
+	}
+	for i, m := range models {
 		if i == mostModels {
 			e.note("It serves %d more models.", len(models)-i)
 			break
@@ -291,6 +296,7 @@ func (e *Entry) models(ctx context.Context, client *engine.Client, target *engin
 	}
 }
 
+// metrics notes what the engine's metrics show: the size of its KV cache, and its ranks unless their number is known.
 func (e *Entry) metrics(ctx context.Context, client *engine.Client, target *engine.Target) {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
@@ -308,7 +314,7 @@ func (e *Entry) metrics(ctx context.Context, client *engine.Client, target *engi
 		e.Ranks = n
 		e.note("Its metrics name %d DP ranks.", n)
 	}
-	if tokens, ok := sample.CacheTokens(-1); ok {
+	if tokens, ok := sample.CacheTokens(-1); ok { // of all ranks together
 		e.note("Its KV cache has room for %d tokens in all.", tokens)
 	} else {
 		e.note("It does not tell how many tokens its KV cache holds. If it never does, write kv_tokens of each rank.")

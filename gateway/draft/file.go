@@ -81,6 +81,7 @@ func (w *writer) comment(indent string, sentences ...string) {
 	}
 }
 
+// profiles writes the profiles of the kinds of engines, and the address for callbacks if a connector needs it.
 func (w *writer) profiles(cfg *config.Config, entries []Entry) {
 	together := ofRole(entries, "aggregated")
 	p := cfg.Profiles[config.DefaultProfile]
@@ -88,15 +89,19 @@ func (w *writer) profiles(cfg *config.Config, entries []Entry) {
 	w.comment("", "What cannot be asked of an engine, by kind of engine. Engines that name no profile have the profile ascend,",
 		"and those under engines.aggregated the profile aggregated.")
 	w.line("profiles:")
-	if len(together) == 0 || len(together) < len(entries) {
-		defer w.callbacks(cfg, w.apart(&p, entries))
+	onlyAggregated := len(together) > 0 && len(together) == len(entries)
+	if !onlyAggregated {
+		connector := w.apart(&p, entries)
+		defer w.callbacks(cfg, connector) // after the last profile, because it begins another section
 	}
 	if len(together) == 0 {
 		return
 	}
-	connector, sentence := cmp.Or(cfg.Profiles[config.DefaultAggregated].Connector, mooncake.None), "These engines hand nothing over."
+	connector := cmp.Or(cfg.Profiles[config.DefaultAggregated].Connector, mooncake.None)
+	sentence := "These engines hand nothing over."
 	if connector == mooncake.SGLang || slices.ContainsFunc(together, func(e Entry) bool { return e.Connector == mooncake.SGLang }) {
-		connector, sentence = mooncake.SGLang, "These engines are SGLang, and hand nothing over."
+		connector = mooncake.SGLang
+		sentence = "These engines are SGLang, and hand nothing over."
 	}
 	w.line("  %s:", config.DefaultAggregated)
 	w.key("    connector", connector, sentence)
@@ -190,6 +195,7 @@ func (w *writer) callbacks(cfg *config.Config, connector string) {
 	w.key("  listen", quote(listen), sentence)
 }
 
+// engines writes the engines by role. An engine whose role is not known is written as a comment.
 func (w *writer) engines(entries []Entry) {
 	w.line("\nengines:")
 	onlyAggregated := len(ofRole(entries, "aggregated")) > 0 && len(ofRole(entries, "prefill"))+len(ofRole(entries, "decode")) == 0
@@ -237,6 +243,8 @@ func ofRole(entries []Entry, role string) (list []Entry) {
 	return list
 }
 
+// entry writes one engine. role is the list in which it stands; empty: it is not known. Only the lists decode and aggregated have
+// keys for slots.
 func (w *writer) entry(indent, role string, e Entry) {
 	w.line("%s- url: %s", indent, e.URL)
 	if w.profile != "" && w.profile != config.DefaultProfile && role != "aggregated" {
@@ -249,7 +257,8 @@ func (w *writer) entry(indent, role string, e Entry) {
 		return
 	}
 	flag := "its --max-num-seqs"
-	if e.Connector == mooncake.SGLang || w.sglang && role == "decode" {
+	isSGLang := e.Connector == mooncake.SGLang || w.sglang && role == "decode" // decode engines have the profile of w
+	if isSGLang {
 		flag = "its --max-running-requests, divided by the number of ranks with DP attention"
 	}
 	sentence := "You said that a rank runs so many requests at once (--slots). Compare " + flag + "."
@@ -293,7 +302,7 @@ func (w *writer) rest(cfg *config.Config, tokenize bool) {
 	if tokenize {
 		w.comment("", "Aggregated ranks get equal work if evenkeel knows how many tokens a prompt has. Take the # away, and an engine's",
 			"/tokenize counts them, which costs one call for each prompt that is text:")
-		if cfg.Prefill.Retry != d.Prefill.Retry {
+		if cfg.Prefill.Retry != d.Prefill.Retry { // the section prefill is above
 			w.line("#   index: {tokenize: engine}")
 		} else {
 			w.line("# prefill: {index: {tokenize: engine}}")

@@ -89,15 +89,23 @@ func New(d Deps) (*Peers, error) {
 	r := &Peers{deps: d, looking: make(chan struct{}, 1)}
 	var err error
 	limits, cfg := &set.Limits, *c
-	cfg.FirstByte, cfg.Idle, cfg.Connect, cfg.WholeBytes, cfg.EventBytes = firstByte, limits.EventTimeout, limits.ConnectTimeout,
-		limits.AnswerBytes, limits.EventBytes
-	cfg.Queue, cfg.Running, cfg.Draining = d.Prefill, r.running, d.Service.Draining
-	cfg.Registerer, cfg.Log = d.Registerer, d.Log
+	cfg.FirstByte = firstByte
+	cfg.Idle = limits.EventTimeout
+	cfg.Connect = limits.ConnectTimeout
+	cfg.WholeBytes = limits.AnswerBytes
+	cfg.EventBytes = limits.EventBytes
+	cfg.Queue = d.Prefill
+	cfg.Running = r.running
+	cfg.Draining = d.Service.Draining
+	cfg.Registerer = d.Registerer
+	cfg.Log = d.Log
 	if d.Owner != nil {
-		cfg.Tenure, cfg.OnProbe = r.tenure, r.hear
+		cfg.Tenure = r.tenure
+		cfg.OnProbe = r.hear
 	}
 	if d.Owner.Has(owner.Groups) {
-		cfg.Siblings, cfg.Whole = true, limits.ProbeTimeout+set.Prefill.Queue.Timeout
+		cfg.Siblings = true
+		cfg.Whole = limits.ProbeTimeout + set.Prefill.Queue.Timeout
 	}
 	if cfg.Keys, err = c.ReadKeys(); err != nil {
 		return nil, err
@@ -180,7 +188,8 @@ func (r *Peers) followDecoding(ctx context.Context) {
 	}
 }
 
-// Look reads how busy the decode ranks of each model are now, for decisions about regions. If ctx ends first, it changes nothing.
+// Look reads how busy the decode ranks of each model are now, for decisions about regions. It tells the prefill scheduler the free slots
+// by region, and wakes it if a model can be decoded here again. If ctx ends first, Look changes nothing.
 func (r *Peers) Look(ctx context.Context) {
 	select {
 	case r.looking <- struct{}{}:
@@ -200,11 +209,12 @@ func (r *Peers) Look(ctx context.Context) {
 	engines := r.deps.Fleet.Now()
 	for _, route := range engines.Models() {
 		d := decodingOfModel(boards, route.Board, route.Name)
-		if !engines.Begins(route.Board, route.Name) {
+		if !engines.Begins(route.Board, route.Name) { // new requests for the model may not begin here
 			d.slots = 0
 		}
 		all[route.Name] = d
-		if d.free != nil || (*r.decoding.Load())[route.Name].free != nil {
+		hadFree := (*r.decoding.Load())[route.Name].free != nil // the scheduler must then be told that free is nil now
+		if d.free != nil || hadFree {
 			r.deps.Prefill.SetSlots(route.Name, d.free)
 		}
 	}
@@ -270,9 +280,11 @@ func decodingFor(kinds []alike, model string) (d decoding, free int) {
 	return d, free
 }
 
-// add adds the numbers of other ranks of the same model.
+// add adds the slots of other ranks of the same model, and takes over the number of their least busy rank if it is smaller. The number
+// of ranks without slots does not count.
 func (d *decoding) add(other decoding) {
-	if d.slots == 0 || other.slots > 0 && other.running < d.running {
+	lessBusy := other.slots > 0 && other.running < d.running
+	if d.slots == 0 || lessBusy {
 		d.running = other.running
 	}
 	d.slots += other.slots

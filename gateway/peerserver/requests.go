@@ -56,11 +56,11 @@ func (r *Peers) rejected(reason string) {
 	}
 }
 
-// turnedAway answers a request that was refused before any handler saw it.
+// turnedAway answers a request that was refused before any handler saw it: by stranger, or by the limits of the listener.
 func (r *Peers) turnedAway(ctx *fasthttp.RequestCtx, x edge.Refusal) {
 	r.deps.Fail(ctx, openai.NewError(x.Status, x.Code, x.Message))
-	if slices.Contains([]string{geo.RejectHop, geo.RejectPeer, geo.RejectSignature, geo.RejectStale, geo.RejectVersion, geo.RejectRecipient},
-		x.Code) {
+	byStranger := []string{geo.RejectHop, geo.RejectPeer, geo.RejectSignature, geo.RejectStale, geo.RejectVersion, geo.RejectRecipient}
+	if slices.Contains(byStranger, x.Code) { // the listener's own codes are no values of this header
 		ctx.Response.Header.Set(geo.RejectHeader, x.Code)
 	}
 }
@@ -150,8 +150,11 @@ func (r *Peers) vote(ctx *fasthttp.RequestCtx, from *Hop) {
 func (r *Peers) verify(ctx *fasthttp.RequestCtx, now time.Time) (*Hop, *geo.Refusal) {
 	credentials := credentialsOf(&ctx.Request.Header)
 	credentials.Body = ctx.PostBody()
-	if tls := ctx.TLSConnectionState(); tls != nil && len(tls.PeerCertificates) > 0 && r.deps.Config.Authority() != nil {
-		credentials.Certified, credentials.Names = true, certs.Names(tls.PeerCertificates[0])
+	tls := ctx.TLSConnectionState()
+	hasCertificate := tls != nil && len(tls.PeerCertificates) > 0
+	if hasCertificate && r.deps.Config.Authority() != nil { // without an authority, nothing has verified the certificate
+		credentials.Certified = true
+		credentials.Names = certs.Names(tls.PeerCertificates[0])
 	}
 	hop, refusal := r.peers.Verifier().Verify(credentials, now)
 	return &Hop{hop, credentials.Tenant}, refusal

@@ -40,7 +40,7 @@ func NewOffer(local []Place, waiting int, waitingTokens, drainMs float64, seqs i
 		sum += replica.QueuedTokens
 		if replica.Why == Available {
 			o.NAvail++
-			o.Free += min(replica.Left, unlimited-o.Free)
+			o.Free += min(replica.Left, unlimited-o.Free) // the sum stays within unlimited
 		}
 		least = min(least, replica.QueuedTokens)
 		if best < 0 || better(replica, &local[best]) {
@@ -53,7 +53,7 @@ func NewOffer(local []Place, waiting int, waitingTokens, drainMs float64, seqs i
 	o.TPMs, o.T0Ms, o.Running = local[best].TPMs, local[best].T0Ms, local[best].Running
 	o.QueuedTokens = least
 	wait := 0.0
-	if o.NAvail == 0 {
+	if o.NAvail == 0 { // a new request waits behind the arrival queue, which the replicas empty together
 		o.QueuedTokens = (sum + waitingTokens) / float64(o.Replicas)
 		wait = float64(waiting+1) * drainMs
 	}
@@ -70,7 +70,8 @@ func (o *Offer) room(local []Place, waitingTokens float64) {
 	o.RoomMs = math.Inf(1)
 	for i := range local {
 		replica := &local[i]
-		if replica.Peer || replica.TokenMs == 0 || !replica.Why.Awaitable() || o.NAvail > 0 && replica.Why != Available {
+		passedOver := o.NAvail > 0 && replica.Why != Available
+		if replica.Peer || replica.TokenMs == 0 || !replica.Why.Awaitable() || passedOver {
 			continue
 		}
 		perMs += 1 / replica.TokenMs
@@ -102,7 +103,7 @@ const mostOffered = 1e15
 // sane reports whether all numbers of the offer are possible. An offer with an impossible number is not used at all.
 func (o *Offer) sane() bool {
 	for _, v := range [...]float64{o.QueueWaitMs, o.QueuedTokens, o.Running, o.Load, o.TPMs, o.T0Ms, o.TokenMs, max(0, o.RoomMs)} {
-		if !(v >= 0 && v <= mostOffered) {
+		if !(v >= 0 && v <= mostOffered) { // also if v is NaN
 			return false
 		}
 	}

@@ -70,7 +70,8 @@ func (p *Policy) Done() bool {
 	return p.localLeft == 0 && (p.peersLeft == 0 || p.blocked || p.rule.never)
 }
 
-// Next decides for the next request in the order of arrival, and counts the request at the chosen place.
+// Next decides for the next request in the order of arrival, and counts the request at the chosen place. A request that waits
+// counts as ahead of later requests and, if the policy compares, also at the place for which it waits.
 func (p *Policy) Next(r *Request) Decision {
 	d := p.decide(r)
 	if d.Act == Hold {
@@ -87,9 +88,12 @@ func (p *Policy) Next(r *Request) Decision {
 
 // Sent counts a request that is sent to place i. Next calls it; a caller that sends a request without Next must call it, too.
 func (p *Policy) Sent(r *Request, i int) {
-	c, requests, sideLeft := p.charge(r, i), 1, &p.localLeft
-	if p.places[i].Peer {
-		requests, sideLeft = max(1, r.Legs), &p.peersLeft
+	c := p.charge(r, i)
+	requests := 1
+	sideLeft := &p.localLeft
+	if p.places[i].Peer { // all legs of the request go there
+		requests = max(1, r.Legs)
+		sideLeft = &p.peersLeft
 	}
 	if c.left > 0 && c.left <= requests { // from now on the place takes no request
 		*sideLeft--
@@ -106,7 +110,7 @@ func (p *Policy) charge(r *Request, i int) *charge {
 }
 
 // decide makes the decision for a request, and counts nothing. Policies that compare consider all places. Other policies take
-// an available replica, and a peer only if no replica is available.
+// an available replica, and a peer only if no replica is available. A Decision below without an Act is a Hold.
 func (p *Policy) decide(r *Request) Decision {
 	if p.rule.compare {
 		return p.finish(r)
@@ -122,7 +126,7 @@ func (p *Policy) decide(r *Request) Decision {
 		return Decision{Place: -1}
 	}
 	if p.blocked || p.peersLeft == 0 {
-		p.blocked = true
+		p.blocked = true // requests are forwarded in the order of arrival
 		return Decision{Place: -1}
 	}
 	i := p.choose(r, p.rule.remote, true)

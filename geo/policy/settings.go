@@ -138,7 +138,7 @@ const Auto = 0
 func AutoUnanswered(arrivalsPerS, medianTTFTMs float64) int {
 	const least, most = 8, 64
 	n := math.Ceil(1.5 * arrivalsPerS * medianTTFTMs / 1000)
-	if !(n > least) {
+	if !(n > least) { // also if n is NaN
 		return least
 	}
 	return int(min(n, most))
