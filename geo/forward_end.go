@@ -74,8 +74,8 @@ func (f *Forward) Written() {
 
 // Begun records that the client gets the begin of the answer, so that the request cannot be served elsewhere any more. whole
 // says that the answer is not streamed: it is complete, and does not show when the first token was ready. cached is the
-// number of prompt tokens that the peer found in a cache; -1: not known. From the answer, the peer's circuit, trust and residual
-// and the index of its prompts are updated, and its room for another request.
+// number of prompt tokens that the peer found in a cache; -1: not known. By the answer, Begun updates the peer's circuit, trust and
+// residual and the index of its prompts. From then on the request does not count as unanswered.
 func (f *Forward) Begun(whole bool, cached int) {
 	ps, p := f.peers, f.peer
 	f.mu.Lock()

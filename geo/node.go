@@ -29,7 +29,7 @@ func New(cfg Config) (*Peers, error) {
 	ps.snapshot, _ = cfg.SnapshotBytes()
 	ps.process = newProcess(ps.started, cfg.HMAC.Skew)
 	ps.verifier = &Verifier{self: cfg.Self.ID, process: ps.process, maxHops: cfg.MaxHops, skew: cfg.HMAC.Skew,
-		nonces: newNonces(3 * cfg.HMAC.Skew), known: ps.known}
+		nonces: newNonces(3 * cfg.HMAC.Skew), known: ps.known} // a hop is accepted for 2 skews, and the clock may be set back by 1
 	ps.verifier.keys.Store(cfg.Keys)
 	ps.metrics = newMetrics(ps)
 	ps.metrics.createSeries()
@@ -165,7 +165,7 @@ func (ps *Peers) Tune(t Tuning) error {
 		if v.from == nil {
 			continue
 		}
-		if !(*v.from >= 0 && *v.from <= 1e6) {
+		if !(*v.from >= 0 && *v.from <= 1e6) { // also for NaN
 			return fmt.Errorf("%w: %s is %v; write a number from 0 to 1e6", ErrTuning, v.key, *v.from)
 		}
 		*v.to = *v.from
@@ -179,7 +179,8 @@ func (ps *Peers) Tune(t Tuning) error {
 	}
 	ps.settings, ps.text, ps.policy = set, text, parsed
 	for _, s := range ps.models {
-		s.policy, s.round = *parsed, 0
+		s.policy = *parsed
+		s.round = 0 // no round has this number: the next decision begins one
 	}
 	return nil
 }

@@ -88,7 +88,7 @@ func (o *Ownership) check(c *Config, bad report) {
 		bad("engine", "%q keeps no lease; write off, kubernetes, etcd or static", o.Engine)
 	}
 	o.Waits.Check(bad)
-	if !(o.MaxShare > 0 && o.MaxShare <= 1) {
+	if !(o.MaxShare > 0 && o.MaxShare <= 1) { // also for NaN
 		bad("max_share", "%v is no share of slots; write a number up to 1, such as 0.5", o.MaxShare)
 	}
 	if least := time.Duration(c.Probe.Misses) * c.Probe.Interval; o.DeadAfter < least {

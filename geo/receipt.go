@@ -53,7 +53,7 @@ const maxReceipts = 10_000
 type receipts struct {
 	mu   sync.Mutex
 	ring []Receipt
-	next int
+	next int // index of the oldest receipt, which the next one replaces if the ring is full
 }
 
 // add adds a receipt, and drops the oldest one if there are already maxReceipts.
@@ -95,7 +95,7 @@ type spending struct {
 	usd float64
 }
 
-// add adds an amount, and returns the sum of the day.
+// add adds an amount, and returns the sum of the present day. It drops the sum of an earlier day.
 func (s *spending) add(usd float64, now time.Time) float64 {
 	if day := now.UTC().Format(time.DateOnly); day != s.day {
 		s.day, s.usd = day, 0

@@ -343,7 +343,7 @@ func (d *chooser) reserve(c *candidate, p *policy.Policy, r *Request, indicators
 		model:     r.Model,
 		crowded:   c.load.Crowded(c.Decodes, d.now),
 	}
-	if _, known := d.fit.Latency(r.Model, c.Hardware); known { // else the weight has only a guess, which no answer can confirm
+	if _, known := d.fit.Latency(r.Model, c.Hardware); known { // else the weight is by the line from which learning starts
 		lease.predicted = float64(weight.PredictedUs) / 1000
 	}
 	c.circuit.Send(lease.number, d.now)

@@ -31,7 +31,7 @@ func (d *chooser) filterHot(p *policy.Policy, q *policy.Query, r *Request, m *mo
 		return eligible, steer.OK
 	}
 	state := d.overrides.Hotspots.Look(d.now, class, holders, others)
-	if state == steer.Alarm && !r.seen.weighed { // this, too, counts once
+	if state == steer.Alarm && !r.seen.weighed { // a request that waits is weighed once, too
 		r.seen.weighed = true
 		p.Choose(q, d.view) // only for the scores, which bestScores reads
 		bestHolder, bestOther := d.bestScores(p, r, depth, eligible)

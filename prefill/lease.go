@@ -77,8 +77,7 @@ func (l *Lease) answer(u Usage, expires time.Time) *cache.Suspected {
 
 // learn learns prefill times from a probe's answer. These times do not include the round trip to the engine, which the
 // indicators add, because engines of one kind may be at different distances. An answer is not used (Void) if it has no token
-// counts, if the candidate is a group of ranks, or if the engine also had prompts of others, because their part of the time is
-// not known.
+// counts, if the candidate is a group of ranks, or if the engine also had prompts of others, whose part of the time is not known.
 func (l *Lease) learn(u Usage) {
 	s, load := l.scheduler, &l.c.load
 	hitTokens := l.inFlight.Weight.Tokens - l.inFlight.Weight.NewTokens // as predicted

@@ -46,8 +46,8 @@ func (s *Scheduler) EnterAll(legs []Request) ([]Ticket, error) {
 func (s *Scheduler) enterAll(legs []Request) (tickets []Ticket, err error) {
 	s.lock()
 	defer s.unlock()
-	var m *model // the same for all legs, as p
-	var p *policy.Policy
+	var m *model         // of all legs
+	var p *policy.Policy // of all legs
 	for i := range legs {
 		if m, p, err = s.manager.receive(&legs[i]); err != nil {
 			return nil, err

@@ -45,7 +45,7 @@ func (qm *queueManager) receive(r *Request) (*model, *policy.Policy, error) {
 	}
 	qm.serve()
 	m := qm.modelOf(r.Model)
-	if firstAttempt && !r.Batch {
+	if firstAttempt && !r.Batch { // Local, for which the rate is measured, counts no batch requests
 		m.throughput.Arrived(qm.now)
 	}
 	return m, p, nil

@@ -63,7 +63,7 @@ func retryable(status int, err error) bool {
 		return true
 	case 0, http.StatusOK: // no answer, or one without a usable hand-off
 		return err != nil && !endedByUs(err)
-	default: // the engine blames the request
+	default: // any other status blames the request
 		return false
 	}
 }

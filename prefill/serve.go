@@ -16,8 +16,9 @@ import (
 // The policy scores all remaining candidates, busy ones included. If the best candidate is busy, the request waits for it,
 // because a worse candidate would probably end the prefill later, even if it is free.
 //
-// A request that cannot be served gets the reason as it concerns the requests behind it: a reason such as noRoom would hold
-// them all, so it stands only for a request that may go to every candidate and to no other region.
+// If the request cannot be served, the reason that tryServe returns decides which requests behind it must wait, too. A reason
+// that concerns all of them, such as noRoom, is returned only for a request that may go to every candidate of the model and to no
+// other region.
 func (d *chooser) tryServe(m *model, p *policy.Policy, r *Request, since time.Time) (*Lease, waitReason) {
 	start := time.Now()
 	if r.late(d.now) {

@@ -21,8 +21,8 @@ const (
 	handoff                 // the answer has a hand-off
 )
 
-// try sends a request for one token and a hand-off, as the proxy does for a prefill. Only this shows the role of a vLLM engine that
-// does not run in developer mode.
+// try sends a request for one token and a hand-off, as the proxy does for a prefill, and sets handed by the answer. If the answer has a
+// hand-off, this also shows the connector. Only try shows the role of a vLLM engine that does not run in developer mode.
 func (e *Entry) try(ctx context.Context, client *engine.Client, target *engine.Target) {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
@@ -47,8 +47,10 @@ func (e *Entry) try(ctx context.Context, client *engine.Client, target *engine.T
 	if err != nil || resp.StatusCode() != http.StatusOK || json.Unmarshal(text, &answer) != nil {
 		return
 	}
-	if e.handed = nothing; len(answer.KV) > 0 {
-		e.handed, e.Connector = handoff, cmp.Or(e.Connector, mooncake.ConnectorOf(text))
+	e.handed = nothing
+	if len(answer.KV) > 0 {
+		e.handed = handoff
+		e.Connector = cmp.Or(e.Connector, mooncake.ConnectorOf(text))
 	}
 }
 

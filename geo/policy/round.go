@@ -173,7 +173,7 @@ func (p *Policy) finish(r *Request) Decision {
 	if peer >= 0 && peerMs+p.set.MinGainMs < localMs {
 		d.Place, d.Terms, act = peer, peerTerms, Forward
 	}
-	switch {
+	switch { // without a case, the request waits for the best place
 	case d.Place >= 0 && p.Takes(d.Place):
 		d.Act = act
 	case act == Forward && r.Waited >= max(localMs, mostHeldMs) && p.Takes(local): // the peer has been full for too long

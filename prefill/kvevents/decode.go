@@ -281,14 +281,14 @@ func (d *decoder) extraKey() (string, error) {
 	if err != nil || n <= 0 {
 		return "", err
 	}
-	word := odd
-	if code, err = d.PeekCode(); err == nil && n == 1 && msgpcode.IsString(code) {
+	code, err = d.PeekCode()
+	if err == nil && n == 1 && msgpcode.IsString(code) {
 		return d.text()
 	}
 	for i := 0; i < n && err == nil; i++ {
 		err = d.skip(1)
 	}
-	return word, err
+	return odd, err
 }
 
 // skip skips one value. The library's Skip has no limit on nesting, so that a hostile value could exhaust the stack.

@@ -94,7 +94,7 @@ func (p *Policy) lowest(q *Query, candidates []Engine, ties []key) int {
 		if !lowest {
 			continue
 		}
-		order := -1
+		order := -1 // negative: candidate i comes first, as it does while there is no best one
 		if best >= 0 {
 			order = compare(ties, &candidates[i], &candidates[best])
 		}

@@ -55,7 +55,7 @@ func (l *Library) Parse(text string) (*Policy, error) {
 		}
 		return u.build(), nil
 	}
-	f := &forms[slices.IndexFunc(forms, func(f form) bool { return f.name == name })]
+	f := &forms[slices.IndexFunc(forms, func(f form) bool { return f.name == name })] // namedargs.Parse has refused other names
 	p := &Policy{name: f.name, ties: f.ties, score: f.score, param: f.value, rounds: f.rounds, loadBlind: f.loadBlind}
 	if err := namedargs.Apply(name, f.takes, &p.param, set...); err != nil {
 		return nil, err

@@ -465,8 +465,8 @@ func (mq *ModelQueue[T]) MakeRoom(priority int, key string, n, limit int) (displ
 	for ; over > 0; over-- {
 		item := mq.yields(priority, key, ownWaiting)
 		if item == nil {
-			for _, item := range displaced {
-				mq.Add(item)
+			for _, removed := range displaced { // back to where they were
+				mq.Add(removed)
 			}
 			return nil, false
 		}

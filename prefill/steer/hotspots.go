@@ -11,7 +11,7 @@ import (
 // than the candidates that hold its prefix (its holders) can serve. Hotspots keeps a hot class off its holders for a
 // while, so that further candidates compute and then hold the prefix (LMetric).
 //
-// A class is alarmed while its share of the requests is larger than its holders' share of the candidates (phase 1). If the
+// A class is alarmed while its share of all requests is larger than its holders' share of the candidates (phase 1). If the
 // policy then chooses a holder more than twice as often in a row as there are holders, the class is filtered: its
 // requests go to the other candidates (phase 2). These become holders, too. The alarm ends when the holders' share of
 // the candidates has reached the class's share of the requests.
