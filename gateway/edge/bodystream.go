@@ -116,8 +116,8 @@ func (p *BodyStream) writePlain(ctx *fasthttp.RequestCtx, opened bool) {
 			out, p.head = out[:0], true
 		}
 	}
-	whole := p.err == io.EOF //nolint:errorlint // as Close compares
-	reuse = whole && opened && !p.keep.closes
+	whole := p.err == io.EOF                  //nolint:errorlint // as Close compares
+	reuse = whole && opened && !p.keep.closes // without opened, it is HTTP/1.0, and the body ends with the connection
 	if whole {
 		return
 	}
@@ -151,22 +151,25 @@ func (p *BodyStream) Read(b []byte) (n int, err error) {
 	}()
 	if p.head {
 		p.keep.wrote()
-		if p.torn == nil || !p.torn.Torn() {
+		if p.torn == nil || !p.torn.Torn() { // a comment inside an event would spoil the event
 			p.keep.Wait()
 			defer p.keep.Over()
 		}
 	}
 	n, err = p.src.Read(b)
-	isLast := err == io.EOF || err == nil && p.pending() == 0 && p.ended() //nolint:errorlint // as fasthttp compares
+	isLast := err == io.EOF //nolint:errorlint // as fasthttp compares
+	if err == nil && p.pending() == 0 && p.ended() {
+		isLast = true // the source says so before it returns io.EOF
+	}
 	if isLast && p.headConn != nil {
 		p.headConn.hold()
 	}
 	switch {
-	case err != nil || p.conn == nil:
+	case err != nil || p.conn == nil: // the caller ends the answer, or writes all chunks
 	case !p.head:
 		p.head = true // fasthttp sends the head with what was read
 	case n+p.pending() > smallChunk:
-		return 0, p.write(b[:n])
+		return 0, p.write(b[:n]) // after 0 bytes without an error, fasthttp reads again
 	}
 	return n, err
 }

@@ -77,10 +77,12 @@ func chunkSize(line []byte) (int, error) {
 	rest := bytes.TrimLeft(line, "0123456789abcdefABCDEF")
 	digits := line[:len(line)-len(rest)]
 	n, err := strconv.ParseUint(string(digits), 16, 60)
-	if err != nil || len(digits) > 15 {
+	if err != nil || len(digits) > 15 { // 15 digits are 60 bits, so more of them begin with a 0 that nobody needs
 		return 0, errChunked("a chunk's size is not a number, or is too large")
 	}
-	if len(rest) > 0 && rest[0] != ';' && len(bytes.Trim(rest, " \t")) > 0 {
+	isExtension := len(rest) > 0 && rest[0] == ';'
+	isBlank := len(bytes.Trim(rest, " \t")) == 0
+	if !isExtension && !isBlank {
 		return 0, errChunked("a chunk's size is followed by something else than an extension")
 	}
 	return int(n), nil

@@ -51,7 +51,7 @@ func (d *CloseNotifier) OnGone(f func()) {
 	defer d.mu.Unlock()
 	d.onGone = f
 	if d.left {
-		d.call()
+		d.runCallback()
 	}
 }
 
@@ -64,11 +64,11 @@ func (d *CloseNotifier) Leave() {
 	}
 	d.left, d.goneAt = true, time.Now()
 	close(d.gone)
-	d.call()
+	d.runCallback()
 }
 
-// call runs the callback. The caller holds d.mu.
-func (d *CloseNotifier) call() {
+// runCallback calls onGone, if it is set. The caller holds d.mu.
+func (d *CloseNotifier) runCallback() {
 	if d.onGone == nil {
 		return
 	}

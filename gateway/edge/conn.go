@@ -37,8 +37,8 @@ type Conn struct {
 	lagged       atomic.Int64 // how long this answer's writes have waited for the client, ns
 	callersOwn   atomic.Bool  // SetDeadline or SetWriteDeadline set the write deadline, so Write does not renew it
 	readTimedOut atomic.Bool  // a read has timed out, even if a later read failed with another error
-	linger       atomic.Bool
-	idle         atomic.Bool // a Hijacked has written an answer, and the next request has not begun
+	linger       atomic.Bool  // the client was refused and may still be sending, so Close reads on for lingerTime
+	idle         atomic.Bool  // a Hijacked has written an answer, and the next request has not begun
 	closed       atomic.Bool
 	counted      atomic.Bool // the connection is counted in CutStalled or CutLagging
 }
@@ -154,13 +154,13 @@ func (c *Conn) renewWriteDeadline(now time.Time) error {
 }
 
 // logCut counts a client that was cut because it was too slow: for a single write or, if that write failed before WriteTimeout, for all
-// writes of its answer.
+// writes of its answer. took is how long the failed write has waited.
 func (c *Conn) logCut(err error, took time.Duration) {
 	switch {
 	case errors.Is(err, syscall.ETIMEDOUT): // the kernel gave up: the client reads nothing, or is gone
 		c.countCut(&c.ln.cutStalled)
 	case !errors.Is(err, os.ErrDeadlineExceeded) || c.callersOwn.Load(): // the client was not cut for being slow
-	case took < c.ln.opt.WriteTimeout/4*3:
+	case took < c.ln.opt.WriteTimeout/4*3: // only MaxLag makes a deadline this short (see renewWriteDeadline)
 		c.countCut(&c.ln.cutLagging)
 	default:
 		c.countCut(&c.ln.cutStalled)
@@ -218,6 +218,7 @@ func (c *Conn) Close() error {
 	return err
 }
 
+// drainInput tells the client that the answer has ended, and drops what the client still sends, until it stops or lingerTime is over.
 func (c *Conn) drainInput() {
 	half, ok := c.Conn.(interface{ CloseWrite() error })
 	if !ok || half.CloseWrite() != nil || c.SetReadDeadline(time.Now().Add(lingerTime)) != nil {

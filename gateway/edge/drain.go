@@ -17,7 +17,7 @@ func Drain(ctx context.Context, s *Server, l *Listener) error {
 	s.stopping.Store(true)
 	l.closeIdle()
 	// Shutdown is called only once, because a second call returns nil at once although connections are open.
-	if err := s.ShutdownWithContext(ctx); err != nil && ctx.Err() == nil {
+	if err := s.ShutdownWithContext(ctx); err != nil && ctx.Err() == nil { // after the end of ctx, the connections are cut below
 		return fmt.Errorf("drain: %w", err)
 	}
 	// fasthttp stops counting a connection before it closes it, so wait for the listener's count, too.

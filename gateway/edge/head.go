@@ -20,7 +20,7 @@ func parseHead(protocol, raw []byte) (f framing, why string) {
 	if !http11 && string(protocol) != "HTTP/1.0" { // fasthttp v1.73.0 serves any protocol, even the HTTP/2 preface
 		return f, "the protocol is neither HTTP/1.1 nor HTTP/1.0"
 	}
-	var length, authorized, keyed bool
+	var hasLength, hasAuthorization, hasKey bool
 	for len(raw) > 0 {
 		end := bytes.IndexByte(raw, '\n')
 		if end < 1 || raw[end-1] != '\r' {
@@ -38,7 +38,7 @@ func parseHead(protocol, raw []byte) (f framing, why string) {
 		value := bytes.Trim(line[len(name)+1:], " \t")
 		switch {
 		case is(name, "Content-Length"):
-			if f.length, length = decimal(value); !length {
+			if f.length, hasLength = decimal(value); !hasLength { // fasthttp refuses a second Content-Length
 				return f, "Content-Length is not a number"
 			}
 		case is(name, "Transfer-Encoding"):
@@ -47,26 +47,27 @@ func parseHead(protocol, raw []byte) (f framing, why string) {
 			}
 			f.chunked = true
 		case is(name, "Authorization"):
-			if authorized {
+			if hasAuthorization { // a proxy before this one may have checked the other one
 				return f, "there are two Authorization headers"
 			}
-			authorized = true
+			hasAuthorization = true
 		case is(name, "X-Api-Key"):
-			if keyed {
+			if hasKey {
 				return f, "there are two x-api-key headers"
 			}
-			keyed = true
+			hasKey = true
 		case is(name, "Expect"):
 			f.expect = http11 && is(value, "100-continue")
 		}
 	}
 	switch {
-	case length && f.chunked:
+	case hasLength && f.chunked:
 		return f, "Content-Length and Transfer-Encoding exclude each other"
 	case f.chunked && !http11:
 		return f, "Transfer-Encoding needs HTTP/1.1"
 	}
-	f.expect = f.expect && (f.chunked || f.length > 0)
+	hasBody := f.chunked || f.length > 0
+	f.expect = f.expect && hasBody
 	return f, ""
 }
 
@@ -95,7 +96,7 @@ func is(b []byte, word string) bool {
 	return len(b) == len(word) && bytes.EqualFold(b, []byte(word))
 }
 
-// decimal reads a length, which must have digits only.
+// decimal reads a length, which must be digits only, and at most 18 of them. No body needs more.
 func decimal(b []byte) (n int, ok bool) {
 	u, err := strconv.ParseUint(string(b), 10, 63)
 	return int(u), err == nil && len(b) <= 18

@@ -82,7 +82,7 @@ func (h *headConn) serve() {
 }
 
 // await waits for the first byte of the next request; false: the connection must be closed. fasthttp must not wait itself: for ServeConn
-// this request is the first of the connection, and it would answer 408 to a client that sends none.
+// this request is the first of the connection, and ServeConn would answer 408 to a client that sends none.
 func (h *headConn) await() bool {
 	h.client.idle.Store(true)
 	defer h.client.idle.Store(false)
@@ -121,8 +121,8 @@ func (h *headConn) Read(p []byte) (int, error) {
 	if h.head.ended {
 		return 0, errBeyondHead
 	}
-	waitsForRequest := len(p) == 1 && len(h.rest) == 0 // fasthttp reads one byte while it waits
-	if waitsForRequest && h.Conn == net.Conn(h.client) {
+	waitsForRequest := len(p) == 1 && len(h.rest) == 0   // fasthttp reads one byte while it waits
+	if waitsForRequest && h.Conn == net.Conn(h.client) { // hear reads the socket, whose bytes are not the request's if TLS is above it
 		if err := h.hear(); err != nil {
 			return 0, err
 		}

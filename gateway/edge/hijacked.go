@@ -39,10 +39,12 @@ type Hijacked struct {
 
 // Release makes fasthttp release the connection of ctx when the handler returns, and then calls run on a goroutine of its own. run, or code
 // to which it passes the connection, writes the body and calls End. Release returns false if fasthttp must write the answer itself: to a
-// client without chunks, or over TLS.
+// client of HTTP/1.0, to a HEAD request, over TLS, or to a connection that did not come through a Listener.
 func Release(ctx *fasthttp.RequestCtx, log *zap.Logger, run func(*Hijacked)) bool {
 	conn := headConnOf(ctx)
-	if conn == nil || conn.client == nil || conn.server == nil || ctx.IsTLS() || ctx.IsHead() || !ctx.Request.Header.IsHTTP11() {
+	fromListener := conn != nil && conn.client != nil && conn.server != nil
+	takesChunks := ctx.Request.Header.IsHTTP11() && !ctx.IsHead()
+	if !fromListener || !takesChunks || ctx.IsTLS() { // the body is written to the socket, below TLS
 		return false
 	}
 	sock, ok := conn.client.Conn.(syscall.Conn)
@@ -55,7 +57,7 @@ func Release(ctx *fasthttp.RequestCtx, log *zap.Logger, run func(*Hijacked)) boo
 	}
 	o := &Hijacked{client: conn.client, headConn: conn, log: log, raw: raw, keep: conn.alive}
 	o.attempt = o.write
-	if EndWait(ctx) {
+	if EndWait(ctx) { // the head is sent, and has said whether the connection closes
 		o.closes = o.keep.closes
 	} else {
 		h := &ctx.Response.Header
@@ -86,7 +88,8 @@ func (o *Hijacked) guard(f func()) {
 // ChunkRoom is how many bytes Frame needs before the data, for the size of the chunk.
 const ChunkRoom = 10
 
-// Frame makes a chunk of the data behind the first ChunkRoom bytes of b, in place. The first chunk gets the answer's head before it.
+// Frame makes a chunk of the data behind the first ChunkRoom bytes of b, in place. The first chunk gets the answer's head before it, and
+// then the head counts as written.
 func (o *Hijacked) Frame(b []byte) []byte {
 	var digits [ChunkRoom]byte
 	size := append(strconv.AppendInt(digits[:0], int64(len(b)-ChunkRoom), 16), "\r\n"...)
@@ -110,7 +113,7 @@ func (o *Hijacked) Send(data []byte, last bool) error {
 	b := slices.Grow((*buf)[:0], ChunkRoom+len(data)+len("\r\n"+lastChunk))[:ChunkRoom]
 	if len(data) > 0 {
 		b = o.Frame(append(b, data...))
-	} else {
+	} else { // a chunk without data would end the body
 		b = append(b[:0], o.head...)
 		o.head = nil
 		o.keep.wrote()
@@ -132,7 +135,7 @@ func (o *Hijacked) Finish(rest []byte) error {
 	return err
 }
 
-// Smooth removes the write deadline. It must be called before Try.
+// Smooth removes the write deadline, in place of which Patience bounds how long the client may be blocked. It must be called before Try.
 func (o *Hijacked) Smooth() error {
 	o.client.writeBy.Store(0)
 	return o.client.Conn.SetWriteDeadline(time.Time{})
@@ -149,7 +152,7 @@ func (o *Hijacked) Try(p []byte, now time.Time) (int, error) {
 	}
 	switch {
 	case err != nil:
-		o.client.logCut(err, 0)
+		o.client.logCut(err, 0) // Smooth has removed the deadline, so the time does not matter
 		o.client.abandon()
 	case o.n < len(p):
 		// Each 64 KiB have a deadline of their own, as in Conn.Write.

@@ -43,8 +43,8 @@ const (
 	answered                  // the head went out with the first event
 )
 
-// says returns whether the next comment must be sent with the head, and the state after this comment.
-func (s headState) says() (head bool, next headState) {
+// onComment returns whether the next comment must be sent with the head, and the state after this comment.
+func (s headState) onComment() (head bool, next headState) {
 	if s == unopened {
 		return true, opened
 	}
@@ -52,16 +52,17 @@ func (s headState) says() (head bool, next headState) {
 }
 
 // KeepClient sends comments to ctx's client until EndWait: the first one at span after the time since. Before EndWait, the handler must not
-// touch ctx's answer.
+// touch ctx's answer. KeepClient sends none if span is 0 or less, to a HEAD request, or to a client that did not come through a Listener.
 func KeepClient(ctx *fasthttp.RequestCtx, span time.Duration, since time.Time, comment []byte, log *zap.Logger) {
 	h := headConnOf(ctx)
 	if span <= 0 || h == nil || h.client == nil || h.server == nil || ctx.IsHead() {
 		return
 	}
 	plain := !ctx.Request.Header.IsHTTP11()
+	asked := ctx.Request.Header.ConnectionClose() || ctx.Response.ConnectionClose()
 	k := &KeepAlive{
 		span: span, comment: comment, log: log, client: h.client, conn: ctx.Conn(), header: &ctx.Response.Header, server: h.server,
-		plain: plain, closes: plain || ctx.IsTLS() || ctx.Request.Header.ConnectionClose() || ctx.Response.ConnectionClose(),
+		plain: plain, closes: asked || plain || ctx.IsTLS(), // with TLS, await could not read the next request
 	}
 	h.alive = k
 	k.wait(time.Until(since.Add(span)))
@@ -111,7 +112,7 @@ func (k *KeepAlive) over() headState {
 	return k.head
 }
 
-// wrote records that the answer's head was written.
+// wrote ends the wait, and records that the answer's head was written.
 func (k *KeepAlive) wrote() {
 	if k != nil && k.over() == unopened {
 		k.head = answered
@@ -143,7 +144,7 @@ func (k *KeepAlive) speak() {
 		return
 	}
 	var out []byte
-	head, next := k.head.says()
+	head, next := k.head.onComment()
 	if head {
 		out = k.appendHead()
 	}

@@ -19,10 +19,10 @@ func TestTheHeadOfAnAnswerGoesOutOnce(t *testing.T) {
 		head bool
 		next headState
 	}{{unopened, true, opened}, {opened, false, opened}, {answered, false, answered}} {
-		head, next := row.is.says()
+		head, next := row.is.onComment()
 		require.Equal(t, row.head, head)
 		require.Equal(t, row.next, next)
-		again, still := next.says()
+		again, still := next.onComment()
 		require.False(t, again)
 		require.Equal(t, next, still, "there is no way back")
 	}

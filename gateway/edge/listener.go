@@ -148,8 +148,8 @@ func (l *Listener) Accept() (net.Conn, error) {
 			l.accepted.Add(1)
 			return c, nil
 		}
-		_ = raw.Close() // refused; an error here changes nothing
-		if errors.Is(err, net.ErrClosed) {
+		_ = raw.Close()                    // refused; an error here changes nothing
+		if errors.Is(err, net.ErrClosed) { // Close was called after this connection had come
 			return nil, net.ErrClosed
 		}
 	}
@@ -185,7 +185,7 @@ func (l *Listener) admit(raw net.Conn) (*Conn, error) {
 	if t, ok := raw.(*net.TCPConn); ok && l.opt.SendBuffer > 0 {
 		_ = t.SetWriteBuffer(l.opt.SendBuffer) // an error means that the socket is closed, which the watcher notices
 	}
-	err := errors.ErrUnsupported
+	err := errors.ErrUnsupported // for a connection without a socket
 	if sock, ok := raw.(syscall.Conn); ok {
 		err = l.watch.add(sock, c.id, l.opt.WriteTimeout)
 	}
@@ -230,7 +230,7 @@ func (l *Listener) turnAway(raw net.Conn, why error) {
 	case errors.Is(why, errPerIP):
 		l.refusedByAddr.Add(1)
 		answer = perIPAnswer
-	default:
+	default: // the listener is closed, so no limit is exceeded
 		return
 	}
 	l.logRefusal(why)
@@ -242,12 +242,12 @@ func (l *Listener) turnAway(raw net.Conn, why error) {
 // logRefusal logs at most one refusal per minute: during an attack there may be thousands per second.
 func (l *Listener) logRefusal(why error) {
 	l.mu.Lock()
-	again := time.Since(l.lastNoted) >= noteEvery
-	if again {
+	due := time.Since(l.lastNoted) >= noteEvery
+	if due {
 		l.lastNoted = time.Now()
 	}
 	l.mu.Unlock()
-	if again {
+	if due {
 		s := l.Stats()
 		l.log.Warn("connections are refused, because their limit is reached; raise limits.connections or limits.connections_per_ip, or find out "+
 			"who opens them", zap.Error(why),
@@ -255,7 +255,7 @@ func (l *Listener) logRefusal(why error) {
 	}
 }
 
-// fire marks a connection as left by its client. The watcher calls it.
+// fire marks a connection as left by its client, and counts the client if the kernel gave it up. The watcher calls it.
 func (l *Listener) fire(id uint64) {
 	l.mu.Lock()
 	c := l.conns[id]
@@ -277,7 +277,7 @@ func (l *Listener) forget(c *Conn) {
 		return
 	}
 	delete(l.conns, c.id)
-	if l.perIP[c.ip]--; l.perIP[c.ip] <= 0 {
+	if l.perIP[c.ip]--; l.perIP[c.ip] <= 0 { // below 0 for an address that book did not count
 		delete(l.perIP, c.ip)
 	}
 	if l.closed && len(l.conns) == 0 {

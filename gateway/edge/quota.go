@@ -59,7 +59,7 @@ func (q *Quota) For(body *Reservation) *Reservation {
 		return r
 	}
 	r.who = body.who
-	if body.quota == q {
+	if body.quota == q { // allowed takes both for one request
 		r.body = body
 	}
 	return r
@@ -97,7 +97,10 @@ func (r *Reservation) allowed(n int64) bool {
 	if q.limit <= 0 || r.n+n <= q.small {
 		return true
 	}
-	mine, free, request := q.callers[r.who]+n, q.limit-q.held-n, r.n+n // as they would be with n more
+	// what the caller and the request would hold with n more, and what would be free
+	mine := q.callers[r.who] + n
+	request := r.n + n
+	free := q.limit - q.held - n
 	if r.body != nil {
 		request += r.body.n
 	}

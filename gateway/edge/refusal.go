@@ -65,7 +65,7 @@ var (
 	refusedPanic = Refusal{fasthttp.StatusInternalServerError, "internal_error", "internal error; the request may be tried again"}
 )
 
-// refusalOf returns the answer to a request that fasthttp could not read.
+// refusalOf returns the refusal of a request whose head or body could not be read because of err.
 func refusalOf(ctx *fasthttp.RequestCtx, err error, maxHead int) Refusal {
 	var (
 		small   *fasthttp.ErrSmallBuffer
@@ -78,7 +78,7 @@ func refusalOf(ctx *fasthttp.RequestCtx, err error, maxHead int) Refusal {
 	case errors.Is(err, os.ErrDeadlineExceeded), errors.As(err, &timeout) && timeout.Timeout():
 		return refusedSlow
 	}
-	if c, ok := ConnOf(ctx); ok && c.readTimedOut.Load() {
+	if c, ok := ConnOf(ctx); ok && c.readTimedOut.Load() { // err may be one that followed the timeout
 		return refusedSlow
 	}
 	return refusedRequest

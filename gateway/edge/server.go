@@ -11,6 +11,7 @@ import (
 	"go.uber.org/zap"
 )
 
+// withDefaults returns the options with a default for each option that is not set. A number below 0 counts as not set.
 func (o Options) withDefaults() Options {
 	o.MaxHead = cmp.Or(max(0, o.MaxHead), 16<<10)
 	o.MaxBody = cmp.Or(max(0, o.MaxBody), 32<<20)
@@ -58,7 +59,7 @@ func NewServer(o Options) *Server {
 }
 
 // withoutBody makes fasthttp treat every request as one without a body, because the edge reads the body. RawHeaders still has the head as
-// received.
+// received. Without Expect, fasthttp sends no 100 Continue of its own; upload.read sends it if the body is wanted.
 func withoutBody(h *fasthttp.RequestHeader) fasthttp.RequestConfig {
 	if h.ContentLength() != 0 {
 		h.SetContentLength(0)
@@ -69,8 +70,8 @@ func withoutBody(h *fasthttp.RequestHeader) fasthttp.RequestConfig {
 	return fasthttp.RequestConfig{}
 }
 
-// guard reads the body and calls the handler. It recovers a panic of the handler,
-// because fasthttp does not, and the panic would end the process.
+// guard checks the head, reads the body and calls the handler. It refuses a request whose head or body is not in order. It recovers a panic
+// of the handler, because fasthttp does not, and the panic would end the process.
 func (o *Options) guard(ctx *fasthttp.RequestCtx) {
 	defer func() {
 		if v := recover(); v != nil {
@@ -81,7 +82,7 @@ func (o *Options) guard(ctx *fasthttp.RequestCtx) {
 	}()
 	h := headConnOf(ctx)
 	f, why := parseHead(ctx.Request.Header.Protocol(), ctx.Request.Header.RawHeaders())
-	if h.head.bareLF {
+	if h.head.bareLF { // parseHead does not get the request line, which may end so, too
 		why = "a header line does not end in CRLF"
 	}
 	if why != "" {
@@ -101,9 +102,9 @@ func (o *Options) guard(ctx *fasthttp.RequestCtx) {
 		}
 	}()
 	if h.client != nil {
-		h.client.lagged.Store(0)
+		h.client.lagged.Store(0) // MaxLag is for one answer
 	}
-	h.alive = nil
+	h.alive = nil // it belonged to the last request of the connection
 	if h.server.stopping.Load() {
 		ctx.SetConnectionClose() // fasthttp itself does this only while it waits for its own connections
 	}
@@ -117,10 +118,10 @@ func (o *Options) answerPanic(ctx *fasthttp.RequestCtx) {
 	}
 	c, ok := ConnOf(ctx)
 	if ok {
-		c.OnGone(nil)
+		c.OnGone(nil) // the handler's callback must not run any more
 	}
 	if ok && EndWait(ctx) { // status 200 is sent already, so cut the connection to show that the answer is not whole
-		if conn := ctx.Conn(); !ctx.Hijacked() {
+		if conn := ctx.Conn(); !ctx.Hijacked() { // after a hijack, the function of that hijack closes the connection
 			ctx.HijackSetNoResponse(true)
 			ctx.Hijack(func(net.Conn) { _ = conn.Close() })
 		}
@@ -140,8 +141,9 @@ func (o *Options) unread(ctx *fasthttp.RequestCtx, err error) {
 
 // refuse answers without the handler, and closes the connection, because the rest of the request is not read.
 func (o *Options) refuse(ctx *fasthttp.RequestCtx, r Refusal) {
-	if c, ok := ConnOf(ctx); ok && r.Status != fasthttp.StatusRequestTimeout {
-		c.linger.Store(true) // the client may still be sending
+	tooSlow := r.Status == fasthttp.StatusRequestTimeout // this client has had all the time that it may take
+	if c, ok := ConnOf(ctx); ok && !tooSlow {
+		c.linger.Store(true) // the client may be in the middle of its upload; see Conn.Close
 	}
 	o.Refused(&ctx.Request.Header, r)
 	o.Answer(ctx, r)

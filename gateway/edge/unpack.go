@@ -23,9 +23,9 @@ const maxWindow = 8 << 20
 
 // A coding is one way in which a body may be compressed.
 type coding struct {
-	look func(packed []byte) (says announced, err error)            // reads the announced sizes
-	open func(packed []byte, says announced) (io.ReadCloser, error) // returns a reader of the content
-	told func(err error) error                                      // turns an error of the decoder into an error for the client
+	look    func(packed []byte) (says announced, err error)            // reads the announced sizes
+	open    func(packed []byte, says announced) (io.ReadCloser, error) // returns a reader of the content
+	explain func(err error) error                                      // turns an error of the decoder into an error for the client
 }
 
 // announced has the sizes that a compressed body states in its own header or trailer. They may be wrong.
@@ -35,8 +35,8 @@ type announced struct {
 }
 
 var (
-	gzips = coding{lookGzip, openGzip, toldGzip}
-	zstds = coding{lookZstd, openZstd, toldZstd}
+	gzips = coding{lookGzip, openGzip, explainGzip}
+	zstds = coding{lookZstd, openZstd, explainZstd}
 )
 
 // Unpack returns the content of a compressed body, or a refusal. most bounds the content, in bytes. The reservation is charged for the
@@ -48,7 +48,7 @@ func Unpack(h *fasthttp.RequestHeader, packed []byte, reservation *Reservation, 
 	case !ok:
 		return nil, &Refusal{fasthttp.StatusUnsupportedMediaType, "unsupported_encoding",
 			"the body has a Content-Encoding that is not read here; send the body without one, or with one of: " + Encodings}
-	case c == nil:
+	case c == nil: // the body is not compressed
 		return packed, nil
 	}
 	before := reservation.give(0) // what it holds, for the compressed body
@@ -63,9 +63,9 @@ func Unpack(h *fasthttp.RequestHeader, packed []byte, reservation *Reservation, 
 	}
 	r, err := c.open(packed, says)
 	if err != nil {
-		return nil, badEncoding(c.told(err))
+		return nil, badEncoding(c.explain(err))
 	}
-	room := max(smallBody, 8*len(packed))
+	room := max(smallBody, 8*len(packed)) // a guess, for a size that is not stated
 	if says.bytes > 0 {
 		room = int(min(says.bytes, math.MaxInt32))
 	}
@@ -78,7 +78,7 @@ func Unpack(h *fasthttp.RequestHeader, packed []byte, reservation *Reservation, 
 	case errors.Is(err, errNoRoom):
 		return nil, &refusedBodies
 	case err != nil:
-		return nil, badEncoding(c.told(err))
+		return nil, badEncoding(c.explain(err))
 	}
 	reservation.give(before + int64(beside))
 	return plain, nil
@@ -178,7 +178,7 @@ func lookGzip(packed []byte) (says announced, err error) {
 	return says, nil
 }
 
-func toldGzip(err error) error {
+func explainGzip(err error) error {
 	switch {
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
 		return errors.New("the gzip data is cut off")
@@ -195,7 +195,7 @@ func lookZstd(packed []byte) (says announced, err error) {
 	var h zstd.Header
 	switch err := h.Decode(packed); {
 	case err != nil:
-		return says, toldZstd(err)
+		return says, explainZstd(err)
 	case h.Skippable: // a skippable frame says nothing about the frames after it
 		return announced{window: maxWindow}, nil
 	case h.HasFCS:
@@ -208,7 +208,7 @@ func lookZstd(packed []byte) (says announced, err error) {
 	if window > maxWindow {
 		return says, errWindow
 	}
-	says.window = max(window, zstd.MinWindowSize)
+	says.window = max(window, zstd.MinWindowSize) // the decoder accepts no lower bound
 	return says, nil
 }
 
@@ -221,7 +221,7 @@ func openZstd(packed []byte, says announced) (io.ReadCloser, error) {
 	return z.IOReadCloser(), nil
 }
 
-func toldZstd(err error) error {
+func explainZstd(err error) error {
 	switch {
 	case errors.Is(err, zstd.ErrDecoderSizeExceeded), errors.Is(err, zstd.ErrWindowSizeExceeded):
 		return errors.New("a zstd frame has a larger window than the first; compress the body as one frame")

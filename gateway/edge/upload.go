@@ -52,13 +52,14 @@ func (o *Options) receive(ctx *fasthttp.RequestCtx, conn *headConn, f framing) *
 	}
 	h := &ctx.Request.Header
 	var stranger *Refusal // the refusal of a caller that its head rules out; see Options.Authenticate
-	if o.Authenticate != nil && (f.chunked || f.length > smallBody || f.expect) {
+	mayBeLarge := f.chunked || f.length > smallBody
+	if o.Authenticate != nil && (mayBeLarge || f.expect) { // a client that expects 100 Continue can be refused before it sends
 		stranger = o.Authenticate(h)
 	}
 	u := upload{o: o, headConn: conn, f: f, limit: o.MaxBody, began: time.Now(),
 		reservation: &Reservation{quota: o.Bodies, who: o.callerOf(h, conn)}}
 	if stranger != nil {
-		u.limit = min(smallBody, o.MaxBody)
+		u.limit = min(smallBody, o.MaxBody) // up to this, the handler refuses the request, and the connection stays open
 	}
 	switch {
 	case stranger != nil && (f.length > u.limit || f.expect):
@@ -97,6 +98,7 @@ func (o *Options) broken(ctx *fasthttp.RequestCtx, err error, stranger *Refusal)
 	return &r
 }
 
+// callerOf returns who is charged for the body of a request: the caller of that name or, if it has none, the connection's address.
 func (o *Options) callerOf(h *fasthttp.RequestHeader, conn *headConn) (c caller) {
 	if o.Caller != nil {
 		c.name = o.Caller(h)
@@ -110,7 +112,8 @@ func (o *Options) callerOf(h *fasthttp.RequestHeader, conn *headConn) (c caller)
 // read reads the whole body.
 func (u *upload) read() error {
 	if h := u.headConn; !u.f.chunked && len(h.rest) == u.f.length { // the whole body came with the head, and nothing after it
-		u.buf, h.rest = h.rest, nil
+		u.buf = h.rest
+		h.rest = nil
 		if !u.reservation.Acquire(len(u.buf)) {
 			return errNoRoom
 		}
@@ -127,7 +130,7 @@ func (u *upload) read() error {
 	br := readers.Get().(*bufio.Reader)
 	br.Reset(body{u.headConn})
 	err := u.readChunks(br)
-	if behind, _ := br.Peek(br.Buffered()); err == nil && len(behind) > 0 {
+	if behind, _ := br.Peek(br.Buffered()); err == nil && len(behind) > 0 { // bytes of the next request
 		u.headConn.rest = append(bytes.Clone(behind), u.headConn.rest...)
 	}
 	br.Reset(nil)
@@ -149,7 +152,7 @@ func (u *upload) copyFrom(src io.Reader, n int) error {
 		k, err := src.Read(u.buf[len(u.buf):min(cap(u.buf), len(u.buf)+n)])
 		u.buf = u.buf[:len(u.buf)+k]
 		n -= k
-		if err != nil && n > 0 {
+		if err != nil && n > 0 { // an error after the last byte does not concern the body
 			return eof(err)
 		}
 	}
