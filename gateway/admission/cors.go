@@ -18,15 +18,17 @@ func (d *Handler) share(ctx *fasthttp.RequestCtx) (shared bool) {
 	if len(origins) == 0 {
 		return false
 	}
-	h, origin := &ctx.Response.Header, string(ctx.Request.Header.Peek("Origin"))
+	h := &ctx.Response.Header
+	origin := string(ctx.Request.Header.Peek("Origin"))
 	allowed := "*"
-	if !slices.Contains(origins, allowed) {
+	if !slices.Contains(origins, "*") {
 		h.Add("Vary", "Origin")
-		if allowed = origin; !slices.Contains(origins, origin) {
+		if !slices.Contains(origins, origin) {
 			return false
 		}
+		allowed = origin
 	}
-	if origin == "" {
+	if origin == "" { // no page of another site asks
 		return false
 	}
 	h.Set("Access-Control-Allow-Origin", allowed)

@@ -106,7 +106,7 @@ func (d *Handler) sole() string {
 		case ok && r.Board == name: // the same model, or an adapter of it
 		case name == "":
 			name = offered
-		default:
+		default: // a second model
 			return ""
 		}
 	}
@@ -156,8 +156,8 @@ func (d *Handler) newIncoming(facts journal.LogEntry) *requestContext {
 	return in
 }
 
-// checkSender finds the key of a request's sender, and counts the request against the rate limits of that key. It returns an error if the
-// key is unknown or over its limits.
+// checkSender finds the key of a request's sender, opens the request's receipt and spans, and counts the request against the rate limits of
+// the key. It returns an error if the key is unknown or over its limits.
 func (d *Handler) checkSender(ctx *fasthttp.RequestCtx, path string, in *requestContext) *openai.Error {
 	key, fail := d.authenticate(ctx)
 	if fail != nil {
@@ -187,7 +187,7 @@ func (d *Handler) body(ctx *fasthttp.RequestCtx, in *requestContext) ([]byte, *o
 	switch refusal.Status {
 	case http.StatusUnsupportedMediaType:
 		ctx.Response.Header.Set("Accept-Encoding", edge.Encodings)
-	case http.StatusServiceUnavailable:
+	case http.StatusServiceUnavailable: // other bodies may soon give their memory back
 		fail.RetryAfter = 1
 	}
 	return nil, fail
@@ -214,7 +214,7 @@ func (d *Handler) answer(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *req
 	if fail := d.deps.Requests.Prompts.Overlong(route, req, parts); fail != nil {
 		return fail
 	}
-	if fail := in.book(len(parts) - 1); fail != nil {
+	if fail := in.book(len(parts) - 1); fail != nil { // identify has booked one answer
 		return fail
 	}
 	if fail := in.meter(prompt.AllTokens(req, parts), in.Record.Arrival); fail != nil {
@@ -237,9 +237,10 @@ func (d *Handler) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *requ
 	if fail != nil {
 		return nil, roster.Route{}, fail
 	}
-	engines := d.deps.Fleet.Now() // read once, so that all checks below see the same engines
-	route, ok, known := engines.Lookup(req.Model)
-	ok = ok && !route.Half
+	at := lookup{engines: d.deps.Fleet.Now()} // read once, so that all checks below see the same engines
+	route, listed, known := at.engines.Lookup(req.Model)
+	at.served = listed && !route.Half
+	at.known = known
 	if !ep.IsChatOrCompletions() {
 		if fail := d.checkEndpoint(ep, req.Model, route); fail != nil {
 			return req, route, fail
@@ -251,7 +252,7 @@ func (d *Handler) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *requ
 			return req, route, fail
 		}
 	}
-	if ok && !route.Mixed {
+	if at.served && !route.Mixed { // engines that both prefill and decode need no split
 		if fail := req.Split(route.PromptLogprobs); fail != nil {
 			return req, route, fail
 		}
@@ -259,41 +260,58 @@ func (d *Handler) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *requ
 			return req, route, noRows
 		}
 	}
-	peers := d.deps.Requests.Peers
-	mayLeave := ep.IsChatOrCompletions() && in.From == nil && peers != nil
-	otherRegions := mayLeave && peers.OfferedTo(in.Record.Key, req.Model)
-	if !ok && mayLeave && !otherRegions && peers.Offered(req.Model) {
-		return req, route, openai.NewError(http.StatusForbidden, "residency_forbids",
-			"no region to which this request may go serves "+strconv.Quote(req.Model)+
-				"; use another key or model, or ask the operator to change geo.residency")
+	// Requests to other endpoints are never forwarded, and a forwarded request was sent for the engines of this region.
+	mayLeave := ep.IsChatOrCompletions() && in.From == nil
+	if peers := d.deps.Requests.Peers; peers != nil && mayLeave {
+		if peers.OfferedTo(in.Record.Key, req.Model) {
+			if !at.served {
+				route = roster.Route{Name: req.Model, Board: req.Model}
+			}
+			return req, route, nil // later the geo policy chooses between the engines here and another region
+		}
+		if !at.served && peers.Offered(req.Model) { // only residency keeps the request from a region that could serve it
+			return req, route, openai.NewError(http.StatusForbidden, "residency_forbids",
+				"no region to which this request may go serves "+strconv.Quote(req.Model)+
+					"; use another key or model, or ask the operator to change geo.residency")
+		}
 	}
-	if !ok && otherRegions {
-		route = roster.Route{Name: req.Model, Board: req.Model}
+	return req, route, d.checkEngines(ep, in, req.Model, route, at)
+}
+
+// lookup says what is known of the model of a request in this region.
+type lookup struct {
+	engines *roster.Snapshot
+	served  bool // engines list the model, and not only those of one side, prefill or decode
+	known   bool // engines have named their models; false: the model may still turn up
+}
+
+// checkEngines returns an error if the engines of this region cannot serve a request that stays here. The error says whether a retry may
+// help.
+func (d *Handler) checkEngines(ep mooncake.Endpoint, in *requestContext, model string, route roster.Route, at lookup) *openai.Error {
+	if peers := d.deps.Requests.Peers; peers != nil {
+		mayBeElsewhere := !at.served && !(at.known && peers.AllUp()) // a region that is down may have the model
+		servesNoRegion := at.served && d.deps.Requests.Owner.Has(owner.Regions) && !d.deps.Requests.Owner.AdmitsAny()
+		if mayBeElsewhere || servesNoRegion { // either may change soon, so the client is asked to retry
+			return openai.Unavailable("no_region_available",
+				"no engine of this proxy serves "+strconv.Quote(model)+", and no region that can be reached does", 1)
+		}
 	}
-	if otherRegions {
-		return req, route, nil // later the geo policy chooses between the engines here and another region
-	}
-	mayBeElsewhere := peers != nil && !ok && !(known && peers.AllUp()) // a region that is down may have the model
-	servesNoRegion := peers != nil && ok && d.deps.Requests.Owner.Has(owner.Regions) && !d.deps.Requests.Owner.AdmitsAny()
 	switch {
-	case mayBeElsewhere || servesNoRegion: // either may change soon, so the client is asked to retry
-		return req, route, openai.Unavailable("no_region_available",
-			"no engine of this proxy serves "+strconv.Quote(req.Model)+", and no region that can be reached does", 1)
-	case !ok && known:
-		return req, route, failure.NoSuchModel(req.Model)
-	case !ok || !route.Prefill:
-		return req, route, failure.Unserved("prefill", req.Model, route.Mixed, engines.Lack(req.Model, false))
+	case !at.served && at.known:
+		return failure.NoSuchModel(model)
+	case !at.served || !route.Prefill: // no engine has named its models yet, or no engine that prefills this one is up
+		return failure.Unserved("prefill", model, route.Mixed, at.engines.Lack(model, false))
 	case !route.Decode:
-		return req, route, failure.Unserved("decode", req.Model, route.Mixed, engines.Lack(req.Model, true))
-	case !ep.IsChatOrCompletions() && !engines.Owned(route.Board, route.Name): // no rank of ours could fetch the KV cache of a prefill
-		return req, route, failure.NotOurs
+		return failure.Unserved("decode", model, route.Mixed, at.engines.Lack(model, true))
+	case !ep.IsChatOrCompletions() && !at.engines.Owned(route.Board, route.Name): // no rank of ours could fetch the KV cache of a prefill
+		return failure.NotOurs
 	case in.NoHandOff && !d.deps.Requests.LocalRanks.Serve(route.Board): // 404, not 503: a retry would fail for the same reason
-		return req, route, openai.NewError(http.StatusNotFound, "no_such_route",
-			"an engine of "+strconv.Quote(req.Model)+" takes no hand-off at "+
+		return openai.NewError(http.StatusNotFound, "no_such_route",
+			"an engine of "+strconv.Quote(model)+" takes no hand-off at "+
 				ep.Path()+
 				", and no decode engine may compute a prompt alone; use /v1/chat/completions, or ask the operator for allow_local_prefill")
 	}
-	return req, route, nil
+	return nil
 }
 
 // checkEndpoint returns an error if an endpoint other than those for chats and completions is not served for a model. Requests of such an
@@ -529,7 +547,7 @@ func (d *Handler) admitWhole(ctx *fasthttp.RequestCtx, path string, in *requestC
 func (d *Handler) checkServedHere(path, model string) *openai.Error {
 	_, ok, known := d.deps.Fleet.Now().Lookup(model)
 	switch {
-	case ok:
+	case ok: // it is served here
 	case d.deps.Requests.Peers != nil && d.deps.Requests.Peers.Offered(model):
 		return openai.Unavailable("no_region_available", "no engine of this region serves "+strconv.Quote(model)+", and requests to "+path+
 			" are not sent to other regions; send it to a proxy there", 1)
