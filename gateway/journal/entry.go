@@ -72,10 +72,12 @@ func (f *LogEntry) Sum(leg *LogEntry) {
 	f.Attempts += leg.Attempts
 	f.Inexact = f.Inexact || leg.Inexact
 	f.LocalTokens += leg.LocalTokens
-	if leg.Route != "" {
+	if leg.Route != "" { // a leg that reached no engine has none
 		f.Route = leg.Route
 	}
-	f.Bind, f.BindMs, f.CallbackMs = leg.Bind, max(f.BindMs, leg.BindMs), max(f.CallbackMs, leg.CallbackMs)
+	f.Bind = leg.Bind
+	f.BindMs = max(f.BindMs, leg.BindMs)
+	f.CallbackMs = max(f.CallbackMs, leg.CallbackMs)
 	f.Prefill, f.Rank, f.Policy = leg.Prefill, leg.Rank, leg.Policy
 	f.PrefillPolicy, f.HitTokens = leg.PrefillPolicy, leg.HitTokens
 }

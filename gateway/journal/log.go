@@ -58,24 +58,27 @@ func openLines(path string, log *zap.Logger) (*lines, error) {
 	case "":
 		return nil, nil
 	case "-":
-		return begun(&lines{log: log, out: logfile.Writer{Log: os.Stdout}}), nil
+		return started(&lines{log: log, out: logfile.Writer{Log: os.Stdout}}), nil
 	}
 	f, err := logfile.Open(path)
 	if err != nil {
 		return nil, err
 	}
 	_, rest := logfile.Rest(path)
-	return begun(&lines{log: log, out: logfile.Writer{Log: f, Torn: len(rest) > 0}, closer: f}), nil
+	return started(&lines{log: log, out: logfile.Writer{Log: f, Torn: len(rest) > 0}, closer: f}), nil
 }
 
-// begun starts the goroutine that writes the lines.
-func begun(l *lines) *lines {
-	l.queue, l.stop, l.ended = make(chan queued, mostQueued), make(chan struct{}), make(chan struct{})
+// started makes the queue of l, starts the goroutine that writes its lines, and returns l.
+func started(l *lines) *lines {
+	l.queue = make(chan queued, mostQueued)
+	l.stop = make(chan struct{})
+	l.ended = make(chan struct{})
 	go l.run()
 	return l
 }
 
-// write appends the facts of a request. It waits for the log for a moment at most.
+// write appends the facts of a request. It waits for the log for writeWait at most, and not at all while the log is late. If the queue is
+// full, the line is lost.
 func (l *lines) write(f *LogEntry) {
 	if l == nil {
 		return
@@ -90,7 +93,7 @@ func (l *lines) write(f *LogEntry) {
 		}
 		return
 	}
-	if l.late.Load() {
+	if l.late.Load() { // the log stands still, so this request need not wait to find that out
 		return
 	}
 	patience := time.NewTimer(writeWait)
@@ -123,7 +126,7 @@ func (l *lines) run() {
 	}
 }
 
-// handle writes one line, and reports that to the request that waits for it.
+// handle writes one line, and tells the request that waits for it. When the queue is empty, the log is no longer late.
 func (l *lines) handle(next queued) {
 	l.put(next.line, next.err)
 	close(next.written)
@@ -162,10 +165,10 @@ func (l *lines) close() (err error) {
 	defer patience.Stop()
 	select {
 	case <-l.ended:
-	case <-patience.C:
+	case <-patience.C: // the goroutine still hangs in a write
 		err = fmt.Errorf("the last lines of the request log are lost: %w", errStandsStill)
 	}
-	if l.closer == nil {
+	if l.closer == nil { // stdout stays open
 		return err
 	}
 	return errors.Join(err, l.closer.Close())

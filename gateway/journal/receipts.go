@@ -30,7 +30,7 @@ func (s shownReceipt) show(r *Record, e Event) {
 	}
 }
 
-// toReceipt adds an event to the receipt.
+// toReceipt adds an event to the receipt, and to the receipt's attempt under way, if it is kept.
 func toReceipt(x *receipt.Receipt, r *Record, e *Event) {
 	switch e.Kind {
 	case Parsed:
@@ -66,7 +66,7 @@ func toReceipt(x *receipt.Receipt, r *Record, e *Event) {
 	}
 }
 
-// toAttempt adds an event to an attempt of the receipt.
+// toAttempt adds an event to an attempt of the receipt. An event that ends a phase adds the phase's time to the waits.
 func toAttempt(a *receipt.Attempt, r *Record, e *Event) {
 	if phase := r.attempt.phase; phase != "" && (e.Kind == Entered || e.Kind == Failed) {
 		*waitOf(&a.Waits, phase) += ms(e.At.Sub(r.attempt.since))
@@ -120,7 +120,8 @@ func prefillOf(l *prefill.Lease) *receipt.Prefill {
 	return p
 }
 
-// decodeOf returns what a receipt says about the decode rank of a slot, and why it was chosen.
+// decodeOf returns what a receipt says about the decode rank of a slot, and why it was chosen. Without a trace of the decision, the other
+// ranks are left out.
 func decodeOf(s *dispatcher.Slot) *receipt.Decode {
 	d := &receipt.Decode{Rank: s.WorkerName, Group: s.Group, Policy: s.Policy, Stage: stageOf(s), Score: s.Score, Decide: ms(s.Decide),
 		Local: int(s.NewTokens)}
@@ -134,7 +135,7 @@ func decodeOf(s *dispatcher.Slot) *receipt.Decode {
 	scores := make([]float64, len(best))
 	for i, w := range best {
 		c := receipt.Choice{Name: w.Name, KVTokens: w.KVTokens, Free: w.Free, Chosen: w.Worker == s.Worker}
-		if !math.IsNaN(w.Score) {
+		if !math.IsNaN(w.Score) { // NaN: scores were not compared
 			scores[i] = w.Score
 			c.Score = &scores[i]
 			d.Better = "more"

@@ -28,7 +28,7 @@ type recent struct {
 // sharedFor is how long a reason that concerns all callers stays, before the reason of a limit of one API key may replace it.
 const sharedFor = 10 * time.Second
 
-// count counts a request that has ended. fail is nil if its answer was whole.
+// count counts a request that has ended, and keeps the reason of a failure. fail is nil if its answer was whole.
 func (r *recent) count(fail *openai.Error) {
 	// a flood of requests without a valid API key would hide that other requests fail
 	if fail != nil && fail.Status == http.StatusUnauthorized {
@@ -53,8 +53,9 @@ func (r *recent) count(fail *openai.Error) {
 	outcome := detect.Outcome{Name: Outcome(fail), Status: fail.Status}
 	r.failures[outcome]++
 	before, now := r.whys[outcome], time.Now()
-	hasShared := before.Text != "" && !before.Own && now.Sub(before.At) < sharedFor // a recent reason that concerns all callers
-	if fail.Why != "" && !(fail.Own && hasShared) {
+	concernsAll := before.Text != "" && !before.Own
+	keepsBefore := fail.Own && concernsAll && now.Sub(before.At) < sharedFor // the new reason concerns only one caller
+	if fail.Why != "" && !keepsBefore {
 		r.whys[outcome] = detect.Why{Text: fail.Why, Own: fail.Own, At: now}
 	}
 }

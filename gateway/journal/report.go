@@ -30,7 +30,7 @@ func (r *Record) countEvent(e *Event) {
 	case Attempted:
 		r.Attempts++
 	case Entered:
-		if r.Reached == "" || !e.Left {
+		if r.Reached == "" || !e.Left { // a client that has left keeps the phase in which it left
 			r.Reached = e.Phase
 		}
 		if e.Early {
@@ -74,7 +74,7 @@ func (r *Record) countEvent(e *Event) {
 	case First:
 		r.TTFTMs = ms(e.At.Sub(r.Arrival))
 		g.ttft.Observe(e.At.Sub(r.Arrival).Seconds())
-		if took := e.At.Sub(e.Sent); !e.Sent.IsZero() {
+		if took := e.At.Sub(e.Sent); !e.Sent.IsZero() { // there was a decode call
 			r.TransferMs = ms(took)
 			g.stage(transfer, took)
 		}
@@ -82,7 +82,7 @@ func (r *Record) countEvent(e *Event) {
 		r.OutputTokens = e.Tokens
 		g.stage(relay, e.Took)
 	case Paced:
-		g.tpot.Observe(e.Took.Seconds() / float64(e.Tokens-1))
+		g.tpot.Observe(e.Took.Seconds() / float64(e.Tokens-1)) // n tokens have n-1 gaps
 	case Freed:
 		g.released[r.Reached].Observe(time.Since(e.At).Seconds())
 	}
@@ -92,12 +92,14 @@ func (r *Record) countEvent(e *Event) {
 // It ignores a Failed if no attempt is under way, because there is no attempt to end.
 func (r *Record) show(e Event) {
 	current := &r.attempt
-	if r.views == [2]view{} || e.Kind == Failed && !current.open {
+	hasNoView := r.views == [2]view{}
+	endsNothing := e.Kind == Failed && !current.open
+	if hasNoView || endsNothing {
 		return
 	}
 	switch e.Kind {
 	case Attempted:
-		r.begin()
+		r.begin() // begin itself shows this event
 		return
 	case Placed, PlacedLocally:
 		r.begin()
@@ -118,7 +120,7 @@ func (r *Record) show(e Event) {
 	}
 }
 
-// begin opens an attempt, unless an attempt is already under way.
+// begin opens an attempt and shows it in the views, unless an attempt is already under way.
 func (r *Record) begin() {
 	current := &r.attempt
 	if current.open {

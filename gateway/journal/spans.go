@@ -117,7 +117,7 @@ func spanAttempt(s *tracing.Span, number int, leg string) {
 // spanStep begins the span of a phase, within the call that the phase belongs to.
 func spanStep(n *attempt, p Phase) *tracing.Span {
 	name, isCall := stepNames[p], false
-	if p == Prefill && n.call == nil {
+	if p == Prefill && n.call == nil { // the prefill is a call of its own
 		name, isCall = "probe", true
 	}
 	return cmp.Or(n.call, n.span).Child(name, isCall)
@@ -171,7 +171,7 @@ func spanPrefilled(s *tracing.Span, prompt, cached int) {
 	}
 }
 
-// spanBound notes which decode rank was chosen, and why.
+// spanBound notes which decode rank was chosen, and why. Without a trace of the decision, only the choice is noted.
 func spanBound(s *tracing.Span, slot *dispatcher.Slot) {
 	list := []attribute.KeyValue{
 		attribute.String("evenkeel.decode.rank", slot.WorkerName),

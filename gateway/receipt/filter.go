@@ -18,6 +18,7 @@ type Filter struct {
 // Failed is the value of Filter.Outcome for all requests that failed.
 const Failed = "failed"
 
+// passes says whether a receipt meets all conditions that are set.
 func (f *Filter) passes(r *Receipt, now time.Time) bool {
 	return (f.Model == "" || r.Model == f.Model) &&
 		(f.Key == "" || r.Key == f.Key) &&
@@ -41,10 +42,14 @@ func (r *Receipt) waited(now time.Time) float64 {
 // failed says whether the request failed for another reason than a mistake of its client: with 5xx or 429.
 func (r *Receipt) failed() bool { return r.Status >= 500 || r.Status == 429 }
 
-func (r *Receipt) wentTo(name string) bool {
+// wentTo says whether an attempt was sent to a prefill engine or decode rank with a name that contains this part.
+func (r *Receipt) wentTo(part string) bool {
 	for i := range r.Attempts {
 		a := &r.Attempts[i]
-		if a.Prefill != nil && strings.Contains(a.Prefill.Candidate, name) || a.Decode != nil && strings.Contains(a.Decode.Rank, name) {
+		if a.Prefill != nil && strings.Contains(a.Prefill.Candidate, part) {
+			return true
+		}
+		if a.Decode != nil && strings.Contains(a.Decode.Rank, part) {
 			return true
 		}
 	}

@@ -30,7 +30,7 @@ func minuteOf(t time.Time) int64 { return t.Unix() / 60 }
 // outdated says whether sums of minute m no longer count in the minute now. After the clock was set back, m may also be far in the future.
 func outdated(m, now int64) bool { return m <= now-summed || m >= now+summed }
 
-// add counts a request that has ended.
+// add counts a request that has ended, unless mostKeys other keys have recent requests.
 func (s sums) add(r *Receipt) {
 	if r.PromptTokens <= 0 { // the request failed before its prefill
 		return
@@ -44,16 +44,17 @@ func (s sums) add(r *Receipt) {
 		s[r.Key] = k
 	}
 	m := &k.each[now%summed]
-	if m.minute != now {
+	if m.minute != now { // the place still has another minute
 		m.minute, m.Hits = now, Hits{}
 	}
 	m.add(Hits{r.PromptTokens, r.cached()})
-	if k.last < now || outdated(k.last, now) {
+	if k.last < now || outdated(k.last, now) { // an outdated minute after now is from before the clock was set back
 		k.last = now
 	}
 }
 
-// room returns the sums of one more key; nil: mostKeys other keys have recent requests.
+// room returns empty sums for one more key; nil: mostKeys other keys have recent requests. If all places are taken, it first drops the keys
+// without recent requests.
 func (s sums) room(now int64) *minutes {
 	if len(s) == mostKeys {
 		for key, k := range s {

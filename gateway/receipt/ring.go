@@ -80,7 +80,7 @@ func (l *Live) End(change func(*Receipt)) {
 	l.ring.keep(&done)
 }
 
-// keep adds an ended receipt, and drops the oldest ones if there is no room.
+// keep moves a receipt from the running to the ended ones, adds its hits to the sums, and drops the oldest receipts if there is no room.
 func (g *Ring) keep(r *Receipt) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -94,7 +94,7 @@ func (g *Ring) keep(r *Receipt) {
 	g.byID[r.ID] = r
 	g.hits.add(r)
 	g.bytes += r.size()
-	for g.bytes > g.maxBytes && g.count > 1 {
+	for g.bytes > g.maxBytes && g.count > 1 { // the new receipt stays, even if it alone is too large
 		g.dropOldest()
 	}
 }
@@ -115,7 +115,7 @@ func (g *Ring) Find(id string, n int) []*Receipt {
 	if g == nil {
 		return list
 	}
-	theirs := words.Clip(id)
+	theirs := words.Clip(id) // ids of clients are kept clipped
 	var running []*Live
 	g.mu.Lock()
 	for i := range g.count {
@@ -190,10 +190,10 @@ func (g *Ring) last(n int, f Filter) []*Receipt {
 // Latest returns the receipts of up to n requests, the newest arrival first. It chooses them among the requests that still run and the n
 // requests that ended last.
 func (g *Ring) Latest(n int) []*Receipt {
-	list := g.Last(n, Filter{}, false)
 	if g == nil {
-		return list
+		return []*Receipt{}
 	}
+	list := g.Last(n, Filter{}, false)
 	newest := make([]*Live, 0, n+1) // of the requests that run; thousands may run, so only these n are copied
 	for _, l := range g.open() {
 		place, _ := slices.BinarySearchFunc(newest, l, func(a, b *Live) int { return b.r.Arrival.Compare(a.r.Arrival) })
@@ -232,15 +232,16 @@ func (g *Ring) Loads() map[string]Load {
 	}
 	for _, l := range g.open() {
 		l.mu.Lock()
-		key := keys[l.r.Key]
+		load := keys[l.r.Key]
 		if l.r.State == Queued || l.r.State == Pooled {
-			key.Waiting++
+			load.Waiting++
 		}
-		holds := l.r.State == Prefilling || l.r.State == Pooled || l.r.State == Transferring
-		if n := len(l.r.Attempts); holds && n > 0 && l.r.Attempts[n-1].Prefill != nil {
-			key.Prompts, key.Tokens = key.Prompts+1, key.Tokens+l.r.Attempts[n-1].Prefill.Prompt
+		holdsKV := l.r.State == Prefilling || l.r.State == Pooled || l.r.State == Transferring // in a prefill engine
+		if n := len(l.r.Attempts); holdsKV && n > 0 && l.r.Attempts[n-1].Prefill != nil {
+			load.Prompts++
+			load.Tokens += l.r.Attempts[n-1].Prefill.Prompt
 		}
-		keys[l.r.Key] = key
+		keys[l.r.Key] = load
 		l.mu.Unlock()
 	}
 	return keys
@@ -287,7 +288,7 @@ func (g *Ring) FailedOn(now time.Time) (host string, most, all int) {
 	return host, most, all
 }
 
-// failedOn returns the hosts on which attempts of the request failed.
+// failedOn returns the hosts on which attempts of the request failed. Engines that are not named host:port are left out.
 func (r *Receipt) failedOn() map[string]bool {
 	hosts := map[string]bool{}
 	for i := range r.Attempts {
