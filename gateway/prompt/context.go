@@ -15,11 +15,11 @@ import (
 // in time, the prompt is prefilled, and checked with the prefill engine's count.
 func (r *Reader) Overlong(m roster.Route, req *openai.Request, legs []openai.SubRequest) *openai.Error {
 	switch {
-	case m.MaxLen == 0 || req.MaxTokensKey == "":
+	case m.MaxLen == 0 || req.MaxTokensKey == "": // the context is not known, or engines limit the answer themselves
 		return nil
 	case req.MaxTokens > m.MaxLen: // no prompt leaves room for so many tokens
 		return tooLong(req, fmt.Sprintf("the model's context is %d tokens; %q asks for %d", m.MaxLen, req.MaxTokensKey, req.MaxTokens))
-	case m.Clamps:
+	case m.Clamps: // a decode engine shortens the answer instead
 		return nil
 	}
 	for i := range legs {
@@ -36,9 +36,10 @@ func (r *Reader) Overlong(m roster.Route, req *openai.Request, legs []openai.Sub
 }
 
 // Beyond checks prompt and answer against the model's context. tokens is the engine's count of the prompt, and answered how many of them
-// belong to the answer. An answer without a limit always fits, because engines limit it.
+// belong to the answer (of a resumed request). An answer without a limit always fits, because engines limit it.
 func Beyond(m roster.Route, req *openai.Request, tokens, answered int) *openai.Error {
-	if m.MaxLen == 0 || m.Clamps || req.MaxTokensKey == "" || tokens-answered+req.MaxTokens <= m.MaxLen {
+	hasLimit := m.MaxLen != 0 && req.MaxTokensKey != "" && !m.Clamps // as in Overlong
+	if !hasLimit || tokens-answered+req.MaxTokens <= m.MaxLen {
 		return nil
 	}
 	return tooLong(req, fmt.Sprintf("the model's context is %d tokens; the prompt has %d and %q asks for %d more", m.MaxLen, tokens,

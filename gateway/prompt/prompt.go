@@ -45,7 +45,8 @@ func (s *Source) Text() json.RawMessage {
 	written := s.written()
 	cut, ok := s.Body.Get("truncate_prompt_tokens")
 	isText := len(written) > 0 && written[0] == '"'
-	if !isText || ok && string(cut) != "null" {
+	isTruncated := ok && string(cut) != "null"
+	if !isText || isTruncated {
 		return nil
 	}
 	return written
@@ -96,13 +97,13 @@ func NewReader(c Config) *Reader {
 	return r
 }
 
-// Recognize hashes a prompt. The result has no keys if no other request can share the prompt: its cache_salt is used only once, or there
-// are several prompts.
+// Recognize hashes a prompt: its token ids if the request has them or an engine tells them, and otherwise its bytes. The result has no keys
+// if no other request can share the prompt: its cache_salt is used only once, or there are several prompts.
 func (r *Reader) Recognize(s *Source) prefill.Prompt {
 	conf, body := &r.Settings().Prefill.Index, s.Body
 	scope := index.Scope{Model: s.Model.Board}
 	if s.Model.Name != s.Model.Board {
-		scope.LoRA = s.Model.Name
+		scope.LoRA = s.Model.Name // an adapter has KV of its own
 	}
 	if salt, ok := body.Salt(); ok {
 		scope.Salt = string(salt)
@@ -118,37 +119,39 @@ func (r *Reader) Recognize(s *Source) prefill.Prompt {
 		h = new(index.Hasher)
 	}
 	defer r.hashers.Put(h)
-	ids, bytes := r.Prefill.BlockTokens(s.Model.Name), scope.Root(index.Bytes, index.BlockBytes)
-	tokens := scope.Root(index.Tokens, ids)
+	blockTokens := r.Prefill.BlockTokens(s.Model.Name)
+	byteRoot := scope.Root(index.Bytes, index.BlockBytes)
+	tokenRoot := scope.Root(index.Tokens, blockTokens)
 	salted := scope.Salt != ""
 	var text index.Text
 	switch written := s.written(); {
-	case s.Req.Endpoint == mooncake.Tokens && openai.HasMedia(body, s.Req.Endpoint):
+	case s.Req.Endpoint == mooncake.Tokens && openai.HasMedia(body, s.Req.Endpoint): // the ids do not tell one picture from another
 		return prefill.Prompt{Bytes: len(written), Salted: salted, Media: true}
 	case s.Req.Endpoint == mooncake.Completions, s.Req.Endpoint == mooncake.Tokens, s.Req.Endpoint == mooncake.Generate:
-		if list, ok := index.PromptTokens(nil, written); ok {
-			return prefill.Prompt{Keys: h.Tokens(nil, tokens, list, ids), BlockTokens: ids, Tokens: len(list), Salted: salted}
+		if ids, ok := index.PromptTokens(nil, written); ok {
+			keys := h.Tokens(nil, tokenRoot, ids, blockTokens)
+			return prefill.Prompt{Keys: keys, BlockTokens: blockTokens, Tokens: len(ids), Salted: salted}
 		}
-		text = h.Prompt(nil, bytes, written)
-	case !s.Req.Endpoint.IsChatOrCompletions():
-		if lead := openai.Lead(body, s.Req.Endpoint); lead != "" {
+		text = h.Prompt(nil, byteRoot, written)
+	case !s.Req.Endpoint.IsChatOrCompletions(): // responses and messages
+		if lead := openai.Lead(body, s.Req.Endpoint); lead != "" { // prompts share KV only behind the same lead
 			scope.Salt += lead
-			bytes = scope.Root(index.Bytes, index.BlockBytes)
+			byteRoot = scope.Root(index.Bytes, index.BlockBytes)
 		}
-		if len(written) > 0 && written[0] == '"' {
-			text = h.Prompt(nil, bytes, written)
+		if len(written) > 0 && written[0] == '"' { // the input of a response may be one string
+			text = h.Prompt(nil, byteRoot, written)
 			break
 		}
-		listed, _ := body.Get("tools")
-		text = h.Chat(nil, bytes, written, listed)
-	default:
-		listed, _ := body.Get("tools")
-		text = h.Chat(nil, bytes, written, listed)
+		tools, _ := body.Get("tools")
+		text = h.Chat(nil, byteRoot, written, tools)
+	default: // chats
+		tools, _ := body.Get("tools")
+		text = h.Chat(nil, byteRoot, written, tools)
 	}
 	tokenizable := s.Req.Endpoint.IsChatOrCompletions() && !text.Media && !s.Resumed && text.Bytes > 0
 	if conf.Tokenize == prefill.TokenizeEngine && tokenizable {
-		if keys, n, ok := r.tokenize(s, h, tokens, ids); ok {
-			return prefill.Prompt{Keys: keys, BlockTokens: ids, Tokens: n, Salted: salted}
+		if keys, n, ok := r.tokenize(s, h, tokenRoot, blockTokens); ok {
+			return prefill.Prompt{Keys: keys, BlockTokens: blockTokens, Tokens: n, Salted: salted}
 		}
 	}
 	// Media also stands for a resumed prompt here: in both cases, the text is not the whole prompt.
@@ -164,9 +167,11 @@ func (r *Reader) length(s *Source, room int) (tokens int, ok bool) {
 	if ids, ok := index.PromptTokens(nil, s.written()); ok && (s.Req.Endpoint == mooncake.Completions || s.Req.PromptTokens > 0) {
 		return len(ids), true
 	}
-	// for all other prompts, the engine counts the tokens
-	if Bytes(s.Req, s.Changes) <= room || !s.Req.Endpoint.IsChatOrCompletions() || openai.HasMedia(s.Body, s.Req.Endpoint) {
-		return 0, false
+	if Bytes(s.Req, s.Changes) <= room {
+		return 0, false // the prompt fits in any case
+	}
+	if !s.Req.Endpoint.IsChatOrCompletions() || openai.HasMedia(s.Body, s.Req.Endpoint) {
+		return 0, false // templated knows no other endpoints, and does not count pictures or sound
 	}
 	body, _ := s.templated(index.Key{})
 	ids, err := r.askForIDs(s.Model.Name, body)

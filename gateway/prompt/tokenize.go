@@ -98,6 +98,8 @@ func (s *Source) templated(root index.Key) ([]byte, promptDigest) {
 	return out, promptDigest{xxhash.Sum64(out) ^ root.Hash, index.Fingerprint(out) ^ root.Check}
 }
 
+// askForIDs asks a prefill engine for the token ids of a prompt; errQuiet: engines failed a moment ago and are not asked now. It logs when
+// engines stop and when they begin to answer.
 func (r *Reader) askForIDs(model string, body []byte) ([]int32, error) {
 	target := r.Fleet.AnyPrefill(model)
 	if target == nil {
@@ -118,6 +120,7 @@ func (r *Reader) askForIDs(model string, body []byte) ([]int32, error) {
 	return ids, err
 }
 
+// postTokenize sends a body of templated to an engine and returns the token ids of its answer. The call takes at most TokenizeTimeout.
 func (r *Reader) postTokenize(target *engine.Target, body []byte) ([]int32, error) {
 	call, patience := r.Client.NewCall(target).Repeat(), r.Settings().Prefill.Index.TokenizeTimeout
 	timer := time.AfterFunc(patience, call.Abort)
@@ -147,6 +150,7 @@ func (r *Reader) postTokenize(target *engine.Target, body []byte) ([]int32, erro
 	return said.Tokens, nil
 }
 
+// find returns the keys of a prompt, and marks them as used. The keys must be of blocks of this size, which may change with the engines.
 func (t *tokenizer) find(of promptDigest, block int) (tokenized, bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -158,6 +162,7 @@ func (t *tokenizer) find(of promptDigest, block int) (tokenized, bool) {
 	return e.Value.(tokenized), true
 }
 
+// remember keeps the keys of a prompt, and drops those that were not used for longest if there are too many.
 func (t *tokenizer) remember(k tokenized) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -197,18 +202,18 @@ func (t *tokenizer) mayAsk(now time.Time) (turn uint64, ok bool) {
 func (t *tokenizer) answered(turn uint64, now time.Time, err error) (began, ended bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	in := t.trust.In()
-	t.trust.Limit = 1
+	wasTrusted := t.trust.In()
+	t.trust.Limit = 1 // failures
 	var status *engine.StatusError
 	switch {
 	case err == nil:
 		t.trust.Succeed()
-		return false, !in
+		return false, !wasTrusted
 	case errors.As(err, &status) && (status.Status == http.StatusBadRequest || status.Status == http.StatusUnprocessableEntity):
 		t.trust.Neutral(turn)
 		return false, false
 	}
-	return t.trust.Fail(turn, now) && in, false
+	return t.trust.Fail(turn, now) && wasTrusted, false // a trial that fails begins nothing new
 }
 
 var errQuiet = errors.New("engines did not tell token ids a moment ago")
