@@ -52,8 +52,8 @@ func New(g *gateway.Gateway, opt Options) (http.Handler, error) {
 	return bounded(answerAll(mux)), nil
 }
 
-// answerAll answers requests that no route takes. Like the errors of routes the
-// answer is JSON, and it says which paths or methods there are.
+// answerAll passes requests to the routes of mux, and answers those that no route takes. Like the errors of routes, this answer is JSON. It
+// says which paths or methods there are.
 func answerAll(mux *http.ServeMux) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		refuse, pattern := mux.Handler(r)
@@ -137,7 +137,8 @@ func (h *handler) livez(w http.ResponseWriter, _ *http.Request) { _, _ = io.Writ
 // that is missing. Kubelets and strangers do not get these lines, because they contain addresses.
 func (h *handler) readyz(w http.ResponseWriter, r *http.Request) {
 	if ok, why := h.g.Ready(); !ok {
-		if known, asked := h.g.Reloader().Operator(bearer(r)); known && (asked || here(r.Host)) {
+		known, needsToken := h.g.Reloader().Operator(bearer(r))
+		if known && (needsToken || here(r.Host)) { // if no token is set, a loopback name stands for an operator
 			why = strings.Join(append([]string{why}, h.g.Missing()...), "\n")
 		}
 		http.Error(w, why, http.StatusServiceUnavailable)

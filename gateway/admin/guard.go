@@ -18,13 +18,13 @@ import (
 // page of another site. Health routes are not guarded, because kubelets have no token.
 func (h *handler) guard(next http.HandlerFunc) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		known, asked := h.g.Reloader().Operator(bearer(r))
+		known, needsToken := h.g.Reloader().Operator(bearer(r))
 		if !known {
 			w.Header().Set("WWW-Authenticate", "Bearer")
 			fail(w, http.StatusUnauthorized, "invalid_token", "send Authorization: Bearer TOKEN, with the token of admin.token_file")
 			return
 		}
-		if !asked && !here(r.Host) {
+		if !needsToken && !here(r.Host) {
 			fail(w, http.StatusForbidden, "wrong_host", "without a token this listener answers to localhost and loopback addresses only, else any "+
 				"web page could have a name that leads here; use one, or set admin.token_file")
 			return
@@ -34,7 +34,8 @@ func (h *handler) guard(next http.HandlerFunc) http.HandlerFunc {
 				"a browser sent this on behalf of a page of another site; open the admin listener itself, or use curl")
 			return
 		}
-		if r.ContentLength != 0 && r.Method != http.MethodGet && r.Method != http.MethodHead && !isJSON(r) {
+		onlyReads := r.Method == http.MethodGet || r.Method == http.MethodHead
+		if r.ContentLength != 0 && !onlyReads && !isJSON(r) {
 			fail(w, http.StatusUnsupportedMediaType, "wrong_content_type", "send the body with Content-Type: application/json")
 			return
 		}
@@ -71,15 +72,16 @@ var origins = http.NewCrossOriginProtection()
 // crossSite says whether a browser sent a request for the page of another site. Of such requests only links that were followed to a page
 // are allowed. Links to /debug are refused, too, because a profile costs a minute of CPU.
 func crossSite(r *http.Request) bool {
-	as := *r
-	as.Method = http.MethodPost // origins.Check lets every GET pass
-	if origins.Check(&as) == nil {
+	asPost := *r
+	asPost.Method = http.MethodPost // origins.Check lets every GET pass
+	if origins.Check(&asPost) == nil {
 		return false
 	}
-	read := r.Method == http.MethodGet || r.Method == http.MethodHead
-	dest := r.Header.Get("Sec-Fetch-Dest") // a frame has another value
-	link := r.Header.Get("Origin") == "" && r.Header.Get("Sec-Fetch-Mode") == "navigate" && (dest == "" || dest == "document")
-	return !read || !link || strings.HasPrefix(r.URL.Path, "/debug/")
+	onlyReads := r.Method == http.MethodGet || r.Method == http.MethodHead
+	dest := r.Header.Get("Sec-Fetch-Dest")
+	isWholePage := dest == "" || dest == "document" // a frame has another value
+	isLink := r.Header.Get("Origin") == "" && r.Header.Get("Sec-Fetch-Mode") == "navigate" && isWholePage
+	return !onlyReads || !isLink || strings.HasPrefix(r.URL.Path, "/debug/")
 }
 
 // isJSON says whether the body is JSON. A page of another site may send forms and plain text without a preflight, but not JSON.

@@ -53,13 +53,14 @@ func (p *Pair) Reload() (changed bool, err error) {
 	return true, nil
 }
 
+// same says whether the files have the contents that were tried last. Before the first try, no contents are the same.
 func (p *Pair) same(now [2][]byte) bool {
 	return p.seen[0] != nil && bytes.Equal(p.seen[0], now[0]) && bytes.Equal(p.seen[1], now[1])
 }
 
 // missing returns err the first time that a file cannot be read, and nil until the files change.
 func (p *Pair) missing(err error) error {
-	nothing := [2][]byte{{}, {}}
+	nothing := [2][]byte{{}, {}} // in seen, it stands for files that cannot be read
 	if p.same(nothing) {
 		return nil
 	}
