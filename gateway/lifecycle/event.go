@@ -38,8 +38,8 @@ type EventKind uint8
 // The kinds of events.
 const (
 	Begun          EventKind = iota // a client sends a request, or a lost answer goes on
-	LocalBound                      // a decode rank that computes the prompt itself has given the request a slot
-	NoLocal                         // no decode rank computes the prompt itself
+	LocalBound                      // a decode rank that also prefills the prompt has given the request a slot
+	NoLocal                         // no decode rank prefills the prompt
 	Turn                            // the request has its turn at a prefill engine
 	NoTurn                          // the request gets no turn at a prefill engine
 	Directed                        // another dispatcher should serve the request
@@ -133,7 +133,7 @@ const (
 	CountLoss     // metrics count a decode call that was lost before its first event
 	LeakBlocks    // the decode engine may keep blocks for ever
 	WaitGone      // after the limit in Until, the event ClientWaited is reported
-	TryLocal      // begins TryingLocal: the dispatcher looks for a decode rank that computes the prompt itself
+	TryLocal      // begins TryingLocal: the dispatcher looks for a decode rank that also prefills the prompt
 	Queue         // begins Queued: the request waits for its turn at a prefill engine
 	Forward       // begins Forwarded: the request is sent to another dispatcher
 	SendProbe     // begins Prefilling: the prefill engine gets the prompt
@@ -176,7 +176,7 @@ type Timeout uint8
 // The timeouts.
 const (
 	NoTimeout    Timeout = iota // another component bounds the wait
-	ByProbe                     // the wait while an engine computes a prompt
+	ByProbe                     // the wait while an engine prefills a prompt
 	ByFirstEvent                // the wait for the first event from an engine that has the prompt
 	ByHold                      // as ByFirstEvent, but no longer than the prefill engine certainly keeps the KV
 	ByWhole                     // the wait for an answer in one piece: as ByProbe, then while its rank gives signs of life
@@ -203,9 +203,11 @@ type Error uint8
 const (
 	OfAttempt Error = iota // the error of the last attempt, or of the wait for a turn
 	OfClient               // the client has left
-	OfRanks                // no decode rank computes the prompt itself, or no engine was found to pass the request through to
-	OfOwner                // another dispatcher should serve the request, but it cannot be sent there
-	OfPeer                 // the error of the other dispatcher
+	// OfRanks: no engine may serve the request. Either only a decode rank that also prefills may do so (NoHandOff), and no rank prefills this
+	// prompt; or the request is to be passed through, and no engine was found for it.
+	OfRanks
+	OfOwner // another dispatcher should serve the request, but it cannot be sent there
+	OfPeer  // the error of the other dispatcher
 )
 
 // A Resource is something that a request may hold and must give back or pass on exactly once.

@@ -38,13 +38,14 @@ func (o *held) settle(dst []Effect, r Resource, disposition Disposition) []Effec
 	return append(dst, Effect{Kind: Settle, Resource: r, Disposition: disposition})
 }
 
-// conclude settles what is left when the attempts are over. It discards each hand-off that may have been read, so that the prefill engine
-// can free the memory. It leaves the hand-off to the engine's hold timeout (Orphan) if the request may be what breaks engines, or if the
-// discard would have the id of a request that an engine may still run.
+// conclude settles what is left when the attempts are over: hand-offs, the place in the pool and the name for the audit. It discards each
+// hand-off that may have been read, so that the prefill engine can free the memory. It leaves the hand-off to the engine's hold timeout
+// (Orphan) if the request may be what breaks engines, or if the discard would have the id of a request that an engine may still run.
 func (o *held) conclude(dst []Effect, breaksEngines bool) []Effect {
 	for _, handOff := range o.maybeRead {
 		disposition := Discard
-		if breaksEngines || handOff.mayRun && handOff.reusesRequestID {
+		idMayRun := handOff.mayRun && handOff.reusesRequestID
+		if breaksEngines || idMayRun {
 			disposition = Orphan
 		}
 		dst = append(dst, Effect{Kind: Settle, Resource: MaybeReadKV, Disposition: disposition})

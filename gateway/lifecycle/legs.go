@@ -98,7 +98,7 @@ func (p *Pair) step(e Event, dst []Effect) []Effect {
 	case Overdue:
 		return p.fail(e.End, dst)
 	case CalledLate: // the request is over, but the decode engine has taken blocks for it, and only a prefill frees them
-		if !p.leased {
+		if !p.leased { // the lease was settled because the answer began without a prefill, so none is needed
 			p.prefill = gone
 			return dst
 		}
@@ -108,8 +108,11 @@ func (p *Pair) step(e Event, dst []Effect) []Effect {
 		p.prefill = gone
 		return p.settleLease(Free, dst)
 	case ProbeDue:
-		// nothing is prefilled if the decode call ended before the prefill was sent, or if the client has left
-		if p.prefill == gone || p.traits.Aborts && (p.Closed() || p.Left) || p.traits.Keeps && p.Closed() {
+		// With CallsBack the prefill is sent all the same, because only its end frees the blocks of the decode engine. With Keeps it is
+		// also sent after the client has left: the decode call goes on, and its first event shows that both engines can free their blocks.
+		decodeEnded := p.Closed() && (p.traits.Aborts || p.traits.Keeps)
+		clientLeft := p.Left && p.traits.Aborts
+		if p.prefill == gone || decodeEnded || clientLeft {
 			p.prefill = gone
 			return p.settleLease(Free, dst)
 		}
@@ -135,11 +138,11 @@ func (p *Pair) step(e Event, dst []Effect) []Effect {
 	case Confirmed:
 		p.decodeCounted = max(p.decodeCounted, e.Prompt)
 		dst = p.compare(dst)
-		if !p.Failed && p.prefill == answered {
+		if !p.Failed && p.prefill == answered { // the decode engine has all the KV
 			dst = p.settleLease(Free, dst)
 		}
 	case Quiet:
-		if p.decode == unbegun {
+		if p.decode == unbegun { // else the first event came, or the call ended, at the same moment
 			return p.fail(e.End, dst)
 		}
 	case DecodeFailed:
@@ -195,14 +198,14 @@ func (p *Pair) settleLease(disposition Disposition, dst []Effect) []Effect {
 }
 
 // fail ends the decode call, once. With most connectors a begun answer proves that the KV is complete, and fail then does nothing. With the
-// others (ConnectorTraits.Aborts) fail also marks an answer that has ended already, so that it is not believed. cause is the end of the
-// call that is at fault.
+// others (ConnectorTraits.Aborts) fail also tells the decode engine to abort the request, and marks an answer that has ended already, so
+// that it is not believed. cause is the end of the call that is at fault.
 func (p *Pair) fail(cause CallEnd, dst []Effect) []Effect {
 	if complete := p.Begun() && !p.traits.Aborts; complete || p.Failed || p.decode == fell {
 		return dst
 	}
 	p.Failed, p.cause = true, cause
-	if p.decode == over {
+	if p.decode == over { // no call is left to end
 		return dst
 	}
 	if p.traits.Aborts {
@@ -211,9 +214,9 @@ func (p *Pair) fail(cause CallEnd, dst []Effect) []Effect {
 	return append(dst, Effect{Kind: EndDecode})
 }
 
-// calledBack handles the callback of the decode engine. It says where the KV goes, says that no KV is needed, or is not usable.
+// calledBack handles the callback of the decode engine. The callback says where the KV goes, says that no KV is needed, or is not usable.
 func (p *Pair) calledBack(e Event, dst []Effect) []Effect {
-	p.blocks = waiting
+	p.blocks = waiting // also if the callback is not usable: the decode engine allocates its blocks before it calls back
 	if e.Kind == NeedsNothing {
 		p.blocks = needless
 	}
@@ -226,7 +229,7 @@ func (p *Pair) calledBack(e Event, dst []Effect) []Effect {
 		return p.settleLease(Free, p.fail(e.End, dst))
 	case !p.leased: // the answer has begun without a prefill, so none is needed
 		p.prefill = gone
-	case e.Kind == NeedsNothing:
+	case e.Kind == NeedsNothing: // as if the prefill engine had answered already
 		p.prefill = answered
 		return p.awaitFirst(p.settleLease(Free, dst))
 	default:
@@ -244,7 +247,7 @@ func (p *Pair) awaitFirst(dst []Effect) []Effect {
 	switch {
 	case p.whole: // the answer has no event before its end
 		wait.Until = ByWhole
-	case p.traits.Keeps:
+	case p.traits.Keeps: // after the hold, the answer could come from another prompt's KV
 		wait.Until = ByHold
 	}
 	return append(dst, wait)
@@ -259,12 +262,14 @@ func (p *Pair) Confirms() Timeout {
 	return NoTimeout
 }
 
-// prefillDone handles an answer without an error from the prefill engine, and starts the time limit for the first event.
+// prefillDone handles an answer without an error from the prefill engine, and starts the time limit for the first event. It settles the
+// lease if it is known what becomes of the KV. Otherwise the first event or the end of the decode call settles the lease.
 func (p *Pair) prefillDone(e Event, dst []Effect) []Effect {
 	p.prefill, p.prefillCounted = answered, e.Prompt
 	switch {
-	// the prefill engine has written the KV to the decode engine, or the decode engine has fetched it
-	case !p.traits.Keeps && !p.traits.Aborts, p.Begun(), p.traits.Aborts && p.Closed():
+	case !p.traits.Keeps && !p.traits.Aborts, // such a prefill engine answers when it has written the KV to the decode engine
+		p.Begun(),                     // the decode engine has the KV
+		p.traits.Aborts && p.Closed(): // such a prefill engine writes no KV any more, and keeps none
 		dst = p.settleLease(Free, dst)
 	case p.traits.Aborts && p.Left: // the engine was told to abort, but had nearly answered; now nothing is written any more
 		dst = p.fail(e.End, p.settleLease(Free, dst))
@@ -293,9 +298,11 @@ func (p *Pair) decodeBegan(e Event, dst []Effect) []Effect {
 	return dst
 }
 
-// compare ends the decode call if the decode engine counted more prompt tokens than the prefill engine: then KV is missing.
+// compare ends the decode call if the decode engine counted more prompt tokens than the prefill engine: then KV is missing. With
+// connectors other than those with Aborts, a begun answer proves that the KV is complete, so nothing is compared.
 func (p *Pair) compare(dst []Effect) []Effect {
-	if p.traits.Aborts && p.Begun() && p.prefill == answered && p.prefillCounted > 0 && p.prefillCounted < p.decodeCounted {
+	bothCounted := p.Begun() && p.prefill == answered && p.prefillCounted > 0
+	if p.traits.Aborts && bothCounted && p.prefillCounted < p.decodeCounted {
 		return p.fail(CallEnd{Progress: Through, Reason: Incomplete}, dst)
 	}
 	return dst
@@ -312,6 +319,7 @@ func (p *Pair) decodeFailed(reason DecodeFailure, dst []Effect) []Effect {
 	dst = append(dst, Effect{Kind: StopWaiting})
 	stranded := false
 	if p.Failed { // the prefill call, or the wait for the first event, has ended the decode call
+		// a prefill that was answered frees the blocks, unless the decode engine did not begin its answer in spite of it
 		stranded = p.Stranded() && (p.prefill != answered || p.cause.Reason == Unbegun)
 	} else {
 		dst, stranded = p.endPrefill(reason, dst)
@@ -319,7 +327,7 @@ func (p *Pair) decodeFailed(reason DecodeFailure, dst []Effect) []Effect {
 	if stranded {
 		dst = append(dst, Effect{Kind: LeakBlocks})
 	}
-	if p.traits.CallsBack && p.blocks != unknown {
+	if p.traits.CallsBack && p.blocks != unknown { // if the blocks are unknown, the callback may still come
 		dst = append(dst, Effect{Kind: Forget})
 	}
 	if reason != Declined && !p.Left {
@@ -329,7 +337,7 @@ func (p *Pair) decodeFailed(reason DecodeFailure, dst []Effect) []Effect {
 	if !p.Failed && reason == Died && p.traits.Aborts {
 		dst = append(dst, Effect{Kind: AwaitPrefill, Until: ByGrace})
 	}
-	if p.prefill == answered {
+	if p.prefill == answered { // no decode engine will fetch the KV
 		dst = p.settleLease(Orphan, dst)
 	}
 	return dst
@@ -347,7 +355,9 @@ func (p *Pair) endPrefill(reason DecodeFailure, dst []Effect) (_ []Effect, stran
 			dst = append(dst, Effect{Kind: HangUp})
 		}
 		return dst, false
-	case t.CallsBack && sent && !p.Left: // the prefill engine would write to a decode engine that has dropped the request
+	// The prefill engine would write to a decode engine that has dropped the request. But after the client has left, the prefill runs to
+	// its end, which frees the blocks of the decode engine.
+	case t.CallsBack && sent && !p.Left:
 		return append(dst, Effect{Kind: HangUp}), reason == Died && p.prefill != answered
 	case t.CallsBack && p.blocks == unknown && reason != Died: // the engine did not take the request, so it will not call back
 		return append(dst, Effect{Kind: Forget}), false
@@ -356,7 +366,7 @@ func (p *Pair) endPrefill(reason DecodeFailure, dst []Effect) (_ []Effect, stran
 	case t.Keeps: // the decode engine keeps the blocks if the KV never comes, unless its process has ended
 		return dst, p.prefill != answered
 	}
-	return dst, false
+	return dst, false // with CallsBack: a callback may still come, or no prefill call is to be ended
 }
 
 // clientLeft handles a client that leaves before the first event. It ends the calls at once only if no KV is written to the decode engine,

@@ -7,7 +7,7 @@ type State uint8
 // The states.
 const (
 	Fresh        State = iota // nothing yet: an attempt may begin
-	TryingLocal               // the dispatcher's word whether a decode rank computes the prompt itself
+	TryingLocal               // the dispatcher's word whether a decode rank also prefills the prompt
 	Queued                    // a turn at a prefill engine
 	Forwarded                 // the answer of another dispatcher
 	Prefilling                // the prefill engine's answer
@@ -45,7 +45,7 @@ const (
 // While an answer streams, the Lifecycle gets no events. The end of the stream is the next event.
 type Lifecycle struct {
 	Bound     bool // no other dispatcher may serve it: it is one part of a fanned-out request, or its client has a part of the answer
-	NoHandOff bool // only a decode rank that computes the prompt itself may serve the request
+	NoHandOff bool // only a decode rank that also prefills the prompt may serve the request
 
 	routing
 	state  State
@@ -99,8 +99,10 @@ func (l *Lifecycle) Step(e Event, dst []Effect) []Effect {
 	default:
 		dst = l.step(e, dst)
 	}
-	if last := len(dst) - 1; last >= before && dst[last].Kind >= TryLocal && l.state != Done {
-		l.state = min(TryingLocal+State(dst[last].Kind-TryLocal), Done)
+	last := len(dst) - 1
+	waits := last >= before && dst[last].Kind >= TryLocal
+	if waits && l.state != Done { // Done: another dispatcher answers, so no event follows
+		l.state = min(TryingLocal+State(dst[last].Kind-TryLocal), Done) // min, because all effects from Fail on lead to Done
 	}
 	return dst
 }
@@ -121,7 +123,7 @@ func (l *Lifecycle) step(e Event, dst []Effect) []Effect {
 			l.held.bind()
 			l.keepCopy(&e)
 			return l.sendDecode(&e, dst)
-		case l.NoHandOff: // no decode rank computes the prompt, and prefill engines must not
+		case l.NoHandOff: // no decode rank prefills the prompt, and prefill engines must not
 			return l.fail(e, OfRanks, dst)
 		}
 		l.held.take(LeaseOwner) // the request goes to a prefill engine, so it will have leases
@@ -154,7 +156,7 @@ func (l *Lifecycle) step(e Event, dst []Effect) []Effect {
 		}
 	case Transferring, Coupled:
 		switch e.Kind {
-		case Ends: // the whole answer came at once, so the slot is free whatever the prefill engine reports
+		case Ends: // the whole answer came at once, so the slot is free whatever the prefill engine reports; First follows
 			return l.held.unbind(append(dst, Effect{Kind: ReportSuccess}), Finish)
 		case First:
 			return l.first(&e, dst)
@@ -222,7 +224,7 @@ func (l *Lifecycle) stepPair(e Event, dst []Effect) []Effect {
 }
 
 // begin begins an attempt. If the attempt before left a hand-off, this attempt only needs a decode rank. Otherwise it first asks whether a
-// decode rank computes the prompt itself.
+// decode rank also prefills the prompt.
 func (l *Lifecycle) begin(dst []Effect) []Effect {
 	l.bind = Late
 	if !l.Bound && l.Open() {
@@ -235,13 +237,13 @@ func (l *Lifecycle) begin(dst []Effect) []Effect {
 	return append(dst, Effect{Kind: TryLocal})
 }
 
-// sendDecode sends the request to the rank that was bound. If the request has no hand-off, the rank computes the prompt, too.
+// sendDecode sends the request to the rank that was bound. If the request has no hand-off, the rank also prefills the prompt.
 func (l *Lifecycle) sendDecode(e *Event, dst []Effect) []Effect {
 	until := ByFirstEvent
 	switch {
 	case e.Unstreamed:
 		until = ByWhole
-	case l.bind == Mixed: // the rank first computes the prompt, and other prompts may be ahead of it
+	case l.bind == Mixed: // the rank first prefills the prompt, and other prompts may be ahead of it
 		until = ByProbe
 	}
 	return append(dst, Effect{Kind: SendDecode, Until: until})
@@ -288,14 +290,14 @@ func (l *Lifecycle) queued(e Event, dst []Effect) []Effect {
 		return append(dst, Effect{Kind: Forward})
 	}
 	l.last = Elsewhere
-	if e.Open && !e.Left && l.offer(failed) {
+	if e.Open && !e.Left && l.offer(failed) { // another region may have an engine
 		return append(dst, Effect{Kind: Offer})
 	}
 	return l.fail(e, OfAttempt, dst)
 }
 
 // callFailed handles the end of a call to an engine without its result. It settles what the call held, holds the failure against the engine
-// at fault, and says whether another attempt follows.
+// at fault, and says whether another attempt follows and whether it avoids the decode rank.
 func (l *Lifecycle) callFailed(e Event, dst []Effect) []Effect {
 	if e.End.Reason == RanksLost && !l.routing.moves(lostRanks) {
 		e.End.Reason = NoRank
@@ -309,29 +311,22 @@ func (l *Lifecycle) callFailed(e Event, dst []Effect) []Effect {
 	if e.End.Reason == Paused && e.End.Call == Prefill && !returns {
 		verdict.KV = Refuse // the engine has not come back in time, which counts as its failure
 	}
-	switch {
-	case l.bind == Mixed && (verdict.Blame == Nobody || e.End.Reason == Busy):
-		// the group has not failed: at most the queue of one rank is full
-		dst = l.held.settle(dst, Lease, Free) // the engine keeps no KV for a hand-off
-	case l.bind == Mixed:
-		dst = l.held.settle(dst, Lease, Refuse)
-	case verdict.KV != Keep:
-		dst = l.held.settle(dst, Lease, verdict.KV) // of a prefill call
-		dst = l.held.settle(dst, KV, verdict.KV)    // of a decode call
-	}
+	dst = l.settleKV(&e, verdict, dst)
 	if disputed { // the lease was settled before, because only a failure that is counted can be forgiven
 		dst = l.tries.accuse(e.Engine, dst)
 	}
-	slotDisposition, nothingSent := Failing, e.End.Reason == Unready || e.End.Reason == Unlearned || e.End.Reason == Leaving
-	if nothingSent || e.Quit || e.End.Reason == NotOurs || e.End.Reason == Left && e.End.Open {
+	endedByProxy := e.End.Reason == Unready || e.End.Reason == Unlearned || e.End.Reason == Leaving
+	clientQuit := e.Quit || e.End.Reason == Left && e.End.Open
+	slotDisposition := Failing
+	if endedByProxy || clientQuit || e.End.Reason == NotOurs { // NotOurs: another proxy owns the engine, so it got nothing from this one
 		slotDisposition = Cancelled
 	}
 	dst = l.held.unbind(dst, slotDisposition)
 	if !l.Resumed() { // a resumed answer still needs the bytes, whatever becomes of this attempt
 		dst = l.held.settle(dst, Copy, Back)
 	}
-	// The next attempt may use the same rank again if nothing was sent to it, or if it did not fail.
-	if e.End.Call == Decode && !nothingSent && e.End.Reason != Preempted && e.End.Reason != Stale && !returns {
+	// The next attempt may use the same rank again if the proxy itself ended this one, or if the rank did not fail.
+	if e.End.Call == Decode && !endedByProxy && e.End.Reason != Preempted && e.End.Reason != Stale && !returns {
 		dst = append(dst, Effect{Kind: Avoid})
 	}
 	l.last = verdict.Next
@@ -339,6 +334,21 @@ func (l *Lifecycle) callFailed(e Event, dst []Effect) []Effect {
 		return l.giveUp(e, dst)
 	}
 	return append(dst, Effect{Kind: Pause, Retry: l.tries.retry(verdict.Next, &e)})
+}
+
+// settleKV settles the lease of a prefill call that failed, or the hand-off of a decode call. If the verdict is Keep, the next attempt uses
+// the hand-off. A mixed rank hands no KV over, so its verdict only decides whether the lease counts a failure of the rank's group.
+func (l *Lifecycle) settleKV(e *Event, verdict Consequences, dst []Effect) []Effect {
+	groupWorks := verdict.Blame == Nobody || e.End.Reason == Busy // at most the queue of one rank is full
+	switch {
+	case l.bind == Mixed && groupWorks:
+		return l.held.settle(dst, Lease, Free)
+	case l.bind == Mixed:
+		return l.held.settle(dst, Lease, Refuse)
+	case verdict.KV == Keep:
+		return dst
+	}
+	return l.held.settle(l.held.settle(dst, Lease, verdict.KV), KV, verdict.KV) // the request holds only one of the two
 }
 
 // condemn holds the failure of a call against its engine, unless no engine is at fault. A prefill engine's failures are counted when its
@@ -381,9 +391,11 @@ func (l *Lifecycle) answered(e Event, dst []Effect) []Effect {
 // answerLost handles the loss of an answer that has begun. The answer goes on elsewhere (GoOn), or is broken off in three cases: the client
 // has left, no other engine would answer differently, or two engines have failed at the request and a third must not be risked.
 func (l *Lifecycle) answerLost(e Event, dst []Effect) []Effect {
-	verdict, slotDisposition := e.End.Verdict(), Failing
-	if e.Left || e.End.Reason == Left {
-		verdict, slotDisposition = Consequences{Next: Over}, Cancelled
+	verdict := e.End.Verdict()
+	slotDisposition := Failing
+	if e.Left || e.End.Reason == Left { // no engine is to blame
+		verdict = Consequences{Next: Over}
+		slotDisposition = Cancelled
 	}
 	dst, disputed := l.condemn(&e, verdict.Blame, dst)
 	if disputed {
@@ -403,11 +415,13 @@ func (l *Lifecycle) answerLost(e Event, dst []Effect) []Effect {
 // failure. Otherwise the client gets an error.
 func (l *Lifecycle) giveUp(e Event, dst []Effect) []Effect {
 	dst = l.held.settle(dst, KV, MaybeRead) // no decode engine will get the hand-off any more
-	switch {
-	case e.Left:
+	if e.Left {
 		return l.fail(e, OfClient, dst)
-	case l.last == Ask && l.offer(lostGroup), l.last != Ask && l.last != Over && !l.tries.poisons() && l.offer(failed):
-		return append(dst, Effect{Kind: Offer, Group: l.last == Ask})
+	}
+	groupMoved := l.last == Ask // another proxy owns the decode group now
+	othersMayServe := !groupMoved && l.last != Over && !l.tries.poisons()
+	if groupMoved && l.offer(lostGroup) || othersMayServe && l.offer(failed) {
+		return append(dst, Effect{Kind: Offer, Group: groupMoved})
 	}
 	return l.fail(e, OfAttempt, dst)
 }
@@ -441,14 +455,14 @@ func (l *Lifecycle) panicked(e Event, dst []Effect) []Effect {
 	dst = l.held.settle(dst, KV, Orphan)
 	for i := range l.pairs {
 		switch p := &l.pairs[i]; {
-		case p.Closed():
+		case p.Closed(): // if its prefill call still runs, the lease is settled at the end of that call
 		case e.Idle: // neither call of the last pair was begun
 			dst = l.stepPair(Event{Kind: NotSent, Pair: i + 1}, dst)
 		default:
 			dst = l.stepPair(Event{Kind: DecodeFailed, Reason: Died, Pair: i + 1}, dst)
 		}
 	}
-	dst = l.letGo(Pass, Back, dst)
+	dst = l.letGo(Pass, Back, dst) // of a request that is passed through
 	dst = l.held.settle(dst, Copy, Back)
 	return l.held.conclude(l.tries.resolve(Disputed, dst), true)
 }

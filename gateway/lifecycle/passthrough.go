@@ -5,7 +5,7 @@ const (
 	mostAsked  = 8 // engines that one request tries, including those that turn out not to have its endpoint or its model
 )
 
-// pass handles an event of a request that is passed through to one engine as it came:
+// pass handles an event of a request that is passed through to one engine as it came. A state ignores events that it does not wait for:
 //
 //	Choosing → Calling → Streaming → Done
 //	   ↑        ↓    ↓      ↑
@@ -21,7 +21,7 @@ func (l *Lifecycle) pass(e Event, dst []Effect) []Effect {
 		return l.choose(dst)
 	case l.state == Choosing && e.Kind == Chosen:
 		l.tries.asked++
-		return l.call(SendOver, dst)
+		return l.beginCall(SendOver, dst)
 	case l.state == Choosing && e.Kind == NoneLeft:
 		return l.noneLeft(dst)
 	case l.state == Choosing && e.Kind == NoRoute:
@@ -29,8 +29,9 @@ func (l *Lifecycle) pass(e Event, dst []Effect) []Effect {
 	case called && e.Kind == CallFailed:
 		return l.callFell(e, dst)
 	case called && e.Kind == First:
+		// no other engine will be sent the body
 		return append(l.held.settle(dst, Body, Back), Effect{Kind: AnswerIt})
-	case l.state == Streaming && e.Kind == Ends:
+	case l.state == Streaming && e.Kind == Ends: // the answer keeps its memory until it is written
 		return append(l.letGo(Back, Pass, dst), Effect{Kind: EndWhole})
 	case l.state == Streaming && e.Kind == CallFailed:
 		return append(l.letGo(Back, Back, dst), Effect{Kind: BreakOff})
@@ -46,8 +47,8 @@ func (l *Lifecycle) choose(dst []Effect) []Effect {
 	return append(dst, Effect{Kind: Choose})
 }
 
-// noneLeft ends a request for which no engine is left. If an engine failed at the request, the client gets the error of the last such
-// engine.
+// noneLeft ends a request for which no engine is left. If engines failed at the request or did not have its model, the client gets the
+// error of the last such engine.
 func (l *Lifecycle) noneLeft(dst []Effect) []Effect {
 	clientError := OfRanks
 	if l.tries.counted > 0 || l.tries.unlisted > 0 {
@@ -56,16 +57,17 @@ func (l *Lifecycle) noneLeft(dst []Effect) []Effect {
 	return l.turnAway(clientError, dst)
 }
 
-// call sends the request to the chosen engine, with the effect SendOver, or SendAnew for the second try at the same
-// engine. The call counts against the engine, and memory is set aside for the answer.
-func (l *Lifecycle) call(effect EffectKind, dst []Effect) []Effect {
+// beginCall begins a call to the chosen engine. send is the effect that sends the request: SendOver, or SendAnew for the second try at the
+// same engine. From now on the request holds the call, which counts against the engine, and memory for the answer. The engine may take as
+// long as a prefill engine (ByProbe), because it computes the prompt before its first event.
+func (l *Lifecycle) beginCall(send EffectKind, dst []Effect) []Effect {
 	l.held.take(Call)
 	l.held.take(Memory)
-	return append(dst, Effect{Kind: effect, Until: ByProbe})
+	return append(dst, Effect{Kind: send, Until: ByProbe})
 }
 
 // callFell handles a call that has ended without an answer. The engine keeps nothing of the request, so another engine is asked, unless the
-// request itself may be the cause.
+// request itself may be the cause, or mostFailed engines have failed. A failure of an engine is counted and logged.
 func (l *Lifecycle) callFell(e Event, dst []Effect) []Effect {
 	verdict := e.End.Verdict()
 	dst = l.held.settle(dst, Memory, Back)
@@ -73,13 +75,14 @@ func (l *Lifecycle) callFell(e Event, dst []Effect) []Effect {
 	switch {
 	case e.Left:
 		return l.turnAway(OfClient, dst)
-	// two connections ended without an answer, so the request may have killed the engine: no other engine is risked
+	// Two connections ended without an answer, so the request may have killed the engine: no other engine is risked. The client gets the
+	// error of the first connection (Recall).
 	case l.state == Redialing && e.End.Progress < Headed && !e.End.Moved:
 		verdict.Next = Elsewhere
 		dst = append(dst, Effect{Kind: Recall})
-	case verdict.Next == Same:
-		return l.call(SendAnew, dst)
-	case verdict.Next == Anew: // the engine does not have the endpoint
+	case verdict.Next == Same: // the engine had most likely closed the connection before it saw the request
+		return l.beginCall(SendAnew, dst)
+	case verdict.Next == Anew: // the engine does not have the endpoint, which the client need not know if another engine has failed
 		return l.choose(append(dst, Effect{Kind: Remember}, Effect{Kind: Recall}))
 	case verdict.Next == NoModel:
 		l.tries.unlisted++
@@ -89,7 +92,7 @@ func (l *Lifecycle) callFell(e Event, dst []Effect) []Effect {
 	}
 	l.tries.counted++
 	dst = append(dst, Effect{Kind: Complain})
-	if verdict.Next != Again || l.tries.counted == mostFailed {
+	if verdict.Next != Again || l.tries.counted == mostFailed { // not Again: the request may be the cause
 		return l.turnAway(OfAttempt, dst)
 	}
 	return l.choose(dst)
@@ -100,7 +103,8 @@ func (l *Lifecycle) turnAway(clientError Error, dst []Effect) []Effect {
 	return append(l.letGo(Pass, Back, dst), Effect{Kind: Fail, Error: clientError})
 }
 
-// letGo settles everything that a passed-through request still holds. body and memory say how those two resources are settled.
+// letGo settles everything that a passed-through request still holds. body and memory say how those two resources are settled. A call that
+// was not settled yet is Spent, because its engine may have computed tokens.
 func (l *Lifecycle) letGo(body, memory Disposition, dst []Effect) []Effect {
 	dst = l.held.settle(dst, Body, body)
 	dst = l.held.settle(dst, Memory, memory)

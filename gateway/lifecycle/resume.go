@@ -79,6 +79,7 @@ func (l *Loss) Plan() Plan {
 		return Plan{Tier: Broken}
 	case !said.Content && !said.Unread && (len(said.IDs) == 0 || !l.Seen): // the client has nothing that a new answer could contradict
 		return l.behind(nothing, Repeated, nil)
+	// nothing follows an answer that has the largest number of tokens, so it need not end with a whole character
 	case l.Retention == KeepAll && l.resumable(&said) && (said.Completed >= l.Most || l.whole(&said)):
 		return l.goOn(&said)
 	case l.Retention == KeepAll && !l.Streamed: // the client gets the answer in one piece, so it has nothing yet
@@ -92,7 +93,7 @@ func (l *Loss) Plan() Plan {
 
 // goOn is the plan in which the answer goes on behind the part that the client has. It changes said.
 func (l *Loss) goOn(said *sse.Transcript) Plan {
-	if !l.Seen && !mooncake.ByText(l.How) {
+	if !l.Seen && !mooncake.ByText(l.How) { // the client does not have the text of the last tokens, so they may be generated again
 		said.Cut()
 	}
 	// Completed is a guess here, because not all token ids are known. The engine would have ended an answer that may have no more tokens,
@@ -126,16 +127,16 @@ func (l *Loss) goOn(said *sse.Transcript) Plan {
 // behind is the plan in which the answer goes on after said, its part so far. resume is what becomes a part of the prompt; nil: nothing.
 func (l *Loss) behind(said *sse.Transcript, tier Tier, resume *mooncake.Resume) Plan {
 	p := Plan{Tier: tier, Said: said, Resume: resume}
-	if resume != nil && !mooncake.ByText(resume.How) {
+	if resume != nil && !mooncake.ByText(resume.How) { // only token ids give a prompt of a known length
 		p.AtP = l.Alone + said.Completed
 		if said.Prompt > 0 {
 			p.AtD = said.Prompt + said.Completed
 		}
 	}
-	if said.Head.ID != nil {
+	if said.Head.ID != nil { // the client has the first event, so later events must have its id
 		p.Continuation = &sse.Continuation{Head: said.Head, Prompt: said.Prompt, Tokens: said.Completed,
 			Runes: said.Runes, Last: said.Last, Grows: said.Grows}
-		if said.Prompt == 0 {
+		if said.Prompt == 0 { // the engine reported no count
 			p.Continuation.Prompt = l.Alone
 		}
 	}
@@ -154,10 +155,12 @@ func (l *Loss) resumable(said *sse.Transcript) bool {
 	switch {
 	case said.Last != nil && (said.Grows == sse.GrowthUnknown || said.Completed >= l.Most): // an answer of /generate that is at its end
 		return false
-	case l.How == "", said.Head.ID == nil, said.MoreThan, said.Unread, !l.Plain:
+	// The request or the engine does not allow it, or the transcript lacks something: its head, reasoning, tool calls, or an unread event.
+	case l.How == "", !l.Plain, said.Head.ID == nil, said.MoreThan, said.Unread:
 		return false
 	case mooncake.ByText(l.How): // tokens that the client has may then be generated again, and tools cannot be repeated
 		return !l.Seen && !l.Tools
 	}
+	// the token ids must be those of all the answer, and of the prompt as the engine counted it
 	return said.Exact() && (said.Prompt == 0 || said.Prompt == mooncake.CountIDs(l.IDs))
 }

@@ -43,7 +43,7 @@ const mostUnlisted = 3
 // poison is how many engines a request may break: then it gets no more attempts.
 const poison = 2
 
-// restart sets the counts to zero that would limit the next attempts.
+// restart sets the counts to zero that would limit the next attempts. What limits the whole request stays.
 func (t *tries) restart() { t.counted, t.unreached, t.refused, t.withheld, t.unlisted = 0, 0, 0, 0, 0 }
 
 // poisons says whether evenkeel considers the request the cause of the engines' failures.
@@ -71,7 +71,7 @@ func (t *tries) retry(next NextStep, e *Event) Retry {
 		}
 	case Redial:
 		if t.redials < mostRedials {
-			if t.noteFailure(e) {
+			if t.noteFailure(e) { // the request may be what kills engines
 				return Retry{}
 			}
 			t.redials++
@@ -94,7 +94,7 @@ func (t *tries) retry(next NextStep, e *Event) Retry {
 	case Again:
 	}
 	t.counted++
-	if t.noteFailure(e) {
+	if t.noteFailure(e) { // the request may be what kills engines
 		return Retry{}
 	}
 	return Retry{Budget: Counted, N: int(t.counted), Despite: t.resumed > 0}
@@ -107,7 +107,7 @@ func (t *tries) noteFailure(e *Event) (mayPoison bool) {
 		t.suspects++
 		return t.poisons()
 	}
-	return e.BrokenConn.Engine != "" && t.secondDied(e.BrokenConn, e.Down) // an empty BrokenConn: not the failure of a dying engine
+	return e.BrokenConn.Engine != "" && t.secondDied(e.BrokenConn, e.Down) // empty: the failure does not look like a dying engine
 }
 
 // secondDied notes that an engine's connection broke under the request. It says whether this engine is the second one that the request may
@@ -115,7 +115,7 @@ func (t *tries) noteFailure(e *Event) (mayPoison bool) {
 // engines of t.brokenConns that went down. A broken connection of an engine that still runs proves nothing. Neither does the loss of one
 // prefill and one decode engine, which a cluster may lose together.
 func (t *tries) secondDied(b BrokenConn, down []string) bool {
-	role, _, _ := strings.Cut(b.Engine, " ")
+	role, _, _ := strings.Cut(b.Engine, " ") // Engine is "role address"
 	for _, other := range t.brokenConns {
 		if other.Engine != b.Engine && strings.HasPrefix(other.Engine, role+" ") && slices.Contains(down, other.Engine) {
 			return true

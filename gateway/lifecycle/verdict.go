@@ -9,7 +9,7 @@ type CallKind uint8
 // The kinds of calls.
 const (
 	Prefill CallKind = iota // from the request's turn to the hand-off of its KV
-	Decode                  // from the hand-off to the first event of the answer; the only call if the decode rank computes the prompt
+	Decode                  // from the hand-off to the first event of the answer; the only call if the decode rank also prefills
 	Sole                    // all of a request that one engine serves alone, without a slot on a decode rank
 )
 
@@ -60,7 +60,7 @@ const (
 	Uncalled    // the decode engine did not say in time where the KV goes
 	Misplaced   // the decode engine named an address to which KV may not be sent
 	Unbegun     // the prompt was prefilled, but the decode engine did not begin its answer
-	Stuck       // a rank that also computes the prompt gave no sign of life for many times the predicted time
+	Stuck       // a rank that also prefills gave no sign of life for many times the predicted time
 	Unusable    // no answer for the client can be made of the engine's answer, or it is too large
 	Unconfirmed // the prefill engine did not confirm in time that the KV is complete
 	Incomplete  // the prefill engine broke off while it handed the KV over
@@ -274,9 +274,9 @@ func (e CallEnd) Verdict() Consequences {
 		// The table has no entry, which is a bug. Orphan is safe: no engine is told to fetch KV that may not be there, and an engine that
 		// has it frees it at its hold timeout.
 		v.KV = Orphan
-	case v.KV == unsaid:
+	case v.KV == unsaid: // a bug, too: the decode engine may have the request
 		v.KV = MaybeRunning
-	case v.KV == MaybeRead && e.Open:
+	case v.KV == MaybeRead && e.Open: // the engine answered 200, so it may have begun
 		v.KV = MaybeRunning
 	case v.KV == MaybeRead && e.Frees && e.Reason != Paused: // Paused: the part of the engine that would free the KV never saw the request
 		v.KV = Free
@@ -307,10 +307,12 @@ func (e CallEnd) Unheard() bool {
 func (e CallEnd) OfEngine() bool { return e.Reason >= Stale && !e.Moved }
 
 // sole is the verdict on a Sole call. The engine keeps nothing of the request, so another engine can serve it. But a request that may have
-// killed its engine goes to no other engine. A request of which no byte was sent always goes to another engine.
+// killed its engine goes to no other engine (Elsewhere). A request of which no byte was sent always goes to another engine. KV only says
+// whether the engine may have computed the request's tokens (Spent) or not (Free).
 func (e CallEnd) sole() Consequences {
 	v := Consequences{KV: Spent, Next: Elsewhere, Blame: Engine}
-	if e.Progress == Unsent || e.Reason == Stale || e.Reason >= Lacks && !e.Open {
+	refused := e.Reason >= Lacks && !e.Open // the answer had an error status from its start
+	if e.Progress == Unsent || e.Reason == Stale || refused {
 		v.KV = Free
 	}
 	switch {
@@ -318,15 +320,15 @@ func (e CallEnd) sole() Consequences {
 		v.Next = Again
 	case e.Reason == Stale: // the kept-alive connection most likely ended before the engine saw the request
 		v.Next = Same
-	case e.Reason == Paused:
+	case e.Reason == Paused: // the engine takes no requests for a moment, which is no failure
 		v.Next, v.Blame = Again, Nobody
-	case e.Reason == Unlisted:
+	case e.Reason == Unlisted: // the engine works, but does not have the model
 		v.Next, v.Blame = NoModel, Nobody
-	case e.Progress == Unsent || e.Reason == Throttled || e.Reason == Busy:
+	case e.Progress == Unsent || e.Reason == Throttled || e.Reason == Busy: // the engine did not take the request
 		v.Next = Again
-	case e.Reason == Lacks:
+	case e.Reason == Lacks: // another engine may have the endpoint
 		v.Next = Anew
-	case e.Reason == Rejected:
+	case e.Reason == Rejected: // the request is at fault
 		v.Next = Over
 	}
 	return v
@@ -339,7 +341,7 @@ func (e CallEnd) Refused() bool {
 
 // Untaken says whether the engine of a call did not take the request, so that another engine may replace it.
 func (e CallEnd) Untaken() bool {
-	return e.Progress == Unsent && e.Reason != HungUp && e.Reason != Moved ||
-		e.Reason == Throttled || e.Reason == Busy || e.Reason == Paused ||
-		e.Reason == Unlisted
+	endedHere := e.Reason == HungUp || e.Reason == Moved // the proxy ended the call, which says nothing of the engine
+	refused := e.Reason == Throttled || e.Reason == Busy || e.Reason == Paused || e.Reason == Unlisted
+	return e.Progress == Unsent && !endedHere || refused
 }
