@@ -16,6 +16,7 @@ import (
 // conf returns the settings in force. A reload may come between two calls, so settings that belong together are read from one call.
 func (g *Gateway) conf() *reload.Settings { return g.config.Settings() }
 
+// reloadHost returns the parts of this proxy that a reload of the config needs.
 func (g *Gateway) reloadHost() reload.Deps {
 	return reload.Deps{
 		Log: g.log, Registerer: g.reg, Started: g.started, Prepare: g.prepare,
@@ -25,8 +26,9 @@ func (g *Gateway) reloadHost() reload.Deps {
 	}
 }
 
-// prepare asks every part that may refuse a new config. The function that it returns applies the config. An operator may set
-// another policy between the two, so that the dispatcher may still refuse; apply asks it first, before anything has changed.
+// prepare asks every part that may refuse a new config. apply gives the config to the parts, and calls commit once neither the dispatcher
+// nor the scheduler can refuse any more. An operator may set another policy between prepare and apply, so that the dispatcher may still
+// refuse; apply asks it first, before anything has changed.
 func (g *Gateway) prepare(old, next *reload.Settings, fit *predictor.Fit) (apply func(commit func()) error, err error) {
 	plan, err := g.fleet.Plan(old.Settings, next.Settings)
 	if err != nil {
@@ -59,7 +61,7 @@ func (g *Gateway) prepare(old, next *reload.Settings, fit *predictor.Fit) (apply
 		}
 		commit()
 		if !reflect.DeepEqual(old.Tracing, next.Tracing) {
-			if err := beginTraces(); err != nil {
+			if err := beginTraces(); err != nil { // the rest of the config is in force, so this is no error of the reload
 				g.log.Error("the new tracing settings cannot be used; tracing stays as it was", zap.Error(err))
 			}
 		}
@@ -69,6 +71,7 @@ func (g *Gateway) prepare(old, next *reload.Settings, fit *predictor.Fit) (apply
 	}, g.dispatcher.Accepts(decide)
 }
 
+// prefillConfig returns the config of the prefill tier: its settings, and the parts of this proxy that it asks.
 func (g *Gateway) prefillConfig(s *reload.Settings) prefill.Config {
 	c := s.Tier()
 	c.Explain, c.Places = s.Explains(), g.places

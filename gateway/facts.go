@@ -69,7 +69,9 @@ func (g observer) Facts(ctx context.Context) detect.Facts {
 			Paused:   e.Paused, Hangs: e.Hangs, Moved: moved(e.Moved, now), Share: e.Share, Ranks: e.Ranks, Version: e.Version,
 		})
 	}
-	g.callers(&f, now)
+	g.callers(&f)
+	g.failingHost(&f, now)
+	g.hits(&f, now)
 	for _, part := range g.reporters {
 		part.Facts(&f)
 	}
@@ -83,8 +85,9 @@ func moved(m *engine.Moved, now time.Time) *detect.Moved {
 	return &detect.Moved{From: m.From, To: m.To, AgoS: age(now, m.At)}
 }
 
-// callers fills in which API keys have requests that wait, and which key sends the most prompt tokens.
-func (g observer) callers(f *detect.Facts, now time.Time) {
+// callers fills in which API keys have requests that wait, and which key sends the most prompt tokens. It fills in nothing while no request
+// waits and no prefill engine is full.
+func (g observer) callers(f *detect.Facts) {
 	requestsWait := f.Prefill.Waiting > 0 || slices.ContainsFunc(f.Models, func(m detect.Model) bool { return m.Pool.Entries > 0 })
 	engineIsFull := slices.ContainsFunc(f.Prefill.Engines, func(e detect.PrefillEngine) bool { return e.State == "closed" })
 	if requestsWait || engineIsFull {
@@ -94,10 +97,21 @@ func (g observer) callers(f *detect.Facts, now time.Time) {
 			f.Waiting = waitingOf(loads)
 		}
 	}
+}
+
+// failingHost fills in the host on which nearly all requests that failed had a failed attempt. It only names a host whose engines all have
+// others that can take their requests (replaceable).
+func (g observer) failingHost(f *detect.Facts, now time.Time) {
 	host, failedThere, failed := g.Receipts().FailedOn(now)
-	if failed >= failedLeast && float64(failedThere) >= failedShare*float64(failed) && replaceable(f.Engines, host) {
+	nearlyAll := failed >= failedLeast && float64(failedThere) >= failedShare*float64(failed)
+	if nearlyAll && replaceable(f.Engines, host) {
 		f.Traffic.FailedOn = host
 	}
+}
+
+// hits fills in the longest backlog of prefills. While it is long, hits also fills in what share of the prompts of the key with the most
+// waiting requests was found in prefix caches, now and before. f must have the keys already (callers).
+func (g observer) hits(f *detect.Facts, now time.Time) {
 	for i := range f.Advice {
 		f.Prefill.BacklogS = max(f.Prefill.BacklogS, f.Advice[i].Prefill.BacklogSeconds)
 	}
@@ -135,19 +149,22 @@ func waitingOf(keys map[string]receipt.Load) []detect.Waiting {
 	return list
 }
 
-// heaviest returns the key with the most prompt tokens; nil: no key has any.
+// heaviest returns the key with the most prompt tokens, its share of the tokens of all keys, and the mean of its prompts; nil: no key has
+// any tokens. Ties go to the key that comes first in the alphabet, because a map has no order.
 func heaviest(keys map[string]receipt.Load) *detect.Heaviest {
-	tokens, most, keyWithMost := 0, receipt.Load{}, ""
+	total := 0
+	var most receipt.Load
+	var keyWithMost string
 	for key, load := range keys {
-		tokens += load.Tokens
+		total += load.Tokens
 		if load.Tokens > most.Tokens || load.Tokens == most.Tokens && key < keyWithMost {
 			most, keyWithMost = load, key
 		}
 	}
-	if most.Prompts == 0 || tokens == 0 {
+	if most.Prompts == 0 || total == 0 {
 		return nil
 	}
-	return &detect.Heaviest{Key: keyWithMost, Share: float64(most.Tokens) / float64(tokens), Mean: most.Tokens / most.Prompts}
+	return &detect.Heaviest{Key: keyWithMost, Share: float64(most.Tokens) / float64(total), Mean: most.Tokens / most.Prompts}
 }
 
 // mostNamed is how many models of an engine are named. LoRA adapters are models, too, and there may be thousands.
@@ -168,31 +185,35 @@ func (g observer) modelFacts(m *board.ModelStatus, ttl float64) detect.Model {
 	}
 	out.Name, out.Aggregated = roster.Called(m.Model)
 	for i := range m.Groups {
-		from := &m.Groups[i]
-		group := detect.Group{GroupLoads: from.GroupLoads, GroupReports: from.GroupReports, Held: from.Held}
-		if step := from.Step; step != nil {
-			group.Law = detect.Law{C0: step.C0Ms, C1: step.C1Ms, Each: step.RequestMs}
-			group.StepMs, group.ModelMs, group.ModelWhy, group.Source, group.OwnMs = float64(step.MeanMs), step.ModelMs, step.Why, step.Source,
-				step.OwnMs
-			group.LostShare, group.LostMs, group.SyncWaitMs = step.LostShare, step.LostMs, step.SyncWaitMs
-		}
-		for _, w := range m.Workers {
-			inGroup := w.Barrier == from.Barrier && (!from.Barrier || w.Group == from.Name) // all ranks without a barrier are one group
-			if !inGroup {
-				continue
-			}
-			group.Ranks = append(group.Ranks, detect.Rank{
-				ID: w.ID, Name: w.Name, State: shown(w.State), Why: w.Why, Steps: !w.Down && !w.Removed,
-				KVTokens: w.KVTokens, Unread: w.Unread, Capacity: w.Capacity, Used: w.Used, Slots: w.Limit, Running: w.Running, Output: w.Output,
-				Answers: w.Answers, Empty: w.Empty, Tight: w.Tight, Backlog: w.Backlog, Prompts: w.Prompts, Kept: w.Kept,
-			})
-		}
-		if group.OnlyDecodes() {
-			group.Said = g.gaugesOf(group.Ranks)
-		}
-		out.Groups = append(out.Groups, group)
+		out.Groups = append(out.Groups, g.groupFacts(&m.Groups[i], m.Workers))
 	}
 	return out
+}
+
+// groupFacts returns the facts about a group: its loads, its steps, and those of the model's ranks that are in the group.
+func (g observer) groupFacts(from *board.GroupStatus, ranks []board.WorkerStatus) detect.Group {
+	group := detect.Group{GroupLoads: from.GroupLoads, GroupReports: from.GroupReports, Held: from.Held}
+	if step := from.Step; step != nil {
+		group.Law = detect.Law{C0: step.C0Ms, C1: step.C1Ms, Each: step.RequestMs}
+		group.StepMs, group.ModelMs, group.OwnMs = float64(step.MeanMs), step.ModelMs, step.OwnMs
+		group.ModelWhy, group.Source = step.Why, step.Source
+		group.LostShare, group.LostMs, group.SyncWaitMs = step.LostShare, step.LostMs, step.SyncWaitMs
+	}
+	for _, w := range ranks {
+		inGroup := w.Barrier == from.Barrier && (!from.Barrier || w.Group == from.Name) // all ranks without a barrier are one group
+		if !inGroup {
+			continue
+		}
+		group.Ranks = append(group.Ranks, detect.Rank{
+			ID: w.ID, Name: w.Name, State: shown(w.State), Why: w.Why, Steps: !w.Down && !w.Removed,
+			KVTokens: w.KVTokens, Unread: w.Unread, Capacity: w.Capacity, Used: w.Used, Slots: w.Limit, Running: w.Running, Output: w.Output,
+			Answers: w.Answers, Empty: w.Empty, Tight: w.Tight, Backlog: w.Backlog, Prompts: w.Prompts, Kept: w.Kept,
+		})
+	}
+	if group.OnlyDecodes() { // the gauges of ranks that also prefill are not compared
+		group.Said = g.gaugesOf(group.Ranks)
+	}
+	return group
 }
 
 // gaugesOf returns what the metrics of the engines say of each rank; nil: not known.
@@ -224,6 +245,7 @@ func shown(state string) string {
 	return detect.RankOut
 }
 
+// prefillFacts returns the facts about a prefill engine. gate is the share of its KV capacity at which it gets no more prompts.
 func prefillFacts(c *prefill.CandidateStatus, gate float64) detect.PrefillEngine {
 	p := detect.PrefillEngine{
 		ID: c.ID, State: c.State, KVTokens: c.KVTokens, Budget: int64(gate * float64(c.CapacityTokens)), KVShare: c.OwnUsage, GateShare: gate,
@@ -233,7 +255,7 @@ func prefillFacts(c *prefill.CandidateStatus, gate float64) detect.PrefillEngine
 	if c.State == "out" {
 		p.Why, _, _ = strings.Cut(c.Fault, "\n")
 	}
-	if c.ScrapedUsage != nil {
+	if c.ScrapedUsage != nil { // the engine may hold KV that this proxy does not know of
 		p.KVShare = max(p.KVShare, *c.ScrapedUsage)
 	}
 	if c.ScrapeAgeMs != nil {
@@ -291,9 +313,10 @@ func replaceable(engines []detect.Engine, host string) bool {
 			continue
 		}
 		known = true
-		if !slices.ContainsFunc(engines, func(other detect.Engine) bool {
+		replaced := slices.ContainsFunc(engines, func(other detect.Engine) bool {
 			return hostOf(&other) != host && other.Role == e.Role && other.State == "up" && !other.Draining
-		}) {
+		})
+		if !replaced {
 			return false
 		}
 	}
@@ -310,6 +333,7 @@ func (g observer) Sample(ctx context.Context) (s detect.Sample, ok bool) {
 	return sampleOf(&loads, &r), true
 }
 
+// sampleOf puts the loads of the ranks and the requests of the last minute together.
 func sampleOf(loads *board.Loads, r *journal.Recent) detect.Sample {
 	s := detect.Sample{
 		At: time.Now(), Ended: r.Ended, Failed: r.Failed, Own: r.Own, Tokens: loads.OutputTokens, Failures: r.Failures, Whys: r.Whys,
@@ -318,7 +342,8 @@ func sampleOf(loads *board.Loads, r *journal.Recent) detect.Sample {
 	}
 	for i, l := range loads.Ranks {
 		s.Ranks[i] = detect.RankAt{
-			ID: l.Worker, Running: l.Running, KVTokens: l.KVTokens, Output: l.Output - int64(l.Answers),
+			ID: l.Worker, Running: l.Running, KVTokens: l.KVTokens,
+			Output: l.Output - int64(l.Answers), // without the first token of each answer, because its wait is no time between tokens
 			Lately: detect.Lately{Answers: l.Answers, Empty: l.Empty},
 		}
 	}

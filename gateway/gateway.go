@@ -94,8 +94,12 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 	}
 	g.places.OnFree(g.scheduler.Wake)
 	decision := cfg.Decision()
-	decision.Predictor.Fit, decision.TTL, decision.Explain = fit, g.conf().PoolTTL(), cfg.Explains()
-	decision.Registerer, decision.Places, decision.OnRoom, decision.Log = g.reg, g.places, g.scheduler.Wake, log
+	decision.Predictor.Fit = fit
+	decision.TTL = g.conf().PoolTTL()
+	decision.Explain = cfg.Explains()
+	decision.Places = g.places
+	decision.OnRoom = g.scheduler.Wake
+	decision.Registerer, decision.Log = g.reg, log
 	decision.EngineMetrics = func(worker int32) (dispatcher.EngineMetrics, bool) {
 		r := g.fleet.Now().Rank(worker)
 		if r == nil {
@@ -181,6 +185,8 @@ func (g *Gateway) discover(ofTest ...discover.Source) error {
 // Callbacks is the server that decode engines call back; nil: no decode engine calls back.
 func (g *Gateway) Callbacks() *metaserver.Server { return g.meta }
 
+// metaserver makes the server that decode engines call back; nil: the config has no address for it. The server accepts callbacks from the
+// addresses in bind.allow; if there are none, from the decode engines of the fleet.
 func (g *Gateway) metaserver() *metaserver.Server {
 	cfg := g.conf()
 	if cfg.Bind.Listen == "" {
@@ -205,8 +211,8 @@ func (g *Gateway) publish(candidates []prefill.Candidate, locals []local.Rank, w
 	g.dispatcher.SetWorkers(workers)
 }
 
-// Start opens both listeners and begins to watch the engines. It returns once
-// clients can connect; /readyz tells when they can be served.
+// Start puts the engines of the config into the fleet, opens all listeners and begins to watch the engines. It returns once clients can
+// connect; /readyz tells when they can be served.
 func (g *Gateway) Start(admin http.Handler) error {
 	enter, err := g.fleet.Load()
 	if err != nil {
@@ -216,17 +222,8 @@ func (g *Gateway) Start(admin http.Handler) error {
 	if _, err := edge.RaiseFileLimit(g.log, uint64(2*g.conf().Limits.Connections)); err != nil {
 		g.log.Warn("the limit of open files could not be raised", zap.Error(err))
 	}
-	g.listener, err = edge.Listen(g.conf().Listen, edge.ListenOptions{
-		WriteTimeout: g.conf().Limits.WriteTimeout, MaxConns: g.conf().Limits.Connections, MaxConnsPerIP: g.conf().Limits.PerIP,
-		MaxLag: g.conf().Limits.ClientLag, SendBuffer: g.conf().Limits.ClientBacklog,
-		TLS: g.config.Certificate(reload.Public) != nil, Log: g.log,
-	})
-	if err != nil {
-		return fmt.Errorf("listen: %w", err)
-	}
-	if g.admin, err = net.Listen("tcp", g.conf().Admin.Listen); err != nil {
-		_ = g.listener.Close()
-		return fmt.Errorf("admin.listen: %w", edge.ListenError(g.conf().Admin.Listen, err))
+	if err := g.listen(); err != nil {
+		return err
 	}
 	if g.peers != nil {
 		if err := g.peers.Start(); err != nil {
@@ -244,9 +241,44 @@ func (g *Gateway) Start(admin http.Handler) error {
 	if n == 0 {
 		n = loop.Default()
 	}
-	if err := g.loops.Start(max(0, n), g.log); err != nil {
+	if err := g.loops.Start(max(0, n), g.log); err != nil { // -1 in the config means no loops
 		return fmt.Errorf("event_loops: %w", err)
 	}
+	g.runParts()
+	g.background.Go(func() {
+		if err := g.server.Serve(g.config.Certificate(reload.Public).Listener(g.listener)); err != nil && !errors.Is(err, net.ErrClosed) {
+			g.log.Error("the public listener has failed", zap.Error(err))
+		}
+	})
+	if err := g.serveAdmin(admin); err != nil {
+		return err
+	}
+	g.log.Info("listening", zap.String("public", g.Addr()), zap.String("admin", g.AdminAddr()),
+		zap.Int("prefill", len(g.conf().Engines.Prefill)), zap.Int("decode", len(g.conf().Engines.Decode)),
+		zap.Int("aggregated", len(g.conf().Engines.Aggregated)), zap.String("policy", g.dispatcher.Policy()))
+	return nil
+}
+
+// listen opens the listener for clients and the one for operators.
+func (g *Gateway) listen() (err error) {
+	limits := &g.conf().Limits
+	g.listener, err = edge.Listen(g.conf().Listen, edge.ListenOptions{
+		WriteTimeout: limits.WriteTimeout, MaxConns: limits.Connections, MaxConnsPerIP: limits.PerIP,
+		MaxLag: limits.ClientLag, SendBuffer: limits.ClientBacklog,
+		TLS: g.config.Certificate(reload.Public) != nil, Log: g.log,
+	})
+	if err != nil {
+		return fmt.Errorf("listen: %w", err)
+	}
+	if g.admin, err = net.Listen("tcp", g.conf().Admin.Listen); err != nil {
+		_ = g.listener.Close()
+		return fmt.Errorf("admin.listen: %w", edge.ListenError(g.conf().Admin.Listen, err))
+	}
+	return nil
+}
+
+// runParts starts the goroutines of the parts that work until g.ctx ends.
+func (g *Gateway) runParts() {
 	g.background.Go(func() { g.monitor.Start(g.ctx) })
 	g.background.Go(func() { g.scheduler.Run(g.ctx) })
 	g.background.Go(func() {
@@ -260,11 +292,10 @@ func (g *Gateway) Start(admin http.Handler) error {
 	if g.discovery != nil {
 		g.background.Go(func() { g.discovery.Run(g.ctx) })
 	}
-	g.background.Go(func() {
-		if err := g.server.Serve(g.config.Certificate(reload.Public).Listener(g.listener)); err != nil && !errors.Is(err, net.ErrClosed) {
-			g.log.Error("the public listener has failed", zap.Error(err))
-		}
-	})
+}
+
+// serveAdmin serves the admin listener until g.ctx ends. It warns if the admin token can be read on the network.
+func (g *Gateway) serveAdmin(admin http.Handler) error {
 	errorLog, err := zap.NewStdLogAt(g.log, zap.DebugLevel) // TLS handshakes that fail, mostly those of port scanners
 	if err != nil {
 		return err
@@ -288,9 +319,6 @@ func (g *Gateway) Start(admin http.Handler) error {
 		g.log.Warn("the admin token crosses the network in clear text; set admin.tls, or keep others off that network",
 			zap.String("admin", g.conf().Admin.Listen))
 	}
-	g.log.Info("listening", zap.String("public", g.Addr()), zap.String("admin", g.AdminAddr()),
-		zap.Int("prefill", len(g.conf().Engines.Prefill)), zap.Int("decode", len(g.conf().Engines.Decode)),
-		zap.Int("aggregated", len(g.conf().Engines.Aggregated)), zap.String("policy", g.dispatcher.Policy()))
 	return nil
 }
 
@@ -316,7 +344,7 @@ func (g *Gateway) Shutdown(ctx context.Context) error {
 	inTime := context.AfterFunc(ctx, func() { // if ctx ends before all streams have, they are ended
 		defer close(ended)
 		open = g.requests.Open()
-		if !errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		if !errors.Is(ctx.Err(), context.DeadlineExceeded) { // cancelled: no grace for the clients
 			cancel()
 		}
 		g.service.EndAll()
@@ -328,7 +356,7 @@ func (g *Gateway) Shutdown(ctx context.Context) error {
 		err = errors.Join(err, g.peers.Drain(cut))
 	}
 	wait := g.requests.Finish(cut)
-	if !inTime() {
+	if !inTime() { // ctx ended first
 		if <-ended; open > 0 {
 			err = errors.Join(fmt.Errorf("shutdown: %w: %d requests had not finished and were ended; allow more time if they mattered", ctx.Err(),
 				open), err)

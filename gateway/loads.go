@@ -17,7 +17,8 @@ func (g *Gateway) modelLoads(ctx context.Context) (list []admission.ModelLoad) {
 		if route.Name != route.Board {
 			continue // an adapter, which counts as its base model
 		}
-		l, kv, capacity := admission.ModelLoad{Model: route.Name, Waiting: queued[route.Name].Requests}, int64(0), int64(0)
+		l := admission.ModelLoad{Model: route.Name, Waiting: queued[route.Name].Requests}
+		var kv, capacity int64 // in tokens
 		for i := range prefills {
 			if c := &prefills[i]; !c.Aggregated && slices.Contains(c.Models, route.Name) {
 				l.Running += c.Inflight
@@ -34,7 +35,8 @@ func (g *Gateway) modelLoads(ctx context.Context) (list []admission.ModelLoad) {
 			for _, w := range b.Workers {
 				l.Running += w.Used
 				if w.Up && w.Capacity > 0 {
-					kv, capacity = kv+w.KVTokens+w.Others+w.Kept, capacity+w.Capacity
+					kv += w.KVTokens + w.Others + w.Kept
+					capacity += w.Capacity
 				}
 			}
 		}

@@ -14,8 +14,8 @@ var secondsBuckets = []float64{
 	300,
 }
 
-// registerMetrics registers the clock and the counters of the public listener. The other parts of the proxy register their
-// metrics themselves.
+// registerMetrics registers the clock, the metrics of the public listener, and the memory that bodies take. The other parts of the proxy
+// register their metrics themselves.
 func (g *Gateway) registerMetrics() {
 	stats := func() edge.Stats {
 		if g.listener == nil { // not started

@@ -79,16 +79,17 @@ func (g *Gateway) Status(ctx context.Context) Status {
 
 // readClocks fills in how long ranks wait for each other, which the engines count and the boards do not know. It changes copies only,
 // because a dispatcher that has ended returns the same status to all callers.
-func readClocks(s *board.Status, of func(rank int32) (Gauges, bool)) {
+func readClocks(s *board.Status, gaugesOf func(rank int32) (Gauges, bool)) {
 	s.Models = slices.Clone(s.Models)
 	for i := range s.Models {
 		m := &s.Models[i]
 		m.Groups = slices.Clone(m.Groups)
 		for j := range m.Groups {
 			g := &m.Groups[j]
-			if ms, told := waited(m.Workers, g.Name, of); told && g.Step != nil {
+			if ms, told := waited(m.Workers, g.Name, gaugesOf); told && g.Step != nil {
 				step := *g.Step
-				step.SyncWaitMs, g.Step = ms, &step
+				step.SyncWaitMs = ms
+				g.Step = &step
 			}
 		}
 	}
@@ -100,7 +101,8 @@ func tellStates(s *board.Status, engines *roster.Snapshot) {
 		m := &s.Models[i]
 		m.Workers = slices.Clone(m.Workers)
 		for j := range m.Workers {
-			w, state := &m.Workers[j], roster.Absent
+			w := &m.Workers[j]
+			state := roster.Absent // of a rank that is not in the fleet any more
 			if r := engines.Rank(w.ID); r != nil && !w.Removed {
 				state = r.State
 			}
@@ -110,14 +112,14 @@ func tellStates(s *board.Status, engines *roster.Snapshot) {
 }
 
 // waited returns how long the ranks of a barrier group wait for each other, as a mean in ms. told is false if no engine counts it.
-func waited(ranks []board.WorkerStatus, group string, of func(rank int32) (Gauges, bool)) (ms float64, told bool) {
+func waited(ranks []board.WorkerStatus, group string, gaugesOf func(rank int32) (Gauges, bool)) (ms float64, told bool) {
 	sum, n := 0.0, 0
 	for i := range ranks {
 		w := &ranks[i]
 		if !w.Barrier || w.Group != group || w.Down || w.Removed {
 			continue
 		}
-		if said, ok := of(w.ID); ok && said.WaitMs >= 0 {
+		if said, ok := gaugesOf(w.ID); ok && said.WaitMs >= 0 { // below 0: not known
 			sum, n = sum+said.WaitMs, n+1
 		}
 	}
@@ -184,7 +186,8 @@ func (g *Gateway) SetPolicy(spec string) error { return g.dispatcher.SetPolicy(s
 // Prefill returns the prefill tier, whose policy operators may change.
 func (g *Gateway) Prefill() *prefill.Scheduler { return g.scheduler }
 
-// ScorePrefill asks every prefill policy to which engine it would send the request with this body. Nothing is sent.
+// ScorePrefill asks every prefill policy to which engine it would send the request with this body. A body with messages is a chat, and any
+// other body a completion. Nothing is sent.
 func (g *Gateway) ScorePrefill(raw []byte) ([]prefill.Scored, error) {
 	var body struct {
 		Messages json.RawMessage `json:"messages"`
@@ -201,7 +204,7 @@ func (g *Gateway) ScorePrefill(raw []byte) ([]prefill.Scored, error) {
 		return nil, errors.New(fail.Message)
 	}
 	route, _, _ := g.fleet.Now().Lookup(req.Model)
-	route.Name = req.Model // empty if no engine lists the model
+	route.Name = req.Model // Lookup leaves the name empty if no engine lists the model
 	return g.requests.Score(req, route)
 }
 
@@ -257,7 +260,7 @@ func (g *Gateway) Calls() *fleetcall.Caller { return g.calls }
 
 // IDOf turns an address, host:port or a URL, into the id and the URL of an engine.
 func IDOf(address string) (id, url string, err error) {
-	if id, err = config.InstanceID(address); err == nil {
+	if id, err = config.InstanceID(address); err == nil { // a URL
 		return id, address, nil
 	}
 	if _, _, splitErr := net.SplitHostPort(address); splitErr != nil {

@@ -13,21 +13,22 @@ const (
 	readyAgain = 10 * time.Minute // between two logs of the same reason why it is not
 )
 
-// Ready says whether a request could be served now, and if not why.
+// Ready says whether a request could be served now, and if not why. If no prefill or no decode engine is healthy, the proxy is still ready
+// if other regions serve its requests. It needs no prefill engine if it passes all requests through to decode engines.
 func (g *Gateway) Ready() (ok bool, why string) {
 	unowned, engines := g.owner.Unready(time.Now()), g.fleet.Now()
-	switch p, d := engines.Up(); {
+	switch prefills, decodes := engines.Up(); {
 	case g.service.Draining():
 		return false, "draining"
 	case unowned != "":
 		return false, unowned
 	case !g.meta.Listening():
 		return false, "nothing listens for callbacks of decode engines at bind.listen"
-	case (p == 0 || d == 0) && g.peers != nil && len(g.peers.Geo().Models()) > 0: // other regions serve its requests
-	case p == 0 && d > 0 && g.passesOnly():
-	case p == 0:
+	case (prefills == 0 || decodes == 0) && g.peers != nil && len(g.peers.Geo().Models()) > 0: // other regions serve its requests
+	case prefills == 0 && decodes > 0 && g.passesOnly(): // no request needs a prefill engine
+	case prefills == 0:
 		return false, "no healthy " + engines.Kind(roster.Prefill) + " engine" + g.discovery.Failure()
-	case d == 0:
+	case decodes == 0:
 		return false, "no healthy " + engines.Kind(roster.Decode) + " engine" + g.discovery.Failure()
 	}
 	return true, ""
@@ -57,8 +58,8 @@ func (g *Gateway) passesOnly() bool {
 func (g *Gateway) tellReadiness(ctx context.Context) {
 	tick := time.NewTicker(readyEvery)
 	defer tick.Stop()
-	var said string
-	var at time.Time
+	var lastWhy string // the reason that was logged last; empty: none since the proxy was ready
+	var loggedAt time.Time
 	for {
 		select {
 		case <-tick.C:
@@ -67,12 +68,12 @@ func (g *Gateway) tellReadiness(ctx context.Context) {
 		}
 		ok, why := g.Ready()
 		switch {
-		case ok && said != "":
-			g.log.Info("the proxy is ready again", zap.String("was", said))
-			said = ""
+		case ok && lastWhy != "":
+			g.log.Info("the proxy is ready again", zap.String("was", lastWhy))
+			lastWhy = ""
 		case ok:
-		case why != said || time.Since(at) >= readyAgain:
-			said, at = why, time.Now()
+		case why != lastWhy || time.Since(loggedAt) >= readyAgain:
+			lastWhy, loggedAt = why, time.Now()
 			g.log.Warn("not ready: "+why, zap.Strings("engines", g.fleet.Now().Missing()))
 		}
 	}

@@ -18,8 +18,9 @@ const seatPatience = 10 * time.Second
 // seatLook is the time between two checks whether a rank has a free slot.
 const seatLook = 100 * time.Millisecond
 
-// Seat takes a slot of a decode rank for a request of the self-test. The slot is charged and counted like that of a client's
-// request, and the request carries the epoch of our ownership. If another proxy owns the rank, the error is selftest.ErrNotOurs.
+// Seat takes a slot of the decode rank with this name for a request of the self-test. tokens is the length of its prompt. Seat waits up to
+// seatPatience for the slot, which is charged and counted like that of a client's request. The request carries the epoch in which this
+// proxy owns the rank. If another proxy owns the rank, the error is selftest.ErrNotOurs.
 func (g *Gateway) Seat(ctx context.Context, name string, tokens int) (selftest.Seat, error) {
 	look := time.NewTicker(seatLook)
 	defer look.Stop()
@@ -31,6 +32,7 @@ func (g *Gateway) Seat(ctx context.Context, name string, tokens int) (selftest.S
 		case rank.Scope.Ours() != nil:
 			return selftest.Seat{}, selftest.ErrNotOurs
 		}
+		// the request may only get a slot of this rank, whatever else that rank has to prefill
 		rule := &board.Local{Ranks: []board.LocalRank{{Worker: rank.Worker, Tokens: tokens}}, Threshold: tokens, InFlight: math.MaxInt}
 		id := 1<<63 | g.seats.Add(1) // ids of clients' requests do not have the highest bit
 		got := <-g.dispatcher.EnqueueLocal(&pool.Entry{ID: id, Model: serves, Prompt: tokens, Arrival: time.Now()}, rule)
@@ -39,7 +41,7 @@ func (g *Gateway) Seat(ctx context.Context, name string, tokens int) (selftest.S
 			return selftest.Seat{Scope: rank.Scope, Leave: func() {
 				g.dispatcher.Release(got.Slot, board.Outcome{Kind: board.Cancelled}) // so that the predictor does not learn from a test
 			}}, nil
-		case !errors.Is(got.Err, board.ErrNotLocal):
+		case !errors.Is(got.Err, board.ErrNotLocal): // ErrNotLocal: the rank has no free slot now, so look again
 			return selftest.Seat{}, got.Err
 		case time.Now().After(deadline):
 			return selftest.Seat{}, fmt.Errorf("rank %s has no free slot", name)
