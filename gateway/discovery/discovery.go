@@ -105,8 +105,8 @@ func (d *Discovery) State() *discover.Status {
 	return new(d.Status())
 }
 
-// Failure says which sources of discovery fail and why, as an addition to a message about missing engines; empty: every source works,
-// or nothing is discovered (d is nil).
+// Failure says which sources of discovery fail and the first line of why, as an addition to a message about missing engines; empty: every
+// source works, or nothing is discovered (d is nil).
 func (d *Discovery) Failure() (text string) {
 	if d == nil {
 		return ""
@@ -136,8 +136,10 @@ func (d *Discovery) Facts(f *detect.Facts) {
 	}
 }
 
-// tryOut is the trial before an engine's first request. The trial needs a free slot on the tried rank. If the engine was here before, its
-// old requests may still have all slots: then tryOut waits. It uses no decode partner whose rank is full.
+// tryOut is the trial before an engine's first request; nil: the engine may serve. An engine that only prefills or only decodes is tried
+// together with partners, which are engines of the other role that already serve. The trial needs a free slot on the decode rank that is
+// tried. If the engine was here before, its old requests may still have all slots: then tryOut waits. It uses no decode partner whose rank
+// is full. Warnings of the trial are only logged.
 func (deps *Deps) tryOut(ctx context.Context, e discover.Engine) error {
 	set := deps.Settings()
 	conf, err := set.CompleteFound(e.Role, engineOf(e))
@@ -156,7 +158,7 @@ func (deps *Deps) tryOut(ctx context.Context, e discover.Engine) error {
 			return err
 		}
 	} else {
-		full := deps.full(ctx)
+		full := deps.fullRanks(ctx)
 		partners = slices.DeleteFunc(partners, func(d config.Engine) bool { return full[triedRank(d)] })
 	}
 	findings, err := selftest.One(ctx, set.Config, e.Role, conf, partners, deps.Callbacks)
@@ -172,12 +174,12 @@ func (deps *Deps) tryOut(ctx context.Context, e discover.Engine) error {
 // slotPatience is how long a trial waits for a slot. After that the trial fails, and is repeated later.
 const slotPatience = 10 * time.Second
 
-// awaitSlot waits until the tried rank of an engine has a free slot. The dispatcher still counts the slots of requests from before the
-// engine left.
+// awaitSlot waits until the tried rank of an engine has a free slot, and fails after slotPatience. The dispatcher still counts the slots of
+// requests from before the engine left.
 func (d *Deps) awaitSlot(ctx context.Context, e config.Engine) error {
 	ticker := time.NewTicker(100 * time.Millisecond)
 	defer ticker.Stop()
-	for end := time.Now().Add(slotPatience); d.full(ctx)[triedRank(e)]; {
+	for end := time.Now().Add(slotPatience); d.fullRanks(ctx)[triedRank(e)]; {
 		if time.Now().After(end) {
 			return fmt.Errorf("rank %s has no free slot to try it with: requests from before it left still run there", triedRank(e))
 		}
@@ -190,8 +192,8 @@ func (d *Deps) awaitSlot(ctx context.Context, e config.Engine) error {
 	return nil
 }
 
-// full returns the names of the ranks without a free slot.
-func (d *Deps) full(ctx context.Context) map[string]bool {
+// fullRanks returns the names of the ranks without a free slot.
+func (d *Deps) fullRanks(ctx context.Context) map[string]bool {
 	full := map[string]bool{}
 	for _, m := range d.Dispatch(ctx).Models {
 		for _, w := range m.Workers {
@@ -245,15 +247,15 @@ func (s *fileSource) Run(ctx context.Context, tell func([]discover.Engine, error
 	}
 }
 
-// read reads the file. changed is false if the text is the same as at the last reading without an error. A text with an error is always
-// parsed again.
+// read reads the file. changed is false if the text is the same as at the last reading without an error. With an error, changed is true,
+// and the next reading parses the text again even if it is the same.
 func (s *fileSource) read() (list []discover.Engine, changed bool, err error) {
 	text, err := smallfile.Read(s.path, config.MaxFile)
 	sum := sha256.Sum256(text)
 	if err == nil && sum == s.lastRead {
 		return nil, false, nil
 	}
-	s.lastRead = [sha256.Size]byte{}
+	s.lastRead = [sha256.Size]byte{} // until the text has turned out to be valid
 	var engines config.Engines
 	if err == nil {
 		engines, err = s.settings().ParseEngines(s.path, text)

@@ -20,11 +20,12 @@ const (
 	poll = 10 * time.Second
 )
 
-// Watch calls changed after the files may have changed, until ctx ends. The caller checks which of them changed. list returns the files,
-// and is called again after each change. If the system has no events for files, changed is called at intervals.
+// Watch calls changed when the files may have changed, until ctx ends: at the start, after events, and at intervals (poll). If the system
+// has no events for files, only the intervals are left. The caller checks which files have changed. list returns the files, and is called
+// again after each change.
 func Watch(ctx context.Context, list func() []string, changed func(), log *zap.Logger) {
 	w := &watcher{dirs: map[string]bool{}, log: log}
-	var events chan fsnotify.Event
+	var events chan fsnotify.Event // nil: the system has no events, and select never receives one
 	var errs chan error
 	if n, err := fsnotify.NewWatcher(); err != nil {
 		log.Warn("the system cannot tell the proxy when files change, so the proxy looks at them from time to time; raise "+
@@ -49,7 +50,7 @@ func Watch(ctx context.Context, list func() []string, changed func(), log *zap.L
 	for {
 		select {
 		case e := <-events:
-			if !w.names[filepath.Clean(e.Name)] || e.Op == fsnotify.Chmod {
+			if !w.names[filepath.Clean(e.Name)] || e.Op == fsnotify.Chmod { // no contents of a file have changed
 				continue
 			}
 			if first.IsZero() {
@@ -77,11 +78,11 @@ type watcher struct {
 	dirs   map[string]bool
 }
 
-// follow watches the files and every symlink on the way to them.
+// follow watches the directories of the files, and of every symlink on the way to the files. It watches no other directory any more.
 func (w *watcher) follow(list []string) {
 	w.names = map[string]bool{}
 	for _, file := range list {
-		for _, name := range way(file) {
+		for _, name := range pathsTo(file) {
 			w.names[name] = true
 		}
 	}
@@ -110,8 +111,9 @@ func (w *watcher) follow(list []string) {
 // maxLinks bounds the symlinks on one path, as Linux does.
 const maxLinks = 40
 
-// way returns the paths that decide which file a path names: every symlink on the way, and the file itself.
-func way(path string) (names []string) {
+// pathsTo returns the paths that decide which file a path names: every symlink on the way, and the file itself. It returns nil if the path
+// is relative to a working directory that is gone.
+func pathsTo(path string) (names []string) {
 	path, err := filepath.Abs(path)
 	if err != nil {
 		return nil
@@ -127,7 +129,7 @@ func way(path string) (names []string) {
 		}
 		links++
 		names = append(names, next)
-		if filepath.IsAbs(target) {
+		if filepath.IsAbs(target) { // else the target is relative to the directory of the symlink
 			resolved = "/"
 		}
 		rest = append(strings.Split(target, "/"), rest...)

@@ -20,7 +20,10 @@ const limit = 256 << 20 // bytes of a recording
 
 var out = open(file)
 
-var lives, written atomic.Int64 // the last ID of a tape; bytes written so far
+var (
+	lastTape atomic.Int64 // the last ID that a tape got
+	written  atomic.Int64 // bytes written so far, and those of lines that were dropped
+)
 
 func open(name string) *os.File {
 	if name == "" {
@@ -58,17 +61,17 @@ func (r *Recorder) Step(e lifecycle.Event, todo []lifecycle.Effect) {
 	}
 }
 
-// write appends a line. It drops lines once the file is full: the file then has the first steps of some requests, which can be replayed,
-// too. If the file cannot be written the program ends, because otherwise lines in the middle would be missing.
+// write appends a line. It drops lines once the file is full: the file then has the first steps of some requests, which can also be
+// replayed. If the file cannot be written the program ends, because otherwise lines in the middle would be missing.
 func (r *Recorder) write(l line) {
 	if r.id == 0 {
-		r.id = lives.Add(1)
+		r.id = lastTape.Add(1)
 	}
 	l.ID = r.id
 	put(out, l)
 }
 
-// put appends a line to a file.
+// put appends a line to a file. It drops the line if the recording would get larger than limit, and panics if the line cannot be written.
 func put(to *os.File, line any) {
 	text, err := json.Marshal(line)
 	if err == nil && written.Add(int64(len(text)+1)) <= limit {

@@ -76,13 +76,15 @@ type planned struct {
 	Remove, Order []string
 }
 
-// Step records the events of a moment, their effects, and the lists that were published.
+// Step records the events of a moment, their effects, and the lists that were published. It leaves out settings, owners and lists that
+// are the same as before. The first Step of a roster also records that the roster begins.
 func (t *Roster) Step(now time.Time, events []roster.Event, do []roster.Effect, p *roster.Snapshot) {
 	if rosters == nil {
 		return
 	}
 	if t.id == 0 {
-		t.id, t.said = lives.Add(1), map[string]string{}
+		t.id = lastTape.Add(1)
+		t.said = map[string]string{}
 		put(rosters, moment{ID: t.id, At: now, Events: []event{{Kind: "begun"}}})
 	}
 	line := moment{ID: t.id, At: now}

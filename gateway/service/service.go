@@ -62,9 +62,10 @@ func (s *Service) Drain(limit time.Duration) (accepting time.Duration) {
 		s.deps.Log.Info("draining", zap.Duration("refusing_in", grace), zap.Duration("limit", limit))
 	}
 	if accepting = grace - time.Since(s.since); accepting <= 0 || s.refusing {
-		s.refusing, accepting = true, 0
+		s.refusing = true
+		accepting = 0
 	} else {
-		since := s.since
+		since := s.since // a later drain has another start, by which refuseAfter knows that this one was undone
 		s.timers = append(s.timers, time.AfterFunc(accepting, func() { s.refuseAfter(since) }))
 	}
 	s.limit = time.Time{}
@@ -97,7 +98,7 @@ func (s *Service) Undrain() {
 	}
 	s.stopTimers()
 	s.draining, s.refusing, s.limit = false, false, time.Time{}
-	if s.ctx.Err() != nil {
+	if s.ctx.Err() != nil { // the drain has ended the requests of this context, so later requests need a new one
 		s.ctx, s.end = context.WithCancel(s.deps.Context)
 	}
 	s.deps.Log.Info("the proxy is in service again; it drains no more")
@@ -136,7 +137,9 @@ func (s *Service) endAt(limit time.Time) {
 func (s *Service) refuseAfter(since time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.refusing = s.refusing || s.draining && s.since.Equal(since)
+	if s.draining && s.since.Equal(since) {
+		s.refusing = true
+	}
 }
 
 // Refuse is End without the grace: new requests are refused from now on.
@@ -195,7 +198,7 @@ func (s *Service) Refusing() bool {
 	return s.refusing
 }
 
-// State returns nil while the proxy is in service.
+// State returns how far the drain has come; nil: the proxy is in service.
 func (s *Service) State() *DrainState {
 	s.mu.Lock()
 	defer s.mu.Unlock()
