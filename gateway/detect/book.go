@@ -112,8 +112,9 @@ type subject struct {
 
 func (f *Finding) subject() subject { return subject{f.Kind, f.Where} }
 
-// Observe updates the incidents with all findings of this moment. Each finding goes to the incident that it continues or whose cause it
-// shares, or begins a new incident. An incident without a finding ends.
+// Observe updates the incidents with all findings of this moment, and ignores those beyond mostFound. Each finding goes to the incident
+// that it continues or whose cause it shares, or begins a new incident. An incident without a finding ends, at once or, if its findings
+// come and go, after a while (see withResting).
 func (b *Book) Observe(now time.Time, found []Finding) {
 	found = slices.Clone(found[:min(mostFound, len(found))])
 	slices.SortStableFunc(found, func(x, y Finding) int { // causes before their effects
@@ -152,11 +153,14 @@ func (b *Book) Observe(now time.Time, found []Finding) {
 			o = b.place(f, o, now, incidentOf, nextMembers, ends)
 		}
 		if o == nil {
-			b.unplaced, b.unplacedBad = append(b.unplaced, f.What), b.unplacedBad || f.Severity == Bad
+			b.unplaced = append(b.unplaced, f.What)
+			b.unplacedBad = b.unplacedBad || f.Severity == Bad
 			continue
 		}
-		if !o.lasts() {
-			o.lastsSince, o.closed, o.until = now, o.until, time.Time{}
+		if !o.lasts() { // the incident comes back
+			o.closed = o.until
+			o.until = time.Time{}
+			o.lastsSince = now
 		}
 		f.effect = len(nextMembers[o]) > 0 && kinds[f.Kind].effect && !kinds[nextMembers[o][0].Kind].effect
 		nextMembers[o] = append(nextMembers[o], *f)
@@ -302,7 +306,9 @@ func (o *incident) withResting(members []member, now time.Time, foundNow map[sub
 		m := &o.members[i]
 		s, mayRest := m.subject(), kinds[m.Kind].rests
 		if now.Sub(m.found) < mayRest && !has[s] && !foundNow[s] && !away[engineOf(m.Where)] && len(members) < mostFound {
-			members, has[s], added = append(members, *m), true, true
+			members = append(members, *m)
+			has[s] = true
+			added = true
 		}
 	}
 	if added { // the incident is named by its first member, so a fixed order keeps the name the same
@@ -350,20 +356,21 @@ func (o *incident) takesFrom(other *incident) bool {
 }
 
 // place finds the incident for a finding that belongs to no lasting incident yet: an incident that it may join, else the ended incident
-// that had it before (before, nil: none), else a new one. It returns nil if the book is full of incidents that harm as much. An ending
-// incident takes in only its effects and findings of its own engines, because another engine's finding would change its description.
-// nextMembers holds the members that incidents have got in this round, and ends the incidents whose cause is gone.
+// that had it before (before, nil: none), else a new one, which takes over the effects that clients noticed earlier. It returns nil if the
+// book is full of incidents that harm as much. An ending incident takes in only its effects and findings of its own engines, because
+// another engine's finding would change its description. nextMembers holds the members that incidents have got in this round, and ends the
+// incidents whose cause is gone.
 func (b *Book) place(f *member, before *incident, now time.Time, incidentOf map[subject]*incident, nextMembers map[*incident][]member,
 	ends map[*incident]bool) *incident {
 	since := now.Add(-f.For)
 	best := b.mostHarmful(f, since, nextMembers, ends)
-	if best != nil && best.isOtherOutage(f) {
+	if best != nil && best.isOtherOutage(f) { // f joins only the part of the incident that came back
 		best = b.split(best, incidentOf, nextMembers)
 	}
 	if best == nil && before != nil {
 		return before
 	}
-	if best == nil && b.full(f.harm(), nextMembers) {
+	if best == nil && b.hasNoRoom(f.harm(), nextMembers) {
 		return nil
 	}
 	if best == nil {
@@ -395,7 +402,7 @@ func (b *Book) mostHarmful(f *member, since time.Time, nextMembers map[*incident
 			members = o.members
 		}
 		late := since.Sub(o.lastsSince)
-		if !mayJoin(members, f, late) && !o.hadEffect(f) {
+		if !mayJoin(members, f, late) && !o.hadEffect(f) { // an effect that returns joins however late it is
 			continue
 		}
 		if h := members[0].harm(); best == nil || h > most || h == most && late.Abs() < since.Sub(best.lastsSince).Abs() {
@@ -441,7 +448,9 @@ func (o *incident) hasEngine(f *member) bool {
 // claim moves effects that clients noticed before their cause was found into the cause's new incident o. Effects often come first, because
 // an engine counts as down only after a while. An incident that had nothing but these effects is dropped.
 func (b *Book) claim(o *incident, cause Kind, incidentOf map[subject]*incident, nextMembers map[*incident][]member) {
-	if k := kinds[cause]; k.effect && !k.load || k.alone || k.harm == nothing {
+	k := kinds[cause]
+	onlyEffect := k.effect && !k.load
+	if onlyEffect || k.alone || k.harm == nothing { // such a finding causes no effects
 		return
 	}
 	b.list = slices.DeleteFunc(b.list, func(noticed *incident) bool {
@@ -487,17 +496,20 @@ func sharesCause(members []member, f *member) bool {
 	return false
 }
 
-// shareCause guesses whether two findings of one moment have the same cause. They do if they are on one host or engine, if their kinds are
-// of one family, or if they have the same kind and the same reason.
+// shareCause guesses whether two findings of one moment have the same cause. They do if they are of one engine, if they are on one host
+// and both or neither of them come and go, if their kinds are of one family, or if they have the same kind and the same reason. A finding
+// whose kind stands alone shares its cause with none.
 func shareCause(a, b *member) bool {
 	if kinds[a.Kind].alone || kinds[b.Kind].alone {
 		return false
 	}
-	if a.host != "" && a.host == b.host && (kinds[a.Kind].rests > 0) == (kinds[b.Kind].rests > 0) {
+	aComesAndGoes, bComesAndGoes := kinds[a.Kind].rests > 0, kinds[b.Kind].rests > 0
+	// What comes and goes at one engine, such as late answers, says nothing about an outage of another engine of the host.
+	if a.host != "" && a.host == b.host && aComesAndGoes == bComesAndGoes {
 		return true
 	}
 	if a.host != "" && engineOf(a.Where) == engineOf(b.Where) {
-		return true // unlike one host, one engine is enough even if only one of the two comes and goes
+		return true
 	}
 	if family := kinds[a.Kind].family; family != "" && family == kinds[b.Kind].family {
 		return true
@@ -505,18 +517,19 @@ func shareCause(a, b *member) bool {
 	return a.Kind == b.Kind && a.commonReason == b.commonReason
 }
 
-// full says whether there is no room for a new incident of this harm, because mostKept lasting incidents harm as much or more.
-func (b *Book) full(harm int, nextMembers map[*incident][]member) bool {
+// hasNoRoom says whether there is no room for a new incident of this harm, because mostKept lasting incidents harm as much or more. An
+// incident lasts if findings of this round have gone to it (nextMembers), or if it lasted before the round and is not judged yet.
+func (b *Book) hasNoRoom(harm int, nextMembers map[*incident][]member) bool {
 	if len(b.list) < mostKept {
 		return false
 	}
 	lasting := 0
 	for _, o := range b.list {
-		m := nextMembers[o]
-		if len(m) == 0 && o.lasts() {
-			m = o.members
+		members := nextMembers[o]           // an ended incident that gets a finding lasts again
+		if len(members) == 0 && o.lasts() { // members of an ended incident are only those that it had until then
+			members = o.members
 		}
-		if len(m) > 0 && mostHarm(m) >= harm {
+		if len(members) > 0 && mostHarm(members) >= harm {
 			lasting++
 		}
 	}
@@ -524,7 +537,8 @@ func (b *Book) full(harm int, nextMembers map[*incident][]member) bool {
 }
 
 // forget drops incidents that were resolved long ago. If there are still too many, it drops those that were resolved first, then lasting
-// incidents with the least harm. Of equally harmful ones it drops the newest.
+// incidents with the least harm, whose findings become unplaced. Of equally harmful ones it drops the newest. It also keeps the time since
+// when findings are unplaced.
 func (b *Book) forget(now time.Time) {
 	b.list = slices.DeleteFunc(b.list, func(o *incident) bool { return !o.lasts() && now.Sub(o.until) >= keep })
 	for len(b.list) > mostKept {
@@ -536,7 +550,8 @@ func (b *Book) forget(now time.Time) {
 		}
 		if o := b.list[least]; o.lasts() {
 			for i := range o.members {
-				b.unplaced, b.unplacedBad = append(b.unplaced, o.members[i].What), b.unplacedBad || o.members[i].Severity == Bad
+				b.unplaced = append(b.unplaced, o.members[i].What)
+				b.unplacedBad = b.unplacedBad || o.members[i].Severity == Bad
 			}
 		}
 		b.list = slices.Delete(b.list, least, least+1)
@@ -548,7 +563,8 @@ func (b *Book) forget(now time.Time) {
 	}
 }
 
-// dropsBefore says whether forget drops this incident before the other: ended ones go first, then those with less harm.
+// dropsBefore says whether forget drops this incident before the other: ended ones go first, the earliest of them before the others, then
+// those with less harm, and of equally harmful ones the newest.
 func (o *incident) dropsBefore(other *incident) bool {
 	if over := !o.lasts(); over || !other.lasts() {
 		return over && (other.lasts() || o.until.Before(other.until))

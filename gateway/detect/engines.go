@@ -92,14 +92,17 @@ var engineDetectors = []Detector{
 	},
 }
 
-// trouble is the kind of finding that describes the engine best; empty: nothing is wrong, or an operator has paused it.
+// trouble is the kind of the one finding about the engine's state; empty: nothing is wrong, or an operator has paused it. If several kinds
+// apply, the one nearest to the cause is taken: a new address may explain a hang or an outage, and a hang explains an outage.
 func (e *Engine) trouble() Kind {
+	// An engine in state halted or odd has a known reason for its state, which a new address does not explain.
+	answersBadly := e.State == "down" || e.State == "out" || e.State == "wedged" || e.Hangs
 	switch {
 	case e.Paused && e.State == "halted": // an operator asked for this state, so it is no trouble
 		return ""
-	case e.Moved != nil && e.Moved.AgoS < movedS && (e.State == "down" || e.State == "out" || e.State == "wedged" || e.Hangs):
+	case answersBadly && e.Moved != nil && e.Moved.AgoS < movedS:
 		return EngineMoved
-	case e.Hangs && e.State != "odd":
+	case e.Hangs && e.State != "odd": // an odd engine gets no requests anyway, and its Why is about its connector, not about the hang
 		return EngineHangs
 	case e.State == "down":
 		return EngineDown
@@ -125,14 +128,14 @@ const movedS = 3600
 
 func findEngineMoved(v *view, say say) {
 	v.eachEngine(EngineMoved, func(e *Engine, where at, why string) {
-		why, _, _ = strings.Cut(why, "; its name has another address")
+		why, _, _ = strings.Cut(why, "; its name has another address") // the sentence below says this
 		finding := "nothing answers there"
 		if e.State != "down" {
 			finding = "what answers there is not the engine"
 		}
 		say(where, "", "%s has another address: its name leads to %s since %s ago, and led to %s before; and %s: %s",
 			where.begin(), e.Moved.To, ago(e.Moved.AgoS), e.Moved.From, finding,
-			cmp.Or(why, unknownWhy)).For = seconds(min(e.Moved.AgoS, e.SinceS))
+			cmp.Or(why, unknownWhy)).For = seconds(min(e.Moved.AgoS, e.SinceS)) // it began when both had happened
 	})
 }
 
@@ -144,7 +147,7 @@ func ago(s float64) string {
 	return fmt.Sprintf("%.0f minutes", s/60)
 }
 
-// drainedEngines returns the draining engines with ranks. Their ranks get no findings of their own.
+// drainedEngines returns the engines with decode ranks that drain and are up. EngineDrains reports them, so their ranks are not reported.
 func drainedEngines(f *Facts) map[string]bool {
 	all := map[string]bool{}
 	for i := range f.Engines {
@@ -168,7 +171,7 @@ const unknownWhy = "no reason is known"
 
 func findEngineHangs(v *view, say say) {
 	v.eachEngine(EngineHangs, func(e *Engine, where at, why string) {
-		cause, _, _ := strings.Cut(why, ":")
+		cause, _, _ := strings.Cut(why, ":") // after the colon stands only the error of a call that timed out
 		f := say(where, "", "%s hangs: its port takes connections, but %s", where.begin(), cause)
 		if e.State != "up" { // SinceS is the time in the state, so for an engine that is up it says nothing about the hang
 			f.For = seconds(e.SinceS)
@@ -187,7 +190,7 @@ func findEngineOut(v *view, say say) {
 		says := fmt.Sprintf("is %s and gets no requests: %s", e.State, cmp.Or(why, unknownWhy))
 		switch e.State {
 		case "odd":
-			says = "is not used: " + why
+			says = "is not used: " + why // never empty in this state
 		case "wedged":
 			says = "answers, but computes nothing: " + cmp.Or(why, unknownWhy)
 		}

@@ -81,8 +81,9 @@ func (v *view) lowerSpare(all []Finding) {
 	for i := range all {
 		f := &all[i]
 		t, known := sideOf[[2]string{f.Of, engineOf(f.Where)}]
-		hasRequests := f.Kind == EngineHangs && f.For == 0
-		if known && kinds[f.Kind].spare && 2*len(away[t]) <= engines[t] && !hasRequests {
+		enoughLeft := 2*len(away[t]) <= engines[t]
+		hasRequests := f.Kind == EngineHangs && f.For == 0 // For is 0 only while the engine is still up
+		if known && kinds[f.Kind].spare && enoughLeft && !hasRequests {
 			f.Severity = Warn
 		}
 	}

@@ -99,7 +99,7 @@ func (v *view) eachGroup(panel string, report func(m *Model, g *Group, where at)
 			g := &m.Groups[j]
 			where := at{"group", g.Name, panel}
 			switch {
-			case g.Name == "":
+			case g.Name == "": // the ranks of the model that have no barrier: they are one group without a name
 				where.of, where.where = "model", m.Name
 			case v.several:
 				where.where = m.Name + " · " + g.Name
@@ -182,8 +182,8 @@ const (
 	differNamed = 2 // ranks that the sentence names
 )
 
-// whatDiffers returns text that follows a sentence about slow steps and names the ranks whose gauges differ from the others'; empty: too
-// few ranks report gauges.
+// whatDiffers returns text that follows a sentence about slow steps and names the ranks whose gauges differ from the others', or says that
+// none do; empty: too few ranks report gauges.
 func whatDiffers(g *Group) string {
 	reporting := 0
 	for i := range g.Ranks {

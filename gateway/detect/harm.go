@@ -40,7 +40,8 @@ func (r *Ring) harm(base *baseline) string {
 	if now == nil || base == nil {
 		return ""
 	}
-	failed, ended := now.Failed-min(now.Failed, base.failed), now.Ended-min(now.Ended, base.ended)
+	failed := now.Failed - min(now.Failed, base.failed)
+	ended := now.Ended - min(now.Ended, base.ended)
 	says := []string{}
 	if failed > 0 {
 		says = append(says, fmt.Sprintf("%s of %s requests failed", stats.Grouped(failed), stats.Grouped(ended)))
@@ -53,7 +54,7 @@ func (r *Ring) harm(base *baseline) string {
 	switch was, is := base.tpot, now.TPOT; {
 	case longer(was, is, longerTPOTMs):
 		says = append(says, fmt.Sprintf("a token takes %s in the median, and took %s", spoken(is.P50Ms), spoken(was.P50Ms)))
-	case longer(Latency{was.P99Ms, 0, was.Samples}, Latency{is.P99Ms, 0, is.Samples}, longerTPOTMs):
+	case longer(Latency{was.P99Ms, 0, was.Samples}, Latency{is.P99Ms, 0, is.Samples}, longerTPOTMs): // P99 in the place of the median
 		says = append(says, fmt.Sprintf("in the slowest of 100 answers a token takes %s, and took %s", spoken(is.P99Ms), spoken(was.P99Ms)))
 	}
 	if was, is := base.tokensPerS, now.TokensPerS; is < fewerTokens*was {

@@ -56,13 +56,17 @@ func (f *Facts) load(m *Model) (l load) {
 	for i := range m.Groups {
 		for j := range m.Groups[i].Ranks {
 			if r := &m.Groups[i].Ranks[j]; r.State == RankUp {
-				l.used, l.slots, l.kvTokens, l.capacity = l.used+r.Used, l.slots+r.Slots, l.kvTokens+r.KVTokens, l.capacity+r.Capacity
+				l.used += r.Used
+				l.slots += r.Slots
+				l.kvTokens += r.KVTokens
+				l.capacity += r.Capacity
 			}
 		}
 	}
 	l.waiting, l.where = m.Pool.Entries, "in the pool"
 	// While the pool is empty and has free places, the arrival queue waits for prefill engines, and not for the ranks.
 	waitForRanks := l.waiting > 0 || f.Proxy.PlacesUsed >= f.Proxy.Places
+	// With several models, the share of this model in the arrival queue is not known.
 	if len(f.Models) == 1 && f.Prefill.Waiting > 0 && waitForRanks {
 		l.where = "in the arrival queue"
 		if l.waiting > 0 {
@@ -72,14 +76,16 @@ func (f *Facts) load(m *Model) (l load) {
 	}
 	full := l.capacity > 0 && float64(l.kvTokens) >= roomShare*float64(l.capacity)
 	l.hasSlots = float64(l.used) < takenShare*float64(l.slots)
-	if l.slots == 0 || l.waiting == 0 || l.hasSlots && !full {
+	hasRoom := l.hasSlots && !full
+	if l.slots == 0 || l.waiting == 0 || hasRoom { // where no rank takes requests (no slots), other findings say why
 		return l
 	}
 	// If only KV memory is short, half as many waiting requests count: one long answer that ends may make room for two.
 	l.crowded = l.waiting >= min(l.used, l.slots) || l.hasSlots && 2*l.waiting >= l.used
 	refused := f.fails() && f.refused() != nil
+	lastingCrowd := l.crowded && m.CrowdedS > 0
 	switch {
-	case !refused && (!l.crowded || m.CrowdedS == 0):
+	case !refused && !lastingCrowd: // no finding
 	case l.hasSlots:
 		l.kind = KVFull
 	default: // slots are short, so more KV memory would not help

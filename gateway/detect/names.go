@@ -26,7 +26,7 @@ func engineOf(where string) string {
 func hostOf(where string) string {
 	engine := engineOf(where)
 	i := strings.LastIndexByte(engine, ':')
-	if i <= 0 || i == len(engine)-1 || strings.Trim(engine[i+1:], "0123456789") != "" {
+	if i <= 0 || i == len(engine)-1 || strings.Trim(engine[i+1:], "0123456789") != "" { // no host, no port, or a port that is no number
 		return ""
 	}
 	return engine[:i]

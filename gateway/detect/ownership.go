@@ -39,7 +39,7 @@ func findPeerDown(v *view, say say) {
 
 func findNoOwner(v *view, say say) {
 	for _, a := range v.Scopes {
-		if a.Holder != "" || a.Admits {
+		if a.Holder != "" || a.Admits { // its engines get requests, from its owner or from this proxy
 			continue
 		}
 		where := at{"region", a.Region, "geo"}

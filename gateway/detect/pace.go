@@ -64,7 +64,8 @@ func (r *Ring) paces() map[int32]pace {
 		p.ms = recent.pace(paceTokens)
 		for i := range bySpan {
 			p.spans[i] = bySpan[i].pace(spanTokens)
-			if p.spans[i] == 0 && bySpan[i].ms >= float64(span.Milliseconds()) { // streams ran, but gave too few tokens
+			// Streams ran, but so few tokens came that this span alone shows nothing: the pace of the minute stands for it.
+			if p.spans[i] == 0 && bySpan[i].ms >= float64(span.Milliseconds()) {
 				p.spans[i] = minute.ms / float64(max(1, minute.tokens))
 			}
 		}
@@ -86,6 +87,7 @@ func (r *Ring) streamsOf(record *RankAt) (bySpan [spans]stretch, recent, minute 
 		if index >= spans || before == nil || before.Output <= 0 || later.Output < before.Output {
 			break // the samples end here, or the totals began anew: earlier ones are of another engine process
 		}
+		// Running is known at both ends only, so its mean stands for the time between them.
 		ms := float64(list[i+1].At.Sub(list[i].At).Milliseconds()) * float64(before.Running+later.Running) / 2
 		tokens := later.Output - before.Output
 		bySpan[index].add(ms, tokens)
@@ -128,8 +130,9 @@ func (r *RankAt) since(before *RankAt) Lately {
 	return Lately{r.Answers - before.Answers, r.Empty - before.Empty}
 }
 
-// pace fills in the token times of the group and its ranks, and marks ranks that were slow in several spans.
-func (g *Group) pace(ranks map[int32]pace) {
+// fillInPaces fills in the token times and the answers lately of the group's ranks, the median token time of the group, and the times of
+// ranks that were slow in several spans.
+func (g *Group) fillInPaces(ranks map[int32]pace) {
 	var all []float64
 	for k := range g.Ranks {
 		r := &g.Ranks[k]

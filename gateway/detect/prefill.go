@@ -130,6 +130,7 @@ func findPrefillOut(v *view, say say) {
 		if e.State != "out" {
 			return
 		}
+		// The sentence names the engine already, and what follows a semicolon in an error is advice.
 		why, _, _ := strings.Cut(strings.Replace(WithoutAddress(e.Why, e.ID), "prefill "+e.ID+" answered", "it answered", 1), "; ")
 		if why != "" {
 			why = ": " + why
@@ -153,8 +154,9 @@ func findMetricsOld(v *view, say say) {
 	}
 	intervalMs := v.Prefill.ScrapeEveryMs
 	v.eachCandidate(func(e *PrefillEngine, where at) {
+		inService := e.State == "open" || e.State == "closed"
 		switch {
-		case intervalMs <= 0 || e.State != "open" && e.State != "closed":
+		case intervalMs <= 0 || !inService: // it is not asked for its metrics, or its state is a finding of its own
 		case e.ScrapeAgeMs > max(oldMs, oldScrapes*intervalMs):
 			say(where, "", "%s answers too late when it is asked for its metrics", where.begin())
 		case e.ScrapeAgeMs < 0 && upFor[engineOf(e.ID)] > silentS:
@@ -182,7 +184,8 @@ func (p *Prefill) open() (n int, called string) {
 }
 
 func findNoPrefill(v *view, say say) {
-	if open, called := v.Prefill.open(); open == 0 && !v.paused() && len(v.Prefill.Engines)+len(v.Prefill.Groups) > 0 {
+	hasAny := len(v.Prefill.Engines)+len(v.Prefill.Groups) > 0
+	if open, called := v.Prefill.open(); open == 0 && hasAny && !v.paused() {
 		f := say(proxyAt("prefill"), "", "No %s engine takes prompts", called)
 		if v.Prefill.Waiting == 0 && slices.ContainsFunc(v.Prefill.Engines, func(e PrefillEngine) bool { return e.State == "closed" }) {
 			f.Severity = Warn // their caches are full for the moment, and no request waits
@@ -194,14 +197,23 @@ func findNoPrefill(v *view, say say) {
 func (v *view) queueTrouble() Kind {
 	p := &v.Prefill
 	open, _ := p.open()
-	switch f := v.refused(); {
 	// Waiting is the sum over all models, so it is compared with the limit only if there is one model.
-	case v.fails() && f != nil && f.Why != "", p.QueueMax > 0 && p.Waiting >= p.QueueMax && len(v.Models) == 1:
+	reachesLimit := p.QueueMax > 0 && p.Waiting >= p.QueueMax && len(v.Models) == 1
+	switch {
+	case v.refusedBecause() != "" || reachesLimit:
 		return QueueFull
-	case p.BusyS > 0 && !v.overloaded():
+	case p.BusyS > 0 && !v.overloaded(): // an overload of the ranks explains the backlog
 		return PrefillBusy
 	case p.Waiting > 0 && open == 0 && !v.paused():
 		return QueueWaits
+	}
+	return ""
+}
+
+// refusedBecause is why more than a few requests are refused now, because a queue is full; empty: few are, or the reason is not known.
+func (v *view) refusedBecause() string {
+	if f := v.refused(); v.fails() && f != nil {
+		return f.Why
 	}
 	return ""
 }
@@ -221,10 +233,10 @@ func findQueueFull(v *view, say say) {
 		return
 	}
 	p := &v.Prefill
-	if f := v.refused(); v.fails() && f != nil && f.Why != "" {
+	if why := v.refusedBecause(); why != "" {
 		say(proxyAt("prefill"), "", "Requests are refused, because %s. At the last look %s waited in the arrival queue, and %s of %s places of "+
 			"the pool were taken",
-			f.Why, requests(p.Waiting), stats.Grouped(max(0, v.Proxy.PlacesUsed)), stats.Grouped(max(0, v.Proxy.Places)))
+			why, requests(p.Waiting), stats.Grouped(max(0, v.Proxy.PlacesUsed)), stats.Grouped(max(0, v.Proxy.Places)))
 		return
 	}
 	say(proxyAt("prefill"), "", "The arrival queue is full: %s in it, and its limit is %s (prefill.queue.max)", waits(p.Waiting),

@@ -71,16 +71,19 @@ type emptyOf struct {
 	others Lately   // answers of the model's other ranks
 }
 
-func (m *Model) empty() emptyOf {
+// emptyAnswers sorts the model's ranks by whether they give nearly only empty answers, and adds up the answers of both.
+func (m *Model) emptyAnswers() emptyOf {
 	var e emptyOf
 	for i := range m.Groups {
 		for k := range m.Groups[i].Ranks {
 			r := &m.Groups[i].Ranks[k]
 			counts := &e.others
 			if share, known := r.Lately.share(); known && share >= emptyShare {
-				e.ranks, counts = append(e.ranks, r.Name), &e.theirs
+				e.ranks = append(e.ranks, r.Name)
+				counts = &e.theirs
 			}
-			counts.Answers, counts.Empty = counts.Answers+r.Lately.Answers, counts.Empty+r.Lately.Empty
+			counts.Answers += r.Lately.Answers
+			counts.Empty += r.Lately.Empty
 		}
 	}
 	return e
@@ -89,24 +92,26 @@ func (m *Model) empty() emptyOf {
 // findRankEmpty finds ranks that give nearly only empty answers while the model's other ranks give few. No
 // request fails because of it. An empty answer ends at once, so such a rank is soon free again and attracts ever more requests.
 func findRankEmpty(v *view, say say) {
-	models, sound := make([]emptyOf, len(v.Models)), Lately{}
+	models := make([]emptyOf, len(v.Models))
+	sound := Lately{} // answers of the ranks of all models, without those that give empty answers
 	for i := range v.Models {
-		models[i] = v.Models[i].empty()
-		others := models[i].others
-		sound.Answers, sound.Empty = sound.Answers+others.Answers, sound.Empty+others.Empty
+		models[i] = v.Models[i].emptyAnswers()
+		sound.Answers += models[i].others.Answers
+		sound.Empty += models[i].others.Empty
 	}
 	for i, e := range models {
 		m := &v.Models[i]
-		if _, known := e.others.share(); !known { // the model has too few answers, so the model is compared with all models
+		if _, known := e.others.share(); !known { // the other ranks have too few answers, so those of all models are compared
 			e.others = sound
 		}
 		others, known := e.others.share()
-		if len(e.ranks) == 0 || !known || others > wholeShare {
+		if len(e.ranks) == 0 || !known || others > wholeShare { // above wholeShare, the model itself gives empty answers
 			continue
 		}
 		where := at{"model", m.Name, "ranks"}
 		theirs := stats.Grouped(e.theirs.Answers)
-		if all := e.theirs.Answers + e.others.Answers; len(e.ranks) == 1 {
+		if len(e.ranks) == 1 {
+			all := e.theirs.Answers + e.others.Answers
 			say(where, "", "Rank %s gives empty answers: %s of its last %s answers ended without any text, "+
 				"and %.0f %% of those of the other ranks; of the last %s answers, %.0f %% were its",
 				e.ranks[0], stats.Grouped(e.theirs.Empty), theirs, 100*others, stats.Grouped(all),
@@ -123,24 +128,26 @@ func findRankEmpty(v *view, say say) {
 // barrier: behind a real barrier all ranks are as slow as the slowest one, so the comparison finds none.
 func findRankSlow(v *view, say say) {
 	v.eachGroup("ranks", func(m *Model, g *Group, where at) {
-		slow, worst, running := []string{}, &Rank{}, 0
+		slow, worst := []string{}, &Rank{}
+		running := 0 // requests on the slow ranks
 		for i := range g.Ranks {
 			if r := &g.Ranks[i]; r.SlowMs > 0 {
+				slow = append(slow, r.Name)
 				running += r.Running
-				if slow = append(slow, r.Name); r.SlowMs > worst.SlowMs {
+				if r.SlowMs > worst.SlowMs {
 					worst = r
 				}
 			}
 		}
 		times := worst.SlowMs / worst.OthersMs
-		switch n := len(slow); n {
+		switch len(slow) {
 		case 0:
 		case 1:
 			say(where, "", "Rank %s gives a token in %.0f ms, and the middle one of %s in %.0f ms", slow[0], worst.SlowMs, where,
 				worst.OthersMs).setSlowdown(running, times).Ranks = slow
 		default:
 			say(where, "", "%d %s ranks of %s give a token in up to %.0f ms, and the middle one in %.0f ms: %s",
-				n, m.role(), where, worst.SlowMs, worst.OthersMs, words.FirstOf(slow)).setSlowdown(running, times)
+				len(slow), m.role(), where, worst.SlowMs, worst.OthersMs, words.FirstOf(slow)).setSlowdown(running, times)
 		}
 	})
 }
@@ -156,14 +163,14 @@ func (m *Model) role() string {
 // reportRanks reports the ranks for which isOne returns true, in one finding per group. one and many are the ends of the sentence for
 // one rank and for several. The model passed to isOne is an index in Models.
 func (v *view) reportRanks(say say, one, many string, isOne func(model int, r *Rank) bool) {
-	models := 0
+	model := 0 // index of m in Models
 	v.eachGroup("ranks", func(m *Model, g *Group, where at) {
-		for &v.Models[models] != m { // eachGroup goes through Models in order
-			models++
+		for &v.Models[model] != m { // eachGroup goes through Models in order
+			model++
 		}
 		names := []string{}
 		for i := range g.Ranks {
-			if r := &g.Ranks[i]; isOne(models, r) {
+			if r := &g.Ranks[i]; isOne(model, r) {
 				names = append(names, r.Name)
 			}
 		}

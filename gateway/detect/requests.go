@@ -23,18 +23,19 @@ var requestDetectors = []Detector{
 
 const failShare = 0.01 // a larger share of failed requests is reported
 
-// findRequestsFail reports that more than a few requests fail. It decides by the rates of the last ten seconds, but its sentence counts the
-// last minute, so that the numbers match those that the live page shows.
+// findRequestsFail reports that more than a few requests fail, unless the failures have stopped. It decides by the rates of the last ten
+// seconds, but its sentence counts the last minute, so that the numbers match those that the live page shows.
 func findRequestsFail(v *view, say say) {
 	if !v.fails() || v.Traffic.Recovered {
 		return
 	}
-	details, most := "", &Failed{}
+	most := &Failed{} // the outcome with the most failures in the last minute
 	for i := range v.Failures {
 		if f := &v.Failures[i]; f.LastMinute > most.LastMinute {
 			most = f
 		}
 	}
+	details := ""
 	switch {
 	case most.LastMinute == 0: // the outcomes of the failures of the last minute are not known
 	case v.last.Failed == 1:

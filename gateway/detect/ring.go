@@ -105,8 +105,9 @@ func (r *Ring) Add(s Sample) {
 	s.indexRanks(r.Last())
 	r.fine.add(s)
 	s.Rates = r.rates()
-	second := r.fine.last() // only the longer tiers keep groups and engines
-	second.Rates, second.Looked, second.Groups, second.Engines = s.Rates, false, nil, nil
+	second := r.fine.last()
+	second.Rates = s.Rates
+	second.Looked, second.Groups, second.Engines = false, nil, nil // only the longer tiers keep what a look provides
 	r.fine.limit()
 	s.Ranks, s.places, s.Whys = nil, nil, nil // only the samples of single seconds keep these
 	r.bins.add(s)
@@ -115,7 +116,7 @@ func (r *Ring) Add(s Sample) {
 	r.minutes.add(s)
 }
 
-// add adds a sample. It replaces the sample of the same step, if there is one.
+// add adds a sample, and drops those that are older than keep. It replaces the sample of the same step, if there is one.
 func (t *tier) add(s Sample) {
 	if n := len(t.list); n > 0 && t.list[n-1].At.Truncate(t.step).Equal(s.At.Truncate(t.step)) {
 		s.takeOver(&t.list[n-1])
@@ -124,7 +125,7 @@ func (t *tier) add(s Sample) {
 	t.list = append(t.list, s)
 	old := 0
 	for old < len(t.list)-1 && s.At.Truncate(t.step).Sub(t.list[old].At.Truncate(t.step)) >= t.keep {
-		t.list[old] = Sample{}
+		t.list[old] = Sample{} // frees its memory, because the slice still holds the place
 		old++
 	}
 	t.list = t.list[old:]
@@ -255,7 +256,7 @@ const (
 
 // recovered says whether the failures in a window have stopped. It compares single samples, because a rate over ten seconds shows failures
 // for ten seconds after they stopped. They have stopped if the last one is at least calmFor ago, and if at least enoughFailures of the
-// requests since then would have failed at the earlier share of failures.
+// requests since then would have failed at the earlier share of failures. Where no request failed, nothing has stopped: it returns false.
 func recovered(window []Sample) bool {
 	first, last := &window[0], &window[len(window)-1]
 	for i := len(window) - 1; i > 0; i-- {
@@ -288,11 +289,11 @@ func (r *Ring) failures() []Failed {
 	list := make([]Failed, 0, len(last.Failures))
 	for o, n := range last.Failures {
 		// failures of this outcome since an earlier sample
-		in := func(first *Sample) uint64 { return n - min(n, first.Failures[o]) }
+		since := func(first *Sample) uint64 { return n - min(n, first.Failures[o]) }
 		list = append(list, Failed{
-			Outcome: o.Name, Status: o.Status, Last10S: in(seconds), LastMinute: in(minute), Last5Min: in(minutes), LastHour: in(hour),
-			SinceStart: n,
-			Why:        last.Whys[o].Text, Own: last.Whys[o].Own,
+			Outcome: o.Name, Status: o.Status, Last10S: since(seconds), LastMinute: since(minute), Last5Min: since(minutes),
+			LastHour: since(hour), SinceStart: n,
+			Why: last.Whys[o].Text, Own: last.Whys[o].Own,
 		})
 	}
 	slices.SortFunc(list, func(a, b Failed) int {

@@ -40,7 +40,8 @@ func (o *incident) describe(now time.Time) Incident {
 	k := kinds[lead.Kind]
 	in := Incident{ID: o.id, Subject: o.subject, Kind: lead.Kind, State: o.state(now), Severity: Warn, Harm: o.measured, Panel: lead.Panel,
 		Headline: k.headline, Where: []string{}, Clients: k.clients, Next: k.next, Runbook: k.runbook}
-	in.SinceMs, in.Times, in.FirstMs = o.since.UnixMilli(), 1, o.since.UnixMilli()
+	in.SinceMs, in.FirstMs = o.since.UnixMilli(), o.since.UnixMilli()
+	in.Times = 1 // Incidents counts further occurrences
 	if !o.lasts() {
 		in.UntilMs = o.until.UnixMilli()
 	} else if at := o.lastFound(); k.rests > 0 && at.Before(now) {
@@ -52,7 +53,8 @@ func (o *incident) describe(now time.Time) Incident {
 	groups := byKind(members)
 	listedMembers, host := in.addPlaces(members)
 	in.What = title(groups[0], host)
-	if k.prefill != "" && !slices.ContainsFunc(groups[0], func(m *member) bool { return m.Of != "prefill engine" }) {
+	othersToo := slices.ContainsFunc(groups[0], func(m *member) bool { return m.Of != "prefill engine" })
+	if k.prefill != "" && !othersToo {
 		in.Clients = k.prefill
 	}
 	if in.Count > 1 && slices.ContainsFunc(in.Where, func(name string) bool { return !strings.Contains(in.What, name) }) {
@@ -72,8 +74,9 @@ func (o *incident) describe(now time.Time) Incident {
 	return in
 }
 
-// addPlaces adds the severities of the members, and the names of those that are causes. It returns the causes that Where names, and the
-// host that all causes share; empty: they share none.
+// addPlaces sets Severity to Bad if a member is bad, and Crowded if the kind of a member is crowded. Of the members that are causes, it adds
+// the names and the ranks, and counts the names. It returns the causes that Where names, and the host that all causes share; empty: they
+// share none.
 func (in *Incident) addPlaces(members []member) (listed []*member, host string) {
 	host = members[0].host
 	names := map[string]bool{}
@@ -102,12 +105,12 @@ func (in *Incident) addPlaces(members []member) (listed []*member, host string) 
 }
 
 // addKinds adds the findings of the incident's other kinds to what clients notice. groups has the findings of one kind per entry. An effect
-// whose kind has words for it (first) also becomes the headline.
+// whose kind has words for it (first), which is only NotReady, also becomes the headline: then no other engine is left.
 func (in *Incident) addKinds(groups [][]*member) {
 	for _, g := range groups {
 		if first := kinds[g[0].Kind].first; first != "" && g[0].effect && in.What != "" {
 			in.Clients = "Clients whose requests ran there get an error, because no other engine is left."
-			if in.Kind == EngineHangs {
+			if in.Kind == EngineHangs { // its requests are not lost yet: they wait until it goes on
 				first = "All new requests wait, and get a 503 if it lasts"
 				in.Clients = "Clients whose requests ran there wait, too, and get an error if no engine comes back."
 			}
@@ -303,8 +306,8 @@ func (b *Book) Incidents() []Incident {
 	return list
 }
 
-// beyondSeverity is the worst severity of the unplaced findings.
-func (b *Book) beyondSeverity() string {
+// unplacedSeverity is the worst severity of the unplaced findings.
+func (b *Book) unplacedSeverity() string {
 	if b.unplacedBad {
 		return Bad
 	}
@@ -317,7 +320,7 @@ const tooMuch Kind = "too_much"
 // rest returns one incident for all unplaced findings. Its id is 0, which no other incident has.
 func (b *Book) rest() Incident {
 	return Incident{
-		Kind: tooMuch, State: Lasting, Severity: b.beyondSeverity(), Panel: "problems", Headline: "Too much is wrong", Where: []string{},
+		Kind: tooMuch, State: Lasting, Severity: b.unplacedSeverity(), Panel: "problems", Headline: "Too much is wrong", Where: []string{},
 		SinceMs: b.unplacedSince.UnixMilli(), Times: 1, FirstMs: b.unplacedSince.UnixMilli(),
 		What:    fmt.Sprintf("There are %d more findings than are told one by one", len(b.unplaced)),
 		Named:   "The first ones: " + strings.Join(b.unplaced[:min(mostListed, len(b.unplaced))], ". ") + ".",

@@ -33,7 +33,8 @@ const (
 // observe records whether the condition is wrong now (amiss). It returns for how long it has been wrong; 0: it is well, or has not been
 // wrong for long enough.
 func (s *spell) observe(amiss bool, now time.Time) time.Duration {
-	least, wellFor := cmp.Or(s.least, spellLasts), time.Duration(0)
+	least := cmp.Or(s.least, spellLasts)
+	wellFor := time.Duration(0) // 0 also at the first look that finds the condition well
 	if amiss {
 		s.away = time.Time{}
 	} else if s.away.IsZero() {

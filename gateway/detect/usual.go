@@ -75,10 +75,11 @@ func (u *usual) compare(g *Group, now time.Time) {
 // fillIn copies the results of compare into the group.
 func (u *usual) fillIn(g *Group, now time.Time) {
 	g.StepTokens = g.perStep()
-	if g.UsualMs = u.usualMs; u.usualMs > 0 {
+	g.UsualMs, g.UsualTokens = u.usualMs, u.usualTokens
+	if u.usualMs > 0 {
 		g.SlowS, g.Differ = u.slow.lasts(now).Seconds(), differing(g)
 	}
-	if g.UsualTokens = u.usualTokens; u.usualTokens > 0 {
+	if u.usualTokens > 0 {
 		g.FewS = u.few.lasts(now).Seconds()
 	}
 }

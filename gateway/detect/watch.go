@@ -35,7 +35,7 @@ func (w *Watch) Look(f *Facts, s Sample) {
 func (w *Watch) compare(f *Facts) {
 	groups := map[GroupName]*usual{}
 	for name, g := range f.groups() {
-		g.pace(w.paceOf)
+		g.fillInPaces(w.paceOf)
 		if !g.OnlyDecodes() {
 			continue
 		}
@@ -78,12 +78,12 @@ func (w *Watch) crowd(f *Facts) {
 // Complete fills in the fields of f that are marked with (found), and leaves the samples and the incidents as they are.
 func (w *Watch) Complete(f *Facts) {
 	for _, g := range f.groups() {
-		g.pace(w.paceOf)
+		g.fillInPaces(w.paceOf)
 	}
 	w.fillIn(f)
 }
 
-// fillIn fills in the fields that are marked with (found), except those that Group.pace has filled in before.
+// fillIn fills in the fields that are marked with (found), except those that fillInPaces has filled in before.
 func (w *Watch) fillIn(f *Facts) {
 	if last := w.Last(); last != nil {
 		f.Traffic.Rates = last.Rates
@@ -111,8 +111,10 @@ func (w *Watch) Incidents() []Incident { return w.book.Incidents() }
 // looked adds to a sample the values that only a look at the whole proxy provides.
 func (s *Sample) looked(f *Facts) {
 	s.Looked, s.Drains, s.Policy = true, f.Proxy.Draining, f.Proxy.Policy
-	s.Reload, s.Started = time.UnixMilli(f.Proxy.ReloadedMs), f.At.Add(-seconds(f.Proxy.UptimeS))
-	s.Engines, s.at = make(map[EngineName]string, len(f.Engines)), map[GroupName]int{}
+	s.Reload = time.UnixMilli(f.Proxy.ReloadedMs)
+	s.Started = f.At.Add(-seconds(f.Proxy.UptimeS))
+	s.Engines = make(map[EngineName]string, len(f.Engines))
+	s.at = map[GroupName]int{}
 	for i := range f.Engines {
 		e := &f.Engines[i]
 		state := e.State
