@@ -26,7 +26,8 @@ func (p publisher) Places(ctx context.Context) ([]kvevents.Place, error) {
 		return nil, fmt.Errorf("engine %s is gone", p.key)
 	}
 	configured := roster.EventsOf(in, p.rank, p.fleet.deps.Settings().Prefill.KVEvents)
-	target, ranks, hosts := in.At(-1), max(1, in.Conf.Ranks), append([]string{in.Target.URL.Hostname()}, in.Profile.KVHosts...)
+	target, ranks := in.At(-1), max(1, in.Conf.Ranks)
+	hosts := append([]string{in.Target.URL.Hostname()}, in.Profile.KVHosts...)
 	ctx, stop := context.WithTimeout(ctx, publisherPatience)
 	defer stop()
 	places := []kvevents.Place{configured}
@@ -49,7 +50,8 @@ func (p publisher) Places(ctx context.Context) ([]kvevents.Place, error) {
 // placeOf returns the addresses at which a rank publishes, from the engine's answer (all). The engine numbers its ranks as the whole
 // deployment does, so its first number may be above 0. hosts are the hosts of the engine, the host of its URL first.
 func placeOf(ctx context.Context, all []engine.Publisher, rank, ranks int, hosts []string) (kvevents.Place, error) {
-	if hasRank := rank < len(all) && all[rank].Rank == all[0].Rank+rank; !hasRank || len(all) < ranks {
+	hasRank := rank < len(all) && all[rank].Rank == all[0].Rank+rank // the numbers follow one another
+	if !hasRank || len(all) < ranks {
 		return kvevents.Place{}, fmt.Errorf("GET /kv_event_sources tells of %d ranks, and the config of %d", len(all), ranks)
 	}
 	var place kvevents.Place

@@ -74,7 +74,8 @@ func (f *Fleet) Leave(key, incarnation string) {
 	f.apply(roster.Left{Key: key, Incarnation: incarnation})
 }
 
-// build returns the engine for an entry of the config, with its target and profile.
+// build returns the engine for an entry of the config, with its target and profile. If the config sets no slots, a decode rank gets
+// defaultSlots. build warns of this in the log, and of a profile by which a prompt may make a whole group wait.
 func (d *Deps) build(role string, e config.Engine, set *Settings) (*roster.Engine, error) {
 	id, err := config.InstanceID(e.URL)
 	if err != nil {

@@ -75,16 +75,16 @@ func (l *learned) BootstrapInfo(c prefill.Candidate) (*mooncake.BootstrapInfo, e
 	if c.Profile.Connector != mooncake.VLLMMooncake {
 		return nil, nil
 	}
-	last, ok := l.exchanges.Load(c.ID)
+	last, hasLast := l.exchanges.Load(c.ID)
 	known, _ := last.(exchange)
-	if !ok || time.Since(known.at) > exchangeLife {
+	if !hasLast || time.Since(known.at) > exchangeLife {
 		ctx, cancel := context.WithTimeout(l.deps.Context, l.deps.Settings().Limits.ConnectTimeout)
 		defer cancel()
 		info, err := engine.Bootstrap(ctx, l.deps.Client, c.Target, c.Profile.BootstrapPort)
 		switch {
 		case err == nil:
 			known.answer = info
-		case !ok || ctx.Err() == nil:
+		case !hasLast || ctx.Err() == nil: // there is no earlier answer, or the server refuses instead of being slow
 			return nil, err
 		default: // the server is slow, so its last answer is used for another exchangeLife
 			l.deps.Log.Warn("a bootstrap server did not answer in time; the proxy uses its last answer", zap.String("candidate", c.ID),

@@ -23,7 +23,7 @@ func (f *Fleet) Plan(old, next *Settings) (*Plan, error) {
 		return nil
 	})
 	p := &Plan{Order: order, Remove: changes.Removed}
-	build := func(role string, e config.Engine, own bool) {
+	build := func(role string, e config.Engine, own bool) { // own: the config lists the engine
 		in, invalid := f.deps.build(role, e, next)
 		if err = errors.Join(err, invalid); invalid == nil {
 			in.Own = own
@@ -61,12 +61,14 @@ func (f *Fleet) ReloadTrust(hasChanged func(file string) bool) (changed bool, er
 	}
 	failed := map[string]bool{} // by profile
 	for _, in := range f.Now().Engines() {
-		if in.Profile.CAFile == "" || in.Target.TLS == nil || failed[in.Conf.Profile] {
+		usesFile := in.Profile.CAFile != "" && in.Target.TLS != nil
+		if !usesFile || failed[in.Conf.Profile] {
 			continue
 		}
 		rebuilt, invalid := f.deps.build(in.Role, in.Conf, set)
 		if invalid != nil {
-			failed[in.Conf.Profile], err = true, errors.Join(err, invalid)
+			failed[in.Conf.Profile] = true
+			err = errors.Join(err, invalid)
 			continue
 		}
 		p.Set = append(p.Set, rebuilt)

@@ -23,15 +23,19 @@ func (f *Fleet) LoadOf(ctx context.Context, scope string, ask bool) (ours, all [
 	at := map[int32]int{} // by worker: the index in ours
 	for _, m := range f.deps.Dispatch(ctx).Models {
 		for _, w := range m.Workers {
-			if r := now.Rank(w.ID); w.Used == 0 || r == nil || r.Scope == nil || r.Scope.Name != scope {
+			r := now.Rank(w.ID)
+			isOfScope := r != nil && r.Scope != nil && r.Scope.Name == scope
+			if w.Used == 0 || !isOfScope {
 				continue
 			}
 			i, known := at[w.ID] // known: the rank has changed its board, and requests still run from the former one
 			if !known {
-				i, at[w.ID] = len(ours), len(ours)
+				i = len(ours)
+				at[w.ID] = i
 				ours = append(ours, geo.Resident{ID: w.Name})
 			}
-			ours[i].Requests, ours[i].KVTokens = ours[i].Requests+w.Used, ours[i].KVTokens+w.KVTokens
+			ours[i].Requests += w.Used
+			ours[i].KVTokens += w.KVTokens
 		}
 	}
 	if ask {

@@ -185,7 +185,7 @@ func withoutGone(p roster.Planned, now *roster.Snapshot) roster.Planned {
 
 // learnHosts sets the host names and addresses that an engine may name: a prefill engine in hand-offs, a decode engine in callbacks or
 // where it offers KV to prefill engines. They are trusted while the engine is in the fleet. Any other host is refused. before is the engine
-// that the fleet has with the same key; nil: none.
+// that the fleet has with the same key; nil: none. If a name does not resolve now, the addresses of before stay trusted.
 func (d *Deps) learnHosts(in, before *roster.Engine) {
 	namesHosts := !in.Decodes() || in.CallsBack() || in.Profile.HandBack == mooncake.HandBackFetched
 	if !namesHosts {
@@ -198,7 +198,7 @@ func (d *Deps) learnHosts(in, before *roster.Engine) {
 		addrs, err := net.DefaultResolver.LookupHost(ctx, name)
 		switch {
 		case err == nil:
-		case before != nil && slices.Equal(before.Profile.KVHosts, in.Profile.KVHosts):
+		case before != nil && slices.Equal(before.Profile.KVHosts, in.Profile.KVHosts): // before.Hosts are of the same names
 			addrs = before.Hosts
 			d.Log.Warn("the name of an engine does not resolve now; the addresses that it had before stay trusted",
 				zap.String("engine", in.Key()), zap.String("host", name), zap.Error(err))
@@ -223,7 +223,7 @@ func (f *Fleet) locate(in roster.Engine) {
 	}
 }
 
-// located says whether the fleet knows an address of an engine, beside those that the config gives.
+// located says whether the fleet knows an address of an engine, beside those that kv_hosts of its profile gives.
 func located(in *roster.Engine) bool {
 	return slices.ContainsFunc(in.Hosts, func(host string) bool {
 		_, err := netip.ParseAddr(host)

@@ -35,7 +35,7 @@ func NewSettings(cfg *config.Config) *Settings {
 // Tier returns the config of the prefill tier, completed with values of other config keys.
 func (s *Settings) Tier() prefill.Config {
 	c := s.Prefill
-	if c.Policy == "least-tokens" && c.Work != "" {
+	if c.Policy == "least-tokens" && c.Work != "" { // prefill.work is a parameter of this policy
 		c.Policy, c.Work = c.Policy+":work="+c.Work, ""
 	}
 	c.Early = prefill.QueueConfig{Max: s.Pool.Size, Timeout: cmp.Or(s.Pool.TTL, c.Queue.Timeout)} // early requests wait for a decode rank

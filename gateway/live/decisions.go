@@ -25,7 +25,8 @@ func Decisions(last []*receipt.Receipt, now time.Time) []Decision {
 		for i := range r.Attempts { // a later attempt overwrites what an earlier one set
 			a := &r.Attempts[i]
 			if a.Prefill != nil {
-				d.Prefill, d.Prompt = a.Prefill.Candidate, cmp.Or(d.Prompt, a.Prefill.Prompt)
+				d.Prefill = a.Prefill.Candidate
+				d.Prompt = cmp.Or(d.Prompt, a.Prefill.Prompt)
 				if _, together := roster.Called(d.Prefill); together { // the rank also prefills, so Rank says enough
 					d.Prefill = ""
 				}
@@ -33,9 +34,9 @@ func Decisions(last []*receipt.Receipt, now time.Time) []Decision {
 			if a.Decode != nil {
 				d.Rank = a.Decode.Rank
 			}
-			if r.State != receipt.Ended {
+			if r.State != receipt.Ended { // until the end, r.Waits has only what is not in the attempts
 				d.WaitMs += a.Waits.Pool
-				if a.State == receipt.Pooled {
+				if a.State == receipt.Pooled { // this wait still runs; Since counts from the arrival
 					d.WaitMs += max(0, now.Sub(r.Arrival).Seconds()*1000-a.Since)
 				}
 			}
@@ -49,9 +50,9 @@ func Decisions(last []*receipt.Receipt, now time.Time) []Decision {
 func why(r *receipt.Receipt) string {
 	var all []string
 	say := func(format string, args ...any) { all = append(all, fmt.Sprintf(format, args...)+".") }
-	if n := len(r.Attempts); n > 0 {
-		a := &r.Attempts[n-1]
-		if n += r.LeftOut; n > 1 {
+	if kept := len(r.Attempts); kept > 0 {
+		a := &r.Attempts[kept-1]
+		if n := kept + r.LeftOut; n > 1 {
 			say("It had %d attempts or legs", n)
 		}
 		if a.Peer != "" {

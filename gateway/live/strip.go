@@ -63,7 +63,8 @@ func stripOf(bins []detect.Sample) Strip {
 	if n := len(bins); n > 0 && begins(&bins[n-1])-begins(&bins[0]) >= detect.BinsFor.Milliseconds() {
 		from = 1
 	}
-	n, inBurst := len(bins)-from, false
+	n := len(bins) - from
+	inBurst := false          // whether many requests were refused in the bin before
 	var looked *detect.Sample // the last bin at which the whole proxy was examined
 	if from == 1 && bins[0].Looked {
 		looked = &bins[0]
@@ -71,7 +72,7 @@ func stripOf(bins []detect.Sample) Strip {
 	for i := range n {
 		b := &bins[from+i]
 		s.AtMs = append(s.AtMs, begins(b))
-		before := b
+		before := b // without a bin before it, the first bin counts nothing
 		if from+i > 0 {
 			before = &bins[from+i-1]
 		}
@@ -130,44 +131,46 @@ func (s *Strip) addLoads(i, n int, bin *detect.Sample) {
 	}
 }
 
-// events returns what happened between two samples. before is nil for the first sample.
-func events(before, now *detect.Sample) (list []Event) {
+// events returns what happened between two samples. before is nil for the first sample, of which only a recent start of the proxy is known.
+func events(before, after *detect.Sample) (list []Event) {
 	say := func(kind, format string, args ...any) {
-		list = append(list, Event{now.At.UnixMilli(), kind, fmt.Sprintf(format, args...)})
+		list = append(list, Event{after.At.UnixMilli(), kind, fmt.Sprintf(format, args...)})
 	}
 	if before == nil {
-		if !now.Started.IsZero() && now.At.Sub(now.Started) < 15*time.Minute {
-			return []Event{{now.Started.UnixMilli(), "start", "The proxy started"}}
+		if !after.Started.IsZero() && after.At.Sub(after.Started) < 15*time.Minute {
+			return []Event{{after.Started.UnixMilli(), "start", "The proxy started"}}
 		}
 		return nil
 	}
-	came := map[string][]detect.EngineName{}
-	for _, e := range slices.SortedFunc(maps.Keys(now.Engines), func(a, b detect.EngineName) int {
+	enginesThat := map[string][]detect.EngineName{} // by what they did, in words
+	for _, e := range slices.SortedFunc(maps.Keys(after.Engines), func(a, b detect.EngineName) int {
 		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Role, b.Role))
 	}) {
-		if was, ok := before.Engines[e]; ok && eventKind(was) != eventKind(now.Engines[e]) {
-			did := changeOf(eventKind(was), eventKind(now.Engines[e]))
-			came[did] = append(came[did], e)
+		earlier, known := before.Engines[e]
+		from, to := eventKind(earlier), eventKind(after.Engines[e])
+		if known && from != to {
+			did := changeOf(from, to)
+			enginesThat[did] = append(enginesThat[did], e)
 		}
 	}
 	for _, k := range []struct{ kind, did string }{
 		{"down", wentDown}, {"up", cameBack}, {"up", undrained}, {"drain", beganToDrain},
 	} {
-		switch list := came[k.did]; {
-		case len(list) == 1:
-			say(k.kind, "%s %s", called(list[0]), k.did)
-		case len(list) > 1:
-			say(k.kind, "%s and %d more %s", called(list[0]), len(list)-1, k.did)
+		switch engines := enginesThat[k.did]; {
+		case len(engines) == 1:
+			say(k.kind, "%s %s", called(engines[0]), k.did)
+		case len(engines) > 1:
+			say(k.kind, "%s and %d more %s", called(engines[0]), len(engines)-1, k.did)
 		}
 	}
-	if now.Drains && !before.Drains {
+	if after.Drains && !before.Drains {
 		say("drain", "The proxy began to drain")
 	}
-	if now.Policy != before.Policy {
-		say("policy", "Policy %s took over from %s", now.Policy, before.Policy)
+	if after.Policy != before.Policy {
+		say("policy", "Policy %s took over from %s", after.Policy, before.Policy)
 	}
-	if now.Reload.After(before.Reload) {
-		list = append(list, Event{now.Reload.UnixMilli(), "reload", "Another config came into force"})
+	if after.Reload.After(before.Reload) {
+		list = append(list, Event{after.Reload.UnixMilli(), "reload", "Another config came into force"})
 	}
 	return list
 }

@@ -85,7 +85,7 @@ func (s *sheet) incidents(d *Document) {
 		case lasting <= incidentsInFull:
 			s.row("%s", title)
 			// Named says in sentences which engines, ranks, groups or models have the incident.
-			s.say(4, strings.TrimSpace(full(in.What)+" "+full(in.Harm))+" "+in.Named)
+			s.say(4, strings.TrimSpace(withStop(in.What)+" "+withStop(in.Harm))+" "+in.Named)
 			s.say(4, in.Clients)
 			next := "Next: " + in.Next
 			if in.Runbook != "" {
@@ -251,8 +251,8 @@ func (s *sheet) decisions(all []Decision) {
 	}
 }
 
-// full adds a full stop to a sentence that has none.
-func full(sentence string) string {
+// withStop adds a full stop to a sentence that has none. It leaves an empty text and a question as they are.
+func withStop(sentence string) string {
 	if sentence == "" || strings.HasSuffix(sentence, ".") || strings.HasSuffix(sentence, "?") {
 		return sentence
 	}

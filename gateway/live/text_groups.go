@@ -51,7 +51,7 @@ func (s *sheet) group(g *Group, t *detect.Traffic) {
 		s.say(4, g.Rounds.Says)
 	}
 	if g.ModelWhy != "" { // without a step model, the twin has no results
-		s.say(4, "There is no step model: "+full(g.ModelWhy))
+		s.say(4, "There is no step model: "+withStop(g.ModelWhy))
 		return
 	}
 	for i, says := range g.Twin.Says {
@@ -178,14 +178,16 @@ const (
 )
 
 // picture draws a column per rank, for groups with many ranks. The column of the fullest rank has full height. A rank that is not up
-// has the letter of its state at the foot of its column.
+// has the letter of its state at the foot of its column. For ranks that prefill, a line below shows the prompt tokens that each still has
+// to compute.
 func (s *sheet) picture(g *Group) {
 	const axis = 6                                                  // columns of the labels on the left
 	bands := (len(g.Ranks) + s.width - axis - 1) / (s.width - axis) // rounded up
 	perBand := (len(g.Ranks) + bands - 1) / bands
-	most, backlog := float64(max(1, g.MostTokens)), int64(1)
+	most := float64(max(1, g.MostTokens))
+	mostBacklog := int64(1) // at least 1, because it divides
 	for i := range g.Ranks {
-		backlog = max(backlog, g.Ranks[i].Backlog)
+		mostBacklog = max(mostBacklog, g.Ranks[i].Backlog)
 	}
 	heights := []rune(" ▁▂▃▄▅▆▇█")
 	for band := range min(bands, mostBands) {
@@ -211,7 +213,7 @@ func (s *sheet) picture(g *Group) {
 			})
 		}
 		if g.Rounds != nil {
-			draw("new", func(r *detect.Rank) rune { return heights[eighths(float64(r.Backlog)/float64(backlog), 1, 0)] })
+			draw("new", func(r *detect.Rank) rune { return heights[eighths(float64(r.Backlog)/float64(mostBacklog), 1, 0)] })
 		}
 	}
 	if bands > mostBands {

@@ -124,6 +124,7 @@ func tail(name string, width int) string {
 		return name
 	}
 	runes := []rune(name)
+	// One column stays free for the sign that the beginning is left out.
 	for runes = runes[max(0, len(runes)-width):]; columns(string(runes)) >= width; {
 		runes = runes[1:]
 	}
@@ -144,7 +145,7 @@ func fill(words []string, width int) (lines []string) {
 			n++
 		}
 		head := cut(line, width)
-		if head != line {
+		if head != line { // only a line of one word can be too wide
 			words[0] = line[len(head):]
 		} else {
 			words = words[n:]

@@ -9,8 +9,8 @@ import (
 	"evenkeel/gateway/detect"
 )
 
-// twinInWords returns the twin's verdict about a group in words, or the reason why there is none. replays: the config lists policies
-// for the twin to replay.
+// twinInWords returns the twin's verdict about a group in words, or in note the reason why there is none. Both are empty for a group
+// without barrier, because the twin replays steps. replays: the config lists policies for the twin to replay.
 func twinInWords(m *detect.Model, g *detect.Group, replays bool) (says []string, note string) {
 	says = []string{}
 	switch v := g.Twin; {
@@ -33,7 +33,7 @@ func twinInWords(m *detect.Model, g *detect.Group, replays bool) (says []string,
 		note = "The twin has replayed nothing yet: how long a step takes is not known."
 		if g.ModelWhy != "" {
 			note = "The twin has replayed nothing yet, because there is no step model: " + g.ModelWhy
-			if !strings.HasSuffix(note, "?") {
+			if !strings.HasSuffix(note, "?") { // ModelWhy may end in a question
 				note += "."
 			}
 		}
