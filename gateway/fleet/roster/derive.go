@@ -32,7 +32,8 @@ func Derive(r *Roster) *Snapshot {
 	}
 	for _, k := range r.order {
 		e := new(*r.engines[k])
-		p.engines[k], p.order = e, append(p.order, e)
+		p.engines[k] = e
+		p.order = append(p.order, e)
 		d.addRoutes(e, e.state.serves() || e.state == Late)
 		for _, rank := range e.Ranks() {
 			state := r.stateOfRank(e, rank)
@@ -59,7 +60,8 @@ type deriving struct {
 	regions, groups map[string]*reach // models listed by decode-only ranks, by region; models listed by ranks that also prefill, by group
 }
 
-// addDecodeRank adds a rank that decodes. Requests can be bound to the rank (it is a worker) once its engine has named its models.
+// addDecodeRank adds a rank that decodes. Requests can be bound to the rank (it is a worker) once its engine has named its models. These
+// models are then also added to those that the ranks of its region or its group list.
 func (d *deriving) addDecodeRank(e *Engine, rank int, state RankState) {
 	name := e.At(rank).ID
 	id := d.r.workerIDs[e.nameOf(rank)]
@@ -69,7 +71,7 @@ func (d *deriving) addDecodeRank(e *Engine, rank int, state RankState) {
 	}
 	region := e.otherRegion
 	if len(e.Status.Models) == 0 {
-		if e.Role == Decode {
+		if e.Role == Decode { // it may still list any model; an aggregated rank decodes only for its own group
 			reachIn(d.regions, region).unknown = true
 		}
 		return
@@ -106,7 +108,8 @@ func (d *deriving) addToGroup(e *Engine, w board.Worker) {
 		})
 	}
 	c := &d.p.Candidates[index]
-	c.Live, c.Late = c.Live || w.Up, c.Late || w.Awaited
+	c.Live = c.Live || w.Up
+	c.Late = c.Late || w.Awaited
 	for _, m := range e.Status.Models {
 		if !slices.Contains(c.Models, m.ID) {
 			c.Models = append(c.Models, m.ID)
@@ -163,7 +166,10 @@ func (d *deriving) worker(e *Engine, r int, rank *Rank) board.Worker {
 			e.Profile.Connector == mooncake.NIXLPush,
 	}
 	if e.Role == Aggregated {
-		w.Mixed, w.Budget, w.Interval, w.Early, w.AtOnce = true, e.Conf.Budget, e.Conf.Interval, false, false
+		w.Mixed = true
+		w.Budget = e.Conf.Budget
+		w.Interval = e.Conf.Interval
+		w.Early, w.AtOnce = false, false // no KV is sent to the rank
 	} else if e.Profile.Renews() {
 		w.Beyond = d.r.terms.Beyond
 	}
@@ -248,18 +254,21 @@ func (d *deriving) addRoutes(e *Engine, up bool) {
 func onlyWhereDecoded(candidates []prefill.Candidate, workers []board.Worker) {
 	for i := range candidates {
 		c := &candidates[i]
-		if !c.Live && !c.Late || c.Mixed {
+		inService := c.Live || c.Late
+		if !inService || c.Mixed { // a mixed candidate decodes by itself
 			continue
 		}
-		up, awaited := false, false
+		up, awaited := false, false // whether a decode rank for the candidate takes requests, and whether requests wait for one
 		for _, w := range workers {
 			if base, sameRegion := strings.CutSuffix(w.Model, BoardIn("", c.Region)); sameRegion && slices.Contains(c.Models, base) {
-				up, awaited = up || w.Up, awaited || w.Awaited
+				up = up || w.Up
+				awaited = awaited || w.Awaited
 			}
 		}
 		switch {
 		case c.Region != "":
-			c.Live, c.Late = up && c.Live, up && c.Late || !up && awaited
+			c.Live = up && c.Live
+			c.Late = up && c.Late || !up && awaited
 		case awaited && !up && !c.Profile.Early():
 			c.Live, c.Late = false, true
 		}

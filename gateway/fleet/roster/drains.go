@@ -85,8 +85,9 @@ func (p *Snapshot) DrainStatuses(decode board.Status, tier []prefill.CandidateSt
 		if !s.Deadline.IsZero() {
 			d.Deadline = new(s.Deadline)
 		}
+		ofEngine := s.At.Rank < 0
 		for _, c := range tier {
-			if s.Role == Prefill && (c.ID == s.ID || s.At.Rank < 0 && c.Instance == s.At.Instance) {
+			if s.Role == Prefill && (c.ID == s.ID || ofEngine && c.Instance == s.At.Instance) {
 				d.Requests += c.Inflight
 				d.KVTokens += c.KVTokens
 				d.Handoffs += c.Pooled + c.Dispatched
@@ -94,7 +95,7 @@ func (p *Snapshot) DrainStatuses(decode board.Status, tier []prefill.CandidateSt
 		}
 		for _, m := range decode.Models {
 			for _, w := range m.Workers {
-				if s.Role != Prefill && (w.Name == s.ID || s.At.Rank < 0 && strings.HasPrefix(w.Name, s.ID+"/")) {
+				if s.Role != Prefill && (w.Name == s.ID || ofEngine && strings.HasPrefix(w.Name, s.ID+"/")) {
 					d.Requests += w.Used
 					d.KVTokens += w.KVTokens
 				}

@@ -126,7 +126,7 @@ func (e *Engine) Capacity(r int) int64 {
 	if n, ok := e.Status.CapacityTokens[strconv.Itoa(max(0, r))]; ok {
 		return n
 	}
-	if r < 0 && len(e.Status.CapacityTokens) == 1 {
+	if r < 0 && len(e.Status.CapacityTokens) == 1 { // an only rank may be reported under any number
 		for _, n := range e.Status.CapacityTokens {
 			return n
 		}
@@ -249,11 +249,17 @@ func (e *Engine) clamps() bool {
 // takesHandOff says whether an engine takes hand-offs at an endpoint. With early connectors and nixl-push, an engine that pushes KV finds
 // the destination by the X-Request-Id. vLLM does not give a response this id, so with these connectors a response has no hand-off.
 func (e *Engine) takesHandOff(ep mooncake.Endpoint) bool {
-	if e.Profile.Connector == mooncake.SGLang {
-		return ep.IsChatOrCompletions() || ep == mooncake.Generate || e.readsRoomsEverywhere()
+	if ep.IsChatOrCompletions() {
+		return true
 	}
-	return ep.IsChatOrCompletions() || (ep == mooncake.Tokens || !e.Profile.Early() && e.Profile.Connector != mooncake.NIXLPush) &&
-		e.reaches(handOffMinor[ep], false)
+	if e.Profile.Connector == mooncake.SGLang {
+		return ep == mooncake.Generate || e.readsRoomsEverywhere()
+	}
+	needsRequestID := e.Profile.Early() || e.Profile.Connector == mooncake.NIXLPush
+	if needsRequestID && ep != mooncake.Tokens {
+		return false
+	}
+	return e.reaches(handOffMinor[ep], false)
 }
 
 // mayGiveBack says whether a decode engine that lacks KV memory may give a request back before the end of its answer: by its profile, or

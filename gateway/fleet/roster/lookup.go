@@ -121,7 +121,8 @@ func (p *Snapshot) SharingQueueWith(worker int32, list []int32) (around []int32,
 			case isAround(r):
 				around = append(around, id)
 			case r.State == Up:
-				elsewhere, others = true, others || !slices.Contains(list, id)
+				elsewhere = true
+				others = others || !slices.Contains(list, id)
 			}
 		}
 		if elsewhere {
@@ -168,7 +169,8 @@ func (p *Snapshot) Count() (prefills, decodes int) {
 func (p *Snapshot) Kind(role string) string {
 	anyAggregated, anySplit := false, len(p.order) == 0
 	for _, e := range p.order {
-		anyAggregated, anySplit = anyAggregated || e.Role == Aggregated, anySplit || e.Role != Aggregated
+		anyAggregated = anyAggregated || e.Role == Aggregated
+		anySplit = anySplit || e.Role != Aggregated
 	}
 	switch {
 	case !anyAggregated:

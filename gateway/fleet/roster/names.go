@@ -42,8 +42,8 @@ func listed(by []*board.Names, name string) bool {
 }
 
 // onlyWhereListed removes the models from a candidate that no reachable decode rank lists. Reachable are the ranks in the candidate's
-// region, or the ranks of the group if the candidate is a group. For models that only ranks list which take no requests now, the candidate
-// comes second (Behind).
+// region, or the ranks of the group if the candidate is a group. If no reachable rank lists any of its models, the candidate keeps them,
+// because it may serve them alone. For models that only ranks list which take no requests now, the candidate comes second (FallbackFor).
 func onlyWhereListed(candidates []prefill.Candidate, regions, groups map[string]*reach) {
 	for i := range candidates {
 		c := &candidates[i]
@@ -54,7 +54,8 @@ func onlyWhereListed(candidates []prefill.Candidate, regions, groups map[string]
 		if r == nil || len(r.all) == 0 {
 			continue
 		}
-		if reachable := func(m string) bool { return listed(r.all, m) }; !r.unknown && slices.ContainsFunc(c.Models, reachable) {
+		reachable := func(m string) bool { return listed(r.all, m) }
+		if !r.unknown && slices.ContainsFunc(c.Models, reachable) { // unknown: another engine may still list the models
 			c.Models = slices.DeleteFunc(c.Models, func(m string) bool { return !reachable(m) })
 		}
 		if len(r.open) == 0 {

@@ -27,7 +27,7 @@ func (p *Pause) Restarted(e *Engine) bool {
 	if e == nil || !p.Covers(e) {
 		return false
 	}
-	began, there := p.Began[e.Key()]
+	began, there := p.Began[e.Key()] // not there: the engine came after the pause began
 	return e.Status.Up && (!there || e.Status.StartTime != began)
 }
 
@@ -131,7 +131,7 @@ func (r *Roster) forgetUnresumed(a *applying) {
 
 // pause marks an engine as halted while a pause covers it. Of several pauses the oldest counts. A halt for another reason stays.
 func (r *Roster) pause(e *Engine) {
-	if held := (*engine.Held)(nil); errors.As(e.Status.Halt, &held) {
+	if held := (*engine.Held)(nil); errors.As(e.Status.Halt, &held) { // the halt comes from a pause, so it is decided anew
 		e.Status.Halt = nil
 	}
 	e.pausedBy = nil

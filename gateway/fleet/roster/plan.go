@@ -27,15 +27,16 @@ type Changes struct {
 }
 
 // Compare finds what a reload changes. before and after have the engines of the old and the new config, by key. order has the keys of the
-// new config in its order. profile returns the profile that the new config has for an engine; nil: none.
+// new config in its order. profile returns the profile that the new config has for an engine; nil: none. It is an error if an engine that
+// stays would have no profile.
 func (p *Snapshot) Compare(before, after map[string]Listed, order []string, profile func(*Engine) *mooncake.Profile) (c Changes,
 	err error) {
 	decided := map[string]bool{} // keys of the engines whose entry changes
 	for _, key := range order {
 		old, known := before[key]
-		if now := after[key]; !known || !reflect.DeepEqual(old, now) {
+		if entry := after[key]; !known || !reflect.DeepEqual(old, entry) {
 			decided[key] = true
-			c.Listed = append(c.Listed, now)
+			c.Listed = append(c.Listed, entry)
 		}
 	}
 	for key := range before {
@@ -46,7 +47,7 @@ func (p *Snapshot) Compare(before, after map[string]Listed, order []string, prof
 	}
 	for _, e := range p.order {
 		switch next := profile(e); {
-		case decided[e.Key()]:
+		case decided[e.Key()]: // it is removed, or built again with its new entry
 		case next == nil:
 			err = errors.Join(err, fmt.Errorf("profiles.%s is missing, but %s engine %s, which was added while the proxy runs, uses it; "+
 				"remove the engine first, or keep the profile", e.Conf.Profile, e.Role, e.ID))
@@ -73,7 +74,7 @@ func (v Planned) apply(r *Roster, a *applying) {
 		}
 	}
 	for _, e := range v.Set {
-		if key := e.Key(); r.engines[key] == nil {
+		if key := e.Key(); r.engines[key] == nil { // drains of an engine that was there before do not apply
 			r.endDrains(func(s *Stop) bool { return s.At.Instance == key })
 		}
 		r.put(e, a.now)

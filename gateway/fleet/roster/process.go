@@ -135,7 +135,8 @@ func (p *Processes) Started(start float64, read bool) (next *Processes, sign str
 	}
 	next = new(*p)
 	next.line = nextLine
-	if start > p.start && p.start != 0 && nextLine == p.line {
+	alreadyAdded := nextLine != p.line // Reached has added the new process, whose start time this is
+	if start > p.start && p.start != 0 && !alreadyAdded {
 		doubt := len(p.fates) > 1 && p.fates[len(p.fates)-2] == Doubted
 		next.replaced(doubt) // the newest engine id may belong to this process or to the one before
 		sign = signStart
@@ -165,37 +166,42 @@ func (p *Processes) Lives(start float64, asked time.Time) (next *Processes, sign
 // made the hand-off. sign says why there may be a new process; empty: the id gives no reason to think so.
 func (p *Processes) Made(process int, candidate, id string, now time.Time) (next *Processes, by int, sign string) {
 	id = withoutRank(id)
+	by = process
 	seen := p.names[candidate]
-	index, newest := slices.IndexFunc(seen.ids, func(x name) bool { return x.id == id }), len(seen.ids)-1
+	index := slices.IndexFunc(seen.ids, func(x name) bool { return x.id == id })
+	newest := len(seen.ids) - 1
+	isNew := index < 0
 	entry := name{id: id, first: process, last: process}
-	if index >= 0 {
+	if !isNew {
 		entry = seen.ids[index]
 	}
 	entry.start = p.start
-	full := index < 0 && len(seen.ids) == mostNames
-	several, doubt := seen.several, false // doubt: the id is a reason to think that there is a new process
+	tooMany := isNew && len(seen.ids) == mostNames
+	several := seen.several
+	doubt := false // the id is a reason to think that there is a new process
 	switch {
 	case seen.several: // ids show no restart
-	case full: // so many ids do not come from restarts: several engines share the address
+	case tooMany: // so many ids do not come from restarts: several engines share the address
 		several = true
-	case index < 0 && newest < 0: // the first id of this candidate
-	case index < 0: // a new id: it belongs to a new process, unless the newest process has shown no id yet
-		process, doubt = p.Newest(), seen.ids[newest].last == p.Newest()
-		if doubt {
-			process++
+	case isNew && newest < 0: // the first id of this candidate
+	case isNew: // it belongs to a new process, unless the newest process has shown no id yet
+		by = p.Newest()
+		if seen.ids[newest].last == by {
+			doubt = true
+			by++
 		}
-		entry.first, entry.last = process, process
+		entry.first, entry.last = by, by
 	case index == newest: // the id of the newest process; the probe may have reached it before the proxy knew this process
-		process = max(process, entry.last)
-		entry.last = process
+		by = max(process, entry.last)
+		entry.last = by
 	case process >= seen.ids[newest].last: // an older id, although the probe was sent after a newer id came: so both engines run
 		several = true
 	default: // an older id, and the probe was sent before the newer id came
-		return p, process, ""
+		return p, by, ""
 	}
-	nothingToStore := index < 0 && seen.several || index >= 0 && entry == seen.ids[index]
+	nothingToStore := isNew && seen.several || !isNew && entry == seen.ids[index] // where ids show no restart, new ones are not kept
 	if several == seen.several && nothingToStore {
-		return p, process, ""
+		return p, by, ""
 	}
 	next = new(*p)
 	if doubt {
@@ -203,12 +209,12 @@ func (p *Processes) Made(process int, candidate, id string, now time.Time) (next
 		sign = signName
 	}
 	seen.ids = slices.Clone(seen.ids)
-	if index >= 0 {
+	if !isNew {
 		seen.ids[index] = entry
-	} else if !full {
+	} else if !tooMany {
 		seen.ids = append(seen.ids, entry)
 	}
-	if several && !seen.several && index >= 0 { // the older id is back, so its process and all later ones were not replaced
+	if several && !seen.several && !isNew { // the older id is back, so its process and all later ones were not replaced
 		next = next.livesSince(entry.first)
 	}
 	seen.several = several
@@ -217,7 +223,7 @@ func (p *Processes) Made(process int, candidate, id string, now time.Time) (next
 		next.names = map[string]names{}
 	}
 	next.names[candidate] = seen
-	return next, process, sign
+	return next, by, sign
 }
 
 // withoutRank returns an engine id without the number of a rank, so that it identifies the engine's process. vLLM builds the id of a data

@@ -142,12 +142,13 @@ func (r *Roster) put(e *Engine, now time.Time) {
 	r.engines[e.Key()] = e
 	if e.Decodes() {
 		for _, rank := range e.Ranks() { // worker ids follow the order of the config, not the order in which engines come up
-			delete(r.leftRanks, r.workerID(e, rank))
+			delete(r.leftRanks, r.workerID(e, rank)) // the rank may have left before
 		}
 	}
 }
 
-// replace hands the state and the known processes of an engine (old) to its new description (e).
+// replace hands the state and the known processes of an engine (old) to its new description (e). It ends the trust in the hosts of old,
+// remembers the ranks of old, and fits the drains to those of e.
 func (r *Roster) replace(old, e *Engine, now time.Time) {
 	e.Status, e.standing, e.number = old.Status, old.standing, old.number
 	e.board, e.lists, e.listedModels = old.board, old.lists, old.listedModels
@@ -178,11 +179,13 @@ func (r *Roster) number(e *Engine, now time.Time) {
 func (r *Roster) fitDrains(e *Engine) {
 	ranks := len(e.Ranks())
 	for key, s := range r.drains {
-		if s.At.Instance != e.Key() || s.At.Rank < 0 || ranks > 1 && s.At.Rank < ranks {
+		isOfRank := s.At.Instance == e.Key() && s.At.Rank >= 0
+		fits := ranks > 1 && s.At.Rank < ranks
+		if !isOfRank || fits {
 			continue
 		}
 		delete(r.drains, key)
-		if s.At.Rank == 0 {
+		if s.At.Rank == 0 { // it does not fit only because rank 0 is the only rank now
 			ofEngine := *s
 			ofEngine.ID, ofEngine.At.Rank = e.ID, -1
 			r.drains[ofEngine.Key()] = &ofEngine
@@ -203,7 +206,7 @@ func (r *Roster) drop(e *Engine, dead bool, now time.Time) {
 	r.rememberRanks(e, now)
 	for _, rank := range e.Ranks() {
 		name := e.nameOf(rank)
-		if id, ok := r.workerIDs[name]; ok && e.Incarnation != "" {
+		if id, ok := r.workerIDs[name]; ok && e.Incarnation != "" { // without incarnations, the next engine at the address keeps the ids
 			delete(r.workerIDs, name)
 			r.returnable[e.Incarnation+" "+name] = bygone{id, now}
 		}
@@ -275,7 +278,7 @@ func (r *Roster) trust(e *Engine) {
 func (r *Roster) relocate(e *Engine, moved engine.Moved, now time.Time) {
 	from, to := strings.Split(moved.From, ","), strings.FieldsFunc(moved.To, func(c rune) bool { return c == ',' })
 	stay := slices.DeleteFunc(slices.Clone(e.Hosts), func(h string) bool {
-		return slices.Contains(from, h) && !slices.Contains(e.Profile.KVHosts, h)
+		return slices.Contains(from, h) && !slices.Contains(e.Profile.KVHosts, h) // what the config names stays, too
 	})
 	hosts := slices.Concat(stay, to)
 	slices.Sort(hosts)

@@ -85,7 +85,7 @@ func (p *Snapshot) Missing() []string {
 			continue
 		}
 		why := cmp.Or(e.why(), e.state.Why())
-		if e.state == e.kept {
+		if e.state == e.kept { // the engine's own troubles are not the reason of this state
 			why = e.state.Why()
 		}
 		if e.state == Draining && e.Away != "" {
@@ -104,7 +104,11 @@ func (p *Snapshot) Missing() []string {
 func (p *Snapshot) Lack(model string, decodes bool) string {
 	listed, all := map[RankState]bool{}, map[RankState]bool{}
 	for _, e := range p.order {
-		if decodes && e.Decodes() || !decodes && e.Role != Decode {
+		isOfSide := e.Role != Decode
+		if decodes {
+			isOfSide = e.Decodes()
+		}
+		if isOfSide {
 			all[e.state] = true
 			if e.has(model) {
 				listed[e.state] = true

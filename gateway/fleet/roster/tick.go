@@ -62,7 +62,8 @@ func (r *Roster) Next(now time.Time) (wait time.Duration) {
 
 // place updates the region, scope, board and listed models of an engine. Engines that list the same models share one value of lists.
 func (r *Roster) place(e *Engine) {
-	e.otherRegion, e.Scope = e.Conf.Region, r.scopeOf(e, r.owners.Kind)
+	e.Scope = r.scopeOf(e, r.owners.Kind)
+	e.otherRegion = e.Conf.Region
 	if e.otherRegion == r.terms.Region {
 		e.otherRegion = ""
 	}
@@ -106,14 +107,14 @@ func (r *Roster) refuseOdd(a *applying) {
 	chooseFirst(func(*Engine) bool { return true })
 	for _, k := range r.order {
 		e := r.engines[k]
-		why, model := "", first[e.board]
-		if model != nil && len(e.Status.Models) > 0 && config.Manner(e.Profile) != config.Manner(model.Profile) {
+		why, decider := "", first[e.board]
+		if decider != nil && len(e.Status.Models) > 0 && config.Manner(e.Profile) != config.Manner(decider.Profile) {
 			why = fmt.Sprintf("its connector is %s (profile %s), and %s engine %s, which has model %s too, has %s (profile %s); all engines of a "+
 				"model share one connector",
-				e.Profile.Connector, e.Conf.Profile, model.Role, model.ID, e.base(), model.Profile.Connector, model.Conf.Profile)
+				e.Profile.Connector, e.Conf.Profile, decider.Role, decider.ID, e.base(), decider.Profile.Connector, decider.Conf.Profile)
 		}
 		if why != "" && e.odd == "" {
-			a.add(Effect{What: Refused, Engine: e, Text: why, Beside: model.Key()})
+			a.add(Effect{What: Refused, Engine: e, Text: why, Beside: decider.Key()})
 		}
 		e.odd = why
 	}
@@ -134,11 +135,15 @@ func (r *Roster) appraise(a *applying) {
 		standing := &e.standing
 		healthy := e.health(inService[e.kind()])
 		serving := healthy.serves()
-		newInService := serving && (!standing.healthy.serves() || standing.start != 0 && e.Status.StartTime != standing.start)
-		standing.healthy, standing.kept, standing.share = healthy, r.keptState(e), 1
+		cameUp := !standing.healthy.serves()
+		restarted := standing.start != 0 && e.Status.StartTime != standing.start
+		newInService := serving && (cameUp || restarted)
+		standing.healthy = healthy
+		standing.kept = r.keptState(e)
+		standing.share = 1
 		standing.state = healthy
 		if standing.kept != Up {
-			standing.state = max(healthy, standing.kept)
+			standing.state = max(healthy, standing.kept) // of two reasons the one further down in the list of states counts
 		}
 		switch {
 		case !serving || slow == 0:
@@ -180,7 +185,8 @@ func (r *Roster) breakGroups(a *applying) {
 		if errors.Is(e.Status.Err, engine.ErrRetired) { // the engine was taken out of the group, so the other ranks do not wait for it
 			e.served = false
 		}
-		group, works := e.barrierGroup(), e.Status.Up && (e.Status.Halted() || !e.Status.Wedged)
+		group := e.barrierGroup()
+		works := e.Status.Up && (e.Status.Halted() || !e.Status.Wedged) // a halted engine need not compute anything
 		if group == "" || !e.served || works {
 			continue
 		}
@@ -200,8 +206,11 @@ func (r *Roster) breakGroups(a *applying) {
 // resumes.
 func (e *Engine) health(others int) RankState {
 	s := &e.Status
+	mayWork := !s.Wedged && len(s.Models) > 0
+	out := s.Out != nil && (!mayWork || others > 0)
+	accused := s.Accused != nil && others > 0
 	switch {
-	case !s.Up && (!s.Late || s.Accused != nil && others > 0):
+	case !s.Up && (!s.Late || accused):
 		return Down
 	case e.odd != "":
 		return Odd
@@ -209,9 +218,9 @@ func (e *Engine) health(others int) RankState {
 		return Late
 	case s.Halted():
 		return Halted
-	case s.Out != nil && (s.Wedged || len(s.Models) == 0 || others > 0):
+	case out:
 		return Out
-	case s.Accused != nil && others > 0:
+	case accused:
 		return Paused
 	case len(s.Models) == 0:
 		return Starting
