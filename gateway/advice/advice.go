@@ -126,11 +126,13 @@ func (a *Advisor) down(s Sample) Advice {
 	step := Step{None, ReasonPrefillDown}
 	out.Says = "How many ranks are needed is not known while no prefill rank answers; see /workers."
 	if s.Prefill.Live > 0 {
-		step.Reason, out.Says = ReasonDecodeDown, "How many ranks are needed is not known while no decode rank answers; see /workers."
+		step.Reason = ReasonDecodeDown
+		out.Says = "How many ranks are needed is not known while no decode rank answers; see /workers."
 	}
 	out.Steps = []Step{step}
-	if most := a.most(s.At.Add(-a.set.Calm)); most.at != (time.Time{}) {
-		out.Prefill.Advised, out.Decode.Advised = max(s.Prefill.Live, ranks(most.prefill)), max(s.Decode.Live, ranks(most.decode))
+	if most := a.most(s.At.Add(-a.set.Calm)); most.at != (time.Time{}) { // some need is known from before
+		out.Prefill.Advised = max(s.Prefill.Live, ranks(most.prefill))
+		out.Decode.Advised = max(s.Decode.Live, ranks(most.decode))
 		out.Ratio = float64(out.Prefill.Advised) / float64(out.Decode.Advised)
 	}
 	return out
@@ -170,8 +172,8 @@ func (a *Advisor) endRate() float64 {
 	return float64(last.Decode.Ended-first.Decode.Ended) / passed
 }
 
-// poolWait is how long, in s, a new hand-off waits for a slot: each answer that ends
-// frees the slot for one hand-off ahead of it.
+// poolWait is how long, in s, a new hand-off waits for a slot: each answer that ends frees the slot for one hand-off ahead of it. If no
+// answer is known to have ended in the window, it is how long the oldest hand-off has waited.
 func (a *Advisor) poolWait() float64 {
 	d := &a.samples[len(a.samples)-1].Decode
 	if d.Pool == 0 {
@@ -183,7 +185,8 @@ func (a *Advisor) poolWait() float64 {
 	return d.Oldest.Seconds()
 }
 
-// slotSeconds is how long, in s, an answer keeps its slot, by Little's law: slots in use divided by answers that end per second.
+// slotSeconds is how long, in s, an answer keeps its slot, by Little's law: slots in use divided by answers that end per second. If no
+// answer is known to have ended in the window, it is drain, for which needOf counts one slot per waiting request.
 func (a *Advisor) slotSeconds() float64 {
 	used := 0.0
 	for i := range a.samples {
@@ -203,8 +206,8 @@ func (a *Advisor) mean() need {
 		one := needOf(&a.samples[i], a.set.Target, slotSeconds)
 		m.prefill += one.prefill / n
 		m.decode += one.decode / n
-		m.prefillThen += one.prefillThen / n
-		m.decodeThen += one.decodeThen / n
+		m.prefillUnblocked += one.prefillUnblocked / n
+		m.decodeUnblocked += one.decodeUnblocked / n
 	}
 	return m
 }
@@ -216,23 +219,26 @@ func (a *Advisor) most(since time.Time) (m need) {
 			continue
 		}
 		m.at = n.at
-		m.prefill, m.decode = max(m.prefill, n.prefill), max(m.decode, n.decode)
-		m.prefillThen, m.decodeThen = max(m.prefillThen, n.prefillThen), max(m.decodeThen, n.decodeThen)
+		m.prefill = max(m.prefill, n.prefill)
+		m.decode = max(m.decode, n.decode)
+		m.prefillUnblocked = max(m.prefillUnblocked, n.prefillUnblocked)
+		m.decodeUnblocked = max(m.decodeUnblocked, n.decodeUnblocked)
 	}
 	return m
 }
 
-// advise compares the needs with the live ranks and writes steps, numbers and the sentence into out.
+// advise compares the needs with the live ranks and writes steps, numbers and the sentence into out. The present need shows whether a side
+// is short. A short side gets the ranks for the largest need of the last Window. Ranks beyond the largest need of the last Calm are spare.
 func (a *Advisor) advise(out *Advice) {
-	now := a.needs[len(a.needs)-1]
-	lately, calm := a.most(now.at.Add(-a.set.Window)), a.most(now.at.Add(-a.set.Calm))
-	a.short.prefill = isShort(a.short.prefill, now.prefill, out.Prefill.Live)
-	a.short.decode = isShort(a.short.decode, now.decode, out.Decode.Live)
+	present := a.needs[len(a.needs)-1]
+	lately, calm := a.most(present.at.Add(-a.set.Window)), a.most(present.at.Add(-a.set.Calm))
+	a.short.prefill = isShort(a.short.prefill, present.prefill, out.Prefill.Live)
+	a.short.decode = isShort(a.short.decode, present.decode, out.Decode.Live)
 	watched := a.set.Window + a.set.Calm
 	// While ranks are down, less work reaches the other side, so the needs of that time are too low to remove ranks.
-	allWereUp := now.at.Sub(a.since) >= watched && now.at.Sub(a.lost) >= watched
-	sparePrefill := allWereUp && !a.short.prefill && ranks(calm.prefillThen) < out.Prefill.Live
-	spareDecode := allWereUp && !a.short.decode && ranks(calm.decodeThen) < out.Decode.Live
+	allWereUp := present.at.Sub(a.since) >= watched && present.at.Sub(a.lost) >= watched
+	sparePrefill := allWereUp && !a.short.prefill && ranks(calm.prefillUnblocked) < out.Prefill.Live
+	spareDecode := allWereUp && !a.short.decode && ranks(calm.decodeUnblocked) < out.Decode.Live
 	if a.short.prefill {
 		out.Prefill.Advised = max(out.Prefill.Live+1, ranks(lately.prefill))
 	}
@@ -240,10 +246,10 @@ func (a *Advisor) advise(out *Advice) {
 		out.Decode.Advised = max(out.Decode.Live+1, ranks(lately.decode))
 	}
 	if sparePrefill {
-		out.Prefill.Advised = ranks(calm.prefillThen)
+		out.Prefill.Advised = ranks(calm.prefillUnblocked)
 	}
 	if spareDecode {
-		out.Decode.Advised = ranks(calm.decodeThen)
+		out.Decode.Advised = ranks(calm.decodeUnblocked)
 	}
 	out.Ratio = float64(out.Prefill.Advised) / float64(out.Decode.Advised)
 	switch {
@@ -345,6 +351,7 @@ func (a *Advisor) whyPrefill(out *Advice) string {
 	return ReasonBusy
 }
 
+// whyDecode returns the reason why decode is short. KV memory comes first, because hand-offs also wait if it is short.
 func (a *Advisor) whyDecode(out *Advice) string {
 	pooled := 0
 	for i := range a.samples {

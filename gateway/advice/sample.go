@@ -66,7 +66,7 @@ type need struct {
 	at              time.Time
 	prefill, decode float64
 	// The need of each side if the other side were not short, and so held no requests back.
-	prefillThen, decodeThen float64
+	prefillUnblocked, decodeUnblocked float64
 }
 
 // needOf computes the needed ranks from a sample. The ranks of a side should be busy to the share target, and serve all waiting requests
@@ -87,16 +87,17 @@ func needOf(s *Sample, target, slotSeconds float64) need {
 	}
 	if p := s.Prefill; p.Live > 0 {
 		work := float64(p.Busy)
-		if queued == 0 {
+		if queued == 0 { // else the prompts wait for decode ranks, and more prefill ranks would not begin them earlier
 			work += p.Waiting / drain.Seconds()
 		}
 		n.prefill = work / target
-		if kv := float64(p.Live) * kvShare(p.KVTokens, p.Capacity); s.Decode.Pool == 0 {
-			n.prefill = max(n.prefill, kv/target) // waiting hand-offs fill the KV of prefill ranks, but only more decode ranks help
+		if s.Decode.Pool == 0 { // waiting hand-offs fill the KV of prefill ranks, but only more decode ranks help
+			kv := float64(p.Live) * kvShare(p.KVTokens, p.Capacity)
+			n.prefill = max(n.prefill, kv/target)
 		}
 	}
-	n.prefillThen = n.prefill * shortage(n.decode, s.Decode.Live)
-	n.decodeThen = n.decode * shortage(n.prefill, s.Prefill.Live)
+	n.prefillUnblocked = n.prefill * shortage(n.decode, s.Decode.Live)
+	n.decodeUnblocked = n.decode * shortage(n.prefill, s.Prefill.Live)
 	return n
 }
 

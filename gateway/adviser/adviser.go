@@ -154,6 +154,8 @@ func (a *Adviser) rests(c *prefill.CandidateStatus) bool {
 	return s.Up && len(s.Lost) == 0 && (s.Halted() || !s.Wedged && s.Out == nil)
 }
 
+// decodeSide sums up the ranks of a board that take requests, and counts those that are down. If the capacity of one rank is unknown, that
+// of the side is 0 (unknown).
 func decodeSide(m *board.ModelStatus) advice.Decode {
 	d := advice.Decode{Pool: m.Pool, Oldest: time.Duration(m.OldestSeconds * float64(time.Second)), Ended: m.Finished + m.Cancelled + m.Failed}
 	known := true
@@ -177,6 +179,7 @@ func decodeSide(m *board.ModelStatus) advice.Decode {
 	return d
 }
 
+// addPrefill adds a live prefill rank to the sample of its side. Of the prompts sent to the rank, one runs and the others wait.
 func addPrefill(p *advice.Prefill, c *prefill.CandidateStatus) {
 	p.Live++
 	if c.Inflight > 0 {

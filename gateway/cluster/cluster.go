@@ -20,12 +20,13 @@ const ownNamespace = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 
 // Find returns the client config for the API server and the namespace to use. The config comes from
 // a kubeconfig or, without one, from the pod's service account. An empty namespace is
-// replaced by that of the kubeconfig or of this pod.
+// replaced by that of the kubeconfig or of this pod. It makes client-go notice soon that the server has vanished, partly by environment
+// variables of this process.
 func Find(kubeconfig, namespace string) (*rest.Config, string, error) {
 	var cfg *rest.Config
 	var err error
 	where := "this pod's service account"
-	own := func() (string, error) { return read(ownNamespace) }
+	defaultNamespace := func() (string, error) { return read(ownNamespace) }
 	if kubeconfig == "" {
 		cfg, err = rest.InClusterConfig()
 	} else {
@@ -33,7 +34,7 @@ func Find(kubeconfig, namespace string) (*rest.Config, string, error) {
 		file := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(&clientcmd.ClientConfigLoadingRules{ExplicitPath: kubeconfig},
 			&clientcmd.ConfigOverrides{})
 		cfg, err = file.ClientConfig()
-		own = func() (string, error) {
+		defaultNamespace = func() (string, error) {
 			namespace, _, err := file.Namespace()
 			return namespace, err
 		}
@@ -46,7 +47,7 @@ func Find(kubeconfig, namespace string) (*rest.Config, string, error) {
 	}
 	notice(cfg)
 	if namespace == "" {
-		if namespace, err = own(); err != nil {
+		if namespace, err = defaultNamespace(); err != nil {
 			return nil, "", fmt.Errorf("kubernetes: which namespace is ours is not known: %w; write it in the config", err)
 		}
 	}

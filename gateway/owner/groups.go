@@ -112,10 +112,14 @@ func groupObject(group string) string {
 		}
 		return '-'
 	}, group)
-	if clean == group && !strings.HasPrefix(group, "-") && !strings.HasSuffix(group, "-") && len(group) <= 200 {
+	hasDashAtEnd := strings.HasPrefix(group, "-") || strings.HasSuffix(group, "-")
+	if clean == group && !hasDashAtEnd && len(group) <= longestName {
 		return "evenkeel-group-" + group
 	}
 	h := fnv.New32a()
 	_, _ = h.Write([]byte(group)) // never fails, by its documentation
-	return fmt.Sprintf("evenkeel-group-%s-%08x", strings.Trim(clean[:min(len(clean), 200)], "-"), h.Sum32())
+	return fmt.Sprintf("evenkeel-group-%s-%08x", strings.Trim(clean[:min(len(clean), longestName)], "-"), h.Sum32())
 }
+
+// longestName is how many bytes of a group's name its Lease object takes, so that the object's name stays below the 253 of Kubernetes.
+const longestName = 200

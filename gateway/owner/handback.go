@@ -147,7 +147,8 @@ func put[V any](m map[string]V, key string, v V) map[string]V {
 	return m
 }
 
-// lent is how many requests of this proxy still run in a region that it has handed back.
+// lent is how many requests of this proxy still run in a region that it has handed back. Once there are none, lent ends this state
+// (handedBack).
 func (s *Set) lent(a *Scope) (n int) {
 	a.mu.Lock()
 	handedBack := a.handedBack && s.kind == Regions

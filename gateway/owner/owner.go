@@ -11,7 +11,8 @@ import (
 	"evenkeel/lease"
 )
 
-// New returns the Set for the kind of scopes to which the config gives owners; nil: the config gives owners to none.
+// New returns the Set for the kind of scopes to which the config gives owners, and registers its metrics; nil: the config gives owners to
+// none.
 func New(c *config.Config, deps Deps) (*Set, error) {
 	own, ha := &c.Geo.Ownership, &c.HA
 	s := &Set{

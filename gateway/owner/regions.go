@@ -49,7 +49,7 @@ func (n *neighbours) enter() error {
 			}
 			continue
 		}
-		home := c.Self.ID
+		home := c.Self.ID // for another region, the first peer of the region
 		for _, p := range c.Peers {
 			if !a.home && p.Region == region {
 				home = p.ID
@@ -74,9 +74,12 @@ func (n *neighbours) enter() error {
 func (n *neighbours) order(region string) (ids []string) {
 	c := &n.set.conf.Geo
 	for _, id := range c.Ownership.TakeoverOrder {
-		peer := slices.IndexFunc(c.Peers, func(p geo.PeerConfig) bool { return p.ID == id }) // below 0: this proxy itself
-		if peer < 0 && region == c.Self.Region || peer >= 0 && c.Peers[peer].Region == region {
-			continue // the region is the proxy's own, so it does not have to take over
+		itsRegion := c.Self.Region // an id that no peer has is this proxy's
+		if peer := slices.IndexFunc(c.Peers, func(p geo.PeerConfig) bool { return p.ID == id }); peer >= 0 {
+			itsRegion = c.Peers[peer].Region
+		}
+		if itsRegion == region { // the region is the proxy's own, so it does not have to take over
+			continue
 		}
 		ids = append(ids, id)
 	}
@@ -84,7 +87,8 @@ func (n *neighbours) order(region string) (ids []string) {
 }
 
 // rank is this proxy's place among the proxies that may take over a region; 0 is the first. Without a configured order, it is how many
-// peers are nearer to the region, by the round trips that the region's dispatchers last measured.
+// peers are nearer to the region, by the round trips that the region's dispatchers last measured. If these dispatchers differ, the largest
+// number counts. To a dispatcher that has not measured this proxy, all peers are nearer.
 func (n *neighbours) rank(a *Scope) (rank int) {
 	self := n.set.conf.Geo.Self.ID
 	if a.home {

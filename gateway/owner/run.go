@@ -65,7 +65,7 @@ func (s *Set) start(a *Scope) {
 // claim has ended, because the store cannot distinguish two claims of the same proxy.
 func (s *Set) enlist(reach map[string]Reach, now time.Time) {
 	maps.DeleteFunc(s.leavingScopes, func(_ string, a *Scope) bool { return !a.claiming() })
-	maps.DeleteFunc(s.barred, func(name string, _ bar) bool { _, there := reach[name]; return !there })
+	maps.DeleteFunc(s.barred, func(name string, _ bar) bool { _, hasEngines := reach[name]; return !hasEngines })
 	before := *s.all.Load()
 	after := make(map[string]*Scope, len(reach))
 	changed := false
@@ -84,7 +84,8 @@ func (s *Set) enlist(reach map[string]Reach, now time.Time) {
 		}
 		delete(s.barred, name)
 		s.start(a)
-		after[name], changed = a, true
+		after[name] = a
+		changed = true
 	}
 	if changed {
 		s.retryBarred()

@@ -68,7 +68,8 @@ func (a *Scope) Claim(cfg lease.Config, engine lease.Engine, hooks lease.Hooks, 
 const sendPatience = time.Second
 
 // changed puts a new view of a scope's claim into force. If the view does not admit, no new request is bound to the scope's engines after
-// changed has returned, and each request that was bound before has been written or will be stopped by Ours.
+// changed has returned, and each request that was bound before has been written or will be stopped by Ours. If the answer to whether this
+// proxy admits has changed, changed also publishes it, and a loss closes the channel of Losses.
 func (s *Set) changed(a *Scope, v lease.View) {
 	old := a.view.Load() // changed is never called twice at the same time for a scope
 	log := s.log.With(zap.String(string(s.kind), a.Name), zap.String("phase", string(v.Phase)), zap.String("holder", v.Holder),
@@ -79,7 +80,8 @@ func (s *Set) changed(a *Scope, v lease.View) {
 			a.epoch = v.Epoch
 		}
 		a.mu.Unlock()
-		if a.view.Store(&v); old.Phase != v.Phase {
+		a.view.Store(&v)
+		if old.Phase != v.Phase {
 			log.Info("ownership: a lease is in another phase; whether this proxy admits has not changed")
 		}
 		return

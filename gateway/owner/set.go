@@ -195,7 +195,7 @@ func (s *Set) Unready(now time.Time) string {
 		heard := a.ownerHeard
 		a.mu.Unlock()
 		mayHaveOwner := now.Before(heard.Add(s.times.RenewDeadline))
-		if v := a.view.Load(); v.Admits || !v.Away || mayHaveOwner {
+		if v := a.view.Load(); v.Admits || !v.Away || mayHaveOwner { // while the store answers, a group without an owner soon gets one
 			return ""
 		}
 	}
