@@ -147,7 +147,7 @@ func ago(s float64) string {
 	return fmt.Sprintf("%.0f minutes", s/60)
 }
 
-// drainedEngines returns the engines with decode ranks that drain and are up. EngineDrains reports them, so their ranks are not reported.
+// drainedEngines returns the draining engines that have decode ranks and are up. EngineDrains reports them, which covers their ranks.
 func drainedEngines(f *Facts) map[string]bool {
 	all := map[string]bool{}
 	for i := range f.Engines {

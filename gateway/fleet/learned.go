@@ -84,7 +84,7 @@ func (l *learned) BootstrapInfo(c prefill.Candidate) (*mooncake.BootstrapInfo, e
 		switch {
 		case err == nil:
 			known.answer = info
-		case !hasLast || ctx.Err() == nil: // there is no earlier answer, or the server refuses instead of being slow
+		case !hasLast || ctx.Err() == nil: // there is no earlier answer, or the call failed before its time was over
 			return nil, err
 		default: // the server is slow, so its last answer is used for another exchangeLife
 			l.deps.Log.Warn("a bootstrap server did not answer in time; the proxy uses its last answer", zap.String("candidate", c.ID),

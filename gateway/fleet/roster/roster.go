@@ -185,7 +185,7 @@ func (r *Roster) fitDrains(e *Engine) {
 			continue
 		}
 		delete(r.drains, key)
-		if s.At.Rank == 0 { // it does not fit only because rank 0 is the only rank now
+		if s.At.Rank == 0 { // rank 0 is the only rank now, so its drain becomes one of the engine
 			ofEngine := *s
 			ofEngine.ID, ofEngine.At.Rank = e.ID, -1
 			r.drains[ofEngine.Key()] = &ofEngine
