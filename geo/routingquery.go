@@ -402,17 +402,17 @@ func (q *RoutingQuery) forward(s *modelState, place int, h *prefill.Here, d poli
 }
 
 // countReason records in the metrics whether a peer is available for a model. It counts the reason why the peer is not available
-// if this differs from the last reason, whether or not the peer was available before. At most maxModels models have a last
-// reason and a series of their own: the reason for any further model is counted at each call.
+// if this differs from the last reason, whether or not the peer was available before. Only the first maxModels models are
+// recorded, because adapters may come and go under ever new names.
 func (ps *Peers) countReason(p *peer, model string, why policy.Reason) {
 	before, known := p.reasons[model]
-	if known && before == why {
+	unchanged := known && before == why
+	noRoom := !known && len(p.reasons) >= maxModels
+	if unchanged || noRoom {
 		return
 	}
-	if hasRoom := len(p.reasons) < maxModels; known || hasRoom { // bounds the series: adapters come and go under new names
-		p.reasons[model] = why
-		ps.metrics.peerAvailable.WithLabelValues(p.id, model).Set(oneIf(why == policy.Available))
-	}
+	p.reasons[model] = why
+	ps.metrics.peerAvailable.WithLabelValues(p.id, model).Set(oneIf(why == policy.Available))
 	if why != policy.Available {
 		ps.metrics.unavailable.WithLabelValues(p.id, why.String()).Inc()
 	}

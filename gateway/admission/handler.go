@@ -96,21 +96,11 @@ func (d *Handler) Accept() openai.Limits {
 
 // sole returns the only model that this region and all other regions serve. It is empty if they serve several models, or none.
 func (d *Handler) sole() string {
-	engines := d.deps.Fleet.Now()
-	name := engines.Sole()
-	if d.deps.Requests.Peers == nil {
-		return name
+	var offered []string
+	if peers := d.deps.Requests.Peers; peers != nil {
+		offered = peers.Models()
 	}
-	for _, offered := range d.deps.Requests.Peers.Models() {
-		switch r, ok, _ := engines.Lookup(offered); {
-		case ok && r.Board == name: // the same model, or an adapter of it
-		case name == "":
-			name = offered
-		default: // a second model
-			return ""
-		}
-	}
-	return name
+	return d.deps.Fleet.Now().Sole(offered)
 }
 
 // complete serves the endpoints whose requests are split into prefill and decode.

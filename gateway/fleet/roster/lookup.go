@@ -36,14 +36,23 @@ func (p *Snapshot) Models() []Route {
 	return list
 }
 
-// Sole is the only base model that the engines serve, including engines that are down; empty: they serve several base models, or no engine
-// has named its models yet.
-func (p *Snapshot) Sole() (baseModel string) {
+// Sole is the only base model that is served by the engines, including engines that are down, and offered by other regions. It is empty if
+// there are several base models, or if none is known yet.
+func (p *Snapshot) Sole(offered []string) (baseModel string) {
 	for _, r := range p.routes {
 		if baseModel != "" && r.Board != baseModel {
 			return ""
 		}
 		baseModel = r.Board // the board of a route has the name of its base model
+	}
+	for _, model := range offered {
+		if r, ok, _ := p.Lookup(model); ok {
+			model = r.Board // it may be an adapter
+		}
+		if baseModel != "" && model != baseModel {
+			return ""
+		}
+		baseModel = model
 	}
 	return baseModel
 }

@@ -340,7 +340,14 @@ func TestWhatIsAskedOfEngines(t *testing.T) {
 		}
 	}
 	s.tell()
-	require.Equal(t, "m", s.Sole())
+	for _, row := range []struct {
+		offered []string // by other regions
+		sole    string
+	}{{nil, "m"}, {[]string{"m"}, "m"}, {[]string{"m", "n"}, ""}, {[]string{"n"}, ""}} {
+		require.Equal(t, row.sole, s.Sole(row.offered), "%v", row.offered)
+	}
+	none := begin(t, "p1")
+	require.Equal(t, []string{"", "n", ""}, []string{none.Sole(nil), none.Sole([]string{"n"}), none.Sole([]string{"n", "o"})})
 	require.Equal(t, []int{100, 0}, []int{s.Context(key("p1")), s.Context("nobody")})
 	require.Equal(t, []int{2, 1, 1}, []int{s.Ranks(key("p1")), s.Ranks(key("d2")), s.Ranks("nobody")})
 	require.Equal(t, []string{"eu", "", ""}, []string{s.RegionFor(key("d3")), s.RegionFor(key("p1")), s.RegionFor("nobody")})
@@ -371,7 +378,7 @@ func TestWhatIsAskedOfEngines(t *testing.T) {
 	s.steps("d9 enters; d9 up r; p8 up r")
 	list, paired = s.Wholes("r", true)
 	require.True(t, len(list) == 1 && list[0].ID == "p8:80" && !paired, "the one whose profile says that it may")
-	require.Equal(t, []string{"prefill or aggregated", "", "aggregated"}, []string{s.Kind(Prefill), s.Sole(), begin(t, "a1").Kind(Decode)})
+	require.Equal(t, []string{"prefill or aggregated", "", "aggregated"}, []string{s.Kind(Prefill), s.Sole([]string{"m"}), begin(t, "a1").Kind(Decode)})
 	r, ok, _ := begin(t, "a1").Lookup("m")
 	require.True(t, r.Mixed && !ok)
 }
