@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 	"go.uber.org/zap"
@@ -382,3 +383,23 @@ func FuzzReadAnswer(f *testing.F) {
 }
 
 var _ io.Reader = (*Forward)(nil)
+
+// Adapters come and go under ever new names. A model beyond those that are recorded is not counted at each round.
+func TestReasonsOfManyModelsAreBounded(t *testing.T) {
+	ps, _ := node(t, nil, entry(t, "eu-1", "http://127.0.0.1:1"))
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	p := ps.peers[0]
+	counted := func() float64 {
+		var m dto.Metric
+		require.NoError(t, ps.metrics.unavailable.WithLabelValues(p.id, policy.Down.String()).Write(&m))
+		return m.GetCounter().GetValue()
+	}
+	before, recorded := counted(), len(p.reasons)
+	for range 3 {
+		for i := range maxModels + 10 {
+			ps.countReason(p, fmt.Sprint("adapter-", i), policy.Down)
+		}
+	}
+	require.Equal(t, before+float64(maxModels-recorded), counted())
+}
