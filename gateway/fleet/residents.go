@@ -81,11 +81,16 @@ func (d *Deps) residents(ctx context.Context, engines []*roster.Engine) (found [
 				silent = append(silent, id)
 				continue
 			}
-			capacity := cmp.Or(in.Capacity(r), in.Conf.KV) // an engine that does not report its capacity has it in the config
-			found = append(found, geo.Resident{ID: id, Requests: int(running), KVTokens: int64(usage * float64(capacity))})
+			found = append(found, geo.Resident{ID: id, Requests: int(running), KVTokens: usedKV(in, r, usage)})
 		}
 	}
 	return found, silent
+}
+
+// usedKV returns how many KV tokens are in use on a rank, from the usage that the engine reports as a share of its own capacity. An engine
+// that does not report its capacity has it in the config. The result is 0 if the capacity is unknown.
+func usedKV(in *roster.Engine, rank int, usage float64) int64 {
+	return int64(usage * float64(cmp.Or(in.Capacity(rank), in.Conf.KV)))
 }
 
 // OnSample passes on how many KV tokens are in use on an engine's decode ranks, and for which time each number is valid. Only gauges show
@@ -100,14 +105,14 @@ func (f *Fleet) OnSample(key string, s *engine.Sample, asked time.Time) {
 	}
 	for _, r := range in.Ranks() {
 		usage, reported := s.KVUsage(max(0, r))
-		capacity := cmp.Or(in.Conf.KV, in.Capacity(r))
+		hasCapacity := in.Capacity(r) > 0 || in.Conf.KV > 0
 		target := in.At(r)
-		if rank, _ := now.Named(target.ID); rank != nil && reported && capacity > 0 {
+		if rank, _ := now.Named(target.ID); rank != nil && reported && hasCapacity {
 			validAt := in.Traffic.Signs(target.Rank).Last()
 			if asked.Before(validAt) {
 				validAt = asked
 			}
-			f.deps.Gauged(rank.Worker, int64(usage*float64(capacity)), validAt)
+			f.deps.Gauged(rank.Worker, usedKV(in, r, usage), validAt)
 		}
 	}
 }

@@ -81,12 +81,14 @@ func TestTheBoardsGetTheGaugesOfDecodeEngines(t *testing.T) {
 			require.NoError(t, err)
 			enter()
 			f.up("decode 127.0.0.1:3", "m")
-			heard := false
-			f.deps.Gauged = func(int32, int64, time.Time) { heard = true }
+			var heard []int64
+			f.deps.Gauged = func(_ int32, kvTokens int64, _ time.Time) { heard = append(heard, kvTokens) }
 			page, err := engine.MetricNames{}.Parse([]byte("vllm:kv_cache_usage_perc{engine=\"0\"} 0.25\n"))
 			require.NoError(t, err)
 			f.OnSample("decode 127.0.0.1:3", page, time.Now())
-			require.True(t, heard)
+			f.OnStatus("decode 127.0.0.1:3", engine.Status{Up: true, Models: []engine.Model{{ID: "m"}}, CapacityTokens: map[string]int64{"0": 2000}})
+			f.OnSample("decode 127.0.0.1:3", page, time.Now())
+			require.Equal(t, []int64{250, 500}, heard, "the usage is a share of the engine's own capacity, if it reports that")
 			require.Equal(t, row.keeps, f.Now().Workers[0].Keeps)
 		})
 	}
