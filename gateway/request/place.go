@@ -46,7 +46,7 @@ func (j *job) place(candidate prefill.Candidate, tokens int, enqueue func(*pool.
 		}
 	})
 	j.enter(journal.Pooled, "")
-	entry, region := j.poolEntry(candidate, tokens)
+	entry, region := poolEntry(j, candidate, tokens)
 	ownedBoard := entry.Model
 	if !candidate.Mixed {
 		ownedBoard = strings.TrimSuffix(entry.Model, roster.BoardIn("", region)) // Owned takes the name of a board without its region
@@ -99,7 +99,7 @@ func (j *job) place(candidate prefill.Candidate, tokens int, enqueue func(*pool.
 
 // poolEntry describes the request for the pool. tokens is the length of the prompt. region is where the request must be decoded; empty: in
 // the proxy's own region.
-func (j *job) poolEntry(candidate prefill.Candidate, tokens int) (entry *pool.Entry, region string) {
+func poolEntry(j *job, candidate prefill.Candidate, tokens int) (entry *pool.Entry, region string) {
 	engines := j.srv.Engines()
 	region, prefiller := engines.RegionFor(candidate.Instance), candidate.Instance
 	if candidate.Mixed { // the candidate is the decode ranks themselves, not a prefill engine

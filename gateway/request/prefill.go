@@ -164,7 +164,7 @@ func (j *job) accept(lease *prefill.Lease, process roster.ProcessID, info *moonc
 	probed.PromptTokens = cmp.Or(probed.PromptTokens, estimate)
 	budget, budgetErr := candidate.Profile.HoldBudget()
 	if err = errors.Join(err, budgetErr); err != nil {
-		return nil, j.noHandoff(candidate, &probed, err)
+		return nil, noHandoff(j, candidate, &probed, err)
 	}
 	prefilled(j, &probed, candidate.Profile)
 	expires := answered.Add(candidate.Profile.KVHoldTimeout)
@@ -189,7 +189,7 @@ func (j *job) accept(lease *prefill.Lease, process roster.ProcessID, info *moonc
 
 // noHandoff returns the fault of a probe whose answer has no usable hand-off, because of err. If the first token ended the answer, it also
 // changes how the next attempt computes the prompt (see endsAtOnce).
-func (j *job) noHandoff(candidate prefill.Candidate, probed *mooncake.ProbeAnswer, err error) *failure.Fault {
+func noHandoff(j *job, candidate prefill.Candidate, probed *mooncake.ProbeAnswer, err error) *failure.Fault {
 	why := lifecycle.Garbled
 	switch {
 	case errors.Is(err, mooncake.ErrNoHandoff) && probed.FinishReason == "stop": // the first token ended the answer

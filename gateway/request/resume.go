@@ -91,7 +91,7 @@ func (s *stream) plan() lifecycle.Tier {
 		s.earlierTranscript.Head, s.earlierTranscript.Prompt = s.upstream.answer.Transcript.Head, s.upstream.answer.Transcript.Prompt
 	}
 	s.earlierTranscript.Join(&s.upstream.answer.Transcript)
-	loss := s.loss()
+	loss := lostAnswer(s)
 	p := loss.Plan()
 	if p.Tier == lifecycle.Broken {
 		return p.Tier
@@ -116,8 +116,9 @@ func (s *stream) plan() lifecycle.Tier {
 	return p.Tier
 }
 
-// loss describes the lost answer. What only the body of the request can tell is left out if the body is not in memory any more.
-func (s *stream) loss() lifecycle.Loss {
+// lostAnswer returns the facts about a lost answer that decide how it goes on. What only the body of the request can tell is left out if
+// the body is not in memory any more.
+func lostAnswer(s *stream) lifecycle.Loss {
 	j, resume := s.job, &s.job.resume
 	loss := lifecycle.Loss{
 		Said: s.earlierTranscript, Finished: s.upstream.answer.Filter.Finished(), Retention: resume.retention, Streamed: j.req.Stream,
