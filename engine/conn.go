@@ -414,8 +414,9 @@ func (c *conn) touch() {
 
 // close closes the connection. It never blocks.
 func (c *conn) close() {
-	if c.fd != noSocket {
-		c.shutdown(true)
+	if c.fd != noSocket { // an event loop reads the socket, and closes the descriptor when it sees the end
+		const both = true
+		c.shutdown(both)
 		return
 	}
 	_ = c.raw.Close()

@@ -14,7 +14,7 @@ type Target struct {
 	ID     string   // name of the engine in errors, logs and metrics
 	URL    *url.URL // http or https; its path is a prefix of every call's path
 	Rank   int      // the rank, for the header X-data-parallel-rank; -1: no header is sent
-	First  int      // the number of rank 0 in this header
+	First  int      // the number by which the engine knows rank 0; the header has First + Rank
 	APIKey string   // sent as a bearer token; empty: none is sent
 	TLS    *tls.Config
 }

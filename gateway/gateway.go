@@ -222,7 +222,7 @@ func (g *Gateway) Start(admin http.Handler) error {
 	if _, err := edge.RaiseFileLimit(g.log, uint64(2*g.conf().Limits.Connections)); err != nil {
 		g.log.Warn("the limit of open files could not be raised", zap.Error(err))
 	}
-	if err := g.listen(); err != nil {
+	if err := openListeners(g); err != nil {
 		return err
 	}
 	if g.peers != nil {
@@ -244,13 +244,13 @@ func (g *Gateway) Start(admin http.Handler) error {
 	if err := g.loops.Start(max(0, n), g.log); err != nil { // -1 in the config means no loops
 		return fmt.Errorf("event_loops: %w", err)
 	}
-	g.runParts()
+	runParts(g)
 	g.background.Go(func() {
 		if err := g.server.Serve(g.config.Certificate(reload.Public).Listener(g.listener)); err != nil && !errors.Is(err, net.ErrClosed) {
 			g.log.Error("the public listener has failed", zap.Error(err))
 		}
 	})
-	if err := g.serveAdmin(admin); err != nil {
+	if err := serveAdmin(g, admin); err != nil {
 		return err
 	}
 	g.log.Info("listening", zap.String("public", g.Addr()), zap.String("admin", g.AdminAddr()),
@@ -259,8 +259,8 @@ func (g *Gateway) Start(admin http.Handler) error {
 	return nil
 }
 
-// listen opens the listener for clients and the one for operators.
-func (g *Gateway) listen() (err error) {
+// openListeners opens the listener for clients and the one for operators.
+func openListeners(g *Gateway) (err error) {
 	limits := &g.conf().Limits
 	g.listener, err = edge.Listen(g.conf().Listen, edge.ListenOptions{
 		WriteTimeout: limits.WriteTimeout, MaxConns: limits.Connections, MaxConnsPerIP: limits.PerIP,
@@ -278,7 +278,7 @@ func (g *Gateway) listen() (err error) {
 }
 
 // runParts starts the goroutines of the parts that work until g.ctx ends.
-func (g *Gateway) runParts() {
+func runParts(g *Gateway) {
 	g.background.Go(func() { g.monitor.Start(g.ctx) })
 	g.background.Go(func() { g.scheduler.Run(g.ctx) })
 	g.background.Go(func() {
@@ -295,7 +295,7 @@ func (g *Gateway) runParts() {
 }
 
 // serveAdmin serves the admin listener until g.ctx ends. It warns if the admin token can be read on the network.
-func (g *Gateway) serveAdmin(admin http.Handler) error {
+func serveAdmin(g *Gateway, admin http.Handler) error {
 	errorLog, err := zap.NewStdLogAt(g.log, zap.DebugLevel) // TLS handshakes that fail, mostly those of port scanners
 	if err != nil {
 		return err

@@ -65,7 +65,7 @@ func (r *Resume) addIDs(kv json.RawMessage) json.RawMessage {
 	return append(out, '}')
 }
 
-// idsInParams says whether How puts the token ids into kv_transfer_params.
+// idsInParams says whether this way of resuming (How) puts the token ids into kv_transfer_params.
 func (r *Resume) idsInParams() bool { return r != nil && idKeys[r.How] != nil }
 
 // idKeys are the members of kv_transfer_params that get the token ids of prompt and answer. vLLM reads prompt_token_ids from 0.27 on

@@ -23,7 +23,7 @@ type Fit struct {
 	Buckets         []Bucket  `json:"buckets,omitempty"`
 	Holdout         Holdout   `json:"holdout"`
 
-	Compared []Comparison `json:"-"` // all kinds that Train has tried, the simpler kind first
+	Compared []Comparison `json:"-"` // the kinds of predictor that Train has tried, the simplest first
 }
 
 // Source says from which requests a fit was made.
@@ -35,10 +35,10 @@ type Source struct {
 	To     string `json:"to"`
 }
 
-// Holdout says how well a fit to the earlier requests predicted the later ones, and how well their base rate did. The fit file itself has a
-// fit to all requests.
+// Holdout says how well a fit to the earlier requests predicted the later ones, and how well their base rate did. It was made only for
+// this check: the fit file has a fit to all requests.
 type Holdout struct {
-	Requests int `json:"requests"` // number of requests at the end that were kept out of the fit
+	Requests int `json:"requests"` // number of requests at the end of the trace, which the fit to the earlier ones did not see
 	Horizon  int `json:"horizon"`  // horizon of the scored predictions, in steps; the fit can be used with any horizon
 	Scores
 	Base        Scores        `json:"base"`

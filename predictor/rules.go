@@ -22,7 +22,7 @@ type State struct {
 	Open bool    // the last prediction was used
 }
 
-// Gate turns a prediction into r̂: the mean of Mu and H, weighted by the probabilities that the request ends within the horizon or does not.
+// Gate turns a prediction into r̂: the mean of Mu and H, weighted by the probabilities that the request ends within the horizon or not.
 // If the prediction is not used, because its probability is 0 or below Tau, open is false and r̂ is H: the request is not expected to end
 // within the horizon.
 func (r Rules) Gate(p Prediction) (rhat float32, open bool) {
@@ -36,8 +36,8 @@ func (r Rules) Gate(p Prediction) (rhat float32, open bool) {
 // Set starts r̂ anew from a prediction at the current age. It must be called when a request is admitted, and when Advance returns true.
 func (r Rules) Set(s *State, p Prediction) { s.Rhat, s.Open = r.Gate(p) }
 
-// Advance updates r̂ when a request has got more tokens, so that its age has grown. due is true if r̂ falls below 1, or if the age reaches or
-// passes a multiple of Every: the caller must then call Set with a prediction at the age `to`. One prediction is enough even if the request
+// Advance updates r̂ when a request has got more tokens, so that its age has grown. due is true if r̂ falls below 1, or if the age reaches
+// or passes a multiple of Every: the caller must then call Set with a prediction at the age `to`. One prediction is enough even if the request
 // has got several times Every tokens at once.
 func (r Rules) Advance(s *State, from, to int32) (due bool) {
 	if to <= from {

@@ -67,7 +67,7 @@ func (f *Filter) act(marked *mark, b []byte) action {
 	old := b[marked.val:marked.end]
 	switch marked.kind {
 	case usageValue:
-		return f.actOnUsage(old)
+		return usageAction(f, old)
 	case detailsValue:
 		if f.options.Cached == unknownCached && marked.inside == 0 { // without cached_tokens, nothing is left in them
 			return remove
@@ -130,8 +130,8 @@ func (f *Filter) act(marked *mark, b []byte) action {
 	return put
 }
 
-// actOnUsage decides what to do with a usage, whose value in the event is old.
-func (f *Filter) actOnUsage(old []byte) action {
+// usageAction decides what to do with a usage, whose value in the event is old.
+func usageAction(f *Filter, old []byte) action {
 	wanted := f.continuous || f.options.Usage && f.facts.choices == 0 // the client asked for the usage of this event
 	switch {
 	case wanted:

@@ -281,17 +281,17 @@ func (f *Filter) judge(e Event, dst []byte) ([]byte, End) {
 	if f.finish != "" && facts.hasUsage {
 		f.owe(e.Data)
 	}
-	if f.unwanted(finish) {
+	if isUnwanted(f, finish) {
 		return nil, Runs
 	}
-	keepsUsage := facts.choices == 0 || f.continuous // edit removes the usage from all other events
+	keepsUsage := facts.choices == 0 || f.continuous // edit removes the usage from all other events, or sets it to null
 	f.usageSent = f.usageSent || facts.hasUsage && keepsUsage
 	return f.edit(e, dst), Runs
 }
 
-// unwanted says whether the client must not get the event, because only evenkeel asked for it, or because the client already has what
+// isUnwanted says whether the client must not get the event, because only evenkeel asked for it, or because the client already has what
 // the event says, or will get it with another event. finish is the event's finish_reason; empty: the event has none.
-func (f *Filter) unwanted(finish []byte) bool {
+func isUnwanted(f *Filter, finish []byte) bool {
 	facts := &f.facts
 	onlyUsage := facts.choices == 0 && facts.hasUsage
 	onlyIDs := facts.choices == 1 && facts.bare && facts.hasIDs
@@ -482,7 +482,7 @@ func (t *Transcript) keep(f *Filter, b []byte) {
 	if facts.idsAt > 0 {
 		for ids := rawjson.ArrayAt(b, facts.idsAt); ids.Next(); {
 			ids.Pos = rawjson.ValueEnd(b, ids.Val)
-			t.keepID(b[ids.Val:max(ids.Val, ids.Pos)])
+			t.keepID(b[ids.Val:max(ids.Val, ids.Pos)]) // an id that does not end has the end -1, and becomes empty
 		}
 	}
 	if facts.content {

@@ -100,13 +100,13 @@ func (f *Filter) judgeGenerated(s *formFacts, data []byte) {
 		s.cuts = append(s.cuts, cut{s.endAt, s.endAt, comma + `"index":` + strconv.Itoa(f.options.Choice)})
 	}
 	if f.options.Continuation != nil && f.options.Continuation.Last != nil {
-		f.joinGenerated(s, data)
+		joinGenerated(f, s, data)
 	}
 }
 
 // joinGenerated adds the cuts that join an event of the engine that continues an answer to the last event of the engines before. If the
 // events grow in different ways, it sets fault instead.
-func (f *Filter) joinGenerated(s *formFacts, data []byte) {
+func joinGenerated(f *Filter, s *formFacts, data []byte) {
 	continuation := f.options.Continuation
 	known := 0 // token ids in earlier events of this engine
 	if f.options.Transcript != nil {

@@ -132,7 +132,7 @@ func (c *demoCmd) scaleNotes(r *report.Report) []string {
 			"its part per KV token, c1 = %s, is not scaled.",
 			millis(c.C0), millis(atFullScale.C0), float64(atFullScale.C0)/float64(c.C0), millis(c.C1)))
 	}
-	if level, ok := r.Bound[report.KVShare]; ok { // level: the same loads, spread evenly over the ranks
+	if level, ok := r.Bound[report.KVShare]; ok { // level: the loads of the first run, spread evenly over the ranks
 		first := r.Runs[0]
 		sameLoads := atFullScale.KVShare(c.meanLoad(r))
 		azure := atFullScale.KVShare(float64(c.Slots) * trace.Resident(trace.Azure().Requests))

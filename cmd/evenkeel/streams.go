@@ -27,7 +27,8 @@ func writeJSON(w io.Writer, document any) error {
 	return enc.Encode(document)
 }
 
-// relativeTo returns a hint for an error about a missing file with a relative path: the working directory; empty: it is another error.
+// relativeTo returns a hint that names the working directory, if err is about a missing file with a relative path. Otherwise it returns an
+// empty text.
 func relativeTo(err error) string {
 	var at *fs.PathError
 	if !errors.As(err, &at) || !errors.Is(at, fs.ErrNotExist) || filepath.IsAbs(at.Path) {

@@ -124,8 +124,8 @@ func (e Gauged) apply(l *Boards) {
 		return
 	}
 	for _, b := range l.inOrder {
-		if r := b.ranks[e.Worker]; r != nil && len(r.leaked) > 0 {
-			b.gauged(r, e)
+		if r := b.ranks[e.Worker]; r != nil && len(r.leaked) > 0 { // a gauge cannot tell orphans from kept KV
+			b.correctOrphans(r, e)
 		} else if r != nil && r.kept.Tokens() > 0 {
 			b.correctKept(r, e)
 		}

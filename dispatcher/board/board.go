@@ -123,7 +123,7 @@ func (b *board) expire(now time.Time) {
 	}
 	for i, e := range b.expired {
 		_, why := e.Expiry()
-		atDeadline := errors.Is(why, ErrExpired) // else the pool's TTL has ended the wait
+		atDeadline := errors.Is(why, ErrExpired) // else the TTL of the pool, or a limit of an entry without a hand-off
 		if bound := atDeadline && b.overflow(e, now); !bound {
 			b.refuse(e, why)
 		}

@@ -41,9 +41,10 @@ func (b *board) fill(g *group, p *policyInUse, now time.Time) {
 	b.fillWorkers(g, p, now)
 	largest := g.largest(policy.Watermark(p.Policy))
 	for _, e := range b.pool.Entries() {
-		tooLarge := int64(e.Prompt) > largest
-		boundByBoard := b.restrictedCount > 0 && (b.hiddenFrom(e, g) || b.mustAvoid(e, now))
-		if tooLarge || boundByBoard {
+		if tooLarge := int64(e.Prompt) > largest; tooLarge {
+			continue
+		}
+		if boundByBoard := b.restrictedCount > 0 && (b.hiddenFrom(e, g) || b.mustAvoid(e, now)); boundByBoard {
 			continue
 		}
 		b.offer(e, p, now)

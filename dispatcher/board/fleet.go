@@ -68,9 +68,10 @@ func (b *board) update(r *rank, w Worker) {
 func (r *rank) reserve() {
 	most := r.Slots + r.Beyond // requests that the rank may have at one time
 	if missing := most - len(r.slots); missing > 0 {
-		r.slots, r.running = slices.Grow(r.slots, missing), slices.Grow(r.running, missing)
+		r.slots = slices.Grow(r.slots, missing)
+		r.running = slices.Grow(r.running, missing) // it is as long as slots
 		if r.Mixed {
-			r.toCompute = slices.Grow(r.toCompute, r.Slots)
+			r.toCompute = slices.Grow(r.toCompute, r.Slots) // all slots may wait for their prompts
 		}
 	}
 	if missing := 2*most - len(r.departed); missing > 0 { // the requests of the current step and of the step before

@@ -64,10 +64,10 @@ func (r *rank) room() int64 {
 	return max(1, r.Capacity-r.orphaned-r.kept.Tokens())
 }
 
-// gauged frees the room of orphans that the engine cannot have any more: the decoding requests and the orphans together would need more KV
-// than the engine's gauge shows in use. It leaves out requests that do not decode yet, because they may have no blocks yet, requests that
-// stray, because their blocks may be on another rank, and all that began after the gauge was read.
-func (b *board) gauged(r *rank, e Gauged) {
+// correctOrphans frees the room of orphans that the engine cannot have any more, because the decoding requests and the orphans together
+// would need more KV than the engine's gauge shows in use. It leaves out requests that do not decode yet, because they may have no blocks
+// yet, requests that stray, because their blocks may be on another rank, and all that began after the gauge was read.
+func (b *board) correctOrphans(r *rank, e Gauged) {
 	b.refresh(r)
 	surplus := r.orphaned - e.KVTokens // KV tokens that the board counts beyond the gauge
 	for i, slot := range r.slots {

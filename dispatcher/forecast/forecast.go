@@ -38,7 +38,7 @@ type tracked struct {
 	predictor.State
 	id  uint64
 	age int32  // tokens that the request had when r̂ was last updated
-	era uint32 // Running.era when the request was first tracked
+	era uint32 // Running.era in which r̂ last began anew
 }
 
 // Demand sets what the policy needs. If this has changed, every request will be predicted anew.
@@ -62,8 +62,8 @@ func (f *Running) Score() {
 	}
 }
 
-// Follow updates r̂ of the running requests, whose Age must be up to date, and sets their Rhat. If the policy does not read r̂, it sets Rhat
-// to 0 and follows only the sample that is scored.
+// Follow updates r̂ of the running requests, whose Age must be up to date, and sets their Rhat. If the policy does not read r̂, Follow sets
+// Rhat to 0 and follows only the sample that is scored.
 func (f *Running) Follow(workers []policy.Worker, p predictor.Predictor) {
 	f.due = f.due[:0]
 	for g := range workers {
@@ -106,8 +106,8 @@ func (f *Running) visibleRhat(t *tracked) float32 {
 	return t.Rhat
 }
 
-// predictDue asks the predictor, in one call, about all requests in f.due. With the answers, it starts their r̂ anew and sets their Rhat. It
-// also gives the answers to f.scored.
+// predictDue asks the predictor, in one call, about all requests in f.due. The answers start their r̂ anew and set their Rhat. They also go
+// to f.scored.
 func (f *Running) predictDue(p predictor.Predictor) {
 	if len(f.due) == 0 {
 		return

@@ -11,7 +11,7 @@ type climb struct {
 	others          otherLoads // the largest loads of the other ranks
 }
 
-// worthwhile is the smallest fall of the cost for which the search makes a change, in units of 2^-fixedBits KV tokens (about 2e-6 tokens).
+// worthwhile is the smallest fall of the cost for which the search makes a change: about 2e-6 KV tokens. The unit is 2^-fixedBits of one.
 const worthwhile = 2
 
 // improve changes placements as long as changes lower the cost and the budget of evaluations lasts. For each placement, it tries to place

@@ -33,21 +33,21 @@ func (w *Window) fates(model string) *fates {
 // From returns when the window begins.
 func (w *Window) From() time.Time { return w.Stretches[0].From }
 
-// each calls comes for each arrival of a model, and leaves for each request of any model that left, in the order in which these things
-// happened. The time that leaves gets is since the window began.
-func (w *Window) each(model string, comes func(*came), leaves func(time.Duration, *left)) {
+// each calls onArrival for each arrival of a model, and onLeave for each request of any model that left, in the order in which these things
+// happened. The time that onLeave gets is since the window began.
+func (w *Window) each(model string, onArrival func(*came), onLeave func(time.Duration, *left)) {
 	for _, s := range w.Stretches {
 		offset := s.From.Sub(w.From())
 		i, k := 0, 0 // indices of the next arrival and of the next request that left
 		for i < len(s.came) || k < len(s.left) {
 			if arrivalIsNext := k == len(s.left) || i < len(s.came) && s.came[i].at <= s.left[k].at; arrivalIsNext {
 				if c := &s.came[i]; c.model == model {
-					comes(c)
+					onArrival(c)
 				}
 				i++
 				continue
 			}
-			leaves(s.left[k].at+offset, &s.left[k])
+			onLeave(s.left[k].at+offset, &s.left[k])
 			k++
 		}
 	}

@@ -172,8 +172,9 @@ func (e *Engines) Preempt(r *Rank, i int) {
 // finishStep ends the step in progress: it gives every running request its token, reports the step to the boards as streams would, and
 // releases the requests that have all their tokens.
 func (e *Engines) finishStep(g *Group) {
-	tokens, reported, step := 0, false, g.Step
-	g.begun = g.goesOn()
+	step := g.Step
+	tokens, reported := 0, false
+	g.begun = g.goesOn() // the engines begin their next step before anybody reads the tokens of this one
 	g.Step, g.Ends = step+1, Never
 	for _, r := range g.Ranks {
 		for i := range r.Active {
@@ -187,7 +188,7 @@ func (e *Engines) finishStep(g *Group) {
 			}
 			l.Gen++
 			l.Left--
-			if l.Joined == 0 {
+			if l.Joined == 0 { // its first token
 				l.Joined = g.Number
 			}
 			e.setCounts(l.Slot, max(0, l.Gen-int32(e.Stale)), l.Joined) // with Stale, the boards see the tokens of an earlier step

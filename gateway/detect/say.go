@@ -74,8 +74,8 @@ func (o *incident) describe(now time.Time) Incident {
 	return in
 }
 
-// addPlaces sets Severity to Bad if a member is bad, and Crowded if the kind of a member is crowded. Of the members that are causes, it adds
-// the names and the ranks, and counts the names. It returns the causes that Where names, and the host that all causes share; empty: they
+// addPlaces sets Severity to Bad if a member is bad, and Crowded if the kind of a member is crowded. It adds the names and the ranks of the
+// members that are causes, and counts the names. It returns the causes that Where names, and the host that all causes share; empty: they
 // share none.
 func (in *Incident) addPlaces(members []member) (listed []*member, host string) {
 	host = members[0].host

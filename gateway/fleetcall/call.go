@@ -54,7 +54,7 @@ type Caller struct {
 // New returns a Caller.
 func New(d Deps) *Caller { return &Caller{deps: d} }
 
-// mostBody is how much of an engine's answer the result has, in bytes.
+// mostBody bounds how much of an engine's answer the result has, in bytes. The rest is cut off.
 const mostBody = 16 << 10
 
 // Do makes a call for an operator, whom the log names (by). It returns once every engine has answered, or fleet_call.timeout is over. If

@@ -16,7 +16,7 @@ import (
 	"evenkeel/prefill"
 )
 
-// spans shows a request as spans. It has no fields, because each leg has spans of its own (attempt). All functions of this file but
+// spans shows a request as spans. It has no fields, because the record of a request holds its spans. All functions of this file but
 // spanFailed are only called for requests whose spans are recorded. Names that begin with gen_ai, http, url or error are OpenTelemetry's
 // semantic conventions (GenAI as of 1.41). The other names are evenkeel's own.
 type spans struct{}

@@ -144,7 +144,7 @@ const (
 	Offer         // begins Offering: evenkeel asks whether another dispatcher should serve the request
 	AnswerIt      // begins Streaming: the client gets the answer
 	Confirm       // begins Confirming: the end of the answer waits until the prefill engine confirms the KV
-	GoOn          // begins Lost: the lost answer is to go on
+	GoOn          // begins Lost: another attempt continues the lost answer
 	Choose        // begins Choosing: an engine is chosen for a request that is passed through
 	SendOver      // begins Calling: the chosen engine gets the request
 	SendAnew      // begins Redialing: the same engine gets the request over a new connection

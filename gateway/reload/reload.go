@@ -185,7 +185,7 @@ func (r *Reloader) prepare() (*prepared, error) {
 		return p, err
 	}
 	var fit *predictor.Fit
-	if merged.Predictor.File == old.Predictor.File { // reloadFit notices its changes
+	if merged.Predictor.File == old.Predictor.File { // reloadFit reads the file if its content has changed
 		p.fit = r.fit
 	} else if fit, err = p.fit.read(); err != nil {
 		return p, fmt.Errorf("predictor.file: %w", err)

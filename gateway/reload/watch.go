@@ -56,7 +56,8 @@ func filesOfProfiles(cfg *config.Config) (all []string) {
 // Watch.
 func (r *Reloader) OnLook(look func()) { r.looks = append(r.looks, look) }
 
-// lookAtFiles reads the files that have changed again, also the config file if it was refused and a file that it names has changed.
+// lookAtFiles reads each file anew whose content has changed. It reads the config file also if only a file that the config names has
+// changed, because the config may have been refused for the old one.
 func (r *Reloader) lookAtFiles() {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -43,7 +43,7 @@ func (j *job) send(ctx *fasthttp.RequestCtx, forward *geo.Forward) (lifecycle.Ev
 	whole, returned := peer.Send(&geo.Request{
 		Method: http.MethodPost, Target: string(ctx.RequestURI()), Headers: j.record.Carry(j.passedOn(ctx)),
 		Body:   j.body.Splice(nil, mooncake.Reserved, nil),
-		Stream: j.req.Stream, Deadline: j.incoming.Patience, Held: heldBack, Most: peer.mayRelay(),
+		Stream: j.req.Stream, Deadline: j.incoming.Patience, Held: heldBack, Most: peer.mostAnswerBytes(),
 		Dials: j.ranElsewhere > 0, // after a lost peer, a kept-alive connection may be dead as well
 	})
 	if returned == nil {
@@ -209,11 +209,11 @@ func (f *forwarded) Close() {
 // Panicked closes the answer after the code that streamed it has panicked with v.
 func (f *forwarded) Panicked(v any) { f.job.panicked(v, f.Close) }
 
-// mayRelay is how many bytes the other dispatcher's answer may have.
-func (f *forwarded) mayRelay() int64 {
+// mostAnswerBytes is how many bytes the other dispatcher's answer may have.
+func (f *forwarded) mostAnswerBytes() int64 {
 	j := f.job
 	answers := 1
-	if j.changes == nil { // the request asks for several answers
+	if severalLegs := j.changes == nil; severalLegs { // each leg of a fan-out would have changes of its own
 		answers = j.srv.Settings().Limits.Answers
 	}
 	each := maxStreamBytes(j.maxEchoed()+j.maxAnswerTokens(j.model.MaxLen), j.req.TopLogprobs, j.srv.Settings().Limits.EventBytes)

@@ -62,8 +62,8 @@ type Verdict struct {
 	Suspected *Suspected // nil: no change
 }
 
-// Answered learns from the engine's answer to the probe, and compares the prediction with it. capacity is the engine's
-// capacity in KV tokens, 0 if unknown; blockTokens is the size of its KV blocks in tokens.
+// Answered learns from the engine's answer to the probe, compares the prediction with it, and ends the prediction. capacity is
+// the engine's capacity in KV tokens, 0 if unknown; blockTokens is the size of its KV blocks in tokens.
 func (h *PredictedHit) Answered(u Usage, capacity int64, blockTokens int, now time.Time) (v Verdict) {
 	b, c := h.blocks, h.blocks.cache
 	c.Learn(&h.prompt, h.model, u.PromptTokens)
@@ -75,8 +75,8 @@ func (h *PredictedHit) Answered(u Usage, capacity int64, blockTokens int, now ti
 		}
 	}
 	computedTokens := u.PromptTokens - max(0, u.CachedTokens)
-	b.Heard(computedTokens > blockTokens, now)
-	if b.Told(&h.prompt, now) {
+	b.ExpectEvent(computedTokens > blockTokens, now) // fewer tokens may fill no block
+	if b.NamesBlocksOf(&h.prompt, now) {             // then events say better than the answer what the engine has
 		h.learnBesideEvents(u, now)
 	} else {
 		h.learnFromAnswer(u)
@@ -85,17 +85,17 @@ func (h *PredictedHit) Answered(u Usage, capacity int64, blockTokens int, now ti
 	return v
 }
 
-// Heard notes that the engine has answered. computed says that the engine computed at least one whole new block, for
+// ExpectEvent notes that the engine has answered. computed says that the engine computed at least one whole new block, for
 // which its stream should soon publish an event.
-func (b *CachedBlocks) Heard(computed bool, now time.Time) {
+func (b *CachedBlocks) ExpectEvent(computed bool, now time.Time) {
 	if b.events != nil && computed {
 		b.events.Answered(now)
 	}
 }
 
-// Told reports whether the candidate's KV events name the blocks of this prompt. They do if the stream is precise, the
+// NamesBlocksOf reports whether the candidate's KV events name the blocks of this prompt. They do if the stream is precise, the
 // prompt is in blocks of token ids of the engine's size, and it has no cache_salt.
-func (b *CachedBlocks) Told(p *Prompt, now time.Time) bool {
+func (b *CachedBlocks) NamesBlocksOf(p *Prompt, now time.Time) bool {
 	if b.events == nil || p.BlockTokens == 0 || p.Salted || !b.events.Precise(now) {
 		return false
 	}

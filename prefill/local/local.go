@@ -237,7 +237,7 @@ func (l *Ranks) Offers(p *Prompt, avoid []int32) (offers []Offer) {
 			continue
 		}
 		offer := Offer{Rank: r.ID, Hit: r.holds(found, p, tokens), New: tokens}
-		if l.engines[r.Engine].holds() || r.cache.Told(&p.Prompt, now) {
+		if l.engines[r.Engine].holds() || r.cache.NamesBlocksOf(&p.Prompt, now) {
 			offer.New = max(1, tokens-offer.Hit)
 		}
 		offers = append(offers, offer)
@@ -289,7 +289,7 @@ func (l *Ranks) Holds(id int32, p *Prompt, tokens int, sent time.Time) {
 	emptiedSince := !r.emptied.Before(sent) // the KV may be gone
 	switch {
 	case len(p.Keys) == 0 || emptiedSince:
-	case r.cache.Told(&p.Prompt, now): // events name the blocks
+	case r.cache.NamesBlocksOf(&p.Prompt, now): // events name the blocks
 		r.cache.ForgetGuesses()
 	default:
 		r.cache.Guess(r.cache.Place(&p.Prompt, r.Model, r.Capacity, now), &p.Prompt)
@@ -311,8 +311,8 @@ func (l *Ranks) Computed(id int32, p *Prompt, tokens, hit, cached int, sent time
 	trustedBefore := engine.holds()
 	engine.learn(hit, cached)
 	now := time.Now()
-	r.cache.Heard(tokens-max(0, cached) > r.block(), now)
-	if r.cache.Told(&p.Prompt, now) {
+	r.cache.ExpectEvent(tokens-max(0, cached) > r.block(), now)
+	if r.cache.NamesBlocksOf(&p.Prompt, now) {
 		return trustedBefore != engine.holds(), engine.holds()
 	}
 	if at, wrong := r.cache.Correct(&p.Prompt, tokens, hit, cached); wrong {
@@ -358,8 +358,8 @@ func (l *Ranks) Moved(model string, tokens int, took time.Duration) {
 
 // BreakEven is how many tokens an idle rank can compute in the time that a hand-off of the prompt takes. If fewer tokens are
 // new, computing them is faster than fetching the KV. latency predicts the model's prefill times; rtt is the round trip to
-// the prefill engine. A hand-off counts as this round trip, half the fixed part of a prefill, and the part of the measured
-// durations that grows with the prompt; this part is 0 until hand-offs were measured.
+// the prefill engine. A hand-off counts as the sum of this round trip, half the fixed part of a prefill, and the part of the measured
+// durations of hand-offs that grows with the prompt, which is 0 until one was measured.
 func (l *Ranks) BreakEven(p *Prompt, latency policy.Latency, rtt time.Duration) float64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -253,7 +253,8 @@ func (p *Processes) emptied() *Processes {
 	return next
 }
 
-// doubt adds a process that is known only from the engine id of a hand-off. It changes p, so p must be a copy that nobody else has yet.
+// doubt adds a process that is known only from the engine id of a hand-off. All earlier processes become Doubted. doubt changes
+// p, so p must be a copy that nobody else has yet.
 func (p *Processes) doubt(now time.Time) {
 	fates := make([]Fate, max(1, len(p.fates))+1)
 	for i := range fates[:len(fates)-1] {

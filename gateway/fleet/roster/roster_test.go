@@ -378,7 +378,8 @@ func TestWhatIsAskedOfEngines(t *testing.T) {
 	s.steps("d9 enters; d9 up r; p8 up r")
 	list, paired = s.Wholes("r", true)
 	require.True(t, len(list) == 1 && list[0].ID == "p8:80" && !paired, "the one whose profile says that it may")
-	require.Equal(t, []string{"prefill or aggregated", "", "aggregated"}, []string{s.Kind(Prefill), s.Sole([]string{"m"}), begin(t, "a1").Kind(Decode)})
+	require.Equal(t, []string{"prefill or aggregated", "", "aggregated"},
+		[]string{s.Kind(Prefill), s.Sole([]string{"m"}), begin(t, "a1").Kind(Decode)})
 	r, ok, _ := begin(t, "a1").Lookup("m")
 	require.True(t, r.Mixed && !ok)
 }
