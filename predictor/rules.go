@@ -37,8 +37,8 @@ func (r Rules) Gate(p Prediction) (rhat float32, open bool) {
 func (r Rules) Set(s *State, p Prediction) { s.Rhat, s.Open = r.Gate(p) }
 
 // Advance updates r̂ when a request has got more tokens, so that its age has grown. due is true if r̂ falls below 1, or if the age reaches
-// or passes a multiple of Every: the caller must then call Set with a prediction at the age `to`. One prediction is enough even if the request
-// has got several times Every tokens at once.
+// or passes a multiple of Every: the caller must then call Set with a prediction at the age `to`. One prediction is enough even if the
+// request has got several times Every tokens at once.
 func (r Rules) Advance(s *State, from, to int32) (due bool) {
 	if to <= from {
 		return false
