@@ -271,7 +271,7 @@ func (u *upstreamCall) lostBeside(reason lifecycle.DecodeFailure, fault *failure
 	u.stranded = stranded
 	if cause == nil {
 		saysState := fault.Status != 0 && fault.Engine != "" // the status tells that the engine is paused, or lacks a model
-		if fault.Err != nil && (reason == lifecycle.Died || saysState) {
+		if fault.Err != nil && (reason == lifecycle.Died || saysState || fault.Reason == lifecycle.Unreachable) {
 			j.srv.Monitor.Report(u.rank.Instance, fault.Err)
 		}
 		return fault

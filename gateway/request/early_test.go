@@ -3,6 +3,7 @@ package request
 import (
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -58,6 +59,24 @@ func TestTwoDecodeEnginesThatRefuse(t *testing.T) {
 			spoil(t, b.d, []*refengine.Rule{rule, rule})
 			require.Equal(t, "right", b.judge(short, `"stream":true,`))
 			b.settle()
+		})
+	}
+}
+
+// A decode engine that takes no connections counts as down at once, and not only when its next health check fails.
+func TestADecodeEngineThatIsGoneIsReported(t *testing.T) {
+	t.Parallel()
+	for _, connector := range earlyConnectors {
+		t.Run(connector, func(t *testing.T) {
+			t.Parallel()
+			b := start(t, setup{profile: mooncake.Profile{Connector: connector}, configure: confirm(patience)})
+			b.d[0].Close()
+			require.NotEqual(t, "right", b.judge(short, `"stream":true,`))
+			b.settle()
+			b.monitor.mu.Lock()
+			defer b.monitor.mu.Unlock()
+			reported := slices.ContainsFunc(b.monitor.broken, func(id string) bool { return strings.HasPrefix(id, "decode ") })
+			require.True(t, reported, "%v", b.monitor.broken)
 		})
 	}
 }
