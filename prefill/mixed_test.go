@@ -151,6 +151,12 @@ func TestACandidateIsBehindForSomeModels(t *testing.T) {
 		got[acquire(t, scheduler, request(1)).Candidate.ID]++
 	}
 	require.Equal(t, map[string]int{"a": 1, "b": 1}, got)
+	scored, err := scheduler.Score(named)
+	require.NoError(t, err)
+	for _, s := range scored {
+		require.Equal(t, "b", s.Candidate, s.Policy)
+		require.Len(t, s.Scores, 1, s.Policy)
+	}
 	both[1].Live = false
 	scheduler.SetCandidates(both)
 	require.Equal(t, "a", acquire(t, scheduler, named).Candidate.ID)

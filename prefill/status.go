@@ -273,7 +273,7 @@ func (s *Scheduler) Score(r Request) ([]Scored, error) {
 		return nil, err
 	}
 	m := s.models[r.Model]
-	eligible, _ := s.choose.filterCircuit(&Request{}, m.servers) // an empty request: engines to which r may not go are scored, too
+	eligible, _ := s.choose.filterCircuit(&Request{Model: r.Model}, m.servers) // engines to which r may not go are scored, too
 	eligible = s.choose.filterGate(eligible)
 	if len(eligible) == 0 {
 		return nil, fmt.Errorf("%w: no prefill engine is left to score for model %q; see GET /prefill", ErrKVExhausted, r.Model)
