@@ -125,7 +125,7 @@ func (b *board) refresh(r *rank) {
 	}
 	r.kv = kv
 	r.lend(lent)
-	if r.Early || r.unreadSlots > 0 {
+	if r.unreadSlots > 0 {
 		b.seeStarts(r)
 	}
 	if r.queued > 0 {
