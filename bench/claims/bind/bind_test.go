@@ -48,7 +48,7 @@ func TestWhatCannotBeRunIsRefused(t *testing.T) {
 
 // Whoever ends the program loses nothing that was run, and gets the same page in the end.
 func TestRunsAreFoundAgain(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "samples")
+	file := filepath.Join(t.TempDir(), "out", "samples") // a clone has no folder for it
 	o, err := parse(append(strings.Fields(small), "-samples", file))
 	require.NoError(t, err)
 	page := func(ctx context.Context) (string, int, error) {

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
 
 	"evenkeel/bench/lab/report"
 	"evenkeel/bench/sim/decode"
@@ -45,7 +46,7 @@ type line struct {
 	Sample report.Sample `json:"sample"`
 }
 
-// openSamples reads the file, if there is one, and goes on at its end.
+// openSamples reads the file, if there is one, and goes on at its end. Otherwise it makes the file and its folder.
 func openSamples(path string) (*samples, error) {
 	s := &samples{of: map[cell]report.Sample{}}
 	if path == "" {
@@ -63,6 +64,9 @@ func openSamples(path string) (*samples, error) {
 			return nil, fmt.Errorf("%s, line %d: %w", path, n, err)
 		}
 		s.of[l.Cell] = l.Sample
+	}
+	if err = os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return nil, err
 	}
 	if s.file, err = os.OpenFile(path, os.O_CREATE|os.O_WRONLY, 0o644); err != nil {
 		return nil, err
