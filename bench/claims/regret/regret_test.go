@@ -14,13 +14,11 @@ import (
 
 	"evenkeel/bench/lab/report"
 	"evenkeel/bench/sim/draw"
-	"evenkeel/internal/race"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func TestTheTablesOfALoad(t *testing.T) {
-	race.Alone(t)
 	small := draw.Judged(1, 41) // answers of 34 tokens
 	small.Ranks, small.Slots, small.Tokens = 4, 8, 0
 	tr := &trials{known: map[share][]float64{}, seed: 1, policies: slices.Concat(set, beside), shifts: begunElsewhere,
