@@ -382,9 +382,10 @@ func hasClose(h *fasthttp.ResponseHeader) bool {
 
 // quiet reports that since the end of the last exchange no bytes have come, and the engine has not closed the connection.
 func (c *conn) quiet() bool {
-	readAhead := c.br != nil && c.br.Buffered() > 0
-	arrived := c.sock.Exists() && !c.sock.Quiet() // bytes, the end of the stream or an error
-	return !readAhead && !arrived
+	if c.br != nil && c.br.Buffered() > 0 {
+		return false
+	}
+	return !c.sock.Exists() || c.sock.Quiet() // otherwise bytes, the end of the stream or an error have come
 }
 
 // drained reports that the TLS layer has no decrypted bytes that were not read. To find out, it tries to read one byte with a
@@ -415,8 +416,7 @@ func (c *conn) touch() {
 // close closes the connection. It never blocks.
 func (c *conn) close() {
 	if c.fd != noSocket { // an event loop reads the socket, and closes the descriptor when it sees the end
-		const both = true
-		c.shutdown(both)
+		c.shutdown(true) // both halves
 		return
 	}
 	_ = c.raw.Close()

@@ -110,7 +110,6 @@ func (a answers) conclude(w *watch) {
 	if err == nil && w.facts.err != nil && !w.status.Up && errors.Is(w.status.Err, ErrRetired) {
 		w.facts.err = ErrRetired // the engine gave this reason to a request before, and still lists no models
 	}
-	unusable := keyRefused || errors.Is(w.facts.err, ErrNotAnEngine) || errors.Is(w.facts.err, ErrRetired) // although it answers
 	confirmed, halt := w.haltBy(a)
 	reported := a.reports != w.reports // meanwhile a caller could not connect, or the engine took no requests
 	// If the address is unproven, the streams may be of the host that had the name before.
@@ -129,7 +128,8 @@ func (a answers) conclude(w *watch) {
 	case w.holdsBack(err) && !keyRefused: // a refused key counts: every request would fail
 		w.failed = 0
 	case err == nil && reported: // the next check decides
-	case err == nil:
+	case err == nil: // it answers, which is not enough if it refuses the key or is no usable engine
+		unusable := keyRefused || errors.Is(w.facts.err, ErrNotAnEngine) || errors.Is(w.facts.err, ErrRetired)
 		w.afterGood(halt, confirmed, !unusable)
 	case onlyBusy:
 		w.m.metrics.late.WithLabelValues(w.in.ID).Inc()

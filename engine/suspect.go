@@ -246,10 +246,8 @@ func afterCanary(w *watch, outcome string, err error) {
 		return
 	}
 	if isOwnFault(err) { // the canary was not sent, so another one is due after a while
-		if s.circuit.In() {
-			s.doubted = true
-		} else {
-			s.doubted = false
+		s.doubted = s.circuit.In()
+		if !s.doubted {
 			s.circuit.Trip(time.Now())
 		}
 		w.publishSuspicion()

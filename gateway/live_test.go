@@ -156,6 +156,7 @@ func TestTheLiveDocumentTellsTheProxy(t *testing.T) {
 			}
 		}
 		if len(down) == 2 {
+			// Findings that begin more than a moment (30 s) apart do not begin together.
 			apart := time.Duration(down[0].SinceMs-down[1].SinceMs) * time.Millisecond
 			return apart.Abs() > 30*time.Second && down[0].Count == 1 && down[1].Count == 1
 		}

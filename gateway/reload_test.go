@@ -137,7 +137,8 @@ func TestReloads(t *testing.T) {
 		var r *reload.Reload
 		c.Eventually("it is in force, and said to be", func() bool {
 			r = c.gw.Status(t.Context()).Config.Last
-			return r != nil && len(r.Restart) > 0 && c.gw.Config().Limits.ProbeTimeout == time.Minute // it is in force before it is said to be
+			inForce := c.gw.Config().Limits.ProbeTimeout == time.Minute // before Last says so
+			return inForce && r != nil && len(r.Restart) > 0
 		})
 		require.Equal(t, []string{"listen", "health.canary", "limits.body_bytes"}, r.Restart)
 		require.Equal(t, "right", c.Judge("as before", ""))

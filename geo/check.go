@@ -81,7 +81,7 @@ const leastSnapshot = 64 << 10
 // checkValues calls bad for the mode, the policy, and every number, time and size below geo that is not valid.
 func (c *Config) checkValues(bad report) {
 	s := c.Settings()
-	if known := s.Push.String() == c.Push.Mode; !known { // Settings has the default mode instead
+	if s.Push.String() != c.Push.Mode { // Settings has the default mode instead of an unknown one
 		bad("push.mode", "%q is no mode; write sp-e, sp-p, sp-o or blind", c.Push.Mode)
 	} else if _, err := s.Parse(c.Policy); err != nil { // a policy's text is read with the mode in it
 		bad("policy", "%v", err)

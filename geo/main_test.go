@@ -382,9 +382,7 @@ func FuzzReadAnswer(f *testing.F) {
 	})
 }
 
-var _ io.Reader = (*Forward)(nil)
-
-// Adapters come and go under ever new names. A model beyond those that are recorded is not counted at each round.
+// Adapters come and go under ever new names. Models beyond the first maxModels are never counted, however many rounds there are.
 func TestReasonsOfManyModelsAreBounded(t *testing.T) {
 	ps, _ := node(t, nil, entry(t, "eu-1", "http://127.0.0.1:1"))
 	ps.mu.Lock()
@@ -403,3 +401,5 @@ func TestReasonsOfManyModelsAreBounded(t *testing.T) {
 	}
 	require.Equal(t, before+float64(maxModels-recorded), counted())
 }
+
+var _ io.Reader = (*Forward)(nil)

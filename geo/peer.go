@@ -100,7 +100,8 @@ func (ps *Peers) forgetGone(p *peer) {
 	if !p.gone || len(p.inflight) > 0 {
 		return
 	}
-	if cameBack := slices.ContainsFunc(ps.peers, func(o *peer) bool { return o != p && o.id == p.id }); cameBack {
+	cameBack := slices.ContainsFunc(ps.peers, func(o *peer) bool { return o != p && o.id == p.id })
+	if cameBack {
 		return
 	}
 	ps.metrics.forget("peer", p.id)

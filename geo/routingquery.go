@@ -401,9 +401,9 @@ func (q *RoutingQuery) forward(s *modelState, place int, h *prefill.Here, d poli
 	return prefill.ToThere
 }
 
-// countReason records in the metrics whether a peer is available for a model. It counts the reason why the peer is not available
-// if this differs from the last reason, whether or not the peer was available before. Only the first maxModels models are
-// recorded, because adapters may come and go under ever new names.
+// countReason records in the metrics whether a peer is available for a model. When the reason changes, it also counts the new one,
+// unless that is Available. It records and counts only the first maxModels models, because adapters may come and go under ever
+// new names.
 func (ps *Peers) countReason(p *peer, model string, why policy.Reason) {
 	before, known := p.reasons[model]
 	unchanged := known && before == why

@@ -223,8 +223,10 @@ func later(a, b time.Time) time.Time {
 
 // wantsBack reports whether this dispatcher should get the scope back from its holder.
 func (m *Machine) wantsBack() bool {
-	heldElsewhere := m.looked && m.rec.Holder != "" && m.rec.Term != Over && Dispatcher(m.rec.Holder) != Dispatcher(m.cfg.Self)
-	return heldElsewhere && m.cfg.Home && m.fit && !m.leaving && !m.away && !m.excluded()
+	if !m.cfg.Home || !m.fit || m.leaving || m.away || m.excluded() {
+		return false
+	}
+	return m.looked && m.rec.Holder != "" && m.rec.Term != Over && Dispatcher(m.rec.Holder) != Dispatcher(m.cfg.Self)
 }
 
 // mayAsk reports whether to ask the holder for the scope now. A dispatcher does not ask while a promise keeps it from

@@ -105,8 +105,7 @@ func (m *Machine) askAt() time.Time {
 func (m *Machine) AskVotes(now time.Time) (Vote, bool) {
 	at := m.askAt()
 	due := !at.IsZero() && !now.Before(at)
-	admits := now.Before(m.admitsUntil) && !now.Before(m.admitsFrom()) // votes prolong this time, but do not begin it again
-	if !due || !admits {
+	if !due || !inTime(m, now) { // votes prolong this time, but do not begin it again
 		return Vote{}, false
 	}
 	m.nextVotes = now.Add(m.cfg.Retry)
@@ -156,8 +155,12 @@ func (m *Machine) hasVotes(now time.Time) bool {
 // for it. Until they have voted, nothing is admitted.
 func (m *Machine) mayReclaim(now time.Time) bool {
 	canVote := m.closed() && len(m.cfg.Members) > 1
-	admits := now.Before(m.admitsUntil) && !now.Before(m.admitsFrom())
-	return canVote && admits && !m.givesUp()
+	return canVote && inTime(m, now) && !m.givesUp()
+}
+
+// inTime reports whether now lies in the time in which the holder may admit.
+func inTime(m *Machine, now time.Time) bool {
+	return now.Before(m.admitsUntil) && !now.Before(m.admitsFrom())
 }
 
 // mine reports whether no other dispatcher has held the lease since this one did, by the last look.

@@ -32,9 +32,8 @@ func generateForm(prompt string) *form {
 	}, nil)
 }
 
-// newForm makes a form. places says where a body has each key that differs from the key of a completion; newForm adds
-// the others to it: inner lists the members of sampling_params whose keys do not differ. drops says which members of sampling_params to
-// remove; nil: none.
+// newForm makes a form. places says where a body has each key that differs from the key of a completion. inner lists the members of
+// sampling_params whose keys do not differ, which newForm adds to places. drops says which members of sampling_params to remove; nil: none.
 func newForm(places map[string]place, inner []string, drops func(key string) bool) *form {
 	for _, key := range inner {
 		places[key] = place{key, true}

@@ -115,7 +115,7 @@ func (f *Fit) validate() error {
 		return err
 	}
 	n := len(f.PromptQuantiles)
-	if isComplete := n == 0 || n == LengthBuckets-1; !isComplete || !slices.IsSorted(f.PromptQuantiles) { // 0: there are no length buckets
+	if rightCount := n == 0 || n == LengthBuckets-1; !rightCount || !slices.IsSorted(f.PromptQuantiles) { // 0: without length buckets
 		return fmt.Errorf("prompt_quantiles %v: want %d lengths, ascending", f.PromptQuantiles, LengthBuckets-1)
 	}
 	seen := map[BucketName]bool{}

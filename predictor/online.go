@@ -44,7 +44,7 @@ type Online struct {
 
 	fitted       *Survival // table of the fit file; nil: there is none
 	inForce      *Survival // the table that was built last
-	sinceRebuild int       // requests that have finished since the last Rebuild
+	sinceRebuild int       // requests that have finished since the last Build
 	rebuiltAt    time.Time
 	everBuilt    bool   // Rebuild has returned tables before
 	finished     uint64 // see Counts

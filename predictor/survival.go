@@ -160,7 +160,8 @@ func (h *history) between(untilAge, untilEnd, age, horizon int) Prediction {
 	}
 }
 
-// fingerprint returns a hash of the lengths (FNV-1a, by whole lengths instead of bytes). It is never 0, which is the Version of no table.
+// fingerprint returns a hash of the lengths (FNV-1a, by whole lengths instead of bytes). It is never 0,
+// because a nil or zero table has Version 0.
 func fingerprint(sorted []int32) uint64 {
 	f := uint64(14695981039346656037)
 	for _, o := range sorted {

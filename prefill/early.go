@@ -86,7 +86,7 @@ func (d *chooser) canTakeOver(c *candidate, l *Lease, r *Request) bool {
 		return false
 	}
 	reachesRank := c.Board == l.Candidate.Board && c.Region == l.Candidate.Region && c.Profile.Connector == l.Candidate.Profile.Connector
-	atLimit := c.Limit > 0 && c.load.Leases[ledger.Probing] >= c.Limit // new in service
+	atLimit := c.Limit > 0 && c.load.Leases[ledger.Probing] >= c.Limit // a candidate that is new in service has a limit
 	return reachesRank && d.canStart(r, c) && !c.load.Stale() && !c.load.Stalled(d.now) && !atLimit
 }
 

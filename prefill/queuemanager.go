@@ -216,7 +216,7 @@ func (qm *queueManager) serve() {
 // answer removes a waiter from its queue and passes it the result, a lease or an error. A lease keeps the other legs of the
 // waiter's request in this region.
 func (qm *queueManager) answer(m *model, w *waiter, lease *Lease, err error) {
-	if servedAnywhere := lease != nil || errors.Is(err, ErrElsewhere); servedAnywhere { // it uses up the turn of its key
+	if lease != nil || errors.Is(err, ErrElsewhere) { // served here or elsewhere, which uses up the turn of its key
 		w.item.Served()
 	}
 	if lease != nil {

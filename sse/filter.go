@@ -78,7 +78,7 @@ func NewFilter(o Options) *Filter {
 	return f
 }
 
-// Reset makes the filter ready for another stream and reuses its memory, except for buffers that a rare large event made large.
+// Reset makes the filter ready for another stream and reuses its memory, except for marks and held if a rare large event made them large.
 func (f *Filter) Reset(o Options) {
 	marks := f.marks[:0]
 	if cap(marks) > keepMarks {

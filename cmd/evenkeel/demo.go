@@ -183,8 +183,8 @@ func (c *demoCmd) plan() ([]demoPolicy, error) {
 	return policies, nil
 }
 
-// policy returns a policy of --policies. A policy that has these settings and names no value gets --max-age, and with --aggregated
-// --max-hold.
+// policy reads one policy of --policies. It adds --max-age, and with --aggregated --max-hold, if the policy has the setting and names no
+// value for it.
 func (c *demoCmd) policy(text string) (demoPolicy, error) {
 	if c.Aggregated && text == delayer { // the engines hold prompts, and the proxy places requests as under jsq-kv
 		return demoPolicy{text, "jsq-kv"}, nil

@@ -112,8 +112,8 @@ func inFull(root *kong.Node, args []string) []string {
 
 // meantAsConfig returns a hint for a user who gives a config file without --config; empty: it does not apply.
 func meantAsConfig(args []string) string {
-	applies := len(args) == 2 && (args[0] == "serve" || args[0] == "check") && !strings.HasPrefix(args[1], "-")
-	if !applies {
+	takesConfig := len(args) == 2 && (args[0] == "serve" || args[0] == "check")
+	if !takesConfig || strings.HasPrefix(args[1], "-") {
 		return ""
 	}
 	return fmt.Sprintf("; a config file is given as --config %s", args[1])

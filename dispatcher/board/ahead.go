@@ -11,8 +11,8 @@ package board
 // engine could compute the prompt in any step, although the policy wants all ranks to compute their prompts in the same steps.
 func (r *rank) admits(policy *policyInUse) int {
 	free := r.free()
-	earlyAtOnce := r.Early && r.AtOnce
-	needsFreeSlot := r.Limit > 0 || earlyAtOnce || r.Mixed || r.group == nil // without a group, nothing was learned about the rank
+	nothingLearned := r.group == nil
+	needsFreeSlot := r.Limit > 0 || r.Early && r.AtOnce || r.Mixed || nothingLearned
 	if needsFreeSlot || !policy.ahead {
 		return free
 	}

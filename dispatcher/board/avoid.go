@@ -119,7 +119,7 @@ func (b *board) countRestricted() {
 		p.waiting = 0
 	}
 	for id, w := range b.waiting {
-		inPool := w.Local == nil // a local entry does not wait for a rank
+		inPool := w.Local == nil // a local entry never enters the pool
 		if p := b.partial[w.Entry.Name]; p != nil && inPool && !w.Entry.Discard {
 			p.waiting++
 		}

@@ -27,14 +27,11 @@ func (b *board) empty() bool { return len(b.ranks) == 0 && b.pool.Len() == 0 }
 // its rank begin at once.
 func (b *board) enqueue(w waitingEntry, now time.Time) {
 	err := b.refusal(w.Entry)
-	listing := b.partial[w.Entry.Name] // nil: all ranks list the name, or none does
-	allDown := b.up == 0
-	if listing != nil {
-		allDown = allDown || listing.up == 0 // only ranks that list the name may take the entry
-	}
+	listing := b.partial[w.Entry.Name]                       // nil: all ranks list the name, or none does
+	noneUp := b.up == 0 || listing != nil && listing.up == 0 // of the ranks that may take the entry
 	if _, taken := b.waiting[w.Entry.ID]; taken {
 		err = ErrDuplicate
-	} else if allDown {
+	} else if noneUp {
 		err = ErrNoWorkers
 	}
 	if err != nil {

@@ -25,8 +25,8 @@ func (b *board) consult(g *group, p *policyInUse, now time.Time) {
 }
 
 // fill writes the group and the pool into the board's one Snapshot. An entry that is too large for every rank of this group that is up is
-// left out: it waits for another group, and the starvation guard would keep a rank free for it here in vain. Entries that the board itself
-// binds, because policies do not know which ranks may get them, are left out, too.
+// left out: it waits for another group, and the starvation guard would keep a rank free for it here in vain. Entries that this
+// group's policy must not place, because it does not know which ranks may get them, are left out, too.
 func (b *board) fill(g *group, p *policyInUse, now time.Time) {
 	s := &b.snapshot
 	s.Pool, s.Waits = s.Pool[:0], s.Waits[:0]
@@ -44,7 +44,7 @@ func (b *board) fill(g *group, p *policyInUse, now time.Time) {
 		if tooLarge := int64(e.Prompt) > largest; tooLarge {
 			continue
 		}
-		if boundByBoard := b.restrictedCount > 0 && (b.hiddenFrom(e, g) || b.mustAvoid(e, now)); boundByBoard {
+		if hidden := b.restrictedCount > 0 && (b.hiddenFrom(e, g) || b.mustAvoid(e, now)); hidden {
 			continue
 		}
 		b.offer(e, p, now)

@@ -16,7 +16,7 @@ const (
 // searchBudget is how many evaluations a policy may spend on a round: how many changes of its placements it may try. It limits how long the
 // policy searches, so that a round takes about a millisecond at most.
 type searchBudget struct {
-	next  int32 // evaluations of the next round; 0: no round has been slow yet, so budgetMost
+	next  int32 // evaluations of the next round; 0 means budgetMost
 	quick int   // rounds in a row that were shorter than tickQuick
 }
 

@@ -29,7 +29,7 @@ func (b *board) advance(now time.Time) {
 	}
 	b.changed, b.stepped = false, false
 	b.windowEnds = time.Time{}
-	// In this turn, all that still has to wait sets its time anew.
+	// Whatever still has to wait sets its time anew in this turn.
 	b.heldUntil, b.pairs.checkAt = time.Time{}, time.Time{}
 	b.wakeAvoiding, b.wakeSpared, b.wakeTight = time.Time{}, time.Time{}, time.Time{}
 	b.spare(now)

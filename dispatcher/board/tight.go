@@ -43,8 +43,8 @@ func (b *board) findTight(now time.Time) {
 // (watermark) of the smaller number empty then keeps twice this share of the true room empty. But a tight rank without requests still has
 // room for the longest prompt that waits: a prompt that runs alone is not preempted, and would otherwise wait while the rank is tight.
 func (r *rank) capacity(watermark float64, now time.Time, longest int64) int64 {
-	unlimited, nothingAllowed := r.Capacity == 0, watermark >= 1 // in both cases, there is no share to be doubled
-	if unlimited || nothingAllowed || !r.pressure.tight(now) {
+	// Unlimited room cannot be made smaller, and the division below needs a watermark below 1.
+	if r.Capacity == 0 || watermark >= 1 || !r.pressure.tight(now) {
 		return r.room()
 	}
 	doubled := max(watermark, min(2*watermark, tightMost))

@@ -25,7 +25,7 @@ type Running struct {
 	era    uint32 // it grows when rules or reads change; a request whose r̂ is from another era is predicted anew
 	bySlot []tracked
 
-	scored        *predictor.Live // sample of predictions and their outcomes; nil: none is kept, because Score was not called yet
+	scored        *predictor.Live // sample of predictions and their outcomes; nil: none is kept, before Score is called and in a clone
 	scoredHorizon int             // horizon of these predictions, in steps
 
 	due     []*policy.Request // requests that must be predicted anew in this round

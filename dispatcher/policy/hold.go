@@ -49,7 +49,7 @@ func (h *holds) reason(entry int) (addsMs float64, held bool) {
 func (p *evenkeel) holdBack(s *Snapshot) {
 	stepMs := p.stepMs(s)
 	lengthUnknown := s.C1Ms <= 0 || stepMs <= 0
-	if p.set.hold == 0 || lengthUnknown || s.Early || len(s.Pool) > mostWaiting { // Early: nothing is prefilled
+	if p.set.hold == 0 || lengthUnknown || s.Early || len(s.Pool) > mostWaiting { // Early: the entries are yet to be prefilled
 		return
 	}
 	h := &p.holds

@@ -63,7 +63,8 @@ func (p *evenkeel) place(s *Snapshot) {
 	}
 }
 
-// placeable returns how many entries the round can place: as many as there are slots, or as there are entries that are not held back.
+// placeable returns how many entries the round can place at most: the number of free slots, or of entries that are not held back, whichever
+// is less.
 func (p *evenkeel) placeable(s *Snapshot) int {
 	return int(min(p.ranks.openSlots, int64(len(s.Pool)-p.holds.count)))
 }
@@ -83,7 +84,7 @@ func (p *evenkeel) reserve(s *Snapshot, beforePlacing bool) {
 	slotsButNoRoom := !beforePlacing && p.ranks.openSlots > 0
 	for i := range p.candidates.overdueCount {
 		c := &p.candidates.all[i]
-		if fitsNoRank := c.tokens > room || slotsButNoRoom; fitsNoRank && !c.placed {
+		if !c.placed && (c.tokens > room || slotsButNoRoom) {
 			p.ranks.reserve(s, int(c.entry))
 			return
 		}

@@ -147,7 +147,7 @@ func (l *Law) rowsMs(r *Rank, form Form, widest float64) float64 {
 	case OwnBuckets:
 		rows, _ := l.padded(r.rows())
 		return l.RequestMs * rows
-	case Eager: // as below
+	case Eager: // the return below
 	}
 	return l.RequestMs*r.Requests + l.OwnMs*r.Prompt // without graphs, a prompt token has a cost of its own
 }

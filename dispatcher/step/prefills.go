@@ -31,8 +31,8 @@ const (
 // as far as it is known. share is the share of a prompt token's cost that falls on its own rank.
 func (f *prefills) add(m Model, share float64, ranks []Rank, ms float64) {
 	f.setShare(share)
-	fitted := f.fit(&m)
 	costGiven := m.OwnMs+m.SharedMs != 0 // by the config or a Law event
+	fitted := f.fit(&m)
 	if !fitted && !costGiven {
 		m.C0Ms, m.OwnMs, m.SharedMs = max(m.C0Ms, guessC0Ms), share*guessMs, (1-share)*guessMs
 	}

@@ -222,8 +222,8 @@ func (s *Solver) probe(limit int64) bool {
 	return unit <= 1
 }
 
-// boundOf returns the largest sum that the table needs: no set within the limit has a larger one, or it is beyond the knee by more than one
-// size. The smallest sum beyond the knee exceeds the knee by at most one size.
+// boundOf returns the largest sum that the table needs. A larger sum is out of reach, above the limit, or beyond the knee by more than one
+// size, and the smallest sum beyond the knee exceeds the knee by at most one size.
 func boundOf(sizes []int64, most int, knee, limit int64) int64 {
 	var largest, sum int64
 	for _, w := range sizes {

@@ -263,8 +263,8 @@ func (r *Replay) enqueue(j *job) {
 	r.Apply(&board.Enqueue{Entry: e, Hits: j.came.hits}, r.Now)
 }
 
-// replaceRanks replaces the ranks of the boards and of the engines by those of this model among ws. Requests that lose their ranks come
-// back for others.
+// replaceRanks replaces the ranks of the boards and of the engines by those of this model among ws. Requests that lose their ranks get
+// other ranks.
 func (r *Replay) replaceRanks(ws []board.Worker) {
 	ours, groups := make([]board.Worker, 0, len(ws)), map[int32]string{}
 	for _, w := range ws {

@@ -116,8 +116,8 @@ type requestContext struct {
 	metered int // estimated prompt tokens, counted against the key's tokens per minute until giveBack gets the exact number
 }
 
-// identify takes over the key and its priority, unless a trusted caller sets another one, and counts one request and one answer against the
-// limits of the key. It returns an error if the priority is not valid or a limit is reached.
+// identify takes over the key and its priority, in place of which a trusted caller may set another priority. It counts one request and one
+// answer against the limits of the key. It returns an error if the priority is not valid or a limit is reached.
 func (r *requestContext) identify(ctx *fasthttp.RequestCtx, key keys.Key, objectives map[string]int, now time.Time) *openai.Error {
 	r.key, r.Priority = key, key.Priority
 	r.classify(&ctx.Request.Header, objectives)

@@ -227,10 +227,9 @@ func (d *Handler) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *requ
 	if fail != nil {
 		return nil, roster.Route{}, fail
 	}
-	at := lookup{engines: d.deps.Fleet.Now()} // read once, so that all checks below see the same engines
-	route, listed, known := at.engines.Lookup(req.Model)
-	at.served = listed && !route.Half
-	at.known = known
+	engines := d.deps.Fleet.Now() // read once, so that all checks below see the same engines
+	route, listed, known := engines.Lookup(req.Model)
+	at := lookup{engines: engines, served: listed && !route.Half, known: known}
 	if !ep.IsChatOrCompletions() {
 		if fail := d.checkEndpoint(ep, req.Model, route); fail != nil {
 			return req, route, fail

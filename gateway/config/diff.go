@@ -117,9 +117,10 @@ func (d *diff) value(path string, a, b reflect.Value) {
 		d.engines(path, a.Interface().([]Engine), b.Interface().([]Engine)) //nolint:forcetypeassert // compared above
 	case t.Kind() == reflect.Struct:
 		for key, f := range fieldsOf(t) {
-			if isMapKey := t == profileType && key == "name"; !isMapKey { // the name of a profile is already in the path
-				d.value(join(path, key), a.FieldByIndex(f.Index), b.FieldByIndex(f.Index))
+			if t == profileType && key == "name" {
+				continue // the name of a profile is already in the path
 			}
+			d.value(join(path, key), a.FieldByIndex(f.Index), b.FieldByIndex(f.Index))
 		}
 	case t.Kind() == reflect.Map && t.Elem().Kind() == reflect.Struct:
 		d.named(path, a, b)

@@ -389,13 +389,13 @@ func (b *Book) place(f *member, before *incident, now time.Time, incidentOf map[
 // when the finding began. It returns nil if the finding may join none.
 func (b *Book) mostHarmful(f *member, since time.Time, nextMembers map[*incident][]member, ends map[*incident]bool) (best *incident) {
 	most := 0
+	onlyEffect := kinds[f.Kind].effect && !kinds[f.Kind].load
 	for _, o := range b.list {
 		members := nextMembers[o]
 		if len(members) == 0 { // no finding of this round has gone to the incident yet
 			if !o.lasts() || len(o.members) == 0 {
 				continue // it has ended
 			}
-			onlyEffect := kinds[f.Kind].effect && !kinds[f.Kind].load
 			if ends[o] && !onlyEffect && !o.hasEngine(f) { // its cause is gone, and f may be a cause at another engine
 				continue
 			}
@@ -518,7 +518,7 @@ func shareCause(a, b *member) bool {
 }
 
 // hasNoRoom says whether there is no room for a new incident of this harm, because mostKept lasting incidents harm as much or more. An
-// incident lasts if findings of this round have gone to it (nextMembers), or if it lasted before the round and is not judged yet.
+// incident counts as lasting if findings of this round have gone to it (nextMembers), or if it lasted before the round.
 func (b *Book) hasNoRoom(harm int, nextMembers map[*incident][]member) bool {
 	if len(b.list) < mostKept {
 		return false

@@ -210,7 +210,8 @@ func (v *view) queueTrouble() Kind {
 	return ""
 }
 
-// refusedBecause is why more than a few requests are refused now, because a queue is full; empty: few are, or the reason is not known.
+// refusedBecause is why requests are refused because a queue is full. It is empty if only a few requests fail, if none of them is refused
+// for this, or if the reason is not known.
 func (v *view) refusedBecause() string {
 	if f := v.refused(); v.fails() && f != nil {
 		return f.Why

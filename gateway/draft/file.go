@@ -257,8 +257,7 @@ func (w *writer) entry(indent, role string, e Entry) {
 		return
 	}
 	flag := "its --max-num-seqs"
-	isSGLang := e.Connector == mooncake.SGLang || w.sglang && role == "decode" // decode engines have the profile of w
-	if isSGLang {
+	if e.Connector == mooncake.SGLang || w.sglang && role == "decode" { // decode engines have the profile of w
 		flag = "its --max-running-requests, divided by the number of ranks with DP attention"
 	}
 	sentence := "You said that a rank runs so many requests at once (--slots). Compare " + flag + "."

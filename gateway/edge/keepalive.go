@@ -52,17 +52,18 @@ func (s headState) onComment() (head bool, next headState) {
 }
 
 // KeepClient sends comments to ctx's client until EndWait: the first one at span after the time since. Before EndWait, the handler must not
-// touch ctx's answer. KeepClient sends none if span is 0 or less, to a HEAD request, or to a client that did not come through a Listener.
+// touch ctx's answer. KeepClient sends none if span is 0 or less, if the request is a HEAD, or if the client did not come through a
+// Listener.
 func KeepClient(ctx *fasthttp.RequestCtx, span time.Duration, since time.Time, comment []byte, log *zap.Logger) {
 	h := headConnOf(ctx)
 	if span <= 0 || h == nil || h.client == nil || h.server == nil || ctx.IsHead() {
 		return
 	}
 	plain := !ctx.Request.Header.IsHTTP11()
-	asked := ctx.Request.Header.ConnectionClose() || ctx.Response.ConnectionClose()
+	closeWanted := ctx.Request.Header.ConnectionClose() || ctx.Response.ConnectionClose()
 	k := &KeepAlive{
 		span: span, comment: comment, log: log, client: h.client, conn: ctx.Conn(), header: &ctx.Response.Header, server: h.server,
-		plain: plain, closes: asked || plain || ctx.IsTLS(), // with TLS, await could not read the next request
+		plain: plain, closes: closeWanted || plain || ctx.IsTLS(), // with TLS, await could not read the next request
 	}
 	h.alive = k
 	k.wait(time.Until(since.Add(span)))

@@ -54,7 +54,7 @@ type Refusal struct {
 	Message string // says what was wrong and what to do; has no text from the request
 }
 
-// The refusals, one for each cause. All but refusedHead have a fixed text.
+// Refusals with a fixed text. Only that of refusedHead is set when it is used.
 var (
 	refusedHead    = Refusal{fasthttp.StatusBadRequest, "bad_request_head", ""} // its Message is the rule that the head breaks
 	refusedRequest = Refusal{fasthttp.StatusBadRequest, "bad_request", "the request is not valid HTTP/1.1, or ended too early"}

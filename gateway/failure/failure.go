@@ -328,7 +328,7 @@ func Said(kind lifecycle.CallKind, err error) *Fault {
 // nil if the engine itself failed, and did not refuse the request.
 func RefusedIn(f sse.Failure, kind lifecycle.CallKind, err error) *Fault {
 	answer := FromStream(f)
-	if refused := answer.Status == f.Status; !refused { // FromStream gives every other failure the status 502
+	if answer.Status != f.Status { // FromStream keeps only the status of a refusal: every other failure gets 502
 		return nil
 	}
 	end := lifecycle.CallEnd{Call: kind, Progress: lifecycle.Headed, Reason: lifecycle.ByStatus(f.Status)}

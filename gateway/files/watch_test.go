@@ -85,7 +85,7 @@ func TestWatch(t *testing.T) {
 	}
 }
 
-func TestWayEndsOnALoop(t *testing.T) {
+func TestPathsToEndsOnALoop(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	require.NoError(t, os.Symlink("b", dir+"/a"))

@@ -81,17 +81,15 @@ func (d *Deps) residents(ctx context.Context, engines []*roster.Engine) (found [
 				silent = append(silent, id)
 				continue
 			}
-			found = append(found, geo.Resident{ID: id, Requests: int(running), KVTokens: usedKV(in, r, usage)})
+			found = append(found, geo.Resident{ID: id, Requests: int(running), KVTokens: int64(usage * float64(kvCapacity(in, r)))})
 		}
 	}
 	return found, silent
 }
 
-// usedKV returns how many KV tokens are in use on a rank, from the usage that the engine reports as a share of its own capacity. An engine
-// that does not report its capacity has it in the config. The result is 0 if the capacity is unknown.
-func usedKV(in *roster.Engine, rank int, usage float64) int64 {
-	return int64(usage * float64(cmp.Or(in.Capacity(rank), in.Conf.KV)))
-}
+// kvCapacity returns how many KV tokens a rank's memory can hold: as its engine reports it, because the engine's usage is a share of this
+// number, or else by the config. 0: unknown. The boards prefer the config, which may leave a part of the memory to others.
+func kvCapacity(in *roster.Engine, rank int) int64 { return cmp.Or(in.Capacity(rank), in.Conf.KV) }
 
 // OnSample passes on how many KV tokens are in use on an engine's decode ranks, and for which time each number is valid. Only gauges show
 // when an engine frees the blocks of ended answers, or of requests whose KV never came. asked is when the sample was requested. An engine
@@ -105,14 +103,14 @@ func (f *Fleet) OnSample(key string, s *engine.Sample, asked time.Time) {
 	}
 	for _, r := range in.Ranks() {
 		usage, reported := s.KVUsage(max(0, r))
-		hasCapacity := in.Capacity(r) > 0 || in.Conf.KV > 0
+		capacity := kvCapacity(in, r)
 		target := in.At(r)
-		if rank, _ := now.Named(target.ID); rank != nil && reported && hasCapacity {
+		if rank, _ := now.Named(target.ID); rank != nil && reported && capacity > 0 {
 			validAt := in.Traffic.Signs(target.Rank).Last()
 			if asked.Before(validAt) {
 				validAt = asked
 			}
-			f.deps.Gauged(rank.Worker, usedKV(in, r, usage), validAt)
+			f.deps.Gauged(rank.Worker, int64(usage*float64(capacity)), validAt)
 		}
 	}
 }

@@ -86,7 +86,9 @@ func TestTheBoardsGetTheGaugesOfDecodeEngines(t *testing.T) {
 			page, err := engine.MetricNames{}.Parse([]byte("vllm:kv_cache_usage_perc{engine=\"0\"} 0.25\n"))
 			require.NoError(t, err)
 			f.OnSample("decode 127.0.0.1:3", page, time.Now())
-			f.OnStatus("decode 127.0.0.1:3", engine.Status{Up: true, Models: []engine.Model{{ID: "m"}}, CapacityTokens: map[string]int64{"0": 2000}})
+			f.OnStatus("decode 127.0.0.1:3", engine.Status{
+				Up: true, Models: []engine.Model{{ID: "m"}}, CapacityTokens: map[string]int64{"0": 2000},
+			})
 			f.OnSample("decode 127.0.0.1:3", page, time.Now())
 			require.Equal(t, []int64{250, 500}, heard, "the usage is a share of the engine's own capacity, if it reports that")
 			require.Equal(t, row.keeps, f.Now().Workers[0].Keeps)

@@ -99,9 +99,10 @@ func (c *Caller) end() {
 	c.busy = ""
 }
 
-// carryOut makes a call. The proxy sends engines no more requests before it pauses them. After the answers it forgets emptied caches, and
-// ends a pause. It calls all engines at the same time, because vLLM ranks that step together also pause together: none answers before all
-// of them have got the call (0.32 and 0.33, DPEngineCoreProc._pause_complete in v1/engine/core.py).
+// carryOut makes a call. If the call pauses engines, the proxy first stops sending them requests. After the answers it forgets caches that
+// were emptied, and ends a pause if endsPause says so. It calls all engines at the same time, because vLLM ranks that step together also
+// pause together: none answers before all of them have got the call (0.32 and 0.33, DPEngineCoreProc._pause_complete in
+// v1/engine/core.py).
 func (c *Caller) carryOut(p *plan, s *config.FleetCall, connect time.Duration, by string) Result {
 	began := time.Now()
 	log := c.deps.Log.With(zap.String("path", p.Path), zap.String("method", p.Method), zap.String("group", p.Group), zap.String("by", by))

@@ -253,8 +253,8 @@ func (h *Handoff) MayHaveExpired(ctx context.Context, m Monitor, pull *engine.Pe
 	}
 	expired, known := m.ExpiredNow(ctx, h.Lease.Candidate.Instance)
 	_, all := h.Lease.Unfetched()
-	mostOfOurs := float64(all - h.oursExpired) // of those that this proxy left to the timeout, so many at most have expired since
-	if !known || expired-h.expired <= mostOfOurs {
+	oursAtMost := float64(all - h.oursExpired) // at most so many of this proxy's own hand-offs have expired since
+	if !known || expired-h.expired <= oursAtMost {
 		return false
 	}
 	pull.Lose() // the decode engine may have cached the wrong KV, and used it for requests that wait there

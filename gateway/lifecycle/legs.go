@@ -110,9 +110,7 @@ func (p *Pair) step(e Event, dst []Effect) []Effect {
 	case ProbeDue:
 		// With CallsBack the prefill is sent all the same, because only its end frees the blocks of the decode engine. With Keeps it is
 		// also sent after the client has left: the decode call goes on, and its first event shows that both engines can free their blocks.
-		decodeEnded := p.Closed() && (p.traits.Aborts || p.traits.Keeps)
-		clientLeft := p.Left && p.traits.Aborts
-		if p.prefill == gone || decodeEnded || clientLeft {
+		if p.prefill == gone || p.Closed() && (p.traits.Aborts || p.traits.Keeps) || p.Left && p.traits.Aborts {
 			p.prefill = gone
 			return p.settleLease(Free, dst)
 		}

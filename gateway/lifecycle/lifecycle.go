@@ -315,18 +315,19 @@ func (l *Lifecycle) callFailed(e Event, dst []Effect) []Effect {
 	if disputed { // the lease was settled before, because only a failure that is counted can be forgiven
 		dst = l.tries.accuse(e.Engine, dst)
 	}
-	endedByProxy := e.End.Reason == Unready || e.End.Reason == Unlearned || e.End.Reason == Leaving
+	// The reason lies in the proxy or in the request, and not in the rank.
+	rankUnconcerned := e.End.Reason == Unready || e.End.Reason == Unlearned || e.End.Reason == Leaving
 	clientQuit := e.Quit || e.End.Reason == Left && e.End.Open
 	slotDisposition := Failing
-	if endedByProxy || clientQuit || e.End.Reason == NotOurs { // NotOurs: another proxy owns the engine, so it got nothing from this one
+	if rankUnconcerned || clientQuit || e.End.Reason == NotOurs { // NotOurs: another proxy owns the engine, so it got nothing from this one
 		slotDisposition = Cancelled
 	}
 	dst = l.held.unbind(dst, slotDisposition)
 	if !l.Resumed() { // a resumed answer still needs the bytes, whatever becomes of this attempt
 		dst = l.held.settle(dst, Copy, Back)
 	}
-	// The next attempt may use the same rank again if the proxy itself ended this one, or if the rank did not fail.
-	if e.End.Call == Decode && !endedByProxy && e.End.Reason != Preempted && e.End.Reason != Stale && !returns {
+	// The next attempt may use the same rank again if the rank was not concerned, or did not fail.
+	if e.End.Call == Decode && !rankUnconcerned && e.End.Reason != Preempted && e.End.Reason != Stale && !returns {
 		dst = append(dst, Effect{Kind: Avoid})
 	}
 	l.last = verdict.Next
@@ -348,7 +349,8 @@ func (l *Lifecycle) settleKV(e *Event, verdict Consequences, dst []Effect) []Eff
 	case verdict.KV == Keep:
 		return dst
 	}
-	return l.held.settle(l.held.settle(dst, Lease, verdict.KV), KV, verdict.KV) // the request holds only one of the two
+	dst = l.held.settle(dst, Lease, verdict.KV) // held during a prefill call
+	return l.held.settle(dst, KV, verdict.KV)   // held during a decode call
 }
 
 // condemn holds the failure of a call against its engine, unless no engine is at fault. A prefill engine's failures are counted when its

@@ -20,9 +20,9 @@ func (r *Request) Split(recompute bool) *Error {
 				"\"logprob_start_len\" of 0 or more with \"return_logprob\" is not supported here: "+
 					"the engines of this model either prefill or decode, and tell no logprobs of a prompt then")
 		}
-		switch {
-		case r.Body.Count(key) > 0:
-		case r.Body.Count("prompt_logprob_token_ids") > 0: // of /inference/v1/generate
+		switch value, ok := r.Body.Get(key); {
+		case ok && !isNull(value):
+		case r.Endpoint == mooncake.Tokens: // without prompt_logprobs, only this key asks for such logprobs
 			key, what = "prompt_logprob_token_ids", "\"prompt_logprob_token_ids\""
 		default:
 			key, what = "echo", "\"echo\" with logprobs"

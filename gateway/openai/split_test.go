@@ -32,6 +32,9 @@ func TestWhatCannotBeSplit(t *testing.T) {
 		{"the logprobs of some tokens", mooncake.Tokens,
 			`{"model":"m","token_ids":[1],"sampling_params":{"prompt_logprob_token_ids":[[1]],"max_tokens":8}}`,
 			"prompt_logprob_token_ids", false, false},
+		{"of no others", mooncake.Tokens,
+			`{"model":"m","token_ids":[1],"sampling_params":{"prompt_logprobs":null,"prompt_logprob_token_ids":[[1]],"max_tokens":8}}`,
+			"prompt_logprob_token_ids", false, false},
 		{"beam search", mooncake.Chat, chats + `"use_beam_search":true,"max_tokens":1}`, "use_beam_search", false, true},
 	} {
 		t.Run(row.name, func(t *testing.T) {

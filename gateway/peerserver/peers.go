@@ -280,8 +280,8 @@ func decodingFor(kinds []alike, model string) (d decoding, free int) {
 	return d, free
 }
 
-// add adds the slots of other ranks of the same model, and takes over the number of their least busy rank if it is smaller. The number
-// of ranks without slots does not count.
+// add adds the slots of other ranks of the same model. running becomes that of the others if their least busy rank is less busy. Ranks
+// without slots do not change running.
 func (d *decoding) add(other decoding) {
 	lessBusy := other.slots > 0 && other.running < d.running
 	if d.slots == 0 || lessBusy {

@@ -185,8 +185,7 @@ func (p *pump) await(now time.Time) {
 		p.until = now.Add(wait)
 	}
 	silence := p.silence()
-	commentFirst := silence > 0 && (wait <= 0 || silence < wait)
-	if commentFirst {
+	if silence > 0 && (wait <= 0 || silence < wait) { // the comment is due first
 		wait = silence
 	}
 	if wait > 0 {

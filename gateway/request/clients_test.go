@@ -71,7 +71,7 @@ func (b *bed) stream(more int) {
 
 // untilRead is OnBreak of the engines: it returns once a client has read so many tokens of an answer, because an answer that is lost
 // before its client has any of it begins anew. It returns at once if no client is to read a stream, and after 1000 looks, about a second,
-// if the answer is none of a stream, or its text is held back. It counts looks, because a machine that stands still takes no looks.
+// if the answer is none of a stream, or its text is held back. A machine that stands still for a while uses up no looks.
 func (b *bed) untilRead(answer uint64, tokens int) {
 	id := reftext.TokenID(answer, tokens-1)
 	forms := [][]byte{reftext.AppendTokenJSON(nil, id), strconv.AppendInt(nil, int64(id), 10)} // in text, and in ids

@@ -63,7 +63,7 @@ func TestTwoDecodeEnginesThatRefuse(t *testing.T) {
 	}
 }
 
-// A decode engine that takes no connections counts as down at once, and not only when its next health check fails.
+// A decode engine that takes no connections is reported to the monitor, which need not wait for its next health check.
 func TestADecodeEngineThatIsGoneIsReported(t *testing.T) {
 	t.Parallel()
 	for _, connector := range earlyConnectors {

@@ -213,7 +213,7 @@ func (f *forwarded) Panicked(v any) { f.job.panicked(v, f.Close) }
 func (f *forwarded) mostAnswerBytes() int64 {
 	j := f.job
 	answers := 1
-	if severalLegs := j.changes == nil; severalLegs { // each leg of a fan-out would have changes of its own
+	if j.changes == nil { // the request asks for several answers: a leg of a fan-out would have changes
 		answers = j.srv.Settings().Limits.Answers
 	}
 	each := maxStreamBytes(j.maxEchoed()+j.maxAnswerTokens(j.model.MaxLen), j.req.TopLogprobs, j.srv.Settings().Limits.EventBytes)

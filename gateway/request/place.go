@@ -139,7 +139,8 @@ func (j *job) unplaced(err error, tokens int, region string, unowned bool) *fail
 		answer = cmp.Or(j.unlistedAnswer, answer)
 	}
 	why := lifecycle.NoRank
-	ranksGone := errors.Is(err, board.ErrNoWorkers) || errors.Is(err, board.ErrWithdrawn) // withdrawn: place saw another owner of the region
+	otherOwner := errors.Is(err, board.ErrWithdrawn) // place withdrew the entry, because another proxy owns the region now
+	ranksGone := otherOwner || errors.Is(err, board.ErrNoWorkers)
 	if region != "" && ranksGone {
 		why = lifecycle.RanksLost
 	}

@@ -59,7 +59,8 @@ func (j *job) newStream(slot *dispatcher.Slot) *stream {
 	s.upstream.tracked = j.srv.Fleet.Track(roster.Location{Instance: rank.Instance, Rank: rank.Target.Rank}, call, abortable)
 	s.upstream.answer.Transcript.Reset(mooncake.ByText(j.resume.how))
 	if !s.upstream.unstreamed && j.resume.retention != lifecycle.KeepNothing {
-		s.upstream.answer.Transcript.KeepPrompt = s.upstream.local || rank.Profile.Early() // no prefill engine has told the prompt's token ids
+		noIDsKnown := s.upstream.local || rank.Profile.Early() // no prefill engine has told the prompt's token ids
+		s.upstream.answer.Transcript.KeepPrompt = noIDsKnown
 		filterOptions.Transcript = &s.upstream.answer.Transcript
 	}
 	s.upstream.answer.Answer.Reset(filterOptions)

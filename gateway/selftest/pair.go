@@ -62,7 +62,8 @@ func (t *tester) prefill(ctx context.Context, p testedRank, q *query, id string)
 		return answer, err
 	}
 	connector := mooncake.ConnectorOf(text) // empty: the hand-off does not show it
-	if fitsProfile := connector == p.profile.Connector || p.profile.Connector == mooncake.Opaque; connector != "" && !fitsProfile {
+	fitsProfile := connector == p.profile.Connector || p.profile.Connector == mooncake.Opaque
+	if connector != "" && !fitsProfile {
 		return answer, fmt.Errorf("its profile %s has connector %s, but its hand-off is that of %s; set connector: %[3]s in the profile of both "+
 			"sides' engines", p.profile.Name, p.profile.Connector, connector)
 	}

@@ -175,8 +175,10 @@ func (t *tester) compareVLLM(ctx context.Context, s testedRank, e config.Engine)
 // ranks of each node from 0. Each answers 400 to the other number. If the number in the config is wrong, numbering reports it, and the test
 // goes on with the number that the engine accepts.
 func (t *tester) numbering(ctx context.Context, s *testedRank, e config.Engine, sample *engine.Sample) {
-	oneNumbering := sample == nil || sample.FirstRank == 0 // the ranks of a deployment's first node have the same numbers in both ways
-	if oneNumbering || e.Ranks == 0 || s.profile.DPMode != mooncake.DPHybrid || len(s.models) == 0 {
+	if sample == nil || sample.FirstRank == 0 { // unknown, or the first node, whose ranks have the same numbers in both ways
+		return
+	}
+	if e.Ranks == 0 || s.profile.DPMode != mooncake.DPHybrid || len(s.models) == 0 {
 		return
 	}
 	local, global := t.acceptsNumber(ctx, s, 0), t.acceptsNumber(ctx, s, sample.FirstRank)

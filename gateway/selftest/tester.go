@@ -88,18 +88,18 @@ func newTester(cfg *config.Config, callbacks *metaserver.Server) *tester {
 	}
 }
 
-// report adds a finding. It adds a finding of level OK or Warn only once per rank, because the same finding may come up with several
-// partners.
-func (t *tester) report(rank string, level Level, format string, args ...any) {
+// report adds a finding about a rank, a role or all engines. It adds a finding of level OK or Warn only once per subject, because the same
+// finding may come up with several partners.
+func (t *tester) report(subject string, level Level, format string, args ...any) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	kind := [2]string{rank, format}
-	namesSomething := strings.Contains(format, "%q") // such as a model, so findings of this kind differ
-	if level != Bad && t.said[kind] && !namesSomething {
+	kind := [2]string{subject, format}
+	differsByValue := strings.Contains(format, "%q") // it quotes a value, such as a model
+	if level != Bad && t.said[kind] && !differsByValue {
 		return
 	}
 	t.said[kind] = true
-	t.findings = append(t.findings, Finding{rank, level, fmt.Sprintf(format, args...)})
+	t.findings = append(t.findings, Finding{subject, level, fmt.Sprintf(format, args...)})
 }
 
 // record counts the results of the pairs of a rank.
@@ -148,8 +148,7 @@ type pair struct{ prefill, decode testedRank }
 // meets says how a prefill engine p and a decode engine d work together. together: they work on a request at the same time. possible: they
 // can serve a request together at all, because both use hand-offs or both use the same connector without hand-offs.
 func meets(p, d testedRank) (together, possible bool) {
-	together = !p.profile.HasHandoff()
-	if !together {
+	if p.profile.HasHandoff() {
 		return false, d.profile.HasHandoff()
 	}
 	return true, !d.profile.HasHandoff() && p.profile.Connector == d.profile.Connector

@@ -130,7 +130,7 @@ func (q *queue) Shutdown(ctx context.Context) error {
 	stopWaiting := context.AfterFunc(ctx, q.stop)
 	<-q.done
 	q.stop()
-	if inTime := stopWaiting(); !inTime { // ctx has ended first, and its end has cancelled the exports
+	if !stopWaiting() { // ctx has ended first, and its end has cancelled the exports
 		_ = q.exporter.Shutdown(context.Background()) // only closes idle connections
 		return ctx.Err()
 	}

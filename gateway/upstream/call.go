@@ -27,9 +27,10 @@ const Notice = 250 * time.Millisecond
 // New prepares a call to an engine. The rank is in a header, except for SGLang, whose requests have it in the body. For an SGLang engine
 // that both prefills and decodes, it is in the header, unless the profile says that ranks must not be named.
 func New(client *engine.Client, profile *mooncake.Profile, target *engine.Target) *engine.Call {
-	rankInBody, rankUnnamed := !profile.Aggregated(), profile.NamedRank(target.Rank) < 0 // of an SGLang engine
-	if profile.Connector == mooncake.SGLang && (rankInBody || rankUnnamed) {
-		target = target.Unranked()
+	if profile.Connector == mooncake.SGLang {
+		if rankInBody := !profile.Aggregated(); rankInBody || profile.NamedRank(target.Rank) < 0 {
+			target = target.Unranked()
+		}
 	}
 	return client.NewCall(target)
 }

@@ -155,8 +155,7 @@ func (i *incidents) Collect(to chan<- prometheus.Metric) {
 		in := &list[k]
 		subject := strings.ToValidUTF8(in.Subject, "?")
 		labels := [3]string{string(in.Kind), in.Severity, subject}
-		over := in.UntilMs > 0
-		if over || exported[labels] { // Gather would fail if two series had the same labels
+		if in.UntilMs > 0 || exported[labels] { // it is over, or Gather would fail because two series had the same labels
 			continue
 		}
 		exported[labels] = true

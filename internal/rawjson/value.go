@@ -97,7 +97,8 @@ func CodePoint(text []byte) (r rune, n int) {
 	return r, 6
 }
 
-// unit returns the UTF-16 unit of the \uXXXX at the start of text; -1: there is none, or a digit of it is not hexadecimal.
+// unit returns the UTF-16 unit of the \u escape at the start of text. It returns -1 if there is none, or if one of its four digits is not
+// hexadecimal.
 func unit(text []byte) (r rune) {
 	if len(text) < 6 || text[0] != '\\' || text[1] != 'u' {
 		return -1

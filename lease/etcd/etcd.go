@@ -130,7 +130,8 @@ func (e *Engine) Acquire(ctx context.Context, above int64) (lease.Record, error)
 		return lease.Record{}, fmt.Errorf("grant an etcd lease: %w", err)
 	}
 	response, err := e.client.Txn(ctx).
-		If(clientv3.Compare(clientv3.CreateRevision(e.ownerKey), "=", 0), clientv3.Compare(clientv3.ModRevision(e.lastKey), "=", e.lastRev)).
+		If(clientv3.Compare(clientv3.CreateRevision(e.ownerKey), "=", 0),
+			clientv3.Compare(clientv3.ModRevision(e.lastKey), "=", e.lastRev)).
 		Then(clientv3.OpPut(e.ownerKey, e.identity, clientv3.WithLease(granted.ID)), clientv3.OpPut(e.lastKey, e.identity),
 			clientv3.OpPut(e.termsKey, string(text))).
 		Commit()
@@ -203,5 +204,6 @@ func (e *Engine) explainRefusal(ctx context.Context, epoch int64) error {
 	if rec.Holder != e.identity || rec.Epoch != epoch || rec.Term != lease.Running {
 		return lease.ErrLost
 	}
-	return fmt.Errorf("an earlier call of this proxy, whose answer was lost, has written etcd key %s; the next call will succeed", e.ownerKey)
+	return fmt.Errorf("an earlier call of this proxy, whose answer was lost, has written etcd key %s; the next call will succeed",
+		e.ownerKey)
 }

@@ -157,7 +157,7 @@ func (c *Calibration) fit() {
 			best, cost = beta, costOfSet
 		}
 	}
-	if good := cost < (1-fitR2)*whole; !good { // NaN is not good either
+	if !(cost < (1-fitR2)*whole) { // also for NaN
 		if !c.fitted && c.n >= fitRestart { // before the first fit outliers are kept, and one of them may prevent a good fit
 			c.sums = moments{}
 			c.n = 0

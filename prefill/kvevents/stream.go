@@ -320,9 +320,9 @@ func (s *Stream) apply(payload []byte) {
 		s.cold()
 	}
 	s.counters.known.Store(int64(len(s.mirror.known)))
-	s.counters.batches.Add(1) // after known, so that a reader who sees the batch counted also sees its blocks counted
-	representable := ts > 0 && ts < math.MaxInt64/1e6
-	if lag := time.Since(time.UnixMicro(int64(ts * 1e6))); representable {
+	s.counters.batches.Add(1)             // after known, so that a reader who sees the batch counted also sees its blocks counted
+	if ts > 0 && ts < math.MaxInt64/1e6 { // other times do not fit into an int64
+		lag := time.Since(time.UnixMicro(int64(ts * 1e6)))
 		s.counters.lagInMicros.Store(max(0, lag.Microseconds()))
 	}
 }

@@ -213,7 +213,7 @@ func (f *InFlight) CountByModel(counts *ModelCounts) {
 	}
 }
 
-// Send notes that the probe is sent now. It is called once; a further call, or a call after the last one, counts as a misuse.
+// Send notes that the probe is sent now. The call counts as a misuse if the probe was sent or answered before, or was settled.
 func (f *InFlight) Send(now time.Time) {
 	if f.settled || f.phase != Probing || !f.sent.IsZero() {
 		f.load.ledger.misuses++

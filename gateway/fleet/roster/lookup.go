@@ -36,8 +36,8 @@ func (p *Snapshot) Models() []Route {
 	return list
 }
 
-// Sole is the only base model that is served by the engines, including engines that are down, and offered by other regions. It is empty if
-// there are several base models, or if none is known yet.
+// Sole is the only base model among those of the engines, including engines that are down, and those that other regions offer. It is empty
+// if there are several, or if none is known yet.
 func (p *Snapshot) Sole(offered []string) (baseModel string) {
 	for _, r := range p.routes {
 		if baseModel != "" && r.Board != baseModel {
