@@ -101,6 +101,36 @@ func TestPagesThatCannotFollowEachOther(t *testing.T) {
 	}
 }
 
+// How long a step takes is said by the ranks that tell both the sum of the gaps between tokens and their count, and by no page that was
+// not compared with the one before it.
+func TestASumOfGapsSaysNothingWithoutItsCount(t *testing.T) {
+	sum, count := "vllm:inter_token_latency_seconds_sum", "vllm:inter_token_latency_seconds_count"
+	untold, much := `{engine="0"} NaN`, `{engine="0"} 9007199254740992`
+	for name, pages := range map[string][]map[string]string{
+		"the count is not told":              {{sum: much, count: untold}, {sum: `{engine="0"} 5`, count: untold}, {sum: much, count: untold}},
+		"the count is the same":              {nil, {sum: much, count: `{engine="0"} 0`}},
+		"the sum was not told in between":    {nil, {sum: untold}, {sum: much}},
+		"the count was not told in between":  {nil, {count: untold}, {sum: much}},
+		"the sum is told only by other ones": {{sum: untold}, {sum: untold}, {sum: untold}},
+	} {
+		s := &Series{Address: "a"}
+		for i := range 20 {
+			instead := map[string]string{}
+			if i < len(pages) {
+				instead = pages[i]
+			}
+			p, err := Read([]byte(vllmPage(i, instead)))
+			require.NoError(t, err, name)
+			_ = s.Add(i, began.Add(time.Duration(i)*time.Second), p)
+		}
+		g := groups([]*Series{s})[0]
+		require.NotEmpty(t, g.windows, name)
+		for _, w := range g.windows {
+			require.InEpsilon(t, 1000*4./76, w.stepMs, 1e-9, name)
+		}
+	}
+}
+
 // The report of a survey says why a page was not believed, and at the beginning the survey ends with it.
 func TestASurveySaysThatAPageCannotBeRight(t *testing.T) {
 	var asked atomic.Int64

@@ -121,6 +121,8 @@ func (p *Page) follows(last *Page, after time.Duration) (same bool, odd error) {
 			{fewerP.names[0], a.FewerPairs, b.FewerPairs, mostPairs},
 		} {
 			switch more := c.b - c.a; {
+			case math.IsNaN(c.a) != math.IsNaN(c.b): // what came in between cannot be judged
+				return false, nil
 			case more < 0 && p.Started == 0: // nothing else tells that it began anew
 				return false, nil
 			case more < 0:
@@ -130,10 +132,9 @@ func (p *Page) follows(last *Page, after time.Duration) (same bool, odd error) {
 				return false, &engine.PageError{Name: c.name, Says: fmt.Sprintf("%.0f more within %v", more, after.Round(time.Millisecond))}
 			}
 		}
-		if n := b.Gaps - a.Gaps; n > 0 {
-			if ms := (b.GapsMs - a.GapsMs) / n; ms < shortestGap || ms > longestGap {
-				return false, &engine.PageError{Name: gapsS.names[0], Says: fmt.Sprintf("that a token came every %.3g ms", ms)}
-			}
+		n, ms := b.Gaps-a.Gaps, b.GapsMs-a.GapsMs
+		if gap := ms / max(n, 1); n > 0 && gap < shortestGap || gap > longestGap {
+			return false, &engine.PageError{Name: gapsS.names[0], Says: fmt.Sprintf("that a token came every %.3g ms", gap)}
 		}
 		if n := b.Steps - a.Steps; (b.WaitedMs-a.WaitedMs)/max(n, 1) > longestGap {
 			more := fmt.Sprintf("%.0f s more for %.0f steps", (b.WaitedMs-a.WaitedMs)/1000, n)
@@ -394,7 +395,9 @@ func between(a, b []sample, direct bool) (w window, ok bool) {
 			}
 			w.output += y.Output - x.Output
 			running += r.running
-			gaps, gapsMs = gaps+zeroIfUnknown(y.Gaps-x.Gaps), gapsMs+zeroIfUnknown(y.GapsMs-x.GapsMs)
+			if n, ms := y.Gaps-x.Gaps, y.GapsMs-x.GapsMs; !math.IsNaN(n + ms) { // a sum says nothing without its count
+				gaps, gapsMs = gaps+n, gapsMs+ms
+			}
 		}
 	}
 	w.most.running, w.most.kv = (ends[0].running+ends[1].running)/2, (ends[0].kv+ends[1].kv)/2
