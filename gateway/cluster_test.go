@@ -161,7 +161,15 @@ func start(t *testing.T, o options) *cluster {
 	c.Eventually("the proxy is ready", func() bool { return c.get("/readyz").Status == http.StatusOK })
 	if !o.partly {
 		engines := len(cfg.Engines.Prefill) + len(cfg.Engines.Decode) + len(cfg.Engines.Aggregated)
-		c.Eventually("all engines are up", func() bool { return c.Sum("evenkeel_engine_up") >= float64(engines) })
+		c.Eventually("all engines are up", func() bool {
+			up := 0
+			for _, e := range c.gw.Status(t.Context()).Engines {
+				if e.Up {
+					up++
+				}
+			}
+			return up >= engines
+		})
 	}
 	return c
 }

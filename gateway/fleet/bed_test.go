@@ -139,15 +139,11 @@ func start(t *testing.T, o options) *bed {
 	})
 	b.Eventually("requests are served", b.ready)
 	if !o.partly {
-		engines := len(b.cfg.Engines.Prefill) + len(b.cfg.Engines.Decode) + len(b.cfg.Engines.Aggregated)
-		b.Eventually("all engines are up", func() bool {
-			up := 0
-			for _, e := range b.fleet.Now().Statuses() {
-				if e.Up {
-					up++
-				}
-			}
-			return up >= engines
+		listed := &b.cfg.Engines
+		b.Eventually("all engines are up, and requests are admitted to them", func() bool {
+			prefills, decodes := b.fleet.Now().Up()
+			both := len(listed.Aggregated) // counted on either side
+			return prefills >= len(listed.Prefill)+both && decodes >= len(listed.Decode)+both
 		})
 	}
 	return b
