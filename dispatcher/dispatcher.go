@@ -195,11 +195,11 @@ func (d *Dispatcher) Preempted(worker int32) {
 }
 
 // Gauged records how many KV tokens were in use on a worker at a given time, by its engine's gauges. The boards use the number only for
-// ranks whose engines may hold KV of ended requests (see board.Boards.Keeps).
+// ranks whose engines may hold KV of ended requests (see board.Boards.MayHoldEndedKV).
 func (d *Dispatcher) Gauged(worker int32, kvTokens int64, at time.Time) {
 	g := board.Gauged{Worker: worker, KVTokens: kvTokens, At: at}
 	d.inbox.push(func(r *scheduler) {
-		if r.boards.Keeps(worker) {
+		if r.boards.MayHoldEndedKV(worker) {
 			r.countAll()
 			r.apply(g)
 		}
@@ -214,7 +214,7 @@ func (d *Dispatcher) Configure(s board.Settings) error {
 
 // Accepts returns the error that Configure would return, and changes nothing.
 func (d *Dispatcher) Accepts(s board.Settings) error {
-	return d.ask(func(r *scheduler) error { return r.boards.Accepts(s) })
+	return d.ask(func(r *scheduler) error { return r.boards.CheckSettings(s) })
 }
 
 // ask makes the goroutine that owns the boards call f, and waits for the result.

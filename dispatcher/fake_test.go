@@ -52,7 +52,7 @@ func lengths(n int) []int32 {
 // teach has so many outputs learned and their tables in force.
 func (h *hand) teach(outputs []int32) {
 	for _, o := range outputs {
-		h.learner.add(board.FinishedSample{Model: "m", Finished: true, Prompt: 100, Output: o})
+		h.learner.add(board.OutputSample{Model: "m", Finished: true, Prompt: 100, Output: o})
 	}
 	h.at = h.at.Add(time.Second)
 	before := len(h.told)

@@ -231,8 +231,8 @@ func (s sender) sendRank(w board.WorkerStatus, group string, engine EngineMetric
 	s.counter(descOutput, float64(w.Output), group, rank)
 	s.counter(descAnswers, float64(w.Answers), group, rank)
 	s.counter(descEmpty, float64(w.Empty), group, rank)
-	s.counter(descUnsaid, float64(w.Unsaid), group, rank)
-	s.gauge(descBeyond, float64(w.Beyond), group, rank)
+	s.counter(descUnsaid, float64(w.NoUsage), group, rank)
+	s.gauge(descBeyond, float64(w.InEngineQueue), group, rank)
 	if w.Mixed { // it computes prompts itself, so no prefill engine writes KV into it
 		s.gauge(descBacklog, float64(w.Backlog), group, rank)
 	} else {

@@ -17,7 +17,7 @@ func TestWhatAnEngineKeepsOfAnswersIsInUse(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := start(t, testConfig())
 		ws := ranks(2, 4, 100)
-		ws[0].Keeps = 8 * time.Minute
+		ws[0].KeepsKVFor = 8 * time.Minute
 		d.SetWorkers(ws)
 		told := func(kept, share string) {
 			t.Helper()
@@ -68,7 +68,7 @@ evenkeel_rank_scraped_requests{group="main",rank="d0",state="running"} 5
 evenkeel_rank_scraped_requests{group="main",rank="d0",state="waiting"} 0
 evenkeel_rank_scraped_requests{group="main",rank="d1",state="running"} 2
 `), "evenkeel_rank_kv_usage_ratio", "evenkeel_rank_scraped_requests"))
-		d.Release(s, board.Outcome{Kind: board.Finished, Unsaid: true})
+		d.Release(s, board.Outcome{Kind: board.Finished, NoUsage: true})
 		synctest.Wait()
 		require.NoError(t, testutil.CollectAndCompare(gauges{d}, strings.NewReader(`
 # HELP evenkeel_rank_answers_without_usage_total Complete answers of the rank for which its engine reported no token usage. Their tokens are the proxy's own count, in limits and in the load of ranks.

@@ -22,17 +22,17 @@ type learner struct {
 
 	mu       sync.Mutex
 	orders   []func() // functions that the goroutine of run must call
-	finished []board.FinishedSample
+	finished []board.OutputSample
 	wake     chan struct{} // see ring
 
 	// Only the goroutine of run uses it.
 	learned board.Learner
 
 	// publish sends finished tables to the goroutine that owns the boards.
-	publish func(board.Learned)
+	publish func(board.TablesBuilt)
 }
 
-func newLearner(log *zap.Logger, m *metrics, publish func(board.Learned)) *learner {
+func newLearner(log *zap.Logger, m *metrics, publish func(board.TablesBuilt)) *learner {
 	return &learner{log: log, publish: publish, dropped: m.endingsDropped, wake: make(chan struct{}, 1)}
 }
 
@@ -67,7 +67,7 @@ func (l *learner) queueOrder(order func()) {
 }
 
 // add queues an ended request. It never waits: if the queue is full, it drops the request and counts it.
-func (l *learner) add(sample board.FinishedSample) {
+func (l *learner) add(sample board.OutputSample) {
 	l.mu.Lock()
 	full := len(l.finished) == endingsMost
 	if !full {
@@ -85,7 +85,7 @@ func (l *learner) add(sample board.FinishedSample) {
 func (l *learner) run(ctx context.Context) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	var spare []board.FinishedSample
+	var spare []board.OutputSample
 	for {
 		var more bool
 		spare, more = l.learn(spare, time.Now())
@@ -107,7 +107,7 @@ func (l *learner) run(ctx context.Context) {
 // will become due later even if no other request ends.
 //
 // Endings that come meanwhile are queued in the memory of spare. learned is the old queue: its memory can be the spare of the next call.
-func (l *learner) learn(spare []board.FinishedSample, now time.Time) (learned []board.FinishedSample, more bool) {
+func (l *learner) learn(spare []board.OutputSample, now time.Time) (learned []board.OutputSample, more bool) {
 	l.mu.Lock()
 	finished, orders := l.finished, l.orders
 	l.finished, l.orders = spare[:0], nil

@@ -20,7 +20,7 @@ func newScheduler(cfg Config, d *Dispatcher, wake func(func(*scheduler)) bool) (
 	if err != nil {
 		return nil, err
 	}
-	publish := func(t board.Learned) { wake(func(r *scheduler) { r.apply(t) }) }
+	publish := func(t board.TablesBuilt) { wake(func(r *scheduler) { r.apply(t) }) }
 	r := &scheduler{
 		boards: boards, cfg: cfg, d: d, wake: wake, log: cfg.Log, metrics: d.metrics, learner: newLearner(cfg.Log, d.metrics, publish),
 		twins:   newTwins(cfg, d.metrics),
@@ -53,7 +53,7 @@ func (r *scheduler) advance(queue []func(*scheduler), now time.Time) {
 		f(r)
 	}
 	for _, b := range r.inOrder {
-		if r.boards.Looks(b.model, now) {
+		if r.boards.NeedsCounts(b.model, now) {
 			r.count(b)
 		}
 		r.apply(&b.tick)
@@ -94,17 +94,17 @@ func (r *scheduler) count(b *boardState) {
 	counts := &b.counts
 	if missing := len(b.slots) - len(counts.Tokens); missing > 0 {
 		counts.Tokens = append(counts.Tokens, make([]int32, missing)...)
-		counts.Began = append(counts.Began, make([]bool, missing)...)
-		counts.Joined = append(counts.Joined, make([]uint32, missing)...)
-		counts.Unheard = append(counts.Unheard, make([]int32, missing)...)
+		counts.Started = append(counts.Started, make([]bool, missing)...)
+		counts.FirstStep = append(counts.FirstStep, make([]uint32, missing)...)
+		counts.MaxUnreported = append(counts.MaxUnreported, make([]int32, missing)...)
 	}
 	for i, s := range b.slots {
 		if s == nil {
-			counts.Tokens[i], counts.Began[i], counts.Joined[i], counts.Unheard[i] = 0, false, 0, 0
+			counts.Tokens[i], counts.Started[i], counts.FirstStep[i], counts.MaxUnreported[i] = 0, false, 0, 0
 			continue
 		}
-		counts.Tokens[i], counts.Began[i] = s.generated.Load(), s.started.Load()
-		counts.Joined[i], counts.Unheard[i] = s.first.Load(), s.unheard.Load()
+		counts.Tokens[i], counts.Started[i] = s.generated.Load(), s.started.Load()
+		counts.FirstStep[i], counts.MaxUnreported[i] = s.first.Load(), s.unheard.Load()
 	}
 	r.boards.Apply(counts, r.now) // has no effects
 }
@@ -133,13 +133,13 @@ func (r *scheduler) giveBack(s *Slot, outcome board.Outcome) {
 	if b.beyond > 0 { // whether the engine begins a queued request now depends on the KV of the others, which grows with their tokens
 		r.count(b)
 	}
-	if s.Beyond {
+	if s.InEngineQueue {
 		b.beyond--
 	}
 	b.slots[s.Slot] = nil
 	r.release = board.Release{
 		Model: b.model, Slot: s.Slot, Outcome: outcome, Generated: s.generated.Load(), Started: s.started.Load(),
-		First: s.first.Load(), Last: s.last.Load(), Unheard: s.unheard.Load(),
+		First: s.first.Load(), Last: s.last.Load(), MaxUnreported: s.unheard.Load(),
 	}
 	r.apply(&r.release)
 }
@@ -197,7 +197,7 @@ func (r *scheduler) do(e *board.Effect, took time.Duration) {
 		r.bind(e, took)
 	case board.EffectRefuse:
 		r.answer(e.Entry, Result{Err: e.Err})
-	case board.EffectBegins:
+	case board.EffectLeftEngineQueue:
 		r.byModel[e.Group.Model].slots[e.Slot].waits.Store(false)
 	case board.EffectRound:
 		r.label(e.Group, e.Round.Group)
@@ -218,23 +218,23 @@ func (r *scheduler) do(e *board.Effect, took time.Duration) {
 		m.fallbacks.WithLabelValues(e.Label).Inc()
 		if e.Label == board.FallbackSlow {
 			r.log.Warn("dispatcher: a tick took longer than dispatch.tick_limit, so "+board.FallbackSpec+" decides the next ticks",
-				zap.String("policy", e.Policy), zap.Duration("took", e.Lasts), zap.Duration("limit", r.boards.Config().TickLimit),
+				zap.String("policy", e.Policy), zap.Duration("took", e.Duration), zap.Duration("limit", r.boards.Config().TickLimit),
 				zap.Int("ticks", board.SlowRounds))
 		}
 	case board.EffectSent:
 		m.roundRanks.WithLabelValues(e.Label).Observe(float64(e.Count))
-	case board.EffectBeyond:
+	case board.EffectInEngineQueue:
 		m.beyond.Inc()
 	case board.EffectQuarantine:
 		m.quarantine(e.Pair)
 		r.log.Warn("dispatcher: hand-offs of a prefill engine do not reach a decode engine, although both work with other engines; the pair is "+
 			"avoided",
 			zap.String("prefiller", e.Pair.Prefiller), zap.String("engine", e.Pair.Engine), zap.Int("failures", e.Count),
-			zap.Duration("for", e.Lasts))
+			zap.Duration("for", e.Duration))
 	case board.EffectSpared:
 		r.log.Warn("dispatcher: a rank has refused several requests in a row (429 or 503) and gets none for a moment, while others take any; "+
 			"then one request tries it",
-			zap.String("rank", e.Names[0]), zap.Duration("for", e.Lasts))
+			zap.String("rank", e.Names[0]), zap.Duration("for", e.Duration))
 	case board.EffectUnspared:
 		r.log.Info("dispatcher: a rank that had refused requests takes them again", zap.String("rank", e.Names[0]))
 	case board.EffectSteered:
@@ -251,32 +251,32 @@ func (r *scheduler) do(e *board.Effect, took time.Duration) {
 		if more && r.cfg.OnRoom != nil {
 			r.cfg.OnRoom()
 		}
-	case board.EffectThought:
-		m.thought.Observe(e.Thought / float64(e.Count))
+	case board.EffectEstimate:
+		m.thought.Observe(e.EstimatedTokens / float64(e.Count))
 	case board.EffectNames:
 		r.state(e.Group.Model).list(e.Listed)
-	case board.EffectWatch:
+	case board.EffectWatchFirstEvents:
 		r.state(e.Group.Model).pace.watched.Store(int32(e.Count))
 	case board.EffectPolicy:
 		name := e.Policy
 		r.d.policy.Store(&name)
-	case board.EffectSubject:
-		r.learner.follow(e.Subject, e.Fit)
+	case board.EffectNewPredictor:
+		r.learner.follow(e.Predictor, e.Fit)
 	case board.EffectFit:
 		r.learner.load(e.Fit)
-	case board.EffectEnding:
-		r.learner.add(e.Ending)
+	case board.EffectOutputSample:
+		r.learner.add(e.Sample)
 	case board.EffectGroup:
 		r.label(e.Group, e.Label)
 		m.tickSeconds.WithLabelValues(e.Policy, e.Label) // creates the series before the first round
 		r.detectSteps(e.Group)
-	case board.EffectRest:
+	case board.EffectGroupIdle:
 		if detector := r.detectors[e.Group]; detector != nil {
 			detector.pause()
 		}
 	case board.EffectLeastStep:
 		if detector := r.detectors[e.Group]; detector != nil {
-			detector.least.Store(int64(e.Lasts))
+			detector.least.Store(int64(e.Duration))
 		}
 	case board.EffectGroupGone:
 		r.unlabel(e.Group)
@@ -297,7 +297,7 @@ func (r *scheduler) state(model string) *boardState {
 		b.reportStarted = func(s *Slot) {
 			r.wake(func(r *scheduler) {
 				if s.held() {
-					r.apply(board.Reached{Model: model, Slot: s.Slot})
+					r.apply(board.FirstEvent{Model: model, Slot: s.Slot})
 				}
 			})
 		}
@@ -366,11 +366,11 @@ func (r *scheduler) bind(e *board.Effect, took time.Duration) {
 	b, slot := r.state(e.Group.Model), r.waiting[e.Entry].slot
 	slot.Binding, slot.Decide = e.Bound, took
 	slot.board, slot.detector = b, r.detectors[e.Group]
-	slot.waits.Store(slot.Beyond)
+	slot.waits.Store(slot.InEngineQueue)
 	if e.Entry.Mixed {
 		r.metrics.roundHold.Observe(slot.Held.Seconds())
 	}
-	if slot.Beyond {
+	if slot.InEngineQueue {
 		b.beyond++
 	}
 	if missing := int(slot.Slot) + 1 - len(b.slots); missing > 0 {

@@ -106,7 +106,7 @@ func (t *twins) due(now time.Time) bool { return t != nil && t.tape.Due(now, t.l
 // stretch begins.
 func (t *twins) cut(now time.Time, all *board.Boards) {
 	boards := all.Clone()
-	t.leastStretch = twin.LeastStretch(boards.Held())
+	t.leastStretch = twin.LeastStretch(boards.ApproxRequests())
 	stretch := t.tape.Cut(now, boards)
 	if stretch == nil { // nothing was recorded before, or the settings have changed within the stretch
 		return

@@ -14,7 +14,7 @@ func (e Withdraw) apply(b *Boards) { b.withdraw(e.Entry) }
 func (e *Release) apply(l *Boards) {
 	b := l.boards[e.Model]
 	s := &b.slots.records[e.Slot]
-	s.estimated.most = e.Unheard // the engine may have become silent since the last look at the group's streams
+	s.estimated.most = e.MaxUnreported // the engine may have become silent since the last look at the group's streams
 	generated, firstStep, lastStep := e.Generated, e.First, e.Last
 	if hasEstimate := s.estimated.first != 0; hasEstimate && s.rank.group != nil {
 		generated, firstStep, lastStep = int32(s.estimated.tokens), s.estimated.first, s.rank.group.last.Number
@@ -31,7 +31,7 @@ func (e Recount) apply(b *Boards) { b.boards[e.Model].recount(e.Slot, tokens(e.P
 func (e Rerouted) apply(b *Boards) { b.boards[e.Model].rerouted(e.Slot, e.Prefiller, b.now) }
 
 // apply records that the rank's engine took the request and, if the request has a hand-off, that the pair of its engines works.
-func (e Reached) apply(l *Boards) {
+func (e FirstEvent) apply(l *Boards) {
 	b := l.boards[e.Model]
 	s := &b.slots.records[e.Slot]
 	b.accepted(s)
@@ -46,7 +46,7 @@ func (e *Steps) apply(l *Boards) {
 	}
 }
 
-func (e Law) apply(b *Boards) {
+func (e SetStepModel) apply(b *Boards) {
 	if _, g := b.group(e.Group); g != nil {
 		g.steps.Law, g.lawWeights = e.StepModel, &e.Weights
 	}
@@ -56,7 +56,7 @@ func (e SetWorkers) apply(b *Boards) { b.setWorkers(e.Workers) }
 
 func (e Preempted) apply(b *Boards) { b.preempted(e.Worker) }
 
-func (e Learned) apply(b *Boards) { b.subjects[e.Subject].Tables = e.Tables }
+func (e TablesBuilt) apply(b *Boards) { b.subjects[e.Subject].Tables = e.Tables }
 
 func (e SetPolicy) apply(b *Boards) { b.reject(b.setPolicy(e.Spec)) }
 
@@ -109,8 +109,8 @@ func (b *Boards) reject(err error) {
 	}
 }
 
-// Keeps says whether the engine of a rank may still hold KV of requests that have ended.
-func (l *Boards) Keeps(worker int32) bool {
+// MayHoldEndedKV says whether the engine of a rank may still hold KV of requests that have ended.
+func (l *Boards) MayHoldEndedKV(worker int32) bool {
 	return slices.ContainsFunc(l.inOrder, func(b *board) bool {
 		r := b.ranks[worker]
 		return r != nil && (len(r.leaked) > 0 || r.kept.Tokens() > 0)
@@ -145,9 +145,9 @@ func (l *Boards) Apply(e Event, now time.Time) []Effect {
 	return l.effects
 }
 
-// Looks says whether a Tick now would read how many tokens the requests of a model have got. If so, the caller first applies Counts,
+// NeedsCounts says whether a Tick now would read how many tokens the requests of a model have got. If so, the caller first applies Counts,
 // which brings these numbers up to date.
-func (l *Boards) Looks(model string, now time.Time) bool {
+func (l *Boards) NeedsCounts(model string, now time.Time) bool {
 	b := l.boards[model]
 	return b != nil && b.looks(now)
 }

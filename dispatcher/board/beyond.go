@@ -34,9 +34,9 @@ func (b *board) overflow(e *pool.Entry, now time.Time) bool {
 	beyond := !best.startsAtOnce(prompt)
 	if beyond {
 		best.queued++
-		b.emit(Effect{Kind: EffectBeyond})
+		b.emit(Effect{Kind: EffectInEngineQueue})
 	}
-	b.admit(best, w, Binding{Policy: best.group.inForce().name, Beyond: beyond}, now)
+	b.admit(best, w, Binding{Policy: best.group.inForce().name, InEngineQueue: beyond}, now)
 	return true
 }
 
@@ -45,10 +45,10 @@ func (b *board) overflow(e *pool.Entry, now time.Time) bool {
 // The KV that the engine keeps of ended answers does not count as taken, because the engine gives it up sooner or later.
 func (r *rank) queues(prompt int64) bool {
 	tooLarge := r.Capacity > 0 && prompt > r.room()+r.kept.Tokens()
-	if !r.takes() || r.Beyond == 0 || tooLarge {
+	if !r.takes() || r.MaxEngineQueue == 0 || tooLarge {
 		return false
 	}
-	mayQueue := r.Limit == 0 && r.queue() < r.Beyond
+	mayQueue := r.Limit == 0 && r.queue() < r.MaxEngineQueue
 	return mayQueue || r.startsAtOnce(prompt)
 }
 
@@ -106,7 +106,7 @@ func (b *board) promote(r *rank) {
 		}
 		begun, kv = begun+1, kv+tokens
 		s.waits = false
-		b.emit(Effect{Kind: EffectBegins, Group: GroupKey{Model: b.model}, Slot: oldest})
+		b.emit(Effect{Kind: EffectLeftEngineQueue, Group: GroupKey{Model: b.model}, Slot: oldest})
 	}
 }
 

@@ -16,7 +16,7 @@ func queueing(t *testing.T, n, beyond int) (*hand, []waiting) {
 	h := newHand(t, testConfig())
 	ws := ranks(n, 1, 0)
 	for i := range ws {
-		ws[i].Beyond = beyond
+		ws[i].MaxEngineQueue = beyond
 	}
 	h.do(func(l *hand) { l.setWorkers(ws) })
 	var full []waiting
@@ -57,7 +57,7 @@ func TestAnEntryAtItsDeadlineGoesToAQueueThatRenews(t *testing.T) {
 	for _, w := range all[:4] {
 		s := taken(t, w)
 		require.NotNil(t, s)
-		require.True(t, s.Beyond)
+		require.True(t, s.InEngineQueue)
 		require.True(t, s.Waits())
 		per[s.Worker]++
 		bound = append(bound, s)
@@ -68,7 +68,7 @@ func TestAnEntryAtItsDeadlineGoesToAQueueThatRenews(t *testing.T) {
 	}
 
 	status := h.status(h.at).Models[0].Workers[first.Worker]
-	require.Equal(t, []int{3, 2}, []int{status.Used, status.Beyond})
+	require.Equal(t, []int{3, 2}, []int{status.Used, status.InEngineQueue})
 	late := h.put(pool.Entry{Prompt: 10})
 	h.do(func(l *hand) { l.giveBack(first, Outcome{}) })
 	waits := 0
@@ -111,7 +111,7 @@ func TestAQueueForKVRoomIsBoundedToo(t *testing.T) {
 	ws := ranks(2, 10, 1000)
 	ws[1].Capacity = 400
 	for i := range ws {
-		ws[i].Beyond = 2
+		ws[i].MaxEngineQueue = 2
 	}
 	h.fleet(ws)
 	held := []*Slot{h.put(pool.Entry{Prompt: 500}).slotNow(t), h.put(pool.Entry{Prompt: 350}).slotNow(t),
@@ -127,7 +127,7 @@ func TestAQueueForKVRoomIsBoundedToo(t *testing.T) {
 	for _, w := range all[:2] {
 		s := w.slotNow(t)
 		require.EqualValues(t, 0, s.Worker, "the other rank can never take it")
-		require.True(t, s.Beyond)
+		require.True(t, s.InEngineQueue)
 		require.True(t, s.Waits())
 		bound = append(bound, s)
 	}
@@ -135,7 +135,7 @@ func TestAQueueForKVRoomIsBoundedToo(t *testing.T) {
 		require.ErrorIs(t, w.errNow(t), ErrExpired)
 	}
 	require.EqualValues(t, 2, count(t, h.metrics.beyond))
-	require.Equal(t, 2, h.status(h.at).Models[0].Workers[0].Beyond)
+	require.Equal(t, 2, h.status(h.at).Models[0].Workers[0].InEngineQueue)
 
 	waits := func() []bool { return []bool{bound[0].Waits(), bound[1].Waits()} }
 	h.release(held[2])
@@ -144,7 +144,7 @@ func TestAQueueForKVRoomIsBoundedToo(t *testing.T) {
 	require.Equal(t, []bool{false, true}, waits())
 	bound[1].Started()
 	require.False(t, bound[1].Waits(), "the engine knows better")
-	require.Zero(t, h.status(h.at).Models[0].Workers[0].Beyond)
+	require.Zero(t, h.status(h.at).Models[0].Workers[0].InEngineQueue)
 	h.release(bound...)
 	require.Zero(t, h.boards["m"].ranks[0].kv)
 }
@@ -155,7 +155,7 @@ func TestAnEntryAtItsDeadlineTakesARankThatCanBegin(t *testing.T) {
 	h := newHand(t, testConfig(never))
 	ws := ranks(2, 10, 1000)
 	for i := range ws {
-		ws[i].Beyond = 2
+		ws[i].MaxEngineQueue = 2
 	}
 	h.fleet(ws)
 	held := []*Slot{h.put(pool.Entry{Prompt: 950}).slotNow(t), h.put(pool.Entry{Prompt: 700}).slotNow(t)}
@@ -164,7 +164,7 @@ func TestAnEntryAtItsDeadlineTakesARankThatCanBegin(t *testing.T) {
 	h.pass(time.Second)
 	s := w.slotNow(t)
 	require.Equal(t, held[1].Worker, s.Worker)
-	require.False(t, s.Beyond)
+	require.False(t, s.InEngineQueue)
 	require.False(t, s.Waits())
 }
 
@@ -173,7 +173,7 @@ func TestAnEntryAtItsDeadlineTakesARankThatCanBegin(t *testing.T) {
 func TestALimitedRankHasNoQueue(t *testing.T) {
 	h := newHand(t, testConfig())
 	ws := ranks(1, 4, 0)
-	ws[0].Beyond, ws[0].Limit = 3, 1
+	ws[0].MaxEngineQueue, ws[0].Limit = 3, 1
 	h.fleet(ws)
 	first := h.put(pool.Entry{Prompt: 10}).slotNow(t)
 	w := h.put(pool.Entry{Prompt: 10, Deadline: h.at.Add(time.Second)})

@@ -25,8 +25,8 @@ func (b *board) bind(g *group, p *policyInUse, a policy.Assignment, now time.Tim
 		return FaultRoom
 	}
 	b.pool.Remove(w.Entry)
-	bound := Binding{Policy: p.name, Stage: a.Stage, Score: a.Score, Beyond: !p.Immediate() && r.free() <= 0}
-	if bound.Beyond { // no slot is free yet: the policy sends the entry ahead (ahead.go), and it waits in the engine's queue
+	bound := Binding{Policy: p.name, Stage: a.Stage, Score: a.Score, InEngineQueue: !p.Immediate() && r.free() <= 0}
+	if bound.InEngineQueue { // no slot is free yet: the policy sends the entry ahead (ahead.go), and it waits in the engine's queue
 		r.queued++
 	}
 	if w.Local != nil { // the rank computes the prompt itself; roundLocal only chooses ranks that have to compute leastTokens of it
@@ -48,15 +48,15 @@ func (b *board) admit(r *rank, w waitingEntry, bound Binding, now time.Time) {
 	}
 	s := slotRecord{
 		id: e.ID, key: e.Key, prefiller: e.Prefiller, prompt: w.prompt(), age: tokens(e.Age), newTokens: bound.NewTokens,
-		discard: e.Discard, waits: bound.Beyond, since: now,
+		discard: e.Discard, waits: bound.InEngineQueue, since: now,
 		// an early entry does not stray (strays.go): its prefill engine sends the KV to the rank that was chosen
-		early: e.Early, unread: e.Early || r.Mixed, strays: e.Response && r.Strays && !e.Early,
+		early: e.Early, unread: e.Early || r.Mixed, strays: e.Response && r.Unpinned && !e.Early,
 	}
 	if e.Early {
 		bound.StepMs = r.group.stepMs()
 	}
 	lacksRoom := r.Capacity > 0 && r.kv+int64(w.prompt()) > r.room()
-	bound.Full = bound.Beyond || lacksRoom || r.free() <= 0
+	bound.Full = bound.InEngineQueue || lacksRoom || r.free() <= 0
 	bound.Slot = b.charge(r, s)
 	if r.Mixed {
 		b.addPrompt(r, bound.Slot, bound.NewTokens, len(r.toCompute))

@@ -187,7 +187,7 @@ func (b *board) release(slot int32, o Outcome, generated int32, started bool, no
 	if o.Orphaned && r.present && !released.strays { // a request that strays may have left its KV on another rank
 		b.orphan(r, &released, now)
 	}
-	if o.Kept && r.present && r.Keeps > 0 {
+	if o.Kept && r.present && r.KeepsKVFor > 0 {
 		b.keep(r, &released, o.Generated, now)
 	}
 	b.promote(r)
@@ -212,7 +212,7 @@ func (b *board) countOutcome(r *rank, o Outcome) {
 	if o.Empty {
 		r.empty++
 	}
-	if o.Unsaid {
+	if o.NoUsage {
 		r.unsaid++
 	}
 }

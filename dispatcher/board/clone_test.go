@@ -44,8 +44,8 @@ func (w *twin) copied() *twin {
 		}
 	}
 	c.counts = Counts{
-		Model: "m", Tokens: slices.Clone(w.counts.Tokens), Began: slices.Clone(w.counts.Began),
-		Joined: slices.Clone(w.counts.Joined), Unheard: slices.Clone(w.counts.Unheard),
+		Model: "m", Tokens: slices.Clone(w.counts.Tokens), Started: slices.Clone(w.counts.Started),
+		FirstStep: slices.Clone(w.counts.FirstStep), MaxUnreported: slices.Clone(w.counts.MaxUnreported),
 	}
 	return c
 }
@@ -65,25 +65,26 @@ func (w *twin) ask(now time.Time) {
 	w.Status(now)
 	w.Loads()
 	w.Next()
-	w.Looks("m", now)
-	_ = w.Accepts(Settings{Policy: "jsq"})
+	w.NeedsCounts("m", now)
+	_ = w.CheckSettings(Settings{Policy: "jsq"})
 }
 
 // write notes the effects, and keeps what a caller would know.
 func (w *twin) write(effects []Effect) {
 	for _, e := range effects {
-		line := fmt.Sprint(e.Kind, e.Group, e.Policy, e.Label, e.Err, e.ID, e.Worker, e.Names, e.Bound, e.Slot, e.Pair, e.Count, e.Lasts, e.Pace,
-			e.Subject, e.Ending)
+		line := fmt.Sprint(e.Kind, e.Group, e.Policy, e.Label, e.Err, e.ID, e.Worker, e.Names, e.Bound, e.Slot, e.Pair, e.Count, e.Duration,
+			e.Pace, e.Predictor, e.Sample)
 		switch e.Kind {
 		case EffectBind:
 			line += fmt.Sprint(e.Entry.ID)
 			w.slots[e.Entry.ID] = e.Bound.Slot
 			for int(e.Bound.Slot) >= len(w.counts.Tokens) {
-				w.counts.Tokens, w.counts.Began, w.counts.Joined = append(w.counts.Tokens, 0), append(w.counts.Began, false), append(w.counts.Joined, 0)
-				w.counts.Unheard = append(w.counts.Unheard, 0)
+				w.counts.Tokens, w.counts.Started = append(w.counts.Tokens, 0), append(w.counts.Started, false)
+				w.counts.FirstStep = append(w.counts.FirstStep, 0)
+				w.counts.MaxUnreported = append(w.counts.MaxUnreported, 0)
 			}
-			w.counts.Tokens[e.Bound.Slot], w.counts.Began[e.Bound.Slot], w.counts.Joined[e.Bound.Slot] = 0, false, 0
-			w.counts.Unheard[e.Bound.Slot] = 0
+			w.counts.Tokens[e.Bound.Slot], w.counts.Started[e.Bound.Slot], w.counts.FirstStep[e.Bound.Slot] = 0, false, 0
+			w.counts.MaxUnreported[e.Bound.Slot] = 0
 			delete(w.entries, e.Entry.ID)
 		case EffectRefuse:
 			line += fmt.Sprint(e.Entry.ID)
@@ -168,7 +169,7 @@ func TestBoardsThatAreToldTheSameStayTheSame(t *testing.T) {
 			"unheard": func(*rapid.T) {
 				if id, ok := one(); ok {
 					for _, w := range both {
-						w.counts.Unheard[w.slots[id]] = 1000
+						w.counts.MaxUnreported[w.slots[id]] = 1000
 					}
 				}
 			},
@@ -177,8 +178,8 @@ func TestBoardsThatAreToldTheSameStayTheSame(t *testing.T) {
 					n := rapid.Int32Range(1, 50).Draw(t, "tokens")
 					for _, w := range both {
 						w.counts.Tokens[w.slots[id]] += n
-						w.counts.Began[w.slots[id]] = true
-						w.counts.Joined[w.slots[id]] = cmp.Or(w.counts.Joined[w.slots[id]], steps)
+						w.counts.Started[w.slots[id]] = true
+						w.counts.FirstStep[w.slots[id]] = cmp.Or(w.counts.FirstStep[w.slots[id]], steps)
 					}
 				}
 			},
@@ -191,8 +192,8 @@ func TestBoardsThatAreToldTheSameStayTheSame(t *testing.T) {
 						delete(w.slots, id)
 						o.Generated = int(w.counts.Tokens[slot])
 						return &Release{
-							Model: "m", Slot: slot, Outcome: o, Generated: w.counts.Tokens[slot], Started: w.counts.Began[slot],
-							First: w.counts.Joined[slot], Last: steps, Unheard: w.counts.unheard(slot),
+							Model: "m", Slot: slot, Outcome: o, Generated: w.counts.Tokens[slot], Started: w.counts.Started[slot],
+							First: w.counts.FirstStep[slot], Last: steps, MaxUnreported: w.counts.unheard(slot),
 						}
 					}, 0)
 				}
@@ -200,8 +201,8 @@ func TestBoardsThatAreToldTheSameStayTheSame(t *testing.T) {
 			"reached": func(t *rapid.T) {
 				if id, ok := one(); ok {
 					all(func(w *twin) Event {
-						w.counts.Began[w.slots[id]] = true
-						return Reached{"m", w.slots[id]}
+						w.counts.Started[w.slots[id]] = true
+						return FirstEvent{"m", w.slots[id]}
 					}, 0)
 				}
 			},
@@ -225,10 +226,10 @@ func TestBoardsThatAreToldTheSameStayTheSame(t *testing.T) {
 				for i := range ws {
 					ws[i].Slots, ws[i].Up = rapid.IntRange(1, 4).Draw(t, "slots"), rapid.IntRange(0, 5).Draw(t, "up") > 0
 					ws[i].Down = !ws[i].Up && rapid.Bool().Draw(t, "down")
-					ws[i].Beyond, ws[i].Engine = rapid.IntRange(0, 2).Draw(t, "beyond"), fmt.Sprint("d", i/2)
-					ws[i].Strays = rapid.Bool().Draw(t, "strays")
+					ws[i].MaxEngineQueue, ws[i].Engine = rapid.IntRange(0, 2).Draw(t, "beyond"), fmt.Sprint("d", i/2)
+					ws[i].Unpinned = rapid.Bool().Draw(t, "strays")
 					ws[i].Lists = rapid.SampledFrom([]*Names{baseOnly, withX}).Draw(t, "lists")
-					ws[i].Keeps = rapid.SampledFrom([]time.Duration{0, time.Second}).Draw(t, "keeps")
+					ws[i].KeepsKVFor = rapid.SampledFrom([]time.Duration{0, time.Second}).Draw(t, "keeps")
 					ws[i].Process = rapid.Uint64Range(0, 2).Draw(t, "process")
 				}
 				all(func(*twin) Event { return SetWorkers{ws} }, 0)
@@ -243,7 +244,7 @@ func TestBoardsThatAreToldTheSameStayTheSame(t *testing.T) {
 				key := PredictorKey{"m", predictor.KindSurvival}
 				require.NoError(t, l.Follow(key, nil))
 				for range 60 {
-					l.Learn(&FinishedSample{Model: "m", Finished: true, Prompt: 10, Output: rapid.Int32Range(1, 200).Draw(t, "output")})
+					l.Learn(&OutputSample{Model: "m", Finished: true, Prompt: 10, Output: rapid.Int32Range(1, 200).Draw(t, "output")})
 				}
 				built, _ := l.Rebuild(now)
 				all(func(w *twin) Event {
@@ -259,7 +260,7 @@ func TestBoardsThatAreToldTheSameStayTheSame(t *testing.T) {
 			},
 			"arrives": func(t *rapid.T) {
 				if id, ok := one(); ok {
-					all(func(w *twin) Event { return Reached{"m", w.slots[id]} }, 0)
+					all(func(w *twin) Event { return FirstEvent{"m", w.slots[id]} }, 0)
 				}
 			},
 			"preempted": func(t *rapid.T) {

@@ -65,22 +65,22 @@ type Worker struct {
 	Engine  string // API server that the rank is part of; a pair of a prefill engine and this engine works or fails as a whole
 	Lists   *Names // model names that a request may ask for on this rank; nil: not known, so any name
 	Slots   int    // requests that the rank decodes at one time (max_num_seqs)
-	// Beyond is how many requests may wait in the engine's own queue, without a slot or KV room. They are sent there when their hand-offs
-	// reach their deadlines, if Limit is 0. 0: none, because this engine does not make the prefill engine keep their KV for longer.
-	Beyond   int
-	Limit    int           // slots that may be used now, while the engine has just started or may run other proxies' requests; 0: all
-	Capacity int64         // KV tokens, 0 = unlimited
-	Cost     float32       // step time per KV token on this rank, as a multiple of the group's mean; 0 means 1
-	Others   int64         // KV tokens on the rank of requests that this proxy did not send: they count as load, and take room
-	Keeps    time.Duration // how long its engine keeps the KV of an answer that has ended, for the next turn of its chat; 0: it keeps none
-	Up       bool          // false: the rank takes no requests, but still takes part in its group's steps unless it is down
+	// MaxEngineQueue is how many requests may wait in the engine's own queue, without a slot or KV room. They are sent there when their
+	// hand-offs reach their deadlines, if Limit is 0. 0: none, because this engine does not make the prefill engine keep their KV for longer.
+	MaxEngineQueue int
+	Limit          int           // slots that may be used now, while the engine has just started or may run other proxies' requests; 0: all
+	Capacity       int64         // KV tokens, 0 = unlimited
+	Cost           float32       // step time per KV token on this rank, as a multiple of the group's mean; 0 means 1
+	Others         int64         // KV tokens on the rank of requests that this proxy did not send: they count as load, and take room
+	KeepsKVFor     time.Duration // how long its engine keeps the KV of an ended answer for the next turn of its chat; 0: it keeps none
+	Up             bool          // false: the rank takes no requests, but still takes part in its group's steps unless it is down
 	// Down: its engine does not answer, or goes on without this rank. The rank takes no part in the group's steps, sums and means. Up is
 	// false then.
 	Down    bool
 	Awaited bool // the rank takes no requests now, but will soon, so requests wait for it; Up is false then
 
-	// Strays: its engine runs requests of the Responses API on any of its ranks, whichever rank they name, and does not report on which.
-	Strays bool
+	// Unpinned: its engine runs requests of the Responses API on any of its ranks, whichever rank they name, and does not report on which.
+	Unpinned bool
 	// Early: its connector must know the decode rank before the prefill, so entries are bound before their prefill. All ranks of a model
 	// are early, or none is.
 	Early bool
@@ -108,8 +108,8 @@ type Config struct {
 	TickLimit time.Duration `yaml:"tick_limit"` // after a slower round, FallbackSpec decides SlowRounds rounds; 0 = DefaultTickLimit
 	StepModel StepModel     `yaml:"step_model"` // for every barrier group until its own is learned; zero: unknown
 	// Beyond is how many requests without a free slot or KV room a rank gets when their hand-offs reach their deadline. They wait in the
-	// engine's own queue. The boards read only Worker.Beyond, which the fleet sets to this number for engines that make prefill engines
-	// keep the KV of queued requests.
+	// engine's own queue. The boards read only Worker.MaxEngineQueue, which the fleet sets to this number for engines that make prefill
+	// engines keep the KV of queued requests.
 	Beyond int              `yaml:"beyond_slots"`
 	Twin   verdict.Policies `yaml:"twin"` // policies that are compared with the present one, by replaying the last minutes under each
 

@@ -17,8 +17,8 @@ type Settings struct {
 	Predictor PredictorConfig // with Fit nil, what was learned stays
 }
 
-// Accepts returns the error with which the boards would reject these Settings as an event, and changes nothing.
-func (l *Boards) Accepts(s Settings) error {
+// CheckSettings returns the error with which the boards would reject these Settings as an event, and changes nothing.
+func (l *Boards) CheckSettings(s Settings) error {
 	_, _, err := l.examine(s)
 	return err
 }

@@ -5,12 +5,12 @@ import "math"
 // Explanation shows why a rank was chosen for an entry: the state of the round, and the ranks that were nearly as good. Slots have traces
 // if Config.Explain is set.
 type Explanation struct {
-	Tick     uint64
-	Waiting  int   // entries that the policy saw in the round, with this entry
-	KVTokens int64 // KV tokens of the chosen rank before the round
-	Fullest  int64 // KV tokens of the group's fullest rank before the round
-	Able     int   // how many ranks could have taken the entry
-	Less     bool  // smaller scores are better
+	Tick          uint64
+	Waiting       int   // entries that the policy saw in the round, with this entry
+	KVTokens      int64 // KV tokens of the chosen rank before the round
+	Fullest       int64 // KV tokens of the group's fullest rank before the round
+	Able          int   // how many ranks could have taken the entry
+	LowerIsBetter bool  // smaller scores are better
 
 	best  [mostAlternatives]Alternative
 	count int
@@ -67,7 +67,7 @@ func (e *Explanation) before(a, b *Alternative) bool {
 	switch {
 	case math.IsNaN(a.Score) || a.Score == b.Score: // without scores, all are NaN
 		return a.KVTokens < b.KVTokens
-	case e.Less:
+	case e.LowerIsBetter:
 		return a.Score < b.Score
 	}
 	return a.Score > b.Score

@@ -15,7 +15,7 @@ func TestGroundsNameTheBestAndTheChosen(t *testing.T) {
 			all[i] = Alternative{Worker: int32(i), Score: float64(rapid.IntRange(-5, 5).Draw(t, "score")), KVTokens: int64(i)}
 		}
 		chosen := int32(rapid.IntRange(0, len(all)-1).Draw(t, "chosen"))
-		e := &Explanation{Less: rapid.Bool().Draw(t, "less")}
+		e := &Explanation{LowerIsBetter: rapid.Bool().Draw(t, "less")}
 		for _, c := range all {
 			e.Keep(c, chosen)
 		}

@@ -22,21 +22,21 @@ type Effect struct {
 
 	Entry *pool.Entry // EffectBind, EffectRefuse
 	Bound Binding
-	Slot  int32 // EffectBegins
+	Slot  int32 // EffectLeftEngineQueue
 
 	Round *Round // EffectRound: valid until the next event
 
-	Pair    Link // EffectQuarantine
-	Count   int
-	Thought float64 // EffectThought: tokens that the board had estimated for the answer before its engine reported them
-	Lasts   time.Duration
-	Pace    Throughput   // EffectPace
-	Named   []Throughput // EffectPace: for the names of the last EffectNames, in their order. Valid until the next event
-	Listed  []string     // EffectNames
+	Pair            Link // EffectQuarantine
+	Count           int
+	EstimatedTokens float64 // EffectEstimate: tokens that the board had estimated for the answer before its engine reported them
+	Duration        time.Duration
+	Pace            Throughput   // EffectPace
+	Named           []Throughput // EffectPace: for the names of the last EffectNames, in their order. Valid until the next event
+	Listed          []string     // EffectNames
 
-	Subject PredictorKey   // EffectSubject
-	Fit     *predictor.Fit // EffectSubject, EffectFit: what learning starts from; nil: from nothing
-	Ending  FinishedSample // EffectEnding
+	Predictor PredictorKey   // EffectNewPredictor
+	Fit       *predictor.Fit // EffectNewPredictor, EffectFit: what learning starts from; nil: from nothing
+	Sample    OutputSample   // EffectOutputSample
 }
 
 // GroupKey identifies a group: ranks of one model that step together, or all ranks of the model
@@ -51,31 +51,31 @@ type EffectKind uint8
 
 // The kinds of effects.
 const (
-	EffectBind       EffectKind = iota // an entry has a slot
-	EffectRefuse                       // an entry gets no slot
-	EffectBegins                       // a request leaves the engine's own queue, as far as the board can tell
-	EffectRound                        // a policy has decided
-	EffectInvalid                      // an assignment was not bound, because it breaks a hard limit
-	EffectNotOffered                   // for a prompt without a hand-off, the policy chose a rank that may not compute it
-	EffectFallback                     // the fallback decides for a policy that failed or was slow
-	EffectSent                         // held requests went to mixed ranks of the group Label together; Count ranks have prompts to compute
-	EffectBeyond                       // an entry was bound to an engine's own queue
-	EffectQuarantine                   // hand-offs avoid a pair of a prefill and a decode engine from now on
-	EffectSpared                       // a rank has refused several requests in a row, and gets none for the time Lasts
-	EffectUnspared                     // a rank that was spared takes requests again
-	EffectSteered                      // a policy chose a quarantined pair; Label is a Steer constant, what became of the assignment
-	EffectDuplicate                    // two workers have one ID
-	EffectPace                         // a tick is over, and the board has this Pace now
-	EffectNames                        // Listed are now the names that only some ranks of the board list
-	EffectWatch                        // Count is how many pairs are suspected now, plus how many ranks refuse requests
-	EffectPolicy                       // another policy is in force
-	EffectRest                         // no request of a group decodes any more
-	EffectLeastStep                    // Lasts is now the shortest time that counts as a step of the group
-	EffectSubject                      // begin to learn a subject
-	EffectFit                          // all subjects start anew from another fit
-	EffectEnding                       // a request has left its rank, and Ending is what predictors learn from it
-	// an answer whose tokens the engine reported only at its end has Count tokens; the board had estimated Thought
-	EffectThought
+	EffectBind             EffectKind = iota // an entry has a slot
+	EffectRefuse                             // an entry gets no slot
+	EffectLeftEngineQueue                    // a request leaves the engine's own queue, as far as the board can tell
+	EffectRound                              // a policy has decided
+	EffectInvalid                            // an assignment was not bound, because it breaks a hard limit
+	EffectNotOffered                         // for a prompt without a hand-off, the policy chose a rank that may not compute it
+	EffectFallback                           // the fallback decides for a policy that failed or was slow
+	EffectSent                               // held requests went to mixed ranks of the group Label together; Count ranks now have prompts
+	EffectInEngineQueue                      // an entry was bound to an engine's own queue
+	EffectQuarantine                         // hand-offs avoid a pair of a prefill and a decode engine from now on
+	EffectSpared                             // a rank has refused several requests in a row, and gets none for the time Duration
+	EffectUnspared                           // a rank that was spared takes requests again
+	EffectSteered                            // a policy chose a quarantined pair; Label is a Steer constant, what became of the assignment
+	EffectDuplicate                          // two workers have one ID
+	EffectPace                               // a tick is over, and the board has this Pace now
+	EffectNames                              // Listed are now the names that only some ranks of the board list
+	EffectWatchFirstEvents                   // Count is how many pairs are suspected now, plus how many ranks refuse requests
+	EffectPolicy                             // another policy is in force
+	EffectGroupIdle                          // no request of a group decodes any more
+	EffectLeastStep                          // Duration is now the shortest time that counts as a step of the group
+	EffectNewPredictor                       // begin to learn a subject
+	EffectFit                                // all subjects start anew from another fit
+	EffectOutputSample                       // a request has left its rank, and Sample is what predictors learn from it
+	// an answer whose tokens the engine reported only at its end has Count tokens; the board had estimated EstimatedTokens
+	EffectEstimate
 	EffectGroup     // a group has its first rank; Label is its name
 	EffectGroupGone // a group has lost its last rank
 	EffectGone      // a board has neither ranks nor entries any more, and is removed
@@ -112,8 +112,8 @@ type PredictorKey struct {
 	Kind  predictor.Kind
 }
 
-// FinishedSample is a request that left its rank.
-type FinishedSample struct {
+// OutputSample is a request that left its rank.
+type OutputSample struct {
 	Model          string
 	Finished       bool // the engine ended the answer; false: it was cut off, so its full length is not known (right-censored)
 	Prompt, Output int32

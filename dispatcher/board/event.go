@@ -27,13 +27,13 @@ type Withdraw struct{ Entry *pool.Entry }
 
 // Release gives a slot back.
 type Release struct {
-	Model       string
-	Slot        int32
-	Outcome     Outcome
-	Generated   int32  // tokens that the stream has brought
-	Started     bool   // the first event of the stream has come
-	First, Last uint32 // numbers of the group's steps that brought its first and its last tokens; 0: no token came
-	Unheard     int32  // see Counts.Unheard
+	Model         string
+	Slot          int32
+	Outcome       Outcome
+	Generated     int32  // tokens that the stream has brought
+	Started       bool   // the first event of the stream has come
+	First, Last   uint32 // numbers of the group's steps that brought its first and its last tokens; 0: no token came
+	MaxUnreported int32  // see Counts.MaxUnreported
 }
 
 // Outcome says how a request left its rank, and what this shows about the rank's engine.
@@ -42,8 +42,8 @@ type Outcome struct {
 	Generated int // tokens that this rank generated; a resumed answer may have more from other ranks
 	// Empty: the answer is whole, and its engine ended it without any text.
 	Empty bool
-	// Unsaid: the answer is whole, and its engine reported no token usage.
-	Unsaid bool
+	// NoUsage: the answer is whole, and its engine reported no token usage.
+	NoUsage bool
 	// Refused: the engine answered with 429 or 503 and did not take the request.
 	Refused bool
 	// Lost: the engine took the request, but its first event did not come. If other hand-offs of both engines work, the connection between
@@ -53,7 +53,7 @@ type Outcome struct {
 	// finish writing them. The board counts their room as taken until the engine restarts, or its gauges show that it uses less KV
 	// (Gauged).
 	Orphaned bool
-	// Kept: the engine keeps the KV of this request for the next turn of its chat, if it keeps KV of answers at all (Worker.Keeps).
+	// Kept: the engine keeps the KV of this request for the next turn of its chat, if it keeps KV of answers at all (Worker.KeepsKVFor).
 	Kept bool
 }
 
@@ -81,8 +81,8 @@ type Rerouted struct {
 	Prefiller string
 }
 
-// Reached reports that the first event of a slot has come: its engine took the request and, if it has a hand-off, the KV arrived.
-type Reached struct {
+// FirstEvent reports that the first event of a slot has come: its engine took the request and, if it has a hand-off, the KV arrived.
+type FirstEvent struct {
 	Model string
 	Slot  int32
 }
@@ -101,8 +101,9 @@ type Step struct {
 	Length time.Duration
 }
 
-// Law sets how long steps of a group take, and no model of them is learned. Only the simulator and the twin, which make the steps, know it.
-type Law struct {
+// SetStepModel sets the model of a group's steps, so that none is learned. Only the simulator and the twin know the model: they make the
+// steps.
+type SetStepModel struct {
 	Group GroupKey
 	StepModel
 
@@ -115,8 +116,8 @@ type SetWorkers struct{ Workers []Worker }
 // Preempted reports that the engine of a worker ran out of KV room and preempted a request.
 type Preempted struct{ Worker int32 }
 
-// Learned are the tables that were built for a subject.
-type Learned struct {
+// TablesBuilt are the tables that were built for a subject.
+type TablesBuilt struct {
 	Subject PredictorKey
 	*Tables
 }
@@ -131,12 +132,12 @@ type SetFit struct{ Fit *predictor.Fit }
 // and for the rounds that this event causes. For an event without Counts, the board uses the progress that it read last. A slot beyond the
 // end of a list was bound later, and has no progress yet.
 type Counts struct {
-	Model  string
-	Tokens []int32  // generated
-	Began  []bool   // the first event has come
-	Joined []uint32 // number of the group's step that brought the first tokens; 0: no token has come
+	Model     string
+	Tokens    []int32  // generated
+	Started   []bool   // the first event has come
+	FirstStep []uint32 // number of the group's step that brought the first tokens; 0: no token has come
 
-	Unheard []int32 // upper bound of the tokens of an answer whose engine reports them only at its end; 0: it reports them as they come
+	MaxUnreported []int32 // upper bound of the tokens of an answer whose engine reports them only at its end; 0: it reports them as they come
 }
 
 // Tick ends the waits of a board that are over. If an event since the last Tick may let an entry in, it also makes the board decide. All
@@ -162,8 +163,8 @@ func (c *Counts) generated(slot int32) int32 {
 
 // step returns the number of the step that brought the first tokens of a slot; 0: no token has come.
 func (c *Counts) step(slot int32) uint32 {
-	if c != nil && int(slot) < len(c.Joined) {
-		return c.Joined[slot]
+	if c != nil && int(slot) < len(c.FirstStep) {
+		return c.FirstStep[slot]
 	}
 	return 0
 }
@@ -171,11 +172,11 @@ func (c *Counts) step(slot int32) uint32 {
 // unheard returns the upper bound of the tokens of a slot's answer, if its engine reports them only at its end; 0: it reports them as they
 // come.
 func (c *Counts) unheard(slot int32) int32 {
-	if int(slot) < len(c.Unheard) {
-		return c.Unheard[slot]
+	if int(slot) < len(c.MaxUnreported) {
+		return c.MaxUnreported[slot]
 	}
 	return 0
 }
 
 // started says whether the first event of a slot has come.
-func (c *Counts) started(slot int32) bool { return int(slot) < len(c.Began) && c.Began[slot] }
+func (c *Counts) started(slot int32) bool { return int(slot) < len(c.Started) && c.Started[slot] }

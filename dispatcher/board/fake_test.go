@@ -58,7 +58,7 @@ type hand struct {
 	watched  int
 	pulses   map[GroupKey]*beat
 	learner  Learner
-	finished []FinishedSample
+	finished []OutputSample
 	shown    *Round // copies of rounds, if it is there
 	metrics  counted
 
@@ -147,7 +147,7 @@ func (h *hand) do(queue ...command) {
 		c(h)
 	}
 	for _, b := range h.inOrder {
-		if h.Looks(b.model, h.at) {
+		if h.NeedsCounts(b.model, h.at) {
 			h.count()
 		}
 		h.tick.Model = b.model
@@ -164,15 +164,15 @@ func (h *hand) pass(d time.Duration) {
 func (h *hand) count() {
 	c := &h.counts
 	if grow := len(h.slots) - len(c.Tokens); grow > 0 {
-		c.Tokens, c.Began, c.Joined = append(c.Tokens, make([]int32, grow)...), append(c.Began, make([]bool, grow)...),
-			append(c.Joined, make([]uint32, grow)...)
-		c.Unheard = append(c.Unheard, make([]int32, grow)...)
+		c.Tokens, c.Started, c.FirstStep = append(c.Tokens, make([]int32, grow)...), append(c.Started, make([]bool, grow)...),
+			append(c.FirstStep, make([]uint32, grow)...)
+		c.MaxUnreported = append(c.MaxUnreported, make([]int32, grow)...)
 	}
 	for i, s := range h.slots {
 		if s != nil {
-			c.Tokens[i], c.Began[i], c.Joined[i], c.Unheard[i] = s.generated.Load(), s.started, s.first, s.unheard
+			c.Tokens[i], c.Started[i], c.FirstStep[i], c.MaxUnreported[i] = s.generated.Load(), s.started, s.first, s.unheard
 		} else {
-			c.Tokens[i], c.Began[i], c.Joined[i], c.Unheard[i] = 0, false, 0, 0
+			c.Tokens[i], c.Started[i], c.FirstStep[i], c.MaxUnreported[i] = 0, false, 0, 0
 		}
 	}
 	h.Apply(c, h.at)
@@ -184,7 +184,7 @@ func (h *hand) carryOut(effects []Effect) {
 		case EffectBind:
 			w := h.waiting[e.Entry]
 			s := w.slot
-			s.Binding, s.key, s.index, s.waits = e.Bound, e.Group, e.Bound.Slot, e.Bound.Beyond
+			s.Binding, s.key, s.index, s.waits = e.Bound, e.Group, e.Bound.Slot, e.Bound.InEngineQueue
 			if grow := int(s.index) + 1 - len(h.slots); grow > 0 {
 				h.slots = append(h.slots, make([]*Slot, grow)...)
 			}
@@ -194,7 +194,7 @@ func (h *hand) carryOut(effects []Effect) {
 		case EffectRefuse:
 			h.waiting[e.Entry].result <- Result{Err: e.Err}
 			delete(h.waiting, e.Entry)
-		case EffectBegins:
+		case EffectLeftEngineQueue:
 			h.slots[e.Slot].waits = false
 		case EffectRound:
 			if h.shown != nil {
@@ -204,27 +204,27 @@ func (h *hand) carryOut(effects []Effect) {
 			h.metrics.invalid[e.Label]++
 		case EffectFallback:
 			h.metrics.fallbacks[e.Label]++
-		case EffectThought:
-			h.metrics.thought = append(h.metrics.thought, e.Thought/float64(e.Count))
-		case EffectBeyond:
+		case EffectEstimate:
+			h.metrics.thought = append(h.metrics.thought, e.EstimatedTokens/float64(e.Count))
+		case EffectInEngineQueue:
 			h.metrics.beyond++
 		case EffectSteered:
 			h.metrics.steered[e.Label]++
 		case EffectPace:
 			h.pace = e.Pace
-		case EffectWatch:
+		case EffectWatchFirstEvents:
 			h.watched = e.Count
-		case EffectSubject:
-			_ = h.learner.Follow(e.Subject, e.Fit)
+		case EffectNewPredictor:
+			_ = h.learner.Follow(e.Predictor, e.Fit)
 		case EffectFit:
 			h.learner.Load(e.Fit)
-		case EffectEnding:
-			h.finished = append(h.finished, e.Ending)
+		case EffectOutputSample:
+			h.finished = append(h.finished, e.Sample)
 		case EffectGroup:
 			h.pulses[e.Group] = &beat{number: 1}
 		case EffectGroupGone:
 			delete(h.pulses, e.Group)
-		case EffectRest:
+		case EffectGroupIdle:
 			h.pulses[e.Group].at = time.Time{}
 		}
 	}
@@ -260,7 +260,7 @@ func (h *hand) giveBack(s *Slot, o Outcome) {
 	h.count()
 	h.slots[s.index] = nil
 	h.apply(&Release{Model: s.key.Model, Slot: s.index, Outcome: o, Generated: s.generated.Load(), Started: s.started, First: s.first,
-		Last: s.last, Unheard: s.unheard})
+		Last: s.last, MaxUnreported: s.unheard})
 }
 
 func (h *hand) status(now time.Time) Status {
@@ -361,7 +361,7 @@ func (s *Slot) Started() {
 	if s.h.watched > 0 {
 		s.h.told = append(s.h.told, func(h *hand) {
 			if h.slots[s.index] == s {
-				h.apply(Reached{s.key.Model, s.index})
+				h.apply(FirstEvent{s.key.Model, s.index})
 			}
 		})
 	}

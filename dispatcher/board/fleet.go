@@ -55,7 +55,7 @@ func (b *board) update(r *rank, w Worker) {
 	}
 	w.Process = cmp.Or(w.Process, r.Process) // the last known process stays, to be compared with the next one
 	r.Worker, r.present = w, true
-	if w.Keeps > 0 {
+	if w.KeepsKVFor > 0 {
 		r.kept.Reserve()
 	} else {
 		b.giveUp(r.kept.Clear())
@@ -66,7 +66,7 @@ func (b *board) update(r *rank, w Worker) {
 
 // reserve allocates the lists of a rank now, so that the tick allocates nothing.
 func (r *rank) reserve() {
-	most := r.Slots + r.Beyond // requests that the rank may have at one time
+	most := r.Slots + r.MaxEngineQueue // requests that the rank may have at one time
 	if missing := most - len(r.slots); missing > 0 {
 		r.slots = slices.Grow(r.slots, missing)
 		r.running = slices.Grow(r.running, missing) // it is as long as slots

@@ -23,7 +23,7 @@ func realConfig(spec string) Config {
 // teach has so many outputs learned and their tables in force.
 func (h *hand) teach(outputs []int32) {
 	for _, o := range outputs {
-		h.finished = append(h.finished, FinishedSample{Model: "m", Finished: true, Prompt: 100, Output: o})
+		h.finished = append(h.finished, OutputSample{Model: "m", Finished: true, Prompt: 100, Output: o})
 	}
 	h.learn()
 }
@@ -158,8 +158,8 @@ func TestRequestsThatRecurArePredictedByTheirKey(t *testing.T) {
 	h := newHand(t, realConfig("brh:horizon=40,predictor=exact"))
 	h.fleet(ranks(1, 9, 0))
 	for range 20 {
-		h.finished = append(h.finished, FinishedSample{Model: "m", Finished: true, Prompt: 9, Output: 12, Key: 7})
-		h.finished = append(h.finished, FinishedSample{Model: "m", Finished: true, Prompt: 9, Output: 900, Key: 8})
+		h.finished = append(h.finished, OutputSample{Model: "m", Finished: true, Prompt: 9, Output: 12, Key: 7})
+		h.finished = append(h.finished, OutputSample{Model: "m", Finished: true, Prompt: 9, Output: 900, Key: 8})
 	}
 	h.learn()
 	short, long := h.put(pool.Entry{Key: 7}).slotNow(t), h.put(pool.Entry{Key: 8}).slotNow(t)

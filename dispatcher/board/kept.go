@@ -15,7 +15,7 @@ func (b *board) keep(r *rank, s *slotRecord, generated int, now time.Time) {
 		return
 	}
 	for _, other := range r.engine { // the request ran on one of these ranks, but the engine did not report on which
-		if other.Keeps > 0 {
+		if other.KeepsKVFor > 0 {
 			b.keepOn(other, tokens/int64(len(r.engine)), now)
 		}
 	}
@@ -23,7 +23,7 @@ func (b *board) keep(r *rank, s *slotRecord, generated int, now time.Time) {
 
 func (b *board) keepOn(r *rank, tokens int64, now time.Time) {
 	b.slots.kept += tokens
-	b.giveUp(r.kept.Add(tokens, now, r.Keeps))
+	b.giveUp(r.kept.Add(tokens, now, r.KeepsKVFor))
 	if next := r.kept.Next(); b.keptUntil.IsZero() || next.Before(b.keptUntil) {
 		b.keptUntil = next
 	}
@@ -35,7 +35,7 @@ func (b *board) giveUp(tokens int64) {
 	b.changed = b.changed || tokens > 0
 }
 
-// expireKept stops counting the KV that engines have kept for their full time (Worker.Keeps) and now free.
+// expireKept stops counting the KV that engines have kept for their full time (Worker.KeepsKVFor) and now free.
 func (b *board) expireKept(now time.Time) {
 	if b.keptUntil.IsZero() || now.Before(b.keptUntil) {
 		return

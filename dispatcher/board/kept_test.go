@@ -16,7 +16,7 @@ const keeps = 480 * time.Second
 // keeping is a fleet whose engines keep the KV of answers.
 func keeping(ws []Worker) []Worker {
 	for i := range ws {
-		ws[i].Keeps, ws[i].Process = keeps, 7
+		ws[i].KeepsKVFor, ws[i].Process = keeps, 7
 	}
 	return ws
 }
@@ -40,7 +40,7 @@ func TestWhatAnEngineKeepsHasItsRoomUntilItsTime(t *testing.T) {
 		}, 0},
 		{"its engine keeps nothing now", func(h *hand) {
 			next := slices.Clone(fleet)
-			next[0].Keeps = 0
+			next[0].KeepsKVFor = 0
 			h.fleet(next)
 		}, 0},
 		{"it left the fleet", func(h *hand) {
@@ -73,13 +73,13 @@ func TestOnlyWhatIsAnsweredIsKept(t *testing.T) {
 func TestAPromptMayWaitInTheEngineForWhatItKeeps(t *testing.T) {
 	h := newHand(t, realConfig("pjsq-kv:watermark=0"))
 	fleet := keeping(ranks(1, 4, 1000))
-	fleet[0].Beyond = 1
+	fleet[0].MaxEngineQueue = 1
 	h.fleet(fleet)
 	h.answered(h.put(pool.Entry{Prompt: 800}).slotNow(t), 1)
 	waits := h.put(pool.Entry{Prompt: 900, Deadline: h.at.Add(10 * time.Second)})
 	require.True(t, waits.waits())
 	h.pass(10 * time.Second)
-	require.True(t, waits.slotNow(t).Beyond, "its queue renews the hold of the hand-off")
+	require.True(t, waits.slotNow(t).InEngineQueue, "its queue renews the hold of the hand-off")
 }
 
 func TestKeepingDoesNotTouchTheHeap(t *testing.T) {
@@ -106,7 +106,7 @@ func TestWhatIsKeptAndGivenUpAgree(t *testing.T) {
 		h := newHand(t, testConfig())
 		fleet := keeping(ranks(3, 3, 2000))
 		for i := range fleet {
-			fleet[i].Engine, fleet[i].Strays = "d", true
+			fleet[i].Engine, fleet[i].Unpinned = "d", true
 		}
 		h.fleet(fleet)
 		var all requests

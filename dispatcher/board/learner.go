@@ -53,7 +53,7 @@ func (s *student) start(fit *predictor.Fit) error {
 }
 
 // Learn updates all predictors of the model of a request that has left its rank.
-func (l *Learner) Learn(sample *FinishedSample) {
+func (l *Learner) Learn(sample *OutputSample) {
 	for _, s := range l.students {
 		switch {
 		case s.Model != sample.Model: // the length says nothing about other models
@@ -67,11 +67,11 @@ func (l *Learner) Learn(sample *FinishedSample) {
 }
 
 // Rebuild builds the tables that are due. more says whether tables will become due later even if no other request finishes.
-func (l *Learner) Rebuild(now time.Time) (built []Learned, more bool) {
+func (l *Learner) Rebuild(now time.Time) (built []TablesBuilt, more bool) {
 	for _, s := range l.students {
 		if p, survival, due := s.online.Rebuild(now); due {
 			s.fresh = false
-			built = append(built, Learned{s.PredictorKey, &Tables{
+			built = append(built, TablesBuilt{s.PredictorKey, &Tables{
 				predictor: p, survival: survival, counts: s.online.Counts(), drift: s.online.Drift(), fromFit: s.online.DriftFromFit(),
 			}})
 		}

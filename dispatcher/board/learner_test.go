@@ -139,7 +139,7 @@ func TestAResumedRequestIsLearnedWhole(t *testing.T) {
 	h.fleet(ranks(1, 1, 0))
 	s := h.put(pool.Entry{Prompt: 130, Age: 100}).slotNow(t)
 	h.giveBack(s, Outcome{Kind: Finished, Generated: 20})
-	require.Equal(t, []FinishedSample{{Model: "m", Finished: true, Prompt: 30, Output: 120}}, h.finished)
+	require.Equal(t, []OutputSample{{Model: "m", Finished: true, Prompt: 30, Output: 120}}, h.finished)
 }
 
 func TestTheAuditSeesALostCharge(t *testing.T) {

@@ -28,7 +28,7 @@ func onMixed(t tb, spec string, fleet []Worker) *hand {
 	h := newHand(t, realConfig(spec))
 	h.fleet(mixed(fleet))
 	if len(fleet) > 0 {
-		h.apply(Law{Group: GroupKey{"m", "main", true}, StepModel: law})
+		h.apply(SetStepModel{Group: GroupKey{"m", "main", true}, StepModel: law})
 		h.manyWait()
 	}
 	return h
@@ -178,7 +178,7 @@ func TestWhereThereIsAnIntervalOtherStepsComputeNothing(t *testing.T) {
 
 func TestALawWithoutAPriceOfPromptsHoldsNothing(t *testing.T) {
 	h := onMixed(t, "evenkeel", ranks(2, 8, 0))
-	h.apply(Law{Group: GroupKey{"m", "main", true}, StepModel: StepModel{C0Ms: 10, C1Ms: 1e-4}})
+	h.apply(SetStepModel{Group: GroupKey{"m", "main", true}, StepModel: StepModel{C0Ms: 10, C1Ms: 1e-4}})
 	h.decode(t, 8)
 	require.NoError(t, h.setPolicy("evenkeel"))
 	first := h.put(pool.Entry{Prompt: 3000}).slotNow(t)
@@ -191,7 +191,7 @@ func TestAMixedRankGetsNothingBeyondItsSlots(t *testing.T) {
 	for _, spec := range []string{"evenkeel", "pjsq-kv", "br0", "brh"} {
 		t.Run(spec, func(t *testing.T) {
 			fleet := ranks(1, 3, 0)
-			fleet[0].Beyond = 5
+			fleet[0].MaxEngineQueue = 5
 			h := onMixed(t, spec, fleet)
 			for range 3 {
 				h.put(pool.Entry{Prompt: 10}).slotNow(t)
@@ -261,7 +261,7 @@ func fullOfMixed(tb testing.TB) *hand {
 	cfg := realConfig("prr")
 	h := newHand(tb, cfg)
 	h.fleet(mixed(ranks(ranksN, slots, 400_000)))
-	h.apply(Law{Group: GroupKey{"m", "main", true}, StepModel: law})
+	h.apply(SetStepModel{Group: GroupKey{"m", "main", true}, StepModel: law})
 	rng := rand.New(rand.NewPCG(1, 2))
 	prompt := func() pool.Entry { return pool.Entry{Prompt: 100 + rng.IntN(8000)} }
 	for i, w := range h.putAll(ranksN*slots, prompt) {

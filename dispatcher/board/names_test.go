@@ -220,7 +220,7 @@ func TestAQueueBeyondTheSlotsIsOfARankThatListsTheName(t *testing.T) {
 	h := newHand(t, testConfig())
 	ws := naming(ranks(2, 1, 0), baseOnly, withX)
 	for i := range ws {
-		ws[i].Beyond = 4
+		ws[i].MaxEngineQueue = 4
 	}
 	h.fleet(ws)
 	for range 2 {
@@ -231,7 +231,7 @@ func TestAQueueBeyondTheSlotsIsOfARankThatListsTheName(t *testing.T) {
 	h.pass(time.Second)
 	s := w.slotNow(t)
 	require.EqualValues(t, 1, s.Worker, "though 0 has a free slot")
-	require.True(t, s.Beyond)
+	require.True(t, s.InEngineQueue)
 }
 
 // Whatever engines list, and whenever that changes: a request gets a slot of a rank that lists its name, or an error, and the board

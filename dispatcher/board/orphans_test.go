@@ -111,7 +111,7 @@ func TestOrphansAreCountedOnce(t *testing.T) {
 		h := newHand(t, cfg)
 		fleet := early(ranks(3, 3, 500))
 		for i := range fleet {
-			fleet[i].Process, fleet[i].Engine, fleet[i].Strays = 1, "d", true
+			fleet[i].Process, fleet[i].Engine, fleet[i].Unpinned = 1, "d", true
 		}
 		h.fleet(fleet)
 		want := map[int32][]int64{} // orphans of each rank, by our own count

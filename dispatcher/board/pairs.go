@@ -74,7 +74,7 @@ func (b *board) consider(link Link, health *linkHealth, now time.Time) {
 
 // quarantined emits that a pair is avoided from now on.
 func (b *board) quarantined(link Link, health *linkHealth) {
-	b.emit(Effect{Kind: EffectQuarantine, Pair: link, Count: health.failures, Lasts: health.circuit.Out()})
+	b.emit(Effect{Kind: EffectQuarantine, Pair: link, Count: health.failures, Duration: health.circuit.Out()})
 }
 
 // reached records that a hand-off between the engines of a pair has worked. This shows that both engines work: if another suspected pair
@@ -109,7 +109,7 @@ func (p *pairs) forget(now time.Time) {
 	}
 }
 
-// countPairs counts the quarantined pairs, and emits EffectWatch (see watch).
+// countPairs counts the quarantined pairs, and emits EffectWatchFirstEvents (see watch).
 func (b *board) countPairs() {
 	p := &b.pairs
 	b.watch()

@@ -118,7 +118,7 @@ func (b *board) source(needs policy.Requirements) *known {
 	if s == nil {
 		s = &known{PredictorKey: key, Tables: noTables()}
 		b.subjects[key] = s
-		b.emit(Effect{Kind: EffectSubject, Subject: key, Fit: b.fit})
+		b.emit(Effect{Kind: EffectNewPredictor, Predictor: key, Fit: b.fit})
 	}
 	return s
 }
@@ -173,7 +173,7 @@ func (b *board) learn(s *slotRecord, o Outcome) {
 	s.rank.group.forecast.Ended(s.rank.slots[s.pos], s.id, finished, output)
 	if s.rank.group.chosen.source != nil { // the group's policy reads tables of output lengths
 		b.emit(Effect{
-			Kind: EffectEnding, Ending: FinishedSample{Model: b.model, Finished: finished, Prompt: s.prompt - s.age, Output: output, Key: s.key},
+			Kind: EffectOutputSample, Sample: OutputSample{Model: b.model, Finished: finished, Prompt: s.prompt - s.age, Output: output, Key: s.key},
 		})
 	}
 }

@@ -27,7 +27,7 @@ func TestTheSlotTableEqualsARecount(t *testing.T) {
 		fleet := ranks(4, 2, 200)
 		fleet[2].Group, fleet[3].Group = "other", "other"
 		for i := range fleet {
-			fleet[i].Strays = rapid.Bool().Draw(rt, "strays")
+			fleet[i].Unpinned = rapid.Bool().Draw(rt, "strays")
 			fleet[i].Engine = rapid.SampledFrom([]string{"", "e0", "e1"}).Draw(rt, "engine")
 		}
 		most := map[int32]int{} // slots a rank ever had since it was last empty

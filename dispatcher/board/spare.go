@@ -16,7 +16,7 @@ func (b *board) updateRefusals(s *slotRecord, refused bool, now time.Time) {
 	case refused:
 		if r.refusals.Fail(s.id, now) {
 			b.changed = true
-			b.emit(Effect{Kind: EffectSpared, Group: GroupKey{Model: b.model}, Names: [2]string{r.Name}, Lasts: r.refusals.Out()})
+			b.emit(Effect{Kind: EffectSpared, Group: GroupKey{Model: b.model}, Names: [2]string{r.Name}, Duration: r.refusals.Out()})
 		}
 		b.watch()
 	case s.started:
@@ -55,7 +55,7 @@ func (b *board) watch() {
 			b.refusing++
 		}
 	}
-	b.emit(Effect{Kind: EffectWatch, Group: GroupKey{Model: b.model}, Count: len(b.pairs.links) + b.refusing})
+	b.emit(Effect{Kind: EffectWatchFirstEvents, Group: GroupKey{Model: b.model}, Count: len(b.pairs.links) + b.refusing})
 }
 
 // spare sets which ranks get no requests from now on (rank.spared), and the time at which the first of them may be tried (wakeSpared). If

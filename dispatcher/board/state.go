@@ -157,7 +157,7 @@ type group struct {
 	recent         recent
 	rate           tokenRate
 	steps          step.Times        // what the group's steps have taught
-	lawWeights     *step.RequestCost // weights of a Law event; nil: there was none, and they follow from steps
+	lawWeights     *step.RequestCost // weights of a SetStepModel event; nil: there was none, and they follow from steps
 	stepRanks      []step.Rank       // memory of inStep: what the ranks did in a step
 	last           Step              // last step that was reported; see takeSteps
 	departedTokens int64             // tokens of all released requests that were in a step
@@ -261,19 +261,19 @@ type Throughput struct {
 
 // Binding says which slot an entry got, and how.
 type Binding struct {
-	Slot       int32 // index of the slot in the board
-	Worker     int32
-	WorkerName string
-	Group      string // Worker.Group
-	Policy     string // name of the policy that decided; the fallback's if that decided
-	Stage      uint8  // Assignment.Stage, the part of the policy that chose: 0 the starvation guard, 1 one by one, 2 sets of entries
-	Score      float64
-	Wait       time.Duration // in the pool
-	Beyond     bool          // the rank has no slot or no KV room for the entry yet, so it waits in the engine's queue
-	Full       bool          // the rank has no slot or no KV room for the entry; unlike Beyond, also set if an immediate policy chose the rank
-	NewTokens  int32         // prompt tokens that the rank has to compute; 0: the KV comes from a prefill engine
-	Held       time.Duration // the part of Wait in which the policy held the entry back, to send it together with others
-	Step       uint32        // number of the group's step that was reported last; 0: none was
+	Slot          int32 // index of the slot in the board
+	Worker        int32
+	WorkerName    string
+	Group         string // Worker.Group
+	Policy        string // name of the policy that decided; the fallback's if that decided
+	Stage         uint8  // Assignment.Stage, the part of the policy that chose: 0 the starvation guard, 1 one by one, 2 sets of entries
+	Score         float64
+	Wait          time.Duration // in the pool
+	InEngineQueue bool          // the rank has no slot or no KV room for the entry yet, so it waits in the engine's queue
+	Full          bool          // the rank has no slot or no KV room for the entry; unlike InEngineQueue, also set under immediate policies
+	NewTokens     int32         // prompt tokens that the rank has to compute; 0: the KV comes from a prefill engine
+	Held          time.Duration // the part of Wait in which the policy held the entry back, to send it together with others
+	Step          uint32        // number of the group's step that was reported last; 0: none was
 
 	StepMs    float32 // for an entry that is bound before its prefill: length of a step of the group, in ms; 0: unknown
 	ComputeMs float32 // time until a mixed rank has computed the prompt and those before it, in ms; 0: unknown

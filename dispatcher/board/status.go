@@ -139,39 +139,39 @@ type StepHistogram = step.Histogram
 
 // WorkerStatus describes one decode rank.
 type WorkerStatus struct {
-	ID           int32  `json:"id"`
-	Name         string `json:"name"`
-	Group        string `json:"group"`
-	Barrier      bool   `json:"barrier"`
-	State        string `json:"state,omitempty"` // absent, down, late, out, starting, up, paused, halted, unowned, broken, lost, draining or odd; the fleet fills it in
-	Why          string `json:"why,omitempty"`   // why it takes no requests; the fleet fills it in
-	Up           bool   `json:"up"`
-	Down         bool   `json:"down"`    // its engine does not answer or goes on without it, so it does not step with its group
-	Removed      bool   `json:"removed"` // no longer in the fleet, but some of its slots are not released yet
-	Slots        int    `json:"slots"`
-	Limit        int    `json:"limit"`        // slots that may be used now; 0 while the rank is not up
-	Used         int    `json:"used"`         // may be above slots under an immediate policy, or because of beyond_slots
-	Beyond       int    `json:"beyond_slots"` // used slots whose requests wait in the engine's own queue, because no slot or no KV room is free
-	Running      int    `json:"running"`
-	Transferring int    `json:"transferring"`          // admitted, no event seen yet
-	Output       int64  `json:"output_tokens"`         // of all answers since the rank joined the fleet
-	Answers      uint64 `json:"answers"`               // complete answers since the rank joined the fleet
-	Empty        uint64 `json:"empty_answers"`         // complete answers that the engine ended without any text
-	Unsaid       uint64 `json:"answers_without_usage"` // complete answers for which the engine reported no token usage
-	KVTokens     int64  `json:"kv_tokens"`
-	Unread       int64  `json:"unread_kv_tokens,omitempty"` // the part of KVTokens for requests that do not decode yet, which no step reads
-	Others       int64  `json:"others_kv_tokens"`           // of requests of other proxies, just after this proxy has taken over the rank
-	Capacity     int64  `json:"capacity"`                   // KV tokens, 0 = unlimited
-	Tight        bool   `json:"tight"`                      // its engine preempted requests, so it is kept emptier for a while
-	Early        bool   `json:"early,omitempty"`            // its requests are bound before their prefill
-	Bound        int    `json:"bound,omitempty"`            // requests that were bound before their prefill and have no event yet
-	Mixed        bool   `json:"mixed,omitempty"`            // it prefills and decodes
-	Backlog      int64  `json:"backlog_tokens,omitempty"`   // prompt tokens that it has yet to compute
-	Prompts      uint64 `json:"prompts,omitempty"`          // prompts that were sent to it so far, if it is mixed
-	Orphans      int64  `json:"orphan_kv_tokens,omitempty"` // of requests that ended before their KV had come, which its engine may still hold
-	Kept         int64  `json:"kept_kv_tokens,omitempty"`   // of ended answers, which its engine keeps for the next turns of their chats
-	Keeps        bool   `json:"keeps,omitempty"`            // its engine keeps the KV of ended answers
-	Lists        *Names `json:"-"`                          // model names that requests may ask for; /status shows those of its engine
+	ID            int32  `json:"id"`
+	Name          string `json:"name"`
+	Group         string `json:"group"`
+	Barrier       bool   `json:"barrier"`
+	State         string `json:"state,omitempty"` // absent, down, late, out, starting, up, paused, halted, unowned, broken, lost, draining or odd; the fleet fills it in
+	Why           string `json:"why,omitempty"`   // why it takes no requests; the fleet fills it in
+	Up            bool   `json:"up"`
+	Down          bool   `json:"down"`    // its engine does not answer or goes on without it, so it does not step with its group
+	Removed       bool   `json:"removed"` // no longer in the fleet, but some of its slots are not released yet
+	Slots         int    `json:"slots"`
+	Limit         int    `json:"limit"`        // slots that may be used now; 0 while the rank is not up
+	Used          int    `json:"used"`         // may be above slots under an immediate policy, or because of beyond_slots
+	InEngineQueue int    `json:"beyond_slots"` // used slots whose requests wait in the engine's own queue, because no slot or no KV room is free
+	Running       int    `json:"running"`
+	Transferring  int    `json:"transferring"`          // admitted, no event seen yet
+	Output        int64  `json:"output_tokens"`         // of all answers since the rank joined the fleet
+	Answers       uint64 `json:"answers"`               // complete answers since the rank joined the fleet
+	Empty         uint64 `json:"empty_answers"`         // complete answers that the engine ended without any text
+	NoUsage       uint64 `json:"answers_without_usage"` // complete answers for which the engine reported no token usage
+	KVTokens      int64  `json:"kv_tokens"`
+	Unread        int64  `json:"unread_kv_tokens,omitempty"` // the part of KVTokens for requests that do not decode yet, which no step reads
+	Others        int64  `json:"others_kv_tokens"`           // of requests of other proxies, just after this proxy has taken over the rank
+	Capacity      int64  `json:"capacity"`                   // KV tokens, 0 = unlimited
+	Tight         bool   `json:"tight"`                      // its engine preempted requests, so it is kept emptier for a while
+	Early         bool   `json:"early,omitempty"`            // its requests are bound before their prefill
+	Bound         int    `json:"bound,omitempty"`            // requests that were bound before their prefill and have no event yet
+	Mixed         bool   `json:"mixed,omitempty"`            // it prefills and decodes
+	Backlog       int64  `json:"backlog_tokens,omitempty"`   // prompt tokens that it has yet to compute
+	Prompts       uint64 `json:"prompts,omitempty"`          // prompts that were sent to it so far, if it is mixed
+	Orphans       int64  `json:"orphan_kv_tokens,omitempty"` // of requests that ended before their KV had come, which its engine may still hold
+	Kept          int64  `json:"kept_kv_tokens,omitempty"`   // of ended answers, which its engine keeps for the next turns of their chats
+	Keeps         bool   `json:"keeps,omitempty"`            // its engine keeps the KV of ended answers
+	Lists         *Names `json:"-"`                          // model names that requests may ask for; /status shows those of its engine
 }
 
 // Loads is a short status of all boards that costs as little as possible. The ranks are in no order.
@@ -283,10 +283,10 @@ func (b *board) rankStatus(r *rank, now time.Time) WorkerStatus {
 	w := WorkerStatus{
 		Lists: r.Lists,
 		ID:    r.ID, Name: r.Name, Group: r.Group, Barrier: r.Barrier, Up: r.Up && r.present, Down: r.Down, Removed: !r.present,
-		Slots: r.Slots, Used: len(r.slots), Beyond: r.queued, KVTokens: r.kv - r.Others, Others: r.Others, Capacity: r.Capacity,
+		Slots: r.Slots, Used: len(r.slots), InEngineQueue: r.queued, KVTokens: r.kv - r.Others, Others: r.Others, Capacity: r.Capacity,
 		Tight: r.pressure.tight(now),
 		Early: r.Early, Orphans: r.orphaned, Mixed: r.Mixed, Backlog: r.backlog, Prompts: r.prompts, Unread: r.unreadKV,
-		Kept: r.kept.Tokens(), Keeps: r.Keeps > 0,
+		Kept: r.kept.Tokens(), Keeps: r.KeepsKVFor > 0,
 	}
 	if w.Up {
 		w.Limit = r.usable()
@@ -298,7 +298,7 @@ func (b *board) rankStatus(r *rank, now time.Time) WorkerStatus {
 			w.Bound++
 		}
 	}
-	w.Transferring, w.Output, w.Answers, w.Empty, w.Unsaid = w.Used-w.Running, r.output, r.answers, r.empty, r.unsaid
+	w.Transferring, w.Output, w.Answers, w.Empty, w.NoUsage = w.Used-w.Running, r.output, r.answers, r.empty, r.unsaid
 	for i := range r.running {
 		w.Output += int64(r.running[i].Generated)
 	}

@@ -58,7 +58,7 @@ func (b *board) takeSteps(g *group, reported []Step) {
 	for _, r := range g.ranks {
 		r.forget(g.last.Number)
 	}
-	b.emit(Effect{Kind: EffectLeastStep, Group: b.key(g), Lasts: max(LeastStep, g.steps.Least())})
+	b.emit(Effect{Kind: EffectLeastStep, Group: b.key(g), Duration: max(LeastStep, g.steps.Least())})
 	b.stepped = b.stepped || g.held > 0
 }
 
@@ -171,7 +171,7 @@ func (b *board) rest(g *group) {
 			return
 		}
 	}
-	b.emit(Effect{Kind: EffectRest, Group: b.key(g)})
+	b.emit(Effect{Kind: EffectGroupIdle, Group: b.key(g)})
 	g.last = Step{}
 	for _, r := range g.ranks {
 		r.departed = r.departed[:0]

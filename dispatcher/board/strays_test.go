@@ -13,9 +13,9 @@ func straying(t *testing.T) (h *hand, kv func() []int64) {
 	h = newHand(t, realConfig("pjsq-kv"))
 	fleet := ranks(6, 4, 10_000)
 	for i := range fleet {
-		fleet[i].Engine, fleet[i].Strays = "d0", true
+		fleet[i].Engine, fleet[i].Unpinned = "d0", true
 		if i >= 4 {
-			fleet[i].Engine, fleet[i].Strays = "d1", false
+			fleet[i].Engine, fleet[i].Unpinned = "d1", false
 		}
 	}
 	h.fleet(fleet)
@@ -78,7 +78,7 @@ func TestRanksThatComeAndGoShareWhatStrays(t *testing.T) {
 	require.Equal(t, []int64{400, 400, 400, 0, 0}, kv())
 	h.fleet([]Worker{fleet[0], fleet[2], fleet[4], fleet[5]})
 	require.Equal(t, []int64{400, 400, 400, 0, 0}, kv(), "its own rank is gone, and has its part until the release")
-	fleet[0].Up, fleet[0].Strays = false, false
+	fleet[0].Up, fleet[0].Unpinned = false, false
 	h.fleet(fleet)
 	require.Equal(t, []int64{300, 300, 300, 300, 0, 0}, kv(), "a rank that drains may have it, and so it began")
 	h.fleet(fleet[4:])
@@ -92,7 +92,7 @@ func TestWhatStraysProvesNothingOfOrphans(t *testing.T) {
 	h := newHand(t, testConfig())
 	fleet := early(ranks(2, 4, 10_000))
 	for i := range fleet {
-		fleet[i].Engine, fleet[i].Strays = "d", true
+		fleet[i].Engine, fleet[i].Unpinned = "d", true
 	}
 	h.fleet(fleet)
 	orphan := h.put(pool.Entry{Prompt: 500, Only: []int32{0}}).slotNow(t)

@@ -155,7 +155,7 @@ func (b *board) judge(g *group, took time.Duration) {
 		b.emit(Effect{Kind: EffectFallback, Label: FallbackInvalid})
 		b.fallbackNext = true
 	case took > b.cfg.TickLimit:
-		b.emit(Effect{Kind: EffectFallback, Label: FallbackSlow, Policy: p.name, Lasts: took})
+		b.emit(Effect{Kind: EffectFallback, Label: FallbackSlow, Policy: p.name, Duration: took})
 		g.slow = SlowRounds
 	}
 }

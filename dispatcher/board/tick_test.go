@@ -389,7 +389,7 @@ func TestATickWithRequestsThatStrayDoesNotTouchTheHeap(t *testing.T) {
 	h := saturated(t, "evenkeel")
 	b := h.boards["m"]
 	for id, r := range b.ranks {
-		r.Engine, r.Strays = "d"+string('0'+id%9), true
+		r.Engine, r.Unpinned = "d"+string('0'+id%9), true
 	}
 	for _, e := range b.pool.Entries() {
 		e.Response = true

@@ -40,7 +40,7 @@ func (b *board) explain(g *group, p *policyInUse) {
 		if !scored { // the policy has no scores, or mostScores is reached: no later entry of the round gets scores either
 			weigher, scores, less = nil, nil, true
 		}
-		*w.Trace = Explanation{Tick: b.ticks, Waiting: len(s.Pool), Fullest: fullest, Less: less}
+		*w.Trace = Explanation{Tick: b.ticks, Waiting: len(s.Pool), Fullest: fullest, LowerIsBetter: less}
 		addAlternatives(w.Trace, g, p.Immediate(), s, a.Worker, scores)
 	}
 }

@@ -139,7 +139,7 @@ func (b *board) settleUnheard(s *slotRecord, o Outcome, generated int32, now tim
 	if heard || o.Kind != Finished || generated <= 0 { // an answer that was cut off, or without tokens, has no number to compare with
 		return
 	}
-	b.emit(Effect{Kind: EffectThought, Thought: max(1, s.estimated.tokens), Count: int(generated)})
+	b.emit(Effect{Kind: EffectEstimate, EstimatedTokens: max(1, s.estimated.tokens), Count: int(generated)})
 	if g := s.rank.group; g != nil && g.rate.seconds == 0 {
 		g.rate.learn(1, int64(generated), now.Sub(s.since))
 	}

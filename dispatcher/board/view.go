@@ -100,8 +100,8 @@ func (l *Boards) Kept(model string, worker int32) kept.KV {
 // Waiting returns the entries in the pool of a model, which must have a board.
 func (l *Boards) Waiting(model string) []*Entry { return l.boards[model].pool.Entries() }
 
-// Held returns about how many requests the boards have on ranks and in their pools. The time that a Clone takes grows with this number.
-func (l *Boards) Held() (n int) {
+// ApproxRequests returns about how many requests the boards have on ranks and in their pools. The time of a Clone grows with it.
+func (l *Boards) ApproxRequests() (n int) {
 	for _, b := range l.inOrder {
 		n += len(b.slots.records) + b.pool.Len()
 	}

@@ -32,7 +32,7 @@ type RequestCost struct {
 	Row     float64 // in addition, on the rank with most requests, whatever the KV of this rank
 }
 
-// Halves divides a weight equally between Request and Row. Boards use it unless a Law event sets the weights. If the engine pads all ranks
+// Halves divides a weight equally between Request and Row. Boards use it unless SetStepModel sets the weights. If the engine pads all ranks
 // to the rank with most requests (Unmasked), Row alone would be right. But a search that moves one request at a time also needs Request:
 // only moves from the one rank with most requests would lower Row, so the search would not find most of the others. If the engine does not
 // pad, halves lose the least.

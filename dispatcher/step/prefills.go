@@ -31,7 +31,7 @@ const (
 // as far as it is known. share is the share of a prompt token's cost that falls on its own rank.
 func (f *prefills) add(m Model, share float64, ranks []Rank, ms float64) {
 	f.setShare(share)
-	costGiven := m.OwnMs+m.SharedMs != 0 // by the config or a Law event
+	costGiven := m.OwnMs+m.SharedMs != 0 // by the config or SetStepModel
 	fitted := f.fit(&m)
 	if !fitted && !costGiven {
 		m.C0Ms, m.OwnMs, m.SharedMs = max(m.C0Ms, guessC0Ms), share*guessMs, (1-share)*guessMs

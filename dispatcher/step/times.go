@@ -25,7 +25,7 @@ const UsualWeight = 20_000
 type Times struct {
 	regression
 	Configured Model // see Configure; zero: none
-	Law        Model // the model that a Law event has set, in place of a learned model; zero: there was none
+	Law        Model // the model that SetStepModel has set, in place of a learned model; zero: there was none
 
 	lengths      median[time.Duration] // lengths of all steps
 	plainLengths median[time.Duration] // lengths of steps without a prefill, since the first step with a prefill
@@ -328,14 +328,14 @@ const (
 	Given      = "told"
 )
 
-// Model returns the model in force. source says where C0Ms, C1Ms and RequestMs come from: Given (by a Law event), Learned or Configured;
+// Model returns the model in force. source says where C0Ms, C1Ms and RequestMs come from: Given (by SetStepModel), Learned or Configured;
 // empty: they are not known, and m only has the cost of prefills, which is the configured cost until it is learned. r2 is the share of the
 // variance that the learned model explains, even if it is not in force.
 func (s *Times) Model() (m Model, source string, r2 float64) {
 	learned, r2 := s.fit()
 	switch {
 	case s.Law != (Model{}):
-		return s.Law, Given, r2 // a Law event sets the cost of prefills, too
+		return s.Law, Given, r2 // SetStepModel sets the cost of prefills, too
 	case s.n >= fitSteps && learned.C1Ms > 0 && r2 >= fitR2:
 		learned.C0Ms = max(0, learned.C0Ms) // a step takes no negative time
 		m, source = learned, Learned

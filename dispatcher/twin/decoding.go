@@ -54,7 +54,7 @@ func (d *decoding) join(w *board.Worker) {
 	r.Slots, r.Capacity, r.Others = w.Slots, w.Capacity, w.Others
 	r.Cost = float64(cmp.Or(w.Cost, 1))
 	r.up = !w.Down
-	r.Keeps = w.Keeps
+	r.Keeps = w.KeepsKVFor
 	r.Kept = d.Boards.Kept(d.Model, w.ID) // if the engine was restarted, the boards have cleared this account already
 	at, present := slices.BinarySearchFunc(g.Ranks, w.ID, func(o *virtual.Rank, id int32) int { return cmp.Compare(o.ID, id) })
 	switch {
@@ -112,7 +112,7 @@ func (d *decoding) resume(otherPolicy bool) (queued []board.Charge) {
 		first := d.firstStep(&c, r.Group)
 		l := virtual.Leg{Slot: c.Slot, Prompt: c.Prompt, Gen: c.Generated, Reserved: true}
 		switch {
-		case c.Started: // the boards need Joined when the request ends, to learn how many steps after its binding the first token came
+		case c.Started: // the boards need FirstStep when the request ends, to learn how many steps after its binding the first token came
 			l.Joined = first
 		case inEngineQueue:
 			l.Reserved, l.Begin, l.StepsToBegin = false, virtual.NotBegun, int64(d.fates.lag)

@@ -99,7 +99,7 @@ func (r *Replay) build(groups []board.GroupView, boardsAtStart, boardsAtEnd *boa
 		if err := r.engines.build(v, law); err != nil {
 			return err
 		}
-		r.Boards.Apply(board.Law{Group: v.Key, StepModel: visibleLaw(atEnd.Line.InForce, law), Weights: atEnd.Weights}, r.Began)
+		r.Boards.Apply(board.SetStepModel{Group: v.Key, StepModel: visibleLaw(atEnd.Line.InForce, law), Weights: atEnd.Weights}, r.Began)
 		for k := range v.Workers {
 			r.engines.join(&v.Workers[k])
 		}

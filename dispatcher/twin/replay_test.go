@@ -122,7 +122,7 @@ func TestRanksOfAReplayKeepOfAnswersWhatTheBoardsBelieve(t *testing.T) {
 	d := newDecoding(r)
 	r.engines = d
 	require.NoError(t, d.build(&board.GroupView{Key: board.GroupKey{Model: "m", Name: "main", Barrier: true}}, board.StepModel{C0Ms: 20}))
-	fleet := []board.Worker{{ID: 0, Model: "m", Group: "main", Barrier: true, Slots: 4, Capacity: 1000, Keeps: time.Minute, Process: 1,
+	fleet := []board.Worker{{ID: 0, Model: "m", Group: "main", Barrier: true, Slots: 4, Capacity: 1000, KeepsKVFor: time.Minute, Process: 1,
 		Up: true}}
 	var slot int32
 	r.Bound = func(e *board.Effect) { slot = e.Bound.Slot }

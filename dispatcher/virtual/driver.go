@@ -20,7 +20,7 @@ type Driver struct {
 
 	Bound     func(e *board.Effect)
 	Refused   func(e *board.Effect)
-	Other     func(e *board.Effect) // gets all effects but EffectBind, EffectRefuse and EffectRest
+	Other     func(e *board.Effect) // gets all effects but EffectBind, EffectRefuse and EffectGroupIdle
 	OnDecided func(ms float64)      // called after an event was applied and its rounds were decided
 	Timed     func(round func())    // must call round, and may measure its time; nil: rounds are not measured
 
@@ -69,7 +69,7 @@ func (d *Driver) Apply(e board.Event, ms float64) {
 
 // Look applies a Tick and, if the tick needs them, Counts before it.
 func (d *Driver) Look(ms float64) {
-	if d.Boards.Looks(d.Model, d.Instant(ms)) {
+	if d.Boards.NeedsCounts(d.Model, d.Instant(ms)) {
 		d.Count(ms)
 	}
 	d.Apply(&d.tick, ms)
@@ -89,8 +89,8 @@ var Never = math.Inf(1)
 // Count applies the Counts, which are valid for the next event.
 func (d *Driver) Count(ms float64) { d.Boards.Apply(&d.Counts, d.Instant(ms)) }
 
-// carryOut passes EffectBind to Bound, EffectRefuse to Refused, and all other effects to Other, except EffectRest, which marks the group as
-// stopped.
+// carryOut passes EffectBind to Bound, EffectRefuse to Refused, and all other effects to Other, except EffectGroupIdle, which marks the
+// group as stopped.
 func (d *Driver) carryOut(effects []board.Effect, now time.Time) {
 	for i := range effects {
 		if d.OnEffect != nil {
@@ -102,7 +102,7 @@ func (d *Driver) carryOut(effects []board.Effect, now time.Time) {
 			d.Bound(e)
 		case board.EffectRefuse:
 			d.Refused(e)
-		case board.EffectRest:
+		case board.EffectGroupIdle:
 			d.stopped[e.Group.Name] = true
 		default:
 			d.Other(e)
@@ -143,12 +143,12 @@ func (d *Driver) reportStep(counter *StepCounter, now float64) {
 func (d *Driver) resetCounts(slot int32) {
 	counts := &d.Counts
 	for int(slot) >= len(counts.Tokens) {
-		counts.Tokens, counts.Began, counts.Joined = append(counts.Tokens, 0), append(counts.Began, false), append(counts.Joined, 0)
+		counts.Tokens, counts.Started, counts.FirstStep = append(counts.Tokens, 0), append(counts.Started, false), append(counts.FirstStep, 0)
 	}
-	counts.Tokens[slot], counts.Began[slot], counts.Joined[slot] = 0, false, 0
+	counts.Tokens[slot], counts.Started[slot], counts.FirstStep[slot] = 0, false, 0
 }
 
 // setCounts sets the Counts of a slot: how many tokens its stream has brought, and the number of the step that brought the first tokens.
 func (d *Driver) setCounts(slot, tokens int32, first uint32) {
-	d.Counts.Tokens[slot], d.Counts.Began[slot], d.Counts.Joined[slot] = tokens, true, first
+	d.Counts.Tokens[slot], d.Counts.Started[slot], d.Counts.FirstStep[slot] = tokens, true, first
 }

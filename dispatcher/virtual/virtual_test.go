@@ -34,7 +34,8 @@ func toldOf(t *testing.T, ranks int, like Rank, lag int64, requests ...request) 
 	e := &Engines{Driver: NewDriver(b, time.Unix(0, 0), "m"), Groups: []*Group{g}}
 	var workers []board.Worker
 	for id := range int32(ranks) {
-		workers = append(workers, board.Worker{ID: id, Model: "m", Group: "g", Barrier: true, Slots: 2 * like.Slots, Keeps: like.Keeps, Up: true})
+		workers = append(workers, board.Worker{ID: id, Model: "m", Group: "g", Barrier: true, Slots: 2 * like.Slots,
+			KeepsKVFor: like.Keeps, Up: true})
 		r := like
 		r.ID, r.Cost, r.Group = id, 1, g
 		g.Ranks = append(g.Ranks, &r)

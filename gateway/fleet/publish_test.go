@@ -62,8 +62,8 @@ func TestResponsesStrayOnEnginesThatDoNotHeedTheirRank(t *testing.T) {
 		f.OnStatus("decode 127.0.0.1:3", engine.Status{Up: true, Version: c.version, Models: []engine.Model{{ID: "one"}}})
 		require.Len(t, heard, max(1, c.ranks))
 		for _, w := range heard {
-			require.Equal(t, c.strays, w.Strays, "%+v", c)
-			require.Equal(t, cfg.Dispatch.Beyond, w.Beyond, "its own queue renews the hold of hand-offs")
+			require.Equal(t, c.strays, w.Unpinned, "%+v", c)
+			require.Equal(t, cfg.Dispatch.Beyond, w.MaxEngineQueue, "its own queue renews the hold of hand-offs")
 			rank, _ := f.Now().Named(w.Name)
 			require.Equal(t, !c.strays, rank.Heeds(mooncake.Responses))
 			require.True(t, rank.Heeds(mooncake.Messages))

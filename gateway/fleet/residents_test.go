@@ -91,7 +91,7 @@ func TestTheBoardsGetTheGaugesOfDecodeEngines(t *testing.T) {
 			})
 			f.OnSample("decode 127.0.0.1:3", page, time.Now())
 			require.Equal(t, []int64{250, 500}, heard, "the usage is a share of the engine's own capacity, if it reports that")
-			require.Equal(t, row.keeps, f.Now().Workers[0].Keeps)
+			require.Equal(t, row.keeps, f.Now().Workers[0].KeepsKVFor)
 		})
 	}
 }

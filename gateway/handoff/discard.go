@@ -193,11 +193,11 @@ func (d *Discarder) discardOn(slot *dispatcher.Slot, h *Handoff, try int) (outco
 	silence := rank.Profile.FirstEventTimeout
 	call := upstream.Call{
 		Call: upstream.New(d.Client, rank.Profile, rank.Target).Fresh(), Kind: lifecycle.Decode, Engine: rank.Instance, Scope: rank.Scope,
-		Path: h.Endpoint.Path(), Beyond: slot.Beyond,
+		Path: h.Endpoint.Path(), Beyond: slot.InEngineQueue,
 		Limits: engine.Deadlines{Connect: d.Settings().Limits.ConnectTimeout, FirstByte: silence, Idle: silence}, Log: d.Log,
 	}
 	defer context.AfterFunc(d.Context, call.Abort)() // a shutdown does not wait for the discard
-	if slot.Beyond {
+	if slot.InEngineQueue {
 		rank.Traffic.Beyond(1)
 		defer rank.Traffic.Beyond(-1)
 	}

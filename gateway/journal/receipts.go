@@ -139,7 +139,7 @@ func decodeOf(s *dispatcher.Slot) *receipt.Decode {
 			scores[i] = w.Score
 			c.Score = &scores[i]
 			d.Better = "more"
-			if e.Less {
+			if e.LowerIsBetter {
 				d.Better = "less"
 			}
 		}

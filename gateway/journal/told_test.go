@@ -125,7 +125,7 @@ func TestAnAttemptThatFailedAndTheNextOneAreToldEverywhere(t *testing.T) {
 		r.Report(Event{Kind: Prefilled, Tokens: 100, Cached: 32})
 		r.Report(Event{Kind: Entered, Phase: Pooled})
 		waited := pass(8)
-		weighed := &board.Explanation{Tick: 7, Waiting: 2, KVTokens: 500, Fullest: 900, Able: 3, Less: true}
+		weighed := &board.Explanation{Tick: 7, Waiting: 2, KVTokens: 500, Fullest: 900, Able: 3, LowerIsBetter: true}
 		weighed.Keep(board.Alternative{Worker: 1, Name: "d1", Score: 0.25, KVTokens: 500, Free: 6}, 1)
 		weighed.Keep(board.Alternative{Worker: 2, Name: "d2", Score: 0.75}, 1)
 		slot := &dispatcher.Slot{Decide: time.Millisecond, Trace: weighed, Binding: board.Binding{
@@ -214,7 +214,7 @@ func TestPhasesAreTheStatesOfAReceipt(t *testing.T) {
 // A receipt tells which scores are better only where a policy compared the ranks.
 func TestAReceiptSaysWhichScoresAreBetter(t *testing.T) {
 	of := func(stage uint8, less bool, score float64) *receipt.Decode {
-		e := &board.Explanation{Less: less}
+		e := &board.Explanation{LowerIsBetter: less}
 		e.Keep(board.Alternative{Worker: 1, Name: "d1", Score: score}, 1)
 		return decodeOf(&dispatcher.Slot{Trace: e, Binding: board.Binding{Worker: 1, Stage: stage}})
 	}

@@ -182,7 +182,7 @@ func (s *stream) outcome(kind board.Kind) board.Outcome {
 		Kind:      kind,
 		Generated: filter.Tokens(),
 		Empty:     finished && filter.Empty() && filter.FinishReason() == "stop" && !s.job.life.Resumed(),
-		Unsaid:    finished && (s.upstream.noUsage || !hasUsage),
+		NoUsage:   finished && (s.upstream.noUsage || !hasUsage),
 		Refused:   failedBeforeFirst && s.upstream.fault.Refused(),
 		Lost:      failedBeforeFirst && s.upstream.fault.Unheard(),
 		Orphaned:  s.upstream.stranded,

@@ -174,7 +174,8 @@ func start(t *testing.T, o setup) *bed {
 	b.engines.ranks = map[int32]*roster.Rank{}
 	for i, e := range b.d {
 		b.ranksOf(e, roster.Rank{Instance: fmt.Sprintf("decode d%d", i), Profile: &profile, Board: refModel}, board.Worker{
-			Engine: fmt.Sprintf("d%d", i), Early: profile.Early(), Keeps: profile.Keeps(), Barrier: o.waits, Capacity: int64(o.decode[i].KV.Tokens),
+			Engine: fmt.Sprintf("d%d", i), Early: profile.Early(), KeepsKVFor: profile.Keeps(), Barrier: o.waits,
+			Capacity: int64(o.decode[i].KV.Tokens),
 		}, o)
 	}
 	alone := mooncake.Profile{Connector: mooncake.None, ChatResume: profile.ChatResume,
@@ -238,10 +239,10 @@ func (b *bed) ranksOf(e *refengine.Engine, like roster.Rank, w board.Worker, o s
 		}
 		r.Traffic, r.Signs, r.Pins = &engine.Traffic{}, engine.NewLiveness(), o.pins
 		b.engines.ranks[r.Worker] = &r
-		w.Strays = !r.Heeds(mooncake.Responses)
+		w.Unpinned = !r.Heeds(mooncake.Responses)
 		w.ID, w.Name, w.Model, w.Slots, w.Up = r.Worker, name, r.Board, e.Config().Slots, true
 		if r.Profile.Renews() {
-			w.Beyond = b.Settings().Dispatch.Beyond
+			w.MaxEngineQueue = b.Settings().Dispatch.Beyond
 		}
 		b.workers = append(b.workers, w)
 	}

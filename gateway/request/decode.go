@@ -150,7 +150,7 @@ func limitWait(s *stream, h *handoff.Handoff, until lifecycle.Timeout) (silence 
 		return handoff.Forever, pullOver, func() { limited(); stay() }
 	// A request beyond the rank's slots waits in the engine's own queue, so its time limit starts only once it has a slot. This is safe
 	// only if the hold on the KV is renewed meanwhile. Otherwise the KV must be pulled in time, even if the request waits in that queue.
-	case s.upstream.slot.Beyond && h != nil && profile.Renews():
+	case s.upstream.slot.InEngineQueue && h != nil && profile.Renews():
 		return handoff.Forever, pullOver, handoff.LimitFromSlot(s.upstream.slot, s.upstream.call, silence)
 	case h == nil && profile.Aggregated():
 		return silence, pullOver, watchCore(s)
@@ -180,7 +180,7 @@ func (u *upstreamCall) takeHandoff(h *handoff.Handoff) (json.RawMessage, *failur
 // send sends the decode request. silence is how long the engine may send nothing. It is handoff.Forever if other code limits the wait.
 func (u *upstreamCall) send(headers []engine.Header, body [][]byte, silence time.Duration) (fault *failure.Fault) {
 	j := u.job
-	if u.slot.Beyond {
+	if u.slot.InEngineQueue {
 		u.beyond = true
 		u.rank.Traffic.Beyond(1) // so that the alarm about ranks with too many requests expects one more
 	}

@@ -45,7 +45,7 @@ func TestAUsageThatTheEngineDidNotTell(t *testing.T) {
 		require.NotContains(t, r.body, "error")
 	}
 	b.settle()
-	require.EqualValues(t, 2, b.Dispatcher.Status(t.Context()).Models[0].Workers[0].Unsaid)
+	require.EqualValues(t, 2, b.Dispatcher.Status(t.Context()).Models[0].Workers[0].NoUsage)
 }
 
 // Answers whose engine told no usage are counted for its rank, whether the client asked for one or not. Others are not, nor are
@@ -70,7 +70,7 @@ func TestAnswersWithoutUsageAreCounted(t *testing.T) {
 			b := misled(t, &unruly{probe: tell, decode: func(w *script, _ *http.Request) { w.send(row.events) }})
 			b.post(mooncake.Chat.Path(), chat("a", row.more))
 			b.settle()
-			require.Equal(t, row.want, b.Dispatcher.Status(t.Context()).Models[0].Workers[0].Unsaid)
+			require.Equal(t, row.want, b.Dispatcher.Status(t.Context()).Models[0].Workers[0].NoUsage)
 		})
 	}
 }

@@ -83,22 +83,22 @@ func (d *driver) other(e *board.Effect) {
 		if e.Label != board.FallbackInvalid {
 			d.broken(e)
 		}
-	case board.EffectEnding:
-		d.learner.Learn(&e.Ending)
+	case board.EffectOutputSample:
+		d.learner.Learn(&e.Sample)
 		d.learned = true
-	case board.EffectSubject:
+	case board.EffectNewPredictor:
 		d.follow(e)
 	}
 }
 
 // follow learns a subject. What came before the run teaches it first.
 func (d *driver) follow(e *board.Effect) {
-	if err := d.learner.Follow(e.Subject, e.Fit); err != nil {
+	if err := d.learner.Follow(e.Predictor, e.Fit); err != nil {
 		d.broken(&board.Effect{Kind: board.EffectRejected, Err: err})
 	}
 	d.learned = true
 	for _, a := range d.history {
-		d.learner.Learn(&board.FinishedSample{Model: e.Subject.Model, Finished: true, Prompt: a.prompt, Output: a.output, Key: a.key})
+		d.learner.Learn(&board.OutputSample{Model: e.Predictor.Model, Finished: true, Prompt: a.prompt, Output: a.output, Key: a.key})
 	}
 	d.history = nil
 }

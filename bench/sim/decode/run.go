@@ -262,7 +262,7 @@ func (r *run) comeAndGo() {
 			ws = append(ws, board.Worker{
 				ID: w.ID, Name: strconv.Itoa(int(w.ID)), Model: model, Group: g.Key.Name, Barrier: true, Slots: w.Slots, Capacity: w.Capacity,
 				Cost: float32(w.Cost),
-				Up:   r.workers[w.ID].up, Early: r.early, Keeps: w.Keeps,
+				Up:   r.workers[w.ID].up, Early: r.early, KeepsKVFor: w.Keeps,
 			})
 		}
 	}
@@ -276,7 +276,7 @@ func (r *run) comeAndGo() {
 		if told != nil && !g.told && len(g.Ranks) > 0 {
 			g.told = true
 			law, use := told.Assumed()
-			r.Apply(board.Law{Group: g.Key, StepModel: law, Weights: use}, r.Now)
+			r.Apply(board.SetStepModel{Group: g.Key, StepModel: law, Weights: use}, r.Now)
 		}
 	}
 }

@@ -147,7 +147,7 @@ func (s *Run) fleet() {
 		told.Form = *s.Form
 	}
 	law, use := told.Assumed()
-	s.Apply(board.Law{Group: key, StepModel: law, Weights: use}, 0)
+	s.Apply(board.SetStepModel{Group: key, StepModel: law, Weights: use}, 0)
 }
 
 // Do runs it. It is over when all that came in the measured time have ended, or are waited for no longer.
@@ -282,12 +282,12 @@ func (s *Run) send(e *board.Effect) {
 // other learns how long answers are, as the server does.
 func (s *Run) other(e *board.Effect) {
 	switch e.Kind {
-	case board.EffectSubject:
-		if err := s.learner.Follow(e.Subject, e.Fit); err != nil {
+	case board.EffectNewPredictor:
+		if err := s.learner.Follow(e.Predictor, e.Fit); err != nil {
 			panic(err) // it begins with nothing
 		}
-	case board.EffectEnding:
-		s.learner.Learn(&e.Ending)
+	case board.EffectOutputSample:
+		s.learner.Learn(&e.Sample)
 		s.learned = true
 	case board.EffectInvalid, board.EffectFallback:
 		s.err = cmp.Or(s.err, fmt.Errorf("%s: %s: %w", s.Name, e.Label, e.Err))

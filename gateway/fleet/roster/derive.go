@@ -158,11 +158,11 @@ func (d *deriving) worker(e *Engine, r int, rank *Rank) board.Worker {
 	w := board.Worker{
 		ID: rank.Worker, Name: rank.Target.ID, Model: e.board, Group: e.Conf.Group, Barrier: e.Conf.Barrier == config.BarrierDP,
 		Engine: e.ID, Lists: e.lists, Slots: e.Slots(), Limit: e.limit(e.Conf.Slots), Capacity: cmp.Or(e.Conf.KV, e.Capacity(r)),
-		Cost: e.Conf.Cost, Keeps: e.Profile.Keeps(),
+		Cost: e.Conf.Cost, KeepsKVFor: e.Profile.Keeps(),
 		Up: rank.State == Up, Awaited: rank.State == Halted,
-		Strays:  !rank.Heeds(mooncake.Responses),
-		Down:    !e.Status.Up || e.Status.Wedged && !e.Status.Halted() || e.Status.Lost[max(0, r)] != "",
-		Process: math.Float64bits(e.Status.StartTime), Early: e.Profile.Early(), AtOnce: e.Profile.Early() &&
+		Unpinned: !rank.Heeds(mooncake.Responses),
+		Down:     !e.Status.Up || e.Status.Wedged && !e.Status.Halted() || e.Status.Lost[max(0, r)] != "",
+		Process:  math.Float64bits(e.Status.StartTime), Early: e.Profile.Early(), AtOnce: e.Profile.Early() &&
 			e.Profile.Connector == mooncake.NIXLPush,
 	}
 	if e.Role == Aggregated {
@@ -171,7 +171,7 @@ func (d *deriving) worker(e *Engine, r int, rank *Rank) board.Worker {
 		w.Interval = e.Conf.Interval
 		w.Early, w.AtOnce = false, false // no KV is sent to the rank
 	} else if e.Profile.Renews() {
-		w.Beyond = d.r.terms.Beyond
+		w.MaxEngineQueue = d.r.terms.Beyond
 	}
 	// If requests of other proxies run on the rank as well, this proxy may use only a part of the slots.
 	room := d.r.owners.Rooms[w.Name]

@@ -41,7 +41,7 @@ type Terms struct {
 	SlowStart    time.Duration
 	ProbeTimeout time.Duration
 	KVEvents     prefill.KVEventsConfig
-	Beyond       int    // value of board.Worker.Beyond
+	Beyond       int    // value of board.Worker.MaxEngineQueue
 	Prefer       string // the preferred kind of engine if a model has aggregated and split ones
 }
 

@@ -397,7 +397,7 @@ func TestWhereKVEventsArePublished(t *testing.T) {
 	require.Equal(t, kvevents.Place{Events: "p1:5", Replay: "p1:9"}, s.Candidates[1].Events.Place)
 	require.Equal(t, noFinder{}, s.Candidates[1].Events.Finder)
 	require.Equal(t, kvevents.Place{Events: "a2:5", Replay: "a2:6"}, s.Locals[0].Events.Place)
-	require.Equal(t, fmt.Sprint(4), fmt.Sprint(s.Workers[1].Beyond))
+	require.Equal(t, fmt.Sprint(4), fmt.Sprint(s.Workers[1].MaxEngineQueue))
 }
 
 func TestWhatAReloadSpeaksOf(t *testing.T) {
