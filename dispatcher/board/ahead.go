@@ -5,32 +5,34 @@ package board
 // slots: as many more as running requests will probably end during a copy. When the copies end, the new requests find free slots, or
 // wait a moment in the engine's queue. With answers of 13 tokens and copies of 3 steps, these are about one request for five slots.
 
-// admits returns how many more requests a policy may send to the rank: one for each free slot and, if the policy sends requests ahead,
-// some more. No request is sent ahead to a rank whose slots are limited (Limit), because its engine has just started or may run requests of
-// other proxies, or to a rank whose requests must have a slot when their prefill ends (AtOnce). Nor is one sent ahead to a mixed rank: its
-// engine could compute the prompt in any step, although the policy wants all ranks to compute their prompts in the same steps.
-func (r *rank) admits(policy *policyInUse) int {
-	free := r.free()
+// maxNewRequests returns how many more requests a policy may send to the rank: one for each free slot and, if the policy sends requests
+// ahead, some more; 0 or below: none. No request is sent ahead to a rank whose slots are limited (Limit), because its engine has just
+// started or may run requests of other proxies, or to a rank whose requests must have a slot when their prefill ends (AtOnce). Nor is one
+// sent ahead to a mixed rank: its engine could compute the prompt in any step, although the policy wants all ranks to compute their prompts
+// in the same steps.
+func (r *rank) maxNewRequests(policy *policyInUse) int {
+	free := r.freeSlots()
 	nothingLearned := r.group == nil
 	needsFreeSlot := r.Limit > 0 || r.Early && r.AtOnce || r.Mixed || nothingLearned
-	if needsFreeSlot || !policy.ahead {
+	if needsFreeSlot || !policy.sendsAhead {
 		return free
 	}
-	configured := policy.all.cfg.BindAhead // only for early ranks
+	configured := policy.shared.cfg.BindAhead // only for early ranks
 	switch {
 	case !r.Early:
-		return free + r.group.lag.slots(min(len(r.slots), r.Slots)) // only requests that have a slot free one when they end
+		withSlot := min(len(r.slots), r.Slots) // a request without a slot frees none when it ends
+		return free + r.group.handoffDelay.extraSlots(withSlot)
 	case configured == AheadAuto:
-		return free + r.group.lead.slots(r.Slots)
+		return free + r.group.prefillDelay.extraSlots(r.Slots)
 	}
 	return free + configured
 }
 
-// admitsAny says whether the policy in force may admit any request to the group now.
+// admitsAny says whether the policy in force may send any request to the group now. An immediate policy may whenever a rank takes requests.
 func (g *group) admitsAny() bool {
-	policy := g.inForce()
-	for _, r := range g.ranks {
-		if r.takes() && (policy.Immediate() || r.admits(policy) > 0) {
+	policy := g.policyInForce()
+	for _, r := range g.steppingRanks {
+		if r.takesRequests() && (policy.Immediate() || r.maxNewRequests(policy) > 0) {
 			return true
 		}
 	}

@@ -9,46 +9,47 @@ func (e Enqueue) apply(b *Boards) { b.enqueue(waitingEntry{Enqueue: e}) }
 
 func (e Withdraw) apply(b *Boards) { b.withdraw(e.Entry) }
 
-// apply gives the slot back. If the engine reported only at the end of the answer how many tokens it has (unheard.go), depart gets the
-// estimated tokens and steps instead of the reported ones, because the loads of the group's steps were already counted with the estimates.
+// apply gives the slot back. If the engine reported the answer's tokens only at its end (unreported.go), rememberEnded gets the estimated
+// tokens and steps instead of the reported ones, because the loads of the group's steps were already counted with the estimates.
 func (e *Release) apply(l *Boards) {
 	b := l.boards[e.Model]
 	s := &b.slots.records[e.Slot]
-	s.estimated.most = e.MaxUnreported // the engine may have become silent since the last look at the group's streams
+	s.estimate.maxTokens = e.MaxUnreported // the engine may have stopped to report tokens since measureTokenRate ran last
 	generated, firstStep, lastStep := e.Generated, e.First, e.Last
-	if hasEstimate := s.estimated.first != 0; hasEstimate && s.rank.group != nil {
-		generated, firstStep, lastStep = int32(s.estimated.tokens), s.estimated.first, s.rank.group.last.Number
-		if laterStep(firstStep, lastStep) { // the estimate begins with the step after the last reported one, so it has no step yet
+	if hasEstimate := s.estimate.firstStep != 0; hasEstimate && s.rank.group != nil {
+		generated, firstStep, lastStep = int32(s.estimate.tokens), s.estimate.firstStep, s.rank.group.lastStep.Number
+		if laterStep(firstStep, lastStep) { // the estimate begins with the step after the last reported one, which is not over yet
 			lastStep = firstStep
 		}
 	}
-	b.depart(e.Slot, generated, firstStep, lastStep)
+	b.rememberEnded(e.Slot, generated, firstStep, lastStep)
 	b.release(e.Slot, e.Outcome, e.Generated, e.Started, l.now)
 }
 
-func (e Recount) apply(b *Boards) { b.boards[e.Model].recount(e.Slot, tokens(e.Prompt)) }
+func (e Recount) apply(b *Boards) { b.boards[e.Model].correctPrompt(e.Slot, tokens(e.Prompt)) }
 
-func (e Rerouted) apply(b *Boards) { b.boards[e.Model].rerouted(e.Slot, e.Prefiller, b.now) }
+func (e Rerouted) apply(b *Boards) { b.boards[e.Model].changePrefiller(e.Slot, e.Prefiller, b.now) }
 
 // apply records that the rank's engine took the request and, if the request has a hand-off, that the pair of its engines works.
 func (e FirstEvent) apply(l *Boards) {
 	b := l.boards[e.Model]
 	s := &b.slots.records[e.Slot]
-	b.accepted(s)
+	b.recordAccepted(s)
 	if s.prefiller != "" {
-		b.reached(s.pair(), l.now)
+		b.recordWorkingPair(s.pair(), l.now)
 	}
 }
 
 func (e *Steps) apply(l *Boards) {
-	if b, g := l.group(e.Group); g != nil {
-		b.takeSteps(g, e.List)
+	if b, g := l.groupWithKey(e.Group); g != nil {
+		b.recordSteps(g, e.List)
 	}
 }
 
+// apply puts the given model of steps in place of a learned one, with the weights that policies use.
 func (e SetStepModel) apply(b *Boards) {
-	if _, g := b.group(e.Group); g != nil {
-		g.steps.Law, g.lawWeights = e.StepModel, &e.Weights
+	if _, g := b.groupWithKey(e.Group); g != nil {
+		g.steps.Law, g.givenWeights = e.StepModel, &e.Weights
 	}
 }
 
@@ -56,54 +57,57 @@ func (e SetWorkers) apply(b *Boards) { b.setWorkers(e.Workers) }
 
 func (e Preempted) apply(b *Boards) { b.preempted(e.Worker) }
 
-func (e TablesBuilt) apply(b *Boards) { b.subjects[e.Subject].Tables = e.Tables }
+func (e TablesBuilt) apply(b *Boards) { b.predictors[e.Predictor].Tables = e.Tables }
 
-func (e SetPolicy) apply(b *Boards) { b.reject(b.setPolicy(e.Spec)) }
+func (e SetPolicy) apply(b *Boards) { b.reportRejected(b.setPolicy(e.Spec)) }
 
 func (e SetFit) apply(b *Boards) { b.setFit(e.Fit) }
 
-func (s Settings) apply(b *Boards) { b.reject(b.configure(s)) }
+func (s Settings) apply(b *Boards) { b.reportRejected(b.applySettings(s)) }
 
+// apply keeps the Counts for the next event, and measures how fast the streams of the board's groups get tokens.
 func (e *Counts) apply(l *Boards) {
 	if b := l.boards[e.Model]; b != nil {
 		b.counts = e
-		b.listen(l.now)
+		b.measureTokenRate(l.now)
 	}
 }
 
-// apply ends the waits that are over, and prepares rounds (see advance). It removes the board if that has neither ranks nor entries left.
+// apply ends the waits that are over, and prepares rounds (see advance). It removes the board if it has neither ranks nor entries left.
 func (e *Tick) apply(l *Boards) {
 	b := l.boards[e.Model]
 	if b == nil {
 		return
 	}
 	b.advance(l.now)
-	if b.empty() {
+	if b.isEmpty() {
 		l.remove(b)
 		l.emit(Effect{Kind: EffectGone, Group: GroupKey{Model: e.Model}})
 	}
 }
 
+// apply runs one round of the first board that has one to decide. The event Decided must follow.
 func (Decide) apply(l *Boards) {
 	if l.round = l.nextToDecide(); l.round != nil {
-		l.round.decide(l.now)
+		l.round.runRound(l.now)
 	}
 }
 
+// apply finishes the round that the event Decide ran.
 func (e *Decided) apply(l *Boards) {
 	if b := l.round; b != nil {
 		l.round = nil
-		b.decided(e.Took, l.now)
+		b.finishRound(e.Took, l.now)
 	}
 }
 
 func (Shutdown) apply(b *Boards) {
 	b.draining = true
-	b.answerAll(ErrDraining)
+	b.refuseAll(ErrDraining)
 }
 
-// reject reports, as an effect, that the settings of the current event cannot work; nil: they can.
-func (b *Boards) reject(err error) {
+// reportRejected emits that the settings of the current event cannot work; err nil: they can, and it emits nothing.
+func (b *Boards) reportRejected(err error) {
 	if err != nil {
 		b.emit(Effect{Kind: EffectRejected, Err: err})
 	}
@@ -113,7 +117,7 @@ func (b *Boards) reject(err error) {
 func (l *Boards) MayHoldEndedKV(worker int32) bool {
 	return slices.ContainsFunc(l.inOrder, func(b *board) bool {
 		r := b.ranks[worker]
-		return r != nil && (len(r.leaked) > 0 || r.kept.Tokens() > 0)
+		return r != nil && (len(r.orphans) > 0 || r.keptKV.Tokens() > 0)
 	})
 }
 
@@ -124,9 +128,9 @@ func (e Gauged) apply(l *Boards) {
 		return
 	}
 	for _, b := range l.inOrder {
-		if r := b.ranks[e.Worker]; r != nil && len(r.leaked) > 0 { // a gauge cannot tell orphans from kept KV
+		if r := b.ranks[e.Worker]; r != nil && len(r.orphans) > 0 { // a gauge cannot tell orphans from kept KV
 			b.correctOrphans(r, e)
-		} else if r != nil && r.kept.Tokens() > 0 {
+		} else if r != nil && r.keptKV.Tokens() > 0 {
 			b.correctKept(r, e)
 		}
 	}
@@ -149,7 +153,7 @@ func (l *Boards) Apply(e Event, now time.Time) []Effect {
 // which brings these numbers up to date.
 func (l *Boards) NeedsCounts(model string, now time.Time) bool {
 	b := l.boards[model]
-	return b != nil && b.looks(now)
+	return b != nil && b.needsCounts(now)
 }
 
 // nextToDecide returns the first board that has a round to decide; nil: no board has.

@@ -5,21 +5,21 @@ package board
 // only after its first event, because no decode step reads its KV before it starts to decode.
 
 // AheadAuto as the value of Config.BindAhead makes the boards learn how many requests an early rank may have beyond its slots. The type
-// lead learns this number from the requests that ended: how many of a rank's requests wait for their first token, on average.
+// prefillDelay learns this number from the requests that ended: how many of a rank's requests wait for their first token, on average.
 const AheadAuto = -1
 
-// seeStarts finds the requests of a rank whose first event has come, and counts them as decoding from now on.
-func (b *board) seeStarts(r *rank) {
+// markDecoding finds the requests of a rank whose first event has come, and counts them as decoding from now on.
+func (b *board) markDecoding(r *rank) {
 	for i, slot := range r.slots {
 		s := &b.slots.records[slot]
 		// A preempted request decodes again once it has more tokens than before the preemption.
-		preempted := s.tokensBefore > 0 && r.running[i].Generated <= s.tokensBefore
-		if !s.unread || !b.started(slot) || preempted {
+		preempted := s.tokensBeforePreemption > 0 && r.running[i].Generated <= s.tokensBeforePreemption
+		if !s.notDecoding || !b.hasBegun(slot) || preempted {
 			continue
 		}
-		s.unread = false
-		r.unreadSlots--
-		r.unreadKV -= int64(s.prompt)
-		b.dropPrompt(r, slot)
+		s.notDecoding = false
+		r.notDecodingSlots--
+		r.notDecodingKV -= int64(s.prompt)
+		b.dropPromptLeft(r, slot)
 	}
 }

@@ -43,8 +43,8 @@ func TestKVIsReadFromTheFirstEventOn(t *testing.T) {
 	r := h.boards["m"].ranks[0]
 	see := func(later int64, early int) {
 		h.status(h.at)
-		require.Equal(t, later, r.unreadKV)
-		require.Equal(t, early, r.unreadSlots)
+		require.Equal(t, later, r.notDecodingKV)
+		require.Equal(t, early, r.notDecodingSlots)
 	}
 	see(900, 2)
 	first.Started()
@@ -77,7 +77,7 @@ func TestWhatIsBoundBeforeItsPrefillHasItsRoomButIsNoLoad(t *testing.T) {
 	require.EqualValues(t, 100, group().ImbalanceTokens, "one rank decodes 100 tokens, the other none")
 	require.EqualValues(t, 800, group().KVTokens)
 	require.EqualValues(t, 1, h.status(h.at).Models[0].Workers[1].Used, "its slot is taken")
-	require.Equal(t, int64(700), h.boards["m"].ranks[1].unreadKV)
+	require.Equal(t, int64(700), h.boards["m"].ranks[1].notDecodingKV)
 	h.apply(Recount{Model: "m", Slot: early.index, Prompt: 750})
 	require.EqualValues(t, 850, group().KVTokens)
 	require.EqualValues(t, 100, group().MostTokens)
@@ -88,8 +88,8 @@ func TestWhatIsBoundBeforeItsPrefillHasItsRoomButIsNoLoad(t *testing.T) {
 	h.put(pool.Entry{Prompt: 600}).slotNow(t)
 	h.release(h.slotsOf(1)...)
 	r := h.boards["m"].ranks[1]
-	require.Zero(t, r.unreadSlots, "it left before it started")
-	require.Zero(t, r.unreadKV)
+	require.Zero(t, r.notDecodingSlots, "it left before it started")
+	require.Zero(t, r.notDecodingKV)
 	require.Zero(t, r.kv)
 }
 
@@ -134,9 +134,9 @@ func TestOneProcessHasRanksThatAreEarlyAndOthers(t *testing.T) {
 		h.put(pool.Entry{Prompt: 10, Model: "other"})
 	}
 	require.Len(t, h.boards["m"].ranks[0].slots, 3, "two ahead of its slot")
-	require.Equal(t, 3, h.boards["m"].ranks[0].unreadSlots)
+	require.Equal(t, 3, h.boards["m"].ranks[0].notDecodingSlots)
 	require.Len(t, h.boards["other"].ranks[7].slots, 1)
-	require.Zero(t, h.boards["other"].ranks[7].unreadSlots)
+	require.Zero(t, h.boards["other"].ranks[7].notDecodingSlots)
 }
 
 func TestACopyKnowsWhatIsNotPrefilled(t *testing.T) {
@@ -144,6 +144,6 @@ func TestACopyKnowsWhatIsNotPrefilled(t *testing.T) {
 	h.put(pool.Entry{Prompt: 100}).slotNow(t)
 	h.put(pool.Entry{Prompt: 200})
 	c := h.Clone().boards["m"]
-	require.Equal(t, 1, c.ranks[0].unreadSlots)
-	require.EqualValues(t, 100, c.ranks[0].unreadKV)
+	require.Equal(t, 1, c.ranks[0].notDecodingSlots)
+	require.EqualValues(t, 100, c.ranks[0].notDecodingKV)
 }

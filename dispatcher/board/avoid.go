@@ -16,7 +16,7 @@ const avoidFor = 30 * time.Second
 // isRestricted says whether some ranks of the board may not get an entry: it avoids some ranks, it may go only to some (Only), or it asks
 // for a model name that only some ranks list.
 func (b *board) isRestricted(e *pool.Entry) bool {
-	return len(e.Avoid)+len(e.Only) > 0 || b.partial[e.Name] != nil
+	return len(e.Avoid)+len(e.Only) > 0 || b.partialNames[e.Name] != nil
 }
 
 // mayGo says whether an entry may go to a rank in every case, and not only after avoidFor: the rank lists the model name of the entry, and
@@ -38,9 +38,9 @@ func (b *board) mustAvoid(e *pool.Entry, now time.Time) bool {
 		return false
 	}
 	for _, g := range b.groups {
-		watermark := policy.Watermark(g.inForce().Policy)
-		for _, r := range g.ranks {
-			if r.Up && mayGo(e, r) && int64(e.Prompt) <= r.budget(watermark) {
+		watermark := policy.Watermark(g.policyInForce().Policy)
+		for _, r := range g.steppingRanks {
+			if r.Up && mayGo(e, r) && int64(e.Prompt) <= r.largestPrompt(watermark) {
 				return true
 			}
 		}
@@ -48,35 +48,38 @@ func (b *board) mustAvoid(e *pool.Entry, now time.Time) bool {
 	return false
 }
 
-// placeAvoiding binds the entries for which mustAvoid is true, oldest first. It runs before the policies decide, because policies do not
-// know which ranks an entry avoids. An entry that it cannot bind stays in the pool, hidden from the policies. wakeAvoiding becomes the
+// bindAvoiding binds the entries for which mustAvoid is true, oldest first. It runs before the policies decide, because policies do not
+// know which ranks an entry avoids. An entry that it cannot bind stays in the pool, hidden from the policies. retryAvoidedAt becomes the
 // time at which the first of these entries has waited for avoidFor.
-func (b *board) placeAvoiding(now time.Time) {
+func (b *board) bindAvoiding(now time.Time) {
 	for i := 0; i < b.pool.Len(); {
 		e := b.pool.Entries()[i]
 		if !b.mustAvoid(e, now) {
 			i++
 			continue
 		}
-		if r := b.roomFor(e, now); r != nil {
-			if fault := b.bind(r.group, r.group.inForce(), policy.Assignment{Entry: e.ID, Worker: r.ID}, now); fault == "" {
-				continue // the entry has left the pool, so the next one has the index i now
-			}
+		if r := b.emptiestRankFor(e, now); r != nil && b.bindTo(r, e, now) {
+			continue // the entry has left the pool, so the next one has the index i now
 		}
-		until, avoidsForEver := e.Entered.Add(avoidFor), len(e.Only) > 0
-		if !avoidsForEver && (b.wakeAvoiding.IsZero() || until.Before(b.wakeAvoiding)) {
-			b.wakeAvoiding = until
+		if avoidsForEver := len(e.Only) > 0; !avoidsForEver {
+			b.retryAvoidedAt = earlier(b.retryAvoidedAt, e.Entered.Add(avoidFor))
 		}
 		i++
 	}
 }
 
-// roomFor returns the emptiest rank that can take an entry now and that the entry does not avoid; nil: there is none. It returns a rank
-// whose engine has refused requests only if there is no other: a rank in the entry's Last, or a spared rank (spare.go). Such a rank may
-// serve again by now, but the ranks that the entry avoids have already failed this very entry.
-func (b *board) roomFor(e *pool.Entry, now time.Time) (best *rank) {
-	for _, g := range b.order {
-		for _, r := range g.ranks {
+// bindTo binds an entry to a rank that the board itself has chosen. It returns false, and the entry stays in the pool, if this would break
+// a hard limit.
+func (b *board) bindTo(r *rank, e *pool.Entry, now time.Time) (bound bool) {
+	return b.bind(r.group, r.group.policyInForce(), policy.Assignment{Entry: e.ID, Worker: r.ID}, now) == ""
+}
+
+// emptiestRankFor returns the emptiest rank that can take an entry now and that the entry does not avoid; nil: there is none. It returns a
+// rank whose engine has refused requests only if there is no other: a rank in the entry's Last, or a spared rank (spare.go). Such a rank
+// may serve again by now, but the ranks that the entry avoids have already failed this very entry.
+func (b *board) emptiestRankFor(e *pool.Entry, now time.Time) (best *rank) {
+	for _, g := range b.decidingGroups {
+		for _, r := range g.steppingRanks {
 			if r.Up && mayGo(e, r) && b.hasRoomFor(e, r, now) && (best == nil || suitsBetter(e, r, best)) {
 				best = r
 			}
@@ -93,34 +96,34 @@ func suitsBetter(e *pool.Entry, r, other *rank) bool {
 	if r.spared != other.spared {
 		return !r.spared
 	}
-	return r.weigh(r.kv) < other.weigh(other.kv)
+	return r.scaleByCost(r.kv) < other.scaleByCost(other.kv)
 }
 
 // hasRoomFor says whether a rank that is up has a slot and KV room for an entry, and no quarantine keeps the entry's prefill engine from
 // sending its KV there (pairs.go).
 func (b *board) hasRoomFor(e *pool.Entry, r *rank, now time.Time) bool {
-	p := r.group.inForce()
+	p := r.group.policyInForce()
 	mustFit := !p.Immediate() // an immediate policy lets the engine queue what has no room yet
-	if mustFit && !r.fits(int64(e.Prompt), policy.Watermark(p.Policy), now) {
+	if mustFit && !r.hasSlotAndRoom(int64(e.Prompt), policy.Watermark(p.Policy), now) {
 		return false
 	}
-	if b.pairs.vetoed(e, r, now) {
-		b.pairs.wait(now) // without this the board would look again only at the next event, which may come much later
+	if b.pairs.isQuarantined(e, r, now) {
+		b.pairs.wakeAtQuarantineEnd(now) // without this the board would look again only at the next event, which may come much later
 		return false
 	}
 	return true
 }
 
-// countRestricted counts the restricted entries anew, and for each listing the entries that wait for its name. It runs after the ranks'
-// lists of names have changed.
+// countRestricted counts the restricted entries anew, and for each name that only some ranks list the entries that wait for it. It runs
+// after the ranks' lists of names have changed.
 func (b *board) countRestricted() {
 	b.restrictedCount = 0
-	for _, p := range b.names {
+	for _, p := range b.sortedPlacements {
 		p.waiting = 0
 	}
 	for id, w := range b.waiting {
 		inPool := w.Local == nil // a local entry never enters the pool
-		if p := b.partial[w.Entry.Name]; p != nil && inPool && !w.Entry.Discard {
+		if p := b.partialNames[w.Entry.Name]; p != nil && inPool && !w.Entry.Discard {
 			p.waiting++
 		}
 		if w.restricted = inPool && b.isRestricted(w.Entry); w.restricted {
@@ -133,46 +136,49 @@ func (b *board) countRestricted() {
 // hiddenFrom says whether an entry is hidden from a group's policy. It is hidden if some rank of the group does not list the model name
 // that the entry asks for.
 func (b *board) hiddenFrom(e *pool.Entry, g *group) bool {
-	p := b.partial[e.Name]
-	return p != nil && !slices.Contains(p.whole, g)
+	p := b.partialNames[e.Name]
+	return p != nil && !slices.Contains(p.wholeGroups, g)
 }
 
-// placeNamed binds the entries whose model name only some ranks of a group list, because policies do not see these entries. Before the
-// policies decide, it binds only those that are older than every entry that policies see. After the policies have decided, it binds all
+// The values of a parameter of bindPartlyListed.
+const beforePolicies, afterPolicies = true, false
+
+// bindPartlyListed binds the entries whose model name only some ranks of a group list, because policies do not see these entries. Before
+// the policies decide, it binds only those that are older than every entry that policies see. After the policies have decided, it binds all
 // that it can. This keeps either kind of entry from always being served before the other.
-func (b *board) placeNamed(now time.Time, beforePolicies bool) {
-	if b.restrictedCount == 0 || len(b.partial) == 0 {
+func (b *board) bindPartlyListed(now time.Time, before bool) {
+	if b.restrictedCount == 0 || len(b.partialNames) == 0 {
 		return
 	}
 	for i := 0; i < b.pool.Len(); {
 		e := b.pool.Entries()[i]
-		p := b.partial[e.Name]
-		leftToPolicies := p == nil || beforePolicies && len(p.whole) > 0
+		p := b.partialNames[e.Name]
+		leftToPolicies := p == nil || before && len(p.wholeGroups) > 0
 		switch {
-		case b.mustAvoid(e, now): // placeAvoiding binds it
-		case leftToPolicies && beforePolicies: // all entries after it are younger than an entry that policies see
+		case b.mustAvoid(e, now): // bindAvoiding binds it
+		case leftToPolicies && before: // all entries after it are younger than an entry that policies see
 			return
-		case !leftToPolicies && !p.full && b.placeOn(p, e, now):
+		case !leftToPolicies && !p.noFreeSlot && b.bindToPlacement(p, e, now):
 			continue // the entry has left the pool, so the next one has the index i now
 		}
 		i++
 	}
 }
 
-// placeOn binds an entry to the emptiest rank that lists its name and can take it now, and says whether there was such a rank. Groups in
-// which every rank lists the name are left to the policies. But if every rank that lists the name is spared or down, all ranks that are up
-// count as not spared: the method spare keeps at least one rank of the board in service, but not one for each name.
-func (b *board) placeOn(p *namePlacement, e *pool.Entry, now time.Time) (bound bool) {
+// bindToPlacement binds an entry to the emptiest rank that lists its name and can take it now, and says whether there was such a rank.
+// Groups in which every rank lists the name are left to the policies. But if every rank that lists the name is spared or down, all ranks
+// that are up count as not spared: updateSpared keeps at least one rank of the board in service, but not one for each name.
+func (b *board) bindToPlacement(p *namePlacement, e *pool.Entry, now time.Time) (bound bool) {
 	var best *rank
 	full := true // no rank has a free slot
-	ranks := p.parts
-	allSpared := !slices.ContainsFunc(p.ranks, (*rank).takes)
+	ranks := p.partialGroupRanks
+	allSpared := !slices.ContainsFunc(p.ranks, (*rank).takesRequests)
 	if allSpared {
 		ranks = p.ranks
 	}
 	for _, r := range ranks {
-		takes := r.takes() || allSpared && r.Up
-		if takes && (r.group.inForce().Immediate() || r.free() > 0) {
+		takes := r.takesRequests() || allSpared && r.Up
+		if takes && (r.group.policyInForce().Immediate() || r.freeSlots() > 0) {
 			full = false
 			if b.hasRoomFor(e, r, now) && (best == nil || suitsBetter(e, r, best)) {
 				best = r
@@ -180,7 +186,7 @@ func (b *board) placeOn(p *namePlacement, e *pool.Entry, now time.Time) (bound b
 		}
 	}
 	if full { // other entries with this name need not look at these ranks again in this tick
-		p.full = true
+		p.noFreeSlot = true
 	}
-	return best != nil && b.bind(best.group, best.group.inForce(), policy.Assignment{Entry: e.ID, Worker: best.ID}, now) == ""
+	return best != nil && b.bindTo(best, e, now)
 }

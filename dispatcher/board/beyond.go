@@ -11,9 +11,9 @@ import (
 // deadline in the pool is therefore not given up if such an engine has room in its queue. It is bound to the rank and charged as usual,
 // although the rank has no slot or no KV room for it yet. The engine begins with the request once both are free.
 
-// overflow binds an entry whose hand-off is at its deadline to a rank that can begin with it at once, or else to the rank with the
+// bindOverdue binds an entry whose hand-off is at its deadline to a rank that can begin with it at once, or else to the rank with the
 // shortest queue. It returns false if no rank can take the entry. The ranks must have been refreshed.
-func (b *board) overflow(e *pool.Entry, now time.Time) bool {
+func (b *board) bindOverdue(e *pool.Entry, now time.Time) bool {
 	if e.Discard {
 		return false // no client waits for a discarded hand-off, and in a queue it would only hold its KV for longer
 	}
@@ -21,9 +21,9 @@ func (b *board) overflow(e *pool.Entry, now time.Time) bool {
 	prompt := int64(w.prompt())
 	var best *rank
 	for _, g := range b.groups {
-		for _, r := range g.ranks {
-			able := mayGo(e, r) && r.queues(prompt) && !b.pairs.vetoed(e, r, now)
-			if able && (best == nil || r.sooner(best, prompt)) {
+		for _, r := range g.steppingRanks {
+			canTake := mayGo(e, r) && r.mayTakeOverdue(prompt) && !b.pairs.isQuarantined(e, r, now)
+			if canTake && (best == nil || r.beginsSooner(best, prompt)) {
 				best = r
 			}
 		}
@@ -31,81 +31,83 @@ func (b *board) overflow(e *pool.Entry, now time.Time) bool {
 	if best == nil {
 		return false
 	}
-	beyond := !best.startsAtOnce(prompt)
-	if beyond {
-		best.queued++
+	mustQueue := !best.startsAtOnce(prompt)
+	if mustQueue {
+		best.engineQueued++
 		b.emit(Effect{Kind: EffectInEngineQueue})
 	}
-	b.admit(best, w, Binding{Policy: best.group.inForce().name, InEngineQueue: beyond}, now)
+	b.admit(best, w, Binding{Policy: best.group.policyInForce().name, InEngineQueue: mustQueue}, now)
 	return true
 }
 
-// queues says whether the rank's engine may get a prompt (in tokens) whose hand-off is at its deadline. A rank whose slots are limited
-// (Limit) gets it only if the engine can begin at once, because requests of other proxies may wait there or the engine has just started.
-// The KV that the engine keeps of ended answers does not count as taken, because the engine gives it up sooner or later.
-func (r *rank) queues(prompt int64) bool {
-	tooLarge := r.Capacity > 0 && prompt > r.room()+r.kept.Tokens()
-	if !r.takes() || r.MaxEngineQueue == 0 || tooLarge {
+// mayTakeOverdue says whether the rank's engine may get a prompt (in tokens) whose hand-off is at its deadline. A rank whose slots are
+// limited (Limit above 0) gets it only if the engine can begin at once, because requests of other proxies may wait there or the engine has
+// just started. The KV that the engine keeps of ended answers does not count as taken, because the engine gives it up sooner or later.
+func (r *rank) mayTakeOverdue(prompt int64) bool {
+	tooLarge := r.Capacity > 0 && prompt > r.usableCapacity()+r.keptKV.Tokens()
+	if !r.takesRequests() || r.MaxEngineQueue == 0 || tooLarge {
 		return false
 	}
-	mayQueue := r.Limit == 0 && r.queue() < r.MaxEngineQueue
+	mayQueue := r.Limit == 0 && r.engineQueueLength() < r.MaxEngineQueue
 	return mayQueue || r.startsAtOnce(prompt)
 }
 
 // startsAtOnce says whether the rank's engine would begin with a prompt at once: the rank has a free slot
 // and the KV room, and no request waits in the engine's queue.
 func (r *rank) startsAtOnce(prompt int64) bool {
-	return r.queued == 0 && r.free() > 0 && (r.Capacity == 0 || r.kv+prompt <= r.room())
+	return r.engineQueued == 0 && r.freeSlots() > 0 && r.hasKVRoom(prompt)
 }
 
-// queue returns how many requests are in the engine's queue. Immediate policies bind more requests than there are slots without counting
-// them in queued, so the requests without a slot are counted as well.
-func (r *rank) queue() int { return max(r.queued, -r.free()) }
+// engineQueueLength returns how many requests are in the engine's queue. Immediate policies bind more requests than there are slots without
+// counting them in engineQueued, so the requests without a slot are counted as well.
+func (r *rank) engineQueueLength() int { return max(r.engineQueued, -r.freeSlots()) }
 
-// sooner says whether a prompt would probably begin sooner on this rank than on the other one: it begins at once only here or, in a tie,
-// fewer requests wait here per slot, a larger share of the slots is free, or the rank holds fewer KV tokens.
-func (r *rank) sooner(other *rank, prompt int64) bool {
+// beginsSooner says whether a prompt (in tokens) would probably begin sooner on this rank than on the other one: it begins at once only
+// here or, in a tie, fewer requests wait here per slot, a larger share of the slots is free, or the rank holds fewer KV tokens. KV tokens
+// count by what they cost on the rank.
+func (r *rank) beginsSooner(other *rank, prompt int64) bool {
 	if here := r.startsAtOnce(prompt); here != other.startsAtOnce(prompt) {
 		return here
 	}
-	mine, theirs := max(1, r.usable()), max(1, other.usable()) // slots; to compare shares, each number is multiplied by the other's slots
-	if x, y := r.queue()*theirs, other.queue()*mine; x != y {
+	// To compare numbers per slot without a division, each number is multiplied by the slots of the other rank.
+	mySlots, otherSlots := max(1, r.usableSlots()), max(1, other.usableSlots())
+	if x, y := r.engineQueueLength()*otherSlots, other.engineQueueLength()*mySlots; x != y {
 		return x < y
 	}
-	if x, y := r.free()*theirs, other.free()*mine; x != y {
+	if x, y := r.freeSlots()*otherSlots, other.freeSlots()*mySlots; x != y {
 		return x > y
 	}
-	return r.weigh(r.kv) < other.weigh(other.kv)
+	return r.scaleByCost(r.kv) < other.scaleByCost(other.kv)
 }
 
-// promote marks requests in the engine's queue as begun, oldest first, as long as a slot and KV room are free for them: engines take
-// requests in order. An engine that runs no other request of ours begins with the first one even if the board counts no room for it.
-func (b *board) promote(r *rank) {
-	if r.queued == 0 {
+// promoteQueued marks requests in the engine's queue as begun, oldest first, as long as a slot and KV room are free for them: engines take
+// requests in order. An engine that runs no other request of this proxy begins with the first one even if the board counts no room for it.
+func (b *board) promoteQueued(r *rank) {
+	if r.engineQueued == 0 {
 		return
 	}
 	b.refresh(r)
 	records := b.slots.records
-	begun, kv := len(r.slots)-r.queued, r.kv // requests that the engine has begun, and their KV
+	begun, kv := len(r.slots)-r.engineQueued, r.kv // requests that the engine has begun, and their KV
 	for i, slot := range r.slots {
-		if records[slot].waits {
+		if records[slot].inEngineQueue {
 			kv -= r.running[i].Tokens()
 		}
 	}
-	for ; r.queued > 0; r.queued-- {
+	for ; r.engineQueued > 0; r.engineQueued-- {
 		oldest, ok := b.oldestQueued(r)
 		if !ok {
-			r.queued = 0 // the number was too high
+			r.engineQueued = 0 // the number was too high
 			return
 		}
 		s := &records[oldest]
 		tokens := r.running[s.pos].Tokens()
-		full := begun >= r.usable() || r.Capacity > 0 && kv+tokens > r.room()
-		if begun > 0 && full {
+		isFull := begun >= r.usableSlots() || r.Capacity > 0 && kv+tokens > r.usableCapacity()
+		if begun > 0 && isFull {
 			return
 		}
 		begun, kv = begun+1, kv+tokens
-		s.waits = false
+		s.inEngineQueue = false
 		b.emit(Effect{Kind: EffectLeftEngineQueue, Group: GroupKey{Model: b.model}, Slot: oldest})
 	}
 }
@@ -114,16 +116,16 @@ func (b *board) promote(r *rank) {
 func (b *board) oldestQueued(r *rank) (oldest int32, ok bool) {
 	records := b.slots.records
 	for _, slot := range r.slots {
-		if records[slot].waits && (!ok || records[slot].older(&records[oldest])) {
+		if records[slot].inEngineQueue && (!ok || records[slot].boundBefore(&records[oldest])) {
 			oldest, ok = slot, true
 		}
 	}
 	return oldest, ok
 }
 
-// older says whether a request got its slot before the other one.
-func (s *slotRecord) older(other *slotRecord) bool {
-	return s.since.Before(other.since) || s.since.Equal(other.since) && s.id < other.id
+// boundBefore says whether a request got its slot before the other one. If both got it at the same time, the smaller ID decides.
+func (s *slotRecord) boundBefore(other *slotRecord) bool {
+	return s.boundAt.Before(other.boundAt) || s.boundAt.Equal(other.boundAt) && s.id < other.id
 }
 
 // PresumedSeconds is the assumed mean time for which a request has its slot, in s, before the first request has ended. Each request that
@@ -133,40 +135,41 @@ const (
 	paceWeight      = 1.0 / 16
 )
 
+// newPace returns the pace of a board on which no request has ended yet.
 func newPace() Throughput { return Throughput{Seconds: PresumedSeconds} }
 
-// ended updates the means by a request that has ended: for how long it had its slot, and how many KV tokens it had at the end.
-func (p *Throughput) ended(after time.Duration, kv int64) {
-	p.Seconds += paceWeight * (after.Seconds() - p.Seconds)
+// recordEnd updates the means by a request that has ended: for how long it had its slot, and how many KV tokens it had at the end.
+func (p *Throughput) recordEnd(inSlot time.Duration, kv int64) {
+	p.Seconds += paceWeight * (inSlot.Seconds() - p.Seconds)
 	p.tokens += paceWeight * (float64(kv) - p.tokens)
 }
 
-// keepPace emits the pace of the board: how many slots there are, and how many are free. It runs at the end of a Tick, after its rounds,
+// emitPace emits the pace of the board: how many slots there are, and how many are free. It runs at the end of a Tick, after its rounds,
 // because the effect wakes the callers that wait for Dispatcher.Room, and before the end they would read outdated numbers.
-func (b *board) keepPace() {
+func (b *board) emitPace() {
 	b.pace.Slots, b.pace.Free = 0, 0
 	for _, g := range b.groups {
-		for _, r := range g.ranks {
-			b.pace.add(r)
+		for _, r := range g.steppingRanks {
+			b.pace.addRank(r)
 		}
 	}
-	b.pace.Waiting = b.pool.Len() - b.discarding
-	for i, p := range b.names {
-		b.paces[i] = p.pace(&b.pace)
+	b.pace.Waiting = b.pool.Len() - b.discardedWaiting
+	for i, p := range b.sortedPlacements {
+		b.sortedPaces[i] = p.paceOfName(&b.pace)
 		// If more entries ask for this name than the ranks that list it have free slots, the surplus does not count: these entries
 		// cannot take the slots of other ranks.
-		b.pace.Waiting -= max(0, p.waiting-b.paces[i].Free)
+		b.pace.Waiting -= max(0, p.waiting-b.sortedPaces[i].Free)
 	}
-	b.emit(Effect{Kind: EffectPace, Group: GroupKey{Model: b.model}, Pace: b.pace, Named: b.paces})
+	b.emit(Effect{Kind: EffectPace, Group: GroupKey{Model: b.model}, Pace: b.pace, Named: b.sortedPaces})
 }
 
-// add counts the slots of a rank that takes requests: the free ones with KV room, and the slots of the requests that the engine has begun,
-// together at least 1. Free slots without KV room do not count, because Dispatcher.Room would promise them although no request can use
-// them.
-func (p *Throughput) add(r *rank) {
-	if r.takes() {
+// addRank counts the slots of a rank that takes requests: the free ones with KV room, and the slots of the requests that the engine has
+// begun, together at least 1. Free slots without KV room do not count, because Dispatcher.Room would promise them although no request can
+// use them.
+func (p *Throughput) addRank(r *rank) {
+	if r.takesRequests() {
 		free := r.freeFor(p.tokens)
-		p.Slots += min(r.usable(), max(1, len(r.slots)-r.queued+free))
+		p.Slots += min(r.usableSlots(), max(1, len(r.slots)-r.engineQueued+free))
 		p.Free += free
 	}
 }
@@ -174,18 +177,18 @@ func (p *Throughput) add(r *rank) {
 // freeFor returns how many free slots the rank has KV room for. tokens is the mean number of KV tokens that a request needs; 0: not known,
 // so all free slots count.
 func (r *rank) freeFor(tokens float64) int {
-	free := max(0, r.free())
+	free := max(0, r.freeSlots())
 	if r.Capacity == 0 || tokens == 0 {
 		return free
 	}
-	return int(min(float64(free), float64(max(0, r.room()-r.kv))/tokens))
+	return int(min(float64(free), float64(max(0, r.usableCapacity()-r.kv))/tokens))
 }
 
-// pace returns the pace of a name, which counts only the ranks that list it.
-func (p *namePlacement) pace(all *Throughput) Throughput {
+// paceOfName returns the pace of a name, which counts only the ranks that list it. The mean times are those of all ranks (all).
+func (p *namePlacement) paceOfName(all *Throughput) Throughput {
 	t := Throughput{Seconds: all.Seconds, tokens: all.tokens, Waiting: p.waiting}
 	for _, r := range p.ranks {
-		t.add(r)
+		t.addRank(r)
 	}
 	return t
 }

@@ -21,17 +21,17 @@ func New(cfg Config) (*Boards, error) {
 		return nil, err
 	}
 	l := &Boards{
-		allBoards: &allBoards{cfg: cfg, fit: cfg.Predictor.Fit, subjects: map[PredictorKey]*known{}},
+		allBoards: &allBoards{cfg: cfg, fit: cfg.Predictor.Fit, predictors: map[PredictorKey]*predictorState{}},
 		boards:    map[string]*board{},
 	}
-	if err := l.checkConfig(); err != nil {
+	if err := cfg.checkPolicies(); err != nil {
 		return nil, err
 	}
-	if _, err := cfg.Parse(FallbackSpec); err != nil { // cfg.Parse may be a test's own
+	if _, err := cfg.Parse(FallbackSpec); err != nil { // cfg.Parse may be a test's own, which does not know the fallback
 		return nil, err
 	}
 	for _, spec := range cfg.Twin { // the twin replays these policies with predictions that the boards make for them
-		l.replayed = append(l.replayed, policy.NeedsOf(l.make(spec).Policy, 0)) // 0: the mean output is not known yet
+		l.twinNeeds = append(l.twinNeeds, policy.NeedsOf(l.buildPolicy(spec).Policy, meanUnknown))
 	}
 	return l, l.setPolicy(cfg.Policy)
 }
@@ -40,21 +40,22 @@ func New(cfg Config) (*Boards, error) {
 func (l *Boards) Config() Config { return l.cfg }
 
 // Policy returns the canonical name of the barrier groups' policy.
-func (l *Boards) Policy() string { return l.name }
+func (l *Boards) Policy() string { return l.policyName }
 
-// checkConfig returns an error if the config cannot work. It does not check the policy of barrier groups: its callers do.
-func (l *Boards) checkConfig() error {
-	if err := l.cfg.Predictor.kindServes(l.cfg.Predictor.Kind); err != nil {
+// checkPolicies returns an error if the configured kind of predictor is not available, or if the policy of ranks without a barrier or one
+// of the twin cannot work. It does not check the policy of barrier groups: its callers do.
+func (c *Config) checkPolicies() error {
+	if err := c.Predictor.checkKindAvailable(c.Predictor.Kind); err != nil {
 		return fmt.Errorf("dispatcher: %w", err)
 	}
-	p, err := l.cfg.Parse(l.cfg.DensePolicy)
+	p, err := c.Parse(c.DensePolicy)
 	if err != nil {
 		return err
 	}
-	if err := l.cfg.Predictor.serves(p); err != nil {
+	if err := c.Predictor.checkAvailableFor(p); err != nil {
 		return err
 	}
-	return checkTwin(l.cfg)
+	return c.checkTwin()
 }
 
 // Next returns the earliest time at which a board has to look at its entries again, so that a Tick is due even if no other event comes;
@@ -62,27 +63,36 @@ func (l *Boards) checkConfig() error {
 func (l *Boards) Next() time.Time {
 	var next time.Time
 	for _, b := range l.inOrder {
-		outage := b.graceEnds
+		outage := b.outageGraceEnds
 		if b.pool.Len() == 0 {
 			outage = time.Time{} // no entry waits for the end of the outage
 		}
 		for _, t := range [...]time.Time{
-			b.windowEnds, b.heldUntil, b.wakeAvoiding, b.nameOutageEnds, b.wakeSpared, b.wakeTight, b.keptUntil, b.pairs.checkAt,
-			b.pool.NextDeadline(), outage,
+			b.windowEnds, b.recheckHeldAt, b.retryAvoidedAt, b.nameOutageEnds, b.retrySparedAt, b.tightEndsAt, b.keptKVFreedAt,
+			b.pairs.quarantineEndsAt, b.pool.NextDeadline(), outage,
 		} {
-			if !t.IsZero() && (next.IsZero() || t.Before(next)) {
-				next = t
-			}
+			next = earlier(next, t)
 		}
 	}
 	return next
 }
 
-// answerAll answers all waiting entries with err. Requests that run stay charged.
-func (l *Boards) answerAll(err error) {
+// earlier returns the earlier of two times. A zero time stands for none, so the result is zero only if both are.
+func earlier(x, y time.Time) time.Time {
+	if x.IsZero() || !y.IsZero() && y.Before(x) {
+		return y
+	}
+	return x
+}
+
+// hasCome says whether a time at which the board must do something has come; a zero time never comes.
+func hasCome(at, now time.Time) bool { return !at.IsZero() && !now.Before(at) }
+
+// refuseAll answers all waiting entries with err. Requests that run stay charged.
+func (l *Boards) refuseAll(err error) {
 	for _, b := range l.inOrder {
 		for len(b.pool.Entries()) > 0 {
-			b.fail(b.pool.Entries()[0], err)
+			b.removeAndRefuse(b.pool.Entries()[0], err)
 		}
 	}
 }
@@ -100,10 +110,10 @@ func (l *Boards) enqueue(w waitingEntry) {
 	}
 }
 
-// withdraw takes an entry out of the pool, unless it has left the pool already.
+// withdraw takes an entry out of the pool and refuses it, unless it has left the pool already.
 func (l *Boards) withdraw(e *pool.Entry) {
-	if b := l.boards[e.Model]; b != nil && b.waiting[e.ID].Entry == e {
-		b.fail(e, ErrWithdrawn)
+	if b := l.boards[e.Model]; b != nil && b.waiting[e.ID].Entry == e { // another entry may have its ID by now
+		b.removeAndRefuse(e, ErrWithdrawn)
 	}
 }
 
@@ -115,11 +125,11 @@ func (l *Boards) setWorkers(ws []Worker) {
 		fleet[model] = nil // a board whose model is not in ws any more must still get an empty list, to lose its ranks
 	}
 	modelOf := map[string]string{} // by group name
-	l.shared = map[string]bool{}
+	l.sharedGroupNames = map[string]bool{}
 	for _, w := range ws {
 		fleet[w.Model] = append(fleet[w.Model], w)
 		if other, ok := modelOf[w.Group]; ok && other != w.Model {
-			l.shared[w.Group] = true
+			l.sharedGroupNames[w.Group] = true
 		}
 		modelOf[w.Group] = w.Model
 	}
@@ -133,46 +143,49 @@ func (l *Boards) setWorkers(ws []Worker) {
 	}
 }
 
-// setFit makes all present subjects (PredictorKey) start anew from the fit (EffectFit), and keeps it for those that come later.
+// setFit emits the effect that makes all present predictors start anew from the fit, and keeps the fit for those that come later.
 func (l *Boards) setFit(fit *predictor.Fit) {
 	l.fit = fit
 	l.emit(Effect{Kind: EffectFit, Fit: l.fit})
 }
 
-// setPolicy changes the policy of the barrier groups of all boards. It returns an error, and changes nothing, if the spec is wrong or
-// the predictor that the policy needs is not available.
+// setPolicy changes the policy of the barrier groups of all boards, which decide anew. It returns an error, and changes nothing, if the
+// spec is wrong or the predictor that the policy needs is not available.
 func (l *Boards) setPolicy(spec string) error {
 	p, err := l.cfg.Parse(spec)
 	if err != nil {
 		return err
 	}
-	if err := l.cfg.Predictor.serves(p); err != nil {
+	if err := l.cfg.Predictor.checkAvailableFor(p); err != nil {
 		return err
 	}
-	l.spec, l.name = spec, p.Name()
-	l.emit(Effect{Kind: EffectPolicy, Policy: l.name})
+	l.policySpec, l.policyName = spec, p.Name()
+	l.emit(Effect{Kind: EffectPolicy, Policy: l.policyName})
 	for _, b := range l.inOrder {
 		b.setPolicy()
 	}
 	return nil
 }
 
-// choose builds the policy in use of a barrier group or, if barrier is false, of the ranks without a barrier.
-func (b *board) choose(barrier bool) policyInUse {
+// policyFor builds the policy in use of a barrier group or, if barrier is false, of the ranks without a barrier. If the policy needs a
+// predictor, this predictor begins to learn.
+func (b *board) policyFor(barrier bool) policyInUse {
 	spec := b.cfg.DensePolicy
 	if barrier {
-		spec = b.spec
+		spec = b.policySpec
 	}
-	p := b.make(spec)
-	p.source = b.source(policy.NeedsOf(p.Policy, 0))
+	p := b.buildPolicy(spec)
+	p.predictor = b.predictorFor(policy.NeedsOf(p.Policy, meanUnknown))
 	return p
 }
 
-// make builds a policy in use from a spec that was checked before.
-func (a *allBoards) make(spec string) policyInUse {
+// buildPolicy builds a policy in use from a spec that was checked before.
+func (a *allBoards) buildPolicy(spec string) policyInUse {
 	p, err := a.cfg.Parse(spec)
 	if err != nil {
 		panic("dispatcher: policy " + spec + " was accepted before and no longer parses: " + err.Error())
 	}
-	return policyInUse{Policy: p, spec: spec, name: p.Name(), all: a, ahead: policy.SendsAhead(p), hits: policy.NeedsOf(p, 0).Hits}
+	return policyInUse{
+		Policy: p, spec: spec, name: p.Name(), shared: a, sendsAhead: policy.SendsAhead(p), readsHits: policy.NeedsOf(p, meanUnknown).Hits,
+	}
 }

@@ -9,9 +9,8 @@ import (
 	"evenkeel/predictor"
 )
 
-// Check calls bad for every setting of the config file that cannot work, with its key. It looks at
-// the sections dispatch and predictor, at pool.ttl and at bind.ahead. New reports the errors that need
-// the contents of the fit file.
+// Check calls bad for every setting of the config file that cannot work, with its key. It looks at the sections dispatch and predictor, at
+// pool.ttl and at bind.ahead. New reports the errors that need the contents of the fit file.
 func (c *Config) Check(bad func(key, format string, args ...any)) {
 	c.checkNumbers(bad)
 	if c.TickLimit == 0 {
@@ -31,7 +30,7 @@ func (c *Config) Check(bad func(key, format string, args ...any)) {
 	}
 }
 
-// check returns an error for each number that cannot work. Fields that are zero have their defaults and are no error.
+// check returns an error for each number that cannot work; nil: all can. Fields that are zero have their defaults and are no error.
 func (c Config) check() error {
 	var errs []error
 	c.checkNumbers(func(key, format string, args ...any) { errs = append(errs, fmt.Errorf(key+": "+format, args...)) })
@@ -91,7 +90,7 @@ func (c *Config) DoubtFit(kind predictor.Kind, policies ...string) string {
 		if err != nil {
 			continue // Check reports it
 		}
-		needs := policy.NeedsOf(p, 0)
+		needs := policy.NeedsOf(p, meanUnknown)
 		kindsRead[predictor.Kind(needs.Predictor)] = true
 		meanRead = meanRead || needs.MeanOutput
 	}
@@ -116,19 +115,20 @@ func (c *Config) DoubtFit(kind predictor.Kind, policies ...string) string {
 // errNoOracle says the same as errOracle, with the values that an operator may write in the config file.
 var errNoOracle = errors.New("only a replay can use an oracle, because only there it is known how requests end; write survival or exact")
 
-// policyOf returns a policy as New will build it: with the configured predictor, if the spec (text) names none. It ignores a
-// predictor.kind that cannot work, because Check reports that as an error of its own.
+// policyOf returns a policy as New will build it: with the configured predictor, if the spec (text) names none. It ignores a predictor.kind
+// that cannot work, because Check reports that as an error of its own. An error says why the policy cannot work.
 func (c *Config) policyOf(text string) (policy.Policy, error) {
 	kind := c.Predictor.Kind
 	if _, err := predictor.ParseKind(string(kind)); err != nil || kind == predictor.KindOracle {
 		kind = ""
 	}
-	sp, err := specWith(kind, text, "that is predictor.kind, write another or name one in the policy")
+	const hint = "that is predictor.kind, write another or name one in the policy"
+	sp, err := parseSpecWithKind(kind, text, hint)
 	if err != nil {
 		return nil, err
 	}
 	p := sp.Build()
-	if policy.NeedsOf(p, 0).Predictor == string(predictor.KindOracle) {
+	if policy.NeedsOf(p, meanUnknown).Predictor == string(predictor.KindOracle) {
 		return nil, fmt.Errorf("policy %s: %w", p.Name(), errNoOracle)
 	}
 	return p, nil

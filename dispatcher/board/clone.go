@@ -12,63 +12,47 @@ import (
 // original. The copy has neither the sampled scores of predictions nor the memory for traces, because its status and traces are not read.
 func (l *Boards) Clone() *Boards {
 	a := *l.allBoards
-	a.subjects = make(map[PredictorKey]*known, len(l.subjects))
-	for key, s := range l.subjects {
+	a.predictors = make(map[PredictorKey]*predictorState, len(l.predictors))
+	for key, s := range l.predictors {
 		copied := *s // the tables never change
-		a.subjects[key] = &copied
+		a.predictors[key] = &copied
 	}
 	a.effects = nil
 	c := &Boards{allBoards: &a, boards: make(map[string]*board, len(l.boards)), draining: l.draining}
 	for _, b := range l.inOrder {
-		b.recall()
+		b.applyCounts()
 		c.add(b.clone(&a))
 	}
 	return c
 }
 
-// recall writes the Counts that were applied for the next event into the ranks and slot records, because a clone does not copy the Counts.
-func (b *board) recall() {
+// applyCounts writes the progress of the Counts into the ranks and slot records, because a clone does not copy the Counts themselves.
+func (b *board) applyCounts() {
 	for _, r := range b.ranks {
 		if b.counts != nil {
 			b.refresh(r)
 		}
 		for _, slot := range r.slots {
-			b.started(slot)
+			b.hasBegun(slot) // for its effect: the slot's record then says whether the first event has come
 		}
 	}
 }
 
 // clone copies the board with its pool, ranks, groups and slots. The copies refer to each other, not to the originals. a is what the boards
-// of the copy share. The copy gets no memory that each tick fills anew.
+// of the copy share.
 func (b *board) clone(a *allBoards) *board {
 	c := *b
 	c.allBoards, c.pool = a, b.pool.Clone()
-	c.lengths = maps.Clone(b.lengths)
+	c.outputLengths = maps.Clone(b.outputLengths)
 	c.waiting = make(map[uint64]waitingEntry, len(b.waiting))
 	for _, e := range c.pool.Entries() {
 		w := b.waiting[e.ID]
-		w.Enqueue = Enqueue{Entry: e, Output: c.lengths[e.ID], Hits: w.Hits} // without the memory for a trace
+		w.Enqueue = Enqueue{Entry: e, Output: c.outputLengths[e.ID], Hits: w.Hits} // without the memory for a trace
 		c.waiting[e.ID] = w
 	}
-	groups := make(map[*group]*group, len(b.groups))
-	c.ranks = make(map[int32]*rank, len(b.ranks))
-	for id, old := range b.ranks {
-		if groups[old.group] == nil && old.group != nil {
-			groups[old.group] = old.group.clone(a)
-		}
-		c.ranks[id] = old.clone()
-		c.ranks[id].group = groups[old.group]
-	}
-	c.groups = make([]*group, len(b.groups))
-	for i, g := range b.groups {
-		c.groups[i] = groups[g]
-		c.groups[i].members, c.groups[i].ranks = c.sameRanks(g.members), c.sameRanks(g.ranks)
-	}
-	for _, r := range c.ranks {
-		r.engine = c.sameRanks(r.engine)
-	}
-	c.listed, c.listers, c.names, c.named, c.paces = nil, nil, nil, nil, nil
-	c.listings() // the copy computes its listings, because those of b point to b's ranks
+	c.copyRanks(b, a)
+	c.listersBefore, c.listers, c.sortedPlacements, c.sortedNames, c.sortedPaces = nil, nil, nil, nil, nil
+	c.updatePartialNames() // the copy computes its partial names, because those of b point to b's ranks
 	c.countRestricted()
 	c.slots.records, c.slots.unused = slices.Clone(b.slots.records), slices.Clone(b.slots.unused)
 	for i := range c.slots.records {
@@ -76,25 +60,54 @@ func (b *board) clone(a *allBoards) *board {
 			s.rank = c.ranks[s.rank.ID]
 		}
 	}
-	c.pairs.links = make(map[Link]*linkHealth, len(b.pairs.links))
-	for link, health := range b.pairs.links {
-		next := *health
-		c.pairs.links[link] = &next
-	}
-	c.snapshot, c.survival, c.assignments, c.weights, c.order, c.expired = policy.Snapshot{}, nil, nil, nil, nil, nil
-	c.asked, c.nextGroup, c.round, c.counts = nil, 0, Round{}, nil
-	c.failure, c.invalid, c.askedBound = nil, 0, false
+	c.pairs.links = b.pairs.cloneLinks()
+	// Memory that each tick fills anew.
+	c.snapshot, c.survival, c.assignments, c.scores, c.decidingGroups, c.expired = policy.Snapshot{}, nil, nil, nil, nil, nil
+	c.localEntry, c.nextGroup, c.round, c.counts = nil, 0, Round{}, nil
+	c.policyFailure, c.invalidAssignments, c.localBound = nil, 0, false
 	return &c
+}
+
+// copyRanks gives the board, which is a copy of from, ranks and groups of its own. These refer to each other. a is what the boards of the
+// copy share.
+func (b *board) copyRanks(from *board, a *allBoards) {
+	groups := make(map[*group]*group, len(from.groups))
+	b.ranks = make(map[int32]*rank, len(from.ranks))
+	for id, old := range from.ranks {
+		if groups[old.group] == nil && old.group != nil {
+			groups[old.group] = old.group.clone(a)
+		}
+		b.ranks[id] = old.clone()
+		b.ranks[id].group = groups[old.group]
+	}
+	b.groups = make([]*group, len(from.groups))
+	for i, g := range from.groups {
+		b.groups[i] = groups[g]
+		b.groups[i].allRanks, b.groups[i].steppingRanks = b.sameRanks(g.allRanks), b.sameRanks(g.steppingRanks)
+	}
+	for _, r := range b.ranks {
+		r.engineRanks = b.sameRanks(r.engineRanks)
+	}
+}
+
+// cloneLinks returns a copy of the suspected pairs.
+func (p *pairs) cloneLinks() map[Link]*linkHealth {
+	links := make(map[Link]*linkHealth, len(p.links))
+	for link, health := range p.links {
+		copied := *health
+		links[link] = &copied
+	}
+	return links
 }
 
 // clone copies the rank. The copy still refers to the original's group and to the ranks of its engine, which the caller replaces.
 func (r *rank) clone() *rank {
 	c := *r
 	c.slots, c.running = slices.Clone(r.slots), slices.Clone(r.running)
-	c.kept = r.kept.Clone()
-	c.leaked, c.toCompute = slices.Clone(r.leaked), slices.Clone(r.toCompute)
-	// The copy keeps the capacity, because depart never lets the list grow beyond it.
-	c.departed = append(make([]departed, 0, cap(r.departed)), r.departed...)
+	c.keptKV = r.keptKV.Clone()
+	c.orphans, c.promptsToCompute = slices.Clone(r.orphans), slices.Clone(r.promptsToCompute)
+	// The copy keeps the capacity, because rememberEnded never lets the list grow beyond it.
+	c.recentlyEnded = append(make([]endedRequest, 0, cap(r.recentlyEnded)), r.recentlyEnded...)
 	return &c
 }
 
@@ -110,7 +123,7 @@ func (b *board) sameRanks(ranks []*rank) []*rank {
 // clone copies the group without its ranks, which the caller fills in.
 func (g *group) clone(a *allBoards) *group {
 	c := *g
-	c.members, c.ranks, c.stepRanks = nil, nil, nil
+	c.allRanks, c.steppingRanks, c.stepRanks = nil, nil, nil
 	c.chosen, c.fallback = g.chosen.clone(a), g.fallback.clone(a)
 	c.forecast = g.forecast.Clone()
 	return &c
@@ -118,10 +131,10 @@ func (g *group) clone(a *allBoards) *group {
 
 // clone makes a policy of the same spec, which goes on from the state of the original. a is what the boards of the copy share.
 func (p policyInUse) clone(a *allBoards) policyInUse {
-	c := a.make(p.spec)
+	c := a.buildPolicy(p.spec)
 	policy.Resume(c.Policy, p.Policy)
-	if p.source != nil {
-		c.source = a.subjects[p.source.PredictorKey]
+	if p.predictor != nil {
+		c.predictor = a.predictors[p.predictor.PredictorKey]
 	}
 	return c
 }

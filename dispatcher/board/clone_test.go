@@ -193,7 +193,7 @@ func TestBoardsThatAreToldTheSameStayTheSame(t *testing.T) {
 						o.Generated = int(w.counts.Tokens[slot])
 						return &Release{
 							Model: "m", Slot: slot, Outcome: o, Generated: w.counts.Tokens[slot], Started: w.counts.Started[slot],
-							First: w.counts.FirstStep[slot], Last: steps, MaxUnreported: w.counts.unheard(slot),
+							First: w.counts.FirstStep[slot], Last: steps, MaxUnreported: w.counts.maxUnreported(slot),
 						}
 					}, 0)
 				}
@@ -248,7 +248,7 @@ func TestBoardsThatAreToldTheSameStayTheSame(t *testing.T) {
 				}
 				built, _ := l.Rebuild(now)
 				all(func(w *twin) Event {
-					if w.subjects[key] != nil {
+					if w.predictors[key] != nil {
 						return built[0]
 					}
 					return nil
@@ -316,15 +316,15 @@ func backlogsAreSums(t *rapid.T, b *board) {
 		sum, unread := int64(0), 0
 		for _, slot := range r.slots {
 			s := &b.slots.records[slot]
-			if sum += int64(s.promptLeft); s.unread {
+			if sum += int64(s.promptLeft); s.notDecoding {
 				unread++
-				require.Equal(t, r.Mixed, slices.Contains(r.toCompute, slot))
+				require.Equal(t, r.Mixed, slices.Contains(r.promptsToCompute, slot))
 			}
 		}
 		require.Equal(t, sum, r.backlog)
-		require.Equal(t, unread, r.unreadSlots)
+		require.Equal(t, unread, r.notDecodingSlots)
 		if r.Mixed {
-			require.Len(t, r.toCompute, unread)
+			require.Len(t, r.promptsToCompute, unread)
 		}
 	}
 }

@@ -144,12 +144,12 @@ func (c Config) WithDefaults() Config {
 	return c
 }
 
-// Needs returns what the policy of barrier groups wants to find in its first Snapshot, when no mean output is known.
+// Needs returns what the policy of barrier groups wants to find in its Snapshots while the mean output is not known, as in the first one.
 func (c Config) Needs() (policy.Requirements, error) {
 	c = c.WithDefaults()
 	p, err := c.Parse(c.Policy)
 	if err != nil {
 		return policy.Requirements{}, err
 	}
-	return policy.NeedsOf(p, 0), nil
+	return policy.NeedsOf(p, meanUnknown), nil
 }

@@ -17,19 +17,19 @@ type Settings struct {
 	Predictor PredictorConfig // with Fit nil, what was learned stays
 }
 
-// CheckSettings returns the error with which the boards would reject these Settings as an event, and changes nothing.
+// CheckSettings returns the error that the event Settings would cause (EffectRejected), and changes nothing; nil: these settings can work.
 func (l *Boards) CheckSettings(s Settings) error {
-	_, _, err := l.examine(s)
+	_, _, err := l.configWith(s)
 	return err
 }
 
-// examine checks settings and returns the config and the spec of the policy that would be in force with them. It changes nothing. An error
-// says why the settings cannot work.
-func (l *Boards) examine(s Settings) (cfg Config, spec string, err error) {
-	cfg, spec = l.cfg, cmp.Or(s.Policy, l.spec)
+// configWith returns the config with which the boards would work under these settings, and the spec of the policy of barrier groups. It
+// changes nothing. An error says why the settings cannot work.
+func (l *Boards) configWith(s Settings) (cfg Config, spec string, err error) {
+	cfg, spec = l.cfg, cmp.Or(s.Policy, l.policySpec)
 	cfg.Window, cfg.TickLimit, cfg.TTL = s.Window, cmp.Or(s.TickLimit, DefaultTickLimit), s.TTL
 	cfg.StepModel, cfg.BindAhead = s.StepModel, s.BindAhead
-	if s.Predictor.Kind != l.cfg.Predictor.Kind {
+	if s.Predictor.Kind != l.cfg.Predictor.Kind { // the policies whose spec names no predictor get the new kind
 		cfg.Predictor.Kind = s.Predictor.Kind
 		cfg.Parse = cfg.parser()
 	}
@@ -37,12 +37,12 @@ func (l *Boards) examine(s Settings) (cfg Config, spec string, err error) {
 	if err != nil {
 		return cfg, spec, err
 	}
-	return cfg, spec, errors.Join(cfg.check(), cfg.Predictor.serves(p), (&Boards{allBoards: &allBoards{cfg: cfg}}).checkConfig())
+	return cfg, spec, errors.Join(cfg.check(), cfg.Predictor.checkAvailableFor(p), cfg.checkPolicies())
 }
 
-// configure puts settings into force, or returns the error of examine and changes nothing. The boards decide anew with the next Tick.
-func (l *Boards) configure(s Settings) error {
-	cfg, spec, err := l.examine(s)
+// applySettings puts settings into force, or returns why they cannot work and changes nothing. The boards decide anew with the next Tick.
+func (l *Boards) applySettings(s Settings) error {
+	cfg, spec, err := l.configWith(s)
 	if err != nil {
 		return err
 	}
@@ -57,10 +57,10 @@ func (l *Boards) configure(s Settings) error {
 			if g.barrier {
 				g.steps.Configure(l.cfg.StepModel)
 			} else if newPolicies { // setPolicy below builds only the policies of barrier groups
-				g.chosen = b.choose(false)
+				g.chosen = b.policyFor(g.barrier)
 			}
 		}
-		b.changed = true
+		b.decideNow = true
 	}
 	if newPolicies {
 		return l.setPolicy(spec)

@@ -42,7 +42,7 @@ func (e *Explanation) Best() []Alternative {
 func (e *Explanation) Keep(c Alternative, chosen int32) {
 	const last = mostAlternatives - 1
 	at := e.count // index at which the rank belongs
-	for at > 0 && e.before(&c, &e.best[at-1]) {
+	for at > 0 && e.isBetter(&c, &e.best[at-1]) {
 		at--
 	}
 	drop := last // index that becomes free
@@ -62,8 +62,8 @@ func (e *Explanation) Keep(c Alternative, chosen int32) {
 	e.best[at] = c
 }
 
-// before says whether alternative a is better than b: by the score or, in a tie or without scores, by fewer KV tokens.
-func (e *Explanation) before(a, b *Alternative) bool {
+// isBetter says whether alternative a is better than b: by the score or, in a tie or without scores, by fewer KV tokens.
+func (e *Explanation) isBetter(a, b *Alternative) bool {
 	switch {
 	case math.IsNaN(a.Score) || a.Score == b.Score: // without scores, all are NaN
 		return a.KVTokens < b.KVTokens

@@ -20,7 +20,7 @@ func TestGroundsNameTheBestAndTheChosen(t *testing.T) {
 			e.Keep(c, chosen)
 		}
 		slices.SortStableFunc(all, func(a, b Alternative) int {
-			if e.before(&a, &b) {
+			if e.isBetter(&a, &b) {
 				return -1
 			}
 			return 1

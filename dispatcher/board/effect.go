@@ -67,19 +67,18 @@ const (
 	EffectDuplicate                          // two workers have one ID
 	EffectPace                               // a tick is over, and the board has this Pace now
 	EffectNames                              // Listed are now the names that only some ranks of the board list
-	EffectWatchFirstEvents                   // Count is how many pairs are suspected now, plus how many ranks refuse requests
+	EffectWatchFirstEvents                   // Count is above 0: a pair is suspected or a rank refuses requests, so report each FirstEvent
 	EffectPolicy                             // another policy is in force
 	EffectGroupIdle                          // no request of a group decodes any more
 	EffectLeastStep                          // Duration is now the shortest time that counts as a step of the group
-	EffectNewPredictor                       // begin to learn a subject
-	EffectFit                                // all subjects start anew from another fit
+	EffectNewPredictor                       // a Learner must begin to learn Predictor
+	EffectFit                                // all predictors start anew from another fit
 	EffectOutputSample                       // a request has left its rank, and Sample is what predictors learn from it
-	// an answer whose tokens the engine reported only at its end has Count tokens; the board had estimated EstimatedTokens
-	EffectEstimate
-	EffectGroup     // a group has its first rank; Label is its name
-	EffectGroupGone // a group has lost its last rank
-	EffectGone      // a board has neither ranks nor entries any more, and is removed
-	EffectRejected  // settings of an event cannot work, so the event changed nothing
+	EffectEstimate                           // an answer has ended whose tokens were not reported before: it has Count of them
+	EffectGroup                              // a group has its first rank; Label is its name
+	EffectGroupGone                          // a group has lost its last rank
+	EffectGone                               // a board has neither ranks nor entries any more, and is removed
+	EffectRejected                           // settings of an event cannot work, so the event changed nothing
 )
 
 // Reasons for which the fallback policy took over.

@@ -11,25 +11,25 @@ import (
 func TestSlowTicksCutTheBudgetAndQuickOnesRaiseIt(t *testing.T) {
 	var b searchBudget
 	require.EqualValues(t, 4000, b.evaluations())
-	b.spent(2 * time.Millisecond)
+	b.adapt(2 * time.Millisecond)
 	require.EqualValues(t, 3000, b.evaluations())
-	for range ticksQuick - 1 {
-		b.spent(100 * time.Microsecond)
+	for range quickRoundsNeeded - 1 {
+		b.adapt(100 * time.Microsecond)
 		require.EqualValues(t, 3000, b.evaluations())
 	}
-	b.spent(700 * time.Microsecond)
+	b.adapt(700 * time.Microsecond)
 	require.EqualValues(t, 3000, b.evaluations(), "neither slow nor quick: the row is broken")
-	for range ticksQuick - 1 {
-		b.spent(100 * time.Microsecond)
+	for range quickRoundsNeeded - 1 {
+		b.adapt(100 * time.Microsecond)
 		require.EqualValues(t, 3000, b.evaluations())
 	}
-	b.spent(100 * time.Microsecond)
+	b.adapt(100 * time.Microsecond)
 	require.EqualValues(t, 3187, b.evaluations())
 	for range 30 {
-		b.spent(time.Second)
+		b.adapt(time.Second)
 	}
 	require.EqualValues(t, 250, b.evaluations())
-	b.spent(time.Second)
+	b.adapt(time.Second)
 	require.EqualValues(t, 250, b.evaluations(), "no less")
 }
 
@@ -37,7 +37,7 @@ func TestTheBudgetStaysInItsBounds(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var b searchBudget
 		for range rapid.IntRange(1, 2000).Draw(t, "ticks") {
-			b.spent(time.Duration(rapid.SampledFrom([]int{1, 100, 600, 1500}).Draw(t, "µs")) * time.Microsecond)
+			b.adapt(time.Duration(rapid.SampledFrom([]int{1, 100, 600, 1500}).Draw(t, "µs")) * time.Microsecond)
 			require.GreaterOrEqual(t, b.evaluations(), int32(250))
 			require.LessOrEqual(t, b.evaluations(), int32(4000))
 		}

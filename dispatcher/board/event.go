@@ -101,8 +101,8 @@ type Step struct {
 	Length time.Duration
 }
 
-// SetStepModel sets the model of a group's steps, so that none is learned. Only the simulator and the twin know the model: they make the
-// steps.
+// SetStepModel sets the model of a group's steps, so that none is learned. Only the simulator and the twin know the model, because they
+// decide how long the steps take.
 type SetStepModel struct {
 	Group GroupKey
 	StepModel
@@ -116,16 +116,16 @@ type SetWorkers struct{ Workers []Worker }
 // Preempted reports that the engine of a worker ran out of KV room and preempted a request.
 type Preempted struct{ Worker int32 }
 
-// TablesBuilt are the tables that were built for a subject.
+// TablesBuilt brings the tables that a Learner has built for a predictor.
 type TablesBuilt struct {
-	Subject PredictorKey
+	Predictor PredictorKey
 	*Tables
 }
 
 // SetPolicy changes the policy of the barrier groups.
 type SetPolicy struct{ Spec string }
 
-// SetFit makes the predictors of all subjects start anew from a fit.
+// SetFit makes all predictors start anew from a fit.
 type SetFit struct{ Fit *predictor.Fit }
 
 // Counts has the progress of the requests of a board, by the index of their slots. The board uses it for the next event that is no Counts,
@@ -161,17 +161,17 @@ func (c *Counts) generated(slot int32) int32 {
 	return 0
 }
 
-// step returns the number of the step that brought the first tokens of a slot; 0: no token has come.
-func (c *Counts) step(slot int32) uint32 {
+// firstStep returns the number of the step that brought the first tokens of a slot; 0: no token has come. c may be nil.
+func (c *Counts) firstStep(slot int32) uint32 {
 	if c != nil && int(slot) < len(c.FirstStep) {
 		return c.FirstStep[slot]
 	}
 	return 0
 }
 
-// unheard returns the upper bound of the tokens of a slot's answer, if its engine reports them only at its end; 0: it reports them as they
-// come.
-func (c *Counts) unheard(slot int32) int32 {
+// maxUnreported returns the upper bound of the tokens of a slot's answer, if its engine reports them only at its end; 0: it reports them as
+// they come.
+func (c *Counts) maxUnreported(slot int32) int32 {
 	if int(slot) < len(c.MaxUnreported) {
 		return c.MaxUnreported[slot]
 	}

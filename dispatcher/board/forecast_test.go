@@ -45,7 +45,7 @@ func (h *hand) learn() {
 func (h *hand) look() {
 	h.do(func(l *hand) {
 		for _, b := range l.boards {
-			b.changed = true
+			b.decideNow = true
 		}
 	})
 }
@@ -58,7 +58,7 @@ func (s *Slot) rhat() float32 {
 
 func (s *Slot) record() *slotRecord { return &s.h.boards[s.key.Model].slots.records[s.index] }
 
-// lengths are outputs around a hundred tokens, the same every time.
+// outputLengths are outputs around a hundred tokens, the same every time.
 func lengths(n int) []int32 {
 	rng := rand.New(rand.NewPCG(5, 6))
 	all := make([]int32, n)
@@ -225,7 +225,7 @@ func TestLengthsThatAreToldAreKnown(t *testing.T) {
 		h.put(pool.Entry{Prompt: 5}).slotNow(t)
 		require.Equal(t, want, s.rhat(), "after %d tokens", generated)
 	}
-	require.NotEmpty(t, h.boards["m"].lengths)
+	require.NotEmpty(t, h.boards["m"].outputLengths)
 	h.release(s)
-	require.Empty(t, h.boards["m"].lengths, "nothing is kept of a request that has left")
+	require.Empty(t, h.boards["m"].outputLengths, "nothing is kept of a request that has left")
 }

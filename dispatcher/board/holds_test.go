@@ -72,7 +72,7 @@ func holding(t *testing.T) (*hand, waiting) {
 func TestAHeldEntryIsLookedAtOnceAStep(t *testing.T) {
 	h, w := holding(t)
 	b := h.boards["m"]
-	require.Equal(t, 1, b.groups[0].held)
+	require.Equal(t, 1, b.groups[0].heldEntries)
 	ticks, due := b.ticks, h.Next()
 	require.Equal(t, h.at.Add(100*time.Millisecond), due.Round(10*time.Microsecond))
 
@@ -86,7 +86,7 @@ func TestAHeldEntryIsLookedAtOnceAStep(t *testing.T) {
 	h.do()
 	require.Equal(t, ticks+2, b.ticks)
 	require.False(t, w.waits(), "nobody is held for ever")
-	require.Zero(t, b.groups[0].held)
+	require.Zero(t, b.groups[0].heldEntries)
 	require.Zero(t, h.Next())
 }
 
@@ -108,7 +108,7 @@ func TestAHeldEntryThatLeavesEndsTheTicks(t *testing.T) {
 	h.do(func(l *hand) { l.withdraw(w.entry) })
 	h.at = h.Next()
 	h.do()
-	require.Zero(t, h.boards["m"].groups[0].held)
+	require.Zero(t, h.boards["m"].groups[0].heldEntries)
 	require.Zero(t, h.Next())
 }
 
@@ -120,17 +120,17 @@ func TestWhoWaitsForAFirstTokenIsCounted(t *testing.T) {
 	h.decode(t, 8)
 	require.NoError(t, h.setPolicy("evenkeel"))
 	require.True(t, h.put(pool.Entry{Prompt: 1000}).waits())
-	require.Zero(t, b.awaiting(g), "one request is held")
+	require.Zero(t, b.awaitingFirstToken(g), "one request is held")
 	require.NoError(t, h.setPolicy("evenkeel:patience=0"))
 	for range 9 {
 		h.put(pool.Entry{Prompt: 10})
 	}
-	require.InDelta(t, 10, b.awaiting(g), 0, "eight have a slot, and two wait for one")
-	g.recent = recent{}
+	require.InDelta(t, 10, b.awaitingFirstToken(g), 0, "eight have a slot, and two wait for one")
+	g.recentSteps = recentSteps{}
 	for range 3000 { // one minute
 		h.step()
 	}
-	is, rate := g.recent.means()
+	is, rate := g.recentSteps.means()
 	require.InDelta(t, 10, is, 1e-3)
 	require.Positive(t, rate)
 	h.release(h.slotsOf(0)...)
@@ -139,13 +139,13 @@ func TestWhoWaitsForAFirstTokenIsCounted(t *testing.T) {
 		h.step()
 	}
 	before := math.Exp(-1) / (1 + math.Exp(-1)) // what the minute before counts for
-	is, _ = g.recent.means()
+	is, _ = g.recentSteps.means()
 	require.InDelta(t, 10*before+2*(1-before), is, 1e-2, "of the two that waited, each has a slot now")
 }
 
 // What came of a group lately is a mean per second of its steps. One that stood still counts for five seconds.
 func TestLatelyIsPerSecond(t *testing.T) {
-	var l recent
+	var l recentSteps
 	requests, rate := l.means()
 	require.Negative(t, requests)
 	require.Negative(t, rate)
@@ -165,7 +165,7 @@ func TestLatelyIsPerSecond(t *testing.T) {
 func TestALonePromptIsHardlyHeld(t *testing.T) {
 	h := onMixed(t, "evenkeel", ranks(2, 8, 0))
 	h.decode(t, 8)
-	h.boards["m"].groups[0].recent = recent{}
+	h.boards["m"].groups[0].recentSteps = recentSteps{}
 	require.NoError(t, h.setPolicy("evenkeel"))
 	for range 50 {
 		h.step()
@@ -345,7 +345,7 @@ func TestALongPromptIsHeldBack(t *testing.T) {
 	}
 	require.False(t, w.waits())
 	require.LessOrEqual(t, h.at.Sub(began), 5*time.Second+20*time.Millisecond, "max_hold, and half a step more than one")
-	require.Zero(t, b.groups[0].held)
+	require.Zero(t, b.groups[0].heldEntries)
 	require.Zero(t, h.Next())
 }
 

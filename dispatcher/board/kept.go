@@ -7,45 +7,42 @@ import "time"
 // once they are fetched, or after a fixed time. It frees them neither when it lacks room nor when its prefix cache is reset. The board
 // does not learn when KV is fetched.
 
-// keep counts the KV that the engine of a rank keeps of a request that has left the rank.
-func (b *board) keep(r *rank, s *slotRecord, generated int, now time.Time) {
+// keepKV counts the KV that the engine of a rank keeps of a request that has left the rank.
+func (b *board) keepKV(r *rank, s *slotRecord, generated int, now time.Time) {
 	tokens := int64(s.prompt) + int64(max(0, generated))
-	if !s.strays || len(r.engine) == 0 { // the request ran on its own rank, or no other rank of the engine is known
-		b.keepOn(r, tokens, now)
+	if !s.unpinned || len(r.engineRanks) == 0 { // the request ran on its own rank, or no other rank of the engine is known
+		b.keepKVOn(r, tokens, now)
 		return
 	}
-	for _, other := range r.engine { // the request ran on one of these ranks, but the engine did not report on which
+	for _, other := range r.engineRanks { // the request ran on one of these ranks, but the engine did not report on which
 		if other.KeepsKVFor > 0 {
-			b.keepOn(other, tokens/int64(len(r.engine)), now)
+			b.keepKVOn(other, tokens/int64(len(r.engineRanks)), now)
 		}
 	}
 }
 
-func (b *board) keepOn(r *rank, tokens int64, now time.Time) {
-	b.slots.kept += tokens
-	b.giveUp(r.kept.Add(tokens, now, r.KeepsKVFor))
-	if next := r.kept.Next(); b.keptUntil.IsZero() || next.Before(b.keptUntil) {
-		b.keptUntil = next
-	}
+// keepKVOn counts so many KV tokens as kept on a rank until the time of its engine is over.
+func (b *board) keepKVOn(r *rank, tokens int64, now time.Time) {
+	b.slots.keptTotal += tokens
+	b.countFreedKV(r.keptKV.Add(tokens, now, r.KeepsKVFor))
+	b.keptKVFreedAt = earlier(b.keptKVFreedAt, r.keptKV.Next())
 }
 
-// giveUp records that engines have freed so many KV tokens of ended answers, and makes the board decide anew.
-func (b *board) giveUp(tokens int64) {
-	b.slots.givenUp += tokens
-	b.changed = b.changed || tokens > 0
+// countFreedKV records that engines have freed so many KV tokens of ended answers, and makes the board decide anew if there are any.
+func (b *board) countFreedKV(tokens int64) {
+	b.slots.freedTotal += tokens
+	b.decideNow = b.decideNow || tokens > 0
 }
 
 // expireKept stops counting the KV that engines have kept for their full time (Worker.KeepsKVFor) and now free.
 func (b *board) expireKept(now time.Time) {
-	if b.keptUntil.IsZero() || now.Before(b.keptUntil) {
+	if !hasCome(b.keptKVFreedAt, now) {
 		return
 	}
-	b.keptUntil = time.Time{}
+	b.keptKVFreedAt = time.Time{}
 	for _, r := range b.ranks {
-		b.giveUp(r.kept.Expire(now))
-		if next := r.kept.Next(); !next.IsZero() && (b.keptUntil.IsZero() || next.Before(b.keptUntil)) {
-			b.keptUntil = next
-		}
+		b.countFreedKV(r.keptKV.Expire(now))
+		b.keptKVFreedAt = earlier(b.keptKVFreedAt, r.keptKV.Next())
 	}
 }
 
@@ -54,13 +51,13 @@ func (b *board) expireKept(now time.Time) {
 // prefix, which the engine stores only once, or a prefill engine has fetched some of the KV, so that the decode engine has freed it.
 func (b *board) correctKept(r *rank, e Gauged) {
 	b.refresh(r)
-	counted := r.kept.Before(e.At)
+	counted := r.keptKV.AddedBefore(e.At)
 	for i, slot := range r.slots {
 		// Not counted are requests that were bound after the gauge was read, those whose KV may not have come yet, and those that may run
 		// on another rank of the engine.
-		if s := &b.slots.records[slot]; s.since.Before(e.At) && b.seen(slot) && !s.strays {
+		if s := &b.slots.records[slot]; s.boundAt.Before(e.At) && b.firstEventCame(slot) && !s.unpinned {
 			counted += r.running[i].Tokens()
 		}
 	}
-	b.giveUp(r.kept.DropSurplus(counted-e.KVTokens, e.At))
+	b.countFreedKV(r.keptKV.DropSurplus(counted-e.KVTokens, e.At))
 }

@@ -64,10 +64,10 @@ func TestOnlyWhatIsAnsweredIsKept(t *testing.T) {
 	h := newHand(t, realConfig("pjsq-kv"))
 	h.fleet(keeping(ranks(1, 4, 1000)))
 	h.release(h.put(pool.Entry{Prompt: 400}).slotNow(t))
-	require.Zero(t, h.boards["m"].ranks[0].kept.Tokens())
+	require.Zero(t, h.boards["m"].ranks[0].keptKV.Tokens())
 	h.fleet(ranks(1, 4, 1000))
 	h.answered(h.put(pool.Entry{Prompt: 400}).slotNow(t), 1)
-	require.Zero(t, h.boards["m"].ranks[0].kept.Tokens(), "an engine without the flag keeps nothing")
+	require.Zero(t, h.boards["m"].ranks[0].keptKV.Tokens(), "an engine without the flag keeps nothing")
 }
 
 func TestAPromptMayWaitInTheEngineForWhatItKeeps(t *testing.T) {
@@ -88,14 +88,14 @@ func TestKeepingDoesNotTouchTheHeap(t *testing.T) {
 	b := h.boards["m"]
 	turn := func() {
 		h.at = h.at.Add(keeps / 100)
-		b.keep(b.ranks[0], &slotRecord{prompt: 100}, 10, h.at)
+		b.keepKV(b.ranks[0], &slotRecord{prompt: 100}, 10, h.at)
 		b.correctKept(b.ranks[0], Gauged{0, 4000, h.at})
 		h.apply(&h.tick)
 	}
 	for range 300 {
 		turn()
 	}
-	require.Positive(t, b.ranks[0].kept.Tokens())
+	require.Positive(t, b.ranks[0].keptKV.Tokens())
 	require.Zero(t, testing.AllocsPerRun(200, turn))
 }
 
@@ -128,8 +128,8 @@ func TestWhatIsKeptAndGivenUpAgree(t *testing.T) {
 				fleet = slices.Clone(fleet)
 				fleet[i].Process++
 				h.fleet(fleet)
-				if r := h.boards["m"].ranks[fleet[i].ID]; r.kept.Tokens() != 0 {
-					rt.Fatalf("rank %d keeps %d tokens of another process", r.ID, r.kept.Tokens())
+				if r := h.boards["m"].ranks[fleet[i].ID]; r.keptKV.Tokens() != 0 {
+					rt.Fatalf("rank %d keeps %d tokens of another process", r.ID, r.keptKV.Tokens())
 				}
 			},
 			"leave": func(rt *rapid.T) {
@@ -145,11 +145,11 @@ func TestWhatIsKeptAndGivenUpAgree(t *testing.T) {
 				require.Zero(rt, h.status(h.at).Drift)
 				copied := h.Clone()
 				for id, r := range h.boards["m"].ranks {
-					require.Equal(rt, r.kept.Tokens(), copied.boards["m"].ranks[id].kept.Tokens())
+					require.Equal(rt, r.keptKV.Tokens(), copied.boards["m"].ranks[id].keptKV.Tokens())
 				}
 				copied.Apply(&Tick{"m"}, h.at.Add(2*keeps))
 				for _, r := range copied.boards["m"].ranks {
-					require.Zero(rt, r.kept.Tokens(), "all of it is over then")
+					require.Zero(rt, r.keptKV.Tokens(), "all of it is over then")
 				}
 			},
 		})

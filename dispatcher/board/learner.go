@@ -7,33 +7,33 @@ import (
 )
 
 // Learner builds the tables behind predictions of output lengths from the requests that have left their ranks. It is not part of the
-// boards, because a table takes longer to build than a tick may last. The boards emit endings as effects, and get the tables back as
-// events.
-type Learner struct{ students []*student }
+// boards, because a table takes longer to build than a tick may last. The boards emit the samples as effects (EffectOutputSample), and get
+// the tables back as events (TablesBuilt).
+type Learner struct{ predictors []*onlinePredictor }
 
-// student learns the output lengths of one subject: of one model, for one kind of predictor.
-type student struct {
+// onlinePredictor learns the output lengths of one model, for one kind of predictor.
+type onlinePredictor struct {
 	PredictorKey
-	online *predictor.Online
-	fresh  bool // a request finished since the last tables were built
+	online        *predictor.Online
+	hasNewOutputs bool // a request finished since the last tables were built
 }
 
-// Follow begins to learn a subject, from a fit if there is one. If the fit does not suit the subject, err says why,
-// and the subject is learned from nothing. No error is expected, because predictor.ParseFit has checked the fit before.
+// Follow begins to learn for a predictor, from a fit if there is one. If the fit does not suit the predictor, err says why, and learning
+// begins from nothing. No error is expected, because predictor.ParseFit has checked the fit before.
 func (l *Learner) Follow(key PredictorKey, fit *predictor.Fit) (err error) {
-	s := &student{PredictorKey: key}
-	l.students = append(l.students, s)
-	if err = s.start(fit); err != nil {
+	s := &onlinePredictor{PredictorKey: key}
+	l.predictors = append(l.predictors, s)
+	if err = s.startFrom(fit); err != nil {
 		s.online, _ = predictor.NewOnline(predictor.OnlineConfig{Kind: predictor.KindSurvival}) // cannot fail
 	}
 	return err
 }
 
-// Load makes all subjects start anew from a fit. It returns the subjects that the fit does not suit;
+// Load makes all predictors start anew from a fit. It returns the predictors that the fit does not suit;
 // these stay as they were.
 func (l *Learner) Load(fit *predictor.Fit) (refused map[PredictorKey]error) {
-	for _, s := range l.students {
-		if err := s.start(fit); err != nil {
+	for _, s := range l.predictors {
+		if err := s.startFrom(fit); err != nil {
 			if refused == nil {
 				refused = map[PredictorKey]error{}
 			}
@@ -43,23 +43,23 @@ func (l *Learner) Load(fit *predictor.Fit) (refused map[PredictorKey]error) {
 	return refused
 }
 
-// start makes the student learn anew from the fit; nil: from nothing. After an error it goes on as before.
-func (s *student) start(fit *predictor.Fit) error {
+// startFrom makes the predictor learn anew from the fit; nil: from nothing. After an error it goes on as before.
+func (s *onlinePredictor) startFrom(fit *predictor.Fit) error {
 	o, err := predictor.NewOnline(predictor.OnlineConfig{Kind: s.Kind, Fit: fit})
 	if err == nil {
-		s.online, s.fresh = o, false
+		s.online, s.hasNewOutputs = o, false
 	}
 	return err
 }
 
 // Learn updates all predictors of the model of a request that has left its rank.
 func (l *Learner) Learn(sample *OutputSample) {
-	for _, s := range l.students {
+	for _, s := range l.predictors {
 		switch {
 		case s.Model != sample.Model: // the length says nothing about other models
 		case sample.Finished:
 			s.online.Finished(sample.Prompt, sample.Output, sample.Key)
-			s.fresh = true
+			s.hasNewOutputs = true
 		default: // the answer was cut off, so its length is not known
 			s.online.Censored(1)
 		}
@@ -68,14 +68,14 @@ func (l *Learner) Learn(sample *OutputSample) {
 
 // Rebuild builds the tables that are due. more says whether tables will become due later even if no other request finishes.
 func (l *Learner) Rebuild(now time.Time) (built []TablesBuilt, more bool) {
-	for _, s := range l.students {
+	for _, s := range l.predictors {
 		if p, survival, due := s.online.Rebuild(now); due {
-			s.fresh = false
+			s.hasNewOutputs = false
 			built = append(built, TablesBuilt{s.PredictorKey, &Tables{
 				predictor: p, survival: survival, counts: s.online.Counts(), drift: s.online.Drift(), fromFit: s.online.DriftFromFit(),
 			}})
 		}
-		more = more || s.fresh
+		more = more || s.hasNewOutputs
 	}
 	return built, more
 }

@@ -43,7 +43,7 @@ func TestNothingIsLearnedForPoliciesThatReadNothing(t *testing.T) {
 	h.fleet(ranks(1, 1, 0))
 	h.release(h.put(pool.Entry{}).slotNow(t))
 	require.Empty(t, h.finished)
-	require.Empty(t, h.subjects)
+	require.Empty(t, h.predictors)
 
 	cfg := realConfig("br0")
 	cfg.Predictor.Kind = predictor.KindExact
@@ -51,7 +51,7 @@ func TestNothingIsLearnedForPoliciesThatReadNothing(t *testing.T) {
 	h.fleet(ranks(1, 1, 0))
 	h.release(h.put(pool.Entry{}).slotNow(t))
 	require.Len(t, h.finished, 1, "unless the config says so: a policy may want it later")
-	require.Contains(t, h.subjects, PredictorKey{"m", predictor.KindExact})
+	require.Contains(t, h.predictors, PredictorKey{"m", predictor.KindExact})
 }
 
 // The twin replays a policy with predictions of its own while one that reads none is in force.
@@ -89,7 +89,7 @@ func TestModelsLearnApart(t *testing.T) {
 	}
 	h.learn()
 	for model, output := range map[string]float64{"m": 10, "n": 1000} {
-		require.Equal(t, output, h.subjects[PredictorKey{model, predictor.KindSurvival}].Tables.survival.MeanOutput())
+		require.Equal(t, output, h.predictors[PredictorKey{model, predictor.KindSurvival}].Tables.survival.MeanOutput())
 	}
 }
 

@@ -15,13 +15,13 @@ const (
 	mostThreshold  = 1024 // a decode rank computes no more tokens of a prompt, even if BreakEven would allow more
 )
 
-// Allows says whether a rank may compute so many tokens of a prompt, while it has so many running requests and
-// has yet to compute inFlight tokens of other prompts.
+// Allows says whether a rank may compute so many tokens of a prompt, while it has so many running requests and has yet to compute inFlight
+// tokens of other prompts.
 func (l *Local) Allows(tokens, running, inFlight int) bool {
 	switch {
 	case inFlight+tokens > l.InFlight:
 		return false
-	case l.Threshold > 0:
+	case l.Threshold > 0: // the operator has set the limit
 		return tokens <= l.Threshold
 	case tokens <= leastThreshold:
 		return true
@@ -29,16 +29,16 @@ func (l *Local) Allows(tokens, running, inFlight int) bool {
 	return tokens <= mostThreshold && float64(tokens)*(1+float64(running)/8) < l.BreakEven // BreakEven explains the 8
 }
 
-// placeLocal starts the rounds that choose a decode rank to prefill the prompt itself. There is one round for each group, and its policy
-// may choose among the ranks that have to compute the fewest tokens of the prompt. placeLocal refuses the entry if no rank may compute the
-// prompt, or if entries wait in the pool, because those get free slots first. A refused prompt goes to a prefill engine.
-func (b *board) placeLocal(w waitingEntry, now time.Time) {
+// startLocalRounds starts the rounds that choose a decode rank to prefill the prompt itself. There is one round for each group, and its
+// policy may choose among the ranks that have to compute the fewest tokens of the prompt. The entry is refused at once if no rank may
+// compute the prompt, or if entries wait in the pool, because those get free slots first. A refused prompt goes to a prefill engine.
+func (b *board) startLocalRounds(w waitingEntry, now time.Time) {
 	b.waiting[w.Entry.ID] = w
 	if b.pool.Len() == 0 {
-		b.arrange()
-		if b.leastTokens = b.leastLocal(w, now); b.leastTokens > 0 {
+		b.sortDecidingGroups()
+		if b.leastLocalTokens = b.leastLocal(w, now); b.leastLocalTokens > 0 {
 			b.ticks++
-			b.asked, b.nextGroup, b.fallbackNext = w.Entry, 0, false
+			b.localEntry, b.nextGroup, b.fallbackNext = w.Entry, 0, false
 			return
 		}
 	}
@@ -47,10 +47,10 @@ func (b *board) placeLocal(w waitingEntry, now time.Time) {
 
 // leastLocal returns the smallest number of tokens of the prompt that any rank would have to compute; 0: no rank may compute it now.
 func (b *board) leastLocal(w waitingEntry, now time.Time) (least int) {
-	for _, g := range b.order {
-		watermark := policy.Watermark(g.inForce().Policy)
-		for _, r := range g.ranks {
-			if n, ok := b.localOn(r, w, watermark, now); ok && (least == 0 || n < least) {
+	for _, g := range b.decidingGroups {
+		watermark := policy.Watermark(g.policyInForce().Policy)
+		for _, r := range g.steppingRanks {
+			if n, ok := b.localTokens(r, w, watermark, now); ok && (least == 0 || n < least) {
 				least = n
 			}
 		}
@@ -58,15 +58,19 @@ func (b *board) leastLocal(w waitingEntry, now time.Time) (least int) {
 	return least
 }
 
-// roundLocal calls the group's policy once for the entry that placeLocal asks about (asked). The snapshot has only this entry, because the
-// pool is empty. It shows a rank as down if the rank may not compute the prompt, or would have to compute more of it than another rank.
-func (b *board) roundLocal(g *group, p *policyInUse, now time.Time) {
-	w := b.waiting[b.asked.ID]
+// runLocalRound calls the group's policy once for localEntry. The snapshot has only this entry, because the pool is empty. It shows a rank
+// as down if the rank may not compute the prompt, or would have to compute more of it than another rank.
+func (b *board) runLocalRound(g *group, p *policyInUse, now time.Time) {
+	w := b.waiting[b.localEntry.ID]
 	watermark := policy.Watermark(p.Policy)
-	b.fill(g, p, now)
+	mayChoose := func(r *rank) bool {
+		n, ok := b.localTokens(r, w, watermark, now)
+		return ok && n == b.leastLocalTokens
+	}
+	b.fillSnapshot(g, p, now)
 	offered := 0
-	for i, r := range g.ranks {
-		if n, ok := b.localOn(r, w, watermark, now); ok && n == b.leastTokens {
+	for i, r := range g.steppingRanks {
+		if mayChoose(r) {
 			offered++
 			continue
 		}
@@ -75,18 +79,18 @@ func (b *board) roundLocal(g *group, p *policyInUse, now time.Time) {
 	if offered == 0 {
 		return // the policy of this group has no rank to choose
 	}
-	b.offer(w.Entry, p, now)
-	b.consult(g, p, now)
-	if b.failure != nil {
+	b.addToSnapshot(w.Entry, p, now)
+	b.runPolicy(g, p, now)
+	if b.policyFailure != nil {
 		return
 	}
 	for _, a := range b.assignments {
-		r := g.rank(a.Worker)
+		r := g.rankWithID(a.Worker)
 		if a.Entry != w.Entry.ID || r == nil {
 			continue // the policy named another entry, or a rank of another group
 		}
-		if n, ok := b.localOn(r, w, watermark, now); ok && n == b.leastTokens {
-			b.askedBound = b.bind(g, p, a, now) == ""
+		if mayChoose(r) {
+			b.localBound = b.bind(g, p, a, now) == ""
 			return
 		}
 		b.emit(Effect{Kind: EffectNotOffered, Policy: p.name, Worker: a.Worker})
@@ -94,30 +98,31 @@ func (b *board) roundLocal(g *group, p *policyInUse, now time.Time) {
 	// The policy chose none of the ranks: it would let the entry wait.
 }
 
-// decidedLocal goes on to the next group if the last round did not bind the asked entry. If no group is left, it refuses the entry. If the
-// group's policy panicked, decidedLocal builds it anew, and the fallback does not decide in its place.
-func (b *board) decidedLocal(g *group) {
-	if b.failure != nil {
+// finishLocalRound goes on to the next group if the last round did not bind localEntry. If no group is left, it refuses the entry. If the
+// group's policy panicked, finishLocalRound builds it anew, and the fallback does not decide in its place.
+func (b *board) finishLocalRound(g *group) {
+	if b.policyFailure != nil {
 		b.emit(Effect{Kind: EffectFallback, Label: FallbackPanic})
-		g.chosen = b.choose(g.barrier) // the panic may have left the memory of the policy half written
+		g.chosen = b.policyFor(g.barrier) // the panic may have left the memory of the policy half written
 	}
 	b.nextGroup++
 	switch {
-	case b.askedBound:
-		b.nextGroup = len(b.order) // the other groups need not decide
-	case b.nextGroup == len(b.order):
-		b.refuse(b.asked, ErrNotLocal)
+	case b.localBound:
+		b.nextGroup = len(b.decidingGroups) // the other groups need not decide
+	case b.nextGroup == len(b.decidingGroups):
+		b.refuse(b.localEntry, ErrNotLocal)
 	}
 }
 
-// localOn says whether the rank may compute the prompt now, and how many tokens of the prompt it would have to compute, at least 1.
-func (b *board) localOn(r *rank, w waitingEntry, watermark float64, now time.Time) (tokens int, ok bool) {
+// localTokens returns how many tokens of the prompt the rank would have to compute, at least 1. ok says whether it may do so now: it is
+// among the ranks that the entry names (Local.Ranks), takes requests, and has a slot and KV room.
+func (b *board) localTokens(r *rank, w waitingEntry, watermark float64, now time.Time) (tokens int, ok bool) {
 	for _, offer := range w.Local.Ranks {
 		if offer.Worker != r.ID {
 			continue
 		}
 		tokens = max(1, offer.Tokens)
-		return tokens, r.takes() && r.lists(w.Entry.Name) && r.fits(int64(w.prompt()), watermark, now) &&
+		return tokens, r.takesRequests() && r.lists(w.Entry.Name) && r.hasSlotAndRoom(int64(w.prompt()), watermark, now) &&
 			w.Local.Allows(tokens, len(r.slots), b.promptsInFlight(r))
 	}
 	return 0, false
@@ -127,7 +132,7 @@ func (b *board) localOn(r *rank, w waitingEntry, watermark float64, now time.Tim
 // the rank has to compute for it, because the engine does not report how many of them are done.
 func (b *board) promptsInFlight(r *rank) (prompt int) {
 	for _, slot := range r.slots {
-		if s := &b.slots.records[slot]; s.newTokens > 0 && !b.started(slot) {
+		if s := &b.slots.records[slot]; s.newTokens > 0 && !b.hasBegun(slot) {
 			prompt += int(s.newTokens)
 		}
 	}

@@ -35,7 +35,7 @@ func onMixed(t tb, spec string, fleet []Worker) *hand {
 }
 
 // manyWait has many requests have waited for their first token, so that prompts are held.
-func (h *hand) manyWait() { h.boards["m"].groups[0].recent = recent{1e6, 1e6, 1} }
+func (h *hand) manyWait() { h.boards["m"].groups[0].recentSteps = recentSteps{1e6, 1e6, 1} }
 
 // decode fills slots of rank 0 and of rank 1 in turn with requests that decode.
 func (h *hand) decode(t testing.TB, n int) (all []*Slot) {
@@ -53,7 +53,7 @@ func (h *hand) decode(t testing.TB, n int) (all []*Slot) {
 func (h *hand) step() {
 	g := h.boards["m"].groups[0]
 	h.count()
-	h.tellStep(g.last.Number + 1)
+	h.tellStep(g.lastStep.Number + 1)
 	h.do()
 }
 
@@ -78,11 +78,11 @@ func TestABacklogIsWhatARankHasYetToCompute(t *testing.T) {
 	require.EqualValues(t, 2100, first.NewTokens)
 	require.EqualValues(t, 2100, h.backlog(0))
 	require.EqualValues(t, 2511, h.boards["m"].ranks[0].kv, "the whole prompt has its room")
-	require.EqualValues(t, 11, h.boards["m"].ranks[0].decoding(), "and no step reads it")
+	require.EqualValues(t, 11, h.boards["m"].ranks[0].decodingKV(), "and no step reads it")
 
 	h.step()
 	require.EqualValues(t, 2100-999, h.backlog(0), "a request decodes")
-	require.EqualValues(t, 999, h.boards["m"].ranks[0].stepPrompt)
+	require.EqualValues(t, 999, h.boards["m"].ranks[0].stepPromptTokens)
 	second := h.put(pool.Entry{Prompt: 100}).slotNow(t)
 	h.step()
 	require.EqualValues(t, 202, h.backlog(0))
@@ -90,7 +90,7 @@ func TestABacklogIsWhatARankHasYetToCompute(t *testing.T) {
 	h.step()
 	require.EqualValues(t, 999, h.boards["m"].groups[0].stepRanks[0].Prompt, "what is learned of the step that took them")
 	require.EqualValues(t, 0, h.backlog(0), "what one leaves of the budget is the next one's")
-	require.EqualValues(t, 202, h.boards["m"].ranks[0].stepPrompt)
+	require.EqualValues(t, 202, h.boards["m"].ranks[0].stepPromptTokens)
 
 	third := h.put(pool.Entry{Prompt: 700}).slotNow(t)
 	h.apply(Recount{"m", third.index, 900})
@@ -112,7 +112,7 @@ func TestABacklogIsWhatARankHasYetToCompute(t *testing.T) {
 	require.EqualValues(t, 60, h.backlog(0))
 	h.release(fifth, second, first, third)
 	require.EqualValues(t, 0, h.backlog(0))
-	require.Empty(t, h.boards["m"].ranks[0].toCompute)
+	require.Empty(t, h.boards["m"].ranks[0].promptsToCompute)
 	require.Zero(t, h.status(h.at).Drift)
 }
 
@@ -140,10 +140,10 @@ func TestWhatAStepHasComputedIsKnownByItsFirstTokens(t *testing.T) {
 		{"one before the request was there", 2500, 1, first - 1, 0, 0, false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			b, r := &board{}, &rank{toCompute: []int32{0}, backlog: 2500}
+			b, r := &board{}, &rank{promptsToCompute: []int32{0}, backlog: 2500}
 			b.slots.records = []slotRecord{{newTokens: 2500, promptLeft: 2500}}
 			for i := range tt.thought {
-				r.computeStep(b, 1000, first+uint32(i))
+				r.computePrompts(b, 1000, first+uint32(i))
 			}
 			s := &b.slots.records[0]
 			s.newTokens = tt.real
@@ -152,7 +152,7 @@ func TestWhatAStepHasComputedIsKnownByItsFirstTokens(t *testing.T) {
 			require.Equal(t, tt.unsure, !sure)
 		})
 	}
-	s := slotRecord{tokensBefore: 3, chunks: chunks{last: 700, this: 40, step: first}}
+	s := slotRecord{tokensBeforePreemption: 3, chunks: chunks{inStepBefore: 700, inStep: 40, step: first}}
 	for step, want := range map[uint32]int64{first - 1: 700, first: 40, first + 1: 0} {
 		computed, sure := s.computedIn(step, 2)
 		require.Equal(t, want, computed, "one that is computed again is taken at its word")
@@ -277,7 +277,7 @@ func fullOfMixed(tb testing.TB) *hand {
 		b := h.boards["m"]
 		e := b.waiting[w.entry.ID]
 		if e.Hits = w.hits; len(w.hits) > 0 {
-			b.holders++
+			b.entriesWithHits++
 		}
 		b.waiting[w.entry.ID] = e
 	}
@@ -288,7 +288,7 @@ func fullOfMixed(tb testing.TB) *hand {
 		r := b.ranks[int32(i%ranksN)]
 		r.Slots++
 		r.slots, r.running = append(r.slots, 0)[:len(r.slots)], append(r.running, policy.Request{})[:len(r.running)]
-		r.toCompute = append(r.toCompute, 0)[:len(r.toCompute)]
+		r.promptsToCompute = append(r.promptsToCompute, 0)[:len(r.promptsToCompute)]
 	}
 	return h
 }
@@ -302,7 +302,7 @@ func TestATickOfMixedRanksDoesNotTouchTheHeap(t *testing.T) {
 		admitted, _ = h.cycle(admitted)
 		g := h.boards["m"].groups[0]
 		h.count()
-		h.tellStep(g.last.Number + 1)
+		h.tellStep(g.lastStep.Number + 1)
 	}
 	for range 30 {
 		turn()
@@ -324,7 +324,7 @@ func BenchmarkTickMixed(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
 		h.generate()
-		board.groups[0].budget = searchBudget{}
+		board.groups[0].searchBudget = searchBudget{}
 		var d time.Duration
 		admitted, d = h.cycle(admitted)
 		if len(took) < cap(took) {

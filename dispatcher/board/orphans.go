@@ -15,67 +15,73 @@ const mostOrphans = 64
 // gaugeLife is the greatest age at which the boards still use the values of an engine's gauges.
 const gaugeLife = 30 * time.Second
 
-// orphan counts the room of a discharged request as still taken on its rank.
-func (b *board) orphan(r *rank, s *slotRecord, now time.Time) {
-	b.slots.released.kvTokens -= int64(s.prompt) // forgetOrphans counts these tokens as released
-	r.orphaned += int64(s.prompt)
-	if n := len(r.leaked); n == mostOrphans {
-		r.leaked[n-1] = leakedKV{r.leaked[n-1].tokens + int64(s.prompt), now}
+// addOrphan counts the room of a discharged request as still taken on its rank.
+func (b *board) addOrphan(r *rank, s *slotRecord, now time.Time) {
+	b.slots.released.kvTokens -= int64(s.prompt) // discharge has counted these tokens as released, but only forgetOrphans releases them
+	r.orphanedKV += int64(s.prompt)
+	if n := len(r.orphans); n == mostOrphans { // the last orphan stands for all later ones
+		r.orphans[n-1] = orphan{r.orphans[n-1].tokens + int64(s.prompt), now}
 		return
 	}
-	r.leaked = append(r.leaked, leakedKV{int64(s.prompt), now})
+	r.orphans = append(r.orphans, orphan{int64(s.prompt), now})
 }
 
-// forgetOrphans frees the room of the orphans of a rank for which the function returns true.
-func (b *board) forgetOrphans(r *rank, which func(leakedKV) bool) {
-	r.leaked = slices.DeleteFunc(r.leaked, func(l leakedKV) bool {
+// forgetOrphans frees the room of the orphans of a rank for which the function which returns true. The next Tick decides about this room.
+func (b *board) forgetOrphans(r *rank, which func(orphan) bool) {
+	r.orphans = slices.DeleteFunc(r.orphans, func(l orphan) bool {
 		if !which(l) {
 			return false
 		}
 		b.slots.released.kvTokens += l.tokens
-		r.orphaned -= l.tokens
-		b.changed = true
+		r.orphanedKV -= l.tokens
+		b.decideNow = true
 		return true
 	})
 }
 
 // everyOrphan makes forgetOrphans forget all orphans.
-func everyOrphan(leakedKV) bool { return true }
+func everyOrphan(orphan) bool { return true }
 
 // restarted says whether the worker's engine is known to have restarted, which loses its KV.
 func (r *rank) restarted(w *Worker) bool {
 	return r.Process != 0 && w.Process != 0 && w.Process != r.Process
 }
 
-// leave drops a rank that has left the fleet, once no request is charged to it.
-func (b *board) leave(r *rank) {
+// dropIfGone drops a rank that has left the fleet, once no request is charged to it. It does nothing to other ranks.
+func (b *board) dropIfGone(r *rank) {
 	if !r.present && len(r.slots) == 0 {
 		b.forgetOrphans(r, everyOrphan)
-		b.giveUp(r.kept.Clear())
+		b.countFreedKV(r.keptKV.Clear())
 		delete(b.ranks, r.ID)
 	}
 }
 
-// room returns how many KV tokens of its capacity a rank has for requests; 0: unlimited.
-func (r *rank) room() int64 {
+// usableCapacity returns how many KV tokens of its capacity a rank has for requests, whether or not requests use them; 0: unlimited.
+// Orphans and kept KV of answers take room that requests cannot use.
+func (r *rank) usableCapacity() int64 {
 	if r.Capacity == 0 {
 		return 0
 	}
-	return max(1, r.Capacity-r.orphaned-r.kept.Tokens())
+	return max(1, r.Capacity-r.orphanedKV-r.keptKV.Tokens()) // at least 1, because 0 would mean unlimited
+}
+
+// hasKVRoom says whether a rank has KV room for a prompt of so many tokens, whether or not a slot is free.
+func (r *rank) hasKVRoom(prompt int64) bool {
+	return r.Capacity == 0 || r.kv+prompt <= r.usableCapacity()
 }
 
 // correctOrphans frees the room of orphans that the engine cannot have any more, because the decoding requests and the orphans together
 // would need more KV than the engine's gauge shows in use. It leaves out requests that do not decode yet, because they may have no blocks
-// yet, requests that stray, because their blocks may be on another rank, and all that began after the gauge was read.
+// yet, unpinned requests, because their blocks may be on another rank, and all that began after the gauge was read.
 func (b *board) correctOrphans(r *rank, e Gauged) {
 	b.refresh(r)
-	surplus := r.orphaned - e.KVTokens // KV tokens that the board counts beyond the gauge
+	surplus := r.orphanedKV - e.KVTokens // KV tokens that the board counts beyond the gauge
 	for i, slot := range r.slots {
-		if s := &b.slots.records[slot]; b.seen(slot) && !s.strays && s.since.Before(e.At) {
+		if s := &b.slots.records[slot]; b.firstEventCame(slot) && !s.unpinned && s.boundAt.Before(e.At) {
 			surplus += r.running[i].Tokens()
 		}
 	}
-	b.forgetOrphans(r, func(l leakedKV) bool {
+	b.forgetOrphans(r, func(l orphan) bool {
 		if l.tokens > surplus || !l.since.Before(e.At) {
 			return false
 		}

@@ -94,12 +94,12 @@ func TestManyOrphans(t *testing.T) {
 		h.orphan(h.put(pool.Entry{Prompt: 10}).slotNow(t))
 	}
 	r := h.boards["m"].ranks[0]
-	require.Len(t, r.leaked, mostOrphans)
-	require.EqualValues(t, 10*(mostOrphans+9), r.orphaned, "none is forgotten")
+	require.Len(t, r.orphans, mostOrphans)
+	require.EqualValues(t, 10*(mostOrphans+9), r.orphanedKV, "none is forgotten")
 	s := h.put(pool.Entry{Prompt: 10}).slotNow(t)
 	h.apply(Recount{"m", s.index, 5000})
 	h.orphan(s)
-	require.EqualValues(t, 1, r.room(), "0 would be unlimited")
+	require.EqualValues(t, 1, r.usableCapacity(), "0 would be unlimited")
 	require.Zero(t, h.status(h.at).Drift)
 }
 
@@ -135,7 +135,7 @@ func TestOrphansAreCountedOnce(t *testing.T) {
 			"release": func(rt *rapid.T) { h.release(all.leave(rt)) },
 			"orphan": func(rt *rapid.T) {
 				s := all.leave(rt)
-				if tokens := int64(s.record().prompt); h.boards["m"].ranks[s.Worker].present && !s.record().strays {
+				if tokens := int64(s.record().prompt); h.boards["m"].ranks[s.Worker].present && !s.record().unpinned {
 					want[s.Worker] = append(want[s.Worker], tokens)
 				}
 				h.orphan(s)
@@ -157,7 +157,7 @@ func TestOrphansAreCountedOnce(t *testing.T) {
 				inUse := rapid.Int64Range(0, 500).Draw(rt, "in use")
 				missing := -inUse
 				for _, s := range all.held {
-					if s.Worker == i && s.started && !s.record().strays { // that may have its KV elsewhere
+					if s.Worker == i && s.started && !s.record().unpinned { // that may have its KV elsewhere
 						missing += int64(s.record().prompt) + int64(s.Generated())
 					}
 				}
@@ -181,7 +181,7 @@ func TestOrphansAreCountedOnce(t *testing.T) {
 					for _, tokens := range want[id] {
 						sum += tokens
 					}
-					require.Equal(rt, sum, r.orphaned)
+					require.Equal(rt, sum, r.orphanedKV)
 				}
 			},
 		})

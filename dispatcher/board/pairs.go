@@ -19,7 +19,7 @@ const (
 	pairMemory = 5 * time.Minute
 )
 
-// inOrder returns the suspected pairs, sorted.
+// inOrder returns the suspected pairs, which are all in links, sorted.
 func (p *pairs) inOrder() []Link {
 	return slices.SortedFunc(maps.Keys(p.links), func(x, y Link) int {
 		return cmp.Or(cmp.Compare(x.Prefiller, y.Prefiller), cmp.Compare(x.Engine, y.Engine))
@@ -29,13 +29,13 @@ func (p *pairs) inOrder() []Link {
 // pair returns the prefill engine that the request's KV comes from and the engine that it goes to.
 func (s *slotRecord) pair() Link { return Link{s.prefiller, s.rank.Engine} }
 
-// pairEnded records how the hand-off of a request that has ended went, for the pair of its prefill and decode engine. If the request's
-// first event came, reached has already recorded the success.
-func (b *board) pairEnded(s *slotRecord, o Outcome, now time.Time) {
+// recordHandoffEnd records how the hand-off of a request that has ended went, for the pair of its prefill and decode engine. If the
+// request's first event came, recordWorkingPair has already recorded the success.
+func (b *board) recordHandoffEnd(s *slotRecord, o Outcome, now time.Time) {
 	switch {
 	case s.prefiller == "": // there was no hand-off
 	case o.Lost:
-		b.lost(s, now)
+		b.recordLost(s, now)
 	case !s.started: // the end says nothing about the pair; if this hand-off was the pair's trial, the next hand-off is the trial instead
 		if health := b.pairs.links[s.pair()]; health != nil {
 			health.circuit.Neutral(s.id)
@@ -43,64 +43,65 @@ func (b *board) pairEnded(s *slotRecord, o Outcome, now time.Time) {
 	}
 }
 
-// lost records that a hand-off's first event did not come. If the pair is in service, consider judges it by all its failures. If the
-// hand-off was the trial of a quarantined pair, the pair is quarantined for twice as long.
-func (b *board) lost(s *slotRecord, now time.Time) {
+// recordLost records that a hand-off's first event did not come. If the pair is in service, quarantineIfBroken judges it by all its
+// failures. If the hand-off was the trial of a quarantined pair, the pair is quarantined for twice as long.
+func (b *board) recordLost(s *slotRecord, now time.Time) {
 	p, link := &b.pairs, s.pair()
-	p.forget(now)
+	p.dropQuiet(now)
 	health := p.links[link]
 	if health == nil {
 		health = &linkHealth{}
 		p.links[link] = health
 	}
 	health.failures++
-	health.last = now
-	if health.circuit.In() {
-		b.consider(link, health, now)
-	} else if health.circuit.Fail(s.id, now) {
-		b.quarantined(link, health)
+	health.lastFailure = now
+	if !health.quarantined() {
+		b.quarantineIfBroken(link, health, now)
+	} else if health.circuit.Fail(s.id, now) { // the trial has failed
+		b.emitQuarantine(link, health)
 	}
 	b.countPairs()
 }
 
-// consider quarantines a pair that has failed pairLimit times in a row while each of its two engines worked with another engine. In this
-// case only the connection between the two can be broken.
-func (b *board) consider(link Link, health *linkHealth, now time.Time) {
-	if health.circuit.In() && health.failures >= pairLimit && health.fromWorks && health.toWorks {
+// quarantineIfBroken quarantines a pair that has failed pairLimit times in a row while each of its two engines worked with another engine.
+// In this case only the connection between the two can be broken. It does nothing to a pair that is quarantined already.
+func (b *board) quarantineIfBroken(link Link, health *linkHealth, now time.Time) {
+	if !health.quarantined() && health.failures >= pairLimit && health.prefillerWorks && health.engineWorks {
 		health.circuit.Trip(now)
-		b.quarantined(link, health)
+		b.emitQuarantine(link, health)
 	}
 }
 
-// quarantined emits that a pair is avoided from now on.
-func (b *board) quarantined(link Link, health *linkHealth) {
+// emitQuarantine emits that a pair is avoided from now on.
+func (b *board) emitQuarantine(link Link, health *linkHealth) {
 	b.emit(Effect{Kind: EffectQuarantine, Pair: link, Count: health.failures, Duration: health.circuit.Out()})
 }
 
-// reached records that a hand-off between the engines of a pair has worked. This shows that both engines work: if another suspected pair
-// with one of them fails, the cause is not this engine, so consider may quarantine that pair.
-func (b *board) reached(worked Link, now time.Time) {
+// recordWorkingPair records that a hand-off between the engines of a pair has worked, so the pair is not suspected any more. This also
+// shows that both engines work: if another suspected pair with one of them fails, the cause is not this engine, so that pair may be
+// quarantined.
+func (b *board) recordWorkingPair(worked Link, now time.Time) {
 	p := &b.pairs
-	p.forget(now)
+	p.dropQuiet(now)
 	if health := p.links[worked]; health != nil {
-		b.changed = b.changed || !health.circuit.In() // entries that waited for the end of the quarantine may go to the engine now
+		b.decideNow = b.decideNow || health.quarantined() // entries that waited for the end of the quarantine may go to the engine now
 		delete(p.links, worked)
 	}
 	for _, link := range p.inOrder() {
 		health := p.links[link]
-		health.fromWorks = health.fromWorks || link.Prefiller == worked.Prefiller
-		health.toWorks = health.toWorks || link.Engine == worked.Engine
-		b.consider(link, health, now)
+		health.prefillerWorks = health.prefillerWorks || link.Prefiller == worked.Prefiller
+		health.engineWorks = health.engineWorks || link.Engine == worked.Engine
+		b.quarantineIfBroken(link, health, now)
 	}
 	b.countPairs()
 }
 
-// forget drops the suspected pairs that have been quiet for longer than pairMemory. There are few pairs, so each event of a pair looks at
-// all of them.
-func (p *pairs) forget(now time.Time) {
+// dropQuiet drops the suspected pairs that have been quiet for longer than pairMemory. There are few pairs, so each event of a pair looks
+// at all of them.
+func (p *pairs) dropQuiet(now time.Time) {
 	for link, health := range p.links {
-		quietSince := health.last
-		if quarantined := !health.circuit.In(); quarantined { // pairMemory then counts from the end of the quarantine
+		quietSince := health.lastFailure
+		if health.quarantined() { // pairMemory then counts from the end of the quarantine
 			quietSince = health.circuit.Until()
 		}
 		if now.Sub(quietSince) > pairMemory {
@@ -109,34 +110,34 @@ func (p *pairs) forget(now time.Time) {
 	}
 }
 
-// countPairs counts the quarantined pairs, and emits EffectWatchFirstEvents (see watch).
+// countPairs counts the quarantined pairs, and emits EffectWatchFirstEvents (see updateFirstEventWatch).
 func (b *board) countPairs() {
 	p := &b.pairs
-	b.watch()
-	p.quarantined = 0
+	b.updateFirstEventWatch()
+	p.quarantinedCount = 0
 	for _, health := range p.links {
-		if !health.circuit.In() {
-			p.quarantined++
+		if health.quarantined() {
+			p.quarantinedCount++
 		}
 	}
 }
 
-// send records that a hand-off goes to a pair. If the pair's quarantine has just ended, this hand-off is the trial.
-func (p *pairs) send(s *slotRecord, now time.Time) {
+// recordSend records that a hand-off goes to a pair. If the pair's quarantine has just ended, this hand-off is the trial.
+func (p *pairs) recordSend(s *slotRecord, now time.Time) {
 	if health := p.links[s.pair()]; health != nil {
 		health.circuit.Send(s.id, now)
 	}
 }
 
-// rerouted records that the KV of a slot comes from another prefill engine.
-func (b *board) rerouted(slot int32, prefiller string, now time.Time) {
+// changePrefiller records that the KV of a slot comes from another prefill engine. The end of the request says nothing about the old pair.
+func (b *board) changePrefiller(slot int32, prefiller string, now time.Time) {
 	s := &b.slots.records[slot]
 	if health := b.pairs.links[s.pair()]; health != nil {
 		health.circuit.Neutral(s.id)
 	}
 	s.prefiller = prefiller
-	if b.pairs.quarantined > 0 {
-		b.pairs.send(s, now)
+	if b.pairs.quarantinedCount > 0 {
+		b.pairs.recordSend(s, now)
 	}
 }
 
@@ -155,37 +156,37 @@ func (l *Boards) Quarantined(model string, slot int32, now time.Time) (prefiller
 	return prefillers
 }
 
-// vetoed says whether an entry should not go to a rank now, because the pair of its prefill engine and the rank's engine is quarantined.
-func (p *pairs) vetoed(e *pool.Entry, r *rank, now time.Time) bool {
+// isQuarantined says whether an entry should not go to a rank now, because the pair of its prefill engine and the rank's engine is
+// quarantined and no trial is due.
+func (p *pairs) isQuarantined(e *pool.Entry, r *rank, now time.Time) bool {
 	health := p.links[Link{e.Prefiller, r.Engine}]
 	return health != nil && !health.circuit.Allows(now)
 }
 
-// steer changes the i-th assignment of a round if its prefill and decode engine are a quarantined pair. The assignments before it must be
-// bound. steer moves the entry to the rank with the fewest KV tokens that has room, or else exchanges its rank with that of a later
-// assignment. If no rank has room but one could take the entry later, steer returns false: the entry stays in the pool. If no rank
-// could take it even then, or the entry is urgent, the quarantined pair is used.
-func (b *board) steer(g *group, p *policyInUse, i int, now time.Time) (bind bool) {
+// avoidQuarantinedPair changes the i-th assignment of a round if its prefill and decode engine are a quarantined pair. The assignments
+// before it must be bound. bind false: the entry stays in the pool, because a rank could take it later, but none has room now.
+func (b *board) avoidQuarantinedPair(g *group, p *policyInUse, i int, now time.Time) (bind bool) {
 	a := &b.assignments[i]
 	w, ok := b.waiting[a.Entry]
-	r := g.rank(a.Worker)
-	if !ok || r == nil || w.Entry.Prefiller == "" || !b.pairs.vetoed(w.Entry, r, now) {
+	r := g.rankWithID(a.Worker)
+	if !ok || r == nil || w.Entry.Prefiller == "" || !b.pairs.isQuarantined(w.Entry, r, now) {
 		return true
 	}
-	outcome := b.rerank(g, p, i, w, now)
+	outcome := b.reassign(g, p, i, w, now)
 	b.emit(Effect{Kind: EffectSteered, Label: outcome})
 	return outcome != SteerLeft
 }
 
-// rerank does the work of steer for an assignment whose pair is quarantined. The outcome is one of the Steer constants.
-func (b *board) rerank(g *group, p *policyInUse, i int, w waitingEntry, now time.Time) (outcome string) {
+// reassign moves the entry w of the i-th assignment, whose pair is quarantined, to the rank with the fewest KV tokens that has room, or
+// else exchanges its rank with that of a later assignment. It does neither if the entry is urgent, or if no rank could take the entry even
+// when idle: the quarantined pair is then used. The outcome is one of the Steer constants.
+func (b *board) reassign(g *group, p *policyInUse, i int, w waitingEntry, now time.Time) (outcome string) {
 	if w.Entry.Urgent(now) {
 		return SteerKept
 	}
-	remaining := b.assignments[i+1:]
 	var best *rank
-	for _, r := range g.ranks {
-		if b.suits(r, w, now) && b.hasRoom(r, p, w, remaining) && (best == nil || r.kv < best.kv) {
+	for _, r := range g.steppingRanks {
+		if b.couldTake(r, w, now) && b.hasRoomBeside(r, p, w, b.assignments[i+1:]) && (best == nil || r.kv < best.kv) {
 			best = r
 		}
 	}
@@ -193,46 +194,57 @@ func (b *board) rerank(g *group, p *policyInUse, i int, w waitingEntry, now time
 		b.assignments[i].Worker = best.ID
 		return SteerMoved
 	}
-	mine := g.rank(b.assignments[i].Worker)
-	for j := range remaining {
-		other, ok := b.waiting[remaining[j].Entry]
-		theirs := g.rank(remaining[j].Worker)
-		if !ok || theirs == nil || theirs == mine { // bind will refuse this assignment, or the exchange would change nothing
-			continue
-		}
-		if b.suits(theirs, w, now) && b.suits(mine, other, now) && fits(theirs, w) && fits(mine, other) {
-			b.assignments[i].Worker, remaining[j].Worker = theirs.ID, mine.ID
-			return SteerSwapped
-		}
+	if b.swapRanks(g, i, w, now) {
+		return SteerSwapped
 	}
 	for _, other := range b.groups { // no rank has room now, but one of any group may have room later
-		if slices.ContainsFunc(other.ranks, func(r *rank) bool { return b.suits(r, w, now) }) {
-			b.pairs.wait(now)
+		if slices.ContainsFunc(other.steppingRanks, func(r *rank) bool { return b.couldTake(r, w, now) }) {
+			b.pairs.wakeAtQuarantineEnd(now)
 			return SteerLeft
 		}
 	}
 	return SteerKept
 }
 
-// suits says whether the rank could take the entry if all slots and the whole KV room of the rank were free.
-func (b *board) suits(r *rank, w waitingEntry, now time.Time) bool {
-	largeEnough := r.Capacity == 0 || int64(w.prompt()) <= r.Capacity
-	return largeEnough && r.takes() && r.lists(w.Entry.Name) && r.usable() > 0 && !b.pairs.vetoed(w.Entry, r, now)
+// swapRanks exchanges the rank of the i-th assignment, of entry w, with that of a later assignment, if either entry may go to the other
+// rank and has KV room there.
+func (b *board) swapRanks(g *group, i int, w waitingEntry, now time.Time) (swapped bool) {
+	mine, remaining := g.rankWithID(b.assignments[i].Worker), b.assignments[i+1:]
+	for j := range remaining {
+		other, ok := b.waiting[remaining[j].Entry]
+		theirs := g.rankWithID(remaining[j].Worker)
+		if !ok || theirs == nil || theirs == mine { // bind will refuse this assignment, or the exchange would change nothing
+			continue
+		}
+		allowed := b.couldTake(theirs, w, now) && b.couldTake(mine, other, now)
+		if allowed && theirs.hasKVRoom(int64(w.prompt())) && mine.hasKVRoom(int64(other.prompt())) {
+			b.assignments[i].Worker, remaining[j].Worker = theirs.ID, mine.ID
+			return true
+		}
+	}
+	return false
 }
 
-// hasRoom says whether the rank has a slot and KV room for the entry in addition to the remaining assignments of the round.
-func (b *board) hasRoom(r *rank, p *policyInUse, w waitingEntry, remaining []policy.Assignment) bool {
+// couldTake says whether the rank could take the entry if all slots and the whole KV room of the rank were free. A rank whose pair with the
+// entry's prefill engine is quarantined could not.
+func (b *board) couldTake(r *rank, w waitingEntry, now time.Time) bool {
+	largeEnough := r.Capacity == 0 || int64(w.prompt()) <= r.Capacity
+	return largeEnough && r.takesRequests() && r.lists(w.Entry.Name) && r.usableSlots() > 0 && !b.pairs.isQuarantined(w.Entry, r, now)
+}
+
+// hasRoomBeside says whether the rank has a slot and KV room for the entry in addition to the remaining assignments of the round.
+func (b *board) hasRoomBeside(r *rank, p *policyInUse, w waitingEntry, remaining []policy.Assignment) bool {
 	if p.Immediate() {
 		return true // the engine queues what has no room yet
 	}
-	free, kv := r.free(), r.kv
+	free, kv := r.freeSlots(), r.kv
 	for _, a := range remaining {
 		if a.Worker == r.ID {
 			free--
 			kv += int64(b.promptOf(a.Entry))
 		}
 	}
-	return free > 0 && (r.Capacity == 0 || kv+int64(w.prompt()) <= r.room())
+	return free > 0 && (r.Capacity == 0 || kv+int64(w.prompt()) <= r.usableCapacity())
 }
 
 // promptOf returns the prompt of a waiting entry in tokens; 0: no such entry waits.
@@ -243,22 +255,14 @@ func (b *board) promptOf(entry uint64) int32 {
 	return 0
 }
 
-// fits says whether a rank has KV room for an entry, whether or not a slot is free.
-func fits(r *rank, w waitingEntry) bool {
-	return r.Capacity == 0 || r.kv+int64(w.prompt()) <= r.room()
-}
-
-// wait makes the board look at the pool again when the first quarantine ends.
-func (p *pairs) wait(now time.Time) {
+// wakeAtQuarantineEnd makes the board decide again when the first quarantine ends.
+func (p *pairs) wakeAtQuarantineEnd(now time.Time) {
 	for _, health := range p.links {
-		if at := health.circuit.Until(); at.After(now) && (p.checkAt.IsZero() || at.Before(p.checkAt)) {
-			p.checkAt = at
+		if at := health.circuit.Until(); at.After(now) {
+			p.quarantineEndsAt = earlier(p.quarantineEndsAt, at)
 		}
 	}
 }
-
-// due says whether a quarantine has ended that entries in the pool waited for.
-func (p *pairs) due(now time.Time) bool { return !p.checkAt.IsZero() && !now.Before(p.checkAt) }
 
 // PairStatus is a pair of a prefill engine and a decode engine whose hand-offs fail.
 type PairStatus struct {
@@ -275,7 +279,7 @@ func (p *pairs) status() []PairStatus {
 	for _, link := range p.inOrder() {
 		health := p.links[link]
 		all = append(all, PairStatus{
-			Prefiller: link.Prefiller, Engine: link.Engine, Failures: health.failures, Quarantined: !health.circuit.In(),
+			Prefiller: link.Prefiller, Engine: link.Engine, Failures: health.failures, Quarantined: health.quarantined(),
 			Until: health.circuit.Until(),
 		})
 	}

@@ -60,8 +60,8 @@ func (h *hand) arrive(s *Slot) {
 func (h *hand) quarantine(t tb) {
 	h.lose(h.from("p0").slotNow(t))
 	h.do(func(l *hand) {
-		l.boards["m"].reached(Link{"p0", "d1"}, l.now)
-		l.boards["m"].reached(Link{"p1", "d0"}, l.now)
+		l.boards["m"].recordWorkingPair(Link{"p0", "d1"}, l.now)
+		l.boards["m"].recordWorkingPair(Link{"p1", "d0"}, l.now)
 	})
 	h.lose(h.from("p0").slotNow(t))
 	h.lose(h.from("p0").slotNow(t))
@@ -86,10 +86,10 @@ func TestThreeLostHandoffsQuarantineAPairOnlyIfBothServeOthers(t *testing.T) {
 			}
 			h.do(func(l *hand) {
 				if row.from {
-					l.boards["m"].reached(Link{"p0", "d1"}, l.now)
+					l.boards["m"].recordWorkingPair(Link{"p0", "d1"}, l.now)
 				}
 				if row.to {
-					l.boards["m"].reached(Link{"p1", "d0"}, l.now)
+					l.boards["m"].recordWorkingPair(Link{"p1", "d0"}, l.now)
 				}
 			})
 			status := h.status(h.at).Models[0].Pairs
@@ -218,7 +218,7 @@ func TestAnUrgentEntryTakesTheRiskOfAPair(t *testing.T) {
 	h.do(func(l *hand) { l.enqueue(w) })
 	require.True(t, w.waits())
 	h.at = h.at.Add(300 * time.Millisecond)
-	h.board().changed = true
+	h.board().decideNow = true
 	h.do()
 	require.EqualValues(t, 0, w.slotNow(t).Worker)
 }
@@ -324,7 +324,7 @@ func TestAPairThatNobodyTriesAgainIsForgotten(t *testing.T) {
 	h.pass(time.Minute)
 	h.arrive(h.from("p1").slotNow(t))
 	require.Empty(t, h.status(h.at).Models[0].Pairs)
-	require.Zero(t, h.board().pairs.quarantined)
+	require.Zero(t, h.board().pairs.quarantinedCount)
 }
 
 // The KV of a request that was bound before its prefill may come from another prefiller in the end.

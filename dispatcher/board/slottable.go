@@ -8,8 +8,8 @@ import (
 func (b *board) charge(r *rank, s slotRecord) (slot int32) {
 	t := &b.slots
 	s.rank, s.pos = r, len(r.slots)
-	if r.group != nil {
-		s.bound = r.group.last.Number
+	if r.group != nil { // else no step of the rank can have been reported
+		s.boundAtStep = r.group.lastStep.Number
 	}
 	if n := len(t.unused); n > 0 {
 		slot = t.unused[n-1]
@@ -23,31 +23,31 @@ func (b *board) charge(r *rank, s slotRecord) (slot int32) {
 	r.slots = append(r.slots, slot)
 	r.running = append(r.running, policy.Request{Prompt: s.prompt, Age: s.age, Key: s.key, ID: s.id, Slot: slot})
 	request := &r.running[s.pos]
-	if s.strays {
-		r.strays++
-		r.lend(r.share(request))
+	if s.unpinned {
+		r.unpinnedSlots++
+		r.chargeOtherRanks(r.divideKV(request))
 	}
 	r.kv += request.Tokens()
-	if s.unread {
-		r.unreadSlots++
-		r.unreadKV += int64(s.prompt)
+	if s.notDecoding {
+		r.notDecodingSlots++
+		r.notDecodingKV += int64(s.prompt)
 	}
 	return slot
 }
 
-// recount corrects the prompt length that a slot is charged with, and all sums that it is part of. The length was an estimate when the
-// slot was bound; prompt is the number of tokens that an engine has counted.
-func (b *board) recount(slot, prompt int32) {
+// correctPrompt corrects the prompt length that a slot is charged with, and all sums that it is part of. The length was an estimate when
+// the slot was bound; prompt is the number of tokens that an engine has counted.
+func (b *board) correctPrompt(slot, prompt int32) {
 	s := &b.slots.records[slot]
 	r, longer := s.rank, prompt-s.prompt // longer is below 0 if the prompt is shorter than was assumed
 	b.slots.charged.kvTokens += int64(longer)
 	request := &r.running[s.pos]
 	before := request.Tokens()
-	if s.unread {
-		r.unreadKV += int64(longer)
+	if s.notDecoding {
+		r.notDecodingKV += int64(longer)
 	}
 	if r.Mixed { // the rank computes the prompt itself, so the number of tokens that it has to compute changes, too
-		if s.unread { // else the answer has begun, so no token of the prompt is left to compute
+		if s.notDecoding { // else the answer has begun, so no token of the prompt is left to compute
 			left := max(0, s.promptLeft+longer)
 			r.backlog += int64(left - s.promptLeft)
 			s.promptLeft = left
@@ -55,8 +55,8 @@ func (b *board) recount(slot, prompt int32) {
 		s.newTokens = max(1, s.newTokens+longer)
 	}
 	s.prompt, request.Prompt = prompt, prompt
-	if s.strays { // each other rank of the engine is charged with a part of the difference
-		r.lend(r.share(request))
+	if s.unpinned { // each other rank of the engine is charged with a part of the difference
+		r.chargeOtherRanks(r.divideKV(request))
 	}
 	r.kv += request.Tokens() - before // Tokens leaves out the parts of the other ranks
 }
@@ -65,23 +65,23 @@ func (b *board) recount(slot, prompt int32) {
 // moves to the index that the request had, so that the lists have no gaps.
 func (b *board) discharge(slot int32) {
 	t := &b.slots
-	b.dropPrompt(t.records[slot].rank, slot)
+	b.dropPromptLeft(t.records[slot].rank, slot)
 	s := t.records[slot] // a copy, because the record is cleared now
 	t.records[slot] = slotRecord{}
 	t.unused = append(t.unused, slot)
 	t.released.add(&s)
 	r, last := s.rank, len(s.rank.slots)-1
 	r.kv -= r.running[s.pos].Tokens()
-	if s.strays {
-		r.strays--
-		r.lend(-r.each(&r.running[s.pos]))
+	if s.unpinned {
+		r.unpinnedSlots--
+		r.chargeOtherRanks(-r.kvPerOtherRank(&r.running[s.pos]))
 	}
-	if s.unread {
-		r.unreadSlots--
-		r.unreadKV -= int64(s.prompt)
+	if s.notDecoding {
+		r.notDecodingSlots--
+		r.notDecodingKV -= int64(s.prompt)
 	}
 	r.slots[s.pos], r.running[s.pos] = r.slots[last], r.running[last]
-	if s.pos < last {
+	if s.pos < last { // else the request was the last one itself
 		t.records[r.slots[s.pos]].pos = s.pos
 	}
 	r.slots, r.running = r.slots[:last], r.running[:last]
@@ -90,27 +90,29 @@ func (b *board) discharge(slot int32) {
 // drift checks the accounts. The total that was charged less the total that was released must equal the sum over the slots in the table
 // and the orphans, and the same holds for the KV that engines keep of answers. Any result but zero is a bug.
 func (b *board) drift() (slots, kvTokens int64) {
-	var held tally
+	var inUse tally
 	var kept int64
 	for _, r := range b.ranks {
-		for _, l := range r.leaked {
-			held.kvTokens += l.tokens
+		for _, o := range r.orphans { // only forgetOrphans counts their tokens as released
+			inUse.kvTokens += o.tokens
 		}
-		kept += r.kept.Sum()
+		kept += r.keptKV.SumOfEntries()
 	}
 	t := &b.slots
 	for i := range t.records {
-		if t.records[i].rank != nil {
-			held.add(&t.records[i])
+		if isCharged := t.records[i].rank != nil; isCharged {
+			inUse.add(&t.records[i])
 		}
 	}
-	return t.charged.slots - t.released.slots - held.slots,
-		t.charged.kvTokens - t.released.kvTokens - held.kvTokens + t.kept - t.givenUp - kept
+	return t.charged.slots - t.released.slots - inUse.slots,
+		t.charged.kvTokens - t.released.kvTokens - inUse.kvTokens + t.keptTotal - t.freedTotal - kept
 }
 
 // refresh updates the rank's requests and loads by the Counts. Without Counts, each request keeps the number of tokens that it had last.
+// Requests that have begun since the last refresh count as decoding, and not as waiting in the engine's queue. The refresh of a rank with
+// unpinned requests also changes the load of the other ranks of its engine.
 func (b *board) refresh(r *rank) {
-	kv, lent := r.Others+r.guests, int64(0)
+	kv, forOtherRanks := r.Others+r.kvFromOtherRanks, int64(0)
 	for i, slot := range r.slots {
 		request := &r.running[i]
 		if b.counts != nil {
@@ -118,31 +120,31 @@ func (b *board) refresh(r *rank) {
 			request.Age += generated - request.Generated
 			request.Generated = generated
 		}
-		if r.strays > 0 && b.slots.records[slot].strays {
-			lent += r.share(request)
+		if r.unpinnedSlots > 0 && b.slots.records[slot].unpinned {
+			forOtherRanks += r.divideKV(request)
 		}
-		kv += request.Tokens() // without the parts that share has given to the other ranks
+		kv += request.Tokens() // without the parts that divideKV has given to the other ranks
 	}
 	r.kv = kv
-	r.lend(lent)
-	if r.unreadSlots > 0 {
-		b.seeStarts(r)
+	r.chargeOtherRanks(forOtherRanks)
+	if r.notDecodingSlots > 0 {
+		b.markDecoding(r)
 	}
-	if r.queued > 0 {
+	if r.engineQueued > 0 {
 		b.countQueued(r)
 	}
 }
 
 // countQueued counts anew the requests that wait in the engine's queue. A request whose first event has come waits there no longer.
 func (b *board) countQueued(r *rank) {
-	r.queued = 0
+	r.engineQueued = 0
 	for _, slot := range r.slots {
 		s := &b.slots.records[slot]
-		if s.waits && b.started(slot) {
-			s.waits = false
+		if s.inEngineQueue && b.hasBegun(slot) {
+			s.inEngineQueue = false
 		}
-		if s.waits {
-			r.queued++
+		if s.inEngineQueue {
+			r.engineQueued++
 		}
 	}
 }
@@ -150,11 +152,11 @@ func (b *board) countQueued(r *rank) {
 // refreshGroup refreshes the ranks of a group, and sums up their KV tokens and finds the largest load in a step.
 func (b *board) refreshGroup(g *group) {
 	g.kv, g.largestLoad = 0, 0
-	for _, r := range g.ranks {
+	for _, r := range g.steppingRanks {
 		b.refresh(r)
 	}
 	weight := g.knownWeight()
-	for _, r := range g.ranks { // only now, because the refresh of a rank may charge KV to other ranks (strays.go)
+	for _, r := range g.steppingRanks { // only now, because the refresh of a rank may charge KV to other ranks (unpinned.go)
 		g.kv += r.kv
 		g.largestLoad = max(g.largestLoad, r.stepLoad(weight))
 	}

@@ -11,7 +11,7 @@ import (
 )
 
 // Whatever happens in whatever order: every entry is answered once, the slot table
-// equals a recount, no pooled rank holds more than its slots or its KV tokens,
+// equals a correctPrompt, no pooled rank holds more than its slots or its KV tokens,
 // and when all is released nothing is charged.
 func TestTheSlotTableEqualsARecount(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
@@ -145,7 +145,7 @@ func (h *hand) ranksOf(s *Slot) (on []*rank) {
 	own := s.record().rank
 	on = append(on, own)
 	for _, r := range h.boards["m"].ranks {
-		if s.record().strays && own.Engine != "" && r != own && r.present && r.Engine == own.Engine {
+		if s.record().unpinned && own.Engine != "" && r != own && r.present && r.Engine == own.Engine {
 			on = append(on, r)
 		}
 	}

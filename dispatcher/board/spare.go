@@ -14,64 +14,64 @@ func (b *board) updateRefusals(s *slotRecord, refused bool, now time.Time) {
 	r := s.rank
 	switch {
 	case refused:
-		if r.refusals.Fail(s.id, now) {
-			b.changed = true
+		if nowSpared := r.refusals.Fail(s.id, now); nowSpared {
+			b.decideNow = true
 			b.emit(Effect{Kind: EffectSpared, Group: GroupKey{Model: b.model}, Names: [2]string{r.Name}, Duration: r.refusals.Out()})
 		}
-		b.watch()
-	case s.started:
-		b.accepted(s)
+		b.updateFirstEventWatch()
+	case s.started: // the engine had begun the request, so it did not refuse it
+		b.recordAccepted(s)
 	default:
 		r.refusals.Neutral(s.id)
 	}
 }
 
-// accepted records that the engine of a rank took a request, which ends a row of refusals. If the rank is spared, a request that it got
-// before it was spared proves nothing.
-func (b *board) accepted(s *slotRecord) {
+// recordAccepted records that the engine of a rank took a request, which ends a row of refusals and brings a spared rank back into service.
+// If the rank is spared, a request that it got before it was spared proves nothing.
+func (b *board) recordAccepted(s *slotRecord) {
 	r := s.rank
 	inService := r.refusals.In()
-	if inService && r.refusals.Failures() == 0 {
+	if inService && r.refusals.Failures() == 0 { // there is no row of refusals to end
 		return
 	}
-	if sparedSince := r.refusals.Until().Add(-r.refusals.Out()); !inService && s.since.Before(sparedSince) {
+	if sparedSince := r.refusals.Until().Add(-r.refusals.Out()); !inService && s.boundAt.Before(sparedSince) {
 		return
 	}
 	if !inService {
-		b.changed = true
+		b.decideNow = true
 		b.emit(Effect{Kind: EffectUnspared, Group: GroupKey{Model: b.model}, Names: [2]string{r.Name}})
 	}
 	r.refusals.Succeed()
 	r.spared = false
-	b.watch()
+	b.updateFirstEventWatch()
 }
 
-// watch counts the ranks whose last requests were refused. While there is such a rank, or a suspected pair, its effect makes every stream
-// report its first event to the board.
-func (b *board) watch() {
-	b.refusing = 0
+// updateFirstEventWatch counts the ranks whose last requests were refused, and emits how many of them and of the suspected pairs there are.
+// While there are any, every stream must report its first event to the board.
+func (b *board) updateFirstEventWatch() {
+	b.refusingRanks = 0
 	for _, r := range b.ranks {
 		if !r.refusals.In() || r.refusals.Failures() > 0 {
-			b.refusing++
+			b.refusingRanks++
 		}
 	}
-	b.emit(Effect{Kind: EffectWatchFirstEvents, Group: GroupKey{Model: b.model}, Count: len(b.pairs.links) + b.refusing})
+	b.emit(Effect{Kind: EffectWatchFirstEvents, Group: GroupKey{Model: b.model}, Count: len(b.pairs.links) + b.refusingRanks})
 }
 
-// spare sets which ranks get no requests from now on (rank.spared), and the time at which the first of them may be tried (wakeSpared). If
-// no other rank would be left that takes requests, it spares none.
-func (b *board) spare(now time.Time) {
-	b.wakeSpared = time.Time{}
-	if b.refusing == 0 {
+// updateSpared sets which ranks get no requests from now on (rank.spared), and the time at which the first of them may be tried
+// (retrySparedAt). If no other rank would be left that takes requests, it spares none.
+func (b *board) updateSpared(now time.Time) {
+	b.retrySparedAt = time.Time{}
+	if b.refusingRanks == 0 {
 		return
 	}
 	anyTakes := false
 	for _, g := range b.groups {
-		for _, r := range g.ranks {
+		for _, r := range g.steppingRanks {
 			r.spared = !r.refusals.Allows(now)
-			anyTakes = anyTakes || r.takes() && r.usable() > 0
-			if at := r.refusals.Until(); at.After(now) && (b.wakeSpared.IsZero() || at.Before(b.wakeSpared)) {
-				b.wakeSpared = at
+			anyTakes = anyTakes || r.takesRequests() && r.usableSlots() > 0
+			if at := r.refusals.Until(); at.After(now) {
+				b.retrySparedAt = earlier(b.retrySparedAt, at)
 			}
 		}
 	}
@@ -79,23 +79,24 @@ func (b *board) spare(now time.Time) {
 		return
 	}
 	for _, g := range b.groups {
-		for _, r := range g.ranks {
+		for _, r := range g.steppingRanks {
 			r.spared = false
 		}
 	}
 }
 
-// send records that a rank gets a request. If the rank is on trial, this request is its trial, and the rank gets no other until the trial
-// is answered. Because no other rank may be left that takes requests, spare must run once more: wakeSpared makes the next Tick due now.
-func (b *board) send(r *rank, id uint64, now time.Time) {
+// recordSend records that a rank gets a request. If the rank is on trial, this request is its trial, and the rank gets no other until the
+// trial is answered. Because no other rank may be left that takes requests, updateSpared must run once more: retrySparedAt makes the next
+// Tick due now.
+func (b *board) recordSend(r *rank, id uint64, now time.Time) {
 	if r.onTrial(now) {
 		r.refusals.Send(id, now)
-		b.wakeSpared = now
+		b.retrySparedAt = now
 	}
 }
 
-// takes says whether the rank takes requests: it is up, and not spared.
-func (r *rank) takes() bool { return r.Up && !r.spared }
+// takesRequests says whether the rank takes requests: it is up, and not spared.
+func (r *rank) takesRequests() bool { return r.Up && !r.spared }
 
 // onTrial says whether a rank that was spared may get one request, which shows whether the rank still refuses requests.
 func (r *rank) onTrial(now time.Time) bool { return !r.refusals.In() && r.refusals.Allows(now) }

@@ -22,95 +22,95 @@ type board struct {
 	pool    *pool.Pool
 	waiting map[uint64]waitingEntry // by entry ID; the same entries as the pool's
 
-	ranks     map[int32]*rank // by worker ID; also ranks that have left the fleet and still have charged slots
-	groups    []*group        // groups with a present rank, by the lowest ID of their ranks
-	up        int             // present ranks that are up or awaited
-	mixed     bool            // the ranks prefill and decode; an empty list of workers does not change it
-	graceEnds time.Time       // end of outageGrace while all ranks are down; zero: a rank is up
+	ranks           map[int32]*rank // by worker ID; also ranks that have left the fleet and still have charged slots
+	groups          []*group        // groups with a present rank, by the lowest ID of their ranks
+	upOrAwaited     int             // present ranks that are up, or that will be soon (Worker.Awaited)
+	mixed           bool            // the ranks prefill and decode; an empty list of workers does not change it
+	outageGraceEnds time.Time       // end of outageGrace while all ranks are down; zero: a rank is up
 	// largest prompt that any present rank could ever take, in KV tokens
-	largest int64
-	slots   slotTable
+	largestPrompt int64
+	slots         slotTable
 
-	arrived         bool      // entries came since the last Tick
-	changed         bool      // another event happened after which a rank may take an entry
-	windowEnds      time.Time // end of Config.Window after the first freed slot of a burst; zero: no window is open
-	stepped         bool      // a group whose policy holds entries back began a step
-	pairs           pairs
-	heldUntil       time.Time                 // when a policy wants to look again at entries that it holds back; zero: it has set no time
-	restrictedCount int                       // waiting entries that some ranks may not get
-	discarding      int                       // waiting entries that are discarded hand-offs
-	holders         int                       // waiting entries whose prompt is partly in the prefix cache of a rank
-	partial         map[string]*namePlacement // by name: the names that some ranks list and others do not
-	common          *Names                    // the list of the first rank: a name that is neither here nor in partial is listed by no rank
-	listed          []lister                  // the ranks and their lists when partial was computed
-	listers         []lister                  // the present ranks and their lists, to be compared with listed
-	names           []*namePlacement          // the values of partial, sorted by name
-	named           []string                  // their names
-	paces           []Throughput              // their paces
-	nameOutageEnds  time.Time                 // end of the earliest outageGrace of a name whose ranks are all down; zero: none waits for one
-	wakeAvoiding    time.Time                 // when the first waiting entry may go to ranks that it avoids; zero: no entry waits for that
-	refusing        int                       // ranks whose engines refused their last requests
-	wakeSpared      time.Time                 // when the first spared rank may be tried; zero: no rank is spared
-	wakeTight       time.Time                 // when the first tight rank (tight.go) has its whole room again; zero: no rank is tight
-	keptUntil       time.Time                 // when an engine next frees KV that it keeps of answers (kept.go); zero: no engine keeps any
+	entriesArrived   bool      // entries came since the last Tick
+	decideNow        bool      // another event happened after which a rank may take an entry, so the next Tick decides
+	windowEnds       time.Time // end of Config.Window after the first freed slot of a burst; zero: no window is open
+	heldGroupStepped bool      // a group whose policy holds entries back began a step
+	pairs            pairs
+	recheckHeldAt    time.Time                 // earliest time at which a policy wants to decide again about held entries; zero: none
+	restrictedCount  int                       // waiting entries that some ranks may not get
+	discardedWaiting int                       // waiting entries that are discarded hand-offs
+	entriesWithHits  int                       // waiting entries whose prompt is partly in the prefix cache of a rank
+	partialNames     map[string]*namePlacement // by name: the model names that some ranks list and others do not
+	firstRankNames   *Names                    // the list of the first rank; a name neither here nor in partialNames is listed by no rank
+	listersBefore    []lister                  // the ranks and their lists when partialNames was computed
+	listers          []lister                  // the present ranks and their lists, to be compared with listersBefore
+	sortedPlacements []*namePlacement          // the values of partialNames, sorted by name
+	sortedNames      []string                  // their names
+	sortedPaces      []Throughput              // their paces
+	nameOutageEnds   time.Time                 // end of the earliest outageGrace of a name whose ranks are all down; zero: none waits for one
+	retryAvoidedAt   time.Time                 // when the first waiting entry may go to ranks that it avoids; zero: no entry waits for that
+	refusingRanks    int                       // ranks whose engines refused their last requests
+	retrySparedAt    time.Time                 // when the first spared rank may be tried; zero: no rank is spared
+	tightEndsAt      time.Time                 // when the first tight rank (tight.go) has its whole room again; zero: no rank is tight
+	keptKVFreedAt    time.Time                 // when an engine next frees KV that it keeps of answers (kept.go); zero: no engine keeps any
 
-	waits    waits
-	pace     Throughput
-	ticks    uint64
-	outcomes [Failed + 1]uint64
-	output   int64 // tokens of all released slots
+	waitTimes    waitTimes
+	pace         Throughput
+	ticks        uint64
+	outcomes     [Failed + 1]uint64
+	outputTokens int64 // tokens of all released slots
 
 	counts *Counts // Counts that hold for the event that is applied now; nil: none
 
-	lengths map[uint64]int32 // by entry ID: Enqueue.Output of the entries that wait or run
+	outputLengths map[uint64]int32 // by entry ID: Enqueue.Output of the entries that wait or run
 
 	// Memory of a tick, which the next tick reuses.
-	snapshot    policy.Snapshot
-	survival    *predictor.Survival // table of the snapshot's MeanOutput; nil: it has none
-	assignments []policy.Assignment
-	weights     []float64 // scores of ranks for explain
-	order       []*group
-	expired     []*pool.Entry
+	snapshot       policy.Snapshot
+	survival       *predictor.Survival // table of the snapshot's MeanOutput; nil: it has none
+	assignments    []policy.Assignment
+	scores         []float64 // scores of ranks for writeTraces
+	decidingGroups []*group
+	expired        []*pool.Entry
 
 	// State of the rounds that are under way, see deciding.
-	asked        *pool.Entry // the entry without a hand-off that the rounds are about; nil: they are about the pool
-	leastTokens  int         // the policy may choose a rank that has to compute this many tokens of the asked entry's prompt
-	nextGroup    int         // index in order of the group that decides next
-	fallbackNext bool        // this group's policy has failed, and the fallback decides next
-	round        Round       // the last round, for the decision log
-	failure      error       // why the policy of the last round failed; nil: it did not
-	invalid      int         // assignments of the last round that were not bound
-	askedBound   bool        // the last round bound the asked entry
+	localEntry         *pool.Entry // the entry without a hand-off that the rounds are about; nil: they are about the pool
+	leastLocalTokens   int         // the policy may choose a rank that has to compute this many tokens of localEntry's prompt
+	nextGroup          int         // index in decidingGroups of the group that decides next
+	fallbackNext       bool        // this group's policy has failed, and the fallback decides next
+	round              Round       // the last round, for the decision log
+	policyFailure      error       // why the policy of the last round failed; nil: it did not
+	invalidAssignments int         // assignments of the last round that were not bound
+	localBound         bool        // the last round bound localEntry
 }
 
 // rank is one decode rank with the requests that are charged to it.
 type rank struct {
 	Worker
-	present     bool             // false: the rank has left the fleet, but some of its slots are not released yet
-	slots       []int32          // indices in board.slots of the slots on this rank
-	running     []policy.Request // the requests of slots, in the same order, as policies see them
-	kv          int64            // KV tokens on the rank, with Others and guests: of the last refresh, updated when a request comes or goes
-	queued      int              // slots whose requests wait in the engine's own queue, as of the last refresh; it may be too high since
-	departed    []departed       // released requests that the step model still needs, see depart
-	unreadSlots int              // slots whose requests do not decode yet (unread), as of the last refresh
-	unreadKV    int64            // KV tokens of these requests' prompts; they are part of kv
+	present          bool             // false: the rank has left the fleet, but some of its slots are not released yet
+	slots            []int32          // indices in board.slots of the slots on this rank
+	running          []policy.Request // the requests of slots, in the same order, as policies see them
+	kv               int64            // KV tokens, with Others and kvFromOtherRanks: of the last refresh, updated when a request comes or goes
+	engineQueued     int              // slots whose requests wait in the engine's own queue, as of the last refresh; it may be too high since
+	recentlyEnded    []endedRequest   // released requests that the step model still needs, see rememberEnded
+	notDecodingSlots int              // slots whose requests do not decode yet (slotRecord.notDecoding), as of the last refresh
+	notDecodingKV    int64            // KV tokens of these requests' prompts; they are part of kv
 
-	backlog    int64   // prompt tokens that the rank has yet to compute
-	output     int64   // tokens of all released slots
-	answers    uint64  // complete answers
-	empty      uint64  // answers that the engine ended without any text
-	unsaid     uint64  // answers for which the engine reported no token usage
-	prompts    uint64  // prompts that were sent to the rank so far, if it is mixed
-	toCompute  []int32 // slots that have no token, or none since a preemption, in the order in which the rank computes their prompts
-	stepPrompt int64   // prompt tokens that the rank computes in the current step
+	backlog             int64   // prompt tokens that the rank has yet to compute
+	outputTokens        int64   // tokens of all released slots
+	answers             uint64  // complete answers
+	emptyAnswers        uint64  // answers that the engine ended without any text
+	answersWithoutUsage uint64  // answers for which the engine reported no token usage
+	promptsSent         uint64  // prompts that were sent to the rank so far, if it is mixed
+	promptsToCompute    []int32 // slots that have no token, or none since a preemption, in the order in which the rank computes their prompts
+	stepPromptTokens    int64   // prompt tokens that the rank computes in the current step
 
-	engine   []*rank // present ranks of the same engine: the KV of straying requests (strays.go) is divided among them
-	strays   int     // slots whose requests stray
-	parts    int64   // number of ranks among which the KV of a straying request is divided
-	guests   int64   // KV tokens charged here for straying requests whose slots are on other ranks; they are part of kv
-	leaked   []leakedKV
-	orphaned int64   // KV tokens of the orphans; not part of kv
-	kept     kept.KV // KV that the engine keeps of ended answers; not part of kv
+	engineRanks      []*rank // present ranks of the same engine: the KV of unpinned requests (unpinned.go) is divided among them
+	unpinnedSlots    int     // slots whose requests are unpinned
+	kvParts          int64   // number of ranks among which the KV of an unpinned request is divided
+	kvFromOtherRanks int64   // KV tokens charged here for unpinned requests whose slots are on other ranks; they are part of kv
+	orphans          []orphan
+	orphanedKV       int64   // KV tokens of the orphans (orphans.go); not part of kv
+	keptKV           kept.KV // KV that the engine keeps of ended answers; not part of kv
 
 	group    *group // set while the rank is present
 	pressure kvPressure
@@ -118,70 +118,73 @@ type rank struct {
 	spared   bool            // the engine refused several requests in a row, so it gets none now (spare.go)
 }
 
-// free returns how many more requests may get slots of the rank; below 0: more slots are in use than allowed.
-func (r *rank) free() int { return r.usable() - len(r.slots) }
+// freeSlots returns how many more requests may get slots of the rank; below 0: more slots are in use than allowed.
+func (r *rank) freeSlots() int { return r.usableSlots() - len(r.slots) }
 
-// usable returns how many slots may be in use at one time.
-func (r *rank) usable() int {
+// usableSlots returns how many slots may be in use at one time.
+func (r *rank) usableSlots() int {
 	if r.Limit > 0 {
 		return min(r.Slots, r.Limit)
 	}
 	return r.Slots
 }
 
-// budget returns the largest prompt that the rank could take if it were idle, in KV tokens, under a
-// policy that keeps the watermark's share of its capacity empty.
-func (r *rank) budget(watermark float64) int64 {
+// largestPrompt returns the largest prompt that the rank could take if it were idle, in KV tokens, under a policy that keeps a share of the
+// rank's capacity empty. watermark is this share.
+func (r *rank) largestPrompt(watermark float64) int64 {
 	return policy.KVBudget(r.Capacity, watermark)
 }
 
 // group is the set of ranks that one Snapshot shows: a barrier group, or all ranks of the model
 // that have no barrier.
 type group struct {
-	name     string // "" without barrier
-	barrier  bool
-	members  []*rank // present ranks, ascending ID
-	ranks    []*rank // members that are not down: these step, and a Snapshot shows them
-	chosen   policyInUse
-	fallback policyInUse
-	slow     int // how many more rounds the fallback decides, after a round over TickLimit
+	name           string // "" without barrier
+	barrier        bool
+	allRanks       []*rank // present ranks, ascending ID
+	steppingRanks  []*rank // those of allRanks that are not down: these step, and a Snapshot shows them
+	chosen         policyInUse
+	fallback       policyInUse
+	fallbackRounds int // how many more rounds the fallback decides, after a round over TickLimit
 
 	kv          int64 // KV tokens of all ranks, as of the last refresh
 	largestLoad int64 // largest load of a rank in the group's steps (rank.stepLoad), in KV tokens, as of the last refresh
 
-	forecast       forecast.Running
-	budget         searchBudget
-	held           int       // entries that the last decision held back although a slot was free for them
-	wakeHeld       time.Time // when the policy wants to look at held entries again; zero: it has set no time
-	gathered       gathered
-	recent         recent
-	rate           tokenRate
-	steps          step.Times        // what the group's steps have taught
-	lawWeights     *step.RequestCost // weights of a SetStepModel event; nil: there was none, and they follow from steps
-	stepRanks      []step.Rank       // memory of inStep: what the ranks did in a step
-	last           Step              // last step that was reported; see takeSteps
-	departedTokens int64             // tokens of all released requests that were in a step
-	lag            lag
-	lead           lead
-	tokensAtStep   int64 // group.generated when the last step was reported
+	forecast      forecast.Running
+	searchBudget  searchBudget
+	heldEntries   int       // entries that the last decision held back although a slot was free for them
+	recheckHeldAt time.Time // when the policy wants to look at held entries again; zero: it has set no time
+	roundCounts   roundCounts
+	recentSteps   recentSteps
+	tokenRate     tokenRate
+	steps         step.Times        // what the group's steps have taught
+	givenWeights  *step.RequestCost // weights of a SetStepModel event; nil: there was none, and they follow from steps
+	stepRanks     []step.Rank       // memory of reconstructLastStep: what the ranks did in a step
+	lastStep      Step              // last step that was reported; see recordSteps
+	endedTokens   int64             // tokens of all released requests that were in a step
+	handoffDelay  handoffDelay
+	prefillDelay  prefillDelay
+	tokensAtStep  int64 // group.generated when the last step was reported
 }
 
-// gathered counts how a mixed group, whose ranks prefill and decode, has computed prompts so far. A policy may hold requests back and send
-// them together, in a round, so that all ranks compute prompts in the same steps.
-type gathered struct {
-	rounds, filled  uint64 // rounds that were sent, and the sum over these rounds of the ranks that then had a prompt to compute
-	steps, prefills uint64 // steps that were reported, and those of them that computed a prompt
-	ranks, idle     uint64 // sums over the steps that computed a prompt: of all ranks, and of the ranks that computed none
+// roundCounts counts how a mixed group, whose ranks prefill and decode, has computed prompts so far. A policy may hold requests back and
+// send them together, in a round, so that all ranks compute prompts in the same steps.
+type roundCounts struct {
+	rounds              uint64 // rounds that were sent
+	ranksFilled         uint64 // sum over these rounds of the ranks that then had a prompt to compute
+	steps               uint64 // steps that were reported
+	prefillSteps        uint64 // steps of these in which some rank computed a prompt
+	ranksInPrefillSteps uint64 // sum over the prefillSteps of all ranks
+	idleInPrefillSteps  uint64 // sum over the prefillSteps of the ranks that computed no prompt
 
 	heldSince time.Time     // when the first of the held entries could have been sent
 	maxHold   time.Duration // the policy holds no request longer than this
 }
 
-// recent has sums over the steps of a group, in which older steps count for less and less.
-type recent struct {
-	waited  float64 // seconds that all requests together waited for their first token, without the time in which a policy held them back
-	tokens  float64 // prompt tokens that the ranks computed
-	seconds float64 // length of the steps
+// recentSteps has sums over the steps of a group, in which older steps count for less and less.
+type recentSteps struct {
+	waitedSeconds float64 // sum over the requests of their waits for the first token, without the time in which a policy held them back
+	promptTokens  float64 // prompt tokens that the ranks computed
+	seconds       float64 // length of the steps
 }
 
 const (
@@ -189,31 +192,33 @@ const (
 	longestStep = 5  // seconds; a longer step counts as this long, because a long standstill would dominate the means for minutes
 )
 
-// add adds a step of the given length, during which so many requests waited and the ranks computed so many prompt tokens.
-func (l *recent) add(requests float64, tokens int64, length time.Duration) {
+// add adds a step of the given length. During the step, waiting requests waited for their first token (a mean, so not a whole number), and
+// the ranks computed promptTokens.
+func (s *recentSteps) add(waiting float64, promptTokens int64, length time.Duration) {
 	seconds := min(longestStep, length.Seconds())
 	fade := math.Exp(-seconds / fadeSeconds)
-	l.waited = l.waited*fade + requests*seconds
-	l.tokens = l.tokens*fade + float64(tokens)
-	l.seconds = l.seconds*fade + seconds
+	s.waitedSeconds = s.waitedSeconds*fade + waiting*seconds
+	s.promptTokens = s.promptTokens*fade + float64(promptTokens)
+	s.seconds = s.seconds*fade + seconds
 }
 
 // means returns how many requests waited on average, and how many prompt tokens were computed per second; both are below 0 if no step was
 // reported.
-func (l *recent) means() (requests, rate float32) {
-	if l.seconds <= 0 {
+func (s *recentSteps) means() (waiting, promptTokensPerSecond float32) {
+	if s.seconds <= 0 {
 		return -1, -1
 	}
-	return float32(l.waited / l.seconds), float32(l.tokens / l.seconds)
+	return float32(s.waitedSeconds / s.seconds), float32(s.promptTokens / s.seconds)
 }
 
 // waitingEntry is an entry that waits, as its event Enqueue brought it.
 type waitingEntry struct {
 	Enqueue
-	restricted bool      // some ranks may not get it; board.restrictedCount counts it
-	since      time.Time // when a mixed rank first had a slot for it, so that its policy has held it back since; zero: none had
+	restricted    bool      // some ranks may not get it; board.restrictedCount counts it
+	sendableSince time.Time // when a mixed rank first had a slot for it, so that its policy has held it back since; zero: none had
 }
 
+// prompt returns the length of the prompt, in tokens.
 func (w waitingEntry) prompt() int32 { return tokens(w.Entry.Prompt) }
 
 // pairs has the pairs of a prefill and a decode engine whose hand-offs fail. If both engines work with other engines, the connection
@@ -221,40 +226,43 @@ func (w waitingEntry) prompt() int32 { return tokens(w.Entry.Prompt) }
 // Such a pair is quarantined: for one second it gets no hand-off that another rank can take. Then one hand-off is its trial. If the trial
 // fails, too, the time doubles, up to 30 s.
 type pairs struct {
-	links       map[Link]*linkHealth
-	quarantined int       // how many pairs are quarantined; 0: rounds skip the checks of pairs
-	checkAt     time.Time // when the first quarantine ends for which entries wait in the pool; zero: none wait for that
+	links            map[Link]*linkHealth
+	quarantinedCount int       // how many pairs are quarantined; 0: rounds skip the checks of pairs
+	quarantineEndsAt time.Time // when the first quarantine ends for which entries wait in the pool; zero: none wait for that
 }
 
 // linkHealth is the state of a pair whose hand-offs have failed since one last worked.
 type linkHealth struct {
-	circuit   circuit.Circuit
-	failures  int       // failures in a row
-	fromWorks bool      // since the first failure, a hand-off of the prefill engine reached another decode engine
-	toWorks   bool      // since the first failure, a hand-off of another prefill engine reached the decode engine
-	last      time.Time // last failure
+	circuit        circuit.Circuit
+	failures       int       // failures in a row
+	prefillerWorks bool      // since the first failure, a hand-off of the prefill engine reached another decode engine
+	engineWorks    bool      // since the first failure, a hand-off of another prefill engine reached the decode engine
+	lastFailure    time.Time // last failure
 }
+
+// quarantined says whether hand-offs avoid the pair. The circuit is in service (In) as long as it lets hand-offs through.
+func (h *linkHealth) quarantined() bool { return !h.circuit.In() }
 
 // Link is a prefill engine and a decode engine.
 type Link struct{ Prefiller, Engine string }
 
-// leakedKV is the KV room on a rank that the prompt of a request may keep after the request has left, see orphans.go.
-type leakedKV struct {
+// orphan is the KV room on a rank that the prompt of a request may keep after the request has left, see orphans.go.
+type orphan struct {
 	tokens int64
 	since  time.Time
 }
 
 // kvPressure says whether a rank is tight: its engine has preempted requests for want of KV room, so the rank is kept emptier.
 type kvPressure struct {
-	last  time.Time // time of the last preemption
-	until time.Time // end of the time in which the rank is tight; in the past: it is not tight
+	lastPreemption time.Time // time of the last preemption
+	tightUntil     time.Time // end of the time in which the rank is tight; in the past: it is not tight
 }
 
 // Throughput is how fast the slots of a board come free. Dispatcher.Room computes from it how many
 // hand-offs would get a slot in time.
 type Throughput struct {
 	Slots, Free int
-	Waiting     int     // entries in the pool without discarded hand-offs, see keepPace
+	Waiting     int     // entries in the pool without discarded hand-offs, see emitPace
 	Seconds     float64 // mean time that a request has its slot
 	tokens      float64 // mean KV tokens of a request at its end; 0: none has ended
 }
@@ -300,28 +308,30 @@ type LocalRank struct {
 	Tokens int // tokens of the prompt that are not in its prefix cache
 }
 
-// departed is a request that was released, with the numbers of the steps that brought its first and its last tokens.
-type departed struct {
-	first, last uint32
-	kv          int64
-	prompt      int64 // tokens of its prompt that the step of its first token computed, on a mixed rank
+// endedRequest is a request that was released, with the numbers of the steps that brought its first and its last tokens.
+type endedRequest struct {
+	firstStep, lastStep uint32
+	kv                  int64
+	promptInFirstStep   int64 // tokens of its prompt that the step of its first token computed, on a mixed rank
 }
 
-// waits has the times that the last 1000 admitted entries waited in the pool. The starvation guard uses their mean.
-type waits struct {
-	last    [1000]time.Duration
-	n, next int
+// waitTimes has the times that the last 1000 admitted entries waited in the pool. The starvation guard uses their mean.
+type waitTimes struct {
+	last    [1000]time.Duration // a ring
+	n, next int                 // how many times it has, and the index at which the next one is written
 	sum     time.Duration
 }
 
-func (w *waits) add(d time.Duration) {
+// add adds a time, which replaces the oldest one once the ring is full.
+func (w *waitTimes) add(d time.Duration) {
 	w.sum += d - w.last[w.next]
 	w.last[w.next] = d
 	w.next = (w.next + 1) % len(w.last)
 	w.n = min(w.n+1, len(w.last))
 }
 
-func (w *waits) meanMs() float32 {
+// meanMs returns the mean of the times in ms; 0: no entry was admitted yet.
+func (w *waitTimes) meanMs() float32 {
 	if w.n == 0 {
 		return 0
 	}
@@ -341,70 +351,72 @@ type Boards struct {
 
 // allBoards is shared by all boards: it has the settings, the learned tables, and the effects of the current event.
 type allBoards struct {
-	cfg    Config
-	spec   string          // of the policy of barrier groups, as the settings give it
-	name   string          // canonical name of this policy
-	shared map[string]bool // group names that are used for several models
+	cfg              Config
+	policySpec       string          // of the policy of barrier groups, as the settings give it
+	policyName       string          // canonical name of this policy
+	sharedGroupNames map[string]bool // group names that are used for several models
 
-	replayed []policy.Requirements // needs of the policies that the twin replays
+	twinNeeds []policy.Requirements // needs of the policies that the twin replays
 
-	fit      *predictor.Fit          // what predictors start from; nil: from nothing
-	subjects map[PredictorKey]*known // they stay when the board of their model is removed
+	fit        *predictor.Fit                   // what predictors start from; nil: from nothing
+	predictors map[PredictorKey]*predictorState // they stay when the board of their model is removed
 
 	effects []Effect  // effects of the current event, to be carried out
 	now     time.Time // time of the current event
 }
 
+// emit adds an effect to those of the current event.
 func (a *allBoards) emit(e Effect) { a.effects = append(a.effects, e) }
 
 // policyInUse is a policy with what the board needs to run it. Each group has its own, because a policy keeps memory, for example which
 // rank is next in turn.
 type policyInUse struct {
 	policy.Policy
-	spec   string
-	name   string
-	all    *allBoards
-	ahead  bool   // it sends requests before their slots are free (ahead.go)
-	hits   bool   // it reads which ranks have a part of a prompt in their prefix caches
-	source *known // tables for its predictions; nil: it reads none
+	spec       string
+	name       string
+	shared     *allBoards      // what the boards share, such as the settings
+	sendsAhead bool            // it sends requests before their slots are free (ahead.go)
+	readsHits  bool            // it reads which ranks have a part of a prompt in their prefix caches
+	predictor  *predictorState // tables for its predictions; nil: it reads none
 }
 
 // slotRecord is a request that has a slot of a rank, from its admission until its release.
 type slotRecord struct {
-	rank         *rank // nil: the index is free
-	pos          int   // in rank.slots and rank.running
-	id, key      uint64
-	prefiller    string
-	prompt, age  int32
-	newTokens    int32 // prompt tokens that the rank has to compute
-	discard      bool
-	strays       bool      // the engine runs it on any of its ranks, so its KV is charged to all of these in equal parts
-	started      bool      // its first event has come, as counted last
-	waits        bool      // it waits in the engine's queue, because the rank has no slot or no KV room for it
-	since        time.Time // when it was bound
-	bound        uint32    // number of the group's step that was reported last before it was bound; 0: none was
-	early        bool      // it was bound before its prefill
-	unread       bool      // it is early or on a mixed rank, and no step has read its KV yet
-	promptLeft   int32     // tokens of its prompt that a mixed rank has yet to compute
-	chunks       chunks    // how much of its prompt the last steps computed
-	tokensBefore int32     // tokens that its answer had when a mixed rank preempted it; 0: it was not preempted
-	estimated    estimated
+	rank                   *rank // nil: the index is free
+	pos                    int   // in rank.slots and rank.running
+	id, key                uint64
+	prefiller              string
+	prompt, age            int32
+	newTokens              int32 // prompt tokens that the rank has to compute
+	discard                bool
+	unpinned               bool      // the engine runs it on any of its ranks, so its KV is charged to all of these in equal parts
+	started                bool      // its first event has come, as counted last
+	inEngineQueue          bool      // it waits in the engine's queue, because the rank has no slot or no KV room for it
+	boundAt                time.Time // when it was bound
+	boundAtStep            uint32    // number of the group's step that was reported last before it was bound; 0: none was
+	early                  bool      // it was bound before its prefill
+	notDecoding            bool      // it is early or on a mixed rank, and no decode step has read its KV yet; all others count as decoding
+	promptLeft             int32     // tokens of its prompt that a mixed rank has yet to compute
+	chunks                 chunks    // how much of its prompt the last steps computed
+	tokensBeforePreemption int32     // tokens that its answer had when a mixed rank preempted it; 0: it was not preempted
+	estimate               estimate
 }
 
 // slotTable has the records of all slots by index, and the totals of what was ever charged and released. The totals do not depend on the
 // records, so that drift can compare the two while the program runs, and find mistakes in the accounts.
 type slotTable struct {
-	records  []slotRecord
-	unused   []int32 // free indices of records; the last one is used first
-	charged  tally
-	released tally
-	kept     int64 // total of the KV tokens that engines have ever kept of ended answers
-	givenUp  int64 // total of the kept KV tokens that they have freed since
+	records    []slotRecord
+	unused     []int32 // free indices of records; the last one is used first
+	charged    tally
+	released   tally
+	keptTotal  int64 // total of the KV tokens that engines have ever kept of ended answers
+	freedTotal int64 // total of the kept KV tokens that they have freed since
 }
 
 // tally counts slots and the KV tokens of their prompts.
 type tally struct{ slots, kvTokens int64 }
 
+// add counts a slot with its prompt.
 func (t *tally) add(s *slotRecord) {
 	t.slots++
 	t.kvTokens += int64(s.prompt)
@@ -413,21 +425,21 @@ func (t *tally) add(s *slotRecord) {
 // tokens returns a number of tokens as an int32, at least 0.
 func tokens(n int) int32 { return int32(min(max(0, n), math.MaxInt32)) }
 
-// inForce returns the policy that decides now: the chosen one, or the fallback after rounds that were too slow.
-func (g *group) inForce() *policyInUse {
-	if g.slow > 0 {
+// policyInForce returns the policy that decides now: the chosen one, or the fallback after rounds that were too slow.
+func (g *group) policyInForce() *policyInUse {
+	if g.fallbackRounds > 0 {
 		return &g.fallback
 	}
 	return &g.chosen
 }
 
-// rank returns the rank of the group with an ID; nil: the group has none that is not down.
-func (g *group) rank(id int32) *rank {
-	at, ok := slices.BinarySearchFunc(g.ranks, id, func(r *rank, id int32) int { return cmp.Compare(r.ID, id) })
+// rankWithID returns the rank with an ID; nil: the group has no such rank, or it is down.
+func (g *group) rankWithID(id int32) *rank {
+	at, ok := slices.BinarySearchFunc(g.steppingRanks, id, func(r *rank, id int32) int { return cmp.Compare(r.ID, id) })
 	if !ok {
 		return nil
 	}
-	return g.ranks[at]
+	return g.steppingRanks[at]
 }
 
 // Gauged reports how many KV tokens were in use on a worker at the time At, by the metrics (gauges) of its engine.
@@ -437,21 +449,22 @@ type Gauged struct {
 	At       time.Time
 }
 
-// started says whether the first event of a slot's answer has come. If the engine reports the answer's tokens only at its end (unheard.go),
-// the board's estimate says whether it has its first token.
-func (b *board) started(slot int32) bool {
-	return b.seen(slot) || b.slots.records[slot].estimated.first != 0
+// hasBegun says whether the first event of a slot's answer has come. If the engine reports the answer's tokens only at its end
+// (unreported.go), the board's estimate says whether it has its first token.
+func (b *board) hasBegun(slot int32) bool {
+	return b.firstEventCame(slot) || b.slots.records[slot].estimate.firstStep != 0
 }
 
-// seen says whether the first event of a slot has come, which shows that its KV is on the rank.
-func (b *board) seen(slot int32) bool {
+// firstEventCame says whether the first event of a slot has come, which shows that its KV is on the rank. It notes this in the slot's
+// record, because the Counts are dropped after the current event.
+func (b *board) firstEventCame(slot int32) bool {
 	s := &b.slots.records[slot]
 	s.started = s.started || b.counts != nil && b.counts.started(slot)
 	return s.started
 }
 
-// group returns the group with a key, and its board; nil: the group is gone.
-func (l *Boards) group(key GroupKey) (*board, *group) {
+// groupWithKey returns the group with a key, and its board; nil: the group is gone.
+func (l *Boards) groupWithKey(key GroupKey) (*board, *group) {
 	if b := l.boards[key.Model]; b != nil {
 		for _, g := range b.groups {
 			if b.key(g) == key {
@@ -462,12 +475,13 @@ func (l *Boards) group(key GroupKey) (*board, *group) {
 	return nil, nil
 }
 
-// label returns the name of a group in metrics and in the decision log.
+// label returns the name of a group in metrics and in the decision log. Ranks without a barrier are labelled dense, because the models that
+// need no barrier are dense ones.
 func (b *board) label(g *group) string {
 	switch {
 	case !g.barrier:
 		return "dense"
-	case b.shared[g.name]:
+	case b.sharedGroupNames[g.name]: // groups of several models have this name, and their labels must differ
 		return b.model + "/" + g.name
 	}
 	return g.name
@@ -476,8 +490,8 @@ func (b *board) label(g *group) string {
 // key returns the key of a group, which effects and events use.
 func (b *board) key(g *group) GroupKey { return GroupKey{b.model, g.name, g.barrier} }
 
-// known is a subject with its tables in force.
-type known struct {
+// predictorState is what is learned about the output lengths of a model, for one kind of predictor: the tables in force.
+type predictorState struct {
 	PredictorKey
 	*Tables
 }
@@ -488,18 +502,18 @@ type Names struct{ all map[string]struct{} }
 
 // namePlacement has the ranks of a name that some ranks of a board list and others do not.
 type namePlacement struct {
-	ranks []*rank  // present ranks that list the name, ascending ID
-	whole []*group // groups in which all ranks list the name
-	parts []*rank  // those of ranks that are in other groups
+	ranks             []*rank  // present ranks that list the name, ascending ID
+	wholeGroups       []*group // groups in which all ranks list the name
+	partialGroupRanks []*rank  // the others of ranks: not all ranks of their groups list the name
 
-	up        int       // how many of these ranks are up or awaited
-	largest   int64     // largest prompt that any of these ranks could ever take, in KV tokens
-	graceEnds time.Time // end of outageGrace while all these ranks are down; zero: one is up
-	full      bool      // none of parts has a slot left in this tick
-	waiting   int       // entries in the pool that ask for the name, without discarded hand-offs
+	upOrAwaited     int       // how many of these ranks are up or awaited
+	largestPrompt   int64     // largest prompt that any of these ranks could ever take, in KV tokens
+	outageGraceEnds time.Time // end of outageGrace while all these ranks are down; zero: one is up
+	noFreeSlot      bool      // none of partialGroupRanks has a slot left in this tick
+	waiting         int       // entries in the pool that ask for the name, without discarded hand-offs
 }
 
-// lister has what the listings depend on: a rank, its group and the names that it lists.
+// lister has what partialNames depends on: a rank, its group and the names that it lists.
 type lister struct {
 	rank  *rank
 	group *group

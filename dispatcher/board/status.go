@@ -193,7 +193,7 @@ type Load struct {
 // Status returns a copy of what the boards hold. It uses the Counts that were applied just before.
 func (l *Boards) Status(now time.Time) Status {
 	defer l.forgetCounts()
-	s := Status{Policy: l.name, Models: make([]ModelStatus, 0, len(l.boards))}
+	s := Status{Policy: l.policyName, Models: make([]ModelStatus, 0, len(l.boards))}
 	for _, b := range l.inOrder {
 		s.Models = append(s.Models, b.status(now))
 		slots, kvTokens := b.drift()
@@ -213,19 +213,15 @@ func (l *Boards) Loads() Loads {
 	all := Loads{Ranks: make([]Load, 0, ranks)}
 	for _, b := range l.inOrder {
 		all.Pool += b.pool.Len()
-		all.OutputTokens += b.output
-		for _, r := range b.ranks { // before any load is read, because the refresh of a rank may charge KV to other ranks
-			b.refresh(r)
-		}
+		all.OutputTokens += b.outputTokens
+		b.refreshAll()
 		for _, r := range b.ranks {
-			output := int64(0) // tokens of the answers that still run
-			for i := range r.running {
-				output += int64(r.running[i].Generated)
-			}
+			output := r.runningTokens()
 			all.OutputTokens += output
 			if r.present && !r.Down {
 				all.Ranks = append(all.Ranks, Load{
-					Worker: r.ID, Running: b.streams(r), KVTokens: r.kv, Output: r.output + output, Answers: r.answers, Empty: r.empty,
+					Worker: r.ID, Running: b.begunAnswers(r), KVTokens: r.kv, Output: r.outputTokens + output,
+					Answers: r.answers, Empty: r.emptyAnswers,
 				})
 			}
 		}
@@ -233,10 +229,25 @@ func (l *Boards) Loads() Loads {
 	return all
 }
 
-// streams returns how many of the answers that a rank generates have begun.
-func (b *board) streams(r *rank) (n int) {
+// refreshAll refreshes all ranks. This must be done before any load is read, because the refresh of a rank may charge KV to other ranks.
+func (b *board) refreshAll() {
+	for _, r := range b.ranks {
+		b.refresh(r)
+	}
+}
+
+// runningTokens returns how many tokens the answers have that the rank still generates.
+func (r *rank) runningTokens() (tokens int64) {
+	for i := range r.running {
+		tokens += int64(r.running[i].Generated)
+	}
+	return tokens
+}
+
+// begunAnswers returns how many of the answers that a rank generates have begun.
+func (b *board) begunAnswers(r *rank) (n int) {
 	for _, slot := range r.slots {
-		if b.started(slot) {
+		if b.hasBegun(slot) {
 			n++
 		}
 	}
@@ -247,13 +258,11 @@ func (b *board) streams(r *rank) (n int) {
 func (b *board) status(now time.Time) ModelStatus {
 	m := ModelStatus{
 		Model: b.model, Pool: b.pool.Len(), OldestSeconds: b.pool.Oldest(now).Seconds(), Ticks: b.ticks,
-		Finished: b.outcomes[Finished], Cancelled: b.outcomes[Cancelled], Failed: b.outcomes[Failed], OutputTokens: b.output,
+		Finished: b.outcomes[Finished], Cancelled: b.outcomes[Cancelled], Failed: b.outcomes[Failed], OutputTokens: b.outputTokens,
 		Groups: make([]GroupStatus, 0, len(b.groups)), Workers: make([]WorkerStatus, 0, len(b.ranks)),
 	}
 	m.PoolAges = b.poolAges(now)
-	for _, r := range b.ranks {
-		b.refresh(r)
-	}
+	b.refreshAll()
 	for _, r := range b.ranks {
 		m.Workers = append(m.Workers, b.rankStatus(r, now))
 	}
@@ -261,7 +270,7 @@ func (b *board) status(now time.Time) ModelStatus {
 	for _, g := range b.groups {
 		m.Groups = append(m.Groups, g.status(now))
 	}
-	m.Predictors, m.Pairs = b.predictors(), b.pairs.status()
+	m.Predictors, m.Pairs = b.predictorStatuses(), b.pairs.status()
 	return m
 }
 
@@ -283,36 +292,34 @@ func (b *board) rankStatus(r *rank, now time.Time) WorkerStatus {
 	w := WorkerStatus{
 		Lists: r.Lists,
 		ID:    r.ID, Name: r.Name, Group: r.Group, Barrier: r.Barrier, Up: r.Up && r.present, Down: r.Down, Removed: !r.present,
-		Slots: r.Slots, Used: len(r.slots), InEngineQueue: r.queued, KVTokens: r.kv - r.Others, Others: r.Others, Capacity: r.Capacity,
-		Tight: r.pressure.tight(now),
-		Early: r.Early, Orphans: r.orphaned, Mixed: r.Mixed, Backlog: r.backlog, Prompts: r.prompts, Unread: r.unreadKV,
-		Kept: r.kept.Tokens(), Keeps: r.KeepsKVFor > 0,
+		Slots: r.Slots, Used: len(r.slots), InEngineQueue: r.engineQueued, KVTokens: r.kv - r.Others, Others: r.Others, Capacity: r.Capacity,
+		Tight: r.pressure.isTight(now),
+		Early: r.Early, Orphans: r.orphanedKV, Mixed: r.Mixed, Backlog: r.backlog, Prompts: r.promptsSent, Unread: r.notDecodingKV,
+		Kept: r.keptKV.Tokens(), Keeps: r.KeepsKVFor > 0,
 	}
 	if w.Up {
-		w.Limit = r.usable()
+		w.Limit = r.usableSlots()
 	}
 	for _, slot := range r.slots {
-		if b.started(slot) {
+		if b.hasBegun(slot) {
 			w.Running++
 		} else if b.slots.records[slot].early {
 			w.Bound++
 		}
 	}
-	w.Transferring, w.Output, w.Answers, w.Empty, w.NoUsage = w.Used-w.Running, r.output, r.answers, r.empty, r.unsaid
-	for i := range r.running {
-		w.Output += int64(r.running[i].Generated)
-	}
+	w.Transferring, w.Output = w.Used-w.Running, r.outputTokens+r.runningTokens()
+	w.Answers, w.Empty, w.NoUsage = r.answers, r.emptyAnswers, r.answersWithoutUsage
 	return w
 }
 
 // status returns the status of the group, whose ranks must have been refreshed.
 func (g *group) status(now time.Time) GroupStatus {
-	s := GroupStatus{Held: g.held, Budget: g.budget.evaluations()}
-	s.Name, s.Barrier, s.Policy, s.FallbackRounds = g.name, g.barrier, g.inForce().name, g.slow
+	s := GroupStatus{Held: g.heldEntries, Budget: g.searchBudget.evaluations()}
+	s.Name, s.Barrier, s.Policy, s.FallbackRounds = g.name, g.barrier, g.policyInForce().name, g.fallbackRounds
 	var kv, cost policy.Balance
 	weight := g.knownWeight()
-	for _, r := range g.ranks {
-		kv.Add(r.decoding())
+	for _, r := range g.steppingRanks {
+		kv.Add(r.decodingKV())
 		cost.Add(r.stepLoad(weight))
 		s.KVTokens += r.kv
 	}
@@ -321,7 +328,7 @@ func (g *group) status(now time.Time) GroupStatus {
 		s.ImbalanceTokens, s.IdleShare = kv.Imbalance(), kv.IdleShare()
 		s.Step, s.Steps = g.stepStatus(cost), g.steps.Histogram()
 	}
-	if len(g.ranks) > 0 && g.ranks[0].Mixed {
+	if isMixed := len(g.steppingRanks) > 0 && g.steppingRanks[0].Mixed; isMixed { // all ranks of a model are, or none is
 		s.Rounds = g.roundStatus(now)
 	}
 	return s
@@ -329,18 +336,18 @@ func (g *group) status(now time.Time) GroupStatus {
 
 // roundStatus returns how rounds were sent to a mixed group, and how equal the backlogs of prompts on its ranks are now.
 func (g *group) roundStatus(now time.Time) *RoundStatus {
-	counts := &g.gathered
+	counts := &g.roundCounts
 	s := &RoundStatus{
-		Sent: counts.rounds, RanksFilled: float64(counts.filled) / float64(max(1, counts.rounds)), Steps: counts.steps,
-		PrefillSteps: counts.prefills,
-		EmptyShare:   float64(counts.idle) / float64(max(1, counts.ranks)), MaxHoldS: counts.maxHold.Seconds(),
+		Sent: counts.rounds, RanksFilled: float64(counts.ranksFilled) / float64(max(1, counts.rounds)), Steps: counts.steps,
+		PrefillSteps: counts.prefillSteps,
+		EmptyShare:   float64(counts.idleInPrefillSteps) / float64(max(1, counts.ranksInPrefillSteps)), MaxHoldS: counts.maxHold.Seconds(),
 	}
-	if g.held > 0 {
+	if g.heldEntries > 0 {
 		s.HeldS = max(0, now.Sub(counts.heldSince).Seconds())
 	}
-	for _, r := range g.ranks {
+	for _, r := range g.steppingRanks {
 		s.MostBacklog = max(s.MostBacklog, r.backlog)
-		s.MeanBacklog += float64(r.backlog) / float64(len(g.ranks))
+		s.MeanBacklog += float64(r.backlog) / float64(len(g.steppingRanks))
 	}
 	return s
 }
@@ -353,7 +360,7 @@ func (g *group) stepStatus(loads policy.Balance) *StepStatus {
 		PrefillMs:     m.PrefillMs,
 		RequestTokens: g.requestWeight(), Way: g.steps.Told(), Source: source, Samples: g.steps.Samples(), R2: r2,
 	}
-	if source == "" {
+	if source == "" { // there is no model
 		s.Why = g.steps.Unknown(r2)
 	} else {
 		s.ModelMs, s.LostShare = loads.StepMs(m.C0Ms, m.C1Ms), loads.LostShare(m.C0Ms, m.C1Ms)
@@ -363,11 +370,11 @@ func (g *group) stepStatus(loads policy.Balance) *StepStatus {
 	return s
 }
 
-// predictors reports every kind of predictor that is learned for the board's model, sorted by kind. The report of the kind
-// that a group's policy uses also has the group's forecasts (rows). Status.Score computes the scores from them later.
-func (b *board) predictors() []PredictorStatus {
+// predictorStatuses reports every kind of predictor that is learned for the board's model, sorted by kind. The report of the kind that a
+// group's policy uses also has the group's forecasts with their outcomes (rows). Status.Score computes the scores from them later.
+func (b *board) predictorStatuses() []PredictorStatus {
 	var all []PredictorStatus
-	for key, learned := range b.subjects {
+	for key, learned := range b.predictors {
 		if key.Model != b.model {
 			continue
 		}
@@ -377,7 +384,7 @@ func (b *board) predictors() []PredictorStatus {
 			Drift: driftReport(tables.drift), DriftFromFit: driftReport(tables.fromFit),
 		}
 		for _, g := range b.groups {
-			if g.chosen.source == learned {
+			if g.chosen.predictor == learned {
 				p.rows = append(p.rows, g.forecast.Rows()...)
 			}
 		}
@@ -387,6 +394,7 @@ func (b *board) predictors() []PredictorStatus {
 	return all
 }
 
+// driftReport returns the form of a drift in which users see it.
 func driftReport(d predictor.Drift) DriftReport {
 	return DriftReport{Distance: d.Distance, Critical: d.Critical, Drifted: d.Drifted()}
 }

@@ -25,13 +25,13 @@ func TestHearingAStepDoesNotAllocate(t *testing.T) {
 		for _, s := range all {
 			s.generated.Store(int32(n))
 			s.first, s.last = max(s.first, 1), uint32(n)
-			b.depart(s.index, int32(n), s.first, s.last)
+			b.rememberEnded(s.index, int32(n), s.first, s.last)
 		}
 		h.count()
 		h.steps.Group, h.steps.List = b.key(g), append(h.steps.List[:0], Step{Number: uint32(n), Length: 20 * time.Millisecond})
 		h.apply(&h.steps)
 	}))
-	require.Greater(t, g.last.Number, uint32(900))
+	require.Greater(t, g.lastStep.Number, uint32(900))
 }
 
 func TestWhoHasLeftIsForgotten(t *testing.T) {
@@ -40,15 +40,15 @@ func TestWhoHasLeftIsForgotten(t *testing.T) {
 	b := h.boards["m"]
 	r := b.ranks[0]
 	s := h.put(pool.Entry{Prompt: 10}).slotNow(t)
-	b.depart(s.index, 1, s.first, s.last)
-	require.Empty(t, r.departed, "it was in no step")
+	b.rememberEnded(s.index, 1, s.first, s.last)
+	require.Empty(t, r.recentlyEnded, "it was in no step")
 	s.Progress(1)
 	for range 100 { // answers of one token: nobody speaks twice, so no step is told
-		b.depart(s.index, 1, s.first, s.last)
-		require.LessOrEqual(t, len(r.departed), 4)
+		b.rememberEnded(s.index, 1, s.first, s.last)
+		require.LessOrEqual(t, len(r.recentlyEnded), 4)
 	}
 	h.release(s)
-	require.Empty(t, r.departed, "nothing runs")
+	require.Empty(t, r.recentlyEnded, "nothing runs")
 }
 
 func TestARequestMakesStepsLonger(t *testing.T) {

@@ -205,7 +205,7 @@ func TestTheGuardIsSixMeanWaits(t *testing.T) {
 }
 
 func TestWaitsRememberAThousand(t *testing.T) {
-	var w waits
+	var w waitTimes
 	for range 500 {
 		w.add(time.Hour)
 	}
@@ -320,7 +320,7 @@ func (h *hand) cycle(admitted []waiting) ([]waiting, time.Duration) {
 	}
 	began := time.Now()
 	h.count()
-	b.changed = true
+	b.decideNow = true
 	h.apply(&h.tick)
 	took := time.Since(began)
 	n := 0
@@ -396,10 +396,10 @@ func TestATickWithRequestsThatStrayDoesNotTouchTheHeap(t *testing.T) {
 	}
 	for i := range b.slots.records {
 		s := &b.slots.records[i]
-		s.strays = true
-		s.rank.strays++
+		s.unpinned = true
+		s.rank.unpinnedSlots++
 	}
-	b.relate()
+	b.regroupEngines()
 	var admitted []waiting
 	turn := func() {
 		h.generate()
@@ -408,7 +408,7 @@ func TestATickWithRequestsThatStrayDoesNotTouchTheHeap(t *testing.T) {
 	for range 30 {
 		turn()
 	}
-	require.Positive(t, b.ranks[0].guests)
+	require.Positive(t, b.ranks[0].kvFromOtherRanks)
 	require.Zero(t, testing.AllocsPerRun(20, turn))
 }
 
@@ -439,7 +439,7 @@ func BenchmarkTick(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
 				h.generate()
-				board.groups[0].budget = searchBudget{} // the whole of it, however busy the machine
+				board.groups[0].searchBudget = searchBudget{} // the whole of it, however busy the machine
 				var d time.Duration
 				admitted, d = h.cycle(admitted)
 				if len(took) < cap(took) {

@@ -16,48 +16,51 @@ const (
 	tightMost     = 0.3
 )
 
-// preempted records a preemption on the rank. If the last preemption was at most preemptWithin ago, the rank is tight for tightFor from
-// now.
-func (p *kvPressure) preempted(now time.Time) {
-	if !p.last.IsZero() && now.Sub(p.last) <= preemptWithin {
-		p.until = now.Add(tightFor)
+// recordPreemption records a preemption on the rank. If the last preemption was at most preemptWithin ago, the rank is tight for tightFor
+// from now.
+func (p *kvPressure) recordPreemption(now time.Time) {
+	if !p.lastPreemption.IsZero() && now.Sub(p.lastPreemption) <= preemptWithin {
+		p.tightUntil = now.Add(tightFor)
 	}
-	p.last = now
+	p.lastPreemption = now
 }
 
-// tight says whether the rank is kept emptier now, because its engine preempted requests.
-func (p *kvPressure) tight(now time.Time) bool { return now.Before(p.until) }
+// isTight says whether the rank is kept emptier now, because its engine preempted requests.
+func (p *kvPressure) isTight(now time.Time) bool { return now.Before(p.tightUntil) }
 
-// findTight sets wakeTight, so that the board looks at the pool when the first tight rank of a group that decides has its whole room again.
-func (b *board) findTight(now time.Time) {
-	for _, g := range b.order {
-		for _, r := range g.ranks {
-			if r.pressure.tight(now) && (b.wakeTight.IsZero() || r.pressure.until.Before(b.wakeTight)) {
-				b.wakeTight = r.pressure.until
+// scheduleTightEnd sets tightEndsAt, so that the board decides again when the first tight rank has its whole room again. Only the ranks of
+// groups that decide now count.
+func (b *board) scheduleTightEnd(now time.Time) {
+	for _, g := range b.decidingGroups {
+		for _, r := range g.steppingRanks {
+			if r.pressure.isTight(now) {
+				b.tightEndsAt = earlier(b.tightEndsAt, r.pressure.tightUntil)
 			}
 		}
 	}
 }
 
-// capacity returns the rank's capacity as policies see it, in KV tokens. For a tight rank it is smaller: a policy that keeps its share
-// (watermark) of the smaller number empty then keeps twice this share of the true room empty. But a tight rank without requests still has
-// room for the longest prompt that waits: a prompt that runs alone is not preempted, and would otherwise wait while the rank is tight.
-func (r *rank) capacity(watermark float64, now time.Time, longest int64) int64 {
+// policyCapacity returns the rank's capacity as policies see it, in KV tokens; 0: unlimited. For a tight rank it is smaller: a policy that
+// keeps its share (watermark) of the smaller number empty then keeps twice this share of the true room empty. But a tight rank without
+// requests still has room for the longest prompt that waits (longest): a prompt that runs alone is not preempted, and would otherwise wait
+// while the rank is tight.
+func (r *rank) policyCapacity(watermark float64, now time.Time, longest int64) int64 {
 	// Unlimited room cannot be made smaller, and the division below needs a watermark below 1.
-	if r.Capacity == 0 || watermark >= 1 || !r.pressure.tight(now) {
-		return r.room()
+	if r.Capacity == 0 || watermark >= 1 || !r.pressure.isTight(now) {
+		return r.usableCapacity()
 	}
 	doubled := max(watermark, min(2*watermark, tightMost))
-	capacity := math.Ceil(float64(r.room()) * (1 - doubled) / (1 - watermark))
+	capacity := math.Ceil(float64(r.usableCapacity()) * (1 - doubled) / (1 - watermark))
 	if len(r.slots) == 0 {
 		capacity = max(capacity, math.Ceil(float64(longest+1)/(1-watermark)))
 	}
-	return int64(min(max(capacity, 1), float64(r.room()))) // 0 would be unlimited
+	return int64(min(max(capacity, 1), float64(r.usableCapacity()))) // 0 would be unlimited
 }
 
-// fits says whether the rank has a free slot and KV room for a prompt of so many tokens.
-func (r *rank) fits(prompt int64, watermark float64, now time.Time) bool {
-	return r.free() > 0 && r.kv+prompt <= policy.KVBudget(r.capacity(watermark, now, prompt), watermark)
+// hasSlotAndRoom says whether the rank has a free slot and KV room for a prompt of so many tokens, under a policy that keeps the share
+// watermark of the room empty.
+func (r *rank) hasSlotAndRoom(prompt int64, watermark float64, now time.Time) bool {
+	return r.freeSlots() > 0 && r.kv+prompt <= policy.KVBudget(r.policyCapacity(watermark, now, prompt), watermark)
 }
 
 // preempted records that the engine of a worker ran out of KV room and preempted a request. A mixed rank will compute this request's prompt
@@ -65,19 +68,19 @@ func (r *rank) fits(prompt int64, watermark float64, now time.Time) bool {
 func (l *Boards) preempted(worker int32) {
 	for _, b := range l.inOrder {
 		if r := b.ranks[worker]; r != nil {
-			r.pressure.preempted(l.now)
+			r.pressure.recordPreemption(l.now)
 			if r.Mixed {
-				b.computeAgain(r)
+				b.requeuePreempted(r)
 			}
 		}
 	}
 }
 
-// largest returns the longest prompt, in tokens, that any rank of the group that is up could take if the rank were idle.
-func (g *group) largest(watermark float64) (most int64) {
-	for _, r := range g.ranks {
+// largestPrompt returns the longest prompt, in tokens, that any rank of the group that is up could take if the rank were idle.
+func (g *group) largestPrompt(watermark float64) (most int64) {
+	for _, r := range g.steppingRanks {
 		if r.Up {
-			most = max(most, policy.KVBudget(r.room(), watermark))
+			most = max(most, policy.KVBudget(r.usableCapacity(), watermark))
 		}
 	}
 	return most

@@ -69,11 +69,11 @@ func TestTheDoubledWatermarkIsWhatPoliciesWillKeepFree(t *testing.T) {
 		capacity := rapid.Int64Range(1, 1<<22).Draw(t, "capacity")
 		r := &rank{Worker: Worker{Capacity: capacity}}
 		now := time.Now()
-		r.pressure.until = now.Add(1)
+		r.pressure.tightUntil = now.Add(1)
 		doubled := max(w, min(2*w, tightMost))
-		require.InDelta(t, float64(capacity)*(1-doubled), float64(policy.KVBudget(r.capacity(w, now, 0), w)), 2)
-		require.LessOrEqual(t, r.capacity(w, now, 0), capacity)
-		require.Equal(t, capacity, r.capacity(w, now.Add(1), 0))
+		require.InDelta(t, float64(capacity)*(1-doubled), float64(policy.KVBudget(r.policyCapacity(w, now, 0), w)), 2)
+		require.LessOrEqual(t, r.policyCapacity(w, now, 0), capacity)
+		require.Equal(t, capacity, r.policyCapacity(w, now.Add(1), 0))
 	})
 }
 

@@ -11,19 +11,19 @@ import (
 // loads of the ranks.
 const mostScores = 16 * 144
 
-// explain writes why each rank of a round was chosen into the traces of the entries, before these are bound. Enqueue brought the memory of
-// the traces, so that explain allocates only when a group has grown.
-func (b *board) explain(g *group, p *policyInUse) {
+// writeTraces writes why each rank of a round was chosen into the traces of the entries, before these are bound. Enqueue brought the memory
+// of the traces, so that writeTraces allocates only when a group has grown.
+func (b *board) writeTraces(g *group, p *policyInUse) {
 	if !b.cfg.Explain {
 		return
 	}
 	s := &b.snapshot
 	fullest := int64(0)
-	for _, r := range g.ranks {
+	for _, r := range g.steppingRanks {
 		fullest = max(fullest, r.kv)
 	}
-	if cap(b.weights) < len(s.Workers) {
-		b.weights = make([]float64, len(s.Workers))
+	if cap(b.scores) < len(s.Workers) {
+		b.scores = make([]float64, len(s.Workers))
 	}
 	weigher, _ := p.Policy.(policy.Weigher)
 	scoresLeft := mostScores
@@ -32,23 +32,23 @@ func (b *board) explain(g *group, p *policyInUse) {
 		if !ok || w.Trace == nil {
 			continue
 		}
-		scores, less, scored := b.weights[:len(s.Workers)], true, false
+		scores, lowerIsBetter, scored := b.scores[:len(s.Workers)], true, false
 		scoresLeft -= len(scores)
 		if weigher != nil && scoresLeft >= 0 {
-			less, scored = weigher.Weigh(s, i, a, int64(w.prompt()), scores)
+			lowerIsBetter, scored = weigher.Weigh(s, i, a, int64(w.prompt()), scores)
 		}
 		if !scored { // the policy has no scores, or mostScores is reached: no later entry of the round gets scores either
-			weigher, scores, less = nil, nil, true
+			weigher, scores, lowerIsBetter = nil, nil, true // the KV tokens decide then, and fewer are better
 		}
-		*w.Trace = Explanation{Tick: b.ticks, Waiting: len(s.Pool), Fullest: fullest, LowerIsBetter: less}
+		*w.Trace = Explanation{Tick: b.ticks, Waiting: len(s.Pool), Fullest: fullest, LowerIsBetter: lowerIsBetter}
 		addAlternatives(w.Trace, g, p.Immediate(), s, a.Worker, scores)
 	}
 }
 
 // addAlternatives adds the ranks that could have taken an entry to its trace, which keeps the best by score or, if scores is nil, by KV
-// tokens. The score of a rank that could not have taken the entry is NaN.
+// tokens. A rank whose score is NaN could not have taken the entry. immediate: the policy lets the engine queue what has no free slot.
 func addAlternatives(explanation *Explanation, g *group, immediate bool, s *policy.Snapshot, chosen int32, scores []float64) {
-	for i, r := range g.ranks {
+	for i, r := range g.steppingRanks {
 		worker := &s.Workers[i]
 		if r.ID == chosen {
 			explanation.KVTokens = r.kv

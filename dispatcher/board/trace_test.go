@@ -96,7 +96,7 @@ func BenchmarkExplain(b *testing.B) {
 				b.ReportAllocs()
 				for b.Loop() {
 					h.generate()
-					board.groups[0].budget = searchBudget{}
+					board.groups[0].searchBudget = searchBudget{}
 					var d time.Duration
 					admitted, d = h.cycle(admitted)
 					sum += d

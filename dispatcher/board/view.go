@@ -48,8 +48,10 @@ func (l *Boards) Groups(model string) (all []GroupView, dense bool) {
 			continue
 		}
 		h := g.steps.Histogram()
-		v := GroupView{Key: b.key(g), Steps: h.Count, Seconds: h.Seconds, Last: g.last.Number, Line: g.steps.Line(), Weights: g.weights()}
-		for _, r := range g.members {
+		v := GroupView{
+			Key: b.key(g), Steps: h.Count, Seconds: h.Seconds, Last: g.lastStep.Number, Line: g.steps.Line(), Weights: g.policyWeights(),
+		}
+		for _, r := range g.allRanks {
 			v.Workers = append(v.Workers, r.Worker)
 		}
 		all = append(all, v)
@@ -57,7 +59,7 @@ func (l *Boards) Groups(model string) (all []GroupView, dense bool) {
 	return all, dense
 }
 
-// Charge is a request on a rank of the fleet, with its progress as the board read it last. A request that strays is shown with all its KV
+// Charge is a request on a rank of the fleet, with its progress as the board read it last. An unpinned request is shown with all its KV
 // on the rank of its slot.
 type Charge struct {
 	Worker, Slot           int32
@@ -80,7 +82,7 @@ func (l *Boards) Charges(model string) (all []Charge) {
 			if s := &b.slots.records[slot]; r.present {
 				all = append(all, Charge{
 					Worker: r.ID, Slot: slot, ID: s.id, Key: s.key, Prompt: s.prompt, Generated: r.running[i].Generated, Age: s.age,
-					Started: b.started(slot), Since: s.since, Step: s.bound, Left: s.promptLeft,
+					Started: b.hasBegun(slot), Since: s.boundAt, Step: s.boundAtStep, Left: s.promptLeft,
 				})
 			}
 		}
@@ -92,7 +94,7 @@ func (l *Boards) Charges(model string) (all []Charge) {
 // Kept returns a copy of the account of the KV that a rank's engine keeps of ended answers.
 func (l *Boards) Kept(model string, worker int32) kept.KV {
 	if b := l.boards[model]; b != nil && b.ranks[worker] != nil {
-		return b.ranks[worker].kept.Clone()
+		return b.ranks[worker].keptKV.Clone()
 	}
 	return kept.KV{}
 }

@@ -24,10 +24,10 @@ func lengths(n int) []int32 {
 func TestFollowingDoesNotAllocate(t *testing.T) {
 	f, workers := manyRunning()
 	p := predictor.NewSurvival(lengths(4000))
-	f.Follow(workers, p)
+	f.Update(workers, p)
 	require.Zero(t, testing.AllocsPerRun(50, func() {
 		age(workers)
-		f.Follow(workers, p)
+		f.Update(workers, p)
 	}))
 }
 
@@ -44,8 +44,8 @@ func manyRunning() (*Running, []policy.Worker) {
 		}
 	}
 	f := &Running{}
-	f.Demand(policy.Requirements{Predictor: "survival", Horizon: 80, Tau: 0.5, Every: 20})
-	f.Score()
+	f.SetNeeds(policy.Requirements{Predictor: "survival", Horizon: 80, Tau: 0.5, Every: 20})
+	f.KeepScores()
 	return f, workers
 }
 
@@ -61,23 +61,23 @@ func age(workers []policy.Worker) {
 func BenchmarkFollow(b *testing.B) {
 	f, workers := manyRunning()
 	p := predictor.NewSurvival(lengths(4000))
-	f.Follow(workers, p)
+	f.Update(workers, p)
 	b.ReportAllocs()
 	for b.Loop() {
 		age(workers)
-		f.Follow(workers, p)
+		f.Update(workers, p)
 	}
 }
 
 func TestPredictionsOfRemovedRequestsAreNotReused(t *testing.T) {
 	f := &Running{}
-	f.Demand(policy.Requirements{Predictor: "survival", Horizon: 80, Tau: 0, Every: 20})
+	f.SetNeeds(policy.Requirements{Predictor: "survival", Horizon: 80, Tau: 0, Every: 20})
 	p := predictor.NewSurvival([]int32{10, 50})
 	one := []policy.Worker{{Running: []policy.Request{{ID: 1, Slot: 3, Age: 5, Generated: 5}}}}
-	f.Follow(one, p)
+	f.Update(one, p)
 	require.EqualValues(t, 25, one[0].Running[0].Rhat)
 	one[0].Running[0] = policy.Request{ID: 2, Slot: 3, Age: 20, Generated: 20}
-	f.Follow(one, p)
+	f.Update(one, p)
 	require.EqualValues(t, 30, one[0].Running[0].Rhat, "another request in the same slot")
-	require.True(t, slices.ContainsFunc(f.bySlot, func(t tracked) bool { return t.id == 2 }))
+	require.True(t, slices.ContainsFunc(f.estimates, func(t estimate) bool { return t.id == 2 }))
 }

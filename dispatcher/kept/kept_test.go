@@ -31,8 +31,8 @@ func TestSharedKVIsKeptAsLongAsTheLastOfItsAnswers(t *testing.T) {
 	var k KV
 	k.Add(1000, start, ttl)                      // a turn
 	k.Add(1300, start.Add(100*time.Second), ttl) // the next one, which has the blocks of the first
-	require.EqualValues(t, 2300, k.Before(start.Add(101*time.Second)))
-	require.EqualValues(t, 1000, k.Before(start.Add(100*time.Second)))
+	require.EqualValues(t, 2300, k.AddedBefore(start.Add(101*time.Second)))
+	require.EqualValues(t, 1000, k.AddedBefore(start.Add(100*time.Second)))
 	require.Zero(t, k.DropSurplus(1000, start), "the gauges are older than what is kept")
 	require.EqualValues(t, 1000, k.DropSurplus(1000, start.Add(101*time.Second)))
 	require.EqualValues(t, 1300, k.Tokens())
@@ -74,14 +74,14 @@ func TestWhatIsKeptAndWhatIsGivenUpAgree(t *testing.T) {
 				k.Expire(now.Add(-2 * ttl))
 			}
 			require.Equal(rt, in-out, k.Tokens())
-			require.Equal(rt, k.Tokens(), k.Sum())
+			require.Equal(rt, k.Tokens(), k.SumOfEntries())
 			require.LessOrEqual(rt, len(k.entries), mostEntries)
 			least, atMost := int64(0), int64(0)
 			for _, a := range answers {
 				if now.Before(a.until) {
 					least += a.tokens
 				}
-				if now.Before(a.until.Add(ttl / parts)) {
+				if now.Before(a.until.Add(ttl / timeParts)) {
 					atMost += a.tokens
 				}
 			}

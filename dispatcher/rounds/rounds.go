@@ -64,14 +64,14 @@ const backlogClass = 256
 
 // Planner decides which candidates are sent now. It has no state of earlier decisions, except the results of the last one.
 type Planner struct {
-	ranks  []Rank  // the ranks of the group, charged with the candidates that are sent or placed
-	base   []Rank  // a copy of ranks from before candidates were placed
-	order  []int32 // candidates in the order in which they are placed
-	placed []int32 // by candidate: its rank, or one of the constants below
-	picks  []Pick
-	held   int     // see Held
-	oldest float64 // see HeldFor
-	round  bool    // see Released
+	ranks       []Rank  // the ranks of the group, charged with the candidates that are sent or placed
+	ranksBefore []Rank  // a copy of ranks from before candidates were placed
+	order       []int32 // candidates in the order in which they are placed
+	placed      []int32 // by candidate: its rank, or one of the constants below
+	picks       []Pick
+	heldCount   int     // see Held
+	heldSeconds float64 // see HeldFor
+	roundSent   bool    // see Released
 }
 
 const (
@@ -82,9 +82,9 @@ const (
 // Decide returns which candidates are sent, and the time at which to call it again if nothing happens before; +Inf: never. waiting is in
 // the order of arrival. The picks are valid until the next call.
 //
-// Decide sends urgent candidates first. It places the others on the ranks as if they were all sent now, and asks release how long it is
+// Decide sends urgent candidates first. It places the others on the ranks as if they were all sent now, and asks sendTime how long it is
 // worth holding such a round back. If this time is over, it sends the placed candidates. Otherwise it sends only the candidates that
-// lengthen no step (see ride), and then places the rest anew. When no such candidate is left, it holds the rest back.
+// lengthen no step (see sendHidden), and then places the rest anew. When no such candidate is left, it holds the rest back.
 func (p *Planner) Decide(now float64, g *Group, waiting []Candidate, rule Rule) (picks []Pick, wake float64) {
 	p.ranks = append(p.ranks[:0], g.Ranks...)
 	p.Forget()
@@ -94,18 +94,18 @@ func (p *Planner) Decide(now float64, g *Group, waiting []Candidate, rule Rule) 
 		p.placed[i] = unplaced
 		if waiting[i].Urgent {
 			if r := p.bestRank(g, &waiting[i], p.largestBacklog()); r != unplaced {
-				p.pick(g, waiting, i, r)
+				p.send(g, waiting, i, r)
 			}
 		}
 	}
 	for {
-		p.base = append(p.base[:0], p.ranks...)
-		placed, uneven := p.place(now, g, waiting, rule)
+		p.ranksBefore = append(p.ranksBefore[:0], p.ranks...)
+		placed, uneven := p.placeAll(now, g, waiting, rule)
 		if placed == 0 {
 			return p.picks, math.Inf(1)
 		}
-		sendAt := p.release(now, g, waiting, rule, placed, uneven)
-		if p.round = sendAt <= now; p.round {
+		sendAt := p.sendTime(now, g, waiting, rule, placed, uneven)
+		if p.roundSent = sendAt <= now; p.roundSent {
 			for i, r := range p.placed {
 				if r >= 0 {
 					p.picks = append(p.picks, Pick{int32(i), r})
@@ -115,29 +115,29 @@ func (p *Planner) Decide(now float64, g *Group, waiting []Candidate, rule Rule) 
 		}
 		oldest := p.longestHeld(now, waiting)
 		p.unplace()
-		if !p.ride(g, waiting, p.largestBacklog()) {
-			p.held, p.oldest = placed, oldest
+		if !p.sendHidden(g, waiting, p.largestBacklog()) {
+			p.heldCount, p.heldSeconds = placed, oldest
 			return p.picks, sendAt
 		}
 	}
 }
 
 // Forget resets the results of the last decision: Held and HeldFor then return 0, and Released returns false.
-func (p *Planner) Forget() { p.held, p.oldest, p.round = 0, 0, false }
+func (p *Planner) Forget() { p.heldCount, p.heldSeconds, p.roundSent = 0, 0, false }
 
 // Held returns how many candidates the last decision held back although a slot was free for them.
-func (p *Planner) Held() int { return p.held }
+func (p *Planner) Held() int { return p.heldCount }
 
 // HeldFor returns how many seconds ago the first of the held candidates could have been sent.
-func (p *Planner) HeldFor() float64 { return p.oldest }
+func (p *Planner) HeldFor() float64 { return p.heldSeconds }
 
 // Released says whether the last decision sent a round, and not only urgent candidates and candidates that lengthen no step.
-func (p *Planner) Released() bool { return p.round }
+func (p *Planner) Released() bool { return p.roundSent }
 
-// place finds ranks for as many candidates as there are slots, and charges the ranks with them. n is how many candidates found a rank.
+// placeAll finds ranks for as many candidates as there are slots, and charges the ranks with them. n is how many candidates found a rank.
 // uneven is by how many tokens the largest backlog grows more than the backlogs grow on average: one rank computes so many tokens while the
 // others wait.
-func (p *Planner) place(now float64, g *Group, waiting []Candidate, rule Rule) (n int, uneven float64) {
+func (p *Planner) placeAll(now float64, g *Group, waiting []Candidate, rule Rule) (n int, uneven float64) {
 	slots, largestBefore, sumBefore := 0, int64(0), int64(0)
 	for i := range p.ranks {
 		slots += p.ranks[i].Slots
@@ -192,7 +192,7 @@ func (p *Planner) sortCandidates(now float64, waiting []Candidate, rule Rule, sl
 	})
 }
 
-// release returns the time at which the placed candidates are sent: when they have been held back, all together, for as long as that pays.
+// sendTime returns the time at which the placed candidates are sent: when they have been held back, all together, for as long as that pays.
 //
 // Let r be the rate at which prompts come, a the time that a rank takes to compute one, T the time to the first token, and p the rule's
 // patience. If k prompts are sent together, the decodes stand still for the share r*a/k of the time, and a request is held back for about
@@ -200,24 +200,24 @@ func (p *Planner) sortCandidates(now float64, waiting []Candidate, rule Rule, sl
 // long as k^2 is less than x = 2p * r*a * r*T.
 //
 // At the largest such k, the requests of a round have been held back for k^2/2r = p * r*T * a in total. Here r*T is the number of requests
-// that wait for their first token (Unbegun). For a, release takes the time of the uneven tokens, because tokens that are equally many on
+// that wait for their first token (Unbegun). For a, sendTime takes the time of the uneven tokens, because tokens that are equally many on
 // all ranks make no rank wait. If x is less than 1, no second prompt is expected to come in time, and a request is held back only x times
 // as long.
-func (p *Planner) release(now float64, g *Group, waiting []Candidate, rule Rule, n int, uneven float64) float64 {
+func (p *Planner) sendTime(now float64, g *Group, waiting []Candidate, rule Rule, n int, uneven float64) float64 {
 	decoding := float64(g.Decoding)
 	// For how many request-seconds it pays to hold requests back in order to save all decodes a stop of one second.
-	worthPerSecond := mostShare * decoding * min(1, decoding/(float64(g.Slots)/2))
+	holdPerSecondSaved := mostShare * decoding * min(1, decoding/(float64(g.Slots)/2))
 	if g.Unbegun >= 0 || rule.Patience == 0 { // without patience, nothing is held back, even while Unbegun is not known
-		worthPerSecond = min(worthPerSecond, rule.Patience*g.Unbegun)
+		holdPerSecondSaved = min(holdPerSecondSaved, rule.Patience*g.Unbegun)
 		if g.Rate >= 0 {
-			worthPerSecond *= min(1, 2*rule.Patience*g.Unbegun*g.Own*g.Rate) // the product is x
+			holdPerSecondSaved *= min(1, 2*rule.Patience*g.Unbegun*g.Own*g.Rate) // the product is x
 		}
 	}
-	worth := worthPerSecond * g.Own * uneven // for so many request-seconds, the n placed candidates together may be held back
-	if worth <= 0 {
+	holdBudget := holdPerSecondSaved * g.Own * uneven // a round saves each decode a stop of Own*uneven seconds
+	if holdBudget <= 0 {
 		return now
 	}
-	// The rest of worth is divided equally among the candidates. MaxHold and Until bound it for each of them, and the first bound counts.
+	// The rest of the budget is divided equally among the n placed candidates. MaxHold and Until bound it for each of them, and the first bound counts.
 	sendAt, heldSoFar := math.Inf(1), 0.0
 	for i, r := range p.placed {
 		if r >= 0 {
@@ -226,7 +226,7 @@ func (p *Planner) release(now float64, g *Group, waiting []Candidate, rule Rule,
 			sendAt = min(sendAt, c.Since+rule.MaxHold, c.Until)
 		}
 	}
-	return min(sendAt, now+max(0, worth-heldSoFar)/float64(n))
+	return min(sendAt, now+max(0, holdBudget-heldSoFar)/float64(n))
 }
 
 // longestHeld returns how many seconds ago the first of the placed candidates could have been sent.
@@ -239,31 +239,31 @@ func (p *Planner) longestHeld(now float64, waiting []Candidate) (most float64) {
 	return most
 }
 
-// ride sends the candidates, oldest first, that fit a rank without making its backlog larger than largest, the largest backlog of any rank.
-// The rank computes them while another rank computes more tokens, so they lengthen no step. sent says whether it sent any.
-func (p *Planner) ride(g *Group, waiting []Candidate, largest int64) (sent bool) {
+// sendHidden sends the candidates, oldest first, that fit a rank without making its backlog larger than largest, the largest backlog of any
+// rank. The rank computes them while another rank computes more tokens, so they lengthen no step. sent says whether it sent any.
+func (p *Planner) sendHidden(g *Group, waiting []Candidate, largest int64) (sent bool) {
 	for i := range waiting {
-		if p.placed[i] == picked {
+		if p.placed[i] == picked { // it is sent already
 			continue
 		}
 		best := int32(unplaced)
 		for r := range int32(len(p.ranks)) {
-			rides := p.fits(r, &waiting[i]) && p.ranks[r].Backlog+int64(waiting[i].uncached(r)) <= largest
-			if rides && (best == unplaced || p.ranks[r].Backlog < p.ranks[best].Backlog) {
+			lengthensNoStep := p.fits(r, &waiting[i]) && p.ranks[r].Backlog+int64(waiting[i].uncached(r)) <= largest
+			if lengthensNoStep && (best == unplaced || p.ranks[r].Backlog < p.ranks[best].Backlog) {
 				best = r
 			}
 		}
 		if best != unplaced {
-			p.pick(g, waiting, i, best)
+			p.send(g, waiting, i, best)
 			sent = true
 		}
 	}
 	return sent
 }
 
-// unplace undoes place. Candidates that are in picks stay there.
+// unplace undoes placeAll. Candidates that are in picks stay there.
 func (p *Planner) unplace() {
-	copy(p.ranks, p.base)
+	copy(p.ranks, p.ranksBefore)
 	for i := range p.placed {
 		if p.placed[i] != picked {
 			p.placed[i] = unplaced
@@ -271,8 +271,8 @@ func (p *Planner) unplace() {
 	}
 }
 
-// pick sends a candidate to rank r: it charges the rank and adds the candidate to the picks.
-func (p *Planner) pick(g *Group, waiting []Candidate, i int, r int32) {
+// send sends a candidate to rank r: it charges the rank and adds the candidate to the picks.
+func (p *Planner) send(g *Group, waiting []Candidate, i int, r int32) {
 	p.charge(g, &waiting[i], r)
 	p.placed[i] = picked
 	p.picks = append(p.picks, Pick{int32(i), r})
@@ -284,7 +284,7 @@ func (p *Planner) pick(g *Group, waiting []Candidate, i int, r int32) {
 func (p *Planner) bestRank(g *Group, c *Candidate, largest int64) int32 {
 	best := int32(unplaced)
 	for i := range p.ranks {
-		if r := int32(i); p.fits(r, c) && (best == unplaced || p.lighter(r, best)) {
+		if r := int32(i); p.fits(r, c) && (best == unplaced || p.isLessLoaded(r, best)) {
 			best = r
 		}
 	}
@@ -305,8 +305,8 @@ func (p *Planner) bestRank(g *Group, c *Candidate, largest int64) int32 {
 	return chosen
 }
 
-// lighter says whether rank a has a smaller backlog than rank b or, if the backlogs count as equal, a smaller load.
-func (p *Planner) lighter(a, b int32) bool {
+// isLessLoaded says whether rank a has a smaller backlog than rank b or, if the backlogs count as equal, a smaller load.
+func (p *Planner) isLessLoaded(a, b int32) bool {
 	x, y := &p.ranks[a], &p.ranks[b]
 	if x.Backlog/backlogClass != y.Backlog/backlogClass {
 		return x.Backlog < y.Backlog

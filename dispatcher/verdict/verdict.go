@@ -20,7 +20,7 @@ func (t *Policies) UnmarshalYAML(read func(any) error) error {
 	var list []string
 	if err := read(&list); err != nil {
 		var word string
-		if read(&word) != nil || word != Off {
+		if read(&word) != nil || word != Off { // neither a list nor off
 			return err
 		}
 	}
@@ -69,27 +69,39 @@ func (a *Against) Say(t *Twin, failed error) {
 		a.Says = fmt.Sprintf("against %s: it cannot be replayed: %v", a.Policy, failed)
 		return
 	}
-	savedOrLost := func(v float64) string {
-		if v < 0 {
-			return "lost"
-		}
-		return "saved"
-	}
-	if a.Claimed {
-		a.Says = fmt.Sprintf("against %s: %.1f ms of every %.0f ms step %s", a.Policy, math.Abs(a.SavedMs), t.StepMs, savedOrLost(a.SavedMs))
-		if math.Abs(a.Today) >= 0.05 { // less would read as 0.0
-			a.Says += fmt.Sprintf(", %.1f rank-hours %s today", math.Abs(a.Today), savedOrLost(a.Today))
-		}
-	} else {
-		a.Says = fmt.Sprintf("against %s: no difference beyond the twin's error of %.1f %% of a step", a.Policy,
+	a.Says = a.windowInWords(t) + a.hourInWords(t)
+}
+
+// windowInWords says how the policies differ in the window that was replayed, and today.
+func (a *Against) windowInWords(t *Twin) string {
+	if !a.Claimed {
+		return fmt.Sprintf("against %s: no difference beyond the twin's error of %.1f %% of a step", a.Policy,
 			100*max(a.ErrorRatio, t.ErrorRatio))
 	}
-	if h := a.Hour; h != nil && h.Seconds > t.WindowSeconds { // else it has no more traffic than the window
-		if wrong := h.ErrorRatio * h.StepMs; math.Abs(h.SavedMs) > wrong {
-			a.Says += fmt.Sprintf("; over %.0f min: %.1f ms %s, with an error of %.1f ms", h.Seconds/60, math.Abs(h.SavedMs),
-				savedOrLost(h.SavedMs), wrong)
-		} else {
-			a.Says += fmt.Sprintf("; over %.0f min: no difference beyond the error of %.1f ms", h.Seconds/60, wrong)
-		}
+	words := fmt.Sprintf("against %s: %.1f ms of every %.0f ms step %s", a.Policy, math.Abs(a.SavedMs), t.StepMs, savedOrLost(a.SavedMs))
+	if math.Abs(a.Today) >= 0.05 { // less would read as 0.0
+		words += fmt.Sprintf(", %.1f rank-hours %s today", math.Abs(a.Today), savedOrLost(a.Today))
 	}
+	return words
+}
+
+// hourInWords says how the policies differ over the last hour; "": no more traffic than that of the window is known.
+func (a *Against) hourInWords(t *Twin) string {
+	h := a.Hour
+	if h == nil || h.Seconds <= t.WindowSeconds {
+		return ""
+	}
+	minutes, errorMs := h.Seconds/60, h.ErrorRatio*h.StepMs
+	if math.Abs(h.SavedMs) > errorMs {
+		return fmt.Sprintf("; over %.0f min: %.1f ms %s, with an error of %.1f ms", minutes, math.Abs(h.SavedMs), savedOrLost(h.SavedMs), errorMs)
+	}
+	return fmt.Sprintf("; over %.0f min: no difference beyond the error of %.1f ms", minutes, errorMs)
+}
+
+// savedOrLost returns the word for a difference between the policies; below 0: the policy in force is worse.
+func savedOrLost(saved float64) string {
+	if saved < 0 {
+		return "lost"
+	}
+	return "saved"
 }

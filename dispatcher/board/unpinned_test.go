@@ -8,8 +8,8 @@ import (
 	"evenkeel/pool"
 )
 
-// straying are boards with an engine that runs responses on any of its four ranks, and another with two.
-func straying(t *testing.T) (h *hand, kv func() []int64) {
+// unpinnedBoards are boards with an engine that runs responses on any of its four ranks, and another with two.
+func unpinnedBoards(t *testing.T) (h *hand, kv func() []int64) {
 	h = newHand(t, realConfig("pjsq-kv"))
 	fleet := ranks(6, 4, 10_000)
 	for i := range fleet {
@@ -28,7 +28,7 @@ func straying(t *testing.T) (h *hand, kv func() []int64) {
 }
 
 func TestAResponseStandsOnAllRanksOfAnEngineThatDoesNotHeedItsRank(t *testing.T) {
-	h, kv := straying(t)
+	h, kv := unpinnedBoards(t)
 	h.shown = &Round{}
 	s := h.put(pool.Entry{Prompt: 1003, Response: true, Only: []int32{1}}).slotNow(t)
 	require.Equal(t, []int64{250, 253, 250, 250, 0, 0}, kv(), "in equal parts, and the rest where its slot is")
@@ -56,7 +56,7 @@ func TestAResponseStandsOnAllRanksOfAnEngineThatDoesNotHeedItsRank(t *testing.T)
 }
 
 func TestAResponseStandsOnItsRankWhereTheEngineHeedsThat(t *testing.T) {
-	h, kv := straying(t)
+	h, kv := unpinnedBoards(t)
 	h.put(pool.Entry{Prompt: 1000, Response: true, Only: []int32{4}}).slotNow(t)
 	h.put(pool.Entry{Prompt: 600, Only: []int32{0}}).slotNow(t)
 	require.Equal(t, []int64{600, 0, 0, 0, 1000, 0}, kv(), "of an engine that heeds the rank, and what is no response")
@@ -67,7 +67,7 @@ func TestAResponseStandsOnItsRankWhereTheEngineHeedsThat(t *testing.T) {
 }
 
 func TestRanksThatComeAndGoShareWhatStrays(t *testing.T) {
-	h, kv := straying(t)
+	h, kv := unpinnedBoards(t)
 	var fleet []Worker
 	for _, r := range []int32{0, 1, 2, 3, 4, 5} {
 		fleet = append(fleet, h.boards["m"].ranks[r].Worker)
@@ -87,7 +87,7 @@ func TestRanksThatComeAndGoShareWhatStrays(t *testing.T) {
 	require.Equal(t, []int64{0, 0}, kv())
 }
 
-// The gauges of a rank do not say that an orphan is gone because a response that strays is elsewhere.
+// The gauges of a rank do not say that an orphan is gone because an unpinned response is elsewhere.
 func TestWhatStraysProvesNothingOfOrphans(t *testing.T) {
 	h := newHand(t, testConfig())
 	fleet := early(ranks(2, 4, 10_000))
@@ -104,7 +104,7 @@ func TestWhatStraysProvesNothingOfOrphans(t *testing.T) {
 	r := h.boards["m"].ranks[0]
 	h.at = h.at.Add(1)
 	h.gauged(0, 500)
-	require.EqualValues(t, 500, r.orphaned, "the response runs on rank 1")
+	require.EqualValues(t, 500, r.orphanedKV, "the response runs on rank 1")
 	h.gauged(0, 0)
-	require.Zero(t, r.orphaned)
+	require.Zero(t, r.orphanedKV)
 }

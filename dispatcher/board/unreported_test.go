@@ -57,7 +57,7 @@ func TestAnAnswerThatIsNotHeardGrowsAsTheStreamsDo(t *testing.T) {
 			whole.unheard = 1000
 			h.stream(5*time.Second, heard)
 			require.InDelta(t, 200, h.heldBy(whole.Worker), 10, "twenty tokens in each of five seconds")
-			require.True(t, h.boards["m"].started(whole.index), "it is not on its way any more")
+			require.True(t, h.boards["m"].hasBegun(whole.index), "it is not on its way any more")
 
 			whole.generated.Store(110)
 			h.release(whole)
@@ -111,8 +111,8 @@ func TestAnAnswerThatIsNotHeardDoesNotGrowInItsEnginesQueue(t *testing.T) {
 	h.stream(time.Second, heard)
 	whole := h.put(pool.Entry{Prompt: 100}).slotNow(t)
 	whole.unheard = 1000
-	h.boards["m"].slots.records[whole.index].waits = true
-	h.boards["m"].ranks[0].queued = 1
+	h.boards["m"].slots.records[whole.index].inEngineQueue = true
+	h.boards["m"].ranks[0].engineQueued = 1
 	before := h.heldBy(0)
 	h.stream(time.Second, heard)
 	require.Equal(t, before+20, h.heldBy(0), "the stream's tokens alone")
@@ -132,7 +132,7 @@ func TestWhatIsNotHeardAllocatesNothing(t *testing.T) {
 	}
 	h.count()
 	require.Zero(t, testing.AllocsPerRun(100, func() {
-		h.at = h.at.Add(paceEvery)
+		h.at = h.at.Add(measureEvery)
 		for i, s := range slots {
 			if i%2 == 1 {
 				s.generated.Add(2)
@@ -155,7 +155,7 @@ func TestAnAnswerThatIsNotHeardDoesNotGrowByWhatWasBeforeIt(t *testing.T) {
 	whole := h.put(pool.Entry{Prompt: 100})
 	slot := whole.slotNow(t)
 	slot.unheard = 10_000
-	h.at = h.at.Add(paceEvery)
+	h.at = h.at.Add(measureEvery)
 	h.count()
 	require.LessOrEqual(t, h.boards["m"].generated(slot.index), int32(1+20))
 }
@@ -170,8 +170,8 @@ func TestAnAnswerThatIsNotHeardProvesNoPair(t *testing.T) {
 	whole.unheard = 1000
 	h.stream(time.Second, heard)
 	b := h.boards["m"]
-	require.True(t, b.started(whole.index))
-	require.False(t, b.seen(whole.index))
+	require.True(t, b.hasBegun(whole.index))
+	require.False(t, b.firstEventCame(whole.index))
 	require.False(t, b.slots.records[whole.index].started)
 }
 
@@ -201,13 +201,13 @@ func TestAnAnswerThatIsNotHeardEndsNoEarlierThanItBegan(t *testing.T) {
 		h.status(h.at)
 	}
 	b := h.boards["m"]
-	require.Greater(t, b.slots.records[whole.index].estimated.first, b.groups[0].last.Number)
+	require.Greater(t, b.slots.records[whole.index].estimate.firstStep, b.groups[0].lastStep.Number)
 	whole.generated.Store(8)
 	h.release(whole)
-	running := lag{}
+	running := handoffDelay{}
 	for range 128 {
-		running.ended(10, 12, 12)
-		b.groups[0].lag.ended(10, 12, 12)
+		running.learn(10, 12, 12)
+		b.groups[0].handoffDelay.learn(10, 12, 12)
 	}
-	require.Equal(t, running.slots(50), b.groups[0].lag.slots(50), "requests go ahead as where no such answer was")
+	require.Equal(t, running.extraSlots(50), b.groups[0].handoffDelay.extraSlots(50), "requests go ahead as where no such answer was")
 }
