@@ -26,7 +26,7 @@ func (e *Release) apply(l *Boards) {
 	b.release(e.Slot, e.Outcome, e.Generated, e.Started, l.now)
 }
 
-func (e Recount) apply(b *Boards) { b.boards[e.Model].correctPrompt(e.Slot, tokens(e.Prompt)) }
+func (e Recount) apply(b *Boards) { b.boards[e.Model].correctPrompt(e.Slot, clampTokens(e.Prompt)) }
 
 func (e Rerouted) apply(b *Boards) { b.boards[e.Model].changePrefiller(e.Slot, e.Prefiller, b.now) }
 
@@ -36,7 +36,7 @@ func (e FirstEvent) apply(l *Boards) {
 	s := &b.slots.records[e.Slot]
 	b.recordAccepted(s)
 	if s.prefiller != "" {
-		b.recordWorkingPair(s.pair(), l.now)
+		b.recordWorkingPair(s.link(), l.now)
 	}
 }
 
@@ -55,7 +55,7 @@ func (e SetStepModel) apply(b *Boards) {
 
 func (e SetWorkers) apply(b *Boards) { b.setWorkers(e.Workers) }
 
-func (e Preempted) apply(b *Boards) { b.preempted(e.Worker) }
+func (e Preempted) apply(b *Boards) { b.recordPreemption(e.Worker) }
 
 func (e TablesBuilt) apply(b *Boards) { b.predictors[e.Predictor].Tables = e.Tables }
 

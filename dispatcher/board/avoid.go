@@ -88,7 +88,8 @@ func (b *board) emptiestRankFor(e *pool.Entry, now time.Time) (best *rank) {
 	return best
 }
 
-// suitsBetter says whether rank r suits an entry better than the other rank.
+// suitsBetter says whether rank r suits an entry better than the other rank: its engine has not refused requests or, in a tie, its load is
+// smaller.
 func suitsBetter(e *pool.Entry, r, other *rank) bool {
 	if lastResort := slices.Contains(e.Last, r.ID); lastResort != slices.Contains(e.Last, other.ID) {
 		return !lastResort
@@ -100,7 +101,7 @@ func suitsBetter(e *pool.Entry, r, other *rank) bool {
 }
 
 // hasRoomFor says whether a rank that is up has a slot and KV room for an entry, and no quarantine keeps the entry's prefill engine from
-// sending its KV there (pairs.go).
+// sending its KV there (pairs.go). If only a quarantine does, the board decides again when the first quarantine ends.
 func (b *board) hasRoomFor(e *pool.Entry, r *rank, now time.Time) bool {
 	p := r.group.policyInForce()
 	mustFit := !p.Immediate() // an immediate policy lets the engine queue what has no room yet
@@ -108,7 +109,7 @@ func (b *board) hasRoomFor(e *pool.Entry, r *rank, now time.Time) bool {
 		return false
 	}
 	if b.pairs.isQuarantined(e, r, now) {
-		b.pairs.wakeAtQuarantineEnd(now) // without this the board would look again only at the next event, which may come much later
+		b.pairs.wakeAtQuarantineEnd(now) // without this the board would decide again only after the next event, which may come much later
 		return false
 	}
 	return true
@@ -185,7 +186,7 @@ func (b *board) bindToPlacement(p *namePlacement, e *pool.Entry, now time.Time) 
 			}
 		}
 	}
-	if full { // other entries with this name need not look at these ranks again in this tick
+	if full { // other entries with this name need not try these ranks again in this tick
 		p.noFreeSlot = true
 	}
 	return best != nil && b.bindTo(best, e, now)

@@ -71,7 +71,7 @@ func (b *board) admit(r *rank, w waitingEntry, bound Binding, now time.Time) {
 func newSlotRecord(r *rank, w waitingEntry, bound *Binding, now time.Time) slotRecord {
 	e := w.Entry
 	return slotRecord{
-		id: e.ID, key: e.Key, prefiller: e.Prefiller, prompt: w.prompt(), age: tokens(e.Age), newTokens: bound.NewTokens,
+		id: e.ID, key: e.Key, prefiller: e.Prefiller, prompt: w.prompt(), age: clampTokens(e.Age), newTokens: bound.NewTokens,
 		discard: e.Discard, inEngineQueue: bound.InEngineQueue, boundAt: now,
 		// an early entry is pinned (unpinned.go): its prefill engine sends the KV to the rank that was chosen
 		early: e.Early, notDecoding: e.Early || r.Mixed, unpinned: e.Response && r.Unpinned && !e.Early,

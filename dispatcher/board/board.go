@@ -18,7 +18,7 @@ func newBoard(model string, a *allBoards) *board {
 	return &board{
 		allBoards: a, model: model, pool: pool.New(a.cfg.TTL), pace: newPace(),
 		waiting: map[uint64]waitingEntry{}, ranks: map[int32]*rank{}, outputLengths: map[uint64]int32{},
-		pairs: pairs{links: map[Link]*linkHealth{}},
+		pairs: pairs{suspected: map[Link]*linkHealth{}},
 	}
 }
 
@@ -75,7 +75,7 @@ func (b *board) reasonToRefuse(e *pool.Entry) error {
 		return ErrNoWorkers
 	case b.isListedNowhere(e.Name):
 		return ErrNotListed
-	case int64(tokens(e.Prompt)) > largest:
+	case int64(clampTokens(e.Prompt)) > largest:
 		return ErrTooLarge
 	}
 	return nil

@@ -54,13 +54,13 @@ func (b *board) clone(a *allBoards) *board {
 	c.listersBefore, c.listers, c.sortedPlacements, c.sortedNames, c.sortedPaces = nil, nil, nil, nil, nil
 	c.updatePartialNames() // the copy computes its partial names, because those of b point to b's ranks
 	c.countRestricted()
-	c.slots.records, c.slots.unused = slices.Clone(b.slots.records), slices.Clone(b.slots.unused)
+	c.slots.records, c.slots.freeIndices = slices.Clone(b.slots.records), slices.Clone(b.slots.freeIndices)
 	for i := range c.slots.records {
 		if s := &c.slots.records[i]; s.rank != nil {
 			s.rank = c.ranks[s.rank.ID]
 		}
 	}
-	c.pairs.links = b.pairs.cloneLinks()
+	c.pairs.suspected = b.pairs.cloneLinks()
 	// Memory that each tick fills anew.
 	c.snapshot, c.survival, c.assignments, c.scores, c.decidingGroups, c.expired = policy.Snapshot{}, nil, nil, nil, nil, nil
 	c.localEntry, c.nextGroup, c.round, c.counts = nil, 0, Round{}, nil
@@ -92,8 +92,8 @@ func (b *board) copyRanks(from *board, a *allBoards) {
 
 // cloneLinks returns a copy of the suspected pairs.
 func (p *pairs) cloneLinks() map[Link]*linkHealth {
-	links := make(map[Link]*linkHealth, len(p.links))
-	for link, health := range p.links {
+	links := make(map[Link]*linkHealth, len(p.suspected))
+	for link, health := range p.suspected {
 		copied := *health
 		links[link] = &copied
 	}
@@ -124,7 +124,7 @@ func (b *board) sameRanks(ranks []*rank) []*rank {
 func (g *group) clone(a *allBoards) *group {
 	c := *g
 	c.allRanks, c.steppingRanks, c.stepRanks = nil, nil, nil
-	c.chosen, c.fallback = g.chosen.clone(a), g.fallback.clone(a)
+	c.chosenPolicy, c.fallbackPolicy = g.chosenPolicy.clone(a), g.fallbackPolicy.clone(a)
 	c.forecast = g.forecast.Clone()
 	return &c
 }

@@ -57,7 +57,7 @@ func (l *Boards) applySettings(s Settings) error {
 			if g.barrier {
 				g.steps.Configure(l.cfg.StepModel)
 			} else if newPolicies { // setPolicy below builds only the policies of barrier groups
-				g.chosen = b.policyFor(g.barrier)
+				g.chosenPolicy = b.policyFor(g.barrier)
 			}
 		}
 		b.decideNow = true

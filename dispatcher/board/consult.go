@@ -93,7 +93,7 @@ func (b *board) fillWorkers(g *group, p *policyInUse, now time.Time) {
 func (b *board) addToSnapshot(e *pool.Entry, p *policyInUse, now time.Time) {
 	s := &b.snapshot
 	s.Pool = append(s.Pool, policy.Entry{
-		ID: e.ID, Prompt: tokens(e.Prompt), Age: tokens(e.Age), Key: e.Key,
+		ID: e.ID, Prompt: clampTokens(e.Prompt), Age: clampTokens(e.Age), Key: e.Key,
 		WaitMs: float32(e.GuardWait(now).Seconds() * 1000), Urgent: e.Urgent(now), Express: e.Express,
 	})
 	hitsMatter := p.readsHits && b.entriesWithHits > 0 // the policy reads prefix hits, and some entry has one

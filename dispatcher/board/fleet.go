@@ -47,7 +47,7 @@ func (b *board) setWorkers(ws []Worker) {
 // than before, requests in the engine's queue may begin.
 func (b *board) updateRank(r *rank, w Worker) {
 	w.Slots, w.Up = max(0, w.Slots), w.Up && !w.Down
-	if r.restarted(&w) { // the engine has lost its KV, and what it refused before says nothing about it now
+	if r.hasRestarted(&w) { // the engine has lost its KV, and what it refused before says nothing about it now
 		b.forgetOrphans(r, everyOrphan)
 		r.refusals.Succeed()
 		r.spared = false
@@ -82,14 +82,14 @@ func (r *rank) reserve() {
 // newGroup makes a group without ranks, and emits EffectGroup. For a barrier group, it also begins to learn the output lengths that the
 // policies of the twin read.
 func (b *board) newGroup(name string, barrier bool) *group {
-	g := &group{name: name, barrier: barrier, chosen: b.policyFor(barrier), fallback: b.buildPolicy(FallbackSpec)}
+	g := &group{name: name, barrier: barrier, chosenPolicy: b.policyFor(barrier), fallbackPolicy: b.buildPolicy(FallbackSpec)}
 	if barrier {
 		g.steps.Configure(b.cfg.StepModel)
 		for _, needs := range b.twinNeeds {
 			b.predictorFor(needs) // only for its effect
 		}
 	}
-	b.emit(Effect{Kind: EffectGroup, Group: b.key(g), Policy: g.chosen.name, Label: b.label(g)})
+	b.emit(Effect{Kind: EffectGroup, Group: b.key(g), Policy: g.chosenPolicy.name, Label: b.label(g)})
 	return g
 }
 
@@ -151,7 +151,7 @@ func (b *board) keepGroups(groups []*group) {
 func (b *board) setPolicy() {
 	for _, g := range b.groups {
 		if g.barrier {
-			g.chosen, g.fallbackRounds, g.searchBudget = b.policyFor(g.barrier), 0, searchBudget{}
+			g.chosenPolicy, g.fallbackRounds, g.searchBudget = b.policyFor(g.barrier), 0, searchBudget{}
 		}
 	}
 	b.recheckWaiting()
@@ -178,7 +178,7 @@ func (b *board) recheckWaiting() {
 // largestPrompt returns the largest prompt that any of the ranks could ever take under the policies of their groups, in KV tokens.
 func largestPrompt(ranks []*rank) (most int64) {
 	for _, r := range ranks {
-		most = max(most, r.largestPrompt(policy.Watermark(r.group.chosen.Policy)))
+		most = max(most, r.largestPrompt(policy.Watermark(r.group.chosenPolicy.Policy)))
 	}
 	return most
 }

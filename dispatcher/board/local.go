@@ -103,7 +103,7 @@ func (b *board) runLocalRound(g *group, p *policyInUse, now time.Time) {
 func (b *board) finishLocalRound(g *group) {
 	if b.policyFailure != nil {
 		b.emit(Effect{Kind: EffectFallback, Label: FallbackPanic})
-		g.chosen = b.policyFor(g.barrier) // the panic may have left the memory of the policy half written
+		g.chosenPolicy = b.policyFor(g.barrier) // the panic may have left the memory of the policy half written
 	}
 	b.nextGroup++
 	switch {

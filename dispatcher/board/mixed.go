@@ -24,7 +24,7 @@ const presumedBudget = 2048
 func (w *waitingEntry) uncached(rank int32) int32 {
 	for _, h := range w.Hits {
 		if h.Worker == rank {
-			return max(1, w.prompt()-tokens(h.Tokens))
+			return max(1, w.prompt()-clampTokens(h.Tokens))
 		}
 	}
 	return max(1, w.prompt())

@@ -16,9 +16,9 @@ import (
 
 // NewNames returns a set of these names.
 func NewNames(names []string) *Names {
-	n := &Names{all: make(map[string]struct{}, len(names))}
+	n := &Names{set: make(map[string]struct{}, len(names))}
 	for _, name := range names {
-		n.all[name] = struct{}{}
+		n.set[name] = struct{}{}
 	}
 	return n
 }
@@ -28,12 +28,12 @@ func (n *Names) Has(name string) bool {
 	if n == nil || name == "" {
 		return true
 	}
-	_, ok := n.all[name]
+	_, ok := n.set[name]
 	return ok
 }
 
 // Same says whether both sets have the same names.
-func (n *Names) Same(other *Names) bool { return maps.Equal(n.all, other.all) }
+func (n *Names) Same(other *Names) bool { return maps.Equal(n.set, other.set) }
 
 // updatePartialNames updates the placements of the names that some ranks list and others do not. It searches for these names only if the
 // ranks or their lists have changed. Otherwise it only updates how many ranks of each name are up, and when their outage ends.
@@ -78,7 +78,7 @@ func (b *board) findPartialNames() {
 		if len(ranksWith) == 1 || list == nil { // all ranks have the same list, or this list is not known and counts as every name
 			continue
 		}
-		for name := range list.all {
+		for name := range list.set {
 			if b.partialNames[name] != nil { // another list has the name, too, so it has its placement already
 				continue
 			}

@@ -43,7 +43,7 @@ func (b *board) forgetOrphans(r *rank, which func(orphan) bool) {
 func everyOrphan(orphan) bool { return true }
 
 // restarted says whether the worker's engine is known to have restarted, which loses its KV.
-func (r *rank) restarted(w *Worker) bool {
+func (r *rank) hasRestarted(w *Worker) bool {
 	return r.Process != 0 && w.Process != 0 && w.Process != r.Process
 }
 

@@ -19,15 +19,15 @@ const (
 	pairMemory = 5 * time.Minute
 )
 
-// inOrder returns the suspected pairs, which are all in links, sorted.
-func (p *pairs) inOrder() []Link {
-	return slices.SortedFunc(maps.Keys(p.links), func(x, y Link) int {
+// sortedLinks returns the suspected pairs, sorted.
+func (p *pairs) sortedLinks() []Link {
+	return slices.SortedFunc(maps.Keys(p.suspected), func(x, y Link) int {
 		return cmp.Or(cmp.Compare(x.Prefiller, y.Prefiller), cmp.Compare(x.Engine, y.Engine))
 	})
 }
 
-// pair returns the prefill engine that the request's KV comes from and the engine that it goes to.
-func (s *slotRecord) pair() Link { return Link{s.prefiller, s.rank.Engine} }
+// link returns the prefill engine that the request's KV comes from and the decode engine that it goes to.
+func (s *slotRecord) link() Link { return Link{s.prefiller, s.rank.Engine} }
 
 // recordHandoffEnd records how the hand-off of a request that has ended went, for the pair of its prefill and decode engine. If the
 // request's first event came, recordWorkingPair has already recorded the success.
@@ -37,7 +37,7 @@ func (b *board) recordHandoffEnd(s *slotRecord, o Outcome, now time.Time) {
 	case o.Lost:
 		b.recordLost(s, now)
 	case !s.started: // the end says nothing about the pair; if this hand-off was the pair's trial, the next hand-off is the trial instead
-		if health := b.pairs.links[s.pair()]; health != nil {
+		if health := b.pairs.suspected[s.link()]; health != nil {
 			health.circuit.Neutral(s.id)
 		}
 	}
@@ -46,12 +46,12 @@ func (b *board) recordHandoffEnd(s *slotRecord, o Outcome, now time.Time) {
 // recordLost records that a hand-off's first event did not come. If the pair is in service, quarantineIfBroken judges it by all its
 // failures. If the hand-off was the trial of a quarantined pair, the pair is quarantined for twice as long.
 func (b *board) recordLost(s *slotRecord, now time.Time) {
-	p, link := &b.pairs, s.pair()
+	p, link := &b.pairs, s.link()
 	p.dropQuiet(now)
-	health := p.links[link]
+	health := p.suspected[link]
 	if health == nil {
 		health = &linkHealth{}
-		p.links[link] = health
+		p.suspected[link] = health
 	}
 	health.failures++
 	health.lastFailure = now
@@ -60,7 +60,7 @@ func (b *board) recordLost(s *slotRecord, now time.Time) {
 	} else if health.circuit.Fail(s.id, now) { // the trial has failed
 		b.emitQuarantine(link, health)
 	}
-	b.countPairs()
+	b.updatePairCounts()
 }
 
 // quarantineIfBroken quarantines a pair that has failed pairLimit times in a row while each of its two engines worked with another engine.
@@ -83,39 +83,40 @@ func (b *board) emitQuarantine(link Link, health *linkHealth) {
 func (b *board) recordWorkingPair(worked Link, now time.Time) {
 	p := &b.pairs
 	p.dropQuiet(now)
-	if health := p.links[worked]; health != nil {
+	if health := p.suspected[worked]; health != nil {
 		b.decideNow = b.decideNow || health.quarantined() // entries that waited for the end of the quarantine may go to the engine now
-		delete(p.links, worked)
+		delete(p.suspected, worked)
 	}
-	for _, link := range p.inOrder() {
-		health := p.links[link]
+	for _, link := range p.sortedLinks() {
+		health := p.suspected[link]
 		health.prefillerWorks = health.prefillerWorks || link.Prefiller == worked.Prefiller
 		health.engineWorks = health.engineWorks || link.Engine == worked.Engine
 		b.quarantineIfBroken(link, health, now)
 	}
-	b.countPairs()
+	b.updatePairCounts()
 }
 
 // dropQuiet drops the suspected pairs that have been quiet for longer than pairMemory. There are few pairs, so each event of a pair looks
 // at all of them.
 func (p *pairs) dropQuiet(now time.Time) {
-	for link, health := range p.links {
+	for link, health := range p.suspected {
 		quietSince := health.lastFailure
 		if health.quarantined() { // pairMemory then counts from the end of the quarantine
 			quietSince = health.circuit.Until()
 		}
 		if now.Sub(quietSince) > pairMemory {
-			delete(p.links, link)
+			delete(p.suspected, link)
 		}
 	}
 }
 
-// countPairs counts the quarantined pairs, and emits EffectWatchFirstEvents (see updateFirstEventWatch).
-func (b *board) countPairs() {
+// updatePairCounts counts the quarantined pairs, and emits EffectWatchFirstEvents (see updateFirstEventWatch). It must run after each
+// change of the suspected pairs.
+func (b *board) updatePairCounts() {
 	p := &b.pairs
 	b.updateFirstEventWatch()
 	p.quarantinedCount = 0
-	for _, health := range p.links {
+	for _, health := range p.suspected {
 		if health.quarantined() {
 			p.quarantinedCount++
 		}
@@ -124,7 +125,7 @@ func (b *board) countPairs() {
 
 // recordSend records that a hand-off goes to a pair. If the pair's quarantine has just ended, this hand-off is the trial.
 func (p *pairs) recordSend(s *slotRecord, now time.Time) {
-	if health := p.links[s.pair()]; health != nil {
+	if health := p.suspected[s.link()]; health != nil {
 		health.circuit.Send(s.id, now)
 	}
 }
@@ -132,7 +133,7 @@ func (p *pairs) recordSend(s *slotRecord, now time.Time) {
 // changePrefiller records that the KV of a slot comes from another prefill engine. The end of the request says nothing about the old pair.
 func (b *board) changePrefiller(slot int32, prefiller string, now time.Time) {
 	s := &b.slots.records[slot]
-	if health := b.pairs.links[s.pair()]; health != nil {
+	if health := b.pairs.suspected[s.link()]; health != nil {
 		health.circuit.Neutral(s.id)
 	}
 	s.prefiller = prefiller
@@ -148,7 +149,7 @@ func (l *Boards) Quarantined(model string, slot int32, now time.Time) (prefiller
 	if b == nil {
 		return nil
 	}
-	for link, health := range b.pairs.links {
+	for link, health := range b.pairs.suspected {
 		if (slot < 0 || link.Engine == b.slots.records[slot].rank.Engine) && !health.circuit.Allows(now) {
 			prefillers = append(prefillers, link.Prefiller)
 		}
@@ -159,7 +160,7 @@ func (l *Boards) Quarantined(model string, slot int32, now time.Time) (prefiller
 // isQuarantined says whether an entry should not go to a rank now, because the pair of its prefill engine and the rank's engine is
 // quarantined and no trial is due.
 func (p *pairs) isQuarantined(e *pool.Entry, r *rank, now time.Time) bool {
-	health := p.links[Link{e.Prefiller, r.Engine}]
+	health := p.suspected[Link{e.Prefiller, r.Engine}]
 	return health != nil && !health.circuit.Allows(now)
 }
 
@@ -257,7 +258,7 @@ func (b *board) promptOf(entry uint64) int32 {
 
 // wakeAtQuarantineEnd makes the board decide again when the first quarantine ends.
 func (p *pairs) wakeAtQuarantineEnd(now time.Time) {
-	for _, health := range p.links {
+	for _, health := range p.suspected {
 		if at := health.circuit.Until(); at.After(now) {
 			p.quarantineEndsAt = earlier(p.quarantineEndsAt, at)
 		}
@@ -276,8 +277,8 @@ type PairStatus struct {
 // status returns the suspected pairs, sorted.
 func (p *pairs) status() []PairStatus {
 	var all []PairStatus
-	for _, link := range p.inOrder() {
-		health := p.links[link]
+	for _, link := range p.sortedLinks() {
+		health := p.suspected[link]
 		all = append(all, PairStatus{
 			Prefiller: link.Prefiller, Engine: link.Engine, Failures: health.failures, Quarantined: health.quarantined(),
 			Until: health.circuit.Until(),

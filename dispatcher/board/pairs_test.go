@@ -338,8 +338,8 @@ func TestAReroutedSlotIsOfItsLastPrefiller(t *testing.T) {
 	require.Empty(t, h.Quarantined("m", other.Slot, h.at))
 	h.apply(Rerouted{Model: "m", Slot: other.Slot, Prefiller: "p2"})
 	h.lose(other)
-	require.Contains(t, h.board().pairs.links, Link{"p2", "d1"})
-	require.NotContains(t, h.board().pairs.links, Link{"p1", "d1"})
+	require.Contains(t, h.board().pairs.suspected, Link{"p2", "d1"})
+	require.NotContains(t, h.board().pairs.suspected, Link{"p1", "d1"})
 	h.release(s)
 }
 

@@ -173,9 +173,9 @@ func (b *board) recordOutputLength(s *slotRecord, o Outcome) {
 	if s.discard {
 		return
 	}
-	finished, output := o.Kind == Finished, s.age+tokens(o.Generated)
+	finished, output := o.Kind == Finished, s.age+clampTokens(o.Generated)
 	s.rank.group.forecast.RecordEnd(s.rank.slots[s.pos], s.id, finished, output)
-	if s.rank.group.chosen.predictor != nil { // the group's policy reads tables of output lengths
+	if s.rank.group.chosenPolicy.predictor != nil { // the group's policy reads tables of output lengths
 		b.emit(Effect{
 			Kind: EffectOutputSample, Sample: OutputSample{Model: b.model, Finished: finished, Prompt: s.prompt - s.age, Output: output, Key: s.key},
 		})

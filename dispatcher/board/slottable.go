@@ -11,9 +11,9 @@ func (b *board) charge(r *rank, s slotRecord) (slot int32) {
 	if r.group != nil { // else no step of the rank can have been reported
 		s.boundAtStep = r.group.lastStep.Number
 	}
-	if n := len(t.unused); n > 0 {
-		slot = t.unused[n-1]
-		t.unused = t.unused[:n-1]
+	if n := len(t.freeIndices); n > 0 {
+		slot = t.freeIndices[n-1]
+		t.freeIndices = t.freeIndices[:n-1]
 		t.records[slot] = s
 	} else {
 		slot = int32(len(t.records))
@@ -68,7 +68,7 @@ func (b *board) discharge(slot int32) {
 	b.dropPromptLeft(t.records[slot].rank, slot)
 	s := t.records[slot] // a copy, because the record is cleared now
 	t.records[slot] = slotRecord{}
-	t.unused = append(t.unused, slot)
+	t.freeIndices = append(t.freeIndices, slot)
 	t.released.add(&s)
 	r, last := s.rank, len(s.rank.slots)-1
 	r.kv -= r.running[s.pos].Tokens()

@@ -55,7 +55,7 @@ func (b *board) updateFirstEventWatch() {
 			b.refusingRanks++
 		}
 	}
-	b.emit(Effect{Kind: EffectWatchFirstEvents, Group: GroupKey{Model: b.model}, Count: len(b.pairs.links) + b.refusingRanks})
+	b.emit(Effect{Kind: EffectWatchFirstEvents, Group: GroupKey{Model: b.model}, Count: len(b.pairs.suspected) + b.refusingRanks})
 }
 
 // updateSpared sets which ranks get no requests from now on (rank.spared), and the time at which the first of them may be tried

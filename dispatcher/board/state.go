@@ -142,8 +142,8 @@ type group struct {
 	barrier        bool
 	allRanks       []*rank // present ranks, ascending ID
 	steppingRanks  []*rank // those of allRanks that are not down: these step, and a Snapshot shows them
-	chosen         policyInUse
-	fallback       policyInUse
+	chosenPolicy   policyInUse
+	fallbackPolicy policyInUse
 	fallbackRounds int // how many more rounds the fallback decides, after a round over TickLimit
 
 	kv          int64 // KV tokens of all ranks, as of the last refresh
@@ -152,7 +152,7 @@ type group struct {
 	forecast      forecast.Running
 	searchBudget  searchBudget
 	heldEntries   int       // entries that the last decision held back although a slot was free for them
-	recheckHeldAt time.Time // when the policy wants to look at held entries again; zero: it has set no time
+	recheckHeldAt time.Time // when the policy wants to decide about held entries again; zero: it has set no time
 	roundCounts   roundCounts
 	recentSteps   recentSteps
 	tokenRate     tokenRate
@@ -219,14 +219,14 @@ type waitingEntry struct {
 }
 
 // prompt returns the length of the prompt, in tokens.
-func (w waitingEntry) prompt() int32 { return tokens(w.Entry.Prompt) }
+func (w waitingEntry) prompt() int32 { return clampTokens(w.Entry.Prompt) }
 
 // pairs has the pairs of a prefill and a decode engine whose hand-offs fail. If both engines work with other engines, the connection
 // between them is broken: one engine may still use a connection from before a restart of the other, or the network may have lost a route.
 // Such a pair is quarantined: for one second it gets no hand-off that another rank can take. Then one hand-off is its trial. If the trial
 // fails, too, the time doubles, up to 30 s.
 type pairs struct {
-	links            map[Link]*linkHealth
+	suspected        map[Link]*linkHealth
 	quarantinedCount int       // how many pairs are quarantined; 0: rounds skip the checks of pairs
 	quarantineEndsAt time.Time // when the first quarantine ends for which entries wait in the pool; zero: none wait for that
 }
@@ -385,10 +385,11 @@ type slotRecord struct {
 	rank                   *rank // nil: the index is free
 	pos                    int   // in rank.slots and rank.running
 	id, key                uint64
-	prefiller              string
-	prompt, age            int32
-	newTokens              int32 // prompt tokens that the rank has to compute
-	discard                bool
+	prefiller              string    // engine that the KV of its prompt comes from; "": there was no hand-off
+	prompt                 int32     // tokens, with the tokens of its answer that earlier ranks generated
+	age                    int32     // tokens of its answer that earlier ranks generated
+	newTokens              int32     // prompt tokens that the rank has to compute
+	discard                bool      // no client waits for it: it runs only to make its prefill engine free the KV
 	unpinned               bool      // the engine runs it on any of its ranks, so its KV is charged to all of these in equal parts
 	started                bool      // its first event has come, as counted last
 	inEngineQueue          bool      // it waits in the engine's queue, because the rank has no slot or no KV room for it
@@ -405,12 +406,12 @@ type slotRecord struct {
 // slotTable has the records of all slots by index, and the totals of what was ever charged and released. The totals do not depend on the
 // records, so that drift can compare the two while the program runs, and find mistakes in the accounts.
 type slotTable struct {
-	records    []slotRecord
-	unused     []int32 // free indices of records; the last one is used first
-	charged    tally
-	released   tally
-	keptTotal  int64 // total of the KV tokens that engines have ever kept of ended answers
-	freedTotal int64 // total of the kept KV tokens that they have freed since
+	records     []slotRecord
+	freeIndices []int32 // free indices of records; the last one is used first
+	charged     tally
+	released    tally
+	keptTotal   int64 // total of the KV tokens that engines have ever kept of ended answers
+	freedTotal  int64 // total of the kept KV tokens that they have freed since
 }
 
 // tally counts slots and the KV tokens of their prompts.
@@ -423,14 +424,14 @@ func (t *tally) add(s *slotRecord) {
 }
 
 // tokens returns a number of tokens as an int32, at least 0.
-func tokens(n int) int32 { return int32(min(max(0, n), math.MaxInt32)) }
+func clampTokens(n int) int32 { return int32(min(max(0, n), math.MaxInt32)) }
 
 // policyInForce returns the policy that decides now: the chosen one, or the fallback after rounds that were too slow.
 func (g *group) policyInForce() *policyInUse {
 	if g.fallbackRounds > 0 {
-		return &g.fallback
+		return &g.fallbackPolicy
 	}
-	return &g.chosen
+	return &g.chosenPolicy
 }
 
 // rankWithID returns the rank with an ID; nil: the group has no such rank, or it is down.
@@ -498,7 +499,7 @@ type predictorState struct {
 
 // Names is the set of model names that an engine lists. A set never changes. Engines that list the same names share one value, so that
 // sets can be compared by their pointers. nil stands for a list that is not known, and has every name.
-type Names struct{ all map[string]struct{} }
+type Names struct{ set map[string]struct{} }
 
 // namePlacement has the ranks of a name that some ranks of a board list and others do not.
 type namePlacement struct {

@@ -384,7 +384,7 @@ func (b *board) predictorStatuses() []PredictorStatus {
 			Drift: driftReport(tables.drift), DriftFromFit: driftReport(tables.fromFit),
 		}
 		for _, g := range b.groups {
-			if g.chosen.predictor == learned {
+			if g.chosenPolicy.predictor == learned {
 				p.rows = append(p.rows, g.forecast.Rows()...)
 			}
 		}

@@ -111,7 +111,7 @@ func (b *board) runRound(now time.Time) {
 	g := b.decidingGroups[b.nextGroup]
 	p := g.policyInForce()
 	if b.fallbackNext {
-		p = &g.fallback
+		p = &g.fallbackPolicy
 	}
 	b.policyFailure, b.invalidAssignments, b.localBound = nil, 0, false
 	if b.localEntry != nil {
@@ -147,7 +147,7 @@ func (b *board) finishRound(took time.Duration, now time.Time) {
 func (b *board) judgeRound(g *group, took time.Duration) {
 	p := g.policyInForce()
 	g.heldEntries = policy.Held(p.Policy)
-	if p == &g.fallback { // one of the rounds after a slow round; no other policy could replace the fallback, so it is not judged
+	if p == &g.fallbackPolicy { // one of the rounds after a slow round; no other policy could replace the fallback, so it is not judged
 		g.fallbackRounds--
 		return
 	}
@@ -155,7 +155,7 @@ func (b *board) judgeRound(g *group, took time.Duration) {
 	switch {
 	case b.policyFailure != nil:
 		b.emit(Effect{Kind: EffectFallback, Label: FallbackPanic})
-		g.chosen = b.policyFor(g.barrier) // the panic may have left the memory of the policy half written
+		g.chosenPolicy = b.policyFor(g.barrier) // the panic may have left the memory of the policy half written
 		b.fallbackNext = true
 	case b.invalidAssignments > 0:
 		b.emit(Effect{Kind: EffectFallback, Label: FallbackInvalid})

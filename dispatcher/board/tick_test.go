@@ -63,7 +63,7 @@ func TestImmediatePoliciesWaitForNothing(t *testing.T) {
 	w := h.status(h.at).Models[0].Workers[0]
 	require.Equal(t, 3, w.Used, "two of them wait in the engine")
 	var free int32
-	h.boards["m"].groups[0].chosen.Policy.(*fake).Decides = func(s *policy.Snapshot, dst []policy.Assignment) []policy.Assignment {
+	h.boards["m"].groups[0].chosenPolicy.Policy.(*fake).Decides = func(s *policy.Snapshot, dst []policy.Assignment) []policy.Assignment {
 		free = s.Workers[0].Free
 		return dst
 	}

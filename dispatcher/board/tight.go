@@ -9,11 +9,11 @@ import (
 
 // Tight ranks. An engine preempts requests when its KV room is used up, so a rank whose engine does so has less room than its capacity
 // says. After two preemptions within preemptWithin, the rank is tight for the time tightFor: twice the share of its room that the policy
-// keeps empty (its watermark) stays empty, but at most tightMost of the room.
+// keeps empty (its watermark) stays empty, but at most mostEmptyShare of the room.
 const (
-	preemptWithin = 10 * time.Second
-	tightFor      = time.Minute
-	tightMost     = 0.3
+	preemptWithin  = 10 * time.Second
+	tightFor       = time.Minute
+	mostEmptyShare = 0.3
 )
 
 // recordPreemption records a preemption on the rank. If the last preemption was at most preemptWithin ago, the rank is tight for tightFor
@@ -49,7 +49,7 @@ func (r *rank) policyCapacity(watermark float64, now time.Time, longest int64) i
 	if r.Capacity == 0 || watermark >= 1 || !r.pressure.isTight(now) {
 		return r.usableCapacity()
 	}
-	doubled := max(watermark, min(2*watermark, tightMost))
+	doubled := max(watermark, min(2*watermark, mostEmptyShare))
 	capacity := math.Ceil(float64(r.usableCapacity()) * (1 - doubled) / (1 - watermark))
 	if len(r.slots) == 0 {
 		capacity = max(capacity, math.Ceil(float64(longest+1)/(1-watermark)))
@@ -63,13 +63,13 @@ func (r *rank) hasSlotAndRoom(prompt int64, watermark float64, now time.Time) bo
 	return r.freeSlots() > 0 && r.kv+prompt <= policy.KVBudget(r.policyCapacity(watermark, now, prompt), watermark)
 }
 
-// preempted records that the engine of a worker ran out of KV room and preempted a request. A mixed rank will compute this request's prompt
-// again.
-func (l *Boards) preempted(worker int32) {
+// recordPreemption records that the engine of a worker ran out of KV room and preempted a request. A mixed rank will compute this request's
+// prompt again.
+func (l *Boards) recordPreemption(worker int32) {
 	for _, b := range l.inOrder {
 		if r := b.ranks[worker]; r != nil {
 			r.pressure.recordPreemption(l.now)
-			if r.Mixed {
+			if r.Mixed { // only of mixed ranks does the board estimate which prompts they compute
 				b.requeuePreempted(r)
 			}
 		}

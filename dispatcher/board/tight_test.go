@@ -70,7 +70,7 @@ func TestTheDoubledWatermarkIsWhatPoliciesWillKeepFree(t *testing.T) {
 		r := &rank{Worker: Worker{Capacity: capacity}}
 		now := time.Now()
 		r.pressure.tightUntil = now.Add(1)
-		doubled := max(w, min(2*w, tightMost))
+		doubled := max(w, min(2*w, mostEmptyShare))
 		require.InDelta(t, float64(capacity)*(1-doubled), float64(policy.KVBudget(r.policyCapacity(w, now, 0), w)), 2)
 		require.LessOrEqual(t, r.policyCapacity(w, now, 0), capacity)
 		require.Equal(t, capacity, r.policyCapacity(w, now.Add(1), 0))
