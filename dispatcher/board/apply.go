@@ -5,9 +5,9 @@ import (
 	"time"
 )
 
-func (e Enqueue) apply(b *Boards) { b.enqueue(waitingEntry{Enqueue: e}) }
+func (e Enqueue) apply(l *Boards) { l.enqueue(waitingEntry{Enqueue: e}) }
 
-func (e Withdraw) apply(b *Boards) { b.withdraw(e.Entry) }
+func (e Withdraw) apply(l *Boards) { l.withdraw(e.Entry) }
 
 // apply gives the slot back. If the engine reported the answer's tokens only at its end (unreported.go), rememberEnded gets the estimated
 // tokens and steps instead of the reported ones, because the loads of the group's steps were already counted with the estimates.
@@ -26,9 +26,9 @@ func (e *Release) apply(l *Boards) {
 	b.release(e.Slot, e.Outcome, e.Generated, e.Started, l.now)
 }
 
-func (e Recount) apply(b *Boards) { b.boards[e.Model].correctPrompt(e.Slot, clampTokens(e.Prompt)) }
+func (e Recount) apply(l *Boards) { l.boards[e.Model].correctPrompt(e.Slot, clampTokens(e.Prompt)) }
 
-func (e Rerouted) apply(b *Boards) { b.boards[e.Model].changePrefiller(e.Slot, e.Prefiller, b.now) }
+func (e Rerouted) apply(l *Boards) { l.boards[e.Model].changePrefiller(e.Slot, e.Prefiller, l.now) }
 
 // apply records that the rank's engine took the request and, if the request has a hand-off, that the pair of its engines works.
 func (e FirstEvent) apply(l *Boards) {
@@ -40,6 +40,7 @@ func (e FirstEvent) apply(l *Boards) {
 	}
 }
 
+// apply records the steps of the group, unless the group is gone.
 func (e *Steps) apply(l *Boards) {
 	if b, g := l.groupWithKey(e.Group); g != nil {
 		b.recordSteps(g, e.List)
@@ -47,23 +48,23 @@ func (e *Steps) apply(l *Boards) {
 }
 
 // apply puts the given model of steps in place of a learned one, with the weights that policies use.
-func (e SetStepModel) apply(b *Boards) {
-	if _, g := b.groupWithKey(e.Group); g != nil {
+func (e SetStepModel) apply(l *Boards) {
+	if _, g := l.groupWithKey(e.Group); g != nil {
 		g.steps.Law, g.givenWeights = e.StepModel, &e.Weights
 	}
 }
 
-func (e SetWorkers) apply(b *Boards) { b.setWorkers(e.Workers) }
+func (e SetWorkers) apply(l *Boards) { l.setWorkers(e.Workers) }
 
-func (e Preempted) apply(b *Boards) { b.recordPreemption(e.Worker) }
+func (e Preempted) apply(l *Boards) { l.recordPreemption(e.Worker) }
 
-func (e TablesBuilt) apply(b *Boards) { b.predictors[e.Predictor].Tables = e.Tables }
+func (e TablesBuilt) apply(l *Boards) { l.predictors[e.Predictor].Tables = e.Tables }
 
-func (e SetPolicy) apply(b *Boards) { b.reportRejected(b.setPolicy(e.Spec)) }
+func (e SetPolicy) apply(l *Boards) { l.reportRejected(l.setPolicy(e.Spec)) }
 
-func (e SetFit) apply(b *Boards) { b.setFit(e.Fit) }
+func (e SetFit) apply(l *Boards) { l.setFit(e.Fit) }
 
-func (s Settings) apply(b *Boards) { b.reportRejected(b.applySettings(s)) }
+func (s Settings) apply(l *Boards) { l.reportRejected(l.applySettings(s)) }
 
 // apply keeps the Counts for the next event, and measures how fast the streams of the board's groups get tokens.
 func (e *Counts) apply(l *Boards) {
@@ -101,15 +102,16 @@ func (e *Decided) apply(l *Boards) {
 	}
 }
 
-func (Shutdown) apply(b *Boards) {
-	b.draining = true
-	b.refuseAll(ErrDraining)
+// apply refuses all waiting entries, and makes the boards refuse all that come later.
+func (Shutdown) apply(l *Boards) {
+	l.draining = true
+	l.refuseAll(ErrDraining)
 }
 
 // reportRejected emits that the settings of the current event cannot work; err nil: they can, and it emits nothing.
-func (b *Boards) reportRejected(err error) {
+func (l *Boards) reportRejected(err error) {
 	if err != nil {
-		b.emit(Effect{Kind: EffectRejected, Err: err})
+		l.emit(Effect{Kind: EffectRejected, Err: err})
 	}
 }
 

@@ -10,7 +10,7 @@ import (
 
 // Event is an input of the boards. Frequent events are passed as pointers to values
 // that the caller reuses, so that they allocate nothing.
-type Event interface{ apply(b *Boards) }
+type Event interface{ apply(l *Boards) }
 
 // Enqueue adds an entry. The board answers it with one EffectBind or EffectRefuse, and owns
 // the entry until then.

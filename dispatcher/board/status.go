@@ -334,7 +334,8 @@ func (g *group) status(now time.Time) GroupStatus {
 	return s
 }
 
-// roundStatus returns how rounds were sent to a mixed group, and how equal the backlogs of prompts on its ranks are now.
+// roundStatus returns how many rounds were sent to a mixed group, how they filled its ranks with prompts, for how long requests are held
+// back now, and how equal the backlogs of prompts on its ranks are.
 func (g *group) roundStatus(now time.Time) *RoundStatus {
 	counts := &g.roundCounts
 	s := &RoundStatus{
