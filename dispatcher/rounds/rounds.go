@@ -134,9 +134,9 @@ func (p *Planner) HeldFor() float64 { return p.heldSeconds }
 // Released says whether the last decision sent a round, and not only urgent candidates and candidates that lengthen no step.
 func (p *Planner) Released() bool { return p.roundSent }
 
-// placeAll finds ranks for as many candidates as there are slots, and charges the ranks with them. n is how many candidates found a rank.
-// uneven is by how many tokens the largest backlog grows more than the backlogs grow on average: one rank computes so many tokens while the
-// others wait.
+// placeAll finds ranks for as many candidates as there are slots, and charges the ranks with them. It sets Since of candidates that find a
+// rank for the first time. n is how many candidates found a rank. uneven is by how many tokens the largest backlog grows more than the
+// backlogs grow on average: one rank computes so many tokens while the others wait.
 func (p *Planner) placeAll(now float64, g *Group, waiting []Candidate, rule Rule) (n int, uneven float64) {
 	slots, largestBefore, sumBefore := 0, int64(0), int64(0)
 	for i := range p.ranks {
@@ -261,7 +261,7 @@ func (p *Planner) sendHidden(g *Group, waiting []Candidate, largest int64) (sent
 	return sent
 }
 
-// unplace undoes placeAll. Candidates that are in picks stay there.
+// unplace takes the placed candidates off their ranks again. Candidates that are in picks stay there, and Since stays as it is.
 func (p *Planner) unplace() {
 	copy(p.ranks, p.ranksBefore)
 	for i := range p.placed {
@@ -280,7 +280,7 @@ func (p *Planner) send(g *Group, waiting []Candidate, i int, r int32) {
 
 // bestRank returns the rank for a candidate; unplaced: no rank has a slot and room. It is the rank with the smallest backlog or, among
 // equal backlogs, with the smallest load. But it prefers a rank that holds a prefix of the prompt if this saves at least as many tokens as
-// it makes the largest backlog grow.
+// it makes the largest backlog grow. largest is this backlog before.
 func (p *Planner) bestRank(g *Group, c *Candidate, largest int64) int32 {
 	best := int32(unplaced)
 	for i := range p.ranks {
