@@ -21,7 +21,7 @@ func TestConfigure(t *testing.T) {
 		early := d.Enqueue(&pool.Entry{ID: 3, Model: "m"})
 		good := board.Settings{TTL: 5 * time.Second, Window: time.Millisecond, StepModel: board.StepModel{C0Ms: 7, C1Ms: 0.1},
 			Predictor: board.PredictorConfig{Kind: predictor.KindSurvival}}
-		require.NoError(t, d.Accepts(good))
+		require.NoError(t, d.CheckSettings(good))
 		require.NoError(t, d.Configure(good))
 		require.Equal(t, "br0", d.Policy(), "none was named")
 		late := d.Enqueue(&pool.Entry{ID: 4, Model: "m"})
@@ -34,7 +34,7 @@ func TestConfigure(t *testing.T) {
 			{TTL: -1}, {Policy: "fastest"}, {StepModel: board.StepModel{C0Ms: -1}},
 			{Policy: "brh:predictor=oracle"}, {Predictor: board.PredictorConfig{Kind: predictor.KindOracle}},
 		} {
-			require.Error(t, d.Accepts(bad), "%+v", bad)
+			require.Error(t, d.CheckSettings(bad), "%+v", bad)
 			require.Error(t, d.Configure(bad), "%+v", bad)
 		}
 		require.Equal(t, "br0", d.Policy())

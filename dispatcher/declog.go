@@ -19,7 +19,7 @@ import (
 
 // roundsMost bounds the number of rounds that are copied and not written yet, because copies take memory: a round of 144 ranks with 40
 // requests each takes 300 KB.
-const roundsMost = 8
+const maxQueuedRounds = 8
 
 // decisionLog writes rounds to a file in a goroutine of its own. It drops and counts rounds that come faster than it can write, so a slow
 // disk loses lines but never delays a decision.
@@ -29,7 +29,7 @@ type decisionLog struct {
 	dropped prometheus.Counter
 	failed  prometheus.Counter
 
-	free  chan *board.Round // rounds whose memory can be used again
+	unusedRounds  chan *board.Round // rounds whose memory can be used again
 	queue chan *board.Round
 
 	// Only the goroutine of run uses these.
@@ -54,10 +54,10 @@ func openDecisionLog(cfg DecisionLogConfig, log *zap.Logger, m *metrics) (*decis
 	cfg.MaxBytes = cmp.Or(cfg.MaxBytes, DefaultLogBytes)
 	l := &decisionLog{
 		cfg: cfg, log: log, dropped: m.roundsDropped, failed: m.logFailures, lastOK: true,
-		free: make(chan *board.Round, roundsMost), queue: make(chan *board.Round, roundsMost),
+		unusedRounds: make(chan *board.Round, maxQueuedRounds), queue: make(chan *board.Round, maxQueuedRounds),
 	}
-	for range roundsMost {
-		l.free <- &board.Round{}
+	for range maxQueuedRounds {
+		l.unusedRounds <- &board.Round{}
 	}
 	return l, l.open()
 }
@@ -93,7 +93,7 @@ const pipeWait = time.Second
 // dropped and counted.
 func (l *decisionLog) record(round *board.Round) {
 	select {
-	case copied := <-l.free:
+	case copied := <-l.unusedRounds:
 		copied.Copy(round)
 		l.queue <- copied // never blocks: the queue has room for all roundsMost rounds
 	default:
@@ -132,7 +132,7 @@ func (l *decisionLog) write(r *board.Round) {
 		Snapshot: &r.Snapshot, Outputs: l.outputs, Assign: r.Assign,
 	}
 	l.line = line.AppendJSON(l.line[:0])
-	l.free <- r
+	l.unusedRounds <- r
 	err := l.append(l.line)
 	if err == nil {
 		l.lastOK = true

@@ -126,7 +126,7 @@ func TestRoundsThatCannotBeWrittenAreCounted(t *testing.T) {
 	h.declog, err = openDecisionLog(DecisionLogConfig{File: filepath.Join(dir, "log"), MaxBytes: 100}, h.cfg.Log, h.metrics)
 	require.NoError(t, err)
 	h.fleet(ranks(1, 99, 0))
-	for range roundsMost + 2 {
+	for range maxQueuedRounds + 2 {
 		h.put(pool.Entry{}).slotNow(t)
 	}
 	require.EqualValues(t, 2, count(t, h.metrics.roundsDropped), "the queue is full")
@@ -135,7 +135,7 @@ func TestRoundsThatCannotBeWrittenAreCounted(t *testing.T) {
 	for len(h.declog.queue) > 0 {
 		h.declog.write(<-h.declog.queue)
 	}
-	require.EqualValues(t, roundsMost-1, count(t, h.metrics.logFailures))
+	require.EqualValues(t, maxQueuedRounds-1, count(t, h.metrics.logFailures))
 	require.NoError(t, os.Mkdir(dir, 0o700))
 	h.put(pool.Entry{}).slotNow(t)
 	h.declog.write(<-h.declog.queue)

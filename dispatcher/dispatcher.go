@@ -79,7 +79,7 @@ func (d *Dispatcher) Release(s *Slot, o board.Outcome) {
 		d.metrics.doubleReleases.Inc()
 		return
 	}
-	d.inbox.push(func(r *scheduler) { r.giveBack(s, o) })
+	d.inbox.push(func(r *scheduler) { r.releaseSlot(s, o) })
 }
 
 // SetWorkers replaces the ranks of all models. A worker with a known ID keeps its load. The slots of a worker that has left the fleet stay
@@ -95,12 +95,12 @@ func (d *Dispatcher) SetWorkers(ws []board.Worker) {
 
 // SetPolicy changes the policy of the barrier groups from the next tick on.
 func (d *Dispatcher) SetPolicy(spec string) error {
-	return d.ask(func(r *scheduler) error { return r.set(board.SetPolicy{Spec: spec}) })
+	return d.ask(func(r *scheduler) error { return r.applySettings(board.SetPolicy{Spec: spec}) })
 }
 
 // SetFit makes the predictors start anew from a fit, and go on learning from there.
 func (d *Dispatcher) SetFit(fit *predictor.Fit) error {
-	return d.ask(func(r *scheduler) error { return r.set(board.SetFit{Fit: fit}) })
+	return d.ask(func(r *scheduler) error { return r.applySettings(board.SetFit{Fit: fit}) })
 }
 
 // Policy is the canonical name of the barrier groups' policy.
@@ -146,14 +146,14 @@ func (d *Dispatcher) EnqueueLocal(e *pool.Entry, l *board.Local) <-chan Result {
 
 // Counted corrects the prompt length, in tokens, that a slot is charged with. Until now it was an estimate of the proxy, and now the rank's
 // engine has counted the tokens.
-func (d *Dispatcher) Counted(s *Slot, prompt int) {
-	d.inbox.push(func(r *scheduler) { r.recount(s, prompt) })
+func (d *Dispatcher) CorrectPrompt(s *Slot, prompt int) {
+	d.inbox.push(func(r *scheduler) { r.correctPrompt(s, prompt) })
 }
 
 // Quarantined returns the prefill engines from which no KV should go to a slot's rank now, because recent hand-offs from them to this
 // rank's engine failed.
 func (d *Dispatcher) Quarantined(s *Slot) (prefillers []string) {
-	if s.board.pace.watched.Load() == 0 {
+	if s.board.pace.watchedFirstEvents.Load() == 0 {
 		return nil
 	}
 	_ = d.ask(func(r *scheduler) error { // an error means that the dispatcher has ended, so that it avoids no pair of engines any more
@@ -167,7 +167,7 @@ func (d *Dispatcher) Quarantined(s *Slot) (prefillers []string) {
 
 // Blocked returns the prefill engines from which no KV should go to at least one rank of a board now.
 func (d *Dispatcher) Blocked(board string) (prefillers []string) {
-	if p, ok := d.paces.Load(board); !ok || p.(*publicPace).watched.Load() == 0 {
+	if p, ok := d.paces.Load(board); !ok || p.(*publicPace).watchedFirstEvents.Load() == 0 {
 		return nil
 	}
 	_ = d.ask(func(r *scheduler) error { // an error means that the dispatcher has ended, so that it avoids no pair of engines any more
@@ -189,7 +189,7 @@ func (d *Dispatcher) Rerouted(s *Slot, prefiller string) {
 // Preempted records that the engine of a worker ran out of KV room and preempted a request.
 func (d *Dispatcher) Preempted(worker int32) {
 	d.inbox.push(func(r *scheduler) {
-		r.countAll() // the board needs the number of generated tokens, because a mixed rank computes them again
+		r.readAllProgress() // the board needs the number of generated tokens, because a mixed rank computes them again
 		r.apply(board.Preempted{Worker: worker})
 	})
 }
@@ -200,7 +200,7 @@ func (d *Dispatcher) Gauged(worker int32, kvTokens int64, at time.Time) {
 	g := board.Gauged{Worker: worker, KVTokens: kvTokens, At: at}
 	d.inbox.push(func(r *scheduler) {
 		if r.boards.MayHoldEndedKV(worker) {
-			r.countAll()
+			r.readAllProgress()
 			r.apply(g)
 		}
 	})
@@ -209,11 +209,11 @@ func (d *Dispatcher) Gauged(worker int32, kvTokens int64, at time.Time) {
 // Configure changes the settings between two rounds. If a setting cannot work, alone or together with the others, Configure returns an
 // error and changes nothing.
 func (d *Dispatcher) Configure(s board.Settings) error {
-	return d.ask(func(r *scheduler) error { return r.set(s) })
+	return d.ask(func(r *scheduler) error { return r.applySettings(s) })
 }
 
 // Accepts returns the error that Configure would return, and changes nothing.
-func (d *Dispatcher) Accepts(s board.Settings) error {
+func (d *Dispatcher) CheckSettings(s board.Settings) error {
 	return d.ask(func(r *scheduler) error { return r.boards.CheckSettings(s) })
 }
 
@@ -263,13 +263,13 @@ func (d *Dispatcher) Room(board, model string, within time.Duration) (n int, own
 	if !ok {
 		return math.MaxInt, false // the board never had a rank, so missing slots are not the problem
 	}
-	p, own := v.(*publicPace).of(model)
+	p, own := v.(*publicPace).ofModel(model)
 	slots := p.slots.Load()
 	if slots == 0 { // no rank takes requests now, so missing slots are not the problem
 		return math.MaxInt, own
 	}
 	// Each slot comes free about once in the mean time for which a request has its slot. A mean below 1 ms counts as 1 ms.
-	freed := within.Seconds() * float64(slots) / max(math.Float64frombits(p.seconds.Load()), 1e-3)
+	freed := within.Seconds() * float64(slots) / max(math.Float64frombits(p.meanSlotSeconds.Load()), 1e-3)
 	free := max(1, int(min(float64(p.free.Load())+freed, math.MaxInt32)))
 	return free - int(p.waiting.Load()), own
 }
@@ -280,7 +280,7 @@ func (d *Dispatcher) Free(board, model string) (n int, own bool) {
 	if !ok {
 		return math.MaxInt32, false // the board never had a rank, so missing slots are not the problem
 	}
-	p, own := v.(*publicPace).of(model)
+	p, own := v.(*publicPace).ofModel(model)
 	return int(p.free.Load()), own
 }
 
@@ -289,8 +289,8 @@ func (m *metrics) register(r prometheus.Registerer, d *Dispatcher) error {
 	if r == nil {
 		return nil
 	}
-	m.all.MustRegister(gauges{d})
-	if err := r.Register(m.all); err != nil {
+	m.registry.MustRegister(gauges{d})
+	if err := r.Register(m.registry); err != nil {
 		return fmt.Errorf("dispatcher: %w; give every dispatcher a registerer of its own", err)
 	}
 	return nil

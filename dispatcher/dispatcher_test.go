@@ -248,7 +248,7 @@ func TestManyCallersAtOnce(t *testing.T) {
 					continue
 				}
 				slots.Add(1)
-				r.Slot.Started()
+				r.Slot.ReportStarted()
 				for n := range rng.IntN(50) {
 					r.Slot.Progress(n)
 				}

@@ -34,7 +34,7 @@ func TestRanksTellWhatIsBoundToThemAndHasNoEvent(t *testing.T) {
 		require.Equal(t, 1, testutil.CollectAndCount(gauges{d}, bound), "only of ranks that are early")
 		put(1)
 		put(2)
-		put(3).Started()
+		put(3).ReportStarted()
 		require.NoError(t, testutil.CollectAndCompare(gauges{d}, strings.NewReader(`
 # HELP evenkeel_rank_bound Requests on the rank that were bound before their prefill and have no event yet. Only ranks whose connector binds so early have this series.
 # TYPE evenkeel_rank_bound gauge

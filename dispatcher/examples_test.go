@@ -29,7 +29,7 @@ func Example() {
 		d.Release(r.Slot, board.Outcome{Kind: board.Finished, Generated: r.Slot.Generated()})
 	}()
 
-	r.Slot.Started()   // the first event of its stream
+	r.Slot.ReportStarted()   // the first event of its stream
 	r.Slot.Progress(3) // so many tokens have come
 	s := d.Status(ctx).Models[0].Workers[0]
 	fmt.Println(r.Slot.WorkerName, "holds", s.KVTokens, "KV tokens of", s.Used, "request")

@@ -132,7 +132,7 @@ func (h *hand) putAll(n int, next func() pool.Entry) []waiting {
 func (h *hand) release(slots ...*Slot) {
 	var queue []func(*scheduler)
 	for _, s := range slots {
-		queue = append(queue, func(l *scheduler) { l.giveBack(s, board.Outcome{}) })
+		queue = append(queue, func(l *scheduler) { l.releaseSlot(s, board.Outcome{}) })
 	}
 	h.do(queue...)
 }

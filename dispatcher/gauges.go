@@ -141,7 +141,7 @@ func (g gauges) Describe(ch chan<- *prometheus.Desc) {
 	} {
 		ch <- d
 	}
-	for _, more := range g.d.metrics.ofGroups {
+	for _, more := range g.d.metrics.groupGauges {
 		for _, d := range more.descs {
 			ch <- d
 		}
@@ -177,7 +177,7 @@ func (g gauges) Collect(ch chan<- prometheus.Metric) {
 			if group.Barrier { // ranks without a barrier do not wait for each other, so they have no common steps
 				label := s.names.group(m.Model, group.Name)
 				s.sendGroup(group, label)
-				for _, more := range g.d.metrics.ofGroups {
+				for _, more := range g.d.metrics.groupGauges {
 					more.send(ch, &group, label)
 				}
 			}

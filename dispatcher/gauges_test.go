@@ -92,7 +92,7 @@ func TestTheSeriesOfAPairLeaveWithItsDecodeEngine(t *testing.T) {
 		d.inbox.push(func(r *scheduler) {
 			for _, engine := range []string{"d0", "d1"} {
 				for _, prefiller := range []string{"p0", "p1"} {
-					r.do(&board.Effect{Kind: board.EffectQuarantine, Pair: board.Link{Prefiller: prefiller, Engine: engine}}, 0)
+					r.carryOutOne(&board.Effect{Kind: board.EffectQuarantine, Pair: board.Link{Prefiller: prefiller, Engine: engine}}, 0)
 				}
 			}
 		})

@@ -13,7 +13,7 @@ import (
 // rounds returns how many rounds the metrics have, by the label of the group.
 func rounds(t *testing.T, d *Dispatcher) map[string]uint64 {
 	t.Helper()
-	families, err := d.metrics.all.Gather()
+	families, err := d.metrics.registry.Gather()
 	require.NoError(t, err)
 	found := map[string]uint64{}
 	for _, f := range families {

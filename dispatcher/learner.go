@@ -13,7 +13,7 @@ import (
 )
 
 // endingsMost bounds the queue of ended requests that the learner has not learned from yet.
-const endingsMost = 4096
+const maxQueuedSamples = 4096
 
 // learner runs a board.Learner in a goroutine of its own.
 type learner struct {
@@ -21,12 +21,12 @@ type learner struct {
 	dropped prometheus.Counter
 
 	mu       sync.Mutex
-	orders   []func() // functions that the goroutine of run must call
+	calls   []func() // functions that the goroutine of run must call
 	finished []board.OutputSample
 	wake     chan struct{} // see ring
 
 	// Only the goroutine of run uses it.
-	learned board.Learner
+	predictors board.Learner
 
 	// publish sends finished tables to the goroutine that owns the boards.
 	publish func(board.TablesBuilt)
@@ -37,14 +37,14 @@ func newLearner(log *zap.Logger, m *metrics, publish func(board.TablesBuilt)) *l
 }
 
 // follow begins to learn a subject, from a fit if there is one. Before its first tables are built, the boards have no predictions for it.
-func (l *learner) follow(key board.PredictorKey, fit *predictor.Fit) {
-	l.queueOrder(func() { l.logRefused(key, l.learned.Follow(key, fit)) })
+func (l *learner) addPredictor(key board.PredictorKey, fit *predictor.Fit) {
+	l.queueCall(func() { l.logRefused(key, l.predictors.Follow(key, fit)) })
 }
 
 // load makes all subjects start anew from a fit.
-func (l *learner) load(fit *predictor.Fit) {
-	l.queueOrder(func() {
-		for key, err := range l.learned.Load(fit) {
+func (l *learner) restart(fit *predictor.Fit) {
+	l.queueCall(func() {
+		for key, err := range l.predictors.Load(fit) {
 			l.logRefused(key, err)
 		}
 	})
@@ -59,9 +59,9 @@ func (l *learner) logRefused(key board.PredictorKey, err error) {
 }
 
 // queueOrder queues a function for the learner's goroutine, because only that goroutine may use l.learned.
-func (l *learner) queueOrder(order func()) {
+func (l *learner) queueCall(order func()) {
 	l.mu.Lock()
-	l.orders = append(l.orders, order)
+	l.calls = append(l.calls, order)
 	l.mu.Unlock()
 	ring(l.wake)
 }
@@ -69,7 +69,7 @@ func (l *learner) queueOrder(order func()) {
 // add queues an ended request. It never waits: if the queue is full, it drops the request and counts it.
 func (l *learner) add(sample board.OutputSample) {
 	l.mu.Lock()
-	full := len(l.finished) == endingsMost
+	full := len(l.finished) == maxQueuedSamples
 	if !full {
 		l.finished = append(l.finished, sample)
 	}
@@ -109,16 +109,16 @@ func (l *learner) run(ctx context.Context) {
 // Endings that come meanwhile are queued in the memory of spare. learned is the old queue: its memory can be the spare of the next call.
 func (l *learner) learn(spare []board.OutputSample, now time.Time) (learned []board.OutputSample, more bool) {
 	l.mu.Lock()
-	finished, orders := l.finished, l.orders
-	l.finished, l.orders = spare[:0], nil
+	finished, orders := l.finished, l.calls
+	l.finished, l.calls = spare[:0], nil
 	l.mu.Unlock()
 	for _, order := range orders {
 		order()
 	}
 	for i := range finished {
-		l.learned.Learn(&finished[i])
+		l.predictors.Learn(&finished[i])
 	}
-	built, more := l.learned.Rebuild(now)
+	built, more := l.predictors.Rebuild(now)
 	for _, table := range built {
 		l.publish(table)
 	}

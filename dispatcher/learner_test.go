@@ -53,9 +53,9 @@ func TestFinishedRequestsAreInTheTablesWithinASecond(t *testing.T) {
 
 func TestEndingsBeyondTheBoundAreDroppedAndCounted(t *testing.T) {
 	h := newHand(t, realConfig("evenkeel"))
-	for range endingsMost + 3 {
+	for range maxQueuedSamples + 3 {
 		h.learner.add(board.OutputSample{Finished: true, Output: 5})
 	}
-	require.Len(t, h.learner.finished, endingsMost)
+	require.Len(t, h.learner.finished, maxQueuedSamples)
 	require.EqualValues(t, 3, count(t, h.metrics.endingsDropped))
 }

@@ -27,20 +27,20 @@ func (l *LogLine) AppendJSON(dst []byte) []byte {
 	s := l.Snapshot
 	dst = strconv.AppendUint(append(dst, lineBegin...), l.Tick, 10)
 	dst = strconv.AppendInt(append(dst, `,"t_ms":`...), l.TimeMs, 10)
-	dst = quoted(append(dst, `,"group":`...), l.Group)
-	dst = quoted(append(dst, `,"in":{"policy":`...), l.Policy)
-	dst = float(append(dst, `,"max_age_ms":`...), s.MaxAgeMs)
-	dst = field(dst, `,"step_ms":`, s.StepMs)
-	dst = field(dst, `,"c0_ms":`, s.C0Ms)
-	dst = field(dst, `,"c1_ms":`, s.C1Ms)
+	dst = appendQuoted(append(dst, `,"group":`...), l.Group)
+	dst = appendQuoted(append(dst, `,"in":{"policy":`...), l.Policy)
+	dst = appendFloat(append(dst, `,"max_age_ms":`...), s.MaxAgeMs)
+	dst = appendNonzero(dst, `,"step_ms":`, s.StepMs)
+	dst = appendNonzero(dst, `,"c0_ms":`, s.C0Ms)
+	dst = appendNonzero(dst, `,"c1_ms":`, s.C1Ms)
 	if s.Early {
 		dst = append(dst, `,"early":true`...)
 	}
 	if s.Mixed {
 		dst = append(dst, `,"mixed":true`...)
-		dst = field(dst, `,"own_prefill_ms":`, s.OwnMs)
-		dst = float(append(dst, `,"unbegun":`...), s.Unbegun)
-		dst = float(append(dst, `,"prompt_rate":`...), s.PromptRate)
+		dst = appendNonzero(dst, `,"own_prefill_ms":`, s.OwnMs)
+		dst = appendFloat(append(dst, `,"unbegun":`...), s.Unbegun)
+		dst = appendFloat(append(dst, `,"prompt_rate":`...), s.PromptRate)
 	}
 	if s.RequestTokens != 0 {
 		dst = strconv.AppendInt(append(dst, `,"request_tokens":`...), s.RequestTokens, 10)
@@ -49,26 +49,26 @@ func (l *LogLine) AppendJSON(dst []byte) []byte {
 		dst = strconv.AppendInt(append(dst, `,"row_tokens":`...), s.RowTokens, 10)
 	}
 	if s.Budget != 0 {
-		dst = whole(append(dst, `,"budget":`...), s.Budget)
+		dst = appendInt(append(dst, `,"budget":`...), s.Budget)
 	}
 	dst = append(dst, `,"workers":[`...)
 	for i := range s.Workers {
-		dst = appendWorker(comma(dst, i), &s.Workers[i])
+		dst = appendWorker(appendComma(dst, i), &s.Workers[i])
 	}
 	dst = append(dst, `],"pool":[`...)
 	for i := range s.Pool {
-		dst = appendEntry(comma(dst, i), s, i)
+		dst = appendEntry(appendComma(dst, i), s, i)
 	}
 	if len(l.Outputs) > 0 {
 		dst = append(dst, `],"outputs":[`...)
 		for i, o := range l.Outputs {
-			dst = whole(comma(dst, i), o)
+			dst = appendInt(appendComma(dst, i), o)
 		}
 	}
 	dst = append(dst, `]},"assign":[`...)
 	for i, a := range l.Assign {
-		dst = strconv.AppendUint(append(comma(dst, i), '['), a.Entry, 10)
-		dst = append(whole(append(dst, ','), a.Worker), ']')
+		dst = strconv.AppendUint(append(appendComma(dst, i), '['), a.Entry, 10)
+		dst = append(appendInt(append(dst, ','), a.Worker), ']')
 	}
 	return append(dst, "]}\n"...)
 }
@@ -76,13 +76,13 @@ func (l *LogLine) AppendJSON(dst []byte) []byte {
 // appendWorker appends a rank and the requests that run on it as a JSON object. It leaves out members with their default values, because
 // the reader assumes these.
 func appendWorker(dst []byte, w *policy.Worker) []byte {
-	dst = whole(append(dst, `{"id":`...), w.ID)
-	dst = whole(append(dst, `,"free":`...), w.Free)
+	dst = appendInt(append(dst, `{"id":`...), w.ID)
+	dst = appendInt(append(dst, `,"free":`...), w.Free)
 	if !w.Up {
 		dst = append(dst, `,"up":false`...)
 	}
 	dst = strconv.AppendInt(append(dst, `,"capacity_tokens":`...), w.Capacity, 10)
-	dst = field(dst, `,"cost":`, w.Cost)
+	dst = appendNonzero(dst, `,"cost":`, w.Cost)
 	if w.Others > 0 {
 		dst = strconv.AppendInt(append(dst, `,"others_tokens":`...), w.Others, 10)
 	}
@@ -92,18 +92,18 @@ func appendWorker(dst []byte, w *policy.Worker) []byte {
 	dst = append(dst, `,"running":[`...)
 	for i := range w.Running {
 		r := &w.Running[i]
-		dst = strconv.AppendUint(append(comma(dst, i), `{"id":`...), r.ID, 10)
-		dst = whole(append(dst, `,"prompt":`...), r.Prompt)
-		dst = whole(append(dst, `,"generated":`...), r.Generated)
+		dst = strconv.AppendUint(append(appendComma(dst, i), `{"id":`...), r.ID, 10)
+		dst = appendInt(append(dst, `,"prompt":`...), r.Prompt)
+		dst = appendInt(append(dst, `,"generated":`...), r.Generated)
 		if r.Age != r.Generated { // the request was resumed: it got tokens on another rank before
-			dst = whole(append(dst, `,"age":`...), r.Age)
+			dst = appendInt(append(dst, `,"age":`...), r.Age)
 		}
 		if r.Away > 0 {
-			dst = whole(append(dst, `,"away":`...), r.Away)
+			dst = appendInt(append(dst, `,"away":`...), r.Away)
 		}
-		dst = field(dst, `,"rhat":`, r.Rhat)
-		dst = key(dst, r.Key)
-		dst = append(whole(append(dst, `,"slot":`...), r.Slot), '}')
+		dst = appendNonzero(dst, `,"rhat":`, r.Rhat)
+		dst = appendKey(dst, r.Key)
+		dst = append(appendInt(append(dst, `,"slot":`...), r.Slot), '}')
 	}
 	return append(dst, "]}"...)
 }
@@ -112,11 +112,11 @@ func appendWorker(dst []byte, w *policy.Worker) []byte {
 func appendEntry(dst []byte, s *policy.Snapshot, i int) []byte {
 	e := &s.Pool[i]
 	dst = strconv.AppendUint(append(dst, `{"id":`...), e.ID, 10)
-	dst = whole(append(dst, `,"prompt":`...), e.Prompt)
+	dst = appendInt(append(dst, `,"prompt":`...), e.Prompt)
 	if e.Age != 0 {
-		dst = whole(append(dst, `,"age":`...), e.Age)
+		dst = appendInt(append(dst, `,"age":`...), e.Age)
 	}
-	dst = float(append(dst, `,"age_ms":`...), e.WaitMs)
+	dst = appendFloat(append(dst, `,"age_ms":`...), e.WaitMs)
 	if e.Urgent {
 		dst = append(dst, `,"urgent":true`...)
 	}
@@ -126,7 +126,7 @@ func appendEntry(dst []byte, s *policy.Snapshot, i int) []byte {
 	if len(s.Waits) > 0 {
 		dst = appendWait(dst, &s.Waits[i])
 	}
-	return append(key(dst, e.Key), '}')
+	return append(appendKey(dst, e.Key), '}')
 }
 
 // appendWait appends the members of an entry that matter only if ranks prefill, or if a rank holds a part of its prompt.
@@ -142,14 +142,14 @@ func appendWait(dst []byte, e *policy.EntryDetails) []byte {
 	}
 	dst = append(dst, `,"hits":[`...)
 	for i, h := range e.Hits {
-		dst = append(whole(append(comma(dst, i), '['), h.Worker), ',')
+		dst = append(appendInt(append(appendComma(dst, i), '['), h.Worker), ',')
 		dst = append(strconv.AppendInt(dst, int64(h.Tokens), 10), ']')
 	}
 	return append(dst, ']')
 }
 
 // key appends the key that identifies equal prompts; 0: the request has no key, and nothing is appended.
-func key(dst []byte, k uint64) []byte {
+func appendKey(dst []byte, k uint64) []byte {
 	if k == 0 {
 		return dst
 	}
@@ -157,18 +157,18 @@ func key(dst []byte, k uint64) []byte {
 }
 
 // field appends a member unless its value is zero, which the reader assumes for a missing member.
-func field(dst []byte, name string, x float32) []byte {
+func appendNonzero(dst []byte, name string, x float32) []byte {
 	if x == 0 {
 		return dst
 	}
-	return float(append(dst, name...), x)
+	return appendFloat(append(dst, name...), x)
 }
 
-func float(dst []byte, x float32) []byte { return strconv.AppendFloat(dst, float64(x), 'g', -1, 32) }
+func appendFloat(dst []byte, x float32) []byte { return strconv.AppendFloat(dst, float64(x), 'g', -1, 32) }
 
-func whole(dst []byte, n int32) []byte { return strconv.AppendInt(dst, int64(n), 10) }
+func appendInt(dst []byte, n int32) []byte { return strconv.AppendInt(dst, int64(n), 10) }
 
-func comma(dst []byte, i int) []byte {
+func appendComma(dst []byte, i int) []byte {
 	if i > 0 {
 		dst = append(dst, ',')
 	}
@@ -176,7 +176,7 @@ func comma(dst []byte, i int) []byte {
 }
 
 // quoted appends a JSON string.
-func quoted(dst []byte, s string) []byte {
+func appendQuoted(dst []byte, s string) []byte {
 	text, err := json.Marshal(s)
 	if err != nil { // never happens with a string
 		return append(dst, `""`...)

@@ -12,32 +12,32 @@ import (
 // metrics are the counters and histograms that are updated when events happen. Present values, such as the KV tokens of a rank, are not
 // among them: the type gauges reads these from a Status at each scrape.
 type metrics struct {
-	all *prometheus.Registry // the metrics below, and the gauges
+	registry *prometheus.Registry // the metrics below, and the gauges
 
 	tickSeconds    *prometheus.HistogramVec
 	fallbacks      *prometheus.CounterVec
 	invalid        *prometheus.CounterVec
 	doubleReleases prometheus.Counter
-	beyond         prometheus.Counter
+	boundBeyondSlots         prometheus.Counter
 
 	roundRanks *prometheus.HistogramVec
 	roundHold  prometheus.Histogram
 
-	thought     prometheus.Histogram
+	estimateRatio     prometheus.Histogram
 	quarantines *prometheus.CounterVec
 	quarantined map[string]bool // decode engines that have series of quarantines; only the scheduler uses it
-	steered     *prometheus.CounterVec
+	pairAssignments     *prometheus.CounterVec
 
 	endingsDropped prometheus.Counter
 
 	roundsDropped prometheus.Counter
 	logFailures   prometheus.Counter
 
-	ofGroups []groupGauges
+	groupGauges []gaugeSet
 }
 
 // groupGauges are gauges of barrier groups that the type gauges reads, and whose names it does not know.
-type groupGauges struct {
+type gaugeSet struct {
 	descs []*prometheus.Desc
 	send  func(ch chan<- prometheus.Metric, g *board.GroupStatus, group string)
 }
@@ -53,7 +53,7 @@ func newMetrics() *metrics {
 		return own.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
 	}
 	m := &metrics{
-		all: all, quarantined: map[string]bool{},
+		registry: all, quarantined: map[string]bool{},
 		tickSeconds: own.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "evenkeel_tick_seconds", Help: "Dispatch latency: how long one round of decisions about a group takes, which is the snapshot, " +
 				"the policy, and the binding of what the policy assigned. The time that requests wait for it is not in it (evenkeel_stage_seconds).",
@@ -66,7 +66,7 @@ func newMetrics() *metrics {
 			"Assignments that a decode policy wanted and that no rank can take, by fault. The request was not bound.", "fault"),
 		doubleReleases: counter("evenkeel_double_releases_total",
 			"Decode slots that were released a second time. The second release changes nothing, but it is a bug in evenkeel."),
-		beyond: counter("evenkeel_beyond_slots_total",
+		boundBeyondSlots: counter("evenkeel_beyond_slots_total",
 			"Hand-offs that were bound at their deadlines to a rank without a slot or without KV room for them. If there are many, decode has too "+
 				"few slots."),
 		roundRanks: own.NewHistogramVec(prometheus.HistogramOpts{
@@ -79,7 +79,7 @@ func newMetrics() *metrics {
 				"It is at most max_hold of the policy.",
 			Buckets: []float64{.01, .03, .1, .2, .3, .5, 1, 2, 3, 5, 10},
 		}),
-		thought: own.NewHistogram(prometheus.HistogramOpts{
+		estimateRatio: own.NewHistogram(prometheus.HistogramOpts{
 			Name: "evenkeel_unheard_tokens_ratio", Help: "Tokens that the dispatcher thought an answer to have, divided by the tokens that its " +
 				"engine counted in the end. Only answers count of which an engine tells nothing before their end. With 1 the load of their rank was " +
 				"right. With less it was higher than the dispatcher knew.",
@@ -88,7 +88,7 @@ func newMetrics() *metrics {
 		quarantines: counters("evenkeel_pair_quarantines_total",
 			"Times that the proxy began to avoid a pair of engines, or began again because the one hand-off that tried the pair failed.",
 			"prefiller", "engine"),
-		steered: counters("evenkeel_pair_assignments_total",
+		pairAssignments: counters("evenkeel_pair_assignments_total",
 			"Assignments of a policy to an avoided pair. moved: to another rank. swapped: in exchange with another request. left: the request "+
 				"stays in the pool for another rank. kept: there was no other rank.", "outcome"),
 		endingsDropped: counter("evenkeel_predictor_dropped_total",
@@ -103,20 +103,20 @@ func newMetrics() *metrics {
 }
 
 // forget drops the series of a group that has no ranks any more.
-func (m *metrics) forget(group string) {
+func (m *metrics) dropGroup(group string) {
 	gone := prometheus.Labels{"group": group}
 	m.tickSeconds.DeletePartialMatch(gone)
 	m.roundRanks.DeletePartialMatch(gone)
 }
 
 // quarantine counts that a pair is avoided from now on.
-func (m *metrics) quarantine(link board.Link) {
+func (m *metrics) countQuarantine(link board.Link) {
 	m.quarantines.WithLabelValues(link.Prefiller, link.Engine).Inc()
 	m.quarantined[link.Engine] = true
 }
 
 // keepPairs drops the series of pairs whose decode engine has no rank among the workers any more.
-func (m *metrics) keepPairs(ws []board.Worker) {
+func (m *metrics) dropGonePairs(ws []board.Worker) {
 	for engine := range m.quarantined {
 		if !slices.ContainsFunc(ws, func(w board.Worker) bool { return w.Engine == engine }) {
 			m.quarantines.DeletePartialMatch(prometheus.Labels{"engine": engine})
@@ -135,6 +135,6 @@ func (m *metrics) createSeries() {
 		m.invalid.WithLabelValues(fault)
 	}
 	for _, outcome := range []string{board.SteerMoved, board.SteerSwapped, board.SteerLeft, board.SteerKept} {
-		m.steered.WithLabelValues(outcome)
+		m.pairAssignments.WithLabelValues(outcome)
 	}
 }

@@ -17,7 +17,7 @@ import (
 func TestAPromptIsHeldForARoundAndTheMetricsSaySo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		places := pool.NewSemaphore(10)
-		d := start(t, Config{Config: board.Config{Policy: "prr", StepModel: board.StepModel{C0Ms: 10, C1Ms: 1e-4, OwnMs: 0.1}}, Places: places})
+		d := start(t, Config{Config: board.Config{Policy: "prr", StepModel: board.StepModel{C0Ms: 10, C1Ms: 1e-4, OwnPromptMs: 0.1}}, Places: places})
 		ws := ranks(2, 4, 0)
 		for i := range ws {
 			ws[i].Mixed, ws[i].Budget = true, 1000
@@ -32,7 +32,7 @@ func TestAPromptIsHeldForARoundAndTheMetricsSaySo(t *testing.T) {
 		}
 		for range 4 {
 			s := (<-put(pool.Entry{Prompt: 10})).Slot
-			s.Started()
+			s.ReportStarted()
 			s.Progress(1)
 		}
 		require.NoError(t, d.SetPolicy("evenkeel"))
@@ -61,7 +61,7 @@ evenkeel_rounds_total{group="main"} 1
 `), "evenkeel_rounds_total", "evenkeel_rank_backlog_tokens", "evenkeel_backlog_imbalance_ratio"))
 		d.Preempted(0)
 		require.EqualValues(t, 811, d.Status(t.Context()).Models[0].Workers[0].Backlog, "the last one that decodes is computed again")
-		d.Counted(s, 900)
+		d.CorrectPrompt(s, 900)
 		require.EqualValues(t, 711, d.Status(t.Context()).Models[0].Workers[0].Backlog)
 	})
 }

@@ -50,7 +50,7 @@ func TestEveryEntryButADrainFreesItsPlaceOnce(t *testing.T) {
 
 func TestProgressDoesNotAllocate(t *testing.T) {
 	s, n := &Slot{}, 0
-	require.Zero(t, testing.AllocsPerRun(100, func() { n++; s.Progress(n); s.Started() }))
+	require.Zero(t, testing.AllocsPerRun(100, func() { n++; s.Progress(n); s.ReportStarted() }))
 }
 
 func TestEnqueueLocalAnswersAtOnce(t *testing.T) {
@@ -64,12 +64,12 @@ func TestEnqueueLocalAnswersAtOnce(t *testing.T) {
 	require.EqualValues(t, 0, r.Slot.Worker)
 	r2 := <-d.EnqueueLocal(&pool.Entry{ID: 2, Model: "m", Prompt: 300}, &board.Local{Threshold: 256, InFlight: 512})
 	require.ErrorIs(t, r2.Err, board.ErrNotLocal)
-	d.Counted(r.Slot, 250)
+	d.CorrectPrompt(r.Slot, 250)
 	status := d.Status(t.Context())
 	require.Zero(t, status.Drift)
 	require.EqualValues(t, 250, status.Models[0].Workers[0].KVTokens, "as the rank counted")
 	d.Release(r.Slot, board.Outcome{})
-	d.Counted(r.Slot, 400)
+	d.CorrectPrompt(r.Slot, 400)
 	require.Zero(t, d.Status(t.Context()).Drift)
 	require.Zero(t, places.Used(), "a prompt without a hand-off never held a place")
 }

@@ -9,39 +9,39 @@ import (
 
 // publicPace has the values of a board that any goroutine may read: its pace, and whether it needs reports of first events.
 type publicPace struct {
-	watched              atomic.Int32 // suspected pairs plus ranks that refuse requests; 0: the board needs no reports of first events
+	watchedFirstEvents              atomic.Int32 // suspected pairs plus ranks that refuse requests; 0: the board needs no reports of first events
 	slots, free, waiting atomic.Int64
-	seconds              atomic.Uint64                          // mean time for which a request has its slot: the bits of a float64
-	named                atomic.Pointer[map[string]*publicPace] // values for each model name that some ranks list and others do not
+	meanSlotSeconds              atomic.Uint64                          // mean time for which a request has its slot: the bits of a float64
+	byName                atomic.Pointer[map[string]*publicPace] // values for each model name that some ranks list and others do not
 }
 
 // of returns the values for a model name. If only some ranks list the name, the values count only these ranks, and own is true. Otherwise
 // they count all ranks of the board.
-func (p *publicPace) of(name string) (q *publicPace, own bool) {
-	if byName := p.named.Load(); byName != nil && (*byName)[name] != nil {
+func (p *publicPace) ofModel(name string) (q *publicPace, own bool) {
+	if byName := p.byName.Load(); byName != nil && (*byName)[name] != nil {
 		return (*byName)[name], true
 	}
 	return p, false
 }
 
 // list sets the model names that have values of their own. A name that had values before keeps them.
-func (b *boardState) list(names []string) {
+func (b *boardState) setListedNames(names []string) {
 	byName := make(map[string]*publicPace, len(names))
-	b.named = b.named[:0]
+	b.listedPaces = b.listedPaces[:0]
 	for _, name := range names {
-		p, listedBefore := b.pace.of(name)
+		p, listedBefore := b.pace.ofModel(name)
 		if !listedBefore {
 			p = newPublicPace()
 		}
 		byName[name] = p
-		b.named = append(b.named, p)
+		b.listedPaces = append(b.listedPaces, p)
 	}
-	b.pace.named.Store(&byName)
+	b.pace.byName.Store(&byName)
 }
 
 func newPublicPace() *publicPace {
 	p := &publicPace{}
-	p.seconds.Store(math.Float64bits(board.PresumedSeconds))
+	p.meanSlotSeconds.Store(math.Float64bits(board.PresumedSeconds))
 	return p
 }
 
@@ -50,12 +50,12 @@ func (p *publicPace) publish(pace *board.Throughput) (more bool) {
 	slots, free, waiting := int64(pace.Slots), int64(pace.Free), int64(pace.Waiting)
 	slotsBefore := p.slots.Load()
 	unlimited := slots == 0 && slotsBefore > 0                          // no rank takes requests any more, and Room then has no limit
-	freeSooner := pace.Seconds < math.Float64frombits(p.seconds.Load()) // requests keep their slots for a shorter time
+	freeSooner := pace.Seconds < math.Float64frombits(p.meanSlotSeconds.Load()) // requests keep their slots for a shorter time
 	moreFree := free-waiting > p.free.Load()-p.waiting.Load()
 	more = slots > slotsBefore || unlimited || freeSooner || moreFree
 	p.slots.Store(slots)
 	p.free.Store(free)
 	p.waiting.Store(waiting)
-	p.seconds.Store(math.Float64bits(pace.Seconds))
+	p.meanSlotSeconds.Store(math.Float64bits(pace.Seconds))
 	return more
 }

@@ -54,13 +54,13 @@ func (r *scheduler) advance(queue []func(*scheduler), now time.Time) {
 	}
 	for _, b := range r.inOrder {
 		if r.boards.NeedsCounts(b.model, now) {
-			r.count(b)
+			r.readProgress(b)
 		}
 		r.apply(&b.tick)
 	}
-	if r.twins.due(now) {
-		r.countAll() // the twin's copy of the boards must have all tokens that the streams have brought until now
-		r.twins.cut(now, r.boards)
+	if r.twins.segmentDue(now) {
+		r.readAllProgress() // the twin's copy of the boards must have all tokens that the streams have brought until now
+		r.twins.endSegment(now, r.boards)
 	}
 }
 
@@ -82,7 +82,7 @@ func (r *scheduler) apply(e board.Event) {
 }
 
 // set applies an event that changes settings. It returns the boards' error if they reject the event.
-func (r *scheduler) set(e board.Event) error {
+func (r *scheduler) applySettings(e board.Event) error {
 	r.rejected = nil
 	r.apply(e)
 	return r.rejected
@@ -90,7 +90,7 @@ func (r *scheduler) set(e board.Event) error {
 
 // count reads the progress of a board's slots and gives it to the board as Counts: in the next event, the board decides with all tokens
 // that the streams have brought until now.
-func (r *scheduler) count(b *boardState) {
+func (r *scheduler) readProgress(b *boardState) {
 	counts := &b.counts
 	if missing := len(b.slots) - len(counts.Tokens); missing > 0 {
 		counts.Tokens = append(counts.Tokens, make([]int32, missing)...)
@@ -104,22 +104,22 @@ func (r *scheduler) count(b *boardState) {
 			continue
 		}
 		counts.Tokens[i], counts.Started[i] = s.generated.Load(), s.started.Load()
-		counts.FirstStep[i], counts.MaxUnreported[i] = s.first.Load(), s.unheard.Load()
+		counts.FirstStep[i], counts.MaxUnreported[i] = s.firstStep.Load(), s.maxUnreported.Load()
 	}
 	r.boards.Apply(counts, r.now) // has no effects
 }
 
 // countAll reads the progress of the slots of all boards, see count.
-func (r *scheduler) countAll() {
+func (r *scheduler) readAllProgress() {
 	for _, b := range r.inOrder {
-		r.count(b)
+		r.readProgress(b)
 	}
 }
 
 // enqueue gives the boards a new entry. Until the boards answer it, r.waiting has its slot and the channel of its caller.
 func (r *scheduler) enqueue(w waiting) {
 	if b := r.byModel[w.Entry.Model]; b != nil && w.Local != nil { // the policy decides about the entry at once, by the present progress
-		r.count(b)
+		r.readProgress(b)
 	}
 	r.waiting[w.Entry] = w
 	r.arrival = w.Enqueue
@@ -128,33 +128,33 @@ func (r *scheduler) enqueue(w waiting) {
 }
 
 // giveBack takes a slot off the scheduler's list, and passes its outcome and its last progress to the boards as the event Release.
-func (r *scheduler) giveBack(s *Slot, outcome board.Outcome) {
+func (r *scheduler) releaseSlot(s *Slot, outcome board.Outcome) {
 	b := s.board
-	if b.beyond > 0 { // whether the engine begins a queued request now depends on the KV of the others, which grows with their tokens
-		r.count(b)
+	if b.inEngineQueue > 0 { // whether the engine begins a queued request now depends on the KV of the others, which grows with their tokens
+		r.readProgress(b)
 	}
 	if s.InEngineQueue {
-		b.beyond--
+		b.inEngineQueue--
 	}
 	b.slots[s.Slot] = nil
 	r.release = board.Release{
 		Model: b.model, Slot: s.Slot, Outcome: outcome, Generated: s.generated.Load(), Started: s.started.Load(),
-		First: s.first.Load(), Last: s.last.Load(), MaxUnreported: s.unheard.Load(),
+		First: s.firstStep.Load(), Last: s.lastStep.Load(), MaxUnreported: s.maxUnreported.Load(),
 	}
 	r.apply(&r.release)
 }
 
 // recount corrects the prompt length, in tokens, that a slot is charged with. It does nothing if the slot has been given back.
-func (r *scheduler) recount(s *Slot, prompt int) {
+func (r *scheduler) correctPrompt(s *Slot, prompt int) {
 	if s.held() {
 		r.apply(board.Recount{Model: s.board.model, Slot: s.Slot, Prompt: prompt})
 	}
 }
 
 func (r *scheduler) setWorkers(ws []board.Worker) {
-	r.countAll()
+	r.readAllProgress()
 	r.apply(board.SetWorkers{Workers: ws})
-	r.metrics.keepPairs(ws)
+	r.metrics.dropGonePairs(ws)
 }
 
 // shutDown answers all entries that wait with ErrDraining, and calls the functions that are still queued.
@@ -169,14 +169,14 @@ func (r *scheduler) shutDown(queue []func(*scheduler), now time.Time) {
 // status returns the status of the boards. For each group, it adds the result of the twin, which replays the last minutes under other
 // policies.
 func (r *scheduler) status(now time.Time) board.Status {
-	r.countAll() // the boards do not know yet which tokens have come since their last event
+	r.readAllProgress() // the boards do not know yet which tokens have come since their last event
 	s := r.boards.Status(now)
-	r.twins.fill(&s, now)
+	r.twins.addResults(&s, now)
 	return s
 }
 
 func (r *scheduler) loads() board.Loads {
-	r.countAll()
+	r.readAllProgress()
 	return r.boards.Loads()
 }
 
@@ -184,13 +184,13 @@ func (r *scheduler) loads() board.Loads {
 func (r *scheduler) carryOut(effects []board.Effect, took time.Duration) {
 	for i := range effects {
 		r.twins.recordEffect(&effects[i], r.now)
-		r.do(&effects[i], took)
+		r.carryOutOne(&effects[i], took)
 	}
 }
 
 // do carries out one effect: it answers a caller, updates a metric, writes a log line, or passes a value to another part of the dispatcher.
 // took is the duration of the round that caused the effect; 0: no round.
-func (r *scheduler) do(e *board.Effect, took time.Duration) {
+func (r *scheduler) carryOutOne(e *board.Effect, took time.Duration) {
 	m := r.metrics
 	switch e.Kind {
 	case board.EffectBind:
@@ -198,9 +198,9 @@ func (r *scheduler) do(e *board.Effect, took time.Duration) {
 	case board.EffectRefuse:
 		r.answer(e.Entry, Result{Err: e.Err})
 	case board.EffectLeftEngineQueue:
-		r.byModel[e.Group.Model].slots[e.Slot].waits.Store(false)
+		r.byModel[e.Group.Model].slots[e.Slot].waitsInEngine.Store(false)
 	case board.EffectRound:
-		r.label(e.Group, e.Round.Group)
+		r.setLabel(e.Group, e.Round.Group)
 		m.tickSeconds.WithLabelValues(e.Policy, e.Round.Group).Observe(took.Seconds())
 		if e.Err != nil {
 			r.log.Error("dispatcher: the policy failed", zap.String("policy", e.Policy), zap.Error(e.Err))
@@ -224,9 +224,9 @@ func (r *scheduler) do(e *board.Effect, took time.Duration) {
 	case board.EffectSent:
 		m.roundRanks.WithLabelValues(e.Label).Observe(float64(e.Count))
 	case board.EffectInEngineQueue:
-		m.beyond.Inc()
+		m.boundBeyondSlots.Inc()
 	case board.EffectQuarantine:
-		m.quarantine(e.Pair)
+		m.countQuarantine(e.Pair)
 		r.log.Warn("dispatcher: hand-offs of a prefill engine do not reach a decode engine, although both work with other engines; the pair is "+
 			"avoided",
 			zap.String("prefiller", e.Pair.Prefiller), zap.String("engine", e.Pair.Engine), zap.Int("failures", e.Count),
@@ -238,48 +238,48 @@ func (r *scheduler) do(e *board.Effect, took time.Duration) {
 	case board.EffectUnspared:
 		r.log.Info("dispatcher: a rank that had refused requests takes them again", zap.String("rank", e.Names[0]))
 	case board.EffectSteered:
-		m.steered.WithLabelValues(e.Label).Inc()
+		m.pairAssignments.WithLabelValues(e.Label).Inc()
 	case board.EffectDuplicate:
 		r.log.Warn("dispatcher: two workers have the same ID, and the second is ignored",
 			zap.Int32("id", e.Worker), zap.String("kept", e.Names[0]), zap.String("ignored", e.Names[1]))
 	case board.EffectPace:
-		b := r.state(e.Group.Model)
+		b := r.stateOrNew(e.Group.Model)
 		more := b.pace.publish(&e.Pace)
 		for i := range e.Named {
-			more = b.named[i].publish(&e.Named[i]) || more
+			more = b.listedPaces[i].publish(&e.Named[i]) || more
 		}
 		if more && r.cfg.OnRoom != nil {
 			r.cfg.OnRoom()
 		}
 	case board.EffectEstimate:
-		m.thought.Observe(e.EstimatedTokens / float64(e.Count))
+		m.estimateRatio.Observe(e.EstimatedTokens / float64(e.Count))
 	case board.EffectNames:
-		r.state(e.Group.Model).list(e.Listed)
+		r.stateOrNew(e.Group.Model).setListedNames(e.Listed)
 	case board.EffectWatchFirstEvents:
-		r.state(e.Group.Model).pace.watched.Store(int32(e.Count))
+		r.stateOrNew(e.Group.Model).pace.watchedFirstEvents.Store(int32(e.Count))
 	case board.EffectPolicy:
 		name := e.Policy
 		r.d.policy.Store(&name)
 	case board.EffectNewPredictor:
-		r.learner.follow(e.Predictor, e.Fit)
+		r.learner.addPredictor(e.Predictor, e.Fit)
 	case board.EffectFit:
-		r.learner.load(e.Fit)
+		r.learner.restart(e.Fit)
 	case board.EffectOutputSample:
 		r.learner.add(e.Sample)
 	case board.EffectGroup:
-		r.label(e.Group, e.Label)
+		r.setLabel(e.Group, e.Label)
 		m.tickSeconds.WithLabelValues(e.Policy, e.Label) // creates the series before the first round
-		r.detectSteps(e.Group)
+		r.addDetector(e.Group)
 	case board.EffectGroupIdle:
 		if detector := r.detectors[e.Group]; detector != nil {
 			detector.pause()
 		}
 	case board.EffectLeastStep:
 		if detector := r.detectors[e.Group]; detector != nil {
-			detector.least.Store(int64(e.Duration))
+			detector.minLength.Store(int64(e.Duration))
 		}
 	case board.EffectGroupGone:
-		r.unlabel(e.Group)
+		r.dropLabel(e.Group)
 		delete(r.detectors, e.Group) // the last streams still report steps to the detector, but they are not read any more
 	case board.EffectGone:
 		r.dropState(e.Group.Model)
@@ -289,7 +289,7 @@ func (r *scheduler) do(e *board.Effect, took time.Duration) {
 }
 
 // state returns the scheduler's state for a board. If it is missing, state creates it, and publishes its pace for Dispatcher.Room.
-func (r *scheduler) state(model string) *boardState {
+func (r *scheduler) stateOrNew(model string) *boardState {
 	b := r.byModel[model]
 	if b == nil {
 		b = &boardState{model: model, pace: newPublicPace(), tick: board.Tick{Model: model}}
@@ -317,19 +317,19 @@ func (r *scheduler) dropState(model string) {
 
 // label records the label of a group in metrics. It changes when a group of another model with the same name comes or goes. The series of
 // the old label are then dropped.
-func (r *scheduler) label(key board.GroupKey, label string) {
+func (r *scheduler) setLabel(key board.GroupKey, label string) {
 	before, known := r.labels[key]
 	if known && before == label {
 		return
 	}
 	if known {
-		r.unlabel(key)
+		r.dropLabel(key)
 	}
 	r.labels[key] = label
 }
 
 // unlabel drops the series of a group, unless another group has them, too: all groups without a barrier share one label.
-func (r *scheduler) unlabel(key board.GroupKey) {
+func (r *scheduler) dropLabel(key board.GroupKey) {
 	label := r.labels[key]
 	delete(r.labels, key)
 	for _, other := range r.labels {
@@ -337,41 +337,41 @@ func (r *scheduler) unlabel(key board.GroupKey) {
 			return
 		}
 	}
-	r.metrics.forget(label)
+	r.metrics.dropGroup(label)
 }
 
 // detectSteps gives a new barrier group its step detector.
-func (r *scheduler) detectSteps(key board.GroupKey) {
-	r.state(key.Model)
+func (r *scheduler) addDetector(key board.GroupKey) {
+	r.stateOrNew(key.Model)
 	if !key.Barrier {
 		return
 	}
-	takeSteps := func(r *scheduler) { r.takeSteps(key) } // this function is made once, so that a step allocates nothing
+	takeSteps := func(r *scheduler) { r.passSteps(key) } // this function is made once, so that a step allocates nothing
 	r.detectors[key] = newStepDetector(func() { r.wake(takeSteps) })
 }
 
 // takeSteps passes the steps that the step detector of a group has found to the board, after the progress of the board's slots.
-func (r *scheduler) takeSteps(key board.GroupKey) {
+func (r *scheduler) passSteps(key board.GroupKey) {
 	detector := r.detectors[key]
 	if detector == nil {
 		return // the group has no ranks any more
 	}
-	r.steps.Group, r.steps.List = key, detector.read(r.steps.List[:0])
-	r.count(r.byModel[key.Model])
+	r.steps.Group, r.steps.List = key, detector.take(r.steps.List[:0])
+	r.readProgress(r.byModel[key.Model])
 	r.apply(&r.steps)
 }
 
 // bind completes the slot of an entry that was bound to a rank, and sends it to the caller of Enqueue.
 func (r *scheduler) bind(e *board.Effect, took time.Duration) {
-	b, slot := r.state(e.Group.Model), r.waiting[e.Entry].slot
+	b, slot := r.stateOrNew(e.Group.Model), r.waiting[e.Entry].slot
 	slot.Binding, slot.Decide = e.Bound, took
 	slot.board, slot.detector = b, r.detectors[e.Group]
-	slot.waits.Store(slot.InEngineQueue)
+	slot.waitsInEngine.Store(slot.InEngineQueue)
 	if e.Entry.Mixed {
 		r.metrics.roundHold.Observe(slot.Held.Seconds())
 	}
 	if slot.InEngineQueue {
-		b.beyond++
+		b.inEngineQueue++
 	}
 	if missing := int(slot.Slot) + 1 - len(b.slots); missing > 0 {
 		b.slots = append(b.slots, make([]*Slot, missing)...)

@@ -17,14 +17,14 @@ type Slot struct {
 	Trace  *board.Explanation // why this rank was chosen; nil without Config.Explain
 
 	generated atomic.Int32
-	first     atomic.Uint32 // number of the group's first step in which the request got tokens; 0: it has no token yet
-	last      atomic.Uint32 // number of the group's last such step
+	firstStep     atomic.Uint32 // number of the group's first step in which the request got tokens; 0: it has no token yet
+	lastStep      atomic.Uint32 // number of the group's last such step
 	detector  *stepDetector // step detector of the rank's group; nil without a barrier
 	board     *boardState   // the scheduler's state for the board that the slot belongs to
 	started   atomic.Bool
 	released  atomic.Bool
-	waits     atomic.Bool  // the request waits in the engine's queue, because the rank has no slot or no KV room for it
-	unheard   atomic.Int32 // upper bound of the answer's tokens, see Unheard; 0: its tokens are reported as they come
+	waitsInEngine     atomic.Bool  // the request waits in the engine's queue, because the rank has no slot or no KV room for it
+	maxUnreported   atomic.Int32 // upper bound of the answer's tokens, see Unheard; 0: its tokens are reported as they come
 }
 
 // newSlot returns an empty slot, with a Trace if explain is set. The slot and its trace are allocated together, as one object.
@@ -56,15 +56,15 @@ func (s *Slot) Progress(generated int) {
 			break
 		}
 	}
-	if s.detector != nil && s.unheard.Load() == 0 { // the tokens of an unheard answer come together at its end, and show no steps
-		s.detector.onToken(&s.first, &s.last)
+	if s.detector != nil && s.maxUnreported.Load() == 0 { // the tokens of an unheard answer come together at its end, and show no steps
+		s.detector.onToken(&s.firstStep, &s.lastStep)
 	}
 }
 
 // Unheard records that the engine computes the request from now on, but reports its tokens only at the end. Until then, the board estimates
 // them by the pace of the group's other streams. most is an upper bound of the answer's tokens.
-func (s *Slot) Unheard(most int) {
-	s.unheard.Store(int32(max(1, min(most, math.MaxInt32))))
+func (s *Slot) MarkNonStreaming(most int) {
+	s.maxUnreported.Store(int32(max(1, min(most, math.MaxInt32))))
 }
 
 // Generated returns the largest number that Progress has reported.
@@ -72,14 +72,14 @@ func (s *Slot) Generated() int { return int(s.generated.Load()) }
 
 // Started records the first event of the request: the KV has arrived and the rank decodes.
 // Before that the request counts as transferring.
-func (s *Slot) Started() {
+func (s *Slot) ReportStarted() {
 	s.started.Store(true)
-	s.waits.Store(false) // the engine had room for the request, even if the board counted none
-	if s.board != nil && s.board.pace.watched.Load() > 0 {
+	s.waitsInEngine.Store(false) // the engine had room for the request, even if the board counted none
+	if s.board != nil && s.board.pace.watchedFirstEvents.Load() > 0 {
 		s.board.reportStarted(s)
 	}
 }
 
 // Waits says whether the request waits in its engine's queue, because the rank has no slot or no KV room for it yet. While it waits there,
 // the missing first event is not a failure of the engine.
-func (s *Slot) Waits() bool { return s.waits.Load() }
+func (s *Slot) WaitsInEngine() bool { return s.waitsInEngine.Load() }

@@ -40,12 +40,12 @@ type waiting struct {
 type boardState struct {
 	model         string
 	slots         []*Slot      // by Slot.Slot; nil: free
-	beyond        int          // slots whose ranks had no slot or no KV room for the request when it was bound
+	inEngineQueue        int          // slots whose ranks had no slot or no KV room for the request when it was bound
 	counts        board.Counts // progress of the slots as it was read last
 	tick          board.Tick
 	reportStarted func(*Slot) // reports the first event of a slot to the board; any goroutine may call it
 	pace          *publicPace
-	named         []*publicPace // values for the names that only some of its ranks list, in the order of the last EffectNames
+	listedPaces         []*publicPace // values for the names that only some of its ranks list, in the order of the last EffectNames
 }
 
 // scheduler owns the boards. It reads the clock, turns the calls of other goroutines into events for the boards, and carries out the

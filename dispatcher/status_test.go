@@ -26,7 +26,7 @@ func TestStatusAndMetrics(t *testing.T) {
 		fleet[2].Up, fleet[3].Up, fleet[3].Down = false, false, true // one drains, one is dead
 		d.SetWorkers(fleet)
 		a, b := (<-d.Enqueue(&pool.Entry{ID: 1, Model: "m", Prompt: 300})).Slot, (<-d.Enqueue(&pool.Entry{ID: 2, Model: "m", Prompt: 100})).Slot
-		a.Started()
+		a.ReportStarted()
 		a.Progress(20)
 		d.Enqueue(&pool.Entry{ID: 3, Model: "m"})
 		time.Sleep(5 * time.Second)

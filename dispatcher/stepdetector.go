@@ -12,11 +12,11 @@ import (
 // a stream that already has a token of the current step gets another token, the next step has begun. The first stream to which this happens
 // raises the step number. The other streams then find the new number, and need not read the clock.
 type stepDetector struct {
-	number atomic.Uint32 // number of the current step, from 1
-	least  atomic.Int64  // in ns; a token that comes sooner after the step began is no new step: its stream only catches up
+	current atomic.Uint32 // number of the current step, from 1
+	minLength  atomic.Int64  // in ns; a token that comes sooner after the step began is no new step: its stream only catches up
 
 	mu    sync.Mutex // held by the stream that begins a step; other streams do not wait for it
-	base  time.Time
+	epoch  time.Time
 	began time.Duration // when the current step began, since base; 0: not known, because the group was idle until the current step
 	steps []board.Step  // steps that the scheduler has not read yet
 
@@ -25,19 +25,19 @@ type stepDetector struct {
 
 // stepsMost bounds the steps that wait to be read. If the scheduler is so late that more come, the detector drops these, and the numbers of
 // the next steps show the gap.
-const stepsMost = 64
+const maxUnreadSteps = 64
 
 func newStepDetector(notify func()) *stepDetector {
-	d := &stepDetector{base: time.Now(), steps: make([]board.Step, 0, stepsMost), notify: notify}
-	d.number.Store(1)
-	d.least.Store(int64(board.LeastStep))
+	d := &stepDetector{epoch: time.Now(), steps: make([]board.Step, 0, maxUnreadSteps), notify: notify}
+	d.current.Store(1)
+	d.minLength.Store(int64(board.LeastStep))
 	return d
 }
 
 // onToken reports that a stream got tokens. first and last are the numbers of the steps in which it got its first and its last tokens. If
 // the stream already has tokens of the current step, the new tokens are of the next step, and onToken begins this step.
 func (d *stepDetector) onToken(first, last *atomic.Uint32) {
-	current := d.number.Load()
+	current := d.current.Load()
 	if before := last.Load(); before != current {
 		if before == 0 { // these are the first tokens of the stream
 			first.Store(current)
@@ -48,9 +48,9 @@ func (d *stepDetector) onToken(first, last *atomic.Uint32) {
 	if !d.mu.TryLock() {
 		return // another stream is just beginning the same step
 	}
-	begun := d.number.Load() == current && d.begin(time.Since(d.base))
+	begun := d.current.Load() == current && d.beginStep(time.Since(d.epoch))
 	d.mu.Unlock()
-	last.Store(d.number.Load())
+	last.Store(d.current.Load())
 	if begun {
 		d.notify()
 	}
@@ -58,24 +58,24 @@ func (d *stepDetector) onToken(first, last *atomic.Uint32) {
 
 // begin begins the next step at a time, given as the time since d.base. It returns false, and changes nothing, if the current step began
 // less than d.least before. The new step has no Length if it is not known when the current step began.
-func (d *stepDetector) begin(at time.Duration) bool {
-	s := board.Step{Number: d.number.Load() + 1}
+func (d *stepDetector) beginStep(at time.Duration) bool {
+	s := board.Step{Number: d.current.Load() + 1}
 	if d.began > 0 {
 		s.Length = at - d.began
-		if int64(s.Length) < d.least.Load() {
+		if int64(s.Length) < d.minLength.Load() {
 			return false
 		}
 	}
 	d.began = max(at, 1) // 0 would mean that the time is not known
-	d.number.Store(s.Number)
-	if len(d.steps) < stepsMost { // else the scheduler is late, and the step is dropped
+	d.current.Store(s.Number)
+	if len(d.steps) < maxUnreadSteps { // else the scheduler is late, and the step is dropped
 		d.steps = append(d.steps, s)
 	}
 	return true
 }
 
 // read appends the steps that have begun since the last call to dst.
-func (d *stepDetector) read(dst []board.Step) []board.Step {
+func (d *stepDetector) take(dst []board.Step) []board.Step {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	dst = append(dst, d.steps...)

@@ -26,7 +26,7 @@ func newStreams(n int) *streams {
 	return s
 }
 
-func (s *streams) speak(i int) { s.detector.onToken(&s.spoke[i].first, &s.spoke[i].last) }
+func (s *streams) speak(i int) { s.detector.onToken(&s.spoke[i].firstStep, &s.spoke[i].lastStep) }
 
 // step has all streams speak, spread over some time.
 func (s *streams) step(spread time.Duration) {
@@ -53,14 +53,14 @@ func TestStepsAreHeardInTheStreams(t *testing.T) {
 					s.step(c.spread)
 					time.Sleep(50*time.Millisecond - c.spread)
 				}
-				got := s.detector.read(nil)
+				got := s.detector.take(nil)
 				require.Len(t, got, 19, "the first one is known by the second")
 				require.Zero(t, got[0].Length)
 				for _, step := range got[1:] {
 					require.InDelta(t, 50*time.Millisecond, step.Length, 1e6)
 				}
 				require.Equal(t, 19, s.told)
-				require.Empty(t, s.detector.read(nil))
+				require.Empty(t, s.detector.take(nil))
 			})
 		})
 	}
@@ -69,7 +69,7 @@ func TestStepsAreHeardInTheStreams(t *testing.T) {
 func TestAStreamThatCatchesUpIsNoStep(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newStreams(10)
-		s.detector.least.Store(int64(20 * time.Millisecond)) // as the owner sets it once it knows the steps
+		s.detector.minLength.Store(int64(20 * time.Millisecond)) // as the owner sets it once it knows the steps
 		rng := rand.New(rand.NewPCG(1, 2))
 		owed := 0 // events the last stream has not delivered
 		for range 50 {
@@ -85,7 +85,7 @@ func TestAStreamThatCatchesUpIsNoStep(t *testing.T) {
 			}
 			time.Sleep(40 * time.Millisecond)
 		}
-		got := s.detector.read(nil)
+		got := s.detector.take(nil)
 		require.Len(t, got, 49)
 		for _, step := range got[1:] {
 			require.Equal(t, 50*time.Millisecond, step.Length)

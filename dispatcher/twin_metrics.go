@@ -24,7 +24,7 @@ var (
 )
 
 // twinGauges are the gauges of groups that the twin has judged.
-var twinGauges = groupGauges{
+var twinGauges = gaugeSet{
 	descs: []*prometheus.Desc{descTwinError, descTwinAge, descTwinSaved, descTwinLost},
 	send: func(ch chan<- prometheus.Metric, g *board.GroupStatus, group string) {
 		if g.Twin == nil {
@@ -41,8 +41,8 @@ var twinGauges = groupGauges{
 
 // addTwin adds the metrics of the twin, which exist even if no policy is replayed. It returns the counter of the time for replays.
 func (m *metrics) addTwin() (work prometheus.Counter) {
-	m.ofGroups = append(m.ofGroups, twinGauges)
-	return promauto.With(m.all).NewCounter(prometheus.CounterOpts{
+	m.groupGauges = append(m.groupGauges, twinGauges)
+	return promauto.With(m.registry).NewCounter(prometheus.CounterOpts{
 		Name: "evenkeel_twin_work_seconds_total", Help: "Time that the twin spent on replays. It is at most a hundredth of one core.",
 	})
 }

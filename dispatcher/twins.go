@@ -22,39 +22,39 @@ import (
 type twins struct {
 	specs        []string // policies that are replayed
 	tape         twin.Tape
-	leastStretch time.Duration // least length of the current stretch
+	minSegment time.Duration // least length of the current stretch
 	wake         chan struct{} // see ring
 	workSeconds  prometheus.Counter
 	log          *zap.Logger
 	began        time.Time
-	lateRound    atomic.Int64 // when a round last took over half of tick_limit, in ns since began; 0: never
+	lateRoundAt    atomic.Int64 // when a round last took over half of tick_limit, in ns since began; 0: never
 
 	mu      sync.Mutex
-	untaken []recorded // stretches that the twin's goroutine has not taken yet
-	judged  map[board.GroupKey]*judged
+	queued []queuedSegment // stretches that the twin's goroutine has not taken yet
+	results  map[board.GroupKey]*groupResults
 }
 
 // recorded is a stretch of the tape, with a copy of the boards at its end.
-type recorded struct {
-	*twin.Stretch
+type queuedSegment struct {
+	*twin.Segment
 	end *board.Boards
 }
 
 // judged has the results of the twin for a group.
-type judged struct {
+type groupResults struct {
 	verdict twin.Verdict
-	against map[string]*saved // by policy
+	against map[string]*savings // by policy
 }
 
 // saved is the time that the policy in force saved or lost against another policy.
-type saved struct {
+type savings struct {
 	saved, lost float64 // seconds of steps
 	day         string  // date of the last verdict, UTC
 	today       float64 // rank-hours saved on this day; below 0: lost
 }
 
 // mostUntaken bounds the stretches that wait for the twin's goroutine.
-const mostUntaken = 20
+const maxQueuedSegments = 20
 
 // coreShare is the share of one core that the twin may use. It is so small that an operator need not weigh its cost.
 const coreShare = 0.01
@@ -75,7 +75,7 @@ func newTwins(cfg Config, m *metrics) *twins {
 	}
 	return &twins{
 		specs: cfg.Twin, workSeconds: work, log: cfg.Log, began: time.Now(), wake: make(chan struct{}, 1),
-		judged: map[board.GroupKey]*judged{},
+		results: map[board.GroupKey]*groupResults{},
 	}
 }
 
@@ -91,31 +91,31 @@ func (t *twins) recordEffect(e *board.Effect, now time.Time) {
 	if t == nil {
 		return
 	}
-	t.tape.Done(e, now)
+	t.tape.RecordEffect(e, now)
 	if e.Kind == board.EffectGroupGone {
 		t.mu.Lock()
-		delete(t.judged, e.Group)
+		delete(t.results, e.Group)
 		t.mu.Unlock()
 	}
 }
 
 // due says whether the current stretch of the tape should end now, so that the caller must call cut.
-func (t *twins) due(now time.Time) bool { return t != nil && t.tape.Due(now, t.leastStretch) }
+func (t *twins) segmentDue(now time.Time) bool { return t != nil && t.tape.Due(now, t.minSegment) }
 
 // cut ends the current stretch of recorded events. It queues the stretch for run, together with a copy of the boards, with which the next
 // stretch begins.
-func (t *twins) cut(now time.Time, all *board.Boards) {
+func (t *twins) endSegment(now time.Time, all *board.Boards) {
 	boards := all.Clone()
-	t.leastStretch = twin.LeastStretch(boards.ApproxRequests())
-	stretch := t.tape.Cut(now, boards)
+	t.minSegment = twin.MinSegmentLength(boards.ApproxRequests())
+	stretch := t.tape.NextSegment(now, boards)
 	if stretch == nil { // nothing was recorded before, or the settings have changed within the stretch
 		return
 	}
 	t.mu.Lock()
-	if len(t.untaken) >= mostUntaken { // run cannot keep up: drop the queued stretches, so that there is a gap before this one
-		t.untaken, stretch.AfterGap = nil, true
+	if len(t.queued) >= maxQueuedSegments { // run cannot keep up: drop the queued stretches, so that there is a gap before this one
+		t.queued, stretch.AfterGap = nil, true
 	}
-	t.untaken = append(t.untaken, recorded{stretch, boards})
+	t.queued = append(t.queued, queuedSegment{stretch, boards})
 	t.mu.Unlock()
 	ring(t.wake)
 }
@@ -123,7 +123,7 @@ func (t *twins) cut(now time.Time, all *board.Boards) {
 // pause stops the replays for restAfterLate, because a round took more than half of tick_limit.
 func (t *twins) pause() {
 	if t != nil {
-		t.lateRound.Store(int64(time.Since(t.began)))
+		t.lateRoundAt.Store(int64(time.Since(t.began)))
 	}
 }
 
@@ -140,11 +140,11 @@ func (t *twins) run(ctx context.Context) {
 			return
 		}
 		for more := true; more; { // until all stretches are replayed
-			t.take(judge)
+			t.handOver(judge)
 			rest := restAfterLate
 			if !t.wasLate() { // else it only rests, and more stays true
 				var took time.Duration
-				judge, took, more = t.slice(judge, turns)
+				judge, took, more = t.runSlice(judge, turns)
 				turns = nextTurns(turns, took)
 				rest = time.Duration(float64(took) * (costFactor/coreShare - 1))
 			}
@@ -159,9 +159,9 @@ func (t *twins) run(ctx context.Context) {
 }
 
 // slice makes one slice of work and books its verdicts. next is the twin that goes on: a new one if a replay has panicked.
-func (t *twins) slice(judge *twin.Twin, turns int) (next *twin.Twin, took time.Duration, more bool) {
+func (t *twins) runSlice(judge *twin.Twin, turns int) (next *twin.Twin, took time.Duration, more bool) {
 	start := time.Now()
-	verdicts, more, failure := work(judge, turns)
+	verdicts, more, failure := replaySlice(judge, turns)
 	if failure != nil {
 		t.log.Error("dispatcher: the twin failed to replay some minutes, and goes on with the next ones", zap.Error(failure))
 		judge = twin.New(t.specs)
@@ -169,19 +169,19 @@ func (t *twins) slice(judge *twin.Twin, turns int) (next *twin.Twin, took time.D
 	took = time.Since(start)
 	t.workSeconds.Add(took.Seconds())
 	for i := range verdicts {
-		t.book(&verdicts[i])
+		t.addVerdict(&verdicts[i])
 	}
 	return judge, took, more
 }
 
 // wasLate says whether a round of decisions took more than half of tick_limit less than restAfterLate ago.
 func (t *twins) wasLate() bool {
-	lateRound := t.lateRound.Load()
+	lateRound := t.lateRoundAt.Load()
 	return lateRound > 0 && time.Since(t.began) < time.Duration(lateRound)+restAfterLate
 }
 
 // work runs one slice of the replays. A panic becomes the failure, because a bug in a replay must not end the proxy.
-func work(judge *twin.Twin, turns int) (fresh []twin.Verdict, more bool, failure error) {
+func replaySlice(judge *twin.Twin, turns int) (fresh []twin.Verdict, more bool, failure error) {
 	defer func() {
 		if r := recover(); r != nil {
 			failure = fmt.Errorf("panic: %v\n%s", r, debug.Stack())
@@ -208,31 +208,31 @@ func nextTurns(turns int, took time.Duration) int {
 }
 
 // take gives the twin the stretches that were recorded since the last call.
-func (t *twins) take(judge *twin.Twin) {
+func (t *twins) handOver(judge *twin.Twin) {
 	t.mu.Lock()
-	untaken := t.untaken
-	t.untaken = nil
+	untaken := t.queued
+	t.queued = nil
 	t.mu.Unlock()
 	for _, s := range untaken {
-		judge.AddStretch(s.Stretch, s.end)
+		judge.AddSegment(s.Segment, s.end)
 	}
 }
 
 // book makes a verdict the latest of its group, and adds up the time that the policy in force saved or lost against each other policy. It
 // counts only differences that are larger than the error of the replay (Claimed).
-func (t *twins) book(v *twin.Verdict) {
+func (t *twins) addVerdict(v *twin.Verdict) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	group := t.judged[v.Group]
+	group := t.results[v.Group]
 	if group == nil {
-		group = &judged{against: map[string]*saved{}}
-		t.judged[v.Group] = group
+		group = &groupResults{against: map[string]*savings{}}
+		t.results[v.Group] = group
 	}
 	group.verdict = *v
 	for _, a := range v.Against {
 		sums := group.against[a.Policy]
 		if sums == nil {
-			sums = &saved{}
+			sums = &savings{}
 			group.against[a.Policy] = sums
 		}
 		if day := v.To.UTC().Format(time.DateOnly); day != sums.day {
@@ -241,7 +241,7 @@ func (t *twins) book(v *twin.Verdict) {
 		if !a.Claimed {
 			continue
 		}
-		seconds := a.SavedMs / 1000 * float64(v.Fresh) // saved per step, times the steps that no earlier verdict has counted
+		seconds := a.SavedMs / 1000 * float64(v.NewSteps) // saved per step, times the steps that no earlier verdict has counted
 		sums.saved += max(0, seconds)
 		sums.lost += max(0, -seconds)
 		sums.today += seconds * float64(v.Ranks) / 3600
@@ -249,7 +249,7 @@ func (t *twins) book(v *twin.Verdict) {
 }
 
 // fill adds the results of the twin to the status of each group.
-func (t *twins) fill(s *board.Status, now time.Time) {
+func (t *twins) addResults(s *board.Status, now time.Time) {
 	if t == nil {
 		return
 	}
@@ -257,17 +257,17 @@ func (t *twins) fill(s *board.Status, now time.Time) {
 		m := &s.Models[i]
 		for j := range m.Groups {
 			g := &m.Groups[j]
-			g.Twin = t.status(board.GroupKey{Model: m.Model, Name: g.Name, Barrier: g.Barrier}, s.Policy, now)
+			g.Twin = t.resultsOf(board.GroupKey{Model: m.Model, Name: g.Name, Barrier: g.Barrier}, s.Policy, now)
 		}
 	}
 }
 
 // status returns the results of the twin for a group; nil: there are none yet. policy is the one in force. If the last verdict is about
 // another policy, or is old, status claims nothing by it.
-func (t *twins) status(key board.GroupKey, policy string, now time.Time) *verdict.Twin {
+func (t *twins) resultsOf(key board.GroupKey, policy string, now time.Time) *verdict.Twin {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	group := t.judged[key]
+	group := t.results[key]
 	if group == nil {
 		return nil
 	}

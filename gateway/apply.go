@@ -68,7 +68,7 @@ func (g *Gateway) prepare(old, next *reload.Settings, fit *predictor.Fit) (apply
 		g.places.Resize(next.Pool.Size)
 		g.fleet.Apply(plan)
 		return nil
-	}, g.dispatcher.Accepts(decide)
+	}, g.dispatcher.CheckSettings(decide)
 }
 
 // prefillConfig returns the config of the prefill tier: its settings, and the parts of this proxy that it asks.

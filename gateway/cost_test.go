@@ -123,7 +123,7 @@ func (f *floor) admit(n int) {
 	for _, r := range results {
 		got := <-r
 		require.NoError(f, got.Err)
-		got.Slot.Started()
+		got.Slot.ReportStarted()
 		f.slots, f.told = append(f.slots, got.Slot), append(f.told, 0)
 	}
 }

@@ -50,7 +50,7 @@ func (e *Steps) apply(l *Boards) {
 // apply puts the given model of steps in place of a learned one, with the weights that policies use.
 func (e SetStepModel) apply(l *Boards) {
 	if _, g := l.groupWithKey(e.Group); g != nil {
-		g.steps.Law, g.givenWeights = e.StepModel, &e.Weights
+		g.steps.GivenModel, g.givenWeights = e.StepModel, &e.Weights
 	}
 }
 

@@ -115,7 +115,7 @@ func TestBoardsThatAreToldTheSameStayTheSame(t *testing.T) {
 			both = []*twin{newTwin(t, cfg), newTwin(t, cfg)}
 		} else if rapid.Bool().Draw(t, "mixed") {
 			mixed(fleet)
-			cfg.StepModel = StepModel{C0Ms: 10, C1Ms: 1e-4, OwnMs: 0.1, RequestMs: 0.05}
+			cfg.StepModel = StepModel{C0Ms: 10, C1Ms: 1e-4, OwnPromptMs: 0.1, RequestMs: 0.05}
 			both = []*twin{newTwin(t, cfg), newTwin(t, cfg)}
 		}
 		all := func(event func(w *twin) Event, took time.Duration) {

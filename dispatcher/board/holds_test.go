@@ -191,7 +191,7 @@ func TestALonePromptIsHardlyHeld(t *testing.T) {
 // Requests are not held any more once they wait for a slot.
 func TestWithoutASlotNothingIsHeld(t *testing.T) {
 	h := onMixed(t, "evenkeel", ranks(2, 8, 0))
-	h.apply(SetStepModel{Group: GroupKey{"m", "main", true}, StepModel: StepModel{C0Ms: 10, C1Ms: 1e-4, OwnMs: 1000}})
+	h.apply(SetStepModel{Group: GroupKey{"m", "main", true}, StepModel: StepModel{C0Ms: 10, C1Ms: 1e-4, OwnPromptMs: 1000}})
 	h.decode(t, 8)
 	require.NoError(t, h.setPolicy("evenkeel"))
 	w := h.put(pool.Entry{Prompt: 3000})
@@ -208,7 +208,7 @@ func TestWithoutASlotNothingIsHeld(t *testing.T) {
 // The status says how long requests are held, how many prompts each rank got, and how many ranks computed none.
 func TestTheStatusTellsOfRounds(t *testing.T) {
 	h := onMixed(t, "evenkeel", ranks(2, 8, 0))
-	h.apply(SetStepModel{Group: GroupKey{"m", "main", true}, StepModel: StepModel{C0Ms: 10, C1Ms: 1e-4, OwnMs: 1000}})
+	h.apply(SetStepModel{Group: GroupKey{"m", "main", true}, StepModel: StepModel{C0Ms: 10, C1Ms: 1e-4, OwnPromptMs: 1000}})
 	h.decode(t, 8)
 	require.NoError(t, h.setPolicy("evenkeel:max_hold=2"))
 	before := h.status(h.at).Models[0]
@@ -250,7 +250,7 @@ func TestTheLongestHoldIsMaxHold(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			h := onMixed(t, "evenkeel", ranks(2, 8, 0))
-			h.apply(SetStepModel{Group: GroupKey{"m", "main", true}, StepModel: StepModel{C0Ms: 10, C1Ms: 1e-4, OwnMs: 1000}})
+			h.apply(SetStepModel{Group: GroupKey{"m", "main", true}, StepModel: StepModel{C0Ms: 10, C1Ms: 1e-4, OwnPromptMs: 1000}})
 			h.decode(t, 8)
 			require.NoError(t, h.setPolicy("evenkeel:max_hold=2"))
 			began := h.at
@@ -269,7 +269,7 @@ func TestTheLongestHoldIsMaxHold(t *testing.T) {
 
 func TestAClockThatJumpsHoldsNothingForLonger(t *testing.T) {
 	h := onMixed(t, "evenkeel", ranks(2, 8, 0))
-	h.apply(SetStepModel{Group: GroupKey{"m", "main", true}, StepModel: StepModel{C0Ms: 10, C1Ms: 1e-4, OwnMs: 1000}})
+	h.apply(SetStepModel{Group: GroupKey{"m", "main", true}, StepModel: StepModel{C0Ms: 10, C1Ms: 1e-4, OwnPromptMs: 1000}})
 	h.decode(t, 8)
 	require.NoError(t, h.setPolicy("evenkeel:max_hold=2"))
 	w := h.put(pool.Entry{Prompt: 3000})

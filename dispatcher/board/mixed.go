@@ -53,11 +53,11 @@ func (b *board) dropPromptLeft(r *rank, slot int32) {
 func (r *rank) computeMs() float32 {
 	m, _, _ := r.group.steps.Model()
 	decodeMs := r.group.steps.Ms(m, r.group.largestLoad)
-	if decodeMs <= 0 || m.OwnMs+m.SharedMs+m.PrefillMs <= 0 {
+	if decodeMs <= 0 || m.OwnPromptMs+m.SharedPromptMs+m.PrefillMs <= 0 {
 		return 0
 	}
 	promptTokens := max(1, r.promptTokensPerStep())
-	stepMs := float64(decodeMs) + m.PrefillMs + (m.OwnMs*r.costFactor()+m.SharedMs)*float64(promptTokens)
+	stepMs := float64(decodeMs) + m.PrefillMs + (m.OwnPromptMs*r.costFactor()+m.SharedPromptMs)*float64(promptTokens)
 	promptSteps := math.Ceil(float64(r.backlog) / float64(promptTokens))
 	return float32(stepMs * promptSteps * float64(max(1, r.Interval))) // one of Interval steps computes prompts
 }

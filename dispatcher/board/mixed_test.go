@@ -21,7 +21,7 @@ func mixed(ws []Worker) []Worker {
 }
 
 // law has a prompt token cost a step 0.1 ms.
-var law = StepModel{C0Ms: 10, C1Ms: 1e-4, OwnMs: 0.1}
+var law = StepModel{C0Ms: 10, C1Ms: 1e-4, OwnPromptMs: 0.1}
 
 // onMixed is a board of mixed ranks without a window.
 func onMixed(t tb, spec string, fleet []Worker) *hand {
@@ -361,10 +361,10 @@ func TestHowLongTheFirstTokenOfAMixedRankTakes(t *testing.T) {
 	}{
 		{"nothing is known", StepModel{}, 0, 0, 0},
 		{"only what decodes cost", StepModel{C0Ms: 10, C1Ms: 1e-4}, 0, 0, 0},
-		{"a prompt of one step", StepModel{C0Ms: 10, C1Ms: 1e-4, OwnMs: 0.1}, 0, 0, 10 + 100},
-		{"behind another one", StepModel{C0Ms: 10, C1Ms: 1e-4, OwnMs: 0.1}, 0, 1500, 2 * (10 + 100)},
-		{"in every second step", StepModel{C0Ms: 10, C1Ms: 1e-4, OwnMs: 0.1}, 2, 0, 2 * (10 + 100)},
-		{"where others hold it up", StepModel{C0Ms: 10, C1Ms: 1e-4, OwnMs: 0.1, SharedMs: 0.2, PrefillMs: 5}, 0, 0, 10 + 5 + 300},
+		{"a prompt of one step", StepModel{C0Ms: 10, C1Ms: 1e-4, OwnPromptMs: 0.1}, 0, 0, 10 + 100},
+		{"behind another one", StepModel{C0Ms: 10, C1Ms: 1e-4, OwnPromptMs: 0.1}, 0, 1500, 2 * (10 + 100)},
+		{"in every second step", StepModel{C0Ms: 10, C1Ms: 1e-4, OwnPromptMs: 0.1}, 2, 0, 2 * (10 + 100)},
+		{"where others hold it up", StepModel{C0Ms: 10, C1Ms: 1e-4, OwnPromptMs: 0.1, SharedPromptMs: 0.2, PrefillMs: 5}, 0, 0, 10 + 5 + 300},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			cfg := testConfig()

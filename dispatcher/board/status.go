@@ -122,7 +122,7 @@ type StepStatus struct {
 	PrefillMs     float64  `json:"prefill_step_ms"`   // time that a step takes longer if any rank computes a prompt
 	RequestTokens int64    `json:"request_tokens"`    // a request counts as this many KV tokens for policies, even while no model is good enough to be used: half in the load of its rank, and half on the rank with most requests
 	Source        string   `json:"source"`            // learned or configured, empty: no model
-	Way           step.Way `json:"requests_of"`       // ranks that a step waits for: the fullest rank, or two ranks, one with the most KV and one with the most requests; empty: the steps do not show it
+	Way           step.Bottleneck `json:"requests_of"`       // ranks that a step waits for: the fullest rank, or two ranks, one with the most KV and one with the most requests; empty: the steps do not show it
 	Samples       uint64   `json:"samples"`           // steps regressed
 	R2            float64  `json:"r2"`                // of the learned model, in force or not
 	ModelMs       float64  `json:"model_ms"`          // a step at the present loads by the model in force; 0 = no model
@@ -357,12 +357,12 @@ func (g *group) roundStatus(now time.Time) *RoundStatus {
 func (g *group) stepStatus(loads policy.Balance) *StepStatus {
 	m, source, r2 := g.steps.Model()
 	s := &StepStatus{
-		MeanMs: g.steps.Ms(m, loads.Max), C0Ms: m.C0Ms, C1Ms: m.C1Ms, RequestMs: m.RequestMs, OwnMs: m.OwnMs, SharedMs: m.SharedMs,
+		MeanMs: g.steps.Ms(m, loads.Max), C0Ms: m.C0Ms, C1Ms: m.C1Ms, RequestMs: m.RequestMs, OwnMs: m.OwnPromptMs, SharedMs: m.SharedPromptMs,
 		PrefillMs:     m.PrefillMs,
-		RequestTokens: g.requestWeight(), Way: g.steps.Told(), Source: source, Samples: g.steps.Samples(), R2: r2,
+		RequestTokens: g.requestWeight(), Way: g.steps.Bottleneck(), Source: source, Samples: g.steps.Samples(), R2: r2,
 	}
 	if source == "" { // there is no model
-		s.Why = g.steps.Unknown(r2)
+		s.Why = g.steps.WhyNoModel(r2)
 	} else {
 		s.ModelMs, s.LostShare = loads.StepMs(m.C0Ms, m.C1Ms), loads.LostShare(m.C0Ms, m.C1Ms)
 		s.LostMs = s.ModelMs - loads.IdealStepMs(m.C0Ms, m.C1Ms)

@@ -47,7 +47,7 @@ func (b *board) recordSteps(g *group, reported []Step) {
 		if follows && len(reported) == 1 { // else the token counts are sums over several steps
 			if requests, sure := b.reconstructLastStep(g); sure {
 				tokensPerRequest := float64(g.tokensAtStep-before) / float64(max(1, requests))
-				g.steps.Teach(step.Sample{Ranks: g.stepRanks, Tokens: tokensPerRequest, Length: g.lastStep.Length})
+				g.steps.Learn(step.Sample{Ranks: g.stepRanks, Tokens: tokensPerRequest, Length: g.lastStep.Length})
 			}
 		}
 		g.lastStep = s
@@ -210,15 +210,15 @@ func (g *group) requestWeight() int64 { return int64(math.Round(g.steps.Weight()
 
 // knownWeight returns requestWeight as far as it was measured or configured, without assumptions. The status and the estimates of a step's
 // length use it.
-func (g *group) knownWeight() int64 { return int64(math.Round(g.steps.Known())) }
+func (g *group) knownWeight() int64 { return int64(math.Round(g.steps.KnownWeight())) }
 
 // promptTokenMs returns how many ms a prompt token adds to a step on the rank that computes it: step.UsualOwnMs while neither the steps nor
 // the config give the number.
 func (g *group) promptTokenMs(m *step.Model) float64 {
 	if g.givenWeights != nil { // the model was set, too, and its 0 means that prompt tokens cost nothing
-		return m.OwnMs
+		return m.OwnPromptMs
 	}
-	return cmp.Or(m.OwnMs, step.UsualOwnMs)
+	return cmp.Or(m.OwnPromptMs, step.UsualOwnMs)
 }
 
 // policyWeights returns how many KV tokens policies count for a request, beside its own: on its rank, and on the rank with most requests.
@@ -226,5 +226,5 @@ func (g *group) policyWeights() step.RequestCost {
 	if g.givenWeights != nil {
 		return *g.givenWeights
 	}
-	return step.Halves(g.steps.Weight())
+	return step.SplitWeight(g.steps.Weight())
 }

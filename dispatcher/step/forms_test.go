@@ -20,7 +20,7 @@ func TestSizesOfGraphs(t *testing.T) {
 // Two ranks, by hand: 10 and 60 requests of 1,000 and 100 tokens each; graphs for 16 and 64.
 func TestWhoPaysInAStep(t *testing.T) {
 	ranks := []Rank{{Requests: 10, KV: 10_000}, {Requests: 60, KV: 6000}}
-	law := Law{Model: Model{C0Ms: 20, C1Ms: 1e-3, RequestMs: 0.1, OwnMs: 0.01, SharedMs: 0.02, PrefillMs: 3}, MostMs: 0.2, MeanMs: 0.3,
+	law := Law{Model: Model{C0Ms: 20, C1Ms: 1e-3, RequestMs: 0.1, OwnPromptMs: 0.01, SharedPromptMs: 0.02, PrefillMs: 3}, MostRowsMs: 0.2, MeanRowsMs: 0.3,
 		Sizes: []int{16, 64}}
 	for form, want := range map[Form]float64{
 		Eager:      20 + (6 + 6) + 12 + 10.5,     // the second rank's KV and requests, the most requests, the mean of 35
@@ -50,7 +50,7 @@ func TestWhoPaysInAStep(t *testing.T) {
 // Where ranks are level, what policies take for true lacks nothing of the law but the part that placing cannot change: experts that the
 // mean of the ranks pays.
 func TestWhatPoliciesTakeForTrue(t *testing.T) {
-	law := Law{Model: Model{C0Ms: 10, C1Ms: 1e-3, RequestMs: 0.1}, MostMs: 0.2, MeanMs: 0.3, Sizes: Captured(64)}
+	law := Law{Model: Model{C0Ms: 10, C1Ms: 1e-3, RequestMs: 0.1}, MostRowsMs: 0.2, MeanRowsMs: 0.3, Sizes: Captured(64)}
 	level := []Rank{{Requests: 16, KV: 5000}, {Requests: 16, KV: 5000}}
 	for form, lacks := range map[Form]float64{Eager: 0.3, OwnBuckets: 0.3, Masked: 0.3, Unmasked: 0} {
 		law.Form = form
@@ -65,7 +65,7 @@ func TestWhatPoliciesTakeForTrue(t *testing.T) {
 func TestFormsAgreeOnLevelRanks(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		ms := func(name string) float64 { return rapid.Float64Range(0, 1).Draw(t, name) }
-		law := Law{Model: Model{C0Ms: 10, C1Ms: ms("c1") / 1000, RequestMs: ms("own")}, MostMs: ms("most"), MeanMs: ms("mean"),
+		law := Law{Model: Model{C0Ms: 10, C1Ms: ms("c1") / 1000, RequestMs: ms("own")}, MostRowsMs: ms("most"), MeanRowsMs: ms("mean"),
 			Sizes: Captured(512)}
 		n, kv := float64(rapid.SampledFrom(law.Sizes).Draw(t, "requests")), float64(rapid.IntRange(0, 1_000_000).Draw(t, "tokens"))
 		level := make([]Rank, rapid.IntRange(1, 8).Draw(t, "ranks"))

@@ -17,9 +17,9 @@ const (
 )
 
 // Way returns how the number of requests makes a step of this form longer, if padding is left out.
-func (f Form) Way() Way {
+func (f Form) Bottleneck() Bottleneck {
 	if f == Eager || f == OwnBuckets {
-		return Fullest
+		return OneRank
 	}
 	return TwoRanks
 }
@@ -33,8 +33,8 @@ func (f Form) String() string { return Forms[f] }
 type Law struct {
 	Model
 	Form   Form
-	MostMs float64 // ms for each row of the rank with most rows, for the communication between ranks
-	MeanMs float64 // ms for each row that a rank has on average, for the expert layers
+	MostRowsMs float64 // ms for each row of the rank with most rows, for the communication between ranks
+	MeanRowsMs float64 // ms for each row that a rank has on average, for the expert layers
 	Sizes  []int   // numbers of rows for which graphs are captured, ascending; a step with more rows than the last runs without a graph
 }
 
@@ -75,7 +75,7 @@ func (l *Law) padded(rows float64) (float64, bool) {
 }
 
 // Plain says whether the Model alone gives the length of a step: no rows are padded, and rows cost nothing on other ranks.
-func (l *Law) Plain() bool { return l.Form == Eager && l.MostMs == 0 && l.MeanMs == 0 }
+func (l *Law) Plain() bool { return l.Form == Eager && l.MostRowsMs == 0 && l.MeanRowsMs == 0 }
 
 // Ms returns how long a step of these ranks takes, in ms.
 func (l *Law) Ms(ranks []Rank) float64 {
@@ -96,7 +96,7 @@ func (l *Law) Ms(ranks []Rank) float64 {
 	if form == Unmasked { // experts compute the padding of all ranks
 		mean = widest
 	}
-	return l.C0Ms + slowest + l.MostMs*widest + l.MeanMs*mean
+	return l.C0Ms + slowest + l.MostRowsMs*widest + l.MeanRowsMs*mean
 }
 
 // AppendWaits appends how many ms each rank of a step waits for the rank whose own work takes longest.
@@ -149,7 +149,7 @@ func (l *Law) rowsMs(r *Rank, form Form, widest float64) float64 {
 		return l.RequestMs * rows
 	case Eager: // the return below
 	}
-	return l.RequestMs*r.Requests + l.OwnMs*r.Prompt // without graphs, a prompt token has a cost of its own
+	return l.RequestMs*r.Requests + l.OwnPromptMs*r.Prompt // without graphs, a prompt token has a cost of its own
 }
 
 // sharedEagerMs returns how many ms a step without graphs takes in addition to C0Ms and the slowest rank's own work.
@@ -158,9 +158,9 @@ func (l *Law) sharedEagerMs(ranks []Rank) (ms float64) {
 	for i := range ranks {
 		most, sum = max(most, ranks[i].Requests), sum+ranks[i].Requests
 	}
-	ms = l.MostMs*most + l.MeanMs*sum/float64(len(ranks))
+	ms = l.MostRowsMs*most + l.MeanRowsMs*sum/float64(len(ranks))
 	if prompts := meanPrompt(ranks); prompts > 0 {
-		ms += l.SharedMs*prompts + l.PrefillMs
+		ms += l.SharedPromptMs*prompts + l.PrefillMs
 	}
 	return ms
 }
@@ -175,13 +175,13 @@ func (l *Law) Assumed() (load Model, weights RequestCost) {
 	}
 	switch l.Form {
 	case Unmasked:
-		load.RequestMs += l.MostMs + l.MeanMs
-		weights = Halves(load.Weight())
+		load.RequestMs += l.MostRowsMs + l.MeanRowsMs
+		weights = SplitWeight(load.Weight())
 	case Masked:
-		load.RequestMs += l.MostMs
-		weights = Halves(load.Weight())
+		load.RequestMs += l.MostRowsMs
+		weights = SplitWeight(load.Weight())
 	case Eager, OwnBuckets:
-		weights = RequestCost{load.Weight(), l.MostMs / l.C1Ms}
+		weights = RequestCost{load.Weight(), l.MostRowsMs / l.C1Ms}
 	}
 	return load, weights
 }
@@ -190,6 +190,6 @@ func (l *Law) Assumed() (load Model, weights RequestCost) {
 // out.
 func (l *Law) Level() Model {
 	m := l.Model
-	m.RequestMs += l.MostMs + l.MeanMs
+	m.RequestMs += l.MostRowsMs + l.MeanRowsMs
 	return m
 }

@@ -9,7 +9,7 @@ import (
 )
 
 func TestALawOfRanks(t *testing.T) {
-	m := Model{C0Ms: 10, C1Ms: 0.01, RequestMs: 1, OwnMs: 0.1, SharedMs: 0.2, PrefillMs: 5}
+	m := Model{C0Ms: 10, C1Ms: 0.01, RequestMs: 1, OwnPromptMs: 0.1, SharedPromptMs: 0.2, PrefillMs: 5}
 	require.InDelta(t, 10+3+0.01*400, m.Ms([]Rank{{Requests: 3, KV: 400}, {Requests: 1, KV: 500}}), 1e-9, "the slowest rank has more requests")
 	require.InDelta(t, 10+1+5+50+0.2*160+5, m.Ms([]Rank{{Requests: 3, KV: 400, Prompt: 140}, {Requests: 1, KV: 500, Prompt: 500}, {}, {}}),
 		1e-9)
@@ -31,14 +31,14 @@ func TestTheLawOfPrefillsIsLearned(t *testing.T) {
 			w.prefills()
 			var s Times
 			if told {
-				s.Configure(Model{OwnMs: 3 * w.law.OwnMs, SharedMs: 3 * w.law.SharedMs})
+				s.Configure(Model{OwnPromptMs: 3 * w.law.OwnPromptMs, SharedPromptMs: 3 * w.law.SharedPromptMs})
 			}
 			w.teach(&s, 50)
 			m, _, _ := s.Model()
 			require.Equal(t, s.Configured, m, "nothing is known yet")
 			w.teach(&s, 4000)
 			m, _, _ = s.Model()
-			for _, x := range []float64{m.C0Ms, m.C1Ms, m.RequestMs, m.OwnMs, m.SharedMs, m.PrefillMs} {
+			for _, x := range []float64{m.C0Ms, m.C1Ms, m.RequestMs, m.OwnPromptMs, m.SharedPromptMs, m.PrefillMs} {
 				require.GreaterOrEqual(t, x, 0.)
 			}
 			m = s.decodeModel()
@@ -55,13 +55,13 @@ func TestTheLawOfPrefillsIsLearned(t *testing.T) {
 
 // One of the two keys alone says nothing of the share.
 func TestOneKeyAloneIsNoShare(t *testing.T) {
-	for _, m := range []Model{{OwnMs: 0.1}, {SharedMs: 0.1}, {}} {
+	for _, m := range []Model{{OwnPromptMs: 0.1}, {SharedPromptMs: 0.1}, {}} {
 		w, s := drawn(3), Times{}
 		w.prefills()
 		s.Configure(m)
 		w.teach(&s, 3000)
 		learned, _, _ := s.Model()
-		require.InEpsilon(t, UsualOwnShare, learned.OwnMs/(learned.OwnMs+learned.SharedMs), 1e-9)
+		require.InEpsilon(t, UsualOwnShare, learned.OwnPromptMs/(learned.OwnPromptMs+learned.SharedPromptMs), 1e-9)
 	}
 }
 
@@ -76,7 +76,7 @@ func TestAnotherShareBeginsAnew(t *testing.T) {
 	require.Less(t, s.prefills.line.n, uint64(50))
 	w.teach(&s, 3000)
 	m, _, _ := s.Model()
-	require.InEpsilon(t, w.law.OwnMs, m.OwnMs, 0.1)
+	require.InEpsilon(t, w.law.OwnPromptMs, m.OwnPromptMs, 0.1)
 }
 
 // What a request costs is used only where it costs something, and then it is about right.
@@ -112,7 +112,7 @@ func TestWhatARequestCostsIsLearned(t *testing.T) {
 
 // Which way steps take requests is told only where it is so.
 func TestWhoPaysForRequestsIsTold(t *testing.T) {
-	for padded, want := range map[bool]Way{false: Fullest, true: TwoRanks} {
+	for padded, want := range map[bool]Bottleneck{false: OneRank, true: TwoRanks} {
 		told := 0
 		for seed := range uint64(40) {
 			var s Times
@@ -120,7 +120,7 @@ func TestWhoPaysForRequestsIsTold(t *testing.T) {
 			w.padded = padded
 			w.costly()
 			w.teach(&s, 10_100)
-			if way := s.Told(); way != Untold {
+			if way := s.Bottleneck(); way != UnknownBottleneck {
 				require.Equal(t, want, way, "load %d: %+v", seed, w.law)
 				told++
 			}
@@ -168,12 +168,12 @@ func TestWhichWeightIsInForce(t *testing.T) {
 		require.InEpsilon(t, UsualWeight, s.Weight(), 0.2)
 	})
 	t.Run("what is told", func(t *testing.T) {
-		w, s := costly(), Times{Law: Model{C0Ms: 1, C1Ms: 1e-4}}
+		w, s := costly(), Times{GivenModel: Model{C0Ms: 1, C1Ms: 1e-4}}
 		w.teach(&s, 6000)
 		require.Zero(t, s.Weight(), "though another one was learned")
 		m, source, _ := s.Model()
 		require.Equal(t, Given, source)
-		require.Equal(t, s.Law, m)
+		require.Equal(t, s.GivenModel, m)
 	})
 	t.Run("none, once requests cost nothing any more", func(t *testing.T) {
 		w, s := costly(), Times{}
@@ -195,7 +195,7 @@ func TestWhichWeightIsInForce(t *testing.T) {
 }
 
 func TestTheOwnPartOfAPrefillIsAsConfiguredUntilStepsTell(t *testing.T) {
-	s := Times{Configured: Model{OwnMs: 0.03, SharedMs: 0.07, PrefillMs: 2}}
+	s := Times{Configured: Model{OwnPromptMs: 0.03, SharedPromptMs: 0.07, PrefillMs: 2}}
 	m, source, _ := s.Model()
 	require.Empty(t, source, "nobody knows what decodes take")
 	require.Equal(t, s.Configured, m)
@@ -206,14 +206,14 @@ func TestTheOwnPartOfAPrefillIsAsConfiguredUntilStepsTell(t *testing.T) {
 			if i%3 == 0 {
 				ranks[0].Prompt, ranks[1].Prompt = 0, 0
 			}
-			truth := Model{C0Ms: 20, OwnMs: 0.08, SharedMs: 0.02, PrefillMs: 4}
-			s.Teach(Sample{Ranks: ranks, Tokens: 1, Length: time.Duration(truth.Ms(ranks) * float64(time.Millisecond))})
+			truth := Model{C0Ms: 20, OwnPromptMs: 0.08, SharedPromptMs: 0.02, PrefillMs: 4}
+			s.Learn(Sample{Ranks: ranks, Tokens: 1, Length: time.Duration(truth.Ms(ranks) * float64(time.Millisecond))})
 		}
 	}
 	even(1000)
 	m, _, _ = s.Model()
-	require.InDelta(t, 0.1, m.OwnMs+m.SharedMs, 1e-3)
-	require.InDelta(t, 0.03, m.OwnMs, 1e-3, "all ranks compute as much")
+	require.InDelta(t, 0.1, m.OwnPromptMs+m.SharedPromptMs, 1e-3)
+	require.InDelta(t, 0.03, m.OwnPromptMs, 1e-3, "all ranks compute as much")
 	require.InDelta(t, 4, m.PrefillMs, 0.1)
 }
 
@@ -224,7 +224,7 @@ func TestStallsTeachNothingOfPrefills(t *testing.T) {
 	n := s.prefills.line.n
 	require.Greater(t, n, uint64(500))
 	for range 10 {
-		s.Teach(Sample{Ranks: []Rank{{Requests: 1, KV: 100, Prompt: 10}}, Tokens: 1, Length: 5 * time.Second})
+		s.Learn(Sample{Ranks: []Rank{{Requests: 1, KV: 100, Prompt: 10}}, Tokens: 1, Length: 5 * time.Second})
 	}
 	require.Equal(t, n, s.prefills.line.n)
 }
@@ -238,8 +238,8 @@ func TestACopyLearnsByItself(t *testing.T) {
 	for range 3000 {
 		ranks := w.step()
 		sample := Sample{Ranks: ranks, Tokens: 1, Length: w.lasts(ranks)}
-		c.Teach(sample)
-		d.Teach(sample)
+		c.Learn(sample)
+		d.Learn(sample)
 	}
 	require.Equal(t, c, d)
 	require.NotEqual(t, s, c)
@@ -257,7 +257,7 @@ func TestTeachingDoesNotAllocate(t *testing.T) {
 	require.Zero(t, testing.AllocsPerRun(2, func() {
 		for _, sample := range samples {
 			s.Add(sample.Length)
-			s.Teach(sample)
+			s.Learn(sample)
 			s.Model()
 		}
 	}))

@@ -6,8 +6,8 @@ type Model struct {
 	C0Ms      float64 `yaml:"c0_ms"`             // ms of a step without any load
 	C1Ms      float64 `yaml:"c1_ms"`             // ms per KV token of a rank
 	RequestMs float64 `yaml:"request_ms"`        // ms per request that decodes on a rank
-	OwnMs     float64 `yaml:"own_prefill_ms"`    // ms that a prompt token adds to the time of the rank that computes it
-	SharedMs  float64 `yaml:"shared_prefill_ms"` // ms per prompt token that a rank computes on average over all ranks
+	OwnPromptMs     float64 `yaml:"own_prefill_ms"`    // ms that a prompt token adds to the time of the rank that computes it
+	SharedPromptMs  float64 `yaml:"shared_prefill_ms"` // ms per prompt token that a rank computes on average over all ranks
 	PrefillMs float64 `yaml:"prefill_step_ms"`   // ms that a step takes longer if any rank computes a prompt
 }
 
@@ -36,7 +36,7 @@ type RequestCost struct {
 // to the rank with most requests (Unmasked), Row alone would be right. But a search that moves one request at a time also needs Request:
 // only moves from the one rank with most requests would lower Row, so the search would not find most of the others. If the engine does not
 // pad, halves lose the least.
-func Halves(weight float64) RequestCost { return RequestCost{weight / 2, weight / 2} }
+func SplitWeight(weight float64) RequestCost { return RequestCost{weight / 2, weight / 2} }
 
 // Ms returns how long a step of these ranks takes, in ms.
 func (m *Model) Ms(ranks []Rank) float64 {
@@ -44,7 +44,7 @@ func (m *Model) Ms(ranks []Rank) float64 {
 		return m.C0Ms
 	}
 	slowest, mean := m.slowest(ranks), meanPrompt(ranks)
-	ms := m.C0Ms + m.ownMs(&ranks[slowest]) + m.SharedMs*mean
+	ms := m.C0Ms + m.ownMs(&ranks[slowest]) + m.SharedPromptMs*mean
 	if mean > 0 {
 		ms += m.PrefillMs
 	}
@@ -53,7 +53,7 @@ func (m *Model) Ms(ranks []Rank) float64 {
 
 // ownMs returns how many ms a rank's own work takes.
 func (m *Model) ownMs(r *Rank) float64 {
-	return m.RequestMs*r.Requests + m.C1Ms*r.KV + m.OwnMs*r.Prompt
+	return m.RequestMs*r.Requests + m.C1Ms*r.KV + m.OwnPromptMs*r.Prompt
 }
 
 // slowest returns the index of the rank whose own work takes longest.
@@ -75,29 +75,29 @@ func meanPrompt(ranks []Rank) (mean float64) {
 }
 
 // Way says which ranks' requests make a step longer.
-type Way string
+type Bottleneck string
 
 // The ways. Steps of the forms Eager and OwnBuckets have the way Fullest, and steps of the other forms the way TwoRanks.
 const (
-	Untold   Way = ""             // the measured steps do not show the way
-	Fullest  Way = "fullest rank" // the step waits for one rank: KV and requests of the rank for which both together are largest
-	TwoRanks Way = "two ranks"    // the step depends on the most KV of any rank and on the most requests of any rank
+	UnknownBottleneck   Bottleneck = ""             // the measured steps do not show the way
+	OneRank  Bottleneck = "fullest rank" // the step waits for one rank: KV and requests of the rank for which both together are largest
+	TwoRanks Bottleneck = "two ranks"    // the step depends on the most KV of any rank and on the most requests of any rank
 )
 
 // weighing says how requests count in the length of a step.
-type weighing struct {
-	weight  float64 // KV tokens for which each request counts
-	fullest bool    // the way is Fullest; false: TwoRanks
+type requestWeight struct {
+	tokens  float64 // KV tokens for which each request counts
+	oneRank bool    // the way is Fullest; false: TwoRanks
 }
 
 // fullestOf returns the rank with the largest load. In the way TwoRanks, it returns a made-up rank that has the most KV of any rank and the
 // most requests of any rank. If no rank has a load, it returns the zero Rank.
-func (w weighing) fullestOf(ranks []Rank) (most Rank) {
+func (w requestWeight) slowestOf(ranks []Rank) (most Rank) {
 	for i := range ranks {
 		switch r := &ranks[i]; {
-		case !w.fullest:
+		case !w.oneRank:
 			most.KV, most.Requests = max(most.KV, r.KV), max(most.Requests, r.Requests)
-		case r.load(w.weight) > most.load(w.weight):
+		case r.load(w.tokens) > most.load(w.tokens):
 			most = *r
 		}
 	}

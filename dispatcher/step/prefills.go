@@ -4,10 +4,10 @@ package step
 // slowest rank's decodes. The load of a step on this line is a weighted mean of two numbers: the prompt tokens of the slowest rank, and the
 // mean prompt tokens of all ranks. The constant of the line includes the time of a step without any load, so that the line can be learned
 // even if all steps compute prompts.
-type prefills struct {
+type prefillFit struct {
 	line  regression
-	share float64         // weight of the slowest rank's own tokens in the load, 0 to 1
-	ratio median[float64] // measured time of the last steps divided by the expected time
+	ownShare float64         // weight of the slowest rank's own tokens in the load, 0 to 1
+	timeRatio median[float64] // measured time of the last steps divided by the expected time
 }
 
 // UsualOwnShare is the share of a prompt token's cost that falls on its own rank, if the config does not give it: the middle of the laws of
@@ -24,21 +24,21 @@ const UsualOwnMs = 0.02
 const (
 	fitPrefills = 100 // so many steps with a prefill must be known before the line that is fitted to them is used
 	// Expected time of a step before the first line is known, in ms and in ms per prompt token. Only the test for outliers uses them.
-	guessC0Ms, guessMs = 20, 0.1
+	guessC0Ms, guessTokenMs = 20, 0.1
 )
 
 // add adds a step with a prefill that took ms, unless this time is far from the expected time. m is the model of steps without a prefill,
 // as far as it is known. share is the share of a prompt token's cost that falls on its own rank.
-func (f *prefills) add(m Model, share float64, ranks []Rank, ms float64) {
+func (f *prefillFit) add(m Model, share float64, ranks []Rank, ms float64) {
 	f.setShare(share)
-	costGiven := m.OwnMs+m.SharedMs != 0 // by the config or SetStepModel
+	costGiven := m.OwnPromptMs+m.SharedPromptMs != 0 // by the config or SetStepModel
 	fitted := f.fit(&m)
 	if !fitted && !costGiven {
-		m.C0Ms, m.OwnMs, m.SharedMs = max(m.C0Ms, guessC0Ms), share*guessMs, (1-share)*guessMs
+		m.C0Ms, m.OwnPromptMs, m.SharedPromptMs = max(m.C0Ms, guessC0Ms), share*guessTokenMs, (1-share)*guessTokenMs
 	}
 	ratio := ms / m.Ms(ranks)
-	f.ratio.add(ratio)
-	if ratio < tooShort*f.ratio.value || ratio > tooLong*f.ratio.value { // all expected times may be wrong by about the same factor
+	f.timeRatio.add(ratio)
+	if ratio < tooShort*f.timeRatio.value || ratio > tooLong*f.timeRatio.value { // all expected times may be wrong by about the same factor
 		return
 	}
 	slowest := &ranks[m.slowest(ranks)]
@@ -47,15 +47,15 @@ func (f *prefills) add(m Model, share float64, ranks []Rank, ms float64) {
 }
 
 // setShare sets the share of a prompt token's cost that falls on its own rank. If the share changes, the line is learned anew.
-func (f *prefills) setShare(share float64) {
-	if share != f.share {
-		f.line, f.share = regression{}, share
+func (f *prefillFit) setShare(share float64) {
+	if share != f.ownShare {
+		f.line, f.ownShare = regression{}, share
 	}
 }
 
 // fit writes the times that a prefill takes into the model. It returns false, and changes nothing, if they are not known yet. The model's
 // C0Ms must be the time of a step without any load.
-func (f *prefills) fit(m *Model) bool {
+func (f *prefillFit) fit(m *Model) bool {
 	if f.line.n < fitPrefills {
 		return false
 	}
@@ -70,6 +70,6 @@ func (f *prefills) fit(m *Model) bool {
 			return false
 		}
 	}
-	m.OwnMs, m.SharedMs, m.PrefillMs = f.share*token, (1-f.share)*token, fixed
+	m.OwnPromptMs, m.SharedPromptMs, m.PrefillMs = f.ownShare*token, (1-f.ownShare)*token, fixed
 	return true
 }

@@ -13,7 +13,7 @@ var fade = math.Exp2(-1. / halfLife) // factor by which each new step lowers the
 
 // regression is a least-squares fit of step times in ms to the largest load in KV tokens. Older steps count for less and less.
 type regression struct {
-	weighing        // how requests count in a load
+	requestWeight        // how requests count in a load
 	n        uint64 // number of steps
 	// Weighted sums over the steps: of the weights (w), the loads (x), the times (y), and their products.
 	w, x, y, xx, xy, yy float64
@@ -40,7 +40,7 @@ func (r *regression) fit() (m Model, r2 float64) {
 	}
 	m.C1Ms = covariance / varX
 	m.C0Ms = meanY - m.C1Ms*meanX
-	m.RequestMs = m.C1Ms * r.weight
+	m.RequestMs = m.C1Ms * r.tokens
 	return m, covariance * covariance / (varX * varY)
 }
 
@@ -61,7 +61,7 @@ func (r *regression) sure(r2 float64) bool { return r2*r.w > sureSlope*sureSlope
 type median[T cmp.Ordered] struct {
 	recent [33]T
 	next   int
-	seen   uint64
+	count   uint64
 	value  T
 }
 
@@ -69,9 +69,9 @@ type median[T cmp.Ordered] struct {
 func (m *median[T]) add(v T) {
 	m.recent[m.next] = v
 	m.next = (m.next + 1) % len(m.recent)
-	m.seen++
+	m.count++
 	sorted := m.recent
-	all := sorted[:min(m.seen, uint64(len(sorted)))]
+	all := sorted[:min(m.count, uint64(len(sorted)))]
 	slices.Sort(all)
 	m.value = all[len(all)/2]
 }

@@ -25,16 +25,16 @@ const UsualWeight = 20_000
 type Times struct {
 	regression
 	Configured Model // see Configure; zero: none
-	Law        Model // the model that SetStepModel has set, in place of a learned model; zero: there was none
+	GivenModel        Model // the model that SetStepModel has set, in place of a learned model; zero: there was none
 
 	lengths      median[time.Duration] // lengths of all steps
 	plainLengths median[time.Duration] // lengths of steps without a prefill, since the first step with a prefill
-	base         time.Duration         // assumed length of steps without a prefill, see lowerBase
-	requests     requests
-	prefills     prefills
+	typicalPlain         time.Duration         // assumed length of steps without a prefill, see lowerBase
+	weights     weightSearch
+	prefills     prefillFit
 	meanMs       float32 // mean of the lengths, in which a step counts half after 32 steps
-	meanOff      float64 // mean distance, in ms, of the lengths of steps without a prefill from the line; older steps count less
-	tokens       float64 // mean of the tokens that a request gets in a step, older steps count less; 0: not known
+	meanDeviation      float64 // mean distance, in ms, of the lengths of steps without a prefill from the line; older steps count less
+	tokensPerStep       float64 // mean of the tokens that a request gets in a step, older steps count less; 0: not known
 	learned      LearnedSteps
 	buckets      [len(bounds)]uint64
 	sumMs        float64
@@ -49,13 +49,13 @@ const (
 	tooShort = 0.4
 	tooLong  = 2.5
 	// If a step brings more than severalSteps times the usual tokens, several steps were reported as one.
-	severalSteps = 1.3
+	severalStepsFrom = 1.3
 	// A step counts as at most farOff times as far from the line as steps are on average.
-	farOff = 4
+	maxDeviations = 4
 	// A step that brings less than echoed times the usual tokens is no step: the tokens of a few requests came late.
-	echoed = 0.4
+	lateTokensBelow = 0.4
 	// A step without a prefill is assumed to take at least the median length of all steps, divided by shortest.
-	shortest = 50
+	maxMedianToPlain = 50
 	// Each step moves a mean by 1/meanSteps of its difference from the mean. This is about 1 - 2^(-1/32), for a half-life of 32 steps.
 	meanSteps = 46
 )
@@ -72,7 +72,7 @@ func (s *Times) Add(length time.Duration) {
 	if i, _ := slices.BinarySearch(bounds[:], seconds); i < len(bounds) {
 		s.buckets[i]++
 	}
-	if !usual(length, s.lengths.value) {
+	if !isUsual(length, s.lengths.value) {
 		return
 	}
 	ms := seconds * 1000
@@ -94,63 +94,63 @@ type Sample struct {
 // Teach learns from a sample. From a step without prompts it learns the model of decodes, and from a step with prompts how much longer
 // prompts make a step. A sample with far more tokens than usual covers several steps, and with far fewer it is no step; neither changes a
 // model. Teach keeps no reference to the sample.
-func (s *Times) Teach(t Sample) {
-	weighing := s.lineWeighing()
-	most := weighing.fullestOf(t.Ranks)
+func (s *Times) Learn(t Sample) {
+	weighing := s.fittedWeight()
+	most := weighing.slowestOf(t.Ranks)
 	prefill := slices.ContainsFunc(t.Ranks, func(r Rank) bool { return r.Prompt > 0 })
-	noWork := most.load(weighing.weight) <= 0 && !prefill
+	noWork := most.load(weighing.tokens) <= 0 && !prefill
 	if noWork || t.Length <= 0 || t.Tokens <= 0 {
 		return
 	}
-	if s.tokens == 0 {
-		s.tokens = t.Tokens
+	if s.tokensPerStep == 0 {
+		s.tokensPerStep = t.Tokens
 	}
-	several, echo := t.Tokens > severalSteps*s.tokens, t.Tokens < echoed*s.tokens
-	s.tokens += (min(t.Tokens, 2*s.tokens) - s.tokens) / meanSteps // one report of very many steps hardly moves the mean
+	several, echo := t.Tokens > severalStepsFrom*s.tokensPerStep, t.Tokens < lateTokensBelow*s.tokensPerStep
+	s.tokensPerStep += (min(t.Tokens, 2*s.tokensPerStep) - s.tokensPerStep) / meanSteps // one report of very many steps hardly moves the mean
 	ms := t.Length.Seconds() * 1000
 	switch {
 	case echo: // there is nothing to learn from it
 	case several:
-		s.lowerBase()
+		s.shortenTypicalPlain()
 	case !prefill:
-		if s.isPlain(t.Length) {
-			s.learn(t.Ranks, &most, weighing, ms)
+		if s.learnPlainLength(t.Length) {
+			s.learnDecode(t.Ranks, &most, weighing, ms)
 		}
 	default:
-		s.lowerBase()
+		s.shortenTypicalPlain()
 		s.prefills.add(s.decodeModel(), s.ownShare(), t.Ranks, ms)
 	}
 }
 
 // lowerBase makes base, the assumed length of a step without a prefill, a little shorter, because no such step was measured. If base is far
 // too long, so is Least, and then the step detector does not find short steps.
-func (s *Times) lowerBase() {
-	if s.base == 0 {
-		s.base = s.lengths.value
+func (s *Times) shortenTypicalPlain() {
+	if s.typicalPlain == 0 {
+		s.typicalPlain = s.lengths.value
 	}
-	s.base -= s.base / 32
+	s.typicalPlain -= s.typicalPlain / 32
 }
 
 // isPlain says whether a step without a prefill has a usual length for such steps. It also updates the base.
-func (s *Times) isPlain(length time.Duration) bool {
-	if s.prefills.ratio.seen == 0 { // no step has had a prefill, so all lengths are of steps without one
-		return usual(length, s.lengths.value)
+func (s *Times) learnPlainLength(length time.Duration) bool {
+	if s.prefills.timeRatio.count == 0 { // no step has had a prefill, so all lengths are of steps without one
+		return isUsual(length, s.lengths.value)
 	}
 	s.plainLengths.add(length)
-	s.base = min(s.plainLengths.value, 2*length) // 2*length: base falls at once if steps without a prefill have become shorter
-	return usual(length, s.plainLengths.value)
+	s.typicalPlain = min(s.plainLengths.value, 2*length) // 2*length: base falls at once if steps without a prefill have become shorter
+	return isUsual(length, s.plainLengths.value)
 }
 
 // learn adds a step without a prefill to the models. most is what the fullest rank did in it.
-func (s *Times) learn(ranks []Rank, most *Rank, weighing weighing, ms float64) {
-	if weighing != s.regression.weighing { // Configure has changed the weight
-		s.regression = regression{weighing: weighing}
+func (s *Times) learnDecode(ranks []Rank, most *Rank, weighing requestWeight, ms float64) {
+	if weighing != s.regression.requestWeight { // Configure has changed the weight
+		s.regression = regression{requestWeight: weighing}
 	}
-	load := most.load(weighing.weight)
-	tamed := s.tame(load, ms) // by the line from before this step
+	load := most.load(weighing.tokens)
+	tamed := s.clipOutlier(load, ms) // by the line from before this step
 	s.regression.add(load, ms)
 	s.learned.add(most, ms)
-	if line, changed := s.requests.add(ranks, tamed); changed { // the loads of the old line were computed with the old weight
+	if line, changed := s.weights.add(ranks, tamed); changed { // the loads of the old line were computed with the old weight
 		s.regression = line
 	}
 }
@@ -158,16 +158,16 @@ func (s *Times) learn(ranks []Rank, most *Rank, weighing weighing, ms float64) {
 // tame returns the length (ms) of a step with the given load, in KV tokens, for the search of the weight of a request. If the length is
 // much farther from the line of the present model than usual, tame moves it nearer to the line. Otherwise a few steps in which a rank had
 // an unusual load could lead to a wrong weight.
-func (s *Times) tame(load, ms float64) float64 {
+func (s *Times) clipOutlier(load, ms float64) float64 {
 	expected := s.y / max(1, s.w)
 	if m, _ := s.fit(); m.C1Ms > 0 {
 		expected = m.C0Ms + m.C1Ms*load
 	}
 	off := ms - expected
-	if s.meanOff > 0 {
-		off = min(farOff*s.meanOff, max(-farOff*s.meanOff, off))
+	if s.meanDeviation > 0 {
+		off = min(maxDeviations*s.meanDeviation, max(-maxDeviations*s.meanDeviation, off))
 	}
-	s.meanOff += (math.Abs(off) - s.meanOff) / meanSteps
+	s.meanDeviation += (math.Abs(off) - s.meanDeviation) / meanSteps
 	return expected + off
 }
 
@@ -176,45 +176,45 @@ func (s *Times) tame(load, ms float64) float64 {
 func (s *Times) Configure(m Model) {
 	s.Configured = m
 	s.prefills.setShare(s.ownShare())
-	s.requests.assumed = UsualWeight
+	s.weights.assumed = UsualWeight
 	if m.RequestMs > 0 {
-		s.requests.assumed = m.Weight()
+		s.weights.assumed = m.Weight()
 	}
 }
 
 // Weight returns for how many KV tokens each request counts in a load; 0: it surely costs nothing.
 func (s *Times) Weight() float64 {
-	if s.Law.C1Ms > 0 { // otherwise the law may only have the cost of prompts
-		return s.Law.Weight()
+	if s.GivenModel.C1Ms > 0 { // otherwise the law may only have the cost of prompts
+		return s.GivenModel.Weight()
 	}
-	return s.requests.inUse().weight
+	return s.weights.inUse().tokens
 }
 
 // Known returns the same as Weight if the weight was learned or configured, and 0 if it is only assumed (UsualWeight).
-func (s *Times) Known() float64 { return s.lineWeighing().weight }
+func (s *Times) KnownWeight() float64 { return s.fittedWeight().tokens }
 
 // Told returns the way in which requests make steps longer, if two windows of steps have shown it.
-func (s *Times) Told() (way Way) {
-	learned := &s.requests
-	sure := learned.isFound && learned.waySure && learned.found.weight != 0
+func (s *Times) Bottleneck() (way Bottleneck) {
+	learned := &s.weights
+	sure := learned.isFound && learned.bottleneckSure && learned.found.tokens != 0
 	switch {
-	case s.Law.C1Ms > 0 || !sure:
-		return Untold
-	case learned.found.fullest:
-		return Fullest
+	case s.GivenModel.C1Ms > 0 || !sure:
+		return UnknownBottleneck
+	case learned.found.oneRank:
+		return OneRank
 	}
 	return TwoRanks
 }
 
 // lineWeighing returns how requests count in the line of the steps: with the learned weight or, without one, with the configured weight.
-func (s *Times) lineWeighing() weighing {
+func (s *Times) fittedWeight() requestWeight {
 	switch {
-	case s.Law.C1Ms > 0:
-		return weighing{s.Law.Weight(), true}
-	case s.requests.isFound:
-		return s.requests.found
+	case s.GivenModel.C1Ms > 0:
+		return requestWeight{s.GivenModel.Weight(), true}
+	case s.weights.isFound:
+		return s.weights.found
 	}
-	return weighing{s.Configured.Weight(), true}
+	return requestWeight{s.Configured.Weight(), true}
 }
 
 // decodeModel returns the best known model of steps without a prefill. It uses a line even if this is not good enough for policies and, if
@@ -222,8 +222,8 @@ func (s *Times) lineWeighing() weighing {
 func (s *Times) decodeModel() (m Model) {
 	learned, r2 := s.fit()
 	switch {
-	case s.Law != (Model{}):
-		return s.Law
+	case s.GivenModel != (Model{}):
+		return s.GivenModel
 	case s.n >= fitSteps && learned.C1Ms > 0 && s.sure(r2):
 		m = learned
 	case s.Configured.C1Ms > 0:
@@ -236,7 +236,7 @@ func (s *Times) decodeModel() (m Model) {
 }
 
 // withPrefills returns the model of decodes together with the learned cost of a prefill; ok is false if this cost is not known.
-func (s *Times) withPrefills() (m Model, ok bool) {
+func (s *Times) modelWithPrefills() (m Model, ok bool) {
 	m = s.decodeModel()
 	ok = s.prefills.fit(&m)
 	return m, ok
@@ -244,8 +244,8 @@ func (s *Times) withPrefills() (m Model, ok bool) {
 
 // ownShare returns the share of a prompt token's cost that falls on its own rank.
 func (s *Times) ownShare() float64 {
-	if c := &s.Configured; c.OwnMs > 0 && c.SharedMs > 0 { // one of the two alone does not give the share
-		return c.OwnMs / (c.OwnMs + c.SharedMs)
+	if c := &s.Configured; c.OwnPromptMs > 0 && c.SharedPromptMs > 0 { // one of the two alone does not give the share
+		return c.OwnPromptMs / (c.OwnPromptMs + c.SharedPromptMs)
 	}
 	return UsualOwnShare
 }
@@ -270,15 +270,15 @@ type Line struct {
 	Model        // C1Ms is 0 if the lengths of steps do not depend on the load
 	InForce bool // false: the model is not good enough for policies
 	Learned LearnedSteps
-	Fixed   float64 // the part of the length of a step with a prefill that does not depend on its load, in ms; 0: not known
+	PrefillC0Ms   float64 // the part of the length of a step with a prefill that does not depend on its load, in ms; 0: not known
 }
 
 // Line returns the line that was learned so far.
 func (s *Times) Line() Line {
 	l := Line{Learned: s.learned}
 	l.Model, _, _ = s.Model()
-	if base, ok := s.withPrefills(); ok && s.Law == (Model{}) {
-		l.Fixed = base.C0Ms + base.PrefillMs
+	if base, ok := s.modelWithPrefills(); ok && s.GivenModel == (Model{}) {
+		l.PrefillC0Ms = base.C0Ms + base.PrefillMs
 	}
 	l.InForce = l.C1Ms > 0
 	if l.InForce {
@@ -291,12 +291,12 @@ func (s *Times) Line() Line {
 }
 
 // Known says whether anything was learned about the length of steps.
-func (l *Line) Known() bool { return l.Learned.Steps > 0 || l.Fixed > 0 }
+func (l *Line) Known() bool { return l.Learned.Steps > 0 || l.PrefillC0Ms > 0 }
 
 // Through returns the line as a model whose C0Ms is shifted: the line then goes through the mean of the steps that were learned since the
 // sums were before. Steps with a prefill keep their learned length. If there are few steps without a prefill, C0Ms is at most the fixed
 // part of a step with a prefill, because some of these steps may have had a prefill that was not noticed.
-func (l *Line) Through(before LearnedSteps) Model {
+func (l *Line) ThroughStepsSince(before LearnedSteps) Model {
 	m, all := l.Model, &l.Learned
 	if all.Steps == before.Steps && m.C0Ms == 0 { // there were no steps since then, so use all steps, however old
 		before = LearnedSteps{}
@@ -305,18 +305,18 @@ func (l *Line) Through(before LearnedSteps) Model {
 	if n > 0 {
 		m.C0Ms = max(0, (all.Ms-before.Ms-m.C1Ms*(all.Tokens-before.Tokens)-m.RequestMs*(all.Requests-before.Requests))/n)
 	}
-	if l.Fixed > 0 {
-		unknown, doubtful := n == 0 && m.C0Ms == 0, n < fitSteps && m.C0Ms > l.Fixed
+	if l.PrefillC0Ms > 0 {
+		unknown, doubtful := n == 0 && m.C0Ms == 0, n < fitSteps && m.C0Ms > l.PrefillC0Ms
 		if unknown || doubtful {
-			m.C0Ms = l.Fixed
+			m.C0Ms = l.PrefillC0Ms
 		}
-		m.PrefillMs = max(0, l.Fixed-m.C0Ms)
+		m.PrefillMs = max(0, l.PrefillC0Ms-m.C0Ms)
 	}
 	return m
 }
 
 // usual says whether the length of a step is near enough to the typical length to learn from it.
-func usual(length, typical time.Duration) bool {
+func isUsual(length, typical time.Duration) bool {
 	ratio := length.Seconds() / typical.Seconds()
 	return ratio >= tooShort && ratio <= tooLong
 }
@@ -334,8 +334,8 @@ const (
 func (s *Times) Model() (m Model, source string, r2 float64) {
 	learned, r2 := s.fit()
 	switch {
-	case s.Law != (Model{}):
-		return s.Law, Given, r2 // SetStepModel sets the cost of prefills, too
+	case s.GivenModel != (Model{}):
+		return s.GivenModel, Given, r2 // SetStepModel sets the cost of prefills, too
 	case s.n >= fitSteps && learned.C1Ms > 0 && r2 >= fitR2:
 		learned.C0Ms = max(0, learned.C0Ms) // a step takes no negative time
 		m, source = learned, Learned
@@ -343,15 +343,15 @@ func (s *Times) Model() (m Model, source string, r2 float64) {
 		m, source = s.Configured, Configured
 	}
 	prefills := s.Configured
-	if learnedPrefills, ok := s.withPrefills(); ok {
+	if learnedPrefills, ok := s.modelWithPrefills(); ok {
 		prefills = learnedPrefills
 	}
-	m.OwnMs, m.SharedMs, m.PrefillMs = prefills.OwnMs, prefills.SharedMs, prefills.PrefillMs
+	m.OwnPromptMs, m.SharedPromptMs, m.PrefillMs = prefills.OwnPromptMs, prefills.SharedPromptMs, prefills.PrefillMs
 	return m, source, r2
 }
 
 // Unknown says why no model is in force. r2 is the share of the variance that the learned model explains.
-func (s *Times) Unknown(r2 float64) string {
+func (s *Times) WhyNoModel(r2 float64) string {
 	if s.n < fitSteps {
 		return fmt.Sprintf("it is learned from %d steps, and %d were told so far", fitSteps, s.n)
 	}
@@ -382,13 +382,13 @@ const fewSteps = 8
 // without one. If most steps have a prefill, the others are far shorter than the median of all steps, and the step detector would never
 // find them by this median.
 func (s *Times) Least() time.Duration {
-	if s.lengths.seen < fewSteps {
+	if s.lengths.count < fewSteps {
 		return 0
 	}
-	if s.prefills.ratio.seen == 0 || s.base == 0 {
+	if s.prefills.timeRatio.count == 0 || s.typicalPlain == 0 {
 		return time.Duration(tooShort * float64(s.lengths.value))
 	}
-	return max(time.Duration(tooShort*float64(s.base)), s.lengths.value/shortest)
+	return max(time.Duration(tooShort*float64(s.typicalPlain)), s.lengths.value/maxMedianToPlain)
 }
 
 // Histogram has the values of the metric evenkeel_step_seconds.
@@ -400,7 +400,7 @@ type Histogram struct {
 
 // Histogram returns the histogram of all steps so far.
 func (s *Times) Histogram() Histogram {
-	h := Histogram{Count: s.lengths.seen, Seconds: s.sumMs / 1000, Buckets: make(map[float64]uint64, len(bounds))}
+	h := Histogram{Count: s.lengths.count, Seconds: s.sumMs / 1000, Buckets: make(map[float64]uint64, len(bounds))}
 	var below uint64
 	for i, most := range bounds {
 		below += s.buckets[i]

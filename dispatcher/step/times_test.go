@@ -23,7 +23,7 @@ func feed(s *Times, n int, c0, c1, noiseMs float64, spread int64) {
 		ms := c0 + c1*float64(load) + noiseMs*rng.NormFloat64()
 		length := time.Duration(ms * float64(time.Millisecond))
 		s.Add(length)
-		s.Teach(full(load, length))
+		s.Learn(full(load, length))
 		load = 100_000 + rng.Int64N(max(spread, 1))
 	}
 }
@@ -64,7 +64,7 @@ func TestWhichStepModelIsInForce(t *testing.T) {
 			feed(&s, c.steps, 100, c.c1, c.noise, c.spread)
 			m, source, r2 := s.Model()
 			require.Equal(t, c.want, source)
-			require.Equal(t, c.steps < 200, s.Unknown(r2) == fmt.Sprintf("it is learned from 200 steps, and %d were told so far", c.steps))
+			require.Equal(t, c.steps < 200, s.WhyNoModel(r2) == fmt.Sprintf("it is learned from 200 steps, and %d were told so far", c.steps))
 			if source == Configured {
 				require.Equal(t, given, m)
 			}
@@ -82,7 +82,7 @@ func TestWhyThereIsNoStepModel(t *testing.T) {
 		feed(&s, 5000, 100, slope, 1, 100_000)
 		_, source, r2 := s.Model()
 		require.Empty(t, source)
-		require.Contains(t, s.Unknown(r2), want)
+		require.Contains(t, s.WhyNoModel(r2), want)
 	}
 }
 
@@ -99,12 +99,12 @@ func TestStallsAreNoSamples(t *testing.T) {
 	feed(&s, 500, 50, 2e-4, 1, 100_000)
 	n, before := s.n, s.meanMs
 	s.Add(2 * time.Second)
-	s.Teach(full(120_000, 2*time.Second))
+	s.Learn(full(120_000, 2*time.Second))
 	require.Equal(t, n, s.n)
 	require.Equal(t, before, s.meanMs)
-	require.EqualValues(t, 501, s.lengths.seen, "but the histogram has it")
+	require.EqualValues(t, 501, s.lengths.count, "but the histogram has it")
 	s.Add(75 * time.Millisecond)
-	s.Teach(full(120_000, 75*time.Millisecond))
+	s.Learn(full(120_000, 75*time.Millisecond))
 	require.Equal(t, n+1, s.n)
 }
 
@@ -114,7 +114,7 @@ func BenchmarkStepModel(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
 		s.Add(70 * time.Millisecond)
-		s.Teach(full(110_000, 70*time.Millisecond))
+		s.Learn(full(110_000, 70*time.Millisecond))
 		s.Model()
 	}
 }
@@ -149,25 +149,25 @@ func TestALineGoesThroughTheMeanOfAWindow(t *testing.T) {
 	before := s.Line().Learned
 	feed(&s, 500, 60, 2e-4, 0, 100_000) // everything takes longer now
 	l := Line{Model: Model{C1Ms: 2e-4}, Learned: s.Line().Learned}
-	m := l.Through(before)
+	m := l.ThroughStepsSince(before)
 	require.InDelta(t, 60, m.C0Ms, 0.01)
 	require.Equal(t, 2e-4, m.C1Ms)
 	l = Line{Model: Model{C0Ms: 7}, Learned: before}
-	require.Equal(t, Model{C0Ms: 7}, l.Through(before), "nothing was taught")
+	require.Equal(t, Model{C0Ms: 7}, l.ThroughStepsSince(before), "nothing was taught")
 	l.Model = Model{C1Ms: 1}
-	require.Zero(t, l.Through(LearnedSteps{}).C0Ms, "no step is free")
+	require.Zero(t, l.ThroughStepsSince(LearnedSteps{}).C0Ms, "no step is free")
 }
 
 // Where nearly all steps have a prefill, few tell what the others take, and some of these had one that nobody saw.
 func TestAStepWithoutAPrefillTakesNoLongerThanTheFixedPartOfOne(t *testing.T) {
-	law := Model{C0Ms: 20, OwnMs: 0.06, SharedMs: 0.04, PrefillMs: 5}
+	law := Model{C0Ms: 20, OwnPromptMs: 0.06, SharedPromptMs: 0.04, PrefillMs: 5}
 	var s Times
 	teach := func(seen, really int) {
 		ranks := []Rank{{Requests: 4, KV: 20_000, Prompt: float64(really)}, {Requests: 4, KV: 20_000}}
 		length := time.Duration(law.Ms(ranks) * float64(time.Millisecond))
 		ranks[0].Prompt = float64(seen)
 		s.Add(length)
-		s.Teach(Sample{Ranks: ranks, Tokens: 1, Length: length})
+		s.Learn(Sample{Ranks: ranks, Tokens: 1, Length: length})
 	}
 	l := s.Line()
 	require.False(t, l.Known())
@@ -176,12 +176,12 @@ func TestAStepWithoutAPrefillTakesNoLongerThanTheFixedPartOfOne(t *testing.T) {
 	}
 	l = s.Line()
 	require.True(t, l.Known(), "though no step was without a prefill")
-	require.InDelta(t, 25, l.Through(LearnedSteps{}).C0Ms, 1)
+	require.InDelta(t, 25, l.ThroughStepsSince(LearnedSteps{}).C0Ms, 1)
 	for range 9 {
 		teach(0, 700)
 	}
 	l = s.Line()
-	m := l.Through(LearnedSteps{})
+	m := l.ThroughStepsSince(LearnedSteps{})
 	require.InDelta(t, 25, m.C0Ms, 1)
 	require.InDelta(t, 25, m.C0Ms+m.PrefillMs, 1)
 	for range 300 {
@@ -190,18 +190,18 @@ func TestAStepWithoutAPrefillTakesNoLongerThanTheFixedPartOfOne(t *testing.T) {
 	before := s.Line().Learned
 	teach(0, 0)
 	l = s.Line()
-	m = l.Through(before)
+	m = l.ThroughStepsSince(before)
 	require.InDelta(t, 20, m.C0Ms, 1)
 	require.InDelta(t, 25, m.C0Ms+m.PrefillMs, 1)
 }
 
 // A few steps without a prefill, of which the window has none, tell more than those with one.
 func TestStepsBeforeTheWindowTellWhatItDoesNot(t *testing.T) {
-	l := Line{Learned: LearnedSteps{Steps: 30, Ms: 900}, Fixed: 400}
-	require.Equal(t, 30., l.Through(l.Learned).C0Ms)
-	require.Equal(t, 370., l.Through(l.Learned).PrefillMs)
+	l := Line{Learned: LearnedSteps{Steps: 30, Ms: 900}, PrefillC0Ms: 400}
+	require.Equal(t, 30., l.ThroughStepsSince(l.Learned).C0Ms)
+	require.Equal(t, 370., l.ThroughStepsSince(l.Learned).PrefillMs)
 	l.C0Ms = 20
-	require.Equal(t, 20., l.Through(l.Learned).C0Ms, "it is known better")
+	require.Equal(t, 20., l.ThroughStepsSince(l.Learned).C0Ms, "it is known better")
 }
 
 // An engine may stand still in its first steps. The steps after it are heard, and soon say what is usual.
@@ -229,7 +229,7 @@ func heard(s *Times, law Model, steps int) (told int) {
 		if since < s.Least() {
 			continue
 		}
-		s.Teach(Sample{Ranks: ranks, Tokens: tokens, Length: since})
+		s.Learn(Sample{Ranks: ranks, Tokens: tokens, Length: since})
 		s.Add(since)
 		since, tokens = 0, 0
 		told++
@@ -240,12 +240,12 @@ func heard(s *Times, law Model, steps int) (told int) {
 // Most steps have a prefill, and the others are far shorter. They are heard nevertheless, also where they become shorter still.
 func TestStepsWithAPrefillHideNoOther(t *testing.T) {
 	var s Times
-	require.Equal(t, 600, heard(&s, Model{C0Ms: 35, OwnMs: 0.11, SharedMs: 0.04}, 600))
+	require.Equal(t, 600, heard(&s, Model{C0Ms: 35, OwnPromptMs: 0.11, SharedPromptMs: 0.04}, 600))
 	require.InDelta(t, 14, float64(s.Least().Milliseconds()), 1)
 	s = Times{}
-	heard(&s, Model{C0Ms: 200, OwnMs: 0.11, SharedMs: 0.04}, 400)
-	heard(&s, Model{C0Ms: 30, OwnMs: 0.11, SharedMs: 0.04}, 300)
-	require.Equal(t, 300, heard(&s, Model{C0Ms: 30, OwnMs: 0.11, SharedMs: 0.04}, 300))
+	heard(&s, Model{C0Ms: 200, OwnPromptMs: 0.11, SharedPromptMs: 0.04}, 400)
+	heard(&s, Model{C0Ms: 30, OwnPromptMs: 0.11, SharedPromptMs: 0.04}, 300)
+	require.Equal(t, 300, heard(&s, Model{C0Ms: 30, OwnPromptMs: 0.11, SharedPromptMs: 0.04}, 300))
 }
 
 // A few requests that speak late are no step, and do not say what one takes.
@@ -254,13 +254,13 @@ func TestStreamsThatSpeakLateAreNoStep(t *testing.T) {
 	ranks := []Rank{{Requests: 4, KV: 20_000, Prompt: 2000}, {Requests: 4, KV: 20_000}}
 	later := []Rank{{Requests: 4, KV: 20_000}, {Requests: 4, KV: 20_000}}
 	for i := range 2000 {
-		s.Teach(Sample{Ranks: ranks, Tokens: 1, Length: 300 * time.Millisecond})
+		s.Learn(Sample{Ranks: ranks, Tokens: 1, Length: 300 * time.Millisecond})
 		s.Add(300 * time.Millisecond)
 		if late := 3 * time.Millisecond; i%20 == 0 && late >= s.Least() {
-			s.Teach(Sample{Ranks: later, Tokens: 0.2, Length: late})
+			s.Learn(Sample{Ranks: later, Tokens: 0.2, Length: late})
 			s.Add(late)
 		}
 	}
 	require.Equal(t, 6*time.Millisecond, s.Least(), "a step without a prefill may be so short")
-	require.Zero(t, s.plainLengths.seen)
+	require.Zero(t, s.plainLengths.count)
 }

@@ -53,7 +53,7 @@ func (w *world) costly() { w.law.RequestMs = 0.05 * math.Exp(math.Log(8)*w.rng.F
 // prefills has ranks compute prompts.
 func (w *world) prefills() {
 	token, shared := 0.08+0.08*w.rng.Float64(), 0.55+0.35*w.rng.Float64()
-	w.law.OwnMs, w.law.SharedMs, w.law.PrefillMs = token*(1-shared), token*shared, 20*w.rng.Float64()
+	w.law.OwnPromptMs, w.law.SharedPromptMs, w.law.PrefillMs = token*(1-shared), token*shared, 20*w.rng.Float64()
 	w.computes = true
 }
 
@@ -151,7 +151,7 @@ func (w *world) ms(ranks []Rank) float64 {
 	if !w.padded {
 		return w.law.Ms(ranks)
 	}
-	most := weighing{}.fullestOf(ranks)
+	most := requestWeight{}.slowestOf(ranks)
 	return w.law.Ms([]Rank{most})
 }
 
@@ -161,8 +161,8 @@ func (w *world) teach(s *Times, steps int) {
 		ranks := w.step()
 		length := w.lasts(ranks)
 		s.Add(length)
-		s.Teach(Sample{Ranks: ranks, Tokens: 1, Length: length})
-		if s.requests.window.n == 0 {
+		s.Learn(Sample{Ranks: ranks, Tokens: 1, Length: length})
+		if s.weights.window.n == 0 {
 			w.weight = append(w.weight, s.Weight())
 		}
 	}

@@ -7,8 +7,8 @@ const maxBits = 65_536
 
 // reach is a table of sets: for every i and j, the sums that exactly j of the first i sizes can have. Each set is a bitset. All sets are
 // kept, so that the items of a sum can be found again (see trace).
-type reach struct {
-	n, most int      // number of sizes, and the largest j
+type sumTable struct {
+	items, maxItems int      // number of sizes, and the largest j
 	bound   int64    // larger sums are left out
 	rows    []row    // the set of (i, j) is at index i*(most+1)+j
 	arena   []uint64 // memory for the words of all rows, which the next table reuses
@@ -26,9 +26,9 @@ type row struct {
 // fill builds the table. Each sum adds at most `most` of the sizes, and sums above bound are left out. fill takes one size after another.
 // The set of (i+1, j) has the sums without the size at index i, which are the set of (i, j), and the sums with it, which are the sums of
 // (i, j-1) plus this size.
-func (r *reach) fill(sizes []int64, most int, bound int64) {
-	r.n, r.most, r.bound, r.used = len(sizes), most, bound, 0
-	if need := (r.n + 1) * (most + 1); cap(r.rows) < need {
+func (r *sumTable) fill(sizes []int64, most int, bound int64) {
+	r.items, r.maxItems, r.bound, r.used = len(sizes), most, bound, 0
+	if need := (r.items + 1) * (most + 1); cap(r.rows) < need {
 		r.rows = make([]row, need)
 	} else {
 		r.rows = r.rows[:need]
@@ -48,11 +48,11 @@ func (r *reach) fill(sizes []int64, most int, bound int64) {
 }
 
 // at returns the set of (i, j).
-func (r *reach) at(i, j int) row { return r.rows[i*(r.most+1)+j] }
+func (r *sumTable) sumsOf(i, j int) row { return r.rows[i*(r.maxItems+1)+j] }
 
 // union returns the set of the sums of without, and of the sums of fewer plus size, up to bound. If no sum of fewer plus size is within
 // bound, it returns without itself.
-func (r *reach) union(without, fewer row, size int64) row {
+func (r *sumTable) union(without, fewer row, size int64) row {
 	low := fewer.low + int(size>>6)
 	if fewer.words == nil || int64(low) > r.bound>>6 {
 		return without // both sets can share one row, because a row does not change after it is built
@@ -72,12 +72,12 @@ func (r *reach) union(without, fewer row, size int64) row {
 }
 
 // reserve makes the arena large enough for all rows, because the words of a row must not move.
-func (r *reach) reserve(sizes []int64) {
+func (r *sumTable) reserve(sizes []int64) {
 	need := 1
 	var largest int64
 	for i, size := range sizes {
 		largest = max(largest, min(size, r.bound))
-		for j := 1; j <= min(i+1, r.most); j++ {
+		for j := 1; j <= min(i+1, r.maxItems); j++ {
 			need += wordsFor(min(r.bound, largest*int64(j)))
 		}
 	}
@@ -87,7 +87,7 @@ func (r *reach) reserve(sizes []int64) {
 }
 
 // newRow returns a row with memory from the arena. The words are not cleared.
-func (r *reach) newRow(low int, top int64) row {
+func (r *sumTable) newRow(low int, top int64) row {
 	n := wordsFor(top) - low
 	words := r.arena[r.used : r.used+n : r.used+n]
 	r.used += n
@@ -111,7 +111,7 @@ func (w row) has(sum int64) bool {
 }
 
 // previous returns the largest sum in the row that is at most x; false: there is none.
-func (w row) previous(x int64) (int64, bool) {
+func (w row) largestAtMost(x int64) (int64, bool) {
 	from := int64(w.low) << 6
 	if len(w.words) == 0 || x < from {
 		return 0, false
@@ -123,7 +123,7 @@ func (w row) previous(x int64) (int64, bool) {
 }
 
 // next returns the smallest sum in the row that is at least x; false: there is none.
-func (w row) next(x int64) (int64, bool) {
+func (w row) smallestAtLeast(x int64) (int64, bool) {
 	var b bitset.BitSet
 	b.SetBitsetFrom(w.words)
 	from := int64(w.low) << 6
@@ -149,9 +149,9 @@ func orShifted(dst, src []uint64, shift uint) {
 }
 
 // largestUpTo returns the largest sum of at least one item that is at most x, and the largest number of items with this sum.
-func (r *reach) largestUpTo(x int64) (sum int64, count int, ok bool) {
-	for j := 1; j <= r.most; j++ {
-		if s, found := r.at(r.n, j).previous(x); found && (!ok || s >= sum) {
+func (r *sumTable) largestUpTo(x int64) (sum int64, count int, ok bool) {
+	for j := 1; j <= r.maxItems; j++ {
+		if s, found := r.sumsOf(r.items, j).largestAtMost(x); found && (!ok || s >= sum) {
 			sum, count, ok = s, j, true
 		}
 	}
@@ -159,9 +159,9 @@ func (r *reach) largestUpTo(x int64) (sum int64, count int, ok bool) {
 }
 
 // smallestFrom returns the smallest sum of at least one item that is at least x, and the largest number of items with this sum.
-func (r *reach) smallestFrom(x int64) (sum int64, count int, ok bool) {
-	for j := 1; j <= r.most; j++ {
-		if s, found := r.at(r.n, j).next(x); found && (!ok || s <= sum) {
+func (r *sumTable) smallestFrom(x int64) (sum int64, count int, ok bool) {
+	for j := 1; j <= r.maxItems; j++ {
+		if s, found := r.sumsOf(r.items, j).smallestAtLeast(x); found && (!ok || s <= sum) {
 			sum, count, ok = s, j, true
 		}
 	}
@@ -170,9 +170,9 @@ func (r *reach) smallestFrom(x int64) (sum int64, count int, ok bool) {
 
 // trace returns the smallest mask of so many items with the given sum, which the table must have. From the last item to the first, it
 // leaves an item out if as many items before it can make the sum.
-func (r *reach) trace(sizes []int64, sum int64, count int) (mask uint64) {
-	for i := r.n; i > 0 && count > 0; i-- {
-		if r.at(i-1, count).has(sum) {
+func (r *sumTable) trace(sizes []int64, sum int64, count int) (mask uint64) {
+	for i := r.items; i > 0 && count > 0; i-- {
+		if r.sumsOf(i-1, count).has(sum) {
 			continue
 		}
 		mask |= 1 << (i - 1)

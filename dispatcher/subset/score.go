@@ -39,11 +39,11 @@ func Discounts(horizon int, gamma float64) []float64 {
 
 // Score is the score F of one rank, prepared to be computed for many values of w. Before its use, SetBR0 or SetBRH must be called.
 type Score struct {
-	exact   bool  // the score is that of BR-0: whole numbers below 2^53, which are exact in a float64
+	isBR0   bool  // the score is that of BR-0: whole numbers below 2^53, which are exact in a float64
 	workers int   // BR-0: number of workers
 	margin  int64 // BR-0: margin of the rank
 
-	gain  float64 // BR-H: slope of F at w = 0, which is alpha times the sum of the discounts
+	startSlope  float64 // BR-H: slope of F at w = 0, which is alpha times the sum of the discounts
 	beta  float64
 	knots []knot  // BR-H: by margin, ascending
 	keys  []int64 // memory for sorting
@@ -60,7 +60,7 @@ type knot struct {
 
 // SetBR0 makes s the score of a rank with this margin among so many workers.
 func (s *Score) SetBR0(margin int64, workers int) {
-	s.exact, s.margin, s.workers, s.knee = true, margin, workers, margin
+	s.isBR0, s.margin, s.workers, s.knee = true, margin, workers, margin
 }
 
 // stepBits is the number of low bits of a sort key that have the step. The other bits have the margin of the step.
@@ -69,11 +69,11 @@ const stepBits = 10
 // SetBRH makes s the score of a rank with these margins and discounts, of at most 1024 steps, and finds its knee. Margins must be below
 // 2^53. s keeps no reference to the slices.
 func (s *Score) SetBRH(margins []int64, discounts []float64, alpha, beta float64) {
-	s.exact, s.beta, s.gain = false, beta, 0
+	s.isBR0, s.beta, s.startSlope = false, beta, 0
 	s.keys = s.keys[:0]
 	for h, m := range margins {
 		s.keys = append(s.keys, m<<stepBits|int64(h))
-		s.gain += alpha * discounts[h]
+		s.startSlope += alpha * discounts[h]
 	}
 	slices.Sort(s.keys) // sorting whole numbers takes a third of the time of sorting knots
 	if cap(s.knots) < len(margins) {
@@ -91,7 +91,7 @@ func (s *Score) SetBRH(margins []int64, discounts []float64, alpha, beta float64
 		sumDMul += k.discount * float64(k.margin)
 		k.sumD, k.sumDMul = sumD, sumDMul
 		lastOfMargin := i+1 == len(s.knots) || s.knots[i+1].margin > k.margin // beyond it, the discounts of all equal margins count
-		stopsRising := s.gain-beta*sumD <= 1e-12*s.gain                       // the slope beyond this knot is 0 or less, but for rounding
+		stopsRising := s.startSlope-beta*sumD <= 1e-12*s.startSlope                       // the slope beyond this knot is 0 or less, but for rounding
 		if lastOfMargin && stopsRising && s.knee == Unlimited {
 			s.knee = k.margin
 		}
@@ -103,7 +103,7 @@ func (s *Score) Knee() int64 { return s.knee }
 
 // F returns the score of w added tokens.
 func (s *Score) F(w int64) float64 {
-	if s.exact {
+	if s.isBR0 {
 		return float64(F0(w, s.margin, s.workers))
 	}
 	below, end := 0, len(s.knots) // a binary search: below becomes the number of margins below w
@@ -114,7 +114,7 @@ func (s *Score) F(w int64) float64 {
 			end = mid
 		}
 	}
-	f := s.gain * float64(w)
+	f := s.startSlope * float64(w)
 	if below > 0 {
 		k := &s.knots[below-1]
 		f -= s.beta * (k.sumD*float64(w) - k.sumDMul)
@@ -124,7 +124,7 @@ func (s *Score) F(w int64) float64 {
 
 // Equal reports whether two scores tie. Scores of BR-0 must be equal, and scores of BR-H equal to nine digits.
 func (s *Score) Equal(x, y float64) bool {
-	if s.exact {
+	if s.isBR0 {
 		return x == y
 	}
 	return Equal(x, y)

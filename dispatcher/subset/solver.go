@@ -44,13 +44,13 @@ type Solver struct {
 	sizes   [MaxItems]int64 // scaled tokens of the candidates that fit alone
 	tokens  [MaxItems]int64 // tokens of these candidates
 	index   [MaxItems]uint8 // index of these candidates in the problem
-	n, most int             // number of these candidates, and how many of them may be taken
+	count, maxCount int             // number of these candidates, and how many of them may be taken
 	limit   int64           // Problem.Limit
 	knee    int64
 
 	low, high choice // the subset with the largest sum <= knee, and the one with the smallest sum > knee
 
-	table reach
+	table sumTable
 	units [MaxItems]int64 // sizes in the table's unit
 }
 
@@ -64,21 +64,21 @@ type Solver struct {
 func (s *Solver) Best(f *Score, p Problem) (Set, bool) {
 	s.loadCandidates(f, p)
 	switch {
-	case s.n == 0 || s.most == 0:
+	case s.count == 0 || s.maxCount == 0:
 		return Set{}, false
-	case s.most == 1:
+	case s.maxCount == 1:
 		s.singles()
-	case countSubsets(s.n, s.most) <= enumerable:
+	case countSubsets(s.count, s.maxCount) <= enumerable:
 		s.walk(0, choice{}, 0)
 	default:
-		s.bitsets(f, p.Cost)
+		s.searchTable(f, p.Cost)
 	}
-	return s.better(f), true
+	return s.pickBetter(f), true
 }
 
 // better returns s.low or s.high as a Set, whichever has the better score. At least one of them was found. The bits of the Set's mask are
 // indices in Problem.Tokens, but those of choice.mask are indices in s.sizes.
-func (s *Solver) better(f *Score) Set {
+func (s *Solver) pickBetter(f *Score) Set {
 	best := s.low
 	if !best.ok || s.high.ok && f.Better(f.F(s.high.sum), f.F(best.sum)) {
 		best = s.high
@@ -92,27 +92,27 @@ func (s *Solver) better(f *Score) Set {
 
 // loadCandidates copies the candidates that fit within the limit by themselves, in their order.
 func (s *Solver) loadCandidates(f *Score, p Problem) {
-	s.n, s.limit, s.knee = 0, p.Limit, f.Knee()
+	s.count, s.limit, s.knee = 0, p.Limit, f.Knee()
 	s.low, s.high = choice{}, choice{}
 	for i, t := range p.Tokens {
 		if t <= p.Limit {
-			s.tokens[s.n], s.sizes[s.n], s.index[s.n] = t, Scaled(t, p.Cost), uint8(i)
-			s.n++
+			s.tokens[s.count], s.sizes[s.count], s.index[s.count] = t, Scaled(t, p.Cost), uint8(i)
+			s.count++
 		}
 	}
-	s.most = min(p.Cap, s.n)
+	s.maxCount = min(p.Cap, s.count)
 }
 
 // singles considers every candidate alone.
 func (s *Solver) singles() {
-	for i := range s.n {
+	for i := range s.count {
 		s.consider(choice{sum: s.sizes[i], count: 1, mask: 1 << i, ok: true})
 	}
 }
 
 // walk considers all allowed sets that add candidates with an index of at least from to the set have, which has so many tokens.
 func (s *Solver) walk(from int, have choice, tokens int64) {
-	for i := from; i < s.n; i++ {
+	for i := from; i < s.count; i++ {
 		t := tokens + s.tokens[i]
 		if t > s.limit {
 			continue
@@ -122,7 +122,7 @@ func (s *Solver) walk(from int, have choice, tokens int64) {
 			continue // a smaller sum beyond the knee is known, and more candidates only make this one larger
 		}
 		s.consider(next)
-		if next.count < s.most {
+		if next.count < s.maxCount {
 			s.walk(i+1, next, t)
 		}
 	}
@@ -155,14 +155,14 @@ func countSubsets(n, most int) int {
 // bitsets searches in a table of the sums that subsets can have. The two choices that it finds are only approximate if the table counts
 // blocks of tokens, or if sums are scaled by a cost, because the limit is for unscaled tokens. In these cases, bitsets checks both choices
 // against the limit, and compares them with the best single candidates and with a greedy choice.
-func (s *Solver) bitsets(f *Score, cost float64) {
+func (s *Solver) searchTable(f *Score, cost float64) {
 	limit, exact := s.limit, true
 	if cost != 1 && cost != 0 && limit != Unlimited {
 		// Rounding moves each size by up to half a token, so a sum of sizes within this limit is within the true one.
-		limit, exact = int64(math.Floor(float64(limit)*cost-float64(s.most)/2)), false
+		limit, exact = int64(math.Floor(float64(limit)*cost-float64(s.maxCount)/2)), false
 	}
 	if limit >= 0 { // below 0, no set is certain to be within the true limit
-		exact = s.probe(limit) && exact
+		exact = s.fillTable(limit) && exact
 	}
 	if exact {
 		return
@@ -195,22 +195,22 @@ func (s *Solver) considerChecked(x choice) {
 
 // probe sets low and high from the table of sums, and reports whether the table counted single tokens. If it counted blocks of tokens, only
 // the masks of the choices can be used, because their sums are in blocks.
-func (s *Solver) probe(limit int64) bool {
-	sizes, knee := s.sizes[:s.n], s.knee
-	bound := boundOf(sizes, s.most, knee, limit)
+func (s *Solver) fillTable(limit int64) bool {
+	sizes, knee := s.sizes[:s.count], s.knee
+	bound := boundOf(sizes, s.maxCount, knee, limit)
 	unit := (bound + maxBits - 1) / maxBits // tokens per block; 0 or 1: single tokens
 	if unit > 1 {
 		for i, w := range sizes {
 			s.units[i] = max(1, (w+unit/2)/unit) // rounded, but a short prompt counts as a block, too
 		}
-		sizes = s.units[:s.n]
+		sizes = s.units[:s.count]
 		limit /= unit
 		if knee != Unlimited {
 			knee /= unit
 		}
-		bound = boundOf(sizes, s.most, knee, limit)
+		bound = boundOf(sizes, s.maxCount, knee, limit)
 	}
-	s.table.fill(sizes, s.most, bound)
+	s.table.fill(sizes, s.maxCount, bound)
 	if sum, count, ok := s.table.largestUpTo(min(knee, bound)); ok {
 		s.low = choice{sum: sum, count: count, mask: s.table.trace(sizes, sum, count), ok: true}
 	}
@@ -242,9 +242,9 @@ func boundOf(sizes []int64, most int, knee, limit int64) int64 {
 func (s *Solver) greedy() choice {
 	var taken choice
 	var tokens int64
-	for taken.count < s.most {
+	for taken.count < s.maxCount {
 		pick := -1
-		for i := range s.n {
+		for i := range s.count {
 			free := taken.mask>>i&1 == 0
 			fits := taken.sum+s.sizes[i] <= s.knee && tokens+s.tokens[i] <= s.limit
 			if free && fits && (pick < 0 || s.sizes[i] > s.sizes[pick]) {

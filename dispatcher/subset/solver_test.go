@@ -99,10 +99,10 @@ func TestBitsetsAgreeWithEnumeration(t *testing.T) {
 		f := drawBR0(t, 900)
 		s.loadCandidates(f, p)
 		e.loadCandidates(f, p)
-		if s.n == 0 || s.most == 0 {
+		if s.count == 0 || s.maxCount == 0 {
 			return
 		}
-		s.bitsets(f, 1)
+		s.searchTable(f, 1)
 		e.walk(0, choice{}, 0)
 		require.Equal(t, e.low, s.low, "largest sum up to the knee: sum, cardinality, tie")
 		require.Equal(t, e.high, s.high, "smallest sum past it")
@@ -117,11 +117,11 @@ func TestBlocksKeepTheLimitsAndBeatSingles(t *testing.T) {
 		p.Cost = rapid.SampledFrom([]float64{0, 1, 1, 0.8, 1.7}).Draw(t, "cost")
 		f := drawBR0(t, 120_000)
 		s.loadCandidates(f, p)
-		if s.n == 0 || s.most == 0 {
+		if s.count == 0 || s.maxCount == 0 {
 			return
 		}
-		s.bitsets(f, p.Cost)
-		got := s.better(f)
+		s.searchTable(f, p.Cost)
+		got := s.pickBetter(f)
 		checkSet(t, p, got, true)
 		for i, tokens := range p.Tokens {
 			if tokens <= p.Limit {
@@ -237,7 +237,7 @@ func BenchmarkTwoWays(b *testing.B) {
 				search func(s *Solver)
 			}{
 				{"enumerated", func(s *Solver) { s.walk(0, choice{}, 0) }},
-				{"bitsets", func(s *Solver) { s.bitsets(&f, p.Cost) }},
+				{"bitsets", func(s *Solver) { s.searchTable(&f, p.Cost) }},
 			}
 			var found [2]Set
 			for i, way := range ways {
@@ -246,7 +246,7 @@ func BenchmarkTwoWays(b *testing.B) {
 					for b.Loop() {
 						s.loadCandidates(&f, p)
 						way.search(&s)
-						found[i] = s.better(&f)
+						found[i] = s.pickBetter(&f)
 					}
 				})
 			}

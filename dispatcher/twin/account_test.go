@@ -10,7 +10,7 @@ import (
 )
 
 func TestAnErrorIsTwiceTheDeviationAndAtLeastWhatItIsNow(t *testing.T) {
-	var s scatter
+	var s errorSpread
 	require.InDelta(t, 0.02, s.add(0.01, 60), 1e-9)
 	for range 100 {
 		s.add(-0.01, 60)
@@ -42,7 +42,7 @@ func TestTheErrorOfAForecast(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			r := rand.New(rand.NewPCG(1, 2))
 			at := func(chance, wrong float64) float64 { return 50 * (1 + wrong + chance*r.NormFloat64()) }
-			a := account{chance: map[string]*ewma{}}
+			a := account{variances: map[string]*ewma{}}
 			within, size := 0., 0.
 			for range windows {
 				var own, other tally
@@ -52,9 +52,9 @@ func TestTheErrorOfAForecast(t *testing.T) {
 				}
 				chance, known := a.chanceOf("own", &own, seconds)
 				require.True(t, known)
-				a.wrong.add(own.mean()/at(0.01, 0)-1, own.ofMean(chance), seconds, seconds)
+				a.bias.add(own.mean()/at(0.01, 0)-1, own.deviationOfMean(chance), seconds, seconds)
 				chance, _ = a.chanceOf("other", &other, seconds)
-				e := a.wrong.forecast(other.ofMean(chance))
+				e := a.bias.errorBound(other.deviationOfMean(chance))
 				if math.Abs(other.mean()/at(c.chance, 0)-1) <= e {
 					within += 1. / windows
 				}
@@ -70,7 +70,7 @@ func TestTheErrorOfAForecast(t *testing.T) {
 // What is more than chance counts: at once if it is much, and if it is less once it was so for long enough.
 func TestWhenTheReplaysOfThePolicyInForceAreWrong(t *testing.T) {
 	const chance, window, fresh = 0.01, 240, 15
-	var w wrong
+	var w bias
 	w.add(0.019, chance, window, window)
 	require.Zero(t, max(w.lastError, w.hourError), "it is by chance")
 	w.add(-0.03, chance, window, fresh)
@@ -78,7 +78,7 @@ func TestWhenTheReplaysOfThePolicyInForceAreWrong(t *testing.T) {
 	w.add(0, chance, window, fresh)
 	require.Zero(t, max(w.lastError, w.hourError))
 
-	w = wrong{}
+	w = bias{}
 	windows := 0
 	for ; max(w.lastError, w.hourError) == 0 && windows < 1000; windows++ {
 		w.add(0.01, chance, window, fresh)
@@ -98,8 +98,8 @@ func TestTalliesOfFewReplays(t *testing.T) {
 	one.add(50)
 	require.Equal(t, 50., one.mean())
 	require.Zero(t, one.variance(), "one tells nothing of chance")
-	require.InDelta(t, 0.014, one.ofMean(0.01), 1e-3)
-	a := account{chance: map[string]*ewma{}}
+	require.InDelta(t, 0.014, one.deviationOfMean(0.01), 1e-3)
+	a := account{variances: map[string]*ewma{}}
 	_, known := a.chanceOf("p", &one, 60)
 	require.False(t, known, "there never were two")
 	two := one
@@ -128,11 +128,11 @@ func TestWhatIsClaimed(t *testing.T) {
 			if c.v.To, c.v.StepMs, c.v.TwinMs = noon, 50, 50; c.v.From.IsZero() {
 				c.v.From = noon.Add(-240 * time.Second)
 			}
-			p := tried{spec: "other", policy: "other", step: tally{n: c.n, sum: 52.5 * c.n, squares: 52.5 * 52.5 * c.n}}
-			got := (&Twin{}).against(&p, &c.v, &account{chance: map[string]*ewma{}})
+			p := policyReplays{spec: "other", name: "other", stepMs: tally{n: c.n, sum: 52.5 * c.n, squares: 52.5 * 52.5 * c.n}}
+			got := (&Twin{}).against(&p, &c.v, &account{variances: map[string]*ewma{}})
 			require.Equal(t, c.want, got.Claimed)
 			require.InDelta(t, 2.5, got.SavedMs, 1e-9)
-			require.InDelta(t, 2*leastOff, got.Error, 1e-9)
+			require.InDelta(t, 2*minBias, got.Error, 1e-9)
 		})
 	}
 }

@@ -11,9 +11,9 @@ import (
 )
 
 // replayed is one more replay, with steps of these means in the window and in the seconds of it that are fresh.
-func (p *tried) replayed(all, fresh, seconds float64) {
-	p.step.add(all)
-	p.fresh.fade(1, &steps{1000 * seconds / fresh, 1000 * seconds}, 1)
+func (p *policyReplays) replayed(all, fresh, seconds float64) {
+	p.stepMs.add(all)
+	p.newSteps.fade(1, &steps{1000 * seconds / fresh, 1000 * seconds}, 1)
 }
 
 // An hour of windows covers what its forecast is off by in 19 of 20 cases, about.
@@ -38,7 +38,7 @@ func TestTheErrorOfAnHour(t *testing.T) {
 				var h hour
 				took, n := 0., 0.
 				for range windows {
-					var own, other tried
+					var own, other policyReplays
 					for range c.replays {
 						own.replayed(50, 50, seconds)
 						other.replayed(48, 48*(1+c.wrong+c.chance*r.NormFloat64()), seconds)
@@ -46,7 +46,7 @@ func TestTheErrorOfAnHour(t *testing.T) {
 					h.add(&other, &own, seconds, c.chance*math.Sqrt(seconds))
 					took, n = took+seconds*1000, n+seconds*1000/(48*(1+c.chance*r.NormFloat64()))
 				}
-				told := h.result(&wrong{hourError: c.wrong})
+				told := h.result(&bias{hourError: c.wrong})
 				require.InDelta(t, windows*seconds, told.Seconds, 1e-6)
 				require.InDelta(t, told.StepMs-50, told.SavedMs, 1e-9)
 				if math.Abs(told.StepMs/(took/n)-1) <= told.Error {
@@ -67,43 +67,43 @@ func TestTheErrorOfAnHour(t *testing.T) {
 func TestWhatAnHourIsOf(t *testing.T) {
 	var h hour
 	add := func(step, seconds, chance float64) {
-		var own, other tried
+		var own, other policyReplays
 		own.replayed(50, 50, max(1, seconds))
 		other.replayed(step, step, max(1, seconds))
 		h.add(&other, &own, seconds, chance)
 	}
 	add(45, 60, 0.01)
-	require.Zero(t, h.result(&wrong{}), "of a minute")
+	require.Zero(t, h.result(&bias{}), "of a minute")
 	add(45, 0, 0.01)
 	require.InDelta(t, 60, h.seconds, 1e-9, "nothing of it is new")
 	add(45, 60, 0.01)
-	told := h.result(&wrong{})
-	require.InDeltaSlice(t, []float64{120, 45, -5, 2 * leastOff}, []float64{told.Seconds, told.StepMs, told.SavedMs, told.Error}, 1e-3)
-	require.InDelta(t, 0.04, h.result(&wrong{hourError: 0.02, lastError: 0.3}).Error, 1e-3,
+	told := h.result(&bias{})
+	require.InDeltaSlice(t, []float64{120, 45, -5, 2 * minBias}, []float64{told.Seconds, told.StepMs, told.SavedMs, told.Error}, 1e-3)
+	require.InDelta(t, 0.04, h.result(&bias{hourError: 0.02, lastError: 0.3}).Error, 1e-3,
 		"one window in which the replay of what was is wrong is one of many")
 	for range 10 * 60 {
 		add(55, 60, 0.01)
 	}
 	require.InDelta(t, time.Hour.Seconds(), h.seconds, 1e-9)
-	require.InDelta(t, 55, h.result(&wrong{}).StepMs, 0.01)
+	require.InDelta(t, 55, h.result(&bias{}).StepMs, 0.01)
 
 	h = hour{}
 	for range 10 {
 		add(20, 60, 0.01)
 		add(60, 60, 0.01)
 	}
-	require.InDelta(t, 30, h.result(&wrong{}).StepMs, 0.01, "each step counts once: of short ones there are more")
-	require.InDelta(t, 50, h.result(&wrong{}).StepMs-h.result(&wrong{}).SavedMs, 0.01)
+	require.InDelta(t, 30, h.result(&bias{}).StepMs, 0.01, "each step counts once: of short ones there are more")
+	require.InDelta(t, 50, h.result(&bias{}).StepMs-h.result(&bias{}).SavedMs, 0.01)
 
 	h = hour{}
 	add(45, 600, 0)
-	require.Zero(t, h.result(&wrong{}), "what is by chance is not known")
+	require.Zero(t, h.result(&bias{}), "what is by chance is not known")
 }
 
 // Each of the other policies has an hour, and all begin anew where nothing that was before can be replayed.
 func TestWhenAnHourBeginsAnew(t *testing.T) {
-	replays := func(policy string, step float64) *tried {
-		p := &tried{policy: policy}
+	replays := func(policy string, step float64) *policyReplays {
+		p := &policyReplays{name: policy}
 		p.replayed(step, step, 60)
 		return p
 	}
@@ -113,12 +113,12 @@ func TestWhenAnHourBeginsAnew(t *testing.T) {
 	}
 	require.InDelta(t, 180, a.addToHour(replays("a", 45), replays("own", 50), 60, 0.01).Seconds, 1e-9)
 	require.Zero(t, a.addToHour(replays("b", 40), replays("own", 50), 60, 0.01))
-	require.Zero(t, a.addToHour(&tried{policy: "a", failed: errors.New("it fails")}, replays("own", 50), 60, 0.01))
+	require.Zero(t, a.addToHour(&policyReplays{name: "a", failed: errors.New("it fails")}, replays("own", 50), 60, 0.01))
 	require.InDelta(t, 240, a.addToHour(replays("a", 45), replays("own", 50), 60, 0.01).Seconds, 1e-9)
 	judge := New(nil)
 	judge.models["m"] = a
-	judge.AddStretch(&Stretch{}, nil)
+	judge.AddSegment(&Segment{}, nil)
 	require.InDelta(t, 300, a.addToHour(replays("a", 45), replays("own", 50), 60, 0.01).Seconds, 1e-9)
-	judge.AddStretch(&Stretch{AfterGap: true}, nil)
+	judge.AddSegment(&Segment{AfterGap: true}, nil)
 	require.Zero(t, a.addToHour(replays("a", 45), replays("own", 50), 60, 0.01))
 }

@@ -22,14 +22,14 @@ type survival struct {
 }
 
 // seen says from which length to which length an answer was observed, in tokens.
-type seen struct {
+type observation struct {
 	from, to int32
 	ended    bool // it ended at the length to; false: it was longer
 }
 
 // learnLengths returns the product-limit estimate (Kaplan and Meier) from at most n answers. Answers that were running when the window
 // began count only from the length that they had then.
-func learnLengths(n int, all iter.Seq[seen]) lengths {
+func estimateLengths(n int, all iter.Seq[observation]) lengths {
 	type change struct { // of the number of answers that are observed, at a length
 		tokens   int32
 		observed int8 // 1: one more answer is observed from this length on; -1: one less
@@ -65,7 +65,7 @@ func learnLengths(n int, all iter.Seq[seen]) lengths {
 }
 
 // longer returns the share of the answers that are longer than so many tokens.
-func (l lengths) longer(tokens int32) float64 {
+func (l lengths) shareLongerThan(tokens int32) float64 {
 	at, exact := slices.BinarySearchFunc(l.steps, tokens, func(s survival, t int32) int { return cmp.Compare(s.tokens, t) })
 	switch {
 	case exact:
@@ -79,7 +79,7 @@ func (l lengths) longer(tokens int32) float64 {
 // draw returns a random length for an answer that is longer than least. The ID is the seed, so that an answer has the same length in each
 // replay. The length is endless if it is drawn beyond the longest answer that was seen to end.
 func (l lengths) draw(least int32, id uint64) int32 {
-	longer := l.longer(least)
+	longer := l.shareLongerThan(least)
 	share := longer * rand.New(rand.NewPCG(id, 0)).Float64()
 	at, _ := slices.BinarySearchFunc(l.steps, share, func(s survival, want float64) int { return cmp.Compare(want, s.share) })
 	if longer == 0 || at == len(l.steps) {

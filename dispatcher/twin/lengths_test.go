@@ -12,7 +12,7 @@ import (
 )
 
 func TestLengthsCountThoseThatWereNotSeenToTheEnd(t *testing.T) {
-	l := learnLengths(4, slices.Values([]seen{
+	l := estimateLengths(4, slices.Values([]observation{
 		{0, 10, true},
 		{0, 20, false}, // it was longer than 20
 		{5, 30, true},  // it was only looked for from 5 on
@@ -20,10 +20,10 @@ func TestLengthsCountThoseThatWereNotSeenToTheEnd(t *testing.T) {
 	}))
 	third := 1. / 3
 	require.Equal(t, []survival{{10, 1 - third}, {30, 0}}, l.steps)
-	require.Equal(t, 1., l.longer(9))
-	require.InDelta(t, 2./3, l.longer(10), 1e-12)
-	require.InDelta(t, 2./3, l.longer(29), 1e-12)
-	require.Zero(t, l.longer(31))
+	require.Equal(t, 1., l.shareLongerThan(9))
+	require.InDelta(t, 2./3, l.shareLongerThan(10), 1e-12)
+	require.InDelta(t, 2./3, l.shareLongerThan(29), 1e-12)
+	require.Zero(t, l.shareLongerThan(31))
 	for id := range uint64(100) {
 		require.EqualValues(t, 30, l.draw(10, id), "all that were longer than 10 and were seen to the end")
 	}
@@ -38,7 +38,7 @@ func TestDrawnLengthsAreLikeTheRealOnes(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		r := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 1))
 		mean := rapid.Float64Range(20, 500).Draw(t, "mean")
-		var all []seen
+		var all []observation
 		for range 20_000 {
 			length := 1 + int32(r.ExpFloat64()*mean)
 			from, most := int32(0), int32(3*mean)
@@ -46,10 +46,10 @@ func TestDrawnLengthsAreLikeTheRealOnes(t *testing.T) {
 				from = int32(r.Float64() * mean)
 			}
 			if length > from {
-				all = append(all, seen{from, min(length, most), length <= most})
+				all = append(all, observation{from, min(length, most), length <= most})
 			}
 		}
-		l := learnLengths(len(all), slices.Values(all))
+		l := estimateLengths(len(all), slices.Values(all))
 		sum, n := 0.0, 0
 		for id := range uint64(20_000) {
 			if x := l.draw(0, id); x < endless {

@@ -12,17 +12,17 @@ import (
 )
 
 // mostStill bounds the turns in which no time passes: a replay with more such turns in a row is stuck and fails.
-const mostStill = 10_000
+const maxTurnsAtInstant = 10_000
 
 // unsteady is the largest share by which the length of a step is changed at random. The changes move requests into other steps and thereby,
 // after a while, change which requests are on a rank together. The results of replays that differ only in these changes then differ as
 // much as those of two real runs. Values of 0.001 and of 0.03 have about the same effect.
-const unsteady = 0.01
+const maxJitter = 0.01
 
 // NewReplay prepares a replay of a model under the policy spec; empty: the policy that was in force. draw is the seed of its random
 // numbers. The error says why the model cannot be replayed.
 func NewReplay(w *Window, model, spec string, draw uint64) (*Replay, error) {
-	boardsAtStart := w.Stretches[0].Boards
+	boardsAtStart := w.Segments[0].Boards
 	switch groups, dense := boardsAtStart.Groups(model); {
 	case dense || len(groups) == 0:
 		return nil, fmt.Errorf("%s has ranks that do not step together", model)
@@ -30,7 +30,7 @@ func NewReplay(w *Window, model, spec string, draw uint64) (*Replay, error) {
 		return nil, fmt.Errorf("%s has ranks that prefill and decode, whose steps are not foretold", model)
 	}
 	b := boardsAtStart.Clone()
-	begun := w.earlierState(model, spec)
+	begun := w.checkpointFor(model, spec)
 	if begun != nil {
 		b = begun.boards.Clone()
 	}
@@ -43,22 +43,22 @@ func NewReplay(w *Window, model, spec string, draw uint64) (*Replay, error) {
 	groups, _ := b.Groups(model)
 	b.Only(model)
 	r := &Replay{
-		Driver: virtual.NewDriver(b, w.From(), model), fates: w.fates(model), waiting: map[uint64]int32{},
-		measuredFrom: ms(w.Measured().From.Sub(w.From())), ends: ms(w.To().Sub(w.From())), chance: rand.New(rand.NewPCG(draw, 0)),
-		spec: spec, begun: begun,
+		Driver: virtual.NewDriver(b, w.From(), model), history: w.history(model), waiting: map[uint64]int32{},
+		measuredFrom: ms(w.Measured().From.Sub(w.From())), endsAt: ms(w.To().Sub(w.From())), rng: rand.New(rand.NewPCG(draw, 0)),
+		spec: spec, startedFrom: begun,
 	}
 	if firstOfPolicy := draw == 0; firstOfPolicy && spec != "" { // one replay of each other policy is enough for later windows
-		r.marks = w.marks()
+		r.checkpointTimes = w.checkpointTimes()
 	}
-	r.collect(w, model)
-	r.Bound, r.Refused, r.Other = r.placed, r.refused, r.other
+	r.collectArrivals(w, model)
+	r.OnBind, r.OnRefuse, r.OnOtherEffect = r.place, r.dropRefused, r.failOnPanic
 	r.engines = newDecoding(r)
-	if err := r.build(groups, boardsAtStart, w.End); err != nil {
+	if err := r.buildEngines(groups, boardsAtStart, w.End); err != nil {
 		return nil, err
 	}
-	r.resume(b.Policy() != policyAtStart)
-	from, to := w.fresh()
-	r.freshBetween = [2]float64{ms(from.Sub(w.From())), ms(to.Sub(w.From()))}
+	r.resumeRequests(b.Policy() != policyAtStart)
+	from, to := w.newPart()
+	r.newBetween = [2]float64{ms(from.Sub(w.From())), ms(to.Sub(w.From()))}
 	return r, nil
 }
 
@@ -73,20 +73,20 @@ func rejected(effects []board.Effect) error {
 }
 
 // collect prepares the arrivals and the changes of ranks, with times since the window began.
-func (r *Replay) collect(w *Window, model string) {
-	r.came = arrivals{stretches: w.Stretches, from: w.From(), model: model, skipped: r.fates.again}
-	r.came.skip()
-	for _, s := range w.Stretches {
+func (r *Replay) collectArrivals(w *Window, model string) {
+	r.arrivals = arrivalQueue{segments: w.Segments, from: w.From(), model: model, skipped: r.history.resumptions}
+	r.arrivals.skipToNext()
+	for _, s := range w.Segments {
 		offset := s.From.Sub(w.From())
-		for _, f := range s.fleet {
-			r.fleet = append(r.fleet, fleet{f.at + offset, f.workers})
+		for _, f := range s.rankChanges {
+			r.rankChanges = append(r.rankChanges, rankChange{f.at + offset, f.workers})
 		}
 	}
 }
 
 // build makes the simulated engines of the groups, and tells the boards how long their steps take: as long as the line says that was
 // learned by the end of the window, shifted so that it goes through the mean of the window's steps. The error names a group without a line.
-func (r *Replay) build(groups []board.GroupView, boardsAtStart, boardsAtEnd *board.Boards) error {
+func (r *Replay) buildEngines(groups []board.GroupView, boardsAtStart, boardsAtEnd *board.Boards) error {
 	viewsAtStart, _ := boardsAtStart.Groups(r.Model)
 	viewsAtEnd, _ := boardsAtEnd.Groups(r.Model)
 	for i := range groups {
@@ -95,13 +95,13 @@ func (r *Replay) build(groups []board.GroupView, boardsAtStart, boardsAtEnd *boa
 		if atStart == nil || atEnd == nil || !atEnd.Line.Known() {
 			return fmt.Errorf("the time of a step of %s is not known yet", v.Key.Name)
 		}
-		law := atEnd.Line.Through(atStart.Line.Learned)
-		if err := r.engines.build(v, law); err != nil {
+		law := atEnd.Line.ThroughStepsSince(atStart.Line.Learned)
+		if err := r.engines.addGroup(v, law); err != nil {
 			return err
 		}
-		r.Boards.Apply(board.SetStepModel{Group: v.Key, StepModel: visibleLaw(atEnd.Line.InForce, law), Weights: atEnd.Weights}, r.Began)
+		r.Boards.Apply(board.SetStepModel{Group: v.Key, StepModel: visibleModel(atEnd.Line.InForce, law), Weights: atEnd.Weights}, r.Began)
 		for k := range v.Workers {
-			r.engines.join(&v.Workers[k])
+			r.engines.updateRank(&v.Workers[k])
 		}
 	}
 	return nil
@@ -109,28 +109,28 @@ func (r *Replay) build(groups []board.GroupView, boardsAtStart, boardsAtEnd *boa
 
 // visibleLaw returns the part of a law that policies may know: all of it if the learned line is in force, otherwise only the cost of
 // prompts.
-func visibleLaw(inForce bool, law board.StepModel) board.StepModel {
+func visibleModel(inForce bool, law board.StepModel) board.StepModel {
 	if inForce {
 		return law
 	}
-	return board.StepModel{OwnMs: law.OwnMs, SharedMs: law.SharedMs, PrefillMs: law.PrefillMs}
+	return board.StepModel{OwnPromptMs: law.OwnPromptMs, SharedPromptMs: law.SharedPromptMs, PrefillMs: law.PrefillMs}
 }
 
 // resume takes over the requests that the boards have when the replay begins. Those in the pool go on waiting. Those on ranks go to the
 // simulated engines, except on ranks that are down. If the boards have got another policy for this replay (otherPolicy), requests in the
 // queues of engines do not go there either. The rest waits in the pool.
-func (r *Replay) resume(otherPolicy bool) {
-	queued := r.engines.resume(otherPolicy)
+func (r *Replay) resumeRequests(otherPolicy bool) {
+	queued := r.engines.placeRunning(otherPolicy)
 	for _, e := range r.Boards.Waiting(r.Model) {
-		r.addWaiting(e.ID, came{
+		r.addWaiting(e.ID, arrival{
 			id: e.ID, key: e.Key, prompt: int32(e.Prompt), age: int32(e.Age), early: e.Early, discard: e.Discard,
 		}).entry = e
 	}
 	for _, c := range queued {
 		r.Boards.Apply(&board.Release{Model: r.Model, Slot: c.Slot, Outcome: board.Outcome{Kind: board.Cancelled}}, r.Began)
 		since := c.Since.Sub(r.Began)
-		r.enqueue(r.addWaiting(c.ID, came{
-			id: c.ID, key: c.Key, prompt: c.Prompt + c.Generated, age: c.Age + c.Generated, arrival: since, entered: since,
+		r.enqueue(r.addWaiting(c.ID, arrival{
+			id: c.ID, key: c.Key, prompt: c.Prompt + c.Generated, age: c.Age + c.Generated, received: since, entered: since,
 		}))
 	}
 }
@@ -145,25 +145,25 @@ func isMixed(groups []board.GroupView) bool {
 // addRunning adds a request that was on a rank when the replay began to r.jobs. It returns its index there, and how many tokens it still
 // gets.
 func (r *Replay) addRunning(c *board.Charge) (index, left int32) {
-	left = r.rest(c.ID, c.Age+c.Generated)
-	index = r.addJob(job{id: c.ID, prompt: c.Prompt, age: c.Age, left: left, lag: r.fates.lag})
-	r.scheduleQuit(c.ID)
+	left = r.remainingTokens(c.ID, c.Age+c.Generated)
+	index = r.addJob(job{id: c.ID, prompt: c.Prompt, age: c.Age, remaining: left, stepsToFirstToken: r.history.stepsToFirstToken})
+	r.scheduleWithdrawal(c.ID)
 	return index, left
 }
 
 // lagOf returns how many steps a request waits for its first token: as many as it really did, or the usual number if that is not known.
-func (r *Replay) lagOf(id uint64) int32 {
-	if a := r.fates.of(id); a != nil && a.lag >= 0 {
-		return a.lag
+func (r *Replay) stepsToFirstToken(id uint64) int32 {
+	if a := r.history.of(id); a != nil && a.stepsToFirstToken >= 0 {
+		return a.stepsToFirstToken
 	}
-	return r.fates.lag
+	return r.history.stepsToFirstToken
 }
 
 // addJob adds a request to r.jobs, and returns its index there.
 func (r *Replay) addJob(j job) int32 {
-	if n := len(r.unused); n > 0 {
-		index := r.unused[n-1]
-		r.unused, r.jobs[index] = r.unused[:n-1], j
+	if n := len(r.freeIndices); n > 0 {
+		index := r.freeIndices[n-1]
+		r.freeIndices, r.jobs[index] = r.freeIndices[:n-1], j
 		return index
 	}
 	r.jobs = append(r.jobs, j)
@@ -173,22 +173,22 @@ func (r *Replay) addJob(j job) int32 {
 // dropJob removes a request that has left the replay from r.jobs.
 func (r *Replay) dropJob(index int32) {
 	r.jobs[index] = job{}
-	r.unused = append(r.unused, index)
+	r.freeIndices = append(r.freeIndices, index)
 }
 
 // addWaiting adds a request that waits for a rank, with what is known about its answer.
-func (r *Replay) addWaiting(id uint64, c came) *job {
-	r.scheduleQuit(id)
-	index := r.addJob(job{id: id, age: c.age, prompt: c.prompt, left: r.rest(id, c.age), lag: r.lagOf(id), came: c})
+func (r *Replay) addWaiting(id uint64, c arrival) *job {
+	r.scheduleWithdrawal(id)
+	index := r.addJob(job{id: id, age: c.age, prompt: c.prompt, remaining: r.remainingTokens(id, c.age), stepsToFirstToken: r.stepsToFirstToken(id), arrival: c})
 	r.waiting[id] = index
 	return &r.jobs[index]
 }
 
 // scheduleQuit makes a request whose client really left before it had a slot leave at the same time in the replay.
-func (r *Replay) scheduleQuit(id uint64) {
-	if a := r.fates.of(id); a != nil && a.tokens < 0 {
-		i, _ := slices.BinarySearchFunc(r.quits, ms(a.left), func(q quit, at float64) int { return cmp.Compare(q.at, at) })
-		r.quits = slices.Insert(r.quits, i, quit{ms(a.left), id})
+func (r *Replay) scheduleWithdrawal(id uint64) {
+	if a := r.history.of(id); a != nil && a.lastTokens < 0 {
+		i, _ := slices.BinarySearchFunc(r.withdrawals, ms(a.leftAt), func(q withdrawal, at float64) int { return cmp.Compare(q.at, at) })
+		r.withdrawals = slices.Insert(r.withdrawals, i, withdrawal{ms(a.leftAt), id})
 	}
 }
 
@@ -198,13 +198,13 @@ func (r *Replay) Run(turns int) (over bool, err error) {
 		if r.over || r.failed != nil {
 			break
 		}
-		r.engines.turn()
+		r.engines.runTurn()
 		next := r.nextTurn()
-		for len(r.marks) > 0 && r.marks[0] < next { // events at the time of a mark belong to the stretch that ends there
-			r.mark(r.marks[0])
-			r.marks = r.marks[1:]
+		for len(r.checkpointTimes) > 0 && r.checkpointTimes[0] < next { // events at the time of a mark belong to the stretch that ends there
+			r.saveCheckpoint(r.checkpointTimes[0])
+			r.checkpointTimes = r.checkpointTimes[1:]
 		}
-		if next >= r.ends {
+		if next >= r.endsAt {
 			r.over = true
 			break
 		}
@@ -212,7 +212,7 @@ func (r *Replay) Run(turns int) (over bool, err error) {
 		if next > r.Now {
 			r.turnsAtInstant = 0
 		}
-		if r.turnsAtInstant > mostStill {
+		if r.turnsAtInstant > maxTurnsAtInstant {
 			r.failed = fmt.Errorf("the replay does not go on after %.0f ms", r.Now)
 		}
 		r.Now = max(r.Now, next)
@@ -222,30 +222,30 @@ func (r *Replay) Run(turns int) (over bool, err error) {
 
 // nextTurn returns the time of the next event, in ms: a turn of the engines, an arrival, or a change of the ranks.
 func (r *Replay) nextTurn() float64 {
-	next := r.engines.due()
-	if at, more := r.came.due(); more {
+	next := r.engines.nextAt()
+	if at, more := r.arrivals.nextAt(); more {
 		next = min(next, at)
 	}
-	if len(r.fleet) > 0 {
-		next = min(next, ms(r.fleet[0].at))
+	if len(r.rankChanges) > 0 {
+		next = min(next, ms(r.rankChanges[0].at))
 	}
 	return next
 }
 
 // deliver gives the boards the changes of ranks, the arrivals and the departures of clients that are due by now.
 func (r *Replay) deliver() {
-	for len(r.fleet) > 0 && ms(r.fleet[0].at) <= r.Now {
-		r.replaceRanks(r.fleet[0].workers)
-		r.fleet = r.fleet[1:]
+	for len(r.rankChanges) > 0 && ms(r.rankChanges[0].at) <= r.Now {
+		r.replaceRanks(r.rankChanges[0].workers)
+		r.rankChanges = r.rankChanges[1:]
 	}
-	for at, more := r.came.due(); more && at <= r.Now; at, more = r.came.due() {
-		c := r.came.take()
+	for at, more := r.arrivals.nextAt(); more && at <= r.Now; at, more = r.arrivals.nextAt() {
+		c := r.arrivals.next()
 		r.enqueue(r.addWaiting(c.id, c))
 	}
-	for len(r.quits) > 0 && r.quits[0].at <= r.Now {
-		id := r.quits[0].id
-		r.quits = r.quits[1:]
-		r.quit(id)
+	for len(r.withdrawals) > 0 && r.withdrawals[0].at <= r.Now {
+		id := r.withdrawals[0].id
+		r.withdrawals = r.withdrawals[1:]
+		r.withdraw(id)
 	}
 }
 
@@ -253,14 +253,14 @@ func (r *Replay) deliver() {
 func (r *Replay) enqueue(j *job) {
 	instant := func(d time.Duration) time.Time { return r.Began.Add(d) }
 	e := &board.Entry{
-		ID: j.id, Model: r.Model, Name: j.came.name, Prompt: int(j.prompt), Age: int(j.age), Key: j.came.key,
-		Arrival: instant(j.came.arrival), Entered: instant(j.came.entered), Early: j.came.early, Discard: j.came.discard,
+		ID: j.id, Model: r.Model, Name: j.arrival.name, Prompt: int(j.prompt), Age: int(j.age), Key: j.arrival.key,
+		Arrival: instant(j.arrival.received), Entered: instant(j.arrival.entered), Early: j.arrival.early, Discard: j.arrival.discard,
 	}
-	if j.came.deadline != 0 {
-		e.Deadline = instant(j.came.deadline)
+	if j.arrival.deadline != 0 {
+		e.Deadline = instant(j.arrival.deadline)
 	}
 	j.entry = e
-	r.Apply(&board.Enqueue{Entry: e, Hits: j.came.hits}, r.Now)
+	r.Apply(&board.Enqueue{Entry: e, Hits: j.arrival.hits}, r.Now)
 }
 
 // replaceRanks replaces the ranks of the boards and of the engines by those of this model among ws. Requests that lose their ranks get
@@ -275,17 +275,17 @@ func (r *Replay) replaceRanks(ws []board.Worker) {
 	}
 	r.Count(r.Now) // the boards then know how many tokens each request has
 	r.Apply(board.SetWorkers{Workers: ours}, r.Now)
-	r.engines.keep(groups)
+	r.engines.removeMissingRanks(groups)
 	for i := range ours {
 		if ours[i].Barrier { // only these step together, and are simulated
-			r.engines.join(&ours[i])
+			r.engines.updateRank(&ours[i])
 		}
 	}
 }
 
 // quit ends a request whose client leaves. In the replay, the request may have a slot already.
-func (r *Replay) quit(id uint64) {
-	if r.engines.drop(id) {
+func (r *Replay) withdraw(id uint64) {
+	if r.engines.dropRequest(id) {
 		return
 	}
 	if index, waits := r.waiting[id]; waits {
@@ -294,7 +294,7 @@ func (r *Replay) quit(id uint64) {
 }
 
 // placed gives a request to the simulated engine of the rank to which the boards bound it.
-func (r *Replay) placed(e *board.Effect) {
+func (r *Replay) place(e *board.Effect) {
 	index, ok := r.waiting[e.Entry.ID]
 	if !ok {
 		r.failed = fmt.Errorf("the policy bound request %d, which the replay does not know", e.Entry.ID)
@@ -302,7 +302,7 @@ func (r *Replay) placed(e *board.Effect) {
 	}
 	delete(r.waiting, e.Entry.ID)
 	r.jobs[index].entry, r.jobs[index].prompt = nil, int32(e.Entry.Prompt)
-	if !r.engines.place(index, &e.Bound) { // the group of the rank came within the window, so the replay does not have it
+	if !r.engines.placeNew(index, &e.Bound) { // the group of the rank came within the window, so the replay does not have it
 		r.dropJob(index)
 		r.Apply(&board.Release{Model: r.Model, Slot: e.Bound.Slot, Outcome: board.Outcome{Kind: board.Failed}}, r.Now)
 	}
@@ -310,30 +310,30 @@ func (r *Replay) placed(e *board.Effect) {
 
 // comeBack makes a request that has lost its rank wait for another rank at once. The tokens that it has generated become part of its
 // prompt. The time in which a prefill engine would compute this prompt is not known, and is left out.
-func (r *Replay) comeBack(index, prompt, generated, left int32) {
+func (r *Replay) requeue(index, prompt, generated, left int32) {
 	j := &r.jobs[index]
-	j.prompt, j.age, j.left = prompt+generated, j.age+generated, left
-	j.came.entered = time.Duration(r.Now * float64(time.Millisecond))
-	j.came.deadline, j.came.hits = 0, nil
+	j.prompt, j.age, j.remaining = prompt+generated, j.age+generated, left
+	j.arrival.entered = time.Duration(r.Now * float64(time.Millisecond))
+	j.arrival.deadline, j.arrival.hits = 0, nil
 	r.waiting[j.id] = index
 	r.enqueue(j)
 }
 
 // varied changes the length of a step at random, by at most the share unsteady.
-func (r *Replay) varied(ms float64) float64 { return ms * (1 + unsteady*(2*r.chance.Float64()-1)) }
+func (r *Replay) jittered(ms float64) float64 { return ms * (1 + maxJitter*(2*r.rng.Float64()-1)) }
 
 // countStep counts a step that begins now and takes so many ms.
 func (r *Replay) countStep(ms float64) {
 	if r.Now >= r.measuredFrom {
 		r.measured.add(ms)
 	}
-	if r.freshBetween[0] <= r.Now && r.Now < r.freshBetween[1] {
-		r.fresh.add(ms)
+	if r.newBetween[0] <= r.Now && r.Now < r.newBetween[1] {
+		r.newSteps.add(ms)
 	}
 }
 
 // refused drops a request that the boards have refused.
-func (r *Replay) refused(e *board.Effect) {
+func (r *Replay) dropRefused(e *board.Effect) {
 	if index, ok := r.waiting[e.Entry.ID]; ok {
 		delete(r.waiting, e.Entry.ID)
 		r.dropJob(index)
@@ -341,7 +341,7 @@ func (r *Replay) refused(e *board.Effect) {
 }
 
 // other handles all other effects. It ends the replay if the policy panicked.
-func (r *Replay) other(e *board.Effect) {
+func (r *Replay) failOnPanic(e *board.Effect) {
 	if e.Kind == board.EffectFallback && e.Label == board.FallbackPanic {
 		r.failed = fmt.Errorf("the policy failed")
 	}

@@ -16,7 +16,7 @@ import (
 // taped runs two ranks of four slots in virtual time for so long, and cuts what happens into stretches of 15 s. Every second a
 // request comes whose prompt is long, if its number is even, or short. A step takes 20 ms and 4 ms for each 1,000 KV tokens of the
 // fullest rank.
-func taped(t *testing.T, policy string, seconds int) (stretches []*Stretch) {
+func taped(t *testing.T, policy string, seconds int) (stretches []*Segment) {
 	t.Helper()
 	b, err := board.New(board.Config{Policy: policy})
 	require.NoError(t, err)
@@ -35,18 +35,18 @@ func taped(t *testing.T, policy string, seconds int) (stretches []*Stretch) {
 		}
 		return g.Law.C0Ms + g.Law.C1Ms*float64(fullest)
 	}
-	e.Token, e.Seated, e.Stepped = func(*virtual.Leg) {}, func(*virtual.Leg) {}, func(*virtual.Group, int) {}
-	e.Finished = func(*virtual.Group, virtual.Leg) { finished++ }
-	e.Preempted = func(*virtual.Rank, virtual.Leg) { t.Error("there is no bound on the KV") }
-	e.Refused = func(*board.Effect) { t.Error("nothing is refused") }
-	e.Bound = func(f *board.Effect) {
-		e.Place(g.Ranks[f.Bound.Worker], virtual.Leg{Slot: f.Bound.Slot, Prompt: int32(f.Entry.Prompt), Left: waiting[f.Entry]})
+	e.Token, e.Seated, e.Stepped = func(*virtual.Request) {}, func(*virtual.Request) {}, func(*virtual.Group, int) {}
+	e.Finished = func(*virtual.Group, virtual.Request) { finished++ }
+	e.Preempted = func(*virtual.Rank, virtual.Request) { t.Error("there is no bound on the KV") }
+	e.OnRefuse = func(*board.Effect) { t.Error("nothing is refused") }
+	e.OnBind = func(f *board.Effect) {
+		e.Place(g.Ranks[f.Bound.Worker], virtual.Request{Slot: f.Bound.Slot, Prompt: int32(f.Entry.Prompt), Left: waiting[f.Entry]})
 	}
 	tape := &Tape{}
-	e.OnEvent, e.OnEffect = tape.Record, tape.Done
+	e.OnEvent, e.OnEffect = tape.Record, tape.RecordEffect
 	e.Apply(board.SetWorkers{Workers: workers}, 0)
 
-	tape.Cut(noon, b.Clone())
+	tape.NextSegment(noon, b.Clone())
 	came := 0
 	for e.Now < float64(1000*seconds) {
 		e.Turn(func() {
@@ -62,7 +62,7 @@ func taped(t *testing.T, policy string, seconds int) (stretches []*Stretch) {
 		})
 		if now := e.Instant(e.Now); tape.Due(now, 15*time.Second) { // at the end of a turn, as in the server
 			e.Count(e.Now)
-			if s := tape.Cut(now, b.Clone()); s != nil {
+			if s := tape.NextSegment(now, b.Clone()); s != nil {
 				stretches = append(stretches, s)
 			}
 		}
@@ -75,10 +75,10 @@ func taped(t *testing.T, policy string, seconds int) (stretches []*Stretch) {
 }
 
 // judged is the verdict about the last five minutes.
-func judged(t *testing.T, judge *Twin, stretches []*Stretch) (v Verdict) {
+func judged(t *testing.T, judge *Twin, stretches []*Segment) (v Verdict) {
 	t.Helper()
 	for i, s := range stretches[:len(stretches)-1] {
-		judge.AddStretch(s, stretches[i+1].Boards)
+		judge.AddSegment(s, stretches[i+1].Boards)
 	}
 	for more := true; more && v.Replays == 0; {
 		var fresh []Verdict
@@ -109,10 +109,10 @@ func TestAReplayComesToWhatReallyWas(t *testing.T) {
 
 // Policies hold prompts for what these cost, which they know long before decodes have told what a KV token costs.
 func TestPoliciesOfAReplayKnowWhatAPromptCosts(t *testing.T) {
-	law := board.StepModel{C0Ms: 20, C1Ms: 1e-4, RequestMs: 0.1, OwnMs: 0.1, SharedMs: 0.05, PrefillMs: 5}
-	require.Equal(t, law, visibleLaw(true, law))
-	require.Equal(t, board.StepModel{OwnMs: 0.1, SharedMs: 0.05, PrefillMs: 5}, visibleLaw(false, law))
-	require.Zero(t, visibleLaw(false, board.StepModel{C0Ms: 20, C1Ms: 1e-4}), "nothing is known")
+	law := board.StepModel{C0Ms: 20, C1Ms: 1e-4, RequestMs: 0.1, OwnPromptMs: 0.1, SharedPromptMs: 0.05, PrefillMs: 5}
+	require.Equal(t, law, visibleModel(true, law))
+	require.Equal(t, board.StepModel{OwnPromptMs: 0.1, SharedPromptMs: 0.05, PrefillMs: 5}, visibleModel(false, law))
+	require.Zero(t, visibleModel(false, board.StepModel{C0Ms: 20, C1Ms: 1e-4}), "nothing is known")
 }
 
 func TestRanksOfAReplayKeepOfAnswersWhatTheBoardsBelieve(t *testing.T) {
@@ -121,38 +121,38 @@ func TestRanksOfAReplayKeepOfAnswersWhatTheBoardsBelieve(t *testing.T) {
 	r := &Replay{Driver: virtual.NewDriver(b, noon, "m")}
 	d := newDecoding(r)
 	r.engines = d
-	require.NoError(t, d.build(&board.GroupView{Key: board.GroupKey{Model: "m", Name: "main", Barrier: true}}, board.StepModel{C0Ms: 20}))
+	require.NoError(t, d.addGroup(&board.GroupView{Key: board.GroupKey{Model: "m", Name: "main", Barrier: true}}, board.StepModel{C0Ms: 20}))
 	fleet := []board.Worker{{ID: 0, Model: "m", Group: "main", Barrier: true, Slots: 4, Capacity: 1000, KeepsKVFor: time.Minute, Process: 1,
 		Up: true}}
 	var slot int32
-	r.Bound = func(e *board.Effect) { slot = e.Bound.Slot }
+	r.OnBind = func(e *board.Effect) { slot = e.Bound.Slot }
 	r.Apply(board.SetWorkers{Workers: fleet}, 0)
 	r.Apply(board.Enqueue{Entry: &board.Entry{ID: 1, Model: "m", Prompt: 100, Arrival: noon, Entered: noon}}, 0)
-	r.Look(0)
+	r.Tick(0)
 	r.Apply(&board.Release{Model: "m", Slot: slot, Outcome: board.Outcome{Kind: board.Finished, Generated: 5, Kept: true}}, 0)
 	r.replaceRanks(fleet)
-	require.EqualValues(t, 105, d.ranks[0].Kept.Tokens())
+	require.EqualValues(t, 105, d.ranks[0].EndedKV.Tokens())
 	again := slices.Clone(fleet)
 	again[0].Process = 2
 	r.replaceRanks(again)
-	require.Zero(t, d.ranks[0].Kept.Tokens())
+	require.Zero(t, d.ranks[0].EndedKV.Tokens())
 }
 
 // A request may come in the turn in which its stretch ends. The replay of a later window, which begins there, has it, too.
 func TestARequestThatComesAtTheEndOfAStretchIsNotLost(t *testing.T) {
 	stretches := taped(t, "br0", 61)
-	r, err := NewReplay(&Window{Stretches: stretches[:3], End: stretches[3].Boards}, "m", "random", 0)
+	r, err := NewReplay(&Window{Segments: stretches[:3], End: stretches[3].Boards}, "m", "random", 0)
 	require.NoError(t, err)
 	over, err := r.Run(1 << 20)
 	require.NoError(t, err)
 	require.True(t, over)
-	require.Len(t, r.Marked, 2)
-	for i, begun := range r.Marked {
-		last := stretches[i].came[len(stretches[i].came)-1]
+	require.Len(t, r.Checkpoints, 2)
+	for i, begun := range r.Checkpoints {
+		last := stretches[i].arrivals[len(stretches[i].arrivals)-1]
 		require.Equal(t, stretches[i+1].From, stretches[i].From.Add(last.at))
-		require.Contains(t, begun.rest, last.id)
-		for _, c := range stretches[i+1].came {
-			require.NotContains(t, begun.rest, c.id, "it comes only then")
+		require.Contains(t, begun.remaining, last.id)
+		for _, c := range stretches[i+1].arrivals {
+			require.NotContains(t, begun.remaining, c.id, "it comes only then")
 		}
 	}
 }

@@ -12,35 +12,35 @@ import (
 
 // Tape records the events of boards in stretches. Each stretch begins with a copy of the boards.
 type Tape struct {
-	stretch *Stretch           // the present stretch; nil before the first Cut: nothing is recorded
+	segment *Segment           // the present stretch; nil before the first Cut: nothing is recorded
 	workers []board.Worker     // of the last SetWorkers event
 	bound   map[string][]bound // by model, and by slot: the requests that have slots
-	broken  bool               // settings have changed, so that later events cannot be replayed together with earlier ones
-	latest  int                // number of requests in the last stretch, to allocate memory for the next one
+	settingsChanged  bool               // settings have changed, so that later events cannot be replayed together with earlier ones
+	lastCount  int                // number of requests in the last stretch, to allocate memory for the next one
 }
 
 // bound is a request that has a slot.
 type bound struct {
 	id    uint64
-	step  uint32 // number of the step that was reported last when it was bound; 0: none was
-	queue bool   // it may have waited in the engine's queue, so the time of its first token shows no lag
+	lastStep  uint32 // number of the step that was reported last when it was bound; 0: none was
+	mayQueue bool   // it may have waited in the engine's queue, so the time of its first token shows no lag
 }
 
 // Stretch has the arrivals, departures and changes of ranks from one copy of the boards to the next.
-type Stretch struct {
+type Segment struct {
 	Boards   *board.Boards // copy of the boards at the time From
 	From, To time.Time
 	AfterGap bool // it does not begin where the last stretch ended, so the twin drops all earlier stretches
 
-	came  []came
-	left  []left
-	fleet []fleet
+	arrivals  []arrival
+	departures  []departure
+	rankChanges []rankChange
 }
 
 // came is a request that came to the boards. Times are since the stretch began.
-type came struct {
+type arrival struct {
 	at             time.Duration // when it came to the boards
-	arrival        time.Duration // when the client's request reached the proxy
+	received        time.Duration // when the client's request reached the proxy
 	entered        time.Duration // when its prefill was finished
 	deadline       time.Duration // when its hand-off expires; 0: never
 	id, key        uint64
@@ -51,54 +51,54 @@ type came struct {
 }
 
 // left is a request that has left the boards.
-type left struct {
+type departure struct {
 	at        time.Duration // since the stretch began
 	id        uint64
 	generated int32 // tokens that were generated on its last rank; below 0: it never had a slot
-	lag       int32 // number of steps between its binding and the step of its first token; below 0: not known
+	stepsToFirstToken       int32 // number of steps between its binding and the step of its first token; below 0: not known
 	failed    bool  // its engine failed, so the request may come back
 }
 
 // fleet is a change of the ranks.
-type fleet struct {
+type rankChange struct {
 	at      time.Duration // when the ranks changed, since the stretch began
 	workers []board.Worker
 }
 
 // mostOfStretch bounds the requests of a stretch: a stretch that reaches it ends early.
-const mostOfStretch = 50_000
+const maxSegmentRequests = 50_000
 
 // mostFleets bounds how often the ranks change in a stretch: a stretch with so many changes ends early.
-const mostFleets = 16
+const maxRankChanges = 16
 
 // Due says whether the present stretch should end now: it has lasted for the time every, it has too many events, or the settings have
 // changed. It also returns true if there is no stretch yet. The caller then copies the boards and calls Cut.
 func (t *Tape) Due(now time.Time, every time.Duration) bool {
-	s := t.stretch
-	return s == nil || t.broken || now.Sub(s.From) >= every || len(s.came) >= mostOfStretch || len(s.left) >= mostOfStretch ||
-		len(s.fleet) >= mostFleets
+	s := t.segment
+	return s == nil || t.settingsChanged || now.Sub(s.From) >= every || len(s.arrivals) >= maxSegmentRequests || len(s.departures) >= maxSegmentRequests ||
+		len(s.rankChanges) >= maxRankChanges
 }
 
 // Cut ends the present stretch, and begins the next one with a copy of the boards. It returns the ended stretch; nil: there was none, or it
 // cannot be replayed. It must be called after all events of the time now.
-func (t *Tape) Cut(now time.Time, copied *board.Boards) (ended *Stretch) {
-	if ended = t.stretch; ended != nil {
+func (t *Tape) NextSegment(now time.Time, copied *board.Boards) (ended *Segment) {
+	if ended = t.segment; ended != nil {
 		ended.To = now
-		t.latest = max(len(ended.came), len(ended.left))
+		t.lastCount = max(len(ended.arrivals), len(ended.departures))
 	}
-	afterGap := ended == nil || t.broken
-	if t.broken { // the settings changed within the stretch
+	afterGap := ended == nil || t.settingsChanged
+	if t.settingsChanged { // the settings changed within the stretch
 		ended = nil
 	}
-	room := min(mostOfStretch, t.latest+t.latest/4+16)
-	t.stretch = &Stretch{Boards: copied, From: now, AfterGap: afterGap, came: make([]came, 0, room), left: make([]left, 0, room)}
-	t.broken = false
+	room := min(maxSegmentRequests, t.lastCount+t.lastCount/4+16)
+	t.segment = &Segment{Boards: copied, From: now, AfterGap: afterGap, arrivals: make([]arrival, 0, room), departures: make([]departure, 0, room)}
+	t.settingsChanged = false
 	return ended
 }
 
 // Record records an event. It must be called before the event is applied to the boards.
 func (t *Tape) Record(e board.Event, now time.Time) {
-	if t.stretch == nil {
+	if t.segment == nil {
 		return
 	}
 	switch e := e.(type) {
@@ -107,23 +107,23 @@ func (t *Tape) Record(e board.Event, now time.Time) {
 	case board.Enqueue:
 		t.recordArrival(&e, now)
 	case *board.Release:
-		t.recordLeave(e, now)
+		t.recordDeparture(e, now)
 	case board.SetWorkers:
 		if !slices.Equal(e.Workers, t.workers) { // most SetWorkers events change nothing
-			t.stretch.fleet, t.workers = append(t.stretch.fleet, fleet{now.Sub(t.stretch.From), e.Workers}), e.Workers
+			t.segment.rankChanges, t.workers = append(t.segment.rankChanges, rankChange{now.Sub(t.segment.From), e.Workers}), e.Workers
 		}
 	case board.SetPolicy, board.Settings, board.SetFit:
-		t.broken = true
+		t.settingsChanged = true
 	}
 }
 
 // recordArrival records a request that comes to the boards, with its times since the stretch began.
 func (t *Tape) recordArrival(event *board.Enqueue, now time.Time) {
-	s, e := t.stretch, event.Entry
+	s, e := t.segment, event.Entry
 	if e.Mixed { // mixed ranks are not replayed
 		return
 	}
-	c := came{
+	c := arrival{
 		at: now.Sub(s.From), id: e.ID, key: e.Key, model: e.Model, name: e.Name, prompt: int32(e.Prompt), age: int32(e.Age),
 		early: e.Early, discard: e.Discard, hits: event.Hits,
 	}
@@ -134,14 +134,14 @@ func (t *Tape) recordArrival(event *board.Enqueue, now time.Time) {
 		return t.Sub(s.From)
 	}
 	c.entered = since(e.Entered, c.at)
-	c.arrival = since(e.Arrival, c.entered)
+	c.received = since(e.Arrival, c.entered)
 	c.deadline = since(e.Deadline, 0)
-	s.came = append(s.came, c)
+	s.arrivals = append(s.arrivals, c)
 }
 
 // Done records an effect of the boards: which requests got slots, and which were refused. It forgets the slots of a model that is gone. It
 // records slots even before the first Cut, because their requests may leave within a stretch.
-func (t *Tape) Done(e *board.Effect, now time.Time) {
+func (t *Tape) RecordEffect(e *board.Effect, now time.Time) {
 	switch e.Kind {
 	case board.EffectGone:
 		delete(t.bound, e.Group.Model)
@@ -156,26 +156,26 @@ func (t *Tape) Done(e *board.Effect, now time.Time) {
 		for int(e.Bound.Slot) >= len(slots) {
 			slots = append(slots, bound{})
 		}
-		slots[e.Bound.Slot] = bound{id: e.Entry.ID, step: e.Bound.Step, queue: e.Bound.Full}
+		slots[e.Bound.Slot] = bound{id: e.Entry.ID, lastStep: e.Bound.Step, mayQueue: e.Bound.Full}
 		t.bound[e.Group.Model] = slots
 	case board.EffectRefuse:
-		if t.stretch != nil {
-			t.stretch.left = append(t.stretch.left, left{at: now.Sub(t.stretch.From), id: e.Entry.ID, generated: -1, lag: -1})
+		if t.segment != nil {
+			t.segment.departures = append(t.segment.departures, departure{at: now.Sub(t.segment.From), id: e.Entry.ID, generated: -1, stepsToFirstToken: -1})
 		}
 	}
 }
 
 // recordLeave records a request that gives its slot back. Its lag is not known if it may have waited in the engine's queue.
-func (t *Tape) recordLeave(e *board.Release, now time.Time) {
+func (t *Tape) recordDeparture(e *board.Release, now time.Time) {
 	slots := t.bound[e.Model]
 	if int(e.Slot) >= len(slots) { // the slot was not recorded, as none of a mixed rank is
 		return
 	}
 	b := slots[e.Slot]
-	l := left{at: now.Sub(t.stretch.From), id: b.id, generated: e.Generated, lag: -1, failed: e.Outcome.Kind == board.Failed}
-	stepsKnown := e.First != 0 && b.step != 0
-	if lag := int32(e.First - b.step - 1); stepsKnown && !b.queue && lag >= 0 {
-		l.lag = lag
+	l := departure{at: now.Sub(t.segment.From), id: b.id, generated: e.Generated, stepsToFirstToken: -1, failed: e.Outcome.Kind == board.Failed}
+	stepsKnown := e.First != 0 && b.lastStep != 0
+	if lag := int32(e.First - b.lastStep - 1); stepsKnown && !b.mayQueue && lag >= 0 {
+		l.stepsToFirstToken = lag
 	}
-	t.stretch.left = append(t.stretch.left, l)
+	t.segment.departures = append(t.segment.departures, l)
 }

@@ -39,68 +39,68 @@ func TestRanksThatPrefillAreNotForetold(t *testing.T) {
 	b := empty(t)
 	b.Apply(board.SetWorkers{Workers: []board.Worker{{Model: "m", Group: "main", Barrier: true, Mixed: true, Slots: 4, Up: true}}}, noon)
 	var tape Tape
-	tape.Cut(noon, b)
+	tape.NextSegment(noon, b)
 	r := request(1, 3)
 	r.come.Entry.Mixed = true
 	tape.Record(r.come, noon)
-	tape.Done(&r.bind, noon)
+	tape.RecordEffect(&r.bind, noon)
 	tape.Record(&r.leave, noon.Add(time.Second))
-	s := tape.Cut(noon.Add(15*time.Second), b)
-	require.Empty(t, s.came)
-	require.Empty(t, s.left)
-	_, err := NewReplay(&Window{Stretches: []*Stretch{s}, End: b}, "m", "", 0)
+	s := tape.NextSegment(noon.Add(15*time.Second), b)
+	require.Empty(t, s.arrivals)
+	require.Empty(t, s.departures)
+	_, err := NewReplay(&Window{Segments: []*Segment{s}, End: b}, "m", "", 0)
 	require.ErrorContains(t, err, "m has ranks that prefill and decode")
 }
 
 func TestATapeKeepsWhatComesAndLeaves(t *testing.T) {
 	var tape Tape
 	first, second := request(1, 3), request(2, 3) // one after the other in the same slot
-	tape.Done(&first.bind, noon)
-	require.Nil(t, tape.Cut(noon, empty(t)), "nothing was before")
-	require.True(t, tape.stretch.AfterGap)
+	tape.RecordEffect(&first.bind, noon)
+	require.Nil(t, tape.NextSegment(noon, empty(t)), "nothing was before")
+	require.True(t, tape.segment.AfterGap)
 	tape.Record(&first.leave, noon.Add(time.Second))
 	tape.Record(&second.come, noon.Add(2*time.Second))
-	tape.Done(&second.bind, noon.Add(3*time.Second))
+	tape.RecordEffect(&second.bind, noon.Add(3*time.Second))
 	second.leave.First = 0
 	tape.Record(&second.leave, noon.Add(4*time.Second))
 	refused := request(3, 0).come
 	tape.Record(refused, noon.Add(5*time.Second))
-	tape.Done(&board.Effect{Kind: board.EffectRefuse, Entry: refused.Entry}, noon.Add(6*time.Second))
+	tape.RecordEffect(&board.Effect{Kind: board.EffectRefuse, Entry: refused.Entry}, noon.Add(6*time.Second))
 
-	s := tape.Cut(noon.Add(15*time.Second), empty(t))
+	s := tape.NextSegment(noon.Add(15*time.Second), empty(t))
 	require.Equal(t, noon, s.From)
 	require.Equal(t, noon.Add(15*time.Second), s.To)
-	require.Equal(t, []left{
-		{at: time.Second, id: 1, generated: 50, lag: 2},
-		{at: 4 * time.Second, id: 2, generated: 50, lag: -1}, // no token came
-		{at: 6 * time.Second, id: 3, generated: -1, lag: -1},
-	}, s.left)
-	require.Len(t, s.came, 2)
-	require.EqualValues(t, 2, s.came[0].id)
-	require.Equal(t, 2*time.Second, s.came[0].at)
-	require.False(t, tape.stretch.AfterGap)
+	require.Equal(t, []departure{
+		{at: time.Second, id: 1, generated: 50, stepsToFirstToken: 2},
+		{at: 4 * time.Second, id: 2, generated: 50, stepsToFirstToken: -1}, // no token came
+		{at: 6 * time.Second, id: 3, generated: -1, stepsToFirstToken: -1},
+	}, s.departures)
+	require.Len(t, s.arrivals, 2)
+	require.EqualValues(t, 2, s.arrivals[0].id)
+	require.Equal(t, 2*time.Second, s.arrivals[0].at)
+	require.False(t, tape.segment.AfterGap)
 }
 
 func TestAStretchEndsWithThePolicy(t *testing.T) {
 	var tape Tape
 	require.True(t, tape.Due(noon, time.Minute))
-	tape.Cut(noon, empty(t))
+	tape.NextSegment(noon, empty(t))
 	require.False(t, tape.Due(noon.Add(59*time.Second), time.Minute))
 	require.True(t, tape.Due(noon.Add(time.Minute), time.Minute))
 	tape.Record(board.SetPolicy{Spec: "br0"}, noon.Add(time.Second))
 	require.True(t, tape.Due(noon.Add(time.Second), time.Minute))
-	require.Nil(t, tape.Cut(noon.Add(2*time.Second), empty(t)), "it is of two policies")
-	require.True(t, tape.stretch.AfterGap, "what comes is not replayed with what was")
+	require.Nil(t, tape.NextSegment(noon.Add(2*time.Second), empty(t)), "it is of two policies")
+	require.True(t, tape.segment.AfterGap, "what comes is not replayed with what was")
 	require.False(t, tape.Due(noon.Add(3*time.Second), time.Minute))
 }
 
 func TestAStretchIsBounded(t *testing.T) {
 	var tape Tape
-	tape.Cut(noon, empty(t))
+	tape.NextSegment(noon, empty(t))
 	r := request(1, 0)
 	for !tape.Due(noon, time.Hour) {
 		tape.Record(&r.come, noon)
-		require.LessOrEqual(t, len(tape.stretch.came), mostOfStretch)
+		require.LessOrEqual(t, len(tape.segment.arrivals), maxSegmentRequests)
 	}
 }
 
@@ -108,22 +108,22 @@ func TestTheTwinKeepsWhatOneWindowNeeds(t *testing.T) {
 	judge, end := New([]string{"jsq"}), empty(t)
 	for n := range 100 {
 		from := noon.Add(time.Duration(n) * 15 * time.Second)
-		judge.AddStretch(&Stretch{Boards: end, From: from, To: from.Add(15 * time.Second), came: make([]came, 5000)}, end)
-		require.LessOrEqual(t, from.Add(15*time.Second).Sub(judge.kept[0].From), Span)
-		require.LessOrEqual(t, 5000*len(judge.kept), mostKept)
+		judge.AddSegment(&Segment{Boards: end, From: from, To: from.Add(15 * time.Second), arrivals: make([]arrival, 5000)}, end)
+		require.LessOrEqual(t, from.Add(15*time.Second).Sub(judge.segments[0].From), Span)
+		require.LessOrEqual(t, 5000*len(judge.segments), maxRequests)
 	}
-	judge.AddStretch(&Stretch{Boards: end, From: noon, To: noon, AfterGap: true}, end)
-	require.Len(t, judge.kept, 1, "a window does not reach over a change")
+	judge.AddSegment(&Segment{Boards: end, From: noon, To: noon, AfterGap: true}, end)
+	require.Len(t, judge.segments, 1, "a window does not reach over a change")
 }
 
 func TestATapeDoesNotTouchTheHeap(t *testing.T) {
 	var tape Tape
 	r := request(1, 0)
-	tape.latest = 10_000
-	tape.Cut(noon, empty(t))
+	tape.lastCount = 10_000
+	tape.NextSegment(noon, empty(t))
 	require.Zero(t, testing.AllocsPerRun(1000, func() {
 		tape.Record(&r.come, noon)
-		tape.Done(&r.bind, noon)
+		tape.RecordEffect(&r.bind, noon)
 		tape.Record(&r.leave, noon)
 	}))
 }

@@ -13,23 +13,23 @@ import (
 const Stale = 3 * Span
 
 // mostKept bounds the arrivals and departures of requests in all stretches that are kept.
-const mostKept = 200_000
+const maxRequests = 200_000
 
 // LeastStretch returns the least length of a stretch if the boards hold so many requests. It grows with their number, because the boards
 // are copied for each stretch, which takes longer with more requests.
-func LeastStretch(held int) time.Duration {
+func MinSegmentLength(held int) time.Duration {
 	return min(Span/3, 15*time.Second*time.Duration(1+held/1500))
 }
 
 // Twin judges policies by replays of the last minutes under them.
 type Twin struct {
 	specs []string
-	kept  []*Stretch    // the last stretches without a gap, the oldest first
+	segments  []*Segment    // the last stretches without a gap, the oldest first
 	end   *board.Boards // the boards at the end of the last stretch
 
 	judging *judging
 	models  map[string]*account
-	current bool // no stretch was added since the judgement of the latest window began
+	upToDate bool // no stretch was added since the judgement of the latest window began
 }
 
 // Verdict is the result for one group. The groups of a model are judged together, because a policy also decides which group gets a request.
@@ -37,7 +37,7 @@ type Verdict struct {
 	Group    board.GroupKey
 	From, To time.Time
 	Policy   string  // policy in force
-	Fresh    uint64  // steps of the group that were in no earlier verdict
+	NewSteps    uint64  // steps of the group that were in no earlier verdict
 	Ranks    int     // number of ranks of the group
 	StepMs   float64 // mean length of the real steps over all groups of the model, without steps that were reported together
 	TwinMs   float64 // mean length of the steps as replayed under the policy in force
@@ -62,20 +62,20 @@ type Against struct {
 // A verdict comes from at most mostRounds rounds of replays, each with other random numbers. If the next window is ready earlier, one round
 // is enough. But for each chanceEvery-th verdict, two rounds are made: their difference shows how large errors by chance are.
 const (
-	mostRounds  = 4
-	chanceEvery = 4
+	maxRounds  = 4
+	varianceEvery = 4
 )
 
 // judging is a window that is being judged, with the state of its replays. The replays are made one after the other.
 type judging struct {
-	whole  *Window
+	latest  *Window
 	window *Window  // the part of the window in which the model had all its groups
 	models []string // models that are not judged yet; the first is being judged
-	tried  []tried  // policies for this model; the first is the policy in force
-	trying int      // index in tried of the policy that is being replayed
+	policies  []policyReplays  // policies for this model; the first is the policy in force
+	current int      // index in tried of the policy that is being replayed
 	round  uint64   // number of the round of replays, from 0
 	replay *Replay  // the replay in progress; nil: none
-	marked []*Begun // states that the replays have kept for later windows
+	checkpoints []*Checkpoint // states that the replays have kept for later windows
 }
 
 // New returns a twin that compares these policies with the policy in force. It takes a policy that is listed twice only once.
@@ -92,21 +92,21 @@ func New(specs []string) *Twin {
 // AddStretch adds a stretch that has ended, and the boards at its end. It drops the oldest stretches if all together are longer than Span
 // or have more than mostKept arrivals and departures, but always keeps the newest. If there is a gap before the stretch, it drops all
 // earlier stretches, the window that is being judged, and the results of the last hour.
-func (t *Twin) AddStretch(s *Stretch, end *board.Boards) {
+func (t *Twin) AddSegment(s *Segment, end *board.Boards) {
 	if s.AfterGap {
-		t.kept, t.judging = nil, nil
+		t.segments, t.judging = nil, nil
 		for _, a := range t.models {
 			clear(a.hours)
 		}
 	}
-	s.came, s.left = slices.Clip(slices.Clone(s.came)), slices.Clip(slices.Clone(s.left)) // the tape allocates too much in advance
-	t.kept, t.end, t.current = append(t.kept, s), end, false
+	s.arrivals, s.departures = slices.Clip(slices.Clone(s.arrivals)), slices.Clip(slices.Clone(s.departures)) // the tape allocates too much in advance
+	t.segments, t.end, t.upToDate = append(t.segments, s), end, false
 	sum := 0
-	for i := len(t.kept) - 1; i >= 0; i-- {
-		sum += len(t.kept[i].came) + len(t.kept[i].left)
-		tooMuch := s.To.Sub(t.kept[i].From) > Span || sum > mostKept
-		if newest := i == len(t.kept)-1; tooMuch && !newest {
-			t.kept = slices.Clone(t.kept[i+1:])
+	for i := len(t.segments) - 1; i >= 0; i-- {
+		sum += len(t.segments[i].arrivals) + len(t.segments[i].departures)
+		tooMuch := s.To.Sub(t.segments[i].From) > Span || sum > maxRequests
+		if newest := i == len(t.segments)-1; tooMuch && !newest {
+			t.segments = slices.Clone(t.segments[i+1:])
 			break
 		}
 	}
@@ -117,59 +117,59 @@ func (t *Twin) AddStretch(s *Stretch, end *board.Boards) {
 func (t *Twin) Work(turns int) (fresh []Verdict, more bool) {
 	j := t.judging
 	if j == nil {
-		if t.current || len(t.kept) == 0 {
+		if t.upToDate || len(t.segments) == 0 {
 			return nil, false
 		}
-		latest := &Window{Stretches: slices.Clone(t.kept), End: t.end}
-		t.judging, t.current = &judging{whole: latest, models: t.end.Models()}, true
+		latest := &Window{Segments: slices.Clone(t.segments), End: t.end}
+		t.judging, t.upToDate = &judging{latest: latest, models: t.end.Models()}, true
 		return nil, true
 	}
 	if len(j.models) == 0 { // all are judged
 		t.judging = nil
-		return nil, !t.current
+		return nil, !t.upToDate
 	}
 	if j.replay == nil {
 		if t.beginReplay(j) {
 			return nil, true
 		}
-		return t.endModel(j), true // no replay of this model is left
+		return t.finishModel(j), true // no replay of this model is left
 	}
 	if over, err := j.replay.Run(turns); over || err != nil {
-		j.endReplay(err)
+		j.finishReplay(err)
 	}
 	return nil, true
 }
 
 // endReplay keeps the result of the replay that has ended, or the error with which it failed, and goes on to the next policy. If an earlier
 // replay of the policy did not fail, the policy keeps the result of that one.
-func (j *judging) endReplay(err error) {
-	policy := &j.tried[j.trying]
+func (j *judging) finishReplay(err error) {
+	policy := &j.policies[j.current]
 	switch {
 	case err == nil:
-		policy.policy = j.replay.Boards.Policy()
-		policy.duplicate = slices.ContainsFunc(j.tried[:j.trying], func(earlier tried) bool { return earlier.policy == policy.policy })
-		policy.step.add(j.replay.StepMs())
-		policy.fresh.fade(1, &j.replay.fresh, 1)
-		j.marked = append(j.marked, j.replay.Marked...)
-	case policy.step.n == 0:
+		policy.name = j.replay.Boards.Policy()
+		policy.duplicate = slices.ContainsFunc(j.policies[:j.current], func(earlier policyReplays) bool { return earlier.name == policy.name })
+		policy.stepMs.add(j.replay.StepMs())
+		policy.newSteps.fade(1, &j.replay.newSteps, 1)
+		j.checkpoints = append(j.checkpoints, j.replay.Checkpoints...)
+	case policy.stepMs.n == 0:
 		policy.failed = err
 	}
 	j.replay = nil
-	j.trying++
+	j.current++
 }
 
 // beginModel prepares the window and the policies for the model that is judged next. It returns false if no part of the window is fit to be
 // replayed.
 func (t *Twin) beginModel(j *judging) bool {
-	if j.window = j.whole.partWithAllGroups(j.models[0]); j.window == nil {
+	if j.window = j.latest.partWithAllGroups(j.models[0]); j.window == nil {
 		return false
 	}
 	if a := t.models[j.models[0]]; a != nil {
-		j.window.Lag, j.window.Heard, j.window.Begun = a.lag, a.heard, a.begun
+		j.window.StepsToFirstToken, j.window.HoursUntil, j.window.Checkpoints = a.stepsToFirstToken, a.hoursUntil, a.checkpoints
 	}
-	j.tried = make([]tried, 1, 1+len(t.specs)) // the first, without a spec, is the policy in force
+	j.policies = make([]policyReplays, 1, 1+len(t.specs)) // the first, without a spec, is the policy in force
 	for _, spec := range t.specs {
-		j.tried = append(j.tried, tried{spec: spec})
+		j.policies = append(j.policies, policyReplays{spec: spec})
 	}
 	return true
 }
@@ -177,52 +177,52 @@ func (t *Twin) beginModel(j *judging) bool {
 // beginReplay begins the next replay of the model: of the next policy of the round, or of the first policy of the next round. It returns
 // false if no replay is left, because enough rounds were made, or because the window or the policy in force cannot be replayed.
 func (t *Twin) beginReplay(j *judging) bool {
-	if j.tried == nil && !t.beginModel(j) {
+	if j.policies == nil && !t.beginModel(j) {
 		return false
 	}
-	for j.tried[0].failed == nil {
-		if j.trying == len(j.tried) {
-			j.trying, j.round = 0, j.round+1
+	for j.policies[0].failed == nil {
+		if j.current == len(j.policies) {
+			j.current, j.round = 0, j.round+1
 		}
-		if j.trying == 0 && t.enough(j) {
+		if j.current == 0 && t.enoughRounds(j) {
 			return false
 		}
-		policy := &j.tried[j.trying]
+		policy := &j.policies[j.current]
 		if policy.failed == nil && !policy.duplicate {
 			if j.replay, policy.failed = NewReplay(j.window, j.models[0], policy.spec, j.round); policy.failed == nil {
 				return true
 			}
 		}
-		j.trying++
+		j.current++
 	}
 	return false
 }
 
 // enough says whether the rounds so far are enough for a verdict: mostRounds rounds or, if a newer window is ready, one round. If the size
 // of errors by chance is not known, or is due to be measured again, it takes two rounds at least.
-func (t *Twin) enough(j *judging) bool {
-	newerIsReady := !t.current
-	if j.round == 0 || j.round < mostRounds && !newerIsReady {
+func (t *Twin) enoughRounds(j *judging) bool {
+	newerIsReady := !t.upToDate
+	if j.round == 0 || j.round < maxRounds && !newerIsReady {
 		return false
 	}
 	if j.round > 1 {
 		return true
 	}
 	a := t.models[j.models[0]]
-	if isDue := a == nil || a.judged%chanceEvery == 0; isDue {
+	if isDue := a == nil || a.windowsJudged%varianceEvery == 0; isDue {
 		return false
 	}
-	return !slices.ContainsFunc(j.tried, func(p tried) bool { return p.step.n > 0 && !p.duplicate && !a.knows(p.policy) })
+	return !slices.ContainsFunc(j.policies, func(p policyReplays) bool { return p.stepMs.n > 0 && !p.duplicate && !a.knowsVariance(p.name) })
 }
 
 // endModel ends the judgement of a model, and goes on to the next model. It returns the verdicts on the model.
-func (t *Twin) endModel(j *judging) (fresh []Verdict) {
-	if len(j.tried) > 0 && j.tried[0].failed == nil {
+func (t *Twin) finishModel(j *judging) (fresh []Verdict) {
+	if len(j.policies) > 0 && j.policies[0].failed == nil {
 		fresh = t.judge(j)
 	}
 	j.models = j.models[1:]
-	j.tried, j.marked, j.replay = nil, nil, nil
-	j.trying, j.round = 0, 0
+	j.policies, j.checkpoints, j.replay = nil, nil, nil
+	j.current, j.round = 0, 0
 	return fresh
 }
 
@@ -250,71 +250,71 @@ func (w *Window) meanRealStep(model string, ended []board.GroupView) float64 {
 }
 
 // secondsOf returns how many seconds the measured part of a window lasts, at least 1.
-func secondsOf(v *Verdict) float64 { return max(1, v.To.Sub(v.From).Seconds()) }
+func measuredSeconds(v *Verdict) float64 { return max(1, v.To.Sub(v.From).Seconds()) }
 
 // judge compares the replays under the policy in force with the real steps, and with the replays under the other policies. It returns a
 // verdict for each group, or nil if the window has no real or no replayed steps. In the model's account, it counts the window, adds the
 // errors of the replays, and keeps the states with which replays of the next window may begin. It also drops what cannot be used any more:
 // accounts of models that are gone, and errors by chance of policies that are not tried.
 func (t *Twin) judge(j *judging) (found []Verdict) {
-	w, model, inForce := j.window, j.models[0], &j.tried[0]
+	w, model, inForce := j.window, j.models[0], &j.policies[0]
 	maps.DeleteFunc(t.models, func(name string, _ *account) bool { return !slices.Contains(t.end.Models(), name) })
 	ended, _ := w.End.Groups(model)
 	realStepMs := w.meanRealStep(model, ended)
-	if realStepMs == 0 || inForce.step.mean() == 0 {
+	if realStepMs == 0 || inForce.stepMs.mean() == 0 {
 		return nil
 	}
 	a := t.account(model)
-	maps.DeleteFunc(a.chance, func(policy string, _ *ewma) bool {
-		return !slices.ContainsFunc(j.tried, func(p tried) bool { return p.policy == policy })
+	maps.DeleteFunc(a.variances, func(policy string, _ *ewma) bool {
+		return !slices.ContainsFunc(j.policies, func(p policyReplays) bool { return p.name == policy })
 	})
-	a.judged++
-	a.lag = w.fates(model).lag
+	a.windowsJudged++
+	a.stepsToFirstToken = w.history(model).stepsToFirstToken
 	v := Verdict{
-		From: w.Measured().From, To: w.To(), Policy: inForce.policy, StepMs: realStepMs, TwinMs: inForce.step.mean(),
-		Sure:    a.judged >= leastJudged,
-		Replays: int(inForce.step.n),
+		From: w.Measured().From, To: w.To(), Policy: inForce.name, StepMs: realStepMs, TwinMs: inForce.stepMs.mean(),
+		Sure:    a.windowsJudged >= minWindowsJudged,
+		Replays: int(inForce.stepMs.n),
 	}
-	miss, seconds := v.TwinMs/v.StepMs-1, secondsOf(&v)
-	v.Error = a.step.add(miss, seconds)
-	if chance, known := a.chanceOf(inForce.policy, &inForce.step, seconds); known {
-		fresh := min(seconds, v.To.Sub(a.until).Seconds()) // the seconds that are in no earlier verdict
-		a.wrong.add(miss, inForce.step.ofMean(chance), seconds, fresh)
+	miss, seconds := v.TwinMs/v.StepMs-1, measuredSeconds(&v)
+	v.Error = a.stepError.add(miss, seconds)
+	if chance, known := a.chanceOf(inForce.name, &inForce.stepMs, seconds); known {
+		fresh := min(seconds, v.To.Sub(a.judgedUntil).Seconds()) // the seconds that are in no earlier verdict
+		a.bias.add(miss, inForce.stepMs.deviationOfMean(chance), seconds, fresh)
 	}
 	t.compare(j, &v, a)
-	a.begun = j.marked
-	for _, b := range w.Begun {
+	a.checkpoints = j.checkpoints
+	for _, b := range w.Checkpoints {
 		if b.at.Equal(w.From()) { // the next window may begin at the same time as this one
-			a.begun = append(a.begun, b)
+			a.checkpoints = append(a.checkpoints, b)
 		}
 	}
-	freshFrom := w.groupsSince(a.until, v.From, model) // the groups where the fresh steps begin
+	freshFrom := w.groupsSince(a.judgedUntil, v.From, model) // the groups where the fresh steps begin
 	for _, to := range ended {
-		v.Group, v.Ranks, v.Fresh = to.Key, len(to.Workers), 0
+		v.Group, v.Ranks, v.NewSteps = to.Key, len(to.Workers), 0
 		if from := viewOf(freshFrom, to.Key); from != nil {
-			v.Fresh = to.Steps - from.Steps
+			v.NewSteps = to.Steps - from.Steps
 		}
 		found = append(found, v)
 	}
-	a.until = w.To()
+	a.judgedUntil = w.To()
 	return found
 }
 
 // compare adds to the verdict how each other policy does against the policy in force, in this window and in the hour. The fresh part of the
 // window then counts in the hours (heard).
 func (t *Twin) compare(j *judging, v *Verdict, a *account) {
-	from, to := j.window.fresh()
+	from, to := j.window.newPart()
 	if to.After(from) {
-		a.heard = to
+		a.hoursUntil = to
 	}
-	for i := range j.tried[1:] {
-		other := &j.tried[1+i]
+	for i := range j.policies[1:] {
+		other := &j.policies[1+i]
 		if other.duplicate {
 			continue
 		}
 		against := t.against(other, v, a)
-		chance, _ := a.chanceOf(other.policy, &tally{}, 1) // of a replay of one second; the empty tally adds nothing
-		if hour := a.addToHour(other, &j.tried[0], to.Sub(from).Seconds(), chance); v.Sure {
+		chance, _ := a.chanceOf(other.name, &tally{}, 1) // of a replay of one second; the empty tally adds nothing
+		if hour := a.addToHour(other, &j.policies[0], to.Sub(from).Seconds(), chance); v.Sure {
 			against.Hour = hour
 		}
 		v.Against = append(v.Against, against)
@@ -325,21 +325,21 @@ func (t *Twin) compare(j *judging, v *Verdict, a *account) {
 func (t *Twin) account(model string) *account {
 	a := t.models[model]
 	if a == nil {
-		a = &account{chance: map[string]*ewma{}, hours: map[string]*hour{}}
+		a = &account{variances: map[string]*ewma{}, hours: map[string]*hour{}}
 		t.models[model] = a
 	}
 	return a
 }
 
 // against compares the replays under another policy with those under the policy in force.
-func (t *Twin) against(other *tried, v *Verdict, a *account) Against {
+func (t *Twin) against(other *policyReplays, v *Verdict, a *account) Against {
 	if other.failed != nil {
 		return Against{Policy: other.spec, Failed: other.failed}
 	}
-	found := Against{Policy: other.policy, StepMs: other.step.mean(), SavedMs: other.step.mean() - v.TwinMs}
-	chance, known := a.chanceOf(other.policy, &other.step, secondsOf(v))
-	found.Error = a.wrong.forecast(other.step.ofMean(chance))
-	mayClaim := known && v.Sure && secondsOf(v) >= LeastClaimed.Seconds() && found.StepMs > 0
+	found := Against{Policy: other.name, StepMs: other.stepMs.mean(), SavedMs: other.stepMs.mean() - v.TwinMs}
+	chance, known := a.chanceOf(other.name, &other.stepMs, measuredSeconds(v))
+	found.Error = a.bias.errorBound(other.stepMs.deviationOfMean(chance))
+	mayClaim := known && v.Sure && measuredSeconds(v) >= MinClaimWindow.Seconds() && found.StepMs > 0
 	found.Claimed = mayClaim && math.Abs(found.SavedMs) > max(found.Error, v.Error)*v.StepMs
 	return found
 }

@@ -10,44 +10,44 @@ import (
 
 // Window is the traffic that is replayed: stretches without gaps between them.
 type Window struct {
-	Stretches []*Stretch
+	Segments []*Segment
 	End       *board.Boards // the boards at the end of the last stretch
-	Heard     time.Time     // traffic before this time is in the hours of the account already
-	Begun     []*Begun      // states with which replays under other policies may begin
-	Lag       int32         // steps from the binding of a request to its first token, for windows that do not show it; 0: not known
+	HoursUntil     time.Time     // traffic before this time is in the hours of the account already
+	Checkpoints     []*Checkpoint      // states with which replays under other policies may begin
+	StepsToFirstToken       int32         // steps from the binding of a request to its first token, for windows that do not show it; 0: not known
 
-	learned map[string]*fates // by model
+	histories map[string]*history // by model
 }
 
 // fates returns what became of a model's requests. They are found once for all replays of the window.
-func (w *Window) fates(model string) *fates {
-	if w.learned[model] == nil {
-		if w.learned == nil {
-			w.learned = map[string]*fates{}
+func (w *Window) history(model string) *history {
+	if w.histories[model] == nil {
+		if w.histories == nil {
+			w.histories = map[string]*history{}
 		}
-		w.learned[model] = w.learnFates(model)
+		w.histories[model] = w.learnHistory(model)
 	}
-	return w.learned[model]
+	return w.histories[model]
 }
 
 // From returns when the window begins.
-func (w *Window) From() time.Time { return w.Stretches[0].From }
+func (w *Window) From() time.Time { return w.Segments[0].From }
 
 // each calls onArrival for each arrival of a model, and onLeave for each request of any model that left, in the order in which these things
 // happened. The time that onLeave gets is since the window began.
-func (w *Window) each(model string, onArrival func(*came), onLeave func(time.Duration, *left)) {
-	for _, s := range w.Stretches {
+func (w *Window) eachEvent(model string, onArrival func(*arrival), onLeave func(time.Duration, *departure)) {
+	for _, s := range w.Segments {
 		offset := s.From.Sub(w.From())
 		i, k := 0, 0 // indices of the next arrival and of the next request that left
-		for i < len(s.came) || k < len(s.left) {
-			if arrivalIsNext := k == len(s.left) || i < len(s.came) && s.came[i].at <= s.left[k].at; arrivalIsNext {
-				if c := &s.came[i]; c.model == model {
+		for i < len(s.arrivals) || k < len(s.departures) {
+			if arrivalIsNext := k == len(s.departures) || i < len(s.arrivals) && s.arrivals[i].at <= s.departures[k].at; arrivalIsNext {
+				if c := &s.arrivals[i]; c.model == model {
 					onArrival(c)
 				}
 				i++
 				continue
 			}
-			onLeave(s.left[k].at+offset, &s.left[k])
+			onLeave(s.departures[k].at+offset, &s.departures[k])
 			k++
 		}
 	}
@@ -58,8 +58,8 @@ func (w *Window) each(model string, onArrival func(*came), onLeave func(time.Dur
 func (w *Window) partWithAllGroups(model string) *Window {
 	atEnd, _ := w.End.Groups(model)
 	begin, later := 0, atEnd // index of the first stretch of the part; the groups when stretch i ended
-	for i := len(w.Stretches) - 1; i >= 0 && begin == 0; i-- {
-		groups, _ := w.Stretches[i].Boards.Groups(model)
+	for i := len(w.Segments) - 1; i >= 0 && begin == 0; i-- {
+		groups, _ := w.Segments[i].Boards.Groups(model)
 		for _, v := range atEnd {
 			from, to := viewOf(groups, v.Key), viewOf(later, v.Key)
 			missing := from == nil || to == nil
@@ -69,15 +69,15 @@ func (w *Window) partWithAllGroups(model string) *Window {
 		}
 		later = groups
 	}
-	if len(atEnd) == 0 || begin == len(w.Stretches) {
+	if len(atEnd) == 0 || begin == len(w.Segments) {
 		return nil
 	}
-	return &Window{Stretches: w.Stretches[begin:], End: w.End}
+	return &Window{Segments: w.Segments[begin:], End: w.End}
 }
 
 // groupsSince returns the groups of a model at the begin of the first stretch that begins neither before accounted nor before measured.
 func (w *Window) groupsSince(accounted, measured time.Time, model string) []board.GroupView {
-	for _, s := range w.Stretches {
+	for _, s := range w.Segments {
 		if !s.From.Before(accounted) && !s.From.Before(measured) {
 			groups, _ := s.Boards.Groups(model)
 			return groups
@@ -96,27 +96,27 @@ func viewOf(all []board.GroupView, key board.GroupKey) *board.GroupView {
 
 // Measured returns the first stretch that is measured. It leaves out the first fifth of the window: there, the ranks still hold requests
 // from before the window, which another policy would have sent to other ranks.
-func (w *Window) Measured() *Stretch {
-	for _, s := range w.Stretches {
+func (w *Window) Measured() *Segment {
+	for _, s := range w.Segments {
 		if 5*s.From.Sub(w.From()) >= w.To().Sub(w.From()) {
 			return s
 		}
 	}
-	return w.Stretches[0]
+	return w.Segments[0]
 }
 
 // settled says whether a stretch begins in the first 70 % of the window. Later in the window, many answers run whose lengths are not known
 // yet.
-func (w *Window) settled(s *Stretch) bool { return 10*s.From.Sub(w.From()) <= 7*w.To().Sub(w.From()) }
+func (w *Window) lengthsKnown(s *Segment) bool { return 10*s.From.Sub(w.From()) <= 7*w.To().Sub(w.From()) }
 
 // fresh returns the part of the window that is measured and settled, and that is not in the hours of the account yet. If there is no such
 // part, to is not after from.
-func (w *Window) fresh() (from, to time.Time) {
-	if from = w.Measured().From; from.Before(w.Heard) {
-		from = w.Heard
+func (w *Window) newPart() (from, to time.Time) {
+	if from = w.Measured().From; from.Before(w.HoursUntil) {
+		from = w.HoursUntil
 	}
-	for _, s := range w.Stretches {
-		if w.settled(s) {
+	for _, s := range w.Segments {
+		if w.lengthsKnown(s) {
 			to = s.From
 		}
 	}
@@ -124,87 +124,87 @@ func (w *Window) fresh() (from, to time.Time) {
 }
 
 // To returns when the window ends.
-func (w *Window) To() time.Time { return w.Stretches[len(w.Stretches)-1].To }
+func (w *Window) To() time.Time { return w.Segments[len(w.Segments)-1].To }
 
 // arrivals are the requests of a model in the order in which they came, with times since the window began.
-type arrivals struct {
-	stretches []*Stretch     // the stretches that still have arrivals to read; the next arrival is in the first one
+type arrivalQueue struct {
+	segments []*Segment     // the stretches that still have arrivals to read; the next arrival is in the first one
 	from      time.Time      // when the window began
 	model     string         // arrivals of other models are skipped
-	skipped   map[*came]bool // arrivals to skip
-	at        int            // index of the next arrival in the first stretch
+	skipped   map[*arrival]bool // arrivals to skip
+	index        int            // index of the next arrival in the first stretch
 }
 
 // skip moves on to the next arrival of the model that is not in skipped.
-func (a *arrivals) skip() {
-	for len(a.stretches) > 0 {
-		for all := a.stretches[0].came; a.at < len(all); a.at++ {
-			if c := &all[a.at]; c.model == a.model && !a.skipped[c] {
+func (a *arrivalQueue) skipToNext() {
+	for len(a.segments) > 0 {
+		for all := a.segments[0].arrivals; a.index < len(all); a.index++ {
+			if c := &all[a.index]; c.model == a.model && !a.skipped[c] {
 				return
 			}
 		}
-		a.stretches, a.at = a.stretches[1:], 0
+		a.segments, a.index = a.segments[1:], 0
 	}
 }
 
 // due returns when the next request comes, in ms since the window began.
-func (a *arrivals) due() (at float64, more bool) {
-	if len(a.stretches) == 0 {
+func (a *arrivalQueue) nextAt() (at float64, more bool) {
+	if len(a.segments) == 0 {
 		return 0, false
 	}
-	s := a.stretches[0]
-	return ms(s.came[a.at].at + s.From.Sub(a.from)), true
+	s := a.segments[0]
+	return ms(s.arrivals[a.index].at + s.From.Sub(a.from)), true
 }
 
 // take returns the next arrival, and moves on to the one after it.
-func (a *arrivals) take() came {
-	s := a.stretches[0]
-	c, offset := s.came[a.at], s.From.Sub(a.from)
-	c.at, c.arrival, c.entered = c.at+offset, c.arrival+offset, c.entered+offset
+func (a *arrivalQueue) next() arrival {
+	s := a.segments[0]
+	c, offset := s.arrivals[a.index], s.From.Sub(a.from)
+	c.at, c.received, c.entered = c.at+offset, c.received+offset, c.entered+offset
 	if c.deadline != 0 {
 		c.deadline += offset
 	}
-	a.at++
-	a.skip()
+	a.index++
+	a.skipToNext()
 	return c
 }
 
 // learnFates finds out what became of a model's requests: those on ranks or in the pool when the window begins, and those that come later.
-func (w *Window) learnFates(model string) *fates {
+func (w *Window) learnHistory(model string) *history {
 	arrivals := 0
-	for _, s := range w.Stretches {
-		arrivals += len(s.came)
+	for _, s := range w.Segments {
+		arrivals += len(s.arrivals)
 	}
-	l := &learner{
-		fates:  &fates{answers: make([]answer, 0, arrivals), at: make(map[uint64]int32, arrivals), again: map[*came]bool{}},
-		failed: map[failed]int32{},
+	l := &historyLearner{
+		history:  &history{answers: make([]answer, 0, arrivals), index: make(map[uint64]int32, arrivals), resumptions: map[*arrival]bool{}},
+		mayComeBack: map[failedRequest]int32{},
 	}
-	begin := w.Stretches[0].Boards
+	begin := w.Segments[0].Boards
 	for _, c := range begin.Charges(model) {
-		l.add(c.ID, answer{key: c.Key, age: c.Age + c.Generated, first: c.Age})
+		l.add(c.ID, answer{key: c.Key, tokensAtStart: c.Age + c.Generated, tokensBefore: c.Age})
 	}
 	for _, e := range begin.Waiting(model) {
-		l.add(e.ID, answer{key: e.Key, age: int32(e.Age), first: int32(e.Age)})
+		l.add(e.ID, answer{key: e.Key, tokensAtStart: int32(e.Age), tokensBefore: int32(e.Age)})
 	}
-	w.each(model, l.comes, l.leaves)
+	w.eachEvent(model, l.recordArrival, l.recordDeparture)
 	for _, c := range w.End.Charges(model) { // not ended: they have at least so many tokens
 		if a := l.of(c.ID); a != nil {
-			a.tokens = c.Age + c.Generated
+			a.lastTokens = c.Age + c.Generated
 		}
 	}
-	l.lengths = learnLengths(len(l.answers), func(yield func(seen) bool) {
+	l.lengths = estimateLengths(len(l.answers), func(yield func(observation) bool) {
 		for i := range l.answers {
-			if a := &l.answers[i]; a.tokens >= 0 && !yield(seen{a.age, a.tokens, a.left >= 0}) {
+			if a := &l.answers[i]; a.lastTokens >= 0 && !yield(observation{a.tokensAtStart, a.lastTokens, a.leftAt >= 0}) {
 				return
 			}
 		}
 	})
-	l.lag = cmp.Or(w.Lag, usualLag)
-	if len(l.lags) > 0 {
-		slices.Sort(l.lags)
-		l.lag = l.lags[len(l.lags)/2] // the median
+	l.stepsToFirstToken = cmp.Or(w.StepsToFirstToken, usualStepsToFirstToken)
+	if len(l.knownSteps) > 0 {
+		slices.Sort(l.knownSteps)
+		l.stepsToFirstToken = l.knownSteps[len(l.knownSteps)/2] // the median
 	}
-	return l.fates
+	return l.history
 }
 
 // Span is the longest window that is replayed.
@@ -213,9 +213,9 @@ const Span = 5 * time.Minute
 // Begun is the state of a replay under another policy at the time at. The replay of a later window begins with this state, as if the other
 // policy had been in force all the time. A replay that began with the real boards would give wrong results for longer than a window lasts:
 // it would have requests that only pile up under the policy in force, or lack requests that only pile up under the other policy.
-type Begun struct {
+type Checkpoint struct {
 	spec   string // the other policy
 	at     time.Time
 	boards *board.Boards
-	rest   map[uint64]int32 // by request ID: tokens that the request still gets
+	remaining   map[uint64]int32 // by request ID: tokens that the request still gets
 }

@@ -18,9 +18,9 @@ type Driver struct {
 	Model  string
 	Counts board.Counts
 
-	Bound     func(e *board.Effect)
-	Refused   func(e *board.Effect)
-	Other     func(e *board.Effect) // gets all effects but EffectBind, EffectRefuse and EffectGroupIdle
+	OnBind     func(e *board.Effect)
+	OnRefuse   func(e *board.Effect)
+	OnOtherEffect     func(e *board.Effect) // gets all effects but EffectBind, EffectRefuse and EffectGroupIdle
 	OnDecided func(ms float64)      // called after an event was applied and its rounds were decided
 	Timed     func(round func())    // must call round, and may measure its time; nil: rounds are not measured
 
@@ -30,14 +30,14 @@ type Driver struct {
 
 	tick    board.Tick
 	decided board.Decided
-	stopped map[string]bool // names of groups in which no request decodes any more, so that the length of their next step is not known
+	idleGroups map[string]bool // names of groups in which no request decodes any more, so that the length of their next step is not known
 }
 
 // NewDriver returns a driver of the boards for one model.
 func NewDriver(b *board.Boards, began time.Time, model string) *Driver {
 	return &Driver{
-		Boards: b, Began: began, Model: model, Counts: board.Counts{Model: model}, tick: board.Tick{Model: model}, stopped: map[string]bool{},
-		Other: func(*board.Effect) {}, OnDecided: func(float64) {},
+		Boards: b, Began: began, Model: model, Counts: board.Counts{Model: model}, tick: board.Tick{Model: model}, idleGroups: map[string]bool{},
+		OnOtherEffect: func(*board.Effect) {}, OnDecided: func(float64) {},
 	}
 }
 
@@ -68,7 +68,7 @@ func (d *Driver) Apply(e board.Event, ms float64) {
 }
 
 // Look applies a Tick and, if the tick needs them, Counts before it.
-func (d *Driver) Look(ms float64) {
+func (d *Driver) Tick(ms float64) {
 	if d.Boards.NeedsCounts(d.Model, d.Instant(ms)) {
 		d.Count(ms)
 	}
@@ -99,13 +99,13 @@ func (d *Driver) carryOut(effects []board.Effect, now time.Time) {
 		switch e := &effects[i]; e.Kind {
 		case board.EffectBind:
 			d.resetCounts(e.Bound.Slot)
-			d.Bound(e)
+			d.OnBind(e)
 		case board.EffectRefuse:
-			d.Refused(e)
+			d.OnRefuse(e)
 		case board.EffectGroupIdle:
-			d.stopped[e.Group.Name] = true
+			d.idleGroups[e.Group.Name] = true
 		default:
-			d.Other(e)
+			d.OnOtherEffect(e)
 		}
 	}
 }
@@ -125,8 +125,8 @@ func newStepCounter(key board.GroupKey) StepCounter {
 // reportStep gives the boards the present step of a group, as a step detector does. now is the time of the report, in ms. The first step
 // that is reported after the group was idle has no length.
 func (d *Driver) reportStep(counter *StepCounter, now float64) {
-	if d.stopped[counter.Key.Name] {
-		delete(d.stopped, counter.Key.Name)
+	if d.idleGroups[counter.Key.Name] {
+		delete(d.idleGroups, counter.Key.Name)
 		counter.Since = math.NaN()
 	}
 	reported := board.Step{Number: counter.Number}

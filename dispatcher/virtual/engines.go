@@ -11,16 +11,16 @@ import (
 type Engines struct {
 	*Driver
 	Groups []*Group
-	Stale  int // number of steps by which the boards see the tokens of a request too late
+	ReportDelaySteps  int // number of steps by which the boards see the tokens of a request too late
 
 	Length func(g *Group) (ms float64) // returns how long the step takes that begins now
 	// Prefill starts the prefill of a request that has KV room on its rank now. The results are Leg.Ready and Leg.Prefill. nil: requests
 	// are prefilled before they are bound.
 	Prefill   func(prompt int32) (ready, took float64)
-	Token     func(l *Leg)               // called when a request got a token
-	Seated    func(l *Leg)               // called when a request got its slot in the engine
-	Finished  func(g *Group, l Leg)      // called when a request got its last token, and has left
-	Preempted func(r *Rank, l Leg)       // called when a request has left because KV room is short
+	Token     func(l *Request)               // called when a request got a token
+	Seated    func(l *Request)               // called when a request got its slot in the engine
+	Finished  func(g *Group, l Request)      // called when a request got its last token, and has left
+	Preempted func(r *Rank, l Request)       // called when a request has left because KV room is short
 	Stepped   func(g *Group, tokens int) // called when a step has ended
 
 	release board.Release // reused, so that releases allocate nothing
@@ -35,7 +35,7 @@ func (e *Engines) Turn(deliver func()) {
 		}
 	}
 	deliver()
-	e.Look(e.Now)
+	e.Tick(e.Now)
 }
 
 // Begin begins a step in each group without one, and says whether it preempted a request before.
@@ -56,7 +56,7 @@ func (e *Engines) Due() (next float64, busy bool) {
 			busy = true
 			next = min(next, g.Ends)
 		} else {
-			next = min(next, e.keptExpires(g))
+			next = min(next, e.nextEndedKVExpiry(g))
 		}
 	}
 	return next, busy
@@ -64,10 +64,10 @@ func (e *Engines) Due() (next float64, busy bool) {
 
 // keptExpires returns the time at which a rank of a group without a step in progress next frees KV that it keeps of ended answers, if a
 // request on this rank waits for KV room; Never: there is no such rank. While steps run, ranks free such KV at each step.
-func (e *Engines) keptExpires(g *Group) float64 {
+func (e *Engines) nextEndedKVExpiry(g *Group) float64 {
 	next := Never
 	for _, r := range g.Ranks {
-		if at := r.Kept.Next(); !at.IsZero() && slices.ContainsFunc(r.Legs, func(l Leg) bool { return !l.Reserved }) {
+		if at := r.EndedKV.Next(); !at.IsZero() && slices.ContainsFunc(r.Requests, func(l Request) bool { return !l.Reserved }) {
 			next = min(next, float64(at.Sub(e.Began))/float64(time.Millisecond))
 		}
 	}
@@ -75,39 +75,39 @@ func (e *Engines) keptExpires(g *Group) float64 {
 }
 
 // Place gives a request to the rank to which the boards have bound it.
-func (e *Engines) Place(r *Rank, l Leg) {
-	l.Begin, l.BoundStep = NotBegun, r.Group.nextStep()
-	r.Legs = append(r.Legs, l)
-	if r.Runs == 0 { // otherwise the rank pulls KV only when a step begins
-		r.Kept.Expire(e.Instant(e.Now))
-		e.pull(r, l.BoundStep)
-		e.seat(r)
+func (e *Engines) Place(r *Rank, l Request) {
+	l.DecodesFrom, l.EarliestStep = KVNotReady, r.Group.earliestStep()
+	r.Requests = append(r.Requests, l)
+	if r.MaxRunning == 0 { // otherwise the rank pulls KV only when a step begins
+		r.EndedKV.Expire(e.Instant(e.Now))
+		e.reserveKV(r, l.EarliestStep)
+		e.assignSlots(r)
 	}
 }
 
 // Put puts a request on a rank that is there when the simulation begins, with the tokens that it has got already.
-func (e *Engines) Put(r *Rank, l Leg) {
+func (e *Engines) Put(r *Rank, l Request) {
 	e.Driver.resetCounts(l.Slot)
 	if l.Reserved {
 		r.KV += int64(l.Prompt) + int64(l.Gen)
 	}
-	if l.Joined != 0 {
-		e.setCounts(l.Slot, l.Gen, l.Joined)
+	if l.FirstStep != 0 {
+		e.setCounts(l.Slot, l.Gen, l.FirstStep)
 	}
-	r.Legs = append(r.Legs, l)
+	r.Requests = append(r.Requests, l)
 }
 
 // seat gives the free slots of a rank to the requests that wait in the engine and whose KV is ready, in order. On a rank with Runs, it
 // makes all such requests active, and limitRunning then decides which of them take part in a step.
-func (e *Engines) seat(r *Rank) {
-	for i := r.Active; i < len(r.Legs) && (r.Active < r.Slots || r.Runs > 0); i++ {
-		l := r.Legs[i]
-		if l.Begin == NotBegun {
+func (e *Engines) assignSlots(r *Rank) {
+	for i := r.Active; i < len(r.Requests) && (r.Active < r.Slots || r.MaxRunning > 0); i++ {
+		l := r.Requests[i]
+		if l.DecodesFrom == KVNotReady {
 			continue
 		}
-		copy(r.Legs[r.Active+1:i+1], r.Legs[r.Active:i])
-		r.Legs[r.Active] = l
-		e.Seated(&r.Legs[r.Active])
+		copy(r.Requests[r.Active+1:i+1], r.Requests[r.Active:i])
+		r.Requests[r.Active] = l
+		e.Seated(&r.Requests[r.Active])
 		r.Active++
 	}
 }
@@ -115,12 +115,12 @@ func (e *Engines) seat(r *Rank) {
 // pull reserves KV room for the waiting requests that have none, in order. It stops at the first request that does not fit, or that came
 // too late for this step. If requests are bound before their prefill (Prefill is set), the reservation also starts the prefill. Otherwise
 // the KV is ready at once. A request whose KV is ready gets its Begin.
-func (e *Engines) pull(r *Rank, step int64) {
-	for i := range r.Legs {
-		l := &r.Legs[i]
+func (e *Engines) reserveKV(r *Rank, step int64) {
+	for i := range r.Requests {
+		l := &r.Requests[i]
 		if !l.Reserved {
-			late := r.Runs > 0 && l.BoundStep > step // a rank with Runs takes only requests that came before this step
-			if late || !r.fits(int64(l.Prompt)) {
+			late := r.MaxRunning > 0 && l.EarliestStep > step // a rank with Runs takes only requests that came before this step
+			if late || !r.hasRoomFor(int64(l.Prompt)) {
 				return
 			}
 			l.Reserved, l.Ready = true, e.Now
@@ -129,8 +129,8 @@ func (e *Engines) pull(r *Rank, step int64) {
 				l.Ready, l.Prefill = e.Prefill(l.Prompt)
 			}
 		}
-		if l.Begin == NotBegun && l.Ready <= e.Now {
-			l.Begin = step + l.StepsToBegin
+		if l.DecodesFrom == KVNotReady && l.Ready <= e.Now {
+			l.DecodesFrom = step + l.StepsToFirstToken
 		}
 	}
 }
@@ -139,16 +139,16 @@ func (e *Engines) pull(r *Rank, step int64) {
 // preempts requests while its KV exceeds its capacity. preempted says whether a request was preempted.
 func (e *Engines) startStep(g *Group) (preempted bool) {
 	active := false
-	g.begun = false
+	g.nextStepBegun = false
 	for _, r := range g.Ranks {
-		r.Kept.Expire(e.Instant(e.Now))
+		r.EndedKV.Expire(e.Instant(e.Now))
 		// A rank with Runs pulls KV only while it runs fewer requests than Runs.
-		if r.Runs == 0 || r.limitRunning(g.Step) < r.Runs {
-			e.pull(r, g.Step)
-			e.seat(r)
+		if r.MaxRunning == 0 || r.limitRunning(g.Step) < r.MaxRunning {
+			e.reserveKV(r, g.Step)
+			e.assignSlots(r)
 			r.limitRunning(g.Step)
 		}
-		for i, found := r.victim(); found; i, found = r.victim() {
+		for i, found := r.toPreempt(); found; i, found = r.toPreempt() {
 			e.Preempt(r, i)
 			e.Apply(board.Preempted{Worker: r.ID}, e.Now)
 			preempted = true
@@ -163,7 +163,7 @@ func (e *Engines) startStep(g *Group) (preempted bool) {
 
 // Preempt takes the i-th request off a rank, and gives its slot back with the outcome Failed.
 func (e *Engines) Preempt(r *Rank, i int) {
-	l := r.Legs[i]
+	l := r.Requests[i]
 	r.Remove(i)
 	e.Release(r.Group, &l, board.Failed)
 	e.Preempted(r, l)
@@ -174,24 +174,24 @@ func (e *Engines) Preempt(r *Rank, i int) {
 func (e *Engines) finishStep(g *Group) {
 	step := g.Step
 	tokens, reported := 0, false
-	g.begun = g.goesOn() // the engines begin their next step before anybody reads the tokens of this one
+	g.nextStepBegun = g.hasWorkAfterStep() // the engines begin their next step before anybody reads the tokens of this one
 	g.Step, g.Ends = step+1, Never
 	for _, r := range g.Ranks {
 		for i := range r.Active {
-			l := &r.Legs[i]
-			if l.Begin > step { // its first token comes in a later step
+			l := &r.Requests[i]
+			if l.DecodesFrom > step { // its first token comes in a later step
 				continue
 			}
-			reports := l.Joined != 0 && !reported // the first stream that gets a further token reports the step
+			reports := l.FirstStep != 0 && !reported // the first stream that gets a further token reports the step
 			if reports {
 				g.Number++
 			}
 			l.Gen++
 			l.Left--
-			if l.Joined == 0 { // its first token
-				l.Joined = g.Number
+			if l.FirstStep == 0 { // its first token
+				l.FirstStep = g.Number
 			}
-			e.setCounts(l.Slot, max(0, l.Gen-int32(e.Stale)), l.Joined) // with Stale, the boards see the tokens of an earlier step
+			e.setCounts(l.Slot, max(0, l.Gen-int32(e.ReportDelaySteps)), l.FirstStep) // with Stale, the boards see the tokens of an earlier step
 			e.Token(l)
 			r.KV++
 			tokens++
@@ -208,15 +208,15 @@ func (e *Engines) finishStep(g *Group) {
 // releaseFinished releases the requests of a group that have all their tokens.
 func (e *Engines) releaseFinished(g *Group) {
 	for _, r := range g.Ranks {
-		for i := 0; i < len(r.Legs); {
-			if r.Legs[i].Left > 0 {
+		for i := 0; i < len(r.Requests); {
+			if r.Requests[i].Left > 0 {
 				i++
 				continue
 			}
-			l := r.Legs[i]
+			l := r.Requests[i]
 			r.Remove(i)
-			if r.Keeps > 0 {
-				r.Kept.Add(int64(l.Prompt)+int64(l.Gen), e.Instant(e.Now), r.Keeps)
+			if r.KeepsKVFor > 0 {
+				r.EndedKV.Add(int64(l.Prompt)+int64(l.Gen), e.Instant(e.Now), r.KeepsKVFor)
 			}
 			e.Release(g, &l, board.Finished)
 			e.Finished(g, l)
@@ -225,12 +225,12 @@ func (e *Engines) releaseFinished(g *Group) {
 }
 
 // Release gives the slot of a request back to the boards.
-func (e *Engines) Release(g *Group, l *Leg, kind board.Kind) {
+func (e *Engines) Release(g *Group, l *Request, kind board.Kind) {
 	e.release = board.Release{
 		Model: e.Model, Slot: l.Slot, Outcome: board.Outcome{Kind: kind, Generated: int(l.Gen), Kept: kind == board.Finished}, Generated: l.Gen,
-		Started: l.Gen > 0, First: l.Joined,
+		Started: l.Gen > 0, First: l.FirstStep,
 	}
-	if l.Joined != 0 {
+	if l.FirstStep != 0 {
 		e.release.Last = g.Number
 	}
 	e.Apply(&e.release, e.Now)

@@ -13,22 +13,22 @@ type Mixed struct {
 	Law      step.Law
 	Budget   int32 // largest number of tokens that a rank computes in a step
 	Slots    int   // largest number of requests that run on a rank
-	Room     int64 // KV tokens of a rank; 0: unlimited
+	KVCapacity     int64 // KV tokens of a rank; 0: unlimited
 	Block    int64 // tokens of a KV block: a request holds whole blocks; 0 and 1: single tokens
 	Interval int64 // prompts are computed only in steps whose number is a multiple of this; 0 and 1: in each step
-	First    bool  // a rank that can compute a prompt does not decode in the same step, as in SGLang
+	PrefillFirst    bool  // a rank that can compute a prompt does not decode in the same step, as in SGLang
 	Delay    int   // steps for which prompts wait until each rank has one, as in SGLang 0.5.23; 0: they do not wait
 
 	Ranks []MixedRank
-	Does  []step.Rank // what each rank does in the step that began last
+	RankWork  []step.Rank // what each rank does in the step that began last
 	Step  int64       // number of the step in progress or, if there is none, of the next step
 	Ends  float64     // when the step in progress ends, in ms of virtual time; Never: no step is in progress
 
-	Lasts    func(ms float64) float64      // returns how long a step takes if it takes so many ms by the law; nil: the same
-	Cached   func(rank int, w *Work) int32 // returns how many tokens of a prompt the rank has in its cache when it admits the request
-	Token    func(rank int, w *Work)       // called when a request got a token
-	Finished func(rank int, w *Work)       // called when a request got its last token, and has left
-	Computed func(rank int, w *Work)       // called when a step has computed a part of a prompt; nil: nothing is called
+	VaryStepMs    func(ms float64) float64      // returns how long a step takes if it takes so many ms by the law; nil: the same
+	Cached   func(rank int, w *MixedRequest) int32 // returns how many tokens of a prompt the rank has in its cache when it admits the request
+	Token    func(rank int, w *MixedRequest)       // called when a request got a token
+	Finished func(rank int, w *MixedRequest)       // called when a request got its last token, and has left
+	Computed func(rank int, w *MixedRequest)       // called when a step has computed a part of a prompt; nil: nothing is called
 
 	Prefilling  int // number of ranks that compute prompts in this step
 	Preemptions int // number of preemptions so far
@@ -37,48 +37,48 @@ type Mixed struct {
 
 // MixedRank is one rank of a Mixed group.
 type MixedRank struct {
-	Waiting     []Work // first come, first served
-	Running     []Work // in the order of admission
+	Waiting     []MixedRequest // first come, first served
+	Running     []MixedRequest // in the order of admission
 	KV          int64  // KV tokens of the running requests, in whole blocks
 	leftWaiting bool   // requests still waited after the last step in which the rank could compute prompts
 }
 
 // Work is a request on a mixed rank.
-type Work struct {
+type MixedRequest struct {
 	Job       int32 // identifies the request for the caller
 	Slot      int32 // its slot on the board
 	Prompt    int32 // tokens
 	Left      int32 // tokens that it will still get
 	Gen       int32 // tokens that it has got
-	done      int32 // tokens that are due and are computed or were cached
-	due       int32 // tokens to be computed before it gets its next token: the prompt and, after a preemption, the tokens that it has got
+	computed      int32 // tokens that are due and are computed or were cached
+	toCompute       int32 // tokens to be computed before it gets its next token: the prompt and, after a preemption, the tokens that it has got
 	scheduled int32 // tokens that the present step computes for it
 
-	joinedStep uint32 // number of the step that its group had reported when its first token came; 0: it has no token
+	firstStep uint32 // number of the step that its group had reported when its first token came; 0: it has no token
 }
 
 // computing says whether the request still has tokens to compute before it decodes.
-func (w *Work) computing() bool { return w.done < w.due }
+func (w *MixedRequest) isPrefilling() bool { return w.computed < w.toCompute }
 
 // Done returns how many tokens of the prompt are computed or were cached. After a preemption, it includes tokens of the answer.
-func (w *Work) Done() int { return int(w.done) }
+func (w *MixedRequest) Done() int { return int(w.computed) }
 
 // tokens returns the KV tokens of the request.
-func (w *Work) tokens() int64 { return int64(w.Prompt) + int64(w.Gen) }
+func (w *MixedRequest) kvTokens() int64 { return int64(w.Prompt) + int64(w.Gen) }
 
 // Add gives a request to a rank.
-func (g *Mixed) Add(rank int, w Work) {
-	w.due = w.Prompt
+func (g *Mixed) Add(rank int, w MixedRequest) {
+	w.toCompute = w.Prompt
 	g.Ranks[rank].Waiting = append(g.Ranks[rank].Waiting, w)
 }
 
 // Drop takes a request away from a rank, whether it waits or runs.
 func (g *Mixed) Drop(rank int, job int32) {
 	r := &g.Ranks[rank]
-	isJob := func(w Work) bool { return w.Job == job }
+	isJob := func(w MixedRequest) bool { return w.Job == job }
 	r.Waiting = slices.DeleteFunc(r.Waiting, isJob)
 	if i := slices.IndexFunc(r.Running, isJob); i >= 0 {
-		r.KV -= g.holds(r.Running[i].tokens())
+		r.KV -= g.wholeBlocks(r.Running[i].kvTokens())
 		r.Running = slices.Delete(r.Running, i, i+1)
 	}
 }
@@ -88,21 +88,21 @@ func (g *Mixed) Begin(now float64) {
 	if g.Ends < Never {
 		return
 	}
-	mayBegin := g.mayBegin()
+	mayBegin := g.decideNewPrompts()
 	busy := false
-	g.Prefilling, g.Does = 0, g.Does[:0]
+	g.Prefilling, g.RankWork = 0, g.RankWork[:0]
 	for i := range g.Ranks {
 		does := g.schedule(i, mayBegin)
-		g.Does = append(g.Does, does)
+		g.RankWork = append(g.RankWork, does)
 		busy = busy || does.Requests > 0 || does.Prompt > 0
 		if does.Prompt > 0 {
 			g.Prefilling++
 		}
 	}
 	if busy {
-		ms := g.Law.Ms(g.Does)
-		if g.Lasts != nil {
-			ms = g.Lasts(ms)
+		ms := g.Law.Ms(g.RankWork)
+		if g.VaryStepMs != nil {
+			ms = g.VaryStepMs(ms)
 		}
 		g.Ends = now + ms
 	}
@@ -110,14 +110,14 @@ func (g *Mixed) Begin(now float64) {
 
 // aligned says whether the Interval lets a rank compute prompts in this step: the step's number is a multiple of it, the rank decodes no
 // request, or requests still waited after the last step in which the rank could compute prompts.
-func (g *Mixed) aligned(r *MixedRank) bool {
-	return g.Interval <= 1 || g.Step%g.Interval == 0 || r.leftWaiting || !r.decodes()
+func (g *Mixed) mayCompute(r *MixedRank) bool {
+	return g.Interval <= 1 || g.Step%g.Interval == 0 || r.leftWaiting || !r.hasDecoding()
 }
 
 // mayBegin says whether ranks may begin new prompts in this step. With Delay, new prompts wait until each rank has one, because a prompt on
 // one rank makes the step of all ranks longer. They wait for at most Delay-1 steps in a row, and only while a rank decodes. mayBegin counts
 // these steps, so it must be called once per step.
-func (g *Mixed) mayBegin() bool {
+func (g *Mixed) decideNewPrompts() bool {
 	if g.Delay == 0 {
 		return true
 	}
@@ -131,7 +131,7 @@ func (g *Mixed) mayBegin() bool {
 		return true
 	}
 	mayWait := withNewPrompt < len(g.Ranks) && g.heldSteps < g.Delay-1
-	if mayWait && slices.ContainsFunc(g.Ranks, func(r MixedRank) bool { return r.decodes() }) {
+	if mayWait && slices.ContainsFunc(g.Ranks, func(r MixedRank) bool { return r.hasDecoding() }) {
 		g.heldSteps++
 		return false
 	}
@@ -140,34 +140,34 @@ func (g *Mixed) mayBegin() bool {
 }
 
 // decodes says whether any request on the rank decodes.
-func (r *MixedRank) decodes() bool {
-	return slices.ContainsFunc(r.Running, func(w Work) bool { return !w.computing() })
+func (r *MixedRank) hasDecoding() bool {
+	return slices.ContainsFunc(r.Running, func(w MixedRequest) bool { return !w.isPrefilling() })
 }
 
 // computes says whether the prompt of any running request is not computed yet.
-func (r *MixedRank) computes() bool {
-	return slices.ContainsFunc(r.Running, func(w Work) bool { return w.computing() })
+func (r *MixedRank) hasUncomputedPrompt() bool {
+	return slices.ContainsFunc(r.Running, func(w MixedRequest) bool { return w.isPrefilling() })
 }
 
 // hasNewPrompt says whether a rank has a prompt to compute now: it has begun one, or could admit a request.
 func (g *Mixed) hasNewPrompt(i int) bool {
 	r := &g.Ranks[i]
-	return r.computes() || g.admits(r)
+	return r.hasUncomputedPrompt() || g.canAdmit(r)
 }
 
 // admits says whether a rank has a slot and KV room for the first request that waits, with its whole prompt.
-func (g *Mixed) admits(r *MixedRank) bool {
-	return len(r.Waiting) > 0 && len(r.Running) < g.Slots && g.fits(r, &r.Waiting[0])
+func (g *Mixed) canAdmit(r *MixedRank) bool {
+	return len(r.Waiting) > 0 && len(r.Running) < g.Slots && g.hasRoomFor(r, &r.Waiting[0])
 }
 
 // fits says whether a rank has KV room for a request and its next token, in addition to the next tokens of the running requests. A rank
 // without running requests takes any request.
-func (g *Mixed) fits(r *MixedRank, w *Work) bool {
-	return g.Room == 0 || len(r.Running) == 0 || r.KV+g.growth(r)+g.holds(w.tokens()+1) <= g.Room
+func (g *Mixed) hasRoomFor(r *MixedRank, w *MixedRequest) bool {
+	return g.KVCapacity == 0 || len(r.Running) == 0 || r.KV+g.kvGrowth(r)+g.wholeBlocks(w.kvTokens()+1) <= g.KVCapacity
 }
 
 // holds returns how many KV tokens a request with so many tokens takes, in whole blocks.
-func (g *Mixed) holds(tokens int64) int64 {
+func (g *Mixed) wholeBlocks(tokens int64) int64 {
 	if g.Block <= 1 {
 		return tokens
 	}
@@ -175,12 +175,12 @@ func (g *Mixed) holds(tokens int64) int64 {
 }
 
 // growth returns by how many KV tokens the rank's KV grows when each running request gets its next token.
-func (g *Mixed) growth(r *MixedRank) (kv int64) {
+func (g *Mixed) kvGrowth(r *MixedRank) (kv int64) {
 	if g.Block <= 1 {
 		return int64(len(r.Running))
 	}
 	for i := range r.Running {
-		if r.Running[i].tokens()%g.Block == 0 {
+		if r.Running[i].kvTokens()%g.Block == 0 {
 			kv += g.Block
 		}
 	}
@@ -192,38 +192,38 @@ func (g *Mixed) growth(r *MixedRank) (kv int64) {
 // the rank admits now. For each request, schedule sets scheduled, the number of tokens that the step computes for it.
 func (g *Mixed) schedule(i int, mayBegin bool) (does step.Rank) {
 	r := &g.Ranks[i]
-	mayCompute := g.aligned(r)
+	mayCompute := g.mayCompute(r)
 	preempted := g.preempt(r)
 	mayAdmit := mayBegin && mayCompute && !preempted // a rank that preempts a request admits none in the same step
 	for k := range r.Running {
 		r.Running[k].scheduled = 0
 	}
 	// With First, a rank that computes a prompt does not decode in the same step.
-	prefillOnly := g.First && mayCompute && (r.computes() || mayAdmit && g.admits(r))
+	prefillOnly := g.PrefillFirst && mayCompute && (r.hasUncomputedPrompt() || mayAdmit && g.canAdmit(r))
 	budget := g.Budget
 	for k := range r.Running {
 		w := &r.Running[k]
 		switch {
-		case w.computing():
+		case w.isPrefilling():
 			if mayCompute {
-				w.scheduled = min(budget, w.due-w.done)
+				w.scheduled = min(budget, w.toCompute-w.computed)
 				does.Prompt += float64(w.scheduled)
 			}
 		case budget > 0 && !prefillOnly:
 			w.scheduled = 1
 			does.Requests++
-			does.KV += float64(w.tokens())
+			does.KV += float64(w.kvTokens())
 		}
 		budget -= w.scheduled
 	}
-	for mayAdmit && budget > 0 && g.admits(r) {
+	for mayAdmit && budget > 0 && g.canAdmit(r) {
 		w := r.Waiting[0]
 		r.Waiting = slices.Delete(r.Waiting, 0, 1)
-		w.done = min(w.due-1, g.Cached(i, &w)) // the last token is always computed
-		w.scheduled = min(budget, w.due-w.done)
+		w.computed = min(w.toCompute-1, g.Cached(i, &w)) // the last token is always computed
+		w.scheduled = min(budget, w.toCompute-w.computed)
 		does.Prompt += float64(w.scheduled)
 		budget -= w.scheduled
-		r.KV += g.holds(w.tokens())
+		r.KV += g.wholeBlocks(w.kvTokens())
 		r.Running = append(r.Running, w)
 	}
 	if mayCompute {
@@ -235,11 +235,11 @@ func (g *Mixed) schedule(i int, mayBegin bool) (does step.Rank) {
 // preempt puts running requests back into the queue, the last admitted first, while the rank has no KV room for the next tokens of all
 // running requests. All tokens of these requests will be computed again. preempted says whether there were such requests.
 func (g *Mixed) preempt(r *MixedRank) (preempted bool) {
-	for g.Room > 0 && len(r.Running) > 1 && r.KV+g.growth(r) > g.Room {
+	for g.KVCapacity > 0 && len(r.Running) > 1 && r.KV+g.kvGrowth(r) > g.KVCapacity {
 		w := r.Running[len(r.Running)-1]
 		r.Running = r.Running[:len(r.Running)-1]
-		r.KV -= g.holds(w.tokens())
-		w.done, w.due = 0, w.Prompt+w.Gen
+		r.KV -= g.wholeBlocks(w.kvTokens())
+		w.computed, w.toCompute = 0, w.Prompt+w.Gen
 		r.Waiting = slices.Insert(r.Waiting, 0, w)
 		g.Preemptions++
 		preempted = true
@@ -255,14 +255,14 @@ func (g *Mixed) Finish() {
 		remaining := r.Running[:0]
 		for k := range r.Running {
 			w := &r.Running[k]
-			before := g.holds(w.tokens())
+			before := g.wholeBlocks(w.kvTokens())
 			g.advance(i, w)
-			r.KV += g.holds(w.tokens()) - before
+			r.KV += g.wholeBlocks(w.kvTokens()) - before
 			if w.Left > 0 {
 				remaining = append(remaining, *w)
 				continue
 			}
-			r.KV -= g.holds(w.tokens())
+			r.KV -= g.wholeBlocks(w.kvTokens())
 			g.Finished(i, w)
 		}
 		r.Running = remaining
@@ -273,14 +273,14 @@ func (g *Mixed) Finish() {
 
 // advance updates a request by the tokens that the step has computed for it. If all tokens that were due are computed, the request gets its
 // next token.
-func (g *Mixed) advance(rank int, w *Work) {
-	if w.computing() {
-		w.done += w.scheduled
+func (g *Mixed) advance(rank int, w *MixedRequest) {
+	if w.isPrefilling() {
+		w.computed += w.scheduled
 		if w.scheduled > 0 && g.Computed != nil {
 			g.Computed(rank, w)
 		}
 	}
-	if w.scheduled == 0 || w.computing() {
+	if w.scheduled == 0 || w.isPrefilling() {
 		return
 	}
 	w.scheduled = 0

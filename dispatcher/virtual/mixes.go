@@ -7,23 +7,23 @@ import (
 )
 
 // Mixes are all simulated groups of mixed ranks of one model, with boards in front of them. The caller provides the requests.
-type Mixes struct {
+type MixedEngines struct {
 	*Driver
 	Groups []*MixedGroup
 
-	Token    func(g *MixedGroup, rank int, w *Work) // called when a request got a token, after the boards know of it
-	Finished func(g *MixedGroup, rank int, w *Work) // called when a request got its last token, and has left
+	Token    func(g *MixedGroup, rank int, w *MixedRequest) // called when a request got a token, after the boards know of it
+	Finished func(g *MixedGroup, rank int, w *MixedRequest) // called when a request got its last token, and has left
 
-	inFlight []sent        // requests on their way to an engine's queue, the next to arrive first
+	inFlight []inTransit        // requests on their way to an engine's queue, the next to arrive first
 	release  board.Release // reused, so that releases allocate nothing
 }
 
 // sent is a request that was bound, and is on its way to its engine's queue.
-type sent struct {
+type inTransit struct {
 	at    float64 // when it will be in the queue, in ms
 	group *MixedGroup
 	rank  int
-	work  Work
+	work  MixedRequest
 }
 
 // MixedGroup is a Mixed group with what connects it to the boards.
@@ -37,20 +37,20 @@ type MixedGroup struct {
 
 // Add adds a group in which no step has begun. cached returns how many tokens of a prompt a rank has in its cache when it admits the
 // request.
-func (m *Mixes) Add(key board.GroupKey, engines Mixed, ids []int32, cached func(rank int, w *Work) int32) *MixedGroup {
+func (m *MixedEngines) Add(key board.GroupKey, engines Mixed, ids []int32, cached func(rank int, w *MixedRequest) int32) *MixedGroup {
 	g := &MixedGroup{Mixed: engines, StepCounter: newStepCounter(key), IDs: ids}
 	g.Mixed.Ranks, g.Mixed.Ends, g.Mixed.Cached = make([]MixedRank, len(ids)), Never, cached
-	g.Mixed.Token = func(rank int, w *Work) { m.token(g, rank, w) }
-	g.Mixed.Finished = func(rank int, w *Work) { m.finished(g, rank, w) }
+	g.Mixed.Token = func(rank int, w *MixedRequest) { m.token(g, rank, w) }
+	g.Mixed.Finished = func(rank int, w *MixedRequest) { m.finished(g, rank, w) }
 	m.Groups = append(m.Groups, g)
 	return g
 }
 
 // Send gives a request to a rank. It is in the queue of the rank's engine after delay ms, because connections and tokenizers take time.
-func (m *Mixes) Send(g *MixedGroup, rank int, w Work, delay float64) {
-	w.due = w.Prompt
-	s := sent{at: m.Now + delay, group: g, rank: rank, work: w}
-	i, _ := slices.BinarySearchFunc(m.inFlight, s.at, func(other sent, at float64) int {
+func (m *MixedEngines) Send(g *MixedGroup, rank int, w MixedRequest, delay float64) {
+	w.toCompute = w.Prompt
+	s := inTransit{at: m.Now + delay, group: g, rank: rank, work: w}
+	i, _ := slices.BinarySearchFunc(m.inFlight, s.at, func(other inTransit, at float64) int {
 		if other.at <= at { // also for equal times, so that requests arrive in the order in which they were sent
 			return -1
 		}
@@ -61,7 +61,7 @@ func (m *Mixes) Send(g *MixedGroup, rank int, w Work, delay float64) {
 
 // Turn does all that happens at the present time: steps end, requests arrive in queues, deliver gives the boards the other events that are
 // due, the boards decide, and steps begin.
-func (m *Mixes) Turn(deliver func()) {
+func (m *MixedEngines) Turn(deliver func()) {
 	for _, g := range m.Groups {
 		if g.Ends <= m.Now {
 			g.reported = false
@@ -74,14 +74,14 @@ func (m *Mixes) Turn(deliver func()) {
 		m.inFlight = m.inFlight[1:]
 	}
 	deliver()
-	m.Look(m.Now)
+	m.Tick(m.Now)
 	for _, g := range m.Groups {
 		g.Begin(m.Now)
 	}
 }
 
 // Due returns the time at which the engines or the boards next have something to do, in ms.
-func (m *Mixes) Due() float64 {
+func (m *MixedEngines) Due() float64 {
 	next := m.Next()
 	if len(m.inFlight) > 0 {
 		next = min(next, m.inFlight[0].at)
@@ -94,15 +94,15 @@ func (m *Mixes) Due() float64 {
 
 // token reports a token of a request to the boards, as a stream would. In each step, the first request that gets a further token also
 // reports the step.
-func (m *Mixes) token(g *MixedGroup, rank int, w *Work) {
-	reports := w.joinedStep != 0 && !g.reported
+func (m *MixedEngines) token(g *MixedGroup, rank int, w *MixedRequest) {
+	reports := w.firstStep != 0 && !g.reported
 	if reports {
 		g.Number++
 	}
-	if w.joinedStep == 0 {
-		w.joinedStep = g.Number
+	if w.firstStep == 0 {
+		w.firstStep = g.Number
 	}
-	m.setCounts(w.Slot, w.Gen, w.joinedStep)
+	m.setCounts(w.Slot, w.Gen, w.firstStep)
 	m.Token(g, rank, w)
 	if reports {
 		g.reported = true
@@ -111,12 +111,12 @@ func (m *Mixes) token(g *MixedGroup, rank int, w *Work) {
 }
 
 // finished gives back the slot of a request that has all its tokens.
-func (m *Mixes) finished(g *MixedGroup, rank int, w *Work) {
+func (m *MixedEngines) finished(g *MixedGroup, rank int, w *MixedRequest) {
 	m.release = board.Release{
 		Model: m.Model, Slot: w.Slot, Outcome: board.Outcome{Kind: board.Finished, Generated: int(w.Gen)}, Generated: w.Gen, Started: w.Gen > 0,
-		First: w.joinedStep,
+		First: w.firstStep,
 	}
-	if w.joinedStep != 0 {
+	if w.firstStep != 0 {
 		m.release.Last = g.Number
 	}
 	m.Apply(&m.release, m.Now)

@@ -35,7 +35,7 @@ func toldOf(t *testing.T, ranks int, like Rank, lag int64, requests ...request) 
 	var workers []board.Worker
 	for id := range int32(ranks) {
 		workers = append(workers, board.Worker{ID: id, Model: "m", Group: "g", Barrier: true, Slots: 2 * like.Slots,
-			KeepsKVFor: like.Keeps, Up: true})
+			KeepsKVFor: like.KeepsKVFor, Up: true})
 		r := like
 		r.ID, r.Cost, r.Group = id, 1, g
 		g.Ranks = append(g.Ranks, &r)
@@ -52,15 +52,15 @@ func toldOf(t *testing.T, ranks int, like Rank, lag int64, requests ...request) 
 		return g.Law.C0Ms + g.Law.C1Ms*float64(fullest)
 	}
 	left := len(requests)
-	e.Token, e.Stepped = func(*Leg) {}, func(*Group, int) {}
-	e.Seated = func(l *Leg) { note("%d has a slot", l.Job) }
-	e.Finished = func(_ *Group, l Leg) { left--; note("%d has its %d tokens", l.Job, l.Gen) }
-	e.Preempted = func(r *Rank, l Leg) { left--; note("%d leaves rank %d after %d tokens", l.Job, r.ID, l.Gen) }
-	e.Refused = func(*board.Effect) { t.Error("nothing is refused") }
-	e.Bound = func(f *board.Effect) {
+	e.Token, e.Stepped = func(*Request) {}, func(*Group, int) {}
+	e.Seated = func(l *Request) { note("%d has a slot", l.Job) }
+	e.Finished = func(_ *Group, l Request) { left--; note("%d has its %d tokens", l.Job, l.Gen) }
+	e.Preempted = func(r *Rank, l Request) { left--; note("%d leaves rank %d after %d tokens", l.Job, r.ID, l.Gen) }
+	e.OnRefuse = func(*board.Effect) { t.Error("nothing is refused") }
+	e.OnBind = func(f *board.Effect) {
 		job := int32(f.Entry.ID)
-		e.Place(g.Ranks[f.Bound.Worker], Leg{Job: job, Slot: f.Bound.Slot, Prompt: int32(f.Entry.Prompt), Left: requests[job-1].tokens,
-			StepsToBegin: lag})
+		e.Place(g.Ranks[f.Bound.Worker], Request{Job: job, Slot: f.Bound.Slot, Prompt: int32(f.Entry.Prompt), Left: requests[job-1].tokens,
+			StepsToFirstToken: lag})
 	}
 	e.Apply(board.SetWorkers{Workers: workers}, 0)
 	came := 0
@@ -81,7 +81,7 @@ func toldOf(t *testing.T, ranks int, like Rank, lag int64, requests ...request) 
 		e.Now = next
 	}
 	for _, r := range g.Ranks {
-		require.Zero(t, r.KV+int64(r.Active+len(r.Legs)), "what has ended holds nothing")
+		require.Zero(t, r.KV+int64(r.Active+len(r.Requests)), "what has ended holds nothing")
 	}
 	_, busy := e.Due()
 	require.False(t, busy, "nothing decodes, so nothing steps")
@@ -147,17 +147,17 @@ func TestKVIsPulledOnlyWhileFewerRun(t *testing.T) {
 		"100.03 ms: 2 has its 1 tokens",
 		"100.03 ms: 3 has a slot", // it came at 50 ms; its KV takes two steps from now on
 		"140.03 ms: 3 has its 1 tokens",
-	}, toldOf(t, 1, Rank{Slots: 2, Runs: 1}, 2, requests...))
+	}, toldOf(t, 1, Rank{Slots: 2, MaxRunning: 1}, 2, requests...))
 	require.Equal(t, "120.03 ms: 3 has its 1 tokens", toldOf(t, 1, Rank{Slots: 1}, 2, requests...)[5], "it is pulled when it comes")
 }
 
 func TestWhatARankKeepsOfAnAnswerHasItsRoom(t *testing.T) {
 	requests := []request{{0, 100, 2}, {0, 100, 20}, {20, 100, 1}}
 	require.Contains(t, toldOf(t, 1, Rank{Slots: 2, Capacity: 250}, 0, requests...), "24.02 ms: 3 has a slot")
-	all := toldOf(t, 1, Rank{Slots: 2, Capacity: 250, Keeps: 100 * time.Millisecond}, 0, requests...)
+	all := toldOf(t, 1, Rank{Slots: 2, Capacity: 250, KeepsKVFor: 100 * time.Millisecond}, 0, requests...)
 	require.Contains(t, all, "24.02 ms: 1 has its 2 tokens")
 	require.Contains(t, all, "134.67 ms: 3 has a slot", "with the first step that begins 100 ms later")
-	all = toldOf(t, 1, Rank{Slots: 2, Capacity: 250, Keeps: 100 * time.Millisecond}, 0, request{0, 100, 1}, request{20, 200, 1},
+	all = toldOf(t, 1, Rank{Slots: 2, Capacity: 250, KeepsKVFor: 100 * time.Millisecond}, 0, request{0, 100, 1}, request{20, 200, 1},
 		request{20, 300, 1})
 	require.Equal(t, "111.00 ms: 2 has a slot", all[2], "an idle rank cannot take it before either")
 	require.Equal(t, "223.00 ms: 3 has a slot", all[4], "what is too long for the rank waits until it keeps nothing")
@@ -165,7 +165,7 @@ func TestWhatARankKeepsOfAnAnswerHasItsRoom(t *testing.T) {
 
 // A rank that runs as many as it may looks for no room for others, and yet what it keeps ends.
 func TestWhatARankKeptDrivesNobodyOutAfterItsTime(t *testing.T) {
-	all := toldOf(t, 1, Rank{Slots: 1, Runs: 1, Capacity: 250, Keeps: 200 * time.Millisecond}, 0, request{0, 100, 1}, request{30, 60, 40},
+	all := toldOf(t, 1, Rank{Slots: 1, MaxRunning: 1, Capacity: 250, KeepsKVFor: 200 * time.Millisecond}, 0, request{0, 100, 1}, request{30, 60, 40},
 		request{30, 60, 1})
 	require.Len(t, all, 6)
 	require.Contains(t, all[5], "3 has its 1 tokens")

@@ -79,7 +79,7 @@ func knowsPrompts(server string, quiet time.Duration) options {
 	o.configure = func(cfg *config.Config) {
 		configure(cfg)
 		cfg.Health.Interval = 50 * time.Millisecond
-		cfg.Dispatch.StepModel = board.StepModel{C0Ms: 1, C1Ms: 1e-6, OwnMs: 1e-6}
+		cfg.Dispatch.StepModel = board.StepModel{C0Ms: 1, C1Ms: 1e-6, OwnPromptMs: 1e-6}
 		cfg.Profiles[config.DefaultAggregated] = mooncake.Profile{Connector: mooncake.None, FirstEventTimeout: quiet}
 	}
 	return o

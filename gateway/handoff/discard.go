@@ -210,7 +210,7 @@ func (d *Discarder) discardOn(slot *dispatcher.Slot, h *Handoff, try int) (outco
 	d.judge(rank.Instance, fault)
 	switch {
 	case fault == nil:
-		slot.Started() // the KV came
+		slot.ReportStarted() // the KV came
 	case fault.Reason == lifecycle.NotOurs: // nothing was sent
 		slotOutcome.Kind = board.Cancelled
 		return discardUnplaced, true, fault.Err

@@ -127,7 +127,7 @@ func LimitFromSlot(slot *dispatcher.Slot, call *engine.Call, limit time.Duration
 	var slotSince time.Time                  // zero: the request has had no slot yet
 	return Watch(every, func() time.Duration {
 		switch now := time.Now(); {
-		case slot.Waits():
+		case slot.WaitsInEngine():
 		case slotSince.IsZero():
 			slotSince = now
 		case now.Sub(slotSince) >= limit:

@@ -35,7 +35,7 @@ func (s *stream) decode(h *handoff.Handoff, until lifecycle.Timeout) (_ *failure
 		endsWithClient := h == nil || s.upstream.unstreamed // any other call stays open until its first event (see open)
 		return fault, endsWithClient && j.client.Left()
 	}
-	slot.Started()
+	slot.ReportStarted()
 	j.kvArrived(h, s)
 	s.opened()
 	return nil, false
@@ -61,7 +61,7 @@ func (s *stream) decodeBeside(lease *prefill.Lease, pair int, until lifecycle.Ti
 		}
 		return fault, quit
 	}
-	slot.Started()
+	slot.ReportStarted()
 	j.kvArrived(nil, s)
 	j.record.Report(journal.Event{Kind: journal.Coupled, Took: s.upstream.takePrefillAnswer(), Slot: slot})
 	s.opened()
@@ -185,7 +185,7 @@ func (u *upstreamCall) send(headers []engine.Header, body [][]byte, silence time
 		u.rank.Traffic.Beyond(1) // so that the alarm about ranks with too many requests expects one more
 	}
 	if u.partner == nil && (u.unstreamed || u.buffered) { // a partner does this itself, once the prompt is prefilled
-		u.slot.Unheard(u.maxTokens)
+		u.slot.MarkNonStreaming(u.maxTokens)
 	}
 	call := upstream.Call{
 		Call: u.call, Kind: lifecycle.Decode, Engine: u.rank.Instance, Scope: u.rank.Scope, Path: j.req.Endpoint.Path(), Beyond: u.beyond,

@@ -103,7 +103,7 @@ type Dispatcher interface {
 	EnqueueMixed(entry *pool.Entry, hits []board.Hit) <-chan dispatcher.Result
 	EnqueueLocal(entry *pool.Entry, l *board.Local) <-chan dispatcher.Result
 	Withdraw(entry *pool.Entry)
-	Counted(slot *dispatcher.Slot, prompt int)
+	CorrectPrompt(slot *dispatcher.Slot, prompt int)
 	Preempted(worker int32)
 }
 

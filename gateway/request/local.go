@@ -183,7 +183,7 @@ func (j *job) kvArrived(h *handoff.Handoff, s *stream) {
 func (j *job) countLocal(s *stream) {
 	j.promptTokens = cmp.Or(s.upstream.answer.Filter.Prompt(), prompt.Tokens(j.req, j.changes))
 	if s.upstream.slot != nil { // nil: all of the answer came at once, and the slot is released
-		j.srv.Dispatcher.Counted(s.upstream.slot, j.promptTokens)
+		j.srv.Dispatcher.CorrectPrompt(s.upstream.slot, j.promptTokens)
 	}
 	j.resume.promptTokens, j.cachedTokens = j.promptTokens, -1
 	j.record.PromptTokens = j.promptTokens

@@ -354,7 +354,7 @@ func (p *partner) accept(answer []byte, at time.Time) *failure.Fault {
 	}
 	p.probed, p.answeredAt = probed, at
 	if p.silent {
-		p.slot.Unheard(p.maxTokens)
+		p.slot.MarkNonStreaming(p.maxTokens)
 	}
 	lease.Answered(prefill.Usage{PromptTokens: cmp.Or(probed.PromptTokens, p.prompt), CachedTokens: probed.CachedTokens},
 		at.Add(candidate.Profile.KVHoldTimeout))

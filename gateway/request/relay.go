@@ -251,7 +251,7 @@ func (s *stream) effect(effects sse.Effects) {
 func (s *stream) progress(tokens, events int) {
 	if s.upstream.slot != nil { // nil: a prefill engine answers
 		if s.upstream.unstreamed { // a partner also reports this, but perhaps later, when the prefill engine has answered
-			s.upstream.slot.Unheard(s.upstream.maxTokens)
+			s.upstream.slot.MarkNonStreaming(s.upstream.maxTokens)
 		}
 		s.upstream.slot.Progress(tokens)
 	}

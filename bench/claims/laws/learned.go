@@ -102,9 +102,9 @@ func (e *lessons) see(got *board.StepStatus, steps uint64, law *step.Law, ranks 
 	}
 	if e.way[at] == unseen {
 		switch got.Way {
-		case law.Form.Way():
+		case law.Form.Bottleneck():
 			e.way[at] = rightly
-		case step.Untold:
+		case step.UnknownBottleneck:
 			e.way[at] = untold
 		default:
 			e.way[at] = wrongly
@@ -131,8 +131,8 @@ func (e *lessons) prompts(run *mixed.Run, law *step.Law) {
 	if !ok || got == nil || got.OwnMs+got.SharedMs <= 0 || e.off[ofOwn][at] > 0 {
 		return
 	}
-	e.off[ofOwn][at] = got.OwnMs / law.OwnMs
-	e.off[ofPrompt][at] = (got.OwnMs + got.SharedMs) / (law.OwnMs + law.SharedMs)
+	e.off[ofOwn][at] = got.OwnMs / law.OwnPromptMs
+	e.off[ofPrompt][at] = (got.OwnMs + got.SharedMs) / (law.OwnPromptMs + law.SharedPromptMs)
 }
 
 // learnedTable is what learned laws are off by after so many steps, in each truth.

@@ -435,7 +435,7 @@ func (f *found) against(other *found, chance float64, name string, m *page.Markd
 	}
 	counted, within := 0, 0
 	for _, v := range f.all {
-		if v.WindowSeconds >= twin.LeastClaimed.Seconds() {
+		if v.WindowSeconds >= twin.MinClaimWindow.Seconds() {
 			counted++
 			if off := math.Abs(v.Against[0].StepMs/other.mean(v.from, v.to) - 1); off <= v.Against[0].ErrorRatio {
 				within++

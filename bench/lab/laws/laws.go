@@ -117,10 +117,10 @@ func (p *Prompt) Level(tokens float64) float64 {
 
 // Law is the law of decode steps, and of prompts in them where these are known.
 func (e *Entry) Law() step.Law {
-	l := step.Law{Model: step.Model{C0Ms: e.C0Ms, C1Ms: e.C1Ms, RequestMs: e.OwnMs}, Form: e.Form(), MostMs: e.MostMs, MeanMs: e.MeanMs,
+	l := step.Law{Model: step.Model{C0Ms: e.C0Ms, C1Ms: e.C1Ms, RequestMs: e.OwnMs}, Form: e.Form(), MostRowsMs: e.MostMs, MeanRowsMs: e.MeanMs,
 		Sizes: e.sizes()}
 	if p := &e.Prompt; p.Fit.Steps > 0 {
-		l.OwnMs, l.SharedMs = p.OwnMs, p.MostMs+p.MeanMs
+		l.OwnPromptMs, l.SharedPromptMs = p.OwnMs, p.MostMs+p.MeanMs
 		l.PrefillMs = max(0, p.C0Ms-e.C0Ms) // what they take beyond a step that runs anyway
 	}
 	return l
@@ -129,7 +129,7 @@ func (e *Entry) Law() step.Law {
 // Served is the law of decode steps with prompts in them, as whole steps that were published have it.
 func (e *Entry) Served() step.Law {
 	l := e.Law()
-	l.SharedMs *= Published
+	l.SharedPromptMs *= Published
 	return l
 }
 

@@ -88,7 +88,7 @@ func TestPromptsOfALaw(t *testing.T) {
 	require.InDelta(t, 20+3+0.05*4096+0.12*4096/2, l.Ms([]step.Rank{{Prompt: 4096}, {}}), 1e-9)
 	require.InDelta(t, e.Prompt.Level(4096), l.Ms([]step.Rank{{Prompt: 4096}, {Prompt: 4096}}), 1e-9)
 	e.Prompt = Prompt{}
-	require.Zero(t, e.Law().OwnMs, "not known")
+	require.Zero(t, e.Law().OwnPromptMs, "not known")
 }
 
 func TestWhichPartsAreEstimated(t *testing.T) {

@@ -120,8 +120,8 @@ func TestASurveyNamesTheNearestLaw(t *testing.T) {
 	ms := func(x float64) time.Duration { return time.Duration(x * float64(time.Millisecond)) }
 	law := e.Law()
 	cfg := group.Config{
-		Ranks: 4, Slots: 24, Blocks: 8192, TokensPerChunk: 1, C0: ms(law.C0Ms), C1: ms(law.C1Ms), CR: ms(law.RequestMs), CM: ms(law.MostMs),
-		CS: ms(law.MeanMs), Form: law.Form, Captured: law.Sizes[len(law.Sizes)-1],
+		Ranks: 4, Slots: 24, Blocks: 8192, TokensPerChunk: 1, C0: ms(law.C0Ms), C1: ms(law.C1Ms), CR: ms(law.RequestMs), CM: ms(law.MostRowsMs),
+		CS: ms(law.MeanRowsMs), Form: law.Form, Captured: law.Sizes[len(law.Sizes)-1],
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel() // nothing is simulated

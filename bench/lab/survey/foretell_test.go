@@ -76,8 +76,8 @@ func watchMixed(t *testing.T, l *mixed.Load, p mixed.Contender, most time.Durati
 	e := newEngines(l.Ranks, room)
 	noise := rand.New(rand.NewPCG(uint64(l.Number), 5))
 	s := &Series{Address: "virtual"}
-	token, finished := r.Mixes.Token, r.Mixes.Finished
-	r.Mixes.Token = func(g *virtual.MixedGroup, rank int, w *virtual.Work) {
+	token, finished := r.MixedEngines.Token, r.MixedEngines.Finished
+	r.MixedEngines.Token = func(g *virtual.MixedGroup, rank int, w *virtual.MixedRequest) {
 		k := &e.ranks[rank]
 		k.Output++
 		if w.Gen == 1 {
@@ -88,12 +88,12 @@ func watchMixed(t *testing.T, l *mixed.Load, p mixed.Contender, most time.Durati
 		e.last[w.Job] = r.Now
 		token(g, rank, w)
 	}
-	r.Mixes.Finished = func(g *virtual.MixedGroup, rank int, w *virtual.Work) {
+	r.MixedEngines.Finished = func(g *virtual.MixedGroup, rank int, w *virtual.MixedRequest) {
 		e.prompts, e.outputs = append(e.prompts, w.Prompt), append(e.outputs, w.Gen)
 		e.ranks[rank].Ended += float64(w.Prompt + w.Gen)
 		finished(g, rank, w)
 	}
-	r.Groups[0].Lasts = func(ms float64) float64 { return ms * (1 + 0.03*(2*noise.Float64()-1)) }
+	r.Groups[0].VaryStepMs = func(ms float64) float64 { return ms * (1 + 0.03*(2*noise.Float64()-1)) }
 	from, next, round := 5*l.Stays, 5*l.Stays, 0
 	r.Before = func() {
 		for ; r.Now >= next && next <= from+float64(most.Milliseconds()); next += 1000 {

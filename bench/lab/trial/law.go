@@ -61,7 +61,7 @@ func Explain(e *Engine, learned *Learned, all []*survey.Series) (l Law) {
 		return l
 	}
 	if m := l.Learned; m != nil && m.C0Ms > 0 {
-		m := step.Model{C0Ms: m.C0Ms, C1Ms: m.C1Ms, RequestMs: m.RequestMs, OwnMs: m.OwnMs, SharedMs: m.SharedMs, PrefillMs: m.PrefillMs}
+		m := step.Model{C0Ms: m.C0Ms, C1Ms: m.C1Ms, RequestMs: m.RequestMs, OwnPromptMs: m.OwnMs, SharedPromptMs: m.SharedMs, PrefillMs: m.PrefillMs}
 		l.Learned.Error = survey.Off(&step.Law{Model: m}, windows)
 	}
 	l.Nearest = survey.Nearest(e.Kind, e.Model, e.Ranks, windows)

@@ -176,14 +176,14 @@ func (l *Law) text(out io.Writer) {
 		fmt.Fprintf(out, "The law that evenkeel learned from %s steps (R2 %.2f): a step takes %.2f ms, "+
 			"%.4f µs per KV token and %.3f ms per request of the slowest rank; of prompts, "+prompts,
 			stats.Grouped(m.Steps), m.R2, m.C0Ms, 1e3*m.C1Ms, m.RequestMs, 1e3*m.OwnMs, 1e3*m.SharedMs, m.PrefillMs)
-		switch step.Way(m.Way) {
-		case step.Fullest:
+		switch step.Bottleneck(m.Way) {
+		case step.OneRank:
 			fmt.Fprintln(out, "Steps wait for the rank that has most KV and requests together: "+
 				"the engine is eager, or has buckets of its own for each rank.")
 		case step.TwoRanks:
 			fmt.Fprintln(out, "Steps wait for the most KV and for the most requests, of whichever ranks: "+
 				"the engine pads its ranks in graphs.")
-		case step.Untold:
+		case step.UnknownBottleneck:
 			fmt.Fprintln(out, "The steps do not tell whether the engine pads its ranks.")
 		}
 		if m.Error > 0 {

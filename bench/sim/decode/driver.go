@@ -29,7 +29,7 @@ func newDriver(cfg board.Config, history []arrival) (*driver, error) {
 		return nil, err
 	}
 	d := &driver{Engines: virtual.Engines{Driver: virtual.NewDriver(b, began, model)}, history: history, builds: never}
-	d.Other, d.OnDecided = d.other, d.told
+	d.OnOtherEffect, d.OnDecided = d.other, d.told
 	return d, nil
 }
 
@@ -62,7 +62,7 @@ func (d *driver) build(ms float64) {
 // look is a tick, with the tables that are due by then.
 func (d *driver) look(ms float64) {
 	d.due(ms)
-	d.Look(ms)
+	d.Tick(ms)
 }
 
 func (d *driver) due(ms float64) {

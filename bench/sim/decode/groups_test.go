@@ -30,7 +30,7 @@ func TestGroupsStepOnTheirOwn(t *testing.T) {
 		now := r.Now
 		over, err = r.instant()
 		require.NoError(t, err)
-		got = append(got, at{now, len(r.workers[0].Legs), len(r.workers[1].Legs)})
+		got = append(got, at{now, len(r.workers[0].Requests), len(r.workers[1].Requests)})
 	}
 	require.Equal(t, []at{
 		{0, 1, 1}, {10, 1, 1}, {20, 1, 1},
@@ -60,8 +60,8 @@ func TestTheGroupWithFewerKVTokensARankChoosesFirst(t *testing.T) {
 	_, err = r.instant()
 	require.NoError(t, err)
 	ids := func(w *worker) (ids []uint64) {
-		for i := range w.Legs {
-			ids = append(ids, uint64(w.Legs[i].Job)+1)
+		for i := range w.Requests {
+			ids = append(ids, uint64(w.Requests[i].Job)+1)
 		}
 		return ids
 	}
@@ -92,7 +92,7 @@ func TestAnEnginePullsInOrderWhatFits(t *testing.T) {
 	_, err = r.instant()
 	require.NoError(t, err)
 	pulled := func() (out []bool) {
-		for _, l := range r.workers[0].Legs {
+		for _, l := range r.workers[0].Requests {
 			out = append(out, l.Reserved)
 		}
 		return out
@@ -100,7 +100,7 @@ func TestAnEnginePullsInOrderWhatFits(t *testing.T) {
 	require.Equal(t, []bool{true, true, false, false}, pulled(), "900 are there; 300 do not fit, and 50 wait their turn behind them")
 	require.EqualValues(t, 900, r.workers[0].KV)
 	require.Equal(t, 1, r.workers[0].Active)
-	for len(r.workers[0].Legs) == 4 {
+	for len(r.workers[0].Requests) == 4 {
 		_, err = r.instant()
 		require.NoError(t, err)
 	}

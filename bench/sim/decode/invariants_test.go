@@ -130,12 +130,12 @@ func checkRun(t *rapid.T, r *run) {
 	}
 	for _, g := range r.groups {
 		for _, w := range g.Ranks {
-			must(w.Active <= w.Slots || w.Runs > 0, "%d requests in %d slots", w.Active, w.Slots)
+			must(w.Active <= w.Slots || w.MaxRunning > 0, "%d requests in %d slots", w.Active, w.Slots)
 			_, running := w.Load(w.Group.Step)
-			must(running <= max(w.Slots, w.Runs), "%d run where %d may", running, max(w.Slots, w.Runs))
-			must(r.immediate() || r.load.Ahead != 0 || len(w.Legs) <= w.Slots, "%d requests bound for %d slots", len(w.Legs), w.Slots)
+			must(running <= max(w.Slots, w.MaxRunning), "%d run where %d may", running, max(w.Slots, w.MaxRunning))
+			must(r.immediate() || r.load.Ahead != 0 || len(w.Requests) <= w.Slots, "%d requests bound for %d slots", len(w.Requests), w.Slots)
 			kv, pulled := int64(0), 0
-			for i, l := range w.Legs {
+			for i, l := range w.Requests {
 				q := &r.jobs[l.Job]
 				must(q.state == jobPlaced && l.Prompt == q.prompt, "request %d of %d tokens is in state %d with %d", l.Job, q.prompt, q.state, l.Prompt)
 				must(r.Counts.Tokens[l.Slot] == max(0, l.Gen-int32(r.fleet.Stale)), "%d tokens generated, told %d", l.Gen, r.Counts.Tokens[l.Slot])
@@ -151,9 +151,9 @@ func checkRun(t *rapid.T, r *run) {
 				placed++
 			}
 			must(kv == w.KV, "%d KV tokens charged for %d", w.KV, kv)
-			must(w.Capacity == 0 || kv+w.Kept.Tokens() <= w.Capacity || pulled <= 1, "%d KV tokens, and %d kept, on a rank for %d", kv,
-				w.Kept.Tokens(), w.Capacity)
-			told, kept := r.Boards.Kept(model, w.ID), w.Kept.Clone()
+			must(w.Capacity == 0 || kv+w.EndedKV.Tokens() <= w.Capacity || pulled <= 1, "%d KV tokens, and %d kept, on a rank for %d", kv,
+				w.EndedKV.Tokens(), w.Capacity)
+			told, kept := r.Boards.Kept(model, w.ID), w.EndedKV.Clone()
 			told.Expire(r.Instant(r.Now))
 			kept.Expire(r.Instant(r.Now))
 			must(told.Tokens() == kept.Tokens(), "the board believes that %d KV tokens are kept, and %d are", told.Tokens(), kept.Tokens())
@@ -178,39 +178,39 @@ func watchWaits(t *rapid.T, r *run) (check func()) {
 	if r.immediate() || r.load.AtArrival {
 		return func() {}
 	}
-	lacks := func(w *virtual.Rank, l *virtual.Leg) int64 {
-		return w.KV + w.Kept.Tokens() + int64(l.Prompt) - w.Capacity
+	lacks := func(w *virtual.Rank, l *virtual.Request) int64 {
+		return w.KV + w.EndedKV.Tokens() + int64(l.Prompt) - w.Capacity
 	}
-	bound, preempted := r.Bound, r.Preempted
-	r.Bound = func(e *board.Effect) {
+	bound, preempted := r.OnBind, r.Preempted
+	r.OnBind = func(e *board.Effect) {
 		bound(e)
 		w, unheard := r.workers[e.Bound.Worker].Rank, int64(0)
-		if len(w.Legs) == w.Active {
+		if len(w.Requests) == w.Active {
 			return
 		}
-		last := &w.Legs[len(w.Legs)-1]
-		for _, l := range w.Legs {
+		last := &w.Requests[len(w.Requests)-1]
+		for _, l := range w.Requests {
 			unheard += int64(l.Gen - r.Counts.Tokens[l.Slot])
 		}
-		if w.Active == w.Slots || w.Kept.Tokens() == 0 || lacks(w, last) > unheard {
+		if w.Active == w.Slots || w.EndedKV.Tokens() == 0 || lacks(w, last) > unheard {
 			t.Fatalf("request %d came to a rank with %d of %d slots in use that lacks %d tokens of room; the board has not heard of %d, and %d are "+
 				"kept",
-				last.Job, w.Active, w.Slots, lacks(w, last), unheard, w.Kept.Tokens())
+				last.Job, w.Active, w.Slots, lacks(w, last), unheard, w.EndedKV.Tokens())
 		}
 	}
 	freed := map[*virtual.Rank]int64{} // the step before which a rank preempted what it had no room for, after it had looked at what waits
-	r.Preempted = func(w *virtual.Rank, l virtual.Leg) {
+	r.Preempted = func(w *virtual.Rank, l virtual.Request) {
 		freed[w] = w.Group.Step
 		preempted(w, l)
 	}
 	return func() {
 		for _, g := range r.groups {
 			for _, w := range g.Ranks {
-				if len(w.Legs) == w.Active {
+				if len(w.Requests) == w.Active {
 					continue
 				}
 				step, ok := freed[w]
-				if first := &w.Legs[w.Active]; lacks(w, first) <= 0 && !(ok && step == g.Step) {
+				if first := &w.Requests[w.Active]; lacks(w, first) <= 0 && !(ok && step == g.Step) {
 					t.Fatalf("request %d waits on a rank that has room for it", first.Job)
 				}
 			}

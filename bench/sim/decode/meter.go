@@ -121,7 +121,7 @@ func (m *meter) step(g *virtual.Group, first bool, now float64) float64 {
 		m.loads = append(m.loads, tokens)
 		m.does = append(m.does, step.Rank{Requests: float64(n), KV: float64(tokens)})
 		running, mostRunning = running+n, max(mostRunning, n)
-		load := w.Feels(tokens, n)
+		load := w.StepLoad(tokens, n)
 		largest = max(largest, load)
 		costly += load
 		sumCost += 1 / w.Cost

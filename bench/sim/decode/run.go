@@ -80,10 +80,10 @@ func newRun(fleet *Fleet, load Load, w *workload, cfg board.Config) (*run, error
 			g.Law = *plan.Law
 		}
 		for _, p := range plan.Ranks {
-			w := &worker{Rank: &virtual.Rank{ID: int32(len(r.workers)), Slots: p.Slots, Capacity: p.Capacity, Cost: p.Cost, Keeps: p.Keeps,
+			w := &worker{Rank: &virtual.Rank{ID: int32(len(r.workers)), Slots: p.Slots, Capacity: p.Capacity, Cost: p.Cost, KeepsKVFor: p.Keeps,
 				Group: g.Group}, plan: p}
 			if fleet.Spare != nil {
-				w.Runs = p.Slots + *fleet.Spare
+				w.MaxRunning = p.Slots + *fleet.Spare
 			}
 			r.workers = append(r.workers, w)
 			g.later = append(g.later, w)
@@ -106,7 +106,7 @@ func newRun(fleet *Fleet, load Load, w *workload, cfg board.Config) (*run, error
 	if r.driver, err = newDriver(cfg, history); err != nil {
 		return nil, err
 	}
-	r.Bound, r.Refused, r.broken, r.Timed = r.placed, r.turnedAway, r.breaks, r.meter.timed
+	r.OnBind, r.OnRefuse, r.broken, r.Timed = r.placed, r.turnedAway, r.breaks, r.meter.timed
 	r.serve()
 	r.meter.warm = cmp.Or(w.warm, max(len(r.jobs)/warmShare, fleet.slots()))
 	return r, nil
@@ -114,7 +114,7 @@ func newRun(fleet *Fleet, load Load, w *workload, cfg board.Config) (*run, error
 
 // serve has the engines serve the jobs.
 func (r *run) serve() {
-	r.Stale = r.fleet.Stale
+	r.ReportDelaySteps = r.fleet.Stale
 	for _, g := range r.groups {
 		r.Groups = append(r.Groups, g.Group)
 	}
@@ -244,11 +244,11 @@ func (r *run) comeAndGo() {
 			w := r.workers[e.ID]
 			if w.up && w.plan.Leave.set() && w.plan.Leave.due(g.Step, r.Now) {
 				w.up, changed = false, true
-				for w.plan.Fails && len(w.Legs) > 0 {
-					r.Preempt(w.Rank, len(w.Legs)-1)
+				for w.plan.Fails && len(w.Requests) > 0 {
+					r.Preempt(w.Rank, len(w.Requests)-1)
 				}
 			}
-			w.gone = !w.up && len(w.Legs) == 0
+			w.gone = !w.up && len(w.Requests) == 0
 			changed = changed || w.gone
 			return w.gone
 		})
@@ -262,7 +262,7 @@ func (r *run) comeAndGo() {
 			ws = append(ws, board.Worker{
 				ID: w.ID, Name: strconv.Itoa(int(w.ID)), Model: model, Group: g.Key.Name, Barrier: true, Slots: w.Slots, Capacity: w.Capacity,
 				Cost: float32(w.Cost),
-				Up:   r.workers[w.ID].up, Early: r.early, KeepsKVFor: w.Keeps,
+				Up:   r.workers[w.ID].up, Early: r.early, KeepsKVFor: w.KeepsKVFor,
 			})
 		}
 	}
@@ -343,18 +343,18 @@ func (r *run) placed(e *board.Effect) {
 		lacks -= r.caches.on(q.rank, q)
 		r.meter.pulled(lacks, q.prompt)
 	}
-	r.Place(r.workers[q.rank].Rank, virtual.Leg{
+	r.Place(r.workers[q.rank].Rank, virtual.Request{
 		Job: int32(e.Entry.ID - 1), Slot: e.Bound.Slot, Prompt: q.prompt, Left: q.output - q.age,
-		StepsToBegin: lag(r.fleet.Transfer, lacks, q.prompt),
+		StepsToFirstToken: lag(r.fleet.Transfer, lacks, q.prompt),
 	})
 }
 
-func (r *run) seated(l *virtual.Leg) {
+func (r *run) seated(l *virtual.Request) {
 	r.meter.seated(r.Now - r.jobs[l.Job].entered - l.Prefill)
 }
 
 // token is one of a request.
-func (r *run) token(l *virtual.Leg) {
+func (r *run) token(l *virtual.Request) {
 	q := &r.jobs[l.Job]
 	if l.Gen == 1 && r.caches != nil {
 		r.caches.keep(q.rank, q)
@@ -366,7 +366,7 @@ func (r *run) token(l *virtual.Leg) {
 }
 
 // finished books a request out whose last token came.
-func (r *run) finished(_ *virtual.Group, l virtual.Leg) {
+func (r *run) finished(_ *virtual.Group, l virtual.Request) {
 	q := &r.jobs[l.Job]
 	q.state = jobDone
 	r.inside--
@@ -409,7 +409,7 @@ func (r *run) breaks(e *board.Effect) {
 
 // preempted has a request prefilled again with what it has generated, before it waits for a rank or after
 // it has one. It keeps its place in the order of arrival.
-func (r *run) preempted(_ *virtual.Rank, l virtual.Leg) {
+func (r *run) preempted(_ *virtual.Rank, l virtual.Request) {
 	q := &r.jobs[l.Job]
 	q.prompt += l.Gen
 	q.age += l.Gen

@@ -143,14 +143,14 @@ func TestStepsFollowTheirLaw(t *testing.T) {
 		step.OwnBuckets: 10 + (10 + 1) + 4*2 + 2*3,
 	} {
 		f := simple(2, 3, 0)
-		f.Groups[0].Law = &step.Law{Model: step.Model{C0Ms: 10, C1Ms: 0.01, RequestMs: 1}, Form: form, MostMs: 2, MeanMs: 3,
+		f.Groups[0].Law = &step.Law{Model: step.Model{C0Ms: 10, C1Ms: 0.01, RequestMs: 1}, Form: form, MostRowsMs: 2, MeanRowsMs: 3,
 			Sizes: step.Captured(4)}
 		require.NoError(t, f.Validate())
 		g := &virtual.Group{Law: *f.Groups[0].Law, Step: 1}
 		for _, prompts := range [][]int32{{1000}, {10, 10, 10}} {
 			r := &virtual.Rank{Cost: 1, Group: g, Active: len(prompts)}
 			for _, p := range prompts {
-				r.Legs = append(r.Legs, virtual.Leg{Prompt: p})
+				r.Requests = append(r.Requests, virtual.Request{Prompt: p})
 			}
 			g.Ranks = append(g.Ranks, r)
 		}
@@ -200,7 +200,7 @@ func TestProgressIsSeenLate(t *testing.T) {
 			over, err := r.instant()
 			require.NoError(t, err)
 			require.False(t, over)
-			got = append(got, r.Counts.Tokens[r.workers[0].Legs[0].Slot])
+			got = append(got, r.Counts.Tokens[r.workers[0].Requests[0].Slot])
 		}
 		require.Equal(t, want, got, "%d steps late", stale)
 	}

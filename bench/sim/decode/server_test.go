@@ -146,7 +146,7 @@ func serve(t *testing.T, g Group, w *workload, spec string, twins ...string) (lo
 				for _, all := range engines {
 					for _, r := range all {
 						if r.begin <= step {
-							r.Started()
+							r.ReportStarted()
 							r.Progress(r.Generated() + 1)
 							r.left--
 							synctest.Wait()

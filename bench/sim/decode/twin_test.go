@@ -18,13 +18,13 @@ import (
 )
 
 // taped is a run of which a tape is kept, cut every so often.
-func taped(t testing.TB, f *Fleet, load Load, w *workload, spec string, every time.Duration) (stretches []*twin.Stretch) {
+func taped(t testing.TB, f *Fleet, load Load, w *workload, spec string, every time.Duration) (stretches []*twin.Segment) {
 	return tapedWith(t, f, load, w, by(spec), every, func(board.Event) bool { return false })
 }
 
 // tapedWith leaves out some of the events.
 func tapedWith(t testing.TB, f *Fleet, load Load, w *workload, cfg board.Config, every time.Duration,
-	misses func(board.Event) bool) (stretches []*twin.Stretch) {
+	misses func(board.Event) bool) (stretches []*twin.Segment) {
 	cfg.Twin = []string{"jsq-kv", "evenkeel"} // their predictors learn, too
 	r, err := newRun(f, load, w, cfg)
 	require.NoError(t, err)
@@ -33,10 +33,10 @@ func tapedWith(t testing.TB, f *Fleet, load Load, w *workload, cfg board.Config,
 		if !misses(e) {
 			tape.Record(e, now)
 		}
-	}, tape.Done
+	}, tape.RecordEffect
 	cut := func(at float64) {
 		r.Count(at)
-		if s := tape.Cut(r.Instant(at), r.Boards.Clone()); s != nil {
+		if s := tape.NextSegment(r.Instant(at), r.Boards.Clone()); s != nil {
 			stretches = append(stretches, s)
 		}
 	}
@@ -77,7 +77,7 @@ func TestTheTwinForetellsWhatAnotherPolicyHas(t *testing.T) {
 		for in, spec := range specs {
 			judge, v := twin.New([]string{specs[1-in]}), twin.Verdict{}
 			for i, s := range tapes[in][:last] {
-				judge.AddStretch(s, tapes[in][i+1].Boards)
+				judge.AddSegment(s, tapes[in][i+1].Boards)
 				for more := i >= last-judged; more; {
 					var fresh []twin.Verdict
 					if fresh, more = judge.Work(1 << 20); len(fresh) > 0 {
@@ -116,7 +116,7 @@ func TestTheTwinForetellsWhatAnotherPolicyHas(t *testing.T) {
 }
 
 // tapedUnder are tapes of the same requests under each policy, at so many a second.
-func tapedUnder(t testing.TB, f *Fleet, requests []trace.Request, rate float64, specs []string) (tapes [][]*twin.Stretch) {
+func tapedUnder(t testing.TB, f *Fleet, requests []trace.Request, rate float64, specs []string) (tapes [][]*twin.Segment) {
 	for _, spec := range specs {
 		rho := rate / f.Rate(1, requests)
 		w := drawn(t, Source{Drawn: &Drawn{Requests: requests, Warm: 1}}, len(requests))
@@ -139,7 +139,7 @@ func TestOverManyWindowsTheTwinIsSurer(t *testing.T) {
 	for in, spec := range specs {
 		judge, v := twin.New([]string{specs[1-in]}), twin.Verdict{}
 		for i, s := range tapes[in][:last] {
-			judge.AddStretch(s, tapes[in][i+1].Boards)
+			judge.AddSegment(s, tapes[in][i+1].Boards)
 			for more := i%4 == 0; more; { // each minute is judged
 				var fresh []twin.Verdict
 				if fresh, more = judge.Work(1 << 20); len(fresh) > 0 {
@@ -150,7 +150,7 @@ func TestOverManyWindowsTheTwinIsSurer(t *testing.T) {
 		told, to := v.Against[0].Hour, v.Against[0].Hour.To.Sub(tapes[in][0].From)
 		require.Greater(t, told.Seconds, 600.)
 		from := to - time.Duration(told.Seconds*float64(time.Second))
-		under := func(tape []*twin.Stretch) float64 { return mean(t, at(t, tape, from), at(t, tape, to)) }
+		under := func(tape []*twin.Segment) float64 { return mean(t, at(t, tape, from), at(t, tape, to)) }
 		own, really := under(tapes[in]), under(tapes[1-in])
 		off, differ := math.Abs(told.StepMs/really-1), math.Abs(really/own-1)
 		t.Logf("%s in force for %.0f s: %.2f ms, replayed %.2f; %s has %.2f as told, really %.2f; off by %.1f %%, error %.1f %%, they differ by "+
@@ -172,14 +172,14 @@ func TestAReplayGoesOnFromWhereTheLastOneWas(t *testing.T) {
 	all := azureTrace().Requests
 	tapes := tapedUnder(t, &f, all[:4300], f.Rate(0.85, all[:6000]), []string{"jsq-kv", spec})
 	last := min(len(tapes[0]), len(tapes[1])) - 2
-	var begun []*twin.Begun
+	var begun []*twin.Checkpoint
 	n, onOff, anewOff := 0., 0., 0.
 	for i := 1; i+span < last; i++ {
-		w := &twin.Window{Stretches: tapes[0][i : i+span], End: tapes[0][i+span].Boards}
+		w := &twin.Window{Segments: tapes[0][i : i+span], End: tapes[0][i+span].Boards}
 		anew := replay(t, w, spec, 0)
-		w.Begun = begun
+		w.Checkpoints = begun
 		on := replay(t, w, spec, 0)
-		begun = on.Marked
+		begun = on.Checkpoints
 		require.Len(t, begun, span-1)
 		if i == 1 {
 			require.Equal(t, anew.StepMs(), on.StepMs(), "there was no replay before")
@@ -191,7 +191,7 @@ func TestAReplayGoesOnFromWhereTheLastOneWas(t *testing.T) {
 	told := func(from int) (ms float64) {
 		judge := twin.New([]string{spec})
 		for i := range 2 * span {
-			judge.AddStretch(tapes[0][1+i], tapes[0][2+i].Boards)
+			judge.AddSegment(tapes[0][1+i], tapes[0][2+i].Boards)
 			for more := i >= from; more; {
 				var fresh []twin.Verdict
 				if fresh, more = judge.Work(1 << 20); len(fresh) > 0 {
@@ -208,9 +208,9 @@ func TestAReplayGoesOnFromWhereTheLastOneWas(t *testing.T) {
 }
 
 // at is the stretch that begins so long after the first, to within a step or two.
-func at(t testing.TB, all []*twin.Stretch, after time.Duration) *twin.Stretch {
-	off := func(s *twin.Stretch) time.Duration { return (s.From.Sub(all[0].From) - after).Abs() }
-	nearest := slices.MinFunc(all, func(a, b *twin.Stretch) int { return cmp.Compare(off(a), off(b)) })
+func at(t testing.TB, all []*twin.Segment, after time.Duration) *twin.Segment {
+	off := func(s *twin.Segment) time.Duration { return (s.From.Sub(all[0].From) - after).Abs() }
+	nearest := slices.MinFunc(all, func(a, b *twin.Segment) int { return cmp.Compare(off(a), off(b)) })
 	require.Less(t, off(nearest), time.Second)
 	return nearest
 }
@@ -223,7 +223,7 @@ func TestTwoEqualPoliciesDifferInNothing(t *testing.T) {
 		w := drawn(t, Source{Trace: azure(6000)}, 1500)
 		w.pace(0.85, &f)
 		tape := taped(t, &f, Load{Rho: 0.85}, w, spec, 15*time.Second)
-		window := &twin.Window{Stretches: tape[2:12], End: tape[12].Boards}
+		window := &twin.Window{Segments: tape[2:12], End: tape[12].Boards}
 		for draw := range uint64(3) {
 			require.Equal(t, replayed(t, window, "", draw), replayed(t, window, spec, draw))
 		}
@@ -260,7 +260,7 @@ func TestWhatAVerdictIsMadeOf(t *testing.T) {
 	}
 	tape := tapedWith(t, &f, Load{Rho: 0.8}, w, cfg, 15*time.Second, func(board.Event) bool { return false })
 	judge := twin.New([]string{"fails now and then", "jsq-kv", "br0", "no-such-policy", "random", "fails"})
-	take := func(i int) { judge.AddStretch(tape[i], tape[i+1].Boards) }
+	take := func(i int) { judge.AddSegment(tape[i], tape[i+1].Boards) }
 	verdictWhile := func(comes func(n int)) (v twin.Verdict) {
 		n := 0
 		for more := true; more && v.Replays == 0; n++ {
@@ -319,7 +319,7 @@ func TestAForecastIsNoSurerThanTheReplayOfWhatWas(t *testing.T) {
 		})
 		judge := twin.New([]string{"jsq-kv"})
 		for i := range len(tape) - 1 {
-			judge.AddStretch(tape[i], tape[i+1].Boards)
+			judge.AddSegment(tape[i], tape[i+1].Boards)
 			for more := i > 5; more; {
 				var fresh []twin.Verdict
 				if fresh, more = judge.Work(1 << 20); len(fresh) > 0 {
@@ -368,7 +368,7 @@ func TestTheTwinReplaysWhatWas(t *testing.T) {
 				tape := taped(t, &c.fleet, Load{Rho: c.rho}, w, spec, 15*time.Second)
 				judge := twin.New([]string{"random"})
 				for i := range stretches {
-					judge.AddStretch(tape[2+i], tape[3+i].Boards)
+					judge.AddSegment(tape[2+i], tape[3+i].Boards)
 				}
 				var found []twin.Verdict
 				for more := true; more; {
@@ -384,7 +384,7 @@ func TestTheTwinReplaysWhatWas(t *testing.T) {
 				require.NoError(t, v.Against[0].Failed)
 				for _, other := range found {
 					require.Equal(t, v.StepMs, other.StepMs, "the groups of a model are judged together")
-					require.Positive(t, other.Fresh)
+					require.Positive(t, other.NewSteps)
 				}
 			})
 		}
@@ -409,7 +409,7 @@ func replay(t testing.TB, w *twin.Window, spec string, draw uint64) *twin.Replay
 }
 
 // mean is the mean step between the beginnings of two stretches.
-func mean(t testing.TB, from, to *twin.Stretch) float64 {
+func mean(t testing.TB, from, to *twin.Segment) float64 {
 	a, _ := from.Boards.Groups(model)
 	b, _ := to.Boards.Groups(model)
 	require.Greater(t, b[0].Steps, a[0].Steps)
@@ -423,7 +423,7 @@ func BenchmarkTwin(b *testing.B) {
 	w.pace(0.85, &f)
 	tape := taped(b, &f, Load{Rho: 0.85}, w, "evenkeel", 100*time.Second)
 	require.Greater(b, len(tape), 4)
-	window := &twin.Window{Stretches: tape[1:4], End: tape[4].Boards}
+	window := &twin.Window{Segments: tape[1:4], End: tape[4].Boards}
 	for _, spec := range []string{"jsq-kv", "evenkeel"} {
 		b.Run(spec, func(b *testing.B) {
 			for b.Loop() {

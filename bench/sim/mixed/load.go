@@ -83,9 +83,9 @@ func Draw(seed uint64, number int) *Load {
 		request, token, own := d.logarithm(requestFrom, reqTo), d.logarithm(tokenFrom, tokenTo), d.between(ownFrom, ownTo)
 		l.Law.Model = step.Model{
 			C0Ms: d.logarithm(c0From, c0To), C1Ms: d.logarithm(kvFrom, kvTo), RequestMs: own * request,
-			OwnMs: own * token, SharedMs: (1 - own) * token, PrefillMs: d.between(0, anyTo),
+			OwnPromptMs: own * token, SharedPromptMs: (1 - own) * token, PrefillMs: d.between(0, anyTo),
 		}
-		l.Law.MeanMs = (1 - own) * request
+		l.Law.MeanRowsMs = (1 - own) * request
 		if all := deployments(); number%2 == 0 {
 			l.servedBy(&all[d.IntN(len(all))])
 		}
@@ -109,7 +109,7 @@ func DrawDense(seed uint64, number int) *Load {
 		token, shared := d.between(0.080, 0.160), d.between(0.25, 0.55)
 		l.Law.Model = step.Model{
 			C0Ms: d.logarithm(10, 60), C1Ms: d.logarithm(0.02e-3, 0.3e-3), RequestMs: d.half(d.logarithm(0.05, 0.4)),
-			OwnMs: token * (1 - shared), SharedMs: token * shared, PrefillMs: d.between(0, anyTo),
+			OwnPromptMs: token * (1 - shared), SharedPromptMs: token * shared, PrefillMs: d.between(0, anyTo),
 		}
 	})
 }
@@ -179,7 +179,7 @@ func (l *Load) Measure(room float64) {
 	level := l.Law.Level()
 	ms := level.C0Ms + slots*(level.RequestMs+level.C1Ms*resident)
 	g := float64(l.Ranks)
-	each := outputs*ms/(g*slots) + prompts*(l.Law.OwnMs+l.Law.SharedMs)/g // ms of the group for each request
+	each := outputs*ms/(g*slots) + prompts*(l.Law.OwnPromptMs+l.Law.SharedPromptMs)/g // ms of the group for each request
 	l.Stays = each * g * slots
 	l.Gap = each / max(l.Rho, 1e-9)
 	if l.Rho == 0 {
@@ -187,7 +187,7 @@ func (l *Load) Measure(room float64) {
 		l.Gap = l.Stays / float64(l.There)
 		taken := max(1, min(slots, float64(l.There)/g)) // slots of each rank, if all are level
 		step := level.C0Ms + taken*(level.RequestMs+level.C1Ms*resident)
-		l.fastest = 1.25 / (outputs*step/min(float64(l.There), g*slots) + prompts*(l.Law.OwnMs+l.Law.SharedMs)/g)
+		l.fastest = 1.25 / (outputs*step/min(float64(l.There), g*slots) + prompts*(l.Law.OwnPromptMs+l.Law.SharedPromptMs)/g)
 	} else {
 		l.There = int(l.Rho * g * slots)
 	}

@@ -84,7 +84,7 @@ func TestServedByADeployment(t *testing.T) {
 		require.Equal(t, drawn.Slots, served.Slots)
 		require.Equal(t, 16, served.Ranks)
 		require.Equal(t, e.Name(), served.Of)
-		require.InDelta(t, laws.Published*(e.Prompt.MostMs+e.Prompt.MeanMs), served.Law.SharedMs, 1e-12)
+		require.InDelta(t, laws.Published*(e.Prompt.MostMs+e.Prompt.MeanMs), served.Law.SharedPromptMs, 1e-12)
 	}
 }
 
@@ -93,7 +93,7 @@ func TestAClosedLoopOfFewRequestsDoesNotRunOut(t *testing.T) {
 	t.Parallel()
 	texts := &Replayed{Name: "one", Requests: []trace.Request{{Prompt: 100, Output: 50}}}
 	l := &Load{Texts: texts, Ranks: 4, Slots: 64, Budget: 8192, Full: 12. / 256,
-		Law: step.Law{Model: step.Model{C0Ms: 1, C1Ms: 1e-4, RequestMs: 0.5, OwnMs: 1e-4, SharedMs: 1e-4}}}
+		Law: step.Law{Model: step.Model{C0Ms: 1, C1Ms: 1e-4, RequestMs: 0.5, OwnPromptMs: 1e-4, SharedPromptMs: 1e-4}}}
 	l.Measure(0)
 	require.Equal(t, 12, l.There)
 	s, err := New(l, Contender{Name: "rounds", Spec: "evenkeel"})

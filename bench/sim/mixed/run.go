@@ -33,7 +33,7 @@ type Contender struct {
 type Run struct {
 	*Load
 	Contender
-	virtual.Mixes
+	virtual.MixedEngines
 	group    *virtual.MixedGroup
 	learner  board.Learner
 	learned  bool // something was, since tables were looked at
@@ -98,9 +98,9 @@ func New(l *Load, p Contender) (*Run, error) {
 		return nil, err
 	}
 	s.Driver = virtual.NewDriver(b, time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC), model)
-	s.Mixes.Token, s.Mixes.Finished = s.token, s.finished
-	s.Bound, s.Other = s.send, s.other
-	s.Refused = func(e *board.Effect) { // length makes each request fit, unless a policy keeps much free
+	s.MixedEngines.Token, s.MixedEngines.Finished = s.token, s.finished
+	s.OnBind, s.OnOtherEffect = s.send, s.other
+	s.OnRefuse = func(e *board.Effect) { // length makes each request fit, unless a policy keeps much free
 		s.err = cmp.Or(s.err, fmt.Errorf("%s: a request fits no rank: %w", p.Name, e.Err))
 	}
 	s.fleet()
@@ -136,7 +136,7 @@ func (s *Run) fleet() {
 			Mixed: true, Budget: int(s.Budget), Interval: s.Every,
 		}
 	}
-	engines := virtual.Mixed{Law: s.Law, Budget: s.Budget, Slots: s.Slots, Room: s.Room, Delay: s.Delay, Interval: int64(s.Every)}
+	engines := virtual.Mixed{Law: s.Law, Budget: s.Budget, Slots: s.Slots, KVCapacity: s.Room, Delay: s.Delay, Interval: int64(s.Every)}
 	s.group = s.Add(key, engines, ids, s.cached)
 	s.Apply(board.SetWorkers{Workers: workers}, 0)
 	if s.Learn {
@@ -253,7 +253,7 @@ func (s *Run) letGo() {
 			Hits:  s.hits(q),
 		}, s.Now)
 		if s.Route != nil { // it knows of those before
-			s.Look(s.Now)
+			s.Tick(s.Now)
 		}
 	}
 }
@@ -276,7 +276,7 @@ func (s *Run) send(e *board.Effect) {
 	q := &s.requests[job]
 	s.pooled--
 	s.bound++
-	s.Send(s.group, int(e.Bound.Worker), virtual.Work{Job: job, Slot: e.Bound.Slot, Prompt: q.prompt, Left: q.output}, q.late)
+	s.Send(s.group, int(e.Bound.Worker), virtual.MixedRequest{Job: job, Slot: e.Bound.Slot, Prompt: q.prompt, Left: q.output}, q.late)
 }
 
 // other learns how long answers are, as the server does.
@@ -294,7 +294,7 @@ func (s *Run) other(e *board.Effect) {
 	}
 }
 
-func (s *Run) cached(rank int, w *virtual.Work) int32 {
+func (s *Run) cached(rank int, w *virtual.MixedRequest) int32 {
 	q := &s.requests[w.Job]
 	if q.shared == 0 {
 		return 0
@@ -302,7 +302,7 @@ func (s *Run) cached(rank int, w *virtual.Work) int32 {
 	return min(q.shared, s.caches[rank].holds(q.chat)) / block * block
 }
 
-func (s *Run) token(_ *virtual.MixedGroup, rank int, w *virtual.Work) {
+func (s *Run) token(_ *virtual.MixedGroup, rank int, w *virtual.MixedRequest) {
 	q := &s.requests[w.Job]
 	if s.measured(s.Now) {
 		s.tokens++
@@ -328,7 +328,7 @@ func (s *Run) keep(rank int, q *request, tokens int32) {
 	s.caches[rank].keep(q.chat, tokens, room)
 }
 
-func (s *Run) finished(_ *virtual.MixedGroup, rank int, w *virtual.Work) {
+func (s *Run) finished(_ *virtual.MixedGroup, rank int, w *virtual.MixedRequest) {
 	q := &s.requests[w.Job]
 	s.bound--
 	s.keep(rank, q, w.Prompt+w.Gen)

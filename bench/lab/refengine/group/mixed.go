@@ -34,8 +34,8 @@ func newMixed(g *Group) *mixed {
 	m := &mixed{group: g, jobs: map[int32]*Job{}}
 	m.Mixed = virtual.Mixed{
 		Law:    cfg.law(),
-		Budget: int32(how.Budget), Slots: cfg.Slots, Room: int64(cfg.Blocks) * cache.BlockSize, Block: cache.BlockSize,
-		Interval: int64(how.Interval), First: how.First, Delay: how.Delay,
+		Budget: int32(how.Budget), Slots: cfg.Slots, KVCapacity: int64(cfg.Blocks) * cache.BlockSize, Block: cache.BlockSize,
+		Interval: int64(how.Interval), PrefillFirst: how.First, Delay: how.Delay,
 		Ranks: make([]virtual.MixedRank, cfg.Ranks), Ends: virtual.Never,
 		Cached: m.cached, Computed: m.computed, Token: m.token, Finished: m.finished,
 	}
@@ -48,11 +48,11 @@ func (c *Config) law() step.Law {
 		return *c.Law
 	}
 	l := step.Law{
-		Model: step.Model{C0Ms: ms(c.C0), RequestMs: ms(c.CR), C1Ms: ms(c.C1)}, Form: c.Form, MostMs: ms(c.CM), MeanMs: ms(c.CS),
+		Model: step.Model{C0Ms: ms(c.C0), RequestMs: ms(c.CR), C1Ms: ms(c.C1)}, Form: c.Form, MostRowsMs: ms(c.CM), MeanRowsMs: ms(c.CS),
 		Sizes: step.Captured(c.Captured),
 	}
 	if c.Mixed != nil {
-		l.OwnMs, l.SharedMs, l.PrefillMs = ms(c.PrefillPer), ms(c.Mixed.Shared), ms(c.PrefillBase)
+		l.OwnPromptMs, l.SharedPromptMs, l.PrefillMs = ms(c.PrefillPer), ms(c.Mixed.Shared), ms(c.PrefillBase)
 	}
 	return l
 }
@@ -67,7 +67,7 @@ func (m *mixed) receive(of message, r *decodeRank) {
 		m.last++
 		j.number = m.last
 		m.jobs[j.number] = j
-		m.Add(j.rank, virtual.Work{Job: j.number, Prompt: int32(j.prompt), Left: int32(j.want)})
+		m.Add(j.rank, virtual.MixedRequest{Job: j.number, Prompt: int32(j.prompt), Left: int32(j.want)})
 		on := &m.Ranks[j.rank]
 		present := int64(len(on.Waiting) + len(on.Running))
 		if present > int64(m.Slots) && !j.Beyond {
@@ -89,7 +89,7 @@ func (m *mixed) begin() (length time.Duration, busy bool) {
 	if m.Ends == virtual.Never {
 		return 0, false
 	}
-	for i, does := range m.Does {
+	for i, does := range m.RankWork {
 		m.group.loads[i] = steplog.RankLoad{Running: int(does.Requests), KVTokens: int(does.KV), Prefill: int(does.Prompt)}
 	}
 	return time.Duration(math.Round(m.Ends * float64(time.Millisecond))), true
@@ -105,7 +105,7 @@ func (m *mixed) end() []*Job {
 }
 
 // cached looks a prompt up when it is admitted. Usage and metrics tell of the first time only.
-func (m *mixed) cached(rank int, w *virtual.Work) int32 {
+func (m *mixed) cached(rank int, w *virtual.MixedRequest) int32 {
 	j, of := m.jobs[w.Job], m.group.caches[rank]
 	n, _ := of.Match(j.salt, j.ids)
 	if j.phase == queued && of != nil {
@@ -119,12 +119,12 @@ func (m *mixed) cached(rank int, w *virtual.Work) int32 {
 }
 
 // computed has the blocks of a chunk in the prefix cache once the step ends that computed it.
-func (m *mixed) computed(rank int, w *virtual.Work) {
+func (m *mixed) computed(rank int, w *virtual.MixedRequest) {
 	j := m.jobs[w.Job]
 	m.group.caches[rank].Add(j.salt, j.ids[:min(w.Done(), j.prompt)], false)
 }
 
-func (m *mixed) token(rank int, w *virtual.Work) {
+func (m *mixed) token(rank int, w *virtual.MixedRequest) {
 	m.group.count.Tokens.Add(1)
 	j := m.jobs[w.Job]
 	m.group.ranks[rank].gauges.given(j, 1, m.now)
@@ -134,7 +134,7 @@ func (m *mixed) token(rank int, w *virtual.Work) {
 	}
 }
 
-func (m *mixed) finished(rank int, w *virtual.Work) {
+func (m *mixed) finished(rank int, w *virtual.MixedRequest) {
 	m.group.ranks[rank].gauges.ended(m.jobs[w.Job], int(w.Gen))
 	m.leaving = append(m.leaving, m.jobs[w.Job])
 	delete(m.jobs, w.Job)
