@@ -17,7 +17,7 @@ import (
 	"evenkeel/internal/logfile"
 )
 
-// roundsMost bounds the number of rounds that are copied and not written yet, because copies take memory: a round of 144 ranks with 40
+// maxQueuedRounds bounds the number of rounds that are copied and not written yet, because copies take memory: a round of 144 ranks with 40
 // requests each takes 300 KB.
 const maxQueuedRounds = 8
 
@@ -29,8 +29,8 @@ type decisionLog struct {
 	dropped prometheus.Counter
 	failed  prometheus.Counter
 
-	unusedRounds  chan *board.Round // rounds whose memory can be used again
-	queue chan *board.Round
+	unusedRounds chan *board.Round // rounds whose memory can be used again
+	queue        chan *board.Round
 
 	// Only the goroutine of run uses these.
 	file    *os.File
@@ -40,7 +40,7 @@ type decisionLog struct {
 	line    []byte
 	outputs []int32 // output lengths of the survival table of the last round
 	version uint64  // version of this table
-	lastOK  bool    // the last write succeeded
+	lastOK  bool    // the last write succeeded, so the next failure is logged
 }
 
 // openDecisionLog opens the file. It returns nil if the config names none.
@@ -74,13 +74,13 @@ func (l *decisionLog) open() error {
 	if err != nil {
 		return errors.Join(fmt.Errorf("dispatcher: decision log: %w", err), f.Close())
 	}
-	begin, rest := logfile.Rest(l.cfg.File)
+	begin, rest := logfile.Rest(l.cfg.File) // the part of a line at the end of the file, and where it begins
 	l.file, l.size = f, info.Size()
 	l.regular = info.Mode().IsRegular()
 	l.out = logfile.Writer{Log: f, Torn: len(rest) > 0}
-	// The rest may be shorter than lineBegin. Truncate fails if the file may only grow.
-	ours := bytes.HasPrefix(rest, []byte(lineBegin)) || strings.HasPrefix(lineBegin, string(rest))
-	if l.out.Torn && ours && f.Truncate(begin) == nil {
+	// The rest may be shorter than lineBegin.
+	isOwnLine := bytes.HasPrefix(rest, []byte(lineBegin)) || strings.HasPrefix(lineBegin, string(rest))
+	if l.out.Torn && isOwnLine && f.Truncate(begin) == nil { // Truncate fails if the file may only grow
 		l.size, l.out.Torn = begin, false
 	}
 	return nil
@@ -89,13 +89,13 @@ func (l *decisionLog) open() error {
 // pipeWait is how long a line waits for the reader of a pipe, so that a reader that stands still does not hold the end of the process up.
 const pipeWait = time.Second
 
-// record copies a round for the goroutine of run, which writes it. If all roundsMost copies still wait to be written, the round is
-// dropped and counted.
+// record copies a round for the goroutine of run, which writes it. If all maxQueuedRounds copies still wait to be written, the round is
+// dropped and counted. record never waits.
 func (l *decisionLog) record(round *board.Round) {
 	select {
 	case copied := <-l.unusedRounds:
 		copied.Copy(round)
-		l.queue <- copied // never blocks: the queue has room for all roundsMost rounds
+		l.queue <- copied // never blocks: the queue has room for all maxQueuedRounds rounds
 	default:
 		l.dropped.Inc()
 	}
@@ -146,21 +146,16 @@ func (l *decisionLog) write(r *board.Round) {
 	l.failed.Inc()
 }
 
-// append writes one line. If the line would make the file larger than half of MaxBytes, append first renames the file to FILE.1, which
-// replaces the former FILE.1, and opens a new file.
+// append writes one line. If the line would make the file larger than half of MaxBytes, append first rotates the file.
 func (l *decisionLog) append(line []byte) error {
 	if l.file == nil {
 		if err := l.open(); err != nil {
 			return err
 		}
 	}
-	if tooLarge := l.size > 0 && l.size+int64(len(line)) > l.cfg.MaxBytes/2; tooLarge && l.regular {
-		err := l.file.Close()
-		l.file = nil
-		if err = errors.Join(err, os.Rename(l.cfg.File, l.cfg.File+".1")); err != nil {
-			return err
-		}
-		if err = l.open(); err != nil {
+	tooLarge := l.size > 0 && l.size+int64(len(line)) > l.cfg.MaxBytes/2 // an empty file takes any line
+	if tooLarge && l.regular {
+		if err := l.rotate(); err != nil {
 			return err
 		}
 	}
@@ -174,4 +169,14 @@ func (l *decisionLog) append(line []byte) error {
 		l.file = nil
 	}
 	return err
+}
+
+// rotate renames the file to FILE.1, which replaces the former FILE.1, and opens a new file. After an error, no file may be open.
+func (l *decisionLog) rotate() error {
+	err := l.file.Close()
+	l.file = nil
+	if err = errors.Join(err, os.Rename(l.cfg.File, l.cfg.File+".1")); err != nil {
+		return err
+	}
+	return l.open()
 }

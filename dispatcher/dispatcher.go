@@ -60,7 +60,7 @@ func (d *Dispatcher) enqueue(e board.Enqueue) <-chan Result {
 	}
 	slot := newSlot(e.Entry, d.cfg.Explain)
 	e.Trace = slot.Trace
-	w := waiting{Enqueue: e, slot: slot, result: make(chan Result, 1)}
+	w := waitingEntry{Enqueue: e, slot: slot, result: make(chan Result, 1)}
 	if !d.inbox.push(func(r *scheduler) { r.enqueue(w) }) {
 		w.answer(d.cfg.Places, Result{Err: board.ErrDraining})
 	}
@@ -93,17 +93,19 @@ func (d *Dispatcher) SetWorkers(ws []board.Worker) {
 	})
 }
 
-// SetPolicy changes the policy of the barrier groups from the next tick on.
+// SetPolicy changes the policy of the barrier groups from the next tick on. If the policy cannot be used, SetPolicy returns an error and
+// changes nothing.
 func (d *Dispatcher) SetPolicy(spec string) error {
 	return d.ask(func(r *scheduler) error { return r.applySettings(board.SetPolicy{Spec: spec}) })
 }
 
-// SetFit makes the predictors start anew from a fit, and go on learning from there.
+// SetFit makes the predictors start anew from a fit, and go on learning from there. A predictor that
+// cannot use the fit stays as it was, and this is logged.
 func (d *Dispatcher) SetFit(fit *predictor.Fit) error {
 	return d.ask(func(r *scheduler) error { return r.applySettings(board.SetFit{Fit: fit}) })
 }
 
-// Policy is the canonical name of the barrier groups' policy.
+// Policy returns the canonical name of the barrier groups' policy.
 func (d *Dispatcher) Policy() string { return *d.policy.Load() }
 
 // Loads returns the present loads of all ranks; ok is false if ctx or the dispatcher ends first.
@@ -130,7 +132,7 @@ func (d *Dispatcher) Status(ctx context.Context) board.Status {
 	}
 	select {
 	case s := <-reply:
-		s.Score()
+		s.Score() // computes the quality of predictions here, because it takes too long for the scheduler's goroutine
 		return s
 	case <-ctx.Done():
 		return board.Status{}
@@ -144,8 +146,8 @@ func (d *Dispatcher) EnqueueLocal(e *pool.Entry, l *board.Local) <-chan Result {
 	return d.enqueue(board.Enqueue{Entry: e, Local: l})
 }
 
-// Counted corrects the prompt length, in tokens, that a slot is charged with. Until now it was an estimate of the proxy, and now the rank's
-// engine has counted the tokens.
+// CorrectPrompt corrects the prompt length, in tokens, that a slot is charged with. Until now it was an estimate of the proxy, and now the
+// rank's engine has counted the tokens.
 func (d *Dispatcher) CorrectPrompt(s *Slot, prompt int) {
 	d.inbox.push(func(r *scheduler) { r.correctPrompt(s, prompt) })
 }
@@ -157,7 +159,7 @@ func (d *Dispatcher) Quarantined(s *Slot) (prefillers []string) {
 		return nil
 	}
 	_ = d.ask(func(r *scheduler) error { // an error means that the dispatcher has ended, so that it avoids no pair of engines any more
-		if s.held() {
+		if s.isHeld() {
 			prefillers = r.boards.Quarantined(s.board.model, s.Slot, time.Now())
 		}
 		return nil
@@ -180,7 +182,7 @@ func (d *Dispatcher) Blocked(board string) (prefillers []string) {
 // Rerouted records that the KV of a slot, which was bound before its prefill, comes from another prefill engine than was planned.
 func (d *Dispatcher) Rerouted(s *Slot, prefiller string) {
 	d.inbox.push(func(r *scheduler) {
-		if s.held() {
+		if s.isHeld() {
 			r.apply(board.Rerouted{Model: s.board.model, Slot: s.Slot, Prefiller: prefiller})
 		}
 	})
@@ -212,7 +214,7 @@ func (d *Dispatcher) Configure(s board.Settings) error {
 	return d.ask(func(r *scheduler) error { return r.applySettings(s) })
 }
 
-// Accepts returns the error that Configure would return, and changes nothing.
+// CheckSettings returns the error that Configure would return, and changes nothing.
 func (d *Dispatcher) CheckSettings(s board.Settings) error {
 	return d.ask(func(r *scheduler) error { return r.boards.CheckSettings(s) })
 }
@@ -230,7 +232,8 @@ func (d *Dispatcher) ask(f func(r *scheduler) error) error {
 // of requests leads to one round.
 func (d *Dispatcher) run(ctx context.Context, r *scheduler) {
 	defer close(d.done)
-	defer r.start(ctx)() // starts the other goroutines now, and waits at the end until they have ended
+	waitForOthers := r.start(ctx)
+	defer waitForOthers()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	var queue []func(*scheduler)
@@ -249,39 +252,40 @@ func (d *Dispatcher) run(ctx context.Context, r *scheduler) {
 		case <-ctx.Done():
 			r.shutDown(d.inbox.close(), time.Now())
 			d.last = r.status(r.now)
-			d.last.Score()
+			d.last.Score() // no decision waits for this goroutine any more
 			return
 		}
 	}
 }
 
 // Room estimates how many more hand-offs for a model, in addition to those that wait in the pool, would get a slot within the given time.
-// If none waits, n is at least 1, because prefills must never stop. own says that only some ranks of the board list the model, so that n
-// counts only these ranks and the hand-offs for this model.
-func (d *Dispatcher) Room(board, model string, within time.Duration) (n int, own bool) {
+// If none waits, n is at least 1, because prefills must never stop. n is below 0 if more hand-offs wait than slots will come free. ownRanks
+// says that only some ranks of the board list the model, so that n counts only these ranks and the hand-offs for this model.
+func (d *Dispatcher) Room(board, model string, within time.Duration) (n int, ownRanks bool) {
 	v, ok := d.paces.Load(board)
 	if !ok {
 		return math.MaxInt, false // the board never had a rank, so missing slots are not the problem
 	}
-	p, own := v.(*publicPace).ofModel(model)
+	p, ownRanks := v.(*publicPace).ofModel(model)
 	slots := p.slots.Load()
 	if slots == 0 { // no rank takes requests now, so missing slots are not the problem
-		return math.MaxInt, own
+		return math.MaxInt, ownRanks
 	}
 	// Each slot comes free about once in the mean time for which a request has its slot. A mean below 1 ms counts as 1 ms.
 	freed := within.Seconds() * float64(slots) / max(math.Float64frombits(p.meanSlotSeconds.Load()), 1e-3)
 	free := max(1, int(min(float64(p.free.Load())+freed, math.MaxInt32)))
-	return free - int(p.waiting.Load()), own
+	return free - int(p.waiting.Load()), ownRanks
 }
 
-// Free returns how many slots of a board were free for a model after the last turn. own is the same as in Room.
-func (d *Dispatcher) Free(board, model string) (n int, own bool) {
+// Free returns how many slots of a board were free for a model after the last turn. As in Room, ownRanks says that only some ranks of the
+// board list the model, so that n counts only these ranks.
+func (d *Dispatcher) Free(board, model string) (n int, ownRanks bool) {
 	v, ok := d.paces.Load(board)
 	if !ok {
 		return math.MaxInt32, false // the board never had a rank, so missing slots are not the problem
 	}
-	p, own := v.(*publicPace).ofModel(model)
-	return int(p.free.Load()), own
+	p, ownRanks := v.(*publicPace).ofModel(model)
+	return int(p.free.Load()), ownRanks
 }
 
 // register registers the metrics with r, and the gauges that read the status of d at each scrape. r nil: nothing is registered.

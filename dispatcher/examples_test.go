@@ -29,8 +29,8 @@ func Example() {
 		d.Release(r.Slot, board.Outcome{Kind: board.Finished, Generated: r.Slot.Generated()})
 	}()
 
-	r.Slot.ReportStarted()   // the first event of its stream
-	r.Slot.Progress(3) // so many tokens have come
+	r.Slot.ReportStarted() // the first event of its stream
+	r.Slot.Progress(3)     // so many tokens have come
 	s := d.Status(ctx).Models[0].Workers[0]
 	fmt.Println(r.Slot.WorkerName, "holds", s.KVTokens, "KV tokens of", s.Used, "request")
 	// Output: d0 holds 1203 KV tokens of 1 request

@@ -108,20 +108,20 @@ func (h *hand) pass(d time.Duration) {
 }
 
 // put enqueues an entry, for model m where it names none.
-func (h *hand) put(e pool.Entry) waiting {
+func (h *hand) put(e pool.Entry) waitingEntry {
 	return h.putAll(1, func() pool.Entry { return e })[0]
 }
 
 // putAll enqueues n entries in one turn.
-func (h *hand) putAll(n int, next func() pool.Entry) []waiting {
-	var all []waiting
+func (h *hand) putAll(n int, next func() pool.Entry) []waitingEntry {
+	var all []waitingEntry
 	var queue []func(*scheduler)
 	for range n {
 		h.ids++
 		e := next()
 		e.ID, e.Entered, e.Model = h.ids, h.at, cmp.Or(e.Model, "m")
 		slot := newSlot(&e, h.cfg.Explain)
-		w := waiting{Enqueue: board.Enqueue{Entry: &e, Trace: slot.Trace}, slot: slot, result: make(chan Result, 1)}
+		w := waitingEntry{Enqueue: board.Enqueue{Entry: &e, Trace: slot.Trace}, slot: slot, result: make(chan Result, 1)}
 		all = append(all, w)
 		queue = append(queue, func(l *scheduler) { l.enqueue(w) })
 	}
@@ -139,7 +139,7 @@ func (h *hand) release(slots ...*Slot) {
 
 func (h *hand) fleet(ws []board.Worker) { h.do(func(l *scheduler) { l.setWorkers(ws) }) }
 
-func (w waiting) slotNow(t tb) *Slot {
+func (w waitingEntry) slotNow(t tb) *Slot {
 	t.Helper()
 	select {
 	case r := <-w.result:
@@ -153,7 +153,7 @@ func (w waiting) slotNow(t tb) *Slot {
 	}
 }
 
-func (w waiting) waits() bool { return len(w.result) == 0 }
+func (w waitingEntry) waits() bool { return len(w.result) == 0 }
 
 func count(t testing.TB, c prometheus.Counter) float64 {
 	t.Helper()

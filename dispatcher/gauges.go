@@ -130,7 +130,7 @@ func describeDrift(kind string) *prometheus.Desc {
 		nil, prometheus.Labels{"kind": kind})
 }
 
-// Describe implements prometheus.Collector.
+// Describe implements prometheus.Collector. It sends the descriptions of all gauges.
 func (g gauges) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		descKVTokens, descCapacity, descSlots, descRunning, descOutput, descAnswers, descEmpty, descUnsaid, descScraped, descUsage,
@@ -148,7 +148,7 @@ func (g gauges) Describe(ch chan<- *prometheus.Desc) {
 	}
 }
 
-// Collect implements prometheus.Collector.
+// Collect implements prometheus.Collector. It sends nothing if the dispatcher does not answer within a second.
 func (g gauges) Collect(ch chan<- prometheus.Metric) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
@@ -199,10 +199,12 @@ type sender struct {
 	names labels
 }
 
+// gauge sends a value that can go up and down.
 func (s sender) gauge(d *prometheus.Desc, v float64, labels ...string) {
 	s.ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
 }
 
+// counter sends a value that only grows.
 func (s sender) counter(d *prometheus.Desc, v float64, labels ...string) {
 	s.ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, v, labels...)
 }
@@ -265,7 +267,7 @@ func (s sender) sendGroup(g board.GroupStatus, group string) {
 		s.gauge(descC0, step.C0Ms/1000, group, step.Source)
 		s.gauge(descC1, step.C1Ms/1000, group, step.Source)
 		s.gauge(descRequest, step.RequestMs/1000, group, step.Source)
-		if step.OwnMs+step.SharedMs > 0 { // steps with a prefill are known
+		if step.OwnMs+step.SharedMs > 0 { // the cost of prompt tokens on their own rank, and on all ranks, is known
 			s.gauge(descOwnPrefill, step.OwnMs/1000, group, step.Source)
 			s.gauge(descSharedPrefill, step.SharedMs/1000, group, step.Source)
 			s.gauge(descPrefillStep, step.PrefillMs/1000, group, step.Source)

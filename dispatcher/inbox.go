@@ -8,7 +8,7 @@ type inbox struct {
 	mu     sync.Mutex
 	queue  []func(*scheduler)
 	closed bool
-	wake   chan struct{} // see ring
+	wake   chan struct{} // see signal
 }
 
 func newInbox() *inbox { return &inbox{wake: make(chan struct{}, 1)} }
@@ -22,7 +22,7 @@ func (b *inbox) push(f func(*scheduler)) bool {
 	}
 	b.queue = append(b.queue, f)
 	b.mu.Unlock()
-	ring(b.wake)
+	signal(b.wake)
 	return true
 }
 
@@ -46,9 +46,9 @@ func (b *inbox) close() []func(*scheduler) {
 	return queue
 }
 
-// ring wakes the one goroutine that receives from a channel, which has room for one value. While there may be work, the channel holds a
+// signal wakes the one goroutine that receives from a channel, which has room for one value. While there may be work, the channel holds a
 // value.
-func ring(wake chan<- struct{}) {
+func signal(wake chan<- struct{}) {
 	select {
 	case wake <- struct{}{}:
 	default: // the goroutine will wake up in any case

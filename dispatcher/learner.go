@@ -12,7 +12,7 @@ import (
 	"evenkeel/predictor"
 )
 
-// endingsMost bounds the queue of ended requests that the learner has not learned from yet.
+// maxQueuedSamples bounds the queue of ended requests that the learner has not learned from yet.
 const maxQueuedSamples = 4096
 
 // learner runs a board.Learner in a goroutine of its own.
@@ -21,27 +21,29 @@ type learner struct {
 	dropped prometheus.Counter
 
 	mu       sync.Mutex
-	calls   []func() // functions that the goroutine of run must call
+	calls    []func() // functions that the goroutine of run must call
 	finished []board.OutputSample
-	wake     chan struct{} // see ring
+	wake     chan struct{} // see signal
 
-	// Only the goroutine of run uses it.
+	// Only the goroutine of run uses the predictors.
 	predictors board.Learner
 
 	// publish sends finished tables to the goroutine that owns the boards.
 	publish func(board.TablesBuilt)
 }
 
+// newLearner returns a learner without predictors. publish is called in the goroutine of run.
 func newLearner(log *zap.Logger, m *metrics, publish func(board.TablesBuilt)) *learner {
 	return &learner{log: log, publish: publish, dropped: m.endingsDropped, wake: make(chan struct{}, 1)}
 }
 
-// follow begins to learn a subject, from a fit if there is one. Before its first tables are built, the boards have no predictions for it.
+// addPredictor begins to learn the predictor with a key, from a fit if there is one (nil: there is none). Before its first tables are
+// built, the boards have no predictions from it.
 func (l *learner) addPredictor(key board.PredictorKey, fit *predictor.Fit) {
 	l.queueCall(func() { l.logRefused(key, l.predictors.Follow(key, fit)) })
 }
 
-// load makes all subjects start anew from a fit.
+// restart makes all predictors start anew from a fit.
 func (l *learner) restart(fit *predictor.Fit) {
 	l.queueCall(func() {
 		for key, err := range l.predictors.Load(fit) {
@@ -50,7 +52,7 @@ func (l *learner) restart(fit *predictor.Fit) {
 	})
 }
 
-// logRefused logs that a subject could not be learned from a fit. err nil: it could, so nothing is logged.
+// logRefused logs that a predictor could not use a fit. err nil: it could, so nothing is logged.
 func (l *learner) logRefused(key board.PredictorKey, err error) {
 	if err != nil {
 		l.log.Error("dispatcher: the predictor could not learn, and stays as it was", zap.String("model", key.Model),
@@ -58,27 +60,27 @@ func (l *learner) logRefused(key board.PredictorKey, err error) {
 	}
 }
 
-// queueOrder queues a function for the learner's goroutine, because only that goroutine may use l.learned.
-func (l *learner) queueCall(order func()) {
+// queueCall queues a function for the learner's goroutine, because only that goroutine may use l.predictors.
+func (l *learner) queueCall(call func()) {
 	l.mu.Lock()
-	l.calls = append(l.calls, order)
+	l.calls = append(l.calls, call)
 	l.mu.Unlock()
-	ring(l.wake)
+	signal(l.wake)
 }
 
 // add queues an ended request. It never waits: if the queue is full, it drops the request and counts it.
 func (l *learner) add(sample board.OutputSample) {
 	l.mu.Lock()
-	full := len(l.finished) == maxQueuedSamples
-	if !full {
+	isFull := len(l.finished) == maxQueuedSamples
+	if !isFull {
 		l.finished = append(l.finished, sample)
 	}
 	l.mu.Unlock()
-	if full {
+	if isFull {
 		l.dropped.Inc()
 		return
 	}
-	ring(l.wake)
+	signal(l.wake)
 }
 
 // run learns until ctx ends.
@@ -91,7 +93,7 @@ func (l *learner) run(ctx context.Context) {
 		spare, more = l.learn(spare, time.Now())
 		if more {
 			timer.Reset(time.Second) // after a second, new tables are due even if only a few requests have ended
-		} else { // nothing is due before the next order or the next ended request
+		} else { // nothing is due before the next call or the next ended request
 			timer.Stop()
 		}
 		select {
@@ -103,24 +105,24 @@ func (l *learner) run(ctx context.Context) {
 	}
 }
 
-// learn runs the queued orders, learns from the queued endings, and sends the tables that are due to the boards. more says whether tables
-// will become due later even if no other request ends.
+// learn makes the queued calls, learns from the queued requests that have ended, and sends the tables that are due to the boards. more says
+// whether tables will become due later even if no other request ends.
 //
-// Endings that come meanwhile are queued in the memory of spare. learned is the old queue: its memory can be the spare of the next call.
-func (l *learner) learn(spare []board.OutputSample, now time.Time) (learned []board.OutputSample, more bool) {
+// Requests that end meanwhile are queued in the memory of spare. reusable is the old queue: its memory can be the spare of the next call.
+func (l *learner) learn(spare []board.OutputSample, now time.Time) (reusable []board.OutputSample, more bool) {
 	l.mu.Lock()
-	finished, orders := l.finished, l.calls
+	finished, calls := l.finished, l.calls
 	l.finished, l.calls = spare[:0], nil
 	l.mu.Unlock()
-	for _, order := range orders {
-		order()
+	for _, call := range calls {
+		call()
 	}
 	for i := range finished {
 		l.predictors.Learn(&finished[i])
 	}
 	built, more := l.predictors.Rebuild(now)
-	for _, table := range built {
-		l.publish(table)
+	for _, tables := range built {
+		l.publish(tables)
 	}
 	return finished, more
 }

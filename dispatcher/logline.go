@@ -22,7 +22,7 @@ type LogLine struct {
 // lineBegin is how each line begins.
 const lineBegin = `{"tick":`
 
-// AppendJSON appends the line and its newline to dst.
+// AppendJSON appends the line and its newline to dst. It leaves out members with the values that the reader assumes for missing members.
 func (l *LogLine) AppendJSON(dst []byte) []byte {
 	s := l.Snapshot
 	dst = strconv.AppendUint(append(dst, lineBegin...), l.Tick, 10)
@@ -108,7 +108,7 @@ func appendWorker(dst []byte, w *policy.Worker) []byte {
 	return append(dst, "]}"...)
 }
 
-// appendEntry appends the i-th entry of the snapshot's pool as a JSON object, together with its Wait if the snapshot has Waits.
+// appendEntry appends the i-th entry of the snapshot's pool as a JSON object, together with its details if the snapshot has any (Waits).
 func appendEntry(dst []byte, s *policy.Snapshot, i int) []byte {
 	e := &s.Pool[i]
 	dst = strconv.AppendUint(append(dst, `{"id":`...), e.ID, 10)
@@ -129,7 +129,8 @@ func appendEntry(dst []byte, s *policy.Snapshot, i int) []byte {
 	return append(appendKey(dst, e.Key), '}')
 }
 
-// appendWait appends the members of an entry that matter only if ranks prefill, or if a rank holds a part of its prompt.
+// appendWait appends the members of an entry that matter only if ranks prefill, or if a rank holds a part of its prompt. HeldMs is below 0,
+// and is left out, if no slot was free for the entry yet.
 func appendWait(dst []byte, e *policy.EntryDetails) []byte {
 	if e.HeldMs >= 0 {
 		dst = strconv.AppendFloat(append(dst, `,"held_ms":`...), e.HeldMs, 'g', -1, 64)
@@ -148,7 +149,7 @@ func appendWait(dst []byte, e *policy.EntryDetails) []byte {
 	return append(dst, ']')
 }
 
-// key appends the key that identifies equal prompts; 0: the request has no key, and nothing is appended.
+// appendKey appends the key that identifies equal prompts; 0: the request has no key, and nothing is appended.
 func appendKey(dst []byte, k uint64) []byte {
 	if k == 0 {
 		return dst
@@ -156,7 +157,7 @@ func appendKey(dst []byte, k uint64) []byte {
 	return strconv.AppendUint(append(dst, `,"key":`...), k, 10)
 }
 
-// field appends a member unless its value is zero, which the reader assumes for a missing member.
+// appendNonzero appends a member unless its value is zero, which the reader assumes for a missing member.
 func appendNonzero(dst []byte, name string, x float32) []byte {
 	if x == 0 {
 		return dst
@@ -164,10 +165,15 @@ func appendNonzero(dst []byte, name string, x float32) []byte {
 	return appendFloat(append(dst, name...), x)
 }
 
-func appendFloat(dst []byte, x float32) []byte { return strconv.AppendFloat(dst, float64(x), 'g', -1, 32) }
+// appendFloat appends a number with as many digits as a float32 needs.
+func appendFloat(dst []byte, x float32) []byte {
+	return strconv.AppendFloat(dst, float64(x), 'g', -1, 32)
+}
 
+// appendInt appends a whole number.
 func appendInt(dst []byte, n int32) []byte { return strconv.AppendInt(dst, int64(n), 10) }
 
+// appendComma appends the comma before the i-th element of an array. The first element, 0, has none.
 func appendComma(dst []byte, i int) []byte {
 	if i > 0 {
 		dst = append(dst, ',')
@@ -175,7 +181,7 @@ func appendComma(dst []byte, i int) []byte {
 	return dst
 }
 
-// quoted appends a JSON string.
+// appendQuoted appends a JSON string.
 func appendQuoted(dst []byte, s string) []byte {
 	text, err := json.Marshal(s)
 	if err != nil { // never happens with a string

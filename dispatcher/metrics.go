@@ -14,19 +14,19 @@ import (
 type metrics struct {
 	registry *prometheus.Registry // the metrics below, and the gauges
 
-	tickSeconds    *prometheus.HistogramVec
-	fallbacks      *prometheus.CounterVec
-	invalid        *prometheus.CounterVec
-	doubleReleases prometheus.Counter
-	boundBeyondSlots         prometheus.Counter
+	tickSeconds      *prometheus.HistogramVec
+	fallbacks        *prometheus.CounterVec
+	invalid          *prometheus.CounterVec
+	doubleReleases   prometheus.Counter
+	boundBeyondSlots prometheus.Counter
 
 	roundRanks *prometheus.HistogramVec
 	roundHold  prometheus.Histogram
 
-	estimateRatio     prometheus.Histogram
-	quarantines *prometheus.CounterVec
-	quarantined map[string]bool // decode engines that have series of quarantines; only the scheduler uses it
-	pairAssignments     *prometheus.CounterVec
+	estimateRatio   prometheus.Histogram
+	quarantines     *prometheus.CounterVec
+	quarantined     map[string]bool // decode engines that have series of quarantines; only the scheduler uses it
+	pairAssignments *prometheus.CounterVec
 
 	endingsDropped prometheus.Counter
 
@@ -36,7 +36,8 @@ type metrics struct {
 	groupGauges []gaugeSet
 }
 
-// groupGauges are gauges of barrier groups that the type gauges reads, and whose names it does not know.
+// gaugeSet is a set of gauges of barrier groups that another part of the dispatcher adds to the type gauges. send sends their values for
+// one group, with the group's label.
 type gaugeSet struct {
 	descs []*prometheus.Desc
 	send  func(ch chan<- prometheus.Metric, g *board.GroupStatus, group string)
@@ -44,17 +45,17 @@ type gaugeSet struct {
 
 // newMetrics creates the metrics in a registry of their own. It also creates the series of the metrics whose labels have few values.
 func newMetrics() *metrics {
-	all := prometheus.NewRegistry()
-	own := promauto.With(all)
+	registry := prometheus.NewRegistry()
+	create := promauto.With(registry)
 	counter := func(name, help string) prometheus.Counter {
-		return own.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
+		return create.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
 	}
 	counters := func(name, help string, labels ...string) *prometheus.CounterVec {
-		return own.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
+		return create.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
 	}
 	m := &metrics{
-		registry: all, quarantined: map[string]bool{},
-		tickSeconds: own.NewHistogramVec(prometheus.HistogramOpts{
+		registry: registry, quarantined: map[string]bool{},
+		tickSeconds: create.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "evenkeel_tick_seconds", Help: "Dispatch latency: how long one round of decisions about a group takes, which is the snapshot, " +
 				"the policy, and the binding of what the policy assigned. The time that requests wait for it is not in it (evenkeel_stage_seconds).",
 			Buckets: prometheus.ExponentialBuckets(10e-6, 2, 14), // 10 µs to 82 ms
@@ -69,17 +70,17 @@ func newMetrics() *metrics {
 		boundBeyondSlots: counter("evenkeel_beyond_slots_total",
 			"Hand-offs that were bound at their deadlines to a rank without a slot or without KV room for them. If there are many, decode has too "+
 				"few slots."),
-		roundRanks: own.NewHistogramVec(prometheus.HistogramOpts{
+		roundRanks: create.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "evenkeel_round_ranks", Help: "Ranks of the group that had a prompt to compute when a round was sent. The more there are, the " +
 				"fewer ranks wait for the others.",
 			Buckets: prometheus.ExponentialBuckets(1, 2, 7), // 1 to 64
 		}, []string{"group"}),
-		roundHold: own.NewHistogram(prometheus.HistogramOpts{
+		roundHold: create.NewHistogram(prometheus.HistogramOpts{
 			Name: "evenkeel_round_hold_seconds", Help: "Time that a request was held for a round, although a rank had a slot and KV room for it. " +
 				"It is at most max_hold of the policy.",
 			Buckets: []float64{.01, .03, .1, .2, .3, .5, 1, 2, 3, 5, 10},
 		}),
-		estimateRatio: own.NewHistogram(prometheus.HistogramOpts{
+		estimateRatio: create.NewHistogram(prometheus.HistogramOpts{
 			Name: "evenkeel_unheard_tokens_ratio", Help: "Tokens that the dispatcher thought an answer to have, divided by the tokens that its " +
 				"engine counted in the end. Only answers count of which an engine tells nothing before their end. With 1 the load of their rank was " +
 				"right. With less it was higher than the dispatcher knew.",
@@ -102,23 +103,24 @@ func newMetrics() *metrics {
 	return m
 }
 
-// forget drops the series of a group that has no ranks any more.
-func (m *metrics) dropGroup(group string) {
-	gone := prometheus.Labels{"group": group}
-	m.tickSeconds.DeletePartialMatch(gone)
-	m.roundRanks.DeletePartialMatch(gone)
+// dropGroup drops the series of a group that has no ranks any more.
+func (m *metrics) dropGroup(label string) {
+	ofGroup := prometheus.Labels{"group": label}
+	m.tickSeconds.DeletePartialMatch(ofGroup)
+	m.roundRanks.DeletePartialMatch(ofGroup)
 }
 
-// quarantine counts that a pair is avoided from now on.
+// countQuarantine counts that a pair of engines is avoided from now on.
 func (m *metrics) countQuarantine(link board.Link) {
 	m.quarantines.WithLabelValues(link.Prefiller, link.Engine).Inc()
 	m.quarantined[link.Engine] = true
 }
 
-// keepPairs drops the series of pairs whose decode engine has no rank among the workers any more.
+// dropGonePairs drops the series of pairs of engines whose decode engine has no rank among the workers any more.
 func (m *metrics) dropGonePairs(ws []board.Worker) {
 	for engine := range m.quarantined {
-		if !slices.ContainsFunc(ws, func(w board.Worker) bool { return w.Engine == engine }) {
+		hasRank := slices.ContainsFunc(ws, func(w board.Worker) bool { return w.Engine == engine })
+		if !hasRank {
 			m.quarantines.DeletePartialMatch(prometheus.Labels{"engine": engine})
 			delete(m.quarantined, engine)
 		}

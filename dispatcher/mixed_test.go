@@ -17,7 +17,8 @@ import (
 func TestAPromptIsHeldForARoundAndTheMetricsSaySo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		places := pool.NewSemaphore(10)
-		d := start(t, Config{Config: board.Config{Policy: "prr", StepModel: board.StepModel{C0Ms: 10, C1Ms: 1e-4, OwnPromptMs: 0.1}}, Places: places})
+		d := start(t, Config{Config: board.Config{Policy: "prr", StepModel: board.StepModel{C0Ms: 10, C1Ms: 1e-4, OwnPromptMs: 0.1}},
+			Places: places})
 		ws := ranks(2, 4, 0)
 		for i := range ws {
 			ws[i].Mixed, ws[i].Budget = true, 1000

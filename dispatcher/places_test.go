@@ -21,7 +21,7 @@ func TestEveryEntryButADrainFreesItsPlaceOnce(t *testing.T) {
 		t.Helper()
 		require.Equal(t, want, cfg.Places.Used(), why)
 	}
-	put := func(e pool.Entry) waiting {
+	put := func(e pool.Entry) waitingEntry {
 		require.True(t, cfg.Places.TryAcquire())
 		return h.put(e)
 	}
@@ -81,7 +81,7 @@ func TestEveryEntryThatWaitsHasAPlace(t *testing.T) {
 		cfg.Window, cfg.TTL, cfg.Places = 3*time.Millisecond, 100*time.Millisecond, pool.NewSemaphore(1<<20)
 		h := newHand(t, cfg)
 		h.fleet(ranks(2, 2, 200))
-		var waits []waiting
+		var waits []waitingEntry
 		var held []*Slot
 		rt.Repeat(map[string]func(*rapid.T){
 			"enqueue": func(rt *rapid.T) {
@@ -103,7 +103,7 @@ func TestEveryEntryThatWaitsHasAPlace(t *testing.T) {
 			"set workers": func(rt *rapid.T) { h.fleet(ranks(rapid.IntRange(0, 3).Draw(rt, "ranks"), 2, 200)) },
 			"time passes": func(rt *rapid.T) { h.pass(time.Duration(rapid.IntRange(0, 60).Draw(rt, "ms")) * time.Millisecond) },
 			"": func(rt *rapid.T) {
-				waits = slices.DeleteFunc(waits, func(w waiting) bool {
+				waits = slices.DeleteFunc(waits, func(w waitingEntry) bool {
 					if w.waits() {
 						return false
 					}

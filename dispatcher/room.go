@@ -7,24 +7,28 @@ import (
 	"evenkeel/dispatcher/board"
 )
 
-// publicPace has the values of a board that any goroutine may read: its pace, and whether it needs reports of first events.
+// publicPace has the values of a board that any goroutine may read: how soon its slots come free, and whether it needs reports of first
+// events.
 type publicPace struct {
-	watchedFirstEvents              atomic.Int32 // suspected pairs plus ranks that refuse requests; 0: the board needs no reports of first events
-	slots, free, waiting atomic.Int64
-	meanSlotSeconds              atomic.Uint64                          // mean time for which a request has its slot: the bits of a float64
-	byName                atomic.Pointer[map[string]*publicPace] // values for each model name that some ranks list and others do not
+	// watchedFirstEvents is the number of suspected pairs plus that of ranks that refuse requests; 0: the board needs no reports of first
+	// events.
+	watchedFirstEvents   atomic.Int32
+	slots, free, waiting atomic.Int64                           // slots of all ranks, free ones among them, and entries that wait in the pool
+	meanSlotSeconds      atomic.Uint64                          // mean time for which a request has its slot: the bits of a float64
+	byName               atomic.Pointer[map[string]*publicPace] // values for each model name that some ranks list and others do not
 }
 
-// of returns the values for a model name. If only some ranks list the name, the values count only these ranks, and own is true. Otherwise
-// they count all ranks of the board.
-func (p *publicPace) ofModel(name string) (q *publicPace, own bool) {
+// ofModel returns the values for a model name. If only some ranks list the name, the values count only these ranks, and ownRanks is true.
+// Otherwise they count all ranks of the board.
+func (p *publicPace) ofModel(name string) (pace *publicPace, ownRanks bool) {
 	if byName := p.byName.Load(); byName != nil && (*byName)[name] != nil {
 		return (*byName)[name], true
 	}
 	return p, false
 }
 
-// list sets the model names that have values of their own. A name that had values before keeps them.
+// setListedNames sets the model names that have values of their own, because only some ranks list them. A name that had values before keeps
+// them.
 func (b *boardState) setListedNames(names []string) {
 	byName := make(map[string]*publicPace, len(names))
 	b.listedPaces = b.listedPaces[:0]
@@ -39,23 +43,24 @@ func (b *boardState) setListedNames(names []string) {
 	b.pace.byName.Store(&byName)
 }
 
+// newPublicPace returns the values of a board without ranks.
 func newPublicPace() *publicPace {
 	p := &publicPace{}
 	p.meanSlotSeconds.Store(math.Float64bits(board.PresumedSeconds))
 	return p
 }
 
-// publish stores the pace, so that any goroutine can read it. more says whether Room may return more than before.
-func (p *publicPace) publish(pace *board.Throughput) (more bool) {
+// publish stores the pace, so that any goroutine can read it. moreRoom says whether Room may return more than before.
+func (p *publicPace) publish(pace *board.Throughput) (moreRoom bool) {
 	slots, free, waiting := int64(pace.Slots), int64(pace.Free), int64(pace.Waiting)
 	slotsBefore := p.slots.Load()
-	unlimited := slots == 0 && slotsBefore > 0                          // no rank takes requests any more, and Room then has no limit
+	unlimited := slots == 0 && slotsBefore > 0                                  // no rank takes requests any more, and Room then has no limit
 	freeSooner := pace.Seconds < math.Float64frombits(p.meanSlotSeconds.Load()) // requests keep their slots for a shorter time
 	moreFree := free-waiting > p.free.Load()-p.waiting.Load()
-	more = slots > slotsBefore || unlimited || freeSooner || moreFree
+	moreRoom = slots > slotsBefore || unlimited || freeSooner || moreFree
 	p.slots.Store(slots)
 	p.free.Store(free)
 	p.waiting.Store(waiting)
 	p.meanSlotSeconds.Store(math.Float64bits(pace.Seconds))
-	return more
+	return moreRoom
 }

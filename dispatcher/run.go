@@ -20,11 +20,11 @@ func newScheduler(cfg Config, d *Dispatcher, wake func(func(*scheduler)) bool) (
 	if err != nil {
 		return nil, err
 	}
-	publish := func(t board.TablesBuilt) { wake(func(r *scheduler) { r.apply(t) }) }
+	publish := func(tables board.TablesBuilt) { wake(func(r *scheduler) { r.apply(tables) }) }
 	r := &scheduler{
 		boards: boards, cfg: cfg, d: d, wake: wake, log: cfg.Log, metrics: d.metrics, learner: newLearner(cfg.Log, d.metrics, publish),
 		twins:   newTwins(cfg, d.metrics),
-		waiting: map[*pool.Entry]waiting{}, byModel: map[string]*boardState{}, detectors: map[board.GroupKey]*stepDetector{},
+		waiting: map[*pool.Entry]waitingEntry{}, byModel: map[string]*boardState{}, detectors: map[board.GroupKey]*stepDetector{},
 		labels: map[board.GroupKey]string{},
 	}
 	name := boards.Policy() // Dispatcher.Policy may be called before the first event
@@ -46,14 +46,15 @@ func (r *scheduler) start(ctx context.Context) (wait func()) {
 	return goroutines.Wait
 }
 
-// advance calls the queued functions, and then lets each board decide that has something to decide.
+// advance makes one turn of the scheduler: it calls the queued functions, and then gives each board a Tick, so that a board that has
+// something to decide does it now. It also ends the twin's segment if this is due.
 func (r *scheduler) advance(queue []func(*scheduler), now time.Time) {
 	r.now = now
 	for _, f := range queue {
 		f(r)
 	}
 	for _, b := range r.inOrder {
-		if r.boards.NeedsCounts(b.model, now) {
+		if r.boards.NeedsCounts(b.model, now) { // the Tick reads how many tokens the requests have got
 			r.readProgress(b)
 		}
 		r.apply(&b.tick)
@@ -64,8 +65,8 @@ func (r *scheduler) advance(queue []func(*scheduler), now time.Time) {
 	}
 }
 
-// apply gives the boards an event and carries out the effects. Then it runs the rounds that the event causes, one after the other: the
-// event Decide runs a round, and the event Decided has the time that the round took.
+// apply gives the boards an event and carries out the effects. Then it runs the rounds of decisions that the event causes, one after the
+// other: the event Decide runs a round, and the event Decided has the time that the round took.
 func (r *scheduler) apply(e board.Event) {
 	r.twins.record(e, r.now)
 	r.carryOut(r.boards.Apply(e, r.now), 0)
@@ -81,15 +82,15 @@ func (r *scheduler) apply(e board.Event) {
 	}
 }
 
-// set applies an event that changes settings. It returns the boards' error if they reject the event.
+// applySettings applies an event that changes settings. It returns the boards' error if they reject the event.
 func (r *scheduler) applySettings(e board.Event) error {
 	r.rejected = nil
 	r.apply(e)
 	return r.rejected
 }
 
-// count reads the progress of a board's slots and gives it to the board as Counts: in the next event, the board decides with all tokens
-// that the streams have brought until now.
+// readProgress reads the progress of a board's slots and gives it to the board as Counts: in the next event, the board decides with all
+// tokens that the streams have brought until now.
 func (r *scheduler) readProgress(b *boardState) {
 	counts := &b.counts
 	if missing := len(b.slots) - len(counts.Tokens); missing > 0 {
@@ -99,17 +100,17 @@ func (r *scheduler) readProgress(b *boardState) {
 		counts.MaxUnreported = append(counts.MaxUnreported, make([]int32, missing)...)
 	}
 	for i, s := range b.slots {
-		if s == nil {
+		if s == nil { // the slot is free
 			counts.Tokens[i], counts.Started[i], counts.FirstStep[i], counts.MaxUnreported[i] = 0, false, 0, 0
 			continue
 		}
 		counts.Tokens[i], counts.Started[i] = s.generated.Load(), s.started.Load()
 		counts.FirstStep[i], counts.MaxUnreported[i] = s.firstStep.Load(), s.maxUnreported.Load()
 	}
-	r.boards.Apply(counts, r.now) // has no effects
+	r.boards.Apply(counts, r.now) // Counts have no effects, so there is nothing to carry out
 }
 
-// countAll reads the progress of the slots of all boards, see count.
+// readAllProgress reads the progress of the slots of all boards, see readProgress.
 func (r *scheduler) readAllProgress() {
 	for _, b := range r.inOrder {
 		r.readProgress(b)
@@ -117,8 +118,8 @@ func (r *scheduler) readAllProgress() {
 }
 
 // enqueue gives the boards a new entry. Until the boards answer it, r.waiting has its slot and the channel of its caller.
-func (r *scheduler) enqueue(w waiting) {
-	if b := r.byModel[w.Entry.Model]; b != nil && w.Local != nil { // the policy decides about the entry at once, by the present progress
+func (r *scheduler) enqueue(w waitingEntry) {
+	if b := r.byModel[w.Entry.Model]; b != nil && w.Local != nil { // EnqueueLocal: the policy decides at once, by the present progress
 		r.readProgress(b)
 	}
 	r.waiting[w.Entry] = w
@@ -127,10 +128,13 @@ func (r *scheduler) enqueue(w waiting) {
 	r.arrival = board.Enqueue{} // old references would keep the entry from being garbage collected
 }
 
-// giveBack takes a slot off the scheduler's list, and passes its outcome and its last progress to the boards as the event Release.
+// releaseSlot takes a slot off the scheduler's list, and passes its outcome and its last progress to the boards as the event Release. Then
+// another request may get the slot.
 func (r *scheduler) releaseSlot(s *Slot, outcome board.Outcome) {
 	b := s.board
-	if b.inEngineQueue > 0 { // whether the engine begins a queued request now depends on the KV of the others, which grows with their tokens
+	// Whether the engine now begins a request in its queue depends on the KV of the running requests, which grows with their tokens. So the
+	// board needs their progress before the release.
+	if b.inEngineQueue > 0 {
 		r.readProgress(b)
 	}
 	if s.InEngineQueue {
@@ -144,13 +148,15 @@ func (r *scheduler) releaseSlot(s *Slot, outcome board.Outcome) {
 	r.apply(&r.release)
 }
 
-// recount corrects the prompt length, in tokens, that a slot is charged with. It does nothing if the slot has been given back.
+// correctPrompt corrects the prompt length, in tokens, that a slot is charged with. It does nothing if the slot has been given back.
 func (r *scheduler) correctPrompt(s *Slot, prompt int) {
-	if s.held() {
+	if s.isHeld() {
 		r.apply(board.Recount{Model: s.board.model, Slot: s.Slot, Prompt: prompt})
 	}
 }
 
+// setWorkers replaces the ranks of all models. First the boards get the progress of all slots, because they need the tokens of requests
+// that lose their ranks. The metrics of pairs whose engine is gone are dropped.
 func (r *scheduler) setWorkers(ws []board.Worker) {
 	r.readAllProgress()
 	r.apply(board.SetWorkers{Workers: ws})
@@ -175,6 +181,7 @@ func (r *scheduler) status(now time.Time) board.Status {
 	return s
 }
 
+// loads returns the present loads of all ranks.
 func (r *scheduler) loads() board.Loads {
 	r.readAllProgress()
 	return r.boards.Loads()
@@ -188,8 +195,8 @@ func (r *scheduler) carryOut(effects []board.Effect, took time.Duration) {
 	}
 }
 
-// do carries out one effect: it answers a caller, updates a metric, writes a log line, or passes a value to another part of the dispatcher.
-// took is the duration of the round that caused the effect; 0: no round.
+// carryOutOne carries out one effect: it answers a caller, updates a metric, writes a log line, or passes a value to another part of the
+// dispatcher. took is the duration of the round that caused the effect; 0: no round.
 func (r *scheduler) carryOutOne(e *board.Effect, took time.Duration) {
 	m := r.metrics
 	switch e.Kind {
@@ -200,14 +207,7 @@ func (r *scheduler) carryOutOne(e *board.Effect, took time.Duration) {
 	case board.EffectLeftEngineQueue:
 		r.byModel[e.Group.Model].slots[e.Slot].waitsInEngine.Store(false)
 	case board.EffectRound:
-		r.setLabel(e.Group, e.Round.Group)
-		m.tickSeconds.WithLabelValues(e.Policy, e.Round.Group).Observe(took.Seconds())
-		if e.Err != nil {
-			r.log.Error("dispatcher: the policy failed", zap.String("policy", e.Policy), zap.Error(e.Err))
-		}
-		if r.declog != nil {
-			r.declog.record(e.Round)
-		}
+		r.recordRound(e, took)
 	case board.EffectInvalid:
 		m.invalid.WithLabelValues(e.Label).Inc()
 		r.log.Error("dispatcher: the policy made an assignment that cannot be bound", zap.String("policy", e.Policy),
@@ -215,12 +215,7 @@ func (r *scheduler) carryOutOne(e *board.Effect, took time.Duration) {
 	case board.EffectNotOffered:
 		r.log.Error("dispatcher: the policy took a rank that was not offered", zap.String("policy", e.Policy), zap.Int32("worker", e.Worker))
 	case board.EffectFallback:
-		m.fallbacks.WithLabelValues(e.Label).Inc()
-		if e.Label == board.FallbackSlow {
-			r.log.Warn("dispatcher: a tick took longer than dispatch.tick_limit, so "+board.FallbackSpec+" decides the next ticks",
-				zap.String("policy", e.Policy), zap.Duration("took", e.Duration), zap.Duration("limit", r.boards.Config().TickLimit),
-				zap.Int("ticks", board.SlowRounds))
-		}
+		r.recordFallback(e)
 	case board.EffectSent:
 		m.roundRanks.WithLabelValues(e.Label).Observe(float64(e.Count))
 	case board.EffectInEngineQueue:
@@ -243,14 +238,7 @@ func (r *scheduler) carryOutOne(e *board.Effect, took time.Duration) {
 		r.log.Warn("dispatcher: two workers have the same ID, and the second is ignored",
 			zap.Int32("id", e.Worker), zap.String("kept", e.Names[0]), zap.String("ignored", e.Names[1]))
 	case board.EffectPace:
-		b := r.stateOrNew(e.Group.Model)
-		more := b.pace.publish(&e.Pace)
-		for i := range e.Named {
-			more = b.listedPaces[i].publish(&e.Named[i]) || more
-		}
-		if more && r.cfg.OnRoom != nil {
-			r.cfg.OnRoom()
-		}
+		r.publishPaces(e)
 	case board.EffectEstimate:
 		m.estimateRatio.Observe(e.EstimatedTokens / float64(e.Count))
 	case board.EffectNames:
@@ -288,7 +276,45 @@ func (r *scheduler) carryOutOne(e *board.Effect, took time.Duration) {
 	}
 }
 
-// state returns the scheduler's state for a board. If it is missing, state creates it, and publishes its pace for Dispatcher.Room.
+// recordRound records a round of decisions: its duration, the error of a policy that failed, and its line of the decision log.
+func (r *scheduler) recordRound(e *board.Effect, took time.Duration) {
+	r.setLabel(e.Group, e.Round.Group)
+	r.metrics.tickSeconds.WithLabelValues(e.Policy, e.Round.Group).Observe(took.Seconds())
+	if e.Err != nil {
+		r.log.Error("dispatcher: the policy failed", zap.String("policy", e.Policy), zap.Error(e.Err))
+	}
+	if r.declog != nil {
+		r.declog.record(e.Round)
+	}
+}
+
+// recordFallback counts that another policy decided in place of the policy in force. It logs the reason only if the policy was too slow:
+// other effects have the other reasons.
+func (r *scheduler) recordFallback(e *board.Effect) {
+	r.metrics.fallbacks.WithLabelValues(e.Label).Inc()
+	if e.Label == board.FallbackSlow {
+		r.log.Warn("dispatcher: a tick took longer than dispatch.tick_limit, so "+board.FallbackSpec+" decides the next ticks",
+			zap.String("policy", e.Policy), zap.Duration("took", e.Duration), zap.Duration("limit", r.boards.Config().TickLimit),
+			zap.Int("ticks", board.SlowRounds))
+	}
+}
+
+// publishPaces publishes the values of a board, and of the model names that only some of its ranks list, for Dispatcher.Room. It calls
+// OnRoom if Room has become larger.
+func (r *scheduler) publishPaces(e *board.Effect) {
+	b := r.stateOrNew(e.Group.Model)
+	moreRoom := b.pace.publish(&e.Pace)
+	for i := range e.Named {
+		moreRoom = b.listedPaces[i].publish(&e.Named[i]) || moreRoom // publish must be called in any case
+	}
+	if moreRoom && r.cfg.OnRoom != nil {
+		r.cfg.OnRoom()
+	}
+}
+
+// stateOrNew returns the scheduler's state for a board. If it is missing, stateOrNew creates it, and publishes its pace for
+// Dispatcher.Room. The state has a function that reports the first event of a slot to the board, unless the slot has been given back
+// meanwhile.
 func (r *scheduler) stateOrNew(model string) *boardState {
 	b := r.byModel[model]
 	if b == nil {
@@ -296,7 +322,7 @@ func (r *scheduler) stateOrNew(model string) *boardState {
 		b.counts = board.Counts{Model: model}
 		b.reportStarted = func(s *Slot) {
 			r.wake(func(r *scheduler) {
-				if s.held() {
+				if s.isHeld() {
 					r.apply(board.FirstEvent{Model: model, Slot: s.Slot})
 				}
 			})
@@ -315,8 +341,8 @@ func (r *scheduler) dropState(model string) {
 	r.d.paces.Delete(model)
 }
 
-// label records the label of a group in metrics. It changes when a group of another model with the same name comes or goes. The series of
-// the old label are then dropped.
+// setLabel records the label of a group in metrics. The label changes when a group of another model with the same name comes or goes. The
+// series of the old label are then dropped.
 func (r *scheduler) setLabel(key board.GroupKey, label string) {
 	before, known := r.labels[key]
 	if known && before == label {
@@ -328,7 +354,7 @@ func (r *scheduler) setLabel(key board.GroupKey, label string) {
 	r.labels[key] = label
 }
 
-// unlabel drops the series of a group, unless another group has them, too: all groups without a barrier share one label.
+// dropLabel drops the series of a group, unless another group has them, too: all groups without a barrier share one label.
 func (r *scheduler) dropLabel(key board.GroupKey) {
 	label := r.labels[key]
 	delete(r.labels, key)
@@ -340,17 +366,18 @@ func (r *scheduler) dropLabel(key board.GroupKey) {
 	r.metrics.dropGroup(label)
 }
 
-// detectSteps gives a new barrier group its step detector.
+// addDetector gives a new barrier group its step detector.
 func (r *scheduler) addDetector(key board.GroupKey) {
 	r.stateOrNew(key.Model)
-	if !key.Barrier {
+	if !key.Barrier { // its ranks have no common steps
 		return
 	}
-	takeSteps := func(r *scheduler) { r.passSteps(key) } // this function is made once, so that a step allocates nothing
-	r.detectors[key] = newStepDetector(func() { r.wake(takeSteps) })
+	passSteps := func(r *scheduler) { r.passSteps(key) } // this function is made once, so that a step allocates nothing
+	r.detectors[key] = newStepDetector(func() { r.wake(passSteps) })
 }
 
-// takeSteps passes the steps that the step detector of a group has found to the board, after the progress of the board's slots.
+// passSteps passes the steps that the step detector of a group has found to the board. Before, the board gets the progress of its slots, so
+// that it knows how many tokens the steps have brought.
 func (r *scheduler) passSteps(key board.GroupKey) {
 	detector := r.detectors[key]
 	if detector == nil {
@@ -361,7 +388,8 @@ func (r *scheduler) passSteps(key board.GroupKey) {
 	r.apply(&r.steps)
 }
 
-// bind completes the slot of an entry that was bound to a rank, and sends it to the caller of Enqueue.
+// bind completes the slot of an entry that was bound to a rank, and sends it to the caller of Enqueue. took is the duration of the round
+// that chose the rank.
 func (r *scheduler) bind(e *board.Effect, took time.Duration) {
 	b, slot := r.stateOrNew(e.Group.Model), r.waiting[e.Entry].slot
 	slot.Binding, slot.Decide = e.Bound, took
@@ -388,7 +416,7 @@ func (r *scheduler) answer(e *pool.Entry, result Result) {
 }
 
 // answer releases the entry's place in the pool, and then sends the result to the caller, which can rely on the place being free.
-func (w waiting) answer(places *pool.Semaphore, r Result) {
+func (w waitingEntry) answer(places *pool.Semaphore, r Result) {
 	if places != nil && !w.Entry.Discard && w.Local == nil {
 		places.Release()
 	}

@@ -28,9 +28,9 @@ type Result struct {
 	Err  error
 }
 
-// waiting is an entry with the slot that it may get, and the channel on which its caller gets the answer. The caller's goroutine allocates
-// both, so that a round of decisions allocates nothing.
-type waiting struct {
+// waitingEntry is an entry with the slot that it may get, and the channel on which its caller gets the answer. The caller's goroutine
+// allocates both, so that a round of decisions allocates nothing.
+type waitingEntry struct {
 	board.Enqueue
 	slot   *Slot
 	result chan Result // exactly one result is sent; the channel has room for it
@@ -40,12 +40,12 @@ type waiting struct {
 type boardState struct {
 	model         string
 	slots         []*Slot      // by Slot.Slot; nil: free
-	inEngineQueue        int          // slots whose ranks had no slot or no KV room for the request when it was bound
+	inEngineQueue int          // requests that were sent to their engines' queues, because their ranks had no slot or no KV room
 	counts        board.Counts // progress of the slots as it was read last
 	tick          board.Tick
 	reportStarted func(*Slot) // reports the first event of a slot to the board; any goroutine may call it
 	pace          *publicPace
-	listedPaces         []*publicPace // values for the names that only some of its ranks list, in the order of the last EffectNames
+	listedPaces   []*publicPace // values for the names that only some of its ranks list, in the order of the last EffectNames
 }
 
 // scheduler owns the boards. It reads the clock, turns the calls of other goroutines into events for the boards, and carries out the
@@ -61,7 +61,7 @@ type scheduler struct {
 	learner   *learner
 	twins     *twins       // replays the last minutes under other policies; nil: no policy is replayed
 	declog    *decisionLog // nil: off
-	waiting   map[*pool.Entry]waiting
+	waiting   map[*pool.Entry]waitingEntry
 	byModel   map[string]*boardState
 	inOrder   []*boardState // the same values, sorted by model
 	detectors map[board.GroupKey]*stepDetector

@@ -12,21 +12,22 @@ import (
 // a stream that already has a token of the current step gets another token, the next step has begun. The first stream to which this happens
 // raises the step number. The other streams then find the new number, and need not read the clock.
 type stepDetector struct {
-	current atomic.Uint32 // number of the current step, from 1
-	minLength  atomic.Int64  // in ns; a token that comes sooner after the step began is no new step: its stream only catches up
+	current   atomic.Uint32 // number of the current step, from 1
+	minLength atomic.Int64  // in ns; a token that comes sooner after the step began is no new step: its stream only catches up
 
-	mu    sync.Mutex // held by the stream that begins a step; other streams do not wait for it
-	epoch  time.Time
-	began time.Duration // when the current step began, since base; 0: not known, because the group was idle until the current step
+	mu    sync.Mutex    // held by the stream that begins a step; other streams do not wait for it
+	epoch time.Time     // when the detector was made
+	began time.Duration // when the current step began, since epoch; 0: not known, because the group was idle until the current step
 	steps []board.Step  // steps that the scheduler has not read yet
 
 	notify func() // wakes the scheduler, which then reads steps
 }
 
-// stepsMost bounds the steps that wait to be read. If the scheduler is so late that more come, the detector drops these, and the numbers of
-// the next steps show the gap.
+// maxUnreadSteps bounds the steps that wait to be read. If the scheduler is so late that more come, the detector drops these, and the
+// numbers of the next steps show the gap.
 const maxUnreadSteps = 64
 
+// newStepDetector returns a detector that calls notify after each step that it finds.
 func newStepDetector(notify func()) *stepDetector {
 	d := &stepDetector{epoch: time.Now(), steps: make([]board.Step, 0, maxUnreadSteps), notify: notify}
 	d.current.Store(1)
@@ -34,30 +35,31 @@ func newStepDetector(notify func()) *stepDetector {
 	return d
 }
 
-// onToken reports that a stream got tokens. first and last are the numbers of the steps in which it got its first and its last tokens. If
-// the stream already has tokens of the current step, the new tokens are of the next step, and onToken begins this step.
-func (d *stepDetector) onToken(first, last *atomic.Uint32) {
+// onToken reports that a stream got tokens. streamFirst and streamLast are the numbers of the steps in which it got its first and its last
+// tokens, and onToken updates them. If the stream already has tokens of the current step, the new tokens are of the next step, and onToken
+// begins this step.
+func (d *stepDetector) onToken(streamFirst, streamLast *atomic.Uint32) {
 	current := d.current.Load()
-	if before := last.Load(); before != current {
+	if before := streamLast.Load(); before != current {
 		if before == 0 { // these are the first tokens of the stream
-			first.Store(current)
+			streamFirst.Store(current)
 		}
-		last.Store(current)
+		streamLast.Store(current)
 		return
 	}
 	if !d.mu.TryLock() {
-		return // another stream is just beginning the same step
+		return // another stream is just beginning this step; streamLast gets its number with the next tokens
 	}
 	begun := d.current.Load() == current && d.beginStep(time.Since(d.epoch))
 	d.mu.Unlock()
-	last.Store(d.current.Load())
+	streamLast.Store(d.current.Load())
 	if begun {
 		d.notify()
 	}
 }
 
-// begin begins the next step at a time, given as the time since d.base. It returns false, and changes nothing, if the current step began
-// less than d.least before. The new step has no Length if it is not known when the current step began.
+// beginStep begins the next step at a time, given as the time since d.epoch. It returns false, and changes nothing, if the current step
+// began less than d.minLength before. The new step has no Length if it is not known when the current step began.
 func (d *stepDetector) beginStep(at time.Duration) bool {
 	s := board.Step{Number: d.current.Load() + 1}
 	if d.began > 0 {
@@ -74,7 +76,7 @@ func (d *stepDetector) beginStep(at time.Duration) bool {
 	return true
 }
 
-// read appends the steps that have begun since the last call to dst.
+// take appends the steps that have begun since the last call to dst, and forgets them.
 func (d *stepDetector) take(dst []board.Step) []board.Step {
 	d.mu.Lock()
 	defer d.mu.Unlock()

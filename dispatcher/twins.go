@@ -18,42 +18,42 @@ import (
 
 // twins records the events of the boards on a tape, and replays them under other policies, to find out what these would have cost. The
 // replays run in a goroutine of their own, which rests most of the time. The scheduler's goroutine only appends to the tape, and copies the
-// boards at the end of each stretch of the tape.
+// boards at the end of each segment of the tape.
 type twins struct {
-	specs        []string // policies that are replayed
-	tape         twin.Tape
-	minSegment time.Duration // least length of the current stretch
-	wake         chan struct{} // see ring
-	workSeconds  prometheus.Counter
-	log          *zap.Logger
-	began        time.Time
-	lateRoundAt    atomic.Int64 // when a round last took over half of tick_limit, in ns since began; 0: never
+	specs       []string // policies that are replayed
+	tape        twin.Tape
+	minSegment  time.Duration // least length of the current segment
+	wake        chan struct{} // see signal
+	workSeconds prometheus.Counter
+	log         *zap.Logger
+	began       time.Time    // when the twins were made
+	lateRoundAt atomic.Int64 // when a round last took over half of tick_limit, in ns since began; 0: never
 
 	mu      sync.Mutex
-	queued []queuedSegment // stretches that the twin's goroutine has not taken yet
-	results  map[board.GroupKey]*groupResults
+	queued  []queuedSegment // segments that the twin's goroutine has not taken yet
+	results map[board.GroupKey]*groupResults
 }
 
-// recorded is a stretch of the tape, with a copy of the boards at its end.
+// queuedSegment is a segment of the tape, with a copy of the boards at its end.
 type queuedSegment struct {
 	*twin.Segment
 	end *board.Boards
 }
 
-// judged has the results of the twin for a group.
+// groupResults has the results of the twin for a group.
 type groupResults struct {
 	verdict twin.Verdict
 	against map[string]*savings // by policy
 }
 
-// saved is the time that the policy in force saved or lost against another policy.
+// savings is the time that the policy in force saved or lost against another policy.
 type savings struct {
 	saved, lost float64 // seconds of steps
 	day         string  // date of the last verdict, UTC
 	today       float64 // rank-hours saved on this day; below 0: lost
 }
 
-// mostUntaken bounds the stretches that wait for the twin's goroutine.
+// maxQueuedSegments bounds the segments that wait for the twin's goroutine.
 const maxQueuedSegments = 20
 
 // coreShare is the share of one core that the twin may use. It is so small that an operator need not weigh its cost.
@@ -99,25 +99,25 @@ func (t *twins) recordEffect(e *board.Effect, now time.Time) {
 	}
 }
 
-// due says whether the current stretch of the tape should end now, so that the caller must call cut.
+// segmentDue says whether the current segment of the tape should end now, so that the caller must call endSegment.
 func (t *twins) segmentDue(now time.Time) bool { return t != nil && t.tape.Due(now, t.minSegment) }
 
-// cut ends the current stretch of recorded events. It queues the stretch for run, together with a copy of the boards, with which the next
-// stretch begins.
-func (t *twins) endSegment(now time.Time, all *board.Boards) {
-	boards := all.Clone()
-	t.minSegment = twin.MinSegmentLength(boards.ApproxRequests())
-	stretch := t.tape.NextSegment(now, boards)
-	if stretch == nil { // nothing was recorded before, or the settings have changed within the stretch
+// endSegment ends the current segment of recorded events. It queues the segment for run, together with a copy of the boards, with which the
+// next segment begins. The next segment is longer if the boards hold more requests.
+func (t *twins) endSegment(now time.Time, boards *board.Boards) {
+	copied := boards.Clone()
+	t.minSegment = twin.MinSegmentLength(copied.ApproxRequests())
+	segment := t.tape.NextSegment(now, copied)
+	if segment == nil { // nothing was recorded before, or the settings have changed within the segment
 		return
 	}
 	t.mu.Lock()
-	if len(t.queued) >= maxQueuedSegments { // run cannot keep up: drop the queued stretches, so that there is a gap before this one
-		t.queued, stretch.AfterGap = nil, true
+	if len(t.queued) >= maxQueuedSegments { // run cannot keep up: drop the queued segments, so that there is a gap before this one
+		t.queued, segment.AfterGap = nil, true
 	}
-	t.queued = append(t.queued, queuedSegment{stretch, boards})
+	t.queued = append(t.queued, queuedSegment{segment, copied})
 	t.mu.Unlock()
-	ring(t.wake)
+	signal(t.wake)
 }
 
 // pause stops the replays for restAfterLate, because a round took more than half of tick_limit.
@@ -127,10 +127,11 @@ func (t *twins) pause() {
 	}
 }
 
-// run replays stretches until ctx ends. After each slice of work, it rests for so long that the twin uses at most coreShare of a core.
+// run replays segments until ctx ends. It works in slices of about sliceTarget. After each slice, it rests for so long that the twin uses
+// at most coreShare of a core.
 func (t *twins) run(ctx context.Context) {
-	judge := twin.New(t.specs)
-	turns := 1 // of the next slice of work
+	replayer := twin.New(t.specs)
+	turns := 1 // how many turns the next slice of work makes
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
@@ -139,12 +140,12 @@ func (t *twins) run(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		}
-		for more := true; more; { // until all stretches are replayed
-			t.handOver(judge)
+		for more := true; more; { // until all segments are replayed
+			t.handOver(replayer)
 			rest := restAfterLate
 			if !t.wasLate() { // else it only rests, and more stays true
 				var took time.Duration
-				judge, took, more = t.runSlice(judge, turns)
+				replayer, took, more = t.runSlice(replayer, turns)
 				turns = nextTurns(turns, took)
 				rest = time.Duration(float64(took) * (costFactor/coreShare - 1))
 			}
@@ -158,37 +159,39 @@ func (t *twins) run(ctx context.Context) {
 	}
 }
 
-// slice makes one slice of work and books its verdicts. next is the twin that goes on: a new one if a replay has panicked.
-func (t *twins) runSlice(judge *twin.Twin, turns int) (next *twin.Twin, took time.Duration, more bool) {
+// runSlice makes one slice of work, and adds its verdicts to the results. next is the twin for the next slice: a new one if a replay has
+// panicked. more says whether there is more to replay.
+func (t *twins) runSlice(replayer *twin.Twin, turns int) (next *twin.Twin, took time.Duration, more bool) {
 	start := time.Now()
-	verdicts, more, failure := replaySlice(judge, turns)
+	verdicts, more, failure := replaySlice(replayer, turns)
 	if failure != nil {
 		t.log.Error("dispatcher: the twin failed to replay some minutes, and goes on with the next ones", zap.Error(failure))
-		judge = twin.New(t.specs)
+		replayer = twin.New(t.specs)
 	}
 	took = time.Since(start)
 	t.workSeconds.Add(took.Seconds())
 	for i := range verdicts {
 		t.addVerdict(&verdicts[i])
 	}
-	return judge, took, more
+	return replayer, took, more
 }
 
 // wasLate says whether a round of decisions took more than half of tick_limit less than restAfterLate ago.
 func (t *twins) wasLate() bool {
-	lateRound := t.lateRoundAt.Load()
-	return lateRound > 0 && time.Since(t.began) < time.Duration(lateRound)+restAfterLate
+	lateRoundAt := t.lateRoundAt.Load()
+	return lateRoundAt > 0 && time.Since(t.began) < time.Duration(lateRoundAt)+restAfterLate
 }
 
-// work runs one slice of the replays. A panic becomes the failure, because a bug in a replay must not end the proxy.
-func replaySlice(judge *twin.Twin, turns int) (fresh []twin.Verdict, more bool, failure error) {
+// replaySlice continues the replays for so many turns, and returns the new verdicts. A panic becomes the failure, because a bug in a replay
+// must not end the proxy.
+func replaySlice(replayer *twin.Twin, turns int) (verdicts []twin.Verdict, more bool, failure error) {
 	defer func() {
 		if r := recover(); r != nil {
 			failure = fmt.Errorf("panic: %v\n%s", r, debug.Stack())
 		}
 	}()
-	fresh, more = judge.Work(turns)
-	return fresh, more, nil
+	verdicts, more = replayer.Work(turns)
+	return verdicts, more, nil
 }
 
 // sliceTarget is how long a slice of work should take. It is short compared to a round of decisions, which the slice may delay, and long
@@ -200,26 +203,26 @@ const sliceTarget = time.Millisecond
 func nextTurns(turns int, took time.Duration) int {
 	switch {
 	case took < sliceTarget/2:
-		return min(2*turns, 1<<16)
+		return min(2*turns, 1<<16) // the bound keeps a slice of cheap turns from growing without limit
 	case took > 2*sliceTarget:
 		return max(1, turns/2)
 	}
 	return turns
 }
 
-// take gives the twin the stretches that were recorded since the last call.
-func (t *twins) handOver(judge *twin.Twin) {
+// handOver gives the twin the segments that were recorded since the last call.
+func (t *twins) handOver(replayer *twin.Twin) {
 	t.mu.Lock()
-	untaken := t.queued
+	segments := t.queued
 	t.queued = nil
 	t.mu.Unlock()
-	for _, s := range untaken {
-		judge.AddSegment(s.Segment, s.end)
+	for _, s := range segments {
+		replayer.AddSegment(s.Segment, s.end)
 	}
 }
 
-// book makes a verdict the latest of its group, and adds up the time that the policy in force saved or lost against each other policy. It
-// counts only differences that are larger than the error of the replay (Claimed).
+// addVerdict makes a verdict the latest of its group, and adds up the time that the policy in force saved or lost against each other
+// policy. It counts only differences that are larger than the error of the replay (Claimed).
 func (t *twins) addVerdict(v *twin.Verdict) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -235,7 +238,7 @@ func (t *twins) addVerdict(v *twin.Verdict) {
 			sums = &savings{}
 			group.against[a.Policy] = sums
 		}
-		if day := v.To.UTC().Format(time.DateOnly); day != sums.day {
+		if day := v.To.UTC().Format(time.DateOnly); day != sums.day { // this is the first verdict of the day
 			sums.day, sums.today = day, 0
 		}
 		if !a.Claimed {
@@ -244,11 +247,11 @@ func (t *twins) addVerdict(v *twin.Verdict) {
 		seconds := a.SavedMs / 1000 * float64(v.NewSteps) // saved per step, times the steps that no earlier verdict has counted
 		sums.saved += max(0, seconds)
 		sums.lost += max(0, -seconds)
-		sums.today += seconds * float64(v.Ranks) / 3600
+		sums.today += seconds * float64(v.Ranks) / 3600 // all ranks of the group wait for a longer step
 	}
 }
 
-// fill adds the results of the twin to the status of each group.
+// addResults adds the results of the twin to the status of each group.
 func (t *twins) addResults(s *board.Status, now time.Time) {
 	if t == nil {
 		return
@@ -262,8 +265,8 @@ func (t *twins) addResults(s *board.Status, now time.Time) {
 	}
 }
 
-// status returns the results of the twin for a group; nil: there are none yet. policy is the one in force. If the last verdict is about
-// another policy, or is old, status claims nothing by it.
+// resultsOf returns the results of the twin for a group; nil: there are none yet. policy is the one in force. If the last verdict is about
+// another policy, or is old, the results claim nothing about the difference between policies.
 func (t *twins) resultsOf(key board.GroupKey, policy string, now time.Time) *verdict.Twin {
 	t.mu.Lock()
 	defer t.mu.Unlock()

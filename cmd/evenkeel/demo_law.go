@@ -76,7 +76,8 @@ func (c *demoCmd) setLawDefaults(given []string) {
 // law returns the deployment's law with all times divided by factor.
 func (c *demoCmd) law() step.Law {
 	l := c.deployment.Served()
-	for _, part := range []*float64{&l.C0Ms, &l.C1Ms, &l.RequestMs, &l.MostRowsMs, &l.MeanRowsMs, &l.OwnPromptMs, &l.SharedPromptMs, &l.PrefillMs} {
+	for _, part := range []*float64{&l.C0Ms, &l.C1Ms, &l.RequestMs, &l.MostRowsMs, &l.MeanRowsMs, &l.OwnPromptMs, &l.SharedPromptMs,
+		&l.PrefillMs} {
 		*part /= c.factor()
 	}
 	return l

@@ -82,7 +82,8 @@ func modelOf(law step.Law) report.StepModel {
 	ns := func(ms float64) time.Duration { return time.Duration(ms * float64(time.Millisecond)) }
 	l := law.Level()
 	return report.StepModel{
-		C0: ns(l.C0Ms), C1: l.C1Ms * 1e6, Request: ns(l.RequestMs), Own: ns(l.OwnPromptMs), Shared: ns(l.SharedPromptMs), Prefill: ns(l.PrefillMs),
+		C0: ns(l.C0Ms), C1: l.C1Ms * 1e6, Request: ns(l.RequestMs), Own: ns(l.OwnPromptMs), Shared: ns(l.SharedPromptMs),
+		Prefill: ns(l.PrefillMs),
 	}
 }
 

@@ -53,7 +53,8 @@ func (c *Config) checkNumbers(bad func(key, format string, args ...any)) {
 	}
 	m := &c.StepModel
 	for key, v := range map[string]float64{
-		"c0_ms": m.C0Ms, "c1_ms": m.C1Ms, "request_ms": m.RequestMs, "own_prefill_ms": m.OwnPromptMs, "shared_prefill_ms": m.SharedPromptMs, "prefill_step_ms": m.PrefillMs,
+		"c0_ms": m.C0Ms, "c1_ms": m.C1Ms, "request_ms": m.RequestMs, "own_prefill_ms": m.OwnPromptMs,
+		"shared_prefill_ms": m.SharedPromptMs, "prefill_step_ms": m.PrefillMs,
 	} {
 		if !(v >= 0) { // this also refuses NaN
 			bad("dispatch.step_model."+key, "%v ms; write what `evenkeel fit step` found, or 0 to have it learned", v)

@@ -20,8 +20,8 @@ func TestSizesOfGraphs(t *testing.T) {
 // Two ranks, by hand: 10 and 60 requests of 1,000 and 100 tokens each; graphs for 16 and 64.
 func TestWhoPaysInAStep(t *testing.T) {
 	ranks := []Rank{{Requests: 10, KV: 10_000}, {Requests: 60, KV: 6000}}
-	law := Law{Model: Model{C0Ms: 20, C1Ms: 1e-3, RequestMs: 0.1, OwnPromptMs: 0.01, SharedPromptMs: 0.02, PrefillMs: 3}, MostRowsMs: 0.2, MeanRowsMs: 0.3,
-		Sizes: []int{16, 64}}
+	law := Law{Model: Model{C0Ms: 20, C1Ms: 1e-3, RequestMs: 0.1, OwnPromptMs: 0.01, SharedPromptMs: 0.02, PrefillMs: 3}, MostRowsMs: 0.2,
+		MeanRowsMs: 0.3, Sizes: []int{16, 64}}
 	for form, want := range map[Form]float64{
 		Eager:      20 + (6 + 6) + 12 + 10.5,     // the second rank's KV and requests, the most requests, the mean of 35
 		Unmasked:   20 + 10 + 6.4 + 12.8 + 19.2,  // the first rank's KV, and 64 rows of everything

@@ -16,9 +16,10 @@ const (
 	OwnBuckets             // with graphs: each rank is padded to a size of its own, and experts skip the padding
 )
 
-// Way returns how the number of requests makes a step of this form longer, if padding is left out.
+// Bottleneck returns which ranks' requests make a step of this form longer, if padding is left out. If all ranks are padded to the rank
+// with most rows, the requests of that rank make each rank slower.
 func (f Form) Bottleneck() Bottleneck {
-	if f == Eager || f == OwnBuckets {
+	if f == Eager || f == OwnBuckets { // a rank is slower only by its own requests
 		return OneRank
 	}
 	return TwoRanks
@@ -27,15 +28,18 @@ func (f Form) Bottleneck() Bottleneck {
 // Forms has the names of the forms.
 var Forms = [...]string{Eager: "eager", Unmasked: "graphs, unmasked", Masked: "graphs, masked", OwnBuckets: "own buckets"}
 
+// String returns the name of the form.
 func (f Form) String() string { return Forms[f] }
 
 // Law computes how long a step takes. The simulated engines follow it. Its Model.RequestMs is the time that each row takes on its own rank.
+// A step takes C0Ms, the own work of the slowest rank, MostRowsMs for each row of the rank with most rows, and MeanRowsMs for each row that
+// a rank has on average.
 type Law struct {
 	Model
-	Form   Form
+	Form       Form
 	MostRowsMs float64 // ms for each row of the rank with most rows, for the communication between ranks
 	MeanRowsMs float64 // ms for each row that a rank has on average, for the expert layers
-	Sizes  []int   // numbers of rows for which graphs are captured, ascending; a step with more rows than the last runs without a graph
+	Sizes      []int   // numbers of rows for which graphs are captured, ascending; a step with more rows than the last runs without a graph
 }
 
 // Captured returns the sizes of the graphs that vLLM captures, up to the largest: 1, 2, 4, then multiples of 8 up to 256, then multiples of
@@ -57,8 +61,9 @@ func Captured(largest int) (sizes []int) {
 	return sizes
 }
 
-// padded returns the number of rows of the smallest graph that has room for so many rows; false: no graph is large enough.
-func (l *Law) padded(rows float64) (float64, bool) {
+// padded returns the number of rows of the smallest graph that has room for so many rows. If no graph is large enough, fits is false, and
+// the number is rows itself, because the step runs without a graph.
+func (l *Law) padded(rows float64) (size float64, fits bool) {
 	at, _ := slices.BinarySearchFunc(l.Sizes, rows, func(size int, rows float64) int {
 		switch {
 		case float64(size) < rows:
@@ -74,7 +79,7 @@ func (l *Law) padded(rows float64) (float64, bool) {
 	return float64(l.Sizes[at]), true
 }
 
-// Plain says whether the Model alone gives the length of a step: no rows are padded, and rows cost nothing on other ranks.
+// Plain says whether the Model alone gives the length of a step: no rows are padded, and the rows of a rank cost nothing on other ranks.
 func (l *Law) Plain() bool { return l.Form == Eager && l.MostRowsMs == 0 && l.MeanRowsMs == 0 }
 
 // Ms returns how long a step of these ranks takes, in ms.
@@ -85,18 +90,18 @@ func (l *Law) Ms(ranks []Rank) float64 {
 	if l.Plain() {
 		return l.Model.Ms(ranks)
 	}
-	form, widest, mean := l.stepForm(ranks)
+	form, mostRows, meanRows := l.stepForm(ranks)
 	slowest := 0.0 // ms of the rank whose own work takes longest
 	for i := range ranks {
-		slowest = max(slowest, l.ownMs(&ranks[i], form, widest))
+		slowest = max(slowest, l.ownMs(&ranks[i], form, mostRows))
 	}
-	if form == Eager {
+	if form == Eager { // also for a form with graphs if no graph has room for the rows
 		return l.C0Ms + slowest + l.sharedEagerMs(ranks)
 	}
 	if form == Unmasked { // experts compute the padding of all ranks
-		mean = widest
+		meanRows = mostRows
 	}
-	return l.C0Ms + slowest + l.MostRowsMs*widest + l.MeanRowsMs*mean
+	return l.C0Ms + slowest + l.MostRowsMs*mostRows + l.MeanRowsMs*meanRows
 }
 
 // AppendWaits appends how many ms each rank of a step waits for the rank whose own work takes longest.
@@ -104,10 +109,10 @@ func (l *Law) AppendWaits(dst []float64, ranks []Rank) []float64 {
 	if len(ranks) == 0 {
 		return dst
 	}
-	form, widest, _ := l.stepForm(ranks)
+	form, mostRows, _ := l.stepForm(ranks)
 	from, slowest := len(dst), 0.0
 	for i := range ranks {
-		dst = append(dst, l.ownMs(&ranks[i], form, widest))
+		dst = append(dst, l.ownMs(&ranks[i], form, mostRows))
 		slowest = max(slowest, dst[from+i])
 	}
 	for i := range dst[from:] {
@@ -116,35 +121,35 @@ func (l *Law) AppendWaits(dst []float64, ranks []Rank) []float64 {
 	return dst
 }
 
-// stepForm returns the form in which these ranks run the step, the rows of the rank with most rows, padded to the size of a graph (widest),
-// and the mean number of rows of a rank.
-func (l *Law) stepForm(ranks []Rank) (form Form, widest, mean float64) {
+// stepForm returns the form in which these ranks run the step, the rows of the rank with most rows, padded to the size of a graph
+// (mostRows), and the mean number of rows of a rank, which is not padded.
+func (l *Law) stepForm(ranks []Rank) (form Form, mostRows, meanRows float64) {
 	most, sum := 0.0, 0.0
 	for i := range ranks {
 		rows := ranks[i].rows()
 		most, sum = max(most, rows), sum+rows
 	}
-	widest, fits := l.padded(most)
+	mostRows, fits := l.padded(most)
 	if form = l.Form; !fits {
 		form = Eager // if one rank has too many rows for a graph, no rank runs a graph
 	}
-	return form, widest, sum / float64(len(ranks))
+	return form, mostRows, sum / float64(len(ranks))
 }
 
-// ownMs returns how many ms the rank's own work takes.
-func (l *Law) ownMs(r *Rank, form Form, widest float64) float64 {
-	return l.C1Ms*r.KV + l.rowsMs(r, form, widest)
+// ownMs returns how many ms the rank's own work takes in a step of this form. mostRows are the padded rows of the rank with most rows.
+func (l *Law) ownMs(r *Rank, form Form, mostRows float64) float64 {
+	return l.C1Ms*r.KV + l.rowsMs(r, form, mostRows)
 }
 
 // rows returns how many rows the rank has: one for each request that decodes, and one for each prompt token.
 func (r *Rank) rows() float64 { return r.Requests + r.Prompt }
 
-// rowsMs returns how many ms a rank's own rows take.
-func (l *Law) rowsMs(r *Rank, form Form, widest float64) float64 {
+// rowsMs returns how many ms the attention and dense layers of a rank take for its rows, with padding, in a step of this form.
+func (l *Law) rowsMs(r *Rank, form Form, mostRows float64) float64 {
 	switch form {
-	case Unmasked, Masked:
-		return l.RequestMs * widest
-	case OwnBuckets:
+	case Unmasked, Masked: // each rank is padded to the rank with most rows
+		return l.RequestMs * mostRows
+	case OwnBuckets: // the rank is padded to a graph of its own
 		rows, _ := l.padded(r.rows())
 		return l.RequestMs * rows
 	case Eager: // the return below
@@ -152,7 +157,8 @@ func (l *Law) rowsMs(r *Rank, form Form, widest float64) float64 {
 	return l.RequestMs*r.Requests + l.OwnPromptMs*r.Prompt // without graphs, a prompt token has a cost of its own
 }
 
-// sharedEagerMs returns how many ms a step without graphs takes in addition to C0Ms and the slowest rank's own work.
+// sharedEagerMs returns how many ms a step without graphs takes in addition to C0Ms and the slowest rank's own work. Without graphs, prompt
+// tokens have a cost of their own, so only requests count as rows.
 func (l *Law) sharedEagerMs(ranks []Rank) (ms float64) {
 	most, sum := 0.0, 0.0
 	for i := range ranks {
@@ -167,20 +173,20 @@ func (l *Law) sharedEagerMs(ranks []Rank) (ms float64) {
 
 // Assumed returns the law in the form in which policies use it: a model of the ranks' own loads, and how many KV tokens a request counts
 // for. With graphs, a request makes a step longer only on the rank with most requests. But half of its weight is counted on its own rank,
-// see Halves. The sizes of graphs are left out, because a rank that is just below a size now is above it a few steps later.
+// see SplitWeight. The sizes of graphs are left out, because a rank that is just below a size now is above it a few steps later.
 func (l *Law) Assumed() (load Model, weights RequestCost) {
 	load = l.Model
 	if l.C1Ms <= 0 { // if KV tokens cost nothing, no number of them costs as much as a request
 		return load, weights
 	}
 	switch l.Form {
-	case Unmasked:
+	case Unmasked: // experts compute the padding, so the rank with most requests determines both costs
 		load.RequestMs += l.MostRowsMs + l.MeanRowsMs
 		weights = SplitWeight(load.Weight())
-	case Masked:
+	case Masked: // MeanRowsMs is left out: it is the same wherever a request runs
 		load.RequestMs += l.MostRowsMs
 		weights = SplitWeight(load.Weight())
-	case Eager, OwnBuckets:
+	case Eager, OwnBuckets: // a request costs time on its own rank, and communication for the rank with most requests
 		weights = RequestCost{load.Weight(), l.MostRowsMs / l.C1Ms}
 	}
 	return load, weights

@@ -1,24 +1,29 @@
 package step
 
 // Model computes how long a step of a barrier group takes. A rank needs time for its requests, their KV tokens and its prompts, and the
-// other ranks wait for the slowest rank. If C1Ms is 0, no model is known.
+// other ranks wait for the slowest rank:
+//
+//	C0Ms + the largest of (RequestMs*requests + C1Ms*KV tokens + OwnPromptMs*prompt tokens) of a rank + SharedPromptMs*mean prompt tokens
+//
+// and PrefillMs more if there are prompt tokens. If C1Ms is 0, no model is known.
 type Model struct {
-	C0Ms      float64 `yaml:"c0_ms"`             // ms of a step without any load
-	C1Ms      float64 `yaml:"c1_ms"`             // ms per KV token of a rank
-	RequestMs float64 `yaml:"request_ms"`        // ms per request that decodes on a rank
-	OwnPromptMs     float64 `yaml:"own_prefill_ms"`    // ms that a prompt token adds to the time of the rank that computes it
-	SharedPromptMs  float64 `yaml:"shared_prefill_ms"` // ms per prompt token that a rank computes on average over all ranks
-	PrefillMs float64 `yaml:"prefill_step_ms"`   // ms that a step takes longer if any rank computes a prompt
+	C0Ms           float64 `yaml:"c0_ms"`             // ms of a step without any load
+	C1Ms           float64 `yaml:"c1_ms"`             // ms per KV token of a rank
+	RequestMs      float64 `yaml:"request_ms"`        // ms per request that decodes on a rank
+	OwnPromptMs    float64 `yaml:"own_prefill_ms"`    // ms that a prompt token adds to the time of the rank that computes it
+	SharedPromptMs float64 `yaml:"shared_prefill_ms"` // ms per prompt token that a rank computes on average over all ranks
+	PrefillMs      float64 `yaml:"prefill_step_ms"`   // ms that a step takes longer if any rank computes a prompt
 }
 
-// Rank is what one rank did in a step. All numbers are multiplied by the rank's cost, which is above 1 on a slow rank.
+// Rank is what one rank did in a step. All numbers are multiplied by the rank's cost, which is above 1 on a rank that is slower than the
+// others.
 type Rank struct {
 	Requests float64 // requests that decoded
 	KV       float64 // KV tokens that these requests read
 	Prompt   float64 // prompt tokens that the rank computed
 }
 
-// Weight returns how many KV tokens make a step as much longer as one request does; 0: not known.
+// Weight returns how many KV tokens of a rank make a step as much longer as one of its requests does; 0: not known.
 func (m *Model) Weight() float64 {
 	if m.C1Ms <= 0 {
 		return 0
@@ -28,14 +33,14 @@ func (m *Model) Weight() float64 {
 
 // RequestCost are how many KV tokens policies count for each request, in addition to its own.
 type RequestCost struct {
-	Request float64 // in the load of its rank
-	Row     float64 // in addition, on the rank with most requests, whatever the KV of this rank
+	Request float64 // for each request, in the load of its rank
+	Row     float64 // in addition, for each request on the rank with most requests, whatever the KV of this rank
 }
 
-// Halves divides a weight equally between Request and Row. Boards use it unless SetStepModel sets the weights. If the engine pads all ranks
-// to the rank with most requests (Unmasked), Row alone would be right. But a search that moves one request at a time also needs Request:
-// only moves from the one rank with most requests would lower Row, so the search would not find most of the others. If the engine does not
-// pad, halves lose the least.
+// SplitWeight divides a weight equally between Request and Row. Boards use it unless an event sets the weights. If the engine pads all
+// ranks to the rank with most requests (Unmasked), Row alone would be right. But a search that moves one request at a time also needs
+// Request: only moves from the one rank with most requests would lower Row, so the search would not find most of the others. If the engine
+// does not pad, halves lose the least.
 func SplitWeight(weight float64) RequestCost { return RequestCost{weight / 2, weight / 2} }
 
 // Ms returns how long a step of these ranks takes, in ms.
@@ -74,35 +79,35 @@ func meanPrompt(ranks []Rank) (mean float64) {
 	return mean / float64(len(ranks))
 }
 
-// Way says which ranks' requests make a step longer.
+// Bottleneck says which ranks' requests make a step longer.
 type Bottleneck string
 
-// The ways. Steps of the forms Eager and OwnBuckets have the way Fullest, and steps of the other forms the way TwoRanks.
+// The bottlenecks. Steps of the forms Eager and OwnBuckets wait for OneRank, and steps of the other forms for TwoRanks.
 const (
-	UnknownBottleneck   Bottleneck = ""             // the measured steps do not show the way
-	OneRank  Bottleneck = "fullest rank" // the step waits for one rank: KV and requests of the rank for which both together are largest
-	TwoRanks Bottleneck = "two ranks"    // the step depends on the most KV of any rank and on the most requests of any rank
+	UnknownBottleneck Bottleneck = ""             // the measured steps do not show which
+	OneRank           Bottleneck = "fullest rank" // the step waits for the rank whose KV and requests together are largest
+	TwoRanks          Bottleneck = "two ranks"    // the step depends on the most KV of any rank and on the most requests of any rank
 )
 
-// weighing says how requests count in the length of a step.
+// requestWeight says how much requests count in the length of a step, and on which ranks.
 type requestWeight struct {
-	tokens  float64 // KV tokens for which each request counts
-	oneRank bool    // the way is Fullest; false: TwoRanks
+	tokens  float64 // a request counts as so many KV tokens
+	oneRank bool    // the bottleneck is OneRank; false: TwoRanks
 }
 
-// fullestOf returns the rank with the largest load. In the way TwoRanks, it returns a made-up rank that has the most KV of any rank and the
-// most requests of any rank. If no rank has a load, it returns the zero Rank.
-func (w requestWeight) slowestOf(ranks []Rank) (most Rank) {
+// slowestOf returns the rank with the largest load. If the bottleneck is TwoRanks, it returns a made-up rank that has the most KV of any
+// rank and the most requests of any rank. If no rank has a load, it returns the zero Rank.
+func (w requestWeight) slowestOf(ranks []Rank) (slowest Rank) {
 	for i := range ranks {
 		switch r := &ranks[i]; {
 		case !w.oneRank:
-			most.KV, most.Requests = max(most.KV, r.KV), max(most.Requests, r.Requests)
-		case r.load(w.tokens) > most.load(w.tokens):
-			most = *r
+			slowest.KV, slowest.Requests = max(slowest.KV, r.KV), max(slowest.Requests, r.Requests)
+		case r.load(w.tokens) > slowest.load(w.tokens):
+			slowest = *r
 		}
 	}
-	return most
+	return slowest
 }
 
-// load returns the load of a rank in KV tokens, if a request has the given weight.
+// load returns the load of a rank in KV tokens, if a request counts as so many KV tokens (weight).
 func (r *Rank) load(weight float64) float64 { return r.KV + weight*r.Requests }

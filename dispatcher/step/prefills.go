@@ -1,12 +1,12 @@
 package step
 
-// prefills learns how long prompts make a step, from the steps that compute a prompt. It fits a line to their times, less the time of the
-// slowest rank's decodes. The load of a step on this line is a weighted mean of two numbers: the prompt tokens of the slowest rank, and the
-// mean prompt tokens of all ranks. The constant of the line includes the time of a step without any load, so that the line can be learned
-// even if all steps compute prompts.
+// prefillFit learns how much longer prompts make a step, from the steps that compute a prompt. It fits a line to their times, less the time
+// of the slowest rank's decodes. The load of a step on this line is a weighted mean of two numbers: the prompt tokens of the slowest rank,
+// and the mean prompt tokens of all ranks. The constant of the line includes the time of a step without any load, so that the line can be
+// learned even if all steps compute prompts.
 type prefillFit struct {
-	line  regression
-	ownShare float64         // weight of the slowest rank's own tokens in the load, 0 to 1
+	line      regression
+	ownShare  float64         // share of a prompt token's cost that falls on its own rank, 0 to 1: its weight in the load
 	timeRatio median[float64] // measured time of the last steps divided by the expected time
 }
 
@@ -28,48 +28,53 @@ const (
 )
 
 // add adds a step with a prefill that took ms, unless this time is far from the expected time. m is the model of steps without a prefill,
-// as far as it is known. share is the share of a prompt token's cost that falls on its own rank.
-func (f *prefillFit) add(m Model, share float64, ranks []Rank, ms float64) {
-	f.setShare(share)
-	costGiven := m.OwnPromptMs+m.SharedPromptMs != 0 // by the config or SetStepModel
-	fitted := f.fit(&m)
-	if !fitted && !costGiven {
-		m.C0Ms, m.OwnPromptMs, m.SharedPromptMs = max(m.C0Ms, guessC0Ms), share*guessTokenMs, (1-share)*guessTokenMs
+// as far as it is known. ownShare is the share of a prompt token's cost that falls on its own rank.
+func (f *prefillFit) add(m Model, ownShare float64, ranks []Rank, ms float64) {
+	f.setShare(ownShare)
+	costGiven := m.OwnPromptMs+m.SharedPromptMs != 0 // by the config or by an event of the board
+	costLearned := f.setCosts(&m)
+	if !costLearned && !costGiven { // nothing is known about the cost of prompts
+		m.C0Ms, m.OwnPromptMs, m.SharedPromptMs = max(m.C0Ms, guessC0Ms), ownShare*guessTokenMs, (1-ownShare)*guessTokenMs
 	}
 	ratio := ms / m.Ms(ranks)
 	f.timeRatio.add(ratio)
-	if ratio < tooShort*f.timeRatio.value || ratio > tooLong*f.timeRatio.value { // all expected times may be wrong by about the same factor
+	// All expected times may be wrong by about the same factor, so the ratio is compared with the typical ratio.
+	if ratio < tooShort*f.timeRatio.value || ratio > tooLong*f.timeRatio.value {
 		return
 	}
 	slowest := &ranks[m.slowest(ranks)]
+	// What is left of the time is the constant C0Ms and the cost of prompts, which the line is for.
 	withoutDecodes := ms - m.RequestMs*slowest.Requests - m.C1Ms*slowest.KV
-	f.line.add(share*slowest.Prompt+(1-share)*meanPrompt(ranks), withoutDecodes)
+	f.line.add(ownShare*slowest.Prompt+(1-ownShare)*meanPrompt(ranks), withoutDecodes)
 }
 
+// hasSteps says whether any step with a prefill was added, even if it was an outlier.
+func (f *prefillFit) hasSteps() bool { return f.timeRatio.count > 0 }
+
 // setShare sets the share of a prompt token's cost that falls on its own rank. If the share changes, the line is learned anew.
-func (f *prefillFit) setShare(share float64) {
-	if share != f.ownShare {
-		f.line, f.ownShare = regression{}, share
+func (f *prefillFit) setShare(ownShare float64) {
+	if ownShare != f.ownShare { // the loads of the old line were computed with the old share
+		f.line, f.ownShare = regression{}, ownShare
 	}
 }
 
-// fit writes the times that a prefill takes into the model. It returns false, and changes nothing, if they are not known yet. The model's
+// setCosts writes the learned times that a prefill takes into the model. It returns false, and changes nothing, if they are not known yet. The model's
 // C0Ms must be the time of a step without any load.
-func (f *prefillFit) fit(m *Model) bool {
+func (f *prefillFit) setCosts(m *Model) bool {
 	if f.line.n < fitPrefills {
 		return false
 	}
 	line, r2 := f.line.fit()
-	token, fixed := line.C1Ms, line.C0Ms-m.C0Ms
-	if token <= 0 || fixed < 0 || !f.line.sure(r2) {
+	tokenMs, fixedMs := line.C1Ms, line.C0Ms-m.C0Ms // what a prompt token adds to a step, and what any prompt adds
+	if tokenMs <= 0 || fixedMs < 0 || !f.line.sure(r2) {
 		// The steps had about equal loads, or steps with a prefill have no fixed cost: use the line through C0Ms.
-		token, r2 = f.line.slopeFrom(m.C0Ms)
-		fixed = 0
+		tokenMs, r2 = f.line.slopeFrom(m.C0Ms)
+		fixedMs = 0
 		c0Unknown := m.C0Ms == 0
-		if c0Unknown || token <= 0 || !f.line.sure(r2) {
+		if c0Unknown || tokenMs <= 0 || !f.line.sure(r2) {
 			return false
 		}
 	}
-	m.OwnPromptMs, m.SharedPromptMs, m.PrefillMs = f.ownShare*token, (1-f.ownShare)*token, fixed
+	m.OwnPromptMs, m.SharedPromptMs, m.PrefillMs = f.ownShare*tokenMs, (1-f.ownShare)*tokenMs, fixedMs
 	return true
 }

@@ -11,10 +11,11 @@ const halfLife = 500
 
 var fade = math.Exp2(-1. / halfLife) // factor by which each new step lowers the weight of the steps before it
 
-// regression is a least-squares fit of step times in ms to the largest load in KV tokens. Older steps count for less and less.
+// regression fits a line to step times in ms by the largest load in KV tokens, by least squares: time = C0Ms + C1Ms * load. Older steps
+// count for less and less.
 type regression struct {
 	requestWeight        // how requests count in a load
-	n        uint64 // number of steps
+	n             uint64 // number of steps
 	// Weighted sums over the steps: of the weights (w), the loads (x), the times (y), and their products.
 	w, x, y, xx, xy, yy float64
 }
@@ -27,8 +28,8 @@ func (r *regression) add(x, ms float64) {
 	r.xx, r.xy, r.yy = r.xx*fade+x*x, r.xy*fade+x*ms, r.yy*fade+ms*ms
 }
 
-// fit returns the line as a model, and the share of the variance of the times that it explains. It returns zeros as long as all loads or
-// all times are the same.
+// fit returns the line as a model, and the share of the variance of the times that it explains (r2). It returns zeros as long as all
+// loads or all times are the same.
 func (r *regression) fit() (m Model, r2 float64) {
 	if r.w == 0 {
 		return Model{}, 0
@@ -44,8 +45,8 @@ func (r *regression) fit() (m Model, r2 float64) {
 	return m, covariance * covariance / (varX * varY)
 }
 
-// slopeFrom fits a line that has the time c0 at no load. It returns the slope, and the share of the sum of squares of the times above c0
-// that the line explains.
+// slopeFrom fits a line that has the time c0, in ms, at no load. It returns the slope in ms per KV token, and the share of the sum of
+// squares of the times above c0 that the line explains (r2).
 func (r *regression) slopeFrom(c0 float64) (slope, r2 float64) {
 	xy, yy := r.xy-c0*r.x, r.yy-2*c0*r.y+c0*c0*r.w
 	return xy / r.xx, xy * xy / (r.xx * yy)
@@ -57,11 +58,11 @@ const sureSlope = 4
 // sure says whether the slope of a line is larger than sureSlope standard errors. r2 is the share of the variance that the line explains.
 func (r *regression) sure(r2 float64) bool { return r2*r.w > sureSlope*sureSlope*(1-r2) }
 
-// median keeps the median of the last 33 values.
+// median is the median of the last 33 values.
 type median[T cmp.Ordered] struct {
 	recent [33]T
 	next   int
-	count   uint64
+	count  uint64
 	value  T
 }
 
@@ -70,8 +71,8 @@ func (m *median[T]) add(v T) {
 	m.recent[m.next] = v
 	m.next = (m.next + 1) % len(m.recent)
 	m.count++
-	sorted := m.recent
-	all := sorted[:min(m.count, uint64(len(sorted)))]
-	slices.Sort(all)
-	m.value = all[len(all)/2]
+	copied := m.recent // an array, so this copies the values, and recent keeps its order
+	sorted := copied[:min(m.count, uint64(len(copied)))]
+	slices.Sort(sorted)
+	m.value = sorted[len(sorted)/2]
 }

@@ -25,19 +25,19 @@ const UsualWeight = 20_000
 type Times struct {
 	regression
 	Configured Model // see Configure; zero: none
-	GivenModel        Model // the model that SetStepModel has set, in place of a learned model; zero: there was none
+	GivenModel Model // the model that an event of the board has set, as in replays, in place of a learned model; zero: there was none
 
-	lengths      median[time.Duration] // lengths of all steps
-	plainLengths median[time.Duration] // lengths of steps without a prefill, since the first step with a prefill
-	typicalPlain         time.Duration         // assumed length of steps without a prefill, see lowerBase
-	weights     weightSearch
-	prefills     prefillFit
-	meanMs       float32 // mean of the lengths, in which a step counts half after 32 steps
-	meanDeviation      float64 // mean distance, in ms, of the lengths of steps without a prefill from the line; older steps count less
-	tokensPerStep       float64 // mean of the tokens that a request gets in a step, older steps count less; 0: not known
-	learned      LearnedSteps
-	buckets      [len(bounds)]uint64
-	sumMs        float64
+	lengths       median[time.Duration] // lengths of all steps
+	plainLengths  median[time.Duration] // lengths of steps without a prefill, since the first step with a prefill
+	typicalPlain  time.Duration         // assumed length of steps without a prefill, see shortenTypicalPlain; 0: not known
+	weights       weightSearch
+	prefills      prefillFit
+	meanMs        float32 // mean of the lengths, in which a step counts half after 32 steps
+	meanDeviation float64 // mean distance, in ms, of the lengths of steps without a prefill from the line; older steps count less
+	tokensPerStep float64 // mean of the tokens that a request gets in a step, older steps count less; 0: not known
+	learned       LearnedSteps
+	buckets       [len(bounds)]uint64
+	sumMs         float64
 }
 
 // bounds are the upper bounds of the buckets of the metric evenkeel_step_seconds, in s.
@@ -48,13 +48,13 @@ const (
 	// stood still, or the report of a step was missed.
 	tooShort = 0.4
 	tooLong  = 2.5
-	// If a step brings more than severalSteps times the usual tokens, several steps were reported as one.
+	// If a step brings more than severalStepsFrom times the usual tokens, several steps were reported as one.
 	severalStepsFrom = 1.3
-	// A step counts as at most farOff times as far from the line as steps are on average.
+	// A step counts as at most maxDeviations times as far from the line as steps are on average.
 	maxDeviations = 4
-	// A step that brings less than echoed times the usual tokens is no step: the tokens of a few requests came late.
+	// A step that brings less than lateTokensBelow times the usual tokens is no step: the tokens of a few requests came late.
 	lateTokensBelow = 0.4
-	// A step without a prefill is assumed to take at least the median length of all steps, divided by shortest.
+	// A step without a prefill is assumed to take at least the median length of all steps, divided by maxMedianToPlain.
 	maxMedianToPlain = 50
 	// Each step moves a mean by 1/meanSteps of its difference from the mean. This is about 1 - 2^(-1/32), for a half-life of 32 steps.
 	meanSteps = 46
@@ -91,30 +91,30 @@ type Sample struct {
 	Length time.Duration
 }
 
-// Teach learns from a sample. From a step without prompts it learns the model of decodes, and from a step with prompts how much longer
+// Learn learns from a sample. From a step without prompts it learns the model of decodes, and from a step with prompts how much longer
 // prompts make a step. A sample with far more tokens than usual covers several steps, and with far fewer it is no step; neither changes a
-// model. Teach keeps no reference to the sample.
+// model. Learn keeps no reference to the sample.
 func (s *Times) Learn(t Sample) {
-	weighing := s.fittedWeight()
-	most := weighing.slowestOf(t.Ranks)
-	prefill := slices.ContainsFunc(t.Ranks, func(r Rank) bool { return r.Prompt > 0 })
-	noWork := most.load(weighing.tokens) <= 0 && !prefill
+	weight := s.fittedWeight()
+	slowest := weight.slowestOf(t.Ranks)
+	hasPrefill := slices.ContainsFunc(t.Ranks, func(r Rank) bool { return r.Prompt > 0 })
+	noWork := slowest.load(weight.tokens) <= 0 && !hasPrefill
 	if noWork || t.Length <= 0 || t.Tokens <= 0 {
 		return
 	}
 	if s.tokensPerStep == 0 {
 		s.tokensPerStep = t.Tokens
 	}
-	several, echo := t.Tokens > severalStepsFrom*s.tokensPerStep, t.Tokens < lateTokensBelow*s.tokensPerStep
+	several, isNoStep := t.Tokens > severalStepsFrom*s.tokensPerStep, t.Tokens < lateTokensBelow*s.tokensPerStep
 	s.tokensPerStep += (min(t.Tokens, 2*s.tokensPerStep) - s.tokensPerStep) / meanSteps // one report of very many steps hardly moves the mean
 	ms := t.Length.Seconds() * 1000
 	switch {
-	case echo: // there is nothing to learn from it
-	case several:
+	case isNoStep: // there is nothing to learn from it
+	case several: // the length of one step is not known
 		s.shortenTypicalPlain()
-	case !prefill:
-		if s.learnPlainLength(t.Length) {
-			s.learnDecode(t.Ranks, &most, weighing, ms)
+	case !hasPrefill:
+		if usualLength := s.learnPlainLength(t.Length); usualLength {
+			s.learnDecode(t.Ranks, &slowest, weight, ms)
 		}
 	default:
 		s.shortenTypicalPlain()
@@ -122,8 +122,8 @@ func (s *Times) Learn(t Sample) {
 	}
 }
 
-// lowerBase makes base, the assumed length of a step without a prefill, a little shorter, because no such step was measured. If base is far
-// too long, so is Least, and then the step detector does not find short steps.
+// shortenTypicalPlain makes the assumed length of a step without a prefill a little shorter, because no such step was measured. If it is
+// far too long, so is Least, and then the step detector does not find short steps.
 func (s *Times) shortenTypicalPlain() {
 	if s.typicalPlain == 0 {
 		s.typicalPlain = s.lengths.value
@@ -131,44 +131,45 @@ func (s *Times) shortenTypicalPlain() {
 	s.typicalPlain -= s.typicalPlain / 32
 }
 
-// isPlain says whether a step without a prefill has a usual length for such steps. It also updates the base.
-func (s *Times) learnPlainLength(length time.Duration) bool {
-	if s.prefills.timeRatio.count == 0 { // no step has had a prefill, so all lengths are of steps without one
+// learnPlainLength learns the length of a step without a prefill, and says whether it is usual for such steps.
+func (s *Times) learnPlainLength(length time.Duration) (usualLength bool) {
+	if !s.prefills.hasSteps() { // so all lengths are of steps without a prefill
 		return isUsual(length, s.lengths.value)
 	}
 	s.plainLengths.add(length)
-	s.typicalPlain = min(s.plainLengths.value, 2*length) // 2*length: base falls at once if steps without a prefill have become shorter
+	s.typicalPlain = min(s.plainLengths.value, 2*length) // 2*length: the value falls at once if such steps have become shorter
 	return isUsual(length, s.plainLengths.value)
 }
 
-// learn adds a step without a prefill to the models. most is what the fullest rank did in it.
-func (s *Times) learnDecode(ranks []Rank, most *Rank, weighing requestWeight, ms float64) {
-	if weighing != s.regression.requestWeight { // Configure has changed the weight
-		s.regression = regression{requestWeight: weighing}
+// learnDecode adds a step without a prefill to the models. slowest is what the rank with the largest load by the given weight did in it. If
+// the step changes the weight of a request, the regression with the new weight replaces the one with the old weight.
+func (s *Times) learnDecode(ranks []Rank, slowest *Rank, weight requestWeight, ms float64) {
+	if weight != s.regression.requestWeight { // Configure has changed the weight
+		s.regression = regression{requestWeight: weight}
 	}
-	load := most.load(weighing.tokens)
-	tamed := s.clipOutlier(load, ms) // by the line from before this step
+	load := slowest.load(weight.tokens)
+	clippedMs := s.clipOutlier(load, ms) // by the line from before this step
 	s.regression.add(load, ms)
-	s.learned.add(most, ms)
-	if line, changed := s.weights.add(ranks, tamed); changed { // the loads of the old line were computed with the old weight
+	s.learned.add(slowest, ms)
+	if line, changed := s.weights.add(ranks, clippedMs); changed { // the loads of the old line were computed with the old weight
 		s.regression = line
 	}
 }
 
-// tame returns the length (ms) of a step with the given load, in KV tokens, for the search of the weight of a request. If the length is
-// much farther from the line of the present model than usual, tame moves it nearer to the line. Otherwise a few steps in which a rank had
-// an unusual load could lead to a wrong weight.
+// clipOutlier returns the length (ms) of a step with the given load, in KV tokens, for the search of the weight of a request. If the length
+// is much farther from the line of the present model than usual, clipOutlier moves it nearer to the line. Otherwise a few steps in which a
+// rank had an unusual load could lead to a wrong weight.
 func (s *Times) clipOutlier(load, ms float64) float64 {
-	expected := s.y / max(1, s.w)
+	expected := s.y / max(1, s.w) // without a line, the mean length
 	if m, _ := s.fit(); m.C1Ms > 0 {
 		expected = m.C0Ms + m.C1Ms*load
 	}
-	off := ms - expected
-	if s.meanDeviation > 0 {
-		off = min(maxDeviations*s.meanDeviation, max(-maxDeviations*s.meanDeviation, off))
+	deviation := ms - expected
+	if s.meanDeviation > 0 { // this is not the first step
+		deviation = min(maxDeviations*s.meanDeviation, max(-maxDeviations*s.meanDeviation, deviation))
 	}
-	s.meanDeviation += (math.Abs(off) - s.meanDeviation) / meanSteps
-	return expected + off
+	s.meanDeviation += (math.Abs(deviation) - s.meanDeviation) / meanSteps
+	return expected + deviation
 }
 
 // Configure sets the model that is used until a better one is learned. If it has no RequestMs, the weight of a request is UsualWeight at
@@ -182,39 +183,40 @@ func (s *Times) Configure(m Model) {
 	}
 }
 
-// Weight returns for how many KV tokens each request counts in a load; 0: it surely costs nothing.
+// Weight returns for how many KV tokens each request counts in a load; 0: the steps surely show that it costs nothing.
 func (s *Times) Weight() float64 {
-	if s.GivenModel.C1Ms > 0 { // otherwise the law may only have the cost of prompts
+	if s.GivenModel.C1Ms > 0 { // a given model may also have only the cost of prompts, and then it has no weight
 		return s.GivenModel.Weight()
 	}
 	return s.weights.inUse().tokens
 }
 
-// Known returns the same as Weight if the weight was learned or configured, and 0 if it is only assumed (UsualWeight).
+// KnownWeight returns the same as Weight if the weight was learned or configured, and 0 if it is only assumed (UsualWeight).
 func (s *Times) KnownWeight() float64 { return s.fittedWeight().tokens }
 
-// Told returns the way in which requests make steps longer, if two windows of steps have shown it.
-func (s *Times) Bottleneck() (way Bottleneck) {
-	learned := &s.weights
-	sure := learned.isFound && learned.bottleneckSure && learned.found.tokens != 0
+// Bottleneck returns which ranks' requests make steps longer, if two windows of steps have shown it. A given model does not show it.
+func (s *Times) Bottleneck() Bottleneck {
+	search := &s.weights
+	sure := search.isFound && search.bottleneckSure && search.found.tokens != 0
 	switch {
 	case s.GivenModel.C1Ms > 0 || !sure:
 		return UnknownBottleneck
-	case learned.found.oneRank:
+	case search.found.oneRank:
 		return OneRank
 	}
 	return TwoRanks
 }
 
-// lineWeighing returns how requests count in the line of the steps: with the learned weight or, without one, with the configured weight.
+// fittedWeight returns how much requests count in the loads to which the times of steps are fitted: the weight of the given model, or the
+// learned weight or, without both, the configured weight.
 func (s *Times) fittedWeight() requestWeight {
 	switch {
 	case s.GivenModel.C1Ms > 0:
-		return requestWeight{s.GivenModel.Weight(), true}
+		return requestWeight{tokens: s.GivenModel.Weight(), oneRank: true}
 	case s.weights.isFound:
 		return s.weights.found
 	}
-	return requestWeight{s.Configured.Weight(), true}
+	return requestWeight{tokens: s.Configured.Weight(), oneRank: true}
 }
 
 // decodeModel returns the best known model of steps without a prefill. It uses a line even if this is not good enough for policies and, if
@@ -228,17 +230,17 @@ func (s *Times) decodeModel() (m Model) {
 		m = learned
 	case s.Configured.C1Ms > 0:
 		m = s.Configured
-	case s.n >= fitSteps:
+	case s.n >= fitSteps: // the times do not show how they depend on the load
 		m.C0Ms = s.y / s.w
 	}
 	m.C0Ms = max(0, m.C0Ms)
 	return m
 }
 
-// withPrefills returns the model of decodes together with the learned cost of a prefill; ok is false if this cost is not known.
+// modelWithPrefills returns the model of decodes together with the learned cost of a prefill; ok is false if this cost is not known.
 func (s *Times) modelWithPrefills() (m Model, ok bool) {
 	m = s.decodeModel()
-	ok = s.prefills.fit(&m)
+	ok = s.prefills.setCosts(&m)
 	return m, ok
 }
 
@@ -253,37 +255,39 @@ func (s *Times) ownShare() float64 {
 // LearnedSteps has sums over all steps from which the model was learned.
 type LearnedSteps struct {
 	Steps    float64
-	Tokens   float64 // sum of the KV tokens of the fullest rank
-	Requests float64 // sum of the requests of the fullest rank
+	Tokens   float64 // sum of the KV tokens of the rank with the largest load
+	Requests float64 // sum of the requests of this rank
 	Ms       float64 // sum of the lengths
 }
 
-func (t *LearnedSteps) add(most *Rank, ms float64) {
+// add adds a step that took ms. slowest is what the rank with the largest load did in it.
+func (t *LearnedSteps) add(slowest *Rank, ms float64) {
 	t.Steps++
-	t.Tokens += most.KV
-	t.Requests += most.Requests
+	t.Tokens += slowest.KV
+	t.Requests += slowest.Requests
 	t.Ms += ms
 }
 
 // Line is the learned model of steps, with what a replay of steps needs in addition.
 type Line struct {
-	Model        // C1Ms is 0 if the lengths of steps do not depend on the load
-	InForce bool // false: the model is not good enough for policies
-	Learned LearnedSteps
-	PrefillC0Ms   float64 // the part of the length of a step with a prefill that does not depend on its load, in ms; 0: not known
+	Model            // C1Ms is 0 if the lengths of steps do not depend on the load
+	InForce     bool // false: the model is not good enough for policies
+	Learned     LearnedSteps
+	PrefillC0Ms float64 // the part of the length of a step with a prefill that does not depend on its load, in ms; 0: not known
 }
 
 // Line returns the line that was learned so far.
 func (s *Times) Line() Line {
 	l := Line{Learned: s.learned}
 	l.Model, _, _ = s.Model()
-	if base, ok := s.modelWithPrefills(); ok && s.GivenModel == (Model{}) {
-		l.PrefillC0Ms = base.C0Ms + base.PrefillMs
+	if m, ok := s.modelWithPrefills(); ok && s.GivenModel == (Model{}) {
+		l.PrefillC0Ms = m.C0Ms + m.PrefillMs
 	}
 	l.InForce = l.C1Ms > 0
 	if l.InForce {
 		return l
 	}
+	// A line that is not good enough for policies may still be good enough for a replay.
 	if learned, r2 := s.fit(); s.n >= fitSteps && learned.C1Ms > 0 && s.sure(r2) {
 		l.C1Ms, l.RequestMs = learned.C1Ms, learned.RequestMs
 	}
@@ -293,9 +297,9 @@ func (s *Times) Line() Line {
 // Known says whether anything was learned about the length of steps.
 func (l *Line) Known() bool { return l.Learned.Steps > 0 || l.PrefillC0Ms > 0 }
 
-// Through returns the line as a model whose C0Ms is shifted: the line then goes through the mean of the steps that were learned since the
-// sums were before. Steps with a prefill keep their learned length. If there are few steps without a prefill, C0Ms is at most the fixed
-// part of a step with a prefill, because some of these steps may have had a prefill that was not noticed.
+// ThroughStepsSince returns the line as a model whose C0Ms is shifted: the line then goes through the mean of the steps that were learned
+// since the sums of learned steps were as in before. Steps with a prefill keep their learned length. If there are few steps without a prefill, C0Ms is at most the
+// fixed part of a step with a prefill, because some of these steps may have had a prefill that was not noticed.
 func (l *Line) ThroughStepsSince(before LearnedSteps) Model {
 	m, all := l.Model, &l.Learned
 	if all.Steps == before.Steps && m.C0Ms == 0 { // there were no steps since then, so use all steps, however old
@@ -306,7 +310,8 @@ func (l *Line) ThroughStepsSince(before LearnedSteps) Model {
 		m.C0Ms = max(0, (all.Ms-before.Ms-m.C1Ms*(all.Tokens-before.Tokens)-m.RequestMs*(all.Requests-before.Requests))/n)
 	}
 	if l.PrefillC0Ms > 0 {
-		unknown, doubtful := n == 0 && m.C0Ms == 0, n < fitSteps && m.C0Ms > l.PrefillC0Ms
+		unknown := n == 0 && m.C0Ms == 0                   // no step without a prefill was learned
+		doubtful := n < fitSteps && m.C0Ms > l.PrefillC0Ms // a step with a prefill cannot have the smaller fixed part
 		if unknown || doubtful {
 			m.C0Ms = l.PrefillC0Ms
 		}
@@ -315,7 +320,7 @@ func (l *Line) ThroughStepsSince(before LearnedSteps) Model {
 	return m
 }
 
-// usual says whether the length of a step is near enough to the typical length to learn from it.
+// isUsual says whether the length of a step is near enough to the typical length to learn from it.
 func isUsual(length, typical time.Duration) bool {
 	ratio := length.Seconds() / typical.Seconds()
 	return ratio >= tooShort && ratio <= tooLong
@@ -328,14 +333,14 @@ const (
 	Given      = "told"
 )
 
-// Model returns the model in force. source says where C0Ms, C1Ms and RequestMs come from: Given (by SetStepModel), Learned or Configured;
+// Model returns the model in force. source says where C0Ms, C1Ms and RequestMs come from: Given (GivenModel), Learned or Configured;
 // empty: they are not known, and m only has the cost of prefills, which is the configured cost until it is learned. r2 is the share of the
 // variance that the learned model explains, even if it is not in force.
 func (s *Times) Model() (m Model, source string, r2 float64) {
 	learned, r2 := s.fit()
 	switch {
 	case s.GivenModel != (Model{}):
-		return s.GivenModel, Given, r2 // SetStepModel sets the cost of prefills, too
+		return s.GivenModel, Given, r2 // it also has the cost of prefills
 	case s.n >= fitSteps && learned.C1Ms > 0 && r2 >= fitR2:
 		learned.C0Ms = max(0, learned.C0Ms) // a step takes no negative time
 		m, source = learned, Learned
@@ -350,7 +355,7 @@ func (s *Times) Model() (m Model, source string, r2 float64) {
 	return m, source, r2
 }
 
-// Unknown says why no model is in force. r2 is the share of the variance that the learned model explains.
+// WhyNoModel says why no model is in force. r2 is the share of the variance that the learned model explains.
 func (s *Times) WhyNoModel(r2 float64) string {
 	if s.n < fitSteps {
 		return fmt.Sprintf("it is learned from %d steps, and %d were told so far", fitSteps, s.n)
@@ -385,7 +390,7 @@ func (s *Times) Least() time.Duration {
 	if s.lengths.count < fewSteps {
 		return 0
 	}
-	if s.prefills.timeRatio.count == 0 || s.typicalPlain == 0 {
+	if !s.prefills.hasSteps() || s.typicalPlain == 0 {
 		return time.Duration(tooShort * float64(s.lengths.value))
 	}
 	return max(time.Duration(tooShort*float64(s.typicalPlain)), s.lengths.value/maxMedianToPlain)
@@ -401,10 +406,10 @@ type Histogram struct {
 // Histogram returns the histogram of all steps so far.
 func (s *Times) Histogram() Histogram {
 	h := Histogram{Count: s.lengths.count, Seconds: s.sumMs / 1000, Buckets: make(map[float64]uint64, len(bounds))}
-	var below uint64
-	for i, most := range bounds {
-		below += s.buckets[i]
-		h.Buckets[most] = below
+	var cumulative uint64
+	for i, bound := range bounds {
+		cumulative += s.buckets[i]
+		h.Buckets[bound] = cumulative
 	}
 	return h
 }

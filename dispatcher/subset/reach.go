@@ -5,14 +5,14 @@ import "github.com/bits-and-blooms/bitset"
 // maxBits bounds the bits of a set of sums. If the largest sum is larger, sums count blocks of several tokens instead of single tokens.
 const maxBits = 65_536
 
-// reach is a table of sets: for every i and j, the sums that exactly j of the first i sizes can have. Each set is a bitset. All sets are
-// kept, so that the items of a sum can be found again (see trace).
+// sumTable is a table of sets: for every i and j, the sums that exactly j of the first i sizes can have. Each set is a bitset. The table
+// keeps all sets, so that the items of a sum can be found again (see trace).
 type sumTable struct {
 	items, maxItems int      // number of sizes, and the largest j
-	bound   int64    // larger sums are left out
-	rows    []row    // the set of (i, j) is at index i*(most+1)+j
-	arena   []uint64 // memory for the words of all rows, which the next table reuses
-	used    int      // words of the arena that are in use
+	bound           int64    // larger sums are left out
+	rows            []row    // the set of (i, j) is at index i*(maxItems+1)+j
+	arena           []uint64 // memory for the words of all rows, which the next table reuses
+	used            int      // words of the arena that are in use
 }
 
 // row is the set of sums of one (i, j), as a bitset. It has only the words from the smallest possible sum to the largest. Rows with j > i
@@ -23,38 +23,38 @@ type row struct {
 	top   int64 // no sum of the set is larger
 }
 
-// fill builds the table. Each sum adds at most `most` of the sizes, and sums above bound are left out. fill takes one size after another.
+// fill builds the table. Each sum adds at most maxItems of the sizes, and sums above bound are left out. fill takes one size after another.
 // The set of (i+1, j) has the sums without the size at index i, which are the set of (i, j), and the sums with it, which are the sums of
 // (i, j-1) plus this size.
-func (r *sumTable) fill(sizes []int64, most int, bound int64) {
-	r.items, r.maxItems, r.bound, r.used = len(sizes), most, bound, 0
-	if need := (r.items + 1) * (most + 1); cap(r.rows) < need {
-		r.rows = make([]row, need)
+func (t *sumTable) fill(sizes []int64, maxItems int, bound int64) {
+	t.items, t.maxItems, t.bound, t.used = len(sizes), maxItems, bound, 0
+	if need := (t.items + 1) * (maxItems + 1); cap(t.rows) < need {
+		t.rows = make([]row, need)
 	} else {
-		r.rows = r.rows[:need]
-		clear(r.rows)
+		t.rows = t.rows[:need]
+		clear(t.rows)
 	}
-	r.reserve(sizes)
-	zero := r.newRow(0, 0)
+	t.reserve(sizes)
+	zero := t.newRow(0, 0)
 	zero.words[0] = 1 // the empty sum
-	r.rows[0] = zero
+	t.rows[0] = zero
 	for i, size := range sizes {
-		before, after := r.rows[i*(most+1):][:most+1], r.rows[(i+1)*(most+1):][:most+1]
+		before, after := t.rows[i*(maxItems+1):][:maxItems+1], t.rows[(i+1)*(maxItems+1):][:maxItems+1]
 		after[0] = zero
-		for j := 1; j <= min(i+1, most); j++ {
-			after[j] = r.union(before[j], before[j-1], size)
+		for j := 1; j <= min(i+1, maxItems); j++ {
+			after[j] = t.union(before[j], before[j-1], size)
 		}
 	}
 }
 
-// at returns the set of (i, j).
-func (r *sumTable) sumsOf(i, j int) row { return r.rows[i*(r.maxItems+1)+j] }
+// sumsOf returns the set of (i, j).
+func (t *sumTable) sumsOf(i, j int) row { return t.rows[i*(t.maxItems+1)+j] }
 
-// union returns the set of the sums of without, and of the sums of fewer plus size, up to bound. If no sum of fewer plus size is within
-// bound, it returns without itself.
-func (r *sumTable) union(without, fewer row, size int64) row {
+// union returns the set of the sums of without, and of the sums of fewer plus size, up to bound. without has the sums without an item, and
+// fewer those of one item less. If no sum of fewer plus size is within bound, it returns without itself.
+func (t *sumTable) union(without, fewer row, size int64) row {
 	low := fewer.low + int(size>>6)
-	if fewer.words == nil || int64(low) > r.bound>>6 {
+	if fewer.words == nil || int64(low) > t.bound>>6 { // there are no sums with the item, or all are above bound
 		return without // both sets can share one row, because a row does not change after it is built
 	}
 	first := 0 // index in the new row of the first word of without
@@ -62,42 +62,42 @@ func (r *sumTable) union(without, fewer row, size int64) row {
 		first = max(0, without.low-low)
 		low = min(low, without.low)
 	}
-	next := r.newRow(low, max(without.top, min(r.bound, fewer.top+size)))
+	next := t.newRow(low, max(without.top, min(t.bound, fewer.top+size)))
 	clear(next.words[:first])
 	end := first + copy(next.words[first:], without.words)
 	clear(next.words[end:])
 	orShifted(next.words, fewer.words, uint(size)+uint(fewer.low-low)<<6)
-	next.trim(r.bound)
+	next.trim(t.bound)
 	return next
 }
 
 // reserve makes the arena large enough for all rows, because the words of a row must not move.
-func (r *sumTable) reserve(sizes []int64) {
+func (t *sumTable) reserve(sizes []int64) {
 	need := 1
 	var largest int64
 	for i, size := range sizes {
-		largest = max(largest, min(size, r.bound))
-		for j := 1; j <= min(i+1, r.maxItems); j++ {
-			need += wordsFor(min(r.bound, largest*int64(j)))
+		largest = max(largest, min(size, t.bound))
+		for j := 1; j <= min(i+1, t.maxItems); j++ {
+			need += wordsFor(min(t.bound, largest*int64(j)))
 		}
 	}
-	if len(r.arena) < need {
-		r.arena = make([]uint64, need)
+	if len(t.arena) < need {
+		t.arena = make([]uint64, need)
 	}
 }
 
 // newRow returns a row with memory from the arena. The words are not cleared.
-func (r *sumTable) newRow(low int, top int64) row {
+func (t *sumTable) newRow(low int, top int64) row {
 	n := wordsFor(top) - low
-	words := r.arena[r.used : r.used+n : r.used+n]
-	r.used += n
+	words := t.arena[t.used : t.used+n : t.used+n]
+	t.used += n
 	return row{words: words, low: low, top: top}
 }
 
 // wordsFor returns how many 64-bit words a bitset of the sums from 0 to top has.
 func wordsFor(top int64) int { return int(top>>6) + 1 }
 
-// trim drops the bits above bound from the last word.
+// trim drops the bits above bound from the last word. The sum x is bit x&63 of the word x>>6.
 func (w row) trim(bound int64) {
 	if last := len(w.words) - 1; int64(w.low+last) == bound>>6 { // otherwise all bits of the last word are below bound
 		w.words[last] &= ^uint64(0) >> (63 - uint(bound)&63)
@@ -110,9 +110,9 @@ func (w row) has(sum int64) bool {
 	return k >= 0 && k < int64(len(w.words)) && w.words[k]>>(uint(sum)&63)&1 == 1
 }
 
-// previous returns the largest sum in the row that is at most x; false: there is none.
+// largestAtMost returns the largest sum in the row that is at most x; false: there is none.
 func (w row) largestAtMost(x int64) (int64, bool) {
-	from := int64(w.low) << 6
+	from := int64(w.low) << 6 // the sum of the first bit
 	if len(w.words) == 0 || x < from {
 		return 0, false
 	}
@@ -122,11 +122,11 @@ func (w row) largestAtMost(x int64) (int64, bool) {
 	return from + int64(at), ok
 }
 
-// next returns the smallest sum in the row that is at least x; false: there is none.
+// smallestAtLeast returns the smallest sum in the row that is at least x; false: there is none.
 func (w row) smallestAtLeast(x int64) (int64, bool) {
 	var b bitset.BitSet
 	b.SetBitsetFrom(w.words)
-	from := int64(w.low) << 6
+	from := int64(w.low) << 6 // the sum of the first bit
 	at, ok := b.NextSet(uint(max(0, x-from)))
 	return from + int64(at), ok
 }
@@ -149,9 +149,9 @@ func orShifted(dst, src []uint64, shift uint) {
 }
 
 // largestUpTo returns the largest sum of at least one item that is at most x, and the largest number of items with this sum.
-func (r *sumTable) largestUpTo(x int64) (sum int64, count int, ok bool) {
-	for j := 1; j <= r.maxItems; j++ {
-		if s, found := r.sumsOf(r.items, j).largestAtMost(x); found && (!ok || s >= sum) {
+func (t *sumTable) largestUpTo(x int64) (sum int64, count int, ok bool) {
+	for j := 1; j <= t.maxItems; j++ {
+		if s, found := t.sumsOf(t.items, j).largestAtMost(x); found && (!ok || s >= sum) {
 			sum, count, ok = s, j, true
 		}
 	}
@@ -159,9 +159,9 @@ func (r *sumTable) largestUpTo(x int64) (sum int64, count int, ok bool) {
 }
 
 // smallestFrom returns the smallest sum of at least one item that is at least x, and the largest number of items with this sum.
-func (r *sumTable) smallestFrom(x int64) (sum int64, count int, ok bool) {
-	for j := 1; j <= r.maxItems; j++ {
-		if s, found := r.sumsOf(r.items, j).smallestAtLeast(x); found && (!ok || s <= sum) {
+func (t *sumTable) smallestFrom(x int64) (sum int64, count int, ok bool) {
+	for j := 1; j <= t.maxItems; j++ {
+		if s, found := t.sumsOf(t.items, j).smallestAtLeast(x); found && (!ok || s <= sum) {
 			sum, count, ok = s, j, true
 		}
 	}
@@ -170,9 +170,9 @@ func (r *sumTable) smallestFrom(x int64) (sum int64, count int, ok bool) {
 
 // trace returns the smallest mask of so many items with the given sum, which the table must have. From the last item to the first, it
 // leaves an item out if as many items before it can make the sum.
-func (r *sumTable) trace(sizes []int64, sum int64, count int) (mask uint64) {
-	for i := r.items; i > 0 && count > 0; i-- {
-		if r.sumsOf(i-1, count).has(sum) {
+func (t *sumTable) trace(sizes []int64, sum int64, count int) (mask uint64) {
+	for i := t.items; i > 0 && count > 0; i-- {
+		if t.sumsOf(i-1, count).has(sum) {
 			continue
 		}
 		mask |= 1 << (i - 1)

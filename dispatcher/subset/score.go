@@ -1,5 +1,8 @@
-// Package subset chooses which waiting requests a decode rank takes together: the subset with the best score F (of the policies BR-0 or
-// BR-H) that fits the rank's free slots and KV room.
+// Package subset chooses which waiting requests a decode rank takes together: the subset with the best score that fits the rank's free
+// slots and KV room. A score F(w) says how good it is to add w tokens to a rank. It rises with w as long as the rank stays below the
+// fullest rank of its group, because its tokens then make no step longer. The margin is the number of tokens by which the rank is below the
+// fullest one. Beyond the margin, each token makes the steps of all ranks longer, so F rises less or falls. The policy BR-0 looks at the
+// present loads, and BR-H also at the loads that are expected in the next steps.
 package subset
 
 import (
@@ -7,26 +10,28 @@ import (
 	"slices"
 )
 
-// Unlimited is the value of a limit that does not exist, and of the knee of a score that never stops rising.
+// Unlimited is the value of a limit that does not exist, and of the knee of a score that never stops rising (see Score.Knee).
 const Unlimited = math.MaxInt64
 
-// F0 returns the score of BR-0 for w tokens that are added to a rank: w, less the tokens above the rank's margin times the number of
-// workers. It is exact.
+// F0 returns the score of BR-0 for w tokens that are added to a rank: w, less the number of workers for each token above the rank's margin,
+// because all workers wait for these tokens. It is exact.
 func F0(w, margin int64, workers int) int64 {
 	return w - int64(workers)*max(0, w-margin)
 }
 
-// F returns the score of BR-H for w tokens that are added to a rank. margins has the margin of each step up to the horizon, and discounts
-// the weight of each step. F looks at every step. Score is faster for many values of w on one rank.
+// F returns the score of BR-H for w tokens that are added to a rank. margins has the margin of the rank in each step up to the horizon, and
+// discounts the weight of each step. In each step, a token earns alpha, and a token above the margin costs beta. F looks at every step, so
+// Score is faster for many values of w on one rank.
 func F(w int64, margins []int64, discounts []float64, alpha, beta float64) float64 {
 	var sum float64
-	for h, m := range margins {
-		sum += discounts[h] * (alpha*float64(w) - beta*float64(max(0, w-m)))
+	for h, margin := range margins {
+		sum += discounts[h] * (alpha*float64(w) - beta*float64(max(0, w-margin)))
 	}
 	return sum
 }
 
-// Discounts returns gamma^h for h = 0..horizon.
+// Discounts returns gamma^h for the steps h = 0..horizon: with a gamma below 1, later steps count less, because their loads are less
+// certain.
 func Discounts(horizon int, gamma float64) []float64 {
 	discounts := make([]float64, horizon+1)
 	power := 1.0
@@ -39,22 +44,22 @@ func Discounts(horizon int, gamma float64) []float64 {
 
 // Score is the score F of one rank, prepared to be computed for many values of w. Before its use, SetBR0 or SetBRH must be called.
 type Score struct {
-	isBR0   bool  // the score is that of BR-0: whole numbers below 2^53, which are exact in a float64
+	isBR0   bool  // the score is that of BR-0: whole numbers below 2^53, which are exact in a float64; false: that of BR-H
 	workers int   // BR-0: number of workers
 	margin  int64 // BR-0: margin of the rank
 
-	startSlope  float64 // BR-H: slope of F at w = 0, which is alpha times the sum of the discounts
-	beta  float64
-	knots []knot  // BR-H: by margin, ascending
-	keys  []int64 // memory for sorting
+	startSlope float64 // BR-H: slope of F at w = 0, which is alpha times the sum of the discounts
+	beta       float64 // BR-H: cost of a token above the margin of a step
+	knots      []knot  // BR-H: by margin, ascending
+	keys       []int64 // memory for sorting
 
 	knee int64 // see Knee
 }
 
-// knot is a value of w at which the slope of F changes, with sums over this knot and all knots before it.
+// knot is a value of w at which the slope of F changes: the margin of a step. The sums are over this knot and all knots before it.
 type knot struct {
 	margin        int64
-	discount      float64
+	discount      float64 // weight of the step
 	sumD, sumDMul float64 // sums of discount, and of discount * margin
 }
 
@@ -71,8 +76,8 @@ const stepBits = 10
 func (s *Score) SetBRH(margins []int64, discounts []float64, alpha, beta float64) {
 	s.isBR0, s.beta, s.startSlope = false, beta, 0
 	s.keys = s.keys[:0]
-	for h, m := range margins {
-		s.keys = append(s.keys, m<<stepBits|int64(h))
+	for h, margin := range margins {
+		s.keys = append(s.keys, margin<<stepBits|int64(h))
 		s.startSlope += alpha * discounts[h]
 	}
 	slices.Sort(s.keys) // sorting whole numbers takes a third of the time of sorting knots
@@ -91,14 +96,14 @@ func (s *Score) SetBRH(margins []int64, discounts []float64, alpha, beta float64
 		sumDMul += k.discount * float64(k.margin)
 		k.sumD, k.sumDMul = sumD, sumDMul
 		lastOfMargin := i+1 == len(s.knots) || s.knots[i+1].margin > k.margin // beyond it, the discounts of all equal margins count
-		stopsRising := s.startSlope-beta*sumD <= 1e-12*s.startSlope                       // the slope beyond this knot is 0 or less, but for rounding
+		stopsRising := s.startSlope-beta*sumD <= 1e-12*s.startSlope           // the slope beyond this knot is 0 or less, but for rounding
 		if lastOfMargin && stopsRising && s.knee == Unlimited {
 			s.knee = k.margin
 		}
 	}
 }
 
-// Knee returns the w up to which F rises (w* in the paper). Beyond it, F does not rise; Unlimited: F never stops rising.
+// Knee returns the w up to which F rises (w* in the paper), in tokens. Beyond it, F does not rise; Unlimited: F never stops rising.
 func (s *Score) Knee() int64 { return s.knee }
 
 // F returns the score of w added tokens.
@@ -115,14 +120,15 @@ func (s *Score) F(w int64) float64 {
 		}
 	}
 	f := s.startSlope * float64(w)
-	if below > 0 {
+	if below > 0 { // w is above the margins of so many steps
 		k := &s.knots[below-1]
 		f -= s.beta * (k.sumD*float64(w) - k.sumDMul)
 	}
 	return f
 }
 
-// Equal reports whether two scores tie. Scores of BR-0 must be equal, and scores of BR-H equal to nine digits.
+// Equal reports whether two scores tie. Scores of BR-0 must be equal. Scores of BR-H must be equal to nine digits, because sums over
+// many steps have rounding errors.
 func (s *Score) Equal(x, y float64) bool {
 	if s.isBR0 {
 		return x == y

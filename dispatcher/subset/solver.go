@@ -16,8 +16,8 @@ const enumerable = 4096
 type Problem struct {
 	Tokens []int64 // prompt tokens of each candidate, in the order of preference; at most MaxItems, none negative
 	Cost   float64 // cost of a KV token on the rank: a candidate adds Scaled(tokens, Cost) to the rank's load
-	Cap    int     // largest number of candidates in the set: the free slots
-	Limit  int64   // largest sum of Tokens in the set: the KV room, or Unlimited
+	Cap    int     // largest number of candidates in the set: the free slots of the rank
+	Limit  int64   // largest sum of Tokens in the set: the KV room of the rank, or Unlimited
 }
 
 // Set is a chosen subset.
@@ -41,12 +41,12 @@ type choice struct {
 // Solver finds the best subset. It keeps memory between problems, so it allocates nothing after its largest problem, and only one goroutine
 // may use it.
 type Solver struct {
-	sizes   [MaxItems]int64 // scaled tokens of the candidates that fit alone
-	tokens  [MaxItems]int64 // tokens of these candidates
-	index   [MaxItems]uint8 // index of these candidates in the problem
+	sizes           [MaxItems]int64 // scaled tokens of the candidates that fit alone
+	tokens          [MaxItems]int64 // tokens of these candidates
+	index           [MaxItems]uint8 // index of these candidates in the problem
 	count, maxCount int             // number of these candidates, and how many of them may be taken
-	limit   int64           // Problem.Limit
-	knee    int64
+	limit           int64           // Problem.Limit
+	knee            int64           // Score.Knee: the sum up to which a larger sum is better
 
 	low, high choice // the subset with the largest sum <= knee, and the one with the smallest sum > knee
 
@@ -76,8 +76,8 @@ func (s *Solver) Best(f *Score, p Problem) (Set, bool) {
 	return s.pickBetter(f), true
 }
 
-// better returns s.low or s.high as a Set, whichever has the better score. At least one of them was found. The bits of the Set's mask are
-// indices in Problem.Tokens, but those of choice.mask are indices in s.sizes.
+// pickBetter returns s.low or s.high as a Set, whichever has the better score. At least one of them was found. The bits of the Set's mask
+// are indices in Problem.Tokens, but those of choice.mask are indices in s.sizes.
 func (s *Solver) pickBetter(f *Score) Set {
 	best := s.low
 	if !best.ok || s.high.ok && f.Better(f.F(s.high.sum), f.F(best.sum)) {
@@ -128,33 +128,34 @@ func (s *Solver) walk(from int, have choice, tokens int64) {
 	}
 }
 
-// consider makes x the best choice on its side of the knee if its sum is nearer to the knee than that of the best so far. In a tie, more
-// candidates or a smaller mask win.
+// consider makes x the best choice up to the knee (low) or beyond it (high) if its sum is nearer to the knee than that of the best so far.
+// In a tie, more candidates win, and then a smaller mask: it has candidates that come first, and makes the result independent of the order
+// of the search.
 func (s *Solver) consider(x choice) {
-	side, nearer := &s.low, x.sum > s.low.sum
+	best, nearer := &s.low, x.sum > s.low.sum
 	if x.sum > s.knee {
-		side, nearer = &s.high, x.sum < s.high.sum
+		best, nearer = &s.high, x.sum < s.high.sum
 	}
-	tie := x.sum == side.sum && (x.count > side.count || x.count == side.count && x.mask < side.mask)
-	if !side.ok || nearer || tie {
-		*side = x
+	winsTie := x.sum == best.sum && (x.count > best.count || x.count == best.count && x.mask < best.mask)
+	if !best.ok || nearer || winsTie {
+		*best = x
 	}
 }
 
-// countSubsets returns the number of subsets of n candidates with at most `most` elements, with the empty set. It stops counting above
+// countSubsets returns the number of subsets of n candidates with at most maxCount elements, with the empty set. It stops counting above
 // enumerable.
-func countSubsets(n, most int) int {
+func countSubsets(n, maxCount int) int {
 	sum, binomial := 1, 1
-	for k := 1; k <= most && sum <= enumerable; k++ {
+	for k := 1; k <= maxCount && sum <= enumerable; k++ {
 		binomial = binomial * (n - k + 1) / k
 		sum += binomial
 	}
 	return sum
 }
 
-// bitsets searches in a table of the sums that subsets can have. The two choices that it finds are only approximate if the table counts
-// blocks of tokens, or if sums are scaled by a cost, because the limit is for unscaled tokens. In these cases, bitsets checks both choices
-// against the limit, and compares them with the best single candidates and with a greedy choice.
+// searchTable searches in a table of the sums that subsets can have. The two choices that it finds are only approximate if the table counts
+// blocks of tokens, or if sums are scaled by a cost, because the limit is for unscaled tokens. In these cases, searchTable checks both
+// choices against the limit, and compares them with the best single candidates and with a greedy choice.
 func (s *Solver) searchTable(f *Score, cost float64) {
 	limit, exact := s.limit, true
 	if cost != 1 && cost != 0 && limit != Unlimited {
@@ -162,7 +163,7 @@ func (s *Solver) searchTable(f *Score, cost float64) {
 		limit, exact = int64(math.Floor(float64(limit)*cost-float64(s.maxCount)/2)), false
 	}
 	if limit >= 0 { // below 0, no set is certain to be within the true limit
-		exact = s.fillTable(limit) && exact
+		exact = s.findInTable(limit) && exact
 	}
 	if exact {
 		return
@@ -193,9 +194,9 @@ func (s *Solver) considerChecked(x choice) {
 	}
 }
 
-// probe sets low and high from the table of sums, and reports whether the table counted single tokens. If it counted blocks of tokens, only
-// the masks of the choices can be used, because their sums are in blocks.
-func (s *Solver) fillTable(limit int64) bool {
+// findInTable builds the table of sums, sets low and high from it, and reports whether the table counted single tokens. If it counted
+// blocks of tokens, only the masks of the choices can be used, because their sums are in blocks.
+func (s *Solver) findInTable(limit int64) bool {
 	sizes, knee := s.sizes[:s.count], s.knee
 	bound := boundOf(sizes, s.maxCount, knee, limit)
 	unit := (bound + maxBits - 1) / maxBits // tokens per block; 0 or 1: single tokens
@@ -224,13 +225,13 @@ func (s *Solver) fillTable(limit int64) bool {
 
 // boundOf returns the largest sum that the table needs. A larger sum is out of reach, above the limit, or beyond the knee by more than one
 // size, and the smallest sum beyond the knee exceeds the knee by at most one size.
-func boundOf(sizes []int64, most int, knee, limit int64) int64 {
+func boundOf(sizes []int64, maxCount int, knee, limit int64) int64 {
 	var largest, sum int64
 	for _, w := range sizes {
 		largest = max(largest, w)
 		sum += w
 	}
-	sum = min(sum, largest*int64(most), limit)
+	sum = min(sum, largest*int64(maxCount), limit)
 	if knee == Unlimited {
 		return sum
 	}

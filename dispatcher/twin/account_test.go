@@ -50,10 +50,12 @@ func TestTheErrorOfAForecast(t *testing.T) {
 					own.add(at(0.01, c.wrong))
 					other.add(at(c.chance, c.wrong))
 				}
-				chance, known := a.chanceOf("own", &own, seconds)
+				a.addVariance("own", &own, seconds)
+				chance, known := a.deviation("own", seconds)
 				require.True(t, known)
 				a.bias.add(own.mean()/at(0.01, 0)-1, own.deviationOfMean(chance), seconds, seconds)
-				chance, _ = a.chanceOf("other", &other, seconds)
+				a.addVariance("other", &other, seconds)
+				chance, _ = a.deviation("other", seconds)
 				e := a.bias.errorBound(other.deviationOfMean(chance))
 				if math.Abs(other.mean()/at(c.chance, 0)-1) <= e {
 					within += 1. / windows
@@ -100,14 +102,17 @@ func TestTalliesOfFewReplays(t *testing.T) {
 	require.Zero(t, one.variance(), "one tells nothing of chance")
 	require.InDelta(t, 0.014, one.deviationOfMean(0.01), 1e-3)
 	a := account{variances: map[string]*ewma{}}
-	_, known := a.chanceOf("p", &one, 60)
+	a.addVariance("p", &one, 60)
+	_, known := a.deviation("p", 60)
 	require.False(t, known, "there never were two")
 	two := one
 	two.add(51)
-	chance, known := a.chanceOf("p", &two, 60)
+	a.addVariance("p", &two, 60)
+	chance, known := a.deviation("p", 60)
 	require.True(t, known)
 	require.InDelta(t, 0.014, chance, 1e-3)
-	again, _ := a.chanceOf("p", &one, 240)
+	a.addVariance("p", &one, 240)
+	again, _ := a.deviation("p", 240)
 	require.InDelta(t, chance/2, again, 1e-9, "one alone changes nothing, and a longer window is less by chance")
 }
 

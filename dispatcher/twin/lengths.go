@@ -21,14 +21,15 @@ type survival struct {
 	share  float64
 }
 
-// seen says from which length to which length an answer was observed, in tokens.
+// observation says from which length to which length an answer was observed, in tokens.
 type observation struct {
 	from, to int32
 	ended    bool // it ended at the length to; false: it was longer
 }
 
-// learnLengths returns the product-limit estimate (Kaplan and Meier) from at most n answers. Answers that were running when the window
-// began count only from the length that they had then.
+// estimateLengths returns the product-limit estimate (Kaplan and Meier) from at most n answers. At each length at which answers ended, it
+// counts which share of the answers observed at this length ended there. Answers that were running when the window began count only from
+// the length that they had then.
 func estimateLengths(n int, all iter.Seq[observation]) lengths {
 	type change struct { // of the number of answers that are observed, at a length
 		tokens   int32
@@ -48,7 +49,7 @@ func estimateLengths(n int, all iter.Seq[observation]) lengths {
 	}
 	slices.SortFunc(changes, func(a, b change) int { return cmp.Compare(a.tokens, b.tokens) })
 	var l lengths
-	share, observed := 1., 0 // share of the answers that are longer; number of answers that are observed
+	longer, observed := 1., 0 // share of the answers that are longer; number of answers that are observed
 	for i := 0; i < len(changes); {
 		tokens, difference, ended := changes[i].tokens, 0, 0
 		for ; i < len(changes) && changes[i].tokens == tokens; i++ {
@@ -56,15 +57,15 @@ func estimateLengths(n int, all iter.Seq[observation]) lengths {
 			ended += int(changes[i].ended)
 		}
 		if ended > 0 {
-			share *= 1 - float64(ended)/float64(observed)
-			l.steps = append(l.steps, survival{tokens, share})
+			longer *= 1 - float64(ended)/float64(observed) // so many of those that reach this length are longer
+			l.steps = append(l.steps, survival{tokens, longer})
 		}
 		observed += difference
 	}
 	return l
 }
 
-// longer returns the share of the answers that are longer than so many tokens.
+// shareLongerThan returns the share of the answers that are longer than so many tokens; 1 below the shortest answer that ended.
 func (l lengths) shareLongerThan(tokens int32) float64 {
 	at, exact := slices.BinarySearchFunc(l.steps, tokens, func(s survival, t int32) int { return cmp.Compare(s.tokens, t) })
 	switch {
@@ -76,8 +77,8 @@ func (l lengths) shareLongerThan(tokens int32) float64 {
 	return l.steps[at-1].share
 }
 
-// draw returns a random length for an answer that is longer than least. The ID is the seed, so that an answer has the same length in each
-// replay. The length is endless if it is drawn beyond the longest answer that was seen to end.
+// draw returns a random length, in tokens, for an answer that is longer than least. The ID is the seed, so that an answer has the same
+// length in each replay. The length is endless if it is drawn beyond the longest answer that was seen to end.
 func (l lengths) draw(least int32, id uint64) int32 {
 	longer := l.shareLongerThan(least)
 	share := longer * rand.New(rand.NewPCG(id, 0)).Float64()
@@ -91,4 +92,5 @@ func (l lengths) draw(least int32, id uint64) int32 {
 // endless is the length of an answer that runs on for as long as the replay lasts.
 const endless = math.MaxInt32 / 2
 
+// ms returns a duration in milliseconds.
 func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }

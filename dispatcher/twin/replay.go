@@ -11,17 +11,17 @@ import (
 	"evenkeel/dispatcher/virtual"
 )
 
-// mostStill bounds the turns in which no time passes: a replay with more such turns in a row is stuck and fails.
+// maxTurnsAtInstant bounds the turns in which no time passes: a replay with more such turns in a row is stuck and fails.
 const maxTurnsAtInstant = 10_000
 
-// unsteady is the largest share by which the length of a step is changed at random. The changes move requests into other steps and thereby,
-// after a while, change which requests are on a rank together. The results of replays that differ only in these changes then differ as
-// much as those of two real runs. Values of 0.001 and of 0.03 have about the same effect.
+// maxJitter is the largest share by which the length of a step is changed at random. The changes move requests into other steps and
+// thereby, after a while, change which requests are on a rank together. The results of replays that differ only in these changes then
+// differ as much as those of two real runs. Values of 0.001 and of 0.03 have about the same effect.
 const maxJitter = 0.01
 
-// NewReplay prepares a replay of a model under the policy spec; empty: the policy that was in force. draw is the seed of its random
-// numbers. The error says why the model cannot be replayed.
-func NewReplay(w *Window, model, spec string, draw uint64) (*Replay, error) {
+// NewReplay prepares a replay of a model under the policy spec; empty: the policy that was in force. seed is that of its random
+// numbers. The replay with seed 0 also saves checkpoints. The error says why the model cannot be replayed.
+func NewReplay(w *Window, model, spec string, seed uint64) (*Replay, error) {
 	boardsAtStart := w.Segments[0].Boards
 	switch groups, dense := boardsAtStart.Groups(model); {
 	case dense || len(groups) == 0:
@@ -29,37 +29,46 @@ func NewReplay(w *Window, model, spec string, draw uint64) (*Replay, error) {
 	case isMixed(groups):
 		return nil, fmt.Errorf("%s has ranks that prefill and decode, whose steps are not foretold", model)
 	}
-	b := boardsAtStart.Clone()
-	begun := w.checkpointFor(model, spec)
-	if begun != nil {
-		b = begun.boards.Clone()
-	}
-	policyAtStart := b.Policy()
-	if spec != "" && begun == nil { // the boards of an earlier replay have this policy already
-		if err := rejected(b.Apply(board.SetPolicy{Spec: spec}, w.From())); err != nil {
-			return nil, err
-		}
+	b, startedFrom, newPolicy, err := w.startBoards(model, spec)
+	if err != nil {
+		return nil, err
 	}
 	groups, _ := b.Groups(model)
 	b.Only(model)
 	r := &Replay{
 		Driver: virtual.NewDriver(b, w.From(), model), history: w.history(model), waiting: map[uint64]int32{},
-		measuredFrom: ms(w.Measured().From.Sub(w.From())), endsAt: ms(w.To().Sub(w.From())), rng: rand.New(rand.NewPCG(draw, 0)),
-		spec: spec, startedFrom: begun,
+		measuredFrom: ms(w.Measured().From.Sub(w.From())), endsAt: ms(w.To().Sub(w.From())), rng: rand.New(rand.NewPCG(seed, 0)),
+		spec: spec, startedFrom: startedFrom,
 	}
-	if firstOfPolicy := draw == 0; firstOfPolicy && spec != "" { // one replay of each other policy is enough for later windows
+	if firstOfPolicy := seed == 0; firstOfPolicy && spec != "" { // checkpoints of one replay of each other policy are enough
 		r.checkpointTimes = w.checkpointTimes()
 	}
 	r.collectArrivals(w, model)
 	r.OnBind, r.OnRefuse, r.OnOtherEffect = r.place, r.dropRefused, r.failOnPanic
-	r.engines = newDecoding(r)
+	r.engines = newDecodeEngines(r)
 	if err := r.buildEngines(groups, boardsAtStart, w.End); err != nil {
 		return nil, err
 	}
-	r.resumeRequests(b.Policy() != policyAtStart)
+	r.resumeRequests(newPolicy)
 	from, to := w.newPart()
 	r.newBetween = [2]float64{ms(from.Sub(w.From())), ms(to.Sub(w.From()))}
 	return r, nil
+}
+
+// startBoards returns a copy of the boards with which a replay begins. They are those of a checkpoint of the policy (from) or, without one
+// (nil), the real boards. newPolicy says whether the boards have another policy than when they were copied.
+func (w *Window) startBoards(model, spec string) (b *board.Boards, from *Checkpoint, newPolicy bool, err error) {
+	if from = w.checkpointFor(model, spec); from != nil { // its boards have the policy already
+		return from.boards.Clone(), from, false, nil
+	}
+	b = w.Segments[0].Boards.Clone()
+	policyBefore := b.Policy()
+	if spec != "" {
+		if err := rejected(b.Apply(board.SetPolicy{Spec: spec}, w.From())); err != nil {
+			return nil, nil, false, err
+		}
+	}
+	return b, nil, b.Policy() != policyBefore, nil
 }
 
 // rejected returns the error with which the boards rejected an event that changes settings; nil: they accepted it.
@@ -72,19 +81,19 @@ func rejected(effects []board.Effect) error {
 	return nil
 }
 
-// collect prepares the arrivals and the changes of ranks, with times since the window began.
+// collectArrivals prepares the arrivals and the changes of ranks, with times since the window began.
 func (r *Replay) collectArrivals(w *Window, model string) {
 	r.arrivals = arrivalQueue{segments: w.Segments, from: w.From(), model: model, skipped: r.history.resumptions}
 	r.arrivals.skipToNext()
 	for _, s := range w.Segments {
 		offset := s.From.Sub(w.From())
-		for _, f := range s.rankChanges {
-			r.rankChanges = append(r.rankChanges, rankChange{f.at + offset, f.workers})
+		for _, c := range s.rankChanges {
+			r.rankChanges = append(r.rankChanges, rankChange{c.at + offset, c.workers})
 		}
 	}
 }
 
-// build makes the simulated engines of the groups, and tells the boards how long their steps take: as long as the line says that was
+// buildEngines makes the simulated engines of the groups, and tells the boards how long their steps take: as long as the line says that was
 // learned by the end of the window, shifted so that it goes through the mean of the window's steps. The error names a group without a line.
 func (r *Replay) buildEngines(groups []board.GroupView, boardsAtStart, boardsAtEnd *board.Boards) error {
 	viewsAtStart, _ := boardsAtStart.Groups(r.Model)
@@ -95,11 +104,11 @@ func (r *Replay) buildEngines(groups []board.GroupView, boardsAtStart, boardsAtE
 		if atStart == nil || atEnd == nil || !atEnd.Line.Known() {
 			return fmt.Errorf("the time of a step of %s is not known yet", v.Key.Name)
 		}
-		law := atEnd.Line.ThroughStepsSince(atStart.Line.Learned)
-		if err := r.engines.addGroup(v, law); err != nil {
+		model := atEnd.Line.ThroughStepsSince(atStart.Line.Learned)
+		if err := r.engines.addGroup(v, model); err != nil {
 			return err
 		}
-		r.Boards.Apply(board.SetStepModel{Group: v.Key, StepModel: visibleModel(atEnd.Line.InForce, law), Weights: atEnd.Weights}, r.Began)
+		r.Boards.Apply(board.SetStepModel{Group: v.Key, StepModel: visibleModel(atEnd.Line.InForce, model), Weights: atEnd.Weights}, r.Began)
 		for k := range v.Workers {
 			r.engines.updateRank(&v.Workers[k])
 		}
@@ -107,28 +116,29 @@ func (r *Replay) buildEngines(groups []board.GroupView, boardsAtStart, boardsAtE
 	return nil
 }
 
-// visibleLaw returns the part of a law that policies may know: all of it if the learned line is in force, otherwise only the cost of
-// prompts.
-func visibleModel(inForce bool, law board.StepModel) board.StepModel {
+// visibleModel returns the part of a step model that policies may know: all of it if the learned line is in force, otherwise only the cost
+// of prompts.
+func visibleModel(inForce bool, m board.StepModel) board.StepModel {
 	if inForce {
-		return law
+		return m
 	}
-	return board.StepModel{OwnPromptMs: law.OwnPromptMs, SharedPromptMs: law.SharedPromptMs, PrefillMs: law.PrefillMs}
+	return board.StepModel{OwnPromptMs: m.OwnPromptMs, SharedPromptMs: m.SharedPromptMs, PrefillMs: m.PrefillMs}
 }
 
-// resume takes over the requests that the boards have when the replay begins. Those in the pool go on waiting. Those on ranks go to the
-// simulated engines, except on ranks that are down. If the boards have got another policy for this replay (otherPolicy), requests in the
-// queues of engines do not go there either. The rest waits in the pool.
-func (r *Replay) resumeRequests(otherPolicy bool) {
-	queued := r.engines.placeRunning(otherPolicy)
+// resumeRequests takes over the requests that the boards have when the replay begins. Those in the pool go on waiting. Those on ranks go to
+// the simulated engines, except on ranks that are down. If the boards have got another policy for this replay (newPolicy), requests in the
+// queues of engines do not go there either. The rest gives its slots back and waits in the pool.
+func (r *Replay) resumeRequests(newPolicy bool) {
+	unplaced := r.engines.placeRunning(newPolicy)
 	for _, e := range r.Boards.Waiting(r.Model) {
 		r.addWaiting(e.ID, arrival{
 			id: e.ID, key: e.Key, prompt: int32(e.Prompt), age: int32(e.Age), early: e.Early, discard: e.Discard,
 		}).entry = e
 	}
-	for _, c := range queued {
+	for _, c := range unplaced {
 		r.Boards.Apply(&board.Release{Model: r.Model, Slot: c.Slot, Outcome: board.Outcome{Kind: board.Cancelled}}, r.Began)
 		since := c.Since.Sub(r.Began)
+		// The tokens that it has got are a part of the prompt that its next rank needs.
 		r.enqueue(r.addWaiting(c.ID, arrival{
 			id: c.ID, key: c.Key, prompt: c.Prompt + c.Generated, age: c.Age + c.Generated, received: since, entered: since,
 		}))
@@ -144,14 +154,15 @@ func isMixed(groups []board.GroupView) bool {
 
 // addRunning adds a request that was on a rank when the replay began to r.jobs. It returns its index there, and how many tokens it still
 // gets.
-func (r *Replay) addRunning(c *board.Charge) (index, left int32) {
-	left = r.remainingTokens(c.ID, c.Age+c.Generated)
-	index = r.addJob(job{id: c.ID, prompt: c.Prompt, age: c.Age, remaining: left, stepsToFirstToken: r.history.stepsToFirstToken})
+func (r *Replay) addRunning(c *board.Charge) (index, remaining int32) {
+	remaining = r.remainingTokens(c.ID, c.Age+c.Generated)
+	index = r.addJob(job{id: c.ID, prompt: c.Prompt, age: c.Age, remaining: remaining, stepsToFirstToken: r.history.stepsToFirstToken})
 	r.scheduleWithdrawal(c.ID)
-	return index, left
+	return index, remaining
 }
 
-// lagOf returns how many steps a request waits for its first token: as many as it really did, or the usual number if that is not known.
+// stepsToFirstToken returns how many steps a request waits for its first token: as many as it really did, or the usual number if that is
+// not known.
 func (r *Replay) stepsToFirstToken(id uint64) int32 {
 	if a := r.history.of(id); a != nil && a.stepsToFirstToken >= 0 {
 		return a.stepsToFirstToken
@@ -177,14 +188,17 @@ func (r *Replay) dropJob(index int32) {
 }
 
 // addWaiting adds a request that waits for a rank, with what is known about its answer.
-func (r *Replay) addWaiting(id uint64, c arrival) *job {
+func (r *Replay) addWaiting(id uint64, a arrival) *job {
 	r.scheduleWithdrawal(id)
-	index := r.addJob(job{id: id, age: c.age, prompt: c.prompt, remaining: r.remainingTokens(id, c.age), stepsToFirstToken: r.stepsToFirstToken(id), arrival: c})
+	index := r.addJob(job{
+		id: id, age: a.age, prompt: a.prompt, remaining: r.remainingTokens(id, a.age), stepsToFirstToken: r.stepsToFirstToken(id), arrival: a,
+	})
 	r.waiting[id] = index
 	return &r.jobs[index]
 }
 
-// scheduleQuit makes a request whose client really left before it had a slot leave at the same time in the replay.
+// scheduleWithdrawal makes a request whose client really left before it had a slot leave at the same time in the replay. It does nothing
+// for other requests.
 func (r *Replay) scheduleWithdrawal(id uint64) {
 	if a := r.history.of(id); a != nil && a.lastTokens < 0 {
 		i, _ := slices.BinarySearchFunc(r.withdrawals, ms(a.leftAt), func(q withdrawal, at float64) int { return cmp.Compare(q.at, at) })
@@ -200,7 +214,8 @@ func (r *Replay) Run(turns int) (over bool, err error) {
 		}
 		r.engines.runTurn()
 		next := r.nextTurn()
-		for len(r.checkpointTimes) > 0 && r.checkpointTimes[0] < next { // events at the time of a mark belong to the stretch that ends there
+		// A checkpoint is saved after all events of its time, because these belong to the segment that ends there.
+		for len(r.checkpointTimes) > 0 && r.checkpointTimes[0] < next {
 			r.saveCheckpoint(r.checkpointTimes[0])
 			r.checkpointTimes = r.checkpointTimes[1:]
 		}
@@ -212,7 +227,7 @@ func (r *Replay) Run(turns int) (over bool, err error) {
 		if next > r.Now {
 			r.turnsAtInstant = 0
 		}
-		if r.turnsAtInstant > maxTurnsAtInstant {
+		if r.turnsAtInstant > maxTurnsAtInstant { // without this bound, a bug in a policy or an engine could make the replay endless
 			r.failed = fmt.Errorf("the replay does not go on after %.0f ms", r.Now)
 		}
 		r.Now = max(r.Now, next)
@@ -239,8 +254,8 @@ func (r *Replay) deliver() {
 		r.rankChanges = r.rankChanges[1:]
 	}
 	for at, more := r.arrivals.nextAt(); more && at <= r.Now; at, more = r.arrivals.nextAt() {
-		c := r.arrivals.next()
-		r.enqueue(r.addWaiting(c.id, c))
+		a := r.arrivals.next()
+		r.enqueue(r.addWaiting(a.id, a))
 	}
 	for len(r.withdrawals) > 0 && r.withdrawals[0].at <= r.Now {
 		id := r.withdrawals[0].id
@@ -266,24 +281,24 @@ func (r *Replay) enqueue(j *job) {
 // replaceRanks replaces the ranks of the boards and of the engines by those of this model among ws. Requests that lose their ranks get
 // other ranks.
 func (r *Replay) replaceRanks(ws []board.Worker) {
-	ours, groups := make([]board.Worker, 0, len(ws)), map[int32]string{}
+	ofModel, groups := make([]board.Worker, 0, len(ws)), map[int32]string{}
 	for _, w := range ws {
 		if w.Model == r.Model {
-			ours = append(ours, w)
+			ofModel = append(ofModel, w)
 			groups[w.ID] = w.Group
 		}
 	}
 	r.Count(r.Now) // the boards then know how many tokens each request has
-	r.Apply(board.SetWorkers{Workers: ours}, r.Now)
+	r.Apply(board.SetWorkers{Workers: ofModel}, r.Now)
 	r.engines.removeMissingRanks(groups)
-	for i := range ours {
-		if ours[i].Barrier { // only these step together, and are simulated
-			r.engines.updateRank(&ours[i])
+	for i := range ofModel {
+		if ofModel[i].Barrier { // only these step together, and are simulated
+			r.engines.updateRank(&ofModel[i])
 		}
 	}
 }
 
-// quit ends a request whose client leaves. In the replay, the request may have a slot already.
+// withdraw ends a request whose client leaves. In the replay, the request may have a slot already.
 func (r *Replay) withdraw(id uint64) {
 	if r.engines.dropRequest(id) {
 		return
@@ -293,7 +308,7 @@ func (r *Replay) withdraw(id uint64) {
 	}
 }
 
-// placed gives a request to the simulated engine of the rank to which the boards bound it.
+// place gives a request to the simulated engine of the rank to which the boards bound it.
 func (r *Replay) place(e *board.Effect) {
 	index, ok := r.waiting[e.Entry.ID]
 	if !ok {
@@ -301,28 +316,29 @@ func (r *Replay) place(e *board.Effect) {
 		return
 	}
 	delete(r.waiting, e.Entry.ID)
+	// Only a job that waits has an entry. The length of the prompt stays known for the engine.
 	r.jobs[index].entry, r.jobs[index].prompt = nil, int32(e.Entry.Prompt)
-	if !r.engines.placeNew(index, &e.Bound) { // the group of the rank came within the window, so the replay does not have it
+	if placed := r.engines.placeNew(index, &e.Bound); !placed { // the rank's group was added within the window, so the replay lacks it
 		r.dropJob(index)
 		r.Apply(&board.Release{Model: r.Model, Slot: e.Bound.Slot, Outcome: board.Outcome{Kind: board.Failed}}, r.Now)
 	}
 }
 
-// comeBack makes a request that has lost its rank wait for another rank at once. The tokens that it has generated become part of its
+// requeue makes a request that has lost its rank wait for another rank at once. The tokens that it has generated become part of its
 // prompt. The time in which a prefill engine would compute this prompt is not known, and is left out.
-func (r *Replay) requeue(index, prompt, generated, left int32) {
+func (r *Replay) requeue(index, prompt, generated, remaining int32) {
 	j := &r.jobs[index]
-	j.prompt, j.age, j.remaining = prompt+generated, j.age+generated, left
+	j.prompt, j.age, j.remaining = prompt+generated, j.age+generated, remaining
 	j.arrival.entered = time.Duration(r.Now * float64(time.Millisecond))
 	j.arrival.deadline, j.arrival.hits = 0, nil
 	r.waiting[j.id] = index
 	r.enqueue(j)
 }
 
-// varied changes the length of a step at random, by at most the share unsteady.
+// jittered returns the length of a step with a random change by at most the share maxJitter.
 func (r *Replay) jittered(ms float64) float64 { return ms * (1 + maxJitter*(2*r.rng.Float64()-1)) }
 
-// countStep counts a step that begins now and takes so many ms.
+// countStep counts a step that begins now and takes so many ms among the measured steps, and among the new steps, if it is one of these.
 func (r *Replay) countStep(ms float64) {
 	if r.Now >= r.measuredFrom {
 		r.measured.add(ms)
@@ -332,7 +348,7 @@ func (r *Replay) countStep(ms float64) {
 	}
 }
 
-// refused drops a request that the boards have refused.
+// dropRefused drops a request that the boards have refused.
 func (r *Replay) dropRefused(e *board.Effect) {
 	if index, ok := r.waiting[e.Entry.ID]; ok {
 		delete(r.waiting, e.Entry.ID)
@@ -340,7 +356,7 @@ func (r *Replay) dropRefused(e *board.Effect) {
 	}
 }
 
-// other handles all other effects. It ends the replay if the policy panicked.
+// failOnPanic makes the replay fail if the effect says that the policy panicked. Other effects have no meaning for a replay.
 func (r *Replay) failOnPanic(e *board.Effect) {
 	if e.Kind == board.EffectFallback && e.Label == board.FallbackPanic {
 		r.failed = fmt.Errorf("the policy failed")

@@ -13,10 +13,10 @@ import (
 	"evenkeel/pool"
 )
 
-// taped runs two ranks of four slots in virtual time for so long, and cuts what happens into stretches of 15 s. Every second a
+// taped runs two ranks of four slots in virtual time for so long, and cuts what happens into segments of 15 s. Every second a
 // request comes whose prompt is long, if its number is even, or short. A step takes 20 ms and 4 ms for each 1,000 KV tokens of the
 // fullest rank.
-func taped(t *testing.T, policy string, seconds int) (stretches []*Segment) {
+func taped(t *testing.T, policy string, seconds int) (segments []*Segment) {
 	t.Helper()
 	b, err := board.New(board.Config{Policy: policy})
 	require.NoError(t, err)
@@ -63,7 +63,7 @@ func taped(t *testing.T, policy string, seconds int) (stretches []*Segment) {
 		if now := e.Instant(e.Now); tape.Due(now, 15*time.Second) { // at the end of a turn, as in the server
 			e.Count(e.Now)
 			if s := tape.NextSegment(now, b.Clone()); s != nil {
-				stretches = append(stretches, s)
+				segments = append(segments, s)
 			}
 		}
 		e.Begin()
@@ -71,14 +71,14 @@ func taped(t *testing.T, policy string, seconds int) (stretches []*Segment) {
 		e.Now = min(next, float64(1000*came))
 	}
 	require.Greater(t, finished, came*9/10)
-	return stretches
+	return segments
 }
 
 // judged is the verdict about the last five minutes.
-func judged(t *testing.T, judge *Twin, stretches []*Segment) (v Verdict) {
+func judged(t *testing.T, judge *Twin, segments []*Segment) (v Verdict) {
 	t.Helper()
-	for i, s := range stretches[:len(stretches)-1] {
-		judge.AddSegment(s, stretches[i+1].Boards)
+	for i, s := range segments[:len(segments)-1] {
+		judge.AddSegment(s, segments[i+1].Boards)
 	}
 	for more := true; more && v.Replays == 0; {
 		var fresh []Verdict
@@ -119,7 +119,7 @@ func TestRanksOfAReplayKeepOfAnswersWhatTheBoardsBelieve(t *testing.T) {
 	b, err := board.New(board.Config{Policy: "rr"})
 	require.NoError(t, err)
 	r := &Replay{Driver: virtual.NewDriver(b, noon, "m")}
-	d := newDecoding(r)
+	d := newDecodeEngines(r)
 	r.engines = d
 	require.NoError(t, d.addGroup(&board.GroupView{Key: board.GroupKey{Model: "m", Name: "main", Barrier: true}}, board.StepModel{C0Ms: 20}))
 	fleet := []board.Worker{{ID: 0, Model: "m", Group: "main", Barrier: true, Slots: 4, Capacity: 1000, KeepsKVFor: time.Minute, Process: 1,
@@ -138,20 +138,20 @@ func TestRanksOfAReplayKeepOfAnswersWhatTheBoardsBelieve(t *testing.T) {
 	require.Zero(t, d.ranks[0].EndedKV.Tokens())
 }
 
-// A request may come in the turn in which its stretch ends. The replay of a later window, which begins there, has it, too.
+// A request may come in the turn in which its segment ends. The replay of a later window, which begins there, has it, too.
 func TestARequestThatComesAtTheEndOfAStretchIsNotLost(t *testing.T) {
-	stretches := taped(t, "br0", 61)
-	r, err := NewReplay(&Window{Segments: stretches[:3], End: stretches[3].Boards}, "m", "random", 0)
+	segments := taped(t, "br0", 61)
+	r, err := NewReplay(&Window{Segments: segments[:3], End: segments[3].Boards}, "m", "random", 0)
 	require.NoError(t, err)
 	over, err := r.Run(1 << 20)
 	require.NoError(t, err)
 	require.True(t, over)
 	require.Len(t, r.Checkpoints, 2)
 	for i, begun := range r.Checkpoints {
-		last := stretches[i].arrivals[len(stretches[i].arrivals)-1]
-		require.Equal(t, stretches[i+1].From, stretches[i].From.Add(last.at))
+		last := segments[i].arrivals[len(segments[i].arrivals)-1]
+		require.Equal(t, segments[i+1].From, segments[i].From.Add(last.at))
 		require.Contains(t, begun.remaining, last.id)
-		for _, c := range stretches[i+1].arrivals {
+		for _, c := range segments[i+1].arrivals {
 			require.NotContains(t, begun.remaining, c.id, "it comes only then")
 		}
 	}

@@ -10,37 +10,37 @@ import (
 	"evenkeel/dispatcher/board"
 )
 
-// Tape records the events of boards in stretches. Each stretch begins with a copy of the boards.
+// Tape records the events of boards in segments. Each segment begins with a copy of the boards.
 type Tape struct {
-	segment *Segment           // the present stretch; nil before the first Cut: nothing is recorded
-	workers []board.Worker     // of the last SetWorkers event
-	bound   map[string][]bound // by model, and by slot: the requests that have slots
-	settingsChanged  bool               // settings have changed, so that later events cannot be replayed together with earlier ones
-	lastCount  int                // number of requests in the last stretch, to allocate memory for the next one
+	segment         *Segment           // the segment that is being recorded; nil before the first NextSegment: nothing is recorded
+	workers         []board.Worker     // of the last SetWorkers event
+	bound           map[string][]bound // by model, and by slot: the requests that have slots
+	settingsChanged bool               // settings have changed within the segment, so its events cannot be replayed together
+	lastCount       int                // arrivals or departures of the last segment, whichever are more
 }
 
 // bound is a request that has a slot.
 type bound struct {
-	id    uint64
-	lastStep  uint32 // number of the step that was reported last when it was bound; 0: none was
-	mayQueue bool   // it may have waited in the engine's queue, so the time of its first token shows no lag
+	id       uint64
+	lastStep uint32 // number of the step that was reported last when it was bound; 0: no step was
+	mayQueue bool   // it may have waited in the engine's queue, so it is not known from which step on it waited for its first token
 }
 
-// Stretch has the arrivals, departures and changes of ranks from one copy of the boards to the next.
+// Segment has the arrivals, departures and changes of ranks from one copy of the boards to the next.
 type Segment struct {
 	Boards   *board.Boards // copy of the boards at the time From
 	From, To time.Time
-	AfterGap bool // it does not begin where the last stretch ended, so the twin drops all earlier stretches
+	AfterGap bool // it does not begin where the last segment ended, so the twin drops all earlier segments
 
-	arrivals  []arrival
+	arrivals    []arrival
 	departures  []departure
 	rankChanges []rankChange
 }
 
-// came is a request that came to the boards. Times are since the stretch began.
+// arrival is a request that came to the boards. Times are since the segment began.
 type arrival struct {
 	at             time.Duration // when it came to the boards
-	received        time.Duration // when the client's request reached the proxy
+	received       time.Duration // when the client's request reached the proxy
 	entered        time.Duration // when its prefill was finished
 	deadline       time.Duration // when its hand-off expires; 0: never
 	id, key        uint64
@@ -50,48 +50,53 @@ type arrival struct {
 	hits           []board.Hit
 }
 
-// left is a request that has left the boards.
+// departure is a request that has left the boards.
 type departure struct {
-	at        time.Duration // since the stretch began
-	id        uint64
-	generated int32 // tokens that were generated on its last rank; below 0: it never had a slot
-	stepsToFirstToken       int32 // number of steps between its binding and the step of its first token; below 0: not known
-	failed    bool  // its engine failed, so the request may come back
+	at                time.Duration // since the segment began
+	id                uint64
+	generated         int32 // tokens that were generated on its last rank; below 0: it never had a slot
+	stepsToFirstToken int32 // steps between its binding and the step of its first token, 0 if this is the next step; below 0: not known
+	failed            bool  // its engine failed, so the request may come back
 }
 
-// fleet is a change of the ranks.
+// rankChange is a change of the ranks.
 type rankChange struct {
-	at      time.Duration // when the ranks changed, since the stretch began
+	at      time.Duration // when the ranks changed, since the segment began
 	workers []board.Worker
 }
 
-// mostOfStretch bounds the requests of a stretch: a stretch that reaches it ends early.
+// maxSegmentRequests bounds the arrivals and the departures of a segment: a segment that reaches it ends early.
 const maxSegmentRequests = 50_000
 
-// mostFleets bounds how often the ranks change in a stretch: a stretch with so many changes ends early.
+// maxRankChanges bounds how often the ranks change in a segment: a segment with so many changes ends early.
 const maxRankChanges = 16
 
-// Due says whether the present stretch should end now: it has lasted for the time every, it has too many events, or the settings have
-// changed. It also returns true if there is no stretch yet. The caller then copies the boards and calls Cut.
-func (t *Tape) Due(now time.Time, every time.Duration) bool {
+// Due says whether the present segment should end now: it has lasted for the time minLength, it has too many events, or the settings have
+// changed. It also returns true if there is no segment yet. The caller then copies the boards and calls NextSegment.
+func (t *Tape) Due(now time.Time, minLength time.Duration) bool {
 	s := t.segment
-	return s == nil || t.settingsChanged || now.Sub(s.From) >= every || len(s.arrivals) >= maxSegmentRequests || len(s.departures) >= maxSegmentRequests ||
-		len(s.rankChanges) >= maxRankChanges
+	if s == nil || t.settingsChanged || now.Sub(s.From) >= minLength {
+		return true
+	}
+	return max(len(s.arrivals), len(s.departures)) >= maxSegmentRequests || len(s.rankChanges) >= maxRankChanges
 }
 
-// Cut ends the present stretch, and begins the next one with a copy of the boards. It returns the ended stretch; nil: there was none, or it
-// cannot be replayed. It must be called after all events of the time now.
+// NextSegment ends the present segment, and begins the next one with a copy of the boards. It returns the ended segment; nil: there was
+// none, or it cannot be replayed. It must be called after all events of the time now.
 func (t *Tape) NextSegment(now time.Time, copied *board.Boards) (ended *Segment) {
 	if ended = t.segment; ended != nil {
 		ended.To = now
 		t.lastCount = max(len(ended.arrivals), len(ended.departures))
 	}
 	afterGap := ended == nil || t.settingsChanged
-	if t.settingsChanged { // the settings changed within the stretch
+	if t.settingsChanged { // events before and after the change cannot be replayed together
 		ended = nil
 	}
+	// Traffic changes slowly, so the next segment probably has about as many requests. A quarter more keeps most slices from growing.
 	room := min(maxSegmentRequests, t.lastCount+t.lastCount/4+16)
-	t.segment = &Segment{Boards: copied, From: now, AfterGap: afterGap, arrivals: make([]arrival, 0, room), departures: make([]departure, 0, room)}
+	t.segment = &Segment{
+		Boards: copied, From: now, AfterGap: afterGap, arrivals: make([]arrival, 0, room), departures: make([]departure, 0, room),
+	}
 	t.settingsChanged = false
 	return ended
 }
@@ -110,20 +115,21 @@ func (t *Tape) Record(e board.Event, now time.Time) {
 		t.recordDeparture(e, now)
 	case board.SetWorkers:
 		if !slices.Equal(e.Workers, t.workers) { // most SetWorkers events change nothing
-			t.segment.rankChanges, t.workers = append(t.segment.rankChanges, rankChange{now.Sub(t.segment.From), e.Workers}), e.Workers
+			t.segment.rankChanges = append(t.segment.rankChanges, rankChange{now.Sub(t.segment.From), e.Workers})
+			t.workers = e.Workers
 		}
 	case board.SetPolicy, board.Settings, board.SetFit:
 		t.settingsChanged = true
 	}
 }
 
-// recordArrival records a request that comes to the boards, with its times since the stretch began.
+// recordArrival records a request that comes to the boards, with its times since the segment began.
 func (t *Tape) recordArrival(event *board.Enqueue, now time.Time) {
 	s, e := t.segment, event.Entry
 	if e.Mixed { // mixed ranks are not replayed
 		return
 	}
-	c := arrival{
+	a := arrival{
 		at: now.Sub(s.From), id: e.ID, key: e.Key, model: e.Model, name: e.Name, prompt: int32(e.Prompt), age: int32(e.Age),
 		early: e.Early, discard: e.Discard, hits: event.Hits,
 	}
@@ -133,20 +139,20 @@ func (t *Tape) recordArrival(event *board.Enqueue, now time.Time) {
 		}
 		return t.Sub(s.From)
 	}
-	c.entered = since(e.Entered, c.at)
-	c.received = since(e.Arrival, c.entered)
-	c.deadline = since(e.Deadline, 0)
-	s.arrivals = append(s.arrivals, c)
+	a.entered = since(e.Entered, a.at)
+	a.received = since(e.Arrival, a.entered)
+	a.deadline = since(e.Deadline, 0)
+	s.arrivals = append(s.arrivals, a)
 }
 
-// Done records an effect of the boards: which requests got slots, and which were refused. It forgets the slots of a model that is gone. It
-// records slots even before the first Cut, because their requests may leave within a stretch.
+// RecordEffect records an effect of the boards: which requests got slots, and which were refused. It forgets the slots of a model that is
+// gone. It records slots even before the first NextSegment, because their requests may leave within a later segment.
 func (t *Tape) RecordEffect(e *board.Effect, now time.Time) {
 	switch e.Kind {
 	case board.EffectGone:
 		delete(t.bound, e.Group.Model)
 	case board.EffectBind:
-		if e.Entry.Mixed {
+		if e.Entry.Mixed { // mixed ranks are not replayed
 			return
 		}
 		if t.bound == nil {
@@ -160,22 +166,26 @@ func (t *Tape) RecordEffect(e *board.Effect, now time.Time) {
 		t.bound[e.Group.Model] = slots
 	case board.EffectRefuse:
 		if t.segment != nil {
-			t.segment.departures = append(t.segment.departures, departure{at: now.Sub(t.segment.From), id: e.Entry.ID, generated: -1, stepsToFirstToken: -1})
+			refused := departure{at: now.Sub(t.segment.From), id: e.Entry.ID, generated: -1, stepsToFirstToken: -1} // it never had a slot
+			t.segment.departures = append(t.segment.departures, refused)
 		}
 	}
 }
 
-// recordLeave records a request that gives its slot back. Its lag is not known if it may have waited in the engine's queue.
+// recordDeparture records a request that gives its slot back. How many steps it waited for its first token is not known if it may
+// have waited in the engine's queue before.
 func (t *Tape) recordDeparture(e *board.Release, now time.Time) {
 	slots := t.bound[e.Model]
-	if int(e.Slot) >= len(slots) { // the slot was not recorded, as none of a mixed rank is
+	if int(e.Slot) >= len(slots) { // the slots of mixed ranks are not recorded
 		return
 	}
 	b := slots[e.Slot]
-	l := departure{at: now.Sub(t.segment.From), id: b.id, generated: e.Generated, stepsToFirstToken: -1, failed: e.Outcome.Kind == board.Failed}
-	stepsKnown := e.First != 0 && b.lastStep != 0
-	if lag := int32(e.First - b.lastStep - 1); stepsKnown && !b.mayQueue && lag >= 0 {
-		l.stepsToFirstToken = lag
+	d := departure{
+		at: now.Sub(t.segment.From), id: b.id, generated: e.Generated, stepsToFirstToken: -1, failed: e.Outcome.Kind == board.Failed,
 	}
-	t.segment.departures = append(t.segment.departures, l)
+	stepsKnown := e.First != 0 && b.lastStep != 0
+	if waited := int32(e.First - b.lastStep - 1); stepsKnown && !b.mayQueue && waited >= 0 {
+		d.stepsToFirstToken = waited
+	}
+	t.segment.departures = append(t.segment.departures, d)
 }

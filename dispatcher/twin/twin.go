@@ -12,24 +12,24 @@ import (
 // Stale is the time after the end of its window when a verdict is too old to be shown.
 const Stale = 3 * Span
 
-// mostKept bounds the arrivals and departures of requests in all stretches that are kept.
+// maxRequests bounds the arrivals and departures of requests in all segments that are kept.
 const maxRequests = 200_000
 
-// LeastStretch returns the least length of a stretch if the boards hold so many requests. It grows with their number, because the boards
-// are copied for each stretch, which takes longer with more requests.
-func MinSegmentLength(held int) time.Duration {
-	return min(Span/3, 15*time.Second*time.Duration(1+held/1500))
+// MinSegmentLength returns the least length of a segment if the boards hold so many requests. It grows with their number, because the
+// boards are copied for each segment, which takes longer with more requests.
+func MinSegmentLength(requests int) time.Duration {
+	return min(Span/3, 15*time.Second*time.Duration(1+requests/1500))
 }
 
-// Twin judges policies by replays of the last minutes under them.
+// Twin finds out by replays of the last minutes what other policies would have cost.
 type Twin struct {
-	specs []string
-	segments  []*Segment    // the last stretches without a gap, the oldest first
-	end   *board.Boards // the boards at the end of the last stretch
+	specs    []string
+	segments []*Segment    // the last segments without a gap, the oldest first
+	end      *board.Boards // the boards at the end of the last segment
 
-	judging *judging
-	models  map[string]*account
-	upToDate bool // no stretch was added since the judgement of the latest window began
+	judging  *judging            // the window that is being judged; nil: none
+	models   map[string]*account // by model name
+	upToDate bool                // no segment was added since the judgement of the latest window began
 }
 
 // Verdict is the result for one group. The groups of a model are judged together, because a policy also decides which group gets a request.
@@ -37,7 +37,7 @@ type Verdict struct {
 	Group    board.GroupKey
 	From, To time.Time
 	Policy   string  // policy in force
-	NewSteps    uint64  // steps of the group that were in no earlier verdict
+	NewSteps uint64  // steps of the group that were in no earlier verdict
 	Ranks    int     // number of ranks of the group
 	StepMs   float64 // mean length of the real steps over all groups of the model, without steps that were reported together
 	TwinMs   float64 // mean length of the steps as replayed under the policy in force
@@ -59,23 +59,23 @@ type Against struct {
 	Failed  error   // why the policy cannot be replayed; nil: it can
 }
 
-// A verdict comes from at most mostRounds rounds of replays, each with other random numbers. If the next window is ready earlier, one round
-// is enough. But for each chanceEvery-th verdict, two rounds are made: their difference shows how large errors by chance are.
+// A verdict comes from at most maxRounds rounds of replays, each with other random numbers. If the next window is ready earlier, one round
+// is enough. But for each varianceEvery-th verdict, two rounds are made: their difference shows how large errors by chance are.
 const (
-	maxRounds  = 4
+	maxRounds     = 4
 	varianceEvery = 4
 )
 
 // judging is a window that is being judged, with the state of its replays. The replays are made one after the other.
 type judging struct {
-	latest  *Window
-	window *Window  // the part of the window in which the model had all its groups
-	models []string // models that are not judged yet; the first is being judged
-	policies  []policyReplays  // policies for this model; the first is the policy in force
-	current int      // index in tried of the policy that is being replayed
-	round  uint64   // number of the round of replays, from 0
-	replay *Replay  // the replay in progress; nil: none
-	checkpoints []*Checkpoint // states that the replays have kept for later windows
+	latest      *Window         // all segments that were there when the judgement began
+	window      *Window         // the part of the window in which the model had all its groups
+	models      []string        // models that are not judged yet; the first is being judged
+	policies    []policyReplays // policies for this model; the first is the policy in force
+	current     int             // index in policies of the policy that is being replayed
+	round       uint64          // number of the round of replays, from 0
+	replay      *Replay         // the replay in progress; nil: none
+	checkpoints []*Checkpoint   // states that the replays have kept for later windows
 }
 
 // New returns a twin that compares these policies with the policy in force. It takes a policy that is listed twice only once.
@@ -89,9 +89,9 @@ func New(specs []string) *Twin {
 	return t
 }
 
-// AddStretch adds a stretch that has ended, and the boards at its end. It drops the oldest stretches if all together are longer than Span
-// or have more than mostKept arrivals and departures, but always keeps the newest. If there is a gap before the stretch, it drops all
-// earlier stretches, the window that is being judged, and the results of the last hour.
+// AddSegment adds a segment that has ended, and the boards at its end. It drops the oldest segments if all together are longer than Span
+// or have more than maxRequests arrivals and departures, but always keeps the newest. If there is a gap before the segment, it drops all
+// earlier segments, the window that is being judged, and the results of the last hour.
 func (t *Twin) AddSegment(s *Segment, end *board.Boards) {
 	if s.AfterGap {
 		t.segments, t.judging = nil, nil
@@ -99,12 +99,13 @@ func (t *Twin) AddSegment(s *Segment, end *board.Boards) {
 			clear(a.hours)
 		}
 	}
-	s.arrivals, s.departures = slices.Clip(slices.Clone(s.arrivals)), slices.Clip(slices.Clone(s.departures)) // the tape allocates too much in advance
+	// The tape allocates memory in advance, and probably too much. The copies take only what they need.
+	s.arrivals, s.departures = slices.Clip(slices.Clone(s.arrivals)), slices.Clip(slices.Clone(s.departures))
 	t.segments, t.end, t.upToDate = append(t.segments, s), end, false
-	sum := 0
+	requests := 0
 	for i := len(t.segments) - 1; i >= 0; i-- {
-		sum += len(t.segments[i].arrivals) + len(t.segments[i].departures)
-		tooMuch := s.To.Sub(t.segments[i].From) > Span || sum > maxRequests
+		requests += len(t.segments[i].arrivals) + len(t.segments[i].departures)
+		tooMuch := s.To.Sub(t.segments[i].From) > Span || requests > maxRequests
 		if newest := i == len(t.segments)-1; tooMuch && !newest {
 			t.segments = slices.Clone(t.segments[i+1:])
 			break
@@ -112,12 +113,12 @@ func (t *Twin) AddSegment(s *Segment, end *board.Boards) {
 	}
 }
 
-// Work continues the replays for at most so many turns. After the last replay of a model, it makes the verdicts on the model and returns
-// them (fresh). more says whether there is more to do. A call that begins a window or a replay replays nothing.
-func (t *Twin) Work(turns int) (fresh []Verdict, more bool) {
+// Work continues the replays for at most so many turns. After the last replay of a model, it returns the new verdicts on the model. more
+// says whether there is more to do. A call that begins a window or a replay replays nothing, so that each call takes a short time.
+func (t *Twin) Work(turns int) (verdicts []Verdict, more bool) {
 	j := t.judging
 	if j == nil {
-		if t.upToDate || len(t.segments) == 0 {
+		if t.upToDate || len(t.segments) == 0 { // there is no new window
 			return nil, false
 		}
 		latest := &Window{Segments: slices.Clone(t.segments), End: t.end}
@@ -126,10 +127,10 @@ func (t *Twin) Work(turns int) (fresh []Verdict, more bool) {
 	}
 	if len(j.models) == 0 { // all are judged
 		t.judging = nil
-		return nil, !t.upToDate
+		return nil, !t.upToDate // a newer window may be ready
 	}
 	if j.replay == nil {
-		if t.beginReplay(j) {
+		if begun := t.beginReplay(j); begun {
 			return nil, true
 		}
 		return t.finishModel(j), true // no replay of this model is left
@@ -140,8 +141,8 @@ func (t *Twin) Work(turns int) (fresh []Verdict, more bool) {
 	return nil, true
 }
 
-// endReplay keeps the result of the replay that has ended, or the error with which it failed, and goes on to the next policy. If an earlier
-// replay of the policy did not fail, the policy keeps the result of that one.
+// finishReplay adds the result of the replay that has ended to the results of its policy, and goes on to the next policy. err is the error
+// with which the replay failed; nil: it did not. The error counts only if no earlier replay of the policy has a result.
 func (j *judging) finishReplay(err error) {
 	policy := &j.policies[j.current]
 	switch {
@@ -158,13 +159,13 @@ func (j *judging) finishReplay(err error) {
 	j.current++
 }
 
-// beginModel prepares the window and the policies for the model that is judged next. It returns false if no part of the window is fit to be
+// beginModel prepares the window and the policies for the model that is judged next. It returns false if no part of the window can be
 // replayed.
 func (t *Twin) beginModel(j *judging) bool {
 	if j.window = j.latest.partWithAllGroups(j.models[0]); j.window == nil {
 		return false
 	}
-	if a := t.models[j.models[0]]; a != nil {
+	if a := t.models[j.models[0]]; a != nil { // an earlier window of the model was judged
 		j.window.StepsToFirstToken, j.window.HoursUntil, j.window.Checkpoints = a.stepsToFirstToken, a.hoursUntil, a.checkpoints
 	}
 	j.policies = make([]policyReplays, 1, 1+len(t.specs)) // the first, without a spec, is the policy in force
@@ -181,7 +182,7 @@ func (t *Twin) beginReplay(j *judging) bool {
 		return false
 	}
 	for j.policies[0].failed == nil {
-		if j.current == len(j.policies) {
+		if j.current == len(j.policies) { // the round is over
 			j.current, j.round = 0, j.round+1
 		}
 		if j.current == 0 && t.enoughRounds(j) {
@@ -198,8 +199,8 @@ func (t *Twin) beginReplay(j *judging) bool {
 	return false
 }
 
-// enough says whether the rounds so far are enough for a verdict: mostRounds rounds or, if a newer window is ready, one round. If the size
-// of errors by chance is not known, or is due to be measured again, it takes two rounds at least.
+// enoughRounds says whether the rounds so far are enough for a verdict: maxRounds rounds or, if a newer window is ready, one round. If the
+// size of errors by chance is not known, or is due to be measured again, two rounds are needed at least.
 func (t *Twin) enoughRounds(j *judging) bool {
 	newerIsReady := !t.upToDate
 	if j.round == 0 || j.round < maxRounds && !newerIsReady {
@@ -209,21 +210,24 @@ func (t *Twin) enoughRounds(j *judging) bool {
 		return true
 	}
 	a := t.models[j.models[0]]
-	if isDue := a == nil || a.windowsJudged%varianceEvery == 0; isDue {
+	if varianceDue := a == nil || a.windowsJudged%varianceEvery == 0; varianceDue {
 		return false
 	}
-	return !slices.ContainsFunc(j.policies, func(p policyReplays) bool { return p.stepMs.n > 0 && !p.duplicate && !a.knowsVariance(p.name) })
+	return !slices.ContainsFunc(j.policies, func(p policyReplays) bool {
+		replayed := p.stepMs.n > 0 && !p.duplicate
+		return replayed && !a.knowsVariance(p.name)
+	})
 }
 
-// endModel ends the judgement of a model, and goes on to the next model. It returns the verdicts on the model.
-func (t *Twin) finishModel(j *judging) (fresh []Verdict) {
-	if len(j.policies) > 0 && j.policies[0].failed == nil {
-		fresh = t.judge(j)
+// finishModel ends the judgement of a model, and goes on to the next model. It returns the verdicts on the model.
+func (t *Twin) finishModel(j *judging) (verdicts []Verdict) {
+	if len(j.policies) > 0 && j.policies[0].failed == nil { // else there is nothing to compare other policies with
+		verdicts = t.judge(j)
 	}
 	j.models = j.models[1:]
 	j.policies, j.checkpoints, j.replay = nil, nil, nil
 	j.current, j.round = 0, 0
-	return fresh
+	return verdicts
 }
 
 // realSteps returns the total length in ms, and the number, of a group's real steps between two views of the group. It counts only the
@@ -232,13 +236,13 @@ func realSteps(from, to *board.GroupView) (took, n float64) {
 	return to.Line.Learned.Ms - from.Line.Learned.Ms, to.Line.Learned.Steps - from.Line.Learned.Steps
 }
 
-// meanRealStep returns the mean length of a model's real steps in the measured part of the window, in ms; 0: there were none. ended has the
+// meanRealStep returns the mean length of a model's real steps in the measured part of the window, in ms; 0: there were none. atEnd has the
 // groups at the end of the window.
-func (w *Window) meanRealStep(model string, ended []board.GroupView) float64 {
-	begun, _ := w.Measured().Boards.Groups(model)
+func (w *Window) meanRealStep(model string, atEnd []board.GroupView) float64 {
+	atBegin, _ := w.Measured().Boards.Groups(model)
 	ms, steps := 0.0, 0.0
-	for _, to := range ended {
-		if from := viewOf(begun, to.Key); from != nil {
+	for _, to := range atEnd {
+		if from := viewOf(atBegin, to.Key); from != nil {
 			took, n := realSteps(from, &to)
 			ms, steps = ms+took, steps+n
 		}
@@ -249,25 +253,22 @@ func (w *Window) meanRealStep(model string, ended []board.GroupView) float64 {
 	return ms / steps
 }
 
-// secondsOf returns how many seconds the measured part of a window lasts, at least 1.
+// measuredSeconds returns how many seconds the measured part of a window lasts, at least 1.
 func measuredSeconds(v *Verdict) float64 { return max(1, v.To.Sub(v.From).Seconds()) }
 
 // judge compares the replays under the policy in force with the real steps, and with the replays under the other policies. It returns a
 // verdict for each group, or nil if the window has no real or no replayed steps. In the model's account, it counts the window, adds the
-// errors of the replays, and keeps the states with which replays of the next window may begin. It also drops what cannot be used any more:
-// accounts of models that are gone, and errors by chance of policies that are not tried.
-func (t *Twin) judge(j *judging) (found []Verdict) {
+// errors of the replays, and keeps the checkpoints with which replays of the next window may begin.
+func (t *Twin) judge(j *judging) (verdicts []Verdict) {
 	w, model, inForce := j.window, j.models[0], &j.policies[0]
-	maps.DeleteFunc(t.models, func(name string, _ *account) bool { return !slices.Contains(t.end.Models(), name) })
-	ended, _ := w.End.Groups(model)
-	realStepMs := w.meanRealStep(model, ended)
+	t.dropModels()
+	atEnd, _ := w.End.Groups(model)
+	realStepMs := w.meanRealStep(model, atEnd)
 	if realStepMs == 0 || inForce.stepMs.mean() == 0 {
 		return nil
 	}
 	a := t.account(model)
-	maps.DeleteFunc(a.variances, func(policy string, _ *ewma) bool {
-		return !slices.ContainsFunc(j.policies, func(p policyReplays) bool { return p.name == policy })
-	})
+	a.dropVariances(j.policies)
 	a.windowsJudged++
 	a.stepsToFirstToken = w.history(model).stepsToFirstToken
 	v := Verdict{
@@ -275,33 +276,52 @@ func (t *Twin) judge(j *judging) (found []Verdict) {
 		Sure:    a.windowsJudged >= minWindowsJudged,
 		Replays: int(inForce.stepMs.n),
 	}
-	miss, seconds := v.TwinMs/v.StepMs-1, measuredSeconds(&v)
-	v.Error = a.stepError.add(miss, seconds)
-	if chance, known := a.chanceOf(inForce.name, &inForce.stepMs, seconds); known {
-		fresh := min(seconds, v.To.Sub(a.judgedUntil).Seconds()) // the seconds that are in no earlier verdict
-		a.bias.add(miss, inForce.stepMs.deviationOfMean(chance), seconds, fresh)
+	windowError, seconds := v.TwinMs/v.StepMs-1, measuredSeconds(&v)
+	v.Error = a.stepError.add(windowError, seconds)
+	a.addVariance(inForce.name, &inForce.stepMs, seconds)
+	if deviation, known := a.deviation(inForce.name, seconds); known {
+		newSeconds := min(seconds, v.To.Sub(a.judgedUntil).Seconds()) // the seconds that are in no earlier verdict
+		a.bias.add(windowError, inForce.stepMs.deviationOfMean(deviation), seconds, newSeconds)
 	}
 	t.compare(j, &v, a)
-	a.checkpoints = j.checkpoints
-	for _, b := range w.Checkpoints {
-		if b.at.Equal(w.From()) { // the next window may begin at the same time as this one
-			a.checkpoints = append(a.checkpoints, b)
-		}
-	}
-	freshFrom := w.groupsSince(a.judgedUntil, v.From, model) // the groups where the fresh steps begin
-	for _, to := range ended {
+	a.keepCheckpoints(j)
+	atFirstNew := w.groupsSince(a.judgedUntil, v.From, model) // the groups where the steps begin that are in no earlier verdict
+	for _, to := range atEnd {
 		v.Group, v.Ranks, v.NewSteps = to.Key, len(to.Workers), 0
-		if from := viewOf(freshFrom, to.Key); from != nil {
+		if from := viewOf(atFirstNew, to.Key); from != nil {
 			v.NewSteps = to.Steps - from.Steps
 		}
-		found = append(found, v)
+		verdicts = append(verdicts, v)
 	}
 	a.judgedUntil = w.To()
-	return found
+	return verdicts
 }
 
-// compare adds to the verdict how each other policy does against the policy in force, in this window and in the hour. The fresh part of the
-// window then counts in the hours (heard).
+// dropModels drops the accounts of models that are gone.
+func (t *Twin) dropModels() {
+	maps.DeleteFunc(t.models, func(name string, _ *account) bool { return !slices.Contains(t.end.Models(), name) })
+}
+
+// dropVariances drops the variances of policies that are not replayed any more.
+func (a *account) dropVariances(replayed []policyReplays) {
+	maps.DeleteFunc(a.variances, func(policy string, _ *ewma) bool {
+		return !slices.ContainsFunc(replayed, func(p policyReplays) bool { return p.name == policy })
+	})
+}
+
+// keepCheckpoints keeps the checkpoints with which replays of the next window may begin: those that the replays of this window have saved,
+// and those at its begin, because the next window may begin at the same time.
+func (a *account) keepCheckpoints(j *judging) {
+	a.checkpoints = j.checkpoints
+	for _, c := range j.window.Checkpoints {
+		if c.at.Equal(j.window.From()) {
+			a.checkpoints = append(a.checkpoints, c)
+		}
+	}
+}
+
+// compare adds to the verdict how each other policy does against the policy in force, in this window and in the hour. The new part of the
+// window then counts in the hours.
 func (t *Twin) compare(j *judging, v *Verdict, a *account) {
 	from, to := j.window.newPart()
 	if to.After(from) {
@@ -313,8 +333,9 @@ func (t *Twin) compare(j *judging, v *Verdict, a *account) {
 			continue
 		}
 		against := t.against(other, v, a)
-		chance, _ := a.chanceOf(other.name, &tally{}, 1) // of a replay of one second; the empty tally adds nothing
-		if hour := a.addToHour(other, &j.policies[0], to.Sub(from).Seconds(), chance); v.Sure {
+		deviation, _ := a.deviation(other.name, 1) // of a replay of one second
+		hour := a.addToHour(other, &j.policies[0], to.Sub(from).Seconds(), deviation)
+		if v.Sure { // else it is not known by how much the result may be wrong
 			against.Hour = hour
 		}
 		v.Against = append(v.Against, against)
@@ -331,15 +352,18 @@ func (t *Twin) account(model string) *account {
 	return a
 }
 
-// against compares the replays under another policy with those under the policy in force.
+// against compares the replays under another policy with those under the policy in force. It adds to the account how much the replays under
+// the other policy differ by chance.
 func (t *Twin) against(other *policyReplays, v *Verdict, a *account) Against {
 	if other.failed != nil {
 		return Against{Policy: other.spec, Failed: other.failed}
 	}
-	found := Against{Policy: other.name, StepMs: other.stepMs.mean(), SavedMs: other.stepMs.mean() - v.TwinMs}
-	chance, known := a.chanceOf(other.name, &other.stepMs, measuredSeconds(v))
-	found.Error = a.bias.errorBound(other.stepMs.deviationOfMean(chance))
-	mayClaim := known && v.Sure && measuredSeconds(v) >= MinClaimWindow.Seconds() && found.StepMs > 0
-	found.Claimed = mayClaim && math.Abs(found.SavedMs) > max(found.Error, v.Error)*v.StepMs
-	return found
+	result := Against{Policy: other.name, StepMs: other.stepMs.mean(), SavedMs: other.stepMs.mean() - v.TwinMs}
+	a.addVariance(other.name, &other.stepMs, measuredSeconds(v))
+	deviation, known := a.deviation(other.name, measuredSeconds(v))
+	result.Error = a.bias.errorBound(other.stepMs.deviationOfMean(deviation))
+	errorsKnown := known && v.Sure
+	mayClaim := errorsKnown && measuredSeconds(v) >= MinClaimWindow.Seconds() && result.StepMs > 0
+	result.Claimed = mayClaim && math.Abs(result.SavedMs) > max(result.Error, v.Error)*v.StepMs
+	return result
 }

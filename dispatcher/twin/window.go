@@ -8,18 +8,18 @@ import (
 	"evenkeel/dispatcher/board"
 )
 
-// Window is the traffic that is replayed: stretches without gaps between them.
+// Window is the traffic that is replayed: segments without gaps between them.
 type Window struct {
-	Segments []*Segment
-	End       *board.Boards // the boards at the end of the last stretch
-	HoursUntil     time.Time     // traffic before this time is in the hours of the account already
-	Checkpoints     []*Checkpoint      // states with which replays under other policies may begin
-	StepsToFirstToken       int32         // steps from the binding of a request to its first token, for windows that do not show it; 0: not known
+	Segments          []*Segment
+	End               *board.Boards // the boards at the end of the last segment
+	HoursUntil        time.Time     // traffic before this time is in the hours of the account already
+	Checkpoints       []*Checkpoint // states with which replays under other policies may begin
+	StepsToFirstToken int32         // steps from the binding of a request to its first token, for windows that do not show it; 0: not known
 
 	histories map[string]*history // by model
 }
 
-// fates returns what became of a model's requests. They are found once for all replays of the window.
+// history returns what became of a model's requests. They are found once for all replays of the window.
 func (w *Window) history(model string) *history {
 	if w.histories[model] == nil {
 		if w.histories == nil {
@@ -33,21 +33,22 @@ func (w *Window) history(model string) *history {
 // From returns when the window begins.
 func (w *Window) From() time.Time { return w.Segments[0].From }
 
-// each calls onArrival for each arrival of a model, and onLeave for each request of any model that left, in the order in which these things
-// happened. The time that onLeave gets is since the window began.
-func (w *Window) eachEvent(model string, onArrival func(*arrival), onLeave func(time.Duration, *departure)) {
+// eachEvent calls onArrival for each arrival of a model, and onDeparture for each request of any model that left, in the order in which
+// they happened. The time that onDeparture gets is since the window began.
+func (w *Window) eachEvent(model string, onArrival func(*arrival), onDeparture func(time.Duration, *departure)) {
 	for _, s := range w.Segments {
 		offset := s.From.Sub(w.From())
 		i, k := 0, 0 // indices of the next arrival and of the next request that left
 		for i < len(s.arrivals) || k < len(s.departures) {
-			if arrivalIsNext := k == len(s.departures) || i < len(s.arrivals) && s.arrivals[i].at <= s.departures[k].at; arrivalIsNext {
-				if c := &s.arrivals[i]; c.model == model {
-					onArrival(c)
+			arrivalIsNext := k == len(s.departures) || i < len(s.arrivals) && s.arrivals[i].at <= s.departures[k].at
+			if arrivalIsNext {
+				if a := &s.arrivals[i]; a.model == model {
+					onArrival(a)
 				}
 				i++
 				continue
 			}
-			onLeave(s.departures[k].at+offset, &s.departures[k])
+			onDeparture(s.departures[k].at+offset, &s.departures[k])
 			k++
 		}
 	}
@@ -57,13 +58,13 @@ func (w *Window) eachEvent(model string, onArrival func(*arrival), onLeave func(
 // group was removed and added again; nil: there is no such part.
 func (w *Window) partWithAllGroups(model string) *Window {
 	atEnd, _ := w.End.Groups(model)
-	begin, later := 0, atEnd // index of the first stretch of the part; the groups when stretch i ended
+	begin, later := 0, atEnd // index of the first segment of the part; the groups when segment i ended
 	for i := len(w.Segments) - 1; i >= 0 && begin == 0; i-- {
 		groups, _ := w.Segments[i].Boards.Groups(model)
 		for _, v := range atEnd {
 			from, to := viewOf(groups, v.Key), viewOf(later, v.Key)
 			missing := from == nil || to == nil
-			if missing || to.Steps < from.Steps || to.Seconds < from.Seconds { // fewer steps than before: the group was added anew
+			if missing || to.Steps < from.Steps || to.Seconds < from.Seconds { // with fewer steps than before, the group was added anew
 				begin = i + 1
 			}
 		}
@@ -75,10 +76,11 @@ func (w *Window) partWithAllGroups(model string) *Window {
 	return &Window{Segments: w.Segments[begin:], End: w.End}
 }
 
-// groupsSince returns the groups of a model at the begin of the first stretch that begins neither before accounted nor before measured.
-func (w *Window) groupsSince(accounted, measured time.Time, model string) []board.GroupView {
+// groupsSince returns the groups of a model at the begin of the first segment that begins neither before judgedUntil nor before
+// measuredFrom; nil: no segment begins so late.
+func (w *Window) groupsSince(judgedUntil, measuredFrom time.Time, model string) []board.GroupView {
 	for _, s := range w.Segments {
-		if !s.From.Before(accounted) && !s.From.Before(measured) {
+		if !s.From.Before(judgedUntil) && !s.From.Before(measuredFrom) {
 			groups, _ := s.Boards.Groups(model)
 			return groups
 		}
@@ -94,7 +96,7 @@ func viewOf(all []board.GroupView, key board.GroupKey) *board.GroupView {
 	return nil
 }
 
-// Measured returns the first stretch that is measured. It leaves out the first fifth of the window: there, the ranks still hold requests
+// Measured returns the first segment that is measured. It leaves out the first fifth of the window: there, the ranks still hold requests
 // from before the window, which another policy would have sent to other ranks.
 func (w *Window) Measured() *Segment {
 	for _, s := range w.Segments {
@@ -105,12 +107,14 @@ func (w *Window) Measured() *Segment {
 	return w.Segments[0]
 }
 
-// settled says whether a stretch begins in the first 70 % of the window. Later in the window, many answers run whose lengths are not known
-// yet.
-func (w *Window) lengthsKnown(s *Segment) bool { return 10*s.From.Sub(w.From()) <= 7*w.To().Sub(w.From()) }
+// lengthsKnown says whether a segment begins in the first 70 % of the window. Later in the window, many answers run whose lengths are not
+// known yet.
+func (w *Window) lengthsKnown(s *Segment) bool {
+	return 10*s.From.Sub(w.From()) <= 7*w.To().Sub(w.From())
+}
 
-// fresh returns the part of the window that is measured and settled, and that is not in the hours of the account yet. If there is no such
-// part, to is not after from.
+// newPart returns the part of the window that is measured, in which the lengths of most answers are known, and that is not in the hours of
+// the account yet. If there is no such part, to is not after from.
 func (w *Window) newPart() (from, to time.Time) {
 	if from = w.Measured().From; from.Before(w.HoursUntil) {
 		from = w.HoursUntil
@@ -126,20 +130,20 @@ func (w *Window) newPart() (from, to time.Time) {
 // To returns when the window ends.
 func (w *Window) To() time.Time { return w.Segments[len(w.Segments)-1].To }
 
-// arrivals are the requests of a model in the order in which they came, with times since the window began.
+// arrivalQueue are the requests of a model in the order in which they came, with times since the window began.
 type arrivalQueue struct {
-	segments []*Segment     // the stretches that still have arrivals to read; the next arrival is in the first one
-	from      time.Time      // when the window began
-	model     string         // arrivals of other models are skipped
-	skipped   map[*arrival]bool // arrivals to skip
-	index        int            // index of the next arrival in the first stretch
+	segments []*Segment        // the segments that still have arrivals to read; the next arrival is in the first one
+	from     time.Time         // when the window began
+	model    string            // arrivals of other models are skipped
+	skipped  map[*arrival]bool // arrivals to skip
+	index    int               // index of the next arrival in the first segment
 }
 
-// skip moves on to the next arrival of the model that is not in skipped.
+// skipToNext moves on to the next arrival of the model that is not in skipped.
 func (a *arrivalQueue) skipToNext() {
 	for len(a.segments) > 0 {
 		for all := a.segments[0].arrivals; a.index < len(all); a.index++ {
-			if c := &all[a.index]; c.model == a.model && !a.skipped[c] {
+			if next := &all[a.index]; next.model == a.model && !a.skipped[next] {
 				return
 			}
 		}
@@ -147,7 +151,7 @@ func (a *arrivalQueue) skipToNext() {
 	}
 }
 
-// due returns when the next request comes, in ms since the window began.
+// nextAt returns when the next request comes, in ms since the window began; more is false if none comes any more.
 func (a *arrivalQueue) nextAt() (at float64, more bool) {
 	if len(a.segments) == 0 {
 		return 0, false
@@ -156,49 +160,44 @@ func (a *arrivalQueue) nextAt() (at float64, more bool) {
 	return ms(s.arrivals[a.index].at + s.From.Sub(a.from)), true
 }
 
-// take returns the next arrival, and moves on to the one after it.
+// next returns the next arrival, and moves on to the one after it.
 func (a *arrivalQueue) next() arrival {
 	s := a.segments[0]
-	c, offset := s.arrivals[a.index], s.From.Sub(a.from)
-	c.at, c.received, c.entered = c.at+offset, c.received+offset, c.entered+offset
-	if c.deadline != 0 {
-		c.deadline += offset
+	next, offset := s.arrivals[a.index], s.From.Sub(a.from)
+	next.at, next.received, next.entered = next.at+offset, next.received+offset, next.entered+offset
+	if next.deadline != 0 {
+		next.deadline += offset
 	}
 	a.index++
 	a.skipToNext()
-	return c
+	return next
 }
 
-// learnFates finds out what became of a model's requests: those on ranks or in the pool when the window begins, and those that come later.
+// learnHistory finds out what became of a model's requests: those on ranks or in the pool when the window begins, and those that come
+// later.
 func (w *Window) learnHistory(model string) *history {
-	arrivals := 0
+	arrivals := 0 // of all models: enough memory for the answers of one
 	for _, s := range w.Segments {
 		arrivals += len(s.arrivals)
 	}
 	l := &historyLearner{
-		history:  &history{answers: make([]answer, 0, arrivals), index: make(map[uint64]int32, arrivals), resumptions: map[*arrival]bool{}},
+		history:     &history{answers: make([]answer, 0, arrivals), index: make(map[uint64]int32, arrivals), resumptions: map[*arrival]bool{}},
 		mayComeBack: map[failedRequest]int32{},
 	}
-	begin := w.Segments[0].Boards
-	for _, c := range begin.Charges(model) {
+	atBegin := w.Segments[0].Boards
+	for _, c := range atBegin.Charges(model) {
 		l.add(c.ID, answer{key: c.Key, tokensAtStart: c.Age + c.Generated, tokensBefore: c.Age})
 	}
-	for _, e := range begin.Waiting(model) {
+	for _, e := range atBegin.Waiting(model) {
 		l.add(e.ID, answer{key: e.Key, tokensAtStart: int32(e.Age), tokensBefore: int32(e.Age)})
 	}
 	w.eachEvent(model, l.recordArrival, l.recordDeparture)
-	for _, c := range w.End.Charges(model) { // not ended: they have at least so many tokens
+	for _, c := range w.End.Charges(model) { // these have not ended, so they get at least so many tokens
 		if a := l.of(c.ID); a != nil {
 			a.lastTokens = c.Age + c.Generated
 		}
 	}
-	l.lengths = estimateLengths(len(l.answers), func(yield func(observation) bool) {
-		for i := range l.answers {
-			if a := &l.answers[i]; a.lastTokens >= 0 && !yield(observation{a.tokensAtStart, a.lastTokens, a.leftAt >= 0}) {
-				return
-			}
-		}
-	})
+	l.lengths = estimateLengths(len(l.answers), l.observations)
 	l.stepsToFirstToken = cmp.Or(w.StepsToFirstToken, usualStepsToFirstToken)
 	if len(l.knownSteps) > 0 {
 		slices.Sort(l.knownSteps)
@@ -207,15 +206,28 @@ func (w *Window) learnHistory(model string) *history {
 	return l.history
 }
 
+// observations yields from which length to which length each answer was observed. It leaves out requests that left before they had a slot.
+func (l *historyLearner) observations(yield func(observation) bool) {
+	for i := range l.answers {
+		a := &l.answers[i]
+		if a.lastTokens < 0 {
+			continue
+		}
+		if !yield(observation{from: a.tokensAtStart, to: a.lastTokens, ended: a.leftAt >= 0}) {
+			return
+		}
+	}
+}
+
 // Span is the longest window that is replayed.
 const Span = 5 * time.Minute
 
-// Begun is the state of a replay under another policy at the time at. The replay of a later window begins with this state, as if the other
-// policy had been in force all the time. A replay that began with the real boards would give wrong results for longer than a window lasts:
-// it would have requests that only pile up under the policy in force, or lack requests that only pile up under the other policy.
+// Checkpoint is the state of a replay under another policy at the time at. The replay of a later window begins with this state, as if the
+// other policy had been in force all the time. A replay that began with the real boards would give wrong results for longer than a window
+// lasts: it would have requests that only pile up under the policy in force, or lack requests that only pile up under the other policy.
 type Checkpoint struct {
-	spec   string // the other policy
-	at     time.Time
-	boards *board.Boards
-	remaining   map[uint64]int32 // by request ID: tokens that the request still gets
+	spec      string // the other policy
+	at        time.Time
+	boards    *board.Boards
+	remaining map[uint64]int32 // by request ID: tokens that the request still gets
 }

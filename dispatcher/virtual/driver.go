@@ -14,22 +14,22 @@ import (
 type Driver struct {
 	Boards *board.Boards
 	Began  time.Time
-	Now    float64 // ms
+	Now    float64 // present time, in ms since Began
 	Model  string
-	Counts board.Counts
+	Counts board.Counts // progress of the requests on the ranks, which Count applies
 
-	OnBind     func(e *board.Effect)
-	OnRefuse   func(e *board.Effect)
-	OnOtherEffect     func(e *board.Effect) // gets all effects but EffectBind, EffectRefuse and EffectGroupIdle
-	OnDecided func(ms float64)      // called after an event was applied and its rounds were decided
-	Timed     func(round func())    // must call round, and may measure its time; nil: rounds are not measured
+	OnBind        func(e *board.Effect) // gets each EffectBind
+	OnRefuse      func(e *board.Effect) // gets each EffectRefuse
+	OnOtherEffect func(e *board.Effect) // gets all effects but EffectBind, EffectRefuse and EffectRest
+	OnDecided     func(ms float64)      // called after an event was applied and its rounds were decided
+	Timed         func(round func())    // must call round, and may measure its time; nil: rounds are not measured
 
 	// Functions for recorders; nil: nothing is recorded.
 	OnEvent  func(e board.Event, now time.Time)   // called before an event is applied to the boards
 	OnEffect func(e *board.Effect, now time.Time) // called before an effect is carried out
 
-	tick    board.Tick
-	decided board.Decided
+	tick       board.Tick
+	decided    board.Decided
 	idleGroups map[string]bool // names of groups in which no request decodes any more, so that the length of their next step is not known
 }
 
@@ -46,7 +46,7 @@ func (d *Driver) Instant(ms float64) time.Time {
 	return d.Began.Add(time.Duration(math.Round(ms * float64(time.Millisecond))))
 }
 
-// Apply gives the boards an event, and runs the rounds that the event causes.
+// Apply gives the boards an event at the time ms, and runs the rounds of decisions that the event causes.
 func (d *Driver) Apply(e board.Event, ms float64) {
 	now := d.Instant(ms)
 	if d.OnEvent != nil {
@@ -67,7 +67,7 @@ func (d *Driver) Apply(e board.Event, ms float64) {
 	d.OnDecided(ms)
 }
 
-// Look applies a Tick and, if the tick needs them, Counts before it.
+// Tick applies a board.Tick and, if the tick needs them, Counts before it.
 func (d *Driver) Tick(ms float64) {
 	if d.Boards.NeedsCounts(d.Model, d.Instant(ms)) {
 		d.Count(ms)
@@ -83,14 +83,14 @@ func (d *Driver) Next() float64 {
 	return Never
 }
 
-// Never is a time that never comes.
+// Never is a time that never comes, in ms.
 var Never = math.Inf(1)
 
-// Count applies the Counts, which are valid for the next event.
+// Count applies the Counts at the time ms, so that the boards decide with them in the next event.
 func (d *Driver) Count(ms float64) { d.Boards.Apply(&d.Counts, d.Instant(ms)) }
 
-// carryOut passes EffectBind to Bound, EffectRefuse to Refused, and all other effects to Other, except EffectGroupIdle, which marks the
-// group as stopped.
+// carryOut passes EffectBind to OnBind, EffectRefuse to OnRefuse, and all other effects to OnOtherEffect, except EffectRest, which marks
+// the group as stopped.
 func (d *Driver) carryOut(effects []board.Effect, now time.Time) {
 	for i := range effects {
 		if d.OnEffect != nil {
@@ -114,10 +114,11 @@ func (d *Driver) carryOut(effects []board.Effect, now time.Time) {
 type StepCounter struct {
 	Key    board.GroupKey
 	Number uint32  // number of the present step
-	Since  float64 // when the last step was reported, in ms; NaN: none was since the group was idle
+	Since  float64 // when the last step was reported, in ms; NaN: no step was reported since the group was idle
 	steps  board.Steps
 }
 
+// newStepCounter returns the counter of a group that has reported no step yet.
 func newStepCounter(key board.GroupKey) StepCounter {
 	return StepCounter{Key: key, Number: 1, Since: math.NaN(), steps: board.Steps{Group: key}}
 }
@@ -149,6 +150,6 @@ func (d *Driver) resetCounts(slot int32) {
 }
 
 // setCounts sets the Counts of a slot: how many tokens its stream has brought, and the number of the step that brought the first tokens.
-func (d *Driver) setCounts(slot, tokens int32, first uint32) {
-	d.Counts.Tokens[slot], d.Counts.Started[slot], d.Counts.FirstStep[slot] = tokens, true, first
+func (d *Driver) setCounts(slot, tokens int32, firstStep uint32) {
+	d.Counts.Tokens[slot], d.Counts.Started[slot], d.Counts.FirstStep[slot] = tokens, true, firstStep
 }

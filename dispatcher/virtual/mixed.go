@@ -10,25 +10,25 @@ import (
 // most Budget tokens: first for the requests that run, in the order of their admission, and then for the requests that wait. Engines do the
 // same.
 type Mixed struct {
-	Law      step.Law
-	Budget   int32 // largest number of tokens that a rank computes in a step
-	Slots    int   // largest number of requests that run on a rank
-	KVCapacity     int64 // KV tokens of a rank; 0: unlimited
-	Block    int64 // tokens of a KV block: a request holds whole blocks; 0 and 1: single tokens
-	Interval int64 // prompts are computed only in steps whose number is a multiple of this; 0 and 1: in each step
-	PrefillFirst    bool  // a rank that can compute a prompt does not decode in the same step, as in SGLang
-	Delay    int   // steps for which prompts wait until each rank has one, as in SGLang 0.5.23; 0: they do not wait
+	Law          step.Law
+	Budget       int32 // largest number of tokens that a rank computes in a step
+	Slots        int   // largest number of requests that run on a rank
+	KVCapacity   int64 // KV tokens of a rank; 0: unlimited
+	Block        int64 // tokens of a KV block: a request holds whole blocks; 0 and 1: single tokens
+	Interval     int64 // prompts are computed only in steps whose number is a multiple of this; 0 and 1: in each step
+	PrefillFirst bool  // a rank that can compute a prompt does not decode in the same step, as in SGLang
+	Delay        int   // steps for which prompts wait until each rank has one, as in SGLang 0.5.23; 0: they do not wait
 
-	Ranks []MixedRank
-	RankWork  []step.Rank // what each rank does in the step that began last
-	Step  int64       // number of the step in progress or, if there is none, of the next step
-	Ends  float64     // when the step in progress ends, in ms of virtual time; Never: no step is in progress
+	Ranks    []MixedRank
+	RankWork []step.Rank // what each rank does in the step that began last
+	Step     int64       // number of the step in progress or, if there is none, of the next step
+	Ends     float64     // when the step in progress ends, in ms of virtual time; Never: no step is in progress
 
-	VaryStepMs    func(ms float64) float64      // returns how long a step takes if it takes so many ms by the law; nil: the same
-	Cached   func(rank int, w *MixedRequest) int32 // returns how many tokens of a prompt the rank has in its cache when it admits the request
-	Token    func(rank int, w *MixedRequest)       // called when a request got a token
-	Finished func(rank int, w *MixedRequest)       // called when a request got its last token, and has left
-	Computed func(rank int, w *MixedRequest)       // called when a step has computed a part of a prompt; nil: nothing is called
+	VaryStepMs func(ms float64) float64              // returns how long a step takes that takes so many ms by the Law; nil: the same
+	Cached     func(rank int, q *MixedRequest) int32 // returns how many prompt tokens the rank has in its cache when it admits the request
+	Token      func(rank int, q *MixedRequest)       // called when a request got a token
+	Finished   func(rank int, q *MixedRequest)       // called when a request got its last token, and has left
+	Computed   func(rank int, q *MixedRequest)       // called when a step has computed a part of a prompt; nil: nothing is called
 
 	Prefilling  int // number of ranks that compute prompts in this step
 	Preemptions int // number of preemptions so far
@@ -39,43 +39,43 @@ type Mixed struct {
 type MixedRank struct {
 	Waiting     []MixedRequest // first come, first served
 	Running     []MixedRequest // in the order of admission
-	KV          int64  // KV tokens of the running requests, in whole blocks
-	leftWaiting bool   // requests still waited after the last step in which the rank could compute prompts
+	KV          int64          // KV tokens of the running requests, in whole blocks
+	leftWaiting bool           // requests still waited after the last step in which the rank could compute prompts
 }
 
-// Work is a request on a mixed rank.
+// MixedRequest is a request on a mixed rank.
 type MixedRequest struct {
 	Job       int32 // identifies the request for the caller
 	Slot      int32 // its slot on the board
 	Prompt    int32 // tokens
 	Left      int32 // tokens that it will still get
 	Gen       int32 // tokens that it has got
-	computed      int32 // tokens that are due and are computed or were cached
-	toCompute       int32 // tokens to be computed before it gets its next token: the prompt and, after a preemption, the tokens that it has got
+	computed  int32 // so many of the tokens toCompute are computed or were cached
+	toCompute int32 // tokens to be computed before it gets its next token: the prompt and, after a preemption, the tokens that it has got
 	scheduled int32 // tokens that the present step computes for it
 
-	firstStep uint32 // number of the step that its group had reported when its first token came; 0: it has no token
+	firstStep uint32 // as its group reported it (StepCounter.Number), the step of its first token; 0: it has no token
 }
 
-// computing says whether the request still has tokens to compute before it decodes.
-func (w *MixedRequest) isPrefilling() bool { return w.computed < w.toCompute }
+// isPrefilling says whether the request still has tokens to compute before it decodes.
+func (q *MixedRequest) isPrefilling() bool { return q.computed < q.toCompute }
 
 // Done returns how many tokens of the prompt are computed or were cached. After a preemption, it includes tokens of the answer.
-func (w *MixedRequest) Done() int { return int(w.computed) }
+func (q *MixedRequest) Done() int { return int(q.computed) }
 
-// tokens returns the KV tokens of the request.
-func (w *MixedRequest) kvTokens() int64 { return int64(w.Prompt) + int64(w.Gen) }
+// kvTokens returns the KV tokens of the request.
+func (q *MixedRequest) kvTokens() int64 { return int64(q.Prompt) + int64(q.Gen) }
 
 // Add gives a request to a rank.
-func (g *Mixed) Add(rank int, w MixedRequest) {
-	w.toCompute = w.Prompt
-	g.Ranks[rank].Waiting = append(g.Ranks[rank].Waiting, w)
+func (g *Mixed) Add(rank int, q MixedRequest) {
+	q.toCompute = q.Prompt
+	g.Ranks[rank].Waiting = append(g.Ranks[rank].Waiting, q)
 }
 
 // Drop takes a request away from a rank, whether it waits or runs.
 func (g *Mixed) Drop(rank int, job int32) {
 	r := &g.Ranks[rank]
-	isJob := func(w MixedRequest) bool { return w.Job == job }
+	isJob := func(q MixedRequest) bool { return q.Job == job }
 	r.Waiting = slices.DeleteFunc(r.Waiting, isJob)
 	if i := slices.IndexFunc(r.Running, isJob); i >= 0 {
 		r.KV -= g.wholeBlocks(r.Running[i].kvTokens())
@@ -88,14 +88,14 @@ func (g *Mixed) Begin(now float64) {
 	if g.Ends < Never {
 		return
 	}
-	mayBegin := g.decideNewPrompts()
+	newPrompts := g.decideNewPrompts()
 	busy := false
 	g.Prefilling, g.RankWork = 0, g.RankWork[:0]
 	for i := range g.Ranks {
-		does := g.schedule(i, mayBegin)
-		g.RankWork = append(g.RankWork, does)
-		busy = busy || does.Requests > 0 || does.Prompt > 0
-		if does.Prompt > 0 {
+		work := g.schedule(i, newPrompts)
+		g.RankWork = append(g.RankWork, work)
+		busy = busy || work.Requests > 0 || work.Prompt > 0
+		if work.Prompt > 0 {
 			g.Prefilling++
 		}
 	}
@@ -108,15 +108,16 @@ func (g *Mixed) Begin(now float64) {
 	}
 }
 
-// aligned says whether the Interval lets a rank compute prompts in this step: the step's number is a multiple of it, the rank decodes no
-// request, or requests still waited after the last step in which the rank could compute prompts.
+// mayCompute says whether the Interval lets a rank compute prompts in this step. Engines ignore the Interval on a rank that decodes no
+// request, and as long as requests wait that did not fit into the last step with prompts.
 func (g *Mixed) mayCompute(r *MixedRank) bool {
-	return g.Interval <= 1 || g.Step%g.Interval == 0 || r.leftWaiting || !r.hasDecoding()
+	inInterval := g.Interval <= 1 || g.Step%g.Interval == 0
+	return inInterval || r.leftWaiting || !r.hasDecoding()
 }
 
-// mayBegin says whether ranks may begin new prompts in this step. With Delay, new prompts wait until each rank has one, because a prompt on
-// one rank makes the step of all ranks longer. They wait for at most Delay-1 steps in a row, and only while a rank decodes. mayBegin counts
-// these steps, so it must be called once per step.
+// decideNewPrompts says whether ranks may begin new prompts in this step. With Delay, new prompts wait until each rank has one, because a
+// prompt on one rank makes the step of all ranks longer. They wait for at most Delay-1 steps in a row, and only while a rank decodes.
+// decideNewPrompts counts these steps, so it must be called once per step.
 func (g *Mixed) decideNewPrompts() bool {
 	if g.Delay == 0 {
 		return true
@@ -131,6 +132,7 @@ func (g *Mixed) decideNewPrompts() bool {
 		return true
 	}
 	mayWait := withNewPrompt < len(g.Ranks) && g.heldSteps < g.Delay-1
+	// If no rank decodes, a wait would only leave the ranks idle.
 	if mayWait && slices.ContainsFunc(g.Ranks, func(r MixedRank) bool { return r.hasDecoding() }) {
 		g.heldSteps++
 		return false
@@ -139,34 +141,35 @@ func (g *Mixed) decideNewPrompts() bool {
 	return true
 }
 
-// decodes says whether any request on the rank decodes.
+// hasDecoding says whether any request on the rank decodes.
 func (r *MixedRank) hasDecoding() bool {
-	return slices.ContainsFunc(r.Running, func(w MixedRequest) bool { return !w.isPrefilling() })
+	return slices.ContainsFunc(r.Running, func(q MixedRequest) bool { return !q.isPrefilling() })
 }
 
-// computes says whether the prompt of any running request is not computed yet.
+// hasUncomputedPrompt says whether the prompt of any running request is not computed yet.
 func (r *MixedRank) hasUncomputedPrompt() bool {
-	return slices.ContainsFunc(r.Running, func(w MixedRequest) bool { return w.isPrefilling() })
+	return slices.ContainsFunc(r.Running, func(q MixedRequest) bool { return q.isPrefilling() })
 }
 
-// hasNewPrompt says whether a rank has a prompt to compute now: it has begun one, or could admit a request.
+// hasNewPrompt says whether the i-th rank has a prompt to compute now: it has begun one, or could admit a request.
 func (g *Mixed) hasNewPrompt(i int) bool {
 	r := &g.Ranks[i]
 	return r.hasUncomputedPrompt() || g.canAdmit(r)
 }
 
-// admits says whether a rank has a slot and KV room for the first request that waits, with its whole prompt.
+// canAdmit says whether a rank has a slot and KV room for the first request that waits, with its whole prompt.
 func (g *Mixed) canAdmit(r *MixedRank) bool {
 	return len(r.Waiting) > 0 && len(r.Running) < g.Slots && g.hasRoomFor(r, &r.Waiting[0])
 }
 
-// fits says whether a rank has KV room for a request and its next token, in addition to the next tokens of the running requests. A rank
-// without running requests takes any request.
-func (g *Mixed) hasRoomFor(r *MixedRank, w *MixedRequest) bool {
-	return g.KVCapacity == 0 || len(r.Running) == 0 || r.KV+g.kvGrowth(r)+g.wholeBlocks(w.kvTokens()+1) <= g.KVCapacity
+// hasRoomFor says whether a rank has KV room for a request and its next token, in addition to the next tokens of the running requests. A
+// rank without running requests takes any request, because one that is too large would otherwise wait forever.
+func (g *Mixed) hasRoomFor(r *MixedRank, q *MixedRequest) bool {
+	unlimited, empty := g.KVCapacity == 0, len(r.Running) == 0
+	return unlimited || empty || r.KV+g.kvGrowth(r)+g.wholeBlocks(q.kvTokens()+1) <= g.KVCapacity
 }
 
-// holds returns how many KV tokens a request with so many tokens takes, in whole blocks.
+// wholeBlocks returns how many KV tokens a request with so many tokens takes, in whole blocks.
 func (g *Mixed) wholeBlocks(tokens int64) int64 {
 	if g.Block <= 1 {
 		return tokens
@@ -174,13 +177,13 @@ func (g *Mixed) wholeBlocks(tokens int64) int64 {
 	return (tokens + g.Block - 1) / g.Block * g.Block
 }
 
-// growth returns by how many KV tokens the rank's KV grows when each running request gets its next token.
+// kvGrowth returns by how many KV tokens the rank's KV grows when each running request gets its next token.
 func (g *Mixed) kvGrowth(r *MixedRank) (kv int64) {
 	if g.Block <= 1 {
 		return int64(len(r.Running))
 	}
 	for i := range r.Running {
-		if r.Running[i].kvTokens()%g.Block == 0 {
+		if r.Running[i].kvTokens()%g.Block == 0 { // its last block is full, so the next token needs a new one
 			kv += g.Block
 		}
 	}
@@ -188,59 +191,70 @@ func (g *Mixed) kvGrowth(r *MixedRank) (kv int64) {
 }
 
 // schedule decides what the i-th rank does in the step that begins, and returns it. It first preempts requests for which KV room is short.
-// The token budget goes first to the running requests, in the order of their admission. If mayBegin is true, the rest goes to requests that
-// the rank admits now. For each request, schedule sets scheduled, the number of tokens that the step computes for it.
-func (g *Mixed) schedule(i int, mayBegin bool) (does step.Rank) {
+// The token budget goes first to the running requests, in the order of their admission. If newPrompts is true, the rest goes to requests
+// that the rank admits now. For each request, schedule sets scheduled, the number of tokens that the step computes for it.
+func (g *Mixed) schedule(i int, newPrompts bool) (work step.Rank) {
 	r := &g.Ranks[i]
 	mayCompute := g.mayCompute(r)
 	preempted := g.preempt(r)
-	mayAdmit := mayBegin && mayCompute && !preempted // a rank that preempts a request admits none in the same step
+	mayAdmit := newPrompts && mayCompute && !preempted // a rank that preempts a request admits none in the same step
 	for k := range r.Running {
 		r.Running[k].scheduled = 0
 	}
-	// With First, a rank that computes a prompt does not decode in the same step.
+	// With PrefillFirst, a rank that computes a prompt does not decode in the same step.
 	prefillOnly := g.PrefillFirst && mayCompute && (r.hasUncomputedPrompt() || mayAdmit && g.canAdmit(r))
 	budget := g.Budget
 	for k := range r.Running {
-		w := &r.Running[k]
+		q := &r.Running[k]
 		switch {
-		case w.isPrefilling():
+		case q.isPrefilling():
 			if mayCompute {
-				w.scheduled = min(budget, w.toCompute-w.computed)
-				does.Prompt += float64(w.scheduled)
+				q.scheduled = min(budget, q.toCompute-q.computed)
+				work.Prompt += float64(q.scheduled)
 			}
 		case budget > 0 && !prefillOnly:
-			w.scheduled = 1
-			does.Requests++
-			does.KV += float64(w.kvTokens())
+			q.scheduled = 1
+			work.Requests++
+			work.KV += float64(q.kvTokens())
 		}
-		budget -= w.scheduled
+		budget -= q.scheduled
 	}
-	for mayAdmit && budget > 0 && g.canAdmit(r) {
-		w := r.Waiting[0]
-		r.Waiting = slices.Delete(r.Waiting, 0, 1)
-		w.computed = min(w.toCompute-1, g.Cached(i, &w)) // the last token is always computed
-		w.scheduled = min(budget, w.toCompute-w.computed)
-		does.Prompt += float64(w.scheduled)
-		budget -= w.scheduled
-		r.KV += g.wholeBlocks(w.kvTokens())
-		r.Running = append(r.Running, w)
+	if mayAdmit {
+		work.Prompt += g.admit(i, budget)
 	}
 	if mayCompute {
 		r.leftWaiting = len(r.Waiting) > 0
 	}
-	return does
+	return work
+}
+
+// admit makes waiting requests of the i-th rank run, as long as the rank has slots, KV room, and a part of the token budget of the step for
+// them. It returns how many tokens of their prompts the step computes.
+func (g *Mixed) admit(i int, budget int32) (tokens float64) {
+	r := &g.Ranks[i]
+	for budget > 0 && g.canAdmit(r) {
+		q := r.Waiting[0]
+		r.Waiting = slices.Delete(r.Waiting, 0, 1)
+		q.computed = min(q.toCompute-1, g.Cached(i, &q)) // the last token is always computed
+		q.scheduled = min(budget, q.toCompute-q.computed)
+		tokens += float64(q.scheduled)
+		budget -= q.scheduled
+		r.KV += g.wholeBlocks(q.kvTokens())
+		r.Running = append(r.Running, q)
+	}
+	return tokens
 }
 
 // preempt puts running requests back into the queue, the last admitted first, while the rank has no KV room for the next tokens of all
-// running requests. All tokens of these requests will be computed again. preempted says whether there were such requests.
+// running requests. One request always stays, so that the rank can go on. All tokens of the preempted requests will be computed again.
+// preempted says whether there were such requests.
 func (g *Mixed) preempt(r *MixedRank) (preempted bool) {
 	for g.KVCapacity > 0 && len(r.Running) > 1 && r.KV+g.kvGrowth(r) > g.KVCapacity {
-		w := r.Running[len(r.Running)-1]
+		q := r.Running[len(r.Running)-1]
 		r.Running = r.Running[:len(r.Running)-1]
-		r.KV -= g.wholeBlocks(w.kvTokens())
-		w.computed, w.toCompute = 0, w.Prompt+w.Gen
-		r.Waiting = slices.Insert(r.Waiting, 0, w)
+		r.KV -= g.wholeBlocks(q.kvTokens())
+		q.computed, q.toCompute = 0, q.Prompt+q.Gen
+		r.Waiting = slices.Insert(r.Waiting, 0, q)
 		g.Preemptions++
 		preempted = true
 	}
@@ -254,16 +268,16 @@ func (g *Mixed) Finish() {
 		r := &g.Ranks[i]
 		remaining := r.Running[:0]
 		for k := range r.Running {
-			w := &r.Running[k]
-			before := g.wholeBlocks(w.kvTokens())
-			g.advance(i, w)
-			r.KV += g.wholeBlocks(w.kvTokens()) - before
-			if w.Left > 0 {
-				remaining = append(remaining, *w)
+			q := &r.Running[k]
+			before := g.wholeBlocks(q.kvTokens())
+			g.advance(i, q)
+			r.KV += g.wholeBlocks(q.kvTokens()) - before
+			if q.Left > 0 {
+				remaining = append(remaining, *q)
 				continue
 			}
-			r.KV -= g.wholeBlocks(w.kvTokens())
-			g.Finished(i, w)
+			r.KV -= g.wholeBlocks(q.kvTokens())
+			g.Finished(i, q)
 		}
 		r.Running = remaining
 	}
@@ -273,18 +287,18 @@ func (g *Mixed) Finish() {
 
 // advance updates a request by the tokens that the step has computed for it. If all tokens that were due are computed, the request gets its
 // next token.
-func (g *Mixed) advance(rank int, w *MixedRequest) {
-	if w.isPrefilling() {
-		w.computed += w.scheduled
-		if w.scheduled > 0 && g.Computed != nil {
-			g.Computed(rank, w)
+func (g *Mixed) advance(rank int, q *MixedRequest) {
+	if q.isPrefilling() {
+		q.computed += q.scheduled
+		if q.scheduled > 0 && g.Computed != nil {
+			g.Computed(rank, q)
 		}
 	}
-	if w.scheduled == 0 || w.isPrefilling() {
+	if q.scheduled == 0 || q.isPrefilling() { // it had no part in the step, or its prompt is not computed yet
 		return
 	}
-	w.scheduled = 0
-	w.Gen++
-	w.Left--
-	g.Token(rank, w)
+	q.scheduled = 0
+	q.Gen++
+	q.Left--
+	g.Token(rank, q)
 }

@@ -247,7 +247,8 @@ func TestTheStepsOfMixedRanksTeachTheirLaw(t *testing.T) {
 							least = i
 						}
 					}
-					b.Add(least, MixedRequest{Job: job, Prompt: 1 + int32(min(30_000, 1500*math.Exp(rng.NormFloat64()))), Left: 1 + int32(300*rng.ExpFloat64())})
+					b.Add(least, MixedRequest{Job: job, Prompt: 1 + int32(min(30_000, 1500*math.Exp(rng.NormFloat64()))),
+						Left: 1 + int32(300*rng.ExpFloat64())})
 				}
 				if b.Begin(b.now); b.Ends == Never {
 					b.now = coming

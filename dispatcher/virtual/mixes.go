@@ -6,24 +6,24 @@ import (
 	"evenkeel/dispatcher/board"
 )
 
-// Mixes are all simulated groups of mixed ranks of one model, with boards in front of them. The caller provides the requests.
+// MixedEngines are all simulated groups of mixed ranks of one model, with boards in front of them. The caller provides the requests.
 type MixedEngines struct {
 	*Driver
 	Groups []*MixedGroup
 
-	Token    func(g *MixedGroup, rank int, w *MixedRequest) // called when a request got a token, after the boards know of it
-	Finished func(g *MixedGroup, rank int, w *MixedRequest) // called when a request got its last token, and has left
+	Token    func(g *MixedGroup, rank int, q *MixedRequest) // called when a request got a token, after its counts for the boards were set
+	Finished func(g *MixedGroup, rank int, q *MixedRequest) // called when a request got its last token, and has left
 
-	inFlight []inTransit        // requests on their way to an engine's queue, the next to arrive first
+	inFlight []inTransit   // requests on their way to an engine's queue, the next to arrive first
 	release  board.Release // reused, so that releases allocate nothing
 }
 
-// sent is a request that was bound, and is on its way to its engine's queue.
+// inTransit is a request that was bound to a rank, and is on its way to its engine's queue.
 type inTransit struct {
-	at    float64 // when it will be in the queue, in ms
-	group *MixedGroup
-	rank  int
-	work  MixedRequest
+	at      float64 // when it will be in the queue, in ms
+	group   *MixedGroup
+	rank    int
+	request MixedRequest
 }
 
 // MixedGroup is a Mixed group with what connects it to the boards.
@@ -37,26 +37,26 @@ type MixedGroup struct {
 
 // Add adds a group in which no step has begun. cached returns how many tokens of a prompt a rank has in its cache when it admits the
 // request.
-func (m *MixedEngines) Add(key board.GroupKey, engines Mixed, ids []int32, cached func(rank int, w *MixedRequest) int32) *MixedGroup {
+func (m *MixedEngines) Add(key board.GroupKey, engines Mixed, ids []int32, cached func(rank int, q *MixedRequest) int32) *MixedGroup {
 	g := &MixedGroup{Mixed: engines, StepCounter: newStepCounter(key), IDs: ids}
 	g.Mixed.Ranks, g.Mixed.Ends, g.Mixed.Cached = make([]MixedRank, len(ids)), Never, cached
-	g.Mixed.Token = func(rank int, w *MixedRequest) { m.token(g, rank, w) }
-	g.Mixed.Finished = func(rank int, w *MixedRequest) { m.finished(g, rank, w) }
+	g.Mixed.Token = func(rank int, q *MixedRequest) { m.token(g, rank, q) }
+	g.Mixed.Finished = func(rank int, q *MixedRequest) { m.finished(g, rank, q) }
 	m.Groups = append(m.Groups, g)
 	return g
 }
 
 // Send gives a request to a rank. It is in the queue of the rank's engine after delay ms, because connections and tokenizers take time.
-func (m *MixedEngines) Send(g *MixedGroup, rank int, w MixedRequest, delay float64) {
-	w.toCompute = w.Prompt
-	s := inTransit{at: m.Now + delay, group: g, rank: rank, work: w}
-	i, _ := slices.BinarySearchFunc(m.inFlight, s.at, func(other inTransit, at float64) int {
+func (m *MixedEngines) Send(g *MixedGroup, rank int, q MixedRequest, delay float64) {
+	q.toCompute = q.Prompt
+	t := inTransit{at: m.Now + delay, group: g, rank: rank, request: q}
+	i, _ := slices.BinarySearchFunc(m.inFlight, t.at, func(other inTransit, at float64) int {
 		if other.at <= at { // also for equal times, so that requests arrive in the order in which they were sent
 			return -1
 		}
 		return 1
 	})
-	m.inFlight = slices.Insert(m.inFlight, i, s)
+	m.inFlight = slices.Insert(m.inFlight, i, t)
 }
 
 // Turn does all that happens at the present time: steps end, requests arrive in queues, deliver gives the boards the other events that are
@@ -69,8 +69,8 @@ func (m *MixedEngines) Turn(deliver func()) {
 		}
 	}
 	for len(m.inFlight) > 0 && m.inFlight[0].at <= m.Now {
-		s := &m.inFlight[0]
-		s.group.Mixed.Add(s.rank, s.work)
+		t := &m.inFlight[0]
+		t.group.Mixed.Add(t.rank, t.request)
 		m.inFlight = m.inFlight[1:]
 	}
 	deliver()
@@ -94,16 +94,16 @@ func (m *MixedEngines) Due() float64 {
 
 // token reports a token of a request to the boards, as a stream would. In each step, the first request that gets a further token also
 // reports the step.
-func (m *MixedEngines) token(g *MixedGroup, rank int, w *MixedRequest) {
-	reports := w.firstStep != 0 && !g.reported
+func (m *MixedEngines) token(g *MixedGroup, rank int, q *MixedRequest) {
+	reports := q.firstStep != 0 && !g.reported // a stream shows a new step only by a token after its first one
 	if reports {
 		g.Number++
 	}
-	if w.firstStep == 0 {
-		w.firstStep = g.Number
+	if q.firstStep == 0 {
+		q.firstStep = g.Number
 	}
-	m.setCounts(w.Slot, w.Gen, w.firstStep)
-	m.Token(g, rank, w)
+	m.setCounts(q.Slot, q.Gen, q.firstStep)
+	m.Token(g, rank, q)
 	if reports {
 		g.reported = true
 		m.reportStep(&g.StepCounter, m.Now)
@@ -111,14 +111,14 @@ func (m *MixedEngines) token(g *MixedGroup, rank int, w *MixedRequest) {
 }
 
 // finished gives back the slot of a request that has all its tokens.
-func (m *MixedEngines) finished(g *MixedGroup, rank int, w *MixedRequest) {
+func (m *MixedEngines) finished(g *MixedGroup, rank int, q *MixedRequest) {
 	m.release = board.Release{
-		Model: m.Model, Slot: w.Slot, Outcome: board.Outcome{Kind: board.Finished, Generated: int(w.Gen)}, Generated: w.Gen, Started: w.Gen > 0,
-		First: w.firstStep,
+		Model: m.Model, Slot: q.Slot, Outcome: board.Outcome{Kind: board.Finished, Generated: int(q.Gen)}, Generated: q.Gen, Started: q.Gen > 0,
+		First: q.firstStep,
 	}
-	if w.firstStep != 0 {
+	if q.firstStep != 0 {
 		m.release.Last = g.Number
 	}
 	m.Apply(&m.release, m.Now)
-	m.Finished(g, rank, w)
+	m.Finished(g, rank, q)
 }

@@ -165,8 +165,8 @@ func TestWhatARankKeepsOfAnAnswerHasItsRoom(t *testing.T) {
 
 // A rank that runs as many as it may looks for no room for others, and yet what it keeps ends.
 func TestWhatARankKeptDrivesNobodyOutAfterItsTime(t *testing.T) {
-	all := toldOf(t, 1, Rank{Slots: 1, MaxRunning: 1, Capacity: 250, KeepsKVFor: 200 * time.Millisecond}, 0, request{0, 100, 1}, request{30, 60, 40},
-		request{30, 60, 1})
+	all := toldOf(t, 1, Rank{Slots: 1, MaxRunning: 1, Capacity: 250, KeepsKVFor: 200 * time.Millisecond}, 0, request{0, 100, 1},
+		request{30, 60, 40}, request{30, 60, 1})
 	require.Len(t, all, 6)
 	require.Contains(t, all[5], "3 has its 1 tokens")
 }

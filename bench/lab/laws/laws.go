@@ -117,8 +117,8 @@ func (p *Prompt) Level(tokens float64) float64 {
 
 // Law is the law of decode steps, and of prompts in them where these are known.
 func (e *Entry) Law() step.Law {
-	l := step.Law{Model: step.Model{C0Ms: e.C0Ms, C1Ms: e.C1Ms, RequestMs: e.OwnMs}, Form: e.Form(), MostRowsMs: e.MostMs, MeanRowsMs: e.MeanMs,
-		Sizes: e.sizes()}
+	l := step.Law{Model: step.Model{C0Ms: e.C0Ms, C1Ms: e.C1Ms, RequestMs: e.OwnMs}, Form: e.Form(), MostRowsMs: e.MostMs,
+		MeanRowsMs: e.MeanMs, Sizes: e.sizes()}
 	if p := &e.Prompt; p.Fit.Steps > 0 {
 		l.OwnPromptMs, l.SharedPromptMs = p.OwnMs, p.MostMs+p.MeanMs
 		l.PrefillMs = max(0, p.C0Ms-e.C0Ms) // what they take beyond a step that runs anyway

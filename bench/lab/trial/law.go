@@ -7,7 +7,7 @@ import (
 
 // Learned is the law that evenkeel learned from the times of tokens.
 type Learned struct {
-	Way       string  `json:"requests_of"` // step.Way
+	Way       string  `json:"requests_of"` // step.Bottleneck
 	C0Ms      float64 `json:"c0_ms"`
 	C1Ms      float64 `json:"c1_ms"`
 	RequestMs float64 `json:"request_ms"`
@@ -61,7 +61,8 @@ func Explain(e *Engine, learned *Learned, all []*survey.Series) (l Law) {
 		return l
 	}
 	if m := l.Learned; m != nil && m.C0Ms > 0 {
-		m := step.Model{C0Ms: m.C0Ms, C1Ms: m.C1Ms, RequestMs: m.RequestMs, OwnPromptMs: m.OwnMs, SharedPromptMs: m.SharedMs, PrefillMs: m.PrefillMs}
+		m := step.Model{C0Ms: m.C0Ms, C1Ms: m.C1Ms, RequestMs: m.RequestMs, OwnPromptMs: m.OwnMs, SharedPromptMs: m.SharedMs,
+			PrefillMs: m.PrefillMs}
 		l.Learned.Error = survey.Off(&step.Law{Model: m}, windows)
 	}
 	l.Nearest = survey.Nearest(e.Kind, e.Model, e.Ranks, windows)

@@ -18,13 +18,13 @@ import (
 )
 
 // taped is a run of which a tape is kept, cut every so often.
-func taped(t testing.TB, f *Fleet, load Load, w *workload, spec string, every time.Duration) (stretches []*twin.Segment) {
+func taped(t testing.TB, f *Fleet, load Load, w *workload, spec string, every time.Duration) (segments []*twin.Segment) {
 	return tapedWith(t, f, load, w, by(spec), every, func(board.Event) bool { return false })
 }
 
 // tapedWith leaves out some of the events.
 func tapedWith(t testing.TB, f *Fleet, load Load, w *workload, cfg board.Config, every time.Duration,
-	misses func(board.Event) bool) (stretches []*twin.Segment) {
+	misses func(board.Event) bool) (segments []*twin.Segment) {
 	cfg.Twin = []string{"jsq-kv", "evenkeel"} // their predictors learn, too
 	r, err := newRun(f, load, w, cfg)
 	require.NoError(t, err)
@@ -37,7 +37,7 @@ func tapedWith(t testing.TB, f *Fleet, load Load, w *workload, cfg board.Config,
 	cut := func(at float64) {
 		r.Count(at)
 		if s := tape.NextSegment(r.Instant(at), r.Boards.Clone()); s != nil {
-			stretches = append(stretches, s)
+			segments = append(segments, s)
 		}
 	}
 	cut(r.Now)
@@ -50,7 +50,7 @@ func tapedWith(t testing.TB, f *Fleet, load Load, w *workload, cfg board.Config,
 		}
 	}
 	cut(r.Now)
-	return stretches
+	return segments
 }
 
 // ranksOf is a fleet for the twin: a step takes twice as long with full ranks as with empty ones.
@@ -207,7 +207,7 @@ func TestAReplayGoesOnFromWhereTheLastOneWas(t *testing.T) {
 	require.Greater(t, anewOff/n, 0.01)
 }
 
-// at is the stretch that begins so long after the first, to within a step or two.
+// at is the segment that begins so long after the first, to within a step or two.
 func at(t testing.TB, all []*twin.Segment, after time.Duration) *twin.Segment {
 	off := func(s *twin.Segment) time.Duration { return (s.From.Sub(all[0].From) - after).Abs() }
 	nearest := slices.MinFunc(all, func(a, b *twin.Segment) int { return cmp.Compare(off(a), off(b)) })
@@ -352,7 +352,7 @@ func TestTheTwinReplaysWhatWas(t *testing.T) {
 	}
 	many := ranksOf(16, 20)
 	many.Transfer = 6
-	const stretches = 20
+	const segments = 20
 	offs, runs := 0.0, 0
 	for name, c := range map[string]struct {
 		fleet    Fleet
@@ -367,7 +367,7 @@ func TestTheTwinReplaysWhatWas(t *testing.T) {
 				w.pace(c.rho, &c.fleet)
 				tape := taped(t, &c.fleet, Load{Rho: c.rho}, w, spec, 15*time.Second)
 				judge := twin.New([]string{"random"})
-				for i := range stretches {
+				for i := range segments {
 					judge.AddSegment(tape[2+i], tape[3+i].Boards)
 				}
 				var found []twin.Verdict
@@ -408,7 +408,7 @@ func replay(t testing.TB, w *twin.Window, spec string, draw uint64) *twin.Replay
 	return r
 }
 
-// mean is the mean step between the beginnings of two stretches.
+// mean is the mean step between the beginnings of two segments.
 func mean(t testing.TB, from, to *twin.Segment) float64 {
 	a, _ := from.Boards.Groups(model)
 	b, _ := to.Boards.Groups(model)

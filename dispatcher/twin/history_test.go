@@ -32,17 +32,20 @@ func TestARequestThatCameAgainIsOne(t *testing.T) {
 				{at: at(6), id: 5, key: 8, model: "m", prompt: 120, age: 20}, // 2 had more: it was under way elsewhere
 				{at: at(6), id: 6, key: 9, model: "n", prompt: 100},
 			},
-			departures: []departure{{at: at(3), id: 1, generated: 30, stepsToFirstToken: 2, failed: true}, {at: at(3), id: 2, generated: 50, stepsToFirstToken: 4},
+			departures: []departure{{at: at(3), id: 1, generated: 30, stepsToFirstToken: 2, failed: true},
+				{at: at(3), id: 2, generated: 50, stepsToFirstToken: 4},
 				{at: at(9), id: 3, generated: 12, stepsToFirstToken: 9}},
 		},
-		{Boards: end, From: noon.Add(at(10)), To: noon.Add(at(20)), departures: []departure{{at: at(1), id: 4, generated: -1, stepsToFirstToken: -1}}},
+		{Boards: end, From: noon.Add(at(10)), To: noon.Add(at(20)),
+			departures: []departure{{at: at(1), id: 4, generated: -1, stepsToFirstToken: -1}}},
 	}, End: end}
 	f := w.history("m")
 	require.Equal(t, answer{key: 7, leftAt: at(9), tokensBeforeRank: 30, lastTokens: 42, stepsToFirstToken: -1}, *f.of(1))
 	require.Same(t, f.of(1), f.of(3))
 	require.Equal(t, answer{key: 8, leftAt: at(3), lastTokens: 50, stepsToFirstToken: 4}, *f.of(2))
 	require.Equal(t, answer{key: 7, leftAt: at(11), lastTokens: -1, stepsToFirstToken: -1}, *f.of(4))
-	require.Equal(t, answer{key: 8, leftAt: hasNotLeft, tokensAtStart: 20, tokensBefore: 20, tokensBeforeRank: 20, lastTokens: 20, stepsToFirstToken: -1}, *f.of(5))
+	require.Equal(t, answer{key: 8, leftAt: hasNotLeft, tokensAtStart: 20, tokensBefore: 20, tokensBeforeRank: 20, lastTokens: 20,
+		stepsToFirstToken: -1}, *f.of(5))
 	require.Nil(t, f.of(6), "it is another model's")
 	require.Len(t, f.resumptions, 1)
 	require.True(t, f.resumptions[&w.Segments[0].arrivals[2]])

@@ -20,7 +20,8 @@ func TestWhereAReplayBegins(t *testing.T) {
 		require.Len(t, b.Waiting("m"), int(n))
 		return b
 	}
-	few, many := &Checkpoint{spec: "a", at: noon, boards: holding(1)}, &Checkpoint{spec: "a", at: noon, boards: holding(maxPiledRatio*minPiledRequests + 1)}
+	few := &Checkpoint{spec: "a", at: noon, boards: holding(1)}
+	many := &Checkpoint{spec: "a", at: noon, boards: holding(maxPiledRatio*minPiledRequests + 1)}
 	w := &Window{Segments: []*Segment{{Boards: holding(2), From: noon, To: noon.Add(time.Minute)}}}
 	require.Nil(t, w.checkpointFor("m", "a"))
 	w.Checkpoints = []*Checkpoint{{spec: "b", at: noon}, {spec: "a", at: noon.Add(-time.Minute)}}
@@ -37,7 +38,8 @@ func TestWhereAReplayBegins(t *testing.T) {
 func TestWhatIsLeftOfARequestThatReallyEndedBefore(t *testing.T) {
 	end := withModel(t)
 	w := &Window{Segments: []*Segment{{Boards: end, From: noon, To: noon.Add(time.Minute),
-		arrivals: []arrival{{id: 2, model: "m"}, {id: 4, model: "m"}}, departures: []departure{{id: 2, generated: 50}, {id: 4, at: time.Second, generated: -1}}}},
+		arrivals:   []arrival{{id: 2, model: "m"}, {id: 4, model: "m"}},
+		departures: []departure{{id: 2, generated: 50}, {id: 4, at: time.Second, generated: -1}}}},
 		End: end}
 	r := &Replay{history: w.learnHistory("m"), startedFrom: &Checkpoint{remaining: map[uint64]int32{1: 7, 2: 9}}}
 	require.EqualValues(t, 7, r.remainingTokens(1, 20))

@@ -1,0 +1,230 @@
+package twin
+
+import (
+	"cmp"
+	"slices"
+
+	"evenkeel/dispatcher/board"
+	"evenkeel/dispatcher/virtual"
+)
+
+// decodeEngines simulates the engines of ranks that only decode, for a replay.
+type decodeEngines struct {
+	*Replay
+	ranks          map[int32]*rank
+	virtualEngines virtual.Engines
+}
+
+// rank is a simulated rank. If it is down, it is in no group of virtualEngines.
+type rank struct {
+	*virtual.Rank
+	up bool
+}
+
+// newDecodeEngines returns engines for a replay that have no groups yet.
+func newDecodeEngines(r *Replay) *decodeEngines {
+	d := &decodeEngines{Replay: r, ranks: map[int32]*rank{}, virtualEngines: virtual.Engines{Driver: r.Driver}}
+	e := &d.virtualEngines
+	e.Length = d.stepLength
+	e.Finished = func(_ *virtual.Group, q virtual.Request) { r.dropJob(q.Job) }
+	e.Preempted = func(_ *virtual.Rank, q virtual.Request) { r.requeue(q.Job, q.Prompt, q.Gen, q.Left) }
+	e.Token, e.Seated, e.Stepped = func(*virtual.Request) {}, func(*virtual.Request) {}, func(*virtual.Group, int) {}
+	return d
+}
+
+// addGroup adds a group whose steps take as long as the model says. No step has begun yet.
+func (d *decodeEngines) addGroup(v *board.GroupView, model board.StepModel) error {
+	g := virtual.NewGroup(v.Key, model)
+	g.Number = max(1, v.Last)
+	d.virtualEngines.Groups = append(d.virtualEngines.Groups, g)
+	return nil
+}
+
+// updateRank adds a rank to its group, or updates a rank that is known. If the rank is down, updateRank removes it from its group. It does
+// nothing if the replay does not have the group, because the group was added within the window.
+func (d *decodeEngines) updateRank(w *board.Worker) {
+	i := slices.IndexFunc(d.virtualEngines.Groups, func(g *virtual.Group) bool { return g.Key.Name == w.Group })
+	if i < 0 {
+		return
+	}
+	g, r := d.virtualEngines.Groups[i], d.ranks[w.ID]
+	if r == nil {
+		r = &rank{Rank: &virtual.Rank{ID: w.ID, Group: g}}
+		d.ranks[w.ID] = r
+	}
+	r.Slots, r.Capacity, r.OtherTokens = w.Slots, w.Capacity, w.Others
+	r.Cost = float64(cmp.Or(w.Cost, 1))
+	r.up = !w.Down
+	r.KeepsKVFor = w.KeepsKVFor
+	r.EndedKV = d.Boards.Kept(d.Model, w.ID) // Kept is empty if the engine was restarted, because its KV is lost then
+	at, present := slices.BinarySearchFunc(g.Ranks, w.ID, func(o *virtual.Rank, id int32) int { return cmp.Compare(o.ID, id) })
+	switch {
+	case r.up && !present:
+		g.Ranks = slices.Insert(g.Ranks, at, r.Rank)
+	case !r.up && present:
+		d.removeRank(g, at)
+	}
+}
+
+// removeRank takes the i-th rank out of its group. Its requests fail, as they do when an engine dies, and come back for another rank.
+func (d *decodeEngines) removeRank(g *virtual.Group, i int) {
+	r := g.Ranks[i]
+	g.Ranks = slices.Delete(g.Ranks, i, i+1)
+	for len(r.Requests) > 0 {
+		q := r.Requests[len(r.Requests)-1]
+		r.Remove(len(r.Requests) - 1)
+		d.virtualEngines.Release(g, &q, board.Failed)
+		d.requeue(q.Job, q.Prompt, q.Gen, q.Left)
+	}
+}
+
+// removeMissingRanks removes the ranks that are no longer in their group. groups has the group name of each rank of the fleet, by ID.
+func (d *decodeEngines) removeMissingRanks(groups map[int32]string) {
+	for _, g := range d.virtualEngines.Groups {
+		for i := len(g.Ranks) - 1; i >= 0; i-- {
+			if group, present := groups[g.Ranks[i].ID]; !present || group != g.Key.Name {
+				d.removeRank(g, i)
+			}
+		}
+	}
+}
+
+// placeRunning gives the simulated engines the requests that were on ranks when the replay begins. It returns the requests that the caller
+// must put into the pool instead (unplaced): those of ranks that are down and, if the policy is new for the boards (newPolicy), those
+// that wait in the queues of engines, because this policy might not have sent them there.
+func (d *decodeEngines) placeRunning(newPolicy bool) (unplaced []board.Charge) {
+	sent := map[int32]int{} // by worker: requests that were sent to the engine; so many as it has slots need not wait in its queue
+	for _, c := range d.Boards.Charges(d.Model) {
+		if c.Started { // started requests have slots, so they are counted first
+			sent[c.Worker]++
+		}
+	}
+	for _, c := range d.Boards.Charges(d.Model) {
+		r := d.ranks[c.Worker]
+		inEngineQueue := false
+		if !c.Started {
+			sent[c.Worker]++
+			inEngineQueue = sent[c.Worker] > r.Slots
+		}
+		if !r.up || inEngineQueue && newPolicy {
+			unplaced = append(unplaced, c)
+			continue
+		}
+		q := d.requestOf(&c, r.Group, inEngineQueue)
+		q.Job, q.Left = d.addRunning(&c)
+		d.virtualEngines.Put(r.Rank, q)
+	}
+	for _, r := range d.ranks {
+		r.assignSlots()
+	}
+	return unplaced
+}
+
+// requestOf returns the state of a request on a simulated rank of g that has it since before the replay began.
+func (d *decodeEngines) requestOf(c *board.Charge, g *virtual.Group, inEngineQueue bool) virtual.Request {
+	first := d.firstTokenStep(c, g)
+	q := virtual.Request{Slot: c.Slot, Prompt: c.Prompt, Gen: c.Generated, Reserved: true}
+	switch {
+	case c.Started: // the boards need FirstStep when the request ends, to learn how many steps after its binding the first token came
+		q.FirstStep = first
+	case inEngineQueue: // its engine has no slot for it, and pulls its KV later
+		q.Reserved, q.DecodesFrom, q.StepsToFirstToken = false, virtual.KVNotReady, int64(d.history.stepsToFirstToken)
+	default: // its KV is on the way; the first step of the simulation, step 0, has the number after the present one
+		q.DecodesFrom = max(0, int64(int32(first-g.Number))-1)
+	}
+	return q
+}
+
+// assignSlots gives the slots of a rank to its requests, in the order in which they begin to decode. Those in the engine's queue get none.
+func (r *rank) assignSlots() {
+	slices.SortStableFunc(r.Requests, func(a, b virtual.Request) int { return cmp.Compare(a.DecodesFrom, b.DecodesFrom) })
+	r.Active = min(r.Slots, len(r.Requests))
+	waitsForKV := func(q virtual.Request) bool { return q.DecodesFrom == virtual.KVNotReady }
+	if firstInQueue := slices.IndexFunc(r.Requests, waitsForKV); firstInQueue >= 0 {
+		r.Active = min(r.Active, firstInQueue)
+	}
+}
+
+// firstTokenStep returns the reported number of the step in which a request on a rank got its first token, or will get it.
+func (d *decodeEngines) firstTokenStep(c *board.Charge, g *virtual.Group) uint32 {
+	first := c.Step + 1 + uint32(d.stepsToFirstToken(c.ID))
+	if c.Step == 0 { // no step was reported when the request was bound, so it counts as bound just before the present step
+		first = g.Number + uint32(d.stepsToFirstToken(c.ID))
+	}
+	if c.Started && int32(first-g.Number) > 0 { // it has its first token already, so the estimate is too late
+		return g.Number
+	}
+	return max(1, first)
+}
+
+// placeNew puts a request on the simulated engine of the rank that it was bound to. index is its index in jobs. It returns false if the
+// replay has no such rank.
+func (d *decodeEngines) placeNew(index int32, b *board.Binding) bool {
+	r := d.ranks[b.Worker]
+	if r == nil {
+		return false
+	}
+	j := &d.jobs[index]
+	steps := j.stepsToFirstToken
+	if r.Group.StepInProgress() { // the step in progress is one of the steps that the request waits
+		steps--
+	}
+	d.virtualEngines.Place(r.Rank, virtual.Request{
+		Job: index, Slot: b.Slot, Prompt: j.prompt, Left: j.remaining, StepsToFirstToken: int64(max(0, steps)),
+	})
+	return true
+}
+
+// dropRequest ends a request on an engine, by its ID, as if its client had left. It returns false if no engine has the request.
+func (d *decodeEngines) dropRequest(id uint64) bool {
+	for _, g := range d.virtualEngines.Groups {
+		for _, r := range g.Ranks {
+			for i := range r.Requests {
+				if q := r.Requests[i]; d.jobs[q.Job].id == id {
+					r.Remove(i)
+					d.dropJob(q.Job)
+					d.virtualEngines.Release(g, &q, board.Cancelled)
+					return true
+				}
+			}
+		}
+	}
+	return false
+}
+
+// runTurn does all that happens at the present time: steps end, boards decide, and steps begin. If a step preempted a request, the boards
+// decide once more.
+func (d *decodeEngines) runTurn() {
+	d.virtualEngines.Turn(d.deliver)
+	if preempted := d.virtualEngines.Begin(); preempted {
+		d.Tick(d.Now)
+	}
+}
+
+// nextAt returns the time of the next turn, in ms.
+func (d *decodeEngines) nextAt() float64 {
+	next, _ := d.virtualEngines.Due()
+	return next
+}
+
+// eachRequest calls yield for each request on an engine, with its index in jobs and the number of tokens that it still gets.
+func (d *decodeEngines) eachRequest(yield func(job, remaining int32)) {
+	for _, r := range d.ranks {
+		for i := range r.Requests {
+			yield(r.Requests[i].Job, r.Requests[i].Left)
+		}
+	}
+}
+
+// stepLength returns how long the step that the group begins now takes, in ms, and counts the step. The rank with the largest load
+// determines the length, which varies a little by chance.
+func (d *decodeEngines) stepLength(g *virtual.Group) float64 {
+	largestLoad := 0.0
+	for _, r := range g.Ranks {
+		tokens, running := r.Load(g.Step)
+		largestLoad = max(largestLoad, r.StepLoad(tokens, running))
+	}
+	length := d.jittered(g.Law.C0Ms + g.Law.C1Ms*largestLoad)
+	d.countStep(length)
+	return length
+}
