@@ -48,7 +48,7 @@ func (d *Dispatcher) Enqueue(e *pool.Entry, hits ...board.Hit) <-chan Result {
 // EnqueueMixed does the same as Enqueue for ranks that prefill and decode. hits say how much of the entry's prompt each rank has in its
 // prefix cache. Entries for the same ranks keep the order of these calls.
 func (d *Dispatcher) EnqueueMixed(e *pool.Entry, hits []board.Hit) <-chan Result {
-	e.Mixed = true
+	e.Aggregated = true
 	return d.enqueue(board.Enqueue{Entry: e, Hits: hits})
 }
 

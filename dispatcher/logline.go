@@ -36,10 +36,10 @@ func (l *LogLine) AppendJSON(dst []byte) []byte {
 	if s.Early {
 		dst = append(dst, `,"early":true`...)
 	}
-	if s.Mixed {
+	if s.Aggregated {
 		dst = append(dst, `,"mixed":true`...)
 		dst = appendNonzero(dst, `,"own_prefill_ms":`, s.OwnMs)
-		dst = appendFloat(append(dst, `,"unbegun":`...), s.Unbegun)
+		dst = appendFloat(append(dst, `,"unbegun":`...), s.NotStarted)
 		dst = appendFloat(append(dst, `,"prompt_rate":`...), s.PromptRate)
 	}
 	if s.RequestTokens != 0 {
@@ -98,8 +98,8 @@ func appendWorker(dst []byte, w *policy.Worker) []byte {
 		if r.Age != r.Generated { // the request was resumed: it got tokens on another rank before
 			dst = appendInt(append(dst, `,"age":`...), r.Age)
 		}
-		if r.Away > 0 {
-			dst = appendInt(append(dst, `,"away":`...), r.Away)
+		if r.KVElsewhere > 0 {
+			dst = appendInt(append(dst, `,"away":`...), r.KVElsewhere)
 		}
 		dst = appendNonzero(dst, `,"rhat":`, r.Rhat)
 		dst = appendKey(dst, r.Key)

@@ -395,7 +395,7 @@ func (r *scheduler) bind(e *board.Effect, took time.Duration) {
 	slot.Binding, slot.Decide = e.Bound, took
 	slot.board, slot.detector = b, r.detectors[e.Group]
 	slot.waitsInEngine.Store(slot.InEngineQueue)
-	if e.Entry.Mixed {
+	if e.Entry.Aggregated {
 		r.metrics.roundHold.Observe(slot.Held.Seconds())
 	}
 	if slot.InEngineQueue {

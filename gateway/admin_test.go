@@ -231,7 +231,7 @@ func TestOperatorsWatchAndSteerTheProxy(t *testing.T) {
 		var scores []prefill.Scored
 		body := fmt.Sprintf(`{"model":%q,"messages":[{"role":"user","content":"hello"}]}`, model)
 		require.NoError(t, json.Unmarshal([]byte(c.Ask("POST", c.admin+"/prefill/score", body).Body), &scores))
-		require.Len(t, scores, len((&policy.Library{Serves: true}).Names()))
+		require.Len(t, scores, len((&policy.Library{ForServing: true}).Names()))
 		for _, s := range scores {
 			require.Equal(t, o.Candidates[0].ID, s.Candidate)
 			require.True(t, s.Scores[0].Chosen)

@@ -166,7 +166,7 @@ func TestARequestThatWaitsForAHitSetsOneTimer(t *testing.T) {
 	clock := &handClock{now: time.Unix(1_000_000_000, 0)}
 	ps, queue := node(t, func(c *Config) { c.Clock, c.Policy = clock, "gorgo:push=sp-p,load=50,patience=2" })
 	h := &prefill.Here{Model: "m", Since: clock.now, Tokens: 4100}
-	h.Prefillers = []prefill.Prefiller{{Live: true, Open: true, Pending: 1}, {Live: true, Open: true, MaxSeqs: 8}}
+	h.Prefillers = []prefill.Prefiller{{Live: true, Open: true, WaitingAtScrape: 1}, {Live: true, Open: true, MaxSeqs: 8}}
 	for i := range h.Prefillers {
 		p := &h.Prefillers[i]
 		p.ID, p.TPMs = string(rune('a'+i)), 0.1
@@ -176,7 +176,7 @@ func TestARequestThatWaitsForAHitSetsOneTimer(t *testing.T) {
 	for range 5 {
 		h.Round++
 		h.Now = clock.now
-		require.Equal(t, prefill.Waits, q.Where(h))
+		require.Equal(t, prefill.WaitsAlone, q.Where(h))
 		clock.pass(100 * time.Millisecond)
 	}
 	require.Len(t, clock.due, 1)

@@ -115,7 +115,7 @@ func (q *RoutingQuery) Where(h *prefill.Here) prefill.Where {
 	}
 	if s.policy.Done() {
 		q.countWait(s)
-		return prefill.AllWait
+		return prefill.ModelWaits
 	}
 	r := q.request(s, h)
 	d := s.policy.Next(&r)
@@ -130,7 +130,7 @@ func (q *RoutingQuery) Where(h *prefill.Here) prefill.Where {
 	if d.UntilMs > 0 {
 		q.wakeAfter(time.Duration((d.UntilMs-r.Waited)*float64(time.Millisecond))+1, h.Now)
 	}
-	return prefill.Waits
+	return prefill.WaitsAlone
 }
 
 // prescribed is the place of the peer to which the request goes without a decision of the policy; -1: the policy decides. noRanks
@@ -248,8 +248,8 @@ func localPlaces(dst []policy.Place, set *policy.Settings, l *prefill.Local, run
 // last scrape without waiting requests, less the requests sent since, plus the requests answered since.
 func replica(f *prefill.Prefiller, set *policy.Settings) policy.Replica {
 	return policy.Replica{
-		Healthy: f.Live, GateOpen: f.Open, Filled: f.Filled, Unanswered: f.Unanswered, Outstanding: f.Held, Foreign: f.Foreign,
-		Pending: f.Pending, Credit: min(set.Credit(f.Ran, f.Pending, cmp.Or(f.MaxSeqs, math.MaxInt))+f.Answered, set.CreditMax),
+		Healthy: f.Live, GateOpen: f.Open, Filled: f.KVGateWillOpen, Unanswered: f.Unanswered, Outstanding: f.Held, Foreign: f.OthersWaiting,
+		Pending: f.WaitingAtScrape, Credit: min(set.Credit(f.Ran, f.WaitingAtScrape, cmp.Or(f.MaxSeqs, math.MaxInt))+f.Answered, set.CreditMax),
 	}
 }
 

@@ -31,7 +31,7 @@ type Entry struct {
 
 	// Mixed: its rank prefills and decodes it. It has no hand-off that expires: Deadline, if set, is the time by which it must have been sent
 	// to the rank. Mixed entries stay in the order in which they came to the pool.
-	Mixed bool
+	Aggregated bool
 
 	// Express: a policy that holds requests back, to send them together or until a rank has room below the fullest, does not hold this one.
 	Express bool
@@ -67,7 +67,7 @@ type Entry struct {
 	seq      uint64
 	expires  time.Time // zero: never
 	urgentAt time.Time // zero: never
-	why      error     // the error of an entry that is not admitted before expires
+	expiryErr      error     // the error of an entry that is not admitted before expires
 }
 
 // discardPatience is the time after which a discarded hand-off is urgent. Until then, a policy may look for a rank where it disturbs least.
@@ -98,13 +98,13 @@ func (e *Entry) GuardWait(now time.Time) time.Duration {
 }
 
 // Expiry returns the time from which the entry may not be admitted, and the error that says why; zero: it may wait for ever.
-func (e *Entry) Expiry() (time.Time, error) { return e.expires, e.why }
+func (e *Entry) Expiry() (time.Time, error) { return e.expires, e.expiryErr }
 
 // arm sets when the entry expires, with which error, and from when it is urgent. The entry expires at its Deadline or, if that is earlier,
 // when it has waited for ttl. With ttl 0, and for discarded hand-offs, only the Deadline counts.
-func (e *Entry) arm(ttl time.Duration) {
+func (e *Entry) setExpiry(ttl time.Duration) {
 	waitBegins, deadlineError, ttlError := e.Entered, ErrExpired, ErrTimeout
-	if e.Mixed { // it has no hand-off that could expire
+	if e.Aggregated { // it has no hand-off that could expire
 		deadlineError = ErrTimeout
 	}
 	if e.Early {
@@ -113,10 +113,10 @@ func (e *Entry) arm(ttl time.Duration) {
 			waitBegins = e.Arrival
 		}
 	}
-	e.expires, e.why = e.Deadline, deadlineError
+	e.expires, e.expiryErr = e.Deadline, deadlineError
 	if ttlCounts := ttl > 0 && !e.Discard; ttlCounts {
 		if end := waitBegins.Add(ttl); e.Deadline.IsZero() || !end.After(e.Deadline) {
-			e.expires, e.why = end, ttlError
+			e.expires, e.expiryErr = end, ttlError
 		}
 	}
 	if !e.expires.IsZero() {

@@ -14,7 +14,7 @@ type Pool struct {
 	seq     uint64   // number of entries that were ever added
 	// No entry expires before next; zero: no entry ever expires. Remove leaves it as it is, even if the entry that expires first is removed:
 	// Expire may then look at all entries once in vain.
-	next time.Time
+	nextExpiry time.Time
 }
 
 // New returns an empty pool. An entry may wait for ttl, or until its deadline if that is earlier. With ttl 0, only the deadline counts.
@@ -44,11 +44,11 @@ func (p *Pool) Add(e *Entry, now time.Time) {
 	}
 	p.seq++
 	e.seq = p.seq
-	e.arm(p.ttl)
+	e.setExpiry(p.ttl)
 	at, _ := p.find(e)
 	p.entries = slices.Insert(p.entries, at, e)
-	if !e.expires.IsZero() && (p.next.IsZero() || e.expires.Before(p.next)) {
-		p.next = e.expires
+	if !e.expires.IsZero() && (p.nextExpiry.IsZero() || e.expires.Before(p.nextExpiry)) {
+		p.nextExpiry = e.expires
 	}
 }
 
@@ -65,13 +65,13 @@ func (p *Pool) Remove(e *Entry) bool {
 // find returns the index of an entry. If the entry is not there, it returns the index at which it would be inserted, and false.
 func (p *Pool) find(e *Entry) (index int, found bool) {
 	return slices.BinarySearchFunc(p.entries, e, func(a, b *Entry) int {
-		return cmp.Or(a.turn().Compare(b.turn()), cmp.Compare(a.seq, b.seq))
+		return cmp.Or(a.sortTime().Compare(b.sortTime()), cmp.Compare(a.seq, b.seq))
 	})
 }
 
 // turn returns the first sort key of an entry. The second sort key is the order in which entries were added.
-func (e *Entry) turn() time.Time {
-	if e.Mixed {
+func (e *Entry) sortTime() time.Time {
+	if e.Aggregated {
 		return time.Time{}
 	}
 	return e.Arrival
@@ -97,23 +97,23 @@ func (p *Pool) NextDeadline() time.Time {
 	if len(p.entries) == 0 {
 		return time.Time{}
 	}
-	return p.next
+	return p.nextExpiry
 }
 
 // Expire removes the entries that may wait no longer, and appends them to dst. Entry.Expiry has the reason. Expire also finds out when
 // the first of the other entries expires (next).
 func (p *Pool) Expire(now time.Time, dst []*Entry) []*Entry {
-	if p.next.IsZero() || now.Before(p.next) {
+	if p.nextExpiry.IsZero() || now.Before(p.nextExpiry) {
 		return dst
 	}
-	p.next = time.Time{}
+	p.nextExpiry = time.Time{}
 	p.entries = slices.DeleteFunc(p.entries, func(e *Entry) bool {
 		if e.expired(now) {
 			dst = append(dst, e)
 			return true
 		}
-		if !e.expires.IsZero() && (p.next.IsZero() || e.expires.Before(p.next)) {
-			p.next = e.expires
+		if !e.expires.IsZero() && (p.nextExpiry.IsZero() || e.expires.Before(p.nextExpiry)) {
+			p.nextExpiry = e.expires
 		}
 		return false
 	})

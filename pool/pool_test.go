@@ -200,8 +200,8 @@ func TestAnEarlyEntryWaitsFromItsArrivalOn(t *testing.T) {
 func TestMixedEntriesKeepTheirOrder(t *testing.T) {
 	now := time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
 	p := New(time.Minute)
-	first, second := &Entry{ID: 1, Mixed: true, Arrival: now},
-		&Entry{ID: 2, Mixed: true, Arrival: now.Add(-time.Hour), Deadline: now.Add(8 * time.Second)}
+	first, second := &Entry{ID: 1, Aggregated: true, Arrival: now},
+		&Entry{ID: 2, Aggregated: true, Arrival: now.Add(-time.Hour), Deadline: now.Add(8 * time.Second)}
 	p.Add(first, now)
 	p.Add(second, now)
 	require.Equal(t, []*Entry{first, second}, p.Entries())

@@ -18,7 +18,7 @@ const (
 // it is built.
 type Exact struct {
 	all      *Survival
-	edges    []int32             // ascending; length bucket k has the prompts from edges[k-1]+1 to edges[k] tokens
+	lengthBounds    []int32             // ascending; length bucket k has the prompts from edges[k-1]+1 to edges[k] tokens
 	byLength []*Survival         // by length bucket
 	byKey    map[uint64]*history // only keys with at least MinKeyOutputs outputs
 }
@@ -35,19 +35,19 @@ func (e *Exact) Predict(horizon int, queries []Query, out []Prediction) {
 				continue
 			}
 		}
-		t := e.table(queries[k].Prompt)
+		t := e.tableFor(queries[k].Prompt)
 		if t.Len() == 0 {
 			out[k] = unknown(horizon)
 			continue
 		}
-		out[k] = t.between(t.rank(age), t.rank(age+horizon), age, horizon)
+		out[k] = t.predictFrom(t.countAtMost(age), t.countAtMost(age+horizon), age, horizon)
 	}
 }
 
 // table returns the table for prompts of about this length or, if it has too few outputs, the table for all prompts.
-func (e *Exact) table(prompt int32) *Survival {
+func (e *Exact) tableFor(prompt int32) *Survival {
 	if len(e.byLength) > 0 { // otherwise the bounds of the buckets are not known yet
-		if b := e.byLength[lengthBucket(e.edges, prompt)]; b.Len() >= MinLengthOutputs {
+		if b := e.byLength[lengthBucket(e.lengthBounds, prompt)]; b.Len() >= MinLengthOutputs {
 			return b
 		}
 	}
@@ -68,7 +68,7 @@ func lengthBucket(edges []int32, prompt int32) int {
 
 // lengthEdges returns the upper bounds of n buckets with about equally many prompts each, except that of the last bucket, which has no
 // bound.
-func lengthEdges(prompts []int32, n int) []int32 {
+func quantileBounds(prompts []int32, n int) []int32 {
 	if len(prompts) == 0 {
 		return nil
 	}
@@ -145,7 +145,7 @@ func (r Runs) Lengths() []int32 {
 
 // spread returns at most `most` lengths with the same distribution as all lengths. Any part of the result has about this distribution, too:
 // a ring forgets the lengths in this order, and if it forgot the short lengths first, the rest would be too long.
-func (r Runs) spread(most int) []int32 {
+func (r Runs) sampleEvenly(most int) []int32 {
 	total := r.Len()
 	n := min(total, most)
 	if n == 0 {

@@ -51,7 +51,7 @@ func TestLengthBucketsHoldAsMany(t *testing.T) {
 	for i := range prompts {
 		prompts[i] = int32(i * 7919 % 8009)
 	}
-	edges := lengthEdges(prompts, LengthBuckets)
+	edges := quantileBounds(prompts, LengthBuckets)
 	require.Len(t, edges, LengthBuckets-1)
 	var sizes [LengthBuckets]int
 	for _, p := range prompts {
@@ -72,11 +72,11 @@ func TestRunsKeepEveryLength(t *testing.T) {
 		require.Equal(t, len(lengths), runs.Len())
 		require.Equal(t, sorted, append([]int32{}, runs.Lengths()...)[:len(sorted):len(sorted)])
 
-		all := runs.spread(len(lengths))
+		all := runs.sampleEvenly(len(lengths))
 		slices.Sort(all)
 		require.True(t, slices.Equal(sorted, all), "with room for all, all are there: %v", all)
 		most := rapid.IntRange(0, 40).Draw(t, "most")
-		require.Len(t, runs.spread(most), min(most, len(lengths)))
+		require.Len(t, runs.sampleEvenly(most), min(most, len(lengths)))
 	})
 }
 
@@ -85,7 +85,7 @@ func TestSpreadForgetsEvenly(t *testing.T) {
 	for v := range int32(20_000) {
 		lengths = append(lengths, v+1)
 	}
-	drawn := NewRuns(lengths).spread(OutputsMost)
+	drawn := NewRuns(lengths).sampleEvenly(OutputsMost)
 	require.Len(t, drawn, OutputsMost)
 	for _, stretch := range [][]int32{drawn, drawn[:500], drawn[1000:1300], drawn[4000:]} {
 		sum := 0.0

@@ -90,7 +90,7 @@ func ParseFit(b []byte) (*Fit, error) {
 
 // outputsMost bounds the output lengths of a fit file, and with them the memory: less than 100 MB of tables. Each request counts twice,
 // among all outputs and in a bucket.
-const outputsMost = 2 * requestsMost
+const maxFitOutputs = 2 * maxRequests
 
 // validate returns an error if the fit cannot be used: its kind is neither survival nor exact, lengths are not ascending, there are too
 // many lengths, or a bucket is unknown, is listed twice, or has no bounds.
@@ -105,8 +105,8 @@ func (f *Fit) validate() error {
 			if isAscending := i == 0 || length > r[i-1][0]; length < 1 || count < 1 || !isAscending {
 				return fmt.Errorf("%s: pair %d is %v: want [length, count] of at least 1, lengths ascending", what, i, run)
 			}
-			if total += int(count); total > outputsMost {
-				return fmt.Errorf("more than %d outputs", outputsMost)
+			if total += int(count); total > maxFitOutputs {
+				return fmt.Errorf("more than %d outputs", maxFitOutputs)
 			}
 		}
 		return nil
@@ -143,7 +143,7 @@ func (f *Fit) validate() error {
 func (f *Fit) Build() (Predictor, *Survival, error) {
 	table := NewSurvival(f.Outputs.Lengths())
 	if f.Kind == KindExact {
-		e := &Exact{all: table, edges: f.PromptQuantiles, byKey: map[uint64]*history{}}
+		e := &Exact{all: table, lengthBounds: f.PromptQuantiles, byKey: map[uint64]*history{}}
 		if len(f.PromptQuantiles) > 0 {
 			e.byLength = make([]*Survival, LengthBuckets)
 		}

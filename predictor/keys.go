@@ -39,11 +39,11 @@ func (k *keyBuckets) push(key uint64, output int32) {
 		b = &keyBucket{key: key, outputs: newRing(KeyOutputsMost)}
 		k.byKey[key] = b
 	} else {
-		k.list(b).Remove(b.element)
+		k.listOf(b).Remove(b.element)
 	}
 	b.outputs.push(output)
 	b.used, b.stale = len(b.outputs.buf) >= MinKeyOutputs, true
-	l := k.list(b)
+	l := k.listOf(b)
 	b.element = l.PushBack(b)
 	if l.Len() > k.mostPerList {
 		oldest := l.Remove(l.Front()).(*keyBucket) //nolint:forcetypeassert // the lists have no other type
@@ -52,7 +52,7 @@ func (k *keyBuckets) push(key uint64, output int32) {
 }
 
 // list returns the list to which a bucket belongs.
-func (k *keyBuckets) list(b *keyBucket) *list.List {
+func (k *keyBuckets) listOf(b *keyBucket) *list.List {
 	if b.used {
 		return &k.used
 	}

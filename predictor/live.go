@@ -47,7 +47,7 @@ func (l *Live) Used(slot int32, id uint64, age int32, p Prediction) {
 
 // Finished records that the request in a slot has ended by itself. output is the number of tokens of its whole answer.
 func (l *Live) Finished(slot int32, id uint64, output int32) {
-	if w := l.awaits(slot, id); w != nil {
+	if w := l.pendingFor(slot, id); w != nil {
 		l.resolve(w, output)
 	}
 }
@@ -56,7 +56,7 @@ func (l *Live) Finished(slot int32, id uint64, output int32) {
 // prediction, the outcome is known: the request did not end within the horizon. Otherwise the outcome is not known, and the prediction is
 // left out.
 func (l *Live) Censored(slot int32, id uint64, age int32) {
-	w := l.awaits(slot, id)
+	w := l.pendingFor(slot, id)
 	if w == nil {
 		return
 	}
@@ -69,7 +69,7 @@ func (l *Live) Censored(slot int32, id uint64, age int32) {
 }
 
 // awaits returns the prediction about the request in a slot that waits for its outcome; nil: there is none.
-func (l *Live) awaits(slot int32, id uint64) *awaited {
+func (l *Live) pendingFor(slot int32, id uint64) *awaited {
 	if slot < 0 || int(slot) >= len(l.waiting) || !l.waiting[slot].pending || l.waiting[slot].id != id {
 		return nil
 	}

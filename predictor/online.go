@@ -37,13 +37,13 @@ type Online struct {
 
 	outputs    ring
 	byLength   [LengthBuckets]ring // outputs by length bucket; only for the kind exact
-	edges      []int32             // bounds of the length buckets; empty: not known yet
+	lengthBounds      []int32             // bounds of the length buckets; empty: not known yet
 	prompts    ring                // prompt lengths from which edges will be computed
-	edgesFinal bool                // edges do not change any more: a fit gave them, or they were computed
+	boundsFinal bool                // edges do not change any more: a fit gave them, or they were computed
 	keys       keyBuckets
 
-	fitted       *Survival // table of the fit file; nil: there is none
-	inForce      *Survival // the table that was built last
+	fromFit       *Survival // table of the fit file; nil: there is none
+	current      *Survival // the table that was built last
 	sinceRebuild int       // requests that have finished since the last Build
 	rebuiltAt    time.Time
 	everBuilt    bool   // Rebuild has returned tables before
@@ -68,21 +68,21 @@ func NewOnline(cfg OnlineConfig) (*Online, error) {
 	if cfg.Fit == nil {
 		return o, nil
 	}
-	return o, o.seed(cfg.Fit)
+	return o, o.seedFromFit(cfg.Fit)
 }
 
 // seed records the outputs of the fit as the oldest finished requests. If there are more outputs than a ring can hold, it records a part of
 // them with the same distribution.
-func (o *Online) seed(f *Fit) error {
-	o.fitted = NewSurvival(f.Outputs.Lengths())
-	for _, v := range f.Outputs.spread(OutputsMost) {
+func (o *Online) seedFromFit(f *Fit) error {
+	o.fromFit = NewSurvival(f.Outputs.Lengths())
+	for _, v := range f.Outputs.sampleEvenly(OutputsMost) {
 		o.outputs.push(v)
 	}
 	if o.kind != KindExact {
 		return nil
 	}
 	if len(f.PromptQuantiles) > 0 {
-		o.edges, o.edgesFinal = f.PromptQuantiles, true
+		o.lengthBounds, o.boundsFinal = f.PromptQuantiles, true
 	}
 	for _, b := range f.Buckets {
 		key, length, err := b.Name.parse()
@@ -90,12 +90,12 @@ func (o *Online) seed(f *Fit) error {
 			return fmt.Errorf("fit file: %w", err)
 		}
 		if length >= 0 {
-			for _, v := range b.Outputs.spread(LengthOutputsMost) {
+			for _, v := range b.Outputs.sampleEvenly(LengthOutputsMost) {
 				o.byLength[length].push(v)
 			}
 			continue
 		}
-		for _, v := range b.Outputs.spread(KeyOutputsMost) {
+		for _, v := range b.Outputs.sampleEvenly(KeyOutputsMost) {
 			o.keys.push(key, v)
 		}
 	}
@@ -116,11 +116,11 @@ func (o *Online) Finished(prompt, output int32, key uint64) {
 	if key != 0 {
 		o.keys.push(key, output)
 	}
-	if !o.edgesFinal { // learnEdges needs the prompts
+	if !o.boundsFinal { // learnEdges needs the prompts
 		o.prompts.push(prompt)
 	}
-	if len(o.edges) > 0 {
-		o.byLength[lengthBucket(o.edges, prompt)].push(output)
+	if len(o.lengthBounds) > 0 {
+		o.byLength[lengthBucket(o.lengthBounds, prompt)].push(output)
 	}
 }
 
@@ -143,36 +143,36 @@ func (o *Online) Rebuild(now time.Time) (p Predictor, table *Survival, due bool)
 // Build returns a predictor of the kind and the survival table, from the outputs that Online remembers, even if no tables are due.
 func (o *Online) Build() (Predictor, *Survival) {
 	o.sinceRebuild = 0
-	o.inForce = NewSurvival(o.outputs.buf)
+	o.current = NewSurvival(o.outputs.buf)
 	switch o.kind {
 	case KindNone:
-		return None{}, o.inForce
+		return None{}, o.current
 	case KindExact:
-		o.learnEdges()
-		e := &Exact{all: o.inForce, edges: o.edges, byKey: o.keys.tables()}
-		if len(o.edges) > 0 {
+		o.computeBounds()
+		e := &Exact{all: o.current, lengthBounds: o.lengthBounds, byKey: o.keys.tables()}
+		if len(o.lengthBounds) > 0 {
 			e.byLength = make([]*Survival, LengthBuckets)
 			for k := range o.byLength {
 				e.byLength[k] = NewSurvival(o.byLength[k].buf)
 			}
 		}
-		return e, o.inForce
+		return e, o.current
 	}
-	return o.inForce, o.inForce
+	return o.current, o.current
 }
 
 // learnEdges computes the bounds of the length buckets when enough requests have finished, and puts their outputs into the buckets. It
 // does so only once, so that a bucket always has the same prompts, and never if the bounds came from a fit.
-func (o *Online) learnEdges() {
-	if len(o.edges) > 0 || len(o.prompts.buf) < LengthBuckets*MinLengthOutputs {
+func (o *Online) computeBounds() {
+	if len(o.lengthBounds) > 0 || len(o.prompts.buf) < LengthBuckets*MinLengthOutputs {
 		return
 	}
-	o.edges = lengthEdges(o.prompts.buf, LengthBuckets)
+	o.lengthBounds = quantileBounds(o.prompts.buf, LengthBuckets)
 	outputs := o.outputs.last(len(o.prompts.buf)) // those of the same requests
 	for i, prompt := range o.prompts.values() {
-		o.byLength[lengthBucket(o.edges, prompt)].push(outputs[i])
+		o.byLength[lengthBucket(o.lengthBounds, prompt)].push(outputs[i])
 	}
-	o.prompts, o.edgesFinal = ring{}, true
+	o.prompts, o.boundsFinal = ring{}, true
 }
 
 // Counts has numbers for metrics.
@@ -200,11 +200,11 @@ const recentMost = 256
 func (d Drift) Drifted() bool { return d.Recent > 0 && d.Distance > d.Critical }
 
 // Drift compares the last outputs with the table in force. If the lengths of outputs change faster than the table, the drift is large.
-func (o *Online) Drift() Drift { return o.drift(o.inForce) }
+func (o *Online) Drift() Drift { return o.drift(o.current) }
 
 // DriftFromFit compares the last outputs with the fit file. If they have drifted, a new fit would predict better after the next restart.
 // Without a fit file, it returns zeros.
-func (o *Online) DriftFromFit() Drift { return o.drift(o.fitted) }
+func (o *Online) DriftFromFit() Drift { return o.drift(o.fromFit) }
 
 // drift compares the last outputs with a table. It returns zeros if there are no last outputs, or none in the table.
 func (o *Online) drift(table *Survival) Drift {
@@ -220,8 +220,8 @@ func (o *Online) drift(table *Survival) Drift {
 			continue // of equal lengths, only the last has the index from which their rank follows
 		}
 		// Both distributions change at whole lengths, so compare them at v and just below v.
-		at := math.Abs(float64(i+1)/n - float64(table.rank(int(v)))/m)
-		below := math.Abs(float64(recent.rank(int(v)-1))/n - float64(table.rank(int(v)-1))/m)
+		at := math.Abs(float64(i+1)/n - float64(table.countAtMost(int(v)))/m)
+		below := math.Abs(float64(recent.countAtMost(int(v)-1))/n - float64(table.countAtMost(int(v)-1))/m)
 		d.Distance = max(d.Distance, at, below)
 	}
 	return d

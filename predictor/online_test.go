@@ -166,7 +166,7 @@ func TestAFitIsForgottenAsRequestsFinish(t *testing.T) {
 	_, table = o.Build()
 	require.Equal(t, OutputsMost, table.Len())
 	require.InDelta(t, 500, table.MeanOutput(), 2, "short and long outputs are forgotten alike")
-	require.InDelta(t, 0.75, float64(OutputsMost-table.rank(100))/OutputsMost, 0.01)
+	require.InDelta(t, 0.75, float64(OutputsMost-table.countAtMost(100))/OutputsMost, 0.01)
 }
 
 func TestDrift(t *testing.T) {

@@ -6,19 +6,19 @@ import "slices"
 type ring struct {
 	buf  []int32
 	next int // index of the oldest value, when the ring is full
-	most int // largest number of values
+	capacity int // largest number of values
 }
 
-func newRing(most int) ring { return ring{most: most} }
+func newRing(most int) ring { return ring{capacity: most} }
 
 // push adds a value. If the ring is full, it forgets the oldest value.
 func (r *ring) push(v int32) {
-	if len(r.buf) < r.most {
+	if len(r.buf) < r.capacity {
 		r.buf = append(r.buf, v)
 		return
 	}
 	r.buf[r.next] = v
-	r.next = (r.next + 1) % r.most
+	r.next = (r.next + 1) % r.capacity
 }
 
 // values returns the values, the oldest first.

@@ -47,17 +47,17 @@ func agePoints(reqs []Sample, first, every int, step time.Duration) []agePoint {
 
 // past passes requests to an Online in the order in which they finished, so that the Online knows at each time what a server would have
 // known.
-type past struct {
+type replay struct {
 	reqs     []Sample
 	step     time.Duration // time that each token is assumed to take
 	order    []int32       // indices of reqs, in the order in which the requests finished
-	finished int           // how many of them were passed to online
+	passed int           // how many of them were passed to online
 	online   *Online
 }
 
 // newPast returns the past of reqs. online has got none of them yet. step is the time that each token is assumed to take.
-func newPast(reqs []Sample, step time.Duration, online *Online) *past {
-	p := &past{reqs: reqs, step: step, order: make([]int32, len(reqs)), online: online}
+func newReplay(reqs []Sample, step time.Duration, online *Online) *replay {
+	p := &replay{reqs: reqs, step: step, order: make([]int32, len(reqs)), online: online}
 	for i := range p.order {
 		p.order[i] = int32(i)
 	}
@@ -68,9 +68,9 @@ func newPast(reqs []Sample, step time.Duration, online *Online) *past {
 }
 
 // until passes all requests to the Online that had finished by the time t, and were not passed before.
-func (p *past) until(t time.Duration) {
-	for ; p.finished < len(p.order); p.finished++ {
-		r := &p.reqs[p.order[p.finished]]
+func (p *replay) finishUntil(t time.Duration) {
+	for ; p.passed < len(p.order); p.passed++ {
+		r := &p.reqs[p.order[p.passed]]
 		if r.end(p.step) > t {
 			return
 		}

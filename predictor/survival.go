@@ -7,12 +7,12 @@ import (
 
 // denseMost bounds the length of the array atMost, which takes at most 256 KB even if an engine reports an absurd length. For lengths from
 // denseMost on, rank searches the sorted outputs instead.
-const denseMost = 1 << 16
+const maxArrayLength = 1 << 16
 
 // Survival is the distribution of past output lengths. It does not change after it is built. The zero value and nil have no outputs.
 type Survival struct {
 	history
-	atMost  []uint32 // atMost[v] is the number of outputs <= v, for v below the longest output and below denseMost
+	countsAtMost  []uint32 // atMost[v] is the number of outputs <= v, for v below the longest output and below denseMost
 	version uint64
 }
 
@@ -23,13 +23,13 @@ func NewSurvival(outputs []int32) *Survival {
 	if len(outputs) > 0 {
 		longest = slices.Max(outputs)
 	}
-	s := &Survival{atMost: make([]uint32, max(0, min(int(longest), denseMost)))}
+	s := &Survival{countsAtMost: make([]uint32, max(0, min(int(longest), maxArrayLength)))}
 	var longer []int32 // outputs for which the array has no place: those from denseMost on and, in any case, the longest
 	for _, o := range outputs {
 		switch {
 		case o < 1:
-		case int(o) < len(s.atMost):
-			s.atMost[o]++ // at first only the number of outputs of this length
+		case int(o) < len(s.countsAtMost):
+			s.countsAtMost[o]++ // at first only the number of outputs of this length
 		default:
 			longer = append(longer, o)
 		}
@@ -37,29 +37,29 @@ func NewSurvival(outputs []int32) *Survival {
 	// The counts in the array sort most lengths faster than comparisons would. This matters, because a table is built for each 64 finished
 	// requests.
 	sorted := make([]int32, 0, len(outputs))
-	for v, n := range s.atMost {
+	for v, n := range s.countsAtMost {
 		for range n {
 			sorted = append(sorted, int32(v))
 		}
-		s.atMost[v] = uint32(len(sorted))
+		s.countsAtMost[v] = uint32(len(sorted))
 	}
 	slices.Sort(longer)
-	s.history = sumUp(append(sorted, longer...))
+	s.history = withSums(append(sorted, longer...))
 	s.version = fingerprint(s.sorted)
 	return s
 }
 
 // rank returns how many outputs are at most v. The table must not be empty.
-func (s *Survival) rank(v int) int {
+func (s *Survival) countAtMost(v int) int {
 	switch {
-	case uint(v) < uint(len(s.atMost)): // not for v < 0, because uint(v) is then very large
-		return int(s.atMost[v])
+	case uint(v) < uint(len(s.countsAtMost)): // not for v < 0, because uint(v) is then very large
+		return int(s.countsAtMost[v])
 	case v < 0:
 		return 0
 	case v >= int(s.sorted[len(s.sorted)-1]):
 		return len(s.sorted)
 	}
-	return s.history.rank(v)
+	return s.history.countAtMost(v)
 }
 
 // Predict answers all queries from the same table, and ignores their Prompt and Key.
@@ -71,7 +71,7 @@ func (s *Survival) Predict(horizon int, queries []Query, out []Prediction) {
 	}
 	for k := range queries {
 		age := int(queries[k].Age)
-		out[k] = s.between(s.rank(age), s.rank(age+horizon), age, horizon)
+		out[k] = s.predictFrom(s.countAtMost(age), s.countAtMost(age+horizon), age, horizon)
 	}
 }
 
@@ -125,11 +125,11 @@ func newHistory(outputs []int32) history {
 		}
 	}
 	slices.Sort(sorted)
-	return sumUp(sorted)
+	return withSums(sorted)
 }
 
 // sumUp returns the history of sorted output lengths.
-func sumUp(sorted []int32) history {
+func withSums(sorted []int32) history {
 	h := history{sorted, make([]int64, len(sorted)+1)}
 	for i, o := range sorted {
 		h.sums[i+1] = h.sums[i] + int64(o)
@@ -138,18 +138,18 @@ func sumUp(sorted []int32) history {
 }
 
 // rank returns how many outputs are at most v.
-func (h *history) rank(v int) int {
+func (h *history) countAtMost(v int) int {
 	return sort.Search(len(h.sorted), func(i int) bool { return int(h.sorted[i]) > v })
 }
 
 // predict returns the prediction for a request of the given age.
 func (h *history) predict(age, horizon int) Prediction {
-	return h.between(h.rank(age), h.rank(age+horizon), age, horizon)
+	return h.predictFrom(h.countAtMost(age), h.countAtMost(age+horizon), age, horizon)
 }
 
 // between returns the prediction for a request of the given age, from the outputs that are longer than its age. untilAge is the number of
 // outputs that are at most as long as its age, and untilEnd the number of outputs that are at most as long as its age plus the horizon.
-func (h *history) between(untilAge, untilEnd, age, horizon int) Prediction {
+func (h *history) predictFrom(untilAge, untilEnd, age, horizon int) Prediction {
 	if untilAge == untilEnd { // no output is longer than the age and ends within the horizon
 		return unknown(horizon)
 	}

@@ -12,7 +12,7 @@ import (
 // lengths draws outputs that tie, jump and now and then pass what arrays index.
 func lengths(t *rapid.T, label string, least int) []int32 {
 	one := rapid.OneOf(rapid.Int32Range(1, 40), rapid.Int32Range(1, 2000),
-		rapid.SampledFrom([]int32{1, 512, denseMost - 1, denseMost, denseMost + 1, math.MaxInt32}))
+		rapid.SampledFrom([]int32{1, 512, maxArrayLength - 1, maxArrayLength, maxArrayLength + 1, math.MaxInt32}))
 	return rapid.SliceOfN(one, least, 60).Draw(t, label)
 }
 

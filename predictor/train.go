@@ -47,8 +47,8 @@ const minTrain = 50
 
 // Bounds of the requests for Train.
 const (
-	requestsMost = 2_000_000 // requests, because all their predictions are kept in memory
-	outputMost   = 1 << 20   // tokens of one output
+	maxRequests = 2_000_000 // requests, because all their predictions are kept in memory
+	maxOutputTokens   = 1 << 20   // tokens of one output
 )
 
 // Train fits a kind ("survival", "exact" or "auto") to requests in the order of arrival. To score the kind, it makes a fit to the earlier
@@ -76,7 +76,7 @@ func Train(kind string, reqs []Sample, opt Options) (*Fit, error) {
 			minTrain)
 	}
 
-	t := trial{reqs: reqs, cut: cut, opt: opt}
+	t := trial{reqs: reqs, trainCount: cut, opt: opt}
 	t.prepareRows()
 	f := &Fit{Version: FitVersion, Created: opt.Created, Source: opt.Source}
 	for _, k := range kinds {
@@ -89,7 +89,7 @@ func Train(kind string, reqs []Sample, opt Options) (*Fit, error) {
 			f.Kind, f.Holdout = k, h
 		}
 	}
-	f.learn(reqs)
+	f.fillTables(reqs)
 	return f, nil
 }
 
@@ -99,20 +99,20 @@ func checkSamples(reqs []Sample) error {
 		if i > 0 && reqs[i].At < reqs[i-1].At {
 			return fmt.Errorf("request %d arrived %v before the one above it: sort by arrival", i, reqs[i-1].At-reqs[i].At)
 		}
-		if output := reqs[i].Output; output < 1 || output > outputMost || reqs[i].Prompt < 0 {
+		if output := reqs[i].Output; output < 1 || output > maxOutputTokens || reqs[i].Prompt < 0 {
 			return fmt.Errorf("request %d has %d prompt and %d output tokens: leave out what generated nothing or over %d", i,
-				reqs[i].Prompt, output, outputMost)
+				reqs[i].Prompt, output, maxOutputTokens)
 		}
 	}
-	if len(reqs) > requestsMost {
-		return fmt.Errorf("%d requests, at most %d fit in memory with their rows: give the newest", len(reqs), requestsMost)
+	if len(reqs) > maxRequests {
+		return fmt.Errorf("%d requests, at most %d fit in memory with their rows: give the newest", len(reqs), maxRequests)
 	}
 	return nil
 }
 
 // learn fills in the tables from all requests. The requests that were kept out to score the fit are the newest, so they are most like
 // future ones.
-func (f *Fit) learn(reqs []Sample) {
+func (f *Fit) fillTables(reqs []Sample) {
 	f.Source.Rows = len(reqs)
 	outputs := make([]int32, len(reqs))
 	for i, r := range reqs {
@@ -127,7 +127,7 @@ func (f *Fit) learn(reqs []Sample) {
 // trial divides the requests into those that a predictor learns from and those that are kept out to score it.
 type trial struct {
 	reqs     []Sample
-	cut      int // the predictor learns from reqs[:cut]
+	trainCount      int // the predictor learns from reqs[:cut]
 	opt      Options
 	points   []agePoint // of the requests that are kept out, by time
 	baseRate Prediction // BaseRate of reqs[:cut]: the scores of a predictor are compared with those of this prediction
@@ -135,9 +135,9 @@ type trial struct {
 
 // prepareRows sets points and baseRate.
 func (t *trial) prepareRows() {
-	t.points = agePoints(t.reqs, t.cut, t.opt.Every, t.opt.Step)
+	t.points = agePoints(t.reqs, t.trainCount, t.opt.Every, t.opt.Step)
 	var rows []Row
-	for _, p := range agePoints(t.reqs[:t.cut], 0, t.opt.Every, t.opt.Step) {
+	for _, p := range agePoints(t.reqs[:t.trainCount], 0, t.opt.Every, t.opt.Step) {
 		rows = append(rows, t.row(p, Prediction{})) // BaseRate reads only the outcomes
 	}
 	t.baseRate = BaseRate(rows)
@@ -153,14 +153,14 @@ func (t *trial) row(p agePoint, prediction Prediction) Row {
 func (t *trial) score(k Kind) (Holdout, error) {
 	var edges []int32
 	if k == KindExact {
-		edges = promptEdges(t.reqs[:t.cut])
+		edges = lengthBoundsOf(t.reqs[:t.trainCount])
 	}
 	rows, err := t.predictHeldOut(k, edges)
 	if err != nil {
 		return Holdout{}, err
 	}
 	return Holdout{
-		Requests: len(t.reqs) - t.cut, Horizon: t.opt.Horizon,
+		Requests: len(t.reqs) - t.trainCount, Horizon: t.opt.Horizon,
 		Scores: Score(rows), Base: ScoreConstant(rows, t.baseRate), Reliability: Calibrate(rows, 10),
 	}, nil
 }
@@ -179,7 +179,7 @@ func buckets(reqs []Sample) (edges []int32, buckets []Bucket) {
 		}
 		keys[r.Key].push(r.Output)
 	}
-	edges = promptEdges(reqs)
+	edges = lengthBoundsOf(reqs)
 	var lengths [LengthBuckets][]int32
 	for _, r := range reqs {
 		k := lengthBucket(edges, r.Prompt)
@@ -199,12 +199,12 @@ func buckets(reqs []Sample) (edges []int32, buckets []Bucket) {
 }
 
 // promptEdges returns the bounds of the length buckets for these requests.
-func promptEdges(reqs []Sample) []int32 {
+func lengthBoundsOf(reqs []Sample) []int32 {
 	prompts := make([]int32, len(reqs))
 	for i, r := range reqs {
 		prompts[i] = r.Prompt
 	}
-	return lengthEdges(prompts, LengthBuckets)
+	return quantileBounds(prompts, LengthBuckets)
 }
 
 // predictHeldOut predicts the requests that are kept out. Each prediction comes from the requests that had finished at its time, and tables
@@ -215,14 +215,14 @@ func (t *trial) predictHeldOut(k Kind, edges []int32) ([]Row, error) {
 		return nil, err
 	}
 	if len(edges) > 0 {
-		online.edges, online.edgesFinal = edges, true
+		online.lengthBounds, online.boundsFinal = edges, true
 	}
-	finished := newPast(t.reqs, t.opt.Step, online)
+	finished := newReplay(t.reqs, t.opt.Step, online)
 	rows := make([]Row, len(t.points))
 	var table Predictor
 	var out [1]Prediction
 	for i, at := range t.points {
-		finished.until(at.time)
+		finished.finishUntil(at.time)
 		if built, _, due := online.Rebuild(time.Time{}.Add(at.time)); due {
 			table = built
 		}

@@ -66,16 +66,16 @@ func TestHeldOutRequestsDoNotTrainWhatIsScored(t *testing.T) {
 		other[i].Output, other[i].Prompt = 700, 9000
 	}
 	opt := Options{}.withDefaults()
-	a, b := trial{reqs: reqs, cut: 300, opt: opt}, trial{reqs: other, cut: 300, opt: opt}
+	a, b := trial{reqs: reqs, trainCount: 300, opt: opt}, trial{reqs: other, trainCount: 300, opt: opt}
 	a.prepareRows()
 	b.prepareRows()
 	require.Equal(t, a.baseRate, b.baseRate)
 	first := agePoint{time: other[300].At, request: 300}
 	a.points, b.points = []agePoint{first}, []agePoint{first}
 	for _, kind := range []Kind{KindSurvival, KindExact} {
-		x, err := a.predictHeldOut(kind, promptEdges(a.reqs[:300]))
+		x, err := a.predictHeldOut(kind, lengthBoundsOf(a.reqs[:300]))
 		require.NoError(t, err)
-		y, err := b.predictHeldOut(kind, promptEdges(b.reqs[:300]))
+		y, err := b.predictHeldOut(kind, lengthBoundsOf(b.reqs[:300]))
 		require.NoError(t, err)
 		require.Len(t, x, 1)
 		if kind == KindSurvival { // exact looks at the prompt, which is another
@@ -104,7 +104,7 @@ func TestTheFileHasAllRequests(t *testing.T) {
 			require.Equal(t, Prediction{P: 1, Mu: 50}, got, "all answers of more than 650 tokens have 700")
 			if kind == "exact" {
 				require.Contains(t, f.Buckets, Bucket{Name: keyName(99), Outputs: NewRuns(repeat(700, KeyOutputsMost))})
-				require.Equal(t, promptEdges(reqs), f.PromptQuantiles)
+				require.Equal(t, lengthBoundsOf(reqs), f.PromptQuantiles)
 			}
 		})
 	}
@@ -114,12 +114,12 @@ func TestRowsKnowOnlyWhatHadFinished(t *testing.T) {
 	reqs := recurrent(300)
 	const step = 55 * time.Millisecond
 	online := newOnline(t, KindSurvival, nil)
-	p := newPast(reqs, step, online)
+	p := newReplay(reqs, step, online)
 	points := agePoints(reqs, 0, 20, step)
 	require.True(t, slices.IsSortedFunc(points, func(a, b agePoint) int { return int(a.time - b.time) }))
 	rng := rand.New(rand.NewPCG(1, 1))
 	for _, at := range points {
-		p.until(at.time)
+		p.finishUntil(at.time)
 		if rng.IntN(20) > 0 {
 			continue
 		}

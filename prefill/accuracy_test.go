@@ -51,7 +51,7 @@ func (s *told) turn(t *testing.T) {
 	keys := h.Tokens(nil, index.Scope{Model: testModel}.Root(index.Tokens, 16), s.talks[i], 16)
 	n := len(s.talks[i])
 	l := acquire(t, s.scheduler, Request{ID: "r", PromptTokens: n, Counted: true, Prompt: Prompt{Keys: keys, BlockTokens: 16}})
-	cached := index.Usable(16*int(s.engine.Match(nil, keys)[s.at.N]), n, 16)
+	cached := index.UsableHit(16*int(s.engine.Match(nil, keys)[s.at.N]), n, 16)
 	probe := s.engine.Speculate(s.at, keys)
 	s.engine.Confirm(&probe)
 	l.Answered(Usage{PromptTokens: n, CachedTokens: cached}, time.Time{})

@@ -19,7 +19,7 @@ func (s *Scheduler) Backlogs() map[string]Backlog {
 	freshShare := s.cache.Totals.Fresh()
 	all := map[string]Backlog{}
 	for name, m := range s.models {
-		if len(m.servers) == 0 {
+		if len(m.candidates) == 0 {
 			continue
 		}
 		requests, promptTokens := m.queue.Backlog()
@@ -27,7 +27,7 @@ func (s *Scheduler) Backlogs() map[string]Backlog {
 			continue
 		}
 		n, tokens := float64(requests), float64(promptTokens)
-		latency, _ := s.line(name, m.servers[0])
+		latency, _ := s.latencyFor(name, m.candidates[0])
 		meanMs := latency.Ms(freshShare*tokens/n, (1-freshShare)*tokens/n)
 		all[name] = Backlog{Requests: requests, Seconds: n * meanMs / 1000}
 	}
@@ -37,15 +37,15 @@ func (s *Scheduler) Backlogs() map[string]Backlog {
 // Line is the learned line of prefill times (time over prompt length) of a live candidate for the model, and the round trip to
 // this candidate. Of several candidates, the one with the smallest fixed part counts. known is false while none has a learned
 // line.
-func (s *Scheduler) Line(name string) (latency policy.Latency, rtt time.Duration, known bool) {
+func (s *Scheduler) LearnedLatency(name string) (latency policy.Latency, rtt time.Duration, known bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	m := s.models[name]
 	if m == nil {
 		return latency, 0, false
 	}
-	for _, c := range m.servers {
-		line, learned := s.line(name, c)
+	for _, c := range m.candidates {
+		line, learned := s.latencyFor(name, c)
 		usable := learned && c.Live && line.TPMs > 0 // a caller divides by the time per token
 		if usable && (!known || line.T0Ms < latency.T0Ms) {
 			latency, rtt, known = line, c.rtt(), true

@@ -32,13 +32,13 @@ func (s *Scheduler) Batch() BatchStatus {
 // leftForBatch reports whether a candidate may take a batch request. The arrival queue must have only batch requests for its
 // models, its engine no request that comes before this one, and its board none that waits for a rank. At least two decode
 // slots must be free, one of them for the next request that is not batch.
-func (d *chooser) leftForBatch(r *Request, c *candidate) bool {
+func (d *chooser) hasCapacityForBatch(r *Request, c *candidate) bool {
 	for _, name := range c.Models { // a model and its adapters have the same engines
-		if m := d.models[name]; m != nil && m.queue.Online() {
+		if m := d.models[name]; m != nil && m.queue.HasOnline() {
 			return false
 		}
 	}
-	if !c.Mixed && c.load.Ahead(d.now) > 0 {
+	if !c.Aggregated && c.load.RequestsAhead(d.now) > 0 {
 		return false
 	}
 	underWay, waiting := 0, 0 // requests that will need a slot, and those of them that wait for one now
@@ -47,7 +47,7 @@ func (d *chooser) leftForBatch(r *Request, c *candidate) bool {
 			continue
 		}
 		probing, slotless := other.load.Leases[ledger.Probing], other.load.Leases[ledger.Pooled]
-		if other.Mixed || other.Profile != nil && other.Profile.Early() { // a request gets its slot before its probe is sent
+		if other.Aggregated || other.Profile != nil && other.Profile.Early() { // a request gets its slot before its probe is sent
 			probing, slotless = 0, other.load.Unsent()
 		}
 		underWay += probing + slotless
@@ -69,7 +69,7 @@ func (d *chooser) recordWait(r *Request, l *Lease) {
 	switch {
 	case !r.Batch:
 		d.metrics.queueWait.Observe(l.Wait.Seconds())
-	case !r.Reserved:
+	case !r.HasPlace:
 		d.metrics.batchWait.Observe(l.Wait.Seconds())
 		d.batch.Ran++
 		d.batch.HeldS += l.Wait.Seconds()

@@ -52,17 +52,17 @@ func TestBatchTakesOnlyWhatIsLeft(t *testing.T) {
 		{"a prompt has got one", 2, func(t *testing.T, scheduler *Scheduler) { hold(t, scheduler, "a", dispatched, 10) }, nil, false},
 		{"a retry waits", 9, func(_ *testing.T, scheduler *Scheduler) {
 			q := request(8)
-			q.Model, q.Reserved, q.Remote = testModel, true, &region{where: always(Waits)}
+			q.Model, q.HasPlace, q.Remote = testModel, true, &region{where: always(WaitsAlone)}
 			scheduler.Offer(q, func(*Lease, error) {})
 		}, nil, true},
 		{"another request waits", 9, func(_ *testing.T, scheduler *Scheduler) {
 			q := request(8)
-			q.Model, q.Remote = testModel, &region{where: always(Waits)}
+			q.Model, q.Remote = testModel, &region{where: always(WaitsAlone)}
 			scheduler.Offer(q, func(*Lease, error) {})
 		}, nil, true},
 		{"a request for an adapter of the model waits", 9, func(_ *testing.T, scheduler *Scheduler) {
 			q := request(8)
-			q.Model, q.Remote = "adapter", &region{where: always(Waits)}
+			q.Model, q.Remote = "adapter", &region{where: always(WaitsAlone)}
 			scheduler.Offer(q, func(*Lease, error) {})
 		}, func(all []Candidate) {
 			for i := range all {
@@ -94,7 +94,7 @@ func TestBatchTakesOnlyWhatIsLeft(t *testing.T) {
 				acquire(t, scheduler, batch(1))
 			}
 			retry := batch(2)
-			retry.Reserved = true
+			retry.HasPlace = true
 			_, err := scheduler.Acquire(t.Context(), retry)
 			require.NoError(t, err, "a retry is not held back")
 		})
@@ -108,7 +108,7 @@ func TestAGroupOfRanksThatDoBothTakesBatchLast(t *testing.T) {
 	first := acquire(t, scheduler, batch(1))
 	mustWait(t, scheduler, batch(2)) // the first has no rank yet
 	free--
-	first.Send()
+	first.MarkSent()
 	mustWait(t, scheduler, batch(2))
 	acquire(t, scheduler, request(3)) // which finds one at once
 }
@@ -200,7 +200,7 @@ func (s *site) offer(q Request) {
 		delete(s.batch, n)
 		s.probing = append(s.probing, l)
 		if q.Batch {
-			require.False(s.r, s.models[testModel].queue.Online(), "an online request waits")
+			require.False(s.r, s.models[testModel].queue.HasOnline(), "an online request waits")
 			require.Empty(s.r, s.pooled, "a request waits in the pool")
 			require.GreaterOrEqual(s.r, s.free, len(s.probing)+1, "no slot is left for the next request")
 		}
@@ -306,5 +306,5 @@ func TestBatchBesideOnline(t *testing.T) {
 }
 
 func TestBatchHasAShareOfEveryQueue(t *testing.T) {
-	require.Equal(t, []int{1, 1, 1, 2}, []int{queue.Share(1), queue.Share(2), queue.Share(3), queue.Share(4)})
+	require.Equal(t, []int{1, 1, 1, 2}, []int{queue.MaxBatch(1), queue.MaxBatch(2), queue.MaxBatch(3), queue.MaxBatch(4)})
 }

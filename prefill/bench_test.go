@@ -98,7 +98,7 @@ func BenchmarkChooseWithALongPrompt(b *testing.B) {
 			scheduler.lock()
 			for _, c := range scheduler.candidates {
 				c.CapacityTokens = 500_000
-				c.cache.Stored(c.cache.Place(&Prompt{BlockTokens: block}, testModel, c.CapacityTokens, scheduler.now), keys)
+				c.cache.Stored(c.cache.EnsureSlot(&Prompt{BlockTokens: block}, testModel, c.CapacityTokens, scheduler.now), keys)
 			}
 			scheduler.unlock()
 			b.ReportAllocs()

@@ -72,9 +72,9 @@ func (c *Config) Check(bad func(key, format string, args ...any)) {
 			bad(key, "%v; a time above 0 is needed", d)
 		}
 	}
-	if c.Retry.Base > mostBase {
+	if c.Retry.Base > maxRetryBase {
 		bad("retry.base", "%v is too long for the first pause of a request between two attempts; write %v or less",
-			c.Retry.Base, mostBase)
+			c.Retry.Base, maxRetryBase)
 	}
 	least := func(key string, n, bound int) {
 		if n < bound {
@@ -109,7 +109,7 @@ func (c *Config) checkPolicies(bad func(key, format string, args ...any)) {
 		}
 		return
 	}
-	library.Serves = c.Clock == nil
+	library.ForServing = c.Clock == nil
 	if _, err := library.Parse(c.Policy); err != nil {
 		bad("policy", "%v", err)
 	}

@@ -17,31 +17,31 @@ import (
 type waitReason uint8
 
 const (
-	noPlace     waitReason = iota + 1 // the pool of hand-offs has no place left
-	noGate                            // the KV gates of all candidates are closed
-	noRoom                            // no candidate can start the request
-	held                              // the request waits for a busy candidate or region; requests behind it may still be served
+	poolFull     waitReason = iota + 1 // the pool of hand-offs has no place left
+	gatesClosed                            // the KV gates of all candidates are closed
+	noneCanStart                            // no candidate can start the request
+	waitsAlone                              // the request waits for a busy candidate or region; requests behind it may still be served
 	targetBusy                        // the candidate that the request names takes no such request now; others that name it wait, too
-	away                              // the request goes to another region
+	goesElsewhere                              // the request goes to another region
 	onlyRetries                       // only retries of the model can be served in this round
-	missed                            // no prefill would end before the request's deadline
+	deadlineMissed                            // no prefill would end before the request's deadline
 )
 
 // look computes the indicators of the eligible candidates for a request, and stores those of eligible[i] in d.view[i]. It
 // stores in d.found how many of the prompt's blocks each slot of the prefix index holds. known is false if the prefill times
 // of one of the candidates are only those from which learning starts (see line).
-func (d *chooser) look(m *model, r *Request, eligible []*candidate) (known bool) {
+func (d *chooser) fillView(m *model, r *Request, eligible []*candidate) (known bool) {
 	d.view = slices.Grow(d.view[:0], len(eligible))[:len(eligible)]
 	known = true
 	tokens := d.tokensOf(r)
 	blockTokens := r.Prompt.BlockSize(tokens)
-	d.found = d.cache.Match(&r.Prompt, &r.seen.cache, d.now)
+	d.heldBlocks = d.cache.Match(&r.Prompt, &r.considered.cache, d.now)
 	for i, c := range eligible {
-		latency, fitted := d.line(m.name, c)
+		latency, fitted := d.latencyFor(m.name, c)
 		known = known && fitted
-		d.measure(&d.view[i], c, latency)
-		matchedTokens := math.Floor(blockTokens * float64(c.cache.Blocks(d.found, &r.Prompt)))
-		d.view[i].Fit(float64(tokens), matchedTokens)
+		d.setIndicators(&d.view[i], c, latency)
+		matchedTokens := math.Floor(blockTokens * float64(c.cache.Blocks(d.heldBlocks, &r.Prompt)))
+		d.view[i].SetPrompt(float64(tokens), matchedTokens)
 	}
 	policy.Aggregate(d.view)
 	return known
@@ -50,14 +50,14 @@ func (d *chooser) look(m *model, r *Request, eligible []*candidate) (known bool)
 // misses reports whether all eligible candidates, which look has measured, are predicted to end the prefill after the
 // request's deadline. It is false if there is no prediction for one of them. There never is one for ranks that also decode
 // (Mixed).
-func (d *chooser) misses(r *Request, eligible []*candidate) bool {
+func (d *chooser) allMissDeadline(r *Request, eligible []*candidate) bool {
 	if r.Deadline.IsZero() {
 		return false
 	}
 	leftMs := float64(r.Deadline.Sub(d.now)) / float64(time.Millisecond)
 	for i, c := range eligible {
-		prefillTimes, known := d.line(r.Model, c)
-		if c.Mixed || !known {
+		prefillTimes, known := d.latencyFor(r.Model, c)
+		if c.Aggregated || !known {
 			return false
 		}
 		v := &d.view[i]
@@ -73,18 +73,18 @@ func (d *chooser) tokensOf(r *Request) int {
 	if r.Counted {
 		return max(1, r.PromptTokens)
 	}
-	return d.cache.Length(&r.Prompt, r.Model, r.PromptTokens)
+	return d.cache.PromptTokens(&r.Prompt, r.Model, r.PromptTokens)
 }
 
 // mostAlternatives bounds the candidates that a trace lists.
-const mostAlternatives = 8
+const maxTraceRows = 8
 
 // trace explains the choice among the candidates in the view. asked is false if the session's engine was kept, without
 // asking the policy; the trace then has no scores.
 func (d *chooser) trace(p *policy.Policy, chosen int, reason string, asked bool) *Trace {
 	trace := &Trace{Reason: reason, Eligible: len(d.view)}
 	if asked {
-		trace.Best = p.Explain(d.view, chosen, mostAlternatives)
+		trace.Best = p.Explain(d.view, chosen, maxTraceRows)
 	} else {
 		trace.Best = []policy.Row{{Candidate: d.view[chosen].ID, Chosen: true}}
 	}
@@ -127,24 +127,24 @@ func (d *chooser) recordChoice(l *Lease, choice policy.Choice, affinity string, 
 // engine. If the request could go to another region, its RemoteRegions decide. A prompt whose decode rank is chosen before
 // its prefill may also be sent from leadsAt on, because its decode engine needs time to find room for it.
 func (d *chooser) canStart(r *Request, c *candidate) bool {
-	if c.Mixed {
-		return d.mayPool(c, r.Model)
+	if c.Aggregated {
+		return d.mayEnterPool(c, r.Model)
 	}
 	if r.Remote != nil {
 		p := d.prefiller(c)
 		return r.Remote.Takes(&p)
 	}
-	if c.load.Ahead(d.now) < float64(d.cfg.Push.MaxUnanswered) {
+	if c.load.RequestsAhead(d.now) < float64(d.cfg.Push.MaxUnanswered) {
 		return true
 	}
 	_, timesKnown := d.fit.Latency(r.Model, c.Hardware) // false: the end of the present work is not predicted from measured times
-	earliest, mayLead := d.leadsAt(c)
+	earliest, mayLead := d.earlyProbeFrom(c)
 	return timesKnown && mayLead && !earliest.After(d.now)
 }
 
 // mayPool reports whether one more request may wait for the ranks of a group that prefills and decodes. The limit is 1.5
 // times the number of free slots, and at least 1, so that there is a choice of requests when further slots become free.
-func (d *chooser) mayPool(c *candidate, model string) bool {
+func (d *chooser) mayEnterPool(c *candidate, model string) bool {
 	if d.cfg.Free == nil {
 		return true
 	}
@@ -194,18 +194,18 @@ func (d *chooser) countByModel(c *candidate, l *Lease) {
 // leadsAt is the time from which a busy candidate may get a prompt whose decode rank is chosen before its prefill: the
 // predicted end of its present work, less a lead. The lead is at least the usual time until the decode engine calls back,
 // because the prefill cannot begin before. known is false if the end is not known, or if the candidate gets no such prompts.
-func (s *state) leadsAt(c *candidate) (at time.Time, known bool) {
+func (s *state) earlyProbeFrom(c *candidate) (at time.Time, known bool) {
 	if c.Profile == nil || !c.Profile.Early() || c.load.Stalled(s.now) { // a stalled engine's work does not end as predicted
 		return at, false
 	}
-	lead := max(s.cfg.Push.Lead, s.fit.Way(c.Profile.Name).Callback())
-	end, known := c.load.Ends()
+	lead := max(s.cfg.Push.Lead, s.fit.CallbackLatencyOf(c.Profile.Name).Mean())
+	end, known := c.load.PrefillsDoneAt()
 	return end.Add(-lead), known && lead > 0 // with no lead, nothing is sent before the present work has ended
 }
 
 // drop removes the unwanted candidates, in place, if at least one of the others is usable. Otherwise it removes none, so
 // that the request still has a choice, and the metrics count that this filter was skipped.
-func (d *chooser) drop(filter string, candidates []*candidate, unwanted, usable func(*candidate) bool) []*candidate {
+func (d *chooser) dropIfOthersUsable(filter string, candidates []*candidate, unwanted, usable func(*candidate) bool) []*candidate {
 	if !slices.ContainsFunc(candidates, func(c *candidate) bool { return !unwanted(c) && usable(c) }) {
 		d.metrics.filterSkipped.WithLabelValues(filter).Inc()
 		return candidates
@@ -214,39 +214,39 @@ func (d *chooser) drop(filter string, candidates []*candidate, unwanted, usable 
 }
 
 // anyOne is a value for usable in drop: every candidate is usable.
-func anyOne(*candidate) bool { return true }
+func everyCandidate(*candidate) bool { return true }
 
 // filterStale drops the candidates whose gauges are stale, because the other work of their engines is not known. It drops
 // none unless another candidate can start the request: no request has to wait because an engine is slow to report its gauges.
 func (d *chooser) filterStale(r *Request, candidates []*candidate) []*candidate {
-	stale := func(c *candidate) bool { return c.load.Stale() && !c.Mixed }
+	stale := func(c *candidate) bool { return c.load.Stale() && !c.Aggregated }
 	if !slices.ContainsFunc(candidates, stale) {
 		return candidates
 	}
-	return d.drop(filterStale, candidates, stale, func(c *candidate) bool { return d.canStart(r, c) && !c.load.Stalled(d.now) })
+	return d.dropIfOthersUsable(filterStale, candidates, stale, func(c *candidate) bool { return d.canStart(r, c) && !c.load.Stalled(d.now) })
 }
 
 // filterFull drops the candidates that cannot start a request and are not worth waiting for. These are stalled engines. If
 // the policy ignores load, these are all busy engines, because the policy could choose the same busy engine again and again.
 // The caller makes sure that at least one candidate can start the request.
-func (d *chooser) filterFull(p *policy.Policy, r *Request, candidates []*candidate) []*candidate {
-	return d.drop(filterStalled, candidates, func(c *candidate) bool {
-		worthWaiting := !p.LoadBlind() && (c.Mixed || !c.load.Stalled(d.now))
+func (d *chooser) filterBusy(p *policy.Policy, r *Request, candidates []*candidate) []*candidate {
+	return d.dropIfOthersUsable(filterStalled, candidates, func(c *candidate) bool {
+		worthWaiting := !p.LoadBlind() && (c.Aggregated || !c.load.Stalled(d.now))
 		return !worthWaiting && !d.canStart(r, c)
-	}, anyOne)
+	}, everyCandidate)
 }
 
 // reaches reports whether the request may go to the candidate: the request names this candidate or none, and may go to the
 // candidate's region.
-func (r *Request) reaches(c *candidate) bool {
-	return (r.Target == "" || c.ID == r.Target) && (r.May == nil || c.Region == "" || r.May(c.Region))
+func (r *Request) mayUse(c *candidate) bool {
+	return (r.Target == "" || c.ID == r.Target) && (r.MayGoTo == nil || c.Region == "" || r.MayGoTo(c.Region))
 }
 
 // CheckTarget returns an error if id, which a request names, is not a candidate for the model.
 func (s *Scheduler) CheckTarget(model, id string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if m := s.models[model]; m != nil && slices.ContainsFunc(m.servers, func(c *candidate) bool { return c.ID == id }) {
+	if m := s.models[model]; m != nil && slices.ContainsFunc(m.candidates, func(c *candidate) bool { return c.ID == id }) {
 		return nil
 	}
 	return fmt.Errorf("%w: %q is no prefill engine for model %q; GET /prefill lists them", ErrBadTarget, id, model)
@@ -258,7 +258,7 @@ func (s *Scheduler) CheckTarget(model, id string) error {
 func (d *chooser) filterCircuit(r *Request, servers []*candidate) (kept []*candidate, skipped bool) {
 	d.eligible = d.eligible[:0]
 	for _, c := range servers {
-		if c.Live && c.circuit.Allows(d.now) && r.reaches(c) {
+		if c.Live && c.circuit.Allows(d.now) && r.mayUse(c) {
 			d.eligible = append(d.eligible, c)
 		}
 	}
@@ -266,7 +266,7 @@ func (d *chooser) filterCircuit(r *Request, servers []*candidate) (kept []*candi
 		return r.dropFallbacks(d.eligible), false
 	}
 	for _, c := range servers {
-		if c.Live && r.reaches(c) {
+		if c.Live && r.mayUse(c) {
 			d.eligible = append(d.eligible, c)
 		}
 	}
@@ -280,28 +280,28 @@ func (r *Request) dropFallbacks(candidates []*candidate) []*candidate {
 	fallback := func(c *candidate) bool { return c.Fallback || slices.Contains(c.FallbackFor, r.Model) }
 	first := func(c *candidate) bool { return !fallback(c) }
 	untriedFirst := func(c *candidate) bool { return first(c) && !slices.Contains(r.Exclude, c.ID) }
-	usefulFallback := func(c *candidate) bool { return fallback(c) && !c.Idle }
+	usefulFallback := func(c *candidate) bool { return fallback(c) && !c.NoDecodeRank }
 	switch {
 	case r.Target != "" || !slices.ContainsFunc(candidates, first):
 		return candidates
 	case slices.ContainsFunc(candidates, untriedFirst) || !slices.ContainsFunc(candidates, usefulFallback):
 		return slices.DeleteFunc(candidates, fallback) // a first choice is untried, or all fallbacks are Idle
 	}
-	return slices.DeleteFunc(candidates, func(c *candidate) bool { return c.Idle })
+	return slices.DeleteFunc(candidates, func(c *candidate) bool { return c.NoDecodeRank })
 }
 
 // filterGate removes, in place, the candidates whose KV gate lets no probe pass.
 func (d *chooser) filterGate(candidates []*candidate) []*candidate {
 	return slices.DeleteFunc(candidates, func(c *candidate) bool {
-		open, _ := c.load.Passes(d.now)
+		open, _ := c.load.MayPass(d.now)
 		return !open
 	})
 }
 
 // filterFresh drops the candidates that are new in service and have as many probes as they may (Candidate.Limit).
-func (d *chooser) filterFresh(candidates []*candidate) []*candidate {
-	full := func(c *candidate) bool { return c.Limit > 0 && c.load.Leases[ledger.Probing] >= c.Limit }
-	return d.drop(filterFresh, candidates, full, anyOne)
+func (d *chooser) filterAtProbeLimit(candidates []*candidate) []*candidate {
+	full := func(c *candidate) bool { return c.ProbeLimit > 0 && c.load.Leases[ledger.Probing] >= c.ProbeLimit }
+	return d.dropIfOthersUsable(filterFresh, candidates, full, everyCandidate)
 }
 
 // filterTried keeps the candidates of instances that were not tried yet, because the candidates of one instance fail
@@ -319,15 +319,15 @@ func (d *chooser) filterTried(candidates []*candidate, exclude []string) []*cand
 		return slices.DeleteFunc(candidates, instanceTried)
 	}
 	d.metrics.filterSkipped.WithLabelValues(filterInstance).Inc()
-	return d.drop(filterExcluded, candidates, tried, anyOne)
+	return d.dropIfOthersUsable(filterExcluded, candidates, tried, everyCandidate)
 }
 
 // reserve books that a request goes to a candidate, and returns the lease. It charges the prompt to the candidate's load,
 // reports the probe to the candidate's circuit, records the expected effect on the prefix cache, and adds the prompt to the
 // mean of new tokens. indicators are the candidate's indicators for this request, and since is when the request entered the
 // arrival queue.
-func (d *chooser) reserve(c *candidate, p *policy.Policy, r *Request, indicators *policy.Engine, since time.Time) *Lease {
-	_, canary := c.load.Passes(d.now)
+func (d *chooser) makeLease(c *candidate, p *policy.Policy, r *Request, indicators *policy.Engine, since time.Time) *Lease {
+	_, canary := c.load.MayPass(d.now)
 	weight := ledger.WeightOf(indicators, r.promptBytes())
 	d.lastLease++
 	lease := &Lease{
@@ -341,13 +341,13 @@ func (d *chooser) reserve(c *candidate, p *policy.Policy, r *Request, indicators
 		number:    d.lastLease,
 		canary:    canary,
 		model:     r.Model,
-		crowded:   c.load.Crowded(c.Decodes, d.now),
+		hadOthersPrompts:   c.load.HasOthersPrompts(c.Decodes, d.now),
 	}
 	if _, known := d.fit.Latency(r.Model, c.Hardware); known { // else the weight is by the line from which learning starts
-		lease.predicted = float64(weight.PredictedUs) / 1000
+		lease.predictedMs = float64(weight.PredictedUs) / 1000
 	}
 	c.circuit.Send(lease.number, d.now)
-	d.fit.Computes(weight.NewTokens)
+	d.fit.LearnNewTokens(weight.NewTokens)
 	if c.Profile != nil && c.Profile.Early() { // the probe is sent later, when a decode rank is chosen
 		lease.request = r.asRetry()
 		c.load.Reserve(&lease.inFlight, weight, r.LeaseOwner, d.now)
@@ -355,7 +355,7 @@ func (d *chooser) reserve(c *candidate, p *policy.Policy, r *Request, indicators
 		c.load.Charge(&lease.inFlight, weight, r.LeaseOwner, d.now)
 	}
 	d.countByModel(c, lease)
-	c.cache.Expect(&lease.predictedHit, &r.Prompt, r.Model, int(indicators.PromptTokens), lease.HitTokens, d.found, c.load.Capacity(), d.now)
+	c.cache.ExpectHit(&lease.predictedHit, &r.Prompt, r.Model, int(indicators.PromptTokens), lease.HitTokens, d.heldBlocks, c.load.Capacity(), d.now)
 	return lease
 }
 
@@ -369,7 +369,7 @@ func (r *Request) promptBytes() int {
 // no candidate, and the audit does not check its lease.
 func (r *Request) asRetry() *Request {
 	retry := *r
-	retry.Reserved = true
+	retry.HasPlace = true
 	retry.Returned = true
 	retry.Remote = nil
 	retry.Exclude = nil
@@ -382,21 +382,21 @@ func (r *Request) asRetry() *Request {
 func (d *chooser) prefiller(c *candidate) Prefiller {
 	ran, answered := c.load.SinceIdle()
 	p := Prefiller{
-		Region: c.Region, Unanswered: c.load.Leases[ledger.Probing], Held: c.load.Live(),
+		Region: c.Region, Unanswered: c.load.Leases[ledger.Probing], Held: c.load.FetchablePrompts(),
 		Ran: int(math.Ceil(ran)), Answered: answered,
 	}
-	if c.Mixed { // only unsent requests count: those that a rank runs already keep no other request waiting
+	if c.Aggregated { // only unsent requests count: those that a rank runs already keep no other request waiting
 		p.Unanswered, p.Held = c.load.Unsent(), c.load.Unsent()
 	}
 	if c.Profile != nil {
 		p.MaxSeqs = c.Profile.MaxNumSeqs
 	}
-	if c.Limit > 0 {
-		p.Foreign = max(0, d.cfg.Push.MaxUnanswered-c.Limit) // new in service: probes beyond the limit count as taken by others
+	if c.ProbeLimit > 0 {
+		p.OthersWaiting = max(0, d.cfg.Push.MaxUnanswered-c.ProbeLimit) // new in service: probes beyond the limit count as taken by others
 	}
-	if foreign, waiting, ok := c.load.Strangers(d.now); ok {
-		p.Foreign, p.Pending = max(p.Foreign, int(math.Ceil(foreign))), int(math.Ceil(waiting))
+	if foreign, waiting, ok := c.load.WaitingCounts(d.now); ok {
+		p.OthersWaiting, p.WaitingAtScrape = max(p.OthersWaiting, int(math.Ceil(foreign))), int(math.Ceil(waiting))
 	}
-	p.Foreign = max(p.Foreign, c.load.Shared.Unanswered) // other dispatchers may have sent probes after the scrape
+	p.OthersWaiting = max(p.OthersWaiting, c.load.ReportedByOthers.Unanswered) // other dispatchers may have sent probes after the scrape
 	return p
 }

@@ -50,7 +50,7 @@ func TestTheStatusSaysWhatFailedLast(t *testing.T) {
 		l.Failed(false, 0)
 	}
 	require.Equal(t, "out", stateOf(scheduler, "a"))
-	require.Len(t, said(), mostFault)
+	require.Len(t, said(), maxFaultBytes)
 	require.Contains(t, said(), "it answered without a hand-off")
 	scheduler = newScheduler(t, up("a"))
 	hold(t, scheduler, "a", probing, 1)[0].Blame("it reset the connection")

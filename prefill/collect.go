@@ -19,7 +19,7 @@ func (s *Scheduler) Collect(ch chan<- prometheus.Metric) {
 		states[c.State]++
 		out.gauge(inflightDesc, float64(c.Inflight), c.ID)
 		out.gauge(newTokensDesc, float64(c.QueuedNewTokens), c.ID)
-		out.gauge(gateDesc, one(c.GateOpen), c.ID)
+		out.gauge(gateDesc, boolGauge(c.GateOpen), c.ID)
 		out.count(missesDesc, float64(c.missed), c.ID)
 		if c.CapacityTokens > 0 {
 			out.gauge(usageDesc, c.OwnUsage, c.ID, "own")
@@ -32,9 +32,9 @@ func (s *Scheduler) Collect(ch chan<- prometheus.Metric) {
 			handoffs[p] += c.sums.Leases[p]
 		}
 	}
-	out.caches(status)
+	out.exportCaches(status)
 	for _, r := range s.ranks() {
-		out.events(&r.Events, r.Mode, r.ID)
+		out.exportEvents(&r.Events, r.Mode, r.ID)
 	}
 	for _, state := range candidateStates {
 		out.gauge(candidatesDesc, float64(states[state]), state)
@@ -56,7 +56,7 @@ func (s *Scheduler) Collect(ch chan<- prometheus.Metric) {
 		}
 		out.gauge(queueDesc, float64(n), label)
 	}
-	out.learned(&s.state, s.clock())
+	out.exportLearned(&s.state, s.clock())
 }
 
 // Describe implements prometheus.Collector.
@@ -70,23 +70,23 @@ func (s *Scheduler) Describe(ch chan<- *prometheus.Desc) {
 }
 
 // caches exports the accuracy of the predictions of the candidates' prefix caches.
-func (s series) caches(status []CandidateStatus) {
+func (s series) exportCaches(status []CandidateStatus) {
 	var all cache.Accuracy
 	for _, c := range status {
-		all.Sum(&c.accuracy)
+		all.AddErrors(&c.accuracy)
 		for _, suspicion := range []cache.Suspicion{cache.HoldsLess, cache.HoldsMore} {
-			s.gauge(suspectDesc, one(c.CapacitySuspect == suspicion), c.ID, string(suspicion))
+			s.gauge(suspectDesc, boolGauge(c.CapacitySuspect == suspicion), c.ID, string(suspicion))
 		}
 		if c.Events != nil {
-			s.events(c.Events, c.Mode, c.ID)
+			s.exportEvents(c.Events, c.Mode, c.ID)
 		}
 	}
-	s.gauge(offDesc, all.Off())
+	s.gauge(offDesc, all.ErrorShare())
 }
 
 // events exports the state of the stream of KV events of a candidate, or of a rank.
-func (s series) events(e *EventsStatus, mode, id string) {
-	s.gauge(preciseDesc, one(mode == cache.Precise), id)
+func (s series) exportEvents(e *EventsStatus, mode, id string) {
+	s.gauge(preciseDesc, boolGauge(mode == cache.Precise), id)
 	s.count(batchesDesc, float64(e.Batches), id)
 	s.count(gapsDesc, float64(e.GapsReplayed), id, "replayed")
 	s.count(gapsDesc, float64(e.GapsCold), id, "cold")

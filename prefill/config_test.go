@@ -29,7 +29,7 @@ func TestAConfigThatCannotWorkIsRefused(t *testing.T) {
 		{"a negative queue timeout", Config{Queue: QueueConfig{Timeout: -1}}, "queue.timeout"},
 		{"negative attempts", Config{Retry: RetryConfig{Attempts: -1}}, "retry.attempts"},
 		{"a negative backoff", Config{Retry: RetryConfig{Base: -1}}, "retry.base"},
-		{"the longest backoff", Config{Retry: RetryConfig{Base: mostBase}}, ""},
+		{"the longest backoff", Config{Retry: RetryConfig{Base: maxRetryBase}}, ""},
 		{"a backoff that could not be doubled eight times", Config{Retry: RetryConfig{Base: math.MaxInt64 >> 7}}, "write 1h0m0s or less"},
 		{"more retries than requests", Config{Retry: RetryConfig{Budget: 1.5}}, "retry.budget"},
 	} {

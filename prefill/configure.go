@@ -21,7 +21,7 @@ func (s *Scheduler) Configure(c Config) error {
 	}
 	s.lock()
 	s.overrides.Policies = policies
-	s.overrides.Overrule(c.Hotspot.Enabled, c.Affinity)
+	s.overrides.Configure(c.Hotspot.Enabled, c.Affinity)
 	s.cfg.Hotspot, s.cfg.Affinity = c.Hotspot, c.Affinity
 	s.cfg.KVThreshold, s.cfg.Push, s.cfg.Calibration = c.KVThreshold, c.Push, c.Calibration
 	s.fit.Configure(c.Calibration)
@@ -31,7 +31,7 @@ func (s *Scheduler) Configure(c Config) error {
 		c.load.UpdateGate(s.now)
 	}
 	s.unlock()
-	s.tellRun()
+	s.wakeRun()
 	return nil
 }
 
@@ -47,14 +47,14 @@ func (s *Scheduler) CheckPolicy(spec string) error {
 func (s *Scheduler) SetPolicy(spec string) error {
 	s.lock()
 	defer s.unlock()
-	return badPolicy(s.overrides.Use(spec))
+	return badPolicy(s.overrides.SetDefault(spec))
 }
 
 // Policy is the present policy for requests that name none.
 func (s *Scheduler) Policy() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.overrides.Usual().String()
+	return s.overrides.Default().String()
 }
 
 func badPolicy(err error) error {

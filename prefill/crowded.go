@@ -12,15 +12,15 @@ func (s *Scheduler) SetSlots(model string, free map[string]int) {
 	s.lock()
 	defer s.unlock()
 	if m := s.models[model]; m != nil {
-		m.slots = free
+		m.decodeSlots = free
 	}
 }
 
 // countOnTheWay counts, for each region, the prompts that are being prefilled or wait for a decode slot.
 func (d *chooser) countOnTheWay(m *model) {
 	clear(d.onTheWay)
-	for _, c := range m.servers {
-		if c.Mixed { // its prompts are decoded by the same ranks, and need no other slot
+	for _, c := range m.candidates {
+		if c.Aggregated { // its prompts are decoded by the same ranks, and need no other slot
 			continue
 		}
 		d.onTheWay[c.Region] += c.load.Leases[ledger.Probing] + c.load.Leases[ledger.Pooled]
@@ -29,44 +29,44 @@ func (d *chooser) countOnTheWay(m *model) {
 
 // crowded reports whether a prompt that the candidate prefills would have to wait for a decode slot in its region, because
 // KV is not sent to other regions. countOnTheWay must be called before.
-func (d *chooser) crowded(m *model, c *candidate) bool {
-	return m.slots != nil && !c.Mixed && d.onTheWay[c.Region] >= m.slots[c.Region]
+func (d *chooser) lacksDecodeSlot(m *model, c *candidate) bool {
+	return m.decodeSlots != nil && !c.Aggregated && d.onTheWay[c.Region] >= m.decodeSlots[c.Region]
 }
 
 // filterCrowded removes, in place, the crowded candidates, if another candidate can start the request.
-func (d *chooser) filterCrowded(m *model, r *Request, candidates []*candidate) []*candidate {
-	if m.slots == nil {
+func (d *chooser) filterWithoutDecodeSlot(m *model, r *Request, candidates []*candidate) []*candidate {
+	if m.decodeSlots == nil {
 		return candidates
 	}
 	d.countOnTheWay(m)
-	if !slices.ContainsFunc(candidates, func(c *candidate) bool { return !d.crowded(m, c) && d.canStart(r, c) }) {
+	if !slices.ContainsFunc(candidates, func(c *candidate) bool { return !d.lacksDecodeSlot(m, c) && d.canStart(r, c) }) {
 		return candidates
 	}
-	return slices.DeleteFunc(candidates, func(c *candidate) bool { return d.crowded(m, c) })
+	return slices.DeleteFunc(candidates, func(c *candidate) bool { return d.lacksDecodeSlot(m, c) })
 }
 
 // closeCrowded marks crowded candidates as not open, for the choice of a region. It marks none if no other candidate is
 // open.
-func (d *chooser) closeCrowded(m *model, all []Prefiller) {
-	if m.slots == nil {
+func (d *chooser) closeWithoutDecodeSlot(m *model, all []Prefiller) {
+	if m.decodeSlots == nil {
 		return
 	}
 	d.countOnTheWay(m)
-	if slices.ContainsFunc(m.servers, func(c *candidate) bool { return c.Live && !c.load.Closed(d.now) && !d.crowded(m, c) }) {
-		for i, c := range m.servers {
-			if d.crowded(m, c) {
+	if slices.ContainsFunc(m.candidates, func(c *candidate) bool { return c.Live && !c.load.Closed(d.now) && !d.lacksDecodeSlot(m, c) }) {
+		for i, c := range m.candidates {
+			if d.lacksDecodeSlot(m, c) {
 				all[i].Open = false
-				all[i].Filled = false // an open gate would not be enough
+				all[i].KVGateWillOpen = false // an open gate would not be enough
 			}
 		}
 	}
 }
 
 // decodeFull reports whether the candidate is crowded for any of its models.
-func (d *chooser) decodeFull(c *candidate) bool {
+func (d *chooser) lacksAnyDecodeSlot(c *candidate) bool {
 	for _, name := range c.Models {
-		if m := d.models[name]; m != nil && m.slots != nil {
-			if d.countOnTheWay(m); d.crowded(m, c) {
+		if m := d.models[name]; m != nil && m.decodeSlots != nil {
+			if d.countOnTheWay(m); d.lacksDecodeSlot(m, c) {
 				return true
 			}
 		}
@@ -77,7 +77,7 @@ func (d *chooser) decodeFull(c *candidate) bool {
 // hopeless reports whether a hand-off that the candidate begins now would get no decode slot before its engine drops the KV,
 // because too many hand-offs are on their way already. It is false if this cannot be told. A request that waits for this reason
 // is considered again when slots become free; see Wake.
-func (d *chooser) hopeless(c *candidate, model string) bool {
+func (d *chooser) handoffWouldExpire(c *candidate, model string) bool {
 	if d.cfg.Decode == nil || c.Board == "" || c.Profile == nil {
 		return false
 	}

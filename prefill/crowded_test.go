@@ -96,7 +96,7 @@ func TestNothingIsPrefilledThatGetsNoSlotInTime(t *testing.T) {
 	acquire(t, scheduler, request(2)) // the other board's
 	mustWait(t, scheduler, request(3))
 	retried := request(4)
-	retried.Reserved = true
+	retried.HasPlace = true
 	acquire(t, scheduler, retried)
 	first.Release()
 	mustWait(t, scheduler, request(5))

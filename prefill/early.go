@@ -13,12 +13,12 @@ import (
 func (l *Lease) CalledBack(took time.Duration) {
 	l.scheduler.mu.Lock()
 	defer l.scheduler.mu.Unlock()
-	l.way().CalledBack(took)
+	l.callbackLatency().Add(took)
 }
 
 // Another waits for a lease of a candidate that was not tried yet, for the same request. It is used after l has ended because
 // its prefill engine ran nothing of the request. The caller makes all further calls on the new lease.
-func (l *Lease) Another(ctx context.Context, tried []string) (*Lease, error) {
+func (l *Lease) AcquireAnother(ctx context.Context, tried []string) (*Lease, error) {
 	r := *l.request
 	r.Exclude = tried
 	return l.scheduler.Acquire(ctx, r)
@@ -28,55 +28,55 @@ func (l *Lease) Another(ctx context.Context, tried []string) (*Lease, error) {
 // only if the prefill ends sooner by at least leastGain and the candidate's instance is not in avoid. With a negative leastGain
 // the prefill may end later by as much. Sooner returns the new lease, on which the caller makes all further calls; nil: nothing
 // has changed.
-func (l *Lease) Sooner(leastGain time.Duration, avoid []string) *Lease {
+func (l *Lease) MoveIfSooner(leastGain time.Duration, avoid []string) *Lease {
 	s := l.scheduler
 	s.lock()
 	defer s.unlock()
 	unsent := l.inFlight.Phase() == ledger.Probing && l.inFlight.Sent().IsZero()
-	if l.request == nil || l.predicted == 0 || !unsent { // without a prediction, there is no end to compare
+	if l.request == nil || l.predictedMs == 0 || !unsent { // without a prediction, there is no end to compare
 		return nil
 	}
-	next := s.choose.sooner(l, l.request, leastGain, avoid)
+	next := s.choose.makeEarlierLease(l, l.request, leastGain, avoid)
 	if next == nil {
 		return nil
 	}
 	next.Policy, next.Wait, next.Trace = l.Policy, l.Wait, l.Trace
-	l.inFlight.Settle()
-	l.predictedHit.Dropped()
+	l.inFlight.ClaimEnd()
+	l.predictedHit.NotRun()
 	l.c.circuit.Neutral(l.number)
-	l.release()
+	l.endCharge()
 	return next
 }
 
 // sooner charges the request of lease l to the candidate that is predicted to end its prefill first, and returns the new
 // lease; nil: no candidate that could take the request over ends it sooner by at least leastGain, or this cannot be predicted.
-func (d *chooser) sooner(l *Lease, r *Request, leastGain time.Duration, avoid []string) *Lease {
+func (d *chooser) makeEarlierLease(l *Lease, r *Request, leastGain time.Duration, avoid []string) *Lease {
 	m := d.models[l.model]
 	if m == nil {
 		return nil
 	}
-	eligible, skipped := d.filterCircuit(r, m.servers)
+	eligible, skipped := d.filterCircuit(r, m.candidates)
 	if skipped { // only engines that failed are left: the lease has no reason to move to one of them
 		return nil
 	}
 	eligible = slices.DeleteFunc(d.filterGate(eligible), func(c *candidate) bool {
 		return slices.Contains(avoid, c.Instance) || !d.canTakeOver(c, l, r)
 	})
-	if len(eligible) == 0 || !d.look(m, r, eligible) {
+	if len(eligible) == 0 || !d.fillView(m, r, eligible) {
 		return nil
 	}
 	best, bestMs := 0, math.Inf(1)
 	for i := range d.view {
 		v := &d.view[i]
-		latency, _ := d.line(m.name, eligible[i])
+		latency, _ := d.latencyFor(m.name, eligible[i])
 		if endMs := v.BacklogMs + v.RTTMs + latency.Ms(v.NewTokens, v.HitTokens); endMs < bestMs {
 			best, bestMs = i, endMs
 		}
 	}
-	if bestMs+float64(leastGain)/float64(time.Millisecond) > d.endsMs(l) {
+	if bestMs+float64(leastGain)/float64(time.Millisecond) > d.predictedEndMs(l) {
 		return nil
 	}
-	return d.reserve(eligible[best], d.overrides.Usual(), r, &d.view[best], d.now) // Sooner replaces the name of the policy
+	return d.makeLease(eligible[best], d.overrides.Default(), r, &d.view[best], d.now) // Sooner replaces the name of the policy
 }
 
 // canTakeOver reports whether a candidate can start the request of lease l now, and can hand the KV to the decode rank that was
@@ -86,16 +86,16 @@ func (d *chooser) canTakeOver(c *candidate, l *Lease, r *Request) bool {
 		return false
 	}
 	reachesRank := c.Board == l.Candidate.Board && c.Region == l.Candidate.Region && c.Profile.Connector == l.Candidate.Profile.Connector
-	atLimit := c.Limit > 0 && c.load.Leases[ledger.Probing] >= c.Limit // a candidate that is new in service has a limit
+	atLimit := c.ProbeLimit > 0 && c.load.Leases[ledger.Probing] >= c.ProbeLimit // a candidate that is new in service has a limit
 	return reachesRank && d.canStart(r, c) && !c.load.Stale() && !c.load.Stalled(d.now) && !atLimit
 }
 
 // endsMs is the predicted time, in ms, until the prefill of a lease ends if its probe is sent now; infinite if its candidate
 // takes no probes now.
-func (d *chooser) endsMs(l *Lease) float64 {
+func (d *chooser) predictedEndMs(l *Lease) float64 {
 	if c := l.c; !c.Live || !c.configured || !c.circuit.Allows(d.now) || c.load.Stalled(d.now) {
 		return math.Inf(1)
 	}
-	at, rest := l.foresee(d.now)
+	at, rest := l.predictEnd(d.now)
 	return float64(rest+max(0, at.Sub(d.now))) / float64(time.Millisecond)
 }

@@ -38,7 +38,7 @@ func (f *foretold) bind() (l *Lease, in func() time.Duration) {
 	return l, func() time.Duration {
 		f.lock()
 		defer f.unlock()
-		return time.Duration(f.choose.endsMs(l) * float64(msec))
+		return time.Duration(f.choose.predictedEndMs(l) * float64(msec))
 	}
 }
 
@@ -49,11 +49,11 @@ func TestTheEndOfAPrefillIsForeseen(t *testing.T) {
 	f := newForetold(t, mooncake.SGLang, "a")
 	first, firstIn := f.bind()
 	require.Equal(t, 100*msec, firstIn())
-	first.Send()
+	first.MarkSent()
 	f.pass(30 * msec)
 	second, secondIn := f.bind()
 	require.Equal(t, 170*msec, secondIn())
-	second.Send()
+	second.MarkSent()
 	require.Equal(t, 70*msec, firstIn())
 	f.pass(120 * msec)
 	require.Equal(t, time.Duration(0), firstIn(), "it is late")
@@ -75,7 +75,7 @@ func TestAPrefillerIsGivenAPromptBeforeItsCallbackIsDue(t *testing.T) {
 	f.cfg.Push.MaxUnanswered = 1
 	l, _ := f.bind()
 	l.CalledBack(60 * msec)
-	l.Send()
+	l.MarkSent()
 	var next *Lease
 	f.Offer(Request{Model: testModel, PromptTokens: 1000}, func(l *Lease, err error) {
 		require.NoError(t, err)
@@ -90,7 +90,7 @@ func TestAPrefillerIsGivenAPromptBeforeItsCallbackIsDue(t *testing.T) {
 	f.pass(msec)
 	f.Wake()
 	require.NotNil(t, next)
-	next.Send()
+	next.MarkSent()
 	next.Release()
 	l.Release()
 }
@@ -99,34 +99,34 @@ func TestAPrefillerIsGivenAPromptBeforeItsCallbackIsDue(t *testing.T) {
 func TestAPrefillMovesToWhereItEndsSooner(t *testing.T) {
 	f := newForetold(t, mooncake.AscendLayerwise, "a", "b")
 	running, _ := f.bind()
-	running.Send()
+	running.MarkSent()
 	other, _ := f.bind()
-	other.Send()
+	other.MarkSent()
 	require.NotEqual(t, running.Candidate.ID, other.Candidate.ID)
 	f.pass(50 * msec)
 	l, in := f.bind()
 	require.Equal(t, 150*msec, in())
-	require.Nil(t, l.Sooner(0, nil), "the other engine is as busy")
+	require.Nil(t, l.MoveIfSooner(0, nil), "the other engine is as busy")
 	first, second := running, other
 	if l.Candidate.ID == "b" {
 		first, second = other, running
 	}
 	second.Answered(Usage{}, time.Time{})
 	second.Release()
-	require.Nil(t, l.Sooner(51*msec, nil), "it is not sooner by so much")
-	require.Nil(t, l.Sooner(20*msec, []string{second.Candidate.Instance}), "its KV would not arrive")
-	moved := l.Sooner(20*msec, nil)
+	require.Nil(t, l.MoveIfSooner(51*msec, nil), "it is not sooner by so much")
+	require.Nil(t, l.MoveIfSooner(20*msec, []string{second.Candidate.Instance}), "its KV would not arrive")
+	moved := l.MoveIfSooner(20*msec, nil)
 	require.NotNil(t, moved)
 	require.Equal(t, second.Candidate.ID, moved.Candidate.ID)
 	require.Equal(t, l.Policy, moved.Policy)
 	f.pass(10 * msec)
 	require.Equal(t, 0, f.candidates[first.Candidate.ID].load.Leases[probing]-1, "only what runs there is charged there")
-	moved.Send()
-	require.Nil(t, moved.Sooner(0, nil), "it is sent")
+	moved.MarkSent()
+	require.Nil(t, moved.MoveIfSooner(0, nil), "it is sent")
 	moved.Answered(Usage{}, time.Time{})
 	moved.Release()
 	first.Release()
-	require.Nil(t, l.Sooner(0, nil))
+	require.Nil(t, l.MoveIfSooner(0, nil))
 	requireIdle(t, f.Scheduler)
 }
 
@@ -135,11 +135,11 @@ func TestAPrefillMovesToWhereItEndsALittleLater(t *testing.T) {
 	f := newForetold(t, mooncake.AscendLayerwise, "a", "b")
 	l, _ := f.bind()
 	busy, _ := f.bind()
-	busy.Send()
+	busy.MarkSent()
 	require.NotEqual(t, l.Candidate.ID, busy.Candidate.ID)
 	blocked := []string{l.Candidate.Instance}
-	require.Nil(t, l.Sooner(-20*msec, blocked), "the other engine is busy for 100 ms")
-	moved := l.Sooner(-120*msec, blocked)
+	require.Nil(t, l.MoveIfSooner(-20*msec, blocked), "the other engine is busy for 100 ms")
+	moved := l.MoveIfSooner(-120*msec, blocked)
 	require.NotNil(t, moved)
 	require.Equal(t, busy.Candidate.ID, moved.Candidate.ID)
 	moved.Release()
@@ -157,7 +157,7 @@ func TestAPrefillMovesFromAnEngineThatIsDown(t *testing.T) {
 		all[i].Profile, all[i].Live = l.Candidate.Profile, all[i].ID != l.Candidate.ID
 	}
 	f.SetCandidates(all)
-	moved := l.Sooner(time.Hour, nil)
+	moved := l.MoveIfSooner(time.Hour, nil)
 	require.NotNil(t, moved)
 	require.NotEqual(t, l.Candidate.ID, moved.Candidate.ID)
 	moved.Release()
@@ -184,7 +184,7 @@ func TestModelsThatBindEarlyHaveBoundsOfTheirOwn(t *testing.T) {
 			w, lease, err := f.enter(Request{Model: row.model})
 			require.NoError(t, err)
 			require.Nil(t, lease)
-			require.Equal(t, f.now.Add(row.wait), w.until)
+			require.Equal(t, f.now.Add(row.wait), w.timesOutAt)
 			waiters = append(waiters, w)
 		}
 		_, _, err := f.enter(Request{Model: row.model})

@@ -17,16 +17,16 @@ type EventSource = cache.EventSource
 
 // follow starts and ends streams, so that every candidate that publishes KV events is followed. A candidate that keeps its ID
 // and its source keeps its stream, even while it is down, because the stream itself notices a restart of the engine.
-func (w watcher) follow() {
-	wanted := w.sources()
-	for c, s := range w.followed {
+func (w watcher) updateStreams() {
+	wanted := w.wantedSources()
+	for c, s := range w.streams {
 		if wanted[c] != s.Source {
-			w.unfollow(c, s)
-			delete(w.followed, c)
+			w.stopStream(c, s)
+			delete(w.streams, c)
 		}
 	}
 	for c, source := range wanted {
-		if _, ok := w.followed[c]; ok {
+		if _, ok := w.streams[c]; ok {
 			continue
 		}
 		w.lock()
@@ -34,28 +34,28 @@ func (w watcher) follow() {
 			w.unlock()
 			continue
 		}
-		w.followed[c] = c.cache.Listen(&w.mu, source, c.blockTokens(), c.load.Capacity(), w.now)
+		w.streams[c] = c.cache.Follow(&w.mu, source, c.blockTokens(), c.load.Capacity(), w.now)
 		w.unlock()
 		w.cfg.Log.Info("the KV events of a prefill engine are followed", zap.String("candidate", c.ID), zap.String("events", source.Events))
 	}
 }
 
 // unfollow ends a stream and drops the blocks that it named.
-func (w watcher) unfollow(c *candidate, s cache.Feed) {
+func (w watcher) stopStream(c *candidate, s cache.Feed) {
 	s.Close() // without the lock, because Close waits for the stream, and the stream takes the lock
 	w.lock()
-	c.cache.Unfollow()
+	c.cache.StopFollowing()
 	w.unlock()
 }
 
-func (w watcher) unfollowAll() {
-	for c, s := range w.followed {
-		w.unfollow(c, s)
+func (w watcher) stopStreams() {
+	for c, s := range w.streams {
+		w.stopStream(c, s)
 	}
 }
 
 // sources returns where each candidate publishes KV events; candidates that publish none are absent.
-func (w watcher) sources() map[*candidate]EventSource {
+func (w watcher) wantedSources() map[*candidate]EventSource {
 	w.lock()
 	defer w.unlock()
 	wanted := map[*candidate]EventSource{}
@@ -73,8 +73,8 @@ func (s *Scheduler) BlockTokens(model string) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if m := s.models[model]; m != nil {
-		for _, c := range m.servers {
-			if block := c.knownBlock(); block > 0 {
+		for _, c := range m.candidates {
+			if block := c.knownBlockTokens(); block > 0 {
 				return block
 			}
 		}
@@ -93,13 +93,13 @@ func (s *Scheduler) ForgetPrefixes(id string) bool {
 	if id == "" {
 		s.cache.Reset()
 		for _, c := range s.candidates {
-			c.cache.Drop()
+			c.cache.DropAll()
 		}
 		return true
 	}
 	c := s.candidates[id]
 	if c != nil {
-		c.cache.Drop()
+		c.cache.DropAll()
 	}
 	return c != nil
 }

@@ -24,7 +24,7 @@ func TestTheAuditSeesALeaseThatNobodyHolds(t *testing.T) {
 			scheduler.Ended(o)
 		},
 		"somebody else has it now": func(scheduler *Scheduler, l *Lease, o *LeaseOwner) {
-			l.PassOn()
+			l.DetachOwner()
 			scheduler.Ended(o)
 			require.Zero(t, drift(scheduler))
 			l.Release()

@@ -22,31 +22,31 @@ func (d *chooser) filterHot(p *policy.Policy, q *policy.Query, r *Request, m *mo
 	}
 	depth := r.Prompt.ClassDepth(steer.ClassTokens)
 	class, holders, others := d.classOf(r, m, depth)
-	firstAttempt := !r.Reserved && len(r.Exclude) == 0
-	if firstAttempt && !r.seen.counted { // a request that waits is considered many times, and counts once
-		r.seen.counted = true
-		d.overrides.Hotspots.Arrive(d.now, class)
+	firstAttempt := !r.HasPlace && len(r.Exclude) == 0
+	if firstAttempt && !r.considered.counted { // a request that waits is considered many times, and counts once
+		r.considered.counted = true
+		d.overrides.Hotspots.CountRequest(d.now, class)
 	}
 	if class == 0 {
 		return eligible, steer.OK
 	}
-	state := d.overrides.Hotspots.Look(d.now, class, holders, others)
-	if state == steer.Alarm && !r.seen.weighed { // a request that waits is weighed once, too
-		r.seen.weighed = true
+	state := d.overrides.Hotspots.UpdateState(d.now, class, holders, others)
+	if state == steer.Alarm && !r.considered.weighed { // a request that waits is weighed once, too
+		r.considered.weighed = true
 		p.Choose(q, d.view) // only for the scores, which bestScores reads
 		bestHolder, bestOther := d.bestScores(p, r, depth, eligible)
-		state = d.overrides.Hotspots.Weigh(d.now, class, bestHolder, bestOther)
+		state = d.overrides.Hotspots.RecordScores(d.now, class, bestHolder, bestOther)
 	}
 	if state != steer.Filter {
 		return eligible, state
 	}
-	if !slices.ContainsFunc(eligible, func(c *candidate) bool { return !d.holds(c, r, depth) }) {
+	if !slices.ContainsFunc(eligible, func(c *candidate) bool { return !d.holdsPrefix(c, r, depth) }) {
 		d.metrics.filterSkipped.WithLabelValues(filterHotspot).Inc()
 		return eligible, steer.Alarm // all candidates are holders
 	}
 	kept := 0
 	for i, c := range eligible {
-		if !d.holds(c, r, depth) {
+		if !d.holdsPrefix(c, r, depth) {
 			eligible[kept], d.view[kept] = c, d.view[i]
 			kept++
 		}
@@ -61,7 +61,7 @@ func (d *chooser) bestScores(p *policy.Policy, r *Request, depth int, eligible [
 	holder, other = math.Inf(1), math.Inf(1)
 	for i, c := range eligible {
 		score := p.ScoreOf(i)
-		switch holds := d.holds(c, r, depth); {
+		switch holds := d.holdsPrefix(c, r, depth); {
 		case holds && score < holder:
 			holder = score
 		case !holds && score < other:
@@ -72,8 +72,8 @@ func (d *chooser) bestScores(p *policy.Policy, r *Request, depth int, eligible [
 }
 
 // holds reports whether a candidate has the first depth blocks of the request's prompt in its prefix cache.
-func (d *chooser) holds(c *candidate, r *Request, depth int) bool {
-	return c.cache.Blocks(d.found, &r.Prompt) >= depth
+func (d *chooser) holdsPrefix(c *candidate, r *Request, depth int) bool {
+	return c.cache.Blocks(d.heldBlocks, &r.Prompt) >= depth
 }
 
 // classOf is the class of a request: the hash of its first depth blocks, or 0 if the class is not watched (trackedShare).
@@ -83,11 +83,11 @@ func (d *chooser) classOf(r *Request, m *model, depth int) (class uint64, holder
 		return 0, 0, 0
 	}
 	longest := 0
-	for _, c := range m.servers {
+	for _, c := range m.candidates {
 		if !c.Live {
 			continue
 		}
-		blocks := c.cache.Blocks(d.found, &r.Prompt)
+		blocks := c.cache.Blocks(d.heldBlocks, &r.Prompt)
 		longest = max(longest, blocks)
 		if blocks >= depth {
 			holders++

@@ -14,12 +14,12 @@ const defaultBlock = 16
 
 // blockTokens is the number of tokens per KV block of the candidate.
 func (c *candidate) blockTokens() int {
-	return cmp.Or(c.knownBlock(), defaultBlock)
+	return cmp.Or(c.knownBlockTokens(), defaultBlock)
 }
 
 // knownBlock is the number of tokens per KV block by the configuration or the engine; 0: not known.
-func (c *candidate) knownBlock() int {
-	return cmp.Or(c.BlockTokens, c.load.Block)
+func (c *candidate) knownBlockTokens() int {
+	return cmp.Or(c.BlockTokens, c.load.BlockTokens)
 }
 
 // rtt is the round trip to the engine.
@@ -29,44 +29,44 @@ func (c *candidate) rttMs() float64 { return float64(c.rtt()) / float64(time.Mil
 
 // beside is how many other requests, such as decodes, run on the candidate beside a prefill. An engine that only prefills has
 // none, because it computes one prompt after the other.
-func (c *candidate) beside(now time.Time) float64 {
+func (c *candidate) concurrentRequests(now time.Time) float64 {
 	if !c.Decodes {
 		return 0
 	}
-	return c.load.Beside(now)
+	return c.load.ConcurrentRequests(now)
 }
 
 // line predicts how long prefills of the model take on the candidate, with the requests that it runs now. known is false
 // while line is only the line from which learning starts.
-func (s *state) line(model string, c *candidate) (latency policy.Latency, known bool) {
+func (s *state) latencyFor(model string, c *candidate) (latency policy.Latency, known bool) {
 	fitted, known := s.fit.Latency(model, c.Hardware)
-	return fitted.Among(c.beside(s.now)), known
+	return fitted.WithConcurrent(c.concurrentRequests(s.now)), known
 }
 
 // backlog is the predicted time, in ms, until the candidate has computed its prompts; others is the part of it for prompts
 // that others sent. The recent error of the predictions is added once for each of this proxy's probes, and for `more`
 // further probes. The error may be negative, but a quarter of the prediction always remains.
-func (s *state) backlog(c *candidate, latency policy.Latency, more int) (ms, others float64) {
+func (s *state) backlogMs(c *candidate, latency policy.Latency, more int) (ms, others float64) {
 	load := &c.load
-	others = load.OthersBacklog(latency, s.fit.Usual(), c.Decodes, s.now)
+	others = load.OthersBacklog(latency, s.fit.MeanNewTokens(), c.Decodes, s.now)
 	ms = load.Backlog(s.now) + others
 	ours := float64(load.Leases[ledger.Probing] + load.Waiting.Leases[ledger.Probing] + more)
-	return max(ms*leastOfBacklog, ms+ours*c.residual.Ms(s.now)), others
+	return max(ms*minBacklogShare, ms+ours*c.residual.Ms(s.now)), others
 }
 
 // leastOfBacklog is the smallest share of a predicted time that remains after a negative error is added.
-const leastOfBacklog = 0.25
+const minBacklogShare = 0.25
 
 // measure sets the indicators of a candidate that do not depend on the request. Prompts that wait for the candidate in this
 // round count like prompts that it computes.
-func (d *chooser) measure(v *policy.Engine, c *candidate, latency policy.Latency) {
+func (d *chooser) setIndicators(v *policy.Engine, c *candidate, latency policy.Latency) {
 	load, block := &c.load, float64(c.blockTokens())
 	active, kv := float64(load.Tokens[ledger.Probing]), float64(load.KVTokens())
 	v.ID, v.Order, v.Ring = c.ID, c.order, c.ring
-	v.QueuedNewTokens = float64(load.NewTokens + load.Waiting.NewTokens + load.Shared.NewTokens)
-	v.BacklogMs, _ = d.backlog(c, latency, 1)
-	v.BS = load.Batch(d.now)
-	v.Waiting, v.Running = load.Queue()
+	v.QueuedNewTokens = float64(load.NewTokens + load.Waiting.NewTokens + load.ReportedByOthers.NewTokens)
+	v.BacklogMs, _ = d.backlogMs(c, latency, 1)
+	v.BS = load.BatchSize(d.now)
+	v.Waiting, v.Running = load.RequestCounts()
 	v.Waiting += float64(load.Waiting.Leases[ledger.Probing])
 	v.ActiveTokens, v.KVTokens = active, kv
 	v.KVUsage = load.Usage()

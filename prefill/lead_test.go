@@ -41,7 +41,7 @@ func TestAnEarlyPromptIsGivenAheadOfItsPrefill(t *testing.T) {
 		if row.connector == mooncake.SGLang {
 			scheduler.Wake()
 			require.Len(t, leases, 1, "its probe is not sent yet")
-			leases[0].Send()
+			leases[0].MarkSent()
 		}
 		clock = clock.Add(50 * time.Millisecond)
 		scheduler.Wake()

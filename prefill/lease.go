@@ -20,11 +20,11 @@ const defaultHold = 480 * time.Second
 type Usage = cache.Usage
 
 // Send notes that the probe is sent now. It is used for a lease whose decode rank is chosen before the prefill.
-func (l *Lease) Send() {
+func (l *Lease) MarkSent() {
 	s := l.scheduler
 	s.lock()
 	defer s.unlock()
-	l.inFlight.Send(s.now)
+	l.inFlight.MarkSent(s.now)
 }
 
 // Answered notes that the engine answered the probe with a hand-off. The answer brings the candidate's circuit back into
@@ -34,11 +34,11 @@ func (l *Lease) Answered(u Usage, expires time.Time) {
 	s := l.scheduler
 	s.lock()
 	wasOut := !l.c.circuit.In()
-	suspected := l.answer(u, expires)
+	suspected := l.bookAnswer(u, expires)
 	cameBack := wasOut && l.c.circuit.In()
 	s.unlock()
 	if suspected != nil {
-		tellSuspected(s.cfg.Log, l.Candidate.ID, suspected)
+		logSuspicion(s.cfg.Log, l.Candidate.ID, suspected)
 	}
 	if cameBack {
 		s.cfg.Log.Info("a prefill engine is back, because it answered a probe", zap.String("candidate", l.Candidate.ID))
@@ -47,13 +47,13 @@ func (l *Lease) Answered(u Usage, expires time.Time) {
 
 // answer does the work of Answered under the scheduler's lock. It returns the change if the answer begins or ends the suspicion
 // that the candidate has another KV capacity than it reports, and else nil.
-func (l *Lease) answer(u Usage, expires time.Time) *cache.Suspected {
+func (l *Lease) bookAnswer(u Usage, expires time.Time) *cache.SuspicionChange {
 	s := l.scheduler
-	if !l.inFlight.MayAnswer() {
+	if !l.inFlight.CheckAnswerable() {
 		return nil
 	}
 	if expires.IsZero() {
-		expires = s.now.Add(l.hold())
+		expires = s.now.Add(l.holdTimeout())
 	}
 	if u.PromptTokens > 0 && u.CachedTokens > u.PromptTokens {
 		u.CachedTokens = -1 // no more than the prompt can be cached, so the count is wrong
@@ -62,15 +62,15 @@ func (l *Lease) answer(u Usage, expires time.Time) *cache.Suspected {
 	if u.PromptTokens > 0 {
 		tokens = int64(u.PromptTokens)
 	}
-	l.probeEnded(probeAnswered)
+	l.recordProbeEnd(probeAnswered)
 	l.c.circuit.Succeed()
-	l.c.fault = ""
+	l.c.lastFault = ""
 	if m := s.models[l.model]; m != nil {
 		m.throughput.Answered(s.now, float64(s.now.Sub(l.inFlight.Sent()))/float64(time.Millisecond))
 	}
-	l.learn(u)
+	l.learnPrefillTime(u)
 	found := l.predictedHit.Answered(u, l.c.load.Capacity(), l.c.blockTokens(), s.now)
-	s.metrics.predicted(found)
+	s.metrics.observeHitError(found)
 	l.inFlight.Answer(tokens, expires, s.now)
 	return found.Suspected
 }
@@ -78,7 +78,7 @@ func (l *Lease) answer(u Usage, expires time.Time) *cache.Suspected {
 // learn learns prefill times from a probe's answer. These times do not include the round trip to the engine, which the
 // indicators add, because engines of one kind may be at different distances. An answer is not used (Void) if it has no token
 // counts, if the candidate is a group of ranks, or if the engine also had prompts of others, whose part of the time is not known.
-func (l *Lease) learn(u Usage) {
+func (l *Lease) learnPrefillTime(u Usage) {
 	s, load := l.scheduler, &l.c.load
 	hitTokens := l.inFlight.Weight.Tokens - l.inFlight.Weight.NewTokens // as predicted
 	if u.CachedTokens >= 0 {
@@ -86,9 +86,9 @@ func (l *Lease) learn(u Usage) {
 	}
 	answer := fit.Answer{
 		Sent: l.inFlight.Sent(), RTT: l.c.rtt(),
-		Void: u.PromptTokens <= 0 || l.c.Mixed || l.crowded || load.Crowded(l.c.Decodes, s.now),
+		Unusable: u.PromptTokens <= 0 || l.c.Aggregated || l.hadOthersPrompts || load.HasOthersPrompts(l.c.Decodes, s.now),
 		Sample: fit.Sample{New: float64(int64(u.PromptTokens) - hitTokens), Hit: float64(hitTokens),
-			Beside: l.c.beside(s.now), Predicted: l.predicted},
+			Concurrent: l.c.concurrentRequests(s.now), Predicted: l.predictedMs},
 	}
 	for _, sample := range l.c.computeTimer.Answered(answer, load.NextSent(&l.inFlight), s.now) {
 		s.fit.Learn(l.model, l.c.Hardware, sample)
@@ -99,7 +99,7 @@ func (l *Lease) learn(u Usage) {
 }
 
 // tellSuspected logs that the suspicion about a candidate's capacity has changed.
-func tellSuspected(log *zap.Logger, candidate string, s *cache.Suspected) {
+func logSuspicion(log *zap.Logger, candidate string, s *cache.SuspicionChange) {
 	log = log.With(zap.String("candidate", candidate), zap.Int64("capacity_tokens", s.CapacityTokens),
 		zap.Float64("over_predicted_share", s.Over), zap.Float64("under_predicted_share", s.Under))
 	switch s.Suspicion {
@@ -136,7 +136,7 @@ func (l *Lease) Renewed() {
 func (l *Lease) Failed(written bool, hold time.Duration) {
 	s := l.scheduler
 	s.lock()
-	out := l.fail(written, hold)
+	out := l.bookFailure(written, hold)
 	s.unlock()
 	if out > 0 {
 		s.cfg.Log.Warn("a prefill engine is out after failures in a row; one probe at a time tries it until it answers one",
@@ -149,37 +149,37 @@ func (l *Lease) Blame(why string) {
 	s := l.scheduler
 	s.lock()
 	defer s.unlock()
-	l.c.fault = strings.ToValidUTF8(why[:min(len(why), mostFault)], "\uFFFD") // the cut may be inside a character
+	l.c.lastFault = strings.ToValidUTF8(why[:min(len(why), maxFaultBytes)], "\uFFFD") // the cut may be inside a character
 }
 
 // mostFault bounds the recorded description of a fault.
-const mostFault = 400 // bytes
+const maxFaultBytes = 400 // bytes
 
 // fail does the work of Failed under the scheduler's lock. outFor is the time for which this failure opened the candidate's
 // circuit; 0: it did not, or the circuit was open already.
-func (l *Lease) fail(written bool, hold time.Duration) (outFor time.Duration) {
+func (l *Lease) bookFailure(written bool, hold time.Duration) (outFor time.Duration) {
 	s := l.scheduler
-	if !l.inFlight.Settle() {
+	if !l.inFlight.ClaimEnd() {
 		return 0
 	}
 	if l.inFlight.Phase() != ledger.Probing { // the probe was answered before, so that the candidate did not fail
-		l.inFlight.Orphan(l.hold(), s.now)
+		l.inFlight.Orphan(l.holdTimeout(), s.now)
 		return 0
 	}
 	if wasIn := l.c.circuit.In(); l.c.circuit.Fail(l.number, s.now) && wasIn {
 		outFor = l.c.circuit.Out()
 	}
 	if written {
-		l.probeEnded(probeLost)
-		l.predictedHit.Lost(s.now)
+		l.recordProbeEnd(probeLost)
+		l.predictedHit.OutcomeUnknown(s.now)
 		if hold <= 0 {
-			hold = l.hold()
+			hold = l.holdTimeout()
 		}
 		l.inFlight.Orphan(hold, s.now)
 	} else {
-		l.probeEnded(probeFailed)
-		l.predictedHit.Dropped()
-		l.release()
+		l.recordProbeEnd(probeFailed)
+		l.predictedHit.NotRun()
+		l.endCharge()
 	}
 	return outFor
 }
@@ -204,15 +204,15 @@ func (l *Lease) Orphan() {
 	s := l.scheduler
 	s.lock()
 	defer s.unlock()
-	if !l.inFlight.Settle() {
+	if !l.inFlight.ClaimEnd() {
 		return
 	}
 	if l.inFlight.Phase() == ledger.Probing {
-		l.probeEnded(probeLost)
-		l.predictedHit.Lost(s.now)
+		l.recordProbeEnd(probeLost)
+		l.predictedHit.OutcomeUnknown(s.now)
 		l.c.circuit.Neutral(l.number)
 	}
-	l.inFlight.Orphan(l.hold(), s.now)
+	l.inFlight.Orphan(l.holdTimeout(), s.now)
 }
 
 // Release notes that the prefill engine has freed the KV: the first decode event came, the hand-off was discarded, or the
@@ -221,36 +221,36 @@ func (l *Lease) Release() {
 	s := l.scheduler
 	s.lock()
 	defer s.unlock()
-	if !l.inFlight.Settle() {
+	if !l.inFlight.ClaimEnd() {
 		return
 	}
 	if l.inFlight.Phase() == ledger.Probing {
-		l.probeEnded(probeDropped)
-		l.predictedHit.Dropped()
+		l.recordProbeEnd(probeDropped)
+		l.predictedHit.NotRun()
 		l.c.circuit.Neutral(l.number)
 	}
-	l.release()
+	l.endCharge()
 }
 
 // release ends the charge. If the candidate was removed from the configuration and this was its last charge, release drops
 // the candidate.
-func (l *Lease) release() {
+func (l *Lease) endCharge() {
 	l.inFlight.Release(l.scheduler.now)
-	l.scheduler.forget(l.c)
+	l.scheduler.dropIfUnused(l.c)
 }
 
 // PassOn separates the lease from its owner: from now on other code is responsible for the last call.
-func (l *Lease) PassOn() {
+func (l *Lease) DetachOwner() {
 	l.scheduler.mu.Lock()
 	defer l.scheduler.mu.Unlock()
-	l.inFlight.PassOn()
+	l.inFlight.DetachOwner()
 }
 
 // Ended notes that an owner makes no more calls. Leases that it still holds stay charged, because the engine may still hold
 // the KV, and count as drift in the audit.
 func (s *Scheduler) Ended(o *LeaseOwner) {
 	s.mu.Lock()
-	lost := s.ledger.Ended(o)
+	lost := s.ledger.OwnerEnded(o)
 	s.mu.Unlock()
 	if lost > 0 {
 		s.cfg.Log.Error("a request ended without giving back its place on a prefill engine; this is a bug, please report it",
@@ -260,29 +260,29 @@ func (s *Scheduler) Ended(o *LeaseOwner) {
 
 // probeEnded records in the metrics how the probe ended and how long it took. If a probe was sent and not answered, the prefill
 // times of the probes that waited meanwhile are not learned.
-func (l *Lease) probeEnded(outcome string) {
+func (l *Lease) recordProbeEnd(outcome string) {
 	m, sent := l.scheduler.metrics, l.inFlight.Sent()
 	seconds := l.scheduler.now.Sub(sent).Seconds()
 	if l.canary {
 		m.canaries.WithLabelValues(l.c.ID, outcome).Inc()
 	}
 	if outcome == probeAnswered { // nearly all probes: both series are looked up only once
-		if l.c.answered == nil {
-			l.c.answered = m.probeSeconds.WithLabelValues(l.c.ID, probeAnswered)
+		if l.c.answeredSeconds == nil {
+			l.c.answeredSeconds = m.probeSeconds.WithLabelValues(l.c.ID, probeAnswered)
 		}
-		l.c.answered.Observe(seconds)
+		l.c.answeredSeconds.Observe(seconds)
 		m.answered.Inc()
 		return
 	}
 	if !sent.IsZero() {
-		l.c.computeTimer.Dropped(l.scheduler.now)
+		l.c.computeTimer.ProbeDropped(l.scheduler.now)
 		m.probeSeconds.WithLabelValues(l.c.ID, outcome).Observe(seconds)
 	}
 	m.attempts.WithLabelValues(outcome).Inc()
 }
 
 // hold is how long the engine holds a hand-off that no decode engine fetches, by its profile.
-func (l *Lease) hold() time.Duration {
+func (l *Lease) holdTimeout() time.Duration {
 	if p := l.Candidate.Profile; p != nil && p.KVHoldTimeout > 0 {
 		return p.KVHoldTimeout
 	}

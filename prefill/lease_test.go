@@ -19,7 +19,7 @@ type noDeadline struct{ rapid.TB }
 func TestEveryChargeIsGivenBackOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		rapid.Check(noDeadline{t}, func(t *rapid.T) {
-			serving := &policy.Library{Serves: true}
+			serving := &policy.Library{ForServing: true}
 			scheduler, err := New(Config{Push: PushConfig{MaxUnanswered: 100}, Policy: rapid.SampledFrom(serving.Names()).Draw(t, "policy")})
 			require.NoError(t, err)
 			scheduler.SetCandidates(up("p0/0", "p0/1", "p1/0"))
@@ -179,10 +179,10 @@ func TestACandidateThatComesBackFindsItsAccounts(t *testing.T) {
 func TestWhatACandidateSaidIsCutAtALetter(t *testing.T) {
 	scheduler := newScheduler(t, up("a"))
 	lease := acquire(t, scheduler, request(1))
-	lease.Blame(strings.Repeat("x", mostFault-1) + "模型")
+	lease.Blame(strings.Repeat("x", maxFaultBytes-1) + "模型")
 	lease.Failed(false, 0)
 	fault := scheduler.Status()[0].Fault
 	require.True(t, utf8.ValidString(fault), "%q", fault)
-	require.True(t, strings.HasPrefix(fault, strings.Repeat("x", mostFault-1)))
-	require.LessOrEqual(t, utf8.RuneCountInString(fault), mostFault)
+	require.True(t, strings.HasPrefix(fault, strings.Repeat("x", maxFaultBytes-1)))
+	require.LessOrEqual(t, utf8.RuneCountInString(fault), maxFaultBytes)
 }

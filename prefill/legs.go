@@ -9,7 +9,7 @@ import (
 )
 
 // Served is the lease of a request that did not have to wait; nil: the request waits, and the caller must call Wait.
-func (k *Ticket) Served() *Lease { return k.lease }
+func (k *Ticket) ImmediateLease() *Lease { return k.lease }
 
 // Wait waits for the lease of a request that has entered the queue, as Acquire does. It must be called once, unless Served
 // returned a lease.
@@ -49,12 +49,12 @@ func (s *Scheduler) enterAll(legs []Request) (tickets []Ticket, err error) {
 	var m *model         // of all legs
 	var p *policy.Policy // of all legs
 	for i := range legs {
-		if m, p, err = s.manager.receive(&legs[i]); err != nil {
+		if m, p, err = s.manager.acceptNew(&legs[i]); err != nil {
 			return nil, err
 		}
 	}
 	for i := range legs {
-		lease, err := s.manager.atOnce(m, p, &legs[i])
+		lease, err := s.manager.tryAtOnce(m, p, &legs[i])
 		if err != nil { // the request goes to another region, or its deadline cannot be met
 			return tickets, err
 		}
@@ -62,7 +62,7 @@ func (s *Scheduler) enterAll(legs []Request) (tickets []Ticket, err error) {
 			break
 		}
 		if i == 0 {
-			stay(legs)
+			keepLegsHere(legs)
 		}
 		tickets = append(tickets, Ticket{scheduler: s, lease: lease})
 	}
@@ -71,10 +71,10 @@ func (s *Scheduler) enterAll(legs []Request) (tickets []Ticket, err error) {
 	if len(waiting) == 0 {
 		return tickets, nil
 	}
-	if err := s.manager.mayWait(m, &waiting[0], len(waiting)); err != nil {
+	if err := s.manager.checkMayWait(m, &waiting[0], len(waiting)); err != nil {
 		return tickets, err
 	}
-	for _, w := range s.manager.waitTogether(m, p, waiting, served > 0) {
+	for _, w := range s.manager.addLegs(m, p, waiting, served > 0) {
 		tickets = append(tickets, Ticket{scheduler: s, w: w})
 	}
 	return tickets, nil
@@ -82,19 +82,19 @@ func (s *Scheduler) enterAll(legs []Request) (tickets []Ticket, err error) {
 
 // waitTogether adds the waiting legs of one request to their model's line. oneServed says that another leg is served already:
 // the waiting legs then stay in this region and cannot be displaced.
-func (qm *queueManager) waitTogether(m *model, p *policy.Policy, legs []Request, oneServed bool) []*waiter {
+func (qm *queueManager) addLegs(m *model, p *policy.Policy, legs []Request, oneServed bool) []*waiter {
 	siblings := make([]*waiter, len(legs))
 	decision := &regionDecision{done: make(chan struct{})}
 	if oneServed {
-		decision.close()
+		decision.announce()
 	}
 	for i := range legs {
-		w := qm.wait(m, p, legs[i])
+		w := qm.addWaiter(m, p, legs[i])
 		siblings[i] = w
 		w.siblings = siblings
-		w.decided = decision
+		w.regionDecision = decision
 		if oneServed {
-			w.item.Fix()
+			w.item.Pin()
 		}
 	}
 	return siblings
@@ -103,14 +103,14 @@ func (qm *queueManager) waitTogether(m *model, p *policy.Policy, legs []Request,
 // Elsewhere waits until one leg of the ticket's request is served, which keeps all legs in this region, or until all legs
 // have gone to another region. It reports whether they have gone. If ctx or the request's time in the queue ends first, the
 // legs stay.
-func (k *Ticket) Elsewhere(ctx context.Context) bool {
+func (k *Ticket) AwaitRegionDecision(ctx context.Context) bool {
 	if k.w == nil {
 		return false
 	}
-	timeout := time.NewTimer(time.Until(k.w.until))
+	timeout := time.NewTimer(time.Until(k.w.timesOutAt))
 	defer timeout.Stop()
 	select {
-	case <-k.w.decided.done:
+	case <-k.w.regionDecision.done:
 	case <-timeout.C:
 	case <-ctx.Done():
 	}
@@ -120,16 +120,16 @@ func (k *Ticket) Elsewhere(ctx context.Context) bool {
 		return true
 	}
 	for _, sibling := range k.w.siblings { // a leg is served here, or the wait was too long
-		sibling.stay()
+		sibling.keepHere()
 	}
 	return false
 }
 
 // stay keeps all legs of a request in this region, because the first one is served here. It also drops their deadline, which is
 // for the client's first token: the first leg sends this token.
-func stay(legs []Request) {
+func keepLegsHere(legs []Request) {
 	for i := range legs {
-		legs[i].stay()
+		legs[i].keepHere()
 		legs[i].Deadline = time.Time{}
 	}
 }

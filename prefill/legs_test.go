@@ -119,7 +119,7 @@ func TestLegsGoElsewhereTogether(t *testing.T) {
 	far := func(t *testing.T, free int64) (*Scheduler, *region, []Request, *places) {
 		pool := newPlaces(free)
 		scheduler := newScheduler(t, up("a"), withPlaces(pool))
-		head := &region{offers: true, where: always(Waits)}
+		head := &region{offers: true, where: always(WaitsAlone)}
 		all := legs(3, Request{})
 		for i := range all {
 			all[i].Remote = &region{offers: true, where: always(ToHere)}
@@ -149,7 +149,7 @@ func TestLegsGoElsewhereTogether(t *testing.T) {
 		tickets, err := scheduler.EnterAll(all)
 		require.NoError(t, err)
 		gone := make(chan bool, 1)
-		go func() { gone <- tickets[0].Elsewhere(t.Context()) }()
+		go func() { gone <- tickets[0].AwaitRegionDecision(t.Context()) }()
 		scheduler.mu.Lock()
 		head.where = always(ToThere)
 		scheduler.mu.Unlock()
@@ -164,7 +164,7 @@ func TestLegsGoElsewhereTogether(t *testing.T) {
 		require.NoError(t, err)
 		pool.Release() // for the second: the first waits for something better
 		scheduler.Wake()
-		require.False(t, tickets[0].Elsewhere(t.Context()))
+		require.False(t, tickets[0].AwaitRegionDecision(t.Context()))
 		require.True(t, head.stays)
 		scheduler.mu.Lock()
 		head.where = always(ToHere)
@@ -195,7 +195,7 @@ func TestLegsGoElsewhereTogether(t *testing.T) {
 				require.NoError(t, err)
 				began := time.Now()
 				refuse(scheduler, head)
-				require.False(t, tickets[0].Elsewhere(t.Context()))
+				require.False(t, tickets[0].AwaitRegionDecision(t.Context()))
 				require.Zero(t, time.Since(began), "it is known at once")
 				require.True(t, head.stays)
 				_, err = tickets[len(tickets)-1].Wait(t.Context())
@@ -209,7 +209,7 @@ func TestLegsGoElsewhereTogether(t *testing.T) {
 		require.NoError(t, err)
 		ctx, leave := context.WithCancel(t.Context())
 		leave()
-		require.False(t, tickets[0].Elsewhere(ctx))
+		require.False(t, tickets[0].AwaitRegionDecision(ctx))
 		require.True(t, head.stays)
 		for i := range tickets {
 			_, err := tickets[i].Wait(ctx)

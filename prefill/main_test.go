@@ -89,8 +89,8 @@ func hold(t testing.TB, scheduler *Scheduler, id string, p ledger.Phase, promptT
 		require.NotNil(t, c, "no candidate %q", id)
 		v := policy.Engine{}
 		v.TPMs, v.T0Ms = scheduler.cfg.Calibration.TPMs, scheduler.cfg.Calibration.T0Ms
-		v.Fit(float64(tokens), 0)
-		l := scheduler.choose.reserve(c, scheduler.overrides.Usual(), &Request{PromptTokens: tokens}, &v, scheduler.now)
+		v.SetPrompt(float64(tokens), 0)
+		l := scheduler.choose.makeLease(c, scheduler.overrides.Default(), &Request{PromptTokens: tokens}, &v, scheduler.now)
 		scheduler.unlock()
 		switch p {
 		case pooled:

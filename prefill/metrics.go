@@ -33,7 +33,7 @@ type metrics struct {
 	affinity        *prometheus.CounterVec
 
 	answered prometheus.Counter // the series of attempts for answered probes, which are nearly all
-	decided  struct {           // the series of the last choice, which saves a look-up: most choices have the same labels
+	lastChoice  struct {           // the series of the last choice, which saves a look-up: most choices have the same labels
 		policy, reason string
 		count          prometheus.Counter
 	}
@@ -127,7 +127,7 @@ const (
 
 // countChoice counts a choice of a candidate. The caller holds the scheduler's lock.
 func (m *metrics) countChoice(policy, reason string) {
-	known := &m.decided
+	known := &m.lastChoice
 	if known.count == nil || known.policy != policy || known.reason != reason {
 		known.policy, known.reason, known.count = policy, reason, m.decisions.WithLabelValues(policy, reason)
 	}
@@ -135,18 +135,18 @@ func (m *metrics) countChoice(policy, reason string) {
 }
 
 // predicted records the error of a predicted prefix hit.
-func (m *metrics) predicted(v cache.Verdict) {
+func (m *metrics) observeHitError(v cache.Verdict) {
 	switch {
 	case !v.Compared:
-	case v.Off > 0:
-		m.misprediction.WithLabelValues("over").Observe(float64(v.Off))
-	case v.Off < 0:
-		m.misprediction.WithLabelValues("under").Observe(float64(-v.Off))
+	case v.ErrorTokens > 0:
+		m.misprediction.WithLabelValues("over").Observe(float64(v.ErrorTokens))
+	case v.ErrorTokens < 0:
+		m.misprediction.WithLabelValues("under").Observe(float64(-v.ErrorTokens))
 	}
 }
 
 // forget drops the series of a removed candidate.
-func (m *metrics) forget(candidate string) {
+func (m *metrics) dropCandidate(candidate string) {
 	gone := prometheus.Labels{"candidate": candidate}
 	m.canaries.DeletePartialMatch(gone)
 	m.probeSeconds.DeletePartialMatch(gone)
@@ -233,16 +233,16 @@ func (s series) count(d *prometheus.Desc, v float64, labels ...string) {
 }
 
 // mostNamed bounds the number of models with their own series. LoRA adapters are models, too, and there may be thousands.
-const mostNamed = 64
+const maxNamedModels = 64
 
 // other is the label of the series for all further models.
 const other = "other"
 
 // byModel exports a value for each model. The first mostNamed models, by rank and name, have their own series; the others
 // share one series with their mean.
-func (s series) byModel(d *prometheus.Desc, rank map[string]int, values map[string]float64) {
+func (s series) exportByModel(d *prometheus.Desc, rank map[string]int, values map[string]float64) {
 	names := slices.SortedFunc(maps.Keys(values), func(a, b string) int { return cmp.Or(cmp.Compare(rank[a], rank[b]), cmp.Compare(a, b)) })
-	room := min(len(names), mostNamed)
+	room := min(len(names), maxNamedModels)
 	for _, name := range names[:room] {
 		s.gauge(d, values[name], name)
 	}
@@ -256,7 +256,7 @@ func (s series) byModel(d *prometheus.Desc, rank map[string]int, values map[stri
 }
 
 // one is 1 for true and 0 for false.
-func one(b bool) float64 {
+func boolGauge(b bool) float64 {
 	if b {
 		return 1
 	}
@@ -264,7 +264,7 @@ func one(b bool) float64 {
 }
 
 // learned exports the learned values: prefix hits, prefill times and hotspots.
-func (s series) learned(tier *state, now time.Time) {
+func (s series) exportLearned(tier *state, now time.Time) {
 	tokens, stats := &tier.cache.Totals, tier.cache.Stats()
 	s.count(promptDesc, float64(tokens.Prompt))
 	s.count(hitDesc, float64(tokens.Predicted), "predicted")
@@ -280,9 +280,9 @@ func (s series) learned(tier *state, now time.Time) {
 	}
 	feedback := map[string]float64{}
 	for model, reports := range tier.cache.Feedback() {
-		feedback[model] = one(reports)
+		feedback[model] = boolGauge(reports)
 	}
-	s.byModel(feedbackDesc, rank, feedback)
+	s.exportByModel(feedbackDesc, rank, feedback)
 	for _, fitted := range tier.fit.All() {
 		if latency, known := fitted.Latency(); known {
 			s.gauge(tpDesc, latency.TPMs/1000, fitted.Model, fitted.Hardware)
@@ -297,7 +297,7 @@ func (s series) learned(tier *state, now time.Time) {
 }
 
 // finite returns nil for NaN and the infinities, which JSON cannot represent.
-func finite(v float64) *float64 {
+func finiteOrNil(v float64) *float64 {
 	if math.IsNaN(v) || math.IsInf(v, 0) {
 		return nil
 	}

@@ -43,7 +43,7 @@ func TestAdaptersBeyondANumberShareASeries(t *testing.T) {
 			for _, m := range f.GetMetric() {
 				labels[m.GetLabel()[0].GetValue()] = true
 			}
-			require.Len(t, labels, mostNamed+1, f.GetName())
+			require.Len(t, labels, maxNamedModels+1, f.GetName())
 			require.True(t, labels["zz-base"], "the base model has its own")
 			require.True(t, labels["lora-0000"])
 			require.True(t, labels[other])

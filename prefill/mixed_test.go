@@ -14,7 +14,7 @@ import (
 func doBoth(ids ...string) (all []Candidate) {
 	profile := mooncake.Profile{Connector: mooncake.None}.WithDefaults().Alone()
 	for _, c := range up(ids...) {
-		c.Mixed, c.Profile, c.Board = true, &profile, "board"
+		c.Aggregated, c.Profile, c.Board = true, &profile, "board"
 		all = append(all, c)
 	}
 	return all
@@ -29,11 +29,11 @@ func TestHowManyRequestsAGroupMayHaveWaiting(t *testing.T) {
 			waiting = append(waiting, acquire(t, scheduler, request(1)))
 		}
 		mustWait(t, scheduler, request(2))
-		waiting[0].Send()
+		waiting[0].MarkSent()
 		more := acquire(t, scheduler, request(3))
 		for i, l := range append(waiting, more) {
 			if i > 0 {
-				l.Send()
+				l.MarkSent()
 			}
 			l.Answered(Usage{PromptTokens: 10, CachedTokens: -1}, time.Time{})
 			l.Release()
@@ -73,7 +73,7 @@ func TestSecondCandidatesServeWhatTheFirstOnesFailed(t *testing.T) {
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			second := doBoth("g")
-			second[0].Fallback, second[0].Idle = true, row.idle
+			second[0].Fallback, second[0].NoDecodeRank = true, row.idle
 			r := request(1)
 			r.Exclude = row.tried
 			require.Equal(t, row.want, acquire(t, newScheduler(t, append(up("a"), second...)), r).Candidate.ID)
@@ -87,7 +87,7 @@ func TestAGroupIsNotScraped(t *testing.T) {
 		c.Scrape = ScrapeConfig{Interval: time.Second, Timeout: time.Second}
 		c.Scraper = func(context.Context, Candidate) (Sample, error) { return Sample{}, nil }
 	})
-	live, _ := watcher{Scheduler: scheduler}.live()
+	live, _ := watcher{Scheduler: scheduler}.scrapeTargets()
 	require.Len(t, live, 1)
 }
 
@@ -115,7 +115,7 @@ func TestRequestsForANameAreCountedApart(t *testing.T) {
 	mustWait(t, scheduler, of(4, testModel))
 	free["x"] = 2
 	all = append(all, acquire(t, scheduler, of(5, "x")))
-	named.Send()
+	named.MarkSent()
 	all = append(all, acquire(t, scheduler, of(6, "x")), acquire(t, scheduler, of(7, "x")))
 	mustWait(t, scheduler, of(8, "x"))
 	all[0].Release() // unsent

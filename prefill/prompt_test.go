@@ -157,7 +157,7 @@ func TestTheWayToAnEngineIsNoPartOfItsLine(t *testing.T) {
 			l.Answered(Usage{PromptTokens: tokens, CachedTokens: 0}, time.Time{})
 			l.Release()
 		}
-		latency, rtt, known := scheduler.Line(testModel)
+		latency, rtt, known := scheduler.LearnedLatency(testModel)
 		require.True(t, known)
 		require.InDelta(t, 0.1, latency.TPMs, 1e-6)
 		require.InDelta(t, 100, latency.T0Ms, 1e-3)
@@ -193,8 +193,8 @@ func TestTheLineIsLearnedBesideProbesAndDecodes(t *testing.T) {
 		require.InDelta(t, 100, fitted.T0Ms, 1e-3)
 		require.InDelta(t, 100, fitted.T0Ms, 1e-3)
 		require.InDelta(t, 0.1, fitted.TPMs, 1e-6)
-		require.InDelta(t, 0.001, fitted.BesideTPMs, 1e-6, "a microsecond per token and decode")
-		latency, _ := scheduler.line(testModel, scheduler.candidates["a"])
+		require.InDelta(t, 0.001, fitted.ConcurrentTPMs, 1e-6, "a microsecond per token and decode")
+		latency, _ := scheduler.latencyFor(testModel, scheduler.candidates["a"])
 		require.InDelta(t, 0.1+0.001*float64(decodes), latency.TPMs, 1e-6, "as many as run now")
 		require.Equal(t, "finish", acquire(t, scheduler, request(1)).Policy)
 	})
@@ -219,7 +219,7 @@ func TestABacklogIsCorrectedByWhatTheEngineTook(t *testing.T) {
 		require.InDelta(t, -75, b.ResidualMs, 10)
 		require.Zero(t, a.BacklogMs, "it has nothing to do")
 		next := func(c string) float64 {
-			ms, _ := scheduler.backlog(scheduler.candidates[c], policy.Latency{}, 1)
+			ms, _ := scheduler.backlogMs(scheduler.candidates[c], policy.Latency{}, 1)
 			return ms
 		}
 		require.InDelta(t, a.ResidualMs, next("a"), 1e-6, "for the next one")
@@ -287,7 +287,7 @@ func TestARetryIsNoFurtherRequest(t *testing.T) {
 	failed.Failed(false, 0)
 	r.Exclude = []string{failed.Candidate.ID}
 	acquire(t, scheduler, r)
-	r.Exclude, r.Reserved = nil, true // without a place lost
+	r.Exclude, r.HasPlace = nil, true // without a place lost
 	acquire(t, scheduler, r)
 	require.Equal(t, 1, scheduler.overrides.Hotspots.Requests())
 }

@@ -80,5 +80,5 @@ func TestNobodyWaitsForAPrefillerThatIsStuck(t *testing.T) {
 func TestARetryPassesWhoIsHeldForAPlace(t *testing.T) {
 	scheduler := newScheduler(t, up("a"), withPlaces(newPlaces(0)))
 	waits(t, scheduler, Request{ID: "fresh"})
-	require.NotNil(t, acquire(t, scheduler, Request{ID: "retry", Reserved: true}))
+	require.NotNil(t, acquire(t, scheduler, Request{ID: "retry", HasPlace: true}))
 }

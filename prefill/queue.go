@@ -30,7 +30,7 @@ func (s *Scheduler) Enter(r Request) (Ticket, error) {
 // await waits until a request in the arrival queue is served or refused, until its time in the queue is over, or until ctx
 // ends. In the last two cases it removes the request from the queue.
 func (s *Scheduler) await(ctx context.Context, w *waiter) (*Lease, error) {
-	timeout := time.NewTimer(time.Until(w.until))
+	timeout := time.NewTimer(time.Until(w.timesOutAt))
 	defer timeout.Stop()
 	select {
 	case <-w.done:
@@ -79,7 +79,7 @@ func (s *Scheduler) withdraw(w *waiter) {
 		return
 	}
 	w.lease.Release()
-	if !w.Reserved && s.cfg.Places != nil {
+	if !w.HasPlace && s.cfg.Places != nil {
 		s.cfg.Places.Release() // without the scheduler's lock, because it may call Wake
 	}
 }

@@ -102,7 +102,7 @@ func TestARetryDoesNotWaitBehindWhoWaitsForAPlace(t *testing.T) {
 		scheduler := newScheduler(t, up("a"), withPlaces(pool))
 		pool.wake = scheduler.Wake
 		waits := start(t.Context(), scheduler, Request{ID: "old", Arrival: time.Now().Add(-time.Second)})
-		acquire(t, scheduler, Request{ID: "retry", Reserved: true}) // or it would hold the place that old needs
+		acquire(t, scheduler, Request{ID: "retry", HasPlace: true}) // or it would hold the place that old needs
 		require.Empty(t, waits)
 		pool.Release()
 		require.NoError(t, (<-waits).err)
@@ -149,7 +149,7 @@ func TestTheTimeoutSaysWhatWasMissing(t *testing.T) {
 func TestARetryPastTheTimeoutIsServedAtOnceOrNotAtAll(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		scheduler := newScheduler(t, up("a"))
-		late := Request{Model: testModel, Reserved: true, Arrival: time.Now().Add(-61 * time.Second)}
+		late := Request{Model: testModel, HasPlace: true, Arrival: time.Now().Add(-61 * time.Second)}
 		full := hold(t, scheduler, "a", pooled, 95_000)
 		_, err := scheduler.Acquire(t.Context(), late)
 		require.ErrorIs(t, err, ErrKVExhausted)
@@ -166,7 +166,7 @@ func TestAFullQueueRefusesButNotRetries(t *testing.T) {
 		one, two := start(t.Context(), scheduler, request(1)), start(t.Context(), scheduler, request(2))
 		_, err := scheduler.Acquire(t.Context(), Request{Model: testModel})
 		require.ErrorIs(t, err, ErrQueueFull)
-		retry := start(t.Context(), scheduler, Request{Reserved: true})
+		retry := start(t.Context(), scheduler, Request{HasPlace: true})
 		require.Empty(t, retry, "it waits")
 		full[0].Release()
 		for _, got := range []<-chan outcome{one, two, retry} {
@@ -325,7 +325,7 @@ func TestNobodyWaitsForEver(t *testing.T) {
 // An engine that stands still may go on: requests wait for it, those that come now
 // and those that wait already, but not for one that is dead.
 func TestRequestsWaitForAnEngineThatIsLate(t *testing.T) {
-	late := []Candidate{{ID: "a", Models: []string{testModel}, CapacityTokens: 100_000, Late: true}}
+	late := []Candidate{{ID: "a", Models: []string{testModel}, CapacityTokens: 100_000, AnswersLate: true}}
 	for name, row := range map[string]struct {
 		then  []Candidate
 		after time.Duration

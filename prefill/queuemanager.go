@@ -12,38 +12,38 @@ import (
 
 // enter serves a request at once, refuses it, or returns its waiter.
 func (qm *queueManager) enter(r Request) (*waiter, *Lease, error) {
-	m, p, err := qm.receive(&r)
+	m, p, err := qm.acceptNew(&r)
 	if err != nil {
 		return nil, nil, err
 	}
-	if lease, err := qm.atOnce(m, p, &r); lease != nil || err != nil {
+	if lease, err := qm.tryAtOnce(m, p, &r); lease != nil || err != nil {
 		return nil, lease, err
 	}
-	if err := qm.mayWait(m, &r, 1); err != nil {
+	if err := qm.checkMayWait(m, &r, 1); err != nil {
 		return nil, nil, err
 	}
-	return qm.wait(m, p, r), nil, nil
+	return qm.addWaiter(m, p, r), nil, nil
 }
 
 // receive checks a new request, and counts a first attempt for the retry budget and the arrival rate. It sets the request's
 // Arrival if this is zero. It also serves the waiting requests that can be served by now, so that the new request does not
 // overtake them.
-func (qm *queueManager) receive(r *Request) (*model, *policy.Policy, error) {
+func (qm *queueManager) acceptNew(r *Request) (*model, *policy.Policy, error) {
 	p, err := qm.overrides.Named(r.Policy)
 	if err != nil {
 		return nil, nil, badPolicy(err)
 	}
-	firstAttempt := !r.Reserved && len(r.Exclude) == 0
+	firstAttempt := !r.HasPlace && len(r.Exclude) == 0
 	if firstAttempt {
-		qm.budget.request(qm.now)
+		qm.budget.countRequest(qm.now)
 	}
-	if err := qm.servable(r.Model); err != nil && !r.offered() {
+	if err := qm.checkServable(r.Model); err != nil && !r.remoteMayServe() {
 		return nil, nil, err
 	}
 	if r.Arrival.IsZero() {
 		r.Arrival = qm.now
 	}
-	qm.serve()
+	qm.serveWaiters()
 	m := qm.modelOf(r.Model)
 	if firstAttempt && !r.Batch { // Local, for which the rate is measured, counts no batch requests
 		m.throughput.Arrived(qm.now)
@@ -53,33 +53,33 @@ func (qm *queueManager) receive(r *Request) (*model, *policy.Policy, error) {
 
 // atOnce serves a request if it can be served now and no request for its model comes first. It returns neither a lease nor an
 // error if the request has to wait, and an error if the request goes to another region or its deadline cannot be met.
-func (qm *queueManager) atOnce(m *model, p *policy.Policy, r *Request) (*Lease, error) {
-	if m.queue.Waits(!r.Reserved) { // only other retries come before a retry, which has its place in the pool
+func (qm *queueManager) tryAtOnce(m *model, p *policy.Policy, r *Request) (*Lease, error) {
+	if m.queue.AnyServable(!r.HasPlace) { // only other retries come before a retry, which has its place in the pool
 		return nil, nil
 	}
 	qm.queue.StartRound()
 	lease, why := qm.choose.tryServe(m, p, r, qm.now)
 	qm.choose.endRound()
 	switch why {
-	case away:
-		qm.forgetEmpty(m) // receive may have made m for this request only
+	case goesElsewhere:
+		qm.dropModelIfEmpty(m) // receive may have made m for this request only
 		return nil, ErrElsewhere
-	case missed:
-		qm.forgetEmpty(m)
+	case deadlineMissed:
+		qm.dropModelIfEmpty(m)
 		return nil, qm.deadlineError(r)
 	}
 	return lease, nil
 }
 
 // mayWait makes room in the queue for n requests like this one. Its error is the reason why they may not wait.
-func (qm *queueManager) mayWait(m *model, r *Request, n int) error {
-	if r.late(qm.now) {
+func (qm *queueManager) checkMayWait(m *model, r *Request, n int) error {
+	if r.deadlinePassed(qm.now) {
 		return qm.deadlineError(r)
 	}
-	if !qm.now.Before(r.Arrival.Add(qm.patience(m, r))) {
+	if !qm.now.Before(r.Arrival.Add(qm.maxWait(m, r))) {
 		return qm.timeoutError(m, r)
 	}
-	waitsAnyway := r.Reserved || r.Returned // a retry, or a request that another region gave back, waits even if the queue is full
+	waitsAnyway := r.HasPlace || r.Returned // a retry, or a request that another region gave back, waits even if the queue is full
 	if !waitsAnyway && !qm.makeRoom(m, r, n) {
 		return qm.fullError(m, r)
 	}
@@ -87,21 +87,21 @@ func (qm *queueManager) mayWait(m *model, r *Request, n int) error {
 }
 
 // patience is how long a request may wait, from its first arrival.
-func (qm *queueManager) patience(m *model, r *Request) time.Duration {
+func (qm *queueManager) maxWait(m *model, r *Request) time.Duration {
 	if r.Batch {
 		return qm.cfg.Queue.BatchTimeout
 	}
-	return qm.bounds(m).Timeout
+	return qm.queueLimits(m).Timeout
 }
 
 // fullError is the error for a request that found no room in the queue. It names the setting that bounds the queue.
 func (qm *queueManager) fullError(m *model, r *Request) error {
-	key, most := "prefill.queue.max", qm.bounds(m).Max
-	if m.early() { // bounded by Config.Early
+	key, most := "prefill.queue.max", qm.queueLimits(m).Max
+	if m.needsRankFirst() { // bounded by Config.Early
 		key = "pool.size"
 	}
 	if r.Batch {
-		key, most = "half of "+key+" for batch", queue.Share(most)
+		key, most = "half of "+key+" for batch", queue.MaxBatch(most)
 	}
 	return &FullError{m.name, most, key}
 }
@@ -109,20 +109,20 @@ func (qm *queueManager) fullError(m *model, r *Request) error {
 // makeRoom displaces waiting requests until the queue has room for n requests like this one. If this cannot make enough
 // room, it displaces none and returns false.
 func (qm *queueManager) makeRoom(m *model, r *Request, n int) bool {
-	displaced, ok := m.queue.MakeRoom(r.class(), r.Key, n, qm.bounds(m).Max)
+	displaced, ok := m.queue.MakeRoom(r.class(), r.Key, n, qm.queueLimits(m).Max)
 	for _, e := range displaced {
 		qm.metrics.displaced.Inc()
-		qm.reportQueued(m, &e.Of.Request, false)
-		e.Of.conclude(nil, qm.fullError(m, &e.Of.Request))
+		qm.reportQueued(m, &e.Value.Request, false)
+		e.Value.deliverResult(nil, qm.fullError(m, &e.Value.Request))
 	}
 	return ok
 }
 
 // wait adds a request to its model's queue, and returns its waiter.
-func (qm *queueManager) wait(m *model, p *policy.Policy, r Request) *waiter {
-	w := &waiter{Request: r, policy: p, since: qm.now, until: r.Arrival.Add(qm.patience(m, &r)), done: make(chan struct{})}
-	w.item = queue.Item[*waiter]{Of: w, Key: r.Key, Priority: r.class(), Tokens: r.PromptTokens, Arrival: r.Arrival, Deadline: r.Deadline,
-		Reserved: r.Reserved}
+func (qm *queueManager) addWaiter(m *model, p *policy.Policy, r Request) *waiter {
+	w := &waiter{Request: r, policy: p, since: qm.now, timesOutAt: r.Arrival.Add(qm.maxWait(m, &r)), done: make(chan struct{})}
+	w.item = queue.Item[*waiter]{Value: w, Key: r.Key, Priority: r.class(), Tokens: r.PromptTokens, Arrival: r.Arrival, Deadline: r.Deadline,
+		HasPlace: r.HasPlace}
 	if r.Remote == nil { // else HoldAll must not hold the request: it may go to another region while its target is busy
 		w.item.Target = r.Target
 	}
@@ -133,20 +133,20 @@ func (qm *queueManager) wait(m *model, p *policy.Policy, r Request) *waiter {
 
 // timeoutError is the error for a request whose time in the queue is over. It names the resource that was missing.
 func (qm *queueManager) timeoutError(m *model, r *Request) error {
-	timeout := qm.patience(m, r)
-	if len(m.servers) == 0 { // no engine of this region serves the model, so that the request waited for another region
+	timeout := qm.maxWait(m, r)
+	if len(m.candidates) == 0 { // no engine of this region serves the model, so that the request waited for another region
 		return fmt.Errorf("%w: no region took model %q for %v", ErrQueueTimeout, m.name, timeout)
 	}
-	if !slices.ContainsFunc(m.servers, func(c *candidate) bool { return c.Live }) {
+	if !slices.ContainsFunc(m.candidates, func(c *candidate) bool { return c.Live }) {
 		return fmt.Errorf("%w for model %q: for %v, no prefill engine of the %d that serve it took requests, or no decode engine did; "+
-			"look at their state in /status", ErrUnavailable, m.name, timeout, len(m.servers))
+			"look at their state in /status", ErrUnavailable, m.name, timeout, len(m.candidates))
 	}
-	if r.Batch && !r.Reserved { // a retry (Reserved) does not wait for capacity that other requests leave
+	if r.Batch && !r.HasPlace { // a retry (Reserved) does not wait for capacity that other requests leave
 		return fmt.Errorf("%w: for %[3]v, other requests took all engines of model %[2]q, and batch requests take only the rest; send batch "+
 			"requests when there are fewer others, add engines, "+
 			"or raise prefill.queue.batch_timeout", ErrQueueTimeout, m.name, timeout)
 	}
-	for _, c := range m.servers {
+	for _, c := range m.candidates {
 		if c.Live && !c.load.Closed(qm.now) { // its KV gate is open, so that KV memory was not what was missing
 			return fmt.Errorf("%w: for %[3]v, a request for model %[2]q found no place in the pool or no prefill engine that could start it; add "+
 				"decode slots or prefill engines, raise pool.size, or see /prefill", ErrQueueTimeout, m.name, timeout)
@@ -158,11 +158,11 @@ func (qm *queueManager) timeoutError(m *model, r *Request) error {
 }
 
 // late reports whether the deadline for the request's first token has passed.
-func (r *Request) late(now time.Time) bool { return !r.Deadline.IsZero() && !now.Before(r.Deadline) }
+func (r *Request) deadlinePassed(now time.Time) bool { return !r.Deadline.IsZero() && !now.Before(r.Deadline) }
 
 // deadlineError is the error for a request whose deadline has passed, or cannot be met any more.
 func (qm *queueManager) deadlineError(r *Request) error {
-	if r.late(qm.now) {
+	if r.deadlinePassed(qm.now) {
 		return fmt.Errorf("%w: it has passed, and no prefill engine could start the request before; give the request more time, or add prefill "+
 			"engines", ErrDeadline)
 	}
@@ -174,40 +174,40 @@ func (qm *queueManager) deadlineError(r *Request) error {
 // over all models. If the best prefill engine for a waiter is busy, the waiter is held for this engine: for the rest of the
 // round its tokens count on the engine, so that the waiters behind it take them into account. These waiters can still be served
 // by other engines.
-func (qm *queueManager) serve() {
+func (qm *queueManager) serveWaiters() {
 	if qm.queue.Len() == 0 {
 		return
 	}
 	for late := qm.queue.NextDeadline(); late != nil && !qm.now.Before(late.Deadline); late = qm.queue.NextDeadline() {
-		qm.answer(qm.models[late.Of.Model], late.Of, nil, qm.deadlineError(&late.Of.Request))
+		qm.finishWaiter(qm.models[late.Value.Model], late.Value, nil, qm.deadlineError(&late.Value.Request))
 	}
 	qm.queue.StartRound()
 	for item := qm.queue.Next(); item != nil; item = qm.queue.Next() {
-		w := item.Of
+		w := item.Value
 		m := qm.models[w.Model]
-		if err := qm.servable(m.name); err != nil && !w.offered() {
-			qm.answer(m, w, nil, err)
+		if err := qm.checkServable(m.name); err != nil && !w.remoteMayServe() {
+			qm.finishWaiter(m, w, nil, err)
 			continue
 		}
 		lease, why := qm.choose.tryServe(m, w.policy, &w.Request, w.since)
 		switch why {
 		case 0:
-			qm.answer(m, w, lease, nil)
+			qm.finishWaiter(m, w, lease, nil)
 		case onlyRetries: // the other first attempts for the model would get the same reason
-			m.queue.Settle()
-		case away:
-			qm.answer(m, w, nil, ErrElsewhere)
-			qm.sendSiblings(m, w)
-		case missed:
-			qm.answer(m, w, nil, qm.deadlineError(&w.Request))
-		case noPlace: // retries have their place already, and are still considered
-			qm.queue.NoPlaces()
-		case held:
-			item.Hold()
+			m.queue.ServeOnlyRetries()
+		case goesElsewhere:
+			qm.finishWaiter(m, w, nil, ErrElsewhere)
+			qm.sendSiblingsElsewhere(m, w)
+		case deadlineMissed:
+			qm.finishWaiter(m, w, nil, qm.deadlineError(&w.Request))
+		case poolFull: // retries have their place already, and are still considered
+			qm.queue.MarkPoolFull()
+		case waitsAlone:
+			item.Defer()
 		case targetBusy: // the requests with the same target would get the same reason
-			item.HoldAll()
+			item.DeferSameTarget()
 		default: // noGate, noRoom: no other request for the model can be served either
-			m.queue.Shut()
+			m.queue.CloseForRound()
 		}
 	}
 	qm.choose.endRound()
@@ -215,40 +215,40 @@ func (qm *queueManager) serve() {
 
 // answer removes a waiter from its queue and passes it the result, a lease or an error. A lease keeps the other legs of the
 // waiter's request in this region.
-func (qm *queueManager) answer(m *model, w *waiter, lease *Lease, err error) {
+func (qm *queueManager) finishWaiter(m *model, w *waiter, lease *Lease, err error) {
 	if lease != nil || errors.Is(err, ErrElsewhere) { // served here or elsewhere, which uses up the turn of its key
-		w.item.Served()
+		w.item.MarkServed()
 	}
 	if lease != nil {
-		keepHere(w.siblings)
+		keepSiblingsHere(w.siblings)
 	}
 	w.item.Remove()
 	qm.reportQueued(m, &w.Request, false)
-	w.conclude(lease, err)
-	qm.forgetEmpty(m)
+	w.deliverResult(lease, err)
+	qm.dropModelIfEmpty(m)
 }
 
 // sendSiblings sends the other prompts of a request to another region, because one of its prompts goes there.
-func (qm *queueManager) sendSiblings(m *model, w *waiter) {
+func (qm *queueManager) sendSiblingsElsewhere(m *model, w *waiter) {
 	for _, sibling := range w.siblings {
-		if sibling.item.Waits() {
-			qm.answer(m, sibling, nil, ErrElsewhere)
+		if sibling.item.InFlowQueue() {
+			qm.finishWaiter(m, sibling, nil, ErrElsewhere)
 		}
-		sibling.decided.close()
+		sibling.regionDecision.announce()
 	}
 }
 
 // reportQueued reports to the request's RemoteRegions that the request entered the arrival queue, or left it if entered is false.
 func (qm *queueManager) reportQueued(m *model, r *Request, entered bool) {
 	if r.Remote != nil && !r.Batch {
-		r.Remote.Queued(qm.now, entered, m.queue.Fresh())
+		r.Remote.Queued(qm.now, entered, m.queue.OnlineFirstAttempts())
 	}
 }
 
 // wakeAt is the next time at which a waiter may be answered without any event: a deadline passes, an engine frees the KV of
 // an expired hand-off, a gate lets a canary pass, a gauge becomes too old, a circuit allows a trial, an engine begins to
 // count as stalled, or a prompt whose decode rank is chosen first may be sent ahead. Zero: only an event can help.
-func (qm *queueManager) wakeAt() (next time.Time) {
+func (qm *queueManager) nextWake() (next time.Time) {
 	consider := func(at time.Time) {
 		if at.After(qm.now) && (next.IsZero() || at.Before(next)) {
 			next = at
@@ -262,13 +262,13 @@ func (qm *queueManager) wakeAt() (next time.Time) {
 	}
 	for _, c := range qm.candidates {
 		consider(c.circuit.Until())
-		if at, ok := c.load.PassesAt(); ok {
+		if at, ok := c.load.MayPassAt(); ok {
 			consider(at)
 		}
 		if at, ok := c.load.StallsAt(); ok {
 			consider(at)
 		}
-		if at, ok := qm.leadsAt(c); ok {
+		if at, ok := qm.earlyProbeFrom(c); ok {
 			consider(at)
 		}
 	}

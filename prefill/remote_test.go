@@ -25,7 +25,7 @@ type region struct {
 func (r *region) Offered() bool           { return r.offers }
 func (r *region) Where(h *Here) Where     { return r.where(h) }
 func (r *region) Stay()                   { r.stays = true }
-func (r *region) Takes(p *Prefiller) bool { return p.Unanswered+p.Foreign < 8 }
+func (r *region) Takes(p *Prefiller) bool { return p.Unanswered+p.OthersWaiting < 8 }
 func always(w Where) func(*Here) Where    { return func(*Here) Where { return w } }
 func (r *region) ask(n int) Request       { q := request(n); q.Model, q.Remote = testModel, r; return q }
 
@@ -82,7 +82,7 @@ func TestARequestMayGoToAnotherRegion(t *testing.T) {
 
 func TestAModelOfAnotherRegionIsWaitedForAndForgotten(t *testing.T) {
 	scheduler := newScheduler(t, up("a"))
-	r := &region{offers: true, where: always(Waits)}
+	r := &region{offers: true, where: always(WaitsAlone)}
 	q := r.ask(0)
 	q.Model = "far"
 	done := acquired(t.Context(), scheduler, q)
@@ -131,7 +131,7 @@ func TestAnotherRegionIsToldWhenAClosedGateOpens(t *testing.T) {
 			return seen
 		}
 		full := hold(t, scheduler, "a", pooled, 95_000)
-		require.False(t, look(0).Open || look(1).Filled, "nothing was freed yet: nobody knows when it opens")
+		require.False(t, look(0).Open || look(1).KVGateWillOpen, "nothing was freed yet: nobody knows when it opens")
 		full[0].Release()
 		for range 30 {
 			time.Sleep(time.Second)
@@ -139,10 +139,10 @@ func TestAnotherRegionIsToldWhenAClosedGateOpens(t *testing.T) {
 		}
 		require.True(t, look(2).Open)
 		full = hold(t, scheduler, "a", pooled, 95_000)
-		require.True(t, look(3).Filled)
+		require.True(t, look(3).KVGateWillOpen)
 		require.InDelta(t, 7000*seen.Room.TokenMs, seen.Room.InMs, 1, "7,000 tokens have to go")
 		scheduler.SetSlots(testModel, map[string]int{"": 0})
-		require.True(t, look(4).Filled, "no decode slot is free, nor is there one elsewhere")
+		require.True(t, look(4).KVGateWillOpen, "no decode slot is free, nor is there one elsewhere")
 		full[0].Release()
 		requireIdle(t, scheduler)
 	})
@@ -179,7 +179,7 @@ func TestWhatCameBackPassesAFullQueueAtItsFirstArrival(t *testing.T) {
 func TestNobodyBehindIsAskedWhereNobodyCanGo(t *testing.T) {
 	scheduler := newScheduler(t, up("a"))
 	asked := 0
-	r := &region{offers: true, where: func(*Here) Where { asked++; return AllWait }}
+	r := &region{offers: true, where: func(*Here) Where { asked++; return ModelWaits }}
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	first, second := acquired(ctx, scheduler, r.ask(0)), acquired(ctx, scheduler, r.ask(1))
@@ -208,8 +208,8 @@ func TestWhatWaitsInAnEngineIsPendingWhoeverSentIt(t *testing.T) {
 	first, second := acquire(t, scheduler, request(1)), acquire(t, scheduler, request(2))
 	scheduler.Scrape(t.Context(), "a")
 	_, err := scheduler.Acquire(t.Context(), (&region{offers: true, where: func(h *Here) Where {
-		require.Equal(t, 2, h.Prefillers[0].Pending)
-		require.Zero(t, h.Prefillers[0].Foreign)
+		require.Equal(t, 2, h.Prefillers[0].WaitingAtScrape)
+		require.Zero(t, h.Prefillers[0].OthersWaiting)
 		return ToThere
 	}}).ask(3))
 	require.ErrorIs(t, err, ErrElsewhere)
@@ -229,7 +229,7 @@ func TestAnotherRegionIsToldOfRequestsThatGiveUp(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				scheduler := newScheduler(t, up("a"), func(c *Config) { c.Queue.Max = 1 })
-				r := &region{offers: true, where: always(Waits)}
+				r := &region{offers: true, where: always(WaitsAlone)}
 				ctx, stop := context.WithCancel(t.Context())
 				defer stop()
 				got := start(ctx, scheduler, r.ask(0))
@@ -249,7 +249,7 @@ func TestRequestsOfOneKeyThatWaitKeepNoOtherKeyFromTheEngines(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			scheduler := newScheduler(t, up("a"))
 			ctx, stop := context.WithCancel(t.Context())
-			waits := &region{offers: true, where: always(Waits)}
+			waits := &region{offers: true, where: always(WaitsAlone)}
 			for i := range n {
 				q := waits.ask(i)
 				q.Key = "one"

@@ -31,7 +31,7 @@ func (s *Scheduler) retries() RetryConfig {
 }
 
 // mostBase is the longest backoff base that a config may have. Backoff multiplies it by up to 256, which a Duration must hold.
-const mostBase = time.Hour
+const maxRetryBase = time.Hour
 
 // Backoff is the wait after the k-th failure of a request: a random time between 0 and base, which doubles with each further
 // failure, up to 256 times base.
@@ -92,12 +92,12 @@ type budget struct {
 	}
 }
 
-func (b *budget) request(now time.Time) { b.seconds[b.at(now)].requests++ }
+func (b *budget) countRequest(now time.Time) { b.seconds[b.currentSecond(now)].requests++ }
 
 // retry reports whether a request may be tried again, and counts the retry if so. It refuses if the retries of the last ten
 // seconds would exceed both budgetFloor and the share of the requests. With mustGrant it never refuses.
-func (b *budget) retry(now time.Time, share float64, mustGrant bool) bool {
-	i := b.at(now)
+func (b *budget) grantRetry(now time.Time, share float64, mustGrant bool) bool {
+	i := b.currentSecond(now)
 	var requests, retries int
 	for _, s := range b.seconds {
 		if age := now.Unix() - s.unix; age >= 0 && age < budgetSeconds { // a second is in the future after the clock was set back
@@ -113,7 +113,7 @@ func (b *budget) retry(now time.Time, share float64, mustGrant bool) bool {
 }
 
 // at is the index in seconds for the present second. It clears the entry if this still counts an earlier second.
-func (b *budget) at(now time.Time) int {
+func (b *budget) currentSecond(now time.Time) int {
 	unix := now.Unix()
 	slot := &b.seconds[unix%budgetSeconds]
 	if slot.unix != unix {

@@ -133,7 +133,7 @@ func TestBackoffIsJitteredBelowADoublingBound(t *testing.T) {
 
 func TestTheLongestBackoffOfAConfigOverflowsNowhere(t *testing.T) {
 	for k := range 20 {
-		require.LessOrEqual(t, Backoff(mostBase, k), 256*mostBase, "after attempt %d", k)
+		require.LessOrEqual(t, Backoff(maxRetryBase, k), 256*maxRetryBase, "after attempt %d", k)
 	}
 }
 
@@ -164,10 +164,10 @@ func TestRetriesFromBeforeTheClockWasSetBackDoNotCount(t *testing.T) {
 	var b budget
 	now := time.Unix(1_000_000, 0)
 	for range budgetFloor {
-		require.True(t, b.retry(now, 0.5, false))
+		require.True(t, b.grantRetry(now, 0.5, false))
 	}
-	require.False(t, b.retry(now, 0.5, false))
-	require.True(t, b.retry(now.Add(-time.Hour-time.Second), 0.5, false))
+	require.False(t, b.grantRetry(now, 0.5, false))
+	require.True(t, b.grantRetry(now.Add(-time.Hour-time.Second), 0.5, false))
 }
 
 // Candidate p0 refuses, p1/0 answers 503, p2 serves.

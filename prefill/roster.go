@@ -9,13 +9,13 @@ import (
 
 // replace sets the candidates, see Scheduler.SetCandidates. For each model, round-robin continues after the candidate that it
 // chose last.
-func (s *state) replace(candidates []Candidate) {
-	cursors := s.cursors()
+func (s *state) replaceCandidates(candidates []Candidate) {
+	cursors := s.passedByRoundRobin()
 	for _, c := range s.candidates {
 		c.configured = false
 	}
 	for _, m := range s.models {
-		m.servers = nil
+		m.candidates = nil
 	}
 	anyModels, liveWithoutModels := false, false // of at least one candidate
 	for i, given := range candidates {
@@ -26,23 +26,23 @@ func (s *state) replace(candidates []Candidate) {
 		} else if c.configured { // the ID is there twice
 			continue
 		}
-		s.configure(c, given, i)
+		s.applyConfig(c, given, i)
 		anyModels = anyModels || len(given.Models) > 0
 		liveWithoutModels = liveWithoutModels || given.Live && len(given.Models) == 0
 	}
-	s.unknown = liveWithoutModels || !anyModels
+	s.modelsUnknown = liveWithoutModels || !anyModels
 	for name, m := range s.models {
 		m.cursor = cursorAfter(cursors[name])
-		s.forgetEmpty(m)
+		s.dropModelIfEmpty(m)
 	}
 	for _, c := range s.candidates {
-		s.forget(c)
+		s.dropIfUnused(c)
 	}
-	s.forgetModels()
+	s.dropGoneModels()
 }
 
 func (s *state) newCandidate(id string) *candidate {
-	c := &candidate{load: s.ledger.Load(id), cache: s.cache.CachedBlocks(id)}
+	c := &candidate{load: s.ledger.NewLoad(id), cache: s.cache.CachedBlocks(id)}
 	if s.cfg.Clock != nil { // the only policy that uses the ring exists in simulations only
 		c.ring = policy.Vnodes(id)
 	}
@@ -50,29 +50,29 @@ func (s *state) newCandidate(id string) *candidate {
 }
 
 // configure applies the given settings to a candidate.
-func (s *state) configure(c *candidate, given Candidate, order int) {
+func (s *state) applyConfig(c *candidate, given Candidate, order int) {
 	if given.Live && !c.Live {
-		c.load.Misses = 0 // scrapes that failed while the candidate was down do not count
-		c.cache.Restarted(s.now)
+		c.load.FailedInRow = 0 // scrapes that failed while the candidate was down do not count
+		c.cache.EngineRestarted(s.now)
 	}
 	c.Candidate, c.order, c.configured = given, order, true
 	for _, name := range given.Models {
 		m := s.modelOf(name)
-		if !slices.Contains(m.servers, c) { // a name may be listed twice
-			m.servers = append(m.servers, c)
+		if !slices.Contains(m.candidates, c) { // a name may be listed twice
+			m.candidates = append(m.candidates, c)
 		}
 	}
 	c.load.SetCapacity(given.CapacityTokens, s.now)
 }
 
 // early reports whether a decode rank is chosen for the model's requests before their prefill.
-func (m *model) early() bool {
-	return slices.ContainsFunc(m.servers, func(c *candidate) bool { return c.Profile != nil && c.Profile.Early() })
+func (m *model) needsRankFirst() bool {
+	return slices.ContainsFunc(m.candidates, func(c *candidate) bool { return c.Profile != nil && c.Profile.Early() })
 }
 
 // bounds returns the bounds of a model's arrival queue.
-func (s *state) bounds(m *model) *QueueConfig {
-	if m.early() {
+func (s *state) queueLimits(m *model) *QueueConfig {
+	if m.needsRankFirst() {
 		return &s.cfg.Early
 	}
 	return &s.cfg.Queue
@@ -80,10 +80,10 @@ func (s *state) bounds(m *model) *QueueConfig {
 
 // cursors returns, for each model, the candidates up to and including the one that round-robin chose last, in reverse order.
 // With them cursorAfter finds the position of round-robin in the new order of the candidates.
-func (s *state) cursors() map[string][]*candidate {
+func (s *state) passedByRoundRobin() map[string][]*candidate {
 	passed := map[string][]*candidate{}
 	for name, m := range s.models {
-		for _, c := range m.servers {
+		for _, c := range m.candidates {
 			if c.order <= m.cursor {
 				passed[name] = append(passed[name], c)
 			}
@@ -104,19 +104,19 @@ func cursorAfter(passed []*candidate) int {
 }
 
 // forgetModels drops the learned state of models that no candidate serves any more.
-func (s *state) forgetModels() {
+func (s *state) dropGoneModels() {
 	gone := func(name string) bool { return s.models[name] == nil }
-	s.fit.Forget(gone)
-	s.cache.Forget(gone)
+	s.fit.DropModels(gone)
+	s.cache.DropModels(gone)
 }
 
 // forget drops a removed candidate without charges. If c was dropped before, a new candidate may have its ID; this candidate
 // stays.
-func (s *state) forget(c *candidate) {
-	if !c.configured && c.load.Held() == 0 && s.candidates[c.ID] == c {
+func (s *state) dropIfUnused(c *candidate) {
+	if !c.configured && c.load.HeldPrompts() == 0 && s.candidates[c.ID] == c {
 		delete(s.candidates, c.ID)
 		c.cache.Close()
-		s.metrics.forget(c.ID)
+		s.metrics.dropCandidate(c.ID)
 	}
 }
 
@@ -132,26 +132,26 @@ func (s *state) modelOf(name string) *model {
 }
 
 // forgetEmpty drops a model that no engine of this region serves and for which no request waits.
-func (s *state) forgetEmpty(m *model) {
-	if len(m.servers) == 0 && m.queue.Empty() {
+func (s *state) dropModelIfEmpty(m *model) {
+	if len(m.candidates) == 0 && m.queue.Empty() {
 		delete(s.models, m.name)
-		s.queue.Drop(m.name)
+		s.queue.DropModel(m.name)
 	}
 }
 
 // servable returns an error if no candidate could take a request for the model, however long the request waited; nil: a
 // candidate is live, or may soon be live again.
-func (s *state) servable(name string) error {
+func (s *state) checkServable(name string) error {
 	m := s.models[name]
 	switch {
-	case m == nil || len(m.servers) == 0:
-		if s.unknown {
+	case m == nil || len(m.candidates) == 0:
+		if s.modelsUnknown {
 			return fmt.Errorf("%w for model %q: its engines have not named their models yet; check engines.prefill and their /v1/models",
 				ErrUnavailable, name)
 		}
 		return fmt.Errorf("%w %q; ask for one that /v1/models lists", ErrModelNotFound, name)
-	case !slices.ContainsFunc(m.servers, func(c *candidate) bool { return c.Live || c.Late }):
-		return fmt.Errorf("%w for model %q: all %d are down; check their /health", ErrUnavailable, name, len(m.servers))
+	case !slices.ContainsFunc(m.candidates, func(c *candidate) bool { return c.Live || c.AnswersLate }):
+		return fmt.Errorf("%w for model %q: all %d are down; check their /health", ErrUnavailable, name, len(m.candidates))
 	}
 	return nil
 }

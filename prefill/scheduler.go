@@ -29,7 +29,7 @@ func New(cfg Config) (*Scheduler, error) {
 		metrics:    newMetrics(policies.Names()),
 		candidates: map[string]*candidate{},
 		models:     map[string]*model{},
-		unknown:    true,
+		modelsUnknown:    true,
 		queue:      queue.New[*waiter](),
 		ledger:     ledger.New(cfg.ledger()),
 		cache:      cache.New(index.Config{MaxBytes: cfg.Index.MaxBytes}),
@@ -38,7 +38,7 @@ func New(cfg Config) (*Scheduler, error) {
 	}}
 	s.choose = chooser{state: &s.state, scheduler: s, onTheWay: map[string]int{}}
 	s.manager = queueManager{&s.state, &s.choose}
-	s.overrides.Overrule(cfg.Hotspot.Enabled, cfg.Affinity)
+	s.overrides.Configure(cfg.Hotspot.Enabled, cfg.Affinity)
 	if cfg.Clock == nil {
 		s.clock = time.Now
 		s.timer = time.AfterFunc(time.Hour, s.Wake)
@@ -57,16 +57,16 @@ func (s *Scheduler) lock() {
 	s.mu.Lock()
 	s.now = s.clock()
 	for load := s.ledger.Expire(s.now); load != nil; load = s.ledger.Expire(s.now) {
-		s.forget(s.candidates[load.Owner])
+		s.dropIfUnused(s.candidates[load.Owner])
 	}
 }
 
 // unlock serves the waiters that can be served now, sets the timer for the others, and releases the lock. Without the lock, it
 // logs the classes of requests that have become hot, or are not hot any more.
 func (s *Scheduler) unlock() {
-	s.manager.serve()
+	s.manager.serveWaiters()
 	if s.queue.Len() > 0 { // else the timer may still fire, and then finds no waiter
-		s.wakeAt = s.manager.wakeAt()
+		s.wakeAt = s.manager.nextWake()
 		s.setTimer()
 	}
 	var changes []steer.Change
@@ -110,13 +110,13 @@ func (s *Scheduler) setTimer() {
 // candidate that is gone keeps them until its last charge ends. Of candidates with the same ID the first counts.
 func (s *Scheduler) SetCandidates(candidates []Candidate) {
 	s.lock()
-	s.replace(candidates)
+	s.replaceCandidates(candidates)
 	s.unlock()
-	s.tellRun()
+	s.wakeRun()
 }
 
 // tellRun makes Run look at the candidates and the scrape settings again.
-func (s *Scheduler) tellRun() {
+func (s *Scheduler) wakeRun() {
 	select {
 	case s.changed <- struct{}{}:
 	default: // an earlier change is still pending
@@ -129,7 +129,7 @@ func (s *Scheduler) Forgive(id string) {
 	defer s.unlock()
 	if c := s.candidates[id]; c != nil {
 		c.circuit.Forgive()
-		c.fault = ""
+		c.lastFault = ""
 	}
 }
 
@@ -148,7 +148,7 @@ func (s *Scheduler) Retry(k int, status int, err error) (backoff time.Duration, 
 	}
 	s.lock()
 	mustGrant := k == 1 && status == 0 && Broke(err)
-	granted := s.budget.retry(s.now, retry.Budget, mustGrant)
+	granted := s.budget.grantRetry(s.now, retry.Budget, mustGrant)
 	s.unlock()
 	if !granted {
 		s.metrics.budgetExhausted.Inc()

@@ -16,12 +16,12 @@ func (s *Scheduler) Run(ctx context.Context) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	w := watcher{s, map[*candidate]cache.Feed{}}
-	defer w.unfollowAll()
+	defer w.stopStreams()
 	running := map[*candidate]context.CancelFunc{}
 	var current ScrapeConfig
 	for {
-		w.follow()
-		wanted, settings := w.live()
+		w.updateStreams()
+		wanted, settings := w.scrapeTargets()
 		for c, stop := range running {
 			if !wanted[c] || settings != current { // a loop keeps its settings, so that it is started again for new ones
 				stop()
@@ -48,7 +48,7 @@ func (s *Scheduler) Run(ctx context.Context) {
 }
 
 // live returns the candidates to scrape, none if scraping is switched off, and the settings.
-func (w watcher) live() (map[*candidate]bool, ScrapeConfig) {
+func (w watcher) scrapeTargets() (map[*candidate]bool, ScrapeConfig) {
 	w.lock()
 	defer w.unlock()
 	live := map[*candidate]bool{}
@@ -56,7 +56,7 @@ func (w watcher) live() (map[*candidate]bool, ScrapeConfig) {
 		return live, w.cfg.Scrape
 	}
 	for _, c := range w.candidates {
-		if c.configured && c.Live && !c.Mixed {
+		if c.configured && c.Live && !c.Aggregated {
 			live[c] = true
 		}
 	}
@@ -92,7 +92,7 @@ func (s *Scheduler) Scrape(ctx context.Context, id string) {
 // and once if the candidate's KV capacity is not known. If ctx ends during the scrape, the result is ignored.
 func (s *Scheduler) scrape(ctx context.Context, c *candidate, cfg ScrapeConfig) {
 	s.lock()
-	target, at := c.Candidate, c.load.Ask(s.now)
+	target, at := c.Candidate, c.load.StartScrape(s.now)
 	s.unlock()
 
 	scrapeCtx, stop := context.WithTimeout(ctx, cfg.Timeout)
@@ -101,20 +101,20 @@ func (s *Scheduler) scrape(ctx context.Context, c *candidate, cfg ScrapeConfig) 
 
 	s.lock()
 	if ctx.Err() != nil {
-		c.load.Unasked()
+		c.load.AbandonScrape()
 		s.unlock()
 		return
 	}
 	wasStale := c.load.Stale()
 	if err != nil {
-		c.load.Miss(at, s.now)
-	} else if restarted := c.load.Sample(sample, at, s.now); restarted {
-		c.cache.Restarted(s.now)
-		s.forget(c) // the restart may have ended the last charge of a removed candidate
+		c.load.RecordFailedScrape(at, s.now)
+	} else if restarted := c.load.StoreSample(sample, at, s.now); restarted {
+		c.cache.EngineRestarted(s.now)
+		s.dropIfUnused(c) // the restart may have ended the last charge of a removed candidate
 	}
 	isStale := c.load.Stale()
-	newlyUnbounded := err == nil && c.load.Capacity() == 0 && !c.unbounded
-	c.unbounded = c.unbounded || newlyUnbounded
+	newlyUnbounded := err == nil && c.load.Capacity() == 0 && !c.capacityWarned
+	c.capacityWarned = c.capacityWarned || newlyUnbounded
 	s.unlock()
 
 	if newlyUnbounded {

@@ -242,7 +242,7 @@ func TestForeignRequestsCountUntilTheSampleIsThreeIntervalsOld(t *testing.T) {
 		batch := func() float64 {
 			scheduler.lock()
 			defer scheduler.unlock()
-			return scheduler.candidates["a"].load.Batch(scheduler.now)
+			return scheduler.candidates["a"].load.BatchSize(scheduler.now)
 		}
 		require.InDelta(t, 7, batch(), 0, "2 ours of 7 there")
 		g.set(func(g *gauges) { g.err = errors.New("refused") })

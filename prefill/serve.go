@@ -21,45 +21,45 @@ import (
 // other region.
 func (d *chooser) tryServe(m *model, p *policy.Policy, r *Request, since time.Time) (*Lease, waitReason) {
 	start := time.Now()
-	if r.late(d.now) {
-		return nil, missed
+	if r.deadlinePassed(d.now) {
+		return nil, deadlineMissed
 	}
-	switch d.elsewhere(m, r, since) {
+	switch d.askRegions(m, r, since) {
 	case ToHere:
 	case ToThere:
-		return nil, away
-	case Waits:
-		return nil, held
-	case AllWait:
+		return nil, goesElsewhere
+	case WaitsAlone:
+		return nil, waitsAlone
+	case ModelWaits:
 		return nil, onlyRetries
 	}
-	lease, reason := d.serve(m, p, r, since, start)
-	if reason == 0 || reason == missed {
+	lease, reason := d.serveHere(m, p, r, since, start)
+	if reason == 0 || reason == deadlineMissed {
 		return lease, reason
 	}
-	forbidden := func(c *candidate) bool { return !r.reaches(c) }
+	forbidden := func(c *candidate) bool { return !r.mayUse(c) }
 	targetForbidden := func(c *candidate) bool { return c.ID == r.Target && forbidden(c) } // others may go to the target
 	switch {
-	case r.Remote == nil && r.Target != "" && !slices.ContainsFunc(m.servers, targetForbidden):
+	case r.Remote == nil && r.Target != "" && !slices.ContainsFunc(m.candidates, targetForbidden):
 		return nil, targetBusy // or the target is no candidate any more
-	case r.Remote != nil || slices.ContainsFunc(m.servers, forbidden):
-		return nil, held // requests behind this one may go to other candidates or regions, and must not wait for it
+	case r.Remote != nil || slices.ContainsFunc(m.candidates, forbidden):
+		return nil, waitsAlone // requests behind this one may go to other candidates or regions, and must not wait for it
 	}
 	return nil, reason
 }
 
 // serve is tryServe for a request that does not go to another region. start is when the decision began, for its metric.
-func (d *chooser) serve(m *model, p *policy.Policy, r *Request, since, start time.Time) (*Lease, waitReason) {
-	eligible, why := d.filter(m, p, r)
+func (d *chooser) serveHere(m *model, p *policy.Policy, r *Request, since, start time.Time) (*Lease, waitReason) {
+	eligible, why := d.applyFilters(m, p, r)
 	if why != 0 {
 		return nil, why
 	}
-	known := d.look(m, r, eligible)
-	if d.misses(r, eligible) {
-		return nil, missed
+	known := d.fillView(m, r, eligible)
+	if d.allMissDeadline(r, eligible) {
+		return nil, deadlineMissed
 	}
 	if !known {
-		p = d.overrides.WithoutLine(p)
+		p = d.overrides.WithoutLatency(p)
 	}
 	query := policy.Query{ID: r.ID, Key: r.Session, Cursor: m.cursor}
 	eligible, hotspot := d.filterHot(p, &query, r, m, eligible)
@@ -72,16 +72,16 @@ func (d *chooser) serve(m *model, p *policy.Policy, r *Request, since, start tim
 	if why := d.admit(r, c, indicators); why != 0 {
 		return nil, why
 	}
-	if p.Rounds() {
+	if p.TakesTurns() {
 		m.cursor = c.order
 	}
-	lease := d.reserve(c, p, r, indicators, since)
+	lease := d.makeLease(c, p, r, indicators, since)
 	switch {
 	case affinity == "": // the request has no session, or affinity is off
-	case r.Ends:
-		d.overrides.Affinity.Left(r.Session)
+	case r.EndsSession:
+		d.overrides.Affinity.EndSession(r.Session)
 	default:
-		d.overrides.Affinity.Went(r.Session, c.ID, d.now)
+		d.overrides.Affinity.Record(r.Session, c.ID, d.now)
 	}
 	d.recordWait(r, lease)
 	reason := d.recordChoice(lease, choice, affinity, hotspot, len(eligible))
@@ -93,24 +93,24 @@ func (d *chooser) serve(m *model, p *policy.Policy, r *Request, since, start tim
 }
 
 // filter returns the candidates among which the policy chooses; without any, the reason why the request cannot be served now.
-func (d *chooser) filter(m *model, p *policy.Policy, r *Request) ([]*candidate, waitReason) {
-	eligible, skipped := d.filterCircuit(r, m.servers)
+func (d *chooser) applyFilters(m *model, p *policy.Policy, r *Request) ([]*candidate, waitReason) {
+	eligible, skipped := d.filterCircuit(r, m.candidates)
 	eligible = d.filterGate(eligible)
 	if len(eligible) == 0 {
-		return nil, noGate
+		return nil, gatesClosed
 	}
-	eligible = d.filterFresh(eligible)
-	if r.Batch && !r.Reserved { // a retry need not wait for free capacity again
-		eligible = slices.DeleteFunc(eligible, func(c *candidate) bool { return !d.leftForBatch(r, c) })
+	eligible = d.filterAtProbeLimit(eligible)
+	if r.Batch && !r.HasPlace { // a retry need not wait for free capacity again
+		eligible = slices.DeleteFunc(eligible, func(c *candidate) bool { return !d.hasCapacityForBatch(r, c) })
 		if len(eligible) == 0 {
 			return nil, onlyRetries // batch requests come last in a queue, so that all first attempts behind this one are batch, too
 		}
 	}
 	if !slices.ContainsFunc(eligible, func(c *candidate) bool { return d.canStart(r, c) }) {
-		if !r.Deadline.IsZero() && d.look(m, r, eligible) && d.misses(r, eligible) { // refused now, not after a useless wait
-			return nil, missed
+		if !r.Deadline.IsZero() && d.fillView(m, r, eligible) && d.allMissDeadline(r, eligible) { // refused now, not after a useless wait
+			return nil, deadlineMissed
 		}
-		return nil, noRoom
+		return nil, noneCanStart
 	}
 	if skipped {
 		d.metrics.filterSkipped.WithLabelValues(filterCircuit).Inc()
@@ -118,9 +118,9 @@ func (d *chooser) filter(m *model, p *policy.Policy, r *Request) ([]*candidate, 
 	if len(r.Exclude) > 0 {
 		eligible = d.filterTried(eligible, r.Exclude)
 	}
-	eligible = d.filterCrowded(m, r, eligible)
+	eligible = d.filterWithoutDecodeSlot(m, r, eligible)
 	eligible = d.filterStale(r, eligible)
-	return d.filterFull(p, r, eligible), 0
+	return d.filterBusy(p, r, eligible), 0
 }
 
 // admit reserves a place in the pool if the chosen candidate can take the request now, and returns 0; otherwise it returns the
@@ -128,27 +128,27 @@ func (d *chooser) filter(m *model, p *policy.Policy, r *Request) ([]*candidate, 
 func (d *chooser) admit(r *Request, c *candidate, indicators *policy.Engine) waitReason {
 	if !d.canStart(r, c) {
 		if c.load.Waiting == (ledger.Sums{}) { // the first request of the round that waits for this candidate
-			d.heldAt = append(d.heldAt, c)
+			d.waitedFor = append(d.waitedFor, c)
 		}
-		c.load.Wait(ledger.WeightOf(indicators, r.promptBytes()))
-		return held
+		c.load.AddWaiting(ledger.WeightOf(indicators, r.promptBytes()))
+		return waitsAlone
 	}
-	if r.Reserved { // a retry has its place already
+	if r.HasPlace { // a retry has its place already
 		return 0
 	}
-	if d.hopeless(c, r.Model) {
-		return held
+	if d.handoffWouldExpire(c, r.Model) {
+		return waitsAlone
 	}
 	if d.cfg.Places != nil && !d.cfg.Places.TryAcquire() {
-		return noPlace
+		return poolFull
 	}
 	return 0
 }
 
 // endRound ends a round of decisions: held requests no longer count on the candidates for which they wait.
 func (d *chooser) endRound() {
-	for _, c := range d.heldAt {
+	for _, c := range d.waitedFor {
 		c.load.Waiting = ledger.Sums{}
 	}
-	d.heldAt = d.heldAt[:0]
+	d.waitedFor = d.waitedFor[:0]
 }

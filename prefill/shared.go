@@ -28,6 +28,6 @@ func (s *Scheduler) SetShares(reports ...map[string]Share) {
 		for _, report := range reports {
 			sum = sum.Plus(report[id])
 		}
-		c.load.SetShared(sum, s.now)
+		c.load.SetReportedByOthers(sum, s.now)
 	}
 }

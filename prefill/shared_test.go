@@ -95,5 +95,5 @@ func showAt(t *testing.T, scheduler *Scheduler, id string, s Sample) {
 	defer scheduler.unlock()
 	c := scheduler.candidates[id]
 	s.KVUsage = math.NaN()
-	c.load.Sample(s, c.load.Ask(scheduler.now), scheduler.now)
+	c.load.StoreSample(s, c.load.StartScrape(scheduler.now), scheduler.now)
 }

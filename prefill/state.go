@@ -41,7 +41,7 @@ type state struct {
 
 	candidates map[string]*candidate // by ID; removed candidates stay while they have charges
 	models     map[string]*model
-	unknown    bool // the models of a live candidate, or of all candidates, are not known yet
+	modelsUnknown    bool // the models of a live candidate, or of all candidates, are not known yet
 
 	queue     *queue.Queue[*waiter]
 	ledger    *ledger.Ledger
@@ -55,11 +55,11 @@ type state struct {
 // model holds the candidates and the waiting requests for one model name.
 type model struct {
 	name       string
-	servers    []*candidate // in configured order
+	candidates    []*candidate // in configured order
 	cursor     int          // order of the candidate that round-robin chose last, -1: none yet
 	queue      *queue.ModelQueue[*waiter]
 	throughput fit.Throughput
-	slots      map[string]int // free decode slots by region, as last reported; nil: all requests are decoded in one region
+	decodeSlots      map[string]int // free decode slots by region, as last reported; nil: all requests are decoded in one region
 }
 
 // candidate is a Candidate together with its state. After its removal from the configuration, it is kept until its last
@@ -75,9 +75,9 @@ type candidate struct {
 	computeTimer fit.ComputeTimer
 	residual     fit.Residual
 	circuit      circuit.Circuit
-	fault        string              // the last fault; empty after a probe was answered
-	unbounded    bool                // a log line has said that the capacity is not known
-	answered     prometheus.Observer // durations of its answered probes; nil before the first
+	lastFault        string              // the last fault; empty after a probe was answered
+	capacityWarned    bool                // a log line has said that the capacity is not known
+	answeredSeconds     prometheus.Observer // durations of its answered probes; nil before the first
 }
 
 // chooser chooses the candidate for one request.
@@ -87,10 +87,10 @@ type chooser struct {
 	lastLease uint64     // number of the last lease
 
 	// Reused memory of one decision, or of one round of decisions.
-	heldAt     []*candidate    // candidates on which waiting requests count in this round, until endRound
+	waitedFor     []*candidate    // candidates on which waiting requests count in this round, until endRound
 	eligible   []*candidate    // the candidates that passed the filters so far
 	view       []policy.Engine // indicators of the candidates of the last call of look
-	found      []int32         // how many of the prompt's blocks are held, by slot of the prefix index
+	heldBlocks      []int32         // how many of the prompt's blocks are held, by slot of the prefix index
 	prefillers []Prefiller     // result of local
 	onTheWay   map[string]int  // result of countOnTheWay, by region
 }
@@ -123,8 +123,8 @@ type Lease struct {
 	c            *candidate
 	number       uint64
 	canary       bool
-	predicted    float64 // duration of the prefill in ms; 0: no prediction
-	crowded      bool    // the candidate had prompts of others when this prompt was charged
+	predictedMs    float64 // duration of the prefill in ms; 0: no prediction
+	hadOthersPrompts      bool    // the candidate had prompts of others when this prompt was charged
 	model        string
 	inFlight     ledger.InFlight
 	request      *Request           // for a lease of another candidate that may replace this one; nil: none may
@@ -137,22 +137,22 @@ type waiter struct {
 	item     queue.Item[*waiter]
 	policy   *policy.Policy
 	since    time.Time           // when it entered the queue
-	until    time.Time           // when its wait times out
+	timesOutAt    time.Time           // when its wait times out
 	done     chan struct{}       // closed after lease or err is set
 	onResult func(*Lease, error) // called with the result, for a request of Offer; nil: the caller waits for done
 	lease    *Lease
 	err      error
 
 	siblings []*waiter       // the waiting prompts (legs) of the same request, itself included; nil: it has only one
-	decided  *regionDecision // shared by the siblings; nil: none
+	regionDecision  *regionDecision // shared by the siblings; nil: none
 }
 
 // conclude passes the result of a request to the caller that waits for it.
-func (w *waiter) conclude(lease *Lease, err error) {
+func (w *waiter) deliverResult(lease *Lease, err error) {
 	w.lease, w.err = lease, err
 	close(w.done)
-	if w.decided != nil {
-		w.decided.close() // a refused leg goes to no other region, and therefore its siblings do not either
+	if w.regionDecision != nil {
+		w.regionDecision.announce() // a refused leg goes to no other region, and therefore its siblings do not either
 	}
 	if w.onResult != nil {
 		w.onResult(lease, err)
@@ -160,7 +160,7 @@ func (w *waiter) conclude(lease *Lease, err error) {
 }
 
 // close notes that the decision is made. It may be called more than once.
-func (d *regionDecision) close() {
+func (d *regionDecision) announce() {
 	if !d.closed {
 		d.closed = true
 		close(d.done)
@@ -168,17 +168,17 @@ func (d *regionDecision) close() {
 }
 
 // keepHere keeps all legs of a request in this region, because one of them is served here.
-func keepHere(siblings []*waiter) {
+func keepSiblingsHere(siblings []*waiter) {
 	for _, sibling := range siblings {
-		sibling.item.Fix()             // no leg may be displaced after another leg is served
+		sibling.item.Pin()             // no leg may be displaced after another leg is served
 		sibling.Deadline = time.Time{} // the deadline is for the client's first token, which the served leg sends
-		sibling.stay()
-		sibling.decided.close()
+		sibling.keepHere()
+		sibling.regionDecision.announce()
 	}
 }
 
 // stay tells the request's RemoteRegions that the request is served in this region.
-func (r *Request) stay() {
+func (r *Request) keepHere() {
 	if r.Remote != nil {
 		r.Remote.Stay()
 	}
@@ -196,23 +196,23 @@ type Request struct {
 	Counted      bool                     // PromptTokens was counted; false: estimated
 	Prompt       Prompt                   // identifies the prompt in prefix caches
 	Session      uint64                   // hash of the session's key; 0: no session
-	Ends         bool                     // the session has no further request
+	EndsSession         bool                     // the session has no further request
 	PromptBytes  int                      // for vllm-ascend's weight; 0: four per token
 	Arrival      time.Time                // of the request's first attempt; zero: now
 	Key          string                   // of the tenant or user: keys of one priority take turns
 	Priority     int                      // higher priorities are served first
 	Batch        bool                     // it only uses capacity that no other request needs; its Priority does not count
 	Deadline     time.Time                // for the first token; within a priority, earlier deadlines are served first; zero: none
-	Reserved     bool                     // it has a place in the pool already, because it is a retry
+	HasPlace     bool                     // it has a place in the pool already, because it is a retry
 	Exclude      []string                 // IDs of the candidates that were tried before
 	Policy       string                   // empty: the scheduler's policy
 	Target       string                   // ID of the only candidate that may take it; empty: any
-	May          func(region string) bool // whether an engine of another region may take it; nil: any may
+	MayGoTo          func(region string) bool // whether an engine of another region may take it; nil: any may
 	Returned     bool                     // another region gave it back: it waits by its first arrival, even if the queue is full
 	Remote       RemoteRegions            // decides between regions; nil: this region serves it
 	LeaseOwner   *LeaseOwner              // the attempt that is responsible for the lease; nil: the audit does not check it
 
-	seen struct { // state between two considerations of the request
+	considered struct { // state between two considerations of the request
 		counted bool // the hotspot detector has counted it
 		weighed bool // the hotspot detector has compared its scores
 		cache   cache.Lookup
@@ -265,13 +265,13 @@ type Prefiller struct {
 	Open       bool        // its KV gate is open, and the pool and the decode side of its region have room
 	Unanswered int         // probes of this proxy
 	Held       int         // unanswered probes of this proxy, and its prompts whose KV a decode engine may still fetch
-	Foreign    int         // waiting requests of others
-	Pending    int         // all requests that waited at the last scrape
+	OthersWaiting    int         // waiting requests of others
+	WaitingAtScrape    int         // all requests that waited at the last scrape
 	Ran        int         // all requests that ran at the last scrape that found none waiting
 	Answered   int         // probes of this proxy answered since that scrape, less those sent since
 	MaxSeqs    int         // requests that its engine runs at once; 0: not known
 	Samples    int         // number of prefills from which its line was learned
-	Filled     bool        // only its KV gate keeps prompts away, and the gate is predicted to open
+	KVGateWillOpen     bool        // only its KV gate keeps prompts away, and the gate is predicted to open
 	Room       ledger.Room // zero: not known
 	ResidualMs float64     // ms by which its probes, and one more, will exceed their predictions; negative: stay below them
 }
@@ -299,5 +299,5 @@ type regionDecision struct {
 // watcher is the Scheduler with the state of Run, which scrapes the engines and follows their KV events.
 type watcher struct {
 	*Scheduler
-	followed map[*candidate]cache.Feed // running streams of KV events
+	streams map[*candidate]cache.Feed // running streams of KV events
 }

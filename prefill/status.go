@@ -97,7 +97,7 @@ func (s *Scheduler) status() ([]CandidateStatus, ledger.Audit) {
 	audit := s.ledger.Audit()
 	all := make([]CandidateStatus, 0, len(ordered))
 	for _, c := range ordered {
-		audit.Drift -= int64(c.load.Held())
+		audit.Drift -= int64(c.load.HeldPrompts())
 		all = append(all, s.choose.describeCandidate(c))
 	}
 	return all, audit
@@ -109,16 +109,16 @@ func (d *chooser) describeCandidate(c *candidate) CandidateStatus {
 	load := &c.load
 	latency := policy.Latency{}
 	if len(c.Models) > 0 {
-		latency, _ = d.line(c.Models[0], c)
+		latency, _ = d.latencyFor(c.Models[0], c)
 	}
-	backlog, others := d.backlog(c, latency, 0)
-	waiting, running := load.Queue()
+	backlog, others := d.backlogMs(c, latency, 0)
+	waiting, running := load.RequestCounts()
 	return CandidateStatus{
 		ID:              c.ID,
 		Instance:        c.Instance,
 		Models:          c.Models,
-		Aggregated:      c.Mixed,
-		State:           c.word(d.now),
+		Aggregated:      c.Aggregated,
+		State:           c.stateName(d.now),
 		GateOpen:        !load.Closed(d.now),
 		Inflight:        load.Leases[ledger.Probing],
 		QueuedNewTokens: load.NewTokens,
@@ -127,29 +127,29 @@ func (d *chooser) describeCandidate(c *candidate) CandidateStatus {
 		Pooled:          load.Leases[ledger.Pooled],
 		Dispatched:      load.Leases[ledger.Dispatched],
 		Orphans:         load.Leases[ledger.Orphaned],
-		OwnUsage:        load.Own(),
-		ScrapedUsage:    finite(load.GaugeUsage(d.now)),
+		OwnUsage:        load.CountedUsage(),
+		ScrapedUsage:    finiteOrNil(load.GaugeUsage(d.now)),
 		Stale:           load.Stale(),
-		missed:          load.Missed,
-		Foreign:         load.Foreign,
-		ScrapeMisses:    load.Misses,
-		FaultStatus:     FaultStatus{c.circuit.Failures(), c.fault},
-		Batch:           load.Batch(d.now),
+		missed:          load.FailedScrapes,
+		Foreign:         load.ObservedOthers,
+		ScrapeMisses:    load.FailedInRow,
+		FaultStatus:     FaultStatus{c.circuit.Failures(), c.lastFault},
+		Batch:           load.BatchSize(d.now),
 		BacklogMs:       backlog,
 		OthersMs:        others,
 		ResidualMs:      c.residual.Ms(d.now),
 		Waiting:         waiting,
 		Running:         running,
 		HeldTokens:      load.KVTokens() - load.Tokens[ledger.Probing],
-		ScrapeAgeMs:     age(d.now, load.Sampled),
+		ScrapeAgeMs:     age(d.now, load.SampledAt),
 		AnswerAgeMs:     age(d.now, load.AnsweredAt),
 		OldestMs:        age(d.now, load.OldestSent()),
 		CanStart:        d.canStart(&Request{}, c),
-		DecodeFull:      d.decodeFull(c),
+		DecodeFull:      d.lacksAnyDecodeSlot(c),
 		RTTMs:           c.rttMs(),
 		CacheStatus: CacheStatus{
 			IndexBlocks: c.cache.Held(), Mode: c.cache.Mode(d.now), Events: c.eventsStatus(),
-			HitShare: c.cache.Accuracy.Hits(), Mispredicted: c.cache.Accuracy.Off(), CapacitySuspect: c.cache.Accuracy.Suspect,
+			HitShare: c.cache.Accuracy.HitShare(), Mispredicted: c.cache.Accuracy.ErrorShare(), CapacitySuspect: c.cache.Accuracy.Suspect,
 			accuracy: c.cache.Accuracy,
 		},
 		sums: load.Sums,
@@ -215,7 +215,7 @@ func (s *Scheduler) Overview() Overview {
 	o := Overview{Candidates: s.Status(), Ranks: s.ranks(), Lines: []LineStatus{}}
 	s.lock()
 	defer s.unlock()
-	o.Policy = s.overrides.Usual().String()
+	o.Policy = s.overrides.Default().String()
 	o.Policies = s.overrides.Names()
 	o.Waiting = s.queue.Len() - s.queue.ByPriority()[queue.Batch]
 	for _, learned := range s.fit.All() {
@@ -223,7 +223,7 @@ func (s *Scheduler) Overview() Overview {
 		o.Lines = append(o.Lines,
 			LineStatus{
 				Model: learned.Model, Hardware: learned.Hardware, Known: known, TPMs: fitted.TPMs, T0Ms: fitted.T0Ms, Beta2Ms: fitted.Beta2,
-				BesideTPMs: fitted.BesideTPMs, BesideT0Ms: fitted.BesideT0Ms, R2: learned.R2(), Samples: learned.Samples(),
+				BesideTPMs: fitted.ConcurrentTPMs, BesideT0Ms: fitted.ConcurrentT0Ms, R2: learned.R2(), Samples: learned.Samples(),
 			})
 	}
 	stats, tokens := s.cache.Stats(), &s.cache.Totals
@@ -263,22 +263,22 @@ type Scored struct {
 }
 
 // mostRows bounds the candidates of a score table.
-const mostRows = 64
+const maxScoreRows = 64
 
 // Score returns the choice of every policy for a request, without sending or charging the request.
 func (s *Scheduler) Score(r Request) ([]Scored, error) {
 	s.lock()
 	defer s.unlock()
-	if err := s.servable(r.Model); err != nil {
+	if err := s.checkServable(r.Model); err != nil {
 		return nil, err
 	}
 	m := s.models[r.Model]
-	eligible, _ := s.choose.filterCircuit(&Request{Model: r.Model}, m.servers) // engines to which r may not go are scored, too
+	eligible, _ := s.choose.filterCircuit(&Request{Model: r.Model}, m.candidates) // engines to which r may not go are scored, too
 	eligible = s.choose.filterGate(eligible)
 	if len(eligible) == 0 {
 		return nil, fmt.Errorf("%w: no prefill engine is left to score for model %q; see GET /prefill", ErrKVExhausted, r.Model)
 	}
-	s.choose.look(m, &r, eligible)
+	s.choose.fillView(m, &r, eligible)
 	var all []Scored
 	for _, name := range s.overrides.Names() {
 		p, err := s.overrides.Named(name)
@@ -286,7 +286,7 @@ func (s *Scheduler) Score(r Request) ([]Scored, error) {
 			return nil, err
 		}
 		choice := p.Choose(&policy.Query{ID: r.ID, Key: r.Session, Cursor: m.cursor}, s.choose.view)
-		all = append(all, Scored{name, s.choose.view[choice.Index].ID, p.Explain(s.choose.view, choice.Index, mostRows)})
+		all = append(all, Scored{name, s.choose.view[choice.Index].ID, p.Explain(s.choose.view, choice.Index, maxScoreRows)})
 	}
 	return all, nil
 }

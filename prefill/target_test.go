@@ -59,7 +59,7 @@ func TestARequestOfOneRegionKeepsNoOtherFromAnotherRegion(t *testing.T) {
 		scheduler := newScheduler(t, candidates, withPlaces(newPlaces(8)))
 		full := hold(t, scheduler, "a", pooled, 95_000)
 		stays := request(0)
-		stays.Reserved, stays.May = true, func(region string) bool { return region == "ra" }
+		stays.HasPlace, stays.MayGoTo = true, func(region string) bool { return region == "ra" }
 		first := start(t.Context(), scheduler, stays)
 		synctest.Wait()
 		require.Empty(t, first)

@@ -14,7 +14,7 @@ func TestALeaseSaysWhatItsCandidateWasChosenOn(t *testing.T) {
 	require.NotNil(t, g)
 	require.Equal(t, "policy", g.Reason)
 	require.Equal(t, 12, g.Eligible)
-	require.Len(t, g.Best, mostAlternatives)
+	require.Len(t, g.Best, maxTraceRows)
 	require.True(t, g.Best[0].Chosen)
 	require.Equal(t, l.Candidate.ID, g.Best[0].Candidate)
 	for i := 1; i < len(g.Best); i++ {

@@ -149,9 +149,9 @@ func (f fixtureCandidate) read(c *policy.Engine, prompt float64, cfg *config.Con
 	if id == "" {
 		return fmt.Errorf("a candidate has no id")
 	}
-	latency := prefill.Default().Calibration.Line()
+	latency := prefill.Default().Calibration.InitialLatency()
 	if cfg.Prefill.Calibration.TPMs > 0 {
-		latency = cfg.Prefill.Calibration.Line()
+		latency = cfg.Prefill.Calibration.InitialLatency()
 	}
 	c.ID, c.Ring, c.BlockTokens = id, policy.Vnodes(id), 16
 	c.TPMs, c.T0Ms, c.Beta2 = latency.TPMs, latency.T0Ms, latency.Beta2
@@ -178,7 +178,7 @@ func (f fixtureCandidate) read(c *policy.Engine, prompt float64, cfg *config.Con
 				matched, strings.Join(names, ", "), strings.Join(slices.Sorted(maps.Keys(extra)), ", "))
 		}
 	}
-	c.Fit(prompt, cached)
+	c.SetPrompt(prompt, cached)
 	return nil
 }
 

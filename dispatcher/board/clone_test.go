@@ -144,7 +144,7 @@ func TestBoardsThatAreToldTheSameStayTheSame(t *testing.T) {
 					Name: rapid.SampledFrom([]string{"", "base", "x"}).Draw(t, "name"),
 				}
 				e.Early = fleet[0].Early && rapid.Bool().Draw(t, "early")
-				e.Mixed = fleet[0].Mixed
+				e.Aggregated = fleet[0].Mixed
 				e.Express = rapid.IntRange(0, 5).Draw(t, "express") == 0
 				var hits []Hit
 				for i := range rapid.Int32Range(0, 3).Draw(t, "hits") {
@@ -157,7 +157,7 @@ func TestBoardsThatAreToldTheSameStayTheSame(t *testing.T) {
 					e.Avoid, e.Last = []int32{rapid.Int32Range(0, 3).Draw(t, "rank")}, []int32{rapid.Int32Range(0, 3).Draw(t, "last")}
 				}
 				var local *Local
-				if !e.Mixed && rapid.IntRange(0, 5).Draw(t, "local") == 0 {
+				if !e.Aggregated && rapid.IntRange(0, 5).Draw(t, "local") == 0 {
 					local = &Local{Ranks: []LocalRank{{0, 100}, {2, 50}, {3, 50}}, Threshold: 200, InFlight: 300}
 				}
 				all(func(w *twin) Event {

@@ -32,7 +32,7 @@ func (b *board) fillSnapshot(g *group, p *policyInUse, now time.Time) {
 	s := &b.snapshot
 	s.Pool, s.Waits = s.Pool[:0], s.Waits[:0]
 	s.Early = slices.ContainsFunc(g.steppingRanks, func(r *rank) bool { return r.Early })
-	s.Mixed = b.mixed
+	s.Aggregated = b.mixed
 	b.fillStepCosts(g)
 	b.fillWorkers(g, p, now)
 	largest := g.largestPrompt(policy.Watermark(p.Policy))
@@ -61,7 +61,7 @@ func (b *board) fillStepCosts(g *group) {
 	weights := g.policyWeights()
 	s.RequestTokens, s.RowTokens = int64(math.Round(weights.Request)), int64(math.Round(weights.Row))
 	s.OwnMs = float32(g.promptTokenMs(&model))
-	s.Unbegun, s.PromptRate = g.recentSteps.means()
+	s.NotStarted, s.PromptRate = g.recentSteps.means()
 }
 
 // fillWorkers writes the ranks of the group into the snapshot. The snapshot shares the lists of running requests with the ranks, which were

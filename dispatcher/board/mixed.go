@@ -189,7 +189,7 @@ func (b *board) requeuePreempted(r *rank) {
 // storeHoldReport stores the report of a policy that holds entries back, to send them together. The report says for which entries a rank
 // had room in this round, but in no earlier one (First), since when the policy has held the oldest entry, and when it wants to decide
 // again.
-func (b *board) storeHoldReport(g *group, report policy.Gathered, now time.Time) {
+func (b *board) storeHoldReport(g *group, report policy.HoldReport, now time.Time) {
 	for _, id := range report.First {
 		if w, ok := b.waiting[id]; ok {
 			w.sendableSince = now

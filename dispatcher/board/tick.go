@@ -171,9 +171,9 @@ func (b *board) judgeRound(g *group, took time.Duration) {
 func (b *board) runPoolRound(g *group, p *policyInUse, now time.Time) {
 	b.fillSnapshot(g, p, now)
 	b.runPolicy(g, p, now)
-	var report policy.Gathered
+	var report policy.HoldReport
 	if b.policyFailure == nil {
-		report = policy.GatheredBy(p.Policy)
+		report = policy.HoldReportOf(p.Policy)
 		b.storeHoldReport(g, report, now)
 	}
 	for i := range b.assignments {

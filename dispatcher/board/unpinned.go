@@ -10,14 +10,14 @@ import "evenkeel/dispatcher/policy"
 // kvPerOtherRank returns how many KV tokens of an unpinned request are charged to each of the other ranks of the engine; 0: there are no
 // other ranks. The request's field Away is the sum over these ranks.
 func (r *rank) kvPerOtherRank(request *policy.Request) int64 {
-	return int64(request.Away) / max(1, r.kvParts-1)
+	return int64(request.KVElsewhere) / max(1, r.kvParts-1)
 }
 
 // divideKV divides the present KV tokens of an unpinned request of the rank equally among the ranks of the engine. It returns how many more
 // tokens of the request each other rank must be charged with than before.
 func (r *rank) divideKV(request *policy.Request) (more int64) {
 	before, now := r.kvPerOtherRank(request), (int64(request.Prompt)+int64(request.Generated))/r.kvParts
-	request.Away = int32(now * (r.kvParts - 1))
+	request.KVElsewhere = int32(now * (r.kvParts - 1))
 	return now - before
 }
 
@@ -56,7 +56,7 @@ func (b *board) regroupEngines() {
 		for i, slot := range r.slots {
 			if request := &r.running[i]; b.slots.records[slot].unpinned {
 				before := request.Tokens()
-				request.Away = 0
+				request.KVElsewhere = 0
 				r.chargeOtherRanks(r.divideKV(request))
 				r.kv += request.Tokens() - before
 			}

@@ -1,7 +1,7 @@
 package policy
 
 // ahead is the part of greedy that only BR-H has: a score over all steps up to the horizon, where BR-0 scores only the present step.
-type ahead struct {
+type lookahead struct {
 	horizon     int // steps, or auto
 	alpha, beta float64
 	gamma       float64      // discount per step, or auto
@@ -15,20 +15,20 @@ type ahead struct {
 }
 
 // needs returns what BR-H reads of a snapshot; BR-0 needs nothing. BR-H reads the mean output if horizon or gamma is computed from it.
-func (p *greedy) needs(meanOutput float64) Requirements {
-	if p.ahead == nil {
+func (p *greedy) requirements(meanOutput float64) Requirements {
+	if p.lookahead == nil {
 		return Requirements{}
 	}
-	n := p.ahead.fixedNeeds
-	n.Horizon = horizonFor(p.ahead.horizon, meanOutput)
-	if p.ahead.horizon == auto || p.ahead.gamma == auto {
+	n := p.lookahead.fixedNeeds
+	n.Horizon = horizonFor(p.lookahead.horizon, meanOutput)
+	if p.lookahead.horizon == auto || p.lookahead.gamma == auto {
 		n.MeanOutput = true
 	}
 	return n
 }
 
 // resolve computes the horizon and the discounts of the round, from the mean output if they are auto.
-func (a *ahead) resolve(meanOutput float64) (horizon int) {
+func (a *lookahead) resolve(meanOutput float64) (horizon int) {
 	horizon = horizonFor(a.horizon, meanOutput)
 	gamma := gammaFor(a.gamma, meanOutput)
 	if len(a.discounts) != horizon+1 || a.discountsGamma != gamma {
@@ -48,13 +48,13 @@ func (a *ahead) resolve(meanOutput float64) (horizon int) {
 // score returns the score F of a prompt on rank g: what its tokens are worth over all steps up to the horizon, less beta for each token by
 // which the rank would exceed the envelope at a step. Later steps count for less (discounts). The caller has already scaled tokens by the
 // cost of the rank.
-func (a *ahead) score(e *envelope, g int, tokens int64) float64 {
+func (a *lookahead) score(e *envelope, g int, tokens int64) float64 {
 	f := a.alpha * a.discountSum * float64(tokens)
-	if tokens <= e.marginOf(g) {
+	if tokens <= e.minMargin(g) {
 		return f // the tokens fit below the envelope at every step, so they cost nothing
 	}
-	row := e.row(g)
-	top, discounts := e.top[:len(row)], a.discounts[:len(row)]
+	row := e.loadsOf(g)
+	top, discounts := e.peaks[:len(row)], a.discounts[:len(row)]
 	var above float64 // discounted tokens above the envelope, over all steps
 	for h, load := range row {
 		above += discounts[h] * float64(max(0, tokens-top[h]+load))

@@ -13,7 +13,7 @@ type bestFit struct {
 }
 
 // bestFitForm is the line that spec.go gets: the name, the keys that a user may set, their defaults.
-var bestFitForm = form{
+var bestFitForm = namedPolicy{
 	name: "bestfit", keys: keysNamed("max_age_ms", "watermark"), defaults: commonDefaults,
 	build: func(name string, v *settings) Policy {
 		return &bestFit{name: name, maxAgeMs: float32(v.maxAgeMs), watermark: v.watermark}
@@ -30,7 +30,7 @@ func (p *bestFit) limits() limits {
 // Decide appends the round's admissions to dst.
 func (p *bestFit) Decide(s *Snapshot, dst []Assignment) []Assignment {
 	p.env.build(s, 0)
-	p.ranks.load(s, p.env.held, p.watermark, 0)
+	p.ranks.load(s, p.env.heldTokens, p.watermark, 0)
 	for i := range s.Pool {
 		e := &s.Pool[i]
 		g := p.choose(int64(e.Prompt))
@@ -41,8 +41,8 @@ func (p *bestFit) Decide(s *Snapshot, dst []Assignment) []Assignment {
 			continue
 		}
 		p.ranks.charge(g, int64(e.Prompt))
-		p.env.held[g] += int64(e.Prompt)
-		dst = append(dst, Assignment{Entry: e.ID, Worker: s.Workers[g].ID, Score: float64(p.env.held[g]), Stage: stageSingle})
+		p.env.heldTokens[g] += int64(e.Prompt)
+		dst = append(dst, Assignment{Entry: e.ID, Worker: s.Workers[g].ID, Score: float64(p.env.heldTokens[g]), Stage: stageSingle})
 	}
 	return dst
 }
@@ -50,17 +50,17 @@ func (p *bestFit) Decide(s *Snapshot, dst []Assignment) []Assignment {
 // choose returns the index of the rank for so many tokens, or none.
 func (p *bestFit) choose(tokens int64) int {
 	below, least, top := none, none, int64(0)
-	for _, held := range p.env.held {
+	for _, held := range p.env.heldTokens {
 		top = max(top, held)
 	}
-	for g, held := range p.env.held {
+	for g, held := range p.env.heldTokens {
 		if !p.ranks.fits(g, tokens) {
 			continue
 		}
-		if held+tokens <= top && (below == none || held > p.env.held[below]) {
+		if held+tokens <= top && (below == none || held > p.env.heldTokens[below]) {
 			below = g
 		}
-		if least == none || held < p.env.held[least] {
+		if least == none || held < p.env.heldTokens[least] {
 			least = g
 		}
 	}

@@ -8,10 +8,10 @@ type candidates struct {
 	all          []candidate
 	overdueCount int    // how many of all are overdue; these come first
 	nextInPool   int    // index in the pool of the first entry that choose has not looked at
-	taken        []bool // by index in the pool: the entry is a candidate
+	isCandidate        []bool // by index in the pool: the entry is a candidate
 
-	growth    int64   // KV tokens that each request counts for in addition to its prompt
-	ageTokens float64 // KV tokens by which each ms that an entry has waited lowers the cost of placing it
+	expectedGrowth    int64   // KV tokens that each request counts for in addition to its prompt
+	tokensPerWaitMs float64 // KV tokens by which each ms that an entry has waited lowers the cost of placing it
 }
 
 // candidate is an entry with the values that the search compares.
@@ -21,7 +21,7 @@ type candidate struct {
 	placed  bool
 	tokens  int64 // KV tokens, not scaled by a rank's cost
 	load    int64 // by how much it raises the load of a rank where a KV token costs 1, in units of 2^-fixedBits tokens
-	age     int64 // by how much its wait lowers the cost of placing it, in units of 2^-fixedBits tokens
+	waitCredit     int64 // by how much its wait lowers the cost of placing it, in units of 2^-fixedBits tokens
 }
 
 // reset empties the list. ageWeight is by how many KV tokens each step of its wait lowers the cost of placing an entry. With stepMs 0
@@ -29,34 +29,34 @@ type candidate struct {
 func (k *candidates) reset(s *Snapshot, growth int64, ageWeight, stepMs float64) {
 	k.all = k.all[:0]
 	k.overdueCount, k.nextInPool = 0, 0
-	k.taken = sized(k.taken, len(s.Pool))
-	clear(k.taken)
-	k.growth, k.ageTokens = growth, 0
+	k.isCandidate = sized(k.isCandidate, len(s.Pool))
+	clear(k.isCandidate)
+	k.expectedGrowth, k.tokensPerWaitMs = growth, 0
 	if stepMs > 0 {
-		k.ageTokens = ageWeight / stepMs
+		k.tokensPerWaitMs = ageWeight / stepMs
 	}
 }
 
 // add adds the entry with this index in the pool to the candidates. late says that it is overdue.
 func (k *candidates) add(s *Snapshot, entry int, late bool) {
 	e := &s.Pool[entry]
-	k.taken[entry] = true
+	k.isCandidate[entry] = true
 	k.all = append(k.all, candidate{
-		entry: int32(entry), overdue: late, tokens: int64(e.Prompt), load: (int64(e.Prompt) + k.growth) << fixedBits,
-		age: int64(math.Ldexp(min(k.ageTokens*float64(e.WaitMs), 1<<30), fixedBits)), // limited, to fit an int64 in these units
+		entry: int32(entry), overdue: late, tokens: int64(e.Prompt), load: (int64(e.Prompt) + k.expectedGrowth) << fixedBits,
+		waitCredit: int64(math.Ldexp(min(k.tokensPerWaitMs*float64(e.WaitMs), 1<<30), fixedBits)), // limited, to fit an int64 in these units
 	})
 }
 
 // choose adds the overdue entries (late), at most as many as wanted, even if no rank has room for them. Then it adds the oldest entries
 // that any rank has room for, up to wanted+extra candidates in all.
-func (k *candidates) choose(s *Snapshot, late []wait, r *ranks, wanted, extra int) {
+func (k *candidates) chooseEntries(s *Snapshot, late []wait, r *ranks, wanted, extra int) {
 	for _, w := range late[:min(len(late), wanted)] {
 		k.add(s, int(w.entry), true)
 	}
 	k.overdueCount = len(k.all)
 	room := r.largestRoom()
 	for ; k.nextInPool < len(s.Pool) && len(k.all) < wanted+extra; k.nextInPool++ {
-		if !k.taken[k.nextInPool] && int64(s.Pool[k.nextInPool].Prompt) <= room {
+		if !k.isCandidate[k.nextInPool] && int64(s.Pool[k.nextInPool].Prompt) <= room {
 			k.add(s, k.nextInPool, false)
 		}
 	}
@@ -66,7 +66,7 @@ func (k *candidates) choose(s *Snapshot, late []wait, r *ranks, wanted, extra in
 // candidate, or none if there is no such entry.
 func (k *candidates) addFromPool(s *Snapshot, room int64) int {
 	for i := k.nextInPool; i < len(s.Pool); i++ {
-		if !k.taken[i] && int64(s.Pool[i].Prompt) <= room {
+		if !k.isCandidate[i] && int64(s.Pool[i].Prompt) <= room {
 			k.add(s, i, false)
 			return len(k.all) - 1
 		}

@@ -11,9 +11,9 @@ import (
 
 // The policy that CONTRIBUTING.md shows keeps the rules that every registered policy must keep.
 func TestTheExamplePolicyKeepsTheRules(t *testing.T) {
-	before := forms
-	forms = append(slices.Clone(forms), bestFitForm)
-	defer func() { forms = before }()
+	before := namedPolicies
+	namedPolicies = append(slices.Clone(namedPolicies), bestFitForm)
+	defer func() { namedPolicies = before }()
 	require.Contains(t, Names(), "bestfit")
 	t.Run("rules", TestEveryPolicyKeepsTheRules)
 	t.Run("slots", TestNoPooledPolicyLeavesASlotIdleThatSomeoneFits)

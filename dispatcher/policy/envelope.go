@@ -9,29 +9,29 @@ import (
 // envelope has the projected load of every rank at each step from 0 to the horizon H, and the largest of these loads at each step, the top.
 // The margin of a rank at a step is the top less the rank's own load. Loads are KV tokens, scaled by what a token costs on the rank.
 type envelope struct {
-	columns int     // H + 1
+	steps int     // H + 1
 	load    []int64 // projected load of rank g at step h, at the index g*columns+h; P_g(h) in the paper
-	top     []int64 // largest load at step h; E(h) in the paper
-	held    []int64 // by rank: KV tokens that it holds now, neither scaled nor projected
+	peaks     []int64 // largest load at step h; E(h) in the paper
+	heldTokens    []int64 // by rank: KV tokens that it holds now, neither scaled nor projected
 
 	// The smallest margin of each rank over all steps when it was last measured, and the step at which it was found; none: it must be
 	// measured anew. See marginOf.
-	least   []int64
-	leastAt []int32
+	leastMargin   []int64
+	leastMarginAt []int32
 }
 
 // build projects the loads at the start of a round, and sets held. No margin is measured yet.
 func (e *envelope) build(s *Snapshot, horizon int) {
 	n := len(s.Workers)
-	e.columns = horizon + 1
-	e.load, e.top = sized(e.load, n*e.columns), sized(e.top, e.columns)
-	e.least, e.leastAt, e.held = sized(e.least, n), sized(e.leastAt, n), sized(e.held, n)
-	clear(e.top)
+	e.steps = horizon + 1
+	e.load, e.peaks = sized(e.load, n*e.steps), sized(e.peaks, e.steps)
+	e.leastMargin, e.leastMarginAt, e.heldTokens = sized(e.leastMargin, n), sized(e.leastMarginAt, n), sized(e.heldTokens, n)
+	clear(e.peaks)
 	for g := range s.Workers {
 		w := &s.Workers[g]
-		row := e.row(g)
+		row := e.loadsOf(g)
 		held := w.KVTokens()
-		e.held[g] = held
+		e.heldTokens[g] = held
 		if horizon == 0 { // the one column is the present
 			row[0] = held
 		} else {
@@ -43,11 +43,11 @@ func (e *envelope) build(s *Snapshot, horizon int) {
 			}
 		}
 		scale(row, w.Cost)
-		top := e.top[:len(row)]
+		top := e.peaks[:len(row)]
 		for h, x := range row {
 			top[h] = max(top[h], x)
 		}
-		e.leastAt[g] = none
+		e.leastMarginAt[g] = none
 	}
 }
 
@@ -62,50 +62,50 @@ func scale(row []int64, cost float32) {
 }
 
 // row returns the projected load of rank g at each step.
-func (e *envelope) row(g int) []int64 { return e.load[g*e.columns:][:e.columns] }
+func (e *envelope) loadsOf(g int) []int64 { return e.load[g*e.steps:][:e.steps] }
 
 // marginOf returns the smallest margin of rank g over all steps. While requests are placed on other ranks, the top can only rise. Therefore
 // the measured margin is still the smallest if it has not changed at the step at which it was found.
-func (e *envelope) marginOf(g int) int64 {
-	if at := int(e.leastAt[g]); at >= 0 && e.top[at]-e.load[g*e.columns+at] == e.least[g] {
-		return e.least[g]
+func (e *envelope) minMargin(g int) int64 {
+	if at := int(e.leastMarginAt[g]); at >= 0 && e.peaks[at]-e.load[g*e.steps+at] == e.leastMargin[g] {
+		return e.leastMargin[g]
 	}
-	return e.measure(g)
+	return e.measureMargin(g)
 }
 
 // measure computes the smallest margin of rank g anew.
-func (e *envelope) measure(g int) int64 {
-	row := e.row(g)
-	least, at, top := int64(math.MaxInt64), 0, e.top[:len(row)]
+func (e *envelope) measureMargin(g int) int64 {
+	row := e.loadsOf(g)
+	least, at, top := int64(math.MaxInt64), 0, e.peaks[:len(row)]
 	for h, x := range row {
 		if m := top[h] - x; m < least {
 			least, at = m, h
 		}
 	}
-	e.least[g], e.leastAt[g] = least, int32(at)
+	e.leastMargin[g], e.leastMarginAt[g] = least, int32(at)
 	return least
 }
 
 // margins writes the margins of rank g at each step h, m_g(h), to dst.
 func (e *envelope) margins(g int, dst []int64) []int64 {
-	row := e.row(g)
+	row := e.loadsOf(g)
 	dst = dst[:len(row)]
-	for h, t := range e.top[:len(row)] {
+	for h, t := range e.peaks[:len(row)] {
 		dst[h] = t - row[h]
 	}
 	return dst
 }
 
 // add adds a scaled number of tokens to the load of rank g at every step, and raises the top where the rank exceeds it now.
-func (e *envelope) add(g int, size int64) {
-	row := e.row(g)
-	top := e.top[:len(row)]
+func (e *envelope) addLoad(g int, size int64) {
+	row := e.loadsOf(g)
+	top := e.peaks[:len(row)]
 	for h, x := range row {
 		x += size
 		row[h] = x
 		top[h] = max(top[h], x)
 	}
-	e.leastAt[g] = none
+	e.leastMarginAt[g] = none
 }
 
 // KVTokens returns the KV tokens that the worker holds: Others and those of all its requests, even if they do not decode yet.

@@ -13,8 +13,8 @@ type evenkeel struct {
 	ranks      ranks
 	candidates candidates
 	start      starts
-	climb      climb
-	late       []wait
+	search      search
+	overdueEntries       []wait
 
 	wanted   int         // number of placements to make: the number of free slots or of entries, whichever is less
 	placed   []placement // in the order of placement
@@ -23,8 +23,8 @@ type evenkeel struct {
 	rows   rows      // used if the rank with most requests makes steps longer, see Snapshot.RowTokens
 	tight  tight     // used if KV room is short
 	gather gather    // used if the ranks prefill
-	holds  holds     // used if the ranks only decode
-	byRank residents // used by stayNear
+	heldBack  heldBack     // used if the ranks only decode
+	placementsOn residents // used by stayNear
 }
 
 // placement puts a candidate on a rank. Both are indices: in candidates.all, and in Snapshot.Workers.
@@ -36,14 +36,14 @@ func (p *evenkeel) Name() string      { return p.name }
 func (p *evenkeel) Immediate() bool   { return false }
 func (p *evenkeel) MaxAgeMs() float32 { return float32(p.set.maxAgeMs) }
 
-func (p *evenkeel) needs(float64) Requirements {
-	return Requirements{MeanOutput: true, Hits: p.set.near > 0}
+func (p *evenkeel) requirements(float64) Requirements {
+	return Requirements{MeanOutput: true, Hits: p.set.prefixAffinity > 0}
 }
 
 func (p *evenkeel) limits() limits {
 	return limits{
-		watermark: p.set.watermark, ahead: p.set.ahead, reserved: p.ranks.reserved, reservedFor: p.ranks.reservedFor,
-		gather: &p.gather, holds: &p.holds,
+		watermark: p.set.watermark, sendsAhead: p.set.sendsAhead, reserved: p.ranks.reserved, reservedFor: p.ranks.reservedFor,
+		gather: &p.gather, heldBack: &p.heldBack,
 	}
 }
 
@@ -51,22 +51,22 @@ func (p *evenkeel) limits() limits {
 // search. Then it moves entries to ranks that already hold a part of their prompts, if these moves hardly raise the cost.
 func (p *evenkeel) Decide(s *Snapshot, dst []Assignment) []Assignment {
 	p.gather.reset()
-	p.holds.reset()
+	p.heldBack.reset()
 	if !p.beginRound(s) {
 		return dst
 	}
-	if s.Mixed { // the ranks also prefill
+	if s.Aggregated { // the ranks also prefill
 		return p.decideMixed(s, dst)
 	}
-	if mean, short := p.shortOfRoom(s); short { // no search: present loads do not show which rank will be the slowest, see tight
+	if mean, short := p.roomIsScarce(s); short { // no search: present loads do not show which rank will be the slowest, see tight
 		p.loads.build(s, p.requestTokens(s, true))
-		p.placeTight(s, mean)
-		return p.bind(s, dst)
+		p.placeByRoom(s, mean)
+		return p.appendAssignments(s, dst)
 	}
 	p.holdBack(s)
 	arrange(p, s)
-	p.stayNear(s)
-	return p.bind(s, dst)
+	p.preferPrefixRanks(s)
+	return p.appendAssignments(s, dst)
 }
 
 // beginRound forgets the placements and the reservation of the last round, and computes the loads, slots and room of the ranks. It computes
@@ -81,8 +81,8 @@ func (p *evenkeel) beginRound(s *Snapshot) bool {
 	if !anySlot || len(s.Pool) == 0 {
 		return false
 	}
-	p.loads.build(s, p.requestTokens(s, s.Mixed))
-	p.ranks.load(s, p.loads.held, p.set.watermark, 0)
+	p.loads.build(s, p.requestTokens(s, s.Aggregated))
+	p.ranks.load(s, p.loads.heldTokens, p.set.watermark, 0)
 	return true
 }
 
@@ -115,10 +115,10 @@ func (p *evenkeel) stepMs(s *Snapshot) float64 {
 }
 
 // add places a candidate (who is its index) on rank g.
-func (p *evenkeel) add(who int32, g int) {
+func (p *evenkeel) placeOn(who int32, g int) {
 	c := &p.candidates.all[who]
 	p.ranks.charge(g, c.tokens)
-	p.loads.shift(g, p.candidates.loadOn(&p.loads, who, g))
+	p.loads.changeLoad(g, p.candidates.loadOn(&p.loads, who, g))
 	p.placed = append(p.placed, placement{who, int32(g)})
 	c.placed = true
 }
@@ -126,7 +126,7 @@ func (p *evenkeel) add(who int32, g int) {
 // bind appends the placements to dst as assignments. The score of an assignment is the number of KV tokens by which the placement lowers
 // the cost (see Cost). The placement lowers the cost by its own load, because its rank comes closer to the fullest. But if it raises the
 // largest load, each rank is farther below the fullest, so the cost rises by the rise of the largest load times the number of ranks.
-func (p *evenkeel) bind(s *Snapshot, dst []Assignment) []Assignment {
+func (p *evenkeel) appendAssignments(s *Snapshot, dst []Assignment) []Assignment {
 	rankCount := int64(len(s.Workers))
 	for _, placed := range p.placed {
 		c := &p.candidates.all[placed.candidate]

@@ -149,7 +149,7 @@ func TestWhereKVRoomIsShortARoundIsBounded(t *testing.T) {
 	for i := range 2000 {
 		s.Pool = append(s.Pool, Entry{ID: uint64(i), Prompt: 20_000}, Entry{ID: uint64(10_000 + i), Prompt: 10})
 	}
-	require.Len(t, decide(t, "evenkeel", s), mostTight/ranks)
+	require.Len(t, decide(t, "evenkeel", s), maxTightWork/ranks)
 }
 
 func TestAnOverdueEntryIsPlacedAndStays(t *testing.T) {
@@ -178,7 +178,7 @@ func TestARankIsReservedForAnOverdueEntryThatFitsNowhere(t *testing.T) {
 	require.NoError(t, err)
 	got, left := Explain(p, s)
 	require.Equal(t, [][2]int{{3, 1}}, pairs(got))
-	require.Equal(t, []Left{
+	require.Equal(t, []Unplaced{
 		{1, "overdue, but fits no rank with a free slot; worker 0 is reserved for it"},
 		{2, "worker 0 is reserved for an overdue entry, 1"},
 	}, left)
@@ -209,7 +209,7 @@ func TestWhatImprovingMakesRoomForIsPlaced(t *testing.T) {
 			s.Pool = append(s.Pool, Entry{ID: uint64(i), Prompt: rapid.Int32Range(5, 70).Draw(t, "prompt")})
 		}
 		got := decideRapid(t, "evenkeel:watermark=0", s)
-		after := s.after(got)
+		after := s.ranksAfter(got)
 		for _, e := range s.Pool {
 			if slices.ContainsFunc(got, func(a Assignment) bool { return a.Entry == e.ID }) {
 				continue
@@ -235,7 +235,7 @@ func TestEntriesFurtherBackTakeSlotsThatNoCandidateFits(t *testing.T) {
 	s.Pool = append(s.Pool, Entry{ID: 10, Prompt: 90}, Entry{ID: 11, Prompt: 80})
 	for _, refill := range []int{0, 200} {
 		v := evenkeelDefaults
-		v.candidates, v.watermark, v.refill = 2, 0, refill
+		v.extraCandidates, v.watermark, v.workerFirstMax = 2, 0, refill
 		require.ElementsMatch(t, [][2]int{{0, 0}, {10, 0}, {11, 0}}, pairs(newEvenkeel("", &v).Decide(s, nil)), "refill %d", refill)
 	}
 }
@@ -279,7 +279,7 @@ func TestDecidingWhereKVRoomIsShortDoesNotAllocate(t *testing.T) {
 		l.apply(p.Decide(&l.s, dst[:0]))
 		l.step()
 		if q := p.(*evenkeel); q.beginRound(&l.s) {
-			if _, is := q.shortOfRoom(&l.s); is {
+			if _, is := q.roomIsScarce(&l.s); is {
 				short++
 			}
 		}
@@ -314,7 +314,7 @@ func TestFewerAreLookedAtWhereManyArePlaced(t *testing.T) {
 		{8, 1000, 8}, // never more than the settings allow
 	} {
 		v := evenkeelDefaults
-		v.candidates = tc.allowed
+		v.extraCandidates = tc.allowed
 		require.Equal(t, tc.want, (&evenkeel{set: v}).extraCandidates(tc.placed), "%+v", tc)
 	}
 }

@@ -6,7 +6,7 @@ import (
 )
 
 // Left is an entry that a round did not place, with the reason.
-type Left struct {
+type Unplaced struct {
 	Entry uint64 `json:"entry"`
 	Why   string `json:"why"`
 }
@@ -14,23 +14,23 @@ type Left struct {
 // limits say which slots and how much KV room a policy fills, and for which entry its last round reserved a rank.
 type limits struct {
 	watermark             float64 // share of a rank's KV capacity that is kept empty
-	extra                 int32   // entries that a rank may get in addition to its free slots
-	ahead                 bool    // the policy may fill slots that are not free yet, but soon will be
+	extraSlots                 int32   // entries that a rank may get in addition to its free slots
+	sendsAhead                 bool    // the policy may fill slots that are not free yet, but soon will be
 	reserved, reservedFor int     // indices of the reserved rank, and of the overdue entry in the pool that it waits for; or none
 	gather                *gather // entries that the policy holds back, to send them together; nil: it holds none
-	holds                 *holds  // entries that it holds back because they would make each step much longer; nil: it holds none
+	heldBack                 *heldBack  // entries that it holds back because they would make each step much longer; nil: it holds none
 }
 
 // limited is implemented by policies that have limits.
 type limited interface{ limits() limits }
 
 func (p *greedy) limits() limits {
-	return limits{watermark: p.watermark, ahead: p.sendsAhead, reserved: p.ranks.reserved, reservedFor: p.ranks.reservedFor}
+	return limits{watermark: p.watermark, sendsAhead: p.sendsAhead, reserved: p.ranks.reserved, reservedFor: p.ranks.reservedFor}
 }
 
 func (p *firstCome) limits() limits {
 	return limits{
-		watermark: p.watermark, ahead: p.sendsAhead, extra: p.extra,
+		watermark: p.watermark, sendsAhead: p.sendsAhead, extraSlots: p.extraSlots,
 		reserved: p.ranks.reserved, reservedFor: p.ranks.reservedFor,
 	}
 }
@@ -48,12 +48,12 @@ func Watermark(p Policy) float64 {
 // to the rank.
 func SendsAhead(p Policy) bool {
 	l, ok := p.(limited)
-	return ok && l.limits().ahead
+	return ok && l.limits().sendsAhead
 }
 
 // Explain runs one round, and gives the reason for every entry that the policy did not place. It finds the reasons in the snapshot and the
 // result, so that Decide spends no time on them.
-func Explain(p Policy, s *Snapshot) ([]Assignment, []Left) {
+func Explain(p Policy, s *Snapshot) ([]Assignment, []Unplaced) {
 	assigned := p.Decide(s, nil)
 	if len(assigned) == len(s.Pool) {
 		return assigned, nil
@@ -62,32 +62,32 @@ func Explain(p Policy, s *Snapshot) ([]Assignment, []Left) {
 	if withLimits, ok := p.(limited); ok {
 		lim = withLimits.limits()
 	}
-	after := s.after(assigned)
+	after := s.ranksAfter(assigned)
 	placed := make(map[uint64]bool, len(assigned))
 	for _, a := range assigned {
 		placed[a.Entry] = true
 	}
-	var left []Left
+	var left []Unplaced
 	for i := range s.Pool {
 		if e := &s.Pool[i]; !placed[e.ID] {
-			left = append(left, Left{e.ID, lim.why(s, after, i)})
+			left = append(left, Unplaced{e.ID, lim.reasonFor(s, after, i)})
 		}
 	}
 	return assigned, left
 }
 
 // load is a rank's free slots and KV tokens at the end of a round.
-type load struct {
+type rankLoad struct {
 	free int32
 	held int64
 }
 
 // after returns, by worker ID, the free slots and the KV tokens that each rank will have when the assignments are bound.
-func (s *Snapshot) after(assigned []Assignment) map[int32]load {
-	ranks := make(map[int32]load, len(s.Workers))
+func (s *Snapshot) ranksAfter(assigned []Assignment) map[int32]rankLoad {
+	ranks := make(map[int32]rankLoad, len(s.Workers))
 	for g := range s.Workers {
 		w := &s.Workers[g]
-		ranks[w.ID] = load{w.Free, w.KVTokens()}
+		ranks[w.ID] = rankLoad{w.Free, w.KVTokens()}
 	}
 	prompt := make(map[uint64]int64, len(s.Pool))
 	for i := range s.Pool {
@@ -95,36 +95,36 @@ func (s *Snapshot) after(assigned []Assignment) map[int32]load {
 	}
 	for _, a := range assigned {
 		r := ranks[a.Worker]
-		ranks[a.Worker] = load{r.free - 1, r.held + prompt[a.Entry]}
+		ranks[a.Worker] = rankLoad{r.free - 1, r.held + prompt[a.Entry]}
 	}
 	return ranks
 }
 
 // why returns the first reason that applies to an entry that was not placed. entry is its index in the pool, and after has the ranks at the
 // end of the round.
-func (l limits) why(s *Snapshot, after map[int32]load, entry int) string {
+func (l limits) reasonFor(s *Snapshot, after map[int32]rankLoad, entry int) string {
 	tokens := int64(s.Pool[entry].Prompt)
-	if l.gather != nil && l.gather.holds(int32(entry)) {
-		return fmt.Sprintf("held for a round: it goes in %.3g ms, or sooner with others", l.gather.nextMs)
+	if l.gather != nil && l.gather.isHeld(int32(entry)) {
+		return fmt.Sprintf("held for a round: it goes in %.3g ms, or sooner with others", l.gather.nextDecisionMs)
 	}
-	if l.holds != nil {
-		if addsMs, held := l.holds.reason(entry); held {
+	if l.heldBack != nil {
+		if addsMs, held := l.heldBack.reason(entry); held {
 			return fmt.Sprintf("held back: each step would become %.3g ms longer", addsMs)
 		}
 	}
-	left := l.leftFor(s, after, tokens)
+	left := l.afterRound(s, after, tokens)
 	switch {
 	case !left.anyUp:
 		return "no rank is up"
-	case !left.fitsBudget:
+	case !left.fitsIdleRank:
 		return fmt.Sprintf("larger than the KV budget of every rank: %d tokens", tokens)
 	case entry == l.reservedFor:
 		return fmt.Sprintf("overdue, but fits no rank with a free slot; worker %d is reserved for it", s.Workers[l.reserved].ID)
-	case !left.slotBefore:
+	case !left.hadSlot:
 		return "no free slot"
 	case left.fitsReserved:
 		return fmt.Sprintf("worker %d is reserved for an overdue entry, %d", s.Workers[l.reserved].ID, s.Pool[l.reservedFor].ID)
-	case !left.slotAfter:
+	case !left.hasSlot:
 		return "no free slot left"
 	default:
 		return fmt.Sprintf("fits no rank's room: %d tokens, the largest room beside a free slot is %d", tokens, left.largestRoom)
@@ -134,15 +134,15 @@ func (l limits) why(s *Snapshot, after map[int32]load, entry int) string {
 // leftover is what a round has left for one entry on the ranks that are up.
 type leftover struct {
 	anyUp        bool  // there is such a rank
-	fitsBudget   bool  // the entry fits the KV budget of a rank, which it could use if the rank were idle
-	slotBefore   bool  // a rank had a slot before the round
-	slotAfter    bool  // a rank that is not reserved has a slot after the round
+	fitsIdleRank   bool  // the entry fits the KV budget of a rank, which it could use if the rank were idle
+	hadSlot   bool  // a rank had a slot before the round
+	hasSlot    bool  // a rank that is not reserved has a slot after the round
 	largestRoom  int64 // KV tokens: the largest room of a rank with slotAfter
 	fitsReserved bool  // the reserved rank has a slot and room for the entry
 }
 
 // leftFor returns what the round has left for an entry of so many tokens.
-func (l limits) leftFor(s *Snapshot, after map[int32]load, tokens int64) leftover {
+func (l limits) afterRound(s *Snapshot, after map[int32]rankLoad, tokens int64) leftover {
 	left := leftover{largestRoom: math.MinInt64}
 	for g := range s.Workers {
 		w := &s.Workers[g]
@@ -151,10 +151,10 @@ func (l limits) leftFor(s *Snapshot, after map[int32]load, tokens int64) leftove
 		}
 		left.anyUp = true
 		budget := KVBudget(w.Capacity, l.watermark)
-		left.fitsBudget = left.fitsBudget || tokens <= budget
-		left.slotBefore = left.slotBefore || w.Free+l.extra > 0
+		left.fitsIdleRank = left.fitsIdleRank || tokens <= budget
+		left.hadSlot = left.hadSlot || w.Free+l.extraSlots > 0
 		r := after[w.ID]
-		if r.free+l.extra <= 0 {
+		if r.free+l.extraSlots <= 0 {
 			continue
 		}
 		room := budget
@@ -165,7 +165,7 @@ func (l limits) leftFor(s *Snapshot, after map[int32]load, tokens int64) leftove
 			left.fitsReserved = tokens <= room
 			continue
 		}
-		left.slotAfter = true
+		left.hasSlot = true
 		left.largestRoom = max(left.largestRoom, room)
 	}
 	return left

@@ -13,19 +13,19 @@ func TestExplainSaysWhyAnEntryWaits(t *testing.T) {
 	for _, c := range []struct {
 		name, spec string
 		s          Snapshot
-		want       []Left
+		want       []Unplaced
 	}{
-		{"no rank is up", "br0", Snapshot{Workers: []Worker{{ID: 1, Free: 2}}, Pool: entries(5)}, []Left{{1, "no rank is up"}}},
-		{"no slot was free", "br0", Snapshot{Workers: level(2, 5, 0), Pool: entries(5)}, []Left{{1, "no free slot"}}},
-		{"others took the slots", "pjsq", Snapshot{Workers: level(1, 5, 1), Pool: entries(5, 6)}, []Left{{2, "no free slot left"}}},
+		{"no rank is up", "br0", Snapshot{Workers: []Worker{{ID: 1, Free: 2}}, Pool: entries(5)}, []Unplaced{{1, "no rank is up"}}},
+		{"no slot was free", "br0", Snapshot{Workers: level(2, 5, 0), Pool: entries(5)}, []Unplaced{{1, "no free slot"}}},
+		{"others took the slots", "pjsq", Snapshot{Workers: level(1, 5, 1), Pool: entries(5, 6)}, []Unplaced{{2, "no free slot left"}}},
 		{
 			"no room", "br0", Snapshot{Workers: limited, Pool: entries(400)},
-			[]Left{{1, "fits no rank's room: 400 tokens, the largest room beside a free slot is 350"}},
+			[]Unplaced{{1, "fits no rank's room: 400 tokens, the largest room beside a free slot is 350"}},
 		},
-		{"no room ever", "jsq", Snapshot{Workers: limited, Pool: entries(1001)}, []Left{{1, "larger than the KV budget of every rank: 1001 tokens"}}},
+		{"no room ever", "jsq", Snapshot{Workers: limited, Pool: entries(1001)}, []Unplaced{{1, "larger than the KV budget of every rank: 1001 tokens"}}},
 		{
 			"a reservation", "br0", Snapshot{Workers: limited, Pool: append([]Entry{{ID: 8, Prompt: 400, Urgent: true}}, entries(300)...)},
-			[]Left{
+			[]Unplaced{
 				{8, "overdue, but fits no rank with a free slot; worker 0 is reserved for it"},
 				{1, "worker 0 is reserved for an overdue entry, 8"},
 			},

@@ -25,8 +25,8 @@ type firstCome struct {
 	name       string
 	rule       rule
 	immediate  bool
-	queues     bool // free slots and KV room do not count, because the engine queues
-	extra      int32
+	engineQueues     bool // free slots and KV room do not count, because the engine queues
+	extraSlots      int32
 	maxAgeMs   float32
 	watermark  float64
 	sendsAhead bool
@@ -35,7 +35,7 @@ type firstCome struct {
 	lastRank int32 // ID of the rank that got the last entry: rr, and jsq in a tie, take the first suitable rank after it
 
 	ranks    ranks
-	env      envelope // ruleJSQKV reads its held, and ruleLeastF its margins
+	envelope      envelope // ruleJSQKV reads its held, and ruleLeastF its margins
 	requests []int32  // by rank: requests on it
 	eligible []int32
 }
@@ -61,11 +61,11 @@ func (p *firstCome) MaxAgeMs() float32 { return p.maxAgeMs }
 // Decide serves the pool in arrival order. An entry that fits no rank with a
 // free slot is skipped. If it is overdue, a rank is reserved for it.
 func (p *firstCome) Decide(s *Snapshot, dst []Assignment) []Assignment {
-	p.env.build(s, 0)
-	if p.queues {
-		p.ranks.loadWhole(s)
+	p.envelope.build(s, 0)
+	if p.engineQueues {
+		p.ranks.loadForEngineQueues(s)
 	} else {
-		p.ranks.load(s, p.env.held, p.watermark, p.extra)
+		p.ranks.load(s, p.envelope.heldTokens, p.watermark, p.extraSlots)
 	}
 	p.requests = sized(p.requests, len(s.Workers))
 	for g := range s.Workers {
@@ -79,16 +79,16 @@ func (p *firstCome) Decide(s *Snapshot, dst []Assignment) []Assignment {
 		tokens := int64(e.Prompt)
 		g, score := p.choose(s, tokens)
 		if g == none {
-			if !p.queues && isOverdue(s, e) { // with queues, its room is a rank's whole capacity, and none comes free
+			if !p.engineQueues && isOverdue(s, e) { // with queues, its room is a rank's whole capacity, and none comes free
 				p.ranks.reserve(s, i)
 			}
 			continue
 		}
-		if !p.queues { // the engine's queue takes any number of entries
+		if !p.engineQueues { // the engine's queue takes any number of entries
 			p.ranks.charge(g, tokens)
 		}
-		p.env.held[g] += tokens
-		p.env.add(g, subset.Scaled(tokens, float64(s.Workers[g].Cost)))
+		p.envelope.heldTokens[g] += tokens
+		p.envelope.addLoad(g, subset.Scaled(tokens, float64(s.Workers[g].Cost)))
 		p.requests[g]++
 		p.lastRank = s.Workers[g].ID
 		dst = append(dst, Assignment{Entry: e.ID, Worker: s.Workers[g].ID, Score: score, Stage: stageSingle})
@@ -112,7 +112,7 @@ func (p *firstCome) choose(s *Snapshot, tokens int64) (int, float64) {
 	case ruleJSQ:
 		return fewest(&p.ranks, p.requests, p.nextRank(s), tokens)
 	case ruleJSQKV:
-		return fewest(&p.ranks, p.env.held, 0, tokens)
+		return fewest(&p.ranks, p.envelope.heldTokens, 0, tokens)
 	default:
 		return p.largestF(s, tokens)
 	}
@@ -200,9 +200,9 @@ func (p *firstCome) largestF(s *Snapshot, tokens int64) (int, float64) {
 		if !p.ranks.fits(g, tokens) {
 			continue
 		}
-		margin := p.env.marginOf(g)
+		margin := p.envelope.minMargin(g)
 		f := subset.F0(subset.Scaled(tokens, float64(s.Workers[g].Cost)), margin, len(s.Workers))
-		if best == none || f > bestF || f == bestF && margin > p.env.marginOf(best) {
+		if best == none || f > bestF || f == bestF && margin > p.envelope.minMargin(best) {
 			best, bestF = g, f
 		}
 	}

@@ -17,11 +17,11 @@ type gather struct {
 	poolIndex     []int32 // for each element of waiting, its index in the pool
 	hits          []rounds.Hit
 	firstSendable []uint64 // see Gathered.First
-	nextMs        float64  // see Gathered.NextMs
+	nextDecisionMs        float64  // see Gathered.NextMs
 }
 
 // Gathered is the report of a policy about the entries that its last round held back. For ranks that only decode, it has NextMs only.
-type Gathered struct {
+type HoldReport struct {
 	NextMs   float64  // time after which the policy wants to decide again even if nothing happens, in ms; +Inf: only when something happens
 	First    []uint64 // entries that could have been sent in this round for the first time
 	Released bool     // held requests were sent together; false: none or only urgent ones, which are sent alone, were sent
@@ -30,25 +30,25 @@ type Gathered struct {
 }
 
 // GatheredBy returns what p reports of its last round.
-func GatheredBy(p Policy) Gathered {
+func HoldReportOf(p Policy) HoldReport {
 	e, ok := p.(*evenkeel)
 	if !ok {
-		return Gathered{NextMs: math.Inf(1)}
+		return HoldReport{NextMs: math.Inf(1)}
 	}
-	return Gathered{
-		NextMs: e.gather.nextMs, First: e.gather.firstSendable, Released: e.gather.planner.Released(),
-		HeldS: e.gather.planner.HeldFor(), MaxHoldS: e.set.maxHold,
+	return HoldReport{
+		NextMs: e.gather.nextDecisionMs, First: e.gather.firstSendable, Released: e.gather.planner.Released(),
+		HeldS: e.gather.planner.HeldFor(), MaxHoldS: e.set.maxHoldS,
 	}
 }
 
 // reset clears the report of the last round.
 func (r *gather) reset() {
-	r.firstSendable, r.nextMs = r.firstSendable[:0], math.Inf(1)
+	r.firstSendable, r.nextDecisionMs = r.firstSendable[:0], math.Inf(1)
 	r.planner.Forget()
 }
 
 // holds says whether the last round held an entry (an index in the pool) back although a slot was free for it.
-func (r *gather) holds(entry int32) bool {
+func (r *gather) isHeld(entry int32) bool {
 	at := slices.Index(r.poolIndex, entry)
 	isCandidate := at >= 0
 	return r.planner.Held() > 0 && isCandidate && r.waiting[at].Since <= 0 // not for NaN: no slot was free for it yet
@@ -61,8 +61,8 @@ func (p *evenkeel) decideMixed(s *Snapshot, dst []Assignment) []Assignment {
 	p.fillGroup(s)
 	p.reserveForOverdue(s)
 	r.fillCandidates(s, int(p.ranks.openSlots+p.ranks.openSlots/2)) // half as many again as slots, so that the planner can choose
-	picks, next := r.planner.Decide(0, &r.group, r.waiting, rounds.Rule{Patience: p.set.patience, MaxHold: p.set.maxHold})
-	r.nextMs = next * 1000
+	picks, next := r.planner.Decide(0, &r.group, r.waiting, rounds.Rule{Patience: p.set.patience, MaxHold: p.set.maxHoldS})
+	r.nextDecisionMs = next * 1000
 	for i := range r.waiting {
 		at := r.poolIndex[i]
 		sendableBefore := s.Waits[at].HeldMs >= 0
@@ -107,12 +107,12 @@ func (p *evenkeel) fillGroup(s *Snapshot) {
 	group := &p.gather.group
 	*group = rounds.Group{
 		Ranks: sized(group.Ranks, len(s.Workers)), Own: float64(s.OwnMs) / 1000, Request: float64(p.loads.requestWeight),
-		Unbegun: float64(s.Unbegun), Rate: float64(s.PromptRate),
+		Unbegun: float64(s.NotStarted), Rate: float64(s.PromptRate),
 	}
 	for i := range s.Workers {
 		w := &s.Workers[i]
 		decoding := w.decoding()
-		rank := rounds.Rank{Slots: int(p.ranks.free[i]), Room: p.ranks.room[i], Backlog: w.Backlog, Load: float64(p.loads.atStart[i])}
+		rank := rounds.Rank{Slots: int(p.ranks.free[i]), Room: p.ranks.room[i], Backlog: w.Backlog, Load: float64(p.loads.initialLoad[i])}
 		if decoding > 0 { // the running answers need room to grow until one of them ends
 			rank.Room -= int64(s.MeanOutput)
 		}

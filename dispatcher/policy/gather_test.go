@@ -20,7 +20,7 @@ type prompt struct {
 // ofMixed is two ranks that prefill, with four requests each that decode, and a law of 0.1 ms for each token of a prompt. Many requests
 // wait for their first token.
 func ofMixed(pool ...prompt) *Snapshot {
-	s := &Snapshot{Mixed: true, OwnMs: 0.1, Unbegun: 1000, PromptRate: 10_000, C0Ms: 10, C1Ms: 1e-4}
+	s := &Snapshot{Aggregated: true, OwnMs: 0.1, NotStarted: 1000, PromptRate: 10_000, C0Ms: 10, C1Ms: 1e-4}
 	for id := range int32(2) {
 		w := Worker{ID: 10 * id, Free: 4, Up: true}
 		for i := range uint64(4) {
@@ -52,7 +52,7 @@ func TestRoundsOfAPolicy(t *testing.T) {
 	never := func(tokens int32) prompt { return of(tokens, EntryDetails{HeldMs: -1}) }
 	few := func(pool ...prompt) *Snapshot {
 		s := ofMixed(pool...)
-		s.Unbegun = 0.2
+		s.NotStarted = 0.2
 		return s
 	}
 	for _, tt := range []struct {
@@ -94,25 +94,25 @@ func TestRoundsOfAPolicy(t *testing.T) {
 				require.GreaterOrEqual(t, at, 0, "entry %d waits", i)
 				require.Equal(t, want, sent[at].Worker, "entry %d", i)
 			}
-			got := GatheredBy(p)
+			got := HoldReportOf(p)
 			require.ElementsMatch(t, tt.first, got.First)
 			require.InDelta(t, tt.nextMs, got.NextMs, 1e-3)
 			require.Equal(t, len(sent) < len(tt.s.Pool), Held(p) > 0)
 		})
 	}
-	require.True(t, math.IsInf(GatheredBy(newPolicy(t, "jsq")).NextMs, 1), "no other policy has rounds")
+	require.True(t, math.IsInf(HoldReportOf(newPolicy(t, "jsq")).NextMs, 1), "no other policy has rounds")
 }
 
 func TestExplainSaysWhoIsHeldForARound(t *testing.T) {
 	_, left := Explain(newPolicy(t, "evenkeel"), ofMixed(prompt{tokens: 1000, EntryDetails: EntryDetails{HeldMs: -1}}))
-	require.Equal(t, []Left{{1, "held for a round: it goes in 100 ms, or sooner with others"}}, left)
+	require.Equal(t, []Unplaced{{1, "held for a round: it goes in 100 ms, or sooner with others"}}, left)
 }
 
 // Whatever a snapshot holds: no rank gets more than its slots and its room, no entry goes twice, none that is held could never be
 // sent, and the same snapshot gives the same.
 func TestRoundsKeepToSlotsAndRoom(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		s := &Snapshot{Mixed: true, RequestTokens: 100, MeanOutput: 50, C0Ms: 10, C1Ms: 1e-4}
+		s := &Snapshot{Aggregated: true, RequestTokens: 100, MeanOutput: 50, C0Ms: 10, C1Ms: 1e-4}
 		s.OwnMs = rapid.SampledFrom([]float32{0, 0.1, 10}).Draw(t, "own")
 		for id := range rapid.Int32Range(1, 5).Draw(t, "ranks") {
 			w := Worker{ID: id, Free: rapid.Int32Range(-2, 4).Draw(t, "free"), Up: rapid.Bool().Draw(t, "up")}
@@ -159,7 +159,7 @@ func TestRoundsKeepToSlotsAndRoom(t *testing.T) {
 		if s.OwnMs == 0 {
 			require.Zero(t, Held(p), "nothing is held before the law is learned")
 		}
-		require.Equal(t, Held(p) > 0, !math.IsInf(GatheredBy(p).NextMs, 1))
+		require.Equal(t, Held(p) > 0, !math.IsInf(HoldReportOf(p).NextMs, 1))
 	})
 }
 
@@ -182,7 +182,7 @@ func TestAnOverduePromptGetsItsTurnOnARankThatDoesBoth(t *testing.T) {
 		}
 		w.Free = int32(64 - len(w.Running))
 		s := &Snapshot{
-			Mixed: true, Workers: []Worker{w}, MaxAgeMs: 30_000, MeanOutput: 8000, OwnMs: 0.02, Unbegun: -1, PromptRate: -1,
+			Aggregated: true, Workers: []Worker{w}, MaxAgeMs: 30_000, MeanOutput: 8000, OwnMs: 0.02, NotStarted: -1, PromptRate: -1,
 			Pool: []Entry{{ID: 1, Prompt: 60_000, WaitMs: 40_000 + float32(round)*100}}, Waits: []EntryDetails{{HeldMs: -1}},
 		}
 		for range 3 {
@@ -208,7 +208,7 @@ func TestPromptsWithoutRoomKeepNoSlotFromYoungerOnes(t *testing.T) {
 		other := w // one of both is reserved for prompts that are overdue
 		other.ID = 2
 		s := &Snapshot{
-			Mixed: true, Workers: []Worker{w, other}, MaxAgeMs: 30_000, MeanOutput: 100, OwnMs: 0.02, Unbegun: -1, PromptRate: -1,
+			Aggregated: true, Workers: []Worker{w, other}, MaxAgeMs: 30_000, MeanOutput: 100, OwnMs: 0.02, NotStarted: -1, PromptRate: -1,
 		}
 		for i := range 40 {
 			e := Entry{ID: uint64(i + 1), Prompt: 60_000, WaitMs: wait}

@@ -14,7 +14,7 @@ const (
 )
 
 // groupSize as the value of theta stands for the number of workers in the snapshot.
-const groupSize = -1
+const thetaIsRankCount = -1
 
 // greedy is the policy of BR-0 and BR-H from the BalanceRoute paper: one rank after the other takes the entries that have the best score F
 // on it. BR-0 scores the present step only. BR-H looks ahead: its score counts the margin of each step up to a horizon.
@@ -23,21 +23,21 @@ type greedy struct {
 	window     int   // how many candidates the subset stage looks at
 	theta      int64 // the subset stage begins when at most so many slots are free; or groupSize
 	slotsFirst bool  // queue=capacity: the rank with the most free slots is next, in a tie the one farthest below the fullest rank
-	longest    bool  // order=desc: the longest prompts come first
-	guard      bool  // overdue entries are served first (starvation guard); false in the paper's form
+	longestFirst    bool  // order=desc: the longest prompts come first
+	overdueFirst      bool  // overdue entries are served first (starvation guard); false in the paper's form
 	maxAgeMs   float32
 	watermark  float64
 	sendsAhead bool
 
-	ahead *ahead // what only BR-H has; nil: the policy is BR-0
+	lookahead *lookahead // what only BR-H has; nil: the policy is BR-0
 
 	ranks  ranks
-	env    envelope
+	envelope    envelope
 	line   line
-	score  subset.Score
+	rankScore  subset.Score
 	solver subset.Solver
 
-	late       []wait
+	overdueEntries       []wait
 	candidates [subset.MaxItems]int32 // candidates of the subset stage: their positions in line
 	tokens     [subset.MaxItems]int64 // prompt tokens of the candidates
 }
@@ -48,38 +48,38 @@ func (p *greedy) MaxAgeMs() float32 { return p.maxAgeMs }
 
 // Decide runs three stages: overdue entries, then one entry at a time while many slots are free, then subsets for the last slots.
 func (p *greedy) Decide(s *Snapshot, dst []Assignment) []Assignment {
-	if !p.start(s) {
+	if !p.beginRound(s) {
 		return dst
 	}
-	if p.guard {
+	if p.overdueFirst {
 		dst = p.serveOverdue(s, dst)
 	}
 	return p.placeSubsets(s, p.placeSingles(s, dst))
 }
 
 // start computes the loads and puts the entries in line. It returns false if no slot is free or no entry waits.
-func (p *greedy) start(s *Snapshot) bool {
+func (p *greedy) beginRound(s *Snapshot) bool {
 	horizon := 0
-	if p.ahead != nil {
-		horizon = p.ahead.resolve(s.MeanOutput)
+	if p.lookahead != nil {
+		horizon = p.lookahead.resolve(s.MeanOutput)
 	}
-	p.env.build(s, horizon)
-	p.ranks.load(s, p.env.held, p.watermark, 0)
+	p.envelope.build(s, horizon)
+	p.ranks.load(s, p.envelope.heldTokens, p.watermark, 0)
 	if p.ranks.openSlots == 0 || len(s.Pool) == 0 {
 		return false
 	}
-	p.line.build(s.Pool, p.longest)
+	p.line.build(s.Pool, p.longestFirst)
 	return true
 }
 
 // placeSingles is stage 1, while more than theta slots are free: each rank takes one entry at a time.
 func (p *greedy) placeSingles(s *Snapshot, dst []Assignment) []Assignment {
 	theta := p.theta
-	if theta == groupSize {
+	if theta == thetaIsRankCount {
 		theta = int64(len(s.Workers))
 	}
 	if p.ranks.openSlots > theta && p.line.waiting > 0 {
-		p.line.index(s.Pool)
+		p.line.sortByLength(s.Pool)
 		for p.ranks.openSlots > theta && p.line.waiting > 0 {
 			dst = p.placeSingle(s, dst)
 		}
@@ -97,8 +97,8 @@ func (p *greedy) placeSubsets(s *Snapshot, dst []Assignment) []Assignment {
 
 // serveOverdue is stage 0: each entry that has waited too long gets the rank on which its score is best.
 func (p *greedy) serveOverdue(s *Snapshot, dst []Assignment) []Assignment {
-	p.late = overdue(s, p.late[:0])
-	for _, w := range p.late {
+	p.overdueEntries = overdue(s, p.overdueEntries[:0])
+	for _, w := range p.overdueEntries {
 		if p.ranks.openSlots == 0 {
 			break
 		}
@@ -111,7 +111,7 @@ func (p *greedy) serveOverdue(s *Snapshot, dst []Assignment) []Assignment {
 				continue
 			}
 			f := p.scoreOf(s, g, tokens)
-			if best == none || p.better(f, bestF) || p.equal(f, bestF) && p.env.marginOf(g) > p.env.marginOf(best) {
+			if best == none || p.better(f, bestF) || p.equal(f, bestF) && p.envelope.minMargin(g) > p.envelope.minMargin(best) {
 				best, bestF = g, f
 			}
 		}
@@ -132,7 +132,7 @@ func (p *greedy) placeSingle(s *Snapshot, dst []Assignment) []Assignment {
 	p.setScore(s, g)
 	position, score, ok := p.bestSingle(s, g)
 	if !ok {
-		p.ranks.close(g)
+		p.ranks.closeRank(g)
 		return dst
 	}
 	return p.admit(s, dst, g, position, score, stageSingle)
@@ -142,10 +142,10 @@ func (p *greedy) placeSingle(s *Snapshot, dst []Assignment) []Assignment {
 // with the length of the prompt up to a knee, but not beyond it. Therefore the best prompt is the longest up to the knee or the shortest
 // beyond it.
 func (p *greedy) bestSingle(s *Snapshot, g int) (at int32, best float64, ok bool) {
-	cost, knee, room := float64(s.Workers[g].Cost), p.score.Knee(), p.ranks.room[g]
+	cost, knee, room := float64(s.Workers[g].Cost), p.rankScore.Knee(), p.ranks.room[g]
 	fit := sort.Search(len(p.line.sorted), func(r int) bool { return p.line.prompt(r) > room }) // how many prompts fit the rank
 	beyondKnee := sort.Search(fit, func(r int) bool { return subset.Scaled(p.line.prompt(r), cost) > knee })
-	score := func(r int) float64 { return p.score.F(subset.Scaled(p.line.prompt(r), cost)) }
+	score := func(r int) float64 { return p.rankScore.F(subset.Scaled(p.line.prompt(r), cost)) }
 
 	low, high := p.line.atOrBefore(beyondKnee-1), p.line.atOrAfter(beyondKnee) // the longest prompt up to the knee, the shortest beyond it
 	if low >= 0 {
@@ -162,12 +162,12 @@ func (p *greedy) bestSingle(s *Snapshot, g int) (at int32, best float64, ok bool
 	// Several prompts around the knee may have the best score. Look for the earliest in line among them. Of prompts of one length, only the
 	// earliest can win.
 	at = p.line.head()
-	for low >= 0 && p.score.Equal(score(low), best) {
+	for low >= 0 && p.rankScore.Equal(score(low), best) {
 		start := int(p.line.firstEqual[low])
 		at = min(at, p.line.position(p.line.atOrAfter(start)))
 		low = p.line.atOrBefore(start - 1)
 	}
-	for high < fit && p.score.Equal(score(high), best) {
+	for high < fit && p.rankScore.Equal(score(high), best) {
 		at = min(at, p.line.position(high))
 		length := p.line.prompt(high)
 		high = p.line.atOrAfter(high + sort.Search(len(p.line.sorted)-high, func(i int) bool { return p.line.prompt(high+i) > length }))
@@ -188,18 +188,18 @@ func (p *greedy) placeSubset(s *Snapshot, dst []Assignment) []Assignment {
 		}
 	}
 	if n == 0 {
-		p.ranks.close(g)
+		p.ranks.closeRank(g)
 		return dst
 	}
 	p.setScore(s, g)
-	best, _ := p.solver.Best(&p.score, subset.Problem{
+	best, _ := p.solver.Best(&p.rankScore, subset.Problem{
 		Tokens: p.tokens[:n],
 		Cost:   float64(s.Workers[g].Cost),
 		Cap:    int(p.ranks.free[g]),
 		Limit:  p.ranks.room[g],
 	})
-	if !p.score.Better(best.Score, 0) {
-		best = p.firstOfBest(s, g, n)
+	if !p.rankScore.Better(best.Score, 0) {
+		best = p.bestOne(s, g, n)
 	}
 	for i := range n {
 		if best.Mask>>i&1 == 1 {
@@ -210,10 +210,10 @@ func (p *greedy) placeSubset(s *Snapshot, dst []Assignment) []Assignment {
 }
 
 // firstOfBest returns the set of one candidate with the best score; in a tie, the earliest candidate.
-func (p *greedy) firstOfBest(s *Snapshot, g, n int) (best subset.Set) {
+func (p *greedy) bestOne(s *Snapshot, g, n int) (best subset.Set) {
 	for i := range n {
-		f := p.score.F(p.scaled(s, g, p.tokens[i]))
-		if i == 0 || p.score.Better(f, best.Score) {
+		f := p.rankScore.F(p.scaled(s, g, p.tokens[i]))
+		if i == 0 || p.rankScore.Better(f, best.Score) {
 			best = subset.Set{Mask: 1 << i, Score: f}
 		}
 	}
@@ -232,7 +232,7 @@ func (p *greedy) firstRank() int {
 		if free == 0 || slotsFirst && free < bestFree {
 			continue
 		}
-		margin := p.env.marginOf(g)
+		margin := p.envelope.minMargin(g)
 		better := margin > bestMargin || margin == bestMargin && free > bestFree
 		if moreSlots := slotsFirst && free > bestFree; best == none || moreSlots || better {
 			best, bestMargin, bestFree = g, margin, free
@@ -243,27 +243,27 @@ func (p *greedy) firstRank() int {
 
 // setScore sets p.score to the score of rank g.
 func (p *greedy) setScore(s *Snapshot, g int) {
-	if a := p.ahead; a != nil {
-		a.margins = p.env.margins(g, a.margins)
-		p.score.SetBRH(a.margins, a.discounts, a.alpha, a.beta)
+	if a := p.lookahead; a != nil {
+		a.margins = p.envelope.margins(g, a.margins)
+		p.rankScore.SetBRH(a.margins, a.discounts, a.alpha, a.beta)
 		return
 	}
-	p.score.SetBR0(p.env.marginOf(g), len(s.Workers))
+	p.rankScore.SetBR0(p.envelope.minMargin(g), len(s.Workers))
 }
 
 // scoreOf returns the score F of one entry of so many tokens on rank g. Unlike setScore, it prepares nothing for further entries, which
 // would take longer than the one score.
 func (p *greedy) scoreOf(s *Snapshot, g int, tokens int64) float64 {
 	scaled := p.scaled(s, g, tokens)
-	if p.ahead != nil {
-		return p.ahead.score(&p.env, g, scaled)
+	if p.lookahead != nil {
+		return p.lookahead.score(&p.envelope, g, scaled)
 	}
-	return float64(subset.F0(scaled, p.env.marginOf(g), len(s.Workers)))
+	return float64(subset.F0(scaled, p.envelope.minMargin(g), len(s.Workers)))
 }
 
 // equal says whether two scores count as equal.
 func (p *greedy) equal(x, y float64) bool {
-	if p.ahead != nil {
+	if p.lookahead != nil {
 		return subset.Equal(x, y)
 	}
 	return x == y
@@ -281,6 +281,6 @@ func (p *greedy) admit(s *Snapshot, dst []Assignment, g int, position int32, sco
 	e := &s.Pool[p.line.entry[position]]
 	p.line.remove(position)
 	p.ranks.charge(g, int64(e.Prompt))
-	p.env.add(g, p.scaled(s, g, int64(e.Prompt)))
+	p.envelope.addLoad(g, p.scaled(s, g, int64(e.Prompt)))
 	return append(dst, Assignment{Entry: e.ID, Worker: s.Workers[g].ID, Score: score, Stage: stage})
 }

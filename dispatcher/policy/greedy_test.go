@@ -31,7 +31,7 @@ func drawSnapshot(t *rapid.T) *Snapshot {
 				Generated: rapid.Int32Range(0, 20).Draw(t, "generated"),
 			})
 			if q := &w.Running[len(w.Running)-1]; rapid.IntRange(0, 3).Draw(t, "strays") == 0 {
-				q.Away = rapid.Int32Range(0, q.Prompt+q.Generated).Draw(t, "away")
+				q.KVElsewhere = rapid.Int32Range(0, q.Prompt+q.Generated).Draw(t, "away")
 			}
 		}
 		s.Workers = append(s.Workers, w)
@@ -60,10 +60,10 @@ func clone(s *Snapshot) *Snapshot {
 // one round must not reach the next.
 func drawGreedy(t *rapid.T, p *greedy) {
 	p.window = rapid.IntRange(1, 12).Draw(t, "window")
-	p.theta = rapid.SampledFrom([]int64{0, 1, 4, 1000, groupSize}).Draw(t, "theta")
+	p.theta = rapid.SampledFrom([]int64{0, 1, 4, 1000, thetaIsRankCount}).Draw(t, "theta")
 	p.slotsFirst = rapid.Bool().Draw(t, "queue=capacity")
-	p.longest = rapid.Bool().Draw(t, "order=desc")
-	p.guard = rapid.IntRange(0, 4).Draw(t, "guard") > 0
+	p.longestFirst = rapid.Bool().Draw(t, "order=desc")
+	p.overdueFirst = rapid.IntRange(0, 4).Draw(t, "guard") > 0
 	p.watermark = rapid.SampledFrom([]float64{0, 0.05, 0.1}).Draw(t, "watermark")
 }
 
@@ -81,7 +81,7 @@ func TestBRHIsTheRoundOfTheText(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s := drawSnapshot(t)
 		drawGreedy(t, reused)
-		a := reused.ahead
+		a := reused.lookahead
 		a.horizon = rapid.IntRange(0, 12).Draw(t, "horizon")
 		a.alpha = rapid.SampledFrom([]float64{0.5, 1, 2}).Draw(t, "alpha")
 		a.beta = rapid.SampledFrom([]float64{0, 0.5, 1, 4, 48}).Draw(t, "beta")
@@ -215,7 +215,7 @@ func TestProjectIsTheSumOfTheText(t *testing.T) {
 			prompt := rapid.Int32Range(0, 1<<20).Draw(t, "prompt")
 			return Request{
 				Prompt: prompt, Generated: rapid.Int32Range(0, 1000).Draw(t, "generated"),
-				Rhat: rapid.Float32Range(1, float32(max(1, horizon))).Draw(t, "rhat"), Away: rapid.Int32Range(0, prompt).Draw(t, "away"),
+				Rhat: rapid.Float32Range(1, float32(max(1, horizon))).Draw(t, "rhat"), KVElsewhere: rapid.Int32Range(0, prompt).Draw(t, "away"),
 			}
 		}), 0, 12).Draw(t, "running")
 		got := make([]int64, horizon+1)
@@ -224,7 +224,7 @@ func TestProjectIsTheSumOfTheText(t *testing.T) {
 			var want int64
 			for _, r := range running {
 				if float32(h) < r.Rhat || r.Rhat >= float32(horizon) {
-					want += int64(r.Prompt) + int64(r.Generated) - int64(r.Away) + int64(h)
+					want += int64(r.Prompt) + int64(r.Generated) - int64(r.KVElsewhere) + int64(h)
 				}
 			}
 			require.Equal(t, want, got[h], "step %d", h)
@@ -247,9 +247,9 @@ func TestMarginsAreFreshAfterEveryAdmission(t *testing.T) {
 		for range rapid.IntRange(0, 5).Draw(t, "admissions") {
 			g := rapid.IntRange(0, len(s.Workers)-1).Draw(t, "rank")
 			size := rapid.Int64Range(0, 10_000).Draw(t, "size")
-			e.add(g, size)
+			e.addLoad(g, size)
 			added[g] += size
-			e.marginOf(rapid.IntRange(0, len(s.Workers)-1).Draw(t, "asked between"))
+			e.minMargin(rapid.IntRange(0, len(s.Workers)-1).Draw(t, "asked between"))
 		}
 		var start envelope
 		start.build(s, horizon)
@@ -258,11 +258,11 @@ func TestMarginsAreFreshAfterEveryAdmission(t *testing.T) {
 			for h := range horizon + 1 {
 				var top int64
 				for o := range s.Workers {
-					top = max(top, start.row(o)[h]+added[o])
+					top = max(top, start.loadsOf(o)[h]+added[o])
 				}
-				least = min(least, top-start.row(g)[h]-added[g])
+				least = min(least, top-start.loadsOf(g)[h]-added[g])
 			}
-			require.Equal(t, least, e.marginOf(g), "rank %d", g)
+			require.Equal(t, least, e.minMargin(g), "rank %d", g)
 		}
 	})
 }

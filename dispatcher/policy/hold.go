@@ -8,10 +8,10 @@ import (
 // holds is the part of the evenkeel policy that holds back entries on ranks that only decode. A long prompt may make one rank much fuller
 // than the others, and then every step is longer for every request. Requests end all the time, so that some steps later a rank may be empty
 // enough to take the prompt without becoming the fullest.
-type holds struct {
-	entries []bool    // by index in the pool: whether the last round held the entry back; empty: it held none
+type heldBack struct {
+	isHeld []bool    // by index in the pool: whether the last round held the entry back; empty: it held none
 	count   int       // how many entries it held back
-	adds    []float32 // by index in the pool: by how many ms the entry would have made each step longer
+	addsMs    []float32 // by index in the pool: by how many ms the entry would have made each step longer
 
 	// Values of holdBack, which tries how the ranks would take the entries that it does not hold back. Held entries count on no rank.
 	order []int32 // indices in the pool, the longest prompt first
@@ -20,20 +20,20 @@ type holds struct {
 }
 
 // mostWaiting bounds the work of holdBack. If more entries wait, it holds none.
-const mostWaiting = 256
+const maxWaitingToHold = 256
 
 // holdChecks is the number of steps after which held entries are looked at again although no step was reported.
-const holdChecks = 1.5
+const holdCheckSteps = 1.5
 
 // reset forgets the last round.
-func (h *holds) reset() { h.entries, h.count = h.entries[:0], 0 }
+func (h *heldBack) reset() { h.isHeld, h.count = h.isHeld[:0], 0 }
 
 // reason returns by how many ms each step would have become longer if the last round had not held an entry (an index in the pool) back.
-func (h *holds) reason(entry int) (addsMs float64, held bool) {
-	if entry >= len(h.entries) || !h.entries[entry] {
+func (h *heldBack) reason(entry int) (addsMs float64, held bool) {
+	if entry >= len(h.isHeld) || !h.isHeld[entry] {
 		return 0, false
 	}
-	return float64(h.adds[entry]), true
+	return float64(h.addsMs[entry]), true
 }
 
 // holdBack decides which entries wait for a better moment. It tries the entries on the least loaded ranks, the longest prompt first. If an
@@ -49,10 +49,10 @@ func (h *holds) reason(entry int) (addsMs float64, held bool) {
 func (p *evenkeel) holdBack(s *Snapshot) {
 	stepMs := p.stepMs(s)
 	lengthUnknown := s.C1Ms <= 0 || stepMs <= 0
-	if p.set.hold == 0 || lengthUnknown || s.Early || len(s.Pool) > mostWaiting { // Early: the entries are yet to be prefilled
+	if p.set.holdSteps == 0 || lengthUnknown || s.Early || len(s.Pool) > maxWaitingToHold { // Early: the entries are yet to be prefilled
 		return
 	}
-	h := &p.holds
+	h := &p.heldBack
 	running := 0
 	for g := range s.Workers {
 		running += s.Workers[g].decoding()
@@ -61,19 +61,19 @@ func (p *evenkeel) holdBack(s *Snapshot) {
 	peak := slices.Max(h.loads)
 	for _, entry := range h.order {
 		e := &s.Pool[entry]
-		g := p.leastLoadedByHolds(int64(e.Prompt))
+		g := p.leastLoadedForHold(int64(e.Prompt))
 		if g == none { // it finds no slot or no room, so it waits in any case
 			continue
 		}
 		load := h.loads[g] + p.loads.scaled(g, int64(e.Prompt))
 		adds := float64(s.C1Ms) * float64(max(0, load-peak))
 		step := float64(s.C0Ms) + float64(s.C1Ms)*float64(peak)
-		othersLose := adds * p.set.hold * float64(running)
+		othersLose := adds * p.set.holdSteps * float64(running)
 		itLoses := step * (1 + float64(e.WaitMs)/stepMs)
-		mayWait := float64(e.WaitMs) < 1000*p.set.maxHold && !e.Express && !isOverdue(s, e)
+		mayWait := float64(e.WaitMs) < 1000*p.set.maxHoldS && !e.Express && !isOverdue(s, e)
 		if mayWait && othersLose > itLoses {
-			h.entries[entry] = true
-			h.adds[entry] = float32(adds)
+			h.isHeld[entry] = true
+			h.addsMs[entry] = float32(adds)
 			h.count++
 			continue
 		}
@@ -85,14 +85,14 @@ func (p *evenkeel) holdBack(s *Snapshot) {
 		h.reset()
 	}
 	if h.count > 0 {
-		p.gather.nextMs = holdChecks * stepMs
+		p.gather.nextDecisionMs = holdCheckSteps * stepMs
 	}
 }
 
 // begin sorts the entries, none of which is held yet, and takes the loads and slots of the ranks from before the round.
-func (h *holds) begin(s *Snapshot, p *evenkeel) {
-	h.entries, h.adds = sized(h.entries, len(s.Pool)), sized(h.adds, len(s.Pool))
-	clear(h.entries)
+func (h *heldBack) begin(s *Snapshot, p *evenkeel) {
+	h.isHeld, h.addsMs = sized(h.isHeld, len(s.Pool)), sized(h.addsMs, len(s.Pool))
+	clear(h.isHeld)
 	h.order = h.order[:0]
 	for i := range s.Pool {
 		h.order = append(h.order, int32(i))
@@ -100,14 +100,14 @@ func (h *holds) begin(s *Snapshot, p *evenkeel) {
 	slices.SortFunc(h.order, func(a, b int32) int {
 		return cmp.Or(cmp.Compare(s.Pool[b].Prompt, s.Pool[a].Prompt), cmp.Compare(a, b))
 	})
-	h.loads = append(h.loads[:0], p.loads.atStart...)
+	h.loads = append(h.loads[:0], p.loads.initialLoad...)
 	h.slots = append(h.slots[:0], p.ranks.free...)
 }
 
 // leastLoadedByHolds returns the rank with the smallest load in p.holds that has a free slot there and room for so many tokens; none: no
 // rank has.
-func (p *evenkeel) leastLoadedByHolds(tokens int64) int {
-	h, best := &p.holds, none
+func (p *evenkeel) leastLoadedForHold(tokens int64) int {
+	h, best := &p.heldBack, none
 	for _, rank := range p.ranks.withSlots {
 		if g := int(rank); h.slots[g] > 0 && tokens <= p.ranks.room[g] && (best == none || h.loads[g] < h.loads[best]) {
 			best = g

@@ -26,9 +26,9 @@ func TestAPromptThatMakesStepsMuchLongerWaits(t *testing.T) {
 	p := newPolicy(t, "evenkeel")
 	got, left := Explain(p, levelDecoding(1))
 	require.Equal(t, [][2]int{{2, 0}}, pairs(got))
-	require.Equal(t, []Left{{1, "held back: each step would become 90 ms longer"}}, left)
+	require.Equal(t, []Unplaced{{1, "held back: each step would become 90 ms longer"}}, left)
 	require.Equal(t, 1, Held(p))
-	require.EqualValues(t, 90, GatheredBy(p).NextMs, "half a step later than the next one")
+	require.EqualValues(t, 90, HoldReportOf(p).NextMs, "half a step later than the next one")
 
 	for _, tt := range []struct {
 		name string
@@ -41,8 +41,8 @@ func TestAPromptThatMakesStepsMuchLongerWaits(t *testing.T) {
 		{"nor for longer than it may", "evenkeel:max_hold=0.05", func(*Snapshot) {}},
 		{"nor if nobody knows what a token costs", "evenkeel", func(s *Snapshot) { s.C1Ms = 0 }},
 		{"nor if very many wait", "evenkeel", func(s *Snapshot) {
-			s.Workers[0].Free = 2 * mostWaiting
-			for id := range uint64(mostWaiting) {
+			s.Workers[0].Free = 2 * maxWaitingToHold
+			for id := range uint64(maxWaitingToHold) {
 				s.Pool = append(s.Pool, Entry{ID: 10 + id, Prompt: 1})
 			}
 		}},
@@ -105,7 +105,7 @@ func TestWhoIsHeldLeavesASlotFree(t *testing.T) {
 	held := 0
 	rapid.Check(t, func(t *rapid.T) {
 		s := drawMeasured(t)
-		s.Mixed, s.C1Ms, s.StepMs = false, 0.1, 50
+		s.Aggregated, s.C1Ms, s.StepMs = false, 0.1, 50
 		for g := range s.Workers {
 			w := &s.Workers[g]
 			w.Free += rapid.Int32Range(0, 6).Draw(t, "more free slots")
@@ -125,12 +125,12 @@ func TestWhoIsHeldLeavesASlotFree(t *testing.T) {
 			return
 		}
 		free, others := 0, clone(s)
-		for _, r := range s.after(got) {
+		for _, r := range s.ranksAfter(got) {
 			free += max(0, int(r.free))
 		}
 		require.Positive(t, free)
 		others.Pool = nil
-		h := &p.(*evenkeel).holds
+		h := &p.(*evenkeel).heldBack
 		for i := range s.Pool {
 			addsMs, isHeld := h.reason(i)
 			if !isHeld {

@@ -3,7 +3,7 @@ package policy
 import "evenkeel/dispatcher/subset"
 
 // climb is the memory of the search: the loads without the placement that the search is about to change.
-type climb struct {
+type search struct {
 	evaluationsLeft int        // changes that the search may still try
 	rank            int        // the rank of the placement
 	ownLoad         int64      // what the placement adds to that rank's load
@@ -12,15 +12,15 @@ type climb struct {
 }
 
 // worthwhile is the smallest fall of the cost for which the search makes a change: about 2e-6 KV tokens. The unit is 2^-fixedBits of one.
-const worthwhile = 2
+const minImprovement = 2
 
 // improve changes placements as long as changes lower the cost and the budget of evaluations lasts. For each placement, it tries to place
 // another candidate instead, to swap the ranks with a later placement, and to move to a free slot of another rank.
 func (p *evenkeel) improve(budget int) {
-	p.climb.evaluationsLeft = budget
-	p.loads.startMix(p.set.kappa)
+	p.search.evaluationsLeft = budget
+	p.loads.startSmoothing(p.set.kappa)
 	unchanged := 0 // placements in a row that could not be improved: the search ends when these are all
-	for a := 0; unchanged < len(p.placed) && p.climb.evaluationsLeft > 0; a++ {
+	for a := 0; unchanged < len(p.placed) && p.search.evaluationsLeft > 0; a++ {
 		if a == len(p.placed) {
 			a = 0
 		}
@@ -28,7 +28,7 @@ func (p *evenkeel) improve(budget int) {
 		if int(p.placed[a].rank) == p.ranks.reserved {
 			continue // the reserved rank is kept free for an overdue entry
 		}
-		p.without(a)
+		p.liftPlacement(a)
 		replaced, swapped, moved := p.replace(a), p.swap(a), p.move(a)
 		if replaced || swapped || moved {
 			unchanged = 0
@@ -37,8 +37,8 @@ func (p *evenkeel) improve(budget int) {
 }
 
 // without sets p.climb to the loads as if placement a (an index in p.placed) were not there.
-func (p *evenkeel) without(a int) {
-	m := &p.climb
+func (p *evenkeel) liftPlacement(a int) {
+	m := &p.search
 	m.rank = int(p.placed[a].rank)
 	m.ownLoad = p.candidates.loadOn(&p.loads, p.placed[a].candidate, m.rank)
 	m.baseLoad = p.loads.load[m.rank] - m.ownLoad
@@ -47,18 +47,18 @@ func (p *evenkeel) without(a int) {
 
 // lowersCost says whether a change of placements lowers the cost, and spends one evaluation. ceiling is the value of mix.ceiling after the
 // change. gain is by how much the load and age of the placed candidates rise together: both lower the cost.
-func (p *evenkeel) lowersCost(ceiling, gain int64) bool {
-	p.climb.evaluationsLeft--
+func (p *evenkeel) evaluateChange(ceiling, gain int64) bool {
+	p.search.evaluationsLeft--
 	l := &p.loads
-	rise := ceiling - l.mix.ceiling(l.peak(), l.mix.smooth) // it counts once for each rank
-	return int64(len(l.load))*rise-gain <= -worthwhile
+	rise := ceiling - l.smoothed.value(l.peak(), l.smoothed.rootTerm) // it counts once for each rank
+	return int64(len(l.load))*rise-gain <= -minImprovement
 }
 
 // replace tries each unplaced candidate in turn in place of the candidate of placement a. If that lowers the cost, the two change places,
 // and the next unplaced candidate is compared with the new one. A candidate that is overdue is never replaced. changed says whether
 // placement a has another candidate in the end.
 func (p *evenkeel) replace(a int) (changed bool) {
-	l, m := &p.loads, &p.climb
+	l, m := &p.loads, &p.search
 	who := p.placed[a].candidate // the candidate that the placement has now
 	present := &p.candidates.all[who]
 	if present.overdue {
@@ -69,37 +69,37 @@ func (p *evenkeel) replace(a int) (changed bool) {
 		if rival.tokens-present.tokens > p.ranks.room[m.rank] {
 			continue
 		}
-		gain := rival.load + rival.age - present.load - present.age
+		gain := rival.load + rival.waitCredit - present.load - present.waitCredit
 		added := p.candidates.loadOn(l, p.unplaced[i], m.rank)
 		load := m.baseLoad + added
-		ceiling := l.mix.ceiling(max(m.others.largest, load), l.mix.smooth+l.mix.rise(l.load[m.rank], load))
-		if !p.lowersCost(ceiling, gain) {
+		ceiling := l.smoothed.value(max(m.others.largest, load), l.smoothed.rootTerm+l.smoothed.rootRise(l.load[m.rank], load))
+		if !p.evaluateChange(ceiling, gain) {
 			continue
 		}
-		l.shift(m.rank, added-m.ownLoad)
+		l.changeLoad(m.rank, added-m.ownLoad)
 		p.ranks.changeRoom(m.rank, present.tokens, rival.tokens)
 		present.placed, rival.placed = false, true
 		p.placed[a].candidate, p.unplaced[i] = p.unplaced[i], who
 		who, present = p.placed[a].candidate, rival
 		changed = true
-		p.without(a) // placement a has another candidate now
+		p.liftPlacement(a) // placement a has another candidate now
 	}
 	return changed
 }
 
 // ceilingWithTwo returns mix.ceiling for the case that the load of the rank in p.climb becomes its baseLoad plus added, and the load of
 // rank b changes by change.
-func (p *evenkeel) ceilingWithTwo(added int64, b int, change int64) int64 {
-	l, m := &p.loads, &p.climb
+func (p *evenkeel) smoothedPeakAfter(added int64, b int, change int64) int64 {
+	l, m := &p.loads, &p.search
 	loadA, loadB := m.baseLoad+added, l.load[b]+change
-	return l.mix.ceiling(max(m.others.largestWithout(b), loadA, loadB),
-		l.mix.smooth+l.mix.rise(l.load[m.rank], loadA)+l.mix.rise(l.load[b], loadB))
+	return l.smoothed.value(max(m.others.largestWithout(b), loadA, loadB),
+		l.smoothed.rootTerm+l.smoothed.rootRise(l.load[m.rank], loadA)+l.smoothed.rootRise(l.load[b], loadB))
 }
 
 // swap tries to exchange the ranks of placement a and of every later placement on another rank. changed says whether that lowered the
 // cost at least once.
 func (p *evenkeel) swap(a int) (changed bool) {
-	l, m := &p.loads, &p.climb
+	l, m := &p.loads, &p.search
 	for b := a + 1; b < len(p.placed) && m.evaluationsLeft > 0; b++ {
 		g := int(p.placed[b].rank)
 		whoA, whoB := p.placed[a].candidate, p.placed[b].candidate
@@ -110,12 +110,12 @@ func (p *evenkeel) swap(a int) (changed bool) {
 		}
 		added := p.candidates.loadOn(l, whoB, m.rank)
 		change := p.candidates.loadOn(l, whoA, g) - p.candidates.loadOn(l, whoB, g)
-		if !p.lowersCost(p.ceilingWithTwo(added, g, change), 0) {
+		if !p.evaluateChange(p.smoothedPeakAfter(added, g, change), 0) {
 			continue
 		}
 		p.exchange(a, b)
 		changed = true
-		p.without(a)
+		p.liftPlacement(a)
 	}
 	return changed
 }
@@ -123,13 +123,13 @@ func (p *evenkeel) swap(a int) (changed bool) {
 // exchange swaps the ranks of placements a and b, and updates the loads and the KV room of both ranks. The caller must have called
 // p.without(a), which fills p.climb with the rank of a and the load that a adds to this rank.
 func (p *evenkeel) exchange(a, b int) {
-	l, rankA, rankB := &p.loads, p.climb.rank, int(p.placed[b].rank)
+	l, rankA, rankB := &p.loads, p.search.rank, int(p.placed[b].rank)
 	whoA, whoB := p.placed[a].candidate, p.placed[b].candidate
 	tokensA, tokensB := p.candidates.all[whoA].tokens, p.candidates.all[whoB].tokens
-	changeA := p.candidates.loadOn(l, whoB, rankA) - p.climb.ownLoad
+	changeA := p.candidates.loadOn(l, whoB, rankA) - p.search.ownLoad
 	changeB := p.candidates.loadOn(l, whoA, rankB) - p.candidates.loadOn(l, whoB, rankB)
-	l.shift(rankA, changeA)
-	l.shift(rankB, changeB)
+	l.changeLoad(rankA, changeA)
+	l.changeLoad(rankB, changeB)
 	p.ranks.changeRoom(rankA, tokensA, tokensB)
 	p.ranks.changeRoom(rankB, tokensB, tokensA)
 	p.placed[a].candidate, p.placed[b].candidate = whoB, whoA
@@ -137,7 +137,7 @@ func (p *evenkeel) exchange(a, b int) {
 
 // move tries to move placement a to a free slot of every other rank. changed says whether that lowered the cost at least once.
 func (p *evenkeel) move(a int) (changed bool) {
-	l, m := &p.loads, &p.climb
+	l, m := &p.loads, &p.search
 	if p.ranks.openSlots == 0 {
 		return false
 	}
@@ -151,12 +151,12 @@ func (p *evenkeel) move(a int) (changed bool) {
 			continue
 		}
 		added := p.candidates.loadOn(l, p.placed[a].candidate, g)
-		if !p.lowersCost(p.ceilingWithTwo(0, g, added), 0) {
+		if !p.evaluateChange(p.smoothedPeakAfter(0, g, added), 0) {
 			continue
 		}
 		p.relocate(a, g)
 		changed = true
-		p.without(a)
+		p.liftPlacement(a)
 	}
 	return changed
 }
@@ -164,9 +164,9 @@ func (p *evenkeel) move(a int) (changed bool) {
 // relocate moves placement a to a free slot of rank g. p.without(a) must have been called.
 func (p *evenkeel) relocate(a, g int) {
 	c := &p.candidates.all[p.placed[a].candidate]
-	p.loads.shift(p.climb.rank, -p.climb.ownLoad)
-	p.loads.shift(g, p.candidates.loadOn(&p.loads, p.placed[a].candidate, g))
-	p.ranks.uncharge(p.climb.rank, c.tokens)
+	p.loads.changeLoad(p.search.rank, -p.search.ownLoad)
+	p.loads.changeLoad(g, p.candidates.loadOn(&p.loads, p.placed[a].candidate, g))
+	p.ranks.uncharge(p.search.rank, c.tokens)
 	p.ranks.charge(g, c.tokens)
 	p.placed[a].rank = int32(g)
 }

@@ -74,7 +74,7 @@ func checkRules(t *rapid.T, p Policy, s *Snapshot, got []Assignment) {
 		}
 	}
 	require.Empty(t, slots, "only workers of the snapshot")
-	if f, ok := p.(*firstCome); ok && f.queues {
+	if f, ok := p.(*firstCome); ok && f.engineQueues {
 		for id, size := range prompt {
 			require.Greater(t, size, largest, "entry %d was held back", id)
 		}
@@ -104,7 +104,7 @@ func TestNoPooledPolicyLeavesASlotIdleThatSomeoneFits(t *testing.T) {
 				p, err := Parse(name)
 				require.NoError(t, err)
 				got := p.Decide(s, nil)
-				after := s.after(got)
+				after := s.ranksAfter(got)
 				for _, e := range s.Pool {
 					if slices.ContainsFunc(got, func(a Assignment) bool { return a.Entry == e.ID }) {
 						continue

@@ -68,7 +68,7 @@ func (l *line) remove(p int32) {
 }
 
 // index sorts the entries that are still in line by the length of their prompts.
-func (l *line) index(pool []Entry) {
+func (l *line) sortByLength(pool []Entry) {
 	l.sorted = l.sorted[:0]
 	for p := l.next[l.head()]; p != l.head(); p = l.next[p] {
 		l.sorted = append(l.sorted, uint64(uint32(pool[l.entry[p]].Prompt))<<32|uint64(p))

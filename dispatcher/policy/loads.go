@@ -30,15 +30,15 @@ type loads struct {
 	load    []int64    // load of each rank with the growth of its requests, scaled by its cost, in units of 2^-fixedBits tokens
 	top     [3]topLoad // the three largest loads, the largest first
 	cost    []float32  // step time per KV token on each rank, as a multiple of the group's mean
-	held    []int64    // KV tokens of each rank when the round began, unscaled
-	atStart []int64    // load of each rank when the round began, in KV tokens, without growth: tokens and requests, scaled by its cost
+	heldTokens    []int64    // KV tokens of each rank when the round began, unscaled
+	initialLoad []int64    // load of each rank when the round began, in KV tokens, without growth: tokens and requests, scaled by its cost
 
 	// growth is how many KV tokens each request counts for in addition to those that it holds, because a rank with many short requests
 	// grows faster than a rank with a few long ones.
-	growth        int64
+	expectedGrowth        int64
 	requestWeight int64 // the part of growth that lengthens steps already now; the rest is KV that the request is expected to add
 
-	mix mix
+	smoothed smoothedPeak
 }
 
 // topLoad is one of the largest loads, with its rank.
@@ -50,18 +50,18 @@ type topLoad struct {
 // build computes the loads from a snapshot. requestWeight is how many KV tokens each request counts for beside its own.
 func (l *loads) build(s *Snapshot, requestWeight int64) {
 	n := len(s.Workers)
-	l.load, l.cost, l.held, l.atStart = sized(l.load, n), sized(l.cost, n), sized(l.held, n), sized(l.atStart, n)
-	l.requestWeight, l.growth = requestWeight, int64(s.MeanOutput*growthShare)+requestWeight
-	l.mix = mix{}
+	l.load, l.cost, l.heldTokens, l.initialLoad = sized(l.load, n), sized(l.cost, n), sized(l.heldTokens, n), sized(l.initialLoad, n)
+	l.requestWeight, l.expectedGrowth = requestWeight, int64(s.MeanOutput*growthShare)+requestWeight
+	l.smoothed = smoothedPeak{}
 	for g := range s.Workers {
 		w := &s.Workers[g]
 		l.cost[g] = w.Cost
 		if w.Cost == 0 {
 			l.cost[g] = 1
 		}
-		l.held[g] = w.KVTokens()
-		l.atStart[g] = l.scaled(g, l.held[g]+l.requestWeight*int64(len(w.Running)))
-		l.load[g] = l.scaled(g, (l.held[g]+l.growth*int64(len(w.Running)))<<fixedBits)
+		l.heldTokens[g] = w.KVTokens()
+		l.initialLoad[g] = l.scaled(g, l.heldTokens[g]+l.requestWeight*int64(len(w.Running)))
+		l.load[g] = l.scaled(g, (l.heldTokens[g]+l.expectedGrowth*int64(len(w.Running)))<<fixedBits)
 	}
 	l.rescan()
 }
@@ -72,12 +72,12 @@ func (l *loads) scaled(g int, tokens int64) int64 { return subset.Scaled(tokens,
 func (l *loads) rescan() {
 	l.top = [3]topLoad{{0, none}, {0, none}, {0, none}}
 	for g, load := range l.load {
-		l.offer(topLoad{load, int32(g)})
+		l.offerToTop(topLoad{load, int32(g)})
 	}
 }
 
 // offer puts the load of a rank that is not in top into top if the load is large enough.
-func (l *loads) offer(e topLoad) {
+func (l *loads) offerToTop(e topLoad) {
 	for i := range l.top {
 		if e.load > l.top[i].load {
 			l.top[i], e = e, l.top[i]
@@ -86,10 +86,10 @@ func (l *loads) offer(e topLoad) {
 }
 
 // shift changes the load of rank g by the given change.
-func (l *loads) shift(g int, change int64) {
+func (l *loads) changeLoad(g int, change int64) {
 	before := l.load[g]
 	l.load[g] += change
-	l.mix.smooth += l.mix.rise(before, l.load[g])
+	l.smoothed.rootTerm += l.smoothed.rootRise(before, l.load[g])
 	e := topLoad{l.load[g], int32(g)}
 	for i := range l.top {
 		if l.top[i].rank != e.rank {
@@ -102,7 +102,7 @@ func (l *loads) shift(g int, change int64) {
 		copy(l.top[i:], l.top[i+1:]) // take the rank out of top, for offer to put it in at its new place
 		l.top[len(l.top)-1] = topLoad{0, none}
 	}
-	l.offer(e)
+	l.offerToTop(e)
 }
 
 // peak is the largest load.
@@ -110,7 +110,7 @@ func (l *loads) peak() int64 { return l.top[0].load }
 
 // fullest returns the largest load when the round began, without expected growth. It determines the present length of a step.
 func (l *loads) fullest() (most int64) {
-	for _, load := range l.atStart {
+	for _, load := range l.initialLoad {
 		most = max(most, load)
 	}
 	return most
@@ -147,33 +147,33 @@ func (r *otherLoads) largestWithout(b int) int64 {
 // eighth root of the mean eighth power of all loads. The fullest ranks dominate this root, but a change among the other ranks also changes
 // it. The root is replaced by its tangent at the loads with which the search begins: with the tangent, the effect of a move is a sum over
 // the ranks whose loads it changes.
-type mix struct {
+type smoothedPeak struct {
 	kappa  float64
 	slope  float64 // by how much smooth rises when the eighth power of a load rises by 1
-	smooth float64 // kappa times the root, by its tangent
+	rootTerm float64 // kappa times the root, by its tangent
 }
 
 // startMix computes the tangent at the present loads.
-func (l *loads) startMix(kappa float64) {
-	l.mix = mix{kappa: kappa}
+func (l *loads) startSmoothing(kappa float64) {
+	l.smoothed = smoothedPeak{kappa: kappa}
 	power := 0.0
 	for _, load := range l.load {
 		power += eighth(load)
 	}
 	if power > 0 {
-		l.mix.smooth = kappa * math.Sqrt(math.Sqrt(math.Sqrt(power/float64(len(l.load)))))
-		l.mix.slope = l.mix.smooth / (8 * power)
+		l.smoothed.rootTerm = kappa * math.Sqrt(math.Sqrt(math.Sqrt(power/float64(len(l.load)))))
+		l.smoothed.slope = l.smoothed.rootTerm / (8 * power)
 	}
 }
 
 // ceiling returns the weighted mean for the largest load (peak) and a value of smooth. If the search begins with loads of a few tokens, the
 // tangent makes smooth huge for large loads. Therefore the result is at most 2^52: its product with 1024 ranks still fits an int64.
-func (m *mix) ceiling(peak int64, smooth float64) int64 {
+func (m *smoothedPeak) value(peak int64, smooth float64) int64 {
 	return int64(math.Round(min((1-m.kappa)*float64(peak)+smooth, 1<<52)))
 }
 
 // rise returns by how much smooth rises when the load of a rank changes.
-func (m *mix) rise(from, to int64) float64 { return m.slope * (eighth(to) - eighth(from)) }
+func (m *smoothedPeak) rootRise(from, to int64) float64 { return m.slope * (eighth(to) - eighth(from)) }
 
 // eighth returns the eighth power of a load.
 func eighth(x int64) float64 {

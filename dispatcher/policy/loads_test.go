@@ -19,21 +19,21 @@ func drawLoads(t *rapid.T) *loads {
 func TestACeilingIsThatOfTheChangedLoads(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		l := drawLoads(t)
-		l.startMix(rapid.SampledFrom([]float64{0, 0.3}).Draw(t, "kappa"))
-		n, m := len(l.load), &l.mix
+		l.startSmoothing(rapid.SampledFrom([]float64{0, 0.3}).Draw(t, "kappa"))
+		n, m := len(l.load), &l.smoothed
 		a := rapid.IntRange(0, n-1).Draw(t, "a")
 		b := (a + rapid.IntRange(1, n-1).Draw(t, "b")) % n
 		in, by := rapid.Int64Range(0, 25).Draw(t, "in"), rapid.Int64Range(-l.load[b], 25).Draw(t, "by")
 		r := l.without(a)
 		x, y := l.load[a]+in, l.load[b]+by
-		one := m.ceiling(max(r.largest, x), m.smooth+m.rise(l.load[a], x))
-		two := m.ceiling(max(r.largestWithout(b), x, y), m.smooth+m.rise(l.load[a], x)+m.rise(l.load[b], y))
+		one := m.value(max(r.largest, x), m.rootTerm+m.rootRise(l.load[a], x))
+		two := m.value(max(r.largestWithout(b), x, y), m.rootTerm+m.rootRise(l.load[a], x)+m.rootRise(l.load[b], y))
 
-		l.shift(a, in)
-		require.InDelta(t, m.ceiling(l.peak(), m.smooth), one, 1, "one rank")
+		l.changeLoad(a, in)
+		require.InDelta(t, m.value(l.peak(), m.rootTerm), one, 1, "one rank")
 		require.Equal(t, slices.Max(l.load), l.peak())
-		l.shift(b, by)
-		require.InDelta(t, m.ceiling(l.peak(), m.smooth), two, 1, "two ranks")
+		l.changeLoad(b, by)
+		require.InDelta(t, m.value(l.peak(), m.rootTerm), two, 1, "two ranks")
 		require.Equal(t, slices.Max(l.load), l.peak())
 		kept := l.top
 		l.rescan()
@@ -41,7 +41,7 @@ func TestACeilingIsThatOfTheChangedLoads(t *testing.T) {
 			require.Equal(t, l.top[i].load, kept[i].load, "the three largest are kept up to date")
 		}
 		r = l.without(a)
-		l.shift(a, -in)
+		l.changeLoad(a, -in)
 		require.Equal(t, max(r.largest, l.load[a]), l.peak(), "without an entry")
 	})
 }
@@ -61,11 +61,11 @@ func TestTheTangentIsThatOfTheMean(t *testing.T) {
 			}
 			return 0.4*float64(l.peak()) + 0.6*math.Pow(power/float64(len(l.load)), 1./8)
 		}
-		ceiling := func() float64 { return float64(l.mix.ceiling(l.peak(), l.mix.smooth)) }
-		l.startMix(0.6)
+		ceiling := func() float64 { return float64(l.smoothed.value(l.peak(), l.smoothed.rootTerm)) }
+		l.startSmoothing(0.6)
 		require.InDelta(t, of(), ceiling(), 1)
 		before, exact := ceiling(), of()
-		l.shift(rapid.IntRange(0, len(l.load)-1).Draw(t, "rank"), 1<<8)
+		l.changeLoad(rapid.IntRange(0, len(l.load)-1).Draw(t, "rank"), 1<<8)
 		require.InDelta(t, of()-exact, ceiling()-before, 2)
 	})
 }
@@ -74,9 +74,9 @@ func TestTheTangentIsThatOfTheMean(t *testing.T) {
 func TestALargePromptBesideTinyLoadsIsNoGain(t *testing.T) {
 	l := &loads{load: []int64{1 << fixedBits, 0, 0}}
 	l.rescan()
-	l.startMix(0.6)
+	l.startSmoothing(0.6)
 	large := int64(2_000_000) << fixedBits
 	const group = 1024
-	got := l.mix.ceiling(large, l.mix.smooth+l.mix.rise(0, large))
+	got := l.smoothed.value(large, l.smoothed.rootTerm+l.smoothed.rootRise(0, large))
 	require.Greater(t, group*got, group*large, "a product that overflows would be negative")
 }

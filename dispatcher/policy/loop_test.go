@@ -159,10 +159,10 @@ func phases(p Policy, s *Snapshot, dst []Assignment) (out []Assignment, took [3]
 	}
 	switch p := p.(type) {
 	case *greedy:
-		more := p.start(s)
+		more := p.beginRound(s)
 		lap(0)
 		if more {
-			if p.guard {
+			if p.overdueFirst {
 				dst = p.serveOverdue(s, dst)
 			}
 			dst = p.placeSingles(s, dst)
@@ -177,7 +177,7 @@ func phases(p Policy, s *Snapshot, dst []Assignment) (out []Assignment, took [3]
 			lap(1)
 			p.improve(p.budget(s))
 			p.fillUp(s)
-			dst = p.bind(s, dst)
+			dst = p.appendAssignments(s, dst)
 		}
 	}
 	lap(2)

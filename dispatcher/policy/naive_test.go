@@ -20,7 +20,7 @@ func naiveGreedy(p *greedy, s *Snapshot) []Assignment {
 	n, horizon := int64(len(s.Workers)), 0
 	alpha, beta, gamma := 1.0, float64(n), 1.0
 	equal := func(x, y float64) bool { return x == y }
-	if a := p.ahead; a != nil {
+	if a := p.lookahead; a != nil {
 		horizon, alpha, beta, gamma, equal = a.horizon, a.alpha, a.beta, a.gamma, subset.Equal
 	}
 	ranks := make([]rank, n)
@@ -32,7 +32,7 @@ func naiveGreedy(p *greedy, s *Snapshot) []Assignment {
 		for h := range r.load {
 			for _, q := range w.Running {
 				if float32(h) < q.Rhat || q.Rhat >= float32(horizon) || q.Rhat == 0 {
-					r.load[h] += int64(q.Prompt) + int64(q.Generated) - int64(q.Away) + int64(h)
+					r.load[h] += int64(q.Prompt) + int64(q.Generated) - int64(q.KVElsewhere) + int64(h)
 				}
 			}
 			r.load[h] = subset.Scaled(r.load[h], float64(w.Cost))
@@ -65,7 +65,7 @@ func naiveGreedy(p *greedy, s *Snapshot) []Assignment {
 	size := func(r *rank, e Entry) int64 { return subset.Scaled(int64(e.Prompt), float64(r.w.Cost)) }
 
 	line := slices.Clone(s.Pool)
-	if p.longest {
+	if p.longestFirst {
 		slices.SortStableFunc(line, func(a, b Entry) int { return int(b.Prompt) - int(a.Prompt) })
 	}
 	var out []Assignment
@@ -85,7 +85,7 @@ func naiveGreedy(p *greedy, s *Snapshot) []Assignment {
 	}
 	shut := func(r *rank) { open, r.free = open-r.free, 0 }
 
-	if p.guard {
+	if p.overdueFirst {
 		var late []Entry
 		for _, e := range s.Pool {
 			if e.Urgent || s.MaxAgeMs > 0 && e.WaitMs >= s.MaxAgeMs {
@@ -172,7 +172,7 @@ func naiveGreedy(p *greedy, s *Snapshot) []Assignment {
 		return best, f, ok
 	}
 	theta := p.theta
-	if theta == groupSize {
+	if theta == thetaIsRankCount {
 		theta = n
 	}
 	for open > theta && len(line) > 0 {

@@ -36,47 +36,47 @@ func (r *residents) move(i, from, to int32) {
 }
 
 // nearLooks bounds the work of stayNear in a round: the number of hits and placements that it looks at.
-const nearLooks = 1024
+const maxNearLooks = 1024
 
 // stayNear moves placements to ranks whose prefix caches hold more of their prompts, so that less KV must be copied to the ranks. The
 // fullest rank never becomes fuller, but the loads of the other ranks may become less equal. A move for which a whole prompt need not be
 // copied may raise the ceiling of the loads by at most the share `near` of a step. For a part of a prompt, it may raise it by the same part
 // of this share.
-func (p *evenkeel) stayNear(s *Snapshot) {
+func (p *evenkeel) preferPrefixRanks(s *Snapshot) {
 	noHits := len(s.Waits) == 0
-	if p.set.near == 0 || noHits || p.ranks.openSlots == 0 { // it moves placements only while the round leaves a slot free
+	if p.set.prefixAffinity == 0 || noHits || p.ranks.openSlots == 0 { // it moves placements only while the round leaves a slot free
 		return
 	}
 	l := &p.loads
-	search := nearest{evenkeel: p, s: s, peak: l.peak(), ceiling: float64(l.mix.ceiling(l.peak(), l.mix.smooth))}
-	step := search.ceiling // length of a step, in the units of loads
+	search := nearSearch{evenkeel: p, s: s, peak: l.peak(), smoothedPeak: float64(l.smoothed.value(l.peak(), l.smoothed.rootTerm))}
+	step := search.smoothedPeak // length of a step, in the units of loads
 	if s.C1Ms > 0 {
 		step += math.Ldexp(float64(s.C0Ms)/float64(s.C1Ms), fixedBits) // the part of a step that does not depend on the load
 	}
-	search.allowance = step * p.set.near
-	p.climb.evaluationsLeft = nearLooks
-	p.byRank.list(p.placed, len(s.Workers))
-	for a := 0; a < len(p.placed) && p.climb.evaluationsLeft > 0; a++ {
+	search.allowance = step * p.set.prefixAffinity
+	p.search.evaluationsLeft = maxNearLooks
+	p.placementsOn.list(p.placed, len(s.Workers))
+	for a := 0; a < len(p.placed) && p.search.evaluationsLeft > 0; a++ {
 		if int(p.placed[a].rank) != p.ranks.reserved && len(search.hits(p.placed[a].candidate)) > 0 {
-			search.approach(a)
+			search.moveNearHits(a)
 		}
 	}
 }
 
 // nearest is the state of stayNear: the loads that the search has reached, and how much worse a move may make them.
-type nearest struct {
+type nearSearch struct {
 	*evenkeel
 	s         *Snapshot
 	peak      int64   // largest load
-	ceiling   float64 // see mix
+	smoothedPeak   float64 // see mix
 	allowance float64 // by how much the ceiling may rise for a move that saves the copy of a whole prompt
 }
 
 // hits returns which ranks hold how much of a candidate's prompt.
-func (p *nearest) hits(who int32) []Hit { return p.s.Waits[p.candidates.all[who].entry].Hits }
+func (p *nearSearch) hits(who int32) []Hit { return p.s.Waits[p.candidates.all[who].entry].Hits }
 
 // holds returns how many tokens of a candidate's prompt rank g holds.
-func (p *nearest) holds(who int32, g int) int {
+func (p *nearSearch) tokensHeld(who int32, g int) int {
 	hits := p.hits(who)
 	if at, ok := slices.BinarySearchFunc(hits, p.s.Workers[g].ID, func(h Hit, id int32) int { return int(h.Worker) - int(id) }); ok {
 		return hits[at].Tokens
@@ -86,18 +86,18 @@ func (p *nearest) holds(who int32, g int) int {
 
 // approach moves placement a to the rank where the most tokens of its prompt need not be copied (are spared): to a free slot, or else in
 // exchange with another placement.
-func (p *nearest) approach(a int) {
+func (p *nearSearch) moveNearHits(a int) {
 	who := p.placed[a].candidate
-	heldHere := p.holds(who, int(p.placed[a].rank))
+	heldHere := p.tokensHeld(who, int(p.placed[a].rank))
 	mostSpared, rank, swapWith := 0, none, none // the best move so far
-	p.without(a)
+	p.liftPlacement(a)
 	for _, h := range p.hits(who) {
-		if p.climb.evaluationsLeft--; p.climb.evaluationsLeft < 0 {
+		if p.search.evaluationsLeft--; p.search.evaluationsLeft < 0 {
 			break
 		}
 		g, ok := p.s.index(h.Worker)
 		spared := h.Tokens - heldHere
-		isOther := ok && g != p.climb.rank && g != p.ranks.reserved // not ok: the rank is not in the snapshot
+		isOther := ok && g != p.search.rank && g != p.ranks.reserved // not ok: the rank is not in the snapshot
 		if !isOther || spared <= mostSpared {
 			continue
 		}
@@ -112,17 +112,17 @@ func (p *nearest) approach(a int) {
 	if swapWith != none {
 		p.exchange(a, swapWith)
 	} else if rank != none {
-		p.byRank.move(int32(a), p.placed[a].rank, int32(rank))
+		p.placementsOn.move(int32(a), p.placed[a].rank, int32(rank))
 		p.relocate(a, rank)
 	}
 }
 
 // bestSwap looks for the placement on rank g whose exchange with placement a spares the most tokens, and more than least. The move of a
 // itself spares so many tokens. swapWith is the placement, or none.
-func (p *nearest) bestSwap(a, g, spared, least int) (mostSpared, swapWith int) {
+func (p *nearSearch) bestSwap(a, g, spared, least int) (mostSpared, swapWith int) {
 	mostSpared, swapWith = least, none
-	for b := p.byRank.first[g]; b != none && p.climb.evaluationsLeft > 0; b = p.byRank.next[b] {
-		p.climb.evaluationsLeft--
+	for b := p.placementsOn.first[g]; b != none && p.search.evaluationsLeft > 0; b = p.placementsOn.next[b] {
+		p.search.evaluationsLeft--
 		if bothSpared := spared + p.sparesFor(int(b), g); bothSpared > mostSpared && p.canSwap(a, int(b), g, bothSpared) {
 			mostSpared, swapWith = bothSpared, int(b)
 		}
@@ -132,29 +132,29 @@ func (p *nearest) bestSwap(a, g, spared, least int) (mostSpared, swapWith int) {
 
 // affords says whether it is worth a change of loads that so many prompt tokens of a candidate (who is its index) need not be copied. The
 // load of the rank in p.climb becomes its baseLoad plus added, and the load of rank g changes by change.
-func (p *nearest) affords(added int64, g int, change int64, spared int, who int32) bool {
-	l, m := &p.loads, &p.climb
+func (p *nearSearch) affords(added int64, g int, change int64, spared int, who int32) bool {
+	l, m := &p.loads, &p.search
 	if max(m.others.largestWithout(g), m.baseLoad+added, l.load[g]+change) > p.peak {
 		return false
 	}
 	share := min(1, float64(spared)/float64(max(1, p.candidates.all[who].tokens)))
-	return float64(p.ceilingWithTwo(added, g, change))-p.ceiling <= p.allowance*share
+	return float64(p.smoothedPeakAfter(added, g, change))-p.smoothedPeak <= p.allowance*share
 }
 
 // sparesFor returns how many tokens fewer must be copied for placement b if it moves from rank g to the rank in p.climb; below 0: more.
-func (p *nearest) sparesFor(b, g int) int {
+func (p *nearSearch) sparesFor(b, g int) int {
 	who := p.placed[b].candidate
-	return p.holds(who, p.climb.rank) - p.holds(who, g)
+	return p.tokensHeld(who, p.search.rank) - p.tokensHeld(who, g)
 }
 
 // canSwap says whether placements a and b may exchange their ranks, so that so many prompt tokens need not be copied. The rank of b is g.
-func (p *nearest) canSwap(a, b, g, spared int) bool {
+func (p *nearSearch) canSwap(a, b, g, spared int) bool {
 	whoA, whoB := p.placed[a].candidate, p.placed[b].candidate
 	candidateA, candidateB := &p.candidates.all[whoA], &p.candidates.all[whoB]
-	if candidateB.tokens-candidateA.tokens > p.ranks.room[p.climb.rank] || candidateA.tokens-candidateB.tokens > p.ranks.room[g] {
+	if candidateB.tokens-candidateA.tokens > p.ranks.room[p.search.rank] || candidateA.tokens-candidateB.tokens > p.ranks.room[g] {
 		return false
 	}
 	l := &p.loads
-	return p.affords(p.candidates.loadOn(l, whoB, p.climb.rank), g, p.candidates.loadOn(l, whoA, g)-p.candidates.loadOn(l, whoB, g),
+	return p.affords(p.candidates.loadOn(l, whoB, p.search.rank), g, p.candidates.loadOn(l, whoA, g)-p.candidates.loadOn(l, whoB, g),
 		spared, whoA)
 }

@@ -78,7 +78,7 @@ func TestWhatIsSparedMakesNoStepLonger(t *testing.T) {
 			s.Waits = append(s.Waits, EntryDetails{Hits: hits, HeldMs: -1})
 		}
 		far, near := evenkeelDefaults, evenkeelDefaults
-		far.near, near.near = 0, 0.01
+		far.prefixAffinity, near.prefixAffinity = 0, 0.01
 		apart, beside := newEvenkeel("", &far).(*evenkeel), newEvenkeel("", &near).(*evenkeel)
 		a, b := apart.Decide(s, nil), beside.Decide(s, nil)
 		checkRules(t, beside, s, b)
@@ -104,7 +104,7 @@ func TestWhatIsSparedMakesNoStepLonger(t *testing.T) {
 		require.GreaterOrEqual(t, spared(b), spared(a))
 		if len(b) > 0 {
 			l, m := &apart.loads, &beside.loads
-			found, now := l.mix.ceiling(l.peak(), l.mix.smooth), m.mix.ceiling(m.peak(), m.mix.smooth)
+			found, now := l.smoothed.value(l.peak(), l.smoothed.rootTerm), m.smoothed.value(m.peak(), m.smoothed.rootTerm)
 			law := int64(0)
 			if s.C1Ms > 0 {
 				law = int64(float64(s.C0Ms)/float64(s.C1Ms)) << fixedBits

@@ -18,14 +18,14 @@ type Requirements struct {
 }
 
 // needy is implemented by policies that have Needs.
-type needy interface {
-	needs(meanOutput float64) Requirements
+type hasRequirements interface {
+	requirements(meanOutput float64) Requirements
 }
 
 // NeedsOf returns what p needs. meanOutput is the value in the next Snapshot, 0 if it is not known: a horizon of auto depends on it.
 func NeedsOf(p Policy, meanOutput float64) Requirements {
-	if n, ok := p.(needy); ok {
-		return n.needs(meanOutput)
+	if n, ok := p.(hasRequirements); ok {
+		return n.requirements(meanOutput)
 	}
 	return Requirements{}
 }
@@ -34,7 +34,7 @@ func NeedsOf(p Policy, meanOutput float64) Requirements {
 // together, and on others, because they would have made each step much longer.
 func Held(p Policy) int {
 	if e, ok := p.(*evenkeel); ok {
-		return e.gather.planner.Held() + e.holds.count
+		return e.gather.planner.Held() + e.heldBack.count
 	}
 	return 0
 }

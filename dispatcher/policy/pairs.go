@@ -6,7 +6,7 @@ type pair struct {
 	peakRise int64 // rise of the largest load since bestPair began, when change was computed; never: change is not computed
 }
 
-const never = -1
+const notComputed = -1
 
 // bestPair places the candidates with the indices from `from` to `to`-1. Each time, it takes the candidate and the rank that change the
 // cost least. In a tie, it takes the rank with the smallest load: a rank that is filled while others are empty would soon grow to be the
@@ -16,7 +16,7 @@ func (p *evenkeel) bestPair(_ *Snapshot, from, to int, _ bool) {
 	pairs := sized(p.start.pairs, (to-from)*ranks)
 	p.start.pairs = pairs
 	for i := range pairs {
-		pairs[i].peakRise = never
+		pairs[i].peakRise = notComputed
 	}
 	var peakRise int64 // rise of the largest load since bestPair began
 	for len(p.placed) < p.wanted {
@@ -34,10 +34,10 @@ func (p *evenkeel) bestPair(_ *Snapshot, from, to int, _ bool) {
 			return
 		}
 		before := p.loads.peak()
-		p.add(int32(who), rank)
+		p.placeOn(int32(who), rank)
 		peakRise += p.loads.peak() - before
 		for i := rank; i < len(pairs); i += ranks { // all pairs with this rank
-			pairs[i].peakRise = never
+			pairs[i].peakRise = notComputed
 		}
 	}
 }
@@ -57,10 +57,10 @@ func (p *evenkeel) bestRank(who int32, pairs []pair, peakRise int64) (best int, 
 		known := &pairs[g]
 		if known.peakRise != peakRise {
 			leastChange := known.change - rankCount*(peakRise-known.peakRise)
-			if known.peakRise != never && best != none && leastChange > least {
+			if known.peakRise != notComputed && best != none && leastChange > least {
 				continue
 			}
-			known.change = rankCount*(max(l.peak(), l.load[g]+p.candidates.loadOn(l, who, g))-l.peak()) - c.load - c.age
+			known.change = rankCount*(max(l.peak(), l.load[g]+p.candidates.loadOn(l, who, g))-l.peak()) - c.load - c.waitCredit
 			known.peakRise = peakRise
 		}
 		if best == none || known.change < least || known.change == least && l.load[g] < l.load[best] {

@@ -20,7 +20,7 @@ type ranks struct {
 	withSlots []int32 // ranks that had slots when the round began, ascending; often few, so searches look only at these
 
 	watermark float64 // share of a rank's capacity that is kept empty
-	anyRank   bool    // reserve takes the rank with the most room, even if this rank could not hold the entry when it is idle
+	mostRoomOfAll   bool    // reserve takes the rank with the most room, even if this rank could not hold the entry when it is idle
 
 	reserved    int // the one rank that gets no more entries, so that room for an overdue entry comes free there; or none
 	reservedFor int // index of the overdue entry in the pool
@@ -49,7 +49,7 @@ func (r *ranks) load(s *Snapshot, tokens []int64, watermark float64, extra int32
 
 // loadWhole takes the place of load in policies that let the engine queue: a rank that is up takes any number of entries, and any entry
 // that fits its whole capacity. withSlots stays empty, because these policies look at all ranks.
-func (r *ranks) loadWhole(s *Snapshot) {
+func (r *ranks) loadForEngineQueues(s *Snapshot) {
 	r.reset(len(s.Workers))
 	for g := range s.Workers {
 		if s.Workers[g].Up {
@@ -90,7 +90,7 @@ func (r *ranks) charge(g int, tokens int64) {
 }
 
 // close makes rank g get no more entries in this round.
-func (r *ranks) close(g int) {
+func (r *ranks) closeRank(g int) {
 	r.openSlots -= int64(r.free[g])
 	r.free[g] = 0
 }
@@ -108,7 +108,7 @@ func (r *ranks) reserve(s *Snapshot, entry int) {
 		if !s.Workers[g].Up {
 			continue
 		}
-		couldHold := !r.anyRank && tokens <= KVBudget(s.Workers[g].Capacity, r.watermark)
+		couldHold := !r.mostRoomOfAll && tokens <= KVBudget(s.Workers[g].Capacity, r.watermark)
 		onlyThisCould := couldHold && !reservedCouldHold
 		alike := couldHold == reservedCouldHold // so the room decides
 		if r.reserved == none || onlyThisCould || alike && r.room[g] > r.room[r.reserved] {
@@ -117,7 +117,7 @@ func (r *ranks) reserve(s *Snapshot, entry int) {
 		}
 	}
 	if r.reserved != none {
-		r.close(r.reserved)
+		r.closeRank(r.reserved)
 	}
 }
 

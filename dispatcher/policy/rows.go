@@ -10,15 +10,15 @@ import (
 // row of the matrices that an engine multiplies in a step.
 type rows struct {
 	requests []int32 // by rank: its requests
-	closed   []int32 // by rank: free slots that may not be used, because of a limit of requests
+	closedSlots   []int32 // by rank: free slots that may not be used, because of a limit of requests
 }
 
 // arrangements is how many searches share the evaluations of a round: one without a limit of requests per rank, two with a limit, and the
 // best of these three once more.
-const arrangements = 4
+const searchCount = 4
 
 // arrangement is the result of one search.
-type arrangement struct {
+type searchResult struct {
 	placed, late int     // entries that were placed, and the overdue ones among them
 	load         float64 // the largest load plus RowTokens for each request of the rank with most requests, in KV tokens
 }
@@ -33,12 +33,12 @@ func arrange(p *evenkeel, s *Snapshot) {
 		p.fillUp(s)
 		return
 	}
-	budget = max(1, budget/arrangements) // the searches share the evaluations
+	budget = max(1, budget/searchCount) // the searches share the evaluations
 	placeAndImprove(p, s, budget)
 	p.fillUp(s)
 	best, bestLimit := resultOf(p, s), int32(0) // 0: no limit
 	presentLimit := bestLimit                   // the limit with which p has its placements now
-	for _, limit := range limitsOfRows(p, s) {
+	for _, limit := range requestLimits(p, s) {
 		if limit == presentLimit {
 			continue // p has the placements of this limit already
 		}
@@ -65,20 +65,20 @@ func placeAndImprove(p *evenkeel, s *Snapshot, budget int) {
 func arrangeWithLimit(p *evenkeel, s *Snapshot, limit int32, budget int) {
 	p.placed = p.placed[:0]
 	p.loads.build(s, p.loads.requestWeight)
-	p.ranks.load(s, p.loads.held, p.set.watermark, 0)
+	p.ranks.load(s, p.loads.heldTokens, p.set.watermark, 0)
 	wanted := p.placeable(s) // with the slots that are closed below, which place does not count
-	p.rows.closed = sized(p.rows.closed, len(s.Workers))
-	clear(p.rows.closed)
+	p.rows.closedSlots = sized(p.rows.closedSlots, len(s.Workers))
+	clear(p.rows.closedSlots)
 	if limit > 0 {
 		for g := range s.Workers {
 			over := int32(len(s.Workers[g].Running)) + p.ranks.free[g] - limit
-			p.rows.closed[g] = max(0, min(over, p.ranks.free[g]))
-			p.ranks.free[g] -= p.rows.closed[g]
-			p.ranks.openSlots -= int64(p.rows.closed[g])
+			p.rows.closedSlots[g] = max(0, min(over, p.ranks.free[g]))
+			p.ranks.free[g] -= p.rows.closedSlots[g]
+			p.ranks.openSlots -= int64(p.rows.closedSlots[g])
 		}
 	}
 	placeAndImprove(p, s, budget)
-	for g, closed := range p.rows.closed {
+	for g, closed := range p.rows.closedSlots {
 		if g != p.ranks.reserved { // the reserved rank stays closed
 			p.ranks.free[g] += closed
 			p.ranks.openSlots += int64(closed)
@@ -91,7 +91,7 @@ func arrangeWithLimit(p *evenkeel, s *Snapshot, limit int32, budget int) {
 // limitsOfRows returns the two limits of requests per rank that arrange tries. The first is the number that gives all ranks equally many
 // requests or, if a rank already runs more, the number of that rank. The second is the middle between the first and the largest number
 // of requests on a rank when entries are placed without a limit.
-func limitsOfRows(p *evenkeel, s *Snapshot) [2]int32 {
+func requestLimits(p *evenkeel, s *Snapshot) [2]int32 {
 	sum, most := 0, 0
 	for g := range s.Workers {
 		running := len(s.Workers[g].Running)
@@ -119,7 +119,7 @@ func requestsByRank(p *evenkeel, s *Snapshot) []int32 {
 }
 
 // resultOf returns how good the present placements are.
-func resultOf(p *evenkeel, s *Snapshot) (a arrangement) {
+func resultOf(p *evenkeel, s *Snapshot) (a searchResult) {
 	a.placed = len(p.placed)
 	for _, placement := range p.placed {
 		if p.candidates.all[placement.candidate].overdue {

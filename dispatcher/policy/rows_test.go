@@ -37,8 +37,8 @@ func TestRowsPlaceNoFewer(t *testing.T) {
 		s := drawMeasured(t)
 		s.Waits = nil
 		v := evenkeelDefaults
-		v.near = 0
-		v.budget = arrangements * rapid.IntRange(1, 500).Draw(t, "evaluations of one")
+		v.prefixAffinity = 0
+		v.budget = searchCount * rapid.IntRange(1, 500).Draw(t, "evaluations of one")
 		decide := func(budget int) (all []Assignment, overdue int) {
 			v := v
 			v.budget = budget
@@ -55,9 +55,9 @@ func TestRowsPlaceNoFewer(t *testing.T) {
 		s.Budget = 0
 		short := false
 		if p := newEvenkeel("", &v).(*evenkeel); p.beginRound(s) {
-			_, short = p.shortOfRoom(s)
+			_, short = p.roomIsScarce(s)
 		}
-		without, lateWithout := decide(v.budget / arrangements)
+		without, lateWithout := decide(v.budget / searchCount)
 		s.RowTokens = rapid.Int64Range(0, 100_000).Draw(t, "KV tokens")
 		all, late := decide(v.budget)
 		if short { // there requests weigh more in a load instead

@@ -36,9 +36,9 @@ func drawMeasured(t *rapid.T) *Snapshot {
 // drawEvenkeel makes a policy with settings that matter to small fleets.
 func drawEvenkeel(t *rapid.T) *evenkeel {
 	v := evenkeelDefaults
-	v.candidates = rapid.SampledFrom([]int{0, 2, 32}).Draw(t, "candidates")
-	v.pairs = rapid.SampledFrom([]int{0, 24}).Draw(t, "pairs")
-	v.refill = rapid.SampledFrom([]int{0, 200}).Draw(t, "refill")
+	v.extraCandidates = rapid.SampledFrom([]int{0, 2, 32}).Draw(t, "candidates")
+	v.bestPairMax = rapid.SampledFrom([]int{0, 24}).Draw(t, "pairs")
+	v.workerFirstMax = rapid.SampledFrom([]int{0, 200}).Draw(t, "refill")
 	v.ageWeight = rapid.SampledFrom([]float64{0, 100}).Draw(t, "age weight")
 	v.kappa = rapid.SampledFrom([]float64{0, 0, 0, 0.3}).Draw(t, "kappa")
 	return newEvenkeel("evenkeel", &v).(*evenkeel)
@@ -51,9 +51,9 @@ func (p *evenkeel) aim() int64 {
 
 // worth is the aim of placements that a board's loads have.
 func (p *evenkeel) worth(l *loads, placed []placement) int64 {
-	aim := int64(len(l.load)) * l.mix.ceiling(l.peak(), l.mix.smooth)
+	aim := int64(len(l.load)) * l.smoothed.value(l.peak(), l.smoothed.rootTerm)
 	for _, a := range placed {
-		aim -= p.candidates.all[a.candidate].load + p.candidates.all[a.candidate].age
+		aim -= p.candidates.all[a.candidate].load + p.candidates.all[a.candidate].waitCredit
 	}
 	return aim
 }
@@ -79,9 +79,9 @@ func (p *evenkeel) checkLoads(t *rapid.T, s *Snapshot, when string) {
 	}
 
 	var r ranks
-	r.load(s, got.held, p.set.watermark, 0)
+	r.load(s, got.heldTokens, p.set.watermark, 0)
 	if p.ranks.reserved != none {
-		r.close(p.ranks.reserved)
+		r.closeRank(p.ranks.reserved)
 	}
 	for _, a := range p.placed {
 		c := &p.candidates.all[a.candidate]
@@ -112,10 +112,10 @@ func TestTheCostIsKeptUpToDate(t *testing.T) {
 		p.checkLoads(t, s, "before")
 		p.place(s)
 		p.checkLoads(t, s, "after the start")
-		p.loads.startMix(p.set.kappa)
+		p.loads.startSmoothing(p.set.kappa)
 		if len(p.placed) > 0 && p.ranks.reserved == none && rapid.IntRange(0, 4).Draw(t, "reserve") == 0 {
 			p.ranks.reserved = int(p.placed[len(p.placed)-1].rank)
-			p.ranks.close(p.ranks.reserved)
+			p.ranks.closeRank(p.ranks.reserved)
 		}
 		before, kept := p.aim(), int64(0)
 		if p.ranks.reserved != none {
@@ -126,7 +126,7 @@ func TestTheCostIsKeptUpToDate(t *testing.T) {
 		if p.ranks.reserved != none {
 			require.Equal(t, kept, p.ranks.room[p.ranks.reserved], "a reserved rank's room is to grow")
 		}
-		p.loads.startMix(p.set.kappa)
+		p.loads.startSmoothing(p.set.kappa)
 		require.LessOrEqual(t, p.aim(), before, "improving never makes it worse")
 		p.fillUp(s)
 		p.checkLoads(t, s, "after filling up")
@@ -145,7 +145,7 @@ func TestThereIsNoBetterMoveAtTheEnd(t *testing.T) {
 		least := p.aim()
 		try := func(placed []placement, what string) {
 			var r ranks
-			r.load(s, p.loads.held, p.set.watermark, 0)
+			r.load(s, p.loads.heldTokens, p.set.watermark, 0)
 			for _, a := range placed {
 				c := &p.candidates.all[a.candidate]
 				if int(a.rank) == p.ranks.reserved || !r.fits(int(a.rank), c.tokens) {
@@ -153,7 +153,7 @@ func TestThereIsNoBetterMoveAtTheEnd(t *testing.T) {
 				}
 				r.charge(int(a.rank), c.tokens)
 			}
-			require.Greater(t, p.worth(p.rebuilt(s, placed), placed), least-worthwhile, what)
+			require.Greater(t, p.worth(p.rebuilt(s, placed), placed), least-minImprovement, what)
 		}
 		for i, a := range p.placed {
 			other := slices.Clone(p.placed)
@@ -189,7 +189,7 @@ func TestLoadsAreThoseOfTheText(t *testing.T) {
 		for g, w := range s.Workers {
 			loads[g] = float64(w.Others)
 			for _, q := range w.Running {
-				loads[g] += float64(q.Prompt) + float64(q.Generated) - float64(q.Away) + growth
+				loads[g] += float64(q.Prompt) + float64(q.Generated) - float64(q.KVElsewhere) + growth
 			}
 		}
 		for _, a := range p.placed {
@@ -211,7 +211,7 @@ func TestLoadsAreThoseOfTheText(t *testing.T) {
 // rebuilding everything for every pair; worker says which rank's turn it is.
 func naiveStart(p *evenkeel, s *Snapshot, worker func(l *loads, r *ranks) int) (placed []placement) {
 	var r ranks
-	r.load(s, p.loads.held, p.set.watermark, 0)
+	r.load(s, p.loads.heldTokens, p.set.watermark, 0)
 	free := make([]bool, len(p.candidates.all))
 	for len(placed) < p.wanted {
 		l := p.rebuilt(s, placed)
@@ -236,7 +236,7 @@ func naiveStart(p *evenkeel, s *Snapshot, worker func(l *loads, r *ranks) int) (
 			if turn == none {
 				return placed
 			}
-			r.close(turn)
+			r.closeRank(turn)
 			if r.openSlots == 0 {
 				return placed
 			}
@@ -265,7 +265,7 @@ func TestStartsAreThoseOfTheText(t *testing.T) {
 		for i := range s.Pool {
 			s.Pool[i].Urgent = false
 		}
-		p.set.candidates, p.set.refill, p.set.pairs = 100, 200, 200
+		p.set.extraCandidates, p.set.workerFirstMax, p.set.bestPairMax = 100, 200, 200
 		if !p.beginRound(s) {
 			return
 		}
@@ -296,7 +296,7 @@ func TestLongestFirstLevelsWhatIsHeldNow(t *testing.T) {
 				s.Pool = append(s.Pool, Entry{ID: uint64(100 + g), Prompt: rapid.Int32Range(1, 600).Draw(t, "prompt")})
 			}
 		}
-		p.set.refill, p.set.pairs = 0, 0
+		p.set.workerFirstMax, p.set.bestPairMax = 0, 0
 		if !p.beginRound(s) {
 			return
 		}
@@ -304,7 +304,7 @@ func TestLongestFirstLevelsWhatIsHeldNow(t *testing.T) {
 		oldest := slices.Clone(s.Pool[:p.wanted])
 		slices.SortStableFunc(oldest, func(a, b Entry) int { return cmp.Compare(b.Prompt, a.Prompt) })
 		var r ranks
-		r.load(s, p.loads.held, p.set.watermark, 0)
+		r.load(s, p.loads.heldTokens, p.set.watermark, 0)
 		loads := p.rebuilt(s, nil)
 		for i, a := range p.placed {
 			c := &p.candidates.all[a.candidate]
@@ -319,7 +319,7 @@ func TestLongestFirstLevelsWhatIsHeldNow(t *testing.T) {
 				}
 			}
 			r.charge(int(a.rank), c.tokens)
-			loads.shift(int(a.rank), p.candidates.loadOn(loads, a.candidate, int(a.rank)))
+			loads.changeLoad(int(a.rank), p.candidates.loadOn(loads, a.candidate, int(a.rank)))
 		}
 	})
 }

@@ -18,7 +18,7 @@ type settings struct {
 	longest   bool  // the key order has the value desc
 	maxAgeMs  float64
 	watermark float64
-	ahead     bool
+	sendsAhead     bool
 	margin    int32
 	seed      uint64
 
@@ -31,17 +31,17 @@ type settings struct {
 	tau        float64
 	every      int
 	decrement  bool // value of the key decrement_anchor
-	candidates int
+	extraCandidates int
 	budget     int
-	pairs      int
-	refill     int
+	bestPairMax      int
+	workerFirstMax     int
 	kappa      float64
 	ageWeight  float64 // or auto
-	hold       float64
+	holdSteps       float64
 	patience   float64
-	maxHold    float64
+	maxHoldS    float64
 	requests   bool
-	near       float64
+	prefixAffinity       float64
 }
 
 type key = namedargs.Key[settings]
@@ -50,7 +50,7 @@ type key = namedargs.Key[settings]
 var allSettings = []key{
 	namedargs.Whole("window", 1, subset.MaxItems, func(v *settings) *int { return &v.window }),
 	namedargs.Or(namedargs.Whole("theta", 0, math.MaxInt32, func(v *settings) *int64 { return &v.theta }),
-		"G", groupSize, func(v *settings) *int64 { return &v.theta }).Meaning("G, the number of workers, or a whole number from 0"),
+		"G", thetaIsRankCount, func(v *settings) *int64 { return &v.theta }).Meaning("G, the number of workers, or a whole number from 0"),
 	namedargs.Either("queue", "margin", "capacity", func(v *settings) *bool { return &v.capacity }),
 	namedargs.Either("order", "fcfs", "desc", func(v *settings) *bool { return &v.longest }),
 	namedargs.Whole("margin", 0, 1024, func(v *settings) *int32 { return &v.margin }),
@@ -78,16 +78,16 @@ var allSettings = []key{
 	namedargs.Whole("budget", 0, 1<<24, func(v *settings) *int { return &v.budget }),
 	namedargs.Number("kappa", 0, 1, func(v *settings) *float64 { return &v.kappa }),
 	orAuto("age_weight", 1e6, func(v *settings) *float64 { return &v.ageWeight }),
-	namedargs.Number("hold", 0, 1000, func(v *settings) *float64 { return &v.hold }).Meaning(
+	namedargs.Number("hold", 0, 1000, func(v *settings) *float64 { return &v.holdSteps }).Meaning(
 		"the number of steps for which a longer step counts, from 0 to 1000; 0 holds nothing back where ranks only decode"),
 	namedargs.Number("patience", 0, 100, func(v *settings) *float64 { return &v.patience }),
-	namedargs.Number("max_hold", 0, 3600, func(v *settings) *float64 { return &v.maxHold }).Meaning("seconds from 0 to 3600"),
+	namedargs.Number("max_hold", 0, 3600, func(v *settings) *float64 { return &v.maxHoldS }).Meaning("seconds from 0 to 3600"),
 	namedargs.Either("requests", "false", "true", func(v *settings) *bool { return &v.requests }),
-	namedargs.Number("near", 0, 1, func(v *settings) *float64 { return &v.near }).Meaning(
+	namedargs.Number("near", 0, 1, func(v *settings) *float64 { return &v.prefixAffinity }).Meaning(
 		"the share of a step by which ranks below the fullest may become less level for prompts that ranks hold, from 0 to 1"),
 	namedargs.Number("max_age_ms", 0, math.MaxInt32,
 		func(v *settings) *float64 { return &v.maxAgeMs }).Meaning("milliseconds, 0 turns the guard off"),
-	namedargs.Either("ahead", "false", "true", func(v *settings) *bool { return &v.ahead }),
+	namedargs.Either("ahead", "false", "true", func(v *settings) *bool { return &v.sendsAhead }),
 	namedargs.Number("watermark", 0, 0.9,
 		func(v *settings) *float64 { return &v.watermark }).Meaning("the share of KV capacity kept empty, from 0 to 0.9"),
 }

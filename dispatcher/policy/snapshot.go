@@ -24,12 +24,12 @@ type Snapshot struct {
 	MeanOutput float64 // mean number of tokens of a finished answer; 0: too few answers were seen
 
 	Early bool    // entries are bound before their prefill begins, so their KV comes later
-	Mixed bool    // the ranks prefill and decode: entries come without KV
+	Aggregated bool    // the ranks prefill and decode: entries come without KV
 	OwnMs float32 // for mixed ranks: ms that a prompt token adds to a step on its own rank, 0 = unknown
 	// Unbegun is the mean number of requests that waited for their first token over about the last minute of steps, on mixed ranks or in
 	// the pool, without requests that the policy held back. PromptRate is how many prompt tokens all ranks together computed per second of
 	// these steps. Below 0: not known.
-	Unbegun    float32
+	NotStarted    float32
 	PromptRate float32
 	Waits      []EntryDetails // one for each entry of Pool; empty unless Mixed, or a policy that reads Hits has a prompt with some
 }
@@ -68,11 +68,11 @@ type Request struct {
 	Slot      int32 // index in the board's slot table, the same while the request runs
 	// Away is the part of its KV tokens that is in the Others of other ranks, because the engine may run it on any of its ranks. Policies
 	// assume that the request grows only on this worker.
-	Away int32
+	KVElsewhere int32
 }
 
 // Tokens returns the KV tokens that the request holds on its worker.
-func (r *Request) Tokens() int64 { return int64(r.Prompt) + int64(r.Generated) - int64(r.Away) }
+func (r *Request) Tokens() int64 { return int64(r.Prompt) + int64(r.Generated) - int64(r.KVElsewhere) }
 
 // Entry is a request that waits for a rank. Its prefill is finished or, if the rank must be known
 // before the prefill or computes the prefill itself, can begin at once.

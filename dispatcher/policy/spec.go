@@ -9,7 +9,7 @@ import (
 )
 
 // form is a policy, or a preset of one, that a user can name: its name, the keys that may be set, and their defaults.
-type form struct {
+type namedPolicy struct {
 	name     string
 	presets  []string // keys that the preset sets and a user cannot
 	keys     []key    // keys that a user may set
@@ -17,29 +17,29 @@ type form struct {
 	build    func(name string, v *settings) Policy
 }
 
-var commonDefaults = settings{window: 8, theta: groupSize, maxAgeMs: 30_000, watermark: 0.05, ahead: true, margin: 2, seed: 1}
+var commonDefaults = settings{window: 8, theta: thetaIsRankCount, maxAgeMs: 30_000, watermark: 0.05, sendsAhead: true, margin: 2, seed: 1}
 
-var brhDefaults = changed(commonDefaults, func(v *settings) {
+var brhDefaults = withChange(commonDefaults, func(v *settings) {
 	v.horizon, v.alpha, v.beta, v.gamma = auto, 1, 48, 0.9
 	v.predictor, v.tau, v.every = "survival", 0.5, 20
 })
 
-var evenkeelDefaults = changed(commonDefaults, func(v *settings) {
-	v.candidates, v.budget, v.pairs, v.refill = 128, 4000, 24, 200
+var evenkeelDefaults = withChange(commonDefaults, func(v *settings) {
+	v.extraCandidates, v.budget, v.bestPairMax, v.workerFirstMax = 128, 4000, 24, 200
 	v.kappa, v.ageWeight, v.requests = 0.6, auto, true
-	v.near, v.hold = 0.01, 3
-	v.patience, v.maxHold = rounds.Default.Patience, rounds.Default.MaxHold
+	v.prefixAffinity, v.holdSteps = 0.01, 3
+	v.patience, v.maxHoldS = rounds.Default.Patience, rounds.Default.MaxHold
 })
 
 // forms are all policies and presets, in the order in which a user sees them.
-var forms = slices.Concat([]form{
+var namedPolicies = slices.Concat([]namedPolicy{
 	{
 		name: "br0", keys: keysNamed("window", "theta", "queue", "order", "max_age_ms", "ahead", "watermark"),
 		defaults: commonDefaults, build: newBR0,
 	},
 	{
 		name: "br0:paper", keys: keysNamed("window", "theta", "order", "watermark"), presets: []string{"queue", "max_age_ms", "ahead"},
-		defaults: changed(commonDefaults, func(v *settings) { v.capacity, v.maxAgeMs, v.ahead = true, 0, false }), build: newPaper,
+		defaults: withChange(commonDefaults, func(v *settings) { v.capacity, v.maxAgeMs, v.sendsAhead = true, 0, false }), build: newPaper,
 	},
 	{
 		name: "br0:bypass", keys: keysNamed("margin", "max_age_ms", "watermark"),
@@ -56,10 +56,10 @@ var forms = slices.Concat([]form{
 		keys: keysNamed("window", "theta", "order", "horizon", "alpha", "beta", "gamma",
 			"predictor", "tau", "every", "watermark"),
 		presets:  []string{"queue", "max_age_ms", "ahead", "decrement_anchor"},
-		defaults: changed(brhDefaults, func(v *settings) { v.capacity, v.maxAgeMs, v.ahead, v.decrement, v.horizon = true, 0, false, true, 80 }),
+		defaults: withChange(brhDefaults, func(v *settings) { v.capacity, v.maxAgeMs, v.sendsAhead, v.decrement, v.horizon = true, 0, false, true, 80 }),
 		build: func(name string, v *settings) Policy {
 			p := newBRH(name, v).(*greedy)
-			p.guard = false
+			p.overdueFirst = false
 			return p
 		},
 	},
@@ -69,10 +69,10 @@ var forms = slices.Concat([]form{
 			"watermark"),
 		defaults: evenkeelDefaults, build: newEvenkeel,
 	},
-}, simpleForms("random", ruleRandom, "seed"), simpleForms("rr", ruleRR), simpleForms("p2c", ruleP2C, "seed"),
-	simpleForms("jsq", ruleJSQ), simpleForms("jsq-kv", ruleJSQKV))
+}, ruleForms("random", ruleRandom, "seed"), ruleForms("rr", ruleRR), ruleForms("p2c", ruleP2C, "seed"),
+	ruleForms("jsq", ruleJSQ), ruleForms("jsq-kv", ruleJSQKV))
 
-func changed(v settings, change func(*settings)) settings {
+func withChange(v settings, change func(*settings)) settings {
 	change(&v)
 	return v
 }
@@ -80,9 +80,9 @@ func changed(v settings, change func(*settings)) settings {
 // newBR0 makes the policy BR-0 of the BalanceRoute paper, with a starvation guard, which the paper does not have.
 func newBR0(name string, v *settings) Policy {
 	return &greedy{
-		name: name, window: v.window, theta: v.theta, slotsFirst: v.capacity, longest: v.longest,
-		guard: true, maxAgeMs: float32(v.maxAgeMs), watermark: v.watermark, sendsAhead: v.ahead,
-		ranks: ranks{anyRank: true}, // the golden vectors of BR-0 reserve ranks in this way
+		name: name, window: v.window, theta: v.theta, slotsFirst: v.capacity, longestFirst: v.longest,
+		overdueFirst: true, maxAgeMs: float32(v.maxAgeMs), watermark: v.watermark, sendsAhead: v.sendsAhead,
+		ranks: ranks{mostRoomOfAll: true}, // the golden vectors of BR-0 reserve ranks in this way
 	}
 }
 
@@ -90,7 +90,7 @@ func newBR0(name string, v *settings) Policy {
 // the present step.
 func newBRH(name string, v *settings) Policy {
 	p := newBR0(name, v).(*greedy)
-	p.ahead = &ahead{
+	p.lookahead = &lookahead{
 		horizon: v.horizon, alpha: v.alpha, beta: v.beta, gamma: v.gamma,
 		fixedNeeds: Requirements{Predictor: v.predictor, Tau: v.tau, Every: v.every, DecrementAnchor: v.decrement},
 	}
@@ -100,25 +100,25 @@ func newBRH(name string, v *settings) Policy {
 // newPaper makes BR-0 as in the paper: without a starvation guard, even if the snapshot has a MaxAgeMs or an urgent entry.
 func newPaper(name string, v *settings) Policy {
 	p := newBR0(name, v).(*greedy)
-	p.guard = false
+	p.overdueFirst = false
 	return p
 }
 
 func newBypass(name string, v *settings) Policy {
 	return &firstCome{
-		name: name, rule: ruleLeastF, immediate: true, extra: v.margin,
+		name: name, rule: ruleLeastF, immediate: true, extraSlots: v.margin,
 		maxAgeMs: float32(v.maxAgeMs), watermark: v.watermark,
 	}
 }
 
 // simpleForms returns the immediate and the pooled form of a rule.
-func simpleForms(name string, r rule, keys ...string) []form {
+func ruleForms(name string, r rule, keys ...string) []namedPolicy {
 	dice := func(seed uint64) *rand.PCG { return rand.NewPCG(seed, seed^0x9e3779b97f4a7c15) }
-	return []form{
+	return []namedPolicy{
 		{
 			name: name, keys: keysNamed(keys...), defaults: commonDefaults,
 			build: func(name string, v *settings) Policy {
-				return &firstCome{name: name, rule: r, immediate: true, queues: true, dice: dice(v.seed), lastRank: none}
+				return &firstCome{name: name, rule: r, immediate: true, engineQueues: true, dice: dice(v.seed), lastRank: none}
 			},
 		},
 		{
@@ -126,7 +126,7 @@ func simpleForms(name string, r rule, keys ...string) []form {
 			build: func(name string, v *settings) Policy {
 				return &firstCome{
 					name: name, rule: r, dice: dice(v.seed), lastRank: none,
-					maxAgeMs: float32(v.maxAgeMs), watermark: v.watermark, sendsAhead: v.ahead,
+					maxAgeMs: float32(v.maxAgeMs), watermark: v.watermark, sendsAhead: v.sendsAhead,
 				}
 			},
 		},
@@ -135,16 +135,16 @@ func simpleForms(name string, r rule, keys ...string) []form {
 
 // Names lists every policy and preset.
 func Names() []string {
-	names := make([]string, len(forms))
-	for i := range forms {
-		names[i] = forms[i].name
+	names := make([]string, len(namedPolicies))
+	for i := range namedPolicies {
+		names[i] = namedPolicies[i].name
 	}
 	return names
 }
 
 // Spec is a policy that a user has written as text, parsed and checked.
 type Spec struct {
-	form   *form
+	form   *namedPolicy
 	values settings
 	set    []string // keys that were set
 }
@@ -155,8 +155,8 @@ func ParseSpec(text string) (Spec, error) {
 	if err != nil {
 		return Spec{}, err
 	}
-	at := slices.IndexFunc(forms, func(f form) bool { return f.name == name })
-	sp := Spec{form: &forms[at], values: forms[at].defaults}
+	at := slices.IndexFunc(namedPolicies, func(f namedPolicy) bool { return f.name == name })
+	sp := Spec{form: &namedPolicies[at], values: namedPolicies[at].defaults}
 	for _, s := range set {
 		if sp, err = sp.With(s.Key, s.Value); err != nil {
 			return Spec{}, err

@@ -8,7 +8,7 @@ import (
 // starts is the memory of the three ways to make the first placements: longestFirst, workerFirst and bestPair.
 type starts struct {
 	order    []ranked
-	setAside []bool  // by rank: no candidate fits it
+	noneFits []bool  // by rank: no candidate fits it
 	pairs    []pair  // for bestPair: for each candidate, its pair with every rank
 	heap     []int32 // for longestFirst: heap of the ranks with a free slot, the smallest load on top
 }
@@ -26,7 +26,7 @@ const startEvaluations = 4096
 // extraCandidates returns how many candidates the search gets in addition to the n that will be placed. For small n, the usual case, it is
 // the number in the settings.
 func (p *evenkeel) extraCandidates(n int) int {
-	return min(p.set.candidates, max(leastExtra, startEvaluations/max(1, n)))
+	return min(p.set.extraCandidates, max(leastExtra, startEvaluations/max(1, n)))
 }
 
 const leastExtra = 32
@@ -36,16 +36,16 @@ const leastExtra = 32
 func (p *evenkeel) place(s *Snapshot) {
 	p.wanted = p.placeable(s)
 	slotsAreScarce := p.ranks.openSlots <= int64(p.wanted) // there is an entry for each slot; otherwise there is a slot for each entry
-	p.late = overdue(s, p.late[:0])
-	p.candidates.reset(s, p.loads.growth, ageWeightFor(p.set.ageWeight, s), p.stepMs(s))
-	copy(p.candidates.taken, p.holds.entries) // what is held back is no candidate
-	p.candidates.choose(s, p.late, &p.ranks, p.wanted, p.extraCandidates(p.wanted))
+	p.overdueEntries = overdue(s, p.overdueEntries[:0])
+	p.candidates.reset(s, p.loads.expectedGrowth, ageWeightFor(p.set.ageWeight, s), p.stepMs(s))
+	copy(p.candidates.isCandidate, p.heldBack.isHeld) // what is held back is no candidate
+	p.candidates.chooseEntries(s, p.overdueEntries, &p.ranks, p.wanted, p.extraCandidates(p.wanted))
 
 	placeRange := p.longestFirst // the quickest of the three ways, for many placements
 	switch {
-	case slotsAreScarce && p.wanted <= p.set.refill:
+	case slotsAreScarce && p.wanted <= p.set.workerFirstMax:
 		placeRange = p.workerFirst // it chooses which entries are placed
-	case !slotsAreScarce && p.wanted <= p.set.pairs:
+	case !slotsAreScarce && p.wanted <= p.set.bestPairMax:
 		placeRange = p.bestPair // all entries are placed: it chooses where
 	}
 	if p.candidates.overdueCount > 0 {
@@ -66,7 +66,7 @@ func (p *evenkeel) place(s *Snapshot) {
 // placeable returns how many entries the round can place at most: the number of free slots, or of entries that are not held back, whichever
 // is less.
 func (p *evenkeel) placeable(s *Snapshot) int {
-	return int(min(p.ranks.openSlots, int64(len(s.Pool)-p.holds.count)))
+	return int(min(p.ranks.openSlots, int64(len(s.Pool)-p.heldBack.count)))
 }
 
 // fillUp places entries for which improve has made room, so that no slot stays free while an entry waits that fits.
@@ -96,15 +96,15 @@ func (p *evenkeel) reserve(s *Snapshot, beforePlacing bool) {
 // fits gets a later entry of the pool.
 func (p *evenkeel) workerFirst(s *Snapshot, from, to int, fromPool bool) {
 	order := p.sortByGain(from, to)
-	p.start.setAside = sized(p.start.setAside, len(p.loads.load))
-	clear(p.start.setAside)
+	p.start.noneFits = sized(p.start.noneFits, len(p.loads.load))
+	clear(p.start.noneFits)
 	for len(p.placed) < p.wanted && (len(order) > 0 || fromPool) {
 		g := p.leastLoaded()
 		if g == none {
 			return
 		}
 		if best := p.bestFor(g, order); best != none {
-			p.add(order[best].who, g)
+			p.placeOn(order[best].who, g)
 			order = slices.Delete(order, best, best+1)
 			continue
 		}
@@ -113,10 +113,10 @@ func (p *evenkeel) workerFirst(s *Snapshot, from, to int, fromPool bool) {
 			who = p.candidates.addFromPool(s, p.ranks.room[g])
 		}
 		if who == none {
-			p.start.setAside[g] = true
+			p.start.noneFits[g] = true
 			continue
 		}
-		p.add(int32(who), g)
+		p.placeOn(int32(who), g)
 	}
 }
 
@@ -124,7 +124,7 @@ func (p *evenkeel) workerFirst(s *Snapshot, from, to int, fromPool bool) {
 func (p *evenkeel) leastLoaded() int {
 	best, least := none, int64(0)
 	for _, rank := range p.ranks.withSlots {
-		if g := int(rank); p.ranks.free[g] > 0 && !p.start.setAside[g] && (best == none || p.loads.load[g] < least) {
+		if g := int(rank); p.ranks.free[g] > 0 && !p.start.noneFits[g] && (best == none || p.loads.load[g] < least) {
 			best, least = g, p.loads.load[g]
 		}
 	}
@@ -136,7 +136,7 @@ func (p *evenkeel) sortByGain(from, to int) []ranked {
 	order := p.start.order[:0]
 	for i := from; i < to; i++ {
 		if c := &p.candidates.all[i]; !c.placed {
-			order = append(order, ranked{c.load + c.age, int32(i)})
+			order = append(order, ranked{c.load + c.waitCredit, int32(i)})
 		}
 	}
 	p.start.order = order
@@ -188,13 +188,13 @@ func (p *evenkeel) longestFirst(s *Snapshot, from, to int, fromPool bool) {
 		first := order[:min(len(order), p.wanted-len(p.placed))]
 		slices.SortFunc(first, byGain)
 	}
-	p.heapOpen()
+	p.buildHeap()
 	for _, o := range order {
 		if len(p.placed) >= p.wanted {
 			return
 		}
 		if g := p.leastLoadedFor(p.candidates.all[o.who].tokens); g != none {
-			p.add(o.who, g)
+			p.placeOn(o.who, g)
 			p.heapUpdate(g)
 		}
 	}
@@ -204,7 +204,7 @@ func (p *evenkeel) longestFirst(s *Snapshot, from, to int, fromPool bool) {
 			return
 		}
 		g := p.leastLoadedFor(p.candidates.all[who].tokens) // never none, because it fits the largest room
-		p.add(int32(who), g)
+		p.placeOn(int32(who), g)
 		p.heapUpdate(g)
 	}
 }
@@ -234,7 +234,7 @@ func (p *evenkeel) lessLoaded(a, b int) bool {
 }
 
 // heapOpen makes a heap of the ranks with a free slot, with the smallest load on top.
-func (p *evenkeel) heapOpen() {
+func (p *evenkeel) buildHeap() {
 	h := p.start.heap[:0]
 	for _, g := range p.ranks.withSlots {
 		if p.ranks.free[g] > 0 {

@@ -48,8 +48,8 @@ func TestWhatIsBoundHasItsRoomAndCounts(t *testing.T) {
 
 	var e envelope
 	e.build(s, 0)
-	require.EqualValues(t, 4000, e.held[0])
-	require.EqualValues(t, 4000, e.row(0)[0])
+	require.EqualValues(t, 4000, e.heldTokens[0])
+	require.EqualValues(t, 4000, e.loadsOf(0)[0])
 	for _, spec := range []string{"br0:watermark=0", "brh:watermark=0", "pjsq:watermark=0"} {
 		s.Pool = []Entry{{ID: 1, Prompt: 2000}}
 		require.Empty(t, decide(t, spec, s), spec)
@@ -95,6 +95,6 @@ func TestABoundRequestCountsAsItsEntry(t *testing.T) {
 		s.Workers[0].Running = []Request{{ID: e.ID, Prompt: e.Prompt}}
 		p.loads.build(s, 0)
 		require.Equal(t, entry, p.loads.load[0])
-		require.Equal(t, int64(e.Prompt), p.loads.held[0])
+		require.Equal(t, int64(e.Prompt), p.loads.heldTokens[0])
 	})
 }

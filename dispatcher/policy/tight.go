@@ -11,17 +11,17 @@ import (
 // shortest prompts, which add least to its load, and so even more requests. Therefore these rounds compare the loads that the ranks will
 // have when their room is full.
 type tight struct {
-	full []float64 // by rank: its load when its room is full, in KV tokens, scaled by what a token costs there
-	mean float64   // mean KV tokens of an entry in the pool
+	loadWhenFull []float64 // by rank: its load when its room is full, in KV tokens, scaled by what a token costs there
+	meanPrompt float64   // mean KV tokens of an entry in the pool
 }
 
 // mostTight bounds the work of a round that is short of room: the number of placed entries times the number of ranks.
-const mostTight = 1 << 16
+const maxTightWork = 1 << 16
 
 // shortOfRoom says whether the waiting entries would fill the KV room of the ranks before they fill the slots. It also returns false if a
 // rank's room is unlimited, or if so many entries find room that placeTight would take too long. mean is the mean number of KV tokens of an
 // entry.
-func (p *evenkeel) shortOfRoom(s *Snapshot) (mean float64, short bool) {
+func (p *evenkeel) roomIsScarce(s *Snapshot) (mean float64, short bool) {
 	room, slots, waitingTokens := 0.0, 0.0, 0.0
 	for _, g := range p.ranks.withSlots {
 		if p.ranks.room[g] == subset.Unlimited {
@@ -36,20 +36,20 @@ func (p *evenkeel) shortOfRoom(s *Snapshot) (mean float64, short bool) {
 	mean = max(1, waitingTokens/float64(len(s.Pool)))
 	work := room / mean * float64(len(p.ranks.withSlots))
 	roomGoesFirst := room <= waitingTokens && room <= slots*mean
-	return mean, roomGoesFirst && work <= mostTight
+	return mean, roomGoesFirst && work <= maxTightWork
 }
 
 // placeTight places the overdue entries and then the oldest of the others, as far as they find room. For the first overdue entry that finds
 // no room, it reserves a rank. It places at most mostTight/ranks entries, and leaves the rest to the next round.
-func (p *evenkeel) placeTight(s *Snapshot, mean float64) {
-	p.late = overdue(s, p.late[:0])
-	p.candidates.reset(s, p.loads.growth, 0, 0)
-	p.tight.mean = mean
+func (p *evenkeel) placeByRoom(s *Snapshot, mean float64) {
+	p.overdueEntries = overdue(s, p.overdueEntries[:0])
+	p.candidates.reset(s, p.loads.expectedGrowth, 0, 0)
+	p.tight.meanPrompt = mean
 	p.projectFull(s)
-	most := mostTight / len(p.ranks.withSlots)
+	most := maxTightWork / len(p.ranks.withSlots)
 	room := p.ranks.largestRoom()
 	roomAtFirst := room
-	for _, w := range p.late {
+	for _, w := range p.overdueEntries {
 		tokens := int64(s.Pool[w.entry].Prompt)
 		// Without open slots, an entry that would have fitted at first waits only for a slot.
 		waitsForRoom := tokens > room && (tokens > roomAtFirst || p.ranks.openSlots > 0)
@@ -63,7 +63,7 @@ func (p *evenkeel) placeTight(s *Snapshot, mean float64) {
 		}
 	}
 	for i := 0; i < len(s.Pool) && p.ranks.openSlots > 0 && len(p.placed) < most; i++ {
-		if int64(s.Pool[i].Prompt) <= room && !p.candidates.taken[i] {
+		if int64(s.Pool[i].Prompt) <= room && !p.candidates.isCandidate[i] {
 			p.placeLevel(s, i, false)
 			room = p.ranks.largestRoom()
 		}
@@ -73,10 +73,10 @@ func (p *evenkeel) placeTight(s *Snapshot, mean float64) {
 // projectFull computes the loads that the ranks will have when entries of mean length have filled their room.
 func (p *evenkeel) projectFull(s *Snapshot) {
 	t := &p.tight
-	t.full = sized(t.full, len(s.Workers))
+	t.loadWhenFull = sized(t.loadWhenFull, len(s.Workers))
 	for _, g := range p.ranks.withSlots {
-		more := max(0, float64(p.ranks.room[g])) * (1 + float64(p.loads.growth)/t.mean)
-		t.full[g] = math.Ldexp(float64(p.loads.load[g]), -fixedBits) + more*float64(p.loads.cost[g])
+		more := max(0, float64(p.ranks.room[g])) * (1 + float64(p.loads.expectedGrowth)/t.meanPrompt)
+		t.loadWhenFull[g] = math.Ldexp(float64(p.loads.load[g]), -fixedBits) + more*float64(p.loads.cost[g])
 	}
 }
 
@@ -86,19 +86,19 @@ func (p *evenkeel) projectFull(s *Snapshot) {
 func (p *evenkeel) placeLevel(s *Snapshot, entry int, late bool) {
 	t := &p.tight
 	tokens := int64(s.Pool[entry].Prompt)
-	short := float64(tokens) <= t.mean
+	short := float64(tokens) <= t.meanPrompt
 	best := none
 	for _, rank := range p.ranks.withSlots {
 		g := int(rank)
 		if !p.ranks.fits(g, tokens) {
 			continue
 		}
-		if best == none || short && t.full[g] < t.full[best] || !short && t.full[g] > t.full[best] {
+		if best == none || short && t.loadWhenFull[g] < t.loadWhenFull[best] || !short && t.loadWhenFull[g] > t.loadWhenFull[best] {
 			best = g
 		}
 	}
 	p.candidates.add(s, entry, late)
-	p.add(int32(len(p.candidates.all)-1), best)
+	p.placeOn(int32(len(p.candidates.all)-1), best)
 	// It takes the room of tokens/mean entries of mean length, whose growth was counted, and grows itself like one entry.
-	t.full[best] += float64(p.loads.growth) * (1 - float64(tokens)/t.mean) * float64(p.loads.cost[best])
+	t.loadWhenFull[best] += float64(p.loads.expectedGrowth) * (1 - float64(tokens)/t.meanPrompt) * float64(p.loads.cost[best])
 }

@@ -24,8 +24,8 @@ func (p *evenkeel) Weigh(s *Snapshot, i int, _ Assignment, tokens int64, dst []f
 		return false, false
 	}
 	fillNaN(dst)
-	p.without(i) // p.climb then has the loads as if the entry were not placed
-	l, m, who := &p.loads, &p.climb, p.placed[i].candidate
+	p.liftPlacement(i) // p.climb then has the loads as if the entry were not placed
+	l, m, who := &p.loads, &p.search, p.placed[i].candidate
 	rankCount := int64(len(s.Workers))
 	peakWithout := max(m.others.largest, m.baseLoad)
 	for _, rank := range p.ranks.withSlots {
@@ -50,13 +50,13 @@ func (p *greedy) Weigh(s *Snapshot, _ int, a Assignment, tokens int64, dst []flo
 	}
 	fillNaN(dst)
 	size := p.scaled(s, chosen, tokens)
-	p.env.remove(chosen, size)
+	p.envelope.removeLoad(chosen, size)
 	for _, rank := range p.ranks.withSlots {
 		if g := int(rank); g == chosen || p.ranks.fits(g, tokens) {
 			dst[g] = p.scoreOf(s, g, tokens)
 		}
 	}
-	p.env.add(chosen, size)
+	p.envelope.addLoad(chosen, size)
 	return false, true
 }
 
@@ -69,19 +69,19 @@ func (p *firstCome) Weigh(s *Snapshot, _ int, a Assignment, tokens int64, dst []
 	}
 	fillNaN(dst)
 	size := subset.Scaled(tokens, float64(s.Workers[chosen].Cost))
-	p.env.remove(chosen, size)
+	p.envelope.removeLoad(chosen, size)
 	for g := range s.Workers {
 		if g != chosen && !p.ranks.fits(g, tokens) {
 			continue
 		}
 		switch p.rule {
 		case ruleJSQKV:
-			dst[g] = float64(p.env.held[g])
+			dst[g] = float64(p.envelope.heldTokens[g])
 			if g == chosen {
 				dst[g] -= float64(tokens)
 			}
 		case ruleLeastF:
-			dst[g] = float64(subset.F0(subset.Scaled(tokens, float64(s.Workers[g].Cost)), p.env.marginOf(g), len(s.Workers)))
+			dst[g] = float64(subset.F0(subset.Scaled(tokens, float64(s.Workers[g].Cost)), p.envelope.minMargin(g), len(s.Workers)))
 		default:
 			dst[g] = float64(p.requests[g])
 			if g == chosen {
@@ -89,7 +89,7 @@ func (p *firstCome) Weigh(s *Snapshot, _ int, a Assignment, tokens int64, dst []
 			}
 		}
 	}
-	p.env.add(chosen, size)
+	p.envelope.addLoad(chosen, size)
 	return p.rule != ruleLeastF, true
 }
 
@@ -107,16 +107,16 @@ func (s *Snapshot) index(worker int32) (g int, ok bool) {
 
 // remove subtracts a scaled number of tokens from the load of rank g at every step, and computes the top anew. To restore the envelope, the
 // caller must call add with the same number.
-func (e *envelope) remove(g int, size int64) {
-	row := e.row(g)
+func (e *envelope) removeLoad(g int, size int64) {
+	row := e.loadsOf(g)
 	for h := range row {
 		row[h] -= size
 	}
-	clear(e.top)
-	for rank := range e.leastAt {
-		for h, x := range e.row(rank) {
-			e.top[h] = max(e.top[h], x)
+	clear(e.peaks)
+	for rank := range e.leastMarginAt {
+		for h, x := range e.loadsOf(rank) {
+			e.peaks[h] = max(e.peaks[h], x)
 		}
-		e.leastAt[rank] = none
+		e.leastMarginAt[rank] = none
 	}
 }

@@ -126,7 +126,7 @@ func (t *Tape) Record(e board.Event, now time.Time) {
 // recordArrival records a request that comes to the boards, with its times since the segment began.
 func (t *Tape) recordArrival(event *board.Enqueue, now time.Time) {
 	s, e := t.segment, event.Entry
-	if e.Mixed { // mixed ranks are not replayed
+	if e.Aggregated { // mixed ranks are not replayed
 		return
 	}
 	a := arrival{
@@ -152,7 +152,7 @@ func (t *Tape) RecordEffect(e *board.Effect, now time.Time) {
 	case board.EffectGone:
 		delete(t.bound, e.Group.Model)
 	case board.EffectBind:
-		if e.Entry.Mixed { // mixed ranks are not replayed
+		if e.Entry.Aggregated { // mixed ranks are not replayed
 			return
 		}
 		if t.bound == nil {

@@ -41,7 +41,7 @@ func TestRanksThatPrefillAreNotForetold(t *testing.T) {
 	var tape Tape
 	tape.NextSegment(noon, b)
 	r := request(1, 3)
-	r.come.Entry.Mixed = true
+	r.come.Entry.Aggregated = true
 	tape.Record(r.come, noon)
 	tape.RecordEffect(&r.bind, noon)
 	tape.Record(&r.leave, noon.Add(time.Second))

@@ -294,7 +294,7 @@ func (d *Handler) checkEngines(ep mooncake.Endpoint, in *requestContext, model s
 		return failure.Unserved("decode", model, route.Mixed, at.engines.Lack(model, true))
 	case !ep.IsChatOrCompletions() && !at.engines.Owned(route.Board, route.Name): // no rank of ours could fetch the KV cache of a prefill
 		return failure.NotOurs
-	case in.NoHandOff && !d.deps.Requests.LocalRanks.Serve(route.Board): // 404, not 503: a retry would fail for the same reason
+	case in.NoHandOff && !d.deps.Requests.LocalRanks.AnyComputes(route.Board): // 404, not 503: a retry would fail for the same reason
 		return openai.NewError(http.StatusNotFound, "no_such_route",
 			"an engine of "+strconv.Quote(model)+" takes no hand-off at "+
 				ep.Path()+

@@ -104,7 +104,7 @@ func NewDiscarder(c Config) *Discarder {
 // cache_salt, and no other request can reuse the KV that it caches. Discard returns at once. freed, which may be nil, is called on another
 // goroutine once the prefill engine has freed the KV.
 func (d *Discarder) Discard(h *Handoff, freed func()) {
-	h.Lease.PassOn()
+	h.Lease.DetachOwner()
 	finish := func(outcome string, err error) {
 		d.outcomes.WithLabelValues(outcome).Inc()
 		if err != nil {

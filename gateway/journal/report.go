@@ -47,7 +47,7 @@ func (r *Record) countEvent(e *Event) {
 		r.QueueMs += ms(e.Took)
 	case Chose:
 		r.Route, r.LocalTokens = Disaggregated, 0
-		if e.Lease.Candidate.Mixed {
+		if e.Lease.Candidate.Aggregated {
 			r.Route = Aggregated
 		}
 		r.Prefill, r.ProbeBS = e.Lease.Candidate.ID, e.Lease.Others

@@ -194,7 +194,7 @@ func start(t *testing.T, o setup) *bed {
 			first := b.engines.ranks[b.workers[len(b.workers)-1].ID]
 			candidates = append(candidates, prefill.Candidate{
 				ID: group, Instance: group, Target: first.Target, Profile: &alone, Models: []string{refModel}, Board: mixedBoard, Live: true,
-				Mixed: true, Fallback: o.prefill != nil && o.second != config.PreferPD,
+				Aggregated: true, Fallback: o.prefill != nil && o.second != config.PreferPD,
 			})
 		}
 	}

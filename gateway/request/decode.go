@@ -325,7 +325,7 @@ func (u *upstreamCall) beginPrefill(lease *prefill.Lease, pair int, until lifecy
 	})
 	fault := p.prepareMeeting()
 	if fault == nil {
-		lease.PassOn()
+		lease.DetachOwner()
 		err := j.srv.legs.Run(math.MaxInt, p.serve)
 		if begun = err == nil; !begun {
 			fault = failure.Of(lifecycle.CallEnd{Call: lifecycle.Decode, Reason: lifecycle.Leaving}, failure.Leaving, err)

@@ -198,7 +198,7 @@ func (f *fanned) awaitElsewhere(first *prefill.Ticket) bool {
 	defer cancel()
 	f.conn.OnGone(cancel)
 	defer f.conn.OnGone(nil)
-	return first.Elsewhere(ctx)
+	return first.AwaitRegionDecision(ctx)
 }
 
 // serve runs each leg on a goroutine of its own. run returns the error of a leg that has no answer. serve recovers a panic in these

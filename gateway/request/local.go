@@ -36,7 +36,7 @@ func (j *job) recognize() prefill.Prompt {
 		return *j.local.knownPrompt
 	}
 	p := j.srv.Prompts.Recognize(j.parts())
-	if j.srv.LocalRanks.Remember(j.model.Board) { // for ranks that also prefill, placeMixed keeps the hashes
+	if j.srv.LocalRanks.HasRanks(j.model.Board) { // for ranks that also prefill, placeMixed keeps the hashes
 		known := p // a copy on the heap; taking p's address would move p to the heap on every call
 		j.local.knownPrompt = &known
 	}
@@ -58,7 +58,7 @@ func (j *job) bindLocal() *dispatcher.Slot {
 	}
 	conf := &j.srv.Settings().Prefill.Disaggregation
 	why := j.local.reason(conf, j.incoming, j.life.Resumed())
-	if why == "" || j.client.Left() || !j.srv.LocalRanks.Serve(j.model.Board) {
+	if why == "" || j.client.Left() || !j.srv.LocalRanks.AnyComputes(j.model.Board) {
 		return nil
 	}
 	sought := local.Prompt{Prompt: j.recognize(), Model: j.model.Board, Tokens: j.local.endedTokens}
@@ -141,7 +141,7 @@ func (srv *Server) localRule(conf *prefill.Disaggregation, sought *local.Prompt,
 	case why != localShort: // the prompt may have any length; one longer than MaxLocalTokens runs only if no other tokens are in flight
 		rule.Threshold, rule.InFlight = math.MaxInt, max(rule.InFlight, tokens)
 	case rule.Threshold == 0:
-		if latency, rtt, known := srv.Prefill.Line(sought.Model); known {
+		if latency, rtt, known := srv.Prefill.LearnedLatency(sought.Model); known {
 			rule.BreakEven = srv.LocalRanks.BreakEven(sought, latency, rtt)
 		} else {
 			rule.Threshold = prefill.DefaultLocalThreshold
@@ -169,7 +169,7 @@ func (j *job) kvArrived(h *handoff.Handoff, s *stream) {
 	if j.incoming.Ends {
 		sought.Keys = nil // no later turn asks for these keys; the prompt's length is still used for estimates
 	}
-	j.srv.LocalRanks.Holds(s.upstream.rank.Worker, &sought, j.promptTokens, s.upstream.began)
+	j.srv.LocalRanks.NoteHeld(s.upstream.rank.Worker, &sought, j.promptTokens, s.upstream.began)
 	if !s.upstream.local { // a long prompt has thousands of keys, and only reportLocal needs them once more
 		j.local.knownPrompt = nil
 	}

@@ -45,7 +45,7 @@ func (j *job) placeMixed(lease *prefill.Lease) (*dispatcher.Slot, *failure.Fault
 		return j.srv.Dispatcher.EnqueueMixed(entry, hits)
 	})
 	if fault == nil {
-		lease.Send()
+		lease.MarkSent()
 		j.record.Report(journal.Event{Kind: journal.PlacedMixed, Slot: slot, Tokens: max(0, tokens-int(slot.NewTokens))})
 	}
 	return slot, fault

@@ -82,7 +82,7 @@ func TestWhatIsToldOfARequestForRanksThatDoBoth(t *testing.T) {
 				incoming: in, record: in.Record, promptTokens: row.prompt,
 			}
 			srv.Places.Reserve()
-			slot, f := j.placeMixed(&prefill.Lease{Candidate: prefill.Candidate{ID: "g", Board: "m+aggregated", Mixed: true}})
+			slot, f := j.placeMixed(&prefill.Lease{Candidate: prefill.Candidate{ID: "g", Board: "m+aggregated", Aggregated: true}})
 			require.Nil(t, slot)
 			require.Equal(t, lifecycle.NoRank, f.Reason)
 			require.Equal(t, "m+aggregated", l.told.Model)
@@ -129,7 +129,7 @@ func TestADeadlineThatPassesWhileNoRankHasRoom(t *testing.T) {
 				model: roster.Route{Name: "m", Board: "m"}, incoming: in, record: in.Record,
 			}
 			srv.Places.Reserve()
-			_, f := j.placeMixed(&prefill.Lease{Candidate: prefill.Candidate{ID: "g", Board: "m+aggregated", Mixed: true}})
+			_, f := j.placeMixed(&prefill.Lease{Candidate: prefill.Candidate{ID: "g", Board: "m+aggregated", Aggregated: true}})
 			require.Equal(t, row.want, f.Answer.Code)
 		})
 	}

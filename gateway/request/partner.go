@@ -145,7 +145,7 @@ func (p *partner) tryAnother() bool {
 	srv := p.job.srv
 	ctx, cancel := context.WithTimeout(srv.Serving(), p.limit(p.waitLimit))
 	defer cancel()
-	lease, err := p.lastLease.Another(ctx, p.tried)
+	lease, err := p.lastLease.AcquireAnother(ctx, p.tried)
 	p.job.mu.Lock()
 	defer p.job.mu.Unlock()
 	if err != nil {
@@ -167,7 +167,7 @@ func (p *partner) lookForSooner() {
 		return
 	}
 	step := time.Duration(p.slot.StepMs * float32(time.Millisecond))
-	if lease := p.lease.Sooner(step, shunned); lease != nil {
+	if lease := p.lease.MoveIfSooner(step, shunned); lease != nil {
 		p.tried[len(p.tried)-1] = lease.Candidate.ID // replaces the last engine, which was sent nothing
 		p.moveTo(lease)
 	}
@@ -175,7 +175,7 @@ func (p *partner) lookForSooner() {
 
 // moveTo moves the prefill to the engine of lease. It is called with the job's mutex held.
 func (p *partner) moveTo(lease *prefill.Lease) {
-	lease.PassOn()
+	lease.DetachOwner()
 	p.job.srv.Dispatcher.Rerouted(p.slot, lease.Candidate.Instance)
 	p.lease, p.lastLease = lease, lease
 }

@@ -48,7 +48,7 @@ func (j *job) place(candidate prefill.Candidate, tokens int, enqueue func(*pool.
 	j.enter(journal.Pooled, "")
 	entry, region := poolEntry(j, candidate, tokens)
 	ownedBoard := entry.Model
-	if !candidate.Mixed {
+	if !candidate.Aggregated {
 		ownedBoard = strings.TrimSuffix(entry.Model, roster.BoardIn("", region)) // Owned takes the name of a board without its region
 	}
 	bound, losses := enqueue(entry), j.srv.Owner.Losses()
@@ -86,7 +86,7 @@ func (j *job) place(candidate prefill.Candidate, tokens int, enqueue func(*pool.
 			return withdraw(lifecycle.Leaving, failure.Leaving)
 		}
 	}
-	unprefilled := entry.Early && errors.Is(result.Err, pool.ErrUnbound) || candidate.Mixed && errors.Is(result.Err, pool.ErrTimeout)
+	unprefilled := entry.Early && errors.Is(result.Err, pool.ErrUnbound) || candidate.Aggregated && errors.Is(result.Err, pool.ErrTimeout)
 	if deadline := j.wanted(); unprefilled && !deadline.IsZero() && !time.Now().Before(deadline) { // the error names the client's deadline
 		return nil, failure.Of(lifecycle.CallEnd{Reason: lifecycle.NoRank}, failure.Deadline, prefill.ErrDeadline)
 	}
@@ -102,7 +102,7 @@ func (j *job) place(candidate prefill.Candidate, tokens int, enqueue func(*pool.
 func poolEntry(j *job, candidate prefill.Candidate, tokens int) (entry *pool.Entry, region string) {
 	engines := j.srv.Engines()
 	region, prefiller := engines.RegionFor(candidate.Instance), candidate.Instance
-	if candidate.Mixed { // the candidate is the decode ranks themselves, not a prefill engine
+	if candidate.Aggregated { // the candidate is the decode ranks themselves, not a prefill engine
 		region, prefiller = candidate.Region, ""
 	}
 	entry = &pool.Entry{

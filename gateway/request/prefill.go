@@ -116,7 +116,7 @@ func (j *job) probe(lease *prefill.Lease, until lifecycle.Timeout) (*handoff.Han
 	call.began = began
 	defer call.untrack()
 	if candidate.Profile.Early() { // its address for decode engines is not known yet (see bindOf); other leases were marked as sent before
-		lease.Send()
+		lease.MarkSent()
 	}
 	// An engine that finishes a prefill pins the KV before it sends its answer. The answer has the only name of that KV: if the
 	// connection is closed before, the KV stays pinned until the hold timeout (vllm#50425). So when a client leaves, its probe may
@@ -290,7 +290,7 @@ func (p *partner) probe() (again bool) {
 	}
 	defer call.untrack()
 	p.process = call.process
-	lease.Send()
+	lease.MarkSent()
 	answer, fault := call.Whole(p.headers, candidate.Profile.EarlyProbe(&p.body, p.changes, p.rendezvous, p.streamed, nil),
 		mooncake.MaxProbeAnswer, call.answerBy())
 	answered := time.Now()
@@ -372,7 +372,7 @@ func (j *job) prefillOnly(lease *prefill.Lease, until lifecycle.Timeout) (*strea
 	candidate, call := lease.Candidate, toPrefill(j, lease, until)
 	defer call.untrack()
 	if candidate.Profile.Early() { // other leases were marked as sent before
-		lease.Send()
+		lease.MarkSent()
 	}
 	j.client.OnGone(func() { call.Leave(upstream.Notice) })
 	body := candidate.Profile.DecodeBody(&j.body, j.req.Endpoint, j.changes, nil, "", j.req.Stream, nil)

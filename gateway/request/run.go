@@ -276,7 +276,7 @@ func (r *executor) begin() {
 }
 
 // mixed says whether the attempt goes to a rank that prefills and decodes.
-func (r *executor) mixed() bool { return r.lease != nil && r.lease.Candidate.Mixed }
+func (r *executor) mixed() bool { return r.lease != nil && r.lease.Candidate.Aggregated }
 
 // began returns the event that reports whether an answer has begun: First if fault is nil, else the event of the fault. quit says that the
 // call ended because the client left, and that no engine uses the slot any more.

@@ -130,7 +130,7 @@ func (f *engines) Rank(worker int32) *roster.Rank { return f.ranks[worker] }
 func (f *engines) RegionFor(string) string        { return f.region }
 func (f *engines) Owned(string, string) bool      { return !f.unowned }
 func (f *engines) BoardFor(c prefill.Candidate, model, region string) string {
-	if c.Mixed {
+	if c.Aggregated {
 		return c.Board
 	}
 	return roster.BoardIn(cmp.Or(model, "m"), region)

@@ -47,7 +47,7 @@ func (j *job) choose() (*prefill.Lease, *geo.Forward, error) {
 		blocked := j.srv.Dispatcher.Blocked(candidate.Board)
 		if slices.Contains(blocked, candidate.Instance) {
 			// take another prefill engine, but only if it ends the prefill at most bind.lead later
-			lease = cmp.Or(lease.Sooner(-j.srv.Settings().Bind.Lead, blocked), lease)
+			lease = cmp.Or(lease.MoveIfSooner(-j.srv.Settings().Bind.Lead, blocked), lease)
 		}
 	}
 	j.record.Report(journal.Event{Kind: journal.Chose, Lease: lease})
@@ -96,7 +96,7 @@ func (j *job) awaitTurn() (*prefill.Lease, error) {
 		}
 		ticket = &entered
 	}
-	if lease := ticket.Served(); lease != nil {
+	if lease := ticket.ImmediateLease(); lease != nil {
 		return lease, nil
 	}
 	ctx, cancel := context.WithCancel(j.srv.Serving())
@@ -113,8 +113,8 @@ func (j *job) arrival() prefill.Request {
 		ID: j.id, Model: j.model.Name, PromptTokens: j.estimate(),
 		Counted:     j.promptTokens > 0 || isOnePrompt && j.req.PromptTokens > 0,
 		PromptBytes: prompt.Bytes(j.req, j.changes), Arrival: j.record.Arrival,
-		Session: j.incoming.Session, Ends: j.incoming.Ends, Policy: j.incoming.PrefillPolicy, Target: j.incoming.ToPrefill,
-		Key: cmp.Or(j.incoming.Flow, j.record.Key), Priority: j.incoming.Priority, Batch: j.incoming.Batch, Reserved: j.life.Reserved(),
+		Session: j.incoming.Session, EndsSession: j.incoming.Ends, Policy: j.incoming.PrefillPolicy, Target: j.incoming.ToPrefill,
+		Key: cmp.Or(j.incoming.Flow, j.record.Key), Priority: j.incoming.Priority, Batch: j.incoming.Batch, HasPlace: j.life.Reserved(),
 		Exclude: j.avoid.prefill, Returned: j.life.Waited(),
 	}
 	if !j.life.Resumed() { // resumed: the client has its first token already
@@ -132,7 +132,7 @@ func (j *job) arrival() prefill.Request {
 		arrival.Prompt = j.recognize()
 	}
 	if peers := j.srv.Peers; peers != nil {
-		arrival.May = peers.May(j.record.Key, j.model.Name)
+		arrival.MayGoTo = peers.May(j.record.Key, j.model.Name)
 	}
 	return arrival
 }
@@ -142,7 +142,7 @@ func (j *job) arrival() prefill.Request {
 // address is unknown, requests are bound after their prefill (Late): the prefill engine's answer has the address.
 func (srv *Server) bindOf(candidate prefill.Candidate) lifecycle.Bind {
 	switch {
-	case candidate.Mixed:
+	case candidate.Aggregated:
 		return lifecycle.Mixed
 	case candidate.Profile.Early() && (candidate.Profile.Connector != mooncake.NIXLPush || srv.Fleet.Coordinates(candidate) != nil):
 		return lifecycle.Early

@@ -24,7 +24,7 @@ const (
 
 const (
 	accuracyHalfLife = 128.0 // answers
-	leastAnswers     = 32.0
+	minAnswers     = 32.0
 	suspectShare     = 0.2  // wrong share of the predicted (or of the found) tokens above which a suspicion begins
 	trustShare       = 0.1  // wrong share down to which a suspicion remains; the gap keeps it from flapping
 	bindingShare     = 0.95 // share of its capacity that a candidate uses when the index has probably dropped blocks of it
@@ -48,9 +48,9 @@ func (a *Accuracy) add(prompt, predicted, actual float64) {
 
 // verdict judges the known capacity by the answers so far. binding means that the index drops blocks of the candidate
 // because of this capacity. Between trustShare and suspectShare the suspicion does not change.
-func (a *Accuracy) verdict(binding bool) Suspicion {
+func (a *Accuracy) nextSuspicion(binding bool) Suspicion {
 	switch {
-	case a.answers < leastAnswers:
+	case a.answers < minAnswers:
 		return a.Suspect
 	case a.over > suspectShare*a.predicted:
 		return HoldsLess
@@ -66,7 +66,7 @@ func (a *Accuracy) verdict(binding bool) Suspicion {
 }
 
 // Hits is the share of prompt tokens that were in the cache.
-func (a *Accuracy) Hits() float64 {
+func (a *Accuracy) HitShare() float64 {
 	if a.prompt == 0 {
 		return 0
 	}
@@ -74,7 +74,7 @@ func (a *Accuracy) Hits() float64 {
 }
 
 // Off is the error of the predictions, as a share of the predicted tokens.
-func (a *Accuracy) Off() float64 {
+func (a *Accuracy) ErrorShare() float64 {
 	if a.predicted == 0 {
 		return 0
 	}
@@ -82,14 +82,14 @@ func (a *Accuracy) Off() float64 {
 }
 
 // Sum adds the predictions of another candidate. Off is then the error over both candidates.
-func (a *Accuracy) Sum(other *Accuracy) {
+func (a *Accuracy) AddErrors(other *Accuracy) {
 	a.predicted += other.predicted
 	a.over += other.over
 	a.under += other.under
 }
 
 // Suspected is a change of the suspicion about a candidate's capacity.
-type Suspected struct {
+type SuspicionChange struct {
 	Suspicion
 	CapacityTokens int64   // KV tokens by the configuration or the scrape
 	Over, Under    float64 // share of predicted tokens that the engine lacked, and of found tokens that were not predicted
@@ -97,8 +97,8 @@ type Suspected struct {
 
 // judge compares the predicted hit of a probe with the hit that its engine found. It returns the change of the suspicion
 // about the capacity; nil: no change.
-func (h *PredictedHit) judge(u Usage, capacity int64) *Suspected {
-	if len(h.prompt.Keys) == 0 || h.stillComputed { // no hit was predicted, or the capacity is not to blame for a missing one
+func (h *PredictedHit) compareHit(u Usage, capacity int64) *SuspicionChange {
+	if len(h.prompt.Keys) == 0 || h.beingComputed { // no hit was predicted, or the capacity is not to blame for a missing one
 		return nil
 	}
 	b := h.blocks
@@ -107,12 +107,12 @@ func (h *PredictedHit) judge(u Usage, capacity int64) *Suspected {
 		*a = Accuracy{capacity: capacity, Suspect: a.Suspect}
 	}
 	a.add(float64(u.PromptTokens), float64(h.hit), float64(u.CachedTokens))
-	binding := slot.blocks > 0 && float64(b.cache.index.Held(slot.at)) >= bindingShare*float64(slot.blocks)
-	suspicion := a.verdict(binding)
+	binding := slot.blocks > 0 && float64(b.cache.index.Held(slot.handle)) >= bindingShare*float64(slot.blocks)
+	suspicion := a.nextSuspicion(binding)
 	if suspicion == a.Suspect {
 		return nil
 	}
 	a.Suspect = suspicion
-	return &Suspected{Suspicion: suspicion, CapacityTokens: a.capacity,
+	return &SuspicionChange{Suspicion: suspicion, CapacityTokens: a.capacity,
 		Over: a.over / max(1, a.predicted), Under: a.under / max(1, a.actual)}
 }

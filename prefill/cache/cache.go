@@ -48,7 +48,7 @@ type Lookup struct {
 
 // matchFor is how long the result of a look-up is used again. A busy queue considers each waiting request hundreds of
 // times per second, and a long prompt has thousands of blocks to look up.
-const matchFor = 50 * time.Millisecond
+const matchValidFor = 50 * time.Millisecond
 
 // Match looks a prompt up. It returns, for each slot, how many of the prompt's blocks the slot holds. The slice is
 // valid until the next call.
@@ -61,7 +61,7 @@ func (c *Cache) Match(p *Prompt, last *Lookup, now time.Time) []int32 {
 		c.matched = c.index.Match(c.matched, p.Keys)
 		last.at = now
 		return c.matched
-	case last.matched == nil || now.Sub(last.at) >= matchFor:
+	case last.matched == nil || now.Sub(last.at) >= matchValidFor:
 		c.index.Sweep(now)
 		last.matched = c.index.Match(last.matched, p.Keys)
 		last.at = now
@@ -71,7 +71,7 @@ func (c *Cache) Match(p *Prompt, last *Lookup, now time.Time) []int32 {
 
 // Length is the length of a prompt in tokens: counted if possible, else its bytes divided by the model's learned ratio,
 // else the estimate.
-func (c *Cache) Length(p *Prompt, model string, estimate int) int {
+func (c *Cache) PromptTokens(p *Prompt, model string, estimate int) int {
 	switch {
 	case p.Tokens > 0:
 		return p.Tokens
@@ -82,7 +82,7 @@ func (c *Cache) Length(p *Prompt, model string, estimate int) int {
 }
 
 // Learn updates a model's ratio of bytes per token. tokens is the engine's count for the prompt; 0: not reported.
-func (c *Cache) Learn(p *Prompt, model string, tokens int) {
+func (c *Cache) LearnRatio(p *Prompt, model string, tokens int) {
 	if tokens > 0 && p.Bytes > 0 && !p.Media {
 		ratio := c.ratios[model]
 		ratio.Learn(p.Bytes, tokens)
@@ -100,7 +100,7 @@ func (c *Cache) Reset() { c.index.Reset() }
 func (c *Cache) Feedback() iter.Seq2[string, bool] { return maps.All(c.feedback) }
 
 // Forget drops the learned state of models for which gone returns true.
-func (c *Cache) Forget(gone func(model string) bool) {
+func (c *Cache) DropModels(gone func(model string) bool) {
 	maps.DeleteFunc(c.ratios, func(model string, _ index.Ratio) bool { return gone(model) })
 	maps.DeleteFunc(c.feedback, func(model string, _ bool) bool { return gone(model) })
 }
@@ -112,7 +112,7 @@ type PredictedHit struct {
 	model         string
 	prompt        Prompt
 	hit           int  // tokens predicted to be in the cache
-	stillComputed bool // another probe, still unanswered, was computing these tokens when this probe was sent
+	beingComputed bool // another probe, still unanswered, was computing these tokens when this probe was sent
 	speculation   index.Speculation
 }
 

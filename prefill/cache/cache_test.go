@@ -44,7 +44,7 @@ func newEngine(t *testing.T, capacity int64) *engine {
 func (e *engine) expect(hit *PredictedHit, p Prompt) (held int) {
 	matched := e.Match(&p, &Lookup{}, noon)
 	held = e.Blocks(matched, &p)
-	e.Expect(hit, &p, "m", 64*len(p.Keys), 64*held, matched, e.capacity, noon)
+	e.ExpectHit(hit, &p, "m", 64*len(p.Keys), 64*held, matched, e.capacity, noon)
 	return held
 }
 
@@ -63,8 +63,8 @@ func TestWhatAProbeLeavesInACache(t *testing.T) {
 	}{
 		"an answer leaves all of it":                           {answered(256, 0), 4, 4},
 		"an answer that says nothing of its cache does so too": {answered(256, -1), 4, 4},
-		"a prefill that did not run leaves nothing":            {(*PredictedHit).Dropped, 0, 0},
-		"one that may have run is believed for a while":        {func(hit *PredictedHit) { hit.Lost(noon) }, 4, 0},
+		"a prefill that did not run leaves nothing":            {(*PredictedHit).NotRun, 0, 0},
+		"one that may have run is believed for a while":        {func(hit *PredictedHit) { hit.OutcomeUnknown(noon) }, 4, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			e, p := newEngine(t, 0), blocks(1, 4)
@@ -119,23 +119,23 @@ func TestACapacityIsSuspected(t *testing.T) {
 	}
 	var hung PredictedHit
 	require.Equal(t, 4, e.expect(&hung, p))
-	require.Equal(t, Verdict{Compared: true, Off: 256}, answer(&hung, 0))
+	require.Equal(t, Verdict{Compared: true, ErrorTokens: 256}, answer(&hung, 0))
 	require.Zero(t, e.Accuracy.answers, "the first probe computed it then")
 	answer(&first, 0)
 
-	var suspected *Suspected
+	var suspected *SuspicionChange
 	n := 0
 	for suspected == nil && n < 100 {
 		var hit PredictedHit
 		require.Equal(t, 4, e.expect(&hit, p))
 		v := answer(&hit, 128) // two blocks of four
-		require.Equal(t, 128, v.Off)
+		require.Equal(t, 128, v.ErrorTokens)
 		suspected, n = v.Suspected, n+1
 	}
 	require.Equal(t, HoldsLess, suspected.Suspicion)
 	require.InDelta(t, 0.5, suspected.Over, 1e-9)
 	require.EqualValues(t, 1_000_000, suspected.CapacityTokens)
-	require.GreaterOrEqual(t, n, int(leastAnswers))
+	require.GreaterOrEqual(t, n, int(minAnswers))
 	for range 1000 { // it is trusted again once its answers are right
 		var hit PredictedHit
 		e.expect(&hit, p)
@@ -163,12 +163,12 @@ func TestACapacityBoundsWhatIsPromised(t *testing.T) {
 	p := blocks(3, 4)
 	// A sixteenth more or less is not worth a change.
 	for _, told := range []struct{ tokens, blocks int }{{2048, 32}, {2176, 32}, {2240, 35}, {2112, 35}, {2048, 32}, {256, 4}} {
-		e.Place(&p, "m", int64(told.tokens), noon)
+		e.EnsureSlot(&p, "m", int64(told.tokens), noon)
 		require.Equal(t, told.blocks, e.slots[byBytes].blocks)
 	}
 	require.Equal(t, 4, e.Held())
 
-	e.Restarted(noon)
+	e.EngineRestarted(noon)
 	require.Zero(t, e.Held(), "its cache went with the old process")
 }
 
@@ -176,10 +176,10 @@ func TestACapacityBoundsWhatIsPromised(t *testing.T) {
 func TestTheLengthOfAPrompt(t *testing.T) {
 	c := New(index.Config{})
 	for range 1000 {
-		c.Learn(&Prompt{Bytes: 2000}, "m", 1000)
+		c.LearnRatio(&Prompt{Bytes: 2000}, "m", 1000)
 	}
-	c.Learn(&Prompt{Bytes: 9000, Media: true}, "m", 1) // says nothing of text
-	c.Learn(&Prompt{Bytes: 9000}, "m", 0)              // the engine did not say
+	c.LearnRatio(&Prompt{Bytes: 9000, Media: true}, "m", 1) // says nothing of text
+	c.LearnRatio(&Prompt{Bytes: 9000}, "m", 0)              // the engine did not say
 	for name, tt := range map[string]struct {
 		prompt Prompt
 		model  string
@@ -191,10 +191,10 @@ func TestTheLengthOfAPrompt(t *testing.T) {
 		"pictures have tokens without bytes":   {Prompt{Bytes: 600, Media: true}, "m", 42},
 		"nothing is known of it":               {Prompt{}, "m", 42},
 	} {
-		require.InDelta(t, tt.tokens, c.Length(&tt.prompt, tt.model, 42), 3, name)
+		require.InDelta(t, tt.tokens, c.PromptTokens(&tt.prompt, tt.model, 42), 3, name)
 	}
-	c.Forget(func(model string) bool { return model == "m" })
-	require.Equal(t, 150, c.Length(&Prompt{Bytes: 600}, "m", 42), "the model is gone")
+	c.DropModels(func(model string) bool { return model == "m" })
+	require.Equal(t, 150, c.PromptTokens(&Prompt{Bytes: 600}, "m", 42), "the model is gone")
 }
 
 // A row is how deep a prompt's class is, of ten blocks of 64 tokens each.
@@ -239,7 +239,7 @@ func TestEventsNameAgainWhatASupposedRestartHasDropped(t *testing.T) {
 	var feed Feed
 	locked(func() {
 		source := EventSource{Place: kvevents.Place{Events: events, Replay: replay}, Model: "ref"}
-		feed = b.Listen(&mu, source, 128, 0, time.Now())
+		feed = b.Follow(&mu, source, 128, 0, time.Now())
 	})
 	t.Cleanup(feed.Close)
 	held := func() (blocks int) {
@@ -250,7 +250,7 @@ func TestEventsNameAgainWhatASupposedRestartHasDropped(t *testing.T) {
 	locked(func() {
 		now := time.Now()
 		b.ExpectEvent(true, now) // no event follows, so that the events are not precise after a while
-		b.Restarted(now.Add(time.Minute))
+		b.EngineRestarted(now.Add(time.Minute))
 		require.Zero(t, b.Held())
 	})
 	require.Eventually(t, func() bool { return held() == 3 }, 10*time.Second, 2*time.Millisecond)

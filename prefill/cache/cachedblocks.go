@@ -13,14 +13,14 @@ type CachedBlocks struct {
 	cache    *Cache
 	id       string
 	slots    [units]slot
-	events   *kvevents.Stream // nil: the candidate publishes no KV events
-	guessed  bool             // the index may have blocks of token ids that were learned from answers, not from events
+	stream   *kvevents.Stream // nil: the candidate publishes no KV events
+	learnedFromAnswers  bool             // the index may have blocks of token ids that were learned from answers, not from events
 	pending  []*PredictedHit  // of unanswered probes whose prompt has keys
 }
 
 // slot is a candidate's slot in the index, for blocks of one unit: bytes or tokens.
 type slot struct {
-	at     index.Slot // the zero Slot, which the index ignores, until known is true
+	handle     index.Slot // the zero Slot, which the index ignores, until known is true
 	known  bool       // the index has the slot
 	blocks int        // capacity of the slot in blocks; 0: no bound
 }
@@ -30,8 +30,8 @@ func (c *Cache) CachedBlocks(id string) CachedBlocks { return CachedBlocks{cache
 
 // Blocks is how many of the prompt's first blocks the candidate holds. matched is the result of Match.
 func (b *CachedBlocks) Blocks(matched []int32, p *Prompt) int {
-	if s := &b.slots[p.unit()]; s.known && s.at.N < len(matched) {
-		return int(matched[s.at.N])
+	if s := &b.slots[p.unit()]; s.known && s.handle.N < len(matched) {
+		return int(matched[s.handle.N])
 	}
 	return 0
 }
@@ -39,14 +39,14 @@ func (b *CachedBlocks) Blocks(matched []int32, p *Prompt) int {
 // Held is how many blocks the candidate holds by the index.
 func (b *CachedBlocks) Held() (blocks int) {
 	for _, s := range b.slots {
-		blocks += b.cache.index.Held(s.at)
+		blocks += b.cache.index.Held(s.handle)
 	}
 	return blocks
 }
 
 // Place returns the candidate's slot for blocks of the prompt's unit, and makes it if there is none. It bounds the slot
 // by the engine's capacity, which is in tokens, 0 if unknown.
-func (b *CachedBlocks) Place(p *Prompt, model string, capacity int64, now time.Time) index.Slot {
+func (b *CachedBlocks) EnsureSlot(p *Prompt, model string, capacity int64, now time.Time) index.Slot {
 	blocks, unit := 0, p.unit()
 	if capacity > 0 {
 		switch {
@@ -67,19 +67,19 @@ func (b *CachedBlocks) Place(p *Prompt, model string, capacity int64, now time.T
 		if unit == byTokens {
 			id += " tokens" // a second slot of the candidate, because blocks of tokens have another size than blocks of bytes
 		}
-		s.at, s.known, s.blocks = b.cache.index.Add(id, blocks), true, blocks
+		s.handle, s.known, s.blocks = b.cache.index.Add(id, blocks), true, blocks
 	case blocks > 0 && changed:
-		b.cache.index.SetCapacity(s.at, blocks)
+		b.cache.index.SetCapacity(s.handle, blocks)
 		s.blocks = blocks
 	}
-	return s.at
+	return s.handle
 }
 
 // Correct compares the expected hit with cached, the tokens of a prompt that its engine found cached (-1: not reported).
 // If the engine found at least a block less, wrong is true, and the index drops the prompt's further blocks from the
 // candidate's slot, which is at. tokens is the length of the prompt; 0: not reported, so that nothing can be compared.
 func (b *CachedBlocks) Correct(p *Prompt, tokens, hit, cached int) (at index.Slot, wrong bool) {
-	at = b.slots[p.unit()].at
+	at = b.slots[p.unit()].handle
 	block := p.BlockSize(tokens)
 	wrong = tokens > 0 && cached >= 0 && float64(hit-cached) >= block
 	if wrong {
@@ -90,29 +90,29 @@ func (b *CachedBlocks) Correct(p *Prompt, tokens, hit, cached int) (at index.Slo
 
 // Restarted drops the candidate's blocks, because its engine may have restarted. Blocks from precise KV events stay,
 // because the stream notices a restart by itself. Blocks of bytes, which no event names, are always dropped.
-func (b *CachedBlocks) Restarted(now time.Time) {
+func (b *CachedBlocks) EngineRestarted(now time.Time) {
 	if b.Mode(now) != Precise {
-		b.Drop()
+		b.DropAll()
 		return
 	}
-	b.cache.index.Clear(b.slots[byBytes].at, index.Removed)
+	b.cache.index.Clear(b.slots[byBytes].handle, index.Removed)
 }
 
 // Drop drops all of the candidate's blocks. It makes the stream start anew, so that the events name the cached blocks
 // again: a stream whose engine did not restart would otherwise only name those that change.
-func (b *CachedBlocks) Drop() {
+func (b *CachedBlocks) DropAll() {
 	for _, s := range b.slots {
-		b.cache.index.Clear(s.at, index.Removed)
+		b.cache.index.Clear(s.handle, index.Removed)
 	}
-	if b.events != nil {
-		b.events.Resync()
+	if b.stream != nil {
+		b.stream.Resync()
 	}
 }
 
 // Close deletes the slots of a candidate that was removed.
 func (b *CachedBlocks) Close() {
 	for _, s := range b.slots {
-		b.cache.index.Delete(s.at)
+		b.cache.index.Delete(s.handle)
 	}
 }
 
@@ -124,41 +124,41 @@ const (
 
 // Mode is Precise while the candidate's KV events are reliable, else Approximate.
 func (b *CachedBlocks) Mode(now time.Time) string {
-	if b.events != nil && b.events.Precise(now) {
+	if b.stream != nil && b.stream.Precise(now) {
 		return Precise
 	}
 	return Approximate
 }
 
 // Unfollow removes the stream, which the caller has closed, and all blocks of token ids.
-func (b *CachedBlocks) Unfollow() {
-	b.events = nil
-	b.cache.index.Clear(b.slots[byTokens].at, index.Removed)
+func (b *CachedBlocks) StopFollowing() {
+	b.stream = nil
+	b.cache.index.Clear(b.slots[byTokens].handle, index.Removed)
 }
 
 // Events is the stream of KV events; nil: the candidate has none.
-func (b *CachedBlocks) Events() *kvevents.Stream { return b.events }
+func (b *CachedBlocks) Events() *kvevents.Stream { return b.stream }
 
 // Guess adds the blocks of a prompt that the engine must have, because it has answered the prompt. No event has named them yet. at is the
 // candidate's slot for them.
-func (b *CachedBlocks) Guess(at index.Slot, p *Prompt) {
+func (b *CachedBlocks) AddFromAnswer(at index.Slot, p *Prompt) {
 	b.cache.index.Insert(at, p.Keys)
-	b.guess(p)
+	b.markLearnedFromAnswer(p)
 }
 
 // guess notes that blocks of a prompt were learned from an answer. Blocks that no event ever names are not noted.
-func (b *CachedBlocks) guess(p *Prompt) {
-	eventsNameThem := b.events != nil && p.BlockTokens > 0 && !p.Salted
-	b.guessed = b.guessed || eventsNameThem
+func (b *CachedBlocks) markLearnedFromAnswer(p *Prompt) {
+	eventsNameThem := b.stream != nil && p.BlockTokens > 0 && !p.Salted
+	b.learnedFromAnswers = b.learnedFromAnswers || eventsNameThem
 }
 
 // ForgetGuesses replaces the blocks of token ids that were learned from answers by those that the events name. The caller has seen that
 // the events are precise.
-func (b *CachedBlocks) ForgetGuesses() {
-	if b.guessed {
-		b.guessed = false
-		b.cache.index.Clear(b.slots[byTokens].at, index.Removed)
-		b.events.Resync()
+func (b *CachedBlocks) DropLearnedFromAnswers() {
+	if b.learnedFromAnswers {
+		b.learnedFromAnswers = false
+		b.cache.index.Clear(b.slots[byTokens].handle, index.Removed)
+		b.stream.Resync()
 	}
 }
 
@@ -177,6 +177,6 @@ func (b *CachedBlocks) Removed(at index.Slot, keys []index.Key) {
 func (b *CachedBlocks) Cleared(at index.Slot, why index.Reason) {
 	b.cache.index.Clear(at, why)
 	if why == index.Removed {
-		b.cache.index.Clear(b.slots[byBytes].at, why)
+		b.cache.index.Clear(b.slots[byBytes].handle, why)
 	}
 }

@@ -27,13 +27,13 @@ type Feed struct {
 
 // Listen starts a stream of an engine's KV events, whose blocks have blockTokens tokens. The caller holds lock; the
 // stream takes it for each change.
-func (b *CachedBlocks) Listen(lock lock, source EventSource, blockTokens int, capacity int64, now time.Time) Feed {
+func (b *CachedBlocks) Follow(lock lock, source EventSource, blockTokens int, capacity int64, now time.Time) Feed {
 	feed := Feed{kvevents.Start(kvevents.Config{
 		Place: source.Place, Finder: source.Finder, ReplayTimeout: source.ReplayTimeout,
-		Slot: b.Place(&Prompt{BlockTokens: blockTokens}, source.Model, capacity, now), Scope: index.Scope{Model: source.Model},
+		Slot: b.EnsureSlot(&Prompt{BlockTokens: blockTokens}, source.Model, capacity, now), Scope: index.Scope{Model: source.Model},
 		Sink: listener{lock, b},
 	}), source}
-	b.events, b.guessed = feed.Stream, true // the index may hold blocks that were learned from answers
+	b.stream, b.learnedFromAnswers = feed.Stream, true // the index may hold blocks that were learned from answers
 	return feed
 }
 

@@ -8,20 +8,20 @@ import (
 // Expect records in h that a prompt of so many tokens is sent to the candidate, of which hit tokens are predicted to be in
 // its cache. It counts these tokens in Totals, and the prompt's blocks as held from now on. matched is the result of Match, and
 // capacity is in KV tokens, 0 if unknown. The caller must not copy h afterwards, because b.pending points to it.
-func (b *CachedBlocks) Expect(h *PredictedHit, p *Prompt, model string, tokens, hit int, matched []int32, capacity int64, now time.Time) {
+func (b *CachedBlocks) ExpectHit(h *PredictedHit, p *Prompt, model string, tokens, hit int, matched []int32, capacity int64, now time.Time) {
 	*h = PredictedHit{blocks: b, model: model, prompt: *p, hit: hit}
 	b.cache.Totals.Prompt += uint64(tokens)
 	b.cache.Totals.Predicted += uint64(hit)
 	if len(p.Keys) > 0 {
-		h.stillComputed = b.computes(p, b.Blocks(matched, p))
-		h.speculation = b.cache.index.Speculate(b.Place(p, model, capacity, now), p.Keys)
+		h.beingComputed = b.isBeingComputed(p, b.Blocks(matched, p))
+		h.speculation = b.cache.index.Speculate(b.EnsureSlot(p, model, capacity, now), p.Keys)
 		b.pending = append(b.pending, h)
 	}
 }
 
 // computes reports whether an unanswered probe still computes the first blocks of the prompt, which are predicted to be
 // cached. If the engine then does not find them, its capacity is not to blame.
-func (b *CachedBlocks) computes(p *Prompt, blocks int) bool {
+func (b *CachedBlocks) isBeingComputed(p *Prompt, blocks int) bool {
 	if blocks == 0 {
 		return false
 	}
@@ -36,7 +36,7 @@ func (b *CachedBlocks) computes(p *Prompt, blocks int) bool {
 
 // end removes the PredictedHit from the pending ones. It drops the prompt, because the hand-off that contains the
 // PredictedHit may wait for minutes.
-func (h *PredictedHit) end() {
+func (h *PredictedHit) finish() {
 	if i := slices.Index(h.blocks.pending, h); i >= 0 {
 		h.blocks.pending = slices.Delete(h.blocks.pending, i, i+1)
 	}
@@ -44,34 +44,34 @@ func (h *PredictedHit) end() {
 }
 
 // Dropped notes that the prefill did not run.
-func (h *PredictedHit) Dropped() {
+func (h *PredictedHit) NotRun() {
 	h.blocks.cache.index.Drop(&h.speculation)
-	h.end()
+	h.finish()
 }
 
 // Lost notes that it is not known whether the prefill ran.
-func (h *PredictedHit) Lost(now time.Time) {
-	h.blocks.cache.index.Linger(&h.speculation, now)
-	h.end()
+func (h *PredictedHit) OutcomeUnknown(now time.Time) {
+	h.blocks.cache.index.ExpireSoon(&h.speculation, now)
+	h.finish()
 }
 
 // Verdict compares a predicted hit with the hit that the engine reports.
 type Verdict struct {
 	Compared  bool       // the engine reported its cached tokens
-	Off       int        // predicted tokens less reported tokens
-	Suspected *Suspected // nil: no change
+	ErrorTokens       int        // predicted tokens less reported tokens
+	Suspected *SuspicionChange // nil: no change
 }
 
 // Answered learns from the engine's answer to the probe, compares the prediction with it, and ends the prediction. capacity is
 // the engine's capacity in KV tokens, 0 if unknown; blockTokens is the size of its KV blocks in tokens.
 func (h *PredictedHit) Answered(u Usage, capacity int64, blockTokens int, now time.Time) (v Verdict) {
 	b, c := h.blocks, h.blocks.cache
-	c.Learn(&h.prompt, h.model, u.PromptTokens)
+	c.LearnRatio(&h.prompt, h.model, u.PromptTokens)
 	if u.PromptTokens > 0 {
 		c.feedback[h.model] = u.CachedTokens >= 0
 		if u.CachedTokens >= 0 {
 			c.Totals.Actual += uint64(u.CachedTokens)
-			v = Verdict{Compared: true, Off: h.hit - u.CachedTokens, Suspected: h.judge(u, capacity)}
+			v = Verdict{Compared: true, ErrorTokens: h.hit - u.CachedTokens, Suspected: h.compareHit(u, capacity)}
 		}
 	}
 	computedTokens := u.PromptTokens - max(0, u.CachedTokens)
@@ -81,25 +81,25 @@ func (h *PredictedHit) Answered(u Usage, capacity int64, blockTokens int, now ti
 	} else {
 		h.learnFromAnswer(u)
 	}
-	h.end()
+	h.finish()
 	return v
 }
 
 // ExpectEvent notes that the engine has answered. computed says that the engine computed at least one whole new block, for
 // which its stream should soon publish an event.
 func (b *CachedBlocks) ExpectEvent(computed bool, now time.Time) {
-	if b.events != nil && computed {
-		b.events.Answered(now)
+	if b.stream != nil && computed {
+		b.stream.ExpectEvent(now)
 	}
 }
 
 // NamesBlocksOf reports whether the candidate's KV events name the blocks of this prompt. They do if the stream is precise, the
 // prompt is in blocks of token ids of the engine's size, and it has no cache_salt.
 func (b *CachedBlocks) NamesBlocksOf(p *Prompt, now time.Time) bool {
-	if b.events == nil || p.BlockTokens == 0 || p.Salted || !b.events.Precise(now) {
+	if b.stream == nil || p.BlockTokens == 0 || p.Salted || !b.stream.Precise(now) {
 		return false
 	}
-	size := b.events.BlockTokens()
+	size := b.stream.BlockTokens()
 	return size == 0 || size == p.BlockTokens
 }
 
@@ -108,18 +108,18 @@ func (b *CachedBlocks) NamesBlocksOf(p *Prompt, now time.Time) bool {
 // only while the events are known to be incomplete.
 func (h *PredictedHit) learnBesideEvents(u Usage, now time.Time) {
 	b, p, blockIndex := h.blocks, &h.prompt, h.blocks.cache.index
-	slot := b.slots[byTokens].at
-	b.ForgetGuesses()
+	slot := b.slots[byTokens].handle
+	b.DropLearnedFromAnswers()
 	reported := u.CachedTokens >= 0
-	notCleared := blockIndex.Vouches(&h.speculation) // else the answer may tell of blocks that are gone
-	if reported && notCleared && !b.events.Complete() {
+	notCleared := blockIndex.StillValid(&h.speculation) // else the answer may tell of blocks that are gone
+	if reported && notCleared && !b.stream.Complete() {
 		held := min(u.CachedTokens/p.BlockTokens, len(p.Keys))
 		blockIndex.Insert(slot, p.Keys[:held])
 		if u.CachedTokens < h.hit {
 			blockIndex.Correct(slot, p.Keys, held)
 		}
 	}
-	blockIndex.Linger(&h.speculation, now)
+	blockIndex.ExpireSoon(&h.speculation, now)
 }
 
 // learnFromAnswer learns from an answer of a candidate whose cache is known from answers alone. Before the prefill it
@@ -131,5 +131,5 @@ func (h *PredictedHit) learnFromAnswer(u Usage) {
 	}
 	b.Correct(p, u.PromptTokens, h.hit, u.CachedTokens)
 	b.cache.index.Confirm(&h.speculation)
-	b.guess(p)
+	b.markLearnedFromAnswer(p)
 }

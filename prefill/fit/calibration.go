@@ -22,7 +22,7 @@ const (
 	// A sample is an outlier, and is dropped, if its distance from the prediction is more than outlier times the usual distance.
 	// After outlierRow dropped samples in a row the model must be wrong, and such samples are used, too.
 	outlier     = 5.0
-	outlierRow  = 20
+	maxOutlierRow  = 20
 	residualEMA = 0.1 // weight of a new distance in the usual distance
 
 	// residualFloor is the smallest usual distance, as a share of the prediction. Without it, a perfect model would make every
@@ -30,13 +30,13 @@ const (
 	residualFloor = 0.01
 
 	// exact is the share of the sum of squares below which squared errors count as rounding errors.
-	exact = 1e-9
+	roundingShare = 1e-9
 )
 
 // Sample is one prefill: its size, and how long the engine took for it, without the time that it waited.
 type Sample struct {
 	New, Hit float64 // tokens that were computed, and tokens that were cached
-	Beside   float64 // other requests that the engine ran meanwhile, such as decodes
+	Concurrent   float64 // other requests that the engine ran meanwhile, such as decodes
 	Ms       float64 // duration
 
 	Predicted float64 // duration in ms that was predicted when the engine was chosen; 0: no prediction
@@ -46,30 +46,30 @@ type Sample struct {
 // other request that runs beside the prefill adds BesideT0Ms to the fixed part and BesideTPMs to the time per token.
 type LatencyModel struct {
 	policy.Latency
-	BesideT0Ms, BesideTPMs float64
+	ConcurrentT0Ms, ConcurrentTPMs float64
 }
 
 // Among is the line of a prefill with so many other requests beside it.
-func (l LatencyModel) Among(beside float64) policy.Latency {
-	l.T0Ms += l.BesideT0Ms * beside
-	l.TPMs += l.BesideTPMs * beside
+func (l LatencyModel) WithConcurrent(beside float64) policy.Latency {
+	l.T0Ms += l.ConcurrentT0Ms * beside
+	l.TPMs += l.ConcurrentTPMs * beside
 	return l.Latency
 }
 
 // ms is the predicted duration of a sample.
-func (l *LatencyModel) ms(s Sample) float64 { return l.Among(s.Beside).Ms(s.New, s.Hit) }
+func (l *LatencyModel) predictMs(s Sample) float64 { return l.WithConcurrent(s.Concurrent).Ms(s.New, s.Hit) }
 
 // Calibration learns the LatencyModel of one kind of engine by least squares. A sample counts half after halfLife newer samples. A
 // term that would be negative, or that explains almost nothing, is left out. The attention term is learned only if none
 // is configured; a configured one is subtracted from the times before the fit.
 type Calibration struct {
 	configured policy.Latency
-	keep       float64 // a sample's weight is multiplied by this at each later sample
+	decay       float64 // a sample's weight is multiplied by this at each later sample
 	halfLife   int
 
 	n                       int // samples
 	sums                    moments
-	least, most             [2]float64   // new tokens of a sample: [0] in this half-life, [1] in the half-life before
+	minNew, maxNew             [2]float64   // new tokens of a sample: [0] in this half-life, [1] in the half-life before
 	inHalf                  int          // samples in this half-life
 	latency                 LatencyModel // the last good fit
 	fitted                  bool
@@ -80,32 +80,32 @@ type Calibration struct {
 
 // NewCalibration starts from the configured line.
 func NewCalibration(configured policy.Latency, halfLife int) *Calibration {
-	return &Calibration{configured: configured, keep: math.Exp2(-1 / float64(halfLife)), halfLife: halfLife}
+	return &Calibration{configured: configured, decay: math.Exp2(-1 / float64(halfLife)), halfLife: halfLife}
 }
 
 // Add learns from one prefill. It reports whether the sample was used.
 func (c *Calibration) Add(s Sample) bool {
 	target := s.Ms - c.configured.Beta2*policy.Attention(s.New, s.Hit) // ms that the learned terms must explain
-	valid := s.New > 0 && s.Ms > 0 && s.Beside >= 0 && !math.IsInf(s.New+s.Hit+s.Beside+target, 0)
+	valid := s.New > 0 && s.Ms > 0 && s.Concurrent >= 0 && !math.IsInf(s.New+s.Hit+s.Concurrent+target, 0)
 	if !valid {
 		return false
 	}
-	if c.fitted && c.isOutlier(s) {
+	if c.fitted && c.checkOutlier(s) {
 		return false
 	}
 	c.n++
-	c.sums.add(s, target, c.keep)
-	c.keepSpread(s.New)
+	c.sums.add(s, target, c.decay)
+	c.updateRange(s.New)
 	c.fit()
 	return true
 }
 
 // isOutlier reports whether a sample is too far from the prediction. Other samples update the usual distance.
-func (c *Calibration) isOutlier(s Sample) bool {
-	predicted := c.latency.ms(s)
+func (c *Calibration) checkOutlier(s Sample) bool {
+	predicted := c.latency.predictMs(s)
 	distance := math.Abs(s.Ms - predicted)
 	far := distance > outlier*max(c.residual, residualFloor*predicted)
-	if far && c.dropped < outlierRow {
+	if far && c.dropped < maxOutlierRow {
 		c.dropped++
 		c.droppedInTotal++
 		return true
@@ -118,42 +118,42 @@ func (c *Calibration) isOutlier(s Sample) bool {
 }
 
 // keepSpread updates the smallest and the largest number of new tokens in this half-life and in the one before.
-func (c *Calibration) keepSpread(newTokens float64) {
+func (c *Calibration) updateRange(newTokens float64) {
 	if c.inHalf == c.halfLife {
-		c.least[1], c.most[1] = c.least[0], c.most[0]
+		c.minNew[1], c.maxNew[1] = c.minNew[0], c.maxNew[0]
 		c.inHalf = 0
 	}
 	if c.inHalf == 0 {
-		c.least[0], c.most[0] = newTokens, newTokens
+		c.minNew[0], c.maxNew[0] = newTokens, newTokens
 	}
 	if c.n == 1 {
-		c.least[1], c.most[1] = newTokens, newTokens
+		c.minNew[1], c.maxNew[1] = newTokens, newTokens
 	}
 	c.inHalf++
-	c.least[0], c.most[0] = min(c.least[0], newTokens), max(c.most[0], newTokens)
+	c.minNew[0], c.maxNew[0] = min(c.minNew[0], newTokens), max(c.maxNew[0], newTokens)
 }
 
 // fit fits every allowed set of terms, and uses the set with the smallest squared errors if the fit is good. Each term that
 // a plain line does not have makes the errors count a little more, so that it must explain enough.
 func (c *Calibration) fit() {
-	if c.n < fitSamples || max(c.most[0], c.most[1]) < fitSpread*min(c.least[0], c.least[1]) {
+	if c.n < fitSamples || max(c.maxNew[0], c.maxNew[1]) < fitSpread*min(c.minNew[0], c.minNew[1]) {
 		return
 	}
-	whole := c.sums.spread()
+	whole := c.sums.totalSpread()
 	best, cost := [terms]float64{}, math.Inf(1)
-	for set := line; set < 1<<terms; set++ {
-		withoutLine := set&line != line
-		tooEarly := c.n < termSamples && set != line
-		attentionConfigured := c.configured.Beta2 > 0 && set&(1<<pairs) != 0
+	for set := plainLine; set < 1<<terms; set++ {
+		withoutLine := set&plainLine != plainLine
+		tooEarly := c.n < termSamples && set != plainLine
+		attentionConfigured := c.configured.Beta2 > 0 && set&(1<<perPair) != 0
 		if withoutLine || tooEarly || attentionConfigured {
 			continue
 		}
 		beta, squaredErrors, ok := c.sums.solve(set)
-		if !ok || !possible(set, beta) {
+		if !ok || !plausible(set, beta) {
 			continue
 		}
-		penalty := 1 + termF*float64(further(set))/c.sums.weight()
-		if costOfSet := max(squaredErrors, exact*whole) * penalty; costOfSet < cost {
+		penalty := 1 + termF*float64(extraTerms(set))/c.sums.weight()
+		if costOfSet := max(squaredErrors, roundingShare*whole) * penalty; costOfSet < cost {
 			best, cost = beta, costOfSet
 		}
 	}
@@ -165,8 +165,8 @@ func (c *Calibration) fit() {
 		}
 		return
 	}
-	c.latency = LatencyModel{Latency: policy.Latency{T0Ms: best[fixed], TPMs: best[fresh], Beta2: best[pairs]}, BesideT0Ms: best[beside],
-		BesideTPMs: best[besideFresh]}
+	c.latency = LatencyModel{Latency: policy.Latency{T0Ms: best[fixed], TPMs: best[perNewToken], Beta2: best[perPair]}, ConcurrentT0Ms: best[perConcurrent],
+		ConcurrentTPMs: best[perConcurrentToken]}
 	if c.configured.Beta2 > 0 {
 		c.latency.Beta2 = c.configured.Beta2
 	}
@@ -175,7 +175,7 @@ func (c *Calibration) fit() {
 
 // possible reports whether a fit makes sense: no term may make a prefill shorter, and each term but the fixed one must
 // take some time.
-func possible(set int, beta [terms]float64) bool {
+func plausible(set int, beta [terms]float64) bool {
 	for i, b := range beta {
 		if set&(1<<i) != 0 && (b < 0 || b == 0 && i != fixed) {
 			return false

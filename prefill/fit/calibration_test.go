@@ -106,20 +106,20 @@ func TestSamplesThatAreNoneAreRefused(t *testing.T) {
 }
 
 func TestWhatRunsBesideIsLearned(t *testing.T) {
-	truth := LatencyModel{Latency: policy.Latency{TPMs: 0.09, T0Ms: 60, Beta2: 1e-6}, BesideTPMs: 0.001, BesideT0Ms: 0.5}
+	truth := LatencyModel{Latency: policy.Latency{TPMs: 0.09, T0Ms: 60, Beta2: 1e-6}, ConcurrentTPMs: 0.001, ConcurrentT0Ms: 0.5}
 	c, rng := NewCalibration(startLatency, 500), rand.New(rand.NewPCG(1, 1))
 	for range 2000 {
-		s := Sample{New: 200 + 60_000*rng.Float64()*rng.Float64(), Hit: float64(rng.IntN(3) * 8192), Beside: float64(rng.IntN(60))}
-		s.Ms = truth.ms(s) * (1 + 0.02*rng.NormFloat64())
+		s := Sample{New: 200 + 60_000*rng.Float64()*rng.Float64(), Hit: float64(rng.IntN(3) * 8192), Concurrent: float64(rng.IntN(60))}
+		s.Ms = truth.predictMs(s) * (1 + 0.02*rng.NormFloat64())
 		c.Add(s)
 	}
 	latency, fitted := c.Latency()
 	require.True(t, fitted)
-	for _, s := range []Sample{{New: 3000}, {New: 20_000}, {New: 8000, Hit: 30_000}, {New: 3000, Beside: 50}, {New: 20_000, Beside: 50}} {
-		require.InEpsilon(t, truth.ms(s), latency.ms(s), 0.1, "%+v by %+v", s, latency)
+	for _, s := range []Sample{{New: 3000}, {New: 20_000}, {New: 8000, Hit: 30_000}, {New: 3000, Concurrent: 50}, {New: 20_000, Concurrent: 50}} {
+		require.InEpsilon(t, truth.predictMs(s), latency.predictMs(s), 0.1, "%+v by %+v", s, latency)
 	}
 	require.InEpsilon(t, truth.Beta2, latency.Beta2, 0.1)
-	require.InEpsilon(t, truth.BesideTPMs, latency.BesideTPMs, 0.1)
+	require.InEpsilon(t, truth.ConcurrentTPMs, latency.ConcurrentTPMs, 0.1)
 }
 
 func TestATermThatExplainsNothingIsLeftOut(t *testing.T) {
@@ -127,7 +127,7 @@ func TestATermThatExplainsNothingIsLeftOut(t *testing.T) {
 	for seed := range uint64(100) {
 		c, rng := NewCalibration(startLatency, 500), rand.New(rand.NewPCG(seed, 1))
 		for range 500 {
-			s := Sample{New: 500 + rng.Float64()*8000, Beside: float64(rng.IntN(60))}
+			s := Sample{New: 500 + rng.Float64()*8000, Concurrent: float64(rng.IntN(60))}
 			s.Ms = startLatency.Ms(s.New, 0) + 20*rng.NormFloat64()
 			c.Add(s)
 		}
@@ -155,7 +155,7 @@ func TestALawIsLearnedWithoutAllocations(t *testing.T) {
 	c, n := NewCalibration(startLatency, 500), 0
 	require.Zero(t, testing.AllocsPerRun(500, func() {
 		n++
-		c.Add(Sample{New: float64(500 + n%7*1000), Hit: float64(n % 3 * 512), Beside: float64(n % 11), Ms: float64(200 + n%7*100 + n%11)})
+		c.Add(Sample{New: float64(500 + n%7*1000), Hit: float64(n % 3 * 512), Concurrent: float64(n % 11), Ms: float64(200 + n%7*100 + n%11)})
 	}))
 }
 
@@ -164,7 +164,7 @@ func BenchmarkCalibrationAdd(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
 		n++
-		c.Add(Sample{New: float64(500 + n%7*1000), Hit: float64(n % 3 * 512), Beside: float64(n % 11), Ms: float64(200 + n%7*100 + n%11)})
+		c.Add(Sample{New: float64(500 + n%7*1000), Hit: float64(n % 3 * 512), Concurrent: float64(n % 11), Ms: float64(200 + n%7*100 + n%11)})
 	}
 }
 

@@ -3,20 +3,20 @@ package fit
 import "time"
 
 // together is the largest time between two answers that count as computed in the same step of the engine.
-const together = 5 * time.Millisecond
+const sameStep = 5 * time.Millisecond
 
 // ComputeTimer measures how long an engine computed each prompt, without the time that the prompt waited for other prompts. An
 // engine computes prompts in the order in which they arrive: it computes a prompt from its arrival, or from the previous
 // answer, until its own answer. Prompts that are answered together were computed together, and count as one prefill. If
 // an engine answers in another order, the times cannot be separated, and no sample results.
 type ComputeTimer struct {
-	ended  time.Time // the last answer
-	spoilt time.Time // probes that were sent before this time yield no sample
+	lastAnswer  time.Time // the last answer
+	spoiltUntil time.Time // probes that were sent before this time yield no sample
 
-	open     bool      // a prefill's answers are being collected: further answers may join them
-	void     bool      // the open prefill yields no sample
+	collecting     bool      // a prefill's answers are being collected: further answers may join them
+	unusable     bool      // the open prefill yields no sample
 	began    time.Time // when the open prefill began
-	youngest time.Time // when its latest probe was sent
+	latestSent time.Time // when its latest probe was sent
 	sample   Sample    // sum of its answers, without the duration
 	done     [2]Sample // scratch for the result of Answered
 }
@@ -25,7 +25,7 @@ type ComputeTimer struct {
 type Answer struct {
 	Sent time.Time
 	RTT  time.Duration // to the engine
-	Void bool          // the token counts or the engine's other work are not known: no sample
+	Unusable bool          // the token counts or the engine's other work are not known: no sample
 	Sample
 }
 
@@ -33,26 +33,26 @@ type Answer struct {
 // when the oldest unanswered probe was sent; zero: all probes are answered.
 func (t *ComputeTimer) Answered(a Answer, oldest, now time.Time) []Sample {
 	done := t.done[:0]
-	if t.open && now.Sub(t.ended) > together {
+	if t.collecting && now.Sub(t.lastAnswer) > sameStep {
 		oldestUnanswered := a.Sent // before this answer
 		if !oldest.IsZero() && oldest.Before(oldestUnanswered) {
 			oldestUnanswered = oldest
 		}
 		done = t.complete(done, oldestUnanswered)
 	}
-	if !t.open {
-		t.open, t.void, t.sample, t.youngest = true, false, Sample{}, a.Sent
+	if !t.collecting {
+		t.collecting, t.unusable, t.sample, t.latestSent = true, false, Sample{}, a.Sent
 		t.began = a.Sent.Add(a.RTT) // the whole round trip, so that the duration has no part of it
-		if t.ended.After(t.began) { // the engine computed another prompt until then
-			t.began = t.ended
+		if t.lastAnswer.After(t.began) { // the engine computed another prompt until then
+			t.began = t.lastAnswer
 		}
 	}
-	t.ended = now
-	t.void = t.void || a.Void || a.Sent.Before(t.spoilt)
-	if a.Sent.After(t.youngest) {
-		t.youngest = a.Sent
+	t.lastAnswer = now
+	t.unusable = t.unusable || a.Unusable || a.Sent.Before(t.spoiltUntil)
+	if a.Sent.After(t.latestSent) {
+		t.latestSent = a.Sent
 	}
-	t.sample.join(a.Sample)
+	t.sample.merge(a.Sample)
 	if oldest.IsZero() { // no other answer can join this one
 		done = t.complete(done, now)
 	}
@@ -63,28 +63,28 @@ func (t *ComputeTimer) Answered(a Answer, oldest, now time.Time) []Sample {
 // the prefill was sent. If this was before one of the prefill's own probes, then this probe was overtaken: the engine may
 // have computed a part of it already, so that the times cannot be separated.
 func (t *ComputeTimer) complete(done []Sample, oldest time.Time) []Sample {
-	t.open = false
-	if oldest.Before(t.youngest) {
-		t.void, t.spoilt = true, t.youngest
+	t.collecting = false
+	if oldest.Before(t.latestSent) {
+		t.unusable, t.spoiltUntil = true, t.latestSent
 	}
-	if t.void {
+	if t.unusable {
 		return done
 	}
-	t.sample.Ms = float64(t.ended.Sub(t.began)) / float64(time.Millisecond)
+	t.sample.Ms = float64(t.lastAnswer.Sub(t.began)) / float64(time.Millisecond)
 	return append(done, t.sample)
 }
 
 // Dropped notes that a probe ended without an answer. How long the engine computed it is not known, so that the probes that
 // waited meanwhile yield no sample.
-func (t *ComputeTimer) Dropped(now time.Time) { t.spoilt = now }
+func (t *ComputeTimer) ProbeDropped(now time.Time) { t.spoiltUntil = now }
 
 // join adds a prefill that was computed together with this one. The hit of the sum is chosen so that its attention, the
 // number of token pairs, equals the attention of both prefills.
-func (s *Sample) join(other Sample) {
+func (s *Sample) merge(other Sample) {
 	if newTokens := s.New + other.New; newTokens > 0 {
 		pairs := s.New*(s.Hit+s.New/2) + other.New*(other.Hit+other.New/2)
 		s.New, s.Hit = newTokens, max(0, pairs/newTokens-newTokens/2)
 	}
-	s.Beside = max(s.Beside, other.Beside)
+	s.Concurrent = max(s.Concurrent, other.Concurrent)
 	s.Predicted += other.Predicted
 }

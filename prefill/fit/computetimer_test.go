@@ -25,7 +25,7 @@ func stretched(rtt time.Duration, probes ...probe) (all []Sample) {
 				oldest = at(o.sent)
 			}
 		}
-		all = append(all, t.Answered(Answer{Sent: at(p.sent), RTT: rtt, Void: p.void, Sample: Sample{New: p.tokens}}, oldest, at(p.answered))...)
+		all = append(all, t.Answered(Answer{Sent: at(p.sent), RTT: rtt, Unusable: p.void, Sample: Sample{New: p.tokens}}, oldest, at(p.answered))...)
 	}
 	return all
 }
@@ -54,7 +54,7 @@ func TestPrefillsAreToldApart(t *testing.T) {
 func TestWhoWaitedWithADroppedProbeTeachesNothing(t *testing.T) {
 	at := func(ms int) time.Time { return time.Unix(1000, 0).Add(time.Duration(ms) * time.Millisecond) }
 	s := ComputeTimer{}
-	s.Dropped(at(50))
+	s.ProbeDropped(at(50))
 	require.Empty(t, s.Answered(Answer{Sent: at(10), Sample: Sample{New: 1}}, at(60), at(200)), "it waited with it")
 	require.Empty(t, s.Answered(Answer{Sent: at(60), Sample: Sample{New: 2}}, at(70), at(300)),
 		"nothing of the first; others may be answered with this one")
@@ -64,7 +64,7 @@ func TestWhoWaitedWithADroppedProbeTeachesNothing(t *testing.T) {
 
 func TestPromptsThatAreComputedTogetherHaveTheirAttentionTogether(t *testing.T) {
 	s := Sample{New: 100, Hit: 900}
-	s.join(Sample{New: 300, Hit: 50})
+	s.merge(Sample{New: 300, Hit: 50})
 	require.Equal(t, 400.0, s.New)
 	require.InDelta(t, 100*(900+50)+300*(50+150), s.New*(s.Hit+s.New/2), 1e-6)
 }

@@ -10,20 +10,20 @@ import (
 // The terms of a prefill's time. line is the set of the terms of a plain line.
 const (
 	fixed       = iota
-	fresh       // per new token
-	pairs       // per pair of tokens that attention compares
-	beside      // per other request on the engine
-	besideFresh // per new token and other request
+	perNewToken       // per new token
+	perPair       // per pair of tokens that attention compares
+	perConcurrent      // per other request on the engine
+	perConcurrentToken // per new token and other request
 	terms
 
-	line = 1<<fixed | 1<<fresh
+	plainLine = 1<<fixed | 1<<perNewToken
 )
 
 // scale brings the terms to similar sizes, so that sums of their products lose no digits.
 var scale = [terms]float64{1, 1e-3, 1e-6, 1, 1e-3}
 
 // further is the number of terms in a set that a plain line does not have.
-func further(set int) int { return bits.OnesCount(uint(set &^ line)) }
+func extraTerms(set int) int { return bits.OnesCount(uint(set &^ plainLine)) }
 
 // moments are weighted sums of products over all samples, from which any set of terms can be fitted by least squares.
 type moments struct {
@@ -35,7 +35,7 @@ type moments struct {
 // add adds a sample. target is the time, in ms, that the terms must explain. The weight of all earlier samples is multiplied
 // by keep.
 func (m *moments) add(s Sample, target, keep float64) {
-	x := [terms]float64{1, s.New, policy.Attention(s.New, s.Hit), s.Beside, s.Beside * s.New}
+	x := [terms]float64{1, s.New, policy.Attention(s.New, s.Hit), s.Concurrent, s.Concurrent * s.New}
 	for i := range x {
 		x[i] *= scale[i]
 	}
@@ -52,13 +52,13 @@ func (m *moments) add(s Sample, target, keep float64) {
 func (m *moments) weight() float64 { return m.xx[fixed][fixed] }
 
 // spread is the weighted sum of the squared distances of the times from their mean.
-func (m *moments) spread() float64 {
+func (m *moments) totalSpread() float64 {
 	return m.yy - m.xy[fixed]*m.xy[fixed]/m.weight()
 }
 
 // pivot is the smallest share of a term's sum of squares that must remain after the earlier terms are subtracted. Below it,
 // the term is almost a combination of the earlier terms, and a fit could not separate them.
-const pivot = 1e-6
+const minPivotShare = 1e-6
 
 // solve fits the terms whose bits are set, by Cholesky's method. beta has the factor of each term, and errors is the sum of
 // the squared errors. ok is false if the samples do not separate the terms.
@@ -105,7 +105,7 @@ func (m *moments) cholesky(chosen []int) (root [terms][terms]float64, ok bool) {
 			switch {
 			case k < i:
 				root[i][k] = sum / root[k][k]
-			case !(sum > pivot*m.xx[chosen[i]][chosen[i]]): // also if one of them is NaN
+			case !(sum > minPivotShare*m.xx[chosen[i]][chosen[i]]): // also if one of them is NaN
 				return root, false
 			default:
 				root[i][i] = math.Sqrt(sum)

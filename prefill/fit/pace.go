@@ -7,11 +7,11 @@ import (
 
 // Throughput measures how fast requests for a model arrive, and how long their prefills take.
 type Throughput struct {
-	since  time.Time           // begin of the present window
-	count  int                 // first attempts in the present window
+	windowStart  time.Time           // begin of the present window
+	arrivals  int                 // first attempts in the present window
 	perS   float64             // weighted mean over the earlier windows
-	known  bool                // at least one window has ended
-	ring   [paceProbes]float64 // durations of the last probes, in ms
+	hasRate  bool                // at least one window has ended
+	lastMs   [paceProbes]float64 // durations of the last probes, in ms
 	probes int                 // number of probes so far
 	ttftMs float64             // median of ring when the last window ended
 	sorted [paceProbes]float64 // scratch for the median
@@ -25,22 +25,22 @@ const (
 
 // Arrived counts a request, at its first attempt.
 func (t *Throughput) Arrived(now time.Time) {
-	t.roll(now)
-	t.count++
+	t.rollWindow(now)
+	t.arrivals++
 }
 
 // Answered records how long a probe took.
 func (t *Throughput) Answered(now time.Time, ms float64) {
-	t.ring[t.probes%paceProbes] = ms
+	t.lastMs[t.probes%paceProbes] = ms
 	if t.probes++; t.probes == 1 {
 		t.ttftMs = ms
 	}
-	t.roll(now)
+	t.rollWindow(now)
 }
 
 // ArrivalsPerS is the recent number of new requests per second.
 func (t *Throughput) ArrivalsPerS(now time.Time) float64 {
-	t.roll(now)
+	t.rollWindow(now)
 	return t.perS
 }
 
@@ -49,23 +49,23 @@ func (t *Throughput) TTFTMs() float64 { return t.ttftMs }
 
 // roll ends the window if it is at least one second old, and updates the rate and the median duration. Without calls a window
 // becomes longer; its rate is then the mean over the longer time.
-func (t *Throughput) roll(now time.Time) {
-	if t.since.IsZero() {
-		t.since = now
+func (t *Throughput) rollWindow(now time.Time) {
+	if t.windowStart.IsZero() {
+		t.windowStart = now
 	}
-	elapsed := now.Sub(t.since)
+	elapsed := now.Sub(t.windowStart)
 	if elapsed < paceWindow {
 		return
 	}
-	rate := float64(t.count) / elapsed.Seconds()
-	if t.known {
+	rate := float64(t.arrivals) / elapsed.Seconds()
+	if t.hasRate {
 		rate = t.perS + paceShare*(rate-t.perS)
 	}
 	t.perS = rate
-	t.known = true
-	t.count = 0
-	t.since = now
-	if n := copy(t.sorted[:], t.ring[:min(t.probes, paceProbes)]); n > 0 {
+	t.hasRate = true
+	t.arrivals = 0
+	t.windowStart = now
+	if n := copy(t.sorted[:], t.lastMs[:min(t.probes, paceProbes)]); n > 0 {
 		slices.Sort(t.sorted[:n])
 		t.ttftMs = t.sorted[n/2]
 	}

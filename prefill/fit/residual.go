@@ -23,7 +23,7 @@ type Residual struct {
 // Add adds the duration of a prefill and its prediction, in ms. The duration counts as at most twice the prediction, so that
 // a single prefill that hung has little effect.
 func (r *Residual) Add(took, predicted float64, now time.Time) {
-	r.fade(now)
+	r.fadeTo(now)
 	deviation := min(took, 2*predicted) - predicted
 	r.sum += deviation
 	r.squares += deviation * deviation
@@ -32,7 +32,7 @@ func (r *Residual) Add(took, predicted float64, now time.Time) {
 
 // Ms is by how many ms the engine's prefills take longer than predicted; negative: shorter.
 func (r *Residual) Ms(now time.Time) float64 {
-	r.fade(now)
+	r.fadeTo(now)
 	if r.weight < 1 {
 		return 0
 	}
@@ -43,7 +43,7 @@ func (r *Residual) Ms(now time.Time) float64 {
 }
 
 // fade reduces the weight of all earlier differences by the time that has passed since the last call.
-func (r *Residual) fade(now time.Time) {
+func (r *Residual) fadeTo(now time.Time) {
 	keep := math.Exp2(-float64(now.Sub(r.at)) / float64(residualHalfLife))
 	r.sum, r.squares, r.weight, r.at = r.sum*keep, r.squares*keep, r.weight*keep, now
 }

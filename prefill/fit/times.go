@@ -21,7 +21,7 @@ type Config struct {
 }
 
 // Line returns the line from which learning starts.
-func (c Config) Line() policy.Latency {
+func (c Config) InitialLatency() policy.Latency {
 	return policy.Latency{TPMs: c.TPMs, T0Ms: c.T0Ms, Beta2: c.Beta2}
 }
 
@@ -30,48 +30,48 @@ func (c Config) Line() policy.Latency {
 const halfLife = 500
 
 // kind identifies the engines that share a line of prefill times.
-type kind struct{ model, hardware string }
+type engineKind struct{ model, hardware string }
 
 // Times holds the learned lines of all kinds of engines.
 type Times struct {
-	start     Config
-	lines     map[kind]*Calibration
+	initial     Config
+	calibrations     map[engineKind]*Calibration
 	callbacks map[string]*CallbackLatency // by profile
-	usual     float64                     // weighted mean of the new tokens per prompt
+	meanNewTokens     float64                     // weighted mean of the new tokens per prompt
 }
 
 // New returns Times that have learned nothing yet.
 func New(start Config) *Times {
-	return &Times{start: start, lines: map[kind]*Calibration{}, callbacks: map[string]*CallbackLatency{}}
+	return &Times{initial: start, calibrations: map[engineKind]*Calibration{}, callbacks: map[string]*CallbackLatency{}}
 }
 
 // Configure changes the line from which new kinds of engines start.
-func (t *Times) Configure(start Config) { t.start = start }
+func (t *Times) Configure(start Config) { t.initial = start }
 
 // Latency predicts how long prefills of a model take on engines with a hardware label. known is false while latency is only the
 // line from which learning starts.
 func (t *Times) Latency(model, hardware string) (latency LatencyModel, known bool) {
-	if calibration := t.lines[kind{model, hardware}]; calibration != nil {
+	if calibration := t.calibrations[engineKind{model, hardware}]; calibration != nil {
 		latency, known = calibration.Latency()
-		return latency, known || t.start.Known
+		return latency, known || t.initial.Known
 	}
-	return LatencyModel{Latency: t.start.Line()}, t.start.Known
+	return LatencyModel{Latency: t.initial.InitialLatency()}, t.initial.Known
 }
 
 // Learn adds a prefill to the samples of its model and hardware label.
 func (t *Times) Learn(model, hardware string, s Sample) {
-	k := kind{model, hardware}
-	calibration := t.lines[k]
+	k := engineKind{model, hardware}
+	calibration := t.calibrations[k]
 	if calibration == nil {
-		calibration = NewCalibration(t.start.Line(), halfLife)
-		t.lines[k] = calibration
+		calibration = NewCalibration(t.initial.InitialLatency(), halfLife)
+		t.calibrations[k] = calibration
 	}
 	calibration.Add(s)
 }
 
 // Samples is the number of prefills from which the line of a model and a hardware label was learned.
 func (t *Times) Samples(model, hardware string) int {
-	if calibration := t.lines[kind{model, hardware}]; calibration != nil {
+	if calibration := t.calibrations[engineKind{model, hardware}]; calibration != nil {
 		return calibration.Samples()
 	}
 	return 0
@@ -85,8 +85,8 @@ type Learned struct {
 
 // All returns the learned lines, ordered by model and hardware.
 func (t *Times) All() []Learned {
-	all := make([]Learned, 0, len(t.lines))
-	for k, calibration := range t.lines {
+	all := make([]Learned, 0, len(t.calibrations))
+	for k, calibration := range t.calibrations {
 		all = append(all, Learned{k.model, k.hardware, calibration})
 	}
 	slices.SortFunc(all, func(a, b Learned) int {
@@ -96,35 +96,35 @@ func (t *Times) All() []Learned {
 }
 
 // Forget drops the lines of models for which gone returns true.
-func (t *Times) Forget(gone func(model string) bool) {
-	maps.DeleteFunc(t.lines, func(k kind, _ *Calibration) bool { return gone(k.model) })
+func (t *Times) DropModels(gone func(model string) bool) {
+	maps.DeleteFunc(t.calibrations, func(k engineKind, _ *Calibration) bool { return gone(k.model) })
 }
 
 // usualWeight is the weight of one more prompt in the mean.
 const usualWeight = 0.05
 
 // Computes learns from one prompt how many tokens an engine usually has to compute.
-func (t *Times) Computes(newTokens int64) {
-	if t.usual == 0 {
-		t.usual = float64(newTokens)
+func (t *Times) LearnNewTokens(newTokens int64) {
+	if t.meanNewTokens == 0 {
+		t.meanNewTokens = float64(newTokens)
 	}
-	t.usual += usualWeight * (float64(newTokens) - t.usual)
+	t.meanNewTokens += usualWeight * (float64(newTokens) - t.meanNewTokens)
 }
 
 // Usual is the recent mean number of tokens that an engine has to compute for a prompt.
-func (t *Times) Usual() float64 { return t.usual }
+func (t *Times) MeanNewTokens() float64 { return t.meanNewTokens }
 
 // CallbackLatency learns, for requests whose decode rank is chosen before the prefill, how long the decode engine takes to call back.
 // In its callback the decode engine says where the prefill engine must send the KV.
 type CallbackLatency struct {
-	callback float64 // weighted mean of the time until a callback, in ms; 0: none has come
+	meanMs float64 // weighted mean of the time until a callback, in ms; 0: none has come
 }
 
 // callbackWeight is the weight of one more callback in the mean.
 const callbackWeight = 0.05
 
 // Way returns the CallbackLatency of a profile, which all callers share.
-func (t *Times) Way(profile string) *CallbackLatency {
+func (t *Times) CallbackLatencyOf(profile string) *CallbackLatency {
 	l := t.callbacks[profile]
 	if l == nil {
 		l = &CallbackLatency{}
@@ -134,16 +134,16 @@ func (t *Times) Way(profile string) *CallbackLatency {
 }
 
 // CalledBack learns how long after the choice of the decode rank the callback of its engine came.
-func (l *CallbackLatency) CalledBack(took time.Duration) {
-	if l.callback == 0 {
-		l.callback = ms(took)
+func (l *CallbackLatency) Add(took time.Duration) {
+	if l.meanMs == 0 {
+		l.meanMs = ms(took)
 	}
-	l.callback += callbackWeight * (ms(took) - l.callback)
+	l.meanMs += callbackWeight * (ms(took) - l.meanMs)
 }
 
 // Callback is the usual time until a callback; 0: no callback has come.
-func (l *CallbackLatency) Callback() time.Duration {
-	return time.Duration(l.callback * float64(time.Millisecond))
+func (l *CallbackLatency) Mean() time.Duration {
+	return time.Duration(l.meanMs * float64(time.Millisecond))
 }
 
 func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }

@@ -8,12 +8,12 @@ import (
 )
 
 func TestACallbackTakesItsUsualTime(t *testing.T) {
-	l := New(Config{}).Way("p")
-	require.Zero(t, l.Callback())
-	l.CalledBack(10 * time.Millisecond)
-	require.Equal(t, 10*time.Millisecond, l.Callback())
+	l := New(Config{}).CallbackLatencyOf("p")
+	require.Zero(t, l.Mean())
+	l.Add(10 * time.Millisecond)
+	require.Equal(t, 10*time.Millisecond, l.Mean())
 	for range 200 {
-		l.CalledBack(30 * time.Millisecond)
+		l.Add(30 * time.Millisecond)
 	}
-	require.InEpsilon(t, 30*time.Millisecond, l.Callback(), 0.01)
+	require.InEpsilon(t, 30*time.Millisecond, l.Mean(), 0.01)
 }

@@ -16,7 +16,7 @@ type Index struct {
 	firstClaim []uint32 // the entry's first claim; for a free number, the next free number
 	useLinks   []link
 	useOrder   order  // the entries by their last use, over all slots
-	free       uint32 // the first free number
+	freeEntry       uint32 // the first free number
 	entries    int
 
 	// A claim says that one slot holds one entry.
@@ -39,7 +39,7 @@ type Eviction uint8
 // nothing, even if a new candidate has the same number.
 type Slot struct {
 	N    int    // index into the result of Match
-	life uint32 // as in the index's slot when the candidate was added
+	generation uint32 // as in the index's slot when the candidate was added
 }
 
 // Config describes an index.
@@ -59,19 +59,19 @@ type claim struct {
 	sibling uint32 // the next claim on the same entry; for a free number, the next free number
 	born    uint32 // the index's clock when the claim was made
 	slot    uint16
-	spec    uint16 // number of speculations that need the claim; the top bit is set while the engine is known to hold the block
+	speculations    uint16 // number of speculations that need the claim; the top bit is set while the engine is known to hold the block
 }
 
 const (
 	confirmed = 1 << 15
-	mostSpec  = confirmed - 1 // also the mask of the number in spec
+	speculationMask  = confirmed - 1 // also the mask of the number in spec
 )
 
 type slot struct {
 	id       string
 	inUse    bool
-	life     uint32 // how many candidates have used this slot so far, so that a stale Slot is recognised
-	epoch    uint32 // how often all claims of the slot were dropped at once
+	generation     uint32 // how many candidates have used this slot so far, so that a stale Slot is recognised
+	clearCount    uint32 // how often all claims of the slot were dropped at once
 	capacity int    // blocks that the candidate's engine can hold, 0 unknown
 	held     int    // claims of the slot
 	recent   order  // claims of the slot, by their last use
@@ -129,7 +129,7 @@ func (x *Index) claimOf(entry uint32, n int) uint32 {
 
 // claim returns the claim of slot n on a key, and makes it if there is none. It marks the claim as the slot's most recent
 // one, and drops other claims if the slot or the index is full.
-func (x *Index) claim(n int, k Key) uint32 {
+func (x *Index) ensureClaim(n int, k Key) uint32 {
 	s, word, bit := &x.slots[n], n/64, uint64(1)<<(n%64)
 	entry := x.table.find(k, x.keys)
 	if x.holders[int(entry)*x.words+word]&bit != 0 {
@@ -141,13 +141,13 @@ func (x *Index) claim(n int, k Key) uint32 {
 		return c
 	}
 	if s.capacity > 0 && s.held >= s.capacity {
-		x.drop(s.recent.oldest, Capacity) // never drops the entry of k: the slot has no claim on it
+		x.dropClaim(s.recent.oldest, Capacity) // never drops the entry of k: the slot has no claim on it
 	}
 	if entry != 0 && x.cfg.Evict == LeastRecent {
 		x.useOrder.touch(x.useLinks, entry) // before the loop, which evicts the least recently used entries
 	}
 	for x.bytes()+x.costOn(entry) > x.cfg.MaxBytes {
-		x.evict(x.useOrder.oldest)
+		x.evictEntry(x.useOrder.oldest)
 		entry = x.table.find(k, x.keys)
 	}
 	if entry == 0 {
@@ -164,9 +164,9 @@ func (x *Index) claim(n int, k Key) uint32 {
 
 // newEntry makes the entry of a key, which no slot holds yet.
 func (x *Index) newEntry(k Key) uint32 {
-	entry := x.free
+	entry := x.freeEntry
 	if entry != 0 {
-		x.free = x.firstClaim[entry]
+		x.freeEntry = x.firstClaim[entry]
 	} else {
 		entry = uint32(len(x.keys))
 		x.keys, x.firstClaim, x.useLinks = append(x.keys, Key{}), append(x.firstClaim, 0), append(x.useLinks, link{})
@@ -193,7 +193,7 @@ func (x *Index) newClaim() uint32 {
 }
 
 // drop removes a claim, and the claim's entry if no other claim on the entry is left.
-func (x *Index) drop(c uint32, why Reason) {
+func (x *Index) dropClaim(c uint32, why Reason) {
 	entry, n := x.claims[c].entry, int(x.claims[c].slot)
 	s := &x.slots[n]
 	s.recent.remove(x.recency, c)
@@ -211,17 +211,17 @@ func (x *Index) drop(c uint32, why Reason) {
 	if x.firstClaim[entry] == 0 {
 		x.table.remove(x.keys[entry], entry)
 		x.useOrder.remove(x.useLinks, entry)
-		x.keys[entry], x.firstClaim[entry] = Key{}, x.free
-		x.free = entry
+		x.keys[entry], x.firstClaim[entry] = Key{}, x.freeEntry
+		x.freeEntry = entry
 		x.entries--
 	}
 }
 
 // evict drops all claims on an entry, and so the entry itself.
-func (x *Index) evict(entry uint32) {
+func (x *Index) evictEntry(entry uint32) {
 	for c := x.firstClaim[entry]; c != 0; {
 		next := x.claims[c].sibling
-		x.drop(c, ForBytes)
+		x.dropClaim(c, ForBytes)
 		c = next
 	}
 }
@@ -255,12 +255,12 @@ func (x *Index) Reset() {
 	x.keys, x.holders = make([]Key, 1), make([]uint64, x.words)
 	x.firstClaim, x.useLinks, x.useOrder = make([]uint32, 1), make([]link, 1), order{}
 	x.claims, x.recency = make([]claim, 1), make([]link, 1)
-	x.free, x.freeClaim, x.entries = 0, 0, 0
+	x.freeEntry, x.freeClaim, x.entries = 0, 0, 0
 	x.evictions[Removed] += uint64(x.claimCount)
 	x.claimCount = 0
 	for i := range x.slots {
 		s := &x.slots[i]
-		s.epoch++
+		s.clearCount++
 		s.held, s.recent = 0, order{}
 	}
 	x.lingering = nil
@@ -271,7 +271,7 @@ func (x *Index) Reset() {
 type Speculation struct {
 	keys  []Key
 	slot  Slot
-	epoch uint32 // epoch of the slot at the begin
+	clearCount uint32 // epoch of the slot at the begin
 	began uint32 // clock of the index at the begin
 }
 
@@ -311,6 +311,6 @@ func (x *Index) widen() {
 	}
 	x.holders, x.words = wide, words
 	for x.bytes() > x.cfg.MaxBytes {
-		x.evict(x.useOrder.oldest)
+		x.evictEntry(x.useOrder.oldest)
 	}
 }

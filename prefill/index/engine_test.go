@@ -67,7 +67,7 @@ func TestPredictedAgainstRealHits(t *testing.T) {
 					}
 					ids := append([]int32(nil), talks[at]...)
 					keys := h.Tokens(nil, root, ids, block)
-					hit := index.Usable(int(x.Match(nil, keys)[s.N])*block, len(ids), block)
+					hit := index.UsableHit(int(x.Match(nil, keys)[s.N])*block, len(ids), block)
 					probe := x.Speculate(s, keys)
 					mu.Unlock()
 					cached, err := ask(&http.Client{Transport: tr}, e.URLs()[0], ids)

@@ -49,26 +49,26 @@ func (x *Index) inUse(w int) (word uint64) {
 
 // Insert notes that the slot's engine holds the blocks.
 func (x *Index) Insert(s Slot, keys []Key) {
-	if !x.current(s) {
+	if !x.isCurrent(s) {
 		return
 	}
 	keys = x.slots[s.N].fitting(keys)
 	for i := len(keys) - 1; i >= 0; i-- { // from the last, so that a block is evicted before the blocks in front of it
-		c := x.claim(s.N, keys[i])
-		x.claims[c].spec |= confirmed
+		c := x.ensureClaim(s.N, keys[i])
+		x.claims[c].speculations |= confirmed
 	}
-	x.settleLingering(s)
+	x.releaseConfirmedLingering(s)
 }
 
 // Remove notes that the slot's engine no longer holds a block. The blocks behind it cannot be used without it, but they
 // stay in the index, because the engine may store the block again.
 func (x *Index) Remove(s Slot, k Key) {
-	if !x.current(s) {
+	if !x.isCurrent(s) {
 		return
 	}
 	if c := x.lookUp(s.N, k); c != 0 {
-		if x.claims[c].spec &^= confirmed; x.claims[c].spec == 0 { // else a probe in flight needs the claim
-			x.drop(c, Removed)
+		if x.claims[c].speculations &^= confirmed; x.claims[c].speculations == 0 { // else a probe in flight needs the claim
+			x.dropClaim(c, Removed)
 		}
 	}
 }
@@ -77,12 +77,12 @@ func (x *Index) Remove(s Slot, k Key) {
 // its cache. It returns the number of dropped claims. A Confirm for the same probe may then add the blocks again, because
 // the probe's prefill has computed them.
 func (x *Index) Correct(s Slot, keys []Key, cached int) (dropped int) {
-	if !x.current(s) {
+	if !x.isCurrent(s) {
 		return 0
 	}
 	for i := len(keys) - 1; i >= max(cached, 0); i-- {
 		if c := x.lookUp(s.N, keys[i]); c != 0 {
-			x.drop(c, Removed)
+			x.dropClaim(c, Removed)
 			dropped++
 		}
 	}

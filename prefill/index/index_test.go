@@ -37,7 +37,7 @@ func TestG24(t *testing.T) {
 	usable := func() []int {
 		var got []int
 		for _, blocks := range x.Match(nil, keys) {
-			got = append(got, Usable(int(blocks)*16, 100, 16))
+			got = append(got, UsableHit(int(blocks)*16, 100, 16))
 		}
 		return got
 	}
@@ -64,7 +64,7 @@ func TestUsable(t *testing.T) {
 		{"an empty prompt has none either", 0, 0, 16, 0},
 		{"an unknown block size promises nothing", 16, 100, 0, 0},
 	} {
-		require.Equal(t, row.use, Usable(row.matched, row.prompt, row.block), row.name)
+		require.Equal(t, row.use, UsableHit(row.matched, row.prompt, row.block), row.name)
 	}
 }
 
@@ -358,12 +358,12 @@ func consistent(t require.TestingT, x *Index) {
 		for c := x.firstClaim[e]; c != 0; c = x.claims[c].sibling {
 			claims++
 			n := int(x.claims[c].slot)
-			if x.claims[c].entry != e || x.claims[c].spec == 0 || x.holders[int(e)*x.words+n/64]&(1<<(n%64)) == 0 {
+			if x.claims[c].entry != e || x.claims[c].speculations == 0 || x.holders[int(e)*x.words+n/64]&(1<<(n%64)) == 0 {
 				require.Fail(t, "a claim that nobody vouches for, or no holder", "%+v", x.claims[c])
 			}
 		}
 	}
-	require.Equal(t, []int{x.entries, x.claimCount, x.entries}, []int{entries, claims, x.table.set})
+	require.Equal(t, []int{x.entries, x.claimCount, x.entries}, []int{entries, claims, x.table.used})
 	for n := range x.slots {
 		held := 0
 		for c := x.slots[n].recent.newest; c != 0; c = x.recency[c].older {

@@ -58,58 +58,58 @@ const BlockBytes = 256
 // Hasher turns prompts into keys. It can be reused, by one goroutine at a time. The keys that it returns stay valid.
 type Hasher struct {
 	buf   []byte // check and hash of the previous block, then the bytes of the present block
-	fill  int    // bytes of buf that are set
+	filled  int    // bytes of buf that are set
 	keys  []Key
 	total int  // bytes of the prompt so far
 	media bool // the prompt has a part that is not text
 }
 
-const chained = 16 // bytes in buf for the key of the previous block
+const parentKeyBytes = 16 // bytes in buf for the key of the previous block
 
 // start begins a prompt. The keys are appended to dst, and root is the key before the first block.
 func (h *Hasher) start(dst []Key, root Key, blockBytes int) {
-	if cap(h.buf) < chained+blockBytes {
-		h.buf = make([]byte, chained+blockBytes)
+	if cap(h.buf) < parentKeyBytes+blockBytes {
+		h.buf = make([]byte, parentKeyBytes+blockBytes)
 	}
-	h.buf = h.buf[:chained+blockBytes]
-	h.keys, h.fill, h.total, h.media = dst, chained, 0, false
-	h.chain(root)
+	h.buf = h.buf[:parentKeyBytes+blockBytes]
+	h.keys, h.filled, h.total, h.media = dst, parentKeyBytes, 0, false
+	h.startBlock(root)
 }
 
 // chain puts a block's key before the bytes of the next block, so that the next key covers it.
-func (h *Hasher) chain(k Key) {
+func (h *Hasher) startBlock(k Key) {
 	binary.LittleEndian.PutUint64(h.buf, k.Check)
 	binary.LittleEndian.PutUint64(h.buf[8:], k.Hash)
-	h.fill = chained
+	h.filled = parentKeyBytes
 }
 
 // write adds bytes of the prompt, and makes a key whenever a block is full.
 func (h *Hasher) write(p []byte) {
 	h.total += len(p)
 	for {
-		n := copy(h.buf[h.fill:], p)
-		h.fill += n
-		if h.fill < len(h.buf) {
+		n := copy(h.buf[h.filled:], p)
+		h.filled += n
+		if h.filled < len(h.buf) {
 			return
 		}
-		h.seal()
+		h.endBlock()
 		p = p[n:]
 	}
 }
 
 func (h *Hasher) writeByte(c byte) {
 	h.total++
-	h.buf[h.fill] = c
-	if h.fill++; h.fill == len(h.buf) {
-		h.seal()
+	h.buf[h.filled] = c
+	if h.filled++; h.filled == len(h.buf) {
+		h.endBlock()
 	}
 }
 
 // seal makes the key of the block, which is full, and begins the next one.
-func (h *Hasher) seal() {
+func (h *Hasher) endBlock() {
 	k := Key{xxhash.Sum64(h.buf[8:]), maphash.Bytes(secret, h.buf)}
 	h.keys = append(h.keys, k)
-	h.chain(k)
+	h.startBlock(k)
 }
 
 // end returns the keys. An incomplete last block has no key.
@@ -125,9 +125,9 @@ func (h *Hasher) Tokens(dst []Key, prev Key, ids []int32, block int) []Key {
 	h.start(dst, prev, 4*block)
 	for ; len(ids) >= block; ids = ids[block:] {
 		for i, id := range ids[:block] {
-			binary.LittleEndian.PutUint32(h.buf[chained+4*i:], uint32(id))
+			binary.LittleEndian.PutUint32(h.buf[parentKeyBytes+4*i:], uint32(id))
 		}
-		h.seal()
+		h.endBlock()
 	}
 	return h.end()
 }

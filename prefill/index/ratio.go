@@ -40,7 +40,7 @@ func (r Ratio) Blocks(tokens, blockBytes int) int {
 
 // Usable is how many of the matched tokens a prompt of so many tokens can take from a cache. An engine uses whole blocks,
 // and always computes at least the prompt's last token.
-func Usable(matched, prompt, block int) int {
+func UsableHit(matched, prompt, block int) int {
 	if prompt <= 0 || block <= 0 {
 		return 0
 	}

@@ -30,14 +30,14 @@ func (h *Hasher) Chat(dst []Key, root Key, messages, tools json.RawMessage) Text
 	h.start(dst, root, BlockBytes)
 	if len(tools) > 0 && tools[0] == '[' {
 		for tool := range rawjson.Elements(tools) {
-			h.compact(tool)
+			h.writeCompact(tool)
 			h.writeByte(separator)
 		}
 	}
 	for a := rawjson.ArrayAt(messages, 0); a.Next(); {
-		a.Pos = h.message(messages, a.Val)
+		a.Pos = h.writeMessage(messages, a.Val)
 	}
-	return h.text()
+	return h.finish()
 }
 
 // Prompt appends the keys of a completion's prompt to dst. Only a string gets keys. A list of token ids is read by
@@ -45,17 +45,17 @@ func (h *Hasher) Chat(dst []Key, root Key, messages, tools json.RawMessage) Text
 func (h *Hasher) Prompt(dst []Key, root Key, prompt json.RawMessage) Text {
 	h.start(dst, root, BlockBytes)
 	if len(prompt) > 0 && prompt[0] == '"' {
-		h.unquote(prompt)
+		h.writeText(prompt)
 	}
-	return h.text()
+	return h.finish()
 }
 
-func (h *Hasher) text() Text { return Text{h.end(), h.total, h.media} }
+func (h *Hasher) finish() Text { return Text{h.end(), h.total, h.media} }
 
 // message renders the message that starts at offset i, in an order that does not depend on the order of its members. It
 // returns the offset of the message's end, 0 if the message is no object, so that the caller need not scan a long text
 // again. The reasoning of a message is left out, because chat templates drop the reasoning of earlier turns.
-func (h *Hasher) message(messages json.RawMessage, i int) (end int) {
+func (h *Hasher) writeMessage(messages json.RawMessage, i int) (end int) {
 	var role, name, id, content, calls json.RawMessage
 	o := rawjson.ObjectAt(messages, i)
 	for o.NextValue() {
@@ -72,12 +72,12 @@ func (h *Hasher) message(messages json.RawMessage, i int) (end int) {
 			calls = o.Value()
 		}
 	}
-	h.scalar(role)
-	h.scalar(name)
-	h.scalar(id)
-	h.content(content)
+	h.writeMember(role)
+	h.writeMember(name)
+	h.writeMember(id)
+	h.writeContent(content)
 	if len(calls) > 0 && calls[0] == '[' {
-		h.compact(calls)
+		h.writeCompact(calls)
 	}
 	h.writeByte(separator)
 	return max(0, o.Pos)
@@ -85,21 +85,21 @@ func (h *Hasher) message(messages json.RawMessage, i int) (end int) {
 
 // scalar writes a short member and a separator. A missing member also gets its separator, so that the next member is not
 // mistaken for it.
-func (h *Hasher) scalar(value json.RawMessage) {
+func (h *Hasher) writeMember(value json.RawMessage) {
 	if len(value) > 0 && value[0] == '"' {
-		h.unquote(value)
+		h.writeText(value)
 	}
 	h.writeByte(separator)
 }
 
 // content writes a message's text. The parts of a list are joined by newlines, as engines do.
-func (h *Hasher) content(content json.RawMessage) {
+func (h *Hasher) writeContent(content json.RawMessage) {
 	if len(content) == 0 {
 		return
 	}
 	switch content[0] {
 	case '"':
-		h.unquote(content)
+		h.writeText(content)
 	case '[':
 		first := true
 		for part := range rawjson.Elements(content) {
@@ -107,16 +107,16 @@ func (h *Hasher) content(content json.RawMessage) {
 				h.writeByte('\n')
 			}
 			first = false
-			h.part(part)
+			h.writePart(part)
 		}
 	}
 }
 
 // part writes a part's text. A part with members that a text does not have, such as a picture or a sound, is replaced by a hash of
 // the whole part, with its URL or data.
-func (h *Hasher) part(part json.RawMessage) {
+func (h *Hasher) writePart(part json.RawMessage) {
 	if len(part) > 0 && part[0] == '"' {
-		h.unquote(part)
+		h.writeText(part)
 		return
 	}
 	text, plain := json.RawMessage(nil), true
@@ -130,7 +130,7 @@ func (h *Hasher) part(part json.RawMessage) {
 		}
 	}
 	if plain && len(text) > 0 && text[0] == '"' {
-		h.unquote(text)
+		h.writeText(text)
 		return
 	}
 	h.media = true
@@ -148,7 +148,7 @@ const (
 
 // unquote writes the text of a valid JSON string. It reads eight bytes at a time: source code in prompts is full of
 // escapes, and a separate search for each of them would cost more than the copying.
-func (h *Hasher) unquote(quoted json.RawMessage) {
+func (h *Hasher) writeText(quoted json.RawMessage) {
 	text := quoted[1 : len(quoted)-1]
 	for len(text) >= 8 {
 		word, n := binary.LittleEndian.Uint64(text), 8
@@ -157,21 +157,21 @@ func (h *Hasher) unquote(quoted json.RawMessage) {
 		if escaped != 0 {
 			n = bits.TrailingZeros64(escaped) >> 3
 		}
-		if h.fill+8 < len(h.buf) {
-			binary.LittleEndian.PutUint64(h.buf[h.fill:], word) // writes 8 bytes; the next write overwrites those after n
-			h.fill += n
+		if h.filled+8 < len(h.buf) {
+			binary.LittleEndian.PutUint64(h.buf[h.filled:], word) // writes 8 bytes; the next write overwrites those after n
+			h.filled += n
 			h.total += n
 		} else {
 			h.write(text[:n])
 		}
 		text = text[n:]
 		if escaped != 0 {
-			text = h.escape(text)
+			text = h.writeEscaped(text)
 		}
 	}
 	for len(text) > 0 {
 		if text[0] == '\\' {
-			text = h.escape(text)
+			text = h.writeEscaped(text)
 			continue
 		}
 		h.writeByte(text[0])
@@ -180,7 +180,7 @@ func (h *Hasher) unquote(quoted json.RawMessage) {
 }
 
 // escape writes the character of the escape at the start of text, and returns the text after the escape.
-func (h *Hasher) escape(text []byte) []byte {
+func (h *Hasher) writeEscaped(text []byte) []byte {
 	if c := rawjson.Escaped(text[1]); c != 0 {
 		h.writeByte(c)
 		return text[2:]
@@ -192,7 +192,7 @@ func (h *Hasher) escape(text []byte) []byte {
 }
 
 // compact writes valid JSON without the white space between its parts.
-func (h *Hasher) compact(value json.RawMessage) {
+func (h *Hasher) writeCompact(value json.RawMessage) {
 	for len(value) > 0 {
 		switch c := value[0]; c {
 		case ' ', '\t', '\r', '\n':

@@ -28,7 +28,7 @@ func rendered(t require.TestingT, body string) (string, Text) {
 		return h.Chat(nil, Key{}, messages, tools)
 	}()
 	require.Less(t, text.Bytes, BlockBytes, "too long for this test")
-	return string(h.buf[chained:h.fill]), text
+	return string(h.buf[parentKeyBytes:h.filled]), text
 }
 
 func TestRendering(t *testing.T) {
@@ -162,7 +162,7 @@ func FuzzRender(f *testing.F) {
 		text := h.Prompt(nil, Key{}, prompt)
 		var want string
 		if json.Unmarshal(prompt, &want) == nil && len(want) < BlockBytes && len(prompt) > 0 && prompt[0] == '"' {
-			require.Equal(t, want, string(h.buf[chained:h.fill]))
+			require.Equal(t, want, string(h.buf[parentKeyBytes:h.filled]))
 		}
 		require.Len(t, text.Keys, text.Bytes/BlockBytes)
 		PromptTokens(nil, prompt)

@@ -7,7 +7,7 @@ func (x *Index) Add(id string, capacity int) Slot {
 	for i := range x.slots {
 		switch s := &x.slots[i]; {
 		case s.inUse && s.id == id:
-			present := Slot{i, s.life}
+			present := Slot{i, s.generation}
 			x.SetCapacity(present, capacity)
 			return present
 		case !s.inUse && vacant < 0:
@@ -21,39 +21,39 @@ func (x *Index) Add(id string, capacity int) Slot {
 	}
 	s := &x.slots[vacant]
 	s.id, s.inUse, s.capacity = id, true, max(capacity, 0)
-	s.life++
-	return Slot{vacant, s.life}
+	s.generation++
+	return Slot{vacant, s.generation}
 }
 
 // SetCapacity sets the number of blocks that the candidate's engine can hold; 0: no bound. If the slot has more blocks,
 // the least recently used ones are dropped.
 func (x *Index) SetCapacity(s Slot, blocks int) {
-	if !x.current(s) {
+	if !x.isCurrent(s) {
 		return
 	}
 	at := &x.slots[s.N]
 	at.capacity = max(blocks, 0)
 	for at.capacity > 0 && at.held > at.capacity {
-		x.drop(at.recent.oldest, Capacity)
+		x.dropClaim(at.recent.oldest, Capacity)
 	}
 }
 
 // Clear drops all blocks of a slot, because its engine restarted or emptied its cache, or because its KV events had a gap.
 // Speculations of the slot's probes in flight have no effect any more.
 func (x *Index) Clear(s Slot, why Reason) {
-	if !x.current(s) {
+	if !x.isCurrent(s) {
 		return
 	}
 	at := &x.slots[s.N]
-	at.epoch++
+	at.clearCount++
 	for at.held > 0 {
-		x.drop(at.recent.oldest, why)
+		x.dropClaim(at.recent.oldest, why)
 	}
 }
 
 // Delete drops all blocks of a slot and the slot itself.
 func (x *Index) Delete(s Slot) {
-	if x.current(s) {
+	if x.isCurrent(s) {
 		x.Clear(s, Removed)
 		at := &x.slots[s.N]
 		at.id, at.inUse, at.capacity = "", false, 0
@@ -62,14 +62,14 @@ func (x *Index) Delete(s Slot) {
 
 // Held is the number of blocks that the slot holds by the index.
 func (x *Index) Held(s Slot) int {
-	if !x.current(s) {
+	if !x.isCurrent(s) {
 		return 0
 	}
 	return x.slots[s.N].held
 }
 
-func (x *Index) current(s Slot) bool {
-	return s.N >= 0 && s.N < len(x.slots) && x.slots[s.N].inUse && x.slots[s.N].life == s.life
+func (x *Index) isCurrent(s Slot) bool {
+	return s.N >= 0 && s.N < len(x.slots) && x.slots[s.N].inUse && x.slots[s.N].generation == s.generation
 }
 
 // Stats counts the content of an index, and its evictions since the start.

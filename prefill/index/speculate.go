@@ -5,18 +5,18 @@ import "time"
 // Speculate counts a prompt's blocks as held by the slot while the prompt's probe is in flight. The caller must not change
 // keys before the speculation ends.
 func (x *Index) Speculate(s Slot, keys []Key) Speculation {
-	if !x.current(s) {
+	if !x.isCurrent(s) {
 		return Speculation{}
 	}
 	at := &x.slots[s.N]
 	keys = at.fitting(keys)
 	for i := len(keys) - 1; i >= 0; i-- {
-		n := x.claim(s.N, keys[i])
-		if c := &x.claims[n]; c.spec&mostSpec < mostSpec {
-			c.spec++
+		n := x.ensureClaim(s.N, keys[i])
+		if c := &x.claims[n]; c.speculations&speculationMask < speculationMask {
+			c.speculations++
 		}
 	}
-	p := Speculation{keys: keys, slot: s, epoch: at.epoch, began: x.clock}
+	p := Speculation{keys: keys, slot: s, clearCount: at.clearCount, began: x.clock}
 	x.clock++
 	return p
 }
@@ -24,14 +24,14 @@ func (x *Index) Speculate(s Slot, keys []Key) Speculation {
 // Confirm notes that the probe's engine has computed the blocks. Blocks that the index has dropped meanwhile are added
 // again.
 func (x *Index) Confirm(p *Speculation) {
-	if x.Vouches(p) {
+	if x.StillValid(p) {
 		for i := len(p.keys) - 1; i >= 0; i-- {
-			n := x.claim(p.slot.N, p.keys[i])
+			n := x.ensureClaim(p.slot.N, p.keys[i])
 			c := &x.claims[n]
-			if p.owns(c) {
-				c.spec--
+			if p.isCountedBy(c) {
+				c.speculations--
 			}
-			c.spec |= confirmed
+			c.speculations |= confirmed
 		}
 	}
 	*p = Speculation{}
@@ -39,34 +39,34 @@ func (x *Index) Confirm(p *Speculation) {
 
 // Drop notes that the engine has not computed the blocks, because the probe failed or was cancelled.
 func (x *Index) Drop(p *Speculation) {
-	x.end(p, Failed)
+	x.endSpeculation(p, Failed)
 	*p = Speculation{}
 }
 
 // linger is how long the blocks of a probe with an unknown outcome stay in the index. KV events name stored blocks sooner
 // than this. Without events, longer would not help: the next request of a session comes later than this.
-const linger = 2 * time.Second
+const lingerTime = 2 * time.Second
 
 // Linger ends a speculation of a probe whose outcome is unknown, or will be shown by the engine's KV events. The blocks
 // count as held for the time linger; those that were not inserted by then are dropped. The confirmed blocks at the
 // prompt's start leave the speculation at once, so that an event can remove them.
-func (x *Index) Linger(p *Speculation, now time.Time) {
-	if x.Vouches(p) {
-		x.settle(p)
+func (x *Index) ExpireSoon(p *Speculation, now time.Time) {
+	if x.StillValid(p) {
+		x.releaseConfirmed(p)
 		if len(p.keys) > 0 {
-			x.lingering = append(x.lingering, lingering{*p, now.Add(linger)})
+			x.lingering = append(x.lingering, lingering{*p, now.Add(lingerTime)})
 		}
 	}
 	*p = Speculation{}
 }
 
 // settleLingering removes confirmed blocks from the slot's lingering speculations, as settle does.
-func (x *Index) settleLingering(s Slot) {
+func (x *Index) releaseConfirmedLingering(s Slot) {
 	kept := x.lingering[:0]
 	for i := range x.lingering {
 		l := &x.lingering[i]
-		if l.slot == s && x.Vouches(&l.Speculation) {
-			x.settle(&l.Speculation)
+		if l.slot == s && x.StillValid(&l.Speculation) {
+			x.releaseConfirmed(&l.Speculation)
 		}
 		if len(l.keys) > 0 {
 			kept = append(kept, *l)
@@ -78,14 +78,14 @@ func (x *Index) settleLingering(s Slot) {
 
 // settle removes the first blocks from p, up to the first block that is not confirmed. A confirmed block stays in the index
 // without p.
-func (x *Index) settle(p *Speculation) {
+func (x *Index) releaseConfirmed(p *Speculation) {
 	for len(p.keys) > 0 {
 		c := &x.claims[x.lookUp(p.slot.N, p.keys[0])]
-		if c.spec&confirmed == 0 { // also true of claim 0, which lookUp returns for a block that the slot does not hold
+		if c.speculations&confirmed == 0 { // also true of claim 0, which lookUp returns for a block that the slot does not hold
 			return
 		}
-		if p.owns(c) {
-			c.spec--
+		if p.isCountedBy(c) {
+			c.speculations--
 		}
 		p.keys = p.keys[1:]
 	}
@@ -94,27 +94,27 @@ func (x *Index) settle(p *Speculation) {
 // Sweep drops the unconfirmed blocks of speculations that have lingered for their time. The owner calls it before Match.
 func (x *Index) Sweep(now time.Time) {
 	for len(x.lingering) > 0 && !now.Before(x.lingering[0].until) {
-		x.end(&x.lingering[0].Speculation, TTL)
+		x.endSpeculation(&x.lingering[0].Speculation, TTL)
 		x.lingering[0] = lingering{} // lets the garbage collector free its keys
 		x.lingering = x.lingering[1:]
 	}
 }
 
 // Vouches reports whether p still has an effect: it has blocks, and its slot is in use and was not cleared since p began.
-func (x *Index) Vouches(p *Speculation) bool {
-	return len(p.keys) > 0 && x.current(p.slot) && x.slots[p.slot.N].epoch == p.epoch
+func (x *Index) StillValid(p *Speculation) bool {
+	return len(p.keys) > 0 && x.isCurrent(p.slot) && x.slots[p.slot.N].clearCount == p.clearCount
 }
 
 // end removes p from its claims, and drops each claim that no other speculation needs and that is not confirmed.
-func (x *Index) end(p *Speculation, why Reason) {
-	if !x.Vouches(p) {
+func (x *Index) endSpeculation(p *Speculation, why Reason) {
+	if !x.StillValid(p) {
 		return
 	}
 	for i := len(p.keys) - 1; i >= 0; i-- {
 		n := x.lookUp(p.slot.N, p.keys[i])
-		if c := &x.claims[n]; n != 0 && p.owns(c) {
-			if c.spec--; c.spec == 0 {
-				x.drop(n, why)
+		if c := &x.claims[n]; n != 0 && p.isCountedBy(c) {
+			if c.speculations--; c.speculations == 0 {
+				x.dropClaim(n, why)
 			}
 		}
 	}
@@ -122,6 +122,6 @@ func (x *Index) end(p *Speculation, why Reason) {
 
 // owns reports whether p is one of the speculations that c counts. It is not if c was born after p began: then p's own claim
 // was dropped meanwhile, and other speculations made c.
-func (p *Speculation) owns(c *claim) bool {
-	return int32(c.born-p.began) <= 0 && c.spec&mostSpec > 0 // born <= began, although the clock wraps around
+func (p *Speculation) isCountedBy(c *claim) bool {
+	return int32(c.born-p.began) <= 0 && c.speculations&speculationMask > 0 // born <= began, although the clock wraps around
 }

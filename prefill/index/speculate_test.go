@@ -46,23 +46,23 @@ func TestSpeculation(t *testing.T) {
 			x.Drop(&p)
 			x.Drop(&p)
 			x.Confirm(&p)
-			x.Linger(&p, now)
+			x.ExpireSoon(&p, now)
 			x.Sweep(now.Add(time.Hour))
 			_ = q
 		}, 8},
 		{"an unknown outcome counts until its TTL", func(x *Index, s Slot) {
 			p := x.Speculate(s, keys)
-			x.Linger(&p, now)
+			x.ExpireSoon(&p, now)
 			x.Sweep(now.Add(2*time.Second - 1))
 		}, 8},
 		{"and not longer", func(x *Index, s Slot) {
 			p := x.Speculate(s, keys)
-			x.Linger(&p, now)
+			x.ExpireSoon(&p, now)
 			x.Sweep(now.Add(2 * time.Second))
 		}, 0},
 		{"unless the engine's events said so meanwhile", func(x *Index, s Slot) {
 			p := x.Speculate(s, keys)
-			x.Linger(&p, now)
+			x.ExpireSoon(&p, now)
 			x.Insert(s, keys[:4])
 			x.Sweep(now.Add(2 * time.Second))
 		}, 4},
@@ -74,13 +74,13 @@ func TestSpeculation(t *testing.T) {
 		{"and no longer once it has been told of", func(x *Index, s Slot) {
 			p := x.Speculate(s, keys)
 			x.Insert(s, keys[:5])
-			x.Linger(&p, now)
+			x.ExpireSoon(&p, now)
 			x.Remove(s, keys[4])
 			x.Remove(s, keys[6]) // not told of yet
 		}, 4},
 		{"told of after its answer", func(x *Index, s Slot) {
 			p := x.Speculate(s, keys)
-			x.Linger(&p, now)
+			x.ExpireSoon(&p, now)
 			x.Insert(s, keys[:5])
 			x.Remove(s, keys[4])
 		}, 4},
@@ -88,7 +88,7 @@ func TestSpeculation(t *testing.T) {
 			x.Insert(s, keys[:5])
 			p := x.Speculate(s, keys)
 			x.Speculate(s, keys)
-			x.Linger(&p, now)
+			x.ExpireSoon(&p, now)
 			x.Sweep(now.Add(time.Hour))
 			x.Remove(s, keys[2])
 		}, 8},
@@ -128,7 +128,7 @@ func TestSweepAtManyLingering(t *testing.T) {
 	s := x.Add("a", 0)
 	for i := range int32(100) {
 		p := x.Speculate(s, prompt(i+1, 0, 2))
-		x.Linger(&p, now.Add(time.Duration(i)*20*time.Millisecond))
+		x.ExpireSoon(&p, now.Add(time.Duration(i)*20*time.Millisecond))
 	}
 	x.Sweep(now.Add(3 * time.Second))
 	require.Equal(t, 2*49, x.Held(s))

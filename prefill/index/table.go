@@ -4,7 +4,7 @@ package index
 // 32 bits of the key's Check, which clients cannot choose; 0 is an empty cell.
 type table struct {
 	cells []uint64 // its length is a power of two, at most three quarters of them are set
-	set   int      // cells that are set
+	used   int      // cells that are set
 }
 
 const leastCells = 1 << 10
@@ -31,14 +31,14 @@ func (t *table) find(k Key, keys []Key) uint32 {
 
 // add adds a key that is not in the table.
 func (t *table) add(k Key, n uint32) {
-	if t.set++; t.set > len(t.cells)*3/4 {
+	if t.used++; t.used > len(t.cells)*3/4 {
 		t.grow()
 	}
-	t.put(uint64(uint32(k.Check))<<32 | uint64(n))
+	t.insertCell(uint64(uint32(k.Check))<<32 | uint64(n))
 }
 
 // put stores a cell in the first empty place from its home on.
-func (t *table) put(cell uint64) {
+func (t *table) insertCell(cell uint64) {
 	mask := uint32(len(t.cells) - 1)
 	i := t.home(uint32(cell >> 32))
 	for t.cells[i] != 0 {
@@ -53,7 +53,7 @@ func (t *table) grow() {
 	t.cells = make([]uint64, max(leastCells, 2*len(old)))
 	for _, cell := range old {
 		if cell != 0 {
-			t.put(cell)
+			t.insertCell(cell)
 		}
 	}
 }
@@ -73,5 +73,5 @@ func (t *table) remove(k Key, n uint32) {
 		}
 	}
 	t.cells[hole] = 0
-	t.set--
+	t.used--
 }

@@ -36,18 +36,18 @@ type event struct {
 	parent   engineHash
 	isRoot   bool // no parent
 	tokens   []int32
-	block    int      // tokens per block
+	blockTokens    int      // tokens per block
 	lora     string   // name of the LoRA, empty: none
 	loraID   string   // decimal, empty when null
 	medium   string   // the memory that holds the blocks
-	extra    []string // the extra keys of each block: empty for none, a single word, or odd
+	extraKeys    []string // the extra keys of each block: empty for none, a single word, or odd
 	group    int64    // of KV cache layers
 	hasGroup bool
-	spec     string // the kind of attention of the group
+	attentionKind     string // the kind of attention of the group
 }
 
 // odd stands for extra keys that are not a single word, such as those of pictures.
-const odd = "\x00"
+const otherExtraKeys = "\x00"
 
 // The fields of events that are arrays, in order, after the type. Later versions of vLLM append fields.
 var (
@@ -71,7 +71,7 @@ func newDecoder() *decoder {
 
 // batch reads a payload and calls visit for each event, in order. After an error, visit was called for the events
 // before it.
-func (d *decoder) batch(payload []byte, visit func(*event)) (ts float64, err error) {
+func (d *decoder) decodeBatch(payload []byte, visit func(*event)) (ts float64, err error) {
 	d.from.Reset(payload)
 	d.ResetReader(&d.from)
 	n, err := d.DecodeArrayLen()
@@ -89,7 +89,7 @@ func (d *decoder) batch(payload []byte, visit func(*event)) (ts float64, err err
 		return ts, fmt.Errorf("kvevents: a batch's events: %w", err)
 	}
 	for i := range events {
-		if err := d.event(); err != nil {
+		if err := d.decodeEvent(); err != nil {
 			return ts, fmt.Errorf("kvevents: event %d: %w", i, err)
 		}
 		visit(&d.current)
@@ -99,37 +99,37 @@ func (d *decoder) batch(payload []byte, visit func(*event)) (ts float64, err err
 
 // event reads one event into d.current: a map by field names, or an array whose first part is the type and whose other
 // parts are fields in a fixed order.
-func (d *decoder) event() error {
+func (d *decoder) decodeEvent() error {
 	e := &d.current
-	*e = event{isRoot: true, hashes: e.hashes[:0], tokens: e.tokens[:0], extra: e.extra[:0]}
+	*e = event{isRoot: true, hashes: e.hashes[:0], tokens: e.tokens[:0], extraKeys: e.extraKeys[:0]}
 	code, err := d.PeekCode()
 	if err != nil {
 		return err
 	}
 	if isMap(code) {
-		return d.eventOfMap()
+		return d.decodeMapEvent()
 	}
-	return d.eventOfArray()
+	return d.decodeArrayEvent()
 }
 
-func (d *decoder) eventOfMap() error {
+func (d *decoder) decodeMapEvent() error {
 	n, err := d.DecodeMapLen()
 	if err != nil {
 		return err
 	}
 	for range n {
-		key, err := d.text()
+		key, err := d.readString()
 		if err != nil {
 			return err
 		}
-		if err := d.field(key); err != nil {
+		if err := d.decodeField(key); err != nil {
 			return fmt.Errorf("%s: %w", key, err)
 		}
 	}
 	return nil
 }
 
-func (d *decoder) eventOfArray() error {
+func (d *decoder) decodeArrayEvent() error {
 	n, err := d.DecodeArrayLen()
 	if err != nil {
 		return err
@@ -137,7 +137,7 @@ func (d *decoder) eventOfArray() error {
 	if n < 1 {
 		return errors.New("an array without a tag")
 	}
-	if err := d.field("type"); err != nil {
+	if err := d.decodeField("type"); err != nil {
 		return err
 	}
 	var fields []string
@@ -152,7 +152,7 @@ func (d *decoder) eventOfArray() error {
 		if i < len(fields) {
 			key = fields[i]
 		}
-		if err := d.field(key); err != nil {
+		if err := d.decodeField(key); err != nil {
 			return fmt.Errorf("part %d %s: %w", i+1, key, err)
 		}
 	}
@@ -160,11 +160,11 @@ func (d *decoder) eventOfArray() error {
 }
 
 // field reads the value of a field into d.current; it skips the value of an unknown field.
-func (d *decoder) field(key string) (err error) {
+func (d *decoder) decodeField(key string) (err error) {
 	e := &d.current
 	switch key {
 	case "type":
-		name, err := d.text()
+		name, err := d.readString()
 		switch name {
 		case "BlockStored":
 			e.kind = blockStored
@@ -178,13 +178,13 @@ func (d *decoder) field(key string) (err error) {
 		n, err := d.DecodeArrayLen()
 		for i := 0; i < n && err == nil; i++ {
 			var h engineHash
-			h, _, err = d.hash()
+			h, _, err = d.decodeHash()
 			e.hashes = append(e.hashes, h)
 		}
 		return err
 	case "parent_block_hash":
 		var null bool
-		e.parent, null, err = d.hash()
+		e.parent, null, err = d.decodeHash()
 		e.isRoot = null
 		return err
 	case "token_ids":
@@ -202,7 +202,7 @@ func (d *decoder) field(key string) (err error) {
 		if err == nil && (n < 1 || n > 1<<20) {
 			return fmt.Errorf("%d is no size of a block", n)
 		}
-		e.block = int(n)
+		e.blockTokens = int(n)
 		return err
 	case "lora_id":
 		return d.orNil(func() error {
@@ -211,17 +211,17 @@ func (d *decoder) field(key string) (err error) {
 			return err
 		})
 	case "lora_name":
-		return d.orNil(func() error { e.lora, err = d.text(); return err })
+		return d.orNil(func() error { e.lora, err = d.readString(); return err })
 	case "medium":
-		return d.orNil(func() error { e.medium, err = d.text(); return err })
+		return d.orNil(func() error { e.medium, err = d.readString(); return err })
 	case "kv_cache_spec_kind":
-		return d.orNil(func() error { e.spec, err = d.text(); return err })
+		return d.orNil(func() error { e.attentionKind, err = d.readString(); return err })
 	case "group_idx":
 		return d.orNil(func() error { e.group, err = d.DecodeInt64(); e.hasGroup = true; return err })
 	case "extra_keys":
-		return d.orNil(d.extraKeys)
+		return d.orNil(d.decodeExtraKeys)
 	}
-	return d.skip(0)
+	return d.skipValue(0)
 }
 
 // orNil calls read unless the next value is null, which it skips.
@@ -237,7 +237,7 @@ func (d *decoder) orNil(read func() error) error {
 }
 
 // hash reads a block's hash, which engines write as an integer, as bytes or as a string. null: the value is null.
-func (d *decoder) hash() (h engineHash, null bool, err error) {
+func (d *decoder) decodeHash() (h engineHash, null bool, err error) {
 	code, err := d.PeekCode()
 	if err != nil {
 		return h, false, err
@@ -246,7 +246,7 @@ func (d *decoder) hash() (h engineHash, null bool, err error) {
 	case code == msgpcode.Nil:
 		return h, true, d.DecodeNil()
 	case msgpcode.IsBin(code) || msgpcode.IsString(code):
-		b, err := d.bytes()
+		b, err := d.readBinary()
 		return engineHash{xxhash.Sum64(b), maphash.Bytes(secret, b) | 1}, false, err // |1: differs from every integer's hash
 	}
 	n, err := d.DecodeInt64() // also decodes a uint64, without changing its bits
@@ -254,28 +254,28 @@ func (d *decoder) hash() (h engineHash, null bool, err error) {
 }
 
 // extraKeys reads the extra keys of each block: the values that the engine hashes in addition to the block's tokens.
-func (d *decoder) extraKeys() error {
+func (d *decoder) decodeExtraKeys() error {
 	n, err := d.DecodeArrayLen()
 	for i := 0; i < n && err == nil; i++ {
 		word := ""
 		err = d.orNil(func() error {
-			word, err = d.extraKey()
+			word, err = d.decodeExtraKey()
 			return err
 		})
-		d.current.extra = append(d.current.extra, word)
+		d.current.extraKeys = append(d.current.extraKeys, word)
 	}
 	return err
 }
 
 // extraKey reads the extra keys of one block. It returns a single string as it is, empty for no keys, and odd for anything
 // else.
-func (d *decoder) extraKey() (string, error) {
+func (d *decoder) decodeExtraKey() (string, error) {
 	code, err := d.PeekCode()
 	if err != nil {
 		return "", err
 	}
 	if !isArray(code) {
-		return odd, d.skip(0)
+		return otherExtraKeys, d.skipValue(0)
 	}
 	n, err := d.DecodeArrayLen()
 	if err != nil || n <= 0 {
@@ -283,16 +283,16 @@ func (d *decoder) extraKey() (string, error) {
 	}
 	code, err = d.PeekCode()
 	if err == nil && n == 1 && msgpcode.IsString(code) {
-		return d.text()
+		return d.readString()
 	}
 	for i := 0; i < n && err == nil; i++ {
-		err = d.skip(1)
+		err = d.skipValue(1)
 	}
-	return odd, err
+	return otherExtraKeys, err
 }
 
 // skip skips one value. The library's Skip has no limit on nesting, so that a hostile value could exhaust the stack.
-func (d *decoder) skip(depth int) error {
+func (d *decoder) skipValue(depth int) error {
 	const deepest = 32
 	if depth > deepest {
 		return fmt.Errorf("nested deeper than %d levels", deepest)
@@ -309,38 +309,38 @@ func (d *decoder) skip(depth int) error {
 		n, err = d.DecodeMapLen()
 		n *= 2
 	case msgpcode.IsString(code) || msgpcode.IsBin(code):
-		_, err = d.bytes()
+		_, err = d.readBinary()
 		return err
 	case msgpcode.IsExt(code):
 		if _, n, err = d.DecodeExtHeader(); err == nil {
-			_, err = d.take(n)
+			_, err = d.readBytes(n)
 		}
 		return err
 	default:
 		return d.Skip()
 	}
 	for i := 0; i < n && err == nil; i++ {
-		err = d.skip(depth + 1)
+		err = d.skipValue(depth + 1)
 	}
 	return err
 }
 
-func (d *decoder) text() (string, error) {
-	b, err := d.bytes()
+func (d *decoder) readString() (string, error) {
+	b, err := d.readBinary()
 	return string(b), err
 }
 
-func (d *decoder) bytes() ([]byte, error) {
+func (d *decoder) readBinary() ([]byte, error) {
 	n, err := d.DecodeBytesLen()
 	if err != nil {
 		return nil, err
 	}
-	return d.take(n)
+	return d.readBytes(n)
 }
 
 // take reads n bytes. It first checks that so many bytes are left, because the library would allocate any announced
 // length.
-func (d *decoder) take(n int) ([]byte, error) {
+func (d *decoder) readBytes(n int) ([]byte, error) {
 	if n > d.from.Len() {
 		return nil, fmt.Errorf("%d bytes are announced, %d are left: %w", n, d.from.Len(), io.ErrUnexpectedEOF)
 	}

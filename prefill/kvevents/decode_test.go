@@ -65,7 +65,7 @@ func (s *told) Cleared(_ index.Slot, why index.Reason) {
 	s.lines = append(s.lines, "cleared "+why.String())
 }
 func newMirror(sink Sink, count *counters) *mirror {
-	return &mirror{scope: index.Scope{Model: "m"}, sink: sink, mostHashes: 100, counters: count, known: map[engineHash]block{},
+	return &mirror{scope: index.Scope{Model: "m"}, sink: sink, maxHashes: 100, counters: count, known: map[engineHash]block{},
 		holders: map[index.Key]int32{}}
 }
 
@@ -124,7 +124,7 @@ func TestEventsSayWhatIsHeld(t *testing.T) {
 			sink.name("a", index.Scope{Model: "m"}, ids, 2)
 			sink.name("l", index.Scope{Model: "m", LoRA: "l"}, ids, 2)
 			mirror := newMirror(sink, &counters{})
-			ts, err := newDecoder().batch(payload(row.events...), mirror.apply)
+			ts, err := newDecoder().decodeBatch(payload(row.events...), mirror.apply)
 			require.NoError(t, err)
 			require.Equal(t, 1767225600.5, ts)
 			require.Equal(t, row.want, sink.lines)
@@ -135,7 +135,7 @@ func TestEventsSayWhatIsHeld(t *testing.T) {
 func TestWhatIsPassedOverIsCounted(t *testing.T) {
 	var count counters
 	mirror := newMirror(newTold(), &count)
-	_, err := newDecoder().batch(payload(m{"type": "BlockPondered"}, stored(list{9}, 1234, list{5, 6}), stored(list{9, 8}, nil, list{5}),
+	_, err := newDecoder().decodeBatch(payload(m{"type": "BlockPondered"}, stored(list{9}, 1234, list{5, 6}), stored(list{9, 8}, nil, list{5}),
 		with(stored(list{1, 2}, nil, list{1, 2, 3, 4}), m{"extra_keys": list{nil, list{"salt"}}})), mirror.apply)
 	require.NoError(t, err)
 	require.Equal(t, []int64{1, 1, 1, 1},
@@ -164,7 +164,7 @@ func TestGarbageIsAnError(t *testing.T) {
 		"nested without end":        deep,
 		"a batch that was cut":      payload(stored(list{1}, nil, list{1, 2}))[:40],
 	} {
-		_, err := newDecoder().batch(garbage, func(*event) {})
+		_, err := newDecoder().decodeBatch(garbage, func(*event) {})
 		require.Error(t, err, name)
 		require.True(t, strings.HasPrefix(err.Error(), "kvevents: "), "%s: %v", name, err)
 	}
@@ -192,16 +192,16 @@ func FuzzBatch(f *testing.F) {
 		sink := held{}
 		mirror := newMirror(sink, &count)
 		d := newDecoder()
-		_, err := d.batch(batch, mirror.apply)
-		_, again := d.batch(batch, func(*event) {})
+		_, err := d.decodeBatch(batch, mirror.apply)
+		_, again := d.decodeBatch(batch, func(*event) {})
 		require.Equal(t, err == nil, again == nil, "what was read before changes nothing")
-		mirror.gone = nil
+		mirror.removedKeys = nil
 		for _, b := range mirror.known {
 			require.NotZero(t, b.key)
 			require.True(t, sink[b.key], "the index lacks a block that the engine holds")
-			mirror.release(b.key)
+			mirror.releaseHash(b.key)
 		}
 		require.Empty(t, mirror.holders)
-		require.Len(t, mirror.gone, len(sink))
+		require.Len(t, mirror.removedKeys, len(sink))
 	})
 }

@@ -8,19 +8,19 @@ type follower struct {
 	// marker or until yield returns false.
 	replay   func(from uint64, yield func(seq uint64, payload []byte) bool) error
 	apply    func(payload []byte)
-	cold     func() // drops everything that was applied
+	dropAll     func() // drops everything that was applied
 	counters *counters
 
-	next     uint64 // sequence number of the next batch
+	nextSeq     uint64 // sequence number of the next batch
 	synced   bool   // next is known
 	lastHash uint64 // hash of the batch before next
-	first    uint64 // sequence number of the first batch since the follower was synced
+	firstSeq    uint64 // sequence number of the first batch since the follower was synced
 }
 
 // connected begins on a new connection. A publisher that still has the batch that was applied last is the same as before,
 // and the follower requests only the batches since. From any other publisher, such as a restarted one, it requests all
 // batches.
-func (f *follower) connected() {
+func (f *follower) startConnection() {
 	if f.synced && f.resume() {
 		return
 	}
@@ -31,12 +31,12 @@ func (f *follower) connected() {
 // publisher still had the batch that was applied last, and sent all batches after it.
 func (f *follower) resume() bool {
 	known, whole := false, true
-	err := f.replay(f.next-1, func(seq uint64, payload []byte) bool {
+	err := f.replay(f.nextSeq-1, func(seq uint64, payload []byte) bool {
 		switch {
 		case !known:
-			known = seq == f.next-1 && xxhash.Sum64(payload) == f.lastHash
+			known = seq == f.nextSeq-1 && xxhash.Sum64(payload) == f.lastHash
 			return known
-		case seq != f.next:
+		case seq != f.nextSeq:
 			whole = false
 			return false
 		}
@@ -51,52 +51,52 @@ func (f *follower) resume() bool {
 func (f *follower) restart() {
 	if f.synced {
 		f.synced = false
-		f.cold()
+		f.dropAll()
 	}
-	_ = f.replay(0, f.follow)
+	_ = f.replay(0, f.applyIfNew)
 }
 
 // live receives a batch of the subscription.
-func (f *follower) live(seq uint64, payload []byte) {
-	if f.synced && seq > f.next {
-		switch lost := f.fill(); {
+func (f *follower) receiveLive(seq uint64, payload []byte) {
+	if f.synced && seq > f.nextSeq {
+		switch lost := f.fillGap(); {
 		case lost: // fill has done all that is needed
-		case seq > f.next: // the replay ended before the missing batches
-			f.lose()
+		case seq > f.nextSeq: // the replay ended before the missing batches
+			f.dropAfterGap()
 		default:
-			f.counters.replayed.Add(1)
+			f.counters.gapsReplayed.Add(1)
 		}
 	}
-	f.follow(seq, payload)
+	f.applyIfNew(seq, payload)
 }
 
 // fill requests the batches from next on. If the publisher no longer has some of them, fill drops everything that was
 // applied before, continues with the batches that come, and reports lost.
-func (f *follower) fill() (lost bool) {
-	err := f.replay(f.next, func(seq uint64, payload []byte) bool {
-		if seq > f.next {
-			f.lose()
+func (f *follower) fillGap() (lost bool) {
+	err := f.replay(f.nextSeq, func(seq uint64, payload []byte) bool {
+		if seq > f.nextSeq {
+			f.dropAfterGap()
 			lost = true
 		}
-		return f.follow(seq, payload)
+		return f.applyIfNew(seq, payload)
 	})
 	if err != nil && !lost {
-		f.lose()
+		f.dropAfterGap()
 		lost = true
 	}
 	return lost
 }
 
 // lose drops everything that was applied, because batches are missing.
-func (f *follower) lose() {
-	f.counters.cold.Add(1)
+func (f *follower) dropAfterGap() {
+	f.counters.gapsDropped.Add(1)
 	f.synced = false
-	f.cold()
+	f.dropAll()
 }
 
 // follow applies a batch unless it was applied already. It always returns true, so that a replay continues to its end.
-func (f *follower) follow(seq uint64, payload []byte) bool {
-	if !f.synced || seq >= f.next {
+func (f *follower) applyIfNew(seq uint64, payload []byte) bool {
+	if !f.synced || seq >= f.nextSeq {
 		f.applyNext(seq, payload)
 	}
 	return true
@@ -105,8 +105,8 @@ func (f *follower) follow(seq uint64, payload []byte) bool {
 // applyNext applies a batch, and expects the batch with the next sequence number from then on.
 func (f *follower) applyNext(seq uint64, payload []byte) {
 	if !f.synced {
-		f.first = seq
+		f.firstSeq = seq
 	}
-	f.next, f.synced, f.lastHash = seq+1, true, xxhash.Sum64(payload)
+	f.nextSeq, f.synced, f.lastHash = seq+1, true, xxhash.Sum64(payload)
 	f.apply(payload)
 }

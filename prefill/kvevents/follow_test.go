@@ -37,7 +37,7 @@ func followed(p *publisher) (*follower, *[]string) {
 	var did []string
 	return &follower{replay: p.replay, counters: &counters{},
 		apply: func(payload []byte) { did = append(did, string(payload)) },
-		cold:  func() { did = append(did, "cold") },
+		dropAll:  func() { did = append(did, "cold") },
 	}, &did
 }
 
@@ -60,14 +60,14 @@ func TestG25(t *testing.T) {
 		t.Run(row.name, func(t *testing.T) {
 			p := &publisher{}
 			f, did := followed(p)
-			f.connected()
+			f.startConnection()
 			p.kept, p.fails = row.kept, row.fails
 			for _, seq := range []uint64{10, 11, 14, 12} {
-				f.live(seq, p.text(seq))
+				f.receiveLive(seq, p.text(seq))
 			}
 			require.Equal(t, row.did, *did)
 			require.Equal(t, []uint64{0, 12}, p.asked)
-			require.Equal(t, []int64{row.replayed, row.cold}, []int64{f.counters.replayed.Load(), f.counters.cold.Load()})
+			require.Equal(t, []int64{row.replayed, row.cold}, []int64{f.counters.gapsReplayed.Load(), f.counters.gapsDropped.Load()})
 		})
 	}
 }
@@ -88,13 +88,13 @@ func TestANewConnection(t *testing.T) {
 		t.Run(row.name, func(t *testing.T) {
 			p := &publisher{kept: []uint64{0, 1, 2, 3}}
 			f, did := followed(p)
-			f.connected()
+			f.startConnection()
 			require.Equal(t, []string{"0", "1", "2", "3"}, *did, "the first connection takes all there is")
 			*did = nil
 			*p = row.p
-			f.connected()
+			f.startConnection()
 			require.Equal(t, row.did, *did)
-			require.Zero(t, f.counters.cold.Load(), "nobody is to be alarmed")
+			require.Zero(t, f.counters.gapsDropped.Load(), "nobody is to be alarmed")
 		})
 	}
 }
@@ -105,7 +105,7 @@ func TestNoHoles(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		p := &publisher{}
 		f, did := followed(p)
-		f.connected()
+		f.startConnection()
 		next := rapid.Uint64Range(0, 3).Draw(t, "first")
 		for range rapid.IntRange(1, 40).Draw(t, "steps") {
 			seq := next
@@ -118,9 +118,9 @@ func TestNoHoles(t *testing.T) {
 			if rapid.IntRange(0, 2).Draw(t, "lost") == 0 {
 				continue
 			}
-			f.live(seq, p.text(seq))
+			f.receiveLive(seq, p.text(seq))
 			if rapid.IntRange(0, 4).Draw(t, "late") == 0 {
-				f.live(seq, p.text(seq))
+				f.receiveLive(seq, p.text(seq))
 			}
 			row := *did
 			for i, what := range row {

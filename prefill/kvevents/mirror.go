@@ -24,14 +24,14 @@ type mirror struct {
 	slot       index.Slot
 	scope      index.Scope
 	sink       Sink
-	mostHashes int // bound of known
+	maxHashes int // bound of known
 	counters   *counters
 
 	known   map[engineHash]block
 	holders map[index.Key]int32 // number of hashes in known that have this key
 	hasher  index.Hasher
 	keys    []index.Key
-	gone    []index.Key // keys whose last hash the present event removes
+	removedKeys    []index.Key // keys whose last hash the present event removes
 }
 
 type block struct {
@@ -40,24 +40,24 @@ type block struct {
 }
 
 // mostKnown bounds the hashes that a stream remembers, to about 150 MiB: some publishers never report a removal.
-const mostKnown = 1 << 20
+const maxKnownHashes = 1 << 20
 
 // apply passes one event on to the sink.
 func (m *mirror) apply(e *event) {
 	switch e.kind {
 	case blockStored:
-		m.stored(e)
+		m.applyStored(e)
 	case blockRemoved:
-		m.removed(e)
+		m.applyRemoved(e)
 	case allCleared:
-		m.forget(index.Removed)
+		m.dropAll(index.Removed)
 	default:
 		m.counters.unknownTypes.Add(1)
 	}
 }
 
 // forget drops all blocks of the candidate.
-func (m *mirror) forget(why index.Reason) {
+func (m *mirror) dropAll(why index.Reason) {
 	clear(m.known)
 	clear(m.holders)
 	m.sink.Lock()
@@ -75,16 +75,16 @@ func fullAttention(spec string) bool {
 
 // stored passes on the blocks that an engine has stored in GPU memory, up to the first block whose hash depends on more
 // than tokens: its key is not known.
-func (m *mirror) stored(e *event) {
-	if !onGPU(e.medium) || !fullAttention(e.spec) {
+func (m *mirror) applyStored(e *event) {
+	if !onGPU(e.medium) || !fullAttention(e.attentionKind) {
 		return
 	}
-	if e.block == 0 || len(e.tokens) != e.block*len(e.hashes) { // the event contradicts itself
+	if e.blockTokens == 0 || len(e.tokens) != e.blockTokens*len(e.hashes) { // the event contradicts itself
 		m.counters.decodeErrors.Add(1)
 		return
 	}
-	m.counters.block.Store(int64(e.block))
-	plain := m.plain(e)
+	m.counters.blockTokens.Store(int64(e.blockTokens))
+	plain := m.hashableBlocks(e)
 	if plain == 0 {
 		m.counters.skipped.Add(int64(len(e.hashes)))
 		return
@@ -94,16 +94,16 @@ func (m *mirror) stored(e *event) {
 		m.counters.unknownParents.Add(1)
 		return
 	}
-	m.keys = m.hasher.Tokens(m.keys[:0], parent, e.tokens[:plain*e.block], e.block)
-	m.gone = m.gone[:0]
+	m.keys = m.hasher.Tokens(m.keys[:0], parent, e.tokens[:plain*e.blockTokens], e.blockTokens)
+	m.removedKeys = m.removedKeys[:0]
 	for i, k := range m.keys {
-		m.hold(e.hashes[i], block{k, e.group})
+		m.recordHash(e.hashes[i], block{k, e.group})
 	}
 	m.counters.skipped.Add(int64(len(e.hashes) - plain))
 	m.sink.Lock()
 	defer m.sink.Unlock()
-	if len(m.gone) > 0 {
-		m.sink.Removed(m.slot, m.gone)
+	if len(m.removedKeys) > 0 {
+		m.sink.Removed(m.slot, m.removedKeys)
 	}
 	m.sink.Stored(m.slot, m.keys)
 }
@@ -113,7 +113,7 @@ func (m *mirror) parentKey(e *event) (index.Key, bool) {
 	if e.isRoot {
 		scope := m.scope
 		scope.LoRA = e.lora
-		return scope.Root(index.Tokens, e.block), true
+		return scope.Root(index.Tokens, e.blockTokens), true
 	}
 	parent, ok := m.known[e.parent]
 	return parent.key, ok
@@ -121,34 +121,34 @@ func (m *mirror) parentKey(e *event) (index.Key, bool) {
 
 // hold records that the engine holds a block under a hash. The hash may be known already, because vLLM reports a block
 // again for each request that finds it in the cache.
-func (m *mirror) hold(h engineHash, b block) {
+func (m *mirror) recordHash(h engineHash, b block) {
 	old, wasHeld := m.known[h]
 	m.known[h] = b
 	if wasHeld && old.key == b.key {
 		return
 	}
 	if wasHeld { // the engine's hashes are not made of tokens and parent: the same hash has another key
-		m.release(old.key)
+		m.releaseHash(old.key)
 	}
 	m.holders[b.key]++
 }
 
 // release notes that the engine no longer holds one hash of a key, and appends the key to gone if this was its last hash.
-func (m *mirror) release(k index.Key) {
+func (m *mirror) releaseHash(k index.Key) {
 	if m.holders[k]--; m.holders[k] > 0 {
 		return
 	}
 	delete(m.holders, k)
-	m.gone = append(m.gone, k)
+	m.removedKeys = append(m.removedKeys, k)
 }
 
 // plain is how many of an event's first blocks depend only on tokens and on a LoRA whose name is known. The blocks after
 // these have no known parent.
-func (m *mirror) plain(e *event) int {
+func (m *mirror) hashableBlocks(e *event) int {
 	if e.loraID != "" && e.lora == "" {
 		return 0
 	}
-	for i, word := range e.extra {
+	for i, word := range e.extraKeys {
 		if word != "" && word != e.lora {
 			return min(i, len(e.hashes))
 		}
@@ -158,24 +158,24 @@ func (m *mirror) plain(e *event) int {
 
 // removed passes on the keys whose last hash the engine has removed from GPU memory. An event that names a group of layers
 // removes only blocks that were stored in this group.
-func (m *mirror) removed(e *event) {
+func (m *mirror) applyRemoved(e *event) {
 	if !onGPU(e.medium) {
 		return
 	}
-	m.gone = m.gone[:0]
+	m.removedKeys = m.removedKeys[:0]
 	for _, h := range e.hashes {
 		b, ok := m.known[h]
 		if ok && (!e.hasGroup || e.group == b.group) {
 			delete(m.known, h)
-			m.release(b.key)
+			m.releaseHash(b.key)
 		}
 	}
-	if len(m.gone) > 0 {
+	if len(m.removedKeys) > 0 {
 		m.sink.Lock()
 		defer m.sink.Unlock()
-		m.sink.Removed(m.slot, m.gone)
+		m.sink.Removed(m.slot, m.removedKeys)
 	}
 }
 
 // overfull reports whether more hashes are known than the stream may remember.
-func (m *mirror) overfull() bool { return len(m.known) > m.mostHashes }
+func (m *mirror) overfull() bool { return len(m.known) > m.maxHashes }

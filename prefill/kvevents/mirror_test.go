@@ -106,7 +106,7 @@ func TestTheIndexHoldsWhatTheEngineHoldsUnderSeveralHashes(t *testing.T) {
 			default:
 				events = e.serve(rapid.SliceOfN(rapid.Int32Range(0, 1), 0, 9).Draw(t, "prompt"), rapid.Bool().Draw(t, "says cached blocks again"))
 			}
-			_, err := newDecoder().batch(payload(events...), mirror.apply)
+			_, err := newDecoder().decodeBatch(payload(events...), mirror.apply)
 			require.NoError(t, err)
 			want := held{}
 			for _, k := range e.held {
@@ -140,7 +140,7 @@ func TestBatchesOfVLLMWithTokensAhead(t *testing.T) {
 	for i, line := range lines {
 		batch, err := hex.DecodeString(line)
 		require.NoError(t, err)
-		_, err = newDecoder().batch(batch, mirror.apply)
+		_, err = newDecoder().decodeBatch(batch, mirror.apply)
 		require.NoError(t, err)
 		require.Equal(t, wants[i], sink, "batch %d", i)
 	}

@@ -23,8 +23,8 @@ func messageOf(frames [][]byte) (m message, ok bool) {
 }
 
 const (
-	mostQueued      = 10_000   // batches
-	mostQueuedBytes = 64 << 20 // of their payloads
+	maxQueued      = 10_000   // batches
+	maxQueuedBytes = 64 << 20 // of their payloads
 )
 
 // queue holds live batches while a replay runs. A full queue drops all its batches. take reports this, because the stream
@@ -35,7 +35,7 @@ type queue struct {
 	mu    sync.Mutex
 	items []message
 	bytes int
-	over  bool  // batches were dropped
+	overflowed  bool  // batches were dropped
 	err   error // the error with which the connection ended; nil: it has not ended
 }
 
@@ -44,8 +44,8 @@ func newQueue() *queue { return &queue{ready: make(chan struct{}, 1)} }
 // push adds a live batch. If the queue is full, it first drops all batches.
 func (q *queue) push(m message) {
 	q.mu.Lock()
-	if len(q.items) >= mostQueued || q.bytes+len(m.payload) > mostQueuedBytes {
-		q.items, q.bytes, q.over = nil, 0, true
+	if len(q.items) >= maxQueued || q.bytes+len(m.payload) > maxQueuedBytes {
+		q.items, q.bytes, q.overflowed = nil, 0, true
 	}
 	q.items = append(q.items, m)
 	q.bytes += len(m.payload)
@@ -74,16 +74,16 @@ func nudge(ready chan<- struct{}) {
 func (q *queue) take() (items []message, over bool, err error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	items, over = q.items, q.over
-	q.items, q.bytes, q.over = nil, 0, false
+	items, over = q.items, q.overflowed
+	q.items, q.bytes, q.overflowed = nil, 0, false
 	return items, over, q.err
 }
 
 // counters hold values for Status. Most count since the start of the stream.
 type counters struct {
-	batches, replayed, cold      atomic.Int64
+	batches, gapsReplayed, gapsDropped      atomic.Int64
 	decodeErrors, unknownTypes   atomic.Int64
 	unknownParents, skipped      atomic.Int64
-	connects, known, lagInMicros atomic.Int64
-	block                        atomic.Int64 // tokens per block, of the last stored block
+	connects, knownHashes, lagInMicros atomic.Int64
+	blockTokens                        atomic.Int64 // tokens per block, of the last stored block
 }

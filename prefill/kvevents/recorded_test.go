@@ -42,7 +42,7 @@ func TestRecordedEventsTellWhatTheEngineHolds(t *testing.T) {
 			var count counters
 			now, everHeld := held{}, map[index.Key]bool{}
 			mirror := newMirror(now, &count)
-			mirror.mostHashes = 10 * blocks
+			mirror.maxHashes = 10 * blocks
 			next, ended := uint64(0), false
 			for _, f := range frames {
 				m, ok := messageOf(f)
@@ -58,7 +58,7 @@ func TestRecordedEventsTellWhatTheEngineHolds(t *testing.T) {
 				}
 				require.Equal(t, next, m.seq)
 				next++
-				ts, err := newDecoder().batch(m.payload, mirror.apply)
+				ts, err := newDecoder().decodeBatch(m.payload, mirror.apply)
 				require.NoError(t, err)
 				require.Greater(t, ts, 1.7e9)
 				for k := range now {
@@ -66,14 +66,14 @@ func TestRecordedEventsTellWhatTheEngineHolds(t *testing.T) {
 				}
 				require.LessOrEqual(t, len(now), blocks)
 				for cut := 0; cut < len(m.payload)-1; cut += 1 + len(m.payload)/199 { // the last byte is the rank, which is not read
-					_, err := newDecoder().batch(m.payload[:cut], func(*event) {})
+					_, err := newDecoder().decodeBatch(m.payload[:cut], func(*event) {})
 					require.Error(t, err, "cut at %d", cut)
 				}
 			}
 			require.Equal(t, name == "replayed", ended)
 			require.Equal(t, []int64{0, 0, 0, 0},
 				[]int64{count.unknownTypes.Load(), count.unknownParents.Load(), count.decodeErrors.Load(), count.skipped.Load()})
-			require.EqualValues(t, blockTokens, count.block.Load())
+			require.EqualValues(t, blockTokens, count.blockTokens.Load())
 
 			all, err := recording.All()
 			require.NoError(t, err)

@@ -51,7 +51,7 @@ const (
 	lastBackoff  = 5 * time.Second
 	longReplay   = 15 // a whole replay may take so many times ReplayTimeout
 	// silence is how long after an answer an event about its new blocks may come. After that, the events are not precise.
-	silence = 30 * time.Second
+	maxSilence = 30 * time.Second
 )
 
 // Stream follows one rank's events until it is closed.
@@ -62,8 +62,8 @@ type Stream struct {
 	resync   chan struct{}
 	counters counters
 
-	up       atomic.Bool  // connected, and the replay is applied
-	garbled  atomic.Bool  // the last batch could not be read
+	connected       atomic.Bool  // connected, and the replay is applied
+	unreadable  atomic.Bool  // the last batch could not be read
 	complete atomic.Bool  // the events have named all blocks that the engine holds
 	resyncs  atomic.Int64 // how often Resync was called
 	resynced atomic.Int64 // how many of these calls are carried out
@@ -72,7 +72,7 @@ type Stream struct {
 	place    atomic.Pointer[Place] // the place of the last connection
 
 	// Only the goroutine of run uses these.
-	follow follower
+	follower follower
 	mirror mirror
 	decode *decoder
 }
@@ -85,9 +85,9 @@ func Start(cfg Config) *Stream {
 		cfg.Finder = only(cfg.Place)
 	}
 	s := &Stream{cfg: cfg, cancel: cancel, done: make(chan struct{}), resync: make(chan struct{}, 1), decode: newDecoder()}
-	s.mirror = mirror{slot: cfg.Slot, scope: cfg.Scope, sink: cfg.Sink, mostHashes: mostKnown, counters: &s.counters,
+	s.mirror = mirror{slot: cfg.Slot, scope: cfg.Scope, sink: cfg.Sink, maxHashes: maxKnownHashes, counters: &s.counters,
 		known: map[engineHash]block{}, holders: map[index.Key]int32{}}
-	s.follow = follower{apply: s.apply, cold: s.cold, counters: &s.counters,
+	s.follower = follower{apply: s.apply, dropAll: s.dropAll, counters: &s.counters,
 		replay: func(from uint64, yield func(uint64, []byte) bool) error { return s.replay(ctx, from, yield) }}
 	s.place.Store(&cfg.Place)
 	go s.run(ctx)
@@ -112,12 +112,12 @@ func (s *Stream) Resync() {
 }
 
 // Answered notes that the engine has answered a probe for which it computed a new block: an event should follow.
-func (s *Stream) Answered(now time.Time) { s.answered.CompareAndSwap(0, now.UnixNano()) }
+func (s *Stream) ExpectEvent(now time.Time) { s.answered.CompareAndSwap(0, now.UnixNano()) }
 
 // Precise reports whether the events are reliable. While they are not, the index should learn from answers.
 func (s *Stream) Precise(now time.Time) bool {
 	since := s.answered.Load()
-	return s.up.Load() && !s.garbled.Load() && (since == 0 || now.UnixNano()-since < int64(silence))
+	return s.connected.Load() && !s.unreadable.Load() && (since == 0 || now.UnixNano()-since < int64(maxSilence))
 }
 
 // Complete reports whether the events have named all blocks that the engine holds. After a gap, and until a Resync is
@@ -125,7 +125,7 @@ func (s *Stream) Precise(now time.Time) bool {
 func (s *Stream) Complete() bool { return s.resynced.Load() == s.resyncs.Load() && s.complete.Load() }
 
 // BlockTokens is the number of tokens per block; 0 until the engine has stored a block.
-func (s *Stream) BlockTokens() int { return int(s.counters.block.Load()) }
+func (s *Stream) BlockTokens() int { return int(s.counters.blockTokens.Load()) }
 
 // Status is the state of a candidate's stream of KV events, for the admin API.
 type Status struct {
@@ -150,9 +150,9 @@ func (s *Stream) Status() Status {
 	c := &s.counters
 	status := Status{
 		Source: s.place.Load().Events, Complete: s.Complete(), Batches: c.batches.Load(),
-		GapsReplayed: c.replayed.Load(), GapsCold: c.cold.Load(),
+		GapsReplayed: c.gapsReplayed.Load(), GapsCold: c.gapsDropped.Load(),
 		DecodeErrors: c.decodeErrors.Load(), UnknownTypes: c.unknownTypes.Load(), UnknownParents: c.unknownParents.Load(),
-		Skipped: c.skipped.Load(), Blocks: c.known.Load(), BlockTokens: s.BlockTokens(), LagMs: float64(c.lagInMicros.Load()) / 1000,
+		Skipped: c.skipped.Load(), Blocks: c.knownHashes.Load(), BlockTokens: s.BlockTokens(), LagMs: float64(c.lagInMicros.Load()) / 1000,
 	}
 	if why := s.failure.Load(); why != nil {
 		status.Failure = *why
@@ -168,7 +168,7 @@ func (s *Stream) run(ctx context.Context) {
 	for {
 		began := time.Now()
 		err := s.session(ctx)
-		s.up.Store(false)
+		s.connected.Store(false)
 		if time.Since(began) > lastBackoff { // the connection worked for a while
 			backoff = firstBackoff
 		}
@@ -203,20 +203,20 @@ func (s *Stream) session(ctx context.Context) error {
 	defer reader.Wait()
 	defer conn.close()
 
-	s.follow.connected() // after the subscription, so that no batch is missed between the replay and the first live batch
+	s.follower.startConnection() // after the subscription, so that no batch is missed between the replay and the first live batch
 	s.failure.Store(nil)
-	s.up.Store(true)
+	s.connected.Store(true)
 	for {
 		items, over, connErr := batches.take()
 		if over {
-			s.follow.lose()
-			s.follow.restart()
+			s.follower.dropAfterGap()
+			s.follower.restart()
 		}
 		for _, m := range items {
 			if ctx.Err() != nil {
 				return ctx.Err()
 			}
-			s.follow.live(m.seq, m.payload)
+			s.follower.receiveLive(m.seq, m.payload)
 		}
 		if connErr != nil {
 			return connErr
@@ -225,7 +225,7 @@ func (s *Stream) session(ctx context.Context) error {
 		case <-batches.ready:
 		case <-s.resync:
 			calls := s.resyncs.Load() // calls of Resync during the restart need another one
-			s.follow.restart()
+			s.follower.restart()
 			s.resynced.Store(calls)
 		case <-ctx.Done():
 			return ctx.Err()
@@ -301,25 +301,25 @@ func (s *Stream) replay(ctx context.Context, from uint64, yield func(uint64, []b
 // apply applies one batch. A batch that cannot be read drops all known blocks, because it may have contained removals. So does
 // a batch after which too many are known.
 func (s *Stream) apply(payload []byte) {
-	if s.follow.next == s.follow.first+1 { // the first batch since the start; the publisher's first batch has number 0
-		s.complete.Store(s.follow.first == 0)
+	if s.follower.nextSeq == s.follower.firstSeq+1 { // the first batch since the start; the publisher's first batch has number 0
+		s.complete.Store(s.follower.firstSeq == 0)
 	}
-	ts, err := s.decode.batch(payload, func(e *event) {
+	ts, err := s.decode.decodeBatch(payload, func(e *event) {
 		s.mirror.apply(e)
 		if e.kind == allCleared {
 			s.complete.Store(true)
 		}
 	})
-	s.garbled.Store(err != nil)
+	s.unreadable.Store(err != nil)
 	s.answered.Store(0)
 	switch {
 	case err != nil:
 		s.counters.decodeErrors.Add(1)
-		s.cold()
+		s.dropAll()
 	case s.mirror.overfull():
-		s.cold()
+		s.dropAll()
 	}
-	s.counters.known.Store(int64(len(s.mirror.known)))
+	s.counters.knownHashes.Store(int64(len(s.mirror.known)))
 	s.counters.batches.Add(1)             // after known, so that a reader who sees the batch counted also sees its blocks counted
 	if ts > 0 && ts < math.MaxInt64/1e6 { // other times do not fit into an int64
 		lag := time.Since(time.UnixMicro(int64(ts * 1e6)))
@@ -328,8 +328,8 @@ func (s *Stream) apply(payload []byte) {
 }
 
 // cold drops all blocks that the events have named.
-func (s *Stream) cold() {
+func (s *Stream) dropAll() {
 	s.complete.Store(false)
-	s.mirror.forget(index.Cold)
-	s.counters.known.Store(0)
+	s.mirror.dropAll(index.Cold)
+	s.counters.knownHashes.Store(0)
 }

@@ -109,7 +109,7 @@ func (r *rank) hit(prompt string) int {
 	keys := h.Tokens(nil, scope.Root(index.Tokens, engineBlock), ids, engineBlock)
 	r.sink.Lock()
 	defer r.sink.Unlock()
-	return index.Usable(int(r.sink.x.Match(nil, keys)[r.slot.N])*engineBlock, len(ids), engineBlock)
+	return index.UsableHit(int(r.sink.x.Match(nil, keys)[r.slot.N])*engineBlock, len(ids), engineBlock)
 }
 
 func prompts(n int) (all []string) {
@@ -236,8 +236,8 @@ func TestAnEngineThatAnswersAndSaysNothing(t *testing.T) {
 	r.follow()
 	now := time.Now()
 	require.True(t, r.stream.Precise(now.Add(time.Hour)), "one that is idle has nothing to say")
-	r.stream.Answered(now)
-	r.stream.Answered(now.Add(20 * time.Second))
+	r.stream.ExpectEvent(now)
+	r.stream.ExpectEvent(now.Add(20 * time.Second))
 	require.True(t, r.stream.Precise(now.Add(30*time.Second-1)))
 	require.False(t, r.stream.Precise(now.Add(30*time.Second)))
 	all := prompts(1000)
@@ -336,9 +336,9 @@ func TestGarbageFramesAreCountedAndForgotten(t *testing.T) {
 
 func TestAMessageTooLargeEndsTheConnection(t *testing.T) {
 	for name, announce := range map[string][]byte{
-		"one frame":          append([]byte{flagLong}, binary.BigEndian.AppendUint64(nil, mostMessage+1)...),
+		"one frame":          append([]byte{flagLong}, binary.BigEndian.AppendUint64(nil, maxMessageBytes+1)...),
 		"without end":        append([]byte{flagLong}, binary.BigEndian.AppendUint64(nil, math.MaxUint64)...),
-		"in the second part": append(append([]byte{flagMore, 1, 'x'}, flagLong), binary.BigEndian.AppendUint64(nil, mostMessage)...),
+		"in the second part": append(append([]byte{flagMore, 1, 'x'}, flagLong), binary.BigEndian.AppendUint64(nil, maxMessageBytes)...),
 		"endless empty ones": bytes.Repeat([]byte{flagMore, 0}, 1<<20),
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -363,20 +363,20 @@ func TestWhatIsNoPublisher(t *testing.T) {
 
 func TestManyQueuedBatchesAreGivenUp(t *testing.T) {
 	q := newQueue()
-	for i := range uint64(mostQueued) {
+	for i := range uint64(maxQueued) {
 		q.push(message{seq: i})
 	}
 	items, over, err := q.take()
-	require.Len(t, items, mostQueued)
+	require.Len(t, items, maxQueued)
 	require.False(t, over)
 	require.NoError(t, err)
-	for i := range uint64(mostQueued + 2) {
+	for i := range uint64(maxQueued + 2) {
 		q.push(message{seq: i})
 	}
 	items, over, _ = q.take()
 	require.True(t, over)
-	require.Equal(t, []message{{seq: mostQueued}, {seq: mostQueued + 1}}, items)
-	q.push(message{payload: make([]byte, mostQueuedBytes)})
+	require.Equal(t, []message{{seq: maxQueued}, {seq: maxQueued + 1}}, items)
+	q.push(message{payload: make([]byte, maxQueuedBytes)})
 	q.push(message{payload: make([]byte, 1)})
 	_, over, _ = q.take()
 	require.True(t, over)

@@ -17,7 +17,7 @@ import (
 // ever on a message that nobody receives, and a socket's dialler sleeps without regard to the context.
 
 const (
-	mostMessage = 16 << 20 // bytes
+	maxMessageBytes = 16 << 20 // bytes
 	dialTimeout = 5 * time.Second
 )
 
@@ -38,7 +38,7 @@ func dial(ctx context.Context, as zmq4.SocketType, addr string) (*wire, error) {
 	}
 	w := &wire{raw: raw, stop: context.AfterFunc(ctx, func() { _ = raw.Close() })}
 	_ = raw.SetDeadline(time.Now().Add(dialTimeout))
-	g := &guard{Conn: raw, buffered: bufio.NewReaderSize(raw, 64<<10), greeting: greetingBytes}
+	g := &guard{Conn: raw, buffered: bufio.NewReaderSize(raw, 64<<10), greetingLeft: greetingBytes}
 	if w.Conn, err = zmq4.Open(g, null.Security(), as, nil, false, nil); err != nil {
 		w.close()
 		return nil, fmt.Errorf("kvevents: %s does not speak ZeroMQ as a publisher does: %w", addr, err)
@@ -70,12 +70,12 @@ func (w *wire) frames() ([][]byte, error) {
 type guard struct {
 	net.Conn
 	buffered *bufio.Reader
-	greeting int    // bytes of the greeting still to come
-	body     uint64 // bytes of the frame's body still to come
-	length   int    // bytes of the frame's length field still to come; 0: the flags of the next frame follow
-	size     uint64 // of the frame's body, as far as it was read
-	more     bool   // further frames of the message follow
-	total    uint64 // size of the message's frames so far
+	greetingLeft int    // bytes of the greeting still to come
+	bodyLeft     uint64 // bytes of the frame's body still to come
+	lengthLeft   int    // bytes of the frame's length field still to come; 0: the flags of the next frame follow
+	frameSize     uint64 // of the frame's body, as far as it was read
+	moreFrames     bool   // further frames of the message follow
+	messageSize    uint64 // size of the message's frames so far
 }
 
 // Frames of ZMTP 3: after a greeting each frame has flags, a length and a body.
@@ -90,43 +90,43 @@ var errTooLarge = errors.New("kvevents: a message of more than 16 MiB")
 
 func (g *guard) Read(p []byte) (int, error) {
 	n, err := g.buffered.Read(p)
-	if !g.pass(p[:n]) {
+	if !g.withinLimit(p[:n]) {
 		return 0, errTooLarge
 	}
 	return n, err
 }
 
 // pass parses the frames in the bytes that were read. It reports false if a message is larger than mostMessage.
-func (g *guard) pass(p []byte) bool {
+func (g *guard) withinLimit(p []byte) bool {
 	for len(p) > 0 {
 		switch {
-		case g.greeting > 0:
-			n := min(g.greeting, len(p))
-			g.greeting -= n
+		case g.greetingLeft > 0:
+			n := min(g.greetingLeft, len(p))
+			g.greetingLeft -= n
 			p = p[n:]
-		case g.body > 0:
-			n := min(g.body, uint64(len(p)))
-			g.body -= n
+		case g.bodyLeft > 0:
+			n := min(g.bodyLeft, uint64(len(p)))
+			g.bodyLeft -= n
 			p = p[n:]
-		case g.length == 0: // the byte with the next frame's flags
-			g.more, g.size, g.length = p[0]&flagMore != 0, 0, 1
+		case g.lengthLeft == 0: // the byte with the next frame's flags
+			g.moreFrames, g.frameSize, g.lengthLeft = p[0]&flagMore != 0, 0, 1
 			if p[0]&flagLong != 0 {
-				g.length = 8
+				g.lengthLeft = 8
 			}
 			p = p[1:]
 		default: // a byte of the length field, which is big-endian
-			g.size = g.size<<8 | uint64(p[0])
+			g.frameSize = g.frameSize<<8 | uint64(p[0])
 			p = p[1:]
-			if g.length--; g.length > 0 {
+			if g.lengthLeft--; g.lengthLeft > 0 {
 				continue
 			}
-			if g.size > mostMessage || g.total+g.size+frameCost > mostMessage {
+			if g.frameSize > maxMessageBytes || g.messageSize+g.frameSize+frameCost > maxMessageBytes {
 				return false
 			}
-			g.body = g.size
-			g.total += g.size + frameCost
-			if !g.more {
-				g.total = 0
+			g.bodyLeft = g.frameSize
+			g.messageSize += g.frameSize + frameCost
+			if !g.moreFrames {
+				g.messageSize = 0
 			}
 		}
 	}

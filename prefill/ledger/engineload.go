@@ -32,10 +32,10 @@ func (s *Sums) book(phase Phase, weight Weight, times int64) {
 }
 
 // Live counts the prompts whose KV a decode engine may still fetch.
-func (s *Sums) Live() int { return s.Leases[Probing] + s.Leases[Pooled] + s.Leases[Dispatched] }
+func (s *Sums) FetchablePrompts() int { return s.Leases[Probing] + s.Leases[Pooled] + s.Leases[Dispatched] }
 
 // Held counts the prompts of this proxy whose KV the engine holds, those that no decode engine will fetch included.
-func (s *Sums) Held() int { return s.Live() + s.Leases[Orphaned] }
+func (s *Sums) HeldPrompts() int { return s.FetchablePrompts() + s.Leases[Orphaned] }
 
 // KVTokens is the number of tokens that the prefill engine's KV cache holds for this proxy. A prompt counts until
 // the engine frees its KV: at the first decode event, or at the engine's own timeout.
@@ -70,20 +70,20 @@ type EngineLoad struct {
 	gate
 	Owner      string
 	Waiting    Sums      // prompts that wait for the candidate, while one round of decisions runs
-	Shared     Share     // the load of other dispatchers on the candidate; SetShared changes it
+	ReportedByOthers     Share     // the load of other dispatchers on the candidate; SetShared changes it
 	AnsweredAt time.Time // when the engine last answered a probe of this proxy
 	Unfetched  int       // prompts that were left to the engine's own timeout, since the start
 
 	ledger     *Ledger
-	freed      freed
+	freedPace      freedPace
 	capacity   int64       // KV tokens from the configuration; 0: the scraped capacity is used
 	unanswered []*InFlight // probes, in the order in which they were sent
-	turned     time.Time   // when the engine last turned to another prompt, as far as the ends of probes show; zero: never
+	turnedAt     time.Time   // when the engine last turned to another prompt, as far as the ends of probes show; zero: never
 }
 
 // Load returns the load of a new candidate, with nothing charged.
-func (l *Ledger) Load(owner string) EngineLoad {
-	return EngineLoad{ledger: l, Owner: owner, Gauges: Gauges{usage: math.NaN()}}
+func (l *Ledger) NewLoad(owner string) EngineLoad {
+	return EngineLoad{ledger: l, Owner: owner, Gauges: Gauges{gaugeUsage: math.NaN()}}
 }
 
 // SetCapacity sets the candidate's capacity from the configuration, in KV tokens; 0: the scraped capacity is used.
@@ -94,11 +94,11 @@ func (e *EngineLoad) SetCapacity(tokens int64, now time.Time) {
 
 // Capacity is how many KV tokens fit on the candidate; 0: not known.
 func (e *EngineLoad) Capacity() int64 {
-	return cmp.Or(e.capacity, e.scraped)
+	return cmp.Or(e.capacity, e.scrapedCapacity)
 }
 
 // Wait adds a prompt that waits for the candidate in this round.
-func (e *EngineLoad) Wait(w Weight) {
+func (e *EngineLoad) AddWaiting(w Weight) {
 	e.Waiting.Leases[Probing]++
 	e.Waiting.NewTokens += w.NewTokens
 	e.Waiting.PredictedUs += w.PredictedUs
@@ -109,9 +109,9 @@ func (e *EngineLoad) Wait(w Weight) {
 func (e *EngineLoad) Share() Share { return Share{e.Leases[Probing], e.NewTokens, e.KVTokens()} }
 
 // SetShared replaces the load that other dispatchers report for the candidate.
-func (e *EngineLoad) SetShared(s Share, now time.Time) {
-	if e.Shared != s {
-		e.Shared = s
+func (e *EngineLoad) SetReportedByOthers(s Share, now time.Time) {
+	if e.ReportedByOthers != s {
+		e.ReportedByOthers = s
 		e.UpdateGate(now)
 	}
 }
@@ -119,7 +119,7 @@ func (e *EngineLoad) SetShared(s Share, now time.Time) {
 // end removes a probe that has ended from the unanswered probes, and from the request counts of the last scrape. answered
 // says that the engine has answered it with a hand-off: the engine then turns to another prompt. If it ended in another way,
 // for example because its client left, the engine does so only if it computed this probe and does not hang.
-func (e *EngineLoad) end(f *InFlight, answered bool, now time.Time) {
+func (e *EngineLoad) probeEnded(f *InFlight, answered bool, now time.Time) {
 	if f.sent.IsZero() { // the engine never had this probe
 		return
 	}
@@ -129,7 +129,7 @@ func (e *EngineLoad) end(f *InFlight, answered bool, now time.Time) {
 	}
 	computed := i == 0 && !e.Stalled(now)
 	if answered || computed {
-		e.turned = now
+		e.turnedAt = now
 	}
 	e.unanswered = slices.Delete(e.unanswered, i, i+1)
 	e.answers++
@@ -156,13 +156,13 @@ func (e *EngineLoad) NextSent(f *InFlight) time.Time {
 
 // running is the oldest unanswered probe, and the latest time at which the engine can have begun to compute it: when the
 // probe was sent, or when the engine turned to it after another probe, whichever is later. nil: all probes are answered.
-func (e *EngineLoad) running() (oldest *InFlight, since time.Time) {
+func (e *EngineLoad) oldestUnanswered() (oldest *InFlight, since time.Time) {
 	if len(e.unanswered) == 0 {
 		return nil, since
 	}
 	oldest = e.unanswered[0]
-	if e.turned.After(oldest.sent) {
-		return oldest, e.turned
+	if e.turnedAt.After(oldest.sent) {
+		return oldest, e.turnedAt
 	}
 	return oldest, oldest.sent
 }
@@ -177,7 +177,7 @@ const (
 // StallsAt is the time from which the candidate counts as stalled, unless it answers a probe before; false: it has no
 // unanswered probe.
 func (e *EngineLoad) StallsAt() (time.Time, bool) {
-	oldest, since := e.running()
+	oldest, since := e.oldestUnanswered()
 	if oldest == nil {
 		return since, false
 	}
@@ -197,7 +197,7 @@ func (e *EngineLoad) Unsent() int { return e.Leases[Probing] - len(e.unanswered)
 // candidate in this round count like the prompts that it computes.
 func (e *EngineLoad) Backlog(now time.Time) float64 {
 	waiting := float64(e.Waiting.PredictedUs) / 1000
-	oldest, since := e.running()
+	oldest, since := e.oldestUnanswered()
 	if oldest == nil {
 		return waiting
 	}
@@ -207,8 +207,8 @@ func (e *EngineLoad) Backlog(now time.Time) float64 {
 
 // Ends is the time by which all charged prompts are predicted to be prefilled; false: not known, because no probe is unanswered,
 // nothing is predicted, or the probe of a charged prompt was not sent yet.
-func (e *EngineLoad) Ends() (at time.Time, known bool) {
-	oldest, since := e.running()
+func (e *EngineLoad) PrefillsDoneAt() (at time.Time, known bool) {
+	oldest, since := e.oldestUnanswered()
 	if oldest == nil || e.PredictedUs == 0 || len(e.unanswered) < e.Leases[Probing] {
 		return at, false
 	}
@@ -219,8 +219,8 @@ func (e *EngineLoad) Ends() (at time.Time, known bool) {
 // computes now, and rest is how long it then takes for the prompts up to and including the charged one. duration corrects
 // a predicted prefill time by the recent error of the engine's predictions, which the caller knows. A prompt that was not
 // sent yet comes last.
-func (e *EngineLoad) Foresee(f *InFlight, duration func(predicted time.Duration) time.Duration) (current time.Time, rest time.Duration) {
-	oldest, since := e.running()
+func (e *EngineLoad) PredictEnd(f *InFlight, duration func(predicted time.Duration) time.Duration) (current time.Time, rest time.Duration) {
+	oldest, since := e.oldestUnanswered()
 	if oldest != nil {
 		current = since.Add(duration(oldest.Predicted()))
 	}
@@ -244,12 +244,12 @@ func (e *EngineLoad) Foresee(f *InFlight, duration func(predicted time.Duration)
 // as long as a usual prompt of this proxy takes. A running prompt counts half, because on average half of it is done. On
 // an engine that also decodes, running requests do not count, because they may be decodes.
 func (e *EngineLoad) OthersBacklog(latency policy.Latency, usualTokens float64, decodes bool, now time.Time) float64 {
-	reported := float64(e.Shared.Unanswered)
-	ms := reported*latency.T0Ms + latency.TPMs*float64(e.Shared.NewTokens)
-	if e.Foreign == 0 || !e.Current(now) {
+	reported := float64(e.ReportedByOthers.Unanswered)
+	ms := reported*latency.T0Ms + latency.TPMs*float64(e.ReportedByOthers.NewTokens)
+	if e.ObservedOthers == 0 || !e.Current(now) {
 		return ms
 	}
-	waiting, running := e.foreignQueue, e.Foreign-e.foreignQueue
+	waiting, running := e.observedOthersWaiting, e.ObservedOthers-e.observedOthersWaiting
 	if decodes {
 		running = 0
 	}
@@ -260,40 +260,40 @@ func (e *EngineLoad) OthersBacklog(latency policy.Latency, usualTokens float64, 
 
 // Batch is the indicator bs: the unanswered probes of this proxy plus the requests of others. The requests of others are
 // the number that other dispatchers report, or the number that a current sample shows, whichever is larger.
-func (e *EngineLoad) Batch(now time.Time) float64 {
-	others := float64(e.Shared.Unanswered)
-	if e.Foreign > 0 && e.Current(now) {
-		others = max(others, e.Foreign)
+func (e *EngineLoad) BatchSize(now time.Time) float64 {
+	others := float64(e.ReportedByOthers.Unanswered)
+	if e.ObservedOthers > 0 && e.Current(now) {
+		others = max(others, e.ObservedOthers)
 	}
 	return float64(e.Leases[Probing]+e.Waiting.Leases[Probing]) + others
 }
 
 // Beside is how many requests run on the engine that are not probes of this proxy; 0 without a current sample.
-func (e *EngineLoad) Beside(now time.Time) float64 {
+func (e *EngineLoad) ConcurrentRequests(now time.Time) float64 {
 	if !e.Current(now) {
 		return 0
 	}
-	return e.Foreign - e.foreignQueue
+	return e.ObservedOthers - e.observedOthersWaiting
 }
 
 // Crowded reports whether the engine has prompts of others, by the reports of other dispatchers or by a current sample.
 // On an engine that also decodes, running requests count as decodes.
-func (e *EngineLoad) Crowded(decodes bool, now time.Time) bool {
-	prompts := e.Foreign
+func (e *EngineLoad) HasOthersPrompts(decodes bool, now time.Time) bool {
+	prompts := e.ObservedOthers
 	if decodes {
-		prompts = e.foreignQueue
+		prompts = e.observedOthersWaiting
 	}
 	sampled := prompts > 0 && e.Current(now)
-	return e.Shared.Unanswered > 0 || sampled
+	return e.ReportedByOthers.Unanswered > 0 || sampled
 }
 
 // Ahead is how many requests the engine would serve before one more probe: the unanswered probes of this proxy plus the
 // requests of others. The latter are the number that other dispatchers report, or the number that waits by a current
 // sample, whichever is larger.
-func (e *EngineLoad) Ahead(now time.Time) float64 {
-	others := float64(e.Shared.Unanswered)
-	if e.foreignQueue > 0 && e.Current(now) {
-		others = max(others, e.foreignQueue)
+func (e *EngineLoad) RequestsAhead(now time.Time) float64 {
+	others := float64(e.ReportedByOthers.Unanswered)
+	if e.observedOthersWaiting > 0 && e.Current(now) {
+		others = max(others, e.observedOthersWaiting)
 	}
 	return float64(e.Leases[Probing]) + others
 }
@@ -301,50 +301,50 @@ func (e *EngineLoad) Ahead(now time.Time) float64 {
 // Charge books a prompt whose probe is sent now. The caller must not copy f afterwards, because the EngineLoad points to it.
 func (e *EngineLoad) Charge(f *InFlight, w Weight, o *LeaseOwner, now time.Time) {
 	e.Reserve(f, w, o, now)
-	f.Send(now)
+	f.MarkSent(now)
 }
 
 // Reserve books a prompt whose probe is sent later. The caller must not copy f afterwards, because the EngineLoad points to it.
 func (e *EngineLoad) Reserve(f *InFlight, w Weight, o *LeaseOwner, now time.Time) {
 	if o != nil {
-		o.charges++
+		o.openCharges++
 		if o.ended { // the charge is lost from its begin on
-			e.ledger.unheld++
+			e.ledger.lostCharges++
 		}
 	}
 	*f = InFlight{Weight: w, load: e, phase: Probing, owner: o, since: now}
 	e.book(Probing, w, 1)
-	e.freed.fadeTo(now) // starts the measurement at the first charge; later calls only bring it up to date
+	e.freedPace.fadeTo(now) // starts the measurement at the first charge; later calls only bring it up to date
 	e.ledger.charged++
 	e.UpdateGate(now)
 }
 
 // UpdateGate opens or closes the gate by the present state. It must be called after every change of this state.
 func (e *EngineLoad) UpdateGate(now time.Time) {
-	e.update(kvState{own: e.Own(), scraped: e.GaugeUsage(now), live: e.Live() + e.Shared.Unanswered, until: e.gaugeCountsUntil()},
+	e.updateState(kvState{own: e.CountedUsage(), scraped: e.GaugeUsage(now), live: e.FetchablePrompts() + e.ReportedByOthers.Unanswered, until: e.gaugeCountsUntil()},
 		e.ledger.cfg.KVThreshold, now)
 }
 
 // Stale reports whether so many scrapes in a row failed that the gauges no longer count. The engine may only be too busy to
 // answer scrapes. It therefore stays in service by this proxy's own counts, but engines with readable gauges are
 // preferred.
-func (e *EngineLoad) Stale() bool { return e.Misses >= staleAfter }
+func (e *EngineLoad) Stale() bool { return e.FailedInRow >= staleAfter }
 
 // Current reports whether the last sample is recent enough to count the requests of others. A sample is current for
 // three scrape intervals, or for three times the duration of a scrape if scrapes take longer than the interval.
 func (e *EngineLoad) Current(now time.Time) bool {
 	interval := max(e.ledger.cfg.Interval, e.scrapeTook)
-	if !e.asked.IsZero() { // the scrape under way may be a long one
-		interval = max(interval, now.Sub(e.asked))
+	if !e.scrapeSentAt.IsZero() { // the scrape under way may be a long one
+		interval = max(interval, now.Sub(e.scrapeSentAt))
 	}
-	return now.Sub(e.Sampled) <= 3*interval
+	return now.Sub(e.SampledAt) <= 3*interval
 }
 
 // Own is the share of the KV cache, 0 to 1, that this and other dispatchers use by their counts. While the capacity
 // is unknown it is 0, and only the engine's gauge can close the gate.
-func (e *EngineLoad) Own() float64 {
+func (e *EngineLoad) CountedUsage() float64 {
 	if capacity := e.Capacity(); capacity > 0 {
-		return float64(e.KVTokens()+e.Shared.KVTokens) / float64(capacity)
+		return float64(e.KVTokens()+e.ReportedByOthers.KVTokens) / float64(capacity)
 	}
 	return 0
 }
@@ -353,10 +353,10 @@ func (e *EngineLoad) Own() float64 {
 // further scrapes, each as long as the last good one. A scrape that is still under way does not extend the time, because
 // it may wait for its whole timeout.
 func (e *EngineLoad) gaugeCountsUntil() time.Time {
-	if e.Sampled.IsZero() {
+	if e.SampledAt.IsZero() {
 		return time.Time{}
 	}
-	return e.Sampled.Add((staleAfter + 1) * max(e.ledger.cfg.Interval, e.goodScrapeTook))
+	return e.SampledAt.Add((staleAfter + 1) * max(e.ledger.cfg.Interval, e.goodScrapeTook))
 }
 
 // GaugeUsage is the share of the KV cache, 0 to 1, that the engine's gauge shows as in use. It is NaN if the engine
@@ -367,27 +367,27 @@ func (e *EngineLoad) GaugeUsage(now time.Time) float64 {
 	if e.Stale() || tooOld {
 		return math.NaN()
 	}
-	return e.usage
+	return e.gaugeUsage
 }
 
 // Usage is the share of the KV cache in use, 0 to 1: the larger of the charges' share and the engine's gauge. The gauge does
 // not count while no prompt of this proxy is on the engine, because an idle engine does not update it.
 func (e *EngineLoad) Usage() float64 {
-	usage := e.Own()
-	if e.Live() > 0 && e.usage > usage { // never true of NaN
-		usage = e.usage
+	usage := e.CountedUsage()
+	if e.FetchablePrompts() > 0 && e.gaugeUsage > usage { // never true of NaN
+		usage = e.gaugeUsage
 	}
 	return usage
 }
 
 // Queue is how many requests wait in the engine and how many run. Probes that this proxy sent or got answered since the
 // last scrape are included.
-func (e *EngineLoad) Queue() (waiting, running float64) { return e.engineWaits, e.engineRuns }
+func (e *EngineLoad) RequestCounts() (waiting, running float64) { return e.waitingNow, e.runningNow }
 
 // Strangers is how many requests from elsewhere than this proxy wait in the engine, and how many wait in all; false: no
 // sample is current.
-func (e *EngineLoad) Strangers(now time.Time) (foreign, all float64, ok bool) {
-	return e.foreignQueue, e.waitingAtScrape, e.Current(now)
+func (e *EngineLoad) WaitingCounts(now time.Time) (foreign, all float64, ok bool) {
+	return e.observedOthersWaiting, e.waitingAtScrape, e.Current(now)
 }
 
 // SinceIdle looks back to the last scrape that found no request waiting. ran is how many requests ran then; answered is
@@ -397,22 +397,22 @@ func (e *EngineLoad) SinceIdle() (ran float64, answered int) {
 }
 
 // Ask notes that a scrape is sent now, and returns the state of the EngineLoad for Sample or Miss.
-func (e *EngineLoad) Ask(now time.Time) Mark {
-	e.asked = now
-	return Mark{
+func (e *EngineLoad) StartScrape(now time.Time) ScrapeStart {
+	e.scrapeSentAt = now
+	return ScrapeStart{
 		sent: now, unanswered: len(e.unanswered), sends: e.sends, answers: e.answers, tokens: float64(e.KVTokens()),
 		probing: float64(e.Tokens[Probing]),
 	}
 }
 
 // Unasked notes that the scrape under way was abandoned.
-func (e *EngineLoad) Unasked() { e.asked = time.Time{} }
+func (e *EngineLoad) AbandonScrape() { e.scrapeSentAt = time.Time{} }
 
 // Miss notes that a scrape failed.
-func (e *EngineLoad) Miss(at Mark, now time.Time) {
-	e.asked, e.scrapeTook = time.Time{}, now.Sub(at.sent)
-	e.Misses++
-	e.Missed++
+func (e *EngineLoad) RecordFailedScrape(at ScrapeStart, now time.Time) {
+	e.scrapeSentAt, e.scrapeTook = time.Time{}, now.Sub(at.sent)
+	e.FailedInRow++
+	e.FailedScrapes++
 	e.UpdateGate(now)
 }
 
@@ -420,48 +420,48 @@ func (e *EngineLoad) Miss(at Mark, now time.Time) {
 // report keeps its last value, except KVUsage and the request counts. If the engine counts more requests than this proxy's
 // unanswered prefill calls (probes), the others came from elsewhere. Sample reports whether the engine restarted since the last
 // scrape. If so, it ends the orphaned charges whose KV is gone.
-func (e *EngineLoad) Sample(s Sample, at Mark, now time.Time) (restarted bool) {
-	e.asked, e.scrapeTook = time.Time{}, now.Sub(at.sent)
+func (e *EngineLoad) StoreSample(s Sample, at ScrapeStart, now time.Time) (restarted bool) {
+	e.scrapeSentAt, e.scrapeTook = time.Time{}, now.Sub(at.sent)
 	if restarted = e.startTime > 0 && s.StartTime > 0 && s.StartTime != e.startTime; restarted {
-		e.ledger.freeOrphans(e, e.Sampled, now)
+		e.ledger.freeOrphans(e, e.SampledAt, now)
 	}
 	if s.StartTime > 0 {
 		e.startTime = s.StartTime
 	}
 	if s.CapacityTokens > 0 {
-		e.scraped = s.CapacityTokens
+		e.scrapedCapacity = s.CapacityTokens
 	}
 	if s.BlockTokens > 0 {
-		e.Block = s.BlockTokens
+		e.BlockTokens = s.BlockTokens
 	}
 	if s.RTT > 0 {
 		e.RTT = s.RTT
 	}
-	e.usage = s.KVUsage
+	e.gaugeUsage = s.KVUsage
 	e.sampledTokens = at.tokens
 	if at.unanswered > 0 && s.Waiting > 0 { // the engine's gauge does not count the KV of prompts that still wait
 		e.sampledTokens -= at.probing * min(1, s.Waiting/float64(at.unanswered))
 	}
 	e.countRequests(s, at)
-	e.Sampled, e.goodScrapeTook, e.Misses = at.sent, e.scrapeTook, 0
+	e.SampledAt, e.goodScrapeTook, e.FailedInRow = at.sent, e.scrapeTook, 0
 	e.UpdateGate(now)
 	return restarted
 }
 
 // countRequests takes over the engine's counts of requests, and corrects them by the probes that were sent or answered
 // after the scrape was sent.
-func (e *EngineLoad) countRequests(s Sample, at Mark) {
-	e.Foreign, e.foreignQueue, e.waitingAtScrape = 0, 0, 0
+func (e *EngineLoad) countRequests(s Sample, at ScrapeStart) {
+	e.ObservedOthers, e.observedOthersWaiting, e.waitingAtScrape = 0, 0, 0
 	requests := s.Running + s.Waiting
 	if math.IsNaN(requests) { // the engine did not report both
 		return
 	}
-	e.Foreign = max(0, requests-float64(at.unanswered))
-	e.foreignQueue, e.waitingAtScrape = max(0, s.Waiting-float64(at.unanswered)), s.Waiting
+	e.ObservedOthers = max(0, requests-float64(at.unanswered))
+	e.observedOthersWaiting, e.waitingAtScrape = max(0, s.Waiting-float64(at.unanswered)), s.Waiting
 	if s.Waiting == 0 {
 		e.idle = idle{ran: s.Running, sends: at.sends, answers: at.answers}
 	}
-	e.engineWaits, e.engineRuns = s.Waiting+float64(e.sends-at.sends), s.Running
+	e.waitingNow, e.runningNow = s.Waiting+float64(e.sends-at.sends), s.Running
 	for range e.answers - at.answers {
 		e.removeAnswered()
 	}
@@ -469,24 +469,24 @@ func (e *EngineLoad) countRequests(s Sample, at Mark) {
 
 // removeAnswered subtracts an answered request from the running requests, or from the waiting ones if no request runs.
 func (e *EngineLoad) removeAnswered() {
-	if e.engineRuns >= 1 {
-		e.engineRuns--
+	if e.runningNow >= 1 {
+		e.runningNow--
 	} else {
-		e.engineWaits = max(0, e.engineWaits-1)
+		e.waitingNow = max(0, e.waitingNow-1)
 	}
 }
 
 // Room predicts when the KV cache has room for more prompts, from the recent pace at which its tokens were freed. known
 // is false if the capacity or the pace is not known. The pace counts only the KV of this proxy's prompts, because other
 // dispatchers fill the room that their own prompts leave.
-func (e *EngineLoad) Room(now time.Time) (r Room, known bool) {
-	capacity, pace := float64(e.Capacity()), e.freed.perMs(now)
+func (e *EngineLoad) RoomForecast(now time.Time) (r Room, known bool) {
+	capacity, pace := float64(e.Capacity()), e.freedPace.perMs(now)
 	if capacity == 0 || pace == 0 {
 		return r, false
 	}
 	ownTokens := float64(e.KVTokens())
-	usedTokens, gaugeTokens := ownTokens+float64(e.Shared.KVTokens), e.GaugeUsage(now)*capacity
-	if e.Live() > 0 && !math.IsNaN(gaugeTokens) { // an idle engine does not update its gauge
+	usedTokens, gaugeTokens := ownTokens+float64(e.ReportedByOthers.KVTokens), e.GaugeUsage(now)*capacity
+	if e.FetchablePrompts() > 0 && !math.IsNaN(gaugeTokens) { // an idle engine does not update its gauge
 		chargedSinceScrape := ownTokens - e.sampledTokens
 		usedTokens = max(usedTokens, gaugeTokens+chargedSinceScrape)
 	}
@@ -496,7 +496,7 @@ func (e *EngineLoad) Room(now time.Time) (r Room, known bool) {
 	}
 	r = Room{InMs: (usedTokens - limit) / pace, TokenMs: 1 / pace}
 	if e.Closed(now) { // the gate can open only at the next scrape, when the engine's gauge shows the room
-		r.InMs = max(r.InMs, float64(e.ledger.cfg.Interval-now.Sub(e.Sampled))/float64(time.Millisecond), 0)
+		r.InMs = max(r.InMs, float64(e.ledger.cfg.Interval-now.Sub(e.SampledAt))/float64(time.Millisecond), 0)
 	}
 	return r, true
 }

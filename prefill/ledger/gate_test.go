@@ -29,7 +29,7 @@ func TestGate(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			g := gate{closed: tt.before}
-			g.update(tt.state, 0.90, time.Unix(0, 0))
+			g.updateState(tt.state, 0.90, time.Unix(0, 0))
 			require.Equal(t, tt.closed, g.Closed(time.Unix(0, 0)), "gate.update(%+v) from closed=%v", tt.state, tt.before)
 		})
 	}
@@ -52,15 +52,15 @@ func TestAGateOpensWhenItsGaugeIsTooOld(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			var g gate
-			g.update(kvState{scraped: .97, live: 3, own: tt.own, until: until}, 0.90, start)
+			g.updateState(kvState{scraped: .97, live: 3, own: tt.own, until: until}, 0.90, start)
 			require.True(t, g.Closed(until.Add(-1)))
 			require.Equal(t, tt.opens, !g.Closed(until))
-			at, ok := g.PassesAt()
+			at, ok := g.MayPassAt()
 			require.Equal(t, tt.opens, ok)
 			if tt.opens {
 				require.Equal(t, until, at)
 			}
-			g.update(kvState{scraped: math.NaN(), live: 3, own: tt.own}, 0.90, until)
+			g.updateState(kvState{scraped: math.NaN(), live: 3, own: tt.own}, 0.90, until)
 			require.Equal(t, tt.opens, !g.Closed(until), "as the next change of the accounts finds it")
 		})
 	}

@@ -17,7 +17,7 @@ type Ledger struct {
 
 	// The counts of Audit: charged - released must equal the number of charges on all engines, and unheld must be 0.
 	charged, released, misuses, expired uint64
-	unheld                              int // lost charges: they are still on an engine, but their owner has ended
+	lostCharges                              int // lost charges: they are still on an engine, but their owner has ended
 }
 
 // Config holds the settings of all EngineLoads.
@@ -44,7 +44,7 @@ type Audit struct {
 
 // Audit returns the counts since the start.
 func (l *Ledger) Audit() Audit {
-	return Audit{Drift: int64(l.charged-l.released) + int64(l.unheld), Misuses: l.misuses, Expired: l.expired}
+	return Audit{Drift: int64(l.charged-l.released) + int64(l.lostCharges), Misuses: l.misuses, Expired: l.expired}
 }
 
 // NextExpiry is the earliest time at which an engine's own timeout frees the KV of a charge; false: no charge has one.
@@ -63,7 +63,7 @@ func (l *Ledger) Expire(now time.Time) *EngineLoad {
 	}
 	l.expired++
 	f := l.expiries[0]
-	f.move(Ended, 0, now)
+	f.moveTo(Ended, 0, now)
 	return f.load
 }
 
@@ -77,7 +77,7 @@ func (l *Ledger) freeOrphans(e *EngineLoad, before, now time.Time) {
 		}
 	}
 	for _, f := range gone {
-		f.move(Ended, 0, now)
+		f.moveTo(Ended, 0, now)
 	}
 }
 
@@ -108,30 +108,30 @@ func (e *expiries) Pop() any {
 // LeaseOwner stands for one attempt to serve a request. The attempt must make the last call (Release or Orphan) on every
 // charge that names its LeaseOwner. A charge that has no last call when the attempt ends is lost, and the audit shows it.
 type LeaseOwner struct {
-	charges int // charges on which the owner must still make the last call
+	openCharges int // charges on which the owner must still make the last call
 	ended   bool
 }
 
 // Ended notes that an owner makes no more calls, and returns the number of its lost charges. A lost charge stays on its
 // engine, because the engine may still hold the KV, and counts as drift in the audit.
-func (l *Ledger) Ended(o *LeaseOwner) (lost int) {
+func (l *Ledger) OwnerEnded(o *LeaseOwner) (lost int) {
 	if !o.ended {
 		o.ended = true
-		l.unheld += o.charges
+		l.lostCharges += o.openCharges
 	}
-	return o.charges
+	return o.openCharges
 }
 
 // PassOn separates the charge from its owner: from now on other code is responsible for the last call.
-func (f *InFlight) PassOn() {
+func (f *InFlight) DetachOwner() {
 	o := f.owner
 	if o == nil {
 		return
 	}
 	f.owner = nil
-	o.charges--
+	o.openCharges--
 	if o.ended {
-		f.load.ledger.unheld--
+		f.load.ledger.lostCharges--
 	}
 }
 
@@ -191,7 +191,7 @@ type InFlight struct {
 	Weight        Weight
 	load          *EngineLoad
 	phase         Phase
-	settled       bool // Settle was called: the next call is the last
+	endClaimed       bool // Settle was called: the next call is the last
 	renewed       bool // the request's decode engine keeps renewing the prefill engine's hold on the KV
 	owner         *LeaseOwner
 	sent          time.Time    // when the probe was sent; zero: not yet
@@ -214,8 +214,8 @@ func (f *InFlight) CountByModel(counts *ModelCounts) {
 }
 
 // Send notes that the probe is sent now. The call counts as a misuse if the probe was sent or answered before, or was settled.
-func (f *InFlight) Send(now time.Time) {
-	if f.settled || f.phase != Probing || !f.sent.IsZero() {
+func (f *InFlight) MarkSent(now time.Time) {
+	if f.endClaimed || f.phase != Probing || !f.sent.IsZero() {
 		f.load.ledger.misuses++
 		return
 	}
@@ -226,7 +226,7 @@ func (f *InFlight) Send(now time.Time) {
 	}
 	e.unanswered = append(e.unanswered, f)
 	e.sends++
-	e.engineWaits++
+	e.waitingNow++
 }
 
 // Phase is the present phase of the prompt's KV.
@@ -241,8 +241,8 @@ func (f *InFlight) Predicted() time.Duration {
 func (f *InFlight) Sent() time.Time { return f.sent }
 
 // MayAnswer reports whether the probe was sent and not answered yet; if not, it counts a misuse.
-func (f *InFlight) MayAnswer() bool {
-	if f.settled || f.phase != Probing || f.sent.IsZero() {
+func (f *InFlight) CheckAnswerable() bool {
+	if f.endClaimed || f.phase != Probing || f.sent.IsZero() {
 		f.load.ledger.misuses++
 		return false
 	}
@@ -253,17 +253,17 @@ func (f *InFlight) MayAnswer() bool {
 // expires.
 func (f *InFlight) Answer(tokens int64, expires, now time.Time) {
 	f.expires = expires
-	f.move(Pooled, tokens, now)
+	f.moveTo(Pooled, tokens, now)
 }
 
 // Dispatch books that the request was sent to a decode rank, which fetches the KV. A further call, for another rank, changes
 // nothing.
 func (f *InFlight) Dispatch(now time.Time) {
 	switch {
-	case f.settled || f.phase == Probing:
+	case f.endClaimed || f.phase == Probing:
 		f.load.ledger.misuses++
 	case f.phase == Pooled:
-		f.move(Dispatched, f.Weight.Tokens, now)
+		f.moveTo(Dispatched, f.Weight.Tokens, now)
 	}
 }
 
@@ -273,7 +273,7 @@ const renewedFor = 10_000 * time.Hour
 // Renew notes that the decode engine keeps renewing the prefill engine's hold on the KV, so that the charge does not
 // expire while the request runs.
 func (f *InFlight) Renew(now time.Time) {
-	if f.settled || f.phase != Dispatched { // the charge has ended or will be ended, or no decode engine has the request
+	if f.endClaimed || f.phase != Dispatched { // the charge has ended or will be ended, or no decode engine has the request
 		return
 	}
 	f.renewed, f.expires = true, now.Add(renewedFor)
@@ -282,13 +282,13 @@ func (f *InFlight) Renew(now time.Time) {
 
 // Settle must be called before the last call on a charge. It reports whether the last call still changes anything. It does
 // not if the charge has expired, or if Settle was called before, which counts as a misuse.
-func (f *InFlight) Settle() bool {
-	if f.settled {
+func (f *InFlight) ClaimEnd() bool {
+	if f.endClaimed {
 		f.load.ledger.misuses++
 		return false
 	}
-	f.settled = true
-	f.PassOn()
+	f.endClaimed = true
+	f.DetachOwner()
 	return f.phase != Ended
 }
 
@@ -299,11 +299,11 @@ func (f *InFlight) Orphan(hold time.Duration, now time.Time) {
 		f.renewed, f.expires = false, now.Add(hold)
 	}
 	f.load.Unfetched++
-	f.move(Orphaned, f.Weight.Tokens, now)
+	f.moveTo(Orphaned, f.Weight.Tokens, now)
 }
 
 // Release books that the prefill engine has freed the KV.
-func (f *InFlight) Release(now time.Time) { f.move(Ended, 0, now) }
+func (f *InFlight) Release(now time.Time) { f.moveTo(Ended, 0, now) }
 
 // leaveModelCounts removes the charge from the counts of its model, if it is counted there.
 func (f *InFlight) leaveModelCounts() {
@@ -319,21 +319,21 @@ func (f *InFlight) leaveModelCounts() {
 
 // move moves a charge to another phase, in which it weighs this many tokens. The phase Ended removes the charge from its
 // EngineLoad. No other function reduces the sums of an EngineLoad.
-func (f *InFlight) move(to Phase, tokens int64, now time.Time) {
+func (f *InFlight) moveTo(to Phase, tokens int64, now time.Time) {
 	e := f.load
 	e.book(f.phase, f.Weight, -1)
 	if to == Ended {
-		e.freed.add(f.Weight.Tokens, now)
+		e.freedPace.add(f.Weight.Tokens, now)
 	}
 	if f.phase == Probing {
-		e.end(f, to == Pooled, now)
+		e.probeEnded(f, to == Pooled, now)
 		f.leaveModelCounts()
 	} else {
 		heap.Remove(&e.ledger.expiries, f.expiriesIndex)
 	}
 	f.phase, f.Weight.Tokens, f.since = to, tokens, now
 	if to == Ended {
-		f.PassOn()
+		f.DetachOwner()
 		e.ledger.released++
 	} else {
 		e.book(to, f.Weight, 1)

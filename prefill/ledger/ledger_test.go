@@ -13,7 +13,7 @@ import (
 func TestEveryChargeHasOneEnd(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		l := New(Config{KVThreshold: 0.9, Interval: time.Second})
-		loads := []EngineLoad{l.Load("p0"), l.Load("p1")}
+		loads := []EngineLoad{l.NewLoad("p0"), l.NewLoad("p1")}
 		now := time.Unix(1000, 0)
 		type held struct {
 			*InFlight
@@ -45,13 +45,13 @@ func TestEveryChargeHasOneEnd(t *testing.T) {
 				} else {
 					h.sent = true
 				}
-				h.Send(now)
+				h.MarkSent(now)
 			case "answer":
 				if h.settled || !h.sent || was != Probing {
 					misuses++
-					require.False(t, h.MayAnswer())
+					require.False(t, h.CheckAnswerable())
 				} else {
-					require.True(t, h.MayAnswer())
+					require.True(t, h.CheckAnswerable())
 					h.Answer(100, now.Add(5*time.Second), now)
 				}
 			case "dispatch":
@@ -64,11 +64,11 @@ func TestEveryChargeHasOneEnd(t *testing.T) {
 			case "orphan", "release":
 				if h.settled {
 					misuses++
-					require.False(t, h.Settle())
+					require.False(t, h.ClaimEnd())
 					break
 				}
 				h.settled = true
-				if last := h.Settle(); last != (was != Ended) {
+				if last := h.ClaimEnd(); last != (was != Ended) {
 					t.Fatalf("settling in phase %v changes something: %v", was, last)
 				} else if last && rapid.Bool().Draw(t, "leave") {
 					h.Orphan(4*time.Second, now)
@@ -103,21 +103,21 @@ func TestEveryChargeHasOneEnd(t *testing.T) {
 // A charge that its holder has lost stays on the account, and the audit shows it.
 func TestALostChargeIsDrift(t *testing.T) {
 	l, now := New(Config{}), time.Unix(1000, 0)
-	e := l.Load("p0")
+	e := l.NewLoad("p0")
 	var kept, lost, passed InFlight
 	var o LeaseOwner
 	for _, f := range []*InFlight{&kept, &lost, &passed} {
 		e.Charge(f, Weight{Tokens: 10}, &o, now)
 	}
-	kept.Settle()
+	kept.ClaimEnd()
 	kept.Release(now)
-	passed.PassOn()
-	require.Equal(t, 1, l.Ended(&o))
-	require.Equal(t, 1, l.Ended(&o), "again")
+	passed.DetachOwner()
+	require.Equal(t, 1, l.OwnerEnded(&o))
+	require.Equal(t, 1, l.OwnerEnded(&o), "again")
 	require.EqualValues(t, 2+1, l.Audit().Drift, "what is held, and once more what was lost")
-	lost.Settle()
+	lost.ClaimEnd()
 	lost.Release(now)
-	passed.Settle()
+	passed.ClaimEnd()
 	passed.Release(now)
 	require.Zero(t, l.Audit().Drift)
 }
@@ -141,7 +141,7 @@ func TestWhenProbesEnd(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			begin := time.Unix(1000, 0)
-			e := New(Config{}).Load("p0")
+			e := New(Config{}).NewLoad("p0")
 			inFlight := make([]InFlight, 3)
 			for i := range inFlight {
 				e.Charge(&inFlight[i], Weight{Tokens: 10, PredictedUs: 2_000_000}, nil, begin.Add(time.Duration(i)*s))
@@ -150,7 +150,7 @@ func TestWhenProbesEnd(t *testing.T) {
 			for i := range tt.answered {
 				inFlight[i].Answer(10, now.Add(time.Hour), now)
 			}
-			ends, known := e.Ends()
+			ends, known := e.PrefillsDoneAt()
 			require.Equal(t, tt.known, known)
 			stalls, waits := e.StallsAt()
 			require.Equal(t, tt.known, waits)
@@ -170,7 +170,7 @@ func TestWhenProbesEnd(t *testing.T) {
 			} else {
 				require.True(t, next.IsZero(), "it is alone")
 			}
-			current, rest := e.Foresee(&inFlight[2], func(predicted time.Duration) time.Duration { return predicted })
+			current, rest := e.PredictEnd(&inFlight[2], func(predicted time.Duration) time.Duration { return predicted })
 			require.Equal(t, tt.ends, current.Add(rest).Sub(begin), "the last one ends when all do")
 		})
 	}
@@ -191,13 +191,13 @@ func TestAProbeThatIsGivenUpIsNoAnswer(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			begin := time.Unix(1000, 0)
-			e := New(Config{}).Load("p0")
+			e := New(Config{}).NewLoad("p0")
 			inFlight := make([]InFlight, 3)
 			for i := range inFlight {
 				e.Charge(&inFlight[i], Weight{Tokens: 10, PredictedUs: 2_000_000}, nil, begin.Add(time.Duration(i)*s))
 			}
 			now := begin.Add(tt.after)
-			inFlight[tt.givenUp].Settle()
+			inFlight[tt.givenUp].ClaimEnd()
 			inFlight[tt.givenUp].Release(now)
 			require.Zero(t, e.AnsweredAt, "the engine has answered nothing")
 			stalls, waits := e.StallsAt()
@@ -210,7 +210,7 @@ func TestAProbeThatIsGivenUpIsNoAnswer(t *testing.T) {
 
 func TestTheEngineFreesWhatNobodyFetches(t *testing.T) {
 	l, now := New(Config{}), time.Unix(1000, 0)
-	e := l.Load("p0")
+	e := l.NewLoad("p0")
 	var probing, pooled, renewed InFlight
 	for _, f := range []*InFlight{&probing, &pooled, &renewed} {
 		e.Charge(f, Weight{Tokens: 10}, nil, now)
@@ -220,7 +220,7 @@ func TestTheEngineFreesWhatNobodyFetches(t *testing.T) {
 	renewed.Dispatch(now)
 	renewed.Renew(now)
 	for _, f := range []*InFlight{&probing, &pooled, &renewed} {
-		require.True(t, f.Settle())
+		require.True(t, f.ClaimEnd())
 		f.Orphan(time.Minute, now.Add(10*time.Second))
 	}
 	require.Equal(t, 3, e.Unfetched)
@@ -235,5 +235,5 @@ func TestTheEngineFreesWhatNobodyFetches(t *testing.T) {
 	require.NotNil(t, l.Expire(next))
 	require.Nil(t, l.Expire(next))
 	require.Equal(t, Audit{Expired: 3}, l.Audit())
-	require.Zero(t, e.Held())
+	require.Zero(t, e.HeldPrompts())
 }

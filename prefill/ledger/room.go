@@ -10,14 +10,14 @@ const freedHalfLife = 10 * time.Second
 
 // freed measures the pace at which an engine frees KV tokens: the tokens freed and the time that passed, both weighted by
 // age, so that old ones count less.
-type freed struct {
+type freedPace struct {
 	tokens, ms float64
 	at         time.Time // when both were brought up to date last
 }
 
 // fadeTo brings tokens and ms up to date. What was counted before loses half its weight in each freedHalfLife that has
 // passed since the last call. The time that has passed is then added to ms, with weights that fall in the same way.
-func (f *freed) fadeTo(now time.Time) {
+func (f *freedPace) fadeTo(now time.Time) {
 	if f.at.IsZero() {
 		f.at = now
 	}
@@ -33,13 +33,13 @@ func (f *freed) fadeTo(now time.Time) {
 }
 
 // add counts tokens that were freed.
-func (f *freed) add(tokens int64, now time.Time) {
+func (f *freedPace) add(tokens int64, now time.Time) {
 	f.fadeTo(now)
 	f.tokens += float64(tokens)
 }
 
 // perMs is the pace in tokens per ms; 0: not known, because nothing was freed or less than a millisecond was measured.
-func (f *freed) perMs(now time.Time) float64 {
+func (f *freedPace) perMs(now time.Time) float64 {
 	f.fadeTo(now)
 	if f.tokens < 1 || f.ms < 1 {
 		return 0
@@ -80,13 +80,13 @@ type kvState struct {
 // therefore opens by itself when the gauge becomes too old.
 type gate struct {
 	closed    bool      // the gate is closed, at least until opens
-	opens     time.Time // when the gauge, which alone closed the gate, becomes too old to count; zero: the gate stays closed
+	opensAt     time.Time // when the gauge, which alone closed the gate, becomes too old to count; zero: the gate stays closed
 	idleSince time.Time // since when the gate is closed and no prompt or canary is live on the engine; zero: it is open, or one is
 }
 
 // update opens or closes the gate by the state of the KV cache. The gate closes when usage reaches threshold. update must
 // be called after every change of the state, because hysteresis depends on the order of the changes.
-func (g *gate) update(s kvState, threshold float64, now time.Time) {
+func (g *gate) updateState(s kvState, threshold float64, now time.Time) {
 	usage := s.own
 	if s.live > 0 && s.scraped > usage { // never true of NaN
 		usage = s.scraped
@@ -95,10 +95,10 @@ func (g *gate) update(s kvState, threshold float64, now time.Time) {
 	if g.Closed(now) {
 		limit -= Hysteresis
 	}
-	g.closed, g.opens = usage >= limit, time.Time{}
+	g.closed, g.opensAt = usage >= limit, time.Time{}
 	// Charges of threshold-Hysteresis or more keep a closed gate closed even without the gauge.
 	if onlyByGauge := s.own < threshold-Hysteresis; g.closed && onlyByGauge {
-		g.opens = s.until
+		g.opensAt = s.until
 	}
 
 	// While the gate is closed and no prompt is live, only orphans fill the KV cache. After CanaryEvery, PassesAt lets a canary pass.
@@ -112,27 +112,27 @@ func (g *gate) update(s kvState, threshold float64, now time.Time) {
 
 // Closed reports whether the gate keeps new probes from the candidate.
 func (g *gate) Closed(now time.Time) bool {
-	return g.closed && (g.opens.IsZero() || now.Before(g.opens))
+	return g.closed && (g.opensAt.IsZero() || now.Before(g.opensAt))
 }
 
 // PassesAt is when a probe may pass the closed gate even if the state does not change; false: never. At that time either
 // the gauge that closed the gate becomes too old, or one probe may pass as a canary. An idle candidate can only be full of
 // orphans, and only a probe can show whether the engine still holds them.
-func (g *gate) PassesAt() (time.Time, bool) {
+func (g *gate) MayPassAt() (time.Time, bool) {
 	switch {
 	case !g.closed:
 		return time.Time{}, false
 	case !g.idleSince.IsZero():
 		return g.idleSince.Add(CanaryEvery), true
 	}
-	return g.opens, !g.opens.IsZero()
+	return g.opensAt, !g.opensAt.IsZero()
 }
 
 // Passes reports whether a probe may pass now, and whether it passes as a canary.
-func (g *gate) Passes(now time.Time) (ok, canary bool) {
+func (g *gate) MayPass(now time.Time) (ok, canary bool) {
 	if !g.Closed(now) {
 		return true, false
 	}
-	at, ok := g.PassesAt()
+	at, ok := g.MayPassAt()
 	return ok && !now.Before(at), true
 }

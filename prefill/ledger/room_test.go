@@ -17,7 +17,7 @@ type prompts struct {
 
 func newPrompts(t *testing.T) *prompts {
 	t.Helper()
-	e := New(Config{KVThreshold: 0.9, Interval: time.Second}).Load("p0")
+	e := New(Config{KVThreshold: 0.9, Interval: time.Second}).NewLoad("p0")
 	p := &prompts{EngineLoad: &e, now: time.Unix(1000, 0)}
 	p.SetCapacity(100_000, p.now)
 	return p
@@ -45,7 +45,7 @@ func (p *prompts) turnOver(seconds int) {
 
 func (p *prompts) room(t *testing.T) Room {
 	t.Helper()
-	r, known := p.Room(p.now)
+	r, known := p.RoomForecast(p.now)
 	require.True(t, known)
 	return r
 }
@@ -53,7 +53,7 @@ func (p *prompts) room(t *testing.T) Room {
 func TestRoomComesAtThePaceAtWhichItWasFreed(t *testing.T) {
 	p := newPrompts(t)
 	p.charge(1000)
-	_, known := p.Room(p.now)
+	_, known := p.RoomForecast(p.now)
 	require.False(t, known, "nothing was freed yet")
 	for range 50 {
 		p.charge(1000)
@@ -77,14 +77,14 @@ func TestRoomCountsWhatTheEngineSays(t *testing.T) {
 		p.charge(1000)
 	}
 	p.turnOver(60)
-	at := p.Ask(p.now)
-	p.Sample(Sample{KVUsage: 0.8, Running: 51}, at, p.now)
+	at := p.StartScrape(p.now)
+	p.StoreSample(Sample{KVUsage: 0.8, Running: 51}, at, p.now)
 	require.InDelta(t, -20_000, p.room(t).InMs, 1000, "answers and others hold 30,000 that we do not know of")
 	p.charge(5000)
 	require.InDelta(t, -15_000, p.room(t).InMs, 1000, "what came since is not in it")
-	p.Sample(Sample{KVUsage: 0.8, Running: 51, Waiting: float64(p.Leases[Probing])}, p.Ask(p.now), p.now)
+	p.StoreSample(Sample{KVUsage: 0.8, Running: 51, Waiting: float64(p.Leases[Probing])}, p.StartScrape(p.now), p.now)
 	require.InDelta(t, -20_000+float64(p.Tokens[Probing]), p.room(t).InMs, 2500, "nor are those that wait in the engine")
-	p.Sample(Sample{KVUsage: math.NaN()}, p.Ask(p.now), p.now)
+	p.StoreSample(Sample{KVUsage: math.NaN()}, p.StartScrape(p.now), p.now)
 	require.InDelta(t, -45_000, p.room(t).InMs, 2500, "an engine that does not tell its usage has what we know of")
 }
 
@@ -94,7 +94,7 @@ func TestAClosedGateWaitsForTheNextScrape(t *testing.T) {
 		p.charge(1000)
 	}
 	p.turnOver(60)
-	p.Sample(Sample{KVUsage: 0.91, Running: 51}, p.Ask(p.now), p.now)
+	p.StoreSample(Sample{KVUsage: 0.91, Running: 51}, p.StartScrape(p.now), p.now)
 	require.True(t, p.Closed(p.now))
 	for range 10 {
 		p.release()

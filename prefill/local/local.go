@@ -47,7 +47,7 @@ type Offer struct {
 
 // Ranks predicts the prefix caches of all decode ranks. One lock, mu, guards the state; it is never held during I/O.
 type Ranks struct {
-	setting   sync.Mutex // serialises Set and Close, which may wait for streams to end
+	setMu   sync.Mutex // serialises Set and Close, which may wait for streams to end
 	closed    bool       // Close was called: no more streams begin; guarded by setting
 	mu        sync.Mutex
 	cache     *cache.Cache
@@ -59,19 +59,19 @@ type Ranks struct {
 type rank struct {
 	Rank
 	cache   cache.CachedBlocks
-	feed    cache.Feed // the stream of the rank's KV events; zero: none
-	emptied time.Time  // when Forget was called for the rank; zero: never
+	stream    cache.Feed // the stream of the rank's KV events; zero: none
+	emptiedAt time.Time  // when Forget was called for the rank; zero: never
 }
 
 // engineBlock is the number of tokens per KV block if the engine does not report it: vLLM's default.
 const engineBlock = 16
 
 // block is the number of tokens per KV block of the rank's engine.
-func (r *rank) block() int {
-	if r.feed.Stream == nil {
+func (r *rank) blockTokens() int {
+	if r.stream.Stream == nil {
 		return engineBlock
 	}
-	return cmp.Or(r.feed.BlockTokens(), engineBlock)
+	return cmp.Or(r.stream.BlockTokens(), engineBlock)
 }
 
 // New returns a Ranks without ranks. maxBytes bounds the memory of its index.
@@ -85,19 +85,19 @@ func New(maxBytes int64) *Ranks {
 // Set replaces the ranks, and follows the KV events of the ranks that publish them. A rank that comes back up is assumed to
 // have an empty cache.
 func (l *Ranks) Set(ranks []Rank) {
-	l.setting.Lock()
-	defer l.setting.Unlock()
+	l.setMu.Lock()
+	defer l.setMu.Unlock()
 	wanted := map[int32]prefill.EventSource{}
 	for i := range ranks {
 		wanted[ranks[i].ID] = ranks[i].Events
 	}
-	l.unfollow(func(r *rank) bool { return wanted[r.ID] != r.feed.Source })
+	l.unfollow(func(r *rank) bool { return wanted[r.ID] != r.stream.Source })
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.replace(ranks)
+	l.replaceRanks(ranks)
 	for _, r := range l.ranks {
-		if r.feed.Stream == nil && r.Events.Exists() && !l.closed {
-			r.feed = r.cache.Listen(&l.mu, r.Events, engineBlock, r.Capacity, time.Now())
+		if r.stream.Stream == nil && r.Events.Exists() && !l.closed {
+			r.stream = r.cache.Follow(&l.mu, r.Events, engineBlock, r.Capacity, time.Now())
 		}
 	}
 }
@@ -107,26 +107,26 @@ func (l *Ranks) unfollow(selected func(*rank) bool) {
 	l.mu.Lock()
 	var ended []*rank
 	for _, r := range l.ranks {
-		if r.feed.Stream != nil && selected(r) {
+		if r.stream.Stream != nil && selected(r) {
 			ended = append(ended, r)
 		}
 	}
 	l.mu.Unlock()
 	for _, r := range ended {
-		r.feed.Close() // without the lock, because Close waits for the stream, and the stream takes the lock
+		r.stream.Close() // without the lock, because Close waits for the stream, and the stream takes the lock
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, r := range ended {
-		r.feed = cache.Feed{}
-		r.cache.Unfollow()
+		r.stream = cache.Feed{}
+		r.cache.StopFollowing()
 	}
 }
 
 // Close ends all streams.
 func (l *Ranks) Close() {
-	l.setting.Lock()
-	defer l.setting.Unlock()
+	l.setMu.Lock()
+	defer l.setMu.Unlock()
 	l.closed = true
 	l.unfollow(func(*rank) bool { return true })
 }
@@ -136,8 +136,8 @@ func (l *Ranks) BlockTokens(model string) int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, r := range l.ranks {
-		if r.feed.Stream != nil && r.Events.Model == model && r.feed.BlockTokens() > 0 {
-			return r.feed.BlockTokens()
+		if r.stream.Stream != nil && r.Events.Model == model && r.stream.BlockTokens() > 0 {
+			return r.stream.BlockTokens()
 		}
 	}
 	return 0
@@ -148,8 +148,8 @@ func (l *Ranks) Events() (all []prefill.RankEvents) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, r := range l.ranks {
-		if r.feed.Stream != nil {
-			all = append(all, prefill.RankEvents{ID: r.Name, Mode: r.cache.Mode(time.Now()), Events: r.feed.Status()})
+		if r.stream.Stream != nil {
+			all = append(all, prefill.RankEvents{ID: r.Name, Mode: r.cache.Mode(time.Now()), Events: r.stream.Status()})
 		}
 	}
 	slices.SortFunc(all, func(a, b prefill.RankEvents) int { return strings.Compare(a.ID, b.ID) })
@@ -157,7 +157,7 @@ func (l *Ranks) Events() (all []prefill.RankEvents) {
 }
 
 // replace sets the ranks, and drops the state of engines and models without ranks. mu must be held.
-func (l *Ranks) replace(ranks []Rank) {
+func (l *Ranks) replaceRanks(ranks []Rank) {
 	present, engines, models := map[int32]bool{}, map[string]bool{}, map[string]bool{}
 	for _, given := range ranks {
 		present[given.ID], engines[given.Engine], models[given.Model] = true, true, true
@@ -166,7 +166,7 @@ func (l *Ranks) replace(ranks []Rank) {
 			r = &rank{cache: l.cache.CachedBlocks(given.Name)}
 			l.ranks[given.ID] = r
 		} else if given.Up && !r.Up { // its engine may have restarted, with an empty cache and other settings
-			r.cache.Drop()
+			r.cache.DropAll()
 			delete(l.engines, given.Engine)
 		}
 		r.Rank = given
@@ -181,12 +181,12 @@ func (l *Ranks) replace(ranks []Rank) {
 		}
 	}
 	maps.DeleteFunc(l.engines, func(name string, _ *trust) bool { return !engines[name] })
-	l.cache.Forget(func(model string) bool { return !models[model] })
+	l.cache.DropModels(func(model string) bool { return !models[model] })
 	maps.DeleteFunc(l.transfers, func(model string, _ *fit.Calibration) bool { return !models[model] })
 }
 
 // Serve reports whether any rank of the model may compute prompts.
-func (l *Ranks) Serve(model string) bool {
+func (l *Ranks) AnyComputes(model string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, r := range l.ranks {
@@ -198,7 +198,7 @@ func (l *Ranks) Serve(model string) bool {
 }
 
 // Remember reports whether the prefix caches of any ranks of the model are predicted.
-func (l *Ranks) Remember(model string) bool {
+func (l *Ranks) HasRanks(model string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, r := range l.ranks {
@@ -221,7 +221,7 @@ func (l *Ranks) length(p *Prompt) int {
 	if p.Tokens > 0 {
 		return p.Tokens
 	}
-	return l.cache.Length(&p.Prompt, p.Model, 0)
+	return l.cache.PromptTokens(&p.Prompt, p.Model, 0)
 }
 
 // Offers lists, by ID, the ranks that may compute the prompt, are up and are not in avoid. A predicted hit reduces New only
@@ -236,8 +236,8 @@ func (l *Ranks) Offers(p *Prompt, avoid []int32) (offers []Offer) {
 		if r.Model != p.Model || !r.Computes || !r.Up || slices.Contains(avoid, r.ID) {
 			continue
 		}
-		offer := Offer{Rank: r.ID, Hit: r.holds(found, p, tokens), New: tokens}
-		if l.engines[r.Engine].holds() || r.cache.NamesBlocksOf(&p.Prompt, now) {
+		offer := Offer{Rank: r.ID, Hit: r.hitTokens(found, p, tokens), New: tokens}
+		if l.engines[r.Engine].trusted() || r.cache.NamesBlocksOf(&p.Prompt, now) {
 			offer.New = max(1, tokens-offer.Hit)
 		}
 		offers = append(offers, offer)
@@ -247,9 +247,9 @@ func (l *Ranks) Offers(p *Prompt, avoid []int32) (offers []Offer) {
 }
 
 // holds is how many tokens of a prompt are predicted to be in the rank's cache. found is the result of Match.
-func (r *rank) holds(found []int32, p *Prompt, tokens int) int {
+func (r *rank) hitTokens(found []int32, p *Prompt, tokens int) int {
 	held := float64(r.cache.Blocks(found, &p.Prompt)) * p.BlockSize(tokens)
-	return index.Usable(int(held), tokens, r.block())
+	return index.UsableHit(int(held), tokens, r.blockTokens())
 }
 
 // Held lists, by ID, the ranks that have more of the prompt in their cache than the rank with the least. Hit is how many
@@ -263,7 +263,7 @@ func (l *Ranks) Held(p *Prompt) (held []Offer) {
 		if r.Model != p.Model || !r.Up {
 			continue
 		}
-		hit := r.holds(found, p, tokens)
+		hit := r.hitTokens(found, p, tokens)
 		least = min(least, hit)
 		held = append(held, Offer{Rank: r.ID, Hit: hit})
 	}
@@ -277,22 +277,22 @@ func (l *Ranks) Held(p *Prompt) (held []Offer) {
 
 // Holds notes that a rank has the prompt's KV, because it computed or pulled the KV for a request that was sent at the time
 // sent. tokens is the engine's count of the prompt's tokens; 0: not reported.
-func (l *Ranks) Holds(id int32, p *Prompt, tokens int, sent time.Time) {
+func (l *Ranks) NoteHeld(id int32, p *Prompt, tokens int, sent time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	r := l.ranks[id]
 	if r == nil {
 		return
 	}
-	l.cache.Learn(&p.Prompt, p.Model, tokens)
+	l.cache.LearnRatio(&p.Prompt, p.Model, tokens)
 	now := time.Now()
-	emptiedSince := !r.emptied.Before(sent) // the KV may be gone
+	emptiedSince := !r.emptiedAt.Before(sent) // the KV may be gone
 	switch {
 	case len(p.Keys) == 0 || emptiedSince:
 	case r.cache.NamesBlocksOf(&p.Prompt, now): // events name the blocks
-		r.cache.ForgetGuesses()
+		r.cache.DropLearnedFromAnswers()
 	default:
-		r.cache.Guess(r.cache.Place(&p.Prompt, r.Model, r.Capacity, now), &p.Prompt)
+		r.cache.AddFromAnswer(r.cache.EnsureSlot(&p.Prompt, r.Model, r.Capacity, now), &p.Prompt)
 	}
 }
 
@@ -303,22 +303,22 @@ func (l *Ranks) Computed(id int32, p *Prompt, tokens, hit, cached int, sent time
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	r := l.ranks[id]
-	emptiedSince := r != nil && !r.emptied.Before(sent) // then hit was predicted for a cache that no longer exists
+	emptiedSince := r != nil && !r.emptiedAt.Before(sent) // then hit was predicted for a cache that no longer exists
 	if r == nil || tokens <= 0 || emptiedSince {
 		return false, false
 	}
 	engine := l.engines[r.Engine]
-	trustedBefore := engine.holds()
-	engine.learn(hit, cached)
+	trustedBefore := engine.trusted()
+	engine.addAnswer(hit, cached)
 	now := time.Now()
-	r.cache.ExpectEvent(tokens-max(0, cached) > r.block(), now)
+	r.cache.ExpectEvent(tokens-max(0, cached) > r.blockTokens(), now)
 	if r.cache.NamesBlocksOf(&p.Prompt, now) {
-		return trustedBefore != engine.holds(), engine.holds()
+		return trustedBefore != engine.trusted(), engine.trusted()
 	}
 	if at, wrong := r.cache.Correct(&p.Prompt, tokens, hit, cached); wrong {
-		r.cache.Guess(at, &p.Prompt) // the rank has now computed the whole prompt
+		r.cache.AddFromAnswer(at, &p.Prompt) // the rank has now computed the whole prompt
 	}
-	return trustedBefore != engine.holds(), engine.holds()
+	return trustedBefore != engine.trusted(), engine.trusted()
 }
 
 // Forget drops all blocks of some ranks. Later results of requests that were sent before are ignored.
@@ -328,8 +328,8 @@ func (l *Ranks) Forget(ids []int32) {
 	now := time.Now()
 	for _, id := range ids {
 		if r := l.ranks[id]; r != nil {
-			r.cache.Drop()
-			r.emptied = now
+			r.cache.DropAll()
+			r.emptiedAt = now
 		}
 	}
 }

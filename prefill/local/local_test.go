@@ -39,26 +39,26 @@ func ids(seed, tokens int) *Prompt {
 
 func TestARankIsOfferedWhatItDoesNotHold(t *testing.T) {
 	l := two()
-	l.Holds(1, ids(7, 2816), 2816, time.Now())
+	l.NoteHeld(1, ids(7, 2816), 2816, time.Now())
 	require.Equal(t, []Offer{{1, 2816, 184}, {2, 0, 3000}}, l.Offers(ids(7, 3000), nil))
 	require.Equal(t, []Offer{{1, 0, 200}, {2, 0, 200}}, l.Offers(ids(8, 200), nil))
 	require.Equal(t, []Offer{{2, 0, 3000}}, l.Offers(ids(7, 3000), []int32{1}))
 	require.Equal(t, Offer{1, 2800, 16}, l.Offers(ids(7, 2816), nil)[0], "the last block is always computed")
 	require.Empty(t, l.Offers(&Prompt{Model: "other", Tokens: 5}, nil))
-	require.True(t, l.Serve("m"))
-	require.False(t, l.Serve("other"))
+	require.True(t, l.AnyComputes("m"))
+	require.False(t, l.AnyComputes("other"))
 }
 
 func TestARankThatComesBackHoldsNothing(t *testing.T) {
 	l := two()
-	l.Holds(1, ids(7, 2816), 2816, time.Now())
+	l.NoteHeld(1, ids(7, 2816), 2816, time.Now())
 	l.Set(pair(false, true))
 	require.Equal(t, []Offer{{2, 0, 3000}}, l.Offers(ids(7, 3000), nil))
 	l.Set(pair(true, true))
 	require.Equal(t, 3000, l.Offers(ids(7, 3000), nil)[0].New)
 	l.Set(pair(true, true)[1:])
 	require.Len(t, l.Offers(ids(7, 3000), nil), 1)
-	l.Holds(1, ids(7, 2816), 2816, time.Now()) // what it still ran ends
+	l.NoteHeld(1, ids(7, 2816), 2816, time.Now()) // what it still ran ends
 	l.Computed(1, ids(7, 2816), 2816, 2800, 0, time.Now())
 }
 
@@ -68,14 +68,14 @@ func TestARankThatPullsIsNotOfferedPrompts(t *testing.T) {
 	ranks := pair(true, true)
 	ranks[0].Computes, ranks[1].Computes = false, false
 	l.Set(ranks)
-	require.False(t, l.Serve("m"))
-	require.True(t, l.Remember("m"))
-	require.False(t, l.Remember("other"))
-	l.Holds(1, ids(7, 2816), 2816, time.Now())
+	require.False(t, l.AnyComputes("m"))
+	require.True(t, l.HasRanks("m"))
+	require.False(t, l.HasRanks("other"))
+	l.NoteHeld(1, ids(7, 2816), 2816, time.Now())
 	require.Empty(t, l.Offers(ids(7, 3000), nil))
 	require.Equal(t, []Offer{{Rank: 1, Hit: 2816}}, l.Held(ids(7, 3000)))
 	require.Empty(t, l.Held(ids(8, 3000)))
-	l.Holds(2, ids(7, 1600), 1600, time.Now())
+	l.NoteHeld(2, ids(7, 1600), 1600, time.Now())
 	require.Equal(t, []Offer{{Rank: 1, Hit: 1216}}, l.Held(ids(7, 3000)), "both have 1,600")
 	require.Empty(t, l.Held(ids(7, 1600)), "both have all of it")
 	ranks[0].Up = false
@@ -85,7 +85,7 @@ func TestARankThatPullsIsNotOfferedPrompts(t *testing.T) {
 
 func TestAnEngineIsTakenAtItsWord(t *testing.T) {
 	l := two()
-	l.Holds(1, ids(7, 2816), 2816, time.Now())
+	l.NoteHeld(1, ids(7, 2816), 2816, time.Now())
 	l.Computed(1, ids(7, 3000), 3000, 2816, -1, time.Now())
 	require.Equal(t, Offer{1, 2816, 3000}, l.Offers(ids(7, 3000), nil)[0], "it does not say what it found: no long prompt for it")
 	for range 60 { // short prompts show that it has a cache
@@ -93,7 +93,7 @@ func TestAnEngineIsTakenAtItsWord(t *testing.T) {
 	}
 	require.Equal(t, 184, l.Offers(ids(7, 3000), nil)[0].New)
 
-	l.Holds(2, ids(5, 960), 960, time.Now())
+	l.NoteHeld(2, ids(5, 960), 960, time.Now())
 	l.Computed(2, ids(5, 1000), 1000, 960, 480, time.Now())
 	require.Equal(t, 992, l.Offers(ids(5, 1000), nil)[1].Hit, "it had half of it and has all of it now")
 	require.Equal(t, 8, l.Offers(ids(5, 1000), nil)[1].New)
@@ -104,7 +104,7 @@ func TestTheLengthOfAPromptIsLearned(t *testing.T) {
 	p := &Prompt{Prompt: prefill.Prompt{Bytes: 4000}, Model: "m"}
 	require.Equal(t, 1000, l.Length(p))
 	for range 200 {
-		l.Holds(1, p, 500, time.Now())
+		l.NoteHeld(1, p, 500, time.Now())
 	}
 	require.InDelta(t, 500, l.Length(p), 2)
 	require.Equal(t, 700, l.Length(&Prompt{Model: "m", Tokens: 700}))
@@ -145,7 +145,7 @@ func TestWhoPublishesIsFollowed(t *testing.T) {
 	require.Equal(t, "approximate", l.Events()[0].Mode, "nobody answers")
 	set("127.0.0.1:3", "")
 	require.Equal(t, []string{"d/0 at 127.0.0.1:3"}, followed())
-	l.Holds(1, ids(7, 2816), 2816, time.Now())
+	l.NoteHeld(1, ids(7, 2816), 2816, time.Now())
 	require.Equal(t, 2816, l.Offers(ids(7, 3000), nil)[0].Hit, "then answers tell")
 	l.Forget(l.IDs())
 	require.Zero(t, l.Offers(ids(7, 3000), nil)[0].Hit)
@@ -168,13 +168,13 @@ func TestPreciseEventsReplaceWhatAnswersTold(t *testing.T) {
 	l, ranks := New(1<<20), pair(true, true)
 	t.Cleanup(l.Close)
 	l.Set(ranks)
-	l.Holds(1, ids(7, 2816), 2816, time.Now())
+	l.NoteHeld(1, ids(7, 2816), 2816, time.Now())
 	events, replay := engine.KVEvents(0)
 	ranks[0].Events = prefill.EventSource{Place: kvevents.Place{Events: events, Replay: replay}, Model: "m"}
 	l.Set(ranks)
 	require.Equal(t, 2816, l.Offers(ids(7, 3000), nil)[0].Hit, "until then, answers tell")
 	require.Eventually(t, func() bool { return l.Events()[0].Mode == "precise" }, 10*time.Second, 2*time.Millisecond)
-	l.Holds(1, ids(8, 2816), 2816, time.Now())
+	l.NoteHeld(1, ids(8, 2816), 2816, time.Now())
 	require.Equal(t, []Offer{{1, 0, 3000}, {2, 0, 3000}}, l.Offers(ids(7, 3000), nil), "the engine's cache is empty")
 }
 
@@ -189,7 +189,7 @@ func TestOffersAddUp(t *testing.T) {
 			p := ids(rapid.IntRange(1, 3).Draw(t, "seed"), rapid.IntRange(1, 600).Draw(t, "tokens"))
 			switch rapid.IntRange(0, 3).Draw(t, "event") {
 			case 0:
-				l.Holds(rank, p, p.Tokens, time.Now())
+				l.NoteHeld(rank, p, p.Tokens, time.Now())
 			case 1:
 				l.Computed(rank, p, p.Tokens, rapid.IntRange(0, p.Tokens).Draw(t, "hit"), rapid.IntRange(-1, p.Tokens).Draw(t, "cached"), time.Now())
 			case 2:
@@ -221,7 +221,7 @@ func BenchmarkOffers(b *testing.B) {
 	}
 	l.Set(ranks)
 	for i := range int32(144) {
-		l.Holds(i, ids(int(i%9), 4000), 4000, time.Now())
+		l.NoteHeld(i, ids(int(i%9), 4000), 4000, time.Now())
 	}
 	p := ids(3, 4100)
 	b.ReportAllocs()
@@ -237,16 +237,16 @@ func TestWhatIsToldLateOfACacheThatWasEmptied(t *testing.T) {
 		l.Set([]Rank{{ID: 1, Name: "d/0", Model: "m", Engine: "d", Up: true, Computes: true},
 			{ID: 2, Name: "e/0", Model: "m", Engine: "e", Up: true, Computes: true}})
 		sent := time.Now()
-		l.Holds(1, ids(7, 2816), 2816, sent)
-		l.Holds(2, ids(7, 2816), 2816, sent)
+		l.NoteHeld(1, ids(7, 2816), 2816, sent)
+		l.NoteHeld(2, ids(7, 2816), 2816, sent)
 		time.Sleep(time.Second)
 		l.Forget([]int32{1, 99})
-		l.Holds(1, ids(7, 2816), 2816, sent)
+		l.NoteHeld(1, ids(7, 2816), 2816, sent)
 		l.Computed(1, ids(7, 2816), 2816, 2800, 0, sent)
 		require.Zero(t, l.Offers(ids(7, 3000), nil)[0].Hit)
 		require.Equal(t, 2816, l.Offers(ids(7, 3000), nil)[1].Hit, "another cache is as it was")
 		time.Sleep(time.Second)
-		l.Holds(1, ids(7, 2816), 2816, time.Now())
+		l.NoteHeld(1, ids(7, 2816), 2816, time.Now())
 		require.Equal(t, 2816, l.Offers(ids(7, 3000), nil)[0].Hit)
 	})
 }

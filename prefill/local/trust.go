@@ -15,7 +15,7 @@ const (
 
 // learn adds one answer: the number of tokens that were expected in the cache, and the number that the engine found, -1 if
 // not reported.
-func (t *trust) learn(expected, found int) {
+func (t *trust) addAnswer(expected, found int) {
 	if expected <= 0 {
 		return
 	}
@@ -24,6 +24,6 @@ func (t *trust) learn(expected, found int) {
 }
 
 // holds reports whether predictions for the engine are trusted.
-func (t *trust) holds() bool {
+func (t *trust) trusted() bool {
 	return t.expected < trustAfter || t.found >= trustShare*t.expected
 }

@@ -14,7 +14,7 @@ func (p *Policy) String() string { return p.spec }
 
 // Rounds reports whether the policy chooses candidates in turn. Its caller must then pass the Order of the chosen candidate
 // as the Cursor of the next Query.
-func (p *Policy) Rounds() bool { return p.rounds }
+func (p *Policy) TakesTurns() bool { return p.takesTurns }
 
 // LoadBlind reports whether the policy ignores the load of candidates. Such a policy continues to choose a candidate that
 // is overloaded.
@@ -30,13 +30,13 @@ type Choice struct {
 }
 
 // equal is the relative difference below which two scores count as equal.
-const equal = 1e-9
+const equalScores = 1e-9
 
 // Choose returns the candidate with the lowest score. Among equal scores the policy's tie-break decides, then the
 // hash of request and candidate. A score that is not a finite number ranks last; if there is no other, lmetric decides. There
 // must be at least one candidate.
 func (p *Policy) Choose(q *Query, candidates []Engine) Choice {
-	choice := Choice{FilterSkipped: p.filter(candidates)}
+	choice := Choice{FilterSkipped: p.applyFilter(candidates)}
 	p.query = *q
 	if q.Key == 0 { // there is no session
 		p.query.Key = HRW(q.ID, "")
@@ -57,14 +57,14 @@ func (p *Policy) Choose(q *Query, candidates []Engine) Choice {
 	}
 	ties := p.ties
 	if good == 0 {
-		choice.Fallback, ties = true, aware
+		choice.Fallback, ties = true, cacheAwareTies
 		for i := range candidates {
 			if p.passes(i) {
 				p.scores[i] = lmetric(0, q, &candidates[i])
 			}
 		}
 	}
-	choice.Index = p.lowest(q, candidates, ties)
+	choice.Index = p.indexOfLowest(q, candidates, ties)
 	choice.Score = p.scores[choice.Index]
 	return choice
 }
@@ -80,7 +80,7 @@ func (p *Policy) evaluate(e *Engine) float64 {
 
 // lowest is the index of the candidate with the lowest of p.scores. Among equal scores the keys in ties decide in turn,
 // then the hash of request and candidate.
-func (p *Policy) lowest(q *Query, candidates []Engine, ties []key) int {
+func (p *Policy) indexOfLowest(q *Query, candidates []Engine, ties []tieKey) int {
 	least := math.Inf(1)
 	for _, s := range p.scores {
 		if s < least { // never true of NaN
@@ -90,7 +90,7 @@ func (p *Policy) lowest(q *Query, candidates []Engine, ties []key) int {
 	best, bestHash := -1, uint64(0)
 	for i := range candidates {
 		s := p.scores[i]
-		lowest := s-least <= equal*max(math.Abs(s), math.Abs(least)) // never true of NaN
+		lowest := s-least <= equalScores*max(math.Abs(s), math.Abs(least)) // never true of NaN
 		if !lowest {
 			continue
 		}
@@ -110,7 +110,7 @@ func (p *Policy) lowest(q *Query, candidates []Engine, ties []key) int {
 }
 
 // compare compares two candidates by the first key in ties in which they differ; negative: a comes first.
-func compare(ties []key, a, b *Engine) int {
+func compare(ties []tieKey, a, b *Engine) int {
 	for _, k := range ties {
 		if order := cmp.Compare(k(a), k(b)); order != 0 {
 			return order

@@ -119,7 +119,7 @@ func BenchmarkChoose(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
 				for i := range all {
-					all[i].Fit(32_000, all[i].HitTokens)
+					all[i].SetPrompt(32_000, all[i].HitTokens)
 				}
 				Aggregate(all)
 				p.Choose(&q, all)

@@ -6,68 +6,68 @@ import "evenkeel/internal/namedargs"
 type score func(v float64, q *Query, e *Engine) float64
 
 // key orders candidates whose scores are equal: the one with the smaller key comes first.
-type key func(e *Engine) float64
+type tieKey func(e *Engine) float64
 
 // aware and blind decide between equal scores. aware is for policies that consider the prefix cache, blind for the others.
 var (
-	aware = []key{
+	cacheAwareTies = []tieKey{
 		func(e *Engine) float64 { return -e.HitTokens },
 		func(e *Engine) float64 { return e.PTokens },
 		func(e *Engine) float64 { return e.BS },
 	}
-	blind = []key{func(e *Engine) float64 { return e.BS }}
+	loadTies = []tieKey{func(e *Engine) float64 { return e.BS }}
 )
 
 // form is a built-in policy.
-type form struct {
+type builtin struct {
 	name string
-	ties []key
+	ties []tieKey
 
-	takes     []namedargs.Key[float64] // its parameter; nil: none
-	value     float64                  // the parameter's default
+	params     []namedargs.Key[float64] // its parameter; nil: none
+	defaultParam     float64                  // the parameter's default
 	score     score
 	source    string // of the score and of the default
-	rounds    bool   // see Policy.Rounds
+	takesTurns    bool   // see Policy.Rounds
 	loadBlind bool   // see Policy.LoadBlind
-	instead   string // advice for users, if the policy may only be used in simulations; empty: it may also serve requests
+	advice   string // advice for users, if the policy may only be used in simulations; empty: it may also serve requests
 }
 
 // upTo is a numeric parameter from 0 to most.
-func upTo(most float64, name string) []namedargs.Key[float64] {
-	return []namedargs.Key[float64]{namedargs.Number(name, 0, most, itself)}
+func numberUpTo(most float64, name string) []namedargs.Key[float64] {
+	return []namedargs.Key[float64]{namedargs.Number(name, 0, most, paramField)}
 }
 
 // words is a parameter whose value is one of the given words; it is stored as the word's index.
-func words(name string, allowed ...string) []namedargs.Key[float64] {
-	return []namedargs.Key[float64]{namedargs.Words(name, itself, func(i int) float64 { return float64(i) }, allowed...)}
+func oneOf(name string, allowed ...string) []namedargs.Key[float64] {
+	return []namedargs.Key[float64]{namedargs.Words(name, paramField, func(i int) float64 { return float64(i) }, allowed...)}
 }
 
-func itself(v *float64) *float64 { return v }
+func paramField(v *float64) *float64 { return v }
 
 // unbounded is an upper bound that no sensible parameter reaches.
-const unbounded = 1e9
+const noBound = 1e9
 
 // lap is added to the round-robin score of candidates up to the cursor, so that they come after the candidates behind the
 // cursor. It exceeds the number of candidates, and is small enough that the scores of two candidates never count as
 // equal.
-const lap = 1 << 20
+const roundRobinLap = 1 << 20
 
 // kvShare is the weight of held KV tokens relative to tokens that still have to be computed, as in vllm-ascend's proxy.
 const kvShare = 0.3
 
 // forms are listed to users in this order.
-var forms = []form{
+var builtins = []builtin{
 	{
-		name: "round-robin", rounds: true, loadBlind: true, source: "next in configured order",
+		name: "round-robin", takesTurns: true, loadBlind: true, source: "next in configured order",
 		score: func(_ float64, q *Query, e *Engine) float64 {
 			if e.Order > q.Cursor {
 				return float64(e.Order)
 			}
-			return float64(e.Order) + lap
+			return float64(e.Order) + roundRobinLap
 		},
 	},
 	{
-		name: "least-tokens", ties: blind, takes: words("work", "tokens", "vllm-ascend"), source: "vllm-ascend's example proxy",
+		name: "least-tokens", ties: loadTies, params: oneOf("work", "tokens", "vllm-ascend"), source: "vllm-ascend's example proxy",
 		score: func(v float64, _ *Query, e *Engine) float64 {
 			if v == 0 {
 				return e.ActiveTokens + kvShare*e.KVTokens
@@ -76,17 +76,17 @@ var forms = []form{
 		},
 	},
 	{
-		name: "vllm-queue", ties: blind, source: "vLLM's DP load balancer",
+		name: "vllm-queue", ties: loadTies, source: "vLLM's DP load balancer",
 		score: func(_ float64, _ *Query, e *Engine) float64 { return 4*e.Waiting + e.Running },
 	},
 	{
-		name: "bailian", ties: aware, takes: upTo(1, "lambda"), value: 0.7, source: "LMetric 4.4",
+		name: "bailian", ties: cacheAwareTies, params: numberUpTo(1, "lambda"), defaultParam: 0.7, source: "LMetric 4.4",
 		score: func(v float64, _ *Query, e *Engine) float64 {
 			return v*(1-e.HitRatio) + (1-v)*e.BS/max(e.MaxBS, 1)
 		},
 	},
 	{
-		name: "aibrix-filter", ties: blind, takes: upTo(unbounded, "range"), value: 8, source: "AIBrix",
+		name: "aibrix-filter", ties: loadTies, params: numberUpTo(noBound, "range"), defaultParam: 8, source: "AIBrix",
 		score: func(v float64, _ *Query, e *Engine) float64 {
 			if e.MaxBS-e.MinBS > v {
 				return e.BS
@@ -95,23 +95,23 @@ var forms = []form{
 		},
 	},
 	{
-		name: "dynamo-sum", ties: aware, takes: upTo(unbounded, "w"), value: 1, source: "Dynamo at temperature 0",
+		name: "dynamo-sum", ties: cacheAwareTies, params: numberUpTo(noBound, "w"), defaultParam: 1, source: "Dynamo at temperature 0",
 		score: func(v float64, _ *Query, e *Engine) float64 {
 			return v*e.PTokens/max(1, e.BlockTokens) + e.ActiveBlocks
 		},
 	},
 	{
-		name: "ttft-sim", ties: aware, source: "llm-d",
+		name: "ttft-sim", ties: cacheAwareTies, source: "llm-d",
 		score: func(_ float64, _ *Query, e *Engine) float64 {
 			return e.RTTMs + e.T0Ms + e.TPMs*e.PTokens + e.Beta2*(e.QueuedAttention+e.attention())
 		},
 	},
 	{
-		name: "lmetric", ties: aware, source: "LMetric 5",
+		name: "lmetric", ties: cacheAwareTies, source: "LMetric 5",
 		score: lmetric,
 	},
 	{
-		name: "gorgo", ties: aware, takes: upTo(unbounded, "qs"), value: 1, source: "GORGO 3.4",
+		name: "gorgo", ties: cacheAwareTies, params: numberUpTo(noBound, "qs"), defaultParam: 1, source: "GORGO 3.4",
 		score: func(v float64, _ *Query, e *Engine) float64 {
 			return e.RTTMs + e.TPMs*e.NewTokens + v*e.TPMs*e.QueuedNewTokens
 		},
@@ -122,11 +122,11 @@ var forms = []form{
 	},
 	{
 		name: "sticky-ring", loadBlind: true, source: "SkyLB's ring hash",
-		instead: "write finish, and prefill.affinity.enabled: true, which keeps a session on its engine while that is not loaded",
-		score:   func(_ float64, q *Query, e *Engine) float64 { return ahead(e.Ring, q.Key) },
+		advice: "write finish, and prefill.affinity.enabled: true, which keeps a session on its engine while that is not loaded",
+		score:   func(_ float64, q *Query, e *Engine) float64 { return ringDistance(e.Ring, q.Key) },
 	},
 	{
-		name: "finish", ties: aware, source: "earliest predicted end of this prefill",
+		name: "finish", ties: cacheAwareTies, source: "earliest predicted end of this prefill",
 		score: func(_ float64, _ *Query, e *Engine) float64 {
 			return e.RTTMs + e.BacklogMs + e.T0Ms + e.TPMs*e.NewTokens + e.Beta2*e.attention()
 		},

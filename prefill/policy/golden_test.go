@@ -16,7 +16,7 @@ func at(id string, prompt, matched float64, change func(e *Engine)) Engine {
 	if change != nil {
 		change(&e)
 	}
-	e.Fit(prompt, matched)
+	e.SetPrompt(prompt, matched)
 	return e
 }
 
@@ -161,7 +161,7 @@ func TestG5TiesGoWhereTheRequestHashes(t *testing.T) {
 func TestG6RoundRobinGoesOnBehindTheLastChosen(t *testing.T) {
 	p, err := (*Library)(nil).Parse("round-robin")
 	require.NoError(t, err)
-	require.True(t, p.Rounds())
+	require.True(t, p.TakesTurns())
 	all := []Engine{{ID: "a"}, {ID: "b", Order: 1}, {ID: "c", Order: 2}}
 	var chosen string
 	q := Query{ID: "r", Cursor: -1}

@@ -61,7 +61,7 @@ type Query struct {
 
 // Fit sets the indicators that depend on the prompt. prompt is its length in tokens, and matched is how many of them are in
 // the candidate's prefix cache. Hits are whole blocks, and an engine always computes at least one token.
-func (e *Engine) Fit(prompt, matched float64) {
+func (e *Engine) SetPrompt(prompt, matched float64) {
 	block := max(1, e.BlockTokens)
 	e.PromptTokens = prompt
 	e.HitTokens = max(0, min(matched, math.Floor((prompt-1)/block)*block))
@@ -100,12 +100,12 @@ func Attention(newTokens, hit float64) float64 { return newTokens * (hit + newTo
 
 // creditFloor is the smallest share of a running prefill's predicted time that is assumed to be left, however long it has
 // run. The prediction may be wrong, and a candidate that hangs must not look idle.
-const creditFloor = 0.25
+const minLeftShare = 0.25
 
 // Backlog is the predicted time until a candidate has computed all unanswered probes. totalMs is their predicted time,
 // oldestMs the part of the oldest probe, which runs, and elapsedMs the time for which it has run.
 func Backlog(totalMs, oldestMs, elapsedMs float64) float64 {
-	return totalMs - oldestMs + max(creditFloor*oldestMs, oldestMs-max(0, elapsedMs))
+	return totalMs - oldestMs + max(minLeftShare*oldestMs, oldestMs-max(0, elapsedMs))
 }
 
 // attention is the number of token pairs of the new prefill, which Beta2 weighs.
@@ -126,7 +126,7 @@ func Vnodes(id string) []uint64 {
 }
 
 // ahead is the distance on the ring from the key to the next point, as a share of the whole ring.
-func ahead(ring []uint64, key uint64) float64 {
+func ringDistance(ring []uint64, key uint64) float64 {
 	if len(ring) == 0 {
 		return 1
 	}

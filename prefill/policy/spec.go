@@ -12,10 +12,10 @@ import (
 // another Policy.
 type Policy struct {
 	name, spec string
-	ties       []key
+	ties       []tieKey
 	score      score
 	param      float64
-	rounds     bool
+	takesTurns     bool
 	loadBlind  bool
 	user       *run // compiled expressions of a user's policy; nil: the policy is built in
 
@@ -25,41 +25,41 @@ type Policy struct {
 
 // Names lists the built-in policies.
 func Names() []string {
-	names := make([]string, len(forms))
-	for i := range forms {
-		names[i] = forms[i].name
+	names := make([]string, len(builtins))
+	for i := range builtins {
+		names[i] = builtins[i].name
 	}
 	return names
 }
 
 // insteadOf is the advice what to write in place of a policy that may only be used in simulations; empty: there is none.
-func insteadOf(name string) string {
-	if i := slices.IndexFunc(forms, func(f form) bool { return f.name == name }); i >= 0 {
-		return forms[i].instead
+func simulationOnly(name string) string {
+	if i := slices.IndexFunc(builtins, func(f builtin) bool { return f.name == name }); i >= 0 {
+		return builtins[i].advice
 	}
 	return ""
 }
 
 // Parse makes a policy from `name` or `name:key=value`. The name is a built-in policy or one of the library's.
 func (l *Library) Parse(text string) (*Policy, error) {
-	if name, _, _ := strings.Cut(text, ":"); l != nil && l.Serves && insteadOf(name) != "" {
-		return nil, fmt.Errorf("policy %s is only for comparisons in evenkeel simulate; %s", name, insteadOf(name))
+	if name, _, _ := strings.Cut(text, ":"); l != nil && l.ForServing && simulationOnly(name) != "" {
+		return nil, fmt.Errorf("policy %s is only for comparisons in evenkeel simulate; %s", name, simulationOnly(name))
 	}
 	name, set, err := namedargs.Parse(text, l.Names())
 	if err != nil {
 		return nil, err
 	}
-	if u := l.user(name); u != nil {
+	if u := l.customNamed(name); u != nil {
 		if len(set) > 0 {
 			return nil, fmt.Errorf("policy %s: %s: it has no parameters; change its expressions in prefill.policies", name, set[0])
 		}
 		return u.build(), nil
 	}
-	f := &forms[slices.IndexFunc(forms, func(f form) bool { return f.name == name })] // namedargs.Parse has refused other names
-	p := &Policy{name: f.name, ties: f.ties, score: f.score, param: f.value, rounds: f.rounds, loadBlind: f.loadBlind}
-	if err := namedargs.Apply(name, f.takes, &p.param, set...); err != nil {
+	f := &builtins[slices.IndexFunc(builtins, func(f builtin) bool { return f.name == name })] // namedargs.Parse has refused other names
+	p := &Policy{name: f.name, ties: f.ties, score: f.score, param: f.defaultParam, takesTurns: f.takesTurns, loadBlind: f.loadBlind}
+	if err := namedargs.Apply(name, f.params, &p.param, set...); err != nil {
 		return nil, err
 	}
-	p.spec = namedargs.Text(name, f.takes, &p.param, &f.value)
+	p.spec = namedargs.Text(name, f.params, &p.param, &f.defaultParam)
 	return p, nil
 }

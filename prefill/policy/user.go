@@ -47,9 +47,9 @@ func (e *DefinitionError) Where() string {
 
 // Library holds a user's policies, in addition to the built-in policies. A nil Library has only the built-in ones.
 type Library struct {
-	Serves bool // the policies are for real requests: policies that are only meant for simulations are refused
+	ForServing bool // the policies are for real requests: policies that are only meant for simulations are refused
 
-	users map[string]*user
+	custom map[string]*user
 }
 
 // user is a compiled Definition. Several policies may share it.
@@ -57,24 +57,24 @@ type user struct {
 	name          string
 	filter, score *vm.Program
 	sign          float64 // -1: the largest score wins
-	ties          []key
+	ties          []tieKey
 }
 
 // run is the state of one Policy that uses a user's definition.
 type run struct {
 	*user
 	machine vm.VM
-	kept    []bool // by candidate: whether it passed the filter
+	passed    []bool // by candidate: whether it passed the filter
 	ignored bool   // the filter is ignored, because no candidate passed it
 }
 
 // NewLibrary compiles definitions, which are given by name. Its error joins a DefinitionError for each mistake.
 func NewLibrary(definitions map[string]Definition) (*Library, error) {
-	l := &Library{users: map[string]*user{}}
+	l := &Library{custom: map[string]*user{}}
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(definitions)) {
 		u, err := compile(name, definitions[name])
-		l.users[name] = u
+		l.custom[name] = u
 		errs = append(errs, err)
 	}
 	if err := errors.Join(errs...); err != nil {
@@ -89,15 +89,15 @@ func (l *Library) Names() []string {
 	if l == nil {
 		return Names()
 	}
-	builtin := slices.DeleteFunc(Names(), func(name string) bool { return l.Serves && insteadOf(name) != "" })
-	return append(builtin, slices.Sorted(maps.Keys(l.users))...)
+	builtin := slices.DeleteFunc(Names(), func(name string) bool { return l.ForServing && simulationOnly(name) != "" })
+	return append(builtin, slices.Sorted(maps.Keys(l.custom))...)
 }
 
-func (l *Library) user(name string) *user {
+func (l *Library) customNamed(name string) *user {
 	if l == nil {
 		return nil
 	}
-	return l.users[name]
+	return l.custom[name]
 }
 
 // compile compiles the definition of a user's policy. Its error joins a DefinitionError for each mistake.
@@ -134,7 +134,7 @@ func compile(name string, d Definition) (*user, error) {
 		bad("objective", fmt.Sprintf("%q is none; write min or max", d.Objective))
 	}
 	if d.TieBreak == nil {
-		u.ties = aware
+		u.ties = cacheAwareTies
 	}
 	for i, text := range d.TieBreak {
 		k, err := tieOn(text)
@@ -170,7 +170,7 @@ func compileExpression(text string, result expr.Option) (*vm.Program, *Definitio
 	if err != nil {
 		return nil, wrap(err)
 	}
-	var g guard
+	var g nodeChecker
 	ast.Walk(&tree.Node, &g)
 	if g.refused != nil {
 		return nil, errorAt(fmt.Sprintf("%s is not for expressions here; they have numbers, the indicators, arithmetic, comparisons, "+
@@ -189,7 +189,7 @@ func compileExpression(text string, result expr.Option) (*vm.Program, *Definitio
 
 // guard finds the first node that is not allowed in a user's expression. It is needed because disabling the library's
 // builtin functions does not disable loops over ranges.
-type guard struct {
+type nodeChecker struct {
 	refused ast.Node
 	what    string
 }
@@ -199,7 +199,7 @@ var operators = []string{
 }
 
 // Visit implements ast.Visitor.
-func (g *guard) Visit(node *ast.Node) {
+func (g *nodeChecker) Visit(node *ast.Node) {
 	what := ""
 	switch n := (*node).(type) {
 	case *ast.IntegerNode, *ast.FloatNode, *ast.BoolNode, *ast.ConditionalNode:
@@ -239,7 +239,7 @@ var indicators = func() map[string]int {
 }()
 
 // tieOn returns the key for one item of tie_break.
-func tieOn(text string) (key, error) {
+func tieOn(text string) (tieKey, error) {
 	name, descending := strings.CutPrefix(text, "-")
 	field, ok := indicators[name]
 	if !ok {
@@ -261,18 +261,18 @@ func (u *user) build() *Policy {
 
 // filter applies the user's filter to all candidates and stores the results, which passes reads. A candidate for which the
 // filter fails with an error passes. skipped says that no candidate passed, so that the filter is ignored.
-func (p *Policy) filter(candidates []Engine) (skipped bool) {
+func (p *Policy) applyFilter(candidates []Engine) (skipped bool) {
 	if p.user == nil || p.user.filter == nil {
 		return false
 	}
 	r := p.user
-	r.kept = r.kept[:0]
+	r.passed = r.passed[:0]
 	anyPassed := false
 	for i := range candidates {
 		result, err := r.machine.Run(r.filter, &candidates[i].Indicators)
 		passed := err != nil || result == true
 		anyPassed = anyPassed || passed
-		r.kept = append(r.kept, passed)
+		r.passed = append(r.passed, passed)
 	}
 	r.ignored = !anyPassed
 	return r.ignored
@@ -280,7 +280,7 @@ func (p *Policy) filter(candidates []Engine) (skipped bool) {
 
 // passes reports whether candidate i passes the user's filter. Without a filter every candidate passes.
 func (p *Policy) passes(i int) bool {
-	return p.user == nil || p.user.filter == nil || p.user.ignored || p.user.kept[i]
+	return p.user == nil || p.user.filter == nil || p.user.ignored || p.user.passed[i]
 }
 
 // evaluate is the user's score for a candidate, with the sign changed if larger is better; NaN if the expression fails.

@@ -23,29 +23,29 @@ const Batch = math.MinInt
 type Queue[T any] struct {
 	modelQueues map[string]*ModelQueue[T]
 	classes     map[int]*class[T]
-	due         ordered[*Item[T]] // the requests with a deadline
+	byDeadline         ordered[*Item[T]] // the requests with a deadline
 	waiting     int
 	arrivals    uint64
 
 	round  uint64
-	places bool // the pool of prefilled requests that wait for decode has room in this round
-	holds  int  // requests that were held in this round
+	placesFree bool // the pool of prefilled requests that wait for decode has room in this round
+	deferrals  int  // requests that were held in this round
 }
 
 // Item is one request that waits. The caller sets the exported fields before Add, and must not change them afterwards.
 type Item[T any] struct {
-	Of       T // the request
+	Value       T // the request
 	Key      string
 	Priority int
 	Tokens   int // tokens of its prompt
 	Arrival  time.Time
 	Deadline time.Time // zero: none; requests with a deadline are served first, the earliest deadline before the others
-	Reserved bool      // the request has a place in the pool already, because it is a retry
+	HasPlace bool      // the request has a place in the pool already, because it is a retry
 	Target   string    // the only engine to which the request may go; empty: it may go to any
 
 	number       uint64 // counts arrivals; orders requests that arrived at the same time
-	heldIn       uint64 // the last round in which the request was held
-	fixed        bool   // the request must not be displaced
+	deferredIn       uint64 // the last round in which the request was held
+	pinned        bool   // the request must not be displaced
 	modelQueue   *ModelQueue[T]
 	retriesIndex int           // index in the heap of retries, -1: not in it
 	dueIndex     int           // index in the heap of deadlines, -1: not in it
@@ -58,30 +58,30 @@ type Item[T any] struct {
 type ModelQueue[T any] struct {
 	queue   *Queue[T]
 	retries ordered[*Item[T]]
-	queues  map[*flow[T]]*flowQueue[T]
-	turns   ordered[*flowQueue[T]] // its first flow queue is served next
-	longest ordered[*flowQueue[T]] // its first flow queue gives way first if the model queue is full
-	fresh   int                    // requests in all flow queues
+	flowQueues  map[*flow[T]]*flowQueue[T]
+	byTurn   ordered[*flowQueue[T]] // its first flow queue is served next
+	byDisplacement ordered[*flowQueue[T]] // its first flow queue gives way first if the model queue is full
+	firstAttempts   int                    // requests in all flow queues
 	batch   int                    // the part of fresh that has priority Batch
 	tokens  int64                  // prompt tokens of the part of fresh that is not batch
 
-	settledIn, shutIn, heldIn uint64 // the last rounds in which Settle, Shut and Hold were called
-	retryHeldIn               uint64 // the last round in which a retry was held
-	holds                     int    // requests that were held in round heldIn
-	closed                    []aim  // what HoldAll has held in round heldIn
+	onlyRetriesIn, closedIn, deferredIn uint64 // the last rounds in which Settle, Shut and Hold were called
+	retryDeferredIn               uint64 // the last round in which a retry was held
+	deferrals                     int    // requests that were held in round heldIn
+	deferredTargets                    []targetClass  // what HoldAll has held in round heldIn
 }
 
 // aim stands for the requests of a model queue that HoldAll holds: those with a target that are retries (reserved), or those that are not.
-type aim struct {
+type targetClass struct {
 	target   string
-	reserved bool
+	hasPlace bool
 }
 
 // New returns a queue in which no request waits.
 func New[T any]() *Queue[T] {
 	return &Queue[T]{
 		modelQueues: map[string]*ModelQueue[T]{}, classes: map[int]*class[T]{},
-		due: ordered[*Item[T]]{before: func(a, b *Item[T]) bool { return a.Deadline.Before(b.Deadline) },
+		byDeadline: ordered[*Item[T]]{before: func(a, b *Item[T]) bool { return a.Deadline.Before(b.Deadline) },
 			index: func(item *Item[T]) *int { return &item.dueIndex }},
 	}
 }
@@ -93,10 +93,10 @@ func (q *Queue[T]) ModelQueue(model string) *ModelQueue[T] {
 		mq = &ModelQueue[T]{
 			queue:   q,
 			retries: ordered[*Item[T]]{before: (*Item[T]).before, index: func(item *Item[T]) *int { return &item.retriesIndex }},
-			queues:  map[*flow[T]]*flowQueue[T]{},
-			turns: ordered[*flowQueue[T]]{before: func(a, b *flowQueue[T]) bool { return a.first().before(b.first()) },
+			flowQueues:  map[*flow[T]]*flowQueue[T]{},
+			byTurn: ordered[*flowQueue[T]]{before: func(a, b *flowQueue[T]) bool { return a.first().before(b.first()) },
 				index: func(fq *flowQueue[T]) *int { return &fq.turnsIndex }},
-			longest: ordered[*flowQueue[T]]{before: (*flowQueue[T]).givesWayBefore, index: func(fq *flowQueue[T]) *int { return &fq.longestIndex }},
+			byDisplacement: ordered[*flowQueue[T]]{before: (*flowQueue[T]).displacedBefore, index: func(fq *flowQueue[T]) *int { return &fq.displacementIndex }},
 		}
 		q.modelQueues[model] = mq
 	}
@@ -104,7 +104,7 @@ func (q *Queue[T]) ModelQueue(model string) *ModelQueue[T] {
 }
 
 // Drop removes a model's queue, which must be empty.
-func (q *Queue[T]) Drop(model string) { delete(q.modelQueues, model) }
+func (q *Queue[T]) DropModel(model string) { delete(q.modelQueues, model) }
 
 // Len is how many requests wait, retries included.
 func (q *Queue[T]) Len() int { return q.waiting }
@@ -119,23 +119,23 @@ func (q *Queue[T]) ByPriority() map[int]int {
 }
 
 // Fresh is how many requests wait in the model queue, without retries and batch.
-func (mq *ModelQueue[T]) Fresh() int { return mq.fresh - mq.batch }
+func (mq *ModelQueue[T]) OnlineFirstAttempts() int { return mq.firstAttempts - mq.batch }
 
 // Online reports whether a request waits that is not batch.
-func (mq *ModelQueue[T]) Online() bool {
+func (mq *ModelQueue[T]) HasOnline() bool {
 	onlineRetry := mq.retries.Len() > 0 && mq.retries.members[0].Priority != Batch // the first retry has the highest priority
-	return mq.Fresh() > 0 || onlineRetry
+	return mq.OnlineFirstAttempts() > 0 || onlineRetry
 }
 
 // Tokens is the sum of the prompt tokens of the requests that Fresh counts.
 func (mq *ModelQueue[T]) Tokens() int64 { return mq.tokens }
 
 // Empty reports whether no request waits in the model queue.
-func (mq *ModelQueue[T]) Empty() bool { return mq.fresh+mq.retries.Len() == 0 }
+func (mq *ModelQueue[T]) Empty() bool { return mq.firstAttempts+mq.retries.Len() == 0 }
 
 // Backlog is the number of waiting requests, with retries and without batch, and the sum of their prompt tokens.
 func (mq *ModelQueue[T]) Backlog() (requests int, tokens int64) {
-	requests, tokens = mq.Fresh(), mq.tokens
+	requests, tokens = mq.OnlineFirstAttempts(), mq.tokens
 	for _, item := range mq.retries.members {
 		if item.Priority != Batch {
 			requests, tokens = requests+1, tokens+int64(item.Tokens)
@@ -146,12 +146,12 @@ func (mq *ModelQueue[T]) Backlog() (requests int, tokens int64) {
 
 // Waits reports whether any request waits that could be served now. If places is false, the pool is full and only retries
 // could be.
-func (mq *ModelQueue[T]) Waits(places bool) bool { return mq.next(places) != nil }
+func (mq *ModelQueue[T]) AnyServable(places bool) bool { return mq.firstServable(places) != nil }
 
 // StartRound begins another round over the waiting requests.
 func (q *Queue[T]) StartRound() {
 	q.round++
-	q.places, q.holds = true, 0
+	q.placesFree, q.deferrals = true, 0
 }
 
 // Round is the number of the present round.
@@ -167,16 +167,16 @@ const roundDepth, keysDepth, modelDepth = 64, 128, 4
 func (q *Queue[T]) Next() (first *Item[T]) {
 	for _, mq := range q.modelQueues {
 		ownHolds := 0
-		if mq.heldIn == q.round { // else holds is the number of an earlier round
-			ownHolds = mq.holds
+		if mq.deferredIn == q.round { // else holds is the number of an earlier round
+			ownHolds = mq.deferrals
 		}
-		onlyNewFlows := q.holds >= roundDepth && ownHolds >= modelDepth
-		searchedEnough := onlyNewFlows && q.holds >= keysDepth
-		if mq.shutIn == q.round || searchedEnough {
+		onlyNewFlows := q.deferrals >= roundDepth && ownHolds >= modelDepth
+		searchedEnough := onlyNewFlows && q.deferrals >= keysDepth
+		if mq.closedIn == q.round || searchedEnough {
 			continue
 		}
-		places := q.places && mq.settledIn != q.round // false: only retries are considered
-		if item := mq.nextNotHeld(q.round, places, onlyNewFlows); item != nil && (first == nil || item.before(first)) {
+		places := q.placesFree && mq.onlyRetriesIn != q.round // false: only retries are considered
+		if item := mq.firstNotDeferred(q.round, places, onlyNewFlows); item != nil && (first == nil || item.before(first)) {
 			first = item
 		}
 	}
@@ -184,47 +184,47 @@ func (q *Queue[T]) Next() (first *Item[T]) {
 }
 
 // NoPlaces notes that the pool has no place left in this round, so that only retries can be served.
-func (q *Queue[T]) NoPlaces() { q.places = false }
+func (q *Queue[T]) MarkPoolFull() { q.placesFree = false }
 
 // Hold notes that this request cannot be served in this round. Requests behind it still can.
-func (i *Item[T]) Hold() {
+func (i *Item[T]) Defer() {
 	mq, round := i.modelQueue, i.modelQueue.queue.round
-	if mq.heldIn != round { // the first request of the model queue that is held in this round
-		mq.heldIn, mq.holds, mq.closed = round, 0, mq.closed[:0]
+	if mq.deferredIn != round { // the first request of the model queue that is held in this round
+		mq.deferredIn, mq.deferrals, mq.deferredTargets = round, 0, mq.deferredTargets[:0]
 	}
-	i.heldIn = round
+	i.deferredIn = round
 	if i.flowQueue != nil {
-		i.flowQueue.heldIn = round
+		i.flowQueue.deferredIn = round
 	} else {
-		mq.retryHeldIn = round
+		mq.retryDeferredIn = round
 	}
-	mq.holds++
-	mq.queue.holds++
+	mq.deferrals++
+	mq.queue.deferrals++
 }
 
 // HoldAll holds this request, which has a target, and all requests of the model queue with the same target that are of the same
 // kind: retries, or first attempts. Next does not return them in this round.
-func (i *Item[T]) HoldAll() {
-	i.Hold()
-	i.modelQueue.closed = append(i.modelQueue.closed, aim{i.Target, i.Reserved})
+func (i *Item[T]) DeferSameTarget() {
+	i.Defer()
+	i.modelQueue.deferredTargets = append(i.modelQueue.deferredTargets, targetClass{i.Target, i.HasPlace})
 }
 
 // held reports whether the request was held in a round, by its own Hold or by HoldAll of another request.
-func (i *Item[T]) held(round uint64) bool {
-	if i.heldIn == round {
+func (i *Item[T]) isDeferred(round uint64) bool {
+	if i.deferredIn == round {
 		return true
 	}
-	if i.Target == "" || i.modelQueue.heldIn != round { // closed does not concern this request, or is of an earlier round
+	if i.Target == "" || i.modelQueue.deferredIn != round { // closed does not concern this request, or is of an earlier round
 		return false
 	}
-	return slices.Contains(i.modelQueue.closed, aim{i.Target, i.Reserved})
+	return slices.Contains(i.modelQueue.deferredTargets, targetClass{i.Target, i.HasPlace})
 }
 
 // Settle notes that only retries of the model queue can be served in this round.
-func (mq *ModelQueue[T]) Settle() { mq.settledIn = mq.queue.round }
+func (mq *ModelQueue[T]) ServeOnlyRetries() { mq.onlyRetriesIn = mq.queue.round }
 
 // Shut notes that no request of the model queue can be served in this round.
-func (mq *ModelQueue[T]) Shut() { mq.shutIn = mq.queue.round }
+func (mq *ModelQueue[T]) CloseForRound() { mq.closedIn = mq.queue.round }
 
 // before reports whether a request is served before another one, of the same model queue or not. The first difference decides:
 // priority, retry before first attempt, deadline, turn of the key, age.
@@ -232,26 +232,26 @@ func (i *Item[T]) before(other *Item[T]) bool {
 	switch {
 	case i.Priority != other.Priority:
 		return i.Priority > other.Priority
-	case i.Reserved != other.Reserved:
-		return i.Reserved
+	case i.HasPlace != other.HasPlace:
+		return i.HasPlace
 	case !i.Deadline.Equal(other.Deadline):
-		return i.sooner(other)
-	case i.flowQueue != nil && other.flowQueue != nil && i.flowQueue.due != other.flowQueue.due:
-		return i.flowQueue.due < other.flowQueue.due
+		return i.hasEarlierDeadline(other)
+	case i.flowQueue != nil && other.flowQueue != nil && i.flowQueue.nextTurn != other.flowQueue.nextTurn:
+		return i.flowQueue.nextTurn < other.flowQueue.nextTurn
 	}
 	return i.olderThan(other)
 }
 
 // sooner reports whether the deadline of a request comes before the deadline of another request. The deadlines must
 // differ; a request without a deadline comes last.
-func (i *Item[T]) sooner(other *Item[T]) bool {
+func (i *Item[T]) hasEarlierDeadline(other *Item[T]) bool {
 	return !i.Deadline.IsZero() && (other.Deadline.IsZero() || i.Deadline.Before(other.Deadline))
 }
 
 // beforeInFlow reports whether a request is served before another one of the same key: by deadline, then by arrival.
 func (i *Item[T]) beforeInFlow(other *Item[T]) bool {
 	if !i.Deadline.Equal(other.Deadline) {
-		return i.sooner(other)
+		return i.hasEarlierDeadline(other)
 	}
 	return i.olderThan(other)
 }
@@ -267,12 +267,12 @@ func (i *Item[T]) olderThan(other *Item[T]) bool {
 
 // next is the request of the model queue that is served first; nil: none can be. If places is false, the pool is full and only
 // retries can be served.
-func (mq *ModelQueue[T]) next(places bool) (first *Item[T]) {
+func (mq *ModelQueue[T]) firstServable(places bool) (first *Item[T]) {
 	if mq.retries.Len() > 0 {
 		first = mq.retries.members[0]
 	}
-	if places && mq.fresh > 0 {
-		if item := mq.turns.members[0].first(); first == nil || item.before(first) {
+	if places && mq.firstAttempts > 0 {
+		if item := mq.byTurn.members[0].first(); first == nil || item.before(first) {
 			first = item
 		}
 	}
@@ -282,12 +282,12 @@ func (mq *ModelQueue[T]) next(places bool) (first *Item[T]) {
 // nextNotHeld is next without the requests that were held in the round. It goes through all requests only if the first
 // one was held, which is rare. If onlyNewFlows is true, it also leaves out the flow queues of which a request was held, and all
 // retries if one of them was.
-func (mq *ModelQueue[T]) nextNotHeld(round uint64, places, onlyNewFlows bool) *Item[T] {
-	first := mq.next(places)
+func (mq *ModelQueue[T]) firstNotDeferred(round uint64, places, onlyNewFlows bool) *Item[T] {
+	first := mq.firstServable(places)
 	if first == nil {
 		return nil
 	}
-	if !onlyNewFlows && !first.held(round) {
+	if !onlyNewFlows && !first.isDeferred(round) {
 		return first
 	}
 	first = nil
@@ -296,21 +296,21 @@ func (mq *ModelQueue[T]) nextNotHeld(round uint64, places, onlyNewFlows bool) *I
 			first = item
 		}
 	}
-	leaveOutRetries := onlyNewFlows && mq.retryHeldIn == round
+	leaveOutRetries := onlyNewFlows && mq.retryDeferredIn == round
 	for _, item := range mq.retries.members {
-		if !leaveOutRetries && !item.held(round) {
+		if !leaveOutRetries && !item.isDeferred(round) {
 			consider(item)
 		}
 	}
 	if !places {
 		return first
 	}
-	for _, fq := range mq.turns.members {
-		if onlyNewFlows && fq.heldIn == round {
+	for _, fq := range mq.byTurn.members {
+		if onlyNewFlows && fq.deferredIn == round {
 			continue
 		}
 		for element := fq.items.Front(); element != nil; element = element.Next() {
-			if item := element.Value.(*Item[T]); !item.held(round) {
+			if item := element.Value.(*Item[T]); !item.isDeferred(round) {
 				consider(item)
 				break // the other requests of the flow queue come after this one
 			}
@@ -328,29 +328,29 @@ func (mq *ModelQueue[T]) Add(item *Item[T]) {
 	}
 	item.modelQueue, item.retriesIndex, item.dueIndex = mq, -1, -1
 	q.waiting++
-	if !item.Deadline.IsZero() && !item.fixed {
-		heap.Push(&q.due, item)
+	if !item.Deadline.IsZero() && !item.pinned {
+		heap.Push(&q.byDeadline, item)
 	}
-	if item.Reserved {
+	if item.HasPlace {
 		heap.Push(&mq.retries, item)
 		return
 	}
 	fq := mq.flowQueueOf(q.flowOf(item.Priority, item.Key))
 	fq.insert(item)
-	mq.count(item, 1)
+	mq.addToCounts(item, 1)
 	fq.class.waiting++
 	if fq.items.Len() == 1 {
-		heap.Push(&mq.turns, fq)
-		heap.Push(&mq.longest, fq)
+		heap.Push(&mq.byTurn, fq)
+		heap.Push(&mq.byDisplacement, fq)
 	} else {
-		heap.Fix(&mq.turns, fq.turnsIndex)
-		heap.Fix(&mq.longest, fq.longestIndex)
+		heap.Fix(&mq.byTurn, fq.turnsIndex)
+		heap.Fix(&mq.byDisplacement, fq.displacementIndex)
 	}
 }
 
 // count adds a request to the model queue's counts if n is 1, and subtracts it if n is -1.
-func (mq *ModelQueue[T]) count(item *Item[T], n int) {
-	mq.fresh += n
+func (mq *ModelQueue[T]) addToCounts(item *Item[T], n int) {
+	mq.firstAttempts += n
 	if item.Priority == Batch {
 		mq.batch += n
 	} else {
@@ -360,10 +360,10 @@ func (mq *ModelQueue[T]) count(item *Item[T], n int) {
 
 // flowQueueOf returns the flow queue of a key in this model queue, and makes it if there is none.
 func (mq *ModelQueue[T]) flowQueueOf(f *flow[T]) *flowQueue[T] {
-	keyQueue := mq.queues[f]
+	keyQueue := mq.flowQueues[f]
 	if keyQueue == nil {
 		keyQueue = &flowQueue[T]{flow: f, modelQueue: mq}
-		mq.queues[f] = keyQueue
+		mq.flowQueues[f] = keyQueue
 		f.queues = append(f.queues, keyQueue)
 	}
 	return keyQueue
@@ -373,13 +373,13 @@ func (mq *ModelQueue[T]) flowQueueOf(f *flow[T]) *flowQueue[T] {
 // the request still waited.
 func (i *Item[T]) Remove() bool {
 	mq := i.modelQueue
-	if i.Reserved {
+	if i.HasPlace {
 		if i.retriesIndex < 0 {
 			return false
 		}
 		heap.Remove(&mq.retries, i.retriesIndex)
 		mq.queue.waiting--
-		i.forgetDeadline()
+		i.dropFromDeadlines()
 		return true
 	}
 	fq := i.flowQueue
@@ -387,22 +387,22 @@ func (i *Item[T]) Remove() bool {
 		return false
 	}
 	if fq.items.Len() == 1 { // before the item leaves, because the heaps compare the first items
-		heap.Remove(&mq.turns, fq.turnsIndex)
-		heap.Remove(&mq.longest, fq.longestIndex)
-		delete(mq.queues, fq.flow)
-		fq.close()
+		heap.Remove(&mq.byTurn, fq.turnsIndex)
+		heap.Remove(&mq.byDisplacement, fq.displacementIndex)
+		delete(mq.flowQueues, fq.flow)
+		fq.leaveFlow()
 	}
 	fq.items.Remove(i.element)
-	if !i.fixed {
+	if !i.pinned {
 		fq.displaceable--
 	}
 	if fq.items.Len() > 0 {
-		heap.Fix(&mq.turns, fq.turnsIndex)
-		heap.Fix(&mq.longest, fq.longestIndex)
+		heap.Fix(&mq.byTurn, fq.turnsIndex)
+		heap.Fix(&mq.byDisplacement, fq.displacementIndex)
 	}
 	i.flowQueue, i.element = nil, nil
-	i.forgetDeadline()
-	mq.count(i, -1)
+	i.dropFromDeadlines()
+	mq.addToCounts(i, -1)
 	mq.queue.waiting--
 	if fq.class.waiting--; fq.class.waiting == 0 {
 		delete(mq.queue.classes, fq.priority)
@@ -411,59 +411,59 @@ func (i *Item[T]) Remove() bool {
 }
 
 // Waits reports whether the request waits in a flow queue. Retries do not wait in flow queues, and cannot be displaced.
-func (i *Item[T]) Waits() bool { return i.flowQueue != nil }
+func (i *Item[T]) InFlowQueue() bool { return i.flowQueue != nil }
 
 // Served notes that the request is served: its tokens move the next turn of its key back, in the model queues of all models. It
 // must be called before Remove.
-func (i *Item[T]) Served() {
+func (i *Item[T]) MarkServed() {
 	if i.flowQueue == nil {
 		return
 	}
 	f := i.flowQueue.flow
-	f.class.clock = max(f.class.clock, f.due)
-	f.due += int64(max(1, i.Tokens))
+	f.class.virtualTime = max(f.class.virtualTime, f.nextTurn)
+	f.nextTurn += int64(max(1, i.Tokens))
 	for _, fq := range f.queues {
-		heap.Fix(&fq.modelQueue.turns, fq.turnsIndex)
+		heap.Fix(&fq.modelQueue.byTurn, fq.turnsIndex)
 	}
 }
 
 // forgetDeadline takes the request out of the heap of deadlines, if it is there.
-func (i *Item[T]) forgetDeadline() {
+func (i *Item[T]) dropFromDeadlines() {
 	if i.dueIndex >= 0 {
-		heap.Remove(&i.modelQueue.queue.due, i.dueIndex)
+		heap.Remove(&i.modelQueue.queue.byDeadline, i.dueIndex)
 	}
 }
 
 // NextDeadline is the request with the earliest deadline; nil: no request that waits has a deadline.
 func (q *Queue[T]) NextDeadline() *Item[T] {
-	if q.due.Len() == 0 {
+	if q.byDeadline.Len() == 0 {
 		return nil
 	}
-	return q.due.members[0]
+	return q.byDeadline.members[0]
 }
 
 // Fix keeps the request in the model queue: it can no longer be displaced, and NextDeadline no longer returns it. Its deadline
 // still orders it.
-func (i *Item[T]) Fix() {
-	if i.flowQueue == nil || i.fixed {
+func (i *Item[T]) Pin() {
+	if i.flowQueue == nil || i.pinned {
 		return
 	}
-	i.fixed = true
-	i.forgetDeadline()
+	i.pinned = true
+	i.dropFromDeadlines()
 	i.flowQueue.displaceable--
-	heap.Fix(&i.modelQueue.longest, i.flowQueue.longestIndex)
+	heap.Fix(&i.modelQueue.byDisplacement, i.flowQueue.displacementIndex)
 }
 
 // MakeRoom displaces requests until the model queue has room for n more of a priority and key. limit is how many requests may
 // wait in the model queue, without retries. If displacing cannot make enough room, none is displaced and ok is false.
 func (mq *ModelQueue[T]) MakeRoom(priority int, key string, n, limit int) (displaced []*Item[T], ok bool) {
 	ownWaiting := mq.waitingOf(priority, key) + n
-	over := mq.fresh + n - limit
+	over := mq.firstAttempts + n - limit
 	if priority == Batch {
-		over = max(over, mq.batch+n-Share(limit))
+		over = max(over, mq.batch+n-MaxBatch(limit))
 	}
 	for ; over > 0; over-- {
-		item := mq.yields(priority, key, ownWaiting)
+		item := mq.toDisplace(priority, key, ownWaiting)
 		if item == nil {
 			for _, removed := range displaced { // back to where they were
 				mq.Add(removed)
@@ -477,16 +477,16 @@ func (mq *ModelQueue[T]) MakeRoom(priority int, key string, n, limit int) (displ
 }
 
 // Share is how many batch requests may wait in a model queue, if limit requests may wait in it.
-func Share(limit int) int { return max(1, limit/2) }
+func MaxBatch(limit int) int { return max(1, limit/2) }
 
 // yields is the request that leaves a full model queue to make room for a new request with this priority and key; nil: there is
 // none. It is the last displaceable request of the flow queue that gives way first. A flow queue of a higher priority does not yield.
 // A flow queue of the same priority yields only if it is longer than ownWaiting, the length that the new request's flow queue gets.
-func (mq *ModelQueue[T]) yields(priority int, key string, ownWaiting int) *Item[T] {
-	if mq.longest.Len() == 0 {
+func (mq *ModelQueue[T]) toDisplace(priority int, key string, ownWaiting int) *Item[T] {
+	if mq.byDisplacement.Len() == 0 {
 		return nil
 	}
-	fq := mq.longest.members[0]
+	fq := mq.byDisplacement.members[0]
 	switch {
 	case fq.displaceable == 0, fq.priority > priority:
 		return nil
@@ -494,7 +494,7 @@ func (mq *ModelQueue[T]) yields(priority int, key string, ownWaiting int) *Item[
 		return nil
 	}
 	element := fq.items.Back()
-	for element.Value.(*Item[T]).fixed {
+	for element.Value.(*Item[T]).pinned {
 		element = element.Prev()
 	}
 	return element.Value.(*Item[T])
@@ -503,7 +503,7 @@ func (mq *ModelQueue[T]) yields(priority int, key string, ownWaiting int) *Item[
 // waitingOf is how many requests of a key wait.
 func (mq *ModelQueue[T]) waitingOf(priority int, key string) int {
 	if c := mq.queue.classes[priority]; c != nil {
-		if fq := mq.queues[c.flows[key]]; fq != nil {
+		if fq := mq.flowQueues[c.flows[key]]; fq != nil {
 			return fq.items.Len()
 		}
 	}

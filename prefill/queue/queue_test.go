@@ -27,9 +27,9 @@ func (l *line) enter(w item) *item {
 }
 
 func (l *line) serve() *item {
-	w := l.next(true)
+	w := l.firstServable(true)
 	if w != nil {
-		w.Served()
+		w.MarkServed()
 		w.Remove()
 	}
 	return w
@@ -37,9 +37,9 @@ func (l *line) serve() *item {
 
 func (l *line) requireEmpty(t require.TestingT) {
 	require.True(t, l.Empty())
-	require.Empty(t, l.queues)
+	require.Empty(t, l.flowQueues)
 	require.Empty(t, l.queue.classes, "state of keys that nobody waits with")
-	require.Zero(t, l.turns.Len()+l.longest.Len()+l.retries.Len())
+	require.Zero(t, l.byTurn.Len()+l.byDisplacement.Len()+l.retries.Len())
 	require.Nil(t, l.queue.NextDeadline())
 }
 
@@ -90,7 +90,7 @@ func TestWhoseTurnItIs(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			l := newLine()
 			for _, i := range tt.in {
-				w := item{Of: i.id, Key: i.key, Priority: i.priority, Tokens: i.tokens, Reserved: i.retry,
+				w := item{Value: i.id, Key: i.key, Priority: i.priority, Tokens: i.tokens, HasPlace: i.retry,
 					Arrival: epoch.Add(time.Duration(i.arrived) * time.Second)}
 				if i.by > 0 {
 					w.Deadline = epoch.Add(time.Duration(i.by) * time.Second)
@@ -99,7 +99,7 @@ func TestWhoseTurnItIs(t *testing.T) {
 			}
 			var got []string
 			for w := l.serve(); w != nil; w = l.serve() {
-				got = append(got, w.Of)
+				got = append(got, w.Value)
 			}
 			require.Equal(t, tt.want, got)
 			l.requireEmpty(t)
@@ -179,20 +179,20 @@ func TestWhoYieldsInAFullQueue(t *testing.T) {
 		want     string // "": nobody
 	}{
 		{"an empty queue has nobody", nil, 0, "", ""},
-		{"nobody for an equal without keys", []item{{Of: "a"}, {Of: "b"}}, 0, "", ""},
-		{"nobody for a lower priority", []item{{Of: "a"}}, -1, "", ""},
-		{"the youngest of a lower priority", []item{{Of: "a"}, {Of: "b"}}, 1, "", "b"},
-		{"of the lowest", []item{{Of: "a", Priority: -1}, {Of: "b"}}, 1, "", "a"},
-		{"of the key that has most there", []item{{Of: "a", Key: "a"}, {Of: "b", Key: "a"}, {Of: "c", Key: "c"}}, 1, "x", "b"},
-		{"of the same priority a key that has more", []item{{Of: "a", Key: "a"}, {Of: "b", Key: "a"}}, 0, "x", "b"},
-		{"not one that would have less than who comes", []item{{Of: "a", Key: "a"}, {Of: "x", Key: "x"}}, 0, "y", ""},
-		{"and no key yields to itself", []item{{Of: "a", Key: "a"}, {Of: "b", Key: "a"}}, 0, "a", ""},
+		{"nobody for an equal without keys", []item{{Value: "a"}, {Value: "b"}}, 0, "", ""},
+		{"nobody for a lower priority", []item{{Value: "a"}}, -1, "", ""},
+		{"the youngest of a lower priority", []item{{Value: "a"}, {Value: "b"}}, 1, "", "b"},
+		{"of the lowest", []item{{Value: "a", Priority: -1}, {Value: "b"}}, 1, "", "a"},
+		{"of the key that has most there", []item{{Value: "a", Key: "a"}, {Value: "b", Key: "a"}, {Value: "c", Key: "c"}}, 1, "x", "b"},
+		{"of the same priority a key that has more", []item{{Value: "a", Key: "a"}, {Value: "b", Key: "a"}}, 0, "x", "b"},
+		{"not one that would have less than who comes", []item{{Value: "a", Key: "a"}, {Value: "x", Key: "x"}}, 0, "y", ""},
+		{"and no key yields to itself", []item{{Value: "a", Key: "a"}, {Value: "b", Key: "a"}}, 0, "a", ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			l := fill(tt.waiting...)
 			got := ""
-			if w := l.yields(tt.priority, tt.key, l.waitingOf(tt.priority, tt.key)+1); w != nil {
-				got = w.Of
+			if w := l.toDisplace(tt.priority, tt.key, l.waitingOf(tt.priority, tt.key)+1); w != nil {
+				got = w.Value
 			}
 			require.Equal(t, tt.want, got)
 		})
@@ -214,7 +214,7 @@ func TestTheQueueLosesNobodyAndKeepsItsOrder(t *testing.T) {
 			case what == "enter":
 				w := item{
 					Key: rapid.SampledFrom([]string{"a", "b", "c"}).Draw(r, "key"), Priority: rapid.IntRange(-1, 1).Draw(r, "priority"),
-					Tokens: rapid.IntRange(0, 5000).Draw(r, "tokens"), Reserved: rapid.IntRange(0, 9).Draw(r, "retry") == 0,
+					Tokens: rapid.IntRange(0, 5000).Draw(r, "tokens"), HasPlace: rapid.IntRange(0, 9).Draw(r, "retry") == 0,
 					Arrival: epoch.Add(time.Duration(rapid.IntRange(0, 50).Draw(r, "arrival"))),
 				}
 				if by := rapid.IntRange(-5, 5).Draw(r, "deadline"); by > 0 {
@@ -223,17 +223,17 @@ func TestTheQueueLosesNobodyAndKeepsItsOrder(t *testing.T) {
 				waiting[l.enter(w)] = true
 			case len(waiting) == 0:
 			case what == "serve":
-				w := l.next(true)
+				w := l.firstServable(true)
 				for o := range waiting {
 					require.LessOrEqual(r, o.Priority, w.Priority)
-					if o != w && o.Priority == w.Priority && o.Key == w.Key && o.Reserved == w.Reserved {
+					if o != w && o.Priority == w.Priority && o.Key == w.Key && o.HasPlace == w.HasPlace {
 						require.True(r, w.beforeInFlow(o), "of one key the earlier deadline first, then the older one")
 					}
-					if o.Priority == w.Priority && o.Reserved == w.Reserved {
-						require.False(r, !o.Deadline.Equal(w.Deadline) && o.sooner(w), "the earliest deadline first")
+					if o.Priority == w.Priority && o.HasPlace == w.HasPlace {
+						require.False(r, !o.Deadline.Equal(w.Deadline) && o.hasEarlierDeadline(w), "the earliest deadline first")
 					}
 				}
-				w.Served()
+				w.MarkServed()
 				require.True(r, w.Remove())
 				delete(waiting, w)
 			case what == "leave":
@@ -242,10 +242,10 @@ func TestTheQueueLosesNobodyAndKeepsItsOrder(t *testing.T) {
 				require.False(r, w.Remove(), "twice")
 				delete(waiting, w)
 			case what == "displace":
-				if w := l.yields(rapid.IntRange(-1, 1).Draw(r, "for"), "d", 1); w != nil {
-					require.False(r, w.fixed)
+				if w := l.toDisplace(rapid.IntRange(-1, 1).Draw(r, "for"), "d", 1); w != nil {
+					require.False(r, w.pinned)
 					for o := range waiting {
-						if !o.Reserved && !o.fixed {
+						if !o.HasPlace && !o.pinned {
 							require.LessOrEqual(r, w.Priority, o.Priority)
 						}
 					}
@@ -253,18 +253,18 @@ func TestTheQueueLosesNobodyAndKeepsItsOrder(t *testing.T) {
 					delete(waiting, w)
 				}
 			case what == "fix":
-				pick().Fix()
+				pick().Pin()
 			}
 			fresh, soonest := 0, (*item)(nil)
 			for w := range waiting {
-				if !w.Deadline.IsZero() && !w.fixed && (soonest == nil || w.Deadline.Before(soonest.Deadline)) {
+				if !w.Deadline.IsZero() && !w.pinned && (soonest == nil || w.Deadline.Before(soonest.Deadline)) {
 					soonest = w
 				}
-				if !w.Reserved {
+				if !w.HasPlace {
 					fresh++
 				}
 			}
-			require.Equal(r, fresh, l.fresh)
+			require.Equal(r, fresh, l.firstAttempts)
 			next := l.queue.NextDeadline()
 			require.Equal(r, soonest == nil, next == nil)
 			require.True(r, next == nil || next.Deadline.Equal(soonest.Deadline))
@@ -317,7 +317,7 @@ func TestKeysThatLeftAreForgotten(t *testing.T) {
 	}
 	for n := range 10_000 {
 		w := l.enter(item{Key: fmt.Sprint(n), Tokens: 1})
-		w.Served()
+		w.MarkServed()
 		w.Remove()
 		l.enter(item{Key: "stays", Tokens: 1})
 		l.serve()
@@ -347,19 +347,19 @@ func TestARoundOfHeldRequestsLooksAtEachLine(t *testing.T) {
 	for _, model := range []string{"a", "b", "c"} {
 		l := &line{q.ModelQueue(model)}
 		for i := range 200 {
-			l.enter(item{Of: model, Key: "k", Arrival: epoch.Add(time.Duration(i) * time.Second)})
+			l.enter(item{Value: model, Key: "k", Arrival: epoch.Add(time.Duration(i) * time.Second)})
 		}
 		lines = append(lines, l)
 	}
 	q.StartRound()
 	looks := map[string]int{}
 	for w := q.Next(); w != nil; w = q.Next() {
-		looks[w.Of]++
-		w.Hold()
+		looks[w.Value]++
+		w.Defer()
 	}
 	sum := 0
 	for _, l := range lines {
-		sum += l.holds
+		sum += l.deferrals
 	}
 	require.LessOrEqual(t, sum, roundDepth+len(lines)*modelDepth)
 	for model, n := range looks {
@@ -373,20 +373,20 @@ func TestARoundPassesAllThatNameATargetThatIsClosed(t *testing.T) {
 	q := New[string]()
 	l := &line{q.ModelQueue("m")}
 	for i := range 3 * roundDepth {
-		l.enter(item{Of: "fresh", Target: "b", Arrival: epoch.Add(time.Duration(i) * time.Second)})
-		l.enter(item{Of: "retry", Target: "b", Reserved: true, Arrival: epoch.Add(time.Duration(i) * time.Second)})
+		l.enter(item{Value: "fresh", Target: "b", Arrival: epoch.Add(time.Duration(i) * time.Second)})
+		l.enter(item{Value: "retry", Target: "b", HasPlace: true, Arrival: epoch.Add(time.Duration(i) * time.Second)})
 	}
-	l.enter(item{Of: "other target", Target: "c", Arrival: epoch.Add(time.Hour)})
-	l.enter(item{Of: "any target", Arrival: epoch.Add(2 * time.Hour)})
+	l.enter(item{Value: "other target", Target: "c", Arrival: epoch.Add(time.Hour)})
+	l.enter(item{Value: "any target", Arrival: epoch.Add(2 * time.Hour)})
 	for range 2 {
 		var looks []string
 		q.StartRound()
 		for w := q.Next(); w != nil; w = q.Next() {
-			looks = append(looks, w.Of)
+			looks = append(looks, w.Value)
 			if w.Target != "" {
-				w.HoldAll()
+				w.DeferSameTarget()
 			} else {
-				w.Hold()
+				w.Defer()
 			}
 		}
 		require.Equal(t, []string{"retry", "fresh", "other target", "any target"}, looks)
@@ -397,16 +397,16 @@ func TestARoundPassesAllThatNameATargetThatIsClosed(t *testing.T) {
 func TestARoundOfHeldRequestsLooksAtOtherKeys(t *testing.T) {
 	l := newLine()
 	for i := range 2 * keysDepth {
-		l.enter(item{Of: "first", Key: "first", Arrival: epoch.Add(time.Duration(i) * time.Second)})
+		l.enter(item{Value: "first", Key: "first", Arrival: epoch.Add(time.Duration(i) * time.Second)})
 	}
 	for i := range 2 * keysDepth {
-		l.enter(item{Of: "other", Key: fmt.Sprint(i), Arrival: epoch.Add(time.Hour)})
+		l.enter(item{Value: "other", Key: fmt.Sprint(i), Arrival: epoch.Add(time.Hour)})
 	}
 	looks := map[string]int{}
 	l.queue.StartRound()
 	for w := l.queue.Next(); w != nil; w = l.queue.Next() {
-		looks[w.Of]++
-		w.Hold()
+		looks[w.Value]++
+		w.Defer()
 	}
 	require.Equal(t, map[string]int{"first": roundDepth, "other": keysDepth - roundDepth}, looks)
 }

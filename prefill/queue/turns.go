@@ -10,7 +10,7 @@ import (
 
 // class is one priority in the model queues of all models. It is dropped when no request of it waits.
 type class[T any] struct {
-	clock   int64 // the virtual time: the due time of the request that was served last
+	virtualTime   int64 // the virtual time: the due time of the request that was served last
 	flows   map[string]*flow[T]
 	waiting int
 	sweepAt int // number of flows at which close drops all flows that the clock has passed
@@ -21,7 +21,7 @@ type flow[T any] struct {
 	class    *class[T]
 	priority int
 	key      string
-	due      int64           // virtual time of its next request, in tokens: grows with the tokens served, starts at the clock or later
+	nextTurn      int64           // virtual time of its next request, in tokens: grows with the tokens served, starts at the clock or later
 	queues   []*flowQueue[T] // one for each model for which requests of the key wait
 }
 
@@ -31,9 +31,9 @@ type flowQueue[T any] struct {
 	modelQueue   *ModelQueue[T]
 	items        list.List // of *Item[T], by deadline and arrival
 	displaceable int       // number of items that are not fixed
-	heldIn       uint64    // the last round in which one of the items was held
+	deferredIn       uint64    // the last round in which one of the items was held
 	turnsIndex   int       // index in the model queue's heap turns
-	longestIndex int       // index in the model queue's heap longest
+	displacementIndex int       // index in the model queue's heap longest
 }
 
 func (fq *flowQueue[T]) first() *Item[T] { return fq.items.Front().Value.(*Item[T]) }
@@ -50,7 +50,7 @@ func (fq *flowQueue[T]) insert(item *Item[T]) {
 		item.element = fq.items.InsertAfter(item, before)
 	}
 	item.flowQueue = fq
-	if !item.fixed {
+	if !item.pinned {
 		fq.displaceable++
 	}
 }
@@ -58,7 +58,7 @@ func (fq *flowQueue[T]) insert(item *Item[T]) {
 // givesWayBefore reports whether a full model queue displaces a request of this flow queue before a request of the other flow queue. The
 // flow queue with the lowest priority gives way first; among flow queues of one priority it is the flow queue with the most requests, so
 // that a key that fills the queue gives way to other keys. A flow queue without displaceable requests comes last.
-func (fq *flowQueue[T]) givesWayBefore(other *flowQueue[T]) bool {
+func (fq *flowQueue[T]) displacedBefore(other *flowQueue[T]) bool {
 	switch {
 	case (fq.displaceable == 0) != (other.displaceable == 0):
 		return other.displaceable == 0
@@ -78,11 +78,11 @@ func (q *Queue[T]) flowOf(priority int, key string) *flow[T] {
 	}
 	f := ofPriority.flows[key]
 	if f == nil {
-		f = &flow[T]{class: ofPriority, priority: priority, key: key, due: ofPriority.clock}
+		f = &flow[T]{class: ofPriority, priority: priority, key: key, nextTurn: ofPriority.virtualTime}
 		ofPriority.flows[key] = f
 	}
 	if len(f.queues) == 0 {
-		f.due = max(f.due, ofPriority.clock)
+		f.nextTurn = max(f.nextTurn, ofPriority.virtualTime)
 	}
 	return f
 }
@@ -92,18 +92,18 @@ const firstSweep = 64 // flows
 // close removes an empty flow queue from its flow. A flow without flow queues is kept until the clock has passed its due time. A key
 // that comes back before then keeps this due time, and cannot overtake other keys by leaving and coming back. From sweepAt flows on,
 // close drops all flows of the class that are not needed any more.
-func (fq *flowQueue[T]) close() {
+func (fq *flowQueue[T]) leaveFlow() {
 	f, c := fq.flow, fq.class
 	i := slices.Index(f.queues, fq)
 	f.queues = slices.Delete(f.queues, i, i+1)
-	if len(f.queues) == 0 && f.due <= c.clock {
+	if len(f.queues) == 0 && f.nextTurn <= c.virtualTime {
 		delete(c.flows, f.key)
 	}
 	if len(c.flows) < c.sweepAt {
 		return
 	}
 	for key, f := range c.flows {
-		if len(f.queues) == 0 && f.due <= c.clock {
+		if len(f.queues) == 0 && f.nextTurn <= c.virtualTime {
 			delete(c.flows, key)
 		}
 	}

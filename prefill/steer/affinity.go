@@ -12,8 +12,8 @@ import (
 // least recently used session when there are more than most.
 type Affinity struct {
 	ttl    time.Duration
-	most   int
-	factor float64 // a session leaves a candidate whose batch would exceed its even share of all requests by this factor
+	maxSessions   int
+	loadFactor float64 // a session leaves a candidate whose batch would exceed its even share of all requests by this factor
 
 	byUse list.List // of *session, the newest first
 	byKey map[uint64]*list.Element
@@ -39,12 +39,12 @@ const (
 type session struct {
 	key       uint64
 	candidate string
-	used      time.Time
+	lastUsed      time.Time
 }
 
 // NewAffinity remembers no session yet.
 func NewAffinity(c AffinityConfig) *Affinity {
-	return &Affinity{ttl: c.TTL, most: c.MaxKeys, factor: c.LoadFactor, byKey: map[uint64]*list.Element{}}
+	return &Affinity{ttl: c.TTL, maxSessions: c.MaxKeys, loadFactor: c.LoadFactor, byKey: map[uint64]*list.Element{}}
 }
 
 // Keep returns the index of the candidate that had the session's last request, if the session may stay on it (outcome
@@ -54,7 +54,7 @@ func (a *Affinity) Keep(key uint64, eligible []policy.Engine, now time.Time) (at
 	if a == nil || key == 0 {
 		return 0, ""
 	}
-	last := a.last(key, now)
+	last := a.lastCandidate(key, now)
 	if last == "" {
 		return 0, New
 	}
@@ -68,14 +68,14 @@ func (a *Affinity) Keep(key uint64, eligible []policy.Engine, now time.Time) (at
 	if at < 0 {
 		return 0, Gone
 	}
-	if !withinLoad(eligible[at].BS, sum, len(eligible), a.factor) {
+	if !withinLoad(eligible[at].BS, sum, len(eligible), a.loadFactor) {
 		return 0, Overloaded
 	}
 	return at, Kept
 }
 
 // last is the candidate of the session's last request; empty: unknown.
-func (a *Affinity) last(key uint64, now time.Time) string {
+func (a *Affinity) lastCandidate(key uint64, now time.Time) string {
 	a.expire(now)
 	if e := a.byKey[key]; e != nil {
 		return e.Value.(*session).candidate
@@ -85,23 +85,23 @@ func (a *Affinity) last(key uint64, now time.Time) string {
 
 // Went records the candidate of a session's present request. If the session is new and there are too many, it drops the one that
 // was not used for the longest time.
-func (a *Affinity) Went(key uint64, candidate string, now time.Time) {
+func (a *Affinity) Record(key uint64, candidate string, now time.Time) {
 	a.expire(now)
 	e := a.byKey[key]
 	if e == nil {
-		if len(a.byKey) >= a.most {
+		if len(a.byKey) >= a.maxSessions {
 			a.drop(a.byUse.Back())
 		}
 		e = a.byUse.PushFront(&session{key: key})
 		a.byKey[key] = e
 	}
 	s := e.Value.(*session)
-	s.candidate, s.used = candidate, now
+	s.candidate, s.lastUsed = candidate, now
 	a.byUse.MoveToFront(e)
 }
 
 // Left drops a session, because it sends no further request.
-func (a *Affinity) Left(key uint64) {
+func (a *Affinity) EndSession(key uint64) {
 	if e := a.byKey[key]; e != nil {
 		a.drop(e)
 	}
@@ -109,7 +109,7 @@ func (a *Affinity) Left(key uint64) {
 
 // expire drops the sessions that were not used for ttl.
 func (a *Affinity) expire(now time.Time) {
-	for e := a.byUse.Back(); e != nil && now.Sub(e.Value.(*session).used) >= a.ttl; e = a.byUse.Back() {
+	for e := a.byUse.Back(); e != nil && now.Sub(e.Value.(*session).lastUsed) >= a.ttl; e = a.byUse.Back() {
 		a.drop(e)
 	}
 }

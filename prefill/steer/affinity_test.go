@@ -32,24 +32,24 @@ func TestASessionStaysWhileItsCandidateHasNoMoreThanItsShare(t *testing.T) {
 
 func TestASessionIsForgottenWhenItIsNotUsed(t *testing.T) {
 	a, now := NewAffinity(AffinityConfig{TTL: time.Minute, MaxKeys: 10}), time.Unix(0, 0)
-	a.Went(1, "p0/0", now)
-	a.Went(2, "p1/0", now.Add(30*time.Second))
-	require.Equal(t, "p0/0", a.last(1, now.Add(time.Minute-1)))
-	require.Empty(t, a.last(1, now.Add(time.Minute)))
-	require.Equal(t, "p1/0", a.last(2, now.Add(time.Minute)))
-	a.Went(2, "p2/0", now.Add(time.Minute))
-	require.Equal(t, "p2/0", a.last(2, now.Add(2*time.Minute-1)), "a use counts from itself")
+	a.Record(1, "p0/0", now)
+	a.Record(2, "p1/0", now.Add(30*time.Second))
+	require.Equal(t, "p0/0", a.lastCandidate(1, now.Add(time.Minute-1)))
+	require.Empty(t, a.lastCandidate(1, now.Add(time.Minute)))
+	require.Equal(t, "p1/0", a.lastCandidate(2, now.Add(time.Minute)))
+	a.Record(2, "p2/0", now.Add(time.Minute))
+	require.Equal(t, "p2/0", a.lastCandidate(2, now.Add(2*time.Minute-1)), "a use counts from itself")
 }
 
 // Against a plain model: a map with the time of each use.
 func TestASessionThatEndsIsForgotten(t *testing.T) {
 	a, now := NewAffinity(AffinityConfig{TTL: time.Minute, MaxKeys: 10}), time.Unix(0, 0)
-	a.Went(1, "p", now)
-	a.Went(2, "p", now)
-	a.Left(1)
-	a.Left(3)
-	require.Empty(t, a.last(1, now))
-	require.Equal(t, "p", a.last(2, now))
+	a.Record(1, "p", now)
+	a.Record(2, "p", now)
+	a.EndSession(1)
+	a.EndSession(3)
+	require.Empty(t, a.lastCandidate(1, now))
+	require.Equal(t, "p", a.lastCandidate(2, now))
 }
 
 func TestSessionsAreBoundedAndTheOldestGoesFirst(t *testing.T) {
@@ -68,7 +68,7 @@ func TestSessionsAreBoundedAndTheOldestGoesFirst(t *testing.T) {
 				}
 			}
 			key := rapid.Uint64Range(1, 9).Draw(t, "key")
-			require.Equal(t, model[key].candidate, a.last(key, now))
+			require.Equal(t, model[key].candidate, a.lastCandidate(key, now))
 			if _, known := model[key]; !known && len(model) == most {
 				oldest := uint64(0)
 				for k, u := range model {
@@ -79,7 +79,7 @@ func TestSessionsAreBoundedAndTheOldestGoesFirst(t *testing.T) {
 				delete(model, oldest)
 			}
 			model[key] = use{fmt.Sprint(n), now}
-			a.Went(key, model[key].candidate, now)
+			a.Record(key, model[key].candidate, now)
 			require.Equal(t, len(model), len(a.byKey))
 			require.LessOrEqual(t, a.byUse.Len(), most)
 		}

@@ -16,8 +16,8 @@ import (
 // requests go to the other candidates (phase 2). These become holders, too. The alarm ends when the holders' share of
 // the candidates has reached the class's share of the requests.
 type Hotspots struct {
-	most    int // bound of classes
-	all     window
+	maxClasses    int // bound of classes
+	allRequests     window
 	classes map[uint64]*hotClass
 	changes []Change // since the last call of Changes
 }
@@ -26,16 +26,16 @@ type Hotspots struct {
 const (
 	// sharesOver is the time over which shares are computed. A minute is short enough to notice a prompt that becomes
 	// popular, and long enough that a burst of one second changes little.
-	sharesOver = time.Minute
+	windowLength = time.Minute
 	// enough is how many requests of all kinds, with or without a class, must have come in sharesOver before a class can become
 	// hot. With fewer requests, one class may have a large share of them by chance.
-	enough = 20
+	minRequests = 20
 	// mostClasses bounds the classes that are watched. A hot class has a large share of the requests, so that it stays among
 	// the most frequent classes.
-	mostClasses = 256
+	maxWatchedClasses = 256
 	// mostFilter is the longest time for which a class is kept off its holders. A few prefills are enough for other
 	// candidates to hold its prefix.
-	mostFilter = time.Minute
+	maxFilterTime = time.Minute
 )
 
 // ClassTokens lists how many tokens at the start of their prompts the requests of a class share, in ascending order. The
@@ -67,51 +67,51 @@ const windowBuckets = 12
 // window counts requests over the last sharesOver, in buckets.
 type window struct {
 	counts [windowBuckets]int
-	last   int64 // the newest bucket's number
+	lastBucket   int64 // the newest bucket's number
 	sum    int
 }
 
 // roll advances the window to a bucket, and drops the counts of buckets that have left it.
-func (w *window) roll(to int64) {
-	if to < w.last-windowBuckets { // the wall clock was set back far, so that the counted requests lie in the future
-		*w = window{last: to}
+func (w *window) advance(to int64) {
+	if to < w.lastBucket-windowBuckets { // the wall clock was set back far, so that the counted requests lie in the future
+		*w = window{lastBucket: to}
 	}
-	for n := max(w.last, to-windowBuckets) + 1; n <= to; n++ {
+	for n := max(w.lastBucket, to-windowBuckets) + 1; n <= to; n++ {
 		w.sum -= w.counts[n%windowBuckets]
 		w.counts[n%windowBuckets] = 0
 	}
-	w.last = max(w.last, to)
+	w.lastBucket = max(w.lastBucket, to)
 }
 
 func (w *window) add() {
-	w.counts[w.last%windowBuckets]++
+	w.counts[w.lastBucket%windowBuckets]++
 	w.sum++
 }
 
 // hotClass is a class that is watched.
 type hotClass struct {
 	hash       uint64
-	seen       window
-	inherited  int   // rank of the class that it replaced; counts in rank until this is older than the window
-	since      int64 // bucket in which the class was first watched
+	requests       window
+	inheritedPriority  int   // rank of the class that it replaced; counts in rank until this is older than the window
+	watchedSince      int64 // bucket in which the class was first watched
 	state      State
 	holderWins int       // Change.K
 	holders    int       // candidates that held the prefix at the last request
-	until      time.Time // end of the filter
+	filterUntil      time.Time // end of the filter
 }
 
 // NewHotspots returns a detector that watches no class yet.
-func NewHotspots() *Hotspots { return &Hotspots{most: mostClasses, classes: map[uint64]*hotClass{}} }
+func NewHotspots() *Hotspots { return &Hotspots{maxClasses: maxWatchedClasses, classes: map[uint64]*hotClass{}} }
 
 // bucketOf is the number of the bucket to which a time belongs.
-func bucketOf(now time.Time) int64 { return now.UnixNano() / int64(sharesOver/windowBuckets) }
+func bucketOf(now time.Time) int64 { return now.UnixNano() / int64(windowLength/windowBuckets) }
 
 // Arrive counts a request. hash is its class, 0 for a request without a class or with a prefix that no candidate holds
 // well. A request with hash 0 counts only in the number of all requests.
-func (h *Hotspots) Arrive(now time.Time, hash uint64) {
+func (h *Hotspots) CountRequest(now time.Time, hash uint64) {
 	bucket := bucketOf(now)
-	h.all.roll(bucket)
-	h.all.add()
+	h.allRequests.advance(bucket)
+	h.allRequests.add()
 	if hash == 0 {
 		return
 	}
@@ -119,24 +119,24 @@ func (h *Hotspots) Arrive(now time.Time, hash uint64) {
 	if c == nil {
 		c = h.watch(hash, bucket, now)
 	}
-	c.seen.roll(bucket)
-	c.seen.add()
+	c.requests.advance(bucket)
+	c.requests.add()
 }
 
 // watch begins to watch a class. If too many are watched, the class replaces the least frequent one and inherits its rank
 // (the space-saving algorithm): otherwise the next new class would replace it at once. The inherited rank does not count as
 // requests of the class.
 func (h *Hotspots) watch(hash uint64, bucket int64, now time.Time) *hotClass {
-	c := &hotClass{hash: hash, since: bucket, state: OK}
-	if len(h.classes) >= h.most {
+	c := &hotClass{hash: hash, watchedSince: bucket, state: OK}
+	if len(h.classes) >= h.maxClasses {
 		var least *hotClass
 		for _, other := range h.classes {
-			if least == nil || cmp.Or(cmp.Compare(other.rank(bucket), least.rank(bucket)), cmp.Compare(other.hash, least.hash)) < 0 {
+			if least == nil || cmp.Or(cmp.Compare(other.keepPriority(bucket), least.keepPriority(bucket)), cmp.Compare(other.hash, least.hash)) < 0 {
 				least = other
 			}
 		}
-		c.inherited = least.rank(bucket)
-		h.enter(least, OK, now)
+		c.inheritedPriority = least.keepPriority(bucket)
+		h.setState(least, OK, now)
 		delete(h.classes, least.hash)
 	}
 	h.classes[hash] = c
@@ -145,62 +145,62 @@ func (h *Hotspots) watch(hash uint64, bucket int64, now time.Time) *hotClass {
 
 // rank is the frequency by which a class is kept or replaced: its requests in the window, plus the inherited rank while
 // this is not older than the window.
-func (c *hotClass) rank(bucket int64) int {
-	c.seen.roll(bucket)
-	if bucket-c.since < windowBuckets {
-		return c.seen.sum + c.inherited
+func (c *hotClass) keepPriority(bucket int64) int {
+	c.requests.advance(bucket)
+	if bucket-c.watchedSince < windowBuckets {
+		return c.requests.sum + c.inheritedPriority
 	}
-	return c.seen.sum
+	return c.requests.sum
 }
 
 // Look updates and returns the state of a class. holders is the number of live candidates that hold its prefix, and others
 // the number of live candidates that do not. Look alarms a class whose share of the requests is larger than its holders'
 // share of the candidates (phase 1), and ends an alarm or a filter that is over.
-func (h *Hotspots) Look(now time.Time, hash uint64, holders, others int) State {
+func (h *Hotspots) UpdateState(now time.Time, hash uint64, holders, others int) State {
 	c := h.classes[hash]
 	if c == nil {
 		return OK
 	}
 	bucket := bucketOf(now)
-	h.all.roll(bucket)
-	c.seen.roll(bucket)
+	h.allRequests.advance(bucket)
+	c.requests.advance(bucket)
 	c.holders = holders
-	all, ofClass := h.all.sum, c.seen.sum
+	all, ofClass := h.allRequests.sum, c.requests.sum
 	overloaded := ofClass*others > (all-ofClass)*holders // ofClass/all > holders/(holders+others)
 	canMove := holders >= 1 && others >= 1               // there are candidates to keep the class off, and others for it
-	hot := all >= enough && canMove && overloaded
+	hot := all >= minRequests && canMove && overloaded
 	switch {
 	case !hot, c.filterOver(now):
-		h.enter(c, OK, now)
+		h.setState(c, OK, now)
 	case c.state == OK:
-		h.enter(c, Alarm, now)
+		h.setState(c, Alarm, now)
 	}
 	return c.state
 }
 
 // filterOver reports whether the class is filtered although the time of its filter is over.
-func (c *hotClass) filterOver(now time.Time) bool { return c.state == Filter && !now.Before(c.until) }
+func (c *hotClass) filterOver(now time.Time) bool { return c.state == Filter && !now.Before(c.filterUntil) }
 
 // Weigh is called once for each request of an alarmed class, with the best score among the holders and the best score among
 // the other candidates (lower is better). If a holder was best more than twice as often in a row as there are holders, the class
 // is kept off its holders from then on (phase 2). Weigh returns the state of the class.
-func (h *Hotspots) Weigh(now time.Time, hash uint64, bestHolder, bestOther float64) State {
+func (h *Hotspots) RecordScores(now time.Time, hash uint64, bestHolder, bestOther float64) State {
 	c := h.classes[hash]
 	if c == nil || c.state != Alarm {
-		return h.state(hash)
+		return h.stateOf(hash)
 	}
 	if !(bestHolder <= bestOther) { // also if a score is NaN
 		c.holderWins = 0
 		return c.state
 	}
 	if c.holderWins++; c.holderWins > 2*c.holders {
-		h.enter(c, Filter, now)
-		c.until = now.Add(mostFilter)
+		h.setState(c, Filter, now)
+		c.filterUntil = now.Add(maxFilterTime)
 	}
 	return c.state
 }
 
-func (h *Hotspots) state(hash uint64) State {
+func (h *Hotspots) stateOf(hash uint64) State {
 	if c := h.classes[hash]; c != nil {
 		return c.state
 	}
@@ -208,13 +208,13 @@ func (h *Hotspots) state(hash uint64) State {
 }
 
 // enter changes the state of a class and records the change.
-func (h *Hotspots) enter(c *hotClass, to State, now time.Time) {
+func (h *Hotspots) setState(c *hotClass, to State, now time.Time) {
 	if c.state == to {
 		return
 	}
-	h.all.roll(bucketOf(now))
+	h.allRequests.advance(bucketOf(now))
 	h.changes = append(h.changes,
-		Change{Class: c.hash, To: to, Share: float64(c.seen.sum) / float64(max(1, h.Requests())), Holders: c.holders, K: c.holderWins})
+		Change{Class: c.hash, To: to, Share: float64(c.requests.sum) / float64(max(1, h.Requests())), Holders: c.holders, K: c.holderWins})
 	c.state = to
 	if to == OK {
 		c.holderWins = 0
@@ -230,15 +230,15 @@ func (h *Hotspots) Changes() []Change {
 
 // refresh ends filters whose time is over, without waiting for the next request of the class. It drops classes without a
 // request in the window.
-func (h *Hotspots) refresh(now time.Time) {
+func (h *Hotspots) endExpired(now time.Time) {
 	bucket := bucketOf(now)
-	h.all.roll(bucket)
+	h.allRequests.advance(bucket)
 	for hash, c := range h.classes {
-		c.seen.roll(bucket)
-		if c.seen.sum == 0 || c.filterOver(now) {
-			h.enter(c, OK, now)
+		c.requests.advance(bucket)
+		if c.requests.sum == 0 || c.filterOver(now) {
+			h.setState(c, OK, now)
 		}
-		if c.seen.sum == 0 {
+		if c.requests.sum == 0 {
 			delete(h.classes, hash)
 		}
 	}
@@ -246,7 +246,7 @@ func (h *Hotspots) refresh(now time.Time) {
 
 // States counts the classes by state.
 func (h *Hotspots) States(now time.Time) map[State]int {
-	h.refresh(now)
+	h.endExpired(now)
 	n := map[State]int{}
 	for _, c := range h.classes {
 		n[c.state]++
@@ -255,7 +255,7 @@ func (h *Hotspots) States(now time.Time) map[State]int {
 }
 
 // Requests is the number of requests in the window.
-func (h *Hotspots) Requests() int { return h.all.sum }
+func (h *Hotspots) Requests() int { return h.allRequests.sum }
 
 // HotspotClass is a watched class: requests that share a long prefix, and may overload the engines that hold it.
 type HotspotClass struct {
@@ -269,12 +269,12 @@ type HotspotClass struct {
 
 // List returns all classes that are watched, the most frequent first.
 func (h *Hotspots) List(now time.Time) []HotspotClass {
-	h.refresh(now)
+	h.endExpired(now)
 	list := make([]HotspotClass, 0, len(h.classes))
 	for _, c := range h.classes {
 		list = append(list, HotspotClass{
-			Class: strconv.FormatUint(c.hash, 16), State: c.state, Requests: c.seen.sum,
-			Share: float64(c.seen.sum) / float64(max(1, h.Requests())), Holders: c.holders, K: c.holderWins,
+			Class: strconv.FormatUint(c.hash, 16), State: c.state, Requests: c.requests.sum,
+			Share: float64(c.requests.sum) / float64(max(1, h.Requests())), Holders: c.holders, K: c.holderWins,
 		})
 	}
 	slices.SortFunc(list, func(a, b HotspotClass) int {

@@ -17,7 +17,7 @@ func crowd(n, own int) (*Hotspots, time.Time) {
 		if i < own {
 			class = hot
 		}
-		h.Arrive(now, class)
+		h.CountRequest(now, class)
 	}
 	return h, now
 }
@@ -39,14 +39,14 @@ func TestAClassIsAlarmedWhenItsShareExceedsThatOfItsHolders(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			h, now := crowd(tt.n, tt.own)
-			require.Equal(t, tt.want, h.Look(now, hot, tt.holders, tt.others))
+			require.Equal(t, tt.want, h.UpdateState(now, hot, tt.holders, tt.others))
 		})
 	}
 }
 
 func TestAnAlarmedClassIsFilteredWhenItStaysWithItsHolders(t *testing.T) {
 	h, now := crowd(100, 30)
-	require.Equal(t, Alarm, h.Look(now, hot, 2, 6))
+	require.Equal(t, Alarm, h.UpdateState(now, hot, 2, 6))
 	for i, stays := range []bool{true, true, true, true, false, true, true, true, true, true} {
 		rest := 1.0 // equal scores stay: ties go to the side with the cache
 		if !stays {
@@ -56,10 +56,10 @@ func TestAnAlarmedClassIsFilteredWhenItStaysWithItsHolders(t *testing.T) {
 		if i == 9 {
 			want = Filter
 		}
-		require.Equal(t, want, h.Weigh(now, hot, 1, rest), "request %d", i+1)
+		require.Equal(t, want, h.RecordScores(now, hot, 1, rest), "request %d", i+1)
 	}
 	// One more holds it now.
-	require.Equal(t, OK, h.Look(now, hot, 3, 5))
+	require.Equal(t, OK, h.UpdateState(now, hot, 3, 5))
 	require.Zero(t, h.classes[hot].holderWins)
 	var to []State
 	for _, change := range h.Changes() {
@@ -71,12 +71,12 @@ func TestAnAlarmedClassIsFilteredWhenItStaysWithItsHolders(t *testing.T) {
 
 func TestReplicationStopsAtTheClassesShare(t *testing.T) {
 	h, now := crowd(100, 60)
-	h.Look(now, hot, 2, 6)
+	h.UpdateState(now, hot, 2, 6)
 	for range 5 {
-		h.Weigh(now, hot, 0, 1)
+		h.RecordScores(now, hot, 0, 1)
 	}
 	holders, filtered := 2, 0
-	for h.Look(now, hot, holders, 8-holders) == Filter {
+	for h.UpdateState(now, hot, holders, 8-holders) == Filter {
 		filtered++
 		holders++ // each filtered request makes its target one
 	}
@@ -86,36 +86,36 @@ func TestReplicationStopsAtTheClassesShare(t *testing.T) {
 
 func TestAFilterEndsAfterItsTime(t *testing.T) {
 	h, now := crowd(100, 60)
-	h.Look(now, hot, 2, 6)
+	h.UpdateState(now, hot, 2, 6)
 	for range 5 {
-		h.Weigh(now, hot, 0, 1)
+		h.RecordScores(now, hot, 0, 1)
 	}
 	for later := time.Second; later < time.Minute; later += time.Second {
 		for i := range 4 { // the crowd goes on
-			h.Arrive(now.Add(later), hot*uint64(i&1))
+			h.CountRequest(now.Add(later), hot*uint64(i&1))
 		}
-		require.Equal(t, Filter, h.Look(now.Add(later), hot, 2, 6), "after %v", later)
+		require.Equal(t, Filter, h.UpdateState(now.Add(later), hot, 2, 6), "after %v", later)
 	}
-	require.Equal(t, OK, h.Look(now.Add(time.Minute), hot, 2, 6))
-	require.Equal(t, Alarm, h.Look(now.Add(time.Minute), hot, 2, 6), "and begins anew")
+	require.Equal(t, OK, h.UpdateState(now.Add(time.Minute), hot, 2, 6))
+	require.Equal(t, Alarm, h.UpdateState(now.Add(time.Minute), hot, 2, 6), "and begins anew")
 }
 
 func TestOnlyTheLastMinuteCounts(t *testing.T) {
 	h, now := crowd(100, 60)
-	require.Equal(t, 100, h.all.sum)
-	h.Arrive(now.Add(30*time.Second), hot)
-	require.Equal(t, Alarm, h.Look(now.Add(50*time.Second), hot, 2, 6))
-	require.Equal(t, OK, h.Look(now.Add(61*time.Second), hot, 2, 6))
-	require.Equal(t, 1, h.all.sum)
-	h.Look(now.Add(time.Hour), hot, 2, 6)
-	require.Zero(t, h.all.sum)
-	require.Zero(t, h.classes[hot].seen.sum)
+	require.Equal(t, 100, h.allRequests.sum)
+	h.CountRequest(now.Add(30*time.Second), hot)
+	require.Equal(t, Alarm, h.UpdateState(now.Add(50*time.Second), hot, 2, 6))
+	require.Equal(t, OK, h.UpdateState(now.Add(61*time.Second), hot, 2, 6))
+	require.Equal(t, 1, h.allRequests.sum)
+	h.UpdateState(now.Add(time.Hour), hot, 2, 6)
+	require.Zero(t, h.allRequests.sum)
+	require.Zero(t, h.classes[hot].requests.sum)
 }
 
 // Nobody looks at a class of which nothing comes any more.
 func TestAClassThatIsGoneIsNeitherAlarmedNorRemembered(t *testing.T) {
 	h, now := crowd(100, 60)
-	h.Look(now, hot, 2, 6)
+	h.UpdateState(now, hot, 2, 6)
 	require.Equal(t, 1, h.States(now)[Alarm])
 	require.Empty(t, h.States(now.Add(time.Hour)))
 	require.Empty(t, h.List(now.Add(time.Hour)))
@@ -126,41 +126,41 @@ func TestAClassThatIsGoneIsNeitherAlarmedNorRemembered(t *testing.T) {
 
 func TestAFilterEndsThoughNobodyIsFiltered(t *testing.T) {
 	h, now := crowd(100, 60)
-	h.Look(now, hot, 2, 6)
+	h.UpdateState(now, hot, 2, 6)
 	for range 5 {
-		h.Weigh(now, hot, 0, 1)
+		h.RecordScores(now, hot, 0, 1)
 	}
-	h.Arrive(now.Add(50*time.Second), hot)
+	h.CountRequest(now.Add(50*time.Second), hot)
 	require.Equal(t, 1, h.States(now.Add(59 * time.Second))[Filter])
 	require.Equal(t, map[State]int{OK: 1}, h.States(now.Add(time.Minute)))
 }
 
 func TestClassesAreBoundedAndTheFrequentStay(t *testing.T) {
 	h, now := NewHotspots(), time.Unix(1000, 0)
-	h.most = 8
+	h.maxClasses = 8
 	for n := range 5000 {
-		h.Arrive(now, hot)
-		h.Arrive(now, 1000+uint64(n)) // each only once
+		h.CountRequest(now, hot)
+		h.CountRequest(now, 1000+uint64(n)) // each only once
 		require.LessOrEqual(t, len(h.classes), 8)
 	}
-	require.Equal(t, 5000, h.classes[hot].seen.sum)
+	require.Equal(t, 5000, h.classes[hot].requests.sum)
 	require.Equal(t, "7", h.List(now)[0].Class)
 	require.InDelta(t, 0.5, h.List(now)[0].Share, 1e-3)
 }
 
 func TestAClassThatIsPushedOutIsNotFilteredAnyMore(t *testing.T) {
 	h, now := NewHotspots(), time.Unix(1000, 0)
-	h.most = 1
+	h.maxClasses = 1
 	for range 30 {
-		h.Arrive(now, hot)
+		h.CountRequest(now, hot)
 	}
-	h.Look(now, hot, 1, 7)
+	h.UpdateState(now, hot, 1, 7)
 	for range 3 {
-		h.Weigh(now, hot, 0, 1)
+		h.RecordScores(now, hot, 0, 1)
 	}
-	require.Equal(t, Filter, h.state(hot))
-	h.Arrive(now, 8)
-	require.Equal(t, OK, h.state(hot))
+	require.Equal(t, Filter, h.stateOf(hot))
+	h.CountRequest(now, 8)
+	require.Equal(t, OK, h.stateOf(hot))
 	changes := h.Changes()
 	require.Equal(t, OK, changes[len(changes)-1].To)
 }
@@ -170,7 +170,7 @@ func TestTheWindowMovesOnAfterTheClockWasSetBack(t *testing.T) {
 	h, now := NewHotspots(), time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
 	arrive := func(seconds int) {
 		for range seconds {
-			h.Arrive(now, 7)
+			h.CountRequest(now, 7)
 			now = now.Add(time.Second)
 		}
 	}

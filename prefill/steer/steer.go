@@ -12,7 +12,7 @@ type Overrides struct {
 
 // Overrule configures the mechanisms that may overrule a policy. A mechanism whose configuration does not change keeps its
 // state, as does Affinity if only its load factor changes.
-func (o *Overrides) Overrule(hotspots bool, a AffinityConfig) {
+func (o *Overrides) Configure(hotspots bool, a AffinityConfig) {
 	switch {
 	case !hotspots:
 		o.Hotspots = nil
@@ -22,9 +22,9 @@ func (o *Overrides) Overrule(hotspots bool, a AffinityConfig) {
 	switch {
 	case !a.Enabled:
 		o.Affinity = nil
-	case o.Affinity == nil || o.Affinity.ttl != a.TTL || o.Affinity.most != a.MaxKeys:
+	case o.Affinity == nil || o.Affinity.ttl != a.TTL || o.Affinity.maxSessions != a.MaxKeys:
 		o.Affinity = NewAffinity(a)
 	default:
-		o.Affinity.factor = a.LoadFactor
+		o.Affinity.loadFactor = a.LoadFactor
 	}
 }

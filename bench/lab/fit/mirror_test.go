@@ -79,7 +79,7 @@ func TestTheMirrorHasWhatOthersHold(t *testing.T) {
 	steps := stepsOf(t, wall, [2]int{150, 250}, [2]int{200, 400})
 	s := &policy.Snapshot{Workers: []policy.Worker{
 		{ID: 10, Up: true, Others: 50, Running: []policy.Request{{ID: 1, Prompt: 99, Generated: 1, Age: 1}}},
-		{ID: 11, Up: true, Others: 50, Running: []policy.Request{{ID: 2, Prompt: 249, Generated: 1, Age: 1, Away: 50}}},
+		{ID: 11, Up: true, Others: 50, Running: []policy.Request{{ID: 2, Prompt: 249, Generated: 1, Age: 1, KVElsewhere: 50}}},
 	}}
 	l := dispatcher.LogLine{Tick: 1, TimeMs: wall + 25, Group: "main", Policy: "br0", Snapshot: s}
 	m, err := CompareMirror(steps, write(t, "decisions.jsonl", string(l.AppendJSON(nil))), 0)

@@ -10,7 +10,7 @@ import (
 type Report struct {
 	Policy      string              `json:"policy"`
 	Assignments []policy.Assignment `json:"assignments"`
-	Left        []policy.Left       `json:"left"`
+	Left        []policy.Unplaced       `json:"left"`
 }
 
 // Decide runs one round of a policy on a snapshot as ReadSnapshot takes it.
@@ -44,5 +44,5 @@ func Decide(snapshotJSON []byte, policySpec string) (Report, error) {
 	}
 	assigned, left := policy.Explain(p, &s)
 	// never null
-	return Report{Policy: p.Name(), Assignments: append([]policy.Assignment{}, assigned...), Left: append([]policy.Left{}, left...)}, nil
+	return Report{Policy: p.Name(), Assignments: append([]policy.Assignment{}, assigned...), Left: append([]policy.Unplaced{}, left...)}, nil
 }

@@ -111,8 +111,8 @@ func TestALogLineReadsBackAsItWas(t *testing.T) {
 			RequestTokens: int64(whole(40_000, "tokens of a request")), RowTokens: int64(whole(40_000, "of the rank with most")),
 			Early: rapid.Bool().Draw(t, "early"),
 		}
-		if s.Mixed = rapid.Bool().Draw(t, "mixed"); s.Mixed {
-			s.OwnMs, s.Unbegun, s.PromptRate, s.RequestTokens = number("own"), number("unbegun"), number("rate"), int64(whole(1<<20, "request"))
+		if s.Aggregated = rapid.Bool().Draw(t, "mixed"); s.Aggregated {
+			s.OwnMs, s.NotStarted, s.PromptRate, s.RequestTokens = number("own"), number("unbegun"), number("rate"), int64(whole(1<<20, "request"))
 		}
 		slot := int32(0)
 		for id := range whole(3, "workers") {
@@ -127,9 +127,9 @@ func TestALogLineReadsBackAsItWas(t *testing.T) {
 			}
 			if n := len(w.Running); n > 0 && rapid.Bool().Draw(t, "strays") {
 				q := &w.Running[n-1]
-				q.Away = whole(q.Prompt+q.Generated, "away")
+				q.KVElsewhere = whole(q.Prompt+q.Generated, "away")
 			}
-			if s.Mixed {
+			if s.Aggregated {
 				w.Backlog = int64(whole(1<<30, "backlog"))
 			}
 			s.Workers = append(s.Workers, w)
@@ -139,7 +139,7 @@ func TestALogLineReadsBackAsItWas(t *testing.T) {
 				ID: uint64(id) + 1<<63, Prompt: whole(1<<20, "prompt"), Age: whole(1<<20, "age"), WaitMs: number("wait"),
 				Urgent: rapid.Bool().Draw(t, "urgent"), Express: rapid.Bool().Draw(t, "express"), Key: rapid.Uint64().Draw(t, "key"),
 			})
-			if s.Mixed {
+			if s.Aggregated {
 				var e policy.EntryDetails
 				e.HeldMs, e.UrgentInMs = -1, rapid.Float64Range(0, 1e9).Draw(t, "urgent in")
 				if rapid.Bool().Draw(t, "held") {

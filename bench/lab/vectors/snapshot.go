@@ -168,16 +168,16 @@ const maxCost = 1000
 func (in *snapshotJSON) snapshot() (policy.Snapshot, error) {
 	s := policy.Snapshot{
 		MaxAgeMs: float32(deref(in.MaxAgeMs)),
-		StepMs:   in.StepMs, C0Ms: in.C0Ms, C1Ms: in.C1Ms, Budget: in.Budget, RequestTokens: in.Request, RowTokens: in.Row, Mixed: in.Mixed,
+		StepMs:   in.StepMs, C0Ms: in.C0Ms, C1Ms: in.C1Ms, Budget: in.Budget, RequestTokens: in.Request, RowTokens: in.Row, Aggregated: in.Mixed,
 		Early: in.Early,
 	}
 	if in.Request < 0 || in.Row < 0 {
 		return s, errors.New("request_tokens and row_tokens cannot be negative")
 	}
 	if in.Mixed {
-		s.OwnMs, s.Unbegun, s.PromptRate = in.OwnMs, -1, -1
+		s.OwnMs, s.NotStarted, s.PromptRate = in.OwnMs, -1, -1
 		if in.Unbegun != nil && in.PromptRate != nil {
-			s.Unbegun, s.PromptRate = *in.Unbegun, *in.PromptRate
+			s.NotStarted, s.PromptRate = *in.Unbegun, *in.PromptRate
 		}
 	}
 	if len(in.Outputs) > 0 {
@@ -208,7 +208,7 @@ func (in *snapshotJSON) snapshot() (policy.Snapshot, error) {
 				age = *r.Age
 			}
 			q := policy.Request{
-				Prompt: r.Prompt, Generated: r.Generated, Age: age, Away: r.Away, Rhat: r.Rhat, Key: r.Key,
+				Prompt: r.Prompt, Generated: r.Generated, Age: age, KVElsewhere: r.Away, Rhat: r.Rhat, Key: r.Key,
 				ID: deref(r.ID), Slot: deref(r.Slot),
 			}
 			if r.ID == nil { // policies tell requests apart by these two

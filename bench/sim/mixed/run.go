@@ -249,7 +249,7 @@ func (s *Run) letGo() {
 		now := s.Instant(s.Now)
 		s.pooled++
 		s.Apply(board.Enqueue{
-			Entry: &board.Entry{ID: uint64(job) + 1, Model: model, Mixed: true, Prompt: int(s.length(q)), Arrival: now, Entered: now},
+			Entry: &board.Entry{ID: uint64(job) + 1, Model: model, Aggregated: true, Prompt: int(s.length(q)), Arrival: now, Entered: now},
 			Hits:  s.hits(q),
 		}, s.Now)
 		if s.Route != nil { // it knows of those before

@@ -217,7 +217,7 @@ func (r *replica) admit(j *job) int {
 	r.cache.SetCapacity(r.slot, r.room())
 	match := r.cache.Match(r.s.match, j.r.keys)
 	r.s.match = match
-	j.hit = index.Usable(int(match[r.slot.N])*blockTokens, j.r.tokens, blockTokens)
+	j.hit = index.UsableHit(int(match[r.slot.N])*blockTokens, j.r.tokens, blockTokens)
 	r.cache.Insert(r.slot, j.r.keys)
 	r.batch = append(r.batch, j)
 	r.tokens += j.need()

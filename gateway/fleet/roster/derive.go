@@ -104,12 +104,12 @@ func (d *deriving) addToGroup(e *Engine, w board.Worker) {
 		index = len(d.p.Candidates)
 		d.p.Candidates = append(d.p.Candidates, prefill.Candidate{
 			ID: id, Instance: id, Target: e.At(-1), Profile: e.Profile, Hardware: e.Conf.Profile, Region: e.otherRegion, Board: e.board,
-			Mixed: true,
+			Aggregated: true,
 		})
 	}
 	c := &d.p.Candidates[index]
 	c.Live = c.Live || w.Up
-	c.Late = c.Late || w.Awaited
+	c.AnswersLate = c.AnswersLate || w.Awaited
 	for _, m := range e.Status.Models {
 		if !slices.Contains(c.Models, m.ID) {
 			c.Models = append(c.Models, m.ID)
@@ -124,8 +124,8 @@ func (d *deriving) candidate(e *Engine, rank int, state RankState) prefill.Candi
 	c := prefill.Candidate{
 		ID: id, Instance: e.Key(), Target: e.At(rank), Profile: e.Profile,
 		Hardware: e.Conf.Profile, CapacityTokens: cmp.Or(e.Profile.KVTokensPerRank, e.Capacity(rank)), Region: e.otherRegion,
-		Limit: e.limit(slowProbes),
-		Live:  state.in(Up, Starting), Late: state.awaited(),
+		ProbeLimit: e.limit(slowProbes),
+		Live:  state.in(Up, Starting), AnswersLate: state.awaited(),
 	}
 	_, c.Decodes = d.r.engines[Decode+" "+e.ID] // an engine that does both is there twice, once in each role
 	for _, m := range e.Status.Models {
@@ -254,8 +254,8 @@ func (d *deriving) addRoutes(e *Engine, up bool) {
 func onlyWhereDecoded(candidates []prefill.Candidate, workers []board.Worker) {
 	for i := range candidates {
 		c := &candidates[i]
-		inService := c.Live || c.Late
-		if !inService || c.Mixed { // a mixed candidate decodes by itself
+		inService := c.Live || c.AnswersLate
+		if !inService || c.Aggregated { // a mixed candidate decodes by itself
 			continue
 		}
 		up, awaited := false, false // whether a decode rank for the candidate takes requests, and whether requests wait for one
@@ -268,9 +268,9 @@ func onlyWhereDecoded(candidates []prefill.Candidate, workers []board.Worker) {
 		switch {
 		case c.Region != "":
 			c.Live = up && c.Live
-			c.Late = up && c.Late || !up && awaited
+			c.AnswersLate = up && c.AnswersLate || !up && awaited
 		case awaited && !up && !c.Profile.Early():
-			c.Live, c.Late = false, true
+			c.Live, c.AnswersLate = false, true
 		}
 	}
 }
@@ -279,7 +279,7 @@ func onlyWhereDecoded(candidates []prefill.Candidate, workers []board.Worker) {
 // ones, which do only one of the two. kind is the preferred kind. Prefill engines whose KV no rank would fetch always come second. Without
 // an aggregated engine, prefer does nothing.
 func prefer(kind string, candidates []prefill.Candidate, workers []board.Worker) {
-	mixed := func(c prefill.Candidate) bool { return c.Mixed }
+	mixed := func(c prefill.Candidate) bool { return c.Aggregated }
 	if !slices.ContainsFunc(candidates, mixed) {
 		return
 	}
@@ -287,17 +287,17 @@ func prefer(kind string, candidates []prefill.Candidate, workers []board.Worker)
 	for i := range workers {
 		decodes[workers[i].Model] = decodes[workers[i].Model] || workers[i].Up
 	}
-	serves := func(c *prefill.Candidate) bool { return c.Live && (c.Mixed || decodes[c.Board]) }
+	serves := func(c *prefill.Candidate) bool { return c.Live && (c.Aggregated || decodes[c.Board]) }
 	servedByPreferred := func(model string) bool { // some engine of the preferred kind serves the model
 		return slices.ContainsFunc(candidates, func(c prefill.Candidate) bool {
-			return c.Mixed == (kind == config.PreferAggregated) && serves(&c) && slices.Contains(c.Models, model)
+			return c.Aggregated == (kind == config.PreferAggregated) && serves(&c) && slices.Contains(c.Models, model)
 		})
 	}
 	for i := range candidates {
 		c := &candidates[i]
-		preferred := c.Mixed == (kind == config.PreferAggregated)
-		c.Idle = !serves(c)
-		c.Fallback = c.Idle || !preferred && slices.ContainsFunc(c.Models, servedByPreferred)
+		preferred := c.Aggregated == (kind == config.PreferAggregated)
+		c.NoDecodeRank = !serves(c)
+		c.Fallback = c.NoDecodeRank || !preferred && slices.ContainsFunc(c.Models, servedByPreferred)
 	}
 }
 

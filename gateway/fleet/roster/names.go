@@ -48,7 +48,7 @@ func onlyWhereListed(candidates []prefill.Candidate, regions, groups map[string]
 	for i := range candidates {
 		c := &candidates[i]
 		r := regions[c.Region]
-		if c.Mixed {
+		if c.Aggregated {
 			r = groups[c.ID]
 		}
 		if r == nil || len(r.all) == 0 {
@@ -106,7 +106,7 @@ func halves(routes map[string]Route, engines []*Engine) {
 // BoardFor returns the board whose ranks decode a request for a model after the prefill engine c: the board of c's base model if ranks of
 // that board list the model, or another board of the region whose ranks list the model.
 func (p *Snapshot) BoardFor(c prefill.Candidate, model, region string) string {
-	if c.Mixed { // the candidate is a group of ranks that also decode
+	if c.Aggregated { // the candidate is a group of ranks that also decode
 		return c.Board
 	}
 	found := ""

@@ -77,7 +77,7 @@ func TestRequestsWaitForWhatIsPaused(t *testing.T) {
 	s.tell(PauseBegun{Path: "/pause"})
 	prefills, decodes := s.Up()
 	require.Equal(t, [2]int{1, 1}, [2]int{prefills, decodes}, "requests are let in")
-	require.True(t, s.Candidates[0].Late && !s.Candidates[0].Live && s.Workers[0].Awaited && !s.Workers[0].Up && !s.Workers[0].Down)
+	require.True(t, s.Candidates[0].AnswersLate && !s.Candidates[0].Live && s.Workers[0].Awaited && !s.Workers[0].Up && !s.Workers[0].Down)
 	for _, name := range []string{"p1", "d2"} {
 		is := s.status(name)
 		require.Equal(t, "halted", is.State)

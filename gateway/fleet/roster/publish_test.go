@@ -162,7 +162,7 @@ func TestTheBoardOfAHandOffIsThatOfItsBaseModel(t *testing.T) {
 	}
 	s.steps("d3 up other n x") // the same model, with its names in another order
 	require.Equal(t, "other", of(1, "n"), "the only one that lists it")
-	require.Equal(t, "b", s.BoardFor(prefill.Candidate{Mixed: true, Board: "b"}, "x", ""))
+	require.Equal(t, "b", s.BoardFor(prefill.Candidate{Aggregated: true, Board: "b"}, "x", ""))
 }
 
 // Prompts wait before their prefill while no decode rank takes any, and go to another region that has one.
@@ -189,7 +189,7 @@ func TestPromptsWaitWhereDecodeIsHalted(t *testing.T) {
 			c := []prefill.Candidate{{Models: []string{"m"}, Region: row.region, Live: true, Profile: profile}}
 			elsewhere := board.Worker{Model: BoardIn("m", "us"), Up: true}
 			onlyWhereDecoded(c, append(row.workers, elsewhere))
-			require.Equal(t, [2]bool{row.live, row.late}, [2]bool{c[0].Live, c[0].Late})
+			require.Equal(t, [2]bool{row.live, row.late}, [2]bool{c[0].Live, c[0].AnswersLate})
 		})
 	}
 }

@@ -93,10 +93,10 @@ func TestNothingIsPublishedThatItsStateForbids(t *testing.T) {
 				require.Equal(rt, !there || now != id, rank.State == Absent, "%s is %s", rank.Target.ID, rank.State)
 			}
 			for _, c := range s.Candidates {
-				require.False(rt, c.Live && c.Late && !c.Mixed, c.ID)
+				require.False(rt, c.Live && c.AnswersLate && !c.Aggregated, c.ID)
 				if e := s.engines[c.Instance]; e != nil {
 					require.True(rt, !c.Live || e.state.in(Up, Starting), "%s is %s", c.ID, e.state)
-					require.True(rt, !c.Late || e.state.awaited() || e.state == Up, "%s is %s", c.ID, e.state)
+					require.True(rt, !c.AnswersLate || e.state.awaited() || e.state == Up, "%s is %s", c.ID, e.state)
 				}
 			}
 			prefills, decodes := s.Up()

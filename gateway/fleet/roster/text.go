@@ -12,8 +12,8 @@ func (p *Snapshot) Text() (lines []string) {
 	for i := range p.Candidates {
 		c := &p.Candidates[i]
 		lines = append(lines,
-			words("prefill", c.ID, c.Board, list(c.Models), is("live", c.Live), is("late", c.Late), is("second", c.Fallback), is("idle", c.Idle),
-				is("behind="+list(c.FallbackFor), len(c.FallbackFor) > 0), is(fmt.Sprint("limit=", c.Limit), c.Limit > 0)))
+			words("prefill", c.ID, c.Board, list(c.Models), is("live", c.Live), is("late", c.AnswersLate), is("second", c.Fallback), is("idle", c.NoDecodeRank),
+				is("behind="+list(c.FallbackFor), len(c.FallbackFor) > 0), is(fmt.Sprint("limit=", c.ProbeLimit), c.ProbeLimit > 0)))
 	}
 	for i := range p.Workers {
 		w := &p.Workers[i]
